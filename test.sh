@@ -17,7 +17,7 @@
 #               client, too
 #   fuzz        each fuzz target for FUZZTIME (5s)
 #   quickstart  examples/quickstart proves that KV is reused, and sees when it is not
-#   bench       examples/bench, short: all answers checked, no figure beyond twice its target
+#   bench       examples/bench, short: all responses checked, no figure beyond twice its target
 #   install     real vLLM engines into .engines, once: some minutes and 3 GB (only with -real)
 #   real        examples/engines proves reuse with them, and plays the faults (only with -real)
 #

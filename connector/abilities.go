@@ -46,7 +46,7 @@ type Expecter interface {
 	Expect(s *Session) (wait func(context.Context) (Event, error), done func(error))
 }
 
-// Response is an answer to the client that did not come from a decode leg.
+// Response is a response to the client that did not come from a decode leg.
 type Response struct {
 	Body   []byte   // for a client that did not ask for a stream
 	Events [][]byte // data of the server-sent events for one that did
@@ -84,9 +84,9 @@ type Item struct {
 // Encoder adds an encode stage before the legs (EPD). The flow sends one leg for each distinct item to the encode
 // engines that the picker named. If one of them fails, the request fails.
 type Encoder interface {
-	Items(s *Session) []Item                           // none: no encode stage
-	Encode(s *Session, i Item, leg *Leg) error         // edits an item's leg
-	Merge(s *Session, answers []json.RawMessage) error // keeps the responses, in the order of Items, for the legs
+	Items(s *Session) []Item                             // none: no encode stage
+	Encode(s *Session, i Item, leg *Leg) error           // edits an item's leg
+	Merge(s *Session, responses []json.RawMessage) error // keeps the responses, in the order of Items, for the legs
 }
 
 // RequestChecker checks requests before the picker chooses engines. Its error decides:

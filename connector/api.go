@@ -121,7 +121,7 @@ func (a API) Path() string { return a.info().path }
 // PromptMember returns the top-level member that holds the prompt.
 func (a API) PromptMember() string { return a.info().prompt }
 
-// Limit returns the path of the member that limits the answer's tokens, outermost first.
+// Limit returns the path of the member that limits the response's tokens, outermost first.
 func (a API) Limit() []string {
 	if i := a.info(); i.sampling != "" {
 		return []string{i.sampling, i.limit}
@@ -133,9 +133,9 @@ func (a API) Limit() []string {
 // APIs a response repeats JSON made by the client or the model, which may look like a finish reason.
 func (a API) Guarded() bool { return a.info().guarded }
 
-// ListAnswer reports whether body is the list of responses that this API gives to a list of prompts (SGLang's
+// ListResponse reports whether body is the list of responses that this API gives to a list of prompts (SGLang's
 // /generate). All other responses are one JSON object.
-func (a API) ListAnswer(body []byte) bool {
+func (a API) ListResponse(body []byte) bool {
 	body = bytes.TrimLeft(body, " \t\r\n")
 	return a == APISGLang && len(body) > 0 && body[0] == '[' && json.Valid(body)
 }

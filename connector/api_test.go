@@ -58,10 +58,10 @@ func TestAnAPIOutOfRangeIsUnknown(t *testing.T) {
 	}
 }
 
-// The answers are cut from recorded ones: nixl/11 (P with a warm cache), 12, 22, 24, 23 of vLLM 0.32.0; the last one is
-// SGLang's shape.
+// The responses are cut from recorded ones: nixl/11 (P with a warm cache), 12, 22, 24, 23 of vLLM 0.32.0; the last one
+// is SGLang's shape.
 func TestUsageIsReadWhereEachAPIReportsIt(t *testing.T) {
-	for api, answer := range map[connector.API]string{
+	for api, response := range map[connector.API]string{
 		connector.APIChat: `{"usage":{"prompt_tokens":7,"total_tokens":10,"completion_tokens":3,` +
 			`"prompt_tokens_details":{"cached_tokens":5,"created_cache_tokens":null}}}`,
 		connector.APICompletions: `{"usage":{"prompt_tokens":7,"total_tokens":10,"completion_tokens":3,` +
@@ -75,9 +75,9 @@ func TestUsageIsReadWhereEachAPIReportsIt(t *testing.T) {
 		connector.APISGLang: `{"meta_info":{"prompt_tokens":7,"completion_tokens":3,"cached_tokens":5}}`,
 	} {
 		u := api.Usage()
-		assert.EqualValues(t, 7, gjson.Get(answer, u.Prompt).Int(), "%v prompt", api)
-		assert.EqualValues(t, 3, gjson.Get(answer, u.Completion).Int(), "%v completion", api)
-		assert.EqualValues(t, 5, gjson.Get(answer, u.Cached).Int(), "%v cached", api)
+		assert.EqualValues(t, 7, gjson.Get(response, u.Prompt).Int(), "%v prompt", api)
+		assert.EqualValues(t, 3, gjson.Get(response, u.Completion).Int(), "%v completion", api)
+		assert.EqualValues(t, 5, gjson.Get(response, u.Cached).Int(), "%v cached", api)
 	}
 }
 
@@ -165,9 +165,9 @@ func anyValue(name string) string {
 // SGLang answers a list of prompts with a list. Every other whole response is an object.
 func TestOnlySGLangAnswersWithAList(t *testing.T) {
 	for _, a := range connector.APIs() {
-		assert.Equal(t, a == connector.APISGLang, a.ListAnswer([]byte(" [{\"text\":\"a\"}]")), a.String())
+		assert.Equal(t, a == connector.APISGLang, a.ListResponse([]byte(" [{\"text\":\"a\"}]")), a.String())
 		for _, bad := range []string{``, `{}`, `[`, `[1,]`, `"[]"`} {
-			assert.False(t, a.ListAnswer([]byte(bad)), bad)
+			assert.False(t, a.ListResponse([]byte(bad)), bad)
 		}
 	}
 }

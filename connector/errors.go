@@ -9,7 +9,7 @@ import (
 
 // ErrNoTransfer says that P answered, but its response holds no usable handoff: it is absent, null, of the wrong type
 // or incomplete. Real engines die of such handoffs, so decode must never get one.
-var ErrNoTransfer = errors.New("no usable KV handoff in the prefill answer")
+var ErrNoTransfer = errors.New("no usable KV handoff in the prefill response")
 
 // ErrUnknown says that no connector is registered under a name.
 var ErrUnknown = errors.New("unknown connector")

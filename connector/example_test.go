@@ -101,9 +101,9 @@ func Example() {
 	}
 	printBody("P gets", prefill)
 
-	answer := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{"shelf_stored":true}`), time.Now())
+	response := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{"shelf_stored":true}`), time.Now())
 	decode := connector.NewLeg(request)
-	if err := c.Decode(context.Background(), session, answer, decode); err != nil {
+	if err := c.Decode(context.Background(), session, response, decode); err != nil {
 		log.Fatal(err)
 	}
 	printBody("D gets", decode)
@@ -121,15 +121,15 @@ func printBody(who string, leg *connector.Leg) {
 	fmt.Printf("%s %s\n", who, body)
 }
 
-// An answer of P without a usable handoff is ErrNoTransfer: the flow then never sends the decode leg.
+// A response of P without a usable handoff is ErrNoTransfer: the flow then never sends the decode leg.
 func ExampleNoTransfer() {
 	request, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"Hello"}`))
 	if err != nil {
 		log.Fatal(err)
 	}
 	session := connector.NewSession(request, "request-1", discovery.Endpoint{}, discovery.Endpoint{})
-	answer := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{"shelf_stored":false}`), time.Now())
-	err = (&shelf{store: "north"}).Decode(context.Background(), session, answer, connector.NewLeg(request))
+	response := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{"shelf_stored":false}`), time.Now())
+	err = (&shelf{store: "north"}).Decode(context.Background(), session, response, connector.NewLeg(request))
 	fmt.Println(errors.Is(err, connector.ErrNoTransfer))
 	// Output:
 	// true

@@ -46,7 +46,7 @@ func FuzzLegs(f *testing.F) {
 	require.NoError(f, err)
 	h, err := plainhttp.New(nil)
 	require.NoError(f, err)
-	answer := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{"kv_transfer_params":`+fuzzHandoff+`}`),
+	response := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{"kv_transfer_params":`+fuzzHandoff+`}`),
 		time.Now())
 
 	f.Fuzz(func(t *testing.T, apiByte byte, body []byte) {
@@ -61,16 +61,16 @@ func FuzzLegs(f *testing.F) {
 			_ = connector.CheckRequest(c, s.Request)
 			prefill, decode := connector.NewLeg(r), connector.NewLeg(r)
 			require.NoError(t, c.Prefill(context.Background(), s, prefill))
-			require.NoError(t, c.Decode(context.Background(), s, answer, decode))
-			checkFuzzedLeg(t, r, c, prefill, answer)
-			checkFuzzedLeg(t, r, c, decode, answer)
+			require.NoError(t, c.Decode(context.Background(), s, response, decode))
+			checkFuzzedLeg(t, r, c, prefill, response)
+			checkFuzzedLeg(t, r, c, decode, response)
 		}
 		require.Equal(t, before, body, "the client's body is never written to")
 	})
 }
 
 func checkFuzzedLeg(t *testing.T, r *connector.Request, c connector.KVConnector, leg *connector.Leg,
-	answer *connector.PrefillResult) {
+	response *connector.PrefillResult) {
 	t.Helper()
 	out, err := leg.Body()
 	if r.API.Path() == "" && err != nil {
@@ -89,7 +89,7 @@ func checkFuzzedLeg(t *testing.T, r *connector.Request, c connector.KVConnector,
 		require.False(t, ok, name)
 	}
 	params, ok := d.Get("kv_transfer_params")
-	handoff, _ := answer.Field("kv_transfer_params")
+	handoff, _ := response.Field("kv_transfer_params")
 	switch {
 	case c.Traits().Name == "http":
 		require.False(t, ok)

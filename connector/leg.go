@@ -194,7 +194,7 @@ func (l *Leg) LimitTokens(n int) {
 	}
 	i := l.req.API.info()
 	if i.limit == "" {
-		l.fail(errors.New("the client API is unknown, so that its answer cannot be limited"))
+		l.fail(errors.New("the client API is unknown, so that its response cannot be limited"))
 		return
 	}
 	if i.sampling != "" {
@@ -217,8 +217,8 @@ func (l *Leg) NoStream() {
 	l.Delete("stream_options")
 }
 
-// SingleAnswer asks for one choice without log probabilities and without echo: D serves what else the client wants.
-func (l *Leg) SingleAnswer() {
+// SingleChoice asks for one choice without log probabilities and without echo: D serves what else the client wants.
+func (l *Leg) SingleChoice() {
 	i := l.req.API.info()
 	for _, name := range i.singular {
 		if _, ok := l.req.sampling(name); !ok {
@@ -264,7 +264,7 @@ func (l *Leg) DropThinkingBudget() {
 func (l *Leg) Normalize() {
 	l.LimitTokens(1)
 	l.NoStream()
-	l.SingleAnswer()
+	l.SingleChoice()
 }
 
 // EndByLength makes a normalized prefill leg end with the reason "length", whatever its first token is: it drops stop

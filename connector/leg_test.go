@@ -81,7 +81,7 @@ func TestLegsOfChat(t *testing.T) {
 		{"stream_options goes although the client did not stream",
 			`{"stream":false,"stream_options":{"include_usage":true},"messages":[]}`,
 			`{"stream":false,"messages":[],"max_tokens":1}`, ""},
-		{"one answer: n and best_of become 1 where they are given",
+		{"one response: n and best_of become 1 where they are given",
 			`{"messages":[],"n":3,"best_of":4}`, `{"messages":[],"n":1,"best_of":1,"max_tokens":1,"stream":false}`, ""},
 		{"n of null stays null",
 			`{"messages":[],"n":null}`, `{"messages":[],"n":null,"max_tokens":1,"stream":false}`, ""},

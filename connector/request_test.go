@@ -224,7 +224,7 @@ func TestUnsupported(t *testing.T) {
 	}
 }
 
-func TestSeveralAnswersCannotShareASingleUseHandoff(t *testing.T) {
+func TestSeveralResponsesCannotShareASingleUseHandoff(t *testing.T) {
 	for _, c := range []struct {
 		api          connector.API
 		body, member string

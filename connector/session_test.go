@@ -130,7 +130,7 @@ func TestPrefillResultShowsFieldsOnlyOfOneObject(t *testing.T) {
 	}
 	var none *connector.PrefillResult
 	_, ok = none.Field("a")
-	assert.False(t, ok, "there is no answer yet")
+	assert.False(t, ok, "there is no response yet")
 }
 
 func TestOrderNames(t *testing.T) {

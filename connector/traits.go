@@ -5,6 +5,7 @@ package connector
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -61,6 +62,26 @@ type Attribute struct {
 	Name   string
 	Role   discovery.Role // the role of the engines that must have it: prefill, decode, or both
 	Remedy string         // what to write, for the reader of the error that it is missing
+}
+
+// Check returns an error if the declaration cannot be kept to, whatever the connector does.
+func (t *Traits) Check() error {
+	if t.Name == "" || t.Name != strings.ToLower(t.Name) {
+		return fmt.Errorf("Traits.Name is %q: write a name in lower case", t.Name)
+	}
+	members := slices.Concat(t.Members, t.Carries)
+	if t.Handoff.Member != "" {
+		members = append(members, t.Handoff.Member)
+	}
+	for _, member := range members {
+		if slices.Contains(strings.Split(member, "."), "") {
+			return fmt.Errorf("a member %q in Traits: write names with one dot between them", member)
+		}
+	}
+	if t.Lease < 0 {
+		return errors.New("Traits.Lease is negative: write 0 for a handoff that does not age")
+	}
+	return errors.Join(t.Timeouts.Check(), t.Retry.Check())
 }
 
 // CarriesAPI reports whether the protocol supports a client API.

@@ -6,8 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -59,7 +61,7 @@ func TestWhatTwoEnginesCannotCarryFollowsFromTheDeclaration(t *testing.T) {
 		{"and no others", connector.Traits{APIs: []connector.API{connector.APISGLang}}, connector.APIChat, `{}`,
 			"messages"},
 		{"a handoff is single use unless it is said", connector.Traits{}, connector.APIChat, `{"n":2}`, "n"},
-		{"several answers share one for many", connector.Traits{MultiUse: true}, connector.APIChat, `{"n":2}`, ""},
+		{"several choices share one for many", connector.Traits{MultiUse: true}, connector.APIChat, `{"n":2}`, ""},
 		{"several prompts", connector.Traits{}, connector.APICompletions,
 			`{"prompt":["a","b"],"echo":true,"logprobs":1}`, "prompt"},
 		{"what is carried is not in the way", connector.Traits{Carries: []string{"prompt"}}, connector.APICompletions,
@@ -226,5 +228,26 @@ func TestWithoutCostsNothingWhereThereIsNothingToStrip(t *testing.T) {
 		`{"vllm_xargs":{"a":1},"a":{"b":1},"sampling_params":{"n":1}}`} {
 		r := parse(t, connector.APIChat, body)
 		assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = r.Without(members) }), body)
+	}
+}
+
+func TestADeclarationThatCannotBeKeptToIsRefused(t *testing.T) {
+	good := connector.Traits{Name: "ticket", Members: []string{"a.b", "c"}, Handoff: connector.Handoff{Member: "c.d"}}
+	require.NoError(t, good.Check())
+	for want, edit := range map[string]func(*connector.Traits){
+		"Name":          func(t *connector.Traits) { t.Name = "" },
+		"lower case":    func(t *connector.Traits) { t.Name = "Ticket" },
+		`member ""`:     func(t *connector.Traits) { t.Members = append(t.Members, "") },
+		`member "a..b"`: func(t *connector.Traits) { t.Members = []string{"a..b"} },
+		`member ".n"`:   func(t *connector.Traits) { t.Carries = []string{".n"} },
+		`member "c."`:   func(t *connector.Traits) { t.Handoff.Member = "c." },
+		"Lease":         func(t *connector.Traits) { t.Lease = -1 },
+		"timeout":       func(t *connector.Traits) { t.Timeouts.Prefill = -time.Second },
+		"MaxAttempts":   func(t *connector.Traits) { t.Retry.MaxAttempts = -1 },
+	} {
+		bad := good
+		bad.Members = slices.Clone(good.Members)
+		edit(&bad)
+		require.ErrorContains(t, bad.Check(), want)
 	}
 }

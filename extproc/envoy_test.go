@@ -153,9 +153,9 @@ func TestErrorsAreThoseOfServeHTTP(t *testing.T) {
 			w.flow.ServeHTTP(direct, r)
 			require.Equal(t, c.want, direct.Code)
 
-			status, got, answer := ask(t, w.envoy()+path, body, header...)
+			status, got, response := ask(t, w.envoy()+path, body, header...)
 			assert.Equal(t, c.want, status)
-			assert.JSONEq(t, direct.Body.String(), answer)
+			assert.JSONEq(t, direct.Body.String(), response)
 			for _, name := range []string{"Content-Type", "Content-Length", "X-Request-Id", "X-Pd-Mode",
 				"Retry-After"} {
 				assert.Equal(t, direct.Header().Get(name), got.Get(name), name)

@@ -153,7 +153,7 @@ func (x *exchange) take(step *pdflow.Step) (*pdflow.Error, error) {
 var (
 	// errLate: prefill failed and the flow has begun to try another pair, but Envoy cannot be given a second decode
 	// leg.
-	errLate = &pdflow.Error{Code: pdflow.CodePrefillFailed, Leg: pdflow.LegPrefill, Phase: "answer",
+	errLate = &pdflow.Error{Code: pdflow.CodePrefillFailed, Leg: pdflow.LegPrefill, Phase: "response",
 		Message: "the prefill engine failed while decode was waiting for it"}
 	// errStream: the flow must read decode's response, and Envoy takes a response of the server's only whole.
 	errStream = &pdflow.Error{Code: pdflow.CodeUnsupported, Param: "stream",
@@ -194,8 +194,8 @@ func (x *exchange) whole(resp *pdflow.Response) error {
 	w.status = resp.Status
 	n, err := io.Copy(&w.body, io.LimitReader(resp.Body, x.s.maxBody+1))
 	if err == nil && n > x.s.maxBody {
-		err = &pdflow.Error{Code: pdflow.CodeDecodeFailed, Leg: pdflow.LegDecode, Phase: "answer",
-			Message: "the decode engine's answer is too large"}
+		err = &pdflow.Error{Code: pdflow.CodeDecodeFailed, Leg: pdflow.LegDecode, Phase: "response",
+			Message: "the decode engine's response is too large"}
 	}
 	if err != nil {
 		return x.fail(err)

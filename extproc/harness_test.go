@@ -72,7 +72,7 @@ func (w *world) start(c connector.KVConnector, prefill, decode string, attribute
 	var running sync.WaitGroup
 	running.Go(func() { _ = set.Run(ctx) })
 	t.Cleanup(func() { cancel(); running.Wait() })
-	w.flow, err = pdflow.New(c, pick.New(set, pick.RoundRobin()), append(opts, pdflow.WithObserver(w))...)
+	w.flow, err = pdflow.New(c, pick.New(set, pick.RoundRobin()), append(opts, pdflow.WithObserver(pdflow.Observer{SessionEnd: w.SessionEnd}))...)
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, w.flow.Shutdown(context.Background()), "every request has been ended") })
 	w.serve()
@@ -97,8 +97,6 @@ func (w *world) serve() {
 	go func() { defer close(ended); _ = g.Serve(ln) }()
 	w.t.Cleanup(func() { g.Stop(); <-ended; _ = send.Close() })
 }
-
-func (w *world) SessionStart(context.Context, *connector.Session) {}
 
 func (w *world) SessionEnd(_ context.Context, o *pdflow.Outcome) {
 	w.mu.Lock()

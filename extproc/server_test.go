@@ -324,7 +324,7 @@ func TestALongStreamIsNotForgotten(t *testing.T) {
 			return e
 		}
 		pair := picked{Prefill: endpoint(discovery.RolePrefill), Decode: endpoint(discovery.RoleDecode)}
-		flow, err := pdflow.New(&fake{}, pair, pdflow.WithObserver(w))
+		flow, err := pdflow.New(&fake{}, pair, pdflow.WithObserver(pdflow.Observer{SessionEnd: w.SessionEnd}))
 		require.NoError(t, err)
 		w.flow = flow
 		send := roundTrip(func(r *http.Request) (*http.Response, error) {

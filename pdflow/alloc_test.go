@@ -21,18 +21,18 @@ import (
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
-// stubs answers both legs without a network. Its own allocations are measured apart and subtracted.
+// stubs answers both legs without a network. BenchmarkStubs measures its own allocations, which are subtracted.
 type stubs struct{}
 
 var (
-	prefillAnswer = []byte(`{"id":"cmpl-1","object":"text_completion","choices":[{"index":0,"text":"a",` +
+	prefillResponse = []byte(`{"id":"cmpl-1","object":"text_completion","choices":[{"index":0,"text":"a",` +
 		`"finish_reason":"length"}],"usage":{"prompt_tokens":240,"total_tokens":241,"completion_tokens":1},` +
 		`"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[13,14,15,16,17,` +
 		`18,19,20]],"remote_engine_id":"e3e63b5c-0c22-4617-8345-a0ce1bca7526",` +
 		`"remote_request_id":"cmpl-1-0-aebcdc41","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1,` +
 		`"dcp_size":1,"pp_size":1,"remote_num_tokens":240,"remote_blocks_expiry_time":null,"transfer_mode":"pull",` +
 		`"remote_prefill_cached_tokens":0}}`)
-	decodeAnswer = []byte(`{"id":"cmpl-1","object":"text_completion","choices":[{"index":0,"text":"` +
+	decodeResponse = []byte(`{"id":"cmpl-1","object":"text_completion","choices":[{"index":0,"text":"` +
 		strings.Repeat("abc ", 20) + `","finish_reason":"length"}]}`)
 	jsonHeader = http.Header{"Content-Type": {"application/json"}}
 )
@@ -43,9 +43,9 @@ func (stubs) RoundTrip(r *http.Request) (*http.Response, error) {
 	if n != r.ContentLength {
 		return nil, io.ErrUnexpectedEOF
 	}
-	body := decodeAnswer
+	body := decodeResponse
 	if r.URL.Host == "p:1" {
-		body = prefillAnswer
+		body = prefillResponse
 	}
 	return &http.Response{StatusCode: 200, Header: jsonHeader, Body: io.NopCloser(bytes.NewReader(body)),
 		ContentLength: int64(len(body)), Request: r}, nil
@@ -57,7 +57,7 @@ func (d *discard) Header() http.Header         { return d.h }
 func (d *discard) Write(b []byte) (int, error) { return len(b), nil }
 func (d *discard) WriteHeader(int)             {}
 
-// benchFlow is a flow with everything on that a gateway has, over stubs.
+// benchFlow is a flow over stubs, with all options that the gateway sets.
 func benchFlow(b testing.TB) *pdflow.Flow {
 	c, err := nixl.New(nil)
 	require.NoError(b, err)
@@ -102,7 +102,7 @@ func BenchmarkRequest2KB(b *testing.B) {
 	}
 }
 
-// BenchmarkStubs is what the measuring itself costs: the client's request, its writer, and both answers.
+// BenchmarkStubs measures what the benchmark itself costs: the client's request, its writer, and both responses.
 func BenchmarkStubs(b *testing.B) {
 	body := body2KB()
 	b.ReportAllocs()

@@ -63,8 +63,10 @@ func newAttempt(x *exchange, n int, mode Mode, pick Pick) *attempt {
 		Decode: LegOutcome{Leg: LegDecode}}
 	x.current.Store(a)
 	x.f.tel.sessionStarted(a)
-	for _, o := range x.f.opts.observers.sessions {
-		o.SessionStart(a.ctx, s)
+	for _, o := range x.f.opts.observers {
+		if o.SessionStart != nil {
+			o.SessionStart(a.ctx, s)
+		}
 	}
 	return a
 }
@@ -231,16 +233,18 @@ func (a *attempt) end(e *Error) {
 		return nil
 	})
 	_ = a.guard("", "observe", func() error {
-		for _, o := range a.f.opts.observers.sessions {
-			o.SessionEnd(a.x.client, &a.out)
+		for _, o := range a.f.opts.observers {
+			if o.SessionEnd != nil {
+				o.SessionEnd(a.x.client, &a.out)
+			}
 		}
 		return nil
 	})
 }
 
 // orphaned reports whether a failed attempt leaves a D behind that waits for a prefill. One that has answered, if only
-// with an error of its own, waits for nobody: a client's bad request, which both engines refuse, must not let their
-// pair rest.
+// with an error of its own, waits for nobody: a client's bad request, which both engines refuse, must not put
+// their pair on cooldown.
 func (a *attempt) orphaned() bool {
 	d := &a.out.Decode
 	if d.Err != nil && d.Err.Leg == LegDecode && d.Err.Status != 0 {

@@ -142,22 +142,22 @@ func (b *Body) chooseBuffer() {
 }
 
 // finalBody is a response that no engine streams.
-func finalBody(a *attempt, answer connector.Response) *Body {
+func finalBody(a *attempt, response connector.Response) *Body {
 	b := &Body{a: a, status: http.StatusOK, mode: a.mode, resp: http.NoBody, src: http.NoBody, eof: true}
-	if a.x.req.Stream && len(answer.Events) > 0 {
+	if a.x.req.Stream && len(response.Events) > 0 {
 		b.sse = true
 		b.header = http.Header{"Content-Type": {"text/event-stream; charset=utf-8"}, "Cache-Control": noCache,
 			"X-Accel-Buffering": noBuffering}
 		var buf bytes.Buffer
-		for _, event := range answer.Events {
+		for _, event := range response.Events {
 			buf.WriteString("data: ")
 			buf.Write(event)
 			buf.WriteString("\n\n")
 		}
 		b.buf = buf.Bytes()
 	} else {
-		b.buf = answer.Body
-		b.header = http.Header{"Content-Type": jsonType, "Content-Length": {strconv.Itoa(len(answer.Body))}}
+		b.buf = response.Body
+		b.header = http.Header{"Content-Type": jsonType, "Content-Length": {strconv.Itoa(len(response.Body))}}
 	}
 	b.n = len(b.buf)
 	return b

@@ -11,7 +11,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// fragile has engines that some requests kill.
+// fragile is a connector whose engines are killed by some requests.
 type fragile struct{ fake }
 
 func (*fragile) CheckRequest(r *connector.Request) error {
@@ -45,7 +45,7 @@ func TestARequestThatWouldHarmAnEngineIsNotSent(t *testing.T) {
 	}
 }
 
-// Flows of several connectors may share their engines: what would harm them for the sake of one is refused by all.
+// Flows of several connectors may share their engines, so each flow refuses what would harm an engine of any of them.
 func TestWhatAnotherConnectorsEnginesCannotTakeIsRefused(t *testing.T) {
 	x := script(t, &fake{}, answer(ok), answer(ok), pdflow.WithRequestCheckers(&fragile{}))
 	_, err := x.flow.Do(

@@ -72,8 +72,10 @@ func TestHeadersToEnginesAreAnAllowList(t *testing.T) {
 			require.NotContains(t, leg, name)
 		}
 	}
-	_, err := pdflow.New(&fake{}, pickNothing{}, pdflow.WithForwardHeaders("cookie"))
-	require.Error(t, err)
+	for _, name := range []string{"cookie", "x-override-bootstrap-room"} {
+		_, err := pdflow.New(&fake{}, pickNothing{}, pdflow.WithForwardHeaders(name))
+		require.Error(t, err, name)
+	}
 }
 
 func TestTransferMembersOfAClientAreRemoved(t *testing.T) {
@@ -163,8 +165,8 @@ func TestFallbackToAnotherFlow(t *testing.T) {
 	require.Empty(t, flow.Sessions(), "the first flow still counts the request")
 }
 
-// A flow that others fall back to may fall back itself: none of them must count the request when it is over, or they
-// never drain.
+// A flow that others fall back to may fall back itself. After the request's end none of them may still count it:
+// otherwise Shutdown would never end.
 func TestAChainOfFallbacksLeavesNothing(t *testing.T) {
 	x := start(t, setup{})
 	last, _ := newFlow(

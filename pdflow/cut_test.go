@@ -64,7 +64,7 @@ func (u unwrapping) Unwrap() http.ResponseWriter { return u.ResponseWriter }
 // opaque hides everything but the three methods of every ResponseWriter.
 type opaque struct{ http.ResponseWriter }
 
-// flushing can flush, but its connection cannot be reached.
+// flushing is a writer that can flush, but gives no way to its connection.
 type flushing struct{ http.ResponseWriter }
 
 func (f flushing) Flush() { _ = http.NewResponseController(f.ResponseWriter).Flush() }
@@ -77,7 +77,7 @@ var (
 
 func plain(next http.Handler) http.Handler { return next }
 
-// protocol is a server's, with a client that says how the response to one request ended.
+// protocol starts a server of one protocol, with a client that says how the response to one request ended.
 type protocol struct {
 	name   string
 	second bool // HTTP/2
@@ -124,7 +124,8 @@ func protocols() []protocol {
 	}
 }
 
-// askHTTP1 reads until the server closes. A chunked response is whole with its last chunk, another with its length.
+// askHTTP1 reads until the server closes. A chunked response is whole if its last chunk came, any other if it has its
+// length.
 func askHTTP1(t *testing.T, c net.Conn, path, body string) (text string, whole bool) {
 	t.Helper()
 	_, err := io.WriteString(c, strings.Replace(raw(path, body), "\r\n\r\n", "\r\nConnection: close\r\n\r\n", 1))
@@ -219,8 +220,8 @@ func TestACutJSONResponseIsNotEndedWhoeverRecovers(t *testing.T) {
 	}
 }
 
-// Where the flow cannot reach the connection, and the panic is swallowed, the server ends the response as a whole one.
-// Then the last event is an error in the API's shape, and [DONE] does not come.
+// If the flow cannot reach the connection and a middleware swallows the panic, the server ends the response as if it
+// were whole. Then the last event is an error in the API's shape, and [DONE] does not come.
 func TestACutStreamThatCannotBeCutEndsInAnError(t *testing.T) {
 	half := begun + `data: {"choices":[{"ind`
 	for name, c := range map[string]struct {
@@ -286,8 +287,8 @@ func TestACutStreamOverHTTP10EndsInAnError(t *testing.T) {
 	require.Contains(t, string(all), begun+"\n\ndata: {\"error\":")
 }
 
-// A client that only closed its sending side must not read a 200 that nobody sent.
-func TestAClientThatLeftGetsNoFalseAnswerWhoeverRecovers(t *testing.T) {
+// A client that has closed only its sending side must not read a 200 that no engine has sent.
+func TestAClientThatLeftGetsNoFalseResponseWhoeverRecovers(t *testing.T) {
 	x := script(t, &fake{}, gone, answer(ok))
 	c := dial(t, serve(t, unwrapped(x.flow)), raw("/v1/completions", completion("a", "")))
 	require.NoError(t, c.CloseWrite())

@@ -22,7 +22,7 @@ import (
 
 var past = time.Unix(1, 0)
 
-// mortal connections die together and show nothing of it: writes succeed, and reads fail.
+// mortal connections can be made dead, all at once and without a sign: writes still succeed, but reads fail.
 type mortal struct {
 	net.Conn
 	dead func() bool
@@ -44,7 +44,7 @@ func (m *mortal) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// A host that crashed, or a firewall that forgot its connections, must cost no request its answer.
+// No request may fail because an engine's host has crashed, or a firewall has forgotten its connections.
 func TestIdleConnectionsThatDiedUnseenFailNoRequest(t *testing.T) {
 	orders := map[string]connector.KVConnector{"serial": &fake{}, "together": &fake{order: connector.Together}}
 	for order, c := range orders {

@@ -39,7 +39,7 @@ func TestEachLegHasAHeaderOfItsOwn(t *testing.T) {
 	}
 }
 
-// A round tripper of the host's learns which leg it sends.
+// A round tripper of the host can ask which leg it sends.
 func TestARoundTripperLearnsItsLeg(t *testing.T) {
 	tr := transport.New(nil)
 	defer tr.Close()

@@ -25,7 +25,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 	"github.com/pdkit/pdkit/transport"
@@ -111,18 +110,6 @@ func (t legHeader) RoundTrip(r *http.Request) (*http.Response, error) {
 		r.Header.Set("X-Attempt", strconv.Itoa(leg.Attempt))
 	}
 	return t.next.RoundTrip(r)
-}
-
-type accounts struct {
-	add func(model string, prompt, generated int64)
-}
-
-func (accounts) SessionStart(context.Context, *connector.Session) {}
-
-func (a accounts) SessionEnd(_ context.Context, o *pdflow.Outcome) {
-	if o.Final { // the last attempt of its request
-		a.add(o.Session.Model, o.Usage.Input, o.Usage.Output)
-	}
 }
 
 func overTLS() (*transport.Transport, error) {
@@ -271,9 +258,12 @@ func Example_accounts() {
 	prefill, decode := exampleEngines()
 	defer prefill.Close()
 	defer decode.Close()
-	flow := exampleFlow(prefill, decode, pdflow.WithUsage(), pdflow.WithObserver(accounts{
-		add: func(model string, prompt, generated int64) { fmt.Println(model, prompt, generated) },
-	}))
+	accounts := pdflow.Observer{SessionEnd: func(_ context.Context, o *pdflow.Outcome) {
+		if o.Final { // the last attempt of its request
+			fmt.Println(o.Session.Model, o.Usage.Input, o.Usage.Output)
+		}
+	}}
+	flow := exampleFlow(prefill, decode, pdflow.WithUsage(), pdflow.WithObserver(accounts))
 	mux := pdflow.NewMux(nil)
 	if err := mux.SetRoutes(map[string]pdflow.Server{"tiny": flow}); err != nil {
 		log.Fatal(err)

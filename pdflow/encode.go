@@ -42,7 +42,7 @@ func (a *attempt) encode() *Error {
 			work = append(work, i)
 		}
 	}
-	answers := make([]json.RawMessage, len(work))
+	responses := make([]json.RawMessage, len(work))
 	faults := make([]*Error, len(work))
 	slots := make(chan struct{}, maxEncodes)
 	var wg sync.WaitGroup
@@ -51,7 +51,7 @@ func (a *attempt) encode() *Error {
 			slots <- struct{}{}
 			defer func() { <-slots }()
 			if e := a.guard(LegEncode, "send", func() error {
-				answers[n], faults[n] = a.encodeItem(ctx, n, item)
+				responses[n], faults[n] = a.encodeItem(ctx, n, item)
 				return nil
 			}); e != nil {
 				faults[n] = e
@@ -69,7 +69,7 @@ func (a *attempt) encode() *Error {
 	}
 	all := make([]json.RawMessage, len(items))
 	for n, i := range items {
-		all[n] = answers[distinct[i.ID]]
+		all[n] = responses[distinct[i.ID]]
 	}
 	return a.guard(LegEncode, "merge", func() error { return a.f.encoder.Merge(a.s, all) })
 }

@@ -25,7 +25,7 @@ import (
 
 const streamStart = "data: {\"choices\":[{\"text\":\"hi\"}]}\n\n"
 
-// streams answers with the begin of a stream that does not end before the test does.
+// streams is an engine that begins a stream, and ends it only with the test.
 func streams(t *testing.T) handler {
 	over := make(chan struct{})
 	t.Cleanup(func() { close(over) })
@@ -40,7 +40,8 @@ func streams(t *testing.T) handler {
 	}
 }
 
-// A host that closes the response need not call End for the connector's clean-up to know that nobody sends its calls.
+// When a host closes the response and does not call End, the connector's clean-up must still fail at once: nobody sends
+// its calls.
 func TestClosingTheResponseOfStepsDoesNotWaitForSideCalls(t *testing.T) {
 	asked := make(chan error, 1)
 	x := script(t, &callingCleaner{asked: asked}, answer(ok), streams(t),
@@ -119,7 +120,7 @@ func TestEndingStepsWhileTheResponseIsRead(t *testing.T) {
 	}
 }
 
-// A host's response is read no longer than the flow waits for it, also where the host's own request has no limit.
+// The flow's limits hold for reading a host's response, also if the host's own request has no limit.
 func TestStepsOfAResponseThatDoesNotGoOn(t *testing.T) {
 	x := script(t, &fake{}, answer(ok), answer(fromD),
 		pdflow.WithTimeouts(config.Timeouts{Prefill: 50 * time.Millisecond}))
@@ -165,16 +166,13 @@ func TestAStepsErrorKnowsItsAPI(t *testing.T) {
 	assert.Contains(t, w.Body.String(), `"type":"error"`)
 }
 
-type panicsAtLegEnd struct{}
-
-func (panicsAtLegEnd) LegStart(context.Context, *connector.Session, pdflow.LegKind) {}
-func (panicsAtLegEnd) LegEnd(context.Context, *connector.Session, *pdflow.LegOutcome, *connector.PrefillResult) {
+func panicsAtLegEnd(context.Context, *connector.Session, *pdflow.LegOutcome, *connector.PrefillResult) {
 	panic("observer")
 }
 
 // An observer that panics at a leg's end leaves no request in flight and no pick open.
 func TestAnObserverThatPanicsAtALegsEnd(t *testing.T) {
-	x := script(t, &fake{}, answer(ok), answer(fromD), pdflow.WithObserver(panicsAtLegEnd{}))
+	x := script(t, &fake{}, answer(ok), answer(fromD), pdflow.WithObserver(pdflow.Observer{LegEnd: panicsAtLegEnd}))
 	done := make(chan struct{})
 	x.pair.Done = func(*pdflow.Outcome) { close(done) }
 	resp, err := x.flow.Do(context.Background(),
@@ -209,7 +207,7 @@ func TestAGivenPairServesAloneOnlyIfItCan(t *testing.T) {
 	require.NoError(t, resp.Body.Close())
 }
 
-// The largest limit there is, is one.
+// The largest possible limit must work, too.
 func TestABodyWithoutALimit(t *testing.T) {
 	x := script(t, &fake{}, answer(ok), answer(fromD), pdflow.WithMaxBody(math.MaxInt64))
 	body := io.MultiReader(strings.NewReader(`{"prompt":"hi"}`)) // of unknown length
@@ -233,8 +231,8 @@ func (f *firstFails) RoundTrip(r *http.Request) (*http.Response, error) {
 	return client.Transport.RoundTrip(r)
 }
 
-// Step.Send sends as Do would: a prefill leg of which nothing left goes to the same engine again, however large it is,
-// and the round tripper can tell the legs.
+// Step.Send sends as Do would: if nothing of a prefill leg was sent, the leg goes to the same engine again, whatever
+// its size, and the round tripper can ask which leg it is.
 func TestAStepIsSentAsDoWould(t *testing.T) {
 	x := script(t, &fake{}, answer(ok), answer(fromD))
 	s := begin(t, x.flow, `{"prompt":"`+strings.Repeat("long ", 2000)+`"}`, &x.pair)

@@ -64,7 +64,7 @@ func TestErrorsHaveTheShapeOfTheClientsAPI(t *testing.T) {
 	}
 }
 
-// Each status has one type in Anthropic's API, and its clients decide by it whether to ask again.
+// Each status has one type in Anthropic's API. Clients decide by the type whether to retry.
 func TestAnthropicsErrorTypes(t *testing.T) {
 	for status, want := range map[int]string{400: "invalid_request_error", 401: "authentication_error",
 		403: "permission_error", 404: "not_found_error", 413: "request_too_large", 422: "invalid_request_error",
@@ -82,7 +82,7 @@ func TestAnthropicsErrorTypes(t *testing.T) {
 	require.Equal(t, "overloaded_error", gjson.Get(r.body, "error.type").String())
 }
 
-// An engine's error body that fits is passed on byte for byte.
+// An engine's error body that has the API's shape is passed on byte for byte.
 func TestAnEnginesErrorBodyStaysWhereItFits(t *testing.T) {
 	anthropic := `{"type": "error", "error": {"type": "BadRequestError", "message": "m"}}`
 	ours := `{"type":"error","error":{"type":"invalid_request_error","message":"the engine refused the request"}}`

@@ -110,15 +110,15 @@ func ExampleFlow_Do() {
 	}
 	resp.Body.Close() // always: it ends the legs, and only then Done is called
 
-	var answer struct {
+	var response struct {
 		Usage struct {
 			Completion int `json:"completion_tokens"`
 		}
 	}
-	if err := json.Unmarshal(body, &answer); err != nil {
+	if err := json.Unmarshal(body, &response); err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(resp.Status, resp.Mode, answer.Usage.Completion, "tokens")
+	fmt.Println(resp.Status, resp.Mode, response.Usage.Completion, "tokens")
 	// Output:
 	// legs ended: 200 200
 	// 200 disaggregated 8 tokens
@@ -315,23 +315,17 @@ func ExampleWithFallback() {
 	// 200 fallback
 }
 
-// legPrinter sees legs begin and end. An observer must be quick, and it is called from several goroutines.
-type legPrinter struct{}
-
-func (legPrinter) LegStart(_ context.Context, _ *connector.Session, leg pdflow.LegKind) {
-	fmt.Println(leg, "begins")
-}
-
-func (legPrinter) LegEnd(_ context.Context, _ *connector.Session, o *pdflow.LegOutcome, _ *connector.PrefillResult) {
-	fmt.Println(o.Leg, "ends with status", o.Status)
-}
-
-// An observer implements LegObserver, SessionObserver, or both.
+// An observer must be quick, and it is called from several goroutines.
 func ExampleObserver() {
 	prefill, decode := exampleEngines()
 	defer prefill.Close()
 	defer decode.Close()
-	flow := exampleFlow(prefill, decode, pdflow.WithObserver(legPrinter{}))
+	flow := exampleFlow(prefill, decode, pdflow.WithObserver(pdflow.Observer{
+		LegStart: func(_ context.Context, _ *connector.Session, leg pdflow.LegKind) { fmt.Println(leg, "begins") },
+		LegEnd: func(_ context.Context, _ *connector.Session, o *pdflow.LegOutcome, _ *connector.PrefillResult) {
+			fmt.Println(o.Leg, "ends with status", o.Status)
+		},
+	}))
 	defer flow.Shutdown(context.Background())
 
 	examplePost(flow, `{"prompt":`+prompt+`}`)
@@ -342,21 +336,16 @@ func ExampleObserver() {
 	// decode ends with status 200
 }
 
-// tokenCounter keeps what a request cost. SessionEnd comes once for each attempt.
-type tokenCounter struct{}
-
-func (tokenCounter) SessionStart(context.Context, *connector.Session) {}
-
-func (tokenCounter) SessionEnd(_ context.Context, o *pdflow.Outcome) {
-	fmt.Println("tokens in:", o.Usage.Input, "out:", o.Usage.Output)
-}
-
 // A stream tells its tokens only to a client that asks. WithUsage asks for it, and the client sees nothing of that.
 func ExampleWithUsage() {
 	prefill, decode := exampleEngines()
 	defer prefill.Close()
 	defer decode.Close()
-	flow := exampleFlow(prefill, decode, pdflow.WithUsage(), pdflow.WithObserver(tokenCounter{}))
+	flow := exampleFlow(prefill, decode, pdflow.WithUsage(), pdflow.WithObserver(pdflow.Observer{
+		SessionEnd: func(_ context.Context, o *pdflow.Outcome) { // once for each attempt
+			fmt.Println("tokens in:", o.Usage.Input, "out:", o.Usage.Output)
+		},
+	}))
 
 	fmt.Println(examplePost(flow, `{"prompt":`+prompt+`,"max_tokens":3,"stream":true}`))
 	flow.Shutdown(context.Background())

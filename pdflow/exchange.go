@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net/http"
 	"sync/atomic"
 	"time"
 
@@ -27,11 +28,12 @@ type exchange struct {
 	cancel context.CancelCauseFunc
 	cut    bool // by a shutdown; with ctx and cancel under Flow.live's lock
 	call
-	ids   []string // the request's id, as a header's value
-	start time.Time
-	inner *exchange // that this one fell back to, and that fell back itself
-	avoid []string
-	span  trace.Span // nil without tracing
+	ids    []string    // the request's id, as a header's value
+	shared http.Header // of all legs without headers of their own; nil: each leg has its own
+	start  time.Time
+	inner  *exchange // that this one fell back to, and that fell back itself
+	avoid  []string
+	span   trace.Span // nil without tracing
 
 	phase   atomic.Uint32
 	current atomic.Pointer[attempt]
@@ -51,6 +53,9 @@ func newExchange(ctx context.Context, f *Flow, c call) *exchange {
 	x := &exchange{f: f, client: ctx, call: c, ids: []string{c.id}, start: time.Now()}
 	if x.door == nil {
 		x.door = f.door
+	}
+	if x.door.own && f.tel.tracer == nil { // spans go into headers, each leg's own
+		x.shared = x.plainHeader()
 	}
 	x.base, x.span = f.tel.startRequest(ctx, x)
 	x.ctx, x.cancel = context.WithCancelCause(x.base)

@@ -100,7 +100,7 @@ func TestNoReadyEndpointIs503(t *testing.T) {
 	require.Equal(t, "no_endpoint", code)
 }
 
-func TestPrefill4xxIsTheAnswer(t *testing.T) {
+func TestPrefill4xxIsTheResponse(t *testing.T) {
 	other, err := enginesim.Start(enginesim.Config{Connector: "nixl", KVRole: enginesim.RoleProducer})
 	require.NoError(t, err)
 	defer other.Close()
@@ -119,7 +119,7 @@ func TestPrefill4xxIsTheAnswer(t *testing.T) {
 	require.Empty(t, x.d.Requests(), "decode was called")
 }
 
-// prefillFaults are failures of P's making, each on every attempt.
+// prefillFaults are failures of P. Each happens on every attempt.
 func TestPrefillFailsOnEveryAttempt(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -132,7 +132,7 @@ func TestPrefillFailsOnEveryAttempt(t *testing.T) {
 				Header: http.Header{"Retry-After": {"86400"}}}, true,
 		},
 		{"garbage", enginesim.Fault{Kind: enginesim.FaultGarbage}, true},
-		{"an empty answer", enginesim.Fault{Kind: enginesim.FaultGarbage, Body: " "}, true},
+		{"an empty response", enginesim.Fault{Kind: enginesim.FaultGarbage, Body: " "}, true},
 		{
 			"an error object of status 200",
 			enginesim.Fault{Kind: enginesim.FaultGarbage, Body: `{"error":{"message":"x"}}`}, true,
@@ -172,7 +172,7 @@ func TestAnotherPairServesAfterAFailedPrefill(t *testing.T) {
 	require.NoError(t, x.d.CheckKV())
 }
 
-func TestTooLargeAPrefillAnswerIsGarbage(t *testing.T) {
+func TestTooLargeAPrefillResponseIsGarbage(t *testing.T) {
 	x := start(t, setup{})
 	x.p.Inject(enginesim.Fault{Kind: enginesim.FaultOversize, Size: 64<<20 + 1, Count: -1})
 	r := post(t, x.url, "/v1/completions", completion("abc", ""))
@@ -180,7 +180,7 @@ func TestTooLargeAPrefillAnswerIsGarbage(t *testing.T) {
 	require.Empty(t, x.d.Requests())
 }
 
-// badHandoffs are what a real decode engine dies of, hangs on or answers wrongly to (docs/protocols/nixl.md §3).
+// badHandoffs would make a real decode engine die, hang or answer wrongly (docs/protocols/nixl.md §3).
 var badHandoffs = map[string]func(map[string]any){
 	"no remote_block_ids":           func(h map[string]any) { delete(h, "remote_block_ids") },
 	"null remote_block_ids":         func(h map[string]any) { h["remote_block_ids"] = nil },
@@ -341,7 +341,7 @@ func TestAStreamThatBreaksIsCut(t *testing.T) {
 		name   string
 		stream bool
 		fault  enginesim.Fault
-		chunks int // of the answer, at least
+		chunks int // of the response, at least
 	}{
 		{"reset", true, enginesim.Fault{Kind: enginesim.FaultResetStream, Leg: enginesim.LegDecode, AfterChunks: 4}, 4},
 		{"killed", true, enginesim.Fault{Kind: enginesim.FaultKill, Leg: enginesim.LegDecode, AfterChunks: 4}, 4},
@@ -405,7 +405,7 @@ func TestPhasesThatRunOutOfTime(t *testing.T) {
 	}
 }
 
-func TestASlowAnswerThatGoesOnIsNeverCut(t *testing.T) {
+func TestASlowResponseThatGoesOnIsNeverCut(t *testing.T) {
 	short := config.Timeouts{}
 	short.Decode, short.Idle = 150*time.Millisecond, 150*time.Millisecond
 	x := start(
@@ -538,7 +538,7 @@ func TestTheEngineThatFailedIsAvoidedByTheNextAttempt(t *testing.T) {
 	for range 6 {
 		require.Equal(t, want, post(t, x.url, "/v1/completions", body).text(t))
 	}
-	require.LessOrEqual(t, len(x.seen.list()), 7, "the dead engine rests after its first failure")
+	require.LessOrEqual(t, len(x.seen.list()), 7, "the dead engine is on cooldown after its first failure")
 }
 
 func TestHTTPConnectorRelaysNothing(t *testing.T) {

@@ -18,8 +18,8 @@ import (
 	"github.com/pdkit/pdkit/transport"
 )
 
-// Version is the SDK's version, sent as User-Agent where a client names none, and the scope version of its telemetry.
-const Version = "0.1.0"
+// version is the SDK's version, sent as User-Agent where a client names none, and the scope version of its telemetry.
+const version = "0.1.0"
 
 // Flow runs requests over pairs of engines with one connector. It is an http.Handler. Make it with [New].
 type Flow struct {
@@ -62,7 +62,7 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 	}
 	f := &Flow{conn: c, traits: c.Traits(), picker: p}
 	f.name, f.order = f.traits.Name, f.traits.Order
-	f.opts = options{maxBody: 32 << 20, pickWait: defaultPickWait, stepsLimit: defaultStepsLimit,
+	f.opts = options{maxBody: 32 << 20, pickWait: 250 * time.Millisecond, stepsLimit: defaultStepsLimit,
 		errorHandler: WriteError, logger: slog.New(slog.DiscardHandler)}
 	for _, o := range opts {
 		if o == nil {
@@ -93,6 +93,9 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 }
 
 func (f *Flow) findAbilities() error {
+	if err := f.traits.Check(); err != nil {
+		return fmt.Errorf("pdflow: connector %T: %w", f.conn, err)
+	}
 	f.starter, _ = connector.As[connector.Starter](f.conn)
 	f.preparer, _ = connector.As[connector.Preparer](f.conn)
 	f.expecter, _ = connector.As[connector.Expecter](f.conn)

@@ -6,10 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"math"
-	"mime"
 	"net/http"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -18,6 +16,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/internal/cut"
+	"github.com/pdkit/pdkit/internal/intake"
 )
 
 // front is the client's side of a Flow and of a Mux. It reads a request, finds the flow that serves it, and writes the
@@ -63,7 +62,8 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	api := connector.APIOf(r.URL.Path)
 	if api == connector.APIUnknown || r.Method != http.MethodPost {
-		f.fail(w, r, closing(w, &Error{Code: CodeNotFound, Message: "there is no such path and method here"}))
+		intake.Closing(w)
+		f.fail(w, r, &Error{Code: CodeNotFound, Message: "there is no such path and method here"})
 		return
 	}
 	body, e := f.readBody(w, r)
@@ -137,7 +137,8 @@ func (f *front) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *Error
 	body, e := f.body(r)
 	switch {
 	case e != nil && e.Code != CodeClientGone:
-		return nil, closing(w, e) // it has set a deadline for what is left of the body
+		intake.Closing(w) // with a deadline for what is left of the body
+		return nil, e
 	case limited:
 		_ = rc.SetReadDeadline(time.Time{})
 	}
@@ -146,13 +147,8 @@ func (f *front) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *Error
 
 // body reads and checks a request's body and what its header says of it.
 func (f *front) body(r *http.Request) ([]byte, *Error) {
-	if types := r.Header["Content-Type"]; len(types) != 1 || !isJSON(types[0]) {
-		return nil, &Error{Code: CodeMediaType, Message: "Content-Type must be application/json"}
-	}
-	if slices.ContainsFunc(r.Header["Content-Encoding"], func(ce string) bool {
-		return ce != "" && !strings.EqualFold(ce, "identity")
-	}) {
-		return nil, &Error{Code: CodeMediaType, Message: "Content-Encoding must be identity"}
+	if fault := intake.CheckHeader(r.Header); fault != "" {
+		return nil, &Error{Code: CodeMediaType, Message: fault}
 	}
 	tooLarge := &Error{Code: CodeTooLarge, Message: "the body is larger than " + strconv.FormatInt(f.maxBody, 10) +
 		" bytes"}
@@ -178,26 +174,6 @@ func (f *front) body(r *http.Request) ([]byte, *Error) {
 		return nil, &Error{Code: CodeClientGone, Phase: "body", Err: err}
 	}
 	return nil, &Error{Code: CodeInvalid, Message: "the body could not be read to its end", Err: err}
-}
-
-func isJSON(contentType string) bool {
-	if contentType == "application/json" {
-		return true
-	}
-	media, _, err := mime.ParseMediaType(contentType)
-	return media == "application/json" && (err == nil || errors.Is(err, mime.ErrInvalidMediaParameter))
-}
-
-// leftover is for how long net/http may read what is left of the body of a request that has failed.
-const leftover = time.Second
-
-// closing makes net/http close the connection after an error that leaves some of the body unread. net/http reads on
-// for a while, so that the client sees the response. Without a deadline a slow client would hold the connection for
-// ever.
-func closing(w http.ResponseWriter, e *Error) *Error {
-	w.Header().Set("Connection", "close")
-	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(leftover))
-	return e
 }
 
 // modeHeaders are the values of X-PD-Mode, made once for all requests.

@@ -49,7 +49,6 @@ type outcomes struct {
 	all []pdflow.Outcome
 }
 
-func (o *outcomes) SessionStart(context.Context, *connector.Session) {}
 func (o *outcomes) SessionEnd(_ context.Context, x *pdflow.Outcome) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -97,9 +96,9 @@ func newFlow(t *testing.T, c connector.KVConnector, eps []discovery.Endpoint, op
 	tr := transport.New(&transport.Options{NetHTTP: netHTTP})
 	seen := &outcomes{}
 	flow, err := pdflow.New(c, pick.New(setOf(t, eps...), pick.RoundRobin()),
-		append([]pdflow.Option{pdflow.WithTransport(tr), pdflow.WithObserver(seen),
+		append([]pdflow.Option{pdflow.WithTransport(tr), pdflow.WithObserver(pdflow.Observer{SessionEnd: seen.SessionEnd}),
 			pdflow.WithRetry(config.Retry{MaxAttempts: 2, BackoffBase: time.Millisecond}),
-			pdflow.WithPickWait(config.None)}, opts...)...)
+			pdflow.WithoutPickWait()}, opts...)...)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
@@ -164,7 +163,7 @@ func post(t *testing.T, url, path, body string, header ...string) reply {
 	return reply{resp.StatusCode, resp.Header, string(b), err}
 }
 
-// text puts an answer's text together, streamed or not, for chat and completions.
+// text puts a response's text together, streamed or not, for chat and completions.
 func (r reply) text(t *testing.T) string {
 	t.Helper()
 	require.NoError(t, r.err)
@@ -200,7 +199,7 @@ func (r reply) text(t *testing.T) string {
 	return out.String()
 }
 
-// fault reads the error object of an answer and checks its shape and that it tells nothing it must not.
+// fault reads the error object of a response and checks its shape and that it tells nothing it must not.
 func (r reply) fault(t *testing.T, engines ...*enginesim.Engine) (message, code string) {
 	t.Helper()
 	require.NoError(t, r.err)

@@ -15,9 +15,9 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// D's refusal counts however it arrives: in one piece, or in two with a pause between them. What is no refusal reaches
-// the client whole.
-func TestAnAnswerThatDecidesIsReadToItsEnd(t *testing.T) {
+// The flow recognises D's refusal in one piece, and in two with a pause between them. Any other response reaches the
+// client whole.
+func TestAResponseThatDecidesIsReadToItsEnd(t *testing.T) {
 	const refusal = `{"id":"a","object":"text_completion","choices":[{"index":0,"text":"",` +
 		`"finish_reason":"cache_threshold"}]}`
 	long := `{"id":"a","choices":[{"index":0,"text":"` + strings.Repeat("x", 100<<10) + `","finish_reason":"length"}]}`
@@ -31,7 +31,7 @@ func TestAnAnswerThatDecidesIsReadToItsEnd(t *testing.T) {
 			}
 		}
 	}
-	for name, text := range map[string]string{"a refusal": refusal, "an answer": long} {
+	for name, text := range map[string]string{"a refusal": refusal, "a response": long} {
 		t.Run(name, func(t *testing.T) {
 			asked := 0
 			d := func(x *scripted, w http.ResponseWriter, r *http.Request, body string) {

@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+
+	"github.com/pdkit/pdkit/connector"
 )
 
 // forwarded are the client's headers that engines get. It is an allow-list, because whatever else a client sends
@@ -20,9 +22,10 @@ const (
 	headerMode      = "X-Pd-Mode" // X-PD-Mode on the wire is the same name
 )
 
-// neverForwarded reports whether a header must not reach engines, even if the host asks for it.
+// neverForwarded reports whether a header must not reach engines, even if the host asks for it. SGLang's X-Override-
+// headers replace a leg's room, ranks and id (docs/protocols/sglang.md §1).
 func neverForwarded(canonical string) bool {
-	return slices.Contains(
+	return strings.HasPrefix(canonical, "X-Override-") || slices.Contains(
 		[]string{"Cookie", "Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Te",
 			"Trailer", "Transfer-Encoding", "Upgrade", "Content-Length", "Host", "Accept-Encoding", "Expect",
 			"X-Data-Parallel-Rank", headerRequestID}, canonical)
@@ -54,15 +57,28 @@ func engineHeader(client http.Header, requestID, more []string) http.Header {
 	return h
 }
 
-// legHeader makes the header of one leg. Each leg has its own, since round trippers set headers in place.
-func (x *exchange) legHeader() http.Header {
+// plainHeader makes the header of a leg whose connector sets none.
+func (x *exchange) plainHeader() http.Header {
 	h := engineHeader(x.header, x.ids, x.f.opts.forward)
 	h["Content-Type"] = jsonType
 	return h
 }
 
+// legHeader makes the header of one leg. Each leg has its own, since round trippers set headers in place; but pdkit's
+// own transport only reads it.
+func (x *exchange) legHeader(edits []connector.HeaderEdit) http.Header {
+	if x.shared != nil && len(edits) == 0 {
+		return x.shared
+	}
+	h := x.plainHeader()
+	for _, e := range edits {
+		h[http.CanonicalHeaderKey(e.Name)] = []string{e.Value}
+	}
+	return h
+}
+
 var (
-	userAgent = []string{"pdkit/" + Version}
+	userAgent = []string{"pdkit/" + version}
 	jsonType  = []string{"application/json"}
 )
 

@@ -30,7 +30,8 @@ func TestRequestIDIsTheClientsIfItIsValid(t *testing.T) {
 	}
 }
 
-// A host names requests by itself: by its own header, a trace, a prefix. What it names wrongly gets a new ID.
+// A host may choose the request's ID: from its own header, a trace, a prefix. The flow replaces an ID that is not
+// valid.
 func TestAHostNamesItsRequests(t *testing.T) {
 	own := func(r *http.Request) string { return r.Header.Get("X-Correlation-Id") }
 	x := start(t, setup{opts: []pdflow.Option{pdflow.WithRequestID(own)}})
@@ -62,7 +63,7 @@ func TestEngineHeaderIsAnAllowList(t *testing.T) {
 	require.Equal(t, []string{"curl"}, pdflow.EngineHeader(http.Header{"User-Agent": {"curl"}}, "ours")["User-Agent"])
 }
 
-// patient is a writer that keeps the write deadlines it was given.
+// patient is a writer that records the write deadlines it was given.
 type patient struct {
 	*httptest.ResponseRecorder
 	deadlines []time.Time
@@ -90,7 +91,7 @@ func TestAMuxBoundsTheWritingOfErrors(t *testing.T) {
 	}
 }
 
-// What one leg's round tripper appends to a header does not reach the other leg's, nor the client's.
+// A header that a round tripper adds to one leg does not appear in the other leg, or in the client's request.
 func TestLegsShareNoHeaderValues(t *testing.T) {
 	values := append(make([]string, 0, 2), "Bearer x")
 	client := http.Header{"Authorization": values, "X-Tenant": append(make([]string, 0, 2), "t")}

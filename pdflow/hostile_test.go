@@ -37,7 +37,7 @@ func raw(path, body string) string {
 		path, len(body), body)
 }
 
-func TestAClientThatClosesItsSendingSideGetsNoFalseAnswer(t *testing.T) {
+func TestAClientThatClosesItsSendingSideGetsNoFalseResponse(t *testing.T) {
 	x := script(t, &fake{}, gone, answer(ok))
 	c := dial(t, x.url, raw("/v1/completions", completion("a", "")))
 	require.NoError(t, c.CloseWrite())
@@ -70,7 +70,7 @@ func TestAnUnfinishedBodyDoesNotHoldItsConnection(t *testing.T) {
 	}
 }
 
-func TestWhatWasReadOfAWholeAnswerIsFlushedBeforeTheCut(t *testing.T) {
+func TestWhatWasReadOfAWholeResponseIsFlushedBeforeTheCut(t *testing.T) {
 	x := script(t, &fake{}, answer(ok), func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
 		w.Header().Set("Content-Length", "500")
 		_, _ = io.WriteString(w, `{"choices":[{"text":"begun`)
@@ -106,7 +106,7 @@ func TestARefusalOfPrefillWhoseBodyIsCutKeepsItsStatus(t *testing.T) {
 	require.Equal(t, "P", x.all())
 }
 
-// A stream that ends wrongly is never made to look whole.
+// A stream that an engine has not ended properly never looks whole to the client.
 func TestStreamsThatEndWrongly(t *testing.T) {
 	role := `data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}` + "\n\n"
 	token := `data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}` + "\n\n"
@@ -149,7 +149,8 @@ func TestStreamsThatEndWrongly(t *testing.T) {
 	}
 }
 
-// An error that comes after a token reaches the client, who must not take what it has for the whole: [DONE] does not.
+// An error that comes after a token reaches the client. [DONE] does not, so that the client does not take the response
+// for whole.
 func TestAnErrorAmidAStreamIsAFailure(t *testing.T) {
 	token := `data: {"choices":[{"index":0,"text":"a","finish_reason":null}]}` + "\n\n"
 	fault := `data: {"error":{"message":"boom","code":500}}` + "\n\n"
@@ -182,7 +183,7 @@ func TestAnErrorAmidAStreamIsAFailure(t *testing.T) {
 	}
 }
 
-// Text of an answer that looks like an error event is none.
+// A response's text that looks like an error event is not taken for one.
 func TestATextCannotFakeAnErrorEvent(t *testing.T) {
 	text := `data: {"choices":[{"index":0,"text":"\ndata: {\"error\":{\"message\":\"x\"}}\n\n",` +
 		`"finish_reason":"stop"}]}` + "\n\n"

@@ -37,10 +37,7 @@ func (a *attempt) request(ctx context.Context, ep discovery.Endpoint, leg *conne
 	}
 	u := *ep.URL
 	u.Path += leg.Path()
-	h := a.x.legHeader()
-	for _, e := range leg.Header() {
-		h[http.CanonicalHeaderKey(e.Name)] = []string{e.Value}
-	}
+	h := a.x.legHeader(leg.Header())
 	a.f.tel.inject(ctx, h)
 	o.Endpoint, o.RequestBytes, o.Start = ep.ID, size, time.Now()
 	r := blank.WithContext(ctx)
@@ -134,7 +131,7 @@ func (a *attempt) sendPrefill(ctx context.Context, leg *connector.Leg, o *LegOut
 	p := connector.NewPrefillResult(resp.StatusCode, resp.Header, body, time.Now())
 	fault := &Error{Code: CodePrefillFailed, Leg: LegPrefill, Phase: "response", Endpoint: a.s.Prefill.ID,
 		Status: resp.StatusCode, Message: "the prefill engine's response is not one JSON object", Err: p.Err()}
-	if p.Err() != nil && !a.x.req.API.ListAnswer(body) {
+	if p.Err() != nil && !a.x.req.API.ListResponse(body) {
 		return nil, fault
 	}
 	if _, isError := p.Field("error"); isError {

@@ -32,11 +32,11 @@ type options struct {
 	checkers       []connector.RequestChecker
 	unsupported    config.Unsupported
 	maxBody        int64
-	pickWait       time.Duration
+	pickWait       time.Duration // how long a request waits for engines when none is ready
 	stepsLimit     time.Duration
 	errorHandler   ErrorHandler
 	logger         *slog.Logger
-	observers      observers
+	observers      []Observer
 	tracerProvider trace.TracerProvider
 	meterProvider  metric.MeterProvider
 	attributes     []attribute.KeyValue
@@ -155,16 +155,6 @@ func WithMaxBody(n int64) Option {
 	})
 }
 
-// WithPickWait bounds the wait for engines when none is ready. Default, and 0: 250 ms; [config.None]: no wait.
-func WithPickWait(d time.Duration) Option {
-	return optionFunc(func(o *options) error {
-		o.pickWait = cmp.Or(d, defaultPickWait)
-		return needs("WithPickWait", d >= 0 || d == config.None, "a duration that is not negative, or config.None")
-	})
-}
-
-const defaultPickWait = 250 * time.Millisecond
-
 // WithStepsLimit bounds how long the caller of [Flow.Begin] may make no call on its request, reads of the response's
 // Body included, before the flow ends the request with [CodeForgotten]. A relayed response must end within it. Default,
 // and 0: 15 min; [config.None]: no limit.
@@ -191,15 +181,9 @@ func WithLogger(l *slog.Logger) Option {
 	return optionFunc(func(o *options) error { o.logger = l; return needs("WithLogger", l != nil, "a logger") })
 }
 
-// WithObserver adds an observer: whatever is a [SessionObserver], a [LegObserver] or both. Calls come from the
-// requests' own goroutines and must be quick.
-func WithObserver(x any) Option {
-	return optionFunc(func(o *options) error {
-		if !o.observers.add(x) {
-			return fmt.Errorf("WithObserver: %T is neither a SessionObserver nor a LegObserver", x)
-		}
-		return nil
-	})
+// WithObserver adds an observer.
+func WithObserver(x Observer) Option {
+	return optionFunc(func(o *options) error { o.observers = append(o.observers, x); return nil })
 }
 
 // WithTracerProvider makes spans with tp: pd.request with the children pd.prefill and pd.decode. Default: no spans.
@@ -247,8 +231,8 @@ func needs(option string, ok bool, what string) error {
 	return errors.New(option + " needs " + what)
 }
 
-// WithForwardHeaders adds client headers to those that legs carry. Cookies, hop-by-hop headers, Accept-Encoding and
-// Expect are refused.
+// WithForwardHeaders adds client headers to those that legs carry. Cookies, hop-by-hop headers, Accept-Encoding, Expect
+// and those that choose an engine's rank or transfer (X-Data-Parallel-Rank, X-Override-…) are refused.
 func WithForwardHeaders(names ...string) Option {
 	return optionFunc(func(o *options) error {
 		for _, n := range names {

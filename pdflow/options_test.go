@@ -67,9 +67,7 @@ func TestOptionsWithoutTheirValueAreRefused(t *testing.T) {
 		"WithTracerProvider":   pdflow.WithTracerProvider(nil),
 		"WithMeterProvider":    pdflow.WithMeterProvider(nil),
 		"WithPropagator":       pdflow.WithPropagator(nil),
-		"WithObserver":         pdflow.WithObserver(nil),
 		"WithMaxBody":          pdflow.WithMaxBody(0),
-		"WithPickWait":         pdflow.WithPickWait(-time.Second),
 		"negative timeout":     pdflow.WithTimeouts(config.Timeouts{Idle: -time.Second}),
 		"negative attempts":    pdflow.WithRetry(config.Retry{MaxAttempts: -1}),
 		"negative backoff":     pdflow.WithRetry(config.Retry{BackoffBase: -time.Second}),
@@ -81,6 +79,18 @@ func TestOptionsWithoutTheirValueAreRefused(t *testing.T) {
 		require.Error(t, err, name)
 		assert.Nil(t, flow, name)
 	}
+}
+
+type leasesBack struct{ fake }
+
+func (*leasesBack) Traits() connector.Traits {
+	return connector.Traits{Name: "back", Lease: -time.Second}
+}
+
+// New holds a connector to its own declaration.
+func TestNewRefusesTraitsThatCannotBeKeptTo(t *testing.T) {
+	_, err := pdflow.New(&leasesBack{}, pickNothing{})
+	require.ErrorContains(t, err, "Traits.Lease is negative")
 }
 
 // A pair without engines is the caller's mistake and is told as one.

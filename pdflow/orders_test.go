@@ -111,7 +111,7 @@ func status(code int) handler {
 	return func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) { w.WriteHeader(code) }
 }
 
-// gone waits until the flow has given the leg up.
+// gone is an engine that waits until the flow has cancelled the leg.
 func gone(x *scripted, w http.ResponseWriter, r *http.Request, _ string) {
 	select {
 	case <-r.Context().Done():
@@ -149,7 +149,7 @@ func TestTogetherCancelsDecodeWhenPrefillFails(t *testing.T) {
 		began := time.Now()
 		r := post(t, x.url, "/v1/completions", completion("a", ""))
 		require.Equal(t, c.want, r.status, r.body)
-		require.Less(t, time.Since(began), 2*time.Second, "the answer waited for decode")
+		require.Less(t, time.Since(began), 2*time.Second, "the response waited for decode")
 		require.Eventually(t, func() bool { return strings.Contains(x.all(), "cancelled") }, 2*time.Second,
 			time.Millisecond)
 	}
@@ -186,7 +186,7 @@ func TestTogetherHoldsDecodesHeadUntilItsFirstEvent(t *testing.T) {
 		"decode's head went out before prefill was known")
 }
 
-func TestTogetherCountsDecodesTimeFromPrefillsAnswer(t *testing.T) {
+func TestTogetherCountsDecodesTimeFromPrefillsResponse(t *testing.T) {
 	limits := config.Timeouts{}
 	limits.Decode = 100 * time.Millisecond
 	slow := func(d time.Duration, body string) handler {
@@ -237,7 +237,7 @@ func TestDecodeFirst(t *testing.T) {
 	}
 }
 
-// asking is a connector in which D asks for P by an event.
+// asking is a connector whose D requests P's leg by an event.
 type asking struct {
 	fake
 	event chan connector.Event
@@ -305,7 +305,7 @@ func TestDecodeThenPrefillCancelsDecodeWhenPrefillFails(t *testing.T) {
 func TestAnEventBetweenTheLegs(t *testing.T) {
 	a := newAsking(connector.PrefillThenDecode)
 	x := script(t, a, func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {
-		a.event <- connector.Event{Body: []byte("early")} // before P's own answer
+		a.event <- connector.Event{Body: []byte("early")} // before P's own response
 		answer(ok)(x, w, r, b)
 	}, answer(ok))
 	require.Equal(t, "hi", post(t, x.url, "/v1/completions", completion("a", "")).text(t))
@@ -374,7 +374,7 @@ func (*finishing) Final(_ *connector.Session, p *connector.PrefillResult) (conne
 		true
 }
 
-func TestPrefillsAnswerMayBeTheClients(t *testing.T) {
+func TestPrefillsResponseMayBeTheClients(t *testing.T) {
 	x := script(t, &finishing{}, answer(`{"choices":[{"text":"done"}]}`), answer(ok))
 	require.Equal(t, "done", post(t, x.url, "/v1/completions", completion("a", "")).text(t))
 	require.Equal(t, "done", post(t, x.url, "/v1/completions", completion("a", `"stream":true`)).text(t))
@@ -435,9 +435,9 @@ func (*encoding) Encode(_ *connector.Session, i connector.Item, l *connector.Leg
 	l.SetBody(json.RawMessage(`{"item":"` + i.ID + `"}`))
 	return nil
 }
-func (e *encoding) Merge(_ *connector.Session, answers []json.RawMessage) error {
+func (e *encoding) Merge(_ *connector.Session, responses []json.RawMessage) error {
 	e.merged = nil
-	for _, a := range answers {
+	for _, a := range responses {
 		e.merged = append(e.merged, string(a))
 	}
 	return nil
@@ -521,7 +521,7 @@ func TestAConnectorThatFailsHarmsNobodyElse(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := answer(ok)
 			if c.order == connector.Together {
-				d = gone // else its answer may be first
+				d = gone // else its response may be first
 			}
 			x := script(t, c, answer(ok), d)
 			r := post(t, x.url, "/v1/completions", completion("a", ""))

@@ -68,32 +68,14 @@ type Outcome struct {
 	Final  bool   // no further attempt follows
 }
 
-// SessionObserver sees attempts begin and end. SessionEnd comes when the client's response is through, so a reader of
-// outcomes has to wait for it a moment longer than the client.
-type SessionObserver interface {
-	SessionStart(ctx context.Context, s *connector.Session)
-	SessionEnd(ctx context.Context, o *Outcome)
-}
-
-// LegObserver sees legs begin and end. For prefill, p is P's response, nil if there is none; it must not be changed.
-type LegObserver interface {
-	LegStart(ctx context.Context, s *connector.Session, leg LegKind)
-	LegEnd(ctx context.Context, s *connector.Session, o *LegOutcome, p *connector.PrefillResult)
-}
-
-type observers struct {
-	sessions []SessionObserver
-	legs     []LegObserver
-}
-
-func (o *observers) add(x any) bool {
-	s, isSession := x.(SessionObserver)
-	if isSession {
-		o.sessions = append(o.sessions, s)
-	}
-	l, isLeg := x.(LegObserver)
-	if isLeg {
-		o.legs = append(o.legs, l)
-	}
-	return isSession || isLeg
+// Observer sees attempts and their legs begin and end; a function may be nil. Calls come from the requests' own
+// goroutines and must be quick. What it is given must not be changed.
+type Observer struct {
+	SessionStart func(ctx context.Context, s *connector.Session) // an attempt begins
+	// SessionEnd comes when the client's response is through, so a reader of outcomes has to wait for it a moment
+	// longer than the client.
+	SessionEnd func(ctx context.Context, o *Outcome)
+	LegStart   func(ctx context.Context, s *connector.Session, leg LegKind)
+	// LegEnd gets P's response for the prefill leg, nil if there is none.
+	LegEnd func(ctx context.Context, s *connector.Session, o *LegOutcome, p *connector.PrefillResult)
 }

@@ -34,7 +34,7 @@ func (l *lonely) Traits() connector.Traits {
 	return t
 }
 
-// nobody returns an address at which nobody answers.
+// nobody returns an address on which no server listens.
 func nobody(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -117,7 +117,7 @@ func TestADecodeWithoutItsPrefillIsAnOrphan(t *testing.T) {
 	}
 }
 
-func TestAPairThatKeepsAnOrphanRestsWhileOthersAreThere(t *testing.T) {
+func TestAPairThatKeepsAnOrphanCoolsDownWhileOthersAreThere(t *testing.T) {
 	set := setOf(t, endpoint(t, "http://p1:1", discovery.RolePrefill),
 		endpoint(t, "http://p2:1", discovery.RolePrefill), endpoint(t, "http://d:1", discovery.RoleDecode))
 	picker := pick.New(set, pick.RoundRobin())
@@ -216,7 +216,7 @@ func TestAnEngineWhoseEntryLacksSomethingIsPassedOver(t *testing.T) {
 	require.ErrorContains(t, failed.Err.Err, "attribute sideChannelPort is missing")
 }
 
-func TestARewriterThatNeedsPrefillsAnswerWaitsForIt(t *testing.T) {
+func TestARewriterThatNeedsPrefillsResponseWaitsForIt(t *testing.T) {
 	slow := func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {
 		for !strings.Contains(x.all(), "answered") {
 			time.Sleep(time.Millisecond)
@@ -232,8 +232,8 @@ func TestARewriterThatNeedsPrefillsAnswerWaitsForIt(t *testing.T) {
 	require.Equal(t, "changed", post(t, x.url, "/v1/completions", completion("a", `"logprobs":1`)).text(t))
 }
 
-// P of some protocols answers only when D has all of its KV, and D may be done with a short answer by then: nobody cuts
-// P off.
+// P of some protocols answers only when D has all of its KV, and D may be done with a short response by then: nobody
+// cuts P off.
 func TestAPrefillThatEndsJustAfterDecodeIsHeardOut(t *testing.T) {
 	x := script(t, &fake{order: connector.Together},
 		func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {

@@ -104,13 +104,13 @@ func (a *attempt) final(p *connector.PrefillResult) (*Body, bool, *Error) {
 	if a.f.finisher == nil {
 		return nil, false, nil
 	}
-	var answer connector.Response
+	var response connector.Response
 	var ok bool
 	if e := a.guard(LegPrefill, "response", func() error {
-		answer, ok = a.f.finisher.Final(a.s, p)
+		response, ok = a.f.finisher.Final(a.s, p)
 		return nil
 	}); e != nil || !ok {
 		return nil, false, e
 	}
-	return finalBody(a, answer), true, nil
+	return finalBody(a, response), true, nil
 }

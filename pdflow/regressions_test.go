@@ -118,7 +118,7 @@ func TestAnAbortIsSeenWhereverReadsCutIt(t *testing.T) {
 	}
 }
 
-func TestAnEmptyAnswerIsABreak(t *testing.T) {
+func TestAnEmptyResponseIsABreak(t *testing.T) {
 	for _, contentType := range []string{"application/json", "text/event-stream"} {
 		x := script(t, &fake{}, answer(ok), func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
 			w.Header().Set("Content-Type", contentType)
@@ -192,16 +192,13 @@ type crashing struct{ fake }
 
 func (*crashing) CheckRequest(*connector.Request) error { panic("boom") }
 
-type crashingObserver struct{}
-
-func (crashingObserver) SessionStart(context.Context, *connector.Session) {}
-func (crashingObserver) SessionEnd(context.Context, *pdflow.Outcome)      { panic("boom") }
-
 func TestAPanicEndsOneRequestOnly(t *testing.T) {
 	x := script(t, &crashing{}, answer(ok), answer(ok))
 	require.Equal(t, 500, post(t, x.url, "/v1/completions", completion("a", "")).status)
 	require.Empty(t, x.flow.Sessions())
-	x = script(t, &fake{}, answer(ok), answer(ok), pdflow.WithObserver(crashingObserver{}))
+	x = script(t, &fake{}, answer(ok), answer(ok), pdflow.WithObserver(pdflow.Observer{
+		SessionEnd: func(context.Context, *pdflow.Outcome) { panic("boom") },
+	}))
 	require.Equal(t, 200, post(t, x.url, "/v1/completions", completion("a", "")).status)
 	require.Empty(t, x.flow.Sessions())
 	_, err := x.flow.Do(context.Background(), &pdflow.Request{Body: []byte("{}")})
@@ -233,10 +230,10 @@ func TestEveryLegThatBeginsEnds(t *testing.T) {
 		"together, P fails": script(t, &fake{order: connector.Together}, status(500), answer(ok)),
 		"decode first": script(t, &cold{fake{order: connector.DecodeFirst}}, answer(ok),
 			answer(`{"choices":[{"finish_reason":"cache_threshold"}]}`)),
-		"P's answer": script(t, &finishing{}, answer(ok), answer(ok)),
+		"P's response": script(t, &finishing{}, answer(ok), answer(ok)),
 	} {
 		l := &legs{}
-		flow, err := pdflow.New(s.flow.Connector(), pickOf(s), pdflow.WithObserver(l),
+		flow, err := pdflow.New(s.flow.Connector(), pickOf(s), pdflow.WithObserver(pdflow.Observer{LegStart: l.LegStart, LegEnd: l.LegEnd}),
 			pdflow.WithRetry(config.Retry{MaxAttempts: 1}))
 		require.NoError(t, err)
 		url := serve(t, flow)

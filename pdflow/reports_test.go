@@ -19,7 +19,7 @@ import (
 
 // What operators are told, and what they are not.
 
-// logBuffer is written by requests that are not over when their client has its answer.
+// logBuffer is written by requests that are not over when their client has its response.
 type logBuffer struct {
 	mu  sync.Mutex
 	buf bytes.Buffer

@@ -21,7 +21,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// stuck is a response's body that only its Close ends: one of a host's client that knows nothing of the step's Context.
+// stuck is the body of a response whose Read ends only with Close, as with a client that does not use the step's
+// Context.
 type stuck struct {
 	closed chan struct{}
 	once   sync.Once
@@ -44,7 +45,7 @@ func within(t *testing.T, what string, do func()) {
 	}
 }
 
-// End, and the limit of a forgotten request, also end a request whose response's body a host bound to no context.
+// End, and the limit for forgotten requests, also end a request whose response's body depends on no context.
 func TestEndClosesABodyThatBlocks(t *testing.T) {
 	for name, order := range map[string]connector.Order{"prefill": connector.PrefillThenDecode,
 		"decode": connector.PrefillThenDecode, "beside": connector.Together} {
@@ -119,7 +120,7 @@ func TestClosingTheBodyEndsTheRequest(t *testing.T) {
 	require.Error(t, <-asked)
 }
 
-// A request leaves nothing in the caller's context, which may live as long as the program.
+// After its end a request has left nothing in the caller's context, which may live as long as the program.
 func TestEndLetsGoOfTheCallersContext(t *testing.T) {
 	x := script(t, &fake{}, answer(ok), answer(fromD))
 	parent := &counted{Context: context.Background(), done: make(chan struct{})}
@@ -232,7 +233,7 @@ func TestEndWhileTheResponseIsSent(t *testing.T) {
 	assert.Equal(t, pdflow.CodeClientGone, pdflow.CodeOf(err))
 }
 
-// first is a writer that tells when the first piece was written, and stays in that call until the request has ended.
+// first is a writer that signals its first Write, and returns from it only when the request has ended.
 type first struct {
 	http.ResponseWriter
 	once    sync.Once

@@ -144,7 +144,7 @@ func TestAStepIsTakenOnce(t *testing.T) {
 	assert.Equal(t, pdflow.CodeInvalid, pdflow.CodeOf(err))
 }
 
-// A decode leg that the host lets lie until its handoff is too old is refused, and so fails the attempt.
+// If the host takes a decode leg after its handoff has become too old, the flow refuses the leg, and the attempt fails.
 func TestADecodeLegIsNotGivenOutAfterItsTime(t *testing.T) {
 	x := script(t, &fake{}, answer(ok), answer(fromD),
 		pdflow.WithTimeouts(config.Timeouts{Handoff: 50 * time.Millisecond}))
@@ -166,7 +166,7 @@ func TestADecodeLegIsNotGivenOutAfterItsTime(t *testing.T) {
 	assert.NotContains(t, x.all(), "D")
 }
 
-// A host like an Envoy passes decode's response on by itself: the flow learns of its status and its end.
+// A host such as Envoy passes decode's response on by itself. It tells the flow the response's status and its end.
 func TestARelayedResponse(t *testing.T) {
 	for name, c := range map[string]struct {
 		status int
@@ -210,7 +210,7 @@ func TestARelayedResponse(t *testing.T) {
 	}
 }
 
-// A relayed response waits for the prefill that runs beside it: if that fails, the status of decode's is no success.
+// Relay waits for the prefill leg that runs at the same time. If that one fails, decode's status 200 is no success.
 func TestARelayedResponseWaitsForPrefill(t *testing.T) {
 	for name, c := range map[string]struct {
 		body string
@@ -267,7 +267,7 @@ func TestAStepsErrorIsWrittenAsServeHTTPDoes(t *testing.T) {
 	assert.Equal(t, want.Body.String(), got.Body.String())
 }
 
-// Where the connector changes decode's response, it cannot go past the flow.
+// If the connector changes decode's response, the host must not relay it past the flow.
 func TestAResponseThatTheConnectorChangesIsNotRelayed(t *testing.T) {
 	x := script(t, &rewriting{fake: fake{}}, answer(ok), answer(fromD))
 	s := begin(t, x.flow, `{"prompt":"hi","logprobs":1}`, nil)

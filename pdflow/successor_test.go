@@ -19,7 +19,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// lone picks one engine for everything.
+// lone is a picker that picks one engine, which serves each request alone.
 type lone struct{ e discovery.Endpoint }
 
 func (p lone) Pick(context.Context, *PickInput) (Pick, error) { return Pick{Decode: p.e}, nil }

@@ -52,14 +52,14 @@ func newTelemetry(f *Flow) (*telemetry, error) {
 		t.propagator = propagation.TraceContext{}
 	}
 	if tp := f.opts.tracerProvider; tp != nil {
-		t.tracer = tp.Tracer(scope, trace.WithInstrumentationVersion(Version))
+		t.tracer = tp.Tracer(scope, trace.WithInstrumentationVersion(version))
 	}
 	t.base = t.set(labels{})
 	mp := f.opts.meterProvider
 	if t.recorded = mp != nil; !t.recorded {
 		mp = noop.NewMeterProvider()
 	}
-	m := mp.Meter(scope, metric.WithInstrumentationVersion(Version))
+	m := mp.Meter(scope, metric.WithInstrumentationVersion(version))
 	var errs [12]error
 	hist := func(i int, name, unit, help string) (h metric.Float64Histogram) {
 		h, errs[i] = m.Float64Histogram(name, metric.WithUnit(unit), metric.WithDescription(help),
@@ -247,8 +247,10 @@ func (a *attempt) legStarted(ctx context.Context, leg LegKind) context.Context {
 			a.span[i].SetAttributes(attribute.Float64("pd.handoff.age", a.out.HandoffAge.Seconds()))
 		}
 	}
-	for _, o := range a.f.opts.observers.legs {
-		o.LegStart(ctx, a.s, leg)
+	for _, o := range a.f.opts.observers {
+		if o.LegStart != nil {
+			o.LegStart(ctx, a.s, leg)
+		}
 	}
 	return ctx
 }
@@ -276,8 +278,10 @@ func (a *attempt) legEnded(o *LegOutcome, p *connector.PrefillResult) {
 		a.span[i] = nil
 	}
 	_ = a.guard("", "observe", func() error {
-		for _, ob := range a.f.opts.observers.legs {
-			ob.LegEnd(a.x.client, a.s, o, p)
+		for _, ob := range a.f.opts.observers {
+			if ob.LegEnd != nil {
+				ob.LegEnd(a.x.client, a.s, o, p)
+			}
 		}
 		return nil
 	})

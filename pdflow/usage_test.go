@@ -91,7 +91,7 @@ func TestUsageOfStreams(t *testing.T) {
 	}
 }
 
-// What decode reused is what it did not compute; without a prefill it is the engine's own cache.
+// The reused tokens are those that decode did not compute. Without a prefill they are from the engine's own cache.
 func TestUsageTellsWhatDecodeReused(t *testing.T) {
 	x := script(
 		t, &fake{}, answer(`{"choices":[],"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":2}}}`),
@@ -111,7 +111,7 @@ func TestUsageTellsWhatDecodeReused(t *testing.T) {
 	assert.Equal(t, pdflow.Usage{Input: 9, Output: 3, Cached: 8}, x.seen.list()[1].Usage)
 }
 
-// A client's own text cannot pose as the usage.
+// Generated text that looks like the usage is not taken for it.
 func TestAClientsTextIsNoUsage(t *testing.T) {
 	x := script(t, &fake{}, answer(ok), answer(`{"choices":[{"text":"\"usage\":{\"completion_tokens\":7}"}]}`))
 	require.Equal(t, http.StatusOK, post(t, x.url, "/v1/completions", completion("hi", "")).status)

@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// stubEngine answers any number of requests on in-memory-like raw connections without allocating for each.
+// stubEngine answers any number of requests on raw connections, without an allocation for each.
 func stubEngine(b *testing.B) string {
 	e := newEngine(b, func(_ *engine, c net.Conn) {
 		r := bufio.NewReaderSize(c, 64<<10)
@@ -39,7 +39,7 @@ func stubEngine(b *testing.B) string {
 			if _, err := r.Discard(length); err != nil {
 				return
 			}
-			if _, err := io.WriteString(c, okAnswer); err != nil {
+			if _, err := io.WriteString(c, okResponse); err != nil {
 				return
 			}
 		}
@@ -88,8 +88,8 @@ func BenchmarkRoundTrip(b *testing.B) {
 // BenchmarkRetrier shows the good case: a request that goes out on the first try, through Retrier and through
 // go-retryablehttp alone. No network: the difference is the machinery.
 func BenchmarkRetrier(b *testing.B) {
-	answer := &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}
-	rt := roundTripper(func(*http.Request) (*http.Response, error) { return answer, nil })
+	resp := &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}
+	rt := roundTripper(func(*http.Request) (*http.Response, error) { return resp, nil })
 	payload := make([]byte, 2<<10)
 	newRequest := func() *http.Request {
 		req, err := http.NewRequest(http.MethodPost, "http://engine.test", bytes.NewReader(payload))
@@ -147,14 +147,14 @@ func BenchmarkOpenStream(b *testing.B) {
 	for b.Loop() {
 		tr := New(nil)
 		before := inUse()
-		answers := make([]*http.Response, streams)
-		for i := range answers {
+		responses := make([]*http.Response, streams)
+		for i := range responses {
 			resp, err := tr.RoundTrip(post(b, e.url(), "x"))
 			require.NoError(b, err)
-			answers[i] = resp
+			responses[i] = resp
 		}
 		b.ReportMetric(float64(inUse()-before)/streams, "B/stream")
-		for _, resp := range answers {
+		for _, resp := range responses {
 			_ = resp.Body.Close()
 		}
 		_ = tr.Close()

@@ -96,7 +96,7 @@ func TestErrorsSayHowFarTheRequestGot(t *testing.T) {
 			sent: MaybeSent, kind: EOF, is: io.ErrUnexpectedEOF,
 		},
 		{
-			rule: "an answer that is not HTTP: maybe sent",
+			rule: "a response that is not HTTP: maybe sent",
 			script: func(e *engine, c net.Conn) {
 				e.read(bufio.NewReader(c))
 				_, _ = io.WriteString(c, "SSH-2.0-OpenSSH_9.9\r\n\r\n")
@@ -262,12 +262,12 @@ func (d *controlledDial) first() *controlled {
 func keepAlive(e *engine, c net.Conn) {
 	r := bufio.NewReader(c)
 	for e.read(r) {
-		_, _ = io.WriteString(c, okAnswer)
+		_, _ = io.WriteString(c, okResponse)
 	}
 }
 
-// The edge of two keep-alive timers: what the engine does to an idle connection is seen before a request is given to
-// it.
+// The engine's and the pool's keep-alive timers may end at the same moment. What the engine does to an idle connection
+// is noticed before a request is sent on it.
 func TestAnIdleConnectionOnWhichAnythingCameIsNotUsed(t *testing.T) {
 	ownOnly(t, "sees that beside the request, and may be too late: its error says so")
 	for _, row := range []struct {
@@ -276,7 +276,7 @@ func TestAnIdleConnectionOnWhichAnythingCameIsNotUsed(t *testing.T) {
 	}{
 		{"its end", func(c net.Conn) { _ = c.Close() }},
 		{"a reset", reset},
-		{"an answer that nobody asked for", func(c net.Conn) {
+		{"a response that nobody asked for", func(c net.Conn) {
 			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil")
 		}},
 	} {
@@ -304,8 +304,8 @@ func TestAnIdleConnectionOnWhichAnythingCameIsNotUsed(t *testing.T) {
 	}
 }
 
-// The other half of that edge: the request was written to a reused connection that the engine then closed without an
-// answer. Nobody knows whether it was read, so it must reach the caller as MaybeSent, once.
+// The other case: the request was written to a reused connection, and the engine closed that without a response. Nobody
+// knows whether the engine read the request, so the caller must get MaybeSent, and the request is sent once.
 func TestAPostWrittenToADyingConnectionIsNeverSentTwice(t *testing.T) {
 	for _, end := range []struct {
 		name  string
@@ -319,7 +319,7 @@ func TestAPostWrittenToADyingConnectionIsNeverSentTwice(t *testing.T) {
 			e := newEngine(t, func(e *engine, c net.Conn) {
 				r := bufio.NewReader(c)
 				e.read(r)
-				_, _ = io.WriteString(c, okAnswer)
+				_, _ = io.WriteString(c, okResponse)
 				if e.read(r) {
 					end.close(c)
 				}
@@ -340,8 +340,8 @@ func TestAPostWrittenToADyingConnectionIsNeverSentTwice(t *testing.T) {
 	}
 }
 
-// What was surely not written goes out on another connection, if its body can be had again: it can if it lies in the
-// write buffer. Where it cannot, the caller must learn that nothing was sent.
+// If nothing of a request was written, it goes out on another connection, provided its body can be read again or is
+// still in the write buffer. If not, the caller must learn that nothing was sent.
 func TestAWriteThatFailsBeforeItsFirstByteIsNotSent(t *testing.T) {
 	ownOnly(t, "sends again only what GetBody gives, and reports the rest as NotSent")
 	large := strings.Repeat("x", 1<<20)
@@ -388,7 +388,7 @@ func TestAWriteThatFailsBeforeItsFirstByteIsNotSent(t *testing.T) {
 	}
 }
 
-// An idle connection may die at any time; a new one that does is the engine's failure, and a caller's to judge.
+// An idle connection may die at any time. If a new one dies, the engine has failed, and the caller decides what to do.
 func TestAWriteThatFailsOnANewConnectionIsNotTriedAgain(t *testing.T) {
 	e := newEngine(t, keepAlive)
 	d := new(controlledDial)
@@ -456,7 +456,7 @@ func TestABodyLongerThanItsLengthIsAnErrorAndCutThere(t *testing.T) {
 	}
 }
 
-func TestErrorsOfReadingAnAnswerAreOfClassAnswered(t *testing.T) {
+func TestErrorsOfReadingAResponseAreOfClassAnswered(t *testing.T) {
 	const head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n"
 	for _, row := range []struct {
 		rule string

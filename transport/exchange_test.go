@@ -24,9 +24,9 @@ import (
 
 const tooLarge = "HTTP/1.1 413 Content Too Large\r\nContent-Length: 9\r\n\r\ntoo large"
 
-// An engine that judges a request by its head says so before it has read the body. Its response is worth more than the
-// broken write.
-func TestAnAnswerBeforeTheBodyWasReadIsReturned(t *testing.T) {
+// An engine may refuse a request by its head, before it has read the body. The caller must get this response, and not
+// the error of the write that broke.
+func TestAResponseBeforeTheBodyWasReadIsReturned(t *testing.T) {
 	for _, row := range []struct {
 		rule   string
 		script func(*engine, net.Conn)
@@ -61,8 +61,8 @@ func TestAnAnswerBeforeTheBodyWasReadIsReturned(t *testing.T) {
 	}
 }
 
-// The engine closes its side while it is still written to, without a word.
-func TestAnEndInPlaceOfAnEarlyAnswerEndsTheWriting(t *testing.T) {
+// The engine closes the connection without a response while the request is still being written.
+func TestAnEndInPlaceOfAnEarlyResponseEndsTheWriting(t *testing.T) {
 	e := newEngine(t, func(e *engine, c net.Conn) {
 		_ = c.(*net.TCPConn).CloseWrite()
 		for e.requests.Load() == 0 {
@@ -79,8 +79,8 @@ func TestAnEndInPlaceOfAnEarlyAnswerEndsTheWriting(t *testing.T) {
 	assert.Equal(t, EOF, got.Kind)
 }
 
-// An engine that reads slowly is no reason to give up, nor to give its connection up: the reader that looks for an
-// early response is the one that reads the response in the end.
+// If an engine reads slowly, neither the request nor the connection is given up: the read that looks for an early
+// response also reads the response when it comes.
 func TestASlowlyReadBodyIsWrittenToItsEnd(t *testing.T) {
 	e := newEngine(t, func(e *engine, c net.Conn) {
 		time.Sleep(patience + 100*time.Millisecond)
@@ -160,7 +160,7 @@ func TestTheContextOfAnEarlierRequestEndsNothing(t *testing.T) {
 	assert.EqualValues(t, 1, e.accepted.Load())
 }
 
-// Close is how a caller ends a stream that it has had enough of, from wherever it learns so.
+// A caller ends a stream with Close, which any goroutine may call.
 func TestCloseEndsARunningRead(t *testing.T) {
 	e := newEngine(t, func(e *engine, c net.Conn) {
 		r := bufio.NewReader(c)
@@ -306,7 +306,7 @@ func TestARoundTripAllocatesLittle(t *testing.T) {
 	assert.LessOrEqual(t, count, 20.0)
 }
 
-// TLS may have taken more off the socket than the response, where no look at the socket finds it.
+// TLS may have read more from the socket than the response. A look at the socket does not find those bytes.
 func TestWordsUnaskedUnderTLSAreSeen(t *testing.T) {
 	ca := newAuthority(t, "ca")
 	certPEM, keyPEM := ca.issue(t, "engine")
@@ -316,8 +316,8 @@ func TestWordsUnaskedUnderTLSAreSeen(t *testing.T) {
 		rule, more string
 		kept       bool
 	}{
-		{"an answer alone", "", true},
-		{"another that nobody asked for", okAnswer, false},
+		{"a response alone", "", true},
+		{"another that nobody asked for", okResponse, false},
 	} {
 		t.Run(row.rule, func(t *testing.T) {
 			e := newEngine(t, func(e *engine, c net.Conn) {
@@ -326,7 +326,7 @@ func TestWordsUnaskedUnderTLSAreSeen(t *testing.T) {
 				r := bufio.NewReader(secured)
 				for e.read(r) {
 					joined.hold = true
-					_, _ = io.WriteString(secured, okAnswer)
+					_, _ = io.WriteString(secured, okResponse)
 					if row.more != "" {
 						_, _ = io.WriteString(secured, row.more)
 					}
@@ -363,9 +363,9 @@ func (j *joining) Write(p []byte) (int, error) {
 	return j.Conn.Write(p)
 }
 
-// The worst that a pool can do is to give one client's answer to another. Here requests end in every way at any moment,
-// and each response names its request.
-func TestAnAnswerIsAlwaysThatOfItsRequest(t *testing.T) {
+// The worst that a pool can do is to give one client's response to another. Here requests end in every way at any
+// moment, and each response names its request.
+func TestAResponseIsAlwaysThatOfItsRequest(t *testing.T) {
 	s := newServer(t, func(w http.ResponseWriter, r *http.Request) {
 		b, err := io.ReadAll(r.Body)
 		if err != nil {
@@ -400,7 +400,7 @@ func TestAnAnswerIsAlwaysThatOfItsRequest(t *testing.T) {
 						limit = random.Int64N(limit)
 					}
 					b, err := io.ReadAll(io.LimitReader(resp.Body, limit))
-					assert.True(t, strings.HasPrefix(strings.Repeat(id, 10), string(b)), "an answer to another request")
+					assert.True(t, strings.HasPrefix(strings.Repeat(id, 10), string(b)), "another request's response")
 					assert.True(t, err == nil || ctx.Err() != nil, "%v", err)
 					_ = resp.Body.Close()
 				} else {

@@ -93,7 +93,7 @@ type try struct {
 	connected  atomic.Bool // check(true) has returned nil
 	refused    atomic.Pointer[error]
 	conn       atomic.Pointer[net.Conn] // the connection for which the check returned an error
-	answer     io.ReadCloser            // the response's body
+	body       io.ReadCloser            // the response's body
 }
 
 // send sends req through rt, with the check.
@@ -129,7 +129,7 @@ func (g *gate) send(ctx context.Context, rt http.RoundTripper, req *http.Request
 		t.cancel(err)
 		return nil, err
 	}
-	t.answer, resp.Body = resp.Body, t
+	t.body, resp.Body = resp.Body, t
 	return resp, nil
 }
 
@@ -164,11 +164,11 @@ func (t *try) wroteHeaders() {
 }
 
 // Read reads the response's body.
-func (t *try) Read(p []byte) (int, error) { return t.answer.Read(p) }
+func (t *try) Read(p []byte) (int, error) { return t.body.Read(p) }
 
 // Close closes the response's body, and frees the context.
 func (t *try) Close() error {
-	err := t.answer.Close()
+	err := t.body.Close()
 	t.cancel(nil)
 	return err
 }

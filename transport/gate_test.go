@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// clients are round trippers of all kinds, each with connections of its own.
+// clients are different kinds of round trippers, each with its own connections.
 func clients(t *testing.T) map[string]http.RoundTripper {
 	http2 := new(http.Protocols)
 	http2.SetUnencryptedHTTP2(true)
@@ -109,7 +109,7 @@ func TestARefusedRequestIsNotSent(t *testing.T) {
 	}
 }
 
-// What a watched round tripper takes from a context it gives back with the response.
+// When the response has ended, a watched round tripper has left nothing in the request's context.
 func TestAWatchedRequestLeavesNothingInItsContext(t *testing.T) {
 	s := newServer(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") })
 	rt := &http.Transport{}

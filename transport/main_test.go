@@ -24,7 +24,8 @@ import (
 // netHTTP makes the tests run over net/http's client.
 var netHTTP = os.Getenv("PDKIT_TEST_HTTP_CLIENT") == "nethttp"
 
-// ownOnly skips a test of what only this package's own client does. why says what net/http's does.
+// ownOnly skips a test, if net/http's client is used, of what only this package's own client does. why says what
+// net/http's client does.
 func ownOnly(t testing.TB, why string) {
 	t.Helper()
 	if netHTTP {
@@ -79,8 +80,8 @@ func exchange(t testing.TB, tr http.RoundTripper, req *http.Request) string {
 	return drain(t, resp)
 }
 
-// engine is a TCP server that plays one script for each connection; scripts say things that net/http's server does not,
-// such as a reset.
+// engine is a TCP server that plays one script for each connection. A script can do what net/http's server cannot, such
+// as reset the connection.
 type engine struct {
 	net.Listener
 	accepted atomic.Int32
@@ -138,7 +139,7 @@ func (e *engine) read(r *bufio.Reader) bool {
 	return true
 }
 
-const okAnswer = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+const okResponse = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 // reset closes c so that the other side sees a reset, not an end.
 func reset(c net.Conn) {
@@ -166,7 +167,7 @@ func blackhole(ctx context.Context, _, _ string) (net.Conn, error) {
 // quietLog keeps expected complaints of test servers out of the output.
 func quietLog() *log.Logger { return log.New(io.Discard, "", 0) }
 
-// waitFor polls for what another goroutine brings about.
+// waitFor polls until another goroutine has made a condition true.
 func waitFor(t testing.TB, what string, cond func() bool) {
 	t.Helper()
 	require.Eventually(t, cond, 5*time.Second, time.Millisecond, what)

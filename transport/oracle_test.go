@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// played is a connection whose other side says a text, in pieces, and listens to nothing.
+// played is a connection whose other side sends a text in pieces, and reads nothing.
 type played struct {
 	text   []byte
 	pieces []byte // sizes, over and over; none means all at once
@@ -53,7 +53,7 @@ func (p *played) SetDeadline(time.Time) error      { return nil }
 func (p *played) SetReadDeadline(time.Time) error  { return nil }
 func (p *played) SetWriteDeadline(time.Time) error { return nil }
 
-// outcome is what a reader made of a response.
+// outcome is what a reader returned for a response.
 type outcome struct {
 	headErr, bodyErr error
 	resp             *http.Response
@@ -61,7 +61,7 @@ type outcome struct {
 	kept             bool // the connection would serve again
 }
 
-// ours reads a response by this package, with reads of room bytes.
+// ours reads a response with this package, room bytes at a time.
 func ours(tr *Transport, method, text string, pieces []byte, room int) (out outcome) {
 	conn := &played{text: []byte(text), pieces: pieces}
 	c := tr.newConn(hostKey{host: "engine.test"}, conn, nil)
@@ -85,7 +85,7 @@ func ours(tr *Transport, method, text string, pieces []byte, room int) (out outc
 	return out
 }
 
-// oracle reads a response by net/http.
+// oracle reads a response with net/http.
 func oracle(method, text string) (out outcome) {
 	r := bufio.NewReaderSize(strings.NewReader(text), 64<<10)
 	req := &http.Request{Method: method}
@@ -109,11 +109,11 @@ var (
 	spacedName  = regexp.MustCompile(`(?m)^[^:\n]* [^:\n]*:`)
 )
 
-// stricter lists all that net/http takes and this package does not.
+// stricter lists what net/http accepts and this package refuses.
 func stricter(err error, text string) bool {
 	switch {
 	case errors.Is(err, errNotHTTP):
-		for plainStatus.MatchString(text) { // interim answers come before
+		for plainStatus.MatchString(text) { // interim responses come before
 			end := headEnd([]byte(text), 0)
 			if end < 0 {
 				return false
@@ -134,7 +134,7 @@ func stricterTrailer(err error) bool {
 	return errors.Is(err, errFolded) || errors.Is(err, errMalformed) || errors.Is(err, errTrailerLong)
 }
 
-// agree fails unless this package reads text as net/http does, however it is cut.
+// agree fails unless this package reads text as net/http does, in pieces of any size.
 func agree(t *testing.T, tr *Transport, method, text string, pieces []byte, room int) {
 	t.Helper()
 	want, got := oracle(method, text), ours(tr, method, text, pieces, room)
@@ -172,15 +172,15 @@ func agree(t *testing.T, tr *Transport, method, text string, pieces []byte, room
 	}
 }
 
-// answers are seeds of the fuzz test, and a test themselves.
-var answers = []string{
-	okAnswer,
+// responses are the seeds of the fuzz test, and the cases of another test.
+var responses = []string{
+	okResponse,
 	"HTTP/1.1 200 OK\nContent-Length: 2\n\nok",
 	"HTTP/1.1 200\r\ncontent-length: 2\r\nserver: uvicorn\r\ncontent-type: application/json\r\ndate: x\r\n\r\nok",
 	"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2;a=b\r\nde\r\n0\r\n\r\n",
 	"HTTP/1.1 200 OK\r\ntransfer-encoding: Chunked\r\nTrailer: X-Sum, X-B\r\n\r\nA\r\n0123456789\r\n000  \r\nX-Sum: " +
 		"1\r\nx-c: 2\r\n\r\n",
-	"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early\r\nLink: x\r\n\r\n" + okAnswer,
+	"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early\r\nLink: x\r\n\r\n" + okResponse,
 	"HTTP/1.1 101 Switching Protocols\r\n\r\n",
 	"HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\n",
 	"HTTP/1.1 304 Not Modified\r\nTransfer-Encoding: chunked\r\n\r\n",
@@ -198,8 +198,8 @@ var answers = []string{
 	"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: Content-Length\r\n\r\n0\r\n\r\n",
 }
 
-func FuzzAnswersAreReadAsNetHTTPReadsThem(f *testing.F) {
-	for i, text := range answers {
+func FuzzResponsesAreReadAsNetHTTPReadsThem(f *testing.F) {
+	for i, text := range responses {
 		f.Add(text, []byte{0}, uint16(1), i%2 == 0)
 		f.Add(text, []byte{3, 40}, uint16(2000), false)
 	}
@@ -214,9 +214,9 @@ func FuzzAnswersAreReadAsNetHTTPReadsThem(f *testing.F) {
 	})
 }
 
-func TestAnswersAreReadAsNetHTTPReadsThemHoweverTheyAreCut(t *testing.T) {
+func TestResponsesAreReadAsNetHTTPReadsThemHoweverTheyAreCut(t *testing.T) {
 	tr := newTransport(t, &Options{ReadBuffer: 1 << 10})
-	for _, text := range answers {
+	for _, text := range responses {
 		for _, pieces := range [][]byte{nil, {0}, {1}, {6, 0, 30}, {255}} {
 			for _, room := range []int{1, 7, 512, 1500, 32 << 10} {
 				agree(t, tr, http.MethodPost, text, pieces, room)
@@ -228,7 +228,7 @@ func TestAnswersAreReadAsNetHTTPReadsThemHoweverTheyAreCut(t *testing.T) {
 
 // Where readers of one response could differ about its end, there is no response: the next one would be another
 // request's.
-func TestAmbiguousAnswersAreErrors(t *testing.T) {
+func TestAmbiguousResponsesAreErrors(t *testing.T) {
 	long := strings.Repeat("a", 64<<10)
 	for _, row := range []struct {
 		rule, text string
@@ -258,7 +258,7 @@ func TestAmbiguousAnswersAreErrors(t *testing.T) {
 		{"a status below 100", "HTTP/1.1 099 OK\r\n\r\n", errNotHTTP},
 		{"an empty line first", "\r\nHTTP/1.1 200 OK\r\n\r\n", errNotHTTP},
 		{"a head beyond the limit", "HTTP/1.1 200 OK\r\nX-A: " + long + "\r\n\r\n", errHeadTooLong},
-		{"interim answers without end", strings.Repeat("HTTP/1.1 100 Continue\r\n\r\n", 100), errInterim},
+		{"interim responses without end", strings.Repeat("HTTP/1.1 100 Continue\r\n\r\n", 100), errInterim},
 	} {
 		t.Run(row.rule, func(t *testing.T) {
 			tr := newTransport(t, &Options{MaxResponseHeaderBytes: 32 << 10})
@@ -271,7 +271,7 @@ func TestAmbiguousAnswersAreErrors(t *testing.T) {
 	}
 }
 
-func TestBrokenChunksEndTheAnswerAndItsConnection(t *testing.T) {
+func TestBrokenChunksEndTheResponseAndItsConnection(t *testing.T) {
 	tr := newTransport(t, nil)
 	for _, row := range []struct {
 		rule, text string
@@ -311,14 +311,14 @@ func TestBrokenChunksEndTheAnswerAndItsConnection(t *testing.T) {
 	}
 }
 
-func TestWhichAnswersLeaveAConnectionToTheNextRequest(t *testing.T) {
+func TestWhichResponsesLeaveAConnectionToTheNextRequest(t *testing.T) {
 	tr := newTransport(t, nil)
 	for _, row := range []struct {
 		rule, method, text string
 		body               string
 		kept               bool
 	}{
-		{"a length", "POST", okAnswer, "ok", true},
+		{"a length", "POST", okResponse, "ok", true},
 		{"chunks", "POST", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n", "ok", true},
 		{"HEAD has no body, whatever its length", "HEAD", "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n", "", true},
 		{"204 has no body", "POST", "HTTP/1.1 204 No Content\r\n\r\n", "", true},
@@ -329,10 +329,10 @@ func TestWhichAnswersLeaveAConnectionToTheNextRequest(t *testing.T) {
 		{"Connection: close", "POST", "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok", "ok",
 			false},
 		{"only the end tells the length", "POST", "HTTP/1.1 200 OK\r\n\r\nok", "ok", false},
-		{"bytes after a length", "POST", okAnswer + "x", "ok", false},
+		{"bytes after a length", "POST", okResponse + "x", "ok", false},
 		{"bytes after the last chunk", "POST", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n" +
 			"0\r\n\r\nx", "ok", false},
-		{"a body where none may be", "HEAD", okAnswer, "", false},
+		{"a body where none may be", "HEAD", okResponse, "", false},
 	} {
 		t.Run(row.rule, func(t *testing.T) {
 			head := byte(headEnd([]byte(row.text), 0) - 1)

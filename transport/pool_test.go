@@ -42,7 +42,7 @@ func TestThePoolForgetsEngines(t *testing.T) {
 	assert.EqualValues(t, 2, e.accepted.Load())
 }
 
-// The sweep may be late; what is over is not handed out meanwhile.
+// The sweep may be late. Until then the pool does not hand out a connection whose time is over.
 func TestAConnectionIdleForTooLongIsNotUsedThoughTheSweepIsLate(t *testing.T) {
 	ownOnly(t, "has a pool of its own, which cannot be looked into")
 	e := newEngine(t, keepAlive)

@@ -46,7 +46,7 @@ func TestARequestOnTheWire(t *testing.T) {
 		wire(t, req))
 }
 
-// net/http's server reads what is written as what was meant.
+// net/http's server reads the written request as the one that was given.
 func TestRequestsAreReadAsTheyWereMeant(t *testing.T) {
 	req := post(t, "http://engine.test/a%2Fb/c%20d?q=%0A", strings.Repeat("x", 9000))
 	req.Header = http.Header{"X-A": {"1", "2"}, "Authorization": {"Bearer x"}, "User-Agent": {"pdkit"},
@@ -63,7 +63,8 @@ func TestRequestsAreReadAsTheyWereMeant(t *testing.T) {
 	assert.Len(t, body, 9000)
 }
 
-// Two words on where a message ends are one request too many.
+// If a request says in two ways where its body ends, an engine may read it as two requests. So a caller's headers about
+// it are not written.
 func TestNoHeaderSaysWhereTheMessageEnds(t *testing.T) {
 	req := post(t, "http://engine.test", "body")
 	req.Header = http.Header{
@@ -143,7 +144,7 @@ func (c *closeTeller) Close() error {
 	return c.ReadCloser.Close()
 }
 
-// A large body that ends early has left in part, and nothing may follow it on its connection.
+// If a large body ends early, a part of it was sent already. Nothing may follow on that connection.
 func TestALargeBodyThatFailsIsMaybeSentAndTakesItsConnectionWithIt(t *testing.T) {
 	got := make(chan error, 1)
 	e := newEngine(t, func(_ *engine, c net.Conn) {

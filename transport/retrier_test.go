@@ -24,7 +24,7 @@ import (
 
 var atOnce = RetryPolicy{Max: 2, BackoffBase: time.Millisecond, BackoffMax: 2 * time.Millisecond}
 
-// refuseFirst dials in vain n times, then really.
+// refuseFirst fails the first n dials, and then dials.
 func refuseFirst(n int32) (dial func(context.Context, string, string) (net.Conn, error), dials *atomic.Int32) {
 	dials = new(atomic.Int32)
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -85,8 +85,8 @@ func TestTriesEndWithThePolicy(t *testing.T) {
 	}
 }
 
-// Answers belong to the flow, whatever they say; an hour of Retry-After is not slept away here.
-func TestAnswersAreNeverRetried(t *testing.T) {
+// Responses belong to the flow, whatever they say; an hour of Retry-After is not slept away here.
+func TestResponsesAreNeverRetried(t *testing.T) {
 	for _, afterRetry := range []bool{false, true} {
 		for _, status := range []int{200, 307, 404, 429, 500, 503} {
 			var served atomic.Int32
@@ -164,7 +164,7 @@ func TestTheContextEndsTheWait(t *testing.T) {
 	assert.EqualValues(t, 1, dials.Load())
 }
 
-// Waiting for a try that can only fail makes the client wait for nothing.
+// The retrier does not wait for a try that can only fail: its client would wait in vain.
 func TestAWaitBeyondTheDeadlineIsNotBegun(t *testing.T) {
 	dial, _ := refuseFirst(100)
 	// The random wait is below a second with a chance of 1 to 3600.
@@ -230,7 +230,7 @@ func TestBodiesAreSentAgainByteForByteAndNotCopied(t *testing.T) {
 		}
 		h := sha256.New()
 		_, _ = io.CopyBuffer(struct{ io.Writer }{h}, req.Body, buf)
-		_, _ = io.WriteString(c, okAnswer)
+		_, _ = io.WriteString(c, okResponse)
 		sum <- [sha256.Size]byte(h.Sum(nil))
 	})
 	body := make([]byte, size)
@@ -265,7 +265,7 @@ func TestBodiesAreSentAgainByteForByteAndNotCopied(t *testing.T) {
 	}
 }
 
-// roundTripper is a foreign one, such as instrumentation around a Transport.
+// roundTripper stands for one of another package, such as instrumentation around a Transport.
 type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }

@@ -194,9 +194,9 @@ func TestFailedHandshakesAreNotSent(t *testing.T) {
 	}
 }
 
-// With TLS 1.3 the request may be written before the engine's verdict on the client's certificate arrives. Where the
-// verdict is read, it proves that the request was not; where the reset overtakes it, nothing is claimed.
-func TestARejectedCertificateUnderTLS13IsNeverTakenForAnAnswer(t *testing.T) {
+// With TLS 1.3 the request may be written before the engine's verdict on the client's certificate arrives. If
+// the transport reads the verdict, the request was surely not read; if a reset comes first, nobody knows.
+func TestARejectedCertificateUnderTLS13IsNeverTakenForAResponse(t *testing.T) {
 	ca := newAuthority(t, "ca")
 	s := newTLSEngine(t, ca, ca, tls.VersionTLS13)
 	tr := newTransport(t, &Options{TLS: &tls.Config{RootCAs: ca.pool()}})

@@ -42,7 +42,7 @@ func TestDefaults(t *testing.T) {
 }
 
 // A redirect from an engine would carry the prompt to a host that no picker chose.
-func TestARedirectIsAnAnswer(t *testing.T) {
+func TestARedirectIsAResponse(t *testing.T) {
 	var elsewhere atomic.Int32
 	other := newServer(t, func(http.ResponseWriter, *http.Request) { elsewhere.Add(1) })
 	s := newServer(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -56,7 +56,7 @@ func TestARedirectIsAnAnswer(t *testing.T) {
 	assert.Zero(t, elsewhere.Load())
 }
 
-// A compressed answer passes as it is: nobody asked for it, and the client may be told what it is.
+// A compressed response passes as it is: nobody asked for it, and the client may be told what it is.
 func TestCompressionIsNeitherAskedForNorUndone(t *testing.T) {
 	var zipped bytes.Buffer
 	zw := gzip.NewWriter(&zipped)
@@ -164,8 +164,8 @@ func TestABurstsConnectionsServeTheNextBurst(t *testing.T) {
 	assert.Equal(t, before, accepted.Load(), "connections opened by the second burst")
 }
 
-// Scaled down by 25: the engine closes idle connections after 200 ms, the pool after 160 ms, and requests come at the
-// very edge.
+// The times of real engines, divided by 25: the engine closes idle connections after 200 ms, the pool after 160 ms, and
+// requests come at about that time.
 func TestIdleConnectionsEndBeforeTheEngineEndsThem(t *testing.T) {
 	var served atomic.Int32
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, _ *http.Request) { served.Add(1) }))
@@ -207,7 +207,7 @@ func TestIPv6LiteralsAreReached(t *testing.T) {
 	assert.Equal(t, l.Addr().String(), exchange(t, newTransport(t, nil), post(t, "http://"+l.Addr().String(), "x")))
 }
 
-// Expect: 100-continue would make a leg wait for an engine that knows nothing of it.
+// Expect: 100-continue would make a leg wait for engines that do not implement it.
 func TestExpectContinueDoesNotHoldTheBodyBack(t *testing.T) {
 	e := newEngine(t, keepAlive)
 	tr := newTransport(t, nil)
@@ -218,7 +218,7 @@ func TestExpectContinueDoesNotHoldTheBodyBack(t *testing.T) {
 	assert.Less(t, time.Since(start), 500*time.Millisecond)
 }
 
-func TestTheRequestIsNotChangedAndTheAnswerNamesIt(t *testing.T) {
+func TestTheRequestIsNotChangedAndTheResponseNamesIt(t *testing.T) {
 	s := newServer(t, func(http.ResponseWriter, *http.Request) {})
 	req := post(t, s.URL, "x")
 	before := req.Header.Clone()
@@ -370,7 +370,7 @@ func TestErrorsOfManyRequestsDoNotMix(t *testing.T) {
 			if req.URL.Path == "/die" {
 				return
 			}
-			_, _ = io.WriteString(c, okAnswer)
+			_, _ = io.WriteString(c, okResponse)
 		}
 	})
 	nobody := "http://" + refusedAddress(t)

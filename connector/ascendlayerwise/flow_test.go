@@ -181,7 +181,7 @@ func TestAClientThatLeavesEndsBothLegs(t *testing.T) {
 // With recompute_scheduler_enable D may give a request up in favour of another one. It says so only by a stop reason,
 // in a response that looks complete. If the client has not got anything yet, another attempt serves the request;
 // otherwise the flow cuts the stream.
-func TestARecomputedAnswerIsAFailedOne(t *testing.T) {
+func TestARecomputedResponseIsAFailedOne(t *testing.T) {
 	const recomputed = `{"choices":[{"delta":{},"finish_reason":"stop","stop_reason":"recomputed"}]}`
 	pushed := make(chan struct{})
 	close(pushed)

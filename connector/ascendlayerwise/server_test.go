@@ -103,7 +103,7 @@ func unanswered(t testing.TB, ch <-chan reply) {
 const ok = `{"status":"ok"}`
 
 // D's callback starts P. It is answered when P has answered: not earlier, and not only when D's text is complete.
-func TestACallbackIsAnsweredWithPsAnswer(t *testing.T) {
+func TestACallbackIsAnsweredWithPsResponse(t *testing.T) {
 	for _, api := range []connector.API{connector.APICompletions, connector.APIChat, connector.APIResponses,
 		connector.APIMessages, connector.APIGenerate} {
 		t.Run(api.String(), func(t *testing.T) {

@@ -35,7 +35,7 @@ func Blocks2KB() string {
 }
 
 // Measured is a connector, as it is set up, whose legs are measured. What they cost is all that the flow asks of the
-// connector for a leg but waiting: the description, the media items before it, the look at P's answer after it. Side
+// connector for a leg but waiting: the description, the media items before it, the look at P's response after it. Side
 // calls and events are not in it.
 type Measured struct {
 	Name      string // of this setup, for the results; "" is the connector's
@@ -94,7 +94,7 @@ func (m *Measured) legs(ctx context.Context) []*measuredLeg {
 		decode = leg(func(l *connector.Leg) error {
 			if finisher != nil {
 				if _, final := finisher.Final(s, p); final {
-					return errors.New("the answer is final, so that there is no decode leg")
+					return errors.New("the response is final, so that there is no decode leg")
 				}
 			}
 			return c.Decode(ctx, s, p, l)

@@ -53,5 +53,5 @@ func ExampleCheck() {
 		fmt.Println(line)
 	}
 	// Output:
-	// prefill asks for one whole answer without log probabilities: chat, plain: the prefill leg asks for a stream
+	// prefill asks for one whole response without log probabilities: chat, plain: the prefill leg asks for a stream
 }

@@ -14,7 +14,7 @@ import (
 
 // Fuzz is a fuzz test's body: whatever a client sends and whatever P answers, nothing panics, the legs are well-formed,
 // and the members that the protocol does not own are the client's to the byte. Its seeds are the suite's own requests
-// and answers.
+// and responses.
 func Fuzz(f *testing.F, h Harness) {
 	f.Helper()
 	if err := h.fill(); err != nil {
@@ -45,27 +45,27 @@ func Fuzz(f *testing.F, h Harness) {
 			}
 		}
 	}
-	f.Fuzz(func(ft *testing.T, api byte, body, answer []byte) {
+	f.Fuzz(func(ft *testing.T, api byte, body, response []byte) {
 		u := &trial{Harness: t.Harness, ctx: ft.Context(), c: t.c, traits: t.traits, order: t.order, started: t.started}
-		if err := u.fuzz(connector.API(api%byte(len(connector.APIs())+1)), body, answer); err != nil {
+		if err := u.fuzz(connector.API(api%byte(len(connector.APIs())+1)), body, response); err != nil {
 			ft.Error(err)
 		}
 	})
 }
 
-// fuzz plays one exchange. No answer is the harness's good one.
-func (t *trial) fuzz(api connector.API, body, answer []byte) error {
+// fuzz plays one exchange. No response is the harness's good one.
+func (t *trial) fuzz(api connector.API, body, response []byte) error {
 	before := string(body)
 	r, err := connector.ParseRequest(api, body)
 	if err != nil || t.unsupported(r) != "" {
 		return nil //nolint:nilerr // a request that the flow refuses has no legs
 	}
 	m := t.means()
-	if len(answer) > 0 {
+	if len(response) > 0 {
 		m.respond = func(s *connector.Session, prefill []byte) Response {
 			r := t.means().respond(s, prefill)
-			if r.Body = answer; t.traits.Handoff.Header != "" {
-				r.Header.Set(t.traits.Handoff.Header, string(answer))
+			if r.Body = response; t.traits.Handoff.Header != "" {
+				r.Header.Set(t.traits.Handoff.Header, string(response))
 			}
 			return r
 		}

@@ -37,11 +37,11 @@ type golden struct {
 	PrefillEndpoint goldenEndpoint    `json:"prefillEndpoint"`
 	DecodeEndpoint  goldenEndpoint    `json:"decodeEndpoint"`
 
-	Calls   map[string]goldenCall `json:"calls"`   // answers of side calls, by "METHOD URL"
-	Encoded []json.RawMessage     `json:"encoded"` // answers of encode engines, in the order of the items
-	Answer  json.RawMessage       `json:"answer"`  // P's body
-	Headers map[string]string     `json:"headers"` // P's
-	Event   json.RawMessage       `json:"event"`   // what an Expecter waited for; a string is the event's text
+	Calls    map[string]goldenCall `json:"calls"`   // responses to side calls, by "METHOD URL"
+	Encoded  []json.RawMessage     `json:"encoded"` // responses of encode engines, in the order of the items
+	Response json.RawMessage       `json:"answer"`  // P's body
+	Headers  map[string]string     `json:"headers"` // P's
+	Event    json.RawMessage       `json:"event"`   // what an Expecter waited for; a string is the event's text
 
 	Want struct {
 		Unsupported string      `json:"unsupported"` // the member for which the request is not carried, instead of legs
@@ -80,9 +80,9 @@ type goldenLeg struct {
 //	 "headers": {}, "event": {…},
 //	 "want": {"prefill": {"path": "…", "header": {}, "body": {…}}, "decode": {…}}}
 //
-// want has "refused", a part of the error's text, in place of decode where the answer is to be refused, and
+// want has "refused", a part of the error's text, in place of decode where the response is to be refused, and
 // "unsupported", a member's name, alone where the request is not carried. "first" is decode's first try where decode
-// comes first; "encode" lists the legs of an encode stage, whose answers are in "encoded". Nothing is started, and no
+// comes first; "encode" lists the legs of an encode stage, whose responses are in "encoded". Nothing is started, and no
 // event is waited for.
 //
 // Golden files are facts about engines, so nothing rewrites them.
@@ -173,7 +173,7 @@ func (g *golden) check(ctx context.Context, factory func(json.RawMessage) (conne
 		return err
 	}
 	if p.final {
-		return errors.New("the prefill answer is final, so there is no decode leg")
+		return errors.New("the prefill response is final, so there is no decode leg")
 	}
 	return g.checkLegs(p)
 }
@@ -279,8 +279,8 @@ func (g *golden) response(api connector.API) Response {
 	for name, value := range g.Headers {
 		r.Header.Set(name, value)
 	}
-	if g.Answer != nil {
-		r.Body = compact(g.Answer)
+	if g.Response != nil {
+		r.Body = compact(g.Response)
 	}
 	return r.fill(connector.Handoff{}, api)
 }

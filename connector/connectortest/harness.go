@@ -66,7 +66,7 @@ type Response struct {
 	Handoff string      // the value that Traits' Handoff names: raw JSON for a member, text for a header; "" is none
 	Status  int         // 0 is 200
 	Header  http.Header // besides Content-Type and the handoff
-	Body    []byte      // nil is an engine's whole answer of one token in the session's API; the handoff is put into it
+	Body    []byte      // nil: a whole response of one token in the session's API; the handoff is put into it
 }
 
 // fill puts the handoff where it is declared, and gives what is left zero its value.
@@ -118,14 +118,14 @@ var transferMembers = []string{
 	"bootstrap_room",
 }
 
-// Canaries stand where an error text, or another request, must not repeat them.
+// Planted values stand where an error text, or another request, must not repeat them.
 const (
-	promptCanary   = "canary-prompt-81c4"
-	clientCanary   = "canary-client-2b7e"
-	requestCanary  = "canary-request-id-77f0"
-	valueCanary    = "canary-value-c9d3"
-	hostP, hostD   = "canary-prefill.example", "canary-decode.example"
-	hostE          = "canary-encode.example"
+	plantedPrompt  = "planted-prompt-81c4"
+	plantedClient  = "planted-client-2b7e"
+	plantedRequest = "planted-request-id-77f0"
+	plantedValue   = "planted-value-c9d3"
+	hostP, hostD   = "planted-prefill.example", "planted-decode.example"
+	hostE          = "planted-encode.example"
 	idP, idD, idE  = "engine-p", "engine-d", "engine-e"
 	addressP6      = "2001:db8::7"
 	addressD6      = "2001:db8::8"
@@ -264,9 +264,9 @@ func (t *trial) session(r *connector.Request, n int) *connector.Session {
 	if clean, err := r.Without(t.traits.Members); err == nil { // as the flow does it
 		r = clean
 	}
-	s := connector.NewSessionWith(random(n), r, requestCanary, t.Prefill, t.Decode)
+	s := connector.NewSessionWith(random(n), r, plantedRequest, t.Prefill, t.Decode)
 	s.CreatedAt = began
-	s.Header = map[string][]string{"Content-Type": {"application/json"}, "X-Request-Id": {requestCanary}}
+	s.Header = map[string][]string{"Content-Type": {"application/json"}, "X-Request-Id": {plantedRequest}}
 	if _, ok := connector.As[connector.Encoder](t.c); ok {
 		s.Encode = []discovery.Endpoint{fillEndpoint(discovery.Endpoint{}, idE, hostE+":8300", discovery.RoleEncode)}
 	}

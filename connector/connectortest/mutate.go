@@ -50,9 +50,9 @@ func (r Response) spoilHeader(name string) []badResponse {
 	add("is absent")
 	add("is empty", "")
 	add("is a space", " ")
-	add("stands there twice", good, good+valueCanary)
-	add("has a control character", good+"\x01"+valueCanary)
-	add("has a line's end", good+"\r\nX-Other: "+valueCanary)
+	add("stands there twice", good, good+plantedValue)
+	add("has a control character", good+"\x01"+plantedValue)
+	add("has a line's end", good+"\r\nX-Other: "+plantedValue)
 	add("has a NUL", "\x00"+good)
 	add("is not ASCII", good+"\u00e9")
 	add("is not UTF-8", good+"\xff")
@@ -65,7 +65,7 @@ func (r Response) spoilHeader(name string) []badResponse {
 func (r Response) oddHeaders(name string) []badResponse {
 	var list []badResponse
 	for _, value := range []string{`"`, `\`, "{}", "null", `","bootstrap_room":1,"a":"`, "%00", "<>&'", "../..",
-		valueCanary} {
+		plantedValue} {
 		bad := badResponse{fmt.Sprintf("the header %s is %s", name, value), r}
 		bad.Header = r.Header.Clone()
 		bad.Header.Set(name, value)
@@ -100,7 +100,7 @@ func wholes(good []byte) []mutant {
 			strings.Repeat("]", 5_000) +
 			"}")},
 		{"it is not UTF-8", []byte("{\"kv_transfer_params\":\"\xff\xfe\"}")},
-		{"it is an error in a 200", []byte(`{"error":{"message":"` + valueCanary + `","code":500}}`)},
+		{"it is an error in a 200", []byte(`{"error":{"message":"` + plantedValue + `","code":500}}`)},
 	}
 }
 

@@ -99,20 +99,20 @@ func (t *trial) before(s *connector.Session, m means) (encode []sent, err error)
 	if len(items) == 0 {
 		return nil, nil
 	}
-	answers := make([]json.RawMessage, 0, len(items))
+	responses := make([]json.RawMessage, 0, len(items))
 	for _, i := range items {
 		leg, err := describe(s, func(leg *connector.Leg) error { return enc.Encode(s, i, leg) })
 		if err != nil {
 			return nil, fmt.Errorf("calling Encode: %w", err)
 		}
 		encode = append(encode, leg)
-		answer := json.RawMessage(responseTexts[connector.APIChat])
+		response := json.RawMessage(responseTexts[connector.APIChat])
 		if m.encoded != nil {
-			answer = m.encoded(s, i)
+			response = m.encoded(s, i)
 		}
-		answers = append(answers, answer)
+		responses = append(responses, response)
 	}
-	if err := enc.Merge(s, answers); err != nil {
+	if err := enc.Merge(s, responses); err != nil {
 		return nil, fmt.Errorf("calling Merge: %w", err)
 	}
 	return encode, nil

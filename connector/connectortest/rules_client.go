@@ -16,7 +16,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// clients are requests whose answers a connector may make itself or rewrite.
+// clients are requests whose responses a connector may make itself or rewrite.
 func clients(api connector.API) []sample {
 	s := shapes[api]
 	stream := []string{`"stream":true`, `"stream_options":{"include_usage":true}`}
@@ -31,11 +31,11 @@ func clients(api connector.API) []sample {
 	return list
 }
 
-// checkFinal finishes requests at P: the client gets P's answer, as an engine that served alone would have given it.
+// checkFinal finishes requests at P: the client gets P's response, as an engine that served alone would have given it.
 func checkFinal(t *trial) error {
 	f, ok := connector.As[connector.Finisher](t.c)
 	if !ok {
-		return notApplicable("no answer of P's is the client's")
+		return notApplicable("no response of P's is the client's")
 	}
 	finals := 0
 	err := t.each(clients, func(_ sample, p *played) error {
@@ -48,7 +48,7 @@ func checkFinal(t *trial) error {
 			})
 			if err == nil && final {
 				finals++
-				err = t.checkAnswer(given, p.s.Request.Stream)
+				err = t.checkFinished(given, p.s.Request.Stream)
 			}
 			if err != nil {
 				return err
@@ -86,13 +86,13 @@ func finished(body []byte) (list []mutant) {
 	return list
 }
 
-func (t *trial) checkAnswer(a connector.Response, stream bool) error {
+func (t *trial) checkFinished(a connector.Response, stream bool) error {
 	if !stream || len(a.Events) == 0 {
 		if stream {
 			return errors.New("a client that asked for a stream gets no events")
 		}
 		if !gjson.ValidBytes(a.Body) || !gjson.ParseBytes(a.Body).IsObject() {
-			return errors.New("the client's answer is not one JSON object")
+			return errors.New("the client's response is not one JSON object")
 		}
 		return t.noTransfer(a.Body)
 	}
@@ -139,18 +139,18 @@ func (t *trial) noTransfer(body []byte) (fault error) {
 	return fault
 }
 
-// The texts of D's answers, which must all reach the client.
+// The texts of D's responses, which must all reach the client.
 var decoded = []string{"alpha-text", "beta-text"}
 
-// checkRewrite has D's answer rewritten: nothing of its text is lost, and what comes out can be read.
+// checkRewrite has D's response rewritten: nothing of its text is lost, and what comes out can be read.
 func checkRewrite(t *trial) error {
 	w, ok := connector.As[connector.Rewriter](t.c)
 	if !ok {
-		return notApplicable("D's answer is the client's as it is")
+		return notApplicable("D's response is the client's as it is")
 	}
 	rewrites := 0
 	err := t.each(clients, func(smp sample, p *played) error {
-		events := answerOf(smp.api, p.s.Request.Stream)
+		events := responseOf(smp.api, p.s.Request.Stream)
 		if events == nil {
 			return nil
 		}
@@ -172,8 +172,8 @@ func checkRewrite(t *trial) error {
 	return err
 }
 
-// answerOf is D's answer in parts: a stream's events, or one body. nil where the suite has none.
-func answerOf(api connector.API, stream bool) (parts []string) {
+// responseOf is D's response in parts: a stream's events, or one body. nil where the suite has none.
+func responseOf(api connector.API, stream bool) (parts []string) {
 	if !stream {
 		body := responseTexts[api]
 		if !strings.Contains(body, `"a"`) {
@@ -203,7 +203,7 @@ func answerOf(api connector.API, stream bool) (parts []string) {
 	return nil
 }
 
-// checkRewritten runs an answer through. An error is the session's, which is allowed where P's answer is missing.
+// checkRewritten runs a response through. An error is the session's, which is allowed where P's response is missing.
 func checkRewritten(fn connector.EventFunc, parts []string, answered bool) error {
 	var all strings.Builder
 	for _, part := range parts {
@@ -226,7 +226,7 @@ func checkRewritten(fn connector.EventFunc, parts []string, answered bool) error
 	for _, text := range decoded {
 		_, after, found := strings.Cut(rest, text)
 		if !found {
-			return fmt.Errorf("the answer's %s is lost, or not where it was", text)
+			return fmt.Errorf("the response's %s is lost, or not where it was", text)
 		}
 		rest = after
 	}

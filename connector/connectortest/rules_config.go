@@ -44,7 +44,7 @@ func checkConfig(t *trial) error {
 	if err := t.emptyConfig(); err != nil {
 		return err
 	}
-	with, err := jsonedit.SetIn(t.config(), "noSuchSettingAtAll", json.RawMessage(`"`+valueCanary+`"`))
+	with, err := jsonedit.SetIn(t.config(), "noSuchSettingAtAll", json.RawMessage(`"`+plantedValue+`"`))
 	if err != nil {
 		return fmt.Errorf("the harness: Config: %w", err)
 	}
@@ -111,8 +111,8 @@ func (t *trial) checkKey(key string) error {
 	if err := t.refusesAt("{"+member+","+member+"}", key, ""); err != nil {
 		return fmt.Errorf("%s given twice: %w", key, err)
 	}
-	for _, wrong := range []string{`["` + valueCanary + `",{}]`, `{"` + "x" + `":"` + valueCanary + `"}`, `"` +
-		valueCanary + `"`, "-7.5"} {
+	for _, wrong := range []string{`["` + plantedValue + `",{}]`, `{"` + "x" + `":"` + plantedValue + `"}`, `"` +
+		plantedValue + `"`, "-7.5"} {
 		body, err := jsonedit.SetIn(t.config(), key, json.RawMessage(wrong))
 		if err != nil {
 			return err
@@ -121,7 +121,7 @@ func (t *trial) checkKey(key string) error {
 		switch {
 		case panicked(err):
 			return fmt.Errorf("%s of another kind: %w", key, err)
-		case err != nil && strings.Contains(err.Error(), valueCanary):
+		case err != nil && strings.Contains(err.Error(), plantedValue):
 			return fmt.Errorf("%s of another kind: the error repeats the value, which may be a secret: %w", key, err)
 		}
 	}
@@ -135,7 +135,7 @@ func (t *trial) refusesAt(config, path, near string) error {
 		return err
 	}
 	for _, fe := range faults {
-		if strings.Contains(fe.Error(), valueCanary) {
+		if strings.Contains(fe.Error(), plantedValue) {
 			return fmt.Errorf("the error repeats a value, which may be a secret: %w", fe)
 		}
 		if fe.Path == path {
@@ -167,7 +167,7 @@ func keys(raw json.RawMessage) []string {
 }
 
 func checkSecrets(t *trial) error {
-	secrets := []string{promptCanary, clientCanary, requestCanary, valueCanary, hostP, hostD, t.Prefill.Host(),
+	secrets := []string{plantedPrompt, plantedClient, plantedRequest, plantedValue, hostP, hostD, t.Prefill.Host(),
 		t.Decode.Host()}
 	tell := func(what string, err error) error {
 		if err == nil {
@@ -181,7 +181,7 @@ func checkSecrets(t *trial) error {
 		return nil
 	}
 	err := t.each(plains, func(_ sample, p *played) error {
-		bad := p.response.with(canaried(p.response.Body))
+		bad := p.response.with(plantedBodies(p.response.Body))
 		if name := t.traits.Handoff.Header; name != "" {
 			bad = append(bad, p.response.spoilHeader(name)...)
 		}
@@ -194,7 +194,7 @@ func checkSecrets(t *trial) error {
 		if t.Event == nil {
 			return nil
 		}
-		for _, b := range canaried(t.Event(p.s).Body) {
+		for _, b := range plantedBodies(t.Event(p.s).Body) {
 			m := t.means()
 			m.event = func(*connector.Session) connector.Event { return connector.Event{Body: b.body, At: began} }
 			_, err := t.again(p, m)

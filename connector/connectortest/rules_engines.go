@@ -85,7 +85,7 @@ func checkAddress(v string) error {
 
 // junk are values that some attribute may have in a file.
 var junk = []string{"", " ", "x", "-1", "0", "65536", "99999999999999999999", "1,,2", "::", "http://", "http://[::1",
-	"a b", valueCanary}
+	"a b", plantedValue}
 
 func checkAttributes(t *trial) error {
 	r := request(plain(t.apis[0]))

@@ -98,16 +98,16 @@ func uncarried(api connector.API) map[string]string {
 	m := map[string]string{}
 	switch api {
 	case connector.APICompletions:
-		m["prompt"] = `{"prompt":["` + promptCanary + `","b"]}`
-		m["use_beam_search"] = s.body(`"use_beam_search":true,"n":2`)
+		m["prompt"] = `{"prompt":["` + plantedPrompt + `","b"]}`
+		m["use_beam_search"] = s.body(`"use_beam_search":true`)
 		m["prompt_logprobs"] = s.body(`"prompt_logprobs":1`)
 	case connector.APIChat:
-		m["use_beam_search"] = s.body(`"use_beam_search":true,"n":2`)
+		m["use_beam_search"] = s.body(`"use_beam_search":true`)
 		m["prompt_logprobs"] = s.body(`"prompt_logprobs":1`)
 	case connector.APIGenerate:
 		m["prompt_logprobs"] = s.body(`"prompt_logprobs":1`)
 	case connector.APISGLang:
-		m["text"] = `{"text":["` + promptCanary + `","b"]}`
+		m["text"] = `{"text":["` + plantedPrompt + `","b"]}`
 	case connector.APIResponses:
 		m["background"] = s.body("", `"background":true`)
 	}

@@ -136,9 +136,9 @@ func checkWhole(t *trial) error {
 		}
 		return nil
 	})
-	answers := t.each(all, func(smp sample, p *played) error {
+	choices := t.each(all, func(smp sample, p *played) error {
 		s := shapes[smp.api]
-		for _, name := range s.answers {
+		for _, name := range s.choices {
 			if v := sampled(s, p.prefill.body, name); v.Num > 1 {
 				return fmt.Errorf("%s of the prefill leg is %s", name, v.Raw)
 			}
@@ -157,7 +157,7 @@ func checkWhole(t *trial) error {
 	var broken error
 	for _, err := range []error{
 		t.excused(t.Except.KeepsStream, "KeepsStream", stream),
-		t.excused(t.Except.KeepsAnswers, "KeepsAnswers", answers),
+		t.excused(t.Except.KeepsAnswers, "KeepsAnswers", choices),
 		t.excused(t.Except.KeepsLogprobs, "KeepsLogprobs", logprobs),
 	} {
 		if _, excused := errors.AsType[notApplicable](err); !excused && broken == nil {
@@ -177,12 +177,12 @@ func (t *trial) own() []string {
 	return list
 }
 
-// stops are the members that end an answer early.
+// stops are the members that end a response early.
 var stops = []string{"stop", "stop_token_ids", "stop_sequences"}
 
 // normal are the API members that any prefill leg may have otherwise than the client.
 func (t *trial) normal(s shape) []string {
-	list := append(append([]string{s.limit, s.alt, s.minimum}, s.answers...), s.wasted...)
+	list := append(append([]string{s.limit, s.alt, s.minimum}, s.choices...), s.wasted...)
 	if t.traits.EndsByLength {
 		list = append(append(list, stops...), "ignore_eos")
 	}
@@ -347,7 +347,7 @@ func checkTransferGone(t *trial) error {
 	one := func(api connector.API) []sample { return forged(api, t.traits.Members) }
 	return t.each(one, func(_ sample, p *played) error {
 		for name, leg := range p.legs() {
-			if where := leg.find(clientCanary); where != "" {
+			if where := leg.find(plantedClient); where != "" {
 				return fmt.Errorf("the %s leg has the client's own transfer member in its %s", name, where)
 			}
 		}
@@ -358,7 +358,7 @@ func checkTransferGone(t *trial) error {
 func checkRequestID(t *trial) error {
 	return t.each(all, func(_ sample, p *played) error {
 		for name, leg := range p.legs() {
-			if where := leg.find(requestCanary); where != "" {
+			if where := leg.find(plantedRequest); where != "" {
 				return fmt.Errorf("the %s leg has the client's X-Request-Id in its %s: two requests that share it"+
 					" would read each other's KV", name, where)
 			}

@@ -18,7 +18,7 @@ var pairValues = []string{
 	"1", "2", "3", "4", "6", "8", "16", "64", "128", " 8", "08", "8,8", "1,2,4", "auto", "fp8", "bfloat16", "read",
 	"write", "a", "a,b", "b, c", "ib0,,roce",
 	"", " ", ",", "x", "-1", "0", "65536", "99999999999999999999", "1e3", "8.0", "0x8", "\x00", "\xff", "é",
-	strings.Repeat("8,", 1<<10), valueCanary,
+	strings.Repeat("8,", 1<<10), plantedValue,
 }
 
 func checkPairs(t *trial) error {
@@ -58,7 +58,7 @@ func (t *trial) checkPairRule(r, again connector.PairRule) error {
 	if own := t.Except.OwnValues[r.Attribute]; own != "" && !slices.Contains(values, own) {
 		values = append(values, own)
 	}
-	answers, err := judge(r, values)
+	verdicts, err := judge(r, values)
 	if err != nil {
 		return err
 	}
@@ -69,7 +69,7 @@ func (t *trial) checkPairRule(r, again connector.PairRule) error {
 		rule := []connector.PairRule{r, again}[i%2]
 		wg.Go(func() {
 			now, err := judge(rule, values)
-			if err == nil && !slices.Equal(now, answers) {
+			if err == nil && !slices.Equal(now, verdicts) {
 				err = errors.New("it answers otherwise when it is asked again")
 			}
 			faults[i] = err
@@ -81,10 +81,10 @@ func (t *trial) checkPairRule(r, again connector.PairRule) error {
 			return err
 		}
 	}
-	if !slices.Contains(answers, false) {
+	if !slices.Contains(verdicts, false) {
 		return errors.New("it forbids nothing")
 	}
-	if err := t.meetsItsLike(r.Attribute, values, answers); err != nil {
+	if err := t.meetsItsLike(r.Attribute, values, verdicts); err != nil {
 		return err
 	}
 	if a, b := t.Prefill.Attribute(r.Attribute), t.Decode.Attribute(r.Attribute); a != "" && b != "" &&
@@ -96,11 +96,11 @@ func (t *trial) checkPairRule(r, again connector.PairRule) error {
 
 // meetsItsLike checks that engines of one value can meet: a list whose engines are all alike must serve, whatever they
 // are. Pickers do not ask about an empty value.
-func (t *trial) meetsItsLike(attribute string, values []string, answers []bool) error {
+func (t *trial) meetsItsLike(attribute string, values []string, verdicts []bool) error {
 	own, hasOwn := t.Except.OwnValues[attribute]
 	alone := true
 	for i, v := range values {
-		meets := answers[i*len(values)+i]
+		meets := verdicts[i*len(values)+i]
 		switch {
 		case strings.Trim(v, " ,") == "":
 		case hasOwn && v != own:
@@ -116,15 +116,15 @@ func (t *trial) meetsItsLike(attribute string, values []string, answers []bool) 
 }
 
 // judge asks a rule about all pairs of values.
-func judge(r connector.PairRule, values []string) (answers []bool, err error) {
+func judge(r connector.PairRule, values []string) (verdicts []bool, err error) {
 	for _, p := range values {
 		for _, d := range values {
 			var yes bool
 			if err := guard(func() error { yes = r.Compatible(p, d); return nil }); err != nil {
 				return nil, fmt.Errorf("asked about %.20q and %.20q: %w", p, d, err)
 			}
-			answers = append(answers, yes)
+			verdicts = append(verdicts, yes)
 		}
 	}
-	return answers, nil
+	return verdicts, nil
 }

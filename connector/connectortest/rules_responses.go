@@ -280,14 +280,14 @@ func (t *trial) hostileEncodes(_ sample, p *played) error {
 	return nil
 }
 
-// hostileCalls answers side calls badly. Each trial has a connector of its own, since a good answer may be kept.
+// hostileCalls answers side calls badly. Each trial has a connector of its own, since a good response may be kept.
 func (t *trial) hostileCalls() error {
 	if _, ok := connector.As[connector.Preparer](t.c); !ok {
 		return nil
 	}
 	r := request(plain(t.apis[0]))
 	var bad []mutant
-	for _, b := range t.callAnswers(r) {
+	for _, b := range t.callResponses(r) {
 		bad = append(append(bad, mutant{"it is good, but has status 500", b}), hostile(b)...)
 	}
 	for _, b := range bad {
@@ -297,7 +297,7 @@ func (t *trial) hostileCalls() error {
 			return u.survives(&played{s: u.session(r, 6900), n: 6900}, m)
 		})
 		if err != nil {
-			return fmt.Errorf("a side call's answer: %s: %w", b.what, err)
+			return fmt.Errorf("a side call's response: %s: %w", b.what, err)
 		}
 	}
 	return nil
@@ -319,8 +319,8 @@ func reply(status int, body []byte) *http.Response {
 	}
 }
 
-// callAnswers are the harness's good answers to the side calls of a session.
-func (t *trial) callAnswers(r *connector.Request) (bodies [][]byte) {
+// callResponses are the harness's good responses to the side calls of a session.
+func (t *trial) callResponses(r *connector.Request) (bodies [][]byte) {
 	_ = t.anew(func(u *trial) error {
 		m := u.means()
 		give := m.call

@@ -13,31 +13,31 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// canaried are bodies with a canary in place of each value.
-func canaried(good []byte) []mutant {
-	canary := []byte(`"` + valueCanary + `"`)
+// plantedBodies are bodies with a planted value in place of each value.
+func plantedBodies(good []byte) []mutant {
+	planted := []byte(`"` + plantedValue + `"`)
 	list := []mutant{
-		{"it is a text", canary},
-		{"it is not JSON", []byte(valueCanary)},
-		{"it is cut", []byte(`{"kv_transfer_params":{"a":"` + valueCanary)},
-		{"it has a member twice", []byte(`{"` + valueCanary + `":1,"` + valueCanary + `":2}`)},
-		{"it has an unknown key", []byte(`{"kv_transfer_params":{"` + valueCanary + `":1}}`)},
+		{"it is a text", planted},
+		{"it is not JSON", []byte(plantedValue)},
+		{"it is cut", []byte(`{"kv_transfer_params":{"a":"` + plantedValue)},
+		{"it has a member twice", []byte(`{"` + plantedValue + `":1,"` + plantedValue + `":2}`)},
+		{"it has an unknown key", []byte(`{"kv_transfer_params":{"` + plantedValue + `":1}}`)},
 	}
 	for _, path := range paths(gjson.ParseBytes(good), "", nil) {
-		if body, err := sjson.SetRawBytes(good, path, canary); err == nil {
+		if body, err := sjson.SetRawBytes(good, path, planted); err == nil {
 			list = append(list, mutant{path + " is a text", body})
 		}
 	}
 	return list
 }
 
-// callSecrets has side calls and attributes fail with canaries.
+// callSecrets has side calls and attributes fail with planted values.
 func (t *trial) callSecrets(tell func(string, error) error) error {
 	r := request(plain(t.apis[0]))
 	refused := func(*http.Request) (*http.Response, error) { return nil, errors.New("connection refused") }
 	failing := []connector.Caller{refused}
-	for _, answer := range t.callAnswers(r) {
-		for _, b := range append(canaried(answer), mutant{"it has status 500", []byte(valueCanary)}) {
+	for _, response := range t.callResponses(r) {
+		for _, b := range append(plantedBodies(response), mutant{"it has status 500", []byte(plantedValue)}) {
 			failing = append(failing, func(*http.Request) (*http.Response, error) { return b.reply(), nil })
 		}
 	}
@@ -52,14 +52,14 @@ func (t *trial) callSecrets(tell func(string, error) error) error {
 		if err != nil {
 			return err
 		}
-		if err := tell("a side call's answer", got); err != nil {
+		if err := tell("a side call's response", got); err != nil {
 			return err
 		}
 	}
 	for name := range t.Prefill.Attributes {
 		good := t.Prefill
 		t.Prefill.Attributes = maps.Clone(good.Attributes)
-		t.Prefill.Attributes[name] = valueCanary
+		t.Prefill.Attributes[name] = plantedValue
 		var got error
 		err := t.anew(func(u *trial) error { _, got = u.play(u.session(r, 8901)); return nil })
 		t.Prefill = good

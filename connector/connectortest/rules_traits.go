@@ -83,7 +83,7 @@ func checkMembers(members []string) error {
 	clients := []string{"model", "stream", "stream_options", "tools", "thinking", "sampling_params", "vllm_xargs",
 		"request_id"}
 	for api, s := range shapes {
-		clients = append(append(append(clients, api.PromptMember(), s.limit, s.alt, s.minimum), s.answers...),
+		clients = append(append(append(clients, api.PromptMember(), s.limit, s.alt, s.minimum), s.choices...),
 			s.wasted...)
 	}
 	for i, m := range members {

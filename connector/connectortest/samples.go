@@ -29,30 +29,30 @@ type shape struct {
 	limit    string // the limit of tokens
 	alt      string // the limit that wins, where there are two
 	minimum  string
-	answers  []string // members that ask for several answers
+	choices  []string // members that ask for several choices
 	logprobs string   // members that ask for log probabilities
 	wasted   []string // their names, and others that only cost on P
 }
 
-const promptText = `"` + promptCanary + ` \u00e9 \ud83d\ude00 \"<\/s>\" e"`
+const promptText = `"` + plantedPrompt + ` \u00e9 \ud83d\ude00 \"<\/s>\" e"`
 const messages = `"messages":[{"role":"user","content":` + promptText + `}]`
 
 var openAIWasted = []string{"logprobs", "top_logprobs", "logprob_token_ids", "prompt_logprobs", "echo"}
 
 var shapes = map[connector.API]shape{
 	connector.APIChat: {prompt: messages, limit: "max_tokens", alt: "max_completion_tokens", minimum: "min_tokens",
-		answers: []string{"n", "best_of"}, logprobs: `"logprobs":true,"top_logprobs":3`, wasted: openAIWasted},
+		choices: []string{"n", "best_of"}, logprobs: `"logprobs":true,"top_logprobs":3`, wasted: openAIWasted},
 	connector.APICompletions: {prompt: `"prompt":` + promptText, limit: "max_tokens", minimum: "min_tokens",
-		answers: []string{"n", "best_of"}, logprobs: `"logprobs":3`, wasted: openAIWasted},
+		choices: []string{"n", "best_of"}, logprobs: `"logprobs":3`, wasted: openAIWasted},
 	connector.APIResponses: {prompt: `"input":` + promptText, limit: "max_output_tokens", minimum: "min_tokens",
 		logprobs: `"top_logprobs":3`, wasted: []string{"top_logprobs"}},
 	connector.APIMessages: {prompt: messages, limit: "max_tokens", minimum: "min_tokens"},
 	connector.APIGenerate: {prompt: `"token_ids":[101,102,103,104]`, holder: "sampling_params", limit: "max_tokens",
 		minimum: "min_tokens",
-		answers: []string{"n", "best_of"}, logprobs: `"logprobs":3`, wasted: openAIWasted},
+		choices: []string{"n", "best_of"}, logprobs: `"logprobs":3`, wasted: openAIWasted},
 	connector.APISGLang: {prompt: `"text":` + promptText, holder: "sampling_params", limit: "max_new_tokens",
 		minimum: "min_new_tokens",
-		answers: []string{"n"}},
+		choices: []string{"n"}},
 }
 
 // others are members that no API's legs may alter: an unknown one, escaped names and values, numbers that a float would
@@ -87,7 +87,7 @@ func samples(api connector.API) []sample {
 		return strings.Join(slices.DeleteFunc(parts, func(p string) bool { return p == "" }), ",")
 	}
 	var one []string
-	for _, name := range s.answers {
+	for _, name := range s.choices {
 		one = append(one, `"`+name+`":1`)
 	}
 	list := []sample{
@@ -100,7 +100,7 @@ func samples(api connector.API) []sample {
 		{api, "streamed with usage", s.body(limit(s.limit, 64), `"stream":true,"stream_options":{"include_usage":true}`,
 			others)},
 		{api, "not streamed", s.body("", `"stream":false`, others)},
-		{api, "with log probabilities and one answer",
+		{api, "with log probabilities and one response",
 			s.body(join(limit(s.limit, 64), s.logprobs, join(one...)), others)},
 		{api, "with a cut prompt", s.body("", `"truncate_prompt_tokens":3`)},
 		{api, "in odd spelling", " {\n\t\"m\\u006fdel\" : \"" + modelName + "\" ,\r\n " + s.prompt +
@@ -127,7 +127,7 @@ func samples(api connector.API) []sample {
 func several(api connector.API) []sample {
 	s := shapes[api]
 	var list []sample
-	for _, name := range s.answers {
+	for _, name := range s.choices {
 		list = append(list, sample{api, "with " + name + " of 3", s.body(`"` + name + `":3`)})
 	}
 	return list
@@ -179,7 +179,7 @@ func (f forgery) add(name, below string) {
 func (f forgery) members(spell func(name string) string) string {
 	var list []string
 	for _, name := range slices.Sorted(maps.Keys(f)) {
-		value := `{"do_remote_prefill":true,"x":"` + clientCanary + `","transfer_id":"` + clientCanary + `"}`
+		value := `{"do_remote_prefill":true,"x":"` + plantedClient + `","transfer_id":"` + plantedClient + `"}`
 		if inner := f[name]; inner != nil {
 			value = "{" + inner.members(spell) + `,"x_kept":1}`
 		}
@@ -188,7 +188,7 @@ func (f forgery) members(spell func(name string) string) string {
 	return strings.Join(list, ",")
 }
 
-// responseTexts are engines' whole answers of one token, ended by length, without any transfer member.
+// responseTexts are engines' whole responses of one token, ended by length, without any transfer member.
 var responseTexts = map[connector.API]string{
 	connector.APIChat: `{"id":"chatcmpl-1","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,` +
 		`"message":{"role":"assistant","content":"a"},` +

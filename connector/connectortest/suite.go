@@ -69,7 +69,7 @@ var rules = []rule{
 	{"the order is known and has the abilities that it needs", checkOrder, true},
 	{"every client API gives two well-formed legs", checkLegs, false},
 	{"prefill asks for one token in the members that the request used", checkLimit, false},
-	{"prefill asks for one whole answer without log probabilities", checkWhole, false},
+	{"prefill asks for one whole response without log probabilities", checkWhole, false},
 	{"prefill keeps the client's other members, byte for byte", checkPrefillKeeps, false},
 	{"decode is the client's request but for the protocol's own members, byte for byte", checkDecodeKeeps, false},
 	{"no transfer member of the client's reaches an engine", checkTransferGone, false},

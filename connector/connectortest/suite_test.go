@@ -123,7 +123,7 @@ func TestExceptionsAreTaken(t *testing.T) {
 	for what, except := range map[string]connectortest.Exceptions{
 		"asks for two tokens":                              {KeepsLimit: true},
 		"leaves the stream":                                {KeepsStream: true},
-		"leaves several answers":                           {KeepsAnswers: true},
+		"leaves several choices":                           {KeepsAnswers: true},
 		"leaves log probabilities":                         {KeepsLogprobs: true},
 		"needs a configuration":                            {NeedsConfig: true},
 		"lets only one value meet its like":                {OwnValues: map[string]string{"tpSize": "4"}},
@@ -150,7 +150,7 @@ func TestExceptionsAreTaken(t *testing.T) {
 			}
 			err := connectortest.CheckRule(t.Context(), h, f.Breaks)
 			if err != nil {
-				assert.NotContains(t, err.Error(), "canary", "%s", what)
+				assert.NotContains(t, err.Error(), "planted", "%s", what)
 				assert.True(t, connectortest.DoesNotApply(err), "%s: %v", what, err)
 			}
 		}

@@ -114,10 +114,10 @@ func legs(t *testing.T, c connector.KVConnector, s *connector.Session) (prefill,
 	t.Helper()
 	p, d := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
 	require.NoError(t, c.Prefill(context.Background(), s, p))
-	answer := `{"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[1]],"remote_engine_id":"e",` +
+	response := `{"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[1]],"remote_engine_id":"e",` +
 		`"remote_request_id":"r","remote_host":"h","remote_port":1}}`
 	require.NoError(
-		t, c.Decode(context.Background(), s, connector.NewPrefillResult(200, nil, []byte(answer), time.Now()), d),
+		t, c.Decode(context.Background(), s, connector.NewPrefillResult(200, nil, []byte(response), time.Now()), d),
 	)
 	pb, err := p.Body()
 	require.NoError(t, err)
@@ -126,10 +126,10 @@ func legs(t *testing.T, c connector.KVConnector, s *connector.Session) (prefill,
 	return string(pb), string(db)
 }
 
-func TestTheAnswersAreMergedIntoThePrefillLeg(t *testing.T) {
+func TestTheResponsesAreMergedIntoThePrefillLeg(t *testing.T) {
 	for name, k := range map[string]struct {
-		answers []string
-		want    string
+		responses []string
+		want      string
 	}{
 		"an object per item (vllm#47941)": {
 			[]string{`{"ec_transfer_params":{"h1":{"metadata":{"grid":[[1,2]]},"peer_host":"10.0.0.5",` +
@@ -153,11 +153,11 @@ func TestTheAnswersAreMergedIntoThePrefillLeg(t *testing.T) {
 			c := wrap(t, epd.Options{Type: epd.NIXL})
 			body := strings.Replace(chat(cat, dog), `"model"`, `"ec_transfer_params":{"evil":{}},"model"`, 1)
 			s := session(t, connector.APIChat, body)
-			var answers []json.RawMessage
-			for _, a := range k.answers {
-				answers = append(answers, json.RawMessage(a))
+			var responses []json.RawMessage
+			for _, a := range k.responses {
+				responses = append(responses, json.RawMessage(a))
 			}
-			require.NoError(t, encoder(t, c).Merge(s, answers))
+			require.NoError(t, encoder(t, c).Merge(s, responses))
 			prefill, decode := legs(t, c, s)
 			assert.Contains(t, prefill, `"ec_transfer_params":`+k.want)
 			assert.Contains(t, prefill, `"do_remote_decode":true`, "beside the inner connector's")
@@ -177,8 +177,8 @@ func TestAFolderNeedsNoParameters(t *testing.T) {
 	assert.NotContains(t, prefill, "ec_transfer_params")
 }
 
-func TestAnAnswerThatCannotBeUsedIsRefused(t *testing.T) {
-	for _, answer := range []string{
+func TestAResponseThatCannotBeUsedIsRefused(t *testing.T) {
+	for _, response := range []string{
 		`[]`, `{`, ``, `{"a":1,"a":2}`,
 		`{"ec_transfer_params":[]}`, `{"ec_transfer_params":"x"}`, `{"ec_transfer_params":{"h":{},"h":{}}}`,
 		`{"ec_transfer_params":{"h":{"a":[1,,]}}}`, `{"ec_transfer_params":{"ec_items":[{]}}}`,
@@ -187,17 +187,17 @@ func TestAnAnswerThatCannotBeUsedIsRefused(t *testing.T) {
 	} {
 		for _, kind := range epd.Types() {
 			c, s := wrap(t, epd.Options{Type: kind}), session(t, connector.APIChat, chat(cat))
-			require.ErrorIs(t, encoder(t, c).Merge(s, []json.RawMessage{[]byte(answer)}), connector.ErrNoTransfer,
-				answer)
+			require.ErrorIs(t, encoder(t, c).Merge(s, []json.RawMessage{[]byte(response)}), connector.ErrNoTransfer,
+				response)
 		}
 	}
 	c, s := wrap(t, epd.Options{Type: epd.NIXL}), session(t, connector.APIChat, chat(cat))
 	require.ErrorIs(t, encoder(t, c).Merge(s, []json.RawMessage{
 		[]byte(`{"ec_transfer_params":{"ec_items":[]}}`), []byte(`{"ec_transfer_params":{"ec_items":{}}}`),
 	}), connector.ErrNoTransfer)
-	for _, answer := range []string{`{}`, `{"ec_transfer_params":null}`, `{"ec_transfer_params":{}}`} {
+	for _, response := range []string{`{}`, `{"ec_transfer_params":null}`, `{"ec_transfer_params":{}}`} {
 		c, s := wrap(t, epd.Options{Type: epd.NIXL}), session(t, connector.APIChat, chat(cat))
-		require.ErrorIs(t, encoder(t, c).Merge(s, []json.RawMessage{[]byte(answer)}), connector.ErrNoTransfer,
+		require.ErrorIs(t, encoder(t, c).Merge(s, []json.RawMessage{[]byte(response)}), connector.ErrNoTransfer,
 			"P could not find the embedding")
 	}
 }

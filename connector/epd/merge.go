@@ -34,7 +34,7 @@ func merge(responses []json.RawMessage, needed bool) (json.RawMessage, error) {
 			return nil, err
 		case params == nil || params.Len() == 0:
 			if needed {
-				return nil, connector.NoTransfer("an encode engine's answer has no %s", paramsMember)
+				return nil, connector.NoTransfer("an encode engine's response has no %s", paramsMember)
 			}
 			continue
 		}
@@ -51,7 +51,7 @@ func merge(responses []json.RawMessage, needed bool) (json.RawMessage, error) {
 func paramsOf(response json.RawMessage) (*jsonedit.Doc, error) {
 	d, err := jsonedit.Parse(response)
 	if err != nil {
-		return nil, connector.NoTransfer("an encode engine's answer is not one JSON object")
+		return nil, connector.NoTransfer("an encode engine's response is not one JSON object")
 	}
 	raw, ok := d.Get(paramsMember)
 	if !ok || jsonedit.Kind(raw) == jsonedit.Null {

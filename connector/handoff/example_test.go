@@ -31,5 +31,5 @@ func Example() {
 	}
 	// Output:
 	// {"remote_host": "10.0.0.1", "remote_port": 5600, "new": 1} <nil> false
-	//  no usable KV handoff in the prefill answer: kv_transfer_params: remote_port is not a port number true
+	//  no usable KV handoff in the prefill response: kv_transfer_params: remote_port is not a port number true
 }

@@ -23,7 +23,7 @@ func Member(p *connector.PrefillResult, name string, check func(raw json.RawMess
 		return nil, errNotAnswered
 	}
 	if p.Err() != nil {
-		return nil, connector.NoTransfer("the answer is not one JSON object")
+		return nil, connector.NoTransfer("the response is not one JSON object")
 	}
 	raw, ok := p.Field(name)
 	if !ok {

@@ -22,34 +22,34 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestMember(t *testing.T) {
 	fine := func(json.RawMessage) error { return nil }
-	answer := func(body string) *connector.PrefillResult {
+	response := func(body string) *connector.PrefillResult {
 		return connector.NewPrefillResult(http.StatusOK, nil, []byte(body), time.Now())
 	}
-	raw, err := handoff.Member(answer(`{"kv_transfer_params" : { "a":1 } }`), connector.ParamsMember, fine)
+	raw, err := handoff.Member(response(`{"kv_transfer_params" : { "a":1 } }`), connector.ParamsMember, fine)
 	require.NoError(t, err)
 	assert.Equal(t, `{ "a":1 }`, string(raw), "to the byte")
-	for _, p := range []*connector.PrefillResult{nil, answer(`[]`), answer(`{}`),
-		answer(`{"kv_transfer_params":null}`)} {
+	for _, p := range []*connector.PrefillResult{nil, response(`[]`), response(`{}`),
+		response(`{"kv_transfer_params":null}`)} {
 		_, err := handoff.Member(p, connector.ParamsMember, fine)
 		require.ErrorIs(t, err, connector.ErrNoTransfer)
 	}
-	_, err = handoff.Member(answer(`{"kv_transfer_params":{}}`), connector.ParamsMember,
+	_, err = handoff.Member(response(`{"kv_transfer_params":{}}`), connector.ParamsMember,
 		func(json.RawMessage) error { return errors.New("own") })
 	require.ErrorIs(t, err, connector.ErrNoTransfer)
 	require.ErrorContains(t, err, "own")
 }
 
 func TestHeader(t *testing.T) {
-	answer := func(values ...string) *connector.PrefillResult {
+	response := func(values ...string) *connector.PrefillResult {
 		return connector.NewPrefillResult(http.StatusOK, http.Header{"X-Kv-Ticket": values}, nil, time.Now())
 	}
-	got, err := handoff.Header(answer("t-1"), "X-KV-Ticket")
+	got, err := handoff.Header(response("t-1"), "X-KV-Ticket")
 	require.NoError(t, err)
 	assert.Equal(t, "t-1", got)
-	for _, p := range []*connector.PrefillResult{nil, answer(), answer(""), answer("canary", "b"), answer("canary\x00"),
-		answer("canary é"), answer(strings.Repeat("canary", 8<<10))} {
+	for _, p := range []*connector.PrefillResult{nil, response(), response(""), response("planted", "b"),
+		response("planted\x00"), response("planted é"), response(strings.Repeat("planted", 8<<10))} {
 		_, err := handoff.Header(p, "X-KV-Ticket")
 		require.ErrorIs(t, err, connector.ErrNoTransfer)
-		assert.NotContains(t, err.Error(), "canary", "errors hold no values")
+		assert.NotContains(t, err.Error(), "planted", "errors hold no values")
 	}
 }

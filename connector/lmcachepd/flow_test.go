@@ -89,7 +89,6 @@ func (x *pair) serve() {
 	require.NoError(t, set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 2 }))
 	tr := transport.New(nil)
 	flow, err := pdflow.New(keepOpen{x.c}, pick.New(set, pick.RoundRobin()), pdflow.WithTransport(tr),
-		pdflow.WithPickWait(config.None),
 		pdflow.WithRetry(config.Retry{MaxAttempts: 2, BackoffBase: time.Millisecond}))
 	require.NoError(t, err)
 	s := httptest.NewServer(flow)

@@ -153,10 +153,10 @@ func query(ctx context.Context, url string, call connector.Caller) (*listing, er
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxResponse+1))
 	if err != nil {
-		return nil, fmt.Errorf("mooncake: the bootstrap server's answer is cut: %w", err)
+		return nil, fmt.Errorf("mooncake: the bootstrap server's response is cut: %w", err)
 	}
 	if len(body) > maxResponse {
-		return nil, errors.New("mooncake: the bootstrap server's answer is too large")
+		return nil, errors.New("mooncake: the bootstrap server's response is too large")
 	}
 	ranks, err := parseRanks(body)
 	if err != nil {
@@ -169,7 +169,7 @@ func query(ctx context.Context, url string, call connector.Caller) (*listing, er
 func parseRanks(body []byte) ([]rank, error) {
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal(body, &members); err != nil {
-		return nil, errors.New("mooncake: the bootstrap server's answer is not a JSON object")
+		return nil, errors.New("mooncake: the bootstrap server's response is not a JSON object")
 	}
 	var ranks []rank
 	for name, raw := range members {

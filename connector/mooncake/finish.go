@@ -15,7 +15,7 @@ import (
 // to 24).
 func endedByLength(api connector.API, p *connector.PrefillResult) error {
 	if err := p.Err(); err != nil {
-		return connector.NoTransfer("the answer is not one JSON object")
+		return connector.NoTransfer("the response is not one JSON object")
 	}
 	var why, length string
 	switch api {
@@ -36,7 +36,7 @@ func endedByLength(api connector.API, p *connector.PrefillResult) error {
 	case length:
 		return nil
 	case "":
-		return connector.NoTransfer("the answer does not say why it ended")
+		return connector.NoTransfer("the response does not say why it ended")
 	}
 	return connector.NoTransfer("the prefill engine did not end by length, and so offers no KV")
 }

@@ -98,7 +98,7 @@ func (x *rig) do(api connector.API, body string) (string, error) {
 
 // right checks that the text is that of one engine alone.
 func (x *rig) right(n int) {
-	answer, err := x.do(connector.APICompletions, completion(n))
+	response, err := x.do(connector.APICompletions, completion(n))
 	if !assert.NoError(x.t, err) {
 		return
 	}
@@ -109,7 +109,7 @@ func (x *rig) right(n int) {
 	defer r.Body.Close()
 	want, err := io.ReadAll(r.Body)
 	assert.NoError(x.t, err)
-	assert.Equal(x.t, gjson.GetBytes(want, "choices.0.text").String(), gjson.Get(answer, "choices.0.text").String())
+	assert.Equal(x.t, gjson.GetBytes(want, "choices.0.text").String(), gjson.Get(response, "choices.0.text").String())
 }
 
 // A hundred requests at once cost one query, and all of them get P's KV.

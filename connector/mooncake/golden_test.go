@@ -34,7 +34,7 @@ func harness() connectortest.Harness {
 			json.RawMessage(`{"bootstrap_server_address":"h:0"}`),
 		},
 		Prefill: discovery.Endpoint{
-			Attributes: map[string]string{"bootstrapURL": "http://canary-prefill.example:8998"},
+			Attributes: map[string]string{"bootstrapURL": "http://planted-prefill.example:8998"},
 		},
 		// Decode takes nothing from P's response, but the response must say that P ended by length, in the member that
 		// each API has.

@@ -118,7 +118,7 @@ func TestOneQueryForAnyNumberOfRequests(t *testing.T) {
 	})
 }
 
-func TestAnswersOfSeveralServersAreKeptApart(t *testing.T) {
+func TestResponsesOfSeveralServersAreKeptApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := (&server{hold: make(chan struct{})}).say(oneRank)
 		c := newConnector(t, nil)
@@ -136,7 +136,7 @@ func TestAnswersOfSeveralServersAreKeptApart(t *testing.T) {
 	})
 }
 
-func TestAnswersExpire(t *testing.T) {
+func TestResponsesExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ttl := config.Duration(40 * time.Millisecond)
 		c := newConnector(t, &mooncake.Options{EngineTTL: &ttl})

@@ -27,8 +27,8 @@ func (nobody) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
 	return pdflow.Pick{}, errors.New("not asked")
 }
 
-// answers is an engine that streams the first event, waits for next, and streams the others.
-func answers(next <-chan struct{}, first, rest string) http.HandlerFunc {
+// streams is an engine that streams the first event, waits for next, and streams the others.
+func streams(next <-chan struct{}, first, rest string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -72,17 +72,17 @@ func run(t *testing.T, decode http.HandlerFunc) (*pdflow.Response, error) {
 // With recompute_scheduler_enable D may give a request up in favour of another one. It says so only by a stop reason,
 // in a response that looks complete. If the client has not got anything yet, another attempt serves the request;
 // otherwise the flow cuts the stream.
-func TestARecomputedAnswerIsAFailedOne(t *testing.T) {
+func TestARecomputedResponseIsAFailedOne(t *testing.T) {
 	const text = "data: {\"choices\":[{\"delta\":{\"content\":\"word\"},\"finish_reason\":null}]}\n\n"
 	const recomputed = "data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"," +
 		"\"stop_reason\":\"recomputed\"}]}\n\ndata: [DONE]\n\n"
-	_, err := run(t, answers(nil, "", recomputed))
+	_, err := run(t, streams(nil, "", recomputed))
 	var e *pdflow.Error
 	require.ErrorAs(t, err, &e)
 	assert.Equal(t, pdflow.CodeDecodeFailed, e.Code)
 
 	next := make(chan struct{})
-	resp, err := run(t, answers(next, text, recomputed))
+	resp, err := run(t, streams(next, text, recomputed))
 	require.NoError(t, err)
 	first := make([]byte, 1)
 	_, err = resp.Body.Read(first)

@@ -44,15 +44,15 @@ func session(t testing.TB, api connector.API, body string) *connector.Session {
 	return connector.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
 }
 
-func decode(c connector.KVConnector, s *connector.Session, answer string) (string, error) {
+func decode(c connector.KVConnector, s *connector.Session, body string) (string, error) {
 	l := connector.NewLeg(s.Request)
 	if err := c.Decode(
-		context.Background(), s, connector.NewPrefillResult(http.StatusOK, nil, []byte(answer), time.Now()), l,
+		context.Background(), s, connector.NewPrefillResult(http.StatusOK, nil, []byte(body), time.Now()), l,
 	); err != nil {
 		return "", err
 	}
-	body, err := l.Body()
-	return string(body), err
+	leg, err := l.Body()
+	return string(leg), err
 }
 
 func TestHandoffIsRelayedByteForByte(t *testing.T) {
@@ -112,11 +112,11 @@ func TestHandoffsThatDWouldDieOfOrHangOnAreRefused(t *testing.T) {
 }
 
 // P answers without a handoff if it did not end by length.
-func TestAnAnswerWithoutAHandoffIsRefused(t *testing.T) {
-	for _, answer := range []string{``, `[]`, `{}`, `{"kv_transfer_params":null}`, `{"kv_transfer_params":[]}`,
+func TestAResponseWithoutAHandoffIsRefused(t *testing.T) {
+	for _, body := range []string{``, `[]`, `{}`, `{"kv_transfer_params":null}`, `{"kv_transfer_params":[]}`,
 		`{"kv_transfer_params":{}}`, `{"kv_transfer_params":` + good} {
-		_, err := decode(open(t, nil), session(t, connector.APIChat, `{"messages":[]}`), answer)
-		require.ErrorIs(t, err, connector.ErrNoTransfer, answer)
+		_, err := decode(open(t, nil), session(t, connector.APIChat, `{"messages":[]}`), body)
+		require.ErrorIs(t, err, connector.ErrNoTransfer, body)
 	}
 	err := open(t, nil).Decode(context.Background(), session(t, connector.APIChat, `{}`), nil, nil)
 	require.ErrorIs(t, err, connector.ErrNoTransfer)

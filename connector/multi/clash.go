@@ -53,10 +53,10 @@ var single = []struct {
 	{"wait for a notice between the legs", func(c *child) bool {
 		return !c.traits.ContentStore && has[connector.Expecter](c)
 	}},
-	{"end requests with P's answer", has[connector.Finisher]},
-	{"rewrite D's answer", has[connector.Rewriter]},
-	{"judge P's answer while D runs", has[connector.PrefillChecker]},
-	{"ask D first and judge its answer", func(c *child) bool {
+	{"end requests with P's response", has[connector.Finisher]},
+	{"rewrite D's response", has[connector.Rewriter]},
+	{"judge P's response while D runs", has[connector.PrefillChecker]},
+	{"ask D first and judge its response", func(c *child) bool {
 		return c.traits.Order == connector.DecodeFirst && has[connector.ColdDetector](c)
 	}},
 	{"add an encode stage", has[connector.Encoder]},
@@ -92,7 +92,7 @@ func checkPair(a, b *child) error {
 	var none connector.Handoff
 	switch {
 	case a.traits.Handoff != none && b.traits.Handoff != none:
-		return clash(a, b, "needs a handoff in P's answer",
+		return clash(a, b, "needs a handoff in P's response",
 			"an engine fails when two of its connectors answer with the same parameters; "+oneOfThem)
 	case a.traits.Name == b.traits.Name && !a.traits.ContentStore:
 		return clash(a, b, "uses the parameters of "+b.traits.Name, oneOfThem)

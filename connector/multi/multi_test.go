@@ -173,7 +173,7 @@ func TestWhatCannotWorkTogetherIsRefusedWhenMade(t *testing.T) {
 			"connectors[0].type", "is missing",
 		},
 		`{"connectors":[{"type":"nixl"},{"kv_connector":"NixlConnector"}]}`: {
-			"connectors[1]", "needs a handoff in P's answer, as connectors[0] (nixl) does", "keep one",
+			"connectors[1]", "needs a handoff in P's response, as connectors[0] (nixl) does", "keep one",
 		},
 		`{"connectors":[{"type":"nixl"},{"type":"test-together"}]}`: {
 			"connectors", "no order of the legs in common", "prefill-then-decode", "test-together) wants together",

@@ -165,7 +165,7 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector
 // D was told, or did not get the request id that D was told.
 func (c *Connector) CheckPrefill(s *connector.Session, p *connector.PrefillResult) error {
 	if c.serial {
-		return nil // Decode sees the same answer before D does
+		return nil // Decode sees the same response before D does
 	}
 	at, err := coordinatesOf(s)
 	if err != nil {

@@ -98,7 +98,7 @@ func session(t testing.TB, api connector.API, body string, attributes map[string
 	return connector.NewSession(r, "id", p, d)
 }
 
-func answer(t testing.TB, body string) *connector.PrefillResult {
+func response(t testing.TB, body string) *connector.PrefillResult {
 	t.Helper()
 	p := connector.NewPrefillResult(http.StatusOK, nil, []byte(body), time.Now())
 	require.NoError(t, p.Err())
@@ -115,7 +115,7 @@ func TestOrders(t *testing.T) {
 	}
 	serial := open(t, &nixlpush.Options{Dispatch: "serial"})
 	assert.Equal(t, connector.PrefillThenDecode, serial.Traits().Order)
-	assert.Empty(t, serial.Traits().OtherOrders, "nothing but P's answer says where P is")
+	assert.Empty(t, serial.Traits().OtherOrders, "nothing but P's response says where P is")
 	assert.True(t, serial.Traits().Orphans)
 }
 
@@ -123,7 +123,7 @@ func TestOrders(t *testing.T) {
 func TestP_HandoffIsRelayedWhereThereIsOne(t *testing.T) {
 	s := session(t, connector.APICompletions, `{"prompt":"x"}`, nil)
 	leg := connector.NewLeg(s.Request)
-	require.NoError(t, open(t, nil).Decode(context.Background(), s, answer(t, `{"kv_transfer_params":`+handoff(s)+
+	require.NoError(t, open(t, nil).Decode(context.Background(), s, response(t, `{"kv_transfer_params":`+handoff(s)+
 		`}`), leg))
 	body, err := leg.Body()
 	require.NoError(t, err)
@@ -136,7 +136,7 @@ func TestP_HandoffIsRelayedWhereThereIsOne(t *testing.T) {
 func TestAHandoffWithoutTPSizeIsNotRelayed(t *testing.T) {
 	s := session(t, connector.APICompletions, `{"prompt":"x"}`, nil)
 	for _, size := range []string{"", `"tp_size":null,`, `"tp_size":0,`, `"tp_size":"1",`, `"tp_size":1e400,`} {
-		bad := answer(t, `{"kv_transfer_params":`+strings.Replace(handoff(s), `"tp_size":1,`, size, 1)+`}`)
+		bad := response(t, `{"kv_transfer_params":`+strings.Replace(handoff(s), `"tp_size":1,`, size, 1)+`}`)
 		for _, dispatch := range []string{"serial", "together"} {
 			err := open(t, &nixlpush.Options{Dispatch: dispatch}).Decode(context.Background(), s, bad,
 				connector.NewLeg(s.Request))
@@ -163,7 +163,7 @@ func TestResponsesCannotNameARank(t *testing.T) {
 	assert.Equal(t, "X-data-parallel-rank", bad.Member)
 	assert.NoError(
 		t, open(t, &nixlpush.Options{Dispatch: "serial"}).Prefill(context.Background(), s, connector.NewLeg(s.Request)),
-		"P's answer names the rank that it chose")
+		"P's response names the rank that it chose")
 }
 
 func TestEachAttemptHasAnIDOfItsOwn(t *testing.T) {

@@ -72,7 +72,7 @@ func TestWhatCannotBeRendered(t *testing.T) {
 		"nobody could be told of an id that the engine makes by itself")
 	_, err = open(t, &nixlpush.Options{Dispatch: "serial"}).
 		Render(launch.Target{Endpoint: engine(t, discovery.RolePrefill, nil)})
-	require.NoError(t, err, "P's answer names it")
+	require.NoError(t, err, "P's response names it")
 	_, err = open(
 		t, nil,
 	).Render(launch.Target{Endpoint: engine(t, discovery.RoleDecode, nil), Version: launch.Version{Minor: 22}})

@@ -51,7 +51,7 @@ func harness(dispatch string) connectortest.Harness {
 			json.RawMessage(`{"secondary_tiers":[{"type":"p2p","port":1.5}]}`),
 		},
 		Prefill: discovery.Endpoint{
-			Attributes: map[string]string{"p2pHost": "canary-prefill.example", "p2pPort": "7780"},
+			Attributes: map[string]string{"p2pHost": "planted-prefill.example", "p2pPort": "7780"},
 		},
 	}
 }

@@ -52,11 +52,11 @@ func ExampleNew() {
 		}
 		fmt.Println(name, leg.Header(), lines.String())
 	}
-	answer := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{}`), time.Now())
+	response := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{}`), time.Now())
 	prefill := connector.NewLeg(r)
 	show("P", prefill, c.Prefill(context.Background(), s, prefill))
 	decode := connector.NewLeg(r)
-	show("D", decode, c.Decode(context.Background(), s, answer, decode))
+	show("D", decode, c.Decode(context.Background(), s, response, decode))
 	// Output:
 	// P [{X-Request-Id ___prefill_addr_10.0.0.5:21001___decode_addr_10.0.0.6:22001_000000000000002a0000000000000001}] {
 	//   "prompt": "Hello",

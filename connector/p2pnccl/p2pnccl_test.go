@@ -58,8 +58,8 @@ func legs(t testing.TB, c connector.KVConnector, s *connector.Session) (p, d leg
 	}
 	pl, dl := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
 	require.NoError(t, c.Prefill(context.Background(), s, pl))
-	answered := connector.NewPrefillResult(200, nil, []byte(`{"kv_transfer_params":null}`), time.Now())
-	require.NoError(t, c.Decode(context.Background(), s, answered, dl))
+	response := connector.NewPrefillResult(200, nil, []byte(`{"kv_transfer_params":null}`), time.Now())
+	require.NoError(t, c.Decode(context.Background(), s, response, dl))
 	return read(pl), read(dl)
 }
 

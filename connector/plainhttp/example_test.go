@@ -14,7 +14,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// P is asked for one token, D for the whole answer; nothing goes from one to the other.
+// P is asked for one token, D for the whole response; nothing goes from one to the other.
 func ExampleNew() {
 	c, err := plainhttp.New(nil)
 	if err != nil {
@@ -35,11 +35,11 @@ func ExampleNew() {
 		}
 		fmt.Println(name, string(body))
 	}
-	answer := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{}`), time.Now())
+	response := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{}`), time.Now())
 	prefill := connector.NewLeg(r)
 	show("P", prefill, c.Prefill(context.Background(), s, prefill))
 	decode := connector.NewLeg(r)
-	show("D", decode, c.Decode(context.Background(), s, answer, decode))
+	show("D", decode, c.Decode(context.Background(), s, response, decode))
 	// Output:
 	// P {"prompt":"Hello","max_tokens":1,"stream":false}
 	// D {"prompt":"Hello","max_tokens":8}

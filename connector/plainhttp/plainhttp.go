@@ -69,7 +69,7 @@ func New(o *Options) (*Connector, error) {
 }
 
 // Traits declares that nothing is known of the engines but where they keep KV: D finds what P has put where both look.
-// Any API is carried, and several answers to one prompt, since there is no handoff that only one of them could read.
+// Any API is carried, and several choices to one prompt, since there is no handoff that only one of them could read.
 func (c *Connector) Traits() connector.Traits {
 	t := connector.Traits{
 		Name:      Name,

@@ -35,11 +35,11 @@ func session(t *testing.T, api connector.API, body string) *connector.Session {
 	return connector.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
 }
 
-func legs(t *testing.T, c *plainhttp.Connector, s *connector.Session, answer string) (prefill, decode string) {
+func legs(t *testing.T, c *plainhttp.Connector, s *connector.Session, body string) (prefill, decode string) {
 	t.Helper()
 	p, d := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
 	require.NoError(t, c.Prefill(context.Background(), s, p))
-	response := connector.NewPrefillResult(200, nil, []byte(answer), time.Now())
+	response := connector.NewPrefillResult(200, nil, []byte(body), time.Now())
 	require.NoError(t, c.Decode(context.Background(), s, response, d))
 	assert.Empty(t, p.Header())
 	assert.Empty(t, d.Header())
@@ -83,15 +83,15 @@ func TestLegs(t *testing.T) {
 			prefill, decode := legs(t, open(t, nil), session(t, c.api, c.client),
 				`{"kv_transfer_params":{"do_remote_prefill":true}}`)
 			assert.Equal(t, c.prefill, prefill)
-			assert.Equal(t, c.decode, decode, "nothing of P's answer is relayed")
+			assert.Equal(t, c.decode, decode, "nothing of P's response is relayed")
 		})
 	}
 }
 
-func TestAnyAnswerOfPIsEnough(t *testing.T) {
+func TestAnyResponseOfPIsEnough(t *testing.T) {
 	s := session(t, connector.APIChat, `{"messages":[]}`)
-	for _, answer := range []string{``, `garbage`, `{"kv_transfer_params":5}`} {
-		_, decode := legs(t, open(t, nil), s, answer)
+	for _, body := range []string{``, `garbage`, `{"kv_transfer_params":5}`} {
+		_, decode := legs(t, open(t, nil), s, body)
 		assert.Equal(t, `{"messages":[]}`, decode)
 	}
 	require.NoError(t, open(t, nil).Decode(context.Background(), s, nil, connector.NewLeg(s.Request)))
@@ -100,7 +100,7 @@ func TestAnyAnswerOfPIsEnough(t *testing.T) {
 func TestUnsupported(t *testing.T) {
 	c := open(t, nil)
 	assert.Empty(t, uncarried.Member(c, session(t, connector.APIChat, `{"n":2}`).Request),
-		"there is no handoff that only one answer could read")
+		"there is no handoff that only one response could read")
 	assert.Equal(t, "prompt", uncarried.Member(c, session(t, connector.APICompletions, `{"prompt":["a","b"]}`).Request))
 	assert.Equal(
 		t, "prompt_logprobs", uncarried.Member(c, session(t, connector.APIChat, `{"prompt_logprobs":1}`).Request),

@@ -35,7 +35,7 @@ func session(t testing.TB, api connector.API, body string) *connector.Session {
 	return connector.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
 }
 
-var answered = connector.NewPrefillResult(200, nil, []byte(`{}`), time.Now())
+var response = connector.NewPrefillResult(200, nil, []byte(`{}`), time.Now())
 
 func TestNothingIsOnTheWire(t *testing.T) {
 	c := open(t, ``)
@@ -45,7 +45,7 @@ func TestNothingIsOnTheWire(t *testing.T) {
 		`"kv_transfer_params":{}}`)
 	p, d := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
 	require.NoError(t, c.Prefill(context.Background(), s, p))
-	require.NoError(t, c.Decode(context.Background(), s, answered, d))
+	require.NoError(t, c.Decode(context.Background(), s, response, d))
 	body, err := p.Body()
 	require.NoError(t, err)
 	assert.Equal(t, `{"messages":[],"max_completion_tokens":1,"stream":false,"max_tokens":1}`, string(body))

@@ -5,7 +5,6 @@ package sglang
 import (
 	"bytes"
 	"encoding/json"
-	"strconv"
 	"strings"
 
 	"github.com/tidwall/gjson"
@@ -14,9 +13,8 @@ import (
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
-// maxSequences is the largest number of sequences that one request may ask for. Each sequence costs a room, a host and
-// a port on both legs, and the client chooses n.
-const maxSequences = 4096
+// maxPrompts is the largest number of prompts in one request. Each costs a room, a host and a port on both legs.
+const maxPrompts = 4096
 
 // CheckRequest names what keeps two engines from serving a request, besides what [Connector.Traits] declares:
 //
@@ -24,7 +22,7 @@ const maxSequences = 4096
 //     before them;
 //   - return_hidden_states and return_routed_experts: those of the prompt stay on P;
 //   - session_params: a session's KV is on one engine;
-//   - more sequences than 4096.
+//   - more prompts than 4096.
 func (*Connector) CheckRequest(r *connector.Request) error {
 	if member := unsupported(r); member != "" {
 		return &connector.UnsupportedError{Member: member}
@@ -44,36 +42,22 @@ func unsupported(r *connector.Request) string {
 	if asked(r, "session_params") {
 		return "session_params"
 	}
-	if n, _, member := sequences(r); n > maxSequences {
+	if n, _, member := promptsOf(r); n > maxPrompts {
 		return member
 	}
 	return ""
 }
 
-// sequences is the number of the request's prompts times the choices for each. list is true if the engines treat the
-// request as a list, which may have one element. member is the member that asks for the most sequences.
-func sequences(r *connector.Request) (n int, list bool, member string) {
-	n, member = 1, "n"
+// promptsOf is the number of the request's prompts, and the member that holds them. list is true if the engines treat
+// the request as a list, which may have one element.
+func promptsOf(r *connector.Request) (n int, list bool, member string) {
 	for _, name := range promptMembers(r.API) {
-		raw, ok := r.Field(name)
-		if !ok {
-			continue
+		if raw, ok := r.Field(name); ok {
+			n, list = prompts(name, raw)
+			return max(n, 1), list, name
 		}
-		if count, many := prompts(name, raw); many {
-			n, list, member = max(count, 1), true, name
-		}
-		break
 	}
-	if answers := choicesEach(r); answers > 1 {
-		if answers > n {
-			member = "n"
-		}
-		if n > maxSequences || answers > maxSequences {
-			return maxSequences + 1, true, member
-		}
-		n, list = n*answers, true
-	}
-	return n, list, member
+	return 1, false, ""
 }
 
 func promptMembers(a connector.API) []string {
@@ -105,28 +89,9 @@ func prompts(member string, raw json.RawMessage) (n int, many bool) {
 	}
 	gjson.ParseBytes(raw).ForEach(func(gjson.Result, gjson.Result) bool {
 		n++
-		return n <= maxSequences
+		return n <= maxPrompts
 	})
 	return n, true
-}
-
-// choicesEach is n, the choices for each prompt. n is known to be an integer. SGLang's default is 1.
-func choicesEach(r *connector.Request) int {
-	raw, ok := r.Field("n")
-	if r.API == connector.APISGLang {
-		raw, ok = inSampling(r, "n")
-	}
-	if !ok {
-		return 1
-	}
-	f, err := strconv.ParseFloat(string(raw), 64)
-	switch {
-	case err != nil || f < 2:
-		return 1
-	case f > maxSequences:
-		return maxSequences + 1
-	}
-	return int(f)
 }
 
 // minimum reports whether the client asks for at least one token.

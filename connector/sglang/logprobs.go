@@ -129,25 +129,25 @@ func splice(response []byte, value gjson.Result, list string) []byte {
 }
 
 // CheckPrefill refuses a response in which P says that it gave up. P then transfers nothing, and D would wait for 300
-// s.
+// s. A response of /v1/messages does not say it: its stop reason is then end_turn.
 func (*Connector) CheckPrefill(s *connector.Session, p *connector.PrefillResult) error {
 	if !json.Valid(p.Body) {
-		return connector.NoTransfer("the answer is not well-formed JSON")
+		return connector.NoTransfer("the response is not well-formed JSON")
 	}
 	whole := gjson.ParseBytes(p.Body)
 	if s.API == connector.APISGLang {
-		answers := []gjson.Result{whole}
+		responses := []gjson.Result{whole}
 		if whole.IsArray() {
-			answers = whole.Array()
+			responses = whole.Array()
 		}
-		for i, response := range answers {
+		for i, response := range responses {
 			if response.Get("meta_info.finish_reason.type").Str == "abort" {
 				return connector.NoTransfer("the prefill engine aborted sequence %s", strconv.Itoa(i))
 			}
 		}
 		return nil
 	}
-	if whole.Get("object").Str == "error" {
+	if whole.Get("object").Str == "error" || whole.Get("status").Str == "failed" {
 		return connector.NoTransfer("the prefill engine answered with an error")
 	}
 	for i, choice := range whole.Get("choices").Array() {

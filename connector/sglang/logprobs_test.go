@@ -15,15 +15,15 @@ import (
 
 const wantsLogprobs = `{"text":"x","return_logprob":true,"logprob_start_len":0}`
 
-func rewriter(t testing.TB, body, answer string) connector.EventFunc {
+func rewriter(t testing.TB, body, prefill string) connector.EventFunc {
 	t.Helper()
 	r, ok := connector.As[connector.Rewriter](open(t, ``))
 	require.True(t, ok)
 	return r.Rewrite(session(t, connector.APISGLang, body, nil), func() *connector.PrefillResult {
-		if answer == "" {
+		if prefill == "" {
 			return nil
 		}
-		return result(answer)
+		return result(prefill)
 	})
 }
 
@@ -109,9 +109,9 @@ func TestPrefillThatGaveUpIsNoTransfer(t *testing.T) {
 	check, ok := connector.As[connector.PrefillChecker](open(t, ``))
 	require.True(t, ok)
 	for _, k := range []struct {
-		api    connector.API
-		answer string
-		good   bool
+		api  connector.API
+		body string
+		good bool
 	}{
 		{connector.APISGLang, `{"meta_info":{"finish_reason":{"type":"length","length":0}}}`, true},
 		{connector.APISGLang, `{"meta_info":{"finish_reason":{"type":"abort","message":"m"}}}`, false},
@@ -122,12 +122,15 @@ func TestPrefillThatGaveUpIsNoTransfer(t *testing.T) {
 		{connector.APICompletions, `{"object":"error","message":"m","code":500}`, false},
 		{connector.APICompletions, `{"choices":[{"finish_reason":"stop"}]}`, true},
 		{connector.APICompletions, `{"choices":[`, false},
+		{connector.APIResponses, `{"object":"response","status":"incomplete","error":null}`, true},
+		{connector.APIResponses, `{"object":"response","status":"failed","error":{"code":"server_error"}}`, false},
+		{connector.APIMessages, `{"type":"message","stop_reason":"max_tokens"}`, true},
 	} {
-		err := check.CheckPrefill(session(t, k.api, `{"text":"x"}`, nil), result(k.answer))
+		err := check.CheckPrefill(session(t, k.api, `{"text":"x"}`, nil), result(k.body))
 		if k.good {
-			assert.NoError(t, err, k.answer)
+			assert.NoError(t, err, k.body)
 		} else {
-			assert.ErrorIs(t, err, connector.ErrNoTransfer, k.answer)
+			assert.ErrorIs(t, err, connector.ErrNoTransfer, k.body)
 		}
 	}
 }

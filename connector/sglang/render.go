@@ -3,6 +3,7 @@
 package sglang
 
 import (
+	"cmp"
 	"strconv"
 
 	"github.com/pdkit/pdkit/connector/attr"
@@ -38,18 +39,25 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 		out.Notes = append(out.Notes,
 			launch.Note{Path: "role", Text: "serves requests alone: --disaggregation-mode stays null"})
 	}
-	if prefill || decode {
-		out.Args = append(out.Args, "--disaggregation-transfer-backend", "mooncake")
+	backend := c.given.TransferBackend
+	switch {
+	case prefill || decode:
+		if backend == "" && t.CPU {
+			backend = "mooncake_tcp"
+		}
+		out.Args = append(out.Args, "--disaggregation-transfer-backend", cmp.Or(backend, backends[0]))
+	case backend != "":
+		note("config.transferBackend", "an engine of the role both transfers nothing")
 	}
 	if n, err := attr.Int(t.Endpoint, "dpSize", 1, 1, 65535); err == nil && n > 1 {
 		out.Args = append(out.Args, "--dp-size", strconv.Itoa(n), "--enable-dp-attention")
 	}
 	out.Args = append(out.Args, "--enable-metrics")
 	if t.CPU {
-		out.Env = append(out.Env, launch.EnvVar{Name: "MC_FORCE_TCP", Value: "1"})
 		out.Notes = append(out.Notes,
 			launch.Note{Path: "cpu",
-				Text: "no transfer backend of SGLang is known to move KV between engines on CPUs; fake moves none"})
+				Text: "SGLang 0.5.23 moves KV between engines on CPUs only with its CUDA calls replaced " +
+					"(docs/protocols/sglang.md)"})
 	}
 	if !prefill && c.given.BootstrapPort != 0 {
 		note("config.bootstrapPort", "only prefill engines listen; a decode engine learns the port from each request")

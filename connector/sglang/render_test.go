@@ -3,6 +3,7 @@
 package sglang_test
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -70,7 +71,32 @@ func TestNoSettingIsDroppedInSilence(t *testing.T) {
 		t, []string{"config.bootstrapPort", "resources.maxMemory", "resources.maxDisk", "resources.maxBandwidth"},
 		without,
 	)
-	assert.Equal(t, []launch.EnvVar{{Name: "MC_FORCE_TCP", Value: "1"}}, out.Env)
+	assert.Empty(t, out.Env, "mooncake_tcp sets MC_FORCE_TCP itself")
+}
+
+func TestTransferBackend(t *testing.T) {
+	const flag = "--disaggregation-transfer-backend"
+	for _, k := range []struct {
+		config string
+		cpu    bool
+		want   string
+	}{
+		{``, false, "mooncake"},
+		{``, true, "mooncake_tcp"},
+		{`{"transferBackend":"mooncake_tcp"}`, false, "mooncake_tcp"},
+		{`{"transferBackend":"nixl"}`, true, "nixl"},
+	} {
+		for _, role := range []discovery.Role{discovery.RolePrefill, discovery.RoleDecode} {
+			args := render(t, k.config, launch.Target{Endpoint: engine(t, "http://e:1", role, nil), CPU: k.cpu}).Args
+			at := slices.Index(args, flag)
+			require.GreaterOrEqual(t, at, 0)
+			assert.Equal(t, k.want, args[at+1])
+		}
+	}
+	both := engine(t, "http://127.0.0.1:30001", discovery.RoleBoth, nil)
+	out := render(t, `{"transferBackend":"nixl"}`, launch.Target{Endpoint: both})
+	assert.NotContains(t, out.Args, flag)
+	assert.Contains(t, out.Notes, launch.NoEffect("config.transferBackend", out.Notes[len(out.Notes)-1].Text))
 }
 
 func TestWhatCannotBeRenderedIsNamed(t *testing.T) {

@@ -14,9 +14,9 @@
 // tokens and the stream change.
 //
 // A room is 63 random bits, new for every attempt: a second live request with the same room can crash both schedulers,
-// and a dead one leaves a tombstone. Several prompts, or several choices for one, need lists of rooms. With
-// data-parallel attention P's rank is the room modulo the number of ranks. So the room is chosen to fit the rank, and D
-// learns the rank.
+// and a dead one leaves a tombstone. A list of prompts needs a list of rooms. Several choices for one prompt cannot be
+// carried: SGLang gives all of them one room. With data-parallel attention both legs name P's rank, and the room is
+// chosen to fit it: with follow_bootstrap_room, P's default, P refuses a rank other than the room modulo the ranks.
 //
 // Facts: SGLang's request structs (python/sglang/srt/managers/io_struct.py, entrypoints/openai/protocol.py),
 // disaggregation/ (common/conn.py, prefill.py, utils.py), its router and mini_lb, read at 0.5.x up to 0.5.23; issues
@@ -27,6 +27,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
@@ -55,7 +56,12 @@ func init() {
 type Options struct {
 	BootstrapPort int   `json:"bootstrapPort"` // for a P without the attribute bootstrapPort; default 8998
 	PrefillCap    *bool `json:"prefillCap"`    // limit P's leg to one token, as SGLang itself also does; default true
+	// How engines are launched to move KV: mooncake (the default), mooncake_tcp (without RDMA), nixl, ascend or mori.
+	TransferBackend string `json:"transferBackend"`
 }
+
+// backends are SGLang's (arg_groups/choices.py of 0.5.23). fake moves nothing.
+var backends = []string{"mooncake", "mooncake_tcp", "nixl", "ascend", "mori"}
 
 // Connector is the connector "sglang".
 type Connector struct {
@@ -73,6 +79,10 @@ func New(o *Options) (*Connector, error) {
 		return nil, &config.FieldError{Path: "bootstrapPort", Problem: "is not a port",
 			Remedy: "1 to 65535; SGLang's own default is 8998"}
 	}
+	if b := o.TransferBackend; b != "" && !slices.Contains(backends, b) {
+		return nil, &config.FieldError{Path: "transferBackend", Problem: "is none that moves KV",
+			Remedy: strings.Join(backends, ", ")}
+	}
 	c := &Connector{port: o.BootstrapPort, uncaps: o.PrefillCap != nil && !*o.PrefillCap, given: *o}
 	if c.port == 0 {
 		c.port = DefaultBootstrapPort
@@ -81,9 +91,11 @@ func New(o *Options) (*Connector, error) {
 }
 
 // Traits declares the protocol. P responds only when D has taken the KV. An engine in either mode of disaggregation
-// refuses a request without a room (400). The legs can carry several prompts and n, with lists of rooms. Only vLLM's D
-// gets no KV because of the other members that Carries names. APIs other than /generate, completions and chat have no
-// place for a room.
+// refuses a request without a room (400). The legs can carry several prompts, with lists of rooms, but not n: SGLang
+// 0.5.23 copies a prompt's room to all its samples (managers/tokenizer_manager.py, _handle_batch_request), so that P
+// responds at once and D waits for 300 s. Only vLLM's D gets no KV because of the other members that Carries names;
+// SGLang does not truncate a response's input. /v1/responses has a place for a room since 0.5.20, and /v1/messages
+// since 0.5.22. Older engines refuse these requests themselves (400).
 //
 // Members are those of the rendezvous, and those with which a client would send a leg to another rank or connect it
 // with another attempt's request.
@@ -96,16 +108,18 @@ func (*Connector) Traits() connector.Traits {
 	return connector.Traits{
 		Name:  Name,
 		Order: connector.Together,
-		APIs:  []connector.API{connector.APIChat, connector.APICompletions, connector.APISGLang},
+		APIs: []connector.API{
+			connector.APIChat, connector.APICompletions, connector.APIResponses, connector.APIMessages,
+			connector.APISGLang,
+		},
 		Members: []string{
 			"bootstrap_room", "bootstrap_host", "bootstrap_port", "bootstrap_pair_key", "routed_dp_rank",
 			"data_parallel_rank", "data_parallel_rank_decode", "disagg_prefill_dp_rank", "decode_tp_size",
 		},
 		Carries: []string{
 			"prompt", "prompt_embeds", "text", "input_ids", "prompt_logprobs", "echo", "truncate_prompt_tokens",
-			"use_beam_search",
+			"use_beam_search", "truncation",
 		},
-		MultiUse: true,
 		PairOnly: true,
 		PairRules: []connector.PairRule{
 			attr.Same(attr.BlockSize), attr.Same(attr.KVCacheDtype),
@@ -116,8 +130,10 @@ func (*Connector) Traits() connector.Traits {
 
 // Prefill gives P the client's request with the rendezvous and a limit of one token. It never asks for a stream: the
 // flow reads P's response as one JSON value, and SGLang transfers the KV either way.
+//
+// P's rank is named although the room fits it, since P may balance by another method than follow_bootstrap_room.
 func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
-	if _, err := c.rendezvous(s, leg); err != nil {
+	if err := c.rendezvous(s, leg, "routed_dp_rank"); err != nil {
 		return err
 	}
 	if !c.uncaps {
@@ -130,21 +146,19 @@ func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connec
 // Decode gives D the client's request with the same rendezvous.
 func (c *Connector) Decode(_ context.Context, s *connector.Session, _ *connector.PrefillResult,
 	leg *connector.Leg) error {
-	p, err := c.rendezvous(s, leg)
-	if err != nil {
-		return err
-	}
-	if p.ranks > 1 {
-		leg.Set("disagg_prefill_dp_rank", connector.Int(s.PrefillRank()))
-	}
-	return nil
+	return c.rendezvous(s, leg, "disagg_prefill_dp_rank")
 }
 
-// limit asks for one token. A client's minimum of one token or more stays, as a minimum of one: P samples the first
-// token, and without the minimum it could be the end of sequence.
+// limit asks for one token. /v1/responses takes two off max_output_tokens and refuses what is below zero then
+// (entrypoints/openai/protocol.py of 0.5.23, ResponsesRequest.to_sampling_params). A client's minimum of one token or
+// more stays, as a minimum of one: P samples the first token, and without the minimum it could be the end of sequence.
 func limit(leg *connector.Leg) {
 	atLeast := minimum(leg.Request())
-	leg.LimitTokens(1)
+	if leg.Request().API == connector.APIResponses {
+		leg.LimitTokens(3)
+	} else {
+		leg.LimitTokens(1)
+	}
 	if !atLeast {
 		return
 	}
@@ -155,24 +169,28 @@ func limit(leg *connector.Leg) {
 	leg.Set("min_tokens", json.RawMessage("1"))
 }
 
-// rendezvous writes the members by which the two requests find each other. They are the same on both legs.
-func (c *Connector) rendezvous(s *connector.Session, leg *connector.Leg) (server, error) {
+// rendezvous writes the members by which the two requests find each other. They are the same on both legs, but for the
+// member that names P's rank.
+func (c *Connector) rendezvous(s *connector.Session, leg *connector.Leg, rank string) error {
 	p, err := c.serverOf(s.Prefill)
 	if err != nil {
-		return p, err
+		return err
 	}
-	n, list, _ := sequences(s.Request)
+	n, list, _ := promptsOf(s.Request)
 	r := newRooms(s, p.ranks, n)
-	if !list {
+	if list {
+		leg.Set("bootstrap_host", repeat(connector.Quote(p.host), n))
+		leg.Set("bootstrap_port", repeat(connector.Int(p.port), n))
+		leg.Set("bootstrap_room", r.list(n))
+	} else {
 		leg.Set("bootstrap_host", connector.Quote(p.host))
 		leg.Set("bootstrap_port", connector.Int(p.port))
 		leg.Set("bootstrap_room", connector.Int(r.room(0)))
-		return p, nil
 	}
-	leg.Set("bootstrap_host", repeat(connector.Quote(p.host), n))
-	leg.Set("bootstrap_port", repeat(connector.Int(p.port), n))
-	leg.Set("bootstrap_room", r.list(n))
-	return p, nil
+	if p.ranks > 1 {
+		leg.Set(rank, connector.Int(s.PrefillRank()))
+	}
+	return nil
 }
 
 // server is what a pair of requests must know about P.

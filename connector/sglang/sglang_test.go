@@ -91,6 +91,13 @@ func TestBothLegsCarryTheSameRendezvous(t *testing.T) {
 		"generate": {connector.APISGLang, `{"text":"x","sampling_params":{"max_new_tokens":9,"stop":"."}}`,
 			`{"text":"x","sampling_params":{"max_new_tokens":1,"stop":"."},` + meeting + `,"stream":false}`,
 			`{"text":"x","sampling_params":{"max_new_tokens":9,"stop":"."},` + meeting + `}`},
+		"responses: SGLang takes two tokens off the limit": {connector.APIResponses,
+			`{"input":"x","max_output_tokens":9,"stream":true,"store":true,"request_id":"mine"}`,
+			`{"input":"x","max_output_tokens":3,"stream":false,"store":true,` + meeting + `}`,
+			`{"input":"x","max_output_tokens":9,"stream":true,"store":true,` + meeting + `}`},
+		"messages": {connector.APIMessages, `{"messages":[],"max_tokens":9,"stream":true}`,
+			`{"messages":[],"max_tokens":1,"stream":false,` + meeting + `}`,
+			`{"messages":[],"max_tokens":9,"stream":true,` + meeting + `}`},
 		"what the client sent for one goes": {connector.APICompletions,
 			`{"prompt":"x","bootstrap_host":"evil","bootstrap_room":1}`,
 			`{"prompt":"x","bootstrap_host":"p.example","bootstrap_room":5,"bootstrap_port":8998,"max_tokens":1,` +
@@ -163,8 +170,8 @@ func TestBootstrapAddressOfTheEngine(t *testing.T) {
 	assert.Equal(t, "bootstrapPort", bad.Attribute)
 }
 
-// The engines count sequences: prompts times choices. A list with one prompt counts as a list.
-func TestEachSequenceHasARoomOfItsOwn(t *testing.T) {
+// A list with one prompt is a list.
+func TestEachPromptHasARoomOfItsOwn(t *testing.T) {
 	c := open(t, ``)
 	for _, k := range []struct {
 		api  connector.API
@@ -176,12 +183,13 @@ func TestEachSequenceHasARoomOfItsOwn(t *testing.T) {
 		{connector.APICompletions, `{"prompt":[]}`, 0},
 		{connector.APICompletions, `{"prompt":["a"]}`, 1},
 		{connector.APICompletions, `{"prompt":["a","b","c"]}`, 3},
-		{connector.APICompletions, `{"prompt":[[1,2],[3]],"n":2}`, 4},
+		{connector.APICompletions, `{"prompt":[[1,2],[3]],"n":1}`, 2},
 		{connector.APIChat, `{"messages":[{"a":1},{"b":2}]}`, 0},
 		{connector.APIChat, `{"messages":[],"n":1}`, 0},
-		{connector.APIChat, `{"messages":[],"n":3.0}`, 3},
+		{connector.APIResponses, `{"input":[{"role":"user","content":"a"},{"role":"user","content":"b"}]}`, 0},
+		{connector.APIMessages, `{"messages":[{"a":1},{"b":2}]}`, 0},
 		{connector.APISGLang, `{"text":["a","b"]}`, 2},
-		{connector.APISGLang, `{"input_ids":[ [1], [2] ],"sampling_params":{"n":2}}`, 4},
+		{connector.APISGLang, `{"input_ids":[ [1], [2] ],"sampling_params":{"n":1}}`, 2},
 		{connector.APISGLang, `{"input_embeds":[[0.1],[0.2]]}`, 0},
 		{connector.APISGLang, `{"input_embeds":[[[0.1]],[[0.2]],[[0.3]]]}`, 3},
 	} {
@@ -200,10 +208,6 @@ func TestEachSequenceHasARoomOfItsOwn(t *testing.T) {
 			distinct[room.Raw] = true
 		}
 		assert.Len(t, distinct, max(k.n, 1), k.body)
-		if k.api == connector.APISGLang {
-			assert.Equal(t, gjson.Get(k.body, "sampling_params.n").Raw, prefill.Get("sampling_params.n").Raw,
-				"P makes as many")
-		}
 	}
 }
 
@@ -211,7 +215,7 @@ func unsupported(c connector.KVConnector, r *connector.Request) string {
 	return uncarried.Member(c, r)
 }
 
-// A room has 63 bits and fits P's rank, and D learns the rank.
+// A room has 63 bits and fits P's rank, and both legs name the rank.
 func TestRoomChoosesTheRank(t *testing.T) {
 	c := open(t, ``)
 	r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":["a","b","c","d","e"]}`))
@@ -236,7 +240,10 @@ func TestRoomChoosesTheRank(t *testing.T) {
 			assert.Len(t, rooms, 5, "size %d", size)
 			assert.Equal(t, size > 1, leg.Get("disagg_prefill_dp_rank").Exists())
 			assert.EqualValues(t, s.PrefillRank(), leg.Get("disagg_prefill_dp_rank").Int())
-			assert.False(t, gjson.Get(prefillLeg(t, c, s), "disagg_prefill_dp_rank").Exists())
+			prefill := gjson.Parse(prefillLeg(t, c, s))
+			assert.False(t, prefill.Get("disagg_prefill_dp_rank").Exists())
+			assert.Equal(t, leg.Get("disagg_prefill_dp_rank").Raw, prefill.Get("routed_dp_rank").Raw)
+			assert.False(t, leg.Get("routed_dp_rank").Exists(), "D's own rank is D's to choose")
 		}
 	}
 }
@@ -273,21 +280,26 @@ func TestUnsupported(t *testing.T) {
 		api          connector.API
 		body, member string
 	}{
-		{connector.APIChat, `{"messages":[],"n":8,"logprobs":true}`, ""},
-		{connector.APICompletions, `{"prompt":["a","b"],"n":2}`, ""},
+		{connector.APIChat, `{"messages":[],"n":1,"logprobs":true}`, ""},
+		{connector.APIChat, `{"messages":[],"n":2}`, "n"},
+		{connector.APICompletions, `{"prompt":"a","n":2.0}`, "n"},
+		{connector.APICompletions, `{"prompt":["a","b"],"n":2}`, "n"},
+		{connector.APICompletions, `{"prompt":"a","best_of":2}`, "best_of"},
+		{connector.APISGLang, `{"text":"a","sampling_params":{"n":2}}`, "n"},
+		{connector.APISGLang, `{"text":["a","b"],"sampling_params":{"n":2}}`, "n"},
 		{connector.APICompletions, `{"prompt":"a","echo":true}`, ""},
 		{connector.APICompletions, `{"prompt":"a","echo":true,"logprobs":1}`, "echo"},
 		{connector.APISGLang, `{"text":"a","return_logprob":true,"logprob_start_len":0}`, ""},
 		{connector.APISGLang, `{"text":"a","return_hidden_states":true}`, "return_hidden_states"},
 		{connector.APISGLang, `{"text":"a","return_routed_experts":true}`, "return_routed_experts"},
 		{connector.APISGLang, `{"text":"a","session_params":{"id":"s"}}`, "session_params"},
-		{connector.APISGLang, `{"text":"a","sampling_params":{"n":5000}}`, "n"},
 		{connector.APIChat, `{"messages":[],"n":999999999999}`, "n"},
 		{connector.APIChat, `{"messages":[],"n":1e300}`, "n"},
-		{connector.APICompletions, `{"prompt":["a","b"],"n":4000}`, "n"},
 		{connector.APICompletions, `{"prompt":[` + strings.Repeat(`"a",`, 4096) + `"a"]}`, "prompt"},
-		{connector.APIResponses, `{"input":"a"}`, "bootstrap_room"},
-		{connector.APIMessages, `{"messages":[]}`, "bootstrap_room"},
+		{connector.APIResponses, `{"input":"a","store":true,"truncation":"auto"}`, ""},
+		{connector.APIResponses, `{"input":"a","background":true}`, "background"},
+		{connector.APIResponses, `{"input":"a","previous_response_id":"resp_1"}`, "previous_response_id"},
+		{connector.APIMessages, `{"messages":[]}`, ""},
 		{connector.APIGenerate, `{"token_ids":[1]}`, "bootstrap_room"},
 	} {
 		assert.Equal(t, k.member, unsupported(c, session(t, k.api, k.body, nil).Request), k.body[:min(len(k.body), 80)])
@@ -297,8 +309,9 @@ func TestUnsupported(t *testing.T) {
 func TestSettings(t *testing.T) {
 	for settings, path := range map[string]string{
 		`{"bootstrapPort":-1}`: "bootstrapPort", `{"bootstrapPort":70000}`: "bootstrapPort",
-		`{"bootstrapPort":"1"}`: "bootstrapPort",
-		`{"prefillCap":1}`:      "prefillCap", `{"bootstrapport":1}`: "bootstrapport",
+		`{"bootstrapPort":"1"}`:      "bootstrapPort",
+		`{"transferBackend":"fake"}`: "transferBackend", `{"transferBackend":1}`: "transferBackend",
+		`{"prefillCap":1}`: "prefillCap", `{"bootstrapport":1}`: "bootstrapport",
 	} {
 		_, err := connector.Open(config.Spec{Type: "SGLang", Config: json.RawMessage(settings)})
 		faults := config.FieldErrors(err)
@@ -361,7 +374,7 @@ func TestSessionsAtOnceShareNothing(t *testing.T) {
 	for i := range 32 {
 		wg.Go(func() {
 			r, err := connector.ParseRequest(connector.APICompletions,
-				[]byte(`{"prompt":["`+strings.Repeat("x", i)+`"],"n":`+strconv.Itoa(i+1)+`}`))
+				[]byte(`{"prompt":["`+strings.Repeat(`x","`, i)+`"]}`))
 			assert.NoError(t, err)
 			s := connector.NewSession(r, "id", engine(t, "http://p:1", discovery.RolePrefill, nil),
 				engine(t, "http://d:1", discovery.RoleDecode, nil))

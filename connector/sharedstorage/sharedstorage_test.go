@@ -56,7 +56,7 @@ func decode(t testing.TB, c connector.KVConnector, s *connector.Session, p *conn
 	return string(body)
 }
 
-var answered = connector.NewPrefillResult(200, nil, []byte(`{"kv_transfer_params":null}`), time.Now())
+var response = connector.NewPrefillResult(200, nil, []byte(`{"kv_transfer_params":null}`), time.Now())
 
 func TestNothingIsOnTheWire(t *testing.T) {
 	for _, k := range []struct {
@@ -73,7 +73,7 @@ func TestNothingIsOnTheWire(t *testing.T) {
 	} {
 		c, s := open(t, ``), session(t, k.api, k.client)
 		assert.Equal(t, k.prefill, prefill(t, c, s))
-		assert.Equal(t, k.decode, decode(t, c, s, answered))
+		assert.Equal(t, k.decode, decode(t, c, s, response))
 	}
 	c := open(t, `{}`)
 	assert.Equal(t, "sharedstorage", c.Traits().Name)
@@ -89,17 +89,17 @@ func TestAThresholdAsksDecodeFirst(t *testing.T) {
 		"D may refuse")
 	assert.Equal(t, `{"messages":[],"stream":false,"max_tokens":1,"cache_hit_threshold":0}`, prefill(t, c, s),
 		"P must compute")
-	assert.Equal(t, `{"messages":[],"stream":true,"max_tokens":9,"cache_hit_threshold":0}`, decode(t, c, s, answered),
+	assert.Equal(t, `{"messages":[],"stream":true,"max_tokens":9,"cache_hit_threshold":0}`, decode(t, c, s, response),
 		"D may not refuse again")
 
 	s = session(t, connector.APIChat, `{"messages":[],"cache_hit_threshold":1}`)
 	assert.Equal(t, `{"messages":[],"cache_hit_threshold":0.8}`, decode(t, c, s, nil), "in place of the client's")
 	c = open(t, ``)
 	assert.Contains(t, prefill(t, c, s), `"cache_hit_threshold":0`, "the client's own would make P refuse")
-	assert.Contains(t, decode(t, c, s, answered), `"cache_hit_threshold":1`, "and is its own wish of D")
+	assert.Contains(t, decode(t, c, s, response), `"cache_hit_threshold":1`, "and is its own wish of D")
 }
 
-func TestColdAnswers(t *testing.T) {
+func TestColdResponses(t *testing.T) {
 	c, ok := connector.As[connector.ColdDetector](open(t, `{"cacheHitThreshold":1}`))
 	require.True(t, ok)
 	for head, want := range map[string]bool{

@@ -78,7 +78,8 @@ func newFleet(t *testing.T, server *coreDNS, port int, o *dns.Options) *fleet {
 	conn, err := nixl.New(nil)
 	require.NoError(t, err)
 	tr := transport.New(nil)
-	flow, err := pdflow.New(conn, pick.New(f.set, pick.RoundRobin()), pdflow.WithTransport(tr), pdflow.WithObserver(f))
+	flow, err := pdflow.New(conn, pick.New(f.set, pick.RoundRobin()), pdflow.WithTransport(tr),
+		pdflow.WithObserver(pdflow.Observer{SessionStart: f.SessionStart, SessionEnd: f.SessionEnd}))
 	require.NoError(t, err)
 	f.flow = flow
 	gateway := httptest.NewServer(flow)

@@ -72,8 +72,6 @@ func (w *witness) SessionStart(_ context.Context, s *connector.Session) {
 	w.seen.Store(s.Decode.Zone, true)
 }
 
-func (w *witness) SessionEnd(context.Context, *pdflow.Outcome) {}
-
 // versions are lists of four engines. Which two are for prefill changes with each, so an engine's role does, too.
 func versions(t *testing.T, n int) (engines []*enginesim.Engine, list func(version int) string) {
 	t.Helper()
@@ -100,7 +98,7 @@ func versions(t *testing.T, n int) (engines []*enginesim.Engine, list func(versi
 }
 
 // load sends 200 requests a second, fewer where the machine has other work, until stop, which says how many there were.
-// failed gets what was wrong with their answers.
+// failed gets what was wrong with their responses.
 func load(t *testing.T, url string, failed chan<- string) (stop func() int64) {
 	t.Helper()
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 50}, Timeout: 30 * time.Second}
@@ -162,7 +160,8 @@ func TestAConfigMapThatIsSwappedTenTimesASecondUnderTraffic(t *testing.T) {
 	conn, err := nixl.New(nil)
 	require.NoError(t, err)
 	tr := transport.New(nil)
-	flow, err := pdflow.New(conn, pick.New(set, pick.RoundRobin()), pdflow.WithTransport(tr), pdflow.WithObserver(w))
+	flow, err := pdflow.New(conn, pick.New(set, pick.RoundRobin()), pdflow.WithTransport(tr),
+		pdflow.WithObserver(pdflow.Observer{SessionStart: w.SessionStart}))
 	require.NoError(t, err)
 	gateway := httptest.NewServer(flow)
 	t.Cleanup(func() {

@@ -7,9 +7,9 @@
 //	set := discovery.NewSet(src)
 //
 // The source publishes each list at once, and again when engines have answered. It never replaces what the list says,
-// and does not ask for it. No request waits for an answer.
+// and does not ask for it. No request waits for a response.
 //
-// These are the questions, and the engines whose answers are known (tests play recorded answers):
+// These are the questions, and the engines whose responses are known (tests play recorded responses):
 //
 //   - GET /v1/models: the first model that is nobody's adapter (vLLM 0.32.0: data[].id, data[].parent) becomes Model.
 //   - GET /version: vLLM 0.32.0's {"version": "0.32.0"} becomes Version.
@@ -26,7 +26,7 @@
 //
 // A number of ranks of 1 never becomes an attribute: if ranks have servers of their own, each server shows only one.
 //
-// Engines are not trusted. Answers are bounded in size and time, and texts in length. Redirects are not followed. An
-// answer that makes no sense counts as none. No address is taken from an answer, so an engine cannot lead requests
+// Engines are not trusted. Responses are bounded in size and time, and texts in length. Redirects are not followed. A
+// response that makes no sense counts as none. No address is taken from a response, so an engine cannot lead requests
 // elsewhere.
 package inspect

@@ -26,7 +26,7 @@ const (
 	maxRanks = 65535 // no engine has more
 )
 
-var errSenseless = errors.New("the answer makes no sense")
+var errSenseless = errors.New("the response makes no sense")
 
 // sameFacts reports whether two readings add the same facts to an endpoint.
 func (r *Reading) sameFacts(o *Reading) bool {
@@ -90,7 +90,7 @@ func parseVersion(body []byte) (string, error) {
 	return v.Version, nil
 }
 
-// parseQuery reads the answer of Mooncake's bootstrap server. It ignores unknown members, since newer servers have
+// parseQuery reads the response of Mooncake's bootstrap server. It ignores unknown members, since newer servers have
 // more.
 func parseQuery(body []byte) (map[int]string, error) {
 	var ranks map[string]struct {
@@ -110,7 +110,7 @@ func parseQuery(body []byte) (map[int]string, error) {
 	return ids, nil
 }
 
-// serverInfo has the members of SGLang's server_info that are read. Never add a field for a secret: the answer holds
+// serverInfo has the members of SGLang's server_info that are read. Never add a field for a secret: the response holds
 // the server's API keys.
 type serverInfo struct {
 	Version       string `json:"version"`
@@ -121,7 +121,7 @@ type serverInfo struct {
 
 func parseServerInfo(body []byte) (info serverInfo, err error) {
 	if json.Unmarshal(body, &info) != nil || info.DPSize < 1 || info.DPSize > maxRanks {
-		return serverInfo{}, errSenseless // TensorRT-LLM's answer, which has none of these members, or nonsense
+		return serverInfo{}, errSenseless // TensorRT-LLM's response, which has none of these members, or nonsense
 	}
 	if !goodText(info.Version) {
 		info.Version = ""

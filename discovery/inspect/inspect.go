@@ -32,7 +32,7 @@ type Options struct {
 
 	Interval     time.Duration // between two full visits of one engine, with a jitter of 5 %; default 30 s
 	LoadInterval time.Duration // between two readings of /metrics; default: only in full visits
-	Timeout      time.Duration // of one question with its whole answer; default 2 s
+	Timeout      time.Duration // of one question with its whole response; default 2 s
 	Concurrency  int           // engines visited at once; a visit asks one question after another; default 8
 
 	// Client sends the questions. The default has connections of its own, no proxy and no redirects. A client must not
@@ -41,7 +41,7 @@ type Options struct {
 	// Header is sent with each question, for engines that want a key.
 	Header http.Header
 
-	// Observe is called with an *[Error] for each question that failed or whose answer made no sense. Several
+	// Observe is called with an *[Error] for each question that failed or whose response made no sense. Several
 	// goroutines call it, and it must be quick.
 	Observe func(id string, err error)
 }

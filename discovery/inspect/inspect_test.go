@@ -27,10 +27,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// engines is a client to engines that are not there: answers by host and path.
+// engines is a client to engines that are not there: bodies by host and path.
 type engines struct {
 	mu      sync.Mutex
-	answers map[string]string // "host/path" to a body; none is 404
+	bodies  map[string]string // "host/path" to a body; none is 404
 	down    map[string]bool
 	asked   []string
 	headers []http.Header
@@ -47,7 +47,7 @@ func (e *engines) RoundTrip(r *http.Request) (*http.Response, error) {
 	e.headers = append(e.headers, r.Header)
 	e.now++
 	e.most = max(e.most, e.now)
-	body, known := e.answers[key]
+	body, known := e.bodies[key]
 	down, serve := e.down[r.URL.Host], e.serve
 	e.mu.Unlock()
 	defer func() { e.mu.Lock(); e.now--; e.mu.Unlock() }()
@@ -58,19 +58,19 @@ func (e *engines) RoundTrip(r *http.Request) (*http.Response, error) {
 	case down:
 		return nil, errors.New("dial tcp " + r.URL.Host + ": connection refused")
 	case !known:
-		return answer(http.StatusNotFound, "{}"), nil
+		return respond(http.StatusNotFound, "{}"), nil
 	}
-	return answer(http.StatusOK, body), nil
+	return respond(http.StatusOK, body), nil
 }
 
-func answer(status int, body string) *http.Response {
+func respond(status int, body string) *http.Response {
 	return &http.Response{StatusCode: status, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(body))}
 }
 
 func (e *engines) set(key, body string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.answers[key] = body
+	e.bodies[key] = body
 }
 
 func (e *engines) questions() []string {
@@ -103,9 +103,9 @@ process_start_time_seconds 1.79526211248e+09
 )
 
 func vllm(hosts ...string) *engines {
-	e := &engines{answers: map[string]string{}, down: map[string]bool{}}
+	e := &engines{bodies: map[string]string{}, down: map[string]bool{}}
 	for _, h := range hosts {
-		e.answers[h+"/v1/models"], e.answers[h+"/version"], e.answers[h+"/metrics"] = vllmModels, vllmVersion,
+		e.bodies[h+"/v1/models"], e.bodies[h+"/version"], e.bodies[h+"/metrics"] = vllmModels, vllmVersion,
 			vllmMetrics
 	}
 	return e
@@ -227,7 +227,7 @@ func TestAListIsPublishedBeforeItsEnginesAnswer(t *testing.T) {
 		time.Sleep(1500 * time.Millisecond)
 		synctest.Wait()
 		require.NotEmpty(t, *w.errs)
-		assert.EqualError(t, (*w.errs)[0], "inspect: GET /v1/models: no whole answer in time")
+		assert.EqualError(t, (*w.errs)[0], "inspect: GET /v1/models: no whole response in time")
 	})
 }
 
@@ -235,7 +235,7 @@ func TestSGLangTellsItsRanksAndBootstrapPort(t *testing.T) {
 	for _, path := range []string{"/server_info", "/get_server_info"} {
 		t.Run(path, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				client := &engines{answers: map[string]string{"a:1" +
+				client := &engines{bodies: map[string]string{"a:1" +
 					path: sglangInfo, "a:1/metrics": "sglang:num_queue_reqs{tp_rank=\"0\"} 7\n" +
 					"sglang:num_queue_reqs{tp_rank=\"1\"} 7\n"}}
 				w := run(t, client, inspect.Options{})
@@ -257,7 +257,7 @@ func TestMooncakesServerIsAskedWhereTheListNamesIt(t *testing.T) {
 		"URL": {"bootstrapURL": "http://a:8998/"}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				client := &engines{answers: map[string]string{"a:8998/query": mooncake}}
+				client := &engines{bodies: map[string]string{"a:8998/query": mooncake}}
 				w := run(t, client, inspect.Options{Header: http.Header{"Authorization": {"Bearer k"}}})
 				w.list.Publish(endpoint(t, "a:1", attributes))
 				settle()
@@ -279,7 +279,7 @@ func TestRanksElsewhereAreNotCounted(t *testing.T) {
 	for engine, want := range map[string]string{"3": "", "0": ""} {
 		synctest.Test(t, func(t *testing.T) {
 			client := vllm("a:1")
-			client.answers["a:1/metrics"] = `vllm:num_requests_running{engine="` + engine + `"} 0` + "\n"
+			client.bodies["a:1/metrics"] = `vllm:num_requests_running{engine="` + engine + `"} 0` + "\n"
 			w := run(t, client, inspect.Options{})
 			w.list.Publish(endpoint(t, "a:1", nil))
 			settle()
@@ -288,7 +288,7 @@ func TestRanksElsewhereAreNotCounted(t *testing.T) {
 	}
 }
 
-func TestAnswersThatMakeNoSenseChangeNothing(t *testing.T) {
+func TestResponsesThatMakeNoSenseChangeNothing(t *testing.T) {
 	long := strings.Repeat("x", 300)
 	for name, body := range map[string]string{
 		"empty": "", "text": "<html>", "cut": `{"version":"0.3`, "null": "null", "number": "1",
@@ -304,7 +304,7 @@ func TestAnswersThatMakeNoSenseChangeNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				client := vllm()
-				client.serve = func(*http.Request) (*http.Response, error) { return answer(http.StatusOK, body), nil }
+				client.serve = func(*http.Request) (*http.Response, error) { return respond(http.StatusOK, body), nil }
 				w := run(t, client, inspect.Options{})
 				given := endpoint(t, "a:1", map[string]string{"bootstrapPort": "8998"})
 				w.list.Publish(given)
@@ -325,7 +325,7 @@ func TestAnswersThatMakeNoSenseChangeNothing(t *testing.T) {
 func TestEnginesThatMisbehaveCostNothingElse(t *testing.T) {
 	status := func(code int) func(*http.Request) (*http.Response, error) {
 		return func(*http.Request) (*http.Response, error) {
-			r := answer(code, vllmVersion)
+			r := respond(code, vllmVersion)
 			r.Header.Set("Location", "http://elsewhere:1/")
 			return r, nil
 		}
@@ -337,7 +337,7 @@ func TestEnginesThatMisbehaveCostNothingElse(t *testing.T) {
 			return nil, errors.New("dial tcp 10.1.2.3:1: refused")
 		},
 		"breaks in the middle": func(*http.Request) (*http.Response, error) {
-			r := answer(200, "")
+			r := respond(200, "")
 			r.Body = io.NopCloser(io.MultiReader(strings.NewReader(`{"ver`), broken{}))
 			return r, nil
 		},
@@ -360,7 +360,7 @@ func TestEnginesThatMisbehaveCostNothingElse(t *testing.T) {
 				// and it is found when it is well
 				client.mu.Lock()
 				client.serve = nil
-				maps.Copy(client.answers, vllm("a:1").answers)
+				maps.Copy(client.bodies, vllm("a:1").bodies)
 				client.mu.Unlock()
 				time.Sleep(35 * time.Second)
 				synctest.Wait()
@@ -374,7 +374,7 @@ type broken struct{}
 
 func (broken) Read([]byte) (int, error) { return 0, errors.New("reset by 10.1.2.3") }
 
-func TestAnswersAreKeptAndAskedForAgainAfterTheInterval(t *testing.T) {
+func TestResponsesAreKeptAndAskedForAgainAfterTheInterval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := vllm("a:1")
 		w := run(t, client, inspect.Options{Interval: 10 * time.Second})
@@ -437,8 +437,8 @@ func TestAnEngineThatRestartsIsAskedAgain(t *testing.T) {
 		},
 		"it is at another address": func(t *testing.T, client *engines, w *world) {
 			client.mu.Lock()
-			maps.Copy(client.answers, vllm("b:1").answers)
-			client.answers["b:1/version"] = `{"version":"0.33.0"}`
+			maps.Copy(client.bodies, vllm("b:1").bodies)
+			client.bodies["b:1/version"] = `{"version":"0.33.0"}`
 			client.mu.Unlock()
 			moved := endpoint(t, "b:1", nil)
 			moved.ID = "a:1"

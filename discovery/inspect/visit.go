@@ -18,7 +18,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// The largest answers that are read, in bytes. vLLM 0.32.0 lists one model in 445; /metrics grows with models and
+// The largest responses that are read, in bytes. vLLM 0.32.0 lists one model in 445; /metrics grows with models and
 // ranks.
 const (
 	maxModels  = 1 << 20
@@ -28,10 +28,10 @@ const (
 	maxMetrics = 16 << 20
 )
 
-// Error is a question that failed, or whose answer made no sense. Its text has no address.
+// Error is a question that failed, or whose response made no sense. Its text has no address.
 type Error struct {
 	Path   string // what was asked; "" if the client panicked
-	Status int    // the answer's status, if it was not 200
+	Status int    // the response's status, if it was not 200
 	Err    error  // nil for a status
 }
 
@@ -45,7 +45,7 @@ func (e *Error) Error() string {
 	case errors.Is(e.Err, errSenseless), errors.Is(e.Err, errTooLarge):
 		return "inspect: GET " + e.Path + ": " + e.Err.Error()
 	case errors.Is(e.Err, context.DeadlineExceeded), errors.Is(e.Err, os.ErrDeadlineExceeded):
-		return "inspect: GET " + e.Path + ": no whole answer in time"
+		return "inspect: GET " + e.Path + ": no whole response in time"
 	}
 	return "inspect: GET " + e.Path + ": the engine could not be reached, or broke off"
 }
@@ -53,7 +53,7 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-var errTooLarge = errors.New("the answer is too large")
+var errTooLarge = errors.New("the response is too large")
 
 // visit asks one engine its questions.
 type visit struct {
@@ -64,29 +64,29 @@ type visit struct {
 	dead bool    // the engine could not be reached; ask nothing more
 }
 
-// answer is the outcome of a visit.
-type answer struct {
+// outcome is what a visit found.
+type outcome struct {
 	reading   Reading
 	failed    bool // nothing was learnt; the old facts stay
 	restarted bool // a visit of /metrics alone found another process
 }
 
 // run asks one question after another. A panic of a foreign client is a failed visit.
-func (v *visit) run(ctx context.Context) (a answer) {
+func (v *visit) run(ctx context.Context) (a outcome) {
 	defer func() {
 		if p := recover(); p != nil {
-			a = answer{failed: true}
+			a = outcome{failed: true}
 			v.observe("", fmt.Errorf("panic: %v", p))
 		}
 	}()
 	if !v.full {
 		m := v.metrics(ctx)
 		if m == nil {
-			return answer{failed: v.dead}
+			return outcome{failed: v.dead}
 		}
 		// Compare with the engine's own last value, since the clocks of two machines differ.
 		restarted := m.started != v.old.started && m.started > 0 && v.old.started > 0
-		return answer{reading: Reading{Load: m.loadAt(time.Now())}, restarted: restarted}
+		return outcome{reading: Reading{Load: m.loadAt(time.Now())}, restarted: restarted}
 	}
 	r := &a.reading
 	ask := v.s.o.Ask
@@ -117,7 +117,7 @@ func (v *visit) run(ctx context.Context) (a answer) {
 		v.serverInfo(ctx, r)
 	}
 	if v.dead || ctx.Err() != nil {
-		return answer{failed: true}
+		return outcome{failed: true}
 	}
 	r.At = time.Now()
 	return a
@@ -186,7 +186,7 @@ func (v *visit) getURL(ctx context.Context, base *url.URL, path string, limit in
 	})
 }
 
-// ask sends one question and gives the body of an answer with status 200 to take. An engine that cannot be reached is
+// ask sends one question and gives the body of a response with status 200 to take. An engine that cannot be reached is
 // dead for the rest of the visit. One that gives another status, or nonsense, is not.
 func (v *visit) ask(ctx context.Context, base *url.URL, path string, take func(io.Reader) error) (status int) {
 	if v.dead {
@@ -240,7 +240,7 @@ func (v *visit) tell(e *Error) {
 	}
 }
 
-// bounded is a reader that fails at its limit. io.LimitReader would end there, as if the answer had ended.
+// bounded is a reader that fails at its limit. io.LimitReader would end there, as if the response had ended.
 type bounded struct {
 	r    io.Reader
 	left int64

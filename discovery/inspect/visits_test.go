@@ -36,7 +36,7 @@ func TestWhatOnlyAPrefillEngineIsGiven(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := run(t, &engines{answers: map[string]string{"a:1/server_info": c.info}}, inspect.Options{})
+				w := run(t, &engines{bodies: map[string]string{"a:1/server_info": c.info}}, inspect.Options{})
 				e := endpoint(t, "a:1", nil)
 				e.Role = c.role
 				w.list.Publish(e)
@@ -49,11 +49,11 @@ func TestWhatOnlyAPrefillEngineIsGiven(t *testing.T) {
 }
 
 // What is larger than it may be counts for nothing, however good its beginning is.
-func TestTheBeginningOfAnAnswerIsNone(t *testing.T) {
+func TestTheBeginningOfAResponseIsNone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := vllm("a:1")
-		client.answers["a:1/version"] += strings.Repeat(" ", 5<<10)
-		client.answers["a:1/metrics"] += strings.Repeat("# a long page\n", 2<<20)
+		client.bodies["a:1/version"] += strings.Repeat(" ", 5<<10)
+		client.bodies["a:1/metrics"] += strings.Repeat("# a long page\n", 2<<20)
 		w := run(t, client, inspect.Options{})
 		w.list.Publish(endpoint(t, "a:1", nil))
 		settle()
@@ -67,7 +67,7 @@ func TestTheBeginningOfAnAnswerIsNone(t *testing.T) {
 func TestRanksWithAGapAreNotCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := vllm("a:1")
-		client.answers["a:1/metrics"] = "vllm:num_requests_running{engine=\"1\"} 0\n" +
+		client.bodies["a:1/metrics"] = "vllm:num_requests_running{engine=\"1\"} 0\n" +
 			"vllm:num_requests_running{engine=\"2\"} 0\n"
 		w := run(t, client, inspect.Options{})
 		w.list.Publish(endpoint(t, "a:1", nil))
@@ -84,14 +84,14 @@ type body struct {
 
 func (b body) Close() error { b.open.Add(-1); return nil }
 
-func TestEachAnswerIsClosed(t *testing.T) {
+func TestEachResponseIsClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var open atomic.Int32
 		client, n := vllm(), 0
 		client.serve = func(*http.Request) (*http.Response, error) {
 			open.Add(1)
 			n++
-			r := answer([]int{200, 404, 500}[n%3], "")
+			r := respond([]int{200, 404, 500}[n%3], "")
 			r.Body = body{strings.NewReader(vllmVersion), &open}
 			return r, nil
 		}
@@ -108,7 +108,7 @@ func TestEachAnswerIsClosed(t *testing.T) {
 func TestAnEngineThatIsNotThereYetIsAskedOnceAndSoonAgain(t *testing.T) {
 	for name, starting := range map[string]func(*http.Request) (*http.Response, error){
 		"nobody listens": func(*http.Request) (*http.Response, error) { return nil, io.EOF },
-		"it says so":     func(*http.Request) (*http.Response, error) { return answer(503, ""), nil },
+		"it says so":     func(*http.Request) (*http.Response, error) { return respond(503, ""), nil },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

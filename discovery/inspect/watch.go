@@ -17,7 +17,7 @@ const (
 	// firstRetry is the pause after a failed visit; it doubles up to the interval. So an engine that restarted is asked
 	// again soon.
 	firstRetry = time.Second
-	// settle is how long the source collects answers for one snapshot, since many engines answer at nearly the same
+	// settle is how long the source collects responses for one snapshot, since many engines answer at nearly the same
 	// time.
 	settle = 20 * time.Millisecond
 )
@@ -59,7 +59,7 @@ type target struct {
 type result struct {
 	t    *target
 	full bool
-	answer
+	outcome
 }
 
 func newWatch(ctx context.Context, s *Source, publish func(discovery.Snapshot)) *watch {
@@ -213,7 +213,7 @@ func (w *watch) start() time.Duration {
 		v := visit{s: w.s, e: t.e, old: old, full: full}
 		w.busy++
 		w.running.Go(func() {
-			r := result{t: t, full: full, answer: v.run(w.ctx)}
+			r := result{t: t, full: full, outcome: v.run(w.ctx)}
 			select {
 			case w.results <- r:
 			case <-w.ctx.Done():

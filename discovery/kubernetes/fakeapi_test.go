@@ -115,7 +115,7 @@ func (f *fakeAPI) endWatches(forget bool) {
 	f.cut = make(chan struct{})
 }
 
-// refusing sets what answer each call gets: 0 for the right one, -1 for a broken connection, -2 for one that breaks
+// refusing sets what response each call gets: 0 for the right one, -1 for a broken connection, -2 for one that breaks
 // after a second.
 func (f *fakeAPI) refusing(status func(verb, resource string) int) {
 	f.mu.Lock()

@@ -217,7 +217,7 @@ func TestAFaultThatComesBackIsToldAgain(t *testing.T) {
 	assert.EqualError(t, w.fault(t), "kubernetes: the API server does not accept the credentials (the last list stays)")
 }
 
-func TestAnAnswerThatIsNoListChangesNothing(t *testing.T) {
+func TestAResponseThatIsNoListChangesNothing(t *testing.T) {
 	var lists atomic.Int64
 	p := play(t, func(w http.ResponseWriter, r *http.Request, _ int64) {
 		switch {

@@ -379,7 +379,7 @@ func TestAnOutageIsToldOnceAndEmptiesNothing(t *testing.T) {
 	assert.Equal(t, []string{fault, fault}, s.told())
 }
 
-// A watch that gets no answer, as where packets are lost, looks to client-go like one that the server has ended.
+// A watch that gets no response, as where packets are lost, looks to client-go like one that the server has ended.
 func TestAWatchThatIsNotAnsweredIsNotTakenForOne(t *testing.T) {
 	t.Parallel()
 	f := newFakeAPI(t)

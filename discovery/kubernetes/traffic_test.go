@@ -19,7 +19,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
@@ -209,12 +208,12 @@ const (
 
 // load is clients of a gateway.
 type load struct {
-	t       *testing.T
-	flows   [3]*pdflow.Flow // by their number of attempts
-	flow    atomic.Pointer[pdflow.Flow]
-	url     string
-	client  *http.Client
-	answers map[string]string // by prompt: what one engine alone says
+	t      *testing.T
+	flows  [3]*pdflow.Flow // by their number of attempts
+	flow   atomic.Pointer[pdflow.Flow]
+	url    string
+	client *http.Client
+	texts  map[string]string // by prompt: what one engine alone says
 
 	streaming sync.RWMutex // held by a stream for reading
 	streamed  bool
@@ -241,7 +240,8 @@ func (f *fleet) load(t *testing.T) *load {
 	require.NoError(t, err)
 	picker := pick.New(f.set, pick.RoundRobin())
 	for attempts := 1; attempts < len(l.flows); attempts++ {
-		l.flows[attempts], err = pdflow.New(conn, picker, pdflow.WithTransport(tr), pdflow.WithObserver(l),
+		l.flows[attempts], err = pdflow.New(conn, picker, pdflow.WithTransport(tr),
+			pdflow.WithObserver(pdflow.Observer{SessionEnd: l.SessionEnd}),
 			pdflow.WithRetry(config.Retry{MaxAttempts: attempts, BackoffBase: time.Millisecond}))
 		require.NoError(t, err)
 	}
@@ -265,12 +265,12 @@ func (l *load) learn() {
 	e, err := enginesim.Start(enginesim.Config{})
 	require.NoError(l.t, err)
 	defer e.Close()
-	l.url, l.answers = e.URL(), map[string]string{}
+	l.url, l.texts = e.URL(), map[string]string{}
 	for i := range 16 {
 		prompt := fmt.Sprintf("Where does crane number %d stand after the storm?", i)
 		_, text, err := l.ask(prompt, false)
 		require.NoError(l.t, err)
-		l.answers[prompt] = text
+		l.texts[prompt] = text
 	}
 	l.client.CloseIdleConnections()
 }
@@ -291,7 +291,7 @@ func (l *load) run() {
 }
 
 func (l *load) request(i int) {
-	prompt := fmt.Sprintf("Where does crane number %d stand after the storm?", i%len(l.answers))
+	prompt := fmt.Sprintf("Where does crane number %d stand after the storm?", i%len(l.texts))
 	l.streaming.RLock()
 	stream := l.streamed && i%2 == 0
 	if !stream {
@@ -308,8 +308,8 @@ func (l *load) request(i int) {
 	switch {
 	case err != nil:
 		l.failures = append(l.failures, step+": "+err.Error())
-	case text != l.answers[prompt]:
-		l.failures = append(l.failures, step+": another answer than that of one engine")
+	case text != l.texts[prompt]:
+		l.failures = append(l.failures, step+": another response than that of one engine")
 	default:
 		l.served++
 		l.byMode[mode]++
@@ -319,7 +319,7 @@ func (l *load) request(i int) {
 	}
 }
 
-// ask returns the mode and the text of an answer, if it is a whole one.
+// ask returns the mode and the text of a response, if it is a whole one.
 func (l *load) ask(prompt string, stream bool) (mode, text string, err error) {
 	body := fmt.Sprintf(`{"prompt":%q,"max_tokens":8,"stream":%v}`, prompt, stream)
 	resp, err := l.client.Post(l.url+"/v1/completions", "application/json", strings.NewReader(body))
@@ -357,13 +357,10 @@ func (l *load) ask(prompt string, stream bool) (mode, text string, err error) {
 		return mode, text, err
 	}
 	if !whole {
-		return mode, text, fmt.Errorf("the answer ends early after %q", text)
+		return mode, text, fmt.Errorf("the response ends early after %q", text)
 	}
 	return mode, text, nil
 }
-
-// SessionStart is there for SessionEnd's sake.
-func (l *load) SessionStart(context.Context, *connector.Session) {}
 
 // SessionEnd counts the attempts that failed.
 func (l *load) SessionEnd(_ context.Context, o *pdflow.Outcome) {

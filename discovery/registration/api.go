@@ -112,7 +112,7 @@ func (a *api) register(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Location", endpointsPath+"/"+url.PathEscape(e.ID))
 	case done, unknown:
 	}
-	answer(w, status, leased{e.ID, seconds(lease)})
+	writeJSON(w, status, leased{e.ID, seconds(lease)})
 }
 
 func (a *api) heartbeat(w http.ResponseWriter, r *http.Request) {
@@ -122,7 +122,7 @@ func (a *api) heartbeat(w http.ResponseWriter, r *http.Request) {
 		noEndpoint(w)
 		return
 	}
-	answer(w, http.StatusOK, leased{id, seconds(lease)})
+	writeJSON(w, http.StatusOK, leased{id, seconds(lease)})
 }
 
 func (a *api) drain(w http.ResponseWriter, r *http.Request) {
@@ -131,7 +131,7 @@ func (a *api) drain(w http.ResponseWriter, r *http.Request) {
 		noEndpoint(w)
 		return
 	}
-	answer(w, http.StatusOK, map[string]any{"id": id, "phase": discovery.PhaseDraining})
+	writeJSON(w, http.StatusOK, map[string]any{"id": id, "phase": discovery.PhaseDraining})
 }
 
 func (a *api) remove(w http.ResponseWriter, r *http.Request) {
@@ -174,7 +174,7 @@ func (a *api) list(w http.ResponseWriter, _ *http.Request) {
 			Attributes: l.Attributes, AnnouncedBy: by, SecondsLeft: seconds(l.left),
 		})
 	}
-	answer(w, http.StatusOK, map[string]any{"endpoints": items})
+	writeJSON(w, http.StatusOK, map[string]any{"endpoints": items})
 }
 
 func seconds(d time.Duration) int { return int(math.Ceil(d.Seconds())) }
@@ -183,7 +183,7 @@ func noEndpoint(w http.ResponseWriter) {
 	fail(w, http.StatusNotFound, "not_found", "", "no such endpoint is registered here: register it")
 }
 
-func answer(w http.ResponseWriter, status int, v any) {
+func writeJSON(w http.ResponseWriter, status int, v any) {
 	body, _ := json.Marshal(v) // cannot fail: strings and numbers only
 	write(w, status, body)
 }

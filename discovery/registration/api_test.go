@@ -41,29 +41,29 @@ func TestALifeByHTTP(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, h := open(t, nil)
 		set := watched(t, s)
-		code, answer := call(t, h, http.MethodPost, endpoints, full("p/0", "http://10.0.0.1:8000/"))
+		code, response := call(t, h, http.MethodPost, endpoints, full("p/0", "http://10.0.0.1:8000/"))
 		assert.Equal(t, http.StatusCreated, code)
-		assert.Equal(t, obj{"id": "p/0", "leaseSeconds": 20.0}, answer)
+		assert.Equal(t, obj{"id": "p/0", "leaseSeconds": 20.0}, response)
 		until(t, set, map[string]string{"p/0": "prefill/ready"})
 		e := set.Load().Endpoints[0]
 		assert.Equal(t, []string{"http://10.0.0.1:8000", "g", "z", "m", "0.28", "8998"},
 			[]string{e.URL.String(), e.Group, e.Zone, e.Model, e.Version, e.Attribute("bootstrapPort")})
 
 		time.Sleep(19 * time.Second)
-		code, answer = call(t, h, http.MethodPut, endpoints+"/p%2F0/heartbeat", nil)
+		code, response = call(t, h, http.MethodPut, endpoints+"/p%2F0/heartbeat", nil)
 		assert.Equal(t, http.StatusOK, code)
-		assert.Equal(t, obj{"id": "p/0", "leaseSeconds": 20.0}, answer)
+		assert.Equal(t, obj{"id": "p/0", "leaseSeconds": 20.0}, response)
 		time.Sleep(19 * time.Second)
-		_, answer = call(t, h, http.MethodGet, endpoints, nil)
+		_, response = call(t, h, http.MethodGet, endpoints, nil)
 		assert.Equal(t, obj{"endpoints": []any{obj{
 			"id": "p/0", "url": "http://10.0.0.1:8000", "role": "prefill", "phase": "ready", "group": "g", "zone": "z",
 			"model": "m", "version": "0.28",
 			"attributes": obj{"bootstrapPort": "8998"}, "announcedBy": "http", "secondsLeft": 1.0,
-		}}}, answer)
+		}}}, response)
 
-		code, answer = call(t, h, http.MethodPost, endpoints+"/p%2F0/drain", nil)
+		code, response = call(t, h, http.MethodPost, endpoints+"/p%2F0/drain", nil)
 		assert.Equal(t, http.StatusOK, code)
-		assert.Equal(t, obj{"id": "p/0", "phase": "draining"}, answer)
+		assert.Equal(t, obj{"id": "p/0", "phase": "draining"}, response)
 		until(t, set, map[string]string{"p/0": "prefill/draining"})
 		call(t, h, http.MethodPut, endpoints+"/p%2F0/heartbeat", nil)
 		time.Sleep(19 * time.Second)
@@ -74,9 +74,9 @@ func TestALifeByHTTP(t *testing.T) {
 		until(t, set, map[string]string{})
 		for _, gone := range [][2]string{{http.MethodPut, "/heartbeat"}, {http.MethodPost, "/drain"},
 			{http.MethodDelete, ""}} {
-			code, answer = call(t, h, gone[0], endpoints+"/p%2F0"+gone[1], nil)
+			code, response = call(t, h, gone[0], endpoints+"/p%2F0"+gone[1], nil)
 			assert.Equal(t, http.StatusNotFound, code)
-			assert.Equal(t, "not_found", answer["error"].(obj)["code"])
+			assert.Equal(t, "not_found", response["error"].(obj)["code"])
 		}
 	})
 }
@@ -86,9 +86,9 @@ func TestALeaseThatRunsOut(t *testing.T) {
 		s, h := open(t, nil)
 		set := watched(t, s)
 		began := time.Now()
-		code, answer := call(t, h, http.MethodPost, endpoints, obj{"url": "http://10.0.0.1:8000", "role": "decode"})
+		code, response := call(t, h, http.MethodPost, endpoints, obj{"url": "http://10.0.0.1:8000", "role": "decode"})
 		assert.Equal(t, http.StatusCreated, code)
-		assert.Equal(t, obj{"id": "10.0.0.1:8000", "leaseSeconds": 15.0}, answer)
+		assert.Equal(t, obj{"id": "10.0.0.1:8000", "leaseSeconds": 15.0}, response)
 		until(t, set, map[string]string{"10.0.0.1:8000": "decode/ready"})
 		until(t, set, map[string]string{"10.0.0.1:8000": "decode/draining"})
 		assert.Equal(t, 15*time.Second, time.Since(began))
@@ -255,9 +255,9 @@ func TestWhatTheAPIRefuses(t *testing.T) {
 		"a body too large": {`{"id":"` + strings.Repeat("a", 64<<10) + `"}`, 413, nil},
 	} {
 		t.Run(rule, func(t *testing.T) {
-			code, answer := call(t, h, http.MethodPost, endpoints, k.body)
+			code, response := call(t, h, http.MethodPost, endpoints, k.body)
 			assert.Equal(t, k.code, code)
-			e := answer["error"].(obj)
+			e := response["error"].(obj)
 			assert.Equal(t, "invalid_request_error", e["type"])
 			assert.Equal(t, k.param, e["param"])
 			assert.NotContains(t, e["message"], "secret")
@@ -268,12 +268,12 @@ func TestWhatTheAPIRefuses(t *testing.T) {
 		code   int
 	}{"/": {"GET", 404}, "/v1/endpoint": {"POST", 404}, endpoints: {"PATCH", 405}, endpoints + "/p": {"GET", 405},
 		endpoints + "/p/heartbeat": {"POST", 405}, endpoints + "/p/drain": {"PUT", 405}} {
-		code, answer := call(t, h, k.method, path, nil)
+		code, response := call(t, h, k.method, path, nil)
 		assert.Equal(t, k.code, code, path)
-		assert.NotNil(t, answer["error"], path)
+		assert.NotNil(t, response["error"], path)
 	}
-	_, answer := call(t, h, http.MethodGet, endpoints, nil)
-	assert.Empty(t, answer["endpoints"], "nothing of it is taken")
+	_, response := call(t, h, http.MethodGet, endpoints, nil)
+	assert.Empty(t, response["endpoints"], "nothing of it is taken")
 }
 
 func TestTheToken(t *testing.T) {
@@ -282,9 +282,9 @@ func TestTheToken(t *testing.T) {
 		"s3cret"} {
 		for _, k := range [][2]string{{"GET", endpoints}, {"POST", endpoints}, {"PUT", endpoints + "/p/heartbeat"},
 			{"POST", endpoints + "/p/drain"}, {"DELETE", endpoints + "/p"}, {"GET", "/"}} {
-			code, answer := call(t, h, k[0], k[1], nil, "Authorization", wrong)
+			code, response := call(t, h, k[0], k[1], nil, "Authorization", wrong)
 			assert.Equal(t, http.StatusUnauthorized, code, wrong)
-			assert.Equal(t, "unauthorized", answer["error"].(obj)["code"])
+			assert.Equal(t, "unauthorized", response["error"].(obj)["code"])
 		}
 	}
 	for _, right := range []string{"Bearer s3cret", "bearer  s3cret"} {
@@ -296,10 +296,10 @@ func TestTheToken(t *testing.T) {
 // A page that an operator looks at must not register engines.
 func TestBrowsersOfOtherSitesAreRefused(t *testing.T) {
 	_, h := open(t, nil)
-	code, answer := call(t, h, "POST", endpoints, full("p", "http://10.0.0.1:8000"), "Sec-Fetch-Site", "cross-site",
+	code, response := call(t, h, "POST", endpoints, full("p", "http://10.0.0.1:8000"), "Sec-Fetch-Site", "cross-site",
 		"Origin", "http://other.example")
 	assert.Equal(t, http.StatusForbidden, code)
-	assert.Equal(t, "forbidden", answer["error"].(obj)["code"])
+	assert.Equal(t, "forbidden", response["error"].(obj)["code"])
 }
 
 func TestSeveralWatchersSeeTheSame(t *testing.T) {

@@ -41,7 +41,7 @@ type fleet struct {
 	source *registration.Source
 	set    *discovery.Set
 	url    string
-	alone  *enginesim.Engine // says what right answers are
+	alone  *enginesim.Engine // says what right responses are
 	under  sync.RWMutex      // read-locked by each request
 	left   sync.Map          // IDs of engines that are off the list, at which nobody is asked
 }
@@ -54,8 +54,6 @@ func (f *fleet) SessionStart(_ context.Context, s *connector.Session) {
 	}
 }
 
-func (f *fleet) SessionEnd(context.Context, *pdflow.Outcome) {}
-
 func newFleet(t *testing.T, kv connector.KVConnector, sim enginesim.Config) *fleet {
 	t.Helper()
 	f := &fleet{t: t, python: python(t), config: sim}
@@ -67,7 +65,8 @@ func newFleet(t *testing.T, kv connector.KVConnector, sim enginesim.Config) *fle
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = f.alone.Close() })
 	tr := transport.New(nil)
-	flow, err := pdflow.New(kv, pick.New(f.set, pick.RoundRobin()), pdflow.WithTransport(tr), pdflow.WithObserver(f),
+	flow, err := pdflow.New(kv, pick.New(f.set, pick.RoundRobin()), pdflow.WithTransport(tr),
+		pdflow.WithObserver(pdflow.Observer{SessionStart: f.SessionStart}),
 		pdflow.WithRetry(config.Retry{MaxAttempts: 3, BackoffBase: time.Millisecond}))
 	require.NoError(t, err)
 	server := httptest.NewServer(flow)

@@ -118,12 +118,12 @@ func call(t testing.TB, h http.Handler, method, path string, body any, header ..
 	}
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, r)
-	var answer obj
+	var response obj
 	if w.Body.Len() > 0 {
 		assert.Equal(t, "application/json", w.Header().Get("Content-Type"))
-		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer), "%s", w.Body)
+		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &response), "%s", w.Body)
 	}
-	return w.Code, answer
+	return w.Code, response
 }
 
 func TestRulesOfSourcesByZeroMQ(t *testing.T) {
@@ -342,10 +342,10 @@ func TestTheNumberOfEnginesIsBounded(t *testing.T) {
 		send(p2p("P", n))
 	}
 	require.Eventually(t, func() bool { return s.Counts().Surplus == 1 }, 5*time.Second, time.Millisecond)
-	code, answer := call(t, s.Handler(), http.MethodPost, "/v1/endpoints",
+	code, response := call(t, s.Handler(), http.MethodPost, "/v1/endpoints",
 		obj{"url": "http://10.0.0.9:1", "role": "both"})
 	assert.Equal(t, http.StatusServiceUnavailable, code)
-	assert.Equal(t, "too_many_endpoints", answer["error"].(obj)["code"])
+	assert.Equal(t, "too_many_endpoints", response["error"].(obj)["code"])
 	send(p2p("D", 1))
 	require.Eventually(t, func() bool { return s.Counts().Pings == 3 }, 5*time.Second, time.Millisecond,
 		"those that are there go on")

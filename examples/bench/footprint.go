@@ -11,7 +11,7 @@ import (
 	"github.com/pdkit/pdkit/examples/bench/internal/load"
 )
 
-// footprint is what a program holds in RAM, in bytes, once for each fresh process that was looked at.
+// footprint lists a program's resident memory in bytes: one figure for each process that was started for it.
 type footprint struct {
 	name      string
 	atRest    []float64 // after a little work
@@ -29,9 +29,8 @@ func (l *lab) footprint(ctx context.Context, r recipe) (footprint, error) {
 	return f, nil
 }
 
-// look reads a fresh process's memory before and while many streams are open. The streams are opened within
-// a second or two, and read when they have run for a while: garbage that the process has not collected by then
-// belongs to what it costs its operator, and is counted.
+// look starts a process, reads its memory, opens many streams within a second or two, lets them run for a while, and
+// reads the memory again. Garbage that the process has not collected by then is counted: its operator pays for it, too.
 func (l *lab) look(ctx context.Context, r recipe, f *footprint) error {
 	p, _, err := l.start(ctx, r)
 	if err != nil {
@@ -51,14 +50,14 @@ func (l *lab) look(ctx context.Context, r recipe, f *footprint) error {
 	const step = 50
 	for from := 0; from < streamsOpen; from += step {
 		crowd.begin(ctx, from, from+step)
-		if err := rest(ctx, 50*time.Millisecond); err != nil {
+		if err := pause(ctx, 50*time.Millisecond); err != nil {
 			return err
 		}
 	}
 	if err := crowd.waitOpen(ctx, streamsOpen); err != nil {
 		return err
 	}
-	if err := rest(ctx, l.pace.settle); err != nil {
+	if err := pause(ctx, l.pace.settle); err != nil {
 		return err
 	}
 	after, err := cpu.Resident(p.cmd.Process.Pid)
@@ -72,20 +71,20 @@ func (l *lab) look(ctx context.Context, r recipe, f *footprint) error {
 	return p.stop()
 }
 
-// warm brings a fresh program to the state that it keeps: code paged in, pools filled.
+// warm sends some requests to a new process, so that its code is paged in and its pools are filled.
 func (l *lab) warm(ctx context.Context, p *program) error {
 	var stop atomic.Bool
 	crowd := l.crowd(scenario{size: 2 << 10, stream: true, perWrite: 1, chunks: 10}, p, 4, &load.Meter{}, &stop)
 	defer crowd.end()
 	crowd.begin(ctx, 0, 4)
-	if err := rest(ctx, 500*time.Millisecond); err != nil {
+	if err := pause(ctx, 500*time.Millisecond); err != nil {
 		return err
 	}
 	crowd.end()
-	return rest(ctx, time.Second)
+	return pause(ctx, time.Second)
 }
 
-// starts is how long a program needed from exec to its first response, each time.
+// starts measures several times how long a program needs from exec to its first response.
 type starts struct {
 	name  string
 	times []time.Duration

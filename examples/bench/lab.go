@@ -22,7 +22,7 @@ const (
 	minimalPackage = "github.com/pdkit/pdkit/examples/bench/minimal"
 )
 
-// lab is the machine set up: programs under test go to one CPU, clients and engines (this process) to another.
+// lab runs the programs under test on one CPU, and clients and engines (this process) on another.
 type lab struct {
 	pace     pace
 	progress io.Writer
@@ -52,10 +52,10 @@ func openLab(ctx context.Context, p pace, progress io.Writer) (*lab, error) {
 	return l, nil
 }
 
-// pin is called when everything is built: compilers may have all CPUs.
+// pin moves this process to its CPU. It is called after everything is built, since compilers may use all CPUs.
 func (l *lab) pin() error {
 	runtime.GOMAXPROCS(1)
-	// This process makes little garbage on a heap of a few MB; collecting it seldom leaves its CPU to the load.
+	// This process makes little garbage on a heap of a few MB. If it collects seldom, the load has more of its CPU.
 	debug.SetGCPercent(800)
 	return cpu.PinSelf(l.ours)
 }
@@ -72,7 +72,7 @@ func (l *lab) close() error {
 }
 
 func (l *lab) say(format string, args ...any) {
-	// Progress that nobody can read changes nothing about the measurement.
+	// An error in writing the progress does not change the measurement, so it is ignored.
 	_, _ = fmt.Fprintf(l.progress, format+"\n", args...)
 }
 
@@ -86,7 +86,7 @@ func (l *lab) build(ctx context.Context, pkg string) (string, error) {
 	return binary, nil
 }
 
-// target is where clients reach a program; the direct one for nil.
+// target is where clients send their requests: to the program or, if it is nil, to the engines themselves.
 func (l *lab) target(p *program) load.Target {
 	if p == nil {
 		return load.Target{Prefill: l.engines.Prefill[0], Decode: l.engines.Decode[0]}

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// machine is where and when the figures were taken.
+// machine describes the machine and the time of the measurement.
 type machine struct {
 	model, kernel, golang, date string
 	cores                       int

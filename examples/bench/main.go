@@ -20,8 +20,8 @@ import (
 func main() {
 	out := flag.String("o", "", "write the table to this file too")
 	quick := flag.Bool("quick", false, "under a minute; fails when a figure is beyond twice its target")
-	selfcheck := flag.Bool("selfcheck", false, "measure the benchmark itself: minimal against minimal, and against a "+
-		"minimal made dearer by a known time")
+	selfcheck := flag.Bool("selfcheck", false, "test the benchmark itself: compare minimal with minimal, and with a "+
+		"variant that burns a known time for each request")
 	only := flag.String("only", "", "run only the scenarios whose name contains this")
 	flag.Parse()
 
@@ -37,7 +37,7 @@ func main() {
 	}
 }
 
-// run does the whole benchmark; its error says what makes the result bad.
+// run runs the whole benchmark. It returns an error that says why the result is bad, or why there is none.
 func run(ctx context.Context, p pace, selfcheck bool, only, out string) (err error) {
 	start := time.Now()
 	l, err := openLab(ctx, p, os.Stderr)

@@ -10,7 +10,7 @@ import (
 	"github.com/pdkit/pdkit/examples/bench/internal/load"
 )
 
-// measureAll holds the gateway against minimal in everything that the project promises.
+// measureAll compares the gateway with minimal in every figure that the project has a target for.
 func (l *lab) measureAll(ctx context.Context, only string) (*report, error) {
 	gatewayBinary, err := l.build(ctx, gatewayPackage)
 	if err != nil {
@@ -58,7 +58,7 @@ func (l *lab) measureAll(ctx context.Context, only string) (*report, error) {
 	return r, nil
 }
 
-// alone measures what is measured of each program on its own: its start and its memory.
+// alone measures the start and the memory of each program by itself.
 func (l *lab) alone(ctx context.Context, r *report, recipes ...recipe) error {
 	for _, recipe := range recipes {
 		s, err := l.starts(ctx, recipe)
@@ -75,7 +75,8 @@ func (l *lab) alone(ctx context.Context, r *report, recipes ...recipe) error {
 	return nil
 }
 
-// manyEndpoints holds a gateway with very many endpoints, all alive and probed, against the one with two.
+// manyEndpoints compares a gateway that has very many endpoints, all of which answer health probes, with one that has
+// two.
 func (l *lab) manyEndpoints(ctx context.Context, binary string, two *program) (compared, error) {
 	engines, err := load.StartEngines(ctx, l.board, manyPerRole)
 	if err != nil {
@@ -96,17 +97,17 @@ func (l *lab) manyEndpoints(ctx context.Context, binary string, two *program) (c
 	return c, many.stop()
 }
 
-// count adds what was served and what was wrong.
+// count adds the legs that were served, and the faults, to the report.
 func (l *lab) count(r *report) {
 	r.prefills, r.decodes = l.board.Served()
 	r.faults, r.faultCount = l.board.Faults()
 }
 
-// calibration is what a variant of minimal is made dearer by, for each request.
+// calibration is the CPU time that a variant of minimal burns in addition for each request.
 const calibration = 20 * time.Microsecond
 
-// checkItself measures the benchmark: two equal programs must come out equal, and a program that is dearer by a
-// known time must come out dearer by that time.
+// checkItself tests the benchmark: it must find two equal programs equal, and a program that burns a known time for
+// each request dearer by that time.
 func (l *lab) checkItself(ctx context.Context, only string) (*report, error) {
 	binary, err := l.build(ctx, minimalPackage)
 	if err != nil {

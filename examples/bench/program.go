@@ -38,7 +38,7 @@ type recipe struct {
 	args   func(ctx context.Context, listen string) ([]string, error)
 }
 
-// minimal is the yardstick; extra flags make its variants.
+// minimal is the proxy that the gateway is compared with. Flags make variants of it.
 func (l *lab) minimal(binary, name string, extra ...string) recipe {
 	return recipe{name: name, binary: binary, args: func(_ context.Context, listen string) ([]string, error) {
 		return append([]string{
@@ -49,7 +49,7 @@ func (l *lab) minimal(binary, name string, extra ...string) recipe {
 	}}
 }
 
-// gateway is examples/gateway as it is by default, with its admin address on, for the given engines.
+// gateway is examples/gateway with default settings and an admin address, for the given engines.
 func (l *lab) gateway(binary, name string, engines *load.Engines) recipe {
 	return recipe{name: name, binary: binary, args: func(ctx context.Context, listen string) ([]string, error) {
 		admin, err := freeAddress(ctx)
@@ -91,7 +91,8 @@ spec:
 	return y.String()
 }
 
-// freeAddress finds a loopback port. Somebody may take it before it is used; then the start fails and says so.
+// freeAddress finds a free loopback port. If another process takes it before the program does, the start fails with an
+// error that says so.
 func freeAddress(ctx context.Context) (string, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
@@ -127,24 +128,24 @@ func (l *lab) start(ctx context.Context, r recipe) (*program, time.Duration, err
 	}
 	l.running = append(l.running, p)
 	go func() {
-		// How it ended is in ProcessState; a program that is stopped may end as it likes.
+		// ProcessState says how it ended. A program that was stopped may end with any status.
 		_ = p.cmd.Wait()
 		close(p.exited)
 	}()
-	took, err := l.firstAnswer(ctx, p)
+	took, err := l.firstResponse(ctx, p)
 	if err != nil {
 		return nil, 0, fmt.Errorf("%s: %w%s", p.name, err, p.lastWords())
 	}
 	return p, took, nil
 }
 
-// tunesGo is true for environment variables that would change a program under test.
+// tunesGo reports whether an environment variable would change how a Go program under test runs.
 func tunesGo(variable string) bool {
 	name, _, _ := strings.Cut(variable, "=")
 	return slices.Contains([]string{"GOMAXPROCS", "GOGC", "GOMEMLIMIT", "GODEBUG", "GOTRACEBACK"}, name)
 }
 
-// exec starts the process from a thread that stands on the CPU where the process is to be.
+// exec starts the process from a thread that runs on the CPU for programs under test: the process inherits the CPU.
 func (l *lab) exec(p *program) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -156,8 +157,8 @@ func (l *lab) exec(p *program) error {
 	return errors.Join(err, cpu.PinThread(l.ours))
 }
 
-// firstAnswer asks until the program has answered, and returns how long that was after its start.
-func (l *lab) firstAnswer(ctx context.Context, p *program) (time.Duration, error) {
+// firstResponse sends requests until the program answers one, and returns the time since the program's start.
+func (l *lab) firstResponse(ctx context.Context, p *program) (time.Duration, error) {
 	plan := &load.Plan{Prompt: load.NewPrompt(2<<10, false)}
 	client := load.NewClient(l.board, 0, l.target(p), plan, &load.Meter{})
 	defer client.Close()
@@ -167,20 +168,20 @@ func (l *lab) firstAnswer(ctx context.Context, p *program) (time.Duration, error
 			return time.Since(p.started), nil
 		}
 		if time.Since(p.started) > 20*time.Second {
-			return 0, fmt.Errorf("no answer within 20 s: %w", err)
+			return 0, fmt.Errorf("no response within 20 s: %w", err)
 		}
 		select {
 		case <-p.exited:
 			return 0, fmt.Errorf("ended before it answered: %v", p.cmd.ProcessState)
 		default:
 		}
-		if err := rest(ctx, 200*time.Microsecond); err != nil {
+		if err := pause(ctx, 200*time.Microsecond); err != nil {
 			return 0, err
 		}
 	}
 }
 
-// stop ends the process as an operator would.
+// stop ends the process with SIGTERM, as an operator would.
 func (p *program) stop() error {
 	if p.ended {
 		return nil
@@ -199,7 +200,7 @@ func (p *program) stop() error {
 	}
 }
 
-// lastWords is the end of what a program has logged; it is shown when the program fails. A nil program says nothing.
+// lastWords returns the last lines of a program's log, to be shown when the program fails; empty for a nil program.
 func (p *program) lastWords() string {
 	if p == nil {
 		return ""
@@ -211,7 +212,7 @@ func (p *program) lastWords() string {
 	return "\n" + string(text[max(0, len(text)-2000):])
 }
 
-// usedBy is the CPU time of a program so far; none for the direct legs.
+// usedBy returns the CPU time that a program has used so far; 0 for nil, which stands for the direct legs.
 func usedBy(p *program) (time.Duration, error) {
 	if p == nil {
 		return 0, nil

@@ -50,12 +50,13 @@ func (r *report) findings() []finding {
 		list = append(list, finding{"memory per open stream", median(r.footprints[0].perStream), targetStreamBytes})
 	}
 	if len(r.starts) > 0 {
-		list = append(list, finding{"start to first answer", float64(middleOf(r.starts[0])), float64(targetStart)})
+		list = append(list, finding{"start to first response", float64(middleOf(r.starts[0])), float64(targetStart)})
 	}
 	return list
 }
 
-// verdict is an error when the result cannot stand: wrong answers always, figures far off when nobody looks at them.
+// verdict returns an error if a response was wrong and, in a short run, whose figures nobody reads, if a figure is far
+// beyond its target.
 func (r *report) verdict(p pace) error {
 	var errs []error
 	if r.faultCount > 0 {
@@ -72,7 +73,7 @@ func (r *report) verdict(p pace) error {
 	return errors.Join(errs...)
 }
 
-// calibrated judges the benchmark's measurement of itself.
+// calibrated returns an error if the benchmark has measured known costs wrongly.
 func (r *report) calibrated(p pace) error {
 	width := 0.03
 	if p.quick {
@@ -86,13 +87,14 @@ func (r *report) calibrated(p pace) error {
 	}
 	if r.spin != nil {
 		if seen := r.spinSeen(); seen < 0.7 || seen > 1.3 {
-			errs = append(errs, fmt.Errorf("of %v made dearer, %.0f %% were seen", calibration, 100*seen))
+			errs = append(errs, fmt.Errorf("the variant of minimal burns %v more for each request, and the benchmark "+
+				"measured %.0f %% of it", calibration, 100*seen))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// spinSeen is the share of the known slowdown that was measured, over slices that lay next to each other.
+// spinSeen returns the measured slowdown as a share of the known one, from neighbouring slices.
 func (r *report) spinSeen() float64 {
 	var more []float64
 	base := costs(r.spin.base)
@@ -119,10 +121,10 @@ func (r *report) write(w io.Writer) error {
 	r.writeLatencies(&m)
 	r.writeFootprints(&m)
 	if r.spin != nil {
-		fmt.Fprintf(&m, "\nA minimal that burns %v more for each request: %.1f µs more were seen (%.0f %%).\n",
-			calibration, r.spinSeen()*float64(calibration)/1e3, 100*r.spinSeen())
+		fmt.Fprintf(&m, "\nA variant of minimal that burns %v more for each request was measured %.1f µs dearer "+
+			"(%.0f %%).\n", calibration, r.spinSeen()*float64(calibration)/1e3, 100*r.spinSeen())
 	}
-	fmt.Fprintf(&m, "\nChecked: %d prefill legs, %d decode legs, every answer byte for byte; faults: %d.\n",
+	fmt.Fprintf(&m, "\nChecked: %d prefill legs, %d decode legs, every response byte for byte; faults: %d.\n",
 		r.prefills, r.decodes, r.faultCount)
 	_, err := io.WriteString(w, m.String())
 	return err
@@ -151,7 +153,7 @@ func (r *report) writeRatios(m *strings.Builder) {
 	}
 }
 
-// noise says how much of the CPU somebody else had while the slices ran.
+// noise says how much of the CPU other processes used while the slices ran.
 func noise(c compared) string {
 	var others, steal, wall time.Duration
 	for _, slice := range slices.Concat(c.subject.slices, c.base.slices) {
@@ -167,7 +169,7 @@ func (r *report) writeLatencies(m *strings.Builder) {
 		return
 	}
 	c := r.compared[0]
-	fmt.Fprintf(m, "\n## Latency and rate\n\nMilliseconds, p50 / p99, under the same full load: of a whole answer; "+
+	fmt.Fprintf(m, "\n## Latency and rate\n\nMilliseconds, p50 / p99, under the same full load: of a whole response; "+
 		"of a coalesced stream's first chunk; of a paced "+
 		"chunk from the engine's write to the client's read. Direct: the clients do both legs themselves.\n\n")
 	fmt.Fprintf(m, "| load | %s | %s | direct | %s /s | %s /s | direct /s |\n|---|---|---|---|---|---|---|\n",
@@ -197,7 +199,7 @@ func (r *report) writeFootprints(m *strings.Builder) {
 		targetStreamBytes>>10,
 		mark(median(subject.perStream) <= targetStreamBytes))
 	fmt.Fprintf(m, "| memory at rest, KB | %s | %s | | |\n", kilobytes(subject.atRest), kilobytes(base.atRest))
-	fmt.Fprintf(m, "| exec to first answer, ms, median of %d (greatest) | %s | %s | %d | %s |\n",
+	fmt.Fprintf(m, "| exec to first response, ms, median of %d (greatest) | %s | %s | %d | %s |\n",
 		len(r.starts[0].times),
 		startText(r.starts[0]), startText(r.starts[1]), targetStart.Milliseconds(),
 		mark(middleOf(r.starts[0]) <= targetStart))

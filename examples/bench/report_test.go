@@ -11,7 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// measured is a report in which the first scenario has a ratio and everything else is well within its target.
+// measured returns a report: the first scenario has the given ratio, and all other figures are well within their
+// targets.
 func measured(ratio float64) *report {
 	one := slice{units: 1000, wall: time.Second, cpu: 50 * time.Millisecond, samples: []time.Duration{time.Millisecond}}
 	c := compared{
@@ -46,9 +47,9 @@ func TestTheTableShowsEachFigureBesideItsTarget(t *testing.T) {
 	assert.Contains(t, text.String(), "| 1.00 / 1.00 |")
 }
 
-func TestAWrongAnswerFailsAtAnyPace(t *testing.T) {
+func TestAWrongResponseFailsAtAnyPace(t *testing.T) {
 	r := measured(1)
-	r.faultCount, r.faults = 1, []string{"client: the answer is another request's"}
+	r.faultCount, r.faults = 1, []string{"client: the response is another request's"}
 	for _, p := range []pace{full, short} {
 		require.ErrorContains(t, r.verdict(p), "another request's")
 	}
@@ -66,7 +67,7 @@ func TestOnlyTheQuickPaceFailsAndOnlyBeyondTwiceATarget(t *testing.T) {
 	require.ErrorContains(t, r.verdict(short), "memory per open stream")
 	r = measured(1)
 	r.starts[0].times = []time.Duration{101 * time.Millisecond}
-	require.ErrorContains(t, r.verdict(short), "start to first answer")
+	require.ErrorContains(t, r.verdict(short), "start to first response")
 	r = measured(1)
 	r.endpoints = &compared{scenario: scenario{name: "endpoints"}, ratios: []float64{2.3}}
 	require.ErrorContains(t, r.verdict(short), "endpoints")
@@ -89,5 +90,5 @@ func TestAKnownSlowdownMustBeSeen(t *testing.T) {
 	r.spin = &spin
 	require.NoError(t, r.verdict(full))
 	spin.subject.slices = []slice{{units: 1000, cpu: 50*time.Millisecond + 500*calibration}}
-	require.ErrorContains(t, r.verdict(full), "50 % were seen")
+	require.ErrorContains(t, r.verdict(full), "measured 50 % of it")
 }

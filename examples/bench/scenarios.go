@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// pace says how long everything takes.
+// pace says how long each part of the measurement takes, and how often it is repeated.
 type pace struct {
 	quick  bool
 	slice  time.Duration // measured part of a slice
@@ -36,10 +36,10 @@ type scenario struct {
 	chunks   int // of each stream; 0: streams live as long as the slice
 	interval time.Duration
 	target   float64 // most that the gateway may cost, as a ratio to minimal
-	noisy    int     // times as many rounds, of a load whose slices differ much; 0: no more
+	noisy    int     // factor for the rounds of a load whose slices differ much; 0 is 1
 }
 
-// scenarios and their targets are the project's promise about speed.
+// scenarios are the loads. Their targets are what the project promises about speed.
 var scenarios = []scenario{
 	{name: "2 KB, 16 clients", size: 2 << 10, clients: 16, target: 1.15},
 	{name: "2 KB, 64 clients", size: 2 << 10, clients: 64, target: 1.15},
@@ -49,7 +49,7 @@ var scenarios = []scenario{
 	{name: "SSE chunk, coalesced (20 per write, 16 streams)", size: 2 << 10, clients: 16, stream: true,
 		perWrite: 20, chunks: 10_000, target: 1.05},
 	{name: "SSE chunk, paced (128 streams, one per 20 ms)", size: 2 << 10, clients: 128, stream: true,
-		// an idle CPU's wake-ups: slices differ by a quarter
+		// most of the time goes into waking an idle CPU: slices differ by a quarter
 		perWrite: 1, interval: 20 * time.Millisecond, target: 1.05, noisy: 3},
 }
 

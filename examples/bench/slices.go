@@ -14,12 +14,12 @@ import (
 	"github.com/pdkit/pdkit/examples/bench/internal/load"
 )
 
-// slice is what one program did under one load for a short time.
+// slice is what was measured of one program under one load for a short time.
 type slice struct {
 	units   int64 // requests, or chunks of streams
 	wall    time.Duration
 	cpu     time.Duration // of the program under test
-	others  time.Duration // had by others on its CPU
+	others  time.Duration // CPU time of other processes on its CPU
 	steal   time.Duration
 	samples []time.Duration
 }
@@ -39,11 +39,11 @@ type compared struct {
 	subject  series
 	base     series
 	direct   series
-	ratios   []float64 // subject to base, of slices that lay next to each other
+	ratios   []float64 // of the subject's cost to the base's, for each pair of neighbouring slices
 }
 
-// compare gives slices to two programs in turn, A B B A, so that a drift of the machine and a noisy neighbour hit
-// both alike, and each slice is held against its neighbour.
+// compare runs slices of two programs in the order A B B A and compares each slice with its neighbour. A machine that
+// becomes slower, or a noisy neighbour, then affects both programs alike.
 func (l *lab) compare(ctx context.Context, s scenario, subject, base *program) (compared, error) {
 	c := compared{scenario: s, subject: series{name: subject.name}, base: series{name: base.name},
 		direct: series{name: "direct"}}
@@ -78,10 +78,10 @@ func (l *lab) compare(ctx context.Context, s scenario, subject, base *program) (
 	return c, nil
 }
 
-// leastUnits is how many requests or chunks a slice needs for its cost to mean something.
+// leastUnits is the smallest number of requests or chunks from which a slice's cost is computed.
 const leastUnits = 20
 
-// slice puts one program (nil: none, clients do both legs) under load for a moment.
+// slice puts one program under load for a short time. For nil the clients send both legs themselves.
 func (l *lab) slice(ctx context.Context, s scenario, p *program) (slice, error) {
 	var stop atomic.Bool
 	meter := &load.Meter{}
@@ -93,7 +93,7 @@ func (l *lab) slice(ctx context.Context, s scenario, p *program) (slice, error) 
 			return slice{}, err
 		}
 	}
-	if err := rest(ctx, l.pace.lead); err != nil {
+	if err := pause(ctx, l.pace.lead); err != nil {
 		return slice{}, err
 	}
 	count := &meter.Requests
@@ -105,13 +105,13 @@ func (l *lab) slice(ctx context.Context, s scenario, p *program) (slice, error) 
 		return slice{}, err
 	}
 	meter.Sampling.Store(true)
-	if err := rest(ctx, l.pace.slice); err != nil {
+	if err := pause(ctx, l.pace.slice); err != nil {
 		return slice{}, err
 	}
 	after, err := l.reading(p, count)
-	// On a crowded machine a short slice may see no large request through: then it is made longer.
+	// On a busy machine a short slice may end before any large request does. Then the slice goes on.
 	for more := 0; err == nil && after.units-before.units < leastUnits && more < 10; more++ {
-		if err = rest(ctx, l.pace.slice); err == nil {
+		if err = pause(ctx, l.pace.slice); err == nil {
 			after, err = l.reading(p, count)
 		}
 	}
@@ -133,7 +133,7 @@ func (l *lab) slice(ctx context.Context, s scenario, p *program) (slice, error) 
 	return got, nil
 }
 
-// reading is everything that a slice is the difference of.
+// reading holds all counters at one moment. A slice is the difference of two readings.
 type reading struct {
 	at    time.Time
 	units int64
@@ -158,7 +158,7 @@ type crowd struct {
 	wg      sync.WaitGroup
 }
 
-// crowd makes the clients of a scenario; the streams of their paced plans are spread over the interval.
+// crowd makes the clients of a scenario. Paced streams write at different times within the interval.
 func (l *lab) crowd(s scenario, p *program, n int, meter *load.Meter, stop *atomic.Bool) *crowd {
 	c := &crowd{meter: meter, stop: stop}
 	prompt := load.NewPrompt(s.size, s.stream)
@@ -172,27 +172,27 @@ func (l *lab) crowd(s scenario, p *program, n int, meter *load.Meter, stop *atom
 	return c
 }
 
-// begin lets some of the clients ask.
+// begin starts some of the clients.
 func (c *crowd) begin(ctx context.Context, from, to int) {
 	for _, client := range c.clients[from:to] {
 		c.wg.Go(func() { client.Run(ctx, c.stop) })
 	}
 }
 
-// waitOpen waits until so many streams have brought their first event.
+// waitOpen waits until the first events of so many streams have come.
 func (c *crowd) waitOpen(ctx context.Context, n int64) error {
 	for deadline := time.Now().Add(20 * time.Second); c.meter.Open.Load() < n; {
 		if time.Now().After(deadline) {
 			return fmt.Errorf("only %d of %d streams are open after 20 s", c.meter.Open.Load(), n)
 		}
-		if err := rest(ctx, 10*time.Millisecond); err != nil {
+		if err := pause(ctx, 10*time.Millisecond); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// end lets requests under way come to their end, and closes the connections.
+// end waits for the requests that are under way, and closes the connections.
 func (c *crowd) end() {
 	c.stop.Store(true)
 	c.wg.Wait()
@@ -211,8 +211,8 @@ func (c *crowd) samples() []time.Duration {
 
 var errStopped = errors.New("stopped")
 
-// rest sleeps unless the benchmark is being ended.
-func rest(ctx context.Context, d time.Duration) error {
+// pause sleeps for d, or until ctx ends.
+func pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {

@@ -21,7 +21,8 @@ func median(list []float64) float64 {
 	return (sorted[middle-1] + sorted[middle]) / 2
 }
 
-// percentile is the least value that at least p percent of a sorted list do not exceed; 0 for an empty list.
+// percentile returns the smallest value of a sorted list that at least p percent of the values do not exceed; 0 for an
+// empty list.
 func percentile[T cmp.Ordered](sorted []T, p int) T {
 	if len(sorted) == 0 {
 		var zero T
@@ -60,7 +61,7 @@ func rate(s series) float64 {
 	return units / max(seconds, 1e-9)
 }
 
-// busy is which part of its CPU a program used.
+// busy returns the share of its CPU that a program used.
 func busy(s series) float64 {
 	var used, wall time.Duration
 	for _, slice := range s.slices {

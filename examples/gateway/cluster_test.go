@@ -339,9 +339,9 @@ func TestAStreamOutlivesItsModelServer(t *testing.T) {
 	n.remove("m")
 	n.becomes(g, "m", http.StatusNotFound)
 	close(hold)
-	answer, err := io.ReadAll(resp.Body)
+	response, err := io.ReadAll(resp.Body)
 	require.NoError(t, err)
-	assert.Contains(t, string(answer), "[DONE]")
+	assert.Contains(t, string(response), "[DONE]")
 }
 
 // A changed ModelServer does not try the engines again that are known not to answer.
@@ -374,7 +374,7 @@ func TestASuccessorKnowsWhoDoesNotAnswer(t *testing.T) {
 	assert.Positive(t, sent())
 }
 
-// What one object says is bounded in logs and answers, and read once.
+// What one object says is bounded in logs and responses, and read once.
 func TestAnEnormousObjectIsRefusedInAFewWords(t *testing.T) {
 	var config strings.Builder
 	for i := range 5000 {

@@ -95,7 +95,7 @@ var defaults = map[string]string{
 var abouts = map[string]string{
 	"spec.kvConnector.config": "the connector's own settings; `parameters` is another word for it",
 	"spec.kvConnector.timeouts.handoff": "the oldest handoff that decode may still use, from the last byte of " +
-		"P's answer; of a lease under 10s the default is half",
+		"P's response; of a lease under 10s the default is half",
 	"spec.kvConnector.timeouts.cleanup":     "what a connector does after a failed request",
 	"spec.kvConnector.timeouts.healthCheck": "one probe of an engine",
 	"spec.kvConnector.retry.maxAttempts":    "attempts at pairs of engines, the first included; at least 1",

@@ -149,14 +149,14 @@ func newFleet(t *testing.T) *fleet {
 		return ""
 	}
 	register := func(t *testing.T, f *fleet, id string, e *enginesim.Engine) {
-		status, _, answer := do(t, http.MethodPost, api(f), fmt.Sprintf(
+		status, _, response := do(t, http.MethodPost, api(f), fmt.Sprintf(
 			`{"id":%q,"url":%q,"role":%q,"leaseSeconds":3600,"attributes":{"zmqAddress":%q}}`, id, e.URL(), id,
 			e.SideChannel()))
-		require.Less(t, status, 300, answer)
+		require.Less(t, status, 300, response)
 	}
 	announced.lose = func(t *testing.T, f *fleet) {
-		status, _, answer := do(t, http.MethodDelete, api(f)+"/decode", "")
-		require.Equal(t, http.StatusNoContent, status, answer)
+		status, _, response := do(t, http.MethodDelete, api(f)+"/decode", "")
+		require.Equal(t, http.StatusNoContent, status, response)
 	}
 	announced.find = func(t *testing.T, f *fleet) {
 		register(t, f, "prefill", announced.p)
@@ -192,9 +192,9 @@ func (f *fleet) notReady(t *testing.T, want ...string) {
 	t.Helper()
 	reasons := map[string]string{}
 	require.Eventually(t, func() bool {
-		status, _, answer := do(t, http.MethodGet, f.admin+"/readyz", "")
+		status, _, response := do(t, http.MethodGet, f.admin+"/readyz", "")
 		var r readiness
-		require.NoError(t, json.Unmarshal([]byte(answer), &r))
+		require.NoError(t, json.Unmarshal([]byte(response), &r))
 		clear(reasons)
 		for _, m := range r.Models {
 			if !m.Ready {
@@ -219,13 +219,13 @@ func (f *fleet) serves(t *testing.T, model string, n int) {
 	t.Helper()
 	prompt := strings.Repeat(fmt.Sprintf("%s %d ", model, n), 40)
 	body := fmt.Sprintf(`{"model":%q,"prompt":%q,"max_tokens":8,"temperature":0}`, model, prompt)
-	status, h, answer := do(t, http.MethodPost, f.client+"/v1/completions", body)
-	require.Equal(t, http.StatusOK, status, "%s: %s\n%s", model, answer, f.log)
+	status, h, response := do(t, http.MethodPost, f.client+"/v1/completions", body)
+	require.Equal(t, http.StatusOK, status, "%s: %s\n%s", model, response, f.log)
 	assert.Equal(t, "disaggregated", h.Get("X-PD-Mode"), model)
 	_, _, want := do(t, http.MethodPost, f.alone.URL()+"/v1/completions",
 		strings.Replace(body, fmt.Sprintf("%q", model), `"tiny"`, 1))
 	require.NotEmpty(t, texts(t, want))
-	assert.Equal(t, texts(t, want), texts(t, answer), model)
+	assert.Equal(t, texts(t, want), texts(t, response), model)
 }
 
 // One listener serves models of different connectors whose engines are found in different ways; a model that has no
@@ -242,9 +242,9 @@ func TestAMixedFleetWhoseEnginesAreFoundInFourWays(t *testing.T) {
 				f.serves(t, model, n)
 				continue
 			}
-			status, h, answer := do(t, http.MethodPost, f.client+"/v1/completions",
+			status, h, response := do(t, http.MethodPost, f.client+"/v1/completions",
 				fmt.Sprintf(`{"model":%q,"prompt":"x"}`, model))
-			assert.Equal(t, http.StatusServiceUnavailable, status, answer)
+			assert.Equal(t, http.StatusServiceUnavailable, status, response)
 			assert.NotEmpty(t, h.Get("Retry-After"))
 		}
 	}

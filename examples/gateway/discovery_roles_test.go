@@ -57,12 +57,12 @@ func newSim(t *testing.T, c enginesim.Config) *enginesim.Engine {
 var anyRole = enginesim.Config{Connector: "nixl", KVRole: enginesim.RoleBoth}
 
 // post sends a completion with further members, and returns how it was served.
-func (f *roleFile) post(t *testing.T, n int, members string) (status int, mode, answer string) {
+func (f *roleFile) post(t *testing.T, n int, members string) (status int, mode, response string) {
 	t.Helper()
-	status, h, answer := do(t, http.MethodPost, f.client+"/v1/completions",
+	status, h, response := do(t, http.MethodPost, f.client+"/v1/completions",
 		fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":4,`+
 			`"temperature":0%s}`, strings.Repeat(fmt.Sprintf("roles %d ", n), 40), members))
-	return status, h.Get("X-PD-Mode"), answer
+	return status, h.Get("X-PD-Mode"), response
 }
 
 // legs counts the requests that an engine got to prefill alone, to decode what another one has prefilled, and to serve
@@ -86,12 +86,12 @@ func TestAnEngineOfRoleBothServesAlone(t *testing.T) {
 	e := newSim(t, anyRole)
 	f := startRoles(t, "nixl", "endpoints:\n"+listed(e, "both"))
 	for n := range 5 {
-		status, mode, answer := f.post(t, n, "")
-		require.Equal(t, http.StatusOK, status, answer)
+		status, mode, response := f.post(t, n, "")
+		require.Equal(t, http.StatusOK, status, response)
 		assert.Equal(t, "aggregated", mode)
 	}
-	status, _, answer := do(t, http.MethodGet, f.admin+"/readyz", "")
-	assert.Equal(t, http.StatusOK, status, answer)
+	status, _, response := do(t, http.MethodGet, f.admin+"/readyz", "")
+	assert.Equal(t, http.StatusOK, status, response)
 	p, d, whole := legs(e)
 	assert.Equal(t, [3]int{0, 0, 5}, [3]int{p, d, whole}, "no transfer member reaches it")
 }
@@ -123,8 +123,8 @@ func TestEnginesOfRoleBothTakePartInPairs(t *testing.T) {
 			}
 			modes := map[string]int{}
 			for n := range 24 {
-				status, mode, answer := f.post(t, n, "")
-				require.Equal(t, http.StatusOK, status, answer)
+				status, mode, response := f.post(t, n, "")
+				require.Equal(t, http.StatusOK, status, response)
 				modes[mode]++
 			}
 			assert.Equal(t, map[string]int{"disaggregated": 24}, modes)
@@ -153,26 +153,26 @@ func TestWhatSGLangsPairsCannotCarryGoesToAnEngineOfRoleBoth(t *testing.T) {
 	const unsupported = `,"echo":true,"logprobs":1`
 
 	f := startRoles(t, "sglang", pair)
-	status, _, answer := f.post(t, 1, unsupported)
-	assert.Equal(t, http.StatusBadRequest, status, answer)
-	status, mode, answer := f.post(t, 2, "")
-	require.Equal(t, http.StatusOK, status, answer)
+	status, _, response := f.post(t, 1, unsupported)
+	assert.Equal(t, http.StatusBadRequest, status, response)
+	status, mode, response := f.post(t, 2, "")
+	require.Equal(t, http.StatusOK, status, response)
 	assert.Equal(t, "disaggregated", mode)
 
 	lists(t, f.path, pair+listed(both, "both"))
 	require.Eventually(t, func() bool {
-		_, _, answer := do(t, http.MethodGet, f.admin+"/debug/pd", "")
-		return strings.Contains(answer, both.URL())
+		_, _, response := do(t, http.MethodGet, f.admin+"/debug/pd", "")
+		return strings.Contains(response, both.URL())
 	}, 10*time.Second, 10*time.Millisecond)
 	for n := range 6 {
-		status, mode, answer = f.post(t, 10+n, unsupported)
-		require.Equal(t, http.StatusOK, status, answer)
+		status, mode, response = f.post(t, 10+n, unsupported)
+		require.Equal(t, http.StatusOK, status, response)
 		assert.Equal(t, "aggregated", mode)
 	}
 	assert.Len(t, both.Requests(), 6+healthChecks(both))
 	for n := range 12 {
-		status, mode, answer = f.post(t, 20+n, "")
-		require.Equal(t, http.StatusOK, status, answer)
+		status, mode, response = f.post(t, 20+n, "")
+		require.Equal(t, http.StatusOK, status, response)
 		assert.Equal(t, "disaggregated", mode, "a pair that is there is not passed over")
 	}
 	assert.Len(t, both.Requests(), 6+healthChecks(both), "it takes no part in pairs")
@@ -183,8 +183,8 @@ func TestWhatSGLangsPairsCannotCarryGoesToAnEngineOfRoleBoth(t *testing.T) {
 		status, mode, _ = f.post(t, 40, "")
 		return status == http.StatusOK && mode == "aggregated"
 	}, 10*time.Second, 10*time.Millisecond)
-	status, _, answer = do(t, http.MethodGet, f.admin+"/readyz", "")
-	assert.Equal(t, http.StatusOK, status, "who serves is ready: %s", answer)
+	status, _, response = do(t, http.MethodGet, f.admin+"/readyz", "")
+	assert.Equal(t, http.StatusOK, status, "who serves is ready: %s", response)
 }
 
 func healthChecks(e *enginesim.Engine) (n int) {
@@ -246,9 +246,9 @@ func TestRolesChangeByTheFileWhileRequestsRun(t *testing.T) {
 				if !assert.NoError(t, err) {
 					return
 				}
-				answer, err := io.ReadAll(resp.Body)
+				response, err := io.ReadAll(resp.Body)
 				_ = resp.Body.Close()
-				if !assert.NoError(t, err) || !assert.Equal(t, http.StatusOK, resp.StatusCode, string(answer)) {
+				if !assert.NoError(t, err) || !assert.Equal(t, http.StatusOK, resp.StatusCode, string(response)) {
 					failed.Add(1)
 				}
 			}

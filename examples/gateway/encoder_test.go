@@ -83,11 +83,11 @@ func TestMediaAreEncodedBeforeTheLegs(t *testing.T) {
 			x := startStage(t, kind)
 			for i, stream := range []bool{false, true} {
 				body := chatOf(strings.Join([]string{imageOfACat, imageOfADog, imageOfACat, aSong}, ","), stream)
-				status, h, answer := do(t, http.MethodPost, x.gateway.client+"/v1/chat/completions", body)
-				require.Equal(t, http.StatusOK, status, "%s\n%s", answer, x.gateway.log)
+				status, h, response := do(t, http.MethodPost, x.gateway.client+"/v1/chat/completions", body)
+				require.Equal(t, http.StatusOK, status, "%s\n%s", response, x.gateway.log)
 				assert.Equal(t, "disaggregated", h.Get("X-PD-Mode"))
 				_, _, want := do(t, http.MethodPost, x.alone.URL()+"/v1/chat/completions", body)
-				assert.Equal(t, texts(t, want), texts(t, answer))
+				assert.Equal(t, texts(t, want), texts(t, response))
 				assert.EqualValues(t, 3*(i+1), x.e.Stats().MediaEncoded, "two equal items are one request")
 				assert.EqualValues(t, 3*(i+1), x.p.Stats().MediaLoaded)
 			}
@@ -103,15 +103,15 @@ func TestMediaAreEncodedBeforeTheLegs(t *testing.T) {
 	}
 }
 
-// The media stay in the prefill leg: what P cannot get, it encodes itself, and the answer is right all the same.
+// The media stay in the prefill leg: what P cannot get, it encodes itself, and the response is right all the same.
 func TestMediaThatPCannotGetAreEncodedByP(t *testing.T) {
 	x := startStage(t, "two folders")
 	for i, stream := range []bool{false, true} {
 		body := chatOf(imageOfACat+","+aSong, stream)
-		status, _, answer := do(t, http.MethodPost, x.gateway.client+"/v1/chat/completions", body)
-		require.Equal(t, http.StatusOK, status, "%s\n%s", answer, x.gateway.log)
+		status, _, response := do(t, http.MethodPost, x.gateway.client+"/v1/chat/completions", body)
+		require.Equal(t, http.StatusOK, status, "%s\n%s", response, x.gateway.log)
 		_, _, want := do(t, http.MethodPost, x.alone.URL()+"/v1/chat/completions", body)
-		assert.Equal(t, texts(t, want), texts(t, answer))
+		assert.Equal(t, texts(t, want), texts(t, response))
 		assert.EqualValues(t, 2*(i+1), x.p.Stats().MediaComputed)
 		assert.Zero(t, x.p.Stats().MediaLoaded)
 	}
@@ -119,24 +119,24 @@ func TestMediaThatPCannotGetAreEncodedByP(t *testing.T) {
 
 func TestATextSkipsTheEncodeStage(t *testing.T) {
 	x := startStage(t, "nixl")
-	status, _, answer := do(t, http.MethodPost, x.gateway.client+"/v1/chat/completions",
+	status, _, response := do(t, http.MethodPost, x.gateway.client+"/v1/chat/completions",
 		`{"model":"tiny","messages":[{"role":"user","content":"an image_url\" in words"}],"max_tokens":3}`)
-	require.Equal(t, http.StatusOK, status, answer)
+	require.Equal(t, http.StatusOK, status, response)
 	assert.Empty(t, x.e.Requests())
 }
 
 func TestAFailedItemFailsTheRequest(t *testing.T) {
 	x := startStage(t, "nixl")
 	x.e.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: 500})
-	status, _, answer := do(t, http.MethodPost, x.gateway.client+"/v1/chat/completions",
+	status, _, response := do(t, http.MethodPost, x.gateway.client+"/v1/chat/completions",
 		chatOf(imageOfACat+","+aSong, false))
-	assert.Equal(t, http.StatusBadGateway, status, answer)
-	assert.Contains(t, answer, `"encode_failed"`)
+	assert.Equal(t, http.StatusBadGateway, status, response)
+	assert.Contains(t, response, `"encode_failed"`)
 	assert.Empty(t, x.p.Requests(), "no leg is sent")
 	assert.Empty(t, x.d.Requests())
 
 	require.NoError(t, x.e.Close())
-	status, _, answer = do(t, http.MethodPost, x.gateway.client+"/v1/chat/completions", chatOf(aSong, false))
-	assert.GreaterOrEqual(t, status, 502, answer)
+	status, _, response = do(t, http.MethodPost, x.gateway.client+"/v1/chat/completions", chatOf(aSong, false))
+	assert.GreaterOrEqual(t, status, 502, response)
 	assert.Empty(t, x.p.Requests())
 }

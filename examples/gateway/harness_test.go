@@ -20,7 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// engine is a stand-in for one LLM engine. Its answers say what reached it.
+// engine is a stand-in for one LLM engine. Its responses say what reached it.
 type engine struct {
 	*httptest.Server
 	models []string
@@ -199,7 +199,7 @@ func (p *program) ended(code int) {
 }
 
 // do sends one request on a connection of its own.
-func do(t *testing.T, method, url, body string, header ...string) (status int, h http.Header, answer string) {
+func do(t *testing.T, method, url, body string, header ...string) (status int, h http.Header, response string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
 	require.NoError(t, err)

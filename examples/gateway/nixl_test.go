@@ -41,11 +41,11 @@ func startPair(t *testing.T) (p, d *enginesim.Engine) {
 	return p, d
 }
 
-// text joins the completion's text of a whole or a streamed answer.
-func text(t *testing.T, answer string) string {
+// text joins the completion's text of a whole or a streamed response.
+func text(t *testing.T, response string) string {
 	t.Helper()
 	var b strings.Builder
-	for line := range strings.Lines(answer) {
+	for line := range strings.Lines(response) {
 		line = strings.TrimPrefix(strings.TrimSpace(line), "data: ")
 		if line == "" || line == "[DONE]" {
 			continue
@@ -69,12 +69,12 @@ func TestDecodeTakesThePrefillEnginesKVOver(t *testing.T) {
 	for i, stream := range []string{"false", "true"} {
 		body := fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":12,"stream":%s}`,
 			strings.Repeat(fmt.Sprintf("prompt %d ", i), 40), stream)
-		status, h, answer := do(t, http.MethodPost, g.client+"/v1/completions", body)
-		require.Equal(t, http.StatusOK, status, answer)
+		status, h, response := do(t, http.MethodPost, g.client+"/v1/completions", body)
+		require.Equal(t, http.StatusOK, status, response)
 		assert.Equal(t, "disaggregated", h.Get("X-PD-Mode"))
 		_, _, want := do(t, http.MethodPost, alone.URL()+"/v1/completions", body)
-		assert.NotEmpty(t, text(t, answer))
-		assert.Equal(t, text(t, want), text(t, answer), "stream %s", stream)
+		assert.NotEmpty(t, text(t, response))
+		assert.Equal(t, text(t, want), text(t, response), "stream %s", stream)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()

@@ -98,7 +98,7 @@ func TestFaultsOfTheEngineThatWasPassedTo(t *testing.T) {
 	g := start(t, gatewayYAML(passing)+pairYAML("m", p, d, "  kvConnector: {timeouts: {decode: 150ms}}\n"))
 	status, _, body := do(t, http.MethodPost, g.client+"/v1/redirect", `{}`)
 	assert.Equal(t, http.StatusBadGateway, status, "redirects are not followed")
-	assert.NotContains(t, body, "127.0.0.1", "no addresses in answers")
+	assert.NotContains(t, body, "127.0.0.1", "no addresses in responses")
 	status, _, body = do(t, http.MethodPost, g.client+"/v1/hang", `{}`)
 	assert.Equal(t, http.StatusGatewayTimeout, status, body)
 	d.CloseClientConnections()

@@ -46,11 +46,11 @@ spec:
 func (x pairOf) served(t *testing.T, n int, stream bool, header ...string) (mode string) {
 	t.Helper()
 	request := body(connector.APICompletions, n, stream)
-	status, h, answer := do(t, http.MethodPost, x.gateway.client+"/v1/completions", request, header...)
-	require.Equal(t, http.StatusOK, status, "%s\n%s", answer, x.gateway.log)
+	status, h, response := do(t, http.MethodPost, x.gateway.client+"/v1/completions", request, header...)
+	require.Equal(t, http.StatusOK, status, "%s\n%s", response, x.gateway.log)
 	_, _, want := do(t, http.MethodPost, x.alone.URL()+"/v1/completions", request)
 	require.NotEmpty(t, texts(t, want))
-	assert.Equal(t, texts(t, want), texts(t, answer))
+	assert.Equal(t, texts(t, want), texts(t, response))
 	return h.Get("X-PD-Mode")
 }
 
@@ -113,9 +113,9 @@ func TestAFallbackChainOfConnectors(t *testing.T) {
 	t.Run("all fail", func(t *testing.T) {
 		x := hybrid(t, enginesim.Config{}, enginesim.Config{}, nixlLMCacheHTTP)
 		x.p.Inject(failing(3))
-		status, _, answer := do(t, http.MethodPost, x.gateway.client+"/v1/completions",
+		status, _, response := do(t, http.MethodPost, x.gateway.client+"/v1/completions",
 			body(connector.APICompletions, 1, false))
-		assert.Equal(t, http.StatusBadGateway, status, answer)
+		assert.Equal(t, http.StatusBadGateway, status, response)
 		assert.Empty(t, x.d.Requests())
 		x.clean(t)
 	})

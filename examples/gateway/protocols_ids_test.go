@@ -11,8 +11,8 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// Where the legs' id holds addresses, answers hold the client's id, streamed and not: engines make the id of an answer
-// of the header.
+// Where the legs' id holds addresses, responses hold the client's id, streamed and not: engines make the id of a
+// response of the header.
 func TestClientsSeeNoAddresses(t *testing.T) {
 	for _, c := range protocols {
 		if c.connector != "p2pnccl" && c.connector != "moriio" {
@@ -22,14 +22,14 @@ func TestClientsSeeNoAddresses(t *testing.T) {
 			x := c.start(t)
 			for i, stream := range []bool{false, true} {
 				for _, api := range append([]connector.API{connector.APICompletions}, c.apis...) {
-					status, h, answer := do(t, http.MethodPost, x.gateway.client+api.Path(), body(api, 900+i, stream),
+					status, h, response := do(t, http.MethodPost, x.gateway.client+api.Path(), body(api, 900+i, stream),
 						"X-Request-Id", "client-7")
-					assert.Equal(t, http.StatusOK, status, answer)
+					assert.Equal(t, http.StatusOK, status, response)
 					assert.Equal(t, "client-7", h.Get("X-Request-Id"))
-					assert.NotContains(t, answer, "_addr_", api)
-					assert.NotContains(t, answer, "127.0.0.1", api)
+					assert.NotContains(t, response, "_addr_", api)
+					assert.NotContains(t, response, "127.0.0.1", api)
 					if api == connector.APICompletions {
-						assert.Contains(t, answer, `cmpl-client-7`)
+						assert.Contains(t, response, `cmpl-client-7`)
 					}
 				}
 			}

@@ -70,7 +70,7 @@ func init() {
 		"a receiver without room": {change("pd_buffer_size", "16"), reuse.Failed, "notice"},
 	}
 	protocols = append(protocols,
-		// Kthena's issue 1069: the engines' answers are the same with and without a store in common.
+		// Kthena's issue 1069: the engines' responses are the same with and without a store in common.
 		protocol{
 			connector: "lmcache", apis: all, prepare: lmcacheStore(true),
 			broken: map[string]broken{

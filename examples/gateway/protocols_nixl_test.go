@@ -79,13 +79,13 @@ func TestConversationThroughTheGateway(t *testing.T) {
 				raw, err := json.Marshal(request)
 				require.NoError(t, err)
 				before := x.p.Stats()
-				status, _, answer := do(t, http.MethodPost, x.gateway.client+api.Path(), string(raw), "X-Session-ID",
+				status, _, response := do(t, http.MethodPost, x.gateway.client+api.Path(), string(raw), "X-Session-ID",
 					session)
-				require.Equal(t, http.StatusOK, status, "%s\n%s", answer, x.gateway.log)
+				require.Equal(t, http.StatusOK, status, "%s\n%s", response, x.gateway.log)
 				_, _, want := do(t, http.MethodPost, x.alone.URL()+api.Path(), string(raw))
-				assert.Equal(t, texts(t, want), texts(t, answer), "turn %d", turn)
+				assert.Equal(t, texts(t, want), texts(t, response), "turn %d", turn)
 				for _, member := range []string{"kv_transfer_params", "prompt_token_ids", "token_ids"} {
-					assert.Contains(t, answer, `"`+member+`":null`, "the engines' affair")
+					assert.Contains(t, response, `"`+member+`":null`, "the engines' affair")
 				}
 				taken := x.p.Stats().ExternalKVTransfer - before.ExternalKVTransfer
 				if turn == 0 {
@@ -93,7 +93,7 @@ func TestConversationThroughTheGateway(t *testing.T) {
 				} else {
 					assert.Positive(t, taken, "P has computed what D had, in turn %d", turn)
 				}
-				reply := texts(t, answer)
+				reply := texts(t, response)
 				messages = append(messages, message{"role": "assistant", "content": reply},
 					message{"role": "user", "content": "And then?"})
 				said += reply + " And then?"
@@ -131,14 +131,14 @@ func TestPushLeavesNoDecodeWaiting(t *testing.T) {
 			enginesim.Fault{Kind: enginesim.FaultStatus, Status: http.StatusInternalServerError,
 				Leg: enginesim.LegPrefill}, http.StatusBadGateway,
 		},
-		"P's answer holds no handoff": {
+		"P's response holds no handoff": {
 			enginesim.Fault{Kind: enginesim.FaultGarbage, Body: `{"id":"x","kv_transfer_params":null}`,
 				Leg: enginesim.LegPrefill}, http.StatusBadGateway,
 		},
 		"P breaks the connection": {enginesim.Fault{Kind: enginesim.FaultReset, Leg: enginesim.LegPrefill},
 			http.StatusBadGateway},
 		"P is another engine than its id": {
-			enginesim.Fault{Kind: enginesim.FaultGarbage, Body: anothersAnswer, Leg: enginesim.LegPrefill},
+			enginesim.Fault{Kind: enginesim.FaultGarbage, Body: anothersResponse, Leg: enginesim.LegPrefill},
 			http.StatusBadGateway,
 		},
 		"D fails: nothing is left waiting": {
@@ -157,25 +157,25 @@ func TestPushLeavesNoDecodeWaiting(t *testing.T) {
 				e.Inject(c.fault)
 			}
 			begun := time.Now()
-			status, _, answer := do(t, http.MethodPost, x.gateway.client+"/v1/completions",
+			status, _, response := do(t, http.MethodPost, x.gateway.client+"/v1/completions",
 				body(connector.APICompletions, 1, false))
-			assert.Equal(t, c.status, status, answer)
+			assert.Equal(t, c.status, status, response)
 			assert.Less(t, time.Since(begun), 5*time.Second)
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 			defer cancel()
 			require.NoError(t, x.d.WaitIdle(ctx), "D still waits")
 
 			request := body(connector.APICompletions, 2, false)
-			status, _, answer = do(t, http.MethodPost, x.gateway.client+"/v1/completions", request)
-			require.Equal(t, http.StatusOK, status, "%s\n%s", answer, x.gateway.log)
+			status, _, response = do(t, http.MethodPost, x.gateway.client+"/v1/completions", request)
+			require.Equal(t, http.StatusOK, status, "%s\n%s", response, x.gateway.log)
 			_, _, want := do(t, http.MethodPost, x.alone.URL()+"/v1/completions", request)
-			assert.Equal(t, texts(t, want), texts(t, answer))
+			assert.Equal(t, texts(t, want), texts(t, response))
 		})
 	}
 }
 
-// anothersAnswer is well formed, but not for the request that gets it.
-const anothersAnswer = `{"id":"x","kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,` +
+// anothersResponse is well formed, but not for the request that gets it.
+const anothersResponse = `{"id":"x","kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,` +
 	`"remote_block_ids":[[1]],"remote_engine_id":"another",` +
 	`"remote_request_id":"cmpl-1-0-8f6419b6","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1,` +
 	`"remote_num_tokens":1,"transfer_mode":"push"}}`

@@ -10,22 +10,28 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"github.com/tidwall/gjson"
 
+	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 	"github.com/pdkit/pdkit/pdflow/reuse"
 )
 
 // bootstrapPort is the attribute of a prefill engine of SGLang.
 func bootstrapPort(p, _ *enginesim.Engine) (attributes, attributes) {
+	return attributes{"bootstrapPort": bootstrapOf(p)}, nil
+}
+
+func bootstrapOf(p *enginesim.Engine) string {
 	u, err := url.Parse(p.Bootstrap())
 	if err != nil {
-		return nil, nil
+		return ""
 	}
-	return attributes{"bootstrapPort": u.Port()}, nil
+	return u.Port()
 }
 
 // records is a server of TensorRT-LLM that tells of its requests, which verify reads in place of counters.
@@ -43,29 +49,36 @@ func init() {
 	}
 	impatient := map[string]string{"SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "0.3",
 		"SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "0.3"}
+	sglangAPIs := []connector.API{connector.APIChat, connector.APIResponses, connector.APIMessages}
 	protocols = append(protocols,
-		protocol{connector: "sglang", alone: true, attributes: bootstrapPort, broken: map[string]broken{
-			"P of another port": {func(_ *testing.T, c *protocol) {
-				c.prefill.Extra, c.decode.Extra = impatient, impatient
-				c.attributes = func(_, _ *enginesim.Engine) (attributes, attributes) {
-					return attributes{"bootstrapPort": "9"}, nil
-				}
-			}, reuse.Failed, "engine"},
-			"P without disaggregation": {func(_ *testing.T, c *protocol) {
-				c.prefill.KVRole, c.prefill.Extra, c.decode.Extra = enginesim.RoleBoth, impatient, impatient
-				c.attributes = nil
-			}, reuse.Failed, "engine"},
-			"D without disaggregation": {func(_ *testing.T, c *protocol) {
-				c.decode.KVRole, c.prefill.Extra, c.decode.Extra = enginesim.RoleBoth, impatient, impatient
-			}, reuse.NotReused, "--disaggregation-mode decode"},
-			// Both compute every prompt, all answers are 200, all texts are right.
-			"neither with disaggregation": {func(_ *testing.T, c *protocol) {
-				c.prefill.KVRole, c.decode.KVRole = enginesim.RoleBoth, enginesim.RoleBoth
-				c.attributes = nil
-			}, reuse.NotReused, "--disaggregation-mode decode"},
-		}},
+		protocol{connector: "sglang", alone: true, attributes: bootstrapPort, apis: sglangAPIs,
+			broken: map[string]broken{
+				"P of another port": {func(_ *testing.T, c *protocol) {
+					c.prefill.Extra, c.decode.Extra = impatient, impatient
+					c.attributes = func(_, _ *enginesim.Engine) (attributes, attributes) {
+						return attributes{"bootstrapPort": "9"}, nil
+					}
+				}, reuse.Failed, "engine"},
+				"P without disaggregation": {func(_ *testing.T, c *protocol) {
+					c.prefill.KVRole, c.prefill.Extra, c.decode.Extra = enginesim.RoleBoth, impatient, impatient
+					c.attributes = nil
+				}, reuse.Failed, "engine"},
+				"D without disaggregation": {func(_ *testing.T, c *protocol) {
+					c.decode.KVRole, c.prefill.Extra, c.decode.Extra = enginesim.RoleBoth, impatient, impatient
+				}, reuse.NotReused, "--disaggregation-mode decode"},
+				// Both compute every prompt, all responses are 200, all texts are right.
+				"neither with disaggregation": {func(_ *testing.T, c *protocol) {
+					c.prefill.KVRole, c.decode.KVRole = enginesim.RoleBoth, enginesim.RoleBoth
+					c.attributes = nil
+				}, reuse.NotReused, "--disaggregation-mode decode"},
+			}},
 		protocol{connector: "sglang", name: "data parallel", config: `{prefillCap: false}`, alone: true,
 			attributes: ranked, prefill: enginesim.Config{Extra: map[string]string{"dp_size": "4"}}},
+		// P's rank does not follow from the room, so the request must name it.
+		protocol{connector: "sglang", name: "round robin", alone: true, attributes: ranked, apis: sglangAPIs,
+			prefill: enginesim.Config{Extra: map[string]string{"dp_size": "4", "load_balance_method": "round_robin",
+				"SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "2"}},
+			decode: enginesim.Config{Extra: map[string]string{"SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "2"}}},
 		protocol{connector: "trtllm", decode: records(nil), broken: map[string]broken{
 			"D without a connector": {func(_ *testing.T, c *protocol) { c.decode.Connector = "none" }, reuse.NotReused,
 				"never asked its KV connector"},
@@ -106,7 +119,7 @@ func TestSGLangsOwnAPI(t *testing.T) {
 		status, h, got := do(t, http.MethodPost, x.gateway.client+"/generate", body+`false}`)
 		require.Equal(t, http.StatusOK, status, "%s\n%s", got, x.gateway.log)
 		assert.Equal(t, "disaggregated", h.Get("X-PD-Mode"))
-		assert.Equal(t, sglangAnswers(gjson.Parse(want)), sglangAnswers(gjson.Parse(got)))
+		assert.Equal(t, sglangResponses(gjson.Parse(want)), sglangResponses(gjson.Parse(got)))
 
 		// Another prompt, since the engines keep the first.
 		body = strings.Replace(body, `"one`, `"four`, 1)
@@ -118,11 +131,11 @@ func TestSGLangsOwnAPI(t *testing.T) {
 		for line := range strings.Lines(got) {
 			if data, ok := strings.CutPrefix(strings.TrimSpace(line), "data: {"); ok {
 				event := gjson.Parse("{" + data)
-				last[event.Get("index").Int()] = sglangAnswers(event)[0]
+				last[event.Get("index").Int()] = sglangResponses(event)[0]
 			}
 		}
-		for i, answer := range sglangAnswers(gjson.Parse(want)) {
-			assert.Equal(t, answer, last[int64(i)])
+		for i, response := range sglangResponses(gjson.Parse(want)) {
+			assert.Equal(t, response, last[int64(i)])
 		}
 		assert.Contains(t, got, "data: [DONE]")
 	}
@@ -131,22 +144,79 @@ func TestSGLangsOwnAPI(t *testing.T) {
 	assert.NoError(t, x.d.CheckKV())
 }
 
-// sglangAnswers are the parts of each answer that must be equal: text, finish reason, log probabilities.
-func sglangAnswers(whole gjson.Result) []string {
-	var out []string
-	answers := []gjson.Result{whole}
-	if whole.IsArray() {
-		answers = whole.Array()
+// SGLang's engines give all samples of a prompt one room, so that D waits until its time-out (300 s). Such a request
+// is refused at once, or served by one engine where the policy says so and an engine of role both is there.
+func TestSGLangWithSeveralSamples(t *testing.T) {
+	requests := map[string]string{
+		"/v1/completions":      `{"model":"tiny","prompt":"a","max_tokens":4,"n":2}`,
+		"/v1/chat/completions": `{"model":"tiny","messages":[{"role":"user","content":"a"}],"max_tokens":4,"n":2}`,
+		"/generate":            `{"text":"a","sampling_params":{"max_new_tokens":4,"n":2}}`,
 	}
-	for _, a := range answers {
+	c := protocol{connector: "sglang", attributes: bootstrapPort}
+	x := c.start(t)
+	for path, request := range requests {
+		begun := time.Now()
+		status, _, got := do(t, http.MethodPost, x.gateway.client+path, request)
+		assert.Equal(t, http.StatusBadRequest, status, "%s: %s", path, got)
+		assert.Contains(t, got, `"param":"n"`)
+		assert.Less(t, time.Since(begun), 5*time.Second)
+	}
+	status, _, got := do(t, http.MethodPost, x.gateway.client+"/generate",
+		`{"text":["a","b"],"sampling_params":[{"n":2},{"n":2}]}`)
+	assert.Equal(t, http.StatusBadRequest, status, got)
+	assert.Zero(t, x.p.Stats().Requests+x.d.Stats().Requests, "neither engine got one")
+
+	g := start(t, gatewayYAML("")+fmt.Sprintf(`kind: ModelServer
+apiVersion: networking.matrixinfer.ai/v1alpha1
+spec:
+  model: tiny
+  kvConnector: {type: sglang, unsupported: aggregate}
+  discovery:
+    static:
+      endpoints:
+        - {url: %q, role: prefill, attributes: {bootstrapPort: %q}}
+        - {url: %q, role: decode}
+        - {url: %q, role: both}
+---
+`, x.p.URL(), bootstrapOf(x.p), x.d.URL(), x.alone.URL()))
+	for path, request := range requests {
+		status, h, got := do(t, http.MethodPost, g.client+path, request)
+		assert.Equal(t, http.StatusOK, status, "%s: %s", path, got)
+		assert.Equal(t, "aggregated", h.Get("X-PD-Mode"))
+	}
+	assert.Zero(t, x.p.Stats().Requests+x.d.Stats().Requests, "only the engine of role both can serve it")
+}
+
+// Engines older than 0.5.20 (responses) and 0.5.22 (messages) refuse, and the client sees their own words.
+func TestAnOlderSGLangRefusesByItself(t *testing.T) {
+	old := enginesim.Config{Extra: map[string]string{"pd_routing_fields": "0"}}
+	c := protocol{connector: "sglang", attributes: bootstrapPort, prefill: old, decode: old}
+	x := c.start(t)
+	for _, api := range []connector.API{connector.APIResponses, connector.APIMessages} {
+		for _, stream := range []bool{false, true} {
+			status, _, got := do(t, http.MethodPost, x.gateway.client+api.Path(), body(api, 1, stream))
+			assert.Equal(t, http.StatusBadRequest, status, "%s: %s", api, got)
+			assert.Contains(t, got, "without bootstrap room id")
+		}
+	}
+}
+
+// sglangResponses are the parts of each response that must be equal: text, finish reason, log probabilities.
+func sglangResponses(whole gjson.Result) []string {
+	var out []string
+	responses := []gjson.Result{whole}
+	if whole.IsArray() {
+		responses = whole.Array()
+	}
+	for _, a := range responses {
 		out = append(out, a.Get("text").Raw+a.Get("meta_info.finish_reason").Raw+
 			a.Get("meta_info.input_token_logprobs").Raw+a.Get("meta_info.output_token_logprobs").Raw)
 	}
 	return out
 }
 
-// A finished answer of TensorRT-LLM's context server reaches clients as their own, streamed or not.
-func TestAnAnswerThatEndsAtTheContextServer(t *testing.T) {
+// A finished response of TensorRT-LLM's context server reaches clients as their own, streamed or not.
+func TestAResponseThatEndsAtTheContextServer(t *testing.T) {
 	c := protocol{connector: "trtllm"}
 	x := c.start(t)
 	for i, stream := range []string{"false", "true"} {

@@ -70,9 +70,9 @@ func TestAPromptOfOneTokenReachesNoEngine(t *testing.T) {
 				`{"model":"tiny","prompt":"long enough","truncate_prompt_tokens":1}`,
 				`{"model":"tiny","prompt":"long enough","truncate_prompt_tokens":-1}`,
 			} {
-				status, _, answer := do(t, http.MethodPost, x.gateway.client+"/v1/completions", body)
-				assert.Equal(t, http.StatusBadRequest, status, answer)
-				assert.Contains(t, answer, "one token")
+				status, _, response := do(t, http.MethodPost, x.gateway.client+"/v1/completions", body)
+				assert.Equal(t, http.StatusBadRequest, status, response)
+				assert.Contains(t, response, "one token")
 			}
 			assert.Empty(t, x.p.Requests())
 			assert.Empty(t, x.d.Requests())

@@ -79,7 +79,11 @@ func (c *protocol) start(t *testing.T) pairOf {
 	var err error
 	x.p, x.d, err = enginesim.Pair(c.prefill, c.decode)
 	require.NoError(t, err)
-	x.alone, err = enginesim.Start(enginesim.Config{})
+	var alone enginesim.Config
+	if c.connector == "sglang" {
+		alone.Connector = c.connector // its API and its count of a limit are SGLang's own
+	}
+	x.alone, err = enginesim.Start(alone)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = x.p.Close(); _ = x.d.Close(); _ = x.alone.Close() })
 	var pa, da attributes
@@ -144,11 +148,11 @@ func body(api connector.API, n int, stream bool) string {
 	return fmt.Sprintf(`{"model":"tiny",`+member[api]+`,"max_tokens":12,"temperature":0,"stream":%t}`, prompt, stream)
 }
 
-// texts joins all text that an answer of any API holds, whole or streamed.
-func texts(t *testing.T, answer string) string {
+// texts joins all text that a response of any API holds, whole or streamed.
+func texts(t *testing.T, response string) string {
 	t.Helper()
 	var b strings.Builder
-	for line := range strings.Lines(answer) {
+	for line := range strings.Lines(response) {
 		line = strings.TrimSpace(line)
 		if data, ok := strings.CutPrefix(line, "data: "); ok {
 			line = data
@@ -163,7 +167,7 @@ func texts(t *testing.T, answer string) string {
 	return b.String()
 }
 
-// collect finds the text of one event or answer, by the members in which the APIs keep it.
+// collect finds the text of one event or response, by the members in which the APIs keep it.
 func collect(b *strings.Builder, v map[string]any) {
 	if kind, _ := v["type"].(string); strings.HasPrefix(kind, "response.") && kind != "response.output_text.delta" {
 		return // events of the Responses API that repeat what deltas have told
@@ -211,12 +215,12 @@ func TestEachConnectorThroughTheGateway(t *testing.T) {
 				for _, stream := range []bool{false, true} {
 					n++
 					request := body(api, n, stream)
-					status, h, answer := do(t, http.MethodPost, x.gateway.client+api.Path(), request)
-					require.Equal(t, http.StatusOK, status, "%s: %s\n%s", api, answer, x.gateway.log)
+					status, h, response := do(t, http.MethodPost, x.gateway.client+api.Path(), request)
+					require.Equal(t, http.StatusOK, status, "%s: %s\n%s", api, response, x.gateway.log)
 					assert.Equal(t, "disaggregated", h.Get("X-PD-Mode"))
 					_, _, want := do(t, http.MethodPost, x.alone.URL()+api.Path(), request)
-					require.NotEmpty(t, texts(t, answer), answer)
-					assert.Equal(t, texts(t, want), texts(t, answer), "%s, stream %t", api, stream)
+					require.NotEmpty(t, texts(t, response), response)
+					assert.Equal(t, texts(t, want), texts(t, response), "%s, stream %t", api, stream)
 				}
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)

@@ -24,7 +24,7 @@ func describeRegistration(r modelserver.Registration) string {
 	return strings.Join(at, " and ")
 }
 
-// checkListeners finds addresses that two parts would listen on. A client that may ask for an answer must not be able
+// checkListeners finds addresses that two parts would listen on. A client that may ask for a response must not be able
 // to register an engine, and a registration does not say for which model it is.
 func (l *loader) checkListeners() {
 	type listener struct {

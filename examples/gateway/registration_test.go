@@ -42,9 +42,9 @@ func TestEnginesRegisterByHTTP(t *testing.T) {
 	status, _, _ := do(t, http.MethodGet, p.admin+"/readyz", "")
 	assert.Equal(t, http.StatusServiceUnavailable, status)
 	for _, e := range [][2]string{{pe.URL, "prefill"}, {de.URL, "decode"}} {
-		status, _, answer := do(t, http.MethodPost, api+"/v1/endpoints",
+		status, _, response := do(t, http.MethodPost, api+"/v1/endpoints",
 			fmt.Sprintf(`{"id": %q, "url": %q, "role": %q}`, e[1], e[0], e[1]))
-		require.Equal(t, http.StatusCreated, status, answer)
+		require.Equal(t, http.StatusCreated, status, response)
 	}
 	serves := func(want int) {
 		t.Helper()
@@ -52,8 +52,8 @@ func TestEnginesRegisterByHTTP(t *testing.T) {
 			status, _, _ := do(t, http.MethodGet, p.admin+"/readyz", "")
 			return status == want
 		}, 5*time.Second, 5*time.Millisecond)
-		status, _, answer := do(t, http.MethodPost, p.client+"/v1/completions", `{"model":"m","prompt":"x"}`)
-		assert.Equal(t, want, status, answer)
+		status, _, response := do(t, http.MethodPost, p.client+"/v1/completions", `{"model":"m","prompt":"x"}`)
+		assert.Equal(t, want, status, response)
 	}
 	serves(http.StatusOK)
 	assert.Positive(t, pe.count())
@@ -103,8 +103,8 @@ func TestEnginesAnnounceThemselvesByZeroMQ(t *testing.T) {
 		status, _, _ := do(t, http.MethodGet, p.admin+"/readyz", "")
 		return status == http.StatusOK
 	}, 5*time.Second, 5*time.Millisecond, "%s", p.log)
-	status, _, answer := do(t, http.MethodPost, p.client+"/v1/completions", `{"model":"m","prompt":"x"}`)
-	require.Equal(t, http.StatusOK, status, answer)
+	status, _, response := do(t, http.MethodPost, p.client+"/v1/completions", `{"model":"m","prompt":"x"}`)
+	require.Equal(t, http.StatusOK, status, response)
 	id := de.last().header.Get("X-Request-Id")
 	assert.Regexp(t, `^___prefill_addr_127\.0\.0\.1:21001___decode_addr_127\.0\.0\.1:21002_[0-9a-f]{32}$`, id)
 	assert.Equal(t, id, pe.last().header.Get("X-Request-Id"))
@@ -120,7 +120,7 @@ func TestARegistrationAddressThatIsTaken(t *testing.T) {
 	assert.Contains(t, log.String(), "cannot listen for HTTP")
 }
 
-// Whoever may ask for an answer must not be able to register an engine.
+// Whoever may ask for a response must not be able to register an engine.
 func TestRegistrationHasAddressesOfItsOwn(t *testing.T) {
 	other := strings.Replace(announcedYAML, "model: m", "model: n", 1)
 	for rule, k := range map[string]struct{ yaml, want string }{

@@ -149,7 +149,7 @@ func TestOperatorsSeeWhatIsInFlight(t *testing.T) {
 	assert.Equal(t, http.StatusNotFound, status, "clients are not served here")
 }
 
-// stream is a streamed answer whose first event has been read.
+// stream is a streamed response whose first event has been read.
 type stream struct {
 	resp *http.Response
 	r    *bufio.Reader
@@ -176,7 +176,7 @@ func openStream(t *testing.T, g *program) *stream {
 func (s *stream) rest(t *testing.T) string {
 	t.Helper()
 	late := time.AfterFunc(10*time.Second, func() {
-		t.Error("the answer does not end")
+		t.Error("the response does not end")
 		s.resp.Body.Close()
 	})
 	defer late.Stop()

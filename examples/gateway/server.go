@@ -13,14 +13,14 @@ import (
 	"time"
 )
 
-// Limits of a client's connection. There is none on a whole answer: the flow bounds each of its silences and writes.
+// Limits of a client's connection. There is none on a whole response: the flow bounds each of its silences and writes.
 const (
 	headerTimeout  = 10 * time.Second
-	bodyTimeout    = 75 * time.Second // above the flow's own 60 s, whose answer says more
+	bodyTimeout    = 75 * time.Second // above the flow's own 60 s, whose response says more
 	idleTimeout    = 120 * time.Second
 	maxHeaderBytes = 64 << 10
 	lastPatience   = 2 * time.Second // with what finds engines, at the program's end
-	// for answers that are through, and spans that are not written yet, after the drain
+	// for responses that are through, and spans that are not written yet, after the drain
 	lastWords = time.Second
 )
 

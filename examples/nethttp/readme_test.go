@@ -46,8 +46,8 @@ func TestTheProgramInTheReadmeCompiles(t *testing.T) {
 
 // commands says what runs each command of the README.
 var commands = map[string]func(t *testing.T){
-	"go run ./examples/quickstart":   inTestScript("./examples/quickstart"),
-	"./test.sh":                      func(t *testing.T) { contains(t, "../../.ci/run", "./test.sh") },
+	"go run ./examples/quickstart":      inTestScript("./examples/quickstart"),
+	"./test.sh":                         func(t *testing.T) { contains(t, "../../.ci/run", "./test.sh") },
 	"examples/engines/prove.sh -verify": inTestScript("examples/engines/prove.sh -verify"),
 	"go run ./examples/pdctl render -f examples/gateway/testdata/documents/2-nixl.yaml": func(t *testing.T) {
 		contains(t, "../pdctl/README.md", "render -f examples/gateway/testdata/documents/2-nixl.yaml")

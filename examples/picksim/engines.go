@@ -7,32 +7,32 @@ import (
 	"slices"
 )
 
-// fleet is the engines of the model, all of a role alike.
+// fleet describes the simulated engines. All engines of one role are alike.
 type fleet struct {
 	prefill, decode int
-	zones           int     // engines stand in them in turn
-	tokensPerSecond float64 // that a prefill engine computes
-	cacheTokens     int     // that its prefix cache holds
-	perStep, perRow float64 // seconds: of a decode step, and more for each request in it
-	handshake       float64 // seconds, for a pair's first meeting
-	bytesPerSecond  float64 // of KV between two engines of a zone; a quarter of it between zones
+	zones           int     // the engines are distributed over them by turns
+	tokensPerSecond float64 // of a prefill engine
+	cacheTokens     int     // size of a prefill engine's prefix cache
+	perStep, perRow float64 // seconds of a decode step: for the step, and for each request in it
+	handshake       float64 // seconds, for the first transfer of a pair
+	bytesPerSecond  float64 // of KV within a zone; a quarter of it between zones
 	bytesPerToken   float64 // of KV
 }
 
-// usualFleet has not as many engines of one role as of the other, or turns would always make the same pairs. Each
-// engine is near an 8B model on one H100: the order of magnitude matters here, not the machine.
+// usualFleet has different numbers of prefill and decode engines: with equal numbers round robin would always make the
+// same pairs. An engine is about as fast as an 8B model on one H100. Only the order of magnitude matters.
 func usualFleet() fleet {
 	return fleet{prefill: 8, decode: 7, zones: 2, tokensPerSecond: 16_000, cacheTokens: 120_000, perStep: .010,
 		perRow:    .0002,
 		handshake: .15, bytesPerSecond: 20e9, bytesPerToken: 128 << 10}
 }
 
-// prefiller serves one prompt after the other and keeps what it computed, the least recently used blocks aside.
+// prefiller computes one prompt after the other and caches its blocks. The least recently used blocks are evicted.
 type prefiller struct {
 	freeAt   float64
 	capacity int // blocks
 	blocks   map[uint64]*list.Element
-	order    *list.List // the latest first
+	order    *list.List // the most recently used first
 	busy     float64    // seconds
 }
 
@@ -40,7 +40,7 @@ func newPrefiller(f fleet) *prefiller {
 	return &prefiller{capacity: f.cacheTokens / blockTokens, blocks: map[uint64]*list.Element{}, order: list.New()}
 }
 
-// cached returns how many tokens of a prompt are there.
+// cached returns how many tokens of a prompt are in the cache.
 func (p *prefiller) cached(j *job) int {
 	n := 0
 	for _, b := range j.blocks {
@@ -55,7 +55,7 @@ func (p *prefiller) cached(j *job) int {
 }
 
 func (p *prefiller) keep(j *job) {
-	// the first block is the latest used: a cache without it cannot use the others
+	// the first block becomes the most recently used: without it the others are useless
 	for _, b := range slices.Backward(j.blocks) {
 		if e := p.blocks[b]; e != nil {
 			p.order.MoveToFront(e)
@@ -69,7 +69,7 @@ func (p *prefiller) keep(j *job) {
 	}
 }
 
-// decoder serves all its requests at once, a token each per step.
+// decoder serves all its requests at the same time: each step makes one token for each of them.
 type decoder struct {
 	f      fleet
 	at     float64 // of the last change
@@ -86,7 +86,7 @@ type row struct {
 
 func (d *decoder) step() float64 { return d.f.perStep + d.f.perRow*float64(len(d.rows)) }
 
-// advance brings the engine to a time.
+// advance moves the engine's state forward to the given time.
 func (d *decoder) advance(now float64) {
 	if len(d.rows) > 0 {
 		d.steps += (now - d.at) / d.step()
@@ -94,7 +94,7 @@ func (d *decoder) advance(now float64) {
 	d.at = now
 }
 
-// next returns the request that ends next, and when.
+// next returns the request that will end first, and the time.
 func (d *decoder) next() (*row, float64) {
 	if len(d.rows) == 0 {
 		return nil, 0

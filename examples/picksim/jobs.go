@@ -17,16 +17,16 @@ type job struct {
 	at     float64
 	in     *pdflow.PickInput
 	tokens int      // of the prompt
-	blocks []uint64 // of the prompt, each a hash of all up to it
+	blocks []uint64 // of the prompt: each is a hash of this block and of all before it
 	output int
 }
 
-// blockTokens is the engines' own block of KV, of another size than the picker's, which cannot know it.
+// blockTokens is the size of the engines' KV blocks. The picker does not know it, and uses another size.
 const blockTokens = 16
 
 func prepare(trace []entry) ([]*job, error) {
 	texts := map[segment][]byte{}
-	seed := maphash.MakeSeed() // hashes say only what is the same
+	seed := maphash.MakeSeed() // hashes are only compared with each other
 	jobs := make([]*job, 0, len(trace))
 	for i := range trace {
 		e := &trace[i]
@@ -65,7 +65,7 @@ func prepare(trace []entry) ([]*job, error) {
 	return jobs, nil
 }
 
-// text is a segment's: the same for the same id.
+// text returns a segment's text. Equal ids give equal texts.
 func text(s segment) []byte {
 	var h uint64 = 14695981039346656037
 	for _, c := range []byte(s.ID) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command picksim replays a trace of requests over each policy of package pick and prints how even the engines' load
-// is, how much of the prompts lies in their prefix caches, and how long requests take. Run it from the repository root:
-// go run ./examples/picksim. The pickers are the real ones; the engines are a model, in a time of its own. README.md
-// beside it says which.
+// Command picksim replays a trace of requests with each policy of package pick. It prints how evenly the engines are
+// loaded, which share of the prompts was in their prefix caches, and how long the requests took. Run it from the
+// repository root: go run ./examples/picksim. The pickers are the real ones. The engines and the time are simulated:
+// README.md describes the model.
 package main
 
 import (
@@ -44,7 +44,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	if f.prefill < 1 || f.decode < 1 || fs.NArg() > 0 || g.rate <= 0 || g.seconds <= 0 {
-		return errors.New("want engines of both roles, a rate and a length above 0, and nothing after the flags")
+		return errors.New("both roles need engines, rate and seconds must be above 0, and nothing may follow the flags")
 	}
 	policies, err := parsePolicies(*names)
 	if err != nil {

@@ -49,7 +49,7 @@ func TestPrefixAffinityReusesMoreThanRoundRobinWithoutAWorseTail(t *testing.T) {
 	}
 }
 
-// The table and the plots of docs/picking.md are this program's: who changes a policy draws them anew.
+// docs/picking.md shows the table and the plots that this program makes. Make them again after a change of a policy.
 func TestTheDocumentedFiguresAreTheProgramsOwn(t *testing.T) {
 	if runtime.GOARCH != "amd64" {
 		t.Skip("where products are added in one step, the last digits differ")

@@ -15,7 +15,7 @@ import (
 	"gonum.org/v1/plot/vg"
 )
 
-// draw writes the three plots of the documentation.
+// draw writes the three plots of docs/picking.md.
 func draw(folder string, results []*result) error {
 	return errors.Join(os.MkdirAll(folder, 0o750),
 		bars(filepath.Join(folder, "picking-reuse.png"), "Prompt tokens found in the prefill engine's cache", "%",
@@ -26,7 +26,7 @@ func draw(folder string, results []*result) error {
 		tails(filepath.Join(folder, "picking-tail.png"), results))
 }
 
-// bars draws one figure of each policy.
+// bars draws a bar for each policy.
 func bars(file, title, axis string, results []*result, of func(*result) float64) error {
 	p := plot.New()
 	p.Title.Text, p.Y.Label.Text, p.Y.Min = title, axis, 0
@@ -46,7 +46,7 @@ func bars(file, title, axis string, results []*result, of func(*result) float64)
 	return p.Save(20*vg.Centimeter, 9*vg.Centimeter, file)
 }
 
-// palette is Okabe and Ito's: its colours differ for all eyes.
+// palette is that of Okabe and Ito, which colour-blind readers can tell apart, too.
 var palette = []color.Color{
 	color.RGBA{A: 0xff}, color.RGBA{R: 0xe6, G: 0x9f, A: 0xff}, color.RGBA{R: 0x56, G: 0xb4, B: 0xe9, A: 0xff},
 	color.RGBA{G: 0x9e, B: 0x73, A: 0xff}, color.RGBA{R: 0xf0, G: 0xe4, B: 0x42, A: 0xff},
@@ -55,7 +55,7 @@ var palette = []color.Color{
 	color.RGBA{R: 0x88, G: 0x88, B: 0x88, A: 0xff},
 }
 
-// tails draws the share of requests that wait longer for the first token than a time: the lower, the better.
+// tails draws, for each time, the share of requests that wait longer than that for their first token. Lower is better.
 func tails(file string, results []*result) error {
 	p := plot.New()
 	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = "Time to first token", "seconds",

@@ -9,7 +9,7 @@ import (
 	"text/tabwriter"
 )
 
-// imbalance is the most loaded engine's load over the mean: 1 is even.
+// imbalance returns the load of the most loaded engine, divided by the mean load. 1 is even.
 func imbalance(load []float64) float64 {
 	sum := 0.0
 	for _, x := range load {
@@ -21,7 +21,7 @@ func imbalance(load []float64) float64 {
 	return slices.Max(load) * float64(len(load)) / sum
 }
 
-// quantile of sorted values.
+// quantile returns a quantile of sorted values.
 func quantile(sorted []float64, q float64) float64 {
 	if len(sorted) == 0 {
 		return 0

@@ -15,18 +15,19 @@ import (
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
-// result is what a policy made of the trace.
+// result holds the figures of one policy.
 type result struct {
 	policy         string
 	reused, prompt int       // tokens
 	first, whole   []float64 // seconds to the first token and to the last, sorted
 	prefillLoad    []float64 // seconds that each prefill engine computed
 	decodeLoad     []float64 // tokens that each decode engine made
-	pairs          int       // that have met
+	pairs          int       // different pairs that have served a request
 	crossed        int       // requests whose KV went from zone to zone
 }
 
-// event is something that happens at a time of the simulation; of two at once, what was planned first.
+// event is something that happens at a time of the simulation. Of two events at the same time, the one that was planned
+// first comes first.
 type event struct {
 	at float64
 	n  int
@@ -47,7 +48,7 @@ func (e *events) Pop() any {
 	return last
 }
 
-// simulation is one run of a trace over one policy.
+// simulation is one run of a trace with one policy.
 type simulation struct {
 	f      fleet
 	picker pdflow.Picker
@@ -64,7 +65,7 @@ func (s *simulation) plan(at float64, do func(now float64)) {
 	heap.Push(&s.queue, event{at, s.n, do})
 }
 
-// simulate runs the trace in a time of its own: the picker under test is the real one, and hears of each request's end.
+// simulate runs the trace in simulated time. The picker is the real one, and its Done is called at each request's end.
 func simulate(ctx context.Context, f fleet, policy pick.Policy, seed uint64, jobs []*job) (*result, error) {
 	set, stop, err := f.set(ctx)
 	if err != nil {
@@ -109,7 +110,7 @@ func simulate(ctx context.Context, f fleet, policy pick.Policy, seed uint64, job
 	return s.out, nil
 }
 
-// set is a running set of the fleet's engines.
+// set returns a running discovery.Set with the fleet's engines.
 func (f fleet) set(ctx context.Context) (*discovery.Set, func(), error) {
 	var all []discovery.Endpoint
 	for i := range f.prefill + f.decode {
@@ -133,7 +134,7 @@ func (f fleet) set(ctx context.Context) (*discovery.Set, func(), error) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = set.Run(ctx) // its sources do not fail
+		_ = set.Run(ctx) // static sources do not fail
 	}()
 	stop := func() {
 		cancel()
@@ -154,7 +155,7 @@ func (s *simulation) arrive(ctx context.Context, j *job, now float64) error {
 	}
 	p := s.p[pair.Prefill.ID]
 	start := max(now, p.freeAt)
-	// The engine serves in the order of arrival, so what comes before this one is in its cache by then.
+	// The engine serves prompts in the order of arrival: when it begins this one, all earlier ones are in its cache.
 	cached := min(p.cached(j), j.tokens-1)
 	took := .005 + float64(j.tokens-cached)/s.f.tokensPerSecond
 	p.keep(j)
@@ -169,7 +170,7 @@ func (s *simulation) arrive(ctx context.Context, j *job, now float64) error {
 	return nil
 }
 
-// transfer is the time that the KV takes from P to D.
+// transfer returns the seconds that the KV takes from P to D.
 func (s *simulation) transfer(j *job, pair *pdflow.Pick) float64 {
 	took := float64(j.tokens) * s.f.bytesPerToken / s.f.bytesPerSecond
 	if pair.Prefill.Zone != pair.Decode.Zone {
@@ -183,7 +184,7 @@ func (s *simulation) transfer(j *job, pair *pdflow.Pick) float64 {
 	return took
 }
 
-// decode lets a request join its decode engine's steps.
+// decode adds a request to the steps of its decode engine.
 func (s *simulation) decode(j *job, pair *pdflow.Pick, began, now float64) {
 	d := s.d[pair.Decode.ID]
 	d.advance(now)
@@ -198,7 +199,8 @@ func (s *simulation) decode(j *job, pair *pdflow.Pick, began, now float64) {
 	s.follow(d)
 }
 
-// follow plans the end of the request that ends next; what was planned before the last change is void.
+// follow plans the event for the request that will end first. Events that were planned before the engine's last change
+// are ignored.
 func (s *simulation) follow(d *decoder) {
 	d.round++
 	round := d.round

@@ -15,8 +15,8 @@ import (
 	"strconv"
 )
 
-// entry is one request of a trace: a line of JSON. Its prompt is segments; the same id is the same text wherever it
-// stands, so prompts with the same first segments share a prefix.
+// entry is one request of a trace: a line of JSON. Its prompt is a list of segments. Equal ids stand for equal texts,
+// so prompts that begin with the same segments share a prefix.
 //
 // Lines of Mooncake's published traces (timestamp in milliseconds, input_length and output_length in tokens, hash_ids
 // for blocks of 512 tokens) are read too.
@@ -44,7 +44,7 @@ const (
 	outputMost    = 1 << 20 // tokens
 )
 
-// check makes one form of both, and says what is wrong.
+// check turns an entry of Mooncake's form into the other one, and returns an error if the entry is wrong.
 func (e *entry) check() error {
 	if len(e.HashIDs) > 0 {
 		e.At, e.Output = e.Timestamp/1000, e.OutputLength
@@ -59,7 +59,7 @@ func (e *entry) check() error {
 	size := 0
 	for _, s := range e.Segments {
 		if s.Bytes < 0 || s.Bytes > promptMost {
-			return errors.New("a segment has no size that a prompt can have")
+			return errors.New("a segment is smaller than 0 bytes or larger than 4 MiB")
 		}
 		size += s.Bytes
 	}
@@ -126,15 +126,15 @@ func byTime(trace []entry) {
 	slices.SortStableFunc(trace, func(a, b entry) int { return cmp.Compare(a.At, b.At) })
 }
 
-// load is what a generated trace is made of: conversations of some turns on one of a few system prompts, the popular
-// ones far more often than the others, and prompts that share nothing.
+// load describes a generated trace. It has conversations of some turns, each with one of a few system prompts, of which
+// some are far more popular than others, and single prompts that share nothing.
 type load struct {
 	rate, seconds float64
 	systems       int
-	systemBytes   int     // of the largest; the smallest has a quarter
+	systemBytes   int     // of the largest system prompt; the smallest has a quarter of it
 	turns         int     // at most
-	think         float64 // seconds between an answer's request and the next, on average
-	single        float64 // share of prompts without anything in common
+	think         float64 // seconds between a response's request and the next, on average
+	single        float64 // share of requests whose prompt shares nothing
 }
 
 func usualLoad() load {
@@ -178,5 +178,5 @@ func (g load) generate(seed uint64) []entry {
 	return all
 }
 
-// output is the length of a response: mostly short, some long.
+// output returns the length of a response in tokens. Most are short, some are long.
 func output(r *rand.Rand) int { return int(min(max(math.Exp(4.7+.7*r.NormFloat64()), 8), 1200)) }

@@ -13,8 +13,8 @@ import (
 	"strings"
 )
 
-// answerTokens is the length of the answers, in tokens.
-const answerTokens = 40
+// responseTokens is the length of the responses, in tokens.
+const responseTokens = 40
 
 // request is a request of a client.
 type request struct {
@@ -56,7 +56,7 @@ func chat(prompt string, stream bool) request {
 }
 
 func newRequest(what, path, prompt string, b body) request {
-	b.Model, b.MaxTokens = engine.Model, answerTokens
+	b.Model, b.MaxTokens = engine.Model, responseTokens
 	if b.Stream {
 		what += ", streamed"
 		b.StreamOptions = &streamOptions{IncludeUsage: true}
@@ -65,11 +65,11 @@ func newRequest(what, path, prompt string, b body) request {
 	return request{what, prompt, path, string(raw), b.Stream}
 }
 
-// answer is the response that the client got.
-type answer struct {
+// response is what the client got.
+type response struct {
 	text   string
 	prompt int // tokens of the prompt, as the engine counts them
-	tokens int // tokens of the answer
+	tokens int // tokens of the response
 }
 
 // event is one whole response, or one event of a stream, of completions (Text) or chat (Message, Delta).
@@ -85,26 +85,26 @@ type event struct {
 }
 
 // ask sends a request as any OpenAI client would. It calls token with each piece of text that arrives.
-func ask(ctx context.Context, url string, r request, token func(string)) (answer, error) {
+func ask(ctx context.Context, url string, r request, token func(string)) (response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+r.path, strings.NewReader(r.body))
 	if err != nil {
-		return answer{}, err
+		return response{}, err
 	}
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return answer{}, err
+		return response{}, err
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		body, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
-		return answer{}, fmt.Errorf("the answer is %s: %s", resp.Status, body)
+		return response{}, fmt.Errorf("the response is %s: %s", resp.Status, body)
 	}
-	var a answer
+	var a response
 	add := func(raw []byte) error {
 		var e event
 		if err := json.Unmarshal(raw, &e); err != nil {
-			return fmt.Errorf("the answer is not what OpenAI's API says: %w", err)
+			return fmt.Errorf("the response is not what OpenAI's API says: %w", err)
 		}
 		for _, c := range e.Choices {
 			piece := c.Text + c.Message.Content + c.Delta.Content

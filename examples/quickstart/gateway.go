@@ -42,7 +42,7 @@ type lab struct {
 // newHandler makes the gateway. It is all that a program of yours would need. It follows the set of engines until ctx
 // ends.
 func newHandler(ctx context.Context, conn connector.KVConnector, prefillURL, decodeURL string,
-	o any) (*pdflow.Flow, error) {
+	o legs) (*pdflow.Flow, error) {
 	p, err := discovery.New(prefillURL, discovery.RolePrefill)
 	if err != nil {
 		return nil, err
@@ -57,7 +57,7 @@ func newHandler(ctx context.Context, conn connector.KVConnector, prefillURL, dec
 	}
 	set := discovery.NewSet(engines)
 	go func() { _ = set.Run(ctx) }()
-	return pdflow.New(conn, pick.New(set, pick.RoundRobin()), pdflow.WithObserver(o))
+	return pdflow.New(conn, pick.New(set, pick.RoundRobin()), pdflow.WithObserver(pdflow.Observer{SessionEnd: o.SessionEnd}))
 }
 
 func newConnector(name string) (connector.KVConnector, error) {
@@ -128,8 +128,6 @@ func (l *lab) stop() (err error) {
 
 // legs is an observer. It keeps what the gateway reports about both legs of each request.
 type legs chan pdflow.Outcome
-
-func (legs) SessionStart(context.Context, *connector.Session) {}
 
 func (l legs) SessionEnd(_ context.Context, o *pdflow.Outcome) {
 	select {

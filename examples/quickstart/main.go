@@ -8,24 +8,24 @@
 // # What happens
 //
 // Answering a prompt is two jobs. Reading it (prefill) computes a cache, the KV cache, for each of its tokens; writing
-// the answer (decode) makes one token after another from that cache. The first job wants raw compute, the second memory
-// bandwidth, and on one engine they get in each other's way: a long prompt makes everybody else's answer stutter. So
-// each gets an engine of its own:
+// the response (decode) makes one token after another from that cache. The first job wants raw compute, the second
+// memory bandwidth, and on one engine they get in each other's way: a long prompt makes everybody else's response
+// stutter. So each gets an engine of its own:
 //
 //	client ──1──▶ gateway ──2──▶ P  reads the prompt, keeps its KV, and says where it lies (the handoff)
 //	                      ◀─3───
-//	                      ──4──▶ D  fetches the KV from P by itself, and writes the answer
+//	                      ──4──▶ D  fetches the KV from P by itself, and writes the response
 //	client ◀──6── gateway ◀─5───
 //
 // The gateway is one http.Handler, made in gateway.go by pdflow.New. It sends both requests, carries the handoff from
-// P's answer to D, and streams D's answer to the client. The KV itself never passes through it.
+// P's response to D, and streams D's response to the client. The KV itself never passes through it.
 //
 // # What is real
 //
 // The gateway is what you would run in front of real engines, and all traffic is HTTP over loopback. The engines are
 // simulated (package enginesim): they hold KV in memory, move it over TCP and count it in vLLM's own metrics. Their toy
-// model takes each token from every byte of the KV it holds, so its answers are gibberish, but never random: KV that is
-// wrong or stale gives other text. That is why "the same text as one engine alone" is a proof.
+// model takes each token from every byte of the KV it holds, so its responses are gibberish, but never random: KV that
+// is wrong or stale gives other text. That is why "the same text as one engine alone" is a proof.
 //
 // # What to change
 //
@@ -119,7 +119,7 @@ var requests = []request{
 // tell sends four requests over two engines and then shows the evidence. The error says what was not true.
 func tell(ctx context.Context, lab *lab, show *screen) error {
 	show.opening(lab)
-	answers := make([]answer, len(requests))
+	responses := make([]response, len(requests))
 	for i, r := range requests {
 		show.request(i+1, r)
 		a, err := ask(ctx, lab.url, r, show.token)
@@ -135,9 +135,9 @@ func tell(ctx context.Context, lab *lab, show *screen) error {
 		if i == 0 {
 			show.handoff(handoff)
 		}
-		answers[i] = a
+		responses[i] = a
 	}
-	checks, err := prove(ctx, lab, answers)
+	checks, err := prove(ctx, lab, responses)
 	if err != nil {
 		return err
 	}

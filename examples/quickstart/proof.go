@@ -26,7 +26,7 @@ type check struct {
 
 // prove reads the engines' own counters, which the gateway cannot change, and sends the same requests to one engine
 // alone.
-func prove(ctx context.Context, lab *lab, answers []answer) ([]check, error) {
+func prove(ctx context.Context, lab *lab, responses []response) ([]check, error) {
 	idle, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	if err := errors.Join(lab.prefill.WaitIdle(idle), lab.decode.WaitIdle(idle)); err != nil {
@@ -36,12 +36,12 @@ func prove(ctx context.Context, lab *lab, answers []answer) ([]check, error) {
 	if err != nil {
 		return nil, err
 	}
-	same, err := askAlone(ctx, lab.alone.URL(), answers)
+	same, err := askAlone(ctx, lab.alone.URL(), responses)
 	if err != nil {
 		return nil, err
 	}
 	sent := 0
-	for _, a := range answers {
+	for _, a := range responses {
 		sent += a.prompt
 	}
 	taken := metric(page, "vllm:prompt_tokens_by_source_total", `source="external_kv_transfer"`)
@@ -57,8 +57,8 @@ func prove(ctx context.Context, lab *lab, answers []answer) ([]check, error) {
 			moved >= sent*engine.BytesPerToken && sent > 0},
 		{"Each handoff was used exactly once", breaches(kv), "the engines' own accounts: CheckKV of P and of D",
 			kv == nil},
-		{"One engine alone gives the same text", fmt.Sprintf("%d of %d answers", same, len(answers)),
-			"the same four requests, sent to S", same == len(answers)},
+		{"One engine alone gives the same text", fmt.Sprintf("%d of %d responses", same, len(responses)),
+			"the same four requests, sent to S", same == len(responses)},
 	}, nil
 }
 
@@ -76,15 +76,15 @@ func verdict(checks []check) error {
 	return errors.New("this did not hold:\n" + strings.Join(wrong, "\n"))
 }
 
-// askAlone sends all requests to one engine at once, and counts the answers with the same text.
-func askAlone(ctx context.Context, url string, answers []answer) (same int, err error) {
-	lone, errs := make([]answer, len(answers)), make([]error, len(answers))
+// askAlone sends all requests to one engine at once, and counts the responses with the same text.
+func askAlone(ctx context.Context, url string, responses []response) (same int, err error) {
+	lone, errs := make([]response, len(responses)), make([]error, len(responses))
 	var wg sync.WaitGroup
-	for i := range answers {
+	for i := range responses {
 		wg.Go(func() { lone[i], errs[i] = ask(ctx, url, requests[i], func(string) {}) })
 	}
 	wg.Wait()
-	for i, a := range answers {
+	for i, a := range responses {
 		if a.text != "" && lone[i].text == a.text {
 			same++
 		}

@@ -44,7 +44,7 @@ func TestTheStoryIsToldAndProven(t *testing.T) {
 		`(?m)^  ok       D read no prompt itself                0 tokens$`,
 		`(?m)^  ok       The KV moved from P to D               [1-9]\d*\.\d kB$`,
 		`(?m)^  ok       Each handoff was used exactly once     no breach$`,
-		`(?m)^  ok       One engine alone gives the same text   4 of 4 answers$`,
+		`(?m)^  ok       One engine alone gives the same text   4 of 4 responses$`,
 	} {
 		assert.Regexp(t, want, out)
 	}
@@ -75,7 +75,7 @@ func TestItSeesThatNothingWasReused(t *testing.T) {
 		`(?m)^  FAIL     D read no prompt itself                [1-9]\d{3} tokens$`,
 		`(?m)^  FAIL     The KV moved from P to D               0\.0 kB$`,
 		`(?m)^  FAIL     Each handoff was used exactly once     4 of: decode without transfer$`,
-		`(?m)^  ok       One engine alone gives the same text   4 of 4 answers$`,
+		`(?m)^  ok       One engine alone gives the same text   4 of 4 responses$`,
 		`handoff  none`, `read, wrote 40 tokens`, `(?m)^Failed: this did not hold:$`,
 	} {
 		assert.Regexp(t, want, out)
@@ -92,11 +92,11 @@ func TestItSeesAnotherText(t *testing.T) {
 	defer func() { require.NoError(t, lab.stop()) }()
 	a, err := ask(t.Context(), lab.url, requests[0], func(string) {})
 	require.NoError(t, err)
-	checks, err := prove(t.Context(), lab, []answer{a})
+	checks, err := prove(t.Context(), lab, []response{a})
 	require.NoError(t, err)
 	require.NoError(t, verdict(checks))
 	a.text = strings.ToUpper(a.text) + "!"
-	checks, err = prove(t.Context(), lab, []answer{a})
+	checks, err = prove(t.Context(), lab, []response{a})
 	require.NoError(t, err)
 	require.ErrorContains(t, verdict(checks), "this did not hold:\nOne engine alone gives the same text")
 }
@@ -122,17 +122,17 @@ func TestTokensAreShownAsTheyCome(t *testing.T) {
 		})
 		require.NoError(t, err)
 		assert.Equal(t, a.text, strings.Join(pieces, ""))
-		assert.Equal(t, answerTokens, a.tokens)
+		assert.Equal(t, responseTokens, a.tokens)
 		if r.stream {
-			assert.Len(t, pieces, answerTokens, r.what)
-			assert.Greater(t, last.Sub(first), answerTokens*engine.ITL/2, "%s: the tokens came in a heap", r.what)
+			assert.Len(t, pieces, responseTokens, r.what)
+			assert.Greater(t, last.Sub(first), responseTokens*engine.ITL/2, "%s: the tokens came in a heap", r.what)
 		} else {
 			assert.Len(t, pieces, 1, r.what)
 		}
 	}
 }
 
-func TestACutStreamIsNoAnswer(t *testing.T) {
+func TestACutStreamIsNoResponse(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, "data: {\"choices\":[{\"text\":\"a\"}]}\n\n")
 	}))
@@ -244,7 +244,7 @@ func TestServeStaysUpAndItsCommandsWork(t *testing.T) {
 		}
 	})
 	require.NoError(t, err, "Ctrl-C cut a stream")
-	assert.Equal(t, answerTokens, last.tokens)
+	assert.Equal(t, responseTokens, last.tokens)
 	select {
 	case status := <-ended:
 		require.Equal(t, exitOK, status, out)

@@ -49,12 +49,12 @@ func (s *screen) printf(format string, args ...any) { fmt.Fprintf(s.out, format,
 
 // opening shows who takes part.
 func (s *screen) opening(l *lab) {
-	s.printf("%s\n\n", s.paint(bold, "One answer, two engines"))
+	s.printf("%s\n\n", s.paint(bold, "One response, two engines"))
 	for _, p := range []struct{ name, url, does string }{
 		{"P", l.prefill.URL(), "reads the prompt, keeps a cache of it (KV)"},
-		{"D", l.decode.URL(), "fetches that cache, writes the answer"},
+		{"D", l.decode.URL(), "fetches that cache, writes the response"},
 		{"S", l.alone.URL(), "does both alone, to compare with"},
-		{"gateway", l.url, "asks P, then D, and streams D's answer"},
+		{"gateway", l.url, "asks P, then D, and streams D's response"},
 	} {
 		s.printf("  %-8s %-23s %s\n", p.name, p.url, p.does)
 	}
@@ -62,21 +62,21 @@ func (s *screen) opening(l *lab) {
 	s.printf("each letter depends on the whole cache. A wrong cache would give another text.\n")
 }
 
-// request announces a request. The answer's text follows.
+// request announces a request. The response's text follows.
 func (s *screen) request(n int, r request) {
 	beginning := strings.Join(strings.Fields(r.prompt)[:9], " ")
 	s.printf("\n%s\n", s.paint(bold, fmt.Sprintf("%d. %s", n, r.what)))
-	s.printf("  prompt   %s ...\n  answer   ", beginning)
+	s.printf("  prompt   %s ...\n  response ", beginning)
 }
 
-// token prints a piece of the answer as it comes.
+// token prints a piece of the response as it comes.
 func (s *screen) token(text string) { s.printf("%s", text) }
 
 // barWidth is the width of a timeline, in characters.
 const barWidth = 36
 
 // timeline draws both legs of a request over time and says what each did.
-func (s *screen) timeline(a answer, o pdflow.Outcome, handedOff bool) {
+func (s *screen) timeline(a response, o pdflow.Outcome, handedOff bool) {
 	begin := o.Prefill.Start
 	whole := max(o.Decode.End.Sub(begin), 1)
 	column := func(t time.Time) int { return int(float64(barWidth)*float64(t.Sub(begin))/float64(whole) + 0.5) }
@@ -144,10 +144,10 @@ var meaning = map[string]string{
 // handoff shows what P told D through the gateway.
 func (s *screen) handoff(fields []field) {
 	if fields == nil {
-		s.printf("\n  handoff  none: this connector carries nothing from P's answer to D\n")
+		s.printf("\n  handoff  none: this connector carries nothing from P's response to D\n")
 		return
 	}
-	s.printf("\n  handoff  P's answer says where its cache lies (kv_transfer_params). The\n")
+	s.printf("\n  handoff  P's response says where its cache lies (kv_transfer_params). The\n")
 	s.printf("           gateway puts that, unchanged, into D's request; D fetches the cache:\n\n")
 	width := 0
 	for _, f := range fields {
@@ -171,7 +171,7 @@ func (s *screen) proof(checks []check) {
 		s.printf("\n  %s     %-38s %s\n           %s\n", mark, c.claim, c.seen, s.paint(grey, c.where))
 	}
 	if verdict(checks) == nil {
-		s.printf("\nYes: P read each prompt once, and D wrote each answer from P's cache.\n")
+		s.printf("\nYes: P read each prompt once, and D wrote each response from P's cache.\n")
 	}
 }
 

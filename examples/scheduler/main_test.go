@@ -104,7 +104,7 @@ func body(n int, stream bool) string {
 		stream)
 }
 
-func post(t *testing.T, url, body string) (status int, h http.Header, answer string) {
+func post(t *testing.T, url, body string) (status int, h http.Header, response string) {
 	t.Helper()
 	resp, err := http.Post(url, "application/json", strings.NewReader(body))
 	require.NoError(t, err)
@@ -119,10 +119,10 @@ func TestARequestIsServedByThePairThatWasChosen(t *testing.T) {
 	alone, err := enginesim.Start(enginesim.Config{})
 	require.NoError(t, err)
 	defer alone.Close()
-	status, _, answer := post(t, w.url+"/v1/completions", body(0, false))
-	require.Equal(t, http.StatusOK, status, answer)
+	status, _, response := post(t, w.url+"/v1/completions", body(0, false))
+	require.Equal(t, http.StatusOK, status, response)
 	_, _, want := post(t, alone.URL()+"/v1/completions", body(0, false))
-	assert.Equal(t, gjson.Get(want, "choices.0.text").String(), gjson.Get(answer, "choices.0.text").String())
+	assert.Equal(t, gjson.Get(want, "choices.0.text").String(), gjson.Get(response, "choices.0.text").String())
 	moved := w.d[0].Stats().ExternalKVTransfer + w.d[1].Stats().ExternalKVTransfer
 	assert.Positive(t, moved, "decode computed the prompt itself")
 	require.Eventually(t, func() bool { return len(w.hooked()) == 1 }, time.Second, time.Millisecond)
@@ -146,8 +146,8 @@ func TestAStreamCountsUntilItsEnd(t *testing.T) {
 	}
 	w.scheduler.mu.Unlock()
 	assert.Empty(t, w.hooked())
-	status, _, answer := post(t, w.url+"/v1/completions", body(1, false))
-	require.Equal(t, http.StatusOK, status, answer)
+	status, _, response := post(t, w.url+"/v1/completions", body(1, false))
+	require.Equal(t, http.StatusOK, status, response)
 	_, err = io.ReadAll(resp.Body)
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return len(w.hooked()) == 2 }, time.Second, time.Millisecond)
@@ -187,8 +187,8 @@ func TestASuccessIsRememberedForTheNextPromptThatBeginsLikeIt(t *testing.T) {
 		if i == 4 {
 			occupy(100_000) // so that the other prompt goes to the other engine once
 		}
-		status, _, answer := post(t, w.url+"/v1/completions", body(i/4, false))
-		require.Equal(t, http.StatusOK, status, answer)
+		status, _, response := post(t, w.url+"/v1/completions", body(i/4, false))
+		require.Equal(t, http.StatusOK, status, response)
 		require.Eventually(t, func() bool { return len(w.hooked()) == i+1 }, time.Second, time.Millisecond)
 		if i == 4 {
 			occupy(-100_000)
@@ -207,8 +207,8 @@ func TestTheNextPairServesWhatTheFirstCouldNot(t *testing.T) {
 			require.NoError(t, w.p[i].Close())
 		}
 	}
-	status, _, answer := post(t, w.url+"/v1/completions", body(0, false))
-	require.Equal(t, http.StatusOK, status, answer)
+	status, _, response := post(t, w.url+"/v1/completions", body(0, false))
+	require.Equal(t, http.StatusOK, status, response)
 	require.Eventually(t, func() bool { return len(w.hooked()) == 2 }, time.Second, time.Millisecond)
 	got := w.hooked()
 	want := seen{first.Prefill.ID, first.Decode.ID, pdflow.CodePrefillFailed}
@@ -222,8 +222,8 @@ func TestWhatIsRefusedLeavesNoReservation(t *testing.T) {
 	w := start(t, enginesim.Config{})
 	limit := `{"model":"tiny","prompt":"x","max_tokens":-1}`
 	for _, request := range []string{`{"prompt":`, `{"model":"tiny","prompt":7}`, limit} {
-		status, _, answer := post(t, w.url+"/v1/completions", request)
-		assert.Equal(t, http.StatusBadRequest, status, answer)
+		status, _, response := post(t, w.url+"/v1/completions", request)
+		assert.Equal(t, http.StatusBadRequest, status, response)
 	}
 	status, _, _ := post(t, w.url+"/nowhere", body(0, false))
 	assert.Equal(t, http.StatusBadRequest, status)

@@ -23,7 +23,7 @@ var idle = map[string]struct {
 	"enable-p2p-pull": {[]string{"false"},
 		"cached prefixes are computed again, not pulled from peers"},
 	"enable-speculative-prefill":          {[]string{"false"}, "nothing is computed before it is asked for"},
-	"decode-chunk-size":                   {[]string{"0"}, "an answer is decoded by one request"},
+	"decode-chunk-size":                   {[]string{"0"}, "a response is decoded by one request"},
 	"moriio-parallel-decode-wait-timeout": {[]string{"30s"}, "decode is cancelled when prefill has failed"},
 	"zap-devel":                           {nil, ""},
 	"zap-stacktrace-level":                {nil, ""},

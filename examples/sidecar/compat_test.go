@@ -115,15 +115,15 @@ func TestAManifestOfKServeIsServed(t *testing.T) {
 	m := manifests["KServe without TLS"]
 	args := append(m.args, "--port=0", "--vllm-port="+portOf(t, d.URL()), "--prefillers="+hostPort(t, p.URL()))
 	x := start(t, nil, args...)
-	status, _, answer := ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr+"/health", "")
+	status, _, response := ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr+"/health", "")
 	assert.Equal(t, http.StatusOK, status)
-	assert.Empty(t, answer)
+	assert.Empty(t, response)
 	assert.Empty(t, d.Requests(), "the engine has probes of its own")
 	status, _, _ = ask(t, http.DefaultClient, http.MethodHead, "http://"+x.addr+"/health", "")
 	assert.Equal(t, http.StatusOK, status)
-	status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+	status, h, response := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
 		completion(0, true), header, hostPort(t, p.URL()))
-	require.Equal(t, http.StatusOK, status, answer)
+	require.Equal(t, http.StatusOK, status, response)
 	assert.Equal(t, "disaggregated", h.Get("X-Pd-Mode"))
 }
 
@@ -151,18 +151,18 @@ func TestEnginesThatWriteAreServedByTheFlagsOfLLMD(t *testing.T) {
 				"--moriio-decode-notify-port="+ds,
 				"--moriio-prefill-handshake-port="+ps, "--moriio-prefill-notify-port="+ps)...)
 			for n, stream := range []bool{false, true} {
-				status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+				status, h, response := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
 					completion(n, stream), header, hostPort(t, p.URL()))
-				require.Equal(t, http.StatusOK, status, answer)
+				require.Equal(t, http.StatusOK, status, response)
 				assert.Equal(t, "disaggregated", h.Get("X-Pd-Mode"))
 				_, _, want := ask(t, http.DefaultClient, http.MethodPost, alone.URL()+"/v1/completions",
 					completion(n, stream))
-				assert.Equal(t, text(want), text(answer))
+				assert.Equal(t, text(want), text(response))
 			}
 			assert.Positive(t, d.Stats().ExternalKVTransfer)
-			status, _, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+			status, _, response := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
 				completion(0, false))
-			assert.Equal(t, http.StatusBadRequest, status, "such a decode engine would wait for ever: %s", answer)
+			assert.Equal(t, http.StatusBadRequest, status, "such a decode engine would wait for ever: %s", response)
 		})
 	}
 }

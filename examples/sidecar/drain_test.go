@@ -50,15 +50,15 @@ func TestADrainLetsStreamsEndAndTakesNothingNew(t *testing.T) {
 	require.Eventually(t, func() bool { return health() == http.StatusServiceUnavailable }, 5*time.Second,
 		time.Millisecond, "readiness is still told")
 	for _, headers := range [][]string{{header, at}, nil} {
-		status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+		status, h, response := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
 			completion(1, false), headers...)
 		assert.Equal(t, http.StatusServiceUnavailable, status)
 		assert.NotEmpty(t, h.Get("Retry-After"))
-		assert.Equal(t, "draining", gjson.Get(answer, "error.code").String())
+		assert.Equal(t, "draining", gjson.Get(response, "error.code").String())
 	}
-	status, _, answer := ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr+"/v1/models", "")
+	status, _, response := ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr+"/v1/models", "")
 	assert.Equal(t, http.StatusServiceUnavailable, status)
-	assert.Equal(t, "draining", gjson.Get(answer, "error.code").String())
+	assert.Equal(t, "draining", gjson.Get(response, "error.code").String())
 	require.Empty(t, code, "it ended while a stream ran")
 	body, err := io.ReadAll(resp.Body)
 	require.NoError(t, err)

@@ -52,9 +52,9 @@ func staged(t *testing.T, kind string) stage {
 
 func (x *stage) chat(t *testing.T, body string, headers ...string) (int, string, string) {
 	t.Helper()
-	status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.side.addr+"/v1/chat/completions", body,
-		headers...)
-	return status, h.Get("X-Pd-Mode"), answer
+	status, h, response := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.side.addr+"/v1/chat/completions",
+		body, headers...)
+	return status, h.Get("X-Pd-Mode"), response
 }
 
 // chatWith is a chat with two pictures, one of them twice.
@@ -67,9 +67,9 @@ func chatWith(n int, stream bool) string {
 		image("cat"), image("dog"), image("cat"), stream)
 }
 
-func chatText(answer string) string {
+func chatText(response string) string {
 	var b strings.Builder
-	for line := range strings.Lines(answer) {
+	for line := range strings.Lines(response) {
 		line = strings.TrimPrefix(line, "data: ")
 		b.WriteString(gjson.Get(line, "choices.0.message.content").String() +
 			gjson.Get(line, "choices.0.delta.content").String())
@@ -83,14 +83,14 @@ func TestMediaAreEncodedByTheEnginesInTheHeader(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			x := staged(t, kind)
 			for n, stream := range []bool{false, true} {
-				status, mode, answer := x.chat(t, chatWith(n, stream), header, hostPort(t, x.p.URL()), encoders,
+				status, mode, response := x.chat(t, chatWith(n, stream), header, hostPort(t, x.p.URL()), encoders,
 					hostPort(t, x.e.URL()))
-				require.Equal(t, http.StatusOK, status, answer)
+				require.Equal(t, http.StatusOK, status, response)
 				assert.Equal(t, "disaggregated", mode)
 				_, _, want := ask(t, http.DefaultClient, http.MethodPost, x.alone.URL()+"/v1/chat/completions",
 					chatWith(n, stream))
-				require.NotEmpty(t, chatText(answer))
-				assert.Equal(t, chatText(want), chatText(answer))
+				require.NotEmpty(t, chatText(response))
+				assert.Equal(t, chatText(want), chatText(response))
 				assert.EqualValues(t, 2*(n+1), x.e.Stats().MediaEncoded, "equal pictures are encoded once")
 				assert.EqualValues(t, 2*(n+1), x.p.Stats().MediaLoaded)
 			}
@@ -109,15 +109,15 @@ func TestEncodeEnginesThatAreNotListedAreNotCalled(t *testing.T) {
 	}))
 	defer outside.Close()
 	for n, value := range []string{hostPort(t, outside.URL), hostPort(t, x.p.URL()), "nonsense", ""} {
-		status, mode, answer := x.chat(t, chatWith(n, false), header, hostPort(t, x.p.URL()), encoders, value)
-		require.Equal(t, http.StatusOK, status, answer)
+		status, mode, response := x.chat(t, chatWith(n, false), header, hostPort(t, x.p.URL()), encoders, value)
+		require.Equal(t, http.StatusOK, status, response)
 		assert.Equal(t, "disaggregated", mode)
 		assert.EqualValues(t, 2*(n+1), x.p.Stats().MediaComputed)
 	}
 	assert.Zero(t, x.e.Stats().MediaEncoded)
-	status, _, answer := x.chat(t, chatWith(9, false), header, hostPort(t, x.p.URL()), encoders,
+	status, _, response := x.chat(t, chatWith(9, false), header, hostPort(t, x.p.URL()), encoders,
 		hostPort(t, outside.URL)+", http://"+hostPort(t, x.e.URL()))
-	require.Equal(t, http.StatusOK, status, answer)
+	require.Equal(t, http.StatusOK, status, response)
 	assert.EqualValues(t, 2, x.e.Stats().MediaEncoded, "the listed one is asked")
 	assert.Empty(t, asked)
 	status, _, _ = x.chat(t, chatWith(10, false), header, hostPort(t, x.e.URL()), encoders, hostPort(t, x.e.URL()))
@@ -127,9 +127,10 @@ func TestEncodeEnginesThatAreNotListedAreNotCalled(t *testing.T) {
 func TestAnEncodeEngineThatFailsEndsTheRequest(t *testing.T) {
 	x := staged(t, "ec-nixl")
 	require.NoError(t, x.e.Close())
-	status, _, answer := x.chat(t, chatWith(0, false), header, hostPort(t, x.p.URL()), encoders, hostPort(t, x.e.URL()))
+	status, _, response := x.chat(t, chatWith(0, false), header, hostPort(t, x.p.URL()), encoders,
+		hostPort(t, x.e.URL()))
 	assert.Equal(t, http.StatusBadGateway, status)
-	assert.Equal(t, "encode_failed", gjson.Get(answer, "error.code").String())
+	assert.Equal(t, "encode_failed", gjson.Get(response, "error.code").String())
 	assert.Empty(t, x.p.Requests())
 }
 
@@ -138,12 +139,12 @@ func TestAnEncodeEngineThatFailsEndsTheRequest(t *testing.T) {
 func TestWithoutAPrefillEngineTheDecodeEngineEncodesByItself(t *testing.T) {
 	x := staged(t, "ec-nixl")
 	for n := range 2 {
-		status, mode, answer := x.chat(t, chatWith(n, false), encoders, hostPort(t, x.e.URL()))
-		require.Equal(t, http.StatusOK, status, answer)
+		status, mode, response := x.chat(t, chatWith(n, false), encoders, hostPort(t, x.e.URL()))
+		require.Equal(t, http.StatusOK, status, response)
 		assert.Equal(t, "aggregated", mode)
 		_, _, want := ask(t, http.DefaultClient, http.MethodPost, x.alone.URL()+"/v1/chat/completions",
 			chatWith(n, false))
-		assert.Equal(t, chatText(want), chatText(answer))
+		assert.Equal(t, chatText(want), chatText(response))
 	}
 	assert.Zero(t, x.e.Stats().MediaEncoded)
 	assert.Equal(t, 1, strings.Count(x.side.log.String(), "encodes their media itself"))
@@ -152,9 +153,9 @@ func TestWithoutAPrefillEngineTheDecodeEngineEncodesByItself(t *testing.T) {
 // Without --ec-connector the sidecar ignores the header, as llm-d's does, and does not forward it.
 func TestWithoutAnEncodeStageTheHeaderIsIgnored(t *testing.T) {
 	p, d, x := pair(t, enginesim.Config{}, enginesim.Config{}, nil)
-	status, _, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/chat/completions",
+	status, _, response := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/chat/completions",
 		chatWith(0, false), header, hostPort(t, p.URL()), encoders, "127.0.0.1:1")
-	require.Equal(t, http.StatusOK, status, answer)
+	require.Equal(t, http.StatusOK, status, response)
 	for _, r := range append(p.Requests(), d.Requests()...) {
 		assert.Empty(t, r.Header.Values(encoders))
 	}

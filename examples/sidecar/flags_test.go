@@ -252,9 +252,9 @@ func TestClientsAreServedOverTLSByDefault(t *testing.T) {
 	x := start(t, nil, "--port=0", "--vllm-port="+portOf(t, d.URL()), "--prefillers="+hostPort(t, p.URL()))
 	// it is self-signed
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
-	status, h, answer := ask(t, client, http.MethodPost, "https://"+x.addr+"/v1/completions", completion(0, false),
+	status, h, response := ask(t, client, http.MethodPost, "https://"+x.addr+"/v1/completions", completion(0, false),
 		header, hostPort(t, p.URL()))
-	require.Equal(t, http.StatusOK, status, answer)
+	require.Equal(t, http.StatusOK, status, response)
 	assert.Equal(t, "disaggregated", h.Get("X-Pd-Mode"))
 }
 
@@ -331,9 +331,9 @@ func TestEnginesAreAskedOverTLSWhereTheFlagsSaySo(t *testing.T) {
 	for skip, want := range map[string]int{"prefiller,decoder": http.StatusOK, "prefiller": http.StatusBadGateway,
 		"decoder": http.StatusBadGateway} {
 		x := start(t, nil, append(common, "--tls-insecure-skip-verify="+skip)...)
-		status, _, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+		status, _, response := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
 			completion(0, false), header, hostPort(t, sp.URL))
-		assert.Equal(t, want, status, "%s: %s", skip, answer)
+		assert.Equal(t, want, status, "%s: %s", skip, response)
 	}
 }
 
@@ -355,9 +355,9 @@ func TestEncodeEnginesAreAskedOverTLSWhereTheFlagsSaySo(t *testing.T) {
 			args = append(args, "--tls-insecure-skip-verify="+skip)
 		}
 		side := start(t, nil, args...)
-		status, _, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+side.addr+"/v1/chat/completions",
+		status, _, response := ask(t, http.DefaultClient, http.MethodPost, "http://"+side.addr+"/v1/chat/completions",
 			chatWith(0, false), header, hostPort(t, x.p.URL()), encoders, hostPort(t, over.URL))
-		assert.Equal(t, want, status, "%q: %s", skip, answer)
+		assert.Equal(t, want, status, "%q: %s", skip, response)
 	}
 }
 

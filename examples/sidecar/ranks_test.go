@@ -88,9 +88,9 @@ func TestEachRankHasAPortOfItsOwn(t *testing.T) {
 	for rank, want := range [][2]int{{3, 0}, {3, 3}} {
 		for _, stream := range []bool{false, true} {
 			n++
-			status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr(rank)+"/v1/completions",
+			status, h, response := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr(rank)+"/v1/completions",
 				completion(n, stream), header, x.prefiller(rank))
-			require.Equal(t, http.StatusOK, status, answer)
+			require.Equal(t, http.StatusOK, status, response)
 			assert.Equal(t, "disaggregated", h.Get("X-Pd-Mode"))
 		}
 		status, h, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr(rank)+"/v1/completions",

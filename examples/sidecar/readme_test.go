@@ -52,8 +52,8 @@ func TestTheCommandsInTheReadmeAreRun(t *testing.T) {
 	require.Eventually(t, func() bool { return servingLine.MatchString(log.String()) }, 10*time.Second,
 		time.Millisecond, "%s", log)
 
-	answer := request(t, free.Replace(commands[1][1]))
-	assert.NotEmpty(t, text(answer), answer)
+	response := request(t, free.Replace(commands[1][1]))
+	assert.NotEmpty(t, text(response), response)
 	assert.Len(t, p.Requests(), 1)
 	assert.Len(t, d.Requests(), 1)
 	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
@@ -71,9 +71,9 @@ func request(t *testing.T, command string) string {
 	parts := regexp.MustCompile(`^curl -s (\S+) -H '([^:]+): (.*?)' -H '([^:]+): (.*?)' -d '(.*)'$`).
 		FindStringSubmatch(command)
 	require.Len(t, parts, 7)
-	status, _, answer := ask(t, http.DefaultClient, http.MethodPost, parts[1], parts[6], parts[2:6]...)
+	status, _, response := ask(t, http.DefaultClient, http.MethodPost, parts[1], parts[6], parts[2:6]...)
 	require.Equal(t, http.StatusOK, status)
-	return answer
+	return response
 }
 
 // The README has every flag, and every flag in its tables exists.

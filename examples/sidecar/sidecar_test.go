@@ -97,7 +97,7 @@ func portOf(t *testing.T, raw string) string {
 }
 
 func ask(t *testing.T, client *http.Client, method, url, body string, headers ...string) (status int, h http.Header,
-	answer string) {
+	response string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
 	require.NoError(t, err)
@@ -125,9 +125,9 @@ func completion(n int, stream bool) string {
 }
 
 // text is the text of a response, whole or streamed.
-func text(answer string) string {
+func text(response string) string {
 	var b strings.Builder
-	for line := range strings.Lines(answer) {
+	for line := range strings.Lines(response) {
 		b.WriteString(gjson.Get(strings.TrimPrefix(line, "data: "), "choices.0.text").String())
 	}
 	return b.String()
@@ -186,13 +186,13 @@ func TestARequestWithTheHeaderIsServedByBothEngines(t *testing.T) {
 			x := start(t, env, args...)
 			for n, stream := range []bool{false, true} {
 				body := completion(n, stream)
-				status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+				status, h, response := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
 					body, header, hostPort(t, p.URL()))
-				require.Equal(t, http.StatusOK, status, "%s\n%s", answer, x.log)
+				require.Equal(t, http.StatusOK, status, "%s\n%s", response, x.log)
 				assert.Equal(t, "disaggregated", h.Get("X-Pd-Mode"))
 				_, _, want := ask(t, http.DefaultClient, http.MethodPost, alone.URL()+"/v1/completions", body)
-				require.NotEmpty(t, text(answer))
-				assert.Equal(t, text(want), text(answer))
+				require.NotEmpty(t, text(response))
+				assert.Equal(t, text(want), text(response))
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 			defer cancel()
@@ -224,12 +224,12 @@ func TestAHeaderThatNamesWhatIsNotListedIsRefused(t *testing.T) {
 		"a path":                          hostPort(t, outside.URL) + "/x",
 		"bytes":                           "\xff\xfe",
 	} {
-		status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+		status, h, response := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
 			completion(0, false), header, value)
 		assert.Equal(t, http.StatusForbidden, status, name)
 		assert.Equal(t, "application/json", h.Get("Content-Type"))
-		assert.Equal(t, "X-Prefiller-Host-Port", gjson.Get(answer, "error.param").String(), answer)
-		assert.NotContains(t, answer, "127.0.0.1", "the answer tells of addresses")
+		assert.Equal(t, "X-Prefiller-Host-Port", gjson.Get(response, "error.param").String(), response)
+		assert.NotContains(t, response, "127.0.0.1", "the response tells of addresses")
 	}
 	assert.Empty(t, asked, "somebody was called")
 	assert.Empty(t, p.Requests())
@@ -250,9 +250,9 @@ func TestSeveralEnginesInTheHeader(t *testing.T) {
 		{header, ", ," + at},
 		{"X-PREFILLER-HOST-PORT", at},
 	} {
-		status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+		status, h, response := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
 			completion(n, false), headers...)
-		require.Equal(t, http.StatusOK, status, "%q: %s", headers, answer)
+		require.Equal(t, http.StatusOK, status, "%q: %s", headers, response)
 		assert.Equal(t, "disaggregated", h.Get("X-Pd-Mode"), "%q", headers)
 	}
 	assert.Len(t, p.Requests(), 6)
@@ -267,9 +267,9 @@ func TestSeveralEnginesInTheHeader(t *testing.T) {
 
 func TestWithoutTheHeaderTheDecodeEngineServesAlone(t *testing.T) {
 	p, d, x := pair(t, enginesim.Config{}, enginesim.Config{}, nil)
-	status, h, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+	status, h, response := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
 		completion(0, false))
-	require.Equal(t, http.StatusOK, status, answer)
+	require.Equal(t, http.StatusOK, status, response)
 	assert.Equal(t, "aggregated", h.Get("X-Pd-Mode"))
 	assert.Empty(t, p.Requests())
 	assert.Len(t, d.Requests(), 1)
@@ -279,10 +279,10 @@ func TestOtherPathsGoToTheEngineBesideIt(t *testing.T) {
 	p, _, x := pair(t, enginesim.Config{}, enginesim.Config{}, nil)
 	for path, part := range map[string]string{"/v1/models": `"tiny"`, "/version": `"version"`,
 		"/metrics": "vllm:kv_cache_usage_perc"} {
-		status, _, answer := ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr+path, "", header,
+		status, _, response := ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr+path, "", header,
 			hostPort(t, p.URL()))
 		assert.Equal(t, http.StatusOK, status, path)
-		assert.Contains(t, answer, part)
+		assert.Contains(t, response, part)
 	}
 	status, _, _ := ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr+"/nowhere", "")
 	assert.Equal(t, http.StatusNotFound, status)
@@ -310,7 +310,7 @@ func TestHealthIsTheSidecarsOwn(t *testing.T) {
 	_, d, x := pair(t, enginesim.Config{}, enginesim.Config{}, nil)
 	require.NoError(t, d.Close())
 	status, _, _ := ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr+"/health", "")
-	assert.Equal(t, http.StatusOK, status, "llm-d's answers without asking the engine")
+	assert.Equal(t, http.StatusOK, status, "llm-d's responses without asking the engine")
 }
 
 // 503 is llm-d's status for a decode engine that has not started yet: clients and gateways then try again.
@@ -329,11 +329,11 @@ func TestADecodeEngineThatIsNotThereIs503(t *testing.T) {
 			return ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr+"/v1/models", "")
 		},
 	} {
-		status, h, answer := send()
-		assert.Equal(t, http.StatusServiceUnavailable, status, "%s: %s", name, answer)
+		status, h, response := send()
+		assert.Equal(t, http.StatusServiceUnavailable, status, "%s: %s", name, response)
 		assert.Equal(t, "1", h.Get("Retry-After"), name)
-		assert.Equal(t, "decode_failed", gjson.Get(answer, "error.code").String(), name)
-		assert.NotContains(t, answer, "127.0.0.1", name)
+		assert.Equal(t, "decode_failed", gjson.Get(response, "error.code").String(), name)
+		assert.NotContains(t, response, "127.0.0.1", name)
 	}
 }
 
@@ -362,9 +362,9 @@ func TestAFurtherAttemptTakesTheNextOfTheNamed(t *testing.T) {
 		"," + hostPort(t, p.URL()), "--prefill-retry-backoff=1ms"}
 	for retries, want := range map[string]int{"0": http.StatusBadGateway, "1": http.StatusOK} {
 		x := start(t, nil, append(common, "--prefill-max-retries="+retries)...)
-		status, _, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+		status, _, response := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
 			completion(0, false), header, dead+", "+hostPort(t, p.URL()))
-		assert.Equal(t, want, status, "%s retries: %s", retries, answer)
+		assert.Equal(t, want, status, "%s retries: %s", retries, response)
 	}
 }
 
@@ -372,15 +372,15 @@ func TestAFurtherAttemptTakesTheNextOfTheNamed(t *testing.T) {
 func TestAPrefillEngineThatFailsEndsTheRequest(t *testing.T) {
 	p, d, x := pair(t, enginesim.Config{}, enginesim.Config{}, nil)
 	at := hostPort(t, p.URL())
-	status, _, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+	status, _, response := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
 		`{"model":"nobody","prompt":"x"}`, header, at)
-	assert.Equal(t, http.StatusNotFound, status, "its refusal is the client's: %s", answer)
+	assert.Equal(t, http.StatusNotFound, status, "its refusal is the client's: %s", response)
 	require.NoError(t, p.Close())
 	for _, stream := range []bool{false, true} {
-		status, _, answer = ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+		status, _, response = ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
 			completion(0, stream), header, at)
 		assert.Equal(t, http.StatusBadGateway, status)
-		assert.Equal(t, "prefill_failed", gjson.Get(answer, "error.code").String(), answer)
+		assert.Equal(t, "prefill_failed", gjson.Get(response, "error.code").String(), response)
 	}
 	assert.Empty(t, d.Requests())
 }
@@ -408,8 +408,8 @@ func TestDecodeIsNotSentWhenPrefillCannotBeReached(t *testing.T) {
 	p, d, x := pair(t, enginesim.Config{Connector: "sglang"}, enginesim.Config{Connector: "sglang"}, nil,
 		"--kv-connector=sglang")
 	require.NoError(t, p.Close())
-	status, _, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+	status, _, response := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
 		completion(0, false), header, hostPort(t, p.URL()))
-	require.Equal(t, http.StatusBadGateway, status, answer)
+	require.Equal(t, http.StatusBadGateway, status, response)
 	assert.Zero(t, d.Stats().Requests, "the engine would wait for KV that nobody computes")
 }

@@ -33,11 +33,11 @@ func TestMetricsAreServedAtAPortOfTheirOwn(t *testing.T) {
 			completion(n, false), headers...)
 		require.Equal(t, http.StatusOK, status)
 	}
-	status, _, answer := ask(t, http.DefaultClient, http.MethodGet, "http://"+x.metrics(t), "")
+	status, _, response := ask(t, http.DefaultClient, http.MethodGet, "http://"+x.metrics(t), "")
 	require.Equal(t, http.StatusOK, status)
 	for _, part := range []string{`pd_request_duration_seconds_count{pd_connector="nixl",pd_mode="disaggregated"} 1`,
 		`pd_mode="aggregated"} 1`, "go_goroutines"} {
-		assert.Contains(t, answer, part)
+		assert.Contains(t, response, part)
 	}
 	_, _, engines := ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr+"/metrics", "")
 	assert.Contains(t, engines, "vllm:", "the sidecar's port shows the engine's")
@@ -52,9 +52,9 @@ func TestMetricsCanBeServedOverTLS(t *testing.T) {
 		strconv.Itoa(port))
 	// it is self-signed
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
-	status, _, answer := ask(t, client, http.MethodGet, "https://"+x.metrics(t), "")
+	status, _, response := ask(t, client, http.MethodGet, "https://"+x.metrics(t), "")
 	assert.Equal(t, http.StatusOK, status)
-	assert.Contains(t, answer, "go_goroutines")
+	assert.Contains(t, response, "go_goroutines")
 }
 
 func TestWithoutAPortThereAreNoMetrics(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// root is the root module's folder: tests run in their package's.
+// root is the folder of the root module. Tests run in the folder of their package.
 const root = "../.."
 
 func TestPackagesDependInOneDirection(t *testing.T) {
@@ -41,7 +41,7 @@ func TestEveryRuleBindsAPackage(t *testing.T) {
 	}
 }
 
-// test.sh, the rehearsal of releases and editors find the modules in go.work.
+// go.work must list all modules: test.sh, the release rehearsal and editors read it.
 func TestGoWorkNamesEveryModule(t *testing.T) {
 	nested, err := nestedModules(root)
 	require.NoError(t, err)
@@ -101,7 +101,7 @@ func TestGoModContributingAndRulesNameTheSameModules(t *testing.T) {
 	assert.ElementsMatch(t, required(t.Context(), t), listed, "go.mod and the list in rules.go")
 }
 
-// The source for Kubernetes has a module of its own, whose packages keep to the rules too.
+// discovery/kubernetes is a module of its own. The rules hold for its packages, too.
 func TestDiscoveryByKubernetesKeepsToItsLayer(t *testing.T) {
 	g, err := loadGraph(t.Context(), filepath.Join(root, "discovery", "kubernetes"))
 	require.NoError(t, err)
@@ -118,7 +118,7 @@ func TestDiscoveryByKubernetesKeepsToItsLayer(t *testing.T) {
 	}
 }
 
-// The server for Envoy has a module of its own, too: what gRPC brings stays out of every other program.
+// extproc is a module of its own, so that no other program gets the dependencies of gRPC.
 func TestExtprocKeepsToItself(t *testing.T) {
 	g, err := loadGraph(t.Context(), filepath.Join(root, "extproc"))
 	require.NoError(t, err)

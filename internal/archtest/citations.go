@@ -15,11 +15,11 @@ import (
 	"strings"
 )
 
-// text is what a reader reads of a file: a Markdown file's text, a Go file's comments, the sources that a golden file
-// names.
+// text is the part of a file in which citations are checked: the text of a Markdown file, the comments of a Go file,
+// the sources that a golden file names.
 type text struct{ file, text string }
 
-// texts reads all of them below root. Folders that begin with a dot hold no part of the project.
+// texts reads the texts of all files below root. It skips folders whose name begins with a dot.
 func texts(root string) ([]text, error) {
 	var found []text
 	tree := os.DirFS(root)
@@ -48,18 +48,18 @@ func texts(root string) ([]text, error) {
 
 var goldenSource = regexp.MustCompile(`"(?:what|source)": ?"[^\n]*"`)
 
-// readers of what each kind of file tells its readers.
+// readers return the text of a file, by the kind of file.
 var readers = map[string]func(body []byte) string{
 	".md":   func(body []byte) string { return string(body) },
 	".json": func(body []byte) string { return strings.Join(goldenSource.FindAllString(string(body), -1), "\n") },
 	".go":   comments,
 }
 
-// comments joins each comment's lines, so that a citation may go on in the next line.
+// comments joins the lines of each comment, since a citation may continue on the next line.
 func comments(body []byte) string {
 	f, err := parser.ParseFile(token.NewFileSet(), "", body, parser.ParseComments|parser.SkipObjectResolution)
 	if err != nil {
-		return "" // the compiler tells
+		return "" // the compiler reports it
 	}
 	var b strings.Builder
 	for _, group := range f.Comments {
@@ -76,7 +76,7 @@ const (
 	recordings = protocols + "recordings/"
 )
 
-// elsewhere are names of documents that no reader of the repository has.
+// elsewhere matches names of documents that are not in the repository.
 var elsewhere = regexp.MustCompile(`(?i)\bcaptures?[ /](?:README|(?:nixl|nixl-push|mooncake|multi|example)\b|\d\d)` +
 	`|go-notes|\b(?:GATEWAY|DESIGN|STYLE|BRIEF)\.md|\.\./shared\b` +
 	`|(?:^\(?|\s|[^\]]\()(?:protocols/[\w-]+\.md|documents/\d)`)
@@ -92,7 +92,7 @@ var (
 	link      = regexp.MustCompile(`\]\(([^)\s]+)\)`)
 )
 
-// checkCitations returns what a text cites and the repository does not have.
+// checkCitations returns one text for each citation of something that the repository does not have.
 func checkCitations(root string, t text) []string {
 	var found []string
 	miss := func(format string, args ...any) {
@@ -129,13 +129,14 @@ func checkCitations(root string, t text) []string {
 	return found
 }
 
-// checkLinks returns the relative links of a Markdown file that lead nowhere, those within code left out.
+// checkLinks returns one text for each relative link of a Markdown file whose target does not exist. It skips links in
+// code.
 func checkLinks(root string, t text) []string {
 	var found []string
 	for _, m := range link.FindAllStringSubmatch(codeBlock.ReplaceAllString(t.text, ""), -1) {
 		target, anchor, _ := strings.Cut(m[1], "#")
 		if strings.Contains(target, ":") {
-			continue // of another site
+			continue // an address with a scheme
 		}
 		name := t.file
 		if target != "" {
@@ -158,7 +159,7 @@ func checkLinks(root string, t text) []string {
 
 var dropped = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
 
-// anchors are a page's headings as links spell them.
+// anchors returns a page's headings as they are written in links.
 func anchors(page string) []string {
 	var found []string
 	for _, m := range heading.FindAllStringSubmatch(codeBlock.ReplaceAllString(page, ""), -1) {

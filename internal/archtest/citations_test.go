@@ -12,14 +12,14 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A reader can open whatever a comment, a page or a golden file names.
+// Every document that a comment, a page or a golden file cites is in the repository.
 func TestWhatIsCitedIsInTheRepository(t *testing.T) {
 	all, err := texts(root)
 	require.NoError(t, err)
 	require.Greater(t, len(all), 300, "the walk must see the repository")
 	for _, text := range all {
 		if strings.HasPrefix(text.file, "internal/archtest/") {
-			continue // names what nobody may cite
+			continue // it has the names that nobody may cite
 		}
 		for _, fault := range checkCitations(root, text) {
 			t.Error(fault)

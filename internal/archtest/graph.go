@@ -14,10 +14,10 @@ import (
 	"strings"
 )
 
-// module is the path of the root module; rules name packages relative to it.
+// module is the path of the root module. Rules name its packages without this prefix.
 const module = "github.com/pdkit/pdkit"
 
-// pkg is a package as the compiler sees it: its imports are those of its non-test files.
+// pkg is a package as go list prints it. Imports of test files are not in it.
 type pkg struct {
 	ImportPath string
 	Standard   bool
@@ -26,13 +26,13 @@ type pkg struct {
 	Error      *struct{ Err string }
 }
 
-// ours tells whether the package belongs to the root module.
+// ours reports whether the package belongs to the root module.
 func (p *pkg) ours() bool { return p.Module != nil && p.Module.Path == module }
 
-// graph is every package that the root module compiles, by import path.
+// graph holds all packages that the root module compiles, by import path.
 type graph map[string]*pkg
 
-// loadGraph asks the go command, which knows build tags and module versions, in the folder of the root module.
+// loadGraph runs go list in the folder of the root module.
 func loadGraph(ctx context.Context, dir string) (graph, error) {
 	cmd := exec.CommandContext(ctx, "go", "list", "-deps", "-json=ImportPath,Standard,Imports,Module,Error", "./...")
 	cmd.Dir = dir
@@ -74,8 +74,8 @@ func (g graph) own() []*pkg {
 	return own
 }
 
-// chain returns the shortest chain of imports from a package to one that bad holds for, both ends included; nil if
-// there is none. Packages that stop holds for are not entered.
+// chain returns the shortest chain of imports from a package to one for which bad returns true, with both ends. It is
+// nil if there is no such chain. A chain does not pass through packages for which stop returns true.
 func (g graph) chain(from string, bad, stop func(path string) bool) []string {
 	before := map[string]string{from: ""}
 	for queue := []string{from}; len(queue) > 0; queue = queue[1:] {

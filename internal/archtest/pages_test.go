@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// docs/choosing.md has each connector of the README's table, which a test writes, with the versions that stand there.
+// docs/choosing.md lists each connector of the README's generated table, with the same versions.
 func TestChoosingKnowsEachConnectorAndItsVersions(t *testing.T) {
 	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
 	require.NoError(t, err)
@@ -40,7 +40,7 @@ func TestChoosingKnowsEachConnectorAndItsVersions(t *testing.T) {
 	require.Greater(t, known, 10)
 }
 
-// A reader of any public package of the root module finds an example that runs.
+// Every public package of the root module has an Example that runs.
 func TestEveryPublicPackageHasAnExample(t *testing.T) {
 	nested, err := nestedModules(root)
 	require.NoError(t, err)

@@ -9,14 +9,14 @@ import (
 	"strings"
 )
 
-// rule forbids packages to others. Patterns are import paths, those of the root module without its prefix; a last
-// element "..." means the package and all below it, "*" only all below it, and "/..." alone all packages of the root
-// module.
+// rule says which packages must not import which others. A pattern is an import path; paths of the root module are
+// written without its prefix. At the end of a pattern, "/..." means the package and all below it, and "/*" only those
+// below it. The pattern "/..." means all packages of the root module.
 type rule struct {
-	of     []string // the packages that the rule binds
-	except []string // but not these
-	never  []string // what they never import, directly or through others
-	but    []string // what they may import in spite of never
+	of     []string // packages for which the rule holds
+	except []string // packages in of for which it does not hold
+	never  []string // packages that they must not import, directly or through others
+	but    []string // packages in never that they may import
 	why    string
 }
 
@@ -35,7 +35,7 @@ var rules = []rule{
 	},
 	{
 		of: []string{"connector/config/..."}, never: []string{"/..."}, but: []string{"connector/config/..."},
-		why: "settings are read alike by all layers, so that what reads them is below all of them",
+		why: "all layers read settings in the same way, so the package that reads them is below all layers",
 	},
 	{
 		of: []string{"transport/..."}, never: []string{"connector/...", "pdflow/...", "discovery/..."},
@@ -48,7 +48,7 @@ var rules = []rule{
 	},
 	{
 		of: []string{"pdflow/enginesim/..."}, never: []string{"connector/...", "pdflow", "transport/..."},
-		why: "the tests' other side shares no code with what it tests, or both would be wrong alike",
+		why: "the simulated engines share no code with what they test: otherwise both could have the same fault",
 	},
 	{
 		of: []string{simRooms + "..."}, except: []string{simRooms + "simtest"}, never: []string{"pdflow/enginesim"},
@@ -67,7 +67,7 @@ var rules = []rule{
 	{
 		of:    []string{simRooms + "proto/..."},
 		never: []string{simRooms + "server"},
-		why:   "a protocol sees its engine as a host, which is all that it needs of it",
+		why:   "a protocol knows its engine only as a host: it needs no more",
 	},
 	{
 		of:    []string{simRooms + "proto"},
@@ -77,7 +77,7 @@ var rules = []rule{
 	{
 		of:    []string{simRooms + "server"},
 		never: []string{simRooms + "proto/..."},
-		why:   "the server knows connectors as the core does; which there are, the face knows",
+		why:   "the server knows connectors only by the core's interface; package enginesim knows which there are",
 	},
 	{
 		of: []string{"internal/..."}, never: []string{"connector/...", "pdflow/...", "transport/...", "discovery/..."},
@@ -111,7 +111,8 @@ var rules = []rule{
 // simRooms is where the rooms of the simulated engines are.
 const simRooms = "pdflow/enginesim/internal/"
 
-// dependency is a module from outside, and who may import it directly. A module that is not listed may not be imported.
+// dependency is a module from outside, and the packages that may import it directly. No package may import a module
+// that is not listed.
 type dependency struct {
 	module string
 	by     []string
@@ -161,8 +162,8 @@ func breaches(g graph, rules []rule, dependencies []dependency) []string {
 	return found
 }
 
-// check follows the package's imports. An excepted package is not entered: what it imports is its own affair, and the
-// rule about who imports it is another.
+// check follows the package's imports. It does not follow those of an excepted package, for which the rule does not
+// hold. Another rule says who may import that one.
 func (r rule) check(g graph, p *pkg) []string {
 	chain := g.chain(p.ImportPath,
 		func(path string) bool { return matchAny(r.never, path) && !matchAny(r.but, path) },

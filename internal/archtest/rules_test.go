@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// made is a graph from lines "package: its imports". Our packages have no dot in their first element; the standard
-// library's are those in std.
+// made returns the graph of lines "package: its imports". Packages whose path's first element has no dot are the root
+// module's, except those in std, which are the standard library's.
 func made(t *testing.T, lines ...string) graph {
 	t.Helper()
 	std := []string{"net/http", "net/http/httptest", "testing", "os"}
@@ -45,7 +45,8 @@ func made(t *testing.T, lines ...string) graph {
 	return g
 }
 
-// moduleOf gives ours, a listed dependency, or for others the path itself.
+// moduleOf returns the path of the module of a package: the root module, a listed dependency, or else the package's own
+// path.
 func moduleOf(path string) string {
 	if path == module || strings.HasPrefix(path, module+"/") {
 		return module
@@ -128,7 +129,7 @@ func TestEachRuleIsHeld(t *testing.T) {
 			[]string{simRooms + "proto must not import", "knows none of them"}},
 		"the server knows no protocol": {
 			[]string{simRooms + "server: " + simRooms + "proto/nixl"},
-			[]string{simRooms + "server must not import", "the face knows"}},
+			[]string{simRooms + "server must not import", "package enginesim knows"}},
 		"ZeroMQ is for the one protocol that speaks it": {
 			[]string{"pdflow/enginesim: github.com/go-zeromq/zmq4"},
 			[]string{"pdflow/enginesim must not import github.com/go-zeromq/zmq4"}},
@@ -185,7 +186,7 @@ func TestEachRuleIsHeld(t *testing.T) {
 	}
 }
 
-// withoutForeign drops what made-up modules break beside the rule in question.
+// withoutForeign drops breaches about made-up modules and about internal/wire, which the case does not test.
 func withoutForeign(found []string) []string {
 	var rest []string
 	for _, breach := range found {

@@ -19,10 +19,10 @@ import (
 // licence is the first line of every Go file.
 const licence = "// SPDX-License-Identifier: Apache-2.0"
 
-// ban forbids members of a package to library code. Files are named by their path below the root, with slashes.
+// ban names members of a package that library code must not use. Paths of files are relative to the root, with slashes.
 type ban struct {
-	below   string // files below this folder; empty for all of the root module
-	except  string // but not below this one
+	below   string // the folder for which it holds; empty: the whole root module
+	except  string // a folder in it for which it does not hold
 	pkg     string // import path
 	members []string
 	why     string
@@ -43,12 +43,12 @@ var bans = []ban{
 	},
 	{
 		pkg: "net/http", members: []string{"DefaultClient", "DefaultTransport", "Get", "Head", "Post", "PostForm"},
-		why: "process-wide state without timeouts, and it follows redirects: package transport has what legs need",
+		why: "they are process-wide, have no timeouts and follow redirects: package transport has what legs need",
 	},
 }
 
-// sourceFiles returns the Go files below root, relative and with slashes. Folders that the go command skips are
-// skipped.
+// sourceFiles returns the paths of the Go files below root, relative and with slashes. It skips the folders that the go
+// command skips.
 func sourceFiles(root string) ([]string, error) {
 	var files []string
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -75,7 +75,7 @@ func sourceFiles(root string) ([]string, error) {
 	return files, err
 }
 
-// nestedModules returns the folders below root that have a go.mod of their own, relative, with slashes and one at the
+// nestedModules returns the folders below root that have a go.mod of their own, relative and with slashes, also at the
 // end.
 func nestedModules(root string) ([]string, error) {
 	var nested []string
@@ -95,7 +95,7 @@ func nestedModules(root string) ([]string, error) {
 	return nested, err
 }
 
-// checkLicence looks at a file's first line.
+// checkLicence returns an error if a file's first line is not the licence.
 func checkLicence(root, name string) error {
 	f, err := os.Open(filepath.Join(root, filepath.FromSlash(name)))
 	if err != nil {
@@ -144,7 +144,7 @@ func checkBans(root, name string, src any, bans []ban) ([]string, error) {
 	return found, nil
 }
 
-// localName is how a file calls a package that it imports; empty if it does not.
+// localName returns the name under which a file imports a package; empty if it does not import it.
 func localName(file *ast.File, importPath string) string {
 	for _, spec := range file.Imports {
 		if path, err := strconv.Unquote(spec.Path.Value); err != nil || path != importPath {

@@ -79,12 +79,12 @@ func run(ctx context.Context, out io.Writer, source string, keep bool) (err erro
 }
 
 var (
-	versionConst = regexp.MustCompile(`(?m)^const Version = "(.+)"$`)
+	versionConst = regexp.MustCompile(`(?m)^const [Vv]ersion = "(.+)"$`)
 	// A major version from 2 on would need module paths that end with it.
 	goodVersion = regexp.MustCompile(`^v[01]\.\d+\.\d+(-[0-9A-Za-z.-]+)?$`)
 )
 
-// statedVersion reads pdflow.Version, the one place that states the version of all modules.
+// statedVersion reads the constant version of package pdflow, the one place that states the version of all modules.
 func statedVersion(root string) (string, error) {
 	files, err := filepath.Glob(filepath.Join(root, "pdflow", "*.go"))
 	if err != nil {
@@ -98,12 +98,12 @@ func statedVersion(root string) (string, error) {
 		if found := versionConst.FindSubmatch(text); found != nil {
 			version := "v" + string(found[1])
 			if !goodVersion.MatchString(version) {
-				return "", fmt.Errorf("pdflow.Version: %s is no version of v0 or v1", version)
+				return "", fmt.Errorf("pdflow's constant version: %s is no version of v0 or v1", version)
 			}
 			return version, nil
 		}
 	}
-	return "", errors.New("pdflow.Version is not to be found: run it from the root of the repository")
+	return "", errors.New("package pdflow has no constant version: run it from the root of the repository")
 }
 
 // mayKeep returns an error if the repository is not ready for a release.

@@ -83,7 +83,7 @@ func (t *Tail) doneAt(piece []byte) (at int, ok bool) {
 	return max(0, len(piece)-(len(last)-at)), ok
 }
 
-// errorMark begins an event that is an error. No text of an answer looks like it, since line ends are escaped within
+// errorMark begins an event that is an error. No text of a response looks like it, since line ends are escaped within
 // JSON.
 var errorMark = []byte("\ndata: {\"error\":")
 

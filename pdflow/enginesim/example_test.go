@@ -23,7 +23,7 @@ func Example() {
 	defer prefill.Close()
 	defer decode.Close()
 
-	const prompt = "Two engines, one answer: the first reads the prompt, the second writes."
+	const prompt = "Two engines, one response: the first reads the prompt, the second writes."
 	first := ask(prefill, map[string]any{
 		"prompt": prompt, "max_tokens": 1, "kv_transfer_params": map[string]any{"do_remote_decode": true},
 	})
@@ -40,7 +40,7 @@ func Example() {
 	fmt.Println("handoff used exactly once:", prefill.CheckKV() == nil && decode.CheckKV() == nil)
 	// Output:
 	// tokens computed by decode: 0
-	// tokens taken over: 71
+	// tokens taken over: 73
 	// bytes moved: 1536
 	// same text as one engine: true
 	// handoff used exactly once: true
@@ -57,18 +57,18 @@ func ask(e *enginesim.Engine, body map[string]any) map[string]any {
 	}
 	defer resp.Body.Close()
 	defer http.DefaultClient.CloseIdleConnections()
-	answer := map[string]any{}
+	response := map[string]any{}
 	if data, err = io.ReadAll(resp.Body); err == nil {
-		err = json.Unmarshal(data, &answer)
+		err = json.Unmarshal(data, &response)
 	}
 	if err != nil {
 		return nil
 	}
-	return answer
+	return response
 }
 
-func text(answer map[string]any) any {
-	choices, ok := answer["choices"].([]any)
+func text(response map[string]any) any {
+	choices, ok := response["choices"].([]any)
 	if !ok || len(choices) == 0 {
 		return nil
 	}

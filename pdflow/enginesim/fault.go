@@ -44,7 +44,7 @@ const (
 	// streamed, in place of it.
 	FaultKill = FaultKind(server.EffectKill)
 	// FaultTerminate is SIGTERM after AfterChunks stream events: the stream ends with finish_reason "abort" and
-	// "[DONE]". An answer that is not streamed says "abort", without a token.
+	// "[DONE]". A response that is not streamed says "abort", without a token.
 	FaultTerminate = FaultKind(server.EffectTerminate)
 	// FaultDeath makes the engine core die after AfterChunks stream events: an error event, "[DONE]", and the port
 	// closes. Not streamed, it is a 500.

@@ -20,11 +20,11 @@ import (
 
 // TestScriptedFaults strike as often as they are told, then the engine serves.
 func TestScriptedFaults(t *testing.T) {
-	type check func(t *testing.T, a simtest.Answer)
+	type check func(t *testing.T, a simtest.Response)
 	status := func(code int) check {
-		return func(t *testing.T, a simtest.Answer) { assert.Equal(t, code, a.Status) }
+		return func(t *testing.T, a simtest.Response) { assert.Equal(t, code, a.Status) }
 	}
-	isReset := func(t *testing.T, a simtest.Answer) { assert.ErrorIs(t, a.Err, syscall.ECONNRESET) }
+	isReset := func(t *testing.T, a simtest.Response) { assert.ErrorIs(t, a.Err, syscall.ECONNRESET) }
 	rows := map[string]struct {
 		fault  enginesim.Fault
 		stream bool
@@ -32,13 +32,13 @@ func TestScriptedFaults(t *testing.T) {
 	}{
 		"status with header and body": {enginesim.Fault{Kind: enginesim.FaultStatus, Status: 429,
 			Header: http.Header{"Retry-After": {"7"}}, Body: `{"busy":true}`}, false,
-			func(t *testing.T, a simtest.Answer) {
+			func(t *testing.T, a simtest.Response) {
 				assert.Equal(t, 429, a.Status)
 				assert.Equal(t, "7", a.Header.Get("Retry-After"))
 				assert.Equal(t, `{"busy":true}`, a.Body)
 			}},
 		"status alone": {enginesim.Fault{Kind: enginesim.FaultStatus, Status: 503}, false,
-			func(t *testing.T, a simtest.Answer) {
+			func(t *testing.T, a simtest.Response) {
 				assert.Equal(t, 503, a.Status)
 				assert.EqualValues(t, 503, a.Get("error.code").Int())
 			}},
@@ -46,23 +46,23 @@ func TestScriptedFaults(t *testing.T) {
 		"reset in the body":    {enginesim.Fault{Kind: enginesim.FaultResetStream}, false, isReset},
 		"reset after headers":  {enginesim.Fault{Kind: enginesim.FaultResetStream}, true, isReset},
 		"reset after 3 events": {enginesim.Fault{Kind: enginesim.FaultResetStream, AfterChunks: 3}, true,
-			func(t *testing.T, a simtest.Answer) {
+			func(t *testing.T, a simtest.Response) {
 				assert.Equal(t, 200, a.Status)
 				assert.Error(t, a.Err)
 				assert.Len(t, a.Events(), 3)
 			}},
 		"garbage": {enginesim.Fault{Kind: enginesim.FaultGarbage}, false,
-			func(t *testing.T, a simtest.Answer) {
+			func(t *testing.T, a simtest.Response) {
 				assert.Equal(t, 200, a.Status)
 				assert.NotContains(t, a.Body, "{")
 			}},
 		"redirect": {enginesim.Fault{Kind: enginesim.FaultRedirect, Location: "http://elsewhere.invalid/"}, false,
-			func(t *testing.T, a simtest.Answer) {
+			func(t *testing.T, a simtest.Response) {
 				assert.Equal(t, 307, a.Status)
 				assert.Equal(t, "http://elsewhere.invalid/", a.Header.Get("Location"))
 			}},
 		"oversize": {enginesim.Fault{Kind: enginesim.FaultOversize, Size: 3 << 20}, false,
-			func(t *testing.T, a simtest.Answer) {
+			func(t *testing.T, a simtest.Response) {
 				assert.Len(t, a.Body, 3<<20)
 				assert.True(t, a.Get("id").Exists())
 			}},
@@ -193,7 +193,7 @@ func TestKilledWhileStreaming(t *testing.T) {
 // TestScriptedTerminationAndDeath end a stream each in its own way.
 func TestScriptedTerminationAndDeath(t *testing.T) {
 	for _, stream := range []bool{true, false} {
-		ask := func(s *simtest.Scene, kind enginesim.FaultKind) simtest.Answer {
+		ask := func(s *simtest.Scene, kind enginesim.FaultKind) simtest.Response {
 			s.O.Inject(enginesim.Fault{Kind: kind, AfterChunks: 5})
 			a := s.Post(t.Context(), s.O, simtest.Completions,
 				simtest.With(simtest.Completion("x"), simtest.Obj{"stream": stream, "max_tokens": 1500}))
@@ -217,8 +217,8 @@ func TestScriptedTerminationAndDeath(t *testing.T) {
 	}
 }
 
-// TestKilledInPlaceOfAnAnswer breaks the connection and closes the port.
-func TestKilledInPlaceOfAnAnswer(t *testing.T) {
+// TestKilledInPlaceOfAResponse breaks the connection and closes the port.
+func TestKilledInPlaceOfAResponse(t *testing.T) {
 	s := simtest.New(t)
 	s.P.Inject(enginesim.Fault{Kind: enginesim.FaultKill})
 	assert.Error(t, s.Post(t.Context(), s.P, simtest.Completions, simtest.Completion("x")).Err)
@@ -232,7 +232,7 @@ func TestKilledInPlaceOfAnAnswer(t *testing.T) {
 // recording 55b).
 func TestTerminatedWhileStreaming(t *testing.T) {
 	s := simtest.New(t, func(p, _ *enginesim.Config) { p.ITL = time.Millisecond })
-	got := make(chan simtest.Answer)
+	got := make(chan simtest.Response)
 	go func() {
 		got <- s.Post(t.Context(), s.P, simtest.Completions,
 			simtest.With(simtest.Completion("x"), simtest.Obj{"stream": true, "max_tokens": 1500}))
@@ -252,7 +252,7 @@ func TestTerminatedWhileStreaming(t *testing.T) {
 // TestTerminateAnswersWhatRuns, streamed or not, and whatever hangs.
 func TestTerminateAnswersWhatRuns(t *testing.T) {
 	s := simtest.New(t, func(p, _ *enginesim.Config) { p.ITL = time.Hour })
-	got := make(chan simtest.Answer)
+	got := make(chan simtest.Response)
 	go func() { got <- s.Post(t.Context(), s.P, simtest.Completions, simtest.Completion("x")) }()
 	simtest.WaitFor(t, "tokens", func() bool { return s.P.Stats().GenerationTokens > 0 })
 	s.P.Terminate()
@@ -265,7 +265,7 @@ func TestTerminateAnswersWhatRuns(t *testing.T) {
 // TestTerminateThawsFirst: what a frozen engine held up is answered too.
 func TestTerminateThawsFirst(t *testing.T) {
 	s := simtest.New(t, func(p, _ *enginesim.Config) { p.ITL = time.Millisecond })
-	got := make(chan simtest.Answer)
+	got := make(chan simtest.Response)
 	go func() {
 		got <- s.Post(t.Context(), s.P, simtest.Completions,
 			simtest.With(simtest.Completion("x"), simtest.Obj{"max_tokens": 1500}))
@@ -287,7 +287,7 @@ func TestFrozenEngine(t *testing.T) {
 	ctx, stop := context.WithTimeout(t.Context(), 80*time.Millisecond)
 	defer stop()
 	assert.ErrorIs(t, s.Post(ctx, s.O, simtest.Completions, body).Err, context.DeadlineExceeded)
-	got := make(chan simtest.Answer)
+	got := make(chan simtest.Response)
 	go func() { got <- s.Post(t.Context(), s.O, simtest.Completions, body) }()
 	select {
 	case <-got:

@@ -50,9 +50,9 @@ func readCapture(t testing.TB, file string) *capture {
 	return &c
 }
 
-// TestAnswersAreThoseOfRealEngines plays recorded requests to a pair of engines and compares every answer, field by
+// TestResponsesAreThoseOfRealEngines plays recorded requests to a pair of engines and compares every response, field by
 // field and in order, and every counter.
-func TestAnswersAreThoseOfRealEngines(t *testing.T) {
+func TestResponsesAreThoseOfRealEngines(t *testing.T) {
 	files, err := filepath.Glob("testdata/captures/*.json")
 	require.NoError(t, err)
 	require.NotEmpty(t, files)
@@ -74,7 +74,7 @@ func replay(t *testing.T, s *simtest.Scene, c *capture) {
 	var recorded, ours map[string]json.RawMessage // the last handoff
 	for i, x := range c.Exchanges {
 		e := map[string]*enginesim.Engine{"P": s.P, "D": s.D}[x.Engine]
-		var got simtest.Answer
+		var got simtest.Response
 		if x.Request.Method == http.MethodGet {
 			got = s.Get(e, x.Request.Path)
 		} else {
@@ -149,7 +149,7 @@ func ownHandoff(t *testing.T, body json.RawMessage, recorded, ours map[string]js
 }
 
 // compareStream compares the first and the last events.
-func compareStream(t *testing.T, where string, lines []string, count int, got simtest.Answer) {
+func compareStream(t *testing.T, where string, lines []string, count int, got simtest.Response) {
 	events := got.Events()
 	if !assert.Len(t, events, count, "%s: events", where) {
 		return

@@ -288,7 +288,7 @@ func TestManyEndpointsDoNotFireAtOnce(t *testing.T) {
 		for slice, n := range perSlice { // 51 in a tenth of a second when spread evenly
 			assert.Less(t, n, 110, "probes in tenth %d", slice)
 		}
-		assert.LessOrEqual(t, e.peak.Load(), int32(32), "instant answers need few probes at once")
+		assert.LessOrEqual(t, e.peak.Load(), int32(32), "instant responses need few probes at once")
 	})
 }
 

@@ -5,13 +5,12 @@ package passthrough
 import (
 	"errors"
 	"io"
-	"mime"
 	"net/http"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/intake"
 	"github.com/pdkit/pdkit/pdflow"
 )
 
@@ -39,28 +38,16 @@ func (h *Handler) read(w http.ResponseWriter, r *http.Request) (*connector.Reque
 	case r.Context().Err() != nil:
 		return nil, &pdflow.Error{Code: pdflow.CodeClientGone, Phase: "body", Err: err}
 	}
-	closing(w)
+	intake.Closing(w)
 	return nil, e
-}
-
-// leftover is for how long net/http may read what is left of the body of a request that has failed.
-const leftover = time.Second
-
-// closing makes net/http close the connection after a response that leaves some of the body unread.
-func closing(w http.ResponseWriter) {
-	w.Header().Set("Connection", "close")
-	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(leftover))
 }
 
 func parse(r *http.Request, body []byte) (*connector.Request, *pdflow.Error) {
 	if len(body) == 0 {
 		return nil, nil
 	}
-	media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
-	encoding := r.Header.Get("Content-Encoding")
-	if err != nil || media != "application/json" || encoding != "" && !strings.EqualFold(encoding, "identity") {
-		return nil, &pdflow.Error{Code: pdflow.CodeMediaType,
-			Message: "Content-Type must be application/json, without Content-Encoding"}
+	if fault := intake.CheckHeader(r.Header); fault != "" {
+		return nil, &pdflow.Error{Code: pdflow.CodeMediaType, Message: fault}
 	}
 	req, err := connector.ParseRequest(connector.APIUnknown, body)
 	if err != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/internal/cut"
+	"github.com/pdkit/pdkit/internal/intake"
 	"github.com/pdkit/pdkit/pdflow"
 )
 
@@ -110,7 +111,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set(headerRequestID, h.requestID(r))
-	closing(w)
+	intake.Closing(w)
 	e := &pdflow.Error{Code: pdflow.CodeNotFound, Message: "there is no such path and method here"}
 	h.fail(w, r, e, h.o.Timeouts)
 }

@@ -104,7 +104,7 @@ func TestWhatIsNotListedForPrefillIsRefused(t *testing.T) {
 				require.ErrorAs(t, err, &e)
 				assert.Equal(t, http.StatusBadRequest, e.HTTPStatus())
 				assert.Equal(t, "X-Prefiller-Host-Port", e.Param)
-				assert.NotContains(t, e.Message, "10.0.0.1", "the answer tells what was asked for")
+				assert.NotContains(t, e.Message, "10.0.0.1", "the response tells what was asked for")
 			}
 		})
 	}

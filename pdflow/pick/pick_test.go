@@ -195,7 +195,7 @@ func failed(leg pdflow.LegKind, id string) *pdflow.Outcome {
 	return &pdflow.Outcome{Err: &pdflow.Error{Code: code, Leg: leg, Endpoint: id}}
 }
 
-func TestAnEngineRestsAfterAFaultAndComesBack(t *testing.T) {
+func TestAnEngineCoolsDownAfterAFaultAndComesBack(t *testing.T) {
 	p := pick.New(
 		set(t, engine{"p1", "", prefill}, engine{"p2", "", prefill}, engine{"d1", "", decode},
 			engine{"d2", "", decode}), pick.RoundRobin(),
@@ -216,7 +216,7 @@ func TestAnEngineRestsAfterAFaultAndComesBack(t *testing.T) {
 	require.Greater(t, time.Since(began), 500*time.Millisecond)
 }
 
-func TestWhatIsNotTheEnginesFaultLetsNobodyRest(t *testing.T) {
+func TestWhatIsNotTheEnginesFaultStartsNoCooldown(t *testing.T) {
 	p := pick.New(set(t, engine{"p1", "", prefill}, engine{"p2", "", prefill}, engine{"d1", "", decode}),
 		pick.RoundRobin())
 	x, err := p.Pick(context.Background(), &pdflow.PickInput{})

@@ -27,7 +27,7 @@ import (
 
 // SGLang's decode engines wait for each prompt's KV: their responses prove reuse, also without a /metrics page, and
 // with it P tells the bytes.
-func TestSGLangIsProvenByItsAnswers(t *testing.T) {
+func TestSGLangIsProvenByItsResponses(t *testing.T) {
 	for rule, extra := range map[string]map[string]string{"no /metrics page": nil,
 		"with --enable-metrics": {"enable_metrics": "1"}} {
 		t.Run(rule, func(t *testing.T) {
@@ -117,9 +117,9 @@ func TestOtherRecordsAreTold(t *testing.T) {
 func TestAnEngineWithoutCountersOrRecordsCannotBeJudged(t *testing.T) {
 	c := conn(trtllm.New(nil))
 	x := start(t, c, recording("16"), recording("16"))
-	for _, answer := range []string{"up 1\n", "{}"} {
+	for _, response := range []string{"up 1\n", "{}"} {
 		blind := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			_, _ = w.Write([]byte(answer))
+			_, _ = w.Write([]byte(response))
 		}))
 		target := x.target(c)
 		target.Decode = []string{blind.URL}

@@ -93,7 +93,7 @@ func (r *Report) explain(v *verification) {
 
 func (r *Report) explainFailure() {
 	codes := map[string]Reason{
-		"transfer_missing": {"the prefill engine's answer holds no usable KV handoff",
+		"transfer_missing": {"the prefill engine's response holds no usable KV handoff",
 			"P must be launched with this connector's class and as a producer; pdctl check reads its flags"},
 		"handoff_expired": {"the KV handoff was too old before decode could be sent",
 			"raise the lease, or find what delays decode: its queue, its connections"},
@@ -161,7 +161,7 @@ func (r *Report) explainMiss(v *verification) {
 			"prompt itself",
 			"both servers need cache_transceiver_config in their files, and decode a release that knows "+
 				"disaggregated_params; pdctl render prints the file")
-	case r.byAnswer, v.alone:
+	case r.byResponse, v.alone:
 		// explain has already named the engine that served alone.
 	case d[asked] == 0:
 		r.because("the decode engine never asked its KV connector for anything: it has none, or only as a producer",

@@ -95,7 +95,7 @@ func TestReasonsFollowTheEvidence(t *testing.T) {
 	} {
 		t.Run(rule, func(t *testing.T) {
 			r := &Report{Probes: []SyntheticProbe{c.probe}, PromptTokens: c.probe.PromptTokens, Reused: c.probe.Reused,
-				metrics: c.chunk > 0, byAnswer: c.chunk == 0, evidence: delta{c.p, c.d}}
+				metrics: c.chunk > 0, byResponse: c.chunk == 0, evidence: delta{c.p, c.d}}
 			v := &verification{Target: Target{Connector: c.conn}, report: r, chunk: c.chunk}
 			if c.conn != nil {
 				r.Connector = c.conn.Traits().Name

@@ -21,10 +21,10 @@ import (
 
 // Asker sends one /v1/completions request and returns the whole response. body is JSON. mode says how the request was
 // served (X-PD-Mode), "" if that is unknown. The error is for requests that got no response.
-type Asker func(ctx context.Context, body []byte) (status int, mode string, answer []byte, err error)
+type Asker func(ctx context.Context, body []byte) (status int, mode string, response []byte, err error)
 
-// maxAnswer is the largest response to a synthetic probe that is read, in bytes.
-const maxAnswer = 4 << 20
+// maxResponse is the largest response to a synthetic probe that is read, in bytes.
+const maxResponse = 4 << 20
 
 // Gateway returns an Asker that sends requests to a gateway, or an engine, at a base URL. header is added to each
 // request (an API key); it may be nil.
@@ -43,8 +43,8 @@ func Gateway(base string, client *http.Client, header http.Header) Asker {
 			return 0, "", nil, err
 		}
 		defer resp.Body.Close()
-		answer, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
-		return resp.StatusCode, resp.Header.Get("X-PD-Mode"), answer, err
+		response, err := io.ReadAll(io.LimitReader(resp.Body, maxResponse))
+		return resp.StatusCode, resp.Header.Get("X-PD-Mode"), response, err
 	}
 }
 
@@ -59,11 +59,11 @@ func Flow(f *pdflow.Flow, header http.Header) Asker {
 				return 0, "", nil, err
 			}
 			// cannot fail: these are two strings
-			answer, _ := json.Marshal(map[string]any{"error": map[string]any{"code": e.Code, "message": e.Message}})
-			return e.HTTPStatus(), "", answer, nil
+			response, _ := json.Marshal(map[string]any{"error": map[string]any{"code": e.Code, "message": e.Message}})
+			return e.HTTPStatus(), "", response, nil
 		}
-		answer, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
-		return resp.Status, string(resp.Mode), answer, errors.Join(err, resp.Body.Close())
+		response, err := io.ReadAll(io.LimitReader(resp.Body, maxResponse))
+		return resp.Status, string(resp.Mode), response, errors.Join(err, resp.Body.Close())
 	}
 }
 
@@ -122,14 +122,14 @@ func tokenise(ctx context.Context, client *http.Client, engine, model, prompt st
 		return 0
 	}
 	defer resp.Body.Close()
-	var answer struct {
+	var response struct {
 		Count int `json:"count"`
 	}
 	if resp.StatusCode != http.StatusOK ||
-		json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(&answer) != nil {
+		json.NewDecoder(io.LimitReader(resp.Body, maxResponse)).Decode(&response) != nil {
 		return 0
 	}
-	return answer.Count
+	return response.Count
 }
 
 // completion returns the request for a prompt. It samples greedily, so that the prompt decides the text.
@@ -144,7 +144,7 @@ func completion(model, prompt string, maxTokens int, salt string) []byte {
 	return body
 }
 
-type completionAnswer struct {
+type completionResponse struct {
 	Choices []struct {
 		Text string `json:"text"`
 	} `json:"choices"`
@@ -158,15 +158,15 @@ type completionAnswer struct {
 
 func ask(ctx context.Context, to Asker, body []byte) (SyntheticProbe, error) {
 	began := time.Now()
-	status, mode, answer, err := to(ctx, body)
+	status, mode, response, err := to(ctx, body)
 	p := SyntheticProbe{Status: status, Mode: mode, Took: time.Since(began)}
 	if err != nil {
 		return p, err
 	}
-	var a completionAnswer
-	if err := json.Unmarshal(answer, &a); err != nil {
+	var a completionResponse
+	if err := json.Unmarshal(response, &a); err != nil {
 		if status == http.StatusOK {
-			return p, errors.New("the answer is not a JSON object")
+			return p, errors.New("the response is not a JSON object")
 		}
 		return p, nil
 	}

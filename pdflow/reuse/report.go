@@ -38,10 +38,10 @@ type Report struct {
 	Reasons      []Reason
 	Probes       []SyntheticProbe
 
-	metrics  bool // decode counts where prompt tokens come from
-	byAnswer bool // a good response is the proof
-	textNote string
-	evidence delta
+	metrics    bool // decode counts where prompt tokens come from
+	byResponse bool // a good response is the proof
+	textNote   string
+	evidence   delta
 }
 
 // Ratio returns the share of prompt tokens that decode took over, 0 to 1.
@@ -72,7 +72,7 @@ func (r *Report) String() string {
 			fmt.Fprintf(&b, ", moved %d bytes", r.Bytes)
 		}
 	}
-	if r.Verdict == Reused && r.byAnswer {
+	if r.Verdict == Reused && r.byResponse {
 		b.WriteString(", since a decode engine of this protocol cannot compute a prompt itself")
 	}
 	fmt.Fprintf(&b, "\n  probes answered: %d of %d\n", answered, len(r.Probes))

@@ -120,7 +120,7 @@ func TestAGatewayIsAskedOverHTTP(t *testing.T) {
 	require.EqualValues(t, 2, keys.Load())
 }
 
-func TestRightAnswersWithoutReuseAreFoundOut(t *testing.T) {
+func TestRightResponsesWithoutReuseAreFoundOut(t *testing.T) {
 	c := conn(plainhttp.New(nil))
 	x := start(t, c, enginesim.Config{}, enginesim.Config{})
 	r, err := reuse.Verify(t.Context(), x.target(c), reuse.Options{Probes: 1})
@@ -146,8 +146,8 @@ func TestAWrongTextIsFoundOut(t *testing.T) {
 	ask := reuse.Flow(x.flow, nil)
 	target := x.target(c)
 	target.Ask = func(ctx context.Context, body []byte) (int, string, []byte, error) {
-		status, mode, answer, err := ask(ctx, body)
-		return status, mode, []byte(strings.Replace(string(answer), `"text":"`, `"text":"x`, 1)), err
+		status, mode, response, err := ask(ctx, body)
+		return status, mode, []byte(strings.Replace(string(response), `"text":"`, `"text":"x`, 1)), err
 	}
 	r, err := reuse.Verify(t.Context(), target, reuse.Options{Probes: 2})
 	require.NoError(t, err)

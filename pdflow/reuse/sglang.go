@@ -25,7 +25,7 @@ func servesAlone(ctx context.Context, client *http.Client, engine string) bool {
 		var info struct {
 			Mode *string `json:"disaggregation_mode"`
 		}
-		err = json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(&info)
+		err = json.NewDecoder(io.LimitReader(resp.Body, maxResponse)).Decode(&info)
 		_ = resp.Body.Close()
 		if resp.StatusCode == http.StatusOK && err == nil && info.Mode != nil {
 			return *info.Mode != "decode"

@@ -185,7 +185,7 @@ func (v *verification) fit(ctx context.Context) int {
 			Max int    `json:"max_model_len"`
 		} `json:"data"`
 	}
-	if json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(&list) != nil {
+	if json.NewDecoder(io.LimitReader(resp.Body, maxResponse)).Decode(&list) != nil {
 		return v.Tokens
 	}
 	for _, m := range list.Data {
@@ -205,7 +205,7 @@ func (v *verification) probe(ctx context.Context, tokens int) error {
 	}
 	result, err := ask(ctx, v.Ask, completion(v.Model, prompt, v.MaxTokens, ""))
 	if err != nil {
-		return fmt.Errorf("a probe got no answer: %w", err)
+		return fmt.Errorf("a probe got no response: %w", err)
 	}
 	result.prompt = prompt
 	d, err := v.settle(ctx, before, &result)
@@ -255,7 +255,7 @@ func (v *verification) share(d delta, probe *SyntheticProbe) error {
 		over = max(0, all-d.decode[sglangComputed])
 		v.alone = v.alone || over == 0
 	case !v.report.metrics: // decode engines of this protocol compute no prompt
-		v.report.byAnswer = true
+		v.report.byResponse = true
 		if !v.alone && probe.Mode != string(pdflow.ModeAggregated) && probe.Mode != string(pdflow.ModeFallback) {
 			probe.Reused = probe.PromptTokens
 		}
@@ -385,7 +385,7 @@ func (v *verification) compare(ctx context.Context) error {
 		alone, err := ask(ctx, to, completion(v.Model, probe.prompt, v.MaxTokens, "pdkit-"+
 			probe.prompt[:min(16, len(probe.prompt))]))
 		if err != nil {
-			return fmt.Errorf("an engine alone gave no answer: %w", err)
+			return fmt.Errorf("an engine alone gave no response: %w", err)
 		}
 		if alone.Status != http.StatusOK {
 			v.report.textNote = fmt.Sprintf("the engine that was asked alone answered %d", alone.Status)

@@ -105,7 +105,7 @@ func Settings(t launch.Target, class string, kvPort int) (launch.Settings, error
 	}
 	if out.KVTransfer.Role == "kv_consumer" {
 		out.Notes = append(out.Notes, launch.Note{Path: "additional-config",
-			Text: "leave recompute_scheduler_enable off: an answer that ends as recomputed is a failed one"})
+			Text: "leave recompute_scheduler_enable off: a response that ends as recomputed is a failed one"})
 	}
 	return out, nil
 }

@@ -287,7 +287,7 @@ func (c *Cluster) Compact(t testing.TB) {
 }
 
 // askEtcd calls etcd's API in its JSON form.
-func (c *Cluster) askEtcd(t testing.TB, method string, request, answer any) {
+func (c *Cluster) askEtcd(t testing.TB, method string, request, response any) {
 	t.Helper()
 	body, err := json.Marshal(request)
 	require.NoError(t, err)
@@ -298,7 +298,7 @@ func (c *Cluster) askEtcd(t testing.TB, method string, request, answer any) {
 	require.NoError(t, err)
 	defer resp.Body.Close()
 	require.Equal(t, http.StatusOK, resp.StatusCode, "etcd: %s", method)
-	require.NoError(t, json.NewDecoder(resp.Body).Decode(answer))
+	require.NoError(t, json.NewDecoder(resp.Body).Decode(response))
 }
 
 // Admin returns a configuration with all rights (a client certificate of system:masters) and without rate limits.

@@ -71,7 +71,7 @@ func (p *process) await(transport http.RoundTripper, url string) error {
 	defer cancel()
 	pause := time.NewTicker(20 * time.Millisecond)
 	defer pause.Stop()
-	last := errors.New("no answer")
+	last := errors.New("no response")
 	for {
 		status, err := get(ctx, transport, url)
 		if status == http.StatusOK {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command minimal is the PD proxy that the benchmark holds examples/gateway against: what a careful expert writes
-// by hand for one pair of engines and NIXL pull, and nothing more. It is meant to be fast and right; it has no
-// telemetry, health checks, deadlines or retries, and is no gateway to run.
+// Command minimal is the PD proxy with which the benchmark compares examples/gateway: what a careful expert writes by
+// hand for one pair of engines and NIXL pull. It is fast and right, but has no telemetry, health checks, deadlines or
+// retries: do not use it as a gateway.
 package main
 
 import (

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// newTransport has one pool for both engines. Idle connections end before uvicorn's 5 s, after which a request
-// could be written into a connection that is being closed.
+// newTransport returns a transport with one pool for both engines. It closes idle connections before uvicorn does,
+// which is after 5 s: otherwise a request could be written into a connection that uvicorn is closing.
 func newTransport() *http.Transport {
 	return &http.Transport{
 		MaxIdleConnsPerHost: 1024,
@@ -58,10 +58,10 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		p.pass(w, res)
 		return
 	}
-	answer, err := readAll(res.Body, res.ContentLength)
+	response, err := readAll(res.Body, res.ContentLength)
 	res.Body.Close()
-	defer answer.free()
-	handoff, found := handoffOf(answer.bytes)
+	defer response.free()
+	handoff, found := handoffOf(response.bytes)
 	if err != nil || !found {
 		http.Error(w, "prefill gave no handoff", http.StatusBadGateway)
 		return
@@ -73,7 +73,7 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p.pass(w, res)
 }
 
-// send does one leg; it owns body.
+// send sends one leg. It frees body, also on an error.
 func (p *proxy) send(r *http.Request, engine string, body *buffer) (*http.Response, error) {
 	size := int64(len(body.bytes))
 	req, err := http.NewRequestWithContext(r.Context(), http.MethodPost, engine+r.URL.Path, &legBody{buffer: body})
@@ -90,7 +90,7 @@ func (p *proxy) send(r *http.Request, engine string, body *buffer) (*http.Respon
 	return p.engines.RoundTrip(req)
 }
 
-// pass copies an engine's response to the client, a stream as it comes.
+// pass copies an engine's response to the client, and flushes each piece of a stream when it comes.
 func (p *proxy) pass(w http.ResponseWriter, res *http.Response) {
 	defer res.Body.Close()
 	w.Header()["Content-Type"] = res.Header["Content-Type"]
@@ -115,12 +115,12 @@ func (p *proxy) pass(w http.ResponseWriter, res *http.Response) {
 			return
 		}
 		if err != nil {
-			panic(http.ErrAbortHandler) // a cut answer must not look whole
+			panic(http.ErrAbortHandler) // a cut response must not look whole
 		}
 	}
 }
 
-// buffer is a body in memory that is used again.
+// buffer is memory for a body. A pool keeps it for the next one.
 type buffer struct{ bytes []byte }
 
 var buffers = sync.Pool{New: func() any { return new(buffer) }}
@@ -133,7 +133,7 @@ func newBuffer(size int) *buffer {
 
 func (b *buffer) free() { buffers.Put(b) }
 
-// readAll reads a body whose length may be known; the buffer is the caller's also on an error.
+// readAll reads a body; length is -1 if it is unknown. The caller frees the buffer, also on an error.
 func readAll(r io.Reader, length int64) (*buffer, error) {
 	if length < 0 {
 		b := newBuffer(0)

@@ -20,7 +20,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// bench is the benchmark's far side around a minimal proxy whose engines are reached through a tampering transport.
+// bench has the benchmark's clients and engines, and a minimal proxy between them that reaches the engines through a
+// transport that tampers with what passes.
 type bench struct {
 	board   *load.Board
 	engines *load.Engines
@@ -82,9 +83,9 @@ func TestEveryShapeOfLoadIsServedRight(t *testing.T) {
 
 // tampering changes what passes between the proxy and its engines.
 type tampering struct {
-	next   http.RoundTripper
-	ask    func(path string, decode bool, body []byte) []byte
-	answer func(decode bool, body []byte) []byte
+	next     http.RoundTripper
+	ask      func(path string, decode bool, body []byte) []byte
+	response func(decode bool, body []byte) []byte
 }
 
 func (m tampering) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -102,18 +103,18 @@ func (m tampering) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
 	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 	res, err := m.next.RoundTrip(r)
-	if err != nil || m.answer == nil {
+	if err != nil || m.response == nil {
 		return res, err
 	}
 	defer res.Body.Close()
-	answer, err := io.ReadAll(res.Body)
+	response, err := io.ReadAll(res.Body)
 	if err != nil {
 		return nil, err
 	}
-	answer = m.answer(decode, answer)
-	res.Body = io.NopCloser(bytes.NewReader(answer))
+	response = m.response(decode, response)
+	res.Body = io.NopCloser(bytes.NewReader(response))
 	if res.ContentLength >= 0 {
-		res.ContentLength = int64(len(answer))
+		res.ContentLength = int64(len(response))
 	}
 	return res, nil
 }
@@ -131,7 +132,7 @@ func replace(inDecode bool, old, with string) func(string, bool, []byte) []byte 
 func TestTheCheckersCatchWhatAProxyDoesWrong(t *testing.T) {
 	whole := &load.Plan{Prompt: load.NewPrompt(2<<10, false)}
 	stream := &load.Plan{Prompt: load.NewPrompt(2<<10, true), Chunks: 10, PerWrite: 2}
-	inAnswer := func(old, with string) func(bool, []byte) []byte {
+	inResponse := func(old, with string) func(bool, []byte) []byte {
 		return func(decode bool, body []byte) []byte {
 			if !decode {
 				return body
@@ -202,22 +203,22 @@ func TestTheCheckersCatchWhatAProxyDoesWrong(t *testing.T) {
 				return body
 			}},
 			"status 400", "never given"},
-		"an answer is another request's": {
-			whole, tampering{answer: func(decode bool, body []byte) []byte {
+		"a response is another request's": {
+			whole, tampering{response: func(decode bool, body []byte) []byte {
 				if at := bytes.Index(body, []byte(`"id":"chatcmpl-`)); decode && at > 0 {
 					body[at+len(`"id":"chatcmpl-`)+14]++
 				}
 				return body
 			}},
 			"another request's", ""},
-		"an answer's text is changed": {
-			whole, tampering{answer: inAnswer(`"completion_tokens":16`, `"completion_tokens":17`)},
+		"a response's text is changed": {
+			whole, tampering{response: inResponse(`"completion_tokens":16`, `"completion_tokens":17`)},
 			"not what the engine said", ""},
 		"a stream loses [DONE]": {
-			stream, tampering{answer: inAnswer("data: [DONE]\n\n", "")},
+			stream, tampering{response: inResponse("data: [DONE]\n\n", "")},
 			"without [DONE]", ""},
 		"a stream loses a chunk": {
-			stream, tampering{answer: func(decode bool, body []byte) []byte {
+			stream, tampering{response: func(decode bool, body []byte) []byte {
 				if !decode {
 					return body
 				}
@@ -226,7 +227,7 @@ func TestTheCheckersCatchWhatAProxyDoesWrong(t *testing.T) {
 			}},
 			"chunk 0 is not", ""},
 		"a stream gets a chunk twice": {
-			stream, tampering{answer: func(decode bool, body []byte) []byte {
+			stream, tampering{response: func(decode bool, body []byte) []byte {
 				if !decode {
 					return body
 				}
@@ -235,7 +236,7 @@ func TestTheCheckersCatchWhatAProxyDoesWrong(t *testing.T) {
 			}},
 			"chunk 1 is not", ""},
 		"a stream is cut and made to look whole": {
-			stream, tampering{answer: func(decode bool, body []byte) []byte {
+			stream, tampering{response: func(decode bool, body []byte) []byte {
 				if !decode {
 					return body
 				}
@@ -243,7 +244,7 @@ func TestTheCheckersCatchWhatAProxyDoesWrong(t *testing.T) {
 			}},
 			"ended after 5 chunks", ""},
 		"a stream has something after [DONE]": {
-			stream, tampering{answer: inAnswer("data: [DONE]\n\n", "data: [DONE]\n\ndata: [DONE]\n\n")},
+			stream, tampering{response: inResponse("data: [DONE]\n\n", "data: [DONE]\n\ndata: [DONE]\n\n")},
 			"after [DONE]", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -288,17 +289,17 @@ func TestAHandoffUsedTwiceIsCaught(t *testing.T) {
 	assert.Contains(t, faults[1], "1 handoffs were given and never reached a decode engine")
 }
 
-func TestAnswersSwappedBetweenTwoClientsAreCaught(t *testing.T) {
+func TestResponsesSwappedBetweenTwoClientsAreCaught(t *testing.T) {
 	var waiting atomic.Int32
-	answers := [2]chan []byte{make(chan []byte, 1), make(chan []byte, 1)}
+	bodies := [2]chan []byte{make(chan []byte, 1), make(chan []byte, 1)}
 	b := newBench(t, func(next http.RoundTripper) http.RoundTripper {
-		return tampering{next: next, answer: func(decode bool, body []byte) []byte {
+		return tampering{next: next, response: func(decode bool, body []byte) []byte {
 			if !decode {
 				return body
 			}
 			i := waiting.Add(1) - 1
-			answers[i] <- body
-			return <-answers[1-i]
+			bodies[i] <- body
+			return <-bodies[1-i]
 		}}
 	})
 	plan := &load.Plan{Prompt: load.NewPrompt(2<<10, false)}

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// spinning makes a handler dearer by a known time for each request. With one busy CPU, time that passes here is
-// time that this process uses, so that the benchmark can be held against a number known beforehand.
+// spinning has a handler burn a known time for each request. The process has a CPU to itself, so this time is CPU time,
+// and the benchmark must measure a cost that is known beforehand.
 func spinning(d time.Duration, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for start := time.Now(); time.Since(start) < d; {

@@ -9,10 +9,10 @@ import (
 
 var errBody = errors.New("the body is not a JSON object")
 
-// member is a top-level member of the body, by offsets; the comma before it lies between it and the one before.
+// member has the offsets of a top-level member in the body. A comma lies between a member and the next one.
 type member struct{ name, nameEnd, value, end int }
 
-// scan finds the top-level members in one walk: strings are jumped over, nothing is decoded.
+// scan finds the top-level members in one pass. It skips strings and decodes nothing.
 func scan(b []byte) ([]member, error) {
 	members := make([]member, 0, 16)
 	i := space(b, 0)
@@ -98,7 +98,8 @@ func value(b []byte, i int) int {
 	return len(b)
 }
 
-// prefillBody is the client's body with one token to make, no stream, and the wish for a handoff.
+// prefillBody returns the client's body changed so that the engine makes one token, does not stream, and returns a
+// handoff.
 func prefillBody(body []byte, members []member) *buffer {
 	const params = `"max_tokens":1,"stream":false,"kv_transfer_params":{"do_remote_decode":true,` +
 		`"do_remote_prefill":false,` +
@@ -133,15 +134,15 @@ func decodeBody(body []byte, members []member, handoff []byte) *buffer {
 	return out
 }
 
-// handoffOf finds the transfer parameters in a prefill answer.
-func handoffOf(answer []byte) ([]byte, bool) {
-	members, err := scan(answer)
+// handoffOf finds the transfer parameters in a prefill response.
+func handoffOf(response []byte) ([]byte, bool) {
+	members, err := scan(response)
 	if err != nil {
 		return nil, false
 	}
 	for _, m := range members {
-		if string(answer[m.name:m.nameEnd]) == "kv_transfer_params" && answer[m.value] == '{' {
-			return answer[m.value:m.end], true
+		if string(response[m.name:m.nameEnd]) == "kv_transfer_params" && response[m.value] == '{' {
+			return response[m.value:m.end], true
 		}
 	}
 	return nil, false

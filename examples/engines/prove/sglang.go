@@ -49,8 +49,15 @@ type sglangLab struct {
 	p, d, one *process
 }
 
-// proveSGLang proves the connector sglang, shows that http in its place is found out, and plays the faults.
+// proveSGLang installs SGLang if need be, proves the connector sglang, shows that http in its place is found out, and
+// plays the faults.
 func proveSGLang(ctx context.Context, l *lab) (err error) {
+	//nolint:gosec // G204: beside the script of the caller's choice
+	install := exec.CommandContext(ctx, filepath.Join(filepath.Dir(l.script), "sglang", "install.sh"))
+	install.Stdout, install.Stderr = os.Stdout, os.Stderr
+	if err := install.Run(); err != nil {
+		return fmt.Errorf("installing SGLang: %w", err)
+	}
 	conn, err := connector.Open(config.Spec{Type: "sglang"})
 	if err != nil {
 		return err

@@ -59,11 +59,11 @@ func readSGLangLoad(ctx context.Context, engine string) (total sglangLoad, err e
 	if err != nil {
 		return total, err
 	}
-	var answer struct{ Loads []sglangLoad }
-	if err := json.Unmarshal(content, &answer); err != nil || len(answer.Loads) != 1 {
+	var page struct{ Loads []sglangLoad }
+	if err := json.Unmarshal(content, &page); err != nil || len(page.Loads) != 1 {
 		return total, fmt.Errorf("GET /v1/loads answered %s, which is not the load of one rank", response.Status)
 	}
-	return answer.Loads[0], nil
+	return page.Loads[0], nil
 }
 
 // awaitLoad waits until an engine's load is accepted.

@@ -14,7 +14,7 @@ const (
 	ruleRewrite = "a response of D's that is rewritten keeps its text"
 )
 
-// finals makes a fault that alters an answer that is final.
+// finals makes a fault that alters a response that is final.
 func finals(what string, alter func(p *connector.PrefillResult, a *connector.Response)) Fault {
 	return with(ruleFinal, what, func(f *faulty) {
 		f.final = func(s *connector.Session, p *connector.PrefillResult) (connector.Response, bool) {
@@ -27,7 +27,7 @@ func finals(what string, alter func(p *connector.PrefillResult, a *connector.Res
 	})
 }
 
-// rewrites makes a fault that alters what becomes of D's answers.
+// rewrites makes a fault that alters what becomes of D's responses.
 func rewrites(what string, alter func(data []byte) []byte) Fault {
 	return with(ruleRewrite, what, func(f *faulty) {
 		f.rewrite = func(*connector.Session, func() *connector.PrefillResult) connector.EventFunc {
@@ -37,7 +37,7 @@ func rewrites(what string, alter func(data []byte) []byte) Fault {
 }
 
 var clientFaults = []Fault{
-	finals("gives the client P's answer as it is", func(p *connector.PrefillResult, a *connector.Response) {
+	finals("gives the client P's response as it is", func(p *connector.PrefillResult, a *connector.Response) {
 		a.Body = p.Body
 	}),
 	finals("streams what P answered, in several lines", func(p *connector.PrefillResult, a *connector.Response) {
@@ -58,7 +58,7 @@ var clientFaults = []Fault{
 	rewrites("drops what it does not know", func([]byte) []byte { return nil }),
 	rewrites("cuts", func(data []byte) []byte { return data[:len(data)/2] }),
 	rewrites("empties the text", func(data []byte) []byte { return bytes.ReplaceAll(data, []byte("beta-text"), nil) }),
-	with(ruleRewrite, "panics without P's answer", func(f *faulty) {
+	with(ruleRewrite, "panics without P's response", func(f *faulty) {
 		f.rewrite = func(_ *connector.Session, p func() *connector.PrefillResult) connector.EventFunc {
 			return func(data []byte) ([]byte, error) {
 				if p().Status == 0 {
@@ -69,9 +69,9 @@ var clientFaults = []Fault{
 		}
 	}),
 
-	with(ruleHostile, "panics at an encode engine's answer", func(f *faulty) {
-		f.merge = func(answers []json.RawMessage) error {
-			_ = answers[0][0]
+	with(ruleHostile, "panics at an encode engine's response", func(f *faulty) {
+		f.merge = func(responses []json.RawMessage) error {
+			_ = responses[0][0]
 			return nil
 		}
 	}),

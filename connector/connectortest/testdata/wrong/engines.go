@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	ruleAnswers   = "a malformed prefill response never becomes a decode leg"
+	ruleResponses = "a malformed prefill response never becomes a decode leg"
 	ruleHandoff   = "unknown keys and big integers of a handoff are no fault and keep their digits"
 	ruleHostile   = "whatever engines respond, nothing panics"
 	ruleIPv6      = "IPv6 engines get brackets where an address has a port"
@@ -37,15 +37,15 @@ func relays(rule, what string, relay func(s *connector.Session, p *connector.Pre
 	})
 }
 
-var answerFaults = []Fault{
-	relays(ruleAnswers, "relays whatever P answered", func(_ *connector.Session, p *connector.PrefillResult,
+var responseFaults = []Fault{
+	relays(ruleResponses, "relays whatever P answered", func(_ *connector.Session, p *connector.PrefillResult,
 		leg *connector.Leg) error {
 		if h, ok := p.Field(connector.ParamsMember); ok {
 			leg.Set(connector.ParamsMember, h)
 		}
 		return nil
 	}),
-	relays(ruleAnswers, "asks for an object and no more", func(_ *connector.Session, p *connector.PrefillResult,
+	relays(ruleResponses, "asks for an object and no more", func(_ *connector.Session, p *connector.PrefillResult,
 		leg *connector.Leg) error {
 		h, ok := p.Field(connector.ParamsMember)
 		if !ok || h[0] != '{' {
@@ -54,7 +54,7 @@ var answerFaults = []Fault{
 		leg.Set(connector.ParamsMember, h)
 		return nil
 	}),
-	relays(ruleAnswers, "panics where the handoff is no object",
+	relays(ruleResponses, "panics where the handoff is no object",
 		func(_ *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
 			var m map[string]any
 			if err := json.Unmarshal(p.Body, &m); err != nil {
@@ -64,7 +64,7 @@ var answerFaults = []Fault{
 			leg.Set(connector.ParamsMember, connector.Quote(fmt.Sprint(h)))
 			return nil
 		}),
-	with(ruleAnswers, "panics without an answer", func(f *faulty) {
+	with(ruleResponses, "panics without a response", func(f *faulty) {
 		f.decode = func(s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
 			if len(p.Body) == 0 {
 				return connector.ErrNoTransfer
@@ -101,7 +101,7 @@ var answerFaults = []Fault{
 		return nil
 	}),
 
-	with(ruleHostile, "panics where an answer has no choices", func(f *faulty) {
+	with(ruleHostile, "panics where a response has no choices", func(f *faulty) {
 		f.decode = func(s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
 			if c, ok := p.Field("usage"); ok && c[0] != '{' {
 				panic("usage")
@@ -109,7 +109,7 @@ var answerFaults = []Fault{
 			return f.right(s, p, leg)
 		}
 	}),
-	with(ruleHostile, "panics at a side call's answer", func(f *faulty) {
+	with(ruleHostile, "panics at a side call's response", func(f *faulty) {
 		f.prepare = func(ctx context.Context, s *connector.Session, call connector.Caller) (any, error) {
 			return f.Toy.Prepare(ctx, s, func(r *http.Request) (*http.Response, error) {
 				resp, err := call(r)

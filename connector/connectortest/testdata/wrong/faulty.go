@@ -143,11 +143,11 @@ func (f *faulty) Encode(s *connector.Session, i connector.Item, leg *connector.L
 	return f.Toy.Encode(s, i, leg)
 }
 
-func (f *faulty) Merge(s *connector.Session, answers []json.RawMessage) error {
+func (f *faulty) Merge(s *connector.Session, responses []json.RawMessage) error {
 	if f.merge != nil {
-		return f.merge(answers)
+		return f.merge(responses)
 	}
-	return f.Toy.Merge(s, answers)
+	return f.Toy.Merge(s, responses)
 }
 
 func (f *faulty) Clean(ctx context.Context, s *connector.Session, cause error, call connector.Caller) error {

@@ -42,7 +42,7 @@ func decodes(rule, what string, edit func(s *connector.Session, leg *connector.L
 const (
 	ruleLegs     = "every client API gives two well-formed legs"
 	ruleLimit    = "prefill asks for one token in the members that the request used"
-	ruleWhole    = "prefill asks for one whole answer without log probabilities"
+	ruleWhole    = "prefill asks for one whole response without log probabilities"
 	rulePrefill  = "prefill keeps the client's other members, byte for byte"
 	ruleDecode   = "decode is the client's request but for the protocol's own members, byte for byte"
 	ruleTransfer = "no transfer member of the client's reaches an engine"
@@ -94,7 +94,7 @@ var legFaults = []Fault{
 	prefills(ruleWhole, "leaves the stream's options", func(s *connector.Session, leg *connector.Leg) {
 		keep(s, leg, "stream_options")
 	}),
-	prefills(ruleWhole, "leaves several answers", func(s *connector.Session, leg *connector.Leg) { keep(s, leg, "n") }),
+	prefills(ruleWhole, "leaves several choices", func(s *connector.Session, leg *connector.Leg) { keep(s, leg, "n") }),
 	prefills(ruleWhole, "leaves log probabilities", func(s *connector.Session, leg *connector.Leg) {
 		keep(s, leg, "logprobs")
 	}),
@@ -230,11 +230,11 @@ var idFaults = []Fault{
 	}),
 
 	prefills(ruleBorrowed, "writes into the client's body", func(s *connector.Session, _ *connector.Leg) {
-		if i := strings.Index(string(s.Request.Body()), "canary"); i >= 0 {
+		if i := strings.Index(string(s.Request.Body()), "planted"); i >= 0 {
 			s.Request.Body()[i] = 'K'
 		}
 	}),
-	with(ruleBorrowed, "writes into P's answer", func(f *faulty) {
+	with(ruleBorrowed, "writes into P's response", func(f *faulty) {
 		f.decode = func(s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
 			err := f.right(s, p, leg)
 			if p != nil && len(p.Body) > 0 {

@@ -53,7 +53,7 @@ var identityFaults = []Fault{
 			t.Order = 9
 		}
 	}),
-	with(ruleOrder, "decodes first and cannot tell a cold answer", func(f *faulty) {
+	with(ruleOrder, "decodes first and cannot tell a cold response", func(f *faulty) {
 		f.traits = func(t *connector.Traits) {
 			t.Order = connector.DecodeFirst
 		}
@@ -143,7 +143,7 @@ var lifeFaults = []Fault{
 			return nil, err
 		}
 	}),
-	with(rulePrepare, "does without an answer", func(f *faulty) {
+	with(rulePrepare, "does without a response", func(f *faulty) {
 		f.prepare = func(ctx context.Context, s *connector.Session, call connector.Caller) (any, error) {
 			v, err := f.Toy.Prepare(ctx, s, call)
 			if err != nil {
@@ -282,7 +282,7 @@ var renderFaults = []Fault{
 func Faults() []Fault {
 	var list []Fault
 	for _, some := range [][]Fault{
-		identityFaults, traitsFaults, undeclaredFaults, pairFaults, legFaults, idFaults, answerFaults, endpointFaults,
+		identityFaults, traitsFaults, undeclaredFaults, pairFaults, legFaults, idFaults, responseFaults, endpointFaults,
 		configFaults,
 		lifeFaults, renderFaults, clientFaults,
 	} {

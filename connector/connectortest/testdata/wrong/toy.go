@@ -109,14 +109,14 @@ func (*Toy) Prepare(ctx context.Context, s *connector.Session, call connector.Ca
 		return nil, err
 	}
 	defer resp.Body.Close()
-	var answer struct {
+	var response struct {
 		ID string `json:"engine_id"`
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
-	if err != nil || resp.StatusCode != http.StatusOK || json.Unmarshal(body, &answer) != nil || answer.ID == "" {
+	if err != nil || resp.StatusCode != http.StatusOK || json.Unmarshal(body, &response) != nil || response.ID == "" {
 		return nil, errors.New("the engine does not tell its id")
 	}
-	return answer.ID, nil
+	return response.ID, nil
 }
 
 func address(e discovery.Endpoint) (string, error) {
@@ -189,7 +189,7 @@ func CheckEvent(s *connector.Session) error {
 	return nil
 }
 
-// Final lets P's answer be the client's where P ended by itself.
+// Final lets P's response be the client's where P ended by itself.
 func (*Toy) Final(s *connector.Session, p *connector.PrefillResult) (connector.Response, bool) {
 	var a struct {
 		Choices []struct {
@@ -214,7 +214,7 @@ func (*Toy) Final(s *connector.Session, p *connector.PrefillResult) (connector.R
 	return connector.Response{Body: body}, true
 }
 
-// Rewrite tells which engine decoded, in each answer that is not streamed.
+// Rewrite tells which engine decoded, in each response that is not streamed.
 func (*Toy) Rewrite(s *connector.Session, _ func() *connector.PrefillResult) connector.EventFunc {
 	if s.Request.Stream {
 		return nil
@@ -222,7 +222,7 @@ func (*Toy) Rewrite(s *connector.Session, _ func() *connector.PrefillResult) con
 	return func(data []byte) ([]byte, error) {
 		var m map[string]json.RawMessage
 		if err := json.Unmarshal(data, &m); err != nil || m == nil {
-			return nil, errors.New("the answer is no object")
+			return nil, errors.New("the response is no object")
 		}
 		m["decoded_by"] = connector.Quote(s.Decode.ID)
 		return json.Marshal(m)
@@ -253,12 +253,12 @@ func (*Toy) Encode(_ *connector.Session, i connector.Item, leg *connector.Leg) e
 	return nil
 }
 
-// Merge wants each answer to be an object.
-func (*Toy) Merge(_ *connector.Session, answers []json.RawMessage) error {
-	for _, a := range answers {
+// Merge wants each response to be an object.
+func (*Toy) Merge(_ *connector.Session, responses []json.RawMessage) error {
+	for _, a := range responses {
 		var m map[string]json.RawMessage
 		if json.Unmarshal(a, &m) != nil {
-			return errors.New("an encode engine's answer is no object")
+			return errors.New("an encode engine's response is no object")
 		}
 	}
 	return nil

@@ -63,7 +63,7 @@ var traitsFaults = []Fault{
 		t.APIs = []connector.API{connector.APIChat, 99}
 	}),
 	declares(ruleTraits, "carries what no list names", func(t *connector.Traits) { t.Carries = []string{"prompts"} }),
-	declares(ruleTraits, "carries several answers without MultiUse", func(t *connector.Traits) {
+	declares(ruleTraits, "carries several choices without MultiUse", func(t *connector.Traits) {
 		t.MultiUse, t.Carries = false, []string{"n"}
 	}),
 	declares(ruleTraits, "has a handoff in two places", func(t *connector.Traits) { t.Handoff.Header = "X-KV-Ticket" }),
@@ -124,7 +124,7 @@ var traitsFaults = []Fault{
 			return f.rightPrefill(s, leg)
 		}
 	}),
-	with(ruleUnsupported, "says that its handoff is for many, and refuses several answers", func(f *faulty) {
+	with(ruleUnsupported, "says that its handoff is for many, and refuses several choices", func(f *faulty) {
 		f.checkRequest = func(r *connector.Request) error {
 			if v, ok := r.Field("n"); ok && string(v) != "1" {
 				return &connector.UnsupportedError{Member: "n"}

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cpu reads what a process costs from the kernel and decides where it runs. It needs Linux.
+// Package cpu reads from the kernel how much CPU time and memory a process uses, and sets on which CPU it runs. It
+// needs Linux.
 package cpu
 
 import (
@@ -48,13 +49,13 @@ func Allowed() ([]int, error) {
 	return list, nil
 }
 
-// PinThread moves the calling thread to one CPU. The caller holds it with runtime.LockOSThread. A process
-// started from this thread inherits the CPU, which costs its start nothing, as a wrapper program would.
+// PinThread moves the calling thread to one CPU. Call runtime.LockOSThread before. A process that is started from this
+// thread inherits the CPU, so no wrapper program is needed, whose start would be measured, too.
 func PinThread(cpu int) error { return pinThread(0, cpu) }
 
-// PinSelf moves every thread of this process to one CPU; threads made later inherit it from their makers.
+// PinSelf moves every thread of this process to one CPU. Threads that are made later inherit it.
 func PinSelf(cpu int) error {
-	// Two passes: a thread made by another one while the first pass ran is caught by the second.
+	// Two passes: while the first one runs, a thread that is not moved yet can make another. The second one moves it.
 	for range 2 {
 		tasks, err := os.ReadDir("/proc/self/task")
 		if err != nil {
@@ -73,7 +74,7 @@ func PinSelf(cpu int) error {
 	return nil
 }
 
-// Used returns the CPU time, user and system, that all threads of a process have had since it started.
+// Used returns the CPU time, user and system, that all threads of a process have used since it started.
 // The kernel's per-process clock has nanoseconds, where /proc/PID/stat has ticks of 10 ms.
 func Used(pid int) (time.Duration, error) {
 	// The clock's number is made from the PID as clock_getcpuclockid(3) makes it: ^pid<<3 | CPUCLOCK_SCHED.

@@ -33,7 +33,7 @@ func TestAPinnedThreadStaysOnItsCPU(t *testing.T) {
 	cpus, err := Allowed()
 	require.NoError(t, err)
 	go func() {
-		// The thread is not given back: it ends with this goroutine, and its pinning with it.
+		// The thread is not unlocked, so the runtime ends it with this goroutine.
 		runtime.LockOSThread()
 		var now []int
 		if assert.NoError(t, PinThread(cpus[len(cpus)-1])) {

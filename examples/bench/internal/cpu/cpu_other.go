@@ -2,7 +2,8 @@
 
 //go:build !linux
 
-// Package cpu reads what a process costs from the kernel and decides where it runs. It needs Linux.
+// Package cpu reads from the kernel how much CPU time and memory a process uses, and sets on which CPU it runs. It
+// needs Linux.
 package cpu
 
 import (

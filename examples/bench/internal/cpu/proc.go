@@ -14,13 +14,13 @@ import (
 // tick is the unit of /proc/stat on every Linux that Go runs on (USER_HZ = 100).
 const tick = 10 * time.Millisecond
 
-// Share is what one CPU has done since the machine started.
+// Share is how one CPU has spent its time since the machine started.
 type Share struct {
 	Busy  time.Duration // user, nice, system and interrupts
 	Steal time.Duration // wanted, but given to another guest by the hypervisor
 }
 
-// Of reads a CPU's share from /proc/stat. Its unit is 10 ms, enough to see that somebody else was there.
+// Of reads a CPU's share from /proc/stat. The unit of 10 ms is enough to see that other processes used the CPU.
 func Of(cpu int) (Share, error) {
 	text, err := os.ReadFile("/proc/stat")
 	if err != nil {
@@ -49,8 +49,8 @@ func Of(cpu int) (Share, error) {
 	return Share{}, fmt.Errorf("/proc/stat has no CPU %d", cpu)
 }
 
-// Resident returns the bytes of memory that a process has in RAM. smaps_rollup is counted page by page;
-// the counters of /proc/PID/status lag behind by up to some hundred KB per CPU.
+// Resident returns the bytes of memory that a process has in RAM. It reads smaps_rollup, where the kernel counts page
+// by page: the counters of /proc/PID/status may be old by some hundred KB per CPU.
 func Resident(pid int) (int64, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
 	if err != nil {

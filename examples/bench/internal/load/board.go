@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package load is the far side of the benchmark: clients that ask and engines that respond, in one process, so
-// that each response and each handoff can be checked against what was really asked and really given.
+// Package load has the benchmark's clients and engines. Both run in one process, so each response can be compared with
+// the request that was sent, and each handoff with the one that the prefill engine gave.
 //
-// Clients and engines speak HTTP/1.1 over plain sockets with code of their own. That is not for elegance: they
-// share one CPU, and must together cost less than the proxy between them, or the benchmark would measure them.
+// Clients and engines speak HTTP/1.1 over plain sockets with code of their own. They share one CPU, and together must
+// cost less than the proxy between them: otherwise the benchmark would measure them.
 package load
 
 import (
@@ -15,11 +15,11 @@ import (
 	"time"
 )
 
-// Slots is how many clients can be at work at once.
+// Slots is how many clients can send requests at the same time.
 const Slots = 1100
 
-// bigInteger is the least integer that a float64 cannot hold: a proxy that decodes the handoff's numbers into
-// floats changes it.
+// bigInteger is the smallest positive integer that a float64 cannot hold. A proxy that decodes the handoff's numbers
+// into floats changes it, and is caught.
 const bigInteger = 1<<53 + 1
 
 // Plan is what an engine does for a client's decode legs.
@@ -27,16 +27,16 @@ type Plan struct {
 	Prompt   *Prompt
 	Chunks   int           // events of a stream; 0: until Stop
 	PerWrite int           // events that the engine sends in one write
-	Interval time.Duration // between two writes; 0: as fast as they are taken
+	Interval time.Duration // between two writes; 0: as fast as the socket takes them
 	Phase    time.Duration // of the first write inside the interval
-	Stop     *atomic.Bool  // ends streams without a number of chunks
+	Stop     *atomic.Bool  // ends streams whose Chunks is 0
 }
 
 // slot is one client as the engines see it.
 type slot struct {
 	plan   atomic.Pointer[Plan]
 	serial atomic.Uint64 // request under way
-	answer atomic.Uint64 // what the right answer to it says; set by the prefill engine
+	word   atomic.Uint64 // that the right response to it holds, as hex; set by the prefill engine
 	chunks atomic.Int64  // events of its stream, -1 until the engine knows
 	sentAt atomic.Int64  // when the engine wrote last, ns since the board was made
 }
@@ -48,7 +48,7 @@ type ticket struct {
 	handoff []byte
 }
 
-// Board is what clients and engines know together. Safe for concurrent use.
+// Board holds what clients and engines share. It is safe for concurrent use.
 type Board struct {
 	seed   maphash.Seed
 	born   time.Time
@@ -67,12 +67,12 @@ type Board struct {
 	nFaults int
 }
 
-// NewBoard returns a board on which nothing is under way.
+// NewBoard returns a board without requests.
 func NewBoard() *Board {
 	return &Board{seed: maphash.MakeSeed(), born: time.Now(), open: make(map[uint64]*ticket)}
 }
 
-// Fault notes something wrong. The first few are kept in words, all are counted.
+// Fault notes a fault. The board keeps the texts of the first few and counts all.
 func (b *Board) Fault(format string, args ...any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -82,14 +82,15 @@ func (b *Board) Fault(format string, args ...any) {
 	}
 }
 
-// Faults returns what went wrong so far: the first few in words, and the number of all.
+// Faults returns the texts of the first few faults, and the number of all.
 func (b *Board) Faults() (first []string, total int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return append([]string(nil), b.faults...), b.nFaults
 }
 
-// Settle reports handoffs that were given and never came back, and forgets them. No request may be under way.
+// Settle notes a fault for each handoff that no decode leg has brought back, and forgets it. Call it when no request is
+// under way.
 func (b *Board) Settle() {
 	b.mu.Lock()
 	lost := len(b.open)
@@ -109,26 +110,26 @@ func (b *Board) Assign(slot int, plan *Plan) {
 	b.slots[slot].plan.Store(plan)
 }
 
-// now is a clock that fits into an atomic.
+// now returns the nanoseconds since the board was made, which fit into an atomic.
 func (b *Board) now() int64 { return int64(time.Since(b.born)) }
 
 // begin opens a client's next request.
 func (b *Board) begin(index int) (serial uint64) {
 	s := &b.slots[index]
 	serial = b.lastSerial.Add(1)
-	s.answer.Store(0)
+	s.word.Store(0)
 	s.chunks.Store(-1)
 	s.serial.Store(serial)
 	return serial
 }
 
-// give makes the handoff of a prefill leg and keeps a copy of it until decode brings it back.
+// give makes the handoff of a prefill leg, and keeps a copy until the decode leg brings it back.
 func (b *Board) give(dst []byte, index int, serial uint64) []byte {
 	number := bigInteger + b.lastHandoff.Add(1)
 	start := len(dst)
 	dst = appendHandoff(dst, serial, number)
 	handoff := dst[start:]
-	b.slots[index].answer.Store(b.answerTo(handoff, serial))
+	b.slots[index].word.Store(b.wordFor(handoff, serial))
 
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -141,8 +142,9 @@ func (b *Board) give(dst []byte, index int, serial uint64) []byte {
 	return dst
 }
 
-// take ends a handoff's life: it must be the one that was given for this request, unchanged and unused.
-func (b *Board) take(handoff []byte, index int, serial uint64) (answer uint64, err error) {
+// take accepts a handoff from a decode leg. It must be the one that was given for this request, unchanged and not used
+// before.
+func (b *Board) take(handoff []byte, index int, serial uint64) (word uint64, err error) {
 	number, ok := handoffNumber(handoff)
 	if !ok {
 		return 0, fmt.Errorf("decode: the handoff has lost its number")
@@ -160,11 +162,11 @@ func (b *Board) take(handoff []byte, index int, serial uint64) (answer uint64, e
 	}
 	delete(b.open, number)
 	b.spare = append(b.spare, t)
-	return b.answerTo(handoff, serial), nil
+	return b.wordFor(handoff, serial), nil
 }
 
-// answerTo is the toy model: what it says depends on every byte of the handoff and on the prompt.
-func (b *Board) answerTo(handoff []byte, serial uint64) uint64 {
-	answer := maphash.Bytes(b.seed, handoff) ^ serial*0x9e3779b97f4a7c15
-	return max(answer, 1) // 0 stands for: no prefill yet
+// wordFor is the toy model: the word of a response depends on every byte of the handoff and on the prompt.
+func (b *Board) wordFor(handoff []byte, serial uint64) uint64 {
+	word := maphash.Bytes(b.seed, handoff) ^ serial*0x9e3779b97f4a7c15
+	return max(word, 1) // 0 stands for: no prefill yet
 }

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// askTimeout ends a request that hangs; the longest streams here run for some ten seconds.
+// askTimeout ends a request that hangs. The longest streams run for about ten seconds.
 const askTimeout = 60 * time.Second
 
 // Target is where clients send their requests: a proxy, or the two engines themselves.
@@ -24,13 +24,13 @@ type Target struct {
 
 // Meter counts what clients get. Safe for concurrent use.
 type Meter struct {
-	Requests atomic.Int64 // whole answers
+	Requests atomic.Int64 // whole responses
 	Chunks   atomic.Int64 // events of streams
 	Open     atomic.Int64 // streams whose first event has come and whose end has not
-	Sampling atomic.Bool  // latencies are kept
+	Sampling atomic.Bool  // clients keep latencies
 }
 
-// Client asks one request after the other on connections of its own and checks every byte of every answer.
+// Client asks one request after the other on connections of its own and checks every byte of every response.
 type Client struct {
 	board  *Board
 	slot   int
@@ -48,18 +48,18 @@ type Client struct {
 	whole   []byte
 
 	// Samples are the latencies kept while the meter was sampling: of a whole response; of a stream's first event;
-	// of a paced stream each event's way from the engine's write to here. Read them when the client rests.
+	// of a paced stream each event's way from the engine's write to here. Read them while the client sends nothing.
 	Samples []time.Duration
 }
 
-// wire is a connection that is made when needed.
+// wire is a connection. It is made when the first request is sent.
 type wire struct {
 	conn net.Conn
 	br   *bufio.Reader
 	head head
 }
 
-// NewClient returns a client that asks as slot.
+// NewClient returns a client that sends its requests under the number slot.
 func NewClient(board *Board, slot int, target Target, plan *Plan, meter *Meter) *Client {
 	c := &Client{board: board, slot: slot, plan: plan, target: target, meter: meter}
 	host := target.Proxy
@@ -75,7 +75,7 @@ func NewClient(board *Board, slot int, target Target, plan *Plan, meter *Meter) 
 	return c
 }
 
-// Run asks until stop is set. Wrong answers are noted on the board; a client that gets nothing but faults gives up.
+// Run sends requests until stop is set, and notes wrong responses on the board. It gives up after ten faults in a row.
 func (c *Client) Run(ctx context.Context, stop *atomic.Bool) {
 	for failed := 0; !stop.Load() && ctx.Err() == nil && failed < 10; {
 		if err := c.Ask(ctx); err != nil {
@@ -94,8 +94,8 @@ func (c *Client) Close() {
 	c.second.close()
 }
 
-// Ask sends one request and reads and checks its response. The context is for making connections; a request under way
-// ends by itself.
+// Ask sends one request, and reads and checks its response. ctx bounds only the making of connections: a request that
+// was sent is not cancelled.
 func (c *Client) Ask(ctx context.Context) (err error) {
 	serial := c.board.begin(c.slot)
 	c.plan.Prompt.stamp(c.body, serial)
@@ -105,17 +105,17 @@ func (c *Client) Ask(ctx context.Context) (err error) {
 		}
 	}()
 	start := time.Now()
-	answers := &c.first
+	from := &c.first
 	if c.target.Proxy != "" {
 		err = c.first.send(ctx, c.target.Proxy, start, c.request)
 	} else {
-		answers = &c.second
+		from = &c.second
 		err = c.legs(ctx, start, serial)
 	}
 	if err != nil {
 		return err
 	}
-	if err := c.check(answers, start, serial); err != nil {
+	if err := c.check(from, start, serial); err != nil {
 		return err
 	}
 	c.meter.Requests.Add(1)
@@ -125,7 +125,7 @@ func (c *Client) Ask(ctx context.Context) (err error) {
 // check reads a response and compares it with what the engine must have said.
 func (c *Client) check(w *wire, start time.Time, serial uint64) error {
 	if err := w.head.read(w.br); err != nil {
-		return fmt.Errorf("no answer: %w", noEOF(err))
+		return fmt.Errorf("no response: %w", noEOF(err))
 	}
 	status, err := w.head.status()
 	if err != nil {
@@ -135,35 +135,35 @@ func (c *Client) check(w *wire, start time.Time, serial uint64) error {
 		return fmt.Errorf("status %d", status)
 	}
 	s := &c.board.slots[c.slot]
-	answer := s.answer.Load()
-	if answer == 0 {
-		return errors.New("an answer came although no prefill engine has seen the request")
+	word := s.word.Load()
+	if word == 0 {
+		return errors.New("a response came although no prefill engine has seen the request")
 	}
 	if c.plan.Prompt.stream {
-		return c.checkStream(w, start, serial, answer)
+		return c.checkStream(w, start, serial, word)
 	}
 	if !bytes.HasPrefix(w.head.contentType, []byte("application/json")) {
-		return fmt.Errorf("the answer's type is %q", w.head.contentType)
+		return fmt.Errorf("the response's type is %q", w.head.contentType)
 	}
 	if c.room, err = w.head.body(w.br, c.room); err != nil {
-		return fmt.Errorf("inside the answer: %w", err)
+		return fmt.Errorf("inside the response: %w", err)
 	}
-	c.whole = appendAnswer(c.whole[:0], serial, answer)
+	c.whole = appendWhole(c.whole[:0], serial, word)
 	if !bytes.Equal(c.room, c.whole) {
 		if !bytes.Contains(c.room, appendHex(nil, serial)) {
-			return errors.New("the answer is another request's")
+			return errors.New("the response is another request's")
 		}
-		return errors.New("the answer is not what the engine said")
+		return errors.New("the response is not what the engine said")
 	}
 	c.sample(time.Since(start))
 	return nil
 }
 
-func (c *Client) checkStream(w *wire, start time.Time, serial, answer uint64) error {
+func (c *Client) checkStream(w *wire, start time.Time, serial, word uint64) error {
 	if !bytes.HasPrefix(w.head.contentType, []byte("text/event-stream")) {
 		return fmt.Errorf("the stream's type is %q", w.head.contentType)
 	}
-	c.stream.reset(c, start, serial, answer)
+	c.stream.reset(c, start, serial, word)
 	opened := false
 	err := w.head.each(w.br, func(piece []byte) error {
 		err := c.stream.feed(piece)
@@ -188,7 +188,7 @@ func (c *Client) sample(d time.Duration) {
 	}
 }
 
-// legs does what a proxy does, without one between: the floor of all latencies.
+// legs sends both legs itself, as a proxy would. Its latency is the least that any proxy can have.
 func (c *Client) legs(ctx context.Context, start time.Time, serial uint64) error {
 	if c.prefill == nil {
 		messages := c.plan.Prompt.messages
@@ -204,7 +204,7 @@ func (c *Client) legs(ctx context.Context, start time.Time, serial uint64) error
 		return err
 	}
 	if err := c.first.head.read(c.first.br); err != nil {
-		return fmt.Errorf("no answer to the prefill leg: %w", noEOF(err))
+		return fmt.Errorf("no response to the prefill leg: %w", noEOF(err))
 	}
 	var err error
 	if c.room, err = c.first.head.body(c.first.br, c.room); err != nil {
@@ -213,7 +213,7 @@ func (c *Client) legs(ctx context.Context, start time.Time, serial uint64) error
 	_, rest, found := bytes.Cut(c.room, []byte(`"kv_transfer_params":`))
 	size := skipValue(rest, 0)
 	if !found || size < 0 {
-		return errors.New("the prefill answer has no handoff")
+		return errors.New("the prefill response has no handoff")
 	}
 	const name = `,"kv_transfer_params":`
 	c.whole = appendRequestHead(c.whole[:0], c.target.Decode, len(c.body)+len(name)+size)
@@ -224,7 +224,8 @@ func (c *Client) legs(ctx context.Context, start time.Time, serial uint64) error
 	return c.second.send(ctx, c.target.Decode, start, c.whole)
 }
 
-// stampLast writes the serial number into the prefill request, whose body begins as the client's does.
+// stampLast writes the serial number into the prefill request, where it stands at the same places as in the client's
+// body.
 func (c *Client) stampLast(request []byte, serial uint64) {
 	at := bytes.Index(request, []byte("\r\n\r\n")) + 4
 	c.plan.Prompt.stamp(request[at:], serial)

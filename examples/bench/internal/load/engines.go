@@ -29,7 +29,7 @@ type Engines struct {
 	closed bool
 }
 
-// StartEngines opens that many engines of each role.
+// StartEngines starts the given number of engines of each role.
 func StartEngines(ctx context.Context, board *Board, perRole int) (*Engines, error) {
 	e := &Engines{board: board, conns: make(map[net.Conn]struct{})}
 	for i := range 2 * perRole {
@@ -51,7 +51,7 @@ func StartEngines(ctx context.Context, board *Board, perRole int) (*Engines, err
 	return e, nil
 }
 
-// Close ends the engines and cuts what they are doing. It waits until all is over.
+// Close stops the engines, cuts their connections, and waits until their goroutines have ended.
 func (e *Engines) Close() {
 	e.mu.Lock()
 	e.closed = true
@@ -102,22 +102,22 @@ func (e *Engines) isClosed() bool {
 	return e.closed
 }
 
-// engineConn serves one connection of a proxy.
+// engineConn serves one connection from a proxy.
 type engineConn struct {
 	net.Conn
-	engines *Engines
-	br      *bufio.Reader
-	prefill bool
-	checker checker
-	head    head
-	in, out []byte
-	events  events
-	answer  []byte
+	engines  *Engines
+	br       *bufio.Reader
+	prefill  bool
+	checker  checker
+	head     head
+	in, out  []byte
+	events   events
+	response []byte
 }
 
 func (s *engineConn) serve() {
 	for {
-		// Whatever breaks a connection between two requests is the proxy's right.
+		// A proxy may close a connection between two requests: that is no fault.
 		if err := s.head.read(s.br); err != nil {
 			return
 		}
@@ -138,7 +138,7 @@ func (s *engineConn) serve() {
 	}
 }
 
-// other answers what is not a leg.
+// other answers a request that is not a leg.
 func (s *engineConn) other() error {
 	if s.head.framed && s.head.length != 0 {
 		return errors.New("a body on a path that takes none")
@@ -157,12 +157,12 @@ func (s *engineConn) leg() error {
 	l, err := s.checker.check(s.in, s.prefill)
 	if err == nil && s.prefill {
 		b.prefills.Add(1)
-		s.answer = appendPrefillAnswer(s.answer[:0], b, l.slot, l.serial)
-		return s.reply(200, "application/json", s.answer)
+		s.response = appendPrefill(s.response[:0], b, l.slot, l.serial)
+		return s.reply(200, "application/json", s.response)
 	}
-	var answer uint64
+	var word uint64
 	if err == nil {
-		answer, err = b.take(l.handoff, l.slot, l.serial)
+		word, err = b.take(l.handoff, l.slot, l.serial)
 	}
 	if err != nil {
 		role := "decode"
@@ -176,13 +176,13 @@ func (s *engineConn) leg() error {
 	b.decodes.Add(1)
 	plan := b.slots[l.slot].plan.Load()
 	if !plan.Prompt.stream {
-		s.answer = appendAnswer(s.answer[:0], l.serial, answer)
-		return s.reply(200, "application/json", s.answer)
+		s.response = appendWhole(s.response[:0], l.serial, word)
+		return s.reply(200, "application/json", s.response)
 	}
-	return s.stream(plan, l, answer)
+	return s.stream(plan, l, word)
 }
 
-// reply writes a whole response, as uvicorn does, with one write.
+// reply writes a whole response with one write, as uvicorn does.
 func (s *engineConn) reply(status int, contentType string, body []byte) error {
 	s.out = append(s.out[:0], "HTTP/1.1 "...)
 	s.out = strconv.AppendInt(s.out, int64(status), 10)
@@ -198,8 +198,8 @@ func (s *engineConn) reply(status int, contentType string, body []byte) error {
 	return err
 }
 
-// stream writes a streamed answer: each event is an HTTP chunk, PerWrite of them go into one write.
-func (s *engineConn) stream(plan *Plan, l leg, answer uint64) error {
+// stream writes a streamed response: each event is an HTTP chunk, PerWrite of them go into one write.
+func (s *engineConn) stream(plan *Plan, l leg, word uint64) error {
 	b := s.engines.board
 	slot := &b.slots[l.slot]
 	const headText = "HTTP/1.1 200 OK\r\ndate: Sat, 21 Nov 2026 12:00:00 GMT\r\nserver: uvicorn\r\n" +
@@ -207,7 +207,7 @@ func (s *engineConn) stream(plan *Plan, l leg, answer uint64) error {
 	if _, err := s.Write([]byte(headText)); err != nil {
 		return err
 	}
-	s.events.reset(l.serial, answer)
+	s.events.reset(l.serial, word)
 	frameHead := strconv.AppendInt(nil, int64(len(s.events.chunk)), 16)
 	frameHead = append(frameHead, "\r\n"...)
 	perWrite := max(plan.PerWrite, 1)
@@ -231,12 +231,12 @@ func (s *engineConn) stream(plan *Plan, l leg, answer uint64) error {
 			return fmt.Errorf("after %d chunks: %w", sent, err)
 		}
 	}
-	// The client takes the end for the end only when the engine has said so, and how many chunks there were.
+	// The client accepts the end of the stream only after this: the board then has the number of chunks that were sent.
 	slot.chunks.Store(int64(sent))
-	s.answer = appendEnd(s.answer[:0], l.serial, answer, sent)
-	s.out = strconv.AppendInt(s.out[:0], int64(len(s.answer)), 16)
+	s.response = appendEnd(s.response[:0], l.serial, word, sent)
+	s.out = strconv.AppendInt(s.out[:0], int64(len(s.response)), 16)
 	s.out = append(s.out, "\r\n"...)
-	s.out = append(s.out, s.answer...)
+	s.out = append(s.out, s.response...)
 	s.out = append(s.out, "\r\n0\r\n\r\n"...)
 	_, err := s.Write(s.out)
 	return err

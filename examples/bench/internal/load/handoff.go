@@ -10,11 +10,11 @@ import (
 // handoffBlocks is how many block ids a handoff names, in each of its two groups.
 const handoffBlocks = 16
 
-// numberName introduces the member that makes a handoff unique: unknown to every proxy, and beyond 2^53.
+// numberName begins the member that makes a handoff unique. No proxy knows the member, and its value is above 2^53.
 const numberName = `"x_number":`
 
-// appendHandoff writes what vLLM 0.32.0's NixlConnector answers a prefill leg with, all 14 keys, and two that no
-// proxy knows. The space in the unknown object is there to be kept.
+// appendHandoff writes the handoff of vLLM 0.32.0's NixlConnector with all its 14 keys, and two keys more that no proxy
+// knows. The value of one has a space, which the proxy must keep.
 func appendHandoff(dst []byte, serial, number uint64) []byte {
 	dst = append(dst, `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[`...)
 	for group := range uint64(2) {
@@ -39,7 +39,7 @@ func appendHandoff(dst []byte, serial, number uint64) []byte {
 	return append(dst, '}')
 }
 
-// handoffNumber reads the number by which the board knows a handoff.
+// handoffNumber reads the number that makes a handoff unique.
 func handoffNumber(handoff []byte) (uint64, bool) {
 	at := bytes.LastIndex(handoff, []byte(numberName))
 	if at < 0 || handoff[len(handoff)-1] != '}' {

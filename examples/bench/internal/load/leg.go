@@ -14,15 +14,15 @@ type leg struct {
 	handoff []byte // decode only: a view of the body
 }
 
-// checker reads the legs of one connection; its room is reused.
+// checker reads the legs of one connection, and reuses its memory for the next leg.
 type checker struct {
 	board   *Board
 	members []member
 	nested  []member
 }
 
-// check compares a leg with what the client really sent: each member is either the client's own, byte for byte,
-// or what the NIXL pull protocol makes of it; nothing is missing, nothing comes twice.
+// check compares a leg with the client's request. Each member must be the client's, byte for byte, or what the NIXL
+// pull protocol requires in its place. No member may be missing or come twice.
 func (c *checker) check(body []byte, prefill bool) (leg, error) {
 	prompt := c.board.prompt.Load()
 	if prompt == nil {
@@ -55,7 +55,7 @@ func (c *checker) check(body []byte, prefill bool) (leg, error) {
 	return l, nil
 }
 
-// rules goes through the members that scanObject found.
+// rules checks the members that scanObject found.
 func (c *checker) rules(l *leg, prompt *Prompt, prefill bool) error {
 	l.slot = -1
 	own, transfer := 0, false
@@ -70,7 +70,7 @@ func (c *checker) rules(l *leg, prompt *Prompt, prefill bool) error {
 			own++
 		}
 		switch string(m.name) {
-		case "messages": // compared while it was scanned
+		case "messages": // scanObject has compared it
 		case "user":
 			n, ok := digits(m.value[min(len(`"bench-`), len(m.value)):max(len(m.value)-1, 0)])
 			if !ok {
@@ -106,7 +106,7 @@ func (c *checker) rules(l *leg, prompt *Prompt, prefill bool) error {
 	}
 	all := len(prompt.fixed)
 	if _, has := prompt.fixed["stream_options"]; has && prefill {
-		all-- // taken out: a 400 where stream is false
+		all-- // removed from the prefill leg: vLLM answers 400 if stream is false
 	}
 	if l.slot < 0 || own != all {
 		return errors.New("a member of the client is missing")

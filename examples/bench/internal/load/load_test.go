@@ -68,10 +68,10 @@ func TestHandoffsAreJSONWithAllKeysAndABigInteger(t *testing.T) {
 	assert.EqualValues(t, bigInteger+3, number)
 }
 
-func TestAnswersAreJSON(t *testing.T) {
+func TestResponsesAreJSON(t *testing.T) {
 	b := NewBoard()
-	assert.True(t, json.Valid(appendPrefillAnswer(nil, b, 0, 1)))
-	assert.True(t, json.Valid(appendAnswer(nil, 1, 2)))
+	assert.True(t, json.Valid(appendPrefill(nil, b, 0, 1)))
+	assert.True(t, json.Valid(appendWhole(nil, 1, 2)))
 	var e events
 	e.reset(1, 2)
 	for event := range strings.SplitSeq(string(appendEnd(append([]byte(nil), e.at(3)...), 1, 2, 4)), "\n\n") {

@@ -8,17 +8,16 @@ import (
 	"strings"
 )
 
-// serialDigits is the width of a request's serial number wherever it is written, so that it can be written
-// over the last one in place.
+// serialDigits is the fixed width of a serial number in a request, so that the next one can be written over it.
 const serialDigits = 16
 
-// messageText is the text that prompts are filled with: about as many escapes as code and prose have.
+// messageText fills the prompts. It has about as many escapes as code and prose have.
 const messageText = `The decode engine reads the blocks that the prefill engine holds.\nIts \"handoff\" names ` +
 	`them, and a ` +
 	`path like C:\\kv\\blocks or a word like caf\u00e9 must arrive as it was sent. `
 
-// Prompt is a client's request body, made once and sent many times: only its serial number, which stands at the
-// prompt's beginning and end, and its sender's slot change. It is immutable and may be shared.
+// Prompt is a client's request body. It is made once and sent many times: each request has a copy with its own serial
+// number, at the prompt's beginning and end, and its client's slot. A Prompt does not change and may be shared.
 type Prompt struct {
 	body     []byte
 	messages []byte // value of "messages" inside body
@@ -29,8 +28,7 @@ type Prompt struct {
 	fixed    map[string]string // the other members as the client sends them
 }
 
-// NewPrompt makes a chat request of about size bytes. The prompt comes in messages of about 1 KB, as long
-// conversations do.
+// NewPrompt makes a chat request of about size bytes. Its messages have about 1 KB each, as in a long conversation.
 func NewPrompt(size int, stream bool) *Prompt {
 	const serial = "0000000000000000"
 	options := `,"stream":false}`
@@ -88,8 +86,7 @@ func (p *Prompt) stamp(body []byte, serial uint64) {
 	}
 }
 
-// match reads the serial number of messages that are byte for byte this prompt's; ok is false for any others.
-// rest may go on behind them.
+// match reports whether rest begins with this prompt's messages, byte for byte, and returns their serial number.
 func (p *Prompt) match(rest []byte) (serial uint64, ok bool) {
 	if len(rest) < len(p.messages) {
 		return 0, false

@@ -7,7 +7,7 @@ import (
 	"errors"
 )
 
-// member is one top-level member of a JSON object; both parts are views of the scanned bytes.
+// member is one top-level member of a JSON object. Both parts are slices of the scanned bytes.
 type member struct {
 	name  []byte
 	value []byte
@@ -15,9 +15,9 @@ type member struct {
 
 var errNotObject = errors.New("the body is not one JSON object")
 
-// scanObject lists the top-level members of a JSON object in their order, duplicates included. known may name
-// the length of a value that its caller recognises (0: not recognised), so that a long prompt is compared once
-// and not scanned as well. Escapes in names are not undone: nobody has a reason to escape a name here.
+// scanObject lists the top-level members of a JSON object in their order, duplicates included. known returns the length
+// of a value that the caller recognises, and 0 for any other: a recognised value, such as a long prompt, is not scanned
+// again. Names are compared as they are written, since nobody escapes a name here.
 func scanObject(dst []member, body []byte, known func(name, rest []byte) int) ([]member, error) {
 	i := skipSpace(body, 0)
 	if i >= len(body) || body[i] != '{' {

@@ -9,23 +9,23 @@ import (
 	"time"
 )
 
-// streamCheck compares a stream with what the engine wrote, however the bytes are cut into pieces on the way.
+// streamCheck compares a stream with what the engine wrote, in pieces of any size.
 type streamCheck struct {
 	client *Client
 	start  time.Time
 	serial uint64
-	answer uint64
+	word   uint64
 
 	events events
 	next   int    // chunks seen whole
-	want   []byte // rest of the event that must come
-	ending bool   // want is the end
-	last   []byte // room for the end
+	want   []byte // what must still come of the current event
+	ending bool   // want is what follows the last chunk
+	last   []byte // memory for want at the end
 }
 
-func (s *streamCheck) reset(c *Client, start time.Time, serial, answer uint64) {
-	s.client, s.start, s.serial, s.answer = c, start, serial, answer
-	s.events.reset(serial, answer)
+func (s *streamCheck) reset(c *Client, start time.Time, serial, word uint64) {
+	s.client, s.start, s.serial, s.word = c, start, serial, word
+	s.events.reset(serial, word)
 	s.next, s.want, s.ending = 0, nil, false
 }
 
@@ -39,7 +39,7 @@ func (s *streamCheck) feed(piece []byte) error {
 			}
 			if slot.chunks.Load() == int64(s.next) {
 				s.ending = true
-				s.last = appendEnd(s.last[:0], s.serial, s.answer, s.next)
+				s.last = appendEnd(s.last[:0], s.serial, s.word, s.next)
 				s.want = s.last
 			} else {
 				s.want = s.events.at(s.next)
@@ -60,7 +60,7 @@ func (s *streamCheck) feed(piece []byte) error {
 	return nil
 }
 
-// seen counts a chunk that has come whole.
+// seen counts a chunk after its last byte has come.
 func (s *streamCheck) seen(slot *slot) {
 	c := s.client
 	s.next++
@@ -73,7 +73,7 @@ func (s *streamCheck) seen(slot *slot) {
 	}
 }
 
-// end checks that nothing is missing when the response is over.
+// end checks, after the response has ended, that the whole stream has come.
 func (s *streamCheck) end() error {
 	switch {
 	case s.ending && len(s.want) == 0:

@@ -10,12 +10,12 @@ import (
 	"io"
 )
 
-// head is what matters of an HTTP/1.1 message's head. It is reused from message to message.
+// head holds what is needed of an HTTP/1.1 message's head. It is reused for the next message.
 type head struct {
 	line        []byte // request or status line, without its end
 	contentType []byte
 	length      int64 // of the body; -1: chunked
-	framed      bool  // a length or chunking was named
+	framed      bool  // the head has Content-Length or Transfer-Encoding
 }
 
 // read parses the next head.
@@ -40,7 +40,7 @@ func (h *head) read(br *bufio.Reader) error {
 			return errors.New("a header line has no colon")
 		}
 		value = bytes.TrimSpace(value)
-		switch { // lengths first: most headers are passed over without a look at their letters
+		switch { // the length is compared first: most headers differ in it already
 		case len(name) == len("Content-Length") && bytes.EqualFold(name, []byte("Content-Length")):
 			n, ok := digits(value)
 			if !ok {
@@ -58,7 +58,7 @@ func (h *head) read(br *bufio.Reader) error {
 // status reads the code of a status line.
 func (h *head) status() (int, error) {
 	if len(h.line) < len("HTTP/1.1 200") || !bytes.HasPrefix(h.line, []byte("HTTP/1.1 ")) {
-		return 0, errors.New("not an HTTP/1.1 answer")
+		return 0, errors.New("not an HTTP/1.1 response")
 	}
 	code, ok := digits(h.line[9:12])
 	if !ok {
@@ -67,7 +67,7 @@ func (h *head) status() (int, error) {
 	return int(code), nil
 }
 
-// each hands a body to sink in pieces, as they arrive; a piece is good until sink returns.
+// each gives the pieces of a body to sink when they come. A piece is valid until sink returns.
 func (h *head) each(br *bufio.Reader, sink func(piece []byte) error) error {
 	if !h.framed {
 		return errors.New("the message names neither a length nor chunks")
@@ -140,7 +140,7 @@ func pieces(br *bufio.Reader, n int64, sink func([]byte) error) error {
 	return nil
 }
 
-// body reads a whole body into dst's room, or new room when that is too small.
+// body reads a whole body into dst, or into new memory if dst is too small.
 func (h *head) body(br *bufio.Reader, dst []byte) ([]byte, error) {
 	if h.length >= 0 {
 		n := int(h.length)
@@ -158,7 +158,7 @@ func (h *head) body(br *bufio.Reader, dst []byte) ([]byte, error) {
 	return dst, err
 }
 
-// noEOF makes the end of input inside a message an error that says so.
+// noEOF turns io.EOF inside a message into io.ErrUnexpectedEOF.
 func noEOF(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
@@ -166,7 +166,7 @@ func noEOF(err error) error {
 	return err
 }
 
-// appendRequestHead writes a POST's head as a common client's: the body follows.
+// appendRequestHead writes the head of a POST request as a common client does. The body follows.
 func appendRequestHead(dst []byte, host string, length int) []byte {
 	return fmt.Appendf(dst, "POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nAccept: application/json\r\n"+
 		"Authorization: Bearer bench\r\nContent-Type: application/json\r\nUser-Agent: OpenAI/Python 2.8.0\r\n"+

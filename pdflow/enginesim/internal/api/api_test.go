@@ -55,7 +55,7 @@ func TestEveryAPIOverBothLegs(t *testing.T) {
 	}
 }
 
-func eventTypes(a simtest.Answer) []string {
+func eventTypes(a simtest.Response) []string {
 	var out []string
 	for _, e := range a.Events() {
 		if kind := gjson.Get(e, "type").String(); len(out) == 0 || out[len(out)-1] != kind {
@@ -97,11 +97,11 @@ func TestMessagesEvents(t *testing.T) {
 // 10).
 func TestRequestIDs(t *testing.T) {
 	s := simtest.New(t)
-	ask := func(path string, more simtest.Obj, header ...string) simtest.Answer {
+	ask := func(path string, more simtest.Obj, header ...string) simtest.Response {
 		return s.Post(t.Context(), s.P, path, simtest.With(simtest.With(simtest.Request(path, "x", 1), more),
 			simtest.Obj{"kv_transfer_params": simtest.Obj{"do_remote_decode": true}}), header...)
 	}
-	internal := func(a simtest.Answer) string { return a.Get("kv_transfer_params.remote_request_id").String() }
+	internal := func(a simtest.Response) string { return a.Get("kv_transfer_params.remote_request_id").String() }
 	a := ask(simtest.Completions, simtest.Obj{"request_id": "body"}, "X-Request-Id", "header")
 	assert.Equal(t, "cmpl-header", a.Get("id").String())
 	assert.Regexp(t, `^cmpl-header-0-[0-9a-f]{8}$`, internal(a))
@@ -161,7 +161,7 @@ func TestStopsEndEarly(t *testing.T) {
 // TestSampling: children and seeds differ from each other, and repeat.
 func TestSampling(t *testing.T) {
 	s := simtest.New(t)
-	ask := func(more simtest.Obj) simtest.Answer {
+	ask := func(more simtest.Obj) simtest.Response {
 		return s.Post(t.Context(), s.O, simtest.Completions, simtest.With(simtest.Completion("x"), more))
 	}
 	a := ask(simtest.Obj{"n": 3, "temperature": 0.8, "seed": 1})

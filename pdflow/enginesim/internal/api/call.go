@@ -274,15 +274,15 @@ func WithMembers(data []byte, outs []*core.Outcome) []byte {
 	if !slices.ContainsFunc(outs, func(o *core.Outcome) bool { return o.Members != nil || o.Choice != nil }) {
 		return data
 	}
-	var answer map[string]json.RawMessage
-	if json.Unmarshal(data, &answer) != nil {
+	var response map[string]json.RawMessage
+	if json.Unmarshal(data, &response) != nil {
 		return data
 	}
 	var choices []map[string]json.RawMessage
-	_ = json.Unmarshal(answer["choices"], &choices)
+	_ = json.Unmarshal(response["choices"], &choices)
 	for i, o := range outs {
 		for name, v := range o.Members {
-			answer[name] = python.Encode(v)
+			response[name] = python.Encode(v)
 		}
 		for name, v := range o.Choice {
 			if i < len(choices) {
@@ -291,9 +291,9 @@ func WithMembers(data []byte, outs []*core.Outcome) []byte {
 		}
 	}
 	if choices != nil {
-		answer["choices"] = python.Encode(choices)
+		response["choices"] = python.Encode(choices)
 	}
-	return python.Encode(answer)
+	return python.Encode(response)
 }
 
 // requestName is the client's id of a request: the header wins over the body.

@@ -126,7 +126,7 @@ type chatFormat struct {
 	media any // ec_transfer_params
 }
 
-type chatAnswer struct {
+type chatOutput struct {
 	Role         string `json:"role"`
 	Content      string `json:"content"`
 	Refusal      any    `json:"refusal"`
@@ -138,7 +138,7 @@ type chatAnswer struct {
 
 type chatChoice struct {
 	Index         int        `json:"index"`
-	Message       chatAnswer `json:"message"`
+	Message       chatOutput `json:"message"`
 	Logprobs      any        `json:"logprobs"`
 	FinishReason  string     `json:"finish_reason"`
 	StopReason    any        `json:"stop_reason"`
@@ -176,7 +176,7 @@ func (f *chatFormat) Whole(outs []*core.Outcome) any {
 		b.PromptLogprobs = promptLogprobs(c.Gens[0].Prompt)
 	}
 	for i, o := range outs {
-		choice := chatChoice{Index: i, Message: chatAnswer{Role: "assistant", Content: o.Text}, FinishReason: o.Reason,
+		choice := chatChoice{Index: i, Message: chatOutput{Role: "assistant", Content: o.Text}, FinishReason: o.Reason,
 			StopReason: o.Stop}
 		if f.q.ReturnTokens {
 			choice.TokenIDs = o.Tokens

@@ -15,6 +15,8 @@ type Error struct {
 	Type    string  `json:"type"`
 	Param   *string `json:"param"`
 	Code    int     `json:"code"`
+
+	anthropic bool // written in the shape of Anthropic's Messages API
 }
 
 func (e *Error) Error() string { return e.Message }

@@ -49,6 +49,8 @@ type messagesFormat struct {
 	id   string
 	sse  *SSE
 	open bool
+
+	undone bool // its stream ends without [DONE]
 }
 
 type messagesUsage struct {
@@ -128,5 +130,7 @@ func (f *messagesFormat) End(outs []*core.Outcome) {
 	f.send("message_delta", map[string]any{"delta": map[string]string{"stop_reason": messagesReason(o.Reason)},
 		"usage": f.used(o)})
 	f.send("message_stop", map[string]any{})
-	f.sse.data([]byte("[DONE]"))
+	if !f.undone {
+		f.sse.data([]byte("[DONE]"))
+	}
 }

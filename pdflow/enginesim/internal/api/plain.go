@@ -91,7 +91,7 @@ func tokenize(e *Engine, _ *http.Request, body []byte) (any, *Error) {
 	default:
 		return nil, BadField("prompt", "missing", "Field required", "{}")
 	}
-	answer := struct {
+	response := struct {
 		Count       int      `json:"count"`
 		MaxModelLen int      `json:"max_model_len"`
 		Tokens      []int32  `json:"tokens"`
@@ -99,10 +99,10 @@ func tokenize(e *Engine, _ *http.Request, body []byte) (any, *Error) {
 	}{len(tokens), e.MaxModelLen, tokens, nil}
 	if q.Strings {
 		for _, t := range tokens {
-			answer.Strings = append(answer.Strings, core.Detokenise([]int32{t}))
+			response.Strings = append(response.Strings, core.Detokenise([]int32{t}))
 		}
 	}
-	return answer, nil
+	return response, nil
 }
 
 func detokenize(_ *Engine, _ *http.Request, body []byte) (any, *Error) {

@@ -84,7 +84,40 @@ func ParseSGLang(remote bool, body []byte) (*Call, *Error) {
 	return c, nil
 }
 
-// sglangFormat writes answers of /generate. A stream's text is all so far.
+// ParseSGLangResponses reads a /v1/responses request as SGLang does: it takes two tokens off the limit, and refuses
+// what is below zero then (0.5.23, entrypoints/openai/protocol.py, ResponsesRequest.to_sampling_params).
+func ParseSGLangResponses(e *Engine, r *http.Request, body []byte) (*Call, *Error) {
+	c, bad := parseResponses(e, r, body)
+	if bad != nil || !c.limited {
+		return c, bad
+	}
+	if c.maxTokens -= 2; c.maxTokens < 0 {
+		return nil, BadRequest("", "max_new_tokens must be at least 0, got %d.", c.maxTokens)
+	}
+	return c, nil
+}
+
+// ParseSGLangMessages reads a /v1/messages request. SGLang's streams of this API have no [DONE].
+func ParseSGLangMessages(e *Engine, r *http.Request, body []byte) (*Call, *Error) {
+	c, bad := parseMessages(e, r, body)
+	if bad == nil {
+		c.format.(*messagesFormat).undone = true //nolint:errcheck // parseMessages makes nothing else
+	}
+	return c, bad
+}
+
+// AnthropicErrors wraps an API whose refusals have the shape of Anthropic's.
+func AnthropicErrors(parse Parser) Parser {
+	return func(e *Engine, r *http.Request, body []byte) (*Call, *Error) {
+		c, bad := parse(e, r, body)
+		if bad != nil {
+			bad.anthropic = true
+		}
+		return c, bad
+	}
+}
+
+// sglangFormat writes responses of /generate. A stream's text is all so far.
 type sglangFormat struct {
 	call      *Call
 	q         *sglangRequest
@@ -96,7 +129,7 @@ type sglangFormat struct {
 	tokens [][]int32
 }
 
-type sglangAnswer struct {
+type sglangResponse struct {
 	Index  *int       `json:"index,omitempty"`
 	Text   string     `json:"text"`
 	Output []int32    `json:"output_ids"`
@@ -114,9 +147,10 @@ type sglangMeta struct {
 	Latency    float64 `json:"e2e_latency,omitempty"`
 }
 
-func (f *sglangFormat) answer(i int, text string, tokens []int32, cached int, reason string, stop any) *sglangAnswer {
+func (f *sglangFormat) response(i int, text string, tokens []int32, cached int, reason string,
+	stop any) *sglangResponse {
 	g := f.call.Gens[i]
-	a := &sglangAnswer{Text: text, Output: append([]int32{}, tokens...)}
+	a := &sglangResponse{Text: text, Output: append([]int32{}, tokens...)}
 	a.Meta = sglangMeta{ID: g.Name, Prompt: len(g.Prompt), Completion: len(tokens), Cached: cached}
 	switch reason {
 	case "":
@@ -155,9 +189,9 @@ func (f *sglangFormat) input(prompt []int32) []any {
 }
 
 func (f *sglangFormat) Whole(outs []*core.Outcome) any {
-	list := make([]*sglangAnswer, len(outs))
+	list := make([]*sglangResponse, len(outs))
 	for i, o := range outs {
-		list[i] = f.answer(i, o.Text, o.Tokens, o.Cached, o.Reason, o.Stop)
+		list[i] = f.response(i, o.Text, o.Tokens, o.Cached, o.Reason, o.Stop)
 		list[i].Meta.Latency = time.Since(f.begun).Seconds()
 	}
 	if !f.q.batch {
@@ -177,7 +211,7 @@ func (f *sglangFormat) Step(s core.Step) {
 	if s.HasOne {
 		f.tokens[i] = append(f.tokens[i], s.Token)
 	}
-	a := f.answer(i, f.texts[i], f.tokens[i], 0, s.Reason, s.Stop)
+	a := f.response(i, f.texts[i], f.tokens[i], 0, s.Reason, s.Stop)
 	if f.q.batch {
 		a.Index = &i
 	}

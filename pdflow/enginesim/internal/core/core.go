@@ -83,7 +83,7 @@ type Sequence struct {
 	Computed int // tokens whose KV the blocks hold
 	digest   uint64
 	placed   bool
-	Answer   []int32 // the tokens made, once it is over
+	Output   []int32 // the tokens made, once it is over
 }
 
 // BlocksFor is how many blocks of a size hold so many tokens.

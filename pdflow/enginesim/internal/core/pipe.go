@@ -22,7 +22,7 @@ const (
 	FrameBlock                          // one block of KV
 	FrameError                          // an ask that cannot be answered
 	FrameRelease                        // read or given up: let go of the blocks
-	FrameReleased                       // answer to FrameRelease
+	FrameReleased                       // reply to FrameRelease
 	FrameHeartbeat                      // still wanted: extend the lease
 	frameKindEnd
 )

@@ -103,7 +103,7 @@ func (c *Core) Generate(ctx context.Context, conn Connector, g *Generation, emit
 		return nil, run.failed(err)
 	}
 	c.Stats.ended(run, run.out.Reason)
-	s.Answer = run.out.Tokens
+	s.Output = run.out.Tokens
 	run.out.Params = mutated(t.Finished(s, run.out.Reason), g.Mutate)
 	if d, ok := t.(decorator); ok {
 		run.out.Members, run.out.Choice = d.Members(s, run.out.Reason)

@@ -71,8 +71,8 @@ func (b *Bootstrap) BootstrapURL() string {
 	return "http://" + b.ln.Addr().String()
 }
 
-// AnswerJSON writes a response of a bootstrap server.
-func AnswerJSON(w http.ResponseWriter, status int, body []byte) {
+// WriteJSON writes a response of a bootstrap server.
+func WriteJSON(w http.ResponseWriter, status int, body []byte) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(status)

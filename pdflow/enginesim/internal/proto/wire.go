@@ -181,7 +181,7 @@ func (w *Wire) dial(ctx context.Context, to Place) (*Peer, error) {
 
 // Why KV could not be read from another engine.
 var (
-	ErrHandshake   = errors.New("no answer from the other engine")
+	ErrHandshake   = errors.New("no response from the other engine")
 	errOtherEngine = errors.New("another engine answers there")
 	ErrNoAddress   = errors.New("no address")
 	ErrPeerGone    = errors.New("the other engine is gone")

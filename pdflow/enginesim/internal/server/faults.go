@@ -102,7 +102,7 @@ func (n *Node) strike(ctx context.Context, w http.ResponseWriter, f *Effect) boo
 	case EffectGarbage:
 		body := f.Body
 		if body == "" {
-			body = "<html>this is not the answer</html>"
+			body = "<html>this is not the response</html>"
 		}
 		api.WriteJSON(w, http.StatusOK, []byte(body))
 	case EffectRedirect:

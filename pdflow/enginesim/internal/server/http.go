@@ -84,7 +84,7 @@ func (n *Node) post(w http.ResponseWriter, r *http.Request) {
 	n.cfg.Received(r, body)
 	ctx, f, err := n.begin(r.Context())
 	if err != nil {
-		n.answerEnding(w, err)
+		n.refuseEnding(w, err)
 		return
 	}
 	defer n.finish(f)
@@ -105,12 +105,12 @@ func (n *Node) post(w http.ResponseWriter, r *http.Request) {
 			"None"))
 		return
 	case parse == nil:
-		answer, bad := api.PlainAPIs[r.URL.Path](&n.cfg.API, r, body)
+		result, bad := api.PlainAPIs[r.URL.Path](&n.cfg.API, r, body)
 		if bad != nil {
 			api.WriteError(w, bad)
 			return
 		}
-		api.WriteJSON(w, http.StatusOK, python.Encode(answer))
+		api.WriteJSON(w, http.StatusOK, python.Encode(result))
 		return
 	}
 	n.serve(ctx, w, r, body, fault, parse)
@@ -136,8 +136,8 @@ func isJSON(r *http.Request) bool {
 	return err == nil && kind == "application/json"
 }
 
-// answerEnding answers a request that arrives while the engine ends.
-func (n *Node) answerEnding(w http.ResponseWriter, why error) {
+// refuseEnding answers a request that arrives while the engine ends.
+func (n *Node) refuseEnding(w http.ResponseWriter, why error) {
 	if errors.Is(why, core.ErrCoreDead) {
 		api.WriteError(w, api.ErrEngine)
 		return

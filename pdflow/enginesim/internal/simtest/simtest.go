@@ -26,8 +26,8 @@ import (
 // Obj is a JSON object.
 type Obj = map[string]any
 
-// Answer is what a client sees of a response.
-type Answer struct {
+// Response is what a client sees of a response: status, header and body, or an error.
+type Response struct {
 	Status int
 	Header http.Header
 	Body   string
@@ -35,10 +35,10 @@ type Answer struct {
 }
 
 // Get reads a member of the response by its path.
-func (a Answer) Get(path string) gjson.Result { return gjson.Get(a.Body, path) }
+func (a Response) Get(path string) gjson.Result { return gjson.Get(a.Body, path) }
 
 // Text is the response of one choice, whichever API it came by.
-func (a Answer) Text() string {
+func (a Response) Text() string {
 	if c := a.Get("choices.0.message.content"); c.Exists() {
 		return c.String()
 	}
@@ -46,7 +46,7 @@ func (a Answer) Text() string {
 }
 
 // Events are the data of a stream's events.
-func (a Answer) Events() []string {
+func (a Response) Events() []string {
 	var out []string
 	for line := range strings.SplitSeq(a.Body, "\n") {
 		if data, ok := strings.CutPrefix(line, "data: "); ok {
@@ -71,7 +71,7 @@ func NewClient(t testing.TB) *Client {
 }
 
 // Post sends a body, JSON or text that is taken as it is, with headers as names and values in turn.
-func (c *Client) Post(ctx context.Context, e *enginesim.Engine, path string, body any, headers ...string) Answer {
+func (c *Client) Post(ctx context.Context, e *enginesim.Engine, path string, body any, headers ...string) Response {
 	c.T.Helper()
 	data, ok := body.(string)
 	if !ok {
@@ -89,25 +89,25 @@ func (c *Client) Post(ctx context.Context, e *enginesim.Engine, path string, bod
 }
 
 // Get asks an engine for a path.
-func (c *Client) Get(e *enginesim.Engine, path string) Answer {
+func (c *Client) Get(e *enginesim.Engine, path string) Response {
 	c.T.Helper()
 	r, err := http.NewRequestWithContext(c.T.Context(), http.MethodGet, e.URL()+path, nil)
 	must(c.T, err)
 	return c.do(r)
 }
 
-func (c *Client) do(r *http.Request) Answer {
+func (c *Client) do(r *http.Request) Response {
 	resp, err := c.HTTP.Do(r)
 	if err != nil {
-		return Answer{Err: err}
+		return Response{Err: err}
 	}
 	defer resp.Body.Close()
 	data, err := io.ReadAll(resp.Body)
-	return Answer{Status: resp.StatusCode, Header: resp.Header, Body: string(data), Err: err}
+	return Response{Status: resp.StatusCode, Header: resp.Header, Body: string(data), Err: err}
 }
 
 // Fetch asks for a URL.
-func (c *Client) Fetch(url string) Answer {
+func (c *Client) Fetch(url string) Response {
 	c.T.Helper()
 	r, err := http.NewRequestWithContext(c.T.Context(), http.MethodGet, url, nil)
 	must(c.T, err)
@@ -182,7 +182,7 @@ func (s *Scene) Prefill(path string, body Obj) Obj {
 }
 
 // Decode runs the decode leg with a handoff.
-func (s *Scene) Decode(path string, body, handoff Obj) Answer {
+func (s *Scene) Decode(path string, body, handoff Obj) Response {
 	s.T.Helper()
 	return s.Post(s.T.Context(), s.D, path, With(body, Obj{"kv_transfer_params": handoff}))
 }
@@ -220,7 +220,7 @@ func Request(path, name string, tokens int) Obj {
 }
 
 // WholeText is the text of a whole response of any API.
-func WholeText(a Answer) string {
+func WholeText(a Response) string {
 	for _, path := range []string{"choices.0.message.content", "choices.0.text", "output.0.content.0.text",
 		"content.0.text"} {
 		if r := a.Get(path); r.Exists() {
@@ -235,7 +235,7 @@ func WholeText(a Answer) string {
 }
 
 // StreamText is the text of a stream of any API, piece by piece.
-func StreamText(a Answer) string {
+func StreamText(a Response) string {
 	var text strings.Builder
 	for _, e := range a.Events() {
 		for _, path := range []string{"choices.0.delta.content", "choices.0.text", "delta.text"} {
@@ -304,10 +304,10 @@ func FirstFault(t *testing.T, e *enginesim.Engine) enginesim.KVFaultKind {
 	return f.Kind
 }
 
-// Later sends a request and gives its answer when it comes.
+// Later sends a request and gives its response when it comes.
 func (s *Scene) Later(ctx context.Context, e *enginesim.Engine, path string, body Obj,
-	headers ...string) <-chan Answer {
-	ch := make(chan Answer, 1)
+	headers ...string) <-chan Response {
+	ch := make(chan Response, 1)
 	go func() { ch <- s.Post(ctx, e, path, body, headers...) }()
 	return ch
 }
@@ -330,7 +330,7 @@ func (s *Scene) Waits(decode Obj, headers ...string) (leave func()) {
 }
 
 // PrefillOnly runs the prefill leg of a protocol without parameters.
-func (s *Scene) PrefillOnly(path string, body Obj) Answer {
+func (s *Scene) PrefillOnly(path string, body Obj) Response {
 	s.T.Helper()
 	a := s.Post(s.T.Context(), s.P, path, With(body, Obj{"max_tokens": 1, "stream": false}))
 	answered(s.T, a)
@@ -408,7 +408,7 @@ func must(t testing.TB, err error) {
 }
 
 // answered ends a test whose request was not served.
-func answered(t testing.TB, a Answer) {
+func answered(t testing.TB, a Response) {
 	t.Helper()
 	if a.Err != nil || a.Status != http.StatusOK {
 		t.Fatalf("status %d, error %v: %s", a.Status, a.Err, a.Body)

@@ -222,7 +222,7 @@ func (t *layerPush) Arrived(context.Context, *core.Sequence) (string, error) {
 	return "", nil
 }
 
-// Finished pushes, whatever the reason: the layers are out before it is known. The answer tells nothing.
+// Finished pushes, whatever the reason: the layers are out before it is known. The response tells nothing.
 func (t *layerPush) Finished(s *core.Sequence, reason string) any {
 	if !t.produces || reason != core.ReasonLength && reason != core.ReasonStop {
 		return nil

@@ -46,8 +46,8 @@ func proxy(t *testing.T, status int) (url string, callbacks <-chan string, calls
 
 // layerDecode sends D's leg.
 func layerDecode(ctx context.Context, s *simtest.Scene, path string, body simtest.Obj, url,
-	id string) <-chan simtest.Answer {
-	ch := make(chan simtest.Answer, 1)
+	id string) <-chan simtest.Response {
+	ch := make(chan simtest.Response, 1)
 	go func() {
 		ch <- s.Post(ctx, s.D, path, simtest.With(body,
 			simtest.Obj{"kv_transfer_params": simtest.Obj{"do_remote_decode": false, "do_remote_prefill": true,
@@ -56,7 +56,7 @@ func layerDecode(ctx context.Context, s *simtest.Scene, path string, body simtes
 	return ch
 }
 
-func layerPrefill(s *simtest.Scene, path string, body simtest.Obj, params, id string) simtest.Answer {
+func layerPrefill(s *simtest.Scene, path string, body simtest.Obj, params, id string) simtest.Response {
 	return s.Post(s.T.Context(), s.P, path, simtest.With(body,
 		simtest.Obj{"max_tokens": 1, "min_tokens": 1, "stream": false,
 			"kv_transfer_params": json.RawMessage(params)}), "X-Request-Id", id)

@@ -30,7 +30,7 @@ func lmcacheScene(t *testing.T, change func(p, d *enginesim.Config)) *simtest.Sc
 }
 
 // both runs a prompt at P, for one token, and then at D.
-func both(s *simtest.Scene, body simtest.Obj) simtest.Answer {
+func both(s *simtest.Scene, body simtest.Obj) simtest.Response {
 	s.T.Helper()
 	require.Equal(s.T, 200, s.Post(s.T.Context(), s.P, simtest.Completions,
 		simtest.With(body, simtest.Obj{"max_tokens": 1})).Status)
@@ -52,7 +52,7 @@ func TestLMCacheLoadsWholeChunks(t *testing.T) {
 	assert.NoError(t, s.D.CheckKV())
 }
 
-// A prompt of whole chunks only: its last token is computed all the same, for the answer starts from it.
+// A prompt of whole chunks only: its last token is computed all the same, for the response starts from it.
 func TestLMCacheComputesTheLastToken(t *testing.T) {
 	s := lmcacheScene(t, nil)
 	body := simtest.With(simtest.Completion("one"), simtest.Obj{"prompt": simtest.Prompt(128, "one")})
@@ -60,7 +60,7 @@ func TestLMCacheComputesTheLastToken(t *testing.T) {
 	assert.EqualValues(t, 127, s.D.Stats().ExternalKVTransfer)
 }
 
-// What makes LMCache find nothing, in silence: all answers are right.
+// What makes LMCache find nothing, in silence: all responses are right.
 func TestLMCacheFindsNothing(t *testing.T) {
 	for rule, change := range map[string]func(p, d *enginesim.Config){
 		"another store":          func(_, d *enginesim.Config) { d.Extra["store"] += "/other" },

@@ -297,8 +297,8 @@ func (c *lmcachePD) notify(request string) error {
 
 // Finished gives out the first token, if it was asked for.
 func (t *pushed) Finished(s *core.Sequence, _ string) any {
-	if !t.firstToken || len(s.Answer) == 0 {
+	if !t.firstToken || len(s.Output) == 0 {
 		return nil
 	}
-	return map[string]any{"first_tok": s.Answer[0]}
+	return map[string]any{"first_tok": s.Output[0]}
 }

@@ -70,7 +70,7 @@ func (x *lmcachePair) spec() simtest.Obj {
 		"receiver_alloc_port": []int{alloc}}
 }
 
-func (x *lmcachePair) prefill(body, params simtest.Obj) simtest.Answer {
+func (x *lmcachePair) prefill(body, params simtest.Obj) simtest.Response {
 	x.T.Helper()
 	return x.Post(x.T.Context(), x.P, simtest.Completions,
 		simtest.With(body, simtest.Obj{"max_tokens": 1, "kv_transfer_params": params}))

@@ -35,7 +35,7 @@ func mooncakesWith(extra ...string) func(p, d *enginesim.Config) {
 const patience = "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"
 
 // query asks a bootstrap server.
-func query(c *simtest.Client, e *enginesim.Engine) simtest.Answer {
+func query(c *simtest.Client, e *enginesim.Engine) simtest.Response {
 	c.T.Helper()
 	return c.Fetch(e.Bootstrap() + "/query")
 }
@@ -58,7 +58,7 @@ func mooncakeLegs(s *simtest.Scene, body simtest.Obj, id string) (prefill, decod
 	return prefill, decode
 }
 
-func mooncakeRight(s *simtest.Scene, body simtest.Obj, p, d simtest.Answer) {
+func mooncakeRight(s *simtest.Scene, body simtest.Obj, p, d simtest.Response) {
 	s.T.Helper()
 	require.NoError(s.T, p.Err)
 	require.NoError(s.T, d.Err)
@@ -90,7 +90,7 @@ func TestMooncakeLegsInAnyOrder(t *testing.T) {
 			s := simtest.New(t, mooncakes)
 			body := simtest.Completion(name)
 			prefill, decode := mooncakeLegs(s, body, "xfer-1")
-			var p, d simtest.Answer
+			var p, d simtest.Response
 			if wait == nil {
 				p = s.Post(t.Context(), s.P, simtest.Completions, prefill)
 				d = s.Post(t.Context(), s.D, simtest.Completions, decode)

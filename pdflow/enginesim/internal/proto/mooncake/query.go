@@ -19,15 +19,15 @@ func (c *mooncake) answerQuery(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Server", "uvicorn")
 	switch {
 	case r.URL.Path != "/query":
-		proto.AnswerJSON(w, http.StatusNotFound, []byte(`{"detail":"Not Found"}`))
+		proto.WriteJSON(w, http.StatusNotFound, []byte(`{"detail":"Not Found"}`))
 	case r.Method != http.MethodGet:
-		proto.AnswerJSON(w, http.StatusMethodNotAllowed, []byte(`{"detail":"Method Not Allowed"}`))
+		proto.WriteJSON(w, http.StatusMethodNotAllowed, []byte(`{"detail":"Method Not Allowed"}`))
 	default:
 		ranks := map[string]rank{}
 		for i := range c.ranks {
 			ranks[strconv.Itoa(i)] = rank{c.engine(i),
 				map[string]map[string]string{"0": {"0": "tcp://" + c.SideAddress()}}}
 		}
-		proto.AnswerJSON(w, http.StatusOK, python.Encode(ranks))
+		proto.WriteJSON(w, http.StatusOK, python.Encode(ranks))
 	}
 }

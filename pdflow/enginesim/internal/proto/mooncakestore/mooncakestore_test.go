@@ -28,7 +28,7 @@ func pooling(t *testing.T, more map[string]string) func(p, d *enginesim.Config) 
 }
 
 // storeLegs runs P, then D, with nothing of P's response.
-func storeLegs(s *simtest.Scene, body simtest.Obj) simtest.Answer {
+func storeLegs(s *simtest.Scene, body simtest.Obj) simtest.Response {
 	s.T.Helper()
 	require.Equal(s.T, 200, s.Post(s.T.Context(), s.P, simtest.Completions,
 		simtest.With(body, simtest.Obj{"max_tokens": 1})).Status)

@@ -66,14 +66,14 @@ func at(e *enginesim.Engine) simtest.Obj {
 		"remote_notify_port": sidePort(e)}
 }
 
-func moriPrefill(s *simtest.Scene, body, params simtest.Obj, id string) simtest.Answer {
+func moriPrefill(s *simtest.Scene, body, params simtest.Obj, id string) simtest.Response {
 	return s.Post(s.T.Context(), s.P, simtest.Completions,
 		simtest.With(body, simtest.Obj{"max_tokens": 1, "kv_transfer_params": params}), "X-Request-Id", id)
 }
 
 func moriDecode(ctx context.Context, s *simtest.Scene, body, params simtest.Obj,
-	id string) <-chan simtest.Answer {
-	ch := make(chan simtest.Answer, 1)
+	id string) <-chan simtest.Response {
+	ch := make(chan simtest.Response, 1)
 	go func() {
 		ch <- s.Post(ctx, s.D, simtest.Completions, simtest.With(body, simtest.Obj{"kv_transfer_params": params}),
 			"X-Request-Id", id)
@@ -81,7 +81,7 @@ func moriDecode(ctx context.Context, s *simtest.Scene, body, params simtest.Obj,
 	return ch
 }
 
-func moriRight(s *simtest.Scene, body simtest.Obj, a simtest.Answer) {
+func moriRight(s *simtest.Scene, body simtest.Obj, a simtest.Response) {
 	s.T.Helper()
 	require.NoError(s.T, a.Err)
 	require.Equal(s.T, 200, a.Status, a.Body)
@@ -104,7 +104,7 @@ func TestMoRIIOWrites(t *testing.T) {
 			if k.embedded {
 				id, p, d = moriID(s), asks(nil), takes(nil)
 			}
-			var got <-chan simtest.Answer
+			var got <-chan simtest.Response
 			if k.dFirst {
 				got = moriDecode(t.Context(), s, body, d, id)
 				simtest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
@@ -121,7 +121,7 @@ func TestMoRIIOWrites(t *testing.T) {
 	}
 }
 
-// TestMoRIIOReads: P's answer names its blocks in a flat list.
+// TestMoRIIOReads: P's response names its blocks in a flat list.
 func TestMoRIIOReads(t *testing.T) {
 	s := simtest.New(t, mori("1"))
 	body := simtest.Completion("x")

@@ -71,7 +71,7 @@ func TestHandoffsThatGiveWrongText(t *testing.T) {
 			s.Prefill(simtest.Completions, simtest.Completion("first")))
 		require.Equal(t, 200, a.Status, a.Body)
 		assert.Equal(t, s.Alone(simtest.Completions, simtest.Completion("first")), a.Text(),
-			"the answer to the prefilled prompt")
+			"the response to the prefilled prompt")
 		assert.Zero(t, s.D.Stats().FailedTransfers)
 		assert.Equal(t, enginesim.KVForeignRead, simtest.FirstFault(t, s.P))
 	})
@@ -244,7 +244,7 @@ func TestDecodeEngineKilledWhileItWaits(t *testing.T) {
 	require.Equal(t, 200, s.Decode(simtest.Completions, warm, s.Prefill(simtest.Completions, warm)).Status)
 	h := s.Prefill(simtest.Completions, simtest.Completion("x"))
 	s.P.Freeze()
-	got := make(chan simtest.Answer)
+	got := make(chan simtest.Response)
 	go func() { got <- s.Decode(simtest.Completions, simtest.Completion("x"), h) }()
 	simtest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
 	s.D.Kill()
@@ -484,7 +484,7 @@ func TestHeartbeatKeepsTheLease(t *testing.T) {
 			if !heartbeat {
 				delete(h, "tp_size")
 			}
-			decoded := make(chan simtest.Answer)
+			decoded := make(chan simtest.Response)
 			go func() {
 				decoded <- s.Decode(simtest.Completions, simtest.With(simtest.Completion("x"),
 					simtest.Obj{"max_tokens": 2}), h)

@@ -31,16 +31,16 @@ func pushParams(s *simtest.Scene, id string) simtest.Obj {
 		"remote_host": host, "remote_port": number, "tp_size": 1, "pp_size": 1, "remote_request_id": id}
 }
 
-func pushPrefill(s *simtest.Scene, body simtest.Obj, id string) simtest.Answer {
+func pushPrefill(s *simtest.Scene, body simtest.Obj, id string) simtest.Response {
 	return s.Post(s.T.Context(), s.P, simtest.Completions,
 		simtest.With(body, simtest.Obj{"max_tokens": 1,
 			"kv_transfer_params": simtest.Obj{"do_remote_decode": true}}), "X-Request-Id", id)
 }
 
-// pushDecode sends a decode leg and gives its answer when it comes.
+// pushDecode sends a decode leg and gives its response when it comes.
 func pushDecode(ctx context.Context, s *simtest.Scene, body, params simtest.Obj,
-	id string) <-chan simtest.Answer {
-	ch := make(chan simtest.Answer, 1)
+	id string) <-chan simtest.Response {
+	ch := make(chan simtest.Response, 1)
 	go func() {
 		ch <- s.Post(ctx, s.D, simtest.Completions, simtest.With(body, simtest.Obj{"kv_transfer_params": params}),
 			"X-Request-Id", id)
@@ -48,7 +48,7 @@ func pushDecode(ctx context.Context, s *simtest.Scene, body, params simtest.Obj,
 	return ch
 }
 
-func pushedRight(s *simtest.Scene, body simtest.Obj, a simtest.Answer) {
+func pushedRight(s *simtest.Scene, body simtest.Obj, a simtest.Response) {
 	s.T.Helper()
 	require.NoError(s.T, a.Err)
 	require.Equal(s.T, 200, a.Status, a.Body)
@@ -85,7 +85,7 @@ func TestPushTogether(t *testing.T) {
 		t.Run(first+" first", func(t *testing.T) {
 			s := simtest.New(t, pushing)
 			body := simtest.Completion("together")
-			var got <-chan simtest.Answer
+			var got <-chan simtest.Response
 			if first == "D" {
 				got = pushDecode(t.Context(), s, body, pushParams(s, "a"), "a")
 				simtest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })

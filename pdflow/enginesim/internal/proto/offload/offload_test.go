@@ -48,7 +48,7 @@ func TestOffloadLegsInAnyOrder(t *testing.T) {
 			s := simtest.New(t, offloading(map[string]string{"load_timeout": "20"}))
 			body := simtest.With(simtest.Completion(name), simtest.Obj{"prompt": simtest.Prompt(250, name)})
 			prefill, decode := p2pLegs(s, body, "id-1")
-			var p, d simtest.Answer
+			var p, d simtest.Response
 			if name == "P first" {
 				p = s.Post(t.Context(), s.P, simtest.Completions, prefill)
 				d = s.Post(t.Context(), s.D, simtest.Completions, decode)
@@ -77,7 +77,7 @@ func TestOffloadLegsInAnyOrder(t *testing.T) {
 	}
 }
 
-// P offers its blocks however its answer ends, unlike Mooncake.
+// P offers its blocks however its response ends, unlike Mooncake.
 func TestOffloadPrefillThatStops(t *testing.T) {
 	s := simtest.New(t, offloading(nil))
 	body := simtest.Completion("x")

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/api"
@@ -16,10 +17,16 @@ import (
 
 // Parsers are the APIs in which SGLang reads bootstrap members.
 func (c *sglangDisagg) Parsers() map[string]api.Parser {
+	responses, messages := c.withRooms(api.ParseSGLangResponses), c.withRooms(api.ParseSGLangMessages)
+	if c.Host.Extra["pd_routing_fields"] == "0" {
+		responses, messages = c.withoutRooms(api.ParseSGLangResponses), c.withoutRooms(api.ParseSGLangMessages)
+	}
 	return map[string]api.Parser{
 		"/generate":            c.withRooms(c.parse),
 		"/v1/completions":      c.withRooms(api.ParseCompletion),
 		"/v1/chat/completions": c.withRooms(api.ParseChat),
+		"/v1/responses":        responses,
+		"/v1/messages":         api.AnthropicErrors(messages),
 	}
 }
 
@@ -79,7 +86,25 @@ func (c *sglangDisagg) metrics(w http.ResponseWriter) {
 	_, _ = w.Write([]byte(text))
 }
 
-// withRooms wraps an API so that each sequence of a call has its room.
+// errNoRoom is the error for a request without a room at an engine in a mode of disaggregation.
+func errNoRoom() *api.Error {
+	return api.BadRequest("bootstrap_room", "Disaggregated request received without bootstrap room id")
+}
+
+// withoutRooms wraps an API whose request model does not have the bootstrap members.
+func (c *sglangDisagg) withoutRooms(parse api.Parser) api.Parser {
+	return func(e *api.Engine, r *http.Request, body []byte) (*api.Call, *api.Error) {
+		made, bad := parse(e, r, body)
+		if bad == nil && c.disaggregated() {
+			return nil, errNoRoom()
+		}
+		return made, bad
+	}
+}
+
+// withRooms wraps an API so that each prompt of a call has its room. With n above 1 the samples of a prompt share it
+// (managers/tokenizer_manager.py, _handle_batch_request): P has sent nothing for them and answers at once, and D waits
+// until its own time-out ends.
 func (c *sglangDisagg) withRooms(parse api.Parser) api.Parser {
 	return func(e *api.Engine, r *http.Request, body []byte) (*api.Call, *api.Error) {
 		made, bad := parse(e, r, body)
@@ -90,61 +115,52 @@ func (c *sglangDisagg) withRooms(parse api.Parser) api.Parser {
 		if bad := api.DecodeBody(body, &q); bad != nil {
 			return nil, bad
 		}
-		count := len(made.Gens)
-		rooms, ok := eachRoom(q.Room, count, made.N)
+		n := max(made.N, 1)
+		prompts := len(made.Gens) / n
+		rooms, ok := eachRoom(q.Room, prompts)
 		if !ok {
-			return nil, api.BadRequest("bootstrap_room", "Disaggregated request received without bootstrap room id")
+			return nil, errNoRoom()
 		}
-		hosts, ok1 := each(q.Host, count, made.N)
-		ports, ok2 := each(q.Port, count, made.N)
+		hosts, ok1 := each(q.Host, prompts)
+		ports, ok2 := each(q.Port, prompts)
 		if !ok1 || !ok2 {
 			return nil, api.BadRequest("bootstrap_host", "bootstrap lists do not have the length of the batch")
 		}
 		for i, g := range made.Gens {
 			g.Local = false
-			g.Params = core.Params{"bootstrap_room": rooms[i], "bootstrap_host": hosts[i], "bootstrap_port": ports[i],
-				"disagg_prefill_dp_rank": q.Rank, "routed_dp_rank": q.Routed, "data_parallel_rank": q.Alias}
+			g.Params = core.Params{"bootstrap_room": rooms[i/n], "bootstrap_host": hosts[i/n],
+				"bootstrap_port": ports[i/n], "disagg_prefill_dp_rank": q.Rank, "routed_dp_rank": q.Routed,
+				"data_parallel_rank": q.Alias}
 		}
 		if c.Host.Role == proto.RoleProducer {
 			// P makes the first token and no more, and ends by length.
 			made.OneToken()
 			for _, g := range made.Gens {
 				g.Stop, g.StopIDs = nil, nil
+				if n > 1 {
+					g.Params["bootstrap_room"] = nil
+				}
 			}
 		}
 		return made, nil
 	}
 }
 
-// each returns a member's value for each sequence. The member is a list with an item for each sequence, a list with an
-// item for each prompt, which its n sequences share, or one value for all.
-func each(raw json.RawMessage, count, n int) ([]json.RawMessage, bool) {
-	out := make([]json.RawMessage, count)
+// each returns a member's value for each prompt: the member is a list, or one value for all.
+func each(raw json.RawMessage, prompts int) ([]json.RawMessage, bool) {
 	if len(raw) == 0 || raw[0] != '[' {
-		for i := range out {
-			out[i] = raw
-		}
-		return out, true
+		return slices.Repeat([]json.RawMessage{raw}, prompts), true
 	}
 	var list []json.RawMessage
-	if json.Unmarshal(raw, &list) != nil {
+	if json.Unmarshal(raw, &list) != nil || len(list) < prompts {
 		return nil, false
 	}
-	switch len(list) {
-	case count:
-		return list, true
-	case count / max(n, 1):
-		for i := range out {
-			out[i] = list[i/max(n, 1)]
-		}
-		return out, true
-	}
-	return nil, false
+	return list[:prompts], true
 }
 
 // eachRoom is each for rooms, which count up from one value.
-func eachRoom(raw json.RawMessage, count, n int) ([]json.RawMessage, bool) {
-	out, ok := each(raw, count, n)
+func eachRoom(raw json.RawMessage, prompts int) ([]json.RawMessage, bool) {
+	out, ok := each(raw, prompts)
 	if !ok {
 		return nil, false
 	}

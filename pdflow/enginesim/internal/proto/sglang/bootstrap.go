@@ -25,11 +25,11 @@ type sglangSizes struct {
 // serveBootstrap is P's bootstrap server (disaggregation/common/conn.py). Beside SGLang's routes it has /sim/aux, which
 // stands for the auxiliary buffers that travel with the KV.
 func (c *sglangDisagg) serveBootstrap(w http.ResponseWriter, r *http.Request) {
-	status, body := c.bootstrapAnswer(r)
-	proto.AnswerJSON(w, status, body)
+	status, body := c.bootstrapResponse(r)
+	proto.WriteJSON(w, status, body)
 }
 
-func (c *sglangDisagg) bootstrapAnswer(r *http.Request) (status int, body []byte) {
+func (c *sglangDisagg) bootstrapResponse(r *http.Request) (status int, body []byte) {
 	switch r.Method + " " + r.URL.Path {
 	case "GET /health":
 		return http.StatusOK, []byte("OK")
@@ -73,7 +73,7 @@ func (c *sglangDisagg) route(r *http.Request) (status int, body []byte) {
 	}
 	if whole {
 		return http.StatusOK, python.Encode(sglangSizes{AttnTP: 1, AttnCP: 1, Ranks: c.ranks, PP: 1,
-			PageSize: c.Core.BlockSize, KVType: "auto", Follows: true})
+			PageSize: c.Core.BlockSize, KVType: "auto", Follows: c.follows()})
 	}
 	rank, err := strconv.ParseUint(q.Get("prefill_dp_rank"), 10, 32)
 	if err != nil || rank >= c.ranks {

@@ -4,9 +4,10 @@
 // room in which they find each other. The roles are SGLang's modes: kv_producer is prefill, kv_consumer decode, and
 // kv_both an engine without disaggregation, to which rooms mean nothing.
 //
-// It reads these of Config.Extra: disaggregation_bootstrap_port (a free port by default), dp_size, enable_metrics ("1":
-// GET /metrics is there), SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT and SGLANG_DISAGGREGATION_WAITING_TIMEOUT (seconds,
-// 300).
+// It reads these of Config.Extra: disaggregation_bootstrap_port (a free port by default), dp_size, load_balance_method
+// (of P: round_robin, or follow_bootstrap_room, which is the default), enable_metrics ("1": GET /metrics is there),
+// pd_routing_fields ("0": /v1/responses and /v1/messages do not read bootstrap members, as before 0.5.20 and 0.5.22),
+// SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT and SGLANG_DISAGGREGATION_WAITING_TIMEOUT (seconds, 300).
 package sglang
 
 import (
@@ -30,7 +31,8 @@ import (
 //   - a room that lives at an engine cannot be entered again: P rejects a second receiver, and a second prefill request
 //     is the crash of sglang#40125;
 //   - a room that has been used stays closed;
-//   - P makes one token, whatever the limit, and gives it to D with the KV.
+//   - P makes one token, whatever the limit, and gives it to D with the KV;
+//   - n above 1 never works: see withRooms.
 type sglangDisagg struct {
 	*proto.Wire
 	*proto.Bootstrap // nil but on P
@@ -40,6 +42,7 @@ type sglangDisagg struct {
 	client           *http.Client
 
 	mu    sync.Mutex
+	turn  uint64 // of requests that named no rank, with round_robin
 	rooms map[string]*sglangRoom
 	used  map[string]sglangAux
 	order []string // of used rooms
@@ -98,11 +101,14 @@ func (c *sglangDisagg) Begin(r *core.Request) core.Transfer {
 	if !c.disaggregated() {
 		return core.NoTransfer{}
 	}
+	if r.Params["bootstrap_room"] == nil {
+		return core.NoTransfer{} // P's, with n above 1
+	}
 	// The API has checked that it is a number.
 	room, _ := strconv.ParseUint(string(r.Params["bootstrap_room"]), 10, 64)
 	t := &sglangTransfer{c: c, params: r.Params, room: room, pulls: c.Host.Role == proto.RoleConsumer}
 	if !t.pulls {
-		rank := room % c.ranks
+		rank := c.balance(room)
 		for _, name := range []string{"routed_dp_rank", "data_parallel_rank"} {
 			if n, err := strconv.ParseUint(string(r.Params[name]), 10, 32); err == nil {
 				rank = n
@@ -111,6 +117,21 @@ func (c *sglangDisagg) Begin(r *core.Request) core.Transfer {
 		t.name = roomName(room, rank)
 	}
 	return t
+}
+
+// follows reports whether P's rank follows from the room.
+func (c *sglangDisagg) follows() bool { return c.Host.Extra["load_balance_method"] != "round_robin" }
+
+// balance chooses P's rank for a request that names none (managers/data_parallel_controller.py). The first one gets
+// rank 1, as after a warm-up, so that a gateway that counts from 0 does not guess right.
+func (c *sglangDisagg) balance(room uint64) uint64 {
+	if c.follows() {
+		return room % c.ranks
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.turn++
+	return c.turn % c.ranks
 }
 
 // roomName is a room at one rank of P: at another nobody knows it.
@@ -259,7 +280,7 @@ func (t *sglangTransfer) Finished(s *core.Sequence, _ string) any {
 	t.c.mu.Lock()
 	defer t.c.mu.Unlock()
 	r := t.c.rooms[t.name]
-	if r == nil || len(s.Answer) == 0 {
+	if r == nil || len(s.Output) == 0 {
 		return nil
 	}
 	select {
@@ -267,7 +288,7 @@ func (t *sglangTransfer) Finished(s *core.Sequence, _ string) any {
 		return nil
 	default:
 	}
-	t.c.keepUsed(t.name, sglangAux{First: s.Answer[0], Cached: s.Cached})
+	t.c.keepUsed(t.name, sglangAux{First: s.Output[0], Cached: s.Cached})
 	t.c.Offer(s, t.name)
 	return nil
 }
@@ -330,7 +351,7 @@ func (c *sglangDisagg) find(ctx context.Context, address string, room uint64, pa
 	return proto.Place{Host: at.Host, Port: strconv.Itoa(at.Port)}, rank, nil
 }
 
-// ask reads a JSON answer of P's bootstrap server.
+// ask reads a JSON response of P's bootstrap server.
 func (c *sglangDisagg) ask(ctx context.Context, address, path string, v any) error {
 	err := proto.GetJSON(ctx, c.client, "http://"+address+path, v)
 	switch {

@@ -31,8 +31,8 @@ const (
 	waitingTimeout   = "SGLANG_DISAGGREGATION_WAITING_TIMEOUT"
 )
 
-// meeting are the bootstrap members for P.
-func meeting(s *simtest.Scene, room any) simtest.Obj {
+// rendezvous holds the bootstrap members for P.
+func rendezvous(s *simtest.Scene, room any) simtest.Obj {
 	s.T.Helper()
 	at, err := url.Parse(s.P.Bootstrap())
 	require.NoError(s.T, err)
@@ -44,7 +44,7 @@ func meeting(s *simtest.Scene, room any) simtest.Obj {
 }
 
 // together sends both legs at once.
-func together(s *simtest.Scene, path string, prefill, decode simtest.Obj) (p, d simtest.Answer) {
+func together(s *simtest.Scene, path string, prefill, decode simtest.Obj) (p, d simtest.Response) {
 	s.T.Helper()
 	waits := s.Later(s.T.Context(), s.P, path, prefill)
 	d = s.Post(s.T.Context(), s.D, path, decode)
@@ -70,7 +70,7 @@ func TestSGLangLegsMeetInTheirRoom(t *testing.T) {
 				"messages": []simtest.Obj{{"role": "user",
 					"content": simtest.Prompt(240, "one")}}, "max_tokens": 24, "temperature": 0}
 		}
-		legs := simtest.With(body, meeting(s, uint64(1)<<63-1))
+		legs := simtest.With(body, rendezvous(s, uint64(1)<<63-1))
 		p, d := together(s, path, legs, legs)
 		require.Equal(t, 200, p.Status, p.Body)
 		require.Equal(t, 200, d.Status, d.Body)
@@ -93,7 +93,7 @@ func TestSGLangsOwnAPI(t *testing.T) {
 			"temperature": 0}, "return_logprob": true, "logprob_start_len": 0}
 	alone := s.Post(t.Context(), lone, "/generate", body)
 	require.Equal(t, 200, alone.Status, alone.Body)
-	legs := simtest.With(body, meeting(s, 7))
+	legs := simtest.With(body, rendezvous(s, 7))
 	p, d := together(s, "/generate", legs, legs)
 	require.Equal(t, 200, p.Status, p.Body)
 	require.Equal(t, 200, d.Status, d.Body)
@@ -105,7 +105,7 @@ func TestSGLangsOwnAPI(t *testing.T) {
 	assert.Equal(t, "[]", d.Get("meta_info.input_token_logprobs").Raw, "D has not")
 	assert.Equal(t, alone.Get("meta_info.output_token_logprobs").Raw, d.Get("meta_info.output_token_logprobs").Raw)
 
-	legs = simtest.With(legs, meeting(s, 8))
+	legs = simtest.With(legs, rendezvous(s, 8))
 	p, d = together(s, "/generate", legs, simtest.With(legs, simtest.Obj{"stream": true}))
 	require.Equal(t, 200, p.Status)
 	events := d.Events()
@@ -120,30 +120,90 @@ func TestSGLangsOwnAPI(t *testing.T) {
 func TestSGLangBatchesHaveARoomEach(t *testing.T) {
 	s := simtest.New(t, sglangs(nil))
 	body := simtest.Obj{"model": "tiny", "prompt": []string{simtest.Prompt(100, "a"), simtest.Prompt(70, "b")},
-		"max_tokens": 6, "n": 2, "seed": 5}
+		"max_tokens": 6, "seed": 5}
 	alone := s.Post(t.Context(), s.O, simtest.Completions, body)
 	require.Equal(t, 200, alone.Status)
-	m := meeting(s, nil)
-	many := func(v any) []any { return []any{v, v, v, v} }
+	m := rendezvous(s, nil)
+	many := func(v any) []any { return []any{v, v} }
 	legs := simtest.With(body, simtest.Obj{"bootstrap_host": many(m["bootstrap_host"]),
-		"bootstrap_port": many(m["bootstrap_port"]), "bootstrap_room": []int{4, 3, 2, 1}})
+		"bootstrap_port": many(m["bootstrap_port"]), "bootstrap_room": []int{4, 3}})
 	p, d := together(s, simtest.Completions, legs, legs)
 	require.Equal(t, 200, p.Status, p.Body)
 	require.Equal(t, 200, d.Status, d.Body)
-	for _, i := range []string{"0", "1", "2", "3"} {
+	for _, i := range []string{"0", "1"} {
 		assert.Equal(t, alone.Get("choices."+i+".text").String(), d.Get("choices."+i+".text").String())
 	}
-	p, d = together(s, simtest.Completions, simtest.With(body, meeting(s, 100)),
-		simtest.With(body, meeting(s, 100)))
+	p, d = together(s, simtest.Completions, simtest.With(body, rendezvous(s, 100)),
+		simtest.With(body, rendezvous(s, 100)))
 	assert.Equal(t, 200, p.Status, "one room counts up")
 	assert.Equal(t, 200, d.Status)
 
-	for rule, rooms := range map[string]any{"too few": []int{1, 2, 3}, "a text": "1", "negative": -1, "null": nil,
+	for rule, rooms := range map[string]any{"too few": []int{1}, "a text": "1", "negative": -1, "null": nil,
 		"a fraction": 1.5, "too large": uint64(1) << 63} {
-		a := s.Post(t.Context(), s.D, simtest.Completions, simtest.With(body, meeting(s, rooms)))
+		a := s.Post(t.Context(), s.D, simtest.Completions, simtest.With(body, rendezvous(s, rooms)))
 		assert.Equal(t, 400, a.Status, rule)
 	}
 	s.Clean()
+}
+
+// With n above 1 all samples of a prompt get its first room, whatever rooms the request has: P answers at once and
+// sends nothing, and D waits until its time-out.
+func TestSGLangHangsWithSeveralSamples(t *testing.T) {
+	s := simtest.New(t, sglangs(map[string]string{waitingTimeout: "0.3"}))
+	one := simtest.Obj{"model": "tiny", "prompt": simtest.Prompt(100, "a"), "max_tokens": 6, "seed": 5, "n": 2}
+	m := rendezvous(s, nil)
+	lists := simtest.Obj{"bootstrap_host": []any{m["bootstrap_host"], m["bootstrap_host"]},
+		"bootstrap_port": []any{m["bootstrap_port"], m["bootstrap_port"]}, "bootstrap_room": []int{8, 9}}
+	for _, rooms := range []simtest.Obj{rendezvous(s, 7), lists} {
+		begun := time.Now()
+		prefill := s.Later(t.Context(), s.P, simtest.Completions, simtest.With(one, rooms))
+		assert.Equal(t, 200, (<-prefill).Status)
+		d := s.Post(t.Context(), s.D, simtest.Completions, simtest.With(one, rooms))
+		assert.Equal(t, 500, d.Status, d.Body)
+		assert.GreaterOrEqual(t, time.Since(begun), 300*time.Millisecond)
+	}
+	s.Clean()
+}
+
+// /v1/responses and /v1/messages read the bootstrap members; older engines have no such members there, and refuse.
+func TestSGLangsResponsesAndMessages(t *testing.T) {
+	s := simtest.New(t, sglangs(map[string]string{waitingTimeout: "30", bootstrapTimeout: "30"}))
+	messages := simtest.Obj{"model": "tiny", "max_tokens": 12, "temperature": 0,
+		"messages": []simtest.Obj{{"role": "user", "content": simtest.Prompt(240, "m")}}}
+	responses := simtest.Obj{"model": "tiny", "max_output_tokens": 12, "temperature": 0,
+		"input": simtest.Prompt(240, "r")}
+	for i, k := range []struct {
+		path   string
+		body   simtest.Obj
+		tokens int64
+	}{{"/v1/messages", messages, 12}, {"/v1/responses", responses, 10}} {
+		legs := simtest.With(k.body, rendezvous(s, 2*i+1))
+		p, d := together(s, k.path, legs, legs)
+		require.Equal(t, 200, p.Status, p.Body)
+		require.Equal(t, 200, d.Status, d.Body)
+		assert.EqualValues(t, 1, p.Get("usage.output_tokens").Int(), "P makes one token whatever the limit")
+		assert.Equal(t, k.tokens, d.Get("usage.output_tokens").Int(), k.path)
+		assert.Zero(t, s.D.Stats().LocalCompute)
+
+		legs = simtest.With(k.body, rendezvous(s, 2*i+2))
+		_, d = together(s, k.path, legs, simtest.With(legs, simtest.Obj{"stream": true}))
+		require.Equal(t, 200, d.Status, d.Body)
+		assert.NotContains(t, d.Body, "[DONE]")
+		assert.Equal(t, 400, s.Post(t.Context(), s.D, k.path, k.body).Status, "without a room")
+	}
+	refused := s.Post(t.Context(), s.P, "/v1/messages", messages)
+	assert.Equal(t, "error", refused.Get("type").String(), refused.Body)
+	assert.Equal(t, "invalid_request_error", refused.Get("error.type").String())
+	legs := simtest.With(simtest.With(responses, simtest.Obj{"max_output_tokens": 1}), rendezvous(s, 9))
+	assert.Equal(t, 400, s.Post(t.Context(), s.P, "/v1/responses", legs).Status, "two tokens off one")
+	s.Clean()
+
+	old := simtest.New(t, sglangs(map[string]string{"pd_routing_fields": "0"}))
+	for path, body := range map[string]simtest.Obj{"/v1/messages": messages, "/v1/responses": responses} {
+		a := old.Post(t.Context(), old.P, path, simtest.With(body, rendezvous(old, 1)))
+		assert.Equal(t, 400, a.Status, path)
+		assert.Contains(t, a.Body, "without bootstrap room id")
+	}
 }
 
 // An engine in a mode of disaggregation refuses what has no room.
@@ -162,7 +222,7 @@ func TestSGLangNeedsARoom(t *testing.T) {
 func TestSGLangPrefillAloneTimesOut(t *testing.T) {
 	s := simtest.New(t, sglangs(map[string]string{bootstrapTimeout: "0.2"}))
 	begun := time.Now()
-	a := s.Post(t.Context(), s.P, simtest.Completions, simtest.With(simtest.Completion("x"), meeting(s, 1)))
+	a := s.Post(t.Context(), s.P, simtest.Completions, simtest.With(simtest.Completion("x"), rendezvous(s, 1)))
 	assert.Equal(t, 500, a.Status)
 	assert.GreaterOrEqual(t, time.Since(begun), 200*time.Millisecond)
 	s.Clean()
@@ -170,8 +230,8 @@ func TestSGLangPrefillAloneTimesOut(t *testing.T) {
 
 func TestSGLangDecodeAloneTimesOut(t *testing.T) {
 	s := simtest.New(t, sglangs(map[string]string{waitingTimeout: "0.2", bootstrapTimeout: "0.2"}))
-	p, d := together(s, simtest.Completions, simtest.With(simtest.Completion("x"), meeting(s, 1)),
-		simtest.With(simtest.Completion("x"), meeting(s, 2)))
+	p, d := together(s, simtest.Completions, simtest.With(simtest.Completion("x"), rendezvous(s, 1)),
+		simtest.With(simtest.Completion("x"), rendezvous(s, 2)))
 	assert.Equal(t, 500, p.Status, "another room")
 	assert.Equal(t, 500, d.Status)
 	s.Clean()
@@ -183,7 +243,7 @@ func TestSGLangDecodeAloneTimesOut(t *testing.T) {
 // D's leaving tells P, which ends with an error.
 func TestSGLangDecodeThatLeavesEndsPrefill(t *testing.T) {
 	s := simtest.New(t, sglangs(nil), func(p, _ *enginesim.Config) { p.PrefillRate = 400 })
-	legs := simtest.With(simtest.Completion("x"), meeting(s, 1))
+	legs := simtest.With(simtest.Completion("x"), rendezvous(s, 1))
 	leave := s.Waits(legs)
 	p := s.Later(t.Context(), s.P, simtest.Completions, legs)
 	time.Sleep(100 * time.Millisecond)
@@ -194,7 +254,7 @@ func TestSGLangDecodeThatLeavesEndsPrefill(t *testing.T) {
 
 func TestSGLangRoomsAreUsedOnce(t *testing.T) {
 	s := simtest.New(t, sglangs(nil))
-	legs := simtest.With(simtest.Completion("x"), meeting(s, 1))
+	legs := simtest.With(simtest.Completion("x"), rendezvous(s, 1))
 	p, d := together(s, simtest.Completions, legs, legs)
 	require.Equal(t, 200, p.Status)
 	require.Equal(t, 200, d.Status)
@@ -203,12 +263,12 @@ func TestSGLangRoomsAreUsedOnce(t *testing.T) {
 	assert.Equal(t, 500, s.Post(t.Context(), s.P, simtest.Completions, legs).Status, "a tombstone")
 	assert.Equal(t, 500, s.Post(t.Context(), s.D, simtest.Completions, legs).Status)
 
-	legs = simtest.With(simtest.Completion("x"), meeting(s, 2))
+	legs = simtest.With(simtest.Completion("x"), rendezvous(s, 2))
 	leave := s.Waits(legs)
 	assert.Equal(t, 500, s.Post(t.Context(), s.D, simtest.Completions, legs).Status, "a second receiver is rejected")
 	leave()
 
-	legs = simtest.With(simtest.Completion("x"), meeting(s, 3))
+	legs = simtest.With(simtest.Completion("x"), rendezvous(s, 3))
 	first := s.Later(t.Context(), s.P, simtest.Completions, legs)
 	simtest.WaitFor(t, "P waits", func() bool { return s.P.Stats().Requests == 3 })
 	assert.Equal(t, 500, s.Post(t.Context(), s.P, simtest.Completions, legs).Status,
@@ -221,7 +281,7 @@ func TestSGLangRoomsAreUsedOnce(t *testing.T) {
 func TestSGLangRanksFollowTheRoom(t *testing.T) {
 	s := simtest.New(t, sglangs(map[string]string{"dp_size": "4", waitingTimeout: "0.2", bootstrapTimeout: "0.2"}))
 	meet := func(room int, more simtest.Obj) simtest.Obj {
-		return simtest.With(simtest.With(simtest.Completion("x"), meeting(s, room)), more)
+		return simtest.With(simtest.With(simtest.Completion("x"), rendezvous(s, room)), more)
 	}
 	p, d := together(s, simtest.Completions, meet(7, nil), meet(7, simtest.Obj{"disagg_prefill_dp_rank": 3}))
 	assert.Equal(t, 200, p.Status)
@@ -232,6 +292,20 @@ func TestSGLangRanksFollowTheRoom(t *testing.T) {
 	p, d = together(s, simtest.Completions, meet(9, simtest.Obj{"routed_dp_rank": 2}), meet(9, nil))
 	assert.Equal(t, 500, p.Status, "rank 2, not 1")
 	assert.Equal(t, 500, d.Status)
+}
+
+// With round_robin P's rank follows from nothing in the request, unless the request names it.
+func TestSGLangRanksByRoundRobin(t *testing.T) {
+	s := simtest.New(t, sglangs(map[string]string{"dp_size": "4", "load_balance_method": "round_robin",
+		waitingTimeout: "0.2", bootstrapTimeout: "0.2"}))
+	legs := simtest.With(simtest.Completion("x"), rendezvous(s, 7))
+	told := simtest.With(legs, simtest.Obj{"disagg_prefill_dp_rank": 3})
+	p, d := together(s, simtest.Completions, legs, told)
+	assert.Equal(t, []int{500, 500}, []int{p.Status, d.Status}, "rank 1, not 3")
+	legs, told = simtest.With(legs, rendezvous(s, 11)), simtest.With(told, rendezvous(s, 11))
+	p, d = together(s, simtest.Completions, simtest.With(legs, simtest.Obj{"routed_dp_rank": 3}), told)
+	assert.Equal(t, []int{200, 200}, []int{p.Status, d.Status})
+	s.Clean()
 }
 
 func TestSGLangsOtherRoutes(t *testing.T) {
@@ -257,8 +331,8 @@ func TestSGLangsOtherRoutes(t *testing.T) {
 func TestSGLangTellsWhatItSent(t *testing.T) {
 	s := simtest.New(t, sglangs(map[string]string{"enable_metrics": "1"}))
 	body := simtest.Completion("x")
-	meeting := meeting(s, 77)
-	p, d := together(s, simtest.Completions, simtest.With(body, meeting), simtest.With(body, meeting))
+	rendezvous := rendezvous(s, 77)
+	p, d := together(s, simtest.Completions, simtest.With(body, rendezvous), simtest.With(body, rendezvous))
 	require.Equal(t, []int{200, 200}, []int{p.Status, d.Status})
 	page := s.Get(s.P, "/metrics").Body
 	assert.Contains(t, page, `sglang:kv_transfer_total_mb_count{model_name="tiny",tp_rank="0"} 1.0`)

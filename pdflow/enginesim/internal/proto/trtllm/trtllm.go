@@ -323,7 +323,7 @@ func (t *trtTransfer) Members(s *core.Sequence, _ string) (members, choice map[s
 		return nil, nil
 	}
 	params := t.c.where()
-	params["request_type"], params["first_gen_tokens"] = "context_only", s.Answer
+	params["request_type"], params["first_gen_tokens"] = "context_only", s.Output
 	params["draft_tokens"], params["ctx_dp_rank"] = nil, 0
 	params["ctx_request_id"], params["disagg_request_id"] = json.RawMessage(t.id), t.params["disagg_request_id"]
 	return map[string]any{"prompt_token_ids": t.prompt}, map[string]any{"disaggregated_params": params}

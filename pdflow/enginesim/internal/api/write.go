@@ -38,6 +38,11 @@ func ErrNotFound() *Error {
 
 // WriteError writes an error response.
 func WriteError(w http.ResponseWriter, e *Error) {
+	if e.anthropic {
+		WriteJSON(w, e.Code, python.Encode(map[string]any{"type": "error",
+			"error": map[string]string{"type": "invalid_request_error", "message": e.Message}}))
+		return
+	}
 	WriteJSON(w, e.Code, python.Encode(errorBody{e}))
 }
 

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow
+
+const Version = version
+
+// WithoutPickWait makes requests fail at once where no engine is ready.
+func WithoutPickWait() Option {
+	return optionFunc(func(o *options) error { o.pickWait = 0; return nil })
+}
