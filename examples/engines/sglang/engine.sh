@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Becomes one SGLang engine on this machine's loopback, which sends KV by Mooncake over TCP.
+# Becomes one SGLang engine on this machine's loopback, which sends and takes KV by Mooncake over TCP.
 #
 #   engine.sh prefill|decode|alone PORT BOOTSTRAP_PORT [NAME=VALUE ...] [arguments of sglang.launch_server]
 #
@@ -12,7 +12,7 @@ set -euo pipefail
 ROLE=${1:?usage: engine.sh prefill|decode|alone PORT BOOTSTRAP_PORT [NAME=VALUE ...] [arguments of sglang.launch_server]}
 PORT=$2 BOOTSTRAP=$3
 shift 3
-BACKEND=(--disaggregation-transfer-backend mooncake)
+BACKEND=(--disaggregation-transfer-backend mooncake_tcp)
 case $ROLE in
   prefill) MODE=(--disaggregation-mode prefill --disaggregation-bootstrap-port "$BOOTSTRAP" "${BACKEND[@]}") ;;
   decode) MODE=(--disaggregation-mode decode "${BACKEND[@]}") ;;
@@ -30,7 +30,7 @@ DIR=$(cd "$DIR" && pwd)
 for name in "${!SGLANG_@}"; do unset "$name"; done # nothing of the caller's may change what is proven
 export SGLANG_USE_CPU_ENGINE=1
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 DO_NOT_TRACK=1
-export MC_FORCE_TCP=1 OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} PYTHONHASHSEED=0
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} PYTHONHASHSEED=0
 export PYTHONPATH=$DIR/sglang
 [ ! -d "$DIR/lib" ] || export LD_LIBRARY_PATH=$DIR/lib # Mooncake's libibverbs, where the system has none
 ARGS=()
