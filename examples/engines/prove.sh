@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Proves with real vLLM engines that the gateway lets one engine prefill and another decode, without computing twice.
+# Proves with real engines of vLLM and SGLang that the gateway lets one engine prefill and another decode, without computing
+# twice.
 #
 #   prove.sh [-all] [CONNECTOR]         CONNECTOR: the gateway's kvConnector.type (default: nixl)
 #   prove.sh -verify [CONNECTOR ...]    engines of each connector that runs on a CPU, judged by pdctl verify
 #
-# Installs the engines if need be (see install.sh), starts two of them and the gateway, and prints the proof. Exit status:
-# 0 when KV was reused, 1 when not (as with connector http), 2 when it could not be tried. With -all it also shows that http
-# is found out, and plays the faults.
+# Installs the engines if need be (see install.sh; sglang/install.sh only for -verify), starts two of them and the gateway, and
+# prints the proof. Exit status: 0 when KV was reused, 1 when not (as with connector http), 2 when it could not be tried. With
+# -all it also shows that http is found out, and plays the faults.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 examples/engines/install.sh

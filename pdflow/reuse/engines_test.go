@@ -4,9 +4,11 @@ package reuse_test
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -124,6 +126,56 @@ func TestAnEngineWithoutCountersOrRecordsCannotBeJudged(t *testing.T) {
 		_, err := reuse.Verify(t.Context(), target, reuse.Options{})
 		blind.Close()
 		require.ErrorContains(t, err, "nothing can be proven")
+	}
+}
+
+// SGLang's decode engine counts the prompts' tokens, and those that it computed: also behind a connector that does not
+// know SGLang.
+func TestSGLangsCountersTellWhatDecodeComputed(t *testing.T) {
+	for rule, k := range map[string]struct {
+		conn             connector.KVConnector
+		status, computed int
+		verdict          reuse.Verdict
+		says             string
+	}{
+		"KV arrived":               {conn(sglang.New(nil)), 200, 0, reuse.Reused, "600 of 600 prompt tokens, moved 1048576"},
+		"decode computed":          {conn(sglang.New(nil)), 200, 600, reuse.NotReused, "runs without --disaggregation-mode"},
+		"decode computed the rest": {conn(sglang.New(nil)), 200, 400, reuse.Partly, "200 of 600"},
+		"connector http, refused":  {conn(plainhttp.New(nil)), 400, 0, reuse.Failed, "relays nothing, and SGLang"},
+		"connector http, computed": {conn(plainhttp.New(nil)), 200, 600, reuse.NotReused, "relays nothing"},
+	} {
+		t.Run(rule, func(t *testing.T) {
+			var served atomic.Int64
+			engine := func(page func(n int64) string) string {
+				s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					if r.URL.Path != "/metrics" {
+						http.NotFound(w, r)
+						return
+					}
+					_, _ = w.Write([]byte(page(served.Load())))
+				}))
+				t.Cleanup(s.Close)
+				return s.URL
+			}
+			p := engine(func(n int64) string { return fmt.Sprintf("sglang:kv_transfer_total_mb_sum %d\n", n) })
+			d := engine(func(n int64) string {
+				return fmt.Sprintf("sglang:prompt_tokens_total{is_streaming=\"false\"} %d\n"+
+					"sglang:realtime_tokens_total{mode=\"prefill_compute\"} %d\n"+
+					"sglang:realtime_tokens_total{mode=\"decode\"} %d\n", 600*n, int64(k.computed)*n, 16*n)
+			})
+			r, err := reuse.Verify(t.Context(), reuse.Target{Connector: k.conn, Prefill: []string{p}, Decode: []string{d},
+				Ask: func(context.Context, []byte) (int, string, []byte, error) {
+					if k.status == http.StatusOK {
+						served.Add(1)
+					}
+					return k.status, "disaggregated",
+						[]byte(`{"choices":[{"text":"a"}],"usage":{"prompt_tokens":600}}`), nil
+				}}, reuse.Options{Probes: 1, SkipText: true})
+			require.NoError(t, err)
+			require.Equal(t, k.verdict, r.Verdict, "%s", r)
+			require.Contains(t, r.String(), k.says)
+			require.NotContains(t, r.String(), "cannot compute a prompt itself")
+		})
 	}
 }
 

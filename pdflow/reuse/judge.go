@@ -51,6 +51,10 @@ func (r *Report) explain(v *verification) {
 			"launch it with --disaggregation-mode decode, and P with --disaggregation-mode prefill; pdctl render "+
 				"prints both")
 	}
+	if v.sglang && r.Connector == "http" && r.Verdict == Failed {
+		r.because("connector http relays nothing, and SGLang's engines in a mode of disaggregation refuse a request that "+
+			"names no room", "name the protocol that the engines speak: kvConnector.type sglang")
+	}
 	if r.Verdict == Failed {
 		r.explainFailure()
 	}
@@ -162,7 +166,7 @@ func (r *Report) explainMiss(v *verification) {
 			"prompt itself",
 			"both servers need cache_transceiver_config in their files, and decode a release that knows "+
 				"disaggregated_params; pdctl render prints the file")
-	case r.byResponse:
+	case r.byResponse, v.alone:
 		// explain has already named the engine that served alone.
 	case d[asked] == 0:
 		r.because("the decode engine never asked its KV connector for anything: it has none, or only as a producer",

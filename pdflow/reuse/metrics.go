@@ -33,9 +33,14 @@ var (
 	late          = series{name: "vllm:nixl_num_notifications_after_expiry_total"}
 )
 
-// What SGLang's prefill engines count where --enable-metrics is on (srt/observability/metrics_collector.py; sizes are
-// in 2^20 bytes).
+// What SGLang counts where --enable-metrics is on (srt/observability/metrics_collector.py of 0.5.23): the prompt tokens
+// of all requests, the tokens that its scheduler worked on, of these the prompt tokens that the engine computed, and on
+// prefill engines what they sent (sizes are in 2^20 bytes).
 var (
+	sglangPrompts  = series{name: "sglang:prompt_tokens_total"}
+	sglangTokens   = series{name: "sglang:realtime_tokens_total"}
+	sglangComputed = series{name: "sglang:realtime_tokens_total", label: `mode="prefill_compute"`}
+
 	sglangBytes  = series{name: "sglang:kv_transfer_total_mb_sum", unit: 1 << 20}
 	sglangFailed = series{name: "sglang:num_transfer_failed_reqs_total"}
 	sglangUnmet  = series{name: "sglang:num_bootstrap_failed_reqs_total"}
@@ -54,9 +59,9 @@ const maxPage = 16 << 20
 // page is the lines of an engine's /metrics page that vLLM or SGLang itself writes, at one time.
 type page []string
 
-// vllm reports whether the page is vLLM's.
-func (p page) vllm() bool {
-	return slices.ContainsFunc(p, func(line string) bool { return strings.HasPrefix(line, "vllm:") })
+// by reports whether the page is that of an engine whose metrics begin so: "vllm:" or "sglang:".
+func (p page) by(prefix string) bool {
+	return slices.ContainsFunc(p, func(line string) bool { return strings.HasPrefix(line, prefix) })
 }
 
 // bySource reports whether the engine counts where prompt tokens came from.
@@ -149,8 +154,8 @@ func readPage(ctx context.Context, client *http.Client, engine string) (page, er
 type counts map[series]int64
 
 var counted = []series{promptTokens, takenOver, computed, asked, promised, nixlBytes, failedReads, failedNotices,
-	expired, late,
-	sglangBytes, sglangFailed, sglangUnmet, recorded, recordedMoved, recordedBytes}
+	expired, late, sglangPrompts, sglangTokens, sglangComputed, sglangBytes, sglangFailed, sglangUnmet,
+	recorded, recordedMoved, recordedBytes}
 
 func (c counts) less(before counts) counts {
 	d := counts{}

@@ -85,6 +85,7 @@ type verification struct {
 	taken   delta
 	foreign bool // P is not vLLM: it has none of vLLM's counters
 	old     bool // D is a vLLM that does not count where prompt tokens come from
+	sglang  bool // D is SGLang
 	alone   bool // an SGLang decode engine computes prompts itself
 }
 
@@ -138,17 +139,19 @@ func (v *verification) look(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("decode engine: %w", err)
 	}
-	v.report.metrics, v.old = first.bySource(), first.vllm() && !first.bySource()
+	v.report.metrics, v.old = first.bySource(), first.by("vllm:") && !first.bySource()
 	v.chunk = first.label("vllm:cache_config_info", "block_size")
 	if other, err := v.page(ctx, v.Prefill[0]); err == nil {
-		v.foreign = !other.vllm()
+		v.foreign = !other.by("vllm:")
 	}
 	if v.report.metrics {
 		return nil
 	}
-	if v.pairOnly() {
-		v.alone = v.report.Connector == "sglang" &&
-			slices.ContainsFunc(v.Decode, func(engine string) bool { return servesAlone(ctx, v.client, engine) })
+	v.sglang = first.by("sglang:") || v.report.Connector == "sglang"
+	if v.sglang {
+		v.alone = slices.ContainsFunc(v.Decode, func(engine string) bool { return servesAlone(ctx, v.client, engine) })
+	}
+	if v.sglang || v.pairOnly() {
 		return nil
 	}
 	if _, ok, err := records(ctx, v.client, v.Decode[0]); err == nil && ok {
@@ -256,6 +259,10 @@ func (v *verification) share(d delta, probe *SyntheticProbe) error {
 				"vllm:external_prefix_cache_hits_total did not rise): nothing can be proven")
 		}
 		over, all = d.decode[promised], probe.PromptTokens
+	case v.sglang && d.decode[sglangTokens] > 0: // older engines do not count what they compute
+		all = d.decode[sglangPrompts]
+		over = max(0, all-d.decode[sglangComputed])
+		v.alone = v.alone || over == 0
 	case !v.report.metrics: // decode engines of this protocol compute no prompt
 		v.report.byResponse = true
 		if !v.alone && probe.Mode != string(pdflow.ModeAggregated) && probe.Mode != string(pdflow.ModeFallback) {
@@ -339,10 +346,14 @@ func (v *verification) settle(ctx context.Context, before delta, result *Synthet
 		// Engines count bytes after tokens. Wait for bytes, too, if the engine counts any.
 		done := d.decode[promptTokens] >= result.PromptTokens &&
 			(d.decode[takenOver] == 0 || before.bytes()+now.bytes() == 0 || d.bytes() > 0)
-		if v.records {
+		switch {
+		case v.records:
 			done = d.decode[recorded] > 0
+		case v.sglang:
+			done = d.decode[sglangTokens] == 0 || d.decode[sglangPrompts] >= result.PromptTokens &&
+				(d.decode[sglangComputed] > 0 || d.bytes() > 0)
 		}
-		if !v.report.metrics || result.Status != http.StatusOK || done || time.Now().After(end) {
+		if !v.report.metrics && !v.sglang || result.Status != http.StatusOK || done || time.Now().After(end) {
 			return d, nil
 		}
 		timer := time.NewTimer(50 * time.Millisecond)

@@ -46,6 +46,7 @@ func (l *lab) start(cmd *exec.Cmd, name, url string) (*process, error) {
 }
 
 type engineOptions struct {
+	script string // "" means the lab's
 	role   string
 	port   string        // "" means a free one
 	side   string        // port of the side channel; "" means a free one
@@ -69,7 +70,7 @@ func (l *lab) startEngines(ctx context.Context, wanted ...engineOptions) ([]*pro
 		}
 		port, side := cmp.Or(o.port, free.port), cmp.Or(o.side, free.side)
 		//nolint:gosec // G204: the script is the caller's choice, as the program's flag says
-		cmd := exec.CommandContext(context.WithoutCancel(ctx), l.script, o.role, port, side)
+		cmd := exec.CommandContext(context.WithoutCancel(ctx), cmp.Or(o.script, l.script), o.role, port, side)
 		cmd.Args = append(cmd.Args, o.more...)
 		if o.blocks > 0 {
 			cmd.Args = append(cmd.Args, "--kv-cache-memory-bytes", strconv.Itoa(o.blocks*blockBytes))

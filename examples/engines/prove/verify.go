@@ -5,6 +5,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -34,6 +35,9 @@ type verification struct {
 	module          string // the module of the engine's connector, if a CPU needs another one
 	together        bool   // both legs are sent at once: after a failed prefill decode must not wait
 	apart           bool   // each engine has a folder of its own, which pdctl must notice
+	// proves, if not nil, proves the connector by itself, on another engine than vLLM, which engine names.
+	proves func(context.Context, *lab) error
+	engine string
 }
 
 // verifications are the connectors of vLLM 0.32.0 that run on a CPU.
@@ -49,6 +53,7 @@ var verifications = []verification{
 	{name: "mooncake", connector: "mooncake", attributes: func(p launchedEngine) map[string]string {
 		return map[string]string{"bootstrapPort": p.side}
 	}, module: "mooncake_cpu", together: true},
+	{name: "sglang", connector: "sglang", proves: proveSGLang, engine: "SGLang " + sglangVersion},
 }
 
 // pushAttributes say where P is before P has answered.
@@ -90,7 +95,8 @@ func verifyAll(ctx context.Context, lab *lab, names []string) error {
 	}
 	switch {
 	case tried == 0:
-		return fmt.Errorf("no such connector to verify: there are nixl, nixl-push, sharedstorage, multi and mooncake")
+		return fmt.Errorf("no such connector to verify: there are nixl, nixl-push, sharedstorage, multi, mooncake and " +
+			"sglang")
 	case len(names) > 0:
 		return failed
 	}
@@ -112,7 +118,7 @@ func compareProven(file string) error {
 	}
 	var odd []string
 	for _, v := range verifications {
-		if !strings.Contains(told[v.connector], "vLLM "+engineVersion) {
+		if !strings.Contains(told[v.connector], cmp.Or(v.engine, "vLLM "+engineVersion)) {
 			odd = append(odd, v.connector)
 		}
 	}
@@ -134,6 +140,9 @@ const engineVersion = "0.32.0"
 // run launches a pair as the connector's Renderer says, and pdctl judges it. Then pdctl must find a fault with the same
 // engines behind the connector http; otherwise its judgement would be worth nothing.
 func (v verification) run(ctx context.Context, lab *lab) error {
+	if v.proves != nil {
+		return v.proves(ctx, lab)
+	}
 	folder, err := os.MkdirTemp(lab.dir, "store-")
 	if err != nil {
 		return err

@@ -5,6 +5,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -18,7 +19,7 @@ func TestTheTableOfTheReadmeTellsWhatIsProven(t *testing.T) {
 	require.NoError(t, compareProven(filepath.Join("..", "..", "..", provenFile)))
 	told := map[string]string{}
 	for _, v := range verifications {
-		told[v.connector] = "vLLM " + engineVersion
+		told[v.connector] = cmp.Or(v.engine, "vLLM "+engineVersion)
 	}
 	write := func() string {
 		raw, err := json.Marshal(told)
@@ -41,6 +42,9 @@ func TestTheVersionIsTheInstalledOne(t *testing.T) {
 	script, err := os.ReadFile("../install.sh")
 	require.NoError(t, err)
 	require.Contains(t, string(script), "\nVLLM="+engineVersion+" ")
+	packages, err := os.ReadFile("../sglang/packages.txt")
+	require.NoError(t, err)
+	require.Contains(t, string(packages), "\nsglang=="+sglangVersion+"\n")
 	for _, v := range verifications {
 		if v.config != "" {
 			require.True(t, json.Valid([]byte(v.config)), v.name)

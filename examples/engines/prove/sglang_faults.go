@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// sglangPatience is how long an engine may take to end what it was doing. SGLang looks every 4 s whether the client of
+// a request without stream is still there (managers/tokenizer_manager.py, _wait_one_response).
+const sglangPatience = 12 * time.Second
+
+// sglangRelease is how long, in seconds, D keeps the memory of a request that it has given up, if P does not confirm
+// that it writes no more, as a dead one does not (disaggregation/decode.py, resolve_deferred_releases). The default is
+// 30.
+const sglangRelease = "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT=4"
+
+// sglangLoad is what an engine has in hand, at this moment (GET /v1/loads). The gauges on /metrics rise and fall only
+// with batches.
+type sglangLoad struct {
+	Running int `json:"num_running_reqs"`
+	Waiting int `json:"num_waiting_reqs"` // in any queue, those of disaggregation among them
+	Used    int `json:"num_used_tokens"`
+	Disagg  struct {
+		Bootstrap int `json:"prefill_bootstrap_queue_reqs"`
+		Inflight  int `json:"prefill_inflight_queue_reqs"`
+		Prealloc  int `json:"decode_prealloc_queue_reqs"`
+		Transfer  int `json:"decode_transfer_queue_reqs"`
+		Retracted int `json:"decode_retracted_queue_reqs"`
+	} `json:"disaggregation"`
+}
+
+func readSGLangLoad(ctx context.Context, engine string) (total sglangLoad, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, engine+"/v1/loads", nil)
+	if err != nil {
+		return total, err
+	}
+	response, err := plain.Do(request)
+	if err != nil {
+		return total, err
+	}
+	defer response.Body.Close()
+	content, err := io.ReadAll(io.LimitReader(response.Body, 1<<20))
+	if err != nil {
+		return total, err
+	}
+	var page struct{ Loads []sglangLoad }
+	if err := json.Unmarshal(content, &page); err != nil || len(page.Loads) != 1 {
+		return total, fmt.Errorf("GET /v1/loads answered %s, which is not the load of one rank", response.Status)
+	}
+	return page.Loads[0], nil
+}
+
+// awaitLoad waits until an engine's load is accepted.
+func awaitLoad(ctx context.Context, engine *process, what string, ok func(sglangLoad) bool) error {
+	for end := time.Now().Add(sglangPatience); ; time.Sleep(100 * time.Millisecond) {
+		load, err := readSGLangLoad(ctx, engine.url)
+		if err == nil && ok(load) {
+			return nil
+		}
+		if time.Now().After(end) {
+			return errors.Join(fmt.Errorf("the %s engine %s: %+v", engine.name, what, load), err)
+		}
+	}
+}
+
+// sglangScene is a fault in progress: a gateway, and a proxy between it and each engine.
+type sglangScene struct {
+	*sglangLab
+	ctx      context.Context
+	toP, toD *intercept
+	gateway  string
+	happened chan error // gets one value when the fault has happened
+}
+
+// sglangFault plays one fault and says what the client got.
+type sglangFault struct {
+	name   string
+	play   func(s *sglangScene) (got string, err error)
+	others []discovery.Endpoint // further prefill engines
+	last   bool                 // no pair is left
+}
+
+// playSGLangFaults starts engines as rarely as possible: the faults that kill an engine come last.
+func (s *sglangLab) playSGLangFaults(ctx context.Context) error {
+	fmt.Println("faults: what the client gets; afterwards no engine may hold anything, and the next request is served")
+	var result error
+	play := func(f sglangFault) {
+		got, err := s.playSGLang(ctx, f)
+		verdict := "ok"
+		if err != nil {
+			verdict = "NOT OK: " + strings.ReplaceAll(err.Error(), "\n", "\n      ")
+			result = errNotProven
+		}
+		fmt.Printf("  %-62s %-45s %s\n", f.name, got, verdict)
+	}
+	for _, f := range []sglangFault{
+		{name: "client leaves while decode waits for prefill", play: leavesBeforePrefill},
+		{name: "client leaves while prefill waits for decode", play: leavesBeforeDecode},
+		{name: "client leaves during the transfer (decode engine frozen)", play: leavesInTransfer},
+		{name: "client leaves while decode streams", play: leavesStream},
+		{name: "prefill leg broken off with decode in flight", play: breaksPrefill},
+		{name: "decode engine killed while it streams", play: killsDecode, last: true},
+	} {
+		play(f)
+	}
+	begin := time.Now()
+	if err := s.d.kill(); err != nil && !s.d.ended() {
+		return err
+	}
+	second, err := newEngine()
+	if err != nil {
+		return err
+	}
+	other := s.prefill(second)
+	started, err := s.launch(ctx, []string{sglangRelease}, other, s.pair[1])
+	if err != nil {
+		return err
+	}
+	s.d = started[1]
+	fmt.Printf("  (a new decode engine at the same address, and a second prefill engine, after %.0f s)\n",
+		time.Since(begin).Seconds())
+	play(sglangFault{name: "prefill engine killed between the legs, another one is there", play: killsPrefill,
+		others: []discovery.Endpoint{other}})
+	s.p, s.at[0], s.pair[0] = started[0], second, other
+	play(sglangFault{name: "prefill engine killed between the legs, the only one", play: killsOnlyPrefill, last: true})
+	return result
+}
+
+func (s *sglangLab) playSGLang(ctx context.Context, f sglangFault) (got string, err error) {
+	scene := &sglangScene{sglangLab: s, ctx: ctx, happened: make(chan error, 1)}
+	if scene.toP, err = newIntercept(s.p.url); err != nil {
+		return "", err
+	}
+	defer scene.toP.close()
+	if scene.toD, err = newIntercept(s.d.url); err != nil {
+		return "", err
+	}
+	defer scene.toD.close()
+	p, d := s.pair[0], s.pair[1]
+	if p.URL, err = url.Parse(scene.toP.url); err != nil {
+		return "", err
+	}
+	if d.URL, err = url.Parse(scene.toD.url); err != nil {
+		return "", err
+	}
+	gateway, err := s.startGateway(ctx, gatewayOptions{connector: "sglang",
+		endpoints: append([]discovery.Endpoint{p, d}, f.others...)})
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, stopGateway(gateway)) }()
+	scene.gateway = gateway.url
+	if got, err = f.play(scene); err != nil {
+		return got, err
+	}
+	return got, scene.settled(f.last)
+}
+
+// settled requires that the engines which live hold nothing of the fault's requests, and that a new request is served
+// as by one engine, unless no pair is left.
+func (s *sglangScene) settled(last bool) error {
+	for _, engine := range []*process{s.p, s.d} {
+		if engine.ended() {
+			continue
+		}
+		err := awaitLoad(s.ctx, engine, "still holds a request", func(l sglangLoad) bool { return l == sglangLoad{} })
+		if err != nil {
+			return err
+		}
+		if !answersOK(s.ctx, engine.url+"/health_generate") && !answersOK(s.ctx, engine.url+"/health_generate") {
+			return fmt.Errorf("the %s engine is not healthy:\n%s", engine.name, engine.tail())
+		}
+	}
+	if last {
+		return nil
+	}
+	q := sglangOf(chat, false, 150, 16)
+	one := askSGLang(s.ctx, s.one.url, q, nil)
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(500 * time.Millisecond) {
+		a := askSGLang(s.ctx, s.gateway, q, nil)
+		wrong := a.differs(one)
+		if wrong == "" && a.mode == "disaggregated" {
+			return nil
+		}
+		if a.status == http.StatusOK || time.Now().After(end) {
+			return fmt.Errorf("a new request afterwards: %s, %s", a, wrong)
+		}
+	}
+}
+
+// leaving sends a request whose client leaves when the fault has happened.
+func (s *sglangScene) leaving(q sglangRequest) (string, error) {
+	ctx, leave := context.WithCancel(s.ctx)
+	defer leave()
+	got := make(chan *sglangReply, 1)
+	go func() { got <- askSGLang(ctx, s.gateway, q, nil) }()
+	select {
+	case err := <-s.happened:
+		leave()
+		<-got
+		return "the client has left", err
+	case a := <-got:
+		return a.String(), errors.New("the request ended before its client could leave")
+	}
+}
+
+func waits(l sglangLoad) bool { return l.Waiting == 1 }
+
+// leavesBeforePrefill holds P's leg up. D has its own, and waits.
+func leavesBeforePrefill(s *sglangScene) (string, error) {
+	s.toP.beforeRequest(func() error {
+		s.happened <- awaitLoad(s.ctx, s.d, "does not wait", waits)
+		return errors.New("dropped: its client has left")
+	})
+	return s.leaving(sglangOf(completions, false, 300, 16))
+}
+
+// leavesBeforeDecode holds D's leg up. P has its own, and waits for D's address.
+func leavesBeforeDecode(s *sglangScene) (string, error) {
+	s.toD.beforeRequest(func() error {
+		s.happened <- awaitLoad(s.ctx, s.p, "does not wait", waits)
+		return errors.New("dropped: its client has left")
+	})
+	return s.leaving(sglangOf(chat, true, 300, 16))
+}
+
+// leavesInTransfer freezes D once it has told P where its memory is. P computes and then cannot send.
+func leavesInTransfer(s *sglangScene) (got string, err error) {
+	s.toP.beforeRequest(func() error {
+		err := awaitLoad(s.ctx, s.d, "does not wait", func(l sglangLoad) bool { return l.Disagg.Transfer == 1 })
+		err = errors.Join(err, s.d.signal(syscall.SIGSTOP))
+		go func() {
+			sends := func(l sglangLoad) bool { return l.Disagg.Inflight == 1 }
+			s.happened <- errors.Join(err, awaitLoad(s.ctx, s.p, "sends nothing", sends))
+		}()
+		return nil
+	})
+	got, err = s.leaving(sglangGenerate("generate", false, newPrompt(3000), 16, nil))
+	return got, errors.Join(err, s.d.signal(syscall.SIGCONT))
+}
+
+// leavesStream leaves when decode has streamed some tokens of many.
+func leavesStream(s *sglangScene) (string, error) {
+	ctx, leave := context.WithCancel(s.ctx)
+	defer leave()
+	events := 0
+	a := askSGLang(ctx, s.gateway, sglangOf(chat, true, 300, 2000), func() {
+		if events++; events == 20 {
+			leave()
+		}
+	})
+	if a.whole || events < 20 {
+		return a.String(), errors.New("the stream must be cut")
+	}
+	return fmt.Sprintf("the client has left after %d events", events), nil
+}
+
+// breaksPrefill breaks P's leg off when D waits for its KV. The gateway must cancel D, and try again with a new room.
+func breaksPrefill(s *sglangScene) (string, error) {
+	s.toP.beforeRequest(func() error {
+		s.happened <- awaitLoad(s.ctx, s.d, "does not wait", waits)
+		return errors.New("broken off")
+	})
+	return s.served(sglangOf(completions, true, 300, 16))
+}
+
+// served requires the reply of one engine, after the fault has happened.
+func (s *sglangScene) served(q sglangRequest) (string, error) {
+	one := askSGLang(s.ctx, s.one.url, q, nil)
+	for range 4 { // several prefill engines take turns
+		a := askSGLang(s.ctx, s.gateway, q, nil)
+		if wrong := a.differs(one); wrong != "" {
+			return a.String(), fmt.Errorf("must be served as by one engine: %s", wrong)
+		}
+		select {
+		case err := <-s.happened:
+			return a.String() + ", right text", err
+		default:
+		}
+	}
+	return "", errors.New("the fault did not happen")
+}
+
+func killsDecode(s *sglangScene) (string, error) {
+	q := sglangOf(chat, true, 300, 2000)
+	one := askSGLang(s.ctx, s.one.url, q, nil)
+	var killed error
+	events := 0
+	a := askSGLang(s.ctx, s.gateway, q, func() {
+		if events++; events == 20 {
+			killed = s.d.kill()
+		}
+	})
+	if a.status != http.StatusOK || a.whole || a.err == nil || a.texts[0] == "" || !a.startsLike(one) {
+		return a.String(), errors.New("the client must see a stream that is cut, and right so far")
+	}
+	return a.String() + ", right so far", killed
+}
+
+// killPrefill lets P accept its leg, and kills it before it has done anything, with D waiting.
+func (s *sglangScene) killPrefill() {
+	s.toP.beforeRequest(func() error {
+		err := awaitLoad(s.ctx, s.d, "does not wait", waits)
+		err = errors.Join(err, s.p.signal(syscall.SIGSTOP))
+		time.AfterFunc(300*time.Millisecond, func() { s.happened <- errors.Join(err, s.p.kill()) })
+		return nil
+	})
+}
+
+func killsPrefill(s *sglangScene) (string, error) {
+	s.killPrefill()
+	return s.served(sglangOf(chat, false, 300, 16))
+}
+
+func killsOnlyPrefill(s *sglangScene) (string, error) {
+	s.killPrefill()
+	a := askSGLang(s.ctx, s.gateway, sglangOf(completions, false, 300, 16), nil)
+	select {
+	case err := <-s.happened:
+		if a.status < 500 || a.took > 10*time.Second {
+			return a.String(), errors.New("the client must get an error soon")
+		}
+		return a.String(), err
+	case <-time.After(sglangPatience):
+		return a.String(), errors.New("the fault did not happen")
+	}
+}
