@@ -10,7 +10,6 @@ and its kernel) uses the memory of each block and head otherwise: first K as [he
 size]. So a token's K is a column. Whole blocks could be copied in any order that is undone in the same way; a part of a block
 cannot.
 """
-import lmcache.integration.vllm.vllm_service_factory as factory
 import torch
 from lmcache.v1 import gpu_connector
 from lmcache.v1.gpu_connector.gpu_connectors import GPUConnectorInterface
@@ -61,6 +60,6 @@ def create(config, metadata, *_, **__):
     return CPUConnector(metadata)
 
 
-gpu_connector.CreateGPUConnector = factory.CreateGPUConnector = create
+gpu_connector.CreateGPUConnector = create
 
 from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCacheConnectorV1  # noqa: E402, F401
