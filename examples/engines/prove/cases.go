@@ -96,7 +96,7 @@ var verifications = []verification{
 		decode: []string{"p2pPort=$DECODE"}, stages: []stage{
 			{what: "together", config: `{"cpu_bytes_to_use":67108864}`, orphan: true},
 			{what: "serial", config: `{"cpu_bytes_to_use":67108864,"dispatch":"serial"}`},
-			{what: "decode without the tier", reason: "ignored the peer's coordinates", broken: decode,
+			{what: "decode without the tier", reason: "it has no secondary tier of type p2p", broken: decode,
 				swap: []string{`[{"type":"p2p"}]`, `[]`}},
 		}},
 	// LMCache 0.5.6: a request without disagg_spec ends P, so D must serve alone; it drops what it has read, and computes
