@@ -9,8 +9,8 @@ import "context"
 // verification is a connector that real engines on a CPU prove: its own Renderer launches the engines, and pdctl verify
 // judges them. The README's table of connectors calls a connector proven if it has an entry here.
 //
-// In its texts $FOLDER is a folder that both engines share, and each other name is a free port: $PREFILL and $DECODE are
-// the engines' side ports. In engine a name is one of install.sh and stands for its value there.
+// In its texts $FOLDER is a folder that both engines share. Each other name is a free port, and $PREFILL and $DECODE
+// are the engines' side ports. In engine a name is one of install.sh and stands for its value there.
 type verification struct {
 	connector string
 	engine    string   // what the README's table says of the engines
@@ -77,8 +77,8 @@ var verifications = []verification{
 			{config: `{"connectors":[{"type":"nixl"},{"type":"sharedstorage",` +
 				`"config":{"sharedStoragePath":"$FOLDER"}}]}`},
 			// http sends P first, too, so that a shared folder would still hold the KV when D looks.
-			{what: "behind http, a folder for each engine", connector: "http", reason: behindHTTP.reason, broken: decode,
-				swap: []string{"$FOLDER", "$FOLDER-decode"}},
+			{what: "behind http, a folder for each engine", connector: "http", reason: behindHTTP.reason,
+				broken: decode, swap: []string{"$FOLDER", "$FOLDER-decode"}},
 		}},
 	{connector: "mooncake", engine: "vLLM $VLLM with mooncake-transfer-engine $MOONCAKE", module: "mooncake_cpu",
 		prefill: []string{"bootstrapPort=$PREFILL"}, decode: []string{"bootstrapPort=$DECODE"},
@@ -99,9 +99,9 @@ var verifications = []verification{
 			{what: "decode without the tier", reason: "it has no secondary tier of type p2p", broken: decode,
 				swap: []string{`[{"type":"p2p"}]`, `[]`}},
 		}},
-	// LMCache 0.5.6: a request without disagg_spec ends P, so D must serve alone; it drops what it has read, and computes
-	// a prompt that it is asked for again. And P keeps its connection to a D that is gone: to a new D at the same address
-	// its writes fail until P is restarted, too.
+	// LMCache 0.5.6: a request without disagg_spec ends P, so D must serve alone. It drops what it has read, and
+	// computes a prompt that it is asked for again. P keeps its connection to a D that is gone: to a new D at the same
+	// address its writes fail until P is restarted, too.
 	{connector: "lmcache-pd", engine: nixl + " and LMCache $LMCACHE", module: "lmcache_cpu", aloneOnD: true, both: true,
 		decode: []string{"receiverInitPorts=$INIT", "receiverAllocPorts=$ALLOC"}, stages: []stage{
 			{what: "retFirstTok", config: `{"notifyListen":"127.0.0.1:$NOTICES","notifyTimeout":"5s","chunk_size":64,` +

@@ -76,8 +76,8 @@ func connectors() (list []string) {
 // engineVersion is the version that install.sh installs.
 const engineVersion = "0.32.0"
 
-// run launches a pair as the connector's Renderer says, and pdctl judges it in each stage. Of these the twins are broken,
-// and pdctl must find it; otherwise its judgement would be worth nothing.
+// run launches a pair as the connector's Renderer says, and pdctl judges it in each stage. The twins among these are
+// broken, and pdctl must find it; otherwise its judgement would be worth nothing.
 func (v *verification) run(ctx context.Context, lab *lab) error {
 	if v.own != nil {
 		return v.own(ctx, lab)
@@ -202,8 +202,9 @@ func (p *pair) alone(ctx context.Context, q question) *answer {
 	return ask(ctx, one.URL.String(), q, rand.Text(), nil)
 }
 
-// survey sends a request of each client API that the connector carries, streamed and not, and says what is wrong: the text must be that of
-// one engine alone, two engines must have served it, and decode must have taken over most of the prompt tokens.
+// survey sends a request of each client API that the connector carries, streamed and not, and says what is wrong: the
+// text must be that of one engine alone, two engines must have served it, and decode must have taken over most of the
+// prompt tokens.
 func (p *pair) survey(ctx context.Context, gateway string) (odd []string, err error) {
 	d := p.endpoints[1].URL.String()
 	before, err := readMetrics(ctx, d)
