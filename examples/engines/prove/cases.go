@@ -23,8 +23,8 @@ type verification struct {
 	aloneOnD bool
 	// both says that a new D needs a new P
 	both bool
-	// own proves the connector in its own way, in place of the stages
-	own func(context.Context, *lab) error
+	// proves, if not nil, proves the connector in its own way, in place of the stages
+	proves func(context.Context, *lab) error
 }
 
 // stage is one gateway in front of the engines, judged by pdctl verify. Engines are started anew only if their settings
@@ -108,7 +108,7 @@ var verifications = []verification{
 				`"pd_buffer_size":67108864,"retFirstTok":true}`},
 			{what: "without retFirstTok", config: `{"notifyListen":"127.0.0.1:$NOTICES","notifyTimeout":"5s",` +
 				`"chunk_size":64,"pd_buffer_size":67108864}`},
-			{what: "notices off", reason: "the prefill engine's notice did not come", broken: "prefill",
-				swap: []string{"enable_pd: true", "enable_pd: true\npd_skip_proxy_notification: true"}},
+			{what: "notices go elsewhere", reason: "the prefill engine's notice did not come", broken: "prefill",
+				swap: []string{"pd_proxy_port: $NOTICES", "pd_proxy_port: $ELSEWHERE"}},
 		}},
 }

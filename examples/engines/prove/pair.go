@@ -119,7 +119,7 @@ func (p *pair) run(ctx context.Context, s stage) error {
 			changed = append(changed, i)
 		}
 	}
-	if p.v.both && len(changed) > 0 {
+	if p.v.both && slices.Contains(changed, 1) {
 		changed = []int{0, 1}
 	}
 	var wanted []engineOptions

@@ -79,8 +79,8 @@ const engineVersion = "0.32.0"
 // run launches a pair as the connector's Renderer says, and pdctl judges it in each stage. The twins among these are
 // broken, and pdctl must find it; otherwise its judgement would be worth nothing.
 func (v *verification) run(ctx context.Context, lab *lab) error {
-	if v.own != nil {
-		return v.own(ctx, lab)
+	if v.proves != nil {
+		return v.proves(ctx, lab)
 	}
 	p, err := newPair(v, lab)
 	if err != nil {

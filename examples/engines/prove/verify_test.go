@@ -67,7 +67,7 @@ func TestEachVerificationHasABrokenTwin(t *testing.T) {
 		v := &verifications[i]
 		t.Run(v.connector, func(t *testing.T) {
 			assert.Contains(t, connector.Names(), v.connector)
-			if v.own != nil {
+			if v.proves != nil {
 				return
 			}
 			p, err := newPair(v, &lab{dir: t.TempDir()})
