@@ -61,7 +61,7 @@ func TestReasonsFollowTheEvidence(t *testing.T) {
 		"shorter than a block": {described{name: "sharedstorage", store: true},
 			SyntheticProbe{Status: 200, PromptTokens: 20}, counts{promptTokens: 20}, looked, 32, NotReused,
 			"shorter than one block or chunk (32 tokens)", nil},
-		"no tier, or a wrong generation of keys": {described{name: "offload-p2p"}, served, reached, looked, 32, NotReused,
+		"no tier, or other names of keys": {described{name: "offload-p2p"}, served, reached, looked, 32, NotReused,
 			"no secondary tier of type p2p, or knows another generation of key names", []string{"PYTHONHASHSEED"}},
 		"nothing pushed": {described{name: "lmcache-pd"}, served, reached, looked, 32, NotReused,
 			"nothing was pushed", nil},

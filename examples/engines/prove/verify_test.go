@@ -106,7 +106,7 @@ func TestEachConnectorHasItsTurn(t *testing.T) {
 			}
 		}
 		for _, name := range connectors() {
-			assert.True(t, seen[name] > 0 || first+days > 366, "%s has no turn in %d days from day %d", name, days, first)
+			assert.True(t, seen[name] > 0 || first+days > 366, "%s has no turn in the days from day %d", name, first)
 		}
 		assert.Equal(t, days, seen["lmcache"])
 	}
