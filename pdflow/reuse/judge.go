@@ -175,10 +175,10 @@ func (r *Report) explainMiss(v *verification) {
 	case v.store():
 		r.explainStore(v)
 	case r.Connector == "offload-p2p":
-		r.because("the decode engine ignored the peer's coordinates: a wrong generation of key names is passed over "+
-			"in silence (they changed in July 2026), and so is an incomplete one",
-			"use an engine that knows remote_prefiller and remote_decoder; set p2pHost and p2pPort to the address of "+
-				"P's side channel")
+		r.because("the decode engine passed over the peer's coordinates in silence: it has no secondary tier of type "+
+			"p2p, or knows another generation of key names (they changed in July 2026), or P is not at this address",
+			"both engines need {\"type\": \"p2p\"} in secondary_tiers, and a release that knows remote_prefiller and "+
+				"remote_decoder; set p2pHost and p2pPort to the address of P's side channel")
 		r.because("hash seeds differ: blocks are found by hashes of their tokens",
 			"set the same PYTHONHASHSEED on all engines")
 	case r.Connector == "lmcache-pd":
