@@ -79,7 +79,8 @@ func Refusal(class string) string {
 }
 
 // Open makes the connector that a spec names by its registered name or by an engine's class name. An empty type is
-// "http". For an unknown name the error is [ErrUnknown] and lists the known names.
+// "http". For an unknown name the error is [ErrUnknown] and lists the known names: those whose packages the program
+// imports; package connector/all imports all.
 func Open(spec config.Spec) (KVConnector, error) {
 	name := Resolve(spec.Type, spec.Config)
 	registry.RLock()
@@ -95,7 +96,7 @@ func Open(spec config.Spec) (KVConnector, error) {
 			remedy = "; did you mean " + near + "?"
 		}
 		return nil, fmt.Errorf("%w %.64q%s registered are %s",
-			ErrUnknown, spec.Type, cmp.Or(remedy, ":"), strings.Join(known, ", "))
+			ErrUnknown, cmp.Or(spec.Type, name), cmp.Or(remedy, ":"), strings.Join(known, ", "))
 	}
 	return f(spec.Config)
 }

@@ -81,7 +81,7 @@ type engineError struct {
 	body       []byte // one JSON object
 }
 
-// Error returns the code and what is known of leg, status and cause.
+// Error returns the code and what is known of leg and status. The cause, whose text is not ours, is Unwrap's.
 func (e *Error) Error() string {
 	var b strings.Builder
 	b.WriteString("pdflow: " + string(e.Code))

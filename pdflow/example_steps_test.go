@@ -25,8 +25,8 @@ func ExampleFlow_Begin() {
 	defer decode.Close()
 	flow := exampleFlow(prefill, decode)
 	defer flow.Shutdown(context.Background())
-	client := &http.Transport{DisableCompression: true} // any RoundTripper
-	defer client.CloseIdleConnections()
+	legs := &http.Transport{DisableCompression: true}
+	defer legs.CloseIdleConnections()
 
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 32<<20))
@@ -51,7 +51,7 @@ func ExampleFlow_Begin() {
 				_ = resp.Send(w, r) // after an error the client's connection is cut
 				return
 			}
-			go step.Send(client) // in a goroutine of its own: legs may run together
+			go step.Send(legs) // an http.RoundTripper; in a goroutine of its own: legs may run together
 		}
 	})
 	fmt.Println(examplePost(handler, `{"prompt":`+prompt+`}`))
@@ -115,8 +115,8 @@ func ExampleStep_Relay() {
 	defer decode.Close()
 	flow := exampleFlow(prefill, decode)
 	defer flow.Shutdown(context.Background())
-	client := &http.Transport{DisableCompression: true}
-	defer client.CloseIdleConnections()
+	legs := &http.Transport{DisableCompression: true}
+	defer legs.CloseIdleConnections()
 
 	ctx := context.Background()
 	in := &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":` + prompt + `}`)}
@@ -128,7 +128,7 @@ func ExampleStep_Relay() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	go first.Send(client)
+	go first.Send(legs)
 	second, _, err := steps.Next(ctx)
 	if err != nil {
 		log.Fatal(err)

@@ -77,10 +77,6 @@ func (x *exchange) renew() {
 
 // run tries pairs until one serves, and then the fallback.
 func (x *exchange) run() (*Body, *Error) {
-	f := x.f
-	if x.req.API == connector.APIUnknown {
-		return nil, &Error{Code: CodeInvalid, Connector: f.name, Param: "API", Message: "must be one of connector.APIs"}
-	}
 	member, e := x.check()
 	if e != nil {
 		return nil, e
@@ -354,6 +350,8 @@ func (f *Flow) ended(ctx context.Context, leg LegKind, phase string) *Error {
 		e.Code, e.Message, e.caller = CodeTimeout, "the engines did not answer in the time that the caller gave", true
 	case errors.Is(cause, errCut):
 		e.Code, e.Message, e.RetryAfter = CodeDraining, "shutting down", time.Second
+	case errors.Is(cause, errEnded):
+		e.Code, e.Message = CodeClientGone, "the program that sends the legs has ended the request"
 	case errors.Is(cause, errForgotten):
 		e.Code, e.Message = CodeForgotten, "the program that sends the legs has forgotten the request"
 	case errors.Is(cause, errOver):

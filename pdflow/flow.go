@@ -217,6 +217,9 @@ func (f *Flow) read(in *Request) (call, *Error) {
 	if in == nil {
 		return call{}, wrongCall("Request", "must not be nil")
 	}
+	if in.API == connector.APIUnknown {
+		return call{}, &Error{Code: CodeNotFound, Param: "API", Message: "this path is none of connector.APIs"}
+	}
 	req, err := connector.ParseRequest(in.API, in.Body)
 	if err != nil {
 		return call{}, invalid(err).of(in.API)
@@ -233,7 +236,10 @@ func (f *Flow) read(in *Request) (call, *Error) {
 	}
 	if c.given != nil {
 		if err := f.checkPick(c.given, c.any); err != nil {
-			e := wrongCall("Pick", "these engines cannot serve together; the error's cause says why")
+			e := wrongCall("Pick", "these engines cannot serve together")
+			if p, ok := errors.AsType[*connector.PairError](err); ok {
+				e.Message += ": their " + p.By + " does not fit"
+			}
 			e.Err = err // which names engines, and so is not for clients
 			return call{}, e
 		}

@@ -75,6 +75,7 @@ func (f *Flow) Begin(ctx context.Context, in *Request) (*Steps, error) {
 }
 
 // Next returns the next leg to send, else the response, else the request's error. It blocks until there is one of them.
+// After End the error says that the request was ended.
 // A response whose Body is nil is one that the caller has relayed ([Step.Relay]).
 func (s *Steps) Next(ctx context.Context) (*Step, *Response, error) {
 	s.wait()
@@ -110,7 +111,7 @@ func (s *Steps) End(err error) {
 				s.cancel(err)
 			}
 		default:
-			s.cancel(cmp.Or(err, context.Canceled))
+			s.cancel(cmp.Or(err, errEnded))
 		}
 		close(s.ended) // after the cancel, whose cause is what the legs fail with
 		<-s.done
@@ -231,7 +232,7 @@ func (st *Step) wasTaken() bool {
 }
 
 var (
-	errEnded     = errors.New("pdflow: the request has ended, so nobody sends this call")
+	errEnded     = errors.New("pdflow: the program that sends the legs has ended the request")
 	errForgotten = errors.New("pdflow: the caller has made no call on this request for too long")
 )
 
@@ -256,12 +257,15 @@ func (st *Step) Body() ([]byte, error) {
 	return body, nil
 }
 
-// Request takes the step, as Body does, and returns it as a request that ends with the step's Context.
+// Request takes the step, as Body does, and returns it as a request that ends with the step's Context. Who sends it
+// must not follow redirects, which would take the prompt to another server: an http.Client needs a CheckRedirect that
+// returns http.ErrUseLastResponse. The body cannot be sent twice, so that a client that forgets it keeps the prompt.
 func (st *Step) Request() (*http.Request, error) {
 	if err := st.take(); err != nil {
 		return nil, err
 	}
 	st.arrived()
+	st.req.GetBody = nil
 	return st.request(transport.BeforeSend(st.ctx, func(bool) error { return nil })), nil
 }
 
@@ -312,6 +316,11 @@ func (st *Step) take() error {
 	return nil
 }
 
+// hostFault is a fault of the program that sends the legs.
+func hostFault(message string) *Error {
+	return &Error{Code: CodeInternal, Phase: "send", Message: message}
+}
+
 // Done tells what came of the step: the engine's response, whose body the flow reads and closes, or the error of
 // sending, as an http.RoundTripper returns them. Errors of package transport say what was sent; any other counts as
 // maybe sent.
@@ -322,10 +331,13 @@ func (st *Step) Done(resp *http.Response, err error) {
 	switch {
 	case resp == nil:
 		if err == nil {
-			err = errors.New("pdflow: Done needs a response or an error")
+			err = hostFault("Done needs a response or an error")
 		}
 	case resp.Body == nil:
 		resp.Body = http.NoBody
+	case resp.Request != nil && resp.Request.Response != nil:
+		_ = resp.Body.Close()
+		resp, err = nil, hostFault("the client followed an engine's redirect: set its CheckRedirect")
 	case st.over || err != nil:
 		_ = resp.Body.Close() // nobody waits for it
 	default: // the host's own request may outlive the step

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strings"
 	"sync"
 	"testing"
@@ -261,4 +262,52 @@ func TestCloseWhileTheBodyIsReadBehindTheRoundTripper(t *testing.T) {
 	time.Sleep(10 * time.Millisecond)
 	within(t, "Close", func() { _ = resp.Body.Close() })
 	wg.Wait()
+}
+
+// A client that follows redirects takes the prompt nowhere else: the body of a step's request cannot be sent twice. A
+// response that came after a redirect is no engine's.
+func TestAFollowedRedirectTakesNoPrompt(t *testing.T) {
+	var got []string
+	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		got = append(got, r.Method+string(body))
+		_, _ = io.WriteString(w, ok)
+	}))
+	defer other.Close()
+	for _, status := range []int{http.StatusFound, http.StatusTemporaryRedirect, http.StatusPermanentRedirect} {
+		engine := httptest.NewServer(http.RedirectHandler(other.URL, status))
+		x := script(t, &fake{}, answer(ok), answer(fromD))
+		x.pair.Prefill.URL, _ = url.Parse(engine.URL)
+		s := begin(t, x.flow, `{"prompt":"secret"}`, &x.pair)
+		step, _, err := s.Next(t.Context())
+		require.NoError(t, err)
+		request, err := step.Request()
+		require.NoError(t, err)
+		step.Done((&http.Client{}).Do(request))
+		_, resp, err := s.Next(t.Context())
+		require.Nil(t, resp)
+		require.Error(t, err, status)
+		s.End(nil)
+		engine.Close()
+	}
+	assert.Equal(t, []string{http.MethodGet}, got, "only 302 is followed, by a GET without the prompt")
+}
+
+// After the host's own End, Next blames nobody else.
+func TestNextAfterEnd(t *testing.T) {
+	x := script(t, &fake{}, answer(ok), answer(fromD))
+	s := begin(t, x.flow, `{"prompt":"hi"}`, nil)
+	s.End(nil)
+	_, _, err := s.Next(t.Context())
+	require.ErrorContains(t, err, "the program that sends the legs has ended the request")
+	x = script(t, &fake{}, answer(ok), answer(fromD))
+	s = begin(t, x.flow, `{"prompt":"hi"}`, nil)
+	defer s.End(nil)
+	step, _, err := s.Next(t.Context())
+	require.NoError(t, err)
+	step.Done(nil, nil)
+	_, _, err = s.Next(t.Context())
+	require.ErrorContains(t, err, "Done needs a response or an error")
+	_, err = x.flow.Begin(t.Context(), &pdflow.Request{Body: []byte("{}")})
+	require.ErrorIs(t, err, pdflow.CodeNotFound, "a path that is no client API's")
 }

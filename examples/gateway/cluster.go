@@ -103,7 +103,7 @@ type rejected struct {
 func newCluster(g *gateway, spec *clusterSpec) (*cluster, error) {
 	config, err := kubernetes.Config(spec.Kubeconfig)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("spec.modelServers.kubeconfig: %w", err)
 	}
 	c := &cluster{g: g, config: config, fixed: g.models(), latest: make(chan []kubernetes.ModelServer, 1),
 		halted: make(chan struct{}),

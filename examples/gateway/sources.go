@@ -60,7 +60,7 @@ func (m *modelServer) cluster(onError func(error)) (discovery.Source, error) {
 	if o.Config == nil {
 		var err error
 		if o.Config, err = kubernetes.Config(k.Kubeconfig); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("spec.discovery.kubernetes.kubeconfig: %w", err)
 		}
 	}
 	return kubernetes.New(o)
