@@ -95,8 +95,8 @@ func verifyAll(ctx context.Context, lab *lab, names []string) error {
 	}
 	switch {
 	case tried == 0:
-		return fmt.Errorf("no such connector to verify: there are nixl, nixl-push, sharedstorage, multi, mooncake and " +
-			"sglang")
+		return fmt.Errorf("no such connector to verify: there are nixl, nixl-push, sharedstorage, multi, mooncake " +
+			"and sglang")
 	case len(names) > 0:
 		return failed
 	}
