@@ -35,6 +35,10 @@ func (e *PairError) Error() string {
 // it. The error is an *[EndpointError] if an entry lacks what the connector needs ([CheckEndpoint]), otherwise a
 // *[PairError]; see [Traits.CheckPair].
 func CheckPair(c KVConnector, prefill, decode discovery.Endpoint) error {
+	t := c.Traits()
+	if t.PrefillPairOnly && decode.Role.Has(discovery.RolePrefill) {
+		return &EndpointError{Endpoint: decode.ID, Attribute: "role", Problem: "is not decode alone"}
+	}
 	// An engine of role both takes only one side in this pair.
 	prefill.Role, decode.Role = discovery.RolePrefill, discovery.RoleDecode
 	for _, e := range []discovery.Endpoint{prefill, decode} {
@@ -43,7 +47,6 @@ func CheckPair(c KVConnector, prefill, decode discovery.Endpoint) error {
 			return &EndpointError{Endpoint: e.ID, Attribute: name, Problem: fe.Problem}
 		}
 	}
-	t := c.Traits()
 	return t.CheckPair(prefill, decode)
 }
 

@@ -23,7 +23,8 @@ var registry = struct {
 	sync.RWMutex
 	factories map[string]Factory
 	classes   map[string]func(json.RawMessage) string
-}{factories: map[string]Factory{}, classes: map[string]func(json.RawMessage) string{}}
+	refused   map[string]string // the reason by the engine's class
+}{factories: map[string]Factory{}, classes: map[string]func(json.RawMessage) string{}, refused: map[string]string{}}
 
 // Register makes a connector available to [Open] under name, and under the engines' own class names for it
 // (NixlConnector). It is meant for init functions and panics if name is empty or not lower case, f is nil, or a name is
@@ -62,6 +63,21 @@ func registerClass(class string, choose func(json.RawMessage) string) {
 	registry.classes[class] = choose
 }
 
+// Refuse says why no connector serves an engine's class, as "keeps KV in the engine's own memory". [Open]'s error for
+// that class then has the reason in place of the known names.
+func Refuse(class, why string) {
+	registry.Lock()
+	defer registry.Unlock()
+	registry.refused[class] = why
+}
+
+// Refusal returns the reason that [Refuse] was given for a class, or "".
+func Refusal(class string) string {
+	registry.RLock()
+	defer registry.RUnlock()
+	return registry.refused[class]
+}
+
 // Open makes the connector that a spec names by its registered name or by an engine's class name. An empty type is
 // "http". For an unknown name the error is [ErrUnknown] and lists the known names.
 func Open(spec config.Spec) (KVConnector, error) {
@@ -69,6 +85,9 @@ func Open(spec config.Spec) (KVConnector, error) {
 	registry.RLock()
 	f := registry.factories[name]
 	registry.RUnlock()
+	if why := Refusal(spec.Type); f == nil && why != "" {
+		return nil, fmt.Errorf("%w %.64q: it %s", ErrUnknown, spec.Type, why)
+	}
 	if f == nil {
 		known := append(Names(), Classes()...)
 		remedy := ""

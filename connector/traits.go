@@ -40,7 +40,11 @@ type Traits struct {
 	OwnRequestID bool          // the connector sets an X-Request-Id on both legs, by which the engines match them
 	ContentStore bool          // D finds the KV in a store by the prompt's tokens alone; the requests do not say where
 	PairOnly     bool          // D waits for P's KV with every request, so no D can serve alone
-	Orphans      bool          // a D whose P failed leaves blocks or tasks behind; the flow counts such legs
+	// PrefillPairOnly is true if a request that names no D ends the P that gets it. Then no engine that can prefill
+	// gets a decode leg or a whole request: engines are of role prefill or decode, and none of role both. A flow of
+	// another connector must not have such prefill engines in its list, as main, as rollout or as fallback.
+	PrefillPairOnly bool
+	Orphans         bool // a D whose P failed leaves blocks or tasks behind; the flow counts such legs
 
 	// Timeouts and Retry are the connector's own defaults. What is zero in them is pdkit's default.
 	Timeouts config.Timeouts
@@ -55,6 +59,10 @@ type Traits struct {
 type Handoff struct {
 	Member string // a member of the response's body, with dots between nested names: "kv_transfer_params"
 	Header string // a header of the response
+
+	// D's response has Member, too, for a later request's prefill leg. So the flow lets no host relay that response.
+	// The flow empties Member in D's responses with or without FromDecode, wherever it reads them.
+	FromDecode bool
 }
 
 // Attribute is an attribute that an engine's entry must have. An [EndpointChecker] decides which values are right.
@@ -140,10 +148,15 @@ func CheckRequest(c KVConnector, r *Request) error {
 }
 
 // CheckEndpoint returns which declared attributes an engine's entry lacks. An engine of role both needs those of both
-// roles, unless the protocol serves pairs only: then it takes part in none.
+// roles, unless the protocol serves pairs only: then it takes part in none. If the protocol is PrefillPairOnly, the
+// role both is a fault itself.
 func (t *Traits) CheckEndpoint(e discovery.Endpoint) error {
 	if t.PairOnly && e.Role.Has(discovery.RoleBoth) {
 		return nil
+	}
+	if t.PrefillPairOnly && e.Role.Has(discovery.RoleBoth) {
+		return &config.FieldError{Path: "role", Problem: "is both, but here a request without a decode engine " +
+			"ends the engine that can prefill", Remedy: "write prefill or decode"}
 	}
 	var faults []error
 	for _, a := range t.Attributes {

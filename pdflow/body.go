@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/sse"
 	"github.com/pdkit/pdkit/internal/verdict"
 )
 
@@ -43,6 +44,7 @@ type Body struct {
 
 	resp       io.Closer
 	src        io.Reader // the engine's bytes, rewritten if the connector asks for it
+	withheld   sse.Withheld
 	pooled     *[streamBuffer]byte
 	bulk       *[bulkBuffer]byte
 	full       bool // the last read filled the buffer
@@ -73,6 +75,7 @@ func newBody(a *attempt, resp *http.Response) *Body {
 	b.tail = verdict.NewTail(b.sse)
 	rewritten := b.rewrite(a)
 	b.header = responseHeader(resp, b.sse, rewritten)
+	b.withhold(b.header["Content-Length"] != nil)
 	b.pooled = buffers.Get().(*[streamBuffer]byte)
 	b.buf = b.pooled[:]
 	return b

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/intake"
 )
 
 // maxEncodes is how many items of one request are encoded at once.
@@ -96,7 +97,7 @@ func (a *attempt) encodeItem(ctx context.Context, n int, item connector.Item) (j
 	if resp.StatusCode >= 300 {
 		limit = maxErrorBody
 	}
-	body, err := readAll(resp, limit)
+	body, err := intake.ReadAll(resp.Body, resp.ContentLength, limit)
 	if resp.StatusCode >= 300 && err != nil && ctx.Err() == nil {
 		body, err = nil, nil // too large or cut: the status is what matters
 	}

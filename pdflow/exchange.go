@@ -16,6 +16,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/transport"
 )
 
@@ -101,7 +102,7 @@ func (x *exchange) serveAggregated(member string) (*Body, *Error) {
 	f := x.f
 	f.tel.unsupported(x, member)
 	if f.opts.unsupported == config.UnsupportedRefuse ||
-		x.given != nil && !x.any && f.checkPick(&Pick{Decode: x.given.Decode}) != nil {
+		x.given != nil && f.checkPick(&Pick{Decode: x.given.Decode}, x.any) != nil {
 		return nil, &Error{Code: CodeUnsupported, Connector: f.name, Param: member, Message: unsupportedMessage}
 	}
 	body, e := x.try(ModeAggregated)
@@ -259,14 +260,19 @@ func (x *exchange) pick(n int, mode Mode) (Pick, *Error) {
 	}
 	in := &PickInput{Request: x.req, Header: x.header, RequestID: x.id, Attempt: n, Avoid: x.avoid,
 		Single: mode != ModeDisaggregated, Connector: x.f.conn}
-	in.Both = x.f.traits.PairOnly
+	in.Both, in.DecodeOnly = x.f.traits.PairOnly, x.f.traits.PrefillPairOnly
 	if x.f.encoder != nil && !in.Single {
 		s := &connector.Session{API: x.req.API, Model: x.req.Model, RequestID: x.id, Request: x.req}
 		in.Encode = len(x.f.encoder.Items(s))
 	}
 	pick, e := x.f.pick(x.ctx, in)
-	if e == nil && pick.Decode.URL == nil {
+	switch {
+	case e != nil:
+	case pick.Decode.URL == nil:
 		e = &Error{Code: CodeInternal, Phase: "pick", Connector: x.f.name, Message: "the picker named no decode engine"}
+	case in.DecodeOnly && pick.Decode.Role.Has(discovery.RolePrefill):
+		e = &Error{Code: CodeInternal, Phase: "pick", Connector: x.f.name, Message: "the picker named an engine to " +
+			"decode that can prefill, and such an engine ends without a decode engine"}
 	}
 	return pick, e
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/sse"
 	"github.com/pdkit/pdkit/transport"
 )
 
@@ -41,6 +42,7 @@ type Flow struct {
 	rewriter    connector.Rewriter
 	encoder     connector.Encoder
 	traits      connector.Traits
+	withheld    *sse.Member                // of D's responses
 	checkers    []connector.RequestChecker // the connector's own, which come first, and the options'
 	ownCheckers int
 	cleaner     connector.Cleaner
@@ -61,7 +63,7 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 		return nil, errors.New("pdflow: New needs a connector and a picker")
 	}
 	f := &Flow{conn: c, traits: c.Traits(), picker: p}
-	f.name, f.order = f.traits.Name, f.traits.Order
+	f.name, f.order, f.withheld = f.traits.Name, f.traits.Order, withheldMember(&f.traits)
 	f.opts = options{maxBody: 32 << 20, pickWait: 250 * time.Millisecond, stepsLimit: defaultStepsLimit,
 		errorHandler: WriteError, logger: slog.New(slog.DiscardHandler)}
 	for _, o := range opts {
@@ -172,7 +174,7 @@ type Request struct {
 	Body      []byte      // one JSON object; not changed, and not kept after the response has ended
 	RequestID string      // "" takes a valid X-Request-Id of Header, or makes one
 	Pick      *Pick       // a pair that the caller has chosen: the picker is not asked, and there is one attempt
-	AnyPair   bool        // Pick need not keep the connector's rules about pairs and engines' entries
+	AnyPair   bool        // Pick need not keep the connector's rules about pairs and entries, PrefillPairOnly apart
 }
 
 // Response is a response. Body must be closed; closing it early cancels whatever leg runs.
@@ -229,8 +231,8 @@ func (f *Flow) read(in *Request) (call, *Error) {
 		return call{}, wrongCall("Pick", "must name a decode engine with a URL; a Pick without Prefill is served by "+
 			"Decode alone")
 	}
-	if c.given != nil && !c.any {
-		if err := f.checkPick(c.given); err != nil {
+	if c.given != nil {
+		if err := f.checkPick(c.given, c.any); err != nil {
 			e := wrongCall("Pick", "these engines cannot serve together; the error's cause says why")
 			e.Err = err // which names engines, and so is not for clients
 			return call{}, e
@@ -239,8 +241,14 @@ func (f *Flow) read(in *Request) (call, *Error) {
 	return c, nil
 }
 
-// checkPick holds a given pair to what a picker holds its own to.
-func (f *Flow) checkPick(p *Pick) error {
+// checkPick holds a given pair to what a picker holds its own to, or, with anyPair, to what keeps engines alive.
+func (f *Flow) checkPick(p *Pick, anyPair bool) error {
+	if f.traits.PrefillPairOnly && p.Decode.Role.Has(discovery.RolePrefill) {
+		return errors.New("an engine of this protocol that can prefill must not decode: name one of role decode")
+	}
+	if anyPair {
+		return nil
+	}
 	if p.Prefill.URL != nil {
 		return connector.CheckPair(f.conn, p.Prefill, p.Decode)
 	}

@@ -4,10 +4,8 @@ package pdflow
 
 import (
 	"encoding/json"
-	"errors"
 	"math"
 	"net/http"
-	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -66,14 +64,9 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 		f.fail(w, r, &Error{Code: CodeNotFound, Message: "there is no such path and method here"})
 		return
 	}
-	body, e := f.readBody(w, r)
+	req, e := f.read(w, r, api)
 	if e != nil {
 		f.fail(w, r, e)
-		return
-	}
-	req, err := connector.ParseRequest(api, body)
-	if err != nil {
-		f.fail(w, r, invalid(err))
 		return
 	}
 	flow, e := f.find(req, id)
@@ -96,6 +89,19 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 		flow, e = next, nil
 	}
 	f.fail(w, r, e)
+}
+
+// read reads and checks a client's body. w may be nil.
+func (f *front) read(w http.ResponseWriter, r *http.Request, api connector.API) (*connector.Request, *Error) {
+	body, fault := intake.Read(w, r, f.maxBody, f.bodyTimeout, false)
+	if fault != nil {
+		return nil, &Error{Code: Code(fault.Code), Phase: "body", Message: fault.Message, Err: fault.Err}
+	}
+	req, err := connector.ParseRequest(api, body)
+	if err != nil {
+		return nil, invalid(err)
+	}
+	return req, nil
 }
 
 func (f *front) idOf(r *http.Request) string {
@@ -127,53 +133,6 @@ func (f *front) fail(w http.ResponseWriter, r *http.Request, e *Error) {
 		}()
 	}
 	f.onError(w, r, e)
-}
-
-// readBody reads the body whole before anything else: only then net/http notices a client that leaves, and an engine's
-// connection is not torn down with the client's body (docs/go-facts.md §1).
-func (f *front) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *Error) {
-	rc := http.NewResponseController(w)
-	limited := f.bodyTimeout > 0 && rc.SetReadDeadline(time.Now().Add(f.bodyTimeout)) == nil
-	body, e := f.body(r)
-	switch {
-	case e != nil && e.Code != CodeClientGone:
-		intake.Closing(w) // with a deadline for what is left of the body
-		return nil, e
-	case limited:
-		_ = rc.SetReadDeadline(time.Time{})
-	}
-	return body, e
-}
-
-// body reads and checks a request's body and what its header says of it.
-func (f *front) body(r *http.Request) ([]byte, *Error) {
-	if fault := intake.CheckHeader(r.Header); fault != "" {
-		return nil, &Error{Code: CodeMediaType, Message: fault}
-	}
-	tooLarge := &Error{Code: CodeTooLarge, Message: "the body is larger than " + strconv.FormatInt(f.maxBody, 10) +
-		" bytes"}
-	if r.ContentLength > f.maxBody {
-		return nil, tooLarge
-	}
-	if r.Body == nil {
-		return nil, &Error{Code: CodeInvalid, Message: "the request has no body"}
-	}
-	length := r.ContentLength
-	if length == 0 {
-		length = -1 // of a client's request, 0 beside a body is an unknown length
-	}
-	body, err := readBounded(r.Body, length, f.maxBody)
-	switch {
-	case err == nil:
-		return body, nil
-	case errors.Is(err, errTooLarge):
-		return nil, tooLarge
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, &Error{Code: CodeBodyTimeout, Message: "the body did not come in time"}
-	case r.Context().Err() != nil:
-		return nil, &Error{Code: CodeClientGone, Phase: "body", Err: err}
-	}
-	return nil, &Error{Code: CodeInvalid, Message: "the body could not be read to its end", Err: err}
 }
 
 // modeHeaders are the values of X-PD-Mode, made once for all requests.

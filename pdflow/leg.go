@@ -15,6 +15,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/intake"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 	"github.com/pdkit/pdkit/transport"
 )
@@ -117,7 +118,7 @@ func (a *attempt) sendPrefill(ctx context.Context, leg *connector.Leg, o *LegOut
 	if resp.StatusCode >= 300 {
 		limit = maxErrorBody
 	}
-	body, err := readAll(resp, limit)
+	body, err := intake.ReadAll(resp.Body, resp.ContentLength, limit)
 	o.ResponseBytes = int64(len(body))
 	if resp.StatusCode >= 300 && err != nil && ctx.Err() == nil {
 		body, err = nil, nil // too large or cut: the status is what matters
@@ -139,33 +140,6 @@ func (a *attempt) sendPrefill(ctx context.Context, leg *connector.Leg, o *LegOut
 		return nil, fault
 	}
 	return p, nil
-}
-
-var errTooLarge = errors.New("pdflow: larger than the limit")
-
-// readAll reads a body whole, up to limit bytes. A Content-Length is believed up to 1 MiB: an engine that lies about it
-// must not cost memory.
-func readAll(resp *http.Response, limit int64) ([]byte, error) {
-	if resp.ContentLength > limit {
-		return nil, errTooLarge
-	}
-	return readBounded(resp.Body, resp.ContentLength, limit)
-}
-
-// readBounded reads r to its end. length is what it announces, -1 if nothing.
-func readBounded(r io.Reader, length, limit int64) ([]byte, error) {
-	if length >= 0 && length <= 1<<20 {
-		b := make([]byte, length)
-		n, err := io.ReadFull(r, b)
-		return b[:n], err
-	}
-	var buf bytes.Buffer
-	buf.Grow(int(min(max(length, 0), 1<<20)) + bytes.MinRead)
-	n, err := buf.ReadFrom(io.LimitReader(r, max(limit, limit+1)))
-	if err == nil && n > limit {
-		err = errTooLarge
-	}
-	return buf.Bytes(), err
 }
 
 // decode runs the decode leg until its first event is known.
@@ -211,7 +185,7 @@ func (a *attempt) sendDecode(ctx context.Context, leg *connector.Leg, o *LegOutc
 	}
 	if resp.StatusCode < 200 || resp.StatusCode >= 300 {
 		defer resp.Body.Close()
-		body, err := readAll(resp, maxErrorBody)
+		body, err := intake.ReadAll(resp.Body, resp.ContentLength, maxErrorBody)
 		if err != nil && ctx.Err() != nil {
 			return nil, a.sendError(ctx, LegDecode, "response", err)
 		}
@@ -240,7 +214,7 @@ func (a *attempt) sendError(ctx context.Context, leg LegKind, phase string, err 
 	if expired, ok := errors.AsType[*Error](err); ok {
 		return expired // refused before it was sent
 	}
-	if errors.Is(err, errTooLarge) {
+	if errors.Is(err, intake.ErrTooLarge) {
 		e.Message = "the " + string(leg) + " engine's response is too large"
 		return e
 	}

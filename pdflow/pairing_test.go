@@ -330,3 +330,43 @@ func TestAGivenPairKeepsTheConnectorsRules(t *testing.T) {
 		})
 	}
 }
+
+// sender has prefill engines that end by a request which names no decode engine, as LMCache's senders do.
+type sender struct{ fake }
+
+func (s *sender) Traits() connector.Traits {
+	t := s.fake.Traits()
+	t.PrefillPairOnly = true
+	return t
+}
+
+// named is a picker of one choice.
+type named pdflow.Pick
+
+func (n *named) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
+	return pdflow.Pick(*n), nil
+}
+
+// Whoever names the engines, one that can prefill gets no decode leg and no whole request.
+func TestNoEngineThatCanPrefillDecodesWhereThatEndsIt(t *testing.T) {
+	p := endpoint(t, "http://p:1", discovery.RolePrefill)
+	for name, pair := range map[string]pdflow.Pick{
+		"role both alone":    {Decode: endpoint(t, "http://b:1", discovery.RoleBoth)},
+		"role prefill alone": {Decode: p},
+		"role both as D":     {Prefill: p, Decode: endpoint(t, "http://b:1", discovery.RoleBoth)},
+	} {
+		flow, err := pdflow.New(&sender{}, new(named(pair)))
+		require.NoError(t, err)
+		defer flow.Shutdown(t.Context())
+		for _, in := range []*pdflow.Request{{}, {Pick: &pair}, {Pick: &pair, AnyPair: true}} {
+			in.API, in.Body = connector.APICompletions, []byte(completion("a", ""))
+			_, err := flow.Do(t.Context(), in)
+			want := pdflow.CodeInvalid
+			if in.Pick == nil {
+				want = pdflow.CodeInternal
+			}
+			require.ErrorIs(t, err, want, name)
+		}
+		require.ErrorContains(t, connector.CheckPair(&sender{}, p, pair.Decode), "role", name)
+	}
+}

@@ -40,8 +40,10 @@ type PickInput struct {
 	Single    bool     // one engine for the whole request: only Pick.Decode is wanted
 	// only engines of role both serve alone, and they take no part in pairs: they run without the connector (see
 	// PairOnly of connector.Traits)
-	Both   bool
-	Encode int // engines wanted for an encode stage, 0 for none
+	Both bool
+	// no engine that can prefill may serve alone: see PrefillPairOnly of connector.Traits
+	DecodeOnly bool
+	Encode     int // engines wanted for an encode stage, 0 for none
 
 	Connector connector.KVConnector // the asking flow's, for its rules about pairs; nil for none
 }

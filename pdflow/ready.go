@@ -25,7 +25,8 @@ func (f *Flow) Ready(ctx context.Context) error {
 		return &Error{Code: CodeDraining, Connector: f.name, Message: "shutting down"}
 	}
 	picker, asked := f.picker.(interface{ Ready(in *PickInput) error })
-	in := &PickInput{Attempt: 1, Connector: f.conn, Both: f.traits.PairOnly}
+	in := &PickInput{Attempt: 1, Connector: f.conn, Both: f.traits.PairOnly,
+		DecodeOnly: f.traits.PrefillPairOnly}
 	if f.encoder != nil {
 		in.Encode = 1
 	}

@@ -3,9 +3,37 @@
 package pdflow
 
 import (
+	"slices"
+
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/internal/sse"
 )
+
+// withheldMember is the member of D's responses that clients must not see, nil if there is none. vLLM's D may return
+// kv_transfer_params to every connector that sends them.
+func withheldMember(t *connector.Traits) *sse.Member {
+	switch {
+	case t.Handoff.Member != "":
+		return sse.MemberAt(t.Handoff.Member)
+	case slices.Contains(t.Members, connector.ParamsMember):
+		return sse.MemberAt(connector.ParamsMember)
+	}
+	return nil
+}
+
+// withhold keeps from the client where D has its KV. sized says that the response's length was announced.
+func (b *Body) withhold(sized bool) {
+	m := b.a.f.withheld
+	if m == nil {
+		return
+	}
+	depth := m.Depth
+	if b.sse && b.a.x.req.API == connector.APIResponses {
+		depth++ // a stream's last event has the response
+	}
+	b.withheld.Withhold(b.src, m, depth, b.sse, sized)
+	b.src = &b.withheld
+}
 
 // rewrite puts the connector's event function into the stream, if this request needs one.
 func (b *Body) rewrite(a *attempt) bool {

@@ -67,13 +67,9 @@ func (t *roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 func (t *roundTripper) run(r *http.Request, api connector.API, id string) (*Response, *Error) {
-	body, e := t.f.front.body(r)
+	req, e := t.f.front.read(nil, r, api)
 	if e != nil {
 		return nil, e
-	}
-	req, err := connector.ParseRequest(api, body)
-	if err != nil {
-		return nil, invalid(err)
 	}
 	return t.f.do(r.Context(), call{req: req, header: r.Header, id: id, door: t.door})
 }

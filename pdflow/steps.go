@@ -388,5 +388,5 @@ func (a *attempt) relayable() bool {
 	if a.f.order == connector.DecodeFirst && a.p.Load() == nil {
 		return false
 	}
-	return a.rewriting(http.StatusOK) == nil
+	return !(a.twoLegs && a.f.traits.Handoff.FromDecode) && a.rewriting(http.StatusOK) == nil
 }

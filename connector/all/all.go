@@ -11,17 +11,19 @@ import (
 	_ "github.com/pdkit/pdkit/connector/lmcache"         // lmcache
 	_ "github.com/pdkit/pdkit/connector/lmcachepd"       // lmcache-pd
 	_ "github.com/pdkit/pdkit/connector/mooncake"        // mooncake
-	_ "github.com/pdkit/pdkit/connector/mooncakeascend"  // mooncake-ascend
+	_ "github.com/pdkit/pdkit/connector/mooncakeascend"  // mooncake-ascend, mooncake-hybrid
 	_ "github.com/pdkit/pdkit/connector/mooncakestore"   // mooncake-store
 	_ "github.com/pdkit/pdkit/connector/moriio"          // moriio
-	_ "github.com/pdkit/pdkit/connector/multi"           // multi
+	_ "github.com/pdkit/pdkit/connector/multi"           // multi, kvbm
 	_ "github.com/pdkit/pdkit/connector/nixl"            // nixl
 	_ "github.com/pdkit/pdkit/connector/nixlpush"        // nixl-push
 	_ "github.com/pdkit/pdkit/connector/offload"         // offload-p2p
 	_ "github.com/pdkit/pdkit/connector/p2pnccl"         // p2pnccl
 	_ "github.com/pdkit/pdkit/connector/plainhttp"       // http
 	_ "github.com/pdkit/pdkit/connector/pynccl"          // pynccl
+	_ "github.com/pdkit/pdkit/connector/relay"           // relay, tpu
 	_ "github.com/pdkit/pdkit/connector/sglang"          // sglang
 	_ "github.com/pdkit/pdkit/connector/sharedstorage"   // sharedstorage
+	_ "github.com/pdkit/pdkit/connector/silentstore"     // ascend-store, flexkv, hf3fs, ucm
 	_ "github.com/pdkit/pdkit/connector/trtllm"          // trtllm
 )

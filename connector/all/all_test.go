@@ -31,7 +31,11 @@ func TestNamesAndClassesMeanTheirProtocol(t *testing.T) {
 		"SharedStorageConnector": "sharedstorage",
 		"PyNcclConnector":        "pynccl", "P2pNcclConnector": "p2pnccl",
 		"MoRIIOConnector": "moriio", "OffloadingConnector": "offload-p2p",
-		"MultiConnector": "multi",
+		"MultiConnector": "multi", "relay": "relay", "tpu": "tpu", "TPUConnector": "tpu", "kvbm": "kvbm",
+		"PdConnector": "kvbm", "mooncake-hybrid": "mooncake-hybrid", "MooncakeHybridConnector": "mooncake-hybrid",
+		"AscendStoreConnector": "ascend-store", "MooncakeConnectorStoreV1": "ascend-store",
+		"FlexKVConnectorV1": "flexkv", "HF3FSKVConnector": "hf3fs", "UCMConnector": "ucm",
+		"LMCacheAscendConnector": "lmcache", "LMCacheConnectorV1Dynamic": "lmcache",
 	} {
 		t.Run(typ, func(t *testing.T) {
 			var settings json.RawMessage

@@ -44,8 +44,7 @@ func TestEveryConnectorIsTestedAlike(t *testing.T) {
 func TestEveryConnectorHasGoldenExchangesOfTheCommonAPIs(t *testing.T) {
 	for _, name := range connector.Names() {
 		dir := folder(t, name)
-		files, err := filepath.Glob("../" + dir + "/testdata/golden/*/*.json")
-		require.NoError(t, err)
+		files := goldenFiles(t, name)
 		seen := map[string]bool{}
 		for _, file := range files {
 			raw, err := os.ReadFile(file)
@@ -62,26 +61,57 @@ func TestEveryConnectorHasGoldenExchangesOfTheCommonAPIs(t *testing.T) {
 	}
 }
 
-// Every connector has a README, which begins with the connector's name and says which engine moves the KV and how.
+// Every connector has a page, which begins with the connector's name and says which engine moves the KV and how.
 func TestEveryConnectorHasAPage(t *testing.T) {
 	for _, name := range connector.Names() {
-		dir := folder(t, name)
-		raw, err := os.ReadFile("../" + dir + "/README.md")
+		file := page(t, name)
+		raw, err := os.ReadFile("../" + file)
 		if !assert.NoError(t, err) {
 			continue
 		}
 		title, _, _ := strings.Cut(string(raw), "\n")
-		assert.Regexp(t, "^# "+name+": .", title, "connector/%s/README.md", dir)
+		assert.Regexp(t, "^# "+name+": .", title, "connector/%s", file)
 		for _, part := range []string{"sequenceDiagram", "Is the KV really reused?", "| "} {
-			assert.Contains(t, string(raw), part, "connector/%s/README.md", dir)
+			assert.Contains(t, string(raw), part, "connector/%s", file)
 		}
 	}
+}
+
+// page returns a connector's page, below the folder connector: the README of its package, or <name>.md beside it where
+// a package has several connectors.
+func page(t *testing.T, name string) string {
+	t.Helper()
+	dir := folder(t, name)
+	if own := dir + "/" + name + ".md"; exists("../" + own) {
+		return own
+	}
+	return dir + "/README.md"
+}
+
+// goldenFiles returns a connector's golden exchanges: those of its package, or of testdata/<name> where a package has
+// several connectors.
+func goldenFiles(t *testing.T, name string) []string {
+	t.Helper()
+	data := "../" + folder(t, name) + "/testdata/"
+	own := data + name
+	if !exists(own) {
+		own = data + "golden"
+	}
+	files, err := filepath.Glob(own + "/*/*.json")
+	require.NoError(t, err)
+	return files
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 // needed are the settings of the connectors that require some.
 var needed = map[string]string{
 	"multi":            `{"connectors":[{"type":"nixl"},{"type":"sharedstorage"}]}`,
 	"ascend-layerwise": `{"callbackListen":"127.0.0.1:8900","callbackURL":"http://127.0.0.1:8900"}`,
+	"relay":            `{"kv_connector":"HouseConnector"}`, // for launch settings alone
 }
 
 // Every connector renders the engines' launch settings. For each of a ModelServer's resources it says which setting it

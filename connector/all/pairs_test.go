@@ -77,6 +77,15 @@ var pairs = []struct {
 	{typ: "offload-p2p",
 		meet:  []string{"tpSize=4 | tpSize=2", "blockSize=16 | blockSize=16"},
 		apart: []string{"blockSize=16 | blockSize=32", "kvCacheDtype=fp8 | kvCacheDtype=auto"}},
+	{typ: "mooncake-hybrid", meet: []string{"tpSize=8 | tpSize=4", "blockSize=128 | blockSize=128"},
+		apart: []string{"tpSize=4 | tpSize=8", "blockSize=128 | blockSize=64"}},
+	{typ: "relay", meet: []string{"tpSize=8 | tpSize=2", "blockSize=64 | blockSize=128"}},
+	{typ: "tpu", meet: []string{"blockSize=128 | blockSize=128"}, apart: []string{"blockSize=128 | blockSize=64"}},
+	{typ: "ascend-store", meet: []string{"store=a | store=a,b"}, apart: []string{"store=a | store=b"}},
+	{typ: "flexkv", meet: []string{"store=a | store=a"}, apart: []string{"store=a | store=b"}},
+	{typ: "hf3fs", meet: []string{"store=a | store=a"}, apart: []string{"store=a | store=b"}},
+	{typ: "ucm", meet: []string{"store=a | store=a"}, apart: []string{"store=a | store=b"}},
+	{typ: "kvbm", meet: []string{"tpSize=2 | tpSize=8"}, apart: []string{"tpSize=2 | tpSize=3"}},
 	{typ: "multi", config: `{"connectors":[{"type":"nixl"},{"type":"lmcache"}]}`,
 		meet:  []string{"tpSize=2,store=a | tpSize=4,store=b"},
 		apart: []string{"tpSize=2,store=a | tpSize=3,store=a"}},
@@ -144,12 +153,12 @@ func TestEveryPageSaysWhichEnginesCanMeet(t *testing.T) {
 	}
 	for _, name := range connector.Names() {
 		assert.True(t, tested[name], "no engines of %s meet in a test", name)
-		dir := folder(t, name)
-		raw, err := os.ReadFile("../" + dir + "/README.md")
+		file := page(t, name)
+		raw, err := os.ReadFile("../" + file)
 		require.NoError(t, err)
 		_, section, ok := strings.Cut(string(raw), "\n## Which engines can be paired\n")
 		// whose rules are its children's
-		if !assert.True(t, ok, "connector/%s/README.md does not say it", dir) || name == "multi" {
+		if !assert.True(t, ok, "connector/%s does not say it", file) || name == "multi" {
 			continue
 		}
 		section, _, _ = strings.Cut(section, "\n## ")
@@ -162,6 +171,6 @@ func TestEveryPageSaysWhichEnginesCanMeet(t *testing.T) {
 		for _, r := range c.Traits().PairRules {
 			want = append(want, r.Attribute)
 		}
-		assert.ElementsMatch(t, want, told, "connector/%s/README.md", dir)
+		assert.ElementsMatch(t, want, told, "connector/%s", file)
 	}
 }

@@ -67,17 +67,16 @@ func table(t *testing.T) string {
 	b.WriteString("| type | engine class | legs | engine versions | evidence | page |\n|---|---|---|---|---|---|\n")
 	real := proven(t)
 	for _, name := range connector.Names() {
-		dir := folder(t, name)
-		versions, configs := goldens(t, dir)
+		at := "connector/" + strings.TrimSuffix(page(t, name), "/README.md")
+		versions, configs := goldens(t, name)
 		evidence := "golden"
 		if engine, ok := real[name]; ok {
 			evidence = "proven: " + engine
 		} else if len(versions) == 0 {
 			evidence = "—"
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | [connector/%s](connector/%s) |\n", name,
-			dash(classes(name), ", "), dash(legs(name, configs), " or "),
-			dash(versions, ", "), evidence, dir, dir)
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | [%s](%s) |\n", name,
+			dash(classes(name), ", "), dash(legs(name, configs), " or "), dash(versions, ", "), evidence, at, at)
 	}
 	return b.String()
 }
@@ -119,17 +118,15 @@ func classes(name string) (list []string) {
 
 var engineNames = map[string]string{"vllm": "vLLM", "vllm-ascend": "vLLM Ascend", "sglang": "SGLang",
 	"tensorrt-llm": "TensorRT-LLM", "trtllm": "TensorRT-LLM",
-	"lmcache": "LMCache", "mooncake": "Mooncake"}
+	"lmcache": "LMCache", "mooncake": "Mooncake", "tpu-inference": "tpu-inference", "kvbm": "KVBM"}
 
 // versioned matches the names of golden folders: vllm-0.32.0, or vllm-pr24520 for a pull request that is not merged.
 var versioned = regexp.MustCompile(`^(.+?)-(v?\d.*|pr\d+)$`)
 
-// goldens returns the engine versions of a package's golden exchanges, and the configurations in them.
-func goldens(t *testing.T, dir string) (versions []string, configs []json.RawMessage) {
+// goldens returns the engine versions of a connector's golden exchanges, and the configurations in them.
+func goldens(t *testing.T, name string) (versions []string, configs []json.RawMessage) {
 	t.Helper()
-	files, err := filepath.Glob("../" + dir + "/testdata/golden/*/*.json")
-	require.NoError(t, err)
-	for _, file := range files {
+	for _, file := range goldenFiles(t, name) {
 		m := versioned.FindStringSubmatch(filepath.Base(filepath.Dir(file)))
 		require.NotNil(t, m, "%s: the folder is not named <engine>-<version>", file)
 		version := cmp.Or(engineNames[m[1]], m[1]) + " " + strings.Replace(m[2], "pr", "PR ", 1)

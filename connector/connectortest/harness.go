@@ -98,13 +98,14 @@ func (r *Response) result() *connector.PrefillResult {
 type Exceptions struct {
 	KeepsLimit    bool     // P gets the client's limits of tokens: it ends by itself
 	KeepsStream   bool     // P gets the client's stream and stream_options
-	KeepsAnswers  bool     // P gets the client's n and best_of
+	KeepsChoices  bool     // P gets the client's n and best_of
 	KeepsLogprobs bool     // P's log probabilities are wanted
 	NeedsConfig   bool     // an empty configuration is refused
 	NotByID       bool     // nothing in the legs matches them, although Traits tells no other way for D to find the KV
 	Rewrites      []string // members of the client APIs that a leg has otherwise than the client: prompt, max_tokens
 	Refuses       []string // members that CheckRequest names though most protocols carry them: logprobs, tools
 	OwnSettings   []string // settings that are pdkit's own (paths: a.b), so that launch settings need not name them
+	PassesEmpty   bool     // P says by an empty object that it transfers nothing: D gets it and computes the prompt
 	BareIPv6      bool     // addresses stand so that they need no brackets, and the engines take none
 
 	// OwnValues are attributes of which a rule about pairs lets only the connector's own value meet, and that value.

@@ -157,7 +157,7 @@ func checkWhole(t *trial) error {
 	var broken error
 	for _, err := range []error{
 		t.excused(t.Except.KeepsStream, "KeepsStream", stream),
-		t.excused(t.Except.KeepsAnswers, "KeepsAnswers", choices),
+		t.excused(t.Except.KeepsChoices, "KeepsChoices", choices),
 		t.excused(t.Except.KeepsLogprobs, "KeepsLogprobs", logprobs),
 	} {
 		if _, excused := errors.AsType[notApplicable](err); !excused && broken == nil {

@@ -105,6 +105,8 @@ func TestAFaultOfTheHarnessIsSaid(t *testing.T) {
 			h.Except.OwnValues = map[string]string{"tpSize": "3"}
 		},
 			`the harness says that only "3" meets its like, but others do`},
+		"an empty object that is refused": {func(h *connectortest.Harness) { h.Except.PassesEmpty = true },
+			"Except.PassesEmpty is set, but the connector keeps the rule"},
 		"an exception that is none": {func(h *connectortest.Harness) { h.Except.NeedsConfig = true },
 			"is accepted, but the harness says that it needs one"},
 	} {
@@ -123,7 +125,7 @@ func TestExceptionsAreTaken(t *testing.T) {
 	for what, except := range map[string]connectortest.Exceptions{
 		"asks for two tokens":                              {KeepsLimit: true},
 		"leaves the stream":                                {KeepsStream: true},
-		"leaves several choices":                           {KeepsAnswers: true},
+		"leaves several choices":                           {KeepsChoices: true},
 		"leaves log probabilities":                         {KeepsLogprobs: true},
 		"needs a configuration":                            {NeedsConfig: true},
 		"lets only one value meet its like":                {OwnValues: map[string]string{"tpSize": "4"}},

@@ -163,20 +163,22 @@ func (o *Object) OptionalNumber(key string) {
 	}
 }
 
-// Blocks requires nested lists of block ids of the given depth, and returns how many ids there are.
-func (o *Object) Blocks(key string, depth int) int {
+// Blocks requires nested lists of block ids of one of the given depths (1 is a flat list), and returns how many ids
+// there are.
+func (o *Object) Blocks(key string, depths ...int) int {
 	raw, _ := o.Get(key)
-	n, ok := count(raw, depth)
-	if !ok {
-		o.Fault(key, "is not a list of block ids as it must be")
-		return 0
+	for _, depth := range depths {
+		if n, ok := count(raw, depth); ok {
+			return n
+		}
 	}
-	return n
+	o.Fault(key, "is not a list of block ids as it must be")
+	return 0
 }
 
 // SomeBlocks is Blocks, and requires at least one id.
-func (o *Object) SomeBlocks(key string, depth int) {
-	if o.Blocks(key, depth) == 0 {
+func (o *Object) SomeBlocks(key string, depths ...int) {
+	if o.Blocks(key, depths...) == 0 {
 		o.Fault(key, "is empty")
 	}
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
 	"github.com/pdkit/pdkit/connector/internal/settle"
+	"github.com/pdkit/pdkit/discovery"
 )
 
 // Name is the name the connector is registered under.
@@ -47,7 +48,10 @@ func init() {
 		}
 		return New(&o)
 	}, ClassMP)
-	connector.RegisterClass(ClassV1, Choose)
+	// vllm-ascend's and LMCache's own names for the same class.
+	for _, class := range []string{ClassV1, "LMCacheAscendConnector", "LMCacheConnectorV1Dynamic"} {
+		connector.RegisterClass(class, Choose)
+	}
 }
 
 // Choose returns the connector for LMCacheConnectorV1 with these settings: lmcache-pd if enable_pd, lmcache.enable_pd
@@ -114,3 +118,6 @@ func (*Connector) Decode(context.Context, *connector.Session, *connector.Prefill
 func (c *Connector) Expect(*connector.Session) (wait func(context.Context) (connector.Event, error), done func(error)) {
 	return settle.Expect(c.settle)
 }
+
+// CheckEndpoint refuses engines of the connector lmcache-pd, which a prefill leg without its members ends.
+func (*Connector) CheckEndpoint(e discovery.Endpoint) error { return lmcacheconf.CheckNoPD(e) }

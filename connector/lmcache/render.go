@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"net"
+	"net/netip"
 	"net/url"
 	"strconv"
 	"strings"
@@ -322,7 +323,15 @@ func (r *rendering) server() {
 	} else {
 		r.note("evictionPolicy", o.EvictionPolicy != "", "--eviction-policy of lmcache server")
 	}
-	r.out.Companions = []launch.Companion{{Name: "lmcache", Command: append(command, "--eviction-policy", policy)}}
+	command = append(command, "--eviction-policy", policy)
+	if at := fmt.Sprint(kv.Extra["lmcache.mp.host"]); !loopback(strings.TrimPrefix(at, "tcp://")) {
+		command = append(command, "--host", "0.0.0.0") // by default it listens on localhost only
+	}
+	if r.t.CPU {
+		// By default the server moves the KV itself, which it can do on an accelerator only (LMCache 0.5.6).
+		command = append(command, "--supported-transfer-mode", "engine_driven")
+	}
+	r.out.Companions = []launch.Companion{{Name: "lmcache", Command: command}}
 	r.serverHasNot()
 	r.unmapped()
 }
@@ -385,6 +394,11 @@ func (r *rendering) serverHasNot() {
 		}
 		r.noEffect(e.Path, "a setting of LMCacheConnectorV1's file, which LMCacheMPConnector does not read")
 	}
+}
+
+func loopback(host string) bool {
+	ip, err := netip.ParseAddr(strings.Trim(host, "[]"))
+	return strings.EqualFold(host, "localhost") || err == nil && ip.IsLoopback()
 }
 
 func bracketed(host string) string {

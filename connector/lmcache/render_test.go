@@ -172,8 +172,8 @@ func TestTheServerOfTheMultiprocessMode(t *testing.T) {
 		assert.Empty(t, set.Files)
 		require.Len(t, set.Companions, 1)
 		assert.False(t, set.Companions[0].PerEngine, "P and D meet in it")
-		assert.Equal(t, "lmcache server --port 6555 --chunk-size 512 --l1-size-gb 2 --eviction-policy LRU",
-			strings.Join(set.Companions[0].Command, " "))
+		assert.Equal(t, "lmcache server --port 6555 --chunk-size 512 --l1-size-gb 2 --eviction-policy LRU "+
+			"--host 0.0.0.0", strings.Join(set.Companions[0].Command, " "), "engines elsewhere must reach it")
 		assert.Contains(t, set.Env, launch.EnvVar{Name: "PYTHONHASHSEED", Value: "0"})
 	}
 	set := render(t, `{"engineClass":"LMCacheMPConnector","backendType":"redis","redisConfig":{"host":"h",`+
@@ -182,6 +182,16 @@ func TestTheServerOfTheMultiprocessMode(t *testing.T) {
 		_, without := noted(t, set, path)
 		assert.True(t, without, path)
 	}
+}
+
+// On a CPU the engines copy the KV, since the server can do so on an accelerator only. A server for one machine listens
+// there only.
+func TestTheServerOnACPU(t *testing.T) {
+	set := render(t, `{"engineClass":"LMCacheMPConnector","serverEndpoints":["127.0.0.1:6555"]}`,
+		func(target *launch.Target) { target.CPU = true })
+	require.Len(t, set.Companions, 1)
+	assert.Equal(t, "lmcache server --port 6555 --chunk-size 256 --l1-size-gb 5 --eviction-policy LRU "+
+		"--supported-transfer-mode engine_driven", strings.Join(set.Companions[0].Command, " "))
 }
 
 // The launch guide's config_path is not a setting of LMCache; the file's name is given in another way.

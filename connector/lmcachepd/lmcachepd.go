@@ -93,11 +93,17 @@ func New(o *Options) (*Connector, error) {
 // (pd_backend.py of LMCache 0.5.6: batched_submit_put_task; lmcache/utils.py: CacheEngineKey). By default the gateway
 // waits for one notice for each rank of D, so P must have as many ranks. If the number of notices is set, other ranks
 // send, as with MLA, and the sizes may differ.
+//
+// A request without disagg_spec ends a sender with LMCache's default backend, which reads receiver_init_port of what is
+// not there (pd_backend_async.py of 0.5.6: batched_submit_put_task; measured with vLLM 0.32.0). The synchronous backend
+// (pd_backend.py) sends nothing for it and goes on, and only there an engine can be sender and receiver at once.
 func (c *Connector) Traits() connector.Traits {
 	t := connector.Traits{
 		Name:      Name,
 		Members:   []string{connector.ParamsMember},
 		PairRules: []connector.PairRule{attr.Same(attr.KVCacheDtype)},
+
+		PrefillPairOnly: c.engine.Text("pd_backend_mode") != "sync",
 	}
 	if c.options.Notifications == 0 {
 		t.PairRules = append(t.PairRules, attr.Same(attr.TPSize))

@@ -21,6 +21,15 @@ func factory(settings json.RawMessage) (connector.KVConnector, error) {
 	return connector.Open(config.Spec{Type: mooncakeascend.Name, Config: settings})
 }
 
+func hybridFactory(settings json.RawMessage) (connector.KVConnector, error) {
+	return connector.Open(config.Spec{Type: mooncakeascend.HybridName, Config: settings})
+}
+
+// hybridHandoff has the keys that MooncakeHybridConnector writes, in its order: one group keeps no block.
+const hybridHandoff = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[7,8,9],[]],` +
+	`"remote_engine_id":"e3e6","remote_request_id":"cmpl-r-0-1a2b3c4d","remote_host":"10.0.0.5","remote_port":30000,` +
+	`"remote_ptp_size":8,"last_token_id":1234,"remote_multi_nodes_meta_mapping":{},"num_prompt_blocks":3}`
+
 func harness() connectortest.Harness {
 	return connectortest.Harness{
 		Name:   mooncakeascend.Name,
@@ -43,6 +52,18 @@ func harness() connectortest.Harness {
 
 func TestConformance(t *testing.T) { connectortest.Run(t, harness()) }
 
-func TestGolden(t *testing.T) { connectortest.Golden(t, factory, "testdata/golden") }
+func TestConformanceOfHybrid(t *testing.T) {
+	h := harness()
+	h.Name, h.New = mooncakeascend.HybridName, hybridFactory
+	h.Response = func(*connector.Session, []byte) connectortest.Response {
+		return connectortest.Response{Handoff: hybridHandoff}
+	}
+	connectortest.Run(t, h)
+}
+
+func TestGolden(t *testing.T) {
+	connectortest.Golden(t, factory, "testdata/golden")
+	connectortest.Golden(t, hybridFactory, "testdata/mooncake-hybrid")
+}
 
 func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harness()) }

@@ -9,6 +9,9 @@
 // s. If D reads later, the blocks may belong to another prompt. So a retry prefills again, and the flow does not send
 // an old handoff.
 //
+// The package also has the connector "mooncake-hybrid", vllm-ascend's MooncakeHybridConnector for models whose layers
+// keep KV in different ways (sliding windows, Mamba): see [NewHybrid].
+//
 // Facts: vllm-ascend at 182b75e (2026-08-22, between 0.22 and 0.23),
 // vllm_ascend/distributed/kv_transfer/kv_p2p/mooncake_connector.py
 // (MooncakeConnectorScheduler.update_state_after_alloc, request_finished, MooncakeConnectorMetadata.add_new_req) and
@@ -33,20 +36,30 @@ import (
 // Name is the name the connector is registered under.
 const Name = "mooncake-ascend"
 
+// HybridName is the name that the connector for hybrid models is registered under.
+const HybridName = "mooncake-hybrid"
+
 // DefaultLease is how long vllm-ascend keeps an unread handoff (VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT).
 const DefaultLease = 480 * time.Second
 
 // DefaultKVPort is the first kv_port that launch settings use.
 const DefaultKVPort = 30000
 
+const classV1, classHybrid = "MooncakeConnectorV1", "MooncakeHybridConnector"
+
 func init() {
-	connector.Register(Name, func(raw json.RawMessage) (connector.KVConnector, error) {
+	register(Name, classV1, New)
+	register(HybridName, classHybrid, NewHybrid)
+}
+
+func register(name, class string, open func(*Options) (*Connector, error)) {
+	connector.Register(name, func(raw json.RawMessage) (connector.KVConnector, error) {
 		var o Options
 		if err := config.Decode(raw, &o); err != nil {
 			return nil, err
 		}
-		return New(&o)
-	}, "MooncakeConnectorV1")
+		return open(&o)
+	}, class)
 }
 
 // Options are the connector's settings.
@@ -56,10 +69,11 @@ type Options struct {
 	KVPort        int              `json:"kvPort"` // first kv_port of the launch settings; default 30000
 }
 
-// Connector is the connector "mooncake-ascend".
+// Connector is the connector "mooncake-ascend" or "mooncake-hybrid".
 type Connector struct {
 	lease  time.Duration
 	kvPort int
+	hybrid bool
 }
 
 // New checks the settings. nil means defaults.
@@ -87,6 +101,22 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
+// NewHybrid makes the connector "mooncake-hybrid". nil means defaults.
+//
+// The handoff is that of MooncakeConnectorV1 less remote_block_size, remote_pcp_size and remote_dcp_size, so both
+// engines must have the same block size. remote_block_ids has one list for each group of layers, of which some may be
+// empty: a sliding window keeps only the last blocks.
+//
+// Facts: vllm-ascend 0.26.0rc1, kv_p2p/mooncake_hybrid_connector.py (request_finished_all_groups and
+// update_state_after_alloc of MooncakeConnectorScheduler). Read, not run.
+func NewHybrid(o *Options) (*Connector, error) {
+	c, err := New(o)
+	if err == nil {
+		c.hybrid = true
+	}
+	return c, err
+}
+
 // Traits declares the protocol. D needs the block ids in P's response. They are single use and live as long as P's
 // lease.
 //
@@ -94,14 +124,18 @@ func New(o *Options) (*Connector, error) {
 // mooncake_connector.py: MooncakeConnectorWorker.__init__, _get_local_remote_cp_params;
 // Design_Documents/disaggregated_prefill.md, Limitations).
 func (c *Connector) Traits() connector.Traits {
+	name, blocks := Name, attr.Multiple(attr.BlockSize)
+	if c.hybrid {
+		name, blocks = HybridName, attr.Same(attr.BlockSize)
+	}
 	return connector.Traits{
-		Name:         Name,
+		Name:         name,
 		Members:      []string{connector.ParamsMember},
 		Handoff:      connector.Handoff{Member: connector.ParamsMember},
 		Lease:        cmp.Or(c.lease, DefaultLease), // so that the zero Connector has a lease, too
 		EndsByLength: true,
 		OwnRequestID: true,
-		PairRules:    []connector.PairRule{ascendengine.TPRule(), attr.Multiple(attr.BlockSize)},
+		PairRules:    []connector.PairRule{ascendengine.TPRule(), blocks},
 	}
 }
 

@@ -155,6 +155,18 @@ func TestSettings(t *testing.T) {
 	)
 }
 
+// MooncakeHybridConnector is the same protocol under another class, for engines with equal block sizes.
+func TestHybridIsItsOwnClass(t *testing.T) {
+	c, err := connector.Open(config.Spec{Type: "MooncakeHybridConnector"})
+	require.NoError(t, err)
+	assert.Equal(t, mooncakeascend.HybridName, c.Traits().Name)
+	assert.Equal(t, 480*time.Second, c.Traits().Lease)
+	p := endpoint(t, "http://10.0.0.5:8100", discovery.RolePrefill, nil)
+	out, err := c.(launch.Renderer).Render(launch.Target{Endpoint: p, Engines: []discovery.Endpoint{p}})
+	require.NoError(t, err)
+	assert.Equal(t, "MooncakeHybridConnector", out.KVTransfer.Connector)
+}
+
 func endpoint(t testing.TB, rawURL string, role discovery.Role, attributes map[string]string) discovery.Endpoint {
 	t.Helper()
 	u, err := url.Parse(rawURL)

@@ -13,7 +13,11 @@ import (
 
 // Render gives vllm-ascend's --kv-transfer-config and the time after which P frees blocks that nobody has read.
 func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
-	out, err := ascendengine.Settings(t, "MooncakeConnectorV1", c.kvPort)
+	class := classV1
+	if c.hybrid {
+		class = classHybrid
+	}
+	out, err := ascendengine.Settings(t, class, c.kvPort)
 	if err != nil {
 		return out, err
 	}

@@ -3,6 +3,7 @@
 package moriio
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
@@ -11,8 +12,12 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// attrMode is the attribute that holds the mode that an engine announces.
-const attrMode = "mode"
+// The attributes that hold the mode that an engine announces, the hosts of its pods, and the ranks of one pod.
+const (
+	attrMode  = "mode"
+	attrPods  = "pods"
+	attrLocal = "dpSizeLocal"
+)
 
 // maxSize bounds the tensor- and data-parallel sizes. No engine has more ranks.
 const maxSize = 1 << 16
@@ -24,7 +29,9 @@ type engine struct {
 	host   string
 	ports  ports
 	tp, dp int
-	rank   int // the data-parallel rank that serves this session
+	local  int      // the ranks of one pod; dp if there is one pod
+	pods   []string // the hosts of the pods, in the order of their ranks; nil if there is one
+	rank   int      // the data-parallel rank of the pod that serves this session
 }
 
 type pair struct{ p, d engine }
@@ -37,19 +44,28 @@ func (c *Connector) pair(s *connector.Session) (both pair, err error) {
 	if both.d, err = c.engine(s.Decode); err != nil {
 		return both, err
 	}
-	if s.API == connector.APIResponses && both.p.dp > 1 {
+	if s.API == connector.APIResponses && both.p.local > 1 {
 		// The leg cannot choose the rank, so D would write and read in another rank's memory.
 		return both, &connector.UnsupportedError{Member: "X-data-parallel-rank"}
 	}
-	both.d.rank = rank(s.DecodeRank, s.Uint64()>>32, s.Decode, both.d.dp)
-	both.prefillRank(rank(s.PrefillRank, s.Uint64(), s.Prefill, both.p.dp))
+	both.d.rank = rank(s.DecodeRank, s.Uint64()>>32, s.Decode, both.d.local)
+	both.prefillRank(rank(s.PrefillRank, s.Uint64(), s.Prefill, both.p.local))
 	return both, nil
 }
 
-// prefillRank sets P's rank, and also D's if both engines have the same number of ranks.
+// pod is what D must know of P: only the pod behind P's URL, as if it was the whole engine. So P's rank needs no number
+// among those of all pods, which only P knows. llm-d does the same.
+func (e engine) pod() engine {
+	if e.local < e.dp {
+		e.dp, e.pods = e.local, []string{e.host}
+	}
+	return e
+}
+
+// prefillRank sets P's rank, and also D's if both pods have the same number of ranks.
 func (p *pair) prefillRank(rank int) {
 	p.p.rank = rank
-	if p.d.dp == p.p.dp {
+	if p.d.local == p.p.local {
 		p.d.rank = rank
 	}
 }
@@ -60,7 +76,7 @@ func rank(own func() int, random uint64, e discovery.Endpoint, size int) int {
 		return 0
 	}
 	if e.Attribute("dpSize") != "" {
-		return own()
+		return own() % size
 	}
 	return int(random % uint64(size))
 }
@@ -98,6 +114,16 @@ func (c *Connector) engine(e discovery.Endpoint) (engine, error) {
 	if out.dp, err = attr.Int(e, "dpSize", max(c.dp, 1), 1, maxSize); err != nil {
 		return engine{}, err
 	}
+	local := c.local
+	if local == 0 || local > out.dp {
+		local = out.dp
+	}
+	if out.local, err = attr.Int(e, attrLocal, local, 1, out.dp); err != nil {
+		return engine{}, err
+	}
+	if out.pods, err = pods(e, &out); err != nil {
+		return engine{}, err
+	}
 	if zmq := strings.TrimSpace(e.Attribute("zmqAddress")); zmq != "" {
 		if !out.parse(zmq) {
 			return bad("zmqAddress", "is not of the form host:IP,handshake:PORT,notify:PORT")
@@ -117,6 +143,25 @@ func (c *Connector) engine(e discovery.Endpoint) (engine, error) {
 		return bad("zmqAddress", "is missing, and the URL's host cannot stand in an address")
 	}
 	return out, nil
+}
+
+// pods reads the hosts of an engine of several pods. D's must be there: P learns the number of D's rank among those of
+// all pods. P's need not, since D learns only the pod behind P's URL.
+func pods(e discovery.Endpoint, of *engine) (hosts []string, err error) {
+	text := strings.TrimSpace(e.Attribute(attrPods))
+	if of.local == of.dp || text == "" && !e.Role.Has(discovery.RoleDecode) {
+		return nil, nil
+	}
+	hosts = strings.Split(text, ",")
+	for i, h := range hosts {
+		hosts[i] = strings.TrimSpace(h)
+	}
+	notPlain := func(host string) bool { return !plainHost(host) }
+	if len(hosts) != (of.dp+of.local-1)/of.local || slices.ContainsFunc(hosts, notPlain) {
+		err = &connector.EndpointError{Endpoint: e.ID, Attribute: attrPods,
+			Problem: "does not name the host of each pod"}
+	}
+	return hosts, err
 }
 
 // parse reads an address as engines do: the parts come in any order, unknown ones are ignored, and each part is cut at
@@ -169,5 +214,7 @@ var remedies = map[string]string{
 	"handshakePort": "the engine's handshake_port, 1 to 65535",
 	"notifyPort":    "the engine's notify_port, 1 to 65535",
 	"tpSize":        "the engine's tensor-parallel size",
-	"dpSize":        "the engine's data-parallel size",
+	"dpSize":        "the engine's data-parallel size, of all its pods",
+	attrLocal:       "the ranks of one pod, no more than dpSize",
+	attrPods:        "the hosts of all pods of the engine, in the order of their ranks: 10.0.0.5,10.0.0.7",
 }

@@ -84,7 +84,8 @@ func ExampleNew() {
 	//     "remote_notify_port": 61005,
 	//     "remote_dp_size": 1,
 	//     "remote_dp_rank": 0,
-	//     "remote_dp_rank_override": true
+	//     "remote_dp_rank_override": true,
+	//     "is_request_leader": true
 	//   }
 	// }
 }

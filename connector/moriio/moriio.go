@@ -14,17 +14,18 @@
 //	___prefill_addr_host:10.0.0.5,handshake:6301,notify:61005
 //	___decode_addr_host:10.0.0.6,handshake:6301,notify:61005_<32 hex digits>
 //
-// Every engine reads it. The other place is the members remote_host, remote_handshake_port and remote_notify_port in
-// the parameters. Newer engines prefer these. /v1/responses works only with these, since its engine id has a suffix
-// that the id's pattern does not allow.
+// Every engine reads it, and prefers it. The other place is the members remote_host, remote_handshake_port and
+// remote_notify_port in the parameters. P of /v1/responses works only with these, since its engine id has a suffix that
+// the id's pattern does not allow.
 //
-// A decode engine treats every request as remote. A request without parameters waits for ever (WRITE), or gets an
-// answer from memory that nobody wrote (READ). So no decode engine can serve alone.
+// In older releases a decode engine treats every request as remote. A request without parameters waits for ever (WRITE
+// before vLLM 0.32), or gets a response from memory that nobody wrote (READ before 0.33). So such an engine cannot
+// serve alone.
 //
-// Facts: vLLM at 017e9f4 (2026-08-17, between 0.27.1 and 0.28), vllm/distributed/kv_transfer/kv_connector/v1/moriio
-// (moriio_common.py: MoRIIOConnectorMetadata.add_new_req, get_peer_zmq_from_request_id, parse_moriio_zmq_address;
-// moriio_connector.py: MoRIIOConnectorScheduler), its toy proxy, and llm-d/llm-d-router at ebab687. Not run: it needs
-// ROCm.
+// Facts: vLLM at 017e9f4 (2026-08-17, between 0.27.1 and 0.28), 0.32.0 and 0.33.0,
+// vllm/distributed/kv_transfer/kv_connector/v1/moriio (moriio_common.py: MoRIIOConnectorMetadata.add_new_req,
+// get_peer_zmq_from_request_id, parse_moriio_zmq_address; moriio_connector.py: MoRIIOConnectorScheduler), its toy
+// proxy, and llm-d/llm-d-router (pkg/sidecar/proxy/connector_nixlv2.go). Not run: it needs ROCm.
 package moriio
 
 import (
@@ -39,6 +40,7 @@ import (
 	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/handoff"
+	"github.com/pdkit/pdkit/connector/launch"
 )
 
 // Name is the name the connector is registered under.
@@ -75,17 +77,23 @@ type Options struct {
 	NotifyPort    int    `json:"notifyPort"`    // of rank 0; default 61005
 	// 0: the legs leave it out, and each engine takes its own size
 	TPSize int `json:"tpSize"`
-	DPSize int `json:"dpSize"` // default 1
+	DPSize int `json:"dpSize"` // default 1; of all pods of an engine
+	// the ranks behind one URL, for an engine of several pods; default dpSize
+	DPSizeLocal int `json:"dpSizeLocal"`
+	// the engines' release, "0.33.0". A decode engine serves requests alone only if it is told: from 0.32 on in mode
+	// write, from 0.33 on in mode read
+	EngineVersion string `json:"engineVersion"`
 	// how long P keeps unread blocks: the engines' defer_timeout; default 60s
 	DeferTimeout *config.Duration `json:"deferTimeout"`
 }
 
 // Connector is the connector "moriio".
 type Connector struct {
-	read     bool
-	ports    ports
-	tp, dp   int
-	deferred time.Duration
+	read          bool
+	alone         bool // the decode engines serve requests without parameters
+	ports         ports
+	tp, dp, local int
+	deferred      time.Duration
 }
 
 // New checks the settings. nil means defaults.
@@ -116,11 +124,17 @@ func New(o *Options) (*Connector, error) {
 	number("notifyPort", o.NotifyPort, 65535, &c.ports.notify)
 	number("tpSize", o.TPSize, maxSize, &c.tp)
 	number("dpSize", o.DPSize, maxSize, &c.dp)
+	number("dpSizeLocal", o.DPSizeLocal, maxSize, &c.local)
 	if d := o.DeferTimeout; d != nil {
 		if c.deferred = time.Duration(*d); c.deferred <= 0 {
 			fault("deferTimeout", "is not above 0", "the engines' defer_timeout, 60s unless they set another")
 		}
 	}
+	v, err := launch.ParseVersion(o.EngineVersion)
+	if err != nil {
+		fault("engineVersion", "is not a version", "the engines' release, like 0.33.0")
+	}
+	c.alone = v != (launch.Version{}) && (!v.Before(0, 33) || !c.read && !v.Before(0, 32))
 	if err := errors.Join(faults...); err != nil {
 		return nil, err
 	}
@@ -129,8 +143,9 @@ func New(o *Options) (*Connector, error) {
 
 // Traits declares the protocol. In write mode both legs run at once, or one after the other as in llm-d: P's writer
 // waits for D's blocks. A transfer is single use. After defer_timeout P frees blocks that nobody has taken. A decode
-// engine cannot serve a request without P. If P fails, D waits for ever; even if its client leaves, D keeps its blocks
-// until the transfer ends.
+// engine of a release that is old, or not told, cannot serve a request without P (moriio_connector.py:
+// get_num_new_matched_tokens). If P fails, D waits for ever; even if its client leaves, D keeps its blocks until the
+// transfer ends.
 //
 // The rules: one tensor-parallel size divides the other (moriio_connector.py of vLLM 0.32.0: get_moriio_remote_tp_rank,
 // get_moriio_expected_ack_count). Models without MLA need the same size, unless each engine has as many ranks as KV
@@ -147,7 +162,7 @@ func (c *Connector) Traits() connector.Traits {
 		Lease:        cmp.Or(c.deferred, DefaultDeferTimeout), // so that the zero Connector has a lease, too
 		EndsByLength: true,
 		OwnRequestID: true,
-		PairOnly:     true,
+		PairOnly:     !c.alone,
 		Orphans:      true,
 		PairRules: []connector.PairRule{attr.Multiple(attr.TPSize),
 			{Attribute: attrMode, Compatible: func(p, d string) bool { return p == own && d == own }}},
@@ -199,9 +214,13 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector
 	} else {
 		b.text(`,"remote_engine_id":null,"remote_block_ids":null`)
 	}
-	b.peer(&pair.p)
+	pod := pair.p.pod()
+	b.peer(&pod)
 	b.number("remote_dp_rank", pair.p.rank)
-	b.text(`,"remote_dp_rank_override":true`) // otherwise newer engines compute P's rank from the request id's hash
+	// Without the override some releases compute P's rank from the request id's hash. With the override, and unless the
+	// rank that got this leg is called the leader, D tells P about its blocks only if its rank has P's number; P would
+	// wait for ever. The leg goes to one rank, so this rank is the leader.
+	b.text(`,"remote_dp_rank_override":true,"is_request_leader":true`)
 	leg.Params(b.end())
 	leg.SetRequestID(pair.requestID(s))
 	leg.SetHeader(rankHeader, strconv.Itoa(pair.d.rank))
@@ -210,8 +229,8 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector
 
 // rankHeader names the data-parallel rank that serves a request (docs/protocols/vllm.md §3). On P's leg it is P's rank,
 // which D also learns. On D's leg it is the same rank if both engines have as many ranks, as in the toy proxy and in
-// llm-d: in some engines only the rank with P's number learns P's blocks. Otherwise it is one of D's ranks.
-// /v1/responses ignores the header.
+// llm-d: in some engines only the rank with P's number learns P's blocks. Otherwise it is one of D's ranks. It counts
+// the ranks behind the URL, those of one pod. /v1/responses ignores the header.
 const rankHeader = "X-data-parallel-rank"
 
 // CheckPrefill requires that P stopped because of the length. Otherwise P transfers nothing, its response has no
@@ -247,11 +266,11 @@ func (c *Connector) handoff(s *connector.Session, e *engine, p *connector.Prefil
 		}
 		if c.read {
 			a.engine = o.Text("remote_engine_id")
-			o.SomeBlocks("remote_block_ids", 1)
+			o.SomeBlocks("remote_block_ids", 1, 2) // flat, and since vLLM 0.32.0 one list for each cache group
 			a.blocks, _ = o.Get("remote_block_ids")
 			o.OptionalInt("remote_dp_rank", 0, int64(e.dp)-1, true)
 			if raw, ok := o.Get("remote_dp_rank"); ok {
-				a.rank = digits(raw)
+				a.rank = digits(raw) % e.local // P counts the ranks of all its pods
 			}
 		}
 		return o.Close()

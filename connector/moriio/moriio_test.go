@@ -139,6 +139,7 @@ func TestRanks(t *testing.T) {
 			require.NoError(t, err)
 			rank := header(p, "X-data-parallel-rank")
 			assert.Equal(t, rank, param(d, "remote_dp_rank"), k.what)
+			assert.Equal(t, "true", param(d, "is_request_leader"), "else D tells P only if its rank has P's number")
 			assert.Equal(t, "true", param(d, "remote_dp_rank_override"), "else D reckons with a hash of the id")
 			assert.Equal(t, strconv.Itoa(k.dSize), param(p, "remote_dp_size"))
 			assert.Equal(t, strconv.Itoa(k.pSize), param(d, "remote_dp_size"))
@@ -150,6 +151,87 @@ func TestRanks(t *testing.T) {
 		assert.Len(t, seenP, k.pSize, k.what)
 		assert.Len(t, seenD, k.dSize, k.what)
 	}
+}
+
+// P's blocks are flat in older releases, and a list for each cache group in newer ones. D gets them byte for byte.
+func TestReadPassesBlocksAsTheyAre(t *testing.T) {
+	c := open(t, &moriio.Options{Mode: moriio.ModeRead})
+	for _, blocks := range []string{"[7,8]", "[ 7, 8 ]", "[[7,8]]", "[[7, 8],\n [9]]", "[[],[9007199254740993]]"} {
+		s := session(t, connector.APIChat, `{}`, nil, nil)
+		answer, err := sjson.SetRaw(`{"kv_transfer_params":`+handoff(s)+`}`, "kv_transfer_params.remote_block_ids",
+			blocks)
+		require.NoError(t, err)
+		_, d, err := legs(t, c, s, answer)
+		require.NoError(t, err, blocks)
+		assert.Equal(t, blocks, param(d, "remote_block_ids"))
+	}
+}
+
+// Of an engine of several pods, P learns the hosts of all, since D tells it a rank among those of all pods. D learns
+// only the pod behind P's URL, and ranks are the pod's. The setting gives the pod's ranks where no attribute does.
+func TestSeveralPods(t *testing.T) {
+	pods := map[string]string{"dpSize": "6", "dpSizeLocal": "3", "pods": "10.0.0.6, fd00::6"}
+	for name, k := range map[string]struct {
+		o *moriio.Options
+		p map[string]string
+	}{
+		"attributes":      {nil, map[string]string{"dpSize": "4", "dpSizeLocal": "2"}},
+		"settings":        {&moriio.Options{DPSize: 4, DPSizeLocal: 2}, nil},
+		"P's pods, named": {nil, map[string]string{"dpSize": "3", "dpSizeLocal": "2", "pods": "a,b"}},
+	} {
+		for range 50 {
+			p, d, err := legs(t, open(t, k.o), session(t, connector.APIChat, `{}`, k.p, pods), "")
+			require.NoError(t, err, name)
+			assert.Equal(t, `["10.0.0.6","fd00::6"]`, param(p, "remote_hosts"))
+			assert.Equal(t, "6 3", param(p, "remote_dp_size")+" "+param(p, "remote_dp_size_local"))
+			assert.Equal(t, `["10.0.0.5"]`, param(d, "remote_hosts"))
+			assert.Equal(t, "2 2", param(d, "remote_dp_size")+" "+param(d, "remote_dp_size_local"))
+			assert.Contains(t, []string{"0", "1"}, header(p, "X-data-parallel-rank"), name)
+			assert.Equal(t, header(p, "X-data-parallel-rank"), param(d, "remote_dp_rank"))
+			assert.Contains(t, []string{"0", "1", "2"}, header(d, "X-data-parallel-rank"), name)
+		}
+	}
+	p, d, err := legs(t, open(t, nil), session(t, connector.APIChat, `{}`, nil, nil), "")
+	require.NoError(t, err)
+	assert.Empty(t, param(p, "remote_hosts")+param(d, "remote_hosts")+param(d, "remote_dp_size_local"), "of one pod")
+
+	_, _, err = legs(t, open(t, nil), session(t, connector.APIResponses, `{}`,
+		map[string]string{"dpSize": "2", "dpSizeLocal": "1"}, nil), "")
+	require.NoError(t, err, "a pod of one rank needs no header")
+}
+
+// What D's entry says of its pods must be complete, since P would look for D in the wrong place. P's entry need not
+// name them.
+func TestDsPodsMustBeNamed(t *testing.T) {
+	c := open(t, nil)
+	for _, pods := range []string{"", "10.0.0.6", "10.0.0.6,", "10.0.0.6,a b", "a,b,c"} {
+		attributes := map[string]string{"dpSize": "4", "dpSizeLocal": "2", "pods": pods}
+		faults := config.FieldErrors(c.CheckEndpoint(engine(t, "http://10.0.0.6:8200", discovery.RoleDecode,
+			attributes)))
+		require.Len(t, faults, 1, pods)
+		assert.Equal(t, "attributes.pods", faults[0].Path)
+		_, _, err := legs(t, c, session(t, connector.APIChat, `{}`, nil, attributes), "")
+		var bad *connector.EndpointError
+		require.ErrorAs(t, err, &bad, pods)
+	}
+	require.NoError(t, c.CheckEndpoint(engine(t, "http://10.0.0.5:8100", discovery.RolePrefill,
+		map[string]string{"dpSize": "4", "dpSizeLocal": "2"})))
+}
+
+// A decode engine serves a request alone in mode write from vLLM 0.32 on, in mode read from 0.33 on. A release that is
+// not told may be older.
+func TestReleasesWhoseDecodeEnginesServeAlone(t *testing.T) {
+	for version, pairOnly := range map[string][2]bool{"": {true, true}, "0.28": {true, true}, "0.31.2": {true, true},
+		"0.32.0": {false, true}, "0.33.0": {false, false}, "v1.0": {false, false}} {
+		for i, mode := range []string{moriio.ModeWrite, moriio.ModeRead} {
+			c := open(t, &moriio.Options{Mode: mode, EngineVersion: version})
+			assert.Equal(t, pairOnly[i], c.Traits().PairOnly, "%s %q", mode, version)
+		}
+	}
+	_, err := moriio.New(&moriio.Options{EngineVersion: "newest"})
+	faults := config.FieldErrors(err)
+	require.Len(t, faults, 1)
+	assert.Equal(t, "engineVersion", faults[0].Path)
 }
 
 // /v1/responses ignores the header that names the rank, and with a wrong rank KV goes to the wrong memory.
@@ -173,8 +255,9 @@ func TestReadRefusesWhatDWouldReadWrongly(t *testing.T) {
 		"do_remote_decode":  {"true"},
 		"transfer_id":       {"-", "null", `"tx-4321"`, `""`, "4321"},
 		"remote_engine_id":  {"-", "null", `""`, "4321"},
-		"remote_block_ids":  {"-", "null", "[]", "[[4321]]", `["4321"]`, "[-4321]", "[4321.5]"},
-		"remote_dp_rank":    {"1", "-4321", `"4321"`, "1.5"},
+		"remote_block_ids": {"-", "null", "[]", "[[]]", `["4321"]`, `[["4321"]]`, "[-4321]", "[[-4321]]",
+			"[4321.5]", "[[[4321]]]", "[4321,[4321]]", "[[4321],4321]", "{}", `"4321"`},
+		"remote_dp_rank": {"1", "-4321", `"4321"`, "1.5"},
 	} {
 		for _, v := range values {
 			s := session(t, connector.APIChat, `{}`, nil, nil)
@@ -217,6 +300,7 @@ func TestEndpointsThatCannotBeAddressed(t *testing.T) {
 	c := open(t, nil)
 	for name, values := range map[string][]string{
 		"handshakePort": {"0", "x", "65536"}, "notifyPort": {"-1"}, "tpSize": {"0", "x"}, "dpSize": {"0", "65537"},
+		"dpSizeLocal": {"0", "2", "x"},
 		"zmqAddress": {"10.0.0.5:6301", "host:10.0.0.5,handshake:6301", "host:,handshake:1,notify:2",
 			"host:a b,handshake:1,notify:2", "host:h,handshake:0,notify:2",
 			"host:h,handshake:1,notify:x", "host:h___decode_addr_h,handshake:1,notify:2",
@@ -274,8 +358,7 @@ func TestLaunchSettings(t *testing.T) {
 	require.NoError(t, err)
 	assert.JSONEq(t, `{"kv_connector":"MoRIIOConnector","kv_role":"kv_producer",`+
 		`"kv_connector_extra_config":{"proxy_ip":"","proxy_ping_port":0,"http_port":8100,"handshake_port":6301,`+
-		`"notify_port":61005,"read_mode":false,"host_ip":"10.0.0.5","defer_timeout":60,`+
-		`"trusted_remote_hosts":["10.0.0.6","10.0.0.7"]}}`, out.KVTransfer.JSON())
+		`"notify_port":61005,"read_mode":false,"host_ip":"10.0.0.5","defer_timeout":60}}`, out.KVTransfer.JSON())
 	assert.Equal(
 		t, []string{"--enable-prompt-tokens-details", "--tensor-parallel-size", "8", "--data-parallel-size", "2"},
 		out.Args,
@@ -331,10 +414,10 @@ func FuzzAnswer(f *testing.F) {
 		require.NoError(t, err)
 		require.True(t, json.Valid(body), "%s", body)
 		var h struct {
-			Blocks []int64 `json:"remote_block_ids"`
-			Engine string  `json:"remote_engine_id"`
-			ID     string  `json:"transfer_id"`
-			Rank   *int    `json:"remote_dp_rank"`
+			Blocks []any  `json:"remote_block_ids"`
+			Engine string `json:"remote_engine_id"`
+			ID     string `json:"transfer_id"`
+			Rank   *int   `json:"remote_dp_rank"`
 		}
 		require.NoError(t, json.Unmarshal([]byte(gjson.GetBytes(body, "kv_transfer_params").Raw), &h))
 		require.NotEmpty(t, h.Blocks)

@@ -5,6 +5,7 @@ package moriio
 import (
 	"encoding/json"
 	"strconv"
+	"strings"
 
 	"github.com/pdkit/pdkit/connector"
 )
@@ -41,13 +42,18 @@ func (p *params) number(name string, n int) {
 }
 
 // peer tells an engine about the other one. It writes both spellings of the tensor-parallel size, since different
-// releases read different ones. It leaves out a size that is not configured; the engine then takes its own.
+// releases read different ones. It leaves out a size that is not configured; the engine then takes its own. If the
+// engine has several pods, remote_hosts names them, and rank n is in pod n / remote_dp_size_local.
 func (p *params) peer(e *engine) {
 	p.key("remote_host")
 	p.b = append(append(append(p.b, '"'), e.host...), '"') // the host is checked: it needs no escapes
 	p.number("remote_handshake_port", e.ports.handshake)
 	p.number("remote_notify_port", e.ports.notify)
 	p.number("remote_dp_size", e.dp)
+	if len(e.pods) > 0 {
+		p.raw("remote_hosts", []byte(`["`+strings.Join(e.pods, `","`)+`"]`))
+		p.number("remote_dp_size_local", e.local)
+	}
 	if e.tp > 0 {
 		p.number("remote_tp_size", e.tp)
 		p.number("tp_size", e.tp)

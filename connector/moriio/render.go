@@ -4,7 +4,6 @@ package moriio
 
 import (
 	"net"
-	"slices"
 	"strconv"
 
 	"github.com/pdkit/pdkit/connector/launch"
@@ -30,6 +29,11 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 			out.Args = append(out.Args, n.flag, strconv.Itoa(n.value))
 		}
 	}
+	if own.local < own.dp {
+		out.Args = append(out.Args, "--data-parallel-size-local", strconv.Itoa(own.local), "--data-parallel-hybrid-lb")
+		out.Notes = append(out.Notes, launch.Note{Path: "attributes.dpSizeLocal", Text: "each pod also needs " +
+			"--data-parallel-start-rank, the number of its first rank, and --data-parallel-address, the first pod's"})
+	}
 	if t.CPU {
 		out.Notes = append(out.Notes,
 			launch.Note{Path: "cpu", Text: "MoRIIO needs AMD GPUs with ROCm: these settings are for them"})
@@ -41,7 +45,7 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 		out.Notes = append(out.Notes,
 			launch.Note{Path: "role",
 				Text: "serves requests alone, and so runs without a KV connector: MoRIIOConnector takes every role " +
-					"but kv_producer for a consumer, which serves none alone"})
+					"but kv_producer for a consumer, which serves none alone before vLLM 0.33 (with mode write 0.32)"})
 		return out, nil
 	}
 	extra := map[string]any{
@@ -60,29 +64,9 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 				Text: "where spec.discovery.registration listens, if engines are to announce themselves; otherwise " +
 					"make proxy_ip empty"})
 	}
-	if hosts := c.peers(t); len(hosts) > 0 && !t.Version.Before(0, 28) {
-		extra["trusted_remote_hosts"] = hosts
-	}
 	out.KVTransfer = &launch.KVTransfer{Connector: "MoRIIOConnector", Role: launch.KVRole(t.Endpoint.Role),
 		Extra: extra}
 	return out, nil
-}
-
-// peers are the hosts of the engines of the other role, in order. An engine that checks hosts accepts none if the list
-// is empty.
-func (c *Connector) peers(t launch.Target) []string {
-	other := discovery.RoleDecode
-	if t.Endpoint.Role.Has(discovery.RoleDecode) {
-		other = discovery.RolePrefill
-	}
-	var hosts []string
-	for _, e := range t.Engines {
-		if p, err := c.engine(e); err == nil && e.Role.Has(other) && !e.Role.Has(discovery.RoleBoth) {
-			hosts = append(hosts, p.host)
-		}
-	}
-	slices.Sort(hosts)
-	return slices.Compact(hosts)
 }
 
 func httpPort(e discovery.Endpoint) int {

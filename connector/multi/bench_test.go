@@ -6,17 +6,24 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/multi"
 )
 
 // setups are a MultiConnector with NIXL and a store.
 func setups(t testing.TB) []connectortest.Measured {
 	t.Helper()
-	return []connectortest.Measured{{
-		Connector: open(t, nixlAndStore), Session: session(t, connector.APIChat, connectortest.Chat2KB()),
-		Response: connectortest.Response{Handoff: strings.Replace(handoff, "[1]", connectortest.Blocks2KB(), 1)},
-	}}
+	kvbm, err := multi.NewKVBM(nil)
+	require.NoError(t, err)
+	s := session(t, connector.APIChat, connectortest.Chat2KB())
+	response := connectortest.Response{Handoff: strings.Replace(handoff, "[1]", connectortest.Blocks2KB(), 1)}
+	return []connectortest.Measured{
+		{Connector: open(t, nixlAndStore), Session: s, Response: response},
+		{Connector: kvbm, Session: s, Response: response},
+	}
 }
 
 func BenchmarkLegs(b *testing.B) { connectortest.BenchmarkLegs(b, setups(b)...) }

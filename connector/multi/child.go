@@ -109,6 +109,7 @@ func (c *child) open(typePath, typ, configPath string, settings json.RawMessage)
 // outsiders are connectors that cannot be in the list of vLLM's MultiConnector, with the reason.
 var outsiders = map[string]string{
 	Name:     "is a multi connector inside another",
+	KVBMName: "is a multi connector inside another",
 	"http":   "is no connector of an engine's",
 	"pynccl": "is a connector of vLLM's V0 engine, which has no MultiConnector",
 	"sglang": "is SGLang's",
@@ -116,7 +117,7 @@ var outsiders = map[string]string{
 }
 
 func outsiderRemedy(name string) string {
-	if name == Name {
+	if name == Name || name == KVBMName {
 		return "list its connectors in the outer one"
 	}
 	return "list the connectors of vLLM's engines: " + strings.Join(insiders(), ", ")
@@ -129,6 +130,13 @@ func insiders() []string {
 }
 
 func unknown(path, typ string) error {
+	switch why := connector.Refusal(typ); {
+	case slices.Contains(silentClasses, typ):
+		return &config.FieldError{Path: path, Problem: "is an engine's class that has no name here",
+			Remedy: "write the child as the engine does: {kv_connector: " + typ + ", kv_role: …}"}
+	case why != "":
+		return &config.FieldError{Path: path, Problem: why, Remedy: "list connectors that bring KV from P to D"}
+	}
 	known := append(insiders(), silentClasses...)
 	remedy := "known are " + strings.Join(known, ", ")
 	if near := config.Nearest(typ, known); near != "" {

@@ -9,6 +9,8 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
+	_ "github.com/pdkit/pdkit/connector/mooncakeascend"
+	_ "github.com/pdkit/pdkit/connector/silentstore"
 )
 
 func factory(settings json.RawMessage) (connector.KVConnector, error) {
@@ -32,8 +34,26 @@ var harness = connectortest.Harness{
 	Except: connectortest.Exceptions{NeedsConfig: true}, // without children there is nothing
 }
 
+func kvbmFactory(settings json.RawMessage) (connector.KVConnector, error) {
+	return connector.Open(config.Spec{Type: "kvbm", Config: settings})
+}
+
 func TestConformance(t *testing.T) { connectortest.Run(t, harness) }
 
-func TestGolden(t *testing.T) { connectortest.Golden(t, factory, "testdata/golden") }
+func TestConformanceOfKVBM(t *testing.T) {
+	h := harness
+	h.Name, h.New = "kvbm", kvbmFactory
+	h.Config = json.RawMessage(`{"connectors":[{"type":"flexkv"},{"type":"nixl","config":{"leaseDuration":"60s"}}]}`)
+	h.BadConfig = []json.RawMessage{json.RawMessage(`{"connectors":[{"type":"nixl"}]}`),
+		json.RawMessage(`{"connectors":[{"type":"nixl"},{"kv_connector":"DynamoConnector"}]}`),
+		json.RawMessage(`{"connectors":[{"type":"sharedstorage"},{"type":"nixl"}]}`)}
+	h.Except.NeedsConfig = false
+	connectortest.Run(t, h)
+}
+
+func TestGolden(t *testing.T) {
+	connectortest.Golden(t, factory, "testdata/golden")
+	connectortest.Golden(t, kvbmFactory, "testdata/kvbm")
+}
 
 func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harness) }

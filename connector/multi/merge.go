@@ -31,6 +31,7 @@ func merge(children []child, order connector.Order) connector.Traits {
 		t.OwnRequestID = t.OwnRequestID || c.OwnRequestID
 		t.ContentStore = t.ContentStore && c.ContentStore
 		t.PairOnly = t.PairOnly || c.PairOnly
+		t.PrefillPairOnly = t.PrefillPairOnly || c.PrefillPairOnly
 		t.Orphans = t.Orphans || c.Orphans
 		t.Attributes = append(t.Attributes, c.Attributes...)
 	}

@@ -35,7 +35,8 @@ func TestTransfersPartEnginesAndStoresBesideThemDoNot(t *testing.T) {
 			"nfs-2", false},
 		"stores alone, one of which has no rule": {`{"type":"sharedstorage"},{"type":"lmcache"}`, "kvCacheDtype",
 			"fp8", "auto", true},
-		"a store, and one that nothing is told of": {`{"type":"sharedstorage"},{"kv_connector":"FlexKVConnectorV1"}`,
+		"a store, and one that nothing is told of": {
+			`{"type":"sharedstorage"},{"kv_connector":"SimpleCPUOffloadConnector"}`,
 			"store", "nfs-1", "nfs-2", true},
 	} {
 		t.Run(name, func(t *testing.T) {

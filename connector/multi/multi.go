@@ -12,6 +12,8 @@
 // one side call, notice or rewriting that a request can have. If two children set one parameter of a request to
 // different values, building the leg fails.
 //
+// The package also has the connector "kvbm", Dynamo's PdConnector, which is a MultiConnector on P alone: see [NewKVBM].
+//
 // Facts: vLLM 0.32.0, recorded exchanges (testdata/golden) and kv_connector/v1/multi_connector.py.
 package multi
 
@@ -48,7 +50,7 @@ type Options struct {
 	Connectors []json.RawMessage `json:"connectors"`
 }
 
-// Connector is the connector "multi". Make it with [New].
+// Connector is the connector "multi" or "kvbm". Make it with [New] or [NewKVBM].
 type Connector struct {
 	children []child                 // in the engines' order
 	legs     []connector.KVConnector // in the order in which they build the legs

@@ -17,6 +17,13 @@ import (
 // Render puts the children's kv_transfer_configs into one MultiConnector's, in the order of the list, and collects the
 // other settings that they need. A child's own engine configuration overrides what its connector renders.
 func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
+	if c.traits.Name == KVBMName {
+		return c.renderKVBM(t)
+	}
+	return c.renderMulti(t)
+}
+
+func (c *Connector) renderMulti(t launch.Target) (launch.Settings, error) {
 	out := launch.Settings{Engine: "vllm"}
 	var list []map[string]any
 	var errs []error

@@ -10,11 +10,10 @@ import (
 	"github.com/pdkit/pdkit/connector/launch"
 )
 
-// silentClasses are vLLM's connectors that need nothing in the requests and do nothing between engines that a gateway
-// must know: tiers of an engine's own memory, and stores in which engines find prompts by their tokens
-// (vllm/distributed/kv_transfer/kv_connector/v1, 2026-08). They are common children of a MultiConnector. Only this
-// package knows them.
-var silentClasses = []string{"FlexKVConnectorV1", "HF3FSKVConnector", "HiSparseConnector", "SimpleCPUOffloadConnector"}
+// silentClasses are connectors that need nothing in the requests and do nothing between engines: tiers of an engine's
+// own memory, which alone bring no KV from P to D (vLLM 0.33.0, vllm-ascend 0.26.0rc1, kvbm 1.6.1). They are common
+// children of a MultiConnector. Only this package knows them.
+var silentClasses = []string{kvbmTier, "HiSparseConnector", "RecomputeCPUOffloadConnector", "SimpleCPUOffloadConnector"}
 
 // isSilent reports whether a child needs nothing in the requests. OffloadingConnector needs nothing if it has no
 // further tier, such as one of peers.

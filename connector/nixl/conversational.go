@@ -22,9 +22,10 @@ import (
 )
 
 // conversational is the connector with the setting bidirectional. After each turn of a conversation D keeps the KV of
-// the prompt and of the response, and says in its whole response where that KV is. At the next turn P reads this KV
-// instead of computing the response's part of the prompt (vLLM 0.32.0, recorded exchanges, and
-// vllm/distributed/kv_transfer/kv_connector/v1/nixl/pull_scheduler.py: bidirectional_kv_xfer).
+// the prompt and of the response, and says in its response where that KV is: in a whole one, and from vLLM 0.33.0 on in
+// a stream's last chunk, too. At the next turn P reads this KV instead of computing the response's part of the prompt
+// (vLLM 0.32.0, recorded exchanges, and vllm/distributed/kv_transfer/kv_connector/v1/nixl/pull_scheduler.py:
+// bidirectional_kv_xfer; docs/protocols/vllm.md §1).
 //
 // P takes the KV by position and does not compare tokens. If the prompt does not begin with exactly the tokens of the
 // last turn, or if the handoff was used before, P answers 200 with a wrong text. Equal text does not prove equal
@@ -75,10 +76,17 @@ func (c *conversational) key(s *connector.Session) string {
 	return string(h.Sum(nil))
 }
 
-// remembers reports whether the next turn can use this response. It cannot use a stream: D does not say there where its
-// KV is.
+// remembers reports whether the next turn can use this response. A stream of the generate API does not say where D's KV
+// is.
 func (c *conversational) remembers(s *connector.Session) bool {
-	return !s.Request.Stream && c.key(s) != ""
+	return (!s.Request.Stream || s.API != connector.APIGenerate) && c.key(s) != ""
+}
+
+// Traits are those of [Connector.Traits], and say that D names its own KV.
+func (c *conversational) Traits() connector.Traits {
+	t := c.Connector.Traits()
+	t.Handoff.FromDecode = true
+	return t
 }
 
 // Prepare finds the last turn's KV if this prompt is proven to extend that turn. If anything here fails, P computes the
@@ -125,49 +133,73 @@ func (c *conversational) Decode(ctx context.Context, s *connector.Session, p *co
 	return nil
 }
 
-// Rewrite remembers D's whole response if the next turn can use it, and removes what the client must not see: D says in
-// each whole response where its KV is. Streams do not say that, so they are not parsed.
+// Rewrite remembers D's response if the next turn can use it, and removes the token ids that only the connector asked
+// for. The flow removes what D says of its KV.
 func (c *conversational) Rewrite(s *connector.Session, _ func() *connector.PrefillResult) connector.EventFunc {
-	if s.Request.Stream {
+	if !c.remembers(s) {
 		return nil
 	}
-	remembers := c.remembers(s)
-	return func(response []byte) ([]byte, error) {
-		if remembers {
-			c.remember(s, response)
-		}
-		return clientsView(s, response, remembers), nil
+	r := &response{c: c, s: s, prompt: promptPath(s.API)}
+	if s.API == connector.APIGenerate {
+		ids, _ := s.Field("token_ids")
+		r.add(string(ids))
+	} else if asked, _ := s.Field(returnTokenIDs); string(asked) != "true" {
+		r.hidden = []string{r.prompt, outputPath}
 	}
+	return r.event
 }
 
-// remember keeps what D's response says about its KV, if the response has it and also has the token ids.
-func (c *conversational) remember(s *connector.Session, response []byte) {
-	if !gjson.ValidBytes(response) {
+// response is one response of D: a whole one, or the chunks of a stream.
+type response struct {
+	c      *conversational
+	s      *connector.Session
+	prompt string   // where the prompt's token ids are
+	hidden []string // what the client did not ask for
+	tokens []uint32 // of the prompt, and of the output so far
+	bad    bool     // the ids are not to be relied on
+}
+
+// outputPath is where a response, or a chunk of one, has the token ids of its output.
+const outputPath = "choices.0.token_ids"
+
+// event reads a whole response or one chunk, and returns it as the client gets it.
+func (r *response) event(data []byte) ([]byte, error) {
+	if len(r.tokens) == 0 { // the prompt's ids come once, before those of the output
+		if r.add(gjson.GetBytes(data, r.prompt).Raw); len(r.tokens) == 0 {
+			return r.clientsView(data), nil
+		}
+	}
+	r.add(gjson.GetBytes(data, outputPath).Raw)
+	r.remember(data)
+	return r.clientsView(data), nil
+}
+
+// add adds a list of token ids. Chunks without tokens have none.
+func (r *response) add(raw string) {
+	if raw == "" || raw == "null" {
 		return
 	}
-	raw := gjson.GetBytes(response, connector.ParamsMember).Raw
-	if raw == "" || kvparams.NIXL(json.RawMessage(raw), kvparams.RemoteDecode, nil) != nil {
+	ids, err := tokenIDs([]byte(raw))
+	r.tokens, r.bad = append(r.tokens, ids...), r.bad || err != nil
+}
+
+// remember keeps what D says about its KV, if data has it and the token ids are known.
+func (r *response) remember(data []byte) {
+	raw := gjson.GetBytes(data, connector.ParamsMember).Raw
+	if r.bad || raw == "" || !gjson.ValidBytes(data) ||
+		kvparams.NIXL(json.RawMessage(raw), kvparams.RemoteDecode, nil) != nil {
 		return
 	}
 	n := gjson.Get(raw, "remote_num_tokens").Int()
-	promptRaw := gjson.GetBytes(response, promptPath(s.API)).Raw
-	outputRaw := gjson.GetBytes(response, "choices.0.token_ids").Raw
-	if s.API == connector.APIGenerate {
-		ids, _ := s.Field("token_ids")
-		promptRaw = string(ids)
-	}
-	tokens, err := tokenIDs([]byte(promptRaw))
-	more, err2 := tokenIDs([]byte(outputRaw))
-	tokens = append(tokens, more...)
-	if err != nil || err2 != nil || n < 1 || n > int64(len(tokens)) {
+	if n < 1 || n > int64(len(r.tokens)) {
 		return
 	}
 	now := time.Now()
-	c.turns.put(&turn{key: c.key(s), decode: s.Decode.ID, handoff: json.RawMessage(raw), n: int(n),
-		digest: digest(tokens[:n]), expires: now.Add(c.life)}, now)
+	r.c.turns.put(&turn{key: r.c.key(r.s), decode: r.s.Decode.ID, handoff: json.RawMessage(raw), n: int(n),
+		digest: digest(r.tokens[:n]), expires: now.Add(r.c.life)}, now)
 }
 
-// promptPath is where a response repeats the prompt's token ids (docs/protocols/vllm.md §9).
+// promptPath is where a response, or a stream's first chunk, has the prompt's token ids (docs/protocols/vllm.md §9).
 func promptPath(api connector.API) string {
 	if api == connector.APIChat {
 		return "prompt_token_ids"
@@ -175,22 +207,17 @@ func promptPath(api connector.API) string {
 	return "choices.0.prompt_token_ids"
 }
 
-// clientsView is D's response as the client gets it: the KV transfer's parameters are null, and so are the token ids if
-// tokens is set (the connector asked D for them) and the client did not ask.
-func clientsView(s *connector.Session, response []byte, tokens bool) []byte {
-	paths := []string{connector.ParamsMember}
-	if asked, _ := s.Field(returnTokenIDs); tokens && s.API != connector.APIGenerate && string(asked) != "true" {
-		paths = append(paths, promptPath(s.API), "choices.0.token_ids")
-	}
-	for _, path := range paths {
-		if v := gjson.GetBytes(response, path); !v.Exists() || v.Type == gjson.Null {
+// clientsView is data as the client gets it: token ids that it did not ask for are null.
+func (r *response) clientsView(data []byte) []byte {
+	for _, path := range r.hidden {
+		if v := gjson.GetBytes(data, path); !v.Exists() || v.Type == gjson.Null {
 			continue
 		}
-		if changed, err := sjson.SetRawBytes(response, path, []byte("null")); err == nil {
-			response = changed
+		if changed, err := sjson.SetRawBytes(data, path, []byte("null")); err == nil {
+			data = changed
 		}
 	}
-	return response
+	return data
 }
 
 var errNoTokens = errors.New("no token ids")

@@ -97,10 +97,10 @@ func (k *talk) rendering(r *http.Request) (*http.Response, error) {
 		}
 		out = `{"token_ids":` + ids(all.String()+"<") + `}`
 	}
-	return answered(http.StatusOK, out), nil
+	return responded(http.StatusOK, out), nil
 }
 
-func answered(status int, body string) *http.Response {
+func responded(status int, body string) *http.Response {
 	return &http.Response{StatusCode: status, Body: io.NopCloser(strings.NewReader(body))}
 }
 
@@ -113,14 +113,24 @@ func (k *talk) prefill(s *connector.Session) string {
 	return gjson.Get(prefillLeg(k.t, k.c, s), "kv_transfer_params").Raw
 }
 
-// answer gives D's response to the connector, and returns what the client gets.
-func (k *talk) answer(s *connector.Session, body string) string {
+// respond gives D's whole response to the connector, and returns what the flow gets. It still has D's handoff, which the
+// flow empties.
+func (k *talk) respond(s *connector.Session, body string) string {
+	k.t.Helper()
+	return strings.Join(k.stream(s, body), "")
+}
+
+// stream gives the chunks of D's stream to the connector, and returns what the flow gets.
+func (k *talk) stream(s *connector.Session, chunks ...string) (seen []string) {
 	k.t.Helper()
 	fn := k.c.(connector.Rewriter).Rewrite(s, nil)
 	require.NotNil(k.t, fn)
-	out, err := fn([]byte(body))
-	require.NoError(k.t, err)
-	return string(out)
+	for _, chunk := range chunks {
+		out, err := fn([]byte(chunk))
+		require.NoError(k.t, err)
+		seen = append(seen, string(out))
+	}
+	return seen
 }
 
 // completion is D's whole response, with the token ids that the connector asked for.
@@ -137,7 +147,7 @@ func (k *talk) spoken() {
 	k.t.Helper()
 	s := k.session(connector.APICompletions, `{"prompt":"abcd"}`)
 	require.JSONEq(k.t, plain, k.prefill(s))
-	k.answer(s, completion("abcd", "efg", back(6)))
+	k.respond(s, completion("abcd", "efg", back(6)))
 }
 
 func (k *talk) next(prompt string, header ...string) string {
@@ -167,9 +177,9 @@ func TestRecordedTurns(t *testing.T) {
 			raw, err := os.ReadFile(file)
 			require.NoError(t, err)
 			var r struct {
-				Path                                                       string
-				Request, Decode, DecodeAnswer, Next, Rendered, NextPrefill json.RawMessage
-				Taken                                                      int
+				Path                                                         string
+				Request, Decode, DecodeResponse, Next, Rendered, NextPrefill json.RawMessage
+				Taken                                                        int
 			}
 			require.NoError(t, json.Unmarshal(raw, &r))
 			k := newTalk(t)
@@ -179,16 +189,16 @@ func TestRecordedTurns(t *testing.T) {
 				`}`)
 			require.NoError(t, err)
 			assert.Equal(t, string(r.Decode), first)
-			seen := k.answer(s, string(r.DecodeAnswer))
-			want := string(r.DecodeAnswer)
-			for _, path := range []string{"kv_transfer_params", "choices.0.token_ids", promptIDs(s.API)} {
+			seen := k.respond(s, string(r.DecodeResponse))
+			want := string(r.DecodeResponse)
+			for _, path := range []string{"choices.0.token_ids", promptIDs(s.API)} {
 				want, err = sjson.SetRaw(want, path, "null")
 				require.NoError(t, err)
 			}
 			assert.Equal(t, want, seen)
 
 			k.render = func(*http.Request) (*http.Response, error) {
-				return answered(http.StatusOK, string(r.Rendered)), nil
+				return responded(http.StatusOK, string(r.Rendered)), nil
 			}
 			next := k.session(s.API, string(r.Next))
 			require.NotEqual(t, plain, k.prefill(next))
@@ -209,10 +219,10 @@ func TestAChatsNextTurn(t *testing.T) {
 	k := newTalk(t)
 	s := k.session(connector.APIChat, `{"messages":[{"role":"user","content":"ab"}]}`)
 	k.prefill(s)
-	answer := `{"choices":[{"message":{"content":"cd"},"token_ids":` + ids("cd>") + `}],"prompt_token_ids":` +
+	response := `{"choices":[{"message":{"content":"cd"},"token_ids":` + ids("cd>") + `}],"prompt_token_ids":` +
 		ids("<ab><") + `,"kv_transfer_params":` + back(7) + `}`
 	assert.JSONEq(t, `{"choices":[{"message":{"content":"cd"},"token_ids":null}],"prompt_token_ids":null,`+
-		`"kv_transfer_params":null}`, k.answer(s, answer))
+		`"kv_transfer_params":`+back(7)+`}`, k.respond(s, response))
 	next := k.session(connector.APIChat, `{"messages":[{"role":"user","content":"ab"},{"role":"assistant",`+
 		`"content":"cd"},{"role":"user","content":"ef"}]}`)
 	assert.Equal(t, back(7), k.prefill(next))
@@ -221,7 +231,7 @@ func TestAChatsNextTurn(t *testing.T) {
 
 func TestGenerateNeedsNoRendering(t *testing.T) {
 	k := newTalk(t)
-	k.answer(k.session(connector.APIGenerate, `{"token_ids":[1,2,3]}`),
+	k.respond(k.session(connector.APIGenerate, `{"token_ids":[1,2,3]}`),
 		`{"choices":[{"token_ids":[4,5]}],"kv_transfer_params":`+back(4)+`}`)
 	assert.Equal(t, back(4), k.prefill(k.session(connector.APIGenerate, `{"token_ids":[1,2,3,4,9,9]}`)))
 	assert.Empty(t, k.calls)
@@ -230,7 +240,7 @@ func TestGenerateNeedsNoRendering(t *testing.T) {
 // P compares nothing, so a prompt that is not proven to extend the turn is prefilled in the plain way.
 func TestPromptsThatDoNotProvablyExtendTheTurn(t *testing.T) {
 	for rule, prompt := range map[string]string{
-		"another beginning": "Xbcdefgh", "another answer": "abcdeXgh", "shorter than what D has": "abcde",
+		"another beginning": "Xbcdefgh", "another output": "abcdeXgh", "shorter than what D has": "abcde",
 		"no longer than what D has": "abcdef",
 	} {
 		t.Run(rule, func(t *testing.T) {
@@ -240,7 +250,7 @@ func TestPromptsThatDoNotProvablyExtendTheTurn(t *testing.T) {
 			assert.Equal(t, back(6), k.next("abcdefgh"), "the turn is still there for the one that does")
 		})
 	}
-	t.Run("the last answer's last token counts only if D has its KV", func(t *testing.T) {
+	t.Run("the last output's last token counts only if D has its KV", func(t *testing.T) {
 		k := newTalk(t)
 		k.spoken()
 		assert.Equal(t, back(6), k.next("abcdefXh"))
@@ -269,26 +279,26 @@ func TestTurnsOfOthersAreNotTaken(t *testing.T) {
 	assert.Equal(t, back(6), k.next("abcdefgh"))
 }
 
-func TestWhateverRenderAnswersPrefillGoesOn(t *testing.T) {
+func TestPrefillGoesOnWhateverRenderResponds(t *testing.T) {
 	for rule, render := range map[string]func(*http.Request) (*http.Response, error){
-		"not served":  func(*http.Request) (*http.Response, error) { return answered(404, `{"error":{}}`), nil },
+		"not served":  func(*http.Request) (*http.Response, error) { return responded(404, `{"error":{}}`), nil },
 		"unreachable": func(*http.Request) (*http.Response, error) { return nil, errors.New("refused") },
-		"garbage":     func(*http.Request) (*http.Response, error) { return answered(200, `<html>`), nil },
+		"garbage":     func(*http.Request) (*http.Response, error) { return responded(200, `<html>`), nil },
 		"other JSON": func(*http.Request) (*http.Response, error) {
-			return answered(200, `{"token_ids":"abcdefgh"}`), nil
+			return responded(200, `{"token_ids":"abcdefgh"}`), nil
 		},
 		"negative tokens": func(*http.Request) (*http.Response, error) {
-			return answered(200, `[{"token_ids":[-1]}]`), nil
+			return responded(200, `[{"token_ids":[-1]}]`), nil
 		},
 		"several prompts": func(*http.Request) (*http.Response, error) {
-			return answered(200, `[{"token_ids":[1]},{"token_ids":[1]}]`), nil
+			return responded(200, `[{"token_ids":[1]},{"token_ids":[1]}]`), nil
 		},
-		"no prompt": func(*http.Request) (*http.Response, error) { return answered(200, `[]`), nil },
+		"no prompt": func(*http.Request) (*http.Response, error) { return responded(200, `[]`), nil },
 		"media, told so": func(*http.Request) (*http.Response, error) {
-			return answered(200, `[{"token_ids":`+ids("abcdefgh")+`,"features":{"mm_hashes":{}}}]`), nil
+			return responded(200, `[{"token_ids":`+ids("abcdefgh")+`,"features":{"mm_hashes":{}}}]`), nil
 		},
 		"parts of content": func(*http.Request) (*http.Response, error) {
-			return answered(200, `[{"token_ids":`+ids("abcdefgh")+`,"content_parts":[{}]}]`), nil
+			return responded(200, `[{"token_ids":`+ids("abcdefgh")+`,"content_parts":[{}]}]`), nil
 		},
 	} {
 		t.Run(rule, func(t *testing.T) {
@@ -313,8 +323,8 @@ func TestARenderThatDoesNotEndEndsWithItsContext(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-func TestAnswersThatAreNotRemembered(t *testing.T) {
-	for rule, answer := range map[string]string{
+func TestResponsesThatAreNotRemembered(t *testing.T) {
+	for rule, response := range map[string]string{
 		"no handoff (bidirectional_kv_xfer is off)": completion("abcd", "efg", "null"),
 		"P's kind of handoff": completion("abcd", "efg",
 			strings.Replace(strings.Replace(back(6), `"do_remote_decode":true`, `"do_remote_decode":false`, 1),
@@ -336,7 +346,7 @@ func TestAnswersThatAreNotRemembered(t *testing.T) {
 			k := newTalk(t)
 			s := k.session(connector.APICompletions, `{"prompt":"abcd"}`)
 			k.prefill(s)
-			k.answer(s, answer)
+			k.respond(s, response)
 			assert.Equal(t, plain, k.next("abcdefgh"))
 		})
 	}
@@ -346,32 +356,85 @@ func TestTheClientSeesNothingOfIt(t *testing.T) {
 	k := newTalk(t)
 	s := k.session(connector.APICompletions, `{"prompt":"abcd"}`)
 	assert.JSONEq(t, `{"id":"cmpl-1","choices":[{"index":0,"text":"efg","token_ids":null,"prompt_token_ids":null}],`+
-		`"kv_transfer_params":null}`,
-		k.answer(s, completion("abcd", "efg", back(6))))
+		`"kv_transfer_params":`+back(6)+`}`,
+		k.respond(s, completion("abcd", "efg", back(6))))
 	asked := k.session(connector.APICompletions, `{"prompt":"abcd","return_token_ids":true}`)
-	assert.JSONEq(t, completion("abcd", "efg", "null"), k.answer(asked, completion("abcd", "efg", back(6))),
+	assert.Equal(t, completion("abcd", "efg", back(6)), k.respond(asked, completion("abcd", "efg", back(6))),
 		"token ids stay for the client that asked for them")
 	const odd = `{"choices":[{"text":"e\u0066g"}], "usage":{"x":1.50}}`
-	assert.Equal(t, odd, k.answer(s, odd), "and nothing else is touched")
+	assert.Equal(t, odd, k.respond(s, odd), "and nothing else is touched")
 }
 
-// With bidirectional_kv_xfer D says in every whole response where its KV is, also to clients that did not ask.
-func TestNoClientIsToldWhereTheEnginesAre(t *testing.T) {
+// What the next turn cannot use is not read. The flow empties what D says of its KV, and so may let no host relay it.
+func TestResponsesThatAreNotOfUseAreNotParsed(t *testing.T) {
 	k := newTalk(t)
-	const answer = `{"id":"1","content":[{"text":"a"}],"kv_transfer_params":`
 	for rule, s := range map[string]*connector.Session{
 		"no conversation":          k.session(connector.APIChat, `{"messages":[]}`, "X-Session-ID", ""),
 		"an API without token ids": k.session(connector.APIMessages, `{"messages":[]}`),
-		"responses":                k.session(connector.APIResponses, `{"input":"x"}`),
+		"responses":                k.session(connector.APIResponses, `{"input":"x","stream":true}`),
+		"a stream that does not say where D's KV is": k.session(connector.APIGenerate,
+			`{"token_ids":[1],"stream":true}`),
 	} {
-		assert.Equal(t, answer+"null}", k.answer(s, answer+back(6)+"}"), rule)
+		assert.Nil(t, k.c.(connector.Rewriter).Rewrite(s, nil), rule)
 	}
-	asked := k.session(connector.APICompletions, `{"prompt":"abcd","return_token_ids":true}`, "X-Session-ID", "")
-	assert.Equal(t, completion("abcd", "efg", "null"), k.answer(asked, completion("abcd", "efg", back(6))),
-		"the client's own wish stays")
-	unasked := k.session(connector.APICompletions, `{"prompt":"abcd"}`, "X-Session-ID", "")
-	assert.Equal(t, completion("abcd", "efg", "null"), k.answer(unasked, completion("abcd", "efg", back(6))),
-		"nor is touched what pdkit has not asked for")
+	assert.Equal(t, connector.Handoff{Member: connector.ParamsMember, FromDecode: true}, k.c.Traits().Handoff)
+	alone, err := nixl.New(nil)
+	require.NoError(t, err)
+	assert.False(t, alone.Traits().Handoff.FromDecode)
+}
+
+// streamed are the chunks of a completion whose output comes in two parts, as vLLM 0.33.0 sends them.
+func streamed(prompt, one, two, params string) []string {
+	return []string{
+		`{"choices":[{"text":"` + one + `","prompt_token_ids":` + ids(prompt) + `,"token_ids":` + ids(one) +
+			`}],"kv_transfer_params":null}`,
+		`{"choices":[{"text":"` + two + `","prompt_token_ids":null,"token_ids":` + ids(two) +
+			`,"finish_reason":"stop"}],"kv_transfer_params":` + params + `}`,
+		`{"choices":[],"usage":{"prompt_tokens":4}}`,
+	}
+}
+
+func TestTheNextTurnTakesTheKVOfAStream(t *testing.T) {
+	k := newTalk(t)
+	s := k.session(connector.APICompletions, `{"prompt":"abcd","stream":true}`)
+	assert.Equal(t, []string{
+		`{"choices":[{"text":"ef","prompt_token_ids":null,"token_ids":null}],"kv_transfer_params":null}`,
+		`{"choices":[{"text":"g","prompt_token_ids":null,"token_ids":null,"finish_reason":"stop"}],` +
+			`"kv_transfer_params":` + back(6) + `}`,
+		`{"choices":[],"usage":{"prompt_tokens":4}}`,
+	}, k.stream(s, streamed("abcd", "ef", "g", back(6))...))
+	assert.Equal(t, plain, k.next("abcdeXgh"), "another output")
+	assert.Equal(t, back(6), k.next("abcdefgh"))
+
+	asked := k.session(connector.APICompletions, `{"prompt":"abcd","stream":true,"return_token_ids":true}`)
+	assert.Equal(t, streamed("abcd", "ef", "g", back(6)), k.stream(asked, streamed("abcd", "ef", "g", back(6))...),
+		"token ids stay for the client that asked for them")
+
+	chat := k.session(connector.APIChat, `{"messages":[{"role":"user","content":"ab"}],"stream":true}`)
+	k.stream(chat, `{"choices":[{"delta":{"role":"assistant","content":""}}],"prompt_token_ids":`+ids("<ab><")+`}`,
+		`{"choices":[{"delta":{"content":"c"},"token_ids":`+ids("c")+`}],"kv_transfer_params":null}`,
+		`{"choices":[{"delta":{"content":"d"},"token_ids":`+ids("d>")+`}],"kv_transfer_params":`+back(7)+`}`)
+	assert.Equal(t, back(7), k.prefill(k.session(connector.APIChat, `{"messages":[{"role":"user","content":"ab"},`+
+		`{"role":"assistant","content":"cd"},{"role":"user","content":"ef"}]}`)))
+}
+
+func TestStreamsThatAreNotRemembered(t *testing.T) {
+	all := streamed("abcd", "ef", "g", back(6))
+	for rule, chunks := range map[string][]string{
+		"cut before its end":        all[:1],
+		"no handoff (before 0.33)":  streamed("abcd", "ef", "g", "null"),
+		"without its first chunk":   all[1:],
+		"a chunk without token ids": {`{"choices":[{"prompt_token_ids":` + ids("abcd") + `}]}`, all[1]},
+		"ids that are none": {all[0], `{"choices":[{"text":"","token_ids":"x"}]}`,
+			all[1]},
+		"a last chunk that is not JSON": {all[0], strings.TrimSuffix(all[1], "}")},
+	} {
+		t.Run(rule, func(t *testing.T) {
+			k := newTalk(t)
+			k.stream(k.session(connector.APICompletions, `{"prompt":"abcd","stream":true}`), chunks...)
+			assert.Equal(t, plain, k.next("abcdefgh"))
+		})
+	}
 }
 
 func TestDecodeAsksForTokenIDsWhereTheyAreOfUse(t *testing.T) {
@@ -383,15 +446,14 @@ func TestDecodeAsksForTokenIDsWhereTheyAreOfUse(t *testing.T) {
 	}
 	assert.Equal(t, `{"prompt":"x","kv_transfer_params":`+good+`,"return_token_ids":true}`,
 		leg(k.session(connector.APICompletions, `{"prompt":"x"}`)))
+	assert.Contains(t, leg(k.session(connector.APIChat, `{"messages":[],"stream":true}`)), `"return_token_ids":true`)
 	for rule, s := range map[string]*connector.Session{
-		"a stream":        k.session(connector.APICompletions, `{"prompt":"x","stream":true}`),
+		"tokens streamed": k.session(connector.APIGenerate, `{"token_ids":[1],"stream":true}`),
 		"no conversation": k.session(connector.APICompletions, `{"prompt":"x"}`, "X-Session-ID", ""),
 		"tokens out":      k.session(connector.APIGenerate, `{"token_ids":[1]}`),
 	} {
 		assert.NotContains(t, leg(s), "return_token_ids", rule)
 	}
-	assert.Nil(t, k.c.(connector.Rewriter).Rewrite(k.session(connector.APIChat, `{"messages":[],"stream":true}`), nil),
-		"streams are left unparsed")
 }
 
 func TestTurnsExpireBeforeD_LetsGo(t *testing.T) {
@@ -414,10 +476,10 @@ func TestAShortTimeIsHalved(t *testing.T) {
 		k.c, err = nixl.New(&nixl.Options{Bidirectional: true, ConversationTTL: &ttl, ConversationHeader: "X-Talk"})
 		require.NoError(t, err)
 		s := k.session(connector.APICompletions, `{"prompt":"abcd"}`, "X-Talk", "1")
-		k.answer(s, completion("abcd", "efg", back(6)))
+		k.respond(s, completion("abcd", "efg", back(6)))
 		time.Sleep(10*time.Second - time.Millisecond)
 		assert.Equal(t, back(6), k.next("abcdefgh", "X-Talk", "1"))
-		k.answer(s, completion("abcd", "efg", back(6)))
+		k.respond(s, completion("abcd", "efg", back(6)))
 		time.Sleep(10 * time.Second)
 		assert.Equal(t, plain, k.next("abcdefgh", "X-Talk", "1"))
 	})
@@ -435,7 +497,7 @@ func TestATurnIsTakenOnce(t *testing.T) {
 			s := k.session(connector.APICompletions, `{"prompt":"abcdefgh"}`)
 			v, err := k.c.(connector.Preparer).Prepare(context.Background(), s,
 				func(*http.Request) (*http.Response, error) {
-					return answered(200, `[{"token_ids":`+ids("abcdefgh")+`}]`), nil
+					return responded(200, `[{"token_ids":`+ids("abcdefgh")+`}]`), nil
 				})
 			assert.NoError(t, err)
 			if v != nil {
@@ -454,7 +516,7 @@ func TestTheMemoryIsBounded(t *testing.T) {
 	k := newTalk(t)
 	const most = 4096
 	say := func(name string) {
-		k.answer(k.session(connector.APICompletions, `{"prompt":"abcd"}`, "X-Session-ID", name),
+		k.respond(k.session(connector.APICompletions, `{"prompt":"abcd"}`, "X-Session-ID", name),
 			completion("abcd", "efg", back(6)))
 	}
 	say("first")
@@ -477,7 +539,7 @@ func TestLongSaltsCostNoMemory(t *testing.T) {
 	before := heap()
 	for i := range 64 {
 		body := `{"prompt":"abcd","cache_salt":"` + strings.Repeat("s", 1<<19) + strconv.Itoa(i) + `"}`
-		k.answer(k.session(connector.APICompletions, body), completion("abcd", "efg", back(6)))
+		k.respond(k.session(connector.APICompletions, body), completion("abcd", "efg", back(6)))
 	}
 	assert.Less(t, heap(), before+8<<20)
 	assert.Equal(t, back(6), k.prefill(k.session(connector.APICompletions, `{"prompt":"abcdefgh","cache_salt":"`+
@@ -489,7 +551,7 @@ func TestOffByDefault(t *testing.T) {
 	require.NoError(t, err)
 	_, prepares := connector.As[connector.Preparer](c)
 	_, rewrites := connector.As[connector.Rewriter](c)
-	assert.False(t, prepares || rewrites, "nothing is asked, and streams and answers are left unparsed")
+	assert.False(t, prepares || rewrites, "nothing is asked, and responses are left unparsed")
 }
 
 func TestConformanceOfConversations(t *testing.T) {

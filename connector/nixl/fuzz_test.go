@@ -16,7 +16,7 @@ import (
 // For any response of P, Decode does not panic. It returns ErrNoTransfer, or a decode leg that is valid JSON and holds
 // the response's handoff byte for byte, with every key without which a real D would die or hang.
 func FuzzDecode(f *testing.F) {
-	for _, answer := range []string{
+	for _, response := range []string{
 		`{"kv_transfer_params":` + good + `}`,
 		`{"id":"x","choices":[],"kv_transfer_params" : {"do_remote_prefill":true,"remote_block_ids":[[1],[]],` +
 			`"remote_engine_id":"e","remote_request_id":"r","remote_host":"h","remote_port":1} }`,
@@ -25,11 +25,11 @@ func FuzzDecode(f *testing.F) {
 		`{"kv_transfer\u005fparams":` + good + `,"a":1}`,
 		`{}`, `[]`, ``,
 	} {
-		f.Add([]byte(answer))
+		f.Add([]byte(response))
 	}
 	c, s := open(f, nil), session(f, connector.APICompletions, `{"prompt":"x","kv_transfer_params":{"client":1}}`)
-	f.Fuzz(func(t *testing.T, answer []byte) {
-		decode, err := decodeLeg(c, s, string(answer))
+	f.Fuzz(func(t *testing.T, response []byte) {
+		decode, err := decodeLeg(c, s, string(response))
 		if err != nil {
 			require.ErrorIs(t, err, connector.ErrNoTransfer, "%v", err)
 			return
@@ -39,8 +39,8 @@ func FuzzDecode(f *testing.F) {
 		handoff := decode[len(head) : len(decode)-len(tail)]
 		require.Equal(t, head+handoff+tail, decode)
 		var sent map[string]json.RawMessage
-		if json.Valid(answer) {
-			require.NoError(t, json.Unmarshal(answer, &sent))
+		if json.Valid(response) {
+			require.NoError(t, json.Unmarshal(response, &sent))
 			require.Equal(t, string(sent["kv_transfer_params"]), handoff)
 		}
 		var h struct {

@@ -91,8 +91,8 @@ func TestMalformedHandoffIsRefused(t *testing.T) {
 	}
 }
 
-func TestAnswerWithoutAHandoffIsRefused(t *testing.T) {
-	for rule, answer := range map[string]string{
+func TestResponseWithoutAHandoffIsRefused(t *testing.T) {
+	for rule, response := range map[string]string{
 		"no body":                            ``,
 		"not JSON":                           `<html>4321</html>`,
 		"not one object":                     `[` + good + `]`,
@@ -108,7 +108,7 @@ func TestAnswerWithoutAHandoffIsRefused(t *testing.T) {
 		"only nested, where nobody reads it": `{"choices":[{"kv_transfer_params":` + good + `}]}`,
 		"twice": `{"kv_transfer_params":` + good + `,"kv_transfer_params":` + good +
 			`}`,
-		"another key twice in the answer": `{"id":1,"id":2,"kv_transfer_params":` + good + `}`,
+		"another key twice in the response": `{"id":1,"id":2,"kv_transfer_params":` + good + `}`,
 		"a key twice in the handoff": `{"kv_transfer_params":` +
 			strings.Replace(good, `{`, `{"remote_port":4321,`, 1) + `}`,
 		"a key twice by escape": `{"kv_transfer_params":` +
@@ -127,7 +127,7 @@ func TestAnswerWithoutAHandoffIsRefused(t *testing.T) {
 			strings.Replace(good, `{`, `{"new":[Infinity],`, 1) + `}`,
 	} {
 		t.Run(rule, func(t *testing.T) {
-			_, err := decodeLeg(open(t, nil), session(t, connector.APIChat, `{"messages":[]}`), answer)
+			_, err := decodeLeg(open(t, nil), session(t, connector.APIChat, `{"messages":[]}`), response)
 			require.ErrorIs(t, err, connector.ErrNoTransfer)
 			assert.NotContains(t, err.Error(), "4321")
 		})

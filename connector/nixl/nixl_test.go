@@ -50,9 +50,9 @@ func prefillLeg(t testing.TB, c connector.KVConnector, s *connector.Session) str
 }
 
 // decodeLeg returns the decode leg that follows P's response.
-func decodeLeg(c connector.KVConnector, s *connector.Session, answer string) (string, error) {
+func decodeLeg(c connector.KVConnector, s *connector.Session, response string) (string, error) {
 	l := connector.NewLeg(s.Request)
-	p := connector.NewPrefillResult(http.StatusOK, nil, []byte(answer), time.Now())
+	p := connector.NewPrefillResult(http.StatusOK, nil, []byte(response), time.Now())
 	if err := c.Decode(context.Background(), s, p, l); err != nil {
 		return "", err
 	}

@@ -16,6 +16,8 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
+	"github.com/pdkit/pdkit/discovery"
 )
 
 // Name is the name the connector is registered under.
@@ -95,3 +97,6 @@ func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connecto
 func (*Connector) Decode(context.Context, *connector.Session, *connector.PrefillResult, *connector.Leg) error {
 	return nil
 }
+
+// CheckEndpoint refuses engines of the connector lmcache-pd, which a prefill leg without its members ends.
+func (*Connector) CheckEndpoint(e discovery.Endpoint) error { return lmcacheconf.CheckNoPD(e) }

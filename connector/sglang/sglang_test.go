@@ -72,7 +72,7 @@ func decodeLeg(t testing.TB, c connector.KVConnector, s *connector.Session) stri
 	return string(body)
 }
 
-const meeting = `"bootstrap_host":"p.example","bootstrap_port":8998,"bootstrap_room":5`
+const rendezvous = `"bootstrap_host":"p.example","bootstrap_port":8998,"bootstrap_room":5`
 
 func TestBothLegsCarryTheSameRendezvous(t *testing.T) {
 	c := open(t, ``)
@@ -82,30 +82,30 @@ func TestBothLegsCarryTheSameRendezvous(t *testing.T) {
 	}{
 		"chat": {connector.APIChat, `{"messages":[],"stream":true,"stream_options":{"include_usage":true},` +
 			`"max_completion_tokens":9}`,
-			`{"messages":[],"stream":false,"max_completion_tokens":1,` + meeting + `,"max_tokens":1}`,
+			`{"messages":[],"stream":false,"max_completion_tokens":1,` + rendezvous + `,"max_tokens":1}`,
 			`{"messages":[],"stream":true,"stream_options":{"include_usage":true},"max_completion_tokens":9,` +
-				meeting + `}`},
+				rendezvous + `}`},
 		"completions": {connector.APICompletions, `{"prompt":"x","max_tokens":9}`,
-			`{"prompt":"x","max_tokens":1,` + meeting + `,"stream":false}`,
-			`{"prompt":"x","max_tokens":9,` + meeting + `}`},
+			`{"prompt":"x","max_tokens":1,` + rendezvous + `,"stream":false}`,
+			`{"prompt":"x","max_tokens":9,` + rendezvous + `}`},
 		"generate": {connector.APISGLang, `{"text":"x","sampling_params":{"max_new_tokens":9,"stop":"."}}`,
-			`{"text":"x","sampling_params":{"max_new_tokens":1,"stop":"."},` + meeting + `,"stream":false}`,
-			`{"text":"x","sampling_params":{"max_new_tokens":9,"stop":"."},` + meeting + `}`},
+			`{"text":"x","sampling_params":{"max_new_tokens":1,"stop":"."},` + rendezvous + `,"stream":false}`,
+			`{"text":"x","sampling_params":{"max_new_tokens":9,"stop":"."},` + rendezvous + `}`},
 		"responses: SGLang takes two tokens off the limit": {connector.APIResponses,
 			`{"input":"x","max_output_tokens":9,"stream":true,"store":true,"request_id":"mine"}`,
-			`{"input":"x","max_output_tokens":3,"stream":false,"store":true,` + meeting + `}`,
-			`{"input":"x","max_output_tokens":9,"stream":true,"store":true,` + meeting + `}`},
+			`{"input":"x","max_output_tokens":3,"stream":false,"store":true,` + rendezvous + `}`,
+			`{"input":"x","max_output_tokens":9,"stream":true,"store":true,` + rendezvous + `}`},
 		"messages": {connector.APIMessages, `{"messages":[],"max_tokens":9,"stream":true}`,
-			`{"messages":[],"max_tokens":1,"stream":false,` + meeting + `}`,
-			`{"messages":[],"max_tokens":9,"stream":true,` + meeting + `}`},
+			`{"messages":[],"max_tokens":1,"stream":false,` + rendezvous + `}`,
+			`{"messages":[],"max_tokens":9,"stream":true,` + rendezvous + `}`},
 		"what the client sent for one goes": {connector.APICompletions,
 			`{"prompt":"x","bootstrap_host":"evil","bootstrap_room":1}`,
 			`{"prompt":"x","bootstrap_host":"p.example","bootstrap_room":5,"bootstrap_port":8998,"max_tokens":1,` +
 				`"stream":false}`,
 			`{"prompt":"x","bootstrap_host":"p.example","bootstrap_room":5,"bootstrap_port":8998}`},
 		"token ids are one prompt": {connector.APISGLang, `{"input_ids":[1,2,3]}`,
-			`{"input_ids":[1,2,3],` + meeting + `,"sampling_params":{"max_new_tokens":1},"stream":false}`,
-			`{"input_ids":[1,2,3],` + meeting + `}`},
+			`{"input_ids":[1,2,3],` + rendezvous + `,"sampling_params":{"max_new_tokens":1},"stream":false}`,
+			`{"input_ids":[1,2,3],` + rendezvous + `}`},
 	} {
 		s := session(t, k.api, k.body, nil)
 		assert.Equal(t, k.prefill, prefillLeg(t, c, s), rule)
@@ -137,7 +137,7 @@ func TestPrefillKeepsWhatShapesTheFirstToken(t *testing.T) {
 
 func TestWithoutTheCapOnlyTheStreamChanges(t *testing.T) {
 	s := session(t, connector.APIChat, `{"messages":[],"stream":true,"max_tokens":9,"min_tokens":2}`, nil)
-	assert.Equal(t, `{"messages":[],"stream":false,"max_tokens":9,"min_tokens":2,`+meeting+`}`,
+	assert.Equal(t, `{"messages":[],"stream":false,"max_tokens":9,"min_tokens":2,`+rendezvous+`}`,
 		prefillLeg(t, open(t, `{"prefillCap":false}`), s))
 }
 
@@ -267,7 +267,7 @@ func TestMembersThatWouldPartTheLegsGo(t *testing.T) {
 	c := open(t, ``)
 	s := session(t, connector.APISGLang, `{"text":"x","rid":"","routed_dp_rank":3,"data_parallel_rank":3,`+
 		`"disagg_prefill_dp_rank":1,"bootstrap_pair_key":"k","decode_tp_size":2,"priority":1,"extra_key":"t"}`, nil)
-	assert.Equal(t, `{"text":"x","priority":1,"extra_key":"t",`+meeting+`}`, decodeLeg(t, c, s))
+	assert.Equal(t, `{"text":"x","priority":1,"extra_key":"t",`+rendezvous+`}`, decodeLeg(t, c, s))
 	for _, gone := range []string{"rid", "routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank",
 		"bootstrap_pair_key", "decode_tp_size"} {
 		assert.False(t, gjson.Get(prefillLeg(t, c, s), gone).Exists(), gone)

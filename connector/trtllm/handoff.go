@@ -19,7 +19,7 @@ import (
 type transfer struct {
 	params    json.RawMessage
 	promptIDs json.RawMessage // nil if P returned none: D then tokenizes the prompt itself
-	usage     json.RawMessage // nil if P returned none
+	usage     json.RawMessage // nil if P returned none, or its release has no place for it
 }
 
 // docs are reusable indexes of small objects: every request reads a handoff.
@@ -75,7 +75,11 @@ func readHandoff(p *connector.PrefillResult, id uint64) (h transfer, err error) 
 	if !utf8.Valid(h.params) {
 		return h, connector.NoTransfer("disaggregated_params is not UTF-8")
 	}
-	ok, err := withObject(h.params, func(d *jsonedit.Doc) error { return checkParams(d, id) })
+	var takesUsage bool
+	ok, err := withObject(h.params, func(d *jsonedit.Doc) error {
+		_, takesUsage = d.Get("ctx_usage")
+		return checkParams(d, id)
+	})
 	if !ok {
 		return h, connector.NoTransfer("disaggregated_params is not an object without duplicate members")
 	}
@@ -92,7 +96,9 @@ func readHandoff(p *connector.PrefillResult, id uint64) (h transfer, err error) 
 		if jsonedit.Kind(usage) != jsonedit.Object || !handoff.WellFormed(usage) {
 			return h, connector.NoTransfer("usage is not an object")
 		}
-		h.usage = usage
+		if takesUsage {
+			h.usage = usage
+		}
 	}
 	return h, nil
 }
@@ -100,16 +106,15 @@ func readHandoff(p *connector.PrefillResult, id uint64) (h transfer, err error) 
 // checkParams requires the types of DisaggregatedParams (openai_protocol.py). With others D fails, or refuses the
 // request with a 4xx, which would look like the client's fault.
 func checkParams(d *jsonedit.Doc, id uint64) error {
-	for _, name := range [...]string{"ctx_request_id", "disagg_request_id"} {
-		v, ok := given(d, name)
-		if !ok {
-			return connector.NoTransfer("%s is absent or null", name)
-		}
-		if n, isInt := jsonedit.Int(v); !isInt || n < 0 {
-			return connector.NoTransfer("%s is not a 64-bit id", name)
-		}
+	v, ok := given(d, "ctx_request_id")
+	if !ok {
+		return connector.NoTransfer("ctx_request_id is absent or null")
 	}
-	if v, _ := d.Get("disagg_request_id"); !isID(v, id) {
+	if n, isInt := jsonedit.Int(v); !isInt || n < 0 {
+		return connector.NoTransfer("ctx_request_id is not a 64-bit id")
+	}
+	// A release that does not tell it back has no such member, and its D finds the KV by ctx_request_id.
+	if v, told := d.Get("disagg_request_id"); told && !isID(v, id) {
 		return connector.NoTransfer("disagg_request_id is not this session's")
 	}
 	if v, ok := given(d, "first_gen_tokens"); !ok || !tokenIDs(v) {

@@ -20,7 +20,8 @@
 //
 // Facts: TensorRT-LLM's main branch of 2026 (tensorrt_llm/serve/openai_disagg_service.py, openai_protocol.py,
 // disagg_auth.py, llmapi/disagg_utils.py); the last stable release is 1.2.1, which may lack generation first and the
-// signature. README.md beside this file shows the sequence and the engines' settings.
+// signature, and refuses parameters that it does not know, such as ctx_usage. README.md beside this file shows the
+// sequence and the engines' settings.
 package trtllm
 
 import (
@@ -166,9 +167,11 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector
 	if err != nil {
 		return err
 	}
-	edits := [2]jsonedit.Edit{{Name: "request_type", Value: generationOnly},
-		{Name: "ctx_usage", Value: h.usage, Delete: h.usage == nil}}
-	params, err := edited(h.params, edits[:]...)
+	edits := []jsonedit.Edit{{Name: "request_type", Value: generationOnly}, {Name: "ctx_usage", Value: h.usage}}
+	if h.usage == nil {
+		edits = edits[:1]
+	}
+	params, err := edited(h.params, edits...)
 	if err != nil {
 		return err
 	}

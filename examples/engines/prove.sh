@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Proves with real engines of vLLM and SGLang that the gateway lets one engine prefill and another decode, without computing
-# twice.
+# Proves with real engines of vLLM and SGLang that the gateway lets one engine prefill and another decode, without
+# computing twice.
 #
 #   prove.sh [-all] [CONNECTOR]         CONNECTOR: the gateway's kvConnector.type (default: nixl)
 #   prove.sh -verify [CONNECTOR ...]    engines of each connector that runs on a CPU, judged by pdctl verify
+#   prove.sh -today                     the same for lmcache and sglang, and for those to which the day of the year turns
 #
-# Installs the engines if need be (see install.sh; sglang/install.sh only for -verify), starts two of them and the gateway, and
+# Installs the engines if need be (see install.sh; sglang/install.sh for sglang), starts two of them and the gateway, and
 # prints the proof. Exit status: 0 when KV was reused, 1 when not (as with connector http), 2 when it could not be tried. With
 # -all it also shows that http is found out, and plays the faults.
 set -euo pipefail

@@ -57,9 +57,9 @@ func (n note) String() string { return fmt.Sprintf("%s: %s", n.kind, n.Fault) }
 
 func printModel(w io.Writer, cfg *configuration, m *modelServer) {
 	fmt.Fprintf(w, "\n%s\n", m.label())
-	printConnector(w, "connector", m.Main)
+	m.printConnector(w, "connector", "spec.kvConnector", m.Main)
 	if m.Rollout != nil {
-		printConnector(w, fmt.Sprintf("rollout %d%%", *m.Spec.Rollout.Weight), m.Rollout)
+		m.printConnector(w, fmt.Sprintf("rollout %d%%", *m.Spec.Rollout.Weight), "spec.rollout.kvConnector", m.Rollout)
 	}
 	if m.Has("spec.encoder") {
 		row(w, "encoder", m.Spec.Encoder.Type)
@@ -96,8 +96,8 @@ func printModel(w io.Writer, cfg *configuration, m *modelServer) {
 	}
 }
 
-// printConnector writes a connector and those it falls back to.
-func printConnector(w io.Writer, title string, o *modelserver.Connector) {
+// printConnector writes a connector, which the field at path names, and those it falls back to.
+func (m *modelServer) printConnector(w io.Writer, title, path string, o *modelserver.Connector) {
 	row(w, title, o.Name+", "+o.KVConnector.Traits().Order.String())
 	if names := settings(o.Spec.Config); len(names) > 0 {
 		row(w, "  config", strings.Join(names, ", "))
@@ -125,10 +125,11 @@ func printConnector(w io.Writer, title string, o *modelserver.Connector) {
 	var limitsOfStores []string
 	r := o.Spec.Resources
 	for _, q := range []struct {
-		name string
-		q    config.Quantity
-	}{{"memory", r.MaxMemory}, {"disk", r.MaxDisk}, {"bandwidth", r.MaxBandwidth}} {
-		if q.q != "" {
+		name, field string
+		q           config.Quantity
+	}{{"memory", "maxMemory", r.MaxMemory}, {"disk", "maxDisk", r.MaxDisk},
+		{"bandwidth", "maxBandwidth", r.MaxBandwidth}} {
+		if q.q != "" && !m.isIdle(path+".resources."+q.field) { // of those without effect a note says so
 			limitsOfStores = append(limitsOfStores, q.name+" "+string(q.q))
 		}
 	}
@@ -138,8 +139,13 @@ func printConnector(w io.Writer, title string, o *modelserver.Connector) {
 	row(w, "  unsupported", string(cmp.Or(o.Spec.Unsupported, config.UnsupportedAggregate)))
 	row(w, "  fallback", string(cmp.Or(o.Spec.Fallback, config.FallbackError)))
 	if o.Fallback != nil {
-		printConnector(w, "falls back to", o.Fallback)
+		m.printConnector(w, "falls back to", path+".fallbackConnector", o.Fallback)
 	}
+}
+
+// isIdle reports whether a note says that a field has no effect.
+func (m *modelServer) isIdle(path string) bool {
+	return slices.ContainsFunc(m.Notes, func(n modelserver.Note) bool { return n.NoEffect && n.Path == path })
 }
 
 // settings lists the names of a connector's settings. Their values stay hidden.

@@ -94,6 +94,25 @@ func TestSettingsWithoutEffectAreTold(t *testing.T) {
 	}
 }
 
+// A limit is rendered for the engines, or it has no effect: -check does not say both of one.
+func TestALimitIsRenderedOrWithoutEffect(t *testing.T) {
+	for connector, rendered := range map[string]string{
+		"{type: nixl, resources: {maxMemory: 32Gi, maxDisk: 1Gi}}":        "",
+		"{type: lmcache, resources: {maxMemory: 32Gi, maxBandwidth: 1G}}": "memory 32Gi: rendered",
+		"{type: http, fallback: connector, fallbackConnector: {type: nixl, " +
+			"resources: {maxMemory: 32Gi}}}": "",
+	} {
+		_, stdout, stderr := check(t, "-config", write(t, modelYAML("  kvConnector: "+connector+"\n")))
+		assert.NotEmpty(t, stdout, stderr)
+		if rendered == "" {
+			assert.NotContains(t, stdout, "rendered for the engines", connector)
+		} else {
+			assert.Contains(t, stdout, rendered, connector)
+		}
+		assert.Contains(t, stdout, "without effect: ", connector)
+	}
+}
+
 func TestFlagsOverrideTheFile(t *testing.T) {
 	file := write(t, modelYAML("")+"---\napiVersion: pdkit.dev/v1alpha1\nkind: Gateway\nspec: {listen: 127.0.0.1:1, "+
 		"admin: 127.0.0.1:2}\n")

@@ -47,7 +47,8 @@ func (g *gateway) engines(name string) (*passthrough.Engines, *pdflow.Error) {
 func (m *model) engines() *passthrough.Engines {
 	e := &passthrough.Engines{Set: m.set, Picker: m.picker, Transport: m.legs, Timeouts: m.Main.Timeouts()}
 	for _, f := range m.flows.All() {
-		e.Members = append(e.Members, f.Connector().Traits().Members...)
+		t := f.Connector().Traits()
+		e.Members, e.DecodeOnly = append(e.Members, t.Members...), e.DecodeOnly || t.PrefillPairOnly
 	}
 	return e
 }

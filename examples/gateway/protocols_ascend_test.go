@@ -21,13 +21,14 @@ func sidePort(e *enginesim.Engine) string {
 	return port
 }
 
+func moriPorts(p, d *enginesim.Engine) (attributes, attributes) {
+	return attributes{"handshakePort": sidePort(p), "notifyPort": sidePort(p)},
+		attributes{"handshakePort": sidePort(d), "notifyPort": sidePort(d)}
+}
+
 func init() {
 	loneD := broken{func(_ *testing.T, c *protocol) { c.decode.Connector = "none" }, reuse.NotReused,
 		"never asked its KV connector"}
-	moriPorts := func(p, d *enginesim.Engine) (attributes, attributes) {
-		return attributes{"handshakePort": sidePort(p), "notifyPort": sidePort(p)},
-			attributes{"handshakePort": sidePort(d), "notifyPort": sidePort(d)}
-	}
 	protocols = append(protocols,
 		protocol{
 			connector: "mooncake-ascend", apis: vllmAPIs,
@@ -47,9 +48,25 @@ func init() {
 		protocol{
 			connector: "moriio", name: "write", alone: true, apis: vllmAPIs, attributes: moriPorts,
 			broken: map[string]broken{"engines that read": {func(_ *testing.T, c *protocol) {
-				c.prefill.Extra, c.decode.Extra = map[string]string{"read_mode": "true"},
-					map[string]string{"read_mode": "true"}
+				// of a release in which such a D does not compute the prompt itself
+				c.prefill.Extra = map[string]string{"read_mode": "true", "version": "0.28"}
+				c.decode.Extra = c.prefill.Extra
 			}, reuse.Wrong, "decode read KV that is not the prompt's"}},
+		},
+		protocol{ // D's rank is seldom P's, and must tell P about its blocks all the same
+			connector: "moriio", name: "write, D of three ranks", alone: true, apis: vllmAPIs,
+			decode: enginesim.Config{Extra: map[string]string{"data_parallel_size_local": "3"}},
+			attributes: func(p, d *enginesim.Engine) (attributes, attributes) {
+				pa, da := moriPorts(p, d)
+				da["dpSize"] = "3"
+				return pa, da
+			},
+		},
+		protocol{
+			connector: "moriio", name: "read of vLLM 0.28, whose blocks are a flat list", config: `{mode: read}`,
+			alone: true, attributes: moriPorts,
+			prefill: enginesim.Config{Extra: map[string]string{"read_mode": "true", "version": "0.28"}},
+			decode:  enginesim.Config{Extra: map[string]string{"read_mode": "true", "version": "0.28"}},
 		},
 		protocol{ // engines that write do so one after the other, too
 			connector: "moriio", name: "read of engines that write", config: `{mode: read}`, alone: true,

@@ -83,7 +83,7 @@ func init() {
 						map[string]string{"pd_skip_proxy_notification": "true", "hash_seed": "0"}
 					c.decode.Connector, c.decode.KVRole, c.decode.Extra = "lmcache-pd", enginesim.RoleConsumer,
 						map[string]string{"hash_seed": "0"}
-				}, reuse.NotReused, "lmcache-pd"},
+				}, reuse.Failed, "lmcache-pd"},
 			},
 		},
 		// The store's put is asynchronous: D finds what is there when it looks.

@@ -85,6 +85,13 @@ func init() {
 			"P without a connector": {func(_ *testing.T, c *protocol) { c.prefill.Connector = "none" }, reuse.Failed,
 				"no usable KV handoff"},
 		}},
+		// 1.2.1 refuses parameters that it does not know, such as ctx_usage.
+		protocol{connector: "trtllm", name: "1.2.1",
+			prefill: enginesim.Config{Extra: map[string]string{"version": "1.2"}},
+			decode:  records(map[string]string{"version": "1.2"})},
+		protocol{connector: "trtllm", name: "P tells no disagg_request_id",
+			prefill: enginesim.Config{Extra: map[string]string{"version": "1.2", "tells_no_id": "1"}},
+			decode:  records(map[string]string{"version": "1.2"})},
 		protocol{connector: "trtllm", name: "signed", config: `{machineID: 5, authKey: the-key}`,
 			prefill: enginesim.Config{Extra: map[string]string{"internal_request_auth_key": "the-key"}},
 			decode:  records(map[string]string{"internal_request_auth_key": "the-key"}),

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/pdkit/pdkit/connector/config"
@@ -139,6 +140,12 @@ func (c *checkCmd) report(out io.Writer, engines []flags.Engine, found []flags.F
 		for _, f := range found {
 			fmt.Fprintf(out, "%s %s\n  %s: %s\n  remedy: %s\n", f.Severity, f.Code, strings.Join(f.Engines, ", "),
 				f.Text, f.Remedy)
+		}
+		if slices.ContainsFunc(engines, func(e flags.Engine) bool {
+			return e.Program == "vllm" && e.Version == (launch.Version{})
+		}) {
+			fmt.Fprintf(out, "engines whose release is not told are taken for vLLM %s, the newest of %s "+
+				"(--engine-version)\n", flags.Assumed, flags.AssumedDate)
 		}
 		fmt.Fprintf(out, "%s read: %s, %s\n", plural(len(engines), "engine"), plural(count[flags.Error], "error"),
 			plural(count[flags.Warning], "warning"))

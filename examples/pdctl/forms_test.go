@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -49,8 +50,10 @@ func TestEachFormCarriesEveryCharacter(t *testing.T) {
 	require.NoError(t, err)
 	want, err := exact{}.Render(plan.Engines[0].Target)
 	require.NoError(t, err)
+	python, err := plan.Python()
+	require.NoError(t, err)
 	for name, text := range map[string][]byte{"launch.sh": plan.Shell(), "compose.yaml": plan.Compose(),
-		"pods.yaml": plan.Kubernetes()} {
+		"pods.yaml": plan.Kubernetes(), "launch.py": python} {
 		t.Run(name, func(t *testing.T) {
 			list, err := readInput(name, text)
 			require.NoError(t, err)
@@ -75,7 +78,7 @@ func TestEachFormCarriesEveryCharacter(t *testing.T) {
 			}
 			for _, f := range want.Files {
 				path := "/etc/pdkit/" + f.Name
-				if name == "launch.sh" {
+				if strings.HasPrefix(name, "launch.") {
 					path = f.Name
 				}
 				content, err := engine.read(path)

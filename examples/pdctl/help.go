@@ -9,10 +9,10 @@ var help = kong.Vars{
 	"verify": "Prove by the engines' own counters that decode takes KV over. Ends with 1 if it does not.",
 	"check": "Say what does not fit together in engines' flags. Ends with 1 if requests would fail or " +
 		"compute prompts twice.",
-	"check_inputs":          "Shell scripts, Compose files, Kubernetes manifests; - is standard input.",
+	"check_inputs":          "Scripts, Compose files, Kubernetes manifests, rendered Python; - is standard input.",
 	"check_file":            "The gateway's configuration: engines are checked against its connector too.",
 	"check_command":         "A command line, with its variables in front: 'PYTHONHASHSEED=0 vllm serve …'.",
-	"check_engine_version":  "The engines' release, like 0.32.0; that of the image's tag otherwise.",
+	"check_engine_version":  "The engines' release, like 0.32.0; otherwise the image's tag, else vLLM's newest.",
 	"render_file":           "The gateway's configuration, or any YAML with ModelServers; - is standard input.",
 	"render_format":         "shell, compose, kubernetes or python.",
 	"render_engine_version": "The engines' release, like 0.32.0; the newest that is known otherwise.",

@@ -64,8 +64,12 @@ func announced(e flags.Engine, env map[string]string) string {
 	return ""
 }
 
-// readInput reads a shell script, a Compose file or Kubernetes manifests. It recognizes them by their content.
+// readInput reads a shell script, a Compose file, Kubernetes manifests or the Python that render writes. It recognizes
+// them by their content.
 func readInput(file string, data []byte) ([]launched, error) {
+	if isPython(file, string(data)) {
+		return readPython(file, string(data))
+	}
 	docs, faults := readYAML(file, data)
 	has := func(is func(d map[string]any) bool) bool { return slices.ContainsFunc(docs, is) }
 	var list []launched

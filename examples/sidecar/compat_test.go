@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
@@ -167,6 +168,34 @@ func TestEnginesThatWriteAreServedByTheFlagsOfLLMD(t *testing.T) {
 	}
 }
 
+// Engines over several pods, by llm-d's flags: D's second pod has this sidecar, and P learns the hosts of both.
+func TestEnginesOverSeveralPods(t *testing.T) {
+	pod := enginesim.Config{Connector: "moriio", Extra: map[string]string{"data_parallel_size": "2",
+		"data_parallel_size_local": "1", "data_parallel_start_rank": "1"}}
+	p, d, err := enginesim.Pair(pod, pod)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
+	ps, ds := portOf(t, "tcp://"+p.SideChannel()), portOf(t, "tcp://"+d.SideChannel())
+	x := start(t, nil, "--port=0", "--secure-serving=false", "--vllm-port="+portOf(t, d.URL()),
+		"--prefillers="+hostPort(t, p.URL()), "--moriio-write-mode", "--moriio-parallel-dispatch",
+		"--moriio-local-pod-ip=127.0.0.1", "--moriio-decode-handshake-port="+ds, "--moriio-decode-notify-port="+ds,
+		"--moriio-prefill-handshake-port="+ps, "--moriio-prefill-notify-port="+ps, "--moriio-dp-size=2",
+		"--moriio-dp-size-local=1", "--moriio-decode-hosts=127.0.0.2,127.0.0.1",
+		"--moriio-remote-hosts=127.0.0.2,127.0.0.1")
+	status, _, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+		completion(0, false), header, hostPort(t, p.URL()))
+	require.Equal(t, http.StatusOK, status, answer)
+	assert.Positive(t, d.Stats().ExternalKVTransfer)
+	told := func(e *enginesim.Engine, name string) string {
+		return gjson.GetBytes(e.Requests()[0].Body, "kv_transfer_params."+name).Raw
+	}
+	assert.Equal(t, `["127.0.0.2","127.0.0.1"]`, told(p, "remote_hosts"))
+	assert.Equal(t, "2 1", told(p, "remote_dp_size")+" "+told(p, "remote_dp_size_local"))
+	assert.Equal(t, `["127.0.0.1"]`, told(d, "remote_hosts"))
+	assert.Equal(t, "1 1 0", told(d, "remote_dp_size")+" "+told(d, "remote_dp_size_local")+" "+
+		told(d, "remote_dp_rank"))
+}
+
 func TestAConfigurationFillsInWhatTheCommandLineLeavesOut(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "sidecar.yaml")
 	require.NoError(
@@ -199,13 +228,14 @@ func TestAConfigurationFillsInWhatTheCommandLineLeavesOut(t *testing.T) {
 
 func TestAConfigurationThatIsWrongEndsTheStart(t *testing.T) {
 	for text, part := range map[string]string{
-		"{unheard: 1}":                  `no setting "unheard"`,
-		"{configuration-file: x}":       "no setting",
-		"{port: x}":                     "port",
-		"{port: 1, port: 2}":            "twice",
-		"[port]":                        "not a YAML mapping",
-		"{port: {a: b}}":                "neither a value nor a list",
-		"{moriio-remote-hosts: [a]}":    "not supported",
+		"{unheard: 1}":            `no setting "unheard"`,
+		"{configuration-file: x}": "no setting",
+		"{port: x}":               "port",
+		"{port: 1, port: 2}":      "twice",
+		"[port]":                  "not a YAML mapping",
+		"{port: {a: b}}":          "neither a value nor a list",
+		"{moriio-write-mode: true, moriio-local-pod-ip: 10.0.0.1, moriio-dp-size: 2, moriio-dp-size-local: 1, " +
+			"moriio-decode-hosts: [a]}": "IP addresses",
 		"{moriio-parallel-dispatch: x}": "parse error",
 	} {
 		f, problem := parse(t, noEnv, "--prefillers=p:1", "--configuration="+text)

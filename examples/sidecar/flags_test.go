@@ -198,8 +198,12 @@ func TestFlagsThatCannotBeServedEndTheStart(t *testing.T) {
 		"--prefillers=p:1 --moriio-write-mode --moriio-local-pod-ip=::1 --kv-connector=sglang": "nixlv2",
 		"--prefillers=p:1 --moriio-write-mode --moriio-local-pod-ip=10.0.0.1 " +
 			"--data-parallel-size=2": "--moriio-dp-size",
-		"--prefillers=p:1 --moriio-remote-hosts=a,b":                     "not supported",
-		"--prefillers=p:1 --moriio-dp-size-local=8":                      "not supported",
+		"--prefillers=p:1 --moriio-write-mode --moriio-local-pod-ip=10.0.0.1 --moriio-dp-size=4 " +
+			"--moriio-dp-size-local=8": "--moriio-dp-size-local",
+		"--prefillers=p:1 --moriio-write-mode --moriio-local-pod-ip=10.0.0.1 --moriio-dp-size=4 " +
+			"--moriio-dp-size-local=2": "--moriio-decode-hosts",
+		"--prefillers=p:1 --moriio-write-mode --moriio-local-pod-ip=10.0.0.1 --moriio-dp-size=4 " +
+			"--moriio-dp-size-local=2 --moriio-decode-hosts=10.0.0.1": "2 pods",
 		"--inference-pool-name=p":                                        "--inference-pool-namespace",
 		"--inference-pool=p --pool-group=x":                              "--pool-group",
 		"--inference-pool=p --ec-connector=ec-nixl --enable-tls=encoder": "both or neither",

@@ -3,11 +3,11 @@
 package main
 
 import (
-	"errors"
 	"flag"
 	"fmt"
 	"net/netip"
 	"strconv"
+	"strings"
 )
 
 // moriioFlags are the flags for engines with MoRIIOConnector in write mode. llm-d has them beside
@@ -18,7 +18,8 @@ type moriioFlags struct {
 	podIP                           string
 	decodeHandshake, decodeNotify   int
 	prefillHandshake, prefillNotify int
-	tp, dp                          int
+	tp, dp, dpLocal                 int
+	decodeHosts, remoteHosts        string // pods' addresses, with commas between
 }
 
 func (m *moriioFlags) define(fs *flag.FlagSet, getenv func(string) string) {
@@ -31,17 +32,12 @@ func (m *moriioFlags) define(fs *flag.FlagSet, getenv func(string) string) {
 	fs.IntVar(&m.prefillHandshake, "moriio-prefill-handshake-port", 6301, "the prefill engines' handshake `PORT`")
 	fs.IntVar(&m.prefillNotify, "moriio-prefill-notify-port", 61005, "the prefill engines' notify `PORT`")
 	fs.IntVar(&m.tp, "moriio-tp-size", 1, "the engines' tensor-parallel `SIZE`")
-	fs.IntVar(&m.dp, "moriio-dp-size", 1, "the engines' data-parallel `SIZE` behind one port")
-	for name, off := range map[string]string{"moriio-remote-hosts": "", "moriio-decode-hosts": "",
-		"moriio-dp-size-local": "0"} {
-		fs.Func(name, "of llm-d's sidecar; not here", func(value string) error {
-			if value == off {
-				return nil
-			}
-			return errors.New("one engine over several pods is not supported: its requests would wait for a rank " +
-				"that nobody names")
-		})
-	}
+	fs.IntVar(&m.dp, "moriio-dp-size", 1, "the engines' data-parallel `SIZE`, of all pods of an engine")
+	fs.IntVar(&m.dpLocal, "moriio-dp-size-local", 0, "the `SIZE` behind one port, of an engine over several pods")
+	fs.StringVar(&m.decodeHosts, "moriio-decode-hosts", "",
+		"the `ADDRESSES` of the decode engine's pods, in the order of their ranks")
+	fs.StringVar(&m.remoteHosts, "moriio-remote-hosts", "",
+		"the `ADDRESSES` of a prefill engine's pods; not used: decode learns only the pod that the request went to")
 }
 
 func (m *moriioFlags) check(f *flags) string {
@@ -60,6 +56,25 @@ func (m *moriioFlags) check(f *flags) string {
 		return "--moriio-local-pod-ip, or POD_IP, is not an IP address: the decode engine's, as prefill engines " +
 			"reach it"
 	}
+	return m.checkPods()
+}
+
+func (m *moriioFlags) checkPods() string {
+	if m.dpLocal < 0 || m.dpLocal > m.dp {
+		return "--moriio-dp-size-local is not from 1 to --moriio-dp-size"
+	}
+	if m.dpLocal == 0 || m.dpLocal == m.dp {
+		return ""
+	}
+	hosts := strings.Split(m.decodeHosts, ",")
+	for _, h := range hosts {
+		if _, err := netip.ParseAddr(strings.TrimSpace(h)); err != nil {
+			return "--moriio-decode-hosts is not a list of IP addresses, as --moriio-dp-size-local wants it"
+		}
+	}
+	if pods := (m.dp + m.dpLocal - 1) / m.dpLocal; len(hosts) != pods {
+		return fmt.Sprintf("--moriio-decode-hosts does not name %d pods, each of --moriio-dp-size-local ranks", pods)
+	}
 	return ""
 }
 
@@ -71,13 +86,13 @@ func (m *moriioFlags) config(config map[string]any) {
 		config["mode"] = "write"
 	}
 	config["handshakePort"], config["notifyPort"] = m.prefillHandshake, m.prefillNotify
-	config["tpSize"], config["dpSize"] = m.tp, m.dp
+	config["tpSize"], config["dpSize"], config["dpSizeLocal"] = m.tp, m.dp, m.dpLocal
 }
 
 // attributes are the decode engine's. They are needed because its URL names loopback.
 func (m *moriioFlags) attributes() map[string]string {
 	return map[string]string{
 		"zmqAddress": fmt.Sprintf("host:%s,handshake:%d,notify:%d", m.podIP, m.decodeHandshake, m.decodeNotify),
-		"dpSize":     strconv.Itoa(m.dp),
+		"dpSize":     strconv.Itoa(m.dp), "pods": m.decodeHosts,
 	}
 }

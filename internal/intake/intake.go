@@ -4,25 +4,116 @@
 package intake
 
 import (
+	"bytes"
 	"errors"
+	"io"
 	"mime"
 	"net/http"
+	"os"
+	"strconv"
 	"strings"
 	"time"
 )
 
-// CheckHeader returns what is wrong with the header of a request whose body must be JSON, "" if nothing is. Bodies in
-// another form or encoding could not be looked through for transfer members.
-func CheckHeader(h http.Header) string {
+// Fault is why a body is not taken.
+type Fault struct {
+	Code    string // as pdflow has it
+	Message string // safe to show a client
+	Err     error  // cause
+}
+
+// Gone is the code of a client that left.
+const Gone = "client_gone"
+
+// ErrTooLarge is the error of a body above the limit.
+var ErrTooLarge = errors.New("pdflow: larger than the limit")
+
+// Read reads a request's body whole before anything else: only then net/http notices a client that leaves, and an
+// engine's connection is not torn down with the client's body (docs/go-facts.md §1). A body must be JSON; an optional
+// one may be missing. limit is in bytes; a timeout of 0 is none. After a fault net/http closes the connection.
+// Without w there is no timeout, and nothing to close.
+func Read(w http.ResponseWriter, r *http.Request, limit int64, timeout time.Duration, optional bool) ([]byte, *Fault) {
+	if w == nil {
+		return read(r, limit, optional)
+	}
+	rc := http.NewResponseController(w)
+	limited := timeout > 0 && rc.SetReadDeadline(time.Now().Add(timeout)) == nil
+	body, fault := read(r, limit, optional)
+	switch {
+	case fault != nil && fault.Code != Gone:
+		Closing(w) // with a deadline for what is left of the body
+	case limited:
+		_ = rc.SetReadDeadline(time.Time{})
+	}
+	return body, fault
+}
+
+func read(r *http.Request, limit int64, optional bool) ([]byte, *Fault) {
+	if fault := checkHeader(r.Header); fault != nil && !optional {
+		return nil, fault
+	}
+	tooLarge := &Fault{Code: "body_too_large", Message: "the body is larger than " + strconv.FormatInt(limit, 10) +
+		" bytes"}
+	if r.ContentLength > limit {
+		return nil, tooLarge
+	}
+	if r.Body == nil {
+		if optional {
+			return nil, nil
+		}
+		return nil, &Fault{Code: "invalid_request", Message: "the request has no body"}
+	}
+	length := r.ContentLength
+	if length == 0 {
+		length = -1 // of a client's request, 0 beside a body is an unknown length
+	}
+	body, err := ReadAll(r.Body, length, limit)
+	switch {
+	case err == nil && len(body) == 0:
+		return nil, nil
+	case err == nil:
+		return body, checkHeader(r.Header)
+	case errors.Is(err, ErrTooLarge):
+		return nil, tooLarge
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return nil, &Fault{Code: "body_timeout", Message: "the body did not come in time"}
+	case r.Context().Err() != nil:
+		return nil, &Fault{Code: Gone, Err: err}
+	}
+	return nil, &Fault{Code: "invalid_request", Message: "the body could not be read to its end", Err: err}
+}
+
+// ReadAll reads r to its end, up to limit bytes. length is what it announces, -1 if nothing; it is believed up to 1 MiB,
+// since who lies about it must not cost memory.
+func ReadAll(r io.Reader, length, limit int64) ([]byte, error) {
+	if length > limit {
+		return nil, ErrTooLarge
+	}
+	if length >= 0 && length <= 1<<20 {
+		b := make([]byte, length)
+		n, err := io.ReadFull(r, b)
+		return b[:n], err
+	}
+	var buf bytes.Buffer
+	buf.Grow(int(min(max(length, 0), 1<<20)) + bytes.MinRead)
+	n, err := buf.ReadFrom(io.LimitReader(r, max(limit, limit+1)))
+	if err == nil && n > limit {
+		err = ErrTooLarge
+	}
+	return buf.Bytes(), err
+}
+
+// checkHeader wants JSON: bodies in another form or encoding could not be looked through for transfer members.
+func checkHeader(h http.Header) *Fault {
 	if types := h["Content-Type"]; len(types) != 1 || !isJSON(types[0]) {
-		return "Content-Type must be application/json"
+		return &Fault{Code: "unsupported_media_type", Message: "Content-Type must be application/json"}
 	}
 	for _, encoding := range h["Content-Encoding"] {
 		if encoding != "" && !strings.EqualFold(encoding, "identity") {
-			return "Content-Encoding must be identity"
+			return &Fault{Code: "unsupported_media_type", Message: "Content-Encoding must be identity"}
 		}
 	}
-	return ""
+	return nil
 }
 
 func isJSON(contentType string) bool {

@@ -7,18 +7,21 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 )
 
 func TestOnlyPlainJSONMayComeIn(t *testing.T) {
 	for _, good := range []string{"application/json", "Application/JSON; charset=utf-8", "application/json; charset"} {
-		assert.Empty(t, CheckHeader(http.Header{"Content-Type": {good}}), good)
+		assert.Nil(t, checkHeader(http.Header{"Content-Type": {good}}), good)
 	}
 	for _, bad := range [][]string{nil, {""}, {"text/plain"}, {"application/json", "application/json"},
 		{"application/jsonl"}, {"multipart/form-data; boundary=x"}} {
-		assert.Contains(t, CheckHeader(http.Header{"Content-Type": bad}), "Content-Type", bad)
+		fault := checkHeader(http.Header{"Content-Type": bad})
+		require.NotNil(t, fault, bad)
+		assert.Contains(t, fault.Message, "Content-Type", bad)
 	}
 	for encoding, fault := range map[string]bool{"": false, "Identity": false, "gzip": true, "identity, gzip": true} {
 		h := http.Header{"Content-Type": {"application/json"}, "Content-Encoding": {encoding}}
-		assert.Equal(t, fault, CheckHeader(h) != "", encoding)
+		assert.Equal(t, fault, checkHeader(h) != nil, encoding)
 	}
 }

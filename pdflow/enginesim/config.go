@@ -58,6 +58,9 @@ type Config struct {
 	// DefaultMaxTokens is the response's length when a chat or responses request names none. vLLM then fills the
 	// context; the toy model never ends by itself, so the default here is 256.
 	DefaultMaxTokens int
+	// StreamParams gives the chunks of chats and completions a kv_transfer_params, which is not null in the last one
+	// with a token if the connector has something to say. vLLM does so from 0.33.0 on.
+	StreamParams bool
 	// Seed is the model's. Engines that share KV must have the same seed.
 	Seed uint64
 

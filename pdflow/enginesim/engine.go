@@ -67,8 +67,9 @@ func (e *Engine) boot() (*server.Node, error) {
 		events = cfg.ChunksPerWrite
 	}
 	return server.Start(server.Config{
-		Core:  cfg.core(),
-		API:   api.Engine{Model: cfg.Model, MaxModelLen: cfg.MaxModelLen, DefaultMaxTokens: cfg.DefaultMaxTokens},
+		Core: cfg.core(),
+		API: api.Engine{Model: cfg.Model, MaxModelLen: cfg.MaxModelLen, DefaultMaxTokens: cfg.DefaultMaxTokens,
+			StreamParams: cfg.StreamParams},
 		Extra: cfg.Extra, Listen: cfg.Listen, KeepAlive: cfg.KeepAlive, ExitDelay: cfg.ExitDelay,
 		HandshakeTimeout: cfg.HandshakeTimeout, EventsPerWrite: events, Received: e.log.add, Strike: e.faults.strike,
 		Connect: func(c *core.Core, n *server.Node) (core.Connector, error) {

@@ -17,6 +17,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto/offload"
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto/p2pnccl"
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto/pynccl"
+	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto/relay"
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto/sglang"
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto/sharedstorage"
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/proto/trtllm"
@@ -37,8 +38,13 @@ func starters() map[string]func(*proto.Host) (core.Connector, error) {
 		"nixl-push":        nixl.StartPush,
 		"mooncake":         mooncake.Start,
 		"mooncake-store":   mooncakestore.Start,
+		"ascend-store":     mooncakestore.Start, // stores that differ in their engines' settings alone
+		"flexkv":           mooncakestore.Start,
+		"hf3fs":            mooncakestore.Start,
+		"ucm":              mooncakestore.Start,
 		"offload-p2p":      offload.Start,
 		"mooncake-ascend":  mooncakeascend.Start,
+		"mooncake-hybrid":  mooncakeascend.Start,
 		"ascend-layerwise": ascendlayerwise.Start,
 		"moriio":           moriio.Start,
 		"sglang":           sglang.Start,
@@ -47,5 +53,8 @@ func starters() map[string]func(*proto.Host) (core.Connector, error) {
 		"p2pnccl":          p2pnccl.Start,
 		"pynccl":           pynccl.Start,
 		"multi":            multi.Start,
+		"kvbm":             nixl.Start, // on the wire
+		"relay":            relay.Start,
+		"tpu":              relay.Start,
 	}
 }

@@ -25,6 +25,12 @@ type Connector struct {
 	Fallback    *Connector            // nil without one
 }
 
+// openedAt is a connector and the field that names it.
+type openedAt struct {
+	path string
+	*Connector
+}
+
 // Timeouts are the limits in effect: the object's, else the connector's own, else the defaults.
 func (c *Connector) Timeouts() config.Timeouts {
 	t := c.traits()
@@ -48,15 +54,18 @@ func (c *Connector) Lease() time.Duration { return c.traits().Lease }
 // open opens the connector that the spec at path names, and those that it falls back to.
 func (m *ModelServer) open(path string, spec config.Spec) *Connector {
 	c := &Connector{Spec: spec, Name: connector.Resolve(spec.Type, spec.Config)}
-	if !slices.Contains(connector.Names(), c.Name) {
+	if why := connector.Refusal(spec.Type); why != "" {
+		m.fault(path+".type", fmt.Sprintf("%.64q %s", spec.Type, why), "write the connector that brings KV from P to D")
+		c.Name = ""
+	} else if !slices.Contains(connector.Names(), c.Name) {
 		m.fault(path+".type", fmt.Sprintf("%.64q is not a known connector", spec.Type), unknownType(spec.Type))
 		c.Name = ""
 	} else if opened, err := connector.Open(spec); err != nil {
 		m.openFaults(path, err)
 	} else {
 		c.KVConnector = opened
-		m.check(path, c)
 		m.encode(c)
+		m.opened = append(m.opened, openedAt{path, c})
 	}
 	if c.Name == "mooncake" {
 		m.checkMooncake(path+".type", spec)
@@ -89,6 +98,9 @@ func (m *ModelServer) check(path string, c *Connector) {
 			"write fallback: error, or fall back to another connector")
 	}
 	for i, e := range m.Endpoints {
+		if m.isOthers(e, c) {
+			continue
+		}
 		if err := connector.CheckEndpoint(c.KVConnector, e); err != nil {
 			m.faults = append(m.faults, config.Within(fmt.Sprintf("%s[%d]", staticPath, i), err))
 		}

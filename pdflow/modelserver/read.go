@@ -30,6 +30,7 @@ type ModelServer struct {
 
 	object  []byte
 	encoder *epd.Options // nil without an encode stage
+	opened  []openedAt   // the connectors that could be opened, in the order of their paths
 	faults  []error
 }
 
@@ -66,6 +67,10 @@ func Read(raw []byte) (*ModelServer, error) {
 	m.Main = m.open("spec.kvConnector", m.Spec.KVConnector)
 	if m.Has("spec.rollout") {
 		m.readRollout()
+	}
+	m.keepApart()
+	for _, p := range m.opened {
+		m.check(p.path, p.Connector)
 	}
 	return m, errors.Join(m.faults...)
 }

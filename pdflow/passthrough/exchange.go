@@ -34,8 +34,9 @@ type exchange struct {
 }
 
 var (
-	errSilent   = errors.New("the engine is silent")
-	errRedirect = errors.New("the engine did not answer with a response")
+	errSilent     = errors.New("the engine is silent")
+	errMayPrefill = errors.New("the picker named an engine that can prefill")
+	errRedirect   = errors.New("the engine did not answer with a response")
 )
 
 // run sends the request to an engine and its response to the client. An error is one that the client has not been told.
@@ -45,7 +46,10 @@ func (x *exchange) run() *pdflow.Error {
 		return e
 	}
 	choice, err := x.engines.Picker.Pick(x.r.Context(), &pdflow.PickInput{Request: x.req, Header: x.r.Header,
-		RequestID: x.id, Attempt: 1, Single: true})
+		RequestID: x.id, Attempt: 1, Single: true, DecodeOnly: x.engines.DecodeOnly})
+	if err == nil && x.engines.DecodeOnly && choice.Decode.Role.Has(discovery.RolePrefill) {
+		err = errMayPrefill
+	}
 	if err != nil {
 		return &pdflow.Error{Code: pdflow.CodeNoEndpoint, Message: "no engine is ready for this model",
 			RetryAfter: time.Second, Err: err}

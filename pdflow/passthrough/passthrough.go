@@ -37,6 +37,9 @@ type Engines struct {
 	// Members are what the connectors of these engines say in Traits.Members. They are removed from bodies, and so are
 	// those that no client may set whatever the connector is.
 	Members []string
+
+	// DecodeOnly lets no engine serve that can prefill: see PrefillPairOnly of connector.Traits.
+	DecodeOnly bool
 }
 
 // Options are the settings of a [Handler]. nil and zero values mean the defaults.

@@ -3,6 +3,7 @@
 package passthrough_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -49,6 +50,7 @@ type engine struct {
 	bodies   []string
 	picks    []*pdflow.PickInput
 	outcomes []*pdflow.Outcome
+	role     discovery.Role // of the engine; 0 is decode
 }
 
 func newEngine(t *testing.T, answer func(r *http.Request) (*http.Response, error)) *engine {
@@ -61,7 +63,7 @@ func newEngine(t *testing.T, answer func(r *http.Request) (*http.Response, error
 func (e *engine) find(string) (*passthrough.Engines, *pdflow.Error) { return e.Engines, nil }
 
 func (e *engine) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
-	d, err := discovery.New("http://engine:1/base", discovery.RoleDecode)
+	d, err := discovery.New("http://engine:1/base", cmp.Or(e.role, discovery.RoleDecode))
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.picks = append(e.picks, in)
@@ -425,4 +427,18 @@ func TestABodyWithoutALimit(t *testing.T) {
 	r.Header.Set("Content-Type", "application/json")
 	h.ServeHTTP(httptest.NewRecorder(), r)
 	require.Equal(t, []string{`{"prompt":"hi"}`}, e.bodies)
+}
+
+// Where a whole request ends an engine that can prefill, no picker's choice of such an engine is heeded.
+func TestDecodeOnlySendsNothingToAnEngineThatCanPrefill(t *testing.T) {
+	for role, status := range map[discovery.Role]int{discovery.RoleBoth: 503, discovery.RoleDecode: 200} {
+		e := newEngine(t, func(*http.Request) (*http.Response, error) {
+			return response(200, "application/json", strings.NewReader("{}")), nil
+		})
+		e.role, e.DecodeOnly = role, true
+		w := do(handler(t, e.find, nil), httptest.NewRequest(http.MethodGet, "/v1/embeddings", nil))
+		assert.Equal(t, status, w.Code, role)
+		assert.Equal(t, status == 200, len(e.requests) == 1, role)
+		assert.True(t, e.picks[0].DecodeOnly, "the picker is told")
+	}
 }

@@ -151,6 +151,8 @@ func (p *part) candidates(in *pdflow.PickInput) (l *list, single bool) {
 		return p.pairs, false
 	case in.Both:
 		return p.boths, true
+	case in.DecodeOnly:
+		return p.decodes, true
 	}
 	return p.singles, true
 }

@@ -108,3 +108,19 @@ func TestReadinessOfASidecar(t *testing.T) {
 		}
 	}
 }
+
+// Where a whole request ends an engine that can prefill, only engines of role decode serve alone.
+func TestDecodeOnlyPicksNoEngineThatCanPrefill(t *testing.T) {
+	f := newFleet(t, ep("b", both), ep("p", prefill), ep("d", decode))
+	p, in := pick.New(f.Set, pick.RoundRobin()), &pdflow.PickInput{Single: true, DecodeOnly: true}
+	seen := map[string]int{}
+	for range 6 {
+		seen[mustPick(t, p, in).Decode.ID]++
+		mustPick(t, p, &pdflow.PickInput{Single: true})
+	}
+	assert.Equal(t, map[string]int{"d": 6}, seen)
+	f.replace(ep("b", both), ep("p", prefill))
+	err := ready(t, p, in)
+	require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
+	require.ErrorContains(t, err, "no decode engine is ready")
+}

@@ -30,6 +30,7 @@ type part struct {
 	pairs     *list // ready engines of the leg that the policy chooses first, each with at least one possible partner
 	singles   *list // decode engines
 	boths     *list // engines of role both
+	decodes   *list // decode engines that cannot prefill
 	hasBoth   bool  // there is an engine of role both, ready or not
 	encodes   []*discovery.Endpoint
 	positions map[positionKey]*atomic.Uint64
@@ -50,6 +51,7 @@ const (
 	ofPairs listKind = iota
 	ofSingles
 	ofBoths
+	ofDecodes
 	peersOf
 )
 
@@ -187,6 +189,11 @@ func (b *builder) build(endpoints []*discovery.Endpoint) *part {
 	}
 	if b.boths = b.singles; len(boths) != len(singles) {
 		b.boths = b.list(ofBoths, classKey{}, boths)
+	}
+	if b.decodes = b.singles; len(boths) > 0 {
+		b.decodes = b.list(ofDecodes, classKey{}, slices.DeleteFunc(slices.Clone(singles), func(t *target) bool {
+			return t.endpoint.Role.Has(discovery.RolePrefill)
+		}))
 	}
 	return b.part
 }
@@ -337,7 +344,7 @@ func (t *table) notReady(in *pdflow.PickInput, who *pairing) error {
 		return &pdflow.Error{Code: pdflow.CodeUnsupported, Message: "no engine here serves alone"}
 	case p.unfit > 0 && !in.Single:
 		msg = "no engines are ready whose entries have the attributes that the connector needs"
-	case p.ready[decodeLeg] == 0 && (in.Single || p.ready[prefillLeg] > 0):
+	case in.Single && in.DecodeOnly, p.ready[decodeLeg] == 0 && (in.Single || p.ready[prefillLeg] > 0):
 		msg = "no decode engine is ready"
 	case p.ready[decodeLeg] == 0:
 		msg = "no engine is ready"

@@ -112,6 +112,11 @@ func (r *Report) explainFailure() {
 				"pd_skip_proxy_notification must be off, and P must have reached D's receiver ports: P sends no " +
 				"notice when its write fails"}
 	}
+	if r.Connector == "lmcache" || r.Connector == "http" {
+		codes["prefill_failed"] = Reason{"the prefill engine failed or cannot be reached: with LMCache's PD mode " +
+			"(enable_pd) a request without a disagg_spec ends it",
+			"look at P's log; for LMCache's PD mode use kvConnector.type lmcache-pd, and start P again"}
+	}
 	seen := map[string]bool{}
 	for _, x := range r.Probes {
 		if x.Status == http.StatusOK || seen[x.Code] {
@@ -170,10 +175,10 @@ func (r *Report) explainMiss(v *verification) {
 	case v.store():
 		r.explainStore(v)
 	case r.Connector == "offload-p2p":
-		r.because("the decode engine ignored the peer's coordinates: a wrong generation of key names is passed over "+
-			"in silence (they changed in July 2026), and so is an incomplete one",
-			"use an engine that knows remote_prefiller and remote_decoder; set p2pHost and p2pPort to the address of "+
-				"P's side channel")
+		r.because("the decode engine passed over the peer's coordinates in silence: it has no secondary tier of type "+
+			"p2p, or knows another generation of key names (they changed in July 2026), or P is not at this address",
+			"both engines need {\"type\": \"p2p\"} in secondary_tiers, and a release that knows remote_prefiller and "+
+				"remote_decoder; set p2pHost and p2pPort to the address of P's side channel")
 		r.because("hash seeds differ: blocks are found by hashes of their tokens",
 			"set the same PYTHONHASHSEED on all engines")
 	case r.Connector == "lmcache-pd":
@@ -199,7 +204,8 @@ func (r *Report) explainStore(v *verification) {
 		"set the same PYTHONHASHSEED on all engines")
 	switch r.Connector {
 	case "lmcache":
-		r.because("or the engines run LMCache's PD mode (enable_pd), which pushes only for requests with a disagg_spec",
+		r.because("or the engines run LMCache's PD mode (enable_pd) with the synchronous backend, which pushes only "+
+			"for requests with a disagg_spec",
 			"use kvConnector.type lmcache-pd for them, with notices on (no pd_skip_proxy_notification)")
 		r.because("or the store's put was not done when decode looked", "set the connector's settleTime")
 	case "mooncake-store":

@@ -18,6 +18,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/lmcachepd"
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/connector/plainhttp"
 	"github.com/pdkit/pdkit/discovery"
@@ -297,4 +298,18 @@ func TestTheSyntheticProberChecksAgainAndAgain(t *testing.T) {
 	require.Equal(t, 1.0, c.Last().Ratio())
 	_, err = reuse.NewSyntheticProber(reuse.SyntheticProberOptions{})
 	require.Error(t, err)
+}
+
+// The engine that is asked alone is never one that a whole request ends.
+func TestVerifyAsksNoSenderAlone(t *testing.T) {
+	c := conn(lmcachepd.New(nil))
+	asked := false
+	target := reuse.Target{Connector: c, Prefill: []string{"http://p:1"}, Decode: []string{"http://d:1"},
+		Alone: "http://p:1/", Ask: func(context.Context, []byte) (int, string, []byte, error) {
+			asked = true
+			return 0, "", nil, context.Canceled
+		}}
+	_, err := reuse.Verify(t.Context(), target, reuse.Options{})
+	require.ErrorContains(t, err, "is a prefill engine")
+	require.False(t, asked)
 }

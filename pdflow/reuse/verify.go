@@ -27,7 +27,8 @@ type Target struct {
 	Decode    []string // base URLs of the decode engines
 	Model     string   // may be "" if the gateway serves one model
 	// Alone is the base URL of an engine that serves whole requests, for comparing texts. If it is "", Verify uses an
-	// engine of the pair, if the protocol lets one serve alone.
+	// engine of the pair, if the protocol lets one serve alone. If a whole request would end a prefill engine
+	// (PrefillPairOnly of [connector.Traits]), Alone must not be one of Prefill.
 	Alone string
 	// Client reads metrics and sends requests to Alone; nil means a client of Verify's own.
 	Client *http.Client
@@ -67,6 +68,10 @@ func bases(urls []string) []string {
 	return out
 }
 
+func (t *Target) prefillPairOnly() bool {
+	return t.Connector != nil && t.Connector.Traits().PrefillPairOnly
+}
+
 // verification is one run of [Verify].
 type verification struct {
 	Target
@@ -94,6 +99,10 @@ func Verify(ctx context.Context, t Target, o Options) (*Report, error) {
 	}
 	t.Prefill, t.Decode = bases(t.Prefill), bases(t.Decode)
 	t.Alone = strings.TrimSuffix(t.Alone, "/")
+	if t.prefillPairOnly() && slices.Contains(t.Prefill, t.Alone) {
+		return nil, errors.New("reuse: the engine that is to be asked alone is a prefill engine, which a request " +
+			"without a decode engine ends: name another")
+	}
 	v := &verification{Target: t, Options: o.withDefaults(), client: t.Client, report: &Report{Model: t.Model}}
 	if t.Connector != nil {
 		v.report.Connector = t.Connector.Traits().Name
@@ -375,6 +384,9 @@ func (v *verification) compare(ctx context.Context) error {
 		engine = v.Prefill[0]
 	default:
 		engine = v.Decode[0]
+		if v.prefillPairOnly() && slices.Contains(v.Prefill, engine) {
+			return nil
+		}
 	}
 	to := Gateway(engine, v.client, nil)
 	for i := range v.report.Probes {

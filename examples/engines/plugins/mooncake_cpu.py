@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MooncakeConnector on a machine without an accelerator, over TCP.
 
 vLLM 0.32.0's connector asks torch for the index of the current accelerator, which raises where there is none; the answer is

@@ -51,6 +51,7 @@ type engineOptions struct {
 	port   string        // "" means a free one
 	side   string        // port of the side channel; "" means a free one
 	more   []string      // further arguments of the script
+	folder string        // in which the engine runs; "" is this program's
 	lease  time.Duration // whole seconds; 0: the engine's default
 	blocks int           // size of the KV cache; 0: engine.sh's default
 }
@@ -64,18 +65,22 @@ func (l *lab) startEngines(ctx context.Context, wanted ...engineOptions) ([]*pro
 	defer cancel()
 	var engines []*process
 	for _, o := range wanted {
-		free, err := newEngine()
+		free, err := freePort()
 		if err != nil {
 			return nil, err
 		}
-		port, side := cmp.Or(o.port, free.port), cmp.Or(o.side, free.side)
+		side, err := freePort()
+		if err != nil {
+			return nil, err
+		}
+		port, side := cmp.Or(o.port, free), cmp.Or(o.side, side)
 		//nolint:gosec // G204: the script is the caller's choice, as the program's flag says
 		cmd := exec.CommandContext(context.WithoutCancel(ctx), cmp.Or(o.script, l.script), o.role, port, side)
 		cmd.Args = append(cmd.Args, o.more...)
 		if o.blocks > 0 {
 			cmd.Args = append(cmd.Args, "--kv-cache-memory-bytes", strconv.Itoa(o.blocks*blockBytes))
 		}
-		cmd.Env = os.Environ()
+		cmd.Env, cmd.Dir = os.Environ(), o.folder
 		if o.lease > 0 {
 			cmd.Env = append(cmd.Env, fmt.Sprintf("PDKIT_LEASE=%d", int(o.lease.Seconds())))
 		}

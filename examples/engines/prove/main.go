@@ -8,6 +8,7 @@
 //
 //	prove [flags] [CONNECTOR]             CONNECTOR is the gateway's kvConnector.type, nixl if left out
 //	prove -verify [flags] [CONNECTOR...]  let pdctl verify judge each connector that runs on a CPU
+//	prove -today [flags]                  the same for some: those of each day, and those whose turn it is
 //
 // It exits with 0 if all is proven, with 1 if it is not, and with 2 if it could not try. Start it with prove.sh, which
 // installs the engines.
@@ -22,6 +23,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -37,10 +39,17 @@ func main() {
 		"removed at the end)")
 	flag.BoolVar(&o.verify, "verify", false, "let pdctl verify judge CONNECTOR..., or all that run on a CPU, each "+
 		"with engines launched as the connector renders them")
+	flag.BoolVar(&o.today, "today", false, "like -verify, for the connectors that are proven each day, and for those "+
+		"to which the day of the year turns")
 	flag.BoolVar(&o.all, "all", false, "also show that connector http is found out, and play the faults")
 	flag.Parse()
 	o.connector = "nixl"
 	o.verified = flag.Args()
+	if o.today {
+		o.verify, o.verified = true, today(time.Now().UTC().YearDay())
+		fmt.Printf("today: %s\nall: examples/engines/prove.sh -verify, or ./test.sh -real-all; one: "+
+			"examples/engines/prove.sh -verify CONNECTOR\n\n", strings.Join(o.verified, ", "))
+	}
 	if flag.NArg() > 0 {
 		o.connector = flag.Arg(0)
 	}
@@ -65,14 +74,17 @@ func main() {
 
 type options struct {
 	connector, script, gateway, logs string
-	all, verify                      bool
+	all, verify, today               bool
 	verified                         []string
 }
 
 func run(ctx context.Context, o options) (err error) {
-	lab := &lab{script: o.script, gateway: o.gateway, dir: o.logs}
+	lab := &lab{gateway: o.gateway, dir: o.logs}
+	if lab.script, err = filepath.Abs(o.script); err != nil { // engines run in folders of their own
+		return err
+	}
 	if lab.dir == "" {
-		if lab.dir, err = os.MkdirTemp("", "pdkit-vllm-"); err != nil {
+		if lab.dir, err = os.MkdirTemp("", "pdkit-engines-"); err != nil {
 			return err
 		}
 		defer os.RemoveAll(lab.dir)

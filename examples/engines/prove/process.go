@@ -57,8 +57,13 @@ func (p *process) ended() bool {
 
 // ready waits until GET url answers 200.
 func (p *process) ready(ctx context.Context, url string) error {
+	return p.until(ctx, func() bool { return answersOK(ctx, url) })
+}
+
+// until waits until ok reports true.
+func (p *process) until(ctx context.Context, ok func() bool) error {
 	for {
-		if answersOK(ctx, url) {
+		if ok() {
 			return nil
 		}
 		select {

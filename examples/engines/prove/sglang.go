@@ -11,6 +11,7 @@ import (
 	"io"
 	"math"
 	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -95,6 +96,21 @@ func proveSGLang(ctx context.Context, l *lab) (err error) {
 		}),
 		timed("faults", func() error { return s.playSGLangFaults(ctx) }),
 	)
+}
+
+// launchedEngine is where an engine listens.
+type launchedEngine struct{ port, side string }
+
+func newEngine() (e launchedEngine, err error) {
+	if e.port, err = freePort(); err == nil {
+		e.side, err = freePort()
+	}
+	return e, err
+}
+
+func (e launchedEngine) endpoint(role discovery.Role, attributes map[string]string) discovery.Endpoint {
+	return discovery.Endpoint{ID: role.String(), URL: &url.URL{Scheme: "http", Host: "127.0.0.1:" + e.port}, Role: role,
+		Attributes: attributes}
 }
 
 func timed(what string, do func() error) error {

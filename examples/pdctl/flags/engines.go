@@ -160,7 +160,7 @@ func transfer(raw map[string]any, depth int) (Transfer, error) {
 		return t, errors.New("--kv-transfer-config has no kv_connector")
 	}
 	children, _ := t.Extra["connectors"].([]any)
-	if t.Class != "MultiConnector" || depth > 4 {
+	if t.Class != "MultiConnector" && t.Class != "PdConnector" || depth > 4 {
 		return t, nil
 	}
 	for _, c := range children {

@@ -27,11 +27,17 @@ import (
 // ErrNoEngine says that a command line does not start an engine that this package knows.
 var ErrNoEngine = errors.New("no vLLM, SGLang or TensorRT-LLM server is started")
 
+// A vLLM of unknown release is taken for the newest one of PyPI at a date.
+const (
+	Assumed     = "0.33.0"
+	AssumedDate = "November 2026"
+)
+
 // Engine is one engine, as its flags describe it. The caller adds Name, Node and Version, which the flags do not have.
 type Engine struct {
 	Name    string         // its name in findings
 	Node    string         // the machine, or the pod with a network of its own; "" if unknown
-	Version launch.Version // the zero value if unknown
+	Version launch.Version // the zero value if unknown, which stands for [Assumed]
 	Program string         // vllm, sglang or trtllm
 	Role    discovery.Role // the role that its flags give it; 0 if none
 	Host    string         // the host on which it listens; "" is the engine's default
@@ -70,13 +76,17 @@ type Encoder struct {
 	Extra map[string]any
 }
 
-// Leaves returns the children of a MultiConnector, or the transfer itself.
+// Leaves returns the children of a MultiConnector, or the transfer itself. Of Dynamo's PdConnector it returns the last
+// child alone, which moves KV: the first is a tier of P's own.
 func (t *Transfer) Leaves() []*Transfer {
 	if t == nil {
 		return nil
 	}
 	if len(t.Children) == 0 {
 		return []*Transfer{t}
+	}
+	if t.Class == "PdConnector" {
+		return t.Children[len(t.Children)-1].Leaves()
 	}
 	var all []*Transfer
 	for i := range t.Children {

@@ -12,13 +12,19 @@ var rules = slices.Concat(generalRules, gatewayRules, versionRules, nixlRules, l
 
 // classesOf are the engines' classes with which each of the gateway's connectors works.
 var classesOf = map[string][]string{
-	"nixl":             {"NixlConnector", "NixlPullConnector"},
-	"nixl-push":        {"NixlPushConnector"},
-	"lmcache":          {"LMCacheConnectorV1", "LMCacheMPConnector", "LMCacheConnector"},
-	"lmcache-pd":       {"LMCacheConnectorV1"},
+	"nixl":      {"NixlConnector", "NixlPullConnector"},
+	"nixl-push": {"NixlPushConnector"},
+	"lmcache": {"LMCacheConnectorV1", "LMCacheMPConnector", "LMCacheConnector", "LMCacheAscendConnector",
+		"LMCacheConnectorV1Dynamic"},
+	"lmcache-pd":       {"LMCacheConnectorV1", "LMCacheAscendConnector", "LMCacheConnectorV1Dynamic"},
 	"mooncake":         {"MooncakeConnector"},
 	"mooncake-store":   {"MooncakeStoreConnector"},
+	"ascend-store":     {"AscendStoreConnector", "MooncakeConnectorStoreV1"},
+	"flexkv":           {"FlexKVConnectorV1"},
+	"hf3fs":            {"HF3FSKVConnector"},
+	"ucm":              {"UCMConnector"},
 	"mooncake-ascend":  {"MooncakeConnectorV1"},
+	"mooncake-hybrid":  {"MooncakeHybridConnector"},
 	"ascend-layerwise": {"MooncakeLayerwiseConnector"},
 	"sharedstorage":    {"ExampleConnector", "SharedStorageConnector"},
 	"pynccl":           {"PyNcclConnector"},
@@ -26,13 +32,15 @@ var classesOf = map[string][]string{
 	"moriio":           {"MoRIIOConnector"},
 	"offload-p2p":      {"OffloadingConnector"},
 	"multi":            {"MultiConnector"},
+	"kvbm":             {"NixlConnector", "NixlPullConnector"},
+	"tpu":              {"TPUConnector"},
 }
 
 // handoffs are the classes that move KV only if the gateway says so in each request.
 var handoffs = []string{
 	"NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector", "MooncakeConnectorV1",
-	"MooncakeLayerwiseConnector",
-	"P2pNcclConnector", "MoRIIOConnector",
+	"MooncakeHybridConnector", "MooncakeLayerwiseConnector", "P2pNcclConnector", "MoRIIOConnector",
+	"TPUConnector",
 }
 
 var generalRules = []rule{

@@ -181,6 +181,7 @@ func speaks(e *Engine, t *Transfer) string {
 		return "lmcache-pd"
 	}
 	for _, name := range []string{"nixl", "nixl-push", "lmcache", "mooncake", "mooncake-store", "mooncake-ascend",
+		"mooncake-hybrid", "ascend-store", "flexkv", "hf3fs", "ucm", "tpu",
 		"ascend-layerwise", "sharedstorage", "pynccl", "p2pnccl", "moriio", "offload-p2p", "multi"} {
 		if slices.Contains(classesOf[name], t.Class) {
 			return name
@@ -264,9 +265,8 @@ var versionRules = []rule{
 		code: "connector-renamed", severity: Error,
 		find: func(g *model) (hits []hit) {
 			for _, s := range g.with("SharedStorageConnector", "ExampleConnector") {
-				known := s.Version != (launch.Version{})
 				switch old := s.Version.Before(0, 13); {
-				case known && !old && s.t.Class == "SharedStorageConnector":
+				case !old && s.t.Class == "SharedStorageConnector":
 					hits = append(hits, hit{engines: []*Engine{s.Engine},
 						text: "names SharedStorageConnector, which is ExampleConnector from vLLM 0.13 on: it does " +
 							"not start", remedy: "write ExampleConnector"})
@@ -296,14 +296,15 @@ var versionRules = []rule{
 		},
 	},
 	{
-		code: "connector-removed", severity: Error, remedy: "use NixlConnector, or an older engine",
+		code: "connector-removed", severity: Error,
+		remedy: "use NixlConnector, or an older engine, whose release must be told",
 		find: func(g *model) (hits []hit) {
 			for _, s := range g.with("P2pNcclConnector", "PyNcclConnector") {
 				since, minor := "0.11", 11 // with the engine core that it was for
 				if s.t.Class == "P2pNcclConnector" {
 					since, minor = "0.23", 23
 				}
-				if s.Version != (launch.Version{}) && !s.Version.Before(0, minor) {
+				if !s.Version.Before(0, minor) {
 					hits = append(hits, hit{engines: []*Engine{s.Engine},
 						text: "names " + s.t.Class + ", which is gone from vLLM " + since + " on: it does not start"})
 				}

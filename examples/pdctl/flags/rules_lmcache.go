@@ -109,14 +109,13 @@ var lmcacheRules = []rule{
 		code: "lmcache-pd-behind-lmcache", severity: Error,
 		remedy: "write kvConnector.type: lmcache-pd, with the receivers' ports among the decode endpoints' attributes",
 		find: func(g *model) []hit {
-			if g.typ != "lmcache" && g.typ != "http" {
+			if g.typ == "" || g.typ == "lmcache-pd" || g.typ == "multi" { // whose children may have one
 				return nil
 			}
 			return alone(g.lmcache(true),
 				"is set up for LMCache's transfer from engine to engine (enable_pd), and the gateway's connector "+
 					g.typ+
-					" names no receiver and awaits no notice: nothing is sent, or decode fails on chunks that are "+
-					"not there yet", func(side) bool { return true })
+					" names no receiver: the first request ends the prefill engine", func(side) bool { return true })
 		},
 	},
 	{

@@ -88,20 +88,6 @@ var peerRules = []rule{
 		},
 	},
 	{
-		code: "moriio-trusted-hosts", severity: Warning,
-		remedy: "list the other engines' hosts in trusted_remote_hosts",
-		find: func(g *model) []hit {
-			sides := g.with("MoRIIOConnector")
-			if !apart(enginesOf(sides)) {
-				return nil
-			}
-			return alone(sides, "trusts no other host (trusted_remote_hosts is empty): releases that check it refuse "+
-				"every peer", func(s side) bool {
-				return count(s.t.Extra, "trusted_remote_hosts") == 0 && !s.Version.Before(0, 28)
-			})
-		},
-	},
-	{
 		code: "offload-p2p-missing", severity: Error,
 		remedy: `add a secondary tier of type "p2p" to the OffloadingConnector's settings`,
 		find: func(g *model) []hit {

@@ -226,6 +226,8 @@ func storesTable() []finding {
 			right: good, other: `{"type":"lmcache-pd"}`},
 		{code: "lmcache-pd-behind-lmcache", severity: Error, engines: "ab", gateway: `{"type":"LMCacheConnectorV1"}`,
 			wrong: good, right: good, other: `{"type":"LMCacheConnectorV1","config":{"enable_pd":true}}`},
+		{code: "lmcache-pd-behind-lmcache", severity: Error, engines: "ab", gateway: `{"type":"nixl"}`, wrong: good,
+			right: good, other: `{"type":"lmcache-pd"}`},
 		{code: "lmcache-store-behind-pd", severity: Error, engines: "ab", gateway: `{"type":"lmcache-pd"}`,
 			wrong: shared, right: shared, other: `{"type":"lmcache"}`},
 		{code: "lmcache-notice-skipped", severity: Error, engines: "a", gateway: `{"type":"lmcache-pd"}`,
@@ -386,19 +388,6 @@ func peersTable() []finding {
 			right: two("", "MoRIIOConnector", append(ports, "read_mode=true")...)},
 		{code: "moriio-ports", severity: Error, engines: "a",
 			wrong: []string{serve + kv("MoRIIOConnector", "producer", ports[:2]...), moriio[1]}, right: moriio},
-		{
-			code: "moriio-trusted-hosts", severity: Warning, engines: "ab",
-			wrong: []string{"on:h1 " + moriio[0], "on:h2 " + moriio[1]},
-			right: []string{"@0.27.0 on:h1 " + moriio[0], "@0.27.0 on:h2 " + moriio[1]},
-		},
-		{
-			code: "moriio-trusted-hosts", severity: Warning, engines: "ab",
-			wrong: []string{"on:h1 " + moriio[0], "on:h2 " + moriio[1]},
-			right: []string{
-				"on:h1 " + serve + kv("MoRIIOConnector", "producer", append(ports, `trusted_remote_hosts=["h2"]`)...),
-				"on:h2 " + serve + kv("MoRIIOConnector", "consumer", append(ports, `trusted_remote_hosts="h1"`)...),
-			},
-		},
 		{code: "offload-p2p-missing", severity: Error, engines: "ab", gateway: `{"type":"offload-p2p"}`,
 			wrong: two(seed, "OffloadingConnector"), right: two(seed, "OffloadingConnector", tier)},
 		{code: "offload-old-keys", severity: Error, engines: "ab", gateway: `{"type":"offload-p2p"}`,

@@ -33,6 +33,7 @@ type Call struct {
 	defaultLimit int // 0 fills the context up to DefaultMaxTokens
 	Params       core.Params
 	Gens         []*core.Generation
+	streamParams bool // Engine.StreamParams
 
 	format
 }
@@ -267,6 +268,17 @@ func (c *Call) Came(r *http.Request, body []byte) {
 	for _, g := range c.Gens {
 		g.Origin = core.Origin{Header: r.Header, Path: r.URL.Path, Body: body}
 	}
+}
+
+// streamed is a chunk's kv_transfer_params, nil if chunks have none.
+func (c *Call) streamed(s core.Step) any {
+	switch {
+	case !c.streamParams:
+		return nil
+	case s.Params == nil:
+		return null
+	}
+	return s.Params
 }
 
 // WithMembers adds what a connector has to say to a whole response.

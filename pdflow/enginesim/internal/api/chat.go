@@ -101,6 +101,7 @@ func ParseChat(e *Engine, r *http.Request, body []byte) (*Call, *Error) {
 	}
 	id := "chatcmpl-" + requestName(r, q.RequestID)
 	c.add(&q.sampling, id, prompt, false)
+	c.streamParams = e.StreamParams
 	c.format = &chatFormat{call: c, q: &q, id: id, media: e.Media(r.Context(), body)}
 	return c, nil
 }
@@ -199,6 +200,7 @@ type chatChunk struct {
 	PromptTokenIDs any          `json:"prompt_token_ids,omitempty"`
 	PromptText     any          `json:"prompt_text,omitempty"`
 	Fingerprint    string       `json:"system_fingerprint,omitempty"`
+	KVParams       any          `json:"kv_transfer_params,omitempty"`
 }
 
 type chatDelta struct {
@@ -268,6 +270,7 @@ func (f *chatFormat) Step(s core.Step) {
 			chunk.Fingerprint = fingerprint
 		}
 	}
+	chunk.KVParams = f.call.streamed(s)
 	if f.call.options != nil && f.call.options.ContinuousUsage {
 		n, made := len(f.call.Gens[s.Index].Prompt), f.seen[s.Index]
 		chunk.Usage = &streamUsage{Prompt: n, Total: n + made, Completion: made}

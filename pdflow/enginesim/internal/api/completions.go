@@ -20,7 +20,7 @@ type completionRequest struct {
 
 // ParseCompletion reads a /v1/completions request. max_completion_tokens is not known there, and ignored
 // (docs/protocols/nixl.md, recording 06).
-func ParseCompletion(_ *Engine, r *http.Request, body []byte) (*Call, *Error) {
+func ParseCompletion(e *Engine, r *http.Request, body []byte) (*Call, *Error) {
 	var q completionRequest
 	c, bad := decodeCall(body, &q, &q.sampling)
 	if bad != nil {
@@ -35,6 +35,7 @@ func ParseCompletion(_ *Engine, r *http.Request, body []byte) (*Call, *Error) {
 	for i, prompt := range prompts {
 		c.add(&q.sampling, id+"-"+strconv.Itoa(i), prompt, q.Echo && q.Logprobs != nil)
 	}
+	c.streamParams = e.StreamParams
 	c.format = &completionFormat{call: c, q: &q, id: id}
 	return c, nil
 }
@@ -150,6 +151,7 @@ type completionChunk struct {
 	Choices     []completionChunkChoice `json:"choices"`
 	Usage       *streamUsage            `json:"usage,omitempty"`
 	Fingerprint string                  `json:"system_fingerprint,omitempty"`
+	KVParams    any                     `json:"kv_transfer_params,omitempty"`
 }
 
 func (f *completionFormat) chunk() *completionChunk {
@@ -185,6 +187,7 @@ func (f *completionFormat) Step(s core.Step) {
 	}
 	chunk := f.chunk()
 	chunk.Choices = append(chunk.Choices, choice)
+	chunk.KVParams = f.call.streamed(s)
 	if s.Reason != "" && !f.call.wantsUsage() {
 		chunk.Fingerprint = fingerprint
 	}

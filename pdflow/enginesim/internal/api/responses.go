@@ -233,7 +233,5 @@ func (f *responsesFormat) End(outs []*core.Outcome) {
 	f.send("response.output_text.done", f.at(map[string]any{"text": f.text, "logprobs": []any{}}))
 	f.send("response.content_part.done", f.at(map[string]any{"part": f.part(f.text)}))
 	f.send("response.output_item.done", map[string]any{"output_index": 0, "item": f.item("completed", f.text)})
-	b := f.Whole(outs).(*responsesBody) //nolint:errcheck // whole makes nothing else
-	b.KVParams = nil                    // no stream carries them
-	f.send("response.completed", map[string]any{"response": b})
+	f.send("response.completed", map[string]any{"response": f.Whole(outs)})
 }

@@ -58,6 +58,7 @@ type Step struct {
 	Text   string
 	Reason string // "" but on the last step
 	Stop   any    // stop_reason
+	Params any    // kv_transfer_params, on the last step of an engine that streams them
 }
 
 // Outcome is a finished generation.

@@ -57,9 +57,14 @@ func (n *Node) serveStream(ctx context.Context, w http.ResponseWriter, c *api.Ca
 	c.Begin(s)
 	s.Send() // the first events wait for no token
 	s.Unlock()
+	var last []core.Step // those that wait for what the connector says at the end
 	outs, err := n.run(ctx, c, func(st core.Step) error {
 		s.Lock()
 		defer s.Unlock()
+		if st.Reason != "" && n.cfg.API.StreamParams {
+			last = append(last, st)
+			return nil
+		}
 		c.Step(st)
 		if s.Broken() {
 			return core.ErrKilled
@@ -67,6 +72,12 @@ func (n *Node) serveStream(ctx context.Context, w http.ResponseWriter, c *api.Ca
 		return nil
 	})
 	s.Lock()
+	for _, st := range last {
+		if err == nil {
+			st.Params = outs[st.Index].Params
+		}
+		c.Step(st)
+	}
 	switch {
 	case s.Broken():
 		panic(http.ErrAbortHandler)

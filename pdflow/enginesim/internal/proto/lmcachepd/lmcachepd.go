@@ -103,10 +103,10 @@ type disaggSpec struct {
 
 func (c *lmcachePD) Begin(r *core.Request) core.Transfer {
 	t := &pushed{lmcachePD: c, local: r.Local, firstToken: r.Params.Has("ret_first_tok")}
-	if c.host.Role != proto.RoleConsumer && r.Params.Given("disagg_spec") {
+	if c.host.Role != proto.RoleConsumer {
 		t.spec = new(disaggSpec)
-		t.bad = json.Unmarshal(r.Params["disagg_spec"], t.spec) != nil || t.spec.ReqID == nil || t.spec.Host == nil ||
-			t.spec.InitPort == nil || t.spec.AllocPort == nil
+		t.bad = !r.Params.Given("disagg_spec") || json.Unmarshal(r.Params["disagg_spec"], t.spec) != nil ||
+			t.spec.ReqID == nil || t.spec.Host == nil || t.spec.InitPort == nil || t.spec.AllocPort == nil
 	}
 	return t
 }
@@ -146,17 +146,19 @@ type pushed struct {
 	*lmcachePD
 	local      bool
 	firstToken bool
-	spec       *disaggSpec // of a sender; nil: nothing is pushed
+	spec       *disaggSpec // of a sender
 	bad        bool
 
 	keys  []core.TokenKey // of a receiver: the chunks found
 	found int             // tokens
 }
 
-// Arrived lets the engine die of a disagg_spec without the members that its scheduler reads.
+// Arrived lets a sender die of a request without disagg_spec, and of one without the members that its scheduler reads:
+// LMCache's default backend looks for receiver_init_port in whatever is there (pd_backend_async.py of 0.5.6:
+// batched_submit_put_task; measured with vLLM 0.32.0: "NoneType ... receiver_init_port", EngineDead).
 func (t *pushed) Arrived(context.Context, *core.Sequence) (string, error) {
 	if t.bad {
-		return "", &core.Death{Why: "disagg_spec lacks a member, or has one of another type"}
+		return "", &core.Death{Why: "disagg_spec is not there, lacks a member, or has one of another type"}
 	}
 	return "", nil
 }

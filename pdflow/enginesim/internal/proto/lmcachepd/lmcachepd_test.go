@@ -128,7 +128,6 @@ func TestLMCachePDOfAWrongProxy(t *testing.T) {
 		return simtest.With(x.spec(), simtest.Obj{key: value})
 	}
 	for rule, spec := range map[string]func(x *lmcachePair) simtest.Obj{
-		"no disagg_spec: nothing is pushed": func(*lmcachePair) simtest.Obj { return nil },
 		"a bare port where a list is wanted": func(x *lmcachePair) simtest.Obj {
 			return changed(x,
 				"receiver_init_port", 8300)
@@ -147,17 +146,19 @@ func TestLMCachePDOfAWrongProxy(t *testing.T) {
 	} {
 		t.Run(rule, func(t *testing.T) {
 			x := newLMCachePair(t, nil)
-			params := simtest.Obj{}
-			if s := spec(x); s != nil {
-				params["disagg_spec"] = s
-			}
-			require.Equal(t, 200, x.prefill(simtest.Completion("one"), params).Status, "P answers all the same")
+			a := x.prefill(simtest.Completion("one"), simtest.Obj{"disagg_spec": spec(x)})
+			require.Equal(t, 200, a.Status, "P answers all the same")
 			x.noNotice()
 			got := x.Post(t.Context(), x.D, simtest.Completions, simtest.Completion("one"))
 			assert.Equal(t, x.Alone(simtest.Completions, simtest.Completion("one")), got.Text())
 			assert.Zero(t, x.D.Stats().ExternalKVTransfer)
 		})
 	}
+	t.Run("no disagg_spec: the engine dies", func(t *testing.T) {
+		x := newLMCachePair(t, nil)
+		assert.Equal(t, 500, x.prefill(simtest.Completion("one"), nil).Status)
+		x.Dies(x.P)
+	})
 	t.Run("a member is missing: the engine dies", func(t *testing.T) {
 		x := newLMCachePair(t, nil)
 		spec := x.spec()

@@ -2,15 +2,19 @@
 
 // Package moriio is vLLM's MoRIIOConnector: P writes, or D reads.
 //
-// It reads these of Config.Extra: read_mode ("true" or "1"; WRITE otherwise) and defer_timeout (seconds, 60). The side
-// channel is both handshake_port and notify_port.
+// It reads these of Config.Extra: read_mode ("true" or "1"; WRITE otherwise), defer_timeout (seconds, 60), version (of
+// vLLM: 0.28, 0.32 or 0.33, the default) and the three of data parallelism: data_parallel_size and
+// data_parallel_size_local (1), data_parallel_start_rank (0). The side channel is both handshake_port and notify_port,
+// and is that of all ranks.
 package moriio
 
 import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -19,18 +23,33 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/python"
 )
 
-// moriio is one engine's side, after vLLM 017e9f4, kv_connector/v1/moriio, and its toy proxy. See
-// docs/protocols/moriio.md. None of it was recorded.
+// moriio is one engine's side, after vLLM 017e9f4 (which version 0.28 stands for), 0.32.0 and 0.33.0,
+// kv_connector/v1/moriio, and its toy proxy. See docs/protocols/moriio.md. None of it was recorded.
 type moriio struct {
 	*proto.Wire
 	read     bool
 	producer bool
+	grouped  bool // block ids are a list for each cache group
+	plain    bool // a consumer computes the prompt of a request without params itself
+	ranks
 }
+
+// ranks are the data-parallel ranks: of the whole engine, of this pod, and the number of this pod's first.
+type ranks struct{ size, local, start int }
 
 // Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	set := h.Settings()
 	lease := set.Seconds("defer_timeout", 60)
+	local := max(set.Count("data_parallel_size_local", 1), 1)
+	of := ranks{max(set.Count("data_parallel_size", local), local), local, set.Count("data_parallel_start_rank", 0)}
+	versions := []string{"0.28", "0.32", "0.33"}
+	version := slices.Index(versions, h.Extra["version"])
+	if h.Extra["version"] == "" {
+		version = len(versions) - 1
+	} else if version < 0 {
+		set.Fail(fmt.Errorf("setting version of Extra is none of %v", versions))
+	}
 	if err := set.Err(); err != nil {
 		return nil, err
 	}
@@ -41,10 +60,23 @@ func Start(h *proto.Host) (core.Connector, error) {
 		return nil, err
 	}
 	h.Core.SetLease(lease)
-	return &moriio{Wire: w, read: read, producer: h.Role == proto.RoleProducer}, nil // kv_both counts as a consumer
+	return &moriio{Wire: w, read: read, ranks: of, grouped: version > 0, plain: version > 1 || version > 0 && !read,
+		producer: h.Role == proto.RoleProducer}, nil // kv_both counts as a consumer
 }
 
-func (c *moriio) Begin(r *core.Request) core.Transfer { return &mori{c: c, request: r} }
+func (c *moriio) Begin(r *core.Request) core.Transfer {
+	return &mori{c: c, request: r, rank: c.start + c.rankFor(r)}
+}
+
+// rankFor is the pod's rank that serves a request: the one that the header names, which /v1/responses ignores, else the
+// pod's last.
+func (c *moriio) rankFor(r *core.Request) int {
+	n, err := strconv.Atoi(r.Header.Get("X-data-parallel-rank"))
+	if err == nil && n >= 0 && n < c.local && r.Path != "/v1/responses" {
+		return n
+	}
+	return c.local - 1
+}
 
 // Rejected tells P to release, where the params say where P is.
 func (c *moriio) Rejected(_ context.Context, params core.Params) {
@@ -70,13 +102,13 @@ type address struct {
 
 func (a address) at(port int) proto.Place { return proto.Place{Host: a.host, Port: strconv.Itoa(port)} }
 
-// explicit reads the peer from the params, which win over the id.
+// explicit reads the peer from the params.
 func explicit(params core.Params) (address, bool) {
 	var handshake, notify int
 	err := errors.Join(json.Unmarshal(orNull(params["remote_handshake_port"]), &handshake),
 		json.Unmarshal(orNull(params["remote_notify_port"]), &notify))
-	a := address{params.Text("remote_host"), handshake, notify + rankOf(params)}
-	return a, err == nil && a.host != "" && handshake != 0 && notify != 0
+	a := address{params.Text("remote_host"), handshake, notify}
+	return a.ofRank(params), err == nil && a.host != "" && handshake != 0 && notify != 0
 }
 
 func orNull(raw json.RawMessage) json.RawMessage {
@@ -86,11 +118,22 @@ func orNull(raw json.RawMessage) json.RawMessage {
 	return raw
 }
 
-// rankOf shifts the port of notices: the peer's ranks listen one after another.
-func rankOf(params core.Params) int {
-	var rank int
+// ofRank finds P's rank: each pod has a host of its own, and its ranks listen for notices one after another. P's params
+// name no rank: here D's pod is the one that they call remote_host.
+func (a address) ofRank(params core.Params) address {
+	var rank, local int
+	var hosts []string
 	_ = json.Unmarshal(orNull(params["remote_dp_rank"]), &rank)
-	return rank
+	_ = json.Unmarshal(orNull(params["remote_dp_size_local"]), &local)
+	_ = json.Unmarshal(orNull(params["remote_hosts"]), &hosts)
+	if local > 0 && params.Has("remote_dp_rank") {
+		if pod := rank / local; pod < len(hosts) {
+			a.host = hosts[pod]
+		}
+		rank %= local
+	}
+	a.notify += rank
+	return a
 }
 
 // The patterns by which engines find their peer in a request's id.
@@ -116,8 +159,8 @@ func embedded(id string, producer bool, params core.Params) (address, bool) {
 	}
 	handshake, err1 := strconv.Atoi(parts["handshake"])
 	notify, err2 := strconv.Atoi(parts["notify"])
-	a := address{parts["host"], handshake, notify + rankOf(params)}
-	return a, err1 == nil && err2 == nil && a.host != ""
+	a := address{parts["host"], handshake, notify}
+	return a.ofRank(params), err1 == nil && err2 == nil && a.host != ""
 }
 
 // mori is one request's side.
@@ -125,11 +168,15 @@ type mori struct {
 	core.NoTransfer
 	c       *moriio
 	request *core.Request
+	rank    int // that serves the request, of all of the engine's
 	peer    address
 }
 
-// External is true for every request of a consumer, with params or without.
-func (t *mori) External() bool { return !t.c.producer }
+// External is true for every request of a consumer, but in newer releases only with the flag. WRITE has them since
+// 0.32.0, READ since 0.33.0 (moriio_connector.py: get_num_new_matched_tokens).
+func (t *mori) External() bool {
+	return !t.c.producer && (!t.c.plain || t.request.Params.Is("do_remote_prefill"))
+}
 
 // Arrived finds what the scheduler does not survive: keys that it reads without asking, and a peer that is named
 // nowhere.
@@ -151,8 +198,8 @@ func (t *mori) Arrived(context.Context, *core.Sequence) (string, error) {
 		return "", &core.Death{Why: "KeyError: remote_block_ids, remote_engine_id"}
 	}
 	var ok bool
-	if t.peer, ok = explicit(params); !ok {
-		if t.peer, ok = embedded(t.request.ID, t.c.producer, params); !ok {
+	if t.peer, ok = embedded(t.request.ID, t.c.producer, params); !ok {
+		if t.peer, ok = explicit(params); !ok {
 			return "", &core.Death{Why: "ValueError: cannot parse the peer's zmq_address from request_id"}
 		}
 	}
@@ -191,7 +238,7 @@ func (t *mori) take(ctx context.Context, s *core.Sequence) error {
 		}
 		return t.pull(ctx, s, id)
 	}
-	if !params.Is("do_remote_prefill") || !strings.HasPrefix(id, "tx") {
+	if !params.Is("do_remote_prefill") || !strings.HasPrefix(id, "tx") || !t.notifies() {
 		<-ctx.Done() // nobody was told of the blocks
 		return context.Cause(ctx)
 	}
@@ -199,6 +246,20 @@ func (t *mori) take(ctx context.Context, s *core.Sequence) error {
 		return err
 	}
 	return t.c.ReadNamed(ctx, s, t.peer.at(t.peer.notify), id)
+}
+
+// notifies reports whether this rank of D tells P about its blocks. Of all ranks that might have the request one must:
+// the one that the params call the leader, else the one with P's number, else the first.
+func (t *mori) notifies() bool {
+	params := t.request.Params
+	if params.Given("is_request_leader") {
+		return python.Truthy(params["is_request_leader"])
+	}
+	var owner int
+	if python.Truthy(params["remote_dp_rank_override"]) {
+		_ = json.Unmarshal(orNull(params["remote_dp_rank"]), &owner)
+	}
+	return t.rank == owner
 }
 
 // unwritten goes on with blocks that nobody has written.
@@ -214,9 +275,12 @@ func (t *mori) unwritten(s *core.Sequence) error {
 
 // pull reads P's blocks by their ids, and releases them by the transfer id.
 func (t *mori) pull(ctx context.Context, s *core.Sequence, id string) error {
-	var ids []int64
+	ids, ok := t.blockIDs()
+	if !ok {
+		return &core.Death{Why: "TypeError: remote_block_ids are not of this release's shape"}
+	}
 	need := len(s.Blocks) - s.Computed/t.c.Core.BlockSize
-	if json.Unmarshal(t.request.Params["remote_block_ids"], &ids) != nil || len(ids) < need {
+	if len(ids) < need {
 		return &core.Death{Why: "assertion: there are fewer remote blocks than local ones"}
 	}
 	ids = ids[len(ids)-need:]
@@ -234,21 +298,34 @@ func (t *mori) pull(ctx context.Context, s *core.Sequence, id string) error {
 	return nil
 }
 
-// moriHandoff is what P answers.
+// blockIDs reads P's blocks. The model has one cache group.
+func (t *mori) blockIDs() (ids []int64, ok bool) {
+	raw := t.request.Params["remote_block_ids"]
+	if !t.c.grouped {
+		return ids, json.Unmarshal(raw, &ids) == nil
+	}
+	var groups [][]int64
+	if json.Unmarshal(raw, &groups) != nil || len(groups) != 1 {
+		return nil, false
+	}
+	return groups[0], true
+}
+
+// moriHandoff is what P's response holds.
 type moriHandoff struct {
-	DoRemotePrefill bool    `json:"do_remote_prefill"`
-	DoRemoteDecode  bool    `json:"do_remote_decode"`
-	BlockIDs        []int32 `json:"remote_block_ids"`
-	EngineID        string  `json:"remote_engine_id"`
-	Host            string  `json:"remote_host"`
-	HandshakePort   int     `json:"remote_handshake_port"`
-	NotifyPort      int     `json:"remote_notify_port"`
-	DPRank          int     `json:"remote_dp_rank"`
-	DPRankOverride  bool    `json:"remote_dp_rank_override"`
-	DPSize          int     `json:"remote_dp_size"`
-	DPSizeLocal     int     `json:"remote_dp_size_local"`
-	TPSize          int     `json:"tp_size"`
-	TransferID      string  `json:"transfer_id"`
+	DoRemotePrefill bool   `json:"do_remote_prefill"`
+	DoRemoteDecode  bool   `json:"do_remote_decode"`
+	BlockIDs        any    `json:"remote_block_ids"`
+	EngineID        string `json:"remote_engine_id"`
+	Host            string `json:"remote_host"`
+	HandshakePort   int    `json:"remote_handshake_port"`
+	NotifyPort      int    `json:"remote_notify_port"`
+	DPRank          int    `json:"remote_dp_rank"`
+	DPRankOverride  bool   `json:"remote_dp_rank_override"`
+	DPSize          int    `json:"remote_dp_size"`
+	DPSizeLocal     int    `json:"remote_dp_size_local"`
+	TPSize          int    `json:"tp_size"`
+	TransferID      string `json:"transfer_id"`
 }
 
 // Finished hands off what ended by length. It frees anything else at once, even if D waits for it.
@@ -271,10 +348,14 @@ func (t *mori) Finished(s *core.Sequence, reason string) any {
 		})
 	}
 	host, port := t.c.Side.Address()
-	return &moriHandoff{
-		DoRemotePrefill: true, BlockIDs: blocks[:core.BlocksFor(s.Prompt, t.c.Core.BlockSize)], EngineID: host + ":" +
-			strconv.Itoa(port),
-		Host: host, HandshakePort: port, NotifyPort: port, DPRankOverride: true, DPSize: 1, DPSizeLocal: 1, TPSize: 1,
-		TransferID: id,
+	blocks = blocks[:core.BlocksFor(s.Prompt, t.c.Core.BlockSize)]
+	h := &moriHandoff{
+		DoRemotePrefill: true, BlockIDs: blocks, EngineID: host + ":" + strconv.Itoa(port),
+		Host: host, HandshakePort: port, NotifyPort: port, DPRank: t.rank, DPRankOverride: true, DPSize: t.c.size,
+		DPSizeLocal: t.c.local, TPSize: 1, TransferID: id,
 	}
+	if t.c.grouped {
+		h.BlockIDs = [][]int32{blocks}
+	}
+	return h
 }

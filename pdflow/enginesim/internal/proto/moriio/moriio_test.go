@@ -5,6 +5,7 @@ package moriio_test
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"net"
 	"slices"
 	"strconv"
@@ -22,10 +23,14 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func mori(mode string) func(p, d *enginesim.Config) {
+func mori(mode string) func(p, d *enginesim.Config) { return moriOf(mode, "") }
+
+// moriOf is mori of a release of vLLM.
+func moriOf(mode, version string) func(p, d *enginesim.Config) {
 	return func(p, d *enginesim.Config) {
 		p.Connector, d.Connector = "moriio", "moriio"
-		p.Extra, d.Extra = map[string]string{"read_mode": mode}, map[string]string{"read_mode": mode}
+		p.Extra = map[string]string{"read_mode": mode, "version": version}
+		d.Extra = maps.Clone(p.Extra)
 	}
 }
 
@@ -71,12 +76,12 @@ func moriPrefill(s *simtest.Scene, body, params simtest.Obj, id string) simtest.
 		simtest.With(body, simtest.Obj{"max_tokens": 1, "kv_transfer_params": params}), "X-Request-Id", id)
 }
 
-func moriDecode(ctx context.Context, s *simtest.Scene, body, params simtest.Obj,
-	id string) <-chan simtest.Response {
+func moriDecode(ctx context.Context, s *simtest.Scene, body, params simtest.Obj, id string,
+	header ...string) <-chan simtest.Response {
 	ch := make(chan simtest.Response, 1)
 	go func() {
 		ch <- s.Post(ctx, s.D, simtest.Completions, simtest.With(body, simtest.Obj{"kv_transfer_params": params}),
-			"X-Request-Id", id)
+			append(header, "X-Request-Id", id)...)
 	}()
 	return ch
 }
@@ -121,21 +126,100 @@ func TestMoRIIOWrites(t *testing.T) {
 	}
 }
 
-// TestMoRIIOReads: P's response names its blocks in a flat list.
+// TestMoRIIOReads: P's response names its blocks, flat in older releases, and since 0.32 in a list for each cache
+// group.
 func TestMoRIIOReads(t *testing.T) {
-	s := simtest.New(t, mori("1"))
-	body := simtest.Completion("x")
-	a := moriPrefill(s, body, asks(s.D), "x")
-	require.Equal(t, 200, a.Status, a.Body)
-	var h simtest.Obj
-	require.NoError(t, json.Unmarshal([]byte(a.Get("kv_transfer_params").Raw), &h))
-	assert.Len(t, h["remote_block_ids"], (240+simtest.Block-1)/simtest.Block)
-	moriRight(s, body, <-moriDecode(t.Context(), s, body, h, "x"))
-	assert.Positive(t, s.D.Stats().BytesTransferred, "D is the reader, and counts")
+	for version, path := range map[string]string{"0.28": "remote_block_ids.#", "0.32": "remote_block_ids.0.#",
+		"0.33": "remote_block_ids.0.#", "": "remote_block_ids.0.#"} {
+		t.Run(version, func(t *testing.T) {
+			s := simtest.New(t, moriOf("1", version))
+			body := simtest.Completion("x")
+			a := moriPrefill(s, body, asks(s.D), "x")
+			require.Equal(t, 200, a.Status, a.Body)
+			var h simtest.Obj
+			require.NoError(t, json.Unmarshal([]byte(a.Get("kv_transfer_params").Raw), &h))
+			assert.EqualValues(t, (240+simtest.Block-1)/simtest.Block, a.Get("kv_transfer_params."+path).Int())
+			moriRight(s, body, <-moriDecode(t.Context(), s, body, h, "x"))
+			assert.Positive(t, s.D.Stats().BytesTransferred, "D is the reader, and counts")
+		})
+	}
 }
 
-// TestMoRIIODecodeThatNobodyWritesTo waits until its client leaves: also a plain request, since a consumer counts every
-// one as remote.
+// TestMoRIIORanks: the rank of D that has the request tells P about its blocks if the params call it the leader, or,
+// where they do not say, if it has P's number.
+func TestMoRIIORanks(t *testing.T) {
+	for name, k := range map[string]struct {
+		rank   string
+		params simtest.Obj
+		served bool
+	}{
+		"P's number":                  {"0", simtest.Obj{"remote_dp_rank_override": true}, true},
+		"another number":              {"2", simtest.Obj{"remote_dp_rank_override": true}, false},
+		"another number, the leader":  {"2", simtest.Obj{"is_request_leader": true}, true},
+		"P's number, not the leader":  {"0", simtest.Obj{"is_request_leader": false}, false},
+		"the first, where none says":  {"0", nil, true},
+		"another, where none says it": {"2", nil, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := simtest.New(t, mori("false"), func(_, d *enginesim.Config) {
+				d.Extra["data_parallel_size_local"] = "3"
+			})
+			body := simtest.Completion("x")
+			ctx, leave := context.WithCancel(t.Context())
+			defer leave()
+			got := moriDecode(ctx, s, body, simtest.With(takes(s.P), simtest.With(simtest.Obj{"remote_dp_rank": 0},
+				k.params)), "x", "X-data-parallel-rank", k.rank)
+			require.Equal(t, 200, moriPrefill(s, body, asks(s.D), "x").Status)
+			if k.served {
+				moriRight(s, body, <-got)
+				return
+			}
+			simtest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
+			time.Sleep(50 * time.Millisecond)
+			assert.Empty(t, got, "it was answered")
+			leave()
+			<-got
+		})
+	}
+}
+
+// TestMoRIIOSeveralPods: D finds the pod of P's rank by remote_hosts and remote_dp_size_local, and P names its rank
+// among those of all pods.
+func TestMoRIIOSeveralPods(t *testing.T) {
+	for _, mode := range []string{"false", "true"} {
+		s := simtest.New(t, mori(mode), func(p, _ *enginesim.Config) {
+			p.Extra["data_parallel_size"], p.Extra["data_parallel_start_rank"] = "2", "1"
+		})
+		body := simtest.Completion("x")
+		a := moriPrefill(s, body, asks(s.D), "x")
+		var h simtest.Obj
+		require.NoError(t, json.Unmarshal([]byte(a.Get("kv_transfer_params").Raw), &h))
+		assert.EqualValues(t, 1, h["remote_dp_rank"])
+		assert.EqualValues(t, 2, h["remote_dp_size"])
+		assert.EqualValues(t, 1, h["remote_dp_size_local"])
+		h["is_request_leader"], h["remote_hosts"] = true, []string{"192.0.2.1", "127.0.0.1"}
+		moriRight(s, body, <-moriDecode(t.Context(), s, body, h, "x"))
+	}
+}
+
+// TestMoRIIODecodeAlone: since 0.32 in WRITE, and since 0.33 in both modes, a consumer serves a plain request alone.
+func TestMoRIIODecodeAlone(t *testing.T) {
+	for _, k := range [][2]string{{"false", "0.32"}, {"false", "0.33"}, {"true", "0.33"}, {"true", ""}} {
+		s := simtest.New(t, moriOf(k[0], k[1]))
+		body := simtest.Completion("x")
+		a := s.Post(t.Context(), s.D, simtest.Completions, body)
+		require.Equal(t, 200, a.Status, a.Body)
+		assert.Equal(t, s.Alone(simtest.Completions, body), a.Text(), "%v", k)
+	}
+	s := simtest.New(t, moriOf("true", "0.32"))
+	a := s.Post(t.Context(), s.D, simtest.Completions, simtest.Completion("x"))
+	assert.NotEqual(t, s.Alone(simtest.Completions, simtest.Completion("x")), a.Text(), "READ of 0.32")
+	_, err := enginesim.Start(enginesim.Config{Connector: "moriio", Extra: map[string]string{"version": "0.31"}})
+	require.ErrorContains(t, err, "version")
+}
+
+// TestMoRIIODecodeThatNobodyWritesTo waits until its client leaves: before 0.32 also a plain request, since a consumer
+// counts every one as remote.
 func TestMoRIIODecodeThatNobodyWritesTo(t *testing.T) {
 	for name, act := range map[string]func(s *simtest.Scene, body simtest.Obj) simtest.Obj{
 		"plain":          func(*simtest.Scene, simtest.Obj) simtest.Obj { return nil },
@@ -175,7 +259,7 @@ func TestMoRIIODecodeThatNobodyWritesTo(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := simtest.New(t, mori("false"))
+			s := simtest.New(t, moriOf("false", "0.28"))
 			body := simtest.Completion("x")
 			params := act(s, body)
 			ctx, leave := context.WithCancel(t.Context())
@@ -198,7 +282,7 @@ func first(s *simtest.Scene, body simtest.Obj) string {
 		simtest.With(body, simtest.Obj{"max_tokens": 1})).Text()
 }
 
-// TestMoRIIODecodeThatReadsNothing is answered all the same, from memory that nobody wrote.
+// TestMoRIIODecodeThatReadsNothing is answered all the same, from memory that nobody wrote, before 0.33.
 func TestMoRIIODecodeThatReadsNothing(t *testing.T) {
 	for name, change := range map[string]func(simtest.Obj){
 		"plain":                     func(h simtest.Obj) { clear(h) },
@@ -208,7 +292,7 @@ func TestMoRIIODecodeThatReadsNothing(t *testing.T) {
 		"without do_remote_prefill": simtest.Set("do_remote_prefill", false),
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := simtest.New(t, mori("true"))
+			s := simtest.New(t, moriOf("true", "0.32"))
 			body := simtest.Completion("x")
 			var h simtest.Obj
 			require.NoError(t,
@@ -226,7 +310,7 @@ func TestMoRIIODecodeThatReadsNothing(t *testing.T) {
 		var h simtest.Obj
 		require.NoError(t, json.Unmarshal([]byte(moriPrefill(s, body, asks(s.D), "x").Get("kv_transfer_params").Raw),
 			&h))
-		slices.Reverse(h["remote_block_ids"].([]any))
+		slices.Reverse(h["remote_block_ids"].([]any)[0].([]any))
 		a := <-moriDecode(t.Context(), s, body, h, "x")
 		assert.NotEqual(t, s.Alone(simtest.Completions, body), a.Text())
 		assert.Equal(t, enginesim.KVForeignRead, simtest.FirstFault(t, s.P))
@@ -294,16 +378,25 @@ func TestMoRIIOParamsThatKill(t *testing.T) {
 			s.Dies(s.D)
 		})
 	}
-	t.Run("READ with fewer blocks than D needs", func(t *testing.T) {
-		s := simtest.New(t, mori("true"))
-		var h simtest.Obj
-		require.NoError(t,
-			json.Unmarshal([]byte(moriPrefill(s, simtest.Completion("x"), asks(s.D),
-				"x").Get("kv_transfer_params").Raw), &h))
-		h["remote_block_ids"] = h["remote_block_ids"].([]any)[:2]
-		assert.Equal(t, 500, (<-moriDecode(t.Context(), s, simtest.Completion("x"), h, "x")).Status)
-		s.Dies(s.D)
-	})
+	for name, k := range map[string]struct {
+		version string
+		blocks  any
+	}{
+		"READ with fewer blocks than D needs": {"", [][]int{{1, 2}}},
+		"READ with a flat list":               {"", []int{1, 2, 3, 4, 5, 6, 7, 8}},
+		"READ with groups before 0.32":        {"0.28", [][]int{{1, 2, 3, 4, 5, 6, 7, 8}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := simtest.New(t, moriOf("true", k.version))
+			var h simtest.Obj
+			require.NoError(t,
+				json.Unmarshal([]byte(moriPrefill(s, simtest.Completion("x"), asks(s.D),
+					"x").Get("kv_transfer_params").Raw), &h))
+			h["remote_block_ids"] = k.blocks
+			assert.Equal(t, 500, (<-moriDecode(t.Context(), s, simtest.Completion("x"), h, "x")).Status)
+			s.Dies(s.D)
+		})
+	}
 }
 
 // TestMoRIIOResponses: the id of a response ends as the pattern does not allow, so only the params serve.

@@ -137,7 +137,7 @@ func TestPushThatNobodyWrites(t *testing.T) {
 					s.D.Stats().Waiting == 0
 			})
 			assert.Equal(t, 240/simtest.Block+1, s.D.Stats().UsedBlocks, "its blocks are lost")
-			assert.Error(t, s.D.CheckKV())
+			simtest.WaitFor(t, "they belong to nobody", func() bool { return s.D.CheckKV() != nil })
 			s.Alive(s.D)
 		})
 	}

@@ -5,8 +5,11 @@
 //
 // It reads these of Config.Extra: internal_request_auth_key (then parameters that say where a context server is must be
 // signed), kv_transfer_timeout_ms (60000: how long a context server keeps KV, and a generation server waits),
-// perf_metrics_max_requests (0: how many requests GET /perf_metrics tells of) and transceiver_runtime: CPP, which names
-// the context server by encoded_opaque_state (default), or PYTHON, which names it by ctx_info_endpoint.
+// perf_metrics_max_requests (0: how many requests GET /perf_metrics tells of), transceiver_runtime: CPP, which names
+// the context server by encoded_opaque_state (default), or PYTHON, which names it by ctx_info_endpoint, and version:
+// 1.3 (default) or 1.2, which knows no ctx_usage. Either refuses parameters that it does not know.
+//
+// tells_no_id ("1") is for a context server whose response has no disagg_request_id.
 package trtllm
 
 import (
@@ -19,6 +22,7 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -33,11 +37,21 @@ import (
 // minGlobalID is the floor of ids that proxies make; smaller ones are a server's own.
 const minGlobalID = 1 << 40
 
+// The members of disaggregated_params by release (serve/openai_protocol.py: DisaggregatedParams). The model forbids
+// others. The main branch has had ctx_usage since #14177, of 2026-05, after 1.2.1.
+var (
+	known12 = []string{"request_type", "first_gen_tokens", "ctx_request_id", "encoded_opaque_state", "draft_tokens",
+		"disagg_request_id", "ctx_dp_rank", "ctx_info_endpoint", "schedule_style"}
+	known13 = append(slices.Clone(known12), "first_gen_log_probs", "first_gen_logits", "conversation_id", "ctx_usage")
+)
+
 // trtllm is one server's side. See docs/protocols/trtllm.md.
 type trtllm struct {
 	*proto.Wire
 	key     string
 	python  bool
+	known   []string // the parameters' members
+	noID    bool     // a response does not tell disagg_request_id
 	patient time.Duration
 
 	keep int // records
@@ -53,7 +67,14 @@ func Start(h *proto.Host) (core.Connector, error) {
 	c := &trtllm{
 		key: h.Extra["internal_request_auth_key"], python: h.Extra["transceiver_runtime"] == "PYTHON",
 		patient: set.Seconds("kv_transfer_timeout_ms", 60000) / 1000, keep: set.Count("perf_metrics_max_requests", 0),
-		live: map[string]struct{}{},
+		live: map[string]struct{}{}, known: known13, noID: h.Extra["tells_no_id"] == "1",
+	}
+	switch h.Extra["version"] {
+	case "", "1.3":
+	case "1.2":
+		c.known = known12
+	default:
+		set.Fail(errors.New("setting version of Extra is neither 1.2 nor 1.3"))
 	}
 	if err := set.Err(); err != nil {
 		return nil, err
@@ -161,6 +182,11 @@ func (c *trtllm) reads(parse api.Parser) api.Parser {
 }
 
 func (c *trtllm) check(kind string, params core.Params, header http.Header) *api.Error {
+	for name := range params {
+		if !slices.Contains(c.known, name) {
+			return api.BadRequest("disaggregated_params", "%s: Extra inputs are not permitted", name)
+		}
+	}
 	id, err := strconv.ParseInt(string(params["disagg_request_id"]), 10, 64)
 	if params.Given("disagg_request_id") && (err != nil || id < minGlobalID) {
 		return api.BadRequest("disaggregated_params", "disagg_request_id is not a global id")
@@ -325,6 +351,12 @@ func (t *trtTransfer) Members(s *core.Sequence, _ string) (members, choice map[s
 	params := t.c.where()
 	params["request_type"], params["first_gen_tokens"] = "context_only", s.Output
 	params["draft_tokens"], params["ctx_dp_rank"] = nil, 0
-	params["ctx_request_id"], params["disagg_request_id"] = json.RawMessage(t.id), t.params["disagg_request_id"]
+	params["ctx_request_id"] = json.RawMessage(t.id)
+	if !t.c.noID {
+		params["disagg_request_id"] = t.params["disagg_request_id"]
+	}
+	if slices.Contains(t.c.known, "ctx_usage") {
+		params["ctx_usage"] = nil // the proxy fills it in
+	}
 	return map[string]any{"prompt_token_ids": t.prompt}, map[string]any{"disaggregated_params": params}
 }

@@ -143,6 +143,42 @@ func TestTRTLLMRefusesIncompleteParameters(t *testing.T) {
 		"a request without is served alone")
 }
 
+// Both releases refuse parameters that they do not know; 1.2 knows no ctx_usage, and does not give it out.
+func TestTRTLLMReleases(t *testing.T) {
+	for version, status := range map[string]int{"": 200, "1.3": 200, "1.2": 400} {
+		s := simtest.New(t, trtllms(map[string]string{"version": version}))
+		body := simtest.Completion("x")
+		params, tokens := contextOnly(s, simtest.Completions, body)
+		leg := func(params simtest.Obj) simtest.Response {
+			return s.Post(t.Context(), s.D, simtest.Completions,
+				simtest.With(body, simtest.Obj{"prompt": tokens, "disaggregated_params": params}))
+		}
+		assert.Equal(t, 400, leg(simtest.With(params, simtest.Obj{"else": 1})).Status)
+		require.Equal(t, status, leg(params).Status, version)
+		if status == 400 {
+			delete(params, "ctx_usage")
+			require.Equal(t, 200, leg(params).Status, version)
+		}
+		s.Clean()
+	}
+	_, err := enginesim.Start(enginesim.Config{Connector: "trtllm", Extra: map[string]string{"version": "1.1"}})
+	require.ErrorContains(t, err, "version")
+}
+
+// A context server that does not tell disagg_request_id back keeps the KV under it all the same, as its own
+// ctx_request_id.
+func TestTRTLLMThatTellsNoID(t *testing.T) {
+	s := simtest.New(t, trtllms(map[string]string{"tells_no_id": "1"}))
+	body := simtest.Completion("x")
+	params, tokens := contextOnly(s, simtest.Completions, body)
+	delete(params, "disagg_request_id")
+	d := s.Post(t.Context(), s.D, simtest.Completions,
+		simtest.With(body, simtest.Obj{"prompt": tokens, "disaggregated_params": params}))
+	require.Equal(t, 200, d.Status, d.Body)
+	assert.Equal(t, s.Alone(simtest.Completions, body), d.Text())
+	s.Clean()
+}
+
 func TestTRTLLMSignatures(t *testing.T) {
 	s := simtest.New(t, trtllms(map[string]string{"internal_request_auth_key": "key"}))
 	body := simtest.Completion("x")

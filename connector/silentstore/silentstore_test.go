@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package silentstore_test
+
+import (
+	"context"
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/launch"
+	"github.com/pdkit/pdkit/connector/silentstore"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var names = []string{"ascend-store", "flexkv", "hf3fs", "ucm"}
+
+func factory(name string) func(json.RawMessage) (connector.KVConnector, error) {
+	return func(settings json.RawMessage) (connector.KVConnector, error) {
+		return connector.Open(config.Spec{Type: name, Config: settings})
+	}
+}
+
+func open(t testing.TB, typ, settings string) *silentstore.Connector {
+	t.Helper()
+	c, err := factory(typ)(json.RawMessage(settings))
+	require.NoError(t, err)
+	return c.(*silentstore.Connector)
+}
+
+func harness(name string) connectortest.Harness {
+	return connectortest.Harness{
+		Name: name, New: factory(name),
+		Config: json.RawMessage(`{"settleTime":"30s","kv_connector_extra_config":{"a":"b"}}`),
+		BadConfig: []json.RawMessage{json.RawMessage(`{"settleTime":"-1s"}`),
+			json.RawMessage(`{"kv_connector":"NixlConnector"}`), json.RawMessage(`{"backend":"mooncake"}`)},
+	}
+}
+
+func TestConformance(t *testing.T) {
+	for _, name := range names {
+		t.Run(name, func(t *testing.T) { connectortest.Run(t, harness(name)) })
+	}
+}
+
+func TestGolden(t *testing.T) {
+	for _, name := range names {
+		connectortest.Golden(t, factory(name), "testdata/"+name)
+	}
+}
+
+func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harness("ascend-store")) }
+
+func TestClassesMeanTheirStore(t *testing.T) {
+	for class, name := range map[string]string{"AscendStoreConnector": "ascend-store",
+		"MooncakeConnectorStoreV1": "ascend-store", "FlexKVConnectorV1": "flexkv", "HF3FSKVConnector": "hf3fs",
+		"UCMConnector": "ucm"} {
+		assert.Equal(t, name, open(t, class, ``).Traits().Name)
+	}
+	_, err := silentstore.New("other", nil)
+	require.ErrorContains(t, err, "flexkv")
+	c, err := silentstore.New("ucm", nil)
+	require.NoError(t, err)
+	assert.Equal(t, "ucm", c.Traits().Name)
+}
+
+func TestLaunchSettings(t *testing.T) {
+	render := func(typ, settings string, role discovery.Role) launch.Settings {
+		e, err := discovery.New("http://10.0.0.5:8100", role)
+		require.NoError(t, err)
+		out, err := open(t, typ, settings).Render(launch.Target{Endpoint: e})
+		require.NoError(t, err)
+		return out
+	}
+	out := render("ascend-store", `{"kv_connector_extra_config":{"backend":"memcache"}}`, discovery.RolePrefill)
+	assert.JSONEq(t, `{"kv_connector":"AscendStoreConnector","kv_role":"kv_producer",`+
+		`"kv_connector_extra_config":{"backend":"memcache"}}`, out.KVTransfer.JSON())
+	assert.Equal(t, []launch.EnvVar{{Name: "PYTHONHASHSEED", Value: "0"}}, out.Env)
+	out = render("ascend-store", `{"kv_connector":"MooncakeConnectorStoreV1"}`, discovery.RoleDecode)
+	assert.JSONEq(t, `{"kv_connector":"MooncakeConnectorStoreV1","kv_role":"kv_consumer",`+
+		`"kv_connector_extra_config":{"consumer_is_to_load":true}}`, out.KVTransfer.JSON(), "or D loads nothing")
+	out = render("ascend-store", `{"kv_connector_extra_config":{"consumer_is_to_load":false}}`, discovery.RoleDecode)
+	assert.Contains(t, out.KVTransfer.JSON(), `"consumer_is_to_load":false`, "what the settings say holds")
+	for _, role := range []discovery.Role{discovery.RolePrefill, discovery.RoleDecode, discovery.RoleBoth} {
+		assert.JSONEq(t, `{"kv_connector":"FlexKVConnectorV1","kv_role":"kv_both"}`,
+			render("flexkv", ``, role).KVTransfer.JSON())
+	}
+	assert.Equal(t, "hf3fs-metadata", render("hf3fs", ``, discovery.RolePrefill).Companions[0].Name)
+}
+
+func TestTheSettleTimeIsWaitedBetweenTheLegs(t *testing.T) {
+	wait, done := open(t, "hf3fs", ``).Expect(nil)
+	assert.Nil(t, wait)
+	done(nil)
+	wait, done = open(t, "hf3fs", `{"settleTime":"1h"}`).Expect(nil)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	_, err := wait(ctx)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	done(nil)
+}
+
+// setups are the connectors that the benchmark measures.
+func setups(t testing.TB) []connectortest.Measured {
+	t.Helper()
+	r, err := connector.ParseRequest(connector.APIChat, []byte(connectortest.Chat2KB()))
+	require.NoError(t, err)
+	s := connector.NewSession(r, "r-1", discovery.Endpoint{}, discovery.Endpoint{})
+	var all []connectortest.Measured
+	for _, name := range names {
+		all = append(all, connectortest.Measured{Connector: open(t, name, ``), Session: s})
+	}
+	return all
+}
+
+func BenchmarkLegs(b *testing.B) { connectortest.BenchmarkLegs(b, setups(b)...) }
+
+func TestLegBudget(t *testing.T) { connectortest.LegBudget(t, setups(t)...) }

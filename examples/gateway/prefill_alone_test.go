@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+)
+
+// lmcachePD is a sender of LMCache's transfer, which ends by a request without disagg_spec, and a receiver.
+func lmcachePD(t *testing.T) (p, d *enginesim.Engine, port string, receiver attributes) {
+	t.Helper()
+	c := &protocol{}
+	notices(nil, "")(t, c)
+	port = c.prefill.Extra["pd_proxy_port"]
+	c.prefill.Connector, c.decode.Connector = "lmcache-pd", "lmcache-pd"
+	p, d, err := enginesim.Pair(c.prefill, c.decode)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
+	_, receiver = receivers(p, d)
+	return p, d, port, receiver
+}
+
+// listIn is a file of endpoints: with a static list that has a fault the gateway does not start.
+func listIn(t *testing.T, p, role string, runs attributes, d string, receiver attributes) string {
+	t.Helper()
+	list := filepath.Join(t.TempDir(), "endpoints.yaml")
+	require.NoError(t, os.WriteFile(list, fmt.Appendf(nil, "endpoints:\n- {url: %q, role: %s, attributes: %s}\n"+
+		"- {url: %q, role: decode, attributes: %s}\n", p, role, flowMapping(t, runs), d,
+		flowMapping(t, receiver)), 0o600))
+	return "  discovery: {file: {path: " + strconv.Quote(list) + "}}\n---\n"
+}
+
+// Each way on which a gateway may send a request that computes tokens to an engine, and none that ends a sender.
+func TestNothingWithoutDisaggSpecReachesASender(t *testing.T) {
+	const several = `{"model":"tiny","prompt":["one","two"],"max_tokens":2}`
+	for name, c := range map[string]struct {
+		role   string // that the list gives P
+		runs   string // P's attribute connector
+		spec   string // beside kvConnector; the connector is lmcache-pd, unless other is given
+		other  string
+		bare   bool // the list has no ports of D
+		body   string
+		status int
+	}{
+		"disaggregated":              {role: "prefill", status: 200},
+		"aggregated":                 {role: "prefill", body: several, status: 200},
+		"aggregated, role both":      {role: "both", body: several, status: 200},
+		"disaggregated, role both":   {role: "both", status: 503},
+		"fallback, role both":        {role: "both", spec: ", fallback: decode", status: 200},
+		"fallback to another, told":  {role: "prefill", runs: "lmcache-pd", spec: toHTTP, bare: true, status: 503},
+		"fallback to another":        {role: "prefill", spec: toHTTP, bare: true, status: 503},
+		"fallback to another, both":  {role: "both", spec: toHTTP, bare: true, status: 503},
+		"http before PD engines":     {role: "prefill", other: "http", status: 503},
+		"http before a told engine":  {role: "prefill", other: "http", runs: "lmcache-pd", bare: true, status: 503},
+		"lmcache before PD engines":  {role: "prefill", other: "lmcache", status: 503},
+		"lmcache before a told one":  {role: "prefill", other: "lmcache", runs: "lmcache-pd", bare: true, status: 503},
+		"nixl before a told engine":  {role: "prefill", other: "nixl", runs: "lmcache-pd", bare: true, status: 503},
+		"store before PD, aggregate": {role: "prefill", other: "lmcache", body: several, status: 200},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, d, port, receiver := lmcachePD(t)
+			if c.bare {
+				receiver = nil
+			}
+			runs := attributes{}
+			if c.runs != "" {
+				runs["connector"] = c.runs
+			}
+			typ := c.other
+			if typ == "" {
+				typ = `lmcache-pd, config: {notifyListen: "127.0.0.1:` + port + `", notifyTimeout: 2s}`
+			}
+			g := start(t, gatewayYAML(passing)+"apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\n"+
+				"spec:\n  model: tiny\n  kvConnector: {type: "+typ+c.spec+"}\n"+
+				listIn(t, p.URL(), c.role, runs, d.URL(), receiver))
+			for n := range 3 { // round robin
+				text := c.body
+				if text == "" {
+					text = body(connector.APICompletions, n, false)
+				}
+				status, _, answer := do(t, http.MethodPost, g.client+connector.APICompletions.Path(), text)
+				assert.Equal(t, c.status, status, answer)
+			}
+			status, _, _ := do(t, http.MethodGet, p.URL()+"/health", "")
+			assert.Equal(t, http.StatusOK, status, "the prefill engine has ended")
+		})
+	}
+}
+
+// Embeddings and the like pass to engines of role decode only, whatever else could decode.
+func TestNoSenderGetsWhatPasses(t *testing.T) {
+	p, d := newEngine(t), newEngine(t)
+	g := start(t, gatewayYAML(passing)+"apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec:\n"+
+		"  model: m\n  kvConnector: {type: lmcache-pd, config: {notifyListen: \"127.0.0.1:"+unusedPort(t)+"\"}}\n"+
+		listIn(t, p.URL, "both", nil, d.URL, attributes{"receiverInitPorts": "1", "receiverAllocPorts": "2"}))
+	require.Eventually(t, func() bool {
+		_, _, page := do(t, http.MethodGet, g.admin+"/debug/pd", "")
+		return strings.Contains(page, d.URL)
+	}, 5*time.Second, 10*time.Millisecond)
+	for range 4 {
+		status, _, answer := do(t, http.MethodPost, g.client+"/v1/embeddings", `{"model":"m","input":"x"}`)
+		assert.Equal(t, http.StatusOK, status, answer)
+	}
+	assert.Zero(t, p.count())
+	assert.Equal(t, 4, d.count())
+}
+
+const toHTTP = ", fallback: connector, fallbackConnector: {type: http}"
+
+// What a static list tells is found before the first request.
+func TestCheckFindsConnectorsThatWouldEndASender(t *testing.T) {
+	const ports = "{receiverInitPorts: \"1\", receiverAllocPorts: \"2\"}"
+	for name, c := range map[string]struct{ connector, prefill, decode, found string }{
+		"lmcache before a receiver": {"{type: lmcache}", "{url: \"http://p:1\", role: prefill}",
+			"{url: \"http://d:1\", role: decode, attributes: " + ports + "}",
+			"attributes.receiverInitPorts: is a receiver's"},
+		"http before a receiver": {"{type: http}", "{url: \"http://p:1\", role: prefill}",
+			"{url: \"http://d:1\", role: decode, attributes: " + ports + "}",
+			"attributes.receiverInitPorts: is a receiver's"},
+		"lmcache before a sender": {"{type: LMCacheConnectorV1}",
+			"{url: \"http://p:1\", role: prefill, attributes: {connector: lmcache-pd}}",
+			"{url: \"http://d:1\", role: decode}", "attributes.connector: is lmcache-pd"},
+		"an engine of both roles": {"{type: lmcache-pd}",
+			"{url: \"http://p:1\", role: both, attributes: " + ports + "}",
+			"{url: \"http://d:1\", role: decode, attributes: " + ports + "}", "endpoints[0].role: is both"},
+		"a fallback of another": {"{type: lmcache-pd" + toHTTP + "}", "{url: \"http://p:1\", role: prefill}",
+			"{url: \"http://d:1\", role: decode, attributes: " + ports + "}",
+			"endpoints[0].attributes.connector: is missing"},
+		"a fallback that is told apart": {"{type: lmcache-pd" + toHTTP + "}",
+			"{url: \"http://p:1\", role: prefill, attributes: {connector: lmcache-pd}}",
+			"{url: \"http://d:1\", role: decode, attributes: {connector: lmcache-pd, receiverInitPorts: \"1\", " +
+				"receiverAllocPorts: \"2\"}}", ""},
+		"both in one process, synchronous": {"{type: lmcache-pd, config: {pd_backend_mode: sync}}",
+			"{url: \"http://p:1\", role: both, attributes: " + ports + "}",
+			"{url: \"http://d:1\", role: decode, attributes: " + ports + "}", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			code, _, stderr := check(t, "-config", write(t, "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: "+
+				"ModelServer\nspec:\n  model: m\n  kvConnector: "+c.connector+"\n  discovery:\n    "+
+				"static:\n      endpoints:\n        - "+c.prefill+"\n        - "+c.decode+"\n"))
+			if c.found == "" {
+				assert.Equal(t, exitOK, code, stderr)
+				return
+			}
+			assert.Equal(t, exitWrong, code)
+			assert.Contains(t, stderr, c.found)
+		})
+	}
+}
