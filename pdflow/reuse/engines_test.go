@@ -134,12 +134,12 @@ func TestAnEngineWithoutCountersOrRecordsCannotBeJudged(t *testing.T) {
 func TestSGLangsCountersTellWhatDecodeComputed(t *testing.T) {
 	for rule, k := range map[string]struct {
 		conn             connector.KVConnector
-		status, computed int
+		status, computed int // of a prompt of 600 tokens
 		verdict          reuse.Verdict
 		says             string
 	}{
-		"KV arrived":               {conn(sglang.New(nil)), 200, 0, reuse.Reused, "600 of 600 prompt tokens, moved 1048576"},
-		"decode computed":          {conn(sglang.New(nil)), 200, 600, reuse.NotReused, "runs without --disaggregation-mode"},
+		"KV arrived":               {conn(sglang.New(nil)), 200, 0, reuse.Reused, "600 of 600 prompt tokens, moved"},
+		"decode computed":          {conn(sglang.New(nil)), 200, 600, reuse.NotReused, "without --disaggregation-mode"},
 		"decode computed the rest": {conn(sglang.New(nil)), 200, 400, reuse.Partly, "200 of 600"},
 		"connector http, refused":  {conn(plainhttp.New(nil)), 400, 0, reuse.Failed, "relays nothing, and SGLang"},
 		"connector http, computed": {conn(plainhttp.New(nil)), 200, 600, reuse.NotReused, "relays nothing"},
@@ -163,14 +163,16 @@ func TestSGLangsCountersTellWhatDecodeComputed(t *testing.T) {
 					"sglang:realtime_tokens_total{mode=\"prefill_compute\"} %d\n"+
 					"sglang:realtime_tokens_total{mode=\"decode\"} %d\n", 600*n, int64(k.computed)*n, 16*n)
 			})
-			r, err := reuse.Verify(t.Context(), reuse.Target{Connector: k.conn, Prefill: []string{p}, Decode: []string{d},
-				Ask: func(context.Context, []byte) (int, string, []byte, error) {
-					if k.status == http.StatusOK {
-						served.Add(1)
-					}
-					return k.status, "disaggregated",
-						[]byte(`{"choices":[{"text":"a"}],"usage":{"prompt_tokens":600}}`), nil
-				}}, reuse.Options{Probes: 1, SkipText: true})
+			asks := func(context.Context, []byte) (int, string, []byte, error) {
+				if k.status == http.StatusOK {
+					served.Add(1)
+				}
+				return k.status, "disaggregated",
+					[]byte(`{"choices":[{"text":"a"}],"usage":{"prompt_tokens":600}}`), nil
+			}
+			r, err := reuse.Verify(t.Context(),
+				reuse.Target{Connector: k.conn, Prefill: []string{p}, Decode: []string{d}, Ask: asks},
+				reuse.Options{Probes: 1, SkipText: true})
 			require.NoError(t, err)
 			require.Equal(t, k.verdict, r.Verdict, "%s", r)
 			require.Contains(t, r.String(), k.says)

@@ -52,8 +52,8 @@ func (r *Report) explain(v *verification) {
 				"prints both")
 	}
 	if v.sglang && r.Connector == "http" && r.Verdict == Failed {
-		r.because("connector http relays nothing, and SGLang's engines in a mode of disaggregation refuse a request that "+
-			"names no room", "name the protocol that the engines speak: kvConnector.type sglang")
+		r.because("connector http relays nothing, and SGLang's engines in a mode of disaggregation refuse a request "+
+			"that names no room", "name the protocol that the engines speak: kvConnector.type sglang")
 	}
 	if r.Verdict == Failed {
 		r.explainFailure()

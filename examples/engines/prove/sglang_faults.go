@@ -183,8 +183,8 @@ func (s *sglangScene) settled(last bool) error {
 		if err != nil {
 			return err
 		}
-		if !answersOK(s.ctx, engine.url+"/health_generate") && !answersOK(s.ctx, engine.url+"/health_generate") {
-			return fmt.Errorf("the %s engine is not healthy:\n%s", engine.name, engine.tail())
+		if err := engine.healthy(s.ctx); err != nil {
+			return err
 		}
 	}
 	if last {
@@ -202,6 +202,13 @@ func (s *sglangScene) settled(last bool) error {
 			return fmt.Errorf("a new request afterwards: %s, %s", a, wrong)
 		}
 	}
+}
+
+// healthy waits until an engine makes a token for its health check, which may wait for its turn behind other work.
+func (p *process) healthy(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, sglangPatience, errors.New("it makes no token"))
+	defer cancel()
+	return p.ready(ctx, p.url+"/health_generate")
 }
 
 // leaving sends a request whose client leaves when the fault has happened.
