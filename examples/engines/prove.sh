@@ -2,6 +2,7 @@
 # Proves with real vLLM engines that the gateway lets one engine prefill and another decode, without computing twice.
 #
 #   prove.sh [-all] [CONNECTOR]         CONNECTOR: the gateway's kvConnector.type (default: nixl)
+#   prove.sh -encode                    an encode engine before prefill and decode, with images
 #   prove.sh -verify [CONNECTOR ...]    engines of each connector that runs on a CPU, judged by pdctl verify
 #
 # Installs the engines if need be (see install.sh), starts two of them and the gateway, and prints the proof. Exit status:

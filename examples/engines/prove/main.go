@@ -7,6 +7,7 @@
 // the prefill engine instead of computing it.
 //
 //	prove [flags] [CONNECTOR]             CONNECTOR is the gateway's kvConnector.type, nixl if left out
+//	prove -encode [flags]                 prove the encode stage, with an encode engine more and with images
 //	prove -verify [flags] [CONNECTOR...]  let pdctl verify judge each connector that runs on a CPU
 //
 // It exits with 0 if all is proven, with 1 if it is not, and with 2 if it could not try. Start it with prove.sh, which
@@ -38,6 +39,7 @@ func main() {
 	flag.BoolVar(&o.verify, "verify", false, "let pdctl verify judge CONNECTOR..., or all that run on a CPU, each "+
 		"with engines launched as the connector renders them")
 	flag.BoolVar(&o.all, "all", false, "also show that connector http is found out, and play the faults")
+	flag.BoolVar(&o.encode, "encode", false, "prove the encode stage instead, with images")
 	flag.Parse()
 	o.connector = "nixl"
 	o.verified = flag.Args()
@@ -67,6 +69,7 @@ type options struct {
 	connector, script, gateway, logs string
 	all, verify                      bool
 	verified                         []string
+	encode                           bool
 }
 
 func run(ctx context.Context, o options) (err error) {
@@ -99,6 +102,9 @@ func run(ctx context.Context, o options) (err error) {
 			return fmt.Errorf("building pdctl: %w\n%s", err, output)
 		}
 		return verifyAll(ctx, lab, o.verified)
+	}
+	if o.encode {
+		return proveEncode(ctx, lab)
 	}
 
 	begin := time.Now()
