@@ -7,8 +7,8 @@ TEXT_MODEL is a folder that make-model.py wrote. Needs only numpy and safetensor
 
 Properties that the proof relies on:
   * an image of any size is 16 prompt tokens, and the greedy text depends on its pixels;
-  * with --blind the tower is all zeros and the rest is the same: such an engine sees the same in every image, so it
-    can only answer rightly if another engine has encoded the image;
+  * with --blind the tower is all zeros and the rest is the same: such an engine sees the same in every image, so its
+    text is right only if another engine has encoded the image;
   * same seed -> same bytes, on every machine.
 """
 import argparse

@@ -33,9 +33,9 @@ import (
 // stand is where the encode stage is proven. The encode engine E writes embeddings into a folder. P reads them through
 // a symbolic link, which can be cut like a mount.
 //
-// P is blind: its vision tower is all zeros, so all images are the same for P. D sees as E does, but has no access to
-// the folder. So a response has the right text in one way only: E encoded the image, P took E's embedding, and D took
-// P's KV. If D computed the prompt, the text would be right too, but D's count of tokens taken over would tell.
+// P is blind: its vision tower is all zeros, so all images are the same for P. D sees as E does, but has no EC
+// connector. So the text is right in two cases only. Either E encoded the image, P took E's embedding and D took P's
+// KV, or D computed the prompt itself. D's count of tokens taken over excludes the second case.
 type stand struct {
 	lab          *lab
 	folder, link string
@@ -91,7 +91,7 @@ func proveEncode(ctx context.Context, lab *lab) error {
 	if err := s.cut(); err != nil {
 		return err
 	}
-	if all, err = s.show(ctx, len(all)); err != nil {
+	if all, err = s.show(ctx, 1); err != nil {
 		return err
 	}
 	if odd := uncutProblems(all); len(odd) > 0 {
@@ -298,7 +298,7 @@ func printSeen(w io.Writer, all []seen) {
 
 // looks are the chats of a round: with images that no engine has seen in a round before.
 func looks(round int) []look {
-	picture := func(n int) string { return picture(2*round + n) }
+	picture := func(n int) string { return picture(5*round + n) } // a round has 5
 	return []look{
 		newLook("one image", false, 1, picture(1)),
 		newLook("one image", true, 1, picture(2)),
@@ -326,7 +326,7 @@ func picture(n int) string {
 	const side = 48 // not the size that the model sees
 	m := image.NewNRGBA(image.Rect(0, 0, side, side))
 	for i := range m.Pix {
-		m.Pix[i] = byte(i / (n + 1) * (2*n + 1)) //nolint:gosec // G115: only the lowest byte is wanted
+		m.Pix[i] = byte(i / (n + 1) * (2*n + 1)) // only the lowest byte counts
 		if i%4 == 3 {
 			m.Pix[i] = 255 // opaque
 		}
