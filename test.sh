@@ -20,7 +20,7 @@
 #   bench       examples/bench, short: all responses checked, no figure beyond twice its target
 #   install     real engines into .engines, once: some minutes and 3 GB (only with -real)
 #   real        examples/engines proves reuse with them, and plays the faults (only with -real): nixl, lmcache and sglang,
-#               and of the other connectors those to which the day of the year turns; with -real-all, all of them
+#               and of the other connectors those to which the day of the year turns; with -real-all, all of them and the encode stage
 #
 # Without a STEP all are run. What this machine cannot run is skipped and said. With CI=true nothing is: real engines are
 # included, and a step that cannot run has failed. ./test.sh -real-all real proves all connectors and does nothing else.
@@ -174,7 +174,7 @@ can_have_engines() {
 
 step_install() {
   can_have_engines
-  examples/engines/install.sh
+  examples/engines/sglang/install.sh # after vLLM's
 }
 
 step_real() {
@@ -182,6 +182,7 @@ step_real() {
   examples/engines/prove.sh -all
   if [ $all = yes ]; then
     examples/engines/prove.sh -verify
+    examples/engines/prove.sh -encode
   else
     examples/engines/prove.sh -today
   fi

@@ -136,6 +136,10 @@ func TestTheResponsesAreMergedIntoThePrefillLeg(t *testing.T) {
 				`"peer_port":5601,"size_bytes":9007199254740993}}}`, `{"ec_transfer_params":{"h2":{"metadata":{}}}}`},
 			`{"h1":{"metadata":{"grid":[[1,2]]},"peer_host":"10.0.0.5","peer_port":5601,` +
 				`"size_bytes":9007199254740993},"h2":{"metadata":{}}}`},
+		"ECExampleConnector, as vLLM 0.32.0 sent it": {
+			[]string{`{"ec_transfer_params":{"4aa776f4":{"item_indices":[0],"metadata":{}}}}`,
+				`{"ec_transfer_params":{"39d278ff":{"item_indices":[0],"metadata":{}}}}`},
+			`{"4aa776f4":{"item_indices":[0],"metadata":{}},"39d278ff":{"item_indices":[0],"metadata":{}}}`},
 		"a list of items": {
 			[]string{`{"ec_transfer_params":{"ec_items":[{"mm_hash":"h1","grid":[1]}]}}`,
 				`{"ec_transfer_params":{"ec_items":[{"mm_hash":"h2"},{"mm_hash":"h1"}]}}`},

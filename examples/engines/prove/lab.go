@@ -103,6 +103,7 @@ func (l *lab) startEngines(ctx context.Context, wanted ...engineOptions) ([]*pro
 type gatewayOptions struct {
 	connector                         string
 	config                            string   // of the connector, JSON
+	encoder                           string   // type of the encode stage; "" means none
 	prefills, decodes                 []string // URLs
 	endpoints                         []discovery.Endpoint
 	lease                             time.Duration
@@ -139,6 +140,9 @@ spec:
 		if timeout.value > 0 {
 			fmt.Fprintf(&b, "      %s: %s\n", timeout.name, timeout.value)
 		}
+	}
+	if o.encoder != "" {
+		fmt.Fprintf(&b, "  encoder: {type: %s}\n", o.encoder)
 	}
 	b.WriteString("  discovery:\n    static:\n      endpoints:\n")
 	for _, url := range o.prefills {

@@ -7,6 +7,7 @@
 // the prefill engine instead of computing it.
 //
 //	prove [flags] [CONNECTOR]             CONNECTOR is the gateway's kvConnector.type, nixl if left out
+//	prove -encode [flags]                 prove the encode stage, with an encode engine more and with images
 //	prove -verify [flags] [CONNECTOR...]  let pdctl verify judge each connector that runs on a CPU
 //	prove -today [flags]                  the same for some: those of each day, and those whose turn it is
 //
@@ -42,6 +43,7 @@ func main() {
 	flag.BoolVar(&o.today, "today", false, "like -verify, for the connectors that are proven each day, and for those "+
 		"to which the day of the year turns")
 	flag.BoolVar(&o.all, "all", false, "also show that connector http is found out, and play the faults")
+	flag.BoolVar(&o.encode, "encode", false, "prove the encode stage instead, with images")
 	flag.Parse()
 	o.connector = "nixl"
 	o.verified = flag.Args()
@@ -76,6 +78,7 @@ type options struct {
 	connector, script, gateway, logs string
 	all, verify, today               bool
 	verified                         []string
+	encode                           bool
 }
 
 func run(ctx context.Context, o options) (err error) {
@@ -111,6 +114,9 @@ func run(ctx context.Context, o options) (err error) {
 			return fmt.Errorf("building pdctl: %w\n%s", err, output)
 		}
 		return verifyAll(ctx, lab, o.verified)
+	}
+	if o.encode {
+		return proveEncode(ctx, lab)
 	}
 
 	begin := time.Now()
