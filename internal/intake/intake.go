@@ -83,24 +83,43 @@ func read(r *http.Request, limit int64, optional bool) ([]byte, *Fault) {
 	return nil, &Fault{Code: "invalid_request", Message: "the body could not be read to its end", Err: err}
 }
 
-// ReadAll reads r to its end, up to limit bytes. length is what it announces, -1 if nothing; it is believed up to 1 MiB,
-// since who lies about it must not cost memory.
+// believed is how much memory an announced length is given before any byte has come, in bytes. Each byte that has come
+// is believed to have perByte more behind it.
+const (
+	believed = 1 << 20
+	perByte  = 8
+)
+
+// ReadAll reads r to its end, up to limit bytes. length is what it announces, -1 if nothing. Who lies about it must not
+// cost memory, so the buffer grows towards it with what has come.
 func ReadAll(r io.Reader, length, limit int64) ([]byte, error) {
 	if length > limit {
 		return nil, ErrTooLarge
 	}
-	if length >= 0 && length <= 1<<20 {
-		b := make([]byte, length)
-		n, err := io.ReadFull(r, b)
-		return b[:n], err
+	if length < 0 {
+		var buf bytes.Buffer
+		n, err := buf.ReadFrom(io.LimitReader(r, max(limit, limit+1)))
+		if err == nil && n > limit {
+			err = ErrTooLarge
+		}
+		return buf.Bytes(), err
 	}
-	var buf bytes.Buffer
-	buf.Grow(int(min(max(length, 0), 1<<20)) + bytes.MinRead)
-	n, err := buf.ReadFrom(io.LimitReader(r, max(limit, limit+1)))
-	if err == nil && n > limit {
-		err = ErrTooLarge
+	first := length
+	for first > believed {
+		first = (first + perByte - 1) / perByte // the buffers before the last, whole one are a seventh of it together
 	}
-	return buf.Bytes(), err
+	b := make([]byte, 0, first)
+	for {
+		n, err := io.ReadFull(r, b[len(b):cap(b)])
+		b = b[:len(b)+n]
+		if err != nil && n == 0 && len(b) > 0 {
+			err = io.ErrUnexpectedEOF
+		}
+		if err != nil || int64(len(b)) == length {
+			return b, err
+		}
+		b = append(make([]byte, 0, min(length, int64(cap(b))*perByte)), b...)
+	}
 }
 
 // checkHeader wants JSON: bodies in another form or encoding could not be looked through for transfer members.
