@@ -122,7 +122,7 @@ for file in METADATA INSTALLER RECORD; do echo "vllm-$VLLM+cpu.dist-info/$file,,
 
 # 8. The model, and a check that everything loads.
 "$DIR/venv/bin/python" "$HERE/make-model.py" "$DIR/model"
-LD_LIBRARY_PATH=$DIR/lib "$DIR/venv/bin/python" - <<'PY'
+LMCACHE_LOG_LEVEL=ERROR LD_LIBRARY_PATH=$DIR/lib "$DIR/venv/bin/python" - <<'PY'
 import lmcache.v1.multiprocess.server  # noqa: F401
 import torch, vllm
 from mooncake.engine import TransferEngine  # noqa: F401
