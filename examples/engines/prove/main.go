@@ -8,6 +8,7 @@
 //
 //	prove [flags] [CONNECTOR]             CONNECTOR is the gateway's kvConnector.type, nixl if left out
 //	prove -verify [flags] [CONNECTOR...]  let pdctl verify judge each connector that runs on a CPU
+//	prove -wire [flags] [RECORDING...]    compare the engines' responses with the recorded ones
 //
 // It exits with 0 if all is proven, with 1 if it is not, and with 2 if it could not try. Start it with prove.sh, which
 // installs the engines.
@@ -37,14 +38,17 @@ func main() {
 		"removed at the end)")
 	flag.BoolVar(&o.verify, "verify", false, "let pdctl verify judge CONNECTOR..., or all that run on a CPU, each "+
 		"with engines launched as the connector renders them")
-	flag.BoolVar(&o.all, "all", false, "also show that connector http is found out, and play the faults")
+	flag.BoolVar(&o.wire, "wire", false, "replay docs/protocols/recordings, or those of the named connectors, or those "+
+		"whose names begin like nixl/25, and print where the shape of a response is another than the recorded one")
+	flag.BoolVar(&o.all, "all", false, "also show that connector http is found out, and play the faults; with -wire, "+
+		"also replay the recordings that leave an engine dead or a request behind")
 	flag.Parse()
 	o.connector = "nixl"
 	o.verified = flag.Args()
 	if flag.NArg() > 0 {
 		o.connector = flag.Arg(0)
 	}
-	if flag.NArg() > 1 && !o.verify {
+	if flag.NArg() > 1 && !o.verify && !o.wire {
 		fmt.Fprintln(os.Stderr, "prove: one connector at a time")
 		os.Exit(2)
 	}
@@ -52,8 +56,13 @@ func main() {
 	err := run(ctx, o)
 	stop()
 	switch {
+	case err == nil && o.wire:
+		fmt.Println("SAME")
 	case err == nil:
 		fmt.Println("PROVEN")
+	case errors.Is(err, errDifferent):
+		fmt.Println("DIFFERENT")
+		os.Exit(1)
 	case errors.Is(err, errNotProven):
 		fmt.Println("NOT PROVEN")
 		os.Exit(1)
@@ -65,7 +74,7 @@ func main() {
 
 type options struct {
 	connector, script, gateway, logs string
-	all, verify                      bool
+	all, verify, wire                bool
 	verified                         []string
 }
 
@@ -79,7 +88,7 @@ func run(ctx context.Context, o options) (err error) {
 	} else if err := os.MkdirAll(lab.dir, 0o750); err != nil {
 		return err
 	}
-	if lab.gateway == "" {
+	if lab.gateway == "" && !o.wire {
 		lab.gateway = filepath.Join(lab.dir, "gateway")
 		//nolint:gosec // G204: only the output file varies, and it is ours
 		build := exec.CommandContext(ctx, "go", "build", "-o", lab.gateway, "github.com/pdkit/pdkit/examples/gateway")
@@ -91,6 +100,9 @@ func run(ctx context.Context, o options) (err error) {
 		return err
 	}
 	defer lab.close()
+	if o.wire {
+		return (&wire{lab: lab, all: o.all, names: o.verified, out: os.Stdout}).run(ctx)
+	}
 	if o.verify {
 		//nolint:gosec // G204: only the output file varies, and it is ours
 		build := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(lab.dir, "pdctl"),
