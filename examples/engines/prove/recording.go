@@ -48,7 +48,6 @@ type recordedResponse struct {
 // cannotReplay are recordings for which requests to two engines are not enough, by the beginning of their names.
 var cannotReplay = map[string]string{
 	"mooncake/16-":  "P is killed",
-	"mooncake/17-":  "needs num_workers 2",
 	"mooncake/18-":  "needs another abort time-out",
 	"mooncake/19-":  "needs another abort time-out",
 	"nixl-push/09-": "P is killed",

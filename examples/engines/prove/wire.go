@@ -37,7 +37,7 @@ var recordedEngines = []struct{ connector, config string }{
 		`{"kv_connector":"ExampleConnector","kv_role":"kv_both",` +
 		`"kv_connector_extra_config":{"shared_storage_path":"FOLDER"}}]}}`},
 	{"mooncake", `{"kv_connector":"MooncakeConnector","kv_role":"ROLE","kv_connector_module_path":"mooncake_cpu",` +
-		`"kv_connector_extra_config":{"mooncake_protocol":"tcp"}}`},
+		`"kv_connector_extra_config":{"mooncake_protocol":"tcp","num_workers":2}}`},
 }
 
 // wire is one comparison of the recordings with engines that run now.

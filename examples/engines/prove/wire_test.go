@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -36,13 +37,16 @@ func recorded(t *testing.T, name string) *recording {
 // engines plays back what P and D said in the recording, after edit, and keeps what they were sent.
 func engines(t *testing.T, r *recording, edit func(i int, body string) string) (*wirePair, *[]map[string]any) {
 	t.Helper()
+	var mu sync.Mutex
 	sent := make([]map[string]any, 0, len(r.Exchanges))
 	engine := func(name string) string {
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
 			var body map[string]any
 			assert.NoError(t, json.NewDecoder(request.Body).Decode(&body))
+			mu.Lock()
 			i := len(sent)
 			sent = append(sent, body)
+			mu.Unlock()
 			assert.Equal(t, name, r.Exchanges[i].Engine)
 			for header, value := range r.Exchanges[i].Response.Headers {
 				if header != "content-length" {
