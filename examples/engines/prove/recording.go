@@ -48,22 +48,22 @@ type recordedResponse struct {
 // cannotReplay are recordings for which requests to two engines are not enough, by the beginning of their names.
 var cannotReplay = map[string]string{
 	"mooncake/16-":  "P is killed",
-	"mooncake/18-":  "needs another abort time-out",
-	"mooncake/19-":  "needs another abort time-out",
+	"mooncake/18-":  "it needs another abort time-out",
+	"mooncake/19-":  "it needs another abort time-out",
 	"nixl-push/09-": "P is killed",
-	"nixl/43-":      "needs a port that never answers",
-	"nixl/44-":      "needs a port that never answers",
-	"nixl/45c-":     "the client leaves after 10 ms, sometimes before P responds",
+	"nixl/43-":      "it needs a port that never answers",
+	"nixl/44-":      "it needs a port that never answers",
+	"nixl/45c-":     "its client leaves after 10 ms, before or after P has responded",
 	"nixl/52-":      "P is killed",
 	"nixl/53-":      "P is killed",
 	"nixl/54-":      "P is stopped",
 	"nixl/55-":      "D is killed",
 	"nixl/55b-":     "D is killed",
-	"nixl/58-":      "needs kv_load_failure_policy recompute",
-	"nixl/58b-":     "needs kv_load_failure_policy recompute",
+	"nixl/58-":      "it needs kv_load_failure_policy recompute",
+	"nixl/58b-":     "it needs kv_load_failure_policy recompute",
 	"nixl/59-":      "P is killed",
-	"nixl/60-":      "needs a small cache and a short lease",
-	"nixl/61-":      "needs a small cache and a short lease",
+	"nixl/60-":      "it needs a small cache and a short lease",
+	"nixl/61-":      "it needs a small cache and a short lease",
 }
 
 func (r *recording) obstacle() string {
@@ -176,7 +176,8 @@ func splice(recorded map[string]any, handoffs []handoff, p where) map[string]any
 		if _, found := recorded["remote_port"].(float64); found {
 			result["remote_port"] = json.Number(p.side)
 		}
-		if address, _ := recorded["remote_bootstrap_addr"].(string); address != "" && !strings.HasSuffix(address, ":1") {
+		address, _ := recorded["remote_bootstrap_addr"].(string)
+		if address != "" && !strings.HasSuffix(address, ":1") {
 			result["remote_bootstrap_addr"] = "http://127.0.0.1:" + p.side
 		}
 		if id, _ := recorded["remote_engine_id"].(string); drawn.MatchString(id) {

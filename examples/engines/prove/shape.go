@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -27,7 +28,7 @@ func shapeOf(r *recordedResponse) shape {
 	if r == nil {
 		return shape{"response": "none"}
 	}
-	s := shape{"status": fmt.Sprint(r.Status)}
+	s := shape{"status": strconv.Itoa(r.Status)}
 	for name, value := range r.Headers {
 		switch name = strings.ToLower(name); {
 		case slices.Contains(unread, name):

@@ -67,7 +67,8 @@ func TestStreamsAreComparedByFirstLastAndMiddleEvents(t *testing.T) {
 		return shapeOf(&recordedResponse{Status: 200, SSELines: lines})
 	}
 	recorded := stream(`data: {"a":1}`, `data: {"b":1}`, `data: {"b":2}`, `data: {"c":1}`, `data: [DONE]`)
-	assert.Empty(t, changes(recorded, stream(`data: {"a":1}`, "", `data: {"b":1}`, `data: {"c":9}`, "", `data: [DONE]`)))
+	assert.Empty(t, changes(recorded, stream(
+		`data: {"a":1}`, "", `data: {"b":1}`, `data: {"c":9}`, "", `data: [DONE]`)))
 	assert.Equal(t, []string{"added  last event.kv_transfer_params: null"}, changes(recorded, stream(
 		`data: {"a":1}`, `data: {"b":1}`, `data: {"c":1,"kv_transfer_params":null}`, `data: [DONE]`)))
 	assert.Equal(t, []string{"gone   stream ends with: [DONE]", "added  stream event: stop"}, changes(recorded, stream(

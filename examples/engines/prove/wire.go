@@ -95,14 +95,14 @@ func (w *wire) wants(r *recording) bool {
 func (w *wire) compareAll(ctx context.Context, connector, config string, list []*recording) (err error) {
 	var engines *wirePair
 	defer func() { engines.stop() }()
+	left := map[string][]string{} // reasons, and the names of what is not replayed
 	for _, r := range list {
 		reason := r.obstacle()
 		if reason == "" && r.spoils() && !w.all {
-			reason = "it leaves an engine dead or a request behind; -all replays it"
+			reason = "it leaves an engine dead or a request behind (-all replays it)"
 		}
 		if reason != "" {
-			w.left++
-			fmt.Fprintf(w.out, "%s: not replayed: %s\n", r.name, reason)
+			left[reason] = append(left[reason], r.name)
 			continue
 		}
 		if engines == nil {
@@ -120,6 +120,10 @@ func (w *wire) compareAll(ctx context.Context, connector, config string, list []
 			engines.stop()
 			engines = nil
 		}
+	}
+	for _, reason := range slices.Sorted(maps.Keys(left)) {
+		w.left += len(left[reason])
+		fmt.Fprintf(w.out, "not replayed, since %s: %s\n", reason, strings.Join(left[reason], ", "))
 	}
 	return nil
 }
@@ -199,7 +203,7 @@ func (w *wire) start(ctx context.Context, connector, config string) (*wirePair, 
 		}
 		if pair.where.engineID = ranks["0"].EngineID; pair.where.engineID == "" {
 			pair.stop()
-			return nil, errors.New("P's bootstrap server does not tell P's engine id")
+			return nil, errors.New("the bootstrap server does not tell the prefill engine's id")
 		}
 	}
 	return pair, nil

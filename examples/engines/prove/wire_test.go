@@ -106,7 +106,8 @@ func TestReplay(t *testing.T) {
 func TestSplice(t *testing.T) {
 	told := map[string]any{"remote_engine_id": "e1", "remote_port": 5600.0, "remote_block_ids": []any{1.0}}
 	now := map[string]any{"remote_engine_id": "e2", "remote_port": 41.0, "remote_block_ids": []any{7.0}, "new": true}
-	other := handoff{map[string]any{"remote_engine_id": "e1", "remote_port": 5600.0, "remote_block_ids": []any{3.0}}, told}
+	other := handoff{maps.Clone(told), told}
+	other.recorded["remote_block_ids"] = []any{3.0}
 	handoffs := []handoff{other, {told, now}, other}
 	assert.Equal(t, now, splice(told, handoffs, where{}), "with what this version adds")
 
