@@ -83,6 +83,19 @@ func (r *recording) spoils() bool {
 	})
 }
 
+// turn orders the recordings that are replayed to the same engines. First comes the one whose handoff lacks what D needs
+// only for its first handshake with P. Last come those that spoil the engines, which are then started anew.
+func (r *recording) turn() int {
+	switch {
+	case strings.HasPrefix(r.name, "nixl/51e-"):
+		return 0
+	case !r.spoils():
+		return 1
+	default:
+		return 2
+	}
+}
+
 // readRecordings reads a connector's recordings, ordered by name.
 func readRecordings(root, connector string) (list []*recording, err error) {
 	files, err := filepath.Glob(filepath.Join(root, connector, "*.json"))

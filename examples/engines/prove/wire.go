@@ -61,8 +61,7 @@ func (w *wire) run(ctx context.Context) error {
 			return err
 		}
 		list = slices.DeleteFunc(list, func(r *recording) bool { return !w.wants(r) })
-		// The engines are started anew after a recording that spoils them, so these come last.
-		slices.SortStableFunc(list, func(a, b *recording) int { return order(a.spoils()) - order(b.spoils()) })
+		slices.SortStableFunc(list, func(a, b *recording) int { return a.turn() - b.turn() })
 		if err := w.compareAll(ctx, engines.connector, engines.config, list); err != nil {
 			return fmt.Errorf("%s: %w", engines.connector, err)
 		}
@@ -76,13 +75,6 @@ func (w *wire) run(ctx context.Context) error {
 		return errDifferent
 	}
 	return nil
-}
-
-func order(late bool) int {
-	if late {
-		return 1
-	}
-	return 0
 }
 
 func (w *wire) wants(r *recording) bool {

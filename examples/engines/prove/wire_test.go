@@ -173,3 +173,16 @@ func TestEveryRecordingIsKnown(t *testing.T) {
 	}
 	assert.Empty(t, obstacles)
 }
+
+func TestWhichRecordingsAreReplayed(t *testing.T) {
+	for name, turn := range map[string]int{"nixl/51e-": 0, "nixl/01-": 1, "nixl/30-": 1, "mooncake/00-": 1,
+		"nixl/35-": 2 /* D ends */, "nixl/51-": 2 /* D is unhealthy */, "mooncake/08-": 2 /* D waits */} {
+		assert.Equal(t, turn, recorded(t, name).turn(), name)
+	}
+	r := recorded(t, "nixl/51-")
+	for name, want := range map[string]bool{"nixl": true, "nixl/51": true, "nixl/51b": false, "nixl-push": false} {
+		assert.Equal(t, want, (&wire{names: []string{"mooncake", name}}).wants(r), name)
+	}
+	assert.Equal(t, "P is killed", recorded(t, "nixl/52-").obstacle())
+	assert.Empty(t, r.obstacle())
+}
