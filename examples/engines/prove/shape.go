@@ -26,7 +26,7 @@ var unread = []string{"connection", "content-length", "date", "transfer-encoding
 
 func shapeOf(r *recordedResponse) shape {
 	if r == nil {
-		return shape{"response": "none"}
+		return shape{"status": "none"}
 	}
 	s := shape{"status": strconv.Itoa(r.Status)}
 	for name, value := range r.Headers {
@@ -121,8 +121,12 @@ func (s shape) add(path, kind string) {
 	s[path] = strings.Join(types, " or ")
 }
 
-// changes lists what differs in the second shape, ordered by path.
+// changes lists what differs in the second shape, ordered by path. Of an error in place of a success, and of no response
+// in place of one, it lists only the status.
 func changes(recorded, now shape) (list []string) {
+	if before, after := recorded["status"], now["status"]; before[:1] != after[:1] {
+		return []string{fmt.Sprintf("type   status: %s, was %s", after, before)}
+	}
 	all := maps.Clone(recorded)
 	maps.Copy(all, now)
 	for _, path := range slices.Sorted(maps.Keys(all)) {

@@ -53,11 +53,14 @@ func TestChangesOfAShape(t *testing.T) {
 
 func TestStatusAndHeadersBelongToTheShape(t *testing.T) {
 	before, now := withBody(`{}`), withBody(`{}`)
-	now.Status = 400
+	now.Status = 202
 	now.Headers = map[string]string{"Content-Type": "text/plain", "X-Request-Id": "1", "Date": "today"}
 	assert.Equal(t, []string{"type   header content-type: text/plain, was application/json",
-		"added  header x-request-id: string", "type   status: 400, was 200"}, changes(shapeOf(before), shapeOf(now)))
-	assert.Contains(t, changes(shapeOf(before), shapeOf(nil)), "added  response: none")
+		"added  header x-request-id: string", "type   status: 202, was 200"}, changes(shapeOf(before), shapeOf(now)))
+	now.Status = 400
+	assert.Equal(t, []string{"type   status: 400, was 200"}, changes(shapeOf(before), shapeOf(now)))
+	assert.Equal(t, []string{"type   status: none, was 200"}, changes(shapeOf(before), shapeOf(nil)))
+	assert.Equal(t, []string{"type   status: 200, was none"}, changes(shapeOf(nil), shapeOf(before)))
 	assert.Empty(t, changes(shapeOf(nil), shapeOf(nil)))
 }
 
