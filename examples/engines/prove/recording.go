@@ -83,8 +83,8 @@ func (r *recording) spoils() bool {
 	})
 }
 
-// turn orders the recordings that are replayed to the same engines. First comes the one whose handoff lacks what D needs
-// only for its first handshake with P. Last come those that spoil the engines, which are then started anew.
+// turn orders the recordings that are replayed to the same engines. First comes the one whose handoff lacks what D
+// needs only for its first handshake with P. Last come those that spoil the engines, which are then started anew.
 func (r *recording) turn() int {
 	switch {
 	case strings.HasPrefix(r.name, "nixl/51e-"):

@@ -121,8 +121,8 @@ func (s shape) add(path, kind string) {
 	s[path] = strings.Join(types, " or ")
 }
 
-// changes lists what differs in the second shape, ordered by path. Of an error in place of a success, and of no response
-// in place of one, it lists only the status.
+// changes lists what differs in the second shape, ordered by path. Where an error took the place of a success, or no
+// response that of one, it lists only the status.
 func changes(recorded, now shape) (list []string) {
 	if before, after := recorded["status"], now["status"]; before[:1] != after[:1] {
 		return []string{fmt.Sprintf("type   status: %s, was %s", after, before)}
