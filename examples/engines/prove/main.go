@@ -10,6 +10,7 @@
 //	prove -encode [flags]                 prove the encode stage, with an encode engine more and with images
 //	prove -verify [flags] [CONNECTOR...]  let pdctl verify judge each connector that runs on a CPU
 //	prove -today [flags]                  the same for some: those of each day, and those whose turn it is
+//	prove -wire [flags] [RECORDING...]    compare the engines' responses with the recorded ones
 //
 // It exits with 0 if all is proven, with 1 if it is not, and with 2 if it could not try. Start it with prove.sh, which
 // installs the engines.
@@ -42,8 +43,11 @@ func main() {
 		"with engines launched as the connector renders them")
 	flag.BoolVar(&o.today, "today", false, "like -verify, for the connectors that are proven each day, and for those "+
 		"to which the day of the year turns")
-	flag.BoolVar(&o.all, "all", false, "also show that connector http is found out, and play the faults")
 	flag.BoolVar(&o.encode, "encode", false, "prove the encode stage instead, with images")
+	flag.BoolVar(&o.wire, "wire", false, "replay docs/protocols/recordings, or those of the named connectors, or "+
+		"those whose names begin like nixl/25, and print where a response has another shape than the recorded one")
+	flag.BoolVar(&o.all, "all", false, "also show that connector http is found out, and play the faults; with -wire, "+
+		"also replay the recordings that leave an engine dead or a request behind")
 	flag.Parse()
 	o.connector = "nixl"
 	o.verified = flag.Args()
@@ -55,7 +59,7 @@ func main() {
 	if flag.NArg() > 0 {
 		o.connector = flag.Arg(0)
 	}
-	if flag.NArg() > 1 && !o.verify {
+	if flag.NArg() > 1 && !o.verify && !o.wire {
 		fmt.Fprintln(os.Stderr, "prove: one connector at a time")
 		os.Exit(2)
 	}
@@ -63,8 +67,13 @@ func main() {
 	err := run(ctx, o)
 	stop()
 	switch {
+	case err == nil && o.wire:
+		fmt.Println("SAME")
 	case err == nil:
 		fmt.Println("PROVEN")
+	case errors.Is(err, errDifferent):
+		fmt.Println("DIFFERENT")
+		os.Exit(1)
 	case errors.Is(err, errNotProven):
 		fmt.Println("NOT PROVEN")
 		os.Exit(1)
@@ -76,7 +85,7 @@ func main() {
 
 type options struct {
 	connector, script, gateway, logs string
-	all, verify, today               bool
+	all, verify, today, wire         bool
 	verified                         []string
 	encode                           bool
 }
@@ -94,7 +103,7 @@ func run(ctx context.Context, o options) (err error) {
 	} else if err := os.MkdirAll(lab.dir, 0o750); err != nil {
 		return err
 	}
-	if lab.gateway == "" {
+	if lab.gateway == "" && !o.wire {
 		lab.gateway = filepath.Join(lab.dir, "gateway")
 		//nolint:gosec // G204: only the output file varies, and it is ours
 		build := exec.CommandContext(ctx, "go", "build", "-o", lab.gateway, "github.com/pdkit/pdkit/examples/gateway")
@@ -106,6 +115,9 @@ func run(ctx context.Context, o options) (err error) {
 		return err
 	}
 	defer lab.close()
+	if o.wire {
+		return (&wire{lab: lab, all: o.all, names: o.verified, out: os.Stdout}).run(ctx)
+	}
 	if o.verify {
 		//nolint:gosec // G204: only the output file varies, and it is ours
 		build := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(lab.dir, "pdctl"),
