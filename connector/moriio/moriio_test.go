@@ -52,16 +52,16 @@ func responseOf(body string) *connector.PrefillResult {
 	return connector.NewPrefillResult(http.StatusOK, nil, []byte(body), time.Now())
 }
 
-// legs returns both legs. response is P's response, "" for none.
-func legs(t testing.TB, c connector.KVConnector, s *connector.Session, response string) (p, d *connector.Leg, err error) {
+// legs returns both legs. fromP is P's response, "" for none.
+func legs(t testing.TB, c connector.KVConnector, s *connector.Session, fromP string) (p, d *connector.Leg, err error) {
 	t.Helper()
 	p, d = connector.NewLeg(s.Request), connector.NewLeg(s.Request)
 	if err = c.Prefill(context.Background(), s, p); err != nil {
 		return nil, nil, err
 	}
 	var result *connector.PrefillResult
-	if response != "" {
-		result = responseOf(response)
+	if fromP != "" {
+		result = responseOf(fromP)
 	}
 	return p, d, c.Decode(context.Background(), s, result, d)
 }

@@ -109,8 +109,9 @@ func TestPrefillThatGaveUpIsNoTransfer(t *testing.T) {
 	require.ErrorIs(t, check.CheckPrefill(s, result(`{"choices":[]}`)), connector.ErrNoTransfer)
 }
 
-func FuzzAnswers(f *testing.F) {
-	for _, a := range []string{response, finished, `{"choices":[{"message":{"tool_calls":[1]},"finish_reason":"stop"}]}`,
+func FuzzResponses(f *testing.F) {
+	for _, a := range []string{response, finished,
+		`{"choices":[{"message":{"tool_calls":[1]},"finish_reason":"stop"}]}`,
 		`{"choices":[{"finish_reason":"stop","message":7}]}`, `{}`} {
 		f.Add(a, true)
 		f.Add(a, false)

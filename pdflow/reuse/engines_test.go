@@ -132,17 +132,18 @@ func TestAnEngineWithoutCountersOrRecordsCannotBeJudged(t *testing.T) {
 // SGLang's decode engine counts the prompts' tokens, and those that it computed: also behind a connector that does not
 // know SGLang.
 func TestSGLangsCountersTellWhatDecodeComputed(t *testing.T) {
+	ours, none := conn(sglang.New(nil)), conn(plainhttp.New(nil))
 	for rule, k := range map[string]struct {
 		conn             connector.KVConnector
 		status, computed int
 		verdict          reuse.Verdict
 		says             string
 	}{
-		"KV arrived":               {conn(sglang.New(nil)), 200, 0, reuse.Reused, "600 of 600 prompt tokens, moved 1048576"},
-		"decode computed":          {conn(sglang.New(nil)), 200, 600, reuse.NotReused, "runs without --disaggregation-mode"},
-		"decode computed the rest": {conn(sglang.New(nil)), 200, 400, reuse.Partly, "200 of 600"},
-		"connector http, refused":  {conn(plainhttp.New(nil)), 400, 0, reuse.Failed, "relays nothing, and SGLang"},
-		"connector http, computed": {conn(plainhttp.New(nil)), 200, 600, reuse.NotReused, "relays nothing"},
+		"KV arrived":               {ours, 200, 0, reuse.Reused, "600 of 600 prompt tokens, moved 1048576"},
+		"decode computed":          {ours, 200, 600, reuse.NotReused, "runs without --disaggregation-mode"},
+		"decode computed the rest": {ours, 200, 400, reuse.Partly, "200 of 600"},
+		"connector http, refused":  {none, 400, 0, reuse.Failed, "relays nothing, and SGLang"},
+		"connector http, computed": {none, 200, 600, reuse.NotReused, "relays nothing"},
 	} {
 		t.Run(rule, func(t *testing.T) {
 			var served atomic.Int64
@@ -163,7 +164,8 @@ func TestSGLangsCountersTellWhatDecodeComputed(t *testing.T) {
 					"sglang:realtime_tokens_total{mode=\"prefill_compute\"} %d\n"+
 					"sglang:realtime_tokens_total{mode=\"decode\"} %d\n", 600*n, int64(k.computed)*n, 16*n)
 			})
-			r, err := reuse.Verify(t.Context(), reuse.Target{Connector: k.conn, Prefill: []string{p}, Decode: []string{d},
+			r, err := reuse.Verify(t.Context(), reuse.Target{Connector: k.conn,
+				Prefill: []string{p}, Decode: []string{d},
 				Ask: func(context.Context, []byte) (int, string, []byte, error) {
 					if k.status == http.StatusOK {
 						served.Add(1)

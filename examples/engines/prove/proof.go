@@ -28,7 +28,8 @@ type row struct {
 
 // served reports whether the client got the right text, in whatever way it was made.
 func (r row) served() bool {
-	return r.response.status == http.StatusOK && r.response.whole && r.response.err == nil && r.response.text == r.reference
+	got := r.response
+	return got.status == http.StatusOK && got.whole && got.err == nil && got.text == r.reference
 }
 
 // reused reports whether D took over exactly the prompt, and NIXL moved exactly its blocks.
@@ -98,7 +99,8 @@ func (p proof) print(w io.Writer) {
 
 // prove shows a connector's proof. It returns errNotProven if there is a problem.
 func prove(ctx context.Context, lab *lab, connector string, p, d *process) error {
-	fmt.Printf("kvConnector.type %s: every response against one engine alone, and what the engines counted\n", connector)
+	fmt.Printf("kvConnector.type %s: every response against one engine alone, and what the engines counted\n",
+		connector)
 	proof, err := collect(ctx, lab, connector, p, d)
 	if err != nil {
 		return err

@@ -42,11 +42,13 @@ func TestSGLangsResponsesAreRead(t *testing.T) {
 				"data: {\"text\":\"ab\",\"meta_info\":{\"prompt_tokens\":2},\"index\":0}\n\ndata: [DONE]\n\n",
 			texts: map[int]string{0: "ab", 1: "c"}, tokens: 7},
 		"responses": {path: "/v1/responses",
-			body:  `{"output":[{"content":[{"text":"ab"}]}],"text":{"format":{"type":"text"}},"usage":{"input_tokens":9}}`,
+			body: `{"output":[{"content":[{"text":"ab"}]}],"text":{"format":{"type":"text"}},` +
+				`"usage":{"input_tokens":9}}`,
 			texts: map[int]string{0: "ab"}, tokens: 9},
 		"responses, streamed": {path: "/v1/responses", stream: true,
-			body: "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"output\":[],\"usage\":null}}" +
-				"\n\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"a\"}\n\n" +
+			body: "event: response.created\ndata: {\"type\":\"response.created\"," +
+				"\"response\":{\"output\":[],\"usage\":null}}\n\n" +
+				"data: {\"type\":\"response.output_text.delta\",\"delta\":\"a\"}\n\n" +
 				"data: {\"type\":\"response.output_text.done\",\"text\":\"a\"}\n\n" +
 				"data: {\"type\":\"response.incomplete\",\"response\":{\"usage\":{\"input_tokens\":9}}}\n\n",
 			texts: map[int]string{0: "a"}, tokens: 9},
@@ -54,9 +56,10 @@ func TestSGLangsResponsesAreRead(t *testing.T) {
 			texts: map[int]string{0: "ab"}, tokens: 4},
 		"messages, streamed": {path: "/v1/messages", stream: true,
 			body: "data: {\"type\":\"message_start\",\"message\":{\"content\":[],\"usage\":{\"input_tokens\":4}}}\n\n" +
-				"data: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"a\"}}\n\n" +
-				"data: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"max_tokens\"},\"usage\":{\"output_tokens\":1}}" +
-				"\n\ndata: {\"type\":\"message_stop\"}\n\n",
+				"data: {\"type\":\"content_block_delta\",\"index\":0," +
+				"\"delta\":{\"type\":\"text_delta\",\"text\":\"a\"}}\n\n" +
+				"data: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"max_tokens\"}," +
+				"\"usage\":{\"output_tokens\":1}}\n\ndata: {\"type\":\"message_stop\"}\n\n",
 			texts: map[int]string{0: "a"}, tokens: 4},
 	} {
 		t.Run(form, func(t *testing.T) {

@@ -183,7 +183,11 @@ func (s *sglangScene) settled(last bool) error {
 		if err != nil {
 			return err
 		}
-		if !answersOK(s.ctx, engine.url+"/health_generate") && !answersOK(s.ctx, engine.url+"/health_generate") {
+		healthy := false
+		for range 2 {
+			healthy = healthy || answersOK(s.ctx, engine.url+"/health_generate")
+		}
+		if !healthy {
 			return fmt.Errorf("the %s engine is not healthy:\n%s", engine.name, engine.tail())
 		}
 	}
