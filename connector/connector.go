@@ -37,8 +37,10 @@ type Order uint8
 const (
 	PrefillThenDecode Order = iota // D's leg is sent after P has answered (NIXL pull, content stores)
 	Together                       // both legs are sent at once (Mooncake, SGLang, NIXL push)
-	DecodeFirst                    // D's leg is sent; after a cold response P's, then D's again (a hit threshold)
-	// D's leg is sent and waits; its event starts P's leg, if it comes (ascend layerwise)
+	// D's leg is sent first. If its response says that D holds too little of the prompt (see [ColdDetector]), P's leg
+	// is sent, and then D's again (NIXL with a hit threshold).
+	DecodeFirst
+	// D's leg is sent first. If D asks for a prefill by an event, P's leg is sent while D's waits (Ascend layerwise).
 	DecodeThenPrefill
 )
 

@@ -72,7 +72,8 @@ func (w *world) start(c connector.KVConnector, prefill, decode string, attribute
 	var running sync.WaitGroup
 	running.Go(func() { _ = set.Run(ctx) })
 	t.Cleanup(func() { cancel(); running.Wait() })
-	w.flow, err = pdflow.New(c, pick.New(set, pick.RoundRobin()), append(opts, pdflow.WithObserver(pdflow.Observer{SessionEnd: w.SessionEnd}))...)
+	w.flow, err = pdflow.New(c, pick.New(set, pick.RoundRobin()),
+		append(opts, pdflow.WithObserver(pdflow.Observer{SessionEnd: w.SessionEnd}))...)
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, w.flow.Shutdown(context.Background()), "every request has been ended") })
 	w.serve()

@@ -167,7 +167,7 @@ func (f *Flow) HealthCheck(ctx context.Context) error {
 	return nil
 }
 
-// Request is a request for [Flow.Do].
+// Request is a client's request, for [Flow.Do] and [Flow.Begin].
 type Request struct {
 	API       connector.API
 	Header    http.Header // the client's; nil allowed
@@ -177,7 +177,8 @@ type Request struct {
 	AnyPair   bool        // Pick need not keep the connector's rules about pairs and entries, PrefillPairOnly apart
 }
 
-// Response is a response. Body must be closed; closing it early cancels whatever leg runs.
+// Response is the client's response, from [Flow.Do], [Steps.Next] and the hosts that are built on them. Body must be
+// closed, which [Response.Send] does; closing it before its end cancels the legs that still run.
 type Response struct {
 	Status int
 	// Content-Type and what else a client needs; Content-Length only of a response that is not streamed

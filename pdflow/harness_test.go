@@ -96,7 +96,8 @@ func newFlow(t *testing.T, c connector.KVConnector, eps []discovery.Endpoint, op
 	tr := transport.New(&transport.Options{NetHTTP: netHTTP})
 	seen := &outcomes{}
 	flow, err := pdflow.New(c, pick.New(setOf(t, eps...), pick.RoundRobin()),
-		append([]pdflow.Option{pdflow.WithTransport(tr), pdflow.WithObserver(pdflow.Observer{SessionEnd: seen.SessionEnd}),
+		append([]pdflow.Option{pdflow.WithTransport(tr),
+			pdflow.WithObserver(pdflow.Observer{SessionEnd: seen.SessionEnd}),
 			pdflow.WithRetry(config.Retry{MaxAttempts: 2, BackoffBase: time.Millisecond}),
 			pdflow.WithoutPickWait()}, opts...)...)
 	require.NoError(t, err)

@@ -57,12 +57,12 @@ type Outcome struct {
 	Mode      Mode
 	Prefill   LegOutcome
 	Decode    LegOutcome
-	// from P's last byte to describing decode, in the orders in which D waits for P's response; else 0
+	// from the last byte of P's response until the flow makes the decode leg of it; 0 if D's leg does not wait for P
 	HandoffAge time.Duration
 	KVTokens   int64 // prompt tokens that P says it computed or held; 0 where it does not say
 	Usage      Usage // tokens, as the engines count them
-	// decode was sent and prefill gave it nothing: the engines keep something of it for a while, so the pair should
-	// rest
+	// decode was sent and got no KV from prefill: the engines hold memory for it for a while, so the picker gives the
+	// pair a cooldown
 	Orphan bool
 	Err    *Error // nil if the client got a whole response
 	Final  bool   // no further attempt follows

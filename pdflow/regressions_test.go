@@ -233,7 +233,8 @@ func TestEveryLegThatBeginsEnds(t *testing.T) {
 		"P's response": script(t, &finishing{}, answer(ok), answer(ok)),
 	} {
 		l := &legs{}
-		flow, err := pdflow.New(s.flow.Connector(), pickOf(s), pdflow.WithObserver(pdflow.Observer{LegStart: l.LegStart, LegEnd: l.LegEnd}),
+		flow, err := pdflow.New(s.flow.Connector(), pickOf(s),
+			pdflow.WithObserver(pdflow.Observer{LegStart: l.LegStart, LegEnd: l.LegEnd}),
 			pdflow.WithRetry(config.Retry{MaxAttempts: 1}))
 		require.NoError(t, err)
 		url := serve(t, flow)

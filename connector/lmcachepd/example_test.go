@@ -52,11 +52,11 @@ func ExampleNew() {
 		}
 		fmt.Println(name, lines.String())
 	}
-	answer := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{}`), time.Now())
+	response := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{}`), time.Now())
 	prefill := connector.NewLeg(r)
 	show("P", prefill, c.Prefill(context.Background(), s, prefill))
 	decode := connector.NewLeg(r)
-	show("D", decode, c.Decode(context.Background(), s, answer, decode))
+	show("D", decode, c.Decode(context.Background(), s, response, decode))
 	// Output:
 	// P {
 	//   "prompt": "Hello",

@@ -50,7 +50,7 @@ func readResponse(api connector.API, p *connector.PrefillResult) (*prefillRespon
 	choices, okChoices := part(p, "choices")
 	handoff, okParams := part(p, connector.ParamsMember)
 	if p.Err() != nil || !okChoices || !okParams {
-		return nil, connector.NoTransfer("the answer is not one JSON object")
+		return nil, connector.NoTransfer("the response is not one JSON object")
 	}
 	a := &prefillResponse{api: api}
 	choice := choices.Get("0")

@@ -273,7 +273,7 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector
 		return err
 	}
 	if isLast(s.Request, p) && !json.Valid(p.Body) { // Final would have sent it to the client: nothing is left for D
-		return connector.NoTransfer("the answer is not one JSON object")
+		return connector.NoTransfer("the response is not one JSON object")
 	}
 	return a.continueIn(s.Request, leg)
 }

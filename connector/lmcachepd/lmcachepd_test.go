@@ -378,7 +378,7 @@ func TestTheFirstTokenStandsBeforeDsAnswer(t *testing.T) {
 		t, []string{`{"choices":[{"message":{"content":"Hello","reasoning":null}}],"usage":{"prompt_tokens":3,` +
 			`"completion_tokens":5}}`},
 		run(rewrite(connector.APIChat, answerOf(t, true, nil)), `{"choices":[{"message":{"content":"llo",`+
-			`"reasoning":null}}],"usage":{"prompt_tokens":4,"completion_tokens":4}}`), "a whole answer")
+			`"reasoning":null}}],"usage":{"prompt_tokens":4,"completion_tokens":4}}`), "a whole response")
 	assert.Equal(t, []string{`{"choices":[{"message":{"content":"He","reasoning":null}}]}`},
 		run(rewrite(connector.APIChat, answerOf(t, true, nil)), `{"choices":[{"message":{"content":null,`+
 			`"reasoning":null}}]}`), "D had nothing to add")

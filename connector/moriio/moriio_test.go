@@ -48,20 +48,20 @@ func session(t testing.TB, api connector.API, body string, p, d map[string]strin
 		engine(t, "http://10.0.0.6:8200", discovery.RoleDecode, d))
 }
 
-func answerOf(body string) *connector.PrefillResult {
+func responseOf(body string) *connector.PrefillResult {
 	return connector.NewPrefillResult(http.StatusOK, nil, []byte(body), time.Now())
 }
 
-// legs returns both legs. answer is P's response, "" for none.
-func legs(t testing.TB, c connector.KVConnector, s *connector.Session, answer string) (p, d *connector.Leg, err error) {
+// legs returns both legs. fromP is P's response, "" for none.
+func legs(t testing.TB, c connector.KVConnector, s *connector.Session, fromP string) (p, d *connector.Leg, err error) {
 	t.Helper()
 	p, d = connector.NewLeg(s.Request), connector.NewLeg(s.Request)
 	if err = c.Prefill(context.Background(), s, p); err != nil {
 		return nil, nil, err
 	}
 	var result *connector.PrefillResult
-	if answer != "" {
-		result = answerOf(answer)
+	if fromP != "" {
+		result = responseOf(fromP)
 	}
 	return p, d, c.Decode(context.Background(), s, result, d)
 }
@@ -158,10 +158,10 @@ func TestReadPassesBlocksAsTheyAre(t *testing.T) {
 	c := open(t, &moriio.Options{Mode: moriio.ModeRead})
 	for _, blocks := range []string{"[7,8]", "[ 7, 8 ]", "[[7,8]]", "[[7, 8],\n [9]]", "[[],[9007199254740993]]"} {
 		s := session(t, connector.APIChat, `{}`, nil, nil)
-		answer, err := sjson.SetRaw(`{"kv_transfer_params":`+handoff(s)+`}`, "kv_transfer_params.remote_block_ids",
+		response, err := sjson.SetRaw(`{"kv_transfer_params":`+handoff(s)+`}`, "kv_transfer_params.remote_block_ids",
 			blocks)
 		require.NoError(t, err)
-		_, d, err := legs(t, c, s, answer)
+		_, d, err := legs(t, c, s, response)
 		require.NoError(t, err, blocks)
 		assert.Equal(t, blocks, param(d, "remote_block_ids"))
 	}
@@ -276,7 +276,7 @@ func TestReadRefusesWhatDWouldReadWrongly(t *testing.T) {
 	s := session(t, connector.APIChat, `{}`, nil, nil)
 	_, _, err := legs(t, c, s, "")
 	require.ErrorIs(t, err, connector.ErrNoTransfer, "before P has answered")
-	require.NoError(t, c.CheckPrefill(s, answerOf(`{}`)), "that is Decode's part")
+	require.NoError(t, c.CheckPrefill(s, responseOf(`{}`)), "that is Decode's part")
 }
 
 // In WRITE, P writes only if it stopped because of the length, and its response says that. Otherwise D would wait for
@@ -284,13 +284,13 @@ func TestReadRefusesWhatDWouldReadWrongly(t *testing.T) {
 func TestWriteWantsPToHaveEndedByLength(t *testing.T) {
 	c, s := open(t, nil), session(t, connector.APIMessages, `{"max_tokens":9}`, nil, nil)
 	good := `{"kv_transfer_params":` + handoff(s) + `}`
-	require.NoError(t, c.CheckPrefill(s, answerOf(good)))
+	require.NoError(t, c.CheckPrefill(s, responseOf(good)))
 	_, d, err := legs(t, c, s, good)
 	require.NoError(t, err, "one after the other")
 	assert.Equal(t, "null", param(d, "remote_block_ids"), "P writes all the same")
 	for _, bad := range []string{``, `{}`, `{"kv_transfer_params":null}`, `{"kv_transfer_params":{}}`,
 		strings.Replace(good, "tx-", "tx-0", 1)} {
-		require.ErrorIs(t, c.CheckPrefill(s, answerOf(bad)), connector.ErrNoTransfer, bad)
+		require.ErrorIs(t, c.CheckPrefill(s, responseOf(bad)), connector.ErrNoTransfer, bad)
 		_, _, err = legs(t, c, s, bad+" ")
 		require.ErrorIs(t, err, connector.ErrNoTransfer, bad)
 	}
@@ -401,8 +401,8 @@ func FuzzAnswer(f *testing.F) {
 		`{"kv_transfer_params":{"remote_block_ids":[[1]]}}`, `{"kv_transfer_params":null}`, ``, `{}`} {
 		f.Add([]byte(seed))
 	}
-	f.Fuzz(func(t *testing.T, answer []byte) {
-		p := answerOf(string(answer))
+	f.Fuzz(func(t *testing.T, response []byte) {
+		p := responseOf(string(response))
 		written := w.CheckPrefill(s, p)
 		d := connector.NewLeg(s.Request)
 		if err := c.Decode(t.Context(), s, p, d); err != nil {

@@ -113,8 +113,8 @@ func (k *talk) prefill(s *connector.Session) string {
 	return gjson.Get(prefillLeg(k.t, k.c, s), "kv_transfer_params").Raw
 }
 
-// respond gives D's whole response to the connector, and returns what the flow gets. It still has D's handoff, which the
-// flow empties.
+// respond gives D's whole response to the connector, and returns what the flow gets. It still has D's handoff,
+// which the flow empties.
 func (k *talk) respond(s *connector.Session, body string) string {
 	k.t.Helper()
 	return strings.Join(k.stream(s, body), "")

@@ -33,7 +33,7 @@ const (
 )
 
 func harnesses() map[string]connectortest.Harness {
-	answer := func(params string) func(*connector.Session, []byte) connectortest.Response {
+	response := func(params string) func(*connector.Session, []byte) connectortest.Response {
 		return func(*connector.Session, []byte) connectortest.Response {
 			return connectortest.Response{Handoff: params}
 		}
@@ -46,7 +46,7 @@ func harnesses() map[string]connectortest.Harness {
 	}
 	return map[string]connectortest.Harness{
 		"a member": {
-			Name: relay.Name, New: factory(relay.Name), Needs: []string{"peer", "blocks"}, Response: answer(relayed),
+			Name: relay.Name, New: factory(relay.Name), Needs: []string{"peer", "blocks"}, Response: response(relayed),
 			Config: json.RawMessage(`{"member":"engine.transfer","required":{"peer":"string","blocks":"list"},` +
 				`"prefill":{"do_remote_decode":true},"endsByLength":true,"leaseDuration":"20s",` +
 				`"kv_connector":"HouseConnector","kv_connector_module_path":"house.connector",` +
@@ -64,18 +64,18 @@ func harnesses() map[string]connectortest.Harness {
 			Except: connectortest.Exceptions{OwnSettings: own},
 		},
 		"a header": {
-			Name: relay.Name, New: factory(relay.Name), Response: answer("t-17"),
+			Name: relay.Name, New: factory(relay.Name), Response: response("t-17"),
 			Config: json.RawMessage(`{"header":"X-KV-Ticket","kv_connector":"TicketConnector","leaseDuration":"20s"}`),
 			Except: connectortest.Exceptions{OwnSettings: own},
 		},
 		"from a header into a member": {
-			Name: relay.Name, New: factory(relay.Name), Response: answer("t-17"),
+			Name: relay.Name, New: factory(relay.Name), Response: response("t-17"),
 			Config: json.RawMessage(`{"header":"X-KV-Ticket","member":"sampling_params.extra.ticket",` +
 				`"kv_connector":"TicketConnector"}`),
 			Except: connectortest.Exceptions{OwnSettings: own},
 		},
 		"TPUConnector": {
-			Name: relay.TPUName, New: factory(relay.TPUName), Response: answer(tpuParams),
+			Name: relay.TPUName, New: factory(relay.TPUName), Response: response(tpuParams),
 			Needs:  []string{"uuid", "remote_block_ids", "remote_host"}, // a port may be a number, too
 			Config: json.RawMessage(`{"leaseDuration":"90s","transferPort":9200,"noticePort":9700}`),
 			BadConfig: bad(`{"leaseDuration":"0s"}`, `{"leaseDuration":"1500ms"}`, `{"transferPort":65536}`,

@@ -25,19 +25,19 @@ func (c *Connector) Final(s *connector.Session, p *connector.PrefillResult) (con
 		}
 		return nil
 	})
-	answer := connector.Response{Body: p.Body}
+	r := connector.Response{Body: p.Body}
 	for _, path := range []string{paramsMember, "choices.0." + paramsMember} {
 		if err == nil {
-			answer.Body, err = sjson.DeleteBytes(answer.Body, path)
+			r.Body, err = sjson.DeleteBytes(r.Body, path)
 		}
 	}
 	if err == nil && s.Request.Stream {
-		answer.Events, err = events(s, p, []byte(gjson.GetBytes(answer.Body, "choices.0").Raw))
+		r.Events, err = events(s, p, []byte(gjson.GetBytes(r.Body, "choices.0").Raw))
 	}
 	if err != nil {
 		return connector.Response{}, false
 	}
-	return answer, true
+	return r, true
 }
 
 var errGoesOn = errors.New("trtllm: decode goes on")

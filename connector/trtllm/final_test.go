@@ -12,11 +12,11 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-func final(t *testing.T, config string, s *connector.Session, answer string) (connector.Response, bool) {
+func final(t *testing.T, config string, s *connector.Session, response string) (connector.Response, bool) {
 	t.Helper()
 	f, ok := connector.As[connector.Finisher](open(t, config))
 	require.True(t, ok)
-	return f.Final(s, result(answer))
+	return f.Final(s, result(response))
 }
 
 func texts(events [][]byte) []string {
@@ -101,35 +101,36 @@ func TestPrefillThatGaveUpIsNoTransfer(t *testing.T) {
 	require.True(t, ok)
 	s := session(t, connector.APICompletions, `{"prompt":"x"}`)
 	require.NoError(t, check.CheckPrefill(s, result(finished)))
-	require.NoError(t, check.CheckPrefill(s, result(answer)))
+	require.NoError(t, check.CheckPrefill(s, result(response)))
 	for _, reason := range []string{"cancelled", "timeout"} {
-		require.ErrorIs(t, check.CheckPrefill(s, result(strings.Replace(answer, `"length"`, `"`+reason+`"`, 1))),
+		require.ErrorIs(t, check.CheckPrefill(s, result(strings.Replace(response, `"length"`, `"`+reason+`"`, 1))),
 			connector.ErrNoTransfer)
 	}
 	require.ErrorIs(t, check.CheckPrefill(s, result(`{"choices":[]}`)), connector.ErrNoTransfer)
 }
 
-func FuzzAnswers(f *testing.F) {
-	for _, a := range []string{answer, finished, `{"choices":[{"message":{"tool_calls":[1]},"finish_reason":"stop"}]}`,
+func FuzzResponses(f *testing.F) {
+	for _, a := range []string{response, finished,
+		`{"choices":[{"message":{"tool_calls":[1]},"finish_reason":"stop"}]}`,
 		`{"choices":[{"finish_reason":"stop","message":7}]}`, `{}`} {
 		f.Add(a, true)
 		f.Add(a, false)
 	}
 	c := open(f, `{"authKey":"k"}`)
 	finisher, _ := connector.As[connector.Finisher](c)
-	f.Fuzz(func(t *testing.T, answer string, chat bool) {
+	f.Fuzz(func(t *testing.T, response string, chat bool) {
 		s := session(t, connector.APICompletions, `{"prompt":"x","stream":true,`+
 			`"stream_options":{"include_usage":true}}`)
 		if chat {
 			s = session(t, connector.APIChat, `{"messages":[],"stream":true}`)
 		}
-		if a, ok := finisher.Final(s, result(answer)); ok {
+		if a, ok := finisher.Final(s, result(response)); ok {
 			requireJSON(t, a.Body)
 			for _, e := range a.Events[:len(a.Events)-1] {
 				requireJSON(t, e)
 			}
 		}
-		body, _, err := decodeLeg(c, s, answer)
+		body, _, err := decodeLeg(c, s, response)
 		if err != nil {
 			require.ErrorIs(t, err, connector.ErrNoTransfer)
 			return

@@ -38,16 +38,16 @@ func withObject(raw json.RawMessage, use func(d *jsonedit.Doc) error) (ok bool, 
 // withChoice reads the choice of P's response. There must be exactly one.
 func withChoice(p *connector.PrefillResult, use func(choice *jsonedit.Doc) error) error {
 	if p.Err() != nil {
-		return connector.NoTransfer("the answer is not one JSON object")
+		return connector.NoTransfer("the response is not one JSON object")
 	}
 	raw, _ := p.Field("choices")
 	if jsonedit.Kind(raw) != jsonedit.Array {
-		return connector.NoTransfer("the answer has no choices")
+		return connector.NoTransfer("the response has no choices")
 	}
 	// With exactly one choice there is one object between the brackets, and nothing else.
 	ok, err := withObject(bytes.Trim(raw[1:len(raw)-1], " \t\r\n"), use)
 	if !ok {
-		return connector.NoTransfer("the answer has not exactly one choice that is an object without duplicate members")
+		return connector.NoTransfer("the response must have exactly one choice, an object without duplicate members")
 	}
 	return err
 }

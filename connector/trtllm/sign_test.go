@@ -35,10 +35,10 @@ func TestSignaturesArePythons(t *testing.T) {
 	} {
 		key, err := json.Marshal(k.key)
 		require.NoError(t, err)
-		answer := `{"choices":[{"finish_reason":"length","disaggregated_params":{"ctx_request_id":1,` +
+		response := `{"choices":[{"finish_reason":"length","disaggregated_params":{"ctx_request_id":1,` +
 			`"first_gen_tokens":[1],"disagg_request_id":` + id + `,` + k.members + `}}]}`
 		_, header, err := decodeLeg(open(t, `{"authKey":`+string(key)+`}`),
-			session(t, connector.APICompletions, `{"prompt":"x"}`), answer)
+			session(t, connector.APICompletions, `{"prompt":"x"}`), response)
 		require.NoError(t, err)
 		assert.Equal(t, []connector.HeaderEdit{{Name: "X-Trtllm-Disagg-Auth", Value: "sha256=" + k.signature}}, header,
 			k.members)

@@ -62,11 +62,11 @@ func prefillLeg(t testing.TB, c connector.KVConnector, s *connector.Session) str
 	return string(body)
 }
 
-func decodeLeg(c connector.KVConnector, s *connector.Session, answer string) (string, []connector.HeaderEdit, error) {
+func decodeLeg(c connector.KVConnector, s *connector.Session, response string) (string, []connector.HeaderEdit, error) {
 	l := connector.NewLeg(s.Request)
 	var p *connector.PrefillResult
-	if answer != "" {
-		p = result(answer)
+	if response != "" {
+		p = result(response)
 	}
 	if err := c.Decode(context.Background(), s, p, l); err != nil {
 		return "", nil, err
@@ -85,7 +85,7 @@ func TestPrefillAsksForTheContextOnly(t *testing.T) {
 		prefillLeg(t, open(t, ``), s), "the limit of tokens stays: it says whether the first token is the last")
 }
 
-const answer = `{"prompt_token_ids":[1,15043],"usage":{"prompt_tokens":2},"choices":[{"index":0,` +
+const response = `{"prompt_token_ids":[1,15043],"usage":{"prompt_tokens":2},"choices":[{"index":0,` +
 	`"finish_reason":"length","disaggregated_params":` +
 	`{"request_type":"context_only","first_gen_tokens":[278],"ctx_request_id":9007199254740993,"disagg_request_id":` +
 	id + `,"encoded_opaque_state":"b64","draft_tokens":null,"ctx_usage":null,"x_future":1e400}}]}`
@@ -98,23 +98,23 @@ func TestDecodeGetsTheParametersAndTheTokenIDs(t *testing.T) {
 	c := open(t, ``)
 	got, header, err := decodeLeg(
 		c, session(t, connector.APICompletions, `{"prompt":"Hello","max_tokens":64,"stream":true,`+
-			`"stream_options":{"include_usage":true}}`), answer,
+			`"stream_options":{"include_usage":true}}`), response,
 	)
 	require.NoError(t, err)
 	assert.Equal(t, `{"prompt":[1,15043],"max_tokens":64,"stream":true,"stream_options":{"include_usage":true},`+
 		`"disaggregated_params":`+handedOn+`}`, got)
 	assert.Empty(t, header, "no key, no signature")
 
-	got, _, err = decodeLeg(c, session(t, connector.APIChat, `{"messages":[{"content":"Hello"}]}`), answer)
+	got, _, err = decodeLeg(c, session(t, connector.APIChat, `{"messages":[{"content":"Hello"}]}`), response)
 	require.NoError(t, err)
 	assert.Equal(t, `{"messages":[{"content":"Hello"}],"prompt_token_ids":[1,15043],"disaggregated_params":`+handedOn+
 		`}`, got, "chat keeps its messages")
 
-	top := strings.Replace(answer, `"disaggregated_params":{`, `"x":{`, 1)
-	top = `{"disaggregated_params":` + gjson.Get(answer, "choices.0.disaggregated_params").Raw + "," + top[1:]
+	top := strings.Replace(response, `"disaggregated_params":{`, `"x":{`, 1)
+	top = `{"disaggregated_params":` + gjson.Get(response, "choices.0.disaggregated_params").Raw + "," + top[1:]
 	got, _, err = decodeLeg(c, session(t, connector.APIChat, `{"messages":[{"content":"Hello"}]}`), top)
 	require.NoError(t, err)
-	assert.Contains(t, got, handedOn, "at the top of the answer, too")
+	assert.Contains(t, got, handedOn, "at the top of the response, too")
 
 	bare := `{"choices":[{"finish_reason":"not_finished","disaggregated_params":{"ctx_request_id":7,` +
 		`"disagg_request_id":` + id + `,"first_gen_tokens":[1]}}]}`
@@ -158,7 +158,7 @@ func TestAnswersWithoutAHandoffAreRefused(t *testing.T) {
 			`"first_gen_tokens":[1],"disagg_request_id":` + id + `,"a":[1,}]}}]}`,
 		"broken deeper": choice(`{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":` + id +
 			`,"a":[1,]}`),
-		"usage broken":      strings.Replace(answer, `{"prompt_tokens":2}`, `{"prompt_tokens":[2,]}`, 1),
+		"usage broken":      strings.Replace(response, `{"prompt_tokens":2}`, `{"prompt_tokens":[2,]}`, 1),
 		"no choices":        `{}`,
 		"choices null":      `{"choices":null}`,
 		"choices an object": `{"choices":{}}`,
@@ -177,29 +177,29 @@ func TestAnswersWithoutAHandoffAreRefused(t *testing.T) {
 		"id a fraction":          choice(`{"ctx_request_id":1.5,"disagg_request_id":` + id + `}`),
 		"id too large":           choice(`{"ctx_request_id":1,"disagg_request_id":9223372036854775808}`),
 		"id negative":            choice(`{"ctx_request_id":1,"disagg_request_id":-2}`),
-		"token ids text":         strings.Replace(answer, `[1,15043]`, `["a"]`, 1),
-		"token ids fractions":    strings.Replace(answer, `[1,15043]`, `[1.5]`, 1),
-		"token ids none":         strings.Replace(answer, `[1,15043]`, `[]`, 1),
-		"token ids no list":      strings.Replace(answer, `[1,15043]`, `"12"`, 1),
-		"usage text":             strings.Replace(answer, `{"prompt_tokens":2}`, `"x"`, 1),
-		"cancelled":              strings.Replace(answer, `"length"`, `"cancelled"`, 1),
-		"timeout":                strings.Replace(answer, `"length"`, `"timeout"`, 1),
+		"token ids text":         strings.Replace(response, `[1,15043]`, `["a"]`, 1),
+		"token ids fractions":    strings.Replace(response, `[1,15043]`, `[1.5]`, 1),
+		"token ids none":         strings.Replace(response, `[1,15043]`, `[]`, 1),
+		"token ids no list":      strings.Replace(response, `[1,15043]`, `"12"`, 1),
+		"usage text":             strings.Replace(response, `{"prompt_tokens":2}`, `"x"`, 1),
+		"cancelled":              strings.Replace(response, `"length"`, `"cancelled"`, 1),
+		"timeout":                strings.Replace(response, `"length"`, `"timeout"`, 1),
 		"state no string": choice(`{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":` + id +
 			`,"encoded_opaque_state":{"a":1}}`),
 		"state half a surrogate": choice(`{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":` + id +
 			`,"encoded_opaque_state":"\ud800"}`),
-		"another attempt's id": strings.Replace(answer, `"disagg_request_id":`+id,
+		"another attempt's id": strings.Replace(response, `"disagg_request_id":`+id,
 			`"disagg_request_id":9223372036854775807`, 1),
-		"no first token":     strings.Replace(answer, `"first_gen_tokens":[278]`, `"x":1`, 1),
-		"first token null":   strings.Replace(answer, `[278]`, `null`, 1),
-		"first token none":   strings.Replace(answer, `[278]`, `[]`, 1),
-		"first token text":   strings.Replace(answer, `[278]`, `["a"]`, 1),
-		"draft tokens text":  strings.Replace(answer, `"draft_tokens":null`, `"draft_tokens":"x"`, 1),
-		"rank text":          strings.Replace(answer, `"draft_tokens":null`, `"ctx_dp_rank":"0"`, 1),
-		"rank negative":      strings.Replace(answer, `"draft_tokens":null`, `"ctx_dp_rank":-1`, 1),
-		"state a number":     strings.Replace(answer, `"b64"`, `1`, 1),
-		"endpoint an object": strings.Replace(answer, `"encoded_opaque_state":"b64"`, `"ctx_info_endpoint":{}`, 1),
-		"not UTF-8":          strings.Replace(answer, `b64`, "\xff", 1),
+		"no first token":     strings.Replace(response, `"first_gen_tokens":[278]`, `"x":1`, 1),
+		"first token null":   strings.Replace(response, `[278]`, `null`, 1),
+		"first token none":   strings.Replace(response, `[278]`, `[]`, 1),
+		"first token text":   strings.Replace(response, `[278]`, `["a"]`, 1),
+		"draft tokens text":  strings.Replace(response, `"draft_tokens":null`, `"draft_tokens":"x"`, 1),
+		"rank text":          strings.Replace(response, `"draft_tokens":null`, `"ctx_dp_rank":"0"`, 1),
+		"rank negative":      strings.Replace(response, `"draft_tokens":null`, `"ctx_dp_rank":-1`, 1),
+		"state a number":     strings.Replace(response, `"b64"`, `1`, 1),
+		"endpoint an object": strings.Replace(response, `"encoded_opaque_state":"b64"`, `"ctx_info_endpoint":{}`, 1),
+		"not UTF-8":          strings.Replace(response, `b64`, "\xff", 1),
 		"endpoint a number": choice(`{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":` + id +
 			`,"ctx_info_endpoint":[5]}`),
 	} {
@@ -288,7 +288,7 @@ func TestTokenIDsAreReadStrictly(t *testing.T) {
 		`[]`: false, `[01]`: false, `[1.0]`: false, `[1e3]`: false, `[-1]`: false, `[[1]]`: false, `["1"]`: false,
 		`{}`: false, `[null]`: false, `[1 2]`: false, `[1,,2]`: false, `[1,]`: false,
 	} {
-		body := strings.Replace(answer, `[1,15043]`, list, 1)
+		body := strings.Replace(response, `[1,15043]`, list, 1)
 		got, _, err := decodeLeg(open(t, ``), session(t, connector.APICompletions, `{"prompt":"x"}`), body)
 		if good {
 			require.NoError(t, err, list)

@@ -22,7 +22,7 @@
 //     nothing.
 //   - GET /server_info, else /get_server_info, of SGLang (http_server.py: the server's arguments with dp_size,
 //     disaggregation_mode, disaggregation_bootstrap_port, and version): Version and the attributes dpSize and, of a
-//     prefill engine, bootstrapPort. All else in that answer, which may hold the server's API key, is dropped unread.
+//     prefill engine, bootstrapPort. All else in that response, which may hold the server's API key, is dropped unread.
 //
 // A number of ranks of 1 never becomes an attribute: if ranks have servers of their own, each server shows only one.
 //

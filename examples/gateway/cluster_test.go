@@ -400,7 +400,10 @@ kind: Config
 current-context: c
 contexts: [{name: c, context: {cluster: c, user: u}}]
 clusters: [{name: c, cluster: {server: "https://127.0.0.1:1"}}]
-users: [{name: u, user: {exec: {apiVersion: client.authentication.k8s.io/v1, command: sleep, args: ["3"], interactiveMode: Never}}}]
+users:
+- name: u
+  user:
+    exec: {apiVersion: client.authentication.k8s.io/v1, command: sleep, args: ["3"], interactiveMode: Never}
 `), 0o600))
 	g := start(t, gatewayYAML(fmt.Sprintf(", drainTimeout: 100ms, modelServers: {kubeconfig: %q}", file)))
 	time.Sleep(100 * time.Millisecond)

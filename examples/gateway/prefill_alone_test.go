@@ -91,8 +91,8 @@ func TestNothingWithoutDisaggSpecReachesASender(t *testing.T) {
 				if text == "" {
 					text = body(connector.APICompletions, n, false)
 				}
-				status, _, answer := do(t, http.MethodPost, g.client+connector.APICompletions.Path(), text)
-				assert.Equal(t, c.status, status, answer)
+				status, _, got := do(t, http.MethodPost, g.client+connector.APICompletions.Path(), text)
+				assert.Equal(t, c.status, status, got)
 			}
 			status, _, _ := do(t, http.MethodGet, p.URL()+"/health", "")
 			assert.Equal(t, http.StatusOK, status, "the prefill engine has ended")
@@ -111,8 +111,8 @@ func TestNoSenderGetsWhatPasses(t *testing.T) {
 		return strings.Contains(page, d.URL)
 	}, 5*time.Second, 10*time.Millisecond)
 	for range 4 {
-		status, _, answer := do(t, http.MethodPost, g.client+"/v1/embeddings", `{"model":"m","input":"x"}`)
-		assert.Equal(t, http.StatusOK, status, answer)
+		status, _, got := do(t, http.MethodPost, g.client+"/v1/embeddings", `{"model":"m","input":"x"}`)
+		assert.Equal(t, http.StatusOK, status, got)
 	}
 	assert.Zero(t, p.count())
 	assert.Equal(t, 4, d.count())

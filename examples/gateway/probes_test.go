@@ -50,7 +50,11 @@ kind: ModelServer
 spec:
   model: m
   rollout: {weight: %d, kvConnector: {type: nixl}}
-  discovery: {static: {endpoints: [{url: %q, role: prefill, attributes: {tpSize: "2"}}, {url: %q, role: decode, attributes: {tpSize: "3"}}]}}
+  discovery:
+    static:
+      endpoints:
+      - {url: %q, role: prefill, attributes: {tpSize: "2"}}
+      - {url: %q, role: decode, attributes: {tpSize: "3"}}
 `, weight, p.URL, d.URL))
 		require.Eventually(t, func() bool {
 			status, _, body := do(t, http.MethodGet, g.admin+"/readyz", "")

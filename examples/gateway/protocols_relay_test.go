@@ -90,9 +90,9 @@ spec:
 ---
 `, m.config, engine("prefill"), engine("decode")))
 			send := func(more string) string {
-				status, h, answer := do(t, http.MethodPost, g.client+"/v1/completions",
+				status, h, got := do(t, http.MethodPost, g.client+"/v1/completions",
 					`{"model":"tiny","prompt":"x","max_tokens":3,"sampling_params":{"ticket":"mine"}`+more+`}`)
-				require.Equal(t, http.StatusOK, status, answer)
+				require.Equal(t, http.StatusOK, status, got)
 				return h.Get("X-PD-Mode")
 			}
 			assert.Equal(t, "disaggregated", send(""))

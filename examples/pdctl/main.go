@@ -29,6 +29,17 @@ type cli struct {
 	Check  checkCmd  `cmd:"" help:"${check}"`
 }
 
+// description stands above the commands in the usage.
+const description = `Settings of engines for prefill/decode disaggregation: print them, check them, and prove that
+KV is reused.
+
+Examples:
+
+  pdctl render -f gateway.yaml
+  pdctl check -f gateway.yaml launch.sh
+  pdctl verify -f gateway.yaml --gateway http://127.0.0.1:8000
+`
+
 // streams are the input and outputs of commands.
 type streams struct {
 	in       io.Reader
@@ -52,16 +63,22 @@ func run(args []string, s streams) (code int) {
 				panic(v)
 			}
 			code = e.code
+			if len(args) == 0 {
+				code = exitUsage
+			}
 		}
 	}()
-	parser, err := kong.New(&cli{}, kong.Name("pdctl"), help,
-		kong.Description("Settings of engines for prefill/decode disaggregation: print them, check them."),
+	argv := args
+	if len(args) == 0 { // the usage helps more than an error that names the commands
+		argv, s.out = []string{"--help"}, s.err
+	}
+	parser, err := kong.New(&cli{}, kong.Name("pdctl"), help, kong.Description(description),
 		kong.Writers(s.out, s.err), kong.Exit(func(code int) { panic(ended{code}) }), kong.UsageOnError())
 	if err != nil {
 		fmt.Fprintln(s.err, "pdctl:", err)
 		return exitUsage
 	}
-	ctx, err := parser.Parse(args)
+	ctx, err := parser.Parse(argv)
 	if err == nil {
 		err = ctx.Run(s)
 	}

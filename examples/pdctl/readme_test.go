@@ -61,3 +61,13 @@ func TestThePageTellsEveryCommandAndFormat(t *testing.T) {
 	_, err = os.Stat(filepath.Join("flags", "README.md"))
 	assert.NoError(t, err, "the page links to it")
 }
+
+// A bare pdctl shows what it can do, in place of an error alone. Nothing was asked for, so it exits as a wrong command
+// line does, and standard output stays empty.
+func TestWithoutACommandItPrintsTheUsage(t *testing.T) {
+	code, out, errs := pdctl(t, "")
+	assert.Equal(t, exitUsage, code)
+	assert.Empty(t, out)
+	assert.Contains(t, errs, "Usage: pdctl <command>")
+	assert.Contains(t, errs, "pdctl render -f gateway.yaml")
+}

@@ -32,11 +32,11 @@ type verifyCmd struct {
 	Config    string        `placeholder:"JSON" help:"The connector's settings."`
 	Prefill   []string      `sep:"none" placeholder:"URL" help:"${verify_prefill}"`
 	Decode    []string      `sep:"none" placeholder:"URL" help:"A decode engine, in the same way."`
-	Model     string        `placeholder:"MODEL" help:"The model that probes name, if it is not spec.model."`
+	Model     string        `placeholder:"MODEL" help:"The model to ask for, if it is not spec.model."`
 	Alone     string        `placeholder:"URL" help:"${verify_alone}"`
 	Header    []string      `sep:"none" placeholder:"'NAME: VALUE'" help:"${verify_header}"`
 	EngineKey string        `placeholder:"FILE" type:"existingfile" help:"${verify_engine_key}"`
-	Probes    int           `default:"3" help:"How many prompts to send."`
+	Probes    int           `default:"3" help:"How many synthetic probes to send."`
 	Tokens    int           `default:"600" help:"How long each is, in tokens."`
 	Timeout   time.Duration `default:"2m" help:"How long it may take in all."`
 }

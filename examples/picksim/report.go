@@ -41,7 +41,7 @@ func printTable(w io.Writer, f fleet, jobs []*job, results []*result) error {
 		len(jobs), jobs[len(jobs)-1].at, tokens/len(jobs), f.prefill, f.decode, f.zones)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "policy\treused\tprefill max/mean\tdecode max/mean\tTTFT p50\tTTFT p99\ttotal p50\ttotal "+
-		"p99\tpairs met\tcross-zone\t")
+		"p99\tpairs used\tcross-zone\t")
 	for _, r := range results {
 		fmt.Fprintf(t, "%s\t%.1f %%\t%.2f\t%.2f\t%.0f ms\t%.0f ms\t%.2f s\t%.2f s\t%d\t%.0f %%\t\n", r.policy,
 			r.reuse(), imbalance(r.prefillLoad), imbalance(r.decodeLoad),

@@ -57,7 +57,8 @@ func newHandler(ctx context.Context, conn connector.KVConnector, prefillURL, dec
 	}
 	set := discovery.NewSet(engines)
 	go func() { _ = set.Run(ctx) }()
-	return pdflow.New(conn, pick.New(set, pick.RoundRobin()), pdflow.WithObserver(pdflow.Observer{SessionEnd: o.SessionEnd}))
+	return pdflow.New(conn, pick.New(set, pick.RoundRobin()),
+		pdflow.WithObserver(pdflow.Observer{SessionEnd: o.SessionEnd}))
 }
 
 func newConnector(name string) (connector.KVConnector, error) {

@@ -182,9 +182,9 @@ func TestEnginesOverSeveralPods(t *testing.T) {
 		"--moriio-prefill-handshake-port="+ps, "--moriio-prefill-notify-port="+ps, "--moriio-dp-size=2",
 		"--moriio-dp-size-local=1", "--moriio-decode-hosts=127.0.0.2,127.0.0.1",
 		"--moriio-remote-hosts=127.0.0.2,127.0.0.1")
-	status, _, answer := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+	status, _, got := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
 		completion(0, false), header, hostPort(t, p.URL()))
-	require.Equal(t, http.StatusOK, status, answer)
+	require.Equal(t, http.StatusOK, status, got)
 	assert.Positive(t, d.Stats().ExternalKVTransfer)
 	told := func(e *enginesim.Engine, name string) string {
 		return gjson.GetBytes(e.Requests()[0].Body, "kv_transfer_params."+name).Raw

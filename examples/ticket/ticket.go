@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ticket is a connector: P's response names the KV in the header X-KV-Ticket, and D fetches it by the member
-// kv_ticket, once.
+// Package ticket is a connector: P names its KV in the header X-KV-Ticket, and D fetches it once, by member kv_ticket.
 package ticket
 
 import (
@@ -44,6 +43,8 @@ func (Connector) Prefill(_ context.Context, _ *connector.Session, leg *connector
 // Decode gives P's ticket to D. If P gave none, D is not asked: the error is [connector.ErrNoTransfer].
 func (Connector) Decode(_ context.Context, _ *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
 	ticket, err := handoff.Header(p, header)
-	leg.Set(member, connector.Quote(ticket))
+	if err == nil {
+		leg.Set(member, connector.Quote(ticket))
+	}
 	return err
 }

@@ -107,8 +107,8 @@ func (e *endless) Read(p []byte) (int, error) {
 	return copy(p, e.events), nil
 }
 
-const tokenEvent = `data: {"id":"chatcmpl-6b4d9b0c","object":"chat.completion.chunk","created":1,"model":"m","choices":` +
-	`[{"index":0,"delta":{"content":" word"},"logprobs":null,"finish_reason":null,"token_ids":null}]`
+const tokenEvent = `data: {"id":"chatcmpl-6b4d9b0c","object":"chat.completion.chunk","created":1,"model":"m",` +
+	`"choices":[{"index":0,"delta":{"content":" word"},"logprobs":null,"finish_reason":null,"token_ids":null}]`
 
 // BenchmarkWithheld is a stream whose member is withheld: chunks that come one by one and many in one read, without the
 // member's name, with its null in each (vLLM 0.33.0), and cut anywhere; and a whole response.

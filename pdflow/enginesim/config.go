@@ -51,7 +51,8 @@ type Config struct {
 	Blocks int
 	// BytesPerToken is the KV of one token, a multiple of 8. Default 16.
 	BytesPerToken int
-	// MaxModelLen bounds prompt and answer together, in tokens. Default 32768 or what the blocks hold, if that is less.
+	// MaxModelLen bounds prompt and response together, in tokens. Default 32768, or what the blocks hold if that is
+	// less.
 	MaxModelLen int
 	// MaxRunning bounds requests in execution; others wait. Default 256.
 	MaxRunning int

@@ -40,7 +40,7 @@ func (r *Report) because(text, remedy string) { r.Reasons = append(r.Reasons, Re
 func (r *Report) explain(v *verification) {
 	for _, mode := range []string{"aggregated", "fallback"} {
 		if slices.ContainsFunc(r.Probes, func(x SyntheticProbe) bool { return x.Mode == mode }) {
-			r.because("the gateway served probes on one engine (X-PD-Mode: "+mode+")",
+			r.because("the gateway served synthetic probes on one engine (X-PD-Mode: "+mode+")",
 				"look at the gateway's log and metrics for why no pair could serve: endpoints not ready, a fallback, "+
 					"a role that is missing")
 		}
@@ -103,7 +103,7 @@ func (r *Report) explainFailure() {
 		"decode_failed": {"the decode engine failed, or could not load the KV",
 			"look at D's log; it must reach P's transfer address, with the same build and KV layout"},
 		"prefill_failed": {"the prefill engine failed or cannot be reached", "look at P's log and the gateway's"},
-		"unsupported": {"the gateway refuses the probe: it is no request that two engines can carry here",
+		"unsupported": {"the gateway refuses the synthetic probe: it is no request that two engines can carry here",
 			"see the connector's page for its limits"},
 	}
 	if r.Connector == "lmcache-pd" {
@@ -127,7 +127,7 @@ func (r *Report) explainFailure() {
 			r.Reasons = append(r.Reasons, why)
 			continue
 		}
-		r.because(fmt.Sprintf("a probe was answered with status %d", x.Status),
+		r.because(fmt.Sprintf("a synthetic probe was answered with status %d", x.Status),
 			"look at the gateway's log and the engines'")
 	}
 }
@@ -143,7 +143,7 @@ func (r *Report) explainMiss(v *verification) {
 		longest = max(longest, x.PromptTokens)
 	}
 	if r.evidence.prefill[promptTokens] == 0 && !v.foreign {
-		r.because("the prefill engines counted no prompt: the probes did not reach them",
+		r.because("the prefill engines counted no prompt: the synthetic probes did not reach them",
 			"are these the engines that the gateway uses? It may serve from other ones, or from one engine alone")
 		return
 	}
@@ -155,7 +155,7 @@ func (r *Report) explainMiss(v *verification) {
 		r.because(
 			fmt.Sprintf("the prompts (%d tokens) are shorter than one block or chunk (%d tokens), which is the least "+
 				"that is kept", longest, chunk),
-			"probe with longer prompts; for short ones set the store's chunk smaller")
+			"verify with longer prompts; for short ones set the store's chunk smaller")
 	}
 	switch {
 	case r.Connector == "http":
@@ -210,6 +210,6 @@ func (r *Report) explainStore(v *verification) {
 		r.because("or the store's put was not done when decode looked", "set the connector's settleTime")
 	case "mooncake-store":
 		r.because("or the store's put was not done when decode looked",
-			"put is asynchronous; probe again, or use mooncake beside it")
+			"put is asynchronous; verify again, or use mooncake beside it")
 	}
 }

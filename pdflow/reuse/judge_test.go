@@ -48,7 +48,7 @@ func TestReasonsFollowTheEvidence(t *testing.T) {
 		"half is enough": {described{name: "lmcache", store: true}, with(served, 300), reached,
 			counts{takenOver: 300}, 32, Reused, "", nil},
 		"P was passed by": {described{name: "nixl"}, served, counts{}, looked, 32, NotReused,
-			"the probes did not reach them", nil},
+			"the synthetic probes did not reach them", nil},
 		"D has no connector": {described{name: "nixl"}, served, reached, counts{promptTokens: 600}, 32,
 			NotReused, "never asked its KV connector", nil},
 		"store not shared": {described{name: "sharedstorage", store: true}, served, reached, looked, 32,

@@ -18,7 +18,7 @@ import (
 type SyntheticProberOptions struct {
 	// Every is the time between the beginnings of two checks, with a jitter of a tenth; default 1 min.
 	Every time.Duration
-	// Probe are the options of one check; default one probe of 600 tokens, without comparing texts.
+	// Probe are the options of one check; default one synthetic probe of 600 tokens, without comparing texts.
 	Probe    Options
 	Targets  func(context.Context) (Target, error) // called before each check, since engines come and go
 	Meter    metric.MeterProvider                  // nil: no metrics
@@ -59,9 +59,9 @@ func NewSyntheticProber(o SyntheticProberOptions) (*SyntheticProber, error) {
 	c.checks, errs[0] = m.Int64Counter("pd.reuse.checks", metric.WithUnit("{check}"),
 		metric.WithDescription("Checks that decode takes KV over, by verdict"))
 	c.tokens, errs[1] = m.Int64Counter("pd.reuse.tokens", metric.WithUnit("{token}"),
-		metric.WithDescription("Prompt tokens of probes that decode took over"))
+		metric.WithDescription("Prompt tokens of synthetic probes that decode took over"))
 	c.bytes, errs[2] = m.Int64Counter("pd.reuse.bytes", metric.WithUnit("By"),
-		metric.WithDescription("KV that moved for probes, where engines count it"))
+		metric.WithDescription("KV that moved for synthetic probes, where engines count it"))
 	ratio, err := m.Float64ObservableGauge("pd.reuse.ratio", metric.WithUnit("1"),
 		metric.WithDescription("Share of prompt tokens that decode took over in the last check"))
 	errs[3] = err

@@ -34,7 +34,7 @@ type Report struct {
 	Bytes        int64 // of KV that moved, if an engine counts bytes; else 0
 	Compared     int   // how many texts were compared with one engine alone
 	Different    int   // how many of these differ
-	Disturbed    bool  // the engines counted more than the probes, so other requests used them meanwhile
+	Disturbed    bool  // the engines counted more than the synthetic probes, so other requests used them meanwhile
 	Reasons      []Reason
 	Probes       []SyntheticProbe
 
@@ -75,7 +75,7 @@ func (r *Report) String() string {
 	if r.Verdict == Reused && r.byResponse {
 		b.WriteString(", since a decode engine of this protocol cannot compute a prompt itself")
 	}
-	fmt.Fprintf(&b, "\n  probes answered: %d of %d\n", answered, len(r.Probes))
+	fmt.Fprintf(&b, "\n  synthetic probes answered: %d of %d\n", answered, len(r.Probes))
 	switch {
 	case r.textNote != "":
 		fmt.Fprintf(&b, "  texts: not compared, %s\n", r.textNote)
@@ -85,7 +85,7 @@ func (r *Report) String() string {
 		fmt.Fprintf(&b, "  texts equal to one engine alone: %d of %d\n", r.Compared-r.Different, r.Compared)
 	}
 	if r.Disturbed {
-		b.WriteString("  other traffic was on these engines: the figures are not the probes' alone\n")
+		b.WriteString("  other traffic was on these engines: the figures are not the synthetic probes' alone\n")
 	}
 	for _, why := range r.Reasons {
 		fmt.Fprintf(&b, "  - %s\n", why.Text)

@@ -36,7 +36,7 @@ type Target struct {
 
 // Options are the settings of [Verify]. The zero value means the defaults.
 type Options struct {
-	Probes    int           // how many, one after the other; default 3
+	Probes    int           // how many synthetic probes, one after the other; default 3
 	Tokens    int           // of each prompt, approximately; default 600, which is more than two chunks of every store
 	MaxTokens int           // of each response; default 16
 	Patience  time.Duration // how long Verify waits for counters after a response; default 3 s
@@ -214,7 +214,7 @@ func (v *verification) probe(ctx context.Context, tokens int) error {
 	}
 	result, err := ask(ctx, v.Ask, completion(v.Model, prompt, v.MaxTokens, ""))
 	if err != nil {
-		return fmt.Errorf("a probe got no response: %w", err)
+		return fmt.Errorf("a synthetic probe got no response: %w", err)
 	}
 	result.prompt = prompt
 	d, err := v.settle(ctx, before, &result)
@@ -236,16 +236,15 @@ func (v *verification) probe(ctx context.Context, tokens int) error {
 	return nil
 }
 
-// share computes how many of a probe's prompt tokens decode took over.
+// share computes how many of a synthetic probe's prompt tokens decode took over.
 func (v *verification) share(d delta, probe *SyntheticProbe) error {
 	over, all := d.decode[takenOver], d.decode[promptTokens]
 	switch {
 	case v.records:
 		if over, all = d.decode[recordedMoved], d.decode[recorded]; all == 0 {
-			return errors.New("the decode engine's /perf_metrics holds no record of the probe, so that nothing can " +
-				"be proven: " +
-				"it needs return_perf_metrics: true and perf_metrics_max_requests in its file, and no other reader, " +
-				"since each record is given out once")
+			return errors.New("the decode engine's /perf_metrics holds no record of the synthetic probe, so nothing " +
+				"can be proven: it needs return_perf_metrics: true and perf_metrics_max_requests in its file, and no " +
+				"other reader, since each record is given out once")
 		}
 		v.report.Disturbed = v.report.Disturbed || all > 1
 		probe.Reused = int64(float64(probe.PromptTokens) * (float64(over) / float64(all)))
@@ -271,7 +270,7 @@ func (v *verification) share(d delta, probe *SyntheticProbe) error {
 		return nil
 	}
 	if all > probe.PromptTokens+1 { // if P makes the first token, it is in D's prompt and in the client's response
-		// Nobody knows whose tokens these were. The probe gets its share of them.
+		// Nobody knows whose tokens these were. The synthetic probe gets its share of them.
 		v.report.Disturbed = true
 		// the product may not fit 64 bits
 		probe.Reused = int64(float64(probe.PromptTokens) * (float64(min(over, all)) / float64(all)))
@@ -337,7 +336,7 @@ func (v *verification) settle(ctx context.Context, before delta, result *Synthet
 	for end := time.Now().Add(v.Patience); ; {
 		now, err := v.counts(ctx)
 		if err != nil {
-			if result.Status != http.StatusOK { // what failed the probe may have ended an engine
+			if result.Status != http.StatusOK { // what failed the synthetic probe may have ended an engine
 				return delta{prefill: counts{}, decode: counts{}}, nil
 			}
 			return delta{}, err

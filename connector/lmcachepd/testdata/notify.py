@@ -7,7 +7,7 @@ Reads one JSON object from standard input:
     ids        the requests to tell of
     ranks      how many senders there are, each with a socket of its own (1)
     hold       seconds between connecting and sending (0)
-    heartbeat  milliseconds between heartbeats of libzmq, which takes an answer that does not come for a dead peer (none)
+    heartbeat  milliseconds between heartbeats of libzmq, which takes a response that does not come for a dead peer (none)
 
 and writes one: the first message in hexadecimal digits, and how often a connection was lost.
 """

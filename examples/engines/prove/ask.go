@@ -43,8 +43,8 @@ func (q question) String() string {
 	return q.api.name
 }
 
-// answer is the response that the client got.
-type answer struct {
+// response is what the client got.
+type response struct {
 	status       int    // 0: no response at all
 	mode         string // X-PD-Mode
 	text         string // what the client read of it, if it was cut
@@ -55,10 +55,10 @@ type answer struct {
 	err          error // why it is not whole
 }
 
-func (a *answer) String() string {
+func (a *response) String() string {
 	switch {
 	case a.status == 0:
-		return fmt.Sprintf("no answer after %.1f s: %v", a.took.Seconds(), a.err)
+		return fmt.Sprintf("no response after %.1f s: %v", a.took.Seconds(), a.err)
 	case a.whole:
 		return fmt.Sprintf("%d after %.1f s", a.status, a.took.Seconds())
 	default:
@@ -68,14 +68,14 @@ func (a *answer) String() string {
 
 // ask sends the question to a gateway or an engine and reads the response to its end. A salt, if not empty, makes the
 // engine ignore its prefix cache for the request. onText, if not nil, is called when streamed text arrives.
-func ask(ctx context.Context, base string, q question, salt string, onText func()) *answer {
+func ask(ctx context.Context, base string, q question, salt string, onText func()) *response {
 	begin := time.Now()
 	a := send(ctx, base, q, salt, onText)
 	a.took = time.Since(begin)
 	return a
 }
 
-func send(ctx context.Context, base string, q question, salt string, onText func()) *answer {
+func send(ctx context.Context, base string, q question, salt string, onText func()) *response {
 	ctx, cancel := context.WithTimeout(ctx, 90*time.Second)
 	defer cancel()
 	body := q.api.body(q.prompt, q.maxTokens)
@@ -88,28 +88,28 @@ func send(ctx context.Context, base string, q question, salt string, onText func
 	}
 	content, err := json.Marshal(body)
 	if err != nil {
-		return &answer{err: err}
+		return &response{err: err}
 	}
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, base+q.api.path, bytes.NewReader(content))
 	if err != nil {
-		return &answer{err: err}
+		return &response{err: err}
 	}
 	request.Header.Set("Content-Type", "application/json")
-	response, err := plain.Do(request)
+	got, err := plain.Do(request)
 	if err != nil {
-		return &answer{err: err}
+		return &response{err: err}
 	}
-	defer response.Body.Close()
-	a := &answer{status: response.StatusCode, mode: response.Header.Get("X-Pd-Mode")}
+	defer got.Body.Close()
+	a := &response{status: got.StatusCode, mode: got.Header.Get("X-Pd-Mode")}
 	if q.stream && a.status == http.StatusOK {
-		a.readStream(response.Body, onText)
+		a.readStream(got.Body, onText)
 	} else {
-		a.readObject(response.Body)
+		a.readObject(got.Body)
 	}
 	return a
 }
 
-func (a *answer) add(content []byte) {
+func (a *response) add(content []byte) {
 	var p piece
 	if a.err = json.Unmarshal(content, &p); a.err != nil {
 		return
@@ -125,7 +125,7 @@ func (a *answer) add(content []byte) {
 	}
 }
 
-func (a *answer) readObject(body io.Reader) {
+func (a *response) readObject(body io.Reader) {
 	content, err := io.ReadAll(body)
 	if err != nil {
 		a.err = err
@@ -135,7 +135,7 @@ func (a *answer) readObject(body io.Reader) {
 	a.whole = json.Valid(content)
 }
 
-func (a *answer) readStream(body io.Reader, onText func()) {
+func (a *response) readStream(body io.Reader, onText func()) {
 	scanner := bufio.NewScanner(body)
 	scanner.Buffer(nil, 1<<20)
 	for scanner.Scan() && a.err == nil {

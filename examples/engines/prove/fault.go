@@ -23,7 +23,7 @@ type fault struct {
 	// arrange sets the hooks that cause the fault.
 	arrange func(s *scene)
 	// judge says what is wrong with the response. A wrong text is always wrong, unless measured is set.
-	judge func(s *scene, a *answer) error
+	judge func(s *scene, a *response) error
 	// measured marks a fault that no gateway can prevent: a wrong text is reported, but the proof does not fail.
 	measured bool
 	// deadly faults kill an engine, so the gateway has no pair afterwards.
@@ -148,7 +148,7 @@ func (l *lab) playFault(ctx context.Context, f fault, p, d *process, others ...*
 }
 
 // askUntilPlayed asks until the fault has happened: the gateway uses several prefill engines one after the other.
-func (s *scene) askUntilPlayed(q question, prefills int) (a *answer, err error) {
+func (s *scene) askUntilPlayed(q question, prefills int) (a *response, err error) {
 	for range 2 * prefills {
 		a = ask(s.ctx, s.gateway.url, q, "", s.onText)
 		if s.hasHappened() {
@@ -161,7 +161,7 @@ func (s *scene) askUntilPlayed(q question, prefills int) (a *answer, err error) 
 	return a, errors.New("the fault did not happen")
 }
 
-func describe(a *answer, reference string) string {
+func describe(a *response, reference string) string {
 	switch {
 	case a.status != http.StatusOK:
 		return a.String()
@@ -175,7 +175,7 @@ func describe(a *answer, reference string) string {
 }
 
 // wrong refuses a response that looks complete but has another text.
-func wrong(a *answer, reference string, measured bool) error {
+func wrong(a *response, reference string, measured bool) error {
 	switch {
 	case a.status != http.StatusOK && (!a.whole || a.err == nil):
 		return fmt.Errorf("status %d without an error object", a.status)

@@ -85,7 +85,7 @@ func killedDecode() fault {
 				}
 			}
 		},
-		judge: func(s *scene, a *answer) error {
+		judge: func(s *scene, a *response) error {
 			if a.status != http.StatusOK || a.whole || a.err == nil || a.text == "" {
 				return errors.New("the client must see a stream that is cut: not whole, not an error in its place")
 			}
@@ -114,7 +114,7 @@ func killedOnlyPrefill() fault {
 		name:     "prefill engine killed between the legs, the only one",
 		question: newQuestion(completions, true, 300, 24),
 		arrange:  func(s *scene) { s.toP.afterAnswer(func() { s.happens(s.p.kill()) }) },
-		judge: func(s *scene, a *answer) error {
+		judge: func(s *scene, a *response) error {
 			if a.status < 500 {
 				return errors.New("the client must get an error")
 			}
@@ -151,7 +151,7 @@ func unreachableDecode() fault {
 // handoff are below the lease, it never uses such a response.
 func heldResponse() fault {
 	f := heldAnswerUnbounded()
-	f.name = "prefill answer held up past the lease, prefill + handoff < lease"
+	f.name = "prefill response held up past the lease, prefill + handoff < lease"
 	f.gateway.prefill, f.gateway.handoff = 2*time.Second, 2*time.Second
 	f.judge, f.measured = status(http.StatusGatewayTimeout, f.gateway.prefill+slack), false
 	return f
@@ -159,7 +159,7 @@ func heldResponse() fault {
 
 func heldAnswerUnbounded() fault {
 	return fault{
-		name:     "prefill answer held up past the lease, prefill timeout of 60 s",
+		name:     "prefill response held up past the lease, prefill timeout of 60 s",
 		gateway:  gatewayOptions{lease: shortLease, handoff: 3 * time.Second},
 		question: newQuestion(completions, false, 300, 24),
 		arrange: func(s *scene) {
@@ -220,8 +220,8 @@ func frozenDecodeUnbounded() fault {
 }
 
 // status requires a status within a time; for 200 it also requires a whole response.
-func status(want int, within time.Duration) func(*scene, *answer) error {
-	return func(_ *scene, a *answer) error {
+func status(want int, within time.Duration) func(*scene, *response) error {
+	return func(_ *scene, a *response) error {
 		if a.status != want || !a.whole || a.took > within {
 			return fmt.Errorf("must be %d within %s", want, within)
 		}
@@ -230,11 +230,11 @@ func status(want int, within time.Duration) func(*scene, *answer) error {
 }
 
 // rightOrError requires a whole response or an error of the gateway. All faults check that the text is right.
-func rightOrError(_ *scene, a *answer) error {
+func rightOrError(_ *scene, a *response) error {
 	if a.status != http.StatusOK && a.status < 500 || !a.whole {
-		return errors.New("must be a whole answer or an error")
+		return errors.New("must be a whole response or an error")
 	}
 	return nil
 }
 
-func anything(*scene, *answer) error { return nil }
+func anything(*scene, *response) error { return nil }

@@ -45,7 +45,7 @@ func TestHookAfterAnswerRunsOnceBeforeTheGatewaySeesIt(t *testing.T) {
 	engineAnswered := false
 	i := newTestIntercept(t, func(w http.ResponseWriter, _ *http.Request) {
 		engineAnswered = true
-		_, _ = io.WriteString(w, "answer")
+		_, _ = io.WriteString(w, "response")
 	})
 	runs := 0
 	i.afterAnswer(func() {
@@ -55,7 +55,7 @@ func TestHookAfterAnswerRunsOnceBeforeTheGatewaySeesIt(t *testing.T) {
 	for range 2 {
 		text, err := post(t, i.url)
 		require.NoError(t, err)
-		assert.Equal(t, "answer", text)
+		assert.Equal(t, "response", text)
 	}
 	assert.Equal(t, 1, runs, "the hook is for one request")
 }
@@ -65,7 +65,7 @@ func TestHookBeforeRequestCanKeepItFromTheEngine(t *testing.T) {
 	i := newTestIntercept(t, func(http.ResponseWriter, *http.Request) { requests++ })
 	i.beforeRequest(func() error { return errors.New("drop it") })
 	_, err := post(t, i.url)
-	require.Error(t, err, "the gateway must see a broken connection, not an answer")
+	require.Error(t, err, "the gateway must see a broken connection, not a response")
 	assert.Zero(t, requests)
 	_, err = post(t, i.url)
 	require.NoError(t, err)

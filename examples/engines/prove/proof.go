@@ -20,7 +20,7 @@ import (
 // row is one request of the proof: what the client got, and what it should get.
 type row struct {
 	question         question
-	answer           *answer
+	response         *response
 	reference        string // the text of one engine alone
 	tokens           int    // prompt tokens that D took over from another engine
 	bytes, wantBytes int    // bytes that NIXL moved, and should move
@@ -28,12 +28,13 @@ type row struct {
 
 // served reports whether the client got the right text, in whatever way it was made.
 func (r row) served() bool {
-	return r.answer.status == http.StatusOK && r.answer.whole && r.answer.err == nil && r.answer.text == r.reference
+	got := r.response
+	return got.status == http.StatusOK && got.whole && got.err == nil && got.text == r.reference
 }
 
 // reused reports whether D took over exactly the prompt, and NIXL moved exactly its blocks.
 func (r row) reused() bool {
-	return r.answer.promptTokens > 0 && r.tokens == r.answer.promptTokens && r.bytes == r.wantBytes
+	return r.response.promptTokens > 0 && r.tokens == r.response.promptTokens && r.bytes == r.wantBytes
 }
 
 // proof has all rows, and what the engines counted during all of them.
@@ -49,14 +50,14 @@ func (p proof) problems() []string {
 	var problems []string
 	texts := map[string]bool{}
 	for _, r := range p.rows {
-		texts[r.answer.text] = true
+		texts[r.response.text] = true
 		if !r.served() {
-			problems = append(problems, fmt.Sprintf("%s: the answer is not that of one engine alone", r.question))
+			problems = append(problems, fmt.Sprintf("%s: the response is not that of one engine alone", r.question))
 		}
 		if !r.reused() {
 			problems = append(
 				problems, fmt.Sprintf("%s: the decode engine took over %d of %d prompt tokens, %d of %d bytes",
-					r.question, r.tokens, r.answer.promptTokens, r.bytes, r.wantBytes))
+					r.question, r.tokens, r.response.promptTokens, r.bytes, r.wantBytes))
 		}
 	}
 	if len(texts) != len(p.rows) {
@@ -87,8 +88,8 @@ func (p proof) print(w io.Writer) {
 		if !r.served() {
 			equal = "NO"
 		}
-		fmt.Fprintf(table, "%s\t%d\t%s\t%.2f\t%s\t%d\t%d\t%d\t%d\n", r.question, r.answer.status, r.answer.mode,
-			r.answer.took.Seconds(), equal, r.answer.promptTokens, r.tokens, r.bytes, r.wantBytes)
+		fmt.Fprintf(table, "%s\t%d\t%s\t%.2f\t%s\t%d\t%d\t%d\t%d\n", r.question, r.response.status, r.response.mode,
+			r.response.took.Seconds(), equal, r.response.promptTokens, r.tokens, r.bytes, r.wantBytes)
 	}
 	_ = table.Flush()
 	fmt.Fprintf(w, "failed transfers or notifications: %d; handoffs expired or read late: %d; prefill engine's "+
@@ -98,7 +99,8 @@ func (p proof) print(w io.Writer) {
 
 // prove shows a connector's proof. It returns errNotProven if there is a problem.
 func prove(ctx context.Context, lab *lab, connector string, p, d *process) error {
-	fmt.Printf("kvConnector.type %s: every answer against one engine alone, and what the engines counted\n", connector)
+	fmt.Printf("kvConnector.type %s: every response against one engine alone, and what the engines counted\n",
+		connector)
 	proof, err := collect(ctx, lab, connector, p, d)
 	if err != nil {
 		return err
@@ -174,13 +176,13 @@ func observe(ctx context.Context, gateway, p, d string, patience time.Duration) 
 	var result proof
 	last := dBefore
 	for _, q := range questions() {
-		r := row{question: q, answer: ask(ctx, gateway, q, "", nil)}
-		r.wantBytes = (r.answer.promptTokens + cache.blockTokens - 1) / cache.blockTokens * cache.blockBytes
+		r := row{question: q, response: ask(ctx, gateway, q, "", nil)}
+		r.wantBytes = (r.response.promptTokens + cache.blockTokens - 1) / cache.blockTokens * cache.blockBytes
 		if r.reference, err = alone(ctx, p, q); err != nil {
 			return proof{}, err
 		}
 		now, err := waitFor(ctx, d, patience, func(m metrics) bool {
-			return rise(last, m, takenOver) >= r.answer.promptTokens && rise(last, m, bytesMoved) >= r.wantBytes
+			return rise(last, m, takenOver) >= r.response.promptTokens && rise(last, m, bytesMoved) >= r.wantBytes
 		})
 		if err != nil {
 			return proof{}, fmt.Errorf("decode engine: %w", err)

@@ -51,7 +51,7 @@ type rules struct {
 	pinned        bool
 }
 
-func rightText(prompt string) string { return "answer to " + prompt[:26] }
+func rightText(prompt string) string { return "text for " + prompt[:26] }
 
 // observeFakes sends the proof's requests to a gateway and engines that follow the rules.
 func observeFakes(t *testing.T, r rules) proof {

@@ -194,7 +194,7 @@ func (p *pair) orphan(ctx context.Context) error {
 }
 
 // alone asks one engine, which computes the whole prompt: P, since D would find in a store what P has put there.
-func (p *pair) alone(ctx context.Context, q question) *answer {
+func (p *pair) alone(ctx context.Context, q question) *response {
 	one := p.endpoints[0]
 	if p.v.aloneOnD {
 		one = p.endpoints[1]

@@ -156,7 +156,7 @@ var generalRules = []rule{
 					func(t *Transfer) bool { return t != nil && t.FailurePolicy == "recompute" }) {
 					hits = append(hits, hit{engines: []*Engine{e},
 						text: `computes the prompt again in silence when KV cannot be loaded (kv_load_failure_policy ` +
-							`"recompute"): failed transfers look like slow answers`})
+							`"recompute"): failed transfers look like slow responses`})
 				}
 			}
 			return hits

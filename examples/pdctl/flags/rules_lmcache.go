@@ -52,7 +52,7 @@ var lmcacheRules = []rule{
 			}
 			return alone(g.lmcache(false),
 				"keeps LMCache's chunks in its own memory only (no remote_url): the other side never finds them, "+
-					"answers are 200 and every prompt is computed twice",
+					"responses are 200 and every prompt is computed twice",
 				func(s side) bool { return !sharesStore(s.Engine) })
 		},
 	},
