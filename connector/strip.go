@@ -31,7 +31,8 @@ var ids = [...]string{"request_id", "rid"}
 // them. If the body has none it returns r itself and allocates nothing. It also removes top-level members where vLLM
 // reads them again: inside vllm_xargs and sampling_params, and inside extra_args in these. ParseRequest has already
 // removed those of the protocols that pdkit knows. The error is a *[RequestError] if an object on the way names a
-// member twice, since an engine might then read another value than the one that was removed.
+// member twice, since an engine might then read another value than the one that was removed, or if a value on the way
+// is neither an object nor null, since the connector could not set its member there.
 func (r *Request) Without(members []string) (*Request, error) { return r.without(members, false) }
 
 // without is Without. If strict is true, it looks into the objects in which vLLM reads members again whatever they
@@ -94,14 +95,15 @@ func (r *Request) kept(name string) ([]byte, bool) {
 	return r.doc.Get(name)
 }
 
-// stripPath removes a nested member from an object. It returns nil if there is nothing to remove.
+// stripPath removes a nested member from an object. It returns nil if there is nothing to remove. The error says that
+// [Leg.SetAt] could not set the member there: it must not fail between the legs, when P already holds KV.
 func stripPath(raw []byte, path string) ([]byte, error) {
 	name, below, nested := strings.Cut(path, ".")
-	if jsonedit.Kind(raw) != jsonedit.Object || !mayName(raw, name) {
+	if jsonedit.Kind(raw) == jsonedit.Null {
 		return nil, nil
 	}
-	d, err := jsonedit.Parse(raw)
-	if err != nil {
+	var d jsonedit.Doc
+	if err := d.ParseInto(raw); err != nil {
 		return nil, err
 	}
 	inner, ok := d.Get(name)

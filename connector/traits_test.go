@@ -194,8 +194,8 @@ func TestWithout(t *testing.T) {
 		{"a path", "sampling_params.extra.ticket", `{"sampling_params":{"n":1,"extra":{"ticket":1,"c":2}}}`,
 			`{"sampling_params":{"n":1,"extra":{"c":2}}}`},
 		{"a path only", "sampling_params.extra.ticket",
-			`{"ticket":1,"extra":{"ticket":1},"sampling_params":{"ticket":1,"extra":[1]}}`,
-			`{"ticket":1,"extra":{"ticket":1},"sampling_params":{"ticket":1,"extra":[1]}}`},
+			`{"ticket":1,"extra":{"ticket":1},"sampling_params":{"ticket":1,"extra":null}}`,
+			`{"ticket":1,"extra":{"ticket":1},"sampling_params":{"ticket":1,"extra":null}}`},
 		{"two paths in one object", "o.a o.b.c", `{"o":{"a":1,"b":{"c":1}}}`, `{"o":{"b":{}}}`},
 		{"an object and a path in it", "o o.b", `{"o":{"b":1},"p":1}`, `{"p":1}`},
 		{"beside those that always go", "kv_ticket",
@@ -215,17 +215,23 @@ func TestWithout(t *testing.T) {
 		require.NoError(t, err)
 		assert.Same(t, r, again, "%s: the second time there is nothing to do", k.rule)
 	}
-	for _, body := range []string{`{"o":{"a":{"b":1,"b":2}}}`, `{"o":{"a":{},"a":{"b":1}}}`} {
+	for _, body := range []string{`{"o":{"a":{"b":1,"b":2}}}`, `{"o":{"a":{},"a":{"b":1}}}`, `{"o":{"c":1,"c":2}}`} {
 		_, err := parse(t, connector.APIChat, body).Without([]string{"o.a.b"})
 		var bad *connector.RequestError
 		require.ErrorAs(t, err, &bad, "engines differ in which one they read: %s", body)
+	}
+	for body, param := range map[string]string{`{"o":7}`: "o", `{"o":"x"}`: "o", `{"o":{"a":[1]}}`: "o.a"} {
+		_, err := parse(t, connector.APIChat, body).Without([]string{"o.a.b"})
+		var bad *connector.RequestError
+		require.ErrorAs(t, err, &bad, "there is no place for the connector's own: %s", body)
+		assert.Equal(t, param, bad.Param)
 	}
 }
 
 func TestWithoutCostsNothingWhereThereIsNothingToStrip(t *testing.T) {
 	members := []string{"bootstrap_room", "data_parallel_rank", "a.member.with.a.path.that.is.longer.than.most"}
 	for _, body := range []string{`{"prompt":"x","n":1}`,
-		`{"vllm_xargs":{"a":1},"a":{"b":1},"sampling_params":{"n":1}}`} {
+		`{"vllm_xargs":{"a":1},"sampling_params":{"n":1}}`} {
 		r := parse(t, connector.APIChat, body)
 		assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = r.Without(members) }), body)
 	}

@@ -84,7 +84,7 @@ func newBody(a *attempt, resp *http.Response) *Body {
 // responseHeader picks what a client needs of an engine's header.
 func responseHeader(resp *http.Response, sse, rewritten bool) http.Header {
 	h := make(http.Header, 6)
-	for _, name := range []string{"Content-Type", "Content-Encoding", "Cache-Control"} {
+	for _, name := range []string{"Content-Type", "Cache-Control"} {
 		if v := resp.Header[name]; len(v) > 0 {
 			h[name] = v
 		}

@@ -266,9 +266,9 @@ func (x *exchange) pick(n int, mode Mode) (Pick, *Error) {
 	case e != nil:
 	case pick.Decode.URL == nil:
 		e = &Error{Code: CodeInternal, Phase: "pick", Connector: x.f.name, Message: "the picker named no decode engine"}
-	case in.DecodeOnly && pick.Decode.Role.Has(discovery.RolePrefill):
+	case in.DecodeOnly && pick.Decode.Role != discovery.RoleDecode:
 		e = &Error{Code: CodeInternal, Phase: "pick", Connector: x.f.name, Message: "the picker named an engine to " +
-			"decode that can prefill, and such an engine ends without a decode engine"}
+			"decode that may prefill, and such an engine ends without a decode engine"}
 	}
 	return pick, e
 }

@@ -250,8 +250,8 @@ func (f *Flow) read(in *Request) (call, *Error) {
 
 // checkPick holds a given pair to what a picker holds its own to, or, with anyPair, to what keeps engines alive.
 func (f *Flow) checkPick(p *Pick, anyPair bool) error {
-	if f.traits.PrefillPairOnly && p.Decode.Role.Has(discovery.RolePrefill) {
-		return errors.New("an engine of this protocol that can prefill must not decode: name one of role decode")
+	if f.traits.PrefillPairOnly && p.Decode.Role != discovery.RoleDecode {
+		return errors.New("an engine of this protocol that may prefill must not decode: name one of role decode")
 	}
 	if anyPair {
 		return nil

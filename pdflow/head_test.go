@@ -59,3 +59,18 @@ func TestAResponseThatDecidesIsReadToItsEnd(t *testing.T) {
 		})
 	}
 }
+
+// A compressed response could be searched neither for an engine's failure nor for what clients must not see. No leg
+// asks for one.
+func TestACompressedResponseOfDecodeIsAFailure(t *testing.T) {
+	for encoding, want := range map[string]int{"gzip": 502, "identity, br": 502, "identity": 200} {
+		x := script(t, &handing{}, answer(ok), func(x *scripted, w http.ResponseWriter, r *http.Request, body string) {
+			require.Empty(t, r.Header["Accept-Encoding"])
+			w.Header().Set("Content-Encoding", encoding)
+			answer(ok)(x, w, r, body)
+		})
+		r := post(t, x.url, "/v1/completions", `{"prompt":"a"}`, "Accept-Encoding", "gzip")
+		require.Equal(t, want, r.status, encoding)
+		require.Empty(t, r.header["Content-Encoding"])
+	}
+}

@@ -193,6 +193,10 @@ func (a *attempt) sendDecode(ctx context.Context, leg *connector.Leg, o *LegOutc
 		return nil, a.refused(LegDecode, resp, body)
 	}
 	b := newBody(a, resp)
+	if intake.Encoded(resp.Header) { // nobody asked for it, and what clients must not see could not be found in it
+		b.release()
+		return nil, b.failed(CodeDecodeFailed, "the decode engine's response is compressed")
+	}
 	if e := b.readHead(ctx); e != nil {
 		b.release()
 		return nil, e

@@ -122,3 +122,18 @@ func TestMembersOfTheConnectorAreStrippedInEveryMode(t *testing.T) {
 		require.Empty(t, x.all())
 	})
 }
+
+// What leaves no place for a nested member is refused before P holds KV for it.
+func TestAClientsValueInTheConnectorsPlaceIsRefusedFirst(t *testing.T) {
+	x := script(t, &ticketed{}, answer(ok), answer(ok))
+	for body, param := range map[string]string{
+		`{"prompt":"a","sampling_params":{"extra":5}}`:              "sampling_params.extra",
+		`{"prompt":"a","sampling_params":{"extra":{"x":1,"x":2}}}`:  "sampling_params.extra.x",
+		`{"prompt":"a","sampling_params":{"extra":"ticket"},"n":2}`: "sampling_params.extra",
+	} {
+		r := post(t, x.url, "/v1/completions", body)
+		require.Equal(t, 400, r.status, r.body)
+		require.Contains(t, r.body, `"param":"`+param+`"`)
+	}
+	require.Empty(t, x.all(), "no engine was asked")
+}

@@ -354,6 +354,7 @@ func TestNoEngineThatCanPrefillDecodesWhereThatEndsIt(t *testing.T) {
 		"role both alone":    {Decode: endpoint(t, "http://b:1", discovery.RoleBoth)},
 		"role prefill alone": {Decode: p},
 		"role both as D":     {Prefill: p, Decode: endpoint(t, "http://b:1", discovery.RoleBoth)},
+		"no role told":       {Decode: discovery.Endpoint{ID: "p:1", URL: p.URL}},
 	} {
 		flow, err := pdflow.New(&sender{}, new(named(pair)))
 		require.NoError(t, err)

@@ -10,6 +10,7 @@ import (
 	"mime"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -127,12 +128,17 @@ func checkHeader(h http.Header) *Fault {
 	if types := h["Content-Type"]; len(types) != 1 || !isJSON(types[0]) {
 		return &Fault{Code: "unsupported_media_type", Message: "Content-Type must be application/json"}
 	}
-	for _, encoding := range h["Content-Encoding"] {
-		if encoding != "" && !strings.EqualFold(encoding, "identity") {
-			return &Fault{Code: "unsupported_media_type", Message: "Content-Encoding must be identity"}
-		}
+	if Encoded(h) {
+		return &Fault{Code: "unsupported_media_type", Message: "Content-Encoding must be identity"}
 	}
 	return nil
+}
+
+// Encoded reports whether a header is that of a compressed body.
+func Encoded(h http.Header) bool {
+	return slices.ContainsFunc(h["Content-Encoding"], func(encoding string) bool {
+		return encoding != "" && !strings.EqualFold(encoding, "identity")
+	})
 }
 
 func isJSON(contentType string) bool {
