@@ -75,25 +75,13 @@ func (r *recording) obstacle() string {
 	return ""
 }
 
-// spoils is true if the recording leaves an engine dead, or a request behind that nobody waits for.
-func (r *recording) spoils() bool {
-	return slices.ContainsFunc(r.Exchanges, func(e exchange) bool {
+// alone is true if the recording needs engines of its own. It leaves one dead or a request behind, or it is 51e: its
+// handoff lacks what D needs only for its first handshake with P, and after it a good handoff of P may fail for 5 s.
+func (r *recording) alone() bool {
+	return strings.HasPrefix(r.name, "nixl/51e-") || slices.ContainsFunc(r.Exchanges, func(e exchange) bool {
 		return e.ClientError != "" || e.Response == nil ||
 			e.Request.Path == "/health" && e.Response.Status != http.StatusOK
 	})
-}
-
-// turn orders the recordings that are replayed to the same engines. First comes the one whose handoff lacks what D
-// needs only for its first handshake with P. Last come those that spoil the engines, which are then started anew.
-func (r *recording) turn() int {
-	switch {
-	case strings.HasPrefix(r.name, "nixl/51e-"):
-		return 0
-	case !r.spoils():
-		return 1
-	default:
-		return 2
-	}
 }
 
 // readRecordings reads a connector's recordings, ordered by name.
