@@ -64,6 +64,8 @@ var cannotReplay = map[string]string{
 	"nixl/59-":      "P is killed",
 	"nixl/60-":      "it needs a small cache and a short lease",
 	"nixl/61-":      "it needs a small cache and a short lease",
+	// P ends, too, only if the folder holds a prompt of at most one block (docs/protocols/sharedstorage.md).
+	"sharedstorage/11-": "it needs a folder with another short prompt",
 }
 
 func (r *recording) obstacle() string {
