@@ -47,7 +47,7 @@ func main() {
 	flag.BoolVar(&o.wire, "wire", false, "replay docs/protocols/recordings, or those of the named connectors, or "+
 		"those whose names begin like nixl/25, and print where a response has another shape than the recorded one")
 	flag.BoolVar(&o.all, "all", false, "also show that connector http is found out, and play the faults; with -wire, "+
-		"also replay the recordings that leave an engine dead or a request behind")
+		"also replay the recordings that need engines of their own")
 	flag.Parse()
 	o.connector = "nixl"
 	o.verified = flag.Args()

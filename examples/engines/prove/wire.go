@@ -43,7 +43,7 @@ var recordedEngines = []struct{ connector, config string }{
 // wire is one comparison of the recordings with engines that run now.
 type wire struct {
 	lab     *lab
-	all     bool      // also the recordings that spoil the engines
+	all     bool      // also the recordings that need engines of their own
 	names   []string  // connectors, or beginnings of recordings' names
 	out     io.Writer // receives the report
 	version string    // of the engines
@@ -61,7 +61,6 @@ func (w *wire) run(ctx context.Context) error {
 			return err
 		}
 		list = slices.DeleteFunc(list, func(r *recording) bool { return !w.wants(r) })
-		slices.SortStableFunc(list, func(a, b *recording) int { return a.turn() - b.turn() })
 		if err := w.compareAll(ctx, engines.connector, engines.config, list); err != nil {
 			return fmt.Errorf("%s: %w", engines.connector, err)
 		}
@@ -83,19 +82,24 @@ func (w *wire) wants(r *recording) bool {
 	})
 }
 
-// compareAll replays one connector's recordings, and starts engines when the next recording has none.
+// compareAll replays one connector's recordings. It starts engines for the first, and anew where a recording needs its
+// own or the last one has harmed them.
 func (w *wire) compareAll(ctx context.Context, connector, config string, list []*recording) (err error) {
 	var engines *wirePair
 	defer func() { engines.stop() }()
 	left := map[string][]string{} // reasons, and the names of what is not replayed
 	for _, r := range list {
 		reason := r.obstacle()
-		if reason == "" && r.spoils() && !w.all {
-			reason = "it leaves an engine dead or a request behind (-all replays it)"
+		if reason == "" && r.alone() && !w.all {
+			reason = "it needs engines of its own (-all)"
 		}
 		if reason != "" {
 			left[reason] = append(left[reason], r.name)
 			continue
+		}
+		if r.alone() {
+			engines.stop()
+			engines = nil
 		}
 		if engines == nil {
 			if engines, err = w.start(ctx, connector, config); err != nil {
@@ -108,7 +112,7 @@ func (w *wire) compareAll(ctx context.Context, connector, config string, list []
 			return ctx.Err()
 		}
 		w.report(r, responses)
-		if r.spoils() || slices.Contains(responses, nil) || !engines.healthy(ctx) {
+		if r.alone() || slices.Contains(responses, nil) || !engines.healthy(ctx) {
 			engines.stop()
 			engines = nil
 		}
