@@ -52,19 +52,19 @@ type look struct {
 // seen is what came of a look.
 type seen struct {
 	look      look
-	answer    *answer
+	response  *response
 	reference string // the text of the decode engine alone
 	encoded   int    // embeddings that E wrote for it
 	tokens    int    // prompt tokens that D took over from P
 }
 
 func (s seen) right() bool {
-	return s.answer.status == http.StatusOK && s.answer.whole && s.answer.err == nil && s.answer.text == s.reference
+	return s.response.status == http.StatusOK && s.response.whole && s.response.err == nil && s.response.text == s.reference
 }
 
 // carried reports whether E encoded each image once, and D took over the whole prompt.
 func (s seen) carried() bool {
-	return s.encoded == s.look.images && s.answer.promptTokens > 0 && s.tokens == s.answer.promptTokens
+	return s.encoded == s.look.images && s.response.promptTokens > 0 && s.tokens == s.response.promptTokens
 }
 
 // proveEncode proves the encode stage with nixl behind it, and then cuts the link: the proof must find that.
@@ -112,7 +112,7 @@ func encodeProblems(all []seen) []string {
 		}
 		if !s.carried() {
 			problems = append(problems, fmt.Sprintf("%s: %d of %d images encoded, %d of %d prompt tokens taken over",
-				s.look.question, s.encoded, s.look.images, s.tokens, s.answer.promptTokens))
+				s.look.question, s.encoded, s.look.images, s.tokens, s.response.promptTokens))
 		}
 	}
 	return problems
@@ -123,8 +123,8 @@ func encodeProblems(all []seen) []string {
 func uncutProblems(all []seen) []string {
 	var problems []string
 	for _, s := range all {
-		if s.answer.status != http.StatusOK || !s.carried() || s.right() != (s.look.images == 0) {
-			problems = append(problems, fmt.Sprintf("%s: %s, text equal: %t", s.look.question, s.answer, s.right()))
+		if s.response.status != http.StatusOK || !s.carried() || s.right() != (s.look.images == 0) {
+			problems = append(problems, fmt.Sprintf("%s: %s, text equal: %t", s.look.question, s.response, s.right()))
 		}
 	}
 	return problems
@@ -256,9 +256,9 @@ func (s *stand) observe(ctx context.Context, gateway string, looks []look) ([]se
 		if err != nil {
 			return nil, err
 		}
-		one := seen{look: l, answer: ask(ctx, gateway, l.question, "", nil)}
+		one := seen{look: l, response: ask(ctx, gateway, l.question, "", nil)}
 		after, err := waitFor(ctx, s.d, 3*time.Second, func(m metrics) bool {
-			return rise(before, m, takenOver) >= one.answer.promptTokens
+			return rise(before, m, takenOver) >= one.response.promptTokens
 		})
 		if err != nil {
 			return nil, err
@@ -290,8 +290,8 @@ func printSeen(w io.Writer, all []seen) {
 		if !s.right() {
 			equal = "NO"
 		}
-		fmt.Fprintf(table, "%s\t%d\t%s\t%.2f\t%s\t%d\t%d\t%d\t%d\n", s.look.question, s.answer.status, s.answer.mode,
-			s.answer.took.Seconds(), equal, s.look.images, s.encoded, s.answer.promptTokens, s.tokens)
+		fmt.Fprintf(table, "%s\t%d\t%s\t%.2f\t%s\t%d\t%d\t%d\t%d\n", s.look.question, s.response.status, s.response.mode,
+			s.response.took.Seconds(), equal, s.look.images, s.encoded, s.response.promptTokens, s.tokens)
 	}
 	_ = table.Flush()
 }
