@@ -128,7 +128,8 @@ func TestCheckFindsConnectorsThatWouldEndASender(t *testing.T) {
 			"{url: \"http://d:1\", role: decode, attributes: " + ports + "}",
 			"attributes.receiverInitPorts: is a receiver's"},
 		"lmcache before a receiver with the class of both": {"{type: lmcache}", "{url: \"http://p:1\", role: prefill}",
-			"{url: \"http://d:1\", role: decode, attributes: {connector: LMCacheConnectorV1, receiverInitPorts: \"1\"}}",
+			"{url: \"http://d:1\", role: decode, " +
+				"attributes: {connector: LMCacheConnectorV1, receiverInitPorts: \"1\"}}",
 			"attributes.receiverInitPorts: is a receiver's"},
 		"http before a receiver": {"{type: http}", "{url: \"http://p:1\", role: prefill}",
 			"{url: \"http://d:1\", role: decode, attributes: " + ports + "}",

@@ -59,7 +59,8 @@ type seen struct {
 }
 
 func (s seen) right() bool {
-	return s.response.status == http.StatusOK && s.response.whole && s.response.err == nil && s.response.text == s.reference
+	r := s.response
+	return r.status == http.StatusOK && r.whole && r.err == nil && r.text == s.reference
 }
 
 // carried reports whether E encoded each image once, and D took over the whole prompt.
@@ -290,8 +291,9 @@ func printSeen(w io.Writer, all []seen) {
 		if !s.right() {
 			equal = "NO"
 		}
-		fmt.Fprintf(table, "%s\t%d\t%s\t%.2f\t%s\t%d\t%d\t%d\t%d\n", s.look.question, s.response.status, s.response.mode,
-			s.response.took.Seconds(), equal, s.look.images, s.encoded, s.response.promptTokens, s.tokens)
+		r := s.response
+		fmt.Fprintf(table, "%s\t%d\t%s\t%.2f\t%s\t%d\t%d\t%d\t%d\n", s.look.question, r.status, r.mode,
+			r.took.Seconds(), equal, s.look.images, s.encoded, r.promptTokens, s.tokens)
 	}
 	_ = table.Flush()
 }
