@@ -21,7 +21,7 @@ import (
 	"github.com/pdkit/pdkit/discovery/discoverytest"
 )
 
-// seen is all that a source has published and told.
+// seen collects the lists and the errors of a source.
 type seen struct {
 	mu     sync.Mutex
 	lists  []discovery.Snapshot

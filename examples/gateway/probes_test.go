@@ -18,7 +18,8 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// What a probe found holds for the engine that was probed, not for another one under its ID, and not for ever.
+// A health probe's result holds only for the probed engine, not for another one that gets the same ID later, and only
+// for a limited time.
 func TestProbesOfEnginesThatLeaveAreForgotten(t *testing.T) {
 	engine := func(id, url string) discovery.Endpoint {
 		e, err := discovery.New(url, discovery.RoleDecode)
