@@ -115,7 +115,7 @@ func TestEnvoySendsDecode(t *testing.T) {
 	}
 }
 
-// What ServeHTTP answers is what the client gets through Envoy.
+// Through Envoy the client gets the same response as from ServeHTTP.
 func TestErrorsAreThoseOfServeHTTP(t *testing.T) {
 	fails := func(kind enginesim.FaultKind, status int) *enginesim.Fault {
 		return &enginesim.Fault{Kind: kind, Status: status, Count: -1}
@@ -180,7 +180,7 @@ const trusting = `use_remote_address: true
                 internal_address_config: { cidr_ranges: [{ address_prefix: 127.0.0.0, prefix_len: 8 }] }
                 stream_idle_timeout: 0s`
 
-// An error of decode's is the client's to see, and the leg is sent once, whatever the client asks Envoy for.
+// The client gets decode's error response. Envoy sends the leg only once, even if the client's headers ask it to retry.
 func TestDecodeFails(t *testing.T) {
 	for name, c := range map[string]struct {
 		fault enginesim.Fault
@@ -389,7 +389,7 @@ func TestManyAtOnce(t *testing.T) {
 	assert.Zero(t, w.d.Stats().LocalCompute)
 }
 
-// What two engines cannot carry is one decode step.
+// A request that two engines cannot serve together becomes a single decode step.
 func TestOneEngineServesWhatTwoCannot(t *testing.T) {
 	w := nixlWorld(t, enginesim.Config{}, enginesim.Config{})
 	status, header, body := ask(t, w.envoy()+"/v1/completions", `{"prompt":"hi","max_tokens":2,"prompt_logprobs":1}`)

@@ -11,7 +11,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// fragile is a connector whose engines are killed by some requests.
+// fragile is a connector for engines that some requests kill.
 type fragile struct{ fake }
 
 func (*fragile) CheckRequest(r *connector.Request) error {
@@ -21,8 +21,8 @@ func (*fragile) CheckRequest(r *connector.Request) error {
 	return nil
 }
 
-// A request that would harm an engine is answered 400, and nothing is sent: whether two engines were to serve it, one
-// alone because of another member, or one alone because the caller chose it.
+// A request that would kill an engine gets 400, and no engine gets it. This holds for a pair, for one engine that
+// serves alone because of another member of the request, and for one engine that the caller has chosen.
 func TestARequestThatWouldHarmAnEngineIsNotSent(t *testing.T) {
 	for name, more := range map[string]string{
 		"two engines":             `"deadly":1`,

@@ -18,7 +18,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// The client's side of the contract: ids, headers, transfer members, requests that two engines cannot carry, models.
+// What the client sees: ids, headers, transfer members, requests that two engines cannot serve, models.
 
 func TestRequestIDs(t *testing.T) {
 	x := start(t, setup{})
@@ -165,8 +165,8 @@ func TestFallbackToAnotherFlow(t *testing.T) {
 	require.Empty(t, flow.Sessions(), "the first flow still counts the request")
 }
 
-// A flow that others fall back to may fall back itself. After the request's end none of them may still count it:
-// otherwise Shutdown would never end.
+// A fallback flow may have a fallback flow itself. After the request's end none of the flows may still count it as in
+// flight: otherwise Shutdown would never return.
 func TestAChainOfFallbacksLeavesNothing(t *testing.T) {
 	x := start(t, setup{})
 	last, _ := newFlow(

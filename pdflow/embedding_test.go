@@ -169,7 +169,7 @@ func Example_recoverer() {
 	// 200 true
 }
 
-// A writer that counts must let through what it wraps: streams are flushed by it.
+// A writer that counts bytes must give access to the writer it wraps (Unwrap): the flow flushes streams through it.
 func Example_wrappedWriter() {
 	prefill, decode := exampleEngines()
 	defer prefill.Close()
@@ -188,7 +188,8 @@ func Example_wrappedWriter() {
 	// counted all: true flushed: true
 }
 
-// Middleware around a flow: a prefix, a body that is looked at first, keys that stay here, an id of one's own.
+// Middleware around a flow: it strips a path prefix, reads the body first, removes the client's key and sets a request
+// id of its own.
 func Example_middleware() {
 	prefill, decode := exampleEngines()
 	defer prefill.Close()
@@ -221,7 +222,7 @@ func Example_middleware() {
 	// 401
 }
 
-// What engines see of a client's key behind checkKeys and engineKey.
+// With checkKeys and engineKey, engines do not see the client's key.
 func TestTheClientsKeyStaysAtTheGateway(t *testing.T) {
 	prefill, decode := exampleEngines()
 	defer prefill.Close()
@@ -253,7 +254,7 @@ type roundTripperFunc func(*http.Request) (*http.Response, error)
 
 func (f roundTripperFunc) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// Tokens are counted for each model, with whatever a program counts with.
+// An observer counts the tokens of each model with the program's own counters.
 func Example_accounts() {
 	prefill, decode := exampleEngines()
 	defer prefill.Close()

@@ -25,7 +25,7 @@ import (
 
 const streamStart = "data: {\"choices\":[{\"text\":\"hi\"}]}\n\n"
 
-// streams is an engine that begins a stream, and ends it only with the test.
+// streams is an engine that begins a stream and ends it only when the test ends.
 func streams(t *testing.T) handler {
 	over := make(chan struct{})
 	t.Cleanup(func() { close(over) })
@@ -40,8 +40,8 @@ func streams(t *testing.T) handler {
 	}
 }
 
-// When a host closes the response and does not call End, the connector's clean-up must still fail at once: nobody sends
-// its calls.
+// If a host closes the response without calling End, the side calls of the connector's clean-up must fail at once,
+// since no host sends them any more.
 func TestClosingTheResponseOfStepsDoesNotWaitForSideCalls(t *testing.T) {
 	asked := make(chan error, 1)
 	x := script(t, &callingCleaner{asked: asked}, answer(ok), streams(t),
@@ -185,7 +185,7 @@ func TestAnObserverThatPanicsAtALegsEnd(t *testing.T) {
 	<-done
 }
 
-// A request that a given pair cannot carry is not served by a decode engine that cannot serve alone.
+// If the caller's pair cannot serve a request, and the decode engine cannot serve it alone, the request fails.
 func TestAGivenPairServesAloneOnlyIfItCan(t *testing.T) {
 	x := script(t, &lonely{}, answer(ok), answer(fromD))
 	in := &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":["a","b"]}`), Pick: &x.pair}

@@ -35,7 +35,7 @@ import (
 // prompt has 43 tokens: the simulated engines take each byte for one.
 const prompt = `"Where does the crane stand after the storm?"`
 
-// Over a prefill and a decode engine that are known beforehand, a gateway is a flow in a server.
+// A gateway for a prefill and a decode engine whose addresses are known: a flow in an http.Server.
 func ExampleNew() {
 	prefill, decode := exampleEngines()
 	defer prefill.Close()
@@ -219,7 +219,7 @@ func ExampleFlow_RoundTripper() {
 	// 200
 }
 
-// A flow in front of what a program serves already: the client APIs' paths are the flow's, all others stay.
+// A flow in front of a program's own handlers: the flow serves the client APIs' paths, and the program all others.
 func ExampleFlow_Middleware() {
 	prefill, decode := exampleEngines()
 	defer prefill.Close()
@@ -299,7 +299,7 @@ func ExampleNewSplit() {
 	// 200 disaggregated
 }
 
-// With all prefill engines gone, decode engines serve whole requests, which X-PD-Mode tells.
+// If no prefill engine is left, decode engines serve whole requests. X-PD-Mode of the response says so.
 func ExampleWithFallback() {
 	prefill, decode := exampleEngines()
 	defer decode.Close()
@@ -336,7 +336,7 @@ func ExampleObserver() {
 	// decode ends with status 200
 }
 
-// A stream tells its tokens only to a client that asks. WithUsage asks for it, and the client sees nothing of that.
+// Engines report a stream's tokens only if asked. WithUsage asks, and removes the report from what the client gets.
 func ExampleWithUsage() {
 	prefill, decode := exampleEngines()
 	defer prefill.Close()
@@ -354,7 +354,7 @@ func ExampleWithUsage() {
 	// 200 disaggregated
 }
 
-// The flow's ID is the one that the program's front door has given, in place of the client's X-Request-Id.
+// The flow uses the request ID that the program gives, in place of the client's X-Request-Id.
 func ExampleWithRequestID() {
 	prefill, decode := exampleEngines()
 	defer prefill.Close()
@@ -448,7 +448,7 @@ func ExampleWithMetricAttributes() {
 	// pd.request.duration of tiny
 }
 
-// Shutdown lets what runs come to its end and answers 503 to what is new. Call it before the server's own.
+// Shutdown waits for running requests and answers new ones with 503. Call it before the server's Shutdown.
 func ExampleFlow_Shutdown() {
 	prefill, decode := exampleEngines()
 	defer prefill.Close()

@@ -63,7 +63,7 @@ func TestEngineHeaderIsAnAllowList(t *testing.T) {
 	require.Equal(t, []string{"curl"}, pdflow.EngineHeader(http.Header{"User-Agent": {"curl"}}, "ours")["User-Agent"])
 }
 
-// patient is a writer that records the write deadlines it was given.
+// patient is a writer that records its write deadlines.
 type patient struct {
 	*httptest.ResponseRecorder
 	deadlines []time.Time

@@ -312,7 +312,7 @@ func TestAnEventBetweenTheLegs(t *testing.T) {
 	require.NoError(t, <-a.done)
 }
 
-// late is a connector whose event never comes.
+// late is a connector whose D never asks for the prefill.
 type late struct{ fake }
 
 func (*late) Expect(*connector.Session) (func(context.Context) (connector.Event, error), func(error)) {

@@ -23,7 +23,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
-// Rules of protocols whose legs depend on each other: what waits for what, and what a failure leaves behind.
+// Protocols whose legs depend on each other: which leg waits for which, and what engines keep after a failure.
 
 // lonely leaves orphans, like Mooncake, and its decode engines cannot serve alone, like SGLang's.
 type lonely struct{ fake }
@@ -232,8 +232,8 @@ func TestARewriterThatNeedsPrefillsResponseWaitsForIt(t *testing.T) {
 	require.Equal(t, "changed", post(t, x.url, "/v1/completions", completion("a", `"logprobs":1`)).text(t))
 }
 
-// P of some protocols answers only when D has all of its KV, and D may be done with a short response by then: nobody
-// cuts P off.
+// With some protocols P answers only when D has all of the KV. D may have ended a short response by then, and the flow
+// must not cancel P's leg because of that.
 func TestAPrefillThatEndsJustAfterDecodeIsHeardOut(t *testing.T) {
 	x := script(t, &fake{order: connector.Together},
 		func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {
@@ -331,7 +331,7 @@ func TestAGivenPairKeepsTheConnectorsRules(t *testing.T) {
 	}
 }
 
-// sender has prefill engines that end by a request which names no decode engine, as LMCache's senders do.
+// sender is a connector whose prefill engines crash on a request that names no decode engine, as LMCache's senders do.
 type sender struct{ fake }
 
 func (s *sender) Traits() connector.Traits {
@@ -340,14 +340,14 @@ func (s *sender) Traits() connector.Traits {
 	return t
 }
 
-// named is a picker of one choice.
+// named is a picker that always returns the same pick.
 type named pdflow.Pick
 
 func (n *named) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
 	return pdflow.Pick(*n), nil
 }
 
-// Whoever names the engines, one that can prefill gets no decode leg and no whole request.
+// An engine that can prefill gets no decode leg and no whole request, whether the picker or the caller has chosen it.
 func TestNoEngineThatCanPrefillDecodesWhereThatEndsIt(t *testing.T) {
 	p := endpoint(t, "http://p:1", discovery.RolePrefill)
 	for name, pair := range map[string]pdflow.Pick{

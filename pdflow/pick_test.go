@@ -19,7 +19,7 @@ import (
 	"github.com/pdkit/pdkit/transport"
 )
 
-// told is a picker of one pair that notes what it is told, in order.
+// told is a picker of one pair that records the calls it gets, in order.
 type told struct {
 	pick pdflow.Pick
 	mu   sync.Mutex

@@ -23,7 +23,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
-// checked is a connector whose own parts fail on demand.
+// checked is a connector whose listener or store fails on demand.
 type checked struct {
 	connector.KVConnector
 	traits func(*connector.Traits)

@@ -22,7 +22,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
-// Who is to blame, who is told, and what a client can make of it.
+// Faults of earlier versions: which engine is blamed for a failure, and what the picker, observers and the client get.
 
 func last(x *scripted) pdflow.Outcome {
 	all := x.seen.list()
@@ -78,7 +78,8 @@ func TestAClientCannotFakeAnAbort(t *testing.T) {
 	require.Equal(t, 200, post(t, x.url, "/v1/chat/completions", `{"messages":[]}`).status)
 }
 
-// An abort shows wherever reads cut it, whether the client streams or not, through ServeHTTP and through Do.
+// The flow sees that decode aborted, however the response's bytes are split into reads: streamed or not, through
+// ServeHTTP and through Do.
 func TestAnAbortIsSeenWhereverReadsCutIt(t *testing.T) {
 	whole := `{"choices":[{"text":"abc","finish_reason":"abort","stop_reason":null}],"usage":null}`
 	stream := `data: {"choices":[{"text":"abc","finish_reason":null}]}` + "\n\n" +
@@ -187,7 +188,7 @@ func TestAConnectorIsStartedOnceAndOutlivesItsFirstClient(t *testing.T) {
 	require.NoError(t, s.alive.Err())
 }
 
-// crashing panics wherever it is asked.
+// crashing is a connector whose CheckRequest panics.
 type crashing struct{ fake }
 
 func (*crashing) CheckRequest(*connector.Request) error { panic("boom") }
@@ -205,7 +206,7 @@ func TestAPanicEndsOneRequestOnly(t *testing.T) {
 	require.Equal(t, pdflow.CodeNotFound, pdflow.CodeOf(err), "an API that is none")
 }
 
-// legs counts begun and ended legs.
+// legs is an observer that counts the legs that have begun, and those that are still open.
 type legs struct {
 	mu   sync.Mutex
 	open int
@@ -247,7 +248,7 @@ func TestEveryLegThatBeginsEnds(t *testing.T) {
 	}
 }
 
-// pickOf picks the engines that a first request through s reached.
+// pickOf returns a picker that always picks the two engines of s.
 func pickOf(s *scripted) pdflow.Picker { return pickerFunc(func() pdflow.Pick { return s.pair }) }
 
 type pickerFunc func() pdflow.Pick

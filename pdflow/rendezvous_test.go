@@ -70,7 +70,7 @@ func (c *countedConn) Write(p []byte) (int, error) {
 	return written, err
 }
 
-// roundTripper is a host's own, around another.
+// roundTripper is a round tripper of a host, which wraps another one.
 type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
@@ -93,7 +93,8 @@ func wrappingTheBody(next http.RoundTripper) http.RoundTripper {
 	})
 }
 
-// readingFirst reads the whole body before it connects, as round trippers do that send again, and hides the error.
+// readingFirst is a round tripper that reads the whole body before it connects, as those do that retry. It hides the
+// error of that read.
 func readingFirst(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
 		b, err := io.ReadAll(r.Body)
@@ -160,12 +161,12 @@ func eachClient(t *testing.T, c connector.KVConnector, limits config.Timeouts,
 	}
 }
 
-// orphaning leaves something in the engines when decode runs without its prefill.
+// orphaning is a connector whose engines keep memory if decode runs without its prefill.
 type orphaning struct{ fake }
 
 func (*orphaning) Orphans() bool { return true }
 
-// Whoever sends the legs that run together, neither goes out before the connections of both stand.
+// With any round tripper, a leg that runs together with the other is written only when both legs have a connection.
 func TestLegsGoOutTogetherThroughAnyRoundTripper(t *testing.T) {
 	c := &orphaning{fake{order: connector.Together}}
 	for _, down := range []pdflow.LegKind{pdflow.LegPrefill, pdflow.LegDecode, ""} {
@@ -197,8 +198,8 @@ func TestLegsGoOutTogetherThroughAnyRoundTripper(t *testing.T) {
 	}
 }
 
-// The age counts when the request leaves, not when it was made: reaching D may take longer than the handoff lives,
-// and a real engine then answers 200 with another prompt's text.
+// The flow checks the handoff's age when it writes the decode leg, and not only when it makes the leg: connecting to D
+// may take longer than the handoff is valid, and a real engine then answers 200 with another prompt's text.
 func TestAHandoffThatAgesWhileDIsReachedIsNotSent(t *testing.T) {
 	limits := config.Timeouts{}
 	limits.Handoff = 100 * time.Millisecond
@@ -220,7 +221,7 @@ func TestAHandoffThatAgesWhileDIsReachedIsNotSent(t *testing.T) {
 	})
 }
 
-// A round tripper that knows no httptrace shows only that it reads the body.
+// A round tripper that ignores httptrace shows the flow only that it reads the body.
 func TestARoundTripperWithoutHttptraceIsHeldAtItsBody(t *testing.T) {
 	var x *scripted
 	down := errors.New("down")

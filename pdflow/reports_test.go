@@ -17,9 +17,9 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
-// What operators are told, and what they are not.
+// What logs, metrics and traces tell operators, and what they must not contain.
 
-// logBuffer is written by requests that are not over when their client has its response.
+// logBuffer collects log lines. It has a lock, since a request may log after its client has the response.
 type logBuffer struct {
 	mu  sync.Mutex
 	buf bytes.Buffer

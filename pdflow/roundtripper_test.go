@@ -51,7 +51,8 @@ func TestAClientBehindTheRoundTripper(t *testing.T) {
 	}
 }
 
-// A fault is the same response as ServeHTTP's, and only a cancelled request is an error.
+// If a request fails, RoundTrip returns the same error response that ServeHTTP would write. It returns an error only if
+// the request was cancelled.
 func TestFaultsBehindTheRoundTripperAreResponses(t *testing.T) {
 	x := script(t, &fake{}, status(http.StatusBadGateway), answer(ok))
 	for name, body := range map[string]string{"engine": `{"prompt":"hi"}`, "client": `{`} {
@@ -95,7 +96,7 @@ func TestACutStreamBehindTheRoundTripperIsAnUnexpectedEnd(t *testing.T) {
 	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
 }
 
-// Everything that is not inference goes to next, and the request is left as it is.
+// Requests that are not inference go to next, unchanged.
 func TestOtherPathsGoToNext(t *testing.T) {
 	x := script(t, &fake{}, answer(ok), answer(ok))
 	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -118,7 +119,7 @@ func TestOtherPathsGoToNext(t *testing.T) {
 	assert.Empty(t, x.all(), "no engine was asked")
 }
 
-// A reverse proxy of the standard library over the flow: the line of the documentation.
+// The reverse proxy of the standard library works with the flow as its Transport, as the documentation shows.
 func TestAReverseProxyOverTheRoundTripper(t *testing.T) {
 	x := script(t, &fake{}, answer(ok), answer(`{"choices":[{"text":"from D"}]}`))
 	next := &http.Transport{}

@@ -22,7 +22,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// host is a handler of somebody who calls Do and Send.
+// host is a handler that calls Do and Send.
 type host struct {
 	flow *pdflow.Flow
 	sent chan error // what Send returned
@@ -90,7 +90,7 @@ func endless(x *scripted, w http.ResponseWriter, r *http.Request, _ string) {
 	x.log("freed")
 }
 
-// A client that reads nothing holds the decode engine for the write timeout and no longer.
+// If a client does not read, the flow closes the decode leg after the write timeout.
 func TestAClientThatReadsNothingFreesDecode(t *testing.T) {
 	limits := config.Timeouts{}
 	limits.Write = 50 * time.Millisecond
@@ -139,14 +139,14 @@ func TestAWriterThatCannotStreamIsLoggedOnce(t *testing.T) {
 	require.Contains(t, out.String(), "missing=Flush")
 }
 
-// bounded has write deadlines and cannot flush.
+// bounded is a writer that supports write deadlines, but not Flush.
 type bounded struct{ http.ResponseWriter }
 
 func (b bounded) SetWriteDeadline(t time.Time) error {
 	return http.NewResponseController(b.ResponseWriter).SetWriteDeadline(t)
 }
 
-// failing fails its first write, as a connection of a client that has left does.
+// failing is a writer whose first write fails, like one on the connection of a client that has left.
 type failing struct{ *httptest.ResponseRecorder }
 
 func (failing) Write([]byte) (int, error) { return 0, net.ErrClosed }

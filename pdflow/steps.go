@@ -239,10 +239,10 @@ var (
 // Context ends when nobody waits for the step's result any more: the request has ended, or a phase ran out of time.
 func (st *Step) Context() context.Context { return st.ctx }
 
-// Body takes the step and returns its body, for a caller that sends the step itself and then calls Done or Relay. It
-// can be taken once, since engines would read the same handoff twice, and a decode leg only before Expires. The error
-// is an *[Error], and the step goes on: whoever took it before still owes its result. But [Step.Send] of a taken step
-// gives that error as the step's result, which ends the whole request.
+// Body takes the step and returns its body, for a caller that sends the step itself and then calls Done or Relay. A
+// step can be taken once, since engines would read the same handoff twice, and a decode leg only before Expires. The
+// error is an *[Error]. If the step was taken before, the first taker goes on. [Step.Send] of such a step, however,
+// gives the error as the step's result, which ends the whole request.
 func (st *Step) Body() ([]byte, error) {
 	if err := st.take(); err != nil {
 		return nil, err

@@ -34,7 +34,7 @@ func newStuck() *stuck { return &stuck{closed: make(chan struct{})} }
 func (s *stuck) Read([]byte) (int, error) { <-s.closed; return 0, errors.New("closed") }
 func (s *stuck) Close() error             { s.once.Do(func() { close(s.closed) }); return nil }
 
-// within fails the test if do takes long.
+// within fails the test if do does not return soon.
 func within(t *testing.T, what string, do func()) {
 	t.Helper()
 	ended := make(chan struct{})
@@ -71,7 +71,7 @@ func TestEndClosesABodyThatBlocks(t *testing.T) {
 	}
 }
 
-// streamsOn sends one event, and then nothing until the flow has left.
+// streamsOn is an engine that sends one event, and then nothing until the flow closes the connection.
 func streamsOn(x *scripted, w http.ResponseWriter, r *http.Request, b string) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	_, _ = io.WriteString(w, "data: {\"choices\":[{\"text\":\"a\"}]}\n\n")
@@ -121,7 +121,7 @@ func TestClosingTheBodyEndsTheRequest(t *testing.T) {
 	require.Error(t, <-asked)
 }
 
-// After its end a request has left nothing in the caller's context, which may live as long as the program.
+// After its end a request keeps no resources in the caller's context, which may live as long as the program.
 func TestEndLetsGoOfTheCallersContext(t *testing.T) {
 	x := script(t, &fake{}, answer(ok), answer(fromD))
 	parent := &counted{Context: context.Background(), done: make(chan struct{})}
@@ -189,7 +189,7 @@ func TestAForgottenRequestThatBlocksIsEnded(t *testing.T) {
 	assert.Eventually(t, func() bool { return len(x.flow.Sessions()) == 0 }, 2*time.Second, 5*time.Millisecond)
 }
 
-// A step may be asked while its request fails: run with -race.
+// The methods of a step may be called while its request fails. The race detector checks that.
 func TestAStepIsAskedWhileItsRequestFails(t *testing.T) {
 	x := script(t, &fake{}, answer(ok), answer(fromD))
 	for range 20 {

@@ -61,7 +61,7 @@ func begin(t *testing.T, f *pdflow.Flow, body string, given *pdflow.Pick) *pdflo
 
 const fromD = `{"choices":[{"text":"from D"}]}`
 
-// Each order runs by the same machine whoever sends the legs: the same legs, the same response, the same outcome.
+// With each order, a host that sends the legs itself gets the same legs, response and outcome as Do.
 func TestStepsRunEveryOrder(t *testing.T) {
 	side := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "x") }))
 	asks := newAsking(connector.DecodeThenPrefill)
@@ -108,7 +108,7 @@ func errorOf(e *pdflow.Error) error {
 	return e
 }
 
-// A host retries at another pair because Next gives it another prefill leg, as Do would send one.
+// If an attempt fails, Next returns the prefill leg of the next attempt, which Do would send itself.
 func TestStepsRetryAtAnotherPair(t *testing.T) {
 	tries := 0
 	first := func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
@@ -130,7 +130,8 @@ func TestStepsRetryAtAnotherPair(t *testing.T) {
 	assert.Equal(t, pdflow.CodePrefillFailed, x.seen.list()[0].Err.Code)
 }
 
-// A decode leg is taken once: engines answer 200 with another prompt's text to a handoff that is used twice.
+// A step can be taken once: engines answer 200 with another prompt's text to a handoff that is used twice. The second
+// Body or Request gets an error, and a Send ends the request.
 func TestAStepIsTakenOnce(t *testing.T) {
 	x := script(t, &fake{}, answer(ok), answer(fromD))
 	s := begin(t, x.flow, `{"prompt":"hi"}`, nil)
@@ -142,6 +143,9 @@ func TestAStepIsTakenOnce(t *testing.T) {
 	_, err = step.Request()
 	require.Error(t, err)
 	assert.Equal(t, pdflow.CodeInvalid, pdflow.CodeOf(err))
+	step.Send(client.Transport) // gives the error as the step's result
+	_, _, err = s.Next(context.Background())
+	require.Error(t, err)
 }
 
 // If the host takes a decode leg after its handoff has become too old, the flow refuses the leg, and the attempt fails.
@@ -281,7 +285,7 @@ func TestAResponseThatTheConnectorChangesIsNotRelayed(t *testing.T) {
 	require.ErrorIs(t, step.Relay(200), pdflow.CodeUnsupported)
 }
 
-// A host that forgets to end a request is found: the request is freed, counted by its code, and logged.
+// If a host forgets to end a request, the flow ends it after a limit, counts it by its code and logs it.
 func TestAForgottenRequestIsEnded(t *testing.T) {
 	for name, upTo := range map[string]int{"before the first leg": 0, "with a leg in hand": 1,
 		"with a response in hand": 2} {
@@ -314,7 +318,7 @@ func TestAForgottenRequestIsEnded(t *testing.T) {
 	}
 }
 
-// End before the response cancels what runs, and a response that comes too late is closed.
+// End before the response cancels the legs that run. The flow closes a response that comes after that.
 func TestEndingBeforeTheResponse(t *testing.T) {
 	x := script(t, &fake{}, gone, answer(fromD))
 	s := begin(t, x.flow, `{"prompt":"hi"}`, nil)
@@ -414,7 +418,7 @@ func TestStepsSendWhatDoSends(t *testing.T) {
 	}
 }
 
-// A host that waits for an engine has forgotten nothing, however long that takes.
+// The limit for forgotten requests does not run while the host waits for an engine.
 func TestWaitingIsNotForgetting(t *testing.T) {
 	slow := func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
 		time.Sleep(300 * time.Millisecond)

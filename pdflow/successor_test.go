@@ -24,8 +24,8 @@ type lone struct{ e discovery.Endpoint }
 
 func (p lone) Pick(context.Context, *PickInput) (Pick, error) { return Pick{Decode: p.e}, nil }
 
-// meanwhile is a route that is replaced, and its flow shut down, between a request's look at it and the request's
-// start.
+// meanwhile is a route that calls event once before it returns its flow. There the test replaces the flow and shuts it
+// down, as may happen between a request's look at its route and its start.
 type meanwhile struct {
 	flow  *Flow
 	once  sync.Once

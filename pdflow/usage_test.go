@@ -24,7 +24,7 @@ func usageOf(t *testing.T, o *outcomes) pdflow.Usage {
 	return o.list()[0].Usage
 }
 
-// Whole responses of every API tell their tokens: decode took over the prompt that prefill computed.
+// The flow reads the tokens of whole responses of every API: decode took over the prompt that prefill computed.
 func TestUsageOfWholeResponses(t *testing.T) {
 	for _, api := range []connector.API{connector.APIChat, connector.APICompletions, connector.APIResponses,
 		connector.APIMessages} {
@@ -56,8 +56,8 @@ func bodyOf(api connector.API, more string) string {
 	return completion(longPrompt, strings.TrimPrefix(more, ","))
 }
 
-// A stream tells its tokens if the client asked, or the flow; and what only the flow asked for does not reach the
-// client.
+// A stream has its token counts if the client or the flow asked for them. If only the flow asked, it removes them
+// before the client gets the stream.
 func TestUsageOfStreams(t *testing.T) {
 	for name, c := range map[string]struct {
 		opts  []pdflow.Option
@@ -119,7 +119,7 @@ func TestAClientsTextIsNoUsage(t *testing.T) {
 	assert.Zero(t, usageOf(t, x.seen))
 }
 
-// Prefill's counts may come beside decode's, or after them: decode's count of the prompt is the one that holds.
+// Prefill's counts may come before or after decode's. Decode's count of the prompt's tokens is used in both cases.
 func TestUsageOfAPrefillThatEndsAfterDecode(t *testing.T) {
 	decoded := make(chan struct{})
 	late := func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
@@ -138,7 +138,7 @@ func TestUsageOfAPrefillThatEndsAfterDecode(t *testing.T) {
 	assert.Equal(t, pdflow.Usage{Input: 9, Output: 3}, usageOf(t, x.seen))
 }
 
-// Only the chunk with the counts is the flow's to drop: another one without choices may tell something else.
+// The flow removes only the chunk with the counts. Another chunk without choices may have other content.
 func TestOnlyTheChunkWithCountsIsDropped(t *testing.T) {
 	const filter = `data: {"choices":[],"prompt_filter_results":[1],"usage":null}` + "\n\n"
 	x := script(t, &fake{}, answer(ok), func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {

@@ -34,8 +34,8 @@ func bothWays() enginesim.Config {
 		Extra: map[string]string{"bidirectional_kv_xfer": "true", "kv_recompute_threshold": "0"}}
 }
 
-// Whatever the API, streamed or not: no client is told where D's KV is, also if the operator has told only the engines
-// that they hand KV back.
+// With each API, streamed or not, the client never sees where D's KV is. This also holds if only the engines are
+// configured to hand KV back, and the connector is not.
 func TestNoClientIsToldWhereTheKVIs(t *testing.T) {
 	for name, c := range map[string]connector.KVConnector{"nixl": nil, "bidirectional": bidirectional(t)} {
 		x := start(t, setup{prefill: bothWays(), decode: bothWays(), conn: c})
@@ -139,7 +139,8 @@ func (h *handing) Traits() connector.Traits {
 		Handoff: connector.Handoff{Member: connector.ParamsMember, FromDecode: h.both}}
 }
 
-// A response that names D's KV is not relayed, unless one engine serves the request alone: that one says nothing.
+// A host must not relay a response that may name D's KV. If one engine serves the request alone, its response names no
+// KV, and the host may relay it.
 func TestAResponseThatNamesTheKVIsNotRelayed(t *testing.T) {
 	for _, c := range []struct {
 		both   bool

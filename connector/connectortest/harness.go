@@ -108,7 +108,7 @@ type Exceptions struct {
 	PassesEmpty   bool     // P says by an empty object that it transfers nothing: D gets it and computes the prompt
 	BareIPv6      bool     // addresses stand so that they need no brackets, and the engines take none
 
-	// OwnValues are attributes of which a rule about pairs lets only the connector's own value meet, and that value.
+	// OwnValues are for rules about pairs that accept only one value of an attribute, on both engines: by attribute.
 	OwnValues map[string]string
 }
 

@@ -84,7 +84,7 @@ func (t *trial) checkPairRule(r, again connector.PairRule) error {
 	if !slices.Contains(verdicts, false) {
 		return errors.New("it forbids nothing")
 	}
-	if err := t.meetsItsLike(r.Attribute, values, verdicts); err != nil {
+	if err := t.pairsEquals(r.Attribute, values, verdicts); err != nil {
 		return err
 	}
 	if a, b := t.Prefill.Attribute(r.Attribute), t.Decode.Attribute(r.Attribute); a != "" && b != "" &&
@@ -94,23 +94,23 @@ func (t *trial) checkPairRule(r, again connector.PairRule) error {
 	return nil
 }
 
-// meetsItsLike checks that engines of one value can meet: a list whose engines are all alike must serve, whatever they
-// are. Pickers do not ask about an empty value.
-func (t *trial) meetsItsLike(attribute string, values []string, verdicts []bool) error {
+// pairsEquals checks that two engines with the same value can form a pair: a fleet whose engines are all equal must
+// serve. Pickers do not apply rules to an empty value.
+func (t *trial) pairsEquals(attribute string, values []string, verdicts []bool) error {
 	own, hasOwn := t.Except.OwnValues[attribute]
 	alone := true
 	for i, v := range values {
-		meets := verdicts[i*len(values)+i]
+		paired := verdicts[i*len(values)+i]
 		switch {
 		case strings.Trim(v, " ,") == "":
 		case hasOwn && v != own:
-			alone = alone && !meets
-		case !meets:
+			alone = alone && !paired
+		case !paired:
 			return fmt.Errorf("it parts two engines that both have %.20q", v)
 		}
 	}
 	if hasOwn && !alone {
-		return fmt.Errorf("the harness says that only %q meets its like, but others do", own)
+		return fmt.Errorf("the harness says that only engines of %q form pairs with their equals, but others do", own)
 	}
 	return nil
 }

@@ -104,7 +104,7 @@ func TestAFaultOfTheHarnessIsSaid(t *testing.T) {
 		"a value of one's own that others share": {func(h *connectortest.Harness) {
 			h.Except.OwnValues = map[string]string{"tpSize": "3"}
 		},
-			`the harness says that only "3" meets its like, but others do`},
+			`the harness says that only engines of "3" form pairs with their equals, but others do`},
 		"an empty object that is refused": {func(h *connectortest.Harness) { h.Except.PassesEmpty = true },
 			"Except.PassesEmpty is set, but the connector keeps the rule"},
 		"an exception that is none": {func(h *connectortest.Harness) { h.Except.NeedsConfig = true },
@@ -128,7 +128,7 @@ func TestExceptionsAreTaken(t *testing.T) {
 		"leaves several choices":                           {KeepsChoices: true},
 		"leaves log probabilities":                         {KeepsLogprobs: true},
 		"needs a configuration":                            {NeedsConfig: true},
-		"lets only one value meet its like":                {OwnValues: map[string]string{"tpSize": "4"}},
+		"pairs equal engines of one value only":            {OwnValues: map[string]string{"tpSize": "4"}},
 		"names every transfer alike":                       {NotByID: true},
 		"drops a setting in silence":                       {OwnSettings: []string{"pollInterval"}},
 		"leaves the stream's options":                      {KeepsStream: true},

@@ -300,7 +300,7 @@ func (r *rendering) server() {
 	for i, e := range o.ServerEndpoints {
 		if i > 0 {
 			r.noEffect("serverEndpoints[1]",
-				"P and D must meet in one server; this one and those that follow are not used")
+				"P and D must use the same server; this one and those that follow are not used")
 			break
 		}
 		h, p, _ := hostPort(e)

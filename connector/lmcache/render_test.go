@@ -171,7 +171,7 @@ func TestTheServerOfTheMultiprocessMode(t *testing.T) {
 			set.KVTransfer.JSON())
 		assert.Empty(t, set.Files)
 		require.Len(t, set.Companions, 1)
-		assert.False(t, set.Companions[0].PerEngine, "P and D meet in it")
+		assert.False(t, set.Companions[0].PerEngine, "P and D share it")
 		assert.Equal(t, "lmcache server --port 6555 --chunk-size 512 --l1-size-gb 2 --eviction-policy LRU "+
 			"--host 0.0.0.0", strings.Join(set.Companions[0].Command, " "), "engines elsewhere must reach it")
 		assert.Contains(t, set.Env, launch.EnvVar{Name: "PYTHONHASHSEED", Value: "0"})

@@ -157,7 +157,7 @@ func TestSurplusUnknownAndForeignMessagesAreCountedAndNothingElse(t *testing.T) 
 	eventually(t, c, lmcachepd.Notices{Matched: 1, Surplus: 1, Unknown: 2, Malformed: 5})
 }
 
-// Whatever a peer does, the listener continues and serves the others.
+// A faulty peer does not stop the listener or its other peers.
 func TestBadPeersHarmNobody(t *testing.T) {
 	c := start(t, lmcachepd.Options{Notifications: 1})
 	dial := func() net.Conn {

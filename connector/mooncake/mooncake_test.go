@@ -80,7 +80,7 @@ func session(t testing.TB, api connector.API, body string, p discovery.Endpoint)
 	return connector.NewSession(r, "id", p, discovery.Endpoint{ID: "d"})
 }
 
-// prepare does what the flow does before the legs.
+// prepare calls the methods that the flow calls before the legs.
 func prepare(ctx context.Context, c *mooncake.Connector, s *connector.Session, call connector.Caller) error {
 	v, err := c.Prepare(ctx, s, call)
 	s.SetPrepared(v)
@@ -101,7 +101,8 @@ func decodeOf(t testing.TB, c *mooncake.Connector, s *connector.Session) string 
 	return string(body)
 }
 
-// However many requests begin at once, one of them asks. While the response is young, nobody asks again.
+// If many requests begin at once, only one of them sends the query. The others, and later ones, use its response for a
+// while.
 func TestOneQueryForAnyNumberOfRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := (&server{hold: make(chan struct{})}).say(oneRank)

@@ -365,7 +365,8 @@ func TestTheClientSeesNothingOfIt(t *testing.T) {
 	assert.Equal(t, odd, k.respond(s, odd), "and nothing else is touched")
 }
 
-// What the next turn cannot use is not read. The flow empties what D says of its KV, and so may let no host relay it.
+// The connector does not read a response whose KV the next turn cannot use. The flow still removes D's handoff from it,
+// so a host must not relay it.
 func TestResponsesThatAreNotOfUseAreNotParsed(t *testing.T) {
 	k := newTalk(t)
 	for rule, s := range map[string]*connector.Session{

@@ -196,7 +196,8 @@ func TestAliasesAcrossMessages(t *testing.T) {
 	assert.Len(t, w.set.Load().Endpoints, 2)
 }
 
-// Whatever the server does wrong, the list stays, the reason is told, and the next good answer is taken.
+// If the server makes an error of any kind, the list stays, the source reports the reason, and uses the next good
+// answer.
 func TestFailuresKeepTheLastList(t *testing.T) {
 	for name, c := range map[string]struct {
 		twist func(w wire.ResponseWriter, q, m *wire.Msg) bool

@@ -45,7 +45,7 @@ func TestTheSystemsResolver(t *testing.T) {
 	assert.Equal(t, []string{"127.0.0.1:8000 prefill", "127.0.0.2:8000 decode"}, list(w.set.Load()))
 }
 
-// The next of the system's servers is asked when one does not know, whatever it says instead.
+// If one of the system's servers cannot tell, whatever error it returns, the next one is asked.
 func TestAnotherServerIsAskedWhenOneDoesNotKnow(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("only Linux has all of 127.0.0.0/8")

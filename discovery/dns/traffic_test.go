@@ -109,7 +109,8 @@ func (f *fleet) engines(hosts ...int) {
 	}
 }
 
-// leave closes engines as an operator does who waits: they are off the list, and what they have is finished.
+// leave stops engines as a careful operator does: it removes them from the list, waits until they have no requests, and
+// then closes them.
 func (f *fleet) leave(hosts ...int) {
 	f.t.Helper()
 	time.Sleep(500 * time.Millisecond) // for requests that have picked them and not begun
@@ -195,7 +196,7 @@ func (f *fleet) request(client *http.Client, i int) {
 	f.served.Add(1)
 }
 
-// zone is who stands under which name, by the last number of his address.
+// zone has the addresses of each name, by their last number.
 type zone struct{ prefill, decode []int }
 
 // records are a zone's A records, or SRV records of a port.

@@ -297,7 +297,7 @@ func TestASourceIsWatchedOnceAtATime(t *testing.T) {
 	require.NoError(t, <-done)
 }
 
-// A reader never sees a list that nobody wrote, however fast the file changes.
+// The source never publishes a mixture of two versions of the file, even if the file changes very often.
 func TestNoListIsEverHalf(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "endpoints.yaml")
 	write(t, path, list("a", "a2"))

@@ -59,7 +59,7 @@ func (c *configMap) set(text string) {
 	require.NoError(c.t, os.RemoveAll(filepath.Join(c.dir, folder(c.version-1))))
 }
 
-// witness sees which engines meet. Engines say in their zone which version of the list they are from.
+// witness sees which engines form pairs. Engines say in their zone which version of the list they are from.
 type witness struct {
 	mixed atomic.Int64
 	seen  sync.Map // versions that requests were served by

@@ -37,7 +37,7 @@ func many(n int) (names []string) {
 	return names
 }
 
-// A file that is being written is read when it is still, whatever wakes the reader meanwhile.
+// A file that is being written is read when it has stopped changing, even if events wake the reader earlier.
 func TestAFileBeingWrittenIsNotRead(t *testing.T) {
 	for name, began := range map[string]func(t *testing.T, path string, o *file.Options) *watched{
 		"before the writing": func(t *testing.T, path string, o *file.Options) *watched {
@@ -96,7 +96,7 @@ func TestAMomentWithoutTheFileIsNoFault(t *testing.T) {
 	assert.Empty(t, w.told())
 }
 
-// A file that is never still is read all the same, now and then.
+// A file that never stops changing is still read from time to time.
 func TestAFileThatIsNeverStillIsRead(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "endpoints.yaml")

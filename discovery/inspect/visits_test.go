@@ -48,7 +48,7 @@ func TestWhatOnlyAPrefillEngineIsGiven(t *testing.T) {
 	}
 }
 
-// What is larger than it may be counts for nothing, however good its beginning is.
+// A response that is too large is ignored, even if its beginning is valid.
 func TestTheBeginningOfAResponseIsNone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := vllm("a:1")
@@ -76,7 +76,7 @@ func TestRanksWithAGapAreNotCounted(t *testing.T) {
 	})
 }
 
-// body tells whether it was closed.
+// body is a response's body that records whether it was closed.
 type body struct {
 	io.Reader
 	open *atomic.Int32

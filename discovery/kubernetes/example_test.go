@@ -17,7 +17,7 @@ import (
 )
 
 // Pods with the label app=llama2-7b are engines: those with role=prefill prefill, those with role=decode decode, and
-// they meet within one value of the label group.
+// a pair has the same value of the label group.
 func Example() {
 	config, stop := exampleCluster() // config, err := kubernetes.Config("")
 	defer stop()

@@ -14,7 +14,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Whatever an API server says, what comes of it are valid endpoints with IDs of their own.
+// From any response of an API server the source makes only valid endpoints with unique IDs.
 func FuzzObjectsBecomeValidEndpoints(f *testing.F) {
 	for how := range byte(8) {
 		f.Add(how, "", "p-0", "10.0.0.1", "Running", "prefill", "http", int32(8100), "pdkit.dev/a", "$(POD_IP):1",

@@ -29,7 +29,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 )
 
-// watched is a watch with all that it tells, in order.
+// watched is a watch, and all that it has reported, in order.
 type watched struct {
 	lists  chan []kubernetes.ModelServer
 	faults chan error

@@ -21,7 +21,7 @@ import (
 	"github.com/pdkit/pdkit/discovery/discoverytest"
 )
 
-// seen is all that a source has published and told.
+// seen collects the lists and the errors of a source.
 type seen struct {
 	mu     sync.Mutex
 	lists  []discovery.Snapshot
@@ -477,7 +477,7 @@ func TestTwoClustersAreTwoSourcesOfOneSet(t *testing.T) {
 east/default/p-0 http://10.0.0.1:8000 prefill ready group=east/a
 west/default/d-0 http://10.0.0.1:8000 decode ready group=west/a
 west/default/p-0 http://10.0.0.1:8000 prefill ready group=west/a`, told(set.Load().Endpoints),
-		"none meets one of the other cluster")
+		"no engine is in a group of the other cluster")
 	cancel()
 	require.NoError(t, <-done)
 }

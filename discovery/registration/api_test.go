@@ -106,7 +106,7 @@ func TestALeaseThatRunsOut(t *testing.T) {
 	})
 }
 
-// Each leaves when its own time is over, whoever was before or after it.
+// Each engine is removed when its own time is over, in any order of registration.
 func TestLeasesRunOutByThemselves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, h := open(t, nil)
@@ -322,7 +322,7 @@ func TestSeveralWatchersSeeTheSame(t *testing.T) {
 	})
 }
 
-// Who is slow to say what he wants is sent away, and keeps nobody's place.
+// A client that sends its request too slowly is disconnected, so it does not hold a connection that others need.
 func TestSlowPeersAreSentAway(t *testing.T) {
 	t.Parallel()
 	s := start(t, registration.Options{HTTP: "127.0.0.1:0"})

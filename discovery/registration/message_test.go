@@ -177,7 +177,8 @@ func TestWhatIsNoAnnouncement(t *testing.T) {
 	}
 }
 
-// Whatever comes in: no panic, no more memory than a message has, and what is taken can be published.
+// For any bytes the reader does not panic, takes no more memory than the message has, and what it accepts can be
+// published.
 func FuzzAnnouncement(f *testing.F) {
 	for _, o := range []obj{ofP2pNccl, ofMoRIIO, ofOldMoRIIO, {"type": "HELLO"},
 		with(ofMoRIIO, obj{"more": []any{obj{"a": nil}}})} {
@@ -201,7 +202,7 @@ func FuzzAnnouncement(f *testing.F) {
 	})
 }
 
-// Whatever a body holds: no panic, and what is taken can be published.
+// For any body the API does not panic, and what it accepts can be published.
 func FuzzBody(f *testing.F) {
 	f.Add(
 		[]byte(`{"id":"a","url":"http://10.0.0.1:8000","role":"prefill","attributes":{"bootstrapPort":"8998"},` +

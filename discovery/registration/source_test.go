@@ -273,7 +273,7 @@ func TestAnEngineThatFallsSilentDrainsAndLeaves(t *testing.T) {
 	until(t, set, map[string]string{idOf(1): "prefill/ready", idOf(2): "decode/ready"})
 }
 
-// Whatever a peer does, others are heard meanwhile, and the source lives.
+// A faulty peer does not stop the source, and the messages of other peers are still read.
 func TestBadPeersHarmNobody(t *testing.T) {
 	s := start(t, registration.Options{Listen: "127.0.0.1:0"})
 	set := watched(t, s)

@@ -21,7 +21,7 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	p.Group, d.Group = "a", "a" // P and D meet within a group only
+	p.Group, d.Group = "a", "a" // only P and D of the same group form a pair
 	source, err := static.New(p, d)
 	if err != nil {
 		log.Fatal(err)

@@ -42,7 +42,7 @@ type cluster struct {
 	quit   context.Context               // ends when the gateway drains: nothing is followed any more
 	halt   context.CancelFunc
 	halted chan struct{}
-	brink  context.Context // ends when what leaves is to be cut
+	life   context.Context // ends when the requests of objects that are gone are to be cut
 	cut    context.CancelFunc
 
 	// The rest but the last is run's alone.
@@ -109,7 +109,7 @@ func newCluster(g *gateway, spec *clusterSpec) (*cluster, error) {
 		halted: make(chan struct{}),
 		wanted: map[string]*object{}, routes: map[string]*object{}, faulty: map[string]faulty{}}
 	c.quit, c.halt = context.WithCancel(context.Background())
-	c.brink, c.cut = context.WithCancel(context.Background())
+	c.life, c.cut = context.WithCancel(context.Background())
 	c.objects, err = kubernetes.NewModelServers(&kubernetes.ModelServerOptions{Config: config,
 		Namespace: spec.Namespace,
 		OnError:   func(err error) { g.log.Warn("ModelServers", "error", err) }})
@@ -323,7 +323,7 @@ func (c *cluster) settle() {
 func (c *cluster) retire(o *object) {
 	c.g.log.Info("a ModelServer ends", "name", o.name, "model", o.model.Model(), "generation", o.generation)
 	c.leaving.Go(func() {
-		o.model.drain(c.brink, c.g.log)
+		o.model.drain(c.life, c.g.log)
 		o.model.end()
 	})
 }

@@ -285,7 +285,7 @@ func (n *namespace) keepAsking(g *program, model string) (stop func(), failures 
 	return func() { cancel(); wg.Wait() }, func() []string { mu.Lock(); defer mu.Unlock(); return failed }, count.Load
 }
 
-// Whoever may write ModelServers in a namespace leads the gateway nowhere else.
+// A user who may write ModelServers in a namespace cannot make the gateway send requests to other hosts.
 func TestAnObjectLeadsNowhereElse(t *testing.T) {
 	n := newNamespace(t)
 	for name, discovery := range map[string]string{
@@ -304,7 +304,7 @@ func TestAnObjectLeadsNowhereElse(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// Two objects for one model do not take it from each other: who serves it keeps it, and the other is told of.
+// If two objects name the same model, the one that serves it keeps it, and the other is reported as rejected.
 func TestAModelHasOneServer(t *testing.T) {
 	n := newNamespace(t)
 	g := n.serve()
@@ -392,7 +392,7 @@ func TestAnEnormousObjectIsRefusedInAFewWords(t *testing.T) {
 	assert.Empty(t, c.faulty)
 }
 
-// A program that a kubeconfig names for the credentials may hang: the gateway ends all the same.
+// The program that a kubeconfig names for credentials may hang. The gateway still ends in time.
 func TestAHangingCredentialProgramDoesNotKeepTheGateway(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "kubeconfig")
 	require.NoError(t, os.WriteFile(file, []byte(`apiVersion: v1
@@ -414,7 +414,7 @@ users:
 	time.Sleep(time.Until(began.Add(9 * time.Second))) // for whoever looks for leaks
 }
 
-// What a ModelServer's connector listens on is free again when the object is gone.
+// When a ModelServer is deleted, the ports of its connector are free again.
 func TestAListenerEndsWithItsModelServer(t *testing.T) {
 	n := newNamespace(t)
 	g := n.serve()

@@ -100,7 +100,7 @@ func TestNothingWithoutDisaggSpecReachesASender(t *testing.T) {
 	}
 }
 
-// Embeddings and the like pass to engines of role decode only, whatever else could decode.
+// Embeddings and similar requests go only to engines of role decode, even if engines of role both are there.
 func TestNoSenderGetsWhatPasses(t *testing.T) {
 	p, d := newEngine(t), newEngine(t)
 	g := start(t, gatewayYAML(passing)+"apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec:\n"+

@@ -18,7 +18,8 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// What a probe found holds for the engine that was probed, not for another one under its ID, and not for ever.
+// A health probe's result holds only for the probed engine, not for another one that gets the same ID later, and only
+// for a limited time.
 func TestProbesOfEnginesThatLeaveAreForgotten(t *testing.T) {
 	engine := func(id, url string) discovery.Endpoint {
 		e, err := discovery.New(url, discovery.RoleDecode)
@@ -40,8 +41,8 @@ func TestProbesOfEnginesThatLeaveAreForgotten(t *testing.T) {
 	assert.Empty(t, b.failed)
 }
 
-// A rollout whose engines cannot meet fails its share of the requests, so the model is not ready, unless its share is
-// nothing.
+// If a rollout's engines form no pair, the rollout's share of the requests fails, so the model is not ready. A share of
+// 0 does not matter.
 func TestReadinessAsksForEachFlowThatRequestsReach(t *testing.T) {
 	p, d := newEngine(t), newEngine(t)
 	for weight, want := range map[int]int{50: http.StatusServiceUnavailable, 0: http.StatusOK} {

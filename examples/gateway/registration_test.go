@@ -120,7 +120,7 @@ func TestARegistrationAddressThatIsTaken(t *testing.T) {
 	assert.Contains(t, log.String(), "cannot listen for HTTP")
 }
 
-// Whoever may ask for a response must not be able to register an engine.
+// A client of the gateway must not be able to register an engine.
 func TestRegistrationHasAddressesOfItsOwn(t *testing.T) {
 	other := strings.Replace(announcedYAML, "model: m", "model: n", 1)
 	for rule, k := range map[string]struct{ yaml, want string }{

@@ -239,7 +239,7 @@ func TestEachFormHasTheSameEngines(t *testing.T) {
 	}
 }
 
-// What is not as render writes it is said, with its line, and ends nothing.
+// Check reads Python only in the form that render writes. It reports the line of anything else.
 func TestPythonThatIsNotRendered(t *testing.T) {
 	for text, want := range map[string]string{
 		"def a():\n    return LLM(\n        model=name(),\n    )\n": "",

@@ -337,7 +337,7 @@ func TestADecodeEngineThatIsNotThereIs503(t *testing.T) {
 	}
 }
 
-// The decode engine is beside the sidecar, which calls it at loopback, whatever the request says.
+// The sidecar calls the decode engine beside it at loopback, even if the request names another one.
 func TestTheDecodeEngineIsCalledAtLoopback(t *testing.T) {
 	for args, want := range map[string]string{"--data-parallel-size=2": "http://127.0.0.1:8201",
 		"--data-parallel-size=2 --enable-tls=decoder": "https://localhost:8201"} {

@@ -13,7 +13,7 @@ import (
 	"github.com/pdkit/pdkit/connector/connectortest"
 )
 
-// harness says what the declaration cannot: how the connector is made, and what a good ticket looks like.
+// harness has what the suite cannot take from Traits: how to make the connector, and a valid ticket.
 var harness = connectortest.Harness{
 	Name: "ticket",
 	New: func(settings json.RawMessage) (connector.KVConnector, error) {

@@ -182,7 +182,7 @@ func TestTwoFailuresMakeNotReadyAndOneSuccessReady(t *testing.T) {
 	})
 }
 
-// alternating fails every other probe, the second first.
+// alternating fails every second probe, beginning with the second.
 func alternating() func(*http.Request) (*http.Response, error) {
 	var n atomic.Int32
 	return func(*http.Request) (*http.Response, error) {

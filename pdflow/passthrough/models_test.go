@@ -153,7 +153,7 @@ func TestAListIsKeptForAMoment(t *testing.T) {
 	})
 }
 
-// The client that asks first may leave; those that wait for the same list get it.
+// If the client whose request started the query leaves, other clients that wait for the same list still get it.
 func TestAListOutlivesItsFirstClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fleet{t: t, asked: map[string]int{}, lists: map[string]string{"one": "late"}}
@@ -186,7 +186,7 @@ type deadlines struct {
 
 func (d *deadlines) SetWriteDeadline(t time.Time) error { d.set = append(d.set, t); return nil }
 
-// A client that reads nothing holds the list no longer than any other response.
+// The write timeout holds for the list of models, too, so a client that does not read is cut.
 func TestWritingModelsIsBounded(t *testing.T) {
 	w := &deadlines{ResponseRecorder: httptest.NewRecorder()}
 	handler(t, unknown, nil).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/v1/models", nil))

@@ -98,7 +98,7 @@ func answers(status int, body string) func(*http.Request) (*http.Response, error
 	}
 }
 
-// outcome is what the picker was told, which is told once.
+// outcome returns the outcome that the picker got. The test fails if it got none or several.
 func (e *engine) outcome(t *testing.T) *pdflow.Outcome {
 	t.Helper()
 	e.mu.Lock()
@@ -417,7 +417,7 @@ func TestABodyThatDoesNotCome(t *testing.T) {
 	assert.True(t, resp.Close)
 }
 
-// The largest limit there is, is one.
+// The largest possible limit works.
 func TestABodyWithoutALimit(t *testing.T) {
 	e := newEngine(t, func(*http.Request) (*http.Response, error) {
 		return response(200, "application/json", strings.NewReader(`{}`)), nil
@@ -429,7 +429,8 @@ func TestABodyWithoutALimit(t *testing.T) {
 	require.Equal(t, []string{`{"prompt":"hi"}`}, e.bodies)
 }
 
-// Where a whole request ends an engine that can prefill, no picker's choice of such an engine is heeded.
+// If a whole request would crash an engine that can prefill, the handler sends none to such an engine, even if the
+// picker chooses it.
 func TestDecodeOnlySendsNothingToAnEngineThatCanPrefill(t *testing.T) {
 	for role, status := range map[discovery.Role]int{discovery.RoleBoth: 503, discovery.RoleDecode: 200} {
 		e := newEngine(t, func(*http.Request) (*http.Response, error) {

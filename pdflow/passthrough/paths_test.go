@@ -59,7 +59,8 @@ func TestOnlyServingPathsPass(t *testing.T) {
 	}
 }
 
-// Mounted without a flow before it, the handler would send whole prompts past all that the flow checks.
+// The handler refuses inference paths even if no flow is in front of it: otherwise prompts would reach an engine
+// without the flow's checks.
 func TestInferenceIsNotServed(t *testing.T) {
 	h := handler(t, unknown, nil)
 	for _, path := range []string{

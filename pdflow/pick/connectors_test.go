@@ -22,7 +22,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
-// mute is all of a connector that a picker does not look at.
+// mute has the methods of a connector that a picker does not call.
 type mute struct{}
 
 func (mute) Prefill(context.Context, *connector.Session, *connector.Leg) error { return nil }
@@ -149,7 +149,7 @@ func TestManyConnectorsShareAPicker(t *testing.T) {
 	})
 }
 
-// What one connector's requests put on an engine, the picks of all others see: the engine is the same.
+// The load that one connector's requests put on an engine counts in the picks for all other connectors, too.
 func TestLoadIsTheEnginesWhicheverConnectorBringsIt(t *testing.T) {
 	nixl, fallback := &plain{name: "nixl"}, &plain{name: "lmcache"}
 	for _, policy := range []pick.Policy{pick.LeastLoad(), pick.TwoChoices(), pick.SessionAffinity(""),

@@ -40,8 +40,8 @@ func running(engines map[string]discovery.Endpoint) (set *discovery.Set, stop fu
 	return set, func() { cancel(); <-ended }
 }
 
-// Engines of one tensor-parallel size meet, the less loaded ones of two first. A connector that needs this says so by
-// itself ([connector.Traits]); the option is for what only the fleet's owner knows.
+// Only engines of the same tensor-parallel size form pairs. A connector that needs this declares it itself (see
+// [connector.Traits]); the option is for rules that only the fleet's owner knows.
 func ExampleNew() {
 	tp := func(size string) map[string]string { return map[string]string{"tpSize": size} }
 	set, stop := running(map[string]discovery.Endpoint{

@@ -179,8 +179,8 @@ func TestARequestForOneEngineGoesToTheLocalOne(t *testing.T) {
 	)
 }
 
-// A scheduler may name an engine whose KV the decode engine here cannot take: that is refused like one that is not
-// there.
+// A scheduler may name a prefill engine whose KV the decode engine cannot use. The picker refuses it, like one that is
+// not listed.
 func TestAnEngineThatCannotExchangeKVIsRefused(t *testing.T) {
 	at := func(id string, mods ...string) discovery.Endpoint {
 		e := ep(id, prefill, mods...)

@@ -28,8 +28,8 @@ func TestAPairThatMeetsAgainCrowdsNobodyOut(t *testing.T) {
 	require.Equal(t, map[uint32]bool{1: true, 2: true, 3: true, 4: true}, met)
 }
 
-// The totals decide what is loaded beyond its share: they must be exact whenever requests begin and end around a new
-// snapshot.
+// The picker compares an engine's load with the total load. The totals must be exact even if requests begin and end
+// while a new snapshot is taken over.
 func TestTotalsFollowLoadsFromSnapshotToSnapshot(t *testing.T) {
 	lists := make(chan int)
 	set := discovery.NewSet(discovery.SourceFunc(func(ctx context.Context, publish func(discovery.Snapshot)) error {

@@ -156,7 +156,8 @@ func TestEnginesOfRoleBothStayApartFromPairsThatNeedTheConnector(t *testing.T) {
 	require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 }
 
-// That none is ready may pass; that there is none will not, and the request must be written differently.
+// If no engine is ready, the client may retry later. If there is no engine for the request at all, a retry is useless,
+// and the error says so.
 func TestNobodyWhoServesAloneIsNotTheSameAsNobodyReady(t *testing.T) {
 	alone := &pdflow.PickInput{Single: true, Both: true}
 	s := set(t, engine{"p", "", prefill}, engine{"d", "", decode}, engine{"x", "", both})

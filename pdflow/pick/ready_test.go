@@ -26,7 +26,7 @@ func ready(t *testing.T, p pdflow.Picker, in *pdflow.PickInput) error {
 	return r.Ready(in)
 }
 
-// Whatever the engines are, Ready says what Pick would say.
+// Ready returns the same error as Pick for every set of engines.
 func TestReadyAgreesWithPick(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	said := map[string]int{}
@@ -74,7 +74,7 @@ func TestReadyBeforeTheFirstSnapshot(t *testing.T) {
 	require.ErrorContains(t, err, "the engines are not known yet")
 }
 
-// What is asked for its readiness chooses nothing: the turn stays where it was.
+// Ready does not choose engines: the position of round robin stays the same.
 func TestReadyTakesNoTurn(t *testing.T) {
 	p := pick.New(newFleet(t, ep("p1", prefill), ep("p2", prefill), ep("d", decode)).Set, pick.RoundRobin())
 	seen := map[string]int{}
@@ -109,7 +109,7 @@ func TestReadinessOfASidecar(t *testing.T) {
 	}
 }
 
-// Where a whole request ends an engine that can prefill, only engines of role decode serve alone.
+// If a whole request would crash an engine that can prefill, only engines of role decode serve alone.
 func TestDecodeOnlyPicksNoEngineThatCanPrefill(t *testing.T) {
 	f := newFleet(t, ep("b", both), ep("p", prefill), ep("d", decode))
 	p, in := pick.New(f.Set, pick.RoundRobin()), &pdflow.PickInput{Single: true, DecodeOnly: true}

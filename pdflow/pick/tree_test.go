@@ -64,7 +64,7 @@ func TestTheTreeGoesAroundWhatIsNotGood(t *testing.T) {
 	require.Equal(t, "20", l.tree.least(q).endpoint.ID)
 }
 
-// What races leave behind, the next change mends.
+// If concurrent changes leave the tree inconsistent, the next change repairs it.
 func TestTheTreeIsRightAgainAfterRaces(t *testing.T) {
 	l := loaded(64)
 	var wg sync.WaitGroup

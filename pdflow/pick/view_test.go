@@ -117,7 +117,7 @@ func TestAPickerKeepsTheViewsThatAreUsed(t *testing.T) {
 	counted(t, p)
 }
 
-// A pick that had found its view before that one had to go finds its engines all the same.
+// A pick works even if its view is evicted after the pick has found it.
 func TestAViewThatHadToGoIsMadeAgain(t *testing.T) {
 	p, replace := pickerOf(t, LeastLoad())
 	replace(endpoints("e", 3)...)
@@ -223,7 +223,8 @@ func TestViewsAreSafeWhileEnginesAndConnectorsComeAndGo(t *testing.T) {
 	}
 }
 
-// The engines of a class are judged by one of them: that must be the same as judging each pair by itself.
+// The picker applies the rules once for each class of equal engines. The result must be the same as if it applied them
+// to each pair of engines.
 func TestTablesHoldExactlyThePairsThatCanMeet(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 9))
 	of := func(values ...string) string { return values[r.IntN(len(values))] }

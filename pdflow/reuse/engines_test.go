@@ -181,8 +181,8 @@ func TestSGLangsCountersTellWhatDecodeComputed(t *testing.T) {
 	}
 }
 
-// An engine of SGLang that was not told to be a decode engine answers as rightly, and proves nothing. Only what it says
-// itself tells.
+// An SGLang engine that runs without --disaggregation-mode decode gives the right text, too, so its response proves
+// nothing. Only the mode that it reports tells the difference.
 func TestADecodeEngineOfSGLangThatServesAloneIsFoundOut(t *testing.T) {
 	c := conn(sglang.New(nil))
 	for rule, k := range map[string]struct {

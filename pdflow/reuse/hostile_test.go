@@ -32,8 +32,8 @@ func hostile(t *testing.T, value, count string) *httptest.Server {
 	return s
 }
 
-// Whatever numbers engines tell, of prompts or on their pages, a check ends, and its share is one: it runs beside live
-// traffic.
+// Verify returns, and its ratio is between 0 and 1, whatever numbers engines report: it runs beside live traffic, with
+// engines that may be broken.
 func TestNumbersThatNoEngineCountsToAreSurvived(t *testing.T) {
 	for _, value := range []string{"NaN", "+Inf", "-Inf", "-5", "1e300", "9223372036854775807", "0"} {
 		for _, tokens := range []string{"-5", "-9223372036854775808", "0", "9223372036854775807", "7"} {
@@ -54,7 +54,7 @@ func TestNumbersThatNoEngineCountsToAreSurvived(t *testing.T) {
 	}
 }
 
-// Counters that jump from one number to any other, too.
+// The same holds for counters that jump from any number to any other.
 func TestCountersThatJumpAreSurvived(t *testing.T) {
 	values := []string{"NaN", "-1e300", "+Inf", "3", "9e18", "-Inf", "1e18"}
 	n := 0
@@ -95,7 +95,7 @@ func TestATokenizerThatCountsWronglyMakesNoEndlessPrompt(t *testing.T) {
 	assert.Less(t, longest, 20*4000)
 }
 
-// Engines' redirects lead nowhere: who runs an engine must not choose what the gateway asks.
+// Verify does not follow engines' redirects: an engine must not choose which hosts the gateway asks.
 func TestRedirectsOfEnginesAreNotFollowed(t *testing.T) {
 	followed := false
 	elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { followed = true }))

@@ -300,7 +300,7 @@ func TestTheSyntheticProberChecksAgainAndAgain(t *testing.T) {
 	require.Error(t, err)
 }
 
-// The engine that is asked alone is never one that a whole request ends.
+// Verify never sends a whole request to an engine that would crash from it.
 func TestVerifyAsksNoSenderAlone(t *testing.T) {
 	c := conn(lmcachepd.New(nil))
 	asked := false

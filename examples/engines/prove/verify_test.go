@@ -43,7 +43,7 @@ func proven(t *testing.T) map[string]string {
 	return all
 }
 
-// The README's table of connectors calls proven what has an entry here, with the versions that are installed.
+// The README's table of connectors calls a connector proven if it has an entry here, with the installed versions.
 // PDKIT_UPDATE=1 writes the file from which it takes them.
 func TestTheTableOfTheReadmeTellsWhatIsProven(t *testing.T) {
 	const file = "../../../connector/all/testdata/proven.json"

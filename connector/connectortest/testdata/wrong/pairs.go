@@ -43,7 +43,7 @@ var pairFaults = []Fault{
 				int(n.Add(1)))...)
 		}
 	}),
-	with(rulePairs, "lets engines meet once, and not again", func(f *faulty) {
+	with(rulePairs, "lets engines form a pair once, and not again", func(f *faulty) {
 		var n atomic.Int64
 		f.traits = func(t *connector.Traits) {
 			first := n.Add(1) == 1
@@ -57,9 +57,9 @@ var pairFaults = []Fault{
 				attr.Same(attr.Store)}
 		}
 	}),
-	pairs("lets only one value meet its like", func(p, d string) bool { return p == d && p == "4" }),
-	pairs("lets every two engines meet", func(string, string) bool { return true }),
-	pairs("lets no two engines meet", func(string, string) bool { return false }),
+	pairs("pairs equal engines of one value only", func(p, d string) bool { return p == d && p == "4" }),
+	pairs("lets every two engines form a pair", func(string, string) bool { return true }),
+	pairs("lets no two engines form a pair", func(string, string) bool { return false }),
 	pairs("parts engines of the same odd number", func(p, d string) bool { return p == d && p != "3" }),
 	pairs("parts engines alike in what is no number", func(p, d string) bool {
 		_, err := strconv.Atoi(p)
