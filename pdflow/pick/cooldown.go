@@ -63,7 +63,9 @@ func (c *cooldowns) active(key cooldownKey) bool {
 // only if another body draws one as well, within cooldownMost and before the engine serves a request. A client that
 // sends a new bad body each time can still start a cooldown where its faults come faster than the engine's good
 // responses. The engine's next good response ends that, and a cooldown of all engines of a role changes nothing. Good
-// responses of encode engines are not told apart here: for these only the time counts.
+// responses of encode engines are not told apart here: for these only the time counts. An orphan that is no engine's
+// fault (the client left, or prefill refused the request) starts its pair's cooldown at once: decode surely holds
+// something for that prefill.
 func (c *cooldowns) done(o *pdflow.Outcome) {
 	if o.Err == nil {
 		if c.n.Load() > 0 {
@@ -72,19 +74,20 @@ func (c *cooldowns) done(o *pdflow.Outcome) {
 		}
 		return
 	}
+	body := drawnBy(o)
 	if o.Orphan && o.Session != nil {
-		c.start(cooldownKey{o.Session.Prefill.ID, o.Session.Decode.ID}, 0)
+		c.start(cooldownKey{o.Session.Prefill.ID, o.Session.Decode.ID}, body)
 	}
 	if o.Err.EngineFault() && o.Err.Endpoint != "" {
-		c.start(cooldownKey{engine: o.Err.Endpoint}, drawnBy(o))
+		c.start(cooldownKey{engine: o.Err.Endpoint}, body)
 	}
 }
 
-// drawnBy returns the hash of the body that may have drawn a fault, or 0 if no body can have: the engine could not be
-// reached. All else can be drawn: an error or garbage as the response, a timeout, and a connection that the engine
-// breaks. A request's attempts have the same hash. Nothing is computed for good requests.
+// drawnBy returns the hash of the body that may have drawn an engine's fault. It returns 0 if no body can have drawn
+// it, because the engine could not be reached. All else can be drawn: an error or garbage as the response, a timeout,
+// and a connection that the engine breaks. A request's attempts have the same hash.
 func drawnBy(o *pdflow.Outcome) uint64 {
-	if o.Err.Phase == "connect" || o.Session == nil || o.Session.Request == nil {
+	if !o.Err.EngineFault() || o.Err.Phase == "connect" || o.Session == nil || o.Session.Request == nil {
 		return 0
 	}
 	return max(maphash.Bytes(seed, o.Session.Request.Body()), 1)

@@ -74,7 +74,9 @@ func TestEachCooldownOfAnEngineNeedsTwoBodies(t *testing.T) {
 		require.False(t, fault("a"))
 		require.True(t, fault("b"))
 		time.Sleep(cooldownFirst)
-		require.False(t, fault("b") || fault("b"), "one body keeps the engine on cooldown")
+		for range 3 {
+			require.False(t, fault("b"), "one body keeps the engine on cooldown")
+		}
 		require.True(t, fault("a"))
 		time.Sleep(2*cooldownFirst - time.Millisecond)
 		require.True(t, c.engineCooling("d"), "the second cooldown is no longer than the first")

@@ -34,11 +34,12 @@ func ended(x pdflow.Pick, r *connector.Request, good bool, status int) *pdflow.O
 
 // under serves 200 good requests, one every 10 ms, with three prefill engines, while every 50 ms somebody sends a
 // request that each of them answers with status 500. A flow tries that at two engines. under returns how many of the
-// good requests each prefill engine got. poison makes the n-th bad request's prompt.
-func under(t *testing.T, policy pick.Policy, poison func(n int) string) (prefills map[string]int) {
+// good requests each prefill engine got. poison makes the n-th bad request's prompt. If orphans is true, the two legs go
+// out together, so that each bad request leaves a decode leg behind.
+func under(t *testing.T, policy pick.Policy, poison func(n int) string, orphans bool) (prefills map[string]int) {
 	prefills = map[string]int{}
 	synctest.Test(t, func(t *testing.T) {
-		p := pick.New(newFleet(t, many(3, 2)...).Set, policy, pick.WithSeed(1))
+		p := pick.New(newFleet(t, many(3, 1)...).Set, policy, pick.WithSeed(1))
 		var sent sync.WaitGroup
 		for n := range 200 {
 			if n%5 == 0 {
@@ -47,7 +48,9 @@ func under(t *testing.T, policy pick.Policy, poison func(n int) string) (prefill
 				for range 2 {
 					x := mustPick(t, p, in)
 					time.Sleep(time.Millisecond)
-					x.Done(ended(x, bad, false, 500))
+					o := ended(x, bad, false, 500)
+					o.Orphan = orphans
+					x.Done(o)
 					in.Attempt, in.Avoid = 2, append(in.Avoid, x.Prefill.ID)
 				}
 			}
@@ -76,12 +79,14 @@ func TestABodyThatEveryEngineFailsMovesNoLoad(t *testing.T) {
 		for name, policy := range map[string]func() pick.Policy{
 			"round-robin": pick.RoundRobin, "least-load": pick.LeastLoad, "two-choices": pick.TwoChoices,
 		} {
-			t.Run(body+", "+name, func(t *testing.T) {
-				prefills := under(t, policy(), poison)
-				for _, id := range []string{"p0", "p1", "p2"} {
-					require.InDelta(t, 200/3., prefills[id], 25, "%v", prefills)
-				}
-			})
+			for _, orphans := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s, %s, orphans %t", body, name, orphans), func(t *testing.T) {
+					prefills := under(t, policy(), poison, orphans)
+					for _, id := range []string{"p0", "p1", "p2"} {
+						require.InDelta(t, 200/3., prefills[id], 25, "%v", prefills)
+					}
+				})
+			}
 		}
 	}
 }
