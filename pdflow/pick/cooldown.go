@@ -3,6 +3,7 @@
 package pick
 
 import (
+	"hash/maphash"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,9 +29,13 @@ type cooldowns struct {
 type cooldownKey struct{ engine, decode string }
 
 type cooldown struct {
-	until  time.Time
-	length time.Duration
+	until  time.Time     // in the past if the cooldown has ended, or has not begun because one body drew all faults
+	length time.Duration // of the last cooldown, 0 before the first
+	body   uint64        // hash of the body that drew all faults since the last cooldown; 0: none did
 }
+
+// seed keeps clients from finding two bodies with the same hash.
+var seed = maphash.MakeSeed()
 
 // engineCooling reports whether an engine is in a cooldown.
 func (c *cooldowns) engineCooling(id string) bool { return c.active(cooldownKey{engine: id}) }
@@ -52,6 +57,15 @@ func (c *cooldowns) active(key cooldownKey) bool {
 
 // done learns from an attempt. An engine's fault starts the engine's cooldown, and an orphan starts the pair's; each
 // further fault doubles the length. A good response ends the cooldowns of the engines that served it, and the doubling.
+//
+// Somebody may send a body that draws a fault from every engine. If one such fault were enough, the cooldowns would
+// move nearly all load to the engine that this body has not met yet. So a fault that the body may have drawn counts
+// only if another body draws one as well, within cooldownMost and before the engine serves a request. A client that
+// sends a new bad body each time can still start a cooldown where its faults come faster than the engine's good
+// responses. The engine's next good response ends that, and a cooldown of all engines of a role changes nothing. Good
+// responses of encode engines are not told apart here: for these only the time counts. An orphan that is no engine's
+// fault (the client left, or prefill refused the request) starts its pair's cooldown at once: decode surely holds
+// something for that prefill.
 func (c *cooldowns) done(o *pdflow.Outcome) {
 	if o.Err == nil {
 		if c.n.Load() > 0 {
@@ -60,16 +74,27 @@ func (c *cooldowns) done(o *pdflow.Outcome) {
 		}
 		return
 	}
+	body := drawnBy(o)
 	if o.Orphan && o.Session != nil {
-		c.start(cooldownKey{o.Session.Prefill.ID, o.Session.Decode.ID})
+		c.start(cooldownKey{o.Session.Prefill.ID, o.Session.Decode.ID}, body)
 	}
 	if o.Err.EngineFault() && o.Err.Endpoint != "" {
-		c.start(cooldownKey{engine: o.Err.Endpoint})
+		c.start(cooldownKey{engine: o.Err.Endpoint}, body)
 	}
 }
 
-// start starts a cooldown.
-func (c *cooldowns) start(key cooldownKey) {
+// drawnBy returns the hash of the body that may have drawn an engine's fault. It returns 0 if no body can have drawn
+// it, because the engine could not be reached. All else can be drawn: an error or garbage as the response, a timeout,
+// and a connection that the engine breaks. A request's attempts have the same hash.
+func drawnBy(o *pdflow.Outcome) uint64 {
+	if !o.Err.EngineFault() || o.Err.Phase == "connect" || o.Session == nil || o.Session.Request == nil {
+		return 0
+	}
+	return max(maphash.Bytes(seed, o.Session.Request.Body()), 1)
+}
+
+// start starts a cooldown, or only notes the body if that may have drawn the fault and no other body has.
+func (c *cooldowns) start(key cooldownKey, body uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.m == nil {
@@ -78,11 +103,15 @@ func (c *cooldowns) start(key cooldownKey) {
 	now := time.Now()
 	c.sweep(now)
 	x := c.m[key]
-	if now.Before(x.until) {
+	switch {
+	case now.Before(x.until):
 		return // several failures during a cooldown are one fault
+	case body != 0 && (x.body == 0 || x.body == body):
+		x.until, x.body = now, body
+	default:
+		x.length = min(max(2*x.length, cooldownFirst), cooldownMost)
+		x.until, x.body = now.Add(x.length), 0
 	}
-	x.length = min(max(2*x.length, cooldownFirst), cooldownMost)
-	x.until = now.Add(x.length)
 	c.m[key] = x
 	c.n.Store(int64(len(c.m)))
 }

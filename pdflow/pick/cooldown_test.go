@@ -58,3 +58,32 @@ func TestTheCooldownOfAnEngineThatLeftIsDropped(t *testing.T) {
 		require.Zero(t, c.n.Load())
 	})
 }
+
+// After a cooldown it again takes two bodies to start the next one, which is longer; two bodies that failed far apart
+// start none.
+func TestEachCooldownOfAnEngineNeedsTwoBodies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c cooldowns
+		fault := func(prompt string) bool {
+			r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"`+prompt+`"}`))
+			require.NoError(t, err)
+			c.done(&pdflow.Outcome{Session: &connector.Session{Request: r},
+				Err: &pdflow.Error{Code: pdflow.CodeTimeout, Leg: pdflow.LegDecode, Phase: "send", Endpoint: "d"}})
+			return c.engineCooling("d")
+		}
+		require.False(t, fault("a"))
+		require.True(t, fault("b"))
+		time.Sleep(cooldownFirst)
+		for range 3 {
+			require.False(t, fault("b"), "one body keeps the engine on cooldown")
+		}
+		require.True(t, fault("a"))
+		time.Sleep(2*cooldownFirst - time.Millisecond)
+		require.True(t, c.engineCooling("d"), "the second cooldown is no longer than the first")
+		time.Sleep(time.Millisecond)
+		require.False(t, c.engineCooling("d"))
+		require.False(t, fault("a"))
+		time.Sleep(cooldownMost + time.Millisecond)
+		require.False(t, fault("b"), "the fault before it is forgotten")
+	})
+}

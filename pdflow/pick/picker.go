@@ -60,11 +60,12 @@ type picker struct {
 // value that Go cannot compare counts as equal to every other of the same type and name, so make connectors pointers.
 // An engine that serves a whole request does so for any connector.
 //
-// With every policy the picker avoids engines that failed this request. An engine that failed any request gets a
-// cooldown of one second, which doubles with each further fault up to 8 s; so does a pair that left an orphan. If only
-// such engines are left, the picker uses them. An engine whose attribute dpSize is 2 to 1,024 counts as that many
-// targets, and the pick names the rank on each leg. If no pair is found, the error says what the nearest prefill and
-// decode engines lack to form one, without their names.
+// With every policy the picker avoids engines that failed this request. An engine that cannot be reached gets a
+// cooldown of one second, which doubles with each further fault up to 8 s. So does an engine at which two different
+// bodies failed while it served no request, since one body alone may draw a fault from every engine, and a pair that
+// left an orphan. If only such engines are left, the picker uses them. An engine whose attribute dpSize is 2 to 1,024
+// counts as that many targets, and the pick names the rank on each leg. If no pair is found, the error says what the
+// nearest prefill and decode engines lack to form one, without their names.
 //
 // The time of a pick is constant or grows with the logarithm of the number of engines, and a pick allocates nothing,
 // unless nearly all engines are in a cooldown. The picker prepares a snapshot of more than 256 endpoints in a goroutine
