@@ -58,7 +58,7 @@ func (b *Body) readHead(ctx context.Context) *Error {
 // judgeHead looks at what has been read so far.
 func (b *Body) judgeHead() *Error {
 	head := b.buf[:b.n]
-	if b.guarded && verdict.GaveUp(head) >= 0 {
+	if b.guarded && b.tail.GaveUp(head) >= 0 {
 		return b.failed(CodeDecodeFailed, "the decode engine aborted the request")
 	}
 	if !b.sse {
