@@ -9,8 +9,6 @@ import (
 	"io"
 	"unsafe"
 
-	"github.com/tidwall/gjson"
-
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/internal/sse"
 	"github.com/pdkit/pdkit/internal/verdict"
@@ -108,10 +106,7 @@ func (b *Body) judgeRest(head []byte) *Error {
 func (b *Body) erroneous(data []byte) *Error {
 	e := b.failed(CodeDecodeFailed, "the decode engine reported an error instead of a response")
 	e.Status = 500
-	e.engine = &engineError{status: 500}
-	if gjson.Get(view(data), "error").Exists() {
-		e.engine.body = bytes.Clone(data)
-	}
+	e.engine = &engineError{status: 500, said: verdict.FaultOf(data, b.a.isHost)}
 	return e
 }
 

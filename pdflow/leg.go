@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/internal/intake"
 	"github.com/pdkit/pdkit/internal/jsonedit"
+	"github.com/pdkit/pdkit/internal/verdict"
 	"github.com/pdkit/pdkit/transport"
 )
 
@@ -257,10 +259,8 @@ func (a *attempt) refused(leg LegKind, resp *http.Response, body []byte) *Error 
 		}
 	}
 	if rejected || leg == LegDecode && resp.StatusCode >= 500 && resp.StatusCode < 600 {
-		e.engine = &engineError{status: resp.StatusCode, retryAfter: resp.Header.Get("Retry-After")}
-		if _, err := jsonedit.Parse(body); err == nil {
-			e.engine.body = body
-		}
+		e.engine = &engineError{status: resp.StatusCode, retryAfter: resp.Header.Get("Retry-After"),
+			said: verdict.FaultOf(body, a.isHost)}
 	}
 	return e
 }
@@ -281,4 +281,10 @@ func (a *attempt) reaches(host string) bool {
 		}
 	}
 	return false
+}
+
+// isHost reports whether a word of an engine's text is the host of an engine that serves the request.
+func (a *attempt) isHost(word string) bool {
+	return a.reaches(word) || slices.ContainsFunc(a.pick.Encode,
+		func(e discovery.Endpoint) bool { return e.Host() == word })
 }
