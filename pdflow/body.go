@@ -345,7 +345,7 @@ func (b *Body) hostEnded(err error) {
 	case errors.Is(err, errForgotten):
 		b.err = b.a.f.ended(b.a.ctx, LegDecode, "stream")
 	case !b.relay || b.a.ctx.Err() != nil:
-	case b.status >= 300:
+	case !serves(b.status):
 		b.err = b.a.refused(LegDecode, &http.Response{StatusCode: b.status}, nil)
 	case err == nil:
 		b.eof = true

@@ -128,7 +128,7 @@ func (a *attempt) sendPrefill(ctx context.Context, leg *connector.Leg, o *LegOut
 	if err != nil {
 		return nil, a.sendError(ctx, LegPrefill, "response", err)
 	}
-	if resp.StatusCode < 200 || resp.StatusCode >= 300 {
+	if !serves(resp.StatusCode) {
 		return nil, a.refused(LegPrefill, resp, body)
 	}
 	p := connector.NewPrefillResult(resp.StatusCode, resp.Header, body, time.Now())
@@ -185,7 +185,7 @@ func (a *attempt) sendDecode(ctx context.Context, leg *connector.Leg, o *LegOutc
 		o.FirstByte = time.Now()
 		return relayedResponse(a, resp.StatusCode), nil
 	}
-	if resp.StatusCode < 200 || resp.StatusCode >= 300 {
+	if !serves(resp.StatusCode) {
 		defer resp.Body.Close()
 		body, err := intake.ReadAll(resp.Body, resp.ContentLength, maxErrorBody)
 		if err != nil && ctx.Err() != nil {
@@ -202,6 +202,9 @@ func (a *attempt) sendDecode(ctx context.Context, leg *connector.Leg, o *LegOutc
 	o.FirstByte = time.Now()
 	return b, nil
 }
+
+// serves reports whether an engine's status is that of a response to use. 206 is not: nobody asked for a part.
+func serves(status int) bool { return status/100 == 2 && status != http.StatusPartialContent }
 
 // sendError turns a transport's error into ours: first of all, who ended it.
 func (a *attempt) sendError(ctx context.Context, leg LegKind, phase string, err error) *Error {
