@@ -176,6 +176,17 @@ func (r *Request) sampling(name string) (json.RawMessage, bool) {
 	return field(d, name)
 }
 
+// StopsAt reports whether text is one of the request's own stop strings.
+func (r *Request) StopsAt(text string) bool {
+	raw, _ := r.sampling("stop")
+	var one string
+	if json.Unmarshal(raw, &one) == nil {
+		return one == text
+	}
+	var all []string
+	return json.Unmarshal(raw, &all) == nil && slices.Contains(all, text)
+}
+
 // uncarried returns the first member of [Traits.CheckRequest]'s list that a request has and that carried does not
 // contain, or "".
 func (r *Request) uncarried(singleUse bool, carried []string) (member string) {

@@ -45,6 +45,9 @@ type Traits struct {
 	// another connector must not have such prefill engines in its list, as main, as rollout or as fallback.
 	PrefillPairOnly bool
 	Orphans         bool // a D whose P failed leaves blocks or tasks behind; the flow counts such legs
+	// FailureStop is the stop_reason with which D ends a response that it gives up. The flow takes such a response for
+	// failed, unless the request itself has that text as a stop string, see [Request.StopsAt].
+	FailureStop string
 
 	// Timeouts and Retry are the connector's own defaults. What is zero in them is pdkit's default.
 	Timeouts config.Timeouts

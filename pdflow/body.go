@@ -72,7 +72,11 @@ func newBody(a *attempt, resp *http.Response) *Body {
 	b.sse = strings.HasPrefix(strings.ToLower(resp.Header.Get("Content-Type")), "text/event-stream")
 	b.unframed = resp.ContentLength < 0 && len(resp.TransferEncoding) == 0
 	b.guarded = a.x.req.API.Guarded()
-	b.tail = verdict.NewTail(b.sse)
+	stop := a.f.traits.FailureStop
+	if stop != "" && a.x.req.StopsAt(stop) {
+		stop = "" // the end that the client asked for
+	}
+	b.tail = verdict.NewTail(b.sse, stop)
 	rewritten := b.rewrite(a)
 	b.header = responseHeader(resp, b.sse, rewritten)
 	b.withhold(b.header["Content-Length"] != nil)
@@ -341,7 +345,7 @@ func (b *Body) hostEnded(err error) {
 	case errors.Is(err, errForgotten):
 		b.err = b.a.f.ended(b.a.ctx, LegDecode, "stream")
 	case !b.relay || b.a.ctx.Err() != nil:
-	case b.status >= 300:
+	case !serves(b.status):
 		b.err = b.a.refused(LegDecode, &http.Response{StatusCode: b.status}, nil)
 	case err == nil:
 		b.eof = true

@@ -109,7 +109,7 @@ func (a *attempt) encodeItem(ctx context.Context, n int, item connector.Item) (j
 		e.Endpoint = ep.ID
 		return nil, e
 	}
-	if resp.StatusCode < 200 || resp.StatusCode >= 300 || !json.Valid(body) {
+	if !serves(resp.StatusCode) || !json.Valid(body) {
 		return nil, &Error{Code: CodeEncodeFailed, Leg: LegEncode, Phase: "response", Connector: a.f.name,
 			Endpoint: ep.ID, Status: resp.StatusCode, Message: "an encode engine failed"}
 	}

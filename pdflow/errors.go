@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/verdict"
 )
 
 // Code says what went wrong, for programs. It is the "code" member of the error object of OpenAI's APIs, and an error
@@ -71,14 +72,14 @@ type Error struct {
 	api    connector.API // of a request to Do; elsewhere the request's path tells it
 	caller bool          // the caller's own deadline: no fault of an engine
 	mode   Mode          // how the request was served when it failed
-	engine *engineError  // the engine's own response, to be passed on
+	engine *engineError  // the engine's own error, to be passed on
 }
 
-// engineError is an engine's whole response with an error status.
+// engineError is what passes of an engine's response with an error status.
 type engineError struct {
 	status     int
 	retryAfter string
-	body       []byte // one JSON object
+	said       *verdict.Fault // nil: nothing that a client may know
 }
 
 // Error returns the code and what is known of leg and status. The cause, whose text is not ours, is Unwrap's.

@@ -82,8 +82,8 @@ func TestAnthropicsErrorTypes(t *testing.T) {
 	require.Equal(t, "overloaded_error", gjson.Get(r.body, "error.type").String())
 }
 
-// An engine's error body that has the API's shape is passed on byte for byte.
-func TestAnEnginesErrorBodyStaysWhereItFits(t *testing.T) {
+// A client gets an engine's error in the shape of its own API.
+func TestAnEnginesErrorTakesTheShapeOfTheClientsAPI(t *testing.T) {
 	anthropic := `{"type": "error", "error": {"type": "BadRequestError", "message": "m"}}`
 	ours := `{"type":"error","error":{"type":"invalid_request_error","message":"the engine refused the request"}}`
 	openai := `{"error": {"message": "m", "type": "BadRequestError", "param": null, "code": 400}}`
@@ -92,15 +92,13 @@ func TestAnEnginesErrorBodyStaysWhereItFits(t *testing.T) {
 		{"/v1/messages", `{"message":"m"}`, `{"type":"error","error":{"type":"invalid_request_error","message":"m"}}`},
 		{"/v1/messages", `{"detail":[]}`, ours},
 		{"/v1/completions", openai, openai},
-		{"/v1/completions", `{"detail":[]}`, `{"detail":[]}`},
+		{"/v1/completions", `{"detail":[]}`, `{"error":{"message":"the engine refused the request",` +
+			`"type":"invalid_request_error","param":null,"code":"decode_rejected"}}`},
 		{"/inference/v1/generate", openai, openai},
 	} {
 		x := script(t, &fake{}, answer(ok), refuses(400, c.body))
 		r := post(t, x.url, c.path, `{"messages":[],"prompt":"a","max_tokens":4,"token_ids":[1],"sampling_params":{}}`)
 		require.Equal(t, 400, r.status)
-		if c.body == c.want {
-			require.Equal(t, c.want, r.body, "not byte for byte")
-		}
 		require.JSONEq(t, c.want, r.body)
 	}
 }
@@ -121,4 +119,39 @@ func TestErrorsOfDoKnowTheirAPI(t *testing.T) {
 		pdflow.WriteError(w, httptest.NewRequest(http.MethodPost, "/mine", nil), e)
 		require.Equal(t, "error", gjson.Get(w.Body.String(), "type").String(), name)
 	}
+}
+
+// What an engine says of a fault passes without addresses, and without members that no API has.
+func TestAnEnginesErrorTellsNoAddress(t *testing.T) {
+	const body = `{"error":{"message":"no route to http://10.0.0.7:8100/kv or prefill-0.pods.local","type":"t","param":` +
+		`"p","code":7,"peer":"10.0.0.7"},"host":"10.0.0.7"}`
+	const want = `{"error":{"message":"no route to (address) or (address)","type":"t","param":"p","code":7}}`
+	event := func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = w.Write([]byte("data: " + body + "\n\n"))
+	}
+	for name, c := range map[string]struct {
+		p, d handler
+		want int
+	}{
+		"P refuses":                  {refuses(400, body), answer(ok), 400},
+		"D refuses":                  {answer(ok), refuses(400, body), 400},
+		"D fails":                    {answer(ok), refuses(500, body), 500},
+		"D fails in its first event": {answer(ok), event, 500},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := script(t, &fake{}, c.p, c.d)
+			r := post(t, x.url, "/v1/completions", completion("a", ""))
+			require.Equal(t, c.want, r.status)
+			require.JSONEq(t, want, r.body)
+			r = post(t, x.url, "/v1/messages", `{"messages":[],"max_tokens":4}`)
+			require.Equal(t, "no route to (address) or (address)", gjson.Get(r.body, "error.message").String())
+			require.NotContains(t, r.body, "10.0.0.7")
+		})
+	}
+	detail := script(t, &fake{}, refuses(404, `{"detail":"nothing at 10.0.0.7"}`), answer(ok))
+	r := post(t, detail.url, "/v1/completions", completion("a", ""))
+	require.Equal(t, 404, r.status)
+	require.NotContains(t, r.body, "10.0.0.7")
+	require.Equal(t, "prefill_rejected", gjson.Get(r.body, "error.code").String())
 }

@@ -3,6 +3,7 @@
 package pdflow
 
 import (
+	"cmp"
 	"encoding/json"
 	"math"
 	"net/http"
@@ -10,11 +11,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tidwall/gjson"
-
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/internal/cut"
 	"github.com/pdkit/pdkit/internal/intake"
+	"github.com/pdkit/pdkit/internal/verdict"
 )
 
 // front is the client's side of a Flow and of a Mux. It reads a request, finds the flow that serves it, and writes the
@@ -144,9 +144,9 @@ var modeHeaders = map[Mode][]string{
 
 func modeHeader(m Mode) []string { return modeHeaders[m] }
 
-// WriteError is the default error handler. It passes on the engine's own error response where there is one. Else it
-// writes an error object in the shape of the API that the client speaks: Anthropic's for /v1/messages, OpenAI's for
-// the rest.
+// WriteError is the default error handler. It writes an error object in the shape of the API that the client speaks:
+// Anthropic's for /v1/messages, OpenAI's for the rest. Where an engine refused the request, the object has the engine's
+// own message, type, param and code, and "(address)" in place of URLs, host names and addresses.
 func WriteError(w http.ResponseWriter, r *http.Request, e *Error) {
 	h := w.Header()
 	h["Content-Type"] = jsonType
@@ -154,12 +154,7 @@ func WriteError(w http.ResponseWriter, r *http.Request, e *Error) {
 	if api == connector.APIUnknown && strings.HasPrefix(r.URL.Path, connector.APIMessages.Path()) {
 		api = connector.APIMessages // or a path below it, which no flow serves
 	}
-	var body []byte
-	if e.engine != nil && e.engine.body != nil {
-		body = fitting(api, e)
-	} else {
-		body = errorObject(api, e)
-	}
+	body := errorObject(api, e)
 	if e.engine != nil && e.engine.retryAfter != "" {
 		h.Set("Retry-After", e.engine.retryAfter)
 	}
@@ -171,38 +166,24 @@ func WriteError(w http.ResponseWriter, r *http.Request, e *Error) {
 	_, _ = w.Write(body)
 }
 
-// fitting returns an engine's error body if a client of the API understands it. Clients of Anthropic's API do not
-// understand OpenAI's shape: they get the message in an object of their own API.
-func fitting(api connector.API, e *Error) []byte {
-	body := e.engine.body
-	if api != connector.APIMessages || gjson.GetBytes(body, "type").String() == "error" {
-		return body
-	}
-	message := e.clientMessage()
-	for _, m := range gjson.GetManyBytes(body, "message", "error.message") {
-		if m.Type == gjson.String && m.Str != "" {
-			message = m.Str
-		}
-	}
-	return anthropicError(e.HTTPStatus(), message)
-}
-
 // errorObject is an error in the shape of the API that the client speaks.
 func errorObject(api connector.API, e *Error) []byte {
-	if api == connector.APIMessages {
-		return anthropicError(e.HTTPStatus(), e.clientMessage())
-	}
-	var param any
+	f := verdict.Fault{Message: e.clientMessage(), Type: e.errorType(), Code: e.Code}
 	if e.Param != "" {
-		param = e.Param
+		f.Param = e.Param
 	}
-	object := map[string]any{"message": e.clientMessage(), "type": e.errorType(), "param": param, "code": e.Code}
-	body, _ := json.Marshal(map[string]any{"error": object}) // strings only
-	return body
-}
-
-func anthropicError(status int, message string) []byte {
-	object := map[string]string{"type": anthropicType(status), "message": message}
-	body, _ := json.Marshal(map[string]any{"type": "error", "error": object}) // strings only
+	if e.engine != nil && e.engine.said != nil {
+		f = *e.engine.said
+		f.Type = cmp.Or[any](f.Type, e.errorType())
+	}
+	object := map[string]any{"error": f}
+	if api == connector.APIMessages {
+		kind := any(anthropicType(e.HTTPStatus()))
+		if f.Anthropic {
+			kind = f.Type
+		}
+		object = map[string]any{"type": "error", "error": map[string]any{"type": kind, "message": f.Message}}
+	}
+	body, _ := json.Marshal(object) // strings and numbers only
 	return body
 }

@@ -9,8 +9,6 @@ import (
 	"io"
 	"unsafe"
 
-	"github.com/tidwall/gjson"
-
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/internal/sse"
 	"github.com/pdkit/pdkit/internal/verdict"
@@ -58,7 +56,7 @@ func (b *Body) readHead(ctx context.Context) *Error {
 // judgeHead looks at what has been read so far.
 func (b *Body) judgeHead() *Error {
 	head := b.buf[:b.n]
-	if b.guarded && verdict.GaveUp(head) >= 0 {
+	if b.guarded && b.tail.GaveUp(head) >= 0 {
 		return b.failed(CodeDecodeFailed, "the decode engine aborted the request")
 	}
 	if !b.sse {
@@ -108,10 +106,7 @@ func (b *Body) judgeRest(head []byte) *Error {
 func (b *Body) erroneous(data []byte) *Error {
 	e := b.failed(CodeDecodeFailed, "the decode engine reported an error instead of a response")
 	e.Status = 500
-	e.engine = &engineError{status: 500}
-	if gjson.Get(view(data), "error").Exists() {
-		e.engine.body = bytes.Clone(data)
-	}
+	e.engine = &engineError{status: 500, said: verdict.FaultOf(data, b.a.isHost)}
 	return e
 }
 

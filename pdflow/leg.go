@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/internal/intake"
 	"github.com/pdkit/pdkit/internal/jsonedit"
+	"github.com/pdkit/pdkit/internal/verdict"
 	"github.com/pdkit/pdkit/transport"
 )
 
@@ -126,7 +128,7 @@ func (a *attempt) sendPrefill(ctx context.Context, leg *connector.Leg, o *LegOut
 	if err != nil {
 		return nil, a.sendError(ctx, LegPrefill, "response", err)
 	}
-	if resp.StatusCode < 200 || resp.StatusCode >= 300 {
+	if !serves(resp.StatusCode) {
 		return nil, a.refused(LegPrefill, resp, body)
 	}
 	p := connector.NewPrefillResult(resp.StatusCode, resp.Header, body, time.Now())
@@ -183,7 +185,7 @@ func (a *attempt) sendDecode(ctx context.Context, leg *connector.Leg, o *LegOutc
 		o.FirstByte = time.Now()
 		return relayedResponse(a, resp.StatusCode), nil
 	}
-	if resp.StatusCode < 200 || resp.StatusCode >= 300 {
+	if !serves(resp.StatusCode) {
 		defer resp.Body.Close()
 		body, err := intake.ReadAll(resp.Body, resp.ContentLength, maxErrorBody)
 		if err != nil && ctx.Err() != nil {
@@ -204,6 +206,9 @@ func (a *attempt) sendDecode(ctx context.Context, leg *connector.Leg, o *LegOutc
 	o.FirstByte = time.Now()
 	return b, nil
 }
+
+// serves reports whether an engine's status is that of a response to use. 206 is not: nobody asked for a part.
+func serves(status int) bool { return status/100 == 2 && status != http.StatusPartialContent }
 
 // sendError turns a transport's error into ours: first of all, who ended it.
 func (a *attempt) sendError(ctx context.Context, leg LegKind, phase string, err error) *Error {
@@ -261,10 +266,8 @@ func (a *attempt) refused(leg LegKind, resp *http.Response, body []byte) *Error 
 		}
 	}
 	if rejected || leg == LegDecode && resp.StatusCode >= 500 && resp.StatusCode < 600 {
-		e.engine = &engineError{status: resp.StatusCode, retryAfter: resp.Header.Get("Retry-After")}
-		if _, err := jsonedit.Parse(body); err == nil {
-			e.engine.body = body
-		}
+		e.engine = &engineError{status: resp.StatusCode, retryAfter: resp.Header.Get("Retry-After"),
+			said: verdict.FaultOf(body, a.isHost)}
 	}
 	return e
 }
@@ -285,4 +288,10 @@ func (a *attempt) reaches(host string) bool {
 		}
 	}
 	return false
+}
+
+// isHost reports whether a word of an engine's text is the host of an engine that serves the request.
+func (a *attempt) isHost(word string) bool {
+	return a.reaches(word) || slices.ContainsFunc(a.pick.Encode,
+		func(e discovery.Endpoint) bool { return e.Host() == word })
 }

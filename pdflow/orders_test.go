@@ -30,10 +30,11 @@ type fake struct {
 	order   connector.Order
 	prefill func(*connector.Session, *connector.Leg) error
 	decode  func(*connector.Session, *connector.PrefillResult, *connector.Leg) error
+	stop    string // Traits.FailureStop
 }
 
 func (f *fake) Traits() connector.Traits {
-	return connector.Traits{Name: "fake", Order: f.order, APIs: connector.APIs()}
+	return connector.Traits{Name: "fake", Order: f.order, APIs: connector.APIs(), FailureStop: f.stop}
 }
 
 func (f *fake) Prefill(_ context.Context, s *connector.Session, l *connector.Leg) error {

@@ -182,6 +182,7 @@ func TestARelayedResponse(t *testing.T) {
 		"broken":       {200, errors.New("reset"), pdflow.CodeStreamBroken},
 		"refused by D": {400, nil, pdflow.CodeDecodeRejected},
 		"failed at D":  {500, nil, pdflow.CodeDecodeFailed},
+		"partial":      {206, nil, pdflow.CodeDecodeFailed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			done := 0

@@ -84,6 +84,7 @@ func (*Connector) Traits() connector.Traits {
 		EndsByLength: true,
 		OwnRequestID: true,
 		Orphans:      true,
+		FailureStop:  ascendengine.FailureStop,
 		PairRules:    []connector.PairRule{ascendengine.TPRule(), attr.DecodeMultiple(attr.BlockSize)},
 	}
 }

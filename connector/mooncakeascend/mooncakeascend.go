@@ -135,6 +135,7 @@ func (c *Connector) Traits() connector.Traits {
 		Lease:        cmp.Or(c.lease, DefaultLease), // so that the zero Connector has a lease, too
 		EndsByLength: true,
 		OwnRequestID: true,
+		FailureStop:  ascendengine.FailureStop,
 		PairRules:    []connector.PairRule{ascendengine.TPRule(), blocks},
 	}
 }

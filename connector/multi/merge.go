@@ -26,6 +26,9 @@ func merge(children []child, order connector.Order) connector.Traits {
 		if c.Handoff != (connector.Handoff{}) {
 			t.Handoff = c.Handoff // only one child has a handoff
 		}
+		if c.FailureStop != "" {
+			t.FailureStop = c.FailureStop
+		}
 		t.MultiUse = t.MultiUse && c.MultiUse
 		t.EndsByLength = t.EndsByLength || c.EndsByLength
 		t.OwnRequestID = t.OwnRequestID || c.OwnRequestID

@@ -105,6 +105,9 @@ func TestAbilitiesOfTheChildren(t *testing.T) {
 	c = open(t, `{"connectors":[{"type":"sharedstorage"},{"type":"p2pnccl"}]}`)
 	assert.True(t, c.Traits().PairOnly, "one child is enough")
 	assert.True(t, c.Traits().Orphans)
+	c = open(t, `{"connectors":[{"type":"mooncake-ascend"},{"type":"sharedstorage"}]}`)
+	assert.Equal(t, "recomputed", c.Traits().FailureStop)
+	c = open(t, `{"connectors":[{"type":"sharedstorage"},{"type":"p2pnccl"}]}`)
 	var fault *config.FieldError
 	require.ErrorAs(t, connector.CheckEndpoint(c, discovery.Endpoint{Role: discovery.RolePrefill}), &fault)
 	assert.Equal(t, "attributes.zmqAddress", fault.Path)

@@ -4,13 +4,14 @@ package verdict
 
 import (
 	"bytes"
+	"strings"
 )
 
 // Tail keeps the end of a response that goes by, and finds in it that the engine gave up although the response looks
 // whole: vLLM's finish_reason "abort" when it is terminated (docs/protocols/nixl.md, recording 55b), SGLang's
-// {"type":"abort"}, vllm-ascend's stop_reason "recomputed", and an error event after the first token. A client's text
-// cannot fake one, since quotes inside JSON strings are escaped. APIs whose responses repeat a client's JSON are not
-// searched: see connector.API.Guarded.
+// {"type":"abort"}, the stop_reason that a connector declares (connector.Traits.FailureStop), and an error event after
+// the first token. A client's text cannot fake one, since quotes inside JSON strings are escaped. APIs whose responses
+// repeat a client's JSON are not searched: see connector.API.Guarded.
 //
 // Such a mark stands in one of the last events. So a stream is not searched on its way: its end is kept, and searched
 // when [DONE] or the end comes. Then [DONE] is held back and the connection cut, and the client sees a stream that is
@@ -18,14 +19,16 @@ import (
 type Tail struct {
 	bytes []byte // the end of what went by; nil as long as nothing has
 	reach int    // at least this much of it is kept, and at most twice as much, so that it is moved seldom
+	stop  string // the stop_reason of a response that the engine gave up; "" if it has none
 }
 
-// NewTail returns the tail of a response. stream says whether it is a stream of events.
-func NewTail(stream bool) Tail {
+// NewTail returns the tail of a response. stream says whether it is a stream of events; stop is the stop_reason with
+// which the engine ends a response that it gave up, or "".
+func NewTail(stream bool, stop string) Tail {
 	if stream {
-		return Tail{reach: streamReach}
+		return Tail{reach: streamReach, stop: stop}
 	}
-	return Tail{reach: wholeReach}
+	return Tail{reach: wholeReach, stop: stop}
 }
 
 const (
@@ -39,14 +42,8 @@ const (
 
 var (
 	doneLine = []byte("data: [DONE]")
-	words    = [...]struct {
-		word   []byte
-		from   int      // where in it the search looks: not at the quote, which is everywhere
-		before [][]byte // what may stand before it, without white space
-	}{
-		{[]byte(`"abort"`), 2, [][]byte{[]byte(`"finish_reason":`), []byte(`"finish_reason":{"type":`)}},
-		{[]byte(`"recomputed"`), 5, [][]byte{[]byte(`"stop_reason":`)}},
-	}
+	finish   = [][]byte{[]byte(`"finish_reason":`), []byte(`"finish_reason":{"type":`)}
+	stopped  = [][]byte{[]byte(`"stop_reason":`)}
 )
 
 // Stream looks at a stream's next piece; end says that it is the last. It returns the offset up to which the piece may
@@ -56,7 +53,7 @@ func (t *Tail) Stream(piece []byte, end bool) int {
 	switch {
 	case !end && !done:
 	case t.found(piece):
-		if at := GaveUp(piece); at >= 0 {
+		if at := t.GaveUp(piece); at >= 0 {
 			return eventStart(piece, at)
 		}
 		return doneAt
@@ -105,8 +102,8 @@ func (t *Tail) Done(piece []byte) bool {
 
 // Whole is Stream for a response that is no stream: the offset of the first mark, or -1.
 func (t *Tail) Whole(piece []byte, end bool) int {
-	at := GaveUp(piece)
-	if at < 0 && len(t.bytes) > 0 && GaveUp(append(t.bytes, piece[:min(len(piece), wholeReach)]...)) >= 0 {
+	at := t.GaveUp(piece)
+	if at < 0 && len(t.bytes) > 0 && t.GaveUp(append(t.bytes, piece[:min(len(piece), wholeReach)]...)) >= 0 {
 		at = 0
 	}
 	if !end {
@@ -125,7 +122,7 @@ func (t *Tail) End(piece []byte) []byte {
 
 // found searches the kept end and the last of the piece together, so that a mark that two reads cut is seen too.
 func (t *Tail) found(piece []byte) bool {
-	return GaveUp(append(t.bytes, piece[max(0, len(piece)-t.reach):]...)) >= 0
+	return t.GaveUp(append(t.bytes, piece[max(0, len(piece)-t.reach):]...)) >= 0
 }
 
 // Keep remembers the end of what went by.
@@ -144,22 +141,28 @@ func (t *Tail) Keep(b []byte) {
 }
 
 // GaveUp returns the offset of the first mark, or -1.
-func GaveUp(b []byte) int {
-	for i := range words {
-		w := &words[i]
-		for at := 0; ; {
-			j := bytes.Index(b[at:], w.word[w.from:])
-			if j < 0 {
-				break
-			}
-			start := at + j - w.from
-			if start >= 0 && bytes.HasPrefix(b[start:], w.word) && follows(b[:start], w.before) {
-				return start
-			}
-			at += j + 1
+func (t *Tail) GaveUp(b []byte) int {
+	at := value(b, "abort", finish)
+	if at < 0 && t.stop != "" {
+		at = value(b, t.stop, stopped)
+	}
+	return at
+}
+
+// value returns the offset of the first string word that follows one of the texts in before, or -1. It searches for the
+// word without its quotes, since quotes are everywhere.
+func value(b []byte, word string, before [][]byte) int {
+	for at := 0; ; at++ {
+		j := strings.Index(view(b[at:]), word)
+		if j < 0 {
+			return -1
+		}
+		at += j
+		if end := at + len(word); at > 0 && b[at-1] == '"' && end < len(b) && b[end] == '"' &&
+			follows(b[:at-1], before) {
+			return at - 1
 		}
 	}
-	return -1
 }
 
 // follows reports whether b, white space left out, ends with one of the suffixes.

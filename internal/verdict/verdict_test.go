@@ -20,7 +20,7 @@ const (
 
 // pass sends a stream through a tail in pieces of n bytes and returns what may go to the client.
 func pass(stream string, n int) string {
-	t := verdict.NewTail(true)
+	t := verdict.NewTail(true, "recomputed")
 	var out strings.Builder
 	for len(stream) > 0 {
 		piece := stream[:min(n, len(stream))]
@@ -69,7 +69,7 @@ func TestWholeResponses(t *testing.T) {
 		`{"choices":[{"text":"` + strings.Repeat("x", 2000) + `"}],"a":1}`: false,
 	} {
 		for n := 1; n <= len(body); n += 7 {
-			tail, found := verdict.NewTail(false), false
+			tail, found := verdict.NewTail(false, "recomputed"), false
 			for rest := body; rest != "" && !found; {
 				piece := rest[:min(n, len(rest))]
 				rest = rest[len(piece):]

@@ -112,7 +112,8 @@ func (x *exchange) send(to discovery.Endpoint, body []byte) (*http.Response, err
 		return nil, err
 	}
 	x.outcome.Decode.Status = resp.StatusCode
-	if s := resp.StatusCode; s < 200 || s >= 300 && s < 400 && s != http.StatusNotModified {
+	if s := resp.StatusCode; s < 200 || s == http.StatusPartialContent ||
+		s >= 300 && s < 400 && s != http.StatusNotModified {
 		_ = resp.Body.Close()
 		return nil, errRedirect
 	}

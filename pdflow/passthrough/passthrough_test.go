@@ -224,6 +224,7 @@ func TestFaultsOfTheEngine(t *testing.T) {
 		},
 		"redirects": answers(http.StatusTemporaryRedirect, ""),
 		"switches":  answers(http.StatusSwitchingProtocols, ""),
+		"partial":   answers(http.StatusPartialContent, "{}"),
 	} {
 		e := newEngine(t, answer)
 		w := do(handler(t, e.find, nil), post("/tokenize", `{}`))

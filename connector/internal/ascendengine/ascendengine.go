@@ -24,6 +24,9 @@ const (
 	AttrDPSize = "dpSize"
 )
 
+// FailureStop is the stop_reason with which D ends a response under recompute_scheduler_enable that it gives up.
+const FailureStop = "recomputed"
+
 // portStep is the distance between the kv ports of two engines, as in the tutorial. maxSize bounds the sizes.
 const (
 	portStep = 100
