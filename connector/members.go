@@ -254,7 +254,7 @@ func (i *apiInfo) checkLimits(r *Request, d *jsonedit.Doc, sglang bool) (name, p
 func (r *Request) emptyPrompt() string {
 	names := []string{r.API.PromptMember()}
 	switch r.API {
-	case APIResponses:
+	case APIChat, APIResponses, APIMessages:
 		return ""
 	case APICompletions:
 		if raw, ok := r.Field("prompt_embeds"); ok && !emptyPrompt(raw) {
