@@ -180,7 +180,7 @@ func integer(raw []byte) (int64, bool) {
 }
 
 // checkMembers returns a *RequestError if D would refuse a member that the prefill leg loses or changes, or an empty
-// prompt. sglang is true if the engines are SGLang's, whose prefill legs keep more members; ends is true if the leg
+// prompt. sglang is true if the protocol has SGLang's rooms, so that the prefill leg keeps more members; ends is true if the leg
 // must end by length.
 func (r *Request) checkMembers(sglang, ends bool) error {
 	i := r.API.info()
@@ -287,7 +287,8 @@ func emptyPrompt(raw []byte) bool {
 
 // checkPairs checks members that vLLM refuses because of another one.
 func (r *Request) checkPairs() (name, problem string) {
-	if raw, ok := r.Field("stream_options"); ok && r.API != APIResponses && r.API != APIMessages {
+	raw, ok := r.Field("stream_options")
+	if ok && (r.API == APIChat || r.API == APICompletions || r.API == APIGenerate) {
 		d, err := jsonedit.Parse(raw)
 		if err != nil {
 			return "stream_options", "is not a well-formed object"

@@ -126,7 +126,7 @@ func (t *Traits) CheckRequest(r *Request) error {
 		}
 		return &UnsupportedError{Member: r.API.PromptMember()}
 	}
-	if err := r.checkMembers(slices.Contains(t.APIs, APISGLang), t.EndsByLength); err != nil {
+	if err := r.checkMembers(slices.Contains(t.Members, "bootstrap_room"), t.EndsByLength); err != nil {
 		return err
 	}
 	if member := r.uncarried(!t.MultiUse, t.Carries); member != "" {
