@@ -5,6 +5,7 @@ package connector
 import (
 	"bytes"
 	"encoding/json"
+	"math"
 )
 
 // API is a client API that a PD request can use. This file has all that pdkit knows about where an API keeps its token
@@ -36,8 +37,10 @@ type apiInfo struct {
 	limit      string   // the limit that a prefill leg always sets
 	altLimit   string   // a second limit that the engine prefers if it is present (chat)
 	prompt     string   // the member that holds the prompt
-	singular   []string // members within sampling that ask for several choices: 1 on a prefill leg
-	wasted     []string // members within sampling that a prefill leg does not need
+	least      int64    // the least limit that an engine accepts
+	implied    int64    // the limit of a request that names none: at most so many tokens
+	minimum    string   // the member that sets a minimum of tokens, which must not be above the limit
+	members    []member // members within sampling that prefill legs lose or change, with the engines' rules
 	usage      UsagePaths
 	guarded    bool // responses hold no JSON made by the client, so a finish reason in them is the engine's own
 }
@@ -47,42 +50,65 @@ var openAIUsage = UsagePaths{
 }
 var anthropicUsage = UsagePaths{"usage.input_tokens", "usage.output_tokens", "usage.cache_read_input_tokens"}
 
+// vllmMembers are the same in three APIs of vLLM.
+var vllmMembers = []member{
+	{"max_tokens", byLimit, integral64}, {"min_tokens", byLimit, integral(0)},
+	{"n", toOne, integral(1)}, {"best_of", toOne, integral64},
+	{"logprob_token_ids", dropped, integers}, {"prompt_logprobs", dropped, logprobCount},
+	{"prompt_logprob_token_ids", dropped, list},
+	{"stop", byEnding, textOrTexts}, {"stop_token_ids", byEnding, integers},
+}
+
 var apis = [apiCount]apiInfo{
 	APIUnknown: {name: "unknown"},
 	// If a chat has both limits, max_completion_tokens counts (docs/protocols/nixl.md, recording 06). logprob_token_ids
 	// is dropped together with logprobs: engines refuse it alone.
 	APIChat: {
 		name: "chat", path: "/v1/chat/completions", prompt: "messages", guarded: true, usage: openAIUsage,
-		limit: "max_tokens", altLimit: "max_completion_tokens", singular: []string{"n", "best_of"},
-		wasted: []string{"min_tokens", "logprobs", "top_logprobs", "logprob_token_ids", "prompt_logprobs", "echo"},
+		limit: "max_tokens", altLimit: "max_completion_tokens", least: 1, implied: math.MaxInt64, minimum: "min_tokens",
+		members: append([]member{
+			{"max_completion_tokens", byLimit, integral64}, {"logprobs", dropped, boolean},
+			{"top_logprobs", dropped, logprobCount}, {"echo", dropped, boolean},
+		}, vllmMembers...),
 	},
 	APICompletions: {
 		name: "completions", path: "/v1/completions", prompt: "prompt", guarded: true, usage: openAIUsage,
-		limit: "max_tokens", singular: []string{"n", "best_of"},
-		wasted: []string{"min_tokens", "logprobs", "logprob_token_ids", "prompt_logprobs", "echo"},
+		limit: "max_tokens", least: 1, implied: 16, minimum: "min_tokens",
+		members: append([]member{{"logprobs", dropped, logprobCount}, {"echo", dropped, boolean}}, vllmMembers...),
 	},
 	APIResponses: {
 		name: "responses", path: "/v1/responses", prompt: "input",
-		limit: "max_output_tokens", wasted: []string{"min_tokens", "top_logprobs"},
+		limit: "max_output_tokens", least: 1, implied: math.MaxInt64,
+		members: []member{
+			{"max_output_tokens", byLimit, integral(1)}, {"min_tokens", byLimit, integral64},
+			{"top_logprobs", dropped, logprobCount}, {"stop", byEnding, falsyTextOrTexts},
+			{"stop_token_ids", byEnding, integers}, {"ignore_eos", byEnding, boolean},
+		},
 		usage: UsagePaths{"usage.input_tokens", "usage.output_tokens", "usage.input_tokens_details.cached_tokens"},
 	},
 	APIMessages: {
 		name: "messages", path: "/v1/messages", prompt: "messages", usage: anthropicUsage,
-		limit: "max_tokens", wasted: []string{"min_tokens"},
+		limit: "max_tokens", least: 1, implied: math.MaxInt64,
+		members: []member{
+			{"max_tokens", byLimit, integral(1)}, {"min_tokens", byLimit, integral64},
+			{"stop_sequences", byEnding, texts},
+		},
 	},
 	APIGenerate: {
 		name: "generate", path: "/inference/v1/generate", prompt: "token_ids", guarded: true, usage: openAIUsage,
-		sampling: "sampling_params", limit: "max_tokens", singular: []string{"n", "best_of"},
-		wasted: []string{
-			"min_tokens", "logprobs", "logprob_token_ids", "prompt_logprobs", "prompt_logprob_token_ids",
-			"prompt_logprob_start",
-		},
+		sampling: "sampling_params", limit: "max_tokens", least: 1, implied: math.MaxInt64, minimum: "min_tokens",
+		members: append([]member{
+			{"logprobs", dropped, logprobCount}, {"prompt_logprob_start", dropped, integral64},
+		}, vllmMembers...),
 	},
 	APISGLang: {
 		name: "sglang", path: "/generate", prompt: "text", guarded: true,
-		sampling: "sampling_params", limit: "max_new_tokens", singular: []string{"n"},
-		wasted: []string{"min_new_tokens"},
-		usage:  UsagePaths{"meta_info.prompt_tokens", "meta_info.completion_tokens", "meta_info.cached_tokens"},
+		sampling: "sampling_params", limit: "max_new_tokens", implied: 128, minimum: "min_new_tokens",
+		members: []member{
+			{"max_new_tokens", byLimit, strictIntegral}, {"min_new_tokens", byLimit, strictMinimum},
+			{"n", toOne, strictIntegral}, {"stop", byEnding, textOrTexts}, {"stop_token_ids", byEnding, integers},
+		},
+		usage: UsagePaths{"meta_info.prompt_tokens", "meta_info.completion_tokens", "meta_info.cached_tokens"},
 	},
 }
 

@@ -106,18 +106,26 @@ func setIn(old json.RawMessage, path []string, raw json.RawMessage) (json.RawMes
 	return jsonedit.SetIn(old, path[0], v)
 }
 
-// deleteAt removes a member of a top-level object, if both are there.
-func (l *Leg) deleteAt(holder, name string) {
-	old, ok := l.Current(holder)
-	if !ok || jsonedit.Kind(old) != jsonedit.Object {
+// lose removes a member of the API's table that is not null. Null stays, since some engines refuse it: P then does so
+// before it computes the prompt.
+func (l *Leg) lose(name string) {
+	i := l.req.API.info()
+	if i.sampling == "" {
+		if raw, ok := l.Current(name); ok && jsonedit.Kind(raw) != jsonedit.Null {
+			l.Delete(name)
+		}
+		return
+	}
+	old, ok := l.Current(i.sampling)
+	if _, there := l.req.sampling(name); !ok || !there {
 		return
 	}
 	v, err := jsonedit.DeleteIn(old, name)
 	if err != nil {
-		l.fail(fmt.Errorf("%s: %w", holder, err))
+		l.fail(fmt.Errorf("%s: %w", i.sampling, err))
 		return
 	}
-	l.Set(holder, v)
+	l.Set(i.sampling, v)
 }
 
 // Param sets one key of kv_transfer_params. If a key gets two different values, as from two children of a multi
@@ -197,46 +205,48 @@ func (l *Leg) LimitTokens(n int) {
 		l.fail(errors.New("the client API is unknown, so that its response cannot be limited"))
 		return
 	}
-	if i.sampling != "" {
-		l.SetAt([]string{i.sampling, i.limit}, raw)
-		l.deleteAt(i.sampling, "min_tokens")
-		l.deleteAt(i.sampling, "min_new_tokens")
-		return
-	}
-	l.Set(i.limit, raw)
+	l.setSampling(i.limit, raw)
 	if _, ok := l.req.doc.Get(i.altLimit); ok && i.altLimit != "" {
 		l.Set(i.altLimit, raw)
 	}
-	l.Delete("min_tokens")
+	for k := range i.members {
+		if m := &i.members[k]; m.loss == byLimit && m.name != i.limit && m.name != i.altLimit {
+			l.lose(m.name)
+		}
+	}
 }
 
 // NoStream asks for one whole response. Streams never carry kv_transfer_params (docs/protocols/nixl.md, recording 04),
 // and engines refuse stream_options without a stream.
 func (l *Leg) NoStream() {
-	l.Set("stream", jsonFalse)
+	if raw, ok := l.Current("stream"); !ok || jsonedit.Kind(raw) != jsonedit.Null { // SGLang refuses null, as lose says
+		l.Set("stream", jsonFalse)
+	}
 	l.Delete("stream_options")
 }
 
 // SingleChoice asks for one choice without log probabilities and without echo: D serves what else the client wants.
 func (l *Leg) SingleChoice() {
 	i := l.req.API.info()
-	for _, name := range i.singular {
-		if _, ok := l.req.sampling(name); !ok {
-			continue
-		}
-		if i.sampling != "" {
-			l.SetAt([]string{i.sampling, name}, jsonOne)
-		} else {
-			l.Set(name, jsonOne)
-		}
-	}
-	for _, name := range i.wasted {
-		if i.sampling != "" {
-			l.deleteAt(i.sampling, name)
-		} else {
-			l.Delete(name)
+	for k := range i.members {
+		switch m := &i.members[k]; m.loss {
+		case toOne:
+			if _, ok := l.req.sampling(m.name); ok {
+				l.setSampling(m.name, jsonOne)
+			}
+		case dropped:
+			l.lose(m.name)
 		}
 	}
+}
+
+// setSampling sets a sampling member in the place where the API has it.
+func (l *Leg) setSampling(name string, raw json.RawMessage) {
+	if holder := l.req.API.info().sampling; holder != "" {
+		l.SetAt([]string{holder, name}, raw)
+		return
+	}
+	l.Set(name, raw)
 }
 
 // DropThinkingBudget removes thinking from a /v1/messages leg if it sets a budget, since a budget must be less than
@@ -274,26 +284,16 @@ func (l *Leg) Normalize() {
 // P's response says how P ended: see [PrefillChecker].
 func (l *Leg) EndByLength() {
 	i := l.req.API.info()
-	if i.sampling != "" {
-		for _, name := range []string{"stop", "stop_token_ids"} {
-			l.deleteAt(i.sampling, name)
+	for k := range i.members {
+		if m := &i.members[k]; m.loss == byEnding {
+			l.lose(m.name)
 		}
-		name := "min_tokens"
-		if l.req.API == APISGLang {
-			name = "min_new_tokens"
-		}
-		l.SetAt([]string{i.sampling, name}, jsonOne)
-		return
 	}
-	for _, name := range []string{"stop", "stop_token_ids", "stop_sequences"} {
-		l.Delete(name)
-	}
-	switch l.req.API {
-	case APIResponses:
+	if l.req.API == APIResponses {
 		l.Set("ignore_eos", json.RawMessage("true"))
-	case APIMessages:
-	default:
-		l.Set("min_tokens", jsonOne)
+	}
+	if raw, ok := l.req.samplingDoc().Get(i.minimum); i.minimum != "" && (!ok || jsonedit.Kind(raw) != jsonedit.Null) {
+		l.setSampling(i.minimum, jsonOne)
 	}
 }
 

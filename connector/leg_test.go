@@ -85,8 +85,11 @@ func TestLegsOfChat(t *testing.T) {
 			`{"messages":[],"n":3,"best_of":4}`, `{"messages":[],"n":1,"best_of":1,"max_tokens":1,"stream":false}`, ""},
 		{"n of null stays null",
 			`{"messages":[],"n":null}`, `{"messages":[],"n":null,"max_tokens":1,"stream":false}`, ""},
+		{"null stays, since engines that refuse it must do so on P, too",
+			`{"messages":[],"min_tokens":null,"echo":null,"stream":null}`,
+			`{"messages":[],"min_tokens":null,"echo":null,"stream":null,"max_tokens":1}`, ""},
 		{"log probabilities and echo are D's, logprob_token_ids with them",
-			`{"logprobs":true,"top_logprobs":3,"logprob_token_ids":[1],"prompt_logprobs":null,"echo":false,` +
+			`{"logprobs":true,"top_logprobs":3,"logprob_token_ids":[1],"prompt_logprobs":1,"echo":false,` +
 				`"messages":[]}`, `{"messages":[],"max_tokens":1,"stream":false}`, ""},
 		{"what shapes the prompt is the same on both legs",
 			`{"messages":[],"tools":[{"type":"function"}],"tool_choice":"none",` +

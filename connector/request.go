@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -78,8 +77,8 @@ func (r *Request) check() error {
 	for _, name := range []string{
 		"max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "n", "best_of",
 	} {
-		if raw, ok := r.Field(name); ok && !isInteger(raw) {
-			return &RequestError{Param: name, Message: "must be an integer"}
+		if raw, ok := r.Field(name); ok && integral64(raw) != "" {
+			return &RequestError{Param: name, Message: notInteger}
 		}
 	}
 	if s := r.API.info().sampling; s != "" {
@@ -112,8 +111,8 @@ func (r *Request) checkSampling(holder string) error {
 		return nestedError(holder, err)
 	}
 	for _, name := range []string{"max_tokens", "min_tokens", "max_new_tokens", "min_new_tokens", "n", "best_of"} {
-		if v, ok := field(sub, name); ok && !isInteger(v) {
-			return &RequestError{Param: holder + "." + name, Message: "must be an integer"}
+		if v, ok := field(sub, name); ok && integral64(v) != "" {
+			return &RequestError{Param: holder + "." + name, Message: notInteger}
 		}
 	}
 	return nil
@@ -141,39 +140,26 @@ func nestedError(holder string, err error) error {
 	return &RequestError{Param: holder, Message: "is not a well-formed object", Err: err}
 }
 
-// isInteger accepts what the engines' schema accepts as an integer: 16, and also 16.0.
-func isInteger(raw []byte) bool {
-	if jsonedit.Kind(raw) != jsonedit.Number {
-		return false
-	}
-	if _, ok := jsonedit.Int(raw); ok {
-		return true
-	}
-	f, err := strconv.ParseFloat(string(raw), 64)
-	return err == nil && f == math.Trunc(f)
-}
-
 // Field returns the raw value of a top-level member as the client sent it. A member that is null is absent.
 func (r *Request) Field(name string) (json.RawMessage, bool) { return field(&r.doc, name) }
 
 // Body returns the client's body, which must not be changed.
 func (r *Request) Body() []byte { return r.doc.Bytes() }
 
-// sampling returns a sampling member from the place where the API has it.
-func (r *Request) sampling(name string) (json.RawMessage, bool) {
+// sampling returns a sampling member from the place where the API has it. A member that is null is absent.
+func (r *Request) sampling(name string) (json.RawMessage, bool) { return field(r.samplingDoc(), name) }
+
+// samplingDoc returns the object that holds the sampling members, which may be empty.
+func (r *Request) samplingDoc() *jsonedit.Doc {
 	holder := r.API.info().sampling
 	if holder == "" {
-		return r.Field(name)
+		return &r.doc
 	}
-	raw, ok := r.Field(holder)
-	if !ok {
-		return nil, false
+	raw, _ := r.Field(holder)
+	if d, err := jsonedit.Parse(raw); err == nil {
+		return d
 	}
-	d, err := jsonedit.Parse(raw)
-	if err != nil {
-		return nil, false
-	}
-	return field(d, name)
+	return &jsonedit.Doc{}
 }
 
 // StopsAt reports whether text is one of the request's own stop strings.

@@ -69,6 +69,9 @@ func TestParseRequestRefuses(t *testing.T) {
 		{"max_tokens as a fraction", `{"max_tokens":1.5}`, "max_tokens"},
 		{"max_tokens as a boolean", `{"max_tokens":true}`, "max_tokens"},
 		{"max_tokens out of all range", `{"max_tokens":1e999}`, "max_tokens"},
+		{"max_tokens of 2^63", `{"max_tokens":9223372036854775808}`, "max_tokens"},
+		{"max_tokens of 2^70", `{"max_tokens":1180591620717411303424}`, "max_tokens"},
+		{"max_tokens of 2^63 as a float", `{"max_tokens":9.223372036854775808e18}`, "max_tokens"},
 		{"max_completion_tokens", `{"max_completion_tokens":{}}`, "max_completion_tokens"},
 		{"max_output_tokens", `{"max_output_tokens":[1]}`, "max_output_tokens"},
 		{"min_tokens", `{"min_tokens":"1"}`, "min_tokens"},
@@ -123,7 +126,7 @@ func TestParseRequestRefusesOfTheAPIsThatKeepLimitsInside(t *testing.T) {
 
 func TestIntegersAreWhatTheEnginesTakeForIntegers(t *testing.T) {
 	for _, body := range []string{`{"max_tokens":16}`, `{"max_tokens":16.0}`, `{"max_tokens":1.6e1}`,
-		`{"max_tokens":-1}`, `{"max_tokens":0}`, `{"max_tokens":9223372036854775808}`,
+		`{"max_tokens":-1}`, `{"max_tokens":0}`, `{"max_tokens":9223372036854775807}`,
 		`{"max_tokens":null,"n":null,"stream_options":null}`} {
 		_, err := connector.ParseRequest(connector.APIChat, []byte(body))
 		assert.NoError(t, err, body)

@@ -119,7 +119,8 @@ func (t *Traits) CarriesAPI(a API) bool {
 //   - background, previous_response_id of /v1/responses: only one engine has the response's state;
 //   - n, best_of above 1 if the handoff is not for MultiUse: the first reader frees the blocks.
 //
-// A member in Carries is no reason. A connector with reasons of its own is a [RequestChecker]; see the function
+// A member in Carries is no reason. The error is a *[RequestError] if D would refuse the request because of a member that
+// P's leg loses or changes, or because its prompt is empty: the flow refuses it whatever its policy. A connector with reasons of its own is a [RequestChecker]; see the function
 // [CheckRequest].
 func (t *Traits) CheckRequest(r *Request) error {
 	if !t.CarriesAPI(r.API) {
@@ -127,6 +128,9 @@ func (t *Traits) CheckRequest(r *Request) error {
 			return &UnsupportedError{Member: t.Members[0]}
 		}
 		return &UnsupportedError{Member: r.API.PromptMember()}
+	}
+	if err := r.checkMembers(slices.Contains(t.Members, "bootstrap_room"), t.EndsByLength); err != nil {
+		return err
 	}
 	if member := r.uncarried(!t.MultiUse, t.Carries); member != "" {
 		return &UnsupportedError{Member: member}
@@ -140,6 +144,9 @@ func (t *Traits) CheckRequest(r *Request) error {
 func CheckRequest(c KVConnector, r *Request) error {
 	t := c.Traits()
 	unsupported := t.CheckRequest(r)
+	if _, also := errors.AsType[*UnsupportedError](unsupported); unsupported != nil && !also {
+		return unsupported
+	}
 	if own, ok := As[RequestChecker](c); ok {
 		err := own.CheckRequest(r)
 		if _, also := errors.AsType[*UnsupportedError](err); err != nil && !also {

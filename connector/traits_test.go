@@ -52,7 +52,7 @@ func TestWhatTwoEnginesCannotCarryFollowsFromTheDeclaration(t *testing.T) {
 		body   string
 		member string
 	}{
-		{"all APIs but SGLang's", connector.Traits{}, connector.APIMessages, `{}`, ""},
+		{"all APIs but SGLang's", connector.Traits{}, connector.APIMessages, `{"max_tokens":1}`, ""},
 		{"SGLang's is named by its prompt", connector.Traits{}, connector.APISGLang, `{}`, "text"},
 		{"or by the protocol's first member", connector.Traits{Members: []string{"kv_ticket", "b"}},
 			connector.APISGLang, `{}`, "kv_ticket"},

@@ -294,7 +294,7 @@ func TestUnsupported(t *testing.T) {
 		{connector.APISGLang, `{"text":"a","return_routed_experts":true}`, "return_routed_experts"},
 		{connector.APISGLang, `{"text":"a","session_params":{"id":"s"}}`, "session_params"},
 		{connector.APIChat, `{"messages":[],"n":999999999999}`, "n"},
-		{connector.APIChat, `{"messages":[],"n":1e300}`, "n"},
+		{connector.APIChat, `{"messages":[],"n":1e15}`, "n"},
 		{connector.APICompletions, `{"prompt":[` + strings.Repeat(`"a",`, 4096) + `"a"]}`, "prompt"},
 		{connector.APIResponses, `{"input":"a","store":true,"truncation":"auto"}`, ""},
 		{connector.APIResponses, `{"input":"a","background":true}`, "background"},

@@ -7,6 +7,7 @@ package api
 import (
 	"encoding/json"
 	"errors"
+	"math"
 	"net/http"
 	"slices"
 	"strconv"
@@ -58,9 +59,9 @@ type sampling struct {
 	Model         *string         `json:"model"`
 	Stream        bool            `json:"stream"`
 	StreamOptions *streamOptions  `json:"stream_options"`
-	MaxTokens     *int            `json:"max_tokens"`
-	MinTokens     int             `json:"min_tokens"`
-	N             *int            `json:"n"`
+	MaxTokens     *whole          `json:"max_tokens"`
+	MinTokens     whole           `json:"min_tokens"`
+	N             *whole          `json:"n"`
 	Temperature   *float64        `json:"temperature"`
 	Seed          *uint64         `json:"seed"`
 	Stop          oneOrMany       `json:"stop"`
@@ -70,7 +71,39 @@ type sampling struct {
 	RequestID     string          `json:"request_id"`
 	KVParams      json.RawMessage `json:"kv_transfer_params"`
 	ReturnTokens  bool            `json:"return_token_ids"`
-	PromptLogs    *int            `json:"prompt_logprobs"`
+	PromptLogs    *whole          `json:"prompt_logprobs"`
+}
+
+// whole is an integer as pydantic reads one: also 16.0, and true for 1.
+type whole int
+
+func (w *whole) UnmarshalJSON(data []byte) error {
+	var f float64
+	switch err := json.Unmarshal(data, (*int)(w)); {
+	case err == nil:
+	case string(data) == "true":
+		*w = 1
+	case string(data) == "false":
+		*w = 0
+	case json.Unmarshal(data, &f) == nil && f == math.Trunc(f) && math.Abs(f) < 1<<63 &&
+		strings.ContainsAny(string(data), ".eE"):
+		*w = whole(f)
+	default:
+		return err
+	}
+	return nil
+}
+
+// flag is a boolean as pydantic reads one: also 0 and 1.
+type flag bool
+
+func (b *flag) UnmarshalJSON(data []byte) error {
+	var f float64
+	err := json.Unmarshal(data, (*bool)(b))
+	if err != nil && json.Unmarshal(data, &f) == nil && (f == 0 || f == 1) {
+		*b, err = f == 1, nil
+	}
+	return err
 }
 
 // oneOrMany is a string or a list of strings.
@@ -149,22 +182,22 @@ func newCall(s *sampling) (*Call, *Error) {
 		return nil, bad
 	}
 	c := &Call{
-		Stream: s.Stream, options: s.StreamOptions, created: time.Now().Unix(), minTokens: s.MinTokens, Params: params,
+		Stream: s.Stream, options: s.StreamOptions, created: time.Now().Unix(), minTokens: int(s.MinTokens), Params: params,
 		limitName: "max_tokens", N: 1, greedy: s.Temperature != nil && *s.Temperature == 0,
 	}
 	if s.Model != nil {
 		c.model, c.known = *s.Model, true
 	}
 	if s.N != nil {
-		c.N = *s.N
+		c.N = int(*s.N)
 	}
 	c.limit(s.MaxTokens)
 	return c, nil
 }
 
-func (c *Call) limit(tokens *int) {
+func (c *Call) limit(tokens *whole) {
 	if tokens != nil {
-		c.maxTokens, c.limited = *tokens, true
+		c.maxTokens, c.limited = int(*tokens), true
 	}
 }
 
@@ -180,7 +213,7 @@ func (c *Call) OneToken() {
 func (c *Call) add(s *sampling, id string, prompt []int32, local bool) {
 	for child := range max(c.N, 1) {
 		g := &core.Generation{
-			ID: id + "-" + core.RandomHex(4), Name: id, Prompt: prompt, MinTokens: s.MinTokens, Stop: s.Stop,
+			ID: id + "-" + core.RandomHex(4), Name: id, Prompt: prompt, MinTokens: int(s.MinTokens), Stop: s.Stop,
 			StopIDs: s.StopTokenIDs, IncludeEnd: s.IncludeStop,
 			Salt: s.CacheSalt, Params: c.Params, Local: local || s.PromptLogs != nil, Children: c.N,
 			Variant: uint64(child),

@@ -14,11 +14,11 @@ import (
 type chatRequest struct {
 	sampling
 	Messages            []chatMessage     `json:"messages"`
-	MaxCompletionTokens *int              `json:"max_completion_tokens"`
+	MaxCompletionTokens *whole            `json:"max_completion_tokens"`
 	Tools               []json.RawMessage `json:"tools"`
 	NoPromptEnd         *bool             `json:"add_generation_prompt"`
-	Logprobs            bool              `json:"logprobs"`
-	TopLogprobs         int               `json:"top_logprobs"`
+	Logprobs            flag              `json:"logprobs"`
+	TopLogprobs         whole             `json:"top_logprobs"`
 }
 
 type chatMessage struct {
@@ -183,7 +183,7 @@ func (f *chatFormat) Whole(outs []*core.Outcome) any {
 			choice.TokenIDs = o.Tokens
 		}
 		if f.q.Logprobs {
-			choice.Logprobs = chatLogprobs(o.Tokens, f.q.TopLogprobs)
+			choice.Logprobs = chatLogprobs(o.Tokens, int(f.q.TopLogprobs))
 		}
 		b.Choices = append(b.Choices, choice)
 	}
@@ -257,7 +257,7 @@ func (f *chatFormat) Step(s core.Step) {
 			ids = []int32{s.Token}
 		}
 		if f.q.Logprobs {
-			open.Logprobs = chatLogprobs([]int32{s.Token}, f.q.TopLogprobs)
+			open.Logprobs = chatLogprobs([]int32{s.Token}, int(f.q.TopLogprobs))
 		}
 	}
 	var chunk *chatChunk

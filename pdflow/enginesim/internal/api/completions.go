@@ -14,8 +14,8 @@ import (
 type completionRequest struct {
 	sampling
 	Prompt   json.RawMessage `json:"prompt"`
-	Echo     bool            `json:"echo"`
-	Logprobs *int            `json:"logprobs"`
+	Echo     flag            `json:"echo"`
+	Logprobs *whole          `json:"logprobs"`
 }
 
 // ParseCompletion reads a /v1/completions request. max_completion_tokens is not known there, and ignored
@@ -33,7 +33,7 @@ func ParseCompletion(e *Engine, r *http.Request, body []byte) (*Call, *Error) {
 	c.defaultLimit = 16
 	id := "cmpl-" + requestName(r, q.RequestID)
 	for i, prompt := range prompts {
-		c.add(&q.sampling, id+"-"+strconv.Itoa(i), prompt, q.Echo && q.Logprobs != nil)
+		c.add(&q.sampling, id+"-"+strconv.Itoa(i), prompt, bool(q.Echo) && q.Logprobs != nil)
 	}
 	c.streamParams = e.StreamParams
 	c.format = &completionFormat{call: c, q: &q, id: id}
@@ -123,7 +123,7 @@ func (f *completionFormat) Whole(outs []*core.Outcome) any {
 			logged = append(append([]int32{}, g.Prompt...), o.Tokens...)
 		}
 		if f.q.Logprobs != nil {
-			choice.Logprobs = completionLogprobs(logged, 0, f.q.Echo)
+			choice.Logprobs = completionLogprobs(logged, 0, bool(f.q.Echo))
 		}
 		if f.q.PromptLogs != nil {
 			choice.PromptLogprobs = promptLogprobs(g.Prompt)

@@ -14,7 +14,7 @@ type responsesRequest struct {
 	sampling
 	Input           json.RawMessage   `json:"input"`
 	Instructions    *string           `json:"instructions"`
-	MaxOutputTokens *int              `json:"max_output_tokens"`
+	MaxOutputTokens *whole            `json:"max_output_tokens"`
 	Tools           []json.RawMessage `json:"tools"`
 	TopP            *float64          `json:"top_p"`
 	Metadata        json.RawMessage   `json:"metadata"`

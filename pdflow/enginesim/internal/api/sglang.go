@@ -62,7 +62,8 @@ func ParseSGLang(remote bool, body []byte) (*Call, *Error) {
 		return nil, BadRequest("text", "Either text, input_ids or input_embeds should be provided.")
 	}
 	s := &sampling{
-		Stream: q.Stream, MaxTokens: q.Sampling.MaxTokens, MinTokens: q.Sampling.MinTokens, N: q.Sampling.N,
+		Stream: q.Stream, MaxTokens: (*whole)(q.Sampling.MaxTokens), MinTokens: whole(q.Sampling.MinTokens),
+		N:    (*whole)(q.Sampling.N),
 		Seed: q.Sampling.Seed, Stop: q.Sampling.Stop, StopTokenIDs: q.Sampling.StopIDs,
 	}
 	c, bad := newCall(s)

@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package connector
+
+import (
+	"bytes"
+	"math"
+	"strconv"
+	"strings"
+
+	"github.com/pdkit/pdkit/internal/jsonedit"
+)
+
+// P must not compute a prompt for which D then refuses the request: nobody would read P's KV, and it would hold P's
+// blocks until its lease ends. P itself does not see the members that its leg loses or changes, so checkMembers holds
+// each of them to the rules of the engines that would read them on D. docs/protocols/vllm.md §4 has the rules' sources.
+
+// loss says which call takes a member's own value from a prefill leg.
+type loss uint8
+
+const (
+	byLimit  loss = iota // LimitTokens
+	toOne                // SingleChoice writes 1
+	dropped              // SingleChoice drops it
+	byEnding             // EndByLength
+)
+
+// member is a member that a prefill leg loses or changes, with the engines' rule for it.
+type member struct {
+	name string
+	loss loss
+	rule rule
+}
+
+// rule returns what is wrong with a value that is not null, or "".
+type rule func(raw []byte) string
+
+// integral is the rule of vLLM's request models: they also read 16.0 as 16.
+func integral(least int64) rule {
+	low := "must be at least " + strconv.FormatInt(least, 10)
+	return func(raw []byte) string {
+		switch n, ok := integer(raw); {
+		case !ok:
+			return notInteger
+		case n < least:
+			return low
+		}
+		return ""
+	}
+}
+
+const notInteger = "must be an integer within 64 bits"
+
+// strictIntegral is the rule of SGLang's /generate: its sampling_params are sent to the scheduler as they came, which
+// then fails to read 16.0 as an integer.
+func strictIntegral(raw []byte) string {
+	if _, ok := jsonedit.Int(raw); !ok {
+		return notInteger
+	}
+	return ""
+}
+
+// integral64 is the rule of an integer without a least value, or with one that another member changes.
+var integral64 = integral(math.MinInt64)
+
+func strictMinimum(raw []byte) string {
+	if raw[0] == '-' {
+		return "must be at least 0"
+	}
+	return strictIntegral(raw)
+}
+
+// logprobCount is integral(-1), and also a boolean, which Python counts as a number.
+func logprobCount(raw []byte) string {
+	if jsonedit.Kind(raw) == jsonedit.Bool {
+		return ""
+	}
+	return integralLogprobs(raw)
+}
+
+var integralLogprobs = integral(-1)
+
+// boolean is what pydantic reads as a boolean: also the numbers 0 and 1, and some words.
+func boolean(raw []byte) string {
+	switch n, isNumber := integer(raw); {
+	case jsonedit.Kind(raw) == jsonedit.Bool, isNumber && (n == 0 || n == 1):
+		return ""
+	case jsonedit.Kind(raw) == jsonedit.String:
+		switch strings.ToLower(strings.Trim(string(raw), `"`)) {
+		case "0", "off", "f", "false", "n", "no", "1", "on", "t", "true", "y", "yes":
+			return ""
+		}
+	}
+	return "must be true or false"
+}
+
+func integers(raw []byte) string {
+	return each(raw, "must be a list of integers within 64 bits", func(item []byte) bool {
+		_, ok := integer(item)
+		return ok
+	})
+}
+
+func list(raw []byte) string {
+	return each(raw, "must be a list", func([]byte) bool { return true })
+}
+
+// texts is a list of strings that are not empty.
+func texts(raw []byte) string {
+	return each(raw, "must be a list of strings that are not empty", func(item []byte) bool {
+		return jsonedit.Kind(item) == jsonedit.String && len(item) > 2
+	})
+}
+
+func textOrTexts(raw []byte) string {
+	if jsonedit.Kind(raw) == jsonedit.String && len(raw) > 2 {
+		return ""
+	}
+	return texts(raw)
+}
+
+// falsyTextOrTexts is textOrTexts of /v1/responses, where an empty string is no stop string.
+func falsyTextOrTexts(raw []byte) string {
+	if string(raw) == `""` {
+		return ""
+	}
+	return textOrTexts(raw)
+}
+
+// each returns problem unless raw is an array whose items all pass ok.
+func each(raw []byte, problem string, ok func(item []byte) bool) string {
+	if jsonedit.Kind(raw) != jsonedit.Array {
+		return problem
+	}
+	rest := raw[1:]
+	for {
+		rest = skipSpace(rest)
+		if rest[0] == ']' {
+			return ""
+		}
+		end := itemEnd(rest)
+		if !ok(rest[:end]) {
+			return problem
+		}
+		if rest = skipSpace(rest[end:]); rest[0] == ',' {
+			rest = rest[1:]
+		}
+	}
+}
+
+func skipSpace(raw []byte) []byte { return bytes.TrimLeft(raw, " \t\r\n") }
+
+// itemEnd returns the offset after the JSON value at the start of b.
+func itemEnd(b []byte) int {
+	switch b[0] {
+	case '"':
+		return stringEnd(b)
+	case '[', '{':
+		return containerEnd(b)
+	}
+	if i := bytes.IndexAny(b, ",] \t\r\n"); i > 0 {
+		return i
+	}
+	return len(b)
+}
+
+// integer returns the value of a number that the engines read as an integer within 64 bits: 16, and also 16.0.
+func integer(raw []byte) (int64, bool) {
+	if n, ok := jsonedit.Int(raw); ok {
+		return n, true
+	}
+	if jsonedit.Kind(raw) != jsonedit.Number || !strings.ContainsAny(string(raw), ".eE") {
+		return 0, false
+	}
+	f, err := strconv.ParseFloat(string(raw), 64)
+	if err != nil || f != math.Trunc(f) || f < math.MinInt64 || f >= math.MaxInt64 {
+		return 0, false
+	}
+	return int64(f), true
+}
+
+// checkMembers returns a *RequestError if D would refuse a member that the prefill leg loses or changes, or an empty
+// prompt. sglang is true if the protocol has SGLang's rooms, so that the prefill leg keeps more members; ends is true if the leg
+// must end by length.
+func (r *Request) checkMembers(sglang, ends bool) error {
+	i := r.API.info()
+	d, prefix := r.samplingDoc(), ""
+	if i.sampling != "" {
+		prefix = i.sampling + "."
+	}
+	for k := range i.members {
+		m := &i.members[k]
+		raw, ok := field(d, m.name)
+		if !ok || m.loss == byEnding && !ends || m.loss != byLimit && sglang {
+			continue
+		}
+		if problem := m.rule(raw); problem != "" {
+			return &RequestError{Param: prefix + m.name, Message: problem}
+		}
+	}
+	name, problem := i.checkLimits(r, d, sglang)
+	if problem != "" {
+		return &RequestError{Param: prefix + name, Message: problem}
+	}
+	if name = r.emptyPrompt(); name != "" {
+		return &RequestError{Param: name, Message: "must not be empty"}
+	}
+	if sglang {
+		return nil // it reads the members that follow otherwise, and its prefill legs do not lose them
+	}
+	if name, problem = r.checkPairs(); problem != "" {
+		return &RequestError{Param: name, Message: problem}
+	}
+	return nil
+}
+
+// checkLimits holds the limit of tokens to the engines' least one, and the minimum to the limit.
+func (i *apiInfo) checkLimits(r *Request, d *jsonedit.Doc, sglang bool) (name, problem string) {
+	name = i.limit
+	if _, ok := field(d, i.altLimit); ok && i.altLimit != "" {
+		name = i.altLimit
+	}
+	least := i.least
+	switch {
+	case sglang && r.API == APIResponses:
+		least = 2 // SGLang takes two off
+	case !sglang && r.API == APICompletions && r.truthy("echo"):
+		least = 0 // vLLM then returns the prompt alone
+	}
+	limit := i.implied
+	raw, there := d.Get(name)
+	null := there && jsonedit.Kind(raw) == jsonedit.Null
+	switch {
+	case (!there || null) && r.API == APIMessages, null && sglang && r.API == APICompletions:
+		return name, "must be given"
+	case null && r.API == APISGLang:
+		limit = math.MaxInt64 // null is no limit, while an absent one is 128
+	case there && !null:
+		limit, _ = integer(raw)
+		if limit < least {
+			return name, "must be at least " + strconv.FormatInt(least, 10)
+		}
+	}
+	if raw, ok := field(d, i.minimum); ok && i.minimum != "" {
+		if n, _ := integer(raw); n > limit {
+			return i.minimum, "must not be above the limit of tokens"
+		}
+	}
+	return "", ""
+}
+
+// emptyPrompt returns the member that holds a prompt of no tokens, or "". Text that a chat template surrounds is never
+// empty.
+func (r *Request) emptyPrompt() string {
+	names := []string{r.API.PromptMember()}
+	switch r.API {
+	case APIChat, APIResponses, APIMessages:
+		return ""
+	case APICompletions:
+		if raw, ok := r.Field("prompt_embeds"); ok && !emptyPrompt(raw) {
+			return ""
+		}
+	case APISGLang:
+		names = append(names, "input_ids")
+	}
+	for _, name := range names {
+		if raw, ok := r.Field(name); ok && emptyPrompt(raw) {
+			return name
+		}
+	}
+	return ""
+}
+
+// emptyPrompt reports whether a prompt, or the only one of a list, is empty.
+func emptyPrompt(raw []byte) bool {
+	if raw[0] == '[' {
+		if severalPrompts(raw) {
+			return false
+		}
+		raw = skipSpace(raw[1:])
+		if raw[0] == ']' {
+			return true
+		}
+	}
+	return len(raw) > 1 && raw[0] == '"' && raw[1] == '"' || raw[0] == '[' && skipSpace(raw[1:])[0] == ']'
+}
+
+// checkPairs checks members that vLLM refuses because of another one.
+func (r *Request) checkPairs() (name, problem string) {
+	raw, ok := r.Field("stream_options")
+	if ok && (r.API == APIChat || r.API == APICompletions || r.API == APIGenerate) {
+		d, err := jsonedit.Parse(raw)
+		if err != nil {
+			return "stream_options", "is not a well-formed object"
+		}
+		if d.Len() > 0 && !r.Stream && r.API != APIGenerate {
+			return "stream_options", "needs stream: true"
+		}
+		for _, flag := range [...]string{"include_usage", "continuous_usage_stats"} {
+			if v, ok := field(d, flag); ok && boolean(v) != "" {
+				return "stream_options." + flag, boolean(v)
+			}
+		}
+	}
+	switch r.API {
+	case APIChat, APICompletions:
+		_, asked := r.Field("logprobs")
+		if r.API == APIChat {
+			asked = asked && r.truthy("logprobs")
+			if top, ok := r.Field("top_logprobs"); ok && !asked {
+				if n, _ := integer(top); n != 0 || string(top) == "true" {
+					return "top_logprobs", "needs logprobs: true"
+				}
+			}
+		}
+		if list, ok := r.Field("logprob_token_ids"); ok && !emptyArray(list) && !asked {
+			return "logprob_token_ids", "needs logprobs"
+		}
+	case APIMessages:
+		return r.checkThinking()
+	}
+	return "", ""
+}
+
+// checkThinking holds a thinking budget to vLLM's rules: P's leg carries it without them, or not at all
+// ([Leg.DropThinkingBudget]).
+func (r *Request) checkThinking() (name, problem string) {
+	raw, ok := r.Field("thinking")
+	if !ok {
+		return "", ""
+	}
+	if jsonedit.Kind(raw) != jsonedit.Object {
+		return "thinking", "must be an object"
+	}
+	d, err := jsonedit.Parse(raw)
+	if err != nil {
+		return "thinking", "is not a well-formed object"
+	}
+	switch kind, _ := field(d, "type"); string(kind) {
+	case `"disabled"`, `"adaptive"`:
+		return "", ""
+	case `"enabled"`:
+	default:
+		return "thinking.type", "must be enabled, disabled or adaptive"
+	}
+	budget, _ := d.Get("budget_tokens")
+	limit, _ := r.Field("max_tokens")
+	most, _ := integer(limit)
+	switch n, ok := integer(budget); {
+	case !ok:
+		return "thinking.budget_tokens", notInteger
+	case n < 1024:
+		return "thinking.budget_tokens", "must be at least 1024"
+	case n >= most:
+		return "thinking.budget_tokens", "must be less than max_tokens"
+	}
+	return "", ""
+}
