@@ -93,7 +93,7 @@ func TestRewriterReusesItsBuffers(t *testing.T) {
 		var got bytes.Buffer
 		_, err := io.CopyBuffer(struct{ io.Writer }{&got}, sse.NewRewriter(src, true, same), make([]byte, size))
 		require.NoError(t, err)
-		require.True(t, stream.String() == got.String(), "reads of %d bytes", size)
+		require.Equal(t, stream.String(), got.String(), "reads of %d bytes", size)
 	}
 	p := make([]byte, 4<<10)
 	paced := sse.NewRewriter(&endless{[]byte("data: " + strings.Repeat("x", 200) + "\n\n"), 1 << 20}, true, same)
