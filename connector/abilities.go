@@ -65,7 +65,7 @@ type Finisher interface {
 }
 
 // EventFunc changes the data of one server-sent event, or a whole body that is not streamed. It returns the new bytes,
-// or nil to drop the event. The calls for one session come one after another.
+// or nil to drop the event. data is valid until it returns. The calls for one session come one after another.
 type EventFunc func(data []byte) ([]byte, error)
 
 // Rewriter changes D's response (SGLang's logprobs, LMCache's first token). p returns P's response; if P runs beside D,

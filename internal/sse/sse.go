@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"slices"
 )
 
 // Done is the data of the event that ends a stream of the OpenAI API.
@@ -69,35 +70,52 @@ type Rewriter struct {
 	events bool
 	fn     func(data []byte) ([]byte, error)
 
-	in  []byte // read, and not yet an event
-	at  int    // how much of in has been searched for the event's end
-	out []byte // rewritten, and not yet taken
-	err error
+	in    []byte // read; what begins at from is not yet an event
+	from  int
+	at    int    // how much of that has been searched for the event's end
+	out   []byte // rewritten
+	taken int    // how much of out was taken
+	err   error
 }
 
-// NewRewriter returns a reader of src as fn changes it. A nil result of fn drops the event. events is false for a
-// response that is no stream.
+// NewRewriter returns a reader of src as fn changes it. A nil result of fn drops the event. data is valid until fn
+// returns. events is false for a response that is no stream.
 func NewRewriter(src io.Reader, events bool, fn func(data []byte) ([]byte, error)) *Rewriter {
 	return &Rewriter{src: src, events: events, fn: fn}
 }
 
 // Read implements io.Reader.
 func (r *Rewriter) Read(p []byte) (int, error) {
-	for len(r.out) == 0 {
+	for r.taken == len(r.out) {
 		if r.err != nil {
 			return 0, r.err
 		}
+		r.out, r.taken = reused(r.out, nil), 0
 		r.fill()
 	}
-	n := copy(p, r.out)
-	r.out = r.out[n:]
+	n := copy(p, r.out[r.taken:])
+	r.taken += n
 	return n, nil
 }
 
+// maxReused is the largest buffer that a stream keeps, since streams are many and last long.
+const maxReused = 4 * readSize
+
+// reused is a buffer that holds rest alone, which may be a part of it.
+func reused(b, rest []byte) []byte {
+	if cap(b) > maxReused {
+		return bytes.Clone(rest)
+	}
+	return append(b[:0], rest...)
+}
+
 func (r *Rewriter) fill() {
-	chunk := make([]byte, readSize)
-	n, err := r.src.Read(chunk)
-	r.in = append(r.in, chunk[:n]...)
+	if r.from > 0 {
+		r.in, r.from = reused(r.in, r.in[r.from:]), 0
+	}
+	r.in = slices.Grow(r.in, readSize)
+	n, err := r.src.Read(r.in[len(r.in) : len(r.in)+readSize])
+	r.in = r.in[:len(r.in)+n]
 	if len(r.in) > maxRewritten {
 		r.err = ErrTooLarge
 		return
@@ -113,22 +131,23 @@ func (r *Rewriter) fill() {
 		return
 	}
 	if r.events {
-		r.out = append(r.out, r.in...) // a last event without its empty line
+		r.out = append(r.out, r.in[r.from:]...) // a last event without its empty line
 	} else if r.out, err = r.fn(r.in); err != nil {
 		r.err = err
 	}
-	r.in = nil
+	r.in, r.from = nil, 0
 }
 
 func (r *Rewriter) rewriteEvents() {
 	for {
-		event, rest, ok := nextFrom(r.in, r.at)
+		in := r.in[r.from:]
+		event, rest, ok := nextFrom(in, r.at)
 		if !ok {
-			r.at = max(0, len(r.in)-2) // a large event comes in many reads, and each byte is searched once
+			r.at = max(0, len(in)-2) // a large event comes in many reads, and each byte is searched once
 			return
 		}
 		r.at = 0
-		whole := r.in[:len(r.in)-len(rest)]
+		whole := in[:len(in)-len(rest)]
 		data := Data(event)
 		if len(data) == 0 || bytes.Equal(data, Done) {
 			r.out = append(r.out, whole...)
@@ -138,7 +157,7 @@ func (r *Rewriter) rewriteEvents() {
 		} else if changed != nil {
 			r.out = appendEvent(r.out, event, changed)
 		}
-		r.in = rest
+		r.from += len(whole)
 	}
 }
 

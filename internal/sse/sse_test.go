@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -78,6 +79,25 @@ func TestRewriterErrors(t *testing.T) {
 	require.ErrorIs(t, err, refused)
 	_, err = io.ReadAll(sse.NewRewriter(io.LimitReader(zeros{}, 65<<20), true, same))
 	require.ErrorIs(t, err, sse.ErrTooLarge)
+}
+
+// Large events between small ones, and reads of any size, change nothing about it.
+func TestRewriterReusesItsBuffers(t *testing.T) {
+	same := func(data []byte) ([]byte, error) { return data, nil }
+	var stream strings.Builder
+	for i := range 200 {
+		stream.WriteString("data: " + strings.Repeat(strconv.Itoa(i), 1+i*i%7001) + "\n\n")
+	}
+	for _, size := range []int{1, 3, 100, 4096, 5000, 1 << 20} {
+		src := iotest.HalfReader(strings.NewReader(stream.String()))
+		var got bytes.Buffer
+		_, err := io.CopyBuffer(struct{ io.Writer }{&got}, sse.NewRewriter(src, true, same), make([]byte, size))
+		require.NoError(t, err)
+		require.Equal(t, stream.String(), got.String(), "reads of %d bytes", size)
+	}
+	p := make([]byte, 4<<10)
+	paced := sse.NewRewriter(&endless{[]byte("data: " + strings.Repeat("x", 200) + "\n\n"), 1 << 20}, true, same)
+	assert.Zero(t, testing.AllocsPerRun(1000, func() { _, _ = paced.Read(p) }))
 }
 
 type zeros struct{}
