@@ -84,8 +84,8 @@ func read(r *http.Request, limit int64, optional bool) ([]byte, *Fault) {
 	return nil, &Fault{Code: "invalid_request", Message: "the body could not be read to its end", Err: err}
 }
 
-// ReadAll reads r to its end, up to limit bytes. length is what it announces, -1 if nothing. It is believed up to 1 MiB,
-// since who lies about it must not cost memory.
+// ReadAll reads r to its end, up to limit bytes. length is what it announces, -1 if nothing. It is believed up to 1
+// MiB, since who lies about it must not cost memory.
 func ReadAll(r io.Reader, length, limit int64) ([]byte, error) {
 	if length > limit {
 		return nil, ErrTooLarge
