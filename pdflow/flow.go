@@ -9,6 +9,8 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -77,6 +79,9 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 	if err := f.findAbilities(); err != nil {
 		return nil, err
 	}
+	f.opts.forward = slices.DeleteFunc(f.opts.forward, func(name string) bool {
+		return strings.EqualFold(name, f.traits.Handoff.Header) // a client's own is believed no more than a member
+	})
 	f.limits, f.retry = f.opts.timeouts.Or(f.traits.Timeouts).Resolve(f.traits.Lease),
 		f.opts.retry.Or(f.traits.Retry).Resolve()
 	if f.opts.transport == nil {

@@ -137,3 +137,26 @@ func TestAClientsValueInTheConnectorsPlaceIsRefusedFirst(t *testing.T) {
 	}
 	require.Empty(t, x.all(), "no engine was asked")
 }
+
+// headed has its handoff in a header.
+type headed struct{ fake }
+
+func (h *headed) Traits() connector.Traits {
+	return connector.Traits{Name: "headed", Handoff: connector.Handoff{Header: "X-Kv-Ticket"}}
+}
+
+// A client's own handoff reaches no engine either where it is a header and the host forwards headers of that name.
+func TestAClientsOwnHeaderOfTheHandoffIsNotForwarded(t *testing.T) {
+	seen := func(x *scripted, w http.ResponseWriter, r *http.Request, body string) {
+		require.Empty(t, r.Header["X-Kv-Ticket"])
+		require.Equal(t, []string{"t"}, r.Header["X-Tenant"])
+		answer(ok)(x, w, r, body)
+	}
+	x := script(t, &headed{}, seen, seen, pdflow.WithForwardHeaders("x-kv-ticket", "X-Tenant"))
+	for body, legs := range map[string]string{`{"prompt":"a"}`: "P D", `{"prompt":"a","n":2}`: "D"} {
+		x.events = nil
+		r := post(t, x.url, "/v1/completions", body, "X-KV-Ticket", "stolen", "X-Tenant", "t")
+		require.Equal(t, 200, r.status, r.body)
+		require.Equal(t, legs, x.all())
+	}
+}

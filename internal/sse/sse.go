@@ -34,12 +34,14 @@ func nextFrom(b []byte, i int) (event, rest []byte, ok bool) {
 	}
 }
 
+var mark = []byte("\ufeff") // of the byte order, which may begin the stream
+
 // Data returns an event's data: that of one line is a part of event, those of several are joined by newlines.
 func Data(event []byte) []byte {
 	var data []byte
 	lines := 0
 	for line := range bytes.Lines(event) {
-		line = bytes.TrimPrefix(line, []byte("\ufeff")) // a byte order mark may begin the stream
+		line = bytes.TrimPrefix(line, mark)
 		value, ok := bytes.CutPrefix(bytes.TrimRight(line, "\r\n"), []byte("data:"))
 		if !ok {
 			continue
@@ -164,7 +166,7 @@ func (r *Rewriter) rewriteEvents() {
 // appendEvent writes an event with new data and its other fields as they were.
 func appendEvent(dst, event, data []byte) []byte {
 	for line := range bytes.Lines(event) {
-		if !bytes.HasPrefix(line, []byte("data:")) {
+		if !bytes.HasPrefix(bytes.TrimPrefix(line, mark), []byte("data:")) {
 			dst = append(dst, line...)
 		}
 	}

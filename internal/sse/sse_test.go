@@ -60,7 +60,10 @@ func TestRewriter(t *testing.T) {
 		require.NoError(t, err, name)
 		assert.Equal(t, want, string(got), name)
 	}
-	got, err := io.ReadAll(sse.NewRewriter(iotest.OneByteReader(strings.NewReader("whole")), false, upper))
+	got, err := io.ReadAll(sse.NewRewriter(strings.NewReader("\ufeffdata: a\n\ndata: b\n\n"), true, upper))
+	require.NoError(t, err)
+	assert.Equal(t, "data: A\n\ndata: B\n\n", string(got), "the mark of the byte order keeps no data")
+	got, err = io.ReadAll(sse.NewRewriter(iotest.OneByteReader(strings.NewReader("whole")), false, upper))
 	require.NoError(t, err)
 	assert.Equal(t, "WHOLE", string(got))
 }
