@@ -222,10 +222,15 @@ func TestWhatTheAPIRefuses(t *testing.T) {
 		code  int
 		param any
 	}{
-		"no JSON":                   {"{", 400, nil},
-		"null":                      {"null", 400, nil},
-		"a list":                    {"[]", 400, nil},
-		"two objects":               {`{"url":"http://10.0.0.1:8000","role":"both"}{}`, 400, nil},
+		"no JSON":               {"{", 400, nil},
+		"null":                  {"null", 400, nil},
+		"a list":                {"[]", 400, nil},
+		"two objects":           {`{"url":"http://10.0.0.1:8000","role":"both"}{}`, 400, nil},
+		"a url twice":           {`{"url":"http://10.0.0.1:8000","role":"both","url":"http://10.0.0.2:8000"}`, 400, "url"},
+		"twice by an escape":    {`{"url":"http://10.0.0.1:1","role":"both","\u0075rl":"http://10.0.0.2:1"}`, 400, "url"},
+		"twice in another case": {`{"url":"http://10.0.0.1:1","role":"both","URL":"http://10.0.0.2:1"}`, 400, "url"},
+		"an attribute twice": {`{"url":"http://10.0.0.1:1","role":"both","attributes":{"a":"1","a":"2"}}`, 400,
+			"attributes.a"},
 		"a field that is misspelt":  {with("rol", "both"), 400, "rol"},
 		"a number for text":         {with("group", 1), 400, "group"},
 		"no url":                    {obj{"role": "both"}, 400, "url"},

@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
 // Bounds of a registration.
@@ -118,6 +119,32 @@ func decode(raw []byte, into *registrationBody) *fieldError {
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) || bytes.HasPrefix(bytes.TrimSpace(raw), []byte("null")) {
 		return &fieldError{"", "the body is not one JSON object"}
+	}
+	return checkOnce(raw, "")
+}
+
+// checkOnce refuses a member that stands twice in the body or in its attributes. encoding/json takes the last one and
+// does not tell, while a proxy that checks the engine's address may have read the first. It folds the case of the
+// body's own names, as encoding/json does.
+func checkOnce(raw []byte, holder string) *fieldError {
+	doc, err := jsonedit.Parse(raw)
+	if twice, ok := errors.AsType[*jsonedit.DuplicateError](err); ok {
+		return &fieldError{holder + clip(twice.Name), "stands twice"}
+	}
+	if err != nil {
+		return &fieldError{"", "the body is not one JSON object"}
+	}
+	seen := map[string]bool{}
+	for i := 0; i < doc.Len() && holder == ""; i++ {
+		name := strings.ToLower(strings.ToUpper(doc.Name(i))) // both, as letters such as the long s fold only upwards
+		if seen[name] {
+			return &fieldError{clip(name), "stands twice"}
+		}
+		if seen[name] = true; name == "attributes" && jsonedit.Kind(doc.Value(i)) == jsonedit.Object {
+			if bad := checkOnce(doc.Value(i), "attributes."); bad != nil {
+				return bad
+			}
+		}
 	}
 	return nil
 }

@@ -6,7 +6,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"net"
 	"net/http"
+	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/pdkit/pdkit/pdflow"
@@ -102,7 +105,30 @@ type debugEndpoint struct {
 	Load      int    `json:"load"` // requests in flight that use it
 }
 
+// debugs reports whether a request names a host under which operators reach the admin address: loopback, an IP address,
+// or the host of spec.admin. A page in an operator's browser can let a name of its own resolve to the gateway (DNS
+// rebinding) and would read the engines' URLs; it cannot do that with these names. Probes and scrapes by a service's
+// name need only the other paths, which name no engine.
+func (g *gateway) debugs(r *http.Request) bool {
+	name := func(address string) string {
+		host, _, err := net.SplitHostPort(address)
+		if err != nil { // without a port
+			host = strings.Trim(address, "[]")
+		}
+		return strings.ToLower(strings.TrimSuffix(host, "."))
+	}
+	host := name(r.Host)
+	_, err := netip.ParseAddr(host)
+	return err == nil || host == "localhost" || strings.HasSuffix(host, ".localhost") ||
+		host != "" && host == name(g.cfg.gateway.Admin)
+}
+
 func (g *gateway) debug(w http.ResponseWriter, r *http.Request) {
+	if !g.debugs(r) {
+		http.Error(w, "ask for this page by an IP address, by localhost, or by the host of spec.admin",
+			http.StatusForbidden)
+		return
+	}
 	models := g.models()
 	ready := g.readiness(r.Context(), models)
 	out := struct {

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// A page in an operator's browser may let its own name resolve to the gateway. It reads no engine's URL then.
+func TestDebugAnswersNoForeignHost(t *testing.T) {
+	p, d := newEngine(t), newEngine(t)
+	g := start(t, gatewayYAML("")+pairYAML("m", p, d, ""))
+	for path, want := range map[string]int{"/debug/pd": http.StatusForbidden, "/metrics": 200, "/readyz": 200} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, g.admin+path, nil)
+		require.NoError(t, err)
+		r.Host, r.Close = "rebound.example:9000", true
+		resp, err := http.DefaultClient.Do(r)
+		require.NoError(t, err)
+		_ = resp.Body.Close()
+		assert.Equal(t, want, resp.StatusCode, path)
+	}
+	status, _, _ := do(t, http.MethodGet, g.admin+"/debug/pd", "")
+	assert.Equal(t, http.StatusOK, status)
+}
+
+func TestHostsThatMayAskForDebug(t *testing.T) {
+	for _, c := range []struct {
+		admin, host string
+		want        bool
+	}{
+		{"127.0.0.1:9000", "127.0.0.1:9000", true},
+		{"127.0.0.1:9000", "127.0.0.1", true},
+		{"[::1]:9000", "[::1]:9000", true},
+		{":9000", "[fd00::7]", true},
+		{":9000", "10.0.0.7:9000", true},
+		{":9000", "LocalHost:1234", true},
+		{":9000", "pd.localhost.:9000", true},
+		{"gateway.internal:9000", "Gateway.internal:80", true},
+		{"gateway.internal:9000", "internal:9000", false},
+		{":9000", "gateway:9000", false},
+		{":9000", "127.0.0.1.rebound.example", false},
+		{":9000", "localhost.rebound.example", false},
+		{":9000", "notlocalhost", false},
+		{":9000", "", false},
+		{":9000", ":9000", false},
+	} {
+		cfg := &configuration{}
+		cfg.gateway.Admin = c.admin
+		r := httptest.NewRequest(http.MethodGet, "/debug/pd", nil)
+		r.Host = c.host
+		assert.Equal(t, c.want, (&gateway{cfg: cfg}).debugs(r), "%q at %q", c.host, c.admin)
+	}
+}
