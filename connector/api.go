@@ -80,7 +80,7 @@ var apis = [apiCount]apiInfo{
 		name: "responses", path: "/v1/responses", prompt: "input",
 		limit: "max_output_tokens", least: 1, implied: math.MaxInt64,
 		members: []member{
-			{"max_output_tokens", byLimit, integral(1)}, {"min_tokens", byLimit, integral64},
+			{"max_output_tokens", byLimit, integral(1)}, {"min_tokens", byLimit, integral(0)},
 			{"top_logprobs", dropped, logprobCount}, {"stop", byEnding, falsyTextOrTexts},
 			{"stop_token_ids", byEnding, integers}, {"ignore_eos", byEnding, boolean},
 		},
@@ -90,7 +90,7 @@ var apis = [apiCount]apiInfo{
 		name: "messages", path: "/v1/messages", prompt: "messages", usage: anthropicUsage,
 		limit: "max_tokens", least: 1, implied: math.MaxInt64,
 		members: []member{
-			{"max_tokens", byLimit, integral(1)}, {"min_tokens", byLimit, integral64},
+			{"max_tokens", byLimit, integral(1)}, {"min_tokens", byLimit, integral(0)},
 			{"stop_sequences", byEnding, texts},
 		},
 	},

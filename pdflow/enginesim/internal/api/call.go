@@ -35,6 +35,7 @@ type Call struct {
 	Params       core.Params
 	Gens         []*core.Generation
 	streamParams bool // Engine.StreamParams
+	anyOptions   bool // stream_options may stand without stream
 
 	format
 }
@@ -42,6 +43,14 @@ type Call struct {
 type streamOptions struct {
 	IncludeUsage    bool `json:"include_usage"`
 	ContinuousUsage bool `json:"continuous_usage_stats"`
+
+	given bool // the object is not empty
+}
+
+func (o *streamOptions) UnmarshalJSON(data []byte) error {
+	type plain streamOptions
+	o.given = string(data) != "{}"
+	return json.Unmarshal(data, (*plain)(o))
 }
 
 // format writes the responses of one API.
@@ -237,7 +246,7 @@ func (c *Call) Check(e *Engine) *Error {
 	}
 	c.model = e.Model
 	switch {
-	case c.options != nil && !c.Stream:
+	case c.options != nil && c.options.given && !c.Stream && !c.anyOptions:
 		return BadRequest("stream_options",
 			"Stream options can only be defined when `stream=True`. (parameter=stream_options)")
 	case c.N < 1:

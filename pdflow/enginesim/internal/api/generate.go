@@ -38,7 +38,7 @@ func parseGenerate(_ *Engine, r *http.Request, body []byte) (*Call, *Error) {
 	if bad != nil {
 		return nil, bad
 	}
-	c.defaultLimit = 16
+	c.defaultLimit, c.anyOptions = 16, true
 	id := "generate-tokens-" + requestName(r, q.RequestID)
 	c.add(&s, id, q.TokenIDs, false)
 	c.format = &generateFormat{call: c, q: &q, id: id}

@@ -23,7 +23,7 @@ func parseMessages(_ *Engine, r *http.Request, body []byte) (*Call, *Error) {
 	if bad != nil {
 		return nil, bad
 	}
-	q.Stop, c.N = q.StopSequences, 1
+	q.Stop, c.N, c.anyOptions = q.StopSequences, 1, true
 	switch {
 	case !c.limited:
 		return nil, BadField("max_tokens", "missing", "Field required", "{}")

@@ -30,6 +30,7 @@ func parseResponses(_ *Engine, _ *http.Request, body []byte) (*Call, *Error) {
 		return nil, bad
 	}
 	c.N, c.maxTokens, c.limited, c.limitName = 1, 0, false, "max_output_tokens"
+	c.anyOptions = true
 	c.limit(q.MaxOutputTokens)
 	messages, bad := responsesInput(q.Input)
 	if bad != nil {
