@@ -273,3 +273,14 @@ func TestNestedHoldersCostOnePass(t *testing.T) {
 	assert.Less(t, time.Since(start), 5*time.Second)
 	assert.Equal(t, body, bareLeg(t, r))
 }
+
+func TestStopsAt(t *testing.T) {
+	for body, want := range map[string]bool{
+		`{"stop":"end"}`: true, `{"stop":["x","e\u006ed"]}`: true, `{"stop":["x",null]}`: false, `{"stop":null}`: false,
+		`{"stop":"ends"}`: false, `{"stop":[["end"]]}`: false, `{"stop":{"end":1}}`: false, `{"a":"end"}`: false,
+	} {
+		r, err := connector.ParseRequest(connector.APICompletions, []byte(body))
+		require.NoError(t, err)
+		assert.Equal(t, want, r.StopsAt("end"), body)
+	}
+}

@@ -123,8 +123,8 @@ func TestErrorsOfDoKnowTheirAPI(t *testing.T) {
 
 // What an engine says of a fault passes without addresses, and without members that no API has.
 func TestAnEnginesErrorTellsNoAddress(t *testing.T) {
-	const body = `{"error":{"message":"no route to http://10.0.0.7:8100/kv or prefill-0.pods.local","type":"t","param":` +
-		`"p","code":7,"peer":"10.0.0.7"},"host":"10.0.0.7"}`
+	const body = `{"error":{"message":"no route to http://10.0.0.7:8100/kv or prefill-0.pods.local",` +
+		`"type":"t","param":"p","code":7,"peer":"10.0.0.7"},"host":"10.0.0.7"}`
 	const want = `{"error":{"message":"no route to (address) or (address)","type":"t","param":"p","code":7}}`
 	event := func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
 		w.Header().Set("Content-Type", "text/event-stream")

@@ -60,7 +60,11 @@ func TestFaultsOfEngines(t *testing.T) {
 			Anthropic: true},
 		`{"type":"error","message":"m","code":null}`:               {Message: "m", Type: "error"},
 		`{"error":{"message":"m","param":["http://h"],"type":{}}}`: {Message: "m"},
-		`{"detail":"http://h"}`:                                    nil, `{"error":{"message":7}}`: nil, `["error"]`: nil, `{"error":`: nil, ``: nil,
+		`{"detail":"http://h"}`:                                    nil,
+		`{"error":{"message":7}}`:                                  nil,
+		`["error"]`:                                                nil,
+		`{"error":`:                                                nil,
+		``:                                                         nil,
 	} {
 		assert.Equal(t, want, verdict.FaultOf([]byte(body), known), body)
 	}

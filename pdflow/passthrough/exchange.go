@@ -5,9 +5,11 @@ package passthrough
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -15,6 +17,7 @@ import (
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/internal/cut"
+	"github.com/pdkit/pdkit/internal/verdict"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/transport"
 )
@@ -117,7 +120,39 @@ func (x *exchange) send(to discovery.Endpoint, body []byte) (*http.Response, err
 		_ = resp.Body.Close()
 		return nil, errRedirect
 	}
+	if resp.StatusCode >= 400 && x.r.Method != http.MethodHead {
+		x.rewriteError(resp, to)
+	}
 	return resp, nil
+}
+
+// maxErrorBody is as much of an engine's error as is read.
+const maxErrorBody = 1 << 20
+
+// rewriteError leaves of an engine's error what a client may know, as a flow does.
+func (x *exchange) rewriteError(resp *http.Response, from discovery.Endpoint) {
+	x.limit(x.limits.Idle)
+	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody)) // of a broken one, the status is what matters
+	x.silence.Stop()
+	_ = resp.Body.Close()
+	f := verdict.FaultOf(body, func(host string) bool { return host == from.Host() })
+	if f == nil {
+		f = &verdict.Fault{Message: "the engine refused the request", Code: pdflow.CodeDecodeRejected}
+	}
+	if f.Type == nil {
+		f.Type = "invalid_request_error"
+		if resp.StatusCode >= 500 {
+			f.Type = "api_error"
+		}
+	}
+	object := map[string]any{"error": f}
+	if strings.HasPrefix(x.r.URL.Path, connector.APIMessages.Path()) {
+		object = map[string]any{"type": "error", "error": map[string]any{"type": f.Type, "message": f.Message}}
+	}
+	body, _ = json.Marshal(object) // strings and numbers only
+	resp.Body = io.NopCloser(bytes.NewReader(body))
+	resp.Header = http.Header{"Content-Type": {"application/json"}, "Content-Length": {strconv.Itoa(len(body))},
+		"Retry-After": resp.Header["Retry-After"]}
 }
 
 // limit bounds the engine's silence from now on.

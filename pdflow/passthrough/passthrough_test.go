@@ -10,7 +10,6 @@ import (
 	"math"
 	"net/http"
 	"net/http/httptest"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -128,12 +127,12 @@ func do(h http.Handler, r *http.Request) *httptest.ResponseRecorder {
 }
 
 func TestARequestPassesWithoutWhatNoClientMaySet(t *testing.T) {
-	e := newEngine(t, answers(http.StatusTeapot, `{"tokens":[1]}`))
+	e := newEngine(t, answers(http.StatusAccepted, `{"tokens":[1]}`))
 	e.Members = []string{"kv_ticket", "extra.ticket"}
 	w := do(handler(t, e.find, nil), post("/tokenize?x=1",
 		`{"model":"m", "kv_ticket":"t","prompt":"x","kv_transfer_params":{},"extra":{"ticket":1,"a":2}}`,
 		"X-Request-Id", "mine", "Authorization", "Bearer k", "Cookie", "a=b", "Connection", "X-Mine", "X-Mine", "1"))
-	assert.Equal(t, http.StatusTeapot, w.Code)
+	assert.Equal(t, http.StatusAccepted, w.Code)
 	assert.Equal(t, `{"tokens":[1]}`, w.Body.String())
 	assert.Equal(t, http.Header{"Content-Type": {"application/json"}, "X-Pd-Mode": {"aggregated"},
 		"X-Request-Id": {"mine"}}, w.Header())
@@ -150,7 +149,7 @@ func TestARequestPassesWithoutWhatNoClientMaySet(t *testing.T) {
 	assert.Equal(t, "mine", e.picks[0].RequestID)
 	o := e.outcome(t)
 	assert.Nil(t, o.Err)
-	assert.Equal(t, http.StatusTeapot, o.Decode.Status)
+	assert.Equal(t, http.StatusAccepted, o.Decode.Status)
 	assert.EqualValues(t, 14, o.Decode.ResponseBytes)
 }
 
@@ -235,9 +234,21 @@ func TestFaultsOfTheEngine(t *testing.T) {
 		require.NotNil(t, o.Err, name)
 		assert.True(t, o.Err.EngineFault() && o.Err.Endpoint == "engine:1/base", "the picker spares it for a while")
 	}
-	e := newEngine(t, answers(http.StatusServiceUnavailable, `{"error":"busy"}`))
-	w := do(handler(t, e.find, nil), post("/tokenize", `{}`))
-	assert.Equal(t, `503 {"error":"busy"}`, strconv.Itoa(w.Code)+" "+w.Body.String(), "its own errors pass")
+	for body, want := range map[string]string{
+		`{"error":"busy"}`: `"code":null,"message":"busy"`,
+		`{"error":{"message":"engine is full: http://10.0.0.7:1/","type":"t","code":7,"peer":"10.0.0.7"}}`: `"code":7,` +
+			`"message":"(address) is full: (address)"`,
+		`<html>10.0.0.7</html>`: `"code":"decode_rejected","message":"the engine refused the request"`,
+	} {
+		e := newEngine(t, answers(http.StatusServiceUnavailable, body))
+		w := do(handler(t, e.find, nil), post("/tokenize", `{}`))
+		assert.Equal(t, http.StatusServiceUnavailable, w.Code)
+		assert.Contains(t, w.Body.String(), want, "its own errors pass, without addresses")
+		assert.NotContains(t, w.Body.String(), "10.0.0.7")
+	}
+	e := newEngine(t, answers(http.StatusBadRequest, `{"type":"error","error":{"type":"x_error","message":"engine"}}`))
+	w := do(handler(t, e.find, nil), post("/v1/messages/count_tokens", `{}`))
+	assert.JSONEq(t, `{"type":"error","error":{"type":"x_error","message":"(address)"}}`, w.Body.String())
 }
 
 func TestAnEngineThatIsSilent(t *testing.T) {
