@@ -180,8 +180,8 @@ func integer(raw []byte) (int64, bool) {
 }
 
 // checkMembers returns a *RequestError if D would refuse a member that the prefill leg loses or changes, or an empty
-// prompt. sglang is true if the protocol has SGLang's rooms, so that the prefill leg keeps more members; ends is true if the leg
-// must end by length.
+// prompt. sglang is true if the protocol has SGLang's rooms, so that the prefill leg keeps more members. ends is true
+// if the leg must end by length.
 func (r *Request) checkMembers(sglang, ends bool) error {
 	i := r.API.info()
 	d, prefix := r.samplingDoc(), ""
