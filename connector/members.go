@@ -139,11 +139,12 @@ func each(raw []byte, problem string, ok func(item []byte) bool) string {
 			return ""
 		}
 		end := itemEnd(rest)
-		if !ok(rest[:end]) {
+		if end == len(rest) || !ok(rest[:end]) { // the former if the array is malformed
 			return problem
 		}
-		if rest = skipSpace(rest[end:]); rest[0] == ',' {
-			rest = rest[1:]
+		rest = bytes.TrimPrefix(skipSpace(rest[end:]), []byte(","))
+		if len(rest) == 0 {
+			return problem
 		}
 	}
 }
