@@ -139,11 +139,12 @@ func each(raw []byte, problem string, ok func(item []byte) bool) string {
 			return ""
 		}
 		end := itemEnd(rest)
-		if !ok(rest[:end]) {
+		if end == len(rest) || !ok(rest[:end]) { // the former if the array is malformed
 			return problem
 		}
-		if rest = skipSpace(rest[end:]); rest[0] == ',' {
-			rest = rest[1:]
+		rest = bytes.TrimPrefix(skipSpace(rest[end:]), []byte(","))
+		if len(rest) == 0 {
+			return problem
 		}
 	}
 }
@@ -180,8 +181,8 @@ func integer(raw []byte) (int64, bool) {
 }
 
 // checkMembers returns a *RequestError if D would refuse a member that the prefill leg loses or changes, or an empty
-// prompt. sglang is true if the protocol has SGLang's rooms, so that the prefill leg keeps more members; ends is true if the leg
-// must end by length.
+// prompt. sglang is true if the protocol has SGLang's rooms, so that the prefill leg keeps more members. ends is true
+// if the leg must end by length.
 func (r *Request) checkMembers(sglang, ends bool) error {
 	i := r.API.info()
 	d, prefix := r.samplingDoc(), ""

@@ -3,7 +3,6 @@
 package connector_test
 
 import (
-	"errors"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -55,6 +54,8 @@ func TestMembersThatOnlyDWouldCheck(t *testing.T) {
 		{plain, generate, `{"token_ids":[1],"sampling_params":{"min_tokens":100}}`, ""},
 		{plain, generate, `{"token_ids":[1],"sampling_params":{"max_tokens":1,"min_tokens":2}}`,
 			"sampling_params.min_tokens"},
+		{plain, generate, `{"token_ids":[1],"sampling_params":{"prompt_logprob_token_ids":[,]}}`,
+			"sampling_params.prompt_logprob_token_ids"},
 
 		{plain, chat, `{"stop":"","stop_token_ids":"a"}`, ""}, // P has these members, and checks them
 		{ends, chat, `{"stop":["a","b"],"stop_token_ids":[1]}`, ""},
@@ -84,7 +85,7 @@ func TestMembersThatOnlyDWouldCheck(t *testing.T) {
 		err = k.traits.CheckRequest(r)
 		var refused *connector.RequestError
 		if k.param == "" {
-			assert.False(t, errors.As(err, &refused), "%s: %v", k.body, err)
+			assert.NotErrorAs(t, err, &refused, "%s: %v", k.body, err)
 		} else if assert.ErrorAs(t, err, &refused, k.body) {
 			assert.Equal(t, k.param, refused.Param, k.body)
 		}

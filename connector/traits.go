@@ -119,9 +119,9 @@ func (t *Traits) CarriesAPI(a API) bool {
 //   - background, previous_response_id of /v1/responses: only one engine has the response's state;
 //   - n, best_of above 1 if the handoff is not for MultiUse: the first reader frees the blocks.
 //
-// A member in Carries is no reason. The error is a *[RequestError] if D would refuse the request because of a member that
-// P's leg loses or changes, or because its prompt is empty: the flow refuses it whatever its policy. A connector with reasons of its own is a [RequestChecker]; see the function
-// [CheckRequest].
+// A member in Carries is no reason. The error is a *[RequestError] if D would refuse the request because of a member
+// that P's leg loses or changes, or because its prompt is empty: the flow then refuses it, whatever its policy. A
+// connector with reasons of its own is a [RequestChecker]; see the function [CheckRequest].
 func (t *Traits) CheckRequest(r *Request) error {
 	if !t.CarriesAPI(r.API) {
 		if len(t.Members) > 0 {

@@ -191,8 +191,8 @@ func newCall(s *sampling) (*Call, *Error) {
 		return nil, bad
 	}
 	c := &Call{
-		Stream: s.Stream, options: s.StreamOptions, created: time.Now().Unix(), minTokens: int(s.MinTokens), Params: params,
-		limitName: "max_tokens", N: 1, greedy: s.Temperature != nil && *s.Temperature == 0,
+		Stream: s.Stream, options: s.StreamOptions, created: time.Now().Unix(), minTokens: int(s.MinTokens),
+		Params: params, limitName: "max_tokens", N: 1, greedy: s.Temperature != nil && *s.Temperature == 0,
 	}
 	if s.Model != nil {
 		c.model, c.known = *s.Model, true
