@@ -236,8 +236,8 @@ func TestFaultsOfTheEngine(t *testing.T) {
 	}
 	for body, want := range map[string]string{
 		`{"error":"busy"}`: `"code":null,"message":"busy"`,
-		`{"error":{"message":"engine is full: http://10.0.0.7:1/","type":"t","code":7,"peer":"10.0.0.7"}}`: `"code":7,` +
-			`"message":"(address) is full: (address)"`,
+		`{"error":{"message":"engine: full, http://10.0.0.7:1/","code":7,"peer":"10.0.0.7"}}`: `"code":7,"message":"` +
+			`(address): full, (address)"`,
 		`<html>10.0.0.7</html>`: `"code":"decode_rejected","message":"the engine refused the request"`,
 	} {
 		e := newEngine(t, answers(http.StatusServiceUnavailable, body))
