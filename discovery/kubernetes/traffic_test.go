@@ -215,6 +215,7 @@ type load struct {
 	client *http.Client
 	texts  map[string]string // by prompt: what one engine alone says
 
+	switching sync.RWMutex // held by a request for reading
 	streaming sync.RWMutex // held by a stream for reading
 	streamed  bool
 	began     time.Time
@@ -247,6 +248,8 @@ func (f *fleet) load(t *testing.T) *load {
 	}
 	l.attempts(1)
 	gateway := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		l.switching.RLock()
+		defer l.switching.RUnlock()
 		l.flow.Load().ServeHTTP(w, r)
 	}))
 	l.url = gateway.URL
@@ -371,8 +374,13 @@ func (l *load) SessionEnd(_ context.Context, o *pdflow.Outcome) {
 	}
 }
 
-// attempts bounds those of the requests from now on.
-func (l *load) attempts(n int) { l.flow.Store(l.flows[n]) }
+// attempts bounds those of the requests from now on, and waits for the end of those that have another bound: an engine
+// that is killed next must not have a request with one attempt.
+func (l *load) attempts(n int) {
+	l.switching.Lock()
+	defer l.switching.Unlock()
+	l.flow.Store(l.flows[n])
+}
 
 // streams says whether half of the requests are streams, and waits for the end of those that are.
 func (l *load) streams(on bool) {

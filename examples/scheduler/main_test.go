@@ -226,7 +226,7 @@ func TestWhatIsRefusedLeavesNoReservation(t *testing.T) {
 		assert.Equal(t, http.StatusBadRequest, status, response)
 	}
 	status, _, _ := post(t, w.url+"/nowhere", body(0, false))
-	assert.Equal(t, http.StatusBadRequest, status)
+	assert.Equal(t, http.StatusNotFound, status)
 	assert.Zero(t, w.busy())
 }
 
