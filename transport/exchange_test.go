@@ -79,6 +79,17 @@ func TestAnEndInPlaceOfAnEarlyResponseEndsTheWriting(t *testing.T) {
 	assert.Equal(t, EOF, got.Kind)
 }
 
+// net/http calls a new connection idle that ends before a byte of the request was written. Nothing of the request was
+// sent, and the request itself is not at fault.
+func TestANewConnectionThatEndsBeforeTheRequest(t *testing.T) {
+	w := newWatch()
+	w.connected = true
+	got := w.failure(t.Context(), errors.New("http: server closed idle connection"))
+	assert.Equal(t, NotSent, got.Sent)
+	assert.Equal(t, EOF, got.Kind)
+	assert.False(t, got.final)
+}
+
 // If an engine reads slowly, neither the request nor the connection is given up: the read that looks for an early
 // response also reads the response when it comes.
 func TestASlowlyReadBodyIsWrittenToItsEnd(t *testing.T) {

@@ -56,6 +56,10 @@ func (w *watch) reset() {
 	w.connected, w.reused, w.sent = false, false, false
 }
 
+// closedIdle is the text of net/http's error, which has no exported value, for a connection that the engine closes
+// before the request is written: an idle one, or a new one.
+const closedIdle = "http: server closed idle connection"
+
 // failure turns an error of net/http into this package's. By then net/http's writer has stopped
 // (persistConn.mapRoundTripError waits for it), so the count is final.
 func (w *watch) failure(ctx context.Context, err error) *Error {
@@ -86,8 +90,7 @@ func (w *watch) failure(ctx context.Context, err error) *Error {
 			e.Sent = NotSent
 		}
 	case e.Kind != Other:
-	case e.Sent == NotSent && w.reused:
-		// For example net/http's "server closed idle connection".
+	case e.Sent == NotSent && (w.reused || err.Error() == closedIdle):
 		e.Kind = EOF
 	case w.readAny():
 		e.Kind = Protocol
