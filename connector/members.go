@@ -13,7 +13,8 @@ import (
 
 // P must not compute a prompt for which D then refuses the request: nobody would read P's KV, and it would hold P's
 // blocks until its lease ends. P itself does not see the members that its leg loses or changes, so checkMembers holds
-// each of them to the rules of the engines that would read them on D. docs/protocols/vllm.md §4 has the rules' sources.
+// each of them to the rules of the engines that would read them on D. The rules' sources are in docs/protocols/vllm.md
+// §4.
 
 // loss says which call takes a member's own value from a prefill leg.
 type loss uint8

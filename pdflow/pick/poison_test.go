@@ -34,8 +34,8 @@ func ended(x pdflow.Pick, r *connector.Request, good bool, status int) *pdflow.O
 
 // under serves 200 good requests, one every 10 ms, with three prefill engines, while every 50 ms somebody sends a
 // request that each of them answers with status 500. A flow tries that at two engines. under returns how many of the
-// good requests each prefill engine got. poison makes the n-th bad request's prompt. If orphans is true, the two legs go
-// out together, so that each bad request leaves a decode leg behind.
+// good requests each prefill engine got. poison makes the n-th bad request's prompt. If orphans is true, the two legs
+// go out together, so that each bad request leaves a decode leg behind.
 func under(t *testing.T, policy pick.Policy, poison func(n int) string, orphans bool) (prefills map[string]int) {
 	prefills = map[string]int{}
 	synctest.Test(t, func(t *testing.T) {
