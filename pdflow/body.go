@@ -79,7 +79,11 @@ func newBody(a *attempt, resp *http.Response) *Body {
 	b.tail = verdict.NewTail(b.sse, stop)
 	rewritten := b.rewrite(a)
 	b.header = responseHeader(resp, b.sse, rewritten)
-	b.withhold(b.header["Content-Length"] != nil)
+	length := resp.ContentLength
+	if b.header["Content-Length"] == nil {
+		length = -1
+	}
+	b.withhold(length)
 	b.pooled = buffers.Get().(*[streamBuffer]byte)
 	b.buf = b.pooled[:]
 	return b

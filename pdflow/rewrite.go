@@ -21,8 +21,9 @@ func withheldMember(t *connector.Traits) *sse.Member {
 	return nil
 }
 
-// withhold keeps from the client where D has its KV. sized says that the response's length was announced.
-func (b *Body) withhold(sized bool) {
+// withhold keeps from the client where D has its KV. length is the response's in bytes, -1 if
+// it was not announced.
+func (b *Body) withhold(length int64) {
 	m := b.a.f.withheld
 	if m == nil {
 		return
@@ -31,7 +32,7 @@ func (b *Body) withhold(sized bool) {
 	if b.sse && b.a.x.req.API == connector.APIResponses {
 		depth++ // a stream's last event has the response
 	}
-	b.withheld.Withhold(b.src, m, depth, b.sse, sized)
+	b.withheld.Withhold(b.src, m, depth, b.sse, length)
 	b.src = &b.withheld
 }
 

@@ -33,7 +33,8 @@ type Withheld struct {
 	member *Member
 	depth  int // where the member is
 	events bool
-	blank  bool // spaces stand where bytes were, so that the response keeps its length
+	blank  bool  // spaces stand where bytes were, so that the response keeps its length
+	length int64 // the response's, until the first read; -1: not known
 
 	// where in its event, or in the whole response, the reading stands
 	line    line
@@ -59,9 +60,10 @@ const (
 )
 
 // Withhold makes w a reader of src that empties a member. depth is how many objects and arrays are around the member.
-// events is false for a response that is no stream; blank says that the response's length was announced.
-func (w *Withheld) Withhold(src io.Reader, m *Member, depth int, events, blank bool) {
-	*w = Withheld{src: src, member: m, depth: depth, events: events, blank: blank}
+// events is false for a response that is no stream; length is the response's announced length in bytes, -1 if it was
+// not announced.
+func (w *Withheld) Withhold(src io.Reader, m *Member, depth int, events bool, length int64) {
+	*w = Withheld{src: src, member: m, depth: depth, events: events, blank: length >= 0, length: length}
 	if !events {
 		w.line = dataLine
 	}
@@ -71,6 +73,11 @@ func (w *Withheld) Withhold(src io.Reader, m *Member, depth int, events, blank b
 func (w *Withheld) Read(p []byte) (int, error) {
 	for {
 		read, err := w.src.Read(p)
+		whole := int64(read) == w.length && !w.events
+		w.length = -1
+		if whole && w.find(p[:read]) == read {
+			return read, err
+		}
 		n := w.edit(p[:read])
 		if n > 0 || err != nil || read == 0 {
 			return n, err
@@ -110,18 +117,25 @@ func move(dst, src []byte) int {
 
 var null = []byte("null")
 
+// textWindow is how far ahead skip looks for a text's end, in bytes: further, and each escape in a text would be paid
+// for with a search through the rest of it.
+const textWindow = 128
+
 // skip returns how much of p needs no reading: whole events without the member, and what cannot end a text.
 func (w *Withheld) skip(p []byte) int {
 	if w.line == eventStart {
 		return w.wholeEvents(p)
 	}
-	n := 0
-	if w.text && w.matched < 0 && !w.escaped && !w.emptied && w.inside == 0 && w.line == dataLine {
-		for n < len(p) && p[n] != '"' && p[n] != '\\' && p[n] != '\n' {
-			n++
+	if !w.text || w.matched >= 0 || w.escaped || w.emptied || w.inside != 0 || w.line != dataLine {
+		return 0
+	}
+	p = p[:min(textWindow, len(p))]
+	for _, c := range [...]byte{'"', '\\', '\n'} {
+		if n := bytes.IndexByte(p, c); n >= 0 {
+			p = p[:n]
 		}
 	}
-	return n
+	return len(p)
 }
 
 // wholeEvents returns how much of p, which begins with an event, is whole events without the member.

@@ -18,6 +18,10 @@ import (
 func withheld(t *testing.T, in, want, path string, events, blank bool) {
 	t.Helper()
 	m := sse.MemberAt(path)
+	length := int64(-1)
+	if blank {
+		length = int64(len(in))
+	}
 	for name, src := range map[string]io.Reader{
 		"in one read":  strings.NewReader(in),
 		"byte by byte": iotest.OneByteReader(strings.NewReader(in)),
@@ -25,14 +29,14 @@ func withheld(t *testing.T, in, want, path string, events, blank bool) {
 		"half by half": iotest.HalfReader(strings.NewReader(in)),
 	} {
 		var w sse.Withheld
-		w.Withhold(src, m, m.Depth, events, blank)
+		w.Withhold(src, m, m.Depth, events, length)
 		got, err := io.ReadAll(&w)
 		require.NoError(t, err)
 		assert.Equal(t, want, string(got), name)
 	}
 	for cut := range len(in) {
 		var w sse.Withheld
-		w.Withhold(io.MultiReader(strings.NewReader(in[:cut]), strings.NewReader(in[cut:])), m, m.Depth, events, blank)
+		w.Withhold(io.MultiReader(strings.NewReader(in[:cut]), strings.NewReader(in[cut:])), m, m.Depth, events, length)
 		got, err := io.ReadAll(&w)
 		require.NoError(t, err)
 		require.Equal(t, want, string(got), "cut at %d", cut)
@@ -119,17 +123,20 @@ func BenchmarkWithheld(b *testing.B) {
 	for _, c := range []struct {
 		name, piece string
 		events      bool
+		length      int64
 	}{
-		{"paced", without, true}, {"coalesced", strings.Repeat(without, 100), true},
-		{"paced-null", with, true}, {"coalesced-null", strings.Repeat(with, 100), true},
-		{"cut", strings.Repeat(without, 100)[:4096], true}, {"whole-2KB", strings.Repeat(without, 11)[6:2054], false},
+		{"paced", without, true, -1}, {"coalesced", strings.Repeat(without, 100), true, -1},
+		{"paced-null", with, true, -1}, {"coalesced-null", strings.Repeat(with, 100), true, -1},
+		{"cut", strings.Repeat(without, 100)[:4096], true, -1},
+		{"whole-2KB", strings.Repeat(without, 11)[6:2054], false, -1},
+		{"escapes-2KB", strings.Repeat(`\n`, 1024), false, -1},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			b.SetBytes(int64(len(c.piece)))
 			b.ReportAllocs()
 			p := make([]byte, len(c.piece))
 			var w sse.Withheld
-			w.Withhold(&endless{[]byte(c.piece), b.N}, m, m.Depth, c.events, false)
+			w.Withhold(&endless{[]byte(c.piece), b.N}, m, m.Depth, c.events, c.length)
 			for {
 				if _, err := w.Read(p); err != nil {
 					return
@@ -144,6 +151,6 @@ func TestAStreamIsPassedOnWithoutACopy(t *testing.T) {
 	p := make([]byte, 64<<10)
 	var w sse.Withheld
 	src := &endless{[]byte(strings.Repeat(tokenEvent+"}\n\n", 100)), 1 << 20}
-	w.Withhold(src, m, m.Depth, true, false)
+	w.Withhold(src, m, m.Depth, true, -1)
 	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = w.Read(p) }))
 }
