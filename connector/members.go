@@ -192,8 +192,11 @@ func (r *Request) checkMembers(sglang, ends bool) error {
 	}
 	for k := range i.members {
 		m := &i.members[k]
+		if m.loss == byEnding && !ends || m.loss != byLimit && sglang {
+			continue
+		}
 		raw, ok := field(d, m.name)
-		if !ok || m.loss == byEnding && !ends || m.loss != byLimit && sglang {
+		if !ok {
 			continue
 		}
 		if problem := m.rule(raw); problem != "" {

@@ -68,8 +68,17 @@ func legBody(leg *connector.Leg) (body func() (io.ReadCloser, error), size int64
 	whole := s.AppendTo(nil)
 	s.Reset()
 	splices.Put(s)
-	return func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(whole)), nil }, size, nil
+	return func() (io.ReadCloser, error) {
+		r := new(wholeBody)
+		r.Reset(whole)
+		return r, nil
+	}, size, nil
 }
+
+// wholeBody is a body in one piece.
+type wholeBody struct{ bytes.Reader }
+
+func (*wholeBody) Close() error { return nil }
 
 // prefill runs the prefill leg until its response is read and known to be good.
 func (a *attempt) prefill() (*connector.PrefillResult, *Error) {

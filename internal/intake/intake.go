@@ -53,10 +53,8 @@ func read(r *http.Request, limit int64, optional bool) ([]byte, *Fault) {
 	if fault := checkHeader(r.Header); fault != nil && !optional {
 		return nil, fault
 	}
-	tooLarge := &Fault{Code: "body_too_large", Message: "the body is larger than " + strconv.FormatInt(limit, 10) +
-		" bytes"}
 	if r.ContentLength > limit {
-		return nil, tooLarge
+		return nil, tooLarge(limit)
 	}
 	if r.Body == nil {
 		if optional {
@@ -75,13 +73,17 @@ func read(r *http.Request, limit int64, optional bool) ([]byte, *Fault) {
 	case err == nil:
 		return body, checkHeader(r.Header)
 	case errors.Is(err, ErrTooLarge):
-		return nil, tooLarge
+		return nil, tooLarge(limit)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return nil, &Fault{Code: "body_timeout", Message: "the body did not come in time"}
 	case r.Context().Err() != nil:
 		return nil, &Fault{Code: Gone, Err: err}
 	}
 	return nil, &Fault{Code: "invalid_request", Message: "the body could not be read to its end", Err: err}
+}
+
+func tooLarge(limit int64) *Fault {
+	return &Fault{Code: "body_too_large", Message: "the body is larger than " + strconv.FormatInt(limit, 10) + " bytes"}
 }
 
 // believed is how much memory an announced length is given before any byte has come, in bytes. Each byte that has come

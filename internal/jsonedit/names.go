@@ -61,9 +61,12 @@ func (d *Doc) index(name []byte) {
 
 // find returns the index of the member with that name, -1 if there is none.
 func find[T string | []byte](d *Doc, name T) int {
+	sketch := sketchOf(name)
+	if d.filter&bitOf(sketch) == 0 {
+		return -1 // as most lookups end: requests have few of the members that engines know
+	}
 	t := &d.names
 	if t.used == 0 {
-		sketch := sketchOf(name)
 		for i := range d.members {
 			if m := &d.members[i]; m.sketch == sketch && string(d.nameOf(m)) == string(name) {
 				return i
@@ -100,3 +103,6 @@ func sketchOf[T string | []byte](name T) uint64 {
 	}
 	return uint64(n)<<16 | uint64(name[0])<<8 | uint64(name[n-1])
 }
+
+// bitOf spreads sketches over the bits of a filter that says which names an object cannot have.
+func bitOf(sketch uint64) uint64 { return 1 << (sketch * 0x9e3779b97f4a7c15 >> 58) }

@@ -39,6 +39,7 @@ type Doc struct {
 	open    int // place of the opening brace
 	members []member
 	text    []byte // names that had escapes, unescaped
+	filter  uint64 // one bit for each sketch, see mayHave
 	names   nameTable
 }
 
@@ -79,7 +80,7 @@ func (d *Doc) Reset() {
 }
 
 func (d *Doc) clear() {
-	d.body, d.open = nil, 0
+	d.body, d.open, d.filter = nil, 0, 0
 	d.members, d.text = d.members[:0], d.text[:0]
 	d.names.clear()
 }
@@ -170,6 +171,7 @@ func (d *Doc) parseName(m *member, i int) (err error) {
 	if find(d, name) >= 0 {
 		return &DuplicateError{Name: string(name), Offset: int64(i)}
 	}
+	d.filter |= bitOf(m.sketch)
 	return nil
 }
 
