@@ -45,6 +45,7 @@ type Body struct {
 	resp       io.Closer
 	src        io.Reader // the engine's bytes, rewritten if the connector asks for it
 	withheld   sse.Withheld
+	faults     sse.Faults
 	pooled     *[streamBuffer]byte
 	bulk       *[bulkBuffer]byte
 	full       bool // the last read filled the buffer

@@ -149,6 +149,19 @@ func TestAnEnginesErrorTellsNoAddress(t *testing.T) {
 			require.NotContains(t, r.body, "10.0.0.7")
 		})
 	}
+	late := func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = w.Write([]byte(`data: {"choices":[{"text":"a"}]}` + "\n\n"))
+		_ = http.NewResponseController(w).Flush()
+		_, _ = w.Write([]byte("event: error\ndata: " + body + "\n\ndata: {}\n\n"))
+	}
+	x := script(t, &fake{}, answer(ok), late)
+	for _, path := range []string{"/v1/chat/completions", "/v1/messages"} {
+		r := post(t, x.url, path, `{"messages":[],"max_tokens":4,"stream":true}`)
+		require.Contains(t, r.body, `{"choices":[{"text":"a"}]}`)
+		require.Contains(t, r.body, "no route to (address) or (address)", path)
+		require.NotContains(t, r.body, "10.0.0.7", path)
+	}
 	detail := script(t, &fake{}, refuses(404, `{"detail":"nothing at 10.0.0.7"}`), answer(ok))
 	r := post(t, detail.url, "/v1/completions", completion("a", ""))
 	require.Equal(t, 404, r.status)

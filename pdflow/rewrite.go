@@ -7,6 +7,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/internal/sse"
+	"github.com/pdkit/pdkit/internal/verdict"
 )
 
 // withheldMember is the member of D's responses that clients must not see, nil if there is none. vLLM's D may return
@@ -21,9 +22,13 @@ func withheldMember(t *connector.Traits) *sse.Member {
 	return nil
 }
 
-// withhold keeps from the client where D has its KV. length is the response's in bytes, -1 if
-// it was not announced.
+// withhold keeps from the client where D has its KV, and what a stream's errors tell of the engines. length is the
+// response's in bytes, -1 if it was not announced.
 func (b *Body) withhold(length int64) {
+	if b.sse {
+		b.faults.Watch(b.src, b.cleanFault)
+		b.src = &b.faults
+	}
 	m := b.a.f.withheld
 	if m == nil {
 		return
@@ -34,6 +39,14 @@ func (b *Body) withhold(length int64) {
 	}
 	b.withheld.Withhold(b.src, m, depth, b.sse, length)
 	b.src = &b.withheld
+}
+
+// cleanFault makes an error within a stream what it would be without one.
+func (b *Body) cleanFault(data []byte) ([]byte, error) {
+	if !verdict.IsError(data) {
+		return data, nil
+	}
+	return errorObject(b.a.x.req.API, b.erroneous(data)), nil
 }
 
 // rewrite puts the connector's event function into the stream, if this request needs one.

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sse_test
+
+import (
+	"io"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/internal/sse"
+)
+
+func TestFaultsOfAStream(t *testing.T) {
+	const token = `data: {"choices":[{"delta":{"content":"say \"error\": data: {\"error\":1}"}}]}` + "\n\n"
+	const done = "data: [DONE]\n\n"
+	for name, c := range map[string]struct{ in, want string }{
+		"none":              {token + token + done, token + token + done},
+		"not at its line":   {"data: " + `[{"error":1}]` + "\n\n" + done, "data: " + `[{"error":1}]` + "\n\n" + done},
+		"after a token":     {token + `data: {"error": {"m":"at h"}}` + "\n\n" + done, token + "data: X\n\n" + done},
+		"at once":           {`data: {"error":{}}` + "\n\n" + token, "data: X\n\n" + token},
+		"with its type":     {token + "event: error\n" + `data: {"type":"error","a":1}` + "\n\n", token + "event: error\ndata: X\n\n"},
+		"with spaces":       {token + `data: {"type": "error","a":1}` + "\n\n", token + "data: X\n\n"},
+		"carriage returns":  {`data: {}` + "\r\n\r\n" + `data: {"error":1}` + "\r\n\r\n", "data: {}\r\n\r\ndata: X\n\n"},
+		"several":           {strings.Repeat(`data: {"error":1}`+"\n\n"+token, 2), strings.Repeat("data: X\n\n"+token, 2)},
+		"begun and not one": {token + `data: {"er`, token + `data: {"er`},
+	} {
+		fn := func(data []byte) ([]byte, error) {
+			if strings.HasPrefix(string(data), `{"error"`) || strings.HasPrefix(string(data), `{"type"`) {
+				return []byte("X"), nil
+			}
+			return data, nil
+		}
+		read := func(rule string, src io.Reader, wrap func(io.Reader) io.Reader) {
+			var f sse.Faults
+			f.Watch(src, fn)
+			got, err := io.ReadAll(wrap(&f))
+			require.NoError(t, err)
+			assert.Equal(t, c.want, string(got), "%s, %s", name, rule)
+		}
+		as := func(r io.Reader) io.Reader { return r }
+		for cut := range len(c.in) {
+			read("cut", io.MultiReader(strings.NewReader(c.in[:cut]), strings.NewReader(c.in[cut:])), as)
+		}
+		read("bytes", iotest.OneByteReader(strings.NewReader(c.in)), as)
+		read("with its end", iotest.DataErrReader(strings.NewReader(c.in)), as)
+		read("into little", strings.NewReader(c.in), iotest.OneByteReader)
+		read("bytes into little", iotest.OneByteReader(strings.NewReader(c.in)), iotest.HalfReader)
+	}
+}
+
+// A stream that breaks in what may begin an error ends with that, and with what broke it.
+func TestFaultsPassABreakOn(t *testing.T) {
+	for _, in := range []string{"data: {}\n\ndata: {\"e", "data: {}\n\ndata: {\"error\":1}\n\n", "data: {\"error\":1"} {
+		var f sse.Faults
+		f.Watch(io.MultiReader(strings.NewReader(in), iotest.ErrReader(io.ErrUnexpectedEOF)),
+			func(data []byte) ([]byte, error) { return data, nil })
+		got, err := io.ReadAll(&f)
+		require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+		assert.True(t, strings.HasPrefix(in, string(got)), string(got))
+	}
+}
+
+// Nothing is held back that can be no error: a token is passed on as it comes.
+func TestFaultsHoldNoTokenBack(t *testing.T) {
+	var f sse.Faults
+	r, w := io.Pipe()
+	f.Watch(r, func(data []byte) ([]byte, error) { return data, nil })
+	go func() { _, _ = w.Write([]byte("data: {\"choices\":[]}\n\n")) }()
+	p := make([]byte, 100)
+	n, err := f.Read(p)
+	require.NoError(t, err)
+	assert.Equal(t, "data: {\"choices\":[]}\n\n", string(p[:n]))
+}
