@@ -18,14 +18,17 @@ func TestFaultsOfAStream(t *testing.T) {
 	const token = `data: {"choices":[{"delta":{"content":"say \"error\": data: {\"error\":1}"}}]}` + "\n\n"
 	const done = "data: [DONE]\n\n"
 	for name, c := range map[string]struct{ in, want string }{
-		"none":              {token + token + done, token + token + done},
-		"not at its line":   {"data: " + `[{"error":1}]` + "\n\n" + done, "data: " + `[{"error":1}]` + "\n\n" + done},
-		"after a token":     {token + `data: {"error": {"m":"at h"}}` + "\n\n" + done, token + "data: X\n\n" + done},
-		"at once":           {`data: {"error":{}}` + "\n\n" + token, "data: X\n\n" + token},
-		"with its type":     {token + "event: error\n" + `data: {"type":"error","a":1}` + "\n\n", token + "event: error\ndata: X\n\n"},
-		"with spaces":       {token + `data: {"type": "error","a":1}` + "\n\n", token + "data: X\n\n"},
-		"carriage returns":  {`data: {}` + "\r\n\r\n" + `data: {"error":1}` + "\r\n\r\n", "data: {}\r\n\r\ndata: X\n\n"},
-		"several":           {strings.Repeat(`data: {"error":1}`+"\n\n"+token, 2), strings.Repeat("data: X\n\n"+token, 2)},
+		"none":            {token + token + done, token + token + done},
+		"not at its line": {"data: " + `[{"error":1}]` + "\n\n" + done, "data: " + `[{"error":1}]` + "\n\n" + done},
+		"after a token":   {token + `data: {"error": {"m":"at h"}}` + "\n\n" + done, token + "data: X\n\n" + done},
+		"at once":         {`data: {"error":{}}` + "\n\n" + token, "data: X\n\n" + token},
+		"with its type": {token + "event: error\n" + `data: {"type":"error","a":1}` + "\n\n",
+			token + "event: error\ndata: X\n\n"},
+		"with spaces": {token + `data: {"type": "error","a":1}` + "\n\n", token + "data: X\n\n"},
+		"carriage returns": {`data: {}` + "\r\n\r\n" + `data: {"error":1}` + "\r\n\r\n",
+			"data: {}\r\n\r\ndata: X\n\n"},
+		"several": {strings.Repeat(`data: {"error":1}`+"\n\n"+token, 2),
+			strings.Repeat("data: X\n\n"+token, 2)},
 		"begun and not one": {token + `data: {"er`, token + `data: {"er`},
 	} {
 		fn := func(data []byte) ([]byte, error) {
