@@ -45,6 +45,11 @@ type Traits struct {
 	// another connector must not have such prefill engines in its list, as main, as rollout or as fallback.
 	PrefillPairOnly bool
 	Orphans         bool // a D whose P failed leaves blocks or tasks behind; the flow counts such legs
+	// PrefillFinishes is true if a prefill leg that was sent beside D's has to run to its end, also if nobody needs its
+	// response any more. Then D is cancelled at once and P's leg is not: D's waiting request holds tasks of P or blocks
+	// of its own, and only P's transfer frees them. If it is false, the flow cancels both legs at once. A prefill leg
+	// that runs before D's is always cancelled: nobody waits for its transfer.
+	PrefillFinishes bool
 	// FailureStop is the stop_reason with which D ends a response that it gives up. The flow takes such a response for
 	// failed, unless the request itself has that text as a stop string, see [Request.StopsAt].
 	FailureStop string

@@ -37,12 +37,15 @@ type rig struct {
 	outcomes []pdflow.Outcome
 }
 
-func newRig(t *testing.T, extra map[string]string) *rig {
+func newRig(t *testing.T, extra map[string]string, change ...func(p, d *enginesim.Config)) *rig {
 	t.Helper()
 	x := &rig{t: t}
 	var err error
-	x.p, x.d, err = enginesim.Pair(enginesim.Config{Connector: "mooncake", Extra: extra},
-		enginesim.Config{Connector: "mooncake", Extra: extra})
+	p, d := enginesim.Config{Connector: "mooncake", Extra: extra}, enginesim.Config{Connector: "mooncake", Extra: extra}
+	for _, c := range change {
+		c(&p, &d)
+	}
+	x.p, x.d, err = enginesim.Pair(p, d)
 	require.NoError(t, err)
 	x.alone, err = enginesim.Start(enginesim.Config{})
 	require.NoError(t, err)

@@ -84,12 +84,13 @@ func New(o *Options) (*Connector, error) {
 // (_validate_asymmetric_region_lengths). The pipeline-parallel sizes may differ.
 func (c *Connector) Traits() connector.Traits {
 	t := connector.Traits{
-		Name:         Name,
-		Order:        connector.Together,
-		OtherOrders:  []connector.Order{connector.PrefillThenDecode},
-		Members:      []string{connector.ParamsMember},
-		EndsByLength: true,
-		Orphans:      true,
+		Name:            Name,
+		Order:           connector.Together,
+		OtherOrders:     []connector.Order{connector.PrefillThenDecode},
+		Members:         []string{connector.ParamsMember},
+		EndsByLength:    true,
+		Orphans:         true,
+		PrefillFinishes: true,
 		PairRules: []connector.PairRule{attr.Multiple(attr.TPSize), attr.Same(attr.BlockSize),
 			attr.Same(attr.KVCacheDtype)},
 	}
