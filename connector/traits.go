@@ -125,8 +125,9 @@ func (t *Traits) CarriesAPI(a API) bool {
 //   - n, best_of above 1 if the handoff is not for MultiUse: the first reader frees the blocks.
 //
 // A member in Carries is no reason. The error is a *[RequestError] if D would refuse the request because of a member
-// that P's leg loses or changes, or because its prompt is empty: the flow then refuses it, whatever its policy. A
-// connector with reasons of its own is a [RequestChecker]; see the function [CheckRequest].
+// that P's leg loses or changes, or because its prompt is empty: the flow then refuses it, whatever its policy. With
+// PrefillFinishes it is one, too, if the request has no prompt: a D that refuses it may hold a task of P. A connector
+// with reasons of its own is a [RequestChecker]; see the function [CheckRequest].
 func (t *Traits) CheckRequest(r *Request) error {
 	if !t.CarriesAPI(r.API) {
 		if len(t.Members) > 0 {
@@ -139,6 +140,9 @@ func (t *Traits) CheckRequest(r *Request) error {
 	}
 	if member := r.uncarried(!t.MultiUse, t.Carries); member != "" {
 		return &UnsupportedError{Member: member}
+	}
+	if member := r.lacksPrompt(); t.PrefillFinishes && member != "" {
+		return &RequestError{Param: member, Message: "must be given, and not be empty"}
 	}
 	return nil
 }

@@ -72,6 +72,30 @@ func TestClientsThatLeaveDoNotStopThePrefillEngine(t *testing.T) {
 	assert.NoError(t, x.d.CheckKV())
 }
 
+// A body that one of the engines refuses may hold a task of P, too. So what both would refuse is refused before P is
+// asked.
+func TestBodiesThatBothEnginesRefuseAreNotSent(t *testing.T) {
+	x := newRig(t, map[string]string{"num_workers": "2"})
+	for _, bad := range []struct {
+		api  connector.API
+		body string
+	}{
+		{connector.APICompletions, `{"prompt":""}`}, {connector.APICompletions, `{"prompt":[]}`},
+		{connector.APICompletions, `{"prompt":[""]}`}, {connector.APICompletions, `{"prompt":[[]]}`},
+		{connector.APICompletions, `{"prompt":null}`}, {connector.APICompletions, `{"max_tokens":4}`},
+		{connector.APIChat, `{"max_tokens":4}`}, {connector.APIChat, `{"messages":[]}`},
+		{connector.APIResponses, `{"model":"tiny"}`}, {connector.APIResponses, `{"input":null}`},
+		{connector.APIMessages, `{"max_tokens":4}`}, {connector.APIMessages, `{"messages":[],"max_tokens":4}`},
+		{connector.APIGenerate, `{"token_ids":[]}`}, {connector.APIGenerate, `{"sampling_params":{}}`},
+	} {
+		_, err := x.do(bad.api, bad.body)
+		assert.ErrorIs(t, err, pdflow.CodeInvalid, "%v %s", bad.api, bad.body)
+	}
+	assert.Zero(t, x.p.Stats().Requests+x.d.Stats().Requests)
+	assert.Empty(t, x.ended())
+	x.right(1)
+}
+
 // An attempt whose legs both engines refuse leaves a task of P behind, which waits for the prefill that D's refusal is
 // about: it counts as an orphan, so that the pair gets a cooldown.
 func TestARequestThatBothEnginesRefuseCounts(t *testing.T) {
