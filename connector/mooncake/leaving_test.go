@@ -109,3 +109,38 @@ func TestARequestThatBothEnginesRefuseCounts(t *testing.T) {
 		assert.True(t, o.Orphan)
 	}
 }
+
+// With dispatch serial D asks P for what P has, so nothing of P waits for a prefill that does not come: neither when
+// clients leave, in which case P's leg is cancelled, nor when P refuses a body.
+func TestSerialDispatchHoldsNothing(t *testing.T) {
+	x := newRig(t, map[string]string{"num_workers": "1", "dispatch": "serial"}, slowPrefill)
+	ctx, leave := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for n := range 5 {
+		wg.Go(func() {
+			_, err := x.flow.Do(ctx, &pdflow.Request{API: connector.APICompletions, Body: []byte(completion(100 + n))})
+			assert.ErrorIs(t, err, pdflow.CodeClientGone)
+		})
+	}
+	require.Eventually(t, func() bool { return x.p.Stats().Running == 5 }, 5*time.Second, time.Millisecond)
+	leave()
+	wg.Wait()
+	long := fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":4}`, strings.Repeat("too long ", 20000))
+	for range 10 {
+		_, err := x.do(connector.APICompletions, long)
+		require.ErrorIs(t, err, pdflow.CodePrefillRejected)
+	}
+	require.Eventually(t, func() bool { return x.p.Stats().Running == 0 }, time.Second, time.Millisecond,
+		"P was not cancelled")
+	assert.Zero(t, x.d.Stats().Requests)
+	assert.Zero(t, x.p.Stats().PinnedBlocks)
+	for n := range 3 {
+		x.right(n)
+	}
+	for _, o := range x.ended() {
+		assert.False(t, o.Orphan || o.PrefillRuns)
+	}
+	require.Eventually(t, func() bool { return x.p.Stats().PinnedBlocks == 0 }, 5*time.Second, time.Millisecond)
+	assert.NoError(t, x.p.CheckKV())
+	assert.NoError(t, x.d.CheckKV())
+}
