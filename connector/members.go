@@ -276,6 +276,18 @@ func (r *Request) emptyPrompt() string {
 	return ""
 }
 
+// lacksPrompt returns the member without which every engine refuses the request, or "".
+func (r *Request) lacksPrompt() string {
+	i := r.API.info()
+	raw, there := r.Field(i.prompt)
+	_, embeds := r.Field("prompt_embeds")
+	messages := r.API == APIChat || r.API == APIMessages
+	if there && !(messages && emptyArray(raw)) || embeds && r.API == APICompletions {
+		return ""
+	}
+	return i.prompt
+}
+
 // emptyPrompt reports whether a prompt, or the only one of a list, is empty.
 func emptyPrompt(raw []byte) bool {
 	if raw[0] == '[' {

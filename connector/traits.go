@@ -45,6 +45,11 @@ type Traits struct {
 	// another connector must not have such prefill engines in its list, as main, as rollout or as fallback.
 	PrefillPairOnly bool
 	Orphans         bool // a D whose P failed leaves blocks or tasks behind; the flow counts such legs
+	// PrefillFinishes is true if a prefill leg that was sent beside D's has to run to its end, also if nobody needs its
+	// response any more. Then D is cancelled at once and P's leg is not: D's waiting request holds tasks of P or blocks
+	// of its own, and only P's transfer frees them. If it is false, the flow cancels both legs at once. A prefill leg
+	// that runs before D's is always cancelled: nobody waits for its transfer.
+	PrefillFinishes bool
 	// FailureStop is the stop_reason with which D ends a response that it gives up. The flow takes such a response for
 	// failed, unless the request itself has that text as a stop string, see [Request.StopsAt].
 	FailureStop string
@@ -120,8 +125,9 @@ func (t *Traits) CarriesAPI(a API) bool {
 //   - n, best_of above 1 if the handoff is not for MultiUse: the first reader frees the blocks.
 //
 // A member in Carries is no reason. The error is a *[RequestError] if D would refuse the request because of a member
-// that P's leg loses or changes, or because its prompt is empty: the flow then refuses it, whatever its policy. A
-// connector with reasons of its own is a [RequestChecker]; see the function [CheckRequest].
+// that P's leg loses or changes, or because its prompt is empty: the flow then refuses it, whatever its policy. With
+// PrefillFinishes it is one, too, if the request has no prompt: a D that refuses it may hold a task of P. A connector
+// with reasons of its own is a [RequestChecker]; see the function [CheckRequest].
 func (t *Traits) CheckRequest(r *Request) error {
 	if !t.CarriesAPI(r.API) {
 		if len(t.Members) > 0 {
@@ -134,6 +140,9 @@ func (t *Traits) CheckRequest(r *Request) error {
 	}
 	if member := r.uncarried(!t.MultiUse, t.Carries); member != "" {
 		return &UnsupportedError{Member: member}
+	}
+	if member := r.lacksPrompt(); t.PrefillFinishes && member != "" {
+		return &RequestError{Param: member, Message: "must be given, and not be empty"}
 	}
 	return nil
 }

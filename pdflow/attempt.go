@@ -35,6 +35,7 @@ type attempt struct {
 	done       func(error)
 	rendezvous *rendezvous    // of two legs that are sent together; nil otherwise
 	pEnded     chan struct{}  // closed when a prefill that runs beside D has ended; nil if nobody waits for that
+	own        *ownLeg        // P's leg, where it may run on after the attempt; nil otherwise
 	pGiven     chan struct{}  // of two legs that a host sends together: closed when it has P's
 	sent       bool           // D has got the request, or may have; known when its leg has ended
 	twoLegs    bool           // P takes part
@@ -80,6 +81,9 @@ func (a *attempt) leaseUntil(t time.Time) {
 func (a *attempt) run() (*Body, *Error) {
 	if !a.twoLegs {
 		return a.aggregated()
+	}
+	if e := a.overloaded(); e != nil {
+		return nil, e
 	}
 	if e := a.prepare(); e != nil {
 		return nil, e
@@ -214,6 +218,7 @@ func (a *attempt) end(e *Error) {
 	a.watch.stop()
 	a.cancel(cause)
 	a.bg.Wait()
+	a.leavePrefill()
 	if a.done != nil {
 		_ = a.guard(LegDecode, "event", func() error { a.done(asError(e)); return nil })
 	}
@@ -244,10 +249,11 @@ func (a *attempt) end(e *Error) {
 
 // orphaned reports whether a failed attempt leaves a D behind that waits for a prefill. One that has answered, if only
 // with an error of its own, waits for nobody: a client's bad request, which both engines refuse, must not put
-// their pair on cooldown.
+// their pair on cooldown. But where P's leg has to finish, D's refusal makes P wait, too: for the prefill whose blocks
+// it is to let go.
 func (a *attempt) orphaned() bool {
 	d := &a.out.Decode
-	if d.Err != nil && d.Err.Leg == LegDecode && d.Err.Status != 0 {
+	if a.out.PrefillRuns || d.Err != nil && d.Err.Leg == LegDecode && d.Err.Status != 0 && !a.f.traits.PrefillFinishes {
 		return false
 	}
 	return a.f.traits.Orphans && a.twoLegs && a.sent && a.p.Load() == nil && d.FirstByte.IsZero()
@@ -263,7 +269,11 @@ func (a *attempt) awaitPrefillEnd() {
 		return
 	}
 	ended := make(chan struct{})
-	go func() { a.bg.Wait(); close(ended) }() // ends with the cancel that follows
+	if a.own != nil {
+		ended = a.own.done
+	} else {
+		go func() { a.bg.Wait(); close(ended) }() // ends with the cancel that follows
+	}
 	timer := time.NewTimer(prefillGrace)
 	defer timer.Stop()
 	select {

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -256,6 +257,9 @@ func (x *exchange) pick(n int, mode Mode) (Pick, *Error) {
 	}
 	in := &PickInput{Request: x.req, Header: x.header, RequestID: x.id, Attempt: n, Avoid: x.avoid,
 		Single: mode != ModeDisaggregated, Connector: x.f.conn}
+	if x.f.traits.PrefillFinishes {
+		in.Avoid = slices.Concat(x.avoid, x.f.runningOn.full())
+	}
 	in.Both, in.DecodeOnly = x.f.traits.PairOnly, x.f.traits.PrefillPairOnly
 	if x.f.encoder != nil && !in.Single {
 		s := &connector.Session{API: x.req.API, Model: x.req.Model, RequestID: x.id, Request: x.req}

@@ -8,3 +8,6 @@ const Version = version
 func WithoutPickWait() Option {
 	return optionFunc(func(o *options) error { o.pickWait = 0; return nil })
 }
+
+// LetRunOn sets how many prefill legs may run on at one engine.
+func LetRunOn(f *Flow, n int) { f.runningOn.most = n }

@@ -3,6 +3,7 @@
 package pdflow
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,6 +58,8 @@ type Flow struct {
 	startMu sync.Mutex
 	started bool
 	live    exchanges
+
+	runningOn runningOn
 }
 
 // New makes a flow. The error says which option or ability is missing.
@@ -65,6 +68,7 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 		return nil, errors.New("pdflow: New needs a connector and a picker")
 	}
 	f := &Flow{conn: c, traits: c.Traits(), picker: p}
+	f.runningOn.most = maxRunningOn
 	f.name, f.order, f.withheld = f.traits.Name, f.traits.Order, withheldMember(&f.traits)
 	f.opts = options{maxBody: 32 << 20, pickWait: 250 * time.Millisecond, stepsLimit: defaultStepsLimit,
 		errorHandler: WriteError, logger: slog.New(slog.DiscardHandler)}
@@ -317,11 +321,12 @@ func (f *Flow) do(ctx context.Context, c call) (resp *Response, e *Error) {
 	return &Response{Status: body.status, Header: body.header, Body: body, Mode: body.mode, RequestID: c.id}, nil
 }
 
-// Shutdown takes no new requests, waits for those in flight until ctx ends, then cuts them, and closes the connector.
-// The error is ctx's if streams had to be cut. Call it before http.Server.Shutdown, which waits for streams without a
+// Shutdown takes no new requests, waits for those in flight and for prefill legs that run on
+// (connector.Traits.PrefillFinishes) until ctx ends, then cuts them, and closes the connector. The error is ctx's if
+// something had to be cut. Call it before http.Server.Shutdown, which waits for streams without a
 // limit of its own.
 func (f *Flow) Shutdown(ctx context.Context) error {
-	err := f.live.drain(ctx)
+	err := cmp.Or(f.live.drain(ctx), f.runningOn.drain(ctx))
 	if c, ok := connector.As[io.Closer](f.conn); ok {
 		err = errors.Join(err, c.Close())
 	}

@@ -87,8 +87,11 @@ func (a *attempt) prefill() (*connector.PrefillResult, *Error) {
 	if e := a.guard(LegPrefill, "describe", func() error { return a.f.conn.Prefill(a.ctx, a.s, leg) }); e != nil {
 		return nil, e
 	}
-	o := &a.out.Prefill
-	ctx := a.legStarted(a.ctx, LegPrefill)
+	o, ctx := &a.out.Prefill, a.ctx
+	if a.own != nil {
+		o, ctx = &a.own.out, a.own.ctx
+	}
+	ctx = a.legStarted(ctx, LegPrefill)
 	p, e := a.sendPrefill(ctx, leg, o)
 	o.End = time.Now()
 	if e == nil && a.f.checker != nil {
@@ -98,7 +101,7 @@ func (a *attempt) prefill() (*connector.PrefillResult, *Error) {
 		e.Connector = a.f.name
 	}
 	a.legEnded(o, p)
-	if e != nil {
+	if a.own.left() || e != nil {
 		return nil, e
 	}
 	a.prefillUsage(p)
@@ -112,9 +115,7 @@ func (a *attempt) sendPrefill(ctx context.Context, leg *connector.Leg, o *LegOut
 		a.watch.limit(a.f.limits.Prefill)
 		defer a.watch.relax()
 	}
-	if a.rendezvous != nil {
-		ctx = a.rendezvous.hold(ctx, prefillSide)
-	}
+	ctx = a.holdPrefill(ctx)
 	req, e := a.request(ctx, a.s.Prefill, leg, o)
 	if e != nil {
 		return nil, e

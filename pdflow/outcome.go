@@ -64,8 +64,11 @@ type Outcome struct {
 	// decode was sent and got no KV from prefill: the engines hold memory for it for a while, so the picker gives the
 	// pair a cooldown
 	Orphan bool
-	Err    *Error // nil if the client got a whole response
-	Final  bool   // no further attempt follows
+	// P's leg still runs, since its protocol lets it finish (connector.Traits.PrefillFinishes). Prefill then has only
+	// Leg and Endpoint; Observer.LegEnd and Pick.PrefillDone come when the leg ends
+	PrefillRuns bool
+	Err         *Error // nil if the client got a whole response
+	Final       bool   // no further attempt follows
 }
 
 // Observer sees attempts and their legs begin and end; a function may be nil. Calls come from the requests' own

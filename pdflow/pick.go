@@ -57,10 +57,12 @@ func (in *PickInput) Avoids(id string) bool {
 type Pick struct {
 	Prefill, Decode discovery.Endpoint
 	Encode          []discovery.Endpoint
-	Done            func(*Outcome) // called exactly once, when both legs have ended; nil allowed
+	// Done is called exactly once, when both legs have ended, or P's runs on (Outcome.PrefillRuns). Nil allowed.
+	Done func(*Outcome)
 
-	// PrefillDone is called at most once, when the prefill leg has ended, and before Done: from then on P computes
-	// nothing for this attempt. Nil allowed. Not called where the leg was never begun.
+	// PrefillDone is called at most once, when the prefill leg has ended: from then on P computes nothing for this
+	// attempt. It comes before Done, or after a Done whose outcome has PrefillRuns. Nil allowed. Not called where the
+	// leg was never begun.
 	PrefillDone func()
 
 	// The data-parallel ranks that Session.PrefillRank and Session.DecodeRank give to the connector. Zero leaves the

@@ -46,18 +46,24 @@ func (s *stage) reach(side int) {
 
 // hold returns the context of a leg that waits for the other one.
 func (r *rendezvous) hold(ctx context.Context, side int) context.Context {
-	return transport.BeforeSend(ctx, func(connected bool) error {
-		s := &r[0]
+	return transport.BeforeSend(ctx, func(connected bool) error { return r.wait(ctx, side, connected) })
+}
+
+// wait returns when the other leg has got as far as this one. r may be nil, of a leg that waits for none.
+func (r *rendezvous) wait(ctx context.Context, side int, connected bool) error {
+	if r == nil {
+		return nil
+	}
+	s := &r[0]
+	s.reach(side)
+	if connected {
+		s = &r[1]
 		s.reach(side)
-		if connected {
-			s = &r[1]
-			s.reach(side)
-		}
-		select {
-		case <-s.both:
-			return nil
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	})
+	}
+	select {
+	case <-s.both:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }

@@ -161,14 +161,9 @@ func eachClient(t *testing.T, c connector.KVConnector, limits config.Timeouts,
 	}
 }
 
-// orphaning is a connector whose engines keep memory if decode runs without its prefill.
-type orphaning struct{ fake }
-
-func (*orphaning) Orphans() bool { return true }
-
 // With any round tripper, a leg that runs together with the other is written only when both legs have a connection.
 func TestLegsGoOutTogetherThroughAnyRoundTripper(t *testing.T) {
-	c := &orphaning{fake{order: connector.Together}}
+	c := &runsOn{fake{order: connector.Together}}
 	for _, down := range []pdflow.LegKind{pdflow.LegPrefill, pdflow.LegDecode, ""} {
 		t.Run("down: "+string(down), func(t *testing.T) {
 			eachClient(t, c, config.Timeouts{}, func(t *testing.T, x *scripted, n *network, http2 bool) {
@@ -239,7 +234,7 @@ func TestARoundTripperWithoutHttptraceIsHeldAtItsBody(t *testing.T) {
 		return &http.Response{StatusCode: 200, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(ok)),
 			ContentLength: int64(len(ok)), Request: r}, nil
 	})
-	x = script(t, &orphaning{fake{order: connector.Together}}, answer(ok), answer(ok), pdflow.WithTransport(rt))
+	x = script(t, &runsOn{fake{order: connector.Together}}, answer(ok), answer(ok), pdflow.WithTransport(rt))
 	require.Equal(t, 502, post(t, x.url, "/v1/completions", completion("a", "")).status)
 	require.Empty(t, body, "D's body was read although P is down")
 	require.False(t, last(x).Orphan)

@@ -247,7 +247,9 @@ func (st *Step) Body() ([]byte, error) {
 	if err := st.take(); err != nil {
 		return nil, err
 	}
-	st.arrived()
+	if err := st.arrived(); err != nil {
+		return nil, err
+	}
 	if st.req.Body == nil {
 		return nil, nil
 	}
@@ -266,7 +268,9 @@ func (st *Step) Request() (*http.Request, error) {
 	if err := st.take(); err != nil {
 		return nil, err
 	}
-	st.arrived()
+	if err := st.arrived(); err != nil {
+		return nil, err
+	}
 	st.req.GetBody = nil
 	return st.request(transport.BeforeSend(st.ctx, func(bool) error { return nil })), nil
 }
@@ -289,7 +293,7 @@ func (st *Step) Send(rt http.RoundTripper) {
 }
 
 // arrived lets the other leg go out without waiting for this one, whose connection the flow cannot see.
-func (st *Step) arrived() {
+func (st *Step) arrived() error {
 	if r := st.a.rendezvous; r != nil {
 		side := prefillSide
 		if st.Leg == LegDecode {
@@ -298,6 +302,10 @@ func (st *Step) arrived() {
 		r[0].reach(side)
 		r[1].reach(side)
 	}
+	if st.Leg == LegPrefill && st.a.own.send(true) != nil {
+		return st.a.f.ended(st.a.ctx, LegPrefill, "send")
+	}
+	return nil
 }
 
 func (st *Step) take() error {

@@ -31,7 +31,7 @@ type telemetry struct {
 
 	requests, firstChunk, legs, handoffAge metric.Float64Histogram
 	created, expired, retries, fallbacks   metric.Int64Counter
-	unsupportedN, kvTokens, orphans        metric.Int64Counter
+	unsupportedN, kvTokens, orphans, ranOn metric.Int64Counter
 	active                                 metric.Registration
 	recorded                               bool
 
@@ -60,7 +60,7 @@ func newTelemetry(f *Flow) (*telemetry, error) {
 		mp = noop.NewMeterProvider()
 	}
 	m := mp.Meter(scope, metric.WithInstrumentationVersion(version))
-	var errs [12]error
+	var errs [13]error
 	hist := func(i int, name, unit, help string) (h metric.Float64Histogram) {
 		h, errs[i] = m.Float64Histogram(name, metric.WithUnit(unit), metric.WithDescription(help),
 			metric.WithExplicitBucketBoundaries(durations...))
@@ -84,6 +84,8 @@ func newTelemetry(f *Flow) (*telemetry, error) {
 	t.kvTokens = count(9, "pd.kv.tokens", "{token}", "Prompt tokens that prefill engines reported for handoffs that "+
 		"decode took")
 	t.orphans = count(11, "pd.orphans", "{session}", "Decode legs that were sent and whose prefill gave them nothing")
+	t.ranOn = count(12, "pd.prefills.ran_on", "{leg}",
+		"Prefill legs that ran on after their request, since their protocol lets them finish")
 	if errs[10] = t.observeActive(m, f); errs[10] != nil {
 		return nil, errs[10]
 	}
@@ -102,10 +104,18 @@ func (t *telemetry) observeActive(m metric.Meter, f *Flow) error {
 	if err != nil {
 		return err
 	}
+	running, err := m.Int64ObservableUpDownCounter("pd.prefills.running_on", metric.WithUnit("{leg}"),
+		metric.WithDescription("Prefill legs of requests that are over, which their protocol lets finish"))
+	if err != nil {
+		return err
+	}
 	t.active, err = m.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		o.ObserveInt64(active, int64(f.live.count()), t.base)
+		if f.traits.PrefillFinishes {
+			o.ObserveInt64(running, int64(f.runningOn.count()), t.base)
+		}
 		return nil
-	}, active)
+	}, active, running)
 	return err
 }
 

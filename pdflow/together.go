@@ -41,7 +41,7 @@ func (a *attempt) goPrefill() <-chan prefillEnd {
 	ch := make(chan prefillEnd, 1)
 	a.beside = true
 	a.watch.limit(a.f.limits.Prefill)
-	a.bg.Go(func() {
+	run := func() {
 		var end prefillEnd
 		if e := a.guard(LegPrefill, "send", func() error { end.p, end.e = a.prefill(); return nil }); e != nil {
 			end.e = e
@@ -50,7 +50,16 @@ func (a *attempt) goPrefill() <-chan prefillEnd {
 			close(a.pEnded)
 		}
 		ch <- end
-	})
+	}
+	if !a.f.traits.PrefillFinishes {
+		a.bg.Go(run)
+		return ch
+	}
+	a.own = newOwnLeg(a)
+	go func() {
+		defer a.own.ended()
+		run()
+	}()
 	return ch
 }
 
@@ -88,7 +97,7 @@ func (a *attempt) join(prefilled <-chan prefillEnd, decoded <-chan decodeEnd) (*
 		case end := <-decoded:
 			if end.e == nil && end.body.relay && prefilled != nil {
 				// The host has seen D's status and no token. Without P's KV, D would send none and wait.
-				if p := <-prefilled; p.e != nil {
+				if p := a.prefillsWord(prefilled, nil); p.e != nil {
 					a.cancel(p.e.clone())
 					end.body.discard(p.e)
 					return nil, p.e
@@ -99,7 +108,7 @@ func (a *attempt) join(prefilled <-chan prefillEnd, decoded <-chan decodeEnd) (*
 				a.cancel(end.e.clone())
 				// What failed first is often P, and D only shows it; P's own word is the better one.
 				if prefilled != nil {
-					if p := <-prefilled; p.e != nil && p.e != end.e && p.e.Code != CodeClientGone {
+					if p := a.prefillsWord(prefilled, end.e); p.e != nil && p.e != end.e && p.e.Code != CodeClientGone {
 						return nil, p.e
 					}
 				}

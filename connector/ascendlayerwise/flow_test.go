@@ -118,7 +118,7 @@ func TestDAsksPIsAskedDAnswers(t *testing.T) {
 		assert.Equal(t, reply{200, ok}, soon(t, callbacks),
 			"before D has answered: its client holds a thread as long as that")
 	}()
-	resp, err := x.do(t.Context(), `{"messages":[],"stream":true}`)
+	resp, err := x.do(t.Context(), `{"messages":[{"role":"user","content":"hi"}],"stream":true}`)
 	require.NoError(t, err)
 	b, err := io.ReadAll(resp.Body)
 	require.NoError(t, err)
@@ -133,7 +133,7 @@ func TestDIsCancelledWhenPFails(t *testing.T) {
 	x := newPair(t, func(w http.ResponseWriter, _ *http.Request) {
 		http.Error(w, `{"error":{"message":"out of memory"}}`, http.StatusInternalServerError)
 	}, decodeEngine(t, callbacks, nil, left))
-	_, err := x.do(t.Context(), `{"messages":[]}`)
+	_, err := x.do(t.Context(), `{"messages":[{"role":"user","content":"hi"}]}`)
 	var e *pdflow.Error
 	require.ErrorAs(t, err, &e)
 	assert.Equal(t, pdflow.CodePrefillFailed, e.Code)
@@ -151,30 +151,33 @@ func TestADThatNeverCallsBackRunsOutOfTime(t *testing.T) {
 			<-r.Context().Done()
 			left <- struct{}{}
 		}, pdflow.WithTimeouts(limits))
-	_, err := x.do(t.Context(), `{"messages":[]}`)
+	_, err := x.do(t.Context(), `{"messages":[{"role":"user","content":"hi"}]}`)
 	var e *pdflow.Error
 	require.ErrorAs(t, err, &e)
 	assert.Equal(t, pdflow.CodeTimeout, e.Code)
 	<-left
 }
 
-// When a client leaves, both legs end, and the callback is answered.
-func TestAClientThatLeavesEndsBothLegs(t *testing.T) {
-	callbacks, left, asked := make(chan reply, 1), make(chan struct{}, 2), make(chan struct{})
+// When a client leaves, D's leg ends, and the callback is answered. P's leg runs on, since D keeps its blocks until P
+// has written them.
+func TestAClientThatLeavesEndsDsLegAlone(t *testing.T) {
+	callbacks, left, asked := make(chan reply, 1), make(chan struct{}, 1), make(chan struct{})
+	written, finish := make(chan error, 1), make(chan struct{})
 	x := newPair(t, func(_ http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		close(asked)
-		<-r.Context().Done()
-		left <- struct{}{}
+		<-finish
+		written <- r.Context().Err()
 	}, decodeEngine(t, callbacks, nil, left))
 	ctx, leave := context.WithCancel(t.Context())
 	go func() { <-asked; leave() }()
-	_, err := x.do(ctx, `{"messages":[]}`)
+	_, err := x.do(ctx, `{"messages":[{"role":"user","content":"hi"}]}`)
 	var e *pdflow.Error
 	require.ErrorAs(t, err, &e)
 	assert.Equal(t, pdflow.CodeClientGone, e.Code)
 	<-left
-	<-left
+	close(finish)
+	require.NoError(t, <-written, "P was cancelled")
 	assert.Equal(t, http.StatusBadGateway, soon(t, callbacks).status)
 }
 
@@ -189,7 +192,7 @@ func TestARecomputedResponseIsAFailedOne(t *testing.T) {
 
 	callbacks := make(chan reply, 1)
 	x := newPair(t, p, decodeEngine(t, callbacks, pushed, nil, recomputed, "[DONE]"))
-	_, err := x.do(t.Context(), `{"messages":[],"stream":true}`)
+	_, err := x.do(t.Context(), `{"messages":[{"role":"user","content":"hi"}],"stream":true}`)
 	var e *pdflow.Error
 	require.ErrorAs(t, err, &e)
 	assert.Equal(t, pdflow.CodeDecodeFailed, e.Code)
@@ -201,7 +204,7 @@ func TestARecomputedResponseIsAFailedOne(t *testing.T) {
 		<-seen
 		_, _ = io.WriteString(w, "data: "+recomputed+"\n\ndata: [DONE]\n\n")
 	})
-	resp, err := x.do(t.Context(), `{"messages":[],"stream":true}`)
+	resp, err := x.do(t.Context(), `{"messages":[{"role":"user","content":"hi"}],"stream":true}`)
 	require.NoError(t, err)
 	first := make([]byte, 1)
 	_, err = resp.Body.Read(first)
@@ -220,7 +223,7 @@ func TestARecomputedResponseIsAFailedOne(t *testing.T) {
 func FuzzCallback(f *testing.F) {
 	c, err := ascendlayerwise.New(nil)
 	require.NoError(f, err)
-	s := session(f, connector.APIChat, `{"messages":[]}`)
+	s := session(f, connector.APIChat, `{"messages":[{"role":"user","content":"hi"}]}`)
 	good := callback("chatcmpl-" + s.ID)
 	for _, seed := range []string{good, strings.ReplaceAll(good, ",", " ,\n"), strings.Replace(good, "[128]", "128", 1),
 		strings.Replace(good, `[[11,12]]`, `[]`, 1), `{}`, `[]`, ``, good + `{}`,

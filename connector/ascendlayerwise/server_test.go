@@ -350,12 +350,12 @@ func TestAbilities(t *testing.T) {
 	require.Error(t, zero.Decode(t.Context(), session(t, connector.APIChat, `{}`), nil, nil),
 		"without an address to give")
 	for body, member := range map[string]string{
-		`{"tools":[{"type":"function"}]}`:                              "",
-		`{"tools":[{"type":"function"},{"type":"code_interpreter"}]}`:  "tools",
-		`{"tools":"nonsense"}`:                                         "",
-		`{"previous_response_id":"r","tools":[{"type":"web_search"}]}`: "previous_response_id",
-		`{"tools":null}`: "",
-		`{"tools":[{"type":"mcp","server_url":"http://tools.example/x"}]}`: "tools",
+		`{"input":"hi","tools":[{"type":"function"}]}`:                                  "",
+		`{"input":"hi","tools":[{"type":"function"},{"type":"code_interpreter"}]}`:      "tools",
+		`{"input":"hi","tools":"nonsense"}`:                                             "",
+		`{"previous_response_id":"r","tools":[{"type":"web_search"}]}`:                  "previous_response_id",
+		`{"input":"hi","tools":null}`:                                                   "",
+		`{"input":"hi","tools":[{"type":"mcp","server_url":"http://tools.example/x"}]}`: "tools",
 	} {
 		assert.Equal(t, member, uncarried.Member(c, session(t, connector.APIResponses, body).Request), body)
 	}

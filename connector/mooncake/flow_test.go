@@ -20,13 +20,14 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/mooncake"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 	"github.com/pdkit/pdkit/transport"
 )
 
-// rig is a flow in front of simulated engines.
+// rig is a flow in front of simulated engines. Among their settings is the flow's own dispatch.
 type rig struct {
 	t        *testing.T
 	p, d     *enginesim.Engine
@@ -37,19 +38,22 @@ type rig struct {
 	outcomes []pdflow.Outcome
 }
 
-func newRig(t *testing.T, extra map[string]string) *rig {
+func newRig(t *testing.T, extra map[string]string, change ...func(p, d *enginesim.Config)) *rig {
 	t.Helper()
 	x := &rig{t: t}
 	var err error
-	x.p, x.d, err = enginesim.Pair(enginesim.Config{Connector: "mooncake", Extra: extra},
-		enginesim.Config{Connector: "mooncake", Extra: extra})
+	p, d := enginesim.Config{Connector: "mooncake", Extra: extra}, enginesim.Config{Connector: "mooncake", Extra: extra}
+	for _, c := range change {
+		c(&p, &d)
+	}
+	x.p, x.d, err = enginesim.Pair(p, d)
 	require.NoError(t, err)
 	x.alone, err = enginesim.Start(enginesim.Config{})
 	require.NoError(t, err)
 	x.prefill = endpoint(t, x.p.URL(), "bootstrapURL", x.p.Bootstrap())
 	tr := transport.New(nil)
-	x.flow, err = pdflow.New(newConnector(t, nil), x, pdflow.WithTransport(tr),
-		pdflow.WithRetry(config.Retry{MaxAttempts: 2}))
+	x.flow, err = pdflow.New(newConnector(t, &mooncake.Options{Dispatch: extra["dispatch"]}), x,
+		pdflow.WithTransport(tr), pdflow.WithRetry(config.Retry{MaxAttempts: 2}))
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)

@@ -26,9 +26,11 @@
 package mooncake
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"strconv"
+	"time"
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
@@ -70,13 +72,13 @@ func New(o *Options) (*Connector, error) {
 }
 
 // Traits declares the protocol. Neither leg needs the other's response. P may also run first; its blocks then wait for
-// VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT. A transfer is single use: P forgets it after the first read. Two decodes of one
+// VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT, which is the lease. A D that asks later waits as an orphan does. A transfer is single use: P forgets it after the first read. Two decodes of one
 // prompt did work when D asked for both in one message. When it asks in two, the second waits as an orphan does
 // (mooncake_connector.py, send_kv_to_decode).
 //
 // A decode leg whose prefill offers nothing is an orphan: it occupies one sender's task of P, and another one when it
 // is given up, until P stops waiting. With num_workers 2 one such leg stopped every later pair of the two engines; with
-// the default of 10 it did not.
+// the default of 10 it did not. So P's leg has to finish once it is sent: then P has what its tasks wait for.
 //
 // The rules follow mooncake_connector.py of vLLM 0.32.0. One tensor-parallel size must divide the other, also with MLA
 // (_get_tp_ratio, handshake_target_ranks). P matches its blocks with D's by count, so another block size is an error
@@ -84,14 +86,19 @@ func New(o *Options) (*Connector, error) {
 // (_validate_asymmetric_region_lengths). The pipeline-parallel sizes may differ.
 func (c *Connector) Traits() connector.Traits {
 	t := connector.Traits{
-		Name:         Name,
-		Order:        connector.Together,
-		OtherOrders:  []connector.Order{connector.PrefillThenDecode},
-		Members:      []string{connector.ParamsMember},
-		EndsByLength: true,
-		Orphans:      true,
+		Name:            Name,
+		Order:           connector.Together,
+		OtherOrders:     []connector.Order{connector.PrefillThenDecode},
+		Members:         []string{connector.ParamsMember},
+		Lease:           cmp.Or(time.Duration(c.opts.AbortTimeout), DefaultAbortTimeout),
+		EndsByLength:    true,
+		Orphans:         true,
+		PrefillFinishes: true,
 		PairRules: []connector.PairRule{attr.Multiple(attr.TPSize), attr.Same(attr.BlockSize),
 			attr.Same(attr.KVCacheDtype)},
+	}
+	if c.opts.Dispatch == dispatchSerial {
+		t.Order, t.OtherOrders[0] = t.OtherOrders[0], t.Order
 	}
 	if c.opts.BootstrapServerAddress != "" { // then the bootstrap server is not P's own
 		t.Attributes = []connector.Attribute{

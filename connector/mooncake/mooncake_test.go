@@ -390,6 +390,14 @@ func TestAbilities(t *testing.T) {
 	assert.Equal(t, connector.Together, c.Traits().Order)
 	assert.Equal(t, []connector.Order{connector.PrefillThenDecode}, c.Traits().OtherOrders)
 	assert.True(t, c.Traits().Orphans)
+	assert.True(t, c.Traits().PrefillFinishes)
+	assert.Equal(t, 480*time.Second, c.Traits().Lease)
+	serial := newConnector(t, &mooncake.Options{Dispatch: "serial", AbortTimeout: config.Duration(time.Minute)}).Traits()
+	assert.Equal(t, connector.PrefillThenDecode, serial.Order)
+	assert.Equal(t, []connector.Order{connector.Together}, serial.OtherOrders)
+	assert.Equal(t, time.Minute, serial.Lease)
+	_, err = mooncake.New(&mooncake.Options{Dispatch: "both"})
+	require.ErrorContains(t, err, "dispatch")
 	named, err := connector.Open(
 		config.Spec{Type: "MooncakeConnector",
 			Config: json.RawMessage(`{"num_workers":10,"mooncake_protocol":"rdma"}`)},

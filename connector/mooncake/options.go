@@ -15,9 +15,12 @@ import (
 const (
 	DefaultBootstrapPort = 8998 // vLLM's VLLM_MOONCAKE_BOOTSTRAP_PORT
 	DefaultEngineTTL     = 30 * time.Second
+	DefaultAbortTimeout  = 480 * time.Second // vLLM's VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT
 )
 
-// Options are the connector's settings. The first two are pdkit's own. The others are the engines', under the engines'
+const dispatchTogether, dispatchSerial = "together", "serial"
+
+// Options are the connector's settings. The first three are pdkit's own. The others are the engines', under the engines'
 // names; they are only rendered.
 type Options struct {
 	// BootstrapPort is where P's bootstrap server listens, for engines without the attribute bootstrapPort or
@@ -26,6 +29,9 @@ type Options struct {
 	// EngineTTL is how long a bootstrap server's response is used. Keep it shorter than the time that an engine takes
 	// to start: D hangs on the id of an engine that it once knew and that is gone.
 	EngineTTL *config.Duration `json:"engineTTL"`
+	// Dispatch is together (default), or serial: P, then D. Serial takes longer by D's queue, and D asks P only for what
+	// P has, so that no failed request holds a task of P.
+	Dispatch string `json:"dispatch"`
 	// AbortTimeout becomes VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT: how long P keeps blocks that nobody has read, and how
 	// long P waits for a prompt that D asks for. It must be longer than the longest prefill. Whole seconds.
 	AbortTimeout config.Duration `json:"abortTimeout"`
@@ -48,6 +54,9 @@ func (o *Options) check() error {
 	}
 	if o.EngineTTL != nil && *o.EngineTTL < 0 {
 		fault("engineTTL", "is negative", `a duration like "30s"; 0 asks anew for each request`)
+	}
+	if o.Dispatch != "" && o.Dispatch != dispatchTogether && o.Dispatch != dispatchSerial {
+		fault("dispatch", "is not a known value", "together or serial")
 	}
 	if o.AbortTimeout < 0 || time.Duration(o.AbortTimeout)%time.Second != 0 {
 		fault("abortTimeout", "is not a number of whole seconds", `a duration like "60s"`)

@@ -154,16 +154,17 @@ func New(o *Options) (*Connector, error) {
 func (c *Connector) Traits() connector.Traits {
 	own := c.mode()
 	t := connector.Traits{
-		Name:         Name,
-		Order:        connector.Together,
-		OtherOrders:  []connector.Order{connector.PrefillThenDecode},
-		Members:      []string{connector.ParamsMember},
-		Handoff:      connector.Handoff{Member: connector.ParamsMember},
-		Lease:        cmp.Or(c.deferred, DefaultDeferTimeout), // so that the zero Connector has a lease, too
-		EndsByLength: true,
-		OwnRequestID: true,
-		PairOnly:     !c.alone,
-		Orphans:      true,
+		Name:            Name,
+		Order:           connector.Together,
+		OtherOrders:     []connector.Order{connector.PrefillThenDecode},
+		Members:         []string{connector.ParamsMember},
+		Handoff:         connector.Handoff{Member: connector.ParamsMember},
+		Lease:           cmp.Or(c.deferred, DefaultDeferTimeout), // so that the zero Connector has a lease, too
+		EndsByLength:    true,
+		OwnRequestID:    true,
+		PairOnly:        !c.alone,
+		Orphans:         true,
+		PrefillFinishes: true,
 		PairRules: []connector.PairRule{attr.Multiple(attr.TPSize),
 			{Attribute: attrMode, Compatible: func(p, d string) bool { return p == own && d == own }}},
 	}

@@ -36,6 +36,7 @@ func merge(children []child, order connector.Order) connector.Traits {
 		t.PairOnly = t.PairOnly || c.PairOnly
 		t.PrefillPairOnly = t.PrefillPairOnly || c.PrefillPairOnly
 		t.Orphans = t.Orphans || c.Orphans
+		t.PrefillFinishes = t.PrefillFinishes || c.PrefillFinishes
 		t.Attributes = append(t.Attributes, c.Attributes...)
 	}
 	return t

@@ -25,13 +25,17 @@ type cooldowns struct {
 	m  map[cooldownKey]cooldown
 }
 
-// cooldownKey names an engine, or a pair if decode is not "".
+// cooldownKey names an engine, or a pair if decode is not "". With anyDecode it holds what is suspected of a prefill
+// engine.
 type cooldownKey struct{ engine, decode string }
+
+const anyDecode = "*"
 
 type cooldown struct {
 	until  time.Time     // in the past if the cooldown has ended, or has not begun because one body drew all faults
 	length time.Duration // of the last cooldown, 0 before the first
 	body   uint64        // hash of the body that drew all faults since the last cooldown; 0: none did
+	decode string        // of a suspicion: the decode engine at which the last body timed out
 }
 
 // seed keeps clients from finding two bodies with the same hash.
@@ -69,8 +73,8 @@ func (c *cooldowns) active(key cooldownKey) bool {
 func (c *cooldowns) done(o *pdflow.Outcome) {
 	if o.Err == nil {
 		if c.n.Load() > 0 {
-			c.forget(cooldownKey{engine: o.Prefill.Endpoint}, cooldownKey{engine: o.Decode.Endpoint},
-				cooldownKey{o.Prefill.Endpoint, o.Decode.Endpoint})
+			p, d := o.Prefill.Endpoint, o.Decode.Endpoint
+			c.forget(cooldownKey{engine: p}, cooldownKey{engine: d}, cooldownKey{p, d}, cooldownKey{p, anyDecode})
 		}
 		return
 	}
@@ -78,9 +82,35 @@ func (c *cooldowns) done(o *pdflow.Outcome) {
 	if o.Orphan && o.Session != nil {
 		c.start(cooldownKey{o.Session.Prefill.ID, o.Session.Decode.ID}, body)
 	}
-	if o.Err.EngineFault() && o.Err.Endpoint != "" {
+	if o.Err.EngineFault() && o.Err.Endpoint != "" && !c.prefillsFault(o, body) {
 		c.start(cooldownKey{engine: o.Err.Endpoint}, body)
 	}
+}
+
+// prefillsFault reports whether decode's timeout is the prefill engine's fault. A D that gets no KV waits without a
+// sign, so the fault of a P that sends none shows on all of its Ds (docs/protocols/mooncake.md §4). If two different Ds
+// have timed out with one P, on two different bodies and without a good response between, P's cooldown starts, and D's
+// does not.
+func (c *cooldowns) prefillsFault(o *pdflow.Outcome, body uint64) bool {
+	if o.Err.Code != pdflow.CodeTimeout || o.Err.Leg != pdflow.LegDecode || body == 0 || o.Session.Prefill.ID == "" {
+		return false
+	}
+	key := cooldownKey{o.Session.Prefill.ID, anyDecode}
+	c.mu.Lock()
+	now := time.Now()
+	c.sweep(now)
+	last := c.m[key]
+	if c.m == nil {
+		c.m = map[cooldownKey]cooldown{}
+	}
+	c.m[key] = cooldown{until: now, body: body, decode: o.Err.Endpoint}
+	c.n.Store(int64(len(c.m)))
+	c.mu.Unlock()
+	if last.body == 0 || last.body == body || last.decode == o.Err.Endpoint {
+		return false
+	}
+	c.start(cooldownKey{engine: key.engine}, 0)
+	return true
 }
 
 // drawnBy returns the hash of the body that may have drawn an engine's fault. It returns 0 if no body can have drawn

@@ -99,12 +99,14 @@ func (r *registry) follow(snap *discovery.Snapshot) {
 	}
 }
 
-// ticket holds the load of one attempt: until Done, and for the prefill leg until PrefillDone if that comes first.
+// ticket holds the load of one attempt: until Done, and for the prefill leg until PrefillDone if that comes first, or
+// if the leg runs on.
 type ticket struct {
 	p     *picker
 	slots [2]*slot
 	cost  [2]int64
 	open  [2]atomic.Bool
+	legs  atomic.Int32          // that hold load
 	ended func()                // made once per ticket, like done, so that a pick allocates nothing
 	done  func(*pdflow.Outcome) //
 }
@@ -124,23 +126,33 @@ func (p *picker) ticket(q *query, prefill, decode *target) *ticket {
 		}
 		t.open[i].Store(true)
 	}
+	t.legs.Store(int32(len(t.open)))
 	return t
 }
 
-func (t *ticket) endPrefill() {
-	if t.open[prefillLeg].CompareAndSwap(true, false) && t.slots[prefillLeg] != nil {
-		t.slots[prefillLeg].add(-t.cost[prefillLeg])
+func (t *ticket) endPrefill() { t.endLeg(prefillLeg) }
+
+// endLeg removes a leg's load, and reports whether it was there.
+func (t *ticket) endLeg(leg leg) bool {
+	if !t.open[leg].CompareAndSwap(true, false) {
+		return false
 	}
+	if t.slots[leg] != nil {
+		t.slots[leg].add(-t.cost[leg])
+	}
+	if t.legs.Add(-1) == 0 {
+		t.p.tickets.Put(t)
+	}
+	return true
 }
 
-// end removes the attempt's load. Later calls do nothing.
+// end removes the attempt's load, but for that of a prefill leg that runs on. Later calls do nothing.
 func (t *ticket) end(o *pdflow.Outcome) {
-	t.endPrefill()
-	if !t.open[decodeLeg].CompareAndSwap(true, false) {
-		return
-	}
-	t.slots[decodeLeg].add(-t.cost[decodeLeg])
 	p := t.p
-	p.tickets.Put(t)
-	p.cooldowns.done(o)
+	if !o.PrefillRuns {
+		t.endPrefill()
+	}
+	if t.endLeg(decodeLeg) {
+		p.cooldowns.done(o)
+	}
 }

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mooncake_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+)
+
+// slowPrefill makes each prompt of completion take P a moment.
+func slowPrefill(p, _ *enginesim.Config) { p.PrefillRate = 1000 }
+
+// leave sends requests whose clients leave while P computes, and returns when the flow has answered all of them.
+func (x *rig) leave(clients int) {
+	x.t.Helper()
+	ctx, leave := context.WithCancel(x.t.Context())
+	before := x.d.Stats().Requests
+	var wg sync.WaitGroup
+	for n := range clients {
+		wg.Go(func() {
+			_, err := x.flow.Do(ctx, &pdflow.Request{API: connector.APICompletions, Body: []byte(completion(100 + n))})
+			assert.ErrorIs(x.t, err, pdflow.CodeClientGone)
+		})
+	}
+	require.Eventually(x.t, func() bool {
+		return x.d.Stats().Requests == before+int64(clients) && x.p.Stats().Running == clients
+	}, 5*time.Second, time.Millisecond)
+	time.Sleep(20 * time.Millisecond) // D asks P for its blocks
+	begun := time.Now()
+	leave()
+	wg.Wait()
+	assert.Less(x.t, time.Since(begun), 100*time.Millisecond, "the flow waited for P")
+}
+
+// Clients that leave while P computes stop no pair: D is cancelled at once, and P's leg runs to its end, by which P's
+// tasks are freed that wait for D's sake. When they were cancelled, too, five such clients held P's four tasks (two of
+// num_workers 2 for each request) until P's time limit of 480 s, and every later request of the pair hung.
+func TestClientsThatLeaveDoNotStopThePrefillEngine(t *testing.T) {
+	x := newRig(t, map[string]string{"num_workers": "2"}, slowPrefill)
+	x.leave(5)
+	ctx, stop := context.WithTimeout(t.Context(), 5*time.Second)
+	defer stop()
+	require.NoError(t, x.d.WaitIdle(ctx))
+	assert.EqualValues(t, 5, x.p.Stats().Running, "P's legs run on")
+	for _, o := range x.ended() {
+		assert.True(t, o.PrefillRuns)
+		assert.False(t, o.Orphan)
+		assert.Equal(t, x.prefill.ID, o.Prefill.Endpoint)
+	}
+	done := make(chan struct{})
+	go func() { defer close(done); x.right(1) }()
+	select {
+	case <-done:
+	case <-time.After(5 * time.Second):
+		t.Fatal("clients that left hold P's tasks")
+	}
+	require.NoError(t, x.p.WaitIdle(ctx))
+	assert.EqualValues(t, 6, x.p.Stats().Finished)
+	require.Eventually(t, func() bool { return x.p.Stats().PinnedBlocks == 0 }, 5*time.Second, time.Millisecond)
+	assert.NoError(t, x.p.CheckKV())
+	assert.NoError(t, x.d.CheckKV())
+}
+
+// A body that one of the engines refuses may hold a task of P, too. So what both would refuse is refused before P is
+// asked.
+func TestBodiesThatBothEnginesRefuseAreNotSent(t *testing.T) {
+	x := newRig(t, map[string]string{"num_workers": "2"})
+	for _, bad := range []struct {
+		api  connector.API
+		body string
+	}{
+		{connector.APICompletions, `{"prompt":""}`}, {connector.APICompletions, `{"prompt":[]}`},
+		{connector.APICompletions, `{"prompt":[""]}`}, {connector.APICompletions, `{"prompt":[[]]}`},
+		{connector.APICompletions, `{"prompt":null}`}, {connector.APICompletions, `{"max_tokens":4}`},
+		{connector.APIChat, `{"max_tokens":4}`}, {connector.APIChat, `{"messages":[]}`},
+		{connector.APIResponses, `{"model":"tiny"}`}, {connector.APIResponses, `{"input":null}`},
+		{connector.APIMessages, `{"max_tokens":4}`}, {connector.APIMessages, `{"messages":[],"max_tokens":4}`},
+		{connector.APIGenerate, `{"token_ids":[]}`}, {connector.APIGenerate, `{"sampling_params":{}}`},
+	} {
+		_, err := x.do(bad.api, bad.body)
+		assert.ErrorIs(t, err, pdflow.CodeInvalid, "%v %s", bad.api, bad.body)
+	}
+	assert.Zero(t, x.p.Stats().Requests+x.d.Stats().Requests)
+	assert.Empty(t, x.ended())
+	x.right(1)
+}
+
+// An attempt whose legs both engines refuse leaves a task of P behind, which waits for the prefill that D's refusal is
+// about: it counts as an orphan, so that the pair gets a cooldown.
+func TestARequestThatBothEnginesRefuseCounts(t *testing.T) {
+	x := newRig(t, nil)
+	long := fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":4}`, strings.Repeat("too long ", 20000))
+	_, err := x.do(connector.APICompletions, long)
+	require.Error(t, err)
+	require.Len(t, x.ended(), 1)
+	o := x.ended()[0]
+	if o.Decode.Status != 0 { // else D's leg was cancelled before it answered, which may leave an orphan, too
+		assert.True(t, o.Orphan)
+	}
+}
+
+// With dispatch serial D asks P for what P has, so nothing of P waits for a prefill that does not come: neither when
+// clients leave, in which case P's leg is cancelled, nor when P refuses a body.
+func TestSerialDispatchHoldsNothing(t *testing.T) {
+	x := newRig(t, map[string]string{"num_workers": "1", "dispatch": "serial"}, slowPrefill)
+	ctx, leave := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for n := range 5 {
+		wg.Go(func() {
+			_, err := x.flow.Do(ctx, &pdflow.Request{API: connector.APICompletions, Body: []byte(completion(100 + n))})
+			assert.ErrorIs(t, err, pdflow.CodeClientGone)
+		})
+	}
+	require.Eventually(t, func() bool { return x.p.Stats().Running == 5 }, 5*time.Second, time.Millisecond)
+	leave()
+	wg.Wait()
+	long := fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":4}`, strings.Repeat("too long ", 20000))
+	for range 10 {
+		_, err := x.do(connector.APICompletions, long)
+		require.ErrorIs(t, err, pdflow.CodePrefillRejected)
+	}
+	require.Eventually(t, func() bool { return x.p.Stats().Running == 0 }, time.Second, time.Millisecond,
+		"P was not cancelled")
+	assert.Zero(t, x.d.Stats().Requests)
+	assert.Zero(t, x.p.Stats().PinnedBlocks)
+	for n := range 3 {
+		x.right(n)
+	}
+	for _, o := range x.ended() {
+		assert.False(t, o.Orphan || o.PrefillRuns)
+	}
+	require.Eventually(t, func() bool { return x.p.Stats().PinnedBlocks == 0 }, 5*time.Second, time.Millisecond)
+	assert.NoError(t, x.p.CheckKV())
+	assert.NoError(t, x.d.CheckKV())
+}

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/pdkit/pdkit/transport"
+)
+
+// maxRunningOn is how many prefill legs of requests that are over a flow lets run on at one engine. More would be free
+// prefill for clients that leave. They are not cancelled: the engine gets no new pair until one has ended.
+const maxRunningOn = 32
+
+// ownLeg is a prefill leg that may run on after its attempt (connector.Traits.PrefillFinishes). It has a context of its
+// own. Until it is sent it ends with the attempt; from then on only its own time and a shutdown end it.
+type ownLeg struct {
+	a      *attempt
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	out    LegOutcome
+	done   chan struct{} // closed when the leg has ended
+
+	mu      sync.Mutex
+	sent    bool // P has got the leg, or may have
+	over    bool // its response is read, or its error known
+	runsOn  bool // the attempt is over, and the leg is not
+	timer   *time.Timer
+	started time.Time
+}
+
+func newOwnLeg(a *attempt) *ownLeg {
+	l := &ownLeg{a: a, out: LegOutcome{Leg: LegPrefill}, done: make(chan struct{}), started: time.Now()}
+	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(a.ctx))
+	context.AfterFunc(a.ctx, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if cause := context.Cause(a.ctx); !l.sent || errors.Is(cause, errCut) {
+			l.cancel(cause)
+		}
+	})
+	return l
+}
+
+// send notes whether the leg goes out now or waits. The error says that the attempt is over. l may be nil.
+func (l *ownLeg) send(now bool) error {
+	if l == nil {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.sent = now && l.a.ctx.Err() == nil
+	return context.Cause(l.a.ctx)
+}
+
+// holdPrefill returns the context of P's leg, which goes out when D's does, and not after the attempt.
+func (a *attempt) holdPrefill(ctx context.Context) context.Context {
+	if a.own == nil && a.rendezvous == nil {
+		return ctx
+	}
+	return transport.BeforeSend(ctx, func(connected bool) error {
+		// a round tripper that has read the body, and so looked as if it had sent the leg, may yet have to connect
+		if err := a.own.send(false); err != nil {
+			return err
+		}
+		if err := a.rendezvous.wait(ctx, prefillSide, connected); err != nil {
+			return err
+		}
+		return a.own.send(true)
+	})
+}
+
+// prefillsWord waits for P's leg, which decode is waiting for, or which says better than decode's error e what failed.
+// A leg that may run on is not waited for when the attempt is over; but P's failure often shows on D a moment earlier.
+func (a *attempt) prefillsWord(prefilled <-chan prefillEnd, e *Error) prefillEnd {
+	if a.own == nil {
+		return <-prefilled
+	}
+	if e != nil && (e.Code == CodeDecodeFailed || e.Code == CodeDecodeRejected) {
+		timer := time.NewTimer(prefillGrace)
+		defer timer.Stop()
+		select {
+		case p := <-prefilled:
+			return p
+		case <-timer.C:
+			return prefillEnd{}
+		}
+	}
+	select {
+	case p := <-prefilled:
+		return p
+	case <-a.ctx.Done():
+	}
+	late := a.f.ended(a.ctx, LegPrefill, "response")
+	if late.Code == CodeTimeout {
+		late.Endpoint = a.s.Prefill.ID
+		return prefillEnd{e: late}
+	}
+	if e == nil {
+		return prefillEnd{e: late}
+	}
+	return prefillEnd{}
+}
+
+// left notes that the leg's end is known, and reports whether its attempt is over. Then the leg must not touch the
+// attempt's outcome any more. l may be nil.
+func (l *ownLeg) left() bool {
+	if l == nil {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.over = true
+	return l.runsOn
+}
+
+// leavePrefill waits for P's leg, or lets it run on if it was sent.
+func (a *attempt) leavePrefill() {
+	l := a.own
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	if l.runsOn = l.sent && !l.over && l.ctx.Err() == nil; !l.runsOn {
+		l.mu.Unlock()
+		<-l.done
+		a.out.Prefill = l.out
+		return
+	}
+	defer l.mu.Unlock()
+	a.out.Prefill.Endpoint, a.out.PrefillRuns = a.s.Prefill.ID, true
+	a.f.runningOn.add(l)
+	if limit := a.f.limits.Prefill; limit > 0 {
+		left := limit - time.Since(l.started)
+		if left <= 0 { // the limit is what ended the attempt: P is slow, and cancelling it would free nothing
+			left = limit
+		}
+		l.timer = time.AfterFunc(left, func() { l.cancel(errPhaseTimeout) })
+	}
+}
+
+// ended is the end of the leg's goroutine.
+func (l *ownLeg) ended() {
+	l.mu.Lock()
+	l.over = true
+	if l.timer != nil {
+		l.timer.Stop()
+	}
+	runsOn := l.runsOn
+	l.mu.Unlock()
+	l.cancel(errOver)
+	close(l.done)
+	if !runsOn {
+		return
+	}
+	f, e := l.a.f, l.out.Err
+	f.tel.ranOn.Add(l.a.x.client, 1, f.tel.set(labels{code: codeLabel(e)}))
+	if e != nil && f.traits.Orphans && l.a.sent {
+		f.tel.orphaned(l.a)
+	}
+	f.runningOn.remove(l)
+}
+
+// runningOn are a flow's prefill legs that run on.
+type runningOn struct {
+	most int // at one engine
+
+	mu     sync.Mutex
+	legs   map[*ownLeg]struct{}
+	at     map[string]int // by engine
+	cut    bool
+	noMore chan struct{} // made by wait, closed when the last leg ends
+}
+
+func (r *runningOn) add(l *ownLeg) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.legs == nil {
+		r.legs, r.at = map[*ownLeg]struct{}{}, map[string]int{}
+	}
+	r.legs[l] = struct{}{}
+	r.at[l.a.s.Prefill.ID]++
+	if r.cut {
+		l.cancel(errCut)
+	}
+}
+
+func (r *runningOn) remove(l *ownLeg) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.legs, l)
+	if id := l.a.s.Prefill.ID; r.at[id] > 1 {
+		r.at[id]--
+	} else {
+		delete(r.at, id)
+	}
+	if len(r.legs) == 0 && r.noMore != nil {
+		close(r.noMore)
+		r.noMore = nil
+	}
+}
+
+func (r *runningOn) count() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.legs)
+}
+
+// full returns the engines at which as many legs run on as may.
+func (r *runningOn) full() (ids []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.legs) < r.most {
+		return nil
+	}
+	for id, n := range r.at {
+		if n >= r.most {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// drain waits for the legs until ctx ends, then cancels them and waits for their end.
+func (r *runningOn) drain(ctx context.Context) error {
+	idle := r.idle(false)
+	select {
+	case <-idle:
+		return nil
+	case <-ctx.Done():
+	}
+	idle = r.idle(true)
+	timer := time.NewTimer(cutting)
+	defer timer.Stop()
+	select {
+	case <-idle:
+	case <-timer.C:
+	}
+	return ctx.Err()
+}
+
+// idle returns a channel that is closed once no leg runs on. With cut it cancels those that do.
+func (r *runningOn) idle(cut bool) <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.cut = r.cut || cut
+	for l := range r.legs {
+		if r.cut {
+			l.cancel(errCut)
+		}
+	}
+	ch := r.noMore
+	if ch == nil {
+		ch = make(chan struct{})
+	}
+	if len(r.legs) == 0 {
+		close(ch)
+		r.noMore = nil
+		return ch
+	}
+	r.noMore = ch
+	return ch
+}
+
+// overloaded refuses a pair whose prefill engine has to finish too many legs of requests that are over.
+func (a *attempt) overloaded() *Error {
+	if !a.f.traits.PrefillFinishes || !slices.Contains(a.f.runningOn.full(), a.s.Prefill.ID) {
+		return nil
+	}
+	return &Error{Code: CodeOverloaded, Leg: LegPrefill, Phase: "pick", Connector: a.f.name, Endpoint: a.s.Prefill.ID,
+		Message: "the prefill engines still compute prompts of clients that have left", RetryAfter: time.Second}
+}

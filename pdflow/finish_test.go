@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow_test
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+// runsOn is a connector whose prefill legs finish once they are sent.
+type runsOn struct{ fake }
+
+func (f *runsOn) Traits() connector.Traits {
+	t := f.fake.Traits()
+	t.PrefillFinishes, t.Orphans = true, true
+	return t
+}
+
+// busy is a prefill engine that answers when it is told to.
+type busy struct {
+	computes, answer chan struct{}
+	ended            chan string // how each leg ended
+}
+
+func newBusy(t *testing.T) *busy {
+	b := &busy{computes: make(chan struct{}, 99), answer: make(chan struct{}), ended: make(chan string, 99)}
+	t.Cleanup(func() {
+		select {
+		case <-b.answer:
+		default:
+			close(b.answer)
+		}
+	})
+	return b
+}
+
+func (b *busy) serve(x *scripted, w http.ResponseWriter, r *http.Request, body string) {
+	b.computes <- struct{}{}
+	select {
+	case <-b.answer:
+		b.ended <- "answered"
+		answer(ok)(x, w, r, body)
+	case <-r.Context().Done():
+		b.ended <- "cancelled"
+	}
+}
+
+// finishes is a flow in front of a busy P.
+type finishes struct {
+	*scripted
+	p      *busy
+	picker *told
+}
+
+func newFinishes(t *testing.T, d handler, opts ...pdflow.Option) *finishes {
+	t.Helper()
+	x := &finishes{p: newBusy(t), picker: &told{}}
+	p, computes := x.p.serve, make(chan struct{})
+	x.scripted = script(t, &runsOn{fake{order: connector.Together}}, func(s *scripted, w http.ResponseWriter,
+		r *http.Request, body string) {
+		select {
+		case <-computes:
+		default:
+			close(computes)
+		}
+		p(s, w, r, body)
+	}, func(s *scripted, w http.ResponseWriter, r *http.Request, body string) {
+		<-computes
+		d(s, w, r, body)
+	}, opts...)
+	x.picker.pick = x.pair
+	return x
+}
+
+// use makes the flow's picker the one that is told of legs.
+func (x *finishes) use(t *testing.T, opts ...pdflow.Option) {
+	t.Helper()
+	flow, err := pdflow.New(&runsOn{fake{order: connector.Together}}, x.picker,
+		append([]pdflow.Option{pdflow.WithRetry(config.Retry{MaxAttempts: 1}),
+			pdflow.WithObserver(pdflow.Observer{SessionEnd: x.seen.SessionEnd})}, opts...)...)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
+		defer stop()
+		require.NoError(t, flow.Shutdown(ctx))
+	})
+	x.flow, x.url = flow, serve(t, flow)
+}
+
+func (p *told) calls() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return strings.Join(p.of, " ")
+}
+
+// doers are the ways to run a request whose client may leave.
+var doers = map[string]func(ctx context.Context, t *testing.T, f *pdflow.Flow, body string) error{
+	"Do": func(ctx context.Context, t *testing.T, f *pdflow.Flow, body string) error {
+		resp, err := f.Do(ctx, &pdflow.Request{API: connector.APICompletions, Body: []byte(body)})
+		if err == nil {
+			_ = resp.Body.Close()
+		}
+		return err
+	},
+	"steps, sent by the flow": func(ctx context.Context, t *testing.T, f *pdflow.Flow, body string) error {
+		return driven(ctx, t, f, body, func(step *pdflow.Step) { step.Send(client.Transport) })
+	},
+	"steps, sent by the host": func(ctx context.Context, t *testing.T, f *pdflow.Flow, body string) error {
+		return driven(ctx, t, f, body, func(step *pdflow.Step) {
+			req, err := step.Request()
+			if err != nil {
+				step.Done(nil, err)
+				return
+			}
+			step.Done(client.Transport.RoundTrip(req))
+		})
+	},
+}
+
+func driven(ctx context.Context, t *testing.T, f *pdflow.Flow, body string, send func(*pdflow.Step)) error {
+	s, err := f.Begin(ctx, &pdflow.Request{API: connector.APICompletions, Body: []byte(body)})
+	require.NoError(t, err)
+	defer s.End(nil)
+	for {
+		step, _, err := s.Next(context.Background())
+		if step == nil {
+			return err
+		}
+		go send(step)
+	}
+}
+
+// When the attempt ends, D's leg ends at once, and P's runs on: the client has its response, the picker hears of the
+// attempt, and P's load stays until its leg ends.
+func TestASentPrefillRunsOn(t *testing.T) {
+	const limit = 300 * time.Millisecond
+	for name, c := range map[string]struct {
+		d    handler
+		end  func(leave func())
+		want pdflow.Code
+		leg  pdflow.LegKind
+	}{
+		"the client leaves": {d: gone, end: func(leave func()) { leave() }, want: pdflow.CodeClientGone},
+		"D fails":           {d: status(500), want: pdflow.CodeDecodeFailed, leg: pdflow.LegDecode},
+		"D refuses":         {d: status(400), want: pdflow.CodeDecodeRejected, leg: pdflow.LegDecode},
+		"P takes too long":  {d: gone, want: pdflow.CodeTimeout, leg: pdflow.LegPrefill},
+	} {
+		for by, do := range doers {
+			t.Run(name+", "+by, func(t *testing.T) {
+				x := newFinishes(t, c.d)
+				x.use(t, pdflow.WithTimeouts(config.Timeouts{Prefill: limit}))
+				ctx, leave := context.WithCancel(t.Context())
+				defer leave()
+				go func() {
+					<-x.p.computes
+					time.Sleep(10 * time.Millisecond)
+					if c.end != nil {
+						c.end(leave)
+					}
+				}()
+				begun := time.Now()
+				err := do(ctx, t, x.flow, completion("a", ""))
+				require.ErrorIs(t, err, c.want)
+				assert.Less(t, time.Since(begun), limit+200*time.Millisecond, "the client waited for P's end")
+				o := last(x.scripted)
+				assert.True(t, o.PrefillRuns)
+				assert.False(t, o.Orphan)
+				assert.Equal(t, pdflow.LegOutcome{Leg: pdflow.LegPrefill, Endpoint: x.pair.Prefill.ID}, o.Prefill)
+				if c.leg != "" {
+					assert.Equal(t, c.leg, o.Err.Leg)
+				}
+				if c.want == pdflow.CodeTimeout {
+					assert.Equal(t, x.pair.Prefill.ID, o.Err.Endpoint, "the timeout counts against P")
+				}
+				assert.Equal(t, "all", x.picker.calls())
+				assert.Empty(t, x.p.ended)
+				close(x.p.answer)
+				assert.Equal(t, "answered", <-x.p.ended)
+				require.Eventually(t, func() bool { return x.picker.calls() == "all prefill" }, 2*time.Second,
+					time.Millisecond, "P's load")
+			})
+		}
+	}
+}
+
+// A leaver's prefill is bounded by its own time.
+func TestAPrefillThatRunsOnHasItsTime(t *testing.T) {
+	x := newFinishes(t, gone)
+	x.use(t, pdflow.WithTimeouts(config.Timeouts{Prefill: 200 * time.Millisecond}))
+	ctx, leave := context.WithCancel(t.Context())
+	go func() { <-x.p.computes; leave() }()
+	begun := time.Now()
+	require.ErrorIs(t, doers["Do"](ctx, t, x.flow, completion("a", "")), pdflow.CodeClientGone)
+	assert.Equal(t, "cancelled", <-x.p.ended)
+	assert.InDelta(t, 200, time.Since(begun).Milliseconds(), 150)
+}
+
+// A leg that was not sent does not go out after its attempt.
+func TestAPrefillThatWasNotSentEndsWithItsAttempt(t *testing.T) {
+	x := newFinishes(t, gone)
+	for _, taken := range []bool{false, true} {
+		s := begin(t, x.flow, completion("a", ""), nil)
+		step, _, err := s.Next(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, pdflow.LegPrefill, step.Leg)
+		if taken {
+			go step.Send(client.Transport) // waits for D's leg, which nobody sends
+			time.Sleep(20 * time.Millisecond)
+		}
+		s.End(nil)
+		_, err = step.Request()
+		require.Error(t, err)
+	}
+	assert.Empty(t, x.all())
+	for _, o := range x.seen.list() {
+		assert.False(t, o.PrefillRuns)
+	}
+}
+
+// Shutdown waits for legs that run on, and cuts them when its time is over.
+func TestShutdownWaitsForPrefillsThatRunOn(t *testing.T) {
+	for _, cut := range []bool{false, true} {
+		x := newFinishes(t, gone)
+		ctx, leave := context.WithCancel(t.Context())
+		go func() { <-x.p.computes; leave() }()
+		require.ErrorIs(t, doers["Do"](ctx, t, x.flow, completion("a", "")), pdflow.CodeClientGone)
+		ctx, stop := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		if !cut {
+			ctx, stop = context.WithTimeout(t.Context(), 5*time.Second)
+			go func() {
+				time.Sleep(50 * time.Millisecond)
+				close(x.p.answer)
+			}()
+		}
+		begun := time.Now()
+		err := x.flow.Shutdown(ctx)
+		stop()
+		if cut {
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			assert.Equal(t, "cancelled", <-x.p.ended)
+			continue
+		}
+		require.NoError(t, err)
+		assert.Equal(t, "answered", <-x.p.ended)
+		assert.Greater(t, time.Since(begun), 40*time.Millisecond)
+	}
+}
+
+// An engine at which too many legs run on gets no further pair: another one does, or the request is refused.
+func TestPrefillsThatRunOnAreBounded(t *testing.T) {
+	x := newFinishes(t, gone)
+	pdflow.LetRunOn(x.flow, 2)
+	ctx, leave := context.WithCancel(t.Context())
+	errs := make(chan error)
+	for range 2 {
+		go func() { errs <- doers["Do"](ctx, t, x.flow, completion("a", "")) }()
+		<-x.p.computes
+	}
+	leave()
+	for range 2 {
+		require.ErrorIs(t, <-errs, pdflow.CodeClientGone)
+	}
+	before := strings.Count(x.all(), "P")
+	r := post(t, x.url, "/v1/completions", completion("a", ""))
+	require.Equal(t, 503, r.status, r.body)
+	_, code := r.fault(t)
+	assert.Equal(t, "overloaded", code)
+	assert.NotEmpty(t, r.header.Get("Retry-After"))
+	assert.Equal(t, before, strings.Count(x.all(), "P"), "the leg was sent")
+	assert.False(t, last(x.scripted).Err.EngineFault())
+	close(x.p.answer)
+	require.Eventually(t, func() bool {
+		ctx, leave := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer leave()
+		_ = doers["Do"](ctx, t, x.flow, completion("a", ""))
+		return strings.Count(x.all(), "P") > before
+	}, 5*time.Second, time.Millisecond, "the engine stays refused")
+}
+
+// While legs run on at one engine, another one serves.
+func TestAnotherEngineServesMeanwhile(t *testing.T) {
+	p, free := newBusy(t), atomic.Int64{}
+	serves := func(h handler) discovery.Endpoint {
+		x := &scripted{}
+		return endpoint(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			body, _ := io.ReadAll(r.Body)
+			h(x, w, r, string(body))
+		})), discovery.RolePrefill)
+	}
+	d := endpoint(t, serve(t, says(200, ok)), discovery.RoleDecode)
+	full := serves(p.serve)
+	other := serves(func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {
+		free.Add(1)
+		answer(ok)(x, w, r, b)
+	})
+	flow, _ := newFlow(t, &runsOn{fake{order: connector.Together}}, []discovery.Endpoint{full, other, d})
+	pdflow.LetRunOn(flow, 1)
+	ctx, leave := context.WithCancel(t.Context())
+	go func() { <-p.computes; leave() }()
+	for ctx.Err() == nil { // until a request met the busy engine, and left
+		resp, err := flow.Do(ctx, &pdflow.Request{API: connector.APICompletions, Body: []byte(completion("a", ""))})
+		if err == nil {
+			_ = resp.Body.Close()
+		}
+	}
+	before := free.Load()
+	for range 6 {
+		resp, err := flow.Do(t.Context(), &pdflow.Request{API: connector.APICompletions,
+			Body: []byte(completion("a", ""))})
+		require.NoError(t, err)
+		_ = resp.Body.Close()
+	}
+	assert.Equal(t, before+6, free.Load())
+	close(p.answer)
+}
