@@ -74,6 +74,7 @@ type Error struct {
 	caller bool          // the caller's own deadline: no fault of an engine
 	mode   Mode          // how the request was served when it failed
 	engine *engineError  // the engine's own error, to be passed on
+	wait   time.Duration // for which the engine wants to be left alone: its Retry-After
 }
 
 // engineError is what passes of an engine's response with an error status.
@@ -182,8 +183,8 @@ func (e *Error) EngineFault() bool {
 	return false
 }
 
-// retryable reports whether another pair, with a new prefill, may serve the request. A timeout is final. A
-// connection that could not be made in time is no timeout, but a failed leg.
+// retryable reports whether another pair, with a new prefill, may serve the request. Of timeouts attempt.retryReason
+// decides. A connection that could not be made in time is no timeout, but a failed leg.
 func (e *Error) retryable() bool {
 	switch e.Code {
 	case CodePrefillFailed, CodeTransferMissing, CodeHandoffExpired, CodeDecodeFailed:

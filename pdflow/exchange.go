@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net/http"
 	"slices"
 	"sync/atomic"
@@ -36,6 +35,11 @@ type exchange struct {
 	inner  *exchange // that this one fell back to, and that fell back itself
 	avoid  []string
 	span   trace.Span // nil without tracing
+
+	again       bool                 // the last attempt is to be retried
+	holdsBudget bool                 // of the flow's budget
+	timedOut    *Error               // of the last prefill that ran out of time and was to be retried elsewhere
+	busyUntil   map[string]time.Time // engines that asked to be left alone, by ID
 
 	phase   atomic.Uint32
 	current atomic.Pointer[attempt]
@@ -118,10 +122,9 @@ func (x *exchange) try(mode Mode) (*Body, *Error) {
 			return body, nil
 		}
 		last = moreTelling(last, e)
-		if !x.mayRetry(n, e) {
+		if !x.again {
 			break
 		}
-		x.f.tel.retried(x, last)
 		if e := x.backoff(n); e != nil {
 			return nil, e
 		}
@@ -130,13 +133,6 @@ func (x *exchange) try(mode Mode) (*Body, *Error) {
 		return nil, last
 	}
 	return x.fallback(last)
-}
-
-// mayRetry reports whether to retry after attempt n has failed with e.
-func (x *exchange) mayRetry(n int, e *Error) bool {
-	// D can do without at once
-	missing := e.Code == CodeTransferMissing && x.f.opts.fallback == config.FallbackDecode
-	return e.retryable() && n < x.f.retry.MaxAttempts && x.given == nil && !missing
 }
 
 // thenDecodesAlone reports whether a failed attempt is followed by one at a decode engine alone.
@@ -206,28 +202,14 @@ func (x *exchange) check() (member string, e *Error) {
 	return member, nil
 }
 
-// backoff waits between attempts: doubled per attempt, half of it random, so that clients of one failed engine do not
-// return together.
-func (x *exchange) backoff(n int) *Error {
-	d := min(x.f.retry.BackoffBase<<min(n-1, 20), x.f.retry.BackoffMax)
-	if d <= 0 {
-		return nil
-	}
-	x.phase.Store(phaseBackoff)
-	timer := time.NewTimer(d/2 + rand.N(d/2+1)) //nolint:gosec // jitter, guards nothing
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-x.ctx.Done():
-		return x.f.ended(x.ctx, "", "backoff")
-	}
-}
-
 // attempt picks engines and runs the legs once. On success the body owns the attempt and ends it.
 func (x *exchange) attempt(n int, mode Mode) (*Body, *Error) {
 	x.phase.Store(phasePick)
+	x.again = false
 	pick, e := x.pick(n, mode)
+	if e == nil {
+		e = x.admit(&pick)
+	}
 	if e != nil {
 		return nil, e
 	}
@@ -239,10 +221,14 @@ func (x *exchange) attempt(n int, mode Mode) (*Body, *Error) {
 	}
 	a := newAttempt(x, n, mode, pick)
 	body, e := a.run()
+	x.releaseBudget()
 	if e != nil {
-		a.isFinal = !x.mayRetry(n, e) && !x.thenDecodesAlone(mode, e)
+		x.again, a.out.Retry = a.mayRetry(e)
+		a.isFinal = !x.again && !x.thenDecodesAlone(mode, e)
+		x.f.tel.decided(x, a.out.Retry, e)
 		a.end(e)
 		x.renew()
+		x.heed(e)
 		if e.EngineFault() {
 			x.avoid = append(x.avoid, a.failed(e)...)
 		}
@@ -310,6 +296,7 @@ func (x *exchange) end(e *Error) {
 	}
 	x.ended = true
 	x.cancel(errOver)
+	x.releaseBudget()
 	if e != nil && e.mode == "" {
 		e.mode = x.served()
 	}

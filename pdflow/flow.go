@@ -53,6 +53,7 @@ type Flow struct {
 	checker     connector.PrefillChecker
 	limits      config.Timeouts // in effect
 	retry       config.Retry    // in effect
+	budget      budget
 
 	warned  sync.Once // of a writer that cannot flush
 	startMu sync.Mutex
@@ -88,6 +89,7 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 	})
 	f.limits, f.retry = f.opts.timeouts.Or(f.traits.Timeouts).Resolve(f.traits.Lease),
 		f.opts.retry.Or(f.traits.Retry).Resolve()
+	f.budget.share, f.budget.born = f.retry.Budget, time.Now()
 	if f.opts.transport == nil {
 		f.owned = transport.New(nil)
 		f.opts.transport = f.owned
@@ -313,6 +315,7 @@ func (f *Flow) do(ctx context.Context, c call) (resp *Response, e *Error) {
 		f.tel.endRequest(x, e)
 		return nil, e
 	}
+	f.budget.request()
 	body, e := x.run()
 	if e != nil {
 		x.end(e)

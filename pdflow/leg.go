@@ -267,7 +267,8 @@ func (a *attempt) endpoint(leg LegKind) discovery.Endpoint {
 // decode is shown if no other attempt serves; a redirect is never followed.
 func (a *attempt) refused(leg LegKind, resp *http.Response, body []byte) *Error {
 	e := &Error{Code: failedCode(leg), Leg: leg, Phase: "response", Endpoint: a.endpoint(leg).ID,
-		Status: resp.StatusCode, Message: "the " + string(leg) + " engine answered with an error"}
+		Status: resp.StatusCode, Message: "the " + string(leg) + " engine answered with an error",
+		wait: retryAfter(resp.Header)}
 	rejected := resp.StatusCode >= 400 && resp.StatusCode < 500
 	if rejected {
 		e.Code, e.Message = CodePrefillRejected, "the engine refused the request"

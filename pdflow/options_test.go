@@ -4,6 +4,7 @@ package pdflow_test
 
 import (
 	"context"
+	"math"
 	"net/http"
 	"testing"
 	"time"
@@ -71,6 +72,8 @@ func TestOptionsWithoutTheirValueAreRefused(t *testing.T) {
 		"negative timeout":     pdflow.WithTimeouts(config.Timeouts{Idle: -time.Second}),
 		"negative attempts":    pdflow.WithRetry(config.Retry{MaxAttempts: -1}),
 		"negative backoff":     pdflow.WithRetry(config.Retry{BackoffBase: -time.Second}),
+		"negative budget":      pdflow.WithRetry(config.Retry{Budget: -0.1}),
+		"budget not a number":  pdflow.WithRetry(config.Retry{Budget: math.NaN()}),
 		"unknown fallback":     pdflow.WithFallback("decod"),
 		"fallback by its name": pdflow.WithFallback(config.FallbackConnector),
 		"unknown policy":       pdflow.WithUnsupported("no"),

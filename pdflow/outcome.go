@@ -69,6 +69,9 @@ type Outcome struct {
 	PrefillRuns bool
 	Err         *Error // nil if the client got a whole response
 	Final       bool   // no further attempt follows
+	// Why a failed attempt is retried, or is not: a value of pd.reason, which docs/traces.md lists. "" if the client
+	// got its response or left.
+	Retry string
 }
 
 // Observer sees attempts and their legs begin and end; a function may be nil. Calls come from the requests' own

@@ -32,6 +32,7 @@ type telemetry struct {
 	requests, firstChunk, legs, handoffAge metric.Float64Histogram
 	created, expired, retries, fallbacks   metric.Int64Counter
 	unsupportedN, kvTokens, orphans, ranOn metric.Int64Counter
+	unretried                              metric.Int64Counter
 	active                                 metric.Registration
 	recorded                               bool
 
@@ -77,7 +78,8 @@ func newTelemetry(f *Flow) (*telemetry, error) {
 	t.created = count(4, "pd.sessions.created", "{session}", "Attempts begun")
 	t.expired = count(5, "pd.sessions.expired", "{session}",
 		"Attempts whose handoff became too old, or was left to its lease")
-	t.retries = count(6, "pd.retries", "{attempt}", "Attempts after the first")
+	t.retries = count(6, "pd.retries", "{attempt}", "Attempts after the first, by why they were made")
+	t.unretried = count(12, "pd.retries.skipped", "{attempt}", "Failed attempts that were not retried, by the reason")
 	t.fallbacks = count(7, "pd.fallbacks", "{request}", "Requests served otherwise than configured")
 	t.unsupportedN = count(8, "pd.unsupported", "{request}",
 		"Requests that two engines cannot carry, by the member that prevents it")
@@ -199,10 +201,27 @@ func (t *telemetry) sessionEnded(a *attempt) {
 	}
 }
 
-func (t *telemetry) retried(x *exchange, last *Error) {
-	t.retries.Add(x.ctx, 1, t.set(labels{code: codeLabel(last)}))
+// decided counts that a failed attempt is retried, or that it is not. The reason is "" if there was nothing to decide.
+func (t *telemetry) decided(x *exchange, reason string, e *Error) {
+	switch {
+	case reason == "":
+	case x.again:
+		t.tell(x, t.retries, "pd.retry", reason, e)
+	default:
+		t.notRetried(x, reason, e)
+	}
+}
+
+func (t *telemetry) notRetried(x *exchange, reason string, e *Error) {
+	t.tell(x, t.unretried, "pd.retry.skipped", reason, e)
+}
+
+// tell counts an event and puts it into the request's span.
+func (t *telemetry) tell(x *exchange, counter metric.Int64Counter, event, reason string, e *Error) {
+	counter.Add(x.client, 1, t.set(labels{code: codeLabel(e), reason: reason}))
 	if x.span != nil {
-		x.span.AddEvent("pd.retry", trace.WithAttributes(attribute.String("error.type", codeLabel(last))))
+		x.span.AddEvent(event, trace.WithAttributes(attribute.String("error.type", codeLabel(e)),
+			attribute.String("pd.reason", reason)))
 	}
 }
 

@@ -160,9 +160,15 @@ func told(d time.Duration) *Duration {
 // Retry says how often a request is tried at pairs of engines. Zero is the default.
 type Retry struct {
 	MaxAttempts int `json:"maxAttempts"` // the first included; default 2
-	// pause before the second attempt, doubled for each further one, half of it random; default 50 ms, None: no pause
+	// longest pause before the second attempt, doubled for each further one; the pause is random, up to that; default
+	// 50 ms, None: no pause
 	BackoffBase time.Duration `json:"backoffBase"`
-	BackoffMax  time.Duration `json:"backoffMax"` // longest pause; default 2 s, or BackoffBase where that is longer
+	// longest pause, also if an engine asks for more by Retry-After; default 2 s, or BackoffBase where that is longer
+	BackoffMax time.Duration `json:"backoffMax"`
+	// share of a flow's requests of the last 10 s that may be retries; three at a time are always allowed; default 0.2
+	Budget float64 `json:"budget"`
+	// a prefill that ran out of time is not retried, although another prefill engine is there
+	TimeoutFinal bool `json:"timeoutFinal"`
 }
 
 // Resolve fills in the defaults.
@@ -170,13 +176,14 @@ func (r Retry) Resolve() Retry {
 	r.MaxAttempts = cmp.Or(r.MaxAttempts, 2)
 	r.BackoffBase = cmp.Or(r.BackoffBase, 50*time.Millisecond)
 	r.BackoffMax = cmp.Or(r.BackoffMax, max(2*time.Second, r.BackoffBase))
+	r.Budget = cmp.Or(r.Budget, 0.2)
 	return r
 }
 
 // Or returns r with the bounds of other where r has none of its own.
 func (r Retry) Or(other Retry) Retry {
 	return Retry{cmp.Or(r.MaxAttempts, other.MaxAttempts), cmp.Or(r.BackoffBase, other.BackoffBase),
-		cmp.Or(r.BackoffMax, other.BackoffMax)}
+		cmp.Or(r.BackoffMax, other.BackoffMax), cmp.Or(r.Budget, other.Budget), r.TimeoutFinal || other.TimeoutFinal}
 }
 
 // Check returns an error if a bound is negative and not [None], or the backoffs contradict each other.
@@ -188,18 +195,22 @@ func (r Retry) Check() error {
 		return errors.New("a backoff is negative: write config.None for no pause, 0 for the default")
 	case r.BackoffMax > 0 && r.BackoffBase > r.BackoffMax:
 		return errors.New("BackoffBase is longer than BackoffMax")
+	case !(r.Budget >= 0): // nor is NaN
+		return errors.New("the budget is negative: write MaxAttempts 1 for no retries, 0 for the default")
 	}
 	return nil
 }
 
 // retryJSON is Retry as a Spec has it.
 type retryJSON struct {
-	MaxAttempts *int      `json:"maxAttempts,omitempty"`
-	BackoffBase *Duration `json:"backoffBase,omitempty"`
-	BackoffMax  *Duration `json:"backoffMax,omitempty"`
+	MaxAttempts  *int      `json:"maxAttempts,omitempty"`
+	BackoffBase  *Duration `json:"backoffBase,omitempty"`
+	BackoffMax   *Duration `json:"backoffMax,omitempty"`
+	Budget       *float64  `json:"budget,omitempty"`
+	TimeoutFinal *bool     `json:"timeoutFinal,omitempty"`
 }
 
-// UnmarshalJSON reads maxAttempts, backoffBase and backoffMax.
+// UnmarshalJSON reads the members of a Spec's retry.
 func (r *Retry) UnmarshalJSON(raw []byte) error {
 	var in retryJSON
 	faults := []error{Decode(raw, &in)}
@@ -218,6 +229,15 @@ func (r *Retry) UnmarshalJSON(raw []byte) error {
 			Remedy: "write a backoffMax of at least backoffBase",
 		})
 	}
+	if in.Budget != nil {
+		if r.Budget = *in.Budget; r.Budget <= 0 {
+			faults = append(faults, &FieldError{Path: "budget", Problem: "is not positive",
+				Remedy: "write maxAttempts: 1 for no retries"})
+		}
+	}
+	if in.TimeoutFinal != nil {
+		r.TimeoutFinal = *in.TimeoutFinal
+	}
 	return errors.Join(faults...)
 }
 
@@ -226,6 +246,12 @@ func (r Retry) MarshalJSON() ([]byte, error) {
 	out := retryJSON{BackoffBase: told(r.BackoffBase), BackoffMax: told(r.BackoffMax)}
 	if r.MaxAttempts != 0 {
 		out.MaxAttempts = &r.MaxAttempts
+	}
+	if r.Budget != 0 {
+		out.Budget = &r.Budget
+	}
+	if r.TimeoutFinal {
+		out.TimeoutFinal = &r.TimeoutFinal
 	}
 	return json.Marshal(out)
 }

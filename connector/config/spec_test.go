@@ -28,7 +28,7 @@ func TestSpecOfTheDesignDocuments(t *testing.T) {
 	assert.Equal(t, 45*time.Second, limits.Prefill)
 	assert.Equal(t, 180*time.Second, limits.Decode)
 	assert.Equal(t, config.None, limits.Idle, "0 means none, and is not the default")
-	assert.Equal(t, config.Retry{MaxAttempts: 3, BackoffBase: time.Second, BackoffMax: 10 * time.Second},
+	assert.Equal(t, config.Retry{MaxAttempts: 3, BackoffBase: time.Second, BackoffMax: 10 * time.Second, Budget: 0.2},
 		spec.Retry.Resolve())
 	n, err := spec.Resources.MaxMemory.Bytes()
 	require.NoError(t, err)
@@ -45,8 +45,8 @@ func TestSpecDefaults(t *testing.T) {
 			Idle: time.Minute, Cleanup: 5 * time.Second, HealthCheck: 2 * time.Second, Body: time.Minute,
 			Write: 30 * time.Second,
 		}, spec.Timeouts.Resolve(30*time.Second))
-		assert.Equal(t, config.Retry{MaxAttempts: 2, BackoffBase: 50 * time.Millisecond, BackoffMax: 2 * time.Second},
-			spec.Retry.Resolve())
+		assert.Equal(t, config.Retry{MaxAttempts: 2, BackoffBase: 50 * time.Millisecond, BackoffMax: 2 * time.Second,
+			Budget: 0.2}, spec.Retry.Resolve())
 		assert.Nil(t, spec.Config)
 	}
 }
@@ -93,6 +93,10 @@ func TestSpecFaults(t *testing.T) {
 			[]string{`retry.maxAttempts: is not a whole number; write a whole number`}},
 		"backoff upside down": {`{"retry":{"backoffBase":"3s","backoffMax":"1s"}}`,
 			[]string{`retry.backoffBase: is longer than backoffMax; write a backoffMax of at least backoffBase`}},
+		"budget 0": {`{"retry":{"budget":0}}`,
+			[]string{`retry.budget: is not positive; write maxAttempts: 1 for no retries`}},
+		"budget a string": {`{"retry":{"budget":"20%"}}`,
+			[]string{`retry.budget: is a string, not a number; write it without quotes`}},
 		"quantity unreadable": {`{"resources":{"maxDisk":"8GB"}}`,
 			[]string{`resources.maxDisk: is not a quantity; write a Kubernetes quantity, like "8Gi" or "500M"`}},
 		"config a string": {`{"config":"secret"}`,
@@ -136,7 +140,7 @@ func TestSpecFaults(t *testing.T) {
 
 func TestSpecSurvivesItsOwnJSON(t *testing.T) {
 	in := `{"type":"nixl","config":{"leaseDuration":"30s"},"timeouts":{"prefill":"1m0s","idle":"0s"},` +
-		`"retry":{"maxAttempts":1},` +
+		`"retry":{"maxAttempts":1,"budget":0.5,"timeoutFinal":true},` +
 		`"resources":{"maxMemory":"8Gi"},"fallback":"connector","fallbackConnector":{"type":"http"},` +
 		`"unsupported":"refuse"}`
 	spec, err := config.ParseSpec(json.RawMessage(in))

@@ -200,6 +200,10 @@ func differ(s schema, typ reflect.Type, path string) (faults []string) {
 		want = "string"
 	case typ.Kind() == reflect.Int:
 		want = "integer"
+	case typ.Kind() == reflect.Float64:
+		want = "number"
+	case typ.Kind() == reflect.Bool:
+		want = "boolean"
 	}
 	if s["type"] != want {
 		return []string{fmt.Sprintf("%s is %v, want %s", path, s["type"], want)}

@@ -118,8 +118,8 @@ func (m *modelServer) printConnector(w io.Writer, title, path string, o *modelse
 		row(w, "  retry", "1 attempt")
 	} else {
 		row(
-			w, "  retry", fmt.Sprintf("%d attempts, pauses from %s to %s", a.MaxAttempts, max(a.BackoffBase, 0),
-				max(a.BackoffMax, 0)),
+			w, "  retry", fmt.Sprintf("%d attempts, pauses up to %s, later up to %s, budget %g", a.MaxAttempts,
+				max(a.BackoffBase, 0), max(a.BackoffMax, 0), a.Budget),
 		)
 	}
 	var limitsOfStores []string

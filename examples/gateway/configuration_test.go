@@ -51,6 +51,8 @@ var defaults = map[string]string{
 	"spec.kvConnector.retry.maxAttempts":           "2",
 	"spec.kvConnector.retry.backoffBase":           "50ms",
 	"spec.kvConnector.retry.backoffMax":            "2s",
+	"spec.kvConnector.retry.budget":                "0.2",
+	"spec.kvConnector.retry.timeoutFinal":          "false",
 	"spec.kvConnector.fallback":                    "error",
 	"spec.kvConnector.fallbackConnector":           "required with fallback: connector",
 	"spec.kvConnector.unsupported":                 "aggregate",
@@ -99,7 +101,8 @@ var abouts = map[string]string{
 	"spec.kvConnector.timeouts.cleanup":     "what a connector does after a failed request",
 	"spec.kvConnector.timeouts.healthCheck": "one probe of an engine",
 	"spec.kvConnector.retry.maxAttempts":    "attempts at pairs of engines, the first included; at least 1",
-	"spec.kvConnector.retry.backoffMax":     "longest pause; at least backoffBase",
+	"spec.kvConnector.retry.backoffMax": "longest pause, also where an engine asks for more by Retry-After; " +
+		"at least backoffBase",
 	"spec.kvConnector.resources.maxMemory": "limits of the engines' KV stores: rendered for the engines by `pdctl " +
 		"render`, and told where an engine has none",
 	"spec.kvConnector.resources.maxDisk":      "as maxMemory",
@@ -307,8 +310,10 @@ func kindOf(typ reflect.Type) string {
 	switch typ.Kind() {
 	case reflect.String:
 		return "string"
-	case reflect.Int, reflect.Int64:
+	case reflect.Int, reflect.Int64, reflect.Float64:
 		return "number"
+	case reflect.Bool:
+		return "boolean"
 	}
 	return ""
 }

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow
+
+import (
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
+)
+
+// Why a failed attempt is retried, or is not: the values of Outcome.Retry and of the attribute pd.reason.
+const (
+	retryNotAccepted = "not_accepted" // retried: the engine that failed has not got the request
+	retryFailed      = "failed"       // retried: an engine failed
+	retryTimeout     = "timeout"      // retried if prefill ran out of time, else not
+	retryFinal       = "final"        // not: another pair would fail the same way
+	retryOrphan      = "orphan"       // not: decode waits for this prefill, and prefill is not free before that ends
+	retryGiven       = "given"        // not: the caller has chosen the engines
+	retryAttempts    = "attempts"     // not: Retry.MaxAttempts
+	retryFallback    = "fallback"     // not: a decode engine serves the request alone
+	retryBudget      = "budget"       // not: Retry.Budget
+	retryNoPair      = "no_pair"      // not, although it may be: only the engine that ran out of time is there
+)
+
+// mayRetry reports whether to retry after the attempt has failed with e, and why. If so, the exchange holds a part of
+// the flow's budget until the next attempt has ended.
+func (a *attempt) mayRetry(e *Error) (again bool, reason string) {
+	x := a.x
+	reason, again = a.retryReason(e)
+	switch {
+	case !again:
+		return false, reason
+	case x.given != nil:
+		return false, retryGiven
+	case a.s.Attempt >= a.f.retry.MaxAttempts:
+		return false, retryAttempts
+	case e.Code == CodeTransferMissing && a.f.opts.fallback == config.FallbackDecode: // D can do without at once
+		return false, retryFallback
+	case !a.f.budget.take():
+		return false, retryBudget
+	}
+	x.holdsBudget = true
+	if e.Code == CodeTimeout {
+		x.timedOut = e
+	}
+	return true, reason
+}
+
+// retryReason says what kind of failure e is, and whether that kind is retried. The reason is "" if the request ended
+// for a cause outside of the engines: its client left, or the flow shuts down.
+func (a *attempt) retryReason(e *Error) (reason string, ok bool) {
+	switch {
+	case e.Code == CodeTimeout && !e.caller:
+		switch {
+		case a.f.retry.TimeoutFinal:
+		case e.Leg == LegDecode && e.Phase == "send" && !a.sent:
+			return retryNotAccepted, true
+		case e.Leg == LegPrefill && a.orphaned():
+			return retryOrphan, false
+		case e.Leg == LegPrefill:
+			return retryTimeout, true
+		}
+		return retryTimeout, false
+	case e.caller, e.Code == CodeClientGone, e.Code == CodeDraining, e.Code == CodeForgotten:
+		return "", false
+	case !e.retryable():
+		return retryFinal, false
+	case e.Phase == "connect":
+		return retryNotAccepted, true
+	}
+	return retryFailed, true
+}
+
+// releaseBudget gives back what mayRetry took.
+func (x *exchange) releaseBudget() {
+	if x.holdsBudget {
+		x.holdsBudget = false
+		x.f.budget.release()
+	}
+}
+
+// admit looks at a pick before anything is sent. It refuses the engine at which this request's prefill ran out of time:
+// that means that no other is there, and the engine has enough to do. And it waits as long as an engine of the pick has
+// asked for by Retry-After, but no longer than the longest pause.
+func (x *exchange) admit(p *Pick) *Error {
+	if last := x.timedOut; last != nil && last.Endpoint == p.Prefill.ID && p.Prefill.ID != "" {
+		x.f.tel.notRetried(x, retryNoPair, last)
+		x.decline(p)
+		return last
+	}
+	if e := x.pause(time.Until(later(x.busyUntil[p.Prefill.ID], x.busyUntil[p.Decode.ID]))); e != nil {
+		x.decline(p)
+		return e
+	}
+	return nil
+}
+
+// decline gives a pick back to which nothing is sent.
+func (x *exchange) decline(p *Pick) {
+	if p.Done == nil {
+		return
+	}
+	p.Done(&Outcome{Session: connector.NewSession(x.req, x.id, p.Prefill, p.Decode), Connector: x.f.name,
+		Prefill: LegOutcome{Leg: LegPrefill}, Decode: LegOutcome{Leg: LegDecode}, Err: &Error{Code: CodeCanceled}})
+}
+
+// heed notes how long the engine that failed wants to be left alone.
+func (x *exchange) heed(e *Error) {
+	if wait := min(e.wait, x.f.retry.BackoffMax); wait > 0 {
+		if x.busyUntil == nil {
+			x.busyUntil = map[string]time.Time{}
+		}
+		x.busyUntil[e.Endpoint] = time.Now().Add(wait)
+	}
+}
+
+// backoff waits between attempts, for a random time up to a limit that doubles with each attempt: the clients of an
+// engine that failed do not return together.
+func (x *exchange) backoff(n int) *Error {
+	limit := min(x.f.retry.BackoffBase<<min(n-1, 20), x.f.retry.BackoffMax)
+	if limit <= 0 {
+		return nil
+	}
+	return x.pause(rand.N(limit + 1)) //nolint:gosec // jitter, guards nothing
+}
+
+func (x *exchange) pause(d time.Duration) *Error {
+	if d <= 0 {
+		return nil
+	}
+	x.phase.Store(phaseBackoff)
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-x.ctx.Done():
+		return x.f.ended(x.ctx, "", "backoff")
+	}
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// retryAfter reads the header Retry-After of an engine's response: seconds, or a date. It is 0 if there is none.
+func retryAfter(h http.Header) time.Duration {
+	v := h.Get("Retry-After")
+	if seconds, err := strconv.ParseUint(v, 10, 31); err == nil {
+		return time.Duration(seconds) * time.Second
+	}
+	if at, err := http.ParseTime(v); err == nil {
+		return max(time.Until(at), 0)
+	}
+	return 0
+}

@@ -1,0 +1,452 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/metric"
+	metricnoop "go.opentelemetry.io/otel/metric/noop"
+	"go.opentelemetry.io/otel/trace"
+	tracenoop "go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
+)
+
+// fakeFleet is engines that are functions, behind a flow, for tests in fake time.
+type fakeFleet struct {
+	flow   *pdflow.Flow
+	seen   *outcomes
+	told   *tally
+	answer func(host string, nth int) func(*http.Request) (*http.Response, error)
+
+	mu   sync.Mutex
+	legs []sentLeg
+	n    map[string]int
+}
+
+type sentLeg struct {
+	host string
+	at   time.Time
+}
+
+// RoundTrip answers a leg as the engine that it goes to.
+func (f *fakeFleet) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Body != nil {
+		_, _ = io.Copy(io.Discard, r.Body)
+	}
+	f.mu.Lock()
+	f.legs = append(f.legs, sentLeg{r.URL.Host, time.Now()})
+	f.n[r.URL.Host]++
+	answer := f.answer(r.URL.Host, f.n[r.URL.Host])
+	f.mu.Unlock()
+	return answer(r)
+}
+
+func (f *fakeFleet) sent() []sentLeg {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.legs)
+}
+
+// hosts are the engines that got legs, in that order.
+func (f *fakeFleet) hosts() string {
+	var all []string
+	for _, l := range f.sent() {
+		all = append(all, l.host)
+	}
+	return strings.Join(all, " ")
+}
+
+func (f *fakeFleet) do(body string) error {
+	resp, err := f.flow.Do(context.Background(), &pdflow.Request{API: connector.APICompletions, Body: []byte(body)})
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	_, err = io.Copy(io.Discard, resp.Body)
+	return err
+}
+
+// newFakeFleet starts a flow for engines of these names: p… prefill, d… decode.
+func newFakeFleet(t *testing.T, c connector.KVConnector, names string, retry config.Retry,
+	answer func(host string, nth int) func(*http.Request) (*http.Response, error)) *fakeFleet {
+	t.Helper()
+	var eps []discovery.Endpoint
+	for name := range strings.FieldsSeq(names) {
+		role := discovery.RolePrefill
+		if name[0] == 'd' {
+			role = discovery.RoleDecode
+		}
+		eps = append(eps, endpoint(t, "http://"+name, role))
+	}
+	f := &fakeFleet{answer: answer, n: map[string]int{}, seen: &outcomes{}, told: &tally{counts: map[string]int{}}}
+	var err error
+	f.flow, err = pdflow.New(c, pick.New(setOf(t, eps...), pick.RoundRobin(), pick.WithSeed(1)),
+		pdflow.WithTransport(f), pdflow.WithRetry(retry), pdflow.WithoutPickWait(),
+		pdflow.WithTimeouts(config.Timeouts{Prefill: 10 * time.Second, Decode: 10 * time.Second}),
+		pdflow.WithMeterProvider(meters{told: f.told}), pdflow.WithTracerProvider(tracers{told: f.told}),
+		pdflow.WithObserver(pdflow.Observer{SessionEnd: f.seen.SessionEnd}))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, f.flow.Shutdown(context.Background())) })
+	return f
+}
+
+func replies(code int, header ...string) func(*http.Request) (*http.Response, error) {
+	return func(*http.Request) (*http.Response, error) {
+		h := http.Header{"Content-Type": {"application/json"}}
+		for i := 0; i+1 < len(header); i += 2 {
+			h.Set(header[i], header[i+1])
+		}
+		return &http.Response{StatusCode: code, Header: h, ContentLength: int64(len(ok)),
+			Body: io.NopCloser(strings.NewReader(ok))}, nil
+	}
+}
+
+func hangs(r *http.Request) (*http.Response, error) {
+	<-r.Context().Done()
+	return nil, r.Context().Err()
+}
+
+// told collects counters and events of spans: by name, error type and reason.
+type tally struct {
+	mu     sync.Mutex
+	counts map[string]int
+	events []string
+}
+
+func (x *tally) count(key string) int {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.counts[key]
+}
+
+type meters struct {
+	metricnoop.MeterProvider
+	told *tally
+}
+
+func (m meters) Meter(string, ...metric.MeterOption) metric.Meter { return meter{told: m.told} }
+
+type meter struct {
+	metricnoop.Meter
+	told *tally
+}
+
+func (m meter) Int64Counter(name string, _ ...metric.Int64CounterOption) (metric.Int64Counter, error) {
+	return counter{name: name, told: m.told}, nil
+}
+
+type counter struct {
+	metricnoop.Int64Counter
+	name string
+	told *tally
+}
+
+func (c counter) Add(_ context.Context, n int64, opts ...metric.AddOption) {
+	set := metric.NewAddConfig(opts).Attributes()
+	code, _ := set.Value("error.type")
+	reason, _ := set.Value("pd.reason")
+	c.told.mu.Lock()
+	defer c.told.mu.Unlock()
+	c.told.counts[c.name+" "+code.AsString()+"/"+reason.AsString()] += int(n)
+}
+
+type tracers struct {
+	tracenoop.TracerProvider
+	told *tally
+}
+
+func (p tracers) Tracer(string, ...trace.TracerOption) trace.Tracer { return tracer{told: p.told} }
+
+type tracer struct {
+	tracenoop.Tracer
+	told *tally
+}
+
+func (tr tracer) Start(ctx context.Context, _ string, _ ...trace.SpanStartOption) (context.Context, trace.Span) {
+	return ctx, span{told: tr.told}
+}
+
+type span struct {
+	tracenoop.Span
+	told *tally
+}
+
+func (s span) AddEvent(name string, opts ...trace.EventOption) {
+	config := trace.NewEventConfig(opts...)
+	var values []string
+	for _, kv := range config.Attributes() {
+		values = append(values, kv.Value.AsString())
+	}
+	s.told.mu.Lock()
+	defer s.told.mu.Unlock()
+	s.told.events = append(s.told.events, name+" "+strings.Join(values, "/"))
+}
+
+// leaving is a connector whose decode engines wait for KV, also after their prefill has failed.
+type leaving struct{ fake }
+
+func (l *leaving) Traits() connector.Traits {
+	t := l.fake.Traits()
+	t.Orphans = true
+	return t
+}
+
+// Each failed attempt says in its outcome, by a counter and in the request's span why another one follows, or why none
+// does.
+func TestEachRetryAndEachThatIsNotMadeHasAReason(t *testing.T) {
+	serial := &fake{order: connector.PrefillThenDecode}
+	two := config.Retry{MaxAttempts: 2}
+	for name, c := range map[string]struct {
+		conn    connector.KVConnector
+		engines string
+		retry   config.Retry
+		answers map[string]func(*http.Request) (*http.Response, error)
+		want    string // legs, then code, then the reason of each failed attempt
+		told    string // counter and event
+	}{
+		"prefill runs out of time, and another is there": {serial, "p0 p1 d0", two,
+			map[string]func(*http.Request) (*http.Response, error){"p0": hangs},
+			"p0,p1,d0; timeout", "pd.retries timeout/timeout"},
+		"prefill runs out of time, and no other is there": {serial, "p0 d0", two,
+			map[string]func(*http.Request) (*http.Response, error){"p0": hangs},
+			"p0 timeout; timeout", "pd.retries.skipped timeout/no_pair"},
+		"a prefill's timeout is final by policy": {serial, "p0 p1 d0", config.Retry{MaxAttempts: 2, TimeoutFinal: true},
+			map[string]func(*http.Request) (*http.Response, error){"p0": hangs},
+			"p0 timeout; timeout", "pd.retries.skipped timeout/timeout"},
+		"all prefills run out of time": {serial, "p0 p1 d0", two,
+			map[string]func(*http.Request) (*http.Response, error){"p0": hangs, "p1": hangs},
+			"p0,p1 timeout; timeout, attempts", "pd.retries.skipped timeout/attempts"},
+		"decode runs out of time": {serial, "p0 p1 d0 d1", two,
+			map[string]func(*http.Request) (*http.Response, error){"d0": hangs},
+			"p0,d0 timeout; timeout", "pd.retries.skipped timeout/timeout"},
+		"decode waits for the prefill": {&leaving{fake{order: connector.Together}}, "p0 p1 d0", two,
+			map[string]func(*http.Request) (*http.Response, error){"p0": hangs, "d0": hangs},
+			"d0,p0 timeout; orphan", "pd.retries.skipped timeout/orphan"},
+		"decode does not wait for the prefill": {&fake{order: connector.Together}, "p0 p1 d0", two,
+			map[string]func(*http.Request) (*http.Response, error){"p0": hangs, "d0": hangs},
+			"d0,d0,p0,p1 timeout; timeout, timeout", "pd.retries timeout/timeout"},
+		"prefill fails": {serial, "p0 p1 d0", two,
+			map[string]func(*http.Request) (*http.Response, error){"p0": replies(500)},
+			"p0,p1,d0; failed", "pd.retries prefill_failed/failed"},
+		"prefill refuses": {serial, "p0 p1 d0", two,
+			map[string]func(*http.Request) (*http.Response, error){"p0": replies(400)},
+			"p0 prefill_rejected; final", "pd.retries.skipped prefill_rejected/final"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFakeFleet(t, c.conn, c.engines, c.retry,
+					func(host string, _ int) func(*http.Request) (*http.Response, error) {
+						if answer := c.answers[host]; answer != nil {
+							return answer
+						}
+						return replies(200)
+					})
+				err := f.do(`{"prompt":"hi"}`)
+				legs := strings.Fields(f.hosts())
+				if c.conn.Traits().Order == connector.Together {
+					slices.Sort(legs)
+				}
+				got := strings.Join(legs, ",")
+				if err != nil {
+					got += " " + string(pdflow.CodeOf(err))
+				}
+				var reasons []string
+				for _, o := range f.seen.list() {
+					if o.Err != nil {
+						reasons = append(reasons, o.Retry)
+					}
+				}
+				require.Equal(t, c.want, got+"; "+strings.Join(reasons, ", "))
+				require.Equal(t, 1, f.told.count(c.told), "%v", f.told.counts)
+				name, rest, _ := strings.Cut(c.told, " ")
+				event := map[string]string{"pd.retries": "pd.retry", "pd.retries.skipped": "pd.retry.skipped"}[name]
+				require.Contains(t, f.told.events, event+" "+rest)
+			})
+		})
+	}
+}
+
+// A caller that has chosen the pair, and a client that left, get no retry.
+func TestAGivenPairIsNotRetriedAndSaysSo(t *testing.T) {
+	x := script(t, &fake{}, status(500), answer(ok), pdflow.WithRetry(config.Retry{MaxAttempts: 2}))
+	_, err := x.flow.Do(t.Context(), &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`),
+		Pick: &x.pair})
+	require.ErrorIs(t, err, pdflow.CodePrefillFailed)
+	o := x.seen.list()
+	require.Len(t, o, 1)
+	require.Equal(t, "given", o[0].Retry)
+	require.True(t, o[0].Final)
+}
+
+// While all engines fail, a flow sends a fifth more legs than it gets requests, and not twice as many.
+func TestAnOutageIsNotMultipliedByRetries(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeFleet(t, &fake{}, "p0 p1 p2 d0", config.Retry{MaxAttempts: 3},
+			func(string, int) func(*http.Request) (*http.Response, error) { return replies(500) })
+		const requests = 1000
+		var all sync.WaitGroup
+		for range requests {
+			all.Go(func() { require.ErrorIs(t, f.do(`{"prompt":"hi"}`), pdflow.CodePrefillFailed) })
+			time.Sleep(time.Millisecond)
+		}
+		all.Wait()
+		retries := len(f.sent()) - requests
+		require.Equal(t, retries, f.told.count("pd.retries prefill_failed/failed"))
+		// the floor of three at a time comes on top: each is over after 75 ms at the latest
+		require.InDelta(t, requests/5, retries, 60)
+		require.Positive(t, f.told.count("pd.retries.skipped prefill_failed/budget"))
+		time.Sleep(time.Minute)
+		before := len(f.sent())
+		require.Error(t, f.do(`{"prompt":"hi"}`))
+		require.Equal(t, 3, len(f.sent())-before, "a lone request is retried as often as it may be")
+	})
+}
+
+// A panic in the middle of a retry gives its part of the budget back.
+func TestAPanicLeavesTheBudgetWhole(t *testing.T) {
+	var boom bool
+	c := &fake{prefill: func(s *connector.Session, _ *connector.Leg) error {
+		if s.Attempt > 1 && boom {
+			panic("boom")
+		}
+		return nil
+	}}
+	x := script(t, c, status(500), answer(ok), pdflow.WithRetry(config.Retry{MaxAttempts: 2, BackoffBase: config.None}))
+	boom = true
+	for range 5 {
+		require.Equal(t, 500, post(t, x.url, "/v1/completions", completion("a", "")).status)
+	}
+	boom = false
+	before := strings.Count(x.all(), "P")
+	require.Equal(t, 502, post(t, x.url, "/v1/completions", completion("a", "")).status)
+	require.Equal(t, 2, strings.Count(x.all(), "P")-before, "the retry that is always allowed")
+}
+
+// pauses returns the times between the two legs that each of n requests sends to the only prefill engine, which fails
+// the first.
+func pauses(t *testing.T, n int, engines string, retry config.Retry, header ...string) []time.Duration {
+	t.Helper()
+	f := newFakeFleet(t, &fake{}, engines, retry,
+		func(host string, nth int) func(*http.Request) (*http.Response, error) {
+			if host == "p0" && nth%2 == 1 {
+				return replies(503, header...)
+			}
+			return replies(200)
+		})
+	for range n {
+		require.NoError(t, f.do(`{"prompt":"hi"}`))
+		time.Sleep(10 * time.Second)
+	}
+	var all []time.Duration
+	legs := f.sent()
+	for i := range legs {
+		if i > 0 && legs[i].host[0] == 'p' && legs[i-1].host == "p0" {
+			all = append(all, legs[i].at.Sub(legs[i-1].at))
+		}
+	}
+	require.Len(t, all, n)
+	return all
+}
+
+func TestThePauseBeforeARetryIsRandomFromZeroOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all := pauses(t, 200, "p0 d0", config.Retry{BackoffBase: time.Second})
+		slices.Sort(all)
+		require.Less(t, all[20], 200*time.Millisecond, "a tenth is short")
+		require.Greater(t, all[180], 800*time.Millisecond, "a tenth is long")
+		require.LessOrEqual(t, all[199], time.Second)
+	})
+}
+
+func TestRetryAfterOfAnEngineIsHeededUpToTheLongestPause(t *testing.T) {
+	retry := config.Retry{BackoffBase: time.Millisecond, BackoffMax: 3 * time.Second}
+	for name, c := range map[string]struct {
+		after func() string
+		want  time.Duration
+	}{
+		"a second":     {func() string { return "1" }, time.Second},
+		"a day":        {func() string { return "86400" }, 3 * time.Second},
+		"no number":    {func() string { return "soon" }, 0},
+		"negative":     {func() string { return "-5" }, 0},
+		"out of range": {func() string { return "99999999999999999999" }, 0},
+		"a date": {func() string { return time.Now().Add(2 * time.Second).UTC().Format(http.TimeFormat) },
+			2 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				got := pauses(t, 1, "p0 d0", retry, "Retry-After", c.after())[0]
+				require.InDelta(t, c.want, got, float64(time.Millisecond))
+			})
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeFleet(t, &fake{}, "p0 p1 d0", retry,
+			func(host string, _ int) func(*http.Request) (*http.Response, error) {
+				if host == "p0" {
+					return replies(503, "Retry-After", "1")
+				}
+				return replies(200)
+			})
+		began := time.Now()
+		require.NoError(t, f.do(`{"prompt":"hi"}`))
+		require.Equal(t, "p0 p1 d0", f.hosts())
+		require.Less(t, time.Since(began), 10*time.Millisecond, "another engine did not ask to wait")
+	})
+}
+
+// A client that leaves while a retry waits for Retry-After ends the wait, and the picker hears of its pick.
+func TestAClientThatLeavesDuringRetryAfterEndsTheWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeFleet(t, &fake{}, "p0 d0", config.Retry{BackoffBase: config.None, BackoffMax: time.Hour},
+			func(string, int) func(*http.Request) (*http.Response, error) {
+				return replies(503, "Retry-After", "60")
+			})
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("left"))
+		defer cancel()
+		began := time.Now()
+		_, err := f.flow.Do(ctx, &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`)})
+		require.ErrorIs(t, err, pdflow.CodeClientGone)
+		require.Equal(t, time.Second, time.Since(began))
+		require.Empty(t, f.flow.Sessions())
+	})
+}
+
+// Whatever comes when, retries never exceed the larger of the floor and the share.
+func TestTheBudgetHoldsForAnyLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := rand.New(rand.NewPCG(1, 2))
+		f := newFakeFleet(t, &fake{}, "p0 p1 d0", config.Retry{MaxAttempts: 2, Budget: 0.1},
+			func(host string, nth int) func(*http.Request) (*http.Response, error) { return replies(500) })
+		var all sync.WaitGroup
+		requests := 0
+		for range 30 {
+			for range r.IntN(100) {
+				requests++
+				all.Go(func() { _ = f.do(`{"prompt":"` + strconv.Itoa(requests) + `"}`) })
+			}
+			time.Sleep(time.Second)
+		}
+		all.Wait()
+		retries := len(f.sent()) - requests
+		require.Greater(t, retries, requests/20)
+		require.Less(t, retries, requests/10+30*3+1)
+	})
+}
