@@ -283,7 +283,7 @@ func TestNewAuthoritiesHoldForNewConnections(t *testing.T) {
 		assert.Empty(t, exchange(t, tr, post(t, after.URL, "x")))
 		tr.CloseIdleConnections()
 		_, err = tr.RoundTrip(post(t, before.URL, "x"))
-		require.ErrorContains(t, err, "certificate signed by unknown authority")
+		require.ErrorContains(t, err, "the engine's certificate is signed by an unknown authority")
 		write(t, dir, "ca.pem", []byte("half"))
 		assert.Empty(t, exchange(t, tr, post(t, after.URL, "x")), "the last good one stays")
 	}
