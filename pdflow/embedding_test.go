@@ -117,7 +117,7 @@ func overTLS() (*transport.Transport, error) {
 	if err != nil {
 		return nil, err
 	}
-	return transport.New(&transport.Options{TLS: config}), nil
+	return transport.New(&transport.Options{GetTLS: config}), nil
 }
 
 func server(handler http.Handler, config *tls.Config) *http.Server {

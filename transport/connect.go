@@ -32,6 +32,9 @@ func (t *Transport) dial(ctx context.Context, address string, secure bool) (net.
 		return raw, nil, nil
 	}
 	config := t.tls
+	if t.options.GetTLS != nil {
+		config = clientTLS(t.options.GetTLS(), config.NextProtos)
+	}
 	if config.ServerName == "" {
 		host, _, err := net.SplitHostPort(address)
 		if err != nil {

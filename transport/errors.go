@@ -5,6 +5,7 @@ package transport
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"io"
 	"log/slog"
@@ -109,7 +110,28 @@ type Error struct {
 
 // Error returns a text without URL, address or anything of the request.
 func (e *Error) Error() string {
-	return "transport: " + e.Kind.String() + " (" + e.Sent.String() + ")"
+	text := "transport: " + e.Kind.String() + " (" + e.Sent.String() + ")"
+	if why := certificateFault(e.Err); why != "" {
+		text += ": " + why
+	}
+	return text
+}
+
+// certificateFault says what is wrong with a certificate, without the names in it; "" for other faults.
+func certificateFault(err error) string {
+	var invalid x509.CertificateInvalidError
+	switch {
+	case errors.As(err, new(x509.UnknownAuthorityError)):
+		return "the engine's certificate is signed by an unknown authority"
+	case errors.As(err, new(x509.HostnameError)):
+		return "the engine's certificate has another name"
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		return "the engine's certificate has expired or is not valid yet"
+	case isAlert(err):
+		op, _ := errors.AsType[*net.OpError](err)
+		return "the engine says " + op.Err.Error() // one of the texts of package tls
+	}
+	return ""
 }
 
 // Unwrap returns the underlying error.
@@ -131,11 +153,13 @@ func (e *Error) Timeout() bool { return e.Kind == Timeout || e.Kind == ConnectTi
 
 // LogValue keeps addresses out of logs.
 func (e *Error) LogValue() slog.Value {
-	return slog.GroupValue(
-		slog.String("kind", e.Kind.String()),
-		slog.String("sent", e.Sent.String()),
-		slog.Bool("reused", e.Reused),
-	)
+	group := []slog.Attr{
+		slog.String("kind", e.Kind.String()), slog.String("sent", e.Sent.String()), slog.Bool("reused", e.Reused),
+	}
+	if why := certificateFault(e.Err); why != "" {
+		group = append(group, slog.String("why", why))
+	}
+	return slog.GroupValue(group...)
 }
 
 // Classify tells how far the request that failed with err got. It is exact for errors of this package, wrapped or not.

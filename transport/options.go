@@ -59,8 +59,12 @@ type Options struct {
 	MaxResponseHeaderBytes int64
 
 	// TLS is used for https engines; nil means the system's roots and no client certificate. It is cloned, and its
-	// MinVersion raised to TLS 1.2. See [TLSFiles].
+	// MinVersion raised to TLS 1.2.
 	TLS *tls.Config
+
+	// GetTLS, if not nil, is called for each new connection to an https engine, and returns what holds in place of TLS.
+	// See [TLSFiles].
+	GetTLS func() *tls.Config
 
 	// NetHTTP sends all requests by net/http's own transport. Buffers are then held for a connection's whole life, and
 	// GET and its kin may be sent again after a connection broke.

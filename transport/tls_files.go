@@ -7,122 +7,107 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"os"
-	"sync"
+
+	"github.com/pdkit/pdkit/internal/reread"
 )
 
-// TLSFiles returns a client configuration from PEM files, for [Options].TLS.
+// TLSFiles returns client configurations from PEM files, for [Options].GetTLS.
 //
 // caFile has the authorities that may sign engines' certificates; "" means the system's. certFile and keyFile have the
 // certificate for engines that ask for one; give both or neither. serverName is the name to expect in engines'
 // certificates; "" means the host of each URL.
 //
-// When a file has changed, a new connection reads the certificate again. While the new pair cannot be used (it may be
-// half written), the last good one stays in use. caFile is read once. Errors name the file and the reason.
-func TLSFiles(caFile, certFile, keyFile, serverName string) (*tls.Config, error) {
-	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: serverName}
-	if caFile != "" {
-		pool, err := readAuthorities(caFile)
-		if err != nil {
-			return nil, err
-		}
-		config.RootCAs = pool
+// When a file has changed, the next connection reads it again. While the new contents cannot be used (they may be half
+// written), the last good ones stay in use. Errors name the file and the reason.
+func TLSFiles(caFile, certFile, keyFile, serverName string) (func() *tls.Config, error) {
+	authorities, err := authorityFile(caFile)
+	if err != nil {
+		return nil, err
 	}
+	pair, err := keyPairFiles(certFile, keyFile)
+	if err != nil {
+		return nil, err
+	}
+	return func() *tls.Config {
+		config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: serverName}
+		if authorities != nil {
+			config.RootCAs = authorities.Get()
+		}
+		if pair != nil {
+			config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+				return pair.Get(), nil
+			}
+		}
+		return config
+	}, nil
+}
+
+// ServerTLSFiles returns the configuration of a server from PEM files, which it reads again as [TLSFiles] does, for
+// HTTP/1.1. With clientCAFile each client must show a certificate of one of its authorities.
+func ServerTLSFiles(certFile, keyFile, clientCAFile string) (*tls.Config, error) {
+	if certFile == "" && keyFile == "" {
+		return nil, errors.New("transport: a server needs a certificate file and a key file")
+	}
+	pair, err := keyPairFiles(certFile, keyFile)
+	if err != nil {
+		return nil, err
+	}
+	clients, err := authorityFile(clientCAFile)
+	if err != nil {
+		return nil, err
+	}
+	current := func() *tls.Config {
+		config := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"},
+			Certificates: []tls.Certificate{*pair.Get()}}
+		if clients != nil {
+			config.ClientCAs, config.ClientAuth = clients.Get(), tls.RequireAndVerifyClientCert
+			config.SessionTicketsDisabled = true // a resumed session would not be checked against new authorities
+		}
+		return config
+	}
+	config := current()
+	config.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return current(), nil }
+	return config, nil
+}
+
+// authorityFile returns nil for no file.
+func authorityFile(path string) (*reread.Files[*x509.CertPool], error) {
+	if path == "" {
+		return nil, nil
+	}
+	file := reread.File{What: "CA file", Path: path}
+	return opened(reread.Open(func(pem [][]byte) (*x509.CertPool, error) {
+		pool := x509.NewCertPool()
+		if !pool.AppendCertsFromPEM(pem[0]) {
+			return nil, fmt.Errorf("%s %s: no usable certificate in it (PEM, type CERTIFICATE, is expected)", file.What,
+				file.Path)
+		}
+		return pool, nil
+	}, file))
+}
+
+// keyPairFiles returns nil for no files.
+func keyPairFiles(certFile, keyFile string) (*reread.Files[*tls.Certificate], error) {
 	switch {
 	case certFile == "" && keyFile == "":
+		return nil, nil
 	case certFile == "":
 		return nil, fmt.Errorf("transport: key file %s is given without a certificate file", keyFile)
 	case keyFile == "":
 		return nil, fmt.Errorf("transport: certificate file %s is given without a key file", certFile)
-	default:
-		pair := &keyPair{certFile: certFile, keyFile: keyFile}
-		if err := pair.load(); err != nil {
-			return nil, err
+	}
+	return opened(reread.Open(func(pem [][]byte) (*tls.Certificate, error) {
+		cert, err := tls.X509KeyPair(pem[0], pem[1])
+		if err != nil {
+			return nil, fmt.Errorf("certificate file %s with key file %s: %w", certFile, keyFile, err)
 		}
-		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-			return pair.current(), nil
-		}
-	}
-	return config, nil
+		return &cert, nil
+	}, reread.File{What: "certificate file", Path: certFile}, reread.File{What: "key file", Path: keyFile}))
 }
 
-func readAuthorities(file string) (*x509.CertPool, error) {
-	pem, err := os.ReadFile(file)
+func opened[T any](files *reread.Files[T], err error) (*reread.Files[T], error) {
 	if err != nil {
-		return nil, fileError("CA file", file, err)
+		return nil, fmt.Errorf("transport: %w", err)
 	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fileError(
-			"CA file", file, errors.New("no usable certificate in it (PEM, type CERTIFICATE, is expected)"),
-		)
-	}
-	return pool, nil
-}
-
-// fileError names the path once, since errors of package os have it, too.
-func fileError(what, file string, err error) error {
-	if pe, ok := errors.AsType[*os.PathError](err); ok {
-		err = pe.Err
-	}
-	return fmt.Errorf("transport: %s %s: %w", what, file, err)
-}
-
-// keyPair is a certificate and its key on disk.
-type keyPair struct {
-	certFile, keyFile string
-
-	mu                sync.Mutex
-	certInfo, keyInfo os.FileInfo // of the files when they were last tried
-	cert              *tls.Certificate
-}
-
-// current looks at the files once for each handshake that asks for a certificate; that is rare compared with requests.
-func (p *keyPair) current() *tls.Certificate {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	_ = p.loadLocked()
-	return p.cert
-}
-
-func (p *keyPair) load() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.loadLocked()
-}
-
-func (p *keyPair) loadLocked() error {
-	certInfo, err := os.Stat(p.certFile)
-	if err != nil {
-		return fileError("certificate file", p.certFile, err)
-	}
-	keyInfo, err := os.Stat(p.keyFile)
-	if err != nil {
-		return fileError("key file", p.keyFile, err)
-	}
-	if p.cert != nil && sameFile(certInfo, p.certInfo) && sameFile(keyInfo, p.keyInfo) {
-		return nil
-	}
-	certPEM, err := os.ReadFile(p.certFile)
-	if err != nil {
-		return fileError("certificate file", p.certFile, err)
-	}
-	keyPEM, err := os.ReadFile(p.keyFile)
-	if err != nil {
-		return fileError("key file", p.keyFile, err)
-	}
-	cert, err := tls.X509KeyPair(certPEM, keyPEM)
-	if err != nil {
-		return fmt.Errorf("transport: certificate file %s with key file %s: %w", p.certFile, p.keyFile, err)
-	}
-	// Only a working pair is remembered. A pair that was being written is tried again for the next connection, whatever
-	// the clock's resolution.
-	p.cert, p.certInfo, p.keyInfo = &cert, certInfo, keyInfo
-	return nil
-}
-
-// sameFile returns false for a file that was written again, for another file at its path, and after a change of the
-// symbolic links by which Kubernetes updates a Secret.
-func sameFile(a, b os.FileInfo) bool {
-	return os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
+	return files, nil
 }

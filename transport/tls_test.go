@@ -114,13 +114,12 @@ func TestBothSidesShowACertificate(t *testing.T) {
 	config, err := TLSFiles(write(t, dir, "ca.pem", ca.pem), write(t, dir, "tls.crt", cert),
 		write(t, dir, "tls.key", key), "")
 	require.NoError(t, err)
-	tr := newTransport(t, &Options{TLS: config})
+	tr := newTransport(t, &Options{GetTLS: config})
 	resp, err := tr.RoundTrip(post(t, s.URL, "x"))
 	require.NoError(t, err)
 	assert.Equal(t, "gateway-1", drain(t, resp))
 	require.NotNil(t, resp.TLS)
 	assert.Equal(t, "engine", resp.TLS.PeerCertificates[0].Subject.CommonName)
-	assert.Zero(t, config.NextProtos, "the caller's configuration is left alone")
 }
 
 func TestANewCertificateIsShownOnceItIsWhole(t *testing.T) {
@@ -131,7 +130,7 @@ func TestANewCertificateIsShownOnceItIsWhole(t *testing.T) {
 	certFile, keyFile := write(t, dir, "tls.crt", cert), write(t, dir, "tls.key", key)
 	config, err := TLSFiles(write(t, dir, "ca.pem", ca.pem), certFile, keyFile, "")
 	require.NoError(t, err)
-	tr := newTransport(t, &Options{TLS: config})
+	tr := newTransport(t, &Options{GetTLS: config})
 	shown := func() string {
 		tr.CloseIdleConnections()
 		return exchange(t, tr, post(t, s.URL, "x"))
@@ -219,7 +218,7 @@ func TestServerNameReplacesTheHostInChecks(t *testing.T) {
 	dir := t.TempDir()
 	config, err := TLSFiles(write(t, dir, "ca.pem", ca.pem), "", "", "engine.test")
 	require.NoError(t, err)
-	resp, err := newTransport(t, &Options{TLS: config}).RoundTrip(post(t, s.URL, "x"))
+	resp, err := newTransport(t, &Options{GetTLS: config}).RoundTrip(post(t, s.URL, "x"))
 	require.NoError(t, err)
 	drain(t, resp)
 	assert.Equal(t, "engine.test", resp.TLS.ServerName)
@@ -267,3 +266,75 @@ func TestTLSBelow12IsNotSpoken(t *testing.T) {
 }
 
 func trustOnly(a *authority) *tls.Config { return &tls.Config{RootCAs: a.pool()} }
+
+// Engines get certificates of a new authority: once its file is there, new connections trust it and no longer the old.
+func TestNewAuthoritiesHoldForNewConnections(t *testing.T) {
+	old, next := newAuthority(t, "old"), newAuthority(t, "next")
+	before, after := newTLSEngine(t, old, nil, 0), newTLSEngine(t, next, nil, 0)
+	dir := t.TempDir()
+	file := write(t, dir, "ca.pem", old.pem)
+	config, err := TLSFiles(file, "", "", "")
+	require.NoError(t, err)
+	for _, netHTTP := range []bool{false, true} {
+		write(t, dir, "ca.pem", old.pem)
+		tr := newTransport(t, &Options{GetTLS: config, NetHTTP: netHTTP})
+		assert.Empty(t, exchange(t, tr, post(t, before.URL, "x")))
+		write(t, dir, "ca.pem", next.pem)
+		assert.Empty(t, exchange(t, tr, post(t, after.URL, "x")))
+		tr.CloseIdleConnections()
+		_, err = tr.RoundTrip(post(t, before.URL, "x"))
+		require.ErrorContains(t, err, "the engine's certificate is signed by an unknown authority")
+		write(t, dir, "ca.pem", []byte("half"))
+		assert.Empty(t, exchange(t, tr, post(t, after.URL, "x")), "the last good one stays")
+	}
+}
+
+func TestAServersFilesAreReadAgain(t *testing.T) {
+	first, second, clients := newAuthority(t, "first"), newAuthority(t, "second"), newAuthority(t, "clients")
+	dir := t.TempDir()
+	cert, key := first.issue(t, "server")
+	certFile, keyFile := write(t, dir, "tls.crt", cert), write(t, dir, "tls.key", key)
+	caFile := write(t, dir, "clients.pem", clients.pem)
+	config, err := ServerTLSFiles(certFile, keyFile, caFile)
+	require.NoError(t, err)
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, r.Proto+" "+r.TLS.PeerCertificates[0].Subject.CommonName)
+	}))
+	s.Listener = tls.NewListener(s.Listener, config)
+	s.Config.ErrorLog = quietLog()
+	s.Start()
+	defer s.Close()
+	url := "https" + s.URL[4:]
+	call := func(trusted, issuer *authority) (string, error) {
+		cert, key := issuer.issue(t, "client")
+		pair, err := tls.X509KeyPair(cert, key)
+		require.NoError(t, err)
+		tr := newTransport(t, &Options{TLS: &tls.Config{RootCAs: trusted.pool(), Certificates: []tls.Certificate{pair}}})
+		resp, err := tr.RoundTrip(post(t, url, "x"))
+		if err != nil {
+			return "", err
+		}
+		return drain(t, resp), nil
+	}
+	said, err := call(first, clients)
+	require.NoError(t, err)
+	assert.Equal(t, "HTTP/1.1 client", said)
+	_, err = call(first, second)
+	require.Error(t, err, "a client of another authority")
+
+	cert, key = second.issue(t, "server")
+	write(t, dir, "tls.crt", cert)
+	write(t, dir, "tls.key", key)
+	write(t, dir, "clients.pem", second.pem)
+	_, err = call(second, second)
+	require.NoError(t, err)
+	_, err = call(first, second)
+	require.Error(t, err, "the old authority's certificate is gone")
+	_, err = call(second, clients)
+	require.Error(t, err, "clients of the old authority are refused")
+
+	_, err = ServerTLSFiles("", "", caFile)
+	require.ErrorContains(t, err, "needs a certificate file")
+	_, err = ServerTLSFiles(certFile, keyFile, filepath.Join(dir, "none"))
+	require.ErrorContains(t, err, "CA file")
+}

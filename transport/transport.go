@@ -62,7 +62,14 @@ func New(options *Options) *Transport {
 	if t.options.Protocols != nil {
 		*protocols = *t.options.Protocols
 	}
-	t.tls = clientTLS(t.options.TLS, protocols)
+	var versions []string
+	if protocols.HTTP2() {
+		versions = append(versions, "h2")
+	}
+	if protocols.HTTP1() {
+		versions = append(versions, "http/1.1")
+	}
+	t.tls = clientTLS(t.options.TLS, versions)
 	if t.options.NetHTTP || protocols.HTTP2() || protocols.UnencryptedHTTP2() {
 		t.other = newStandard(t, protocols)
 	}
@@ -77,19 +84,13 @@ func buffersOf(size int) func() any {
 }
 
 // clientTLS returns a copy of config (nil allowed) fit for this package's own handshakes.
-func clientTLS(config *tls.Config, protocols *http.Protocols) *tls.Config {
+func clientTLS(config *tls.Config, versions []string) *tls.Config {
 	out := new(tls.Config)
 	if config != nil {
 		out = config.Clone()
 	}
 	out.MinVersion = max(out.MinVersion, tls.VersionTLS12)
-	out.NextProtos = nil
-	if protocols.HTTP2() {
-		out.NextProtos = append(out.NextProtos, "h2")
-	}
-	if protocols.HTTP1() {
-		out.NextProtos = append(out.NextProtos, "http/1.1")
-	}
+	out.NextProtos = versions
 	return out
 }
 

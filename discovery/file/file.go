@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"iter"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -56,17 +57,21 @@ func New(path string, o *Options) (*Source, error) {
 	if path == "" {
 		return nil, errors.New("file: the path is empty")
 	}
-	s := &Source{path: filepath.Clean(path)}
+	return &Source{path: path, opts: o.withDefaults()}, nil
+}
+
+func (o *Options) withDefaults() Options {
+	var out Options
 	if o != nil {
-		s.opts = *o
+		out = *o
 	}
-	if s.opts.Poll <= 0 {
-		s.opts.Poll = 5 * time.Second
+	if out.Poll <= 0 {
+		out.Poll = 5 * time.Second
 	}
-	if s.opts.Quiet <= 0 {
-		s.opts.Quiet = 50 * time.Millisecond
+	if out.Quiet <= 0 {
+		out.Quiet = 50 * time.Millisecond
 	}
-	return s, nil
+	return out
 }
 
 // Watch publishes the file's list whenever it changes, until ctx ends. Only one Watch may run at a time; a second one
@@ -77,14 +82,9 @@ func (s *Source) Watch(ctx context.Context, publish func(discovery.Snapshot)) er
 	}
 	defer s.busy.Store(false)
 
-	w := newWatcher(filepath.Dir(s.path), s.opts) // before the first reading, so that no change is missed
-	defer w.close()
 	first := true
-	for {
-		if !w.settle(ctx, s.path) {
-			return nil
-		}
-		changed, err := s.read()
+	for data, err := range Contents(ctx, s.path, &s.opts) {
+		changed, err := s.read(data, err)
 		if changed || first && s.known { // each Watch begins with a whole list, even if the file has a fault now
 			s.publish(publish)
 		}
@@ -92,8 +92,19 @@ func (s *Source) Watch(ctx context.Context, publish func(discovery.Snapshot)) er
 		if err != nil {
 			return err
 		}
-		if !w.wait(ctx) {
-			return nil
+	}
+	return nil
+}
+
+// Contents yields what is in the file at path: at once, and then whenever it may have changed, until ctx ends. It
+// waits as [Options] says, so that nobody reads a half-written file, and yields the same content again after each
+// [Options].Poll. The error says why the file cannot be read; it does not name the file. A nil o means the defaults.
+func Contents(ctx context.Context, path string, o *Options) iter.Seq2[[]byte, error] {
+	return func(yield func([]byte, error) bool) {
+		path := filepath.Clean(path)
+		w := newWatcher(filepath.Dir(path), o.withDefaults()) // before the first reading, so that no change is missed
+		defer w.close()
+		for w.settle(ctx, path) && yield(load(path)) && w.wait(ctx) {
 		}
 	}
 }
@@ -103,9 +114,9 @@ func (s *Source) publish(publish func(discovery.Snapshot)) {
 	publish(discovery.Snapshot{Version: s.version, Endpoints: s.good})
 }
 
-// read reads the file. changed is true if there is a new good list; err is a fault that has not been reported yet.
-func (s *Source) read() (changed bool, err error) {
-	data, err := load(s.path)
+// read reads what the file has now. changed is true if there is a new good list; fault is one that has not been
+// reported yet.
+func (s *Source) read(data []byte, err error) (changed bool, fault error) {
 	if err == nil {
 		if s.last != nil && bytes.Equal(data, s.last) {
 			return false, nil // the same content as before

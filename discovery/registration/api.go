@@ -3,8 +3,6 @@
 package registration
 
 import (
-	"crypto/sha256"
-	"crypto/subtle"
 	"encoding/json"
 	"errors"
 	"io"
@@ -13,7 +11,6 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/pdkit/pdkit/discovery"
@@ -27,16 +24,12 @@ var silent = log.New(io.Discard, "", 0)
 // api is the HTTP side of a source.
 type api struct {
 	registry *registry
-	token    *[sha256.Size]byte // nil: no token is required
+	tokens   func() digests // nil: no token is required
 	lease    time.Duration
 }
 
-func newHandler(r *registry, token string, lease time.Duration) http.Handler {
-	a := &api{registry: r, lease: lease}
-	if token != "" {
-		sum := sha256.Sum256([]byte(token))
-		a.token = &sum
-	}
+func newHandler(r *registry, tokens func() digests, lease time.Duration) http.Handler {
+	a := &api{registry: r, tokens: tokens, lease: lease}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+endpointsPath, a.list)
 	mux.HandleFunc("POST "+endpointsPath, a.register)
@@ -60,18 +53,13 @@ func newHandler(r *registry, token string, lease time.Duration) http.Handler {
 	return sameSite.Handler(a.guard(mux))
 }
 
-// guard requires the token. It compares digests, so that the time taken tells nothing about the token, its length
-// included.
+// guard requires a token.
 func (a *api) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if a.token != nil {
-			scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-			sum := sha256.Sum256([]byte(strings.TrimSpace(token)))
-			if !strings.EqualFold(scheme, "Bearer") || subtle.ConstantTimeCompare(sum[:], a.token[:]) != 1 {
-				w.Header().Set("WWW-Authenticate", "Bearer")
-				fail(w, http.StatusUnauthorized, "unauthorized", "", "the bearer token is missing or wrong")
-				return
-			}
+		if a.tokens != nil && !a.tokens().allow(r.Header.Get("Authorization")) {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			fail(w, http.StatusUnauthorized, "unauthorized", "", "the bearer token is missing or wrong")
+			return
 		}
 		next.ServeHTTP(w, r)
 	})

@@ -8,6 +8,8 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -296,6 +298,38 @@ func TestTheToken(t *testing.T) {
 		code, _ := call(t, h, "POST", endpoints, full("p", "http://10.0.0.1:8000"), "Authorization", right)
 		assert.Less(t, code, 300)
 	}
+}
+
+// A file's tokens change under way: both are good while both are in the file.
+func TestTheTokenFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "token")
+	put := func(text string) { require.NoError(t, os.WriteFile(path, []byte(text), 0o600)) }
+	put("first-secret\n")
+	_, h := open(t, &registration.Options{Token: "fixed", TokenFile: path})
+	allowed := func() (good []string) {
+		for _, token := range []string{"fixed", "first-secret", "second-secret", "first-secret\nsecond-secret", ""} {
+			code, _ := call(t, h, "GET", endpoints, nil, "Authorization", "Bearer "+token)
+			if code == http.StatusOK {
+				good = append(good, token)
+			}
+		}
+		return good
+	}
+	assert.Equal(t, []string{"fixed", "first-secret"}, allowed())
+	put("first-secret\n\n second-secret ")
+	assert.Equal(t, []string{"fixed", "first-secret", "second-secret"}, allowed())
+	put("second-secret")
+	assert.Equal(t, []string{"fixed", "second-secret"}, allowed())
+	put("\n")
+	assert.Equal(t, []string{"fixed", "second-secret"}, allowed(), "an empty file opens no door")
+	require.NoError(t, os.Remove(path))
+	assert.Equal(t, []string{"fixed", "second-secret"}, allowed())
+
+	_, err := registration.New(&registration.Options{TokenFile: path})
+	require.ErrorContains(t, err, "token file "+path+": no such file")
+	put(" \n")
+	_, err = registration.New(&registration.Options{TokenFile: path})
+	require.ErrorContains(t, err, "has no token")
 }
 
 // A page that an operator looks at must not register engines.

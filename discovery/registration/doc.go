@@ -64,7 +64,8 @@
 //
 // Whoever may register may also drain and delete what others have registered. So operators can use the API, too.
 //
-// With [Options.Token] each request needs Authorization: Bearer TOKEN. Requests of browsers from other sites are
+// With [Options.Token] or [Options.TokenFile] each request needs Authorization: Bearer TOKEN. ZeroMQ has no token.
+// Requests of browsers from other sites are
 // refused. Errors are
 //
 //	{"error": {"message": "url: has no port", "type": "invalid_request_error", "param": "url",

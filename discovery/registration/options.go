@@ -26,6 +26,11 @@ type Options struct {
 	HTTP   string // HOST:PORT for HTTP; "": do not listen
 	Token  string // the bearer token that HTTP clients must send; "": none
 
+	// TokenFile has bearer tokens, one a line, each of which HTTP clients may send besides Token: while tokens change,
+	// the old and the new one. The file is read again when it has changed; while it cannot be read or has no token, the
+	// last tokens stay.
+	TokenFile string
+
 	// Expiry is how long a silent engine stays on the list; default 15 s. vLLM's demo of P2pNccl has 5 s.
 	Expiry       time.Duration
 	Lease        time.Duration // of HTTP registrations without leaseSeconds, 1 s to 1 h; default 15 s
@@ -57,11 +62,12 @@ func New(o *Options) (*Source, error) {
 	if s.opts.MaxEndpoints < 0 {
 		errs = append(errs, errors.New("registration: MaxEndpoints is below 0"))
 	}
-	if err := errors.Join(errs...); err != nil {
+	tokens, err := readTokens(o.Token, o.TokenFile)
+	if err := errors.Join(append(errs, err)...); err != nil {
 		return nil, err
 	}
 	s.registry = newRegistry(s.opts.Expiry, s.opts.MaxEndpoints)
-	s.handler = newHandler(s.registry, s.opts.Token, s.opts.Lease)
+	s.handler = newHandler(s.registry, tokens, s.opts.Lease)
 	return s, nil
 }
 

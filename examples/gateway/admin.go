@@ -34,7 +34,7 @@ type readiness struct {
 	Draining bool             `json:"draining,omitempty"`
 	Reason   string           `json:"reason,omitempty"`
 	Models   []modelReadiness `json:"models"`
-	Rejected []rejected       `json:"rejected,omitempty"` // objects of the cluster that are not served as they are
+	Rejected []rejected       `json:"rejected,omitempty"` // ModelServers that are not served as they are
 }
 
 type modelReadiness struct {
@@ -47,9 +47,10 @@ type modelReadiness struct {
 func (g *gateway) readiness(ctx context.Context, models []*model) readiness {
 	r := readiness{Draining: g.draining.Load(), Models: make([]modelReadiness, 0, len(models))}
 	r.Ready = !r.Draining
-	if g.cluster != nil {
-		var known bool
-		if r.Rejected, known = g.cluster.refused(); !known {
+	r.Rejected = g.roster.notServed()
+	if c := g.roster.cluster; c != nil {
+		refused, known := c.refused()
+		if r.Rejected = append(refused, r.Rejected...); !known {
 			r.Ready, r.Reason = false, "the cluster's ModelServers are not known yet"
 		} else if len(models) == 0 {
 			r.Ready, r.Reason = false, "there is no ModelServer"
@@ -120,7 +121,7 @@ func (g *gateway) debugs(r *http.Request) bool {
 	host := name(r.Host)
 	_, err := netip.ParseAddr(host)
 	return err == nil || host == "localhost" || strings.HasSuffix(host, ".localhost") ||
-		host != "" && host == name(g.cfg.gateway.Admin)
+		host != "" && host == name(g.cfg.Load().gateway.Admin)
 }
 
 func (g *gateway) debug(w http.ResponseWriter, r *http.Request) {
@@ -136,7 +137,9 @@ func (g *gateway) debug(w http.ResponseWriter, r *http.Request) {
 		Draining bool         `json:"draining"`
 		Models   []debugModel `json:"models"`
 		Rejected []rejected   `json:"rejected,omitempty"`
-	}{time.Now().UTC(), ready.Draining, make([]debugModel, 0, len(models)), ready.Rejected}
+
+		Configuration reloaded `json:"configuration"`
+	}{time.Now().UTC(), ready.Draining, make([]debugModel, 0, len(models)), ready.Rejected, g.reloading.get()}
 	for i, m := range models {
 		out.Models = append(out.Models, m.debug(ready.Models[i]))
 	}

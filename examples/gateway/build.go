@@ -14,67 +14,49 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/discovery/inspect"
-	"github.com/pdkit/pdkit/discovery/registration"
 	"github.com/pdkit/pdkit/pdflow"
-	"github.com/pdkit/pdkit/pdflow/health"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
-	"github.com/pdkit/pdkit/pdflow/pick"
 	"github.com/pdkit/pdkit/pdflow/reuse"
-	"github.com/pdkit/pdkit/transport"
 	"go.opentelemetry.io/otel/attribute"
 )
 
 // gateway is a configuration at work.
 type gateway struct {
-	cfg      *configuration
+	cfg      atomic.Pointer[configuration] // that is served
 	log      *slog.Logger
 	tel      *telemetry
 	mux      *pdflow.Mux
 	routing  sync.RWMutex // the list of models and the mux's routes change together
-	cluster  *cluster     // nil unless its ModelServers are served
+	roster   *roster
 	draining atomic.Bool
 	list     atomic.Pointer[[]*model]
+
+	reloading reloading
 }
 
 // model is one ModelServer at work.
 type model struct {
 	*modelServer
-	set    *discovery.Set
-	picker pdflow.Picker
-	prober *health.Prober
-	probes probeBook
-	flows  *modelserver.Flows
+	*pool
+	flows *modelserver.Flows
 
-	legs *transport.Transport // the main flow's, also for what the gateway itself asks engines
-
-	announced *registration.Source // nil unless engines announce themselves
-
-	life  context.Context // from start to end
+	ctx   context.Context // from start to end
 	stop  context.CancelFunc
 	parts sync.WaitGroup
 }
 
-// build makes the flows of a configuration. It does not dial and does not listen.
+// build makes the gateway of a configuration. It does not dial and does not listen, and serves no model yet.
 func build(cfg *configuration, tel *telemetry, log *slog.Logger) (*gateway, error) {
-	g := &gateway{cfg: cfg, log: log, tel: tel}
+	g := &gateway{log: log, tel: tel}
+	g.cfg.Store(cfg)
+	g.reloading.done(nil)
 	g.mux = pdflow.NewMux(&pdflow.MuxOptions{MaxBody: cfg.gateway.MaxBodyBytes})
-	var models []*model
-	for _, ms := range cfg.models {
-		m, err := g.buildModel(ms)
-		if err != nil {
-			return nil, err
-		}
-		models = append(models, m)
-	}
-	if err := g.setModels(models); err != nil {
-		return nil, err
-	}
+	g.list.Store(&[]*model{})
+	g.roster = newRoster(g)
 	if cfg.gateway.ModelServers != nil {
 		var err error
-		if g.cluster, err = newCluster(g, cfg.gateway.ModelServers); err != nil {
+		if g.roster.cluster, err = newCluster(log, cfg.gateway.ModelServers); err != nil {
 			return nil, err
 		}
 	}
@@ -96,76 +78,52 @@ func (g *gateway) setModels(models []*model) error {
 	return g.mux.SetRoutes(routes)
 }
 
-func (g *gateway) buildModel(ms *modelServer) (*model, error) {
-	m := &model{modelServer: ms}
-	m.probes.log = g.log.With("model", ms.Model())
-	source, err := ms.source(g.cfg.file, func(err error) { m.probes.log.Warn("discovery", "error", err) })
-	if err != nil {
-		return nil, err
+// buildModel makes the flows of a ModelServer over the given engines, or over a new pool if that is nil.
+func (g *gateway) buildModel(ms *modelServer, engines *pool) (*model, error) {
+	if engines == nil {
+		var err error
+		if engines, err = g.newPool(ms); err != nil {
+			return nil, err
+		}
 	}
-	m.announced, _ = source.(*registration.Source)
-	if g.cfg.inspect > 0 {
-		source = inspect.Wrap(source, &inspect.Options{Interval: g.cfg.inspect})
-	}
-	m.set = discovery.NewSet(source)
-	m.picker = pick.New(m.set, g.cfg.pick)
-	limits := ms.Main.Timeouts()
-	timeout := limits.HealthCheck
-	if timeout == config.None {
-		timeout = time.Hour // the prober knows no probe without an end
-	}
-	m.legs = modelserver.NewTransport(limits.Connect, g.cfg.netHTTP)
-	m.prober = health.New(m.set, &health.Options{Timeout: timeout, Client: m.legs, Observe: m.probes.observe})
+	engines.users.Add(1)
+	m := &model{modelServer: ms, pool: engines}
+	cfg, main := g.cfg.Load(), ms.Main.Timeouts().Connect
+	var err error
 	m.flows, err = ms.Flows(m.picker, &modelserver.FlowOptions{
 		Transport: func(connect time.Duration) http.RoundTripper {
-			if connect == limits.Connect {
+			if connect == main {
 				return m.legs
 			}
 			return nil // connectors that differ have one of their own
 		},
-		NetHTTP: g.cfg.netHTTP,
-		Options: append(g.tel.options(), pdflow.WithMaxBody(g.cfg.gateway.MaxBodyBytes),
+		NetHTTP: cfg.netHTTP,
+		Options: append(g.tel.options(), pdflow.WithMaxBody(cfg.gateway.MaxBodyBytes),
 			pdflow.WithLogger(m.probes.log),
-			pdflow.WithMetricAttributes(g.modelAttributes(ms.Model())...)),
+			pdflow.WithMetricAttributes(attribute.String("gen_ai.request.model", ms.Model()))),
 	})
+	if err != nil {
+		engines.release()
+	}
 	return m, err
 }
 
-// modelAttributes are what tells the metrics of several models apart.
-func (g *gateway) modelAttributes(model string) []attribute.KeyValue {
-	if len(g.cfg.models) <= 1 && g.cfg.gateway.ModelServers == nil {
-		return nil
-	}
-	return []attribute.KeyValue{attribute.String("gen_ai.request.model", model)}
-}
-
-// start starts all models, and the watch for more of them, until ctx ends. wait returns when all of that has ended.
+// start starts the file's models, and the watch for changes, until ctx ends. wait returns when all of that has ended.
 func (g *gateway) start(ctx context.Context) (wait func(), err error) {
-	var started []*model
-	for _, m := range g.models() {
-		if err = m.start(ctx, g); err != nil {
-			break
-		}
-		started = append(started, m)
-	}
-	if err != nil {
-		for _, m := range started {
-			m.end()
-		}
+	r := g.roster
+	if err := r.apply(ctx, g.cfg.Load()); err != nil {
+		r.cut()
+		r.leaving.Wait()
 		return nil, err
 	}
-	var wg sync.WaitGroup
-	if g.cluster != nil {
-		wg.Go(func() { ended(g.log, "ModelServers", g.cluster.run(ctx)) })
-	}
-	wait = func() {
-		if g.cluster != nil {
-			g.cluster.cut()
-		}
+	var running sync.WaitGroup
+	running.Go(func() { r.run(ctx) })
+	return func() {
+		r.cut()
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			wg.Wait()
+			running.Wait()
 			for _, m := range g.models() {
 				m.end()
 			}
@@ -176,37 +134,32 @@ func (g *gateway) start(ctx context.Context) (wait func(), err error) {
 		case <-time.After(lastPatience):
 			g.log.Warn("ended without waiting for all that finds engines")
 		}
-	}
-	return wait, nil
+	}, nil
 }
 
-// start starts the connectors' listeners, discovery and health probes of the model, until end or ctx's end.
+// start starts the connectors' listeners and, unless another model has, discovery and health probes, until end or ctx's
+// end.
 func (m *model) start(ctx context.Context, g *gateway) error {
-	m.life, m.stop = context.WithCancel(ctx)
-	err := errors.Join(m.flows.Start(m.life), m.startRegistration(m.life, g.log))
+	m.ctx, m.stop = context.WithCancel(ctx)
+	err := errors.Join(m.flows.Start(m.ctx), m.pool.start(ctx))
 	var prober *reuse.SyntheticProber
 	if err == nil {
 		prober, err = g.syntheticProber(m)
 	}
 	if err != nil {
 		m.stop()
-		m.drain(m.life, g.log) // at once, since nobody has sent a request yet
+		m.drain(m.ctx, g.log) // at once, since nobody has sent a request yet
 		m.end()
 		return err
 	}
-	log := g.log.With("model", m.Model())
-	m.set.OnError(func(err error) { log.Warn("discovery", "error", err) })
-	m.parts.Go(func() { ended(log, "discovery", m.set.Run(m.life)) })
-	m.parts.Go(func() { ended(log, "health", m.prober.Run(m.life)) })
 	m.parts.Go(func() {
 		told := map[string]string{}
-		for snap := range m.set.Changes(m.life) {
-			m.probes.keep(snap.Endpoints)
-			told = m.tellUnfit(snap.Endpoints, told, log)
+		for snap := range m.set.Changes(m.ctx) {
+			told = m.tellUnfit(snap.Endpoints, told, m.probes.log)
 		}
 	})
 	if prober != nil {
-		m.parts.Go(func() { ended(log, "synthetic probe", prober.Run(m.life)) })
+		m.parts.Go(func() { ended(m.probes.log, "synthetic probe", prober.Run(m.ctx)) })
 	}
 	return nil
 }
@@ -234,11 +187,8 @@ func (m *model) tellUnfit(endpoints []discovery.Endpoint, told map[string]string
 // end stops what start has started, after the last request.
 func (m *model) end() {
 	m.stop()
-	if m.announced != nil {
-		_ = m.announced.Close() // never fails
-	}
 	m.parts.Wait()
-	_ = m.legs.Close() // never fails
+	m.pool.release()
 }
 
 func ended(log *slog.Logger, what string, err error) {
@@ -250,13 +200,11 @@ func ended(log *slog.Logger, what string, err error) {
 // drain refuses new requests from its first moment, waits for those in flight until ctx ends, then cuts them.
 func (g *gateway) drain(ctx context.Context) {
 	var wg sync.WaitGroup
-	if g.cluster != nil {
-		g.cluster.halt() // from here on the models are those that they are
-		select {
-		case <-g.cluster.halted:
-			wg.Go(func() { g.cluster.drained(ctx) })
-		case <-ctx.Done(): // what leaves is cut at the end: see start
-		}
+	g.roster.halt() // from here on the models are those that they are
+	select {
+	case <-g.roster.halted:
+		wg.Go(func() { g.roster.drained(ctx) })
+	case <-ctx.Done(): // what leaves is cut at the end: see start
 	}
 	for _, m := range g.models() {
 		wg.Go(func() { m.drain(ctx, g.log) })

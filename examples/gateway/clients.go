@@ -16,9 +16,9 @@ const modelsPath = "/v1/models"
 // mux's 404.
 func (g *gateway) clients() (http.Handler, error) {
 	other, err := passthrough.New(g.engines, &passthrough.Options{
-		MaxBody: g.cfg.gateway.MaxBodyBytes,
+		MaxBody: g.cfg.Load().gateway.MaxBodyBytes,
 		Allow: func(r *http.Request) bool {
-			return g.cfg.gateway.Passthrough != "" || r.Method == http.MethodGet && r.URL.Path == modelsPath
+			return g.cfg.Load().gateway.Passthrough != "" || r.Method == http.MethodGet && r.URL.Path == modelsPath
 		},
 		All: func() (all []*passthrough.Engines) {
 			for _, m := range g.models() {

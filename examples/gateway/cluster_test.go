@@ -356,7 +356,8 @@ func TestASuccessorKnowsWhoDoesNotAnswer(t *testing.T) {
 		}
 	}
 	spec := func(attempts int) string {
-		return fmt.Sprintf(`{model: m, kvConnector: {type: nixl, retry: {maxAttempts: %d}}%s}`, attempts, selecting)
+		found := []string{otherwise, selecting}[attempts%2]
+		return fmt.Sprintf(`{model: m, kvConnector: {type: nixl, retry: {maxAttempts: %d}}%s}`, attempts, found)
 	}
 	n.modelServer("m", spec(1))
 	require.Eventually(t, func() bool {
@@ -444,6 +445,9 @@ func TestTheDeploymentIsGood(t *testing.T) {
 	assert.Contains(t, stdout, "ModelServers  those of namespace llm, too")
 }
 
+// otherwise finds the same engines in another way, so that those that are known do not count.
+const otherwise = `, workloadPort: {port: 8000}` + selecting
+
 // A changed ModelServer takes over when its engines are known, however long that takes; nothing else waits for it.
 func TestASuccessorIsWaitedFor(t *testing.T) {
 	n := newNamespace(t)
@@ -453,7 +457,7 @@ func TestASuccessorIsWaitedFor(t *testing.T) {
 	n.becomes(g, "m", http.StatusOK)
 
 	n.rights("endpointslices") // and pods no more
-	n.modelServer("m", `{model: m, kvConnector: {type: http}`+selecting+`}`)
+	n.modelServer("m", `{model: m, kvConnector: {type: http}`+otherwise+`}`)
 	n.modelServer("other", `{model: other, kvConnector: {type: nixl}`+selecting+`}`)
 	n.logged(g, "ModelServer is served.*model=other")
 	for range 20 {
@@ -480,7 +484,7 @@ func TestASuccessorThatNeverServedEndsWithTheGateway(t *testing.T) {
 	n.becomes(g, "m", http.StatusOK)
 	n.rights("endpointslices")
 	addr := "127.0.0.1:" + unusedPort(t)
-	n.modelServer("m", `{model: m, kvConnector: {type: lmcache-pd, config: {notifyListen: "`+addr+`"}}`+selecting+`}`)
+	n.modelServer("m", `{model: m, kvConnector: {type: lmcache-pd, config: {notifyListen: "`+addr+`"}}`+otherwise+`}`)
 	require.Eventually(t, func() bool {
 		conn, err := net.Dial("tcp", addr)
 		return err == nil && conn.Close() == nil

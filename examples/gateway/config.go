@@ -4,6 +4,8 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
+	"log/slog"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -17,6 +19,7 @@ import (
 // configuration is a whole configuration: at most one Gateway and any number of ModelServers.
 type configuration struct {
 	file           string
+	content        []byte // of the file
 	gateway        gatewaySpec
 	models         []*modelServer
 	notes          []note
@@ -84,4 +87,8 @@ type modelServer struct {
 	*modelserver.ModelServer
 	doc   *yamlfile.Document
 	owner *rest.Config // of the cluster whose object it is; nil if it stands in the file
+}
+
+func (n note) log(log *slog.Logger) {
+	log.Warn(string(n.kind), "where", fmt.Sprintf("%s:%d", n.File, n.Line), "field", n.Path, "what", n.Problem)
 }

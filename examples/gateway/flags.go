@@ -75,6 +75,15 @@ func parseFlags(args []string, stderr io.Writer) (flags, error) {
 	return f, errUsage
 }
 
+// read reads a content of the configuration file under the command line.
+func (f flags) read(data []byte) (*configuration, error) {
+	cfg, err := parse(f.config, data)
+	if err == nil {
+		err = f.override(cfg)
+	}
+	return cfg, err
+}
+
 // override lays the command line over the file's Gateway.
 func (f flags) override(cfg *configuration) error {
 	g := &cfg.gateway

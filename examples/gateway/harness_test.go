@@ -28,6 +28,7 @@ type engine struct {
 	sick   bool
 	seen   []seen
 	hold   chan struct{} // closed: let streams end; nil: they end at once
+	pace   time.Duration // how long a stream takes besides
 }
 
 type seen struct {
@@ -47,7 +48,7 @@ func newEngine(t *testing.T, models ...string) *engine {
 func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
 	e.mu.Lock()
-	sick, hold := e.sick, e.hold
+	sick, hold, pace := e.sick, e.hold, e.pace
 	if r.URL.Path != "/health" {
 		e.seen = append(e.seen, seen{r.Method, r.URL.Path, r.Header.Clone(), string(body)})
 	}
@@ -74,6 +75,7 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		_, _ = io.WriteString(w, "data: {\"choices\":[{\"text\":\"a\"}]}\n\n")
 		_ = http.NewResponseController(w).Flush()
+		time.Sleep(pace)
 		if hold != nil {
 			select {
 			case <-hold:
@@ -131,6 +133,7 @@ func gatewayYAML(spec string) string {
 // program is the gateway at work inside the test.
 type program struct {
 	t             *testing.T
+	file          string // the configuration
 	signals       chan os.Signal
 	code          chan int
 	log           *logBuffer
@@ -160,8 +163,8 @@ var servingLine = regexp.MustCompile(`msg=serving listen=(\S+)(?: admin=(\S+))?`
 func start(t *testing.T, yaml string, args ...string) *program {
 	t.Helper()
 	p := &program{t: t, signals: make(chan os.Signal, 2), code: make(chan int, 1), log: &logBuffer{}}
-	file := write(t, yaml)
-	go func() { p.code <- run(append([]string{"-config", file}, args...), io.Discard, p.log, p.signals) }()
+	p.file = write(t, yaml)
+	go func() { p.code <- run(append([]string{"-config", p.file}, args...), io.Discard, p.log, p.signals) }()
 	require.Eventually(t, func() bool {
 		m := servingLine.FindStringSubmatch(p.log.String())
 		if m != nil {

@@ -37,7 +37,7 @@ func wholeFile(file, problem, remedy string) yamlfile.Faults {
 // parse reads and checks a configuration.
 func parse(file string, data []byte) (*configuration, error) {
 	docs, faults := yamlfile.Read(file, data)
-	l := &loader{cfg: &configuration{file: file, gateway: defaultGateway()}, faults: faults}
+	l := &loader{cfg: &configuration{file: file, content: data, gateway: defaultGateway()}, faults: faults}
 	for _, d := range docs {
 		l.document(d)
 	}

@@ -4,7 +4,7 @@
 //
 //	go run ./examples/gateway -config FILE
 //
-// The README beside this file describes the configuration. Exit codes: 0 after a drain or a good -check, 1 when serving
+// The README beside this file describes the configuration. SIGHUP reads it again, as a change of the file does. Exit codes: 0 after a drain or a good -check, 1 when serving
 // failed, 2 for a wrong command line or configuration.
 package main
 
@@ -28,7 +28,7 @@ const (
 
 func main() {
 	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
+	signal.Notify(signals, syscall.SIGTERM, os.Interrupt, syscall.SIGHUP)
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr, signals))
 }
 
@@ -58,9 +58,9 @@ func run(args []string, stdout, stderr io.Writer, signals <-chan os.Signal) int 
 	}
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: f.level}))
 	for _, n := range cfg.notes {
-		log.Warn(string(n.kind), "where", fmt.Sprintf("%s:%d", n.File, n.Line), "field", n.Path, "what", n.Problem)
+		n.log(log)
 	}
-	if err := serve(context.Background(), cfg, f.trace, log, signals); err != nil {
+	if err := serve(context.Background(), f, cfg, log, signals); err != nil {
 		log.Error("cannot serve", "error", err)
 		return exitFailed
 	}

@@ -11,10 +11,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Two models with the same connector are two series; one model needs no name.
+// Two models with the same connector are two series. One model has its name too, since a reload may add another.
 func TestMetricsTellModelsApart(t *testing.T) {
 	p, d := startPair(t)
-	for models, want := range map[int]bool{1: false, 2: true} {
+	for models := 1; models <= 2; models++ {
 		yaml := gatewayYAML("") + nixlYAML(p, d)
 		if models == 2 {
 			yaml += strings.ReplaceAll(nixlYAML(p, d), "tiny", "small")
@@ -31,6 +31,6 @@ func TestMetricsTellModelsApart(t *testing.T) {
 			}
 		}
 		require.Len(t, series, 1)
-		assert.Equal(t, want, strings.Contains(series[0], `gen_ai_request_model="tiny"`), series[0])
+		assert.Contains(t, series[0], `gen_ai_request_model="tiny"`)
 	}
 }

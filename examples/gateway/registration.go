@@ -3,9 +3,7 @@
 package main
 
 import (
-	"context"
 	"fmt"
-	"log/slog"
 	"strings"
 
 	"github.com/pdkit/pdkit/connector/config/yamlfile"
@@ -57,24 +55,4 @@ func (l *loader) checkListeners() {
 			taken = append(taken, own)
 		}
 	}
-}
-
-// startRegistration opens the listeners at which a model's engines announce themselves, where the model has any.
-func (m *model) startRegistration(ctx context.Context, log *slog.Logger) error {
-	s := m.announced
-	if s == nil {
-		return nil
-	}
-	if err := s.Start(ctx); err != nil {
-		return err
-	}
-	var addresses []any
-	if addr := s.Addr(); addr != "" {
-		addresses = append(addresses, "listen", addr)
-	}
-	if addr := s.HTTPAddr(); addr != "" {
-		addresses = append(addresses, "http", addr)
-	}
-	log.Info("engines may announce themselves", append(addresses, "model", m.Model())...)
-	return nil
 }

@@ -10,6 +10,8 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"sync"
+	"syscall"
 	"time"
 )
 
@@ -24,10 +26,10 @@ const (
 	lastWords = time.Second
 )
 
-// serve serves until a signal asks it to end, then drains; a second signal cuts what still runs.
-func serve(ctx context.Context, cfg *configuration, trace string, log *slog.Logger,
-	signals <-chan os.Signal) (err error) {
-	tel, err := newTelemetry(cfg.gateway.Admin != "", trace)
+// serve serves until a signal asks it to end, then drains; a second signal cuts what still runs. SIGHUP is none of
+// these: it reads the configuration again.
+func serve(ctx context.Context, f flags, cfg *configuration, log *slog.Logger, signals <-chan os.Signal) (err error) {
+	tel, err := newTelemetry(cfg.gateway.Admin != "", f.trace)
 	if err != nil {
 		return err
 	}
@@ -75,11 +77,25 @@ func serve(ctx context.Context, cfg *configuration, trace string, log *slog.Logg
 	s.serve()
 	log.Info("serving", append(addresses, "models", len(g.models()))...)
 
-	select {
-	case sig := <-signals:
-		log.Info("draining", "signal", sig.String(), "atMost", cfg.gateway.DrainTimeout.String())
-	case err := <-s.failed:
-		return err
+	hup := make(chan struct{}, 1)
+	var follow sync.WaitGroup
+	follow.Go(func() { g.followFile(background, f.read, hup) })
+	defer follow.Wait()
+	defer stop()
+	for draining := false; !draining; {
+		select {
+		case sig := <-signals:
+			if draining = sig != syscall.SIGHUP; draining {
+				log.Info("draining", "signal", sig.String(), "atMost", g.cfg.Load().gateway.DrainTimeout.String())
+				continue
+			}
+			select {
+			case hup <- struct{}{}:
+			default: // the file is to be read anyway
+			}
+		case err := <-s.failed:
+			return err
+		}
 	}
 	g.shutDown(clients.Server, cut, signals)
 	return nil
@@ -89,15 +105,20 @@ func serve(ctx context.Context, cfg *configuration, trace string, log *slog.Logg
 // signal, then they are cut. Requests that come meanwhile are answered, with 503.
 func (g *gateway) shutDown(clients *http.Server, cut func(), signals <-chan os.Signal) {
 	g.draining.Store(true)
-	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(g.cfg.gateway.DrainTimeout))
+	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(g.cfg.Load().gateway.DrainTimeout))
 	defer cancel()
 	ended := make(chan struct{})
 	defer close(ended)
 	go func() {
-		select {
-		case <-signals:
-			cancel()
-		case <-ended:
+		for {
+			select {
+			case sig := <-signals:
+				if sig != syscall.SIGHUP {
+					cancel()
+				}
+			case <-ended:
+				return
+			}
 		}
 	}()
 	clients.SetKeepAlivesEnabled(false)

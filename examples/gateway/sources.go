@@ -24,7 +24,7 @@ import (
 func (m *modelServer) source(configFile string, onError func(error)) (discovery.Source, error) {
 	switch m.FoundBy {
 	case "static":
-		return static.New(m.Endpoints...)
+		return newListing(m.Endpoints), nil
 	case "file":
 		return file.New(m.endpointsFile(configFile), nil)
 	case "dns":

@@ -12,12 +12,12 @@ import (
 
 // syntheticProber makes what checks a model's KV reuse again and again, or nil if that was not asked for.
 func (g *gateway) syntheticProber(m *model) (*reuse.SyntheticProber, error) {
-	if g.cfg.syntheticProbe <= 0 {
+	if g.cfg.Load().syntheticProbe <= 0 {
 		return nil, nil
 	}
 	log := g.log.With("model", m.Model())
 	o := reuse.SyntheticProberOptions{
-		Every: g.cfg.syntheticProbe,
+		Every: g.cfg.Load().syntheticProbe,
 		Targets: func(ctx context.Context) (reuse.Target, error) {
 			if g.draining.Load() { // no probe is served any more, which says nothing of the engines
 				<-ctx.Done()

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/inspect"
+	"github.com/pdkit/pdkit/discovery/registration"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/health"
+	"github.com/pdkit/pdkit/pdflow/modelserver"
+	"github.com/pdkit/pdkit/pdflow/pick"
+	"github.com/pdkit/pdkit/transport"
+)
+
+// pool is the engines of a model: what finds them, what is known of each, and the connections to them. A model whose
+// ModelServer changes keeps its pool, with the loads and prefixes that the picker knows, unless the change is about
+// the engines themselves.
+type pool struct {
+	key    string
+	model  string
+	log    *slog.Logger
+	listed *listing // nil unless the engines are a static list
+	set    *discovery.Set
+	picker pdflow.Picker
+	prober *health.Prober
+	probes probeBook
+	legs   *transport.Transport // of the main flow, and of what the gateway itself asks engines
+
+	announced *registration.Source // nil unless engines announce themselves
+
+	users atomic.Int64    // models
+	life  context.Context // from start, which may be called again, to the last release
+	stop  context.CancelFunc
+	parts sync.WaitGroup
+}
+
+// poolKey tells which ModelServers can have the same pool: it holds all that newPool reads, but a static list, which
+// may change.
+func poolKey(ms *modelServer) string {
+	limits := ms.Main.Timeouts()
+	found := ms.Spec.Discovery
+	found.Static = modelserver.Static{}
+	key, err := json.Marshal([]any{ms.Model(), ms.Namespace, ms.owner != nil, found, ms.FoundBy,
+		ms.Spec.WorkloadSelector, ms.Spec.WorkloadPort, limits.Connect, limits.HealthCheck})
+	if err != nil { // JSON that has been read can be written
+		panic(err)
+	}
+	return string(key)
+}
+
+// newPool makes the pool of a model. It does not dial and does not listen.
+func (g *gateway) newPool(ms *modelServer) (*pool, error) {
+	cfg := g.cfg.Load()
+	p := &pool{key: poolKey(ms), model: ms.Model(), log: g.log}
+	p.probes.log = g.log.With("model", ms.Model())
+	source, err := ms.source(cfg.file, func(err error) { p.probes.log.Warn("discovery", "error", err) })
+	if err != nil {
+		return nil, err
+	}
+	p.listed, _ = source.(*listing)
+	p.announced, _ = source.(*registration.Source)
+	if cfg.inspect > 0 {
+		source = inspect.Wrap(source, &inspect.Options{Interval: cfg.inspect})
+	}
+	p.set = discovery.NewSet(source)
+	p.picker = pick.New(p.set, cfg.pick)
+	limits := ms.Main.Timeouts()
+	timeout := limits.HealthCheck
+	if timeout == config.None {
+		timeout = time.Hour // the prober knows no probe without an end
+	}
+	p.legs = modelserver.NewTransport(limits.Connect, cfg.netHTTP)
+	p.prober = health.New(p.set, &health.Options{Timeout: timeout, Client: p.legs, Observe: p.probes.observe})
+	return p, nil
+}
+
+// start starts discovery and health probes, until the last user's release or ctx's end. Of several users the first
+// starts them.
+func (p *pool) start(ctx context.Context) error {
+	if p.life != nil {
+		return nil
+	}
+	p.life, p.stop = context.WithCancel(ctx)
+	if err := p.startRegistration(p.life); err != nil {
+		return err
+	}
+	p.set.OnError(func(err error) { p.probes.log.Warn("discovery", "error", err) })
+	p.parts.Go(func() { ended(p.probes.log, "discovery", p.set.Run(p.life)) })
+	p.parts.Go(func() { ended(p.probes.log, "health", p.prober.Run(p.life)) })
+	p.parts.Go(func() {
+		for snap := range p.set.Changes(p.life) {
+			p.probes.keep(snap.Endpoints)
+		}
+	})
+	return nil
+}
+
+// release ends what start has started, after the last user.
+func (p *pool) release() {
+	if p.users.Add(-1) > 0 {
+		return
+	}
+	if p.stop != nil {
+		p.stop()
+	}
+	if p.announced != nil {
+		_ = p.announced.Close() // never fails
+	}
+	p.parts.Wait()
+	p.legs.CloseIdleConnections()
+	time.AfterFunc(afterlife, func() { _ = p.legs.Close() }) // never fails
+}
+
+// startRegistration opens the listeners at which engines announce themselves, where the model has any.
+func (p *pool) startRegistration(ctx context.Context) error {
+	s := p.announced
+	if s == nil {
+		return nil
+	}
+	if err := s.Start(ctx); err != nil {
+		return fmt.Errorf("spec.discovery.registration: %w", err)
+	}
+	var addresses []any
+	if addr := s.Addr(); addr != "" {
+		addresses = append(addresses, "listen", addr)
+	}
+	if addr := s.HTTPAddr(); addr != "" {
+		addresses = append(addresses, "http", addr)
+	}
+	p.log.Info("engines may announce themselves", append(addresses, "model", p.model)...)
+	return nil
+}
+
+// listing is the source of a static list, which a reload of the configuration may replace.
+type listing struct {
+	mu       sync.Mutex
+	engines  []discovery.Endpoint
+	replaced chan struct{} // closed by the next replace
+}
+
+func newListing(engines []discovery.Endpoint) *listing {
+	return &listing{engines: engines, replaced: make(chan struct{})}
+}
+
+func (l *listing) replace(engines []discovery.Endpoint) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.engines = engines
+	close(l.replaced)
+	l.replaced = make(chan struct{})
+}
+
+// Watch publishes the list, and each that replaces it.
+func (l *listing) Watch(ctx context.Context, publish func(discovery.Snapshot)) error {
+	for version := uint64(1); ; version++ {
+		l.mu.Lock()
+		engines, replaced := l.engines, l.replaced
+		l.mu.Unlock()
+		publish(discovery.Snapshot{Version: version, Endpoints: engines})
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-replaced:
+		}
+	}
+}
