@@ -32,6 +32,7 @@ type telemetry struct {
 	requests, firstChunk, legs, handoffAge metric.Float64Histogram
 	created, expired, retries, fallbacks   metric.Int64Counter
 	unsupportedN, kvTokens, orphans        metric.Int64Counter
+	rescues                                metric.Int64Counter
 	active                                 metric.Registration
 	recorded                               bool
 
@@ -41,7 +42,7 @@ type telemetry struct {
 }
 
 // labels are the attributes of all our metrics; empty ones are left out.
-type labels struct{ leg, mode, code, reason string }
+type labels struct{ leg, mode, code, reason, result string }
 
 var durations = []float64{0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
 
@@ -60,7 +61,7 @@ func newTelemetry(f *Flow) (*telemetry, error) {
 		mp = noop.NewMeterProvider()
 	}
 	m := mp.Meter(scope, metric.WithInstrumentationVersion(version))
-	var errs [12]error
+	var errs [13]error
 	hist := func(i int, name, unit, help string) (h metric.Float64Histogram) {
 		h, errs[i] = m.Float64Histogram(name, metric.WithUnit(unit), metric.WithDescription(help),
 			metric.WithExplicitBucketBoundaries(durations...))
@@ -84,6 +85,7 @@ func newTelemetry(f *Flow) (*telemetry, error) {
 	t.kvTokens = count(9, "pd.kv.tokens", "{token}", "Prompt tokens that prefill engines reported for handoffs that "+
 		"decode took")
 	t.orphans = count(11, "pd.orphans", "{session}", "Decode legs that were sent and whose prefill gave them nothing")
+	t.rescues = count(12, "pd.rescues", "{stream}", "Streams whose decode engine died, by whether they went on")
 	if errs[10] = t.observeActive(m, f); errs[10] != nil {
 		return nil, errs[10]
 	}
@@ -118,7 +120,7 @@ func (t *telemetry) set(l labels) metric.MeasurementOption {
 	}
 	kv := append([]attribute.KeyValue{attribute.String("pd.connector", t.connector)}, t.attributes...)
 	for _, p := range [...]struct{ k, v string }{{"pd.leg", l.leg}, {"pd.mode", l.mode}, {"error.type", l.code},
-		{"pd.reason", l.reason}} {
+		{"pd.reason", l.reason}, {"pd.result", l.result}} {
 		if p.v != "" {
 			kv = append(kv, attribute.String(p.k, p.v))
 		}
@@ -204,6 +206,16 @@ func (t *telemetry) fellBack(x *exchange, last *Error) {
 	}
 }
 
+// rescue notes what became of a stream whose decode engine died: rescued, with the code of its failure; failed, with the
+// code of the rescue's; or refused, with why it cannot go on.
+func (t *telemetry) rescue(x *exchange, result, reason string) {
+	t.rescues.Add(x.client, 1, t.set(labels{reason: reason, result: result}))
+	if x.span != nil {
+		x.span.AddEvent("pd.rescue", trace.WithAttributes(attribute.String("pd.result", result),
+			attribute.String("pd.reason", reason)))
+	}
+}
+
 func (t *telemetry) orphaned(a *attempt) { t.orphans.Add(a.x.client, 1, t.base) }
 
 func (t *telemetry) unsupported(x *exchange, member string) {
@@ -218,7 +230,7 @@ func (t *telemetry) handoff(a *attempt, age time.Duration) {
 
 // firstEvent records how long the client waited for the response that it got.
 func (t *telemetry) firstEvent(a *attempt) {
-	if o := &a.out.Decode; t.recorded && !o.FirstByte.IsZero() {
+	if o := &a.out.Decode; t.recorded && !o.FirstByte.IsZero() && a.out.Resumed == 0 {
 		t.firstChunk.Record(a.x.client, o.FirstByte.Sub(a.x.start).Seconds(), t.set(labels{mode: string(a.mode)}))
 	}
 }
