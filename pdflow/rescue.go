@@ -3,11 +3,17 @@
 package pdflow
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
+	"time"
+
+	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/intake"
 	"github.com/pdkit/pdkit/internal/resume"
 	"github.com/pdkit/pdkit/internal/sse"
 )
@@ -137,7 +143,13 @@ func (b *Body) goOn(e *Error) (next *Body, failure *Error) {
 	old.end(e)
 	x.avoid = append(x.avoid, old.failed(e)...)
 	s, _ := x.rescue.from.Next()
-	req, err := x.rescue.plan.request(s, old.f.opts.usage)
+	length := 0
+	if x.rescue.plan.limit == 0 {
+		if length, failure = old.contextLength(); failure != nil {
+			return nil, failure
+		}
+	}
+	req, err := x.rescue.plan.request(s, length, old.f.opts.usage)
 	if err == nil {
 		req, err = req.Without(old.f.traits.Members)
 	}
@@ -164,6 +176,33 @@ func (b *Body) goOn(e *Error) (next *Body, failure *Error) {
 	next.a.out.Resumed = s.Tokens()
 	x.phase.Store(phaseStream)
 	return next, nil
+}
+
+// contextLength asks P how many tokens fit into its context.
+func (a *attempt) contextLength() (int, *Error) {
+	failure := &Error{Code: CodePrefillFailed, Leg: LegPrefill, Phase: "rescue", Connector: a.f.name,
+		Endpoint: a.s.Prefill.ID, Message: "the prefill engine does not tell its context length"}
+	if a.s.Prefill.URL == nil {
+		return 0, failure
+	}
+	ctx, stop := context.WithTimeout(a.x.base, 2*time.Second)
+	defer stop()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, a.s.Prefill.URL.JoinPath("/v1/models").String(), http.NoBody)
+	if err != nil {
+		return 0, failure
+	}
+	r.Header = a.x.legHeader(nil)
+	resp, err := a.caller(ctx)(r)
+	if err != nil {
+		return 0, failure
+	}
+	defer resp.Body.Close()
+	body, err := intake.ReadAll(resp.Body, resp.ContentLength, maxErrorBody)
+	n := int(gjson.GetBytes(body, "data.0.max_model_len").Int())
+	if err != nil || !serves(resp.StatusCode) || n <= 0 {
+		return 0, failure
+	}
+	return n, nil
 }
 
 // goOnWith lets further attempts send another request than the client's.

@@ -81,7 +81,7 @@ func planOf(req *connector.Request) (p *plan, reason string) {
 		if p.limit, err = strconv.Atoi(limit.Raw); err != nil || p.limit < 1 {
 			return nil, "max_tokens"
 		}
-	case !chat && !limit.Exists():
+	case !chat:
 		p.limit = 16 // vLLM's default
 	}
 	var ok bool
@@ -140,15 +140,17 @@ func (p *plan) config(a *attempt) resume.Config {
 	return c
 }
 
-// request makes the request that lets s go on. counted asks for the token counts even if the client did not.
-func (p *plan) request(s *resume.Stream, counted bool) (*connector.Request, error) {
+// request makes the request that lets s go on. context is how many tokens fit into an engine's context; it is needed
+// for a chat without a limit, since a completion without one ends after 16 tokens. counted asks for the token counts
+// even if the client did not.
+func (p *plan) request(s *resume.Stream, context int, counted bool) (*connector.Request, error) {
 	b := append([]byte(`{"stream":true,"temperature":0,"prompt":`), s.Prompt()...)
 	set := func(name string, raw []byte) { b = append(append(append(b, `,"`+name+`":`...), raw...), ' ') }
-	limit := []byte("null") // what is left of the context
-	if p.limit > 0 {
-		limit = strconv.AppendInt(nil, int64(max(1, p.limit-s.Given())), 10)
+	limit := p.limit - s.Given()
+	if p.limit == 0 {
+		limit = context - s.Length()
 	}
-	set("max_tokens", limit)
+	set("max_tokens", strconv.AppendInt(nil, int64(max(1, limit)), 10))
 	if least := p.least - s.Given(); least > 0 {
 		set("min_tokens", strconv.AppendInt(nil, int64(least), 10))
 	}

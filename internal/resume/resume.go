@@ -91,6 +91,9 @@ func (s *Stream) Tokens() int { return s.tokens }
 // Given returns how many of them are in the prompt of the engine that goes on.
 func (s *Stream) Given() int { return s.given }
 
+// Length returns how many tokens Prompt has.
+func (s *Stream) Length() int { return count(view(s.ids[:s.known])) }
+
 // Over reports whether the client has everything but the stream's end.
 func (s *Stream) Over() bool { return s.over && (s.counted || !s.KeepUsage) }
 
