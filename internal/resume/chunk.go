@@ -140,17 +140,17 @@ func (s *Stream) goOn(c *chunk) ([]byte, error) {
 		}
 		return s.event("[]", tail), nil
 	}
-	if s.over {
-		return nil, nil // the client has the last token
-	}
 	text, ids := c.get("choices.0.text"), c.get("choices.0.token_ids")
 	if text.Type != gjson.String || !ids.IsArray() && len(text.Str) > 0 {
 		return nil, ErrDiverged
 	}
 	fresh, n, ok := s.confirm(ids.Raw)
 	ended := c.reason.Type == gjson.String
-	if !ok || ended && s.known < len(s.ids) {
+	if !ok || ended && s.known < len(s.ids) || s.over && n > 0 {
 		return nil, ErrDiverged
+	}
+	if s.over {
+		return nil, nil // the client has the last token
 	}
 	chars := characters(text.Raw)
 	skip := min(max(s.sent-s.at, 0), chars)

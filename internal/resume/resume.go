@@ -138,8 +138,13 @@ func (s *Stream) held() int {
 	return s.StopReach
 }
 
-// settled is up to where no stop string can begin that is not complete yet.
-func (s *Stream) settled() int { return s.sent + s.held() - s.StopReach }
+// settled is up to where no stop string can begin that is not complete yet, or is the one that ended the text.
+func (s *Stream) settled() int {
+	if s.over && s.StopShown {
+		return s.sent - s.StopReach - 1
+	}
+	return s.sent + s.held() - s.StopReach
+}
 
 // note keeps a place to go on from, and drops those that are not needed any more.
 func (s *Stream) note(text int) {

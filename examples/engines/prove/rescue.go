@@ -7,6 +7,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -76,7 +77,7 @@ func rescueStreams() []stream {
 }
 
 // rescueTally is what came of one stream's breaks.
-type rescueTally struct{ breaks, same, joined, other int }
+type rescueTally struct{ breaks, same, joined, cut, other int }
 
 // proveRescue breaks streams of real engines: first, by a proxy, after each event; then by killing decode engines.
 func proveRescue(ctx context.Context, lab *lab, out io.Writer) error {
@@ -103,11 +104,11 @@ func proveRescue(ctx context.Context, lab *lab, out io.Writer) error {
 		return err
 	}
 	fmt.Fprintf(out, "streams broken after each of their events, every second one within the next event:\n"+
-		"%-40s %7s %10s %20s %6s\n", "request", "breaks", "same bytes", "same, joined events", "other")
+		"%-40s %7s %10s %19s %4s %10s\n", "request", "breaks", "same bytes", "same, events joined", "cut", "other text")
 	var result error
 	for _, s := range rescueStreams() {
 		t, err := breakEverywhere(ctx, s, gateway.url, d.url, next)
-		fmt.Fprintf(out, "%-40s %7d %10d %20d %6d\n", s.name, t.breaks, t.same, t.joined, t.other)
+		fmt.Fprintf(out, "%-40s %7d %10d %19d %4d %10d\n", s.name, t.breaks, t.same, t.joined, t.cut, t.other)
 		if err != nil {
 			fmt.Fprintln(out, "  NOT OK:", err)
 			result = errNotProven
@@ -135,36 +136,55 @@ func breakEverywhere(ctx context.Context, s stream, gateway, engine string, next
 		return t, fmt.Errorf("undisturbed, the gateway's stream is another than the engine's (%w):\n%s\n%s", err, want,
 			undisturbed)
 	}
-	for k := 1; ; k++ {
-		next.arm(k, k%2 == 0)
-		got, err := streamOf(ctx, gateway, s.path, body, nil)
-		if !next.happened() {
-			next.take()
-			return t, err
+	for k := 1; k < strings.Count(want, "\n\n"); k++ { // the last event is [DONE]
+		var got string
+		var broken error
+		for range tries {
+			next.arm(k, k%2 == 0)
+			got, broken = streamOf(ctx, gateway, s.path, body, nil)
+			if !next.happened() { // joined events: there were fewer
+				next.take()
+			} else if broken != nil || joined(got) != joined(want) || got == want {
+				break
+			}
 		}
 		t.breaks++
 		switch {
-		case err != nil:
-			t.other++
-			return t, fmt.Errorf("broken after event %d: %w\n%s\n%s", k, err, want, got)
+		case broken != nil:
+			t.cut++
+			err = cmp.Or(err, fmt.Errorf("broken after event %d: %w\n%s\n%s", k, broken, want, got))
 		case got == want:
 			t.same++
 		case joined(got) == joined(want):
 			t.joined++
 		default:
 			t.other++
-			return t, fmt.Errorf("broken after event %d:\n%s\n%s", k, want, got)
+			err = cmp.Or(err, fmt.Errorf("broken after event %d:\n%s\n%s", k, want, got))
 		}
 	}
+	return t, err
 }
+
+// tries is how often a stream is asked for until no two tokens came in one event: vLLM sends those together that are
+// ready together.
+const tries = 25
 
 // reference asks one engine alone.
 func (s stream) reference(ctx context.Context, engine string) (body []byte, want string, err error) {
 	if body, err = json.Marshal(s.body); err != nil {
 		return nil, "", err
 	}
-	if want, err = streamOf(ctx, engine, s.path, body, nil); err != nil || s.find == 0 {
-		return body, want, err
+	for range tries { // the one with the most events has the fewest joined ones
+		again, err := streamOf(ctx, engine, s.path, body, nil)
+		if err != nil {
+			return nil, "", err
+		}
+		if strings.Count(again, "\n\n") > strings.Count(want, "\n\n") {
+			want = again
+		}
+	}
+	if s.find == 0 {
+		return body, want, nil
 	}
 	text := []rune(textOf(want))
 	if len(text) < s.find+3 {
@@ -280,7 +300,7 @@ func killForReal(ctx context.Context, lab *lab, out io.Writer, p, d *process) er
 		case got == want:
 			fmt.Fprintf(out, "  %s, killed after %d events: same bytes\n", s.name, 20+30*n)
 		case joined(got) == joined(want):
-			fmt.Fprintf(out, "  %s, killed after %d events: same, joined events\n", s.name, 20+30*n)
+			fmt.Fprintf(out, "  %s, killed after %d events: same, events joined\n", s.name, 20+30*n)
 		default:
 			return fmt.Errorf("%s: other bytes after a kill:\n%s\n%s", s.name, want, got)
 		}
