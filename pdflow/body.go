@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/resume"
 	"github.com/pdkit/pdkit/internal/sse"
 	"github.com/pdkit/pdkit/internal/verdict"
 )
@@ -34,8 +35,9 @@ var (
 // it. Close may be called by any, also while a Read waits, and more than once.
 type Body struct {
 	mu    sync.Mutex // held by what reads and by what closes
-	a     *attempt
-	outer *exchange // the first of the exchanges that fell back until this flow served; see exchange.inner
+	a     *attempt   // the last, of a stream that was rescued
+	x     *exchange  // a's
+	outer *exchange  // the first of the exchanges that fell back until this flow served; see exchange.inner
 
 	status int
 	header http.Header
@@ -64,12 +66,14 @@ type Body struct {
 
 	received int64
 
+	tokens *resume.Stream // not nil: the stream can be rescued
+
 	steps *Steps // not nil: the caller sends the legs
 	relay bool   // the caller passes the response on by itself
 }
 
 func newBody(a *attempt, resp *http.Response) *Body {
-	b := &Body{a: a, status: resp.StatusCode, mode: a.mode, resp: resp.Body, src: resp.Body}
+	b := &Body{a: a, x: a.x, status: resp.StatusCode, mode: a.mode, resp: resp.Body, src: resp.Body}
 	b.sse = strings.HasPrefix(strings.ToLower(resp.Header.Get("Content-Type")), "text/event-stream")
 	b.unframed = resp.ContentLength < 0 && len(resp.TransferEncoding) == 0
 	b.guarded = a.x.req.API.Guarded()
@@ -85,6 +89,7 @@ func newBody(a *attempt, resp *http.Response) *Body {
 		length = -1
 	}
 	b.withhold(length)
+	b.follow()
 	b.pooled = buffers.Get().(*[streamBuffer]byte)
 	b.buf = b.pooled[:]
 	return b
@@ -155,7 +160,7 @@ func (b *Body) chooseBuffer() {
 
 // finalBody is a response that no engine streams.
 func finalBody(a *attempt, response connector.Response) *Body {
-	b := &Body{a: a, status: http.StatusOK, mode: a.mode, resp: http.NoBody, src: http.NoBody, eof: true}
+	b := &Body{a: a, x: a.x, status: http.StatusOK, mode: a.mode, resp: http.NoBody, src: http.NoBody, eof: true}
 	if a.x.req.Stream && len(response.Events) > 0 {
 		b.sse = true
 		b.header = http.Header{"Content-Type": {"text/event-stream; charset=utf-8"}, "Cache-Control": noCache,
@@ -201,7 +206,7 @@ func (b *Body) unlock() {
 // lockToClose ends a Read that waits for the engine.
 func (b *Body) lockToClose(cause error) {
 	if !b.mu.TryLock() {
-		b.a.cancel(cause)
+		b.x.stop(cause)
 		b.mu.Lock()
 	}
 }
@@ -247,10 +252,11 @@ func (b *Body) piece() ([]byte, error) {
 			return piece, b.err
 		}
 	default:
-		b.err = b.a.sendError(b.a.ctx, LegDecode, "stream", err)
-		if b.err.Code == CodeDecodeFailed {
-			b.err.Code = CodeStreamBroken
+		e := b.broke(err)
+		if n == 0 && b.rescued(e) {
+			return b.piece()
 		}
+		b.err = e
 		return piece, b.err
 	}
 	if n == 0 && b.eof {
@@ -328,10 +334,12 @@ func (b *Body) close() {
 		}
 	}
 	b.release()
-	b.ended(e)
-	b.a.f.tel.firstEvent(b.a)
-	b.a.end(e)
-	b.a.x.end(e)
+	if !b.a.over { // else a rescue has failed
+		b.ended(e)
+		b.a.f.tel.firstEvent(b.a)
+		b.a.end(e)
+	}
+	b.x.end(e)
 	for x := b.outer; x != nil; x = x.inner {
 		x.end(e)
 	}
@@ -339,7 +347,7 @@ func (b *Body) close() {
 
 // relayedResponse is the body of a response that the caller passes on by itself.
 func relayedResponse(a *attempt, status int) *Body {
-	return &Body{a: a, status: status, mode: a.mode, resp: http.NoBody, src: http.NoBody, relay: true}
+	return &Body{a: a, x: a.x, status: status, mode: a.mode, resp: http.NoBody, src: http.NoBody, relay: true}
 }
 
 // hostEnded notes how a response ended that a host has: by being forgotten or, if it was relayed, as err says; nil is

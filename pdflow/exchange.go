@@ -27,16 +27,18 @@ type exchange struct {
 	base   context.Context // the client's, with the request's span
 	ctx    context.Context // of the current attempt: base, cancelled with a cause
 	cancel context.CancelCauseFunc
-	cut    bool // by a shutdown; with ctx and cancel under Flow.live's lock
+	over   error // why no further attempt may run, by a shutdown or Close; with ctx and cancel under Flow.live's lock
 	call
 	ids    []string    // the request's id, as a header's value
 	shared http.Header // of all legs without headers of their own; nil: each leg has its own
 	start  time.Time
 	inner  *exchange // that this one fell back to, and that fell back itself
 	avoid  []string
+	rescue *rescue    // nil: the stream ends with its decode engine
 	span   trace.Span // nil without tracing
 
 	again       bool                 // the last attempt is to be retried
+	before      int                  // attempts that do not count: those of a stream before it was rescued
 	holdsBudget bool                 // of the flow's budget
 	timedOut    *Error               // of the last prefill that ran out of time and was to be retried elsewhere
 	busyUntil   map[string]time.Time // engines that asked to be left alone, by ID
@@ -75,8 +77,8 @@ func (x *exchange) renew() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	x.ctx, x.cancel = context.WithCancelCause(transport.WithNewConnection(x.base))
-	if x.cut {
-		x.cancel(errCut)
+	if x.over != nil {
+		x.cancel(x.over)
 	}
 }
 

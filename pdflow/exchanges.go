@@ -50,6 +50,15 @@ func (l *exchanges) leave(x *exchange) {
 	}
 }
 
+// stop ends an exchange, whichever of its attempts runs.
+func (x *exchange) stop(cause error) {
+	l := &x.f.live
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	x.over = cause
+	x.cancel(cause)
+}
+
 // cutting is how long requests that were cut may take to notice.
 const cutting = 5 * time.Second
 
@@ -73,7 +82,7 @@ func (l *exchanges) drain(ctx context.Context) error {
 	}
 	l.mu.Lock()
 	for x := l.head; x != nil; x = x.next {
-		x.cut = true
+		x.over = errCut
 		x.cancel(errCut)
 	}
 	l.mu.Unlock()

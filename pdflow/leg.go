@@ -178,6 +178,7 @@ func (a *attempt) decodeAlone(ctx context.Context, leg *connector.Leg) (*Body, *
 
 func (a *attempt) sendDecode(ctx context.Context, leg *connector.Leg, o *LegOutcome) (*Body, *Error) {
 	a.askUsage(leg)
+	a.askTokens(leg)
 	if a.rendezvous != nil {
 		ctx = a.rendezvous.hold(ctx, decodeSide)
 	}

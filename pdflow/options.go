@@ -41,6 +41,7 @@ type options struct {
 	meterProvider  metric.MeterProvider
 	attributes     []attribute.KeyValue
 	usage          bool
+	rescues        int // of one request
 	propagator     propagation.TextMapPropagator
 	forward        []string
 	requestID      func(*http.Request) string

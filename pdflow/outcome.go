@@ -61,6 +61,9 @@ type Outcome struct {
 	HandoffAge time.Duration
 	KVTokens   int64 // prompt tokens that P says it computed or held; 0 where it does not say
 	Usage      Usage // tokens, as the engines count them
+	// how many tokens the client had when this attempt took its stream over from one whose decode engine had died: see
+	// WithRescue; 0 for any other attempt
+	Resumed int
 	// decode was sent and got no KV from prefill: the engines hold memory for it for a while, so the picker gives the
 	// pair a cooldown
 	Orphan bool

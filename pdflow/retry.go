@@ -36,7 +36,7 @@ func (a *attempt) mayRetry(e *Error) (again bool, reason string) {
 		return false, reason
 	case x.given != nil:
 		return false, retryGiven
-	case a.s.Attempt >= a.f.retry.MaxAttempts:
+	case a.s.Attempt-x.before >= a.f.retry.MaxAttempts:
 		return false, retryAttempts
 	case e.Code == CodeTransferMissing && a.f.opts.fallback == config.FallbackDecode: // D can do without at once
 		return false, retryFallback

@@ -4,6 +4,7 @@ package pdflow
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"sync"
 	"time"
@@ -32,7 +33,7 @@ type telemetry struct {
 	requests, firstChunk, legs, handoffAge metric.Float64Histogram
 	created, expired, retries, fallbacks   metric.Int64Counter
 	unsupportedN, kvTokens, orphans, ranOn metric.Int64Counter
-	unretried                              metric.Int64Counter
+	unretried, rescues                     metric.Int64Counter
 	active                                 metric.Registration
 	recorded                               bool
 
@@ -42,7 +43,7 @@ type telemetry struct {
 }
 
 // labels are the attributes of all our metrics; empty ones are left out.
-type labels struct{ leg, mode, code, reason string }
+type labels struct{ leg, mode, code, reason, result string }
 
 var durations = []float64{0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
 
@@ -61,40 +62,38 @@ func newTelemetry(f *Flow) (*telemetry, error) {
 		mp = noop.NewMeterProvider()
 	}
 	m := mp.Meter(scope, metric.WithInstrumentationVersion(version))
-	var errs [13]error
-	hist := func(i int, name, unit, help string) (h metric.Float64Histogram) {
-		h, errs[i] = m.Float64Histogram(name, metric.WithUnit(unit), metric.WithDescription(help),
+	var errs []error
+	hist := func(name, unit, help string) metric.Float64Histogram {
+		h, err := m.Float64Histogram(name, metric.WithUnit(unit), metric.WithDescription(help),
 			metric.WithExplicitBucketBoundaries(durations...))
+		errs = append(errs, err)
 		return h
 	}
-	count := func(i int, name, unit, help string) (c metric.Int64Counter) {
-		c, errs[i] = m.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(help))
+	count := func(name, unit, help string) metric.Int64Counter {
+		c, err := m.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(help))
+		errs = append(errs, err)
 		return c
 	}
-	t.requests = hist(0, "pd.request.duration", "s", "Requests, from the body's last byte to the response's end")
-	t.firstChunk = hist(1, "pd.time_to_first_chunk", "s", "From the body's last byte to decode's first event")
-	t.legs = hist(2, "pd.leg.duration", "s", "Legs, from sending to the end of the response")
-	t.handoffAge = hist(3, "pd.handoff.age", "s", "Age of the KV handoff when decode was described")
-	t.created = count(4, "pd.sessions.created", "{session}", "Attempts begun")
-	t.expired = count(5, "pd.sessions.expired", "{session}",
+	t.requests = hist("pd.request.duration", "s", "Requests, from the body's last byte to the response's end")
+	t.firstChunk = hist("pd.time_to_first_chunk", "s", "From the body's last byte to decode's first event")
+	t.legs = hist("pd.leg.duration", "s", "Legs, from sending to the end of the response")
+	t.handoffAge = hist("pd.handoff.age", "s", "Age of the KV handoff when decode was described")
+	t.created = count("pd.sessions.created", "{session}", "Attempts begun")
+	t.expired = count("pd.sessions.expired", "{session}",
 		"Attempts whose handoff became too old, or was left to its lease")
-	t.retries = count(6, "pd.retries", "{attempt}", "Attempts after the first, by why they were made")
-	t.unretried = count(12, "pd.retries.skipped", "{attempt}", "Failed attempts that were not retried, by the reason")
-	t.fallbacks = count(7, "pd.fallbacks", "{request}", "Requests served otherwise than configured")
-	t.unsupportedN = count(8, "pd.unsupported", "{request}",
+	t.retries = count("pd.retries", "{attempt}", "Attempts after the first, by why they were made")
+	t.unretried = count("pd.retries.skipped", "{attempt}", "Failed attempts that were not retried, by the reason")
+	t.fallbacks = count("pd.fallbacks", "{request}", "Requests served otherwise than configured")
+	t.unsupportedN = count("pd.unsupported", "{request}",
 		"Requests that two engines cannot carry, by the member that prevents it")
-	t.kvTokens = count(9, "pd.kv.tokens", "{token}", "Prompt tokens that prefill engines reported for handoffs that "+
+	t.kvTokens = count("pd.kv.tokens", "{token}", "Prompt tokens that prefill engines reported for handoffs that "+
 		"decode took")
-	t.orphans = count(11, "pd.orphans", "{session}", "Decode legs that were sent and whose prefill gave them nothing")
-	t.ranOn = count(12, "pd.prefills.ran_on", "{leg}",
+	t.orphans = count("pd.orphans", "{session}", "Decode legs that were sent and whose prefill gave them nothing")
+	t.ranOn = count("pd.prefills.ran_on", "{leg}",
 		"Prefill legs that ran on after their request, since their protocol lets them finish")
-	if errs[10] = t.observeActive(m, f); errs[10] != nil {
-		return nil, errs[10]
-	}
-	for _, err := range errs {
-		if err != nil {
-			return nil, err
-		}
+	t.rescues = count("pd.rescues", "{stream}", "Streams whose decode engine died, by whether they went on")
+	if err := errors.Join(append(errs, t.observeActive(m, f))...); err != nil {
+		return nil, err
 	}
 	return t, nil
 }
@@ -130,7 +129,7 @@ func (t *telemetry) set(l labels) metric.MeasurementOption {
 	}
 	kv := append([]attribute.KeyValue{attribute.String("pd.connector", t.connector)}, t.attributes...)
 	for _, p := range [...]struct{ k, v string }{{"pd.leg", l.leg}, {"pd.mode", l.mode}, {"error.type", l.code},
-		{"pd.reason", l.reason}} {
+		{"pd.reason", l.reason}, {"pd.result", l.result}} {
 		if p.v != "" {
 			kv = append(kv, attribute.String(p.k, p.v))
 		}
@@ -233,6 +232,16 @@ func (t *telemetry) fellBack(x *exchange, last *Error) {
 	}
 }
 
+// rescue notes what became of a stream whose decode engine died: rescued, with the code of its failure; failed, with the
+// code of the rescue's; or refused, with why it cannot go on.
+func (t *telemetry) rescue(x *exchange, result, reason string) {
+	t.rescues.Add(x.client, 1, t.set(labels{reason: reason, result: result}))
+	if x.span != nil {
+		x.span.AddEvent("pd.rescue", trace.WithAttributes(attribute.String("pd.result", result),
+			attribute.String("pd.reason", reason)))
+	}
+}
+
 func (t *telemetry) orphaned(a *attempt) { t.orphans.Add(a.x.client, 1, t.base) }
 
 func (t *telemetry) unsupported(x *exchange, member string) {
@@ -247,7 +256,7 @@ func (t *telemetry) handoff(a *attempt, age time.Duration) {
 
 // firstEvent records how long the client waited for the response that it got.
 func (t *telemetry) firstEvent(a *attempt) {
-	if o := &a.out.Decode; t.recorded && !o.FirstByte.IsZero() {
+	if o := &a.out.Decode; t.recorded && !o.FirstByte.IsZero() && a.out.Resumed == 0 {
 		t.firstChunk.Record(a.x.client, o.FirstByte.Sub(a.x.start).Seconds(), t.set(labels{mode: string(a.mode)}))
 	}
 }

@@ -59,6 +59,8 @@ var defaults = map[string]string{
 	"spec.encoder.type":                            required,
 	"spec.rollout.weight":                          required,
 	"spec.rollout.kvConnector":                     required,
+	"spec.rescue.mode":                             "off",
+	"spec.rescue.maxPerRequest":                    "1",
 	"spec.discovery.static.endpoints[].url":        required,
 	"spec.discovery.static.endpoints[].role":       required,
 	"spec.discovery.file.path":                     required,
@@ -112,6 +114,8 @@ var abouts = map[string]string{
 	"spec.kvConnector.fallbackConnector": "shaped as spec.kvConnector, with a fallback of its own if wanted",
 	"spec.kvConnector.unsupported": "requests that the protocol cannot carry: `aggregate` sends them to " +
 		"one engine, `refuse` answers 400",
+	"spec.rescue.mode": "`on` lets greedy streams go on at another pair when their decode engine dies: see " +
+		"[rescue](reliability/rescue.md)",
 	"spec.encoder.config": "the stage's own settings: maxItems, sharedStoragePath, cpuBytes",
 }
 

@@ -164,6 +164,7 @@ func (b *builder) flow(c *Connector) (*pdflow.Flow, error) {
 		pdflow.WithTimeouts(limits),
 		pdflow.WithRetry(c.Retry()),
 		pdflow.WithUnsupported(c.Spec.Unsupported),
+		pdflow.WithRescue(b.m.Spec.Rescue.perRequest()),
 		pdflow.WithRequestCheckers(b.requestCheckers()...))
 	if c.Spec.Fallback != config.FallbackConnector {
 		opts = append(opts, pdflow.WithFallback(c.Spec.Fallback))

@@ -36,6 +36,7 @@ type Spec struct {
 	KVConnector      config.Spec      `json:"kvConnector"`
 	Encoder          Encoder          `json:"encoder"`
 	Rollout          Rollout          `json:"rollout"`
+	Rescue           Rescue           `json:"rescue"`
 	Discovery        Discovery        `json:"discovery"`
 }
 

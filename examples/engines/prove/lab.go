@@ -104,6 +104,7 @@ type gatewayOptions struct {
 	connector                         string
 	config                            string   // of the connector, JSON
 	encoder                           string   // type of the encode stage; "" means none
+	rescue                            bool     // streams outlive their decode engine
 	prefills, decodes                 []string // URLs
 	endpoints                         []discovery.Endpoint
 	lease                             time.Duration
@@ -143,6 +144,9 @@ spec:
 	}
 	if o.encoder != "" {
 		fmt.Fprintf(&b, "  encoder: {type: %s}\n", o.encoder)
+	}
+	if o.rescue {
+		b.WriteString("  rescue: {mode: on}\n")
 	}
 	b.WriteString("  discovery:\n    static:\n      endpoints:\n")
 	for _, url := range o.prefills {

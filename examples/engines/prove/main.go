@@ -8,6 +8,7 @@
 //
 //	prove [flags] [CONNECTOR]             CONNECTOR is the gateway's kvConnector.type, nixl if left out
 //	prove -encode [flags]                 prove the encode stage, with an encode engine more and with images
+//	prove -rescue [flags]                 break streams after each of their tokens: they go on byte for byte
 //	prove -verify [flags] [CONNECTOR...]  let pdctl verify judge each connector that runs on a CPU
 //	prove -today [flags]                  the same for some: those of each day, and those whose turn it is
 //	prove -wire [flags] [RECORDING...]    compare the engines' responses with the recorded ones
@@ -43,6 +44,7 @@ func main() {
 		"with engines launched as the connector renders them")
 	flag.BoolVar(&o.today, "today", false, "like -verify, for the connectors that are proven each day, and for those "+
 		"to which the day of the year turns")
+	flag.BoolVar(&o.rescue, "rescue", false, "prove that streams outlive their decode engine, byte for byte")
 	flag.BoolVar(&o.encode, "encode", false, "prove the encode stage instead, with images")
 	flag.BoolVar(&o.wire, "wire", false, "replay docs/protocols/recordings, or those of the named connectors, or "+
 		"those whose names begin like nixl/25, and print where a response has another shape than the recorded one")
@@ -87,7 +89,7 @@ type options struct {
 	connector, script, gateway, logs string
 	all, verify, today, wire         bool
 	verified                         []string
-	encode                           bool
+	encode, rescue                   bool
 }
 
 func run(ctx context.Context, o options) (err error) {
@@ -129,6 +131,9 @@ func run(ctx context.Context, o options) (err error) {
 	}
 	if o.encode {
 		return proveEncode(ctx, lab)
+	}
+	if o.rescue {
+		return proveRescue(ctx, lab, os.Stdout)
 	}
 
 	begin := time.Now()

@@ -329,58 +329,55 @@ func (r *running) send(st Step) error {
 	return r.emit(st)
 }
 
-// stopper turns tokens into text and watches for the end.
+// stopper turns tokens into text and watches for the end. Like vLLM 0.32.0 (vllm/v1/engine/detokenizer.py) it holds
+// back as many characters as the longest stop string has, less one, whatever they are.
 type stopper struct {
-	g    *Generation
-	held string // text that may be the start of a stop string
+	g     *Generation
+	text  string
+	sent  int // bytes of text
+	reach int // length of the longest stop string, less one
 }
 
-func newStopper(g *Generation) *stopper { return &stopper{g: g} }
+func newStopper(g *Generation) *stopper {
+	w := &stopper{g: g}
+	for _, end := range g.Stop {
+		w.reach = max(w.reach, len(end)-1)
+	}
+	return w
+}
 
 func (w *stopper) take(token int32, count int) (text, reason string, stop any) {
 	piece := Detokenise([]int32{token})
 	enough := count >= w.g.MinTokens
 	for _, id := range w.g.StopIDs {
 		if enough && id == token {
-			return w.flush(""), ReasonStop, token
+			return w.upTo(len(w.text)), ReasonStop, token
 		}
 	}
-	w.held += piece
-	if enough {
-		for _, end := range w.g.Stop {
-			if at := strings.Index(w.held, end); at >= 0 {
-				if w.g.IncludeEnd {
-					at += len(end)
-				}
-				return w.held[:at], ReasonStop, end
+	w.text += piece
+	searched := max(0, len(w.text)-len(piece)-w.reach)
+	for _, end := range w.g.Stop {
+		if at := strings.Index(w.text[searched:], end); enough && at >= 0 {
+			if at += searched; w.g.IncludeEnd {
+				at += len(end)
 			}
+			return w.upTo(at), ReasonStop, end
 		}
 	}
 	if count >= w.g.MaxTokens {
-		return w.flush(""), ReasonLength, nil
+		return w.upTo(len(w.text)), ReasonLength, nil
 	}
-	return w.flush(w.maybeStop()), "", nil
+	if w.g.IncludeEnd {
+		return w.upTo(len(w.text)), "", nil
+	}
+	return w.upTo(len(w.text) - w.reach), "", nil
 }
 
-// flush returns the held text without its end keep, which it goes on holding.
-func (w *stopper) flush(keep string) string {
-	text := w.held[:len(w.held)-len(keep)]
-	w.held = keep
-	return text
-}
-
-// maybeStop is the longest end of the text that may begin a stop string.
-func (w *stopper) maybeStop() string {
-	longest := ""
-	for _, end := range w.g.Stop {
-		for n := min(len(end)-1, len(w.held)); n > len(longest); n-- {
-			if strings.HasPrefix(end, w.held[len(w.held)-n:]) {
-				longest = w.held[len(w.held)-n:]
-				break
-			}
-		}
-	}
-	return longest
+// upTo returns the text that was not returned yet, up to a place.
+func (w *stopper) upTo(end int) string {
+	from := w.sent
+	w.sent = max(from, end)
+	return w.text[from:w.sent]
 }
 
 // Sleep waits for d, or until ctx ends.

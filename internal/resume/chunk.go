@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package resume
+
+import (
+	"bytes"
+	"strconv"
+	"unicode/utf8"
+
+	"github.com/tidwall/gjson"
+)
+
+// chunk is one event's data.
+type chunk struct {
+	data    []byte
+	key, at int // where the key of its choices begins, and their array
+	end     int // of the array
+	none    bool
+	reason  gjson.Result // finish_reason
+}
+
+func (c *chunk) get(path string) gjson.Result { return gjson.Get(view(c.data), path) }
+
+// edits change values of a JSON text. They are made in the order in which they stand in it.
+type edits struct {
+	src  []byte
+	out  []byte
+	from int
+}
+
+// set replaces a value that gjson found in src.
+func (e *edits) set(v gjson.Result, raw []byte) {
+	if v.Index < e.from || v.Index == 0 {
+		return
+	}
+	e.out = append(append(e.out, e.src[e.from:v.Index]...), raw...)
+	e.from = v.Index + len(v.Raw)
+}
+
+func (e *edits) bytes() []byte { return append(e.out, e.src[e.from:]...) }
+
+var null = []byte("null")
+
+// first reads an event of the first engine, and takes out what the client has not asked for.
+func (s *Stream) first(c *chunk) []byte {
+	if s.head == nil {
+		s.head = bytes.Clone(c.data[:c.key])
+	}
+	if c.none {
+		return s.counts(c.data, c.get("usage").IsObject())
+	}
+	e := edits{src: c.data}
+	textAt, promptAt := "choices.0.text", "choices.0.prompt_token_ids"
+	if s.Chat {
+		textAt, promptAt = "choices.0.delta.content", "prompt_token_ids"
+	}
+	text, prompt, ids := c.get(textAt), c.get(promptAt), c.get("choices.0.token_ids")
+	if prompt.IsArray() && s.prompt == 0 && s.lost == "" {
+		s.ids = appendIDs(nil, prompt.Raw)
+		s.prompt = len(s.ids)
+		s.known = s.prompt
+	}
+	if !s.KeepIDs {
+		s.withoutIDs(&e, prompt, ids)
+	}
+	n := 0
+	if ids.IsArray() {
+		n = count(ids.Raw)
+	}
+	s.judge(c, text, n)
+	if s.lost == "" {
+		s.take(text.Raw, ids.Raw, n, c.reason.Type == gjson.Null)
+		s.over = s.over || c.reason.Type == gjson.String
+	}
+	if s.Chat && n > 0 && !s.KeepIDs && c.get("choices.0.delta").Raw == "{}" && c.reason.Type == gjson.Null {
+		return nil // made only for the ids
+	}
+	out := e.bytes()
+	if s.Chat && s.choice == nil && text.Exists() && n > 0 && c.reason.Type == gjson.Null {
+		s.choice = bytes.Clone([]byte(gjson.Get(view(out), "choices.0").Raw))
+	}
+	return out
+}
+
+func (s *Stream) withoutIDs(e *edits, prompt, ids gjson.Result) {
+	if s.Chat { // the prompt's stand after the choices
+		prompt, ids = ids, prompt
+	}
+	for _, v := range []gjson.Result{prompt, ids} {
+		if v.IsArray() {
+			e.set(v, null)
+		}
+	}
+}
+
+// judge loses a stream whose tokens and text cannot be followed.
+func (s *Stream) judge(c *chunk, text gjson.Result, ids int) {
+	switch {
+	case c.get("choices.0.index").Int() != 0, c.get("choices.0.logprobs").IsObject():
+		s.lose(shape)
+	case ids == 0 && len(text.Str) > 0, ids > 0 && s.prompt == 0:
+		s.lose(noIDs)
+	case s.Chat:
+		c.get("choices.0.delta").ForEach(func(key, value gjson.Result) bool {
+			if key.Str != "role" && key.Str != "content" && value.Type != gjson.Null {
+				s.lose(parser)
+			}
+			return true
+		})
+		if ids > 0 && text.Type != gjson.String {
+			s.lose(parser)
+		}
+	case text.Type != gjson.String:
+		s.lose(shape)
+	}
+}
+
+// take notes new tokens and their text. A place after several tokens is none to go on from: the last of them may be a
+// part of a character.
+func (s *Stream) take(text, ids string, n int, open bool) {
+	if n > 0 {
+		s.ids = appendIDs(s.ids, ids)
+		s.tokens += n
+		s.known = len(s.ids)
+	}
+	chars := characters(text)
+	s.at += chars
+	s.sent = max(s.sent, s.at)
+	if n == 1 && chars > 0 && open {
+		s.note(s.at + s.held())
+	}
+}
+
+// goOn reads an event of another engine, which answers as /v1/completions does.
+func (s *Stream) goOn(c *chunk) ([]byte, error) {
+	tail := s.counts(c.data[c.end:], false)
+	if c.none {
+		if out := s.counts(c.data, c.get("usage").IsObject()); out == nil {
+			return nil, nil
+		}
+		return s.event("[]", tail), nil
+	}
+	text, ids := c.get("choices.0.text"), c.get("choices.0.token_ids")
+	if text.Type != gjson.String || !ids.IsArray() && len(text.Str) > 0 {
+		return nil, ErrDiverged
+	}
+	fresh, n, ok := s.confirm(ids.Raw)
+	ended := c.reason.Type == gjson.String
+	if !ok || ended && s.known < len(s.ids) || s.over && n > 0 {
+		return nil, ErrDiverged
+	}
+	if s.over {
+		return nil, nil // the client has the last token
+	}
+	chars := characters(text.Raw)
+	skip := min(max(s.sent-s.at, 0), chars)
+	raw := withoutFirst(text.Raw, skip)
+	single := n == 1 && n == count(ids.Raw)
+	s.at += chars
+	s.sent = max(s.sent, s.at)
+	if n > 0 {
+		s.ids = appendIDs(s.ids, fresh)
+		s.tokens += n
+		s.known = len(s.ids)
+	}
+	if single && chars > 0 && !ended {
+		s.note(s.at + s.held())
+	}
+	if n == 0 && !ended {
+		if skip < chars {
+			return nil, ErrDiverged // other text for the same tokens
+		}
+		return nil, nil
+	}
+	s.over = ended
+	shown := null
+	if s.KeepIDs {
+		shown = []byte("[" + fresh + "]")
+	}
+	return s.event("["+string(s.shaped(c, text, ids, raw, shown))+"]", tail), nil
+}
+
+// confirm compares tokens with those that are known, and returns those that are not.
+func (s *Stream) confirm(raw string) (fresh string, n int, ok bool) {
+	n = count(raw)
+	got := appendIDs(nil, raw)
+	for left := s.ids[s.known:]; len(left) > 0 && len(got) > 0; left = s.ids[s.known:] {
+		left = bytes.TrimPrefix(left, comma)
+		a, _, _ := bytes.Cut(left, comma)
+		b, rest, _ := bytes.Cut(got, comma)
+		if !bytes.Equal(a, b) {
+			return "", 0, false
+		}
+		s.known = len(s.ids) - len(left) + len(a)
+		got, n = rest, n-1
+	}
+	return string(got), n, true
+}
+
+// shaped returns the choice as the client's API has it.
+func (s *Stream) shaped(c *chunk, text, ids gjson.Result, raw string, shown []byte) []byte {
+	choice := c.get("choices.0")
+	if !s.Chat {
+		e := edits{src: c.data, from: choice.Index}
+		e.set(text, []byte(raw))
+		if prompt := c.get("choices.0.prompt_token_ids"); prompt.Index < ids.Index {
+			e.set(prompt, null)
+			e.set(ids, shown)
+		} else {
+			e.set(ids, shown)
+			e.set(prompt, null)
+		}
+		return append(e.out, c.data[e.from:choice.Index+len(choice.Raw)]...)
+	}
+	doc := view(s.choice)
+	e := edits{src: s.choice}
+	e.set(gjson.Get(doc, "delta.content"), []byte(raw))
+	reason := []byte(c.reason.Raw)
+	if c.reason.Type == gjson.String {
+		reason = append(reason, `,"stop_reason":`...)
+		if stop := c.get("choices.0.stop_reason"); stop.Exists() {
+			reason = append(reason, stop.Raw...)
+		} else {
+			reason = append(reason, null...)
+		}
+	}
+	e.set(gjson.Get(doc, "finish_reason"), reason)
+	e.set(gjson.Get(doc, "token_ids"), shown)
+	return e.bytes()
+}
+
+// event puts an event of the client's stream together.
+func (s *Stream) event(choices string, tail []byte) []byte {
+	out := append(append([]byte(nil), s.head...), `"choices":`...)
+	return append(append(out, choices...), tail...)
+}
+
+// counts corrects the counts of a piece of an event. only says that the event has nothing else, and then it is dropped
+// if the client did not ask for it.
+func (s *Stream) counts(b []byte, only bool) []byte {
+	s.counted = s.counted || only
+	if only && !s.KeepUsage {
+		if s.Usage != nil {
+			s.Usage(s.counts(b, false))
+		}
+		return nil
+	}
+	at := bytes.Index(b, []byte(`"usage":{`))
+	if s.given == 0 || at < 0 {
+		return b
+	}
+	for name, by := range map[string]int{
+		`"prompt_tokens":`: -s.given, `"completion_tokens":`: s.given, `"cached_tokens":`: -s.given,
+	} {
+		i := bytes.Index(b[at:], []byte(name))
+		if i < 0 {
+			continue
+		}
+		i += at + len(name)
+		n := 0
+		for i+n < len(b) && b[i+n] >= '0' && b[i+n] <= '9' {
+			n++
+		}
+		v, err := strconv.Atoi(string(b[i : i+n]))
+		if err != nil {
+			continue
+		}
+		changed := strconv.AppendInt(bytes.Clone(b[:i]), int64(max(v+by, 0)), 10)
+		b = append(changed, b[i+n:]...)
+	}
+	return b
+}
+
+var comma = []byte(",")
+
+// appendIDs appends the numbers of a JSON array.
+func appendIDs(dst []byte, raw string) []byte {
+	for i := range len(raw) {
+		if !digit(raw[i]) {
+			continue
+		}
+		if len(dst) > 0 && (i == 0 || !digit(raw[i-1])) {
+			dst = append(dst, ',')
+		}
+		dst = append(dst, raw[i])
+	}
+	return dst
+}
+
+func digit(c byte) bool { return c >= '0' && c <= '9' || c == '-' }
+
+// count returns how many numbers a JSON array has.
+func count(raw string) int {
+	n := 0
+	for i := range len(raw) {
+		if digit(raw[i]) && (i == 0 || !digit(raw[i-1])) {
+			n++
+		}
+	}
+	return n
+}
+
+// characters counts the characters of a JSON string, as Python counts them.
+func characters(raw string) int {
+	n := 0
+	for i := 1; i < len(raw)-1; n++ {
+		i += width(raw[i:])
+	}
+	return n
+}
+
+// withoutFirst takes the first characters off a JSON string, whose other bytes stay as they are.
+func withoutFirst(raw string, n int) string {
+	if n == 0 {
+		return raw
+	}
+	i := 1
+	for ; n > 0 && i < len(raw)-1; n-- {
+		i += width(raw[i:])
+	}
+	return `"` + raw[i:]
+}
+
+// width is how many bytes the first character of a JSON string's inside takes.
+func width(s string) int {
+	switch {
+	case s[0] != '\\':
+		_, n := utf8.DecodeRuneInString(s)
+		return n
+	case len(s) < 6 || s[1] != 'u':
+		return 2
+	case len(s) >= 12 && (s[2] == 'd' || s[2] == 'D') && (s[3] == '8' || s[3] == '9' || s[3]|32 == 'a' ||
+		s[3]|32 == 'b') && s[6] == '\\' && s[7] == 'u':
+		return 12 // two halves of one character
+	}
+	return 6
+}

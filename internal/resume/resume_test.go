@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package resume_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/internal/resume"
+)
+
+func tokensOf(s string) []int {
+	all := make([]int, len(s))
+	for i := range len(s) {
+		all[i] = int(s[i])
+	}
+	return all
+}
+
+// run is one stream with its breaks.
+type run struct {
+	engine
+	cuts []int // after how many bytes each engine breaks
+	keep bool  // the client asked for token ids
+}
+
+func (r *run) config() resume.Config {
+	c := resume.Config{Chat: r.chat, KeepIDs: r.keep, KeepUsage: r.usage, StopShown: r.shown}
+	for _, s := range r.stop {
+		c.StopReach = max(c.StopReach, len([]rune(s))-1)
+	}
+	return c
+}
+
+// undisturbed is what the client gets without a break, which is what it gets without this package.
+func (r *run) undisturbed() string {
+	e := r.engine
+	e.id, e.ids = "first", r.keep
+	return e.stream(0)
+}
+
+// play lets the client read over all breaks. dead says which error a break is.
+func (r *run) play(t *testing.T, dead error) string {
+	t.Helper()
+	s := resume.New(r.config())
+	e := r.engine
+	e.id, e.ids = "first", true
+	var got strings.Builder
+	src := e.stream(0)
+	for n := 0; ; n++ {
+		if n < len(r.cuts) {
+			src = src[:min(r.cuts[n], len(src))]
+		}
+		body, err := io.ReadAll(s.Reader(io.MultiReader(strings.NewReader(src), iotest.ErrReader(dead))))
+		got.Write(body)
+		if err == nil {
+			return got.String()
+		}
+		if s.Over() {
+			return got.String() + "data: [DONE]\n\n"
+		}
+		next, reason := s.Next()
+		require.Empty(t, reason, got.String())
+		var prompt []int
+		require.NoError(t, json.Unmarshal(next.Prompt(), &prompt))
+		given := len(prompt) - len(e.prompt)
+		require.Equal(t, next.Given(), given)
+		require.Equal(t, next.Length(), len(prompt))
+		require.Equal(t, append(append([]int{}, e.prompt...), e.output[:given]...), prompt)
+		e.id, e.chat = "other", false
+		src, s = e.stream(given), next
+	}
+}
+
+var errReset = errors.New("connection reset by peer")
+
+func TestEveryCutGivesTheUndisturbedBytes(t *testing.T) {
+	const plain = "Rivers begin as springs."
+	const parts = "caf\u00e9 \u20ac5 \U0001f600 \xc3\xc3\xa9 \xe2\x82 end"
+	shapes := map[string]engine{
+		"plain":            {output: tokensOf(plain)},
+		"usage":            {output: tokensOf(plain), usage: true},
+		"usage everywhere": {output: tokensOf(plain), usage: true, each: true},
+		"escapes":          {output: tokensOf("a\"b\\c\nd\te\x01 </x>")},
+		"characters":       {output: tokensOf(parts), usage: true},
+		"stop that comes":  {output: tokensOf(plain), stop: []string{"as s", "nowhere"}},
+		"stop that stays":  {output: tokensOf(plain), stop: []string{"as s", "nowhere"}, shown: true, usage: true},
+		"stop not":         {output: tokensOf(parts), stop: []string{"n\u00e9ver to be"}},
+		"one token":        {output: tokensOf("x"), usage: true},
+	}
+	for name, e := range shapes {
+		e.prompt = tokensOf("The prompt")
+		for _, chat := range []bool{false, true} {
+			for _, keep := range []bool{false, true} {
+				r := run{engine: e, keep: keep}
+				r.chat = chat
+				want, first := r.undisturbed(), r.withIDs()
+				for at := r.floor(first); at < len(first); at++ {
+					if at%11 > 0 && !strings.Contains(first[at-2:min(at+2, len(first))], "\n\n") {
+						continue // all places around events' ends, and some within
+					}
+					r.cuts = []int{at}
+					require.Equal(t, want, r.play(t, errReset), "%s, chat %v, ids %v, cut after %d bytes", name, chat, keep, at)
+				}
+			}
+		}
+	}
+}
+
+// floor is how much of a stream has come before any of it reaches the client: its first token.
+func (r *run) floor(first string) int {
+	n := strings.Index(first, "\n\n") + 2
+	if r.chat {
+		n += strings.Index(first[n:], "\n\n") + 2
+	}
+	return n
+}
+
+// withIDs is what the first engine writes.
+func (r *run) withIDs() string {
+	e := r.engine
+	e.id, e.ids = "first", true
+	return e.stream(0)
+}
+
+func TestSeveralCutsAndJoinedTokens(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // repeatable
+	for i := range 1500 {
+		r := randomRun(random)
+		got := r.play(t, io.EOF) // an engine that closes its connection well is dead too
+		require.Equal(t, joined(r.undisturbed()), joined(got), "run %d", i)
+	}
+}
+
+func randomRun(random *rand.Rand) *run {
+	r := &run{keep: random.IntN(2) == 0}
+	r.prompt = tokensOf("p\u00e9"[:1+random.IntN(3)])
+	alphabet := []string{"a", "b", "\"", "\\", "\n", "\u00e9", "\u20ac", "\U0001f600", "\xc3", "\xff"}
+	var out strings.Builder
+	for range 3 + random.IntN(30) {
+		out.WriteString(alphabet[random.IntN(len(alphabet))])
+	}
+	r.output = tokensOf(out.String())
+	r.chat, r.usage, r.shown = random.IntN(2) == 0, random.IntN(2) == 0, random.IntN(4) == 0
+	for range random.IntN(3) {
+		r.stop = append(r.stop, []string{"ab", "ba\"", "bbb", "\u00e9a", "never seen"}[random.IntN(5)])
+	}
+	seed := random.IntN(1000)
+	r.join = func(i int) bool { return seed%3 == 0 && (i*7919+seed)%5 == 0 }
+	first := r.withIDs()
+	for n := range 1 + random.IntN(3) {
+		at := random.IntN(len(first))
+		if n == 0 {
+			at = max(at, r.floor(first))
+		}
+		r.cuts = append(r.cuts, at)
+	}
+	return r
+}
+
+// joined is all that a stream says, however its tokens are spread over events.
+func joined(body string) string {
+	var text, ids, rest strings.Builder
+	for event := range strings.SplitSeq(strings.TrimSpace(body), "\n\n") {
+		data := strings.TrimPrefix(event, "data: ")
+		var c struct {
+			ID      string
+			Choices []struct {
+				Text  string
+				Delta struct {
+					Role, Content string
+				}
+				Finish string `json:"finish_reason"`
+				Stop   any    `json:"stop_reason"`
+				IDs    []int  `json:"token_ids"`
+			}
+			Prompt []int `json:"prompt_token_ids"`
+			Usage  any
+			Print  string `json:"system_fingerprint"`
+		}
+		if json.Unmarshal([]byte(data), &c) != nil {
+			rest.WriteString(data)
+			continue
+		}
+		for _, ch := range c.Choices {
+			text.WriteString(ch.Text + ch.Delta.Content)
+			for _, id := range ch.IDs {
+				fmt.Fprint(&ids, id, " ")
+			}
+			if ch.Finish != "" || ch.Delta.Role != "" {
+				fmt.Fprint(&rest, ch.Delta.Role, ch.Finish, ch.Stop, c.Usage, c.Print)
+			}
+		}
+		if len(c.Choices) == 0 {
+			fmt.Fprint(&rest, data)
+		}
+		if c.ID != "first" {
+			fmt.Fprint(&rest, "id ", c.ID)
+		}
+	}
+	return text.String() + "\n" + ids.String() + "\n" + rest.String()
+}
+
+func FuzzStream(f *testing.F) {
+	f.Add(uint64(1), uint64(2))
+	f.Add(uint64(77), uint64(9))
+	f.Fuzz(func(t *testing.T, a, b uint64) {
+		r := randomRun(rand.New(rand.NewPCG(a, b))) //nolint:gosec // repeatable
+		require.Equal(t, joined(r.undisturbed()), joined(r.play(t, errReset)))
+	})
+}
+
+// FuzzReader reads whatever an engine may send: it must not panic, and what it asks another engine for must be JSON.
+func FuzzReader(f *testing.F) {
+	for _, chat := range []bool{false, true} {
+		r := run{engine: engine{prompt: tokensOf("p"), output: tokensOf("abc"), chat: chat, usage: true}}
+		f.Add(r.withIDs(), r.withIDs(), chat)
+	}
+	f.Add("data: {\"choices\":[{}]}\n\ndata: {\"choices\":[]}\n\n", "data: {\"choices\":[{\"text\":\"\\\"}]}\n\n", true)
+	f.Fuzz(func(t *testing.T, first, second string, chat bool) {
+		s := resume.New(resume.Config{Chat: chat, StopReach: 2})
+		_, _ = io.ReadAll(s.Reader(strings.NewReader(first)))
+		next, reason := s.Next()
+		if next == nil {
+			require.NotEmpty(t, reason)
+			return
+		}
+		require.True(t, json.Valid(next.Prompt()), "%s", next.Prompt())
+		_, _ = io.ReadAll(next.Reader(strings.NewReader(second)))
+	})
+}
