@@ -61,7 +61,10 @@ type EstimatorOptions struct {
 // probes p with other decode engines, d with other prefill engines, and the pair itself, and compares the likelihoods:
 // see judge.
 type Estimator struct {
-	o                 EstimatorOptions
+	o EstimatorOptions
+	// what one wrong and one right result add to the log odds of a fault, by its rate
+	perWrong, perRight [len(rates)]float64
+
 	prefills, decodes []string
 	fits              func(prefill, decode string) bool
 
@@ -73,8 +76,9 @@ type Estimator struct {
 
 	named  []*Finding
 	open   []hypothesis // not named, but worth probing, the likeliest first
-	survey int
-	turn   int
+	survey int          // the next place in the survey
+	turn   int          // probes that were chosen
+	again  int          // of these, probes of what is named
 }
 
 // result is one probe of a pair.
@@ -97,7 +101,11 @@ func NewEstimator(o EstimatorOptions) *Estimator {
 	if o.Window <= 0 {
 		o.Window = 8192
 	}
-	return &Estimator{o: o, cells: map[Suspect]*cell{}, rows: map[string][]*cell{}, cols: map[string][]*cell{}}
+	e := &Estimator{o: o, cells: map[Suspect]*cell{}, rows: map[string][]*cell{}, cols: map[string][]*cell{}}
+	for i, q := range rates {
+		e.perWrong[i], e.perRight[i] = math.Log(q/o.Noise), math.Log((1-q)/(1-o.Noise))
+	}
+	return e
 }
 
 // SetFleet names the engines that can be probed now. fits reports whether two of them can form a pair; nil: all can.
@@ -116,19 +124,20 @@ func (e *Estimator) SetFleet(prefills, decodes []string, fits func(prefill, deco
 	e.judge()
 }
 
-// Fleet returns how many pairs there are at most.
+// pairs returns how many pairs there are at most.
 func (e *Estimator) pairs() int { return len(e.prefills) * len(e.decodes) }
 
 // Next returns the pair to probe next; ok is false if no two engines can form one.
 func (e *Estimator) Next() (prefill, decode string, ok bool) {
 	e.turn++
-	if len(e.named) > 0 && e.turn%8 == 0 { // do they still corrupt?
-		if c := e.rarest(e.named[e.turn/8%len(e.named)].Suspect, false); c != nil {
+	if n := len(e.named); n > 0 && e.turn%max(2, 8/n) == 0 { // do they still corrupt?
+		e.again++
+		if c := e.rarest(e.named[e.again%n].Suspect); c != nil {
 			return c.Prefill, c.Decode, true
 		}
 	}
 	if len(e.open) > 0 && e.turn%4 != 1 { // the survey goes on meanwhile, so that no other fault hides behind this one
-		if c := e.rarest(e.open[e.turn%min(3, len(e.open))].Suspect, true); c != nil {
+		if c := e.rarest(e.open[e.turn%min(3, len(e.open))].Suspect); c != nil {
 			return c.Prefill, c.Decode, true
 		}
 	}
@@ -139,7 +148,7 @@ func (e *Estimator) Next() (prefill, decode string, ok bool) {
 		if !e.can(pair) {
 			continue
 		}
-		if !e.explained(pair) {
+		if !e.explained(pair, nil) {
 			return pair.Prefill, pair.Decode, true
 		}
 		if second == nil {
@@ -155,23 +164,27 @@ func (e *Estimator) Next() (prefill, decode string, ok bool) {
 // surveyed returns the pair of a place in the survey: a diagonal of the matrix of pairs, then the next one.
 func (e *Estimator) surveyed(place int) Suspect {
 	if n := len(e.prefills); n >= len(e.decodes) {
-		return Suspect{e.prefills[place%n], e.decodes[(place+place/n)%len(e.decodes)]}
+		return Suspect{e.prefills[place%n], e.decodes[(place%n+place/n)%len(e.decodes)]}
 	}
 	n := len(e.decodes)
-	return Suspect{e.prefills[(place+place/n)%len(e.prefills)], e.decodes[place%n]}
+	return Suspect{e.prefills[(place%n+place/n)%len(e.prefills)], e.decodes[place%n]}
 }
 
 func (e *Estimator) can(pair Suspect) bool {
 	return pair.Prefill != pair.Decode && e.fits(pair.Prefill, pair.Decode)
 }
 
-// explained reports whether a wrong result of the pair would tell nothing, since something in it is named already.
-func (e *Estimator) explained(pair Suspect) bool {
-	return slices.ContainsFunc(e.named, func(f *Finding) bool { return f.Covers(pair.Prefill, pair.Decode) })
+// explained reports whether a wrong result of the pair tells nothing, since something in it is named already. What is
+// named as except does not count; nil: all does.
+func (e *Estimator) explained(pair Suspect, except *Suspect) bool {
+	return slices.ContainsFunc(e.named, func(f *Finding) bool {
+		return (except == nil || f.Suspect != *except) && f.Covers(pair.Prefill, pair.Decode)
+	})
 }
 
-// rarest returns the pair with the fewest results among those that go through a suspect.
-func (e *Estimator) rarest(s Suspect, telling bool) *Suspect {
+// rarest returns the pair with the fewest results among those that go through a suspect, and through nothing else that
+// is named; nil if there is none.
+func (e *Estimator) rarest(s Suspect) *Suspect {
 	var best *Suspect
 	fewest := math.MaxInt
 	prefills, decodes := e.prefills, e.decodes
@@ -184,7 +197,7 @@ func (e *Estimator) rarest(s Suspect, telling bool) *Suspect {
 	for _, p := range prefills {
 		for _, d := range decodes {
 			pair := Suspect{p, d}
-			if !e.can(pair) || telling && e.explained(pair) {
+			if !e.can(pair) || e.explained(pair, &s) {
 				continue
 			}
 			n := 0
@@ -207,7 +220,10 @@ func (e *Estimator) Record(prefill, decode string, right bool) (named, released 
 		if !f.Covers(prefill, decode) {
 			continue
 		}
-		if f.Clean++; !right {
+		switch {
+		case right:
+			f.Clean++
+		case !e.explained(pair, &f.Suspect): // else it may be the other's fault
 			f.Clean = 0
 		}
 		if f.Clean >= f.ReleaseAfter() {
@@ -229,6 +245,15 @@ func (e *Estimator) Named() []Finding {
 	out := make([]Finding, len(e.named))
 	for i, f := range e.named {
 		out[i] = *f
+	}
+	return out
+}
+
+// Suspects returns what may be at fault and is not named, the likeliest first.
+func (e *Estimator) Suspects() []Suspect {
+	out := make([]Suspect, len(e.open))
+	for i, h := range e.open {
+		out[i] = h.Suspect
 	}
 	return out
 }

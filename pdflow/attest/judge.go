@@ -84,7 +84,7 @@ func (e *Estimator) suspects() []hypothesis {
 	seen := map[Suspect]bool{}
 	var all []hypothesis
 	for _, c := range e.cells {
-		if c.wrong == 0 || e.explained(c.pair) {
+		if c.wrong == 0 || e.explained(c.pair, nil) {
 			continue
 		}
 		for _, s := range []Suspect{{c.pair.Prefill, ""}, {"", c.pair.Decode}, c.pair} {
@@ -116,11 +116,20 @@ func (e *Estimator) explain(all []hypothesis, without *Suspect) (chosen []hypoth
 		}
 		chosen, sum = append(chosen, rest[best]), sum+rest[best].score
 		rest = slices.Delete(rest, best, best+1)
+		newest := chosen[len(chosen)-1].Suspect
 		for i := range rest {
-			rest[i] = e.weigh(rest[i].Suspect, chosen)
+			if rest[i].meets(newest) {
+				rest[i] = e.weigh(rest[i].Suspect, chosen)
+			}
 		}
 	}
 	return chosen, sum
+}
+
+// meets reports whether two suspects have a pair in common.
+func (s Suspect) meets(x Suspect) bool {
+	return (s.Prefill == "" || x.Prefill == "" || s.Prefill == x.Prefill) &&
+		(s.Decode == "" || x.Decode == "" || s.Decode == x.Decode)
 }
 
 // weigh computes a suspect's odds from the results that nothing named and nothing chosen explains.
@@ -137,7 +146,7 @@ func (e *Estimator) weigh(s Suspect, chosen []hypothesis) hypothesis {
 		cells, rivals = []*cell{e.cells[s]}, e.pairs()
 	}
 	for _, c := range cells {
-		if e.explained(c.pair) || slices.ContainsFunc(chosen, func(x hypothesis) bool {
+		if e.explained(c.pair, nil) || slices.ContainsFunc(chosen, func(x hypothesis) bool {
 			return x.Covers(c.pair.Prefill, c.pair.Decode)
 		}) {
 			continue
@@ -152,8 +161,8 @@ func (e *Estimator) weigh(s Suspect, chosen []hypothesis) hypothesis {
 func (e *Estimator) odds(wrong, right int) float64 {
 	var logs [len(rates)]float64
 	top := math.Inf(-1)
-	for i, q := range rates {
-		logs[i] = float64(wrong)*math.Log(q/e.o.Noise) + float64(right)*math.Log((1-q)/(1-e.o.Noise))
+	for i := range rates {
+		logs[i] = float64(wrong)*e.perWrong[i] + float64(right)*e.perRight[i]
 		top = max(top, logs[i])
 	}
 	sum := 0.0
