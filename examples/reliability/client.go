@@ -38,7 +38,8 @@ func newRequest(m *model, r *rand.Rand, promptBytes, tokens int) request {
 // write writes the body, with a prompt of so many bytes and a response of so many tokens.
 func (q *request) write(promptBytes, tokens int) {
 	head := fmt.Sprintf("%d: ", prompts.Add(1))
-	prompt := head + strings.Repeat("the crane stands at the east pier. ", promptBytes/35+1)[:max(0, promptBytes-len(head))]
+	filler := strings.Repeat("the crane stands at the east pier. ", promptBytes/35+1)
+	prompt := head + filler[:max(0, promptBytes-len(head))]
 	message := fmt.Sprintf(`"messages":[{"role":"user","content":%q}],"max_tokens":%d`, prompt, tokens)
 	var members string
 	switch q.path {
@@ -100,7 +101,12 @@ func (t *tally) add(q request, verdict, why string) {
 	defer t.mu.Unlock()
 	t.verdicts[verdict]++
 	if verdict == refused {
-		t.codes[why]++
+		code, message, _ := strings.Cut(why, "\n")
+		t.codes[code]++
+		if strings.HasPrefix(code, "4") && t.shown < 10 { // no fault is the client's
+			t.shown++
+			_, _ = fmt.Fprintf(os.Stderr, "%s %s, stream %t: %s: %s\n", q.model.name, q.path, q.stream, code, message)
+		}
 		return
 	}
 	if bad(verdict) && t.shown < 10 {
@@ -197,7 +203,7 @@ func judgeError(status int, body string) (verdict, why string) {
 	if code == "" || code == fmt.Sprint(status) {
 		code = e.Get("type").String()
 	}
-	return refused, fmt.Sprintf("%d %s", status, code)
+	return refused, fmt.Sprintf("%d %s\n%s", status, code, e.Get("message"))
 }
 
 // judge compares a response with status 200 with that of the lone engine.

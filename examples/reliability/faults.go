@@ -55,6 +55,10 @@ func ended(sig syscall.Signal, moves bool) func(context.Context, *chaos, *model,
 		if moves {
 			e.config = m.engineConfig(e.role, ipOf(e.config.Listen), m.dir, e.lives)
 		}
+		if m.store {
+			m.flaps.Lock() // an engine whose folder is away does not start
+			defer m.flaps.Unlock()
+		}
 		if err := e.start(); err != nil {
 			return err
 		}
@@ -196,10 +200,12 @@ var faultKinds = []faultKind{
 		play: ended(syscall.SIGKILL, false)},
 	{name: "moved", what: "SIGKILL, and a new process with a new engine id at another address",
 		play: ended(syscall.SIGKILL, true)},
-	{name: "terminated", what: "SIGTERM while it serves: its streams end with `abort`", play: ended(syscall.SIGTERM, false)},
+	{name: "terminated", what: "SIGTERM while it serves: its streams end with `abort`",
+		play: ended(syscall.SIGTERM, false)},
 	{name: "frozen", what: "SIGSTOP for 0.5 to 7 s", play: frozen},
-	{name: "P–D link cut", what: "no packet between an engine and those of the other role for 1 to 7 s, while all serve HTTP",
-		wire: true, play: linked(true, time.Second, 7*time.Second, func(*rand.Rand) rule { return rule{cut: true} })},
+	{name: "P–D link cut", wire: true,
+		what: "no packet between an engine and those of the other role for 1 to 7 s, while all serve HTTP",
+		play: linked(true, time.Second, 7*time.Second, func(*rand.Rand) rule { return rule{cut: true} })},
 	{name: "partitioned", what: "no packet between the gateway and an engine for 0.5 to 6 s", wire: true,
 		play: linked(false, 500*time.Millisecond, 6*time.Second, func(*rand.Rand) rule { return rule{cut: true} })},
 	{name: "packets lost", what: "5 to 25 % of the packets between the gateway and an engine", wire: true,
@@ -214,7 +220,8 @@ var faultKinds = []faultKind{
 		play: linked(true, time.Second, 6*time.Second, func(r *rand.Rand) rule {
 			return rule{lose: 0.02 + 0.08*r.Float64(), delay: time.Millisecond, jitter: 20 * time.Millisecond}
 		})},
-	{name: "discovery flapping", what: "the list loses an engine, all engines, or its syntax, every 60 to 500 ms", play: flapping},
+	{name: "discovery flapping", what: "the list loses an engine, all engines, or its syntax, every 60 to 500 ms",
+		play: flapping},
 	{name: "KV exhausted", what: "40 requests at once, more than decode has blocks for", play: exhausted},
 	{name: "clients leaving", what: "20 clients leave 1 to 150 ms after they asked", play: leavers},
 	{name: "store gone", what: "the engines' folder is away for 1 to 5 s", only: "sharedstorage", play: storeGone},

@@ -24,8 +24,8 @@ func (c *chaos) report(w io.Writer) {
 		"requests, streamed or not, over all APIs that the order carries. A request is tried at up to three pairs. Each "+
 		"response is compared with that of an engine that serves alone.\n", c.took.Round(time.Second),
 		runtime.NumCPU(), c.seed, 4*len(c.fleet.models))
-	p("| order | legs | faults | requests | right | refused by code | cut, and told | left | wrong | silently cut | hung " +
-		"| lost |\n|---|---|---|---|---|---|---|---|---|---|---|---|")
+	p("| order | legs | faults | requests | right | refused by code | cut, and told | cut as complete | left | wrong " +
+		"| silently cut | hung | lost |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|")
 	sum := map[string]int{}
 	requests, faults := 0, 0
 	for _, m := range c.fleet.models {
@@ -35,8 +35,8 @@ func (c *chaos) report(w io.Writer) {
 			played += n
 		}
 		p("| `%s` | %s | %d | %d | %d | %s | %d | %d | %d | %d | %d | %d | %d |", m.name, m.legs, played, t.all(),
-			t.count(right), codes(t.codes), t.count(cutAloud), t.count(cutAsDone), t.count(left), t.count(wrong), t.count(cutSilent),
-			t.count(hung), t.count(lost))
+			t.count(right), codes(t.codes), t.count(cutAloud), t.count(cutAsDone), t.count(left), t.count(wrong),
+			t.count(cutSilent), t.count(hung), t.count(lost))
 		for verdict, n := range t.verdicts {
 			sum[verdict] += n
 		}
@@ -45,8 +45,9 @@ func (c *chaos) report(w io.Writer) {
 	p("| all | | %d | %d | %d | %d | %d | %d | %d | %d | %d | %d | %d |\n", faults, requests, sum[right], sum[refused],
 		sum[cutAloud], sum[cutAsDone], sum[left], sum[wrong], sum[cutSilent], sum[hung], sum[lost])
 	p("*Refused* is an error response with a status and a code that names no engine. *Cut, and told*: decode died in " +
-		"mid-stream, and the client saw its connection break, an error event or the finish reason `abort`. *Cut as complete*: a decode engine that was told to end aborted the request, and " +
-		"its `/v1/responses` or `/v1/messages` calls such a response complete, as vLLM 0.32 does: no gateway can tell. *Left*: the " +
+		"mid-stream, and the client saw its connection break, an error event or the finish reason `abort`. *Cut as " +
+		"complete*: a decode engine that was told to end aborted the request, and its `/v1/responses` or `/v1/messages` " +
+		"calls such a response complete, as vLLM 0.32 does: no gateway can tell. *Left*: the " +
 		"client did. *Lost*: the connection ended without a response.\n")
 	c.reportFaults(p)
 	c.reportEnd(p)
@@ -90,18 +91,22 @@ func (c *chaos) reportFaults(p func(string, ...any)) {
 }
 
 func (c *chaos) reportEnd(p func(string, ...any)) {
-	p("After the faults each order was asked for %d responses:", soundRequests)
 	var sound []string
 	for _, m := range c.fleet.models {
-		sound = append(sound, fmt.Sprintf("%s %d right", m.name, c.sound[m.name]))
+		again := "never"
+		if took, ok := c.sound[m.name]; ok {
+			again = fmt.Sprintf("%.1f s", took.Seconds())
+		}
+		sound = append(sound, m.name+" "+again)
 	}
-	p("%s. What was held then:\n", strings.Join(sound, ", "))
+	p("So long after the run each order served %d requests in a row rightly, these included: %s. What was held then:\n",
+		soundRequests, strings.Join(sound, ", "))
 	p("| gateway | before the faults | after them |\n|---|---|---|")
 	p("| goroutines | %d | %d |", c.before.goroutines, c.after.goroutines)
 	p("| file descriptors | %d | %d |", c.before.descriptors, c.after.descriptors)
 	p("| sessions | %d | %d |", c.before.sessions, c.after.sessions)
 	p("| heap in use | %s | %s |\n", mib(c.before.heap), mib(c.after.heap))
-	p("| engines | transfers | read twice | read after the lease | another request's read | prompts decode computed " +
+	p("| engines | prompt tokens taken over | read twice | read after the lease | another request's read | prompts decode computed " +
 		"itself | leases that ended unread | blocks pinned, requests running |\n|---|---|---|---|---|---|---|---|")
 	for _, m := range c.fleet.models {
 		all := state{}
@@ -112,7 +117,7 @@ func (c *chaos) reportEnd(p func(string, ...any)) {
 			pinned, running = pinned+t.Stats.PinnedBlocks, running+t.Stats.Running+t.Stats.Waiting
 		}
 		b := all.Breaches
-		p("| `%s` | %d | %d | %d | %d | %d | %d | %d, %d |", m.name, all.Stats.Transfers, b[enginesim.KVDoubleUse],
+		p("| `%s` | %d | %d | %d | %d | %d | %d | %d, %d |", m.name, all.Stats.ExternalKVTransfer, b[enginesim.KVDoubleUse],
 			b[enginesim.KVStaleRead], b[enginesim.KVForeignRead], b[enginesim.KVNoTransfer], all.Stats.Expired, pinned,
 			running)
 	}
