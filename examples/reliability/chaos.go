@@ -108,7 +108,7 @@ func (c *chaos) work(ctx context.Context, m *model, r *rand.Rand) {
 		if r.IntN(20) == 0 {
 			size = 1500 + r.IntN(1500)
 		}
-		q, leave := newRequest(m, r, size, 2+r.IntN(60)), time.Duration(0)
+		q, leave := newRequest(m, r, size, 4+r.IntN(60)), time.Duration(0)
 		if r.IntN(25) == 0 {
 			leave = span(r, 5*time.Millisecond, 200*time.Millisecond)
 		}

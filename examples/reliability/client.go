@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -24,6 +25,7 @@ type request struct {
 	path   string
 	stream bool
 	body   string
+	opened func() // called with the response's first byte, unless it is nil
 }
 
 var prompts atomic.Uint64
@@ -136,13 +138,10 @@ func (t *tally) all() int {
 	return n
 }
 
-// patience is how long a client waits for a whole response. It is beyond what the timeouts of all attempts come to.
-const patience = 60 * time.Second
-
 // send sends a request through the gateway and judges the response by that of the lone engine. A client with leave
 // above 0 leaves after that time.
 func (f *fleet) send(ctx context.Context, q request, leave time.Duration, t *tally) string {
-	limit := patience
+	limit := f.patience
 	if leave > 0 {
 		limit = leave
 	}
@@ -155,7 +154,7 @@ func (f *fleet) send(ctx context.Context, q request, leave time.Duration, t *tal
 	case err != nil && rctx.Err() != nil && leave > 0:
 		verdict = left
 	case err != nil && rctx.Err() != nil:
-		verdict, why = hung, fmt.Sprintf("after %s: status %d, %d bytes", patience, status, len(body))
+		verdict, why = hung, fmt.Sprintf("after %s: status %d, %d bytes", f.patience, status, len(body))
 	case err != nil && !headers:
 		verdict, why = lost, err.Error()
 	case err != nil:
@@ -186,8 +185,15 @@ func (f *fleet) post(ctx context.Context, base string, q request) (status int, b
 		return 0, "", false, err
 	}
 	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	return resp.StatusCode, string(text), true, err
+	var text bytes.Buffer
+	if q.opened != nil {
+		_, err = io.CopyN(&text, resp.Body, 1)
+		q.opened()
+	}
+	if err == nil {
+		_, err = text.ReadFrom(resp.Body)
+	}
+	return resp.StatusCode, text.String(), true, err
 }
 
 // judgeError judges an error response: it has an error object, which names no engine.
@@ -212,6 +218,7 @@ func (f *fleet) judge(ctx context.Context, q request, body string) (verdict, why
 	if got.failed {
 		return cutAloud, "an error event"
 	}
+	q.opened = nil
 	status, text, _, err := f.post(context.WithoutCancel(ctx), q.model.lone.URL(), q)
 	if err != nil || status != http.StatusOK {
 		return wrong, fmt.Sprintf("the lone engine answers %d, %v: %.200s", status, err, text)

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -45,6 +46,8 @@ type fleet struct {
 	exited  chan struct{}
 	url     string
 	admin   string
+
+	patience time.Duration // of a client, for a whole response
 }
 
 // model is an order at work.
@@ -66,12 +69,21 @@ type fleetOptions struct {
 	orders func(callback string) []*order
 	each   int // engines of each role and order
 	tune   func(o *order, cfg *enginesim.Config)
-	retry  int // attempts at a pair
+	retry  int    // attempts at a pair
+	limits string // timeouts, as one line of YAML
 }
+
+// shortTimeouts let an engine that is gone be left within seconds.
+const shortTimeouts = "{connect: 1s, prefill: 4s, decode: 6s, idle: 4s, cleanup: 2s, healthCheck: 1s}"
+
+// patience is how long a client waits for a whole response. It is beyond what those timeouts of all attempts come to.
+const patience = 60 * time.Second
 
 // openFleet starts everything, and returns when the gateway is ready.
 func openFleet(ctx context.Context, opt fleetOptions) (f *fleet, err error) {
-	f = &fleet{client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true}}}
+	opt.limits = cmp.Or(opt.limits, shortTimeouts)
+	f = &fleet{patience: patience,
+		client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true}}}
 	if f.dir, err = os.MkdirTemp("", "pdkit-reliability-"); err != nil {
 		return nil, err
 	}
@@ -181,9 +193,9 @@ spec:
     type: %[1]s
     config: %[2]s
     retry: {maxAttempts: %[3]d}
-    timeouts: {connect: 1s, prefill: 4s, decode: 6s, idle: 4s, cleanup: 2s, healthCheck: 1s}
-  discovery: {file: {path: %[4]q}}
-`, m.name, settings, opt.retry, filepath.Join(m.dir, "endpoints.yaml"))
+    timeouts: %[4]s
+  discovery: {file: {path: %[5]q}}
+`, m.name, settings, opt.retry, opt.limits, filepath.Join(m.dir, "endpoints.yaml"))
 	}
 	return y.String()
 }
@@ -282,7 +294,7 @@ type gauges struct {
 
 // gauges reads them from /metrics and /debug/pd.
 func (f *fleet) gauges(ctx context.Context) (g gauges, err error) {
-	f.client.CloseIdleConnections()
+	f.client.CloseIdleConnections() // or else each is a goroutine and a descriptor of the gateway
 	_, metrics, err := f.get(ctx, "/metrics")
 	if err != nil {
 		return g, err

@@ -106,8 +106,9 @@ func (c *chaos) reportEnd(p func(string, ...any)) {
 	p("| file descriptors | %d | %d |", c.before.descriptors, c.after.descriptors)
 	p("| sessions | %d | %d |", c.before.sessions, c.after.sessions)
 	p("| heap in use | %s | %s |\n", mib(c.before.heap), mib(c.after.heap))
-	p("| engines | prompt tokens taken over | read twice | read after the lease | another request's read | prompts decode computed " +
-		"itself | leases that ended unread | blocks pinned, requests running |\n|---|---|---|---|---|---|---|---|")
+	p("| engines | prompt tokens taken over | read twice | read after the lease | another request's read " +
+		"| prompts decode computed itself | leases that ended unread | blocks pinned, requests running " +
+		"|\n|---|---|---|---|---|---|---|---|")
 	for _, m := range c.fleet.models {
 		all := state{}
 		pinned, running := 0, 0
