@@ -11,6 +11,8 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
 // chaos is a run: clients send requests all the time while faults are played at the engines of each order.
@@ -34,7 +36,7 @@ type chaos struct {
 // TCP connection tries again that nobody answered for 7 s.
 const (
 	soundRequests = 20
-	soundAgain    = 40 * time.Second
+	soundAgain    = 45 * time.Second
 )
 
 func ipOf(address string) string {
@@ -165,7 +167,7 @@ func (c *chaos) leaks(ctx context.Context) {
 	}))
 	for _, m := range c.fleet.models {
 		for _, e := range m.engines {
-			c.check(e.name, eventually(ctx, 30*time.Second, "the engine still holds KV or serves", func() error {
+			c.check(e.name, eventually(ctx, 2*lease, "the engine still holds KV or serves", func() error {
 				s, err := e.ask(injection{})
 				if err == nil && (s.Stats.PinnedBlocks > 0 || s.Stats.Running > 0 || s.Stats.Waiting > 0) {
 					err = fmt.Errorf("%d blocks pinned, %d requests run, %d wait", s.Stats.PinnedBlocks,
@@ -174,7 +176,11 @@ func (c *chaos) leaks(ctx context.Context) {
 				return err
 			}))
 			for kind, n := range e.total().Breaches {
-				c.check(e.name, fmt.Errorf("KV ledger: %s, %d times", kind, n))
+				// A read that waits in the network while the link is cut reaches P after the lease. Decode has given
+				// its request up by then: see lease.
+				if kind != enginesim.KVStaleRead || c.fleet.wire == nil {
+					c.check(e.name, fmt.Errorf("KV ledger: %s, %d times", kind, n))
+				}
 			}
 		}
 	}

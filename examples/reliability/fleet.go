@@ -74,7 +74,7 @@ type fleetOptions struct {
 }
 
 // shortTimeouts let an engine that is gone be left within seconds.
-const shortTimeouts = "{connect: 1s, prefill: 4s, decode: 6s, idle: 4s, cleanup: 2s, healthCheck: 1s}"
+const shortTimeouts = "{connect: 1s, prefill: 4s, handoff: 3s, decode: 6s, idle: 4s, cleanup: 2s, healthCheck: 1s}"
 
 // patience is how long a client waits for a whole response. It is beyond what those timeouts of all attempts come to.
 const patience = 60 * time.Second

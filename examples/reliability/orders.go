@@ -38,15 +38,16 @@ type order struct {
 	blocks   int    // of a decode engine; 0: the default of these runs
 }
 
-// lease is how long the engines keep KV for another one. It is short, so that what nobody fetched is free again before
-// the next fault, and so that the end of the run can wait for all of it.
-const lease = 8 * time.Second
+// lease is how long the engines keep KV for another one. It is longer than prefill, the handoff's age and decode's
+// first byte may take together (shortTimeouts), so that no response can rest on KV whose lease has ended, however long
+// the network holds packets back. It is short, so that the end of the run can wait for all that nobody fetched.
+const lease = 15 * time.Second
 
-const leaseSeconds = "8"
+const leaseSeconds = "15"
 
 func orders(callback string) []*order {
 	return []*order{
-		{name: "nixl", legs: "P, then D with P's handoff", settings: "{leaseDuration: 8s}", paths: vllmPaths},
+		{name: "nixl", legs: "P, then D with P's handoff", settings: "{leaseDuration: 15s}", paths: vllmPaths},
 		{name: "mooncake", legs: "both together; D asks P by a transfer id", paths: vllmPaths,
 			extra: map[string]string{"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": leaseSeconds}},
 		{name: "sglang", legs: "both together; they meet in a room", lone: "sglang",

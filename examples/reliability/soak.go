@@ -77,7 +77,22 @@ func runSoak(ctx context.Context, requests, workers int, seed uint64) (*soak, er
 		s.samples = append(s.samples, g)
 	}
 	s.took = time.Since(begun)
+	s.ledger()
 	return s, ctx.Err()
+}
+
+// ledger says what of the engines' KV was not used as it must be.
+func (s *soak) ledger() {
+	for _, m := range s.fleet.models {
+		for _, e := range m.engines {
+			if _, err := e.ask(injection{}); err != nil {
+				s.errs = append(s.errs, fmt.Errorf("%s: %w", e.name, err))
+			}
+			for kind, n := range e.total().Breaches {
+				s.errs = append(s.errs, fmt.Errorf("%s: KV ledger: %s, %d times", e.name, kind, n))
+			}
+		}
+	}
 }
 
 // part sends a part of the requests, and says what the gateway holds when they are through.
