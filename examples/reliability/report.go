@@ -123,9 +123,9 @@ func (c *chaos) reportEnd(p func(string, ...any)) {
 			running)
 	}
 	p("\nA lease ends unread where an engine died, was cut off or froze between the legs, or a client left there. A "+
-		"read after the lease was on its way while the link was cut: TCP delivers it up to 13 s later. Its request was given "+
-		"up by then, since prefill, the handoff's age and decode's first byte may take 13 s together, and the lease is "+
-		"%s: no response rests on it.", lease)
+		"read after the lease was on its way while the link was cut: TCP delivers it up to 13 s later. Its request was "+
+		"given up by then, since prefill, the handoff's age and decode's first byte may take 13 s together, and the "+
+		"lease is %s: no response rests on it.", lease)
 	if err := c.err(); err != nil {
 		p("\n**Not as it must be:**\n\n```\n%s\n```", err)
 	}
