@@ -9,6 +9,7 @@
 #   tools       builds the lint tools at their pinned versions (internal/tools/versions) into .tools, once
 #   staticcheck
 #   lint        golangci-lint, see .golangci.yml
+#   vulnerable  govulncheck: no vulnerability that is known today is reachable from any module
 #   release     a release in a clone of HEAD, whose modules and programs are then got as users get them: some minutes
 #               the first time
 #   servers     gets the servers and clients that tests talk to (CoreDNS, Kubernetes, Envoy, openai) into .tools, once:
@@ -17,6 +18,7 @@
 #               client, too
 #   fuzz        each fuzz target for FUZZTIME (5s)
 #   quickstart  examples/quickstart proves that KV is reused, and sees when it is not
+#   reliability examples/reliability, short: 60 s of chaos, a soak of some seconds, 500 slow streams at a time
 #   bench       examples/bench, short: all responses checked, no figure beyond twice its target
 #   install     real engines into .engines, once: some minutes and 3 GB (only with -real)
 #   real        examples/engines proves reuse with them, and plays the faults (only with -real): nixl, lmcache and sglang,
@@ -27,7 +29,7 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit 2
 
-STEPS="format modules vet tools staticcheck lint release servers race fuzz quickstart bench install real"
+STEPS="format modules vet tools staticcheck lint vulnerable release servers race fuzz quickstart reliability bench install real"
 FUZZTIME=${FUZZTIME:-5s}
 CI=${CI:-}
 SKIPPED=77 # a step's exit status for "not here"
@@ -105,6 +107,15 @@ step_lint() {
   each "$PWD/.tools/golangci-lint" run ./...
 }
 
+# Where its database cannot be reached the step is skipped, with CI=true, too: that is no fault of a change.
+step_vulnerable() {
+  step_tools
+  if ! .tools/govulncheck ./internal/cut > "$TMP/vulnerable" 2>&1 && grep 'fetching vulnerabilities' "$TMP/vulnerable"; then
+    CI='' skip "the database (vuln.go.dev, or where GOVULNDB says) cannot be reached"
+  fi
+  each "$PWD/.tools/govulncheck" ./...
+}
+
 step_release() {
   git rev-parse --quiet --verify HEAD > /dev/null 2>&1 || skip "releases are made from a git repository"
   go run ./internal/release
@@ -160,6 +171,14 @@ step_quickstart() {
     return 1
   fi
   echo "it noticed that no KV was reused, as it must"
+}
+
+step_reliability() {
+  [ "$(uname -s)" = Linux ] || skip "its engines have addresses that only Linux gives to loopback"
+  go build -o "$TMP/reliability" ./examples/reliability
+  "$TMP/reliability" chaos -for 60s
+  "$TMP/reliability" soak -requests 2000
+  "$TMP/reliability" streams -n 500 -tokens 12 -memory 2000
 }
 
 step_bench() {

@@ -24,7 +24,7 @@ type Bootstrap struct {
 
 // ListenBootstrap starts a bootstrap server, whose requests wait while the engine is frozen.
 func ListenBootstrap(h *Host, setting string, port int, serve http.HandlerFunc) (*Bootstrap, error) {
-	ln, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+	ln, err := net.Listen("tcp", h.Beside(port))
 	if err != nil {
 		return nil, err
 	}

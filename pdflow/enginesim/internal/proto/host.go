@@ -5,6 +5,8 @@
 package proto
 
 import (
+	"net"
+	"strconv"
 	"time"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
@@ -43,4 +45,13 @@ type Life interface {
 func (h *Host) Hello() Hello {
 	return Hello{EngineID: h.ID, Blocks: h.Core.Blocks(), BlockBytes: h.Core.BlockBytes,
 		Compat: h.Core.Compatible(h.Model)}
+}
+
+// Beside is the address of a port beside the side channel, for a listener of the connector's own.
+func (h *Host) Beside(port int) string {
+	host, _, err := net.SplitHostPort(h.SideChannel)
+	if err != nil {
+		host = "127.0.0.1"
+	}
+	return net.JoinHostPort(host, strconv.Itoa(port))
 }

@@ -10,7 +10,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"net"
 	"net/http"
 	"strconv"
 	"sync"
@@ -48,7 +47,7 @@ func Start(h *proto.Host) (core.Connector, error) {
 	if err := set.Err(); err != nil {
 		return nil, err
 	}
-	notice, err := proto.ListenPipes(net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+	notice, err := proto.ListenPipes(h.Beside(port))
 	if err != nil {
 		return nil, err
 	}

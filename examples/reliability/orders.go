@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"maps"
+	"net"
+	"net/url"
+	"path/filepath"
+	"time"
+
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+)
+
+// Paths of the clients' APIs.
+const (
+	pathCompletions = "/v1/completions"
+	pathChat        = "/v1/chat/completions"
+	pathResponses   = "/v1/responses"
+	pathMessages    = "/v1/messages"
+	pathGenerate    = "/inference/v1/generate"
+	pathSGLang      = "/generate"
+)
+
+var vllmPaths = []string{pathCompletions, pathChat, pathResponses, pathMessages, pathGenerate}
+
+// order is a connector whose two legs stand in an order of their own, with the engines that speak its protocol. Its
+// name is also the model's.
+type order struct {
+	name     string
+	legs     string // for the report
+	settings string // kvConnector.config, as one line of YAML
+	paths    []string
+	role     [2]string // the engines' kv_role, of prefill and decode; empty: producer and consumer
+	extra    map[string]string
+	lone     string // the connector of the lone engine
+	store    bool   // engines share a folder
+	blocks   int    // of a decode engine; 0: the default of these runs
+}
+
+// lease is how long the engines keep KV for another one. It is longer than prefill, the handoff's age and decode's
+// first byte may take together (shortTimeouts), so that no response can rest on KV whose lease has ended, however long
+// the network holds packets back. It is short, so that the end of the run can wait for all that nobody fetched.
+const lease = 15 * time.Second
+
+const leaseSeconds = "15"
+
+func orders(callback string) []*order {
+	return []*order{
+		{name: "nixl", legs: "P, then D with P's handoff", settings: "{leaseDuration: 15s}", paths: vllmPaths},
+		{name: "mooncake", legs: "both together; D asks P by a transfer id", paths: vllmPaths,
+			extra: map[string]string{"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": leaseSeconds}},
+		{name: "sglang", legs: "both together; they meet in a room", lone: "sglang",
+			paths: []string{pathCompletions, pathChat, pathResponses, pathMessages, pathSGLang},
+			extra: map[string]string{"SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": leaseSeconds,
+				"SGLANG_DISAGGREGATION_WAITING_TIMEOUT": leaseSeconds}},
+		{name: "sharedstorage", legs: "P, then D, which looks into a folder", paths: vllmPaths, store: true,
+			role: [2]string{enginesim.RoleBoth, enginesim.RoleBoth}},
+		{name: "ascend-layerwise", legs: "D, which calls back, then P", paths: vllmPaths,
+			settings: `{callbackListen: "` + callback + `"}`,
+			// a real D never lets go of blocks into which a lost P might still write: so it needs many
+			blocks: 1 << 14},
+	}
+}
+
+// Ports of an engine at its own address. Each move to new ports adds one.
+const (
+	portHTTP      = 8000
+	portSide      = 5600
+	portBootstrap = 8900
+	portNotice    = 30000
+)
+
+// engineConfig is the configuration of an engine of the order at an address. moves counts how often it has moved.
+func (o *order) engineConfig(role, ip, dir string, moves int) enginesim.Config {
+	cfg := enginesim.Config{
+		Model: o.name, Connector: o.name, KVRole: enginesim.RoleProducer, Lease: lease, MaxModelLen: 8192,
+		HandshakeTimeout: 2 * time.Second, PrefillRate: 40_000, ITL: 3 * time.Millisecond, KeepRequests: -1,
+		Listen: join(ip, portHTTP+moves), SideChannel: join(ip, portSide+moves),
+	}
+	extra := map[string]string{}
+	maps.Copy(extra, o.extra)
+	side := 0
+	if role == decode {
+		cfg.KVRole, cfg.Blocks, side = enginesim.RoleConsumer, 512, 1
+		if o.blocks > 0 {
+			cfg.Blocks = o.blocks
+		}
+	}
+	if o.role[side] != "" {
+		cfg.KVRole = o.role[side]
+	}
+	switch o.name {
+	case "mooncake":
+		extra["VLLM_MOONCAKE_BOOTSTRAP_PORT"] = text(portBootstrap + moves)
+	case "sglang":
+		extra["disaggregation_bootstrap_port"] = text(portBootstrap + moves)
+	case "ascend-layerwise":
+		extra["kv_port"] = text(portNotice + moves)
+	case "sharedstorage":
+		extra["shared_storage_path"] = filepath.Join(dir, "store")
+	}
+	cfg.Extra = extra
+	return cfg
+}
+
+// loneConfig is an engine that serves the same requests alone, whose responses are the right ones.
+func (o *order) loneConfig() enginesim.Config {
+	cfg := enginesim.Config{Model: o.name, Connector: o.lone, KVRole: enginesim.RoleBoth, Blocks: 1 << 14,
+		MaxModelLen: 8192, KeepRequests: -1}
+	if o.lone == "" {
+		cfg.Connector = "none"
+	}
+	return cfg
+}
+
+// attributes are what the connector must know of an engine's entry in discovery.
+func (o *order) attributes(e *engine) map[string]string {
+	if e.role != prefill {
+		return nil
+	}
+	switch o.name {
+	case "mooncake":
+		return map[string]string{"bootstrapURL": e.bootstrap()}
+	case "sglang":
+		u, err := url.Parse(e.bootstrap())
+		if err != nil {
+			return nil
+		}
+		return map[string]string{"bootstrapPort": u.Port()}
+	}
+	return nil
+}
+
+func join(ip string, port int) string { return net.JoinHostPort(ip, text(port)) }
