@@ -32,6 +32,7 @@ type telemetry struct {
 	requests, firstChunk, legs, handoffAge metric.Float64Histogram
 	created, expired, retries, fallbacks   metric.Int64Counter
 	unsupportedN, kvTokens, orphans, ranOn metric.Int64Counter
+	released                               metric.Int64Counter
 	active                                 metric.Registration
 	recorded                               bool
 
@@ -60,7 +61,7 @@ func newTelemetry(f *Flow) (*telemetry, error) {
 		mp = noop.NewMeterProvider()
 	}
 	m := mp.Meter(scope, metric.WithInstrumentationVersion(version))
-	var errs [13]error
+	var errs [14]error
 	hist := func(i int, name, unit, help string) (h metric.Float64Histogram) {
 		h, errs[i] = m.Float64Histogram(name, metric.WithUnit(unit), metric.WithDescription(help),
 			metric.WithExplicitBucketBoundaries(durations...))
@@ -86,6 +87,8 @@ func newTelemetry(f *Flow) (*telemetry, error) {
 	t.orphans = count(11, "pd.orphans", "{session}", "Decode legs that were sent and whose prefill gave them nothing")
 	t.ranOn = count(12, "pd.prefills.ran_on", "{leg}",
 		"Prefill legs that ran on after their request, since their protocol lets them finish")
+	t.released = count(13, "pd.handoffs.released", "{handoff}",
+		"Handoffs of requests that decode refused, which the flow then had decode release")
 	if errs[10] = t.observeActive(m, f); errs[10] != nil {
 		return nil, errs[10]
 	}
@@ -194,7 +197,7 @@ func (t *telemetry) sessionEnded(a *attempt) {
 	switch {
 	case a.out.Err == nil && p != nil:
 		t.kvTokens.Add(a.x.client, a.out.KVTokens, t.base)
-	case p != nil && a.f.traits.Lease > 0 && a.out.Decode.Status == 0:
+	case p != nil && a.f.traits.Lease > 0 && (a.out.Decode.Status == 0 || a.unread):
 		t.expired.Add(a.x.client, 1, t.base) // nobody read P's blocks: they wait for the lease
 	}
 }
