@@ -50,6 +50,10 @@ type Traits struct {
 	// of its own, and only P's transfer frees them. If it is false, the flow cancels both legs at once. A prefill leg
 	// that runs before D's is always cancelled: nobody waits for its transfer.
 	PrefillFinishes bool
+	// RefusalReleases is true if a D that refuses a request tells P to let go of the blocks in its kv_transfer_params.
+	// Engines do so only for bodies that they can parse. So if D refuses a handoff's request, the flow sends D a further
+	// one with the same handoff, which D can parse and refuses.
+	RefusalReleases bool
 	// FailureStop is the stop_reason with which D ends a response that it gives up. The flow takes such a response for
 	// failed, unless the request itself has that text as a stop string, see [Request.StopsAt].
 	FailureStop string

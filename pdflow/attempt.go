@@ -38,6 +38,7 @@ type attempt struct {
 	own        *ownLeg        // P's leg, where it may run on after the attempt; nil otherwise
 	pGiven     chan struct{}  // of two legs that a host sends together: closed when it has P's
 	sent       bool           // D has got the request, or may have; known when its leg has ended
+	unread     bool           // D has refused the request, and P keeps what it has for it
 	twoLegs    bool           // P takes part
 	asked      bool           // the flow, and not the client, asked for the stream's usage
 	beside     bool           // P runs beside D

@@ -44,7 +44,11 @@ func (a *attempt) decodeAfter(p *connector.PrefillResult) (*Body, *Error) {
 		// Once the client has left, no new leg is sent, not even to free P's blocks: they wait for the lease.
 		return nil, a.f.ended(a.ctx, LegDecode, "send")
 	}
-	return a.decodeAlone(a.whileFresh(p), leg)
+	body, e := a.decodeAlone(a.whileFresh(p), leg)
+	if e != nil && e.Code == CodeDecodeRejected {
+		a.release(leg)
+	}
+	return body, e
 }
 
 // stale refuses a handoff that decode could only use wrongly: after P's lease its blocks belong to another prompt, and

@@ -137,6 +137,18 @@ func (x *tally) count(key string) int {
 	return x.counts[key]
 }
 
+// sum is a counter's, whatever its attributes.
+func (x *tally) sum(name string) (n int) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for key, count := range x.counts {
+		if strings.HasPrefix(key, name+" ") {
+			n += count
+		}
+	}
+	return n
+}
+
 type meters struct {
 	metricnoop.MeterProvider
 	told *tally

@@ -33,7 +33,7 @@ type telemetry struct {
 	requests, firstChunk, legs, handoffAge metric.Float64Histogram
 	created, expired, retries, fallbacks   metric.Int64Counter
 	unsupportedN, kvTokens, orphans, ranOn metric.Int64Counter
-	unretried, rescues                     metric.Int64Counter
+	unretried, rescues, released           metric.Int64Counter
 	active                                 metric.Registration
 	recorded                               bool
 
@@ -92,6 +92,8 @@ func newTelemetry(f *Flow) (*telemetry, error) {
 	t.ranOn = count("pd.prefills.ran_on", "{leg}",
 		"Prefill legs that ran on after their request, since their protocol lets them finish")
 	t.rescues = count("pd.rescues", "{stream}", "Streams whose decode engine died, by whether they went on")
+	t.released = count("pd.handoffs.released", "{handoff}",
+		"Handoffs of requests that decode refused, which the flow then had decode release")
 	if err := errors.Join(append(errs, t.observeActive(m, f))...); err != nil {
 		return nil, err
 	}
@@ -195,7 +197,7 @@ func (t *telemetry) sessionEnded(a *attempt) {
 	switch {
 	case a.out.Err == nil && p != nil:
 		t.kvTokens.Add(a.x.client, a.out.KVTokens, t.base)
-	case p != nil && a.f.traits.Lease > 0 && a.out.Decode.Status == 0:
+	case p != nil && a.f.traits.Lease > 0 && (a.out.Decode.Status == 0 || a.unread):
 		t.expired.Add(a.x.client, 1, t.base) // nobody read P's blocks: they wait for the lease
 	}
 }

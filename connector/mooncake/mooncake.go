@@ -94,6 +94,7 @@ func (c *Connector) Traits() connector.Traits {
 		EndsByLength:    true,
 		Orphans:         true,
 		PrefillFinishes: true,
+		RefusalReleases: true, // mooncake_connector.py: request_finished
 		PairRules: []connector.PairRule{attr.Multiple(attr.TPSize), attr.Same(attr.BlockSize),
 			attr.Same(attr.KVCacheDtype)},
 	}

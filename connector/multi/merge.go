@@ -12,7 +12,7 @@ import (
 // so does the whole. The lease is the shortest one.
 func merge(children []child, order connector.Order) connector.Traits {
 	t := connector.Traits{Name: Name, Order: order, APIs: connector.APIs(), Carries: children[0].traits.Carries,
-		MultiUse: true, ContentStore: true,
+		MultiUse: true, ContentStore: true, RefusalReleases: true,
 		PairRules: pairRules(children)}
 	for i := range children {
 		c := &children[i].traits
@@ -36,6 +36,7 @@ func merge(children []child, order connector.Order) connector.Traits {
 		t.PairOnly = t.PairOnly || c.PairOnly
 		t.PrefillPairOnly = t.PrefillPairOnly || c.PrefillPairOnly
 		t.Orphans = t.Orphans || c.Orphans
+		t.RefusalReleases = t.RefusalReleases && (c.RefusalReleases || c.ContentStore)
 		t.PrefillFinishes = t.PrefillFinishes || c.PrefillFinishes
 		t.Attributes = append(t.Attributes, c.Attributes...)
 	}

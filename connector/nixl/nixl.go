@@ -81,6 +81,8 @@ func (c *Connector) Traits() connector.Traits {
 		Handoff:   connector.Handoff{Member: connector.ParamsMember},
 		Lease:     cmp.Or(c.lease, DefaultLease), // so that the zero Connector has a lease, too
 		PairRules: []connector.PairRule{attr.Multiple(attr.TPSize), attr.Same(attr.KVCacheDtype)},
+
+		RefusalReleases: true, // docs/protocols/nixl.md, recording 25
 	}
 }
 
