@@ -21,8 +21,8 @@ const (
 )
 
 // After a cooldown an engine gets few requests at first, then more and more: if it still fails, few requests meet that,
-// and if it is well, its caches fill before it has its full load. This ends by itself, whatever the picker hears or does
-// not hear of the requests.
+// and if it is well, its caches fill before it has its full load. This ends by itself, whatever the picker hears of the
+// requests.
 const (
 	recoveredShare = 0.1             // of the picks that would choose the engine, right after a cooldown
 	overloadShare  = 1. / 16         // the least that is left to an engine that answers 429 or 503
