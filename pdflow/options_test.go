@@ -7,6 +7,7 @@ import (
 	"math"
 	"net/http"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -48,14 +49,16 @@ func TestPartlySetOptionsKeepTheOtherDefaults(t *testing.T) {
 
 // A retry policy that names only the number of attempts still pauses between them.
 func TestRetriesPauseByDefault(t *testing.T) {
-	x := script(t, &fake{order: connector.PrefillThenDecode}, status(http.StatusBadGateway), answer(ok),
-		pdflow.WithRetry(config.Retry{MaxAttempts: 3}))
-	begun := time.Now()
-	_, err := x.flow.Do(
-		context.Background(), &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`)},
-	)
-	require.Error(t, err)
-	assert.GreaterOrEqual(t, time.Since(begun), 75*time.Millisecond, "half of 50 ms and half of 100 ms at least")
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeFleet(t, &fake{}, "p0 d0", config.Retry{MaxAttempts: 3},
+			func(string, int) func(*http.Request) (*http.Response, error) { return replies(http.StatusBadGateway) })
+		begun := time.Now()
+		for range 100 {
+			require.Error(t, f.do(`{"prompt":"hi"}`))
+		}
+		assert.InDelta(t, 75*time.Millisecond, time.Since(begun)/100, float64(15*time.Millisecond),
+			"half of 50 ms and half of 100 ms, in the mean")
+	})
 }
 
 func TestOptionsWithoutTheirValueAreRefused(t *testing.T) {

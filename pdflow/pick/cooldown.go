@@ -4,10 +4,12 @@ package pick
 
 import (
 	"hash/maphash"
+	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 )
 
@@ -18,45 +20,100 @@ const (
 	cooldownMost  = 8 * time.Second
 )
 
+// After a cooldown an engine gets few requests at first, then more and more: if it still fails, few requests meet that,
+// and if it is well, its caches fill before it has its full load. This ends by itself, whatever the picker hears of the
+// requests.
+const (
+	recoveredShare = 0.1             // of the picks that would choose the engine, right after a cooldown
+	overloadShare  = 1. / 16         // the least that is left to an engine that answers 429 or 503
+	overloadEvery  = time.Second     // the share is halved at most so often
+	shareTime      = 8 * time.Second // until an engine that answered 429 or 503, or was not ready, has its full share
+)
+
 // cooldowns are the cooldowns of one picker's engines and pairs.
 type cooldowns struct {
-	n  atomic.Int64 // entries of m: 0 in the common case, and then no pick takes the lock
-	mu sync.RWMutex
-	m  map[cooldownKey]cooldown
+	seed uint64
+	n    atomic.Int64 // entries of m: 0 in the common case, and then no pick takes the lock
+	mu   sync.RWMutex
+	m    map[cooldownKey]cooldown
 }
 
-// cooldownKey names an engine, or a pair if decode is not "". With anyDecode it holds what is suspected of a prefill
-// engine.
+// cooldownKey names an engine, or a pair if decode is not "".
 type cooldownKey struct{ engine, decode string }
 
-const anyDecode = "*"
-
 type cooldown struct {
-	until  time.Time     // in the past if the cooldown has ended, or has not begun because one body drew all faults
+	until  time.Time     // the end of the cooldown; in the past if it has ended or has not begun
 	length time.Duration // of the last cooldown, 0 before the first
-	body   uint64        // hash of the body that drew all faults since the last cooldown; 0: none did
-	decode string        // of a suspicion: the decode engine at which the last body timed out
+	last   time.Time     // when the entry was last changed
+	salt   uint64        // hash of the key
+
+	// Who drew the faults since the last cooldown or the last good response: a cooldown starts when both have more.
+	bodies distinct // of the requests
+	peers  distinct // the other engine of the pair
+
+	refused distinct // bodies that drew 429 or 503
+	share   share
+}
+
+// distinct tells whether it has got more than one value. The value 0 stands for more than one.
+type distinct struct {
+	first uint64
+	more  bool
+}
+
+func (d *distinct) add(v uint64) {
+	switch {
+	case v == 0 || d.first != 0 && d.first != v:
+		d.more = true
+	default:
+		d.first = v
+	}
+}
+
+// share is how many of the picks that would choose an engine may do so. It grows from start to 1 within slow. The zero
+// value is 1.
+type share struct {
+	from  time.Time
+	start float64
+	slow  time.Duration
+}
+
+func (s share) at(now time.Time) float64 {
+	if age := now.Sub(s.from); age < s.slow {
+		return s.start + (1-s.start)*float64(max(age, 0))/float64(s.slow)
+	}
+	return 1
 }
 
 // seed keeps clients from finding two bodies with the same hash.
 var seed = maphash.MakeSeed()
 
-// engineCooling reports whether an engine is in a cooldown.
-func (c *cooldowns) engineCooling(id string) bool { return c.active(cooldownKey{engine: id}) }
+// engine returns the rank that an engine has by what is known of it: good, recovering or coolingDown. An engine that
+// recovers is good for a part of the picks, which differ in roll.
+func (c *cooldowns) engine(id string, roll uint64) int { return c.rank(cooldownKey{engine: id}, roll) }
 
-// pairCooling reports whether a pair is in a cooldown. Each of its engines may serve with others meanwhile.
-func (c *cooldowns) pairCooling(prefill, decode string) bool {
-	return c.active(cooldownKey{prefill, decode})
+// pair returns the rank of a pair. Each of its engines may serve with others meanwhile.
+func (c *cooldowns) pair(prefill, decode string, roll uint64) int {
+	return c.rank(cooldownKey{prefill, decode}, roll)
 }
 
-func (c *cooldowns) active(key cooldownKey) bool {
+func (c *cooldowns) rank(key cooldownKey, roll uint64) int {
 	if c.n.Load() == 0 {
-		return false
+		return good
 	}
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	x, ok := c.m[key]
-	return ok && time.Now().Before(x.until)
+	if !ok {
+		return good
+	}
+	switch now := time.Now(); {
+	case now.Before(x.until):
+		return coolingDown
+	case float64(scramble(roll+x.salt)>>11) >= x.share.at(now)*(1<<53):
+		return recovering
+	}
+	return good
 }
 
 // done learns from an attempt. An engine's fault starts the engine's cooldown, and an orphan starts the pair's; each
@@ -70,61 +127,70 @@ func (c *cooldowns) active(key cooldownKey) bool {
 // responses of encode engines are not told apart here: for these only the time counts. An orphan that is no engine's
 // fault (the client left, or prefill refused the request) starts its pair's cooldown at once: decode surely holds
 // something for that prefill.
+//
+// A decode engine's fault after prefill has served may be the fault of either engine, or of the way between them (a
+// NIXL handshake fails for one pair, while both engines serve with others), and so may its timeout. It counts for the pair, and for each engine
+// only if it also fails with another partner. Responses 429 and 503 say that an engine has too much to do, so they
+// lower its share and start no cooldown, which would give all of its load to the others.
 func (c *cooldowns) done(o *pdflow.Outcome) {
 	if o.Err == nil {
 		if c.n.Load() > 0 {
-			p, d := o.Prefill.Endpoint, o.Decode.Endpoint
-			c.forget(cooldownKey{engine: p}, cooldownKey{engine: d}, cooldownKey{p, d}, cooldownKey{p, anyDecode})
+			c.served(cooldownKey{engine: o.Prefill.Endpoint}, cooldownKey{engine: o.Decode.Endpoint},
+				cooldownKey{o.Prefill.Endpoint, o.Decode.Endpoint})
 		}
 		return
 	}
-	body := drawnBy(o)
+	e, body := o.Err, drawnBy(o)
 	if o.Orphan && o.Session != nil {
-		c.start(cooldownKey{o.Session.Prefill.ID, o.Session.Decode.ID}, body)
+		c.fault(cooldownKey{o.Session.Prefill.ID, o.Session.Decode.ID}, body, 0)
 	}
-	if o.Err.EngineFault() && o.Err.Endpoint != "" && !c.prefillsFault(o, body) {
-		c.start(cooldownKey{engine: o.Err.Endpoint}, body)
+	switch p, d := o.Prefill.Endpoint, o.Decode.Endpoint; {
+	case e.Endpoint == "":
+	case e.Status == http.StatusTooManyRequests || e.Status == http.StatusServiceUnavailable:
+		c.overloaded(cooldownKey{engine: e.Endpoint}, bodyOf(o))
+	case !e.EngineFault():
+	case ofEither(o):
+		c.fault(cooldownKey{p, d}, body, 0)
+		c.fault(cooldownKey{engine: d}, body, hashName(p))
+		c.fault(cooldownKey{engine: p}, body, hashName(d))
+	default:
+		c.fault(cooldownKey{engine: e.Endpoint}, body, 0)
 	}
 }
 
-// prefillsFault reports whether decode's timeout is the prefill engine's fault. A D that gets no KV waits without a
-// sign, so the fault of a P that sends none shows on all of its Ds (docs/protocols/mooncake.md §4). If two different Ds
-// have timed out with one P, on two different bodies and without a good response between, P's cooldown starts, and D's
-// does not.
-func (c *cooldowns) prefillsFault(o *pdflow.Outcome, body uint64) bool {
-	if o.Err.Code != pdflow.CodeTimeout || o.Err.Leg != pdflow.LegDecode || body == 0 || o.Session.Prefill.ID == "" {
+// ofEither reports whether decode's fault may be the prefill engine's: decode answered with an error although prefill
+// had served, or it did not answer in time, since it waits without a sign for KV that prefill does not send
+// (docs/protocols/mooncake.md §4). A connection that decode broke is its own fault.
+func ofEither(o *pdflow.Outcome) bool {
+	e := o.Err
+	if e.Leg != pdflow.LegDecode || o.Prefill.Endpoint == "" || o.Decode.Endpoint != e.Endpoint {
 		return false
 	}
-	key := cooldownKey{o.Session.Prefill.ID, anyDecode}
-	c.mu.Lock()
-	now := time.Now()
-	c.sweep(now)
-	last := c.m[key]
-	if c.m == nil {
-		c.m = map[cooldownKey]cooldown{}
-	}
-	c.m[key] = cooldown{until: now, body: body, decode: o.Err.Endpoint}
-	c.n.Store(int64(len(c.m)))
-	c.mu.Unlock()
-	if last.body == 0 || last.body == body || last.decode == o.Err.Endpoint {
-		return false
-	}
-	c.start(cooldownKey{engine: key.engine}, 0)
-	return true
+	served := o.Prefill.Err == nil && o.Prefill.Status/100 == 2
+	return e.Code == pdflow.CodeTimeout || served && e.Code == pdflow.CodeDecodeFailed && e.Phase == "response"
 }
 
 // drawnBy returns the hash of the body that may have drawn an engine's fault. It returns 0 if no body can have drawn
 // it, because the engine could not be reached. All else can be drawn: an error or garbage as the response, a timeout,
 // and a connection that the engine breaks. A request's attempts have the same hash.
 func drawnBy(o *pdflow.Outcome) uint64 {
-	if !o.Err.EngineFault() || o.Err.Phase == "connect" || o.Session == nil || o.Session.Request == nil {
+	if !o.Err.EngineFault() || o.Err.Phase == "connect" {
+		return 0
+	}
+	return bodyOf(o)
+}
+
+func bodyOf(o *pdflow.Outcome) uint64 {
+	if o.Session == nil || o.Session.Request == nil {
 		return 0
 	}
 	return max(maphash.Bytes(seed, o.Session.Request.Body()), 1)
 }
 
-// start starts a cooldown, or only notes the body if that may have drawn the fault and no other body has.
-func (c *cooldowns) start(key cooldownKey, body uint64) {
+func hashName(id string) uint64 { return max(maphash.String(seed, id), 1) }
+
+// change changes an entry, which it makes if there is none.
+func (c *cooldowns) change(key cooldownKey, do func(x *cooldown, now time.Time)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.m == nil {
@@ -132,36 +198,93 @@ func (c *cooldowns) start(key cooldownKey, body uint64) {
 	}
 	now := time.Now()
 	c.sweep(now)
-	x := c.m[key]
-	switch {
-	case now.Before(x.until):
-		return // several failures during a cooldown are one fault
-	case body != 0 && (x.body == 0 || x.body == body):
-		x.until, x.body = now, body
-	default:
-		x.length = min(max(2*x.length, cooldownFirst), cooldownMost)
-		x.until, x.body = now.Add(x.length), 0
+	x, ok := c.m[key]
+	if !ok {
+		x.salt = hashBytes(c.seed, []byte(key.engine+" "+key.decode))
 	}
+	x.last = now
+	do(&x, now)
 	c.m[key] = x
 	c.n.Store(int64(len(c.m)))
 }
 
-// forget ends the cooldowns of engines that have served, and drops old entries.
-func (c *cooldowns) forget(keys ...cooldownKey) {
+// fault starts a cooldown, or only notes the body and the peer if these may have drawn the fault and no others have.
+func (c *cooldowns) fault(key cooldownKey, body, peer uint64) {
+	c.change(key, func(x *cooldown, now time.Time) {
+		if now.Before(x.until) {
+			return // several failures during a cooldown are one fault
+		}
+		x.bodies.add(body)
+		x.peers.add(peer)
+		if x.bodies.more && x.peers.more {
+			x.length = min(max(2*x.length, cooldownFirst), cooldownMost)
+			x.until, x.bodies, x.peers = now.Add(x.length), distinct{}, distinct{}
+			x.share = share{from: x.until, start: recoveredShare, slow: x.length}
+		}
+	})
+}
+
+// overloaded halves an engine's share, unless only one body draws such responses.
+func (c *cooldowns) overloaded(key cooldownKey, body uint64) {
+	c.change(key, func(x *cooldown, now time.Time) {
+		x.refused.add(body)
+		if was := x.share.at(now); x.refused.more && !(was < 1 && now.Sub(x.share.from) < overloadEvery) {
+			x.share = share{from: now, start: max(was/2, overloadShare), slow: shareTime}
+		}
+	})
+}
+
+// ready gives an engine that was not ready its share little by little.
+func (c *cooldowns) ready(id string) {
+	c.change(cooldownKey{engine: id}, func(x *cooldown, now time.Time) {
+		x.share = share{from: now, start: recoveredShare, slow: shareTime}
+	})
+}
+
+// follow learns from a new snapshot which engines are ready again.
+func (c *cooldowns) follow(old, now *discovery.Snapshot) {
+	var was map[string]bool
+	for i := range old.Endpoints {
+		if e := &old.Endpoints[i]; e.Phase == discovery.PhaseNotReady {
+			if was == nil {
+				was = map[string]bool{}
+			}
+			was[e.ID] = true
+		}
+	}
+	for i := range now.Endpoints {
+		if e := &now.Endpoints[i]; was[e.ID] && e.Phase == discovery.PhaseReady {
+			c.ready(e.ID)
+		}
+	}
+}
+
+// served ends the cooldowns of engines that have served, and drops old entries. An engine that served during its
+// cooldown was never out of order. One that recovers keeps its share: it serves what it gets.
+func (c *cooldowns) served(keys ...cooldownKey) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	now := time.Now()
 	for _, key := range keys {
-		delete(c.m, key)
+		x, ok := c.m[key]
+		switch {
+		case !ok:
+		case now.Before(x.until) || x.share.at(now) == 1 && x.refused == (distinct{}):
+			delete(c.m, key)
+		default:
+			x.length, x.bodies, x.peers = 0, distinct{}, distinct{}
+			c.m[key] = x
+		}
 	}
-	c.sweep(time.Now())
+	c.sweep(now)
 	c.n.Store(int64(len(c.m)))
 }
 
-// sweep drops entries whose cooldown ended more than cooldownMost ago, so that engines that left the set leave nothing
-// behind. The caller holds c.mu.
+// sweep drops entries that were not changed for cooldownMost after the end of their cooldown, so that engines that left
+// the set leave nothing behind. The caller holds c.mu.
 func (c *cooldowns) sweep(now time.Time) {
 	for key, x := range c.m {
-		if now.Sub(x.until) > cooldownMost {
+		if now.Sub(x.until) > cooldownMost && now.Sub(x.last) > cooldownMost {
 			delete(c.m, key)
 		}
 	}

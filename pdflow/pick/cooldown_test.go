@@ -22,7 +22,7 @@ func TestAPairsCooldownDoublesWithEachOrphanUntilItServes(t *testing.T) {
 		orphan := &pdflow.Outcome{Session: session, Orphan: true, Err: &pdflow.Error{Code: pdflow.CodeClientGone}}
 		cooled := func() time.Duration {
 			began := time.Now()
-			for c.pairCooling("p", "d") {
+			for c.pair("p", "d", 0) == coolingDown {
 				time.Sleep(10 * time.Millisecond)
 			}
 			return time.Since(began)
@@ -31,7 +31,7 @@ func TestAPairsCooldownDoublesWithEachOrphanUntilItServes(t *testing.T) {
 			cooldownMost} {
 			c.done(orphan)
 			c.done(orphan) // a second failure during a cooldown is the same fault
-			require.False(t, c.engineCooling("p") || c.engineCooling("d"), "each engine may serve with others")
+			require.True(t, c.engine("p", 0) == good && c.engine("d", 0) == good, "each engine may serve with others")
 			require.Equal(t, want, cooled())
 		}
 		c.done(
@@ -49,7 +49,7 @@ func TestTheCooldownOfAnEngineThatLeftIsDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c cooldowns
 		c.done(&pdflow.Outcome{Err: &pdflow.Error{Code: pdflow.CodeDecodeFailed, Endpoint: "gone"}})
-		require.True(t, c.engineCooling("gone"))
+		require.Equal(t, coolingDown, c.engine("gone", 0))
 		served := &pdflow.Outcome{Prefill: pdflow.LegOutcome{Endpoint: "p"}, Decode: pdflow.LegOutcome{Endpoint: "d"}}
 		c.done(served)
 		require.EqualValues(t, 1, c.n.Load(), "its next cooldown may be longer yet")
@@ -69,7 +69,7 @@ func TestEachCooldownOfAnEngineNeedsTwoBodies(t *testing.T) {
 			require.NoError(t, err)
 			c.done(&pdflow.Outcome{Session: &connector.Session{Request: r},
 				Err: &pdflow.Error{Code: pdflow.CodeTimeout, Leg: pdflow.LegDecode, Phase: "send", Endpoint: "d"}})
-			return c.engineCooling("d")
+			return c.engine("d", 0) == coolingDown
 		}
 		require.False(t, fault("a"))
 		require.True(t, fault("b"))
@@ -79,9 +79,9 @@ func TestEachCooldownOfAnEngineNeedsTwoBodies(t *testing.T) {
 		}
 		require.True(t, fault("a"))
 		time.Sleep(2*cooldownFirst - time.Millisecond)
-		require.True(t, c.engineCooling("d"), "the second cooldown is no longer than the first")
+		require.Equal(t, coolingDown, c.engine("d", 0), "the second cooldown is no longer than the first")
 		time.Sleep(time.Millisecond)
-		require.False(t, c.engineCooling("d"))
+		require.NotEqual(t, coolingDown, c.engine("d", 0))
 		require.False(t, fault("a"))
 		time.Sleep(cooldownMost + time.Millisecond)
 		require.False(t, fault("b"), "the fault before it is forgotten")
@@ -98,7 +98,8 @@ func TestSeveralDecodeEnginesThatTimeOutCoolTheirPrefillEngine(t *testing.T) {
 	}{
 		"one P, two Ds, two bodies": {[]end{{"a", "p1", "d1"}, {"b", "p1", "d2"}}, []string{"p1"}},
 		"one body":                  {[]end{{"a", "p1", "d1"}, {"a", "p1", "d2"}}, nil},
-		"one D":                     {[]end{{"a", "p1", "d1"}, {"b", "p1", "d1"}}, []string{"d1"}},
+		"one pair":                  {[]end{{"a", "p1", "d1"}, {"b", "p1", "d1"}}, nil},
+		"one D, two Ps":             {[]end{{"a", "p1", "d1"}, {"b", "p2", "d1"}}, []string{"d1"}},
 		"two Ps":                    {[]end{{"a", "p1", "d1"}, {"b", "p2", "d2"}}, nil},
 		"P served between them":     {[]end{{"a", "p1", "d1"}, {"", "p1", "d1"}, {"b", "p1", "d2"}}, nil},
 		"D serves alone":            {[]end{{"a", "", "d1"}, {"b", "", "d2"}}, nil},
@@ -119,7 +120,7 @@ func TestSeveralDecodeEnginesThatTimeOutCoolTheirPrefillEngine(t *testing.T) {
 			}
 			var cooling []string
 			for _, id := range []string{"p1", "p2", "d1", "d2"} {
-				if cs.engineCooling(id) {
+				if cs.engine(id, 0) == coolingDown {
 					cooling = append(cooling, id)
 				}
 			}

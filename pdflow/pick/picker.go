@@ -63,9 +63,11 @@ type picker struct {
 // With every policy the picker avoids engines that failed this request. An engine that cannot be reached gets a
 // cooldown of one second, which doubles with each further fault up to 8 s. So does an engine at which two different
 // bodies failed while it served no request, since one body alone may draw a fault from every engine, and a pair that
-// left an orphan. If only such engines are left, the picker uses them. An engine whose attribute dpSize is 2 to 1,024
-// counts as that many targets, and the pick names the rank on each leg. If no pair is found, the error says what the
-// nearest prefill and decode engines lack to form one, without their names.
+// left an orphan or whose decode engine failed after prefill. After a cooldown, and when it is ready again, an engine
+// gets a tenth of its picks, then more and more; one that answers 429 or 503 gets fewer for 8 s. If only such engines
+// are left, the picker uses them. An engine whose attribute dpSize is 2 to 1,024 counts as that many targets, and the
+// pick names the rank on each leg. If no pair is found, the error says what the nearest prefill and decode engines lack
+// to form one, without their names.
 //
 // The time of a pick is constant or grows with the logarithm of the number of engines, and a pick allocates nothing,
 // unless nearly all engines are in a cooldown. The picker prepares a snapshot of more than 256 endpoints in a goroutine
@@ -80,7 +82,7 @@ func New(set *discovery.Set, policy Policy, opts ...Option) pdflow.Picker {
 	p := &picker{set: set, policy: policy, opts: newOptions(opts)}
 	p.chooser = policy.make(p.opts)
 	p.learner, _ = p.chooser.(learner)
-	p.cooldownDone = p.cooldowns.done
+	p.cooldowns.seed, p.cooldownDone = p.opts.seed, p.cooldowns.done
 	p.known.seed = p.opts.seed
 	p.views.Store(&views{})
 	return p
@@ -190,6 +192,7 @@ func (p *picker) query(in *pdflow.PickInput, single bool) *query {
 	q.in, q.single, q.clean = in, single, len(in.Avoid) == 0 && p.cooldowns.n.Load() == 0
 	q.number = p.picks.Add(1) - 1
 	q.random = p.opts.seed + scramble(q.number)
+	q.roll = q.random
 	if p.policy.needs.loads {
 		q.cost = costOf(in.Request)
 		if single {
@@ -259,6 +262,9 @@ func (p *picker) take(v *view) *table {
 	snap, old := p.set.Load(), v.table.Load()
 	loads := p.policy.needs.loads
 	if p.snap != snap {
+		if p.snap != nil {
+			p.cooldowns.follow(p.snap, snap)
+		}
 		p.snap = snap
 		if p.age(); loads {
 			p.known.follow(snap)

@@ -122,7 +122,7 @@ func TestAnEngineCoolsDownWhenASecondBodyFailsAtIt(t *testing.T) {
 					return pair(t, p, &pdflow.PickInput{})+pair(t, p, &pdflow.PickInput{}) == "p1+d0p1+d0"
 				}
 				require.Equal(t, c.want, cooled())
-				time.Sleep(time.Second)
+				time.Sleep(2 * time.Second) // the cooldown, and the time until the engine has its full share
 				require.False(t, cooled(), "the cooldown does not end")
 			})
 		})

@@ -8,6 +8,7 @@ import "github.com/pdkit/pdkit/pdflow"
 // of a role are used whatever they have done.
 const (
 	good        = iota
+	recovering  // the engine or the pair has had its share of picks; see cooldowns
 	coolingDown // the engine is in a cooldown, or the pair is, or all engines that it could be paired with are
 	avoided     // the engine failed this very request, or all engines that it could be paired with did
 	lonely      // it can be paired with no engine, and would serve the whole request
@@ -22,6 +23,7 @@ type query struct {
 	cooldowns *cooldowns
 	clean     bool // nothing is in a cooldown and nothing is to be avoided: the common case
 	random    uint64
+	roll      uint64  // the same for the whole pick
 	number    uint64  // of the pick, counted by the picker
 	peer      *target // the target chosen for the other leg; nil while the first leg is chosen
 	cost      [2]int64
@@ -66,10 +68,8 @@ func (q *query) rankAlone(t *target) int {
 		return good
 	case q.in.Avoids(t.endpoint.ID):
 		return avoided
-	case q.cooldowns.engineCooling(t.endpoint.ID):
-		return coolingDown
 	}
-	return good
+	return q.cooldowns.engine(t.endpoint.ID, q.roll)
 }
 
 // rankWith ranks t as the partner of peer.
@@ -85,10 +85,7 @@ func (q *query) rankWith(t, peer *target) int {
 	if t.leg == decodeLeg {
 		p, d = peer, t
 	}
-	if r == good && q.cooldowns.pairCooling(p.endpoint.ID, d.endpoint.ID) {
-		return coolingDown
-	}
-	return r
+	return max(r, q.cooldowns.pair(p.endpoint.ID, d.endpoint.ID, q.roll))
 }
 
 // rankPeers returns the rank of the best partner for t. Nearly always the first peer is good.
