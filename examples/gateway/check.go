@@ -77,9 +77,9 @@ func printModel(w io.Writer, cfg *configuration, m *modelServer) {
 	if m.Has("spec.encoder") {
 		row(w, "encoder", m.Spec.Encoder.Type)
 	}
-	m.printTLS(w)
 	kind := m.FoundBy
 	endpoints := m.Endpoints
+	defer func() { m.printTLS(w, endpoints) }()
 	switch kind {
 	case "static":
 		row(w, "discovery", "static, "+count(len(endpoints), "endpoint"))
@@ -106,9 +106,9 @@ func printModel(w io.Writer, cfg *configuration, m *modelServer) {
 }
 
 // printTLS says how https engines are checked.
-func (m *modelServer) printTLS(w io.Writer) {
+func (m *modelServer) printTLS(w io.Writer, endpoints []discovery.Endpoint) {
 	t := m.Spec.TLS
-	if t == (modelserver.TLS{}) && !slices.ContainsFunc(m.Endpoints,
+	if t == (modelserver.TLS{}) && !slices.ContainsFunc(endpoints,
 		func(e discovery.Endpoint) bool { return e.URL.Scheme == "https" }) {
 		return
 	}
@@ -124,7 +124,7 @@ func (m *modelServer) printTLS(w io.Writer) {
 	} else {
 		_ = legs.Close() // never fails
 	}
-	row(w, "TLS", text+"; TLS 1.2 or later")
+	row(w, "TLS", text+", TLS 1.2 or later")
 }
 
 // printConnector writes a connector, which the field at path names, and those it falls back to.
