@@ -55,3 +55,31 @@ func Example() {
 	// 10.0.0.1:8000 both
 	// 10.0.0.2:8000 both
 }
+
+// A program follows a file of its own.
+func ExampleContents() {
+	path := filepath.Join(os.TempDir(), "pdkit-example-contents")
+	defer os.Remove(path)
+	if err := os.WriteFile(path, []byte("first"), 0o600); err != nil {
+		fmt.Println(err)
+		return
+	}
+	last := ""
+	for data, err := range file.Contents(context.Background(), path, nil) {
+		if err != nil || string(data) == last {
+			continue // it is there again soon, or has not changed
+		}
+		last = string(data)
+		fmt.Println(last)
+		if last == "second" {
+			return
+		}
+		if err := os.WriteFile(path, []byte("second"), 0o600); err != nil {
+			fmt.Println(err)
+		return
+		}
+	}
+	// Output:
+	// first
+	// second
+}

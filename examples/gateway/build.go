@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"log/slog"
 	"maps"
@@ -32,6 +33,7 @@ type gateway struct {
 	draining atomic.Bool
 	list     atomic.Pointer[[]*model]
 
+	secure    atomic.Pointer[tls.Config] // of the clients' connections; nil without TLS
 	reloading reloading
 }
 

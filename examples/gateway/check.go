@@ -36,6 +36,19 @@ func printCheck(w io.Writer, cfg *configuration) error {
 	if g.Passthrough != "" {
 		fmt.Fprintln(b, "passthrough   other /v1 paths go to a decode engine")
 	}
+	if g.TLS != nil {
+		text := "HTTPS for clients"
+		if g.TLS.ClientCAFile != "" {
+			text += ", who show a certificate"
+		}
+		if _, err := cfg.serverTLS(); err != nil {
+			text += "; of no use as it is: " + err.Error()
+		}
+		fmt.Fprintf(b, "TLS           %s\n", text)
+	}
+	if g.RegistrationTokenFile != "" {
+		fmt.Fprintf(b, "registration  by HTTP with a token of %s\n", g.RegistrationTokenFile)
+	}
 	if c := g.ModelServers; c != nil {
 		fmt.Fprintf(b, "ModelServers  those of namespace %s, too\n", cmp.Or(c.Namespace, "default"))
 	}
@@ -66,12 +79,13 @@ func printModel(w io.Writer, cfg *configuration, m *modelServer) {
 	}
 	kind := m.FoundBy
 	endpoints := m.Endpoints
+	defer func() { m.printTLS(w, endpoints) }()
 	switch kind {
 	case "static":
 		row(w, "discovery", "static, "+count(len(endpoints), "endpoint"))
 	case "file":
 		var err error
-		if endpoints, err = file.Load(m.endpointsFile(cfg.file)); err != nil {
+		if endpoints, err = file.Load(cfg.beside(m.Spec.Discovery.File.Path)); err != nil {
 			row(w, "discovery", "file "+m.Spec.Discovery.File.Path+", of no use as it is: "+err.Error())
 			return
 		}
@@ -86,14 +100,31 @@ func printModel(w io.Writer, cfg *configuration, m *modelServer) {
 		row(w, "discovery", "kubernetes, "+m.describePods())
 		return
 	}
-	secure := false
 	for _, e := range endpoints {
 		row(w, "  "+e.Role.String(), place(e))
-		secure = secure || e.URL.Scheme == "https"
 	}
-	if secure {
-		row(w, "TLS", "https engines are checked against the system's certificate authorities, TLS 1.2 or later")
+}
+
+// printTLS says how https engines are checked.
+func (m *modelServer) printTLS(w io.Writer, endpoints []discovery.Endpoint) {
+	t := m.Spec.TLS
+	if t == (modelserver.TLS{}) && !slices.ContainsFunc(endpoints,
+		func(e discovery.Endpoint) bool { return e.URL.Scheme == "https" }) {
+		return
 	}
+	text := "https engines are checked against " + cmp.Or(t.CAFile, "the system's certificate authorities")
+	if t.ServerName != "" {
+		text += " and the name " + t.ServerName
+	}
+	if t.CertFile != "" {
+		text += ", and shown " + t.CertFile
+	}
+	if legs, err := m.NewTransport(0, false); err != nil {
+		text += "; of no use as it is: " + err.Error()
+	} else {
+		_ = legs.Close() // never fails
+	}
+	row(w, "TLS", text+", TLS 1.2 or later")
 }
 
 // printConnector writes a connector, which the field at path names, and those it falls back to.

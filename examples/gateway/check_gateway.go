@@ -3,11 +3,14 @@
 package main
 
 import (
+	"crypto/tls"
+	"fmt"
 	"net"
 	"strconv"
 
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/config/yamlfile"
+	"github.com/pdkit/pdkit/transport"
 )
 
 // checkGateway checks the values of a Gateway.
@@ -22,9 +25,26 @@ func (l *loader) checkGateway(d *yamlfile.Document, g gatewaySpec) {
 	if g.MaxBodyBytes < 1 {
 		l.fault(d, "spec.maxBodyBytes", "is less than 1", "write the largest body that a client may send, in bytes")
 	}
+	if t := g.TLS; t != nil {
+		for _, f := range []struct{ name, path string }{{"certFile", t.CertFile}, {"keyFile", t.KeyFile}} {
+			if f.path == "" {
+				l.fault(d, "spec.tls."+f.name, "is missing", "write the path of a PEM file")
+			}
+		}
+	}
 	if p := g.Passthrough; p != "" && p != "decode" {
 		l.fault(d, "spec.passthrough", "is not a known value", "write decode, or leave it out")
 	}
+}
+
+// serverTLS returns what clients' connections are served with.
+func (c *configuration) serverTLS() (*tls.Config, error) {
+	t := c.gateway.TLS
+	config, err := transport.ServerTLSFiles(c.beside(t.CertFile), c.beside(t.KeyFile), c.beside(t.ClientCAFile))
+	if err != nil {
+		return nil, fmt.Errorf("spec.tls: %w", err)
+	}
+	return config, nil
 }
 
 // checkAddress checks an address to listen on. The error is a *config.FieldError.

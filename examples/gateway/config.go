@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -62,8 +63,19 @@ type gatewaySpec struct {
 	// decode sends other inference paths to a decode engine; "" answers 404
 	Passthrough string `json:"passthrough"`
 
+	TLS *serverTLS `json:"tls"`
+	// a file with the bearer tokens, one a line, that engines must send to register by HTTP; "" asks for none
+	RegistrationTokenFile string `json:"registrationTokenFile"`
+
 	// ModelServers is where ModelServer objects are watched, which are served besides those of the file.
 	ModelServers *clusterSpec `json:"modelServers"`
+}
+
+// serverTLS makes listen an HTTPS address. A relative path starts at the configuration's folder.
+type serverTLS struct {
+	CertFile     string `json:"certFile"`     // the gateway's certificate, PEM
+	KeyFile      string `json:"keyFile"`      // the key of certFile
+	ClientCAFile string `json:"clientCAFile"` // the authorities of which clients must show a certificate; "" asks for none
 }
 
 // clusterSpec is where ModelServer objects are watched.
@@ -91,4 +103,12 @@ type modelServer struct {
 
 func (n note) log(log *slog.Logger) {
 	log.Warn(string(n.kind), "where", fmt.Sprintf("%s:%d", n.File, n.Line), "field", n.Path, "what", n.Problem)
+}
+
+// beside returns the place of a file that the configuration names: a relative path starts at the configuration's folder.
+func (c *configuration) beside(path string) string {
+	if path == "" || filepath.IsAbs(path) {
+		return path
+	}
+	return filepath.Join(filepath.Dir(c.file), path)
 }

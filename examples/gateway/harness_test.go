@@ -134,6 +134,7 @@ func gatewayYAML(spec string) string {
 type program struct {
 	t             *testing.T
 	file          string // the configuration
+	args          []string
 	signals       chan os.Signal
 	code          chan int
 	log           *logBuffer
@@ -162,9 +163,22 @@ var servingLine = regexp.MustCompile(`msg=serving listen=(\S+)(?: admin=(\S+))?`
 // start starts the program and waits until it serves. It is ended with the test.
 func start(t *testing.T, yaml string, args ...string) *program {
 	t.Helper()
-	p := &program{t: t, signals: make(chan os.Signal, 2), code: make(chan int, 1), log: &logBuffer{}}
-	p.file = write(t, yaml)
-	go func() { p.code <- run(append([]string{"-config", p.file}, args...), io.Discard, p.log, p.signals) }()
+	p := prepare(t, yaml, args...)
+	p.start()
+	return p
+}
+
+// prepare writes the program's configuration.
+func prepare(t *testing.T, yaml string, args ...string) *program {
+	t.Helper()
+	return &program{t: t, file: write(t, yaml), args: args, signals: make(chan os.Signal, 2), code: make(chan int, 1),
+		log: &logBuffer{}}
+}
+
+func (p *program) start() {
+	t := p.t
+	t.Helper()
+	go func() { p.code <- run(append([]string{"-config", p.file}, p.args...), io.Discard, p.log, p.signals) }()
 	require.Eventually(t, func() bool {
 		m := servingLine.FindStringSubmatch(p.log.String())
 		if m != nil {
@@ -184,7 +198,6 @@ func start(t *testing.T, yaml string, args ...string) *program {
 		p.ended(exitOK)
 		http.DefaultClient.CloseIdleConnections()
 	})
-	return p
 }
 
 func (p *program) signal() { p.signals <- syscall.SIGTERM }

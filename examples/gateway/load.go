@@ -91,6 +91,9 @@ func (l *loader) modelServer(d *yamlfile.Document) *modelServer {
 	m.ModelServer, err = modelserver.Read(d.JSON)
 	l.add(d, err)
 	l.checkDiscovery(m)
+	for _, path := range []*string{&m.Spec.TLS.CAFile, &m.Spec.TLS.CertFile, &m.Spec.TLS.KeyFile} {
+		*path = l.cfg.beside(*path)
+	}
 	for _, n := range m.Notes {
 		kind := warning
 		if n.NoEffect {

@@ -51,7 +51,7 @@ func poolKey(ms *modelServer) string {
 	found := ms.Spec.Discovery
 	found.Static = modelserver.Static{}
 	key, err := json.Marshal([]any{ms.Model(), ms.Namespace, ms.owner != nil, found, ms.FoundBy,
-		ms.Spec.WorkloadSelector, ms.Spec.WorkloadPort, limits.Connect, limits.HealthCheck})
+		ms.Spec.WorkloadSelector, ms.Spec.WorkloadPort, limits.Connect, limits.HealthCheck, ms.Spec.TLS})
 	if err != nil { // JSON that has been read can be written
 		panic(err)
 	}
@@ -63,23 +63,25 @@ func (g *gateway) newPool(ms *modelServer) (*pool, error) {
 	cfg := g.cfg.Load()
 	p := &pool{key: poolKey(ms), model: ms.Model(), log: g.log}
 	p.probes.log = g.log.With("model", ms.Model())
-	source, err := ms.source(cfg.file, func(err error) { p.probes.log.Warn("discovery", "error", err) })
+	source, err := ms.source(cfg, func(err error) { p.probes.log.Warn("discovery", "error", err) })
 	if err != nil {
+		return nil, err
+	}
+	limits := ms.Main.Timeouts()
+	if p.legs, err = ms.NewTransport(limits.Connect, cfg.netHTTP); err != nil {
 		return nil, err
 	}
 	p.listed, _ = source.(*listing)
 	p.announced, _ = source.(*registration.Source)
 	if cfg.inspect > 0 {
-		source = inspect.Wrap(source, &inspect.Options{Interval: cfg.inspect})
+		source = inspect.Wrap(source, &inspect.Options{Interval: cfg.inspect, Client: p.legs})
 	}
 	p.set = discovery.NewSet(source)
 	p.picker = pick.New(p.set, cfg.pick)
-	limits := ms.Main.Timeouts()
 	timeout := limits.HealthCheck
 	if timeout == config.None {
 		timeout = time.Hour // the prober knows no probe without an end
 	}
-	p.legs = modelserver.NewTransport(limits.Connect, cfg.netHTTP)
 	p.prober = health.New(p.set, &health.Options{Timeout: timeout, Client: p.legs, Observe: p.probes.observe})
 	return p, nil
 }

@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"reflect"
 	"slices"
@@ -129,11 +130,21 @@ func (g *gateway) reload(name string, c content, read func([]byte) (*configurati
 // replace serves another configuration. With an error nothing has changed.
 func (g *gateway) replace(cfg *configuration) error {
 	before := g.cfg.Load()
+	var secure *tls.Config
+	if before.gateway.TLS != nil && cfg.gateway.TLS != nil {
+		var err error
+		if secure, err = cfg.serverTLS(); err != nil {
+			return err
+		}
+	}
 	if err := g.roster.replace(cfg); err != nil {
 		return err
 	}
 	if names := before.gateway.needRestart(cfg.gateway); len(names) > 0 {
 		g.log.Warn("a change needs a restart", "fields", strings.Join(names, ", "))
+	}
+	if secure != nil {
+		g.secure.Store(secure)
 	}
 	cfg.gateway = before.gateway.reloaded(cfg.gateway)
 	g.cfg.Store(cfg)
@@ -153,6 +164,8 @@ func (g gatewaySpec) needRestart(next gatewaySpec) (fields []string) {
 	}{
 		{"spec.listen", g.Listen == next.Listen}, {"spec.admin", g.Admin == next.Admin},
 		{"spec.maxBodyBytes", g.MaxBodyBytes == next.MaxBodyBytes},
+		{"spec.tls", (g.TLS == nil) == (next.TLS == nil)},
+		{"spec.registrationTokenFile", g.RegistrationTokenFile == next.RegistrationTokenFile},
 		{"spec.modelServers", reflect.DeepEqual(g.ModelServers, next.ModelServers)},
 	} {
 		if !f.same {
@@ -165,5 +178,8 @@ func (g gatewaySpec) needRestart(next gatewaySpec) (fields []string) {
 // reloaded returns g with what may change while the program runs.
 func (g gatewaySpec) reloaded(next gatewaySpec) gatewaySpec {
 	g.DrainTimeout, g.Passthrough = next.DrainTimeout, next.Passthrough
+	if g.TLS != nil && next.TLS != nil {
+		g.TLS = next.TLS
+	}
 	return g
 }

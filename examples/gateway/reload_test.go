@@ -69,9 +69,13 @@ type traffic struct {
 
 func send(t *testing.T, url string, body func(n int64) string, perSecond int) *traffic {
 	t.Helper()
+	return sendBy(t, &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256}}, url, body, perSecond)
+}
+
+func sendBy(t *testing.T, client *http.Client, url string, body func(n int64) string, perSecond int) *traffic {
+	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
 	tr := &traffic{stop: stop}
-	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256}}
 	tr.done.Go(func() {
 		tick := time.NewTicker(time.Second / time.Duration(perSecond))
 		defer tick.Stop()

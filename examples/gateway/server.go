@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -56,6 +57,17 @@ func serve(ctx context.Context, f flags, cfg *configuration, log *slog.Logger, s
 	clients, err := s.listen(requests, "clients", cfg.gateway.Listen, handler)
 	if err != nil {
 		return err
+	}
+	if cfg.gateway.TLS != nil {
+		secure, err := cfg.serverTLS()
+		if err != nil {
+			return err
+		}
+		g.secure.Store(secure)
+		clients.ln = tls.NewListener(clients.ln, &tls.Config{MinVersion: tls.VersionTLS12,
+			GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+				return g.secure.Load().GetConfigForClient(hello)
+			}})
 	}
 	addresses := []any{"listen", clients.addr}
 	if cfg.gateway.Admin != "" {

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"path/filepath"
 	"slices"
 	"strconv"
 
@@ -21,19 +20,20 @@ import (
 
 // source makes the source of the model's engines. It only reads a kubeconfig: it asks nobody and opens nothing. The
 // source calls onError with trouble that does not end it.
-func (m *modelServer) source(configFile string, onError func(error)) (discovery.Source, error) {
+func (m *modelServer) source(cfg *configuration, onError func(error)) (discovery.Source, error) {
 	switch m.FoundBy {
 	case "static":
 		return newListing(m.Endpoints), nil
 	case "file":
-		return file.New(m.endpointsFile(configFile), nil)
+		return file.New(cfg.beside(m.Spec.Discovery.File.Path), nil)
 	case "dns":
 		d := m.Spec.Discovery.DNS
 		return dns.New(&dns.Options{Prefill: d.Prefill, Decode: d.Decode, Encode: d.Encode, Port: d.Port,
 			Resolver: d.Resolver})
 	case "registration":
 		r := m.Spec.Discovery.Registration
-		return registration.New(&registration.Options{Listen: r.Listen, HTTP: r.HTTP})
+		return registration.New(&registration.Options{Listen: r.Listen, HTTP: r.HTTP,
+			TokenFile: cfg.beside(cfg.gateway.RegistrationTokenFile)})
 	default:
 		return m.cluster(onError)
 	}
@@ -75,15 +75,6 @@ func (m *modelServer) selects() bool {
 // port is where the engines that Kubernetes lists are asked.
 func (m *modelServer) port() int {
 	return cmp.Or(m.Spec.Discovery.Kubernetes.Port, m.Spec.WorkloadPort.Port, 8000)
-}
-
-// endpointsFile is where the list of discovery.file lies: beside the configuration, unless its path is absolute.
-func (m *modelServer) endpointsFile(configFile string) string {
-	path := m.Spec.Discovery.File.Path
-	if filepath.IsAbs(path) {
-		return path
-	}
-	return filepath.Join(filepath.Dir(configFile), path)
 }
 
 // describeDNS says what is asked for, and whom.

@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"errors"
+	"net/http"
 
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow/reuse"
@@ -50,7 +51,9 @@ var errNoPair = errors.New("no pair of engines is ready")
 
 // reuseTarget is the model's main flow and the engines that are ready now.
 func (m *model) reuseTarget() (reuse.Target, error) {
-	t := reuse.Target{Ask: reuse.Flow(m.flows.Main, nil), Connector: m.flows.Main.Connector(), Model: m.Model()}
+	t := reuse.Target{Ask: reuse.Flow(m.flows.Main, nil), Connector: m.flows.Main.Connector(), Model: m.Model(),
+		Client: &http.Client{Transport: m.legs,
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
 	if t.Model == "*" {
 		t.Model = ""
 	}

@@ -3,10 +3,14 @@
 package main
 
 import (
+	"bufio"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os/exec"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -32,6 +36,28 @@ func begin(t *testing.T, addr string, headers ...string) *http.Response {
 	require.NoError(t, err)
 	require.Equal(t, http.StatusOK, resp.StatusCode)
 	return resp
+}
+
+// The built sidecar goes on after SIGHUP, which ended it before, and ends with 0 after SIGTERM.
+func TestSIGHUPEndsNothing(t *testing.T) {
+	binary := filepath.Join(t.TempDir(), "sidecar")
+	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", binary, ".").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	cmd := exec.CommandContext(t.Context(), binary, "--port=0", "--secure-proxy=false", "--prefillers=127.0.0.1:1")
+	stderr, err := cmd.StderrPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	lines := bufio.NewScanner(stderr)
+	for lines.Scan() && !strings.Contains(lines.Text(), "msg=serving") {
+	}
+	for range 3 {
+		require.NoError(t, cmd.Process.Signal(syscall.SIGHUP))
+		time.Sleep(20 * time.Millisecond)
+	}
+	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+	for lines.Scan() {
+	}
+	assert.NoError(t, cmd.Wait())
 }
 
 // After SIGTERM, requests that run continue to their end. A new request gets a response that sends it elsewhere. No

@@ -102,24 +102,34 @@ func (f *Flows) close() error {
 	return err
 }
 
-// NewTransport returns a transport for a ModelServer's timeouts.connect. It is to be closed. netHTTP is
-// [transport.Options].NetHTTP.
-func NewTransport(connect time.Duration, netHTTP bool) *transport.Transport {
-	return transport.New(&transport.Options{ConnectTimeout: connect, NetHTTP: netHTTP})
+// NewTransport returns a transport for a timeouts.connect, with the TLS settings of the object. It is to be closed.
+// netHTTP is [transport.Options].NetHTTP. The error names a file of [Spec.TLS] that cannot be used.
+func (m *ModelServer) NewTransport(connect time.Duration, netHTTP bool) (*transport.Transport, error) {
+	o := &transport.Options{ConnectTimeout: connect, NetHTTP: netHTTP}
+	if f := m.Spec.TLS; f != (TLS{}) {
+		var err error
+		if o.GetTLS, err = transport.TLSFiles(f.CAFile, f.CertFile, f.KeyFile, f.ServerName); err != nil {
+			return nil, fmt.Errorf("spec.tls: %w", err)
+		}
+	}
+	return transport.New(o), nil
 }
 
-func (b *builder) transport(connect time.Duration) http.RoundTripper {
+func (b *builder) transport(connect time.Duration) (http.RoundTripper, error) {
 	if b.o.Transport != nil {
 		if t := b.o.Transport(connect); t != nil {
-			return t
+			return t, nil
 		}
 	}
 	t, ok := b.flows.owned[connect]
 	if !ok {
-		t = NewTransport(connect, b.o.NetHTTP)
+		var err error
+		if t, err = b.m.NewTransport(connect, b.o.NetHTTP); err != nil {
+			return nil, err
+		}
 		b.flows.owned[connect] = t
 	}
-	return t
+	return t, nil
 }
 
 // builder makes flows.
@@ -159,8 +169,12 @@ func (b *builder) build() (err error) {
 // flow makes the flow of a connector, after those that it falls back to.
 func (b *builder) flow(c *Connector) (*pdflow.Flow, error) {
 	limits := c.Timeouts()
+	legs, err := b.transport(limits.Connect)
+	if err != nil {
+		return nil, err
+	}
 	opts := append(slices.Clip(b.o.Options),
-		pdflow.WithTransport(b.transport(limits.Connect)),
+		pdflow.WithTransport(legs),
 		pdflow.WithTimeouts(limits),
 		pdflow.WithRetry(c.Retry()),
 		pdflow.WithUnsupported(c.Spec.Unsupported),

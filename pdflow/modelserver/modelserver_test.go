@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -287,7 +288,8 @@ func TestFlowsBringTheTransportsThatTheyAreNotGiven(t *testing.T) {
 			`"fallbackConnector":{"type":"http"}}}`),
 	)
 	require.NoError(t, err)
-	given := modelserver.NewTransport(0, false)
+	given, err := ms.NewTransport(0, false)
+	require.NoError(t, err)
 	defer given.Close()
 	var asked []time.Duration
 	flows, err := ms.Flows(pick.New(discovery.NewSet(), pick.RoundRobin()),
@@ -302,6 +304,22 @@ func TestFlowsBringTheTransportsThatTheyAreNotGiven(t *testing.T) {
 	require.NoError(t, flows.Shutdown(context.Background()))
 }
 
+// Flows never speak to engines without the files that the object names.
+func TestFlowsNeedTheFilesOfTLS(t *testing.T) {
+	_, err := modelserver.Read(object(`{"tls":{"certFile":"client.pem"}}`))
+	require.ErrorContains(t, err, "spec.tls")
+	none := filepath.Join(t.TempDir(), "none.pem")
+	ms, err := modelserver.Read(object(fmt.Sprintf(`{"tls":{"caFile":%q}}`, none)))
+	require.NoError(t, err)
+	_, err = ms.Flows(pick.New(discovery.NewSet(), pick.RoundRobin()), nil)
+	require.ErrorContains(t, err, "spec.tls: transport: CA file "+none)
+	ms, err = modelserver.Read(object(`{"tls":{"serverName":"x"},"discovery":{"static":{"endpoints":[` +
+		`{"url":"http://10.0.0.1:1","role":"both"}]}}}`))
+	require.NoError(t, err)
+	require.Len(t, ms.Notes, 1)
+	assert.Equal(t, "spec.tls", ms.Notes[0].Path)
+}
+
 func FuzzRead(f *testing.F) {
 	f.Add(
 		[]byte(`{"apiVersion":"networking.matrixinfer.ai/v1alpha1","kind":"ModelServer","metadata":{"name":"m"},` +
@@ -314,6 +332,9 @@ func FuzzRead(f *testing.F) {
 	)
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		ms, err := modelserver.Read(raw)
+		if ms.Spec.TLS != (modelserver.TLS{}) {
+			return // whose files Flows reads
+		}
 		flows, ferr := ms.Flows(pick.New(discovery.NewSet(), pick.RoundRobin()), nil)
 		if (err == nil) != (ferr == nil) {
 			t.Fatalf("read: %v, flows: %v", err, ferr)

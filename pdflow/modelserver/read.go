@@ -61,6 +61,12 @@ func Read(raw []byte) (*ModelServer, error) {
 		m.note(true, "spec.trafficPolicy", "retries and timeouts are those of kvConnector", "")
 	}
 	m.checkPort("spec.workloadPort.port", m.Spec.WorkloadPort.Port)
+	if t := m.Spec.TLS; (t.CertFile == "") != (t.KeyFile == "") {
+		m.fault("spec.tls", "has one of certFile and keyFile", "write both, or neither")
+	} else if t != (TLS{}) && len(m.Endpoints) > 0 && !slices.ContainsFunc(m.Endpoints,
+		func(e discovery.Endpoint) bool { return e.URL.Scheme == "https" }) {
+		m.note(true, "spec.tls", "no engine of the list has an https URL", "")
+	}
 	if m.Has("spec.encoder") {
 		m.readEncoder()
 	}

@@ -38,6 +38,17 @@ type Spec struct {
 	Rollout          Rollout          `json:"rollout"`
 	Rescue           Rescue           `json:"rescue"`
 	Discovery        Discovery        `json:"discovery"`
+	TLS              TLS              `json:"tls"`
+}
+
+// TLS is for engines with https URLs: PEM files, which are read again when they change. A relative path starts at the
+// working directory; a program that reads a file of objects may let it start at that file's folder, as examples/gateway
+// does.
+type TLS struct {
+	CAFile     string `json:"caFile"`     // the authorities that sign the engines' certificates
+	CertFile   string `json:"certFile"`   // the certificate for engines that ask for one
+	KeyFile    string `json:"keyFile"`    // the key of certFile
+	ServerName string `json:"serverName"` // the name in the engines' certificates
 }
 
 // WorkloadSelector says which pods are the model's engines, and what each is for.
