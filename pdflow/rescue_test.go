@@ -76,8 +76,14 @@ func (p inTurn) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, erro
 // rescuing starts a prefill engine, two decode engines of which the first is asked first, and a flow that rescues.
 func rescuing(t *testing.T, opts ...pdflow.Option) (x *pd, other *enginesim.Engine) {
 	t.Helper()
-	x = start(t, setup{})
-	other, err := enginesim.Start(enginesim.Config{KVRole: enginesim.RoleConsumer})
+	return rescuingWith(t, enginesim.Config{}, enginesim.Config{KVRole: enginesim.RoleConsumer}, opts...)
+}
+
+func rescuingWith(t *testing.T, prefill, decode enginesim.Config, opts ...pdflow.Option) (x *pd,
+	other *enginesim.Engine) {
+	t.Helper()
+	x = start(t, setup{prefill: prefill, decode: decode})
+	other, err := enginesim.Start(decode)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = other.Close() })
 	conn, err := nixl.New(nil)
