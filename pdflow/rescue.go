@@ -187,7 +187,8 @@ func (a *attempt) contextLength() (int, *Error) {
 	}
 	ctx, stop := context.WithTimeout(a.x.base, 2*time.Second)
 	defer stop()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, a.s.Prefill.URL.JoinPath("/v1/models").String(), http.NoBody)
+	u := a.s.Prefill.URL.JoinPath("/v1/models")
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), http.NoBody)
 	if err != nil {
 		return 0, failure
 	}

@@ -125,8 +125,8 @@ func TestAnImageIsNotRescued(t *testing.T) {
 	count := &rescueCounter{}
 	x, _ := rescuing(t, pdflow.WithMeterProvider(count))
 	got := x.struck(rescueCase{"", "/v1/chat/completions", `{"model":"tiny","messages":[{"role":"user","content":[` +
-		`{"type":"text","text":"` + longPrompt + `"},{"type":"image_url","image_url":{"url":"data:image/png;base64,"}}]}],` +
-		greedy + `}`}, enginesim.FaultResetStream, 3)
+		`{"type":"text","text":"` + longPrompt + `"},` +
+		`{"type":"image_url","image_url":{"url":"data:image/png;base64,"}}]}],` + greedy + `}`}, enginesim.FaultResetStream, 3)
 	require.Error(t, got.err)
 	require.Equal(t, []string{"refused media"}, count.all())
 }
@@ -228,7 +228,8 @@ func TestARescueEndsWithItsClientAndWithItsFlow(t *testing.T) {
 			x.d.Inject(enginesim.Fault{Kind: enginesim.FaultResetStream, Leg: enginesim.LegDecode, AfterChunks: 3})
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			resp, err := x.flow.Do(ctx, &pdflow.Request{API: connector.APICompletions, Body: []byte(rescuable("").body)})
+			resp, err := x.flow.Do(ctx, &pdflow.Request{API: connector.APICompletions,
+				Body: []byte(rescuable("").body)})
 			require.NoError(t, err)
 			read := make(chan error)
 			go func() { _, err := io.ReadAll(resp.Body); read <- err }()
@@ -248,7 +249,8 @@ func TestCloseEndsARescueThatWaits(t *testing.T) {
 	x, other := rescuing(t)
 	other.Inject(enginesim.Fault{Kind: enginesim.FaultStall, Leg: enginesim.LegDecode})
 	x.d.Inject(enginesim.Fault{Kind: enginesim.FaultResetStream, Leg: enginesim.LegDecode, AfterChunks: 3})
-	resp, err := x.flow.Do(t.Context(), &pdflow.Request{API: connector.APICompletions, Body: []byte(rescuable("").body)})
+	resp, err := x.flow.Do(t.Context(), &pdflow.Request{API: connector.APICompletions,
+		Body: []byte(rescuable("").body)})
 	require.NoError(t, err)
 	read := make(chan error)
 	go func() { _, err := io.ReadAll(resp.Body); read <- err }()

@@ -27,8 +27,8 @@ type plan struct {
 
 // carried are the members that mean the same to a completion that goes on.
 var carried = []string{"model", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output",
-	"skip_special_tokens", "spaces_between_special_tokens", "logit_bias", "repetition_penalty", "cache_salt", "priority",
-	"user"}
+	"skip_special_tokens", "spaces_between_special_tokens", "logit_bias", "repetition_penalty", "cache_salt",
+	"priority", "user"}
 
 // spent are members that a completion which goes on does not need: they make the prompt, whose tokens are known, or do
 // nothing to a greedy response, or plan replaces them.

@@ -148,7 +148,8 @@ func TestKilledStreamsGoOn(t *testing.T) {
 		got := x.struck(c, enginesim.FaultKill, k)
 		require.NoError(t, got.err, "%s, killed after event %d", c.name, k)
 		if wants[i%len(cases)] != sameOf(got.body) {
-			t.Fatalf("%s, killed after event %d:\n%s\n%s", c.name, k, texts(wants[i%len(cases)]), texts(sameOf(got.body)))
+			t.Fatalf("%s, killed after event %d:\n%s\n%s", c.name, k, texts(wants[i%len(cases)]),
+				texts(sameOf(got.body)))
 		}
 	}
 	require.NoError(t, x.flow.Shutdown(t.Context()))
