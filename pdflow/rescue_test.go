@@ -70,7 +70,7 @@ func (p inTurn) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, erro
 			return pdflow.Pick{Prefill: p.prefill, Decode: d}, nil
 		}
 	}
-	return pdflow.Pick{}, pdflow.CodeNoEndpoint
+	return pdflow.Pick{Prefill: p.prefill, Decode: p.decode[len(p.decode)-1]}, nil
 }
 
 // rescuing starts a prefill engine, two decode engines of which the first is asked first, and a flow that rescues.

@@ -259,6 +259,8 @@ func (s *Stream) chunk(data []byte) ([]byte, error) {
 	reason := gjson.Get(doc, "choices.0.finish_reason")
 	stop := gjson.Get(doc, "choices.0.stop_reason").String()
 	switch {
+	case reason.String() == "cache_threshold": // an engine that asks for a prefill: nobody reads on
+		return data, nil
 	case verdict.IsError(data), reason.String() == "abort", s.FailureStop != "" && stop == s.FailureStop:
 		return nil, ErrGaveUp
 	case !choices.IsArray() || choices.Index == 0 || gjson.Get(doc, "choices.1").Exists():
