@@ -26,7 +26,7 @@ import (
 // Only greedy streams of chats and completions with one choice are rescued, and only if the engine tells token ids as
 // vLLM does (return_token_ids, which the flow asks for and takes out again); docs/reliability/rescue.md has the whole
 // list. What is not rescued ends as it does without this option. Streams of [Flow.Begin] are never rescued, since their
-// caller sends the legs and has sent the last one. A rescued stream costs a second prefill of its prompt; while a
+// caller sends the legs and has sent the last one, nor are those with a [Request.Pick], which get one attempt. A rescued stream costs a second prefill of its prompt; while a
 // stream runs, the flow holds its token ids, about 5 bytes for each.
 func WithRescue(perRequest int) Option {
 	return optionFunc(func(o *options) error {
@@ -46,7 +46,7 @@ type rescue struct {
 // askTokens asks D for the ids of its tokens, if its stream may be rescued.
 func (a *attempt) askTokens(leg *connector.Leg) {
 	x := a.x
-	if a.f.opts.rescues == 0 || x.door.steps != nil || !x.req.Stream {
+	if a.f.opts.rescues == 0 || x.door.steps != nil || x.given != nil || !x.req.Stream {
 		return
 	}
 	if x.rescue == nil {
@@ -188,7 +188,8 @@ func (a *attempt) contextLength() (int, *Error) {
 	}
 	ctx, stop := context.WithTimeout(a.x.base, 2*time.Second)
 	defer stop()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, a.s.Prefill.URL.JoinPath("/v1/models").String(), http.NoBody)
+	u := a.s.Prefill.URL.JoinPath("/v1/models")
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), http.NoBody)
 	if err != nil {
 		return 0, failure
 	}

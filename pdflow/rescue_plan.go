@@ -27,8 +27,8 @@ type plan struct {
 
 // carried are the members that mean the same to a completion that goes on.
 var carried = []string{"model", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output",
-	"skip_special_tokens", "spaces_between_special_tokens", "logit_bias", "repetition_penalty", "cache_salt", "priority",
-	"user"}
+	"skip_special_tokens", "spaces_between_special_tokens", "logit_bias", "repetition_penalty", "cache_salt",
+	"priority", "user"}
 
 // spent are members that a completion which goes on does not need: they make the prompt, whose tokens are known, or do
 // nothing to a greedy response, or plan replaces them.
@@ -133,7 +133,8 @@ func stopReach(stop gjson.Result) (reach int, ok bool) {
 
 func (p *plan) config(a *attempt) resume.Config {
 	c := resume.Config{Chat: p.req.API == connector.APIChat, KeepIDs: p.keepIDs, KeepUsage: p.usage,
-		StopReach: p.reach, StopShown: p.shown, Usage: a.decodeUsage}
+		StopReach: p.reach, StopShown: p.shown,
+		Usage: func(event []byte) { a.x.current.Load().decodeUsage(event) }}
 	if stop := a.f.traits.FailureStop; stop != "" && !p.req.StopsAt(stop) {
 		c.FailureStop = stop
 	}

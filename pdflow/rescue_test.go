@@ -70,14 +70,20 @@ func (p inTurn) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, erro
 			return pdflow.Pick{Prefill: p.prefill, Decode: d}, nil
 		}
 	}
-	return pdflow.Pick{}, pdflow.CodeNoEndpoint
+	return pdflow.Pick{Prefill: p.prefill, Decode: p.decode[len(p.decode)-1]}, nil
 }
 
 // rescuing starts a prefill engine, two decode engines of which the first is asked first, and a flow that rescues.
 func rescuing(t *testing.T, opts ...pdflow.Option) (x *pd, other *enginesim.Engine) {
 	t.Helper()
-	x = start(t, setup{})
-	other, err := enginesim.Start(enginesim.Config{KVRole: enginesim.RoleConsumer})
+	return rescuingWith(t, enginesim.Config{}, enginesim.Config{KVRole: enginesim.RoleConsumer}, opts...)
+}
+
+func rescuingWith(t *testing.T, prefill, decode enginesim.Config, opts ...pdflow.Option) (x *pd,
+	other *enginesim.Engine) {
+	t.Helper()
+	x = start(t, setup{prefill: prefill, decode: decode})
+	other, err := enginesim.Start(decode)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = other.Close() })
 	conn, err := nixl.New(nil)
@@ -142,7 +148,8 @@ func TestKilledStreamsGoOn(t *testing.T) {
 		got := x.struck(c, enginesim.FaultKill, k)
 		require.NoError(t, got.err, "%s, killed after event %d", c.name, k)
 		if wants[i%len(cases)] != sameOf(got.body) {
-			t.Fatalf("%s, killed after event %d:\n%s\n%s", c.name, k, texts(wants[i%len(cases)]), texts(sameOf(got.body)))
+			t.Fatalf("%s, killed after event %d:\n%s\n%s", c.name, k, texts(wants[i%len(cases)]),
+				texts(sameOf(got.body)))
 		}
 	}
 	require.NoError(t, x.flow.Shutdown(t.Context()))

@@ -234,8 +234,8 @@ func (t *telemetry) fellBack(x *exchange, last *Error) {
 	}
 }
 
-// rescue notes what became of a stream whose decode engine died: rescued, with the code of its failure; failed, with the
-// code of the rescue's; or refused, with why it cannot go on.
+// rescue notes what became of a stream whose decode engine died: rescued, with the code of its failure; failed, with
+// the code of the rescue's; or refused, with why it cannot go on.
 func (t *telemetry) rescue(x *exchange, result, reason string) {
 	t.rescues.Add(x.client, 1, t.set(labels{reason: reason, result: result}))
 	if x.span != nil {

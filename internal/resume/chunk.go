@@ -5,6 +5,7 @@ package resume
 import (
 	"bytes"
 	"strconv"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/tidwall/gjson"
@@ -78,6 +79,9 @@ func (s *Stream) first(c *chunk) []byte {
 	out := e.bytes()
 	if s.Chat && s.choice == nil && text.Exists() && n > 0 && c.reason.Type == gjson.Null {
 		s.choice = bytes.Clone([]byte(gjson.Get(view(out), "choices.0").Raw))
+		if details := gjson.Get(view(out), "usage.completion_tokens_details"); details.Exists() {
+			s.detail = `,"completion_tokens_details":` + strings.Clone(details.Raw)
+		}
 	}
 	return out
 }
@@ -134,6 +138,9 @@ func (s *Stream) take(text, ids string, n int, open bool) {
 // goOn reads an event of another engine, which answers as /v1/completions does.
 func (s *Stream) goOn(c *chunk) ([]byte, error) {
 	tail := s.counts(c.data[c.end:], false)
+	if i := len(tail) - len("}}"); !c.none && i > 0 && string(tail[i:]) == "}}" { // the counts of an event with a token
+		tail = append(append(bytes.Clone(tail[:i]), s.detail...), tail[i:]...)
+	}
 	if c.none {
 		if out := s.counts(c.data, c.get("usage").IsObject()); out == nil {
 			return nil, nil

@@ -93,8 +93,8 @@ func (e *engine) stream(given int) string {
 		return string(raw)
 	}
 	if e.chat {
-		fmt.Fprintf(&b, `%s{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],`+
-			`"prompt_token_ids":%s,"prompt_text":null}`+"\n\n", head, ids(prompt))
+		fmt.Fprintf(&b, `%s{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,`+
+			`"finish_reason":null}],"prompt_token_ids":%s,"prompt_text":null}`+"\n\n", head, ids(prompt))
 	}
 	hold := 0
 	for _, s := range e.stop {
@@ -149,8 +149,12 @@ func (e *engine) stream(given int) string {
 				`"prompt_token_ids":%s,"token_ids":%s}]`, piece, reason, stop, ids(shown), ids(together))
 		}
 		if e.each {
-			fmt.Fprintf(&b, `,"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}`, len(prompt),
-				len(prompt)+made, made)
+			details := ""
+			if e.chat {
+				details = `,"completion_tokens_details":null`
+			}
+			fmt.Fprintf(&b, `,"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d%s}`, len(prompt),
+				len(prompt)+made, made, details)
 		}
 		if ended && !e.usage {
 			b.WriteString(`,"system_fingerprint":"f"`)

@@ -9,7 +9,7 @@
 // always fit together.
 //
 // The shapes are those of vLLM 0.32.0 with return_token_ids (vllm/entrypoints/openai/chat_completion/serving.py and
-// completion/serving.py); docs/protocols/rescue.md has examples.
+// completion/serving.py); docs/reliability/rescue.md has examples.
 package resume
 
 import (
@@ -54,6 +54,7 @@ type Stream struct {
 	marks   []mark // where another engine may go on; the first is the earliest that can still be needed
 	head    []byte // how an event begins, up to its choices
 	choice  []byte // of a chat: the choice of an event with text
+	detail  string // of a chat: what its counts in events with tokens have more than a completion's
 
 	// of a stream that goes on
 	later bool
@@ -258,6 +259,8 @@ func (s *Stream) chunk(data []byte) ([]byte, error) {
 	reason := gjson.Get(doc, "choices.0.finish_reason")
 	stop := gjson.Get(doc, "choices.0.stop_reason").String()
 	switch {
+	case reason.String() == "cache_threshold": // an engine that asks for a prefill: nobody reads on
+		return data, nil
 	case verdict.IsError(data), reason.String() == "abort", s.FailureStop != "" && stop == s.FailureStop:
 		return nil, ErrGaveUp
 	case !choices.IsArray() || choices.Index == 0 || gjson.Get(doc, "choices.1").Exists():

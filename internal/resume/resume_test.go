@@ -73,7 +73,7 @@ func (r *run) play(t *testing.T, dead error) string {
 		require.NoError(t, json.Unmarshal(next.Prompt(), &prompt))
 		given := len(prompt) - len(e.prompt)
 		require.Equal(t, next.Given(), given)
-		require.Equal(t, next.Length(), len(prompt))
+		require.Len(t, prompt, next.Length())
 		require.Equal(t, append(append([]int{}, e.prompt...), e.output[:given]...), prompt)
 		e.id, e.chat = "other", false
 		src, s = e.stream(given), next
@@ -108,7 +108,8 @@ func TestEveryCutGivesTheUndisturbedBytes(t *testing.T) {
 						continue // all places around events' ends, and some within
 					}
 					r.cuts = []int{at}
-					require.Equal(t, want, r.play(t, errReset), "%s, chat %v, ids %v, cut after %d bytes", name, chat, keep, at)
+					require.Equal(t, want, r.play(t, errReset), "%s, chat %v, ids %v, cut after %d bytes", name, chat,
+						keep, at)
 				}
 			}
 		}
@@ -132,7 +133,7 @@ func (r *run) withIDs() string {
 }
 
 func TestSeveralCutsAndJoinedTokens(t *testing.T) {
-	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // repeatable
+	random := rand.New(rand.NewPCG(1, 2))
 	for i := range 1500 {
 		r := randomRun(random)
 		got := r.play(t, io.EOF) // an engine that closes its connection well is dead too
@@ -213,7 +214,7 @@ func FuzzStream(f *testing.F) {
 	f.Add(uint64(1), uint64(2))
 	f.Add(uint64(77), uint64(9))
 	f.Fuzz(func(t *testing.T, a, b uint64) {
-		r := randomRun(rand.New(rand.NewPCG(a, b))) //nolint:gosec // repeatable
+		r := randomRun(rand.New(rand.NewPCG(a, b)))
 		require.Equal(t, joined(r.undisturbed()), joined(r.play(t, errReset)))
 	})
 }

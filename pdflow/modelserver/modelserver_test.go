@@ -73,6 +73,9 @@ func TestEachFaultIsTold(t *testing.T) {
 			"spec.kvConnector.config.leaseDuration: is not a duration"},
 		"setting, other word": {object(`{"kvConnector":{"type":"nixl","parameters":{"leaseDuration":"never"}}}`),
 			"spec.kvConnector.parameters.leaseDuration: is not a duration"},
+		"rescue": {object(`{"rescue":{"mode":"sometimes"}}`), "spec.rescue.mode: is not a known mode"},
+		"rescue, how often": {object(`{"rescue":{"mode":"on","maxPerRequest":0}}`),
+			"spec.rescue.maxPerRequest: is not a number of 1 or more"},
 		"fallback impossible": {object(`{"kvConnector":{"type":"sglang","fallback":"decode"}}`),
 			"spec.kvConnector.fallback: is decode, but a decode engine of sglang cannot serve alone"},
 		"inside a fallback": {

@@ -60,7 +60,7 @@ func (c *cut) strike() {
 }
 
 func newCutter(engine string, next *cut) (*cutter, error) {
-	listener, err := net.Listen("tcp4", "127.0.0.1:0") //nolint:noctx // binds at once
+	listener, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}

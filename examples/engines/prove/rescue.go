@@ -9,6 +9,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -115,6 +116,9 @@ func proveRescue(ctx context.Context, lab *lab, out io.Writer) error {
 		}
 	}
 	if err := stopGateway(gateway); err != nil {
+		return err
+	}
+	if err := findTies(ctx, out, p.url); err != nil {
 		return err
 	}
 	if err := killForReal(ctx, lab, out, p, d); err != nil {
@@ -270,6 +274,58 @@ func textOf(body string) string {
 		b.WriteString(gjson.Get(data, "choices.0.text").Str + gjson.Get(data, "choices.0.delta.content").Str)
 	}
 	return b.String()
+}
+
+// findTies asks one engine for each token of greedy responses again, with all tokens before it as the prompt. Where
+// prefill chooses otherwise than decode did, a rescued stream may go on with another text.
+func findTies(ctx context.Context, out io.Writer, engine string) error {
+	const responses, length = 8, 64
+	places, found := 0, 0
+	for n := range responses {
+		ids, err := tokensAfter(ctx, engine, newQuestion(completions, false, 40+30*n, 1).prompt, length)
+		if err != nil {
+			return err
+		}
+		prompt, output := ids[:len(ids)-length], ids[len(ids)-length:]
+		for k := 1; k < length; k++ {
+			again, err := tokensAfter(ctx, engine, ids[:len(prompt)+k], 1)
+			if err != nil {
+				return err
+			}
+			places++
+			if got := again[len(again)-1]; got != output[k] {
+				found++
+				fmt.Fprintf(out, "  a tie: prompt of %d tokens, output token %d: decode chose %d, prefill %d\n",
+					len(prompt), k, output[k], got)
+			}
+		}
+	}
+	fmt.Fprintf(out, "\nties: at %d of %d places of %d greedy responses prefill chooses another token\n", found,
+		places, responses)
+	return nil
+}
+
+// tokensAfter returns the ids of a prompt and of its completion, computed without any cache.
+func tokensAfter(ctx context.Context, engine string, prompt any, tokens int) ([]int64, error) {
+	body, err := json.Marshal(map[string]any{"model": "tiny", "prompt": prompt, "max_tokens": tokens, "temperature": 0,
+		"return_token_ids": true, "cache_salt": rand.Text()})
+	if err != nil {
+		return nil, err
+	}
+	got, err := streamOf(ctx, engine, "/v1/completions", body, nil)
+	if err != nil {
+		return nil, err
+	}
+	var ids []int64
+	for _, path := range []string{"choices.0.prompt_token_ids", "choices.0.token_ids"} {
+		for _, id := range gjson.Get(got, path).Array() {
+			ids = append(ids, id.Int())
+		}
+	}
+	if len(ids) <= tokens {
+		return nil, errors.New("the engine tells no token ids")
+	}
+	return ids, nil
 }
 
 // killForReal kills decode engines while they stream; another one goes on.
