@@ -54,6 +54,10 @@ type Traits struct {
 	// Engines do so only for bodies that they can parse. So if D refuses a handoff's request, the flow sends D a further
 	// one with the same handoff, which D can parse and refuses.
 	RefusalReleases bool
+	// RefusalHolds is true if a D that refuses a request sent beside P's leg makes P wait for that leg's end by length. If
+	// P refuses the request, too, the flow has P compute two tokens in its place. And it refuses a request without a
+	// prompt by itself.
+	RefusalHolds bool
 	// FailureStop is the stop_reason with which D ends a response that it gives up. The flow takes such a response for
 	// failed, unless the request itself has that text as a stop string, see [Request.StopsAt].
 	FailureStop string
@@ -130,8 +134,7 @@ func (t *Traits) CarriesAPI(a API) bool {
 //
 // A member in Carries is no reason. The error is a *[RequestError] if D would refuse the request because of a member
 // that P's leg loses or changes, or because its prompt is empty: the flow then refuses it, whatever its policy. With
-// PrefillFinishes it is one, too, if the request has no prompt: a D that refuses it may hold a task of P. A connector
-// with reasons of its own is a [RequestChecker]; see the function [CheckRequest].
+// RefusalHolds it is one, too, if the request has no prompt. A connector with reasons of its own is a [RequestChecker]; see the function [CheckRequest].
 func (t *Traits) CheckRequest(r *Request) error {
 	if !t.CarriesAPI(r.API) {
 		if len(t.Members) > 0 {
@@ -145,7 +148,7 @@ func (t *Traits) CheckRequest(r *Request) error {
 	if member := r.uncarried(!t.MultiUse, t.Carries); member != "" {
 		return &UnsupportedError{Member: member}
 	}
-	if member := r.lacksPrompt(); t.PrefillFinishes && member != "" {
+	if member := r.lacksPrompt(); t.RefusalHolds && member != "" {
 		return &RequestError{Param: member, Message: "must be given, and not be empty"}
 	}
 	return nil

@@ -38,6 +38,7 @@ type attempt struct {
 	own        *ownLeg        // P's leg, where it may run on after the attempt; nil otherwise
 	pGiven     chan struct{}  // of two legs that a host sends together: closed when it has P's
 	sent       bool           // D has got the request, or may have; known when its leg has ended
+	unblocked  bool           // both engines have refused the request, and P waits for nothing any more
 	unread     bool           // D has refused the request, and P keeps what it has for it
 	twoLegs    bool           // P takes part
 	asked      bool           // the flow, and not the client, asked for the stream's usage
@@ -198,12 +199,17 @@ func (a *attempt) expire() { a.cancel(errPhaseTimeout) }
 
 // clean lets the connector free what a failed attempt left behind.
 func (a *attempt) clean(e *Error) {
-	ctx, stop := context.WithCancel(context.WithoutCancel(a.x.client))
-	if limit := a.f.limits.Cleanup; limit > 0 {
-		ctx, stop = context.WithTimeout(ctx, limit)
-	}
+	ctx, stop := a.f.briefly(context.WithoutCancel(a.x.client))
 	defer stop()
 	_ = a.guard("", "cleanup", func() error { return a.f.cleaner.Clean(ctx, a.s, e, a.caller(ctx)) })
+}
+
+// briefly returns a context for calls that clean up.
+func (f *Flow) briefly(ctx context.Context) (context.Context, context.CancelFunc) {
+	if f.limits.Cleanup <= 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, f.limits.Cleanup)
 }
 
 // end is called exactly once per attempt, when nothing of it is wanted any more: it cancels what still runs, waits for
@@ -220,6 +226,7 @@ func (a *attempt) end(e *Error) {
 	a.cancel(cause)
 	a.bg.Wait()
 	a.leavePrefill()
+	a.unblock()
 	if a.done != nil {
 		_ = a.guard(LegDecode, "event", func() error { a.done(asError(e)); return nil })
 	}
@@ -250,11 +257,11 @@ func (a *attempt) end(e *Error) {
 
 // orphaned reports whether a failed attempt leaves a D behind that waits for a prefill. One that has answered, if only
 // with an error of its own, waits for nobody: a client's bad request, which both engines refuse, must not put
-// their pair on cooldown. But where P's leg has to finish, D's refusal makes P wait, too: for the prefill whose blocks
-// it is to let go.
+// their pair on cooldown. But with Traits.RefusalHolds P waits for that prefill all the same, unless it was given
+// another one.
 func (a *attempt) orphaned() bool {
 	d := &a.out.Decode
-	if a.out.PrefillRuns || d.Err != nil && d.Err.Leg == LegDecode && d.Err.Status != 0 && !a.f.traits.PrefillFinishes {
+	if a.out.PrefillRuns || a.unblocked || d.Err != nil && d.Err.Leg == LegDecode && d.Err.Status != 0 && !a.f.traits.RefusalHolds {
 		return false
 	}
 	return a.f.traits.Orphans && a.twoLegs && a.sent && a.p.Load() == nil && d.FirstByte.IsZero()

@@ -3,9 +3,13 @@
 package pdflow
 
 import (
+	"context"
 	"io"
+	"net/http"
+	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
 )
 
 // noModel is a model that no engine serves.
@@ -17,30 +21,69 @@ const noModel = "pdkit.release-handoff"
 // and D would keep their KV as this prompt's (docs/protocols/nixl.md, recording 60).
 func (a *attempt) release(refused *connector.Leg) {
 	a.unread = true
-	params, ok := refused.Current(connector.ParamsMember)
+	_, ok := refused.Current(connector.ParamsMember)
 	if !a.f.traits.RefusalReleases || !ok || a.ctx.Err() != nil {
 		return
 	}
-	leg := connector.NewLeg(a.x.req)
-	leg.SetPath(connector.APICompletions.Path())
-	leg.SetBody([]byte(`{"model":"` + noModel + `","prompt":[0],"max_tokens":1,"` + connector.ParamsMember + `":` +
-		string(params) + `}`))
-	for _, h := range refused.Header() {
-		leg.SetHeader(h.Name, h.Value)
-	}
 	a.watch.limit(a.f.limits.Cleanup)
 	defer a.watch.relax()
-	req, e := a.request(a.ctx, a.s.Decode, leg, &LegOutcome{Leg: LegDecode})
-	if e != nil {
+	status := a.aside(a.ctx, a.s.Decode, refused, `{"model":"`+noModel+`","prompt":[0],"max_tokens":1,`)
+	if a.unread = status/100 != 4; !a.unread {
+		a.f.tel.released.Add(a.x.client, 1, a.f.tel.base)
+	}
+}
+
+// unblock ends what P waits for after both engines have refused a request (connector.Traits.RefusalHolds): it has P
+// compute two tokens under the name of the request's transfer.
+func (a *attempt) unblock() {
+	p, d := &a.out.Prefill, &a.out.Decode
+	if !a.f.traits.RefusalHolds || a.own == nil || a.out.PrefillRuns || p.Status/100 != 4 || d.Status/100 != 4 {
 		return
 	}
-	resp, err := a.x.door.send(a.ctx, a, nil, req)
+	ctx, stop := a.f.briefly(a.x.base) // the attempt's own is over
+	defer stop()
+	leg := connector.NewLeg(a.x.req)
+	if a.guard(LegPrefill, "cleanup", func() error { return a.f.conn.Prefill(ctx, a.s, leg) }) == nil {
+		a.unblocked = a.aside(ctx, a.s.Prefill, leg, `{"prompt":[0,0],"max_tokens":1,"min_tokens":1,`) == http.StatusOK
+	}
+}
+
+// decodesRefusal waits a moment for decode to refuse what P has refused. Cancelled before that, decode would leave P
+// waiting for one knows not what.
+func (a *attempt) decodesRefusal(decoded <-chan decodeEnd, e *Error) (d decodeEnd, told bool) {
+	if !a.f.traits.RefusalHolds || e.Code != CodePrefillRejected {
+		return d, false
+	}
+	timer := time.NewTimer(prefillGrace)
+	defer timer.Stop()
+	select {
+	case d = <-decoded:
+		return d, true
+	case <-timer.C:
+	case <-a.ctx.Done():
+	}
+	return d, false
+}
+
+// aside sends an engine a completion in place of a leg, with the leg's headers and transfer parameters after the
+// members that body begins with. It returns the response's status, 0 if there is none.
+func (a *attempt) aside(ctx context.Context, to discovery.Endpoint, of *connector.Leg, body string) int {
+	params, _ := of.Current(connector.ParamsMember)
+	leg := connector.NewLeg(a.x.req)
+	leg.SetPath(connector.APICompletions.Path())
+	leg.SetBody([]byte(body + `"` + connector.ParamsMember + `":` + string(params) + `}`))
+	for _, h := range of.Header() {
+		leg.SetHeader(h.Name, h.Value)
+	}
+	req, e := a.request(ctx, to, leg, &LegOutcome{})
+	if e != nil {
+		return 0
+	}
+	resp, err := a.x.door.send(ctx, a, nil, req)
 	if err != nil {
-		return
+		return 0
 	}
 	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, maxErrorBody))
 	_ = resp.Body.Close()
-	if a.unread = resp.StatusCode/100 != 4; !a.unread {
-		a.f.tel.released.Add(a.x.client, 1, a.f.tel.base)
-	}
+	return resp.StatusCode
 }

@@ -87,8 +87,12 @@ func (a *attempt) join(prefilled <-chan prefillEnd, decoded <-chan decodeEnd) (*
 		case end := <-prefilled:
 			prefilled = nil
 			if end.e != nil {
+				d, told := a.decodesRefusal(decoded, end.e)
 				a.cancel(end.e.clone())
-				if d := <-decoded; d.body != nil {
+				if !told {
+					d = <-decoded
+				}
+				if d.body != nil {
 					d.body.discard(end.e)
 				}
 				return nil, end.e

@@ -96,18 +96,41 @@ func TestBodiesThatBothEnginesRefuseAreNotSent(t *testing.T) {
 	x.right(1)
 }
 
-// An attempt whose legs both engines refuse leaves a task of P behind, which waits for the prefill that D's refusal is
-// about: it counts as an orphan, so that the pair gets a cooldown.
+// What both engines refuse, here a prompt that is too long, holds a task of P: D's refusal asks P to let go of a prompt
+// that P never gets. So the flow gives P another one.
+func TestRequestsThatBothEnginesRefuseHoldNothing(t *testing.T) {
+	x := newRig(t, map[string]string{"num_workers": "2"})
+	long := fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":4}`, strings.Repeat("too long ", 20000))
+	for range 10 {
+		_, err := x.do(connector.APICompletions, long)
+		var e *pdflow.Error
+		require.ErrorAs(t, err, &e)
+		assert.Equal(t, 400, e.HTTPStatus())
+	}
+	for _, o := range x.ended() {
+		assert.False(t, o.Orphan)
+	}
+	done := make(chan struct{})
+	go func() { defer close(done); x.right(1) }()
+	select {
+	case <-done:
+	case <-time.After(5 * time.Second):
+		t.Fatal("refused requests hold P's tasks")
+	}
+	require.Eventually(t, func() bool { return x.p.Stats().PinnedBlocks == 0 }, 5*time.Second, time.Millisecond)
+	assert.NoError(t, x.p.CheckKV())
+	assert.NoError(t, x.d.CheckKV())
+}
+
+// A request that both refuse counts as an orphan if P does not take the other prompt.
 func TestARequestThatBothEnginesRefuseCounts(t *testing.T) {
 	x := newRig(t, nil)
-	long := fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":4}`, strings.Repeat("too long ", 20000))
-	_, err := x.do(connector.APICompletions, long)
+	x.p.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: 400, Count: -1})
+	x.d.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: 400, Count: -1})
+	_, err := x.do(connector.APICompletions, completion(1))
 	require.Error(t, err)
 	require.Len(t, x.ended(), 1)
-	o := x.ended()[0]
-	if o.Decode.Status != 0 { // else D's leg was cancelled before it answered, which may leave an orphan, too
-		assert.True(t, o.Orphan)
-	}
+	assert.True(t, x.ended()[0].Orphan)
 }
 
 // With dispatch serial D asks P for what P has, so nothing of P waits for a prefill that does not come: neither when

@@ -37,6 +37,7 @@ func merge(children []child, order connector.Order) connector.Traits {
 		t.PrefillPairOnly = t.PrefillPairOnly || c.PrefillPairOnly
 		t.Orphans = t.Orphans || c.Orphans
 		t.RefusalReleases = t.RefusalReleases && (c.RefusalReleases || c.ContentStore)
+		t.RefusalHolds = t.RefusalHolds || c.RefusalHolds
 		t.PrefillFinishes = t.PrefillFinishes || c.PrefillFinishes
 		t.Attributes = append(t.Attributes, c.Attributes...)
 	}
