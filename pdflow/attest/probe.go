@@ -72,11 +72,10 @@ func (r *response) same(ref *response, tolerance float64) bool {
 			return false
 		}
 		if token != r.tokens[i] {
-			other, listed := 0.0, false
-			if i < len(ref.top) {
-				other, listed = ref.top[i][r.tokens[i]], len(ref.top[i]) > 0
-				_, listed = ref.top[i][r.tokens[i]]
+			if i >= len(ref.top) {
+				return false
 			}
+			other, listed := ref.top[i][r.tokens[i]]
 			return listed && near(logAt(ref.logs, i), other, tolerance)
 		}
 	}

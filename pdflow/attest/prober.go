@@ -160,8 +160,10 @@ func (p *Prober) Run(ctx context.Context) error {
 			return nil
 		}
 		verdict := string(r.Verdict)
-		if slower = 1; err != nil {
+		if err != nil {
 			slower, verdict = min(2*slower, maxSlower), "failed"
+		} else {
+			slower = 1
 		}
 		p.probes.Add(ctx, 1, metric.WithAttributes(append(p.labels(), attribute.String("pd.verdict", verdict))...))
 		if p.o.OnResult != nil {
