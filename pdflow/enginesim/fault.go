@@ -4,6 +4,7 @@ package enginesim
 
 import (
 	"encoding/json"
+	"math/rand/v2"
 	"net/http"
 	"sync"
 	"time"
@@ -51,6 +52,9 @@ const (
 	FaultDeath = FaultKind(server.EffectDeath)
 	// FaultRefuse closes the port and its connections at once; ClearFaults opens it again. It matches no request.
 	FaultRefuse = FaultKind(server.EffectRefuse)
+	// FaultCorruptKV serves the request and flips a bit of its KV: in what a prefill leg leaves in memory after its own
+	// token is computed, or in what a decode leg got from the other engine. Nothing but the decode's text shows it.
+	FaultCorruptKV = FaultKind(server.EffectCorruptKV)
 )
 
 // Legs of a request, told by its kv_transfer_params.
@@ -70,6 +74,10 @@ type Fault struct {
 	Leg string
 	// Count is how many requests are struck: 0 means one, negative all.
 	Count int
+	// Peer, if it is not "", matches only requests whose handoff names that engine id.
+	Peer string
+	// Share is the share of the matching requests that are struck, drawn at random; 0: all.
+	Share float64
 
 	Status      int
 	Header      http.Header
@@ -100,22 +108,25 @@ func legOf(params core.Params) string {
 func (b *faultBook) strike(path string, body []byte) *server.Effect {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	leg := ""
+	leg, peer := "", ""
 	for i, f := range b.pending {
 		if f.Path != "" && f.Path != path {
 			continue
 		}
-		if f.Leg != "" {
+		if f.Leg != "" || f.Peer != "" {
 			if leg == "" {
 				var r struct {
 					Params core.Params `json:"kv_transfer_params"`
 				}
 				_ = json.Unmarshal(body, &r)
-				leg = legOf(r.Params)
+				leg, peer = legOf(r.Params), r.Params.Text("remote_engine_id")
 			}
-			if f.Leg != leg {
+			if f.Leg != "" && f.Leg != leg || f.Peer != "" && f.Peer != peer {
 				continue
 			}
+		}
+		if f.Share > 0 && rand.Float64() >= f.Share { //nolint:gosec // a simulation
+			continue
 		}
 		if f.Count--; f.Count == 0 {
 			b.pending = append(b.pending[:i:i], b.pending[i+1:]...)

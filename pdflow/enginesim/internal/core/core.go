@@ -78,6 +78,7 @@ type Sequence struct {
 	Keys     []TokenKey // of the full blocks, as far as they are known
 	salt     string
 	noCache  bool // compute the whole prompt, whatever is cached
+	corrupt  bool // flip a bit of what comes from another engine
 	Blocks   []int32
 	Cached   int // tokens that the prefix cache had when the sequence got its blocks
 	Computed int // tokens whose KV the blocks hold
@@ -238,9 +239,21 @@ func (c *Core) Fill(s *Sequence, contents [][]byte, upto int) {
 	for i, content := range contents {
 		copy(c.pool.bytes(s.Blocks[first+i]), content)
 	}
+	if s.corrupt && len(contents) > 0 {
+		c.pool.bytes(s.Blocks[first])[0] ^= 1
+	}
 	c.absorb(s, upto)
 	for i := first; i < upto/c.BlockSize && i < len(s.Keys); i++ {
 		c.pool.remember(s.Blocks[i], s.Keys[i])
+	}
+}
+
+// corrupt flips a bit of what a sequence has in memory.
+func (c *Core) corrupt(s *Sequence) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(s.Blocks) > 0 {
+		c.pool.bytes(s.Blocks[0])[0] ^= 1
 	}
 }
 

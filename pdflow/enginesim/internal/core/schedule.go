@@ -37,6 +37,7 @@ type Generation struct {
 	Local      bool // compute the prompt here: prompt logprobs are asked for
 	Mutate     func(map[string]any)
 	FailLoad   bool
+	Corrupt    bool // flip a bit of the KV that is handed off, or that comes from another engine
 }
 
 // Origin is the HTTP request that a generation came with.
@@ -81,7 +82,7 @@ var ErrLoadFailed = errors.New("enginesim: KV load failed")
 // ErrLoadFailed, ErrCoreDead, or the cause with which ctx ended. A generation that ends early frees its blocks at once.
 func (c *Core) Generate(ctx context.Context, conn Connector, g *Generation, emit func(Step) error) (*Outcome, error) {
 	s := &Sequence{ID: g.ID, Tokens: append(make([]int32, 0, len(g.Prompt)+min(g.MaxTokens, 1024)), g.Prompt...),
-		Prompt: len(g.Prompt), salt: g.Salt, noCache: g.Local}
+		Prompt: len(g.Prompt), salt: g.Salt, noCache: g.Local, corrupt: g.Corrupt}
 	t := conn.Begin(g.kvRequest())
 	c.Stats.Add(&c.Stats.Requests, 1)
 	defer c.release(s)
@@ -234,6 +235,9 @@ func (r *running) prefill(ctx context.Context) error {
 	}
 	if !external && c.cfg.MustLoad && !r.g.Local {
 		c.Ledger.ComputedByConsumer(s.ID)
+	}
+	if r.g.Corrupt && !external {
+		c.corrupt(s)
 	}
 	c.Stats.prefilled(s, external, promised)
 	if v, ok := r.t.(Saver); ok {

@@ -35,6 +35,7 @@ const (
 	EffectTerminate
 	EffectDeath
 	EffectRefuse
+	EffectCorruptKV
 )
 
 // Effect is a scripted fault that strikes a request.
@@ -57,6 +58,7 @@ func arm(c *api.Call, f *Effect) {
 	}
 	for _, g := range c.Gens {
 		g.FailLoad = f.Kind == EffectLoadFailure
+		g.Corrupt = f.Kind == EffectCorruptKV
 		if f.Kind == EffectMutateHandoff {
 			g.Mutate = f.Mutate
 		}

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package attest
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+// Quarantine is a picker that keeps requests away from engines and pairs that corrupt KV, by asking another picker to
+// avoid them as it avoids engines that failed the request. So no role is ever emptied: where only such engines are left,
+// they serve. A [Prober] says which they are, and goes on to probe them.
+type Quarantine struct {
+	inner pdflow.Picker
+	state atomic.Pointer[quarantined]
+}
+
+// quarantined is what to keep away from.
+type quarantined struct {
+	engines []string
+	pairs   []Suspect
+}
+
+// NewQuarantine returns a picker around another one. It keeps away from nothing before a prober has it among its
+// options.
+func NewQuarantine(inner pdflow.Picker) *Quarantine { return &Quarantine{inner: inner} }
+
+func (q *Quarantine) set(named []Finding) {
+	if len(named) == 0 {
+		q.state.Store(nil)
+		return
+	}
+	s := &quarantined{}
+	for _, f := range named {
+		switch {
+		case f.Decode == "":
+			s.engines = append(s.engines, f.Prefill)
+		case f.Prefill == "":
+			s.engines = append(s.engines, f.Decode)
+		default:
+			s.pairs = append(s.pairs, f.Suspect)
+		}
+	}
+	q.state.Store(s)
+}
+
+// Pick asks the inner picker. Where that chooses a pair that is named, it is asked again without that pair's decode
+// engine, and then without its prefill engine. Nothing is kept away from requests that one engine serves alone: no KV is
+// moved for them.
+func (q *Quarantine) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+	s := q.state.Load()
+	if s == nil || in.Single {
+		return q.inner.Pick(ctx, in)
+	}
+	x := *in
+	x.Avoid = slices.Concat(in.Avoid, s.engines)
+	pick, err := q.inner.Pick(ctx, &x)
+	if err != nil || !s.bad(pick) {
+		return pick, err
+	}
+	for _, e := range []discovery.Endpoint{pick.Decode, pick.Prefill} {
+		y := x
+		y.Avoid = append(slices.Clone(x.Avoid), e.ID)
+		other, err := q.inner.Pick(ctx, &y)
+		if err != nil {
+			continue
+		}
+		if !s.bad(other) && !s.worse(other, in) {
+			abandon(pick)
+			return other, nil
+		}
+		abandon(other)
+	}
+	return pick, nil
+}
+
+func (s *quarantined) bad(p pdflow.Pick) bool {
+	return slices.Contains(s.pairs, Suspect{p.Prefill.ID, p.Decode.ID})
+}
+
+// worse reports whether a choice has an engine that is named, or that failed this request: then the pair is no worse.
+func (s *quarantined) worse(p pdflow.Pick, in *pdflow.PickInput) bool {
+	return slices.ContainsFunc([]string{p.Prefill.ID, p.Decode.ID}, func(id string) bool {
+		return in.Avoids(id) || slices.Contains(s.engines, id)
+	})
+}
+
+// abandon gives a choice back that no request was sent to.
+func abandon(p pdflow.Pick) {
+	if p.Done != nil {
+		p.Done(&pdflow.Outcome{Err: &pdflow.Error{Code: pdflow.CodeCanceled}, Final: true})
+	}
+}
+
+// Changed is the inner picker's, nil if that has none.
+func (q *Quarantine) Changed() <-chan struct{} {
+	if c, ok := q.inner.(interface{ Changed() <-chan struct{} }); ok {
+		return c.Changed()
+	}
+	return nil
+}
+
+// Ready is the inner picker's.
+func (q *Quarantine) Ready(in *pdflow.PickInput) error {
+	if c, ok := q.inner.(interface {
+		Ready(in *pdflow.PickInput) error
+	}); ok {
+		return c.Ready(in)
+	}
+	return nil
+}
