@@ -16,7 +16,7 @@
 #               some minutes (only with -real)
 #   race        all tests of all modules, with the race detector, in random order; transport and pdflow over net/http's
 #               client, too
-#   fuzz        each fuzz target for FUZZTIME (5s)
+#   fuzz        each fuzz target for FUZZTIME (5s; for a long run 10m, which is 9 hours in all)
 #   quickstart  examples/quickstart proves that KV is reused, and sees when it is not
 #   reliability examples/reliability, short: 60 s of chaos, a soak of some seconds, 500 slow streams at a time
 #   bench       examples/bench, short: all responses checked, no figure beyond twice its target
@@ -24,8 +24,8 @@
 #   real        examples/engines proves reuse with them, and plays the faults (only with -real): nixl, lmcache and sglang,
 #               and of the other connectors those to which the day of the year turns; with -real-all, all of them and the encode stage
 #
-# Without a STEP all are run. What this machine cannot run is skipped and said. With CI=true nothing is: real engines are
-# included, and a step that cannot run has failed. ./test.sh -real-all real proves all connectors and does nothing else.
+# Without a STEP all are run. What this machine cannot run is skipped and said. With CI=true nothing is but vulnerable,
+# where its database cannot be reached: real engines are included, and a step that cannot run has failed. ./test.sh -real-all real proves all connectors and does nothing else.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit 2
 

@@ -466,9 +466,7 @@ func TestAClientThatLeavesCancelsTheLeg(t *testing.T) {
 			}()
 			_, err = client.Do(req)
 			require.ErrorIs(t, err, context.Canceled)
-			left := time.Now()
-			require.Eventually(t, func() bool { return len(x.seen.list()) == 1 }, 2*time.Second, time.Millisecond)
-			require.Less(t, time.Since(left), time.Second)
+			require.Eventually(t, func() bool { return len(x.seen.list()) == 1 }, 10*time.Second, time.Millisecond)
 			require.Equal(t, pdflow.CodeClientGone, x.seen.list()[0].Err.Code)
 			x.idle()
 			if c.name == "prefill" {

@@ -111,7 +111,7 @@ func TestADecodeWithoutItsPrefillIsAnOrphan(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			x := script(t, c.conn, c.p, c.d)
 			post(t, x.url, "/v1/completions", completion("a", ""))
-			require.Eventually(t, func() bool { return len(x.seen.list()) == 1 }, time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return len(x.seen.list()) == 1 }, 10*time.Second, time.Millisecond)
 			require.Equal(t, c.orphan, x.seen.list()[0].Orphan)
 		})
 	}
@@ -192,7 +192,7 @@ func TestAPrefillThatTransfersNothingCancelsDecode(t *testing.T) {
 	r := post(t, x.url, "/v1/completions", completion("a", ""))
 	require.Equal(t, 502, r.status)
 	require.Contains(t, r.body, "transfer_missing")
-	require.Eventually(t, func() bool { return strings.Contains(x.all(), "cancelled") }, time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(x.all(), "cancelled") }, 10*time.Second, time.Millisecond)
 }
 
 func TestAnEngineWhoseEntryLacksSomethingIsPassedOver(t *testing.T) {
@@ -252,7 +252,7 @@ func TestAPrefillThatEndsJustAfterDecodeIsHeardOut(t *testing.T) {
 			x.log("answered")
 		})
 	require.Equal(t, 200, post(t, x.url, "/v1/completions", completion("a", "")).status)
-	require.Eventually(t, func() bool { return len(x.seen.list()) == 1 }, time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(x.seen.list()) == 1 }, 10*time.Second, time.Millisecond)
 	require.Contains(t, x.all(), "heard")
 	require.Equal(t, 200, x.seen.list()[0].Prefill.Status)
 }

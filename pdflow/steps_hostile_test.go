@@ -132,7 +132,7 @@ func TestEndLetsGoOfTheCallersContext(t *testing.T) {
 	_, err = io.Copy(io.Discard, resp.Body)
 	require.NoError(t, err)
 	s.End(nil)
-	require.Eventually(t, func() bool { return parent.children() == 0 }, time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return parent.children() == 0 }, 10*time.Second, time.Millisecond)
 }
 
 // counted is a context that knows how many others wait for its end.

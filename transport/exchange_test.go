@@ -135,7 +135,7 @@ func TestTheContextEndsARequestWhereverItIs(t *testing.T) {
 				start := time.Now()
 				_, err := newTransport(t, nil).RoundTrip(req.WithContext(ctx))
 				e.requests.Add(1)
-				assert.Less(t, time.Since(start), time.Second)
+				assert.Less(t, time.Since(start), 20*time.Second)
 				var got *Error
 				require.ErrorAs(t, err, &got)
 				assert.Equal(t, kind, got.Kind)

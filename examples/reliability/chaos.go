@@ -31,12 +31,12 @@ type chaos struct {
 	errs          []error                  // what must not be
 }
 
-// soundRequests is how many requests of each order must get the right response after the faults, in a row. They must
-// do so within soundAgain: a lease, in which engines hold KV for those who left, and the longest pause after which a
-// TCP connection tries again that nobody answered for 7 s.
+// soundRequests is how many requests of each order must get the right response after the faults, in a row, within
+// soundAgain. A prefill engine of mooncake may take several leases: each task of its sender waits for one, for every
+// request whose other leg was lost.
 const (
 	soundRequests = 20
-	soundAgain    = 45 * time.Second
+	soundAgain    = 2 * time.Minute
 )
 
 func ipOf(address string) string {

@@ -6,6 +6,7 @@
 //
 //	go run ./internal/release         rehearses: nothing outside the temporary folder changes
 //	go run ./internal/release -keep   and takes the commits and tags over into this repository if everything passed
+//	go run ./internal/release -sbom FOLDER   and writes what each module is built from (CycloneDX) there
 //
 // It runs git and go, is run from the root of the repository, and never pushes.
 package main
@@ -28,9 +29,10 @@ import (
 
 func main() {
 	keep := flag.Bool("keep", false, "take the commits and tags over if everything passed")
+	sbom := flag.String("sbom", "", "write the list of parts of each module to this folder")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	err := run(ctx, os.Stdout, ".", *keep)
+	err := run(ctx, os.Stdout, ".", *sbom, *keep)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "release:", err)
@@ -38,8 +40,9 @@ func main() {
 	}
 }
 
-// run rehearses the release of the version that the repository states, and with keep takes it over.
-func run(ctx context.Context, out io.Writer, source string, keep bool) (err error) {
+// run rehearses the release of the version that the repository states, writes the lists of parts unless sbom is "", and
+// with keep takes the release over.
+func run(ctx context.Context, out io.Writer, source, sbom string, keep bool) (err error) {
 	version, err := statedVersion(source)
 	if err != nil {
 		return err
@@ -67,6 +70,11 @@ func run(ctx context.Context, out io.Writer, source string, keep bool) (err erro
 	}
 	if err := r.rehearse(ctx, out, version); err != nil {
 		return err
+	}
+	if sbom != "" {
+		if err := r.writeSBOMs(ctx, sbom, version); err != nil {
+			return err
+		}
 	}
 	if !keep {
 		return nil

@@ -78,6 +78,17 @@ func TestReleasedModulesCanBeHadAndInstalled(t *testing.T) {
 	require.NoError(t, r.useLibrary(t.Context(), ordered[1], "v0.2.0", packages))
 	require.NoError(t, r.useProgram(t.Context(), "cmd/show", "v0.2.0", nil))
 
+	sboms := t.TempDir()
+	require.NoError(t, r.writeSBOMs(t.Context(), sboms, "v0.2.0"))
+	files, err := os.ReadDir(sboms)
+	require.NoError(t, err)
+	assert.Len(t, files, 3, "one for each module that is published")
+	doc, err := os.ReadFile(filepath.Join(sboms, "cmd-v0.2.0.cdx.json"))
+	require.NoError(t, err)
+	assert.Contains(t, string(doc), `"bomFormat": "CycloneDX"`)
+	assert.Equal(t, 3, strings.Count(string(doc), `"purl": "pkg:golang/github.com/pdkit/sample`),
+		"itself and the two that it is built from: %s", doc)
+
 	assert.Equal(t, "cmd/go.mod\nlib/deep/go.mod\nthird/go.mod", git(t, r.dir, "diff", "--name-only", began, "HEAD"),
 		"only the required versions change")
 	git(t, r.dir, "checkout", "--quiet", "cmd/v0.2.0")

@@ -301,10 +301,10 @@ func TestFrozenEngine(t *testing.T) {
 
 // TestLeaseOfAFrozenEngine ends when it thaws, not before.
 func TestLeaseOfAFrozenEngine(t *testing.T) {
-	s := simtest.New(t, func(p, _ *enginesim.Config) { p.Lease = 300 * time.Millisecond })
+	s := simtest.New(t, func(p, _ *enginesim.Config) { p.Lease = 1500 * time.Millisecond })
 	s.Prefill(simtest.Completions, simtest.Completion("x"))
 	s.P.Freeze()
-	time.Sleep(400 * time.Millisecond)
+	time.Sleep(1600 * time.Millisecond)
 	assert.Equal(t, 8, s.P.Stats().PinnedBlocks)
 	s.P.Thaw()
 	simtest.WaitFor(t, "expiry", func() bool { return s.P.Stats().Expired == 1 })

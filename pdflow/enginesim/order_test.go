@@ -164,7 +164,7 @@ func TestLatencyModel(t *testing.T) {
 	require.Equal(t, 200, s.Decode(simtest.Completions, simtest.With(body, simtest.Obj{"max_tokens": 5}),
 		h).Status)
 	assert.GreaterOrEqual(t, time.Since(begun), 20*time.Millisecond)
-	assert.Less(t, time.Since(begun), 500*time.Millisecond, "nothing was computed")
+	assert.Zero(t, s.D.Stats().LocalCompute, "nothing was computed, which would take the time of the prompt")
 }
 
 // TestClientLeaving aborts at once, in every phase, and frees the blocks.

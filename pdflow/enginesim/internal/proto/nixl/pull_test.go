@@ -448,7 +448,7 @@ func TestRejectedDecodeConsumesTheHandoff(t *testing.T) {
 // TestUnreadHandoffsFillTheCache: the fourth prefill waits for the lease of the first (docs/protocols/nixl.md,
 // recording 61).
 func TestUnreadHandoffsFillTheCache(t *testing.T) {
-	const lease = 600 * time.Millisecond
+	const lease = 2 * time.Second
 	s := simtest.New(t, func(p, _ *enginesim.Config) { p.Blocks, p.MaxModelLen, p.Lease = 24, 768, lease })
 	begun := time.Now()
 	for _, name := range []string{"a", "b", "c"} {
