@@ -159,11 +159,11 @@ func (c *cooldowns) done(o *pdflow.Outcome) {
 }
 
 // afterHandoff reports whether decode failed to make use of what prefill gave it: it answered with an error, or not in
-// time. A connection that it broke is its own fault.
+// time, as a D does that gets no KV (docs/protocols/mooncake.md §4). A connection that it broke is its own fault.
 func afterHandoff(o *pdflow.Outcome) bool {
 	e := o.Err
-	return e.Leg == pdflow.LegDecode && o.Prefill.Endpoint != "" && o.Decode.Endpoint == e.Endpoint &&
-		o.Prefill.Err == nil && o.Prefill.Status/100 == 2 &&
+	return e.Leg == pdflow.LegDecode && o.Decode.Endpoint == e.Endpoint &&
+		o.Prefill.Endpoint != "" && o.Prefill.Err == nil &&
 		(e.Code == pdflow.CodeDecodeFailed && e.Phase == "response" || e.Code == pdflow.CodeTimeout)
 }
 

@@ -87,3 +87,48 @@ func TestEachCooldownOfAnEngineNeedsTwoBodies(t *testing.T) {
 		require.False(t, fault("b"), "the fault before it is forgotten")
 	})
 }
+
+// If decode engines time out one after another, and all of them got their KV from one prefill engine, that one is at
+// fault: it alone gets a cooldown.
+func TestSeveralDecodeEnginesThatTimeOutCoolTheirPrefillEngine(t *testing.T) {
+	type end struct{ body, prefill, decode string }
+	for name, c := range map[string]struct {
+		ends []end // of attempts, in order; a body "" is a good response
+		want []string
+	}{
+		"one P, two Ds, two bodies": {[]end{{"a", "p1", "d1"}, {"b", "p1", "d2"}}, []string{"p1"}},
+		"one body":                  {[]end{{"a", "p1", "d1"}, {"a", "p1", "d2"}}, nil},
+		"one D, so the pair":        {[]end{{"a", "p1", "d1"}, {"b", "p1", "d1"}}, []string{"p1+d1"}},
+		"one D, two Ps":             {[]end{{"a", "p1", "d1"}, {"b", "p2", "d1"}}, []string{"d1"}},
+		"two Ps":                    {[]end{{"a", "p1", "d1"}, {"b", "p2", "d2"}}, nil},
+		"P served between them":     {[]end{{"a", "p1", "d1"}, {"", "p1", "d1"}, {"b", "p1", "d2"}}, nil},
+		"D serves alone":            {[]end{{"a", "", "d1"}, {"b", "", "d2"}}, nil},
+		"a D more": {[]end{{"a", "p1", "d1"}, {"a", "p1", "d2"}, {"b", "p1", "d1"}},
+			[]string{"p1", "p1+d1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var cs cooldowns
+			for _, e := range c.ends {
+				r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"`+e.body+`"}`))
+				require.NoError(t, err)
+				o := &pdflow.Outcome{Session: &connector.Session{Request: r, Prefill: discovery.Endpoint{ID: e.prefill},
+					Decode: discovery.Endpoint{ID: e.decode}}, Prefill: pdflow.LegOutcome{Endpoint: e.prefill},
+					Decode: pdflow.LegOutcome{Endpoint: e.decode}}
+				if e.body != "" {
+					o.Err = &pdflow.Error{Code: pdflow.CodeTimeout, Leg: pdflow.LegDecode, Phase: "send", Endpoint: e.decode}
+				}
+				cs.done(o)
+			}
+			var cooling []string
+			for _, id := range []string{"p1", "p2", "d1", "d2"} {
+				if cs.engine(id, 0) == coolingDown {
+					cooling = append(cooling, id)
+				}
+			}
+			if cs.pair("p1", "d1", 0) == coolingDown {
+				cooling = append(cooling, "p1+d1")
+			}
+			require.Equal(t, c.want, cooling)
+		})
+	}
+}
