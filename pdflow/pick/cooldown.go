@@ -129,7 +129,7 @@ func (c *cooldowns) rank(key cooldownKey, roll uint64) int {
 // something for that prefill.
 //
 // A decode engine's fault after prefill has served may be the fault of either engine, or of the way between them (a
-// NIXL handshake fails for one pair, while both engines serve with others), and so may its timeout. It counts for the pair, and for each engine
+// NIXL handshake fails for one pair, while both engines serve with others). It counts for the pair, and for each engine
 // only if it also fails with another partner. Responses 429 and 503 say that an engine has too much to do, so they
 // lower its share and start no cooldown, which would give all of its load to the others.
 func (c *cooldowns) done(o *pdflow.Outcome) {
@@ -149,7 +149,7 @@ func (c *cooldowns) done(o *pdflow.Outcome) {
 	case e.Status == http.StatusTooManyRequests || e.Status == http.StatusServiceUnavailable:
 		c.overloaded(cooldownKey{engine: e.Endpoint}, bodyOf(o))
 	case !e.EngineFault():
-	case ofEither(o):
+	case afterHandoff(o):
 		c.fault(cooldownKey{p, d}, body, 0)
 		c.fault(cooldownKey{engine: d}, body, hashName(p))
 		c.fault(cooldownKey{engine: p}, body, hashName(d))
@@ -158,16 +158,13 @@ func (c *cooldowns) done(o *pdflow.Outcome) {
 	}
 }
 
-// ofEither reports whether decode's fault may be the prefill engine's: decode answered with an error although prefill
-// had served, or it did not answer in time, since it waits without a sign for KV that prefill does not send
-// (docs/protocols/mooncake.md §4). A connection that decode broke is its own fault.
-func ofEither(o *pdflow.Outcome) bool {
+// afterHandoff reports whether decode failed to make use of what prefill gave it: it answered with an error, or not in
+// time, as a D does that gets no KV (docs/protocols/mooncake.md §4). A connection that it broke is its own fault.
+func afterHandoff(o *pdflow.Outcome) bool {
 	e := o.Err
-	if e.Leg != pdflow.LegDecode || o.Prefill.Endpoint == "" || o.Decode.Endpoint != e.Endpoint {
-		return false
-	}
-	served := o.Prefill.Err == nil && o.Prefill.Status/100 == 2
-	return e.Code == pdflow.CodeTimeout || served && e.Code == pdflow.CodeDecodeFailed && e.Phase == "response"
+	return e.Leg == pdflow.LegDecode && o.Decode.Endpoint == e.Endpoint &&
+		o.Prefill.Endpoint != "" && o.Prefill.Err == nil &&
+		(e.Code == pdflow.CodeDecodeFailed && e.Phase == "response" || e.Code == pdflow.CodeTimeout)
 }
 
 // drawnBy returns the hash of the body that may have drawn an engine's fault. It returns 0 if no body can have drawn

@@ -98,12 +98,13 @@ func TestSeveralDecodeEnginesThatTimeOutCoolTheirPrefillEngine(t *testing.T) {
 	}{
 		"one P, two Ds, two bodies": {[]end{{"a", "p1", "d1"}, {"b", "p1", "d2"}}, []string{"p1"}},
 		"one body":                  {[]end{{"a", "p1", "d1"}, {"a", "p1", "d2"}}, nil},
-		"one pair":                  {[]end{{"a", "p1", "d1"}, {"b", "p1", "d1"}}, nil},
+		"one D, so the pair":        {[]end{{"a", "p1", "d1"}, {"b", "p1", "d1"}}, []string{"p1+d1"}},
 		"one D, two Ps":             {[]end{{"a", "p1", "d1"}, {"b", "p2", "d1"}}, []string{"d1"}},
 		"two Ps":                    {[]end{{"a", "p1", "d1"}, {"b", "p2", "d2"}}, nil},
 		"P served between them":     {[]end{{"a", "p1", "d1"}, {"", "p1", "d1"}, {"b", "p1", "d2"}}, nil},
 		"D serves alone":            {[]end{{"a", "", "d1"}, {"b", "", "d2"}}, nil},
-		"a D more":                  {[]end{{"a", "p1", "d1"}, {"a", "p1", "d2"}, {"b", "p1", "d1"}}, []string{"p1"}},
+		"a D more": {[]end{{"a", "p1", "d1"}, {"a", "p1", "d2"}, {"b", "p1", "d1"}},
+			[]string{"p1", "p1+d1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var cs cooldowns
@@ -123,6 +124,9 @@ func TestSeveralDecodeEnginesThatTimeOutCoolTheirPrefillEngine(t *testing.T) {
 				if cs.engine(id, 0) == coolingDown {
 					cooling = append(cooling, id)
 				}
+			}
+			if cs.pair("p1", "d1", 0) == coolingDown {
+				cooling = append(cooling, "p1+d1")
 			}
 			require.Equal(t, c.want, cooling)
 		})
