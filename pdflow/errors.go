@@ -41,6 +41,7 @@ const (
 	CodeStreamBroken    Code = "stream_broken"          // D broke after the first byte; the connection is cut
 	CodeNoEndpoint      Code = "no_endpoint"            // 503
 	CodeDraining        Code = "draining"               // 503
+	CodeOverloaded      Code = "overloaded"             // 503: refused by admission, nothing was sent
 	CodeTimeout         Code = "timeout"                // 504
 	CodeForgotten       Code = "forgotten"              // the caller of Flow.Begin made no call for too long
 	CodeCanceled        Code = "canceled"               // a leg that nobody needed any more; never a request's
@@ -161,7 +162,7 @@ func (e *Error) HTTPStatus() int {
 		return http.StatusUnsupportedMediaType
 	case CodeClientGone:
 		return 499
-	case CodeNoEndpoint, CodeDraining:
+	case CodeNoEndpoint, CodeDraining, CodeOverloaded:
 		return http.StatusServiceUnavailable
 	case CodeTimeout:
 		return http.StatusGatewayTimeout
@@ -202,7 +203,7 @@ func (e *Error) errorType() string {
 	case CodePrefillRejected, CodeDecodeRejected, CodeInvalid, CodeUnsupported, CodeTooLarge, CodeMediaType,
 		CodeNotFound, CodeBodyTimeout:
 		return "invalid_request_error"
-	case CodeNoEndpoint, CodeDraining:
+	case CodeNoEndpoint, CodeDraining, CodeOverloaded:
 		return "service_unavailable_error"
 	}
 	return "api_error"

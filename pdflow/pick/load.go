@@ -105,8 +105,8 @@ type ticket struct {
 	slots [2]*slot
 	cost  [2]int64
 	open  [2]atomic.Bool
-	ended func()                // made once per ticket, like done, so that a pick allocates nothing
-	done  func(*pdflow.Outcome) //
+	ended func(*pdflow.LegOutcome) // made once per ticket, like done, so that a pick allocates nothing
+	done  func(*pdflow.Outcome)    //
 }
 
 func (p *picker) ticket(q *query, prefill, decode *target) *ticket {
@@ -127,7 +127,7 @@ func (p *picker) ticket(q *query, prefill, decode *target) *ticket {
 	return t
 }
 
-func (t *ticket) endPrefill() {
+func (t *ticket) endPrefill(*pdflow.LegOutcome) {
 	if t.open[prefillLeg].CompareAndSwap(true, false) && t.slots[prefillLeg] != nil {
 		t.slots[prefillLeg].add(-t.cost[prefillLeg])
 	}
@@ -135,7 +135,7 @@ func (t *ticket) endPrefill() {
 
 // end removes the attempt's load. Later calls do nothing.
 func (t *ticket) end(o *pdflow.Outcome) {
-	t.endPrefill()
+	t.endPrefill(nil)
 	if !t.open[decodeLeg].CompareAndSwap(true, false) {
 		return
 	}
