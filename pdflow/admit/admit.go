@@ -24,8 +24,8 @@ type Options struct {
 	PrefillLimit int // requests in flight at one prefill engine, until its leg has ended; 0: no limit
 	DecodeLimit  int // requests in flight at one decode engine, until the response's end; 0: no limit
 
-	Queue        int           // requests that may wait; default 256; negative: none
-	QueueTimeout time.Duration // how long one may wait; default 10 s
+	Queue        int           // requests that may wait; default [DefaultQueue]; negative: none
+	QueueTimeout time.Duration // how long one may wait; default [DefaultQueueTimeout]
 
 	// Load says how busy an engine is, by its ID: see [inspect.Source.Reading]. A decode engine whose KV cache is full
 	// gets no request while others run there. Adaptive limits the engine to what it runs without a queue of its own.
@@ -36,13 +36,17 @@ type Options struct {
 	Attributes    []attribute.KeyValue // of all metrics
 }
 
+// What holds where Options leave it open.
 const (
-	defaultQueue        = 256
-	defaultQueueTimeout = 10 * time.Second
-	kvFull              = 0.95                  // of the KV cache: vLLM begins to preempt requests when nothing is left
-	pollLoad            = 50 * time.Millisecond // an engine's load changes without an event
-	stale               = 5 * time.Second       // an older load says nothing any more
-	leastRetryAfter     = time.Second
+	DefaultQueue        = 256
+	DefaultQueueTimeout = 10 * time.Second
+)
+
+const (
+	kvFull          = 0.95                  // of the KV cache: vLLM begins to preempt requests when nothing is left
+	pollLoad        = 50 * time.Millisecond // an engine's load changes without an event
+	stale           = 5 * time.Second       // an older load says nothing any more
+	leastRetryAfter = time.Second
 )
 
 // Picker is a [pdflow.Picker] that admits requests. Make it with [New].
@@ -71,7 +75,7 @@ func New(p pdflow.Picker, o *Options) (*Picker, error) {
 	if a.o.PrefillLimit < 0 || a.o.DecodeLimit < 0 || a.o.QueueTimeout < 0 {
 		return nil, errors.New("admit: a limit and a timeout must not be negative")
 	}
-	a.o.Queue, a.o.QueueTimeout = cmp.Or(a.o.Queue, defaultQueue), cmp.Or(a.o.QueueTimeout, defaultQueueTimeout)
+	a.o.Queue, a.o.QueueTimeout = cmp.Or(a.o.Queue, DefaultQueue), cmp.Or(a.o.QueueTimeout, DefaultQueueTimeout)
 	var err error
 	a.tel, err = newTelemetry(a)
 	return a, err

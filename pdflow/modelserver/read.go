@@ -68,6 +68,7 @@ func Read(raw []byte) (*ModelServer, error) {
 	if m.Has("spec.rollout") {
 		m.readRollout()
 	}
+	m.checkAdmission()
 	m.keepApart()
 	for _, p := range m.opened {
 		m.check(p.path, p.Connector)

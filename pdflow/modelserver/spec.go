@@ -36,6 +36,7 @@ type Spec struct {
 	KVConnector      config.Spec      `json:"kvConnector"`
 	Encoder          Encoder          `json:"encoder"`
 	Rollout          Rollout          `json:"rollout"`
+	Admission        Admission        `json:"admission"`
 	Discovery        Discovery        `json:"discovery"`
 }
 
