@@ -19,6 +19,7 @@ import (
 	"github.com/pdkit/pdkit/discovery/inspect"
 	"github.com/pdkit/pdkit/discovery/registration"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/admit"
 	"github.com/pdkit/pdkit/pdflow/health"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 	"github.com/pdkit/pdkit/pdflow/pick"
@@ -47,6 +48,8 @@ type model struct {
 	prober *health.Prober
 	probes probeBook
 	flows  *modelserver.Flows
+
+	admission *admit.Picker // nil where it is off
 
 	legs *transport.Transport // the main flow's, also for what the gateway itself asks engines
 
@@ -104,21 +107,36 @@ func (g *gateway) buildModel(ms *modelServer) (*model, error) {
 		return nil, err
 	}
 	m.announced, _ = source.(*registration.Source)
+	limits := ms.AdmitOptions()
 	if g.cfg.inspect > 0 {
-		source = inspect.Wrap(source, &inspect.Options{Interval: g.cfg.inspect})
+		o := &inspect.Options{Interval: g.cfg.inspect}
+		if limits != nil {
+			o.LoadInterval = time.Second
+		}
+		inspected := inspect.Wrap(source, o)
+		if source = inspected; limits != nil {
+			limits.Load = func(id string) inspect.Load {
+				r, _ := inspected.Reading(id)
+				return r.Load
+			}
+		}
 	}
 	m.set = discovery.NewSet(source)
 	m.picker = pick.New(m.set, g.cfg.pick)
-	limits := ms.Main.Timeouts()
-	timeout := limits.HealthCheck
+	admitting, err := g.admitting(m, limits)
+	if err != nil {
+		return nil, err
+	}
+	timeouts := ms.Main.Timeouts()
+	timeout := timeouts.HealthCheck
 	if timeout == config.None {
 		timeout = time.Hour // the prober knows no probe without an end
 	}
-	m.legs = modelserver.NewTransport(limits.Connect, g.cfg.netHTTP)
+	m.legs = modelserver.NewTransport(timeouts.Connect, g.cfg.netHTTP)
 	m.prober = health.New(m.set, &health.Options{Timeout: timeout, Client: m.legs, Observe: m.probes.observe})
-	m.flows, err = ms.Flows(m.picker, &modelserver.FlowOptions{
+	m.flows, err = ms.Flows(admitting, &modelserver.FlowOptions{
 		Transport: func(connect time.Duration) http.RoundTripper {
-			if connect == limits.Connect {
+			if connect == timeouts.Connect {
 				return m.legs
 			}
 			return nil // connectors that differ have one of their own
@@ -129,6 +147,20 @@ func (g *gateway) buildModel(ms *modelServer) (*model, error) {
 			pdflow.WithMetricAttributes(g.modelAttributes(ms.Model())...)),
 	})
 	return m, err
+}
+
+// admitting returns the picker of the model's flows, with limits unless they are nil. What passes to engines and is no
+// inference does not count.
+func (g *gateway) admitting(m *model, limits *admit.Options) (pdflow.Picker, error) {
+	if limits == nil {
+		return m.picker, nil
+	}
+	if limits.Attributes = g.modelAttributes(m.Model()); g.tel.meters != nil {
+		limits.MeterProvider = g.tel.meters
+	}
+	var err error
+	m.admission, err = admit.New(m.picker, limits)
+	return m.admission, err
 }
 
 // modelAttributes are what tells the metrics of several models apart.
@@ -239,6 +271,9 @@ func (m *model) end() {
 	}
 	m.parts.Wait()
 	_ = m.legs.Close() // never fails
+	if m.admission != nil {
+		_ = m.admission.Close() // never fails
+	}
 }
 
 func ended(log *slog.Logger, what string, err error) {
