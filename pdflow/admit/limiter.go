@@ -39,6 +39,7 @@ type limiter struct {
 	scores  float64    // sum over the window: the latency over the greatest one that is good
 	targets float64    // sum over the window: how many requests in flight would have had that latency
 	n       int        // samples in the window
+	good    float64    // samples of good windows since the limit moved
 	reached bool       // requests had to go elsewhere, or to wait, since the limit moved
 }
 
@@ -71,7 +72,9 @@ func (l *limiter) learn(s sample) (uncrowded bool) {
 	case l.scores > n:
 		l.set(min(l.limit, max(l.targets/n, l.limit/2)))
 	case l.reached:
-		l.grow()
+		if l.good += n; l.good >= l.limit { // by then the requests of the last step have ended, and have told
+			l.grow()
+		}
 	}
 	l.scores, l.targets, l.n = 0, 0, 0
 	return uncrowded
@@ -93,5 +96,5 @@ func (l *limiter) set(limit float64) {
 	if limit = max(limit, leastLimit); l.most > 0 {
 		limit = min(limit, l.most)
 	}
-	l.limit, l.reached = limit, false
+	l.limit, l.reached, l.good = limit, false, 0
 }
