@@ -25,8 +25,10 @@ type pair struct {
 	differ  bool          // prompts do
 	prompts atomic.Int64
 	decode  time.Duration // for one response
-	turn    chan struct{} // of P
-	slots   chan struct{} // of D
+
+	// What is free, with the time since when it is: P's turn, and D's slots. An engine on a busy machine that wakes up
+	// late does not serve less for it, since its work begins when it could have begun.
+	turn, slots chan time.Time
 }
 
 // narrow says what bounds the rate at which a pair serves.
@@ -46,8 +48,13 @@ func newPair(rate float64, decode time.Duration, by narrow) *pair {
 	} else {
 		slots *= 1.5
 	}
-	return &pair{prefill: time.Duration(prefill), differ: by == narrowPrompts, decode: decode,
-		turn: make(chan struct{}, 1), slots: make(chan struct{}, int(slots))}
+	p := &pair{prefill: time.Duration(prefill), differ: by == narrowPrompts, decode: decode,
+		turn: make(chan time.Time, 1), slots: make(chan time.Time, int(slots))}
+	p.turn <- time.Time{}
+	for range cap(p.slots) {
+		p.slots <- time.Time{}
+	}
+	return p
 }
 
 // prompt is P's time for one prompt. Where prompts differ, one in ten takes seven times as long as the others.
@@ -85,22 +92,27 @@ func (p *pair) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.URL.Host == decodeHost {
 		return p.serveDecode(r)
 	}
-	if err := hold(r.Context(), p.turn); err != nil {
+	begin, err := hold(r.Context(), p.turn)
+	if err != nil {
 		return nil, err
 	}
-	defer func() { <-p.turn }()
-	if err := sleep(r.Context(), p.prompt()); err != nil {
+	end := begin.Add(p.prompt())
+	if err := sleepUntil(r.Context(), end); err != nil {
+		p.turn <- time.Now()
 		return nil, err
 	}
+	p.turn <- end
 	return respond(r, "application/json", io.NopCloser(strings.NewReader(`{"choices":[{"text":"a"}]}`))), nil
 }
 
 func (p *pair) serveDecode(r *http.Request) (*http.Response, error) {
-	if err := hold(r.Context(), p.slots); err != nil {
+	begin, err := hold(r.Context(), p.slots)
+	if err != nil {
 		return nil, err
 	}
-	return respond(r, "text/event-stream", &stream{ctx: r.Context(), left: p.decode,
-		end: sync.OnceFunc(func() { <-p.slots })}), nil
+	s := &stream{ctx: r.Context(), next: begin, step: p.decode / (tokens - 1)}
+	s.end = sync.OnceFunc(func() { p.slots <- s.next })
+	return respond(r, "text/event-stream", s), nil
 }
 
 func respond(r *http.Request, kind string, body io.ReadCloser) *http.Response {
@@ -111,7 +123,8 @@ func respond(r *http.Request, kind string, body io.ReadCloser) *http.Response {
 // stream is D's response: the first token at once, the last after the time for a response.
 type stream struct {
 	ctx  context.Context
-	left time.Duration
+	next time.Time     // of the token that was sent last
+	step time.Duration // between two tokens
 	sent int
 	rest string
 	end  func()
@@ -125,7 +138,8 @@ func (s *stream) Read(b []byte) (int, error) {
 		case s.sent > tokens:
 			return 0, io.EOF
 		case s.sent > 1:
-			if err := sleep(s.ctx, s.left/(tokens-1)); err != nil {
+			s.next = s.next.Add(s.step)
+			if err := sleepUntil(s.ctx, s.next); err != nil {
 				return 0, err
 			}
 		}
@@ -144,17 +158,22 @@ func (s *stream) Close() error {
 	return nil
 }
 
-func hold(ctx context.Context, c chan struct{}) error {
+// hold waits for one of what is free. It returns when it could have had it: when it came, or when that got free.
+func hold(ctx context.Context, free chan time.Time) (time.Time, error) {
+	came := time.Now()
 	select {
-	case c <- struct{}{}:
-		return nil
+	case since := <-free:
+		if since.After(came) {
+			return since, nil
+		}
+		return came, nil
 	case <-ctx.Done():
-		return ctx.Err()
+		return came, ctx.Err()
 	}
 }
 
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
+func sleepUntil(ctx context.Context, at time.Time) error {
+	t := time.NewTimer(time.Until(at))
 	defer t.Stop()
 	select {
 	case <-t.C:

@@ -58,7 +58,7 @@ func measure(ctx context.Context, r run, seed uint64) (*result, error) {
 	)
 	for {
 		next = next.Add(time.Duration(rng.ExpFloat64() / (r.capacity * r.load) * float64(time.Second)))
-		if next.Sub(begin) > r.lasts || sleep(ctx, time.Until(next)) != nil {
+		if next.Sub(begin) > r.lasts || sleepUntil(ctx, next) != nil {
 			break
 		}
 		res.offered++
