@@ -41,7 +41,7 @@ const (
 	CodeStreamBroken    Code = "stream_broken"          // D broke after the first byte; the connection is cut
 	CodeNoEndpoint      Code = "no_endpoint"            // 503
 	CodeDraining        Code = "draining"               // 503
-	CodeOverloaded      Code = "overloaded"             // 503
+	CodeOverloaded      Code = "overloaded"             // 503: refused by a limit, nothing was sent
 	CodeTimeout         Code = "timeout"                // 504
 	CodeForgotten       Code = "forgotten"              // the caller of Flow.Begin made no call for too long
 	CodeCanceled        Code = "canceled"               // a leg that nobody needed any more; never a request's

@@ -14,8 +14,9 @@ import (
 )
 
 // Picker chooses the engines of one attempt, both with one call, since P and D are coupled: same group, reachable KV,
-// near each other. Implementations must be safe for concurrent use, must not block, and return [CodeNoEndpoint] (or an
-// error that wraps it) if no engines are there now.
+// near each other. Implementations must be safe for concurrent use, and return [CodeNoEndpoint] (or an error that wraps
+// it) if no engines are there now. They must not block, except where requests are meant to queue, until ctx ends at
+// most: package pdflow/admit does so. An *[Error] of [CodeOverloaded] refuses the request.
 //
 // Where only engines of role both serve alone ([PickInput].Both), and there are engines but none of that role, ready or
 // not, an *[Error] of [CodeUnsupported] says that waiting is of no use.
@@ -63,7 +64,7 @@ type Pick struct {
 	// PrefillDone is called at most once, when the prefill leg has ended: from then on P computes nothing for this
 	// attempt. It comes before Done, or after a Done whose outcome has PrefillRuns. Nil allowed. Not called where the
 	// leg was never begun.
-	PrefillDone func()
+	PrefillDone func(*LegOutcome)
 
 	// The data-parallel ranks that Session.PrefillRank and Session.DecodeRank give to the connector. Zero leaves the
 	// choice to them.

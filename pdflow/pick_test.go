@@ -29,7 +29,7 @@ type told struct {
 
 func (p *told) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
 	x := p.pick
-	x.PrefillDone = func() { p.note("prefill", nil) }
+	x.PrefillDone = func(*pdflow.LegOutcome) { p.note("prefill", nil) }
 	x.Done = func(o *pdflow.Outcome) { p.note("all", o) }
 	return x, nil
 }

@@ -326,6 +326,6 @@ func (a *attempt) legEnded(o *LegOutcome, p *connector.PrefillResult) {
 		return nil
 	})
 	if o.Leg == LegPrefill && a.pick.PrefillDone != nil {
-		_ = a.guard("", "done", func() error { a.pick.PrefillDone(); return nil })
+		_ = a.guard("", "done", func() error { a.pick.PrefillDone(o); return nil })
 	}
 }

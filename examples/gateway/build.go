@@ -41,7 +41,8 @@ type gateway struct {
 type model struct {
 	*modelServer
 	*pool
-	flows *modelserver.Flows
+	admission *admission // nil where it is off
+	flows     *modelserver.Flows
 
 	ctx   context.Context // from start to end
 	stop  context.CancelFunc
@@ -91,8 +92,12 @@ func (g *gateway) buildModel(ms *modelServer, engines *pool) (*model, error) {
 	engines.users.Add(1)
 	m := &model{modelServer: ms, pool: engines}
 	cfg, main := g.cfg.Load(), ms.Main.Timeouts().Connect
-	var err error
-	m.flows, err = ms.Flows(m.picker, &modelserver.FlowOptions{
+	picker, err := m.admitting(g.tel)
+	if err != nil {
+		engines.release()
+		return nil, err
+	}
+	m.flows, err = ms.Flows(picker, &modelserver.FlowOptions{
 		Transport: func(connect time.Duration) http.RoundTripper {
 			if connect == main {
 				return m.legs
@@ -105,7 +110,7 @@ func (g *gateway) buildModel(ms *modelServer, engines *pool) (*model, error) {
 			pdflow.WithMetricAttributes(attribute.String("gen_ai.request.model", ms.Model()))),
 	})
 	if err != nil {
-		engines.release()
+		m.release()
 	}
 	return m, err
 }
@@ -190,6 +195,11 @@ func (m *model) tellUnfit(endpoints []discovery.Endpoint, told map[string]string
 func (m *model) end() {
 	m.stop()
 	m.parts.Wait()
+	m.release()
+}
+
+func (m *model) release() {
+	m.admission.release()
 	m.pool.release()
 }
 

@@ -10,12 +10,14 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/file"
+	"github.com/pdkit/pdkit/pdflow/admit"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 )
 
@@ -77,6 +79,7 @@ func printModel(w io.Writer, cfg *configuration, m *modelServer) {
 	if m.Has("spec.encoder") {
 		row(w, "encoder", m.Spec.Encoder.Type)
 	}
+	m.printAdmission(w)
 	kind := m.FoundBy
 	endpoints := m.Endpoints
 	defer func() { m.printTLS(w, endpoints) }()
@@ -125,6 +128,23 @@ func (m *modelServer) printTLS(w io.Writer, endpoints []discovery.Endpoint) {
 		_ = legs.Close() // never fails
 	}
 	row(w, "TLS", text+", TLS 1.2 or later")
+}
+
+// printAdmission writes the limits of the model's engines, if they have any.
+func (m *modelServer) printAdmission(w io.Writer) {
+	o := m.AdmitOptions()
+	if o == nil {
+		return
+	}
+	limit := func(n int) string {
+		if n == 0 {
+			return "no limit"
+		}
+		return strconv.Itoa(n)
+	}
+	row(w, "admission", fmt.Sprintf("%s, at most %s per prefill engine, %s per decode engine, %d wait for at most %s",
+		m.Spec.Admission.Mode, limit(o.PrefillLimit), limit(o.DecodeLimit), max(cmp.Or(o.Queue, admit.DefaultQueue), 0),
+		cmp.Or(o.QueueTimeout, admit.DefaultQueueTimeout)))
 }
 
 // printConnector writes a connector, which the field at path names, and those it falls back to.

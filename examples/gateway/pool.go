@@ -37,6 +37,8 @@ type pool struct {
 	legs   *transport.Transport // of the main flow, and of what the gateway itself asks engines
 
 	announced *registration.Source // nil unless engines announce themselves
+	inspected *inspect.Source      // nil unless engines are asked
+	admission *admission           // the last model's; nil: it had none
 
 	users atomic.Int64    // models
 	life  context.Context // from start, which may be called again, to the last release
@@ -51,7 +53,8 @@ func poolKey(ms *modelServer) string {
 	found := ms.Spec.Discovery
 	found.Static = modelserver.Static{}
 	key, err := json.Marshal([]any{ms.Model(), ms.Namespace, ms.owner != nil, found, ms.FoundBy,
-		ms.Spec.WorkloadSelector, ms.Spec.WorkloadPort, limits.Connect, limits.HealthCheck, ms.Spec.TLS})
+		ms.Spec.WorkloadSelector, ms.Spec.WorkloadPort, limits.Connect, limits.HealthCheck, ms.Spec.TLS,
+		ms.AdmitOptions() != nil})
 	if err != nil { // JSON that has been read can be written
 		panic(err)
 	}
@@ -74,7 +77,12 @@ func (g *gateway) newPool(ms *modelServer) (*pool, error) {
 	p.listed, _ = source.(*listing)
 	p.announced, _ = source.(*registration.Source)
 	if cfg.inspect > 0 {
-		source = inspect.Wrap(source, &inspect.Options{Interval: cfg.inspect, Client: p.legs})
+		o := &inspect.Options{Interval: cfg.inspect, Client: p.legs}
+		if ms.AdmitOptions() != nil {
+			o.LoadInterval = time.Second
+		}
+		p.inspected = inspect.Wrap(source, o)
+		source = p.inspected
 	}
 	p.set = discovery.NewSet(source)
 	p.picker = pick.New(p.set, cfg.pick)

@@ -164,7 +164,7 @@ func (s *simulation) arrive(ctx context.Context, j *job, now float64) error {
 	s.out.reused += cached
 	s.out.prompt += j.tokens
 	if pair.PrefillDone != nil {
-		s.plan(p.freeAt, func(float64) { pair.PrefillDone() })
+		s.plan(p.freeAt, func(float64) { pair.PrefillDone(nil) })
 	}
 	s.plan(p.freeAt+s.transfer(j, &pair), func(t float64) { s.decode(j, &pair, now, t) })
 	return nil

@@ -75,6 +75,7 @@ func Read(raw []byte) (*ModelServer, error) {
 		m.readRollout()
 	}
 	m.checkRescue()
+	m.checkAdmission()
 	m.keepApart()
 	for _, p := range m.opened {
 		m.check(p.path, p.Connector)

@@ -37,6 +37,7 @@ type Spec struct {
 	Encoder          Encoder          `json:"encoder"`
 	Rollout          Rollout          `json:"rollout"`
 	Rescue           Rescue           `json:"rescue"`
+	Admission        Admission        `json:"admission"`
 	Discovery        Discovery        `json:"discovery"`
 	TLS              TLS              `json:"tls"`
 }

@@ -57,7 +57,7 @@ func ExampleNew() {
 		panic(err)
 	}
 	fmt.Println(pair.Prefill.ID, pair.Decode.ID)
-	pair.PrefillDone() // a flow calls these
+	pair.PrefillDone(&pdflow.LegOutcome{}) // a flow calls these
 	pair.Done(&pdflow.Outcome{})
 	// Output: p-large d
 }

@@ -106,9 +106,9 @@ type ticket struct {
 	slots [2]*slot
 	cost  [2]int64
 	open  [2]atomic.Bool
-	legs  atomic.Int32          // that hold load
-	ended func()                // made once per ticket, like done, so that a pick allocates nothing
-	done  func(*pdflow.Outcome) //
+	legs  atomic.Int32             // that hold load
+	ended func(*pdflow.LegOutcome) // made once per ticket, like done, so that a pick allocates nothing
+	done  func(*pdflow.Outcome)    //
 }
 
 func (p *picker) ticket(q *query, prefill, decode *target) *ticket {
@@ -130,7 +130,7 @@ func (p *picker) ticket(q *query, prefill, decode *target) *ticket {
 	return t
 }
 
-func (t *ticket) endPrefill() { t.endLeg(prefillLeg) }
+func (t *ticket) endPrefill(*pdflow.LegOutcome) { t.endLeg(prefillLeg) }
 
 // endLeg removes a leg's load, and reports whether it was there.
 func (t *ticket) endLeg(leg leg) bool {
@@ -150,7 +150,7 @@ func (t *ticket) endLeg(leg leg) bool {
 func (t *ticket) end(o *pdflow.Outcome) {
 	p := t.p
 	if !o.PrefillRuns {
-		t.endPrefill()
+		t.endPrefill(nil)
 	}
 	if t.endLeg(decodeLeg) {
 		p.cooldowns.done(o)

@@ -24,12 +24,12 @@ func TestAPrefillThatRunsOnKeepsItsLoad(t *testing.T) {
 		x := mustPick(t, p, &pdflow.PickInput{Request: short})
 		require.NotEqual(t, first.Prefill.ID, x.Prefill.ID, "the leg's load is gone")
 		decodes[x.Decode.ID] = true
-		x.PrefillDone()
+		x.PrefillDone(nil)
 		x.Done(ended(x, short, true, 0))
 	}
 	require.Len(t, decodes, 2, "decode's load is still there")
-	first.PrefillDone()
-	first.PrefillDone()
+	first.PrefillDone(nil)
+	first.PrefillDone(nil)
 	prefills := map[string]bool{}
 	for range 4 {
 		x := mustPick(t, p, &pdflow.PickInput{Request: short})

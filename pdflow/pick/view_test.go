@@ -196,7 +196,7 @@ func TestViewsAreSafeWhileEnginesAndConnectorsComeAndGo(t *testing.T) {
 							return
 						}
 						if x.PrefillDone != nil && i%2 == 0 {
-							x.PrefillDone()
+							x.PrefillDone(nil)
 						}
 						x.Done(&pdflow.Outcome{})
 					}

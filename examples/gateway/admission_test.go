@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"github.com/tidwall/gjson"
+)
+
+// A decode engine has one stream, as many as it may have: the next request is refused, and no engine hears of it.
+func TestARequestIsRefusedWhenTheEnginesHaveEnough(t *testing.T) {
+	p, d := newEngine(t, "m"), newEngine(t, "m")
+	hold := make(chan struct{})
+	d.set(func(e *engine) { e.hold = hold })
+	g := start(t, gatewayYAML("")+pairYAML("m", p, d, "  admission: {mode: fixed, inFlightPerDecode: 1, queue: 0}\n"))
+	ended := make(chan string)
+	go func() {
+		_, _, body := do(t, http.MethodPost, g.client+"/v1/completions", `{"model":"m","prompt":"a","stream":true}`)
+		ended <- body
+	}()
+	require.Eventually(t, func() bool { return d.count() == 1 }, 5*time.Second, 5*time.Millisecond)
+	status, header, body := do(t, http.MethodPost, g.client+"/v1/completions", `{"model":"m","prompt":"b"}`)
+	assert.Equal(t, http.StatusServiceUnavailable, status)
+	assert.Equal(t, "overloaded", gjson.Get(body, "error.code").String(), body)
+	assert.Equal(t, "1", header.Get("Retry-After"))
+	assert.Equal(t, 1, p.count(), "nothing was sent")
+	_, _, metrics := do(t, http.MethodGet, g.admin+"/metrics", "")
+	assert.Contains(t, metrics, `pd_admission_refused_total{pd_reason="queue_full"} 1`)
+	assert.Contains(t, metrics, "pd_admission_queued 0")
+	close(hold)
+	assert.Contains(t, <-ended, "[DONE]")
+	status, _, body = do(t, http.MethodPost, g.client+"/v1/completions", `{"model":"m","prompt":"b"}`)
+	assert.Equal(t, http.StatusOK, status, body)
+}
+
+// YAML's off is a word for some readers and a boolean for others.
+func TestAdmissionCanBeTurnedOff(t *testing.T) {
+	for _, off := range []string{"off", "false", `"off"`} {
+		cfg := mustParse(t, modelYAML("  admission: {mode: "+off+"}\n"))
+		assert.Nil(t, cfg.models[0].AdmitOptions(), off)
+	}
+}

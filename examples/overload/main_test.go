@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/pdflow/admit"
+)
+
+// inBubble measures in the time of a synctest bubble, so the figures do not depend on the machine.
+func inBubble(t *testing.T, by narrow, load float64, limits *admit.Options) *result {
+	t.Helper()
+	var res *result
+	synctest.Test(t, func(t *testing.T) {
+		var err error
+		res, err = measure(t.Context(), run{by: by, capacity: 80, load: load, lasts: 30 * time.Second,
+			decode: 200 * time.Millisecond, timeout: 2 * time.Second, limits: limits}, 1)
+		require.NoError(t, err)
+	})
+	t.Logf("%s, load %.2f: %d offered, %d served, %d refused, %d failed, goodput %.1f/s, p99 %.3f s, first %.3f s, "+
+		"refusals' p99 %.4f s, max %.4f", by, load, res.offered, res.served, res.refused, res.failed, res.goodput,
+		quantile(res.took, .99), quantile(res.first, .99), quantile(res.refusing, .99), quantile(res.refusing, 1))
+	return res
+}
+
+func TestOverloadCollapsesWithoutAdmissionAndDoesNotWithIt(t *testing.T) {
+	without := inBubble(t, narrowPrefill, 210./80, nil)
+	assert.Less(t, without.goodput, .4*80, "without admission each request runs into its timeout")
+
+	for _, by := range []narrow{narrowPrefill, narrowPrompts, narrowDecode} {
+		t.Run(string(by), func(t *testing.T) {
+			usual := inBubble(t, by, .8, &admit.Options{Adaptive: true})
+			assert.Zero(t, usual.refused+usual.failed, "a load that can be served is served")
+			for _, load := range []float64{210. / 80, 3} {
+				over := inBubble(t, by, load, &admit.Options{Adaptive: true})
+				assert.Greater(t, over.goodput, .8*80)
+				assert.Zero(t, over.failed)
+				assert.Less(t, quantile(over.took, .99), 2*quantile(usual.took, .99))
+				assert.Less(t, quantile(over.refusing, .99), .005)
+			}
+		})
+	}
+}
+
+func TestTheReportHasATableAndAPlot(t *testing.T) {
+	r := run{by: narrowPrefill, capacity: 80, lasts: 4 * time.Second, decode: 200 * time.Millisecond,
+		timeout: 2 * time.Second, load: 2}
+	p := point{load: r.load}
+	synctest.Test(t, func(t *testing.T) {
+		var err error
+		p, err = both(t.Context(), r, 2)
+		require.NoError(t, err)
+	})
+	assert.Regexp(t, `\n\| 2\.0 \| \d+\.\d/s \| \d+ \| \d+\.\d % \| \d\d\.\d/s \|`, page(r, []point{p}))
+	file := filepath.Join(t.TempDir(), "overload.png")
+	require.NoError(t, drawing(file, r, []point{p}))
+	data, err := os.ReadFile(file)
+	require.NoError(t, err)
+	assert.Equal(t, "image/png", http.DetectContentType(data))
+	require.Error(t, command(t.Context(), []string{"-lasts", "0s"}, io.Discard, io.Discard))
+}

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package admit
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/pdkit/pdkit/discovery/inspect"
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+// Options are the settings of [New]. Zero values mean the defaults.
+type Options struct {
+	// Adaptive finds the limits by measuring. PrefillLimit and DecodeLimit are then the most that it may find.
+	Adaptive bool
+
+	PrefillLimit int // requests in flight at one prefill engine, until its leg has ended; 0: no limit
+	DecodeLimit  int // requests in flight at one decode engine, until the response's end; 0: no limit
+
+	Queue        int           // requests that may wait; default [DefaultQueue]; negative: none
+	QueueTimeout time.Duration // how long one may wait; default [DefaultQueueTimeout]
+
+	// Load says how busy an engine is, by its ID: see [inspect.Source.Reading]. A decode engine whose KV cache is full
+	// gets no request while others run there. Adaptive limits the engine to what it runs without a queue of its own.
+	// Nil, or a Load whose At is zero, says nothing. Load must be quick.
+	Load func(id string) inspect.Load
+
+	MeterProvider metric.MeterProvider // nil: no metrics
+	Attributes    []attribute.KeyValue // of all metrics
+}
+
+// What holds where Options leave it open.
+const (
+	DefaultQueue        = 256
+	DefaultQueueTimeout = 10 * time.Second
+)
+
+const (
+	kvFull          = 0.95                  // of the KV cache: vLLM begins to preempt requests when nothing is left
+	pollLoad        = 50 * time.Millisecond // an engine's load changes without an event
+	stale           = 5 * time.Second       // an older load says nothing any more
+	leastRetryAfter = time.Second
+)
+
+// Picker is a [pdflow.Picker] that admits requests. Make it with [New].
+type Picker struct {
+	inner pdflow.Picker
+	o     Options
+	tel   *telemetry
+
+	mu      sync.Mutex
+	engines map[string]*engine
+	crowded int // engines that are at a limit
+	queue   queue
+	// means of a prefill leg's seconds at an engine that is not crowded, and of their squares; 0: not known
+	service, squares float64
+}
+
+// New puts limits around a picker. The picker's methods Changed and Ready, where it has them, keep their meaning.
+func New(p pdflow.Picker, o *Options) (*Picker, error) {
+	if p == nil {
+		return nil, errors.New("admit: New needs a picker")
+	}
+	if o == nil {
+		o = &Options{}
+	}
+	a := &Picker{inner: p, o: *o, engines: map[string]*engine{}}
+	if a.o.PrefillLimit < 0 || a.o.DecodeLimit < 0 || a.o.QueueTimeout < 0 {
+		return nil, errors.New("admit: a limit and a timeout must not be negative")
+	}
+	a.o.Queue, a.o.QueueTimeout = cmp.Or(a.o.Queue, DefaultQueue), cmp.Or(a.o.QueueTimeout, DefaultQueueTimeout)
+	var err error
+	a.tel, err = newTelemetry(a)
+	return a, err
+}
+
+// Close ends the picker's metrics.
+func (p *Picker) Close() error { return p.tel.close() }
+
+// Queued returns how many requests wait.
+func (p *Picker) Queued() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.queue.len()
+}
+
+// Changed is the inner picker's: closed at the next change of its engines. It is nil if that picker has no such method.
+func (p *Picker) Changed() <-chan struct{} {
+	if c, ok := p.inner.(interface{ Changed() <-chan struct{} }); ok {
+		return c.Changed()
+	}
+	return nil
+}
+
+// Ready is the inner picker's, nil if that has none: an overloaded fleet is ready.
+func (p *Picker) Ready(in *pdflow.PickInput) error {
+	if r, ok := p.inner.(interface{ Ready(*pdflow.PickInput) error }); ok {
+		return r.Ready(in)
+	}
+	return nil
+}
+
+// Pick picks engines that have room for the request, and waits for them if there are none. A request's further attempts
+// do not wait: the request has been admitted.
+func (p *Picker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+	pick, w, err := p.arrive(ctx, in)
+	if w == nil {
+		return pick, err
+	}
+	return p.wait(ctx, in, w)
+}
+
+// arrive picks at once if nobody waits and engines have room. Otherwise it queues the request, or refuses it.
+func (p *Picker) arrive(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, *waiter, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.queue.len() == 0 || in.Attempt > 1 {
+		if pick, ok, err := p.try(ctx, in); ok || err != nil {
+			return pick, nil, err
+		}
+	}
+	if reason := p.refusal(); reason != "" {
+		return pdflow.Pick{}, nil, p.refused(ctx, reason)
+	}
+	return pdflow.Pick{}, p.queue.add(), nil
+}
+
+// try picks, and takes the places at the engines. It returns false if there is no room. The caller holds p.mu.
+func (p *Picker) try(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, bool, error) {
+	again := *in
+	again.Avoid = p.without(in.Avoid)
+	pick, err := p.inner.Pick(ctx, &again)
+	if err != nil {
+		return pick, false, err
+	}
+	if in.Attempt > 1 || p.hasRoom(&pick) {
+		return p.take(pick), true, nil
+	}
+	if pick.Done != nil { // give the pick back
+		pick.Done(&pdflow.Outcome{Err: &pdflow.Error{Code: pdflow.CodeOverloaded, Phase: "pick"}})
+	}
+	return pdflow.Pick{}, false, nil
+}
+
+// wait waits until it is this request's turn and an engine has room.
+func (p *Picker) wait(ctx context.Context, in *pdflow.PickInput, w *waiter) (pdflow.Pick, error) {
+	defer p.leave(w) // also when the inner picker panics
+	timeout := time.NewTimer(p.o.QueueTimeout)
+	defer timeout.Stop()
+	var poll <-chan time.Time
+	if p.o.Load != nil {
+		ticker := time.NewTicker(pollLoad)
+		defer ticker.Stop()
+		poll = ticker.C
+	}
+	for {
+		changed := p.Changed() // before the try, so that no change is missed
+		if pick, ok, err := p.turn(ctx, in, w); ok || err != nil {
+			return pick, err
+		}
+		select {
+		case <-w.wake:
+		case <-changed:
+		case <-poll:
+		case <-timeout.C:
+			return pdflow.Pick{}, p.refused(ctx, reasonTimeout)
+		case <-ctx.Done():
+			return pdflow.Pick{}, ctx.Err()
+		}
+	}
+}
+
+// turn tries to pick if the request is the first of the queue.
+func (p *Picker) turn(ctx context.Context, in *pdflow.PickInput, w *waiter) (pdflow.Pick, bool, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.queue.first() != w {
+		return pdflow.Pick{}, false, nil
+	}
+	pick, ok, err := p.try(ctx, in)
+	if ok {
+		p.queue.granted(time.Now())
+		p.tel.waited(ctx, time.Since(w.since))
+	}
+	return pick, ok, err
+}
+
+// leave takes a request out of the queue, and lets the next one try.
+func (p *Picker) leave(w *waiter) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.queue.remove(w)
+	p.queue.wakeFirst()
+}
+
+func (p *Picker) refused(ctx context.Context, reason string) error {
+	p.tel.refused(ctx, reason)
+	return &pdflow.Error{Code: pdflow.CodeOverloaded, Phase: "pick", RetryAfter: leastRetryAfter,
+		Message: "more requests than the engines can serve; try again later"}
+}

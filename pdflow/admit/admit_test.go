@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package admit_test
+
+import (
+	"context"
+	"errors"
+	"net/url"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	"go.uber.org/goleak"
+
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/inspect"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/admit"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fleet is a picker that takes the first engine of each role that need not be avoided.
+type fleet struct {
+	prefill, decode []string
+	err             error
+	returned        int
+}
+
+func (f *fleet) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+	choose := func(ids []string, role discovery.Role) discovery.Endpoint {
+		id := ids[0]
+		for _, other := range ids {
+			if !in.Avoids(other) {
+				id = other
+				break
+			}
+		}
+		return discovery.Endpoint{ID: id, URL: &url.URL{Scheme: "http", Host: id}, Role: role}
+	}
+	if f.err != nil {
+		return pdflow.Pick{}, f.err
+	}
+	return pdflow.Pick{Prefill: choose(f.prefill, discovery.RolePrefill),
+		Decode: choose(f.decode, discovery.RoleDecode), Done: func(*pdflow.Outcome) { f.returned++ }}, nil
+}
+
+func onePair() *fleet { return &fleet{prefill: []string{"p"}, decode: []string{"d"}} }
+
+func newPicker(t *testing.T, f *fleet, o *admit.Options) *admit.Picker {
+	t.Helper()
+	p, err := admit.New(f, o)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.Close()) })
+	return p
+}
+
+func pickOf(t *testing.T, p *admit.Picker) pdflow.Pick {
+	t.Helper()
+	x, err := p.Pick(t.Context(), &pdflow.PickInput{Attempt: 1})
+	require.NoError(t, err)
+	return x
+}
+
+func overloaded(t *testing.T, err error) {
+	t.Helper()
+	e, ok := errors.AsType[*pdflow.Error](err)
+	require.True(t, ok, "%v", err)
+	assert.Equal(t, pdflow.CodeOverloaded, e.Code)
+	assert.Equal(t, 503, e.HTTPStatus())
+	assert.GreaterOrEqual(t, e.RetryAfter, time.Second)
+}
+
+func TestRequestsWaitInOrderForAPrefillEngine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPicker(t, onePair(), &admit.Options{PrefillLimit: 1})
+		first := pickOf(t, p)
+		var order []int
+		picks := make(chan pdflow.Pick, 3)
+		for i := range 3 {
+			go func() {
+				x, err := p.Pick(t.Context(), &pdflow.PickInput{Attempt: 1})
+				assert.NoError(t, err)
+				order = append(order, i)
+				picks <- x
+			}()
+			synctest.Wait()
+		}
+		assert.Equal(t, 3, p.Queued())
+		assert.Empty(t, order)
+		first.PrefillDone(&pdflow.LegOutcome{})
+		for range 3 {
+			x := <-picks
+			synctest.Wait()
+			assert.Empty(t, picks, "one place, one request")
+			x.PrefillDone(&pdflow.LegOutcome{})
+			x.Done(&pdflow.Outcome{})
+			x.Done(&pdflow.Outcome{}) // gives nothing back twice
+		}
+		assert.Equal(t, []int{0, 1, 2}, order)
+		assert.Zero(t, p.Queued())
+	})
+}
+
+func TestADecodeEngineIsFullUntilTheResponseHasEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPicker(t, onePair(), &admit.Options{DecodeLimit: 1, Queue: -1})
+		x := pickOf(t, p)
+		x.PrefillDone(&pdflow.LegOutcome{})
+		_, err := p.Pick(t.Context(), &pdflow.PickInput{Attempt: 1})
+		overloaded(t, err)
+		again, err := p.Pick(t.Context(), &pdflow.PickInput{Attempt: 2})
+		require.NoError(t, err, "a request that was admitted is not refused at its second attempt")
+		again.Done(&pdflow.Outcome{})
+		x.Done(&pdflow.Outcome{})
+		pickOf(t, p)
+	})
+}
+
+func TestAFullEngineIsPassedBy(t *testing.T) {
+	f := &fleet{prefill: []string{"p1", "p2"}, decode: []string{"d1", "d2", "d3"}}
+	p := newPicker(t, f, &admit.Options{PrefillLimit: 2, DecodeLimit: 1, Queue: -1})
+	var used []string
+	for range 3 {
+		x := pickOf(t, p)
+		used = append(used, x.Prefill.ID+x.Decode.ID)
+	}
+	assert.Equal(t, []string{"p1d1", "p1d2", "p2d3"}, used)
+	_, err := p.Pick(t.Context(), &pdflow.PickInput{Attempt: 1})
+	overloaded(t, err)
+	assert.Equal(t, 1, f.returned, "a pick that is not used is given back")
+}
+
+func TestRefusalsOfTheQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := onePair()
+		p := newPicker(t, f, &admit.Options{PrefillLimit: 1, Queue: 1, QueueTimeout: 3 * time.Second})
+		first := pickOf(t, p)
+		errs, start := make(chan error), time.Now()
+		wait := func(ctx context.Context) {
+			go func() { _, err := p.Pick(ctx, &pdflow.PickInput{Attempt: 1}); errs <- err }()
+			synctest.Wait()
+		}
+		wait(t.Context())
+		_, err := p.Pick(t.Context(), &pdflow.PickInput{Attempt: 1})
+		overloaded(t, err)
+		assert.Zero(t, time.Since(start), "the queue is full")
+		overloaded(t, <-errs)
+		assert.Equal(t, 3*time.Second, time.Since(start))
+
+		ctx, leave := context.WithCancel(t.Context())
+		wait(ctx)
+		leave()
+		require.ErrorIs(t, <-errs, context.Canceled)
+		assert.Zero(t, p.Queued(), "who leaves gives the place in the queue back")
+
+		wait(t.Context())
+		f.err = pdflow.CodeNoEndpoint
+		first.Done(&pdflow.Outcome{})
+		require.ErrorIs(t, <-errs, pdflow.CodeNoEndpoint, "nothing to wait for")
+	})
+}
+
+// Who would wait longer than the timeout is refused at once.
+func TestThePaceOfTheQueueTellsTheWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPicker(t, onePair(), &admit.Options{PrefillLimit: 1, QueueTimeout: 5 * time.Second})
+		x := pickOf(t, p)
+		picks, errs := make(chan pdflow.Pick, 20), make(chan error, 20)
+		arrive := func() {
+			go func() {
+				x, err := p.Pick(t.Context(), &pdflow.PickInput{Attempt: 1})
+				if err != nil {
+					errs <- err
+					return
+				}
+				picks <- x
+			}()
+			synctest.Wait()
+		}
+		arrive()
+		arrive()
+		arrive()
+		for range 2 { // one a second
+			time.Sleep(time.Second)
+			x.Done(&pdflow.Outcome{})
+			x = <-picks
+		}
+		for range 6 {
+			arrive()
+		}
+		assert.Equal(t, 5, p.Queued())
+		overloaded(t, <-errs)
+		for range 5 {
+			x.Done(&pdflow.Outcome{})
+			x = <-picks
+		}
+	})
+}
+
+func TestADecodeEngineWithoutKVRoomGetsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		load := inspect.Load{At: time.Now(), KVUsage: .97}
+		p := newPicker(t, onePair(), &admit.Options{Load: func(id string) inspect.Load {
+			if id != "d" {
+				return inspect.Load{}
+			}
+			return load
+		}})
+		pickOf(t, p) // an engine that runs nothing must get something, or its cache would never empty
+		start := time.Now()
+		go func() { time.Sleep(time.Second); load = inspect.Load{At: time.Now(), KVUsage: .5} }()
+		pickOf(t, p)
+		assert.InDelta(t, 1, time.Since(start).Seconds(), .1, "the queue notices the room")
+		load = inspect.Load{At: time.Now(), KVUsage: 1}
+		time.Sleep(time.Minute)
+		pickOf(t, p) // so old a reading says nothing
+	})
+}
+
+// Adaptive believes an engine that says that requests wait there.
+func TestADecodeEnginesOwnQueueIsItsLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var load inspect.Load
+		p := newPicker(t, onePair(), &admit.Options{Adaptive: true, Queue: -1, Load: func(string) inspect.Load {
+			return load
+		}})
+		done := func(*pdflow.Outcome) {}
+		for range 30 {
+			x := pickOf(t, p)
+			x.PrefillDone(&pdflow.LegOutcome{})
+			done = x.Done
+		}
+		time.Sleep(time.Second)
+		load = inspect.Load{At: time.Now(), Running: 20, Waiting: 10}
+		_, err := p.Pick(t.Context(), &pdflow.PickInput{Attempt: 1})
+		overloaded(t, err)
+		done(&pdflow.Outcome{})
+		_, err = p.Pick(t.Context(), &pdflow.PickInput{Attempt: 1})
+		overloaded(t, err)
+	})
+}
+
+func TestAPanicOfThePickerLeavesTheQueueWhole(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := onePair()
+		p := newPicker(t, f, &admit.Options{PrefillLimit: 1})
+		x := pickOf(t, p)
+		panicked := make(chan any)
+		go func() {
+			defer func() { panicked <- recover() }()
+			_, _ = p.Pick(t.Context(), &pdflow.PickInput{Attempt: 1})
+		}()
+		synctest.Wait()
+		f.prefill = nil
+		x.Done(&pdflow.Outcome{})
+		assert.NotNil(t, <-panicked)
+		f.prefill = []string{"p"}
+		assert.Zero(t, p.Queued())
+		pickOf(t, p)
+	})
+}
+
+func TestMetrics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reader := metric.NewManualReader()
+		p := newPicker(t, onePair(), &admit.Options{PrefillLimit: 1, Queue: 1,
+			MeterProvider: metric.NewMeterProvider(metric.WithReader(reader))})
+		x := pickOf(t, p)
+		picked := make(chan struct{})
+		go func() { pickOf(t, p); close(picked) }()
+		synctest.Wait()
+		_, err := p.Pick(t.Context(), &pdflow.PickInput{Attempt: 1})
+		overloaded(t, err)
+		read := func() map[string]metricdata.Aggregation {
+			var all metricdata.ResourceMetrics
+			require.NoError(t, reader.Collect(t.Context(), &all))
+			m := map[string]metricdata.Aggregation{}
+			for _, scope := range all.ScopeMetrics {
+				for _, one := range scope.Metrics {
+					m[one.Name] = one.Data
+				}
+			}
+			return m
+		}
+		m := read()
+		assert.EqualValues(t, 1, m["pd.admission.queued"].(metricdata.Sum[int64]).DataPoints[0].Value)
+		refused := m["pd.admission.refused"].(metricdata.Sum[int64]).DataPoints[0]
+		reason, _ := refused.Attributes.Value("pd.reason")
+		assert.EqualValues(t, 1, refused.Value)
+		assert.Equal(t, "queue_full", reason.AsString())
+		time.Sleep(2 * time.Second)
+		x.Done(&pdflow.Outcome{})
+		<-picked
+		m = read()
+		assert.InDelta(t, 2, m["pd.admission.wait"].(metricdata.Histogram[float64]).DataPoints[0].Sum, .001)
+		assert.Zero(t, m["pd.admission.queued"].(metricdata.Sum[int64]).DataPoints[0].Value)
+	})
+}
+
+func TestNewRefusesWhatMakesNoSense(t *testing.T) {
+	_, err := admit.New(nil, nil)
+	require.Error(t, err)
+	_, err = admit.New(onePair(), &admit.Options{PrefillLimit: -1})
+	require.Error(t, err)
+	p, err := admit.New(onePair(), nil)
+	require.NoError(t, err)
+	assert.NoError(t, p.Ready(&pdflow.PickInput{}))
+	assert.Nil(t, p.Changed())
+}

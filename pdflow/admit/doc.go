@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package admit keeps a fleet from being given more requests than it can serve. [New] puts limits around a picker:
+//
+//	picker, err := admit.New(pick.New(set, pick.TwoChoices()), &admit.Options{Adaptive: true})
+//	flow, err := pdflow.New(conn, picker)
+//
+// A request is admitted when its pair is picked, before anything is sent to an engine. An engine that has as many
+// requests in flight as its limit allows gets no further one. If all engines of a role are at their limits, requests
+// wait, first come first served, and are refused if they would wait too long: an *[pdflow.Error] of
+// [pdflow.CodeOverloaded], which a client sees as 503 with Retry-After.
+//
+// Without admission a fleet that gets more than it can serve serves nothing: each request waits at the prefill engine
+// until its time is up, and the engine computes prompts for clients whose requests have ended. docs/reliability/
+// overload.md has the curve.
+//
+// The limits are fixed numbers, or found by measuring (Options.Adaptive). A prefill engine's limit, and that of a decode
+// engine of which no load is known, follows the engine's latency: with more than three times the latency that the engine
+// has while it is not crowded, the limit shrinks by the same ratio, and it grows by an eighth while latency is good and
+// requests reach the limit. That is the gradient of Netflix's concurrency-limits with a reference that is only learnt
+// while few requests are in flight, since one that is learnt under overload grows with the queue. A decode engine whose
+// load is known (Options.Load) says itself how many requests run and how many wait: the limit becomes what runs.
+package admit

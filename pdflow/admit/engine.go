@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package admit
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+const (
+	prefillRole = iota
+	decodeRole
+)
+
+// engine is what is known of one engine.
+type engine struct {
+	id       string
+	inFlight [2]int // by role
+	limits   [2]limiter
+	crowded  bool      // at a limit
+	load     time.Time // of the last load that was looked at
+	used     time.Time
+}
+
+// forgetAfter is after how long without requests what was learnt of an engine may be forgotten.
+const forgetAfter = 10 * time.Minute
+
+func (p *Picker) engine(id string) *engine {
+	e := p.engines[id]
+	if e != nil {
+		return e
+	}
+	now := time.Now()
+	for old, x := range p.engines { // engines come and go under new IDs
+		if x.inFlight == [2]int{} && now.Sub(x.used) > forgetAfter {
+			p.mark(x, false)
+			delete(p.engines, old)
+		}
+	}
+	e = &engine{id: id, limits: [2]limiter{newLimiter(p.o.Adaptive, p.o.PrefillLimit, firstPrefill),
+		newLimiter(p.o.Adaptive, p.o.DecodeLimit, firstDecode)}}
+	p.engines[id] = e
+	return e
+}
+
+func (p *Picker) mark(e *engine, crowded bool) {
+	switch {
+	case crowded == e.crowded:
+		return
+	case crowded:
+		p.crowded++
+	default:
+		p.crowded--
+	}
+	e.crowded = crowded
+}
+
+// full reports whether an engine has no room for one more request in a role.
+func (p *Picker) full(e *engine, role int) bool {
+	l, n := &e.limits[role], e.inFlight[role]
+	if role == decodeRole && n > 0 && p.o.Load != nil {
+		load := p.o.Load(e.id)
+		fresh := time.Since(load.At) < stale
+		if fresh && load.KVUsage >= kvFull {
+			return true
+		}
+		if p.o.Adaptive && fresh && load.At.After(e.load) {
+			e.load = load.At
+			l.told(n, load.Running, load.Waiting)
+		}
+	}
+	return l.limit > 0 && float64(n) >= l.limit
+}
+
+// atLimit updates whether an engine is at a limit.
+func (p *Picker) atLimit(e *engine) bool {
+	p.mark(e, p.full(e, prefillRole) || p.full(e, decodeRole))
+	return e.crowded
+}
+
+// without adds the engines that are at a limit to those that a pick avoids.
+func (p *Picker) without(avoid []string) []string {
+	if p.crowded == 0 {
+		return avoid
+	}
+	all := append(make([]string, 0, len(avoid)+p.crowded), avoid...)
+	for _, e := range p.engines {
+		if e.crowded && p.atLimit(e) {
+			all = append(all, e.id)
+			for role := range e.limits {
+				e.limits[role].reached = e.limits[role].reached || p.full(e, role)
+			}
+		}
+	}
+	return all
+}
+
+// hasRoom reports whether both engines of a pick have room. If not, it notes which has not.
+func (p *Picker) hasRoom(pick *pdflow.Pick) bool {
+	room := true
+	for role, ep := range [2]*discovery.Endpoint{&pick.Prefill, &pick.Decode} {
+		if ep.URL == nil {
+			continue
+		}
+		if e := p.engine(ep.ID); p.full(e, role) {
+			p.mark(e, true)
+			e.limits[role].reached, room = true, false
+		}
+	}
+	return room
+}
+
+// place is what one attempt holds.
+type place struct {
+	p       *Picker
+	engines [2]*engine
+	crowd   [2]int // requests in flight when it came, itself included
+	open    [2]atomic.Bool
+	pick    pdflow.Pick
+}
+
+// take counts the attempt at the engines of its pick until its legs end.
+func (p *Picker) take(pick pdflow.Pick) pdflow.Pick {
+	x := &place{p: p, pick: pick}
+	for role, ep := range [2]*discovery.Endpoint{&pick.Prefill, &pick.Decode} {
+		if ep.URL == nil {
+			continue
+		}
+		e := p.engine(ep.ID)
+		e.inFlight[role]++
+		x.engines[role], x.crowd[role] = e, e.inFlight[role]
+		x.open[role].Store(true)
+		p.atLimit(e)
+	}
+	pick.PrefillDone, pick.Done = x.prefillDone, x.done
+	return pick
+}
+
+func (x *place) prefillDone(o *pdflow.LegOutcome) {
+	if x.pick.PrefillDone != nil {
+		x.pick.PrefillDone(o)
+	}
+	if o != nil && o.Err == nil {
+		x.release(prefillRole, &sample{took: o.Duration().Seconds()})
+		return
+	}
+	x.release(prefillRole, nil)
+}
+
+func (x *place) done(o *pdflow.Outcome) {
+	if x.pick.Done != nil {
+		x.pick.Done(o)
+	}
+	x.release(prefillRole, nil) // where the leg was never begun
+	d := &o.Decode
+	if o.Err != nil || d.FirstByte.IsZero() || d.End.IsZero() {
+		x.release(decodeRole, nil)
+		return
+	}
+	s := &sample{took: d.FirstByte.Sub(d.Start).Seconds(), rest: d.End.Sub(d.FirstByte).Seconds()}
+	if o.Session == nil || o.Session.Request == nil || !o.Session.Request.Stream {
+		s.kind, s.rest = whole, 0 // the first byte comes after the last token
+		s.took /= float64(max(o.Usage.Output, 1))
+	}
+	x.release(decodeRole, s)
+}
+
+// release gives a place back. It learns from s unless that is nil.
+func (x *place) release(role int, s *sample) {
+	if !x.open[role].CompareAndSwap(true, false) {
+		return
+	}
+	p, e := x.p, x.engines[role]
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e.inFlight[role]--
+	e.used = time.Now()
+	if s != nil && p.o.Adaptive && (role == prefillRole || e.load.IsZero()) {
+		s.crowd = x.crowd[role]
+		if uncrowded := e.limits[role].learn(*s); uncrowded && role == prefillRole {
+			p.service, p.squares = mean(p.service, s.took, 64), mean(p.squares, s.took*s.took, 64)
+		}
+	}
+	p.atLimit(e)
+	p.queue.wakeFirst()
+}
