@@ -208,12 +208,12 @@ func TestABadFileChangesNothing(t *testing.T) {
 	p := start(t, good)
 	loaded := p.debug().Configuration.LoadedAt
 	for i, bad := range []struct{ yaml, why string }{
-		{strings.Replace(good, "  model:", "  modle:", 1), `spec.modle: unknown field; did you mean model?`},
+		{strings.Replace(good, "  model:", "  moedl:", 1), `spec.moedl: unknown field; did you mean model?`},
 		{gatewayYAML(""), "has no ModelServer"},
 		{good[:len(good)/2] + "\t{", "config.yaml:"},
 		// right in form, and not to be started: somebody else listens there
-		{gatewayYAML("") + pairYAML("n", e, d, "") + pairYAML("m", e, d, "  kvConnector: {type: ascend-layerwise, config: "+
-			"{callbackListen: \""+busy(t)+"\"}}\n"),
+		{gatewayYAML("") + pairYAML("n", e, d, "") + pairYAML("m", e, d, "  kvConnector: {type: ascend-layerwise, "+
+			"config: {callbackListen: \""+busy(t)+"\"}}\n"),
 			"address already in use"},
 	} {
 		p.configure(bad.yaml)

@@ -167,7 +167,7 @@ func TestCertificatesChangeUnderTraffic(t *testing.T) {
 
 	authorities(string(second.pem))
 	assert.Empty(t, ask(client(second, second), url+"/v1/completions", completion, "1"))
-	assert.NotEmpty(t, ask(client(first, second), url+"/v1/completions", completion, "2"), "a client of the old authority")
+	assert.NotEmpty(t, ask(client(first, second), url+"/v1/completions", completion, "2"), "a client of the old one")
 	assert.Contains(t, ask(client(second, first), url+"/v1/completions", completion, "3"), "unknown authority")
 	anonymous := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
 		TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: second.pool()}}}
