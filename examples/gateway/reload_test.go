@@ -359,10 +359,21 @@ func TestAReloadKeepsAnnouncedEngines(t *testing.T) {
 		require.Equal(t, http.StatusCreated, status, response)
 	}
 	reaches(t, p, pe, de)
-	p.configure(config(3))
-	p.logs(1, reloadedLine)
-	status, _, body := do(t, http.MethodPost, p.client+"/v1/completions", completion)
-	assert.Equal(t, http.StatusOK, status, body)
+	// the second change makes new connections, and so a new pool, at the listener that is there
+	for i, changed := range []string{config(3), strings.Replace(config(3), "retry:", "timeouts: {connect: 1s}, retry:", 1),
+		config(3)} {
+		p.configure(changed)
+		p.logs(i+1, reloadedLine)
+		for range 20 {
+			status, _, body := do(t, http.MethodPost, p.client+"/v1/completions", completion)
+			assert.Equal(t, http.StatusOK, status, body)
+			time.Sleep(10 * time.Millisecond)
+		}
+		p.logs(i+2, `msg="a ModelServer is served"`)
+	}
+	assert.NotContains(t, p.log.String(), refusedLine)
+	status, _, _ := do(t, http.MethodGet, "http://"+addr+"/v1/endpoints", "")
+	assert.Equal(t, http.StatusOK, status, "the listener is there")
 }
 
 // What holds from the program's start is told, and the rest of the file is served.
