@@ -113,7 +113,8 @@ func (s *secured) become(t *testing.T, a *authority, clients ...*authority) {
 	}
 }
 
-const engineTLS = "  tls: {caFile: engines.pem, certFile: client.pem, keyFile: client-key.pem}\n"
+const engineTLS = "  tls: {caFile: engines.pem, certFile: client.pem, keyFile: client-key.pem}\n" +
+	"  kvConnector: {type: http, timeouts: {connect: 30s, healthCheck: 30s}}\n" // a busy machine is no fault
 
 // Client, gateway and engines change all their certificates and authorities while 100 requests a second run, each on a
 // new connection to the gateway, and none fails: new authorities are trusted before certificates of theirs are used.
