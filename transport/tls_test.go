@@ -309,7 +309,8 @@ func TestAServersFilesAreReadAgain(t *testing.T) {
 		cert, key := issuer.issue(t, "client")
 		pair, err := tls.X509KeyPair(cert, key)
 		require.NoError(t, err)
-		tr := newTransport(t, &Options{TLS: &tls.Config{RootCAs: trusted.pool(), Certificates: []tls.Certificate{pair}}})
+		config := &tls.Config{RootCAs: trusted.pool(), Certificates: []tls.Certificate{pair}}
+		tr := newTransport(t, &Options{TLS: config})
 		resp, err := tr.RoundTrip(post(t, url, "x"))
 		if err != nil {
 			return "", err

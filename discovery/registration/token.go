@@ -8,6 +8,7 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/pdkit/pdkit/internal/reread"
@@ -29,7 +30,7 @@ func readTokens(token, file string) (func() digests, error) {
 		return func() digests { return fixed }, nil
 	}
 	files, err := reread.Open(func(contents [][]byte) (digests, error) {
-		all := fixed[:len(fixed):len(fixed)]
+		all := slices.Clip(fixed)
 		for line := range bytes.Lines(contents[0]) {
 			if line = bytes.TrimSpace(line); len(line) > 0 {
 				all = append(all, sha256.Sum256(line))

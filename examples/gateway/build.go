@@ -81,15 +81,12 @@ func (g *gateway) setModels(models []*model) error {
 	return g.mux.SetRoutes(routes)
 }
 
-// buildModel makes the flows of a ModelServer over the given engines, or over a new pool if that is nil.
-func (g *gateway) buildModel(ms *modelServer, engines *pool) (*model, error) {
-	if engines == nil {
-		var err error
-		if engines, err = g.newPool(ms); err != nil {
-			return nil, err
-		}
+// buildModel makes the flows of a ModelServer over one of the pools, which its model has now, or over a new pool.
+func (g *gateway) buildModel(ms *modelServer, before []*pool) (*model, error) {
+	engines, err := g.poolFor(ms, before)
+	if err != nil {
+		return nil, err
 	}
-	engines.users.Add(1)
 	m := &model{modelServer: ms, pool: engines}
 	cfg, main := g.cfg.Load(), ms.Main.Timeouts().Connect
 	picker, err := m.admitting(g.tel)

@@ -73,9 +73,10 @@ type gatewaySpec struct {
 
 // serverTLS makes listen an HTTPS address. A relative path starts at the configuration's folder.
 type serverTLS struct {
-	CertFile     string `json:"certFile"`     // the gateway's certificate, PEM
-	KeyFile      string `json:"keyFile"`      // the key of certFile
-	ClientCAFile string `json:"clientCAFile"` // the authorities of which clients must show a certificate; "" asks for none
+	CertFile string `json:"certFile"` // the gateway's certificate, PEM
+	KeyFile  string `json:"keyFile"`  // the key of certFile
+	// the authorities of which clients must show a certificate; "" asks for none
+	ClientCAFile string `json:"clientCAFile"`
 }
 
 // clusterSpec is where ModelServer objects are watched.
@@ -105,7 +106,8 @@ func (n note) log(log *slog.Logger) {
 	log.Warn(string(n.kind), "where", fmt.Sprintf("%s:%d", n.File, n.Line), "field", n.Path, "what", n.Problem)
 }
 
-// beside returns the place of a file that the configuration names: a relative path starts at the configuration's folder.
+// beside returns the place of a file that the configuration names: a relative path starts at the configuration's
+// folder.
 func (c *configuration) beside(path string) string {
 	if path == "" || filepath.IsAbs(path) {
 		return path

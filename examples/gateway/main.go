@@ -4,8 +4,8 @@
 //
 //	go run ./examples/gateway -config FILE
 //
-// The README beside this file describes the configuration. SIGHUP reads it again, as a change of the file does. Exit codes: 0 after a drain or a good -check, 1 when serving
-// failed, 2 for a wrong command line or configuration.
+// The README beside this file describes the configuration. SIGHUP reads it again, as a change of the file does. Exit
+// codes: 0 after a drain or a good -check, 1 when serving failed, 2 for a wrong command line or configuration.
 package main
 
 import (

@@ -223,14 +223,13 @@ func (r *roster) follow(ctx context.Context) {
 // start makes and starts a form of a ModelServer. The form takes over the engines of one that serves the same model, or
 // was to serve it, and has found them in the same way.
 func (r *roster) start(ctx context.Context, o *object, ms *modelServer) (err error) {
-	var engines *pool
-	key := poolKey(ms)
-	for _, other := range []*object{r.wanted[o.name], r.routes[ms.Model()]} {
-		if other != nil && other.model.key == key {
-			engines = other.model.pool
+	var before []*pool
+	for _, other := range []*object{r.routes[ms.Model()], r.wanted[o.name]} {
+		if other != nil {
+			before = append(before, other.model.pool)
 		}
 	}
-	if o.model, err = r.g.buildModel(ms, engines); err != nil {
+	if o.model, err = r.g.buildModel(ms, before); err != nil {
 		return err
 	}
 	return o.model.start(ctx, r.g)
@@ -278,6 +277,7 @@ func (r *roster) settle() {
 // retire lets a form end when its last request has.
 func (r *roster) retire(o *object) {
 	r.g.log.Info("a ModelServer ends", "name", o.name, "model", o.model.Model(), "generation", o.generation)
+	o.model.stop() // its synthetic probe, which the flows do not serve any more
 	r.leaving.Go(func() {
 		o.model.drain(r.life, r.g.log)
 		o.model.end()

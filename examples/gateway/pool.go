@@ -36,14 +36,22 @@ type pool struct {
 	probes probeBook
 	legs   *transport.Transport // of the main flow, and of what the gateway itself asks engines
 
-	announced *registration.Source // nil unless engines announce themselves
-	inspected *inspect.Source      // nil unless engines are asked
-	admission *admission           // the last model's; nil: it had none
+	announced *announced      // nil unless engines announce themselves
+	inspected *inspect.Source // nil unless engines are asked
+	admission *admission      // the last model's; nil: it had none
 
 	users atomic.Int64    // models
 	life  context.Context // from start, which may be called again, to the last release
 	stop  context.CancelFunc
 	parts sync.WaitGroup
+}
+
+// announced is the source of engines that announce themselves. Pools share it if they follow each other, since two
+// sources cannot listen at one address.
+type announced struct {
+	*registration.Source
+	at    modelserver.Registration
+	users atomic.Int64 // pools
 }
 
 // poolKey tells which ModelServers can have the same pool: it holds all that newPool reads, but a static list, which
@@ -61,8 +69,15 @@ func poolKey(ms *modelServer) string {
 	return string(key)
 }
 
-// newPool makes the pool of a model. It does not dial and does not listen.
-func (g *gateway) newPool(ms *modelServer) (*pool, error) {
+// poolFor returns that one of the pools which suits a model, or a new pool. It does not dial and does not listen.
+// release must follow.
+func (g *gateway) poolFor(ms *modelServer, before []*pool) (*pool, error) {
+	for _, p := range before {
+		if p.key == poolKey(ms) {
+			p.users.Add(1)
+			return p, nil
+		}
+	}
 	cfg := g.cfg.Load()
 	p := &pool{key: poolKey(ms), model: ms.Model(), log: g.log}
 	p.probes.log = g.log.With("model", ms.Model())
@@ -75,7 +90,15 @@ func (g *gateway) newPool(ms *modelServer) (*pool, error) {
 		return nil, err
 	}
 	p.listed, _ = source.(*listing)
-	p.announced, _ = source.(*registration.Source)
+	if own, ok := source.(*registration.Source); ok {
+		p.announced = &announced{Source: own, at: ms.Spec.Discovery.Registration}
+		for _, other := range before {
+			if a := other.announced; a != nil && a.at == p.announced.at {
+				p.announced, source = a, a.Source
+			}
+		}
+		p.announced.users.Add(1)
+	}
 	if cfg.inspect > 0 {
 		o := &inspect.Options{Interval: cfg.inspect, Client: p.legs}
 		if ms.AdmitOptions() != nil {
@@ -91,6 +114,7 @@ func (g *gateway) newPool(ms *modelServer) (*pool, error) {
 		timeout = time.Hour // the prober knows no probe without an end
 	}
 	p.prober = health.New(p.set, &health.Options{Timeout: timeout, Client: p.legs, Observe: p.probes.observe})
+	p.users.Add(1)
 	return p, nil
 }
 
@@ -101,7 +125,7 @@ func (p *pool) start(ctx context.Context) error {
 		return nil
 	}
 	p.life, p.stop = context.WithCancel(ctx)
-	if err := p.startRegistration(p.life); err != nil {
+	if err := p.startRegistration(ctx); err != nil {
 		return err
 	}
 	p.set.OnError(func(err error) { p.probes.log.Warn("discovery", "error", err) })
@@ -123,7 +147,7 @@ func (p *pool) release() {
 	if p.stop != nil {
 		p.stop()
 	}
-	if p.announced != nil {
+	if p.announced != nil && p.announced.users.Add(-1) == 0 {
 		_ = p.announced.Close() // never fails
 	}
 	p.parts.Wait()
@@ -134,7 +158,7 @@ func (p *pool) release() {
 // startRegistration opens the listeners at which engines announce themselves, where the model has any.
 func (p *pool) startRegistration(ctx context.Context) error {
 	s := p.announced
-	if s == nil {
+	if s == nil || s.users.Load() > 1 { // another pool has started it
 		return nil
 	}
 	if err := s.Start(ctx); err != nil {

@@ -32,7 +32,7 @@ func (p *program) configure(yaml string) {
 // logs waits until the log has a text n times.
 func (p *program) logs(n int, text string) {
 	p.t.Helper()
-	require.Eventually(p.t, func() bool { return strings.Count(p.log.String(), text) >= n }, 10*time.Second,
+	require.Eventually(p.t, func() bool { return strings.Count(p.log.String(), text) >= n }, time.Minute,
 		2*time.Millisecond, "%s in\n%s", text, p.log)
 }
 
@@ -136,7 +136,8 @@ func (tr *traffic) end() []string {
 }
 
 func retries(n int) string {
-	return fmt.Sprintf("  kvConnector: {type: http, retry: {maxAttempts: %d}}\n", n)
+	return fmt.Sprintf("  kvConnector: {type: http, retry: {maxAttempts: %d}, "+
+		"timeouts: {connect: 30s, healthCheck: 30s}}\n", n) // a busy machine is no fault
 }
 
 // The built program reads its configuration again on SIGHUP, ten times while 200 requests a second run, half of
@@ -208,12 +209,12 @@ func TestABadFileChangesNothing(t *testing.T) {
 	p := start(t, good)
 	loaded := p.debug().Configuration.LoadedAt
 	for i, bad := range []struct{ yaml, why string }{
-		{strings.Replace(good, "  model:", "  modle:", 1), `spec.modle: unknown field; did you mean model?`},
+		{strings.Replace(good, "  model:", "  moedl:", 1), `spec.moedl: unknown field; did you mean model?`},
 		{gatewayYAML(""), "has no ModelServer"},
 		{good[:len(good)/2] + "\t{", "config.yaml:"},
 		// right in form, and not to be started: somebody else listens there
-		{gatewayYAML("") + pairYAML("n", e, d, "") + pairYAML("m", e, d, "  kvConnector: {type: ascend-layerwise, config: "+
-			"{callbackListen: \""+busy(t)+"\"}}\n"),
+		{gatewayYAML("") + pairYAML("n", e, d, "") + pairYAML("m", e, d, "  kvConnector: {type: ascend-layerwise, "+
+			"config: {callbackListen: \""+busy(t)+"\"}}\n"),
 			"address already in use"},
 	} {
 		p.configure(bad.yaml)
@@ -277,7 +278,7 @@ func TestAnUnchangedModelKeepsItsFlows(t *testing.T) {
 func TestARolloutGoesForthAndBack(t *testing.T) {
 	e, d := newEngine(t), newEngine(t)
 	config := func(weight int) string {
-		return gatewayYAML("") + pairYAML("m", e, d, fmt.Sprintf("  kvConnector: {type: http}\n"+
+		return gatewayYAML("") + pairYAML("m", e, d, fmt.Sprintf("  kvConnector: {type: http, timeouts: {connect: 30s, healthCheck: 30s}}\n"+
 			"  rollout: {weight: %d, kvConnector: {type: sharedstorage}}\n", weight))
 	}
 	p := start(t, config(0))
@@ -288,7 +289,7 @@ func TestARolloutGoesForthAndBack(t *testing.T) {
 		p.logs(i+1, reloadedLine)
 		before := servedBy(p)
 		from := tr.sent.Load()
-		require.Eventually(t, func() bool { return tr.sent.Load() >= from+100 }, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return tr.sent.Load() >= from+100 }, time.Minute, time.Millisecond)
 		after := servedBy(p)
 		main, other := after["http"]-before["http"], after["sharedstorage"]-before["sharedstorage"]
 		shares[fmt.Sprint(i, ":", weight)] = other / (main + other)
@@ -359,10 +360,21 @@ func TestAReloadKeepsAnnouncedEngines(t *testing.T) {
 		require.Equal(t, http.StatusCreated, status, response)
 	}
 	reaches(t, p, pe, de)
-	p.configure(config(3))
-	p.logs(1, reloadedLine)
-	status, _, body := do(t, http.MethodPost, p.client+"/v1/completions", completion)
-	assert.Equal(t, http.StatusOK, status, body)
+	// the second change makes new connections, and so a new pool, at the listener that is there
+	for i, changed := range []string{config(3), strings.Replace(config(3), "retry:", "timeouts: {connect: 1s}, retry:", 1),
+		config(3)} {
+		p.configure(changed)
+		p.logs(i+1, reloadedLine)
+		for range 20 {
+			status, _, body := do(t, http.MethodPost, p.client+"/v1/completions", completion)
+			assert.Equal(t, http.StatusOK, status, body)
+			time.Sleep(10 * time.Millisecond)
+		}
+		p.logs(i+2, `msg="a ModelServer is served"`)
+	}
+	assert.NotContains(t, p.log.String(), refusedLine)
+	status, _, _ := do(t, http.MethodGet, "http://"+addr+"/v1/endpoints", "")
+	assert.Equal(t, http.StatusOK, status, "the listener is there")
 }
 
 // What holds from the program's start is told, and the rest of the file is served.

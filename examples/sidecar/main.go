@@ -32,8 +32,8 @@ const (
 )
 
 func main() {
-	// There is no configuration to read again: flags stay, and files (certificates, --prefillers-file) are read again when
-	// they change. So a signal that asks for a reload must not end the requests in flight.
+	// There is no configuration to read again: flags stay, and files (certificates, --prefillers-file) are read again
+	// when they change. So a signal that asks for a reload must not end the requests in flight.
 	signal.Ignore(syscall.SIGHUP)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	code := run(ctx, os.Args[1:], os.Getenv, os.Stderr)

@@ -66,8 +66,8 @@ func (f *Files[T]) read() error {
 	}
 	value, err := f.parse(contents)
 	if err == nil {
-		// Only what can be used is remembered. A file that was being written is read again by the next Get, whatever the
-		// clock's resolution.
+		// Only what can be used is remembered. A file that was being written is read again by the next Get, whatever
+		// the clock's resolution.
 		f.value, f.infos = value, infos
 	}
 	return err

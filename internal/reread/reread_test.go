@@ -55,7 +55,8 @@ func TestFaultsNameTheFile(t *testing.T) {
 	require.NoError(t, os.WriteFile(large, make([]byte, 5<<20), 0o600))
 	for path, why := range map[string]string{filepath.Join(dir, "none"): "no such file", pipe: "is not a file",
 		large: "more than"} {
-		_, err := reread.Open(func([][]byte) (int, error) { return 0, nil }, reread.File{What: "token file", Path: path})
+		_, err := reread.Open(func([][]byte) (int, error) { return 0, nil },
+			reread.File{What: "token file", Path: path})
 		require.ErrorContains(t, err, "token file "+path+": ")
 		require.ErrorContains(t, err, why)
 	}
