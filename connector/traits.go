@@ -50,9 +50,9 @@ type Traits struct {
 	// of its own, and only P's transfer frees them. If it is false, the flow cancels both legs at once. A prefill leg
 	// that runs before D's is always cancelled: nobody waits for its transfer.
 	PrefillFinishes bool
-	// RefusalReleases is true if a D that refuses a request tells P to let go of the blocks in its kv_transfer_params.
-	// Engines do so only for bodies that they can parse. So if D refuses a handoff's request, the flow sends D a further
-	// one with the same handoff, which D can parse and refuses.
+	// RefusalReleases is true if a D that refuses a request tells P to let go of the blocks in its kv_transfer_params,
+	// and if telling P so twice does no harm. Engines tell P only of bodies that they can parse. So if D refuses a
+	// handoff's request, the flow sends D a further one with the same handoff, which D can parse and refuses.
 	RefusalReleases bool
 	// RefusalHolds is true if a D that refuses a request sent beside P's leg makes P wait for that leg's end by length. If
 	// P refuses the request, too, the flow has P compute two tokens in its place. And it refuses a request without a

@@ -94,7 +94,6 @@ func (c *Connector) Traits() connector.Traits {
 		EndsByLength:    true,
 		Orphans:         true,
 		PrefillFinishes: true,
-		RefusalReleases: true, // mooncake_connector.py: request_finished
 		RefusalHolds:    true, // the same, and send_kv_to_decode
 		PairRules: []connector.PairRule{attr.Multiple(attr.TPSize), attr.Same(attr.BlockSize),
 			attr.Same(attr.KVCacheDtype)},
