@@ -37,7 +37,7 @@ func (a *attempt) release(refused *connector.Leg) {
 // compute two tokens under the name of the request's transfer.
 func (a *attempt) unblock() {
 	p, d := &a.out.Prefill, &a.out.Decode
-	if !a.f.traits.RefusalHolds || a.own == nil || a.out.PrefillRuns || p.Status/100 != 4 || d.Status/100 != 4 {
+	if a.own == nil || a.out.PrefillRuns || p.Status/100 != 4 || d.Status/100 != 4 || !a.refusalHolds(d.Err) {
 		return
 	}
 	ctx, stop := a.f.briefly(a.x.base) // the attempt's own is over
@@ -46,6 +46,13 @@ func (a *attempt) unblock() {
 	if a.guard(LegPrefill, "cleanup", func() error { return a.f.conn.Prefill(ctx, a.s, leg) }) == nil {
 		a.unblocked = a.aside(ctx, a.s.Prefill, leg, `{"prompt":[0,0],"max_tokens":1,"min_tokens":1,`) == http.StatusOK
 	}
+}
+
+// refusalHolds reports whether decode's refusal has P wait for a prefill. It has not if D could not parse the body.
+func (a *attempt) refusalHolds(e *Error) bool {
+	unparsed := e != nil && e.engine != nil && e.engine.said != nil &&
+		e.engine.said.Type == http.StatusText(http.StatusBadRequest)
+	return a.f.traits.RefusalHolds && !unparsed
 }
 
 // decodesRefusal waits a moment for decode to refuse what P has refused. Cancelled before that, decode would leave P
