@@ -135,7 +135,8 @@ func (t *Traits) CarriesAPI(a API) bool {
 //
 // A member in Carries is no reason. The error is a *[RequestError] if D would refuse the request because of a member
 // that P's leg loses or changes, or because its prompt is empty: the flow then refuses it, whatever its policy. With
-// RefusalHolds it is one, too, if the request has no prompt. A connector with reasons of its own is a [RequestChecker]; see the function [CheckRequest].
+// RefusalHolds it is one, too, if the request has no prompt. A connector with reasons of its own is a
+// [RequestChecker]; see the function [CheckRequest].
 func (t *Traits) CheckRequest(r *Request) error {
 	if !t.CarriesAPI(r.API) {
 		if len(t.Members) > 0 {

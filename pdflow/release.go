@@ -16,9 +16,9 @@ import (
 const noModel = "pdkit.release-handoff"
 
 // release lets P's blocks go after D has refused the request that was to read them (connector.Traits.RefusalReleases).
-// D has told P by itself, unless it could not even parse the body. So D gets a body that it can parse and refuses, for a
-// model that it does not have. D must not read the blocks instead: if D has told P, another prompt may have them by now,
-// and D would keep their KV as this prompt's (docs/protocols/nixl.md, recording 60).
+// D has told P by itself, unless it could not even parse the body. So D gets a body that it can parse and refuses, for
+// a model that it does not have. D must not read the blocks instead: if D has told P, another prompt may have them by
+// now, and D would keep their KV as this prompt's (docs/protocols/nixl.md, recording 60).
 func (a *attempt) release(refused *connector.Leg) {
 	a.unread = true
 	_, ok := refused.Current(connector.ParamsMember)
