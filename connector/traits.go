@@ -50,13 +50,14 @@ type Traits struct {
 	// of its own, and only P's transfer frees them. If it is false, the flow cancels both legs at once. A prefill leg
 	// that runs before D's is always cancelled: nobody waits for its transfer.
 	PrefillFinishes bool
-	// RefusalReleases is true if a D that refuses a request tells P to let go of the blocks in its kv_transfer_params.
-	// Engines do so only for bodies that they can parse. So if D refuses a handoff's request, the flow sends D a further
-	// one with the same handoff, which D can parse and refuses.
+	// RefusalReleases is true if a D that refuses a request tells P to let go of the blocks in its kv_transfer_params,
+	// and if telling P so twice does no harm. Engines tell P only of bodies that they can parse. So if D refuses a
+	// handoff's request, the flow sends D a further one with the same handoff, which D can parse and refuses.
 	RefusalReleases bool
-	// RefusalHolds is true if a D that refuses a request sent beside P's leg makes P wait for that leg's end by length. If
-	// P refuses the request, too, the flow has P compute two tokens in its place. And it refuses a request without a
-	// prompt by itself.
+	// RefusalHolds is true if a vLLM D that refuses a request sent beside P's leg makes P wait for that leg's end by
+	// length. If P refuses the request, too, the flow has P compute two tokens in its place, unless D could not parse the
+	// body, which it says by the error type "Bad Request": of such a body P hears nothing. And the flow refuses a request
+	// without a prompt by itself.
 	RefusalHolds bool
 	// FailureStop is the stop_reason with which D ends a response that it gives up. The flow takes such a response for
 	// failed, unless the request itself has that text as a stop string, see [Request.StopsAt].
@@ -134,7 +135,8 @@ func (t *Traits) CarriesAPI(a API) bool {
 //
 // A member in Carries is no reason. The error is a *[RequestError] if D would refuse the request because of a member
 // that P's leg loses or changes, or because its prompt is empty: the flow then refuses it, whatever its policy. With
-// RefusalHolds it is one, too, if the request has no prompt. A connector with reasons of its own is a [RequestChecker]; see the function [CheckRequest].
+// RefusalHolds it is one, too, if the request has no prompt. A connector with reasons of its own is a
+// [RequestChecker]; see the function [CheckRequest].
 func (t *Traits) CheckRequest(r *Request) error {
 	if !t.CarriesAPI(r.API) {
 		if len(t.Members) > 0 {

@@ -261,7 +261,8 @@ func (a *attempt) end(e *Error) {
 // another one.
 func (a *attempt) orphaned() bool {
 	d := &a.out.Decode
-	if a.out.PrefillRuns || a.unblocked || d.Err != nil && d.Err.Leg == LegDecode && d.Err.Status != 0 && !a.f.traits.RefusalHolds {
+	if a.out.PrefillRuns || a.unblocked ||
+		d.Err != nil && d.Err.Leg == LegDecode && d.Err.Status != 0 && !a.refusalHolds(d.Err) {
 		return false
 	}
 	return a.f.traits.Orphans && a.twoLegs && a.sent && a.p.Load() == nil && d.FirstByte.IsZero()

@@ -15,10 +15,10 @@ import (
 // noModel is a model that no engine serves.
 const noModel = "pdkit.release-handoff"
 
-// release lets P's blocks go after D has refused the request that was to read them, where D tells P of requests that it
-// refuses. D did so now unless it could not even parse the body. So D gets a body that it can parse and refuses, for a
-// model that it does not have. D must not read the blocks instead: if D has told P, another prompt may have them by now,
-// and D would keep their KV as this prompt's (docs/protocols/nixl.md, recording 60).
+// release lets P's blocks go after D has refused the request that was to read them (connector.Traits.RefusalReleases).
+// D has told P by itself, unless it could not even parse the body. So D gets a body that it can parse and refuses, for
+// a model that it does not have. D must not read the blocks instead: if D has told P, another prompt may have them by
+// now, and D would keep their KV as this prompt's (docs/protocols/nixl.md, recording 60).
 func (a *attempt) release(refused *connector.Leg) {
 	a.unread = true
 	_, ok := refused.Current(connector.ParamsMember)
@@ -37,7 +37,7 @@ func (a *attempt) release(refused *connector.Leg) {
 // compute two tokens under the name of the request's transfer.
 func (a *attempt) unblock() {
 	p, d := &a.out.Prefill, &a.out.Decode
-	if !a.f.traits.RefusalHolds || a.own == nil || a.out.PrefillRuns || p.Status/100 != 4 || d.Status/100 != 4 {
+	if a.own == nil || a.out.PrefillRuns || p.Status/100 != 4 || d.Status/100 != 4 || !a.refusalHolds(d.Err) {
 		return
 	}
 	ctx, stop := a.f.briefly(a.x.base) // the attempt's own is over
@@ -46,6 +46,13 @@ func (a *attempt) unblock() {
 	if a.guard(LegPrefill, "cleanup", func() error { return a.f.conn.Prefill(ctx, a.s, leg) }) == nil {
 		a.unblocked = a.aside(ctx, a.s.Prefill, leg, `{"prompt":[0,0],"max_tokens":1,"min_tokens":1,`) == http.StatusOK
 	}
+}
+
+// refusalHolds reports whether decode's refusal has P wait for a prefill. It has not if D could not parse the body.
+func (a *attempt) refusalHolds(e *Error) bool {
+	unparsed := e != nil && e.engine != nil && e.engine.said != nil &&
+		e.engine.said.Type == http.StatusText(http.StatusBadRequest)
+	return a.f.traits.RefusalHolds && !unparsed
 }
 
 // decodesRefusal waits a moment for decode to refuse what P has refused. Cancelled before that, decode would leave P

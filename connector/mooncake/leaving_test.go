@@ -122,6 +122,23 @@ func TestRequestsThatBothEnginesRefuseHoldNothing(t *testing.T) {
 	assert.NoError(t, x.d.CheckKV())
 }
 
+// Of a body that D cannot parse P hears nothing, so it gets no other prompt, whose blocks nobody would read.
+func TestBodiesThatNoEngineParsesHoldNothing(t *testing.T) {
+	x := newRig(t, map[string]string{"num_workers": "2"})
+	for range 10 {
+		_, err := x.do(connector.APICompletions, `{"model":"tiny","prompt":"hi","max_tokens":4,"temperature":"warm"}`)
+		var e *pdflow.Error
+		require.ErrorAs(t, err, &e)
+		assert.Equal(t, 400, e.HTTPStatus())
+	}
+	for _, o := range x.ended() {
+		assert.False(t, o.Orphan)
+	}
+	x.right(1)
+	require.Eventually(t, func() bool { return x.p.Stats().PinnedBlocks == 0 }, 5*time.Second, time.Millisecond)
+	assert.EqualValues(t, 1, x.p.Stats().Requests)
+}
+
 // A request that both refuse counts as an orphan if P does not take the other prompt.
 func TestARequestThatBothEnginesRefuseCounts(t *testing.T) {
 	x := newRig(t, nil)

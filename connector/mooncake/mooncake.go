@@ -72,9 +72,9 @@ func New(o *Options) (*Connector, error) {
 }
 
 // Traits declares the protocol. Neither leg needs the other's response. P may also run first; its blocks then wait for
-// VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT, which is the lease. A D that asks later waits as an orphan does. A transfer is single use: P forgets it after the first read. Two decodes of one
-// prompt did work when D asked for both in one message. When it asks in two, the second waits as an orphan does
-// (mooncake_connector.py, send_kv_to_decode).
+// VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT, which is the lease. A D that asks later waits as an orphan does. A transfer is
+// single use: P forgets it after the first read. Two decodes of one prompt did work when D asked for both in one
+// message. When it asks in two, the second waits as an orphan does (mooncake_connector.py, send_kv_to_decode).
 //
 // A decode leg whose prefill offers nothing is an orphan: it occupies one sender's task of P, and another one when it
 // is given up, until P stops waiting. With num_workers 2 one such leg stopped every later pair of the two engines; with
@@ -94,7 +94,6 @@ func (c *Connector) Traits() connector.Traits {
 		EndsByLength:    true,
 		Orphans:         true,
 		PrefillFinishes: true,
-		RefusalReleases: true, // mooncake_connector.py: request_finished
 		RefusalHolds:    true, // the same, and send_kv_to_decode
 		PairRules: []connector.PairRule{attr.Multiple(attr.TPSize), attr.Same(attr.BlockSize),
 			attr.Same(attr.KVCacheDtype)},

@@ -20,8 +20,8 @@ const (
 
 const dispatchTogether, dispatchSerial = "together", "serial"
 
-// Options are the connector's settings. The first three are pdkit's own. The others are the engines', under the engines'
-// names; they are only rendered.
+// Options are the connector's settings. The first three are pdkit's own. The others are the engines', under the
+// engines' names; they are only rendered.
 type Options struct {
 	// BootstrapPort is where P's bootstrap server listens, for engines without the attribute bootstrapPort or
 	// bootstrapURL.

@@ -165,7 +165,6 @@ func (c *Connector) Traits() connector.Traits {
 		PairOnly:        !c.alone,
 		Orphans:         true,
 		PrefillFinishes: true,
-		RefusalReleases: true, // moriio_connector.py: request_finished
 		PairRules: []connector.PairRule{attr.Multiple(attr.TPSize),
 			{Attribute: attrMode, Compatible: func(p, d string) bool { return p == own && d == own }}},
 	}

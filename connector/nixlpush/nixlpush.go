@@ -108,7 +108,6 @@ func (c *Connector) Traits() connector.Traits {
 		OwnRequestID:    true,
 		Orphans:         true,
 		PrefillFinishes: true,
-		RefusalReleases: true, // push_scheduler.py: request_finished
 		PairRules:       []connector.PairRule{attr.Multiple(attrTPSize), attr.Same(attr.KVCacheDtype)},
 	}
 	if c.serial {
