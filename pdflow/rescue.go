@@ -28,8 +28,8 @@ import (
 // list. What is not rescued ends as it does without this option. Streams of [Flow.Begin] are never rescued, since their
 // caller sends the legs and has sent the last one, nor are those with a Pick of the caller's, which get one attempt.
 //
-// A rescued stream costs a second prefill of its prompt; while a stream runs, the flow holds its token ids, about 5
-// bytes for each.
+// A rescued stream costs a second prefill of its prompt; while a stream runs, the flow holds its token ids, 4 bytes
+// for each.
 func WithRescue(perRequest int) Option {
 	return optionFunc(func(o *options) error {
 		o.rescues = perRequest
