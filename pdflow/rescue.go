@@ -26,8 +26,10 @@ import (
 // Only greedy streams of chats and completions with one choice are rescued, and only if the engine tells token ids as
 // vLLM does (return_token_ids, which the flow asks for and takes out again); docs/reliability/rescue.md has the whole
 // list. What is not rescued ends as it does without this option. Streams of [Flow.Begin] are never rescued, since their
-// caller sends the legs and has sent the last one, nor are those with a [Request.Pick], which get one attempt. A rescued stream costs a second prefill of its prompt; while a
-// stream runs, the flow holds its token ids, about 5 bytes for each.
+// caller sends the legs and has sent the last one, nor are those with a Pick of the caller's, which get one attempt.
+//
+// A rescued stream costs a second prefill of its prompt; while a stream runs, the flow holds its token ids, 4 bytes
+// for each.
 func WithRescue(perRequest int) Option {
 	return optionFunc(func(o *options) error {
 		o.rescues = perRequest

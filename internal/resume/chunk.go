@@ -4,6 +4,8 @@ package resume
 
 import (
 	"bytes"
+	"encoding/json"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -56,21 +58,21 @@ func (s *Stream) first(c *chunk) []byte {
 		textAt, promptAt = "choices.0.delta.content", "prompt_token_ids"
 	}
 	text, prompt, ids := c.get(textAt), c.get(promptAt), c.get("choices.0.token_ids")
-	if prompt.IsArray() && s.prompt == 0 && s.lost == "" {
-		s.ids = appendIDs(nil, prompt.Raw)
-		s.prompt = len(s.ids)
-		s.known = s.prompt
-	}
 	if !s.KeepIDs {
 		s.withoutIDs(&e, prompt, ids)
 	}
-	n := 0
-	if ids.IsArray() {
-		n = count(ids.Raw)
+	made, ok := numbers(ids)
+	n := len(made)
+	if prompt.IsArray() && s.prompt == 0 && s.lost == "" && ok {
+		s.ids, ok = numbers(prompt)
+		s.prompt = len(s.ids)
+	}
+	if !ok {
+		s.lose(shape)
 	}
 	s.judge(c, text, n)
 	if s.lost == "" {
-		s.take(text.Raw, ids.Raw, n, c.reason.Type == gjson.Null)
+		s.take(text.Raw, made, c.reason.Type == gjson.Null)
 		s.over = s.over || c.reason.Type == gjson.String
 	}
 	if s.Chat && n > 0 && !s.KeepIDs && c.get("choices.0.delta").Raw == "{}" && c.reason.Type == gjson.Null {
@@ -121,16 +123,13 @@ func (s *Stream) judge(c *chunk, text gjson.Result, ids int) {
 
 // take notes new tokens and their text. A place after several tokens is none to go on from: the last of them may be a
 // part of a character.
-func (s *Stream) take(text, ids string, n int, open bool) {
-	if n > 0 {
-		s.ids = appendIDs(s.ids, ids)
-		s.tokens += n
-		s.known = len(s.ids)
-	}
+func (s *Stream) take(text string, ids []uint32, open bool) {
+	s.ids = append(s.ids, ids...)
+	s.known = len(s.ids)
 	chars := characters(text)
 	s.at += chars
 	s.sent = max(s.sent, s.at)
-	if n == 1 && chars > 0 && open {
+	if len(ids) == 1 && chars > 0 && open {
 		s.note(s.at + s.held())
 	}
 }
@@ -148,60 +147,43 @@ func (s *Stream) goOn(c *chunk) ([]byte, error) {
 		return s.event("[]", tail), nil
 	}
 	text, ids := c.get("choices.0.text"), c.get("choices.0.token_ids")
-	if text.Type != gjson.String || !ids.IsArray() && len(text.Str) > 0 {
+	made, ok := numbers(ids)
+	if !ok || text.Type != gjson.String || len(made) == 0 && len(text.Str) > 0 {
 		return nil, ErrDiverged
 	}
-	fresh, n, ok := s.confirm(ids.Raw)
+	fresh, ok := s.confirm(made)
 	ended := c.reason.Type == gjson.String
-	if !ok || ended && s.known < len(s.ids) || s.over && n > 0 {
+	if !ok || ended && s.known < len(s.ids) || s.over && len(fresh) > 0 {
 		return nil, ErrDiverged
 	}
 	if s.over {
 		return nil, nil // the client has the last token
 	}
-	chars := characters(text.Raw)
-	skip := min(max(s.sent-s.at, 0), chars)
+	skip := min(max(s.sent-s.at, 0), characters(text.Raw))
 	raw := withoutFirst(text.Raw, skip)
-	single := n == 1 && n == count(ids.Raw)
-	s.at += chars
-	s.sent = max(s.sent, s.at)
-	if n > 0 {
-		s.ids = appendIDs(s.ids, fresh)
-		s.tokens += n
-		s.known = len(s.ids)
-	}
-	if single && chars > 0 && !ended {
-		s.note(s.at + s.held())
-	}
-	if n == 0 && !ended {
-		if skip < chars {
+	if len(fresh) == 0 && !ended {
+		if s.at += skip; raw != `""` {
 			return nil, ErrDiverged // other text for the same tokens
 		}
 		return nil, nil
 	}
+	s.take(text.Raw, fresh, len(made) == 1 && !ended)
 	s.over = ended
 	shown := null
 	if s.KeepIDs {
-		shown = []byte("[" + fresh + "]")
+		shown = appendIDs(nil, fresh)
 	}
 	return s.event("["+string(s.shaped(c, text, ids, raw, shown))+"]", tail), nil
 }
 
 // confirm compares tokens with those that are known, and returns those that are not.
-func (s *Stream) confirm(raw string) (fresh string, n int, ok bool) {
-	n = count(raw)
-	got := appendIDs(nil, raw)
-	for left := s.ids[s.known:]; len(left) > 0 && len(got) > 0; left = s.ids[s.known:] {
-		left = bytes.TrimPrefix(left, comma)
-		a, _, _ := bytes.Cut(left, comma)
-		b, rest, _ := bytes.Cut(got, comma)
-		if !bytes.Equal(a, b) {
-			return "", 0, false
-		}
-		s.known = len(s.ids) - len(left) + len(a)
-		got, n = rest, n-1
+func (s *Stream) confirm(made []uint32) (fresh []uint32, ok bool) {
+	n := min(len(made), len(s.ids)-s.known)
+	if !slices.Equal(made[:n], s.ids[s.known:s.known+n]) {
+		return nil, false
 	}
-	return string(got), n, true
+	s.known += n
+	return made[n:], true
 }
 
 // shaped returns the choice as the client's API has it.
@@ -278,33 +260,25 @@ func (s *Stream) counts(b []byte, only bool) []byte {
 	return b
 }
 
-var comma = []byte(",")
-
-// appendIDs appends the numbers of a JSON array.
-func appendIDs(dst []byte, raw string) []byte {
-	for i := range len(raw) {
-		if !digit(raw[i]) {
-			continue
-		}
-		if len(dst) > 0 && (i == 0 || !digit(raw[i-1])) {
-			dst = append(dst, ',')
-		}
-		dst = append(dst, raw[i])
+// numbers reads a JSON array of token ids; null is none.
+func numbers(v gjson.Result) (ids []uint32, ok bool) {
+	if v.Type == gjson.Null {
+		return nil, true
 	}
-	return dst
+	err := json.Unmarshal([]byte(v.Raw), &ids)
+	return ids, err == nil
 }
 
-func digit(c byte) bool { return c >= '0' && c <= '9' || c == '-' }
-
-// count returns how many numbers a JSON array has.
-func count(raw string) int {
-	n := 0
-	for i := range len(raw) {
-		if digit(raw[i]) && (i == 0 || !digit(raw[i-1])) {
-			n++
+// appendIDs appends token ids as a JSON array.
+func appendIDs(dst []byte, ids []uint32) []byte {
+	dst = append(dst, '[')
+	for i, id := range ids {
+		if i > 0 {
+			dst = append(dst, ',')
 		}
+		dst = strconv.AppendUint(dst, uint64(id), 10)
 	}
-	return n
+	return append(dst, ']')
 }
 
 // characters counts the characters of a JSON string, as Python counts them.

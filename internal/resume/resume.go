@@ -43,31 +43,29 @@ type Config struct {
 type Stream struct {
 	Config
 
-	ids     []byte // of the prompt and of the output, as JSON numbers with commas between
-	prompt  int    // how much of ids is the prompt's
-	tokens  int    // of the output
-	sent    int    // characters of text that the client has
-	over    bool   // the client has the event with the finish reason
-	counted bool   // and the one with the counts, if it wants them
-	done    bool   // and the stream's end
-	lost    string // why the stream cannot go on elsewhere, "" if it can
-	marks   []mark // where another engine may go on; the first is the earliest that can still be needed
-	head    []byte // how an event begins, up to its choices
-	choice  []byte // of a chat: the choice of an event with text
-	detail  string // of a chat: what its counts in events with tokens have more than a completion's
+	ids     []uint32 // of the prompt and of the output
+	prompt  int      // how many of ids are the prompt's
+	sent    int      // characters of text that the client has
+	over    bool     // the client has the event with the finish reason
+	counted bool     // and the one with the counts, if it wants them
+	done    bool     // and the stream's end
+	lost    string   // why the stream cannot go on elsewhere, "" if it can
+	marks   []mark   // where another engine may go on; the first is the earliest that can still be needed
+	head    []byte   // how an event begins, up to its choices
+	choice  []byte   // of a chat: the choice of an event with text
+	detail  string   // of a chat: what its counts in events with tokens have more than a completion's
 
 	// of a stream that goes on
 	later bool
 	given int // tokens of the output in this engine's prompt
 	at    int // where in the whole text this engine's next characters stand
-	known int // how much of ids this engine has confirmed
+	known int // how many of ids this engine has confirmed
 }
 
 // mark is a place between two tokens at which the text is whole: no byte of a character is missing.
 type mark struct {
-	end    int // of Stream.ids
-	tokens int
-	text   int // characters up to here, also those that are held back
+	end  int // how many of Stream.ids are before it
+	text int // characters up to here, also those that are held back
 }
 
 // ErrGaveUp is the error of a stream whose engine says that it gives up.
@@ -87,21 +85,19 @@ const (
 func New(c Config) *Stream { return &Stream{Config: c} }
 
 // Tokens returns how many tokens of output are known.
-func (s *Stream) Tokens() int { return s.tokens }
+func (s *Stream) Tokens() int { return len(s.ids) - s.prompt }
 
 // Given returns how many of them are in the prompt of the engine that goes on.
 func (s *Stream) Given() int { return s.given }
 
 // Length returns how many tokens Prompt has.
-func (s *Stream) Length() int { return count(view(s.ids[:s.known])) }
+func (s *Stream) Length() int { return s.known }
 
 // Over reports whether the client has everything but the stream's end.
 func (s *Stream) Over() bool { return s.over && (s.counted || !s.KeepUsage) }
 
 // Prompt returns the token ids of prompt and output with which another engine goes on, a JSON array.
-func (s *Stream) Prompt() []byte {
-	return append(append([]byte("["), s.ids[:s.known]...), ']')
-}
+func (s *Stream) Prompt() []byte { return appendIDs(nil, s.ids[:s.known]) }
 
 // Next returns a stream that goes on where this one was cut, or why it cannot. s is not changed, so that several
 // engines can be tried one after the other.
@@ -127,7 +123,7 @@ func (s *Stream) Next() (next *Stream, reason string) {
 			m = at
 		}
 	}
-	n.later, n.given, n.at, n.known = true, m.tokens, m.text, m.end
+	n.later, n.given, n.at, n.known = true, m.end-s.prompt, m.text, m.end
 	return &n, ""
 }
 
@@ -149,7 +145,7 @@ func (s *Stream) settled() int {
 
 // note keeps a place to go on from, and drops those that are not needed any more.
 func (s *Stream) note(text int) {
-	s.marks = append(s.marks, mark{end: len(s.ids), tokens: s.tokens, text: text})
+	s.marks = append(s.marks, mark{end: len(s.ids), text: text})
 	for len(s.marks) > 1 && s.marks[1].text <= s.settled() {
 		s.marks = s.marks[1:]
 	}

@@ -226,15 +226,47 @@ func FuzzReader(f *testing.F) {
 		f.Add(r.withIDs(), r.withIDs(), chat)
 	}
 	f.Add("data: {\"choices\":[{}]}\n\ndata: {\"choices\":[]}\n\n", "data: {\"choices\":[{\"text\":\"\\\"}]}\n\n", true)
-	f.Fuzz(func(t *testing.T, first, second string, chat bool) {
-		s := resume.New(resume.Config{Chat: chat, StopReach: 2})
-		_, _ = io.ReadAll(s.Reader(strings.NewReader(first)))
-		next, reason := s.Next()
-		if next == nil {
-			require.NotEmpty(t, reason)
-			return
+	f.Fuzz(readAnything)
+}
+
+func readAnything(t *testing.T, first, second string, chat bool) {
+	s := resume.New(resume.Config{Chat: chat, StopReach: 2})
+	_, _ = io.ReadAll(s.Reader(strings.NewReader(first)))
+	next, reason := s.Next()
+	if next == nil {
+		require.NotEmpty(t, reason)
+		return
+	}
+	require.True(t, json.Valid(next.Prompt()), "%s", next.Prompt())
+	_, _ = io.ReadAll(next.Reader(strings.NewReader(second)))
+}
+
+func TestGarbledStreams(t *testing.T) {
+	random := rand.New(rand.NewPCG(3, 4))
+	garble := func(s string) string {
+		b := []byte(s)
+		for range random.IntN(4) {
+			i, j := random.IntN(len(b)), random.IntN(len(b))
+			switch random.IntN(4) {
+			case 0:
+				b[i] = b[j]
+			case 1:
+				b = append(b[:i:i], b[min(i+random.IntN(20), len(b)):]...)
+			case 2:
+				b = append(b[:i:i], append([]byte(s[:j%40]), b[i:]...)...)
+			default:
+				b[i] = byte(random.IntN(256))
+			}
+			if len(b) == 0 {
+				return s
+			}
 		}
-		require.True(t, json.Valid(next.Prompt()), "%s", next.Prompt())
-		_, _ = io.ReadAll(next.Reader(strings.NewReader(second)))
-	})
+		return string(b)
+	}
+	for range 4000 {
+		r := run{engine: engine{prompt: tokensOf("p"), output: tokensOf("ab\u00e9"), chat: random.IntN(2) == 0, usage: true}}
+		e := r.engine
+		e.ids, e.chat = true, false
+		readAnything(t, garble(r.withIDs()), garble(e.stream(0)), r.chat)
+	}
 }
