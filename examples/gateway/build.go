@@ -19,6 +19,7 @@ import (
 	"github.com/pdkit/pdkit/discovery/inspect"
 	"github.com/pdkit/pdkit/discovery/registration"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/attest"
 	"github.com/pdkit/pdkit/pdflow/health"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 	"github.com/pdkit/pdkit/pdflow/pick"
@@ -108,7 +109,7 @@ func (g *gateway) buildModel(ms *modelServer) (*model, error) {
 		source = inspect.Wrap(source, &inspect.Options{Interval: g.cfg.inspect})
 	}
 	m.set = discovery.NewSet(source)
-	m.picker = pick.New(m.set, g.cfg.pick)
+	m.picker = attest.NewQuarantine(pick.New(m.set, g.cfg.pick))
 	limits := ms.Main.Timeouts()
 	timeout := limits.HealthCheck
 	if timeout == config.None {
@@ -208,6 +209,7 @@ func (m *model) start(ctx context.Context, g *gateway) error {
 	if prober != nil {
 		m.parts.Go(func() { ended(log, "synthetic probe", prober.Run(m.life)) })
 	}
+	m.startAttestation(g)
 	return nil
 }
 

@@ -54,6 +54,8 @@ var defaults = map[string]string{
 	"spec.kvConnector.fallback":                    "error",
 	"spec.kvConnector.fallbackConnector":           "required with fallback: connector",
 	"spec.kvConnector.unsupported":                 "aggregate",
+	"spec.attestation.mode":                        "off",
+	"spec.attestation.every":                       "1s",
 	"spec.encoder.type":                            required,
 	"spec.rollout.weight":                          required,
 	"spec.rollout.kvConnector":                     required,
@@ -109,6 +111,8 @@ var abouts = map[string]string{
 	"spec.kvConnector.fallbackConnector": "shaped as spec.kvConnector, with a fallback of its own if wanted",
 	"spec.kvConnector.unsupported": "requests that the protocol cannot carry: `aggregate` sends them to " +
 		"one engine, `refuse` answers 400",
+	"spec.attestation.mode": "`report` finds engines and pairs that corrupt KV, by synthetic probes, and tells " +
+		"them; `quarantine` also keeps requests away from them: see [attestation](attestation.md)",
 	"spec.encoder.config": "the stage's own settings: maxItems, sharedStoragePath, cpuBytes",
 }
 

@@ -138,9 +138,14 @@ const maxSlower = 16
 
 // Run sends probes until ctx ends, and then returns nil. The first comes after one period. While engines do not answer
 // probes, they come at twice the period, then four times, up to 16 times: a fleet that is overloaded or fails is no
-// place to look for wrong texts.
+// place to look for wrong texts. When Run ends, so does the quarantine.
 func (p *Prober) Run(ctx context.Context) error {
-	defer func() { _ = p.registration.Unregister() }()
+	defer func() {
+		_ = p.registration.Unregister()
+		if p.o.Quarantine != nil { // nobody would release them
+			p.o.Quarantine.set(nil)
+		}
+	}()
 	slower := time.Duration(1)
 	for {
 		every := slower * p.o.Every
