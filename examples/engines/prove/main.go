@@ -10,6 +10,7 @@
 //	prove -encode [flags]                 prove the encode stage, with an encode engine more and with images
 //	prove -verify [flags] [CONNECTOR...]  let pdctl verify judge each connector that runs on a CPU
 //	prove -today [flags]                  the same for some: those of each day, and those whose turn it is
+//	prove -attest [flags]                 flip bytes of KV in ExampleConnector's files, and let synthetic probes find it
 //	prove -wire [flags] [RECORDING...]    compare the engines' responses with the recorded ones
 //
 // It exits with 0 if all is proven, with 1 if it is not, and with 2 if it could not try. Start it with prove.sh, which
@@ -44,6 +45,8 @@ func main() {
 	flag.BoolVar(&o.today, "today", false, "like -verify, for the connectors that are proven each day, and for those "+
 		"to which the day of the year turns")
 	flag.BoolVar(&o.encode, "encode", false, "prove the encode stage instead, with images")
+	flag.BoolVar(&o.attest, "attest", false, "flip bytes of KV in ExampleConnector's files instead, and let "+
+		"synthetic probes find it")
 	flag.BoolVar(&o.wire, "wire", false, "replay docs/protocols/recordings, or those of the named connectors, or "+
 		"those whose names begin like nixl/25, and print where a response has another shape than the recorded one")
 	flag.BoolVar(&o.all, "all", false, "also show that connector http is found out, and play the faults; with -wire, "+
@@ -87,7 +90,7 @@ type options struct {
 	connector, script, gateway, logs string
 	all, verify, today, wire         bool
 	verified                         []string
-	encode                           bool
+	encode, attest                   bool
 }
 
 func run(ctx context.Context, o options) (err error) {
@@ -103,7 +106,7 @@ func run(ctx context.Context, o options) (err error) {
 	} else if err := os.MkdirAll(lab.dir, 0o750); err != nil {
 		return err
 	}
-	if lab.gateway == "" && !o.wire {
+	if lab.gateway == "" && !o.wire && !o.attest {
 		lab.gateway = filepath.Join(lab.dir, "gateway")
 		//nolint:gosec // G204: only the output file varies, and it is ours
 		build := exec.CommandContext(ctx, "go", "build", "-o", lab.gateway, "github.com/pdkit/pdkit/examples/gateway")
@@ -129,6 +132,9 @@ func run(ctx context.Context, o options) (err error) {
 	}
 	if o.encode {
 		return proveEncode(ctx, lab)
+	}
+	if o.attest {
+		return proveAttestation(ctx, lab)
 	}
 
 	begin := time.Now()
