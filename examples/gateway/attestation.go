@@ -11,8 +11,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 )
 
-// startAttestation looks for engines and pairs of the model that corrupt KV, if the configuration asks for it, until the
-// model ends. Probes go through the main connector.
+// startAttestation looks for engines and pairs of the model that corrupt KV, if the configuration asks for it, until
+// the model ends. Probes go through the main connector.
 func (m *model) startAttestation(g *gateway) {
 	a := m.Spec.Attestation
 	if a.Mode != modelserver.AttestationReport && a.Mode != modelserver.AttestationQuarantine {

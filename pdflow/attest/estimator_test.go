@@ -81,8 +81,9 @@ func TestSeveralFaultsAreNamedEach(t *testing.T) {
 		"two decode engines": {{Decode: "d1"}, {Decode: "d5"}},
 		"P and D":            {{Prefill: "p2"}, {Decode: "d3"}},
 		"P and a pair":       {{Prefill: "p2"}, {Prefill: "p4", Decode: "d4"}},
-		"three pairs":        {{Prefill: "p1", Decode: "d4"}, {Prefill: "p2", Decode: "d4"}, {Prefill: "p4", Decode: "d6"}},
-		"half of a role":     {{Prefill: "p0"}, {Prefill: "p1"}, {Prefill: "p2"}, {Prefill: "p3"}},
+		"three pairs": {{Prefill: "p1", Decode: "d4"}, {Prefill: "p2", Decode: "d4"},
+			{Prefill: "p4", Decode: "d6"}},
+		"half of a role": {{Prefill: "p0"}, {Prefill: "p1"}, {Prefill: "p2"}, {Prefill: "p3"}},
 	} {
 		for seed := range uint64(20) {
 			f := newFleet(seed, 8, 8, attest.EstimatorOptions{})

@@ -45,8 +45,8 @@ type hypothesis struct {
 // q^w (1-q)^r, and noise^w (1-noise)^r if nothing is at fault there. The quotient, averaged over rates and times the
 // prior odds, is the suspect's odds. The likeliest suspect explains its cells, and the others are judged by the rest,
 // and so on. The sum of their scores says how well they explain the whole. A suspect is named if that sum falls by more
-// than nameAbove without it: then noise, its rivals (the same wrong results are in the cells of a P, a D and a pair) and
-// all combinations of them are too unlikely.
+// than nameAbove without it: then noise, its rivals (the same wrong results are in the cells of a P, a D and a pair)
+// and all combinations of them are too unlikely.
 func (e *Estimator) judge() (named []Finding) {
 	for {
 		all := e.suspects()
@@ -140,7 +140,7 @@ func (s Suspect) meets(x Suspect) bool {
 func (e *Estimator) weigh(s Suspect, chosen []hypothesis) hypothesis {
 	h := hypothesis{Suspect: s}
 	var cells []*cell
-	prior := 0.0
+	var prior float64
 	switch {
 	case s.Decode == "":
 		cells, prior = e.rows[s.Prefill], engineOdds/float64(len(e.prefills))

@@ -104,7 +104,7 @@ func (p *Prober) instrument() error {
 	m := p.o.Meter.Meter("github.com/pdkit/pdkit/pdflow/attest")
 	var errs [3]error
 	p.probes, errs[0] = m.Int64Counter("pd.attest.probes", metric.WithUnit("{probe}"),
-		metric.WithDescription("Synthetic probes that compare a pair's response with that of another engine, by verdict"))
+		metric.WithDescription("Synthetic probes whose response is compared with another engine's, by verdict"))
 	named, err := m.Int64ObservableGauge("pd.attest.named", metric.WithUnit("{suspect}"),
 		metric.WithDescription("Engines and pairs that corrupt KV"))
 	errs[1] = err
@@ -146,9 +146,9 @@ func (p *Prober) Run(ctx context.Context) error {
 			p.o.Quarantine.set(nil)
 		}
 	}()
-	slower := time.Duration(1)
+	slower := 1.0
 	for {
-		every := slower * p.o.Every
+		every := time.Duration(slower * float64(p.o.Every))
 		pause := every*9/10 + rand.N(every/5+1) //nolint:gosec // jitter, guards nothing
 		timer := time.NewTimer(pause)
 		select {
