@@ -185,7 +185,8 @@ func differ(s schema, typ reflect.Type, path string) (faults []string) {
 	}
 	want := "object"
 	switch {
-	case typ == reflect.TypeFor[time.Duration](), typ == reflect.TypeFor[config.Quantity]():
+	case slices.Contains([]reflect.Type{reflect.TypeFor[time.Duration](), reflect.TypeFor[config.Duration](),
+		reflect.TypeFor[config.Quantity]()}, typ):
 		if s["x-kubernetes-int-or-string"] != true || s["pattern"] == nil {
 			return []string{path + " is not a string with a pattern"}
 		}

@@ -5,6 +5,7 @@
 #   prove.sh [-all] [CONNECTOR]         CONNECTOR: the gateway's kvConnector.type (default: nixl)
 #   prove.sh -rescue                    streams that are broken after each of their tokens go on byte for byte
 #   prove.sh -encode                    an encode engine before prefill and decode, with images
+#   prove.sh -attest                    flipped bytes in ExampleConnector's files, found by synthetic probes
 #   prove.sh -verify [CONNECTOR ...]    engines of each connector that runs on a CPU, judged by pdctl verify
 #   prove.sh -today                     the same for lmcache and sglang, and for those to which the day of the year turns
 #

@@ -165,6 +165,7 @@ func (m *model) start(ctx context.Context, g *gateway) error {
 	if prober != nil {
 		m.parts.Go(func() { ended(m.probes.log, "synthetic probe", prober.Run(m.ctx)) })
 	}
+	m.startAttestation(g)
 	return nil
 }
 

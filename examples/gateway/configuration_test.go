@@ -56,6 +56,8 @@ var defaults = map[string]string{
 	"spec.kvConnector.fallback":                    "error",
 	"spec.kvConnector.fallbackConnector":           "required with fallback: connector",
 	"spec.kvConnector.unsupported":                 "aggregate",
+	"spec.attestation.mode":                        "off",
+	"spec.attestation.every":                       "1s",
 	"spec.encoder.type":                            required,
 	"spec.rollout.weight":                          required,
 	"spec.rollout.kvConnector":                     required,
@@ -127,6 +129,8 @@ var abouts = map[string]string{
 		"one engine, `refuse` answers 400",
 	"spec.rescue.mode": "`on` lets greedy streams go on at another pair when their decode engine dies: see " +
 		"[rescue](reliability/rescue.md)",
+	"spec.attestation.mode": "`report` finds engines and pairs that corrupt KV, by synthetic probes, and tells " +
+		"them; `quarantine` also keeps requests away from them: see [attestation](attestation.md)",
 	"spec.encoder.config": "the stage's own settings: maxItems, sharedStoragePath, cpuBytes",
 }
 

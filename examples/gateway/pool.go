@@ -15,7 +15,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/inspect"
 	"github.com/pdkit/pdkit/discovery/registration"
-	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/attest"
 	"github.com/pdkit/pdkit/pdflow/health"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 	"github.com/pdkit/pdkit/pdflow/pick"
@@ -31,7 +31,7 @@ type pool struct {
 	log    *slog.Logger
 	listed *listing // nil unless the engines are a static list
 	set    *discovery.Set
-	picker pdflow.Picker
+	picker *attest.Quarantine
 	prober *health.Prober
 	probes probeBook
 	legs   *transport.Transport // of the main flow, and of what the gateway itself asks engines
@@ -108,7 +108,7 @@ func (g *gateway) poolFor(ms *modelServer, before []*pool) (*pool, error) {
 		source = p.inspected
 	}
 	p.set = discovery.NewSet(source)
-	p.picker = pick.New(p.set, cfg.pick)
+	p.picker = attest.NewQuarantine(pick.New(p.set, cfg.pick))
 	timeout := limits.HealthCheck
 	if timeout == config.None {
 		timeout = time.Hour // the prober knows no probe without an end

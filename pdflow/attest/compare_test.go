@@ -28,10 +28,11 @@ func TestResponsesAreComparedWithATolerance(t *testing.T) {
 			`"token_logprobs":[-1.0,-0.5,-0.7]}}]}`, false},
 		"a token that is not among the reference's": {`{"choices":[{"text":"aqc","logprobs":{"tokens":["a","q","c"],` +
 			`"token_logprobs":[-1.0,-0.5,-0.7]}}]}`, false},
-		"no tokens, the same text":            {`{"choices":[{"text":"abc"}]}`, true},
-		"no tokens, another text":             {`{"choices":[{"text":"abd"}]}`, false},
-		"no token's logprob":                  {`{"choices":[{"text":"abc","logprobs":{"tokens":["a","b","c"]}}]}`, true},
-		"it ended sooner, after right tokens": {`{"choices":[{"text":"a","logprobs":{"tokens":["a"],"token_logprobs":[-1]}}]}`, true},
+		"no tokens, the same text": {`{"choices":[{"text":"abc"}]}`, true},
+		"no tokens, another text":  {`{"choices":[{"text":"abd"}]}`, false},
+		"no token's logprob":       {`{"choices":[{"text":"abc","logprobs":{"tokens":["a","b","c"]}}]}`, true},
+		"it ended sooner, after right tokens": {`{"choices":[{"text":"a","logprobs":{"tokens":["a"],` +
+			`"token_logprobs":[-1]}}]}`, true},
 		"null logprobs": {`{"choices":[{"text":"abc","logprobs":{"tokens":["a","b","c"],` +
 			`"token_logprobs":[null,null,null],"top_logprobs":[null,null,null]}}]}`, true},
 	} {

@@ -53,8 +53,8 @@ type EstimatorOptions struct {
 	Window int
 }
 
-// Estimator chooses the pairs of probes, and names the suspect that explains the wrong ones. It holds the results of the
-// newest probes and nothing else, so that it can be tested without engines. It is not safe for concurrent use.
+// Estimator chooses the pairs of probes, and names the suspect that explains the wrong ones. It holds the results of
+// the newest probes and nothing else, so that it can be tested without engines. It is not safe for concurrent use.
 //
 // It surveys the fleet by group testing: each round of the larger role's size asks every engine once, and every pair
 // comes once before any comes again. A wrong result at (p, d) may be p's fault, d's, or the pair's. The estimator then

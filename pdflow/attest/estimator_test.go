@@ -81,8 +81,9 @@ func TestSeveralFaultsAreNamedEach(t *testing.T) {
 		"two decode engines": {{Decode: "d1"}, {Decode: "d5"}},
 		"P and D":            {{Prefill: "p2"}, {Decode: "d3"}},
 		"P and a pair":       {{Prefill: "p2"}, {Prefill: "p4", Decode: "d4"}},
-		"three pairs":        {{Prefill: "p1", Decode: "d4"}, {Prefill: "p2", Decode: "d4"}, {Prefill: "p4", Decode: "d6"}},
-		"half of a role":     {{Prefill: "p0"}, {Prefill: "p1"}, {Prefill: "p2"}, {Prefill: "p3"}},
+		"three pairs": {{Prefill: "p1", Decode: "d4"}, {Prefill: "p2", Decode: "d4"},
+			{Prefill: "p4", Decode: "d6"}},
+		"half of a role": {{Prefill: "p0"}, {Prefill: "p1"}, {Prefill: "p2"}, {Prefill: "p3"}},
 	} {
 		for seed := range uint64(20) {
 			f := newFleet(seed, 8, 8, attest.EstimatorOptions{})
@@ -129,6 +130,16 @@ func TestWhatCorruptsNoMoreIsReleased(t *testing.T) {
 
 // With one engine of a role, the pair and the other engine look alike: the engine is named, since it is in all pairs.
 func TestSmallFleets(t *testing.T) {
+	for _, size := range [][2]int{{2, 2}, {2, 8}, {3, 2}} {
+		for kind, draw := range kinds {
+			f := newFleet(1, size[0], size[1], attest.EstimatorOptions{})
+			s := draw(f)
+			f.faults[s] = 1
+			named := f.until(100)
+			require.Len(t, named, 1, "%v, %s", size, kind)
+			require.Equal(t, s, named[0].Suspect, "%v, %s", size, kind)
+		}
+	}
 	f := newFleet(1, 1, 3, attest.EstimatorOptions{})
 	f.faults[attest.Suspect{Prefill: "p0"}] = 1
 	require.Equal(t, attest.Suspect{Prefill: "p0"}, f.until(100)[0].Suspect)

@@ -36,8 +36,12 @@ func newFleet(seed uint64, p, d int, o attest.EstimatorOptions) *fleet {
 
 // kinds are the suspects that a trial draws one of.
 var kinds = map[string]func(f *fleet) attest.Suspect{
-	"prefill engine": func(f *fleet) attest.Suspect { return attest.Suspect{Prefill: f.prefills[f.rng.IntN(len(f.prefills))]} },
-	"decode engine":  func(f *fleet) attest.Suspect { return attest.Suspect{Decode: f.decodes[f.rng.IntN(len(f.decodes))]} },
+	"prefill engine": func(f *fleet) attest.Suspect {
+		return attest.Suspect{Prefill: f.prefills[f.rng.IntN(len(f.prefills))]}
+	},
+	"decode engine": func(f *fleet) attest.Suspect {
+		return attest.Suspect{Decode: f.decodes[f.rng.IntN(len(f.decodes))]}
+	},
 	"pair": func(f *fleet) attest.Suspect {
 		return attest.Suspect{Prefill: f.prefills[f.rng.IntN(len(f.prefills))],
 			Decode: f.decodes[f.rng.IntN(len(f.decodes))]}

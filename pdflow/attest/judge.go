@@ -22,8 +22,12 @@ const probeAbove = -9
 // most is how many faults at once the estimator looks for. What is named is not among them.
 const most = 4
 
-// priorOdds are the odds that any engine of a role is at fault, before a probe. The same holds for pairs.
-const priorOdds = 0.01
+// The odds, before a probe, that any engine of a role is at fault, and that any pair is. Pairs are the rarer: otherwise
+// two pairs of a D would explain the results as well as D itself, where there are but two P.
+const (
+	engineOdds = 0.01
+	pairOdds   = engineOdds / 4
+)
 
 // rates are the shares of transfers that a fault may corrupt. One that always corrupts does not quite always show.
 var rates = [...]float64{0.005, 0.01, 0.03, 0.1, 0.3, 0.99}
@@ -41,8 +45,8 @@ type hypothesis struct {
 // q^w (1-q)^r, and noise^w (1-noise)^r if nothing is at fault there. The quotient, averaged over rates and times the
 // prior odds, is the suspect's odds. The likeliest suspect explains its cells, and the others are judged by the rest,
 // and so on. The sum of their scores says how well they explain the whole. A suspect is named if that sum falls by more
-// than nameAbove without it: then noise, its rivals (the same wrong results are in the cells of a P, a D and a pair) and
-// all combinations of them are too unlikely.
+// than nameAbove without it: then noise, its rivals (the same wrong results are in the cells of a P, a D and a pair)
+// and all combinations of them are too unlikely.
 func (e *Estimator) judge() (named []Finding) {
 	for {
 		all := e.suspects()
@@ -136,14 +140,14 @@ func (s Suspect) meets(x Suspect) bool {
 func (e *Estimator) weigh(s Suspect, chosen []hypothesis) hypothesis {
 	h := hypothesis{Suspect: s}
 	var cells []*cell
-	rivals := 1
+	var prior float64
 	switch {
 	case s.Decode == "":
-		cells, rivals = e.rows[s.Prefill], len(e.prefills)
+		cells, prior = e.rows[s.Prefill], engineOdds/float64(len(e.prefills))
 	case s.Prefill == "":
-		cells, rivals = e.cols[s.Decode], len(e.decodes)
+		cells, prior = e.cols[s.Decode], engineOdds/float64(len(e.decodes))
 	default:
-		cells, rivals = []*cell{e.cells[s]}, e.pairs()
+		cells, prior = []*cell{e.cells[s]}, pairOdds/float64(e.pairs())
 	}
 	for _, c := range cells {
 		if e.explained(c.pair, nil) || slices.ContainsFunc(chosen, func(x hypothesis) bool {
@@ -153,7 +157,7 @@ func (e *Estimator) weigh(s Suspect, chosen []hypothesis) hypothesis {
 		}
 		h.wrong, h.right = h.wrong+c.wrong, h.right+c.right
 	}
-	h.score = e.odds(h.wrong, h.right) + math.Log(priorOdds/float64(max(1, rivals)))
+	h.score = e.odds(h.wrong, h.right) + math.Log(prior)
 	return h
 }
 

@@ -104,7 +104,7 @@ func (p *Prober) instrument() error {
 	m := p.o.Meter.Meter("github.com/pdkit/pdkit/pdflow/attest")
 	var errs [3]error
 	p.probes, errs[0] = m.Int64Counter("pd.attest.probes", metric.WithUnit("{probe}"),
-		metric.WithDescription("Synthetic probes that compare a pair's response with that of another engine, by verdict"))
+		metric.WithDescription("Synthetic probes whose response is compared with another engine's, by verdict"))
 	named, err := m.Int64ObservableGauge("pd.attest.named", metric.WithUnit("{suspect}"),
 		metric.WithDescription("Engines and pairs that corrupt KV"))
 	errs[1] = err
@@ -138,12 +138,17 @@ const maxSlower = 16
 
 // Run sends probes until ctx ends, and then returns nil. The first comes after one period. While engines do not answer
 // probes, they come at twice the period, then four times, up to 16 times: a fleet that is overloaded or fails is no
-// place to look for wrong texts.
+// place to look for wrong texts. When Run ends, so does the quarantine.
 func (p *Prober) Run(ctx context.Context) error {
-	defer func() { _ = p.registration.Unregister() }()
-	slower := time.Duration(1)
+	defer func() {
+		_ = p.registration.Unregister()
+		if p.o.Quarantine != nil { // nobody would release them
+			p.o.Quarantine.set(nil)
+		}
+	}()
+	slower := 1.0
 	for {
-		every := slower * p.o.Every
+		every := time.Duration(slower * float64(p.o.Every))
 		pause := every*9/10 + rand.N(every/5+1) //nolint:gosec // jitter, guards nothing
 		timer := time.NewTimer(pause)
 		select {

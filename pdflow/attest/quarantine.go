@@ -12,8 +12,8 @@ import (
 )
 
 // Quarantine is a picker that keeps requests away from engines and pairs that corrupt KV, by asking another picker to
-// avoid them as it avoids engines that failed the request. So no role is ever emptied: where only such engines are left,
-// they serve. A [Prober] says which they are, and goes on to probe them.
+// avoid them as it avoids engines that failed the request. So no role is ever emptied: where only such engines are
+// left, they serve. A [Prober] says which they are, and goes on to probe them.
 type Quarantine struct {
 	inner pdflow.Picker
 	state atomic.Pointer[quarantined]
@@ -49,8 +49,8 @@ func (q *Quarantine) set(named []Finding) {
 }
 
 // Pick asks the inner picker. Where that chooses a pair that is named, it is asked again without that pair's decode
-// engine, and then without its prefill engine. Nothing is kept away from requests that one engine serves alone: no KV is
-// moved for them.
+// engine, and then without its prefill engine. Nothing is kept away from requests that one engine serves alone: no KV
+// is moved for them.
 func (q *Quarantine) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
 	s := q.state.Load()
 	if s == nil || in.Single {

@@ -70,6 +70,7 @@ func Read(raw []byte) (*ModelServer, error) {
 	if m.Has("spec.encoder") {
 		m.readEncoder()
 	}
+	m.checkAttestation()
 	m.Main = m.open("spec.kvConnector", m.Spec.KVConnector)
 	if m.Has("spec.rollout") {
 		m.readRollout()

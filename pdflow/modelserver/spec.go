@@ -34,6 +34,7 @@ type Spec struct {
 	WorkloadPort     WorkloadPort     `json:"workloadPort"`
 	TrafficPolicy    json.RawMessage  `json:"trafficPolicy"` // without effect: kvConnector has retries and timeouts
 	KVConnector      config.Spec      `json:"kvConnector"`
+	Attestation      Attestation      `json:"attestation"`
 	Encoder          Encoder          `json:"encoder"`
 	Rollout          Rollout          `json:"rollout"`
 	Rescue           Rescue           `json:"rescue"`

@@ -11,6 +11,7 @@
 //	prove -rescue [flags]                 break streams after each of their tokens: they go on byte for byte
 //	prove -verify [flags] [CONNECTOR...]  let pdctl verify judge each connector that runs on a CPU
 //	prove -today [flags]                  the same for some: those of each day, and those whose turn it is
+//	prove -attest [flags]                 flip bytes of KV in ExampleConnector's files, and let synthetic probes find it
 //	prove -wire [flags] [RECORDING...]    compare the engines' responses with the recorded ones
 //
 // It exits with 0 if all is proven, with 1 if it is not, and with 2 if it could not try. Start it with prove.sh, which
@@ -46,6 +47,8 @@ func main() {
 		"to which the day of the year turns")
 	flag.BoolVar(&o.rescue, "rescue", false, "prove that streams outlive their decode engine, byte for byte")
 	flag.BoolVar(&o.encode, "encode", false, "prove the encode stage instead, with images")
+	flag.BoolVar(&o.attest, "attest", false, "flip bytes of KV in ExampleConnector's files instead, and let "+
+		"synthetic probes find it")
 	flag.BoolVar(&o.wire, "wire", false, "replay docs/protocols/recordings, or those of the named connectors, or "+
 		"those whose names begin like nixl/25, and print where a response has another shape than the recorded one")
 	flag.BoolVar(&o.all, "all", false, "also show that connector http is found out, and play the faults; with -wire, "+
@@ -89,7 +92,7 @@ type options struct {
 	connector, script, gateway, logs string
 	all, verify, today, wire         bool
 	verified                         []string
-	encode, rescue                   bool
+	encode, rescue, attest           bool
 }
 
 func run(ctx context.Context, o options) (err error) {
@@ -105,7 +108,7 @@ func run(ctx context.Context, o options) (err error) {
 	} else if err := os.MkdirAll(lab.dir, 0o750); err != nil {
 		return err
 	}
-	if lab.gateway == "" && !o.wire {
+	if lab.gateway == "" && !o.wire && !o.attest {
 		lab.gateway = filepath.Join(lab.dir, "gateway")
 		//nolint:gosec // G204: only the output file varies, and it is ours
 		build := exec.CommandContext(ctx, "go", "build", "-o", lab.gateway, "github.com/pdkit/pdkit/examples/gateway")
@@ -134,6 +137,9 @@ func run(ctx context.Context, o options) (err error) {
 	}
 	if o.rescue {
 		return proveRescue(ctx, lab, os.Stdout)
+	}
+	if o.attest {
+		return proveAttestation(ctx, lab)
 	}
 
 	begin := time.Now()

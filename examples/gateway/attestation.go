@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"slices"
+	"time"
+
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow/attest"
+	"github.com/pdkit/pdkit/pdflow/modelserver"
+)
+
+// startAttestation looks for engines and pairs of the model that corrupt KV, if the configuration asks for it, until
+// the model ends. Probes go through the main connector.
+func (m *model) startAttestation(g *gateway) {
+	a := m.Spec.Attestation
+	if a.Mode != modelserver.AttestationReport && a.Mode != modelserver.AttestationQuarantine {
+		return
+	}
+	log := g.log.With("model", m.Model())
+	failing := false
+	var prober *attest.Prober
+	o := attest.Options{
+		Flow: m.flows.Main, Every: time.Duration(a.Every), Hold: g.draining.Load,
+		Endpoints: func() []discovery.Endpoint { return m.set.Load().Endpoints },
+		OnFinding: func(f attest.Finding, released bool) {
+			if released {
+				log.Info("does not corrupt KV any more", "suspect", f.String(), "probes", f.Clean)
+				return
+			}
+			log.Error("corrupts KV", "suspect", f.String(), "wrong", f.Wrong, "probes", f.Probes, "quarantine",
+				a.Mode == modelserver.AttestationQuarantine)
+		},
+		OnResult: func(r attest.Result, err error) {
+			switch {
+			case g.draining.Load():
+			case err != nil && !failing: // once, until a probe gets through
+				log.Warn("KV cannot be attested", "error", err)
+			case r.Verdict == attest.Wrong && !slices.ContainsFunc(prober.Findings(), func(f attest.Finding) bool {
+				return f.Covers(r.Prefill, r.Decode)
+			}):
+				log.Warn("a synthetic probe's response is wrong", "prefill", r.Prefill, "decode", r.Decode)
+			case r.Odd != "":
+				log.Warn("an engine alone responds otherwise than others", "endpoint", r.Odd)
+			}
+			failing = err != nil
+		},
+	}
+	if m.Model() != "*" {
+		o.Model = m.Model()
+	}
+	if a.Mode == modelserver.AttestationQuarantine {
+		o.Quarantine = m.picker
+	}
+	if g.tel.meters != nil {
+		o.Meter = g.tel.meters
+	}
+	var err error
+	prober, err = attest.New(o)
+	if err != nil {
+		ended(log, "attestation", err)
+		return
+	}
+	m.parts.Go(func() { ended(log, "attestation", prober.Run(m.ctx)) })
+}
