@@ -102,7 +102,8 @@ func TestARefusedRequestIsNotSent(t *testing.T) {
 				s.Close() // after what came before
 				assert.EqualValues(t, 1, served.Load())
 				if strings.HasSuffix(name, "HTTP/2") {
-					assert.EqualValues(t, 1, accepted.Load(), "the connection carries other requests too")
+					// net/http may dial again for a request that comes before it has put the connection into its pool.
+					assert.Less(t, accepted.Load(), int32(10), "the connection carries other requests too")
 				}
 			})
 		}

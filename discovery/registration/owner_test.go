@@ -112,16 +112,18 @@ func TestWhoComesBackSpeaksForItself(t *testing.T) {
 			}
 			again, _ := engine(t, s.Addr())
 			if c.keeps {
+				intruder, _ := engine(t, s.Addr())
 				for began := time.Now(); time.Since(began) < 1500*time.Millisecond; time.Sleep(20 * time.Millisecond) {
 					again(p2p("P", 1))
 					require.Len(t, set.Load().Endpoints, 1)
 					require.Equal(t, discovery.PhaseReady, set.Load().Endpoints[0].Phase,
 						"what another connection says, too, keeps it")
 				}
-				intruder, _ := engine(t, s.Addr())
 				intruder(p2p("D", 1))
-				require.Eventually(t, func() bool { return s.Counts().Held == 1 }, 5*time.Second, time.Millisecond,
-					"it speaks for the engine now, and nobody else")
+				require.Eventually(t, func() bool {
+					again(p2p("P", 1)) // who falls silent for the expiry loses its right
+					return s.Counts().Held == 1
+				}, 30*time.Second, 20*time.Millisecond, "it speaks for the engine now, and nobody else")
 			}
 			require.Eventually(t, func() bool {
 				again(p2p("D", 1))

@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -149,7 +150,7 @@ func (f *fleet) send(ctx context.Context, q request, leave time.Duration, t *tal
 	rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
 	status, body, headers, err := f.post(rctx, f.url, q)
-	verdict, why := "", ""
+	var verdict, why string
 	switch {
 	case err != nil && rctx.Err() != nil && leave > 0:
 		verdict = left
@@ -206,7 +207,7 @@ func judgeError(status int, body string) (verdict, why string) {
 		return wrong, fmt.Sprintf("status %d names an engine: %.200s", status, body)
 	}
 	code := e.Get("code").String()
-	if code == "" || code == fmt.Sprint(status) {
+	if code == "" || code == strconv.Itoa(status) {
 		code = e.Get("type").String()
 	}
 	return refused, fmt.Sprintf("%d %s\n%s", status, code, e.Get("message"))

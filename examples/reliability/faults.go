@@ -225,7 +225,8 @@ var faultKinds = []faultKind{
 	{name: "KV exhausted", what: "40 requests at once, more than decode has blocks for", play: exhausted},
 	{name: "clients leaving", what: "20 clients leave 1 to 150 ms after they asked", play: leavers},
 	{name: "store gone", what: "the engines' folder is away for 1 to 5 s", only: "sharedstorage", play: storeGone},
-	{name: "store torn", what: "files are cut in half as soon as they are there", only: "sharedstorage", play: storeTorn},
+	{name: "store torn", what: "files are cut in half as soon as they are there", only: "sharedstorage",
+		play: storeTorn},
 }
 
 // kinds are the faults that can be played at an order.
@@ -241,8 +242,9 @@ func (c *chaos) play(ctx context.Context, m *model, r *rand.Rand) error {
 	for {
 		r.Shuffle(len(kinds), func(i, j int) { kinds[i], kinds[j] = kinds[j], kinds[i] })
 		for _, k := range kinds {
-			if pause(ctx, span(r, 100*time.Millisecond, time.Second)) != nil {
-				return nil
+			_ = pause(ctx, span(r, 100*time.Millisecond, time.Second))
+			if ctx.Err() != nil {
+				return nil // the end of the run
 			}
 			switch err := k.play(ctx, c, m, r); {
 			case errors.Is(err, errBusy):

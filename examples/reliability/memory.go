@@ -186,7 +186,7 @@ func (m *inMemory) report(p func(string, ...any)) {
 	}
 	each := func(n int64) string { return fmt.Sprintf("%.1f KiB", float64(n)/1024/float64(m.streams)) }
 	p("\n%d streams at a time through a handler (`pdflow.Flow.ServeHTTP`) over engines and clients in memory, so the "+
-		"library's own share, the client's goroutine and a body of 370 bytes included: heap %s and stacks %s each, %.1f "+
-		"goroutines each; %d of %d streams whole.", m.streams, each(m.heap), each(m.stack),
+		"library's own share, the client's goroutine and a body of 370 bytes included: heap %s and stacks %s each, "+
+		"%.1f goroutines each; %d of %d streams whole.", m.streams, each(m.heap), each(m.stack),
 		float64(m.goroutines)/float64(m.streams), m.whole, m.streams)
 }

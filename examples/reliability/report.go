@@ -21,8 +21,8 @@ func (c *chaos) report(w io.Writer) {
 	p("<!-- written by go run ./examples/reliability chaos -->\n")
 	p("%s of faults on %d CPUs, seed %d. One gateway process serves all orders at once; behind it two prefill and two "+
 		"decode engines of each, %d processes. Two faults at a time are played at each order while clients send "+
-		"requests, streamed or not, over all APIs that the order carries. A request is tried at up to three pairs. Each "+
-		"response is compared with that of an engine that serves alone.\n", c.took.Round(time.Second),
+		"requests, streamed or not, over all APIs that the order carries. A request is tried at up to three pairs. "+
+		"Each response is compared with that of an engine that serves alone.\n", c.took.Round(time.Second),
 		runtime.NumCPU(), c.seed, 4*len(c.fleet.models))
 	p("| order | legs | faults | requests | right | refused by code | cut, and told | cut as complete | left | wrong " +
 		"| silently cut | hung | lost |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|")
@@ -46,9 +46,9 @@ func (c *chaos) report(w io.Writer) {
 		sum[cutAloud], sum[cutAsDone], sum[left], sum[wrong], sum[cutSilent], sum[hung], sum[lost])
 	p("*Refused* is an error response with a status and a code that names no engine. *Cut, and told*: decode died in " +
 		"mid-stream, and the client saw its connection break, an error event or the finish reason `abort`. *Cut as " +
-		"complete*: a decode engine that was told to end aborted the request, and its `/v1/responses` or `/v1/messages` " +
-		"calls such a response complete, as vLLM 0.32 does: no gateway can tell. *Left*: the " +
-		"client did. *Lost*: the connection ended without a response.\n")
+		"complete*: a decode engine that was told to end aborted the request, and its `/v1/responses` or " +
+		"`/v1/messages` calls such a response complete, as vLLM 0.32 does: no gateway can tell. *Left*: the client " +
+		"did. *Lost*: the connection ended without a response.\n")
 	c.reportFaults(p)
 	c.reportEnd(p)
 }
@@ -73,7 +73,7 @@ func (c *chaos) reportFaults(p func(string, ...any)) {
 	}
 	p("%s\n%s", head, line)
 	for _, k := range faultKinds {
-		row := fmt.Sprintf("| %s | %s |", k.name, k.what)
+		row := []string{k.name, k.what}
 		for _, m := range c.fleet.models {
 			cell := text(c.faults[m.name][k.name])
 			if k.wire && c.fleet.wire == nil {
@@ -82,9 +82,9 @@ func (c *chaos) reportFaults(p func(string, ...any)) {
 			if k.only != "" && k.only != m.name {
 				cell = ""
 			}
-			row += " " + cell + " |"
+			row = append(row, cell)
 		}
-		p("%s", row)
+		p("| %s |", strings.Join(row, " | "))
 	}
 	p("\nFaults of packets are played in network namespaces, one for each engine, whose packets the program itself " +
 		"carries. Where no namespace can be had they are left out.\n")
@@ -118,14 +118,14 @@ func (c *chaos) reportEnd(p func(string, ...any)) {
 			pinned, running = pinned+t.Stats.PinnedBlocks, running+t.Stats.Running+t.Stats.Waiting
 		}
 		b := all.Breaches
-		p("| `%s` | %d | %d | %d | %d | %d | %d | %d, %d |", m.name, all.Stats.ExternalKVTransfer, b[enginesim.KVDoubleUse],
-			b[enginesim.KVStaleRead], b[enginesim.KVForeignRead], b[enginesim.KVNoTransfer], all.Stats.Expired, pinned,
-			running)
+		p("| `%s` | %d | %d | %d | %d | %d | %d | %d, %d |", m.name, all.Stats.ExternalKVTransfer,
+			b[enginesim.KVDoubleUse], b[enginesim.KVStaleRead], b[enginesim.KVForeignRead], b[enginesim.KVNoTransfer],
+			all.Stats.Expired, pinned, running)
 	}
 	p("\nA lease ends unread where an engine died, was cut off or froze between the legs, or a client left there. A "+
-		"read after the lease was on its way while the link was cut: TCP delivers it up to 13 s later. Its request was "+
-		"given up by then, since prefill, the handoff's age and decode's first byte may take 13 s together, and the "+
-		"lease is %s: no response rests on it.", lease)
+		"read after the lease was on its way while the link was cut: TCP delivers it up to 13 s later. Its request "+
+		"was given up by then, since prefill, the handoff's age and decode's first byte may take 13 s together, and "+
+		"the lease is %s: no response rests on it.", lease)
 	if err := c.err(); err != nil {
 		p("\n**Not as it must be:**\n\n```\n%s\n```", err)
 	}

@@ -200,9 +200,10 @@ func (s *soak) report(w io.Writer) {
 	for _, n := range s.injected {
 		faults += n
 	}
-	p("%d requests in %s on %d CPUs, seed %d: five orders behind one gateway process, all APIs, streamed or not; %d of "+
-		"them, about 1 %%, met a scripted fault. A request is tried at up to three pairs. Each response is compared with "+
-		"that of an engine that serves alone.\n", s.requests, s.took.Round(time.Second), runtime.NumCPU(), s.seed, faults)
+	p("%d requests in %s on %d CPUs, seed %d: five orders behind one gateway process, all APIs, streamed or not; %d "+
+		"of them, about 1 %%, met a scripted fault. A request is tried at up to three pairs. Each response is "+
+		"compared with that of an engine that serves alone.\n", s.requests, s.took.Round(time.Second),
+		runtime.NumCPU(), s.seed, faults)
 	p("| order | requests | right | refused by code | cut, and told | left | wrong | silently cut | hung | lost |\n" +
 		"|---|---|---|---|---|---|---|---|---|---|")
 	for _, m := range s.fleet.models {

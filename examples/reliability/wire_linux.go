@@ -161,7 +161,8 @@ func plug(address string) (*os.File, error) {
 	set(unix.TUNSETIFF, fd, name, func(r *unix.Ifreq) error { r.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI); return nil })
 	set(unix.SIOCSIFFLAGS, control, "lo", up)
 	set(unix.SIOCSIFADDR, control, name, func(r *unix.Ifreq) error { return r.SetInet4Addr(addr[:]) })
-	set(unix.SIOCSIFNETMASK, control, name, func(r *unix.Ifreq) error { return r.SetInet4Addr([]byte{255, 255, 255, 0}) })
+	mask := []byte{255, 255, 255, 0}
+	set(unix.SIOCSIFNETMASK, control, name, func(r *unix.Ifreq) error { return r.SetInet4Addr(mask) })
 	set(unix.SIOCSIFFLAGS, control, name, up)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("an interface for %s: %w", address, err), unix.Close(fd))

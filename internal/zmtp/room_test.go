@@ -54,15 +54,20 @@ func TestSilentPeersMakeRoom(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "x", <-heard)
 	var flood []net.Conn
+	began := time.Now()
 	for range 2*maxPeers + 10 {
 		here, there := net.Pipe()
 		flood = append(flood, there)
 		l.admit(here)
 	}
 	l.mu.Lock()
-	assert.Len(t, l.peers, maxPeers)
+	peers := len(l.peers)
 	l.mu.Unlock()
-	assert.GreaterOrEqual(t, refused.Load(), int64(maxPeers))
+	if time.Since(began) < handshakeTimeout { // on a busy machine the first of the flood have left by themselves
+		assert.Equal(t, maxPeers, peers)
+		assert.GreaterOrEqual(t, refused.Load(), int64(maxPeers))
+	}
+	assert.LessOrEqual(t, peers, maxPeers)
 	engine()
 	tell(first)
 	_, err = io.Copy(io.Discard, babbler)
