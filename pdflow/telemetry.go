@@ -32,7 +32,7 @@ type telemetry struct {
 	requests, firstChunk, legs, handoffAge metric.Float64Histogram
 	created, expired, retries, fallbacks   metric.Int64Counter
 	unsupportedN, kvTokens, orphans        metric.Int64Counter
-	unretried                              metric.Int64Counter
+	unretried, hedges                      metric.Int64Counter
 	active                                 metric.Registration
 	recorded                               bool
 
@@ -61,7 +61,7 @@ func newTelemetry(f *Flow) (*telemetry, error) {
 		mp = noop.NewMeterProvider()
 	}
 	m := mp.Meter(scope, metric.WithInstrumentationVersion(version))
-	var errs [13]error
+	var errs [14]error
 	hist := func(i int, name, unit, help string) (h metric.Float64Histogram) {
 		h, errs[i] = m.Float64Histogram(name, metric.WithUnit(unit), metric.WithDescription(help),
 			metric.WithExplicitBucketBoundaries(durations...))
@@ -79,6 +79,7 @@ func newTelemetry(f *Flow) (*telemetry, error) {
 	t.expired = count(5, "pd.sessions.expired", "{session}",
 		"Attempts whose handoff became too old, or was left to its lease")
 	t.retries = count(6, "pd.retries", "{attempt}", "Attempts after the first, by why they were made")
+	t.hedges = count(13, "pd.hedges", "{attempt}", "Second prefills beside slow ones, by what came of them")
 	t.unretried = count(12, "pd.retries.skipped", "{attempt}", "Failed attempts that were not retried, by the reason")
 	t.fallbacks = count(7, "pd.fallbacks", "{request}", "Requests served otherwise than configured")
 	t.unsupportedN = count(8, "pd.unsupported", "{request}",
@@ -206,12 +207,17 @@ func (t *telemetry) notRetried(x *exchange, reason string, e *Error) {
 	t.tell(x, t.unretried, "pd.retry.skipped", reason, e)
 }
 
+func (t *telemetry) hedged(x *exchange, reason string) { t.tell(x, t.hedges, "pd.hedge", reason, nil) }
+
 // tell counts an event and puts it into the request's span.
 func (t *telemetry) tell(x *exchange, counter metric.Int64Counter, event, reason string, e *Error) {
 	counter.Add(x.client, 1, t.set(labels{code: codeLabel(e), reason: reason}))
 	if x.span != nil {
-		x.span.AddEvent(event, trace.WithAttributes(attribute.String("error.type", codeLabel(e)),
-			attribute.String("pd.reason", reason)))
+		var attributes []attribute.KeyValue
+		if e != nil {
+			attributes = append(attributes, attribute.String("error.type", codeLabel(e)))
+		}
+		x.span.AddEvent(event, trace.WithAttributes(append(attributes, attribute.String("pd.reason", reason))...))
 	}
 }
 
