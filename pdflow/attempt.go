@@ -33,6 +33,7 @@ type attempt struct {
 	expires    atomic.Int64 // end of the lease, Unix nanoseconds, for operators
 	wait       func(context.Context) (connector.Event, error)
 	done       func(error)
+	race       *race          // with a second attempt whose prefill runs beside this one's; nil otherwise
 	rendezvous *rendezvous    // of two legs that are sent together; nil otherwise
 	pEnded     chan struct{}  // closed when a prefill that runs beside D has ended; nil if nobody waits for that
 	own        *ownLeg        // P's leg, where it may run on after the attempt; nil otherwise

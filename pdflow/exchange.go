@@ -221,14 +221,14 @@ func (x *exchange) attempt(n int, mode Mode) (*Body, *Error) {
 	if x.mode != "" {
 		mode = x.mode
 	}
-	a := newAttempt(x, n, mode, pick)
-	body, e := a.run()
+	a, body, e := x.runHedged(newAttempt(x, n, mode, pick), mode)
 	x.releaseBudget()
 	if e != nil {
 		x.again, a.out.Retry = a.mayRetry(e)
 		a.isFinal = !x.again && !x.thenDecodesAlone(mode, e)
 		x.f.tel.decided(x, a.out.Retry, e)
 		a.end(e)
+		x.cancel(errOver)
 		x.renew()
 		x.heed(e)
 		if e.EngineFault() {

@@ -76,6 +76,7 @@ func TestOptionsWithoutTheirValueAreRefused(t *testing.T) {
 		"negative attempts":    pdflow.WithRetry(config.Retry{MaxAttempts: -1}),
 		"negative backoff":     pdflow.WithRetry(config.Retry{BackoffBase: -time.Second}),
 		"negative budget":      pdflow.WithRetry(config.Retry{Budget: -0.1}),
+		"negative hedge":       pdflow.WithRetry(config.Retry{Hedge: -time.Second}),
 		"budget not a number":  pdflow.WithRetry(config.Retry{Budget: math.NaN()}),
 		"unknown fallback":     pdflow.WithFallback("decod"),
 		"fallback by its name": pdflow.WithFallback(config.FallbackConnector),

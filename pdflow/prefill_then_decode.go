@@ -16,6 +16,9 @@ func (a *attempt) prefillThenDecode() (*Body, *Error) {
 	if e != nil {
 		return nil, e
 	}
+	if !a.wins() {
+		return nil, a.f.ended(a.ctx, LegPrefill, "response")
+	}
 	if body, ok, e := a.final(p); ok || e != nil {
 		return body, e
 	}

@@ -22,7 +22,7 @@ const (
 	retryGiven       = "given"        // not: the caller has chosen the engines
 	retryAttempts    = "attempts"     // not: Retry.MaxAttempts
 	retryFallback    = "fallback"     // not: a decode engine serves the request alone
-	retryBudget      = "budget"       // not: Retry.Budget
+	overBudget       = "budget"       // not: Retry.Budget
 	retryNoPair      = "no_pair"      // not, although it may be: only the engine that ran out of time is there
 )
 
@@ -41,7 +41,7 @@ func (a *attempt) mayRetry(e *Error) (again bool, reason string) {
 	case e.Code == CodeTransferMissing && a.f.opts.fallback == config.FallbackDecode: // D can do without at once
 		return false, retryFallback
 	case !a.f.budget.take():
-		return false, retryBudget
+		return false, overBudget
 	}
 	x.holdsBudget = true
 	if e.Code == CodeTimeout {

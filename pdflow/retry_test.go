@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -98,14 +99,34 @@ func newFakeFleet(t *testing.T, c connector.KVConnector, names string, retry con
 	}
 	f := &fakeFleet{answer: answer, n: map[string]int{}, seen: &outcomes{}, told: &tally{counts: map[string]int{}}}
 	var err error
-	f.flow, err = pdflow.New(c, pick.New(setOf(t, eps...), pick.RoundRobin(), pick.WithSeed(1)),
+	picker := &openPicks{Picker: pick.New(setOf(t, eps...), pick.RoundRobin(), pick.WithSeed(1))}
+	f.flow, err = pdflow.New(c, picker,
 		pdflow.WithTransport(f), pdflow.WithRetry(retry), pdflow.WithoutPickWait(),
 		pdflow.WithTimeouts(config.Timeouts{Prefill: 10 * time.Second, Decode: 10 * time.Second}),
 		pdflow.WithMeterProvider(meters{told: f.told}), pdflow.WithTracerProvider(tracers{told: f.told}),
 		pdflow.WithObserver(pdflow.Observer{SessionEnd: f.seen.SessionEnd}))
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, f.flow.Shutdown(context.Background())) })
+	t.Cleanup(func() {
+		require.NoError(t, f.flow.Shutdown(context.Background()))
+		require.Zero(t, picker.open.Load(), "each pick is told its end, once")
+	})
 	return f
+}
+
+// openPicks counts picks whose end was not told.
+type openPicks struct {
+	pdflow.Picker
+	open atomic.Int32
+}
+
+func (p *openPicks) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+	x, err := p.Picker.Pick(ctx, in)
+	if err == nil {
+		p.open.Add(1)
+		done := x.Done
+		x.Done = func(o *pdflow.Outcome) { p.open.Add(-1); done(o) }
+	}
+	return x, err
 }
 
 func replies(code int, header ...string) func(*http.Request) (*http.Response, error) {
@@ -452,7 +473,8 @@ func TestTheBudgetHoldsForAnyLoad(t *testing.T) {
 		for range 30 {
 			for range r.IntN(100) {
 				requests++
-				all.Go(func() { _ = f.do(`{"prompt":"` + strconv.Itoa(requests) + `"}`) })
+				body := `{"prompt":"` + strconv.Itoa(requests) + `"}`
+				all.Go(func() { _ = f.do(body) })
 			}
 			time.Sleep(time.Second)
 		}

@@ -33,7 +33,7 @@ type telemetry struct {
 	requests, firstChunk, legs, handoffAge metric.Float64Histogram
 	created, expired, retries, fallbacks   metric.Int64Counter
 	unsupportedN, kvTokens, orphans, ranOn metric.Int64Counter
-	unretried, rescues, released           metric.Int64Counter
+	unretried, rescues, released, hedges   metric.Int64Counter
 	active                                 metric.Registration
 	recorded                               bool
 
@@ -82,6 +82,7 @@ func newTelemetry(f *Flow) (*telemetry, error) {
 	t.expired = count("pd.sessions.expired", "{session}",
 		"Attempts whose handoff became too old, or was left to its lease")
 	t.retries = count("pd.retries", "{attempt}", "Attempts after the first, by why they were made")
+	t.hedges = count("pd.hedges", "{attempt}", "Second prefills beside slow ones, by what came of them")
 	t.unretried = count("pd.retries.skipped", "{attempt}", "Failed attempts that were not retried, by the reason")
 	t.fallbacks = count("pd.fallbacks", "{request}", "Requests served otherwise than configured")
 	t.unsupportedN = count("pd.unsupported", "{request}",
@@ -217,12 +218,17 @@ func (t *telemetry) notRetried(x *exchange, reason string, e *Error) {
 	t.tell(x, t.unretried, "pd.retry.skipped", reason, e)
 }
 
+func (t *telemetry) hedged(x *exchange, reason string) { t.tell(x, t.hedges, "pd.hedge", reason, nil) }
+
 // tell counts an event and puts it into the request's span.
 func (t *telemetry) tell(x *exchange, counter metric.Int64Counter, event, reason string, e *Error) {
 	counter.Add(x.client, 1, t.set(labels{code: codeLabel(e), reason: reason}))
 	if x.span != nil {
-		x.span.AddEvent(event, trace.WithAttributes(attribute.String("error.type", codeLabel(e)),
-			attribute.String("pd.reason", reason)))
+		var attributes []attribute.KeyValue
+		if e != nil {
+			attributes = append(attributes, attribute.String("error.type", codeLabel(e)))
+		}
+		x.span.AddEvent(event, trace.WithAttributes(append(attributes, attribute.String("pd.reason", reason))...))
 	}
 }
 

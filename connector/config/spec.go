@@ -169,6 +169,10 @@ type Retry struct {
 	Budget float64 `json:"budget"`
 	// a prefill that ran out of time is not retried, although another prefill engine is there
 	TimeoutFinal bool `json:"timeoutFinal"`
+	// after how long without a response of prefill a second prefill engine is asked, too, within Budget; the first
+	// response serves, and the other leg is cancelled. Only where P runs before D and a cancelled P leaves nothing
+	// behind: see docs/retries.md. Default: never
+	Hedge time.Duration `json:"hedge"`
 }
 
 // Resolve fills in the defaults.
@@ -183,7 +187,8 @@ func (r Retry) Resolve() Retry {
 // Or returns r with the bounds of other where r has none of its own.
 func (r Retry) Or(other Retry) Retry {
 	return Retry{cmp.Or(r.MaxAttempts, other.MaxAttempts), cmp.Or(r.BackoffBase, other.BackoffBase),
-		cmp.Or(r.BackoffMax, other.BackoffMax), cmp.Or(r.Budget, other.Budget), r.TimeoutFinal || other.TimeoutFinal}
+		cmp.Or(r.BackoffMax, other.BackoffMax), cmp.Or(r.Budget, other.Budget), r.TimeoutFinal || other.TimeoutFinal,
+		cmp.Or(r.Hedge, other.Hedge)}
 }
 
 // Check returns an error if a bound is negative and not [None], or the backoffs contradict each other.
@@ -195,6 +200,8 @@ func (r Retry) Check() error {
 		return errors.New("a backoff is negative: write config.None for no pause, 0 for the default")
 	case r.BackoffMax > 0 && r.BackoffBase > r.BackoffMax:
 		return errors.New("BackoffBase is longer than BackoffMax")
+	case r.Hedge < 0 && r.Hedge != None:
+		return errors.New("the time before a second prefill is negative: write config.None or 0 for never")
 	case !(r.Budget >= 0): // nor is NaN
 		return errors.New("the budget is negative: write MaxAttempts 1 for no retries, 0 for the default")
 	}
@@ -208,6 +215,7 @@ type retryJSON struct {
 	BackoffMax   *Duration `json:"backoffMax,omitempty"`
 	Budget       *float64  `json:"budget,omitempty"`
 	TimeoutFinal *bool     `json:"timeoutFinal,omitempty"`
+	Hedge        *Duration `json:"hedge,omitempty"`
 }
 
 // UnmarshalJSON reads the members of a Spec's retry.
@@ -222,7 +230,7 @@ func (r *Retry) UnmarshalJSON(raw []byte) error {
 			)
 		}
 	}
-	r.BackoffBase, r.BackoffMax = given(in.BackoffBase), given(in.BackoffMax)
+	r.BackoffBase, r.BackoffMax, r.Hedge = given(in.BackoffBase), given(in.BackoffMax), given(in.Hedge)
 	if in.BackoffMax != nil && r.BackoffBase > time.Duration(*in.BackoffMax) {
 		faults = append(faults, &FieldError{
 			Path: "backoffBase", Problem: "is longer than backoffMax",
@@ -243,7 +251,7 @@ func (r *Retry) UnmarshalJSON(raw []byte) error {
 
 // MarshalJSON writes what UnmarshalJSON reads.
 func (r Retry) MarshalJSON() ([]byte, error) {
-	out := retryJSON{BackoffBase: told(r.BackoffBase), BackoffMax: told(r.BackoffMax)}
+	out := retryJSON{BackoffBase: told(r.BackoffBase), BackoffMax: told(r.BackoffMax), Hedge: told(r.Hedge)}
 	if r.MaxAttempts != 0 {
 		out.MaxAttempts = &r.MaxAttempts
 	}

@@ -140,7 +140,7 @@ func TestSpecFaults(t *testing.T) {
 
 func TestSpecSurvivesItsOwnJSON(t *testing.T) {
 	in := `{"type":"nixl","config":{"leaseDuration":"30s"},"timeouts":{"prefill":"1m0s","idle":"0s"},` +
-		`"retry":{"maxAttempts":1,"budget":0.5,"timeoutFinal":true},` +
+		`"retry":{"maxAttempts":1,"budget":0.5,"timeoutFinal":true,"hedge":"3s"},` +
 		`"resources":{"maxMemory":"8Gi"},"fallback":"connector","fallbackConnector":{"type":"http"},` +
 		`"unsupported":"refuse"}`
 	spec, err := config.ParseSpec(json.RawMessage(in))

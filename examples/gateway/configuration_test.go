@@ -53,6 +53,7 @@ var defaults = map[string]string{
 	"spec.kvConnector.retry.backoffMax":            "2s",
 	"spec.kvConnector.retry.budget":                "0.2",
 	"spec.kvConnector.retry.timeoutFinal":          "false",
+	"spec.kvConnector.retry.hedge":                 "no second prefill",
 	"spec.kvConnector.fallback":                    "error",
 	"spec.kvConnector.fallbackConnector":           "required with fallback: connector",
 	"spec.kvConnector.unsupported":                 "aggregate",

@@ -115,7 +115,8 @@ func TestSeveralDecodeEnginesThatTimeOutCoolTheirPrefillEngine(t *testing.T) {
 					Decode: discovery.Endpoint{ID: e.decode}}, Prefill: pdflow.LegOutcome{Endpoint: e.prefill},
 					Decode: pdflow.LegOutcome{Endpoint: e.decode}}
 				if e.body != "" {
-					o.Err = &pdflow.Error{Code: pdflow.CodeTimeout, Leg: pdflow.LegDecode, Phase: "send", Endpoint: e.decode}
+					o.Err = &pdflow.Error{Code: pdflow.CodeTimeout, Leg: pdflow.LegDecode, Phase: "send",
+						Endpoint: e.decode}
 				}
 				cs.done(o)
 			}

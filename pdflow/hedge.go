@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+)
+
+// What came of a second prefill: the values of pd.reason of pd.hedges, beside overBudget and retryNoPair.
+const (
+	hedgeWon  = "won"  // it was first, or the first prefill failed
+	hedgeLost = "lost" // the first prefill was first, or the second failed
+)
+
+// retryHedge is the Outcome.Retry of the attempt whose prefill was not needed.
+const retryHedge = "hedge"
+
+// hedgeLease is the longest lease with which a second prefill may run.
+const hedgeLease = time.Minute
+
+// hedges reports whether a second prefill may run beside a slow one. The order must be P and then D, so that no D waits
+// for the P that is cancelled. And P must put its KV into a store, or offer it for a short lease: if both prefills
+// finish, nobody frees what the slower one offers. A P that reads from an earlier D's blocks (FromDecode) would read
+// them twice.
+func (f *Flow) hedges() bool {
+	t := &f.traits
+	return f.retry.Hedge > 0 && f.order == connector.PrefillThenDecode &&
+		(t.ContentStore || t.Lease > 0 && t.Lease <= hedgeLease) && !t.Handoff.FromDecode &&
+		f.expecter == nil && f.preparer == nil && f.encoder == nil
+}
+
+// race is two attempts of which the first whose prefill serves goes on to decode.
+type race struct {
+	winner  atomic.Pointer[attempt]
+	decided chan struct{} // closed once there is a winner
+}
+
+// racer is an attempt that runs in a goroutine of its own.
+type racer struct {
+	a    *attempt
+	body *Body
+	e    *Error
+	done chan struct{} // closed once body or e is known
+}
+
+// wins reports, once the attempt's prefill has served, whether the attempt goes on to decode.
+func (a *attempt) wins() bool {
+	if a.race == nil {
+		return true
+	}
+	if !a.race.winner.CompareAndSwap(nil, a) {
+		return false
+	}
+	close(a.race.decided)
+	return true
+}
+
+func (r *race) start(a *attempt) *racer {
+	one := &racer{a: a, done: make(chan struct{})}
+	a.race = r
+	a.ctx, a.cancel = context.WithCancelCause(a.ctx)
+	a.bg.Go(func() {
+		defer close(one.done)
+		if e := a.guard(LegPrefill, "run", func() error { one.body, one.e = a.run(); return nil }); e != nil {
+			one.e = e
+		}
+	})
+	return one
+}
+
+// runHedged runs an attempt. If its prefill has not ended within Retry.Hedge, it runs a second one at another prefill
+// engine, within the budget of retries. It returns the attempt that decides the request's fate.
+func (x *exchange) runHedged(a *attempt, mode Mode) (*attempt, *Body, *Error) {
+	if !a.twoLegs || x.given != nil || x.door.steps != nil || !x.f.hedges() {
+		body, e := a.run()
+		return a, body, e
+	}
+	r := &race{decided: make(chan struct{})}
+	first := r.start(a)
+	timer := time.NewTimer(x.f.retry.Hedge)
+	defer timer.Stop()
+	select {
+	case <-first.done:
+	case <-r.decided:
+	case <-timer.C:
+		if !x.f.budget.take() {
+			x.f.tel.hedged(x, overBudget)
+			break
+		}
+		defer x.f.budget.release()
+		if b := x.second(a, mode); b != nil {
+			return x.await(r, first, r.start(b))
+		}
+		x.f.tel.hedged(x, retryNoPair)
+	}
+	<-first.done
+	return a, first.body, first.e
+}
+
+// second returns an attempt at another prefill engine, nil if there is none.
+func (x *exchange) second(first *attempt, mode Mode) *attempt {
+	avoid := x.avoid
+	x.avoid = append(slices.Clip(avoid), first.s.Prefill.ID)
+	pick, e := x.pick(first.s.Attempt, mode)
+	x.avoid = avoid
+	if e != nil {
+		return nil
+	}
+	if pick.Prefill.URL == nil || pick.Prefill.ID == first.s.Prefill.ID {
+		x.decline(&pick)
+		return nil
+	}
+	return newAttempt(x, first.s.Attempt, mode, pick)
+}
+
+// await waits until one of two attempts has prefilled or failed, cancels the loser, and waits for the other.
+func (x *exchange) await(r *race, first, second *racer) (*attempt, *Body, *Error) {
+	select {
+	case <-first.done:
+	case <-second.done:
+	case <-r.decided:
+	}
+	fate, loser, result := first, second, hedgeLost
+	if won := r.winner.Load(); won == second.a || won == nil && first.over() {
+		fate, loser, result = second, first, hedgeWon
+	}
+	x.f.tel.hedged(x, result)
+	x.current.Store(fate.a)
+	if loser.over() && loser.e != nil && loser.e.EngineFault() {
+		x.avoid = append(x.avoid, loser.a.failed(loser.e)...)
+	}
+	loser.a.cancel(errOver)
+	fate.a.bg.Go(func() { // the response need not wait for this
+		<-loser.done
+		x.lost(loser.a, loser.e)
+	})
+	<-fate.done
+	return fate.a, fate.body, fate.e
+}
+
+func (o *racer) over() bool {
+	select {
+	case <-o.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// lost ends the attempt that does not decide the request's fate.
+func (x *exchange) lost(a *attempt, e *Error) {
+	a.isFinal, a.out.Retry = false, retryHedge
+	if e == nil || !e.EngineFault() {
+		e = &Error{Code: CodeCanceled, Leg: LegPrefill, Phase: "response", Connector: x.f.name,
+			Message: "another prefill engine was faster"}
+	}
+	a.end(e)
+}

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+// storing is a connector that moves KV through a store, or offers it for a lease; with fromDecode P reads an earlier
+// D's blocks.
+type storing struct {
+	fake
+	lease      time.Duration
+	fromDecode bool
+}
+
+func (s *storing) Traits() connector.Traits {
+	t := s.fake.Traits()
+	t.ContentStore, t.Lease = s.lease == 0, s.lease
+	t.Handoff.FromDecode = s.fromDecode
+	if s.fromDecode {
+		t.Handoff.Member = "x"
+	}
+	return t
+}
+
+type response = func(*http.Request) (*http.Response, error)
+
+// after is a response that takes its time, and ends with its request.
+func after(d time.Duration, then response) response {
+	return func(r *http.Request) (*http.Response, error) {
+		select {
+		case <-time.After(d):
+			return then(r)
+		case <-r.Context().Done():
+			return nil, r.Context().Err()
+		}
+	}
+}
+
+func TestASecondPrefillRunsBesideASlowOne(t *testing.T) {
+	slow, quick, bad := after(5*time.Second, replies(200)), after(time.Second, replies(200)), replies(500)
+	for name, c := range map[string]struct {
+		p0, p1, p2, d0 response
+		conn           connector.KVConnector
+		engines        string
+		retry          config.Retry
+		want           string // legs, seconds, code, and the reason of each attempt that failed
+		told           string // of pd.hedges
+	}{
+		"the second is first": {p0: slow, p1: quick, want: "p0,p1,d0 3s; hedge", told: "won"},
+		"the first is first": {p0: after(3*time.Second, replies(200)), p1: slow,
+			want: "p0,p1,d0 3s; hedge", told: "lost"},
+		"the first answers in time": {p0: quick, p1: quick, want: "p0,d0 1s; "},
+		"the first fails, later": {p0: after(3*time.Second, bad), p1: after(2*time.Second, replies(200)),
+			want: "p0,p1,d0 4s; hedge", told: "won"},
+		"the second fails":        {p0: after(3*time.Second, replies(200)), p1: bad, want: "p0,p1,d0 3s; hedge", told: "lost"},
+		"the first fails at once": {p0: bad, p1: quick, want: "p0,p1,d0 1s; failed"},
+		"both fail, a third serves": {p0: after(3*time.Second, bad), p1: after(2*time.Second, bad), p2: quick,
+			engines: "p0 p1 p2 d0", want: "p0,p1,p2,d0 5s; hedge, failed", told: "won"},
+		"no other prefill engine is there": {p0: slow, engines: "p0 d0", want: "p0,d0 5s; ", told: "no_pair"},
+		"both run out of time": {p0: hangs, p1: hangs, retry: config.Retry{MaxAttempts: 1},
+			want: "p0,p1 12s timeout; hedge, attempts", told: "won"},
+		"decode may wait for prefill": {p0: slow, p1: quick, d0: slow, conn: &fake{order: connector.Together},
+			want: "d0,p0 5s; "},
+		"a short lease": {p0: slow, p1: quick, conn: &storing{lease: 30 * time.Second},
+			want: "p0,p1,d0 3s; hedge", told: "won"},
+		"a long lease":                 {p0: slow, p1: quick, conn: &storing{lease: 480 * time.Second}, want: "p0,d0 5s; "},
+		"nobody knows where the KV is": {p0: slow, p1: quick, conn: &fake{}, want: "p0,d0 5s; "},
+		"prefill reads decode's blocks": {p0: slow, p1: quick, conn: &storing{fromDecode: true},
+			want: "p0,d0 5s; "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				if c.conn == nil {
+					c.conn = &storing{}
+				}
+				if c.engines == "" {
+					c.engines = "p0 p1 d0"
+				}
+				c.retry.Hedge, c.retry.BackoffBase = 2*time.Second, config.None
+				f := newFakeFleet(t, c.conn, c.engines, c.retry, func(host string, _ int) response {
+					if r := map[string]response{"p0": c.p0, "p1": c.p1, "p2": c.p2, "d0": c.d0}[host]; r != nil {
+						return r
+					}
+					return replies(200)
+				})
+				began := time.Now()
+				err := f.do(`{"prompt":"hi"}`)
+				hosts := strings.Fields(f.hosts())
+				if c.conn.Traits().Order == connector.Together {
+					hosts = []string{"d0", "p0"}
+					require.Len(t, f.sent(), 2)
+				}
+				got := fmt.Sprintf("%s %.0fs", strings.Join(hosts, ","), time.Since(began).Seconds())
+				if err != nil {
+					got += " " + string(pdflow.CodeOf(err))
+				}
+				synctest.Wait()
+				var reasons []string
+				finals := 0
+				for _, o := range f.seen.list() {
+					if o.Err != nil {
+						reasons = append(reasons, o.Retry)
+					}
+					if o.Final {
+						finals++
+					}
+				}
+				require.Equal(t, c.want, got+"; "+strings.Join(reasons, ", "))
+				require.Equal(t, 1, finals, "one attempt decides")
+				for _, result := range []string{"won", "lost", "no_pair", "budget"} {
+					n := 0
+					if result == c.told {
+						n = 1
+						require.Contains(t, f.told.events, "pd.hedge "+result)
+					}
+					require.Equal(t, n, f.told.count("pd.hedges /"+result), result)
+				}
+			})
+		})
+	}
+}
+
+// The loser is cancelled once the winner's prefill has served, and not only when decode has.
+func TestTheSlowerPrefillIsCancelledBeforeDecodeServes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		var cancelled time.Duration
+		f := newFakeFleet(t, &storing{}, "p0 p1 d0", config.Retry{Hedge: time.Second}, func(host string, _ int) response {
+			switch host {
+			case "p0":
+				return func(r *http.Request) (*http.Response, error) {
+					<-r.Context().Done()
+					cancelled = time.Since(began)
+					return nil, r.Context().Err()
+				}
+			case "d0":
+				return after(5*time.Second, replies(200))
+			}
+			return after(time.Second, replies(200))
+		})
+		require.NoError(t, f.do(`{"prompt":"hi"}`))
+		require.Equal(t, 2*time.Second, cancelled)
+		require.Equal(t, 7*time.Second, time.Since(began))
+	})
+}
+
+// A client that leaves ends both prefills.
+func TestAClientThatLeavesEndsBothPrefills(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeFleet(t, &storing{}, "p0 p1 d0", config.Retry{Hedge: time.Second},
+			func(string, int) response { return hangs })
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(3*time.Second, cancel)
+		_, err := f.flow.Do(ctx, &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`)})
+		require.ErrorIs(t, err, pdflow.CodeClientGone)
+		synctest.Wait()
+		require.Len(t, f.seen.list(), 2)
+		require.Empty(t, f.flow.Sessions())
+		require.Equal(t, "p0 p1", f.hosts())
+	})
+}
+
+// Second prefills are retries to the budget: if all prefills are slow, few are doubled.
+func TestSecondPrefillsKeepToTheBudget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeFleet(t, &storing{}, "p0 p1 d0", config.Retry{Hedge: time.Second},
+			func(host string, _ int) response { return after(2*time.Second, replies(200)) })
+		var all sync.WaitGroup
+		for range 500 {
+			all.Go(func() { require.NoError(t, f.do(`{"prompt":"hi"}`)) })
+			time.Sleep(10 * time.Millisecond)
+		}
+		all.Wait()
+		require.InDelta(t, 100, len(f.sent())-2*500, 20)
+		require.Positive(t, f.told.count("pd.hedges /budget"))
+	})
+}
