@@ -34,6 +34,7 @@ type gateway struct {
 	log      *slog.Logger
 	tel      *telemetry
 	mux      *pdflow.Mux
+	budget   *pdflow.Budget
 	routing  sync.RWMutex // the list of models and the mux's routes change together
 	cluster  *cluster     // nil unless its ModelServers are served
 	draining atomic.Bool
@@ -63,7 +64,8 @@ type model struct {
 // build makes the flows of a configuration. It does not dial and does not listen.
 func build(cfg *configuration, tel *telemetry, log *slog.Logger) (*gateway, error) {
 	g := &gateway{cfg: cfg, log: log, tel: tel}
-	g.mux = pdflow.NewMux(&pdflow.MuxOptions{MaxBody: cfg.gateway.MaxBodyBytes})
+	g.budget = pdflow.NewBudget(cfg.gateway.bytesInFlight())
+	g.mux = pdflow.NewMux(&pdflow.MuxOptions{MaxBody: cfg.gateway.MaxBodyBytes, Budget: g.budget})
 	var models []*model
 	for _, ms := range cfg.models {
 		m, err := g.buildModel(ms)
@@ -81,7 +83,7 @@ func build(cfg *configuration, tel *telemetry, log *slog.Logger) (*gateway, erro
 			return nil, err
 		}
 	}
-	return g, tel.observeEndpoints(g.models)
+	return g, errors.Join(tel.observeEndpoints(g.models), tel.observeBytes(g.budget))
 }
 
 // models are those that are served now.
@@ -142,7 +144,7 @@ func (g *gateway) buildModel(ms *modelServer) (*model, error) {
 			return nil // connectors that differ have one of their own
 		},
 		NetHTTP: g.cfg.netHTTP,
-		Options: append(g.tel.options(), pdflow.WithMaxBody(g.cfg.gateway.MaxBodyBytes),
+		Options: append(g.tel.options(), pdflow.WithMaxBody(g.cfg.gateway.MaxBodyBytes), pdflow.WithBudget(g.budget),
 			pdflow.WithLogger(m.probes.log),
 			pdflow.WithMetricAttributes(g.modelAttributes(ms.Model())...)),
 	})
