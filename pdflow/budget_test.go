@@ -147,7 +147,8 @@ func TestMemoryOfARequest(t *testing.T) {
 		var wg sync.WaitGroup
 		before := heap()
 		for range c.n {
-			body := io.MultiReader(strings.NewReader(head), io.LimitReader(endlessA{}, int64(c.size-len(head)-len(tail))),
+			body := io.MultiReader(strings.NewReader(head),
+				io.LimitReader(endlessA{}, int64(c.size-len(head)-len(tail))),
 				strings.NewReader(tail))
 			r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/completions", body)
 			r.Header.Set("Content-Type", "application/json")

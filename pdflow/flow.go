@@ -93,7 +93,8 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 	if f.tel, err = newTelemetry(f); err != nil {
 		return nil, fmt.Errorf("pdflow: %w", err)
 	}
-	f.front = front{maxBody: f.opts.maxBody, budget: f.opts.budget, bodyTimeout: f.limits.Body, writeTimeout: f.limits.Write,
+	f.front = front{maxBody: f.opts.maxBody, budget: f.opts.budget,
+		bodyTimeout: f.limits.Body, writeTimeout: f.limits.Write,
 		onError: f.opts.errorHandler, requestID: f.opts.requestID,
 		find: func(*connector.Request, string) (*Flow, *Error) { return f, nil }}
 	return f, nil

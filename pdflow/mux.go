@@ -48,7 +48,8 @@ func NewMux(o *MuxOptions) *Mux {
 	}
 	m := &Mux{}
 	t := config.Timeouts{Body: o.BodyTimeout, Write: o.WriteTimeout}.Resolve(0)
-	m.front = front{maxBody: cmp.Or(max(o.MaxBody, 0), 32<<20), budget: o.Budget, onError: WriteError, requestID: o.RequestID,
+	m.front = front{maxBody: cmp.Or(max(o.MaxBody, 0), 32<<20), budget: o.Budget,
+		onError: WriteError, requestID: o.RequestID,
 		bodyTimeout: t.Body, writeTimeout: t.Write, find: m.find}
 	if o.ErrorHandler != nil {
 		m.front.onError = o.ErrorHandler

@@ -55,8 +55,8 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	fs.DurationVar(&r.lasts, "lasts", 20*time.Second, "how long each load is offered")
 	fs.DurationVar(&r.decode, "decode", 200*time.Millisecond, "decode's time for one response")
 	fs.DurationVar(&r.timeout, "timeout", 2*time.Second, "timeouts.prefill")
-	by := fs.String("narrow", string(narrowPrefill), "what bounds the engines: prefill, prompts (they differ in length) "+
-		"or decode")
+	by := fs.String("narrow", string(narrowPrefill), "what bounds the engines: prefill, prompts (they differ in "+
+		"length) or decode")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}

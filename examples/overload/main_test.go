@@ -130,8 +130,8 @@ func TestOverloadsPage(t *testing.T) {
 			require.NoError(t, err)
 		})
 	}
-	about := fmt.Sprintf("Time is simulated (testing/synctest), so what waits for nothing takes no time; in real time, "+
-		"99 %% of 2,000 refusals over HTTP took less than %.2f ms.", 1000*quantile(refusals(t), .99))
+	about := fmt.Sprintf("Time is simulated (testing/synctest), so what waits for nothing takes no time; in real "+
+		"time, 99 %% of 2,000 refusals over HTTP took less than %.2f ms.", 1000*quantile(refusals(t), .99))
 	require.NoError(t, os.WriteFile(folder+"overload.md", []byte(page(r, points,
 		"PDKIT_UPDATE=1 go test -run TestOverload ./overload", about)), 0o644))
 	require.NoError(t, drawing(folder+"overload.png", r, points))

@@ -17,6 +17,7 @@ import (
 	"gonum.org/v1/plot/vg/vgimg"
 )
 
+//nolint:lll // prose: one paragraph a line
 const pageHead = `# Overload
 
 <!-- Written by examples/overload: %s -->
@@ -29,6 +30,7 @@ One prefill and one decode engine serve %.0f requests a second. Requests come by
 |---|---|---|---|---|---|---|---|---|
 `
 
+//nolint:lll // prose: one paragraph a line
 const pageTail = `
 Without admission the queue in front of the prefill engine grows until each request in it runs into its timeout just when its turn comes: the engine is busy all the time, with prompts whose clients get 504. With admission few requests wait, and the rest know at once.
 
@@ -104,7 +106,8 @@ func drawing(file string, r run, points []point) error {
 		p.Legend.Left, p.Legend.Top, p.Legend.XOffs = true, true, vg.Points(8)
 		p.Title.Padding = vg.Points(6)
 	}
-	goodput.Legend.Top, goodput.Y.Max = false, 1.2*r.capacity
+	goodput.Legend.Top, goodput.Legend.Left, goodput.Y.Max = false, false, 1.2*r.capacity
+	goodput.Legend.XOffs, goodput.Legend.YOffs = vg.Points(-8), vg.Points(8)
 	p99 := func(x *result) (float64, bool) { return quantile(x.took, .99), len(x.took) > 0 }
 	for _, err := range []error{
 		line(goodput, "with admission", blue, func(p point) (float64, bool) { return p.with.goodput, true }),
