@@ -46,6 +46,7 @@ type attempt struct {
 	beside     bool           // P runs beside D
 	isFinal    bool           // no further attempt follows
 	over       bool           // end was called
+	held       *holding       // bytes of the responses of P and of encode engines
 	bg         sync.WaitGroup // legs that run beside the one the caller waits for
 	watch      watchdog       // limits the phase that runs
 	begun      [2]bool        // the prefill and the decode leg
@@ -56,7 +57,7 @@ func newAttempt(x *exchange, n int, mode Mode, pick Pick) *attempt {
 	s := connector.NewSession(x.req, x.id, pick.Prefill, pick.Decode)
 	s.Attempt, s.Encode, s.Header = n, pick.Encode, x.header
 	s.SetRanks(pick.PrefillRank, pick.DecodeRank)
-	a := &attempt{x: x, f: x.f, s: s, pick: pick, mode: mode, isFinal: true}
+	a := &attempt{x: x, f: x.f, s: s, pick: pick, mode: mode, isFinal: true, held: x.f.opts.budget.hold()}
 	a.twoLegs = pick.Prefill.URL != nil && mode != ModeAggregated
 	if lease := x.f.traits.Lease; lease > 0 && a.twoLegs {
 		a.leaseUntil(s.CreatedAt.Add(lease))
@@ -228,6 +229,7 @@ func (a *attempt) end(e *Error) {
 	a.bg.Wait()
 	a.leavePrefill()
 	a.unblock()
+	defer a.held.release()
 	if a.done != nil {
 		_ = a.guard(LegDecode, "event", func() error { a.done(asError(e)); return nil })
 	}

@@ -3,66 +3,89 @@
 package pdflow
 
 import (
-	"sync"
+	"sync/atomic"
 	"time"
+
+	"github.com/pdkit/pdkit/internal/intake"
 )
 
-const (
-	budgetSeconds = 10 // for which requests and retries are counted
-	budgetFloor   = 3  // retries at a time that are always allowed, so that a flow with few requests retries too
-)
-
-// budget bounds the retries of all requests of a flow to a share of these requests. Else an outage would double
-// the load on the engines that are left.
-type budget struct {
-	share float64
-	born  time.Time
-
-	mu       sync.Mutex
-	counts   [budgetSeconds]budgetCount // a ring
-	underWay int                        // retries that are under way, their pauses included
+// Budget bounds the bytes that requests hold at the same time: clients' bodies, until their responses have ended, and
+// the responses of prefill and encode engines, until their attempts have. All flows, muxes and handlers that are given
+// the same budget share it. A request for which nothing is left is refused with [CodeOverloaded]. Bytes are taken when
+// memory is: a client that announces a large body and sends nothing takes 1 MiB at most.
+//
+// The bodies that [Flow.Do], [Flow.Begin] and [Flow.RoundTripper] get are their callers', who may count them by Take.
+type Budget struct {
+	most           int64
+	inUse, refused atomic.Int64
 }
 
-type budgetCount struct{ second, requests, retries int }
+// NewBudget makes a budget of so many bytes. It should hold several of the largest bodies and of the prefill engines'
+// largest responses.
+func NewBudget(bytes int64) *Budget { return &Budget{most: bytes} }
 
-// now returns the count of this second. The caller holds the lock.
-func (b *budget) now() *budgetCount {
-	second := int(time.Since(b.born) / time.Second)
-	c := &b.counts[second%budgetSeconds]
-	if c.second != second {
-		*c = budgetCount{second: second}
+// Take takes n bytes, or none and returns false if so many are not left.
+func (b *Budget) Take(n int64) bool {
+	if b.inUse.Add(n) <= b.most {
+		return true
 	}
-	return c
+	b.inUse.Add(-n)
+	b.refused.Add(1)
+	return false
 }
 
-// request counts a request.
-func (b *budget) request() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.now().requests++
+// Give gives back what Take took.
+func (b *Budget) Give(n int64) { b.inUse.Add(-n) }
+
+// InUse returns how many bytes are taken.
+func (b *Budget) InUse() int64 { return b.inUse.Load() }
+
+// Refused returns how often Take returned false.
+func (b *Budget) Refused() int64 { return b.refused.Load() }
+
+// holding is what one request holds of a budget. A nil one takes nothing.
+type holding struct {
+	b *Budget
+	n atomic.Int64
 }
 
-// take reports whether one more retry is within the budget, and counts it. Then release must follow.
-func (b *budget) take() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	now := b.now()
-	requests, retries := 0, 0
-	for _, c := range b.counts {
-		if c.second > now.second-budgetSeconds {
-			requests, retries = requests+c.requests, retries+c.retries
+func (b *Budget) hold() *holding {
+	if b == nil {
+		return nil
+	}
+	return &holding{b: b}
+}
+
+// taker is for intake.
+func (h *holding) taker() intake.Taker {
+	if h == nil {
+		return nil
+	}
+	return func(n int64) bool {
+		ok := h.b.Take(n)
+		if ok {
+			h.n.Add(n)
 		}
+		return ok
 	}
-	if b.underWay >= budgetFloor && float64(retries) >= b.share*float64(requests) {
-		return false
-	}
-	now.retries++
-	b.underWay++
-	return true
 }
 
-func (b *budget) release() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.underWay--
+func (h *holding) release() {
+	if h != nil {
+		h.b.Give(h.n.Swap(0))
+	}
+}
+
+// noMemory refuses a request for which the budget has no bytes left.
+func noMemory(leg LegKind, phase string, err error) *Error {
+	return &Error{Code: CodeOverloaded, Leg: leg, Phase: phase, Message: "too many large requests at the same time",
+		RetryAfter: time.Second, Err: err}
+}
+
+// WithBudget bounds the bytes of the requests in flight, over all that share the budget. Default: no bound.
+func WithBudget(b *Budget) Option {
+	return optionFunc(func(o *options) error {
+		o.budget = b
+		return needs("WithBudget", b != nil, "a budget")
+	})
 }

@@ -97,7 +97,7 @@ func (a *attempt) encodeItem(ctx context.Context, n int, item connector.Item) (j
 	if resp.StatusCode >= 300 {
 		limit = maxErrorBody
 	}
-	body, err := intake.ReadAll(resp.Body, resp.ContentLength, limit)
+	body, err := intake.ReadAll(resp.Body, resp.ContentLength, limit, a.held.taker())
 	if resp.StatusCode >= 300 && err != nil && ctx.Err() == nil {
 		body, err = nil, nil // too large or cut: the status is what matters
 	}

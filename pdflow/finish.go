@@ -162,6 +162,7 @@ func (l *ownLeg) ended() {
 	if e != nil && f.traits.Orphans && l.a.sent {
 		f.tel.orphaned(l.a)
 	}
+	l.a.held.release() // what the leg's response took since the attempt's end
 	f.runningOn.remove(l)
 }
 

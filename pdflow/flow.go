@@ -53,7 +53,7 @@ type Flow struct {
 	checker     connector.PrefillChecker
 	limits      config.Timeouts // in effect
 	retry       config.Retry    // in effect
-	budget      budget
+	budget      retryBudget
 
 	warned  sync.Once // of a writer that cannot flush
 	startMu sync.Mutex
@@ -99,7 +99,8 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 	if f.tel, err = newTelemetry(f); err != nil {
 		return nil, fmt.Errorf("pdflow: %w", err)
 	}
-	f.front = front{maxBody: f.opts.maxBody, bodyTimeout: f.limits.Body, writeTimeout: f.limits.Write,
+	f.front = front{maxBody: f.opts.maxBody, budget: f.opts.budget,
+		bodyTimeout: f.limits.Body, writeTimeout: f.limits.Write,
 		onError: f.opts.errorHandler, requestID: f.opts.requestID,
 		find: func(*connector.Request, string) (*Flow, *Error) { return f, nil }}
 	return f, nil

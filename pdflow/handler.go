@@ -5,6 +5,7 @@ package pdflow
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"math"
 	"net/http"
 	"strconv"
@@ -21,6 +22,7 @@ import (
 // response.
 type front struct {
 	maxBody      int64
+	budget       *Budget       // nil: no bound
 	bodyTimeout  time.Duration // 0: none
 	writeTimeout time.Duration // 0: none
 	onError      ErrorHandler
@@ -64,7 +66,9 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 		f.fail(w, r, &Error{Code: CodeNotFound, Message: "there is no such path and method here"})
 		return
 	}
-	req, e := f.read(w, r, api)
+	held := f.budget.hold()
+	defer held.release()
+	req, e := f.read(w, r, api, held)
 	if e != nil {
 		f.fail(w, r, e)
 		return
@@ -91,9 +95,13 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 	f.fail(w, r, e)
 }
 
-// read reads and checks a client's body. w may be nil.
-func (f *front) read(w http.ResponseWriter, r *http.Request, api connector.API) (*connector.Request, *Error) {
-	body, fault := intake.Read(w, r, f.maxBody, f.bodyTimeout, false)
+// read reads and checks a client's body. w and held may be nil.
+func (f *front) read(w http.ResponseWriter, r *http.Request, api connector.API, held *holding) (*connector.Request,
+	*Error) {
+	body, fault := intake.Read(w, r, f.maxBody, f.bodyTimeout, false, held.taker())
+	if fault != nil && errors.Is(fault.Err, intake.ErrNoMemory) {
+		return nil, noMemory("", "body", fault.Err)
+	}
 	if fault != nil {
 		return nil, &Error{Code: Code(fault.Code), Phase: "body", Message: fault.Message, Err: fault.Err}
 	}

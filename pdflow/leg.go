@@ -130,7 +130,7 @@ func (a *attempt) sendPrefill(ctx context.Context, leg *connector.Leg, o *LegOut
 	if resp.StatusCode >= 300 {
 		limit = maxErrorBody
 	}
-	body, err := intake.ReadAll(resp.Body, resp.ContentLength, limit)
+	body, err := intake.ReadAll(resp.Body, resp.ContentLength, limit, a.held.taker())
 	o.ResponseBytes = int64(len(body))
 	if resp.StatusCode >= 300 && err != nil && ctx.Err() == nil {
 		body, err = nil, nil // too large or cut: the status is what matters
@@ -198,7 +198,7 @@ func (a *attempt) sendDecode(ctx context.Context, leg *connector.Leg, o *LegOutc
 	}
 	if !serves(resp.StatusCode) {
 		defer resp.Body.Close()
-		body, err := intake.ReadAll(resp.Body, resp.ContentLength, maxErrorBody)
+		body, err := intake.ReadAll(resp.Body, resp.ContentLength, maxErrorBody, nil)
 		if err != nil && ctx.Err() != nil {
 			return nil, a.sendError(ctx, LegDecode, "response", err)
 		}
@@ -233,6 +233,9 @@ func (a *attempt) sendError(ctx context.Context, leg LegKind, phase string, err 
 	}
 	if expired, ok := errors.AsType[*Error](err); ok {
 		return expired // refused before it was sent
+	}
+	if errors.Is(err, intake.ErrNoMemory) {
+		return noMemory(leg, phase, err)
 	}
 	if errors.Is(err, intake.ErrTooLarge) {
 		e.Message = "the " + string(leg) + " engine's response is too large"

@@ -27,6 +27,7 @@ func (f *Flow) flowFor(*connector.Request, string) *Flow { return f }
 // MuxOptions are a Mux's own settings, as a flow has them as options; nil and zero values mean the defaults.
 type MuxOptions struct {
 	MaxBody      int64                      // bytes; default 32 MiB
+	Budget       *Budget                    // of all bodies; nil: no bound. The flows have their own: WithBudget
 	BodyTimeout  time.Duration              // reading a client's body; default 60 s, config.None: none
 	WriteTimeout time.Duration              // writing an error to a client; default 30 s, config.None: none
 	ErrorHandler ErrorHandler               // default WriteError
@@ -47,7 +48,8 @@ func NewMux(o *MuxOptions) *Mux {
 	}
 	m := &Mux{}
 	t := config.Timeouts{Body: o.BodyTimeout, Write: o.WriteTimeout}.Resolve(0)
-	m.front = front{maxBody: cmp.Or(max(o.MaxBody, 0), 32<<20), onError: WriteError, requestID: o.RequestID,
+	m.front = front{maxBody: cmp.Or(max(o.MaxBody, 0), 32<<20), budget: o.Budget,
+		onError: WriteError, requestID: o.RequestID,
 		bodyTimeout: t.Body, writeTimeout: t.Write, find: m.find}
 	if o.ErrorHandler != nil {
 		m.front.onError = o.ErrorHandler

@@ -32,6 +32,7 @@ type options struct {
 	checkers       []connector.RequestChecker
 	unsupported    config.Unsupported
 	maxBody        int64
+	budget         *Budget       // nil: no bound
 	pickWait       time.Duration // how long a request waits for engines when none is ready
 	stepsLimit     time.Duration
 	errorHandler   ErrorHandler

@@ -201,7 +201,7 @@ func (a *attempt) contextLength() (int, *Error) {
 		return 0, failure
 	}
 	defer resp.Body.Close()
-	body, err := intake.ReadAll(resp.Body, resp.ContentLength, maxErrorBody)
+	body, err := intake.ReadAll(resp.Body, resp.ContentLength, maxErrorBody, nil)
 	n := int(gjson.GetBytes(body, "data.0.max_model_len").Int())
 	if err != nil || !serves(resp.StatusCode) || n <= 0 {
 		return 0, failure

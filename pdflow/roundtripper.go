@@ -67,7 +67,7 @@ func (t *roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 func (t *roundTripper) run(r *http.Request, api connector.API, id string) (*Response, *Error) {
-	req, e := t.f.front.read(nil, r, api)
+	req, e := t.f.front.read(nil, r, api, nil)
 	if e != nil {
 		return nil, e
 	}

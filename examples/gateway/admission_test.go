@@ -4,6 +4,7 @@ package main
 
 import (
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -44,4 +45,40 @@ func TestAdmissionCanBeTurnedOff(t *testing.T) {
 		cfg := mustParse(t, modelYAML("  admission: {mode: "+off+"}\n"))
 		assert.Nil(t, cfg.models[0].AdmitOptions(), off)
 	}
+}
+
+func TestBytesInFlightAreBounded(t *testing.T) {
+	p, d := newEngine(t, "m"), newEngine(t, "m")
+	hold := make(chan struct{})
+	d.set(func(e *engine) { e.hold = hold })
+	g := start(t, gatewayYAML(", maxBodyBytes: 60000, maxBytesInFlight: 100000, passthrough: decode")+
+		pairYAML("m", p, d, ""))
+	large := `{"model":"m","stream":true,"prompt":"` + strings.Repeat("a", 55_000) + `"}`
+	ended := make(chan string)
+	go func() {
+		_, _, body := do(t, http.MethodPost, g.client+"/v1/completions", large)
+		ended <- body
+	}()
+	require.Eventually(t, func() bool { return d.count() == 1 }, 5*time.Second, 5*time.Millisecond)
+	for _, path := range []string{"/v1/completions", "/v1/embeddings"} {
+		status, header, body := do(t, http.MethodPost, g.client+path, large)
+		assert.Equal(t, http.StatusServiceUnavailable, status, path)
+		assert.Equal(t, "overloaded", gjson.Get(body, "error.code").String(), body)
+		assert.Equal(t, "1", header.Get("Retry-After"))
+	}
+	assert.Equal(t, 1, p.count()+d.count()-1, "nothing was sent")
+	_, _, metrics := do(t, http.MethodGet, g.admin+"/metrics", "")
+	assert.Contains(t, metrics, "pd_bytes_refused_total 2")
+	assert.Regexp(t, `pd_bytes_in_flight 55\d\d\d\n`, metrics)
+	close(hold)
+	assert.Contains(t, <-ended, "[DONE]")
+	status, _, body := do(t, http.MethodPost, g.client+"/v1/embeddings", large)
+	assert.Equal(t, http.StatusOK, status, body)
+}
+
+func TestTheBudgetOfBytesHoldsTheLargestBody(t *testing.T) {
+	_, err := parse("c.yaml", []byte(gatewayYAML(", maxBodyBytes: 2000, maxBytesInFlight: 1000")+modelYAML("")))
+	require.ErrorContains(t, err, "spec.maxBytesInFlight: is less than maxBodyBytes")
+	cfg := mustParse(t, gatewayYAML(", maxBodyBytes: 2147483648")+modelYAML(""))
+	assert.GreaterOrEqual(t, cfg.gateway.bytesInFlight(), int64(2<<30))
 }

@@ -28,6 +28,7 @@ type gateway struct {
 	log      *slog.Logger
 	tel      *telemetry
 	mux      *pdflow.Mux
+	budget   *pdflow.Budget
 	routing  sync.RWMutex // the list of models and the mux's routes change together
 	roster   *roster
 	draining atomic.Bool
@@ -54,7 +55,8 @@ func build(cfg *configuration, tel *telemetry, log *slog.Logger) (*gateway, erro
 	g := &gateway{log: log, tel: tel}
 	g.cfg.Store(cfg)
 	g.reloading.done(nil)
-	g.mux = pdflow.NewMux(&pdflow.MuxOptions{MaxBody: cfg.gateway.MaxBodyBytes})
+	g.budget = pdflow.NewBudget(cfg.gateway.bytesInFlight())
+	g.mux = pdflow.NewMux(&pdflow.MuxOptions{MaxBody: cfg.gateway.MaxBodyBytes, Budget: g.budget})
 	g.list.Store(&[]*model{})
 	g.roster = newRoster(g)
 	if cfg.gateway.ModelServers != nil {
@@ -63,7 +65,7 @@ func build(cfg *configuration, tel *telemetry, log *slog.Logger) (*gateway, erro
 			return nil, err
 		}
 	}
-	return g, tel.observeEndpoints(g.models)
+	return g, errors.Join(tel.observeEndpoints(g.models), tel.observeBytes(g.budget))
 }
 
 // models are those that are served now.
@@ -102,7 +104,7 @@ func (g *gateway) buildModel(ms *modelServer, before []*pool) (*model, error) {
 			return nil // connectors that differ have one of their own
 		},
 		NetHTTP: cfg.netHTTP,
-		Options: append(g.tel.options(), pdflow.WithMaxBody(cfg.gateway.MaxBodyBytes),
+		Options: append(g.tel.options(), pdflow.WithMaxBody(cfg.gateway.MaxBodyBytes), pdflow.WithBudget(g.budget),
 			pdflow.WithLogger(m.probes.log),
 			pdflow.WithMetricAttributes(attribute.String("gen_ai.request.model", ms.Model()))),
 	})

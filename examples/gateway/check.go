@@ -34,6 +34,9 @@ func printCheck(w io.Writer, cfg *configuration) error {
 		fmt.Fprintf(b, "admin         %s\n", g.Admin)
 	}
 	fmt.Fprintf(b, "bodies        at most %d bytes\n", g.MaxBodyBytes)
+	if g.MaxBytesInFlight > 0 {
+		fmt.Fprintf(b, "in flight     at most %d bytes\n", g.MaxBytesInFlight)
+	}
 	fmt.Fprintf(b, "drain         %s\n", span(time.Duration(g.DrainTimeout), "at once"))
 	if g.Passthrough != "" {
 		fmt.Fprintln(b, "passthrough   other /v1 paths go to a decode engine")

@@ -32,6 +32,10 @@ func (l *loader) checkGateway(d *yamlfile.Document, g gatewaySpec) {
 			}
 		}
 	}
+	if g.MaxBytesInFlight != 0 && g.MaxBytesInFlight < g.MaxBodyBytes {
+		l.fault(d, "spec.maxBytesInFlight", "is less than maxBodyBytes, so the largest bodies could never be served",
+			"write several times maxBodyBytes, or lower that")
+	}
 	if p := g.Passthrough; p != "" && p != "decode" {
 		l.fault(d, "spec.passthrough", "is not a known value", "write decode, or leave it out")
 	}

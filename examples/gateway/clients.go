@@ -17,6 +17,7 @@ const modelsPath = "/v1/models"
 func (g *gateway) clients() (http.Handler, error) {
 	other, err := passthrough.New(g.engines, &passthrough.Options{
 		MaxBody: g.cfg.Load().gateway.MaxBodyBytes,
+		Budget:  g.budget,
 		Allow: func(r *http.Request) bool {
 			return g.cfg.Load().gateway.Passthrough != "" || r.Method == http.MethodGet && r.URL.Path == modelsPath
 		},

@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"math"
 	"path/filepath"
+	"runtime/debug"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -58,6 +60,8 @@ type gatewaySpec struct {
 	Admin  string `json:"admin"`  // the address for operators, HOST:PORT; "" turns it off
 	// a client's larger body gets 413, and nothing is sent to an engine
 	MaxBodyBytes int64 `json:"maxBodyBytes"`
+	// bytes of bodies and of prefill responses in flight, all together; a request for which nothing is left gets 503
+	MaxBytesInFlight int64 `json:"maxBytesInFlight"`
 	// how long running streams may go on after SIGTERM; 0 cuts them at once
 	DrainTimeout config.Duration `json:"drainTimeout"`
 	// decode sends other inference paths to a decode engine; "" answers 404
@@ -93,6 +97,19 @@ func defaultGateway() gatewaySpec {
 		MaxBodyBytes: 32 << 20,
 		DrainTimeout: config.Duration(30 * time.Second),
 	}
+}
+
+// bytesInFlight is MaxBytesInFlight, or its default: a quarter of the memory limit, or 1 GiB without one, and at least
+// one body.
+func (g *gatewaySpec) bytesInFlight() int64 {
+	if g.MaxBytesInFlight > 0 {
+		return g.MaxBytesInFlight
+	}
+	most := int64(1 << 30)
+	if limit := debug.SetMemoryLimit(-1); limit < math.MaxInt64 {
+		most = limit / 4
+	}
+	return max(most, g.MaxBodyBytes)
 }
 
 // modelServer is one model with its engines: kind ModelServer.

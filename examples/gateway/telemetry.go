@@ -96,6 +96,27 @@ func (t *telemetry) observeEndpoints(models func() []*model) error {
 	return err
 }
 
+// observeBytes shows how much of the budget of bytes in flight is taken, and how often it was used up.
+func (t *telemetry) observeBytes(budget *pdflow.Budget) error {
+	if t.meters == nil {
+		return nil
+	}
+	m := t.meters.Meter("github.com/pdkit/pdkit/examples/gateway")
+	_, err := m.Int64ObservableGauge("pd.bytes.in_flight", metric.WithUnit("By"),
+		metric.WithDescription("Bytes of bodies and prefill responses in flight"),
+		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
+			o.Observe(budget.InUse())
+			return nil
+		}))
+	_, refusedErr := m.Int64ObservableCounter("pd.bytes.refused", metric.WithUnit("{request}"),
+		metric.WithDescription("Requests refused because maxBytesInFlight was used up"),
+		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
+			o.Observe(budget.Refused())
+			return nil
+		}))
+	return errors.Join(err, refusedErr)
+}
+
 // handler serves the metrics in Prometheus' format.
 func (t *telemetry) handler() http.Handler {
 	if t.registry == nil {

@@ -17,9 +17,9 @@ import (
 	"github.com/pdkit/pdkit/discovery/static"
 )
 
-// pair is a model of two engines, and the round tripper that reaches them. P computes one prompt after the other, in the
-// order of arrival. As real engines do, it drops requests whose client has left, and what it has computed for them is
-// lost. D gives each of its slots to one request for a fixed time; the others wait.
+// pair is a model of two engines, and the round tripper that reaches them. P computes one prompt after the other, in
+// the order of arrival. As real engines do, it drops requests whose client has left, and what it has computed for them
+// is lost. D gives each of its slots to one request for a fixed time; the others wait.
 type pair struct {
 	prefill time.Duration // for one prompt
 	differ  bool          // prompts do

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command overload offers more and more requests to one pair of engines, with and without admission (package admit),
-// and shows what is served: a table, and a plot. Run it from the repository root:
+// and shows what is served: a table, and with -out a plot. Run it from the repository root, on a quiet machine:
 //
-//	go run ./examples/overload -out docs/reliability
+//	go run ./examples/overload
 //
-// The flow, its picker and the admission are the real ones. The engines are a model (engines.go); time is real.
+// The flow, its picker and the admission are the real ones, and time is real. The engines are a model (engines.go). The
+// package's test runs the same in simulated time, and writes docs/reliability/overload.md and overload.png:
+//
+//	PDKIT_UPDATE=1 go test -run TestOverload ./overload
 package main
 
 import (
@@ -17,6 +20,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -51,8 +55,8 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	fs.DurationVar(&r.lasts, "lasts", 20*time.Second, "how long each load is offered")
 	fs.DurationVar(&r.decode, "decode", 200*time.Millisecond, "decode's time for one response")
 	fs.DurationVar(&r.timeout, "timeout", 2*time.Second, "timeouts.prefill")
-	by := fs.String("narrow", string(narrowPrefill), "what bounds the engines: prefill, prompts (they differ in length) "+
-		"or decode")
+	by := fs.String("narrow", string(narrowPrefill), "what bounds the engines: prefill, prompts (they differ in "+
+		"length) or decode")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
@@ -71,7 +75,7 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		fmt.Fprintf(stderr, "%.1f of capacity: %.1f/s served, with admission %.1f/s\n", load, p.without.goodput,
 			p.with.goodput)
 	}
-	text := page(r, points)
+	text := page(r, points, "go run ./examples/overload "+strings.Join(args, " "), "Time is real.")
 	if *out == "" {
 		_, err := io.WriteString(stdout, text)
 		return err

@@ -3,10 +3,16 @@
 package main
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -61,11 +67,72 @@ func TestTheReportHasATableAndAPlot(t *testing.T) {
 		p, err = both(t.Context(), r, 2)
 		require.NoError(t, err)
 	})
-	assert.Regexp(t, `\n\| 2\.0 \| \d+\.\d/s \| \d+ \| \d+\.\d % \| \d\d\.\d/s \|`, page(r, []point{p}))
+	assert.Regexp(t, `\n\| 2\.0 \| \d+\.\d/s \| \d+ \| \d+\.\d % \| \d\d\.\d/s \|`, page(r, []point{p}, "", ""))
 	file := filepath.Join(t.TempDir(), "overload.png")
 	require.NoError(t, drawing(file, r, []point{p}))
 	data, err := os.ReadFile(file)
 	require.NoError(t, err)
 	assert.Equal(t, "image/png", http.DetectContentType(data))
 	require.Error(t, command(t.Context(), []string{"-lasts", "0s"}, io.Discard, io.Discard))
+}
+
+// A refusal is quick in real time, too: nothing is waited for.
+func TestOverloadIsToldAtOnce(t *testing.T) {
+	took := refusals(t)
+	assert.Less(t, quantile(took, .5), .005)
+	t.Logf("p50 %.6f s, p99 %.6f s", quantile(took, .5), quantile(took, .99))
+}
+
+// refusals measures refusals over HTTP, in sorted seconds.
+func refusals(t *testing.T) []float64 {
+	t.Helper()
+	flow, stop, err := gateway(t.Context(), run{by: narrowPrefill, capacity: .1, decode: time.Minute,
+		timeout: time.Minute, limits: &admit.Options{PrefillLimit: 1, Queue: -1}})
+	require.NoError(t, err)
+	server := httptest.NewServer(flow)
+	ctx, cancel := context.WithCancel(t.Context())
+	held := make(chan error)
+	go func() { _, err := request(ctx, flow); held <- err }()
+	require.Eventually(t, func() bool { return len(flow.Sessions()) == 1 && flow.Sessions()[0].Phase == "prefill" },
+		5*time.Second, time.Millisecond)
+	var took []float64
+	for range 2000 {
+		start := time.Now()
+		resp, err := server.Client().Post(server.URL+"/v1/completions", "application/json",
+			strings.NewReader(`{"model":"m","prompt":"hello"}`))
+		require.NoError(t, err)
+		_, err = io.Copy(io.Discard, resp.Body)
+		require.NoError(t, errors.Join(err, resp.Body.Close()))
+		require.Equal(t, http.StatusServiceUnavailable, resp.StatusCode)
+		took = append(took, time.Since(start).Seconds())
+	}
+	cancel()
+	require.Error(t, <-held)
+	server.Close()
+	stop()
+	slices.Sort(took)
+	return took
+}
+
+// TestOverloadsPage writes the page where PDKIT_UPDATE=1.
+func TestOverloadsPage(t *testing.T) {
+	if os.Getenv("PDKIT_UPDATE") != "1" {
+		t.Skip("PDKIT_UPDATE=1 writes docs/reliability/overload.md and overload.png")
+	}
+	const folder = "../../docs/reliability/"
+	r := run{by: narrowPrefill, capacity: 80, lasts: time.Minute, decode: 200 * time.Millisecond,
+		timeout: 2 * time.Second}
+	points := make([]point, len(loads))
+	for i, load := range loads {
+		synctest.Test(t, func(t *testing.T) {
+			var err error
+			points[i], err = both(t.Context(), r, load)
+			require.NoError(t, err)
+		})
+	}
+	about := fmt.Sprintf("Time is simulated (testing/synctest), so what waits for nothing takes no time; in real "+
+		"time, 99 %% of 2,000 refusals over HTTP took less than %.2f ms.", 1000*quantile(refusals(t), .99))
+	require.NoError(t, os.WriteFile(folder+"overload.md", []byte(page(r, points,
+		"PDKIT_UPDATE=1 go test -run TestOverload ./overload", about)), 0o644))
+	require.NoError(t, drawing(folder+"overload.png", r, points))
 }

@@ -17,11 +17,12 @@ import (
 	"gonum.org/v1/plot/vg/vgimg"
 )
 
+//nolint:lll // prose: one paragraph a line
 const pageHead = `# Overload
 
-<!-- Written by: go run ./examples/overload -out docs/reliability -->
+<!-- Written by examples/overload: %s -->
 
-One prefill and one decode engine serve %.0f requests a second. Requests come by chance (Poisson), %s for each load, and no client waits for another. ` + "`timeouts.prefill`" + ` is %s. Without admission all go to the engines; with it (` + "`spec.admission: {mode: adaptive}`" + `, or ` + "`admit.New`" + ` around a picker) the flow refuses what the engines have no room for. Figures are those after the first quarter of each run, in which the limits are found. Goodput is whole responses a second. Latencies are in milliseconds, of requests that were served; a refusal's is the time until the client has its 503.
+One prefill and one decode engine serve %.0f requests a second. Requests come by chance (Poisson), %s for each load, and no client waits for another. ` + "`timeouts.prefill`" + ` is %s. Without admission all go to the engines; with it (` + "`spec.admission: {mode: adaptive}`" + `, or ` + "`admit.New`" + ` around a picker) the flow refuses what the engines have no room for. Figures are those after the first quarter of each run, in which the limits are found. Goodput is whole responses a second. Latencies are in milliseconds, of requests that were served; a refusal's is the time until the client has its 503. %s
 
 ![Overload](overload.png)
 
@@ -29,13 +30,14 @@ One prefill and one decode engine serve %.0f requests a second. Requests come by
 |---|---|---|---|---|---|---|---|---|
 `
 
+//nolint:lll // prose: one paragraph a line
 const pageTail = `
 Without admission the queue in front of the prefill engine grows until each request in it runs into its timeout just when its turn comes: the engine is busy all the time, with prompts whose clients get 504. With admission few requests wait, and the rest know at once.
 
 ## What the limits do
 
 - A decision falls when the pair is picked, before anything is sent. A request's further attempts are not refused.
-- ` + "`inFlightPerPrefill`" + ` counts until the prefill leg has ended, ` + "`inFlightPerDecode`" + ` until the response has. With mode fixed they are the limits, with adaptive the most that may be found. The page of package ` + "`pdflow/admit`" + ` says how adaptive finds them.
+- ` + "`inFlightPerPrefill`" + ` counts until the prefill leg has ended, ` + "`inFlightPerDecode`" + ` until the response has. With mode fixed they are the limits, with adaptive the most that may be found. The documentation of package ` + "`pdflow/admit`" + ` says how adaptive finds them.
 - With the gateway's ` + "`-inspect`" + `, each decode engine's own load counts too, read every second: one whose KV cache is above 95 % gets nothing while it serves other requests, and adaptive takes an engine's own queue for a limit that was too high.
 - ` + "`queue`" + ` requests per ModelServer wait for at most ` + "`queueTimeout`" + `, first come first served. A request is refused at its arrival if the queue's pace says that it would wait longer; adaptive does so from a wait of 24 prefills on, then of 8 until the overload is over. Which client sent a request, and with which priority, does not count: no header is trusted.
 - Refused: 503, code ` + "`overloaded`" + `, ` + "`Retry-After: 1`" + `. ` + "`fallback`" + ` does not apply, since it would send the request to the same engines.
@@ -45,9 +47,10 @@ Without admission the queue in front of the prefill engine grows until each requ
 `
 
 // page is the table, as Markdown.
-func page(r run, points []point) string {
+// by is the command that made it, and about says what time it is measured in.
+func page(r run, points []point, by, about string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, pageHead, r.capacity, r.lasts, r.timeout)
+	fmt.Fprintf(&b, pageHead, by, r.capacity, r.lasts, r.timeout, about)
 	ms := func(sorted []float64) string {
 		if len(sorted) == 0 {
 			return ""
@@ -103,7 +106,8 @@ func drawing(file string, r run, points []point) error {
 		p.Legend.Left, p.Legend.Top, p.Legend.XOffs = true, true, vg.Points(8)
 		p.Title.Padding = vg.Points(6)
 	}
-	goodput.Legend.Top, goodput.Y.Max = false, 1.2*r.capacity
+	goodput.Legend.Top, goodput.Legend.Left, goodput.Y.Max = false, false, 1.2*r.capacity
+	goodput.Legend.XOffs, goodput.Legend.YOffs = vg.Points(-8), vg.Points(8)
 	p99 := func(x *result) (float64, bool) { return quantile(x.took, .99), len(x.took) > 0 }
 	for _, err := range []error{
 		line(goodput, "with admission", blue, func(p point) (float64, bool) { return p.with.goodput, true }),

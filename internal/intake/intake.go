@@ -29,17 +29,31 @@ const Gone = "client_gone"
 // ErrTooLarge is the error of a body above the limit.
 var ErrTooLarge = errors.New("pdflow: larger than the limit")
 
+// ErrNoMemory is the error of a body for which a Taker has nothing left.
+var ErrNoMemory = errors.New("pdflow: the budget of bytes in flight is used up")
+
+// Taker takes bytes of a budget. It returns false if so many are not left. A nil Taker has any number.
+type Taker func(bytes int64) bool
+
+func (t Taker) take(n int) error {
+	if t == nil || t(int64(n)) {
+		return nil
+	}
+	return ErrNoMemory
+}
+
 // Read reads a request's body whole before anything else: only then net/http notices a client that leaves, and an
 // engine's connection is not torn down with the client's body (docs/go-facts.md §1). A body must be JSON; an optional
 // one may be missing. limit is in bytes; a timeout of 0 is none. After a fault net/http closes the connection.
 // Without w there is no timeout, and nothing to close.
-func Read(w http.ResponseWriter, r *http.Request, limit int64, timeout time.Duration, optional bool) ([]byte, *Fault) {
+func Read(w http.ResponseWriter, r *http.Request, limit int64, timeout time.Duration, optional bool,
+	budget Taker) ([]byte, *Fault) {
 	if w == nil {
-		return read(r, limit, optional)
+		return read(r, limit, optional, budget)
 	}
 	rc := http.NewResponseController(w)
 	limited := timeout > 0 && rc.SetReadDeadline(time.Now().Add(timeout)) == nil
-	body, fault := read(r, limit, optional)
+	body, fault := read(r, limit, optional, budget)
 	switch {
 	case fault != nil && fault.Code != Gone:
 		Closing(w) // with a deadline for what is left of the body
@@ -49,7 +63,7 @@ func Read(w http.ResponseWriter, r *http.Request, limit int64, timeout time.Dura
 	return body, fault
 }
 
-func read(r *http.Request, limit int64, optional bool) ([]byte, *Fault) {
+func read(r *http.Request, limit int64, optional bool, budget Taker) ([]byte, *Fault) {
 	if fault := checkHeader(r.Header); fault != nil && !optional {
 		return nil, fault
 	}
@@ -66,7 +80,7 @@ func read(r *http.Request, limit int64, optional bool) ([]byte, *Fault) {
 	if length == 0 {
 		length = -1 // of a client's request, 0 beside a body is an unknown length
 	}
-	body, err := ReadAll(r.Body, length, limit)
+	body, err := ReadAll(r.Body, length, limit, budget)
 	switch {
 	case err == nil && len(body) == 0:
 		return nil, nil
@@ -74,6 +88,8 @@ func read(r *http.Request, limit int64, optional bool) ([]byte, *Fault) {
 		return body, checkHeader(r.Header)
 	case errors.Is(err, ErrTooLarge):
 		return nil, tooLarge(limit)
+	case errors.Is(err, ErrNoMemory):
+		return nil, &Fault{Code: "overloaded", Message: "too many large requests at the same time", Err: err}
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return nil, &Fault{Code: "body_timeout", Message: "the body did not come in time"}
 	case r.Context().Err() != nil:
@@ -94,22 +110,20 @@ const (
 )
 
 // ReadAll reads r to its end, up to limit bytes. length is what it announces, -1 if nothing. Who lies about it must not
-// cost memory, so the buffer grows towards it with what has come.
-func ReadAll(r io.Reader, length, limit int64) ([]byte, error) {
+// cost memory, so the buffer grows towards it with what has come. Memory is taken of the budget before it is allocated.
+func ReadAll(r io.Reader, length, limit int64, budget Taker) ([]byte, error) {
 	if length > limit {
 		return nil, ErrTooLarge
 	}
 	if length < 0 {
-		var buf bytes.Buffer
-		n, err := buf.ReadFrom(io.LimitReader(r, max(limit, limit+1)))
-		if err == nil && n > limit {
-			err = ErrTooLarge
-		}
-		return buf.Bytes(), err
+		return readPieces(r, limit, budget)
 	}
 	first := length
 	for first > believed {
 		first = (first + perByte - 1) / perByte // the buffers before the last, whole one are a seventh of it together
+	}
+	if err := budget.take(int(first)); err != nil {
+		return nil, err
 	}
 	b := make([]byte, 0, first)
 	for {
@@ -121,8 +135,57 @@ func ReadAll(r io.Reader, length, limit int64) ([]byte, error) {
 		if err != nil || int64(len(b)) == length {
 			return b, err
 		}
-		b = append(make([]byte, 0, min(length, int64(cap(b))*perByte)), b...)
+		size := min(length, int64(cap(b))*perByte)
+		if err := budget.take(int(size) - cap(b)); err != nil {
+			return nil, err
+		}
+		b = append(make([]byte, 0, size), b...)
 	}
+}
+
+// The sizes of pieces, in bytes: each is twice as large as the one before.
+const (
+	firstPiece = 4 << 10
+	mostPiece  = 1 << 20
+)
+
+// readPieces reads what announces no length. It keeps pieces until the end is known: a buffer that grows leaves twice
+// its bytes behind, and for a response that turns out too large all of that is for nothing.
+func readPieces(r io.Reader, limit int64, budget Taker) ([]byte, error) {
+	var pieces [][]byte
+	total := 0
+	for size := firstPiece; ; size = min(2*size, mostPiece) {
+		if err := budget.take(size); err != nil {
+			return nil, err
+		}
+		piece, err := fill(r, make([]byte, 0, size))
+		pieces, total = append(pieces, piece), total+len(piece)
+		if int64(total) > limit {
+			return nil, ErrTooLarge
+		}
+		if err == nil {
+			continue
+		}
+		if len(pieces) > 1 {
+			piece = bytes.Join(pieces, nil)
+		}
+		if errors.Is(err, io.EOF) {
+			err = nil
+		}
+		return piece, err
+	}
+}
+
+// fill reads until b's capacity is used up or r fails. io.ReadFull would not tell r's end from r's own
+// io.ErrUnexpectedEOF, which is that of a response that was cut.
+func fill(r io.Reader, b []byte) ([]byte, error) {
+	for len(b) < cap(b) {
+		n, err := r.Read(b[len(b):cap(b)])
+		if b = b[:len(b)+n]; err != nil {
+			return b, err
+		}
+	}
+	return b, nil
 }
 
 // checkHeader wants JSON: bodies in another form or encoding could not be looked through for transfer members.

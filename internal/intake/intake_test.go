@@ -45,7 +45,7 @@ func TestWhatABodyCosts(t *testing.T) {
 	cost := func(length, comes int) (got int, bytes uint64, err error) {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		b, err := ReadAll(&endless{comes}, int64(length), 64<<20)
+		b, err := ReadAll(&endless{comes}, int64(length), 64<<20, nil)
 		runtime.ReadMemStats(&after)
 		return len(b), after.TotalAlloc - before.TotalAlloc, err
 	}
@@ -60,13 +60,13 @@ func TestWhatABodyCosts(t *testing.T) {
 	assert.Equal(t, 5000, got)
 	assert.Less(t, took, uint64(2<<20))
 
-	_, err = ReadAll(bytes.NewReader(make([]byte, 11)), 11, 10)
+	_, err = ReadAll(bytes.NewReader(make([]byte, 11)), 11, 10, nil)
 	require.ErrorIs(t, err, ErrTooLarge)
-	_, err = ReadAll(bytes.NewReader(make([]byte, 11)), -1, 10)
+	_, err = ReadAll(bytes.NewReader(make([]byte, 11)), -1, 10, nil)
 	require.ErrorIs(t, err, ErrTooLarge)
-	b, err := ReadAll(bytes.NewReader(make([]byte, 10)), -1, 10)
+	b, err := ReadAll(bytes.NewReader(make([]byte, 10)), -1, 10, nil)
 	require.NoError(t, err)
 	assert.Len(t, b, 10)
-	_, err = ReadAll(bytes.NewReader(nil), 5, 10)
+	_, err = ReadAll(bytes.NewReader(nil), 5, 10, nil)
 	require.Error(t, err)
 }

@@ -14,10 +14,11 @@
 // until its time is up, and the engine computes prompts for clients whose requests have ended. docs/reliability/
 // overload.md has the curve.
 //
-// The limits are fixed numbers, or found by measuring (Options.Adaptive). A prefill engine's limit, and that of a decode
-// engine of which no load is known, follows the engine's latency: with more than three times the latency that the engine
-// has while it is not crowded, the limit shrinks by the same ratio, and it grows by an eighth while latency is good and
-// requests reach the limit. That is the gradient of Netflix's concurrency-limits with a reference that is only learnt
-// while few requests are in flight, since one that is learnt under overload grows with the queue. A decode engine whose
-// load is known (Options.Load) says itself how many requests run and how many wait: the limit becomes what runs.
+// The limits are fixed numbers, or found by measuring (Options.Adaptive). A prefill engine's limit, and that of a
+// decode engine of which no load is known, follows the engine's latency: with more than three times the latency that
+// the engine has while it is not crowded, the limit shrinks to the number of requests that would have had a good one,
+// and it grows by an eighth while latency is good and requests reach the limit. That is the gradient of Netflix's
+// concurrency-limits with a reference that is only learnt while few requests are in flight, since one that is learnt
+// under overload grows with the queue. A decode engine whose load is known (Options.Load) says itself how many
+// requests run and how many wait: the limit becomes what runs.
 package admit

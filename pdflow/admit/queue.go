@@ -40,7 +40,8 @@ func (q *queue) add() *waiter {
 
 func (q *queue) first() *waiter {
 	if e := q.l.Front(); e != nil {
-		return e.Value.(*waiter)
+		w, _ := e.Value.(*waiter)
+		return w
 	}
 	return nil
 }
@@ -78,16 +79,16 @@ func mean(old, sample, over float64) float64 {
 
 // How long the wait in the queue may get with adaptive limits, in units of p.unit. The wait at an engine to which a
 // share of 0.8 of what it can serve is offered exceeds x units with a probability of about exp(-x/2) (Kingman's law of
-// congestion), so a load that can be served is not refused. A queue that got so long is cut short from then on, since it
-// only has to keep the engines busy, until nobody has been refused for a while.
+// congestion), so a load that can be served is not refused. A queue that got so long is cut short from then on, since
+// it only has to keep the engines busy, until nobody has been refused for a while.
 const (
 	burst    = 24
 	standing = 8
 	calm     = 64
 )
 
-// unit is the mean square of an uncrowded prefill's time over its mean, in seconds: prompts that differ much make longer
-// queues. It is at least the time in which a request leaves the queue, if decode engines are the narrow place.
+// unit is the mean square of an uncrowded prefill's time over its mean, in seconds: prompts that differ much make
+// longer queues. It is at least the time in which a request leaves the queue, if decode engines are the narrow place.
 func (p *Picker) unit() float64 {
 	return max(p.squares/p.service, p.queue.gap)
 }

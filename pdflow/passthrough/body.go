@@ -5,6 +5,7 @@ package passthrough
 import (
 	"errors"
 	"net/http"
+	"time"
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/internal/intake"
@@ -13,10 +14,15 @@ import (
 
 // read reads the body whole, nil if there is none. Only JSON passes: what another form carries could not be looked
 // through.
-func (h *Handler) read(w http.ResponseWriter, r *http.Request) (*connector.Request, *pdflow.Error) {
-	body, fault := intake.Read(w, r, h.o.MaxBody, max(h.o.Timeouts.Resolve(0).Body, 0), true)
+func (h *Handler) read(w http.ResponseWriter, r *http.Request, budget intake.Taker) (*connector.Request,
+	*pdflow.Error) {
+	body, fault := intake.Read(w, r, h.o.MaxBody, max(h.o.Timeouts.Resolve(0).Body, 0), true, budget)
 	if fault != nil {
-		return nil, &pdflow.Error{Code: pdflow.Code(fault.Code), Phase: "body", Message: fault.Message, Err: fault.Err}
+		e := &pdflow.Error{Code: pdflow.Code(fault.Code), Phase: "body", Message: fault.Message, Err: fault.Err}
+		if e.Code == pdflow.CodeOverloaded {
+			e.RetryAfter = time.Second
+		}
+		return nil, e
 	}
 	if len(body) == 0 {
 		return nil, nil

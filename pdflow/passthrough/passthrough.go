@@ -53,6 +53,7 @@ type Options struct {
 	Allow func(r *http.Request) bool
 
 	MaxBody      int64                      // bytes; default 32 MiB
+	Budget       *pdflow.Budget             // of the bytes of all bodies; nil: no bound
 	Timeouts     config.Timeouts            // Body, and what Engines.Timeouts leaves open
 	ErrorHandler pdflow.ErrorHandler        // default pdflow.WriteError
 	RequestID    func(*http.Request) string // see pdflow.WithRequestID; default: the client's X-Request-Id
@@ -144,7 +145,9 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request) {
 		h.list(w, r, id)
 		return
 	}
-	req, e := h.read(w, r)
+	budget, release := h.budget()
+	defer release()
+	req, e := h.read(w, r, budget)
 	if e != nil {
 		h.fail(w, r, e, h.o.Timeouts)
 		return
@@ -167,6 +170,21 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request) {
 	if e != nil {
 		h.fail(w, r, e, x.limits)
 	}
+}
+
+// budget returns what takes bytes for one request, and what gives them back.
+func (h *Handler) budget() (intake.Taker, func()) {
+	if h.o.Budget == nil {
+		return nil, func() {}
+	}
+	held := int64(0)
+	return func(n int64) bool {
+		ok := h.o.Budget.Take(n)
+		if ok {
+			held += n
+		}
+		return ok
+	}, func() { h.o.Budget.Give(held) }
 }
 
 func (h *Handler) requestID(r *http.Request) string {

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow_test
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"github.com/tidwall/gjson"
+
+	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+// ofSize is a request with a body of so many bytes.
+func ofSize(n int) string {
+	return `{"model":"m","prompt":"` + strings.Repeat("a", n-24) + `"}`
+}
+
+// A body is refused before it is read if the others in flight leave no room for it, and served afterwards.
+func TestBodiesInFlightAreBounded(t *testing.T) {
+	for _, length := range []string{"known", "unknown"} {
+		t.Run(length, func(t *testing.T) {
+			budget := pdflow.NewBudget(250_000)
+			hold, came := make(chan struct{}), make(chan struct{}, 3)
+			x := script(t, &fake{}, func(s *scripted, w http.ResponseWriter, r *http.Request, body string) {
+				came <- struct{}{}
+				<-hold
+				answer(ok)(s, w, r, body)
+			}, answer(ok), pdflow.WithBudget(budget))
+			send := func() reply {
+				body := io.Reader(strings.NewReader(ofSize(100_000)))
+				if length == "unknown" {
+					body = io.MultiReader(body)
+				}
+				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, x.url+"/v1/completions", body)
+				require.NoError(t, err)
+				req.Header.Set("Content-Type", "application/json")
+				resp, err := client.Do(req)
+				require.NoError(t, err)
+				defer resp.Body.Close()
+				data, err := io.ReadAll(resp.Body)
+				return reply{status: resp.StatusCode, header: resp.Header, body: string(data), err: err}
+			}
+			var wg sync.WaitGroup
+			n := 2
+			if length == "unknown" {
+				n = 1 // its buffers are larger than its bytes
+			}
+			for range n {
+				wg.Go(func() { assert.Equal(t, 200, send().status) })
+				<-came
+			}
+			assert.GreaterOrEqual(t, budget.InUse(), int64(n*100_000))
+			r := send()
+			assert.Equal(t, http.StatusServiceUnavailable, r.status)
+			assert.Equal(t, "overloaded", gjson.Get(r.body, "error.code").String(), r.body)
+			assert.Equal(t, "1", r.header.Get("Retry-After"))
+			assert.EqualValues(t, 1, budget.Refused())
+			close(hold)
+			wg.Wait()
+			assert.Equal(t, 200, send().status)
+			require.Eventually(t, func() bool { return budget.InUse() == 0 }, 5*time.Second, time.Millisecond)
+		})
+	}
+}
+
+// A prefill response for which there is no room ends the request: another pair's would be as large.
+func TestPrefillResponsesInFlightAreBounded(t *testing.T) {
+	budget := pdflow.NewBudget(1 << 20)
+	large := `{"a":"` + strings.Repeat("a", 2<<20) + `"}`
+	x := script(t, &fake{}, answer(large), answer(ok), pdflow.WithBudget(budget))
+	r := post(t, x.url, "/v1/completions", `{"prompt":"a"}`)
+	assert.Equal(t, http.StatusServiceUnavailable, r.status, r.body)
+	assert.Equal(t, "overloaded", gjson.Get(r.body, "error.code").String(), r.body)
+	require.Eventually(t, func() bool { return budget.InUse() == 0 }, 5*time.Second, time.Millisecond)
+}
+
+// Two attempts at a prefill response of 1 GB that announces no length cost 470 MB when a growing buffer read it.
+func TestAHugePrefillResponseCostsLittle(t *testing.T) {
+	piece := []byte(strings.Repeat("a", 1<<20))
+	huge := func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
+		w.Header().Set("Content-Type", "application/json")
+		for range 1 << 10 {
+			if _, err := w.Write(piece); err != nil {
+				return
+			}
+		}
+	}
+	x := script(t, &fake{}, huge, answer(ok), pdflow.WithRetry(config.Retry{MaxAttempts: 2,
+		BackoffBase: time.Millisecond}))
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	r := post(t, x.url, "/v1/completions", `{"prompt":"a"}`)
+	runtime.ReadMemStats(&after)
+	assert.Equal(t, http.StatusBadGateway, r.status, r.body)
+	allocated := after.TotalAlloc - before.TotalAlloc
+	assert.Less(t, allocated, uint64(160<<20), "two attempts read 64 MiB each")
+	t.Logf("%.1f MB", float64(allocated)/1e6)
+}
+
+// blocking is a transport whose requests wait, with their bodies unread, until it is closed.
+type blocking struct {
+	came  sync.WaitGroup
+	ended chan struct{}
+}
+
+func (b *blocking) RoundTrip(r *http.Request) (*http.Response, error) {
+	b.came.Done()
+	<-b.ended
+	_ = r.Body.Close()
+	return nil, io.ErrUnexpectedEOF
+}
+
+// endlessA gives the letter a.
+type endlessA struct{}
+
+func (endlessA) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = 'a'
+	}
+	return len(p), nil
+}
+
+// TestMemoryOfARequest measures what a request holds while it waits for prefill, by the size of its body.
+// PDKIT_UPDATE=1 writes the figures into docs/reliability/memory.md.
+func TestMemoryOfARequest(t *testing.T) {
+	const head, tail = `{"model":"m","prompt":"`, `"}`
+	rows := ""
+	for _, c := range []struct {
+		name    string
+		size, n int
+	}{{"2 KB", 2 << 10, 500}, {"128 KB", 128 << 10, 50}, {"1 MB", 1 << 20, 10}, {"32 MB", 32 << 20, 2}} {
+		budget, engines := pdflow.NewBudget(1<<30), &blocking{ended: make(chan struct{})}
+		x := script(t, &fake{}, answer(ok), answer(ok), pdflow.WithTransport(engines), pdflow.WithBudget(budget))
+		engines.came.Add(c.n)
+		var wg sync.WaitGroup
+		before := heap()
+		for range c.n {
+			body := io.MultiReader(strings.NewReader(head),
+				io.LimitReader(endlessA{}, int64(c.size-len(head)-len(tail))),
+				strings.NewReader(tail))
+			r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/completions", body)
+			r.Header.Set("Content-Type", "application/json")
+			r.ContentLength = int64(c.size)
+			wg.Go(func() { x.flow.ServeHTTP(httptest.NewRecorder(), r) })
+		}
+		engines.came.Wait()
+		each, taken := (heap()-before)/float64(c.n), budget.InUse()/int64(c.n)
+		close(engines.ended)
+		wg.Wait()
+		assert.EqualValues(t, c.size, taken, c.name)
+		if !raceDetector {
+			assert.Less(t, each, 1.1*float64(c.size)+64<<10, c.name)
+		}
+		assert.Zero(t, budget.InUse())
+		rows += fmt.Sprintf("| %s | %d | %.0f KB |\n", c.name, taken, each/1024)
+	}
+	t.Log(rows)
+	if os.Getenv("PDKIT_UPDATE") == "1" {
+		require.NoError(t, os.WriteFile("../docs/reliability/memory.md", []byte(fmt.Sprintf(memoryPage, rows)), 0o644))
+	}
+}
+
+// heap is what is in use after a collection, in bytes.
+func heap() float64 {
+	runtime.GC()
+	runtime.GC() // pools are emptied in two
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return float64(m.HeapAlloc + m.StackInuse)
+}
+
+//nolint:lll // prose: one paragraph a line
+const memoryPage = `# Memory of requests in flight
+
+<!-- Written by: PDKIT_UPDATE=1 go test -run TestMemoryOfARequest ./pdflow -->
+
+A request holds its body once, from its first byte until its response has ended: the legs are sent from those bytes. One that announces no length (chunked) is held twice for the moment in which its end is known. The table is measured, with the connections to the client and to the engine left out.
+
+| body | taken of the budget, bytes | in memory |
+|---|---|---|
+%s
+A response of a prefill or encode engine is held until the attempt has ended. It is read up to 64 MiB; a larger one fails the attempt (502), and two attempts at one of 1 GB that announces no length allocate 135 MB. Responses of decode engines are passed on in pieces of 4 to 32 KB.
+
+All bodies and prefill responses together are bounded by a budget: ` + "`spec.maxBytesInFlight`" + ` of the Gateway (default: a quarter of the memory limit, or 1 GiB), ` + "`pdflow.WithBudget`" + ` and ` + "`MuxOptions.Budget`" + ` in a program. Bytes are taken before memory is allocated: a body of up to 1 MiB at once, a larger one in steps as it comes, so that a client that announces much and sends nothing takes little. A request for which nothing is left gets 503, code ` + "`overloaded`" + `, with Retry-After; for a body nothing was sent to an engine, and its connection is closed. The gateway's metrics ` + "`pd.bytes.in_flight`" + ` and ` + "`pd.bytes.refused`" + ` show it.
+`
