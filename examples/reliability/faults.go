@@ -242,9 +242,8 @@ func (c *chaos) play(ctx context.Context, m *model, r *rand.Rand) error {
 	for {
 		r.Shuffle(len(kinds), func(i, j int) { kinds[i], kinds[j] = kinds[j], kinds[i] })
 		for _, k := range kinds {
-			_ = pause(ctx, span(r, 100*time.Millisecond, time.Second))
-			if ctx.Err() != nil {
-				return nil // the end of the run
+			if pause(ctx, span(r, 100*time.Millisecond, time.Second)) != nil {
+				return nil //nolint:nilerr // the end of the run
 			}
 			switch err := k.play(ctx, c, m, r); {
 			case errors.Is(err, errBusy):

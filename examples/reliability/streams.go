@@ -132,8 +132,8 @@ func (s *streams) report(w io.Writer) {
 	p("<!-- written by go run ./examples/reliability streams -->\n")
 	p("%d streams at a time through one gateway process (connector nixl, a token in %s, %d tokens each, four APIs, at "+
 		"most %d open files, %d CPUs). All were open after %s, and all had ended after %s. %d of %d are, byte for "+
-		"byte of text, those of an engine that serves alone.\n", s.open, slowITL, s.tokens, s.openFile, runtime.NumCPU(),
-		s.opening.Round(time.Second), s.took.Round(time.Second), s.tally.count(right), s.open)
+		"byte of text, those of an engine that serves alone.\n", s.open, slowITL, s.tokens, s.openFile,
+		runtime.NumCPU(), s.opening.Round(time.Second), s.took.Round(time.Second), s.tally.count(right), s.open)
 	p("| gateway | before | all open | after | each stream |\n|---|---|---|---|---|")
 	p("| resident memory | %s | %s | %s | %s |", mib(s.before.resident), mib(s.during.resident), mib(s.after.resident),
 		each(func(g gauges) int64 { return g.resident }))

@@ -61,13 +61,13 @@ func inNamespace() error {
 		attr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: uid, Size: 1}}
 		attr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
 	}
-	probe := exec.Command(self, "namespace") //nolint:noctx // ends at once
+	probe := exec.Command(self, "namespace")
 	probe.SysProcAttr = attr
 	probe.Env = append(os.Environ(), hasNamespace+"=1")
 	if text, err := probe.CombinedOutput(); err != nil {
 		return fmt.Errorf("%w: %w %s", errNoNamespace, err, text)
 	}
-	again := exec.Command(self, os.Args[1:]...) //nolint:noctx // it gets this process's signals itself
+	again := exec.Command(self, os.Args[1:]...) // it gets this process's signals itself
 	again.SysProcAttr = attr
 	again.Env = probe.Env
 	again.Stdin, again.Stdout, again.Stderr = os.Stdin, os.Stdout, os.Stderr
