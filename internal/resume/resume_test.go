@@ -265,7 +265,8 @@ func TestGarbledStreams(t *testing.T) {
 		return string(b)
 	}
 	for range 4000 {
-		r := run{engine: engine{prompt: tokensOf("p"), output: tokensOf("ab\u00e9"), chat: random.IntN(2) == 0, usage: true}}
+		r := run{engine: engine{prompt: tokensOf("p"), output: tokensOf("ab\u00e9"), chat: random.IntN(2) == 0,
+			usage: true}}
 		e := r.engine
 		e.ids, e.chat = true, false
 		readAnything(t, garble(r.withIDs()), garble(e.stream(0)), r.chat)
