@@ -169,6 +169,8 @@ func TestAStreamIsCutWhereNoEngineIsLeft(t *testing.T) {
 	require.ErrorIs(t, got.err, io.ErrUnexpectedEOF)
 	require.True(t, strings.HasPrefix(undisturbed, sameOf(got.body)))
 	require.Equal(t, 3, strings.Count(got.body, "\n\n"), "whole events, and nothing after the cut")
+	require.NoError(t, x.flow.Shutdown(t.Context()))
+	require.Len(t, x.seen.list(), 4, "each attempt ends once: the undisturbed one, the broken one, and two rescues")
 	for _, o := range x.seen.list()[1:] {
 		require.NotNil(t, o.Err)
 		require.Zero(t, o.Resumed)

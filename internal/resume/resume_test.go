@@ -56,6 +56,7 @@ func (r *run) play(t *testing.T, dead error) string {
 	var got strings.Builder
 	src := e.stream(0)
 	for n := 0; ; n++ {
+		require.Less(t, n, 10, "the stream does not end: %s", got.String())
 		if n < len(r.cuts) {
 			src = src[:min(r.cuts[n], len(src))]
 		}
@@ -264,7 +265,8 @@ func TestGarbledStreams(t *testing.T) {
 		return string(b)
 	}
 	for range 4000 {
-		r := run{engine: engine{prompt: tokensOf("p"), output: tokensOf("ab\u00e9"), chat: random.IntN(2) == 0, usage: true}}
+		r := run{engine: engine{prompt: tokensOf("p"), output: tokensOf("ab\u00e9"), chat: random.IntN(2) == 0,
+			usage: true}}
 		e := r.engine
 		e.ids, e.chat = true, false
 		readAnything(t, garble(r.withIDs()), garble(e.stream(0)), r.chat)
