@@ -120,10 +120,10 @@ func (x *exchange) try(mode Mode) (*Body, *Error) {
 		if !x.mayRetry(n, e) {
 			break
 		}
-		x.f.tel.retried(x, last)
 		if e := x.backoff(n); e != nil {
 			return nil, e
 		}
+		x.f.tel.retried(x, last)
 	}
 	if mode != ModeDisaggregated {
 		return nil, last

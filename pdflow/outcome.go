@@ -65,7 +65,8 @@ type Outcome struct {
 	// pair a cooldown
 	Orphan bool
 	Err    *Error // nil if the client got a whole response
-	Final  bool   // no further attempt follows
+	// no further attempt follows. False: one is to follow, unless the request ends before, as by the client's leaving
+	Final bool
 }
 
 // Observer sees attempts and their legs begin and end; a function may be nil. Calls come from the requests' own

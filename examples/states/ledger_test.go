@@ -272,6 +272,10 @@ func (b *ledger) check(w *world) {
 	b.spans.check(breach, len(w.clients), legsStarted)
 	b.meter.check(breach, map[string]int{"pd.request.duration": len(w.clients), "pd.sessions.created": sessions,
 		"pd.leg.duration": b.measured})
+	n, more := b.meter.count("pd.retries"), sessions-len(b.requests)
+	if n < more || n > more+len(b.unpicked) { // those that found no engines are retries, too
+		breach(strconv.Itoa(n) + " retries were counted, of " + strconv.Itoa(more))
+	}
 	unread := 0
 	for _, h := range b.handoffs {
 		if h.used == 0 && !h.until.IsZero() {
