@@ -40,7 +40,7 @@ const (
 var (
 	connected = []point{atAccept, atCompute, atAsked, atHead, atFirst, atSecond, atEnd}
 	goesOn    = []string{served}
-	breaks    = []string{served, isCut, gone} // served: where the leg is not needed any more
+	breaks    = []string{served, isCut} // served: where the leg is not needed any more
 	timesOut  = []string{"504 timeout", served}
 	// While time passes, no engine of a next attempt connects.
 	passes = append([]string{"502 prefill_failed", "502 decode_failed", "502 handoff_expired"}, timesOut...)
