@@ -35,6 +35,7 @@ type client struct {
 	name     string // and its prompt
 	entrance string
 	stream   bool
+	late     bool // the gateway takes no new requests any more
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
 	conn     net.Conn      // to the handler
@@ -64,6 +65,7 @@ func (w *world) start(entrance string, stream bool) *client {
 	c := &client{w: w, name: "client " + strconv.Itoa(len(w.clients)), entrance: entrance, stream: stream,
 		over: make(chan struct{}), stop: make(chan struct{}), done: make(chan struct{})}
 	c.ctx, c.cancel = context.WithCancelCause(context.Background())
+	c.late = w.draining != nil
 	w.mu.Lock()
 	w.clients = append(w.clients, c)
 	w.mu.Unlock()
@@ -350,6 +352,9 @@ func (c *client) judge() {
 	want := choice(first+second, `"length"`)
 	if c.stream {
 		want = "data: " + choice(first, "null") + "\n\ndata: " + choice(second, `"length"`) + "\n\ndata: [DONE]\n\n"
+	}
+	if c.late && !c.left && c.told() != "503 draining" {
+		c.w.breach("a request after the shutdown's begin got %s", c.told())
 	}
 	switch c.end {
 	case "whole":

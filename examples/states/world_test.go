@@ -63,6 +63,9 @@ type world struct {
 type setting struct {
 	protocol scenario
 	attempts int // 0: maxAttempts
+	// how long a connection may take; 0: as long as the transport gives it. With a long time a handoff may become too old
+	// meanwhile.
+	connect time.Duration
 }
 
 // newWorld makes a gateway with two pairs. close ends it.
@@ -71,7 +74,8 @@ func newWorld(s setting) *world {
 		publish: make(chan []discovery.Endpoint)}
 	w.ledger.init()
 	w.protocol = newProtocol(w, s.protocol)
-	w.rt = transport.New(&transport.Options{DialContext: w.dial, MaxIdlePerHost: -1})
+	w.rt = transport.New(&transport.Options{DialContext: w.dial, MaxIdlePerHost: -1,
+		ConnectTimeout: s.connect})
 	for _, e := range []struct {
 		url  string
 		role discovery.Role
