@@ -132,7 +132,7 @@ func (c *client) leave(cause error) {
 	case steps != nil && errors.Is(cause, context.Canceled):
 		steps.End(cause)
 	}
-	// A client that ends its steps already is not ended again: it would wait for a mutex, and the bubble's clock for it.
+	// A client that ends its steps already is not ended again: that waits for a mutex, and the bubble's clock for it.
 	c.cancel(cause)
 }
 
@@ -371,7 +371,8 @@ func (c *client) judge() {
 			c.w.breach("a response that was cut, and is wrong: %q", c.body)
 		}
 	case "refused":
-		if status, ok := expect[c.code]; ok && c.status != status && (c.status < 500 || c.code != pdflow.CodeDecodeFailed) {
+		own := c.status >= 500 && c.code == pdflow.CodeDecodeFailed // D's own status
+		if status, ok := expect[c.code]; ok && c.status != status && !own {
 			c.w.breach("the code %s has the status %d", c.code, c.status)
 		}
 		if c.status < 400 {

@@ -42,7 +42,7 @@ type path struct {
 	repeats  *event // an event of an engine that happens again whenever a leg is at within
 	within   point
 	attempts int
-	coupled  bool // where both legs run at one time, D goes on only with P's KV, as a D does that has nothing of its own
+	coupled  bool // where both legs run at one time, D goes on only with P's KV, as a D without any of its own
 }
 
 // ready are the legs that can go on.

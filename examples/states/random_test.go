@@ -85,7 +85,8 @@ func TestRandomSequencesOfEvents(t *testing.T) {
 				runs.Add(1)
 				steps.Add(int64(len(list)))
 				var did []string
-				breaches := bubble(t, setting{protocol: s, connect: 2 * leaseTime}, func(w *world) { did = w.random(list) })
+				slowly := setting{protocol: s, connect: 2 * leaseTime}
+				breaches := bubble(t, slowly, func(w *world) { did = w.random(list) })
 				if len(breaches) > 0 {
 					rt.Fatalf("%s\nafter: %s", strings.Join(slices.Compact(breaches), "\n"), strings.Join(did, ", "))
 				}

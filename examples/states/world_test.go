@@ -63,7 +63,7 @@ type world struct {
 type setting struct {
 	protocol scenario
 	attempts int // 0: maxAttempts
-	// how long a connection may take; 0: as long as the transport gives it. With a long time a handoff may become too old
+	// how long a connection may take; 0: the transport's default. With a long time a handoff may become too old
 	// meanwhile.
 	connect time.Duration
 }
