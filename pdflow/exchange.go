@@ -38,6 +38,8 @@ type exchange struct {
 	span   trace.Span // nil without tracing
 
 	again       bool                 // the last attempt is to be retried
+	why         string               // it is, or is not
+	failure     *Error               // of the last attempt
 	before      int                  // attempts that do not count: those of a stream before it was rescued
 	holdsBudget bool                 // of the flow's budget
 	timedOut    *Error               // of the last prefill that ran out of time and was to be retried elsewhere
@@ -207,13 +209,19 @@ func (x *exchange) check() (member string, e *Error) {
 // attempt picks engines and runs the legs once. On success the body owns the attempt and ends it.
 func (x *exchange) attempt(n int, mode Mode) (*Body, *Error) {
 	x.phase.Store(phasePick)
+	again := x.again
 	x.again = false
 	pick, e := x.pick(n, mode)
 	if e == nil {
 		e = x.admit(&pick)
+	} else if again && e.Code == CodeNoEndpoint {
+		x.f.tel.notRetried(x, retryNoPair, x.failure)
 	}
 	if e != nil {
 		return nil, e
+	}
+	if again {
+		x.f.tel.retried(x)
 	}
 	if mode == ModeDisaggregated && pick.Prefill.URL == nil {
 		mode = ModeAggregated
@@ -226,7 +234,10 @@ func (x *exchange) attempt(n int, mode Mode) (*Body, *Error) {
 	if e != nil {
 		x.again, a.out.Retry = a.mayRetry(e)
 		a.isFinal = !x.again && !x.thenDecodesAlone(mode, e)
-		x.f.tel.decided(x, a.out.Retry, e)
+		if x.failure = e; !x.again && a.out.Retry != "" {
+			x.f.tel.notRetried(x, a.out.Retry, e)
+		}
+		x.why = a.out.Retry
 		a.end(e)
 		x.cancel(errOver)
 		x.renew()

@@ -566,18 +566,3 @@ func TestDraining(t *testing.T) {
 	require.NotEmpty(t, (<-started).text(t), "a running stream goes on")
 	require.NoError(t, <-ended)
 }
-
-func TestShutdownCutsWhatDoesNotEnd(t *testing.T) {
-	x := start(t, setup{decode: enginesim.Config{ITL: 20 * time.Millisecond}})
-	started := make(chan reply, 1)
-	go func() {
-		started <- post(t, x.url, "/v1/completions", `{"model":"tiny","prompt":"`+longPrompt+
-			`","max_tokens":2000,"stream":true}`)
-	}()
-	require.Eventually(t, func() bool { return len(x.flow.Sessions()) == 1 && x.flow.Sessions()[0].Phase == "stream" },
-		2*time.Second, time.Millisecond)
-	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
-	defer cancel()
-	require.ErrorIs(t, x.flow.Shutdown(ctx), context.DeadlineExceeded)
-	require.Error(t, (<-started).err, "the cut stream looks whole")
-}

@@ -138,37 +138,6 @@ func TestTogetherSendsBothAtOnce(t *testing.T) {
 	require.Equal(t, "hi", post(t, x.url, "/v1/completions", completion("a", "")).text(t))
 }
 
-func TestTogetherCancelsDecodeWhenPrefillFails(t *testing.T) {
-	for _, c := range []struct{ engine, want int }{{400, 400}, {500, 502}} {
-		x := script(t, &fake{order: connector.Together},
-			func(x *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
-				for !strings.Contains(x.all(), "D") {
-					time.Sleep(time.Millisecond)
-				}
-				w.WriteHeader(c.engine)
-			}, gone)
-		began := time.Now()
-		r := post(t, x.url, "/v1/completions", completion("a", ""))
-		require.Equal(t, c.want, r.status, r.body)
-		require.Less(t, time.Since(began), 2*time.Second, "the response waited for decode")
-		require.Eventually(t, func() bool { return strings.Contains(x.all(), "cancelled") }, 2*time.Second,
-			time.Millisecond)
-	}
-}
-
-func TestTogetherCancelsPrefillWhenDecodeFails(t *testing.T) {
-	x := script(t, &fake{order: connector.Together}, gone,
-		func(x *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
-			for !strings.Contains(x.all(), "P") {
-				time.Sleep(time.Millisecond)
-			}
-			w.WriteHeader(500)
-		})
-	require.Equal(t, 500, post(t, x.url, "/v1/completions", completion("a", "")).status)
-	require.Eventually(t, func() bool { return strings.Contains(x.all(), "cancelled") }, 2*time.Second,
-		time.Millisecond)
-}
-
 func TestTogetherHoldsDecodesHeadUntilItsFirstEvent(t *testing.T) {
 	headers := make(chan struct{})
 	x := script(t, &fake{order: connector.Together},
@@ -289,18 +258,6 @@ func TestDecodeThenPrefillWithoutAnEvent(t *testing.T) {
 	require.Equal(t, "hi", post(t, x.url, "/v1/completions", completion("a", "")).text(t))
 	require.Equal(t, "D", x.all(), "D had the prompt, and did not ask")
 	require.NoError(t, <-a.done)
-}
-
-func TestDecodeThenPrefillCancelsDecodeWhenPrefillFails(t *testing.T) {
-	a := newAsking(connector.DecodeThenPrefill)
-	x := script(t, a, status(500), func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {
-		a.event <- connector.Event{}
-		gone(x, w, r, b)
-	})
-	require.Equal(t, 502, post(t, x.url, "/v1/completions", completion("a", "")).status)
-	require.Eventually(t, func() bool { return strings.Contains(x.all(), "cancelled") }, 2*time.Second,
-		time.Millisecond)
-	require.Error(t, <-a.done, "whoever sent the event must be told")
 }
 
 func TestAnEventBetweenTheLegs(t *testing.T) {

@@ -203,16 +203,8 @@ func (t *telemetry) sessionEnded(a *attempt) {
 	}
 }
 
-// decided counts that a failed attempt is retried, or that it is not. The reason is "" if there was nothing to decide.
-func (t *telemetry) decided(x *exchange, reason string, e *Error) {
-	switch {
-	case reason == "":
-	case x.again:
-		t.tell(x, t.retries, "pd.retry", reason, e)
-	default:
-		t.notRetried(x, reason, e)
-	}
-}
+// retried counts that the last attempt is retried, once there are engines for it.
+func (t *telemetry) retried(x *exchange) { t.tell(x, t.retries, "pd.retry", x.why, x.failure) }
 
 func (t *telemetry) notRetried(x *exchange, reason string, e *Error) {
 	t.tell(x, t.unretried, "pd.retry.skipped", reason, e)

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package states
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+)
+
+var interleavings atomic.Int64
+
+// Each event happens at each point, in each order, streamed or not, through Do, the handler and steps. Where two legs
+// run at one time, Do reaches each pair of their points from both sides, and after the event either leg goes first.
+// Then each event happens once more at each point of what follows a failed first attempt.
+func TestEveryEventAtEveryPoint(t *testing.T) {
+	t.Run("all", func(t *testing.T) {
+		for _, s := range scenarios {
+			for _, entrance := range entrances {
+				for _, stream := range []bool{false, true} {
+					if !thorough && !stream && entrance != byDo {
+						continue
+					}
+					name := fmt.Sprintf("%s/%s/stream=%t", s.name, entrance, stream)
+					t.Run(name, func(t *testing.T) {
+						t.Parallel()
+						explore(t, path{scenario: s, entrance: entrance, stream: stream})
+					})
+				}
+			}
+		}
+	})
+	t.Logf("%d interleavings", interleavings.Load())
+}
+
+// node is a moment from which events are tried.
+type node struct {
+	moves []move
+	state seen
+}
+
+func key(moves []move) string { return fmt.Sprint(moves) }
+
+// run runs one path and reports rules that it breaks.
+func run(t *testing.T, p path) (r record, ok bool) {
+	t.Helper()
+	breaches := bubble(t, setting{protocol: p.scenario, attempts: p.attempts}, func(w *world) { r = p.follow(w) })
+	interleavings.Add(1)
+	if r.strange != "" {
+		breaches = append(breaches, r.strange)
+	}
+	for _, b := range slices.Compact(breaches) {
+		t.Errorf("%s\n  moves: %v\n  client: %s, attempts: %d, engines: %v", b, r.moves, r.told, r.attempts,
+			strings.Join(r.engines, "; "))
+	}
+	return r, len(breaches) == 0
+}
+
+// explore tries all events at all nodes of a scenario's undisturbed runs, and of the runs after a failed attempt.
+func explore(t *testing.T, base path) {
+	nodes := trunk(t, base, nil)
+	for _, n := range nodes {
+		disturb(t, base, n)
+	}
+	if !thorough && base.entrance != byHandler {
+		return
+	}
+	for _, first := range []move{"!P answers 500", "!D resets"} {
+		for _, n := range nodes {
+			if slices.Contains(n.state.possible, byMove[first]) && computing(n, first) {
+				for _, later := range trunk(t, base, append(slices.Clone(n.moves), first)) {
+					if len(later.moves) > len(n.moves) {
+						disturb(t, base, later)
+					}
+				}
+				break
+			}
+		}
+	}
+}
+
+// computing reports whether the leg that is to fail computes.
+func computing(n node, e move) bool {
+	return strings.Contains(n.state.waiting, byMove[e].role+" "+string(atCompute))
+}
+
+// trunk returns the moments of runs that begin with these moves and go on undisturbed. With two legs at one time there
+// are several such runs: the lead may go ahead by any number of steps.
+func trunk(t *testing.T, base path, moves []move) []node {
+	leads, most := []string{prefillRole}, 1
+	if base.scenario.beside() {
+		leads, most = []string{prefillRole, decodeRole}, len(points)
+		if len(moves) > 0 || !thorough || base.entrance != byDo {
+			leads, most = []string{prefillRole, decodeRole}, 3
+		}
+	}
+	var nodes []node
+	known := map[string]bool{}
+	for _, lead := range leads {
+		for turns := range most {
+			p := base
+			p.moves, p.lead, p.turns = moves, lead, turns
+			r, ok := run(t, p)
+			if !ok {
+				return nodes
+			}
+			if r.told != served {
+				t.Errorf("an undisturbed request got %s: %v", r.told, r.moves)
+			}
+			for i := len(moves); i < len(r.moves); i++ {
+				if k := key(r.moves[:i]); !known[k] {
+					known[k] = true
+					nodes = append(nodes, node{r.moves[:i], r.states[i]})
+				}
+			}
+		}
+	}
+	return nodes
+}
+
+// disturb tries all events at a node.
+func disturb(t *testing.T, base path, n node) {
+	for _, e := range n.state.possible {
+		leads := []string{prefillRole}
+		if base.scenario.beside() && thorough && base.entrance == byDo {
+			leads = append(leads, decodeRole)
+		}
+		for _, lead := range leads {
+			p := base
+			p.moves, p.lead = append(slices.Clone(n.moves), e.move()), lead
+			r, ok := run(t, p)
+			if ok {
+				expectOf(t, e, n, r)
+			}
+		}
+	}
+}
+
+// expectOf checks what the client got of an event.
+func expectOf(t *testing.T, e *event, n node, r record) {
+	t.Helper()
+	if r.strange != "" {
+		return
+	}
+	allowed := e.means
+	switch {
+	case n.state.first:
+		allowed = e.later
+	case e.role != "" && slices.ContainsFunc(n.moves, func(m move) bool { return byMove[m] != nil }):
+		allowed = slices.Concat(allowed, lastAttempt[e.role])
+	}
+	if slices.Contains(allowed, r.told) {
+		return
+	}
+	t.Errorf("%s, at %q: the client got %q, not %q\n  moves: %v\n  attempts: %d, engines: %v", e.move(),
+		n.state.waiting, r.told, allowed, r.moves, r.attempts, strings.Join(r.engines, "; "))
+}
+
+// lastAttempt is what the client may get if an engine of the last attempt fails: D's own status is the client's to see.
+var lastAttempt = map[string][]string{
+	prefillRole: {"502 prefill_failed", "502 transfer_missing"},
+	decodeRole:  {"502 decode_failed", "500 decode_failed", "503 decode_failed", "500 c", "502 c", "503 c"},
+}

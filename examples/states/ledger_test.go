@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package states
+
+import (
+	"context"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+// ledger has the books of a world: what the engines were sent, and what the flow told its observers. check compares
+// them, by the rules that nothing may break.
+type ledger struct {
+	mu       sync.Mutex
+	breaches []string
+	handoffs map[string]*handoff
+	seen     map[string]int // legs that engines have read, by role, room and handoff
+	sessions map[string]*session
+	requests map[string][]*session // by request id, in their order
+	picks    []*choiceOf
+	spans    spans
+	meter    meter
+	unpicked map[string]int // picks that found nothing, by request id
+	measured int            // legs that were begun and described
+}
+
+func (b *ledger) init() {
+	b.handoffs, b.seen = map[string]*handoff{}, map[string]int{}
+	b.unpicked = map[string]int{}
+	b.sessions, b.requests = map[string]*session{}, map[string][]*session{}
+	b.meter.init()
+}
+
+// handoff is KV that P holds for D.
+type handoff struct {
+	prompt string
+	leg    *leg
+	until  time.Time // end of the lease; zero while P still sends its response
+	used   int
+}
+
+// session is what observers and the connector were told of one attempt.
+type session struct {
+	id                            string
+	started, ended                int
+	legsStarted, legsEnded        [2]int
+	expected, expectDone, cleaned int
+	out                           pdflow.Outcome
+}
+
+// choiceOf is one pick.
+type choiceOf struct {
+	done, prefillDone int
+	session           string
+	declined          bool // nothing was sent
+}
+
+// note changes what is known of a session.
+func (b *ledger) note(id string, f func(*session)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := b.sessions[id]
+	if s == nil {
+		s = &session{id: id}
+		b.sessions[id] = s
+	}
+	f(s)
+}
+
+func legIndex(k pdflow.LegKind) int {
+	if k == pdflow.LegDecode {
+		return 1
+	}
+	return 0
+}
+
+func (w *world) observer() pdflow.Observer {
+	return pdflow.Observer{
+		SessionStart: func(_ context.Context, s *connector.Session) {
+			w.note(s.ID, func(b *session) {
+				b.started++
+				w.requests[s.RequestID] = append(w.requests[s.RequestID], b)
+			})
+		},
+		SessionEnd: func(_ context.Context, o *pdflow.Outcome) {
+			w.note(o.Session.ID, func(b *session) { b.ended++; b.out = *o })
+		},
+		LegStart: func(_ context.Context, s *connector.Session, leg pdflow.LegKind) {
+			w.note(s.ID, func(b *session) {
+				b.legsStarted[legIndex(leg)]++
+				if b.ended > 0 {
+					w.breaches = append(w.breaches, "a leg began after its session's end")
+				}
+			})
+		},
+		LegEnd: func(_ context.Context, s *connector.Session, o *pdflow.LegOutcome, _ *connector.PrefillResult) {
+			w.note(s.ID, func(b *session) {
+				b.legsEnded[legIndex(o.Leg)]++
+				if !o.Start.IsZero() {
+					w.measured++
+				}
+				if b.ended > 0 {
+					w.breaches = append(w.breaches, "a leg ended after its session's end")
+				}
+			})
+		},
+	}
+}
+
+// counted counts the ends of a picker's choices.
+type counted struct {
+	pdflow.Picker
+	w *world
+}
+
+func (c *counted) Changed() <-chan struct{} {
+	return c.Picker.(interface{ Changed() <-chan struct{} }).Changed()
+}
+
+func (c *counted) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+	p, err := c.Picker.Pick(ctx, in)
+	if err != nil {
+		c.w.ledger.mu.Lock()
+		c.w.unpicked[in.RequestID]++
+		c.w.ledger.mu.Unlock()
+		return p, err
+	}
+	b := &choiceOf{}
+	c.w.ledger.mu.Lock()
+	c.w.picks = append(c.w.picks, b)
+	c.w.ledger.mu.Unlock()
+	done, prefillDone := p.Done, p.PrefillDone
+	p.Done = func(o *pdflow.Outcome) {
+		c.w.ledger.mu.Lock()
+		b.done++
+		b.session = o.Session.ID
+		if b.declined = o.Prefill.Start.IsZero() && o.Decode.Start.IsZero() && c.w.sessions[b.session] == nil; b.declined {
+			c.w.unpicked[in.RequestID]++ // it named the engine at which the last prefill ran out of time
+		}
+		c.w.ledger.mu.Unlock()
+		if done != nil {
+			done(o)
+		}
+	}
+	p.PrefillDone = func(o *pdflow.LegOutcome) {
+		c.w.ledger.mu.Lock()
+		if b.prefillDone++; b.done > 0 {
+			c.w.breaches = append(c.w.breaches, "PrefillDone was called after Done")
+		}
+		c.w.ledger.mu.Unlock()
+		if prefillDone != nil {
+			prefillDone(o)
+		}
+	}
+	return p, nil
+}
+
+// made is P's response, whose handoff goes into the books.
+func (w *world) made(l *leg) string {
+	params := ""
+	if w.protocol.hands() {
+		w.ledger.mu.Lock()
+		id := "kv-" + strconv.Itoa(len(w.handoffs)) + "-" + l.room
+		w.handoffs[id] = &handoff{prompt: l.prompt, leg: l}
+		w.ledger.mu.Unlock()
+		params = `,"kv_transfer_params":{"handoff":"` + id + `"}`
+	}
+	return `{"choices":[{"index":0,"text":"t","finish_reason":"length"}],"usage":{"prompt_tokens":7}` + params + `}`
+}
+
+// asked enters a request that an engine has read, and that the gateway began to send then.
+func (w *world) asked(l *leg, id string, then time.Time) {
+	c := w.clientOf(l.prompt)
+	w.ledger.mu.Lock()
+	defer w.ledger.mu.Unlock()
+	breach := func(text string) { w.breaches = append(w.breaches, l.role+": "+text) }
+	key := l.role + l.room + id
+	if w.seen[key]++; w.seen[key] > 1 {
+		breach("the same leg of a session was sent twice")
+	}
+	if l.room == "" || c == nil {
+		breach("a leg without a room or prompt")
+		return
+	}
+	if c.returned {
+		breach("a leg was sent after the request's end")
+	}
+	if c.first && c.session != l.room {
+		breach("an attempt was made after the first byte")
+	}
+	c.session = l.room
+	if l.role == prefillRole {
+		return
+	}
+	switch h := w.handoffs[id]; {
+	case id == "" && w.protocol.order == connector.PrefillThenDecode:
+		breach("decode was sent without a handoff")
+	case id == "":
+	case h == nil:
+		breach("decode got a handoff that nobody has made")
+	default:
+		if h.used++; h.used > 1 {
+			breach("a handoff was used twice")
+		}
+		if h.prompt != l.prompt {
+			breach("a handoff was used for another prompt")
+		}
+		if !h.until.IsZero() && then.After(h.until) {
+			breach("a handoff was sent past its lease")
+		}
+	}
+}
+
+// leased starts the leases of a prefill leg's handoffs: P has sent its response.
+func (w *world) leased(l *leg) {
+	w.ledger.mu.Lock()
+	defer w.ledger.mu.Unlock()
+	for _, h := range w.handoffs {
+		if h.leg == l {
+			h.until = time.Now().Add(leaseTime)
+		}
+	}
+}
+
+// check compares the books at the end.
+func (b *ledger) check(w *world) {
+	legsStarted, sessions := 0, 0
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	breach := func(text string) { b.breaches = append(b.breaches, text) }
+	for _, s := range b.sessions {
+		sessions += s.started
+		legsStarted += s.legsStarted[0] + s.legsStarted[1]
+		if s.started != 1 || s.ended != 1 {
+			breach("a session began " + strconv.Itoa(s.started) + " times and ended " + strconv.Itoa(s.ended))
+		}
+		if s.legsStarted != s.legsEnded {
+			breach("not every leg that began was told to end once")
+		}
+		if s.expected != s.expectDone {
+			breach("done of an event was called " + strconv.Itoa(s.expectDone) + " times for " +
+				strconv.Itoa(s.expected) + " expected events")
+		}
+		if failed := s.out.Err != nil; failed && s.cleaned != 1 || !failed && s.cleaned != 0 {
+			breach("a session was cleaned up " + strconv.Itoa(s.cleaned) + " times")
+		}
+	}
+	declined := 0
+	for _, p := range b.picks {
+		if p.done != 1 {
+			breach("Done was called " + strconv.Itoa(p.done) + " times")
+			continue
+		}
+		if p.declined {
+			declined++
+			continue
+		}
+		if s := b.sessions[p.session]; s == nil || p.prefillDone != s.legsStarted[0] {
+			breach("PrefillDone was called " + strconv.Itoa(p.prefillDone) + " times")
+		}
+	}
+	if len(b.picks) != sessions+declined {
+		breach("not every pick became a session")
+	}
+	for id, list := range b.requests {
+		for i, s := range list {
+			// A request may end before the attempt that was to follow.
+			between := w.byID(id).between() || b.unpicked[id] > 0
+			if last := i == len(list)-1; s.out.Final && !last || last && !s.out.Final && !between {
+				breach("Final is not told of the last attempt, and of no other")
+			}
+		}
+		if len(list) > maxAttempts {
+			breach("more attempts than allowed")
+		}
+	}
+	b.spans.check(breach, len(w.clients), legsStarted)
+	b.meter.check(breach, map[string]int{"pd.request.duration": len(w.clients), "pd.sessions.created": sessions,
+		"pd.leg.duration": b.measured})
+	n, more := b.meter.count("pd.retries"), sessions-len(b.requests)
+	if n != more {
+		breach(strconv.Itoa(n) + " retries were counted, of " + strconv.Itoa(more))
+	}
+	unread := 0
+	for _, h := range b.handoffs {
+		if h.used == 0 && !h.until.IsZero() {
+			unread++
+		}
+	}
+	if n := b.meter.count("pd.sessions.expired"); n < unread && w.protocol.hands() {
+		breach("KV that waits for its lease was not counted: " + strconv.Itoa(n) + " of " + strconv.Itoa(unread))
+	}
+}
+
+// expect are the statuses of the errors' codes, as the gateway's contract has them. An engine's own status, which
+// passes, is not among them.
+var expect = map[pdflow.Code]int{
+	pdflow.CodePrefillFailed: 502, pdflow.CodeTransferMissing: 502, pdflow.CodeHandoffExpired: 502,
+	pdflow.CodeDecodeFailed: 502, pdflow.CodeTimeout: 504, pdflow.CodeNoEndpoint: 503, pdflow.CodeDraining: 503,
+}
