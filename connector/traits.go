@@ -55,9 +55,9 @@ type Traits struct {
 	// handoff's request, the flow sends D a further one with the same handoff, which D can parse and refuses.
 	RefusalReleases bool
 	// RefusalHolds is true if a vLLM D that refuses a request sent beside P's leg makes P wait for that leg's end by
-	// length. If P refuses the request, too, the flow has P compute two tokens in its place, unless D could not parse the
-	// body, which it says by the error type "Bad Request": of such a body P hears nothing. And the flow refuses a request
-	// without a prompt by itself.
+	// length. If P refuses the request, too, the flow has P compute two tokens in its place, unless D could not parse
+	// the body, which it says by the error type "Bad Request": of such a body P hears nothing. And the flow refuses a
+	// request without a prompt by itself.
 	RefusalHolds bool
 	// FailureStop is the stop_reason with which D ends a response that it gives up. The flow takes such a response for
 	// failed, unless the request itself has that text as a stop string, see [Request.StopsAt].

@@ -181,7 +181,6 @@ func heap() float64 {
 	return float64(m.HeapAlloc + m.StackInuse)
 }
 
-//nolint:lll // prose: one paragraph a line
 const memoryPage = `# Memory of requests in flight
 
 <!-- Written by: PDKIT_UPDATE=1 go test -run TestMemoryOfARequest ./pdflow -->

@@ -67,7 +67,8 @@ func TestASecondPrefillRunsBesideASlowOne(t *testing.T) {
 		"the first answers in time": {p0: quick, p1: quick, want: "p0,d0 1s; "},
 		"the first fails, later": {p0: after(3*time.Second, bad), p1: after(2*time.Second, replies(200)),
 			want: "p0,p1,d0 4s; hedge", told: "won"},
-		"the second fails":        {p0: after(3*time.Second, replies(200)), p1: bad, want: "p0,p1,d0 3s; hedge", told: "lost"},
+		"the second fails": {p0: after(3*time.Second, replies(200)), p1: bad, want: "p0,p1,d0 3s; hedge",
+			told: "lost"},
 		"the first fails at once": {p0: bad, p1: quick, want: "p0,p1,d0 1s; failed"},
 		"both fail, a third serves": {p0: after(3*time.Second, bad), p1: after(2*time.Second, bad), p2: quick,
 			engines: "p0 p1 p2 d0", want: "p0,p1,p2,d0 5s; hedge, failed", told: "won"},
@@ -78,7 +79,8 @@ func TestASecondPrefillRunsBesideASlowOne(t *testing.T) {
 			want: "d0,p0 5s; "},
 		"a short lease": {p0: slow, p1: quick, conn: &storing{lease: 30 * time.Second},
 			want: "p0,p1,d0 3s; hedge", told: "won"},
-		"a long lease":                 {p0: slow, p1: quick, conn: &storing{lease: 480 * time.Second}, want: "p0,d0 5s; "},
+		"a long lease": {p0: slow, p1: quick, conn: &storing{lease: 480 * time.Second},
+			want: "p0,d0 5s; "},
 		"nobody knows where the KV is": {p0: slow, p1: quick, conn: &fake{}, want: "p0,d0 5s; "},
 		"prefill reads decode's blocks": {p0: slow, p1: quick, conn: &storing{fromDecode: true},
 			want: "p0,d0 5s; "},
@@ -140,7 +142,8 @@ func TestTheSlowerPrefillIsCancelledBeforeDecodeServes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		var cancelled time.Duration
-		f := newFakeFleet(t, &storing{}, "p0 p1 d0", config.Retry{Hedge: time.Second}, func(host string, _ int) response {
+		f := newFakeFleet(t, &storing{}, "p0 p1 d0", config.Retry{Hedge: time.Second}, func(
+			host string, _ int) response {
 			switch host {
 			case "p0":
 				return func(r *http.Request) (*http.Response, error) {

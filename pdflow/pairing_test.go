@@ -192,7 +192,8 @@ func TestAPrefillThatTransfersNothingCancelsDecode(t *testing.T) {
 	r := post(t, x.url, "/v1/completions", completion("a", ""))
 	require.Equal(t, 502, r.status)
 	require.Contains(t, r.body, "transfer_missing")
-	require.Eventually(t, func() bool { return strings.Contains(x.all(), "cancelled") }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(x.all(), "cancelled") }, 10*time.Second,
+		time.Millisecond)
 }
 
 func TestAnEngineWhoseEntryLacksSomethingIsPassedOver(t *testing.T) {

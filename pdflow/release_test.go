@@ -48,7 +48,7 @@ func TestBlocksOfARequestThatDRefusesAreReleased(t *testing.T) {
 			}
 			require.Eventually(t, func() bool { return x.p.Stats().PinnedBlocks == 0 }, 5*time.Second, time.Millisecond)
 			assert.Zero(t, x.d.Stats().Transfers)
-			assert.EqualValues(t, 3, count.told.sum("pd.handoffs.released"))
+			assert.Equal(t, 3, count.told.sum("pd.handoffs.released"))
 			assert.Zero(t, count.told.sum("pd.sessions.expired"))
 			assert.NoError(t, x.p.CheckKV())
 			assert.NoError(t, x.d.CheckKV())

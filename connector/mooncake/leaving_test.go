@@ -52,7 +52,7 @@ func TestClientsThatLeaveDoNotStopThePrefillEngine(t *testing.T) {
 	ctx, stop := context.WithTimeout(t.Context(), 5*time.Second)
 	defer stop()
 	require.NoError(t, x.d.WaitIdle(ctx))
-	assert.EqualValues(t, 5, x.p.Stats().Running, "P's legs run on")
+	assert.Equal(t, 5, x.p.Stats().Running, "P's legs run on")
 	for _, o := range x.ended() {
 		assert.True(t, o.PrefillRuns)
 		assert.False(t, o.Orphan)

@@ -392,7 +392,8 @@ func TestAbilities(t *testing.T) {
 	assert.True(t, c.Traits().Orphans)
 	assert.True(t, c.Traits().PrefillFinishes)
 	assert.Equal(t, 480*time.Second, c.Traits().Lease)
-	serial := newConnector(t, &mooncake.Options{Dispatch: "serial", AbortTimeout: config.Duration(time.Minute)}).Traits()
+	serial := newConnector(t, &mooncake.Options{Dispatch: "serial",
+		AbortTimeout: config.Duration(time.Minute)}).Traits()
 	assert.Equal(t, connector.PrefillThenDecode, serial.Order)
 	assert.Equal(t, []connector.Order{connector.Together}, serial.OtherOrders)
 	assert.Equal(t, time.Minute, serial.Lease)

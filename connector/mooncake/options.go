@@ -29,8 +29,8 @@ type Options struct {
 	// EngineTTL is how long a bootstrap server's response is used. Keep it shorter than the time that an engine takes
 	// to start: D hangs on the id of an engine that it once knew and that is gone.
 	EngineTTL *config.Duration `json:"engineTTL"`
-	// Dispatch is together (default), or serial: P, then D. Serial takes longer by D's queue, and D asks P only for what
-	// P has, so that no failed request holds a task of P.
+	// Dispatch is together (default), or serial: P, then D. Serial takes longer by D's queue, and D asks P only for
+	// what P has, so that no failed request holds a task of P.
 	Dispatch string `json:"dispatch"`
 	// AbortTimeout becomes VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT: how long P keeps blocks that nobody has read, and how
 	// long P waits for a prompt that D asks for. It must be longer than the longest prefill. Whole seconds.

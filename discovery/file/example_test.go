@@ -76,7 +76,7 @@ func ExampleContents() {
 		}
 		if err := os.WriteFile(path, []byte("second"), 0o600); err != nil {
 			fmt.Println(err)
-		return
+			return
 		}
 	}
 	// Output:

@@ -278,8 +278,9 @@ func TestAnUnchangedModelKeepsItsFlows(t *testing.T) {
 func TestARolloutGoesForthAndBack(t *testing.T) {
 	e, d := newEngine(t), newEngine(t)
 	config := func(weight int) string {
-		return gatewayYAML("") + pairYAML("m", e, d, fmt.Sprintf("  kvConnector: {type: http, timeouts: {connect: 30s, healthCheck: 30s}}\n"+
-			"  rollout: {weight: %d, kvConnector: {type: sharedstorage}}\n", weight))
+		return gatewayYAML("") + pairYAML("m", e, d, fmt.Sprintf(
+			"  kvConnector: {type: http, timeouts: {connect: 30s, healthCheck: 30s}}\n"+
+				"  rollout: {weight: %d, kvConnector: {type: sharedstorage}}\n", weight))
 	}
 	p := start(t, config(0))
 	tr := send(t, p.client+"/v1/completions", func(int64) string { return completion }, 200)
@@ -361,8 +362,9 @@ func TestAReloadKeepsAnnouncedEngines(t *testing.T) {
 	}
 	reaches(t, p, pe, de)
 	// the second change makes new connections, and so a new pool, at the listener that is there
-	for i, changed := range []string{config(3), strings.Replace(config(3), "retry:", "timeouts: {connect: 1s}, retry:", 1),
-		config(3)} {
+	for i, changed := range []string{
+		config(3), strings.Replace(config(3), "retry:", "timeouts: {connect: 1s}, retry:", 1), config(3),
+	} {
 		p.configure(changed)
 		p.logs(i+1, reloadedLine)
 		for range 20 {

@@ -138,7 +138,7 @@ func (c *counted) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, 
 		c.w.ledger.mu.Lock()
 		b.done++
 		b.session = o.Session.ID
-		if b.declined = o.Prefill.Start.IsZero() && o.Decode.Start.IsZero() && c.w.sessions[b.session] == nil; b.declined {
+		if b.declined = c.w.sessions[b.session] == nil; b.declined {
 			c.w.unpicked[in.RequestID]++ // it named the engine at which the last prefill ran out of time
 		}
 		c.w.ledger.mu.Unlock()

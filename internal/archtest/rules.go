@@ -119,6 +119,9 @@ type dependency struct {
 	why    string
 }
 
+// measuring are the packages that record metrics.
+var measuring = []string{"pdflow", "pdflow/admit", "pdflow/attest", "pdflow/reuse", "transport", "internal/..."}
+
 // dependencies must be the same as the table in CONTRIBUTING.md; a test compares go.mod with both.
 var dependencies = []dependency{
 	{"github.com/hashicorp/go-retryablehttp", []string{"transport"},
@@ -127,9 +130,9 @@ var dependencies = []dependency{
 		"it is for small documents on the way of a request; discovery and transport see none"},
 	{"github.com/tidwall/sjson", []string{"connector/...", "pdflow/...", "internal/..."},
 		"it is for small documents on the way of a request; discovery and transport see none"},
-	{"go.opentelemetry.io/otel", []string{"pdflow", "pdflow/admit", "pdflow/reuse", "pdflow/attest", "transport", "internal/..."},
+	{"go.opentelemetry.io/otel", measuring,
 		"the flow measures for all connectors alike; a connector only names"},
-	{"go.opentelemetry.io/otel/metric", []string{"pdflow", "pdflow/admit", "pdflow/reuse", "pdflow/attest", "transport", "internal/..."},
+	{"go.opentelemetry.io/otel/metric", measuring,
 		"the flow measures for all connectors alike; a connector only names"},
 	{"go.opentelemetry.io/otel/trace", []string{"pdflow", "transport", "internal/..."},
 		"the flow measures for all connectors alike; a connector only names"},

@@ -12,8 +12,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"go.opentelemetry.io/otel/sdk/metric"
-	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/discovery"
@@ -262,43 +260,6 @@ func TestAPanicOfThePickerLeavesTheQueueWhole(t *testing.T) {
 		f.prefill = []string{"p"}
 		assert.Zero(t, p.Queued())
 		pickOf(t, p)
-	})
-}
-
-func TestMetrics(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		reader := metric.NewManualReader()
-		p := newPicker(t, onePair(), &admit.Options{PrefillLimit: 1, Queue: 1,
-			MeterProvider: metric.NewMeterProvider(metric.WithReader(reader))})
-		x := pickOf(t, p)
-		picked := make(chan struct{})
-		go func() { pickOf(t, p); close(picked) }()
-		synctest.Wait()
-		_, err := p.Pick(t.Context(), &pdflow.PickInput{Attempt: 1})
-		overloaded(t, err)
-		read := func() map[string]metricdata.Aggregation {
-			var all metricdata.ResourceMetrics
-			require.NoError(t, reader.Collect(t.Context(), &all))
-			m := map[string]metricdata.Aggregation{}
-			for _, scope := range all.ScopeMetrics {
-				for _, one := range scope.Metrics {
-					m[one.Name] = one.Data
-				}
-			}
-			return m
-		}
-		m := read()
-		assert.EqualValues(t, 1, m["pd.admission.queued"].(metricdata.Sum[int64]).DataPoints[0].Value)
-		refused := m["pd.admission.refused"].(metricdata.Sum[int64]).DataPoints[0]
-		reason, _ := refused.Attributes.Value("pd.reason")
-		assert.EqualValues(t, 1, refused.Value)
-		assert.Equal(t, "queue_full", reason.AsString())
-		time.Sleep(2 * time.Second)
-		x.Done(&pdflow.Outcome{})
-		<-picked
-		m = read()
-		assert.InDelta(t, 2, m["pd.admission.wait"].(metricdata.Histogram[float64]).DataPoints[0].Sum, .001)
-		assert.Zero(t, m["pd.admission.queued"].(metricdata.Sum[int64]).DataPoints[0].Value)
 	})
 }
 

@@ -16,7 +16,6 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
-//nolint:lll // one paragraph of the page a line
 const tableHead = `# KV attestation: how soon a fault is named
 
 <!-- Written by: PDKIT_UPDATE=1 go test -run TheTable -timeout 60m ./pdflow/attest -->
@@ -31,7 +30,6 @@ pdflow/enginesim over HTTP, with connector nixl: the KV really moves, and a faul
 |---|---|---|---|---|---|---|---|
 `
 
-//nolint:lll // one paragraph of the page a line
 const drawnHead = `
 ## Drawn results
 

@@ -125,7 +125,7 @@ func (b *faultBook) strike(path string, body []byte) *server.Effect {
 				continue
 			}
 		}
-		if f.Share > 0 && rand.Float64() >= f.Share { //nolint:gosec // a simulation
+		if f.Share > 0 && rand.Float64() >= f.Share {
 			continue
 		}
 		if f.Count--; f.Count == 0 {

@@ -17,7 +17,7 @@ type AttestationMode string
 // The modes of an attestation.
 const (
 	AttestationReport     AttestationMode = "report"     // what is named is told, and serves on
-	AttestationQuarantine AttestationMode = "quarantine" // requests keep away from it while others of its role are there
+	AttestationQuarantine AttestationMode = "quarantine" // requests keep away from it while others are there
 )
 
 // UnmarshalJSON reads a mode, and YAML's false.

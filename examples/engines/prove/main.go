@@ -11,7 +11,7 @@
 //	prove -rescue [flags]                 break streams after each of their tokens: they go on byte for byte
 //	prove -verify [flags] [CONNECTOR...]  let pdctl verify judge each connector that runs on a CPU
 //	prove -today [flags]                  the same for some: those of each day, and those whose turn it is
-//	prove -attest [flags]                 flip bytes of KV in ExampleConnector's files, and let synthetic probes find it
+//	prove -attest [flags]                 flip bytes of KV in ExampleConnector's files: synthetic probes find it
 //	prove -wire [flags] [RECORDING...]    compare the engines' responses with the recorded ones
 //
 // It exits with 0 if all is proven, with 1 if it is not, and with 2 if it could not try. Start it with prove.sh, which
