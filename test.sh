@@ -18,11 +18,13 @@
 #               client, too
 #   fuzz        each fuzz target for FUZZTIME (5s; for a long run 10m, which is 9 hours in all)
 #   quickstart  examples/quickstart proves that KV is reused, and sees when it is not
-#   reliability examples/reliability, short: 60 s of chaos, a soak of some seconds, 500 slow streams at a time
+#   reliability examples/reliability, short: 60 s of chaos, a soak of some seconds, 500 slow streams at a time; the pages
+#               of faults and overload are as the code does
 #   bench       examples/bench, short: all responses checked, no figure beyond twice its target
 #   install     real engines into .engines, once: some minutes and 3 GB (only with -real)
-#   real        examples/engines proves reuse with them, and plays the faults (only with -real): nixl, lmcache and sglang,
-#               and of the other connectors those to which the day of the year turns; with -real-all, all of them and the encode stage
+#   real        examples/engines proves reuse with them, plays the faults and rescues streams (only with -real): nixl,
+#               lmcache and sglang, and of the other connectors those to which the day of the year turns; with -real-all,
+#               all of them, the encode stage and attestation
 #
 # Without a STEP all are run. What this machine cannot run is skipped and said. With CI=true nothing is but vulnerable,
 # where its database cannot be reached: real engines are included, and a step that cannot run has failed.
@@ -178,6 +180,7 @@ step_quickstart() {
 
 step_reliability() {
   [ "$(uname -s)" = Linux ] || skip "its engines have addresses that only Linux gives to loopback"
+  (cd examples && go test -count=1 ./states ./overload) # their pages, which the race detector's times would change
   go build -o "$TMP/reliability" ./examples/reliability
   "$TMP/reliability" chaos -for 60s
   "$TMP/reliability" soak -requests 2000
@@ -187,7 +190,7 @@ step_reliability() {
 step_bench() {
   [ "$(uname -s)" = Linux ] || skip "it reads CPU times from Linux"
   [ "$(nproc)" -ge 2 ] || skip "it needs two CPUs: one for the gateway, one for clients and engines"
-  go test -count=1 -run '^TestAllocationsOfARequest$' ./pdflow # bytes, too, which the race detector would change
+  go test -count=1 -run '^TestAllocationsOfARequest' ./pdflow # bytes, too, which the race detector would change
   go run ./examples/bench -quick
 }
 
@@ -207,9 +210,11 @@ step_install() {
 step_real() {
   can_have_engines
   examples/engines/prove.sh -all
+  examples/engines/prove.sh -rescue
   if [ $all = yes ]; then
     examples/engines/prove.sh -verify
     examples/engines/prove.sh -encode
+    examples/engines/prove.sh -attest
   else
     examples/engines/prove.sh -today
   fi
