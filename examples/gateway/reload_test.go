@@ -260,6 +260,7 @@ func TestAnUnchangedModelKeepsItsFlows(t *testing.T) {
 	}
 	p.configure("# a comment\n" + gatewayYAML("") + pairYAML("m", e, d, "") + pairYAML("n", e, d, retries(3)))
 	p.logs(1, reloadedLine)
+	p.logs(1, `msg="a ModelServer ends"`) // once the new one's engines are known
 	sessions := map[string]int{}
 	for _, m := range p.debug().Models {
 		sessions[m.Model] = len(m.Sessions)

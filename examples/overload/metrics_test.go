@@ -22,7 +22,12 @@ import (
 type onePair struct{}
 
 func (onePair) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
-	return pdflow.Pick{Prefill: discovery.Endpoint{ID: "p"}, Decode: discovery.Endpoint{ID: "d"}}, nil
+	p, err := discovery.New("http://p:1", discovery.RolePrefill)
+	if err != nil {
+		return pdflow.Pick{}, err
+	}
+	d, err := discovery.New("http://d:1", discovery.RoleDecode)
+	return pdflow.Pick{Prefill: p, Decode: d}, err
 }
 
 func TestMetricsOfAdmission(t *testing.T) {
