@@ -197,6 +197,8 @@ func differ(s schema, typ reflect.Type, path string) (faults []string) {
 			return []string{path + " is not free in form"}
 		}
 		return nil
+	case typ.Kind() == reflect.String && s["enum"] != nil && s["x-kubernetes-preserve-unknown-fields"] == true:
+		return nil // words of which YAML reads some as booleans
 	case typ.Kind() == reflect.String:
 		want = "string"
 	case typ.Kind() == reflect.Int:
