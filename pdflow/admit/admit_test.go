@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"net/url"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -26,7 +27,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type fleet struct {
 	prefill, decode []string
 	err             error
-	returned        int
+	returned        atomic.Int64
 }
 
 func (f *fleet) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
@@ -44,7 +45,7 @@ func (f *fleet) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, erro
 		return pdflow.Pick{}, f.err
 	}
 	return pdflow.Pick{Prefill: choose(f.prefill, discovery.RolePrefill),
-		Decode: choose(f.decode, discovery.RoleDecode), Done: func(*pdflow.Outcome) { f.returned++ }}, nil
+		Decode: choose(f.decode, discovery.RoleDecode), Done: func(*pdflow.Outcome) { f.returned.Add(1) }}, nil
 }
 
 func onePair() *fleet { return &fleet{prefill: []string{"p"}, decode: []string{"d"}} }
@@ -130,7 +131,7 @@ func TestAFullEngineIsPassedBy(t *testing.T) {
 	assert.Equal(t, []string{"p1d1", "p1d2", "p2d3"}, used)
 	_, err := p.Pick(t.Context(), &pdflow.PickInput{Attempt: 1})
 	overloaded(t, err)
-	assert.Equal(t, 1, f.returned, "a pick that is not used is given back")
+	assert.EqualValues(t, 1, f.returned.Load(), "a pick that is not used is given back")
 }
 
 func TestRefusalsOfTheQueue(t *testing.T) {

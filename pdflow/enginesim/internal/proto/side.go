@@ -153,6 +153,10 @@ func (s *side) give(pipe *core.Pipe, f core.Frame, m AskMessage) error {
 		ids[i] = int32(id)
 	}
 	blocks, prompt, known := kv.Leased(m.Request)
+	if m.Name != "" && !known { // who asked has left meanwhile, and has let go of them
+		Refuse(pipe, f)
+		return nil
+	}
 	kv.Ledger.Read(m.Request, ids, f.Key, blocks, prompt, known)
 	const atOnce = 64
 	for first := 0; first < len(ids); first += atOnce {
