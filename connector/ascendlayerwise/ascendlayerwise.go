@@ -124,7 +124,7 @@ func (c *Connector) Close() error {
 	return nil
 }
 
-// HealthCheck fails if the callback server has stopped by itself.
+// HealthCheck fails while the callback listener has failed. The connector binds its address again by itself.
 func (c *Connector) HealthCheck(context.Context) error {
 	if s := c.running(); s != nil {
 		return s.failure()

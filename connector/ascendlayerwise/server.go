@@ -13,6 +13,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/internal/listen"
+	"github.com/pdkit/pdkit/internal/relisten"
 )
 
 // callbackPath is a part of the URL that D gets. D itself appends nothing to that URL.
@@ -39,16 +40,14 @@ func acquire(ctx context.Context, address string) (*server, error) {
 	return s, nil
 }
 
-func serve(ln net.Listener) *server {
+func serve(ln *relisten.Listener) *server {
 	s := &server{ln: ln, waiters: newWaiters(), closing: make(chan struct{}), served: make(chan struct{})}
 	s.http = &http.Server{Handler: s, ReadHeaderTimeout: maxRead, ReadTimeout: maxRead, WriteTimeout: maxHold + maxRead,
 		IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
 	s.http.ErrorLog = nothingLogged
 	go func() {
 		defer close(s.served)
-		if err := s.http.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
-			s.failed.Store(true)
-		}
+		_ = s.http.Serve(ln) // it ends by end
 	}()
 	return s
 }
@@ -76,11 +75,10 @@ func (s *server) end() {
 // server receives callbacks at one address.
 type server struct {
 	*waiters
-	ln      net.Listener
+	ln      *relisten.Listener
 	http    *http.Server
 	closing chan struct{}
 	served  chan struct{}
-	failed  atomic.Bool
 	active  atomic.Int64
 	large   atomic.Int64 // bodies larger than smallEnough that are being read
 }
@@ -88,8 +86,8 @@ type server struct {
 func (s *server) address() string { return s.ln.Addr().String() }
 
 func (s *server) failure() error {
-	if s.failed.Load() {
-		return errors.New("ascendlayerwise: the callback server has stopped")
+	if err := s.ln.Err(); err != nil {
+		return errors.New("ascendlayerwise: the callback listener has failed and is being restarted: " + cause(err))
 	}
 	return nil
 }

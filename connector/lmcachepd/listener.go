@@ -6,12 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"sync"
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/internal/listen"
+	"github.com/pdkit/pdkit/internal/relisten"
 	"github.com/pdkit/pdkit/internal/zmtp"
 )
 
@@ -48,7 +48,7 @@ type waiter struct {
 
 // acquire returns the listener of an address. The first caller opens it. With port 0 each caller gets its own.
 func acquire(ctx context.Context, address string) (*listener, error) {
-	l, err := shared.Acquire(ctx, address, func(ln net.Listener) *listener {
+	l, err := shared.Acquire(ctx, address, func(ln *relisten.Listener) *listener {
 		l := &listener{waiting: map[string]*waiter{}}
 		l.Listener = zmtp.On(ln, zmtp.Config{
 			Socket: "PULL", Peers: []string{"PUSH"},
@@ -120,8 +120,11 @@ func (l *listener) counted() Notices {
 }
 
 func (l *listener) health() error {
-	if err := l.Err(); !errors.Is(err, zmtp.ErrClosed) {
-		return err
+	switch err := l.Err(); {
+	case errors.Is(err, zmtp.ErrClosed):
+		return errClosed
+	case err != nil:
+		return fmt.Errorf("lmcachepd: the notice listener has failed and is being restarted: %w", err)
 	}
-	return errClosed
+	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/relisten"
 	"github.com/pdkit/pdkit/internal/zmtp"
 )
 
@@ -115,7 +116,7 @@ func (s *Source) end(r *running) error {
 }
 
 func (r *running) openHTTP(ctx context.Context, address string, h http.Handler) error {
-	ln, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	ln, err := relisten.Listen(ctx, address)
 	if err != nil {
 		return err
 	}
@@ -138,7 +139,7 @@ func (r *running) openHTTP(ctx context.Context, address string, h http.Handler) 
 		},
 		ErrorLog: silent,
 	}
-	r.wg.Go(func() { _ = r.http.Serve(ln) }) // it ends by close; Serve retries failing accepts
+	r.wg.Go(func() { _ = r.http.Serve(ln) }) // it ends by close
 	return nil
 }
 

@@ -11,6 +11,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"github.com/pdkit/pdkit/internal/relisten"
 )
 
 const (
@@ -44,7 +46,7 @@ type Config struct {
 // Listener receives messages at one address.
 type Listener struct {
 	cfg    Config
-	ln     net.Listener
+	ln     *relisten.Listener
 	closed chan struct{}
 	once   sync.Once
 	wg     sync.WaitGroup
@@ -52,7 +54,6 @@ type Listener struct {
 	mu     sync.Mutex
 	peers  map[net.Conn]*peer
 	silent list.List // of net.Conn without a useful message, oldest first
-	failed error     // why accepting fails, or nil
 }
 
 // peer is an accepted connection.
@@ -63,7 +64,7 @@ type peer struct {
 
 // Listen opens a listener at HOST:PORT. ctx bounds only the opening. The caller must call Close.
 func Listen(ctx context.Context, address string, cfg Config) (*Listener, error) {
-	ln, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	ln, err := relisten.Listen(ctx, address)
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +72,7 @@ func Listen(ctx context.Context, address string, cfg Config) (*Listener, error) 
 }
 
 // On does what [Listen] does, with an open listener, which then belongs to the Listener.
-func On(ln net.Listener, cfg Config) *Listener {
+func On(ln *relisten.Listener, cfg Config) *Listener {
 	l := &Listener{cfg: cfg, ln: ln, closed: make(chan struct{}), peers: map[net.Conn]*peer{}}
 	l.wg.Go(l.accept)
 	return l
@@ -83,12 +84,19 @@ func (l *Listener) Addr() net.Addr { return l.ln.Addr() }
 // Done returns a channel that Close closes.
 func (l *Listener) Done() <-chan struct{} { return l.closed }
 
-// Err returns why no peer can be accepted at present, or nil. An error other than [ErrClosed] may pass.
+// Err returns why no peer can be accepted at present, or nil. After an error other than
+// [ErrClosed] the listener binds its address again by itself.
 func (l *Listener) Err() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.failed
+	select {
+	case <-l.closed:
+		return ErrClosed
+	default:
+		return l.ln.Err()
+	}
 }
+
+// Fail closes the socket as if it had died. Only tests call it.
+func (l *Listener) Fail() { l.ln.Fail() }
 
 // Close frees the address, ends all connections, and waits for all goroutines of the listener. It may be called several
 // times.
@@ -108,37 +116,17 @@ func (l *Listener) Close() {
 
 // accept accepts peers and serves each in a goroutine, so that none can stop the others.
 func (l *Listener) accept() {
-	pause := time.Duration(0)
 	for {
 		conn, err := l.ln.Accept()
-		switch {
-		case err == nil:
-			pause = 0
-			l.admit(conn)
-			continue
-		case errors.Is(err, net.ErrClosed):
-			l.mu.Lock()
-			l.failed = ErrClosed
-			l.mu.Unlock()
-			return
+		if err != nil {
+			return // only Close ends it
 		}
-		// Most likely there are no file descriptors left; other code may free some.
-		l.mu.Lock()
-		l.failed = err
-		l.mu.Unlock()
-		pause = min(max(2*pause, 5*time.Millisecond), time.Second)
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-l.closed:
-			timer.Stop()
-		}
+		l.admit(conn)
 	}
 }
 
 func (l *Listener) admit(conn net.Conn) {
 	l.mu.Lock()
-	l.failed = nil
 	select {
 	case <-l.closed:
 		l.mu.Unlock()

@@ -16,6 +16,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/internal/relisten"
 )
 
 // edited is the greeting with one byte changed.
@@ -109,13 +111,15 @@ func (p *pipes) Accept() (net.Conn, error) {
 	return conn, nil
 }
 
+func (p *pipes) Addr() net.Addr { return &net.TCPAddr{} }
+
 func (p *pipes) Close() error { p.once.Do(func() { close(p.conns) }); return nil }
 
 // A handshake has ten seconds; after it a peer may be silent for as long as it likes.
 func TestAHandshakeIsBoundedAndSilenceIsNot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, got, refused := &pipes{conns: make(chan net.Conn)}, make(chan string, 1), atomic.Int32{}
-		l := On(p, Config{
+		l := On(relisten.On(p), Config{
 			Socket: "PULL", Peers: []string{"PUSH"}, Refused: func() { refused.Add(1) },
 			Peer: func(<-chan struct{}) func([]byte) bool {
 				return func(body []byte) bool { got <- string(body); return true }

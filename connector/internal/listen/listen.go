@@ -8,6 +8,8 @@ import (
 	"context"
 	"net"
 	"sync"
+
+	"github.com/pdkit/pdkit/internal/relisten"
 )
 
 // Shared holds the values that listen, by address. The zero value is ready. It may be used concurrently.
@@ -24,7 +26,7 @@ type use struct {
 
 // Acquire returns the value that listens on an address. The first caller opens a listener, and serve makes the value
 // from it. With port 0 each caller gets a listener of its own. Each Acquire needs a Release. The error is the system's.
-func (s *Shared[T]) Acquire(ctx context.Context, address string, serve func(net.Listener) T) (T, error) {
+func (s *Shared[T]) Acquire(ctx context.Context, address string, serve func(*relisten.Listener) T) (T, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	key, alone := canonical(ctx, address)
@@ -32,7 +34,7 @@ func (s *Shared[T]) Acquire(ctx context.Context, address string, serve func(net.
 		s.used[v].users++
 		return v, nil
 	}
-	ln, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	ln, err := relisten.Listen(ctx, address)
 	if err != nil {
 		var none T
 		return none, err

@@ -11,13 +11,15 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"github.com/pdkit/pdkit/internal/relisten"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-type server struct{ ln net.Listener }
+type server struct{ ln *relisten.Listener }
 
-func serve(ln net.Listener) *server { return &server{ln} }
+func serve(ln *relisten.Listener) *server { return &server{ln} }
 
 // free returns an address at which nobody listens.
 func free(t *testing.T) string {
@@ -79,7 +81,7 @@ func TestAnAddressThatIsTakenLeavesNothing(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	for _, address := range []string{ln.Addr().String(), "nonsense", "127.0.0.1:x" + strings.Repeat("y", 9)} {
-		_, err = s.Acquire(t.Context(), address, func(net.Listener) *server { t.Error("served"); return nil })
+		_, err = s.Acquire(t.Context(), address, func(*relisten.Listener) *server { t.Error("served"); return nil })
 		require.Error(t, err)
 	}
 	require.NoError(t, ln.Close())
