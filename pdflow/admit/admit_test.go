@@ -203,19 +203,21 @@ func TestThePaceOfTheQueueTellsTheWait(t *testing.T) {
 
 func TestADecodeEngineWithoutKVRoomGetsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		load := inspect.Load{At: time.Now(), KVUsage: .97}
+		var load atomic.Pointer[inspect.Load]
+		reads := func(usage float64) { load.Store(&inspect.Load{At: time.Now(), KVUsage: usage}) }
+		reads(.97)
 		p := newPicker(t, onePair(), &admit.Options{Load: func(id string) inspect.Load {
 			if id != "d" {
 				return inspect.Load{}
 			}
-			return load
+			return *load.Load()
 		}})
 		pickOf(t, p) // an engine that runs nothing must get something, or its cache would never empty
 		start := time.Now()
-		go func() { time.Sleep(time.Second); load = inspect.Load{At: time.Now(), KVUsage: .5} }()
+		go func() { time.Sleep(time.Second); reads(.5) }()
 		pickOf(t, p)
 		assert.InDelta(t, 1, time.Since(start).Seconds(), .1, "the queue notices the room")
-		load = inspect.Load{At: time.Now(), KVUsage: 1}
+		reads(1)
 		time.Sleep(time.Minute)
 		pickOf(t, p) // so old a reading says nothing
 	})
