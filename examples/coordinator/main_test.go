@@ -154,7 +154,9 @@ func TestAStreamThatBreaksIsCut(t *testing.T) {
 	require.NoError(t, err)
 	defer resp.Body.Close()
 	_, err = io.ReadAll(resp.Body)
-	require.Error(t, err)
+	if resp.StatusCode != http.StatusBadGateway { // the reset may also overtake what was sent before it
+		require.Error(t, err)
+	}
 }
 
 func TestAClientThatLeavesEndsTheLeg(t *testing.T) {
