@@ -104,9 +104,21 @@ func (s *streams) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	_ = pause(ctx, 6*time.Second) // idle connections to engines end after 5 s
-	s.after, err = s.fleet.gauges(ctx)
+	// Idle connections to engines end after 5 s, and what is left then is told.
+	_ = eventually(ctx, 30*time.Second, "", func() error {
+		if s.after, err = s.fleet.gauges(ctx); err != nil {
+			return err
+		}
+		return s.leaks()
+	})
 	return err
+}
+
+func (s *streams) leaks() error {
+	if s.after.goroutines > s.before.goroutines+slack || s.after.descriptors > s.before.descriptors+slack {
+		return fmt.Errorf("the gateway leaks: %+v, before %+v", s.after, s.before)
+	}
+	return nil
 }
 
 func (s *streams) err() error {
@@ -117,10 +129,7 @@ func (s *streams) err() error {
 	if s.during.sessions != s.open {
 		errs = append(errs, fmt.Errorf("%d sessions at a time in place of %d", s.during.sessions, s.open))
 	}
-	if s.after.goroutines > s.before.goroutines+slack || s.after.descriptors > s.before.descriptors+slack {
-		errs = append(errs, fmt.Errorf("the gateway leaks: %+v, before %+v", s.after, s.before))
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, s.leaks())...)
 }
 
 func (s *streams) report(w io.Writer) {
