@@ -211,7 +211,7 @@ func (x *exchange) attempt(n int, mode Mode) (*Body, *Error) {
 	x.phase.Store(phasePick)
 	again := x.again
 	x.again = false
-	pick, e := x.pick(n, mode)
+	pick, e := x.pick(x.ctx, n, mode)
 	if e == nil {
 		e = x.admit(&pick)
 	} else if again && e.Code == CodeNoEndpoint {
@@ -250,7 +250,7 @@ func (x *exchange) attempt(n int, mode Mode) (*Body, *Error) {
 	return body, nil
 }
 
-func (x *exchange) pick(n int, mode Mode) (Pick, *Error) {
+func (x *exchange) pick(ctx context.Context, n int, mode Mode) (Pick, *Error) {
 	if x.given != nil {
 		return *x.given, nil
 	}
@@ -264,7 +264,7 @@ func (x *exchange) pick(n int, mode Mode) (Pick, *Error) {
 		s := &connector.Session{API: x.req.API, Model: x.req.Model, RequestID: x.id, Request: x.req}
 		in.Encode = len(x.f.encoder.Items(s))
 	}
-	pick, e := x.f.pick(x.ctx, in)
+	pick, e := x.f.pick(ctx, in)
 	switch {
 	case e != nil:
 	case pick.Decode.URL == nil:

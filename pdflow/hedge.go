@@ -93,7 +93,7 @@ func (x *exchange) runHedged(a *attempt, mode Mode) (*attempt, *Body, *Error) {
 			break
 		}
 		defer x.f.budget.release()
-		if b := x.second(a, mode); b != nil {
+		if b := x.second(r, first, mode); b != nil {
 			return x.await(r, first, r.start(b))
 		}
 		x.f.tel.hedged(x, retryNoPair)
@@ -102,20 +102,30 @@ func (x *exchange) runHedged(a *attempt, mode Mode) (*attempt, *Body, *Error) {
 	return a, first.body, first.e
 }
 
-// second returns an attempt at another prefill engine, nil if there is none.
-func (x *exchange) second(first *attempt, mode Mode) *attempt {
-	avoid := x.avoid
-	x.avoid = append(slices.Clip(avoid), first.s.Prefill.ID)
-	pick, e := x.pick(first.s.Attempt, mode)
+// second returns an attempt at another prefill engine, nil if there is none before the first one's prefill has ended.
+func (x *exchange) second(r *race, first *racer, mode Mode) *attempt {
+	ctx, stop := context.WithCancel(x.ctx)
+	defer stop()
+	go func() { // a picker may wait for an engine
+		defer stop()
+		select {
+		case <-first.done:
+		case <-r.decided:
+		case <-ctx.Done():
+		}
+	}()
+	s, avoid := first.a.s, x.avoid
+	x.avoid = append(slices.Clip(avoid), s.Prefill.ID)
+	pick, e := x.pick(ctx, s.Attempt, mode)
 	x.avoid = avoid
 	if e != nil {
 		return nil
 	}
-	if pick.Prefill.URL == nil || pick.Prefill.ID == first.s.Prefill.ID {
+	if pick.Prefill.URL == nil || pick.Prefill.ID == s.Prefill.ID || ctx.Err() != nil {
 		x.decline(&pick)
 		return nil
 	}
-	return newAttempt(x, first.s.Attempt, mode, pick)
+	return newAttempt(x, s.Attempt, mode, pick)
 }
 
 // await waits until one of two attempts has prefilled or failed, cancels the loser, and waits for the other.

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,7 +17,9 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
 // storing is a connector that moves KV through a store, or offers it for a lease; with fromDecode P reads an earlier
@@ -192,4 +195,52 @@ func TestSecondPrefillsKeepToTheBudget(t *testing.T) {
 		require.InDelta(t, 100, len(f.sent())-2*500, 20)
 		require.Positive(t, f.told.count("pd.hedges /budget"))
 	})
+}
+
+// crowded is a picker whose second pick waits until its context ends, as where requests are admitted.
+type crowded struct {
+	pdflow.Picker
+	picks   atomic.Int32
+	late    bool // it has a pick even then
+	waiting time.Duration
+}
+
+func (c *crowded) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+	if c.picks.Add(1) > 1 {
+		began := time.Now()
+		select {
+		case <-time.After(time.Minute):
+		case <-ctx.Done():
+		}
+		if c.waiting = time.Since(began); !c.late {
+			return pdflow.Pick{}, ctx.Err()
+		}
+	}
+	return c.Picker.Pick(ctx, in)
+}
+
+// A second prefill that waits for an engine does not hold up the response of the first.
+func TestTheFirstPrefillDoesNotWaitForThePickOfTheSecond(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			open := &openPicks{Picker: pick.New(setOf(t, endpoint(t, "http://p0", discovery.RolePrefill),
+				endpoint(t, "http://p1", discovery.RolePrefill), endpoint(t, "http://d0", discovery.RoleDecode)), pick.RoundRobin(),
+				pick.WithSeed(1))}
+			picker := &crowded{Picker: open, late: late}
+			f := &fakeFleet{n: map[string]int{}, answer: func(string, int) response {
+				return after(2*time.Second, replies(200))
+			}}
+			var err error
+			f.flow, err = pdflow.New(&storing{}, picker, pdflow.WithTransport(f),
+				pdflow.WithRetry(config.Retry{Hedge: time.Second}))
+			require.NoError(t, err)
+			began := time.Now()
+			require.NoError(t, f.do(`{"prompt":"hi"}`))
+			require.Equal(t, 4*time.Second, time.Since(began), "prefill and decode")
+			require.Equal(t, time.Second, picker.waiting)
+			require.Len(t, f.sent(), 2, "no second prefill")
+			require.NoError(t, f.flow.Shutdown(t.Context()))
+			require.Zero(t, open.open.Load())
+		})
+	}
 }
