@@ -266,6 +266,27 @@ func TestAPanicOfThePickerLeavesTheQueueWhole(t *testing.T) {
 	})
 }
 
+// bursting is a picker whose picks panic where their ends are told.
+type bursting struct{ pdflow.Picker }
+
+func (b bursting) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+	x, err := b.Picker.Pick(ctx, in)
+	x.PrefillDone = func(*pdflow.LegOutcome) { panic("prefill") }
+	x.Done = func(*pdflow.Outcome) { panic("done") }
+	return x, err
+}
+
+func TestAPanicAtTheEndOfAPickGivesItsPlacesBack(t *testing.T) {
+	p, err := admit.New(bursting{onePair()}, &admit.Options{PrefillLimit: 1, DecodeLimit: 1, Queue: -1})
+	require.NoError(t, err)
+	defer p.Close()
+	for range 3 {
+		x := pickOf(t, p)
+		assert.Panics(t, func() { x.PrefillDone(&pdflow.LegOutcome{}) })
+		assert.Panics(t, func() { x.Done(&pdflow.Outcome{}) })
+	}
+}
+
 func TestNewRefusesWhatMakesNoSense(t *testing.T) {
 	_, err := admit.New(nil, nil)
 	require.Error(t, err)

@@ -140,32 +140,36 @@ func (p *Picker) take(pick pdflow.Pick) pdflow.Pick {
 }
 
 func (x *place) prefillDone(o *pdflow.LegOutcome) {
+	var s *sample
+	if o != nil && o.Err == nil {
+		s = &sample{took: o.Duration().Seconds()}
+	}
+	defer x.release(prefillRole, s) // also when the inner picker panics
 	if x.pick.PrefillDone != nil {
 		x.pick.PrefillDone(o)
 	}
-	if o != nil && o.Err == nil {
-		x.release(prefillRole, &sample{took: o.Duration().Seconds()})
-		return
-	}
-	x.release(prefillRole, nil)
 }
 
 func (x *place) done(o *pdflow.Outcome) {
+	defer x.release(decodeRole, sampled(o)) // also when the inner picker panics
+	defer x.release(prefillRole, nil)       // where the leg was never begun
 	if x.pick.Done != nil {
 		x.pick.Done(o)
 	}
-	x.release(prefillRole, nil) // where the leg was never begun
+}
+
+// sampled is what an attempt tells of its decode engine, nil if that is nothing.
+func sampled(o *pdflow.Outcome) *sample {
 	d := &o.Decode
 	if o.Err != nil || d.FirstByte.IsZero() || d.End.IsZero() {
-		x.release(decodeRole, nil)
-		return
+		return nil
 	}
 	s := &sample{took: d.FirstByte.Sub(d.Start).Seconds(), rest: d.End.Sub(d.FirstByte).Seconds()}
 	if o.Session == nil || o.Session.Request == nil || !o.Session.Request.Stream {
 		s.kind, s.rest = whole, 0 // the first byte comes after the last token
 		s.took /= float64(max(o.Usage.Output, 1))
 	}
-	x.release(decodeRole, s)
+	return s
 }
 
 // release gives a place back. It learns from s unless that is nil.
