@@ -224,8 +224,8 @@ func TestTheFirstPrefillDoesNotWaitForThePickOfTheSecond(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			open := &openPicks{Picker: pick.New(setOf(t, endpoint(t, "http://p0", discovery.RolePrefill),
-				endpoint(t, "http://p1", discovery.RolePrefill), endpoint(t, "http://d0", discovery.RoleDecode)), pick.RoundRobin(),
-				pick.WithSeed(1))}
+				endpoint(t, "http://p1", discovery.RolePrefill), endpoint(t, "http://d0", discovery.RoleDecode)),
+				pick.RoundRobin(), pick.WithSeed(1))}
 			picker := &crowded{Picker: open, late: late}
 			f := &fakeFleet{n: map[string]int{}, answer: func(string, int) response {
 				return after(2*time.Second, replies(200))
