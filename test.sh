@@ -18,8 +18,8 @@
 #               client, too
 #   fuzz        each fuzz target for FUZZTIME (5s; for a long run 10m, which is 9 hours in all)
 #   quickstart  examples/quickstart proves that KV is reused, and sees when it is not
-#   reliability examples/reliability, short: 60 s of chaos, a soak of some seconds, 500 slow streams at a time; the pages
-#               of faults and overload are as the code does
+#   reliability examples/reliability, short: 60 s of chaos, a soak of some seconds, 500 slow streams at a time; the page
+#               of faults is as the code does, and overload within its bounds
 #   bench       examples/bench, short: all responses checked, no figure beyond twice its target
 #   install     real engines into .engines, once: some minutes and 3 GB (only with -real)
 #   real        examples/engines proves reuse with them, plays the faults and rescues streams (only with -real): nixl,
@@ -180,7 +180,7 @@ step_quickstart() {
 
 step_reliability() {
   [ "$(uname -s)" = Linux ] || skip "its engines have addresses that only Linux gives to loopback"
-  (cd examples && go test -count=1 ./states ./overload) # their pages, which the race detector's times would change
+  (cd examples && go test -count=1 ./states ./overload) # the page of faults, which the race detector would change
   go build -o "$TMP/reliability" ./examples/reliability
   "$TMP/reliability" chaos -for 60s
   "$TMP/reliability" soak -requests 2000

@@ -26,10 +26,12 @@ func NewBudget(bytes int64) *Budget { return &Budget{most: bytes} }
 
 // Take takes n bytes, or none and returns false if so many are not left.
 func (b *Budget) Take(n int64) bool {
-	if b.inUse.Add(n) <= b.most {
-		return true
+	if n <= b.most { // else the sum might overflow
+		if b.inUse.Add(n) <= b.most {
+			return true
+		}
+		b.inUse.Add(-n)
 	}
-	b.inUse.Add(-n)
 	b.refused.Add(1)
 	return false
 }

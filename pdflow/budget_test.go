@@ -5,6 +5,7 @@ package pdflow_test
 import (
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -28,6 +29,15 @@ func ofSize(n int) string {
 }
 
 // A body is refused before it is read if the others in flight leave no room for it, and served afterwards.
+// A number of bytes that nobody can have is refused, and changes nothing.
+func TestABudgetRefusesWhatWouldOverflow(t *testing.T) {
+	b := pdflow.NewBudget(10)
+	require.True(t, b.Take(4))
+	require.False(t, b.Take(math.MaxInt64))
+	require.EqualValues(t, 4, b.InUse())
+	require.EqualValues(t, 1, b.Refused())
+}
+
 func TestBodiesInFlightAreBounded(t *testing.T) {
 	for _, length := range []string{"known", "unknown"} {
 		t.Run(length, func(t *testing.T) {

@@ -3,6 +3,7 @@
 package pdflow
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -15,6 +16,9 @@ import (
 // maxRunningOn is how many prefill legs of requests that are over a flow lets run on at one engine. More would be free
 // prefill for clients that leave. They are not cancelled: the engine gets no new pair until one has ended.
 const maxRunningOn = 32
+
+// ranOnLimit is how long a leg may run on where neither Timeouts.Prefill nor a lease says it.
+const ranOnLimit = 10 * time.Minute
 
 // ownLeg is a prefill leg that may run on after its attempt (connector.Traits.PrefillFinishes). It has a context of its
 // own. Until it is sent it ends with the attempt; from then on only its own time and a shutdown end it.
@@ -134,13 +138,15 @@ func (a *attempt) leavePrefill() {
 	defer l.mu.Unlock()
 	a.out.Prefill.Endpoint, a.out.PrefillRuns = a.s.Prefill.ID, true
 	a.f.runningOn.add(l)
-	if limit := a.f.limits.Prefill; limit > 0 {
-		left := limit - time.Since(l.started)
-		if left <= 0 { // the limit is what ended the attempt: P is slow, and cancelling it would free nothing
-			left = limit
-		}
-		l.timer = time.AfterFunc(left, func() { l.cancel(errPhaseTimeout) })
+	limit := a.f.limits.Prefill
+	if limit <= 0 { // nobody waits for the leg any more, so it has a limit
+		limit = cmp.Or(a.f.traits.Lease, ranOnLimit)
 	}
+	left := limit - time.Since(l.started)
+	if left <= 0 { // the limit is what ended the attempt: P is slow, and cancelling it would free nothing
+		left = limit
+	}
+	l.timer = time.AfterFunc(left, func() { l.cancel(errPhaseTimeout) })
 }
 
 // ended is the end of the leg's goroutine.

@@ -21,11 +21,14 @@ import (
 )
 
 // runsOn is a connector whose prefill legs finish once they are sent.
-type runsOn struct{ fake }
+type runsOn struct {
+	fake
+	lease time.Duration
+}
 
 func (f *runsOn) Traits() connector.Traits {
 	t := f.fake.Traits()
-	t.PrefillFinishes, t.Orphans = true, true
+	t.PrefillFinishes, t.Orphans, t.Lease = true, true, f.lease
 	return t
 }
 
@@ -69,7 +72,7 @@ func newFinishes(t *testing.T, d handler, opts ...pdflow.Option) *finishes {
 	t.Helper()
 	x := &finishes{p: newBusy(t), picker: &told{}}
 	p, computes := x.p.serve, make(chan struct{})
-	x.scripted = script(t, &runsOn{fake{order: connector.Together}}, func(s *scripted, w http.ResponseWriter,
+	x.scripted = script(t, &runsOn{fake: fake{order: connector.Together}}, func(s *scripted, w http.ResponseWriter,
 		r *http.Request, body string) {
 		select {
 		case <-computes:
@@ -88,7 +91,7 @@ func newFinishes(t *testing.T, d handler, opts ...pdflow.Option) *finishes {
 // use makes the flow's picker the one that is told of legs.
 func (x *finishes) use(t *testing.T, opts ...pdflow.Option) {
 	t.Helper()
-	flow, err := pdflow.New(&runsOn{fake{order: connector.Together}}, x.picker,
+	flow, err := pdflow.New(&runsOn{fake: fake{order: connector.Together}}, x.picker,
 		append([]pdflow.Option{pdflow.WithRetry(config.Retry{MaxAttempts: 1}),
 			pdflow.WithObserver(pdflow.Observer{SessionEnd: x.seen.SessionEnd})}, opts...)...)
 	require.NoError(t, err)
@@ -208,6 +211,19 @@ func TestAPrefillThatRunsOnHasItsTime(t *testing.T) {
 	assert.InDelta(t, 200, time.Since(begun).Milliseconds(), 150)
 }
 
+// Without a prefill timeout nobody would end the leg of a P that never answers, and P would get no pair any more.
+func TestAPrefillThatRunsOnEndsWithItsLease(t *testing.T) {
+	x := newFinishes(t, gone)
+	flow, err := pdflow.New(&runsOn{fake: fake{order: connector.Together}, lease: 200 * time.Millisecond}, x.picker,
+		pdflow.WithTimeouts(config.Timeouts{Prefill: config.None, Handoff: config.None}))
+	require.NoError(t, err)
+	ctx, leave := context.WithCancel(t.Context())
+	go func() { <-x.p.computes; leave() }()
+	require.ErrorIs(t, doers["Do"](ctx, t, flow, completion("a", "")), pdflow.CodeClientGone)
+	assert.Equal(t, "cancelled", <-x.p.ended)
+	require.NoError(t, flow.Shutdown(t.Context()))
+}
+
 // A leg that was not sent does not go out after its attempt.
 func TestAPrefillThatWasNotSentEndsWithItsAttempt(t *testing.T) {
 	x := newFinishes(t, gone)
@@ -306,7 +322,7 @@ func TestAnotherEngineServesMeanwhile(t *testing.T) {
 		free.Add(1)
 		answer(ok)(x, w, r, b)
 	})
-	flow, _ := newFlow(t, &runsOn{fake{order: connector.Together}}, []discovery.Endpoint{full, other, d})
+	flow, _ := newFlow(t, &runsOn{fake: fake{order: connector.Together}}, []discovery.Endpoint{full, other, d})
 	pdflow.LetRunOn(flow, 1)
 	ctx, leave := context.WithCancel(t.Context())
 	go func() { <-p.computes; leave() }()

@@ -163,7 +163,7 @@ func eachClient(t *testing.T, c connector.KVConnector, limits config.Timeouts,
 
 // With any round tripper, a leg that runs together with the other is written only when both legs have a connection.
 func TestLegsGoOutTogetherThroughAnyRoundTripper(t *testing.T) {
-	c := &runsOn{fake{order: connector.Together}}
+	c := &runsOn{fake: fake{order: connector.Together}}
 	for _, down := range []pdflow.LegKind{pdflow.LegPrefill, pdflow.LegDecode, ""} {
 		t.Run("down: "+string(down), func(t *testing.T) {
 			eachClient(t, c, config.Timeouts{}, func(t *testing.T, x *scripted, n *network, http2 bool) {
@@ -234,7 +234,7 @@ func TestARoundTripperWithoutHttptraceIsHeldAtItsBody(t *testing.T) {
 		return &http.Response{StatusCode: 200, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(ok)),
 			ContentLength: int64(len(ok)), Request: r}, nil
 	})
-	x = script(t, &runsOn{fake{order: connector.Together}}, answer(ok), answer(ok), pdflow.WithTransport(rt))
+	x = script(t, &runsOn{fake: fake{order: connector.Together}}, answer(ok), answer(ok), pdflow.WithTransport(rt))
 	require.Equal(t, 502, post(t, x.url, "/v1/completions", completion("a", "")).status)
 	require.Empty(t, body, "D's body was read although P is down")
 	require.False(t, last(x).Orphan)

@@ -159,6 +159,7 @@ type reader struct {
 	s     *Stream
 	src   io.Reader
 	in    []byte // read, and not yet a whole event
+	at    int    // how much of that has been searched for the event's end
 	out   []byte
 	taken int // of out
 	err   error
@@ -195,17 +196,21 @@ func (r *reader) fill() {
 	}
 	rest := r.in
 	for !r.s.done {
-		event, after, ok := sse.Next(rest)
+		event, after, ok := sse.NextFrom(rest, r.at)
 		if !ok {
+			r.at = max(0, len(rest)-2)
 			break
 		}
+		r.at = 0
 		whole := rest[:len(rest)-len(after)]
 		rest = after
 		if r.out, r.err = r.s.pass(r.out, whole, sse.Data(event)); r.err != nil {
 			return
 		}
 	}
-	r.in = append(r.in[:0], rest...)
+	if len(rest) < len(r.in) { // a large event is not moved for each piece of it
+		r.in = append(r.in[:0], rest...)
+	}
 	switch {
 	case r.s.done:
 		r.err = io.EOF

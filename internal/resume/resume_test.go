@@ -11,7 +11,9 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
+	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/internal/resume"
@@ -271,4 +273,20 @@ func TestGarbledStreams(t *testing.T) {
 		e.ids, e.chat = true, false
 		readAnything(t, garble(r.withIDs()), garble(e.stream(0)), r.chat)
 	}
+}
+
+// A large event is searched for its end once, in however many pieces it comes: else one of 7 MB, the ids of a prompt of
+// a million tokens, would cost seconds.
+func TestALargeEventIsSearchedOnce(t *testing.T) {
+	took := func(size int) time.Duration {
+		in := `data: {"choices":[{"text":"` + strings.Repeat("a", size) + `"}]}` + "\n\ndata: [DONE]\n\n"
+		begun := time.Now()
+		n, err := io.Copy(io.Discard, struct{ io.Reader }{resume.New(resume.Config{}).Reader(strings.NewReader(in))})
+		require.NoError(t, err)
+		require.Positive(t, n)
+		return time.Since(begun)
+	}
+	took(1 << 20)
+	small := took(1 << 20)
+	assert.Less(t, took(32<<20), 200*small, "32 times the size; searched again for each piece it is 1,000 times")
 }

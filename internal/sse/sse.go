@@ -15,10 +15,11 @@ import (
 var Done = []byte("[DONE]")
 
 // Next cuts the first whole event off b: the lines before an empty one, and what follows that.
-func Next(b []byte) (event, rest []byte, ok bool) { return nextFrom(b, 0) }
+func Next(b []byte) (event, rest []byte, ok bool) { return NextFrom(b, 0) }
 
-// nextFrom is Next for a b in which no event ends before i.
-func nextFrom(b []byte, i int) (event, rest []byte, ok bool) {
+// NextFrom is Next for a b in which no event ends before i: who reads a large event in many pieces searches each byte
+// once. What was searched in vain ends 2 bytes before the end of b.
+func NextFrom(b []byte, i int) (event, rest []byte, ok bool) {
 	for {
 		j := bytes.IndexByte(b[i:], '\n')
 		if j < 0 {
@@ -143,7 +144,7 @@ func (r *Rewriter) fill() {
 func (r *Rewriter) rewriteEvents() {
 	for {
 		in := r.in[r.from:]
-		event, rest, ok := nextFrom(in, r.at)
+		event, rest, ok := NextFrom(in, r.at)
 		if !ok {
 			r.at = max(0, len(in)-2) // a large event comes in many reads, and each byte is searched once
 			return
