@@ -48,6 +48,8 @@ func TestBodiesInFlightAreBounded(t *testing.T) {
 				<-hold
 				answer(ok)(s, w, r, body)
 			}, answer(ok), pdflow.WithBudget(budget))
+			release := sync.OnceFunc(func() { close(hold) })
+			t.Cleanup(release)
 			send := func() reply {
 				body := io.Reader(strings.NewReader(ofSize(100_000)))
 				if length == "unknown" {
@@ -77,7 +79,7 @@ func TestBodiesInFlightAreBounded(t *testing.T) {
 			assert.Equal(t, "overloaded", gjson.Get(r.body, "error.code").String(), r.body)
 			assert.Equal(t, "1", r.header.Get("Retry-After"))
 			assert.EqualValues(t, 1, budget.Refused())
-			close(hold)
+			release()
 			wg.Wait()
 			assert.Equal(t, 200, send().status)
 			require.Eventually(t, func() bool { return budget.InUse() == 0 }, 5*time.Second, time.Millisecond)

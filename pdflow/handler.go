@@ -141,6 +141,7 @@ func (f *front) fail(w http.ResponseWriter, r *http.Request, e *Error) {
 		}()
 	}
 	f.onError(w, r, e)
+	intake.Linger(w, r)
 }
 
 // modeHeaders are the values of X-PD-Mode, made once for all requests.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/passthrough"
 )
 
 // What hostile clients and broken engines do.
@@ -43,6 +44,34 @@ func TestAClientThatClosesItsSendingSideGetsNoFalseResponse(t *testing.T) {
 	require.NoError(t, c.CloseWrite())
 	got, _ := io.ReadAll(c)
 	require.Empty(t, string(got))
+}
+
+// net/http closes at once, with the body unread, if the client has asked for the connection's end. The reset that
+// follows took the error response from the client.
+func TestAClientThatAskedForTheEndSeesWhyItsBodyIsRefused(t *testing.T) {
+	x := script(t, &fake{}, answer(ok), answer(ok), pdflow.WithMaxBody(1000))
+	nowhere := func(string) (*passthrough.Engines, *pdflow.Error) { return nil, nil }
+	pass, err := passthrough.New(nowhere, &passthrough.Options{MaxBody: 1000})
+	require.NoError(t, err)
+	for path, url := range map[string]string{"/v1/completions": x.url, "/tokenize": serve(t, pass)} {
+		t.Run(path, func(t *testing.T) {
+			c := dial(t, url, "POST "+path+" HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"+
+				"Connection: close\r\nContent-Length: 3000\r\n\r\n")
+			r := bufio.NewReader(c)
+			resp, err := http.ReadResponse(r, nil)
+			require.NoError(t, err)
+			_, err = io.ReadAll(io.LimitReader(resp.Body, resp.ContentLength))
+			require.NoError(t, err)
+			require.Equal(t, 413, resp.StatusCode)
+			for range 3 {
+				time.Sleep(10 * time.Millisecond)
+				_, err = io.WriteString(c, strings.Repeat("a", 1000))
+				require.NoError(t, err, "the connection is closed while the client sends")
+			}
+			_, err = r.ReadByte()
+			require.ErrorIs(t, err, io.EOF)
+		})
+	}
 }
 
 func TestAnUnfinishedBodyDoesNotHoldItsConnection(t *testing.T) {

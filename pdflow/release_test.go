@@ -4,6 +4,7 @@ package pdflow_test
 
 import (
 	"context"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -95,10 +96,14 @@ func TestBlocksThatAreNotReleasedAreCounted(t *testing.T) {
 func TestPrefillsThatRanOnAreCounted(t *testing.T) {
 	for _, fails := range []bool{false, true} {
 		count := meters{told: &tally{counts: map[string]int{}}}
-		x := newFinishes(t, gone, pdflow.WithMeterProvider(count),
-			pdflow.WithTimeouts(config.Timeouts{Prefill: 200 * time.Millisecond}))
+		asked := make(chan struct{}) // else the client may leave before D is asked: then D does not wait for P
+		x := newFinishes(t, func(x *scripted, w http.ResponseWriter, r *http.Request, body string) {
+			close(asked)
+			gone(x, w, r, body)
+		}, pdflow.WithMeterProvider(count),
+			pdflow.WithTimeouts(config.Timeouts{Prefill: time.Second}))
 		ctx, leave := context.WithCancel(t.Context())
-		go func() { <-x.p.computes; leave() }()
+		go func() { <-x.p.computes; <-asked; leave() }()
 		require.ErrorIs(t, doers["Do"](ctx, t, x.flow, completion("a", "")), pdflow.CodeClientGone)
 		if !fails {
 			close(x.p.answer)

@@ -219,8 +219,21 @@ const leftover = time.Second
 
 // Closing makes net/http close the connection after a response that leaves some of the body unread. net/http reads on
 // for a while, so that the client sees the response. Without a deadline a slow client would hold the connection for
-// ever.
+// ever. Where the client asked for the connection's end, [Linger] must follow the response.
 func Closing(w http.ResponseWriter) {
 	w.Header().Set("Connection", "close")
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(leftover))
+}
+
+// Linger follows an error response. Where the client asked for the connection's end (Connection: close, HTTP/1.0),
+// net/http closes at once and leaves what is left of the body unread. The kernel then answers the client's next bytes
+// with a reset, and the client may never see the response. So Linger sends it and reads on, for leftover at most.
+func Linger(w http.ResponseWriter, r *http.Request) {
+	if !r.Close || r.ProtoMajor != 1 || r.Body == nil {
+		return
+	}
+	rc := http.NewResponseController(w)
+	if rc.Flush() == nil && rc.SetReadDeadline(time.Now().Add(leftover)) == nil {
+		_, _ = io.Copy(io.Discard, r.Body)
+	}
 }

@@ -207,5 +207,7 @@ func (h *Handler) fail(w http.ResponseWriter, r *http.Request, e *pdflow.Error, 
 	_ = rc.Flush()
 	if e.Code == pdflow.CodeClientGone {
 		cut.Abort(r)
+		return
 	}
+	intake.Linger(w, r)
 }
