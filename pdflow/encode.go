@@ -84,10 +84,11 @@ func (a *attempt) encodeItem(ctx context.Context, n int, item connector.Item) (j
 	a.watch.limit(a.f.limits.Prefill)                               // anew with each item
 	ep := a.pick.Encode[n%len(a.pick.Encode)]
 	o := &LegOutcome{Leg: LegEncode}
-	req, e := a.request(ctx, ep, leg, o)
+	req, text, e := a.request(ctx, ep, leg, o)
 	if e != nil {
 		return nil, e
 	}
+	defer text.over()
 	resp, err := a.x.door.send(ctx, a, o, req)
 	if err != nil {
 		return nil, a.encodeError(ctx, ep.ID, "send", err)

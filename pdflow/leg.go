@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
@@ -33,47 +34,91 @@ var blank = &http.Request{Method: http.MethodPost, Proto: "HTTP/1.1", ProtoMajor
 
 // request makes a leg's HTTP request. Its body is read from the client's own bytes and the leg's edits, without a copy.
 func (a *attempt) request(ctx context.Context, ep discovery.Endpoint, leg *connector.Leg, o *LegOutcome) (*http.Request,
-	*Error) {
-	body, size, err := legBody(leg)
-	if err != nil {
-		return nil, a.guard(o.Leg, "describe", func() error { return err })
+	*legText, *Error) {
+	text := legTexts.Get().(*legText)
+	if err := leg.Splice(&text.Segments); err != nil {
+		return nil, nil, a.guard(o.Leg, "describe", func() error { return err })
 	}
 	u := *ep.URL
 	u.Path += leg.Path()
 	h := a.x.legHeader(leg.Header())
 	a.f.tel.inject(ctx, h)
-	o.Endpoint, o.RequestBytes, o.Start = ep.ID, size, time.Now()
+	o.Endpoint, o.RequestBytes, o.Start = ep.ID, text.Len(), time.Now()
 	r := blank.WithContext(ctx)
-	r.URL, r.Host, r.Header, r.ContentLength = &u, u.Host, h, size
-	r.GetBody = body
-	r.Body, _ = body()
-	return r, nil
+	r.URL, r.Host, r.Header, r.ContentLength = &u, u.Host, h, text.Len()
+	if a.x.door.own {
+		r.GetBody = text.open
+	} else {
+		r.GetBody, text = text.leave(), nil
+	}
+	r.Body, _ = r.GetBody()
+	return r, text, nil
 }
 
 // smallBody is up to what size a leg's body is put together in one piece: round trippers send that together with its
 // head in one write. A large one is written from where it lies.
 const smallBody = 4 << 10
 
-var splices = sync.Pool{New: func() any { return new(jsonedit.Segments) }}
+// legText is a leg's body. pdkit's own transport copies it, or writes it from where it lies. The memory then serves
+// another leg, once every reader has read it to its end, and so looks at it no more.
+type legText struct {
+	jsonedit.Segments
+	unread atomic.Int32 // readers that are not at their end
+}
 
-// legBody returns what gives a leg's body, as often as it is asked for, and its size in bytes.
-func legBody(leg *connector.Leg) (body func() (io.ReadCloser, error), size int64, err error) {
-	s := splices.Get().(*jsonedit.Segments)
-	if err := leg.Splice(s); err != nil {
-		return nil, 0, err
+var legTexts = sync.Pool{New: func() any { return new(legText) }}
+
+func (t *legText) open() (io.ReadCloser, error) {
+	t.unread.Add(1)
+	return &legReader{t: t, Reader: *t.NewReader()}, nil
+}
+
+// over follows the end of sending, after which nobody opens the text again. t may be nil.
+func (t *legText) over() {
+	if t != nil && t.unread.Load() == 0 {
+		t.Reset()
+		legTexts.Put(t)
 	}
-	if size = s.Len(); size > smallBody {
-		return func() (io.ReadCloser, error) { return io.NopCloser(s.NewReader()), nil }, size, nil
+}
+
+// leave returns what gives the body to a round tripper of the host's, as often and as long as it is asked for.
+func (t *legText) leave() (body func() (io.ReadCloser, error)) {
+	if t.Len() > smallBody {
+		return func() (io.ReadCloser, error) { return io.NopCloser(t.NewReader()), nil }
 	}
-	whole := s.AppendTo(nil)
-	s.Reset()
-	splices.Put(s)
+	whole := t.AppendTo(nil)
+	t.over()
 	return func() (io.ReadCloser, error) {
 		r := new(wholeBody)
 		r.Reset(whole)
 		return r, nil
-	}, size, nil
+	}
 }
+
+type legReader struct {
+	jsonedit.Reader
+	t *legText
+}
+
+func (r *legReader) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	r.noteEnd(n > 0)
+	return n, err
+}
+
+func (r *legReader) WriteTo(w io.Writer) (int64, error) {
+	n, err := r.Reader.WriteTo(w)
+	r.noteEnd(n > 0)
+	return n, err
+}
+
+func (r *legReader) noteEnd(moved bool) {
+	if moved && r.Len() == 0 {
+		r.t.unread.Add(-1)
+	}
+}
+
+func (*legReader) Close() error { return nil }
 
 // wholeBody is a body in one piece.
 type wholeBody struct{ bytes.Reader }
@@ -116,10 +161,11 @@ func (a *attempt) sendPrefill(ctx context.Context, leg *connector.Leg, o *LegOut
 		defer a.watch.relax()
 	}
 	ctx = a.holdPrefill(ctx)
-	req, e := a.request(ctx, a.s.Prefill, leg, o)
+	req, text, e := a.request(ctx, a.s.Prefill, leg, o)
 	if e != nil {
 		return nil, e
 	}
+	defer text.over()
 	resp, err := a.x.door.send(ctx, a, o, req)
 	if err != nil {
 		return nil, a.sendError(ctx, LegPrefill, "send", err)
@@ -182,10 +228,11 @@ func (a *attempt) sendDecode(ctx context.Context, leg *connector.Leg, o *LegOutc
 	if a.rendezvous != nil {
 		ctx = a.rendezvous.hold(ctx, decodeSide)
 	}
-	req, e := a.request(ctx, a.s.Decode, leg, o)
+	req, text, e := a.request(ctx, a.s.Decode, leg, o)
 	if e != nil {
 		return nil, e
 	}
+	defer text.over()
 	resp, err := a.x.door.send(ctx, a, o, req)
 	a.sent = err == nil || transport.Classify(err) != transport.NotSent
 	if err != nil {

@@ -82,10 +82,11 @@ func (a *attempt) aside(ctx context.Context, to discovery.Endpoint, of *connecto
 	for _, h := range of.Header() {
 		leg.SetHeader(h.Name, h.Value)
 	}
-	req, e := a.request(ctx, to, leg, &LegOutcome{})
+	req, text, e := a.request(ctx, to, leg, &LegOutcome{})
 	if e != nil {
 		return 0
 	}
+	defer text.over()
 	resp, err := a.x.door.send(ctx, a, nil, req)
 	if err != nil {
 		return 0

@@ -17,6 +17,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"runtime"
 	"syscall"
 )
 
@@ -29,7 +30,10 @@ const (
 func main() {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, os.Interrupt, syscall.SIGHUP)
-	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr, signals))
+	floor := collector()
+	code := run(os.Args[1:], os.Stdout, os.Stderr, signals)
+	runtime.KeepAlive(floor)
+	os.Exit(code)
 }
 
 // run is the program: it returns its exit code.
