@@ -195,7 +195,7 @@ func ownFlow(b testing.TB) *pdflow.Flow {
 	return flow
 }
 
-// The budget of a 2 KB request over pdkit's transport: 82 allocations.
+// The budget of a 2 KB request over pdkit's transport: 80 allocations.
 func TestAllocationsOfARequestOverTheOwnTransport(t *testing.T) {
 	if raceDetector {
 		t.Skip("pools give less back under the race detector; test.sh's step bench runs this without it")

@@ -11,7 +11,7 @@ import (
 
 // mostFloor is how much a gateway may allocate between two collections at least, in bytes, where the memory limit
 // allows. The live heap of a gateway is a few MB, so that Go's default would collect each few hundred requests.
-const mostFloor = 64 << 20
+const mostFloor = 32 << 20
 
 // collector sets the garbage collector's targets, unless the operator has: the memory limit is 90 % of the container's,
 // and the heap has a floor, which the caller must keep alive. It is called once, before anything is served.

@@ -32,8 +32,8 @@ func TestTheHeapHasAFloor(t *testing.T) {
 	floor := heapFloor(math.MaxInt64)
 	with := collections()
 	runtime.KeepAlive(floor)
-	require.Greater(t, without, 2, "so many collections show nothing")
-	assert.LessOrEqual(t, with, 1)
+	require.Greater(t, without, 4, "so many collections show nothing")
+	assert.LessOrEqual(t, with, 2)
 	assert.Len(t, heapFloor(160<<20), 10<<20, "a small container has a low floor")
 }
 

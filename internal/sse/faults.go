@@ -67,13 +67,11 @@ func (f *Faults) read(p []byte) (int, error) {
 	return f.rest.Read(p)
 }
 
-// find returns where in b the first error begins, -1 if there is none.
+// find returns where in b the first error begins, -1 if there is none. It looks at the beginnings of lines only: a search
+// for a word would stop at each quote.
 func (f *Faults) find(b []byte) int {
-	if !bytes.Contains(b, []byte(`"error"`)) {
-		return -1
-	}
 	for at := 0; ; {
-		if at > 0 || !f.mid {
+		if at < len(b) && b[at] == 'd' && (at > 0 || !f.mid) {
 			for _, mark := range faultMarks {
 				if bytes.HasPrefix(b[at:], mark) {
 					return at
@@ -84,7 +82,8 @@ func (f *Faults) find(b []byte) int {
 		if next < 0 {
 			return -1
 		}
-		at += next + 1
+		for at += next + 1; at < len(b) && b[at] == '\n'; at++ {
+		}
 	}
 }
 
