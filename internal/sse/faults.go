@@ -67,8 +67,8 @@ func (f *Faults) read(p []byte) (int, error) {
 	return f.rest.Read(p)
 }
 
-// find returns where in b the first error begins, -1 if there is none. It looks at the beginnings of lines only: a search
-// for a word would stop at each quote.
+// find returns where in b the first error begins, -1 if there is none. It looks at the beginnings of lines only: a
+// search for a word would stop at each quote.
 func (f *Faults) find(b []byte) int {
 	for at := 0; ; {
 		if at < len(b) && b[at] == 'd' && (at > 0 || !f.mid) {
