@@ -38,7 +38,7 @@ type pool struct {
 
 	announced *announced      // nil unless engines announce themselves
 	inspected *inspect.Source // nil unless engines are asked
-	admission *admission      // the last model's; nil: it had none
+	admission *admission      // of the model that is served; nil: it has none
 
 	users atomic.Int64    // models
 	life  context.Context // from start, which may be called again, to the last release
