@@ -263,7 +263,8 @@ func (r *roster) settle() {
 	r.routes = routes
 	for model, o := range routes {
 		if before[model] != o {
-			o.model.pool.admission = o.model.admission // a form that is never served leaves its limits to nobody
+			// a form that is never served leaves its limits and its findings to nobody
+			o.model.pool.admission, o.model.pool.attestation = o.model.admission, o.model.attestation
 			r.g.log.Info("a ModelServer is served", "name", o.name, "model", model, "connector", o.model.Main.Name,
 				"generation", o.generation)
 		}

@@ -17,6 +17,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
 // The file lies behind two symbolic links, as in a Kubernetes ConfigMap, of which ..data is swapped. Then the folder
@@ -221,4 +223,36 @@ func TestAClientMayLeaveWhileQueued(t *testing.T) {
 	metric("\npd_bytes_in_flight 0\n")
 	status, _, body := do(t, http.MethodPost, p.client+"/v1/completions", completion)
 	assert.Equal(t, http.StatusOK, status, body)
+}
+
+// A reload that changes something else about a model does not let an engine that corrupts KV serve again.
+func TestAReloadKeepsTheQuarantine(t *testing.T) {
+	p1, d1 := startPair(t)
+	p2, d2 := startPair(t)
+	config := func(attempts int, every string) string {
+		yaml := strings.Replace(nixlYAML(p1, d1), "  discovery:", fmt.Sprintf(
+			"  attestation: {mode: quarantine, every: %s}\n  discovery:", every), 1)
+		yaml = strings.Replace(yaml, "leaseDuration: 30s}", fmt.Sprintf(
+			"leaseDuration: 30s}, retry: {maxAttempts: %d}", attempts), 1)
+		return gatewayYAML("") + strings.Replace(yaml, "\n---\n", fmt.Sprintf(
+			"\n        - {url: %q, role: prefill, group: a}\n        - {url: %q, role: decode, group: a}\n---\n",
+			p2.URL(), d2.URL()), 1)
+	}
+	d2.Inject(enginesim.Fault{Kind: enginesim.FaultCorruptKV, Leg: enginesim.LegDecode, Count: -1})
+	g := start(t, config(2, "1ms"))
+	g.logs(1, "corrupts KV")
+	g.configure(config(3, "1h"))
+	g.logs(1, `msg="a ModelServer ends"`)
+	named := fmt.Sprintf(`pd_decode=%q`, strings.TrimPrefix(d2.URL(), "http://"))
+	require.Eventually(t, func() bool {
+		_, _, metrics := do(t, http.MethodGet, g.admin+"/metrics", "")
+		return strings.Contains(metrics, named)
+	}, 5*time.Second, 20*time.Millisecond, "still named")
+	for i := range 12 {
+		body := fmt.Sprintf(`{"model":"tiny","prompt":"%d is asked","max_tokens":8}`, i)
+		status, _, got := do(t, http.MethodPost, g.client+"/v1/completions", body)
+		require.Equal(t, http.StatusOK, status)
+		_, _, alone := do(t, http.MethodPost, d1.URL()+"/v1/completions", body)
+		require.Equal(t, text(t, alone), text(t, got))
+	}
 }
