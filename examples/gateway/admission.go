@@ -31,7 +31,8 @@ func (m *model) admitting(tel *telemetry) (pdflow.Picker, error) {
 	if err != nil {
 		return nil, err
 	}
-	if last := m.pool.admission; last == nil || last.key != string(key) {
+	m.admission = m.pool.admission
+	if m.admission == nil || m.admission.key != string(key) {
 		limits.Attributes = []attribute.KeyValue{attribute.String("gen_ai.request.model", m.Model())}
 		if tel.meters != nil {
 			limits.MeterProvider = tel.meters
@@ -46,9 +47,8 @@ func (m *model) admitting(tel *telemetry) (pdflow.Picker, error) {
 		if err != nil {
 			return nil, err
 		}
-		m.pool.admission = &admission{Picker: picker, key: string(key)}
+		m.admission = &admission{Picker: picker, key: string(key)}
 	}
-	m.admission = m.pool.admission
 	m.admission.users.Add(1)
 	return m.admission, nil
 }

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"slices"
 	"time"
 
@@ -10,6 +11,29 @@ import (
 	"github.com/pdkit/pdkit/pdflow/attest"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 )
+
+// attestation is the prober of a model. A model that changes goes on with what its predecessor's prober has found, if it
+// keeps its pool.
+type attestation struct {
+	before *attestation // nil: there was none
+	prober *attest.Prober
+	ended  chan struct{} // closed: prober is not used any more. It is nil where the model ended before it began
+}
+
+// previous waits for the end of the last prober that has begun, and returns it; nil if there is none, or ctx ends.
+func (a *attestation) previous(ctx context.Context) *attest.Prober {
+	for b := a.before; b != nil; b = b.before {
+		select {
+		case <-b.ended:
+			if b.prober != nil {
+				return b.prober
+			}
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	return nil
+}
 
 // startAttestation looks for engines and pairs of the model that corrupt KV, if the configuration asks for it, until
 // the model ends. Probes go through the main connector.
@@ -56,11 +80,19 @@ func (m *model) startAttestation(g *gateway) {
 	if g.tel.meters != nil {
 		o.Meter = g.tel.meters
 	}
-	var err error
-	prober, err = attest.New(o)
-	if err != nil {
+	now := &attestation{before: m.pool.attestation, ended: make(chan struct{})}
+	m.attestation = now
+	m.parts.Go(func() {
+		defer close(now.ended)
+		o.Previous = now.previous(m.ctx)
+		if m.ctx.Err() != nil {
+			return
+		}
+		var err error
+		if prober, err = attest.New(o); err == nil {
+			now.before, now.prober = nil, prober
+			err = prober.Run(m.ctx)
+		}
 		ended(log, "attestation", err)
-		return
-	}
-	m.parts.Go(func() { ended(log, "attestation", prober.Run(m.ctx)) })
+	})
 }

@@ -42,8 +42,9 @@ type gateway struct {
 type model struct {
 	*modelServer
 	*pool
-	admission *admission // nil where it is off
-	flows     *modelserver.Flows
+	admission   *admission   // nil where it is off
+	attestation *attestation // nil where it is off
+	flows       *modelserver.Flows
 
 	ctx   context.Context // from start to end
 	stop  context.CancelFunc

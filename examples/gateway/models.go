@@ -263,6 +263,8 @@ func (r *roster) settle() {
 	r.routes = routes
 	for model, o := range routes {
 		if before[model] != o {
+			// a form that is never served leaves its limits and its findings to nobody
+			o.model.pool.admission, o.model.pool.attestation = o.model.admission, o.model.attestation
 			r.g.log.Info("a ModelServer is served", "name", o.name, "model", model, "connector", o.model.Main.Name,
 				"generation", o.generation)
 		}

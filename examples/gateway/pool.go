@@ -36,9 +36,10 @@ type pool struct {
 	probes probeBook
 	legs   *transport.Transport // of the main flow, and of what the gateway itself asks engines
 
-	announced *announced      // nil unless engines announce themselves
-	inspected *inspect.Source // nil unless engines are asked
-	admission *admission      // the last model's; nil: it had none
+	announced   *announced      // nil unless engines announce themselves
+	inspected   *inspect.Source // nil unless engines are asked
+	admission   *admission      // of the model that is served; nil: it has none
+	attestation *attestation    // likewise
 
 	users atomic.Int64    // models
 	life  context.Context // from start, which may be called again, to the last release

@@ -44,6 +44,9 @@ type Options struct {
 
 	Estimator  EstimatorOptions
 	Quarantine *Quarantine // keeps requests away from what is named; nil: it is only told
+	// Previous is a prober of the same engines whose Run has returned. The new one goes on from its results, with what
+	// it has named, and the previous one must not be used any more. Estimator is then not read. Nil: there is none.
+	Previous *Prober
 
 	Hold      func() bool                    // no probe while it returns true (an overload, a drain); nil: never
 	OnResult  func(Result, error)            // called after each probe; nil allowed
@@ -93,7 +96,13 @@ func New(o Options) (*Prober, error) {
 	if o.Tolerance <= 0 {
 		o.Tolerance = 0.3
 	}
-	p := &Prober{o: o, estimator: NewEstimator(o.Estimator), store: o.Flow.Connector().Traits().ContentStore}
+	p := &Prober{o: o, store: o.Flow.Connector().Traits().ContentStore}
+	if o.Previous != nil {
+		p.estimator, p.findings, p.o.Previous = o.Previous.estimator, o.Previous.findings, nil
+		p.tell(nil, nil)
+	} else {
+		p.estimator = NewEstimator(o.Estimator)
+	}
 	return p, p.instrument()
 }
 

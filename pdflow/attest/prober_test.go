@@ -187,6 +187,34 @@ func TestARoleIsNeverEmptied(t *testing.T) {
 	require.Equal(t, pdflow.ModeDisaggregated, resp.Mode)
 }
 
+// A prober that goes on from one whose Run has returned keeps requests away from what that one has named before it
+// has sent a probe, and can release it.
+func TestAProberGoesOnFromAPreviousOne(t *testing.T) {
+	f := startEngines(t, nixlConn(t), enginesim.Config{}, 3, 3)
+	bad := attest.Suspect{Decode: "d1"}
+	f.corrupt(bad, 0)
+	before := f.prober(t)
+	named, _ := until(t, before, 100)
+	require.Len(t, named, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.NoError(t, before.Run(ctx))
+	require.NoError(t, pickAll(t, f, bad), "the quarantine ends with Run")
+	o := f.options()
+	o.Previous = before
+	p, err := attest.New(o)
+	require.NoError(t, err)
+	require.Equal(t, named, p.Findings())
+	require.Error(t, pickAll(t, f, bad))
+	f.mend()
+	for range 400 {
+		_, err := p.Probe(t.Context())
+		require.NoError(t, err)
+	}
+	require.Empty(t, p.Findings())
+	require.NoError(t, pickAll(t, f, bad))
+}
+
 // One P and one D look alike. What is known is told, and nobody is named.
 func TestOnePairIsSuspectedAsAWhole(t *testing.T) {
 	f := startEngines(t, nixlConn(t), enginesim.Config{}, 1, 1)

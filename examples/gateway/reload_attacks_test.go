@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+)
+
+// The file lies behind two symbolic links, as in a Kubernetes ConfigMap, of which ..data is swapped. Then the folder
+// behind it vanishes, comes back empty, and becomes one where the file is a folder: none of that changes anything.
+func TestAConfigMapIsFollowed(t *testing.T) {
+	e, d := newEngine(t), newEngine(t)
+	one := gatewayYAML("") + pairYAML("m", e, d, "")
+	p := prepare(t, one)
+	dir := filepath.Join(t.TempDir(), "map")
+	version := 0
+	swap := func(fill func(path string)) {
+		version++
+		name := fmt.Sprint("..", version)
+		require.NoError(t, os.MkdirAll(filepath.Join(dir, name), 0o700))
+		fill(filepath.Join(dir, name, "config.yaml"))
+		require.NoError(t, os.Symlink(name, filepath.Join(dir, "..data_tmp")))
+		require.NoError(t, os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")))
+		require.NoError(t, os.RemoveAll(filepath.Join(dir, fmt.Sprint("..", version-1))))
+	}
+	holds := func(text string) func(string) {
+		return func(path string) { require.NoError(t, os.WriteFile(path, []byte(text), 0o600)) }
+	}
+	swap(holds(one))
+	p.file = filepath.Join(dir, "config.yaml")
+	require.NoError(t, os.Symlink(filepath.Join("..data", "config.yaml"), p.file))
+	p.start()
+	models := func(want int) {
+		t.Helper()
+		require.Eventually(t, func() bool { return len(p.debug().Models) == want }, 15*time.Second, 10*time.Millisecond,
+			"%s", p.log)
+	}
+	swap(holds(one + pairYAML("n", e, d, "")))
+	models(2)
+	swap(holds(one))
+	models(1)
+	for why, fill := range map[string]func(string){
+		"no such file":       func(string) {},
+		"has no ModelServer": holds(""),
+		"is not a file":      func(path string) { require.NoError(t, os.Mkdir(path, 0o700)) },
+	} {
+		swap(fill)
+		require.Eventually(t, func() bool { return strings.Contains(p.debug().Configuration.Error, why) },
+			15*time.Second, 10*time.Millisecond, "%s: %+v", why, p.debug().Configuration)
+		assert.Len(t, p.debug().Models, 1)
+		status, _, body := do(t, http.MethodPost, p.client+"/v1/completions", completion)
+		assert.Equal(t, http.StatusOK, status, body)
+	}
+	swap(holds(one + pairYAML("n", e, d, "")))
+	models(2)
+	assert.Empty(t, p.debug().Configuration.Error)
+}
+
+// Twice 50 SIGHUPs, most of them with another file, while 200 requests a second run: none is lost, and afterwards the process
+// holds no more goroutines, file descriptors and models than before.
+func TestManyReloadsLeaveNothingBehind(t *testing.T) {
+	e, d := newEngine(t), newEngine(t)
+	d.set(func(d *engine) { d.pace = 50 * time.Millisecond })
+	config := func(round int) string { // another pool in each second round, another flow in each
+		return gatewayYAML("") + pairYAML("m", e, d, fmt.Sprintf("  kvConnector: {type: http, retry: {maxAttempts: %d}, "+
+			"timeouts: {connect: %ds, healthCheck: 30s}}\n", 2+round%3, 30+round/2%2))
+	}
+	p := start(t, config(0))
+	tr := send(t, p.client+"/v1/completions", func(n int64) string {
+		return fmt.Sprintf(`{"model":"m","prompt":"x","stream":%t}`, n%2 == 0)
+	}, 200)
+	open := func() int {
+		list, err := os.ReadDir("/proc/self/fd")
+		require.NoError(t, err)
+		return len(list)
+	}
+	storm := func() {
+		for round := range 50 {
+			p.configure(config(round))
+			p.signals <- syscall.SIGHUP
+			time.Sleep(10 * time.Millisecond)
+		}
+		p.configure(config(0))
+		p.signals <- syscall.SIGHUP
+		time.Sleep(time.Second)
+	}
+	storm()
+	tr.stop()
+	tr.done.Wait()
+	time.Sleep(2 * afterlife)
+	goroutines, files := runtime.NumGoroutine(), open()
+	again := send(t, p.client+"/v1/completions", func(int64) string { return completion }, 200)
+	storm()
+	assert.Empty(t, append(tr.end(), again.end()...), "of %d\n%s", tr.sent.Load()+again.sent.Load(), p.log)
+	require.Eventually(t, func() bool { return runtime.NumGoroutine() <= goroutines+20 && open() <= files+20 },
+		15*time.Second, 50*time.Millisecond)
+	ended := strings.Count(p.log.String(), `msg="a ModelServer ends"`)
+	served := strings.Count(p.log.String(), `msg="a ModelServer is served"`)
+	assert.Positive(t, ended)
+	assert.Equal(t, served, ended+1)
+}
+
+// A reload takes a model away while its streams run. They go on to their end; new requests are told that the model is
+// not there.
+func TestAModelThatIsTakenAwayEndsItsStreams(t *testing.T) {
+	e, d := newEngine(t), newEngine(t)
+	hold := make(chan struct{})
+	d.set(func(d *engine) { d.hold = hold })
+	p := start(t, gatewayYAML("")+pairYAML("m", e, d, "")+pairYAML("n", e, d, ""))
+	var streams []*http.Response
+	for range 10 {
+		resp, err := http.Post(p.client+"/v1/completions", "application/json",
+			strings.NewReader(`{"model":"m","prompt":"x","stream":true}`))
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		streams = append(streams, resp)
+	}
+	p.configure(gatewayYAML("") + pairYAML("n", e, d, ""))
+	p.logs(1, `msg="a ModelServer ends"`)
+	status, _, _ := do(t, http.MethodPost, p.client+"/v1/completions", completion)
+	assert.Equal(t, http.StatusNotFound, status)
+	time.Sleep(2 * afterlife)
+	close(hold)
+	for _, resp := range streams {
+		text, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		assert.Contains(t, string(text), "[DONE]")
+	}
+}
+
+// Limits of admission that a reload brought together with a fault in another model, and that come again without it,
+// are new ones: those of the failed reload have ended, their metrics with them. The limits that serve meanwhile keep
+// what they count.
+func TestARefusedReloadLeavesAdmissionAsItWas(t *testing.T) {
+	e, d := newEngine(t), newEngine(t)
+	hold := make(chan struct{})
+	d.set(func(d *engine) { d.hold = hold })
+	config := func(most, attempts int) string {
+		return gatewayYAML("") + pairYAML("m", e, d, retries(attempts)+
+			fmt.Sprintf("  admission: {mode: fixed, inFlightPerDecode: %d, queue: 0}\n", most))
+	}
+	p := start(t, config(1, 2))
+	ended := make(chan string)
+	go func() {
+		_, _, body := do(t, http.MethodPost, p.client+"/v1/completions", `{"model":"m","prompt":"a","stream":true}`)
+		ended <- body
+	}()
+	require.Eventually(t, func() bool { return d.count() == 1 }, 5*time.Second, 5*time.Millisecond)
+	p.configure(config(2, 2) + pairYAML("n", e, d, "  kvConnector: {type: ascend-layerwise, config: {callbackListen: \""+
+		busy(t)+"\"}}\n"))
+	p.logs(1, refusedLine)
+	p.configure(config(1, 3)) // the limits that serve
+	p.logs(1, reloadedLine)
+	status, _, body := do(t, http.MethodPost, p.client+"/v1/completions", completion)
+	assert.Equal(t, http.StatusServiceUnavailable, status, "the stream still counts: %s", body)
+	p.configure(config(2, 3)) // those of the refused file
+	p.logs(2, reloadedLine)
+	p.logs(3, `msg="a ModelServer is served"`)
+	close(hold)
+	assert.Contains(t, <-ended, "[DONE]")
+	p.logs(2, `msg="a ModelServer ends"`)
+	require.Eventually(t, func() bool {
+		_, _, metrics := do(t, http.MethodGet, p.admin+"/metrics", "")
+		return strings.Contains(metrics, `pd_admission_queued{gen_ai_request_model="m"} 0`)
+	}, 5*time.Second, 50*time.Millisecond)
+}
+
+// A client that leaves while its request waits gives back its place in the queue and its bytes, and nothing was sent
+// for it.
+func TestAClientMayLeaveWhileQueued(t *testing.T) {
+	e, d := newEngine(t), newEngine(t)
+	hold := make(chan struct{})
+	d.set(func(d *engine) { d.hold = hold })
+	p := start(t, gatewayYAML("")+pairYAML("m", e, d,
+		"  admission: {mode: fixed, inFlightPerDecode: 1, queue: 8, queueTimeout: 60s}\n"))
+	ended := make(chan string)
+	go func() {
+		_, _, body := do(t, http.MethodPost, p.client+"/v1/completions", `{"model":"m","prompt":"a","stream":true}`)
+		ended <- body
+	}()
+	require.Eventually(t, func() bool { return d.count() == 1 }, 5*time.Second, 5*time.Millisecond)
+	metric := func(want string) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			_, _, metrics := do(t, http.MethodGet, p.admin+"/metrics", "")
+			return strings.Contains(metrics, want)
+		}, 10*time.Second, 20*time.Millisecond, want)
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	for range 8 {
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.client+"/v1/completions",
+			strings.NewReader(completion))
+		require.NoError(t, err)
+		req.Header.Set("Content-Type", "application/json")
+		go func() {
+			resp, err := http.DefaultClient.Do(req)
+			if err == nil {
+				_ = resp.Body.Close()
+			}
+		}()
+	}
+	metric(`pd_admission_queued{gen_ai_request_model="m"} 8`)
+	leave()
+	metric(`pd_admission_queued{gen_ai_request_model="m"} 0`)
+	assert.Equal(t, 1, e.count())
+	close(hold)
+	assert.Contains(t, <-ended, "[DONE]")
+	metric("\npd_bytes_in_flight 0\n")
+	status, _, body := do(t, http.MethodPost, p.client+"/v1/completions", completion)
+	assert.Equal(t, http.StatusOK, status, body)
+}
+
+// A reload that changes something else about a model does not let an engine that corrupts KV serve again.
+func TestAReloadKeepsTheQuarantine(t *testing.T) {
+	p1, d1 := startPair(t)
+	p2, d2 := startPair(t)
+	config := func(attempts int, every string) string {
+		yaml := strings.Replace(nixlYAML(p1, d1), "  discovery:", fmt.Sprintf(
+			"  attestation: {mode: quarantine, every: %s}\n  discovery:", every), 1)
+		yaml = strings.Replace(yaml, "leaseDuration: 30s}", fmt.Sprintf(
+			"leaseDuration: 30s}, retry: {maxAttempts: %d}", attempts), 1)
+		return gatewayYAML("") + strings.Replace(yaml, "\n---\n", fmt.Sprintf(
+			"\n        - {url: %q, role: prefill, group: a}\n        - {url: %q, role: decode, group: a}\n---\n",
+			p2.URL(), d2.URL()), 1)
+	}
+	d2.Inject(enginesim.Fault{Kind: enginesim.FaultCorruptKV, Leg: enginesim.LegDecode, Count: -1})
+	g := start(t, config(2, "1ms"))
+	g.logs(1, "corrupts KV")
+	g.configure(config(3, "1h"))
+	g.logs(1, `msg="a ModelServer ends"`)
+	named := fmt.Sprintf(`pd_decode=%q`, strings.TrimPrefix(d2.URL(), "http://"))
+	require.Eventually(t, func() bool {
+		_, _, metrics := do(t, http.MethodGet, g.admin+"/metrics", "")
+		return strings.Contains(metrics, named)
+	}, 5*time.Second, 20*time.Millisecond, "still named")
+	for i := range 12 {
+		body := fmt.Sprintf(`{"model":"tiny","prompt":"%d is asked","max_tokens":8}`, i)
+		status, _, got := do(t, http.MethodPost, g.client+"/v1/completions", body)
+		require.Equal(t, http.StatusOK, status)
+		_, _, alone := do(t, http.MethodPost, d1.URL()+"/v1/completions", body)
+		require.Equal(t, text(t, alone), text(t, got))
+	}
+}
