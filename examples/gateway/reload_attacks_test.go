@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"net/http"
@@ -71,8 +72,8 @@ func TestAConfigMapIsFollowed(t *testing.T) {
 	assert.Empty(t, p.debug().Configuration.Error)
 }
 
-// Twice 50 SIGHUPs, most of them with another file, while 200 requests a second run: none is lost, and afterwards the process
-// holds no more goroutines, file descriptors and models than before.
+// Twice 50 SIGHUPs, most of them with another file, while 200 requests a second run: none is lost, and afterwards the
+// process holds no more goroutines, file descriptors and models than before.
 func TestManyReloadsLeaveNothingBehind(t *testing.T) {
 	e, d := newEngine(t), newEngine(t)
 	d.set(func(d *engine) { d.pace = 50 * time.Millisecond })
@@ -255,4 +256,110 @@ func TestAReloadKeepsTheQuarantine(t *testing.T) {
 		_, _, alone := do(t, http.MethodPost, d1.URL()+"/v1/completions", body)
 		require.Equal(t, text(t, alone), text(t, got))
 	}
+}
+
+// Files that are spoilt when the configuration is read again open the gateway to nobody: a certificate with another
+// one's key, no authorities of clients, and a token file without a token.
+func TestSpoiltFilesOpenNothing(t *testing.T) {
+	e, d := newEngine(t), newEngine(t)
+	p := prepare(t, "", "-log-level", "debug")
+	dir := filepath.Dir(p.file)
+	own, others := newAuthority(t, "own"), newAuthority(t, "others")
+	own.issue(t, dir, "gateway")
+	own.issue(t, dir, "other")
+	own.issue(t, dir, "client")
+	others.issue(t, dir, "stranger")
+	config := func(certificate, ca string, attempts int) string {
+		return gatewayYAML(fmt.Sprintf(", registrationTokenFile: token, tls: {certFile: %s.pem, keyFile: gateway-key.pem, "+
+			"clientCAFile: %s}", certificate, ca)) + pairYAML("n", e, d, retries(attempts)) +
+			fmt.Sprintf(announcedYAML, "http", "http: 127.0.0.1:0")
+	}
+	lists(t, filepath.Join(dir, "ca.pem"), string(own.pem))
+	lists(t, filepath.Join(dir, "empty.pem"), "")
+	lists(t, filepath.Join(dir, "token"), "first-secret\n")
+	lists(t, p.file, config("gateway", "ca.pem", 2))
+	p.start()
+	url := strings.Replace(p.client, "http:", "https:", 1) + "/v1/completions"
+	asks := func(name string) error {
+		pair, err := tls.LoadX509KeyPair(filepath.Join(dir, name+".pem"), filepath.Join(dir, name+"-key.pem"))
+		require.NoError(t, err)
+		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{
+			RootCAs: own.pool(), Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}}}
+		resp, err := client.Post(url, "application/json", strings.NewReader(`{"model":"n","prompt":"x"}`))
+		if err != nil {
+			return err
+		}
+		assert.Equal(t, http.StatusOK, resp.StatusCode)
+		return resp.Body.Close()
+	}
+	api := "http://" + announceLine.FindStringSubmatch(p.log.String())[2] + "/v1/endpoints"
+	registers := func(authorization string) int {
+		status, _, _ := do(t, http.MethodGet, api, "", "Authorization", authorization)
+		return status
+	}
+	for i, bad := range []string{config("other", "ca.pem", 3), config("gateway", "empty.pem", 3)} {
+		p.configure(bad)
+		p.logs(i+1, refusedLine)
+		require.NoError(t, asks("client"))
+		require.Error(t, asks("stranger"))
+	}
+	lists(t, filepath.Join(dir, "token"), "")
+	lists(t, filepath.Join(dir, "ca.pem"), "")
+	p.configure(config("gateway", "ca.pem", 4)) // ca.pem has nobody any more
+	p.logs(3, refusedLine)
+	require.NoError(t, asks("client"))
+	require.Error(t, asks("stranger"))
+	assert.Equal(t, http.StatusUnauthorized, registers(""))
+	assert.Equal(t, http.StatusUnauthorized, registers("Bearer "))
+	assert.Equal(t, http.StatusOK, registers("Bearer first-secret"))
+	assert.NotContains(t, p.log.String(), "first-secret")
+	assert.NotContains(t, p.log.String(), "PRIVATE KEY")
+}
+
+// Prompts, keys, tokens and passwords are in no log line, metric, debug page or error, before and after reloads.
+func TestAReloadTellsNoSecret(t *testing.T) {
+	e, d := newEngine(t), newEngine(t)
+	config := func(more string) string {
+		return gatewayYAML(", passthrough: decode, registrationTokenFile: token") + pairYAML("m", e, d, more)
+	}
+	p := prepare(t, config(""), "-log-level", "debug")
+	lists(t, filepath.Join(filepath.Dir(p.file), "token"), "token-hunter2\n")
+	p.start()
+	var told strings.Builder
+	use := func() {
+		for _, body := range []string{`{"model":"m","prompt":"prompt-hunter2"}`, `{"model":"m","prompt":"prompt-hunter2"`,
+			`{"model":"model-hunter2","prompt":"prompt-hunter2"}`, `{"model":"m","prompt":"prompt-hunter2","stream":true}`} {
+			for _, path := range []string{"/v1/completions", "/v1/embeddings"} {
+				_, _, response := do(t, http.MethodPost, p.client+path, body, "Authorization", "Bearer key-hunter2",
+					"X-Api-Key", "key-hunter2")
+				if !strings.Contains(body, "model-hunter2") {
+					told.WriteString(response)
+				}
+			}
+		}
+		for _, path := range []string{"/debug/pd", "/metrics", "/readyz"} {
+			_, _, text := do(t, http.MethodGet, p.admin+path, "", "Authorization", "Bearer key-hunter2")
+			told.WriteString(text)
+		}
+	}
+	use()
+	good := config("")
+	for i, bad := range []string{
+		strings.Replace(good, "http://", "http://user:password-hunter2@", 1),
+		strings.Replace(good, "http://", "http://%zzpassword-hunter2@", 1),
+		strings.Replace(good, "  model: ", "  apiKey: password-hunter2\n  model: ", 1),
+		strings.Replace(good, "  model: ",
+			"  kvConnector: {type: nixl, config: {leaseDuration: password-hunter2}}\n  model: ", 1),
+		good + "password-hunter2: [\n",
+		good + "password-hunter2\n",
+		good + "\"password-hunter2\n",
+	} {
+		p.configure(bad)
+		p.logs(i+1, refusedLine)
+		use()
+	}
+	p.configure(config(retries(4)))
+	p.logs(1, reloadedLine)
+	use()
+	assert.NotContains(t, p.log.String()+told.String(), "hunter2")
 }
