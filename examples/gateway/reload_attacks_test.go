@@ -226,35 +226,37 @@ func TestAClientMayLeaveWhileQueued(t *testing.T) {
 	assert.Equal(t, http.StatusOK, status, body)
 }
 
-// A reload that changes something else about a model does not let an engine that corrupts KV serve again.
+// A reload that changes something else about a model, or its connections, does not let an engine that corrupts KV serve
+// again.
 func TestAReloadKeepsTheQuarantine(t *testing.T) {
 	p1, d1 := startPair(t)
 	p2, d2 := startPair(t)
-	config := func(attempts int, every string) string {
+	config := func(more, every string) string {
 		yaml := strings.Replace(nixlYAML(p1, d1), "  discovery:", fmt.Sprintf(
 			"  attestation: {mode: quarantine, every: %s}\n  discovery:", every), 1)
-		yaml = strings.Replace(yaml, "leaseDuration: 30s}", fmt.Sprintf(
-			"leaseDuration: 30s}, retry: {maxAttempts: %d}", attempts), 1)
+		yaml = strings.Replace(yaml, "leaseDuration: 30s}", "leaseDuration: 30s}"+more, 1)
 		return gatewayYAML("") + strings.Replace(yaml, "\n---\n", fmt.Sprintf(
 			"\n        - {url: %q, role: prefill, group: a}\n        - {url: %q, role: decode, group: a}\n---\n",
 			p2.URL(), d2.URL()), 1)
 	}
 	d2.Inject(enginesim.Fault{Kind: enginesim.FaultCorruptKV, Leg: enginesim.LegDecode, Count: -1})
-	g := start(t, config(2, "1ms"))
+	g := start(t, config("", "1ms"))
 	g.logs(1, "corrupts KV")
-	g.configure(config(3, "1h"))
-	g.logs(1, `msg="a ModelServer ends"`)
 	named := fmt.Sprintf(`pd_decode=%q`, strings.TrimPrefix(d2.URL(), "http://"))
-	require.Eventually(t, func() bool {
-		_, _, metrics := do(t, http.MethodGet, g.admin+"/metrics", "")
-		return strings.Contains(metrics, named)
-	}, 5*time.Second, 20*time.Millisecond, "still named")
-	for i := range 12 {
-		body := fmt.Sprintf(`{"model":"tiny","prompt":"%d is asked","max_tokens":8}`, i)
-		status, _, got := do(t, http.MethodPost, g.client+"/v1/completions", body)
-		require.Equal(t, http.StatusOK, status)
-		_, _, alone := do(t, http.MethodPost, d1.URL()+"/v1/completions", body)
-		require.Equal(t, text(t, alone), text(t, got))
+	for i, more := range []string{", retry: {maxAttempts: 3}", ", timeouts: {connect: 7s}"} {
+		g.configure(config(more, "1h"))
+		g.logs(i+1, `msg="a ModelServer ends"`)
+		require.Eventually(t, func() bool {
+			_, _, metrics := do(t, http.MethodGet, g.admin+"/metrics", "")
+			return strings.Contains(metrics, named)
+		}, 5*time.Second, 20*time.Millisecond, "still named")
+		for n := range 12 {
+			body := fmt.Sprintf(`{"model":"tiny","prompt":"%d is asked, %d","max_tokens":8}`, n, i)
+			status, _, got := do(t, http.MethodPost, g.client+"/v1/completions", body)
+			require.Equal(t, http.StatusOK, status)
+			_, _, alone := do(t, http.MethodPost, d1.URL()+"/v1/completions", body)
+			require.Equal(t, text(t, alone), text(t, got))
+		}
 	}
 }
 
@@ -362,4 +364,44 @@ func TestAReloadTellsNoSecret(t *testing.T) {
 	p.logs(1, reloadedLine)
 	use()
 	assert.NotContains(t, p.log.String()+told.String(), "hunter2")
+}
+
+// While the gateway drains, and after a reload has taken attestation away, no probe is sent.
+func TestNoProbeIsSentInADrain(t *testing.T) {
+	p, d := startPair(t)
+	p2, d2 := startPair(t)
+	yaml := strings.Replace(nixlYAML(p, d), "\n---\n", fmt.Sprintf(
+		"\n        - {url: %q, role: prefill, group: a}\n        - {url: %q, role: decode, group: a}\n---\n",
+		p2.URL(), d2.URL()), 1)
+	probing := gatewayYAML("") + strings.Replace(yaml, "  discovery:",
+		"  attestation: {mode: quarantine, every: 1ms}\n  discovery:", 1)
+	g := start(t, probing)
+	quiet := func() {
+		t.Helper()
+		time.Sleep(100 * time.Millisecond) // for a probe that has begun
+		before := len(d.Requests()) + len(d2.Requests())
+		time.Sleep(200 * time.Millisecond)
+		assert.Equal(t, before, len(d.Requests())+len(d2.Requests()))
+	}
+	require.Eventually(t, func() bool { return len(d.Requests()) > 5 }, 10*time.Second, 5*time.Millisecond)
+	g.configure(gatewayYAML("") + yaml)
+	g.logs(1, `msg="a ModelServer ends"`)
+	quiet()
+	g.configure(probing)
+	g.logs(2, `msg="a ModelServer ends"`)
+	more := len(d.Requests()) + 5
+	require.Eventually(t, func() bool { return len(d.Requests()) > more }, 10*time.Second, 5*time.Millisecond)
+	p.Inject(enginesim.Fault{Kind: enginesim.FaultDelay, Delay: time.Second, Leg: enginesim.LegPrefill, Count: -1})
+	p2.Inject(enginesim.Fault{Kind: enginesim.FaultDelay, Delay: time.Second, Leg: enginesim.LegPrefill, Count: -1})
+	sent := make(chan int)
+	go func() {
+		status, _, _ := do(t, http.MethodPost, g.client+"/v1/completions", `{"model":"tiny","prompt":"x","max_tokens":2}`)
+		sent <- status
+	}()
+	time.Sleep(100 * time.Millisecond)
+	g.signal()
+	g.logs(1, "msg=draining")
+	quiet()
+	assert.Equal(t, http.StatusOK, <-sent)
+	g.ended(exitOK)
 }

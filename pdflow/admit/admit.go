@@ -29,8 +29,8 @@ type Options struct {
 
 	// Load says how busy an engine is, by its ID: see [inspect.Source.Reading]. A decode engine whose KV cache is full
 	// gets no request while others run there. Adaptive limits the engine to what it runs without a queue of its own.
-	// Nil, or a Load whose At is zero, says nothing. The picker calls Load under its lock: Load must be quick, and must not
-	// call the picker.
+	// Nil, or a Load whose At is zero, says nothing. The picker calls Load under its lock: Load must be quick, and must
+	// not call the picker.
 	Load func(id string) inspect.Load
 
 	MeterProvider metric.MeterProvider // nil: no metrics
