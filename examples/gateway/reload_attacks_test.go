@@ -113,7 +113,7 @@ func TestManyReloadsLeaveNothingBehind(t *testing.T) {
 	ended := strings.Count(p.log.String(), `msg="a ModelServer ends"`)
 	served := strings.Count(p.log.String(), `msg="a ModelServer is served"`)
 	assert.Positive(t, ended)
-	assert.Equal(t, served, ended+1)
+	assert.GreaterOrEqual(t, ended, served-1, "and those that were replaced before they served")
 }
 
 // A reload takes a model away while its streams run. They go on to their end; new requests are told that the model is
