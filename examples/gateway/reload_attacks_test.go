@@ -78,8 +78,8 @@ func TestManyReloadsLeaveNothingBehind(t *testing.T) {
 	e, d := newEngine(t), newEngine(t)
 	d.set(func(d *engine) { d.pace = 50 * time.Millisecond })
 	config := func(round int) string { // another pool in each second round, another flow in each
-		return gatewayYAML("") + pairYAML("m", e, d, fmt.Sprintf("  kvConnector: {type: http, retry: {maxAttempts: %d}, "+
-			"timeouts: {connect: %ds, healthCheck: 30s}}\n", 2+round%3, 30+round/2%2))
+		return gatewayYAML("") + pairYAML("m", e, d, fmt.Sprintf("  kvConnector: {type: http, "+
+			"retry: {maxAttempts: %d}, timeouts: {connect: %ds, healthCheck: 30s}}\n", 2+round%3, 30+round/2%2))
 	}
 	p := start(t, config(0))
 	tr := send(t, p.client+"/v1/completions", func(n int64) string {
@@ -162,8 +162,8 @@ func TestARefusedReloadLeavesAdmissionAsItWas(t *testing.T) {
 		ended <- body
 	}()
 	require.Eventually(t, func() bool { return d.count() == 1 }, 5*time.Second, 5*time.Millisecond)
-	p.configure(config(2, 2) + pairYAML("n", e, d, "  kvConnector: {type: ascend-layerwise, config: {callbackListen: \""+
-		busy(t)+"\"}}\n"))
+	p.configure(config(2, 2) + pairYAML("n", e, d, "  kvConnector: {type: ascend-layerwise, config: "+
+		"{callbackListen: \""+busy(t)+"\"}}\n"))
 	p.logs(1, refusedLine)
 	p.configure(config(1, 3)) // the limits that serve
 	p.logs(1, reloadedLine)
@@ -272,8 +272,8 @@ func TestSpoiltFilesOpenNothing(t *testing.T) {
 	own.issue(t, dir, "client")
 	others.issue(t, dir, "stranger")
 	config := func(certificate, ca string, attempts int) string {
-		return gatewayYAML(fmt.Sprintf(", registrationTokenFile: token, tls: {certFile: %s.pem, keyFile: gateway-key.pem, "+
-			"clientCAFile: %s}", certificate, ca)) + pairYAML("n", e, d, retries(attempts)) +
+		return gatewayYAML(fmt.Sprintf(", registrationTokenFile: token, tls: {certFile: %s.pem, "+
+			"keyFile: gateway-key.pem, clientCAFile: %s}", certificate, ca)) + pairYAML("n", e, d, retries(attempts)) +
 			fmt.Sprintf(announcedYAML, "http", "http: 127.0.0.1:0")
 	}
 	lists(t, filepath.Join(dir, "ca.pem"), string(own.pem))
@@ -329,8 +329,12 @@ func TestAReloadTellsNoSecret(t *testing.T) {
 	p.start()
 	var told strings.Builder
 	use := func() {
-		for _, body := range []string{`{"model":"m","prompt":"prompt-hunter2"}`, `{"model":"m","prompt":"prompt-hunter2"`,
-			`{"model":"model-hunter2","prompt":"prompt-hunter2"}`, `{"model":"m","prompt":"prompt-hunter2","stream":true}`} {
+		for _, body := range []string{
+			`{"model":"m","prompt":"prompt-hunter2"}`,
+			`{"model":"m","prompt":"prompt-hunter2"`,
+			`{"model":"model-hunter2","prompt":"prompt-hunter2"}`,
+			`{"model":"m","prompt":"prompt-hunter2","stream":true}`,
+		} {
 			for _, path := range []string{"/v1/completions", "/v1/embeddings"} {
 				_, _, response := do(t, http.MethodPost, p.client+path, body, "Authorization", "Bearer key-hunter2",
 					"X-Api-Key", "key-hunter2")
@@ -395,7 +399,8 @@ func TestNoProbeIsSentInADrain(t *testing.T) {
 	p2.Inject(enginesim.Fault{Kind: enginesim.FaultDelay, Delay: time.Second, Leg: enginesim.LegPrefill, Count: -1})
 	sent := make(chan int)
 	go func() {
-		status, _, _ := do(t, http.MethodPost, g.client+"/v1/completions", `{"model":"tiny","prompt":"x","max_tokens":2}`)
+		status, _, _ := do(t, http.MethodPost, g.client+"/v1/completions",
+			`{"model":"tiny","prompt":"x","max_tokens":2}`)
 		sent <- status
 	}()
 	time.Sleep(100 * time.Millisecond)
