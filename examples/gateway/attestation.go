@@ -12,8 +12,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 )
 
-// attestation is the prober of a model. A model that changes goes on with what its predecessor's prober has found, if it
-// keeps its pool.
+// attestation is the prober of a model. A model that changes goes on with what its predecessor's prober has found.
 type attestation struct {
 	before *attestation // nil: there was none
 	prober *attest.Prober

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -81,6 +82,9 @@ func (g *gateway) poolFor(ms *modelServer, before []*pool) (*pool, error) {
 	}
 	cfg := g.cfg.Load()
 	p := &pool{key: poolKey(ms), model: ms.Model(), log: g.log}
+	for _, other := range before { // what corrupts KV does so over other connections, too
+		p.attestation = cmp.Or(p.attestation, other.attestation)
+	}
 	p.probes.log = g.log.With("model", ms.Model())
 	source, err := ms.source(cfg, func(err error) { p.probes.log.Warn("discovery", "error", err) })
 	if err != nil {

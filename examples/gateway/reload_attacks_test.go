@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"net/http"
@@ -71,14 +72,14 @@ func TestAConfigMapIsFollowed(t *testing.T) {
 	assert.Empty(t, p.debug().Configuration.Error)
 }
 
-// Twice 50 SIGHUPs, most of them with another file, while 200 requests a second run: none is lost, and afterwards the process
-// holds no more goroutines, file descriptors and models than before.
+// Twice 50 SIGHUPs, most of them with another file, while 200 requests a second run: none is lost, and afterwards the
+// process holds no more goroutines, file descriptors and models than before.
 func TestManyReloadsLeaveNothingBehind(t *testing.T) {
 	e, d := newEngine(t), newEngine(t)
 	d.set(func(d *engine) { d.pace = 50 * time.Millisecond })
 	config := func(round int) string { // another pool in each second round, another flow in each
-		return gatewayYAML("") + pairYAML("m", e, d, fmt.Sprintf("  kvConnector: {type: http, retry: {maxAttempts: %d}, "+
-			"timeouts: {connect: %ds, healthCheck: 30s}}\n", 2+round%3, 30+round/2%2))
+		return gatewayYAML("") + pairYAML("m", e, d, fmt.Sprintf("  kvConnector: {type: http, "+
+			"retry: {maxAttempts: %d}, timeouts: {connect: %ds, healthCheck: 30s}}\n", 2+round%3, 30+round/2%2))
 	}
 	p := start(t, config(0))
 	tr := send(t, p.client+"/v1/completions", func(n int64) string {
@@ -112,7 +113,7 @@ func TestManyReloadsLeaveNothingBehind(t *testing.T) {
 	ended := strings.Count(p.log.String(), `msg="a ModelServer ends"`)
 	served := strings.Count(p.log.String(), `msg="a ModelServer is served"`)
 	assert.Positive(t, ended)
-	assert.Equal(t, served, ended+1)
+	assert.GreaterOrEqual(t, ended, served-1, "and those that were replaced before they served")
 }
 
 // A reload takes a model away while its streams run. They go on to their end; new requests are told that the model is
@@ -161,8 +162,8 @@ func TestARefusedReloadLeavesAdmissionAsItWas(t *testing.T) {
 		ended <- body
 	}()
 	require.Eventually(t, func() bool { return d.count() == 1 }, 5*time.Second, 5*time.Millisecond)
-	p.configure(config(2, 2) + pairYAML("n", e, d, "  kvConnector: {type: ascend-layerwise, config: {callbackListen: \""+
-		busy(t)+"\"}}\n"))
+	p.configure(config(2, 2) + pairYAML("n", e, d, "  kvConnector: {type: ascend-layerwise, config: "+
+		"{callbackListen: \""+busy(t)+"\"}}\n"))
 	p.logs(1, refusedLine)
 	p.configure(config(1, 3)) // the limits that serve
 	p.logs(1, reloadedLine)
@@ -225,34 +226,187 @@ func TestAClientMayLeaveWhileQueued(t *testing.T) {
 	assert.Equal(t, http.StatusOK, status, body)
 }
 
-// A reload that changes something else about a model does not let an engine that corrupts KV serve again.
+// A reload that changes something else about a model, or its connections, does not let an engine that corrupts KV serve
+// again.
 func TestAReloadKeepsTheQuarantine(t *testing.T) {
 	p1, d1 := startPair(t)
 	p2, d2 := startPair(t)
-	config := func(attempts int, every string) string {
+	config := func(more, every string) string {
 		yaml := strings.Replace(nixlYAML(p1, d1), "  discovery:", fmt.Sprintf(
 			"  attestation: {mode: quarantine, every: %s}\n  discovery:", every), 1)
-		yaml = strings.Replace(yaml, "leaseDuration: 30s}", fmt.Sprintf(
-			"leaseDuration: 30s}, retry: {maxAttempts: %d}", attempts), 1)
+		yaml = strings.Replace(yaml, "leaseDuration: 30s}", "leaseDuration: 30s}"+more, 1)
 		return gatewayYAML("") + strings.Replace(yaml, "\n---\n", fmt.Sprintf(
 			"\n        - {url: %q, role: prefill, group: a}\n        - {url: %q, role: decode, group: a}\n---\n",
 			p2.URL(), d2.URL()), 1)
 	}
 	d2.Inject(enginesim.Fault{Kind: enginesim.FaultCorruptKV, Leg: enginesim.LegDecode, Count: -1})
-	g := start(t, config(2, "1ms"))
+	g := start(t, config("", "1ms"))
 	g.logs(1, "corrupts KV")
-	g.configure(config(3, "1h"))
-	g.logs(1, `msg="a ModelServer ends"`)
 	named := fmt.Sprintf(`pd_decode=%q`, strings.TrimPrefix(d2.URL(), "http://"))
-	require.Eventually(t, func() bool {
-		_, _, metrics := do(t, http.MethodGet, g.admin+"/metrics", "")
-		return strings.Contains(metrics, named)
-	}, 5*time.Second, 20*time.Millisecond, "still named")
-	for i := range 12 {
-		body := fmt.Sprintf(`{"model":"tiny","prompt":"%d is asked","max_tokens":8}`, i)
-		status, _, got := do(t, http.MethodPost, g.client+"/v1/completions", body)
-		require.Equal(t, http.StatusOK, status)
-		_, _, alone := do(t, http.MethodPost, d1.URL()+"/v1/completions", body)
-		require.Equal(t, text(t, alone), text(t, got))
+	for i, more := range []string{", retry: {maxAttempts: 3}", ", timeouts: {connect: 7s}"} {
+		g.configure(config(more, "1h"))
+		g.logs(i+1, `msg="a ModelServer ends"`)
+		require.Eventually(t, func() bool {
+			_, _, metrics := do(t, http.MethodGet, g.admin+"/metrics", "")
+			return strings.Contains(metrics, named)
+		}, 5*time.Second, 20*time.Millisecond, "still named")
+		for n := range 12 {
+			body := fmt.Sprintf(`{"model":"tiny","prompt":"%d is asked, %d","max_tokens":8}`, n, i)
+			status, _, got := do(t, http.MethodPost, g.client+"/v1/completions", body)
+			require.Equal(t, http.StatusOK, status)
+			_, _, alone := do(t, http.MethodPost, d1.URL()+"/v1/completions", body)
+			require.Equal(t, text(t, alone), text(t, got))
+		}
 	}
+}
+
+// Files that are spoilt when the configuration is read again open the gateway to nobody: a certificate with another
+// one's key, no authorities of clients, and a token file without a token.
+func TestSpoiltFilesOpenNothing(t *testing.T) {
+	e, d := newEngine(t), newEngine(t)
+	p := prepare(t, "", "-log-level", "debug")
+	dir := filepath.Dir(p.file)
+	own, others := newAuthority(t, "own"), newAuthority(t, "others")
+	own.issue(t, dir, "gateway")
+	own.issue(t, dir, "other")
+	own.issue(t, dir, "client")
+	others.issue(t, dir, "stranger")
+	config := func(certificate, ca string, attempts int) string {
+		return gatewayYAML(fmt.Sprintf(", registrationTokenFile: token, tls: {certFile: %s.pem, "+
+			"keyFile: gateway-key.pem, clientCAFile: %s}", certificate, ca)) + pairYAML("n", e, d, retries(attempts)) +
+			fmt.Sprintf(announcedYAML, "http", "http: 127.0.0.1:0")
+	}
+	lists(t, filepath.Join(dir, "ca.pem"), string(own.pem))
+	lists(t, filepath.Join(dir, "empty.pem"), "")
+	lists(t, filepath.Join(dir, "token"), "first-secret\n")
+	lists(t, p.file, config("gateway", "ca.pem", 2))
+	p.start()
+	url := strings.Replace(p.client, "http:", "https:", 1) + "/v1/completions"
+	asks := func(name string) error {
+		pair, err := tls.LoadX509KeyPair(filepath.Join(dir, name+".pem"), filepath.Join(dir, name+"-key.pem"))
+		require.NoError(t, err)
+		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{
+			RootCAs: own.pool(), Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}}}
+		resp, err := client.Post(url, "application/json", strings.NewReader(`{"model":"n","prompt":"x"}`))
+		if err != nil {
+			return err
+		}
+		assert.Equal(t, http.StatusOK, resp.StatusCode)
+		return resp.Body.Close()
+	}
+	api := "http://" + announceLine.FindStringSubmatch(p.log.String())[2] + "/v1/endpoints"
+	registers := func(authorization string) int {
+		status, _, _ := do(t, http.MethodGet, api, "", "Authorization", authorization)
+		return status
+	}
+	for i, bad := range []string{config("other", "ca.pem", 3), config("gateway", "empty.pem", 3)} {
+		p.configure(bad)
+		p.logs(i+1, refusedLine)
+		require.NoError(t, asks("client"))
+		require.Error(t, asks("stranger"))
+	}
+	lists(t, filepath.Join(dir, "token"), "")
+	lists(t, filepath.Join(dir, "ca.pem"), "")
+	p.configure(config("gateway", "ca.pem", 4)) // ca.pem has nobody any more
+	p.logs(3, refusedLine)
+	require.NoError(t, asks("client"))
+	require.Error(t, asks("stranger"))
+	assert.Equal(t, http.StatusUnauthorized, registers(""))
+	assert.Equal(t, http.StatusUnauthorized, registers("Bearer "))
+	assert.Equal(t, http.StatusOK, registers("Bearer first-secret"))
+	assert.NotContains(t, p.log.String(), "first-secret")
+	assert.NotContains(t, p.log.String(), "PRIVATE KEY")
+}
+
+// Prompts, keys, tokens and passwords are in no log line, metric, debug page or error, before and after reloads.
+func TestAReloadTellsNoSecret(t *testing.T) {
+	e, d := newEngine(t), newEngine(t)
+	config := func(more string) string {
+		return gatewayYAML(", passthrough: decode, registrationTokenFile: token") + pairYAML("m", e, d, more)
+	}
+	p := prepare(t, config(""), "-log-level", "debug")
+	lists(t, filepath.Join(filepath.Dir(p.file), "token"), "token-hunter2\n")
+	p.start()
+	var told strings.Builder
+	use := func() {
+		for _, body := range []string{
+			`{"model":"m","prompt":"prompt-hunter2"}`,
+			`{"model":"m","prompt":"prompt-hunter2"`,
+			`{"model":"model-hunter2","prompt":"prompt-hunter2"}`,
+			`{"model":"m","prompt":"prompt-hunter2","stream":true}`,
+		} {
+			for _, path := range []string{"/v1/completions", "/v1/embeddings"} {
+				_, _, response := do(t, http.MethodPost, p.client+path, body, "Authorization", "Bearer key-hunter2",
+					"X-Api-Key", "key-hunter2")
+				if !strings.Contains(body, "model-hunter2") {
+					told.WriteString(response)
+				}
+			}
+		}
+		for _, path := range []string{"/debug/pd", "/metrics", "/readyz"} {
+			_, _, text := do(t, http.MethodGet, p.admin+path, "", "Authorization", "Bearer key-hunter2")
+			told.WriteString(text)
+		}
+	}
+	use()
+	good := config("")
+	for i, bad := range []string{
+		strings.Replace(good, "http://", "http://user:password-hunter2@", 1),
+		strings.Replace(good, "http://", "http://%zzpassword-hunter2@", 1),
+		strings.Replace(good, "  model: ", "  apiKey: password-hunter2\n  model: ", 1),
+		strings.Replace(good, "  model: ",
+			"  kvConnector: {type: nixl, config: {leaseDuration: password-hunter2}}\n  model: ", 1),
+		good + "password-hunter2: [\n",
+		good + "password-hunter2\n",
+		good + "\"password-hunter2\n",
+	} {
+		p.configure(bad)
+		p.logs(i+1, refusedLine)
+		use()
+	}
+	p.configure(config(retries(4)))
+	p.logs(1, reloadedLine)
+	use()
+	assert.NotContains(t, p.log.String()+told.String(), "hunter2")
+}
+
+// While the gateway drains, and after a reload has taken attestation away, no probe is sent.
+func TestNoProbeIsSentInADrain(t *testing.T) {
+	p, d := startPair(t)
+	p2, d2 := startPair(t)
+	yaml := strings.Replace(nixlYAML(p, d), "\n---\n", fmt.Sprintf(
+		"\n        - {url: %q, role: prefill, group: a}\n        - {url: %q, role: decode, group: a}\n---\n",
+		p2.URL(), d2.URL()), 1)
+	probing := gatewayYAML("") + strings.Replace(yaml, "  discovery:",
+		"  attestation: {mode: quarantine, every: 1ms}\n  discovery:", 1)
+	g := start(t, probing)
+	quiet := func() {
+		t.Helper()
+		time.Sleep(100 * time.Millisecond) // for a probe that has begun
+		before := len(d.Requests()) + len(d2.Requests())
+		time.Sleep(200 * time.Millisecond)
+		assert.Equal(t, before, len(d.Requests())+len(d2.Requests()))
+	}
+	require.Eventually(t, func() bool { return len(d.Requests()) > 5 }, 10*time.Second, 5*time.Millisecond)
+	g.configure(gatewayYAML("") + yaml)
+	g.logs(1, `msg="a ModelServer ends"`)
+	quiet()
+	g.configure(probing)
+	g.logs(2, `msg="a ModelServer ends"`)
+	more := len(d.Requests()) + 5
+	require.Eventually(t, func() bool { return len(d.Requests()) > more }, 10*time.Second, 5*time.Millisecond)
+	p.Inject(enginesim.Fault{Kind: enginesim.FaultDelay, Delay: time.Second, Leg: enginesim.LegPrefill, Count: -1})
+	p2.Inject(enginesim.Fault{Kind: enginesim.FaultDelay, Delay: time.Second, Leg: enginesim.LegPrefill, Count: -1})
+	sent := make(chan int)
+	go func() {
+		status, _, _ := do(t, http.MethodPost, g.client+"/v1/completions",
+			`{"model":"tiny","prompt":"x","max_tokens":2}`)
+		sent <- status
+	}()
+	time.Sleep(100 * time.Millisecond)
+	g.signal()
+	g.logs(1, "msg=draining")
+	quiet()
+	assert.Equal(t, http.StatusOK, <-sent)
+	g.ended(exitOK)
 }

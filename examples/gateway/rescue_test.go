@@ -18,7 +18,7 @@ import (
 // The decode engine dies after some events of a greedy stream. With spec.rescue the client's text is whole; without it
 // the stream is cut, and the client can tell.
 func TestAStreamIsRescuedWhereItsModelServerSaysSo(t *testing.T) {
-	const body = `{"model":"tiny","prompt":"a stream outlives its engine","max_tokens":12,"temperature":0,"stream":true}`
+	const body = `{"model":"tiny","prompt":"a stream outlives it","max_tokens":12,"temperature":0,"stream":true}`
 	for spec, whole := range map[string]bool{"": false, "  rescue: {mode: on}\n": true} {
 		t.Run(fmt.Sprint("rescued ", whole), func(t *testing.T) {
 			p, d := startPair(t)

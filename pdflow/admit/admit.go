@@ -29,7 +29,8 @@ type Options struct {
 
 	// Load says how busy an engine is, by its ID: see [inspect.Source.Reading]. A decode engine whose KV cache is full
 	// gets no request while others run there. Adaptive limits the engine to what it runs without a queue of its own.
-	// Nil, or a Load whose At is zero, says nothing. Load must be quick.
+	// Nil, or a Load whose At is zero, says nothing. The picker calls Load under its lock: Load must be quick, and must
+	// not call the picker.
 	Load func(id string) inspect.Load
 
 	MeterProvider metric.MeterProvider // nil: no metrics
@@ -64,6 +65,10 @@ type Picker struct {
 }
 
 // New puts limits around a picker. The picker's methods Changed and Ready, where it has them, keep their meaning.
+//
+// The limits hold one lock while they call the inner picker's Pick, and the Done of a pick that they give back because
+// its engines are full. Both must be quick, since all other requests wait for the lock, and must not call the Picker
+// that New returns: such a call would never return.
 func New(p pdflow.Picker, o *Options) (*Picker, error) {
 	if p == nil {
 		return nil, errors.New("admit: New needs a picker")

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"net/url"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -285,6 +286,60 @@ func TestAPanicAtTheEndOfAPickGivesItsPlacesBack(t *testing.T) {
 		assert.Panics(t, func() { x.PrefillDone(&pdflow.LegOutcome{}) })
 		assert.Panics(t, func() { x.Done(&pdflow.Outcome{}) })
 	}
+}
+
+// slow is a picker that takes its time, and counts the picks that nobody has given back.
+type slow struct {
+	*fleet
+	taken atomic.Int64
+}
+
+func (s *slow) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+	time.Sleep(500 * time.Microsecond)
+	x, err := s.fleet.Pick(ctx, in)
+	s.taken.Add(1)
+	x.Done = func(*pdflow.Outcome) { s.taken.Add(-1) }
+	return x, err
+}
+
+// 300 requests come at once to two places, the inner picker is slow, and each third client leaves soon. All others are
+// served, and what they held is free again.
+func TestASlowPickerLosesNothing(t *testing.T) {
+	inner := &slow{fleet: onePair()}
+	p, err := admit.New(inner, &admit.Options{PrefillLimit: 2, DecodeLimit: 2, Queue: 300, QueueTimeout: time.Minute})
+	require.NoError(t, err)
+	defer p.Close()
+	var served, left atomic.Int64
+	var wg sync.WaitGroup
+	for i := range 300 {
+		wg.Go(func() {
+			ctx, leave := context.WithCancel(t.Context())
+			defer leave()
+			if i%3 == 0 {
+				time.AfterFunc(time.Duration(i)*100*time.Microsecond, leave)
+			}
+			x, err := p.Pick(ctx, &pdflow.PickInput{Attempt: 1})
+			if err != nil {
+				assert.ErrorIs(t, err, context.Canceled)
+				assert.Zero(t, i%3, "only those that left")
+				left.Add(1)
+				return
+			}
+			served.Add(1)
+			time.Sleep(100 * time.Microsecond)
+			x.PrefillDone(&pdflow.LegOutcome{})
+			x.Done(&pdflow.Outcome{})
+		})
+	}
+	wg.Wait()
+	assert.EqualValues(t, 300, served.Load()+left.Load())
+	assert.Zero(t, p.Queued())
+	assert.Zero(t, inner.taken.Load())
+	for range 2 { // both places are there
+		x := pickOf(t, p)
+		defer x.Done(&pdflow.Outcome{})
+	}
+	assert.EqualValues(t, 2, inner.taken.Load())
 }
 
 func TestNewRefusesWhatMakesNoSense(t *testing.T) {
