@@ -261,6 +261,10 @@ func (a *attempt) sendDecode(ctx context.Context, leg *connector.Leg, o *LegOutc
 		b.release()
 		return nil, e
 	}
+	if r := a.x.rescue; r != nil && r.from != nil && b.tokens == nil {
+		b.release()
+		return nil, b.failed(CodeDecodeFailed, "the decode engine does not go on with the stream")
+	}
 	o.FirstByte = time.Now()
 	return b, nil
 }

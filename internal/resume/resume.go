@@ -264,7 +264,8 @@ func (s *Stream) chunk(data []byte) ([]byte, error) {
 		return data, nil
 	case verdict.IsError(data), reason.String() == "abort", s.FailureStop != "" && stop == s.FailureStop:
 		return nil, ErrGaveUp
-	case !choices.IsArray() || choices.Index == 0 || gjson.Get(doc, "choices.1").Exists():
+	case !choices.IsArray() || choices.Index == 0 || gjson.Get(doc, "choices.1").Exists(),
+		s.later && gjson.Get(doc, "choices.0.index").Int() != 0:
 		if s.later {
 			return nil, ErrDiverged
 		}
