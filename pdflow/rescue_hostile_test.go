@@ -30,7 +30,7 @@ func TestAnEngineThatGoesOnWronglyCutsTheStream(t *testing.T) {
 		}
 	}
 	chunk := func(choice string) string {
-		return `data: {"id":"evil","object":"text_completion","created":1,"model":"m","choices":[` + choice + `]}` + "\n\n"
+		return `data: {"id":"evil","object":"text_completion","model":"m","choices":[` + choice + `]}` + "\n\n"
 	}
 	const done = "data: [DONE]\n\n"
 	for name, d := range map[string]http.HandlerFunc{
