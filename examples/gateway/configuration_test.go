@@ -36,7 +36,7 @@ const required = "required"
 // value means what it says.
 var defaults = map[string]string{
 	"spec.listen": "127.0.0.1:8000", "spec.admin": "127.0.0.1:9000", "spec.maxBodyBytes": "33554432",
-	"spec.maxBytesInFlight":                        "a quarter of GOMEMLIMIT, or 1 GiB",
+	"spec.maxBytesInFlight":                        "a quarter of the memory limit, or 1 GiB",
 	"spec.drainTimeout":                            "30s",
 	"spec.modelServers.namespace":                  "default",
 	"spec.model":                                   `"*"`,
