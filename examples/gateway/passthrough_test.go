@@ -165,3 +165,13 @@ func TestMembersOfTheConnectorDoNotPass(t *testing.T) {
 	assert.Equal(t, http.StatusOK, status, body)
 	assert.Equal(t, `{"input":"x"}`, d.last().body)
 }
+
+// A list of engines that stands in the file is known when the gateway says that it serves.
+func TestTheFirstRequestFindsListedEngines(t *testing.T) {
+	p, d := newEngine(t), newEngine(t)
+	for range 20 {
+		g := start(t, gatewayYAML(passing)+pairYAML("m", p, d, ""))
+		status, _, body := do(t, http.MethodPost, g.client+"/v1/embeddings", `{"input":"x"}`)
+		require.Equal(t, http.StatusOK, status, body)
+	}
+}

@@ -141,6 +141,11 @@ func (p *pool) start(ctx context.Context) error {
 			p.probes.keep(snap.Endpoints)
 		}
 	})
+	if p.listed != nil { // a list that the file has is served from the first request on
+		ctx, stop := context.WithTimeout(p.life, time.Second)
+		defer stop()
+		_ = p.set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return s.Version > 0 })
+	}
 	return nil
 }
 
