@@ -69,7 +69,7 @@ func TestAConfigMapIsFollowed(t *testing.T) {
 	}
 	swap(holds(one + pairYAML("n", e, d, "")))
 	models(2)
-	assert.Empty(t, p.debug().Configuration.Error)
+	require.Eventually(t, func() bool { return p.debug().Configuration.Error == "" }, 5*time.Second, time.Millisecond)
 }
 
 // Twice 50 SIGHUPs, most of them with another file, while 200 requests a second run: none is lost, and afterwards the
