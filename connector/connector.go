@@ -61,7 +61,7 @@ type PrefillResult struct {
 	Body   []byte
 	At     time.Time // when its last byte was read; the handoff's age counts from then
 
-	doc *jsonedit.Doc
+	doc jsonedit.Doc
 	err error
 }
 
@@ -69,7 +69,7 @@ type PrefillResult struct {
 // Field finds nothing.
 func NewPrefillResult(status int, header http.Header, body []byte, at time.Time) *PrefillResult {
 	p := &PrefillResult{Status: status, Header: header, Body: body, At: at}
-	p.doc, p.err = jsonedit.Parse(body)
+	p.err = p.doc.ParseInto(body)
 	return p
 }
 
@@ -78,10 +78,10 @@ func (p *PrefillResult) Err() error { return p.err }
 
 // Field returns a top-level member's raw value. Members that are null are absent.
 func (p *PrefillResult) Field(name string) (json.RawMessage, bool) {
-	if p == nil || p.doc == nil || p.err != nil {
+	if p == nil {
 		return nil, false
 	}
-	return field(p.doc, name)
+	return field(&p.doc, name) // empty after an error
 }
 
 func field(d *jsonedit.Doc, name string) (json.RawMessage, bool) {

@@ -54,8 +54,10 @@ func NewSession(r *Request, requestID string, prefill, decode discovery.Endpoint
 // NewSessionWith is [NewSession] with the caller's random bytes, for tests that must know the ids. Two sessions with
 // the same bytes would read each other's KV.
 func NewSessionWith(random [16]byte, r *Request, requestID string, prefill, decode discovery.Endpoint) *Session {
+	var id [2 * len(random)]byte
+	hex.Encode(id[:], random[:])
 	return &Session{
-		ID: hex.EncodeToString(random[:]), RequestID: requestID, Model: r.Model, API: r.API, Request: r,
+		ID: string(id[:]), RequestID: requestID, Model: r.Model, API: r.API, Request: r,
 		Prefill: prefill, Decode: decode, Attempt: 1, CreatedAt: time.Now(), random: random,
 	}
 }

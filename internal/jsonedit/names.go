@@ -96,13 +96,13 @@ func hashOf[T string | []byte](seed maphash.Seed, name T) uint64 {
 }
 
 // sketchOf tells most names apart in one comparison: length, first and last byte.
-func sketchOf[T string | []byte](name T) uint64 {
+func sketchOf[T string | []byte](name T) uint32 {
 	n := len(name)
 	if n == 0 {
 		return 0
 	}
-	return uint64(n)<<16 | uint64(name[0])<<8 | uint64(name[n-1])
+	return uint32(n)<<16 | uint32(name[0])<<8 | uint32(name[n-1])
 }
 
 // bitOf spreads sketches over the bits of a filter that says which names an object cannot have.
-func bitOf(sketch uint64) uint64 { return 1 << (sketch * 0x9e3779b97f4a7c15 >> 58) }
+func bitOf(sketch uint32) uint64 { return 1 << (uint64(sketch) * 0x9e3779b97f4a7c15 >> 58) }

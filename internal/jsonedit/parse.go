@@ -2,7 +2,10 @@
 
 package jsonedit
 
-import "bytes"
+import (
+	"bytes"
+	"math"
+)
 
 // MaxMembers is how many members the top level may have. Requests have dozens; the limit bounds the memory that a body
 // made to have many can claim.
@@ -16,6 +19,7 @@ const (
 	msgComma     = "expected a comma or the end of the object"
 	msgAfter     = "bytes after the end of the object"
 	msgTooMany   = "more than 10000 members"
+	msgTooLong   = "2 GiB or more"
 	bomCodePoint = "\xef\xbb\xbf"
 	msgBOM       = "byte order mark before the object"
 )
@@ -24,12 +28,12 @@ const (
 // to ValHi. Offsets are in bytes.
 type Member struct{ KeyLo, KeyHi, ValLo, ValHi int }
 
-// member adds where the name stands in Doc.text, if it had to be unescaped, and the name's sketch. Without pointers in
-// it, an idle Doc pins no body by its index.
+// member is a Member, where the name stands in Doc.text, if it had to be unescaped, and the name's sketch. Without
+// pointers in it, an idle Doc pins no body by its index.
 type member struct {
-	Member
-	textLo, textHi int
-	sketch         uint64
+	keyLo, keyHi, valLo, valHi int32
+	textLo, textHi             int32
+	sketch                     uint32
 }
 
 // Doc is an indexed JSON object. It refers to the caller's bytes, which must not change while it is used. Any number of
@@ -41,6 +45,7 @@ type Doc struct {
 	text    []byte // names that had escapes, unescaped
 	filter  uint64 // one bit for each sketch, see mayHave
 	names   nameTable
+	few     [fewMembers]member // what members begins as: most bodies hold no more
 }
 
 // Parse indexes the object that body holds. The top level must follow the grammar to the letter: one object and nothing
@@ -87,6 +92,9 @@ func (d *Doc) clear() {
 
 func (d *Doc) parse() error {
 	b := d.body
+	if len(b) > math.MaxInt32 {
+		return syntax(0, msgTooLong)
+	}
 	i := skipSpace(b, 0)
 	if i == len(b) || b[i] != '{' {
 		if bytes.HasPrefix(b, []byte(bomCodePoint)) {
@@ -132,23 +140,24 @@ func (d *Doc) parseMember(i int) (int, error) {
 	if err := d.parseName(&m, i); err != nil {
 		return i, err
 	}
-	i = skipSpace(b, m.KeyHi)
+	i = skipSpace(b, int(m.keyHi))
 	if i == len(b) || b[i] != ':' {
 		return i, syntax(i, msgColon)
 	}
-	var err error
-	m.ValLo = skipSpace(b, i+1)
-	if m.ValHi, err = valueEnd(b, m.ValLo); err != nil {
+	i = skipSpace(b, i+1)
+	end, err := valueEnd(b, i)
+	if err != nil {
 		return i, err
 	}
+	m.valLo, m.valHi = int32(i), int32(end)
 	if d.members == nil {
-		d.members = make([]member, 0, fewMembers) // one allocation for what most bodies hold
+		d.members = d.few[:0]
 	}
 	d.members = append(d.members, m)
 	if len(d.members) > fewMembers {
 		d.index(d.nameOf(&m))
 	}
-	return m.ValHi, nil
+	return end, nil
 }
 
 // parseName reads the name at i and refuses one that the index has already.
@@ -160,8 +169,8 @@ func (d *Doc) parseName(m *member, i int) (err error) {
 	if len(d.members) == MaxMembers {
 		return syntax(i, msgTooMany)
 	}
-	m.KeyLo, m.KeyHi = i, plainEnd(b, i)
-	if m.KeyHi < 0 {
+	m.keyLo, m.keyHi = int32(i), int32(plainEnd(b, i))
+	if m.keyHi < 0 {
 		if err := d.parseOddName(m); err != nil {
 			return err
 		}
@@ -178,17 +187,18 @@ func (d *Doc) parseName(m *member, i int) (err error) {
 // parseOddName reads a name that is long, or not ASCII, or has escapes.
 func (d *Doc) parseOddName(m *member) error {
 	b := d.body
-	end, escaped, err := checkString(b, m.KeyLo)
+	begin := int(m.keyLo)
+	end, escaped, err := checkString(b, begin)
 	if err != nil {
 		return err
 	}
-	m.KeyHi = end
-	if err := checkUTF8(b, m.KeyLo+1, end-1); err != nil || !escaped {
+	m.keyHi = int32(end)
+	if err := checkUTF8(b, begin+1, end-1); err != nil || !escaped {
 		return err
 	}
-	m.textLo = len(d.text)
-	d.text, err = appendUnescaped(d.text, b, m.KeyLo+1, end-1)
-	m.textHi = len(d.text)
+	m.textLo = int32(len(d.text))
+	d.text, err = appendUnescaped(d.text, b, begin+1, end-1)
+	m.textHi = int32(len(d.text))
 	return err
 }
 
@@ -219,7 +229,7 @@ func (d *Doc) nameOf(m *member) []byte {
 	if m.textHi > 0 { // an escape always yields text, so 0 means none
 		return d.text[m.textLo:m.textHi]
 	}
-	return d.body[m.KeyLo+1 : m.KeyHi-1]
+	return d.body[m.keyLo+1 : m.keyHi-1]
 }
 
 // Bytes returns the whole body, nil for the zero Doc.
@@ -244,8 +254,11 @@ func (d *Doc) Name(i int) string { return string(d.nameOf(&d.members[i])) }
 // Value returns the raw value of member i, in the order of the body.
 func (d *Doc) Value(i int) []byte {
 	m := &d.members[i]
-	return d.body[m.ValLo:m.ValHi:m.ValHi]
+	return d.body[m.valLo:m.valHi:m.valHi]
 }
 
 // Member returns where member i stands in the body.
-func (d *Doc) Member(i int) Member { return d.members[i].Member }
+func (d *Doc) Member(i int) Member {
+	m := &d.members[i]
+	return Member{int(m.keyLo), int(m.keyHi), int(m.valLo), int(m.valHi)}
+}

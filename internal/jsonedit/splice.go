@@ -39,14 +39,14 @@ func (d *Doc) Splice(edits []Edit, dst *Segments) {
 		// Between two that stay goes the text that followed the first, comma included; before the first that stays, the
 		// text after the brace.
 		if prev < 0 {
-			dst.keep(body, d.open+1, d.members[0].KeyLo)
+			dst.keep(body, d.open+1, int(d.members[0].keyLo))
 		} else {
-			dst.keep(body, d.members[prev].ValHi, d.members[prev+1].KeyLo)
+			dst.keep(body, int(d.members[prev].valHi), int(d.members[prev+1].keyLo))
 		}
 		if e == 0 {
-			dst.keep(body, m.KeyLo, m.ValHi)
+			dst.keep(body, int(m.keyLo), int(m.valHi))
 		} else {
-			dst.keep(body, m.KeyLo, m.ValLo)
+			dst.keep(body, int(m.keyLo), int(m.valLo))
 			dst.value(edits[e-1].Value)
 		}
 		prev = i
@@ -54,7 +54,7 @@ func (d *Doc) Splice(edits []Edit, dst *Segments) {
 	dst.appendNew(edits, prev < 0)
 	end := d.open + 1
 	if n := len(d.members); n > 0 {
-		end = d.members[n-1].ValHi
+		end = int(d.members[n-1].valHi)
 	}
 	dst.keep(body, end, len(body))
 	dst.flush()
