@@ -29,7 +29,7 @@ type exchange struct {
 	cancel context.CancelCauseFunc
 	over   error // why no further attempt may run, by a shutdown or Close; with ctx and cancel under Flow.live's lock
 	call
-	ids    []string    // the request's id, as a header's value
+	ids    [1]string   // the request's id, as a header's value
 	shared http.Header // of all legs without headers of their own; nil: each leg has its own
 	start  time.Time
 	inner  *exchange // that this one fell back to, and that fell back itself
@@ -47,6 +47,8 @@ type exchange struct {
 
 	phase   atomic.Uint32
 	current atomic.Pointer[attempt]
+	asked   bool      // input is taken
+	input   PickInput // of the first pick
 	ended   bool
 
 	next, prev *exchange // in Flow.live
@@ -60,7 +62,7 @@ var (
 )
 
 func newExchange(ctx context.Context, f *Flow, c call) *exchange {
-	x := &exchange{f: f, client: ctx, call: c, ids: []string{c.id}, start: time.Now()}
+	x := &exchange{f: f, client: ctx, call: c, ids: [1]string{c.id}, start: time.Now()}
 	if x.door == nil {
 		x.door = f.door
 	}
@@ -254,7 +256,12 @@ func (x *exchange) pick(ctx context.Context, n int, mode Mode) (Pick, *Error) {
 	if x.given != nil {
 		return *x.given, nil
 	}
-	in := &PickInput{Request: x.req, Header: x.header, RequestID: x.id, Attempt: n, Avoid: x.avoid,
+	in := &x.input
+	if x.asked {
+		in = new(PickInput) // the picker may have kept the other
+	}
+	x.asked = true
+	*in = PickInput{Request: x.req, Header: x.header, RequestID: x.id, Attempt: n, Avoid: x.avoid,
 		Single: mode != ModeDisaggregated, Connector: x.f.conn}
 	if x.f.traits.PrefillFinishes {
 		in.Avoid = slices.Concat(x.avoid, x.f.runningOn.full())

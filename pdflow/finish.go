@@ -164,7 +164,7 @@ func (l *ownLeg) ended() {
 		return
 	}
 	f, e := l.a.f, l.out.Err
-	f.tel.ranOn.Add(l.a.x.client, 1, f.tel.set(labels{code: codeLabel(e)}))
+	f.tel.ranOn.Add(l.a.x.client, 1, f.tel.set(labels{code: codeLabel(e)}).add...)
 	if e != nil && f.traits.Orphans && l.a.sent {
 		f.tel.orphaned(l.a)
 	}

@@ -301,8 +301,8 @@ func (f *Flow) do(ctx context.Context, c call) (resp *Response, e *Error) {
 		}
 	}()
 	if err := f.Start(ctx); err != nil {
-		errors.As(err, &e)
-		return nil, e
+		failed, _ := errors.AsType[*Error](err)
+		return nil, failed
 	}
 	req, err := c.req.Without(f.traits.Members) // a flow that falls back to this one has stripped its own
 	if err != nil {

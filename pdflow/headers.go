@@ -59,7 +59,7 @@ func engineHeader(client http.Header, requestID, more []string) http.Header {
 
 // plainHeader makes the header of a leg whose connector sets none.
 func (x *exchange) plainHeader() http.Header {
-	h := engineHeader(x.header, x.ids, x.f.opts.forward)
+	h := engineHeader(x.header, x.ids[:], x.f.opts.forward)
 	h["Content-Type"] = jsonType
 	return h
 }

@@ -39,16 +39,19 @@ func (a *attempt) request(ctx context.Context, ep discovery.Endpoint, leg *conne
 	if err := leg.Splice(&text.Segments); err != nil {
 		return nil, nil, a.guard(o.Leg, "describe", func() error { return err })
 	}
-	u := *ep.URL
-	u.Path += leg.Path()
 	h := a.x.legHeader(leg.Header())
 	a.f.tel.inject(ctx, h)
 	o.Endpoint, o.RequestBytes, o.Start = ep.ID, text.Len(), time.Now()
-	r := blank.WithContext(ctx)
-	r.URL, r.Host, r.Header, r.ContentLength = &u, u.Host, h, text.Len()
-	if a.x.door.own {
-		r.GetBody = text.open
-	} else {
+	own := a.x.door.own
+	r, u := &text.req, &text.url
+	if !own { // a host's round tripper may keep them
+		r, u = new(http.Request), new(url.URL)
+	}
+	*u = *ep.URL
+	u.Path += leg.Path()
+	*r = *blank.WithContext(ctx)
+	r.URL, r.Host, r.Header, r.ContentLength, r.GetBody = u, u.Host, h, text.Len(), text.open
+	if !own {
 		r.GetBody, text = text.leave(), nil
 	}
 	r.Body, _ = r.GetBody()
@@ -59,24 +62,41 @@ func (a *attempt) request(ctx context.Context, ep discovery.Endpoint, leg *conne
 // head in one write. A large one is written from where it lies.
 const smallBody = 4 << 10
 
-// legText is a leg's body. pdkit's own transport copies it, or writes it from where it lies. The memory then serves
-// another leg, once every reader has read it to its end, and so looks at it no more.
+// legText is a leg's body, and the request that carries it. pdkit's own transport copies the body, or writes it from
+// where it lies. The memory then serves another leg, once every reader has read it to its end, and so looks at it no
+// more.
 type legText struct {
 	jsonedit.Segments
 	unread atomic.Int32 // readers that are not at their end
+	opened bool         // first is taken
+	first  legReader
+	open   func() (io.ReadCloser, error) // openNext, as a value that is made once
+	req    http.Request
+	url    url.URL
 }
 
-var legTexts = sync.Pool{New: func() any { return new(legText) }}
+var legTexts = sync.Pool{New: func() any {
+	t := new(legText)
+	t.open = t.openNext
+	return t
+}}
 
-func (t *legText) open() (io.ReadCloser, error) {
+func (t *legText) openNext() (io.ReadCloser, error) {
 	t.unread.Add(1)
-	return &legReader{t: t, Reader: *t.NewReader()}, nil
+	r := &t.first
+	if t.opened {
+		r = new(legReader)
+	}
+	t.opened = true
+	r.t, r.Reader = t, *t.NewReader()
+	return r, nil
 }
 
 // over follows the end of sending, after which nobody opens the text again. t may be nil.
 func (t *legText) over() {
 	if t != nil && t.unread.Load() == 0 {
 		t.Reset()
+		t.opened, t.first, t.req, t.url = false, legReader{}, http.Request{}, url.URL{}
 		legTexts.Put(t)
 	}
 }
@@ -188,16 +208,19 @@ func (a *attempt) sendPrefill(ctx context.Context, leg *connector.Leg, o *LegOut
 		return nil, a.refused(LegPrefill, resp, body)
 	}
 	p := connector.NewPrefillResult(resp.StatusCode, resp.Header, body, time.Now())
-	fault := &Error{Code: CodePrefillFailed, Leg: LegPrefill, Phase: "response", Endpoint: a.s.Prefill.ID,
-		Status: resp.StatusCode, Message: "the prefill engine's response is not one JSON object", Err: p.Err()}
-	if p.Err() != nil && !a.x.req.API.ListResponse(body) {
-		return nil, fault
-	}
-	if _, isError := p.Field("error"); isError {
-		fault.Message = "the prefill engine answered with an error"
-		return nil, fault
+	switch _, isError := p.Field("error"); {
+	case isError:
+		return nil, a.badPrefill(p, "the prefill engine answered with an error")
+	case p.Err() != nil && !a.x.req.API.ListResponse(body):
+		return nil, a.badPrefill(p, "the prefill engine's response is not one JSON object")
 	}
 	return p, nil
+}
+
+// badPrefill is a response of P's that no decode engine can use.
+func (a *attempt) badPrefill(p *connector.PrefillResult, message string) *Error {
+	return &Error{Code: CodePrefillFailed, Leg: LegPrefill, Phase: "response", Endpoint: a.s.Prefill.ID,
+		Status: p.Status, Message: message, Err: p.Err()}
 }
 
 // decode runs the decode leg until its first event is known.

@@ -29,7 +29,7 @@ func (a *attempt) release(refused *connector.Leg) {
 	defer a.watch.relax()
 	status := a.aside(a.ctx, a.s.Decode, refused, `{"model":"`+noModel+`","prompt":[0],"max_tokens":1,`)
 	if a.unread = status/100 != 4; !a.unread {
-		a.f.tel.released.Add(a.x.client, 1, a.f.tel.base)
+		a.f.tel.released.Add(a.x.client, 1, a.f.tel.base.add...)
 	}
 }
 

@@ -38,8 +38,14 @@ type telemetry struct {
 	recorded                               bool
 
 	mu   sync.RWMutex
-	sets map[labels]metric.MeasurementOption
-	base metric.MeasurementOption
+	sets map[labels]*labelSet
+	base *labelSet
+}
+
+// labelSet is one attribute set as the instruments take it: slices that are made once, and not at each call.
+type labelSet struct {
+	add    []metric.AddOption
+	record []metric.RecordOption
 }
 
 // labels are the attributes of all our metrics; empty ones are left out.
@@ -49,7 +55,7 @@ var durations = []float64{0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.
 
 func newTelemetry(f *Flow) (*telemetry, error) {
 	t := &telemetry{propagator: f.opts.propagator, connector: f.name, attributes: f.opts.attributes,
-		sets: map[labels]metric.MeasurementOption{}}
+		sets: map[labels]*labelSet{}}
 	if t.propagator == nil {
 		t.propagator = propagation.TraceContext{}
 	}
@@ -113,23 +119,33 @@ func (t *telemetry) observeActive(m metric.Meter, f *Flow) error {
 	if err != nil {
 		return err
 	}
+	labels := metric.WithAttributeSet(t.attributeSet(labels{}))
 	t.active, err = m.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		o.ObserveInt64(active, int64(f.live.count()), t.base)
+		o.ObserveInt64(active, int64(f.live.count()), labels)
 		if f.traits.PrefillFinishes {
-			o.ObserveInt64(running, int64(f.runningOn.count()), t.base)
+			o.ObserveInt64(running, int64(f.runningOn.count()), labels)
 		}
 		return nil
 	}, active, running)
 	return err
 }
 
-func (t *telemetry) set(l labels) metric.MeasurementOption {
+func (t *telemetry) set(l labels) *labelSet {
 	t.mu.RLock()
 	s, ok := t.sets[l]
 	t.mu.RUnlock()
 	if ok {
 		return s
 	}
+	option := metric.WithAttributeSet(t.attributeSet(l))
+	s = &labelSet{add: []metric.AddOption{option}, record: []metric.RecordOption{option}}
+	t.mu.Lock()
+	t.sets[l] = s
+	t.mu.Unlock()
+	return s
+}
+
+func (t *telemetry) attributeSet(l labels) attribute.Set {
 	kv := append([]attribute.KeyValue{attribute.String("pd.connector", t.connector)}, t.attributes...)
 	for _, p := range [...]struct{ k, v string }{{"pd.leg", l.leg}, {"pd.mode", l.mode}, {"error.type", l.code},
 		{"pd.reason", l.reason}, {"pd.result", l.result}} {
@@ -137,11 +153,7 @@ func (t *telemetry) set(l labels) metric.MeasurementOption {
 			kv = append(kv, attribute.String(p.k, p.v))
 		}
 	}
-	s = metric.WithAttributeSet(attribute.NewSet(kv...))
-	t.mu.Lock()
-	t.sets[l] = s
-	t.mu.Unlock()
-	return s
+	return attribute.NewSet(kv...)
 }
 
 func codeLabel(e *Error) string {
@@ -167,7 +179,7 @@ func (t *telemetry) endRequest(x *exchange, e *Error) {
 	mode := x.served()
 	if t.recorded {
 		t.requests.Record(x.client, time.Since(x.start).Seconds(),
-			t.set(labels{mode: string(mode), code: codeLabel(e)}))
+			t.set(labels{mode: string(mode), code: codeLabel(e)}).record...)
 	}
 	if x.span == nil {
 		return
@@ -186,7 +198,7 @@ func endSpan(s trace.Span, e *Error) {
 
 func (t *telemetry) sessionStarted(a *attempt) {
 	if t.recorded {
-		t.created.Add(a.ctx, 1, t.base)
+		t.created.Add(a.ctx, 1, t.base.add...)
 	}
 }
 
@@ -197,9 +209,9 @@ func (t *telemetry) sessionEnded(a *attempt) {
 	p := a.p.Load()
 	switch {
 	case a.out.Err == nil && p != nil:
-		t.kvTokens.Add(a.x.client, a.out.KVTokens, t.base)
+		t.kvTokens.Add(a.x.client, a.out.KVTokens, t.base.add...)
 	case p != nil && a.f.traits.Lease > 0 && (a.out.Decode.Status == 0 || a.unread):
-		t.expired.Add(a.x.client, 1, t.base) // nobody read P's blocks: they wait for the lease
+		t.expired.Add(a.x.client, 1, t.base.add...) // nobody read P's blocks: they wait for the lease
 	}
 }
 
@@ -214,7 +226,7 @@ func (t *telemetry) hedged(x *exchange, reason string) { t.tell(x, t.hedges, "pd
 
 // tell counts an event and puts it into the request's span.
 func (t *telemetry) tell(x *exchange, counter metric.Int64Counter, event, reason string, e *Error) {
-	counter.Add(x.client, 1, t.set(labels{code: codeLabel(e), reason: reason}))
+	counter.Add(x.client, 1, t.set(labels{code: codeLabel(e), reason: reason}).add...)
 	if x.span != nil {
 		var attributes []attribute.KeyValue
 		if e != nil {
@@ -225,7 +237,7 @@ func (t *telemetry) tell(x *exchange, counter metric.Int64Counter, event, reason
 }
 
 func (t *telemetry) fellBack(x *exchange, last *Error) {
-	t.fallbacks.Add(x.ctx, 1, t.set(labels{code: codeLabel(last)}))
+	t.fallbacks.Add(x.ctx, 1, t.set(labels{code: codeLabel(last)}).add...)
 	if x.span != nil {
 		x.span.SetAttributes(attribute.Bool("pd.fallback", true))
 		x.span.AddEvent("pd.fallback", trace.WithAttributes(attribute.String("error.type", codeLabel(last))))
@@ -235,29 +247,30 @@ func (t *telemetry) fellBack(x *exchange, last *Error) {
 // rescue notes what became of a stream whose decode engine died: rescued, with the code of its failure; failed, with
 // the code of the rescue's; or refused, with why it cannot go on.
 func (t *telemetry) rescue(x *exchange, result, reason string) {
-	t.rescues.Add(x.client, 1, t.set(labels{reason: reason, result: result}))
+	t.rescues.Add(x.client, 1, t.set(labels{reason: reason, result: result}).add...)
 	if x.span != nil {
 		x.span.AddEvent("pd.rescue", trace.WithAttributes(attribute.String("pd.result", result),
 			attribute.String("pd.reason", reason)))
 	}
 }
 
-func (t *telemetry) orphaned(a *attempt) { t.orphans.Add(a.x.client, 1, t.base) }
+func (t *telemetry) orphaned(a *attempt) { t.orphans.Add(a.x.client, 1, t.base.add...) }
 
 func (t *telemetry) unsupported(x *exchange, member string) {
-	t.unsupportedN.Add(x.ctx, 1, t.set(labels{reason: member}))
+	t.unsupportedN.Add(x.ctx, 1, t.set(labels{reason: member}).add...)
 }
 
 func (t *telemetry) handoff(a *attempt, age time.Duration) {
 	if t.recorded {
-		t.handoffAge.Record(a.ctx, age.Seconds(), t.base)
+		t.handoffAge.Record(a.ctx, age.Seconds(), t.base.record...)
 	}
 }
 
 // firstEvent records how long the client waited for the response that it got.
 func (t *telemetry) firstEvent(a *attempt) {
 	if o := &a.out.Decode; t.recorded && !o.FirstByte.IsZero() && a.out.Resumed == 0 {
-		t.firstChunk.Record(a.x.client, o.FirstByte.Sub(a.x.start).Seconds(), t.set(labels{mode: string(a.mode)}))
+		t.firstChunk.Record(a.x.client, o.FirstByte.Sub(a.x.start).Seconds(),
+			t.set(labels{mode: string(a.mode)}).record...)
 	}
 }
 
@@ -304,7 +317,8 @@ func (a *attempt) legEnded(o *LegOutcome, p *connector.PrefillResult) {
 	a.begun[i] = false
 	t := a.f.tel
 	if t.recorded && !o.Start.IsZero() {
-		t.legs.Record(a.x.client, o.Duration().Seconds(), t.set(labels{leg: string(o.Leg), code: codeLabel(o.Err)}))
+		t.legs.Record(a.x.client, o.Duration().Seconds(),
+			t.set(labels{leg: string(o.Leg), code: codeLabel(o.Err)}).record...)
 	}
 	if s := a.span[i]; s != nil {
 		s.SetAttributes(attribute.Int("http.response.status_code", o.Status),
