@@ -18,11 +18,11 @@ func (t *Transport) exchange(ctx context.Context, req *http.Request) (*http.Resp
 	}
 	g := gateOf(ctx)
 	g.connecting()
-	m, err := t.newMessage(req)
-	if err != nil {
+	m := message{t: t}
+	defer m.free()
+	if err := m.make(req); err != nil {
 		return nil, &Error{Sent: NotSent, Kind: requestKind(ctx, err), Err: err, final: true}
 	}
-	defer m.free()
 	for {
 		c, err := t.connection(ctx, req)
 		if err != nil {
@@ -33,7 +33,7 @@ func (t *Transport) exchange(ctx context.Context, req *http.Request) (*http.Resp
 			c.end(true) // nothing was written, so the next request may use it
 			return nil, &Error{Sent: NotSent, Kind: Other, Err: err, final: true}
 		}
-		resp, failed := c.roundTrip(ctx, req, m)
+		resp, failed := c.roundTrip(ctx, req, &m)
 		if failed == nil {
 			return resp, nil
 		}
@@ -107,7 +107,7 @@ func (m *message) rewind(req *http.Request) bool {
 	return true
 }
 
-// response is an http.Response with its body, in one allocation.
+// response is an http.Response with its body.
 type response struct {
 	http.Response
 	body body
@@ -123,10 +123,11 @@ func (c *conn) roundTrip(ctx context.Context, req *http.Request, m *message) (*h
 		c.end(false)
 		return nil, failed
 	}
-	a := &response{Response: http.Response{
+	a := &h.response
+	a.Response = http.Response{
 		Status: h.status, StatusCode: h.code, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: h.minor,
 		Header: h.header, ContentLength: h.told, Trailer: h.trailer, Close: h.close, Request: req, TLS: c.tls,
-	}}
+	}
 	if h.minor == 0 {
 		a.Proto = "HTTP/1.0"
 	}

@@ -41,6 +41,10 @@ type head struct {
 	chunked bool
 	length  int64 // of the body; -1 if its chunks or the connection end it
 	told    int64 // http.Response.ContentLength
+
+	// Here so that one allocation serves a whole response: what it becomes, and the values of most headers.
+	response response
+	values   [8]string
 }
 
 // readHead reads the head of the final response to a request with method.
@@ -139,7 +143,7 @@ func (h *head) parse(text, method string) error {
 		return errNotHTTP
 	}
 	h.header = make(http.Header, min(strings.Count(fields, "\n"), 32))
-	if err := parseFields(fields, h.header); err != nil {
+	if err := parseFields(fields, h.header, h.values[:]); err != nil {
 		return err
 	}
 	return h.frame(method)
@@ -164,9 +168,9 @@ func (h *head) parseStatus(line string) bool {
 	return h.code >= 100
 }
 
-// parseFields adds the fields of text to header. The fields end with an empty line or with the text.
-func parseFields(text string, header http.Header) error {
-	var room []string // for the values of fields with one value, as most have
+// parseFields adds the fields of text to header. The fields end with an empty line or with the text. room is for the
+// values of fields with one value, as most have.
+func parseFields(text string, header http.Header, room []string) error {
 	for text != "" {
 		var line string
 		if line, text = cutLine(text); line == "" {

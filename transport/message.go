@@ -29,22 +29,20 @@ type message struct {
 	last   bool          // the connection ends after this request
 }
 
-// newMessage reads a small body whole, before there is a connection that would have to wait for it. It closes the
-// request's body, unless the message keeps it.
-func (t *Transport) newMessage(req *http.Request) (m *message, err error) {
-	m = &message{t: t, pooled: t.writeBuffers.Get().(*[]byte)}
-	m.body, m.length, err = bodyOf(req)
-	if err == nil {
-		m.text, m.last, err = appendHead((*m.pooled)[:0], req, m.length)
+// make reads a small body whole, before there is a connection that would have to wait for it. The caller frees the
+// message, whatever make returns, which closes the request's body.
+func (m *message) make(req *http.Request) (err error) {
+	m.pooled = m.t.writeBuffers.Get().(*[]byte)
+	if m.body, m.length, err = bodyOf(req); err != nil {
+		return err
 	}
-	if err == nil && m.body != nil && int64(len(m.text))+m.length <= int64(t.options.WriteBuffer) {
-		err = m.join()
+	if m.text, m.last, err = appendHead((*m.pooled)[:0], req, m.length); err != nil {
+		return err
 	}
-	if err != nil {
-		m.free()
-		return nil, err
+	if m.body != nil && int64(len(m.text))+m.length <= int64(m.t.options.WriteBuffer) {
+		return m.join()
 	}
-	return m, nil
+	return nil
 }
 
 // bodyOf returns a request's body and its length; nil and 0 if it has none. It reads a body of unknown length into

@@ -20,7 +20,8 @@ import (
 func wire(t *testing.T, req *http.Request) string {
 	t.Helper()
 	tr := newTransport(t, nil)
-	m, err := tr.newMessage(req)
+	m := message{t: tr}
+	err := m.make(req)
 	require.NoError(t, err)
 	defer m.free()
 	said := &played{}
