@@ -51,13 +51,19 @@ type attempt struct {
 	watch      watchdog       // limits the phase that runs
 	begun      [2]bool        // the prefill and the decode leg
 	span       [2]trace.Span  // the same legs'; nil without tracing
+	body       Body           // of D's first response, in one allocation with the attempt
 }
 
 func newAttempt(x *exchange, n int, mode Mode, pick Pick) *attempt {
 	s := connector.NewSession(x.req, x.id, pick.Prefill, pick.Decode)
 	s.Attempt, s.Encode, s.Header = n, pick.Encode, x.header
 	s.SetRanks(pick.PrefillRank, pick.DecodeRank)
-	a := &attempt{x: x, f: x.f, s: s, pick: pick, mode: mode, isFinal: true, held: x.f.opts.budget.hold()}
+	a := &x.first
+	if x.current.Load() != nil {
+		a = new(attempt)
+	}
+	a.x, a.f, a.s, a.pick, a.mode, a.isFinal = x, x.f, s, pick, mode, true
+	a.held = x.f.opts.budget.hold()
 	a.twoLegs = pick.Prefill.URL != nil && mode != ModeAggregated
 	if lease := x.f.traits.Lease; lease > 0 && a.twoLegs {
 		a.leaseUntil(s.CreatedAt.Add(lease))

@@ -7,7 +7,9 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -39,10 +41,11 @@ type Body struct {
 	x     *exchange  // a's
 	outer *exchange  // the first of the exchanges that fell back until this flow served; see exchange.inner
 
-	status int
-	header http.Header
-	mode   Mode
-	sse    bool
+	status   int
+	header   http.Header
+	mode     Mode
+	sse      bool
+	response Response // what the caller gets
 
 	resp       io.Closer
 	src        io.Reader // the engine's bytes, rewritten if the connector asks for it
@@ -73,7 +76,11 @@ type Body struct {
 }
 
 func newBody(a *attempt, resp *http.Response) *Body {
-	b := &Body{a: a, x: a.x, status: resp.StatusCode, mode: a.mode, resp: resp.Body, src: resp.Body}
+	b := &a.body
+	if b.a != nil {
+		b = new(Body)
+	}
+	b.a, b.x, b.status, b.mode, b.resp, b.src = a, a.x, resp.StatusCode, a.mode, resp.Body, resp.Body
 	b.sse = strings.HasPrefix(strings.ToLower(resp.Header.Get("Content-Type")), "text/event-stream")
 	b.unframed = resp.ContentLength < 0 && len(resp.TransferEncoding) == 0
 	b.guarded = a.x.req.API.Guarded()
@@ -83,7 +90,7 @@ func newBody(a *attempt, resp *http.Response) *Body {
 	}
 	b.tail = verdict.NewTail(b.sse, stop)
 	rewritten := b.rewrite(a)
-	b.header = responseHeader(resp, b.sse, rewritten)
+	b.header = responseHeader(resp, b.sse, rewritten, a.x.door.own)
 	length := resp.ContentLength
 	if b.header["Content-Length"] == nil {
 		length = -1
@@ -95,26 +102,37 @@ func newBody(a *attempt, resp *http.Response) *Body {
 	return b
 }
 
-// responseHeader picks what a client needs of an engine's header.
-func responseHeader(resp *http.Response, sse, rewritten bool) http.Header {
-	h := make(http.Header, 6)
-	for _, name := range []string{"Content-Type", "Cache-Control"} {
-		if v := resp.Header[name]; len(v) > 0 {
-			h[name] = v
+// responseHeader picks what a client needs of an engine's header. The header of pdkit's own transport (own) is nobody
+// else's, and serves itself.
+func responseHeader(resp *http.Response, sse, rewritten, own bool) http.Header {
+	h := resp.Header
+	if own {
+		maps.DeleteFunc(h, func(name string, _ []string) bool { return !slices.Contains(passed, name) })
+	} else {
+		h = make(http.Header, 6)
+		for _, name := range passed {
+			if v := resp.Header[name]; len(v) > 0 {
+				h[name] = v
+			}
 		}
 	}
-	if sse {
+	switch {
+	case sse:
+		delete(h, "Content-Length")
 		if h["Cache-Control"] == nil {
 			h["Cache-Control"] = noCache
 		}
 		h["X-Accel-Buffering"] = noBuffering
-	} else if resp.ContentLength >= 0 && !rewritten {
-		if h["Content-Length"] = resp.Header["Content-Length"]; len(h["Content-Length"]) != 1 {
-			h["Content-Length"] = []string{strconv.FormatInt(resp.ContentLength, 10)}
-		}
+	case resp.ContentLength < 0 || rewritten:
+		delete(h, "Content-Length")
+	case len(h["Content-Length"]) != 1:
+		h["Content-Length"] = []string{strconv.FormatInt(resp.ContentLength, 10)}
 	}
 	return h
 }
+
+// passed are the fields of an engine's header that clients get.
+var passed = []string{"Content-Type", "Cache-Control", "Content-Length"}
 
 var (
 	noCache     = []string{"no-cache"}

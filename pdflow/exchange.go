@@ -47,6 +47,7 @@ type exchange struct {
 
 	phase   atomic.Uint32
 	current atomic.Pointer[attempt]
+	first   attempt   // in one allocation with the exchange; it is current, or was
 	asked   bool      // input is taken
 	input   PickInput // of the first pick
 	ended   bool

@@ -322,7 +322,8 @@ func (f *Flow) do(ctx context.Context, c call) (resp *Response, e *Error) {
 		x.end(e)
 		return nil, e
 	}
-	return &Response{Status: body.status, Header: body.header, Body: body, Mode: body.mode, RequestID: c.id}, nil
+	body.response = Response{Status: body.status, Header: body.header, Body: body, Mode: body.mode, RequestID: c.id}
+	return &body.response, nil
 }
 
 // Shutdown takes no new requests, waits for those in flight and for prefill legs that run on

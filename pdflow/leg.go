@@ -275,8 +275,9 @@ func (a *attempt) sendDecode(ctx context.Context, leg *connector.Leg, o *LegOutc
 		o.ResponseBytes = int64(len(body))
 		return nil, a.refused(LegDecode, resp, body)
 	}
+	encoded := intake.Encoded(resp.Header)
 	b := newBody(a, resp)
-	if intake.Encoded(resp.Header) { // nobody asked for it, and what clients must not see could not be found in it
+	if encoded { // nobody asked for it, and what clients must not see could not be found in it
 		b.release()
 		return nil, b.failed(CodeDecodeFailed, "the decode engine's response is compressed")
 	}
