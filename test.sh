@@ -20,7 +20,8 @@
 #   quickstart  examples/quickstart proves that KV is reused, and sees when it is not
 #   reliability examples/reliability, short: 60 s of chaos, a soak of some seconds, 500 slow streams at a time; the page
 #               of faults is as the code does, and overload within its bounds
-#   bench       examples/bench, short: all responses checked, no figure beyond twice its target
+#   bench       what each request runs through, against the commit before (internal/hotpaths); examples/bench, short: all
+#               responses checked, no figure beyond twice its target
 #   install     real engines into .engines, once: some minutes and 3 GB (only with -real)
 #   real        examples/engines proves reuse with them, plays the faults and rescues streams (only with -real): nixl,
 #               lmcache and sglang, and of the other connectors those to which the day of the year turns; with -real-all,
@@ -208,6 +209,7 @@ step_bench() {
   [ "$(uname -s)" = Linux ] || skip "it reads CPU times from Linux"
   [ "$(nproc)" -ge 2 ] || skip "it needs two CPUs: one for the gateway, one for clients and engines"
   go test -count=1 -run '^TestAllocationsOfARequest' ./pdflow # bytes, too, which the race detector would change
+  go run ./internal/hotpaths
   go run ./examples/bench -quick
 }
 
