@@ -201,7 +201,7 @@ func ownFlow(b testing.TB) *pdflow.Flow {
 	return flow
 }
 
-// The budget of a 2 KB request over pdkit's transport: 42 allocations and 12 KB.
+// The budget of a 2 KB request over pdkit's transport: 44 allocations and 12 KB.
 func TestAllocationsOfARequestOverTheOwnTransport(t *testing.T) {
 	if raceDetector {
 		t.Skip("pools give less back under the race detector; test.sh's step bench runs this without it")
@@ -211,7 +211,7 @@ func TestAllocationsOfARequestOverTheOwnTransport(t *testing.T) {
 	own := testing.AllocsPerRun(50, func() { _ = request2KB(body) })
 	all := testing.AllocsPerRun(200, func() { flow.ServeHTTP(&discard{http.Header{}}, request2KB(body)) })
 	require.Greater(t, all, own)
-	require.LessOrEqual(t, all-own, 42.0)
+	require.LessOrEqual(t, all-own, 44.0)
 	bytes := bytesPerRun(func() { flow.ServeHTTP(&discard{http.Header{}}, request2KB(body)) })
 	require.LessOrEqual(t, bytes-bytesPerRun(func() { _ = request2KB(body) }), 12.0*1024)
 }

@@ -67,9 +67,7 @@ const smallBody = 4 << 10
 // more.
 type legText struct {
 	jsonedit.Segments
-	unread atomic.Int32 // readers that are not at their end
-	opened bool         // first is taken
-	first  legReader
+	unread atomic.Int32                  // readers that are not at their end
 	open   func() (io.ReadCloser, error) // openNext, as a value that is made once
 	req    http.Request
 	url    url.URL
@@ -81,22 +79,17 @@ var legTexts = sync.Pool{New: func() any {
 	return t
 }}
 
+// openNext returns a reader with memory of its own, since net/http looks at a reader once more when it is at its end.
 func (t *legText) openNext() (io.ReadCloser, error) {
 	t.unread.Add(1)
-	r := &t.first
-	if t.opened {
-		r = new(legReader)
-	}
-	t.opened = true
-	r.t, r.Reader = t, *t.NewReader()
-	return r, nil
+	return &legReader{t: t, Reader: *t.NewReader()}, nil
 }
 
 // over follows the end of sending, after which nobody opens the text again. t may be nil.
 func (t *legText) over() {
 	if t != nil && t.unread.Load() == 0 {
 		t.Reset()
-		t.opened, t.first, t.req, t.url = false, legReader{}, http.Request{}, url.URL{}
+		t.req, t.url = http.Request{}, url.URL{}
 		legTexts.Put(t)
 	}
 }

@@ -107,6 +107,9 @@ func (t *Transport) send(ctx context.Context, req *http.Request) (*http.Response
 		return nil, &Error{Sent: NotSent, Kind: Other, Err: ErrClosed, final: true}
 	}
 	if t.other != nil {
+		// Its goroutines may look at a request after the response has come. Whoever sends through a Transport need not
+		// know that, and may use the request's memory again.
+		req = req.Clone(ctx)
 		if g := gateOf(ctx); g != nil && g.try == nil {
 			return g.send(ctx, t.other, req)
 		}
