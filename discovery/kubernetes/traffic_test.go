@@ -243,7 +243,8 @@ func (f *fleet) load(t *testing.T) *load {
 	for attempts := 1; attempts < len(l.flows); attempts++ {
 		l.flows[attempts], err = pdflow.New(conn, picker, pdflow.WithTransport(tr),
 			pdflow.WithObserver(pdflow.Observer{SessionEnd: l.SessionEnd}),
-			pdflow.WithRetry(config.Retry{MaxAttempts: attempts, BackoffBase: time.Millisecond}))
+			// The flow has few requests when an engine dies, and all of them may be at that engine.
+			pdflow.WithRetry(config.Retry{MaxAttempts: attempts, BackoffBase: time.Millisecond, Budget: 1}))
 		require.NoError(t, err)
 	}
 	l.attempts(1)

@@ -6,8 +6,8 @@
 //	go run ./internal/hotpaths COMMIT   # with another
 //
 // Both run in turns, and the fastest run of each counts, since a machine that is busy with other things only makes runs
-// slower. It fails if one takes more than 1.5 times as long, or makes one allocation more. A commit that must do so says
-// why in a line of its message, "Allocations: WHY".
+// slower. It fails if one takes more than 1.5 times as long, or makes one allocation more. A commit that must do so
+// says why in a line of its message, "Allocations: WHY".
 package main
 
 import (
