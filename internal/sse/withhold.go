@@ -13,13 +13,39 @@ type Member struct {
 	Depth  int // how many objects and arrays are around it: 1 is a member of the outermost object
 	name   string
 	needle []byte // the name as it ends a JSON string
+	rare   int    // the index in needle of the byte that responses have least of
 }
+
+// rareLetters are those that responses have few of, the rarest first.
+const rareLetters = "zqxjvkwbygpf"
 
 // MemberAt is the member at a path with dots between nested names; an array's index counts as a name. The last name has
 // no characters that JSON escapes.
 func MemberAt(path string) *Member {
 	name := path[strings.LastIndexByte(path, '.')+1:]
-	return &Member{Depth: 1 + strings.Count(path, "."), name: name, needle: []byte(name + `"`)}
+	m := &Member{Depth: 1 + strings.Count(path, "."), name: name, needle: []byte(name + `"`)}
+	for i := range rareLetters {
+		if m.rare = strings.IndexByte(name, rareLetters[i]); m.rare >= 0 {
+			return m
+		}
+	}
+	m.rare = 0
+	return m
+}
+
+// index returns where in p the needle begins, -1 if it is not there. It is faster than [bytes.Index], which looks
+// closer at each byte that is the needle's first.
+func (m *Member) index(p []byte) int {
+	for at := m.rare; at < len(p); at++ {
+		j := bytes.IndexByte(p[at:], m.needle[m.rare])
+		if j < 0 {
+			break
+		}
+		if at += j; bytes.HasPrefix(p[at-m.rare:], m.needle) {
+			return at - m.rare
+		}
+	}
+	return -1
 }
 
 // Withheld passes a response on, and empties one member on the way: an object, a list or a text loses what is in it,
@@ -156,7 +182,7 @@ func (w *Withheld) wholeEvents(p []byte) int {
 // the end of p, in an event that is not whole.
 func (w *Withheld) find(p []byte) int {
 	for at := 0; ; {
-		j := bytes.Index(p[at:], w.member.needle)
+		j := w.member.index(p[at:])
 		if j < 0 {
 			return len(p)
 		}
