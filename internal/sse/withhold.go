@@ -51,9 +51,9 @@ func (m *Member) index(p []byte) int {
 // Withheld passes a response on, and empties one member on the way: an object, a list or a text loses what is in it,
 // and null and numbers stay. The same name elsewhere, as in a text that speaks of the member, passes untouched.
 //
-// Nothing is held back and nothing is copied but what follows an emptied member, so that the member may be of any size
-// and be cut anywhere by the reads. The events of a stream are searched for the name, and only an event that has the
-// member, and the beginning of one that is not whole yet, is read byte by byte.
+// Nothing is held back, so that the member may be of any size and be cut anywhere by the reads. The events of a stream
+// are searched for the name, and only an event that has the member is read byte by byte. The beginning of an event that
+// is not whole yet is copied, and read only if the rest of the event has the member.
 type Withheld struct {
 	src    io.Reader
 	member *Member
@@ -61,6 +61,8 @@ type Withheld struct {
 	events bool
 	blank  bool  // spaces stand where bytes were, so that the response keeps its length
 	length int64 // the response's, until the first read; -1: not known
+
+	begun []byte // has been passed on unread: the beginning of the event at hand, without the member
 
 	// where in its event, or in the whole response, the reading stands
 	line    line
@@ -150,7 +152,7 @@ const textWindow = 128
 // skip returns how much of p needs no reading: whole events without the member, and what cannot end a text.
 func (w *Withheld) skip(p []byte) int {
 	if w.line == eventStart {
-		return w.wholeEvents(p)
+		return w.skipEvents(p)
 	}
 	if !w.text || w.matched >= 0 || w.escaped || w.emptied || w.inside != 0 || w.line != dataLine {
 		return 0
@@ -164,10 +166,43 @@ func (w *Withheld) skip(p []byte) int {
 	return len(p)
 }
 
-// wholeEvents returns how much of p, which begins with an event, is whole events without the member.
-func (w *Withheld) wholeEvents(p []byte) int {
-	end := w.find(p)
-	for b := p[:end]; ; {
+// maxBegun is how much of an event is kept, in bytes: more than most events have.
+const maxBegun = 1 << 10
+
+// skipEvents returns how much of p, which goes on where begun ends, needs no reading: whole events without the member,
+// or the beginning of an event if the member cannot begin there.
+func (w *Withheld) skipEvents(p []byte) int {
+	if len(w.begun) == 0 || !w.straddles(p) {
+		end := w.find(p)
+		if n := wholeEvents(p[:end]); n > 0 {
+			w.begun = w.begun[:0]
+			return n
+		}
+		if end == len(p) && len(w.begun)+len(p) <= maxBegun {
+			w.begun = append(w.begun, p...)
+			return len(p)
+		}
+	}
+	begun := w.begun
+	w.begun = nil
+	for _, c := range begun {
+		w.next(c)
+	}
+	return 0
+}
+
+// straddles reports whether the member's name may begin in begun and end, or be followed by its value, in p.
+func (w *Withheld) straddles(p []byte) bool {
+	var buf [128]byte
+	n := len(w.member.needle)
+	border := append(buf[:0], w.begun[max(0, len(w.begun)-n):]...)
+	border = append(border, p[:min(len(p), n)]...)
+	return w.find(border) < len(border)
+}
+
+// wholeEvents returns how much of p, which begins with an event, is whole events.
+func wholeEvents(p []byte) int {
+	for b := p; ; {
 		j := bytes.LastIndexByte(b, '\n')
 		if j < 0 {
 			return 0
@@ -257,7 +292,7 @@ func (w *Withheld) inText(c byte) bool {
 func (w *Withheld) inLine(c byte) bool {
 	switch {
 	case c == '\n' && (w.line == lineStart || w.line == eventStart): // an empty line ends the event
-		*w = Withheld{src: w.src, member: w.member, depth: w.depth, events: true, blank: w.blank}
+		*w = Withheld{src: w.src, member: w.member, depth: w.depth, events: true, blank: w.blank, begun: w.begun}
 	case c == '\n':
 		w.line = lineStart
 	case w.line == dataLine:
