@@ -11,8 +11,9 @@ import (
 	"time"
 )
 
-// writeEvery is for how long a write deadline is left as it is: setting one costs more than the rest of a write.
-const writeEvery = time.Second
+// writeEvery is for how long a write deadline is left as it is: setting one costs more than the rest of a write. A
+// write may take that much longer than its limit.
+const writeEvery = 2 * time.Second
 
 // Send writes the response to the client of r as [Flow.ServeHTTP] does, for hosts that call [Flow.Do]: it sends the
 // head with X-Request-Id and X-PD-Mode, flushes each piece of a stream, bounds each write by Timeouts.Write, and
@@ -38,12 +39,12 @@ func (resp *Response) Send(w http.ResponseWriter, r *http.Request) error {
 	b.a.x.phase.Store(phaseStream)
 	rc, f := http.NewResponseController(w), b.flow()
 	limit := f.limits.Write
-	var deadline time.Time
+	start, due := time.Now(), time.Duration(0) // due is when the deadline that is set passes, since start
 	for ; ; piece, err = b.next() {
 		if len(piece) > 0 {
-			if now := time.Now(); limit > 0 && now.Add(limit).Sub(deadline) > writeEvery {
-				deadline = now.Add(limit + writeEvery)
-				if rc.SetWriteDeadline(deadline) != nil {
+			if now := time.Since(start); limit > 0 && now+limit > due {
+				due = now + limit + writeEvery
+				if rc.SetWriteDeadline(start.Add(due)) != nil {
 					limit = 0
 					f.warnOfWriter("SetWriteDeadline")
 				}

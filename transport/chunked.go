@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"unicode"
 )
 
 var (
@@ -69,13 +70,48 @@ func (d *chunks) decode(dst, src []byte) (n, used int, err error) {
 			}
 			continue
 		}
-		if err := d.step(src[used]); err != nil {
+		plain, err := d.plainLine(src[used:])
+		if plain == 0 && err == nil {
+			plain, err = 1, d.step(src[used])
+		}
+		if err != nil {
 			return n, used, err
 		}
-		used++
+		used += plain
 	}
 	return n, used, io.EOF
 }
+
+// plainLine handles at once what comes between the data of most chunks: the end of one, and the size of the next
+// without an extension. It returns how many bytes that is, or 0 if step must handle the next byte.
+func (d *chunks) plainLine(src []byte) (int, error) {
+	digits := src
+	switch {
+	case d.state == chunkDataCR && len(src) > 2 && src[0] == '\r' && src[1] == '\n':
+		digits = src[2:]
+	case d.state != chunkSize || d.digits > 0:
+		return 0, nil
+	}
+	size, n := uint64(0), 0
+	for n < min(len(digits), 8) && hexDigits[digits[n]] > 0 {
+		size = size<<4 | uint64(hexDigits[digits[n]]-1)
+		n++
+	}
+	if n == 0 || len(digits) < n+2 || digits[n] != '\r' || digits[n+1] != '\n' {
+		return 0, nil
+	}
+	d.size, d.digits, d.line = size, n, n
+	return len(src) - len(digits) + n + 2, d.begin()
+}
+
+// hexDigits holds 1 more than the value of each hexadecimal digit, and 0 for all other bytes.
+var hexDigits = func() (values [256]uint8) {
+	for value, digit := range "0123456789abcdef" {
+		values[digit] = uint8(value) + 1
+		values[unicode.ToUpper(digit)] = uint8(value) + 1
+	}
+	return values
+}()
 
 // step handles one byte that is not data.
 func (d *chunks) step(b byte) error {
@@ -127,21 +163,15 @@ func (d *chunks) step(b byte) error {
 }
 
 func (d *chunks) digit(b byte) error {
-	switch {
-	case b >= '0' && b <= '9':
-		b -= '0'
-	case b >= 'a' && b <= 'f':
-		b -= 'a' - 10
-	case b >= 'A' && b <= 'F':
-		b -= 'A' - 10
-	default:
+	value := hexDigits[b]
+	if value == 0 {
 		return errChunk
 	}
 	const most = 1 << 62 // no response has a larger size
 	if d.digits++; d.digits > 16 {
 		return errChunk
 	}
-	if d.size = d.size<<4 | uint64(b); d.size >= most {
+	if d.size = d.size<<4 | uint64(value-1); d.size >= most {
 		return errChunk
 	}
 	return nil

@@ -22,6 +22,9 @@ type Faults struct {
 var faultMarks = [][]byte{[]byte("data: {\"error\":"), []byte("data: {\"type\":\"error\""),
 	[]byte("data: {\"type\": \"error\"")}
 
+// markName is where in a faultMark the name of the event's first member begins, with e or t.
+const markName = len("data: {\"")
+
 // smallRead is less than what a Faults may hold.
 const smallRead = 64
 
@@ -71,7 +74,7 @@ func (f *Faults) read(p []byte) (int, error) {
 // search for a word would stop at each quote.
 func (f *Faults) find(b []byte) int {
 	for at := 0; ; {
-		if at < len(b) && b[at] == 'd' && (at > 0 || !f.mid) {
+		if name := at + markName; name < len(b) && (b[name] == 'e' || b[name] == 't') && (at > 0 || !f.mid) {
 			for _, mark := range faultMarks {
 				if bytes.HasPrefix(b[at:], mark) {
 					return at

@@ -65,6 +65,16 @@ func TestAStreamsMemberIsEmptied(t *testing.T) {
 	}
 }
 
+// A search for the name's rarest letter, the v, must find each whole name and no half one.
+func TestALongNameIsFound(t *testing.T) {
+	const name = "kv_transfer_params"
+	for _, before := range []string{"", "v", "vv_kv", "kv_transfer_param", "kkv_transfer_params", `kv\"`, " v kv v"} {
+		in := `v":1` + "\n\n" + `data: {"t":"` + before + `","kv_transfer_params":{"a":1},"v":2}` + "\n\n"
+		withheld(t, in, strings.Replace(in, `{"a":1}`, "{}", 1), name, true, false)
+		withheld(t, in[6+len("data: "):], strings.Replace(in[6+len("data: "):], `{"a":1}`, "{}", 1), name, false, false)
+	}
+}
+
 // What only looks like the member passes, byte for byte.
 func TestTheNameElsewherePasses(t *testing.T) {
 	for rule, data := range map[string]string{

@@ -73,6 +73,9 @@ func (t *Tail) doneAt(piece []byte) (at int, ok bool) {
 	var buf [3 * doneLength]byte
 	last := append(buf[:0], t.bytes[max(0, len(t.bytes)-doneLength):]...)
 	last = append(last, piece[max(0, len(piece)-2*doneLength):]...)
+	if bytes.IndexByte(last, '[') < 0 { // as at the end of most chunks
+		return 0, false
+	}
 	if at = bytes.LastIndex(last, doneLine[:len("data: [")]); at < 0 {
 		return 0, false
 	}
