@@ -18,7 +18,7 @@ import (
 // not whole.
 type Tail struct {
 	bytes []byte // the end of what went by; nil as long as nothing has
-	reach int    // at least this much of it is kept, and at most twice as much, so that it is moved seldom
+	reach int    // at least this much of it is kept, and at most a third more, so that it is moved seldom
 	stop  string // the stop_reason of a response that the engine gave up; "" if it has none
 }
 
@@ -50,21 +50,25 @@ var (
 // go to the client, -1 for all of it.
 func (t *Tail) Stream(piece []byte, end bool) int {
 	doneAt, done := t.doneAt(piece)
+	if !end && !done {
+		t.Keep(piece)
+		return -1
+	}
+	// The kept end and the last of the piece are searched together, so that a mark that two reads cut is seen too.
+	last := append(t.bytes, piece[max(0, len(piece)-t.reach):]...)
 	switch {
-	case !end && !done:
-	case t.found(piece):
+	case t.GaveUp(last) >= 0:
 		if at := t.GaveUp(piece); at >= 0 {
 			return eventStart(piece, at)
 		}
 		return doneAt
-	case ErrorAt(append(t.bytes, piece[max(0, len(piece)-t.reach):]...)) >= 0:
-		if done {
-			return doneAt
-		}
-		return len(piece)
+	case ErrorAt(last) < 0:
+		t.Keep(piece)
+		return -1
+	case done:
+		return doneAt
 	}
-	t.Keep(piece)
-	return -1
+	return len(piece)
 }
 
 // doneAt returns where in piece [DONE] begins, whole or cut by the piece's end: 0 if it began before, or does not stand
@@ -123,22 +127,18 @@ func (t *Tail) End(piece []byte) []byte {
 	return append(t.bytes, piece[max(0, len(piece)-usageReach):]...)
 }
 
-// found searches the kept end and the last of the piece together, so that a mark that two reads cut is seen too.
-func (t *Tail) found(piece []byte) bool {
-	return t.GaveUp(append(t.bytes, piece[max(0, len(piece)-t.reach):]...)) >= 0
-}
-
 // Keep remembers the end of what went by.
 func (t *Tail) Keep(b []byte) {
 	if t.bytes == nil {
-		t.bytes = make([]byte, 0, 2*t.reach)
+		t.bytes = make([]byte, 0, t.reach+t.reach/3)
 	}
 	if len(b) >= t.reach {
 		t.bytes = append(t.bytes[:0], b[len(b)-t.reach:]...)
 		return
 	}
 	if len(t.bytes)+len(b) > cap(t.bytes) {
-		t.bytes = t.bytes[:copy(t.bytes, t.bytes[len(t.bytes)-t.reach:])]
+		rest := t.reach - len(b)
+		t.bytes = t.bytes[:copy(t.bytes, t.bytes[len(t.bytes)-rest:])]
 	}
 	t.bytes = append(t.bytes, b...)
 }

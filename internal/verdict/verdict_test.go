@@ -3,6 +3,7 @@
 package verdict_test
 
 import (
+	"runtime"
 	"strings"
 	"testing"
 
@@ -58,6 +59,33 @@ func TestAStreamThatGaveUpIsNotDone(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A mark is found up to 2 KB before the end, whatever went by before it in pieces of any size.
+func TestTheEndOfALongStreamIsKept(t *testing.T) {
+	event := `data: {"choices":[{"text":"` + strings.Repeat("x", 100) + `"}]}` + "\n\n"
+	for before := range 40 {
+		stream := strings.Repeat(event, before) + abort + strings.Repeat(event, 14) + done
+		for _, n := range []int{1, 7, 100, 300, 999, 1024, 2047, 2500, 3071, 3072, 3073, 4095, 4096, 6000} {
+			assert.NotContains(t, pass(stream, n), "[DONE]\n", "in pieces of %d after %d events", n, before)
+		}
+	}
+}
+
+// Each open stream holds a tail.
+func TestATailIsSmall(t *testing.T) {
+	event := []byte(`data: {"choices":[{"text":"` + strings.Repeat("x", 200) + `"}]}` + "\n\n")
+	const tails = 100
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range tails {
+		tail := verdict.NewTail(true, "")
+		for range 100 {
+			tail.Stream(event, false)
+		}
+	}
+	runtime.ReadMemStats(&after)
+	assert.LessOrEqual(t, (after.TotalAlloc-before.TotalAlloc)/tails, uint64(4<<10+100))
 }
 
 func TestWholeResponses(t *testing.T) {
