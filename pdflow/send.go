@@ -29,13 +29,7 @@ func (resp *Response) Send(w http.ResponseWriter, r *http.Request) error {
 	if errors.Is(err, errClosedBody) {
 		return &Error{Code: CodeInternal, Phase: "stream", Message: "the response was closed before it was sent"}
 	}
-	h := w.Header()
-	maps.Copy(h, resp.Header)
-	if v := h[headerRequestID]; len(v) != 1 || v[0] != resp.RequestID { // ServeHTTP has set it
-		h[headerRequestID] = []string{resp.RequestID}
-	}
-	h[headerMode] = modeHeader(resp.Mode)
-	w.WriteHeader(resp.Status)
+	resp.writeHead(w)
 	b.a.x.phase.Store(phaseStream)
 	rc, f := http.NewResponseController(w), b.flow()
 	limit := f.limits.Write
@@ -72,6 +66,16 @@ func (resp *Response) Send(w http.ResponseWriter, r *http.Request) error {
 		}
 		return nil
 	}
+}
+
+func (resp *Response) writeHead(w http.ResponseWriter) {
+	h := w.Header()
+	maps.Copy(h, resp.Header)
+	if v := h[headerRequestID]; len(v) != 1 || v[0] != resp.RequestID { // ServeHTTP has set it
+		h[headerRequestID] = []string{resp.RequestID}
+	}
+	h[headerMode] = modeHeader(resp.Mode)
+	w.WriteHeader(resp.Status)
 }
 
 // fail ends the response by the client's side, unless it has failed before, and returns its error.
