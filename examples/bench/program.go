@@ -36,6 +36,7 @@ type recipe struct {
 	name   string
 	binary string
 	args   func(ctx context.Context, listen string) ([]string, error)
+	env    []string // beside the usual
 }
 
 // minimal is the proxy that the gateway is compared with. Flags make variants of it.
@@ -122,7 +123,7 @@ func (l *lab) start(ctx context.Context, r recipe) (*program, time.Duration, err
 	defer log.Close()
 	p.cmd = exec.CommandContext(ctx, r.binary, args...)
 	p.cmd.Stdout, p.cmd.Stderr = log, log
-	p.cmd.Env = append(slices.DeleteFunc(os.Environ(), tunesGo), "GOMAXPROCS=1")
+	p.cmd.Env = append(append(slices.DeleteFunc(os.Environ(), tunesGo), "GOMAXPROCS=1"), r.env...)
 	if err := l.exec(p); err != nil {
 		return nil, 0, err
 	}

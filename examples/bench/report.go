@@ -193,12 +193,12 @@ func (r *report) writeFootprints(m *strings.Builder) {
 	subject, base := r.footprints[0], r.footprints[1]
 	fmt.Fprintf(m, "\n## Memory and start\n\n| | %s | %s | target | |\n|---|---|---|---|---|\n", subject.name,
 		base.name)
-	fmt.Fprintf(m, "| memory per open stream at %d streams, KB: resident, uncollected garbage included; median of %d "+
-		"(least to greatest) | %s | %s | %d | %s |\n",
+	fmt.Fprintf(m, "| memory per open stream at %d streams, KB: resident, GOGC=100, uncollected garbage included; "+
+		"median of %d (least to greatest) | %s | %s | %d | %s |\n",
 		streamsOpen, len(subject.perStream), kilobytes(subject.perStream), kilobytes(base.perStream),
 		targetStreamBytes>>10,
 		mark(median(subject.perStream) <= targetStreamBytes))
-	fmt.Fprintf(m, "| memory at rest, KB | %s | %s | | |\n", kilobytes(subject.atRest), kilobytes(base.atRest))
+	fmt.Fprintf(m, "| memory at rest, KB, GOGC=100 | %s | %s | | |\n", kilobytes(subject.atRest), kilobytes(base.atRest))
 	fmt.Fprintf(m, "| exec to first response, ms, median of %d (greatest) | %s | %s | %d | %s |\n",
 		len(r.starts[0].times),
 		startText(r.starts[0]), startText(r.starts[1]), targetStart.Milliseconds(),
