@@ -37,7 +37,8 @@ func FuzzWithheld(f *testing.F) {
 	for _, seed := range []string{
 		"data: {\"a\":1,\"kv_v\":{\"h\":\"x\"},\"b\":[2]}\n\ndata: [DONE]\n\n",
 		"event: kv_v\"\ndata: {\"kv_v\":\"t\\\"\",\r\ndata: \"c\":{\"kv_v\":{}}}\r\n\r\n: kv_v\":{\n\n",
-		"data:{\"kv_v\": null}\n\ndata: {\"kv_v\":\n data: {\"a\":1}}\n\n", "{\"kv_v\":{\"a\":[{}]}}", "data: v\n\nkv_v\"",
+		"data:{\"kv_v\": null}\n\ndata: {\"kv_v\":\n data: {\"a\":1}}\n\n",
+		"{\"kv_v\":{\"a\":[{}]}}", "data: v\n\nkv_v\"",
 	} {
 		f.Add([]byte(seed), []byte{3, 0, 11}, true)
 		f.Add([]byte(seed), []byte{}, false)
