@@ -18,8 +18,8 @@ type footprint struct {
 	perStream []float64 // added by each open stream
 }
 
-// footprint sets Go's own target for garbage, GOGC=100: the gateway's default has a floor under the heap, which is there
-// at rest and which streams then use, so that the difference would say nothing.
+// footprint sets Go's own target for garbage, GOGC=100: the gateway's default has a floor under the heap, which is
+// there at rest and which streams then use, so that the difference would say nothing.
 func (l *lab) footprint(ctx context.Context, r recipe) (footprint, error) {
 	f := footprint{name: r.name}
 	r.env = append(r.env, "GOGC=100")

@@ -198,7 +198,8 @@ func (r *report) writeFootprints(m *strings.Builder) {
 		streamsOpen, len(subject.perStream), kilobytes(subject.perStream), kilobytes(base.perStream),
 		targetStreamBytes>>10,
 		mark(median(subject.perStream) <= targetStreamBytes))
-	fmt.Fprintf(m, "| memory at rest, KB, GOGC=100 | %s | %s | | |\n", kilobytes(subject.atRest), kilobytes(base.atRest))
+	fmt.Fprintf(m, "| memory at rest, KB, GOGC=100 | %s | %s | | |\n",
+		kilobytes(subject.atRest), kilobytes(base.atRest))
 	fmt.Fprintf(m, "| exec to first response, ms, median of %d (greatest) | %s | %s | %d | %s |\n",
 		len(r.starts[0].times),
 		startText(r.starts[0]), startText(r.starts[1]), targetStart.Milliseconds(),
