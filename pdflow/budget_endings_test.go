@@ -31,7 +31,7 @@ const budgetBytes = 1 << 20
 type counting struct {
 	*pdflow.Budget
 	left chan int64
-	most atomic.Int64 // in use while an engine worked; an engine that comes late may see none, since the request is over
+	most atomic.Int64 // in use while an engine worked; one that comes late may see none, since the request is over
 	came atomic.Bool  // an engine was asked
 }
 
@@ -117,7 +117,7 @@ type budgetCase struct {
 }
 
 func budgetCases() map[string]budgetCase {
-	again := pdflow.WithRetry(config.Retry{MaxAttempts: 2, BackoffBase: time.Millisecond})
+	twice := []pdflow.Option{pdflow.WithRetry(config.Retry{MaxAttempts: 2, BackoffBase: time.Millisecond})}
 	brief := pdflow.WithTimeouts(config.Timeouts{Prefill: 30 * time.Millisecond, Decode: 30 * time.Millisecond})
 	alone, together := pdflow.WithFallback(config.FallbackDecode), &fake{order: connector.Together}
 	return map[string]budgetCase{
@@ -128,15 +128,15 @@ func budgetCases() map[string]budgetCase {
 		}},
 		"P refuses":                     {want: 400, p: refusal(400)},
 		"P fails":                       {want: 502, p: refusal(500)},
-		"P fails at each attempt":       {want: 502, p: refusal(500), opts: []pdflow.Option{again}},
-		"P fails once":                  {want: 200, p: inTurns(refusal(503), answer(ok)), opts: []pdflow.Option{again}},
-		"P breaks its response off":     {want: 502, p: breaksOff("application/json", `{"a":`), opts: []pdflow.Option{again}},
+		"P fails at each attempt":       {want: 502, p: refusal(500), opts: twice},
+		"P fails once":                  {want: 200, p: inTurns(refusal(503), answer(ok)), opts: twice},
+		"P breaks its response off":     {want: 502, p: breaksOff("application/json", `{"a":`), opts: twice},
 		"P's response is no JSON":       {want: 502, p: answer("no")},
 		"P's response does not fit":     {want: 503, p: answer(strings.Repeat(" ", budgetBytes))},
 		"P is silent":                   {want: 504, p: gone, opts: []pdflow.Option{brief}},
 		"D refuses":                     {want: 400, d: refusal(400)},
-		"D fails at each attempt":       {want: 500, d: refusal(500), opts: []pdflow.Option{again}},
-		"D fails once":                  {want: 200, d: inTurns(refusal(500), answer(ok)), opts: []pdflow.Option{again}},
+		"D fails at each attempt":       {want: 500, d: refusal(500), opts: twice},
+		"D fails once":                  {want: 200, d: inTurns(refusal(500), answer(ok)), opts: twice},
 		"D breaks its response off":     {want: 200, d: breaksOff("application/json", `{"choices":[`)},
 		"D breaks its stream off":       {want: 200, d: breaksOff("text/event-stream", event)},
 		"D is silent":                   {want: 504, d: gone, opts: []pdflow.Option{brief}},
@@ -237,7 +237,8 @@ func TestAClientThatLeavesGivesTheBudgetBack(t *testing.T) {
 			ended := make(chan struct{})
 			go func() {
 				defer close(ended)
-				r, _ := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/completions", strings.NewReader(large))
+				r, _ := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/completions",
+					strings.NewReader(large))
 				r.Header.Set("Content-Type", "application/json")
 				if resp, err := client.Do(r); err == nil {
 					_, _ = io.Copy(io.Discard, resp.Body)
@@ -263,8 +264,8 @@ func TestABodyThatBreaksOffGivesTheBudgetBack(t *testing.T) {
 	count := newCounting()
 	x := script(t, &fake{}, answer(ok), answer(ok), pdflow.WithBudget(count.Budget))
 	body, more := io.Pipe()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, serve(t, count.handler(x.flow))+"/v1/completions",
-		body)
+	url := serve(t, count.handler(x.flow)) + "/v1/completions"
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, body)
 	require.NoError(t, err)
 	r.Header.Set("Content-Type", "application/json")
 	go func() {
@@ -274,7 +275,7 @@ func TestABodyThatBreaksOffGivesTheBudgetBack(t *testing.T) {
 		}
 		_ = more.CloseWithError(errors.New("the client has gone"))
 	}()
-	_, err = client.Do(r) //nolint:bodyclose // there is no response
+	_, err = client.Do(r)
 	require.Error(t, err)
 	count.requireEmpty(t)
 	require.Empty(t, x.all())
