@@ -368,26 +368,27 @@ func TestAStreamThatBreaksIsCut(t *testing.T) {
 }
 
 func TestPhasesThatRunOutOfTime(t *testing.T) {
-	short := config.Timeouts{}
-	short.Prefill, short.Decode, short.Idle = 250*time.Millisecond, 250*time.Millisecond, 250*time.Millisecond
+	const short = 250 * time.Millisecond // of the phase at hand: the others may take longer on a busy machine
 	for _, c := range []struct {
-		name  string
-		at    func(*pd) *enginesim.Engine
-		fault enginesim.Fault
-		cut   bool
+		name   string
+		limits config.Timeouts
+		at     func(*pd) *enginesim.Engine
+		fault  enginesim.Fault
+		cut    bool
 	}{
-		{"prefill", func(x *pd) *enginesim.Engine { return x.p }, enginesim.Fault{Kind: enginesim.FaultStall}, false},
-		{"decode's first byte", func(x *pd) *enginesim.Engine { return x.d },
+		{"prefill", config.Timeouts{Prefill: short}, func(x *pd) *enginesim.Engine { return x.p },
 			enginesim.Fault{Kind: enginesim.FaultStall}, false},
-		{"decode's first event", func(x *pd) *enginesim.Engine { return x.d },
+		{"decode's first byte", config.Timeouts{Decode: short}, func(x *pd) *enginesim.Engine { return x.d },
+			enginesim.Fault{Kind: enginesim.FaultStall}, false},
+		{"decode's first event", config.Timeouts{Decode: short}, func(x *pd) *enginesim.Engine { return x.d },
 			enginesim.Fault{Kind: enginesim.FaultStallStream}, false},
-		{"silence in the stream", func(x *pd) *enginesim.Engine { return x.d },
+		{"silence in the stream", config.Timeouts{Idle: short}, func(x *pd) *enginesim.Engine { return x.d },
 			enginesim.Fault{Kind: enginesim.FaultStallStream, AfterChunks: 3}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			x := start(
 				t, setup{prefill: enginesim.Config{Lease: time.Second},
-					opts: []pdflow.Option{pdflow.WithTimeouts(short)}},
+					opts: []pdflow.Option{pdflow.WithTimeouts(c.limits)}},
 			)
 			c.fault.Count = -1
 			c.at(x).Inject(c.fault)

@@ -107,15 +107,25 @@ func (t *Transport) send(ctx context.Context, req *http.Request) (*http.Response
 		return nil, &Error{Sent: NotSent, Kind: Other, Err: ErrClosed, final: true}
 	}
 	if t.other != nil {
-		// Its goroutines may look at a request after the response has come. Whoever sends through a Transport need not
-		// know that, and may use the request's memory again.
-		req = req.Clone(ctx)
-		if g := gateOf(ctx); g != nil && g.try == nil {
-			return g.send(ctx, t.other, req)
-		}
-		return t.other.send(ctx, req)
+		return t.sendOther(ctx, req)
 	}
 	return t.exchange(ctx, req)
+}
+
+// sendOther sends a copy of the request through net/http, whose goroutines may look at it after the response has come.
+// Whoever sends through a Transport need not know that, and may use the request's memory again.
+func (t *Transport) sendOther(ctx context.Context, req *http.Request) (resp *http.Response, err error) {
+	sent := req.Clone(ctx)
+	if g := gateOf(ctx); g != nil && g.try == nil {
+		resp, err = g.send(ctx, t.other, sent)
+	} else {
+		resp, err = t.other.send(ctx, sent)
+	}
+	if err != nil {
+		return nil, err
+	}
+	resp.Request = req
+	return resp, nil
 }
 
 // CloseIdleConnections closes the connections that no request uses now.

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -48,11 +49,16 @@ func (l *lab) measureAll(ctx context.Context, only string) (*report, error) {
 		r.compared = append(r.compared, c)
 	}
 	if only == "" {
-		c, err := l.manyEndpoints(ctx, gatewayBinary, gateway)
-		if err != nil {
-			return nil, err
+		for i, n := range fleets {
+			if i > 0 && l.pace.quick {
+				break
+			}
+			c, err := l.manyEndpoints(ctx, gatewayBinary, gateway, n)
+			if err != nil {
+				return nil, err
+			}
+			r.endpoints = append(r.endpoints, c)
 		}
-		r.endpoints = &c
 	}
 	l.count(r)
 	return r, nil
@@ -75,20 +81,20 @@ func (l *lab) alone(ctx context.Context, r *report, recipes ...recipe) error {
 	return nil
 }
 
-// manyEndpoints compares a gateway that has very many endpoints, all of which answer health probes, with one that has
+// manyEndpoints compares a gateway that has n endpoints, all of which answer health probes, with one that has
 // two.
-func (l *lab) manyEndpoints(ctx context.Context, binary string, two *program) (compared, error) {
-	engines, err := load.StartEngines(ctx, l.board, manyPerRole)
+func (l *lab) manyEndpoints(ctx context.Context, binary string, two *program, n int) (compared, error) {
+	engines, err := load.StartEngines(ctx, l.board, n/2)
 	if err != nil {
 		return compared{}, err
 	}
 	defer engines.Close()
-	many, _, err := l.start(ctx, l.gateway(binary, "gateway-1024", engines))
+	many, _, err := l.start(ctx, l.gateway(binary, fmt.Sprint("gateway-", n), engines))
 	if err != nil {
 		return compared{}, err
 	}
 	s := scenarios[0]
-	s.name = "1,024 endpoints against two, 2 KB, 16 clients"
+	s.name = fmt.Sprintf("%d endpoints against two, 2 KB, 16 clients", n)
 	s.target = targetEndpoints
 	c, err := l.compare(ctx, s, many, two)
 	if err != nil {

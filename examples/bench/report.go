@@ -22,7 +22,7 @@ type report struct {
 	starts     []starts
 	footprints []footprint
 	compared   []compared
-	endpoints  *compared
+	endpoints  []compared
 	spin       *compared
 
 	prefills, decodes int64
@@ -43,8 +43,8 @@ func (r *report) findings() []finding {
 	for _, c := range r.compared {
 		list = append(list, finding{c.scenario.name, median(c.ratios), c.scenario.target})
 	}
-	if r.endpoints != nil {
-		list = append(list, finding{r.endpoints.scenario.name, median(r.endpoints.ratios), targetEndpoints})
+	for _, c := range r.endpoints {
+		list = append(list, finding{c.scenario.name, median(c.ratios), targetEndpoints})
 	}
 	if len(r.footprints) > 0 {
 		list = append(list, finding{"memory per open stream", median(r.footprints[0].perStream), targetStreamBytes})
@@ -115,7 +115,8 @@ func (r *report) write(w io.Writer) error {
 		r.machine.kernel, r.machine.golang, r.machine.date)
 	fmt.Fprintf(&m, "Each program alone on one CPU with GOMAXPROCS=1, clients and engines on another; %d × A B B A "+
 		"slices of %v;\n"+
-		"CPU time from the kernel's clock of the process; paced streams take three times as many slices. Took %v.\n",
+		"CPU time from the kernel's clock of the process; paced and slow streams take three times as many slices. "+
+		"Took %v.\n",
 		r.pace.rounds, r.pace.slice, r.took.Round(time.Second))
 	r.writeRatios(&m)
 	r.writeLatencies(&m)
@@ -131,24 +132,22 @@ func (r *report) write(w io.Writer) error {
 }
 
 func (r *report) writeRatios(m *strings.Builder) {
-	all := r.compared
-	if r.endpoints != nil {
-		all = append(slices.Clone(all), *r.endpoints)
-	}
+	all := slices.Concat(r.compared, r.endpoints)
 	if len(all) == 0 {
 		return
 	}
 	subject, base := all[0].subject.name, all[0].base.name
 	fmt.Fprintf(m, "\n## CPU time\n\nMicroseconds per request, or per chunk where the load is SSE; the ratio is the "+
 		"median of slices that lay "+
-		"next to each other, and in brackets the least and the greatest of them.\n\n")
+		"next to each other, and in brackets their quartiles, the least and the greatest.\n\n")
 	fmt.Fprintf(m, "| load | %s | %s | ratio | target | | CPU busy | others on that CPU |\n"+
 		"|---|---|---|---|---|---|---|---|\n", subject, base)
 	for _, c := range all {
-		got := median(c.ratios)
-		fmt.Fprintf(m, "| %s | %.2f | %.2f | **%.3f** (%.3f to %.3f) | %.2f | %s | %.0f %%, %.0f %% | %s |\n",
-			c.scenario.name, median(costs(c.subject)), median(costs(c.base)), got, slices.Min(c.ratios),
-			slices.Max(c.ratios),
+		got, ratios := median(c.ratios), slices.Sorted(slices.Values(c.ratios))
+		fmt.Fprintf(m, "| %s | %.2f | %.2f | **%.3f** (%.3f to %.3f, %.3f to %.3f) | %.2f | %s | %.0f %%, %.0f %% | "+
+			"%s |\n",
+			c.scenario.name, median(costs(c.subject)), median(costs(c.base)), got,
+			percentile(ratios, 25), percentile(ratios, 75), slices.Min(ratios), slices.Max(ratios),
 			c.scenario.target, mark(got <= c.scenario.target), 100*busy(c.subject), 100*busy(c.base), noise(c))
 	}
 }

@@ -42,6 +42,7 @@ type scenario struct {
 // scenarios are the loads. Their targets are what the project promises about speed.
 var scenarios = []scenario{
 	{name: "2 KB, 16 clients", size: 2 << 10, clients: 16, target: 1.15},
+	{name: "2 KB, 1 client", size: 2 << 10, clients: 1, target: 1.15},
 	{name: "2 KB, 64 clients", size: 2 << 10, clients: 64, target: 1.15},
 	{name: "16 KB, 16 clients", size: 16 << 10, clients: 16, target: 1.10},
 	{name: "128 KB, 16 clients", size: 128 << 10, clients: 16, target: 1.10},
@@ -51,6 +52,8 @@ var scenarios = []scenario{
 	{name: "SSE chunk, paced (128 streams, one per 20 ms)", size: 2 << 10, clients: 128, stream: true,
 		// most of the time goes into waking an idle CPU: slices differ by a quarter
 		perWrite: 1, interval: 20 * time.Millisecond, target: 1.05, noisy: 3},
+	{name: "SSE chunk, slow (1,000 streams, one per 500 ms)", size: 2 << 10, clients: 1000, stream: true,
+		perWrite: 1, interval: 500 * time.Millisecond, target: 1.10, noisy: 3},
 }
 
 // Targets that are not ratios to minimal.
@@ -59,8 +62,10 @@ const (
 	targetStart       = 50 * time.Millisecond
 	targetEndpoints   = 1.10
 	streamsOpen       = 1000
-	manyPerRole       = 512
 )
+
+// fleets are the numbers of endpoints beside two, half of them for each role; a short run takes the first.
+var fleets = []int{1024, 4096}
 
 // chosen returns the scenarios whose name contains a word.
 func chosen(only string) []scenario {

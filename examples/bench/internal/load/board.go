@@ -127,7 +127,11 @@ func (b *Board) begin(index int) (serial uint64) {
 func (b *Board) give(dst []byte, index int, serial uint64) []byte {
 	number := bigInteger + b.lastHandoff.Add(1)
 	start := len(dst)
-	dst = appendHandoff(dst, serial, number)
+	tokens := uint64(0)
+	if p := b.prompt.Load(); p != nil {
+		tokens = uint64(p.Size() / bytesPerToken)
+	}
+	dst = appendHandoff(dst, serial, number, tokens)
 	handoff := dst[start:]
 	b.slots[index].word.Store(b.wordFor(handoff, serial))
 

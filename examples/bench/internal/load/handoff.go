@@ -7,21 +7,24 @@ import (
 	"strconv"
 )
 
-// handoffBlocks is how many block ids a handoff names, in each of its two groups.
-const handoffBlocks = 16
+// A prompt has about a token in four bytes, and a block holds 16 tokens: so a handoff grows with its prompt.
+const (
+	bytesPerToken  = 4
+	tokensPerBlock = 16
+)
 
 // numberName begins the member that makes a handoff unique. No proxy knows the member, and its value is above 2^53.
 const numberName = `"x_number":`
 
 // appendHandoff writes the handoff of vLLM 0.32.0's NixlConnector with all its 14 keys, and two keys more that no proxy
-// knows. The value of one has a space, which the proxy must keep.
-func appendHandoff(dst []byte, serial, number uint64) []byte {
+// knows. The value of one has a space, which the proxy must keep. The ids of the blocks come in two groups.
+func appendHandoff(dst []byte, serial, number, tokens uint64) []byte {
 	dst = append(dst, `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[`...)
 	for group := range uint64(2) {
 		if group > 0 {
 			dst = append(dst, `],[`...)
 		}
-		for i := range uint64(handoffBlocks) {
+		for i := range tokens / tokensPerBlock / 2 {
 			if i > 0 {
 				dst = append(dst, ',')
 			}
@@ -33,7 +36,9 @@ func appendHandoff(dst []byte, serial, number uint64) []byte {
 	dst = append(dst, `-`...)
 	dst = appendHex(dst, number*0x9e3779b97f4a7c15)[:len(dst)+8]
 	dst = append(dst, `","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1,"dcp_size":1,"pp_size":1,`+
-		`"remote_num_tokens":512,"remote_blocks_expiry_time":null,"transfer_mode":"pull",`+
+		`"remote_num_tokens":`...)
+	dst = strconv.AppendUint(dst, tokens, 10)
+	dst = append(dst, `,"remote_blocks_expiry_time":null,"transfer_mode":"pull",`+
 		`"remote_prefill_cached_tokens":0,"x_unknown":{"kept": [1.50,"\u00e9/\/"]},`+numberName...)
 	dst = strconv.AppendUint(dst, number, 10)
 	return append(dst, '}')

@@ -50,9 +50,13 @@ func TestAPromptRecognisesOnlyItself(t *testing.T) {
 }
 
 func TestHandoffsAreJSONWithAllKeysAndABigInteger(t *testing.T) {
-	text := appendHandoff(nil, 5, bigInteger+3)
+	text := appendHandoff(nil, 5, bigInteger+3, 2048)
 	var handoff map[string]json.RawMessage
 	require.NoError(t, json.Unmarshal(text, &handoff))
+	var blocks [][]int
+	require.NoError(t, json.Unmarshal(handoff["remote_block_ids"], &blocks))
+	assert.Equal(t, []int{64, 64}, []int{len(blocks[0]), len(blocks[1])}, "one block for 16 tokens")
+	assert.Equal(t, "2048", string(handoff["remote_num_tokens"]))
 	for _, name := range []string{
 		"do_remote_prefill", "do_remote_decode", "remote_block_ids", "remote_engine_id", "remote_request_id",
 		"remote_host",
