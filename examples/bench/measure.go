@@ -41,7 +41,7 @@ func (l *lab) measureAll(ctx context.Context, only string) (*report, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, s := range chosen(only) {
+	for _, s := range l.pace.chosen(only) {
 		c, err := l.compare(ctx, s, gateway, minimal)
 		if err != nil {
 			return nil, err
@@ -142,7 +142,7 @@ func (l *lab) checkItself(ctx context.Context, only string) (*report, error) {
 		programs = append(programs, p)
 	}
 	again, minimal, spin := programs[0], programs[1], programs[2]
-	list := chosen(only)
+	list := l.pace.chosen(only)
 	for _, s := range list {
 		s.target = 1.03
 		c, err := l.compare(ctx, s, again, minimal)
