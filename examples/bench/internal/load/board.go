@@ -127,7 +127,7 @@ func (b *Board) begin(index int) (serial uint64) {
 func (b *Board) give(dst []byte, index int, serial uint64) []byte {
 	number := bigInteger + b.lastHandoff.Add(1)
 	start := len(dst)
-	dst = appendHandoff(dst, b.slots[index].plan.Load().Prompt.blocks, serial, number)
+	dst = appendHandoff(dst, serial, number)
 	handoff := dst[start:]
 	b.slots[index].word.Store(b.wordFor(handoff, serial))
 
