@@ -50,14 +50,7 @@ func (l *lab) look(ctx context.Context, r recipe, f *footprint) error {
 	streams := scenario{size: 2 << 10, stream: true, perWrite: 1, interval: time.Second}
 	crowd := l.crowd(streams, p, streamsOpen, &load.Meter{}, &stop)
 	defer crowd.end()
-	const step = 50
-	for from := 0; from < streamsOpen; from += step {
-		crowd.begin(ctx, from, from+step)
-		if err := pause(ctx, 50*time.Millisecond); err != nil {
-			return err
-		}
-	}
-	if err := crowd.waitOpen(ctx, streamsOpen); err != nil {
+	if err := crowd.open(ctx); err != nil {
 		return err
 	}
 	if err := pause(ctx, l.pace.settle); err != nil {

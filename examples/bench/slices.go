@@ -87,11 +87,12 @@ func (l *lab) slice(ctx context.Context, s scenario, p *program) (slice, error) 
 	meter := &load.Meter{}
 	crowd := l.crowd(s, p, s.clients, meter, &stop)
 	defer crowd.end()
-	crowd.begin(ctx, 0, s.clients)
 	if s.chunks == 0 && s.stream {
-		if err := crowd.waitOpen(ctx, int64(s.clients)); err != nil {
+		if err := crowd.open(ctx); err != nil {
 			return slice{}, err
 		}
+	} else {
+		crowd.begin(ctx, 0, s.clients)
 	}
 	if err := pause(ctx, l.pace.lead); err != nil {
 		return slice{}, err
@@ -177,6 +178,17 @@ func (c *crowd) begin(ctx context.Context, from, to int) {
 	for _, client := range c.clients[from:to] {
 		c.wg.Go(func() { client.Run(ctx, c.stop) })
 	}
+}
+
+// open starts all clients, 50 in each 50 ms, and waits until the first events of their streams have come.
+func (c *crowd) open(ctx context.Context) error {
+	for from := 0; from < len(c.clients); from += 50 {
+		c.begin(ctx, from, min(from+50, len(c.clients)))
+		if err := pause(ctx, 50*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	return c.waitOpen(ctx, int64(len(c.clients)))
 }
 
 // waitOpen waits until the first events of so many streams have come.
