@@ -127,11 +127,7 @@ func (b *Board) begin(index int) (serial uint64) {
 func (b *Board) give(dst []byte, index int, serial uint64) []byte {
 	number := bigInteger + b.lastHandoff.Add(1)
 	start := len(dst)
-	tokens := uint64(0)
-	if p := b.prompt.Load(); p != nil {
-		tokens = uint64(p.Size() / bytesPerToken)
-	}
-	dst = appendHandoff(dst, serial, number, tokens)
+	dst = appendHandoff(dst, b.slots[index].plan.Load().Prompt.blocks, serial, number)
 	handoff := dst[start:]
 	b.slots[index].word.Store(b.wordFor(handoff, serial))
 

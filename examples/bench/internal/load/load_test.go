@@ -50,13 +50,9 @@ func TestAPromptRecognisesOnlyItself(t *testing.T) {
 }
 
 func TestHandoffsAreJSONWithAllKeysAndABigInteger(t *testing.T) {
-	text := appendHandoff(nil, 5, bigInteger+3, 2048)
+	text := appendHandoff(nil, newBlockIDs(2<<10), 5, bigInteger+3)
 	var handoff map[string]json.RawMessage
 	require.NoError(t, json.Unmarshal(text, &handoff))
-	var blocks [][]int
-	require.NoError(t, json.Unmarshal(handoff["remote_block_ids"], &blocks))
-	assert.Equal(t, []int{64, 64}, []int{len(blocks[0]), len(blocks[1])}, "one block for 16 tokens")
-	assert.Equal(t, "2048", string(handoff["remote_num_tokens"]))
 	for _, name := range []string{
 		"do_remote_prefill", "do_remote_decode", "remote_block_ids", "remote_engine_id", "remote_request_id",
 		"remote_host",
@@ -72,8 +68,33 @@ func TestHandoffsAreJSONWithAllKeysAndABigInteger(t *testing.T) {
 	assert.EqualValues(t, bigInteger+3, number)
 }
 
+func TestHandoffsNameOneBlockPer16TokensOfThePrompt(t *testing.T) {
+	for size, blocks := range map[int]int{60: 1, 2 << 10: 32, 128 << 10: 2048, 1 << 20: 16384} {
+		ids := newBlockIDs(size)
+		var seen []string
+		for number := range uint64(3) {
+			var handoff struct {
+				Groups [][]int `json:"remote_block_ids"`
+				Tokens int     `json:"remote_num_tokens"`
+			}
+			text := appendHandoff(nil, ids, 5, bigInteger+number)
+			require.NoError(t, json.Unmarshal(text, &handoff))
+			require.Len(t, handoff.Groups, 2)
+			assert.Len(t, handoff.Groups[0], blocks)
+			assert.Len(t, handoff.Groups[1], min(blocks, windowBlocks))
+			assert.Equal(t, size/4, handoff.Tokens)
+			group, _, _ := strings.Cut(string(text), "],[")
+			if blocks > 1 {
+				assert.NotContains(t, seen, group, "two requests have the same block ids")
+			}
+			seen = append(seen, group)
+		}
+	}
+}
+
 func TestResponsesAreJSON(t *testing.T) {
 	b := NewBoard()
+	b.Assign(0, &Plan{Prompt: NewPrompt(2<<10, false)})
 	assert.True(t, json.Valid(appendPrefill(nil, b, 0, 1)))
 	assert.True(t, json.Valid(appendWhole(nil, 1, 2)))
 	var e events

@@ -26,6 +26,7 @@ type Prompt struct {
 	msgAt    int    // of messages in body
 	stream   bool
 	fixed    map[string]string // the other members as the client sends them
+	blocks   blockIDs          // that the prefill engine makes of it
 }
 
 // NewPrompt makes a chat request of about size bytes. Its messages have about 1 KB each, as in a long conversation.
@@ -65,6 +66,7 @@ func NewPrompt(size int, stream bool) *Prompt {
 		msgAt:    len(head),
 		stream:   stream,
 		fixed:    fixed,
+		blocks:   newBlockIDs(size),
 	}
 	p.messages = p.body[p.msgAt : p.msgAt+m.Len()]
 	return p
