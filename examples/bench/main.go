@@ -13,12 +13,14 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 )
 
 func main() {
-	out := flag.String("o", "", "write the table to this file too")
+	out := flag.String("o", "", "write the table to this file too, and a plot beside it: x.md and x.png")
 	quick := flag.Bool("quick", false, "under a minute; fails when a figure is beyond twice its target")
 	selfcheck := flag.Bool("selfcheck", false, "test the benchmark itself: compare minimal with minimal, and with a "+
 		"variant that burns a known time for each request")
@@ -64,6 +66,11 @@ func run(ctx context.Context, p pace, selfcheck bool, only, out string) (err err
 		}
 		defer func() { err = errors.Join(err, file.Close()) }()
 		to = io.MultiWriter(os.Stdout, file)
+		picture := strings.TrimSuffix(out, filepath.Ext(out)) + ".png"
+		if err := r.draw(picture); err != nil {
+			return err
+		}
+		r.picture = filepath.Base(picture)
 	}
 	if err := r.write(to); err != nil {
 		return err

@@ -18,6 +18,7 @@ type report struct {
 	pace        pace
 	took        time.Duration
 	calibration bool
+	picture     string // the plot's file; "": there is none
 
 	starts     []starts
 	footprints []footprint
@@ -149,6 +150,9 @@ func (r *report) writeRatios(m *strings.Builder) {
 			c.scenario.name, median(costs(c.subject)), median(costs(c.base)), got,
 			percentile(ratios, 25), percentile(ratios, 75), slices.Min(ratios), slices.Max(ratios),
 			c.scenario.target, mark(got <= c.scenario.target), 100*busy(c.subject), 100*busy(c.base), noise(c))
+	}
+	if r.picture != "" {
+		fmt.Fprintf(m, "\n![The ratios of all loads, with their quartiles](%s)\n", r.picture)
 	}
 }
 

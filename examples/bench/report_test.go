@@ -3,6 +3,9 @@
 package main
 
 import (
+	"image/png"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -45,6 +48,27 @@ func TestTheTableShowsEachFigureBesideItsTarget(t *testing.T) {
 	assert.Contains(t, text.String(), "| 42.0 (40.0 to 50.0) | 30.0 (30.0 to 30.0) | 70 | met |")
 	assert.Contains(t, text.String(), "| 20.0 (20.0) | 5.0 (5.0) | 50 | met |")
 	assert.Contains(t, text.String(), "| 1.00 / 1.00 |")
+}
+
+func TestThePlotIsAPictureWithARowForEachLoad(t *testing.T) {
+	height := func(r *report) int {
+		file := filepath.Join(t.TempDir(), "x.png")
+		require.NoError(t, r.draw(file))
+		f, err := os.Open(file)
+		require.NoError(t, err)
+		defer f.Close()
+		picture, err := png.DecodeConfig(f)
+		require.NoError(t, err)
+		return picture.Height
+	}
+	one, two := measured(1.2), measured(0.9)
+	two.endpoints = two.compared
+	assert.Greater(t, height(two), height(one))
+
+	one.picture = "x.png"
+	var text strings.Builder
+	require.NoError(t, one.write(&text))
+	assert.Contains(t, text.String(), "](x.png)")
 }
 
 func TestAWrongResponseFailsAtAnyPace(t *testing.T) {
