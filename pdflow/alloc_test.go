@@ -194,6 +194,19 @@ func BenchmarkOwnTransport2KB(b *testing.B) {
 	}
 }
 
+// BenchmarkManyClients is BenchmarkOwnTransport2KB with 32 clients at once for each processor, for profiles of what they
+// wait for: go test -run=^$ -bench ManyClients -mutexprofile mutex.out ./pdflow.
+func BenchmarkManyClients(b *testing.B) {
+	flow := ownFlow(b)
+	body := body2KB()
+	b.SetParallelism(32)
+	b.RunParallel(func(next *testing.PB) {
+		for next.Next() {
+			flow.ServeHTTP(&discard{http.Header{}}, request2KB(body))
+		}
+	})
+}
+
 // ownFlow sends its legs through pdkit's transport. Its connections end before the engines wait for them.
 func ownFlow(b testing.TB) *pdflow.Flow {
 	flow := benchFlowOver(b, wireStub(b, prefillResponse), wireStub(b, decodeResponse))
