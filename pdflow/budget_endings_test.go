@@ -31,7 +31,7 @@ const budgetBytes = 1 << 20
 type counting struct {
 	*pdflow.Budget
 	left chan int64
-	most atomic.Int64 // in use while an engine worked; an engine that comes late may see none, since the request is over
+	most atomic.Int64 // in use while an engine worked; one that comes late may see none, since the request is over
 	came atomic.Bool  // an engine was asked
 }
 
@@ -126,17 +126,20 @@ func budgetCases() map[string]budgetCase {
 			w.Header().Set("Content-Type", "text/event-stream")
 			_, _ = io.WriteString(w, event+"data: [DONE]\n\n")
 		}},
-		"P refuses":                     {want: 400, p: refusal(400)},
-		"P fails":                       {want: 502, p: refusal(500)},
-		"P fails at each attempt":       {want: 502, p: refusal(500), opts: []pdflow.Option{again}},
-		"P fails once":                  {want: 200, p: inTurns(refusal(503), answer(ok)), opts: []pdflow.Option{again}},
-		"P breaks its response off":     {want: 502, p: breaksOff("application/json", `{"a":`), opts: []pdflow.Option{again}},
-		"P's response is no JSON":       {want: 502, p: answer("no")},
-		"P's response does not fit":     {want: 503, p: answer(strings.Repeat(" ", budgetBytes))},
-		"P is silent":                   {want: 504, p: gone, opts: []pdflow.Option{brief}},
-		"D refuses":                     {want: 400, d: refusal(400)},
-		"D fails at each attempt":       {want: 500, d: refusal(500), opts: []pdflow.Option{again}},
-		"D fails once":                  {want: 200, d: inTurns(refusal(500), answer(ok)), opts: []pdflow.Option{again}},
+		"P refuses":               {want: 400, p: refusal(400)},
+		"P fails":                 {want: 502, p: refusal(500)},
+		"P fails at each attempt": {want: 502, p: refusal(500), opts: []pdflow.Option{again}},
+		"P fails once": {want: 200, p: inTurns(refusal(503), answer(ok)),
+			opts: []pdflow.Option{again}},
+		"P breaks its response off": {want: 502, p: breaksOff("application/json", `{"a":`),
+			opts: []pdflow.Option{again}},
+		"P's response is no JSON":   {want: 502, p: answer("no")},
+		"P's response does not fit": {want: 503, p: answer(strings.Repeat(" ", budgetBytes))},
+		"P is silent":               {want: 504, p: gone, opts: []pdflow.Option{brief}},
+		"D refuses":                 {want: 400, d: refusal(400)},
+		"D fails at each attempt":   {want: 500, d: refusal(500), opts: []pdflow.Option{again}},
+		"D fails once": {want: 200, d: inTurns(refusal(500), answer(ok)),
+			opts: []pdflow.Option{again}},
 		"D breaks its response off":     {want: 200, d: breaksOff("application/json", `{"choices":[`)},
 		"D breaks its stream off":       {want: 200, d: breaksOff("text/event-stream", event)},
 		"D is silent":                   {want: 504, d: gone, opts: []pdflow.Option{brief}},
@@ -237,7 +240,8 @@ func TestAClientThatLeavesGivesTheBudgetBack(t *testing.T) {
 			ended := make(chan struct{})
 			go func() {
 				defer close(ended)
-				r, _ := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/completions", strings.NewReader(large))
+				r, _ := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/completions",
+					strings.NewReader(large))
 				r.Header.Set("Content-Type", "application/json")
 				if resp, err := client.Do(r); err == nil {
 					_, _ = io.Copy(io.Discard, resp.Body)
@@ -263,8 +267,8 @@ func TestABodyThatBreaksOffGivesTheBudgetBack(t *testing.T) {
 	count := newCounting()
 	x := script(t, &fake{}, answer(ok), answer(ok), pdflow.WithBudget(count.Budget))
 	body, more := io.Pipe()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, serve(t, count.handler(x.flow))+"/v1/completions",
-		body)
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost,
+		serve(t, count.handler(x.flow))+"/v1/completions", body)
 	require.NoError(t, err)
 	r.Header.Set("Content-Type", "application/json")
 	go func() {
@@ -274,7 +278,7 @@ func TestABodyThatBreaksOffGivesTheBudgetBack(t *testing.T) {
 		}
 		_ = more.CloseWithError(errors.New("the client has gone"))
 	}()
-	_, err = client.Do(r) //nolint:bodyclose // there is no response
+	_, err = client.Do(r)
 	require.Error(t, err)
 	count.requireEmpty(t)
 	require.Empty(t, x.all())
@@ -367,4 +371,82 @@ func TestARescueGivesTheBudgetBack(t *testing.T) {
 		require.Equal(t, left, r.err == nil, r.err)
 		count.requireEmpty(t)
 	}
+}
+
+// While P finishes a leg of a client that has left, the request is held, and so is what P has answered so far.
+func TestALegThatRunsOnHoldsItsBytes(t *testing.T) {
+	for _, cut := range []bool{false, true} {
+		count, begun, ends := newCounting(), make(chan struct{}), make(chan struct{})
+		d := func(x *scripted, w http.ResponseWriter, r *http.Request, body string) {
+			<-begun
+			gone(x, w, r, body)
+		}
+		p := func(_ *scripted, w http.ResponseWriter, r *http.Request, _ string) {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.WriteString(w, `{"a":"`+strings.Repeat("a", 10_000))
+			_ = http.NewResponseController(w).Flush()
+			close(begun)
+			select {
+			case <-ends:
+				_, _ = io.WriteString(w, `"}`)
+			case <-r.Context().Done():
+			}
+		}
+		x := script(t, &runsOn{fake: fake{order: connector.Together}}, p, d, pdflow.WithBudget(count.Budget))
+		url := serve(t, count.handler(x.flow))
+		ctx, leave := context.WithCancel(t.Context())
+		r, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/completions", strings.NewReader(large))
+		require.NoError(t, err)
+		r.Header.Set("Content-Type", "application/json")
+		left := make(chan error)
+		go func() { _, err := client.Do(r); left <- err }()
+		<-begun
+		full := int64(len(large) + 10_000)
+		require.Eventually(t, func() bool { return count.InUse() >= full }, 5*time.Second, time.Millisecond)
+		leave()
+		require.Error(t, <-left)
+		require.GreaterOrEqual(t, <-count.left, full, "the handler has returned, and the leg runs on")
+		now, stop := context.WithCancel(t.Context())
+		if cut {
+			stop()
+		} else {
+			close(ends)
+		}
+		_ = x.flow.Shutdown(now)
+		stop()
+		require.Zero(t, count.InUse())
+	}
+}
+
+// Many requests at the same time: the budget never grants more than it has, and refuses nothing that fits.
+func TestABudgetUnderContention(t *testing.T) {
+	const most = 1000
+	b := pdflow.NewBudget(most)
+	var all sync.WaitGroup
+	var above, refused atomic.Int64
+	for range 4 {
+		all.Go(func() { // fits always
+			for range 1_000_000 {
+				if !b.Take(1) {
+					refused.Add(1)
+					continue
+				}
+				if b.InUse() > most {
+					above.Add(1)
+				}
+				b.Give(1)
+			}
+		})
+		all.Go(func() { // fits only while no other does this
+			for range 1_000_000 {
+				if b.Take(most - 100) {
+					b.Give(most - 100)
+				}
+			}
+		})
+	}
+	all.Wait()
+	require.Zero(t, above.Load(), "more than the budget has")
+	require.Zero(t, refused.Load(), "refused although it fits")
+	require.Zero(t, b.InUse())
 }
