@@ -10,7 +10,8 @@ import (
 )
 
 // Budget bounds the bytes that requests hold at the same time: clients' bodies, until their responses have ended, and
-// the responses of prefill and encode engines, until their attempts have. All flows, muxes and handlers that are given
+// the responses of prefill and encode engines, until their attempts have; of a prefill leg that runs on
+// (connector.Traits.PrefillFinishes) both until it has ended. All flows, muxes and handlers that are given
 // the same budget share it. A request for which nothing is left is refused with [CodeOverloaded]. Bytes are taken when
 // memory is: a client that announces a large body and sends nothing takes 1 MiB at most.
 //
@@ -26,11 +27,10 @@ func NewBudget(bytes int64) *Budget { return &Budget{most: bytes} }
 
 // Take takes n bytes, or none and returns false if so many are not left.
 func (b *Budget) Take(n int64) bool {
-	if n <= b.most { // else the sum might overflow
-		if b.inUse.Add(n) <= b.most {
+	for used := b.inUse.Load(); n <= b.most-used; used = b.inUse.Load() {
+		if b.inUse.CompareAndSwap(used, used+n) {
 			return true
 		}
-		b.inUse.Add(-n)
 	}
 	b.refused.Add(1)
 	return false
@@ -47,15 +47,25 @@ func (b *Budget) Refused() int64 { return b.refused.Load() }
 
 // holding is what one request holds of a budget. A nil one takes nothing.
 type holding struct {
-	b *Budget
-	n atomic.Int64
+	b     *Budget
+	n     atomic.Int64
+	users atomic.Int32 // the last that releases it gives it back
 }
 
 func (b *Budget) hold() *holding {
 	if b == nil {
 		return nil
 	}
-	return &holding{b: b}
+	h := &holding{b: b}
+	h.keep()
+	return h
+}
+
+// keep is followed by a release of its own.
+func (h *holding) keep() {
+	if h != nil {
+		h.users.Add(1)
+	}
 }
 
 // taker is for intake.
@@ -73,7 +83,7 @@ func (h *holding) taker() intake.Taker {
 }
 
 func (h *holding) release() {
-	if h != nil {
+	if h != nil && h.users.Add(-1) == 0 {
 		h.b.Give(h.n.Swap(0))
 	}
 }

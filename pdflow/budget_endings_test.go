@@ -369,3 +369,81 @@ func TestARescueGivesTheBudgetBack(t *testing.T) {
 		count.requireEmpty(t)
 	}
 }
+
+// While P finishes a leg of a client that has left, the request is held, and so is what P has answered so far.
+func TestALegThatRunsOnHoldsItsBytes(t *testing.T) {
+	for _, cut := range []bool{false, true} {
+		count, begun, ends := newCounting(), make(chan struct{}), make(chan struct{})
+		d := func(x *scripted, w http.ResponseWriter, r *http.Request, body string) {
+			<-begun
+			gone(x, w, r, body)
+		}
+		p := func(_ *scripted, w http.ResponseWriter, r *http.Request, _ string) {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.WriteString(w, `{"a":"`+strings.Repeat("a", 10_000))
+			_ = http.NewResponseController(w).Flush()
+			close(begun)
+			select {
+			case <-ends:
+				_, _ = io.WriteString(w, `"}`)
+			case <-r.Context().Done():
+			}
+		}
+		x := script(t, &runsOn{fake: fake{order: connector.Together}}, p, d, pdflow.WithBudget(count.Budget))
+		url := serve(t, count.handler(x.flow))
+		ctx, leave := context.WithCancel(t.Context())
+		r, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/completions", strings.NewReader(large))
+		require.NoError(t, err)
+		r.Header.Set("Content-Type", "application/json")
+		left := make(chan error)
+		go func() { _, err := client.Do(r); left <- err }()
+		<-begun
+		full := int64(len(large) + 10_000)
+		require.Eventually(t, func() bool { return count.InUse() >= full }, 5*time.Second, time.Millisecond)
+		leave()
+		require.Error(t, <-left)
+		require.GreaterOrEqual(t, <-count.left, full, "the handler has returned, and the leg runs on")
+		now, stop := context.WithCancel(t.Context())
+		if cut {
+			stop()
+		} else {
+			close(ends)
+		}
+		_ = x.flow.Shutdown(now)
+		stop()
+		require.Zero(t, count.InUse())
+	}
+}
+
+// Many requests at the same time: the budget never grants more than it has, and refuses nothing that fits.
+func TestABudgetUnderContention(t *testing.T) {
+	const most = 1000
+	b := pdflow.NewBudget(most)
+	var all sync.WaitGroup
+	var above, refused atomic.Int64
+	for range 4 {
+		all.Go(func() { // fits always
+			for range 1_000_000 {
+				if !b.Take(1) {
+					refused.Add(1)
+					continue
+				}
+				if b.InUse() > most {
+					above.Add(1)
+				}
+				b.Give(1)
+			}
+		})
+		all.Go(func() { // fits only while no other does this
+			for range 1_000_000 {
+				if b.Take(most - 100) {
+					b.Give(most - 100)
+				}
+			}
+		})
+	}
+	all.Wait()
+	require.Zero(t, above.Load(), "more than the budget has")
+	require.Zero(t, refused.Load(), "refused although it fits")
+	require.Zero(t, b.InUse())
+}

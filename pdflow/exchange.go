@@ -32,6 +32,7 @@ type exchange struct {
 	ids    [1]string   // the request's id, as a header's value
 	shared http.Header // of all legs without headers of their own; nil: each leg has its own
 	start  time.Time
+	beside *attempt  // of a hedged prefill: the first, while the second begins
 	inner  *exchange // that this one fell back to, and that fell back itself
 	avoid  []string
 	rescue *rescue    // nil: the stream ends with its decode engine
@@ -302,8 +303,10 @@ func (f *Flow) crashed(x *exchange, cause any) *Error {
 	if x == nil {
 		return e
 	}
-	if a := x.current.Load(); a != nil && !a.over {
-		a.end(e)
+	for _, a := range []*attempt{x.beside, x.current.Load()} {
+		if a != nil && !a.over {
+			a.end(e)
+		}
 	}
 	x.end(e)
 	return e

@@ -137,6 +137,8 @@ func (a *attempt) leavePrefill() {
 	}
 	defer l.mu.Unlock()
 	a.out.Prefill.Endpoint, a.out.PrefillRuns = a.s.Prefill.ID, true
+	a.held.keep() // l.ended releases both
+	a.x.held.keep()
 	a.f.runningOn.add(l)
 	limit := a.f.limits.Prefill
 	if limit <= 0 { // nobody waits for the leg any more, so it has a limit
@@ -168,7 +170,8 @@ func (l *ownLeg) ended() {
 	if e != nil && f.traits.Orphans && l.a.sent {
 		f.tel.orphaned(l.a)
 	}
-	l.a.held.release() // what the leg's response took since the attempt's end
+	l.a.held.release()
+	l.a.x.held.release()
 	f.runningOn.remove(l)
 }
 

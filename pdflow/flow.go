@@ -219,10 +219,11 @@ type call struct {
 	req    *connector.Request
 	header http.Header // the client's
 	id     string
-	given  *Pick // not nil: the caller has chosen the engines
-	any    bool  // given need not keep the connector's rules
-	mode   Mode  // not "": another flow fell back to this one
-	door   *door // nil: the flow's own
+	given  *Pick    // not nil: the caller has chosen the engines
+	any    bool     // given need not keep the connector's rules
+	mode   Mode     // not "": another flow fell back to this one
+	door   *door    // nil: the flow's own
+	held   *holding // the body, in the budget; nil: it is not counted
 }
 
 // read checks a caller's request.

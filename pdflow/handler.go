@@ -76,7 +76,7 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 	flow, e := f.find(req, id)
 	for e == nil {
 		var resp *Response
-		if resp, e = flow.do(r.Context(), call{req: req, header: r.Header, id: id}); e == nil {
+		if resp, e = flow.do(r.Context(), call{req: req, header: r.Header, id: id, held: held}); e == nil {
 			if resp.Send(w, r) != nil {
 				cut.Abort(r)
 			}

@@ -93,7 +93,10 @@ func (x *exchange) runHedged(a *attempt, mode Mode) (*attempt, *Body, *Error) {
 			break
 		}
 		defer x.f.budget.release()
-		if b := x.second(r, first, mode); b != nil {
+		x.beside = a
+		b := x.second(r, first, mode)
+		x.beside = nil
+		if b != nil {
 			return x.await(r, first, r.start(b))
 		}
 		x.f.tel.hedged(x, retryNoPair)

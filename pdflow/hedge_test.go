@@ -5,6 +5,7 @@ package pdflow_test
 import (
 	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"sync"
@@ -243,4 +244,37 @@ func TestTheFirstPrefillDoesNotWaitForThePickOfTheSecond(t *testing.T) {
 			require.Zero(t, open.open.Load())
 		})
 	}
+}
+
+// An observer that panics at the start of the second prefill ends the first one, too: with its pick, and its bytes.
+func TestAPanicAtTheSecondPrefillEndsTheFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		open := &openPicks{Picker: pick.New(setOf(t, endpoint(t, "http://p0", discovery.RolePrefill),
+			endpoint(t, "http://p1", discovery.RolePrefill), endpoint(t, "http://d0", discovery.RoleDecode)),
+			pick.RoundRobin(), pick.WithSeed(1))}
+		budget, ends := pdflow.NewBudget(1000), make(chan struct{})
+		f := &fakeFleet{n: map[string]int{}, answer: func(string, int) response {
+			return func(r *http.Request) (*http.Response, error) {
+				body, pipe := io.Pipe() // a response that has begun
+				context.AfterFunc(r.Context(), func() { _ = pipe.CloseWithError(r.Context().Err()); close(ends) })
+				return &http.Response{StatusCode: 200, Body: body, ContentLength: 100}, nil
+			}
+		}}
+		var starts atomic.Int32
+		var err error
+		f.flow, err = pdflow.New(&storing{}, open, pdflow.WithTransport(f), pdflow.WithBudget(budget),
+			pdflow.WithRetry(config.Retry{Hedge: time.Second}), pdflow.WithObserver(pdflow.Observer{
+				SessionStart: func(context.Context, *connector.Session) {
+					if starts.Add(1) == 2 {
+						require.EqualValues(t, 100, budget.InUse())
+						panic("boom")
+					}
+				}}))
+		require.NoError(t, err)
+		require.ErrorIs(t, f.do(`{"prompt":"hi"}`), pdflow.CodeInternal)
+		<-ends
+		require.Zero(t, open.open.Load(), "each pick is told its end")
+		require.Zero(t, budget.InUse())
+		require.NoError(t, f.flow.Shutdown(t.Context()))
+	})
 }
