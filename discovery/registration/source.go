@@ -57,7 +57,7 @@ type Source struct {
 type running struct {
 	zmq    *zmtp.Listener
 	http   *http.Server
-	addr   net.Addr // of http
+	ln     *relisten.Listener // of http
 	wg     sync.WaitGroup
 	once   sync.Once
 	detach func() bool
@@ -121,7 +121,7 @@ func (r *running) openHTTP(ctx context.Context, address string, h http.Handler) 
 		return err
 	}
 	var open atomic.Int64
-	r.addr = ln.Addr()
+	r.ln = ln
 	r.http = &http.Server{
 		Handler: h, ReadHeaderTimeout: headerTimeout, ReadTimeout: exchange, WriteTimeout: exchange,
 		IdleTimeout:    idleTimeout,
@@ -139,7 +139,7 @@ func (r *running) openHTTP(ctx context.Context, address string, h http.Handler) 
 		},
 		ErrorLog: silent,
 	}
-	r.wg.Go(func() { _ = r.http.Serve(ln) }) // it ends by close
+	r.wg.Go(func() { _ = r.http.Serve(ln) }) // ends by close only, as ln.Accept does
 	return nil
 }
 
@@ -176,7 +176,28 @@ func (s *Source) HTTPAddr() string {
 	if s.run == nil || s.run.http == nil {
 		return ""
 	}
-	return s.run.addr.String()
+	return s.run.ln.Addr().String()
+}
+
+// Err returns why engines cannot announce themselves at present; nil if they can, and where Start has opened nothing. A
+// listener that fails binds its address again by itself.
+func (s *Source) Err() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.run == nil {
+		return nil
+	}
+	if s.run.zmq != nil {
+		if err := s.run.zmq.Err(); err != nil {
+			return fmt.Errorf("registration: ZeroMQ: %w", err)
+		}
+	}
+	if s.run.ln != nil {
+		if err := s.run.ln.Err(); err != nil {
+			return fmt.Errorf("registration: HTTP: %w", err)
+		}
+	}
+	return nil
 }
 
 // Handler returns the HTTP side, for programs that serve it themselves, with or without Start. Do not expose it to

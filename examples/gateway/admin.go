@@ -70,6 +70,9 @@ func (m *model) notReady(ctx context.Context) string {
 	if e, ok := errors.AsType[*pdflow.Error](err); ok {
 		return e.Message
 	}
+	if a := m.pool.announced; err == nil && a != nil {
+		err = a.Err() // the engines known will expire
+	}
 	if err != nil {
 		return err.Error()
 	}

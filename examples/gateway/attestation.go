@@ -35,10 +35,25 @@ func (a *attestation) previous(ctx context.Context) *attest.Prober {
 }
 
 // startAttestation looks for engines and pairs of the model that corrupt KV, if the configuration asks for it, until
-// the model ends. Probes go through the main connector.
+// the model ends. Probes go through the main connector. What a predecessor's prober has named stays in quarantine until
+// the new prober takes it over, or until the predecessor ends, if this model quarantines nothing.
 func (m *model) startAttestation(g *gateway) {
 	a := m.Spec.Attestation
+	now := &attestation{before: m.pool.attestation, ended: make(chan struct{})}
+	m.attestation = now
 	if a.Mode != modelserver.AttestationReport && a.Mode != modelserver.AttestationQuarantine {
+		if now.before == nil {
+			close(now.ended)
+			return
+		}
+		m.parts.Go(func() {
+			defer close(now.ended)
+			now.previous(m.ctx)
+			if m.ctx.Err() == nil {
+				m.picker.Adopt(nil)
+				now.before = nil
+			}
+		})
 		return
 	}
 	log := g.log.With("model", m.Model())
@@ -79,13 +94,14 @@ func (m *model) startAttestation(g *gateway) {
 	if g.tel.meters != nil {
 		o.Meter = g.tel.meters
 	}
-	now := &attestation{before: m.pool.attestation, ended: make(chan struct{})}
-	m.attestation = now
 	m.parts.Go(func() {
 		defer close(now.ended)
 		o.Previous = now.previous(m.ctx)
 		if m.ctx.Err() != nil {
 			return
+		}
+		if o.Quarantine == nil {
+			m.picker.Adopt(nil)
 		}
 		var err error
 		if prober, err = attest.New(o); err == nil {

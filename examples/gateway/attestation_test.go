@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -46,4 +49,55 @@ func TestAnEngineThatCorruptsKVIsQuarantined(t *testing.T) {
 			require.Equal(t, quarantined, wrong == 0, "%d of 12 responses were wrong", wrong)
 		})
 	}
+}
+
+// A reload replaces the prober, and with a new connect timeout the pool, too. The quarantine holds all the while, until
+// attestation is turned off.
+func TestAQuarantineHoldsOverReloads(t *testing.T) {
+	p1, d1 := startPair(t)
+	p2, d2 := startPair(t)
+	config := func(mode, connect string) string {
+		yaml := strings.Replace(nixlYAML(p1, d1), "  discovery:", fmt.Sprintf(
+			"  attestation: {mode: %s, every: 1ms}\n  discovery:", mode), 1)
+		yaml = strings.Replace(yaml, "config: {", "timeouts: {connect: "+connect+"}, config: {", 1)
+		return gatewayYAML("") + strings.Replace(yaml, "\n---\n", fmt.Sprintf("\n        - {url: %q, role: prefill, group: a}"+
+			"\n        - {url: %q, role: decode, group: a}\n---\n", p2.URL(), d2.URL()), 1)
+	}
+	d2.Inject(enginesim.Fault{Kind: enginesim.FaultCorruptKV, Leg: enginesim.LegDecode, Count: -1})
+	g := start(t, config("quarantine", "1s"))
+	g.logs(1, "corrupts KV")
+	var asked, wrong atomic.Int64
+	stop := make(chan struct{})
+	var clients sync.WaitGroup
+	for c := range 4 {
+		clients.Go(func() {
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				body := fmt.Sprintf(`{"model":"tiny","prompt":"%d of %d is asked","max_tokens":8}`, i, c)
+				status, _, got := do(t, http.MethodPost, g.client+"/v1/completions", body)
+				_, _, alone := do(t, http.MethodPost, d1.URL()+"/v1/completions", body)
+				asked.Add(1)
+				if status != http.StatusOK || text(t, got) != text(t, alone) {
+					wrong.Add(1)
+				}
+			}
+		})
+	}
+	for i := range 8 {
+		g.configure(config("quarantine", []string{"2s", "2s", "1s"}[i%3])) // a new pool, and the same
+		g.signals <- syscall.SIGHUP
+		g.logs(i+1, reloadedLine)
+		before := asked.Load()
+		require.Eventually(t, func() bool { return asked.Load() > before+20 }, 10*time.Second, time.Millisecond)
+	}
+	require.Zero(t, wrong.Load(), "of %d", asked.Load())
+	g.configure(config("off", "1s"))
+	g.signals <- syscall.SIGHUP
+	require.Eventually(t, func() bool { return wrong.Load() > 0 }, 10*time.Second, time.Millisecond)
+	close(stop)
+	clients.Wait()
 }

@@ -43,7 +43,7 @@ type model struct {
 	*modelServer
 	*pool
 	admission   *admission   // nil where it is off
-	attestation *attestation // nil where it is off
+	attestation *attestation // set by startAttestation
 	flows       *modelserver.Flows
 
 	ctx   context.Context // from start to end

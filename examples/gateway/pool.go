@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -114,6 +115,9 @@ func (g *gateway) poolFor(ms *modelServer, before []*pool) (*pool, error) {
 	}
 	p.set = discovery.NewSet(source)
 	p.picker = attest.NewQuarantine(pick.New(p.set, cfg.pick))
+	for _, other := range slices.Backward(before) { // the first one serves the model now
+		p.picker.Adopt(other.picker)
+	}
 	timeout := limits.HealthCheck
 	if timeout == config.None {
 		timeout = time.Hour // the prober knows no probe without an end

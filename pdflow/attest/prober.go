@@ -147,14 +147,10 @@ const maxSlower = 16
 
 // Run sends probes until ctx ends, and then returns nil. The first comes after one period. While engines do not answer
 // probes, they come at twice the period, then four times, up to 16 times: a fleet that is overloaded or fails is no
-// place to look for wrong texts. When Run ends, so does the quarantine.
+// place to look for wrong texts. What it has named stays in quarantine after Run, for a next prober (see
+// [Options.Previous]); [Quarantine.Adopt] releases it.
 func (p *Prober) Run(ctx context.Context) error {
-	defer func() {
-		_ = p.registration.Unregister()
-		if p.o.Quarantine != nil { // nobody would release them
-			p.o.Quarantine.set(nil)
-		}
-	}()
+	defer func() { _ = p.registration.Unregister() }()
 	slower := 1.0
 	for {
 		every := time.Duration(slower * float64(p.o.Every))

@@ -29,6 +29,17 @@ type quarantined struct {
 // options.
 func NewQuarantine(inner pdflow.Picker) *Quarantine { return &Quarantine{inner: inner} }
 
+// Adopt keeps requests away from what another quarantine keeps them away from now, and from nothing else, until a
+// prober says otherwise; with nil, from nothing. A picker that replaces another one begins so, and a quarantine whose
+// prober has ended is released so.
+func (q *Quarantine) Adopt(other *Quarantine) {
+	if other == nil {
+		q.state.Store(nil)
+		return
+	}
+	q.state.Store(other.state.Load())
+}
+
 func (q *Quarantine) set(named []Finding) {
 	if len(named) == 0 {
 		q.state.Store(nil)
