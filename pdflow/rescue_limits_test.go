@@ -249,6 +249,51 @@ func TestARescueEndsWithItsClientAndWithItsFlow(t *testing.T) {
 	}
 }
 
+// The new pair has sent its first events when the flow is shut down without time left: the stream is cut.
+func TestShutdownCutsAStreamThatWasRescued(t *testing.T) {
+	x, other := rescuing(t)
+	other.Inject(enginesim.Fault{Kind: enginesim.FaultStallStream, Leg: enginesim.LegDecode, AfterChunks: 2})
+	x.d.Inject(enginesim.Fault{Kind: enginesim.FaultResetStream, Leg: enginesim.LegDecode, AfterChunks: 3})
+	resp, err := x.flow.Do(t.Context(), &pdflow.Request{API: connector.APICompletions,
+		Body: []byte(rescuable("").body)})
+	require.NoError(t, err)
+	var got []byte
+	for buf := make([]byte, 512); strings.Count(string(got), "\n\n") < 4; { // three are the first engine's
+		n, err := resp.Body.Read(buf)
+		require.NoError(t, err, "%s", got)
+		got = append(got, buf[:n]...)
+	}
+	read := make(chan error, 1)
+	go func() {
+		_, err := io.ReadAll(resp.Body)
+		assert.NoError(t, resp.Body.Close())
+		read <- err
+	}()
+	none, stop := context.WithCancel(t.Context())
+	stop()
+	require.Error(t, x.flow.Shutdown(none))
+	require.Error(t, <-read)
+	require.NoError(t, x.flow.Shutdown(t.Context()))
+	require.Len(t, x.seen.list(), 2)
+	require.Equal(t, pdflow.CodeStreamBroken, x.seen.list()[0].Err.Code)
+	require.Equal(t, pdflow.CodeDraining, x.seen.list()[1].Err.Code)
+}
+
+// A flow that is shut down while a new pair is asked waits for the stream's end, if it has the time.
+func TestShutdownLetsARescueFinish(t *testing.T) {
+	x, other := rescuing(t)
+	want := sameOf(post(t, x.url, "/v1/completions", rescuable("").body, "X-Request-Id", "same").body)
+	other.Inject(enginesim.Fault{Kind: enginesim.FaultDelay, Leg: enginesim.LegDecode, Delay: 300 * time.Millisecond})
+	x.d.Inject(enginesim.Fault{Kind: enginesim.FaultResetStream, Leg: enginesim.LegDecode, AfterChunks: 3})
+	response := make(chan string)
+	go func() { response <- post(t, x.url, "/v1/completions", rescuable("").body, "X-Request-Id", "same").body }()
+	require.Eventually(t, func() bool { return len(other.Requests()) == 1 }, 5*time.Second, time.Millisecond)
+	shut := make(chan error, 1)
+	go func() { shut <- x.flow.Shutdown(t.Context()) }()
+	require.Equal(t, want, sameOf(<-response))
+	require.NoError(t, <-shut)
+}
+
 func TestCloseEndsARescueThatWaits(t *testing.T) {
 	x, other := rescuing(t)
 	other.Inject(enginesim.Fault{Kind: enginesim.FaultStall, Leg: enginesim.LegDecode})

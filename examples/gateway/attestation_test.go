@@ -60,8 +60,9 @@ func TestAQuarantineHoldsOverReloads(t *testing.T) {
 		yaml := strings.Replace(nixlYAML(p1, d1), "  discovery:", fmt.Sprintf(
 			"  attestation: {mode: %s, every: 1ms}\n  discovery:", mode), 1)
 		yaml = strings.Replace(yaml, "config: {", "timeouts: {connect: "+connect+"}, config: {", 1)
-		return gatewayYAML("") + strings.Replace(yaml, "\n---\n", fmt.Sprintf("\n        - {url: %q, role: prefill, group: a}"+
-			"\n        - {url: %q, role: decode, group: a}\n---\n", p2.URL(), d2.URL()), 1)
+		return gatewayYAML("") + strings.Replace(yaml, "\n---\n", fmt.Sprintf(
+			"\n        - {url: %q, role: prefill, group: a}\n        - {url: %q, role: decode, group: a}\n---\n",
+			p2.URL(), d2.URL()), 1)
 	}
 	d2.Inject(enginesim.Fault{Kind: enginesim.FaultCorruptKV, Leg: enginesim.LegDecode, Count: -1})
 	g := start(t, config("quarantine", "1s"))
