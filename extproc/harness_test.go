@@ -142,18 +142,31 @@ func (w *world) envoy(changes ...string) string {
 	}
 	config, err := os.ReadFile("testdata/envoy.yaml")
 	require.NoError(t, err)
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	addr := ln.Addr().String()
-	require.NoError(t, ln.Close())
-	changes = append([]string{"port_value: 10000", "port_value: " + portOf(addr),
-		"port_value: 9002", "port_value: " + portOf(w.addr), "41943040", "8388608"}, changes...)
+	changes = append([]string{"port_value: 9002", "port_value: " + portOf(w.addr), "41943040", "8388608"}, changes...)
 	for i := 0; i < len(changes); i += 2 {
 		require.Contains(t, string(config), changes[i])
 		config = []byte(strings.ReplaceAll(string(config), changes[i], changes[i+1]))
 	}
+	require.Contains(t, string(config), "port_value: 10000")
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	for range 5 { // another program can take the port before Envoy does
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		addr := ln.Addr().String()
+		require.NoError(t, ln.Close())
+		if listens(t, binary, addr, strings.ReplaceAll(string(config), "port_value: 10000", "port_value: "+portOf(addr))) {
+			return "http://" + addr
+		}
+	}
+	require.Fail(t, "Envoy does not listen")
+	return ""
+}
+
+// listens starts Envoy, and reports whether it listens at an address. If not, it has ended.
+func listens(t *testing.T, binary, addr, config string) bool {
+	t.Helper()
 	file := filepath.Join(t.TempDir(), "envoy.yaml")
-	require.NoError(t, os.WriteFile(file, config, 0o600))
+	require.NoError(t, os.WriteFile(file, []byte(config), 0o600))
 	args := []string{"-c", file, "--concurrency", "1", "--disable-hot-restart", "-l", "warning"}
 	if level := os.Getenv("ENVOY_LOG"); level != "" {
 		args = append(args, "--component-log-level", level)
@@ -162,8 +175,8 @@ func (w *world) envoy(changes ...string) string {
 	var out strings.Builder
 	process.Stdout, process.Stderr = &out, &out
 	require.NoError(t, process.Start())
-	ended := make(chan error, 1)
-	go func() { ended <- process.Wait() }()
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = process.Wait() }()
 	t.Cleanup(func() {
 		_ = process.Process.Kill() // it may have ended
 		<-ended
@@ -171,15 +184,26 @@ func (w *world) envoy(changes ...string) string {
 			t.Log(out.String())
 		}
 	})
-	require.Eventually(t, func() bool {
-		c, err := net.Dial("tcp", addr)
-		if err == nil {
-			_ = c.Close()
+	deadline := time.After(20 * time.Second)
+	for {
+		select {
+		case <-ended:
+			return false
+		case <-deadline:
+			require.Fail(t, "Envoy does not listen")
+		case <-time.After(20 * time.Millisecond):
 		}
-		return err == nil
-	}, 20*time.Second, 20*time.Millisecond, "Envoy does not listen")
-	t.Cleanup(http.DefaultClient.CloseIdleConnections)
-	return "http://" + addr
+		// a listener of another program at its address would be taken for Envoy's, but then Envoy ends
+		if c, err := net.Dial("tcp", addr); err == nil {
+			_ = c.Close()
+			select {
+			case <-ended:
+				return false
+			case <-time.After(100 * time.Millisecond):
+				return true
+			}
+		}
+	}
 }
 
 func portOf(addr string) string { return addr[strings.LastIndex(addr, ":")+1:] }
