@@ -165,27 +165,26 @@ func (w *world) envoy(changes ...string) string {
 // listens starts Envoy, and reports whether it listens at an address. If not, it has ended.
 func listens(t *testing.T, binary, addr, config string) bool {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "envoy.yaml")
+	dir := t.TempDir()
+	file, log := filepath.Join(dir, "envoy.yaml"), filepath.Join(dir, "log")
 	require.NoError(t, os.WriteFile(file, []byte(config), 0o600))
-	args := []string{"-c", file, "--concurrency", "1", "--disable-hot-restart", "-l", "warning"}
+	args := []string{"-c", file, "--concurrency", "1", "--disable-hot-restart", "--log-path", log}
 	if level := os.Getenv("ENVOY_LOG"); level != "" {
 		args = append(args, "--component-log-level", level)
 	}
 	process := exec.Command(binary, args...)
-	var out strings.Builder
-	process.Stdout, process.Stderr = &out, &out
 	require.NoError(t, process.Start())
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = process.Wait() }()
+	logged := func() string { text, _ := os.ReadFile(log); return string(text) }
 	t.Cleanup(func() {
 		_ = process.Process.Kill() // it may have ended
 		<-ended
 		if t.Failed() || os.Getenv("ENVOY_LOG") != "" {
-			t.Log(out.String())
+			t.Log(logged())
 		}
 	})
-	deadline := time.After(20 * time.Second)
-	for {
+	for deadline := time.After(20 * time.Second); ; {
 		select {
 		case <-ended:
 			return false
@@ -193,15 +192,9 @@ func listens(t *testing.T, binary, addr, config string) bool {
 			require.Fail(t, "Envoy does not listen")
 		case <-time.After(20 * time.Millisecond):
 		}
-		// a listener of another program at its address would be taken for Envoy's, but then Envoy ends
-		if c, err := net.Dial("tcp", addr); err == nil {
-			_ = c.Close()
-			select {
-			case <-ended:
-				return false
-			case <-time.After(100 * time.Millisecond):
-				return true
-			}
+		if c, err := net.Dial("tcp", addr); err == nil && c.Close() == nil &&
+			strings.Contains(logged(), "starting workers") { // else another program listens there
+			return true
 		}
 	}
 }
