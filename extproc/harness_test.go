@@ -168,7 +168,8 @@ func listens(t *testing.T, binary, addr, config string) bool {
 	dir := t.TempDir()
 	file, log := filepath.Join(dir, "envoy.yaml"), filepath.Join(dir, "log")
 	require.NoError(t, os.WriteFile(file, []byte(config), 0o600))
-	args := []string{"-c", file, "--concurrency", "1", "--disable-hot-restart", "--log-path", log}
+	args := []string{"-c", file, "--concurrency", "1", "--disable-hot-restart", "--log-path", log,
+		"--file-flush-interval-msec", "20"}
 	if level := os.Getenv("ENVOY_LOG"); level != "" {
 		args = append(args, "--component-log-level", level)
 	}
