@@ -70,6 +70,7 @@ var defaults = map[string]string{
 	"spec.admission.inFlightPerDecode":             "no limit",
 	"spec.admission.queue":                         "256",
 	"spec.admission.queueTimeout":                  "10s",
+	"spec.admission.priorityHeader":                "none",
 	"spec.discovery.static.endpoints[].url":        required,
 	"spec.discovery.static.endpoints[].role":       required,
 	"spec.discovery.file.path":                     required,

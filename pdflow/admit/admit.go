@@ -27,6 +27,11 @@ type Options struct {
 	Queue        int           // requests that may wait; default [DefaultQueue]; negative: none
 	QueueTimeout time.Duration // how long one may wait; default [DefaultQueueTimeout]
 
+	// Priority returns a request's priority. Of those that wait the one with the least goes first, as vLLM schedules by
+	// priority, and of equal ones who came first. In a full queue a request takes the place of the last one, which is
+	// refused, if that has a greater priority. Nil: all are equal. See [PriorityHeader].
+	Priority func(in *pdflow.PickInput) int
+
 	// Load says how busy an engine is, by its ID: see [inspect.Source.Reading]. A decode engine whose KV cache is full
 	// gets no request while others run there. Adaptive limits the engine to what it runs without a queue of its own.
 	// Nil, or a Load whose At is zero, says nothing. The picker calls Load under its lock: Load must be quick, and must
@@ -124,6 +129,10 @@ func (p *Picker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, e
 
 // arrive picks at once if nobody waits and engines have room. Otherwise it queues the request, or refuses it.
 func (p *Picker) arrive(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, *waiter, error) {
+	priority := 0
+	if p.o.Priority != nil {
+		priority = p.o.Priority(in)
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.queue.len() == 0 || in.Attempt > 1 {
@@ -131,10 +140,13 @@ func (p *Picker) arrive(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick,
 			return pick, nil, err
 		}
 	}
-	if reason := p.refusal(); reason != "" {
+	if reason := p.refusal(priority); reason != "" {
 		return pdflow.Pick{}, nil, p.refused(ctx, reason)
 	}
-	return pdflow.Pick{}, p.queue.add(), nil
+	if p.queue.len() >= p.o.Queue {
+		p.queue.dropLast()
+	}
+	return pdflow.Pick{}, p.queue.add(priority), nil
 }
 
 // try picks, and takes the places at the engines. It returns false if there is no room. The caller holds p.mu.
@@ -186,6 +198,9 @@ func (p *Picker) wait(ctx context.Context, in *pdflow.PickInput, w *waiter) (pdf
 func (p *Picker) turn(ctx context.Context, in *pdflow.PickInput, w *waiter) (pdflow.Pick, bool, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if w.dropped {
+		return pdflow.Pick{}, false, p.refused(ctx, reasonFull)
+	}
 	if p.queue.first() != w {
 		return pdflow.Pick{}, false, nil
 	}

@@ -5,6 +5,7 @@ package admit_test
 import (
 	"context"
 	"errors"
+	"net/http"
 	"net/url"
 	"sync"
 	"sync/atomic"
@@ -163,6 +164,50 @@ func TestRefusalsOfTheQueue(t *testing.T) {
 		first.Done(&pdflow.Outcome{})
 		require.ErrorIs(t, <-errs, pdflow.CodeNoEndpoint, "nothing to wait for")
 	})
+}
+
+// With a priority header that the configuration trusts, the least number goes first, and sends the last one away from a
+// full queue. Without it the header counts for nothing.
+func TestPrioritiesOrderTheQueue(t *testing.T) {
+	for trusted, want := range map[string]struct{ order, refused []string }{
+		"X-Priority": {[]string{"-1", "", "x", "2"}, []string{"7", "7"}},
+		"":           {[]string{"7", "", "2", "x"}, []string{"7", "-1"}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			o := &admit.Options{PrefillLimit: 1, Queue: 4}
+			if trusted != "" {
+				o.Priority = admit.PriorityHeader(trusted)
+			}
+			p := newPicker(t, onePair(), o)
+			first := pickOf(t, p)
+			var order, refused []string
+			ask := func(priority string) {
+				in := &pdflow.PickInput{Attempt: 1, Header: http.Header{}}
+				if priority != "" {
+					in.Header.Set("X-Priority", priority)
+				}
+				go func() {
+					x, err := p.Pick(t.Context(), in)
+					if err != nil {
+						overloaded(t, err)
+						refused = append(refused, priority)
+						return
+					}
+					order = append(order, priority)
+					x.Done(&pdflow.Outcome{})
+				}()
+				synctest.Wait()
+			}
+			for _, priority := range []string{"7", "", "2", "x", "7", "-1"} {
+				ask(priority)
+			}
+			assert.Equal(t, want.refused, refused)
+			first.Done(&pdflow.Outcome{})
+			synctest.Wait()
+			assert.Equal(t, want.order, order)
+			assert.Zero(t, p.Queued())
+		})
+	}
 }
 
 // Who would wait longer than the timeout is refused at once.

@@ -4,7 +4,10 @@ package admit
 
 import (
 	"container/list"
+	"strconv"
 	"time"
+
+	"github.com/pdkit/pdkit/pdflow"
 )
 
 // The reasons for which requests are refused: values of the metric's attribute pd.reason.
@@ -14,7 +17,20 @@ const (
 	reasonTimeout = "timeout"    // it has waited too long
 )
 
-// queue are the requests that wait, in the order of their arrival.
+// PriorityHeader returns a function for [Options] that reads the priority from a header of the client: a whole number,
+// 0 where there is none. Whoever sends it chooses who waits: name a header that a proxy in front sets or takes away.
+func PriorityHeader(name string) func(*pdflow.PickInput) int {
+	return func(in *pdflow.PickInput) int {
+		n, err := strconv.Atoi(in.Header.Get(name))
+		if err != nil {
+			return 0
+		}
+		return n
+	}
+}
+
+// queue are the requests that wait, in the order of their priorities, and those of one priority in that of their
+// arrival.
 type queue struct {
 	l    list.List // of *waiter
 	last time.Time // when the last request left for an engine, while others waited; zero: the queue was empty since
@@ -28,22 +44,49 @@ type waiter struct {
 	wake  chan struct{} // it may be this request's turn
 	since time.Time
 	at    *list.Element
+
+	priority int
+	dropped  bool // another request has taken its place
 }
 
 func (q *queue) len() int { return q.l.Len() }
 
-func (q *queue) add() *waiter {
-	w := &waiter{wake: make(chan struct{}, 1), since: time.Now()}
-	w.at = q.l.PushBack(w)
+// ahead returns how many requests would be ahead of one that arrives, and the last of them, nil for none.
+func (q *queue) ahead(priority int) (n int, last *list.Element) {
+	n, last = q.l.Len(), q.l.Back()
+	for last != nil && waiterAt(last).priority > priority {
+		n, last = n-1, last.Prev()
+	}
+	return n, last
+}
+
+func (q *queue) add(priority int) *waiter {
+	w := &waiter{wake: make(chan struct{}, 1), since: time.Now(), priority: priority}
+	if _, last := q.ahead(priority); last != nil {
+		w.at = q.l.InsertAfter(w, last)
+	} else {
+		w.at = q.l.PushFront(w)
+	}
 	return w
 }
 
-func (q *queue) first() *waiter {
-	if e := q.l.Front(); e != nil {
-		w, _ := e.Value.(*waiter)
-		return w
+func (q *queue) first() *waiter { return waiterAt(q.l.Front()) }
+
+// waiterAt returns the request of a place in the queue, nil for nil.
+func waiterAt(e *list.Element) *waiter {
+	if e == nil {
+		return nil
 	}
-	return nil
+	w, _ := e.Value.(*waiter)
+	return w
+}
+
+// dropLast takes the last request out of the queue, which that request finds when it wakes.
+func (q *queue) dropLast() {
+	w := waiterAt(q.l.Back())
+	w.dropped = true
+	q.l.Remove(w.at)
+	w.rouse()
 }
 
 func (q *queue) remove(w *waiter) {
@@ -54,10 +97,14 @@ func (q *queue) remove(w *waiter) {
 
 func (q *queue) wakeFirst() {
 	if w := q.first(); w != nil {
-		select {
-		case w.wake <- struct{}{}:
-		default:
-		}
+		w.rouse()
+	}
+}
+
+func (w *waiter) rouse() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
 	}
 }
 
@@ -94,12 +141,13 @@ func (p *Picker) unit() float64 {
 }
 
 // refusal returns why a request that arrives now must not wait, "" if it may. The caller holds p.mu.
-func (p *Picker) refusal() string {
+func (p *Picker) refusal(priority int) string {
 	q := &p.queue
-	if q.len() >= p.o.Queue {
+	ahead, _ := q.ahead(priority)
+	if ahead >= p.o.Queue {
 		return reasonFull
 	}
-	wait := float64(q.len()+1) * q.gap
+	wait := float64(ahead+1) * q.gap
 	if wait > p.o.QueueTimeout.Seconds() {
 		return reasonWait
 	}

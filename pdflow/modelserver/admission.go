@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/pdkit/pdkit/connector/config"
@@ -22,6 +23,8 @@ type Admission struct {
 	// requests that may wait until an engine has room; 0: none
 	Queue        *int             `json:"queue"`
 	QueueTimeout *config.Duration `json:"queueTimeout"` // how long one may wait; then it gets 503
+	// a client's header with a priority, of which the least goes first; "": none. Whoever sends it decides who waits
+	PriorityHeader string `json:"priorityHeader"`
 }
 
 // AdmissionMode says where the limits come from.
@@ -66,6 +69,9 @@ func (m *ModelServer) AdmitOptions() *admit.Options {
 	if a.QueueTimeout != nil {
 		o.QueueTimeout = time.Duration(*a.QueueTimeout)
 	}
+	if a.PriorityHeader != "" {
+		o.Priority = admit.PriorityHeader(a.PriorityHeader)
+	}
 	return o
 }
 
@@ -87,6 +93,11 @@ func (m *ModelServer) checkAdmission() {
 	}
 	if a.QueueTimeout != nil && *a.QueueTimeout == 0 {
 		m.fault(at+".queueTimeout", "is 0", "write how long a request may wait, or queue: 0 for no queue")
+	}
+	if strings.ContainsFunc(a.PriorityHeader, func(r rune) bool {
+		return r != '-' && r != '_' && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z')
+	}) {
+		m.fault(at+".priorityHeader", "is not a header's name", `write a name like "X-Vllm-Priority"`)
 	}
 	switch {
 	case a.off() && *a != (Admission{Mode: a.Mode}):
