@@ -154,7 +154,8 @@ func (w *world) envoy(changes ...string) string {
 		require.NoError(t, err)
 		addr := ln.Addr().String()
 		require.NoError(t, ln.Close())
-		if listens(t, binary, addr, strings.ReplaceAll(string(config), "port_value: 10000", "port_value: "+portOf(addr))) {
+		at := strings.ReplaceAll(string(config), "port_value: 10000", "port_value: "+portOf(addr))
+		if listens(t, binary, addr, at) {
 			return "http://" + addr
 		}
 	}

@@ -142,13 +142,14 @@ func (e *Engine) Kill() {
 }
 
 // Restart kills the engine if it still runs and starts it anew on the same ports: with empty blocks, counters at zero
-// and, unless Config names one, a new engine id. Scripted faults and recorded requests stay.
+// and, unless Config names one, a new engine id. Scripted faults and recorded requests stay. A port that another program
+// has taken meanwhile is waited for, up to 10 s.
 func (e *Engine) Restart() error {
 	e.control.Lock()
 	defer e.control.Unlock()
 	e.current().Kill()
-	n, err := e.boot()
-	if err != nil {
+	var n *server.Node
+	if err := server.Again(func() (err error) { n, err = e.boot(); return err }); err != nil {
 		return err
 	}
 	e.mu.Lock()

@@ -4,6 +4,7 @@ package enginesim_test
 
 import (
 	"context"
+	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -311,6 +312,29 @@ func TestLeaseOfAFrozenEngine(t *testing.T) {
 }
 
 // TestRestartForgets blocks, caches and counters, and keeps address, faults and requests.
+// A port that another program has taken while the engine was dead is waited for.
+func TestRestartWaitsForThePort(t *testing.T) {
+	e, err := enginesim.Start(enginesim.Config{})
+	require.NoError(t, err)
+	defer e.Close()
+	for name, again := range map[string]func() error{
+		"restart": e.Restart, "a port opened again": func() error { e.ClearFaults(); return nil },
+	} {
+		if name == "restart" {
+			e.Kill()
+		} else {
+			e.Inject(enginesim.Fault{Kind: enginesim.FaultRefuse})
+		}
+		other, err := net.Listen("tcp", strings.TrimPrefix(e.URL(), "http://"))
+		require.NoError(t, err, name)
+		time.AfterFunc(50*time.Millisecond, func() { _ = other.Close() })
+		require.NoError(t, again(), name)
+		resp, err := http.Get(e.URL() + "/health")
+		require.NoError(t, err, name)
+		require.NoError(t, resp.Body.Close())
+	}
+}
+
 func TestRestartForgets(t *testing.T) {
 	s := simtest.New(t)
 	body := simtest.Completion("x")

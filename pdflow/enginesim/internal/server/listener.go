@@ -3,8 +3,11 @@
 package server
 
 import (
+	"errors"
 	"net"
 	"sync"
+	"syscall"
+	"time"
 )
 
 // portListener is a listener whose port can be closed and opened again while the HTTP server on it lives on.
@@ -63,13 +66,22 @@ func (l *portListener) shut(shut bool) error {
 		l.ln = nil
 		return err
 	}
-	ln, err := net.Listen("tcp", l.addr)
-	if err != nil {
+	if err := Again(func() (err error) { l.ln, err = net.Listen("tcp", l.addr); return err }); err != nil {
 		return err
 	}
-	l.ln = ln
 	l.changed.Broadcast()
 	return nil
+}
+
+// Again calls listen until its port is free. The system may have given the port of an engine that is dead to a client's
+// connection of another program.
+func Again(listen func() error) error {
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		err := listen()
+		if !errors.Is(err, syscall.EADDRINUSE) || time.Now().After(deadline) {
+			return err
+		}
+	}
 }
 
 func (l *portListener) Close() error {
