@@ -142,8 +142,8 @@ func (e *Engine) Kill() {
 }
 
 // Restart kills the engine if it still runs and starts it anew on the same ports: with empty blocks, counters at zero
-// and, unless Config names one, a new engine id. Scripted faults and recorded requests stay. A port that another program
-// has taken meanwhile is waited for, up to 10 s.
+// and, unless Config names one, a new engine id. Scripted faults and recorded requests stay. Restart waits up to 10 s
+// for a port that another program has taken meanwhile.
 func (e *Engine) Restart() error {
 	e.control.Lock()
 	defer e.control.Unlock()
