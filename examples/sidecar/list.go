@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -67,6 +68,21 @@ func (f *flags) list(tell func(error)) (*discovery.Set, error) {
 		sources[i] = each{src, f.describe}
 	}
 	return discovery.NewSet(sources...), nil
+}
+
+// known reports whether the engines of --prefillers and --encoders are in the list.
+func (f *flags) known(list *discovery.Snapshot) bool {
+	for _, x := range []struct {
+		role discovery.Role
+		from string
+	}{{discovery.RolePrefill, f.prefill.static}, {discovery.RoleEncode, f.encode.static}} {
+		if x.from != "" && !slices.ContainsFunc(list.Endpoints, func(e discovery.Endpoint) bool {
+			return e.Role.Has(x.role)
+		}) {
+			return false
+		}
+	}
+	return true
 }
 
 // listed is the source of --prefillers and --encoders.

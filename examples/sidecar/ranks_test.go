@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
@@ -193,6 +194,23 @@ func TestTheTierOfARankIsAtItsOwnPort(t *testing.T) {
 		t, map[string]string{"7999": "", "8000": "", "8001": "7778", "8002": "7779", "8003": "7780", "8004": ""}, got,
 		"\"\" is rank 0's tier",
 	)
+}
+
+// Each source tells its engines by itself. A request that comes when one source has not would find, say, no encode
+// engine, and be served without one.
+func TestTheFirstRequestWaitsForAllListedEngines(t *testing.T) {
+	f, problem := parse(t, noEnv, "--ec-connector=ec-nixl", "--prefillers=10.0.0.1:8000", "--encoders=10.0.0.2:8000")
+	require.Empty(t, problem)
+	engine := func(host string, role discovery.Role) discovery.Endpoint {
+		e, err := discovery.New("http://"+host, role)
+		require.NoError(t, err)
+		return e
+	}
+	p, e := engine("10.0.0.1:8000", discovery.RolePrefill), engine("10.0.0.2:8000", discovery.RoleEncode)
+	assert.False(t, f.known(&discovery.Snapshot{}))
+	assert.False(t, f.known(&discovery.Snapshot{Endpoints: []discovery.Endpoint{p}}))
+	assert.False(t, f.known(&discovery.Snapshot{Endpoints: []discovery.Endpoint{e}}))
+	assert.True(t, f.known(&discovery.Snapshot{Endpoints: []discovery.Endpoint{p, e}}))
 }
 
 // Each address of a headless service stands for all ranks behind it.

@@ -50,6 +50,9 @@ func (s *sidecar) serve(ctx context.Context) error {
 	defer running.Wait()
 	defer stop()
 	running.Go(func() { _ = s.set.Run(watching) }) // the error is nil, since it runs only once
+	soon, enough := context.WithTimeout(watching, time.Second)
+	_ = s.set.WaitReady(soon, s.flags.known) // the first request must find the engines that the flags list
+	enough()
 
 	failed := make(chan error, len(servers)+len(metrics))
 	for _, d := range append(servers, metrics...) {
