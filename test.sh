@@ -129,11 +129,12 @@ step_release() {
 
 # step_servers brings what tests need and are skipped without, except with CI=true.
 step_servers() {
-  connector/lmcachepd/testdata/install.sh # pyzmq and msgspec, with which engines send notices and announce themselves
-  examples/clients/install.sh # the clients of OpenAI and Anthropic for Python
-  discovery/dns/testdata/install.sh
-  discovery/kubernetes/testdata/install.sh
-  extproc/testdata/install.sh
+  local script
+  # pyzmq and msgspec, with which engines send notices and announce themselves; clients of OpenAI and Anthropic; servers
+  for script in connector/lmcachepd/testdata examples/clients discovery/dns/testdata discovery/kubernetes/testdata \
+    extproc/testdata; do
+    "$script/install.sh" || { echo "$script/install.sh failed" >&2; return 1; }
+  done
 }
 
 step_race() {

@@ -23,6 +23,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/static"
 	"github.com/pdkit/pdkit/extproc"
+	"github.com/pdkit/pdkit/internal/freeport"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 	"github.com/pdkit/pdkit/pdflow/pick"
@@ -150,10 +151,9 @@ func (w *world) envoy(changes ...string) string {
 	require.Contains(t, string(config), "port_value: 10000")
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	for range 5 { // another program can take the port before Envoy does
-		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		port, err := freeport.One()
 		require.NoError(t, err)
-		addr := ln.Addr().String()
-		require.NoError(t, ln.Close())
+		addr := "127.0.0.1:" + port
 		at := strings.ReplaceAll(string(config), "port_value: 10000", "port_value: "+portOf(addr))
 		if listens(t, binary, addr, at) {
 			return "http://" + addr

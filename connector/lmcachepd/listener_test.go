@@ -22,6 +22,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/lmcachepd"
+	"github.com/pdkit/pdkit/internal/freeport"
 )
 
 // start opens a connector's listener at a free port, or at the given address.
@@ -41,10 +42,9 @@ func limit(d time.Duration) *config.Duration { return (*config.Duration)(&d) }
 // freePort returns an address at which nobody listens.
 func freePort(t testing.TB) string {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := freeport.One()
 	require.NoError(t, err)
-	defer ln.Close()
-	return ln.Addr().String()
+	return "127.0.0.1:" + port
 }
 
 // pusher is a rank of P: a ZeroMQ PUSH socket of another implementation than pdkit's.

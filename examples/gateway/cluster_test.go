@@ -92,12 +92,13 @@ func (n *namespace) remove(name string) {
 	require.NoError(n.t, n.objects().Delete(n.t.Context(), name, metav1.DeleteOptions{}))
 }
 
-// addresses are given to pods: those of loopback may be a pod's, and each has the port 8000 of its own.
+// addresses are given to pods: those of loopback may be a pod's, and each has the port 8000 of its own. Another run of
+// these tests beside this one has others.
 var addresses atomic.Int64
 
 func podIP() string {
-	i := addresses.Add(1)
-	return fmt.Sprintf("127.9.%d.%d", i/250, i%250+1)
+	pid, i := os.Getpid(), addresses.Add(1)
+	return fmt.Sprintf("127.%d.%d.%d", 16+pid>>8%192, pid%256, i%250+1)
 }
 
 // pod announces an engine as a ready pod.

@@ -4,7 +4,6 @@ package main
 
 import (
 	"maps"
-	"net"
 	"net/http"
 	"testing"
 
@@ -12,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/freeport"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 	"github.com/pdkit/pdkit/pdflow/reuse"
 )
@@ -41,10 +41,7 @@ func zmqAddresses(p, d *enginesim.Engine) (prefill, decode attributes) {
 
 func unusedPort(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	require.NoError(t, l.Close())
-	_, port, err := net.SplitHostPort(l.Addr().String())
+	port, err := freeport.One()
 	require.NoError(t, err)
 	return port
 }

@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"strconv"
@@ -18,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/freeport"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
@@ -25,23 +25,9 @@ import (
 // themselves.
 func ports(t *testing.T, n int) int {
 	t.Helper()
-	for range 100 {
-		first := 20000 + rand.IntN(12000)
-		free := 0
-		for i := range n {
-			ln, err := net.Listen("tcp", ":"+strconv.Itoa(first+i))
-			if err != nil {
-				break
-			}
-			_ = ln.Close()
-			free++
-		}
-		if free == n {
-			return first
-		}
-	}
-	t.Fatal("no free ports")
-	return 0
+	first, err := freeport.Find(n)
+	require.NoError(t, err)
+	return first
 }
 
 // ranked is two data-parallel ranks on one host, each with an engine for prefill and one for decode, and their sidecar.

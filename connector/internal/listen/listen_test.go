@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/pdkit/pdkit/internal/freeport"
 	"github.com/pdkit/pdkit/internal/relisten"
 )
 
@@ -24,10 +25,7 @@ func serve(ln *relisten.Listener) *server { return &server{ln} }
 // free returns an address at which nobody listens.
 func free(t *testing.T) string {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	require.NoError(t, ln.Close())
-	_, port, err := net.SplitHostPort(ln.Addr().String())
+	port, err := freeport.One()
 	require.NoError(t, err)
 	return port
 }

@@ -19,5 +19,5 @@ mkdir -p "$DIR"
 OUT=$(cd "$DIR" && pwd)/coredns
 # Its modules are the server's, not the project's: the workspace must not mix the two.
 (cd "$HERE/coredns" && GOWORK=off GOFLAGS=-mod=readonly go build -trimpath -buildvcs=false -ldflags '-s -w' -o "$OUT" .)
-"$OUT" -version | head -n 1
+"$OUT" -version
 echo "$STAMP" > "$DIR/.done"

@@ -29,6 +29,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -43,6 +44,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/pdkit/pdkit/internal/freeport"
 )
 
 // patience bounds each wait for a server. It is long, since other jobs may share the cores.
@@ -119,9 +122,9 @@ func Shared(t testing.TB) *Cluster {
 }
 
 // Main runs the tests, stops the shared cluster, looks for leaked goroutines, and ends the process.
-func Main(m *testing.M, o ...goleak.Option) { goleak.VerifyTestMain(tests{m}, o...) }
+func Main(m goleak.TestingM, o ...goleak.Option) { goleak.VerifyTestMain(tests{m}, o...) }
 
-type tests struct{ m *testing.M }
+type tests struct{ m goleak.TestingM }
 
 func (t tests) Run() int {
 	code := t.m.Run()
@@ -165,9 +168,13 @@ func launch(binary string, o ...Option) (*Cluster, error) {
 }
 
 func launchOnce(binary string, o ...Option) (*Cluster, error) {
-	ports, err := freePorts(3)
+	var ports [3]string
+	first, err := freeport.Find(len(ports))
 	if err != nil {
 		return nil, err
+	}
+	for i := range ports {
+		ports[i] = strconv.Itoa(first + i)
 	}
 	dir, err := os.MkdirTemp("", "kubetest-")
 	if err != nil {

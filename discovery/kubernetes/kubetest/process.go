@@ -19,7 +19,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"time"
 )
 
@@ -105,29 +104,6 @@ func get(ctx context.Context, transport http.RoundTripper, url string) (int, err
 	defer resp.Body.Close()
 	_, err = io.Copy(io.Discard, resp.Body)
 	return resp.StatusCode, err
-}
-
-// freePorts returns n ports of loopback. They lie below those that systems give to clients and to listeners on port 0,
-// so that nobody gets the port of an API server while that is down.
-func freePorts(n int) ([]string, error) {
-	const first, count = 20000, 12000
-	var ports []string
-	for range 1000 {
-		offset, err := rand.Int(rand.Reader, big.NewInt(count))
-		if err != nil {
-			return nil, err
-		}
-		port := strconv.FormatInt(first+offset.Int64(), 10)
-		listener, err := net.Listen("tcp", "127.0.0.1:"+port)
-		if err != nil {
-			continue
-		}
-		defer listener.Close() // after the last was found, so that each is found once
-		if ports = append(ports, port); len(ports) == n {
-			return ports, nil
-		}
-	}
-	return nil, errors.New("no free ports")
 }
 
 // keys are what clients need of the throw-away authority; the servers' are in files.

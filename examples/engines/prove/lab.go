@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/freeport"
 )
 
 // lab starts the engines and gateways of one run, and stops those that still run at the end.
@@ -65,11 +66,11 @@ func (l *lab) startEngines(ctx context.Context, wanted ...engineOptions) ([]*pro
 	defer cancel()
 	var engines []*process
 	for _, o := range wanted {
-		free, err := freePort()
+		free, err := freeport.One()
 		if err != nil {
 			return nil, err
 		}
-		side, err := freePort()
+		side, err := freeport.One()
 		if err != nil {
 			return nil, err
 		}
@@ -169,7 +170,7 @@ spec:
 func (l *lab) startGateway(ctx context.Context, o gatewayOptions) (*process, error) {
 	var addresses [2]string
 	for i := range addresses {
-		port, err := freePort()
+		port, err := freeport.One()
 		if err != nil {
 			return nil, err
 		}

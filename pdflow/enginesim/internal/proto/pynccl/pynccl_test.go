@@ -3,31 +3,22 @@
 package pynccl_test
 
 import (
-	"net"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/pdkit/pdkit/internal/freeport"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/simtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func freePort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	require.NoError(t, l.Close())
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	require.NoError(t, err)
-	return port
-}
-
 func TestALookupBufferGivesAPromptOnce(t *testing.T) {
-	port := freePort(t)
+	port, err := freeport.One()
+	require.NoError(t, err)
 	s := simtest.New(t, func(p, d *enginesim.Config) {
 		p.Connector, d.Connector = "pynccl", "pynccl"
 		p.SideChannel, d.Extra = "127.0.0.1:"+port, map[string]string{"kv_ip": "127.0.0.1", "kv_port": port}

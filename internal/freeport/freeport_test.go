@@ -1,0 +1,40 @@
+package freeport
+
+import (
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func TestPortsLieBelowThoseThatTheSystemGivesAway(t *testing.T) {
+	for range 20 {
+		port, err := Find(3)
+		require.NoError(t, err)
+		assert.True(t, free(port, 3))
+		assert.GreaterOrEqual(t, port, first)
+		data, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+		if err != nil {
+			t.Skip("only Linux tells its range: ", err)
+		}
+		from, err := strconv.Atoi(strings.Fields(string(data))[0])
+		require.NoError(t, err)
+		assert.Less(t, port+2, from)
+	}
+}
+
+func TestAPortThatIsTakenIsNotFound(t *testing.T) {
+	port, err := Find(2)
+	require.NoError(t, err)
+	for _, host := range []string{"", "127.0.0.1"} {
+		ln, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port+1)))
+		require.NoError(t, err)
+		assert.True(t, free(port, 1))
+		assert.False(t, free(port, 2), "taken at %q", host)
+		require.NoError(t, ln.Close())
+	}
+}
