@@ -5,13 +5,14 @@ package main
 import (
 	"maps"
 	"net/http"
+	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/internal/freeport"
+	"github.com/pdkit/pdkit/discovery/kubernetes/kubetest"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 	"github.com/pdkit/pdkit/pdflow/reuse"
 )
@@ -41,9 +42,9 @@ func zmqAddresses(p, d *enginesim.Engine) (prefill, decode attributes) {
 
 func unusedPort(t *testing.T) string {
 	t.Helper()
-	port, err := freeport.One()
+	port, err := kubetest.FreePorts(1)
 	require.NoError(t, err)
-	return port
+	return strconv.Itoa(port)
 }
 
 // A prompt of one token would end the engines (docs/protocols/sharedstorage.md, recording 11): the gateway refuses it,

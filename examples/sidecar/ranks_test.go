@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/freeport"
+	"github.com/pdkit/pdkit/discovery/kubernetes/kubetest"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
@@ -25,7 +25,7 @@ import (
 // themselves.
 func ports(t *testing.T, n int) int {
 	t.Helper()
-	first, err := freeport.Find(n)
+	first, err := kubetest.FreePorts(n)
 	require.NoError(t, err)
 	return first
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package freeport finds ports for servers of tests that cannot be told to listen on port 0.
 package freeport
 

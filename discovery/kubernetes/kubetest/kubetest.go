@@ -44,8 +44,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
-
-	"github.com/pdkit/pdkit/internal/freeport"
 )
 
 // patience bounds each wait for a server. It is long, since other jobs may share the cores.
@@ -169,7 +167,7 @@ func launch(binary string, o ...Option) (*Cluster, error) {
 
 func launchOnce(binary string, o ...Option) (*Cluster, error) {
 	var ports [3]string
-	first, err := freeport.Find(len(ports))
+	first, err := FreePorts(len(ports))
 	if err != nil {
 		return nil, err
 	}

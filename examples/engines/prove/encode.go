@@ -28,7 +28,6 @@ import (
 	"github.com/pdkit/pdkit/connector/launch"
 	nixlconn "github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/freeport"
 )
 
 // stand is where the encode stage is proven. The encode engine E writes embeddings into a folder. P reads them through
@@ -154,8 +153,8 @@ func newStand(ctx context.Context, lab *lab) (*stand, error) {
 	for i, setup := range setups {
 		o := &wanted[i]
 		o.role = setup.role.String()
-		if o.port, err = freeport.One(); err == nil {
-			o.side, err = freeport.One()
+		if o.port, err = freePort(); err == nil {
+			o.side, err = freePort()
 		}
 		if err != nil {
 			return nil, err

@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/freeport"
 )
 
 // lab starts the engines and gateways of one run, and stops those that still run at the end.
@@ -66,11 +65,11 @@ func (l *lab) startEngines(ctx context.Context, wanted ...engineOptions) ([]*pro
 	defer cancel()
 	var engines []*process
 	for _, o := range wanted {
-		free, err := freeport.One()
+		free, err := freePort()
 		if err != nil {
 			return nil, err
 		}
-		side, err := freeport.One()
+		side, err := freePort()
 		if err != nil {
 			return nil, err
 		}
@@ -170,7 +169,7 @@ spec:
 func (l *lab) startGateway(ctx context.Context, o gatewayOptions) (*process, error) {
 	var addresses [2]string
 	for i := range addresses {
-		port, err := freeport.One()
+		port, err := freePort()
 		if err != nil {
 			return nil, err
 		}

@@ -24,7 +24,6 @@ import (
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/freeport"
 )
 
 // pair is one prefill and one decode engine of a verification, with the programs beside them.
@@ -72,7 +71,7 @@ func newPair(v *verification, lab *lab) (*pair, error) {
 func (p *pair) expand(text string) string {
 	return os.Expand(text, func(name string) string {
 		if p.values[name] == "" {
-			p.values[name], _ = freeport.One() // "" is no port, which whoever is given it refuses
+			p.values[name], _ = freePort() // "" is no port, which whoever is given it refuses
 		}
 		return p.values[name]
 	})

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -129,4 +130,15 @@ func (p *process) tail() string {
 	}
 	lines := bytes.Split(bytes.TrimSpace(content), []byte("\n"))
 	return string(bytes.Join(lines[max(0, len(lines)-20):], []byte("\n")))
+}
+
+// freePort finds a port on which nobody listens.
+func freePort() (string, error) {
+	listener, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		return "", err
+	}
+	defer listener.Close()
+	_, port, err := net.SplitHostPort(listener.Addr().String())
+	return port, err
 }

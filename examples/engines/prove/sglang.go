@@ -24,7 +24,6 @@ import (
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/freeport"
 )
 
 // sglangVersion is the version that sglang/install.sh installs.
@@ -103,8 +102,8 @@ func proveSGLang(ctx context.Context, l *lab) (err error) {
 type launchedEngine struct{ port, side string }
 
 func newEngine() (e launchedEngine, err error) {
-	if e.port, err = freeport.One(); err == nil {
-		e.side, err = freeport.One()
+	if e.port, err = freePort(); err == nil {
+		e.side, err = freePort()
 	}
 	return e, err
 }

@@ -19,8 +19,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/pdkit/pdkit/internal/freeport"
 )
 
 // recordings is where the recorded exchanges are.
@@ -173,7 +171,7 @@ func (w *wire) start(ctx context.Context, connector, config string) (*wirePair, 
 	if err != nil {
 		return nil, err
 	}
-	side, err := freeport.One()
+	side, err := freePort()
 	if err != nil {
 		return nil, err
 	}
