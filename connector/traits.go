@@ -44,7 +44,10 @@ type Traits struct {
 	// gets a decode leg or a whole request: engines are of role prefill or decode, and none of role both. A flow of
 	// another connector must not have such prefill engines in its list, as main, as rollout or as fallback.
 	PrefillPairOnly bool
-	Orphans         bool // a D whose P failed leaves blocks or tasks behind; the flow counts such legs
+	// ReusedInUsage is true if the tokens that D took over, and only those and its own cache's, are the cached tokens
+	// of its response's usage. Other engines give P's count there, or none.
+	ReusedInUsage bool
+	Orphans       bool // a D whose P failed leaves blocks or tasks behind; the flow counts such legs
 	// PrefillFinishes is true if a prefill leg that was sent beside D's has to run to its end, also if nobody needs its
 	// response any more. Then D is cancelled at once and P's leg is not: D's waiting request holds tasks of P or blocks
 	// of its own, and only P's transfer frees them. If it is false, the flow cancels both legs at once. A prefill leg

@@ -73,7 +73,6 @@ func newAttempt(x *exchange, n int, mode Mode, pick Pick) *attempt {
 	a.out = Outcome{Session: s, Connector: x.f.name, Mode: mode, Prefill: LegOutcome{Leg: LegPrefill},
 		Decode: LegOutcome{Leg: LegDecode}}
 	x.current.Store(a)
-	x.f.tel.sessionStarted(a)
 	for _, o := range x.f.opts.observers {
 		if o.SessionStart != nil {
 			o.SessionStart(a.ctx, s)

@@ -354,7 +354,7 @@ func (b *Body) close() {
 	b.release()
 	if !b.a.over { // else a rescue has failed
 		b.ended(e)
-		b.a.f.tel.firstEvent(b.a)
+		b.a.f.tel.streamed(b)
 		b.a.end(e)
 	}
 	b.x.end(e)

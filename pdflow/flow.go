@@ -15,6 +15,8 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
@@ -99,7 +101,12 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 	if f.tel, err = newTelemetry(f); err != nil {
 		return nil, fmt.Errorf("pdflow: %w", err)
 	}
-	f.front = front{maxBody: f.opts.maxBody, budget: f.opts.budget,
+	refusals, err := newRefusals(f.opts.meterProvider, f.opts.logger, f.opts.observers,
+		append([]attribute.KeyValue{attribute.String("pd.connector", f.name)}, f.opts.attributes...)...)
+	if err != nil {
+		return nil, fmt.Errorf("pdflow: %w", err)
+	}
+	f.front = front{maxBody: f.opts.maxBody, budget: f.opts.budget, refusals: refusals,
 		bodyTimeout: f.limits.Body, writeTimeout: f.limits.Write,
 		onError: f.opts.errorHandler, requestID: f.opts.requestID,
 		find: func(*connector.Request, string) (*Flow, *Error) { return f, nil }}
@@ -203,7 +210,7 @@ type Response struct {
 // Do runs a request and returns once the response's first event is known. The error is an *[Error]. The context covers
 // the response's body too.
 func (f *Flow) Do(ctx context.Context, in *Request) (*Response, error) {
-	c, e := f.read(in)
+	c, e := f.read(ctx, in)
 	if e != nil {
 		return nil, e
 	}
@@ -227,10 +234,22 @@ type call struct {
 }
 
 // read checks a caller's request.
-func (f *Flow) read(in *Request) (call, *Error) {
+func (f *Flow) read(ctx context.Context, in *Request) (call, *Error) {
 	if in == nil {
 		return call{}, wrongCall("Request", "must not be nil")
 	}
+	c, e := f.callOf(in)
+	if e != nil {
+		refused := &Refusal{API: in.API, Err: e}
+		if validRequestID(in.RequestID) {
+			refused.RequestID = in.RequestID
+		}
+		f.front.refusals.tell(ctx, refused)
+	}
+	return c, e
+}
+
+func (f *Flow) callOf(in *Request) (call, *Error) {
 	if in.API == connector.APIUnknown {
 		return call{}, &Error{Code: CodeNotFound, Param: "API", Message: "this path is none of connector.APIs"}
 	}
@@ -302,12 +321,11 @@ func (f *Flow) do(ctx context.Context, c call) (resp *Response, e *Error) {
 		}
 	}()
 	if err := f.Start(ctx); err != nil {
-		failed, _ := errors.AsType[*Error](err)
-		return nil, failed
+		return nil, f.refuse(ctx, &c, err)
 	}
 	req, err := c.req.Without(f.traits.Members) // a flow that falls back to this one has stripped its own
 	if err != nil {
-		return nil, invalid(err)
+		return nil, f.refuse(ctx, &c, err)
 	}
 	c.req = req
 	x = newExchange(ctx, f, c)

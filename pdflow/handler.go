@@ -28,6 +28,7 @@ type front struct {
 	onError      ErrorHandler
 	requestID    func(*http.Request) string // nil: the client's X-Request-Id
 	find         func(r *connector.Request, requestID string) (*Flow, *Error)
+	refusals     *refusals
 }
 
 // ServeHTTP serves the client APIs' paths (see [connector.API]) by POST, and answers 404 to everything else.
@@ -60,39 +61,51 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 		// from being read as another request.
 		w.Header().Set("Connection", "close")
 	}
-	api := connector.APIOf(r.URL.Path)
-	if api == connector.APIUnknown || r.Method != http.MethodPost {
-		intake.Closing(w)
-		f.fail(w, r, &Error{Code: CodeNotFound, Message: "there is no such path and method here"})
-		return
-	}
 	held := f.budget.hold()
 	defer held.release()
-	req, e := f.read(w, r, api, held)
+	resp, e := f.accept(w, r, id, held)
 	if e != nil {
 		f.fail(w, r, e)
 		return
 	}
-	flow, e := f.find(req, id)
-	for e == nil {
-		var resp *Response
-		if resp, e = flow.do(r.Context(), call{req: req, header: r.Header, id: id, held: held}); e == nil {
-			if resp.Send(w, r) != nil {
-				cut.Abort(r)
-			}
-			return
-		}
-		if e.Code != CodeDraining {
-			break
+	if resp.Send(w, r) != nil {
+		cut.Abort(r)
+	}
+}
+
+// accept finds the flow for a request, and has it run. serve sends the response, since a stream keeps all the stack that
+// was needed until then.
+func (f *front) accept(w http.ResponseWriter, r *http.Request, id string, held *holding) (*Response, *Error) {
+	api := connector.APIOf(r.URL.Path)
+	refused := &Refusal{RequestID: id, API: api}
+	if api == connector.APIUnknown || r.Method != http.MethodPost {
+		intake.Closing(w)
+		refused.Err = &Error{Code: CodeNotFound, Message: "there is no such path and method here"}
+		f.refusals.tell(r.Context(), refused)
+		return nil, refused.Err
+	}
+	req, e := f.read(w, r, api, held)
+	var flow *Flow
+	if e == nil {
+		refused.Model = req.Model
+		flow, e = f.find(req, id)
+	}
+	if refused.Err = e; e != nil {
+		f.refusals.tell(r.Context(), refused)
+		return nil, e
+	}
+	for {
+		resp, e := flow.do(r.Context(), call{req: req, header: r.Header, id: id, held: held})
+		if e == nil || e.Code != CodeDraining {
+			return resp, e
 		}
 		// The flow is shutting down. If its route was replaced after find, its successor serves the request.
 		next, gone := f.find(req, id)
 		if gone != nil || next == flow {
-			break
+			return nil, e
 		}
-		flow, e = next, nil
+		flow = next
 	}
-	f.fail(w, r, e)
 }
 
 // read reads and checks a client's body. w and held may be nil.

@@ -6,9 +6,12 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"log/slog"
 	"net/http"
 	"sync/atomic"
 	"time"
+
+	"go.opentelemetry.io/otel/metric"
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
@@ -32,6 +35,12 @@ type MuxOptions struct {
 	WriteTimeout time.Duration              // writing an error to a client; default 30 s, config.None: none
 	ErrorHandler ErrorHandler               // default WriteError
 	RequestID    func(*http.Request) string // see WithRequestID; default: the client's X-Request-Id
+
+	// Where it is told of requests that no flow gets, as that their model is served nowhere: pd.requests.refused,
+	// Observer.Refused, and a line in the log, at level info where it is the client's fault.
+	MeterProvider metric.MeterProvider // default: none
+	Logger        *slog.Logger         // default: none
+	Observers     []Observer
 }
 
 // Mux serves several models behind one listener. A request goes to the flow of the model that it names. One that names
@@ -48,7 +57,10 @@ func NewMux(o *MuxOptions) *Mux {
 	}
 	m := &Mux{}
 	t := config.Timeouts{Body: o.BodyTimeout, Write: o.WriteTimeout}.Resolve(0)
-	m.front = front{maxBody: cmp.Or(max(o.MaxBody, 0), 32<<20), budget: o.Budget,
+	logger := cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	// The only error is that of a meter, which gives an instrument all the same.
+	refusals, _ := newRefusals(o.MeterProvider, logger, o.Observers)
+	m.front = front{refusals: refusals, maxBody: cmp.Or(max(o.MaxBody, 0), 32<<20), budget: o.Budget,
 		onError: WriteError, requestID: o.RequestID,
 		bodyTimeout: t.Body, writeTimeout: t.Write, find: m.find}
 	if o.ErrorHandler != nil {

@@ -30,11 +30,16 @@ type fake struct {
 	order   connector.Order
 	prefill func(*connector.Session, *connector.Leg) error
 	decode  func(*connector.Session, *connector.PrefillResult, *connector.Leg) error
-	stop    string // Traits.FailureStop
+	stop    string                  // Traits.FailureStop
+	more    func(*connector.Traits) // further traits; nil: none
 }
 
 func (f *fake) Traits() connector.Traits {
-	return connector.Traits{Name: "fake", Order: f.order, APIs: connector.APIs(), FailureStop: f.stop}
+	t := connector.Traits{Name: "fake", Order: f.order, APIs: connector.APIs(), FailureStop: f.stop}
+	if f.more != nil {
+		f.more(&t)
+	}
+	return t
 }
 
 func (f *fake) Prefill(_ context.Context, s *connector.Session, l *connector.Leg) error {

@@ -46,7 +46,8 @@ type Usage struct {
 	Input  int64 // of the prompt
 	Output int64 // generated
 	Cached int64 // of the prompt: those that prefill found in its cache
-	// of the prompt: those that decode had not to compute, because it took them over or had them in its cache
+	// of the prompt: those that decode had not to compute, because it took them over or had them in its cache; 0 where
+	// the protocol's engines do not tell (connector.Traits.ReusedInUsage)
 	Reused int64
 }
 
@@ -57,7 +58,8 @@ type Outcome struct {
 	Mode      Mode
 	Prefill   LegOutcome
 	Decode    LegOutcome
-	// from the last byte of P's response until the flow makes the decode leg of it; 0 if D's leg does not wait for P
+	// from the last byte of P's response until the flow makes the decode leg of it; 0 if D's leg does not wait for P,
+	// or if the response does not say where the KV is
 	HandoffAge time.Duration
 	KVTokens   int64 // prompt tokens that P says it computed or held; 0 where it does not say
 	Usage      Usage // tokens, as the engines count them
@@ -78,7 +80,7 @@ type Outcome struct {
 	Retry string
 }
 
-// Observer sees attempts and their legs begin and end; a function may be nil. Calls come from the requests' own
+// Observer sees attempts and their legs begin and end, and requests that are refused before; a function may be nil. Calls come from the requests' own
 // goroutines and must be quick. What it is given must not be changed.
 type Observer struct {
 	SessionStart func(ctx context.Context, s *connector.Session) // an attempt begins
@@ -88,4 +90,6 @@ type Observer struct {
 	LegStart   func(ctx context.Context, s *connector.Session, leg LegKind)
 	// LegEnd gets P's response for the prefill leg, nil if there is none.
 	LegEnd func(ctx context.Context, s *connector.Session, o *LegOutcome, p *connector.PrefillResult)
+	// Refused is told of a request that no flow took. Nothing else is.
+	Refused func(ctx context.Context, r *Refusal)
 }

@@ -58,12 +58,19 @@ func (a *attempt) decodeAfter(p *connector.PrefillResult) (*Body, *Error) {
 // D answers 200 with that prompt's text (docs/protocols/nixl.md, recording 60).
 func (a *attempt) stale(p *connector.PrefillResult) *Error {
 	age := time.Since(p.At)
-	a.out.HandoffAge = age
-	a.f.tel.handoff(a, age)
+	if a.f.handsOver() {
+		a.out.HandoffAge = age
+		a.f.tel.handoff(a, age)
+	}
 	if limit := a.f.limits.Handoff; limit <= 0 || age <= limit {
 		return nil
 	}
 	return a.expired()
+}
+
+// handsOver reports whether P's response says where its KV is. In a store the KV has no such age.
+func (f *Flow) handsOver() bool {
+	return f.traits.Handoff.Member != "" || f.traits.Handoff.Header != ""
 }
 
 // whileFresh asks again for the handoff's age when D's connection stands: making it may have taken long.

@@ -140,7 +140,7 @@ func (b *Body) goOn(e *Error) (next *Body, failure *Error) {
 	}()
 	b.release()
 	b.ended(e)
-	old.f.tel.firstEvent(old)
+	old.f.tel.streamed(b)
 	old.isFinal = false
 	old.end(e)
 	x.avoid = append(x.avoid, old.failed(e)...)

@@ -69,6 +69,7 @@ func (t *roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
 func (t *roundTripper) run(r *http.Request, api connector.API, id string) (*Response, *Error) {
 	req, e := t.f.front.read(nil, r, api, nil)
 	if e != nil {
+		t.f.front.refusals.tell(r.Context(), &Refusal{RequestID: id, API: api, Err: e})
 		return nil, e
 	}
 	return t.f.do(r.Context(), call{req: req, header: r.Header, id: id, door: t.door})

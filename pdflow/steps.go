@@ -53,7 +53,7 @@ type Steps struct {
 // both or neither; and a handoff's age is asked when the step is taken, not when decode's connection stands. Side calls
 // of a connector's clean-up after End fail, since nobody is there to send them.
 func (f *Flow) Begin(ctx context.Context, in *Request) (*Steps, error) {
-	c, e := f.read(in)
+	c, e := f.read(ctx, in)
 	if e != nil {
 		return nil, e
 	}

@@ -31,9 +31,11 @@ type telemetry struct {
 	attributes []attribute.KeyValue // of every metric
 
 	requests, firstChunk, legs, handoffAge metric.Float64Histogram
-	created, expired, retries, fallbacks   metric.Int64Counter
+	transfers, perToken                    metric.Float64Histogram
+	sessions, expired, retries, fallbacks  metric.Int64Counter
 	unsupportedN, kvTokens, orphans, ranOn metric.Int64Counter
 	unretried, rescues, released, hedges   metric.Int64Counter
+	tokens                                 metric.Int64Counter
 	active                                 metric.Registration
 	recorded                               bool
 
@@ -49,7 +51,7 @@ type labelSet struct {
 }
 
 // labels are the attributes of all our metrics; empty ones are left out.
-type labels struct{ leg, mode, code, reason, result string }
+type labels struct{ leg, mode, code, reason, result, token string }
 
 var durations = []float64{0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
 
@@ -81,10 +83,17 @@ func newTelemetry(f *Flow) (*telemetry, error) {
 		return c
 	}
 	t.requests = hist("pd.request.duration", "s", "Requests, from the body's last byte to the response's end")
-	t.firstChunk = hist("pd.time_to_first_chunk", "s", "From the body's last byte to decode's first event")
+	t.firstChunk = hist("pd.time_to_first_chunk", "s",
+		"Streams, from the body's last byte to decode's first event with content")
+	t.perToken = hist("pd.time_per_output_token", "s",
+		"Streams, from the first event to the end, by each token after the first")
 	t.legs = hist("pd.leg.duration", "s", "Legs, from sending to the end of the response")
 	t.handoffAge = hist("pd.handoff.age", "s", "Age of the KV handoff when decode was described")
-	t.created = count("pd.sessions.created", "{session}", "Attempts begun")
+	t.transfers = hist("pd.transfer.duration", "s",
+		"Streams, from the handoff's arrival to decode's first event: the KV's transfer and decode's queue")
+	t.sessions = count("pd.sessions", "{session}", "Attempts that have ended, by their outcome")
+	t.tokens = count("pd.tokens", "{token}", "Tokens as engines count them: input, output, and of the input those "+
+		"that prefill had in its cache")
 	t.expired = count("pd.sessions.expired", "{session}",
 		"Attempts whose handoff became too old, or was left to its lease")
 	t.retries = count("pd.retries", "{attempt}", "Attempts after the first, by why they were made")
@@ -93,8 +102,8 @@ func newTelemetry(f *Flow) (*telemetry, error) {
 	t.fallbacks = count("pd.fallbacks", "{request}", "Requests served otherwise than configured")
 	t.unsupportedN = count("pd.unsupported", "{request}",
 		"Requests that two engines cannot carry, by the member that prevents it")
-	t.kvTokens = count("pd.kv.tokens", "{token}", "Prompt tokens that prefill engines reported for handoffs that "+
-		"decode took")
+	t.kvTokens = count("pd.kv.tokens", "{token}", "Prompt tokens that decode did not compute, where its "+
+		"response tells")
 	t.orphans = count("pd.orphans", "{session}", "Decode legs that were sent and whose prefill gave them nothing")
 	t.ranOn = count("pd.prefills.ran_on", "{leg}",
 		"Prefill legs that ran on after their request, since their protocol lets them finish")
@@ -148,7 +157,7 @@ func (t *telemetry) set(l labels) *labelSet {
 func (t *telemetry) attributeSet(l labels) attribute.Set {
 	kv := append([]attribute.KeyValue{attribute.String("pd.connector", t.connector)}, t.attributes...)
 	for _, p := range [...]struct{ k, v string }{{"pd.leg", l.leg}, {"pd.mode", l.mode}, {"error.type", l.code},
-		{"pd.reason", l.reason}, {"pd.result", l.result}} {
+		{"pd.reason", l.reason}, {"pd.result", l.result}, {"pd.token.type", l.token}} {
 		if p.v != "" {
 			kv = append(kv, attribute.String(p.k, p.v))
 		}
@@ -196,22 +205,33 @@ func endSpan(s trace.Span, e *Error) {
 	s.End()
 }
 
-func (t *telemetry) sessionStarted(a *attempt) {
-	if t.recorded {
-		t.created.Add(a.ctx, 1, t.base.add...)
-	}
-}
-
 func (t *telemetry) sessionEnded(a *attempt) {
 	if !t.recorded {
 		return
 	}
+	t.sessions.Add(a.x.client, 1, t.set(labels{mode: string(a.mode), code: codeLabel(a.out.Err)}).add...)
 	p := a.p.Load()
 	switch {
-	case a.out.Err == nil && p != nil:
-		t.kvTokens.Add(a.x.client, a.out.KVTokens, t.base.add...)
+	case a.out.Err == nil:
+		t.counted(a)
 	case p != nil && a.f.traits.Lease > 0 && (a.out.Decode.Status == 0 || a.unread):
 		t.expired.Add(a.x.client, 1, t.base.add...) // nobody read P's blocks: they wait for the lease
+	}
+}
+
+// counted adds up the tokens of an attempt that has served.
+func (t *telemetry) counted(a *attempt) {
+	u := &a.out.Usage
+	for _, c := range [...]struct {
+		kind string
+		n    int64
+	}{{"input", u.Input}, {"output", u.Output}, {"cached", u.Cached}} {
+		if c.n > 0 {
+			t.tokens.Add(a.x.client, c.n, t.set(labels{token: c.kind}).add...)
+		}
+	}
+	if u.Reused > 0 {
+		t.kvTokens.Add(a.x.client, u.Reused, t.base.add...)
 	}
 }
 
@@ -226,7 +246,11 @@ func (t *telemetry) hedged(x *exchange, reason string) { t.tell(x, t.hedges, "pd
 
 // tell counts an event and puts it into the request's span.
 func (t *telemetry) tell(x *exchange, counter metric.Int64Counter, event, reason string, e *Error) {
-	counter.Add(x.client, 1, t.set(labels{code: codeLabel(e), reason: reason}).add...)
+	l := labels{code: codeLabel(e), reason: reason}
+	if e != nil {
+		l.leg = string(e.Leg)
+	}
+	counter.Add(x.client, 1, t.set(l).add...)
 	if x.span != nil {
 		var attributes []attribute.KeyValue
 		if e != nil {
@@ -266,11 +290,20 @@ func (t *telemetry) handoff(a *attempt, age time.Duration) {
 	}
 }
 
-// firstEvent records how long the client waited for the response that it got.
-func (t *telemetry) firstEvent(a *attempt) {
-	if o := &a.out.Decode; t.recorded && !o.FirstByte.IsZero() && a.out.Resumed == 0 {
-		t.firstChunk.Record(a.x.client, o.FirstByte.Sub(a.x.start).Seconds(),
-			t.set(labels{mode: string(a.mode)}).record...)
+// streamed records how fast the stream was that the client got. Any other response comes whole: its first byte says
+// when its last token was made.
+func (t *telemetry) streamed(b *Body) {
+	a, o := b.a, &b.a.out.Decode
+	if !t.recorded || !b.sse || !b.known || a.out.Resumed > 0 {
+		return
+	}
+	mode := t.set(labels{mode: string(a.mode)}).record
+	t.firstChunk.Record(a.x.client, o.FirstByte.Sub(a.x.start).Seconds(), mode...)
+	if p := a.p.Load(); p != nil && a.f.handsOver() && o.FirstByte.After(p.At) {
+		t.transfers.Record(a.x.client, o.FirstByte.Sub(p.At).Seconds(), t.base.record...)
+	}
+	if n := a.out.Usage.Output; o.Err == nil && n > 1 {
+		t.perToken.Record(a.x.client, o.End.Sub(o.FirstByte).Seconds()/float64(n-1), mode...)
 	}
 }
 

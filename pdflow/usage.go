@@ -37,9 +37,11 @@ func (a *attempt) decodeUsage(end []byte) {
 	}
 	u := &a.out.Usage
 	u.Input, u.Output = count(object, paths.Prompt), count(object, paths.Completion)
-	u.Reused = count(object, paths.Cached)
-	if !a.twoLegs { // one engine: what it reused is its cache's
-		u.Cached, u.Reused = u.Reused, 0
+	switch cached := count(object, paths.Cached); {
+	case !a.twoLegs: // one engine: what it reused is its cache's
+		u.Cached = cached
+	case a.f.traits.ReusedInUsage:
+		u.Reused = cached
 	}
 }
 

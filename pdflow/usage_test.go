@@ -94,7 +94,8 @@ func TestUsageOfStreams(t *testing.T) {
 // The reused tokens are those that decode did not compute. Without a prefill they are from the engine's own cache.
 func TestUsageTellsWhatDecodeReused(t *testing.T) {
 	x := script(
-		t, &fake{}, answer(`{"choices":[],"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":2}}}`),
+		t, &fake{more: tellsReused},
+		answer(`{"choices":[],"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":2}}}`),
 		answer(`{"choices":[{"text":"hi"}],"usage":{"prompt_tokens":9,"completion_tokens":3,`+
 			`"prompt_tokens_details":{"cached_tokens":8}}}`))
 	require.Equal(t, http.StatusOK, post(t, x.url, "/v1/completions", completion("hi", "")).status)
@@ -110,6 +111,8 @@ func TestUsageTellsWhatDecodeReused(t *testing.T) {
 	require.NoError(t, resp.Body.Close())
 	assert.Equal(t, pdflow.Usage{Input: 9, Output: 3, Cached: 8}, x.seen.list()[1].Usage)
 }
+
+func tellsReused(t *connector.Traits) { t.ReusedInUsage = true }
 
 // Generated text that looks like the usage is not taken for it.
 func TestAClientsTextIsNoUsage(t *testing.T) {

@@ -98,7 +98,9 @@ func (*Connector) Traits() connector.Traits {
 		Name:         Name,
 		MultiUse:     true,
 		ContentStore: true,
-		PairRules:    []connector.PairRule{attr.Shared(attr.Store), attr.Same(attr.KVCacheDtype)},
+
+		ReusedInUsage: true,
+		PairRules:     []connector.PairRule{attr.Shared(attr.Store), attr.Same(attr.KVCacheDtype)},
 	}
 }
 

@@ -92,6 +92,7 @@ func (c *Connector) Traits() connector.Traits {
 		Members:         []string{connector.ParamsMember},
 		Lease:           cmp.Or(time.Duration(c.opts.AbortTimeout), DefaultAbortTimeout),
 		EndsByLength:    true,
+		ReusedInUsage:   true,
 		Orphans:         true,
 		PrefillFinishes: true,
 		RefusalHolds:    true, // the same, and send_kv_to_decode

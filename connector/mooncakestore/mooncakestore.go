@@ -68,7 +68,9 @@ func (*Connector) Traits() connector.Traits {
 		Name:         Name,
 		MultiUse:     true,
 		ContentStore: true,
-		PairRules:    []connector.PairRule{attr.Shared(attr.Store)},
+
+		ReusedInUsage: true,
+		PairRules:     []connector.PairRule{attr.Shared(attr.Store)},
 	}
 }
 

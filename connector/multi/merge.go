@@ -12,7 +12,7 @@ import (
 // so does the whole. The lease is the shortest one.
 func merge(children []child, order connector.Order) connector.Traits {
 	t := connector.Traits{Name: Name, Order: order, APIs: connector.APIs(), Carries: children[0].traits.Carries,
-		MultiUse: true, ContentStore: true, RefusalReleases: true,
+		MultiUse: true, ContentStore: true, RefusalReleases: true, ReusedInUsage: true,
 		PairRules: pairRules(children)}
 	for i := range children {
 		c := &children[i].traits
@@ -36,6 +36,7 @@ func merge(children []child, order connector.Order) connector.Traits {
 		t.PairOnly = t.PairOnly || c.PairOnly
 		t.PrefillPairOnly = t.PrefillPairOnly || c.PrefillPairOnly
 		t.Orphans = t.Orphans || c.Orphans
+		t.ReusedInUsage = t.ReusedInUsage && c.ReusedInUsage
 		t.RefusalReleases = t.RefusalReleases && (c.RefusalReleases || c.ContentStore)
 		t.RefusalHolds = t.RefusalHolds || c.RefusalHolds
 		t.PrefillFinishes = t.PrefillFinishes || c.PrefillFinishes

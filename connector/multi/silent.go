@@ -28,7 +28,7 @@ type silent struct{ class string }
 // Traits has the engine's class name, since pdkit has no connector for it. The child does not depend on the legs'
 // order.
 func (s silent) Traits() connector.Traits {
-	return connector.Traits{Name: s.class, MultiUse: true, ContentStore: true}
+	return connector.Traits{Name: s.class, MultiUse: true, ContentStore: true, ReusedInUsage: true}
 }
 
 // Prefill makes a prefill leg, in case no other child does.

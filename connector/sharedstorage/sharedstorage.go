@@ -94,7 +94,9 @@ func (c *Connector) Traits() connector.Traits {
 		Name:         Name,
 		MultiUse:     true,
 		ContentStore: true,
-		PairRules:    []connector.PairRule{attr.Shared(attr.Store)},
+
+		ReusedInUsage: true,
+		PairRules:     []connector.PairRule{attr.Shared(attr.Store)},
 	}
 	if c.threshold != nil {
 		t.Order, t.OtherOrders = connector.DecodeFirst, []connector.Order{connector.PrefillThenDecode}

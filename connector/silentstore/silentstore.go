@@ -84,7 +84,7 @@ func New(name string, o *Options) (*Connector, error) {
 // Traits declares the protocol. D looks into the store when it gets its request, and the store may be read any number
 // of times. P and D must use the same store.
 func (c *Connector) Traits() connector.Traits {
-	return connector.Traits{Name: c.store.name, MultiUse: true, ContentStore: true,
+	return connector.Traits{Name: c.store.name, MultiUse: true, ContentStore: true, ReusedInUsage: true,
 		PairRules: []connector.PairRule{attr.Shared(attr.Store)}}
 }
 

@@ -279,7 +279,7 @@ func (b *ledger) check(w *world) {
 		}
 	}
 	b.spans.check(breach, len(w.clients), legsStarted)
-	b.meter.check(breach, map[string]int{"pd.request.duration": len(w.clients), "pd.sessions.created": sessions,
+	b.meter.check(breach, map[string]int{"pd.request.duration": len(w.clients), "pd.sessions": sessions,
 		"pd.leg.duration": b.measured})
 	n, more := b.meter.count("pd.retries"), sessions-len(b.requests)
 	if n != more {

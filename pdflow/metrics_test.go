@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow_test
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	metricnoop "go.opentelemetry.io/otel/metric/noop"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/connector/lmcache"
+	"github.com/pdkit/pdkit/connector/plainhttp"
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+// book keeps all measurements: a metric's name and its labels without pd.connector, and the values.
+type book struct {
+	metricnoop.MeterProvider
+	mu     sync.Mutex
+	values map[string][]float64
+}
+
+func newBook() *book { return &book{values: map[string][]float64{}} }
+
+func (b *book) Meter(string, ...metric.MeterOption) metric.Meter { return page{book: b} }
+
+func (b *book) write(name string, set attribute.Set, v float64) {
+	var labels []string
+	for _, kv := range set.ToSlice() {
+		if kv.Key != "pd.connector" {
+			labels = append(labels, string(kv.Key)+"="+kv.Value.Emit())
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	key := strings.TrimSpace(name + " " + strings.Join(labels, " "))
+	b.values[key] = append(b.values[key], v)
+}
+
+// of returns the values of a metric with these labels.
+func (b *book) of(key string) []float64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.values[key])
+}
+
+// has reports whether anything was measured under a metric's name.
+func (b *book) has(name string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for key := range b.values {
+		if key == name || strings.HasPrefix(key, name+" ") {
+			return true
+		}
+	}
+	return false
+}
+
+type page struct {
+	metricnoop.Meter
+	book *book
+}
+
+func (p page) Int64Counter(name string, _ ...metric.Int64CounterOption) (metric.Int64Counter, error) {
+	return bookCounter{name: name, book: p.book}, nil
+}
+
+func (p page) Float64Histogram(name string, _ ...metric.Float64HistogramOption) (metric.Float64Histogram, error) {
+	return bookHistogram{name: name, book: p.book}, nil
+}
+
+type bookCounter struct {
+	metricnoop.Int64Counter
+	name string
+	book *book
+}
+
+func (c bookCounter) Add(_ context.Context, n int64, opts ...metric.AddOption) {
+	c.book.write(c.name, metric.NewAddConfig(opts).Attributes(), float64(n))
+}
+
+type bookHistogram struct {
+	metricnoop.Float64Histogram
+	name string
+	book *book
+}
+
+func (h bookHistogram) Record(_ context.Context, v float64, opts ...metric.RecordOption) {
+	h.book.write(h.name, metric.NewRecordConfig(opts).Attributes(), v)
+}
+
+// stream is a decode engine whose events come one by one, each after a pause.
+func stream(pause time.Duration, events ...string) handler {
+	return func(_ *scripted, w http.ResponseWriter, r *http.Request, _ string) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for i, e := range append(events, "[DONE]") {
+			if i > 0 {
+				select {
+				case <-time.After(pause):
+				case <-r.Context().Done():
+					return
+				}
+			}
+			_, _ = io.WriteString(w, "data: "+e+"\n\n")
+			_ = http.NewResponseController(w).Flush()
+		}
+	}
+}
+
+// one sends a request and waits for its outcome.
+func (x *scripted) one(t *testing.T, body string) {
+	t.Helper()
+	n := len(x.seen.list())
+	require.Equal(t, http.StatusOK, post(t, x.url, "/v1/completions", body).status)
+	require.Eventually(t, func() bool { return len(x.seen.list()) == n+1 }, 5*time.Second, time.Millisecond)
+}
+
+const prefilled = `{"choices":[],"usage":{"prompt_tokens":930}}`
+
+// P's prompt tokens say nothing of what D took over. Where the protocol has no transfer, or D's usage does not tell,
+// nothing is counted.
+func TestTokensAreReusedOnlyWhereDecodeSaysSo(t *testing.T) {
+	shared, err := lmcache.New(nil)
+	require.NoError(t, err)
+	plain, err := plainhttp.New(nil)
+	require.NoError(t, err)
+	computed := answer(`{"choices":[{"text":"hi"}],"usage":{"prompt_tokens":930,"completion_tokens":3,` +
+		`"prompt_tokens_details":{"cached_tokens":0}}}`)
+	loaded := answer(`{"choices":[{"text":"hi"}],"usage":{"prompt_tokens":930,"completion_tokens":3,` +
+		`"prompt_tokens_details":{"cached_tokens":900}}}`)
+	for name, c := range map[string]struct {
+		conn   connector.KVConnector
+		decode handler
+		want   []float64
+	}{
+		"http transfers nothing":                {plain, computed, nil},
+		"http, and D has the prompt in a cache": {plain, loaded, nil},
+		"engines that share nothing":            {shared, computed, nil},
+		"a store from which D loads":            {shared, loaded, []float64{900}},
+		"a protocol whose D gives P's count":    {&fake{}, loaded, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBook()
+			x := script(t, c.conn, answer(prefilled), c.decode, pdflow.WithMeterProvider(b))
+			x.one(t, completion("hi", ""))
+			assert.Equal(t, c.want, b.of("pd.kv.tokens"))
+			assert.Equal(t, []float64{930}, b.of("pd.tokens pd.token.type=input"))
+			assert.Equal(t, []float64{3}, b.of("pd.tokens pd.token.type=output"))
+			assert.False(t, b.has("pd.handoff.age"), "P's response says nowhere where the KV is")
+			assert.Zero(t, x.seen.list()[0].HandoffAge)
+			assert.False(t, b.has("pd.transfer.duration"))
+		})
+	}
+}
+
+// handsOver gives the fake protocol a handoff in P's response.
+func handsOver(t *connector.Traits) { t.Handoff.Member = "kv_transfer_params" }
+
+// Only a stream has a first chunk before its end, and it begins with content: the chunk of the role does not count.
+func TestTimesOfTokensAreThoseOfStreams(t *testing.T) {
+	const pause = 20 * time.Millisecond
+	p := answer(`{"choices":[],"kv_transfer_params":{"a":1},"usage":{"prompt_tokens":9}}`)
+	b := newBook()
+	x := script(t, &fake{more: handsOver}, p, answer(`{"choices":[{"text":"hi"}],"usage":{"completion_tokens":3}}`),
+		pdflow.WithMeterProvider(b))
+	x.one(t, completion("hi", ""))
+	assert.Len(t, b.of("pd.handoff.age"), 1)
+	for _, name := range []string{"pd.time_to_first_chunk", "pd.transfer.duration", "pd.time_per_output_token"} {
+		assert.False(t, b.has(name), "%s of a response that is no stream", name)
+	}
+
+	x = script(t, &fake{more: handsOver}, p, stream(pause,
+		`{"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}`,
+		`{"choices":[{"delta":{"content":"a"}}]}`, `{"choices":[{"delta":{"content":"b"}}]}`,
+		`{"choices":[{"delta":{"content":"c"},"finish_reason":"stop"}]}`, `{"choices":[],"usage":{"completion_tokens":3}}`),
+		pdflow.WithMeterProvider(b))
+	x.one(t, completion("hi", `"stream":true`))
+	first := b.of("pd.time_to_first_chunk pd.mode=disaggregated")
+	require.Len(t, first, 1)
+	assert.GreaterOrEqual(t, first[0], pause.Seconds(), "the role is no content")
+	transfer := b.of("pd.transfer.duration")
+	require.Len(t, transfer, 1)
+	assert.GreaterOrEqual(t, transfer[0], pause.Seconds())
+	assert.LessOrEqual(t, transfer[0], first[0])
+	each := b.of("pd.time_per_output_token pd.mode=disaggregated")
+	require.Len(t, each, 1)
+	assert.GreaterOrEqual(t, each[0], pause.Seconds(), "four pauses over two tokens")
+}
+
+func TestAttemptsAreCountedByTheirOutcome(t *testing.T) {
+	b := newBook()
+	fails := true
+	x := script(t, &fake{}, func(x *scripted, w http.ResponseWriter, r *http.Request, body string) {
+		h := answer(ok)
+		if fails {
+			h = status(500)
+		}
+		fails = false
+		h(x, w, r, body)
+	}, answer(ok), pdflow.WithMeterProvider(b), pdflow.WithRetry(config.Retry{MaxAttempts: 2, BackoffBase: 1}))
+	require.Equal(t, http.StatusOK, post(t, x.url, "/v1/completions", completion("hi", "")).status)
+	require.Eventually(t, func() bool { return len(x.seen.list()) == 2 }, 5*time.Second, time.Millisecond)
+	assert.Len(t, b.of("pd.sessions error.type=prefill_failed pd.mode=disaggregated"), 1)
+	assert.Len(t, b.of("pd.sessions pd.mode=disaggregated"), 1)
+	assert.Len(t, b.of("pd.retries error.type=prefill_failed pd.leg=prefill pd.reason=failed"), 1)
+}
