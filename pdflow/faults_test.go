@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector/config"
@@ -350,7 +351,13 @@ func TestAStreamThatBreaksIsCut(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			x := start(t, setup{decode: enginesim.Config{ITL: 5 * time.Millisecond}})
 			if c.name == "terminated" {
-				time.AfterFunc(60*time.Millisecond, x.d.Terminate)
+				go func() {
+					assert.Eventually(t, func() bool {
+						s := x.flow.Sessions()
+						return len(s) == 1 && s[0].Phase == "stream"
+					}, 5*time.Second, time.Millisecond)
+					x.d.Terminate()
+				}()
 			} else {
 				x.d.Inject(c.fault)
 			}

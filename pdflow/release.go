@@ -55,13 +55,17 @@ func (a *attempt) refusalHolds(e *Error) bool {
 	return a.f.traits.RefusalHolds && !unparsed
 }
 
+// refusalGrace is how long decode may take to refuse what P has refused. A busy engine needs that long for a body of
+// megabytes; a client waits for it only if decode, unlike P, takes the request.
+const refusalGrace = time.Second
+
 // decodesRefusal waits a moment for decode to refuse what P has refused. Cancelled before that, decode would leave P
 // waiting for one knows not what.
 func (a *attempt) decodesRefusal(decoded <-chan decodeEnd, e *Error) (d decodeEnd, told bool) {
 	if !a.f.traits.RefusalHolds || e.Code != CodePrefillRejected {
 		return d, false
 	}
-	timer := time.NewTimer(prefillGrace)
+	timer := time.NewTimer(refusalGrace)
 	defer timer.Stop()
 	select {
 	case d = <-decoded:

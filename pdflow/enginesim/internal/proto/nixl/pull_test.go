@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/pdkit/pdkit/internal/freeport"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/simtest"
 )
@@ -159,15 +160,14 @@ func TestHandoffWithSwappedFlagsHangs(t *testing.T) {
 // TestLoadsThatFail answer 500 under the policy fail and 200 with the right text, computed here, under recompute
 // (docs/protocols/nixl.md, recordings 30, 31, 42, 43, 51e, 58).
 func TestLoadsThatFail(t *testing.T) {
-	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	closed, err := freeport.Find(1)
 	require.NoError(t, err)
-	require.NoError(t, closed.Close())
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer silent.Close()
-	at := func(ln net.Listener) func(simtest.Obj) {
+	at := func(port int) func(simtest.Obj) {
 		return func(h simtest.Obj) {
-			h["remote_port"] = ln.Addr().(*net.TCPAddr).Port
+			h["remote_port"] = port
 			h["remote_engine_id"] = "11111111-0000-0000-0000-000000000000"
 		}
 	}
@@ -185,7 +185,7 @@ func TestLoadsThatFail(t *testing.T) {
 		}, 2, false},
 		{"null host", simtest.Set("remote_host", nil), 1, true},
 		{"port closed", at(closed), 1, true},
-		{"port silent", at(silent), 1, true},
+		{"port silent", at(silent.Addr().(*net.TCPAddr).Port), 1, true},
 	}
 	for _, row := range rows {
 		for _, policy := range []string{enginesim.LoadFailureFail, enginesim.LoadFailureRecompute} {
