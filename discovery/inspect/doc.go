@@ -15,7 +15,9 @@
 //   - GET /version: vLLM 0.32.0's {"version": "0.32.0"} becomes Version.
 //   - GET /metrics: the engine label of vLLM's gauges becomes the attribute dpSize, if it counts from 0 without a gap.
 //     The KV usage and the queue (vllm:kv_cache_usage_perc, vllm:num_requests_running, vllm:num_requests_waiting; of
-//     SGLang sglang:token_usage, sglang:num_running_reqs, sglang:num_queue_reqs) become the [Load] of a [Reading].
+//     SGLang sglang:token_usage, sglang:num_running_reqs, sglang:num_queue_reqs) become the [Load] of a [Reading],
+//     and so does what they count of KV (vllm:prompt_tokens_by_source_total, vllm:nixl_…, sglang:kv_transfer_…,
+//     lmcache:local_…; see [KV]).
 //     They are no attributes, since each request would then change the list and cause a new snapshot.
 //   - GET <bootstrap>/query of Mooncake, where the list has the attribute bootstrapPort or bootstrapURL (vLLM's
 //     mooncake_connector; {"<rank>": {"engine_id": …}}): the engine ids of a [Reading], and dpSize where /metrics says

@@ -65,6 +65,20 @@ type Load struct {
 	KVUsage float64   // 0 to 1, of the fullest rank
 	Running int       // requests, of all ranks
 	Waiting int       // requests in the queue, of all ranks
+	KV      KV
+}
+
+// KV is what an engine has counted since it started, of all ranks, and what it holds now. Zero is also what an engine
+// says that does not count it; a value that falls says that the engine was restarted.
+type KV struct {
+	Taken    float64 // prompt tokens whose KV came from another engine or from a store
+	Computed float64 // prompt tokens that the engine computed itself
+	Bytes    float64 // of KV moved: NIXL's reader or writer, SGLang's prefill engine
+	Seconds  float64 // that these moves took
+	Failed   float64 // moves that failed
+	Expired  float64 // requests whose KV nobody read within the lease
+
+	Memory, Disk float64 // bytes that LMCache holds now, in memory and on disk
 }
 
 // Source adds facts about engines to the lists of another source. [Wrap] makes one.

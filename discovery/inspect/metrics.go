@@ -19,6 +19,7 @@ type metrics struct {
 	running float64
 	waiting float64
 	load    bool // the page has at least one of the three
+	kv      KV
 }
 
 const (
@@ -26,16 +27,38 @@ const (
 	maxSum  = 1e9 // requests; a larger number makes no sense
 )
 
+// sample is a line of the page: what it counts for, and the label without which it does not.
+type sample struct {
+	label, value string // "": any
+	count        func(m *metrics, v float64)
+}
+
 // names are the samples that are read. vllm:gpu_cache_usage_perc is the older name of the first.
-var names = map[string]func(m *metrics, v float64){
-	"vllm:kv_cache_usage_perc":   (*metrics).use,
-	"vllm:gpu_cache_usage_perc":  (*metrics).use,
-	"sglang:token_usage":         (*metrics).use,
-	"vllm:num_requests_running":  func(m *metrics, v float64) { m.running, m.load = m.running+v, true },
-	"sglang:num_running_reqs":    func(m *metrics, v float64) { m.running, m.load = m.running+v, true },
-	"vllm:num_requests_waiting":  func(m *metrics, v float64) { m.waiting, m.load = m.waiting+v, true },
-	"sglang:num_queue_reqs":      func(m *metrics, v float64) { m.waiting, m.load = m.waiting+v, true },
-	"process_start_time_seconds": func(m *metrics, v float64) { m.started = v },
+var names = map[string][]sample{
+	"vllm:kv_cache_usage_perc":   {{count: (*metrics).use}},
+	"vllm:gpu_cache_usage_perc":  {{count: (*metrics).use}},
+	"sglang:token_usage":         {{count: (*metrics).use}},
+	"vllm:num_requests_running":  {{count: func(m *metrics, v float64) { m.running, m.load = m.running+v, true }}},
+	"sglang:num_running_reqs":    {{count: func(m *metrics, v float64) { m.running, m.load = m.running+v, true }}},
+	"vllm:num_requests_waiting":  {{count: func(m *metrics, v float64) { m.waiting, m.load = m.waiting+v, true }}},
+	"sglang:num_queue_reqs":      {{count: func(m *metrics, v float64) { m.waiting, m.load = m.waiting+v, true }}},
+	"process_start_time_seconds": {{count: func(m *metrics, v float64) { m.started = v }}},
+
+	"vllm:prompt_tokens_by_source_total": {
+		{"source", "external_kv_transfer", func(m *metrics, v float64) { m.kv.Taken += v }},
+		{"source", "local_compute", func(m *metrics, v float64) { m.kv.Computed += v }},
+	},
+	"sglang:realtime_tokens_total": {
+		{"mode", "prefill_compute", func(m *metrics, v float64) { m.kv.Computed += v }},
+	},
+	"vllm:nixl_bytes_transferred_sum":      {{count: func(m *metrics, v float64) { m.kv.Bytes += v }}},
+	"vllm:nixl_xfer_time_seconds_sum":      {{count: func(m *metrics, v float64) { m.kv.Seconds += v }}},
+	"vllm:nixl_num_failed_transfers_total": {{count: func(m *metrics, v float64) { m.kv.Failed += v }}},
+	"vllm:nixl_num_kv_expired_reqs_total":  {{count: func(m *metrics, v float64) { m.kv.Expired += v }}},
+	"sglang:kv_transfer_total_mb_sum":      {{count: func(m *metrics, v float64) { m.kv.Bytes += v * (1 << 20) }}},
+	"sglang:kv_transfer_latency_ms_sum":    {{count: func(m *metrics, v float64) { m.kv.Seconds += v / 1000 }}},
+	"lmcache:local_cache_usage":            {{count: func(m *metrics, v float64) { m.kv.Memory += v }}},
+	"lmcache:local_storage_usage":          {{count: func(m *metrics, v float64) { m.kv.Disk += v }}},
 }
 
 func (m *metrics) use(v float64) {
@@ -53,8 +76,8 @@ func parseMetrics(r io.Reader) (*metrics, error) {
 	for lines.Scan() {
 		line := lines.Text()
 		name, rest := cutName(line)
-		count := names[name]
-		if count == nil {
+		samples := names[name]
+		if samples == nil {
 			continue
 		}
 		labels, rest, ok := cutLabels(rest)
@@ -63,7 +86,7 @@ func parseMetrics(r io.Reader) (*metrics, error) {
 		}
 		text, _, _ := strings.Cut(strings.TrimSpace(rest), " ") // a time stamp may follow the value
 		v, err := strconv.ParseFloat(text, 64)
-		if err != nil || math.IsNaN(v) || v < 0 || v > 1e12 {
+		if err != nil || math.IsNaN(v) || v < 0 || v > 1e18 {
 			continue
 		}
 		if rank := labels["tp_rank"]; rank != "" && rank != "0" {
@@ -75,7 +98,11 @@ func parseMetrics(r io.Reader) (*metrics, error) {
 				m.engines[n] = struct{}{}
 			}
 		}
-		count(m, v)
+		for _, s := range samples {
+			if labels[s.label] == s.value {
+				s.count(m, v)
+			}
+		}
 	}
 	if lines.Err() != nil || m.running > maxSum || m.waiting > maxSum {
 		return nil, errSenseless

@@ -152,7 +152,7 @@ func (m *metrics) loadAt(now time.Time) Load {
 	if !m.load {
 		return Load{}
 	}
-	return Load{At: now, KVUsage: m.usage, Running: int(m.running), Waiting: int(m.waiting)}
+	return Load{At: now, KVUsage: m.usage, Running: int(m.running), Waiting: int(m.waiting), KV: m.kv}
 }
 
 // bootstrap returns the address of P's Mooncake server, by the list's attributes; nil without one.
