@@ -75,7 +75,7 @@ type Outcome struct {
 	Err         *Error // nil if the client got a whole response
 	// no further attempt follows. False: one is to follow, unless the request ends before, as by the client's leaving
 	Final bool
-	// Why a failed attempt is retried, or is not: a value of pd.reason, which docs/traces.md lists. "" if the client
+	// Why a failed attempt is retried, or is not: a value of pd.reason, which docs/metrics.md lists. "" if the client
 	// got its response or left.
 	Retry string
 }

@@ -57,7 +57,11 @@ func build(cfg *configuration, tel *telemetry, log *slog.Logger) (*gateway, erro
 	g.cfg.Store(cfg)
 	g.reloading.done(nil)
 	g.budget = pdflow.NewBudget(cfg.gateway.bytesInFlight())
-	g.mux = pdflow.NewMux(&pdflow.MuxOptions{MaxBody: cfg.gateway.MaxBodyBytes, Budget: g.budget})
+	o := &pdflow.MuxOptions{MaxBody: cfg.gateway.MaxBodyBytes, Budget: g.budget, Logger: log}
+	if tel.meters != nil {
+		o.MeterProvider = tel.meters
+	}
+	g.mux = pdflow.NewMux(o)
 	g.list.Store(&[]*model{})
 	g.roster = newRoster(g)
 	if cfg.gateway.ModelServers != nil {
@@ -66,7 +70,7 @@ func build(cfg *configuration, tel *telemetry, log *slog.Logger) (*gateway, erro
 			return nil, err
 		}
 	}
-	return g, errors.Join(tel.observeEndpoints(g.models), tel.observeBytes(g.budget))
+	return g, errors.Join(tel.observeModels(g.models), tel.observeBytes(g.budget))
 }
 
 // models are those that are served now.

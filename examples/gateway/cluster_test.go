@@ -34,7 +34,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 )
 
-func TestMain(m *testing.M) { kubetest.Main(m) }
+func TestMain(m *testing.M) { kubetest.Main(documented{m}) }
 
 const manifests = "../../discovery/kubernetes/manifests/"
 

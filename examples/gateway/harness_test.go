@@ -193,6 +193,7 @@ func (p *program) start() {
 			return
 		default:
 		}
+		scrape(p.admin)
 		p.signal()
 		p.signal()
 		p.ended(exitOK)

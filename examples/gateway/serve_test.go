@@ -138,7 +138,7 @@ func TestOperatorsSeeWhatIsInFlight(t *testing.T) {
 	close(d.hold)
 	assert.Equal(t, "data: [DONE]", s.rest(t))
 	_, _, metrics := do(t, http.MethodGet, g.admin+"/metrics", "")
-	for _, want := range []string{`pd_endpoints{pd_model="m",pd_phase="ready",pd_role="decode"} 1`,
+	for _, want := range []string{`pd_endpoints{gen_ai_request_model="m",pd_phase="ready",pd_role="decode"} 1`,
 		`pd_request_duration_seconds_count{`, `go_goroutines `} {
 		assert.Contains(t, metrics, want)
 	}

@@ -12,7 +12,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"go.opentelemetry.io/otel/attribute"
 	otelprometheus "go.opentelemetry.io/otel/exporters/prometheus"
 	"go.opentelemetry.io/otel/exporters/stdout/stdouttrace"
 	"go.opentelemetry.io/otel/metric"
@@ -72,36 +71,12 @@ func (t *telemetry) options() []pdflow.Option {
 	return opts
 }
 
-// observeEndpoints counts the engines of each model by role and phase.
-func (t *telemetry) observeEndpoints(models func() []*model) error {
-	if t.meters == nil {
-		return nil
-	}
-	_, err := t.meters.Meter("github.com/pdkit/pdkit/examples/gateway").Int64ObservableGauge("pd.endpoints",
-		metric.WithUnit("{endpoint}"), metric.WithDescription("Engines known, by role and phase"),
-		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
-			type kind struct{ role, phase string }
-			for _, m := range models() {
-				n := map[kind]int64{}
-				for _, e := range m.set.Load().Endpoints {
-					n[kind{e.Role.String(), e.Phase.String()}]++
-				}
-				for k, count := range n {
-					o.Observe(count, metric.WithAttributes(attribute.String("pd.model", m.Model()),
-						attribute.String("pd.role", k.role), attribute.String("pd.phase", k.phase)))
-				}
-			}
-			return nil
-		}))
-	return err
-}
-
 // observeBytes shows how much of the budget of bytes in flight is taken, and how often it was used up.
 func (t *telemetry) observeBytes(budget *pdflow.Budget) error {
 	if t.meters == nil {
 		return nil
 	}
-	m := t.meters.Meter("github.com/pdkit/pdkit/examples/gateway")
+	m := t.meters.Meter(meterName)
 	_, err := m.Int64ObservableGauge("pd.bytes.in_flight", metric.WithUnit("By"),
 		metric.WithDescription("Bytes of bodies and prefill responses in flight"),
 		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {

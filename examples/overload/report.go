@@ -41,7 +41,7 @@ Without admission the queue in front of the prefill engine grows until each requ
 - With the gateway's ` + "`-inspect`" + `, each decode engine's own load counts too, read every second: one whose KV cache is above 95 % gets nothing while it serves other requests, and adaptive takes an engine's own queue for a limit that was too high.
 - ` + "`queue`" + ` requests per ModelServer wait for at most ` + "`queueTimeout`" + `, first come first served. A request is refused at its arrival if the queue's pace says that it would wait longer; adaptive does so from a wait of 24 prefills on, then of 8 until the overload is over. Which client sent a request does not count, and its priority only where ` + "`priorityHeader`" + ` names a header that a proxy in front sets or takes away: the least number goes first, and takes the last one's place in a full queue.
 - Refused: 503, code ` + "`overloaded`" + `, ` + "`Retry-After: 1`" + `. ` + "`fallback`" + ` does not apply, since it would send the request to the same engines.
-- Metrics: ` + "`pd.admission.queued`, `pd.admission.wait`, `pd.admission.refused`" + ` ([traces.md](../traces.md)).
+- Metrics: ` + "`pd.admission.queued`, `pd.admission.wait`, `pd.admission.refused`" + ` ([metrics.md](../metrics.md)).
 
 ` + "`examples/overload`" + `'s test runs the same loads in simulated time, also with prompts that differ in length and with decode as the narrow place: without admission goodput falls below 40 % of capacity; with it nothing is refused at 0.8 of capacity, and at 3 times capacity goodput stays above 80 %, the p99 below twice that of 0.8, and refusals below 5 ms.
 `
