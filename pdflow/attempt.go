@@ -132,9 +132,16 @@ func (a *attempt) prepare() *Error {
 	a.x.phase.Store(phasePrepare)
 	a.watch.limit(a.f.limits.Prefill)
 	defer a.watch.relax()
+	ctx, done := a.step(a.ctx, "prepare", a.s.Prefill.ID)
+	e := a.prepareBy(ctx)
+	done(e)
+	return e
+}
+
+func (a *attempt) prepareBy(ctx context.Context) *Error {
 	var v any
 	if e := a.guard(LegPrefill, "prepare", func() (err error) {
-		v, err = a.f.preparer.Prepare(a.ctx, a.s, a.caller(a.ctx))
+		v, err = a.f.preparer.Prepare(ctx, a.s, a.caller(ctx))
 		return err
 	}); e != nil {
 		if a.ctx.Err() != nil {
@@ -206,9 +213,10 @@ func (a *attempt) expire() { a.cancel(errPhaseTimeout) }
 
 // clean lets the connector free what a failed attempt left behind.
 func (a *attempt) clean(e *Error) {
-	ctx, stop := a.f.briefly(context.WithoutCancel(a.x.client))
+	ctx, stop := a.f.briefly(context.WithoutCancel(a.x.base))
 	defer stop()
-	_ = a.guard("", "cleanup", func() error { return a.f.cleaner.Clean(ctx, a.s, e, a.caller(ctx)) })
+	ctx, done := a.step(ctx, "cleanup", "")
+	done(a.guard("", "cleanup", func() error { return a.f.cleaner.Clean(ctx, a.s, e, a.caller(ctx)) }))
 }
 
 // briefly returns a context for calls that clean up.

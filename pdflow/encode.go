@@ -75,14 +75,16 @@ func (a *attempt) encode() *Error {
 	return a.guard(LegEncode, "merge", func() error { return a.f.encoder.Merge(a.s, all) })
 }
 
-func (a *attempt) encodeItem(ctx context.Context, n int, item connector.Item) (json.RawMessage, *Error) {
+func (a *attempt) encodeItem(ctx context.Context, n int, item connector.Item) (_ json.RawMessage, e *Error) {
+	ep := a.pick.Encode[n%len(a.pick.Encode)]
+	ctx, done := a.step(ctx, "encode", ep.ID)
+	defer func() { done(e) }()
 	leg := connector.NewLeg(a.x.req)
 	if e := a.guard(LegEncode, "describe", func() error { return a.f.encoder.Encode(a.s, item, leg) }); e != nil {
 		return nil, e
 	}
 	leg.SetHeader(headerRequestID, fmt.Sprintf("%s:%d", a.s.ID, n)) // each item's request is one of its own
 	a.watch.limit(a.f.limits.Prefill)                               // anew with each item
-	ep := a.pick.Encode[n%len(a.pick.Encode)]
 	o := &LegOutcome{Leg: LegEncode}
 	req, text, e := a.request(ctx, ep, leg, o)
 	if e != nil {

@@ -41,6 +41,8 @@ type options struct {
 	tracerProvider trace.TracerProvider
 	meterProvider  metric.MeterProvider
 	attributes     []attribute.KeyValue
+	spanName       func(connector, operation string) string
+	genAI          string // the provider's name; "": off
 	usage          bool
 	rescues        int // of one request
 	propagator     propagation.TextMapPropagator
@@ -208,6 +210,27 @@ func WithMeterProvider(mp metric.MeterProvider) Option {
 // several. Their values should be few: each makes a series of its own.
 func WithMetricAttributes(attributes ...attribute.KeyValue) Option {
 	return optionFunc(func(o *options) error { o.attributes = append(o.attributes, attributes...); return nil })
+}
+
+// WithSpanNames names the flow's spans. operation is request, prepare, encode, prefill, decode, cleanup or rescue.
+// Default: "pd." and the operation, the same for all connectors, as OpenTelemetry wants names to be few. It must be
+// safe for concurrent use.
+func WithSpanNames(name func(connector, operation string) string) Option {
+	return optionFunc(func(o *options) error {
+		o.spanName = name
+		return needs("WithSpanNames", name != nil, "a function")
+	})
+}
+
+// WithGenAI records requests a second time, by the names of OpenTelemetry's semantic conventions for generative AI:
+// gen_ai.server.request.duration, gen_ai.server.time_to_first_token, gen_ai.server.time_per_output_token and
+// gen_ai.client.inference.usage.… (see docs/metrics.md). provider is gen_ai.provider.name, as "vllm". The model is a
+// label where [WithMetricAttributes] has it. Default: off.
+func WithGenAI(provider string) Option {
+	return optionFunc(func(o *options) error {
+		o.genAI = provider
+		return needs("WithGenAI", provider != "", "the provider's name")
+	})
 }
 
 // WithUsage asks decode engines for the token counts of streams whose client did not, for [Outcome.Usage], and takes

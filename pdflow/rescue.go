@@ -138,6 +138,8 @@ func (b *Body) goOn(e *Error) (next *Body, failure *Error) {
 			}
 		}
 	}()
+	_, done := old.step(x.base, "rescue", "")
+	defer func() { done(failure) }()
 	b.release()
 	b.ended(e)
 	old.f.tel.streamed(b)

@@ -37,7 +37,10 @@ type telemetry struct {
 	unretried, rescues, released, hedges   metric.Int64Counter
 	tokens                                 metric.Int64Counter
 	active                                 metric.Registration
+	genAI                                  *genAI // nil: off
 	recorded                               bool
+
+	spanName func(connector, operation string) string
 
 	mu   sync.RWMutex
 	sets map[labels]*labelSet
@@ -57,7 +60,10 @@ var durations = []float64{0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.
 
 func newTelemetry(f *Flow) (*telemetry, error) {
 	t := &telemetry{propagator: f.opts.propagator, connector: f.name, attributes: f.opts.attributes,
-		sets: map[labels]*labelSet{}}
+		sets: map[labels]*labelSet{}, spanName: f.opts.spanName}
+	if t.spanName == nil {
+		t.spanName = func(_, operation string) string { return "pd." + operation }
+	}
 	if t.propagator == nil {
 		t.propagator = propagation.TraceContext{}
 	}
@@ -110,6 +116,11 @@ func newTelemetry(f *Flow) (*telemetry, error) {
 	t.rescues = count("pd.rescues", "{stream}", "Streams whose decode engine died, by whether they went on")
 	t.released = count("pd.handoffs.released", "{handoff}",
 		"Handoffs of requests that decode refused, which the flow then had decode release")
+	if f.opts.genAI != "" && t.recorded {
+		var err error
+		t.genAI, err = newGenAI(m, f.opts.genAI)
+		errs = append(errs, err)
+	}
 	if err := errors.Join(append(errs, t.observeActive(m, f))...); err != nil {
 		return nil, err
 	}
@@ -177,7 +188,8 @@ func (t *telemetry) startRequest(ctx context.Context, x *exchange) (context.Cont
 		return ctx, nil
 	}
 	ctx = t.propagator.Extract(ctx, propagation.HeaderCarrier(x.header))
-	return t.tracer.Start(ctx, "pd.request", trace.WithAttributes(
+	return t.tracer.Start(ctx, t.spanName(t.connector, "request"), trace.WithAttributes(
+		attribute.String("gen_ai.operation.name", operation(x.req.API)),
 		attribute.String("pd.connector", x.f.name), attribute.String("pd.order", x.f.order.String()),
 		attribute.String("pd.request_id", x.id),
 		attribute.String("pd.api", x.req.API.String()), attribute.String("gen_ai.request.model", x.req.Model),
@@ -189,12 +201,34 @@ func (t *telemetry) endRequest(x *exchange, e *Error) {
 	if t.recorded {
 		t.requests.Record(x.client, time.Since(x.start).Seconds(),
 			t.set(labels{mode: string(mode), code: codeLabel(e)}).record...)
+		t.genAI.request(x, e)
 	}
 	if x.span == nil {
 		return
 	}
 	x.span.SetAttributes(attribute.String("pd.mode", string(mode)))
+	if a := x.current.Load(); a != nil && e == nil {
+		if u := &a.out.Usage; u.Input > 0 || u.Output > 0 {
+			x.span.SetAttributes(attribute.Int64("gen_ai.usage.input_tokens", u.Input),
+				attribute.Int64("gen_ai.usage.output_tokens", u.Output))
+		}
+	}
 	endSpan(x.span, e)
+}
+
+// step opens a span for a part of an attempt that is no leg of its own, and returns what ends it.
+func (a *attempt) step(ctx context.Context, operation, endpoint string) (context.Context, func(*Error)) {
+	t := a.f.tel
+	if t.tracer == nil {
+		return ctx, func(*Error) {}
+	}
+	attributes := []attribute.KeyValue{attribute.String("pd.connector", a.f.name),
+		attribute.String("pd.session_id", a.s.ID), attribute.Int("pd.attempt", a.s.Attempt)}
+	if endpoint != "" {
+		attributes = append(attributes, attribute.String("pd.endpoint", endpoint))
+	}
+	ctx, span := t.tracer.Start(ctx, t.spanName(t.connector, operation), trace.WithAttributes(attributes...))
+	return ctx, func(e *Error) { endSpan(span, e) }
 }
 
 func endSpan(s trace.Span, e *Error) {
@@ -230,6 +264,7 @@ func (t *telemetry) counted(a *attempt) {
 			t.tokens.Add(a.x.client, c.n, t.set(labels{token: c.kind}).add...)
 		}
 	}
+	t.genAI.counted(a)
 	if u.Reused > 0 {
 		t.kvTokens.Add(a.x.client, u.Reused, t.base.add...)
 	}
@@ -297,6 +332,7 @@ func (t *telemetry) streamed(b *Body) {
 	if !t.recorded || !b.sse || !b.known || a.out.Resumed > 0 {
 		return
 	}
+	t.genAI.streamed(b)
 	mode := t.set(labels{mode: string(a.mode)}).record
 	t.firstChunk.Record(a.x.client, o.FirstByte.Sub(a.x.start).Seconds(), mode...)
 	if p := a.p.Load(); p != nil && a.f.handsOver() && o.FirstByte.After(p.At) {
@@ -316,13 +352,13 @@ func (t *telemetry) inject(ctx context.Context, h http.Header) {
 
 // legStarted opens a leg's span, a sibling of the other leg's, and tells observers.
 func (a *attempt) legStarted(ctx context.Context, leg LegKind) context.Context {
-	name, ep, i := "pd.prefill", a.s.Prefill.ID, 0
+	ep, i := a.s.Prefill.ID, 0
 	if leg == LegDecode {
-		name, ep, i = "pd.decode", a.s.Decode.ID, 1
+		ep, i = a.s.Decode.ID, 1
 	}
 	a.begun[i] = true
 	if t := a.f.tel; t.tracer != nil {
-		ctx, a.span[i] = t.tracer.Start(ctx, name, trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
+		ctx, a.span[i] = t.tracer.Start(ctx, t.spanName(t.connector, string(leg)), trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
 			attribute.String("pd.leg", string(leg)), attribute.String("pd.connector", a.f.name),
 			attribute.String("pd.session_id", a.s.ID),
 			attribute.String("pd.endpoint", ep), attribute.String("pd.pair", a.s.Prefill.ID+" "+

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow_test
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+	tracenoop "go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+)
+
+// tree keeps spans with their parents.
+type tree struct {
+	tracenoop.TracerProvider
+	mu    sync.Mutex
+	spans []*node
+}
+
+type node struct {
+	tracenoop.Span
+	tree         *tree
+	name, parent string
+	attributes   map[string]string
+	ended        int
+}
+
+func (x *tree) Tracer(string, ...trace.TracerOption) trace.Tracer { return planter{tree: x} }
+
+type planter struct {
+	tracenoop.Tracer
+	tree *tree
+}
+
+func (p planter) Start(ctx context.Context, name string, o ...trace.SpanStartOption) (context.Context, trace.Span) {
+	n := &node{tree: p.tree, name: name, attributes: map[string]string{}}
+	if parent, ok := trace.SpanFromContext(ctx).(*node); ok {
+		n.parent = parent.name
+	}
+	config := trace.NewSpanStartConfig(o...)
+	n.SetAttributes(config.Attributes()...)
+	p.tree.mu.Lock()
+	defer p.tree.mu.Unlock()
+	p.tree.spans = append(p.tree.spans, n)
+	return trace.ContextWithSpan(ctx, n), n
+}
+
+func (n *node) SetAttributes(kv ...attribute.KeyValue) {
+	n.tree.mu.Lock()
+	defer n.tree.mu.Unlock()
+	for _, a := range kv {
+		n.attributes[string(a.Key)] = a.Value.Emit()
+	}
+}
+
+func (n *node) End(...trace.SpanEndOption) {
+	n.tree.mu.Lock()
+	defer n.tree.mu.Unlock()
+	n.ended++
+}
+
+// list returns all spans as "parent>name", each of which must have ended once.
+func (x *tree) list(t *testing.T) []string {
+	t.Helper()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	var all []string
+	for _, n := range x.spans {
+		assert.Equal(t, 1, n.ended, n.name)
+		all = append(all, n.parent+">"+n.name)
+	}
+	slices.Sort(all)
+	return all
+}
+
+// stages is a connector with everything around the legs.
+type stages struct{ fake }
+
+func (*stages) Prepare(context.Context, *connector.Session, connector.Caller) (any, error) {
+	return 1, nil
+}
+
+func (*stages) Clean(context.Context, *connector.Session, error, connector.Caller) error { return nil }
+
+func (*stages) Items(*connector.Session) []connector.Item {
+	return []connector.Item{{ID: "a"}, {ID: "b"}}
+}
+
+func (*stages) Encode(*connector.Session, connector.Item, *connector.Leg) error { return nil }
+
+func (*stages) Merge(*connector.Session, []json.RawMessage) error { return nil }
+
+// Whatever an attempt waits for has a span.
+func TestEachStageHasItsSpan(t *testing.T) {
+	x := &tree{}
+	encode := endpoint(t, serve(t, says(200, `{}`)), discovery.RoleEncode)
+	s := script(t, &stages{}, answer(ok), status(500), pdflow.WithTracerProvider(x))
+	s.pair.Encode = []discovery.Endpoint{encode}
+	_, err := s.flow.Do(t.Context(), &pdflow.Request{API: connector.APIChat,
+		Body: []byte(`{"model":"m","messages":[{"role":"user","content":"secret"}]}`), Pick: &s.pair})
+	require.ErrorIs(t, err, pdflow.CodeDecodeFailed)
+	assert.Equal(t, []string{">pd.request", "pd.request>pd.cleanup", "pd.request>pd.decode", "pd.request>pd.encode",
+		"pd.request>pd.encode", "pd.request>pd.prefill", "pd.request>pd.prepare"}, x.list(t))
+	for _, n := range x.spans {
+		switch n.name {
+		case "pd.request":
+			assert.Equal(t, "chat", n.attributes["gen_ai.operation.name"])
+			assert.Equal(t, "decode_failed", n.attributes["error.type"])
+		case "pd.encode":
+			assert.Equal(t, encode.ID, n.attributes["pd.endpoint"])
+		}
+		for _, v := range n.attributes {
+			assert.NotContains(t, v, "secret")
+		}
+	}
+}
+
+func TestARescueHasItsSpan(t *testing.T) {
+	x := &tree{}
+	f, _ := rescuing(t, pdflow.WithTracerProvider(x))
+	require.NoError(t, f.struck(rescuableChat(""), enginesim.FaultKill, 5).err)
+	require.Eventually(t, func() bool { return len(f.seen.list()) == 2 }, time.Second, time.Millisecond)
+	assert.Contains(t, x.list(t), "pd.request>pd.rescue")
+}
+
+// The names that the design documents have.
+func TestSpansHaveTheNamesThatTheProgramGives(t *testing.T) {
+	x := &tree{}
+	s := script(t, &fake{}, answer(ok),
+		answer(`{"choices":[{"text":"hi"}],"usage":{"prompt_tokens":9,"completion_tokens":3}}`),
+		pdflow.WithTracerProvider(x),
+		pdflow.WithSpanNames(func(connector, operation string) string { return "kv." + connector + "." + operation }))
+	s.one(t, completion("hi", ""))
+	assert.Equal(t, []string{">kv.fake.request", "kv.fake.request>kv.fake.decode", "kv.fake.request>kv.fake.prefill"},
+		x.list(t))
+	request := x.spans[0].attributes
+	assert.Equal(t, "text_completion", request["gen_ai.operation.name"])
+	assert.Equal(t, "9", request["gen_ai.usage.input_tokens"])
+	assert.Equal(t, "3", request["gen_ai.usage.output_tokens"])
+}
+
+// The conventions' own metrics are recorded beside the flow's, if the program asks for them.
+func TestMetricsOfTheConventionsForGenerativeAI(t *testing.T) {
+	for _, on := range []bool{false, true} {
+		b := newBook()
+		opts := []pdflow.Option{pdflow.WithMeterProvider(b),
+			pdflow.WithMetricAttributes(attribute.String("gen_ai.request.model", "m"))}
+		if on {
+			opts = append(opts, pdflow.WithGenAI("vllm"))
+		}
+		x := script(t, &fake{}, answer(prefilled), stream(time.Millisecond, `{"choices":[{"text":"a"}]}`,
+			`{"choices":[{"text":"b"}],"usage":{"prompt_tokens":930,"completion_tokens":2}}`), opts...)
+		x.one(t, completion("hi", `"stream":true`))
+		const labels = " gen_ai.operation.name=text_completion gen_ai.provider.name=vllm gen_ai.request.model=m"
+		if !on {
+			for key := range b.values {
+				assert.False(t, strings.HasPrefix(key, "gen_ai."), key)
+			}
+			continue
+		}
+		require.Eventually(t, func() bool { return len(b.of("gen_ai.server.request.duration"+labels)) == 1 },
+			5*time.Second, time.Millisecond)
+		assert.Len(t, b.of("gen_ai.server.time_to_first_token"+labels), 1)
+		assert.Len(t, b.of("gen_ai.server.time_per_output_token"+labels), 1)
+		const tokens = labels + " gen_ai.token.modality=unknown"
+		assert.Equal(t, []float64{930}, b.of("gen_ai.client.inference.usage.input_tokens"+tokens))
+		assert.Equal(t, []float64{2}, b.of("gen_ai.client.inference.usage.output_tokens"+tokens))
+	}
+	_, err := pdflow.New(&fake{}, &told{}, pdflow.WithGenAI(""))
+	assert.EqualError(t, err, "pdflow: WithGenAI needs the provider's name")
+}
