@@ -110,7 +110,7 @@ func (g *gateway) buildModel(ms *modelServer, before []*pool) (*model, error) {
 		},
 		NetHTTP: cfg.netHTTP,
 		Options: append(g.tel.options(), pdflow.WithMaxBody(cfg.gateway.MaxBodyBytes), pdflow.WithBudget(g.budget),
-			pdflow.WithLogger(m.probes.log),
+			pdflow.WithObserver(m.pool.answers()), pdflow.WithLogger(m.probes.log),
 			pdflow.WithMetricAttributes(attribute.String("gen_ai.request.model", ms.Model()))),
 	})
 	if err != nil {

@@ -13,10 +13,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/inspect"
 	"github.com/pdkit/pdkit/discovery/registration"
+	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/attest"
 	"github.com/pdkit/pdkit/pdflow/health"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
@@ -151,6 +153,16 @@ func (p *pool) start(ctx context.Context) error {
 		_ = p.set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return s.Version > 0 })
 	}
 	return nil
+}
+
+// answers tells the prober which engines serve.
+func (p *pool) answers() pdflow.Observer {
+	return pdflow.Observer{LegEnd: func(_ context.Context, _ *connector.Session, o *pdflow.LegOutcome,
+		_ *connector.PrefillResult) {
+		if o.Err == nil {
+			p.prober.Answered(o.Endpoint)
+		}
+	}}
 }
 
 // release ends what start has started, after the last user.

@@ -471,3 +471,36 @@ func TestASecondRunIsRefused(t *testing.T) {
 		require.NoError(t, p.Run(ctx), "but it may run again")
 	})
 }
+
+// An engine that serves requests is asked every fourth time. One that fails is asked every time, whatever it serves.
+func TestEnginesThatServeAreAskedLessOften(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := &engines{answer: always(http.StatusOK)}
+		set := discoverytest.NewManual()
+		s := discovery.NewSet(set)
+		p := health.New(s, &health.Options{Interval: time.Second, Client: e})
+		p.Answered("a:1") // before it runs
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { assert.NoError(t, s.Run(ctx)) })
+		wg.Go(func() { assert.NoError(t, p.Run(ctx)) })
+		t.Cleanup(func() { cancel(); wg.Wait() })
+		set.Publish(endpoint(t, "a:1"), endpoint(t, "b:1"))
+		synctest.Wait()
+		busy := func(seconds int) (a, b int) {
+			was, were := len(e.times("a:1")), len(e.times("b:1"))
+			for range 10 * seconds {
+				p.Answered("a:1")
+				p.Answered("nobody")
+				time.Sleep(100 * time.Millisecond)
+			}
+			return len(e.times("a:1")) - was, len(e.times("b:1")) - were
+		}
+		a, b := busy(40)
+		assert.InDelta(t, 10, a, 2)
+		assert.InDelta(t, 40, b, 3)
+		e.set(always(http.StatusServiceUnavailable))
+		a, _ = busy(40)
+		assert.InDelta(t, 38, a, 3, "its probes fail")
+	})
+}

@@ -5,6 +5,7 @@ package health
 import (
 	"container/heap"
 	"context"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"net/url"
@@ -31,6 +32,9 @@ type target struct {
 	due  time.Duration // since the run began; the schedule's
 	seen uint64        // version of the last snapshot that had it; the schedule's
 	gone atomic.Bool   // it has left the set: a late verdict is dropped
+
+	answered atomic.Bool // requests since the last probe's turn: see Prober.Answered
+	spared   int         // turns in a row without a probe; the schedule's
 
 	busy                atomic.Bool // hands what follows from one worker to the next
 	failures, successes int         // in a row
@@ -103,6 +107,8 @@ func (r *run) follow(snap *discovery.Snapshot) {
 			delete(r.targets, id)
 		}
 	}
+	known := maps.Clone(r.targets)
+	r.known.Store(&known)
 	gap := firstGap
 	if n := len(fresh); n > 0 {
 		gap = min(gap, r.o.Interval/time.Duration(n))
@@ -130,12 +136,28 @@ func (r *run) fire() time.Duration {
 			spread := rand.N(r.o.Interval/10 + 1) //nolint:gosec // it guards nothing
 			t.due = max(t.due, now) + r.o.Interval - r.o.Interval/20 + spread
 			heap.Fix(&r.queue, 0)
+			if t.spare() {
+				continue
+			}
 			if !r.start(t) {
 				return time.Hour // the run is over
 			}
 		}
 	}
 	return time.Hour // nothing to probe: the next snapshot ends the wait
+}
+
+// maxSpared is how many turns in a row an engine that serves requests is not asked.
+const maxSpared = 3
+
+// spare reports whether t need not be asked this time. Nobody probes it now, so what its worker knows may be read.
+func (t *target) spare() bool {
+	if !t.answered.Swap(false) || t.failures > 0 || t.down || t.successes == 0 || t.spared == maxSpared {
+		t.spared = 0
+		return false
+	}
+	t.spared++
+	return true
 }
 
 // start gives t to a worker that waits, or to a new one, or at the limit to the first that is done.
