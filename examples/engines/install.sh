@@ -98,7 +98,7 @@ say "nixl $NIXL"
 
 # 5. Mooncake, and the library that it loads even where there is no RDMA.
 pip install -q "mooncake-transfer-engine-non-cuda==$MOONCAKE"
-if ! ldconfig -p | grep -q 'libibverbs\.so\.1'; then
+if ! ldconfig -p | grep 'libibverbs\.so\.1' > /dev/null; then # with -q it would break the pipe
   debs=$(mktemp -d)
   (
     cd "$debs"

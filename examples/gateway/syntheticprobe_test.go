@@ -32,6 +32,13 @@ func TestTheSyntheticProbeTellsWhetherKVIsReused(t *testing.T) {
 			}
 			require.NotContains(t, metrics, `pd_verdict="not reused"`)
 			require.NotContains(t, g.log.String(), "level=WARN")
+			// A check that failed has no ratio, and the last good one is no news.
+			scrape(g.admin) // for docs/metrics.md
+			require.NoError(t, d.Close())
+			require.Eventually(t, func() bool {
+				_, _, metrics := do(t, http.MethodGet, g.admin+"/metrics", "")
+				return strings.Contains(metrics, `pd_verdict="error"`) && !strings.Contains(metrics, want)
+			}, 10*time.Second, 20*time.Millisecond)
 		})
 	}
 }

@@ -34,8 +34,9 @@ type SyntheticProber struct {
 	checks, tokens, bytes metric.Int64Counter
 	registration          metric.Registration
 
-	mu   sync.Mutex
-	last *Report
+	mu     sync.Mutex
+	last   *Report
+	failed bool // the check after it: its ratio is no news any more
 }
 
 // NewSyntheticProber returns a prober that [SyntheticProber.Run] starts.
@@ -63,13 +64,16 @@ func NewSyntheticProber(o SyntheticProberOptions) (*SyntheticProber, error) {
 	c.bytes, errs[2] = m.Int64Counter("pd.reuse.bytes", metric.WithUnit("By"),
 		metric.WithDescription("KV that moved for synthetic probes, where engines count it"))
 	ratio, err := m.Float64ObservableGauge("pd.reuse.ratio", metric.WithUnit("1"),
-		metric.WithDescription("Share of prompt tokens that decode took over in the last check"))
+		metric.WithDescription("Share of prompt tokens that decode took over in the last check; none if that failed"))
 	errs[3] = err
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
 	}
 	c.registration, errs[4] = m.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		if r := c.Last(); r != nil {
+		c.mu.Lock()
+		r, failed := c.last, c.failed
+		c.mu.Unlock()
+		if r != nil && !failed {
 			o.ObserveFloat64(ratio, r.Ratio(), metric.WithAttributes(labels(r)...))
 		}
 		return nil
@@ -108,11 +112,13 @@ func (c *SyntheticProber) Run(ctx context.Context) error {
 			return nil
 		}
 		told := []attribute.KeyValue{attribute.String("pd.verdict", "error")}
+		c.mu.Lock()
+		if c.failed = err != nil; !c.failed {
+			c.last = r
+		}
+		c.mu.Unlock()
 		if err == nil {
 			told = append(labels(r), attribute.String("pd.verdict", string(r.Verdict)))
-			c.mu.Lock()
-			c.last = r
-			c.mu.Unlock()
 			name := metric.WithAttributes(labels(r)...)
 			c.tokens.Add(ctx, r.Reused, name)
 			c.bytes.Add(ctx, r.Bytes, name)
