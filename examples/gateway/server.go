@@ -34,9 +34,6 @@ const (
 func serve(ctx context.Context, f flags, cfg *configuration, log *slog.Logger, signals <-chan os.Signal) (err error) {
 	otlp.LogTo(log)
 	tel, err := newTelemetry(ctx, cfg.gateway.Admin != "", f.trace)
-	if err != nil {
-		return err
-	}
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastSpans)
 		defer cancel()
@@ -44,6 +41,9 @@ func serve(ctx context.Context, f flags, cfg *configuration, log *slog.Logger, s
 			log.Warn("telemetry", "error", otlp.Clean(cerr.Error()))
 		}
 	}()
+	if err != nil {
+		return err
+	}
 	g, err := build(cfg, tel, log)
 	if err != nil {
 		return err

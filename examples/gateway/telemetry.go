@@ -33,14 +33,12 @@ type telemetry struct {
 }
 
 // newTelemetry makes metrics if there is an admin address to read them at, and spans if there is a file to write them
-// to. Both are also sent to where the environment variables of OpenTelemetry's SDK say.
+// to. Both are also sent to where the environment variables of OpenTelemetry's SDK say. What it returns must be closed,
+// also after an error.
 func newTelemetry(ctx context.Context, metrics bool, trace string) (*telemetry, error) {
 	t := &telemetry{}
 	from := otlp.NewResource(ctx, "pdkit-gateway")
-	if err := errors.Join(t.trace(ctx, from, trace), t.measure(ctx, from, metrics)); err != nil {
-		return nil, errors.Join(err, t.close(ctx))
-	}
-	return t, nil
+	return t, errors.Join(t.trace(ctx, from, trace), t.measure(ctx, from, metrics))
 }
 
 // trace makes the provider of spans if there is an exporter for them.

@@ -84,6 +84,16 @@ func TestAWrongVariableOfTelemetryEndsWith1(t *testing.T) {
 	assert.Contains(t, log.String(), "OTEL_TRACES_EXPORTER is wrong; write otlp, console or none")
 }
 
+// What was made for metrics ends, too: the test looks for goroutines that are left.
+func TestAFileOfSpansThatCannotBeOpenedEndsWith1(t *testing.T) {
+	t.Setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", otlptest.Start(t).HTTP+"/v1/metrics")
+	p, d := newEngine(t), newEngine(t)
+	log := &logBuffer{}
+	assert.Equal(t, exitFailed, run([]string{"-config", write(t, gatewayYAML("")+pairYAML("m", p, d, "")), "-trace",
+		filepath.Join(t.TempDir(), "none", "spans.json")}, log, log, nil))
+	assert.Contains(t, log.String(), "trace: the file cannot be opened for writing")
+}
+
 // A collector that takes connections and never responds costs the end a bounded time, and nothing but a warning.
 func TestACollectorThatHangsDoesNotHoldUpTheEnd(t *testing.T) {
 	hanging := make(chan struct{})
@@ -101,7 +111,7 @@ func TestACollectorThatHangsDoesNotHoldUpTheEnd(t *testing.T) {
 	assert.NotContains(t, g.log.String(), "://")
 }
 
-// A collector that is not there costs nothing at all.
+// A collector that is not there costs nothing but a warning.
 func TestACollectorThatIsNotThereIsReported(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

@@ -47,7 +47,8 @@ func NewSpanExporter(ctx context.Context, protocol string) (sdktrace.SpanExporte
 	if kind == "otlp" && s.protocol == GRPC && s.setting("PROTOCOL") == "" {
 		// autoexport's own default is HTTP, and only a variable could change it
 		var o []otlptracegrpc.Option
-		if s.setting("ENDPOINT") == "" { // the exporter's default is TLS, which no collector on this host has
+		if s.setting("ENDPOINT")+s.setting("INSECURE")+s.setting("CERTIFICATE") == "" {
+			// the exporter's own default is TLS, which a collector on this host does not have
 			o = append(o, otlptracegrpc.WithEndpointURL("http://localhost:4317"))
 		}
 		exporter, err = otlptracegrpc.New(ctx, o...)
