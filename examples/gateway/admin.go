@@ -8,6 +8,7 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"net/http/pprof"
 	"net/netip"
 	"strings"
 	"time"
@@ -23,8 +24,15 @@ func (g *gateway) admin() http.Handler {
 		_, _ = w.Write([]byte("ok\n"))
 	})
 	mux.HandleFunc("GET /readyz", g.readyz)
-	mux.HandleFunc("GET /debug/pd", g.debug)
+	mux.HandleFunc("GET /debug/pd", g.forOperators(g.debug))
 	mux.Handle("GET /metrics", g.tel.handler())
+	if g.cfg.Load().pprof {
+		// net/http/pprof registers these with http.DefaultServeMux too, which this program serves nowhere
+		for path, h := range map[string]http.HandlerFunc{"": pprof.Index, "cmdline": pprof.Cmdline,
+			"profile": pprof.Profile, "symbol": pprof.Symbol, "trace": pprof.Trace} {
+			mux.HandleFunc("/debug/pprof/"+path, g.forOperators(h))
+		}
+	}
 	return mux
 }
 
@@ -127,12 +135,19 @@ func (g *gateway) debugs(r *http.Request) bool {
 		host != "" && host == name(g.cfg.Load().gateway.Admin)
 }
 
-func (g *gateway) debug(w http.ResponseWriter, r *http.Request) {
-	if !g.debugs(r) {
-		http.Error(w, "ask for this page by an IP address, by localhost, or by the host of spec.admin",
-			http.StatusForbidden)
-		return
+// forOperators refuses requests whose host operators do not use.
+func (g *gateway) forOperators(h http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if !g.debugs(r) {
+			http.Error(w, "ask for this page by an IP address, by localhost, or by the host of spec.admin",
+				http.StatusForbidden)
+			return
+		}
+		h(w, r)
 	}
+}
+
+func (g *gateway) debug(w http.ResponseWriter, r *http.Request) {
 	models := g.models()
 	ready := g.readiness(r.Context(), models)
 	out := struct {

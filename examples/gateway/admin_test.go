@@ -16,16 +16,44 @@ func TestDebugAnswersNoForeignHost(t *testing.T) {
 	p, d := newEngine(t), newEngine(t)
 	g := start(t, gatewayYAML("")+pairYAML("m", p, d, ""))
 	for path, want := range map[string]int{"/debug/pd": http.StatusForbidden, "/metrics": 200, "/readyz": 200} {
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, g.admin+path, nil)
-		require.NoError(t, err)
-		r.Host, r.Close = "rebound.example:9000", true
-		resp, err := http.DefaultClient.Do(r)
-		require.NoError(t, err)
-		_ = resp.Body.Close()
-		assert.Equal(t, want, resp.StatusCode, path)
+		assert.Equal(t, want, statusFor(t, "rebound.example:9000", g.admin+path), path)
 	}
 	status, _, _ := do(t, http.MethodGet, g.admin+"/debug/pd", "")
 	assert.Equal(t, http.StatusOK, status)
+}
+
+// Profiles are behind a flag, and behind the same check of the host as /debug/pd.
+func TestProfilesAreServedWhereAFlagSaysSo(t *testing.T) {
+	p, d := newEngine(t), newEngine(t)
+	for _, on := range []bool{false, true} {
+		var args []string
+		want, foreign := http.StatusNotFound, http.StatusNotFound
+		if on {
+			args, want, foreign = []string{"-pprof"}, http.StatusOK, http.StatusForbidden
+		}
+		g := start(t, gatewayYAML("")+pairYAML("m", p, d, ""), args...)
+		for _, path := range []string{"", "heap", "goroutine?debug=1", "cmdline", "symbol", "profile?seconds=1",
+			"trace?seconds=0.01"} {
+			path = "/debug/pprof/" + path
+			status, _, _ := do(t, http.MethodGet, g.admin+path, "")
+			assert.Equal(t, want, status, path)
+			assert.Equal(t, foreign, statusFor(t, "rebound.example:9000", g.admin+path), path)
+			status, _, _ = do(t, http.MethodGet, g.client+path, "")
+			assert.Equal(t, http.StatusNotFound, status, "clients never get %s", path)
+		}
+	}
+}
+
+// statusFor asks under a name of the server.
+func statusFor(t *testing.T, host, url string) int {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	require.NoError(t, err)
+	r.Host, r.Close = host, true
+	resp, err := http.DefaultClient.Do(r)
+	require.NoError(t, err)
+	_ = resp.Body.Close()
+	return resp.StatusCode
 }
 
 func TestHostsThatMayAskForDebug(t *testing.T) {

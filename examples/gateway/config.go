@@ -30,6 +30,7 @@ type configuration struct {
 	inspect        time.Duration // period at which engines are asked for what their list lacks; 0: never
 	pick           pick.Policy   // the zero policy takes engines in turn
 	netHTTP        bool          // net/http's client speaks to the engines
+	pprof          bool          // the admin address serves Go's profiles
 }
 
 // note is a remark on a well-formed configuration.

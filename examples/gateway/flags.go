@@ -22,6 +22,7 @@ type flags struct {
 	level                   slog.Level
 	check                   bool
 	trace                   string
+	pprof                   bool
 	syntheticProbe, inspect time.Duration
 	pick                    pick.Policy
 	netHTTP                 bool // net/http's client speaks to the engines
@@ -43,6 +44,7 @@ func parseFlags(args []string, stderr io.Writer) (flags, error) {
 	fs.TextVar(&f.level, "log-level", slog.LevelInfo, "debug, info, warn or error")
 	fs.BoolVar(&f.check, "check", false, "check the configuration, print what it means, and end")
 	fs.StringVar(&f.trace, "trace", "", "write the spans of each request to `FILE` as JSON lines")
+	fs.BoolVar(&f.pprof, "pprof", false, "serve Go's profiles under /debug/pprof/ of the admin address")
 	fs.DurationVar(&f.syntheticProbe, "synthetic-probe", 0,
 		"check at this `PERIOD` that decode engines reuse KV (metric pd_reuse_ratio); 0: never")
 	fs.DurationVar(&f.inspect, "inspect", 0,
@@ -88,6 +90,7 @@ func (f flags) read(data []byte) (*configuration, error) {
 func (f flags) override(cfg *configuration) error {
 	g := &cfg.gateway
 	cfg.syntheticProbe, cfg.inspect, cfg.pick, cfg.netHTTP = f.syntheticProbe, f.inspect, f.pick, f.netHTTP
+	cfg.pprof = f.pprof
 	var errs []error
 	for _, period := range []struct {
 		flag string

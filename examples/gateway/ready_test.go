@@ -37,7 +37,7 @@ func TestAModelWhoseConnectorFailsIsNotReady(t *testing.T) {
 	require.NoError(t, err)
 	var lost atomic.Bool
 	cfg.models[0].Main.KVConnector = stored{cfg.models[0].Main.KVConnector, &lost}
-	tel, err := newTelemetry(false, "")
+	tel, err := newTelemetry(t.Context(), false, "")
 	require.NoError(t, err)
 	g, err := build(cfg, tel, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)

@@ -14,6 +14,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/pdkit/pdkit/examples/otlp"
 )
 
 // Limits of a client's connection. There is none on a whole response: the flow bounds each of its silences and writes.
@@ -23,24 +25,25 @@ const (
 	idleTimeout    = 120 * time.Second
 	maxHeaderBytes = 64 << 10
 	lastPatience   = 2 * time.Second // with what finds engines, at the program's end
-	// for responses that are through, and spans that are not written yet, after the drain
-	lastWords = time.Second
+	lastWords      = time.Second     // for responses that are through, after the drain
+	lastSpans      = 5 * time.Second // for spans and metrics that are not sent yet, at the program's end
 )
 
 // serve serves until a signal asks it to end, then drains; a second signal cuts what still runs. SIGHUP is none of
 // these: it reads the configuration again.
 func serve(ctx context.Context, f flags, cfg *configuration, log *slog.Logger, signals <-chan os.Signal) (err error) {
-	tel, err := newTelemetry(cfg.gateway.Admin != "", f.trace)
+	otlp.LogTo(log)
+	tel, err := newTelemetry(ctx, cfg.gateway.Admin != "", f.trace)
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastSpans)
+		defer cancel()
+		if cerr := tel.close(ctx); cerr != nil {
+			log.Warn("telemetry", "error", otlp.Clean(cerr.Error()))
+		}
+	}()
 	if err != nil {
 		return err
 	}
-	defer func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWords)
-		defer cancel()
-		if cerr := tel.close(ctx); cerr != nil {
-			log.Warn("telemetry", "error", cerr)
-		}
-	}()
 	g, err := build(cfg, tel, log)
 	if err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -16,8 +17,10 @@ import (
 	"go.opentelemetry.io/otel/exporters/stdout/stdouttrace"
 	"go.opentelemetry.io/otel/metric"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
+	"github.com/pdkit/pdkit/examples/otlp"
 	"github.com/pdkit/pdkit/pdflow"
 )
 
@@ -30,33 +33,71 @@ type telemetry struct {
 }
 
 // newTelemetry makes metrics if there is an admin address to read them at, and spans if there is a file to write them
-// to.
-func newTelemetry(metrics bool, trace string) (*telemetry, error) {
+// to. Both are also sent to where the environment variables of OpenTelemetry's SDK say. What it returns must be closed,
+// also after an error.
+func newTelemetry(ctx context.Context, metrics bool, trace string) (*telemetry, error) {
 	t := &telemetry{}
-	if metrics {
+	from := otlp.NewResource(ctx, "pdkit-gateway")
+	return t, errors.Join(t.trace(ctx, from, trace), t.measure(ctx, from, metrics))
+}
+
+// trace makes the provider of spans if there is an exporter for them.
+func (t *telemetry) trace(ctx context.Context, from *resource.Resource, file string) error {
+	var exporters []sdktrace.SpanExporter
+	if file != "" {
+		var err error
+		if t.file, err = os.OpenFile(file, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600); err != nil {
+			return errors.New("trace: the file cannot be opened for writing")
+		}
+		exporter, err := stdouttrace.New(stdouttrace.WithWriter(t.file))
+		if err != nil {
+			return fmt.Errorf("trace: %w", err)
+		}
+		exporters = append(exporters, exporter)
+	}
+	sender, err := otlp.NewSpanExporter(ctx, otlp.HTTP)
+	if err != nil {
+		return err
+	}
+	if sender != nil {
+		exporters = append(exporters, sender)
+	}
+	if len(exporters) == 0 {
+		return nil
+	}
+	opts := []sdktrace.TracerProviderOption{sdktrace.WithResource(from)}
+	for _, e := range exporters {
+		opts = append(opts, sdktrace.WithBatcher(e))
+	}
+	t.tracers = sdktrace.NewTracerProvider(opts...)
+	return nil
+}
+
+// measure makes the provider of metrics if there is someone to read them.
+func (t *telemetry) measure(ctx context.Context, from *resource.Resource, serve bool) error {
+	opts := []sdkmetric.Option{sdkmetric.WithResource(from)}
+	if serve {
 		t.registry = prometheus.NewRegistry()
 		t.registry.MustRegister(collectors.NewGoCollector(),
 			collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 		exporter, err := otelprometheus.New(otelprometheus.WithRegisterer(t.registry),
 			otelprometheus.WithoutScopeInfo(), otelprometheus.WithoutTargetInfo())
 		if err != nil {
-			return nil, fmt.Errorf("metrics: %w", err)
+			return fmt.Errorf("metrics: %w", err)
 		}
-		t.meters = sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter))
+		opts = append(opts, sdkmetric.WithReader(exporter))
 	}
-	if trace == "" {
-		return t, nil
-	}
-	file, err := os.OpenFile(trace, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	sender, err := otlp.NewMetricReader(ctx)
 	if err != nil {
-		return nil, errors.New("trace: the file cannot be opened for writing")
+		return err
 	}
-	exporter, err := stdouttrace.New(stdouttrace.WithWriter(file))
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("trace: %w", err), file.Close())
+	if sender != nil {
+		opts = append(opts, sdkmetric.WithReader(sender))
 	}
-	t.file, t.tracers = file, sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter))
-	return t, nil
+	if len(opts) > 1 {
+		t.meters = sdkmetric.NewMeterProvider(opts...)
+	}
+	return nil
 }
 
 // options are the flow's options for the providers that there are.
@@ -100,14 +141,20 @@ func (t *telemetry) handler() http.Handler {
 	return promhttp.HandlerFor(t.registry, promhttp.HandlerOpts{})
 }
 
-// close writes what is still in memory.
+// close writes and sends what is still in memory, until ctx ends.
 func (t *telemetry) close(ctx context.Context) error {
-	var errs []error
+	var spans, metrics error
+	var wg sync.WaitGroup
+	// side by side: a collector that takes no spans must not use up the time of the metrics
 	if t.tracers != nil {
-		errs = append(errs, t.tracers.Shutdown(ctx), t.file.Close())
+		wg.Go(func() { spans = t.tracers.Shutdown(ctx) })
 	}
 	if t.meters != nil {
-		errs = append(errs, t.meters.Shutdown(ctx))
+		wg.Go(func() { metrics = t.meters.Shutdown(ctx) })
 	}
-	return errors.Join(errs...)
+	wg.Wait()
+	if t.file != nil {
+		spans = errors.Join(spans, t.file.Close())
+	}
+	return errors.Join(spans, metrics)
 }

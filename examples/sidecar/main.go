@@ -23,6 +23,7 @@ import (
 	"time"
 
 	_ "github.com/pdkit/pdkit/connector/all" // the connectors that a flag may name
+	"github.com/pdkit/pdkit/examples/otlp"
 )
 
 const (
@@ -55,7 +56,8 @@ func run(ctx context.Context, args []string, getenv func(string) string, stderr 
 		form = slog.NewJSONHandler(stderr, &slog.HandlerOptions{Level: f.level})
 	}
 	log := slog.New(form)
-	tel, err := newTelemetry(f, getenv, stderr)
+	otlp.LogTo(log)
+	tel, err := newTelemetry(ctx, f, getenv, stderr)
 	if err != nil {
 		fmt.Fprintln(stderr, "sidecar:", err)
 		return exitFailed

@@ -14,13 +14,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"go.opentelemetry.io/otel/attribute"
 	otelprometheus "go.opentelemetry.io/otel/exporters/prometheus"
 	"go.opentelemetry.io/otel/exporters/stdout/stdouttrace"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
-	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
+	"github.com/pdkit/pdkit/examples/otlp"
 	"github.com/pdkit/pdkit/pdflow"
 )
 
@@ -31,7 +30,7 @@ type telemetry struct {
 	tracers  *sdktrace.TracerProvider
 }
 
-func newTelemetry(f *flags, getenv func(string) string, out io.Writer) (*telemetry, error) {
+func newTelemetry(ctx context.Context, f *flags, getenv func(string) string, out io.Writer) (*telemetry, error) {
 	t := &telemetry{}
 	if f.metrics != "" {
 		t.registry = prometheus.NewRegistry()
@@ -47,25 +46,36 @@ func newTelemetry(f *flags, getenv func(string) string, out io.Writer) (*telemet
 	if !f.tracing {
 		return t, nil
 	}
-	// The variables and defaults are those of llm-d-router ebab6879, pkg/common/observability/tracing.
-	if kind := getenv("OTEL_TRACES_EXPORTER"); kind != "" && kind != "console" {
-		f.warn("--tracing: spans are not sent, since there is no exporter but OTEL_TRACES_EXPORTER=console; traces " +
-			"go on to the engines")
-		return t, nil
-	}
-	exporter, err := stdouttrace.New(stdouttrace.WithWriter(out))
+	exporter, err := newSpanExporter(ctx, f, getenv("OTEL_TRACES_EXPORTER"), out)
 	if err != nil {
 		return nil, fmt.Errorf("--tracing: %w", err)
+	}
+	if exporter == nil {
+		return t, nil
 	}
 	ratio, err := strconv.ParseFloat(cmp.Or(getenv("OTEL_TRACES_SAMPLER_ARG"), "0.1"), 64)
 	if err != nil {
 		ratio = 0.1
 	}
-	name := cmp.Or(getenv("OTEL_SERVICE_NAME"), "pdkit-sidecar")
 	t.tracers = sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter),
 		sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.TraceIDRatioBased(ratio))),
-		sdktrace.WithResource(resource.NewSchemaless(attribute.String("service.name", name))))
+		sdktrace.WithResource(otlp.NewResource(ctx, "pdkit-sidecar")))
 	return t, nil
+}
+
+// newSpanExporter makes the exporter of OTEL_TRACES_EXPORTER, or nil for one that is not here. The variables and
+// defaults are those of llm-d-router ebab6879, pkg/common/observability/tracing: spans go to the log unless otlp is
+// asked for, and OTLP is gRPC.
+func newSpanExporter(ctx context.Context, f *flags, kind string, out io.Writer) (sdktrace.SpanExporter, error) {
+	switch kind {
+	case "", "console":
+		return stdouttrace.New(stdouttrace.WithWriter(out))
+	case "otlp":
+		return otlp.NewSpanExporter(ctx, otlp.GRPC)
+	}
+	f.warn("--tracing: spans are not sent, since OTEL_TRACES_EXPORTER is neither otlp nor console; traces go on to " +
+		"the engines")
+	return nil, nil
 }
 
 // options are the flow's options for the providers that exist.

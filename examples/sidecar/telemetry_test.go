@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/tidwall/gjson"
 
+	"github.com/pdkit/pdkit/examples/otlp/otlptest"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
@@ -62,11 +63,20 @@ func TestWithoutAPortThereAreNoMetrics(t *testing.T) {
 	assert.NotContains(t, x.log.String(), "msg=metrics")
 }
 
+// setenv sets variables that the exporters read, too, and returns them.
+func setenv(t *testing.T, env map[string]string) map[string]string {
+	t.Helper()
+	for name, value := range env {
+		t.Setenv(name, value)
+	}
+	return env
+}
+
 // The console is also llm-d's exporter, unless OTEL_TRACES_EXPORTER names another.
 func TestSpansAreWritten(t *testing.T) {
 	for share, want := range map[string]int{"1": 1, "0": 0} {
-		p, _, x := pair(t, enginesim.Config{}, enginesim.Config{},
-			map[string]string{"OTEL_TRACES_SAMPLER_ARG": share, "OTEL_SERVICE_NAME": "routing-proxy"}, "--tracing")
+		p, _, x := pair(t, enginesim.Config{}, enginesim.Config{}, setenv(t, map[string]string{
+			"OTEL_TRACES_SAMPLER_ARG": share, "OTEL_SERVICE_NAME": "routing-proxy"}), "--tracing")
 		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
 			completion(0, false), header, hostPort(t, p.URL()))
 		require.Equal(t, http.StatusOK, status)
@@ -83,12 +93,68 @@ func TestSpansAreWritten(t *testing.T) {
 	}
 }
 
+// These are variables of llm-d's charts: they name no protocol, since llm-d's sidecar knows only gRPC.
+func TestSpansAreSentToACollector(t *testing.T) {
+	for name, c := range map[string]struct {
+		url  func(*otlptest.Collector) string
+		env  map[string]string
+		want string // the service's name
+	}{
+		"over gRPC": {func(c *otlptest.Collector) string { return c.GRPC }, map[string]string{}, "pdkit-sidecar"},
+		"over HTTP": {func(c *otlptest.Collector) string { return c.HTTP }, map[string]string{
+			"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf", "OTEL_SERVICE_NAME": "routing-proxy"}, "routing-proxy"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			collector := otlptest.Start(t)
+			c.env["OTEL_TRACES_EXPORTER"], c.env["OTEL_TRACES_SAMPLER_ARG"] = "otlp", "1"
+			c.env["OTEL_EXPORTER_OTLP_ENDPOINT"] = c.url(collector)
+			p, _, x := pair(t, enginesim.Config{}, enginesim.Config{}, setenv(t, c.env), "--tracing")
+			status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+				completion(0, false), header, hostPort(t, p.URL()))
+			require.Equal(t, http.StatusOK, status)
+			require.Equal(t, exitOK, x.stop(), "what is in memory is sent at the end")
+			spans := collector.Spans()
+			request := spans["pd.request"]
+			require.NotNil(t, request.Span)
+			for _, leg := range []string{"pd.prefill", "pd.decode"} {
+				require.NotNil(t, spans[leg].Span, leg)
+				assert.Equal(t, request.SpanId, spans[leg].ParentSpanId, leg)
+				assert.Equal(t, c.want, spans[leg].Service, leg)
+			}
+			assert.NotContains(t, x.log.String(), "pd.prefill", "they are not in the log as well")
+			assert.Empty(t, collector.Metrics(), "llm-d's sidecar sends none")
+		})
+	}
+}
+
+// Without --tracing the variables do nothing, as in llm-d: an endpoint in all pods of a cluster is no wish for spans.
+func TestNoSpansAreMadeWithoutTheFlag(t *testing.T) {
+	c := otlptest.Start(t)
+	p, _, x := pair(t, enginesim.Config{}, enginesim.Config{}, setenv(t, map[string]string{
+		"OTEL_TRACES_EXPORTER": "otlp", "OTEL_TRACES_SAMPLER_ARG": "1", "OTEL_EXPORTER_OTLP_ENDPOINT": c.GRPC}))
+	status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
+		completion(0, false), header, hostPort(t, p.URL()))
+	require.Equal(t, http.StatusOK, status)
+	require.Equal(t, exitOK, x.stop())
+	assert.Empty(t, c.Spans())
+}
+
+func TestAnEndpointThatIsNoURLEndsWith1(t *testing.T) {
+	env := setenv(t, map[string]string{"OTEL_TRACES_EXPORTER": "otlp",
+		"OTEL_EXPORTER_OTLP_ENDPOINT": "http://user:s3cret@[::1"})
+	var said logBuffer
+	assert.Equal(t, exitFailed, run(t.Context(), []string{"--port=0", "--prefillers=p:1", "--tracing"},
+		func(name string) string { return env[name] }, &said))
+	assert.Contains(t, said.String(), "--tracing: OTEL_EXPORTER_OTLP_ENDPOINT is no URL")
+	assert.NotContains(t, said.String(), "s3cret")
+}
+
 // A request's trace context reaches both engines, whether the sidecar makes spans or not.
 func TestATraceGoesOnToTheEngines(t *testing.T) {
 	const trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	for name, args := range map[string][]string{"without spans": nil,
-		"with an exporter that is not here": {"--tracing"}} {
-		p, d, x := pair(t, enginesim.Config{}, enginesim.Config{}, map[string]string{"OTEL_TRACES_EXPORTER": "otlp"},
+		"with an exporter that is not known": {"--tracing"}} {
+		p, d, x := pair(t, enginesim.Config{}, enginesim.Config{}, map[string]string{"OTEL_TRACES_EXPORTER": "zipkin"},
 			args...)
 		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
 			completion(0, false), header, hostPort(t, p.URL()), "traceparent", trace)
