@@ -101,6 +101,12 @@ func (g *gateway) buildModel(ms *modelServer, before []*pool) (*model, error) {
 		engines.release()
 		return nil, err
 	}
+	opts := append(g.tel.options(), pdflow.WithMaxBody(cfg.gateway.MaxBodyBytes), pdflow.WithBudget(g.budget),
+		pdflow.WithObserver(m.pool.answers()), pdflow.WithLogger(m.probes.log),
+		pdflow.WithMetricAttributes(attribute.String("gen_ai.request.model", ms.Model())))
+	if cfg.genAI != "" {
+		opts = append(opts, pdflow.WithGenAI(cfg.genAI))
+	}
 	m.flows, err = ms.Flows(picker, &modelserver.FlowOptions{
 		Transport: func(connect time.Duration) http.RoundTripper {
 			if connect == main {
@@ -109,9 +115,7 @@ func (g *gateway) buildModel(ms *modelServer, before []*pool) (*model, error) {
 			return nil // connectors that differ have one of their own
 		},
 		NetHTTP: cfg.netHTTP,
-		Options: append(g.tel.options(), pdflow.WithMaxBody(cfg.gateway.MaxBodyBytes), pdflow.WithBudget(g.budget),
-			pdflow.WithObserver(m.pool.answers()), pdflow.WithLogger(m.probes.log),
-			pdflow.WithMetricAttributes(attribute.String("gen_ai.request.model", ms.Model()))),
+		Options: opts,
 	})
 	if err != nil {
 		m.release()

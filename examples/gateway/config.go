@@ -31,6 +31,7 @@ type configuration struct {
 	pick           pick.Policy   // the zero policy takes engines in turn
 	netHTTP        bool          // net/http's client speaks to the engines
 	pprof          bool          // the admin address serves Go's profiles
+	genAI          string        // gen_ai.provider.name of metrics by those conventions; "": none
 }
 
 // note is a remark on a well-formed configuration.

@@ -23,6 +23,7 @@ type flags struct {
 	check                   bool
 	trace                   string
 	pprof                   bool
+	genAI                   string
 	syntheticProbe, inspect time.Duration
 	pick                    pick.Policy
 	netHTTP                 bool // net/http's client speaks to the engines
@@ -45,6 +46,8 @@ func parseFlags(args []string, stderr io.Writer) (flags, error) {
 	fs.BoolVar(&f.check, "check", false, "check the configuration, print what it means, and end")
 	fs.StringVar(&f.trace, "trace", "", "write the spans of each request to `FILE` as JSON lines")
 	fs.BoolVar(&f.pprof, "pprof", false, "serve Go's profiles under /debug/pprof/ of the admin address")
+	fs.StringVar(&f.genAI, "gen-ai", "", "also record metrics by OpenTelemetry's conventions for generative AI, "+
+		"with `PROVIDER` as gen_ai.provider.name: vllm, sglang …")
 	fs.DurationVar(&f.syntheticProbe, "synthetic-probe", 0,
 		"check at this `PERIOD` that decode engines reuse KV (metric pd_reuse_ratio); 0: never")
 	fs.DurationVar(&f.inspect, "inspect", 0,
@@ -90,7 +93,7 @@ func (f flags) read(data []byte) (*configuration, error) {
 func (f flags) override(cfg *configuration) error {
 	g := &cfg.gateway
 	cfg.syntheticProbe, cfg.inspect, cfg.pick, cfg.netHTTP = f.syntheticProbe, f.inspect, f.pick, f.netHTTP
-	cfg.pprof = f.pprof
+	cfg.pprof, cfg.genAI = f.pprof, f.genAI
 	var errs []error
 	for _, period := range []struct {
 		flag string

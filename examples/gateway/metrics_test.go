@@ -184,3 +184,17 @@ func TestPrefillsThatRanOnAreCounted(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 	g.sample(`pd_prefills_ran_on_total\{gen_ai_request_model="tiny",pd_connector="mooncake"\}`)
 }
+
+func TestMetricsOfTheConventionsForGenerativeAI(t *testing.T) {
+	p, d := startPair(t)
+	g := start(t, gatewayYAML("")+nixlYAML(p, d), "-gen-ai", "vllm")
+	status, _, body := do(t, http.MethodPost, g.client+"/v1/completions",
+		`{"model":"tiny","prompt":"hi","max_tokens":4,"stream":true,"stream_options":{"include_usage":true}}`)
+	require.Equal(t, http.StatusOK, status, body)
+	const of = `gen_ai_operation_name="text_completion",gen_ai_provider_name="vllm",gen_ai_request_model="tiny"`
+	for _, name := range []string{"gen_ai_server_request_duration_seconds_count",
+		"gen_ai_server_time_to_first_token_seconds_count", "gen_ai_server_time_per_output_token_seconds_count"} {
+		g.sample(name + `\{` + of + `\}`)
+	}
+	g.sample(`gen_ai_client_inference_usage_output_tokens_total\{` + of + `,gen_ai_token_modality="unknown"\}`)
+}

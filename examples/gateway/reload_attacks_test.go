@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/pprof"
 	"strings"
 	"syscall"
 	"testing"
@@ -108,8 +109,13 @@ func TestManyReloadsLeaveNothingBehind(t *testing.T) {
 	again := send(t, p.client+"/v1/completions", func(int64) string { return completion }, 200)
 	storm()
 	assert.Empty(t, append(tr.end(), again.end()...), "of %d\n%s", tr.sent.Load()+again.sent.Load(), p.log)
-	require.Eventually(t, func() bool { return runtime.NumGoroutine() <= goroutines+20 && open() <= files+20 },
-		15*time.Second, 50*time.Millisecond)
+	if !assert.Eventually(t, func() bool { return runtime.NumGoroutine() <= goroutines+20 && open() <= files+20 },
+		15*time.Second, 50*time.Millisecond) {
+		var stacks strings.Builder
+		_ = pprof.Lookup("goroutine").WriteTo(&stacks, 1)
+		t.Fatalf("goroutines %d, were %d; files %d, were %d\n%.6000s", runtime.NumGoroutine(), goroutines, open(), files,
+			stacks.String())
+	}
 	ended := strings.Count(p.log.String(), `msg="a ModelServer ends"`)
 	served := strings.Count(p.log.String(), `msg="a ModelServer is served"`)
 	assert.Positive(t, ended)
