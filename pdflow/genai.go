@@ -45,7 +45,8 @@ func newGenAI(m metric.Meter, provider string) (*genAI, error) {
 	g.perToken = hist("gen_ai.server.time_per_output_token", "Streams, by each token after the first", genAIPerToken)
 	g.input = count("gen_ai.client.inference.usage.input_tokens", "Prompt tokens")
 	g.output = count("gen_ai.client.inference.usage.output_tokens", "Generated tokens")
-	g.cached = count("gen_ai.client.inference.usage.cache_read.input_tokens", "Prompt tokens that prefill had in its cache")
+	g.cached = count("gen_ai.client.inference.usage.cache_read.input_tokens",
+		"Prompt tokens that prefill had in its cache")
 	return g, errors.Join(errs...)
 }
 

@@ -73,8 +73,8 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// accept finds the flow for a request, and has it run. serve sends the response, since a stream keeps all the stack that
-// was needed until then.
+// accept finds the flow for a request, and has it run. serve sends the response, since a stream keeps all the stack
+// that was needed until then.
 func (f *front) accept(w http.ResponseWriter, r *http.Request, id string, held *holding) (*Response, *Error) {
 	api := connector.APIOf(r.URL.Path)
 	refused := &Refusal{RequestID: id, API: api}

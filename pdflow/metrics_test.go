@@ -40,7 +40,7 @@ func (b *book) write(name string, set attribute.Set, v float64) {
 	var labels []string
 	for _, kv := range set.ToSlice() {
 		if kv.Key != "pd.connector" {
-			labels = append(labels, string(kv.Key)+"="+kv.Value.Emit())
+			labels = append(labels, string(kv.Key)+"="+kv.Value.String())
 		}
 	}
 	b.mu.Lock()
@@ -184,7 +184,8 @@ func TestTimesOfTokensAreThoseOfStreams(t *testing.T) {
 	x = script(t, &fake{more: handsOver}, p, stream(pause,
 		`{"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}`,
 		`{"choices":[{"delta":{"content":"a"}}]}`, `{"choices":[{"delta":{"content":"b"}}]}`,
-		`{"choices":[{"delta":{"content":"c"},"finish_reason":"stop"}]}`, `{"choices":[],"usage":{"completion_tokens":3}}`),
+		`{"choices":[{"delta":{"content":"c"},"finish_reason":"stop"}]}`,
+		`{"choices":[],"usage":{"completion_tokens":3}}`),
 		pdflow.WithMeterProvider(b))
 	x.one(t, completion("hi", `"stream":true`))
 	first := b.of("pd.time_to_first_chunk pd.mode=disaggregated")

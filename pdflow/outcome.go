@@ -80,8 +80,8 @@ type Outcome struct {
 	Retry string
 }
 
-// Observer sees attempts and their legs begin and end, and requests that are refused before; a function may be nil. Calls come from the requests' own
-// goroutines and must be quick. What it is given must not be changed.
+// Observer sees attempts and their legs begin and end, and requests that are refused before; a function may be nil.
+// Calls come from the requests' own goroutines and must be quick. What it is given must not be changed.
 type Observer struct {
 	SessionStart func(ctx context.Context, s *connector.Session) // an attempt begins
 	// SessionEnd comes when the client's response is through, so a reader of outcomes has to wait for it a moment

@@ -36,6 +36,8 @@ func (r *refusedOnes) observer() pdflow.Observer {
 // Each request that is refused before a flow has it is counted, logged and shown once, and no text has what the client
 // wrote.
 func TestRefusedRequestsAreTold(t *testing.T) {
+	const unknown = `{"model":"no","prompt":"secret"}`
+	large := strings.Repeat("x", 2000)
 	for name, c := range map[string]struct {
 		path, contentType, body string
 		status                  int
@@ -45,8 +47,8 @@ func TestRefusedRequestsAreTold(t *testing.T) {
 		"a path that is none":  {"/v1/nowhere", "application/json", `{}`, 404, "unknown", ""},
 		"no JSON":              {"/v1/completions", "application/json", `{"prompt":"secret`, 400, "completions", ""},
 		"a media type":         {"/v1/completions", "image/png", `{"prompt":"secret"}`, 415, "completions", ""},
-		"too large":            {"/v1/completions", "application/json", strings.Repeat("x", 2000), 413, "completions", ""},
-		"a model that is none": {"/v1/completions", "application/json", `{"model":"no","prompt":"secret"}`, 404, "completions", "no"},
+		"too large":            {"/v1/completions", "application/json", large, 413, "completions", ""},
+		"a model that is none": {"/v1/completions", "application/json", unknown, 404, "completions", "no"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, seen, lines := newBook(), &refusedOnes{}, &bytes.Buffer{}

@@ -62,7 +62,7 @@ func (n *node) SetAttributes(kv ...attribute.KeyValue) {
 	n.tree.mu.Lock()
 	defer n.tree.mu.Unlock()
 	for _, a := range kv {
-		n.attributes[string(a.Key)] = a.Value.Emit()
+		n.attributes[string(a.Key)] = a.Value.String()
 	}
 }
 

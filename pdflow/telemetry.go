@@ -358,7 +358,8 @@ func (a *attempt) legStarted(ctx context.Context, leg LegKind) context.Context {
 	}
 	a.begun[i] = true
 	if t := a.f.tel; t.tracer != nil {
-		ctx, a.span[i] = t.tracer.Start(ctx, t.spanName(t.connector, string(leg)), trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
+		name, kind := t.spanName(t.connector, string(leg)), trace.WithSpanKind(trace.SpanKindClient)
+		ctx, a.span[i] = t.tracer.Start(ctx, name, kind, trace.WithAttributes(
 			attribute.String("pd.leg", string(leg)), attribute.String("pd.connector", a.f.name),
 			attribute.String("pd.session_id", a.s.ID),
 			attribute.String("pd.endpoint", ep), attribute.String("pd.pair", a.s.Prefill.ID+" "+

@@ -88,7 +88,8 @@ func TestMetricsOfEngines(t *testing.T) {
 	g.sample(`pd_engine_kv_transfer_duration_seconds_total\{` + of + `\}`)
 	g.sample(`pd_engine_prompt_tokens_total\{` + of + `,pd_source="taken"\}`)
 	_, _, page := do(t, http.MethodGet, g.admin+"/metrics", "")
-	for _, series := range []string{"pd_engine_requests_running{" + of + "} 0", "pd_engine_requests_waiting{" + of + "} 0",
+	for _, series := range []string{"pd_engine_requests_running{" + of + "} 0",
+		"pd_engine_requests_waiting{" + of + "} 0",
 		"pd_engine_kv_failures_total{" + of + "} 0", "pd_engine_kv_expired_total{" + of + "} 0"} {
 		assert.Contains(t, page, series)
 	}
@@ -140,7 +141,8 @@ func TestASecondPrefillIsCounted(t *testing.T) {
 	yaml = strings.Replace(yaml, "  kvConnector: {", "  kvConnector: {retry: {hedge: 20ms, budget: 1}, ", 1)
 	g := start(t, gatewayYAML("")+yaml)
 	for range 4 { // some of them are sent to the slow one first
-		status, _, body := do(t, http.MethodPost, g.client+"/v1/completions", `{"model":"tiny","prompt":"hi","max_tokens":2}`)
+		status, _, body := do(t, http.MethodPost, g.client+"/v1/completions",
+			`{"model":"tiny","prompt":"hi","max_tokens":2}`)
 		require.Equal(t, http.StatusOK, status, body)
 	}
 	g.sample(`pd_hedges_total\{gen_ai_request_model="tiny",pd_connector="nixl",pd_reason="won"\}`)
@@ -151,7 +153,8 @@ func TestReleasedHandoffsAreCounted(t *testing.T) {
 	p, d := startPair(t)
 	g := start(t, gatewayYAML("")+nixlYAML(p, d))
 	d.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: 400, Leg: enginesim.LegDecode, Count: 1})
-	status, _, body := do(t, http.MethodPost, g.client+"/v1/completions", `{"model":"tiny","prompt":"hi","max_tokens":2}`)
+	status, _, body := do(t, http.MethodPost, g.client+"/v1/completions",
+		`{"model":"tiny","prompt":"hi","max_tokens":2}`)
 	require.Equal(t, http.StatusBadRequest, status, body)
 	g.sample(`pd_handoffs_released_total\{gen_ai_request_model="tiny",pd_connector="nixl"\}`)
 }
@@ -162,7 +165,8 @@ func TestPrefillsThatRanOnAreCounted(t *testing.T) {
 		enginesim.Config{Connector: "mooncake"})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
-	yaml := strings.Replace(nixlYAML(p, d), "{type: NixlConnector, config: {leaseDuration: 30s}}", "{type: mooncake}", 1)
+	yaml := strings.Replace(nixlYAML(p, d), "{type: NixlConnector, config: {leaseDuration: 30s}}", "{type: mooncake}",
+		1)
 	yaml = strings.Replace(yaml, "role: prefill", "role: prefill, attributes: {bootstrapURL: "+
 		strconv.Quote(p.Bootstrap())+"}", 1)
 	g := start(t, gatewayYAML("")+yaml)

@@ -41,7 +41,7 @@ var (
 
 // scrape notes the metrics of a gateway that is about to end.
 func scrape(admin string) {
-	resp, err := http.Get(admin + "/metrics") //nolint:noctx // of a gateway in this process
+	resp, err := http.Get(admin + "/metrics")
 	if err != nil {
 		return // it has no admin address, or has ended by itself
 	}
@@ -141,7 +141,8 @@ func (d documented) Run() int {
 			"want:\n%s\nhave:\n%s", metricsPage, want, have)
 		return 1
 	}
-	if err := os.WriteFile(metricsPage, []byte(before+tableBegin+want+tableEnd+after), 0o644); err != nil { //nolint:gosec
+	page = []byte(before + tableBegin + want + tableEnd + after)
+	if err := os.WriteFile(metricsPage, page, 0o644); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}

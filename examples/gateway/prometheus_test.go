@@ -115,7 +115,8 @@ func watchedBy(t *testing.T, admin string) (firing func() []string) {
 	scaled = regexp.MustCompile(`\[\d+[mh]\]`).ReplaceAllString(scaled, "[4s]")
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "rules.yaml"), []byte(scaled), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "prometheus.yml"), fmt.Appendf(nil,
-		"global: {scrape_interval: 500ms, scrape_timeout: 500ms, evaluation_interval: 500ms}\nrule_files: [rules.yaml]\n"+
+		"global: {scrape_interval: 500ms, scrape_timeout: 500ms, evaluation_interval: 500ms}\n"+
+			"rule_files: [rules.yaml]\n"+
 			"scrape_configs: [{job_name: pdkit, static_configs: [{targets: [%q]}]}]\n",
 		strings.TrimPrefix(admin, "http://")), 0o600))
 	port, err := kubetest.FreePorts(1)
@@ -142,7 +143,8 @@ func watchedBy(t *testing.T, admin string) (firing func() []string) {
 		var up struct {
 			Data struct{ Result []struct{ Value []any } }
 		}
-		return get("/api/v1/query?query=up", &up) == nil && len(up.Data.Result) == 1 && up.Data.Result[0].Value[1] == "1"
+		return get("/api/v1/query?query=up", &up) == nil && len(up.Data.Result) == 1 &&
+			up.Data.Result[0].Value[1] == "1"
 	}, 30*time.Second, 100*time.Millisecond, "%s", log)
 	return func() []string {
 		var out struct {
@@ -179,7 +181,7 @@ func TestAlertsOfARealPrometheus(t *testing.T) {
 			case <-time.After(20 * time.Millisecond):
 			}
 			body := fmt.Sprintf(`{"model":"tiny","prompt":"some words %d","max_tokens":3,"stream":%t}`, i, i%2 == 0)
-			resp, err := http.Post(g.client+"/v1/completions", "application/json", strings.NewReader(body)) //nolint:noctx
+			resp, err := http.Post(g.client+"/v1/completions", "application/json", strings.NewReader(body))
 			if err == nil {
 				_ = resp.Body.Close()
 			}

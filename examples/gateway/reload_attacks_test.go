@@ -113,8 +113,8 @@ func TestManyReloadsLeaveNothingBehind(t *testing.T) {
 		15*time.Second, 50*time.Millisecond) {
 		var stacks strings.Builder
 		_ = pprof.Lookup("goroutine").WriteTo(&stacks, 1)
-		t.Fatalf("goroutines %d, were %d; files %d, were %d\n%.6000s", runtime.NumGoroutine(), goroutines, open(), files,
-			stacks.String())
+		t.Fatalf("goroutines %d, were %d; files %d, were %d\n%.6000s", runtime.NumGoroutine(), goroutines, open(),
+			files, stacks.String())
 	}
 	ended := strings.Count(p.log.String(), `msg="a ModelServer ends"`)
 	served := strings.Count(p.log.String(), `msg="a ModelServer is served"`)

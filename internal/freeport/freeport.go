@@ -34,7 +34,7 @@ func One() (string, error) {
 func free(port, n int) bool {
 	for i := range n {
 		for _, host := range []string{"", "127.0.0.1"} { // who listens at one of them need not be in the other's way
-			ln, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port+i))) //nolint:noctx // closed at once
+			ln, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port+i)))
 			if err != nil {
 				return false
 			}
