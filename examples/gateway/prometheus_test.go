@@ -99,7 +99,10 @@ func TestTheRunbookAndTheRulesAreOfOnePiece(t *testing.T) {
 		}
 		return false
 	}
-	for _, name := range append(metrics, regexp.MustCompile(`\bpd_\w+`).FindAllString(string(runbook), -1)...) {
+	troubleshooting, err := os.ReadFile("../../docs/troubleshooting.md")
+	require.NoError(t, err)
+	pages := string(runbook) + string(troubleshooting)
+	for _, name := range append(metrics, regexp.MustCompile(`\bpd_\w+`).FindAllString(pages, -1)...) {
 		assert.True(t, documented(name), "docs/metrics.md has no %s", name)
 	}
 }

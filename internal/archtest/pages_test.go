@@ -5,6 +5,7 @@ package archtest
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -38,6 +39,27 @@ func TestChoosingKnowsEachConnectorAndItsVersions(t *testing.T) {
 	}
 	assert.Len(t, rows, known, "docs/choosing.md and the README list the same connectors")
 	require.Greater(t, known, 10)
+}
+
+// docs/troubleshooting.md has a row for each code of an error.
+func TestTroubleshootingKnowsEachErrorCode(t *testing.T) {
+	source, err := os.ReadFile(filepath.Join(root, "pdflow", "errors.go"))
+	require.NoError(t, err)
+	page, err := os.ReadFile(filepath.Join(root, "docs", "troubleshooting.md"))
+	require.NoError(t, err)
+	_, table, found := strings.Cut(string(page), "| code | status |")
+	require.True(t, found)
+	var codes, rows []string
+	for _, m := range regexp.MustCompile(`Code = "(\w+)"`).FindAllStringSubmatch(string(source), -1) {
+		codes = append(codes, m[1])
+	}
+	for line := range strings.Lines(table) {
+		if cell, _, row := strings.Cut(strings.TrimPrefix(line, "| "), " | "); row && strings.HasPrefix(cell, "`") {
+			rows = append(rows, strings.Split(strings.ReplaceAll(cell, "`", ""), ", ")...)
+		}
+	}
+	require.Greater(t, len(codes), 20)
+	assert.ElementsMatch(t, codes, rows)
 }
 
 // Every public package of the root module has an Example that runs.
