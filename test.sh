@@ -12,7 +12,7 @@
 #   vulnerable  govulncheck: no vulnerability that is known today is reachable from any module
 #   release     a release in a clone of HEAD, whose modules and programs are then got as users get them: some minutes
 #               the first time
-#   servers     gets the servers and clients that tests talk to (CoreDNS, Kubernetes, Envoy, Prometheus, openai) into .tools, once:
+#   servers     gets the servers and clients that tests talk to (CoreDNS, Kubernetes, Envoy, Prometheus, Chromium, openai) into .tools, once:
 #               some minutes (only with -real)
 #   race        all tests of all modules, with the race detector, in random order; transport and pdflow over net/http's
 #               client, too
@@ -131,8 +131,8 @@ step_release() {
 step_servers() {
   local script
   # pyzmq and msgspec, with which engines send notices and announce themselves; clients of OpenAI and Anthropic; servers
-  for script in connector/lmcachepd/testdata examples/clients examples/gateway/prometheus discovery/dns/testdata \
-    discovery/kubernetes/testdata extproc/testdata; do
+  for script in connector/lmcachepd/testdata examples/clients examples/gateway/prometheus \
+    examples/gateway/live discovery/dns/testdata discovery/kubernetes/testdata extproc/testdata; do
     "$script/install.sh" || { echo "$script/install.sh failed" >&2; return 1; }
   done
 }

@@ -25,6 +25,7 @@ func (g *gateway) admin() http.Handler {
 	})
 	mux.HandleFunc("GET /readyz", g.readyz)
 	mux.HandleFunc("GET /debug/pd", g.forOperators(g.debug))
+	mux.HandleFunc("GET /debug/live/{file...}", g.forOperators(g.livePage))
 	mux.Handle("GET /metrics", g.tel.handler())
 	if g.cfg.Load().pprof {
 		// net/http/pprof registers these with http.DefaultServeMux too, which this program serves nowhere

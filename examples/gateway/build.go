@@ -14,12 +14,13 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 	"github.com/pdkit/pdkit/pdflow/reuse"
-	"go.opentelemetry.io/otel/attribute"
 )
 
 // gateway is a configuration at work.
@@ -45,6 +46,7 @@ type model struct {
 	admission   *admission   // nil where it is off
 	attestation *attestation // set by startAttestation
 	flows       *modelserver.Flows
+	recent      *recent
 
 	ctx   context.Context // from start to end
 	stop  context.CancelFunc
@@ -94,7 +96,7 @@ func (g *gateway) buildModel(ms *modelServer, before []*pool) (*model, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &model{modelServer: ms, pool: engines}
+	m := &model{modelServer: ms, pool: engines, recent: newRecent()}
 	cfg, main := g.cfg.Load(), ms.Main.Timeouts().Connect
 	picker, err := m.admitting(g.tel)
 	if err != nil {
@@ -102,7 +104,8 @@ func (g *gateway) buildModel(ms *modelServer, before []*pool) (*model, error) {
 		return nil, err
 	}
 	opts := append(g.tel.options(), pdflow.WithMaxBody(cfg.gateway.MaxBodyBytes), pdflow.WithBudget(g.budget),
-		pdflow.WithObserver(m.pool.answers()), pdflow.WithLogger(m.probes.log),
+		pdflow.WithObserver(m.pool.answers()), pdflow.WithObserver(m.recent.observer(ms.Model())),
+		pdflow.WithLogger(m.probes.log),
 		pdflow.WithMetricAttributes(attribute.String("gen_ai.request.model", ms.Model())))
 	if cfg.genAI != "" {
 		opts = append(opts, pdflow.WithGenAI(cfg.genAI))

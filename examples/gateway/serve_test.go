@@ -157,19 +157,24 @@ type stream struct {
 
 func openStream(t *testing.T, g *program) *stream {
 	t.Helper()
+	s := openStreamOf(t, g, `{"model":"m","prompt":"secret","stream":true}`)
+	line, err := s.r.ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "data: {\"choices\":[{\"text\":\"a\"}]}\n", line)
+	return s
+}
+
+func openStreamOf(t *testing.T, g *program, body string) *stream {
+	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, g.client+"/v1/completions",
-		strings.NewReader(`{"model":"m","prompt":"secret","stream":true}`))
+		strings.NewReader(body))
 	require.NoError(t, err)
 	req.Header.Set("Content-Type", "application/json")
 	req.Close = true
 	resp, err := http.DefaultClient.Do(req)
 	require.NoError(t, err)
 	t.Cleanup(func() { resp.Body.Close() })
-	s := &stream{resp, bufio.NewReader(resp.Body)}
-	line, err := s.r.ReadString('\n')
-	require.NoError(t, err)
-	require.Equal(t, "data: {\"choices\":[{\"text\":\"a\"}]}\n", line)
-	return s
+	return &stream{resp, bufio.NewReader(resp.Body)}
 }
 
 // rest reads to the end and returns the last event, or the word cut.
