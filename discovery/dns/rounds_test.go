@@ -149,7 +149,9 @@ func TestAServerThatFailsIsAskedEverMoreRarely(t *testing.T) {
 	var mu sync.Mutex
 	var asked []time.Time // twice in each round
 	fails := func() {
+		mu.Lock()
 		asked = nil
+		mu.Unlock()
 		s.twistWith(func(_ wire.ResponseWriter, q, m *wire.Msg) bool {
 			m.Rcode, m.Answer = wire.RcodeServerFailure, nil
 			mu.Lock()

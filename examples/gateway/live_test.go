@@ -70,6 +70,9 @@ func TestTheLiveViewHasEachRequestsTimeline(t *testing.T) {
 		return len(state.Requests) == 3 && state.Models[0].Endpoints[1].Engine != nil
 	}, 5*time.Second, 10*time.Millisecond)
 	assert.NotContains(t, body, "secret")
+	if os.Getenv("PDKIT_UPDATE") != "" { // what pdctl watch is tested with
+		require.NoError(t, os.WriteFile("../pdctl/testdata/live.json", []byte(body), 0o600))
+	}
 	running, failed, served := state.Requests[0], state.Requests[1], state.Requests[2]
 	assert.True(t, running.Running)
 	assert.Equal(t, "stream", running.Phase)

@@ -13,6 +13,8 @@ var help = kong.Vars{
 	"check_file":            "The gateway's configuration: engines are checked against its connector too.",
 	"check_command":         "A command line, with its variables in front: 'PYTHONHASHSEED=0 vllm serve …'.",
 	"check_engine_version":  "The engines' release, like 0.32.0; otherwise the image's tag, else vLLM's newest.",
+	"watch":                 "Show a gateway at work: its engines, its requests, and how long each part of them took.",
+	"watch_admin":           "The gateway's admin address (spec.admin), by an IP address or localhost.",
 	"render_file":           "The gateway's configuration, or any YAML with ModelServers; - is standard input.",
 	"render_format":         "shell, compose, kubernetes or python.",
 	"render_engine_version": "The engines' release, like 0.32.0; the newest that is known otherwise.",

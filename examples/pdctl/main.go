@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Pdctl is pdkit's tool for operators. It prints the settings with which engines must be launched for a gateway's
-// configuration (render), and reports what does not fit together in engines that run or are planned (check). See
+// configuration (render), reports what does not fit together in engines that run or are planned (check), proves that KV is reused
+// (verify), and shows a gateway at work (watch). See
 // README.md.
 package main
 
@@ -27,6 +28,7 @@ type cli struct {
 	Render renderCmd `cmd:"" help:"Print the launch settings of a ModelServer's engines."`
 	Verify verifyCmd `cmd:"" help:"${verify}"`
 	Check  checkCmd  `cmd:"" help:"${check}"`
+	Watch  watchCmd  `cmd:"" help:"${watch}"`
 }
 
 // description stands above the commands in the usage.
@@ -38,6 +40,9 @@ Examples:
   pdctl render -f gateway.yaml
   pdctl check -f gateway.yaml launch.sh
   pdctl verify -f gateway.yaml --gateway http://127.0.0.1:8000
+  pdctl watch --admin http://127.0.0.1:9000
+
+Exit status: 0; 1 if faults were found; 2 for a wrong command line, or an input or gateway that cannot be read.
 `
 
 // streams are the input and outputs of commands.
