@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"embed"
+	"maps"
 	"net/http"
 	"slices"
 	"sync"
@@ -102,8 +103,8 @@ func timelineOf(model string, o *pdflow.Outcome, now time.Time) timeline {
 		ms := max(0, t.Sub(s.CreatedAt).Seconds()*1000)
 		return &ms
 	}
-	t := timeline{RequestID: s.RequestID, Model: model, Connector: o.Connector, Mode: string(o.Mode), Attempt: s.Attempt,
-		Prefill: s.Prefill.ID, Decode: s.Decode.ID, Start: s.CreatedAt, PrefillStart: since(o.Prefill.Start),
+	t := timeline{RequestID: s.RequestID, Model: model, Connector: o.Connector, Mode: string(o.Mode),
+		Attempt: s.Attempt, Prefill: s.Prefill.ID, Decode: s.Decode.ID, Start: s.CreatedAt, PrefillStart: since(o.Prefill.Start),
 		PrefillEnd: since(o.Prefill.End), DecodeStart: since(o.Decode.Start), FirstToken: since(o.Decode.FirstByte),
 		End: *since(now), Input: o.Usage.Input, Output: o.Usage.Output, Resumed: o.Resumed, Retry: o.Retry}
 	if o.Err != nil {
@@ -121,10 +122,7 @@ func (r *recent) list() ([]timeline, liveTotals) {
 		all = append(all, r.ring[(r.next-1-i)%liveKept])
 	}
 	totals := r.totals
-	totals.Errors = make(map[string]int64, len(r.totals.Errors))
-	for code, n := range r.totals.Errors {
-		totals.Errors[code] = n
-	}
+	totals.Errors = maps.Clone(r.totals.Errors)
 	return all, totals
 }
 
@@ -151,7 +149,8 @@ type engineLoad struct {
 
 // livePage serves the live view: one page without resources of others, and what it asks for.
 func (g *gateway) livePage(w http.ResponseWriter, r *http.Request) {
-	name, kind := r.PathValue("file"), ""
+	name := r.PathValue("file")
+	var kind string
 	switch name {
 	case "":
 		name, kind = "index.html", "text/html; charset=utf-8"

@@ -222,7 +222,8 @@ func liveFleet(t *testing.T) string {
 		if i == 1 {
 			yaml += fmt.Sprintf("        - {url: %q, role: prefill, group: a}\n", p.URL())
 		} else {
-			d.Inject(enginesim.Fault{Kind: enginesim.FaultResetStream, Leg: enginesim.LegDecode, AfterChunks: 8, Count: 6})
+			d.Inject(enginesim.Fault{Kind: enginesim.FaultResetStream, Leg: enginesim.LegDecode, AfterChunks: 8,
+				Count: 6})
 		}
 	}
 	return yaml + "---\n"

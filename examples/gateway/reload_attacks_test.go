@@ -101,7 +101,8 @@ func TestManyReloadsLeaveNothingBehind(t *testing.T) {
 		p.signals <- syscall.SIGHUP
 		time.Sleep(time.Second)
 	}
-	// settle brings a pool that carries no traffic: how many idle connections the last one keeps depends on the machine.
+	// settle brings a pool that carries no traffic: how many idle connections the last one keeps depends on the
+	// machine.
 	settle := func() {
 		p.configure(config(2))
 		p.signals <- syscall.SIGHUP

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Pdctl is pdkit's tool for operators. It prints the settings with which engines must be launched for a gateway's
-// configuration (render), reports what does not fit together in engines that run or are planned (check), proves that KV is reused
-// (verify), and shows a gateway at work (watch). See
-// README.md.
+// configuration (render), reports what does not fit together in engines that run or are planned (check), proves that
+// KV is reused (verify), and shows a gateway at work (watch). See README.md.
 package main
 
 import (

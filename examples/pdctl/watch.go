@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -142,8 +143,8 @@ func (c *watchCmd) ask(ctx context.Context) ([]byte, *picture, error) {
 		return nil, nil, errors.New("the gateway's response broke off")
 	}
 	if resp.StatusCode != http.StatusOK {
-		return nil, nil, fmt.Errorf("the gateway answered with status %d: is %s its admin address, by an IP address or "+
-			"localhost?", resp.StatusCode, c.Admin)
+		return nil, nil, fmt.Errorf("the gateway answered with status %d: is %s its admin address, by an IP address "+
+			"or localhost?", resp.StatusCode, c.Admin)
 	}
 	now := &picture{}
 	line := &bytes.Buffer{}
@@ -228,10 +229,11 @@ func (c *watchCmd) model(b *strings.Builder, now, before *picture, i int) {
 			state = c.paint(state, "31")
 		}
 		if e.Engine != nil {
-			runs, waits = fmt.Sprint(e.Engine.Running), fmt.Sprint(e.Engine.Waiting)
+			runs, waits = strconv.Itoa(e.Engine.Running), strconv.Itoa(e.Engine.Waiting)
 			kv = fmt.Sprintf("%.0f %%", 100*e.Engine.KVUsage)
 		}
-		fmt.Fprintf(b, "  %-28s %-8s %s %8d %6s %6s %5s\n", plain(e.ID, 28), plain(e.Role, 8), state, e.Load, runs, waits, kv)
+		fmt.Fprintf(b, "  %-28s %-8s %s %8d %6s %6s %5s\n", plain(e.ID, 28), plain(e.Role, 8), state, e.Load, runs,
+			waits, kv)
 	}
 	var failed []string
 	for _, code := range slices.Sorted(maps.Keys(m.Totals.Errors)) {
