@@ -106,7 +106,7 @@ func timelineOf(model string, o *pdflow.Outcome, now time.Time) timeline {
 	t := timeline{RequestID: s.RequestID, Model: model, Connector: o.Connector, Mode: string(o.Mode),
 		Attempt: s.Attempt, Prefill: s.Prefill.ID, Decode: s.Decode.ID, Start: s.CreatedAt,
 		PrefillStart: since(o.Prefill.Start),
-		PrefillEnd: since(o.Prefill.End), DecodeStart: since(o.Decode.Start), FirstToken: since(o.Decode.FirstByte),
+		PrefillEnd:   since(o.Prefill.End), DecodeStart: since(o.Decode.Start), FirstToken: since(o.Decode.FirstByte),
 		End: *since(now), Input: o.Usage.Input, Output: o.Usage.Output, Resumed: o.Resumed, Retry: o.Retry}
 	if o.Err != nil {
 		t.Error = string(o.Err.Code)
