@@ -149,13 +149,13 @@ func TestErrorsReachTheClient(t *testing.T) {
 
 func TestAStreamThatBreaksIsCut(t *testing.T) {
 	w := start(t, enginesim.Config{})
-	w.d.Inject(enginesim.Fault{Kind: enginesim.FaultResetStream, AfterChunks: 3})
+	w.d.Inject(enginesim.Fault{Kind: enginesim.FaultResetStream, AfterChunks: 3, Count: -1}) // of a second attempt, too
 	resp, err := w.post(t, t.Context(), "/v1/completions", streamed)
 	require.NoError(t, err)
 	defer resp.Body.Close()
-	_, err = io.ReadAll(resp.Body)
+	body, err := io.ReadAll(resp.Body)
 	if resp.StatusCode != http.StatusBadGateway { // the reset may also overtake what was sent before it
-		require.Error(t, err)
+		require.Error(t, err, "status %d: %s", resp.StatusCode, body)
 	}
 }
 
