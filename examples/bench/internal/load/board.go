@@ -50,10 +50,14 @@ type ticket struct {
 
 // Board holds what clients and engines share. It is safe for concurrent use.
 type Board struct {
-	seed   maphash.Seed
-	born   time.Time
-	slots  [Slots]slot
-	prompt atomic.Pointer[Prompt] // of the latest plan, to recognise it fast
+	seed      maphash.Seed
+	born      time.Time
+	byMeaning bool // engines compare legs by meaning, not byte for byte
+	slots     [Slots]slot
+	prompt    atomic.Pointer[Prompt] // of the latest plan, to recognise it fast
+
+	// How prefill legs and decode legs spelled the messages last; used by meaning only.
+	prefillSpelling, decodeSpelling atomic.Pointer[spelling]
 
 	lastSerial  atomic.Uint64
 	lastHandoff atomic.Uint64
@@ -72,6 +76,15 @@ func NewBoard() *Board {
 	return &Board{seed: maphash.MakeSeed(), born: time.Now(), open: make(map[uint64]*ticket)}
 }
 
+// NewBoardByMeaning returns a board for a proxy that decodes a request and writes it anew. Its engines accept other
+// spellings of the same JSON: another order of members, other spaces and escapes, numbers written in another way. They
+// also accept members that the client did not send, since such proxies add defaults.
+func NewBoardByMeaning() *Board {
+	b := NewBoard()
+	b.byMeaning = true
+	return b
+}
+
 // Fault notes a fault. The board keeps the texts of the first few and counts all.
 func (b *Board) Fault(format string, args ...any) {
 	b.mu.Lock()
@@ -87,6 +100,15 @@ func (b *Board) Faults() (first []string, total int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return append([]string(nil), b.faults...), b.nFaults
+}
+
+// TakeFaults returns what Faults returns, and forgets it.
+func (b *Board) TakeFaults() (first []string, total int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	first, total = b.faults, b.nFaults
+	b.faults, b.nFaults = nil, 0
+	return first, total
 }
 
 // Settle notes a fault for each handoff that no decode leg has brought back, and forgets it. Call it when no request is
@@ -146,6 +168,9 @@ func (b *Board) give(dst []byte, index int, serial uint64) []byte {
 // before.
 func (b *Board) take(handoff []byte, index int, serial uint64) (word uint64, err error) {
 	number, ok := handoffNumber(handoff)
+	if b.byMeaning {
+		number, ok = handoffNumberAnywhere(handoff)
+	}
 	if !ok {
 		return 0, fmt.Errorf("decode: the handoff has lost its number")
 	}
@@ -155,14 +180,16 @@ func (b *Board) take(handoff []byte, index int, serial uint64) (word uint64, err
 	switch {
 	case !ok:
 		return 0, fmt.Errorf("decode: handoff %d was never given, or has been used before", number)
-	case string(t.handoff) != string(handoff):
+	case b.byMeaning && !sameObject(t.handoff, handoff):
+		return 0, fmt.Errorf("decode: handoff %d does not mean what prefill gave", number)
+	case !b.byMeaning && string(t.handoff) != string(handoff):
 		return 0, fmt.Errorf("decode: handoff %d is not byte for byte what prefill gave", number)
 	case t.slot != index || t.serial != serial:
 		return 0, fmt.Errorf("decode: handoff %d belongs to another request", number)
 	}
 	delete(b.open, number)
 	b.spare = append(b.spare, t)
-	return b.wordFor(handoff, serial), nil
+	return b.wordFor(t.handoff, serial), nil
 }
 
 // wordFor is the toy model: the word of a response depends on every byte of the handoff and on the prompt.

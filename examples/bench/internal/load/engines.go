@@ -147,7 +147,10 @@ func (s *engineConn) other() error {
 	case bytes.HasPrefix(s.head.line, []byte("GET /health ")):
 		return s.reply(200, "", nil)
 	case bytes.HasPrefix(s.head.line, []byte("GET /v1/models ")):
-		return s.reply(200, "application/json", []byte(`{"object":"list","data":[{"id":"bench","object":"model"}]}`))
+		return s.reply(200, "application/json",
+			[]byte(`{"object":"list","data":[{"id":"bench","object":"model","owned_by":"vllm"}]}`))
+	case bytes.HasPrefix(s.head.line, []byte("GET /version ")): // by which smg knows vLLM
+		return s.reply(200, "application/json", []byte(`{"version":"0.32.0"}`))
 	}
 	return s.reply(404, "application/json", []byte(`{"detail":"Not Found"}`))
 }

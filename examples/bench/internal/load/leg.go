@@ -22,7 +22,8 @@ type checker struct {
 }
 
 // check compares a leg with the client's request. Each member must be the client's, byte for byte, or what the NIXL
-// pull protocol requires in its place. No member may be missing or come twice.
+// pull protocol requires in its place. No member may be missing or come twice. On a board that compares by meaning, a
+// member may be spelled in another way, and others may be added.
 func (c *checker) check(body []byte, prefill bool) (leg, error) {
 	prompt := c.board.prompt.Load()
 	if prompt == nil {
@@ -35,15 +36,19 @@ func (c *checker) check(body []byte, prefill bool) (leg, error) {
 		if string(name) != "messages" {
 			return 0
 		}
-		if l.serial, recognised = prompt.match(rest); !recognised {
-			return 0
-		}
-		return len(prompt.messages)
+		var length int
+		l.serial, length = c.recognise(prompt, rest, prefill)
+		recognised = length > 0
+		return length
 	})
 	if err != nil {
 		return leg{}, err
 	}
-	if !recognised {
+	if !recognised && c.board.byMeaning {
+		if l.serial, err = c.learn(prompt, prefill); err != nil {
+			return leg{}, err
+		}
+	} else if !recognised {
 		return leg{}, errors.New("the prompt is not byte for byte what the client sent")
 	}
 	if err := c.rules(&l, prompt, prefill); err != nil {
@@ -53,6 +58,23 @@ func (c *checker) check(body []byte, prefill bool) (leg, error) {
 		return leg{}, fmt.Errorf("prompt %d is not what client %d is asking now", l.serial, l.slot)
 	}
 	return l, nil
+}
+
+// recognise returns the serial number and the length of messages that are spelled as expected, and the length 0 for
+// others.
+func (c *checker) recognise(prompt *Prompt, rest []byte, prefill bool) (serial uint64, length int) {
+	expected := &prompt.spelling
+	if c.board.byMeaning {
+		expected = c.board.spellingOf(prefill).Load()
+		if expected == nil || expected.prompt != prompt {
+			return 0, 0
+		}
+	}
+	serial, ok := expected.match(rest)
+	if !ok {
+		return 0, 0
+	}
+	return serial, len(expected.messages)
 }
 
 // rules checks the members that scanObject found.
@@ -88,18 +110,21 @@ func (c *checker) rules(l *leg, prompt *Prompt, prefill bool) error {
 			if prefill {
 				want = "1"
 			}
-			if string(m.value) != want {
+			if !c.same(m.value, want) {
 				return fmt.Errorf("%s is %s", m.name, m.value)
 			}
 		case "stream":
 			if prefill {
 				want = "false"
 			}
-			if string(m.value) != want {
+			if !c.same(m.value, want) {
 				return fmt.Errorf("stream is %s", m.value)
 			}
 		default:
-			if !fromClient || string(m.value) != want || prefill && string(m.name) == "stream_options" {
+			if !fromClient && c.board.byMeaning && harmless(m) {
+				continue
+			}
+			if !fromClient || !c.same(m.value, want) || prefill && string(m.name) == "stream_options" {
 				return fmt.Errorf("member %s should not be there, or not so", m.name)
 			}
 		}

@@ -19,14 +19,20 @@ const messageText = `The decode engine reads the blocks that the prefill engine 
 // Prompt is a client's request body. It is made once and sent many times: each request has a copy with its own serial
 // number, at the prompt's beginning and end, and its client's slot. A Prompt does not change and may be shared.
 type Prompt struct {
+	spelling // the messages inside body
 	body     []byte
-	messages []byte // value of "messages" inside body
-	slotAt   int    // of the slot's four digits, in body
-	serialAt [2]int // in messages
-	msgAt    int    // of messages in body
+	slotAt   int // of the slot's four digits, in body
+	msgAt    int // of messages in body
 	stream   bool
 	fixed    map[string]string // the other members as the client sends them
 	blocks   blockIDs          // that the prefill engine makes of it
+}
+
+// spelling is one way to write a prompt's messages.
+type spelling struct {
+	prompt   *Prompt
+	messages []byte
+	serialAt [2]int // of the two serial numbers, in messages
 }
 
 // NewPrompt makes a chat request of about size bytes. Its messages have about 1 KB each, as in a long conversation.
@@ -60,15 +66,14 @@ func NewPrompt(size int, stream bool) *Prompt {
 	m.WriteString(closing)
 
 	p := &Prompt{
-		body:     []byte(head + m.String() + tail),
-		slotAt:   len(`{"user":"bench-`),
-		serialAt: [2]int{first, last},
-		msgAt:    len(head),
-		stream:   stream,
-		fixed:    fixed,
-		blocks:   newBlockIDs(size),
+		body:   []byte(head + m.String() + tail),
+		slotAt: len(`{"user":"bench-`),
+		msgAt:  len(head),
+		stream: stream,
+		fixed:  fixed,
+		blocks: newBlockIDs(size),
 	}
-	p.messages = p.body[p.msgAt : p.msgAt+m.Len()]
+	p.spelling = spelling{prompt: p, messages: p.body[p.msgAt:][:m.Len()], serialAt: [2]int{first, last}}
 	return p
 }
 
@@ -88,16 +93,16 @@ func (p *Prompt) stamp(body []byte, serial uint64) {
 	}
 }
 
-// match reports whether rest begins with this prompt's messages, byte for byte, and returns their serial number.
-func (p *Prompt) match(rest []byte) (serial uint64, ok bool) {
-	if len(rest) < len(p.messages) {
+// match reports whether rest begins with these messages, byte for byte, and returns their serial number.
+func (s *spelling) match(rest []byte) (serial uint64, ok bool) {
+	if len(rest) < len(s.messages) {
 		return 0, false
 	}
-	rest = rest[:len(p.messages)]
-	first, last := p.serialAt[0], p.serialAt[1]
-	same := bytes.Equal(rest[:first], p.messages[:first]) &&
-		bytes.Equal(rest[first+serialDigits:last], p.messages[first+serialDigits:last]) &&
-		bytes.Equal(rest[last+serialDigits:], p.messages[last+serialDigits:]) &&
+	rest = rest[:len(s.messages)]
+	first, last := s.serialAt[0], s.serialAt[1]
+	same := bytes.Equal(rest[:first], s.messages[:first]) &&
+		bytes.Equal(rest[first+serialDigits:last], s.messages[first+serialDigits:last]) &&
+		bytes.Equal(rest[last+serialDigits:], s.messages[last+serialDigits:]) &&
 		bytes.Equal(rest[first:first+serialDigits], rest[last:last+serialDigits])
 	if !same {
 		return 0, false
