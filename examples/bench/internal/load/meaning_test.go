@@ -141,9 +141,10 @@ func TestByMeaningWhatAProxyDoesWrongIsCaught(t *testing.T) {
 		edit    func(*asked, map[string]any)
 		fault   string
 	}{
-		"prefill makes more than one token":  {prefill: true, edit: set("max_tokens", 64), fault: "max_tokens is 64"},
-		"prefill is streamed":                {prefill: true, edit: set("stream", true), fault: "stream is true"},
-		"prefill is not asked for a handoff": {prefill: true, edit: drop("kv_transfer_params"), fault: "no kv_transfer"},
+		"prefill makes more than one token": {prefill: true, edit: set("max_tokens", 64), fault: "max_tokens is 64"},
+		"prefill is streamed":               {prefill: true, edit: set("stream", true), fault: "stream is true"},
+		"prefill is not asked for a handoff": {prefill: true, edit: drop("kv_transfer_params"),
+			fault: "no kv_transfer"},
 		"prefill keeps stream_options": {prefill: true, stream: true,
 			edit: set("stream_options", map[string]any{"include_usage": true}), fault: "member stream_options"},
 		"prefill makes two responses": {prefill: true, edit: set("n", 2), fault: "member n"},
