@@ -65,14 +65,18 @@ func (a *attempt) decodeThenPrefill() (*Body, *Error) {
 		if e == nil {
 			return a.join(a.goPrefill(), decoded)
 		}
-		if waiting.Err() != nil {
+		ended := waiting.Err() != nil
+		if ended {
 			e = a.f.ended(waiting, LegDecode, "event")
 		} else if e.Code == CodeInternal {
 			e.Code, e.Message = CodeTimeout, "decode did not ask for a prefill in time"
 		}
 		a.cancel(e.clone())
-		if d := <-decoded; d.body != nil {
+		d := <-decoded
+		if d.body != nil {
 			d.body.discard(e)
+		} else if ended { // the leg knows how far it got, on which a retry depends
+			e = d.e
 		}
 		return nil, e
 	}
