@@ -72,7 +72,7 @@ func (n *Node) script(ctx context.Context, s *api.SSE, w http.ResponseWriter, fa
 	}
 	switch fault.Kind {
 	case EffectResetStream:
-		s.Script(fault.AfterChunks, true, func() { reset(w) })
+		s.Script(fault.AfterChunks, true, func() { resetLater(w) })
 	case EffectStallStream:
 		s.Script(fault.AfterChunks, true, func() { <-ctx.Done() })
 	case EffectKill:
@@ -149,11 +149,21 @@ func (n *Node) breakBody(ctx context.Context, w http.ResponseWriter, data []byte
 	_, _ = w.Write(data[:len(data)/2])
 	_ = http.NewResponseController(w).Flush()
 	if f.Kind == EffectResetStream {
-		reset(w)
+		resetLater(w)
 	} else {
 		<-ctx.Done()
 	}
 	panic(http.ErrAbortHandler)
+}
+
+// arrives is how long what was sent has to arrive. On a busy machine Linux hands a RST over loopback to the other side
+// before data that another CPU has sent earlier, and the data is lost.
+const arrives = 5 * time.Millisecond
+
+// resetLater breaks a connection on which something was sent.
+func resetLater(w http.ResponseWriter) {
+	time.Sleep(arrives)
+	reset(w)
 }
 
 // reset breaks the connection with a RST.
