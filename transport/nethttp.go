@@ -89,6 +89,7 @@ func (s *standard) send(ctx context.Context, req *http.Request) (*http.Response,
 	if err == nil && resp.StatusCode == http.StatusSwitchingProtocols {
 		_ = resp.Body.Close()
 		err = errSwitch // nobody here writes to an engine outside of requests
+		w.sent = true   // an answer can come before net/http's writer has counted what was written
 	}
 	if err != nil {
 		resp, err = nil, w.failure(ctx, err)

@@ -229,6 +229,15 @@ func TestTheRequestIsNotChangedAndTheResponseNamesIt(t *testing.T) {
 	assert.Equal(t, before, req.Header)
 }
 
+// slowWriter is a connection whose Write returns after the engine can have answered.
+type slowWriter struct{ net.Conn }
+
+func (c slowWriter) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	time.Sleep(20 * time.Millisecond)
+	return n, err
+}
+
 // Nothing may be written to an engine outside of requests.
 func TestSwitchingProtocolsIsAnError(t *testing.T) {
 	e := newEngine(t, func(e *engine, c net.Conn) {
@@ -243,12 +252,18 @@ func TestSwitchingProtocolsIsAnError(t *testing.T) {
 	require.NoError(t, err)
 	req.Header.Set("Connection", "Upgrade")
 	req.Header.Set("Upgrade", "echo")
-	_, err = newTransport(t, nil).RoundTrip(req)
-	var got *Error
-	require.ErrorAs(t, err, &got)
-	assert.Equal(t, Protocol, got.Kind)
-	assert.Equal(t, MaybeSent, got.Sent)
-	waitFor(t, "closed", func() bool { return e.requests.Load() == 2 })
+	for i, own := range []bool{true, false} {
+		_, err = newTransport(t, &Options{NetHTTP: !own,
+			DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+				c, err := new(net.Dialer).DialContext(ctx, network, address)
+				return slowWriter{c}, err
+			}}).RoundTrip(req)
+		var got *Error
+		require.ErrorAs(t, err, &got)
+		assert.Equal(t, Protocol, got.Kind)
+		assert.Equal(t, MaybeSent, got.Sent)
+		waitFor(t, "closed", func() bool { return int(e.requests.Load()) == 2*(i+1) })
+	}
 }
 
 func TestCloseEndsThePool(t *testing.T) {

@@ -201,6 +201,27 @@ func TestFailuresAreNamed(t *testing.T) {
 	}
 }
 
+// As LMCache's sender ends by a request without disagg_spec. The engine may be gone at once, or while the next synthetic
+// probe begins.
+func TestAnEngineThatASyntheticProbeEndsIsJudged(t *testing.T) {
+	k := conn(nixl.New(nil))
+	for _, gone := range []int{1, 2} { // after how many failed probes
+		x := start(t, k, enginesim.Config{}, enginesim.Config{})
+		target, asked := x.target(k), 0
+		target.Ask = func(context.Context, []byte) (int, string, []byte, error) {
+			if asked++; asked == gone {
+				require.NoError(t, x.p.Close())
+			}
+			return http.StatusBadGateway, "", []byte(`{"error":{"code":"prefill_failed"}}`), nil
+		}
+		r, err := reuse.Verify(t.Context(), target, reuse.Options{Probes: 3})
+		require.NoError(t, err)
+		require.Equal(t, reuse.Failed, r.Verdict, "%s", r)
+		require.Contains(t, r.String(), "the prefill engine failed")
+		require.Len(t, r.Probes, gone)
+	}
+}
+
 func TestAFallbackIsNoReuse(t *testing.T) {
 	k := conn(nixl.New(nil))
 	x := start(t, k, enginesim.Config{}, enginesim.Config{}, pdflow.WithFallback(config.FallbackDecode))

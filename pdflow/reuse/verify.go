@@ -127,10 +127,18 @@ func (v *verification) run(ctx context.Context) error {
 	tokens := v.fit(ctx)
 	for range v.Probes {
 		if err := v.probe(ctx, tokens); err != nil {
+			if v.failed() && ctx.Err() == nil {
+				break // what failed a synthetic probe may have ended an engine: that probe is the evidence
+			}
 			return err
 		}
 	}
 	return v.compare(ctx)
+}
+
+// failed says whether a synthetic probe was answered with an error.
+func (v *verification) failed() bool {
+	return slices.ContainsFunc(v.report.Probes, func(p SyntheticProbe) bool { return p.Status != http.StatusOK })
 }
 
 // look finds out which counters the engines have.
