@@ -4,8 +4,10 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -66,7 +68,7 @@ func rules(t *testing.T) (alerts, metrics []string) {
 	require.NoError(t, yaml.Unmarshal(data, &file))
 	for _, g := range file.Groups {
 		for _, r := range g.Rules {
-			metrics = append(metrics, regexp.MustCompile(`\bpd_\w+`).FindAllString(r.Expr, -1)...)
+			metrics = append(metrics, metricNames.FindAllString(r.Expr, -1)...)
 			if r.Alert == "" {
 				continue
 			}
@@ -89,26 +91,32 @@ func TestTheRunbookAndTheRulesAreOfOnePiece(t *testing.T) {
 		sections = append(sections, m[1])
 	}
 	assert.Equal(t, alerts, sections)
-	page, err := os.ReadFile(metricsPage)
-	require.NoError(t, err)
-	documented := func(name string) bool {
-		for _, suffix := range []string{"", "_count", "_bucket", "_sum"} {
-			if base, cut := strings.CutSuffix(name, suffix); cut && strings.Contains(string(page), "`"+base+"`") {
-				return true
-			}
-		}
-		return false
-	}
 	troubleshooting, err := os.ReadFile("../../docs/troubleshooting.md")
 	require.NoError(t, err)
 	pages := string(runbook) + string(troubleshooting)
-	for _, name := range append(metrics, regexp.MustCompile(`\bpd_\w+`).FindAllString(pages, -1)...) {
-		assert.True(t, documented(name), "docs/metrics.md has no %s", name)
+	for _, name := range append(metrics, metricNames.FindAllString(pages, -1)...) {
+		assert.True(t, isDocumented(t, name), "docs/metrics.md has no %s", name)
 	}
 }
 
-// watchedBy runs a Prometheus that scrapes a gateway, with the project's rules on a scale of seconds.
-func watchedBy(t *testing.T, admin string) (firing func() []string) {
+var metricNames = regexp.MustCompile(`\bpd_\w+`)
+
+// isDocumented says whether the page of metrics has one.
+func isDocumented(t *testing.T, name string) bool {
+	t.Helper()
+	page, err := os.ReadFile(metricsPage)
+	require.NoError(t, err)
+	for _, suffix := range []string{"", "_count", "_bucket", "_sum"} {
+		if base, cut := strings.CutSuffix(name, suffix); cut && strings.Contains(string(page), "`"+base+"`") {
+			return true
+		}
+	}
+	return false
+}
+
+// watchedBy runs a Prometheus that scrapes a gateway, with the project's rules on a scale of seconds. Firing lists the
+// alerts, and ask the values of a query.
+func watchedBy(t *testing.T, admin string) (firing func() []string, ask func(expr string) ([]string, error)) {
 	t.Helper()
 	server, dir := prometheusTool(t, "prometheus"), t.TempDir()
 	data, err := os.ReadFile("prometheus/rules.yaml")
@@ -142,14 +150,27 @@ func watchedBy(t *testing.T, admin string) (firing func() []string) {
 		defer resp.Body.Close()
 		return json.NewDecoder(resp.Body).Decode(into)
 	}
-	require.Eventually(t, func() bool {
-		var up struct {
-			Data struct{ Result []struct{ Value []any } }
+	ask = func(expr string) (values []string, err error) {
+		var out struct {
+			Error string
+			Data  struct{ Result []struct{ Value []any } }
 		}
-		return get("/api/v1/query?query=up", &up) == nil && len(up.Data.Result) == 1 &&
-			up.Data.Result[0].Value[1] == "1"
+		if err := get("/api/v1/query?query="+url.QueryEscape(expr), &out); err != nil {
+			return nil, err
+		}
+		if out.Error != "" {
+			return nil, errors.New(out.Error)
+		}
+		for _, r := range out.Data.Result {
+			values = append(values, fmt.Sprint(r.Value[1]))
+		}
+		return values, nil
+	}
+	require.Eventually(t, func() bool {
+		up, err := ask("up")
+		return err == nil && slices.Equal(up, []string{"1"})
 	}, 30*time.Second, 100*time.Millisecond, "%s", log)
-	return func() []string {
+	firing = func() []string {
 		var out struct {
 			Data struct {
 				Alerts []struct {
@@ -168,6 +189,7 @@ func watchedBy(t *testing.T, admin string) (firing func() []string) {
 		slices.Sort(names)
 		return names
 	}
+	return firing, ask
 }
 
 // A real Prometheus reads the gateway under load: no alert fires while all is well, and then those of what happens.
@@ -183,7 +205,10 @@ func TestAlertsOfARealPrometheus(t *testing.T) {
 				return
 			case <-time.After(20 * time.Millisecond):
 			}
-			body := fmt.Sprintf(`{"model":"tiny","prompt":"some words %d","max_tokens":3,"stream":%t}`, i, i%2 == 0)
+			body := fmt.Sprintf(`{"model":"tiny","prompt":"some words %d","max_tokens":3}`, i)
+			if i%2 == 0 {
+				body = strings.TrimSuffix(body, "}") + `,"stream":true,"stream_options":{"include_usage":true}}`
+			}
 			resp, err := http.Post(g.client+"/v1/completions", "application/json", strings.NewReader(body))
 			if err == nil {
 				_ = resp.Body.Close()
@@ -191,11 +216,12 @@ func TestAlertsOfARealPrometheus(t *testing.T) {
 		}
 	}()
 	defer func() { close(stop); <-stopped }()
-	firing := watchedBy(t, g.admin)
+	firing, ask := watchedBy(t, g.admin)
 	for range 20 { // the windows of the rules are full after 4 s
 		require.Empty(t, firing())
 		time.Sleep(400 * time.Millisecond)
 	}
+	checkDashboard(t, ask)
 	d.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: 500, Leg: enginesim.LegDecode, Count: -1})
 	var got []string
 	require.Eventually(t, func() bool {

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+const dashboardFile = "prometheus/dashboard.json"
+
+// A panel of the Grafana dashboard. M in a query stands for the labels of the chosen models.
+type panel struct {
+	title, about, unit string
+	stacked            bool
+	queries            []query
+}
+
+type query struct{ legend, expr string }
+
+type dashboardRow struct {
+	title  string
+	panels []panel
+}
+
+// quantiles are the queries for a histogram's tail.
+func quantiles(histogram string) []query {
+	var qs []query
+	for _, q := range []string{"0.5", "0.95", "0.99"} {
+		qs = append(qs, query{"p" + strings.TrimPrefix(q+"0", "0.")[:2],
+			"histogram_quantile(" + q + ", sum by (le) (rate(" + histogram + "_bucket{M}[$__rate_interval])))"})
+	}
+	return qs
+}
+
+// mean is a histogram's mean.
+func mean(legend, histogram, labels string) query {
+	if labels != "" {
+		labels = "," + labels
+	}
+	rate := func(suffix string) string {
+		return "sum(rate(" + histogram + suffix + "{M" + labels + "}[$__rate_interval]))"
+	}
+	return query{legend, rate("_sum") + " / " + rate("_count")}
+}
+
+// perSecond is a counter's rate by labels.
+func perSecond(counter string, by ...string) query {
+	var legend []string
+	for _, label := range by {
+		legend = append(legend, "{{"+label+"}}")
+	}
+	return query{strings.Join(legend, " "),
+		"sum by (" + strings.Join(by, ", ") + ") (rate(" + counter + "{M}[$__rate_interval]))"}
+}
+
+var dashboard = []dashboardRow{
+	{"Requests", []panel{
+		{"Requests", "By what became of them: a pair of engines, one engine, an error.", "reqps", true,
+			[]query{perSecond("pd_request_duration_seconds_count", "pd_mode", "error_type")}},
+		{"In flight", "By what they wait for.", "short", true,
+			[]query{{"{{pd_phase}}", "sum by (pd_phase) (pd_requests_in_flight{M})"}}},
+		{"Duration", "Whole requests, streams to their end.", "s", false, quantiles("pd_request_duration_seconds")},
+		{"Refused at the door", "Wrong paths, bodies and models: no flow took them.", "reqps", true,
+			[]query{{"{{error_type}}", "sum by (error_type) (rate(pd_requests_refused_total[$__rate_interval]))"}}},
+	}},
+	{"Tokens", []panel{
+		{"Time to the first token", "Streams, from the request's last byte to the first content.", "s", false,
+			quantiles("pd_time_to_first_chunk_seconds")},
+		{"Where it goes", "Means of the parts, one upon the other.", "s", true, []query{
+			{"queue", "sum(rate(pd_admission_wait_seconds_sum{M}[$__rate_interval])) / " +
+				"sum(rate(pd_request_duration_seconds_count{M}[$__rate_interval]))"}, // not all have waited
+			mean("prefill", "pd_leg_duration_seconds", `pd_leg="prefill"`),
+			mean("between the legs", "pd_handoff_age_seconds", ""),
+			mean("transfer, decode's queue", "pd_transfer_duration_seconds", ""),
+		}},
+		{"Time of each further token", "Streams, by each token after the first.", "s", false,
+			quantiles("pd_time_per_output_token_seconds")},
+		{"Tokens", "As engines count them.", "short", false,
+			[]query{perSecond("pd_tokens_total", "pd_token_type")}},
+	}},
+	{"KV", []panel{
+		{"Prompt tokens by source", "What decode took over, and what engines computed (-inspect).", "short", true,
+			[]query{perSecond("pd_engine_prompt_tokens_total", "pd_role", "pd_source")}},
+		{"KV moved", "As engines count it (-inspect).", "Bps", true,
+			[]query{perSecond("pd_engine_kv_bytes_total", "pd_role")}},
+		{"KV memory in use", "Of the fullest engine of each role (-inspect).", "percentunit", false,
+			[]query{{"{{pd_role}}", "max by (pd_role) (pd_engine_kv_usage_ratio{M})"}}},
+		{"Reuse", "Share of a synthetic probe's prompt that decode took over (-synthetic-probe).", "percentunit",
+			false, []query{{"{{gen_ai_request_model}}", "min by (gen_ai_request_model) (pd_reuse_ratio{M})"}}},
+		{"Age of handoffs", "When decode is asked. Far below the lease is well.", "s", false,
+			quantiles("pd_handoff_age_seconds")},
+		{"KV that nobody reads", "Handoffs left to their lease, and decode engines left without one.", "short", false,
+			[]query{
+				{"unread", "sum(rate(pd_sessions_expired_total{M}[$__rate_interval]))"},
+				{"orphans", "sum(rate(pd_orphans_total{M}[$__rate_interval]))"},
+			}},
+	}},
+	{"Engines", []panel{
+		{"Engines", "By role and phase.", "short", true,
+			[]query{{"{{pd_role}} {{pd_phase}}", "sum by (pd_role, pd_phase) (pd_endpoints{M})"}}},
+		{"Running and waiting", "Requests in the engines, as they say (-inspect).", "short", false, []query{
+			{"{{pd_role}} running", "sum by (pd_role) (pd_engine_requests_running{M})"},
+			{"{{pd_role}} waiting", "sum by (pd_role) (pd_engine_requests_waiting{M})"},
+		}},
+		{"Faults of legs", "By leg and code.", "reqps", true, []query{{"{{pd_leg}} {{error_type}}",
+			`sum by (pd_leg, error_type) (rate(pd_leg_duration_seconds_count{M,error_type!=""}[$__rate_interval]))`}}},
+		{"Engines that corrupt KV", "Named by attestation.", "short", true,
+			[]query{{"{{pd_prefill}} {{pd_decode}}", "pd_attest_named{M}"}}},
+	}},
+	{"Retries and overload", []panel{
+		{"Retries", "Second attempts, by leg and reason.", "reqps", true,
+			[]query{perSecond("pd_retries_total", "pd_leg", "pd_reason")}},
+		{"Not retried", "Failed attempts, by why there was no other.", "reqps", true,
+			[]query{perSecond("pd_retries_skipped_total", "pd_reason")}},
+		{"Fallbacks and rescues", "Served otherwise than configured; streams that went on elsewhere.", "reqps", false,
+			[]query{perSecond("pd_fallbacks_total", "error_type"), perSecond("pd_rescues_total", "pd_result")}},
+		{"Admission", "Requests that wait for an engine with room, and those refused each second.", "short", false,
+			[]query{{"waiting", "sum(pd_admission_queued{M})"}, perSecond("pd_admission_refused_total", "pd_reason")}},
+	}},
+}
+
+// dashboardJSON is what Grafana imports (schema 39, Grafana 10.4 and later).
+func dashboardJSON() []byte {
+	type object = map[string]any
+	source := object{"type": "prometheus", "uid": "${datasource}"}
+	models := `gen_ai_request_model=~"$model"`
+	var panels []object
+	id, y := 0, 0
+	place := func(x, w, h int) object { return object{"x": x, "y": y, "w": w, "h": h} }
+	for _, row := range dashboard {
+		id++
+		panels = append(panels, object{"id": id, "type": "row", "title": row.title, "collapsed": false,
+			"gridPos": place(0, 24, 1), "panels": []object{}})
+		y++
+		across := 4 // panels beside each other
+		if len(row.panels)%3 == 0 {
+			across = 3
+		}
+		for i, p := range row.panels {
+			id++
+			var targets []object
+			for n, q := range p.queries {
+				targets = append(targets, object{"refId": string(rune('A' + n)), "datasource": source,
+					"expr": strings.ReplaceAll(q.expr, "{M", "{"+models), "legendFormat": q.legend})
+			}
+			stacking, fill := "none", 0
+			if p.stacked {
+				stacking, fill = "normal", 25
+			}
+			panels = append(panels, object{"id": id, "type": "timeseries", "title": p.title, "description": p.about,
+				"datasource": source, "gridPos": place(i%across*(24/across), 24/across, 8), "targets": targets,
+				"fieldConfig": object{"overrides": []object{}, "defaults": object{"unit": p.unit, "min": 0,
+					"color": object{"mode": "palette-classic"},
+					"custom": object{"lineWidth": 1, "fillOpacity": fill, "showPoints": "never",
+						"stacking": object{"mode": stacking, "group": "A"}}}},
+				"options": object{"legend": object{"displayMode": "list", "placement": "bottom", "showLegend": true},
+					"tooltip": object{"mode": "multi", "sort": "desc"}}})
+			if i%across == across-1 || i == len(row.panels)-1 {
+				y += 8
+			}
+		}
+	}
+	variables := []object{
+		{"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus"},
+		{"name": "model", "label": "model", "type": "query", "datasource": source, "refresh": 2, "sort": 1,
+			"query":      "label_values(pd_requests_in_flight, gen_ai_request_model)",
+			"definition": "label_values(pd_requests_in_flight, gen_ai_request_model)",
+			"multi":      true, "includeAll": true, "allValue": ".*",
+			"current": object{"text": []string{"All"}, "value": []string{"$__all"}}},
+	}
+	var out bytes.Buffer
+	enc := json.NewEncoder(&out)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(object{"title": "pdkit gateway", "uid": "pdkit-gateway", "tags": []string{"pdkit"},
+		"description": "What prefill and decode engines and the gateway between them do: docs/metrics.md",
+		"timezone":    "browser", "schemaVersion": 39, "version": 1, "editable": true, "refresh": "30s",
+		"time": object{"from": "now-1h", "to": "now"}, "graphTooltip": 1,
+		"templating": object{"list": variables}, "annotations": object{"list": []object{}},
+		"panels": panels}); err != nil {
+		panic(err) // maps of strings and numbers
+	}
+	return out.Bytes()
+}
+
+// expressions are the dashboard's queries, as Prometheus gets them for one model.
+func expressions(t *testing.T, window string) map[string]string {
+	t.Helper()
+	var file struct {
+		Panels []struct {
+			Title   string
+			Targets []struct{ RefID, Expr string }
+		}
+	}
+	data, err := os.ReadFile(dashboardFile)
+	require.NoError(t, err)
+	require.NoError(t, json.Unmarshal(data, &file))
+	exprs := map[string]string{}
+	for _, p := range file.Panels {
+		for _, target := range p.Targets {
+			exprs[p.Title+" "+target.RefID] = strings.NewReplacer("$__rate_interval", window, "$model", "tiny").
+				Replace(target.Expr)
+		}
+	}
+	require.NotEmpty(t, exprs)
+	return exprs
+}
+
+func TestTheDashboardIsOfToday(t *testing.T) {
+	if os.Getenv("PDKIT_UPDATE") != "" {
+		require.NoError(t, os.WriteFile(dashboardFile, dashboardJSON(), 0o644))
+	}
+	data, err := os.ReadFile(dashboardFile)
+	require.NoError(t, err)
+	assert.Equal(t, string(dashboardJSON()), string(data), "write it anew: PDKIT_UPDATE=1 go test -run TheDashboard ./gateway")
+	for name, expr := range expressions(t, "5m") {
+		for _, metric := range metricNames.FindAllString(expr, -1) {
+			assert.True(t, isDocumented(t, metric), "%s: docs/metrics.md has no %s", name, metric)
+		}
+	}
+}
+
+// checkDashboard asks a Prometheus that has scraped a gateway under load for every panel. All queries are answered, and
+// those of requests with numbers.
+func checkDashboard(t *testing.T, ask func(expr string) (values []string, err error)) {
+	t.Helper()
+	for name, expr := range expressions(t, "4s") {
+		values, err := ask(expr)
+		require.NoError(t, err, "%s: %s", name, expr)
+		title, _, _ := strings.Cut(name, " ")
+		switch title {
+		case "Requests", "In", "Duration", "Time", "Tokens", "Age", "Engines", "Reuse":
+			if strings.HasPrefix(name, "Engines that") {
+				continue
+			}
+			assert.NotEmpty(t, values, "%s: %s", name, expr)
+			assert.NotContains(t, values, "NaN", "%s: %s", name, expr)
+		}
+	}
+	_, err := ask("sum(")
+	assert.Error(t, err, fmt.Sprint("a query with a fault is told"))
+}
