@@ -15,6 +15,8 @@ import (
 
 	wire "github.com/miekg/dns"
 	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/internal/freeport"
 )
 
 // coreDNS is a real CoreDNS that serves the zone test from a file.
@@ -54,17 +56,15 @@ func newCoreDNS(t *testing.T, records ...string) *coreDNS {
 	return c
 }
 
-// freeAddress returns one that is free for UDP and TCP.
+// freeAddress returns one that is free for UDP and TCP, and stays so while CoreDNS is dead.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	for range 20 {
-		pc, err := net.ListenPacket("udp", "127.0.0.1:0")
+		port, err := freeport.One()
 		require.NoError(t, err)
-		addr := pc.LocalAddr().String()
-		ln, err := net.Listen("tcp", addr)
-		pc.Close()
-		if err == nil {
-			ln.Close()
+		addr := net.JoinHostPort("127.0.0.1", port)
+		if pc, err := net.ListenPacket("udp", addr); err == nil {
+			_ = pc.Close()
 			return addr
 		}
 	}
@@ -86,15 +86,23 @@ func (c *coreDNS) set(records ...string) {
 func (c *coreDNS) start() {
 	c.t.Helper()
 	c.process = exec.Command(c.binary, "-conf", filepath.Join(c.dir, "Corefile"))
-	var out strings.Builder
-	c.process.Stdout, c.process.Stderr = &out, &out
+	log, err := os.Create(filepath.Join(c.dir, "log"))
+	require.NoError(c.t, err)
+	defer log.Close()
+	c.process.Stdout, c.process.Stderr = log, log
 	require.NoError(c.t, c.process.Start())
 	c.ended = make(chan error, 1)
 	go func(p *exec.Cmd, ended chan error) { ended <- p.Wait() }(c.process, c.ended)
-	require.Eventually(c.t, func() bool {
+	answers := func() bool {
 		m, err := wire.Exchange(new(wire.Msg).SetQuestion("ns.test.", wire.TypeA), c.addr)
 		return err == nil && len(m.Answer) == 1
-	}, 10*time.Second, 20*time.Millisecond, "CoreDNS does not answer")
+	}
+	for end := time.Now().Add(30 * time.Second); !answers(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			out, _ := os.ReadFile(log.Name())
+			require.Fail(c.t, "CoreDNS does not answer", "%s", out)
+		}
+	}
 }
 
 func (c *coreDNS) kill() {
