@@ -160,25 +160,31 @@ tests() {
   echo "passed at the second try:" $(grep -oE '^--- FAIL: [^ ]+' "$log" | cut -d ' ' -f 3) >> "$TMP/$STEP.why"
 }
 
+# step_fuzz runs two targets beside each other, with one worker each: half of a short run is compiling and linking.
 step_fuzz() {
-  local file target found=0
-  while IFS=: read -r file target; do
-    found=1
-    echo "$file $target, $FUZZTIME"
-    fuzz_one "$(dirname "$file")" "$target"
-  done < <(find . -path './.?*' -prune -o -name '*_test.go' -print0 |
+  local targets
+  targets=$(find . -path './.?*' -prune -o -name '*_test.go' -print0 |
     xargs -0 grep -HoE '^func Fuzz[A-Za-z0-9_]*' | sed 's/func //')
-  [ $found = 1 ]
+  [ -n "$targets" ]
+  export FUZZTIME TMP
+  export -f fuzz_one
+  xargs -P 2 -n 1 bash -c 'fuzz_one "$1"' fuzz <<< "$targets"
 }
 
-# fuzz_one also forgives, three times, that the fuzzer reports its own end of time as a failure without an input (golang.org/issue/75804).
+# fuzz_one runs one target, FILE:NAME. It forgives, three times, that the fuzzer reports its own end of time as a
+# failure without an input (golang.org/issue/75804).
 fuzz_one() {
-  local try
+  local file=${1%%:*} target=${1#*:} log try
+  log=$(mktemp "$TMP/fuzz.XXXXXX")
   for try in 1 2 3 4; do # seen in one of 25 runs
-    (cd "$1" && go test -run '^$' -fuzz "^$2\$" -fuzztime "$FUZZTIME" -parallel 2 .) 2>&1 | tee "$TMP/fuzz" && return 0
-    grep -q 'context deadline exceeded' "$TMP/fuzz" && ! grep -q 'Failing input written' "$TMP/fuzz" || return 1
-    echo "the fuzzer was stopped by its own clock, without a failing input (try $try)"
+    if (cd "${file%/*}" && go test -run '^$' -fuzz "^$target\$" -fuzztime "$FUZZTIME" -parallel 1 .) > "$log" 2>&1; then
+      echo "$file $target, $FUZZTIME: $(tail -n 1 "$log")"
+      return 0
+    fi
+    grep -q 'context deadline exceeded' "$log" && ! grep -q 'Failing input written' "$log" || break
+    echo "$file $target: the fuzzer was stopped by its own clock, without a failing input (try $try)"
   done
+  printf '%s %s FAILED\n%s\n' "$file" "$target" "$(cat "$log")"
   return 1
 }
 
