@@ -256,3 +256,23 @@ func TestValuesAreComparedByMeaning(t *testing.T) {
 		assert.Equal(t, c.same, sameValue([]byte(c.b), []byte(c.a)), "%s and %s", c.b, c.a)
 	}
 }
+
+func TestByMeaningAResponseMayBeSpelledInAnotherWay(t *testing.T) {
+	said := appendWhole(nil, 7, 8)
+	for name, c := range map[string]struct {
+		old, with string
+		same      bool
+	}{
+		"as it was said":          {"", "", true},
+		"spaces":                  {`"model":"bench"`, `"model": "bench" `, true},
+		"prefill's cached tokens": {`"cached_tokens":512`, `"cached_tokens":0`, true},
+		"both":                    {`"cached_tokens":512`, `"cached_tokens": 0`, true},
+		"other cached tokens":     {`"cached_tokens":512`, `"cached_tokens":511`, false},
+		"another request's text":  {`0000000000000008`, `0000000000000009`, false},
+		"a member is lost":        {`"metrics":null`, `"metric":null`, false},
+		"it is cut":               {`}`, ``, false},
+	} {
+		got := strings.Replace(string(said), c.old, c.with, 1)
+		assert.Equal(t, c.same, sameResponse([]byte(got), said), name)
+	}
+}
