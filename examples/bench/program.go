@@ -23,6 +23,7 @@ import (
 // program is a proxy under test, running as a process of its own.
 type program struct {
 	name    string
+	site    site
 	address string
 	log     string
 	cmd     *exec.Cmd
@@ -34,14 +35,17 @@ type program struct {
 // recipe says how a program is started.
 type recipe struct {
 	name   string
+	site   site
 	binary string
 	args   func(ctx context.Context, listen string) ([]string, error)
 	env    []string // beside the usual
+	// register tells a program that has just been started of its engines; nil: its arguments do.
+	register func(ctx context.Context, listen string) error
 }
 
 // minimal is the proxy that the gateway is compared with. Flags make variants of it.
 func (l *lab) minimal(binary, name string, extra ...string) recipe {
-	return recipe{name: name, binary: binary, args: func(_ context.Context, listen string) ([]string, error) {
+	return recipe{name: name, site: l.site, binary: binary, args: func(_ context.Context, listen string) ([]string, error) {
 		return append([]string{
 			"-listen", listen,
 			"-prefill", "http://" + l.engines.Prefill[0],
@@ -52,7 +56,8 @@ func (l *lab) minimal(binary, name string, extra ...string) recipe {
 
 // gateway is examples/gateway with default settings and an admin address, for the given engines.
 func (l *lab) gateway(binary, name string, engines *load.Engines) recipe {
-	return recipe{name: name, binary: binary, args: func(ctx context.Context, listen string) ([]string, error) {
+	site := site{board: l.board, engines: engines}
+	return recipe{name: name, site: site, binary: binary, args: func(ctx context.Context, listen string) ([]string, error) {
 		admin, err := freeAddress(ctx)
 		if err != nil {
 			return nil, err
@@ -114,7 +119,7 @@ func (l *lab) start(ctx context.Context, r recipe) (*program, time.Duration, err
 	if err != nil {
 		return nil, 0, err
 	}
-	p := &program{name: r.name, address: listen, exited: make(chan struct{})}
+	p := &program{name: r.name, site: r.site, address: listen, exited: make(chan struct{})}
 	p.log = filepath.Join(l.dir, r.name+".log")
 	log, err := os.Create(p.log)
 	if err != nil {
@@ -133,9 +138,15 @@ func (l *lab) start(ctx context.Context, r recipe) (*program, time.Duration, err
 		_ = p.cmd.Wait()
 		close(p.exited)
 	}()
-	took, err := l.firstResponse(ctx, p)
+	if r.register != nil {
+		err = r.register(ctx, listen)
+	}
+	var took time.Duration
+	if err == nil {
+		took, err = l.firstResponse(ctx, p)
+	}
 	if err != nil {
-		return nil, 0, fmt.Errorf("%s: %w%s", p.name, err, p.lastWords())
+		return nil, 0, errors.Join(fmt.Errorf("%s: %w%s", p.name, err, p.lastWords()), p.stop())
 	}
 	return p, took, nil
 }
@@ -161,7 +172,7 @@ func (l *lab) exec(p *program) error {
 // firstResponse sends requests until the program answers one, and returns the time since the program's start.
 func (l *lab) firstResponse(ctx context.Context, p *program) (time.Duration, error) {
 	plan := &load.Plan{Prompt: load.NewPrompt(2<<10, false)}
-	client := load.NewClient(l.board, 0, l.target(p), plan, &load.Meter{})
+	client := load.NewClient(p.site.board, 0, l.target(p), plan, &load.Meter{})
 	defer client.Close()
 	for {
 		err := client.Ask(ctx)
@@ -218,5 +229,5 @@ func usedBy(p *program) (time.Duration, error) {
 	if p == nil {
 		return 0, nil
 	}
-	return cpu.Used(p.cmd.Process.Pid)
+	return cpu.UsedByTree(p.cmd.Process.Pid)
 }

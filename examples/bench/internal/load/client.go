@@ -77,8 +77,18 @@ func NewClient(board *Board, slot int, target Target, plan *Plan, meter *Meter) 
 }
 
 // Run sends requests until stop is set, and notes wrong responses on the board. It gives up after ten faults in a row.
+// A client whose response comes later than its next request is due sends that at once, and then as planned again: a
+// slow proxy gets fewer requests than planned, never two of one client at a time.
 func (c *Client) Run(ctx context.Context, stop *atomic.Bool) {
+	next := time.Now().Add(c.plan.Phase)
 	for failed := 0; !stop.Load() && ctx.Err() == nil && failed < 10; {
+		if c.plan.Every > 0 {
+			time.Sleep(time.Until(next))
+			next = latest(next.Add(c.plan.Every), time.Now())
+			if stop.Load() {
+				return
+			}
+		}
 		if err := c.Ask(ctx); err != nil {
 			failed++
 			c.meter.Failed.Add(1)
@@ -88,6 +98,13 @@ func (c *Client) Run(ctx context.Context, stop *atomic.Bool) {
 		}
 		failed = 0
 	}
+}
+
+func latest(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return b
+	}
+	return a
 }
 
 // Close ends the client's connections.
