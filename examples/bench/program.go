@@ -159,14 +159,18 @@ func tunesGo(variable string) bool {
 
 // exec starts the process from a thread that runs on the CPU for programs under test: the process inherits the CPU.
 func (l *lab) exec(p *program) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	if err := cpu.PinThread(l.theirs); err != nil {
-		return err
-	}
-	p.started = time.Now()
-	err := p.cmd.Start()
-	return errors.Join(err, cpu.PinThread(l.ours))
+	result := make(chan error)
+	go func() {
+		// The thread is not unlocked, so the runtime ends it with this goroutine: nothing else runs on that CPU.
+		runtime.LockOSThread()
+		err := cpu.PinThread(l.theirs)
+		if err == nil {
+			p.started = time.Now()
+			err = p.cmd.Start()
+		}
+		result <- err
+	}()
+	return <-result
 }
 
 // firstResponse sends requests until the program answers one, and returns the time since the program's start.
