@@ -76,7 +76,8 @@ func leg(engine string, body map[string]any) []byte {
 	if err != nil {
 		return nil
 	}
-	res, err := http.Post(engine+"/v1/chat/completions", "application/json", bytes.NewReader(text)) //nolint:noctx // a test
+	url := engine + "/v1/chat/completions"
+	res, err := http.Post(url, "application/json", bytes.NewReader(text)) //nolint:noctx // the process is ended by its test
 	if err != nil {
 		return nil
 	}

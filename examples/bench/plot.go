@@ -59,7 +59,7 @@ func drawRatios(title string, loads []compared, file string) error {
 	p.Title.Text = title
 	p.Title.Padding = vg.Points(6)
 	// One gateway may cost thirty times what another does.
-	p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.ConstantTicks(ratioTicks)
+	p.X.Scale = plot.LogScale{}
 	grid := plotter.NewGrid()
 	grid.Horizontal.Width = 0
 	p.Add(grid)
@@ -67,14 +67,14 @@ func drawRatios(title string, loads []compared, file string) error {
 	labels := make([]string, len(loads))
 	for i, c := range loads {
 		at := len(loads) - 1 - i // the first load on top
-		labels[at] = c.scenario.name
+		labels[at] = " " + c.scenario.name + "  "
 		programs := append([]rival{{series: c.subject, ratios: c.ratios}}, c.peers...)
 		for j, program := range programs {
 			y := float64(at) + 0.8*((float64(rows)-1)/2-float64(j))/float64(rows)
 			if err := addBox(p, y, program.ratios, colours[j%len(colours)]); err != nil {
 				return err
 			}
-			if i == 0 {
+			if i == 0 && rows > 1 {
 				p.Legend.Add(program.name, &plotter.Polygon{Color: colours[j%len(colours)]})
 			}
 		}
@@ -86,7 +86,12 @@ func drawRatios(title string, loads []compared, file string) error {
 	}
 	equal.Dashes = []vg.Length{vg.Points(4), vg.Points(3)}
 	p.Add(equal)
-	p.X.Min, p.X.Max = min(p.X.Min, 0.9), max(p.X.Max, 1.2)
+	p.X.Min, p.X.Max = min(p.X.Min, 0.9)/1.05, max(p.X.Max, 1.2)*1.05
+	p.X.Tick.Marker = ratioTicks(p.X.Max / p.X.Min)
+	if rows > 1 {
+		p.Y.Max++ // room for the legend
+		p.Legend.Top = true
+	}
 	return p.Save(24*vg.Centimeter, vg.Length(3+0.4*float64(len(loads)*(1+rows)))*vg.Centimeter, file)
 }
 
@@ -103,11 +108,15 @@ func addBox(p *plot.Plot, y float64, ratios []float64, fill color.Color) error {
 	return nil
 }
 
-// ratioTicks are close enough together for ratios near 1, and far enough for those of 30.
-var ratioTicks = func() []plot.Tick {
-	var ticks []plot.Tick
-	for _, v := range []float64{0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.5, 2, 3, 5, 7, 10, 20, 30, 50, 100} {
+// ratioTicks are dense if the ratios lie within a factor of 5, and sparse if some gateway costs 30 times another.
+func ratioTicks(width float64) plot.ConstantTicks {
+	at := []float64{0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100}
+	if width < 5 {
+		at = []float64{0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.5, 1.7, 2, 2.5, 3, 4, 5}
+	}
+	var ticks plot.ConstantTicks
+	for _, v := range at {
 		ticks = append(ticks, plot.Tick{Value: v, Label: strconv.FormatFloat(v, 'g', -1, 64)})
 	}
 	return ticks
-}()
+}

@@ -45,19 +45,19 @@ type recipe struct {
 
 // minimal is the proxy that the gateway is compared with. Flags make variants of it.
 func (l *lab) minimal(binary, name string, extra ...string) recipe {
-	return recipe{name: name, site: l.site, binary: binary, args: func(_ context.Context, listen string) ([]string, error) {
+	args := func(_ context.Context, listen string) ([]string, error) {
 		return append([]string{
 			"-listen", listen,
 			"-prefill", "http://" + l.engines.Prefill[0],
 			"-decode", "http://" + l.engines.Decode[0],
 		}, extra...), nil
-	}}
+	}
+	return recipe{name: name, site: l.site, binary: binary, args: args}
 }
 
 // gateway is examples/gateway with default settings and an admin address, for the given engines.
 func (l *lab) gateway(binary, name string, engines *load.Engines) recipe {
-	site := site{board: l.board, engines: engines}
-	return recipe{name: name, site: site, binary: binary, args: func(ctx context.Context, listen string) ([]string, error) {
+	args := func(ctx context.Context, listen string) ([]string, error) {
 		admin, err := freeAddress(ctx)
 		if err != nil {
 			return nil, err
@@ -67,7 +67,8 @@ func (l *lab) gateway(binary, name string, engines *load.Engines) recipe {
 			return nil, err
 		}
 		return []string{"-config", file}, nil
-	}}
+	}
+	return recipe{name: name, site: site{board: l.board, engines: engines}, binary: binary, args: args}
 }
 
 func gatewayConfig(listen, admin string, engines *load.Engines) string {

@@ -227,6 +227,9 @@ func inMS(d time.Duration) float64 { return float64(d) / float64(time.Millisecon
 
 func spread(s series) string {
 	sorted := latencies(s)
+	if len(sorted) == 0 {
+		return "–" // all first chunks came before the measured time
+	}
 	return fmt.Sprintf("%.2f / %.2f", inMS(percentile(sorted, 50)), inMS(percentile(sorted, 99)))
 }
 
