@@ -89,7 +89,8 @@ func registerWithSMG(ctx context.Context, listen string, engines *load.Engines) 
 	all := len(engines.Prefill) + len(engines.Decode)
 	for ready(ctx, workers) < all {
 		if err := pause(ctx, 20*time.Millisecond); err != nil {
-			return fmt.Errorf("%d of %d workers are ready after a minute", ready(context.WithoutCancel(ctx), workers), all)
+			n := ready(context.WithoutCancel(ctx), workers)
+			return fmt.Errorf("%d of %d workers are ready after a minute", n, all)
 		}
 	}
 	return nil

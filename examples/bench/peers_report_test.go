@@ -30,7 +30,8 @@ func withPeers() *report {
 	r.footprints = append(r.footprints,
 		footprint{name: "right 1.0", atRest: []float64{30 << 20}, perStream: []float64{90 << 10}},
 		footprint{name: "faulty 2.0", why: "only 900 of 1000 streams are open"})
-	r.starts = append(r.starts, starts{name: "right 1.0", times: []time.Duration{time.Second}}, starts{name: "faulty 2.0"})
+	r.starts = append(r.starts,
+		starts{name: "right 1.0", times: []time.Duration{time.Second}}, starts{name: "faulty 2.0"})
 	half := stream
 	half.scenario = halfLoad
 	half.scenario.rate = 1000.0 / 16
@@ -66,8 +67,9 @@ func TestTheClosingTextIsMadeFromTheFigures(t *testing.T) {
 	_, closing, found := strings.Cut(text, "## What this shows")
 	require.True(t, found)
 	for _, line := range []string{
-		"- The gateway meets all 5 targets.",
-		"- CPU time per request, in times of minimal's, over the loads: gateway 1.00, right 1.0 2.50 and faulty 2.0 2.00.",
+		"- The gateway meets 5 of 5 targets.",
+		"- CPU time per request, in times of minimal's, over the loads: gateway 1.00, right 1.0 2.50 and " +
+			"faulty 2.0 2.00.",
 		"- CPU time per streamed chunk, in times of minimal's, over the loads: gateway 1.00 and right 1.0 25.00.",
 		"- An open stream takes: gateway 42 KB, minimal 30 KB and right 1.0 90 KB.",
 		"- right 1.0: all of 20,000 responses were right.",
@@ -81,7 +83,7 @@ func TestTheClosingTextIsMadeFromTheFigures(t *testing.T) {
 	r.compared[0].ratios = []float64{1.38}
 	r.compared[0].subject.slices[0].others = 300 * time.Millisecond
 	_, closing, _ = strings.Cut(written(t, r), "## What this shows")
-	assert.Contains(t, closing, "The gateway meets 4 of 5 targets. It misses: 2 KB, 16 clients (1.2 times the target).")
+	assert.Contains(t, closing, "The gateway meets 4 of 5 targets. Missed: 2 KB, 16 clients (1.2 times the target).")
 	assert.Contains(t, closing, "The machine was not quiet: others used up to 15 %")
 }
 

@@ -77,7 +77,7 @@ func leg(engine string, body map[string]any) []byte {
 		return nil
 	}
 	url := engine + "/v1/chat/completions"
-	res, err := http.Post(url, "application/json", bytes.NewReader(text)) //nolint:noctx // the process is ended by its test
+	res, err := http.Post(url, "application/json", bytes.NewReader(text)) //nolint:noctx // the lab ends the process
 	if err != nil {
 		return nil
 	}

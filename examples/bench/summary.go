@@ -28,14 +28,14 @@ func (r *report) aims() []string {
 			missed = append(missed, fmt.Sprintf("%s (%.3g times the target)", f.name, f.value/f.target))
 		}
 	}
-	switch {
-	case len(all) == 0:
+	if len(all) == 0 {
 		return nil
-	case len(missed) == 0:
-		return []string{fmt.Sprintf("The gateway meets all %d targets.", len(all))}
 	}
-	return []string{fmt.Sprintf("The gateway meets %d of %d targets. It misses: %s.", len(all)-len(missed), len(all),
-		strings.Join(missed, "; "))}
+	line := fmt.Sprintf("The gateway meets %d of %d targets.", len(all)-len(missed), len(all))
+	if len(missed) > 0 {
+		line += " Missed: " + strings.Join(missed, "; ") + "."
+	}
+	return []string{line}
 }
 
 // costsInWords has one line for requests and one for streams: the range of each program's ratios over the loads.
@@ -99,8 +99,8 @@ func (r *report) timesInWords() []string {
 		return lines
 	}
 	c := *r.half
-	return append(lines, fmt.Sprintf("At half of the gateway's capacity, time to the first token, p50 / p99: %s; direct "+
-		"%s ms.", inWords(c, func(s series) string {
+	return append(lines, fmt.Sprintf("At half of the gateway's capacity, time to the first token, p50 / p99: %s; "+
+		"direct %s ms.", inWords(c, func(s series) string {
 		text := spread(s) + " ms"
 		if share := c.served(s); share < 0.95 {
 			text += fmt.Sprintf(" (serving %.0f %% of the load)", 100*share)
@@ -175,10 +175,11 @@ func (r *report) noiseInWords() []string {
 	case len(r.compared)+len(r.endpoints) == 0:
 		return nil
 	case worst <= noisy:
-		return []string{fmt.Sprintf("The machine was quiet: others used at most %.1f %% of the measured CPU.", 100*worst)}
+		return []string{fmt.Sprintf("The machine was quiet: others used at most %.1f %% of the measured CPU.",
+			100*worst)}
 	}
-	return []string{fmt.Sprintf("The machine was not quiet: others used up to %.0f %% of the measured CPU (%s). Ratios "+
-		"suffer less from that than the figures beside them.", 100*worst, where)}
+	return []string{fmt.Sprintf("The machine was not quiet: others used up to %.0f %% of the measured CPU (%s). "+
+		"Ratios suffer less from that than the figures beside them.", 100*worst, where)}
 }
 
 // and joins a list as a sentence does.

@@ -20,7 +20,8 @@ func (r *report) write(w io.Writer) error {
 		fmt.Fprintf(&m, " Peers: %s.", and(r.peerNames()))
 	}
 	fmt.Fprintf(&m, "\n\nEach program runs on one CPU, with GOMAXPROCS=1 if it is in Go; clients and engines run on "+
-		"another. %d rounds of slices of %v; paced and slow streams take three times as many. Took %v.\n",
+		"another. %d times there and back through all programs, in slices of %v; "+
+		"paced and slow streams take three times as many. Took %v.\n",
 		r.pace.rounds, r.pace.slice, r.took.Round(time.Second))
 	r.writeRatios(&m)
 	r.writeHalfLoad(&m)
@@ -33,8 +34,12 @@ func (r *report) write(w io.Writer) error {
 	if !r.calibration {
 		r.writeSummary(&m)
 	}
-	fmt.Fprintf(&m, "\nChecked: %d prefill legs, %d decode legs, every response byte for byte; faults: %d.\n",
-		r.prefills, r.decodes, r.faultCount)
+	whose := ""
+	if len(r.peers) > 0 {
+		whose = ", peers aside"
+	}
+	fmt.Fprintf(&m, "\nChecked%s: %d prefill legs, %d decode legs, every response byte for byte; faults: %d.\n",
+		whose, r.prefills, r.decodes, r.faultCount)
 	_, err := io.WriteString(w, m.String())
 	return err
 }
@@ -203,9 +208,9 @@ func (r *report) writeLatencies(m *strings.Builder) {
 		return
 	}
 	columns := append([]string{"load"}, names(r.compared[0].programs())...)
-	m.WriteString("\n## Latency at full load\n\nMilliseconds, p50 / p99: of a whole response; of a coalesced stream's " +
-		"first chunk; of a paced chunk from the engine's write to the client's read. Direct: the clients do both legs " +
-		"themselves.\n\n")
+	m.WriteString("\n## Latency at full load\n\nMilliseconds, p50 / p99: of a whole response; of a coalesced " +
+		"stream's first chunk; of a paced chunk from the engine's write to the client's read. Direct: the clients " +
+		"do both legs themselves.\n\n")
 	head(m, columns...)
 	for _, c := range r.compared {
 		fmt.Fprintf(m, "| %s | %s |\n", c.scenario.name, each(c.programs(), spread))
@@ -213,8 +218,8 @@ func (r *report) writeLatencies(m *strings.Builder) {
 			fmt.Fprintf(m, "| %s: p50 above direct | %s |\n", c.scenario.name, each(c.programs(), c.added))
 		}
 	}
-	m.WriteString("\n## Rate\n\nRequests per second, or chunks per second where the load is SSE. Paced streams have the " +
-		"rate that the engines give them.\n\n")
+	m.WriteString("\n## Rate\n\nRequests per second, or chunks per second where the load is SSE. Paced streams " +
+		"have the rate that the engines give them.\n\n")
 	head(m, columns...)
 	for _, c := range r.compared {
 		fmt.Fprintf(m, "| %s | %s |\n", c.scenario.name, each(c.programs(), func(s series) string {
@@ -242,11 +247,12 @@ func (r *report) writeFootprints(m *strings.Builder) {
 		columns = append(columns, f.name)
 	}
 	subject := r.footprints[0]
-	m.WriteString("\n## Memory and start\n\nResident memory, uncollected garbage included, with GOGC=100 if the program " +
-		"is in Go.\n\n")
+	m.WriteString("\n## Memory and start\n\nResident memory, uncollected garbage included, with GOGC=100 if the " +
+		"program is in Go.\n\n")
 	head(m, append(columns, "target", "")...)
 	fmt.Fprintf(m, "| KB per open stream at %s streams: median of %d (least to greatest) | %s | %d | %s |\n",
-		count(streamsOpen), len(subject.perStream), r.footprintCells(func(f footprint) []float64 { return f.perStream }),
+		count(streamsOpen), len(subject.perStream),
+		r.footprintCells(func(f footprint) []float64 { return f.perStream }),
 		targetStreamBytes>>10, mark(median(subject.perStream) <= targetStreamBytes))
 	fmt.Fprintf(m, "| KB at rest | %s | | |\n",
 		r.footprintCells(func(f footprint) []float64 { return f.atRest }))

@@ -107,7 +107,8 @@ func sameUsageEvent(got, want []byte) bool {
 	}
 	event, _ := theirs.(map[string]any)
 	usage, _ := event["usage"].(map[string]any)
-	if total, ok := usage["total_tokens"]; ok && same(total, sumOf(usage["prompt_tokens"], usage["completion_tokens"])) {
+	sum := sumOf(usage["prompt_tokens"], usage["completion_tokens"])
+	if total, ok := usage["total_tokens"]; ok && same(total, sum) {
 		delete(usage, "total_tokens")
 	}
 	details, _ := usage["prompt_tokens_details"].(map[string]any)
