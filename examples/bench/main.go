@@ -44,6 +44,9 @@ func main() {
 // run runs the whole benchmark. It returns an error that says why the result is bad, or why there is none.
 func run(ctx context.Context, p pace, selfcheck bool, peersDir, only, out string) (err error) {
 	start := time.Now()
+	if selfcheck && peersDir != "" {
+		return errors.New("-selfcheck compares minimal with itself: leave -peers out")
+	}
 	peers, err := findPeers(peersDir)
 	if err != nil {
 		return err

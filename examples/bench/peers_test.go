@@ -107,8 +107,15 @@ func fake(t *testing.T, l *lab, wrong string) *contender {
 		},
 	}})
 	require.NoError(t, err)
-	list[0].recipe.env = []string{fakePeer + "=" + wrong}
-	return list[0]
+	c := list[0]
+	c.recipe.env = []string{fakePeer + "=" + wrong}
+	plain := c.fleet
+	c.fleet = func(s site) recipe {
+		r := plain(s)
+		r.env = c.recipe.env
+		return r
+	}
+	return c
 }
 
 func TestAPeersWrongResponsesAreCountedAndShown(t *testing.T) {
@@ -158,6 +165,23 @@ func TestAPeerThatDoesNotStartIsShown(t *testing.T) {
 	require.NoError(t, l.takePeer(t.Context(), scenarios[0], c, &s))
 	assert.Contains(t, rival{series: s}.cell(), "– does not start: ")
 	assert.NotEmpty(t, l.peerFootprint(t.Context(), c).why)
+}
+
+func TestAPeerWithManyEndpointsIsComparedWithItself(t *testing.T) {
+	l := testLab(t)
+	c := fake(t, l, "nothing")
+	r, err := l.peerFleet(t.Context(), fleetScenario(6), c, 6)
+	require.NoError(t, err)
+	assert.Empty(t, r.why)
+	assert.Len(t, r.ratios, 2)
+	assert.Zero(t, r.failed, r.reason)
+	assert.False(t, c.program.hasExited())
+
+	c.recipe.binary = filepath.Join(t.TempDir(), "missing")
+	require.NoError(t, c.program.stop())
+	r, err = l.peerFleet(t.Context(), fleetScenario(6), c, 6)
+	require.NoError(t, err)
+	assert.Contains(t, r.cell(), "– with two endpoints: does not start")
 }
 
 func TestPeersAreFoundWithTheirVersions(t *testing.T) {
