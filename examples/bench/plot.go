@@ -110,7 +110,7 @@ func addBox(p *plot.Plot, y float64, ratios []float64, fill color.Color) error {
 
 // ratioTicks are dense if the ratios lie within a factor of 5, and sparse if some gateway costs 30 times another.
 func ratioTicks(width float64) plot.ConstantTicks {
-	at := []float64{0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100}
+	at := []float64{0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100}
 	if width < 5 {
 		at = []float64{0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.5, 1.7, 2, 2.5, 3, 4, 5}
 	}
