@@ -55,9 +55,12 @@ func smgArgs(*load.Engines) []string {
 		"--log-level", "warn"}
 }
 
+// peerPatience is the most that a peer may need to start: with 4,096 engines that is minutes.
+const peerPatience = 5 * time.Minute
+
 // registerWithSMG adds the engines with the label kv_connector, and waits until all are ready.
 func registerWithSMG(ctx context.Context, listen string, engines *load.Engines) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, peerPatience)
 	defer cancel()
 	workers := "http://" + listen + "/workers"
 	for ready(ctx, workers) < 0 {
@@ -90,7 +93,7 @@ func registerWithSMG(ctx context.Context, listen string, engines *load.Engines) 
 	for ready(ctx, workers) < all {
 		if err := pause(ctx, 20*time.Millisecond); err != nil {
 			n := ready(context.WithoutCancel(ctx), workers)
-			return fmt.Errorf("%d of %d workers are ready after a minute", n, all)
+			return fmt.Errorf("%d of %d workers are ready after %v", n, all, peerPatience)
 		}
 	}
 	return nil
@@ -176,9 +179,9 @@ func (p peer) title() string { return p.name + " " + p.version }
 
 // recipe says how the peer is started for the engines of a site.
 func (p peer) recipe(s site) recipe {
-	r := recipe{name: p.title(), site: s, binary: p.binary}
+	r := recipe{name: p.title(), site: s, binary: p.binary, patience: peerPatience}
 	r.args = func(ctx context.Context, listen string) ([]string, error) {
-		metrics, err := freeAddress(ctx)
+		metrics, err := freeAddress(ctx, listen)
 		if err != nil {
 			return nil, err
 		}

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -165,6 +166,18 @@ func TestAPeerThatDoesNotStartIsShown(t *testing.T) {
 	require.NoError(t, l.takePeer(t.Context(), scenarios[0], c, &s))
 	assert.Contains(t, rival{series: s}.cell(), "– does not start: ")
 	assert.NotEmpty(t, l.peerFootprint(t.Context(), c).why)
+}
+
+func TestAPeerThatEndsWhileItRegistersIsNotWaitedFor(t *testing.T) {
+	l := testLab(t)
+	c := fake(t, l, "nothing")
+	c.recipe.args = func(context.Context, string) ([]string, error) { return []string{"-nonsense"}, nil }
+	c.recipe.register = func(ctx context.Context, _ string) error {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	s := l.ensure(t.Context(), c)
+	assert.Contains(t, s.why, "ended before it answered: exit status 3")
 }
 
 func TestAPeerWithManyEndpointsIsComparedWithItself(t *testing.T) {

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,6 +42,8 @@ type recipe struct {
 	env    []string // beside the usual
 	// register tells a program that has just been started of its engines; nil: its arguments do.
 	register func(ctx context.Context, listen string) error
+	// patience is the most that the program may need until its first response; 0: 20 s.
+	patience time.Duration
 }
 
 // minimal is the proxy that the gateway is compared with. Flags make variants of it.
@@ -58,7 +61,7 @@ func (l *lab) minimal(binary, name string, extra ...string) recipe {
 // gateway is examples/gateway with default settings and an admin address, for the given engines.
 func (l *lab) gateway(binary, name string, engines *load.Engines) recipe {
 	args := func(ctx context.Context, listen string) ([]string, error) {
-		admin, err := freeAddress(ctx)
+		admin, err := freeAddress(ctx, listen)
 		if err != nil {
 			return nil, err
 		}
@@ -98,21 +101,25 @@ spec:
 	return y.String()
 }
 
-// freeAddress finds a free loopback port. If another process takes it before the program does, the start fails with an
-// error that says so.
-func freeAddress(ctx context.Context) (string, error) {
-	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
+// freeAddress finds a free loopback port that is not taken, an address that was found before: nobody listens there
+// yet. If another process takes the port before the program does, the start fails with an error that says so.
+func freeAddress(ctx context.Context, taken string) (string, error) {
+	for {
+		var lc net.ListenConfig
+		l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
+		if err != nil {
+			return "", err
+		}
+		address := l.Addr().String()
+		if err := l.Close(); err != nil || address != taken {
+			return address, err
+		}
 	}
-	defer l.Close()
-	return l.Addr().String(), nil
 }
 
 // start runs a program on the CPU of the programs under test and returns when it has answered one request.
 func (l *lab) start(ctx context.Context, r recipe) (*program, time.Duration, error) {
-	listen, err := freeAddress(ctx)
+	listen, err := freeAddress(ctx, "")
 	if err != nil {
 		return nil, 0, err
 	}
@@ -140,16 +147,34 @@ func (l *lab) start(ctx context.Context, r recipe) (*program, time.Duration, err
 		close(p.exited)
 	}()
 	if r.register != nil {
-		err = r.register(ctx, listen)
+		err = p.whileItRuns(ctx, func(ctx context.Context) error { return r.register(ctx, listen) })
 	}
 	var took time.Duration
 	if err == nil {
-		took, err = l.firstResponse(ctx, p)
+		took, err = l.firstResponse(ctx, p, cmp.Or(r.patience, 20*time.Second))
 	}
 	if err != nil {
 		return nil, 0, errors.Join(fmt.Errorf("%s: %w%s", p.name, err, p.lastWords()), p.stop())
 	}
 	return p, took, nil
+}
+
+// whileItRuns calls a function whose context ends with the program, too.
+func (p *program) whileItRuns(ctx context.Context, do func(ctx context.Context) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-p.exited:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	err := do(ctx)
+	if err != nil && p.hasExited() {
+		return fmt.Errorf("ended before it answered: %v", p.cmd.ProcessState)
+	}
+	return err
 }
 
 // tunesGo reports whether an environment variable would change how a Go program under test runs.
@@ -175,7 +200,7 @@ func (l *lab) exec(p *program) error {
 }
 
 // firstResponse sends requests until the program answers one, and returns the time since the program's start.
-func (l *lab) firstResponse(ctx context.Context, p *program) (time.Duration, error) {
+func (l *lab) firstResponse(ctx context.Context, p *program, patience time.Duration) (time.Duration, error) {
 	plan := &load.Plan{Prompt: load.NewPrompt(2<<10, false)}
 	client := load.NewClient(p.site.board, 0, l.target(p), plan, &load.Meter{})
 	defer client.Close()
@@ -184,8 +209,8 @@ func (l *lab) firstResponse(ctx context.Context, p *program) (time.Duration, err
 		if err == nil {
 			return time.Since(p.started), nil
 		}
-		if time.Since(p.started) > 20*time.Second {
-			return 0, fmt.Errorf("no response within 20 s: %w", err)
+		if time.Since(p.started) > patience {
+			return 0, fmt.Errorf("no response within %v: %w", patience, err)
 		}
 		select {
 		case <-p.exited:
