@@ -221,10 +221,10 @@ func TestPeersAreFoundWithTheirVersions(t *testing.T) {
 func TestArgumentsNameAllEnginesAndBothAddresses(t *testing.T) {
 	engines := &load.Engines{Prefill: []string{"p1", "p2"}, Decode: []string{"d1", "d2"}}
 	for _, p := range knownPeers {
-		args, err := p.recipe(site{engines: engines}).args(t.Context(), "127.0.0.1:99")
+		args, err := p.recipe(site{engines: engines}).args(t.Context(), "127.0.0.2:99")
 		require.NoError(t, err)
 		text := strings.Join(args, " ")
-		assert.Contains(t, text, "--host 127.0.0.1 --port 99 --prometheus-host 127.0.0.1 --prometheus-port ")
+		assert.Contains(t, text, "--host 127.0.0.2 --port 99 --prometheus-host 127.0.0.2 --prometheus-port ")
 		assert.Contains(t, text, "--policy round_robin")
 		assert.Equal(t, p.register == nil, strings.Contains(text, "--prefill http://p1 --prefill http://p2 "+
 			"--decode http://d1 --decode http://d2"))

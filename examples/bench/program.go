@@ -103,10 +103,13 @@ spec:
 
 // freeAddress finds a free loopback port that is not taken, an address that was found before: nobody listens there
 // yet. If another process takes the port before the program does, the start fails with an error that says so.
+//
+// It is not on 127.0.0.1, where connections that this machine makes begin: one of them could have the port while a slow
+// program starts. One that firstResponse makes could even begin at the port that it asks for, and so connect to itself.
 func freeAddress(ctx context.Context, taken string) (string, error) {
 	for {
 		var lc net.ListenConfig
-		l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
+		l, err := lc.Listen(ctx, "tcp", "127.0.0.2:0")
 		if err != nil {
 			return "", err
 		}
