@@ -14,8 +14,10 @@ import (
 // footprint lists a program's resident memory in bytes: one figure for each process that was started for it.
 type footprint struct {
 	name      string
-	atRest    []float64 // after a little work
-	perStream []float64 // added by each open stream
+	atRest    []float64       // after a little work
+	perStream []float64       // added by each open stream
+	started   []time.Duration // from exec to the first response
+	why       string          // there are no figures
 }
 
 // footprint sets Go's own target for garbage, GOGC=100: the gateway's default has a floor under the heap, which is
@@ -35,14 +37,15 @@ func (l *lab) footprint(ctx context.Context, r recipe) (footprint, error) {
 // look starts a process, reads its memory, opens many streams within a second or two, lets them run for a while, and
 // reads the memory again. Garbage that the process has not collected by then is counted: its operator pays for it, too.
 func (l *lab) look(ctx context.Context, r recipe, f *footprint) error {
-	p, _, err := l.start(ctx, r)
+	p, took, err := l.start(ctx, r)
 	if err != nil {
 		return err
 	}
+	f.started = append(f.started, took)
 	if err := l.warm(ctx, p); err != nil {
 		return err
 	}
-	before, err := cpu.Resident(p.cmd.Process.Pid)
+	before, err := cpu.ResidentOfTree(p.cmd.Process.Pid)
 	if err != nil {
 		return err
 	}
@@ -56,12 +59,12 @@ func (l *lab) look(ctx context.Context, r recipe, f *footprint) error {
 	if err := pause(ctx, l.pace.settle); err != nil {
 		return err
 	}
-	after, err := cpu.Resident(p.cmd.Process.Pid)
+	after, err := cpu.ResidentOfTree(p.cmd.Process.Pid)
 	if err != nil {
 		return err
 	}
 	crowd.end()
-	l.board.Settle()
+	r.site.board.Settle()
 	f.atRest = append(f.atRest, float64(before))
 	f.perStream = append(f.perStream, float64(after-before)/streamsOpen)
 	return p.stop()

@@ -27,11 +27,17 @@ type lab struct {
 	pace     pace
 	progress io.Writer
 	dir      string
-	theirs   int // CPU of the programs under test
-	ours     int // CPU of clients and engines
-	board    *load.Board
-	engines  *load.Engines
+	theirs   int    // CPU of the programs under test
+	ours     int    // CPU of clients and engines
+	site            // for pdkit's own programs, whose legs must be right byte for byte
+	sites    []site // for peers
 	running  []*program
+}
+
+// site is a board and the two engines behind a program.
+type site struct {
+	board   *load.Board
+	engines *load.Engines
 }
 
 func openLab(ctx context.Context, p pace, progress io.Writer) (*lab, error) {
@@ -42,14 +48,28 @@ func openLab(ctx context.Context, p pace, progress io.Writer) (*lab, error) {
 	if len(cpus) < 2 {
 		return nil, errors.New("two CPUs are needed: one for the program under test, one for clients and engines")
 	}
-	l := &lab{pace: p, progress: progress, theirs: cpus[0], ours: cpus[1], board: load.NewBoard()}
+	l := &lab{pace: p, progress: progress, theirs: cpus[0], ours: cpus[1]}
 	if l.dir, err = os.MkdirTemp("", "pdkit-bench-"); err != nil {
 		return nil, err
 	}
-	if l.engines, err = load.StartEngines(ctx, l.board, 1); err != nil {
+	if l.site, err = openSite(ctx, load.NewBoard()); err != nil {
 		return nil, errors.Join(err, l.close())
 	}
 	return l, nil
+}
+
+func openSite(ctx context.Context, board *load.Board) (site, error) {
+	engines, err := load.StartEngines(ctx, board, 1)
+	return site{board: board, engines: engines}, err
+}
+
+// siteForPeer has engines that compare legs by meaning, and faults that are not counted as pdkit's.
+func (l *lab) siteForPeer(ctx context.Context) (site, error) {
+	s, err := openSite(ctx, load.NewBoardByMeaning())
+	if err == nil {
+		l.sites = append(l.sites, s)
+	}
+	return s, err
 }
 
 // pin moves this process to its CPU. It is called after everything is built, since compilers may use all CPUs.
@@ -65,8 +85,10 @@ func (l *lab) close() error {
 	for _, p := range l.running {
 		errs = append(errs, p.stop())
 	}
-	if l.engines != nil {
-		l.engines.Close()
+	for _, s := range append(l.sites, l.site) {
+		if s.engines != nil {
+			s.engines.Close()
+		}
 	}
 	return errors.Join(append(errs, os.RemoveAll(l.dir))...)
 }
@@ -84,6 +106,14 @@ func (l *lab) build(ctx context.Context, pkg string) (string, error) {
 		return "", fmt.Errorf("build %s: %w\n%s", pkg, err, text)
 	}
 	return binary, nil
+}
+
+// siteOf returns the site that a program's clients belong to. Direct legs, whose program is nil, are pdkit's own.
+func (l *lab) siteOf(p *program) site {
+	if p == nil {
+		return l.site
+	}
+	return p.site
 }
 
 // target is where clients send their requests: to the program or, if it is nil, to the engines themselves.

@@ -20,11 +20,13 @@ import (
 )
 
 func main() {
-	out := flag.String("o", "", "write the table to this file too, and a plot beside it: x.md and x.png")
+	out := flag.String("o", "", "write the table to this file too, and plots beside it: x.md, x-requests.png and so on")
 	quick := flag.Bool("quick", false, "under a minute; fails when a figure is beyond twice its target")
 	selfcheck := flag.Bool("selfcheck", false, "test the benchmark itself: compare minimal with minimal, and with a "+
 		"variant that burns a known time for each request")
 	only := flag.String("only", "", "run only the scenarios whose name contains this")
+	peersDir := flag.String("peers", "", "folder of other gateways to be measured, too: "+
+		"where peers/install.sh has installed them, .tools/peers")
 	flag.Parse()
 
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -33,15 +35,22 @@ func main() {
 	if *quick {
 		pace = short
 	}
-	if err := run(ctx, pace, *selfcheck, *only, *out); err != nil {
+	if err := run(ctx, pace, *selfcheck, *peersDir, *only, *out); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
 }
 
 // run runs the whole benchmark. It returns an error that says why the result is bad, or why there is none.
-func run(ctx context.Context, p pace, selfcheck bool, only, out string) (err error) {
+func run(ctx context.Context, p pace, selfcheck bool, peersDir, only, out string) (err error) {
 	start := time.Now()
+	if selfcheck && peersDir != "" {
+		return errors.New("-selfcheck compares minimal with itself: leave -peers out")
+	}
+	peers, err := findPeers(peersDir)
+	if err != nil {
+		return err
+	}
 	l, err := openLab(ctx, p, os.Stderr)
 	if err != nil {
 		return err
@@ -52,7 +61,7 @@ func run(ctx context.Context, p pace, selfcheck bool, only, out string) (err err
 	if selfcheck {
 		r, err = l.checkItself(ctx, only)
 	} else {
-		r, err = l.measureAll(ctx, only)
+		r, err = l.measureAll(ctx, peers, only)
 	}
 	if err != nil {
 		return err
@@ -66,11 +75,9 @@ func run(ctx context.Context, p pace, selfcheck bool, only, out string) (err err
 		}
 		defer func() { err = errors.Join(err, file.Close()) }()
 		to = io.MultiWriter(os.Stdout, file)
-		picture := strings.TrimSuffix(out, filepath.Ext(out)) + ".png"
-		if err := r.draw(picture); err != nil {
+		if err := r.draw(strings.TrimSuffix(out, filepath.Ext(out))); err != nil {
 			return err
 		}
-		r.picture = filepath.Base(picture)
 	}
 	if err := r.write(to); err != nil {
 		return err

@@ -6,13 +6,15 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/pdkit/pdkit/examples/bench/internal/load"
 )
 
-// measureAll compares the gateway with minimal in every figure that the project has a target for.
-func (l *lab) measureAll(ctx context.Context, only string) (*report, error) {
+// measureAll compares the gateway with minimal in every figure that the project has a target for, and peers with
+// minimal in the same slices.
+func (l *lab) measureAll(ctx context.Context, peers []peer, only string) (*report, error) {
 	gatewayBinary, err := l.build(ctx, gatewayPackage)
 	if err != nil {
 		return nil, err
@@ -26,10 +28,17 @@ func (l *lab) measureAll(ctx context.Context, only string) (*report, error) {
 	}
 	gatewayRecipe := l.gateway(gatewayBinary, "gateway", l.engines)
 	minimalRecipe := l.minimal(minimalBinary, "minimal")
-	r := &report{title: "Load benchmark", machine: thisMachine(), pace: l.pace}
+	contenders, err := l.contenders(ctx, peers)
+	if err != nil {
+		return nil, err
+	}
+	r := &report{title: "Load benchmark", machine: thisMachine(), pace: l.pace, peers: peers}
 
 	if only == "" {
 		if err := l.alone(ctx, r, gatewayRecipe, minimalRecipe); err != nil {
+			return nil, err
+		}
+		if err := l.peersAlone(ctx, r, contenders); err != nil {
 			return nil, err
 		}
 	}
@@ -42,26 +51,59 @@ func (l *lab) measureAll(ctx context.Context, only string) (*report, error) {
 		return nil, err
 	}
 	for _, s := range l.pace.chosen(only) {
-		c, err := l.compare(ctx, s, gateway, minimal)
+		c, err := l.compare(ctx, s, gateway, minimal, contenders...)
 		if err != nil {
 			return nil, err
 		}
 		r.compared = append(r.compared, c)
 	}
-	if only == "" {
-		for i, n := range fleets {
-			if i > 0 && l.pace.quick {
-				break
-			}
-			c, err := l.manyEndpoints(ctx, gatewayBinary, gateway, n)
-			if err != nil {
-				return nil, err
-			}
-			r.endpoints = append(r.endpoints, c)
+	if strings.Contains(halfLoad.name, only) {
+		if r.half, err = l.atHalfLoad(ctx, gateway, minimal, contenders); err != nil {
+			return nil, err
 		}
+	}
+	for i, n := range fleets {
+		s := fleetScenario(n)
+		if only != "" && !strings.Contains(s.name, only) || only == "" && l.pace.quick && i > 0 {
+			continue
+		}
+		c, err := l.manyEndpoints(ctx, gatewayBinary, gateway, s, n, contenders)
+		if err != nil {
+			return nil, err
+		}
+		r.endpoints = append(r.endpoints, c)
 	}
 	l.count(r)
 	return r, nil
+}
+
+// peersAlone measures the memory and the start of peers.
+func (l *lab) peersAlone(ctx context.Context, r *report, contenders []*contender) error {
+	for _, c := range contenders {
+		f := l.peerFootprint(ctx, c)
+		if ctx.Err() != nil {
+			return errStopped
+		}
+		r.footprints = append(r.footprints, f)
+		r.starts = append(r.starts, starts{name: f.name, times: f.started})
+	}
+	return nil
+}
+
+// atHalfLoad measures times to the first token at half of the gateway's capacity.
+func (l *lab) atHalfLoad(ctx context.Context, gateway, minimal *program, peers []*contender) (*compared, error) {
+	var capacity series
+	for range l.pace.direct {
+		got, err := l.slice(ctx, halfLoad, gateway)
+		if err != nil {
+			return nil, err
+		}
+		capacity.slices = append(capacity.slices, got)
+	}
+	s := halfLoad
+	s.rate = rate(capacity) / float64(s.chunks) / 2
+	c, err := l.compare(ctx, s, gateway, minimal, peers...)
+	return &c, err
 }
 
 // alone measures the start and the memory of each program by itself.
@@ -81,9 +123,18 @@ func (l *lab) alone(ctx context.Context, r *report, recipes ...recipe) error {
 	return nil
 }
 
+// fleetScenario is the load of a gateway with n endpoints.
+func fleetScenario(n int) scenario {
+	s := scenarios[0]
+	s.name = fmt.Sprintf("%d endpoints against two", n)
+	s.target = targetEndpoints
+	return s
+}
+
 // manyEndpoints compares a gateway that has n endpoints, all of which answer health probes, with one that has
-// two.
-func (l *lab) manyEndpoints(ctx context.Context, binary string, two *program, n int) (compared, error) {
+// two, and peers alike.
+func (l *lab) manyEndpoints(ctx context.Context, binary string, two *program, s scenario, n int,
+	peers []*contender) (compared, error) {
 	engines, err := load.StartEngines(ctx, l.board, n/2)
 	if err != nil {
 		return compared{}, err
@@ -93,14 +144,21 @@ func (l *lab) manyEndpoints(ctx context.Context, binary string, two *program, n 
 	if err != nil {
 		return compared{}, err
 	}
-	s := scenarios[0]
-	s.name = fmt.Sprintf("%d endpoints against two, 2 KB, 16 clients", n)
-	s.target = targetEndpoints
 	c, err := l.compare(ctx, s, many, two)
 	if err != nil {
 		return c, err
 	}
-	return c, many.stop()
+	if err := many.stop(); err != nil {
+		return c, err
+	}
+	for _, p := range peers {
+		r, err := l.peerFleet(ctx, s, p, n)
+		if err != nil {
+			return c, err
+		}
+		c.peers = append(c.peers, r)
+	}
+	return c, nil
 }
 
 // count adds the legs that were served, and the faults, to the report.

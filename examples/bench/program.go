@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,6 +24,7 @@ import (
 // program is a proxy under test, running as a process of its own.
 type program struct {
 	name    string
+	site    site
 	address string
 	log     string
 	cmd     *exec.Cmd
@@ -34,26 +36,32 @@ type program struct {
 // recipe says how a program is started.
 type recipe struct {
 	name   string
+	site   site
 	binary string
 	args   func(ctx context.Context, listen string) ([]string, error)
 	env    []string // beside the usual
+	// register tells a program that has just been started of its engines; nil: its arguments do.
+	register func(ctx context.Context, listen string) error
+	// patience is the most that the program may need until its first response; 0: 20 s.
+	patience time.Duration
 }
 
 // minimal is the proxy that the gateway is compared with. Flags make variants of it.
 func (l *lab) minimal(binary, name string, extra ...string) recipe {
-	return recipe{name: name, binary: binary, args: func(_ context.Context, listen string) ([]string, error) {
+	args := func(_ context.Context, listen string) ([]string, error) {
 		return append([]string{
 			"-listen", listen,
 			"-prefill", "http://" + l.engines.Prefill[0],
 			"-decode", "http://" + l.engines.Decode[0],
 		}, extra...), nil
-	}}
+	}
+	return recipe{name: name, site: l.site, binary: binary, args: args}
 }
 
 // gateway is examples/gateway with default settings and an admin address, for the given engines.
 func (l *lab) gateway(binary, name string, engines *load.Engines) recipe {
-	return recipe{name: name, binary: binary, args: func(ctx context.Context, listen string) ([]string, error) {
-		admin, err := freeAddress(ctx)
+	args := func(ctx context.Context, listen string) ([]string, error) {
+		admin, err := freeAddress(ctx, listen)
 		if err != nil {
 			return nil, err
 		}
@@ -62,7 +70,8 @@ func (l *lab) gateway(binary, name string, engines *load.Engines) recipe {
 			return nil, err
 		}
 		return []string{"-config", file}, nil
-	}}
+	}
+	return recipe{name: name, site: site{board: l.board, engines: engines}, binary: binary, args: args}
 }
 
 func gatewayConfig(listen, admin string, engines *load.Engines) string {
@@ -92,21 +101,28 @@ spec:
 	return y.String()
 }
 
-// freeAddress finds a free loopback port. If another process takes it before the program does, the start fails with an
-// error that says so.
-func freeAddress(ctx context.Context) (string, error) {
-	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
+// freeAddress finds a free loopback port that is not taken, an address that was found before: nobody listens there
+// yet. If another process takes the port before the program does, the start fails with an error that says so.
+//
+// It is not on 127.0.0.1, where connections that this machine makes begin: one of them could have the port while a slow
+// program starts. One that firstResponse makes could even begin at the port that it asks for, and so connect to itself.
+func freeAddress(ctx context.Context, taken string) (string, error) {
+	for {
+		var lc net.ListenConfig
+		l, err := lc.Listen(ctx, "tcp", "127.0.0.2:0")
+		if err != nil {
+			return "", err
+		}
+		address := l.Addr().String()
+		if err := l.Close(); err != nil || address != taken {
+			return address, err
+		}
 	}
-	defer l.Close()
-	return l.Addr().String(), nil
 }
 
 // start runs a program on the CPU of the programs under test and returns when it has answered one request.
 func (l *lab) start(ctx context.Context, r recipe) (*program, time.Duration, error) {
-	listen, err := freeAddress(ctx)
+	listen, err := freeAddress(ctx, "")
 	if err != nil {
 		return nil, 0, err
 	}
@@ -114,7 +130,7 @@ func (l *lab) start(ctx context.Context, r recipe) (*program, time.Duration, err
 	if err != nil {
 		return nil, 0, err
 	}
-	p := &program{name: r.name, address: listen, exited: make(chan struct{})}
+	p := &program{name: r.name, site: r.site, address: listen, exited: make(chan struct{})}
 	p.log = filepath.Join(l.dir, r.name+".log")
 	log, err := os.Create(p.log)
 	if err != nil {
@@ -133,11 +149,35 @@ func (l *lab) start(ctx context.Context, r recipe) (*program, time.Duration, err
 		_ = p.cmd.Wait()
 		close(p.exited)
 	}()
-	took, err := l.firstResponse(ctx, p)
+	if r.register != nil {
+		err = p.whileItRuns(ctx, func(ctx context.Context) error { return r.register(ctx, listen) })
+	}
+	var took time.Duration
+	if err == nil {
+		took, err = l.firstResponse(ctx, p, cmp.Or(r.patience, 20*time.Second))
+	}
 	if err != nil {
-		return nil, 0, fmt.Errorf("%s: %w%s", p.name, err, p.lastWords())
+		return nil, 0, errors.Join(fmt.Errorf("%s: %w%s", p.name, err, p.lastWords()), p.stop())
 	}
 	return p, took, nil
+}
+
+// whileItRuns calls a function whose context ends with the program, too.
+func (p *program) whileItRuns(ctx context.Context, do func(ctx context.Context) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-p.exited:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	err := do(ctx)
+	if err != nil && p.hasExited() {
+		return fmt.Errorf("ended before it answered: %v", p.cmd.ProcessState)
+	}
+	return err
 }
 
 // tunesGo reports whether an environment variable would change how a Go program under test runs.
@@ -148,28 +188,32 @@ func tunesGo(variable string) bool {
 
 // exec starts the process from a thread that runs on the CPU for programs under test: the process inherits the CPU.
 func (l *lab) exec(p *program) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	if err := cpu.PinThread(l.theirs); err != nil {
-		return err
-	}
-	p.started = time.Now()
-	err := p.cmd.Start()
-	return errors.Join(err, cpu.PinThread(l.ours))
+	result := make(chan error)
+	go func() {
+		// The thread is not unlocked, so the runtime ends it with this goroutine: nothing else runs on that CPU.
+		runtime.LockOSThread()
+		err := cpu.PinThread(l.theirs)
+		if err == nil {
+			p.started = time.Now()
+			err = p.cmd.Start()
+		}
+		result <- err
+	}()
+	return <-result
 }
 
 // firstResponse sends requests until the program answers one, and returns the time since the program's start.
-func (l *lab) firstResponse(ctx context.Context, p *program) (time.Duration, error) {
+func (l *lab) firstResponse(ctx context.Context, p *program, patience time.Duration) (time.Duration, error) {
 	plan := &load.Plan{Prompt: load.NewPrompt(2<<10, false)}
-	client := load.NewClient(l.board, 0, l.target(p), plan, &load.Meter{})
+	client := load.NewClient(p.site.board, 0, l.target(p), plan, &load.Meter{})
 	defer client.Close()
 	for {
 		err := client.Ask(ctx)
 		if err == nil {
 			return time.Since(p.started), nil
 		}
-		if time.Since(p.started) > 20*time.Second {
-			return 0, fmt.Errorf("no response within 20 s: %w", err)
+		if time.Since(p.started) > patience {
+			return 0, fmt.Errorf("no response within %v: %w", patience, err)
 		}
 		select {
 		case <-p.exited:
@@ -218,5 +262,5 @@ func usedBy(p *program) (time.Duration, error) {
 	if p == nil {
 		return 0, nil
 	}
-	return cpu.Used(p.cmd.Process.Pid)
+	return cpu.UsedByTree(p.cmd.Process.Pid)
 }

@@ -44,31 +44,38 @@ func TestTheTableShowsEachFigureBesideItsTarget(t *testing.T) {
 	var text strings.Builder
 	require.NoError(t, measured(1.2).write(&text))
 	assert.Contains(t, text.String(),
-		"| 2 KB, 16 clients | 50.00 | 50.00 | **1.200** (1.200 to 1.200, 1.200 to 1.200) | 1.15 | **missed** |")
+		"| 2 KB, 16 clients | 50.00 | 50.00 | **1.200** (1.200 to 1.200) | 1.15 | **missed** |")
 	assert.Contains(t, text.String(), "| 42.0 (40.0 to 50.0) | 30.0 (30.0 to 30.0) | 70 | met |")
-	assert.Contains(t, text.String(), "| 20.0 (20.0) | 5.0 (5.0) | 50 | met |")
+	assert.Contains(t, text.String(), "| 20.0 (20.0; 1) | 5.0 (5.0; 1) | 50 | met |")
 	assert.Contains(t, text.String(), "| 1.00 / 1.00 |")
 }
 
-func TestThePlotIsAPictureWithARowForEachLoad(t *testing.T) {
-	height := func(r *report) int {
-		file := filepath.Join(t.TempDir(), "x.png")
-		require.NoError(t, r.draw(file))
-		f, err := os.Open(file)
-		require.NoError(t, err)
-		defer f.Close()
-		picture, err := png.DecodeConfig(f)
-		require.NoError(t, err)
-		return picture.Height
+func TestThePlotsArePicturesWithARowForEachLoad(t *testing.T) {
+	draw := func(r *report) []int {
+		stem := filepath.Join(t.TempDir(), "x")
+		require.NoError(t, r.draw(stem))
+		var heights []int
+		for _, p := range r.pictures {
+			f, err := os.Open(filepath.Join(filepath.Dir(stem), p.file))
+			require.NoError(t, err)
+			defer f.Close()
+			picture, err := png.DecodeConfig(f)
+			require.NoError(t, err)
+			heights = append(heights, picture.Height)
+		}
+		return heights
 	}
-	one, two := measured(1.2), measured(0.9)
-	two.endpoints = two.compared
-	assert.Greater(t, height(two), height(one))
+	one, two, peers := measured(1.2), measured(0.9), withPeers()
+	two.compared = append(two.compared, two.compared...)
+	assert.Greater(t, draw(two)[0], draw(one)[0])
+	assert.Greater(t, draw(peers)[0], draw(one)[0])
+	assert.Len(t, peers.pictures, 3, "requests, streams, many endpoints")
 
-	one.picture = "x.png"
 	var text strings.Builder
-	require.NoError(t, one.write(&text))
-	assert.Contains(t, text.String(), "](x.png)")
+	require.NoError(t, peers.write(&text))
+	for _, file := range []string{"x-requests.png", "x-streams.png", "x-endpoints.png"} {
+		assert.Contains(t, text.String(), "]("+file+")")
+	}
 }
 
 func TestAWrongResponseFailsAtAnyPace(t *testing.T) {

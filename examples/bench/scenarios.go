@@ -38,6 +38,7 @@ type scenario struct {
 	target   float64 // most that the gateway may cost, as a ratio to minimal
 	noisy    int     // factor for the rounds of a load whose slices differ much; 0 is 1
 	long     bool    // it takes too long for a short run
+	rate     float64 // requests per second; 0: each client sends its next request when it has a response
 }
 
 // scenarios are the loads. Their targets are what the project promises about speed.
@@ -56,6 +57,10 @@ var scenarios = []scenario{
 	{name: "SSE chunk, slow (1,000 streams, one per 500 ms)", size: 2 << 10, clients: 1000, stream: true,
 		perWrite: 1, interval: 500 * time.Millisecond, target: 1.10, noisy: 3, long: true},
 }
+
+// halfLoad is measured at half the rate that the gateway reaches when its clients wait for nothing but responses. Its
+// samples are times to the first token.
+var halfLoad = scenario{name: "TTFT at half load", size: 2 << 10, clients: 64, stream: true, perWrite: 1, chunks: 16}
 
 // Targets that are not ratios to minimal.
 const (

@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,6 +24,8 @@ type slice struct {
 	others  time.Duration // CPU time of other processes on its CPU
 	steal   time.Duration
 	samples []time.Duration
+
+	asked, failed int64 // requests, those of the unmeasured time included
 }
 
 // cost is CPU time per unit, in microseconds.
@@ -31,6 +35,11 @@ func (s slice) cost() float64 { return float64(s.cpu) / float64(s.units) / 1e3 }
 type series struct {
 	name   string
 	slices []slice
+
+	// Of a peer only, whose faults are shown in place of ending the run.
+	asked, failed int64  // requests; failed: without a right response
+	reason        string // the first fault
+	why           string // it was not measured, or not to the end
 }
 
 // compared is one scenario's result.
@@ -40,42 +49,81 @@ type compared struct {
 	base     series
 	direct   series
 	ratios   []float64 // of the subject's cost to the base's, for each pair of neighbouring slices
+	peers    []rival
 }
 
-// compare runs slices of two programs in the order A B B A and compares each slice with its neighbour. A machine that
-// becomes slower, or a noisy neighbour, then affects both programs alike.
-func (l *lab) compare(ctx context.Context, s scenario, subject, base *program) (compared, error) {
+// rival is a peer's result in one scenario.
+type rival struct {
+	series
+	ratios []float64 // of its cost to the base's, as the subject's
+}
+
+// compare runs slices of programs in the order A B P Q Q P B A, P and Q being peers, and compares each slice with the
+// base's next to it. A machine that becomes slower, or a noisy neighbour, then affects all programs alike.
+func (l *lab) compare(ctx context.Context, s scenario, subject, base *program, peers ...*contender) (compared, error) {
 	c := compared{scenario: s, subject: series{name: subject.name}, base: series{name: base.name},
 		direct: series{name: "direct"}}
 	take := func(p *program, to *series) error {
 		got, err := l.slice(ctx, s, p)
 		if err != nil {
-			return fmt.Errorf("%s, %s: %w", s.name, to.name, err)
+			return fmt.Errorf("%s, %s: %w%s", s.name, to.name, err, p.lastWords())
 		}
 		to.slices = append(to.slices, got)
 		return nil
 	}
-	for range l.pace.rounds * max(s.noisy, 1) {
-		for _, turn := range []struct {
-			p  *program
-			to *series
-		}{{subject, &c.subject}, {base, &c.base}, {base, &c.base}, {subject, &c.subject}} {
-			if err := take(turn.p, turn.to); err != nil {
-				return c, err
-			}
-		}
+	turns := []func() error{
+		func() error { return take(subject, &c.subject) },
+		func() error { return take(base, &c.base) },
+	}
+	c.peers = make([]rival, len(peers))
+	for i, p := range peers {
+		c.peers[i].series = l.ensure(ctx, p)
+		turns = append(turns, func() error { return l.takePeer(ctx, s, p, &c.peers[i].series) })
+	}
+	if err := l.thereAndBack(s, turns); err != nil {
+		return c, err
 	}
 	for range l.pace.direct {
 		if err := take(nil, &c.direct); err != nil {
 			return c, err
 		}
 	}
-	for i, s := range c.subject.slices {
-		c.ratios = append(c.ratios, s.cost()/c.base.slices[i].cost())
+	c.ratios = ratiosTo(c.base, c.subject)
+	line := fmt.Sprintf("%-50s %s %.2f µs, %s %.2f µs, ratio %.3f", s.name, c.subject.name,
+		median(costs(c.subject)), c.base.name, median(costs(c.base)), median(c.ratios))
+	for i := range c.peers {
+		p := &c.peers[i]
+		p.ratios = ratiosTo(c.base, p.series)
+		line += fmt.Sprintf("; %s: %s", p.name, p.cell())
 	}
-	l.say("%-50s %s %.2f µs, %s %.2f µs, ratio %.3f", s.name, c.subject.name, median(costs(c.subject)), c.base.name,
-		median(costs(c.base)), median(c.ratios))
+	l.say("%s", line)
 	return c, nil
+}
+
+// thereAndBack takes the turns in their order and then in the opposite one, as often as the pace and the scenario say.
+func (l *lab) thereAndBack(s scenario, turns []func() error) error {
+	for range l.pace.rounds * max(s.noisy, 1) {
+		for _, turn := range turns {
+			if err := turn(); err != nil {
+				return err
+			}
+		}
+		for _, turn := range slices.Backward(turns) {
+			if err := turn(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// ratiosTo compares the costs of slices that were taken in the same round. A peer may have fewer.
+func ratiosTo(base, s series) []float64 {
+	var list []float64
+	for i, slice := range s.slices {
+		list = append(list, slice.cost()/base.slices[i].cost())
+	}
+	return list
 }
 
 // leastUnits is the smallest number of requests or chunks from which a slice's cost is computed.
@@ -89,7 +137,7 @@ func (l *lab) slice(ctx context.Context, s scenario, p *program) (slice, error) 
 	defer crowd.end()
 	if s.chunks == 0 && s.stream {
 		if err := crowd.open(ctx); err != nil {
-			return slice{}, err
+			return slice{failed: meter.Failed.Load(), asked: meter.Failed.Load() + meter.Open.Load()}, err
 		}
 	} else {
 		crowd.begin(ctx, 0, s.clients)
@@ -121,15 +169,17 @@ func (l *lab) slice(ctx context.Context, s scenario, p *program) (slice, error) 
 	}
 	meter.Sampling.Store(false)
 	crowd.end()
-	l.board.Settle()
+	board := l.siteOf(p).board
+	board.Settle()
 	got := slice{
 		units: after.units - before.units, wall: after.at.Sub(before.at), cpu: after.used - before.used,
 		steal: after.share.Steal - before.share.Steal, samples: crowd.samples(),
+		asked: meter.Requests.Load() + meter.Failed.Load(), failed: meter.Failed.Load(),
 	}
 	got.others = max(0, after.share.Busy-before.share.Busy-got.cpu)
 	if got.units == 0 {
-		faults, _ := l.board.Faults()
-		return got, fmt.Errorf("nothing was served: %q%s", faults, p.lastWords())
+		faults, _ := board.Faults()
+		return got, fmt.Errorf("nothing was served: %s", strings.Join(faults, "\n  "))
 	}
 	return got, nil
 }
@@ -163,12 +213,16 @@ type crowd struct {
 func (l *lab) crowd(s scenario, p *program, n int, meter *load.Meter, stop *atomic.Bool) *crowd {
 	c := &crowd{meter: meter, stop: stop}
 	prompt := load.NewPrompt(s.size, s.stream)
+	var every time.Duration
+	if s.rate > 0 {
+		every = time.Duration(float64(n) / s.rate * float64(time.Second))
+	}
 	for i := range n {
 		plan := &load.Plan{
-			Prompt: prompt, Chunks: s.chunks, PerWrite: s.perWrite, Interval: s.interval, Stop: stop,
-			Phase: s.interval * time.Duration(i) / time.Duration(n),
+			Prompt: prompt, Chunks: s.chunks, PerWrite: s.perWrite, Interval: s.interval, Stop: stop, Every: every,
+			Phase: max(s.interval, every) * time.Duration(i) / time.Duration(n),
 		}
-		c.clients = append(c.clients, load.NewClient(l.board, i, l.target(p), plan, meter))
+		c.clients = append(c.clients, load.NewClient(l.siteOf(p).board, i, l.target(p), plan, meter))
 	}
 	return c
 }

@@ -4,7 +4,9 @@ package cpu
 
 import (
 	"os"
+	"os/exec"
 	"runtime"
+	"syscall"
 	"testing"
 	"time"
 
@@ -59,4 +61,27 @@ func TestTheShareOfACPUAndTheMemoryOfAProcessAreRead(t *testing.T) {
 	assert.Greater(t, resident, int64(1<<20))
 	_, err = Resident(1 << 30)
 	assert.Error(t, err)
+}
+
+func TestTheCPUTimeAndMemoryOfChildrenCount(t *testing.T) {
+	cmd := exec.CommandContext(t.Context(), "sh", "-c", "(while :; do :; done) & wait")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	require.NoError(t, cmd.Start())
+	defer func() {
+		assert.NoError(t, syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)) // the child, too
+		assert.Error(t, cmd.Wait())
+	}()
+	const burn = 50 * time.Millisecond
+	require.Eventually(t, func() bool {
+		used, err := UsedByTree(cmd.Process.Pid)
+		return assert.NoError(t, err) && used > burn
+	}, 20*time.Second, 10*time.Millisecond)
+	alone, err := Used(cmd.Process.Pid)
+	require.NoError(t, err)
+	assert.Less(t, alone, burn)
+	one, err := Resident(cmd.Process.Pid)
+	require.NoError(t, err)
+	both, err := ResidentOfTree(cmd.Process.Pid)
+	require.NoError(t, err)
+	assert.Greater(t, both, one)
 }

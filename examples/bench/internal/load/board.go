@@ -22,13 +22,14 @@ const Slots = 1100
 // into floats changes it, and is caught.
 const bigInteger = 1<<53 + 1
 
-// Plan is what an engine does for a client's decode legs.
+// Plan is when a client sends requests, and what an engine does for its decode legs.
 type Plan struct {
 	Prompt   *Prompt
 	Chunks   int           // events of a stream; 0: until Stop
 	PerWrite int           // events that the engine sends in one write
 	Interval time.Duration // between two writes; 0: as fast as the socket takes them
-	Phase    time.Duration // of the first write inside the interval
+	Every    time.Duration // between two requests of the client; 0: the next one follows the response
+	Phase    time.Duration // of the first write inside Interval, or of the first request inside Every
 	Stop     *atomic.Bool  // ends streams whose Chunks is 0
 }
 

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"math/big"
+	"strconv"
 	"sync/atomic"
 )
 
@@ -60,6 +61,73 @@ func (c *checker) learn(prompt *Prompt, prefill bool) (serial uint64, err error)
 // same compares a member with the client's.
 func (c *checker) same(value []byte, want string) bool {
 	return string(value) == want || c.board.byMeaning && sameValue(value, []byte(want))
+}
+
+// prefillCached is what a whole response says of the prefix cache if the proxy reports prefill's figure. For decode all
+// tokens that it fetched are cached ones, which is of no use to a client, so vllm-router 0.1.17 does that.
+var prefillCached, decodeCached = []byte(`"cached_tokens":0`), []byte(`"cached_tokens":512`)
+
+// sameResponse compares a whole response with the decode engine's. Its cached tokens may be prefill's.
+func sameResponse(got, want []byte) bool {
+	other := bytes.Replace(want, decodeCached, prefillCached, 1)
+	return bytes.Equal(got, other) || sameValue(got, want) || sameValue(got, other)
+}
+
+// sameEnd compares what follows a stream's last chunk with what the decode engine sent.
+func sameEnd(got, want []byte) error {
+	theirs, ours := bytes.SplitAfter(got, []byte("\n\n")), bytes.SplitAfter(want, []byte("\n\n"))
+	if !bytes.HasSuffix(got, []byte(doneEvent)) {
+		return errors.New("the stream ended without [DONE]")
+	}
+	if len(theirs) != len(ours) {
+		return errors.New("the stream's end has not as many events as the engine sent")
+	}
+	for i := range ours {
+		if bytes.Equal(theirs[i], ours[i]) {
+			continue
+		}
+		data, ok := bytes.CutPrefix(theirs[i], []byte("data: "))
+		if !ok || !sameUsageEvent(data, bytes.TrimPrefix(ours[i], []byte("data: "))) {
+			return errors.New("the stream's end does not mean what the engine sent")
+		}
+	}
+	return nil
+}
+
+// sameUsageEvent compares an event at a stream's end with the engine's. Its usage may have the total, and the details
+// that prefill gave, as vllm-router 0.1.17 adds them.
+func sameUsageEvent(got, want []byte) bool {
+	theirs, err := decode(got)
+	if err != nil {
+		return false
+	}
+	ours, err := decode(want)
+	if err != nil {
+		return false
+	}
+	event, _ := theirs.(map[string]any)
+	usage, _ := event["usage"].(map[string]any)
+	sum := sumOf(usage["prompt_tokens"], usage["completion_tokens"])
+	if total, ok := usage["total_tokens"]; ok && same(total, sum) {
+		delete(usage, "total_tokens")
+	}
+	details, _ := usage["prompt_tokens_details"].(map[string]any)
+	if same(details["cached_tokens"], json.Number("0")) { // what prefill said
+		delete(usage, "prompt_tokens_details")
+	}
+	return same(theirs, ours)
+}
+
+// sumOf adds two integers; nil if they are none.
+func sumOf(a, b any) any {
+	x, _ := a.(json.Number)
+	y, _ := b.(json.Number)
+	n, err := x.Int64()
+	m, errs := y.Int64()
+	if err != nil || errs != nil {
+		return nil
+	}
+	return json.Number(strconv.FormatInt(n+m, 10))
 }
 
 // harmless reports whether a member that the client did not send leaves the number and the form of responses as they

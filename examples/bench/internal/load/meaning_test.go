@@ -256,3 +256,52 @@ func TestValuesAreComparedByMeaning(t *testing.T) {
 		assert.Equal(t, c.same, sameValue([]byte(c.b), []byte(c.a)), "%s and %s", c.b, c.a)
 	}
 }
+
+func TestByMeaningAResponseMayBeSpelledInAnotherWay(t *testing.T) {
+	said := appendWhole(nil, 7, 8)
+	for name, c := range map[string]struct {
+		old, with string
+		same      bool
+	}{
+		"as it was said":          {"", "", true},
+		"spaces":                  {`"model":"bench"`, `"model": "bench" `, true},
+		"prefill's cached tokens": {`"cached_tokens":512`, `"cached_tokens":0`, true},
+		"both":                    {`"cached_tokens":512`, `"cached_tokens": 0`, true},
+		"other cached tokens":     {`"cached_tokens":512`, `"cached_tokens":511`, false},
+		"another request's text":  {`0000000000000008`, `0000000000000009`, false},
+		"a member is lost":        {`"metrics":null`, `"metric":null`, false},
+		"it is cut":               {`}`, ``, false},
+	} {
+		got := strings.Replace(string(said), c.old, c.with, 1)
+		assert.Equal(t, c.same, sameResponse([]byte(got), said), name)
+	}
+}
+
+func TestByMeaningAStreamsEndMayHaveMoreUsage(t *testing.T) {
+	const usage = `"completion_tokens":10`
+	said := appendEnd(nil, 7, 8, 10)
+	for name, c := range map[string]struct {
+		old, with, fault string
+	}{
+		"as it was sent":              {"", "", ""},
+		"spaces":                      {`"choices":[]`, `"choices": []`, ""},
+		"the total":                   {usage, usage + `,"total_tokens":522`, ""},
+		"another total":               {usage, usage + `,"total_tokens":523`, "does not mean"},
+		"prefill's details":           {usage, usage + `,"prompt_tokens_details":{"cached_tokens":0}`, ""},
+		"other details":               {usage, usage + `,"prompt_tokens_details":{"cached_tokens":1}`, "does not mean"},
+		"other usage":                 {usage, `"completion_tokens":9`, "does not mean"},
+		"another finish":              {`"finish_reason":"stop"`, `"finish_reason":"length"`, "does not mean"},
+		"no [DONE]":                   {doneEvent, "", "without [DONE]"},
+		"two [DONE]":                  {doneEvent, doneEvent + doneEvent, "not as many events"},
+		"no usage":                    {string(said[strings.Index(string(said), "\n\n")+2:]), doneEvent, "not as many"},
+		"an event that is not JSON":   {`"usage"`, `usage`, "does not mean"},
+		"an event without its prefix": {`data: {"object"`, `{"object"`, "does not mean"},
+	} {
+		err := sameEnd([]byte(strings.Replace(string(said), c.old, c.with, 1)), said)
+		if c.fault == "" {
+			require.NoError(t, err, name)
+		} else {
+			require.ErrorContains(t, err, c.fault, name)
+		}
+	}
+}

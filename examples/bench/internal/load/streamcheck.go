@@ -21,12 +21,13 @@ type streamCheck struct {
 	want   []byte // what must still come of the current event
 	ending bool   // want is what follows the last chunk
 	last   []byte // memory for want at the end
+	tail   []byte // what came in place of last; by meaning only
 }
 
 func (s *streamCheck) reset(c *Client, start time.Time, serial, word uint64) {
 	s.client, s.start, s.serial, s.word = c, start, serial, word
 	s.events.reset(serial, word)
-	s.next, s.want, s.ending = 0, nil, false
+	s.next, s.want, s.ending, s.tail = 0, nil, false, s.tail[:0]
 }
 
 // feed checks the next piece.
@@ -44,6 +45,13 @@ func (s *streamCheck) feed(piece []byte) error {
 			} else {
 				s.want = s.events.at(s.next)
 			}
+		}
+		if s.ending && s.client.board.byMeaning {
+			s.tail = append(s.tail, piece...)
+			if len(s.tail) > 2*len(s.last) {
+				return errors.New("too much comes after the last chunk")
+			}
+			return nil
 		}
 		n := min(len(piece), len(s.want))
 		if !bytes.Equal(piece[:n], s.want[:n]) {
@@ -76,6 +84,8 @@ func (s *streamCheck) seen(slot *slot) {
 // end checks, after the response has ended, that the whole stream has come.
 func (s *streamCheck) end() error {
 	switch {
+	case s.ending && s.client.board.byMeaning:
+		return sameEnd(s.tail, s.last)
 	case s.ending && len(s.want) == 0:
 		return nil
 	case s.ending:
