@@ -52,6 +52,8 @@ func newIntercept(engine string) (*intercept, error) {
 				panic(http.ErrAbortHandler)
 			}
 		}
+		// Else net/http's server may take the body's end from the proxy, which then breaks the response off.
+		_ = http.NewResponseController(w).EnableFullDuplex()
 		proxy.ServeHTTP(w, r)
 	}), ErrorLog: proxy.ErrorLog, ReadHeaderTimeout: 10 * time.Second}
 	i.server.SetKeepAlivesEnabled(false)
