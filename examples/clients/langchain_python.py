@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asks with LangChain's ChatOpenAI and OpenAI: a question a line, an answer a line, as README.md says."""
+import gc
 import json
 import sys
 
 import langchain_openai
+from langchain_core.messages import HumanMessage
 
 
 def options(q):
@@ -17,7 +19,7 @@ def completions(q, said):
     prompts = q["prompt"] if isinstance(q["prompt"], list) else [q["prompt"]]
     model = langchain_openai.OpenAI(**options(q))
     if q["stream"]:
-        said["texts"] = ["".join(model.stream(prompts[0]))]
+        said["texts"] = ["".join(leaving(model.stream(prompts[0]), q))]
         return
     result = model.generate(prompts)
     all = [g for choices in result.generations for g in choices]
@@ -30,7 +32,7 @@ def completions(q, said):
 def chat(q, said):
     model = langchain_openai.ChatOpenAI(stream_usage=True, **options(q))
     if q["n"] > 1:
-        result = model.generate([[("user", q["prompt"])]])
+        result = model.generate([[HumanMessage(q["prompt"])]])
         said["texts"] = [g.text for g in result.generations[0]]
         said["finish"] = [g.generation_info["finish_reason"] for g in result.generations[0]]
         usage = result.llm_output["token_usage"]
@@ -46,18 +48,27 @@ def chat(q, said):
         if json.loads(message.content) != parsed["parsed"]:
             raise ValueError(parsed["parsing_error"])
     elif q["stream"]:
-        message, stream = None, model.stream(q["prompt"])
-        for i, chunk in enumerate(stream):
-            if q["leave"] and i == q["leave"]:
-                stream.close()
-                return
+        message = None
+        for chunk in leaving(model.stream(q["prompt"]), q):
             message = chunk if message is None else message + chunk
+        if q["leave"]:
+            return
     else:
         message = model.invoke(q["prompt"])
     said["texts"] = [message.content]
     said["finish"] = [message.response_metadata["finish_reason"]]
     said["calls"] = [{"name": c["name"], "arguments": json.dumps(c["args"])} for c in message.tool_calls]
     said["usage"] = [message.usage_metadata["input_tokens"], message.usage_metadata["output_tokens"]]
+
+
+def leaving(stream, q):
+    """Goes through a stream, and leaves it after so many events."""
+    for i, event in enumerate(stream):
+        if q["leave"] and i == q["leave"]:
+            stream.close()
+            gc.collect()  # completions keep their connection until then
+            return
+        yield event
 
 
 for line in sys.stdin:

@@ -50,6 +50,7 @@ async function responses(client, q, said) {
     if (event.type === "response.output_text.delta") text += event.delta;
     if (event.type === "response.completed") reply = event.response;
   }
+  if (q.leave) return;
   const whole = reply.output.flatMap((item) => item.content ?? []).map((part) => part.text).join("");
   if (q.stream && text !== whole) throw new Error("the pieces are not the whole");
   said.text(0, whole, reply.status);

@@ -57,6 +57,8 @@ def responses(client, q, said):
             said.call(event.output_index, event.item.name, "")
         elif event.type == "response.completed":
             reply = event.response
+    if q["leave"]:
+        return
     if q["stream"] and text != reply.output_text:
         raise ValueError("the pieces are not the whole")
     said.text(0, reply.output_text, reply.status)

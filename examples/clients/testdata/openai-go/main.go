@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"time"
 
@@ -177,7 +178,7 @@ func response(ctx context.Context, client *openai.Client, q *question, a *answer
 				whole = e.Response
 			}
 		})
-		if err != nil {
+		if err != nil || q.Leave > 0 {
 			return err
 		}
 		if text != whole.OutputText() {
@@ -219,8 +220,11 @@ func main() {
 			if errors.As(err, &refused) {
 				a.Error.Class, a.Error.Status = "openai.Error", refused.StatusCode
 			}
-			if errors.Is(err, context.DeadlineExceeded) {
-				a.Error.Class = "context.DeadlineExceeded"
+			for name, kind := range map[string]error{"context.DeadlineExceeded": context.DeadlineExceeded,
+				"io.ErrUnexpectedEOF": io.ErrUnexpectedEOF} {
+				if errors.Is(err, kind) {
+					a.Error.Class = name
+				}
 			}
 		}
 		cancel()
