@@ -3,9 +3,9 @@
 #
 #   install.sh [DIR]     DIR: .tools/clients in the root of the repository
 #
-# Makes DIR a virtual environment of Python (requirements.txt), with Node's packages in DIR/node (node/package-lock.json)
-# and the program DIR/bin/openai-go (testdata/openai-go). A finished installation is known by DIR/.done; then nothing is
-# done. Where Node or curl is missing it is installed from Debian's packages, which needs root.
+# Makes DIR a virtual environment of Python (requirements.txt), with Node's packages in DIR/node
+# (node/package-lock.json) and the program DIR/bin/openai-go (testdata/openai-go). A finished installation is known by
+# DIR/.done; then nothing is done. Where Node or curl is missing it is installed from Debian's packages, which needs root.
 #
 #   PDKIT_PYTHON   the Python to use, 3.10 to 3.14 (default: python3, or the first of 3.12, 3.13, 3.11 that has venv)
 set -euo pipefail
@@ -62,6 +62,7 @@ cp "$HERE"/node/*.json "$DIR/node"
 npm ci --prefix "$DIR/node" --ignore-scripts --no-audit --no-fund --loglevel=error
 OUT=$(cd "$DIR/bin" && pwd)/openai-go
 # Its modules are the client's, not the project's: the workspace must not mix the two.
-(cd "$HERE/testdata/openai-go" && GOWORK=off GOFLAGS=-mod=readonly go build -trimpath -buildvcs=false -ldflags '-s -w' -o "$OUT" .)
+(cd "$HERE/testdata/openai-go" &&
+  GOWORK=off GOFLAGS=-mod=readonly go build -trimpath -buildvcs=false -ldflags '-s -w' -o "$OUT" .)
 echo "$STAMP" > "$DIR/.done"
 du -sh "$DIR"

@@ -209,7 +209,8 @@ func main() {
 		if in.Decode(&q) != nil {
 			return
 		}
-		client := openai.NewClient(option.WithBaseURL(q.URL+"/v1"), option.WithAPIKey("secret"), option.WithMaxRetries(0))
+		client := openai.NewClient(option.WithBaseURL(q.URL+"/v1"), option.WithAPIKey("secret"),
+			option.WithMaxRetries(0))
 		ctx, cancel := context.WithTimeout(context.Background(), time.Duration(q.Timeout*float64(time.Second)))
 		a := &answer{}
 		apis := map[string]func(context.Context, *openai.Client, *question, *answer) error{
