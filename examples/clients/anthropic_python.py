@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asks with Anthropic's library for Python: a question a line, an answer a line, as README.md says."""
+import functools
 import json
 import sys
 
@@ -29,9 +30,14 @@ def messages(client, q):
     return message
 
 
+@functools.cache
+def library(url, timeout):
+    return anthropic.Anthropic(base_url=url, api_key="secret", max_retries=0, timeout=timeout)
+
+
 for line in sys.stdin:
     q, said = json.loads(line), {}
-    client = anthropic.Anthropic(base_url=q["url"], api_key="secret", max_retries=0, timeout=q["timeout"])
+    client = library(q["url"], q["timeout"])
     try:
         if m := messages(client, q):
             u = m.usage

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asks with OpenAI's library for Python: a question a line, an answer a line, as README.md says."""
+import functools
 import json
 import sys
 
@@ -94,9 +95,14 @@ class Said:
         return json.dumps({**lists, "usage": self.usage, "error": self.error})
 
 
+@functools.cache
+def library(url, timeout):
+    return openai.OpenAI(base_url=url + "/v1", api_key="secret", max_retries=0, timeout=timeout)
+
+
 for line in sys.stdin:
     q, said = json.loads(line), Said()
-    client = openai.OpenAI(base_url=q["url"] + "/v1", api_key="secret", max_retries=0, timeout=q["timeout"])
+    client = library(q["url"], q["timeout"])
     try:
         {"completions": completions, "chat": chat, "responses": responses}[q["api"]](client, q, said)
     except Exception as e:  # which one is what the tests ask

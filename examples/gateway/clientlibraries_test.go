@@ -28,34 +28,34 @@ type failures struct {
 
 // matrix has each client, the APIs it speaks and what it can ask for.
 var matrix = map[string]struct {
-	client  string // if it is not the row's name
 	apis    []string
 	n       bool   // several choices
 	batch   string // the API that takes several prompts
 	usage   bool   // streamed completions tell usage
 	failing failures
+	// Of completions, where a client has other exceptions there.
+	completions *failures
 }{
-	clientstest.OpenAIPython: {"", []string{"chat", "completions", "responses"}, true, "completions", true, failures{
+	clientstest.OpenAIPython: {[]string{"chat", "completions", "responses"}, true, "completions", true, failures{
 		"BadRequestError", "NotFoundError", "InternalServerError", "InternalServerError",
-		"APIConnectionError", "APIConnectionError", false}},
-	clientstest.OpenAINode: {"", []string{"chat", "completions", "responses"}, true, "completions", true, failures{
+		"APIConnectionError", "APIConnectionError", false}, nil},
+	clientstest.OpenAINode: {[]string{"chat", "completions", "responses"}, true, "completions", true, failures{
 		"BadRequestError", "NotFoundError", "InternalServerError", "InternalServerError",
-		"TypeError", "TypeError", false}},
-	clientstest.OpenAIGo: {"", []string{"chat", "completions", "responses"}, true, "completions", true, failures{
+		"TypeError", "TypeError", false}, nil},
+	clientstest.OpenAIGo: {[]string{"chat", "completions", "responses"}, true, "completions", true, failures{
 		"openai.Error", "openai.Error", "openai.Error", "openai.Error",
-		"io.ErrUnexpectedEOF", "io.ErrUnexpectedEOF", false}},
-	clientstest.Anthropic: {"", []string{"messages"}, false, "", true, failures{
+		"io.ErrUnexpectedEOF", "io.ErrUnexpectedEOF", false}, nil},
+	clientstest.Anthropic: {[]string{"messages"}, false, "", true, failures{
 		"BadRequestError", "NotFoundError", "InternalServerError", "ServiceUnavailableError",
-		"APIConnectionError", "RemoteProtocolError", true}},
-	clientstest.LangChain: {"", []string{"chat"}, true, "", true, failures{
+		"APIConnectionError", "RemoteProtocolError", true}, nil},
+	clientstest.LangChain: {[]string{"chat", "completions"}, true, "completions", false, failures{
 		"OpenAIInvalidRequestError", "OpenAIModelNotFoundError", "OpenAIAPIError", "OpenAIAPIError",
-		"OpenAIConnectionError", "OpenAIConnectionError", false}},
-	"LangChain's completions": {clientstest.LangChain, []string{"completions"}, true, "completions", false, failures{
+		"OpenAIConnectionError", "OpenAIConnectionError", false}, &failures{
 		"BadRequestError", "NotFoundError", "InternalServerError", "InternalServerError",
 		"APIConnectionError", "APIConnectionError", false}},
-	clientstest.AISDK: {"", []string{"chat", "completions"}, false, "", true, failures{
+	clientstest.AISDK: {[]string{"chat", "completions"}, false, "", true, failures{
 		"AI_APICallError", "AI_APICallError", "AI_APICallError", "AI_APICallError",
-		"AI_APICallError", "AI_APICallError", false}},
+		"AI_APICallError", "AI_APICallError", false}, nil},
 }
 
 var (
@@ -186,10 +186,7 @@ func TestClientLibraries(t *testing.T) {
 	for name, client := range matrix {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if client.client == "" {
-				client.client = name
-			}
-			c := clientstest.Start(t, client.client)
+			c := clientstest.Start(t, name)
 			s := newSite(t)
 			for _, api := range client.apis {
 				for what, q := range map[string]clientstest.Question{
@@ -206,7 +203,7 @@ func TestClientLibraries(t *testing.T) {
 					batch := what == "a batch"
 					if (q.Tools != nil || q.Schema != nil) && api == "completions" || batch && client.batch != api ||
 						q.N > 1 && (!client.n || api == "responses") ||
-						q.N > 1 && q.Stream && client.client == clientstest.LangChain {
+						q.N > 1 && q.Stream && name == clientstest.LangChain {
 						continue
 					}
 					t.Run(api+"/"+what, func(t *testing.T) {
@@ -218,8 +215,14 @@ func TestClientLibraries(t *testing.T) {
 					})
 				}
 			}
-			s.fails(t, c, client.apis, client.failing)
-			s.isLeft(t, c, client.apis)
+			for _, api := range client.apis {
+				failing := client.failing
+				if api == "completions" && client.completions != nil {
+					failing = *client.completions
+				}
+				s.fails(t, c, api, failing)
+				s.isLeft(t, c, api)
+			}
 		})
 	}
 }
@@ -255,82 +258,78 @@ func (s *site) answers(t *testing.T, c *clientstest.Client, q clientstest.Questi
 func clean(text string) string { return strings.ReplaceAll(text, " ", "") }
 
 // fails plays each fault, streamed and not, and wants the client's own exception.
-func (s *site) fails(t *testing.T, c *clientstest.Client, apis []string, f failures) {
-	for _, api := range apis {
-		for _, stream := range []bool{false, true} {
-			for what, fault := range map[string]struct {
-				q      clientstest.Question
-				play   enginesim.Fault
-				class  string
-				status int
-				kind   string // in Anthropic's shape
-			}{
-				"400 of an engine": {clientstest.Question{Prompt: strings.Repeat("word ", 3000)}, enginesim.Fault{},
-					f.refused, 400, "invalid_request_error"},
-				"404": {clientstest.Question{Model: "nobody"}, enginesim.Fault{}, f.unknown, 404, "not_found_error"},
-				"502": {clientstest.Question{}, enginesim.Fault{Kind: enginesim.FaultStatus, Status: 500, Count: -1,
-					Leg: enginesim.LegPrefill}, f.bad, 502, "api_error"},
-				"503": {clientstest.Question{Model: "dark"}, enginesim.Fault{}, f.unavailable, 503, "overloaded_error"},
-				"cut": {clientstest.Question{}, enginesim.Fault{Kind: enginesim.FaultResetStream, AfterChunks: 8,
-					Leg: enginesim.LegDecode}, f.cut, 0, ""},
-			} {
-				name := api + "/" + what
-				if stream {
-					name += ", streamed"
-				}
-				t.Run(name, func(t *testing.T) {
-					q := fault.q
-					if q.URL, q.API, q.Stream = s.client, api, stream; q.Prompt == nil {
-						q.Prompt = name + strings.Repeat(" a cat on a mat", 20)
-					}
-					if fault.play.Kind != 0 {
-						for _, e := range []*enginesim.Engine{s.p, s.d} {
-							e.Inject(fault.play)
-							defer e.ClearFaults()
-						}
-					}
-					if what == "cut" && stream {
-						fault.class = f.cutStream
-					}
-					got := c.Ask(t, q)
-					require.NotNil(t, got.Error, "%q was taken for whole", got.Texts)
-					assert.Equal(t, fault.class, got.Error.Class, got.Error.Message)
-					if fault.status != 0 {
-						assert.Equal(t, fault.status, got.Error.Status, got.Error.Message)
-					}
-					assert.NotContains(t, got.Error.Message, strings.TrimPrefix(s.p.URL(), "http://"))
-					assert.NotContains(t, got.Error.Message, strings.TrimPrefix(s.d.URL(), "http://"))
-					if f.types && fault.kind != "" {
-						assert.Equal(t, fault.kind, got.Error.Type)
-					}
-				})
+func (s *site) fails(t *testing.T, c *clientstest.Client, api string, f failures) {
+	for _, stream := range []bool{false, true} {
+		for what, fault := range map[string]struct {
+			q      clientstest.Question
+			play   enginesim.Fault
+			class  string
+			status int
+			kind   string // in Anthropic's shape
+		}{
+			"400 of an engine": {clientstest.Question{Prompt: strings.Repeat("word ", 3000)}, enginesim.Fault{},
+				f.refused, 400, "invalid_request_error"},
+			"404": {clientstest.Question{Model: "nobody"}, enginesim.Fault{}, f.unknown, 404, "not_found_error"},
+			"502": {clientstest.Question{}, enginesim.Fault{Kind: enginesim.FaultStatus, Status: 500, Count: -1,
+				Leg: enginesim.LegPrefill}, f.bad, 502, "api_error"},
+			"503": {clientstest.Question{Model: "dark"}, enginesim.Fault{}, f.unavailable, 503, "overloaded_error"},
+			"cut": {clientstest.Question{}, enginesim.Fault{Kind: enginesim.FaultResetStream, AfterChunks: 8,
+				Leg: enginesim.LegDecode}, f.cut, 0, ""},
+		} {
+			name := api + "/" + what
+			if stream {
+				name += ", streamed"
 			}
+			t.Run(name, func(t *testing.T) {
+				q := fault.q
+				if q.URL, q.API, q.Stream = s.client, api, stream; q.Prompt == nil {
+					q.Prompt = name + strings.Repeat(" a cat on a mat", 20)
+				}
+				if fault.play.Kind != 0 {
+					for _, e := range []*enginesim.Engine{s.p, s.d} {
+						e.Inject(fault.play)
+						defer e.ClearFaults()
+					}
+				}
+				if what == "cut" && stream {
+					fault.class = f.cutStream
+				}
+				got := c.Ask(t, q)
+				require.NotNil(t, got.Error, "%q was taken for whole", got.Texts)
+				assert.Equal(t, fault.class, got.Error.Class, got.Error.Message)
+				if fault.status != 0 {
+					assert.Equal(t, fault.status, got.Error.Status, got.Error.Message)
+				}
+				assert.NotContains(t, got.Error.Message, strings.TrimPrefix(s.p.URL(), "http://"))
+				assert.NotContains(t, got.Error.Message, strings.TrimPrefix(s.d.URL(), "http://"))
+				if f.types && fault.kind != "" {
+					assert.Equal(t, fault.kind, got.Error.Type)
+				}
+			})
 		}
 	}
 }
 
 // isLeft lets the client leave, in the stream and before an unstreamed answer: no leg goes on, and no KV is held.
-func (s *site) isLeft(t *testing.T, c *clientstest.Client, apis []string) {
-	for _, api := range apis {
-		for _, stream := range []bool{true, false} {
-			t.Run(api+"/left"+map[bool]string{true: ", streamed"}[stream], func(t *testing.T) {
-				before := s.p.Stats().Aborted + s.d.Stats().Aborted
-				q := clientstest.Question{URL: s.client, API: api, Stream: stream, Limit: 7000,
-					Prompt: api + "left" + strings.Repeat(" a cat on a mat", 20)}
-				if q.Leave = 5; !stream {
-					q.Leave, q.Timeout = 0, 0.6
-				}
-				got := c.Ask(t, q)
-				require.Eventually(t, func() bool { return s.p.Stats().Aborted+s.d.Stats().Aborted == before+1 },
-					5*time.Second, time.Millisecond, "the leg goes on")
-				s.settled(t)
-				if stream {
-					assert.Nil(t, got.Error)
-					return
-				}
-				require.NotNil(t, got.Error)
-				assert.Zero(t, got.Error.Status)
-			})
-		}
+func (s *site) isLeft(t *testing.T, c *clientstest.Client, api string) {
+	for _, stream := range []bool{true, false} {
+		t.Run(api+"/left"+map[bool]string{true: ", streamed"}[stream], func(t *testing.T) {
+			before := s.p.Stats().Aborted + s.d.Stats().Aborted
+			q := clientstest.Question{URL: s.client, API: api, Stream: stream, Limit: 7000,
+				Prompt: api + "left" + strings.Repeat(" a cat on a mat", 20)}
+			if q.Leave = 5; !stream {
+				q.Leave, q.Timeout = 0, 0.6
+			}
+			got := c.Ask(t, q)
+			require.Eventually(t, func() bool { return s.p.Stats().Aborted+s.d.Stats().Aborted == before+1 },
+				5*time.Second, time.Millisecond, "the leg goes on")
+			s.settled(t)
+			if stream {
+				assert.Nil(t, got.Error)
+				return
+			}
+			require.NotNil(t, got.Error)
+			assert.Zero(t, got.Error.Status)
+		})
 	}
 }
