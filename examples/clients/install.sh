@@ -5,7 +5,8 @@
 #
 # Makes DIR a virtual environment of Python (requirements.txt), with Node's packages in DIR/node
 # (node/package-lock.json) and the program DIR/bin/openai-go (testdata/openai-go). A finished installation is known by
-# DIR/.done; then nothing is done. Where Node or curl is missing it is installed from Debian's packages, which needs root.
+# DIR/.done; then nothing is done. Where Node or curl is missing it is installed from Debian's packages, which needs
+# root.
 #
 #   PDKIT_PYTHON   the Python to use, 3.10 to 3.14 (default: python3, or the first of 3.12, 3.13, 3.11 that has venv)
 set -euo pipefail
