@@ -3,6 +3,7 @@
 package main
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -11,19 +12,24 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
+// prompt is longer than a block of KV.
+var prompt = strings.Repeat("a cat on a mat that ", 40)
+
 // What the libraries raise says whether they took a cut response for whole.
 func TestClientLibrariesSeeACut(t *testing.T) {
-	libraries := clientstest.Start(t)
+	openai, anthropic := clientstest.Start(t, clientstest.OpenAIPython), clientstest.Start(t, clientstest.Anthropic)
+	libraries := map[string]*clientstest.Client{"completions": openai, "chat": openai, "messages": anthropic}
 	for _, api := range []string{"completions", "chat", "messages"} {
 		t.Run(api, func(t *testing.T) {
 			w := start(t, options{})
 			for _, stream := range []bool{false, true} {
-				text, failure := libraries.Ask(t, w.url+prefix, api, stream)
-				require.Empty(t, failure)
-				require.NotEmpty(t, text)
+				question := clientstest.Question{URL: w.url + prefix, API: api, Prompt: prompt, Stream: stream}
+				said := libraries[api].Ask(t, question)
+				require.Nil(t, said.Error)
+				require.NotEmpty(t, said.Texts)
 				w.d.Inject(enginesim.Fault{Kind: enginesim.FaultResetStream, AfterChunks: 3})
-				cut, failure := libraries.Ask(t, w.url+prefix, api, stream)
-				require.NotEmpty(t, failure, "%q was taken for whole", cut)
+				cut := libraries[api].Ask(t, question)
+				require.NotNil(t, cut.Error, "%q was taken for whole", cut.Texts)
 			}
 		})
 	}

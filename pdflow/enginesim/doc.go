@@ -7,6 +7,11 @@
 // real memory, paged, counted, cached by prefix and reused. So a decode with a handoff that is wrong, stale or used
 // twice gives wrong text, as a real engine's does, and one with the right handoff gives the text of one engine alone.
 //
+// The model calls tools and fills in schemas on demand: where tool_choice names a function, or is "required"
+// (Messages: "any"), a chat, a message or a response calls it, or each of its tools once; where response_format
+// (output_config.format, text.format) is JSON, the text is JSON of that schema. The strings and numbers in it are the
+// model's own, and so depend on the KV, too. With tool_choice "auto" it writes text.
+//
 // This package is the face. The rooms behind it are internal: core has the KV, the scheduler, and the pipe and the
 // lookup buffer through which KV moves between two engines over TCP; api has a file for each client API; proto has a
 // package for each of pdkit's connectors, and what they share; server runs one life of an engine.

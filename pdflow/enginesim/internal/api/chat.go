@@ -19,6 +19,9 @@ type chatRequest struct {
 	NoPromptEnd         *bool             `json:"add_generation_prompt"`
 	Logprobs            flag              `json:"logprobs"`
 	TopLogprobs         whole             `json:"top_logprobs"`
+	ToolChoice          json.RawMessage   `json:"tool_choice"`
+	Parallel            *bool             `json:"parallel_tool_calls"`
+	Format              json.RawMessage   `json:"response_format"`
 }
 
 type chatMessage struct {
@@ -102,7 +105,9 @@ func ParseChat(e *Engine, r *http.Request, body []byte) (*Call, *Error) {
 	id := "chatcmpl-" + requestName(r, q.RequestID)
 	c.add(&q.sampling, id, prompt, false)
 	c.streamParams = e.StreamParams
-	c.format = &chatFormat{call: c, q: &q, id: id, media: e.Media(r.Context(), body)}
+	d := chosen(q.Tools, q.ToolChoice, q.Parallel == nil || *q.Parallel).orElse(formatted(q.Format))
+	c.guide(d)
+	c.format = &chatFormat{call: c, q: &q, id: id, demand: d, media: e.Media(r.Context(), body)}
 	return c, nil
 }
 
@@ -118,23 +123,26 @@ func promptTokens(params core.Params) ([]int32, bool) {
 
 // chatFormat writes chat completions, whole and streamed.
 type chatFormat struct {
-	call *Call
-	q    *chatRequest
-	id   string
-	sse  *SSE
-	seen []int
+	call   *Call
+	q      *chatRequest
+	id     string
+	demand demand
+	sse    *SSE
+	seen   []int
+	within []calling
 
 	media any // ec_transfer_params
 }
 
 type chatOutput struct {
-	Role         string `json:"role"`
-	Content      string `json:"content"`
-	Refusal      any    `json:"refusal"`
-	Annotations  any    `json:"annotations"`
-	Audio        any    `json:"audio"`
-	FunctionCall any    `json:"function_call"`
-	Reasoning    any    `json:"reasoning"`
+	Role         string     `json:"role"`
+	Content      string     `json:"content"`
+	Refusal      any        `json:"refusal"`
+	Annotations  any        `json:"annotations"`
+	Audio        any        `json:"audio"`
+	FunctionCall any        `json:"function_call"`
+	ToolCalls    []chatCall `json:"tool_calls,omitempty"`
+	Reasoning    any        `json:"reasoning"`
 }
 
 type chatChoice struct {
@@ -177,8 +185,11 @@ func (f *chatFormat) Whole(outs []*core.Outcome) any {
 		b.PromptLogprobs = promptLogprobs(c.Gens[0].Prompt)
 	}
 	for i, o := range outs {
-		choice := chatChoice{Index: i, Message: chatOutput{Role: "assistant", Content: o.Text}, FinishReason: o.Reason,
-			StopReason: o.Stop}
+		choice := chatChoice{Index: i, Message: chatOutput{Role: "assistant", Content: o.Text},
+			FinishReason: f.demand.reason(o.Reason), StopReason: o.Stop}
+		if f.demand.tools != nil {
+			choice.Message.Content, choice.Message.ToolCalls = "", f.demand.chatCalls(o.Tokens)
+		}
 		if f.q.ReturnTokens {
 			choice.TokenIDs = o.Tokens
 		}
@@ -204,8 +215,9 @@ type chatChunk struct {
 }
 
 type chatDelta struct {
-	Role    string `json:"role,omitempty"`
-	Content string `json:"content"`
+	Role      string          `json:"role,omitempty"`
+	Content   any             `json:"content,omitempty"` // a string, "" too
+	ToolCalls []chatCallDelta `json:"tool_calls,omitempty"`
 }
 
 // A chunk's choice comes in three shapes: the role, a token, the last token.
@@ -238,8 +250,9 @@ var null = json.RawMessage("null")
 func (f *chatFormat) Begin(s *SSE) {
 	f.sse = s
 	f.seen = make([]int, len(f.call.Gens))
+	f.within = make([]calling, len(f.call.Gens))
 	for i := range f.call.Gens {
-		chunk := f.chunk([]chatOpening{{Index: i, Delta: chatDelta{Role: "assistant"}}})
+		chunk := f.chunk([]chatOpening{{Index: i, Delta: chatDelta{Role: "assistant", Content: ""}}})
 		chunk.PromptTokenIDs, chunk.PromptText = null, null
 		if f.q.ReturnTokens {
 			chunk.PromptTokenIDs = f.call.Gens[i].Prompt
@@ -250,6 +263,9 @@ func (f *chatFormat) Begin(s *SSE) {
 
 func (f *chatFormat) Step(s core.Step) {
 	open := chatOpening{Index: s.Index, Delta: chatDelta{Content: s.Text}}
+	if f.demand.tools != nil {
+		open.Delta = chatDelta{ToolCalls: f.demand.chatDelta(&f.within[s.Index], s)}
+	}
 	var ids []int32
 	if s.HasOne {
 		f.seen[s.Index]++
@@ -264,7 +280,7 @@ func (f *chatFormat) Step(s core.Step) {
 	if s.Reason == "" {
 		chunk = f.chunk([]chatToken{{open, ids}})
 	} else {
-		open.FinishReason = s.Reason
+		open.FinishReason = f.demand.reason(s.Reason)
 		chunk = f.chunk([]chatLastToken{{open, s.Stop, ids}})
 		if !f.call.wantsUsage() {
 			chunk.Fingerprint = fingerprint

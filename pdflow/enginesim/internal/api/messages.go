@@ -3,6 +3,7 @@
 package api
 
 import (
+	"encoding/json"
 	"net/http"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/core"
@@ -14,6 +15,12 @@ type messagesRequest struct {
 	Messages      []chatMessage `json:"messages"`
 	System        *chatContent  `json:"system"`
 	StopSequences []string      `json:"stop_sequences"`
+
+	Tools      []json.RawMessage `json:"tools"`
+	ToolChoice json.RawMessage   `json:"tool_choice"`
+	Output     struct {
+		Format json.RawMessage `json:"format"`
+	} `json:"output_config"`
 }
 
 // parseMessages reads a /v1/messages request, which vLLM renders and runs as a chat.
@@ -34,21 +41,28 @@ func parseMessages(_ *Engine, r *http.Request, body []byte) (*Call, *Error) {
 	if q.System != nil {
 		messages = append([]chatMessage{{Role: "system", Content: *q.System}}, messages...)
 	}
-	prompt := render(messages, nil, true)
+	prompt := render(messages, q.Tools, true)
 	if ids, ok := promptTokens(c.Params); ok {
 		prompt = ids
 	}
 	id := "chatcmpl-" + requestName(r, q.RequestID)
 	c.add(&q.sampling, id, prompt, false)
-	c.format = &messagesFormat{call: c, id: id}
+	var choice struct {
+		OneAtATime bool `json:"disable_parallel_tool_use"`
+	}
+	_ = json.Unmarshal(q.ToolChoice, &choice) // without it, calls are parallel
+	d := chosen(q.Tools, q.ToolChoice, !choice.OneAtATime).orElse(formatted(q.Output.Format))
+	c.guide(d)
+	c.format = &messagesFormat{call: c, id: id, demand: d}
 	return c, nil
 }
 
 type messagesFormat struct {
-	call *Call
-	id   string
-	sse  *SSE
-	open bool
+	call   *Call
+	id     string
+	demand demand
+	sse    *SSE
+	within calling
 
 	undone bool // its stream ends without [DONE]
 }
@@ -65,21 +79,29 @@ type messagesText struct {
 	Text string `json:"text"`
 }
 
-type messagesBody struct {
-	ID         string         `json:"id"`
-	Type       string         `json:"type"`
-	Role       string         `json:"role"`
-	Content    []messagesText `json:"content"`
-	Model      string         `json:"model"`
-	StopReason string         `json:"stop_reason,omitempty"`
-	Usage      messagesUsage  `json:"usage"`
-	KVParams   any            `json:"kv_transfer_params,omitempty"`
+type messagesCall struct {
+	Type  string          `json:"type"`
+	ID    string          `json:"id"`
+	Name  string          `json:"name"`
+	Input json.RawMessage `json:"input"`
 }
 
-var messagesReasons = map[string]string{core.ReasonLength: "max_tokens", core.ReasonStop: "end_turn"}
+type messagesBody struct {
+	ID         string        `json:"id"`
+	Type       string        `json:"type"`
+	Role       string        `json:"role"`
+	Content    []any         `json:"content"` // messagesText and messagesCall
+	Model      string        `json:"model"`
+	StopReason string        `json:"stop_reason,omitempty"`
+	Usage      messagesUsage `json:"usage"`
+	KVParams   any           `json:"kv_transfer_params,omitempty"`
+}
+
+var messagesReasons = map[string]string{core.ReasonLength: "max_tokens", core.ReasonStop: "end_turn",
+	"tool_calls": "tool_use"}
 
 func (f *messagesFormat) body() *messagesBody {
-	return &messagesBody{ID: f.id, Type: "message", Role: "assistant", Content: []messagesText{}, Model: f.call.model}
+	return &messagesBody{ID: f.id, Type: "message", Role: "assistant", Content: []any{}, Model: f.call.model}
 }
 
 // used counts as that API does: what the cache gave or took is not input.
@@ -90,12 +112,22 @@ func (f *messagesFormat) used(o *core.Outcome) messagesUsage {
 
 func (f *messagesFormat) Whole(outs []*core.Outcome) any {
 	o, b := outs[0], f.body()
-	b.Content = append(b.Content, messagesText{"text", o.Text})
-	b.StopReason, b.Usage, b.KVParams = messagesReason(o.Reason), f.used(o), o.Params
+	for _, call := range f.demand.calls(o.Tokens, chatCallID) {
+		input := json.RawMessage(call.Arguments)
+		if !json.Valid(input) { // cut by the limit
+			input = json.RawMessage("{}")
+		}
+		b.Content = append(b.Content, messagesCall{"tool_use", call.ID, call.Name, input})
+	}
+	if f.demand.tools == nil {
+		b.Content = append(b.Content, messagesText{"text", o.Text})
+	}
+	b.StopReason, b.Usage, b.KVParams = f.reason(o.Reason), f.used(o), o.Params
 	return b
 }
 
-func messagesReason(reason string) string {
+func (f *messagesFormat) reason(reason string) string {
+	reason = f.demand.reason(reason)
 	if r, ok := messagesReasons[reason]; ok {
 		return r
 	}
@@ -115,8 +147,12 @@ func (f *messagesFormat) Begin(s *SSE) {
 }
 
 func (f *messagesFormat) Step(s core.Step) {
-	if !f.open {
-		f.open = true
+	if f.demand.tools != nil {
+		f.callStep(s)
+		return
+	}
+	if !f.within.open {
+		f.within.open = true
 		f.send("content_block_start", map[string]any{"index": 0, "content_block": messagesText{Type: "text"}})
 	}
 	if s.Text != "" {
@@ -124,10 +160,27 @@ func (f *messagesFormat) Step(s core.Step) {
 	}
 }
 
+// callStep writes a token of a tool's call.
+func (f *messagesFormat) callStep(s core.Step) {
+	at := f.within.at
+	opens, closes := f.within.take(s)
+	if opens {
+		f.send("content_block_start", map[string]any{"index": at, "content_block": messagesCall{"tool_use",
+			chatCallID(), f.demand.tools[at], json.RawMessage("{}")}})
+	}
+	if s.Text != "" {
+		f.send("content_block_delta", map[string]any{"index": at,
+			"delta": map[string]string{"type": "input_json_delta", "partial_json": s.Text}})
+	}
+	if closes {
+		f.send("content_block_stop", map[string]any{"index": at})
+	}
+}
+
 func (f *messagesFormat) End(outs []*core.Outcome) {
 	o := outs[0]
-	f.send("content_block_stop", map[string]any{"index": 0})
-	f.send("message_delta", map[string]any{"delta": map[string]string{"stop_reason": messagesReason(o.Reason)},
+	f.send("content_block_stop", map[string]any{"index": f.within.at})
+	f.send("message_delta", map[string]any{"delta": map[string]string{"stop_reason": f.reason(o.Reason)},
 		"usage": f.used(o)})
 	f.send("message_stop", map[string]any{})
 	if !f.undone {

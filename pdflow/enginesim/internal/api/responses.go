@@ -19,6 +19,11 @@ type responsesRequest struct {
 	TopP            *float64          `json:"top_p"`
 	Metadata        json.RawMessage   `json:"metadata"`
 	User            *string           `json:"user"`
+	ToolChoice      json.RawMessage   `json:"tool_choice"`
+	Parallel        *bool             `json:"parallel_tool_calls"`
+	Text            struct {
+		Format json.RawMessage `json:"format"`
+	} `json:"text"`
 }
 
 // parseResponses reads a /v1/responses request. Its ids come from the body alone: the header X-Request-Id is not read
@@ -48,7 +53,9 @@ func parseResponses(_ *Engine, _ *http.Request, body []byte) (*Call, *Error) {
 		id = "resp_" + core.RandomHex(8)
 	}
 	c.add(&q.sampling, id+"_0", prompt, false)
-	c.format = &responsesFormat{call: c, q: &q, id: id, message: "msg_" + core.RandomHex(8)}
+	d := chosen(q.Tools, q.ToolChoice, q.Parallel == nil || *q.Parallel).orElse(formatted(q.Text.Format))
+	c.guide(d)
+	c.format = &responsesFormat{call: c, q: &q, id: id, message: "msg_" + core.RandomHex(8), demand: d}
 	return c, nil
 }
 
@@ -72,6 +79,9 @@ type responsesFormat struct {
 	sse         *SSE
 	seq         int
 	text        string
+	demand      demand
+	within      calling
+	made        []responsesCall // in the stream so far
 }
 
 type responsesText struct {
@@ -88,6 +98,15 @@ type responsesMessage struct {
 	Status  string          `json:"status"`
 	Type    string          `json:"type"`
 	Phase   any             `json:"phase"`
+}
+
+type responsesCall struct {
+	Arguments string `json:"arguments"`
+	CallID    string `json:"call_id"`
+	Name      string `json:"name"`
+	Type      string `json:"type"`
+	ID        string `json:"id"`
+	Status    string `json:"status"`
 }
 
 type responsesUsage struct {
@@ -109,38 +128,38 @@ type responsesUsage struct {
 }
 
 type responsesBody struct {
-	ID               string             `json:"id"`
-	CreatedAt        int64              `json:"created_at"`
-	Incomplete       any                `json:"incomplete_details"`
-	Instructions     *string            `json:"instructions"`
-	Metadata         json.RawMessage    `json:"metadata"`
-	Model            string             `json:"model"`
-	Object           string             `json:"object"`
-	Output           []responsesMessage `json:"output"`
-	ParallelTools    bool               `json:"parallel_tool_calls"`
-	Temperature      json.RawMessage    `json:"temperature"`
-	ToolChoice       string             `json:"tool_choice"`
-	Tools            []json.RawMessage  `json:"tools"`
-	TopP             json.RawMessage    `json:"top_p"`
-	Background       bool               `json:"background"`
-	MaxOutputTokens  int                `json:"max_output_tokens"`
-	MaxToolCalls     any                `json:"max_tool_calls"`
-	Previous         any                `json:"previous_response_id"`
-	Prompt           any                `json:"prompt"`
-	Reasoning        any                `json:"reasoning"`
-	ServiceTier      string             `json:"service_tier"`
-	Status           string             `json:"status"`
-	Text             any                `json:"text"`
-	TopLogprobs      any                `json:"top_logprobs"`
-	Truncation       string             `json:"truncation"`
-	Usage            *responsesUsage    `json:"usage"`
-	User             *string            `json:"user"`
-	PresencePenalty  json.RawMessage    `json:"presence_penalty"`
-	FrequencyPenalty json.RawMessage    `json:"frequency_penalty"`
-	KVParams         any                `json:"kv_transfer_params"`
-	ECParams         any                `json:"ec_transfer_params"`
-	InputMessages    any                `json:"input_messages"`
-	OutputMessages   any                `json:"output_messages"`
+	ID               string            `json:"id"`
+	CreatedAt        int64             `json:"created_at"`
+	Incomplete       any               `json:"incomplete_details"`
+	Instructions     *string           `json:"instructions"`
+	Metadata         json.RawMessage   `json:"metadata"`
+	Model            string            `json:"model"`
+	Object           string            `json:"object"`
+	Output           []any             `json:"output"` // responsesMessage or responsesCall
+	ParallelTools    bool              `json:"parallel_tool_calls"`
+	Temperature      json.RawMessage   `json:"temperature"`
+	ToolChoice       any               `json:"tool_choice"`
+	Tools            []json.RawMessage `json:"tools"`
+	TopP             json.RawMessage   `json:"top_p"`
+	Background       bool              `json:"background"`
+	MaxOutputTokens  int               `json:"max_output_tokens"`
+	MaxToolCalls     any               `json:"max_tool_calls"`
+	Previous         any               `json:"previous_response_id"`
+	Prompt           any               `json:"prompt"`
+	Reasoning        any               `json:"reasoning"`
+	ServiceTier      string            `json:"service_tier"`
+	Status           string            `json:"status"`
+	Text             any               `json:"text"`
+	TopLogprobs      any               `json:"top_logprobs"`
+	Truncation       string            `json:"truncation"`
+	Usage            *responsesUsage   `json:"usage"`
+	User             *string           `json:"user"`
+	PresencePenalty  json.RawMessage   `json:"presence_penalty"`
+	FrequencyPenalty json.RawMessage   `json:"frequency_penalty"`
+	KVParams         any               `json:"kv_transfer_params"`
+	ECParams         any               `json:"ec_transfer_params"`
+	InputMessages    any               `json:"input_messages"`
+	OutputMessages   any               `json:"output_messages"`
 }
 
 // float writes a number as Python does: 0.0, not 0.
@@ -157,7 +176,7 @@ func (f *responsesFormat) shell(status string) *responsesBody {
 	b := &responsesBody{
 		ID: f.id, CreatedAt: c.created, Instructions: q.Instructions, Metadata: q.Metadata, Model: c.model,
 		Object: "response",
-		Output: []responsesMessage{}, ParallelTools: true, Temperature: float(q.Temperature, 1), ToolChoice: "none",
+		Output: []any{}, ParallelTools: true, Temperature: float(q.Temperature, 1), ToolChoice: "none",
 		Tools: q.Tools,
 		TopP:  float(q.TopP, 1), MaxOutputTokens: c.Gens[0].MaxTokens, ServiceTier: "auto", Status: status,
 		Truncation: "disabled", User: q.User,
@@ -167,6 +186,9 @@ func (f *responsesFormat) shell(status string) *responsesBody {
 		b.Tools = []json.RawMessage{}
 	} else {
 		b.ToolChoice = "auto"
+	}
+	if len(q.ToolChoice) > 0 {
+		b.ToolChoice = q.ToolChoice
 	}
 	return b
 }
@@ -185,7 +207,18 @@ func (f *responsesFormat) Whole(outs []*core.Outcome) any {
 		b.Status = "incomplete"
 		b.Incomplete = map[string]string{"reason": "max_output_tokens"}
 	}
-	b.Output = append(b.Output, f.item("completed", o.Text))
+	calls := f.made
+	if calls == nil {
+		for _, c := range f.demand.calls(o.Tokens, responsesCallID) {
+			calls = append(calls, f.called(c, "completed"))
+		}
+	}
+	for _, c := range calls {
+		b.Output = append(b.Output, c)
+	}
+	if f.demand.tools == nil {
+		b.Output = append(b.Output, f.item("completed", o.Text))
+	}
 	u := &responsesUsage{Input: len(f.call.Gens[0].Prompt), Output: len(o.Tokens)}
 	u.Total = u.Input + u.Output
 	u.InputDetails.Cached, u.InputDetails.Written = o.Cached, o.Created
@@ -218,6 +251,10 @@ func (f *responsesFormat) at(fields map[string]any) map[string]any {
 }
 
 func (f *responsesFormat) Step(s core.Step) {
+	if f.demand.tools != nil {
+		f.callStep(s)
+		return
+	}
 	if f.seq == 2 {
 		item := f.item("in_progress", "")
 		item.Content = []responsesText{}
@@ -230,7 +267,40 @@ func (f *responsesFormat) Step(s core.Step) {
 	}
 }
 
+func responsesCallID() string { return "call_" + core.RandomHex(8) }
+
+func (f *responsesFormat) called(c toolCall, status string) responsesCall {
+	return responsesCall{Arguments: c.Arguments, CallID: c.ID, Name: c.Name, Type: "function_call",
+		ID: "fc_" + core.RandomHex(8), Status: status}
+}
+
+// callStep writes a token of a tool's call.
+func (f *responsesFormat) callStep(s core.Step) {
+	at := f.within.at
+	opens, closes := f.within.take(s)
+	if opens {
+		c := f.called(toolCall{ID: responsesCallID(), Name: f.demand.tools[at]}, "in_progress")
+		f.made = append(f.made, c)
+		f.send("response.output_item.added", map[string]any{"output_index": at, "item": c})
+	}
+	if s.Text != "" {
+		f.made[at].Arguments += s.Text
+		f.send("response.function_call_arguments.delta", map[string]any{"output_index": at, "item_id": f.made[at].ID,
+			"delta": s.Text})
+	}
+	if closes || s.Reason != "" && f.within.open {
+		f.made[at].Status = "completed"
+		f.send("response.function_call_arguments.done", map[string]any{"output_index": at, "item_id": f.made[at].ID,
+			"name": f.made[at].Name, "arguments": f.made[at].Arguments})
+		f.send("response.output_item.done", map[string]any{"output_index": at, "item": f.made[at]})
+	}
+}
+
 func (f *responsesFormat) End(outs []*core.Outcome) {
+	if f.demand.tools != nil {
+		f.send("response.completed", map[string]any{"response": f.Whole(outs)})
+		return
+	}
 	f.send("response.output_text.done", f.at(map[string]any{"text": f.text, "logprobs": []any{}}))
 	f.send("response.content_part.done", f.at(map[string]any{"part": f.part(f.text)}))
 	f.send("response.output_item.done", map[string]any{"output_index": 0, "item": f.item("completed", f.text)})

@@ -11,7 +11,7 @@ import (
 // recorded exchanges were made with.
 const (
 	tokenBOS     = 256
-	tokenEOS     = 257
+	TokenEOS     = 257
 	tokenPad     = 258
 	TokenIMStart = 259
 	TokenIMEnd   = 260

@@ -38,6 +38,8 @@ type Generation struct {
 	Mutate     func(map[string]any)
 	FailLoad   bool
 	Corrupt    bool // flip a bit of the KV that is handed off, or that comes from another engine
+	// Guide, if it is not nil, gives the token in place of the one that the model would make, and TokenEOS at the end.
+	Guide func(free int32) int32
 }
 
 // Origin is the HTTP request that a generation came with.
@@ -280,6 +282,9 @@ func (r *running) decode(ctx context.Context) error {
 			return ErrKilled
 		}
 		token := c.model.next(s.digest, g.Variant)
+		if g.Guide != nil {
+			token = g.Guide(token)
+		}
 		if t, ok := r.t.(teller); ok {
 			if told := t.Told(); len(told) > len(r.out.Tokens) {
 				token = told[len(r.out.Tokens)]
@@ -351,6 +356,9 @@ func newStopper(g *Generation) *stopper {
 }
 
 func (w *stopper) take(token int32, count int) (text, reason string, stop any) {
+	if token == TokenEOS {
+		return w.upTo(len(w.text)), ReasonStop, nil
+	}
 	piece := Detokenise([]int32{token})
 	enough := count >= w.g.MinTokens
 	for _, id := range w.g.StopIDs {
