@@ -9,6 +9,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -233,7 +234,7 @@ func TestTheDashboardIsOfToday(t *testing.T) {
 func checkDashboard(t *testing.T, ask func(expr string) (values []string, err error)) {
 	t.Helper()
 	for name, expr := range expressions(t, "4s") {
-		values, err := ask(expr)
+		_, err := ask(expr)
 		require.NoError(t, err, "%s: %s", name, expr)
 		title, _, _ := strings.Cut(name, " ")
 		switch title {
@@ -241,8 +242,13 @@ func checkDashboard(t *testing.T, ask func(expr string) (values []string, err er
 			if strings.HasPrefix(name, "Engines that") {
 				continue
 			}
-			assert.NotEmpty(t, values, "%s: %s", name, expr)
-			assert.NotContains(t, values, "NaN", "%s: %s", name, expr)
+			// A scrape that took too long on a busy machine leaves a gap.
+			assert.EventuallyWithT(t, func(c *assert.CollectT) {
+				values, err := ask(expr)
+				assert.NoError(c, err)
+				assert.NotEmpty(c, values)
+				assert.NotContains(c, values, "NaN")
+			}, 20*time.Second, 100*time.Millisecond, "%s: %s", name, expr)
 		}
 	}
 	_, err := ask("sum(")

@@ -83,7 +83,8 @@ func TestManyReloadsLeaveNothingBehind(t *testing.T) {
 			"retry: {maxAttempts: %d}, timeouts: {connect: %ds, healthCheck: 30s}}\n", 2+round%3, 30+round/2%2))
 	}
 	p := start(t, config(0))
-	tr := send(t, p.client+"/v1/completions", func(n int64) string {
+	clients := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256}}
+	tr := sendBy(t, clients, p.client+"/v1/completions", func(n int64) string {
 		return fmt.Sprintf(`{"model":"m","prompt":"x","stream":%t}`, n%2 == 0)
 	}, 200)
 	open := func() int {
@@ -101,9 +102,10 @@ func TestManyReloadsLeaveNothingBehind(t *testing.T) {
 		p.signals <- syscall.SIGHUP
 		time.Sleep(time.Second)
 	}
-	// settle brings a pool that carries no traffic: how many idle connections the last one keeps depends on the
-	// machine.
+	// settle brings a pool that carries no traffic, and closes the clients' connections: how many idle ones are kept
+	// depends on the machine.
 	settle := func() {
+		clients.CloseIdleConnections()
 		p.configure(config(2))
 		p.signals <- syscall.SIGHUP
 		time.Sleep(2 * afterlife)
@@ -113,7 +115,7 @@ func TestManyReloadsLeaveNothingBehind(t *testing.T) {
 	tr.done.Wait()
 	settle()
 	goroutines, files := runtime.NumGoroutine(), open()
-	again := send(t, p.client+"/v1/completions", func(int64) string { return completion }, 200)
+	again := sendBy(t, clients, p.client+"/v1/completions", func(int64) string { return completion }, 200)
 	storm()
 	assert.Empty(t, append(tr.end(), again.end()...), "of %d\n%s", tr.sent.Load()+again.sent.Load(), p.log)
 	settle()
