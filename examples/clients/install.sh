@@ -5,7 +5,7 @@
 #
 # Makes DIR a virtual environment of Python (requirements.txt), with Node's packages in DIR/node
 # (node/package-lock.json) and the program DIR/bin/openai-go (testdata/openai-go). A finished installation is known by
-# DIR/.done; then nothing is done. Where Node or curl is missing it is installed from Debian's packages, which needs
+# DIR/.done; then nothing is done. Node comes from PyPI; curl, where it is missing, from Debian's packages, which needs
 # root.
 #
 #   PDKIT_PYTHON   the Python to use, 3.10 to 3.14 (default: python3, or the first of 3.12, 3.13, 3.11 that has venv)
@@ -15,24 +15,11 @@ HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 DIR=${1:-$HERE/../../.tools/clients}
 STAMP=$(cd "$HERE" && { go env GOVERSION; cat requirements.txt node/*.json testdata/openai-go/*; } | cksum)
 
-# need installs Debian's packages unless there is a program.
-need() {
-  command -v "$1" >/dev/null && return
-  if [ "$(id -u)" != 0 ]; then
-    echo "clients: install $1" >&2
-    return 1
-  fi
-  shift
+if ! command -v curl >/dev/null; then
+  [ "$(id -u)" = 0 ] || { echo "clients: install curl" >&2; exit 1; }
   export DEBIAN_FRONTEND=noninteractive
-  get() { apt-get -qq install -y --no-install-recommends "$@" >/dev/null; }
-  get "$@" || { apt-get -qq update && get "$@"; }
-}
-need curl curl
-need node nodejs npm
-need npm npm
-if ! node -e 'process.exit(process.versions.node.split(".")[0] >= 20 ? 0 : 1)'; then
-  echo "clients: they need Node 20 or newer; this is $(node --version)" >&2
-  exit 1
+  get() { apt-get -qq install -y --no-install-recommends curl >/dev/null; }
+  get || { apt-get -qq update && get; }
 fi
 
 if [ -f "$DIR/.done" ] && [ "$(cat "$DIR/.done")" = "$STAMP" ] &&
@@ -60,7 +47,7 @@ mkdir -p "$(dirname "$DIR")"
 "$DIR/bin/python" -m pip --disable-pip-version-check check
 mkdir "$DIR/node"
 cp "$HERE"/node/*.json "$DIR/node"
-npm ci --prefix "$DIR/node" --ignore-scripts --no-audit --no-fund --loglevel=error
+PATH=$(cd "$DIR/bin" && pwd):$PATH npm ci --prefix "$DIR/node" --ignore-scripts --no-audit --no-fund --loglevel=error
 OUT=$(cd "$DIR/bin" && pwd)/openai-go
 # Its modules are the client's, not the project's: the workspace must not mix the two.
 (cd "$HERE/testdata/openai-go" &&

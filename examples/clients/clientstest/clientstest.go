@@ -104,7 +104,8 @@ func Start(t *testing.T, name string) *Client {
 		source, err := os.ReadFile("../clients/" + script)
 		require.NoError(t, err)
 		// A module that is given as text finds its packages from the working directory.
-		cmd = exec.CommandContext(t.Context(), "node", "--input-type=module", "--eval", string(source))
+		cmd = exec.CommandContext(t.Context(), filepath.Join(tools, "bin", "node"), "--input-type=module", "--eval",
+			string(source))
 		cmd.Dir = filepath.Join(tools, "node")
 	}
 	cmd.Env = append(os.Environ(), "NO_PROXY=*", "LANGSMITH_TRACING=false")
