@@ -39,6 +39,7 @@ type verifyCmd struct {
 	Probes    int           `default:"3" help:"How many synthetic probes to send."`
 	Tokens    int           `default:"600" help:"How long each is, in tokens."`
 	Timeout   time.Duration `default:"2m" help:"How long it may take in all."`
+	JSON      bool          `name:"json" help:"Write the report as JSON."`
 }
 
 // Run sends the requests, counts and judges.
@@ -98,7 +99,16 @@ func (c *verifyCmd) Run(s streams) error {
 	if err != nil {
 		return fmt.Errorf("nothing could be judged: %w", err)
 	}
-	fmt.Fprint(s.out, report)
+	if c.JSON {
+		enc := json.NewEncoder(s.out)
+		enc.SetIndent("", "  ")
+		err = enc.Encode(report)
+	} else {
+		_, err = fmt.Fprint(s.out, report)
+	}
+	if err != nil {
+		return err
+	}
 	if report.Verdict != reuse.Reused {
 		return errFaults
 	}

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -17,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/pdflow/reuse"
 )
 
 func verify(t *testing.T, args ...string) (code int, out, errs string) {
@@ -47,6 +49,22 @@ func TestVerifyEndsWithTheJudgement(t *testing.T) {
 	assert.Equal(t, exitFaults, code)
 	assert.Contains(t, out, "http: not reused, 0 of ")
 	assert.Contains(t, out, "name the protocol that the engines speak")
+}
+
+func TestVerifyWritesJSON(t *testing.T) {
+	p, d := simulated(t, enginesim.Config{}, enginesim.Config{})
+	code, out, errs := verify(t, "--connector", "http", "--prefill", p.URL(), "--decode", d.URL(), "--model", "tiny",
+		"--probes", "1", "--json")
+	assert.Equal(t, exitFaults, code, errs)
+	var r reuse.Report
+	require.NoError(t, json.Unmarshal([]byte(out), &r), out)
+	assert.Equal(t, reuse.NotReused, r.Verdict)
+	assert.Zero(t, r.Reused)
+	require.Len(t, r.Probes, 1)
+	assert.Positive(t, r.Probes[0].PromptTokens)
+	require.NotEmpty(t, r.Reasons)
+	assert.Contains(t, out, `"remedy": "name the protocol`)
+	assert.NotContains(t, out, "keys and values of this prompt", "no prompt")
 }
 
 func TestVerifyReadsAModelServersFile(t *testing.T) {

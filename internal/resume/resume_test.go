@@ -286,7 +286,7 @@ func TestALargeEventIsSearchedOnce(t *testing.T) {
 		require.Positive(t, n)
 		return time.Since(begun)
 	}
-	took(1 << 20)
-	small := took(1 << 20)
-	assert.Less(t, took(32<<20), 200*small, "32 times the size; searched again for each piece it is 1,000 times")
+	small := max(took(1<<20), took(1<<20), took(1<<20)) // other programs may take the processor at any time
+	assert.Less(t, min(took(32<<20), took(32<<20)), 200*small,
+		"32 times the size; searched again for each piece it is 1,000 times")
 }

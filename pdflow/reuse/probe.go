@@ -69,14 +69,14 @@ func Flow(f *pdflow.Flow, header http.Header) Asker {
 
 // SyntheticProbe is one request that a verification sent, and its outcome.
 type SyntheticProbe struct {
-	Status       int    // of the response; 0: there was none
-	Code         string // pdkit's or the engine's error code, if the status is not 200
-	Mode         string // X-PD-Mode
-	PromptTokens int64  // from the response's usage
-	Reused       int64  // prompt tokens whose KV decode took over
-	Bytes        int64  // of KV that moved for them, if an engine counts bytes
-	Took         time.Duration
-	Text         string // the response's
+	Status       int           `json:"status"`         // of the response; 0: there was none
+	Code         string        `json:"code,omitempty"` // pdkit's or the engine's error code, if the status is not 200
+	Mode         string        `json:"mode,omitempty"` // X-PD-Mode
+	PromptTokens int64         `json:"promptTokens"`   // from the response's usage
+	Reused       int64         `json:"reused"`         // prompt tokens whose KV decode took over
+	Bytes        int64         `json:"bytes"`          // of KV that moved for them, if an engine counts bytes
+	Took         time.Duration `json:"tookNanoseconds"`
+	Text         string        `json:"-"` // the response's
 	prompt       string
 }
 

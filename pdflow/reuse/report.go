@@ -22,21 +22,25 @@ const (
 )
 
 // Reason is a likely cause, and what to do about it.
-type Reason struct{ Text, Remedy string }
+type Reason struct {
+	Text   string `json:"text"`
+	Remedy string `json:"remedy,omitempty"`
+}
 
-// Report is what [Verify] found.
+// Report is what [Verify] found. As JSON it has the fields below; ratios are yours to compute.
 type Report struct {
-	Connector    string
-	Model        string // of the target
-	Verdict      Verdict
-	PromptTokens int64 // of all synthetic probes with a good response
-	Reused       int64 // of these, the tokens that decode took over
-	Bytes        int64 // of KV that moved, if an engine counts bytes; else 0
-	Compared     int   // how many texts were compared with one engine alone
-	Different    int   // how many of these differ
-	Disturbed    bool  // the engines counted more than the synthetic probes, so other requests used them meanwhile
-	Reasons      []Reason
-	Probes       []SyntheticProbe
+	Connector    string  `json:"connector"`
+	Model        string  `json:"model"` // of the target
+	Verdict      Verdict `json:"verdict"`
+	PromptTokens int64   `json:"promptTokens"` // of all synthetic probes with a good response
+	Reused       int64   `json:"reused"`       // of these, the tokens that decode took over
+	Bytes        int64   `json:"bytes"`        // of KV that moved, if an engine counts bytes; else 0
+	Compared     int     `json:"compared"`     // how many texts were compared with one engine alone
+	Different    int     `json:"different"`    // how many of these differ
+	// the engines counted more than the synthetic probes, so other requests used them meanwhile
+	Disturbed bool             `json:"disturbed"`
+	Reasons   []Reason         `json:"reasons,omitempty"`
+	Probes    []SyntheticProbe `json:"probes"`
 
 	metrics    bool // decode counts where prompt tokens come from
 	byResponse bool // a good response is the proof
