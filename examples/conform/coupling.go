@@ -26,7 +26,7 @@ var couplingCases = []Case{
 	{ID: "coupling/handoff-absent", Severity: Must,
 		Check: onAllP(enginesim.Fault{Kind: enginesim.FaultGarbage, Body: noHandoff + `}`}),
 		Rule:  "The same where the member is missing, as with an engine that runs without its connector."},
-	{ID: "coupling/handoff-wrong-type", Severity: Should, Check: wrongType,
+	{ID: "coupling/handoff-incomplete", Severity: Should, Check: incomplete,
 		Rule: "A handoff without remote_block_ids does not reach D: vLLM's engine core dies of it."},
 	{ID: "coupling/prefill-garbage", Severity: Must, Check: onAllP(enginesim.Fault{Kind: enginesim.FaultGarbage}),
 		Rule: "P answers 200 with what is not JSON: the same."},
@@ -84,7 +84,7 @@ func onOneP(f enginesim.Fault) func(context.Context, *Scene) error {
 	}
 }
 
-func wrongType(ctx context.Context, s *Scene) error {
+func incomplete(ctx context.Context, s *Scene) error {
 	everywhere(s.P, enginesim.Fault{Kind: enginesim.FaultMutateHandoff, Mutate: func(handoff map[string]any) {
 		delete(handoff, "remote_block_ids")
 	}})

@@ -197,18 +197,24 @@ var headerCases = []Case{
 		Rule: "Both legs belong to the trace of the client's traceparent."},
 	{ID: "wire/hop-by-hop", Severity: Should, Check: hopByHop,
 		Rule: "Headers that Connection names stay between client and gateway (RFC 9110, section 7.6.1)."},
-	{ID: "wire/health", Severity: Should, Check: func(ctx context.Context, s *Scene) error {
-		if ok, what := s.answers(ctx, http.MethodGet, "/health", ""); !ok {
-			return breach("GET /health to answer with 200", "%s", what)
-		}
-		return nil
-	}, Rule: "GET /health answers, as vLLM's does: load balancers in front ask for it."},
+	{ID: "wire/health", Severity: Should, Check: health,
+		Rule: "The health path (--ready) answers 200 at the clients' address: load balancers in front ask there."},
 	{ID: "wire/models", Severity: Should, Check: func(ctx context.Context, s *Scene) error {
 		if ok, what := s.answers(ctx, http.MethodGet, "/v1/models", ""); !ok {
 			return breach("GET /v1/models to answer with 200", "%s", what)
 		}
 		return nil
 	}, Rule: "GET /v1/models answers: clients of OpenAI's API ask for it first."},
+}
+
+func health(ctx context.Context, s *Scene) error {
+	if s.ready == "" {
+		return errSkip("the gateway was started without a health path (--ready)")
+	}
+	if ok, what := s.answers(ctx, http.MethodGet, s.ready, ""); !ok {
+		return breach("GET of it to answer with 200", "%s", what)
+	}
+	return nil
 }
 
 func header(name, value string) func(context.Context, *Scene) error {
