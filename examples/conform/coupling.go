@@ -163,7 +163,7 @@ var retryCases = []Case{
 		Rule: "429 with Retry-After of all prefill engines reaches the client, who is to wait."},
 	{ID: "retry/overload", Severity: Should, Check: busy(http.StatusServiceUnavailable),
 		Rule: "503 of all prefill engines reaches the client as 5xx with Retry-After."},
-	{ID: "retry/recovers", Severity: Must, Check: recovers,
+	{ID: "retry/recovers", Severity: Should, Check: recovers,
 		Rule: "After faults of all engines have ended, requests are served again within 15 s."},
 }
 

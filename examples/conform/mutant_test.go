@@ -46,8 +46,7 @@ func (g gateway) Start(ctx context.Context, prefill, decode []string) (*Instance
 	}
 	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: p, ReadHeaderTimeout: time.Minute}}
 	s.Start()
-	exited, once := make(chan struct{}), sync.Once{}
-	ended := func() { once.Do(func() { close(exited) }) }
+	exited, shutdowns := make(chan struct{}), sync.WaitGroup{}
 	return &Instance{URL: s.URL, Log: func() string { return "" }, Exited: exited, ExitCode: func() int {
 		if g.fault == "exits with 1" {
 			return 1
@@ -55,12 +54,24 @@ func (g gateway) Start(ctx context.Context, prefill, decode []string) (*Instance
 		return 0
 	}, Terminate: func() error {
 		p.draining.Store(true)
-		if g.fault == "ends at once" {
+		switch g.fault {
+		case "ends at once":
 			s.CloseClientConnections()
+		case "hangs during the drain":
+			close(exited)
+			return nil
 		}
-		go func() { _ = s.Config.Shutdown(context.WithoutCancel(ctx)); ended() }() // Stop ends it at the latest
+		shutdowns.Go(func() {
+			_ = s.Config.Shutdown(context.WithoutCancel(ctx)) // Stop ends it at the latest
+			close(exited)
+		})
 		return nil
-	}, Stop: func() { s.CloseClientConnections(); s.Close(); transport.CloseIdleConnections(); ended() }}, nil
+	}, Stop: func() {
+		s.CloseClientConnections()
+		s.Close()
+		shutdowns.Wait()
+		transport.CloseIdleConnections()
+	}}, nil
 }
 
 func (p *proxy) is(fault string) bool { return p.fault == fault }
@@ -102,23 +113,20 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (p *proxy) get(w http.ResponseWriter, r *http.Request) {
-	if r.URL.Path == "/health" && !p.is("has no health path") || p.is("has no models") {
-		return
-	}
 	if r.URL.Path == "/health" {
-		p.turn.Add(1)
-		if p.turn.Load() > 2 { // it is ready once, to be tested at all
+		if p.turn.Add(1) > 1 && p.is("has no health path") { // it is ready once, to be tested at all
 			p.fail(w, http.StatusNotFound, "not found")
 		}
 		return
 	}
 	resp, err := p.send(r, p.decode[0]+r.URL.Path, nil)
-	if err != nil {
-		p.fail(w, http.StatusBadGateway, "no engine")
-		return
+	if err != nil || p.is("has no models") {
+		p.fail(w, http.StatusNotFound, "not found")
 	}
-	defer resp.Body.Close()
-	_, _ = io.Copy(w, resp.Body)
+	if err == nil {
+		_, _ = io.Copy(w, resp.Body)
+		_ = resp.Body.Close()
+	}
 }
 
 // notObject refuses what is no JSON object.
