@@ -281,6 +281,9 @@ func busy(status int) func(context.Context, *Scene) error {
 	}
 }
 
+// recovery is how long a gateway may rest engines that had faults. Tests use less.
+var recovery = 15 * time.Second
+
 func recovers(ctx context.Context, s *Scene) error {
 	everywhere(s.engines(), enginesim.Fault{Kind: enginesim.FaultStatus, Status: http.StatusInternalServerError})
 	for range 8 {
@@ -290,7 +293,7 @@ func recovers(ctx context.Context, s *Scene) error {
 		e.ClearFaults()
 	}
 	var a answer
-	for until := time.Now().Add(15 * time.Second); time.Now().Before(until); time.Sleep(50 * time.Millisecond) {
+	for until := time.Now().Add(recovery); time.Now().Before(until); time.Sleep(50 * time.Millisecond) {
 		content := body()
 		if a = s.post(ctx, completions, content); a.status == http.StatusOK {
 			return s.whole(ctx, a, completions, content)
