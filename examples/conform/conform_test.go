@@ -125,7 +125,7 @@ var mutants = map[string]string{
 }
 
 func TestEachFaultIsFoundByItsCases(t *testing.T) {
-	slots := make(chan struct{}, 4)
+	slots := make(chan struct{}, 8)
 	for fault, ids := range mutants {
 		t.Run(fault, func(t *testing.T) {
 			t.Parallel()

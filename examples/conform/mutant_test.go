@@ -31,6 +31,7 @@ type proxy struct {
 	last            map[string]json.RawMessage // the handoff of each prompt, for the fault that uses it again
 	draining        atomic.Bool
 	gone            atomic.Bool
+	life            context.Context // ends with the gateway
 }
 
 // gateway starts proxies within the test.
@@ -42,11 +43,14 @@ func (g gateway) Start(ctx context.Context, prefill, decode []string) (*Instance
 	transport := &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true}
 	p := &proxy{prefill: prefill, decode: decode, fault: g.fault, last: map[string]json.RawMessage{},
 		engines: &http.Client{Transport: transport}}
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	p.life = life
 	if p.is("is impatient") {
 		p.engines.Timeout = time.Second
 	}
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
+		end()
 		return nil, err
 	}
 	if p.is("takes the first length") {
@@ -75,6 +79,7 @@ func (g gateway) Start(ctx context.Context, prefill, decode []string) (*Instance
 		})
 		return nil
 	}, Stop: func() {
+		end()
 		s.CloseClientConnections()
 		s.Close()
 		shutdowns.Wait()
@@ -125,12 +130,12 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		p.fail(w, http.StatusRequestEntityTooLarge, "too large")
 		return
 	}
-	if p.draining.Load() && p.is("hangs during the drain") {
-		<-r.Context().Done()
-		return
-	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
 	if p.is("reads bodies of any size") && err != nil {
+		return
+	}
+	if p.draining.Load() && p.is("hangs during the drain") {
+		<-r.Context().Done()
 		return
 	}
 	members := map[string]json.RawMessage{}
@@ -403,7 +408,7 @@ func (p *proxy) copy(w http.ResponseWriter, resp *http.Response) {
 }
 
 func (p *proxy) altersText() bool {
-	return slices.Contains([]string{"rewrites events", "swallows errors", "loses the usage", "answers half"}, p.fault)
+	return slices.Contains([]string{"rewrites events", "swallows errors", "loses the usage", "answers half", "swaps answers"}, p.fault)
 }
 
 func (p *proxy) text(data []byte) []byte {
@@ -442,7 +447,7 @@ func (p *proxy) end(w http.ResponseWriter, err error) {
 func (p *proxy) send(r *http.Request, url string, body []byte) (*http.Response, error) {
 	ctx := r.Context()
 	if p.is("copies without cancelling") {
-		ctx = context.WithoutCancel(ctx)
+		ctx = p.life
 	}
 	req, err := http.NewRequestWithContext(ctx, r.Method, url, bytes.NewReader(body))
 	if err != nil {

@@ -54,7 +54,9 @@ const foreign = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_engi
 
 // noForeign is a breach if an engine got the client's own transfer members.
 func (s *Scene) noForeign(ctx context.Context, content string) error {
-	a := s.post(ctx, completions, content)
+	asking, stop := context.WithTimeout(ctx, 5*time.Second) // vLLM waits for ever for some of them
+	defer stop()
+	a := s.post(asking, completions, content)
 	for _, l := range append(s.legs(s.P), s.legs(s.D)...) {
 		if strings.Contains(string(l.Body), "conform-foreign") {
 			return breach("the client's kv_transfer_params at no engine", "they reached one")
