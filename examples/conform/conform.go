@@ -98,6 +98,8 @@ type Options struct {
 	Timeout time.Duration
 	// Progress, if it is not nil, is called after each case, by one goroutine at a time.
 	Progress func(Result)
+
+	once bool // a failure is not confirmed by a second run
 }
 
 // Run runs the cases. A case that fails is run once more by itself, and the second run counts: beside others, a busy
@@ -135,7 +137,7 @@ func Run(ctx context.Context, g Gateway, cases []Case, o Options) (*Report, erro
 	}
 	all.Wait()
 	for i, first := range report.Results {
-		if first.Verdict == Fail && r.shared == nil && ctx.Err() == nil {
+		if first.Verdict == Fail && r.shared == nil && !o.once && ctx.Err() == nil {
 			report.Results[i] = r.run(ctx, cases[i])
 			r.told(report.Results[i])
 		}

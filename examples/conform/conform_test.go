@@ -22,11 +22,11 @@ func TestMain(m *testing.M) {
 }
 
 // failures runs the cases and returns the ids of those that fail, in order.
-func failures(t *testing.T, g Gateway, parallel int, patterns ...string) []string {
+func failures(t *testing.T, g gateway, parallel int, patterns ...string) []string {
 	t.Helper()
 	cases, err := Select(patterns)
 	require.NoError(t, err)
-	report, err := Run(t.Context(), g, cases, Options{Parallel: parallel})
+	report, err := Run(t.Context(), g, cases, Options{Parallel: parallel, once: g != gateway{}})
 	require.NoError(t, err)
 	found := []string{}
 	for _, r := range report.Results {
@@ -147,6 +147,54 @@ func TestEachCaseHasFailedOnce(t *testing.T) {
 		assert.Contains(t, found, c.ID)
 		assert.Contains(t, Groups, c.Group())
 	}
+}
+
+// docs/conformance.md has a row for each case, and its rule.
+func TestThePageKnowsEachCase(t *testing.T) {
+	page, err := os.ReadFile("../../docs/conformance.md")
+	require.NoError(t, err)
+	for _, c := range Cases() {
+		assert.Contains(t, string(page), "| `"+c.ID+"` | "+string(c.Severity)+" |")
+		assert.Contains(t, string(page), "`"+c.ID+"`: "+c.Rule)
+	}
+}
+
+func TestReportsHaveAllFormats(t *testing.T) {
+	r := &Report{Gateway: "g 1", Date: "2026-11-24", Results: []Result{
+		{ID: "wire/chat", Group: "wire", Severity: Must, Rule: "r", Verdict: Fail, Want: "a", Saw: "<b>"},
+		{ID: "stream/bytes", Group: "stream", Severity: Should, Rule: "r", Verdict: Fail, Want: "c", Saw: "d"},
+		{ID: "drain/exit", Group: "drain", Severity: Should, Rule: "r", Verdict: Skip, Saw: "why"},
+	}}
+	for format, want := range map[string][]string{
+		"text":  {"  fail  must    wire/chat\n", "expected a; saw <b>", "must: 0 passed, 1 failed, 0 skipped; should: 0"},
+		"json":  {`"saw": "<b>"`, `"verdict": "skip"`},
+		"junit": {`tests="3" failures="1" skipped="2"`, `message="expected a; saw &lt;b&gt;" type="must"`},
+		"html":  {"Expected a; saw &lt;b&gt;.", `<td class="skip">skip</td>`},
+	} {
+		var b strings.Builder
+		require.NoError(t, Formats[format](r, &b))
+		for _, text := range want {
+			assert.Contains(t, b.String(), text, format)
+		}
+	}
+	var b strings.Builder
+	require.NoError(t, Table(&b, []*Report{r}))
+	assert.Contains(t, b.String(), "| `wire/chat` | must | **fail** |\n")
+}
+
+func TestCommandsAreFilledForEachEngine(t *testing.T) {
+	f := &filler{ctx: t.Context(), prefill: []string{"p1", "p2"}, decode: []string{"d1", "d2"},
+		words: map[string]string{"{port}": "1", "{config}": "c"}}
+	assert.Equal(t, []string{"g", "--port=1", "--prefill", "p1", "--prefill", "p2", "--decode=d1", "--decode=d2", "c"},
+		f.args([]string{"g", "--port={port}", "--prefill", "{prefill}", "--decode={decode}", "{config}"}))
+	assert.Equal(t, "a: {x: 1}\n- p1\n- p2\n", f.lines("a: {x: {port}}\n- {prefill}\n"))
+	assert.NotEqual(t, f.fill("{port2}"), f.fill("{port3}"))
+	require.NoError(t, f.err)
+}
+
+func TestAGatewayThatDoesNotStartIsToldWithItsLog(t *testing.T) {
+	_, err := Run(t.Context(), &Command{Args: []string{"sh", "-c", "echo no such flag; exit 2"}}, Cases()[:1], Options{})
+	require.ErrorContains(t, err, "no such flag")
 }
 
 func TestAFaultIsFoundByNothingElse(t *testing.T) {
