@@ -49,8 +49,8 @@ func TestTheExampleGatewayKeepsTheRules(t *testing.T) {
 	require.NoError(t, err)
 	cases, err := Select(nil)
 	require.NoError(t, err)
-	report, err := Run(t.Context(), &Command{Args: []string{program, "-config", "{config}"}, Config: string(config)}, cases,
-		Options{Parallel: 8})
+	report, err := Run(t.Context(), &Command{Args: []string{program, "-config", "{config}"}, Config: string(config)},
+		cases, Options{Parallel: 8})
 	require.NoError(t, err)
 	for _, r := range report.Results {
 		want := Pass

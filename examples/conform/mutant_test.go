@@ -126,7 +126,8 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		p.fail(w, http.StatusServiceUnavailable, "no engine is left")
 		return
 	}
-	if p.is("knows short prompts") && r.ContentLength > 1<<19 || r.ContentLength > limit && !p.is("reads bodies of any size") {
+	if p.is("knows short prompts") && r.ContentLength > 1<<19 ||
+		r.ContentLength > limit && !p.is("reads bodies of any size") {
 		p.fail(w, http.StatusRequestEntityTooLarge, "too large")
 		return
 	}
@@ -408,7 +409,8 @@ func (p *proxy) copy(w http.ResponseWriter, resp *http.Response) {
 }
 
 func (p *proxy) altersText() bool {
-	return slices.Contains([]string{"rewrites events", "swallows errors", "loses the usage", "answers half", "swaps answers"}, p.fault)
+	return slices.Contains([]string{"rewrites events", "swallows errors", "loses the usage", "answers half",
+		"swaps answers"}, p.fault)
 }
 
 func (p *proxy) text(data []byte) []byte {

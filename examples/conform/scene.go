@@ -143,8 +143,7 @@ func (s *Scene) mark() {
 	}
 }
 
-// serves waits until the gateway answers, and each engine has had a request; the latter for some requests only, since
-// a gateway may prefer engines.
+// serves waits until the gateway has answered the health path and then four requests in a row.
 func (s *Scene) serves(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startTime)
 	defer cancel()
@@ -263,7 +262,7 @@ func (s *Scene) clean(ctx context.Context) error {
 	return nil
 }
 
-// everyP injects a fault for all requests of all prefill engines.
+// everywhere injects a fault for all requests of these engines.
 func everywhere(engines []*enginesim.Engine, f enginesim.Fault) {
 	f.Count = -1
 	for _, e := range engines {

@@ -114,7 +114,7 @@ func minTokens(ctx context.Context, s *Scene) error {
 	return nil
 }
 
-// relayed compares what D got with what P gave. It asks a chosen P's handoff from the fault that may add members.
+// relayed compares what D got with what P gave, and adds members to P's handoff.
 func relayed(more map[string]any) func(context.Context, *Scene) error {
 	return func(ctx context.Context, s *Scene) error {
 		given := make(chan []byte, 10)
@@ -234,7 +234,8 @@ func traceparent(ctx context.Context, s *Scene) error {
 	if err != nil {
 		return err
 	}
-	inP, inD := strings.Contains(p.Header.Get("Traceparent"), trace), strings.Contains(d.Header.Get("Traceparent"), trace)
+	inP := strings.Contains(p.Header.Get("Traceparent"), trace)
+	inD := strings.Contains(d.Header.Get("Traceparent"), trace)
 	if !inP || !inD {
 		return breach("the client's trace at P and D", "P: %v, D: %v", inP, inD)
 	}

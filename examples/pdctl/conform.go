@@ -30,7 +30,7 @@ type conformCmd struct {
 	Only     []string      `placeholder:"PATTERN" help:"${conform_only}"`
 	List     bool          `help:"Print the cases and end."`
 	Format   string        `enum:"text,json,junit,html" default:"text" help:"text, json, junit or html."`
-	Output   string        `short:"o" placeholder:"FILE" help:"Write the report to a file; progress goes to the output then."`
+	Output   string        `short:"o" placeholder:"FILE" help:"${conform_output}"`
 	Table    []string      `placeholder:"REPORT" type:"existingfile" help:"${conform_table}"`
 	Parallel int           `default:"4" help:"How many cases run at a time, each with a gateway of its own."`
 	Timeout  time.Duration `default:"30s" help:"How long one case may take."`

@@ -47,5 +47,6 @@ var help = kong.Vars{
 	"conform_engines": "With --url: the first of four ports on 127.0.0.1, for two prefill and two decode engines.",
 	"conform_ready":   "The path that answers with 200 once the gateway is ready; '' for none.",
 	"conform_only":    "Only these cases, by id or group: cancel, 'stream/cut*'. Can be given several times.",
+	"conform_output":  "Write the report to this file. The output then has the cases as they end.",
 	"conform_table":   "Print these reports (--format json) side by side, as Markdown, and run nothing.",
 }
