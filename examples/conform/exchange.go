@@ -136,6 +136,8 @@ func cause(err error) string {
 	return text[strings.LastIndex(text, ": ")+1:]
 }
 
+func (a answer) broken() bool { return a.err != nil }
+
 func (a answer) streamed() bool { return bytes.HasPrefix(bytes.TrimSpace(a.body), []byte("data:")) }
 
 // events are the data of a stream's events.
@@ -205,7 +207,7 @@ type stream struct {
 
 func (s *Scene) open(ctx context.Context, path, content string) (*stream, error) {
 	ctx, leave := context.WithCancel(ctx)
-	resp, err := s.send(ctx, path, content)
+	resp, err := s.send(ctx, path, content) //nolint:bodyclose // leave closes it
 	if err != nil {
 		leave()
 		return nil, breach("a stream", "no response: %s", cause(err))

@@ -143,13 +143,15 @@ func (f *filler) each(text string) []string {
 
 func (f *filler) args(words []string) []string {
 	var all []string
-	for i, word := range words {
+	before := ""
+	for _, word := range words {
 		for n, filled := range f.each(word) {
-			if n > 0 && i > 0 && strings.HasPrefix(words[i-1], "-") {
-				all = append(all, f.fill(words[i-1]))
+			if n > 0 && strings.HasPrefix(before, "-") {
+				all = append(all, f.fill(before))
 			}
 			all = append(all, filled)
 		}
+		before = word
 	}
 	return all
 }
@@ -197,7 +199,7 @@ func freePort(ctx context.Context) (int, error) {
 	ports.Lock()
 	defer ports.Unlock()
 	for range 1000 {
-		port := 12000 + rand.IntN(20000)
+		port := 12000 + rand.IntN(20000) //nolint:gosec // no secret
 		if ports.given[port] {
 			continue
 		}

@@ -162,7 +162,8 @@ td { vertical-align: top } .pass { color: #197a35 } .fail { color: #c01c28 } .sk
 <p>{{.Date}}. {{.Summary}}.</p>
 <table>
 {{range .Results}}<tr><td class="{{.Verdict}}">{{.Verdict}}</td><td>{{.Severity}}</td><td><code>{{.ID}}</code></td>
-<td>{{.Rule}}{{if eq .Verdict "fail"}}<br>Expected {{.Want}}; saw {{.Saw}}.{{else if .Saw}}<br>{{.Saw}}.{{end}}</td></tr>
+<td>{{.Rule}}{{if eq .Verdict "fail"}}<br>
+Expected {{.Want}}; saw {{.Saw}}.{{else if .Saw}}<br>{{.Saw}}.{{end}}</td></tr>
 {{end}}</table>
 </html>
 `))
@@ -199,7 +200,8 @@ func Table(w io.Writer, reports []*Report) error {
 		for _, result := range r.Results {
 			if result.Verdict == Fail {
 				none = false
-				fmt.Fprintf(&b, "- `%s` (%s): expected %s; saw %s\n", result.ID, result.Severity, result.Want, result.Saw)
+				fmt.Fprintf(&b, "- `%s` (%s): expected %s; saw %s\n", result.ID, result.Severity, result.Want,
+					result.Saw)
 			}
 		}
 		if none {

@@ -211,8 +211,7 @@ func (s *Scene) breaches() (all []*enginesim.KVFault) {
 			continue
 		}
 		for _, err := range joined.Unwrap() {
-			var f *enginesim.KVFault
-			if errors.As(err, &f) {
+			if f, ok := errors.AsType[*enginesim.KVFault](err); ok {
 				all = append(all, f)
 			}
 		}
@@ -282,7 +281,7 @@ func (s *Scene) made(engines []*enginesim.Engine) (n int64) {
 func prompt(size int) string {
 	var b strings.Builder
 	for b.Len() < size {
-		fmt.Fprintf(&b, "%016x ", rand.Uint64())
+		fmt.Fprintf(&b, "%016x ", rand.Uint64()) //nolint:gosec // no secret
 	}
 	return b.String()[:size]
 }

@@ -114,7 +114,7 @@ func (s *Scene) raw(ctx context.Context, text string) (string, error) {
 		n, err := conn.Read(buffer)
 		got.Write(buffer[:n])
 		if err != nil {
-			return got.String(), nil //nolint:nilerr // an end of any kind
+			return got.String(), nil // an end of any kind
 		}
 	}
 }
@@ -207,7 +207,7 @@ func keepAlive(ctx context.Context, s *Scene) error {
 	content := body()
 	for _, text := range []string{`{"model":`, content} {
 		if _, err := fmt.Fprintf(conn, "%sContent-Length: %d\r\n\r\n%s", head, len(text), text); err != nil {
-			return nil //nolint:nilerr // the gateway has closed the connection, as it may
+			return nil // the gateway has closed the connection, as it may
 		}
 		resp, err := http.ReadResponse(lines, nil)
 		if err != nil {

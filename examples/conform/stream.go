@@ -60,7 +60,9 @@ func flushed(ctx context.Context, s *Scene) error {
 		return nil
 	case <-time.After(2 * soon): // a second for both legs, one for the chunks
 		cancel()
-		<-read
+		if err := <-read; err == nil {
+			return breach("three chunks within 1 s", "they came later")
+		}
 		return breach("three chunks within 1 s", "less")
 	}
 }
@@ -95,7 +97,7 @@ func cutUnary(ctx context.Context, s *Scene) error {
 	content := body()
 	a := s.post(ctx, completions, content)
 	switch {
-	case a.err != nil || a.status >= http.StatusInternalServerError:
+	case a.broken() || a.status >= http.StatusInternalServerError:
 		return nil
 	case a.status == http.StatusOK:
 		return s.whole(ctx, a, completions, content)
@@ -109,7 +111,7 @@ func errorEvent(ctx context.Context, s *Scene) error {
 	}
 	content := body("stream", true)
 	a := s.post(ctx, completions, content)
-	if a.err != nil || a.failedEvent() || a.status >= http.StatusInternalServerError {
+	if a.broken() || a.failedEvent() || a.status >= http.StatusInternalServerError {
 		return nil
 	}
 	return s.whole(ctx, a, completions, content)

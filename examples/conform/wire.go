@@ -5,6 +5,7 @@ package conform
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -55,9 +56,9 @@ var wireCases = []Case{
 	}, Rule: "A prompt of 1 MB is served: contexts of long documents are that large."},
 }
 
-func answered(path string, make func(...any) string) func(context.Context, *Scene) error {
+func answered(path string, request func(...any) string) func(context.Context, *Scene) error {
 	return func(ctx context.Context, s *Scene) error {
-		if _, _, _, err := s.ask(ctx, path, make()); err != nil {
+		if _, _, _, err := s.ask(ctx, path, request()); err != nil {
 			return err
 		}
 		return s.clean(ctx)
@@ -120,9 +121,7 @@ func relayed(more map[string]any) func(context.Context, *Scene) error {
 		given := make(chan []byte, 10)
 		everywhere(s.P, enginesim.Fault{Kind: enginesim.FaultMutateHandoff, Leg: enginesim.LegPrefill,
 			Mutate: func(handoff map[string]any) {
-				for name, value := range more {
-					handoff[name] = value
-				}
+				maps.Copy(handoff, more)
 				text, _ := json.Marshal(handoff) // it came as JSON
 				given <- text
 			}})
