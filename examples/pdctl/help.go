@@ -34,4 +34,19 @@ var help = kong.Vars{
 	"verify_header": "A header for the gateway, like an Authorization.",
 	"verify_engine_key": "A file with the key for the engines' own endpoints (--api-key), sent as " +
 		"Authorization: Bearer.",
+	"conform": "Test any PD gateway from outside, with simulated vLLM engines (NIXL). Ends with 1 if a rule that " +
+		"must hold is broken.",
+	"conform_cmd": "Start the gateway by this command, for each case anew. {port} is the port to listen on, {port2} " +
+		"and so on are further free ones, {config} is the filled --config. A word with {prefill} or {decode} is " +
+		"repeated for each engine's URL, with the flag in front of it.",
+	"conform_config": "A configuration with the same placeholders; a line with {prefill} or {decode} is repeated.",
+	"conform_setup": "A command to run after the start, until it succeeds; with {prefill} or {decode} for each " +
+		"engine. Can be given several times.",
+	"conform_url": "Test a gateway that runs, or that you start once the engines listen. Cases that need a process " +
+		"are skipped.",
+	"conform_engines": "With --url: the first of four ports on 127.0.0.1, for two prefill and two decode engines.",
+	"conform_ready":   "The path that answers with 200 once the gateway is ready; '' for none.",
+	"conform_only":    "Only these cases, by id or group: cancel, 'stream/cut*'. Can be given several times.",
+	"conform_output":  "Write the report to this file. The output then has the cases as they end.",
+	"conform_table":   "Print these reports (--format json) side by side, as Markdown, and run nothing.",
 }

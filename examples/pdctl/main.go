@@ -2,7 +2,7 @@
 
 // Pdctl is pdkit's tool for operators. It prints the settings with which engines must be launched for a gateway's
 // configuration (render), reports what does not fit together in engines that run or are planned (check), proves that
-// KV is reused (verify), and shows a gateway at work (watch). See README.md.
+// KV is reused (verify), shows a gateway at work (watch), and tests any gateway from outside (conform). See README.md.
 package main
 
 import (
@@ -28,6 +28,8 @@ type cli struct {
 	Verify verifyCmd `cmd:"" help:"${verify}"`
 	Check  checkCmd  `cmd:"" help:"${check}"`
 	Watch  watchCmd  `cmd:"" help:"${watch}"`
+
+	Conform conformCmd `cmd:"" help:"${conform}"`
 }
 
 // description stands above the commands in the usage.
@@ -40,6 +42,7 @@ Examples:
   pdctl check -f gateway.yaml launch.sh
   pdctl verify -f gateway.yaml --gateway http://127.0.0.1:8000
   pdctl watch --admin http://127.0.0.1:9000
+  pdctl conform --cmd 'my-gateway --port {port} --prefill {prefill} --decode {decode}'
 
 Exit status: 0; 1 if faults were found; 2 for a wrong command line, or an input or gateway that cannot be read.
 `

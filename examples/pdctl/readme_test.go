@@ -54,7 +54,7 @@ func TestThePageTellsEveryCommandAndFormat(t *testing.T) {
 	}
 	code, help, _ := pdctl(t, "", "--help")
 	assert.Equal(t, exitOK, code)
-	for _, command := range []string{"render", "check", "verify", "watch"} {
+	for _, command := range []string{"render", "check", "verify", "watch", "conform"} {
 		assert.Contains(t, help, command)
 		assert.Contains(t, string(page), "`pdctl "+command+"`")
 	}

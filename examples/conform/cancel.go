@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conform
+
+import (
+	"context"
+	"time"
+
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+)
+
+// cancelCases are about clients that leave. Engines that go on for nobody are the load that kills a busy fleet.
+var cancelCases = []Case{
+	{ID: "cancel/prefill", Severity: Must, Check: leavesWhile(func(s *Scene) ([]*enginesim.Engine, enginesim.Fault) {
+		return s.P, enginesim.Fault{Kind: enginesim.FaultStall}
+	}, false), Rule: "The client leaves while P computes: P's leg ends within 1 s."},
+	{ID: "cancel/prefill-no-decode", Severity: Must, Check: noDecode,
+		Rule: "The client leaves while P computes: D is not asked, and no KV is left for nobody."},
+	{ID: "cancel/decode-waiting", Severity: Must, Check: leavesWhile(func(s *Scene) ([]*enginesim.Engine,
+		enginesim.Fault) {
+		return s.D, enginesim.Fault{Kind: enginesim.FaultStall}
+	}, true), Rule: "The client leaves while its request waits in D's queue: D's leg ends within 1 s."},
+	{ID: "cancel/stream", Severity: Must, Check: leavesStream,
+		Rule: "The client leaves a stream: D's leg ends within 1 s, and its KV is free."},
+	{ID: "cancel/unary", Severity: Must, Check: leavesUnary,
+		Rule: "The client leaves while D decodes a response that is not streamed: the same."},
+	{ID: "cancel/silent-stream", Severity: Must, Check: leavesSilent,
+		Rule: "The client leaves a stream while D is silent, so that no write can fail: the same."},
+	{ID: "cancel/many", Severity: Must, Check: leaveMany,
+		Rule: "16 clients leave at different moments: each handoff is used once or was never made, no KV stays."},
+}
+
+// within1s is a breach if engines still work when their second is over.
+func (s *Scene) within1s(ctx context.Context) error {
+	if s.idle(ctx, soon) != nil {
+		return breach("the engines to be idle within 1 s", "they still work for the client that has left")
+	}
+	return nil
+}
+
+// reached waits until an engine of a side works on a request, and reports whether one did.
+func (s *Scene) reached(engines []*enginesim.Engine) bool {
+	for until := time.Now().Add(5 * time.Second); time.Now().Before(until); time.Sleep(5 * time.Millisecond) {
+		if len(s.legs(engines)) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func leavesWhile(fault func(*Scene) ([]*enginesim.Engine, enginesim.Fault), stream bool) func(context.Context,
+	*Scene) error {
+	return func(ctx context.Context, s *Scene) error {
+		side, f := fault(s)
+		everywhere(side, f)
+		asking, leave := context.WithCancel(ctx)
+		defer leave()
+		ended := make(chan answer, 1)
+		go func() { ended <- s.post(asking, completions, body("stream", stream)) }()
+		ok := s.reached(side)
+		leave()
+		a := <-ended
+		if !ok {
+			return breach("a leg at the engines", "none: %s", a)
+		}
+		return s.within1s(ctx)
+	}
+}
+
+func noDecode(ctx context.Context, s *Scene) error {
+	everywhere(s.P, enginesim.Fault{Kind: enginesim.FaultDelay, Delay: 500 * time.Millisecond})
+	asking, leave := context.WithCancel(ctx)
+	defer leave()
+	ended := make(chan answer, 1)
+	go func() { ended <- s.post(asking, completions, body()) }()
+	ok := s.reached(s.P)
+	leave()
+	a := <-ended
+	if !ok {
+		return breach("a prefill leg", "none: %s", a)
+	}
+	time.Sleep(soon) // P would have answered by now
+	if n := len(s.legs(s.D)); n > 0 {
+		return breach("no decode leg", "%d", n)
+	}
+	return s.clean(ctx)
+}
+
+func leavesStream(ctx context.Context, s *Scene) error {
+	t, err := s.open(ctx, completions, body("stream", true, "max_tokens", 5000))
+	if err != nil {
+		return err
+	}
+	err = t.next(3)
+	t.leave()
+	if err != nil {
+		return breach("chunks", "%s", cause(err))
+	}
+	if err := s.within1s(ctx); err != nil {
+		return err
+	}
+	return s.clean(ctx)
+}
+
+func leavesUnary(ctx context.Context, s *Scene) error {
+	asking, leave := context.WithCancel(ctx)
+	defer leave()
+	ended := make(chan answer, 1)
+	go func() { ended <- s.post(asking, completions, body("max_tokens", 5000)) }()
+	ok := s.reached(s.D)
+	time.Sleep(100 * time.Millisecond) // D has the KV then, and decodes
+	leave()
+	a := <-ended
+	if !ok {
+		return breach("a decode leg", "none: %s", a)
+	}
+	if err := s.within1s(ctx); err != nil {
+		return err
+	}
+	return s.clean(ctx)
+}
+
+func leavesSilent(ctx context.Context, s *Scene) error {
+	everywhere(s.D, enginesim.Fault{Kind: enginesim.FaultStallStream, AfterChunks: 3})
+	t, err := s.open(ctx, completions, body("stream", true, "max_tokens", 5000))
+	if err != nil {
+		return err
+	}
+	err = t.next(1) // a gateway may hold some back
+	t.leave()
+	if err != nil {
+		return breach("chunks", "%s", cause(err))
+	}
+	return s.within1s(ctx)
+}
+
+func leaveMany(ctx context.Context, s *Scene) error {
+	everywhere(s.P, enginesim.Fault{Kind: enginesim.FaultDelay, Delay: 20 * time.Millisecond})
+	ended := make(chan struct{})
+	for i := range 16 {
+		go func() {
+			asking, leave := context.WithTimeout(ctx, time.Duration(i)*4*time.Millisecond+time.Millisecond)
+			defer leave()
+			s.post(asking, completions, body("stream", i%2 == 0, "max_tokens", 5000))
+			ended <- struct{}{}
+		}()
+	}
+	for range 16 {
+		<-ended
+	}
+	if err := s.within1s(ctx); err != nil {
+		return err
+	}
+	content := body()
+	return s.whole(ctx, s.post(ctx, completions, content), completions, content)
+}

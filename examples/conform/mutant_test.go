@@ -1,0 +1,468 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conform
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"regexp"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// proxy is a small gateway that keeps all rules. Each fault that it is given breaks one of them.
+type proxy struct {
+	prefill, decode []string
+	fault           string
+	turn            atomic.Int64
+	engines         *http.Client
+	mu              sync.Mutex
+	last            map[string]json.RawMessage // the handoff of each prompt, for the fault that uses it again
+	draining        atomic.Bool
+	gone            atomic.Bool
+	life            context.Context // ends with the gateway
+}
+
+// gateway starts proxies within the test.
+type gateway struct{ fault string }
+
+func (g gateway) Ready() string { return "/health" }
+
+func (g gateway) Start(ctx context.Context, prefill, decode []string) (*Instance, error) {
+	transport := &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true}
+	p := &proxy{prefill: prefill, decode: decode, fault: g.fault, last: map[string]json.RawMessage{},
+		engines: &http.Client{Transport: transport}}
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	p.life = life
+	if p.is("is impatient") {
+		p.engines.Timeout = time.Second
+	}
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		end()
+		return nil, err
+	}
+	if p.is("takes the first length") {
+		l = lenient{l}
+	}
+	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: p, ReadHeaderTimeout: time.Minute}}
+	s.Start()
+	exited, shutdowns := make(chan struct{}), sync.WaitGroup{}
+	return &Instance{URL: s.URL, Log: func() string { return "" }, Exited: exited, ExitCode: func() int {
+		if g.fault == "exits with 1" {
+			return 1
+		}
+		return 0
+	}, Terminate: func() error {
+		p.draining.Store(true)
+		switch g.fault {
+		case "ends at once":
+			s.CloseClientConnections()
+		case "hangs during the drain":
+			close(exited)
+			return nil
+		}
+		shutdowns.Go(func() {
+			_ = s.Config.Shutdown(context.WithoutCancel(ctx)) // Stop ends it at the latest
+			close(exited)
+		})
+		return nil
+	}, Stop: func() {
+		end()
+		s.CloseClientConnections()
+		s.Close()
+		shutdowns.Wait()
+		transport.CloseIdleConnections()
+	}}, nil
+}
+
+// lenient lets net/http, which refuses two lengths, read the first.
+type lenient struct{ net.Listener }
+
+type lenientConn struct{ net.Conn }
+
+func (l lenient) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	return lenientConn{c}, err
+}
+
+var twoLengths = regexp.MustCompile(`(Content-Length: \d+\r\n)Content-Length: \d+\r\n`)
+
+func (c lenientConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	return copy(b, twoLengths.ReplaceAll(b[:n], []byte("$1"))), err
+}
+
+func (p *proxy) is(fault string) bool { return p.fault == fault }
+
+func (p *proxy) fail(w http.ResponseWriter, status int, message string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	fmt.Fprintf(w, `{"error":{"message":%q}}`, message)
+}
+
+const limit = 64 << 20
+
+func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method == http.MethodGet {
+		p.get(w, r)
+		return
+	}
+	if len(r.TransferEncoding) > 0 && !p.is("keeps ambiguous connections") {
+		w.Header().Set("Connection", "close") // net/http hides whether there was a Content-Length, too
+	}
+	if p.gone.Load() {
+		p.fail(w, http.StatusServiceUnavailable, "no engine is left")
+		return
+	}
+	if p.is("knows short prompts") && r.ContentLength > 1<<19 ||
+		r.ContentLength > limit && !p.is("reads bodies of any size") {
+		p.fail(w, http.StatusRequestEntityTooLarge, "too large")
+		return
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
+	if p.is("reads bodies of any size") && err != nil {
+		return
+	}
+	if p.draining.Load() && p.is("hangs during the drain") {
+		<-r.Context().Done()
+		return
+	}
+	members := map[string]json.RawMessage{}
+	if err := json.Unmarshal(body, &members); err != nil {
+		p.notObject(w, body)
+		return
+	}
+	p.disaggregate(w, r, p.mend(members, body), body)
+}
+
+func (p *proxy) get(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path == "/health" {
+		if p.turn.Add(1) > 1 && p.is("has no health path") { // it is ready once, to be tested at all
+			p.fail(w, http.StatusNotFound, "not found")
+		}
+		return
+	}
+	resp, err := p.send(r, p.decode[0]+r.URL.Path, nil)
+	if err != nil || p.is("has no models") {
+		p.fail(w, http.StatusNotFound, "not found")
+	}
+	if err == nil {
+		_, _ = io.Copy(w, resp.Body)
+		_ = resp.Body.Close()
+	}
+}
+
+// notObject refuses what is no JSON object.
+func (p *proxy) notObject(w http.ResponseWriter, body []byte) {
+	switch {
+	case p.is("panics on deep JSON") && bytes.Count(body, []byte("[")) > 1000:
+		panic(http.ErrAbortHandler)
+	case p.is("answers nonsense with 500"):
+		p.fail(w, http.StatusInternalServerError, "wrong")
+	default:
+		p.fail(w, http.StatusBadRequest, "the body is no object of JSON")
+	}
+}
+
+// mend applies the faults of reading to the client's body.
+func (p *proxy) mend(m map[string]json.RawMessage, body []byte) map[string]json.RawMessage {
+	if !p.is("believes clients") {
+		delete(m, "kv_transfer_params")
+	}
+	switch p.fault {
+	case "rounds numbers":
+		var v map[string]any
+		_ = json.Unmarshal(body, &v)
+		delete(v, "kv_transfer_params")
+		for name, value := range v {
+			m[name], _ = json.Marshal(value)
+		}
+	case "knows members":
+		for name := range m {
+			if !slices.Contains([]string{"model", "prompt", "messages", "max_tokens", "max_completion_tokens", "stream",
+				"stream_options", "temperature", "min_tokens", "seed"}, name) {
+				delete(m, name)
+			}
+		}
+	case "takes the first member":
+		if bytes.HasPrefix(body, []byte(`{"prompt":"the first`)) {
+			m["prompt"] = json.RawMessage(`"the first of two"`)
+		}
+	case "reads Latin-1":
+		m["prompt"] = bytes.ReplaceAll(m["prompt"], []byte("é"), []byte("Ã©"))
+	case "knows text prompts only":
+		if len(m["prompt"]) > 0 && m["prompt"][0] == '[' {
+			m["prompt"] = json.RawMessage(`"?"`)
+		}
+	}
+	return m
+}
+
+// disaggregate runs attempts of both legs.
+func (p *proxy) disaggregate(w http.ResponseWriter, r *http.Request, m map[string]json.RawMessage, body []byte) {
+	attempts := 4
+	if p.is("never retries") {
+		attempts = 1
+	}
+	var handoff json.RawMessage
+	for attempt := 1; ; attempt++ {
+		n := int(p.turn.Add(1))
+		last := attempt == attempts
+		if handoff == nil || !p.is("uses a handoff twice") {
+			var done bool
+			if handoff, done = p.prefillLeg(w, r, m, p.prefill[n%2], last); done {
+				return
+			} else if handoff == nil {
+				continue
+			}
+		}
+		if p.decodeLeg(w, r, m, handoff, p.decode[(n/2+attempt)%2], last) || r.Context().Err() != nil {
+			return
+		}
+	}
+}
+
+// clone is the client's body for one leg.
+func (p *proxy) clone(m map[string]json.RawMessage) map[string]json.RawMessage { return maps.Clone(m) }
+
+func (p *proxy) prefillBody(m map[string]json.RawMessage) []byte {
+	leg := p.clone(m)
+	if !p.is("prefills all tokens") {
+		leg["max_tokens"] = json.RawMessage("1")
+		if leg["max_completion_tokens"] != nil && !p.is("forgets max_completion_tokens") {
+			leg["max_completion_tokens"] = json.RawMessage("1")
+		}
+	}
+	if !p.is("keeps min_tokens") {
+		delete(leg, "min_tokens")
+	}
+	if p.is("salts decode only") {
+		delete(leg, "cache_salt")
+	}
+	if !p.is("streams prefill") {
+		delete(leg, "stream")
+		delete(leg, "stream_options")
+	}
+	if leg["kv_transfer_params"] == nil {
+		leg["kv_transfer_params"] = json.RawMessage(`{"do_remote_decode":true,"do_remote_prefill":false}`)
+	}
+	text, _ := json.Marshal(leg)
+	return text
+}
+
+// prefillLeg returns P's handoff. done says that the client has its answer.
+func (p *proxy) prefillLeg(w http.ResponseWriter, r *http.Request, m map[string]json.RawMessage, url string,
+	last bool) (handoff json.RawMessage, done bool) {
+	if p.is("remembers handoffs") {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if old := p.last[string(m["prompt"])]; old != nil {
+			return old, false
+		}
+	}
+	resp, err := p.send(r, url+r.URL.Path, p.prefillBody(m))
+	if p.is("decodes after a failed prefill") && (err != nil || resp.StatusCode >= 500) {
+		return json.RawMessage("null"), false
+	}
+	if err != nil {
+		return nil, p.lastly(w, last, err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	switch {
+	case p.is("retries 400") && resp.StatusCode == http.StatusBadRequest && !last:
+		return nil, false
+	case p.is("decodes after 400") && resp.StatusCode == http.StatusBadRequest:
+		return json.RawMessage("null"), false
+	case resp.StatusCode == http.StatusBadRequest && p.is("hides texts"):
+		p.fail(w, http.StatusBadRequest, "wrong")
+		return nil, true
+	case resp.StatusCode >= 400 && (resp.StatusCode < 500 || last):
+		p.gone.Store(p.is("gives up for good"))
+		if !p.is("drops Retry-After") {
+			w.Header().Set("Retry-After", resp.Header.Get("Retry-After"))
+		}
+		w.WriteHeader(resp.StatusCode)
+		_, _ = w.Write(text)
+		return nil, true
+	case resp.StatusCode != http.StatusOK || err != nil:
+		return nil, p.lastly(w, last, errors.New("bad response"))
+	}
+	var answer struct {
+		Params json.RawMessage `json:"kv_transfer_params"`
+	}
+	_ = json.Unmarshal(text, &answer)
+	if p.is("drops the handoff") {
+		return json.RawMessage("null"), false
+	}
+	if !p.is("relays anything") && !bytes.Contains(answer.Params, []byte(`"remote_block_ids"`)) {
+		return nil, p.lastly(w, last, errors.New("no handoff"))
+	}
+	if answer.Params == nil {
+		answer.Params = json.RawMessage("null")
+	}
+	if p.is("remembers handoffs") {
+		p.last[string(m["prompt"])] = answer.Params
+	}
+	return p.handoff(answer.Params), false
+}
+
+// handoff applies the faults of relaying.
+func (p *proxy) handoff(params json.RawMessage) json.RawMessage {
+	var v map[string]any
+	switch p.fault {
+	case "rounds numbers":
+		_ = json.Unmarshal(params, &v)
+	case "relays known members":
+		_ = json.Unmarshal(params, &v)
+		delete(v, "x_new")
+		delete(v, "tp_size")
+	default:
+		return params
+	}
+	text, _ := json.Marshal(v)
+	return text
+}
+
+// lastly answers for a leg that could not be made, if it was the last attempt.
+func (p *proxy) lastly(w http.ResponseWriter, last bool, err error) bool {
+	if last {
+		p.gone.Store(p.is("gives up for good"))
+		message := "no engine could serve the request"
+		if p.is("tells addresses") {
+			message = err.Error()
+		}
+		p.fail(w, http.StatusBadGateway, message)
+	}
+	return last
+}
+
+// decodeLeg reports whether the client has its answer.
+func (p *proxy) decodeLeg(w http.ResponseWriter, r *http.Request, m map[string]json.RawMessage,
+	handoff json.RawMessage, url string, last bool) bool {
+	leg := p.clone(m)
+	if leg["kv_transfer_params"] = handoff; string(handoff) == "null" {
+		delete(leg, "kv_transfer_params")
+	}
+	text, _ := json.Marshal(leg)
+	resp, err := p.send(r, url+r.URL.Path, text)
+	if err != nil {
+		return p.lastly(w, last, err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode >= 500 && !last {
+		return false
+	}
+	p.copy(w, resp)
+	return true
+}
+
+// copy sends D's response to the client.
+func (p *proxy) copy(w http.ResponseWriter, resp *http.Response) {
+	w.Header().Set("Content-Type", resp.Header.Get("Content-Type"))
+	if p.is("tells no type") {
+		w.Header().Set("Content-Type", "text/plain")
+	}
+	status := resp.StatusCode
+	if status == http.StatusBadRequest && p.is("answers decode's 400 with 200") {
+		status = http.StatusOK
+	}
+	if n := resp.ContentLength; n >= 0 && !p.altersText() {
+		w.Header().Set("Content-Length", strconv.FormatInt(n, 10))
+	}
+	w.WriteHeader(status)
+	if p.is("copies without flushing") || p.is("discards cut streams") {
+		all, err := io.ReadAll(resp.Body)
+		if err != nil && p.is("discards cut streams") {
+			panic(http.ErrAbortHandler)
+		}
+		_, _ = w.Write(all)
+		p.end(w, err)
+		return
+	}
+	buffer := make([]byte, 64<<10)
+	for n := 0; ; n++ {
+		k, err := resp.Body.Read(buffer)
+		if err == nil || k > 0 {
+			if _, bad := w.Write(p.text(buffer[:k])); bad != nil && p.is("copies without cancelling") {
+				_, _ = io.Copy(io.Discard, resp.Body)
+			}
+			_ = http.NewResponseController(w).Flush()
+		}
+		if err != nil {
+			p.end(w, err)
+			return
+		}
+	}
+}
+
+func (p *proxy) altersText() bool {
+	return slices.Contains([]string{"rewrites events", "swallows errors", "loses the usage", "answers half",
+		"swaps answers"}, p.fault)
+}
+
+func (p *proxy) text(data []byte) []byte {
+	switch p.fault {
+	case "rewrites events":
+		return bytes.ReplaceAll(data, []byte(`"model"`), []byte(`"the_model"`))
+	case "swallows errors":
+		if bytes.Contains(data, []byte(`"error"`)) {
+			return []byte("data: [DONE]\n\n")
+		}
+	case "loses the usage":
+		return bytes.ReplaceAll(data, []byte(`"usage"`), []byte(`"usages"`))
+	case "swaps answers":
+		return bytes.ReplaceAll(data, []byte(`"text":"`), []byte(`"text":"x`))
+	}
+	return data
+}
+
+// end ends a response that D has ended, or broken.
+func (p *proxy) end(w http.ResponseWriter, err error) {
+	if errors.Is(err, io.EOF) || err == nil {
+		return
+	}
+	if p.is("makes cuts clean") {
+		_, _ = io.WriteString(w, "data: [DONE]\n\n")
+		return
+	}
+	if p.is("answers half") {
+		return
+	}
+	_ = http.NewResponseController(w).Flush()
+	panic(http.ErrAbortHandler)
+}
+
+// send sends a leg.
+func (p *proxy) send(r *http.Request, url string, body []byte) (*http.Response, error) {
+	ctx := r.Context()
+	if p.is("copies without cancelling") {
+		ctx = p.life
+	}
+	req, err := http.NewRequestWithContext(ctx, r.Method, url, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	if p.is("copies all headers") {
+		maps.Copy(req.Header, r.Header)
+	}
+	for _, name := range []string{"Authorization", "X-Request-Id", "Traceparent"} {
+		if v := r.Header.Get(name); v != "" && !p.is("drops headers") {
+			req.Header.Set(name, v)
+		}
+	}
+	req.Header.Set("Content-Type", "application/json")
+	return p.engines.Do(req)
+}
