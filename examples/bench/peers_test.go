@@ -78,7 +78,7 @@ func leg(engine string, body map[string]any) []byte {
 		return nil
 	}
 	url := engine + "/v1/chat/completions"
-	res, err := http.Post(url, "application/json", bytes.NewReader(text)) //nolint:noctx // the lab ends the process
+	res, err := http.Post(url, "application/json", bytes.NewReader(text))
 	if err != nil {
 		return nil
 	}

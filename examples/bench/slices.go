@@ -58,8 +58,8 @@ type rival struct {
 	ratios []float64 // of its cost to the base's, as the subject's
 }
 
-// compare runs slices of programs in the order A B P Q Q P B A, P and Q being peers, and compares each slice with the
-// base's next to it. A machine that becomes slower, or a noisy neighbour, then affects all programs alike.
+// compare runs slices of programs in the order A, B, P, Q and then back, P and Q being peers, and compares each slice
+// with the base's next to it. A machine that becomes slower, or a noisy neighbour, then affects all programs alike.
 func (l *lab) compare(ctx context.Context, s scenario, subject, base *program, peers ...*contender) (compared, error) {
 	c := compared{scenario: s, subject: series{name: subject.name}, base: series{name: base.name},
 		direct: series{name: "direct"}}
@@ -89,14 +89,15 @@ func (l *lab) compare(ctx context.Context, s scenario, subject, base *program, p
 		}
 	}
 	c.ratios = ratiosTo(c.base, c.subject)
-	line := fmt.Sprintf("%-50s %s %.2f µs, %s %.2f µs, ratio %.3f", s.name, c.subject.name,
+	var line strings.Builder
+	fmt.Fprintf(&line, "%-50s %s %.2f µs, %s %.2f µs, ratio %.3f", s.name, c.subject.name,
 		median(costs(c.subject)), c.base.name, median(costs(c.base)), median(c.ratios))
 	for i := range c.peers {
 		p := &c.peers[i]
 		p.ratios = ratiosTo(c.base, p.series)
-		line += fmt.Sprintf("; %s: %s", p.name, p.cell())
+		fmt.Fprintf(&line, "; %s: %s", p.name, p.cell())
 	}
-	l.say("%s", line)
+	l.say("%s", &line)
 	return c, nil
 }
 

@@ -81,8 +81,8 @@ func (w *world) gateway(t *testing.T) http.Handler {
 			http.Error(rw, "no such pool", http.StatusMisdirectedRequest)
 			return
 		}
-		// Without it net/http's server takes the body's end from the proxy when an answer begins before it was read, and
-		// the proxy then closes its connection to the engine in mid-stream.
+		// Else net/http's server takes the body's end from the proxy where an answer begins before it was read, and the
+		// proxy closes its connection to the engine in mid-stream.
 		_ = http.NewResponseController(rw).EnableFullDuplex()
 		proxy.ServeHTTP(rw, r)
 	})

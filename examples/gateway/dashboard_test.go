@@ -5,7 +5,6 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -221,7 +220,8 @@ func TestTheDashboardIsOfToday(t *testing.T) {
 	}
 	data, err := os.ReadFile(dashboardFile)
 	require.NoError(t, err)
-	assert.Equal(t, string(dashboardJSON()), string(data), "write it anew: PDKIT_UPDATE=1 go test -run TheDashboard ./gateway")
+	assert.Equal(t, string(dashboardJSON()), string(data),
+		"write it anew: PDKIT_UPDATE=1 go test -run TheDashboard ./gateway")
 	for name, expr := range expressions(t, "5m") {
 		for _, metric := range metricNames.FindAllString(expr, -1) {
 			assert.True(t, isDocumented(t, metric), "%s: docs/metrics.md has no %s", name, metric)
@@ -252,5 +252,5 @@ func checkDashboard(t *testing.T, ask func(expr string) (values []string, err er
 		}
 	}
 	_, err := ask("sum(")
-	assert.Error(t, err, fmt.Sprint("a query with a fault is told"))
+	assert.Error(t, err, "a query with a fault is told")
 }

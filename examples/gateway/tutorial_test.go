@@ -42,7 +42,8 @@ func TestTheTutorial(t *testing.T) {
 	for _, m := range regexp.MustCompile("(?s)```sh\n(.*?)\n```").FindAllStringSubmatch(page, -1) {
 		command := m[1]
 		switch {
-		case strings.HasPrefix(command, "go run ./examples/quickstart"), strings.HasPrefix(command, "examples/engines/"),
+		case strings.HasPrefix(command, "go run ./examples/quickstart"),
+			strings.HasPrefix(command, "examples/engines/"),
 			strings.HasPrefix(command, "CGO_ENABLED=0 go build "):
 			_, err := os.Stat(filepath.Join("../..", regexp.MustCompile(`examples/\S+`).FindString(command)))
 			assert.NoError(t, err)

@@ -96,18 +96,20 @@ func Start(t *testing.T, name string) *Client {
 	}
 	script, known := scripts[name]
 	require.True(t, known, name)
-	cmd := exec.CommandContext(t.Context(), filepath.Join(tools, "bin", "openai-go"))
+	program, args, dir := "openai-go", []string(nil), ""
 	switch filepath.Ext(script) {
 	case ".py":
-		cmd = exec.CommandContext(t.Context(), filepath.Join(tools, "bin", "python"), "../clients/"+script)
+		program, args = "python", []string{"../clients/" + script}
 	case ".mjs":
 		source, err := os.ReadFile("../clients/" + script)
 		require.NoError(t, err)
 		// A module that is given as text finds its packages from the working directory.
-		cmd = exec.CommandContext(t.Context(), filepath.Join(tools, "bin", "node"), "--input-type=module", "--eval",
-			string(source))
-		cmd.Dir = filepath.Join(tools, "node")
+		program, args = "node", []string{"--input-type=module", "--eval", string(source)}
+		dir = filepath.Join(tools, "node")
 	}
+	//nolint:gosec // G204: a program that install.sh has put there, with a script of this repository
+	cmd := exec.CommandContext(t.Context(), filepath.Join(tools, "bin", program), args...)
+	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "NO_PROXY=*", "LANGSMITH_TRACING=false")
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
