@@ -87,7 +87,7 @@ func WithAPIServerFlags(flags ...string) Option {
 // test; with CI=true it fails it.
 func Start(t testing.TB, o ...Option) *Cluster {
 	t.Helper()
-	c, err := launch(installed(t), o...)
+	c, err := launch(Program(t), o...)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -109,7 +109,7 @@ var shared struct {
 // first call starts the cluster; [Main], which the package's TestMain must call, stops it.
 func Shared(t testing.TB) *Cluster {
 	t.Helper()
-	binary := installed(t)
+	binary := Program(t)
 	shared.Lock()
 	defer shared.Unlock()
 	if shared.cluster == nil && shared.err == nil {
@@ -134,8 +134,9 @@ func (t tests) Run() int {
 	return code
 }
 
-// installed returns the path of the servers' binary, under the root of the repository.
-func installed(t testing.TB) string {
+// Program returns the path of the servers' binary, under the root of the repository; with the argument helm it is helm.
+// Where it is missing the test is skipped, but in CI it fails.
+func Program(t testing.TB) string {
 	t.Helper()
 	_, file, _, ok := runtime.Caller(0)
 	require.True(t, ok)

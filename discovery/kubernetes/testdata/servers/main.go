@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Kubeservers is one binary with etcd, kube-apiserver and kube-controller-manager, since linking one binary takes less
-// time than three. Each runs as a process of its own.
+// Kubeservers is one binary with etcd, kube-apiserver, kube-controller-manager and helm, since linking one binary takes
+// less time than four. Each runs as a process of its own.
 //
-//	kubeservers etcd|kube-apiserver|kube-controller-manager [FLAG...]
+//	kubeservers etcd|kube-apiserver|kube-controller-manager|helm [ARGUMENT...]
 package main
 
 import (
@@ -11,6 +11,7 @@ import (
 	"os"
 
 	"go.etcd.io/etcd/server/v3/etcdmain"
+	helm "helm.sh/helm/v4/pkg/cmd"
 	"k8s.io/component-base/cli"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
 	_ "k8s.io/component-base/metrics/prometheus/version"
@@ -34,8 +35,18 @@ func main() {
 		cmd := controllers.NewControllerManagerCommand()
 		cmd.SetArgs(os.Args[2:])
 		os.Exit(cli.Run(cmd))
+	case "helm":
+		cmd, err := helm.NewRootCmd(os.Stdout, os.Args[2:], helm.SetupLogging)
+		if err == nil {
+			cmd.SetArgs(os.Args[2:])
+			err = cmd.Execute()
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "helm:", err)
+			os.Exit(1)
+		}
 	default:
-		fmt.Fprintln(os.Stderr, "usage: kubeservers etcd|kube-apiserver|kube-controller-manager [FLAG...]")
+		fmt.Fprintln(os.Stderr, "usage: kubeservers etcd|kube-apiserver|kube-controller-manager|helm [ARGUMENT...]")
 		os.Exit(2)
 	}
 }
