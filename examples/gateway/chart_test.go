@@ -26,8 +26,10 @@ func (n *namespace) helm(args ...string) string {
 	home := n.t.TempDir()
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+n.Kubeconfig(n.t, n.Admin()), "HELM_NAMESPACE="+n.name,
 		"HELM_CACHE_HOME="+home, "HELM_CONFIG_HOME="+home, "HELM_DATA_HOME="+home)
-	out, err := cmd.CombinedOutput()
-	require.NoError(n.t, err, "helm %s\n%s", strings.Join(args, " "), out)
+	var stderr strings.Builder // warnings, too
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	require.NoError(n.t, err, "helm %s\n%s%s", strings.Join(args, " "), out, &stderr)
 	return string(out)
 }
 
