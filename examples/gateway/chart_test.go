@@ -21,7 +21,6 @@ import (
 // helm runs the real helm against the test's cluster.
 func (n *namespace) helm(args ...string) string {
 	n.t.Helper()
-	//nolint:gosec // G204: a program that install.sh has put there
 	cmd := exec.CommandContext(n.t.Context(), kubetest.Program(n.t), append([]string{"helm"}, args...)...)
 	home := n.t.TempDir()
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+n.Kubeconfig(n.t, n.Admin()), "HELM_NAMESPACE="+n.name,
@@ -76,8 +75,8 @@ func TestTheChartsRoute(t *testing.T) {
 	definition, err := os.ReadFile(filepath.Join(filepath.Dir(kubetest.Program(t)), "httproutes.yaml"))
 	require.NoError(t, err)
 	n.Apply(t, n.Admin(), definition, n.name)
-	route := n.helm("template", "pd", "chart", "--set", "image.repository=x", "--set", "httpRoute.enabled=true", "--set",
-		"httpRoute.parentRefs[0].name=public,httpRoute.hostnames[0]=llm.example", "-s", "templates/network.yaml")
+	route := n.helm("template", "pd", "chart", "-s", "templates/network.yaml", "--set",
+		"image.repository=x,httpRoute.enabled=true,httpRoute.parentRefs[0].name=public,httpRoute.hostnames[0]=llm.example")
 	require.Contains(t, route, "kind: HTTPRoute")
 	n.apply(route)
 }
@@ -86,7 +85,7 @@ func TestTheChartsRoute(t *testing.T) {
 func TestTheChartsRightsAreTheManifests(t *testing.T) {
 	rules := func(text string) any {
 		t.Helper()
-		for _, document := range strings.Split(text, "\n---\n") {
+		for document := range strings.SplitSeq(text, "\n---\n") {
 			var object map[string]any
 			require.NoError(t, yaml.Unmarshal([]byte(document), &object))
 			if object["kind"] == "Role" {
