@@ -76,7 +76,7 @@ func TestTheChartsRoute(t *testing.T) {
 	require.NoError(t, err)
 	n.Apply(t, n.Admin(), definition, n.name)
 	route := n.helm("template", "pd", "chart", "-s", "templates/network.yaml", "--set",
-		"image.repository=x,httpRoute.enabled=true,httpRoute.parentRefs[0].name=public,httpRoute.hostnames[0]=llm.example")
+		"image.repository=x,httpRoute.enabled=true,httpRoute.parentRefs[0].name=public,httpRoute.hostnames[0]=llm.test")
 	require.Contains(t, route, "kind: HTTPRoute")
 	n.apply(route)
 }
