@@ -49,4 +49,5 @@ var help = kong.Vars{
 	"conform_only":    "Only these cases, by id or group: cancel, 'stream/cut*'. Can be given several times.",
 	"conform_output":  "Write the report to this file. The output then has the cases as they end.",
 	"conform_table":   "Print these reports (--format json) side by side, as Markdown, and run nothing.",
+	"completion":      "Print the script with which a shell completes pdctl's commands and flags.",
 }

@@ -12,6 +12,7 @@ import (
 	"os"
 
 	"github.com/alecthomas/kong"
+	"github.com/willabides/kongplete"
 
 	_ "github.com/pdkit/pdkit/connector/all"
 )
@@ -30,6 +31,8 @@ type cli struct {
 	Watch  watchCmd  `cmd:"" help:"${watch}"`
 
 	Conform conformCmd `cmd:"" help:"${conform}"`
+
+	Completion completionCmd `cmd:"" help:"${completion}"`
 }
 
 // description stands above the commands in the usage.
@@ -63,6 +66,7 @@ func main() { os.Exit(run(os.Args[1:], streams{os.Stdin, os.Stdout, os.Stderr}))
 
 // run is the program. It returns the exit status.
 func run(args []string, s streams) (code int) {
+	bare := len(args) == 0 && os.Getenv("COMP_LINE") == "" // with COMP_LINE a shell asks, see completion.go
 	defer func() {
 		if v := recover(); v != nil {
 			e, ok := v.(ended)
@@ -70,13 +74,13 @@ func run(args []string, s streams) (code int) {
 				panic(v)
 			}
 			code = e.code
-			if len(args) == 0 {
+			if bare {
 				code = exitUsage
 			}
 		}
 	}()
 	argv := args
-	if len(args) == 0 { // the usage helps more than an error that names the commands
+	if bare { // the usage helps more than an error that names the commands
 		argv, s.out = []string{"--help"}, s.err
 	}
 	parser, err := kong.New(&cli{}, kong.Name("pdctl"), help, kong.Description(description),
@@ -85,6 +89,7 @@ func run(args []string, s streams) (code int) {
 		fmt.Fprintln(s.err, "pdctl:", err)
 		return exitUsage
 	}
+	kongplete.Complete(parser) // answers a shell that asks for words, and ends
 	ctx, err := parser.Parse(argv)
 	if err == nil {
 		err = ctx.Run(s)
