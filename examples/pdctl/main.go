@@ -2,7 +2,8 @@
 
 // Pdctl is pdkit's tool for operators. It prints the settings with which engines must be launched for a gateway's
 // configuration (render), reports what does not fit together in engines that run or are planned (check), proves that
-// KV is reused (verify), shows a gateway at work (watch), and tests any gateway from outside (conform). See README.md.
+// KV is reused (verify), shows a gateway at work (watch), tests any gateway from outside (conform), and measures how fast it is (bench).
+// See README.md.
 package main
 
 import (
@@ -32,6 +33,7 @@ type cli struct {
 
 	Conform conformCmd `cmd:"" help:"${conform}"`
 
+	Bench      benchCmd      `cmd:"" help:"${bench}"`
 	Completion completionCmd `cmd:"" help:"${completion}"`
 }
 
@@ -46,8 +48,9 @@ Examples:
   pdctl verify -f gateway.yaml --gateway http://127.0.0.1:8000
   pdctl watch --admin http://127.0.0.1:9000
   pdctl conform --cmd 'my-gateway --port {port} --prefill {prefill} --decode {decode}'
+  pdctl bench --url http://127.0.0.1:8000 --rate 10 --slo-ttft 500ms --slo-itl 50ms
 
-Exit status: 0; 1 if faults were found; 2 for a wrong command line, or an input or gateway that cannot be read.
+Exit status: 0; 1 if faults were found or requests failed; 2 for a wrong command line, or an input or gateway that cannot be read.
 `
 
 // streams are the input and outputs of commands.
