@@ -49,4 +49,23 @@ var help = kong.Vars{
 	"conform_only":    "Only these cases, by id or group: cancel, 'stream/cut*'. Can be given several times.",
 	"conform_output":  "Write the report to this file. The output then has the cases as they end.",
 	"conform_table":   "Print these reports (--format json) side by side, as Markdown, and run nothing.",
+	"bench": "Send load to a server with OpenAI's API and measure: TTFT, ITL, throughput, goodput. Ends with 1 if " +
+		"requests failed.",
+	"bench_url":     "The server's base address, with or without /v1. Given twice, two servers are compared: A, then B.",
+	"bench_model":   "The model to ask for; otherwise the first one that the server lists.",
+	"bench_rate":    "Open loop: this many requests a second on average, with Poisson arrivals.",
+	"bench_clients": "Closed loop: so many clients, each of which sends one request after the other.",
+	"bench_prompts": "JSON lines: bodies with prompt or messages, and max_tokens. They are sent in order, again and " +
+		"again. Without it, prompts are random words.",
+	"bench_prompt_tokens": "The length of each generated prompt after its prefix. A word is about one token.",
+	"bench_prefix_tokens": "The length of a prefix that generated prompts share.",
+	"bench_api":           "The API for generated prompts: chat or completions.",
+	"bench_ignore_eos":    "Let generated prompts ask for exactly --max-tokens (ignore_eos, which vLLM and SGLang know).",
+	"bench_slo_ttft":      "Goodput counts requests whose first token came within this time.",
+	"bench_slo_itl":       "Goodput counts requests whose mean time between tokens is at most this.",
+	"bench_seed": "Repeats the prompts and arrivals of a run, whose report tells its seed. A server that caches " +
+		"prefixes knows those prompts already.",
+	"bench_rounds": "With two servers: the load goes to them in slices A B B A, so many times; each gives a ratio.",
+	"bench_header": "A header for each request, like an Authorization.",
+	"completion":   "Print the script with which a shell completes pdctl's commands and flags.",
 }

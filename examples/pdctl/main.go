@@ -2,7 +2,8 @@
 
 // Pdctl is pdkit's tool for operators. It prints the settings with which engines must be launched for a gateway's
 // configuration (render), reports what does not fit together in engines that run or are planned (check), proves that
-// KV is reused (verify), shows a gateway at work (watch), and tests any gateway from outside (conform). See README.md.
+// KV is reused (verify), shows a gateway at work (watch), tests any gateway from outside (conform), and measures how fast it is (bench).
+// See README.md.
 package main
 
 import (
@@ -12,6 +13,7 @@ import (
 	"os"
 
 	"github.com/alecthomas/kong"
+	"github.com/willabides/kongplete"
 
 	_ "github.com/pdkit/pdkit/connector/all"
 )
@@ -30,6 +32,9 @@ type cli struct {
 	Watch  watchCmd  `cmd:"" help:"${watch}"`
 
 	Conform conformCmd `cmd:"" help:"${conform}"`
+
+	Bench      benchCmd      `cmd:"" help:"${bench}"`
+	Completion completionCmd `cmd:"" help:"${completion}"`
 }
 
 // description stands above the commands in the usage.
@@ -43,8 +48,9 @@ Examples:
   pdctl verify -f gateway.yaml --gateway http://127.0.0.1:8000
   pdctl watch --admin http://127.0.0.1:9000
   pdctl conform --cmd 'my-gateway --port {port} --prefill {prefill} --decode {decode}'
+  pdctl bench --url http://127.0.0.1:8000 --rate 10 --slo-ttft 500ms --slo-itl 50ms
 
-Exit status: 0; 1 if faults were found; 2 for a wrong command line, or an input or gateway that cannot be read.
+Exit status: 0; 1 if faults were found or requests failed; 2 for a wrong command line, or an input or gateway that cannot be read.
 `
 
 // streams are the input and outputs of commands.
@@ -63,6 +69,7 @@ func main() { os.Exit(run(os.Args[1:], streams{os.Stdin, os.Stdout, os.Stderr}))
 
 // run is the program. It returns the exit status.
 func run(args []string, s streams) (code int) {
+	bare := len(args) == 0 && os.Getenv("COMP_LINE") == "" // with COMP_LINE a shell asks, see completion.go
 	defer func() {
 		if v := recover(); v != nil {
 			e, ok := v.(ended)
@@ -70,13 +77,13 @@ func run(args []string, s streams) (code int) {
 				panic(v)
 			}
 			code = e.code
-			if len(args) == 0 {
+			if bare {
 				code = exitUsage
 			}
 		}
 	}()
 	argv := args
-	if len(args) == 0 { // the usage helps more than an error that names the commands
+	if bare { // the usage helps more than an error that names the commands
 		argv, s.out = []string{"--help"}, s.err
 	}
 	parser, err := kong.New(&cli{}, kong.Name("pdctl"), help, kong.Description(description),
@@ -85,6 +92,7 @@ func run(args []string, s streams) (code int) {
 		fmt.Fprintln(s.err, "pdctl:", err)
 		return exitUsage
 	}
+	kongplete.Complete(parser) // answers a shell that asks for words, and ends
 	ctx, err := parser.Parse(argv)
 	if err == nil {
 		err = ctx.Run(s)

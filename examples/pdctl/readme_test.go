@@ -54,9 +54,9 @@ func TestThePageTellsEveryCommandAndFormat(t *testing.T) {
 	}
 	code, help, _ := pdctl(t, "", "--help")
 	assert.Equal(t, exitOK, code)
-	for _, command := range []string{"render", "check", "verify", "watch", "conform"} {
+	for _, command := range []string{"render", "check", "verify", "watch", "conform", "bench", "completion"} {
 		assert.Contains(t, help, command)
-		assert.Contains(t, string(page), "`pdctl "+command+"`")
+		assert.Contains(t, string(page), "`pdctl "+command)
 	}
 	_, err = os.Stat(filepath.Join("flags", "README.md"))
 	assert.NoError(t, err, "the page links to it")

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package measure
+
+import (
+	"image/color"
+	"io"
+	"slices"
+	"time"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+	"gonum.org/v1/plot/vg/vgimg"
+)
+
+// colours of the targets, which people who see no red or no green can tell apart.
+var colours = []color.Color{
+	color.RGBA{G: 0x72, B: 0xb2, A: 0xff}, color.RGBA{R: 0xe6, G: 0x9f, A: 0xff},
+}
+
+var (
+	faint = color.Gray{Y: 0xdd}
+	ink   = color.Gray{Y: 0x33}
+)
+
+// PNG draws the report: how TTFT, ITL and total time are distributed, and TTFT over the run.
+func (r *Report) PNG(w io.Writer) error {
+	distributions := []struct {
+		title string
+		slo   time.Duration
+		of    func(*sample) []time.Duration
+	}{
+		{"Time to first token", r.slo.TTFT, func(s *sample) []time.Duration { return []time.Duration{s.first} }},
+		{"Time between tokens", 0, func(s *sample) []time.Duration { return s.gaps }},
+		{"Whole response", 0, func(s *sample) []time.Duration { return []time.Duration{s.total} }},
+	}
+	var plots []*plot.Plot
+	for _, d := range distributions {
+		p, err := r.distribution(d.title, d.slo, d.of)
+		if err != nil {
+			return err
+		}
+		plots = append(plots, p)
+	}
+	p, err := r.course()
+	if err != nil {
+		return err
+	}
+	plots = append(plots, p)
+	canvas := vgimg.NewWith(vgimg.UseWH(26*vg.Centimeter, 18*vg.Centimeter), vgimg.UseDPI(144))
+	tiles := draw.Tiles{Rows: 2, Cols: 2, PadX: vg.Points(18), PadY: vg.Points(18), PadTop: vg.Points(8),
+		PadBottom: vg.Points(4), PadLeft: vg.Points(6), PadRight: vg.Points(14)}
+	grid := [][]*plot.Plot{plots[:2], plots[2:]}
+	for row, canvases := range plot.Align(grid, tiles, draw.New(canvas)) {
+		for column, c := range canvases {
+			grid[row][column].Draw(c)
+		}
+	}
+	_, err = vgimg.PngCanvas{Canvas: canvas}.WriteTo(w)
+	return err
+}
+
+// empty is a plot without data.
+func (r *Report) empty(title, x, y string) *plot.Plot {
+	p := plot.New()
+	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = title, x, y
+	p.Title.Padding = vg.Points(8)
+	grid := plotter.NewGrid()
+	grid.Vertical.Color, grid.Horizontal.Color = faint, faint
+	p.Add(grid)
+	p.X.Min, p.Y.Min = 0, 0
+	p.X.LineStyle.Color, p.Y.LineStyle.Color = ink, ink
+	return p
+}
+
+// distribution draws the share of times that are at most so long. The slowest thousandth is left out: it would flatten
+// the rest.
+func (r *Report) distribution(title string, slo time.Duration, of func(*sample) []time.Duration) (*plot.Plot, error) {
+	p := r.empty(title, "ms", "% of them within")
+	p.Y.Max, p.X.Max = 100, 0
+	p.Legend.Left = false
+	p.Legend.YOffs, p.Legend.XOffs = vg.Points(6), vg.Points(-6)
+	for i := range r.Targets {
+		var list []time.Duration
+		for j := range r.samples {
+			if s := &r.samples[j]; s.target == i && s.fault == "" {
+				list = append(list, of(s)...)
+			}
+		}
+		if len(list) == 0 {
+			continue
+		}
+		slices.Sort(list)
+		var points plotter.XYs
+		for k := 0; k < len(list); k += max(len(list)/1000, 1) {
+			points = append(points, plotter.XY{X: ms(list[k]), Y: 100 * float64(k+1) / float64(len(list))})
+		}
+		line, err := plotter.NewLine(points)
+		if err != nil {
+			return nil, err
+		}
+		line.Color, line.Width, line.StepStyle = colours[i], vg.Points(1.6), plotter.PreStep
+		p.Add(line)
+		p.X.Max = max(p.X.Max, 1.03*points[len(points)-1].X)
+		if len(r.Targets) > 1 {
+			p.Legend.Add(r.name(i), line)
+		}
+	}
+	return p, r.mark(p, slo)
+}
+
+// mark draws the SLO, if it lies within what is drawn.
+func (r *Report) mark(p *plot.Plot, slo time.Duration) error {
+	p.X.Max = max(p.X.Max, 1)
+	if slo <= 0 || ms(slo) > 3*p.X.Max {
+		return nil
+	}
+	p.X.Max = max(p.X.Max, 1.05*ms(slo))
+	line, err := plotter.NewLine(plotter.XYs{{X: ms(slo), Y: 0}, {X: ms(slo), Y: 100}})
+	if err != nil {
+		return err
+	}
+	line.Color, line.Dashes = ink, []vg.Length{vg.Points(4), vg.Points(3)}
+	p.Add(line)
+	p.Legend.Add("SLO", line)
+	return nil
+}
+
+// course draws each request's TTFT at its arrival.
+func (r *Report) course() (*plot.Plot, error) {
+	p := r.empty("Time to first token over the run", "s since the begin, by arrival", "ms")
+	for i := range r.Targets {
+		var points plotter.XYs
+		for j := range r.samples {
+			if s := &r.samples[j]; s.target == i && s.fault == "" {
+				points = append(points, plotter.XY{X: s.at.Seconds(), Y: ms(s.first)})
+			}
+		}
+		if len(points) == 0 {
+			continue
+		}
+		dots, err := plotter.NewScatter(points)
+		if err != nil {
+			return nil, err
+		}
+		dots.Color, dots.Shape, dots.Radius = colours[i], draw.CircleGlyph{}, vg.Points(1.5)
+		p.Add(dots)
+	}
+	p.X.Min, p.Y.Min = 0, 0
+	p.X.Max, p.Y.Max = max(p.X.Max, 1), max(1.05*p.Y.Max, 1)
+	return p, nil
+}

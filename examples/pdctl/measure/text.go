@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package measure
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"text/tabwriter"
+)
+
+// row is a line of the table: a value for each target, and their ratio.
+type row struct {
+	Name   string
+	Values []string
+	Ratio  string
+}
+
+// Heads are the columns' names.
+func (r *Report) Heads() []string {
+	if len(r.Targets) < 2 {
+		return []string{""}
+	}
+	return []string{"A", "B", "B/A (least–most)"}
+}
+
+// Rows are the table of the report.
+func (r *Report) Rows() (rows []row) {
+	counts := func(name string, of func(*Summary) int) {
+		line := row{Name: name}
+		for i := range r.Targets {
+			line.Values = append(line.Values, fmt.Sprint(of(&r.Targets[i])))
+		}
+		rows = append(rows, line)
+	}
+	counts("served", func(t *Summary) int { return t.Served })
+	counts("failed", func(t *Summary) int { return t.Failed })
+	for _, n := range numbers(r.slo) {
+		line := row{Name: n.name}
+		for i := range r.Targets {
+			line.Values = append(line.Values, digits(n.of(&r.Targets[i])))
+		}
+		for _, ratio := range r.Ratios {
+			if ratio.Name == n.name {
+				line.Ratio = fmt.Sprintf("%.2f (%.2f–%.2f)", ratio.Median, ratio.Least, ratio.Most)
+			}
+		}
+		rows = append(rows, line)
+	}
+	return rows
+}
+
+// digits writes three digits or more.
+func digits(v float64) string {
+	switch {
+	case v < 10:
+		return fmt.Sprintf("%.2f", v)
+	case v < 100:
+		return fmt.Sprintf("%.1f", v)
+	}
+	return fmt.Sprintf("%.0f", v)
+}
+
+// Notes are the sentences below the table.
+func (r *Report) Notes() (notes []string) {
+	if r.SLO != nil {
+		var terms []string
+		if r.SLO.TTFT > 0 {
+			terms = append(terms, fmt.Sprintf("TTFT ≤ %.4g ms", r.SLO.TTFT))
+		}
+		if r.SLO.ITL > 0 {
+			terms = append(terms, fmt.Sprintf("mean ITL of the request ≤ %.4g ms", r.SLO.ITL))
+		}
+		notes = append(notes, "goodput: "+strings.Join(terms, ", "))
+	}
+	for i, t := range r.Targets {
+		name := r.name(i)
+		source := "the servers' usage"
+		switch {
+		case t.FromUsage == 0:
+			source = "events with content"
+		case t.FromEvents > 0:
+			source = "usage where the server told it, else events with content"
+		}
+		notes = append(notes, fmt.Sprintf("%stokens: %.4g in, %.4g out on average, counted by %s", name, t.PromptTokens,
+			t.Tokens, source))
+		if len(t.Modes) > 0 {
+			notes = append(notes, fmt.Sprintf("%sserved as: %s", name, shares(t.Modes, t.Served)))
+		}
+		if len(t.Errors) > 0 {
+			notes = append(notes, fmt.Sprintf("%serrors: %s", name, counted(t.Errors)))
+		}
+	}
+	return notes
+}
+
+func (r *Report) name(i int) string {
+	if len(r.Targets) < 2 {
+		return ""
+	}
+	return string(rune('A'+i)) + " "
+}
+
+func shares(counts map[string]int, of int) string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		parts = append(parts, fmt.Sprintf("%s %.4g %%", name, 100*float64(counts[name])/float64(of)))
+	}
+	return strings.Join(parts, ", ")
+}
+
+func counted(counts map[string]int) string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		parts = append(parts, fmt.Sprintf("%s: %d", name, counts[name]))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// Heading tells what was measured.
+func (r *Report) Heading() (lines []string) {
+	for i, t := range r.Targets {
+		lines = append(lines, fmt.Sprintf("%s%s  %s", r.name(i), t.URL, t.Model))
+	}
+	return append(lines, fmt.Sprintf("%s; seed %d; %s UTC", r.Load, r.Seed, r.Date))
+}
+
+// Text writes the report for people.
+func (r *Report) Text(w io.Writer) error {
+	var b strings.Builder
+	for _, line := range r.Heading() {
+		fmt.Fprintln(&b, line)
+	}
+	fmt.Fprintln(&b)
+	table := tabwriter.NewWriter(&b, 0, 0, 3, ' ', tabwriter.AlignRight)
+	if len(r.Targets) > 1 {
+		fmt.Fprintf(table, "\t%s\t\n", strings.Join(r.Heads(), "\t"))
+	}
+	for _, line := range r.Rows() {
+		fmt.Fprintf(table, "%s\t%s\t", line.Name, strings.Join(line.Values, "\t"))
+		if len(r.Targets) > 1 {
+			fmt.Fprintf(table, "%s\t", line.Ratio)
+		}
+		fmt.Fprintln(table)
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintln(&b)
+	for _, note := range r.Notes() {
+		fmt.Fprintln(&b, note)
+	}
+	for _, warning := range r.Warnings {
+		fmt.Fprintln(&b, "warning:", warning)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
