@@ -167,9 +167,10 @@ func (r *run) open(ctx context.Context, s slice, begin time.Time) (n int) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	rng := rand.New(rand.NewPCG(r.Seed, arrivals+uint64(s.nth))) //nolint:gosec // a load, no secret
-	planned := begin
+	next := begin
 	for ; s.requests == 0 || n < s.requests; n++ {
-		planned = planned.Add(time.Duration(rng.ExpFloat64() / r.Load.Rate * float64(time.Second)))
+		next = next.Add(time.Duration(rng.ExpFloat64() / r.Load.Rate * float64(time.Second)))
+		planned := next // of this request alone: its goroutine outlives the turn of the loop
 		if s.lasts > 0 && planned.Sub(begin) >= s.lasts {
 			return n
 		}

@@ -73,6 +73,9 @@ func TestTTFTAndITLAreThoseOfTheEngine(t *testing.T) {
 			assert.LessOrEqual(t, s.TTFT.P90, s.TTFT.P99)
 			assert.InDelta(t, s.TokensPerSecond, 11*s.RequestsPerSecond, .01)
 			assert.Equal(t, name == "open", s.Lag != nil)
+			if s.Lag != nil {
+				assert.Positive(t, s.Lag.P50, "no request leaves before its arrival")
+			}
 		})
 	}
 }
