@@ -51,7 +51,7 @@ func TestShellsRunTheScript(t *testing.T) {
 		require.NoError(t, os.WriteFile(program, binary, 0o700))
 	}
 	for shell, script := range map[string]string{
-		// complete -p prints what the shell has kept. With "complete -C COMMAND", bash evaluates COMMAND with the command
+		// complete -p prints what the shell has kept. With "complete -C COMMAND" bash runs COMMAND with the command
 		// line in COMP_LINE.
 		"bash": `set -e; eval "$("$1" completion bash)"; kept=$(complete -p pdctl); eval "set -- $kept"
 			while [ "$1" != -C ]; do shift; done

@@ -51,7 +51,7 @@ var help = kong.Vars{
 	"conform_table":   "Print these reports (--format json) side by side, as Markdown, and run nothing.",
 	"bench": "Send load to a server with OpenAI's API and measure: TTFT, ITL, throughput, goodput. Ends with 1 if " +
 		"requests failed.",
-	"bench_url":     "The server's base address, with or without /v1. Given twice, two servers are compared: A, then B.",
+	"bench_url":     "The server's base address, with or without /v1. Twice: two servers are compared, A, then B.",
 	"bench_model":   "The model to ask for; otherwise the first one that the server lists.",
 	"bench_rate":    "Open loop: this many requests a second on average, with Poisson arrivals.",
 	"bench_clients": "Closed loop: so many clients, each of which sends one request after the other.",
@@ -60,7 +60,7 @@ var help = kong.Vars{
 	"bench_prompt_tokens": "The length of each generated prompt after its prefix. A word is about one token.",
 	"bench_prefix_tokens": "The length of a prefix that generated prompts share.",
 	"bench_api":           "The API for generated prompts: chat or completions.",
-	"bench_ignore_eos":    "Let generated prompts ask for exactly --max-tokens (ignore_eos, which vLLM and SGLang know).",
+	"bench_ignore_eos":    "Let generated prompts ask for exactly --max-tokens (ignore_eos of vLLM and SGLang).",
 	"bench_slo_ttft":      "Goodput counts requests whose first token came within this time.",
 	"bench_slo_itl":       "Goodput counts requests whose mean time between tokens is at most this.",
 	"bench_seed": "Repeats the prompts and arrivals of a run, whose report tells its seed. A server that caches " +

@@ -2,7 +2,8 @@
 
 // Pdctl is pdkit's tool for operators. It prints the settings with which engines must be launched for a gateway's
 // configuration (render), reports what does not fit together in engines that run or are planned (check), proves that
-// KV is reused (verify), shows a gateway at work (watch), tests any gateway from outside (conform), and measures how fast it is (bench).
+// KV is reused (verify), shows a gateway at work (watch), tests any gateway from outside (conform), and measures how
+// fast it is (bench).
 // See README.md.
 package main
 
@@ -50,7 +51,8 @@ Examples:
   pdctl conform --cmd 'my-gateway --port {port} --prefill {prefill} --decode {decode}'
   pdctl bench --url http://127.0.0.1:8000 --rate 10 --slo-ttft 500ms --slo-itl 50ms
 
-Exit status: 0; 1 if faults were found or requests failed; 2 for a wrong command line, or an input or gateway that cannot be read.
+Exit status: 0; 1 if faults were found or requests failed; 2 for a wrong command line, or an input or gateway that
+cannot be read.
 `
 
 // streams are the input and outputs of commands.

@@ -7,12 +7,13 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 )
 
-// row is a line of the table: a value for each target, and their ratio.
-type row struct {
+// Row is a line of the table: a value for each target, and their ratio.
+type Row struct {
 	Name   string
 	Values []string
 	Ratio  string
@@ -27,18 +28,18 @@ func (r *Report) Heads() []string {
 }
 
 // Rows are the table of the report.
-func (r *Report) Rows() (rows []row) {
+func (r *Report) Rows() (rows []Row) {
 	counts := func(name string, of func(*Summary) int) {
-		line := row{Name: name}
+		line := Row{Name: name}
 		for i := range r.Targets {
-			line.Values = append(line.Values, fmt.Sprint(of(&r.Targets[i])))
+			line.Values = append(line.Values, strconv.Itoa(of(&r.Targets[i])))
 		}
 		rows = append(rows, line)
 	}
 	counts("served", func(t *Summary) int { return t.Served })
 	counts("failed", func(t *Summary) int { return t.Failed })
 	for _, n := range numbers(r.slo) {
-		line := row{Name: n.name}
+		line := Row{Name: n.name}
 		for i := range r.Targets {
 			line.Values = append(line.Values, digits(n.of(&r.Targets[i])))
 		}
