@@ -12,8 +12,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.yaml.in/yaml/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/yaml"
 
 	"github.com/pdkit/pdkit/discovery/kubernetes/kubetest"
 )
@@ -61,7 +61,11 @@ func TestTheChart(t *testing.T) {
 	require.NoError(t, err)
 	code, _, stderr := check(t, "-config", write(t, c.Data["gateway.yaml"]))
 	assert.Equal(t, exitOK, code, stderr)
-	var file struct{ Spec struct{ DrainTimeout string } }
+	var file struct {
+		Spec struct {
+			DrainTimeout string `yaml:"drainTimeout"`
+		}
+	}
 	require.NoError(t, yaml.Unmarshal([]byte(c.Data["gateway.yaml"]), &file))
 	drain, err := time.ParseDuration(file.Spec.DrainTimeout)
 	require.NoError(t, err)
