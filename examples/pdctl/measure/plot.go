@@ -75,8 +75,7 @@ func (r *Report) empty(title, x, y string) *plot.Plot {
 	return p
 }
 
-// distribution draws the share of times that are at most so long. The slowest thousandth is left out: it would flatten
-// the rest.
+// distribution draws the share of times that are at most so long, by about 1,000 points.
 func (r *Report) distribution(title string, slo time.Duration, of func(*sample) []time.Duration) (*plot.Plot, error) {
 	p := r.empty(title, "ms", "% of them within")
 	p.Y.Max, p.X.Max = 100, 0
