@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"net/http"
 	"net/url"
@@ -16,6 +17,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unicode"
 
 	"github.com/tidwall/gjson"
 
@@ -119,6 +121,8 @@ func (c *benchCmd) options() (o measure.Options, err error) {
 		return o, errors.New("--url can be given twice, to compare two targets")
 	case (c.Rate == 0) == (c.Clients == 0):
 		return o, errors.New("name the load: --rate for an open loop, or --clients for a closed one")
+	case math.IsNaN(c.Rate) || math.IsInf(c.Rate, 0):
+		return o, errors.New("--rate is a number of requests a second")
 	case c.Rate < 0 || c.Clients < 0 || c.Requests < 0 || min(c.Duration, c.Timeout, c.SLOTTFT, c.SLOITL) < 0:
 		return o, errors.New("a rate, a number, a duration and an SLO cannot be negative")
 	case c.PromptTokens < 1 || c.PrefixTokens < 0 || c.Prefixes < 1 || c.MaxTokens < 1 || c.Rounds < 1:
@@ -187,6 +191,9 @@ func firstModel(ctx context.Context, base string, header http.Header) (string, e
 	model := gjson.GetBytes(body, "data.0.id").Str
 	if err != nil || resp.StatusCode != http.StatusOK || model == "" {
 		return "", errors.New("a target does not list its models (/v1/models): name one with --model")
+	}
+	if strings.ContainsFunc(model, unicode.IsControl) { // it would reach the terminal
+		return "", errors.New("a target's model has control characters in its name: name one with --model")
 	}
 	return model, nil
 }

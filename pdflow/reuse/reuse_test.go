@@ -201,8 +201,8 @@ func TestFailuresAreNamed(t *testing.T) {
 	}
 }
 
-// As LMCache's sender ends by a request without disagg_spec. The engine may be gone at once, or while the next synthetic
-// probe begins.
+// As LMCache's sender ends by a request without disagg_spec. The engine may be gone at once, or while the next
+// synthetic probe begins.
 func TestAnEngineThatASyntheticProbeEndsIsJudged(t *testing.T) {
 	k := conn(nixl.New(nil))
 	for _, gone := range []int{1, 2} { // after how many failed probes
