@@ -76,7 +76,7 @@ func (c *Command) Start(ctx context.Context, prefill, decode []string) (*Instanc
 	// Its context must not end the process by itself: Stop ends the whole group.
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), args[0], args[1:]...) //nolint:gosec // it is the user's
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	ownGroup(cmd)
 	cmd.WaitDelay = time.Second
 	if err := cmd.Start(); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
@@ -85,7 +85,7 @@ func (c *Command) Start(ctx context.Context, prefill, decode []string) (*Instanc
 	go func() { defer close(exited); _ = cmd.Wait() }() // the exit status is read by ExitCode
 	i := &Instance{URL: url, Exited: exited, Log: log.String,
 		Stop: func() {
-			_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // the group may have ended
+			killGroup(cmd)
 			<-exited
 			_ = os.RemoveAll(dir)
 		},

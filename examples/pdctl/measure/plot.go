@@ -79,8 +79,8 @@ func (r *Report) empty(title, x, y string) *plot.Plot {
 func (r *Report) distribution(title string, slo time.Duration, of func(*sample) []time.Duration) (*plot.Plot, error) {
 	p := r.empty(title, "ms", "% of them within")
 	p.Y.Max, p.X.Max = 100, 0
-	p.Legend.Left = false
-	p.Legend.YOffs, p.Legend.XOffs = vg.Points(6), vg.Points(-6)
+	p.Legend.Top, p.Legend.Left = true, true // where no curve is, since times begin at 0
+	p.Legend.XOffs = vg.Points(6)
 	for i := range r.Targets {
 		var list []time.Duration
 		for j := range r.samples {
