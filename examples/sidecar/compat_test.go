@@ -22,7 +22,7 @@ import (
 
 // manifests are the arguments that templates and charts give their sidecars, and a list of engines: only the list has
 // to be added to a manifest. In order: KServe's kserve-config-llm-decode-template with and without TLS (kserve
-// 01b12410, the second as rendered), the arguments that KServe's controller writes for llm-d-router 0.10, the chart
+// 01b12410, the second as rendered), the same of the release 0.20.0 and of aaac4e29 after it, the chart
 // llm-d-modelservice 3051935e with all its options, and guides of llm-d (9829045e, 04291b76, 0e9d7f1c, 6e4afadd).
 var manifests = map[string]struct {
 	env  map[string]string
@@ -48,10 +48,22 @@ var manifests = map[string]struct {
 			"--secure-proxy=false", "", "", ""},
 		want: func(f *flags) bool { return f.modelServerPort == 8001 && !f.secure },
 	},
-	"KServe for 0.10": {
-		args: []string{"--secure-proxy=true", "--cert-path=/var/run/kserve/tls", "--enable-tls=decoder",
-			"--enable-tls=prefiller"},
-		want: func(f *flags) bool { return f.tls == stages{prefiller: true, decoder: true} },
+	"KServe 0.20 with TLS": {
+		env: map[string]string{"INFERENCE_POOL_NAMESPACE": "ns", "INFERENCE_POOL_NAME": "pool",
+			"SSL_CERT_DIR": "/var/run/kserve/tls"},
+		args: []string{"--port=8000", "--vllm-port=8001", "--kv-connector=nixlv2", "--enable-ssrf-protection=true",
+			"--pool-group=inference.networking.x-k8s.io", "--inference-pool=ns/pool", "--secure-proxy=true",
+			"--cert-path=/var/run/kserve/tls", "--enable-tls=decoder", "--enable-tls=prefiller"},
+		want: func(f *flags) bool {
+			return f.modelServerPort == 8001 && f.tls == stages{prefiller: true, decoder: true} &&
+				f.pool == poolFlags{group: oldPoolGroup, namespace: "ns", name: "pool"}
+		},
+	},
+	"KServe 0.20 without TLS": {
+		args: []string{"--port=8000", "--vllm-port=8001", "--kv-connector=nixlv2", "--enable-ssrf-protection=true",
+			"--pool-group=inference.networking.x-k8s.io", "--inference-pool=ns/pool", "--secure-proxy=false", "",
+			"", ""},
+		want: func(f *flags) bool { return f.modelServerPort == 8001 && !f.secure && f.pool.name == "pool" },
 	},
 	"chart": {
 		env: map[string]string{"OTEL_SERVICE_NAME": "routing-proxy", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://otel:4317",
