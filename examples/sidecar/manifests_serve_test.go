@@ -34,27 +34,28 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
-// decodePod is a decode pod of a manifest on this machine: its sidecar is the built program with the container's command line
-// and environment, its engine is a simulated one, and there is a prefill engine besides.
+// decodePod is a decode pod of a manifest on this machine: its sidecar is the built program with the container's
+// command line and environment, its engine is a simulated one, and there is a prefill engine besides.
 type decodePod struct {
-	t       *testing.T
-	spec    *corev1.PodSpec
-	sidecar *corev1.Container
-	client  *http.Client
-	scheme  string
-	ports   map[int]string // of the pod's ports, those on this machine
-	prefill string         // HOST:PORT, as the scheduler names it
-	p, d    *enginesim.Engine
-	cmd     *exec.Cmd
-	log     *logBuffer
+	t         *testing.T
+	namespace string
+	spec      *corev1.PodSpec
+	sidecar   *corev1.Container
+	client    *http.Client
+	scheme    string
+	ports     map[int]string // of the pod's ports, those on this machine
+	prefill   string         // HOST:PORT, as the scheduler names it
+	p, d      *enginesim.Engine
+	cmd       *exec.Cmd
+	log       *logBuffer
 }
 
-// newDecodePod starts a pod's engines. The prefill engine has the address at, or any for "". If certificates is a folder, they
-// serve over TLS with the certificate there.
+// newDecodePod starts a pod's engines. The prefill engine has the address at, or any for "". If certificates is a
+// folder, they serve over TLS with the certificate there.
 func newDecodePod(t *testing.T, spec *corev1.PodSpec, at, certificates string) *decodePod {
 	t.Helper()
-	x := &decodePod{t: t, spec: spec, sidecar: &spec.InitContainers[0], log: &logBuffer{}, scheme: "http",
-		client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
+	x := &decodePod{t: t, namespace: "ns", spec: spec, sidecar: &spec.InitContainers[0], log: &logBuffer{},
+		scheme: "http", client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
 	var err error
 	x.p, x.d, err = enginesim.Pair(enginesim.Config{Listen: at}, enginesim.Config{ITL: 20 * time.Millisecond})
 	require.NoError(t, err)
@@ -74,19 +75,15 @@ func newDecodePod(t *testing.T, spec *corev1.PodSpec, at, certificates string) *
 	return x
 }
 
-// start runs the sidecar. Of its command line and environment, only the pod's ports and what local has are replaced, and
-// more arguments and variables are added.
+// start runs the sidecar. In its command line and environment only the pod's ports and the keys of local are replaced.
+// The variables env and the arguments more are added.
 func (x *decodePod) start(program string, local map[string]string, env []string, more ...string) {
 	x.t.Helper()
-	for name, flags := range map[int][]string{
-		int(x.sidecar.Ports[0].ContainerPort):            {"--port="},
-		int(x.spec.Containers[0].Ports[0].ContainerPort): {"--model-server-port=", "--vllm-port="},
-	} {
-		for _, flag := range flags {
-			local[flag+strconv.Itoa(name)] = flag + x.ports[name]
-		}
-	}
 	var pairs []string
+	for flag, port := range map[string]int32{"--port=": x.sidecar.Ports[0].ContainerPort,
+		"--model-server-port=": x.spec.Containers[0].Ports[0].ContainerPort} {
+		pairs = append(pairs, flag+strconv.Itoa(int(port)), flag+x.ports[int(port)])
+	}
 	for from, to := range local {
 		pairs = append(pairs, from, to)
 	}
@@ -100,7 +97,7 @@ func (x *decodePod) start(program string, local map[string]string, env []string,
 		value := v.Value
 		if v.ValueFrom != nil {
 			require.Equal(x.t, "metadata.namespace", v.ValueFrom.FieldRef.FieldPath)
-			value = local["NAMESPACE"]
+			value = x.namespace
 		}
 		env = append(env, v.Name+"="+replacer.Replace(value))
 		values = append(values, "$("+v.Name+")", value)
@@ -147,8 +144,9 @@ func (x *decodePod) probed() {
 // send sends a request as the scheduler forwards it.
 func (x *decodePod) send(stream bool, headers ...string) (*http.Response, error) {
 	x.t.Helper()
-	req, err := http.NewRequestWithContext(x.t.Context(), http.MethodPost,
-		x.scheme+"://127.0.0.1:"+x.ports[8000]+"/v1/completions", strings.NewReader(completion(0, stream)))
+	at := x.scheme + "://127.0.0.1:" + x.ports[int(x.sidecar.Ports[0].ContainerPort)]
+	req, err := http.NewRequestWithContext(x.t.Context(), http.MethodPost, at+"/v1/completions",
+		strings.NewReader(completion(0, stream)))
 	require.NoError(x.t, err)
 	req.Header.Set("Content-Type", "application/json")
 	for i := 0; i+1 < len(headers); i += 2 {
@@ -243,7 +241,7 @@ func TestTheSidecarOfEachManifestServes(t *testing.T) {
 	require.NoError(t, err, "%s", out)
 	t.Run("llm-d", func(t *testing.T) {
 		x := newDecodePod(t, decodeOfLLMD(t), "", "")
-		x.start(program, map[string]string{"NAMESPACE": "llm-d"}, nil, "--prefillers="+x.prefill)
+		x.start(program, nil, nil, "--prefillers="+x.prefill)
 		x.probed()
 		x.serves()
 		x.ends()
@@ -260,7 +258,7 @@ func TestTheSidecarOfEachManifestServes(t *testing.T) {
 	})
 	t.Run("KServe", func(t *testing.T) {
 		x := newDecodePod(t, configured(t, false), "", "")
-		x.start(program, map[string]string{"NAMESPACE": "ns"}, nil, "--prefillers="+x.prefill)
+		x.start(program, nil, nil, "--prefillers="+x.prefill)
 		x.probed()
 		x.serves()
 		x.ends()
@@ -268,7 +266,7 @@ func TestTheSidecarOfEachManifestServes(t *testing.T) {
 	t.Run("KServe with TLS", func(t *testing.T) {
 		certificates := kserveCertificate(t)
 		x := newDecodePod(t, configured(t, true), "", certificates)
-		x.start(program, map[string]string{"NAMESPACE": "ns", "/var/run/kserve/tls": certificates}, nil,
+		x.start(program, map[string]string{"/var/run/kserve/tls": certificates}, nil,
 			"--prefillers="+x.prefill)
 		x.probed()
 		x.serves()
@@ -284,8 +282,8 @@ func TestTheSidecarOfEachManifestServes(t *testing.T) {
 		require.NoError(t, err)
 		n.apply(strings.NewReplacer("namespace: llm-d", "namespace: "+n.name, "number: 8000", "number: "+port).
 			Replace(string(manifest)))
-		x.start(program, map[string]string{"NAMESPACE": n.name},
-			[]string{"KUBECONFIG=" + n.Kubeconfig(t, n.Token(t, n.name, x.spec.ServiceAccountName))})
+		x.namespace = n.name
+		x.start(program, nil, []string{"KUBECONFIG=" + n.Kubeconfig(t, n.Token(t, n.name, x.spec.ServiceAccountName))})
 		resp, err := x.send(false, header, x.prefill)
 		require.NoError(t, err)
 		_ = resp.Body.Close()

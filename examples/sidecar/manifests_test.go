@@ -251,8 +251,8 @@ func preset(tls bool) *corev1.PodSpec {
 	}
 }
 
-// KServe's controller merges the preset, the configurations of baseRefs and the service, in this order. The sidecar gets
-// another image and another form of the same command line. All else stays the preset's.
+// KServe's controller merges the preset, the configurations of baseRefs and the service, in this order. The sidecar
+// gets another image and another form of the same command line. All else stays the preset's.
 func TestTheConfigurationForKServeChangesTheProgramAlone(t *testing.T) {
 	env := func(name string) string {
 		return map[string]string{"INFERENCE_POOL_NAMESPACE": "ns", "INFERENCE_POOL_NAME": "pool"}[name]
