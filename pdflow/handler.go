@@ -77,21 +77,20 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 // that was needed until then.
 func (f *front) accept(w http.ResponseWriter, r *http.Request, id string, held *holding) (*Response, *Error) {
 	api := connector.APIOf(r.URL.Path)
-	refused := &Refusal{RequestID: id, API: api}
 	if api == connector.APIUnknown || r.Method != http.MethodPost {
 		intake.Closing(w)
-		refused.Err = &Error{Code: CodeNotFound, Message: "there is no such path and method here"}
-		f.refusals.tell(r.Context(), refused)
-		return nil, refused.Err
+		e := &Error{Code: CodeNotFound, Message: "there is no such path and method here"}
+		f.refusals.tell(r.Context(), &Refusal{RequestID: id, API: api, Err: e})
+		return nil, e
 	}
 	req, e := f.read(w, r, api, held)
-	var flow *Flow
-	if e == nil {
-		refused.Model = req.Model
-		flow, e = f.find(req, id)
+	if e != nil {
+		f.refusals.tell(r.Context(), &Refusal{RequestID: id, API: api, Err: e})
+		return nil, e
 	}
-	if refused.Err = e; e != nil {
-		f.refusals.tell(r.Context(), refused)
+	flow, e := f.find(req, id)
+	if e != nil {
+		f.refusals.tell(r.Context(), &Refusal{RequestID: id, API: api, Model: req.Model, Err: e})
 		return nil, e
 	}
 	for {
