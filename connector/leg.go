@@ -32,7 +32,8 @@ type HeaderEdit struct{ Name, Value string }
 
 // NewLeg starts a leg as the client's request without transfer members.
 func NewLeg(r *Request) *Leg {
-	l := &Leg{req: r}
+	l := r.spare.newLeg()
+	l.req = r
 	l.edits = append(l.few[:0], r.strip...)
 	return l
 }
