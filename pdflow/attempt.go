@@ -51,7 +51,10 @@ type attempt struct {
 	watch      watchdog       // limits the phase that runs
 	begun      [2]bool        // the prefill and the decode leg
 	span       [2]trace.Span  // the same legs'; nil without tracing
-	body       Body           // of D's first response, in one allocation with the attempt
+
+	// In one allocation with the attempt:
+	body                        Body      // of D's first response
+	prefillReader, decodeReader legReader // of the legs' bodies, the first time that they are read
 }
 
 func newAttempt(x *exchange, n int, mode Mode, pick Pick) *attempt {

@@ -35,11 +35,12 @@ func neverForwarded(canonical string) bool {
 // Content-Type, Accept, User-Agent, X-Session-Id, X-Vllm-Priority, Traceparent, Tracestate and those that more names.
 // A flow's legs get it. It is exported for hosts that send other requests to engines themselves.
 func EngineHeader(client http.Header, requestID string, more ...string) http.Header {
-	return engineHeader(client, []string{requestID}, more)
+	h := make(http.Header, 8)
+	fillEngineHeader(h, client, []string{requestID}, more)
+	return h
 }
 
-func engineHeader(client http.Header, requestID, more []string) http.Header {
-	h := make(http.Header, 8)
+func fillEngineHeader(h, client http.Header, requestID, more []string) {
 	for _, name := range forwarded {
 		if v := client[name]; len(v) > 0 {
 			h[name] = slices.Clip(v) // what is added to one leg's must not reach the other's
@@ -54,27 +55,15 @@ func engineHeader(client http.Header, requestID, more []string) http.Header {
 		h["User-Agent"] = userAgent // otherwise net/http would name itself
 	}
 	h[headerRequestID] = requestID
-	return h
 }
 
-// plainHeader makes the header of a leg whose connector sets none.
-func (x *exchange) plainHeader() http.Header {
-	h := engineHeader(x.header, x.ids[:], x.f.opts.forward)
+// fillHeader fills the header of one leg. Each leg has its own, since round trippers set headers in place.
+func (x *exchange) fillHeader(h http.Header, edits []connector.HeaderEdit) {
+	fillEngineHeader(h, x.header, x.ids[:], x.f.opts.forward)
 	h["Content-Type"] = jsonType
-	return h
-}
-
-// legHeader makes the header of one leg. Each leg has its own, since round trippers set headers in place; but pdkit's
-// own transport only reads it.
-func (x *exchange) legHeader(edits []connector.HeaderEdit) http.Header {
-	if x.shared != nil && len(edits) == 0 {
-		return x.shared
-	}
-	h := x.plainHeader()
 	for _, e := range edits {
 		h[http.CanonicalHeaderKey(e.Name)] = []string{e.Value}
 	}
-	return h
 }
 
 var (
