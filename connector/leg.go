@@ -20,7 +20,7 @@ const ParamsMember = "kv_transfer_params"
 type Leg struct {
 	req    *Request
 	edits  []jsonedit.Edit
-	few    [8]jsonedit.Edit // what edits begins as, in one allocation with the Leg
+	few    [6]jsonedit.Edit // what edits begins as, in one allocation with the Leg
 	header []HeaderEdit
 	path   string
 	body   []byte // replaces the client's whole body

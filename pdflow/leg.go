@@ -394,6 +394,6 @@ func (a *attempt) reaches(host string) bool {
 
 // isHost reports whether a word of an engine's text is the host of an engine that serves the request.
 func (a *attempt) isHost(word string) bool {
-	return a.reaches(word) || slices.ContainsFunc(a.pick.Encode,
+	return a.reaches(word) || slices.ContainsFunc(a.s.Encode,
 		func(e discovery.Endpoint) bool { return e.Host() == word })
 }
