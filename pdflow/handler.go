@@ -54,8 +54,8 @@ func (f *front) middleware(next http.Handler) http.Handler {
 }
 
 func (f *front) serve(w http.ResponseWriter, r *http.Request) {
-	id := f.idOf(r)
-	w.Header()[headerRequestID] = []string{id}
+	ids := f.idsOf(r)
+	w.Header()[headerRequestID] = ids
 	if len(r.TransferEncoding) > 0 {
 		// net/http hides a Content-Length that stood beside it. Closing the connection keeps the bytes that follow
 		// from being read as another request.
@@ -63,7 +63,7 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	held := f.budget.hold()
 	defer held.release()
-	resp, e := f.accept(w, r, id, held)
+	resp, e := f.accept(w, r, ids[0], held)
 	if e != nil {
 		f.fail(w, r, e)
 		return
@@ -124,11 +124,15 @@ func (f *front) read(w http.ResponseWriter, r *http.Request, api connector.API, 
 	return req, nil
 }
 
-func (f *front) idOf(r *http.Request) string {
-	if f.requestID != nil {
-		return validOrNew(f.requestID(r))
+// idsOf returns a request's id as a header's value.
+func (f *front) idsOf(r *http.Request) []string {
+	if f.requestID == nil {
+		return requestIDs(r.Header)
 	}
-	return RequestID(r.Header)
+	if id := f.requestID(r); validRequestID(id) {
+		return []string{id}
+	}
+	return newIDs()
 }
 
 func (f *front) fail(w http.ResponseWriter, r *http.Request, e *Error) {

@@ -84,21 +84,28 @@ func WithRequestID(id func(*http.Request) string) Option {
 // Valid are 1 to 128 letters, digits and "-_.:". An ID that holds ___prefill_addr_ or ___decode_addr_ is not: vLLM
 // takes the header as its own ID, and some of its connectors read addresses out of it.
 func RequestID(client http.Header) string {
-	if v := client[headerRequestID]; len(v) == 1 {
-		return validOrNew(v[0])
-	}
-	return validOrNew("")
+	return requestIDs(client)[0]
 }
 
-func validOrNew(id string) string {
-	if validRequestID(id) {
-		return id
+// requestIDs is RequestID as a header's value.
+func requestIDs(client http.Header) []string {
+	if v := client[headerRequestID]; len(v) == 1 && validRequestID(v[0]) {
+		return slices.Clip(v)
 	}
+	return newIDs()
+}
+
+// newIDs makes an id as a header's value, in one allocation with its text.
+func newIDs() []string {
 	var b [16]byte
 	_, _ = rand.Read(b[:])
-	var text [2 * len(b)]byte
-	hex.Encode(text[:], b[:])
-	return string(text[:])
+	id := new(struct {
+		text   [2 * len(b)]byte
+		values [1]string
+	})
+	hex.Encode(id.text[:], b[:])
+	id.values[0] = view(id.text[:])
+	return id.values[:]
 }
 
 const idBytes = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:"
