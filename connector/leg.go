@@ -20,7 +20,7 @@ const ParamsMember = "kv_transfer_params"
 type Leg struct {
 	req    *Request
 	edits  []jsonedit.Edit
-	few    [8]jsonedit.Edit // what edits begins as, in one allocation with the Leg
+	few    [6]jsonedit.Edit // what edits begins as, in one allocation with the Leg
 	header []HeaderEdit
 	path   string
 	body   []byte // replaces the client's whole body
@@ -32,7 +32,8 @@ type HeaderEdit struct{ Name, Value string }
 
 // NewLeg starts a leg as the client's request without transfer members.
 func NewLeg(r *Request) *Leg {
-	l := &Leg{req: r}
+	l := r.spare.newLeg()
+	l.req = r
 	l.edits = append(l.few[:0], r.strip...)
 	return l
 }

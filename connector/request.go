@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"unicode/utf8"
 
 	"github.com/pdkit/pdkit/internal/jsonedit"
@@ -24,12 +25,42 @@ type Request struct {
 
 	doc   jsonedit.Doc
 	strip []jsonedit.Edit // the edits with which every leg starts: they remove the client's transfer members
+	spare *spare          // nil: what is made of the request is allocated
+}
+
+// spare is memory for what nearly every request needs once it is parsed, in one allocation with it: one attempt and its
+// two legs. Each piece is given out once, since who gets one may keep it.
+type spare struct {
+	session        Session
+	legs           [2]Leg
+	sessions, used atomic.Int32 // given out, or asked for
+}
+
+func (s *spare) newSession() *Session {
+	if s != nil && s.sessions.Add(1) == 1 {
+		return &s.session
+	}
+	return new(Session)
+}
+
+func (s *spare) newLeg() *Leg {
+	if s != nil {
+		if n := int(s.used.Add(1)); n <= len(s.legs) {
+			return &s.legs[n-1]
+		}
+	}
+	return new(Leg)
 }
 
 // ParseRequest reads a request body. The error is a *[RequestError] if the body is not one JSON object, names a
 // top-level member twice, or has a wrong type in a member that pdkit reads.
 func ParseRequest(api API, body []byte) (*Request, error) {
-	r := &Request{API: api}
+	made := new(struct {
+		Request
+		spare
+	})
+	r := &made.Request
+	r.API, r.spare = api, &made.spare
 	if err := r.doc.ParseInto(body); err != nil {
 		return nil, bodyError(err)
 	}

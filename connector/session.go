@@ -56,10 +56,12 @@ func NewSession(r *Request, requestID string, prefill, decode discovery.Endpoint
 func NewSessionWith(random [16]byte, r *Request, requestID string, prefill, decode discovery.Endpoint) *Session {
 	var id [2 * len(random)]byte
 	hex.Encode(id[:], random[:])
-	return &Session{
+	s := r.spare.newSession()
+	*s = Session{
 		ID: string(id[:]), RequestID: requestID, Model: r.Model, API: r.API, Request: r,
 		Prefill: prefill, Decode: decode, Attempt: 1, CreatedAt: time.Now(), random: random,
 	}
+	return s
 }
 
 // Field returns a top-level member of the client's body; null counts as absent.

@@ -22,11 +22,13 @@ type attempt struct {
 	x      *exchange
 	f      *Flow
 	s      *connector.Session
-	pick   Pick
 	mode   Mode
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	out    Outcome
+
+	pickDone    func(*Outcome)    // Pick.Done; may be nil
+	prefillDone func(*LegOutcome) // Pick.PrefillDone; may be nil
 
 	p          atomic.Pointer[connector.PrefillResult]
 	freshUntil time.Time    // when the handoff is too old for decode; zero: it does not age
@@ -51,7 +53,10 @@ type attempt struct {
 	watch      watchdog       // limits the phase that runs
 	begun      [2]bool        // the prefill and the decode leg
 	span       [2]trace.Span  // the same legs'; nil without tracing
-	body       Body           // of D's first response, in one allocation with the attempt
+
+	// In one allocation with the attempt:
+	body                        Body      // of D's first response
+	prefillReader, decodeReader legReader // of the legs' bodies, the first time that they are read
 }
 
 func newAttempt(x *exchange, n int, mode Mode, pick Pick) *attempt {
@@ -62,7 +67,8 @@ func newAttempt(x *exchange, n int, mode Mode, pick Pick) *attempt {
 	if x.current.Load() != nil {
 		a = new(attempt)
 	}
-	a.x, a.f, a.s, a.pick, a.mode, a.isFinal = x, x.f, s, pick, mode, true
+	a.x, a.f, a.s, a.mode, a.isFinal = x, x.f, s, mode, true
+	a.pickDone, a.prefillDone = pick.Done, pick.PrefillDone
 	a.held = x.f.opts.budget.hold()
 	a.twoLegs = pick.Prefill.URL != nil && mode != ModeAggregated
 	if lease := x.f.traits.Lease; lease > 0 && a.twoLegs {
@@ -256,8 +262,8 @@ func (a *attempt) end(e *Error) {
 	}
 	a.f.tel.sessionEnded(a)
 	_ = a.guard("", "done", func() error {
-		if a.pick.Done != nil {
-			a.pick.Done(&a.out)
+		if a.pickDone != nil {
+			a.pickDone(&a.out)
 		}
 		return nil
 	})

@@ -27,7 +27,7 @@ func (a *attempt) encode() *Error {
 		len(items) == 0 {
 		return e
 	}
-	if len(a.pick.Encode) == 0 {
+	if len(a.s.Encode) == 0 {
 		return &Error{Code: CodeNoEndpoint, Leg: LegEncode, Phase: "pick", Connector: a.f.name,
 			Message: "no encode engine is ready", RetryAfter: time.Second}
 	}
@@ -76,7 +76,7 @@ func (a *attempt) encode() *Error {
 }
 
 func (a *attempt) encodeItem(ctx context.Context, n int, item connector.Item) (_ json.RawMessage, e *Error) {
-	ep := a.pick.Encode[n%len(a.pick.Encode)]
+	ep := a.s.Encode[n%len(a.s.Encode)]
 	ctx, done := a.step(ctx, "encode", ep.ID)
 	defer func() { done(e) }()
 	leg := connector.NewLeg(a.x.req)

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -29,8 +28,7 @@ type exchange struct {
 	cancel context.CancelCauseFunc
 	over   error // why no further attempt may run, by a shutdown or Close; with ctx and cancel under Flow.live's lock
 	call
-	ids    [1]string   // the request's id, as a header's value
-	shared http.Header // of all legs without headers of their own; nil: each leg has its own
+	ids    [1]string // the request's id, as a header's value
 	start  time.Time
 	beside *attempt  // of a hedged prefill: the first, while the second begins
 	inner  *exchange // that this one fell back to, and that fell back itself
@@ -67,9 +65,6 @@ func newExchange(ctx context.Context, f *Flow, c call) *exchange {
 	x := &exchange{f: f, client: ctx, call: c, ids: [1]string{c.id}, start: time.Now()}
 	if x.door == nil {
 		x.door = f.door
-	}
-	if x.door.own && f.tel.tracer == nil { // spans go into headers, each leg's own
-		x.shared = x.plainHeader()
 	}
 	x.base, x.span = f.tel.startRequest(ctx, x)
 	x.ctx, x.cancel = context.WithCancelCause(x.base)

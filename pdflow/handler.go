@@ -54,8 +54,8 @@ func (f *front) middleware(next http.Handler) http.Handler {
 }
 
 func (f *front) serve(w http.ResponseWriter, r *http.Request) {
-	id := f.idOf(r)
-	w.Header()[headerRequestID] = []string{id}
+	ids := f.idsOf(r)
+	w.Header()[headerRequestID] = ids
 	if len(r.TransferEncoding) > 0 {
 		// net/http hides a Content-Length that stood beside it. Closing the connection keeps the bytes that follow
 		// from being read as another request.
@@ -63,7 +63,7 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	held := f.budget.hold()
 	defer held.release()
-	resp, e := f.accept(w, r, id, held)
+	resp, e := f.accept(w, r, ids[0], held)
 	if e != nil {
 		f.fail(w, r, e)
 		return
@@ -77,21 +77,20 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 // that was needed until then.
 func (f *front) accept(w http.ResponseWriter, r *http.Request, id string, held *holding) (*Response, *Error) {
 	api := connector.APIOf(r.URL.Path)
-	refused := &Refusal{RequestID: id, API: api}
 	if api == connector.APIUnknown || r.Method != http.MethodPost {
 		intake.Closing(w)
-		refused.Err = &Error{Code: CodeNotFound, Message: "there is no such path and method here"}
-		f.refusals.tell(r.Context(), refused)
-		return nil, refused.Err
+		e := &Error{Code: CodeNotFound, Message: "there is no such path and method here"}
+		f.refusals.tell(r.Context(), &Refusal{RequestID: id, API: api, Err: e})
+		return nil, e
 	}
 	req, e := f.read(w, r, api, held)
-	var flow *Flow
-	if e == nil {
-		refused.Model = req.Model
-		flow, e = f.find(req, id)
+	if e != nil {
+		f.refusals.tell(r.Context(), &Refusal{RequestID: id, API: api, Err: e})
+		return nil, e
 	}
-	if refused.Err = e; e != nil {
-		f.refusals.tell(r.Context(), refused)
+	flow, e := f.find(req, id)
+	if e != nil {
+		f.refusals.tell(r.Context(), &Refusal{RequestID: id, API: api, Model: req.Model, Err: e})
 		return nil, e
 	}
 	for {
@@ -125,11 +124,15 @@ func (f *front) read(w http.ResponseWriter, r *http.Request, api connector.API, 
 	return req, nil
 }
 
-func (f *front) idOf(r *http.Request) string {
-	if f.requestID != nil {
-		return validOrNew(f.requestID(r))
+// idsOf returns a request's id as a header's value.
+func (f *front) idsOf(r *http.Request) []string {
+	if f.requestID == nil {
+		return requestIDs(r.Header)
 	}
-	return RequestID(r.Header)
+	if id := f.requestID(r); validRequestID(id) {
+		return []string{id}
+	}
+	return newIDs()
 }
 
 func (f *front) fail(w http.ResponseWriter, r *http.Request, e *Error) {

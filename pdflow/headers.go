@@ -35,11 +35,12 @@ func neverForwarded(canonical string) bool {
 // Content-Type, Accept, User-Agent, X-Session-Id, X-Vllm-Priority, Traceparent, Tracestate and those that more names.
 // A flow's legs get it. It is exported for hosts that send other requests to engines themselves.
 func EngineHeader(client http.Header, requestID string, more ...string) http.Header {
-	return engineHeader(client, []string{requestID}, more)
+	h := make(http.Header, 8)
+	fillEngineHeader(h, client, []string{requestID}, more)
+	return h
 }
 
-func engineHeader(client http.Header, requestID, more []string) http.Header {
-	h := make(http.Header, 8)
+func fillEngineHeader(h, client http.Header, requestID, more []string) {
 	for _, name := range forwarded {
 		if v := client[name]; len(v) > 0 {
 			h[name] = slices.Clip(v) // what is added to one leg's must not reach the other's
@@ -54,27 +55,15 @@ func engineHeader(client http.Header, requestID, more []string) http.Header {
 		h["User-Agent"] = userAgent // otherwise net/http would name itself
 	}
 	h[headerRequestID] = requestID
-	return h
 }
 
-// plainHeader makes the header of a leg whose connector sets none.
-func (x *exchange) plainHeader() http.Header {
-	h := engineHeader(x.header, x.ids[:], x.f.opts.forward)
+// fillHeader fills the header of one leg. Each leg has its own, since round trippers set headers in place.
+func (x *exchange) fillHeader(h http.Header, edits []connector.HeaderEdit) {
+	fillEngineHeader(h, x.header, x.ids[:], x.f.opts.forward)
 	h["Content-Type"] = jsonType
-	return h
-}
-
-// legHeader makes the header of one leg. Each leg has its own, since round trippers set headers in place; but pdkit's
-// own transport only reads it.
-func (x *exchange) legHeader(edits []connector.HeaderEdit) http.Header {
-	if x.shared != nil && len(edits) == 0 {
-		return x.shared
-	}
-	h := x.plainHeader()
 	for _, e := range edits {
 		h[http.CanonicalHeaderKey(e.Name)] = []string{e.Value}
 	}
-	return h
 }
 
 var (
@@ -95,21 +84,28 @@ func WithRequestID(id func(*http.Request) string) Option {
 // Valid are 1 to 128 letters, digits and "-_.:". An ID that holds ___prefill_addr_ or ___decode_addr_ is not: vLLM
 // takes the header as its own ID, and some of its connectors read addresses out of it.
 func RequestID(client http.Header) string {
-	if v := client[headerRequestID]; len(v) == 1 {
-		return validOrNew(v[0])
-	}
-	return validOrNew("")
+	return requestIDs(client)[0]
 }
 
-func validOrNew(id string) string {
-	if validRequestID(id) {
-		return id
+// requestIDs is RequestID as a header's value.
+func requestIDs(client http.Header) []string {
+	if v := client[headerRequestID]; len(v) == 1 && validRequestID(v[0]) {
+		return slices.Clip(v)
 	}
+	return newIDs()
+}
+
+// newIDs makes an id as a header's value, in one allocation with its text.
+func newIDs() []string {
 	var b [16]byte
 	_, _ = rand.Read(b[:])
-	var text [2 * len(b)]byte
-	hex.Encode(text[:], b[:])
-	return string(text[:])
+	id := new(struct {
+		text   [2 * len(b)]byte
+		values [1]string
+	})
+	hex.Encode(id.text[:], b[:])
+	id.values[0] = view(id.text[:])
+	return id.values[:]
 }
 
 const idBytes = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:"

@@ -39,23 +39,36 @@ func (a *attempt) request(ctx context.Context, ep discovery.Endpoint, leg *conne
 	if err := leg.Splice(&text.Segments); err != nil {
 		return nil, nil, a.guard(o.Leg, "describe", func() error { return err })
 	}
-	h := a.x.legHeader(leg.Header())
+	own := a.x.door.own
+	r, u, h := &text.req, &text.url, text.header
+	if !own { // a host's round tripper may keep them
+		r, u, h = new(http.Request), new(url.URL), make(http.Header, 8)
+	}
+	a.x.fillHeader(h, leg.Header())
 	a.f.tel.inject(ctx, h)
 	o.Endpoint, o.RequestBytes, o.Start = ep.ID, text.Len(), time.Now()
-	own := a.x.door.own
-	r, u := &text.req, &text.url
-	if !own { // a host's round tripper may keep them
-		r, u = new(http.Request), new(url.URL)
-	}
 	*u = *ep.URL
 	u.Path += leg.Path()
 	*r = *blank.WithContext(ctx)
 	r.URL, r.Host, r.Header, r.ContentLength, r.GetBody = u, u.Host, h, text.Len(), text.open
 	if !own {
 		r.GetBody, text = text.leave(), nil
+		r.Body, _ = r.GetBody()
+		return r, text, nil
 	}
-	r.Body, _ = r.GetBody()
+	r.Body = text.reader(a.reader(o.Leg))
 	return r, text, nil
+}
+
+// reader is memory for a leg's reader, which lies in the attempt the first time.
+func (a *attempt) reader(leg LegKind) *legReader {
+	switch {
+	case leg == LegPrefill && a.prefillReader.t == nil:
+		return &a.prefillReader
+	case leg == LegDecode && a.decodeReader.t == nil:
+		return &a.decodeReader
+	}
+	return new(legReader)
 }
 
 // smallBody is up to what size a leg's body is put together in one piece: round trippers send that together with its
@@ -63,26 +76,31 @@ func (a *attempt) request(ctx context.Context, ep discovery.Endpoint, leg *conne
 const smallBody = 4 << 10
 
 // legText is a leg's body, and the request that carries it. pdkit's own transport copies the body, or writes it from
-// where it lies. The memory then serves another leg, once every reader has read it to its end, and so looks at it no
-// more.
+// where it lies, and only reads the header. The memory then serves another leg, once every reader has read it to its
+// end, and so looks at it no more.
 type legText struct {
 	jsonedit.Segments
 	unread atomic.Int32                  // readers that are not at their end
 	open   func() (io.ReadCloser, error) // openNext, as a value that is made once
 	req    http.Request
 	url    url.URL
+	header http.Header
 }
 
 var legTexts = sync.Pool{New: func() any {
-	t := new(legText)
+	t := &legText{header: make(http.Header, 8)}
 	t.open = t.openNext
 	return t
 }}
 
-// openNext returns a reader with memory of its own, since net/http looks at a reader once more when it is at its end.
-func (t *legText) openNext() (io.ReadCloser, error) {
+func (t *legText) openNext() (io.ReadCloser, error) { return t.reader(new(legReader)), nil }
+
+// reader begins to read the text with r, whose memory serves no other leg: net/http looks at a reader once more when it
+// is at its end.
+func (t *legText) reader(r *legReader) *legReader {
 	t.unread.Add(1)
-	return &legReader{t: t, Reader: *t.NewReader()}, nil
+	r.t, r.Reader = t, *t.NewReader()
+	return r
 }
 
 // over follows the end of sending, after which nobody opens the text again. t may be nil.
@@ -90,6 +108,7 @@ func (t *legText) over() {
 	if t != nil && t.unread.Load() == 0 {
 		t.Reset()
 		t.req, t.url = http.Request{}, url.URL{}
+		clear(t.header)
 		legTexts.Put(t)
 	}
 }
@@ -375,6 +394,6 @@ func (a *attempt) reaches(host string) bool {
 
 // isHost reports whether a word of an engine's text is the host of an engine that serves the request.
 func (a *attempt) isHost(word string) bool {
-	return a.reaches(word) || slices.ContainsFunc(a.pick.Encode,
+	return a.reaches(word) || slices.ContainsFunc(a.s.Encode,
 		func(e discovery.Endpoint) bool { return e.Host() == word })
 }

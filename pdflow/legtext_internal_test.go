@@ -3,12 +3,17 @@
 package pdflow
 
 import (
+	"context"
 	"io"
+	"net/http"
+	"net/url"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/transport"
 )
 
 // A body that somebody may still read keeps its memory; one that was read to its end gives it to the next leg.
@@ -57,4 +62,40 @@ func TestALegsBodyKeepsItsMemoryWhileItIsRead(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, string(read), string(begun[:])+string(rest[:n]))
 	}
+}
+
+// What over leaves behind is what the next leg starts with, so nothing of a request may be in it: neither its prompt, nor
+// its client's key, nor its context.
+func TestALegsMemoryHoldsNothingOfTheLastRequest(t *testing.T) {
+	req, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"mine"}`))
+	require.NoError(t, err)
+	f := &Flow{tel: &telemetry{}}
+	x := &exchange{f: f, call: call{req: req, header: http.Header{"Authorization": {"Bearer mine"}},
+		door: newDoor(transport.New(nil))}}
+	a := &attempt{x: x, f: f}
+	to := discovery.Endpoint{ID: "p", URL: &url.URL{Scheme: "http", Host: "p:1"}}
+	ctx := context.WithValue(t.Context(), legKey{}, "mine")
+
+	leg := connector.NewLeg(req)
+	leg.SetHeader("X-Own", "mine")
+	r, text, e := a.request(ctx, to, leg, &LegOutcome{Leg: LegPrefill})
+	require.Nil(t, e)
+	require.Equal(t, "mine", r.Header.Get("X-Own"))
+	require.Equal(t, "Bearer mine", r.Header.Get("Authorization"))
+	first := r.Body
+	_, err = io.Copy(io.Discard, first)
+	require.NoError(t, err)
+	text.over()
+	require.Empty(t, text.header)
+	require.Zero(t, text.url)
+	require.Equal(t, http.Request{}, text.req)
+	require.Zero(t, text.Len())
+
+	// The first reader lies in the attempt. Another one that is asked for has memory of its own.
+	again, text, e := a.request(ctx, to, connector.NewLeg(req), &LegOutcome{Leg: LegPrefill})
+	require.Nil(t, e)
+	require.Same(t, &a.prefillReader, first)
+	require.NotSame(t, first, again.Body)
+	text.over() // keeps its memory, which nobody has read
+	require.Equal(t, "Bearer mine", again.Header.Get("Authorization"))
 }

@@ -23,8 +23,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// The memory of legs' bodies serves other legs. No engine may ever read another request's prompt, whatever engines,
-// connections and clients do meanwhile.
+// The memory of legs' heads and bodies serves other legs. No engine may ever read another request's key or prompt,
+// whatever engines, connections and clients do meanwhile.
 func TestALegHasNoOtherRequestsBody(t *testing.T) {
 	var read, foreign, early, cancelled atomic.Int32
 	engine := func(w http.ResponseWriter, r *http.Request) {
@@ -41,7 +41,8 @@ func TestALegHasNoOtherRequestsBody(t *testing.T) {
 		if err == nil {
 			read.Add(1)
 			prompt := gjson.GetBytes(body, "prompt").String()
-			if len(prompt) < 8 || strings.Repeat(prompt[:8], len(prompt)/8) != prompt {
+			if len(prompt) < 8 || strings.Repeat(prompt[:8], len(prompt)/8) != prompt ||
+				r.Header.Get("Authorization") != "Bearer "+strings.TrimSpace(prompt[:8]) {
 				foreign.Add(1)
 			}
 		}
@@ -69,9 +70,11 @@ func TestALegHasNoOtherRequestsBody(t *testing.T) {
 					cancelled.Add(1)
 					time.AfterFunc(time.Duration(rand.IntN(3000))*time.Microsecond, leave)
 				}
-				prompt := strings.Repeat(fmt.Sprintf("%02d.%04d ", c, i), []int{10, 300, 20_000}[i%3])
+				own := fmt.Sprintf("%02d.%04d", c, i)
+				prompt := strings.Repeat(own+" ", []int{10, 300, 20_000}[i%3])
 				resp, err := flow.Do(ctx, &pdflow.Request{API: connector.APICompletions,
-					Body: []byte(`{"model":"m","prompt":"` + prompt + `","max_tokens":5}`)})
+					Header: http.Header{"Authorization": {"Bearer " + own}},
+					Body:   []byte(`{"model":"m","prompt":"` + prompt + `","max_tokens":5}`)})
 				if err == nil {
 					_, _ = io.Copy(io.Discard, resp.Body)
 					_ = resp.Body.Close()

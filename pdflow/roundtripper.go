@@ -45,7 +45,7 @@ func (t *roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.Body != nil {
 		defer r.Body.Close()
 	}
-	id := t.f.front.idOf(r)
+	id := t.f.front.idsOf(r)[0]
 	resp, e := t.run(r, api, id)
 	switch {
 	case e == nil:

@@ -407,7 +407,7 @@ func (a *attempt) legEnded(o *LegOutcome, p *connector.PrefillResult) {
 		}
 		return nil
 	})
-	if o.Leg == LegPrefill && a.pick.PrefillDone != nil {
-		_ = a.guard("", "done", func() error { a.pick.PrefillDone(o); return nil })
+	if o.Leg == LegPrefill && a.prefillDone != nil {
+		_ = a.guard("", "done", func() error { a.prefillDone(o); return nil })
 	}
 }

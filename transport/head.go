@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"unsafe"
 )
 
 // Faults of a response's head. Where HTTP lets a reader be lenient, two readers could see different ends of one
@@ -42,8 +43,9 @@ type head struct {
 	length  int64 // of the body; -1 if its chunks or the connection end it
 	told    int64 // http.Response.ContentLength
 
-	// Here so that one allocation serves a whole response: what it becomes, and the values of most headers.
+	// Here so that one allocation serves a whole response: what it becomes, and the text and the values of most heads.
 	response response
+	text     [184]byte
 	values   [8]string
 }
 
@@ -55,7 +57,9 @@ func (c *conn) readHead(method string) (*head, error) {
 			return nil, err
 		}
 		h := new(head)
-		if err := h.parse(text, method); err != nil {
+		kept := h.keep(text)
+		c.take(len(text))
+		if err := h.parse(kept, method); err != nil {
 			return nil, err
 		}
 		if h.code == http.StatusSwitchingProtocols {
@@ -68,30 +72,36 @@ func (c *conn) readHead(method string) (*head, error) {
 	return nil, errInterim
 }
 
-// readHeadText reads a head up to and with its empty line.
-func (c *conn) readHeadText() (string, error) {
+// keep copies a head's text out of the connection's buffer. Most heads find room in h, which is written here only.
+func (h *head) keep(text []byte) string {
+	if len(text) > len(h.text) {
+		return string(text)
+	}
+	return unsafe.String(&h.text[0], copy(h.text[:], text))
+}
+
+// readHeadText reads a head up to and with its empty line. It stays in the buffer, which the caller takes it from.
+func (c *conn) readHeadText() ([]byte, error) {
 	limit := c.t.options.MaxResponseHeaderBytes
 	seen := 0
 	for {
 		b := c.buffered()
 		if !mayBeHTTP(b) {
-			return "", errNotHTTP
+			return nil, errNotHTTP
 		}
 		end := headEnd(b, seen)
 		if int64(end) > limit || end < 0 && int64(len(b)) >= limit {
-			return "", errHeadTooLong
+			return nil, errHeadTooLong
 		}
 		if end >= 0 {
-			text := string(b[:end])
-			c.take(end)
-			return text, nil
+			return b[:end], nil
 		}
 		seen = max(len(b)-2, 0)
 		if _, err := c.fill(); err != nil {
 			if err == io.EOF && len(b) > 0 {
 				err = io.ErrUnexpectedEOF
 			}
-			return "", err
+			return nil, err
 		}
 	}
 }

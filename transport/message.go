@@ -39,7 +39,7 @@ func (m *message) make(req *http.Request) (err error) {
 	if m.text, m.last, err = appendHead((*m.pooled)[:0], req, m.length); err != nil {
 		return err
 	}
-	if m.body != nil && int64(len(m.text))+m.length <= int64(m.t.options.WriteBuffer) {
+	if m.body != nil && int64(len(m.text))+m.length < int64(len(*m.pooled)) { // one byte is left for ended
 		return m.join()
 	}
 	return nil
@@ -68,21 +68,22 @@ func (m *message) join() error {
 	m.body = nil
 	defer func() { _ = body.Close() }()
 	head := len(m.text)
-	m.text = append(m.text, make([]byte, m.length)...)
+	m.text = m.text[:head+int(m.length)]
 	if _, err := io.ReadFull(body, m.text[head:]); err != nil {
 		if err == io.EOF || err == io.ErrUnexpectedEOF {
 			err = errBodyTooShort
 		}
 		return err
 	}
-	return ended(body)
+	return m.ended(body)
 }
 
-// ended checks that a body has no more bytes than announced.
-func ended(body io.Reader) error {
-	var one [1]byte
+// ended checks that a body has no more bytes than announced. It reads into the buffer's last byte, which no message
+// needs: a variable here would be an allocation for each request.
+func (m *message) ended(body io.Reader) error {
+	last := (*m.pooled)[len(*m.pooled)-1:]
 	for range 100 {
-		switch n, err := body.Read(one[:]); {
+		switch n, err := body.Read(last); {
 		case n > 0:
 			return errBodyTooLong
 		case err == io.EOF:
@@ -128,7 +129,7 @@ func (m *message) writeTo(c *conn) (connErr, bodyErr error) {
 	case w.left > 0:
 		return nil, errBodyTooShort
 	}
-	return nil, ended(m.body)
+	return nil, m.ended(m.body)
 }
 
 // copyTo copies the body through a pooled buffer, together with the head.

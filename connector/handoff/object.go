@@ -26,11 +26,16 @@ var docs = sync.Pool{New: func() any { return new(jsonedit.Doc) }}
 // UTF-8, and names no key twice. The caller must call [Object.Close]. blocks are keys whose lists [Object.Blocks] will
 // check; Read does not read them.
 func Read(raw []byte, blocks ...string) *Object {
-	o := &Object{d: docs.Get().(*jsonedit.Doc)}
+	o := new(Object) // on the caller's stack, since the compiler inlines this function
+	o.read(raw, blocks)
+	return o
+}
+
+func (o *Object) read(raw []byte, blocks []string) {
+	o.d = docs.Get().(*jsonedit.Doc)
 	if o.d.ParseInto(raw) != nil || !utf8.Valid(raw) || !o.wellFormed(blocks) {
 		o.err = errors.New("it is not a well-formed object without duplicate keys")
 	}
-	return o
 }
 
 // wellFormed checks nested values; jsonedit checks only their brackets.

@@ -187,7 +187,7 @@ func (r *response) add(raw string) {
 func (r *response) remember(data []byte) {
 	raw := gjson.GetBytes(data, connector.ParamsMember).Raw
 	if r.bad || raw == "" || !gjson.ValidBytes(data) ||
-		kvparams.NIXL(json.RawMessage(raw), kvparams.RemoteDecode, nil) != nil {
+		kvparams.NIXL(json.RawMessage(raw), kvparams.RemoteDecode) != nil {
 		return
 	}
 	n := gjson.Get(raw, "remote_num_tokens").Int()

@@ -97,7 +97,7 @@ func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connecto
 func (*Connector) Decode(_ context.Context, _ *connector.Session, p *connector.PrefillResult,
 	leg *connector.Leg) error {
 	raw, err := handoff.Member(p, connector.ParamsMember, func(raw json.RawMessage) error {
-		return kvparams.NIXL(raw, kvparams.RemotePrefill, nil)
+		return kvparams.NIXL(raw, kvparams.RemotePrefill)
 	})
 	if err != nil {
 		return err

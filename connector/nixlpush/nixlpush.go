@@ -181,22 +181,21 @@ func (c *Connector) CheckPrefill(s *connector.Session, p *connector.PrefillResul
 // put a prefix and a suffix of their own around X-Request-Id.
 func ownHandoff(s *connector.Session, p *connector.PrefillResult, engineID string) (json.RawMessage, error) {
 	return handoff.Member(p, connector.ParamsMember, func(raw json.RawMessage) error {
-		return kvparams.NIXL(raw, kvparams.RemotePrefill, func(o *handoff.Object) {
-			if mode, _ := o.Get("transfer_mode"); mode != nil && string(mode) != `"push"` {
-				o.Fault("transfer_mode", "is not push: the prefill engine runs another connector")
-			}
-			if !bytes.Contains(o.Text("remote_request_id"), []byte(s.ID)) {
-				o.Fault("remote_request_id", "does not hold the attempt's id: the X-Request-Id did not reach the "+
-					"prefill engine")
-			}
-			// D gets this handoff. It reads tp_size without a default, and dies if it is missing (push_scheduler.py).
-			if engineID == "" {
-				o.Int("tp_size", 1, maxRanks)
-				return
-			}
-			if id, err := jsonedit.Unquote(o.Text("remote_engine_id")); err != nil || id != engineID {
-				o.Fault("remote_engine_id", "is not the endpoint's attribute engineID, which decode was told")
-			}
-		})
+		o := handoff.Read(raw, kvparams.Blocks)
+		kvparams.CheckNIXL(o, kvparams.RemotePrefill)
+		if mode, _ := o.Get("transfer_mode"); mode != nil && string(mode) != `"push"` {
+			o.Fault("transfer_mode", "is not push: the prefill engine runs another connector")
+		}
+		if !bytes.Contains(o.Text("remote_request_id"), []byte(s.ID)) {
+			o.Fault("remote_request_id", "does not hold the attempt's id: the X-Request-Id did not reach the prefill "+
+				"engine")
+		}
+		// D gets this handoff. It reads tp_size without a default, and dies if it is missing (push_scheduler.py).
+		if engineID == "" {
+			o.Int("tp_size", 1, maxRanks)
+		} else if id, err := jsonedit.Unquote(o.Text("remote_engine_id")); err != nil || id != engineID {
+			o.Fault("remote_engine_id", "is not the endpoint's attribute engineID, which decode was told")
+		}
+		return o.Close()
 	})
 }

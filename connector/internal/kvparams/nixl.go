@@ -34,10 +34,18 @@ const (
 //
 // The other keys may be missing or unknown. Those with which D calculates must be numbers: tp_size, dcp_size and
 // pp_size, which have defaults if they are missing but not if they are null, and remote_num_tokens and
-// remote_blocks_expiry_time, which may be null. also checks more, unless it is nil.
-func NIXL(raw json.RawMessage, flag string, also func(*handoff.Object)) error {
-	const blocks = "remote_block_ids"
-	o := handoff.Read(raw, blocks)
+// remote_blocks_expiry_time, which may be null.
+func NIXL(raw json.RawMessage, flag string) error {
+	o := handoff.Read(raw, Blocks)
+	CheckNIXL(o, flag)
+	return o.Close()
+}
+
+// Blocks is the key of the lists of block ids.
+const Blocks = "remote_block_ids"
+
+// CheckNIXL is [NIXL] for connectors that go on to check more. They have read the object with [Blocks].
+func CheckNIXL(o *handoff.Object, flag string) {
 	o.True(flag)
 	o.Text("remote_engine_id")
 	o.Text("remote_request_id")
@@ -50,9 +58,5 @@ func NIXL(raw json.RawMessage, flag string, also func(*handoff.Object)) error {
 		o.OptionalInt(key, 0, math.MaxInt64, true)
 	}
 	o.OptionalNumber("remote_blocks_expiry_time")
-	o.SomeBlocks(blocks, 2)
-	if also != nil && o.Err() == nil {
-		also(o)
-	}
-	return o.Close()
+	o.SomeBlocks(Blocks, 2)
 }

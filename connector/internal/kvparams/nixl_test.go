@@ -19,21 +19,26 @@ const good = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_i
 // The tests of connector/nixl check every key of a handoff through this package. This test checks the flag.
 func TestTheFlagSaysWhichWay(t *testing.T) {
 	back := strings.NewReplacer("true", "false", "false", "true").Replace(good)
-	require.NoError(t, kvparams.NIXL([]byte(good), kvparams.RemotePrefill, nil))
-	require.NoError(t, kvparams.NIXL([]byte(back), kvparams.RemoteDecode, nil))
-	require.Error(t, kvparams.NIXL([]byte(good), kvparams.RemoteDecode, nil),
+	require.NoError(t, kvparams.NIXL([]byte(good), kvparams.RemotePrefill))
+	require.NoError(t, kvparams.NIXL([]byte(back), kvparams.RemoteDecode))
+	require.Error(t, kvparams.NIXL([]byte(good), kvparams.RemoteDecode),
 		"P must not take the KV of a prompt from whoever is to take it from P")
-	require.Error(t, kvparams.NIXL([]byte(back), kvparams.RemotePrefill, nil),
+	require.Error(t, kvparams.NIXL([]byte(back), kvparams.RemotePrefill),
 		"D hangs on it (docs/protocols/nixl.md, recording 39)")
 }
 
 func TestAConnectorsOwnRuleComesLast(t *testing.T) {
-	seen := ""
-	also := func(o *handoff.Object) {
-		seen += string(o.Text("remote_engine_id"))
+	check := func(raw string) (seen string, err error) {
+		o := handoff.Read([]byte(raw), kvparams.Blocks)
+		kvparams.CheckNIXL(o, kvparams.RemotePrefill)
+		seen = string(o.Text("remote_engine_id"))
 		o.Fault("own", "rule")
+		return seen, o.Close()
 	}
-	require.EqualError(t, kvparams.NIXL([]byte(good), kvparams.RemotePrefill, also), "own rule")
-	require.Error(t, kvparams.NIXL([]byte(`{}`), kvparams.RemotePrefill, also))
-	assert.Equal(t, `"e"`, seen, "asked only of a handoff that is complete")
+	seen, err := check(good)
+	require.EqualError(t, err, "own rule")
+	assert.Equal(t, `"e"`, seen)
+	_, err = check(`{}`)
+	require.Error(t, err)
+	assert.NotEqual(t, "own rule", err.Error(), "the first fault counts")
 }
