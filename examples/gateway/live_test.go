@@ -4,8 +4,11 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"os"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -26,7 +29,12 @@ type liveState struct {
 			ID     string
 			Load   int
 			Engine *engineLoad
+			Decode *occupancy
 		}
+		Pairs     []livePair
+		PairsRest *pairRest
+		Admission *liveAdmission
+		KV        *liveKV
 	}
 	Requests []timeline
 }
@@ -80,6 +88,99 @@ func TestTheLiveViewHasEachRequestsTimeline(t *testing.T) {
 	assert.Equal(t, 1, m.Phases["stream"])
 	assert.Equal(t, liveTotals{Served: 1, Output: 3, Errors: map[string]int64{"decode_rejected": 1}}, m.Totals)
 	assert.Equal(t, 1, m.Endpoints[1].Load)
+	assert.Nil(t, m.Admission, "it is off")
+	require.NotNil(t, running.DecodeStart, "the legs of one in flight are known, too")
+	assert.LessOrEqual(t, *running.PrefillEnd, *running.DecodeStart)
+	assert.Equal(t, "decode", failed.Leg)
+	assert.Equal(t, 400, failed.Status)
+	require.Len(t, m.Pairs, 1)
+	pair := m.Pairs[0]
+	assert.Equal(t, served.Prefill+served.Decode, pair.Prefill+pair.Decode)
+	assert.EqualValues(t, 1, pair.Served)
+	assert.EqualValues(t, 1, pair.Failed)
+	assert.NotNil(t, pair.Handoff)
+	assert.Nil(t, pair.Transfer, "no stream has ended")
+	assert.Zero(t, pair.Reused, "nixl's responses do not tell what decode took over")
+	assert.Nil(t, m.PairsRest)
+}
+
+// The tokens that decode took over are those of its responses, as in the metrics, and what engines count besides.
+func TestTheLiveViewHasTheKVThatMoved(t *testing.T) {
+	x := (&protocol{connector: "sharedstorage", prepare: sharedFolder(nil)}).start(t)
+	status, _, body := do(t, http.MethodPost, x.gateway.client+"/v1/completions", fmt.Sprintf(
+		`{"model":"tiny","prompt":"%s","max_tokens":2}`, strings.Repeat("some words ", 40)))
+	require.Equal(t, http.StatusOK, status, body)
+	var s liveState
+	require.Eventually(t, func() bool { s, _ = x.gateway.live(); return s.Models[0].Totals.Served == 1 },
+		5*time.Second, time.Millisecond)
+	m := s.Models[0]
+	_, _, metrics := do(t, http.MethodGet, x.gateway.admin+"/metrics", "")
+	assert.Positive(t, m.Totals.Reused)
+	assert.Regexp(t, fmt.Sprintf(`(?m)^pd_kv_tokens_total\{.*\} %d$`, m.Totals.Reused), metrics)
+	assert.Equal(t, m.Totals.Reused, m.Pairs[0].Reused)
+	assert.Equal(t, m.Totals.Reused, s.Requests[0].Reused)
+	assert.Nil(t, m.KV, "engines are not asked without -inspect")
+
+	p, d := startPair(t)
+	g := start(t, gatewayYAML("")+nixlYAML(p, d), "-inspect", "50ms")
+	require.Eventually(t, func() bool {
+		s, _ = g.live() // what was counted before is not the gateway's to show
+		return s.Models[0].Endpoints[1].Engine != nil
+	}, 5*time.Second, time.Millisecond)
+	status, _, body = do(t, http.MethodPost, g.client+"/v1/completions", fmt.Sprintf(
+		`{"model":"tiny","prompt":"%s","max_tokens":2}`, strings.Repeat("some words ", 40)))
+	require.Equal(t, http.StatusOK, status, body)
+	require.Eventually(t, func() bool {
+		s, _ = g.live()
+		return s.Models[0].KV.Taken > 0 && s.Models[0].KV.Bytes > 0
+	}, 5*time.Second, time.Millisecond)
+	assert.Zero(t, s.Models[0].Totals.Reused, "nixl's responses do not tell it")
+	assert.InDelta(t, s.Models[0].KV.Taken, s.Models[0].Endpoints[1].Engine.Taken, .1)
+	assert.InDelta(t, s.Models[0].KV.Bytes, s.Models[0].Endpoints[1].Engine.Bytes, .1)
+}
+
+// A request that has to wait for an engine with room shows how long it did, and one that is refused shows that.
+func TestTheLiveViewHasTheQueue(t *testing.T) {
+	p, d, err := enginesim.Pair(enginesim.Config{PrefillRate: 100}, enginesim.Config{})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
+	g := start(t, gatewayYAML("")+strings.TrimSuffix(nixlYAML(p, d), "---\n")+
+		"  admission: {mode: fixed, inFlightPerPrefill: 1, queue: 1, queueTimeout: 30s}\n---\n")
+	var clients sync.WaitGroup
+	ask := func(id string, words, want int) {
+		status, _, body := do(t, http.MethodPost, g.client+"/v1/completions", fmt.Sprintf(
+			`{"model":"tiny","prompt":"%s","max_tokens":1}`, strings.Repeat("word ", words)), "X-Request-Id", id)
+		assert.Equal(t, want, status, body)
+	}
+	clients.Go(func() { ask("first", 40, http.StatusOK) })
+	require.Eventually(t, func() bool { s, _ := g.live(); return s.Models[0].Phases["prefill"] == 1 }, 5*time.Second,
+		time.Millisecond)
+	clients.Go(func() { ask("second", 1, http.StatusOK) })
+	var s liveState
+	require.Eventually(t, func() bool { s, _ = g.live(); return s.Models[0].Phases["pick"] == 1 }, 5*time.Second,
+		time.Millisecond)
+	a := s.Models[0].Admission
+	require.NotNil(t, a)
+	assert.Equal(t, occupancy{InFlight: 1, Limit: 1}, a.Prefill)
+	assert.Equal(t, 1, a.Queued)
+	assert.Equal(t, "pick", s.Requests[1].Phase)
+	assert.Nil(t, s.Requests[1].Picked, "it waits")
+	ask("third", 1, http.StatusServiceUnavailable)
+	clients.Wait()
+	require.Eventually(t, func() bool { s, _ = g.live(); return len(s.Requests) == 3 }, 5*time.Second, time.Millisecond)
+	assert.EqualValues(t, 1, s.Models[0].Admission.Refused["queue_full"])
+	for _, r := range s.Requests {
+		switch r.RequestID {
+		case "first":
+			assert.Less(t, *r.Picked, *r.PrefillEnd/2)
+		case "second":
+			assert.Greater(t, *r.Picked, 10., "it waited for the first one's prefill")
+			assert.LessOrEqual(t, *r.Picked, *r.PrefillStart)
+		case "third":
+			assert.Equal(t, "overloaded", r.Error)
+			assert.Nil(t, r.PrefillStart)
+		}
+	}
 }
 
 // The page needs nothing from elsewhere, and may load nothing.

@@ -89,7 +89,7 @@ function facts(m) {
     fact("failed", rate(m, errors), number(errors(m)) + " in all"),
     fact("tokens out", m.totals.output ? rate(m, (x) => x.totals.output) : "–",
       m.totals.output ? number(m.totals.output) + " in all" : "not counted"),
-    fact("queue", String(a ? a.queued : phase("pick")), "requests wait, " + phase("backoff") + " to retry"),
+    fact("queue", String(a ? a.queued : phase("pick")), "wait, " + phase("backoff") + " to retry"),
     fact("prefill", a ? place(a.prefill) : String(phase("prepare", "encode", "prefill", "event")), "in flight"),
     fact("decode", a ? place(a.decode) : String(phase("decode", "stream")), "in flight"),
   ];
@@ -294,7 +294,7 @@ function what(r) {
 
 // fill draws a request into its row, which stays the same element.
 function fill(li, r, scale) {
-  const bar = el("span", "bar");
+  const bar = el("span", r.end > scale ? "bar cut" : "bar");
   for (const [cls, ms] of parts(r)) {
     const piece = el("i", cls);
     piece.style.width = Math.min(100, (100 * ms) / scale) + "%";
@@ -322,6 +322,14 @@ function newRow(id) {
   return li;
 }
 
+// scaleOf is the time that the full width stands for: a round one that nearly all bars fit in. One request that took
+// very long must not make all others too short to see.
+function scaleOf(times) {
+  const most = Math.max(1, [...times].sort((a, b) => a - b)[Math.floor(0.95 * times.length)] || 0);
+  const power = 10 ** Math.floor(Math.log10(most));
+  return [1, 1.5, 2, 3, 5, 7, 10].map((n) => n * power).find((n) => n >= most);
+}
+
 // rows draws a list. A row that is open or has the focus stays while it is, although newer ones push it out.
 function rows(list, requests) {
   const old = new Map([...list.children].map((li) => [li.dataset.key, li]));
@@ -331,9 +339,7 @@ function rows(list, requests) {
   const all = [...requests, ...held.map((li) => li.request)];
   // the order of newest first; those in flight are the oldest first as they come
   if (list.id === "ended") all.sort((a, b) => (a.start < b.start ? 1 : a.start > b.start ? -1 : 0));
-  const longest = Math.max(1, ...all.map((r) => r.end));
-  const power = 10 ** Math.floor(Math.log10(longest));
-  const scale = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= longest);
+  const scale = scaleOf(all.map((r) => r.end));
   const lost = document.activeElement && list.contains(document.activeElement) ? document.activeElement : null;
   same(list, all.map((r) => {
     const id = key(r);
@@ -348,8 +354,8 @@ function rows(list, requests) {
   }));
   const heads = [...list.querySelectorAll("summary")];
   if (lost && !lost.isConnected && heads.length) heads[0].focus(); // its request has ended
-  const now = heads.find((s) => s === document.activeElement) || heads.find((s) => s.tabIndex === 0) || heads[0];
-  for (const s of heads) s.tabIndex = s === now ? 0 : -1;
+  const now = heads.find((s) => s === document.activeElement) || heads[0]; // Tab leads to the newest
+  for (const s of heads) s.tabIndex = s === now ? 0 : -1; // one stop for the list: step goes through it
   return scale;
 }
 
