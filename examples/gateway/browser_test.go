@@ -51,7 +51,8 @@ func openBrowser(t *testing.T, url string, width, height int, phone, dark bool) 
 	require.NoError(t, err)
 	out, write, err := os.Pipe()
 	require.NoError(t, err)
-	profile, err := os.MkdirTemp("", "chromium")
+	// of its own: the test's folder cannot be removed while helpers of the browser still write to it
+	profile, err := os.MkdirTemp("", "chromium") //nolint:usetesting // see above
 	require.NoError(t, err)
 	cmd := exec.CommandContext(context.Background(), chromium, "--headless=new", "--no-sandbox", "--disable-gpu",
 		"--disable-dev-shm-usage", "--hide-scrollbars", "--user-data-dir="+profile, "--remote-debugging-pipe",

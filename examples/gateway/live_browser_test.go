@@ -92,7 +92,8 @@ func TestTheLiveViewByKeyboard(t *testing.T) {
 		b.press("Tab")
 		order = append(order, focused())
 		assert.True(t, eval[bool](b, `(() => { const s = getComputedStyle(document.activeElement);
-			return s.outlineStyle !== "none" && parseFloat(s.outlineWidth) >= 3; })()`), "%s: no focus is seen", focused())
+			return s.outlineStyle !== "none" && parseFloat(s.outlineWidth) >= 3; })()`),
+			"%s: no focus is seen", focused())
 		b.until(`(() => { const r = document.activeElement.getBoundingClientRect(); // it scrolls with the next frame
 			return r.width > 0 && r.height > 0 && r.left >= 0 && r.top > -1 && r.bottom < innerHeight + 1; })()`)
 	}

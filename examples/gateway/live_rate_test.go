@@ -83,7 +83,7 @@ func TestTheLiveViewAtAThousandRequestsASecond(t *testing.T) {
 	for i := 20; i < 300; i++ {
 		second(i)
 	}
-	assert.Less(t, int64(memory())-int64(first), int64(256<<10), "bytes more after five minutes than after twenty seconds")
+	assert.Less(t, int64(memory())-int64(first), int64(256<<10), "bytes more after five minutes than after 20 s")
 
 	w := httptest.NewRecorder()
 	g.liveData(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/debug/live/live.json", http.NoBody))
@@ -91,7 +91,7 @@ func TestTheLiveViewAtAThousandRequestsASecond(t *testing.T) {
 	assert.Less(t, w.Body.Len(), liveBound)
 	var s liveState
 	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &s))
-	assert.EqualValues(t, map[string]int64{"handoff_expired": 1, "timeout": 3000, "overloaded": 98_999},
+	assert.Equal(t, map[string]int64{"handoff_expired": 1, "timeout": 3000, "overloaded": 98_999},
 		s.Models[0].Totals.Errors)
 	assert.EqualValues(t, 300_000-1-3000-98_999, s.Models[0].Totals.Served)
 	assert.Len(t, s.Models[0].Endpoints, 128)
@@ -145,9 +145,10 @@ func TestTheLiveViewOfAProcessUnderLoad(t *testing.T) {
 				n := sent.Add(1)
 				body := `{"model":"tiny","prompt":"some words","max_tokens":1}`
 				if n%200 == 0 {
-					d.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: 400, Leg: enginesim.LegDecode, Count: 1})
+					d.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: 400, Leg: enginesim.LegDecode,
+						Count: 1})
 				}
-				resp, err := client.Post(g.client+"/v1/completions", "application/json", strings.NewReader(body)) //nolint:noctx // it is short
+				resp, err := client.Post(g.client+"/v1/completions", "application/json", strings.NewReader(body))
 				if err != nil {
 					continue
 				}
@@ -176,8 +177,8 @@ func TestTheLiveViewOfAProcessUnderLoad(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%.0f requests a second for %v, %d failed; live.json up to %d bytes, asked for %d times; resident at most %s",
-		float64(sent.Load())/length.Seconds(), length, failed.Load(), largest, asked, resident)
+	t.Logf("%.0f requests a second for %v, %d failed; live.json up to %d bytes, asked for %d times; resident at most "+
+		"%s", float64(sent.Load())/length.Seconds(), length, failed.Load(), largest, asked, resident)
 	assert.Less(t, largest, liveBound)
 	errors := int64(0)
 	for _, n := range s.Models[0].Totals.Errors {

@@ -194,7 +194,7 @@ func (r *recent) count(code string) {
 	}
 }
 
-func (r *recent) keep(code string, now time.Time, make func() timeline) {
+func (r *recent) keep(code string, now time.Time, made func() timeline) {
 	kind, most := r.rings[code], recentFailed
 	if kind == nil {
 		kind = &ring{}
@@ -204,7 +204,7 @@ func (r *recent) keep(code string, now time.Time, make func() timeline) {
 		most = recentServed
 	}
 	if kind.admits(now) {
-		t := make()
+		t := made()
 		kind.add(&t, most)
 	}
 }

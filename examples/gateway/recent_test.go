@@ -73,7 +73,8 @@ func TestThePairsOfALargeFleetAreBounded(t *testing.T) {
 		}
 	}
 	require.Len(t, r.pairs.m, pairsKept)
-	pairs, rest := r.pairs.list(map[pairKey]livePair{{"idle", "d"}: {Prefill: "idle", Decode: "d", State: "quarantine"}})
+	pairs, rest := r.pairs.list(map[pairKey]livePair{
+		{"idle", "d"}: {Prefill: "idle", Decode: "d", State: "quarantine"}})
 	require.Len(t, pairs, pairsShown)
 	served, failed, busy, idle := rest.Served, rest.Failed, false, false
 	for _, p := range pairs {
