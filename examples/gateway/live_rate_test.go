@@ -85,6 +85,12 @@ func TestTheLiveViewAtAThousandRequestsASecond(t *testing.T) {
 	}
 	assert.Less(t, int64(memory())-int64(first), int64(256<<10), "bytes more after five minutes than after 20 s")
 
+	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.SetPathValue("file", strings.TrimPrefix(r.URL.Path, "/"))
+		g.livePage(w, r)
+	}))
+	t.Cleanup(page.Close)
+	t.Cleanup(page.CloseClientConnections)
 	w := httptest.NewRecorder()
 	g.liveData(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/debug/live/live.json", http.NoBody))
 	t.Logf("live.json has %d bytes", w.Body.Len())
@@ -102,6 +108,14 @@ func TestTheLiveViewAtAThousandRequestsASecond(t *testing.T) {
 	}
 	assert.Equal(t, map[string]int{"": recentServed, "timeout": recentFailed, "overloaded": recentFailed,
 		"handoff_expired": 1}, kinds)
+
+	b := openBrowser(t, page.URL+"/", 1280, 900, false, false)
+	b.until(`document.querySelectorAll("table").length === 2`)
+	assert.Equal(t, 2*12+2, eval[int](b, `document.querySelectorAll("tr").length`), "the busiest engines and pairs")
+	eval[any](b, `document.querySelectorAll(".part > button").forEach((button) => button.click())`)
+	assert.Equal(t, 128+pairsShown+2, eval[int](b, `document.querySelectorAll("tr").length`), "all that are listed")
+	assert.Less(t, eval[int](b, `document.querySelectorAll("*").length`), 6000, "the page stays small")
+	assert.Contains(t, eval[string](b, `document.body.innerText`), "Other pairs: ")
 }
 
 // The gateway as a process of its own, with engines in this one, as hard as the machine allows for PDKIT_LIVE_LOAD (a

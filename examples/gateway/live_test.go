@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pdkit/pdkit/pdflow/attest"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
@@ -30,6 +31,8 @@ type liveState struct {
 			Load   int
 			Engine *engineLoad
 			Decode *occupancy
+			State  string
+			Left   float64
 		}
 		Pairs     []livePair
 		PairsRest *pairRest
@@ -137,6 +140,29 @@ func TestTheLiveViewHasTheKVThatMoved(t *testing.T) {
 	assert.Zero(t, s.Models[0].Totals.Reused, "nixl's responses do not tell it")
 	assert.InDelta(t, s.Models[0].KV.Taken, s.Models[0].Endpoints[1].Engine.Taken, .1)
 	assert.InDelta(t, s.Models[0].KV.Bytes, s.Models[0].Endpoints[1].Engine.Bytes, .1)
+}
+
+// An engine that cannot be reached has a cooldown; what corrupts KV is in quarantine, which hides a cooldown.
+func TestTheLiveViewHasCooldownsAndQuarantine(t *testing.T) {
+	p, d := startPair(t)
+	g := start(t, gatewayYAML("")+nixlYAML(p, d))
+	require.NoError(t, d.Close())
+	status, _, _ := do(t, http.MethodPost, g.client+"/v1/completions", `{"model":"tiny","prompt":"a b c d"}`)
+	require.GreaterOrEqual(t, status, 500)
+	s, _ := g.live()
+	e := s.Models[0].Endpoints[1]
+	assert.Equal(t, "cooldown", e.State)
+	assert.Positive(t, e.Left)
+	assert.Equal(t, "", s.Models[0].Endpoints[0].State)
+
+	pairs := map[pairKey]livePair{{"p", "d"}: {State: "cooldown", Left: 1}}
+	engines := map[string]livePair{"d2": {State: "cooldown", Left: 1}}
+	for _, suspect := range []attest.Suspect{{Prefill: "p", Decode: "d"}, {Prefill: "p2"}, {Decode: "d2"}} {
+		named(pairs, engines, suspect)
+	}
+	assert.Equal(t, map[pairKey]livePair{{"p", "d"}: {Prefill: "p", Decode: "d", State: "quarantine"}}, pairs)
+	assert.Equal(t, map[string]livePair{"p2": {Prefill: "p2", State: "quarantine"},
+		"d2": {Decode: "d2", State: "quarantine"}}, engines)
 }
 
 // A request that has to wait for an engine with room shows how long it did, and one that is refused shows that.

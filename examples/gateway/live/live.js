@@ -132,18 +132,28 @@ function meter(...parts) {
 
 const stands = (x) => (x.state === "cooldown" ? "cooldown " + duration(x.left) : x.state);
 
-function engines(m) {
-  const most = Math.max(1, ...m.endpoints.map((e) => e.load));
+const rowsFirst = 12; // engines, and pairs, that are shown before one asks for all
+
+// choose returns the rows that are shown, in their order: those of which something is said, and the busiest.
+function choose(list, all, said, busy) {
+  if (all || list.length <= rowsFirst) return [...list];
+  const first = new Set([...list].sort((a, b) => said(b) - said(a) || busy(b) - busy(a)).slice(0, rowsFirst));
+  return list.filter((x) => first.has(x));
+}
+
+const well = (e) => e.healthy && e.phase === "ready";
+
+function engines(m, all) {
   const order = ["encode", "prefill", "both", "decode"];
-  const list = [...m.endpoints];
+  const list = choose(m.endpoints, all, (e) => !!e.state || !well(e), (e) => e.load);
+  const most = Math.max(1, ...list.map((e) => e.load));
   list.sort((a, b) => order.indexOf(a.role) - order.indexOf(b.role) || (a.id < b.id ? -1 : 1));
   const rows = list.map((e) => {
-    const well = e.healthy && e.phase === "ready";
-    const state = [e.state ? stands(e) : well ? "ready" : e.phase === "ready" ? "ill" : e.phase.replace("_", " ")];
-    if (e.lastProbeFault && !well) state.push(el("small", "", e.lastProbeFault));
+    const state = [e.state ? stands(e) : well(e) ? "ready" : e.phase === "ready" ? "ill" : e.phase.replace("_", " ")];
+    if (e.lastProbeFault && !well(e)) state.push(el("small", "", e.lastProbeFault));
     const limit = Math.max((e.prefill || {}).limit || 0, (e.decode || {}).limit || 0);
     const said = (value) => (e.engine ? value(e.engine) : "–");
-    const colour = e.state === "cooldown" ? "warn" : well && !e.state ? "good" : "bad";
+    const colour = e.state === "cooldown" ? "warn" : well(e) && !e.state ? "good" : "bad";
     return row(["id", e.id], ["", e.role], [colour, ...state],
       ["number", e.load + (limit ? " of " + limit : "")], ["wide", meter(["", e.load / most])],
       ["number wide", said((x) => x.running + " / " + x.waiting)],
@@ -156,15 +166,9 @@ function engines(m) {
     ["number wide", "KV moved"]], rows);
 }
 
-const pairsFirst = 12; // pairs that are shown before one asks for all
-
 function pairs(m, all) {
   const busy = (p) => p.served + p.failed;
-  let list = m.pairs;
-  if (!all && list.length > pairsFirst) {
-    const chosen = [...list].sort((a, b) => !a.state - !b.state || busy(b) - busy(a)).slice(0, pairsFirst);
-    list = list.filter((p) => chosen.includes(p));
-  }
+  const list = choose(m.pairs, all, (p) => !!p.state, busy);
   const most = Math.max(1, ...list.map(busy));
   const told = list.some((p) => p.reused);
   const rows = list.map((p) => row(["id pair", el("span", "", p.prefill), el("span", "", "→ " + p.decode),
@@ -185,19 +189,28 @@ function part(title) {
   const count = el("span", "");
   const d = el("details", "part", el("summary", "", title, count));
   d.open = true;
-  return { d, count, body: d.appendChild(el("div", "")) };
+  const p = { d, count, all: false, body: d.appendChild(el("div", "")), more: d.appendChild(el("button", "")) };
+  p.more.type = "button";
+  p.more.addEventListener("click", () => { p.all = !p.all; draw(); });
+  return p;
+}
+
+// show draws a part of n rows.
+function show(p, n, note, drawn) {
+  p.count.textContent = n + note;
+  p.body.replaceChildren(drawn);
+  p.more.hidden = n <= rowsFirst;
+  p.more.textContent = p.all ? "Show " + rowsFirst : "Show all " + n;
 }
 
 function newCard(m) {
-  const c = { all: false, head: el("header", ""), facts: el("dl", "facts"), engines: part("Engines"),
-    pairs: part("Pairs"), more: el("button", ""), rest: el("p", "soft"), errors: el("p", "soft") };
+  const c = { head: el("header", ""), facts: el("dl", "facts"), engines: part("Engines"), pairs: part("Pairs"),
+    rest: el("p", "soft"), errors: el("p", "soft") };
   c.title = c.head.appendChild(el("h3", "", m.model || "any model"));
   c.title.id = "model-" + cards.size;
   c.about = c.head.appendChild(el("span", "soft"));
   c.ready = c.head.appendChild(el("span", ""));
-  c.more.type = "button";
-  c.more.addEventListener("click", () => { c.all = !c.all; draw(); });
-  c.pairs.d.append(c.more, c.rest);
+  c.pairs.d.append(c.rest);
   c.card = el("article", "card", c.head, c.facts, c.engines.d, c.pairs.d, c.errors);
   c.card.setAttribute("aria-labelledby", c.title.id);
   return c;
@@ -210,13 +223,9 @@ function model(m) {
   c.ready.className = m.ready ? "good" : "bad";
   c.ready.textContent = m.ready ? "ready" : m.reason;
   c.facts.replaceChildren(...facts(m));
-  c.engines.count.textContent = String(m.endpoints.length);
-  c.engines.body.replaceChildren(engines(m));
+  show(c.engines, m.endpoints.length, "", engines(m, c.engines.all));
   c.pairs.d.hidden = !m.pairs.length;
-  c.pairs.count.textContent = m.pairs.length + (m.pairsRest ? " busiest" : "");
-  c.pairs.body.replaceChildren(pairs(m, c.all));
-  c.more.hidden = m.pairs.length <= pairsFirst;
-  c.more.textContent = c.all ? "Show the busiest " + pairsFirst : "Show all " + m.pairs.length;
+  show(c.pairs, m.pairs.length, m.pairsRest ? ", the busiest" : "", pairs(m, c.pairs.all));
   const rest = m.pairsRest;
   if (rest) c.rest.textContent = "Other pairs: " + number(rest.served) + " served, " + number(rest.failed) + " failed";
   c.rest.hidden = !rest;
