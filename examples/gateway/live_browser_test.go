@@ -83,7 +83,8 @@ func TestTheLiveViewByKeyboard(t *testing.T) {
 	b.until(`document.querySelectorAll("#ended summary").length > 20`)
 	focused := func() string {
 		return eval[string](b, `(() => { const e = document.activeElement; const list = e.closest(".rows");
-			return list ? list.id : e.id || e.className || (e === document.body ? "" : e.textContent.replace(/\d.*$/, "")); })()`)
+			if (list || e === document.body) return list ? list.id : "";
+			return e.id || e.className || e.textContent.replace(/\d.*$/, ""); })()`)
 	}
 	b.press("p") // what moves cannot be told from what the keys do
 	b.until(`document.getElementById("state").textContent === "ready, paused"`)

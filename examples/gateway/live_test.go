@@ -153,7 +153,7 @@ func TestTheLiveViewHasCooldownsAndQuarantine(t *testing.T) {
 	e := s.Models[0].Endpoints[1]
 	assert.Equal(t, "cooldown", e.State)
 	assert.Positive(t, e.Left)
-	assert.Equal(t, "", s.Models[0].Endpoints[0].State)
+	assert.Empty(t, s.Models[0].Endpoints[0].State)
 
 	pairs := map[pairKey]livePair{{"p", "d"}: {State: "cooldown", Left: 1}}
 	engines := map[string]livePair{"d2": {State: "cooldown", Left: 1}}
