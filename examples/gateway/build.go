@@ -96,7 +96,7 @@ func (g *gateway) buildModel(ms *modelServer, before []*pool) (*model, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &model{modelServer: ms, pool: engines, recent: newRecent()}
+	m := &model{modelServer: ms, pool: engines, recent: newRecent(ms.Model())}
 	cfg, main := g.cfg.Load(), ms.Main.Timeouts().Connect
 	picker, err := m.admitting(g.tel)
 	if err != nil {
@@ -104,13 +104,13 @@ func (g *gateway) buildModel(ms *modelServer, before []*pool) (*model, error) {
 		return nil, err
 	}
 	opts := append(g.tel.options(), pdflow.WithMaxBody(cfg.gateway.MaxBodyBytes), pdflow.WithBudget(g.budget),
-		pdflow.WithObserver(m.pool.answers()), pdflow.WithObserver(m.recent.observer(ms.Model())),
+		pdflow.WithObserver(m.pool.answers()), pdflow.WithObserver(m.recent.observer()),
 		pdflow.WithLogger(m.probes.log),
 		pdflow.WithMetricAttributes(attribute.String("gen_ai.request.model", ms.Model())))
 	if cfg.genAI != "" {
 		opts = append(opts, pdflow.WithGenAI(cfg.genAI))
 	}
-	m.flows, err = ms.Flows(picker, &modelserver.FlowOptions{
+	m.flows, err = ms.Flows(recentPicker{picker, m.recent}, &modelserver.FlowOptions{
 		Transport: func(connect time.Duration) http.RoundTripper {
 			if connect == main {
 				return m.legs

@@ -49,7 +49,7 @@ func (t *telemetry) observeModels(models func() []*model) error {
 	seconds := counter("pd.engine.kv.transfer.duration", "s", "Time that the moves of pd.engine.kv.bytes took")
 	failed := counter("pd.engine.kv.failures", "{transfer}", "Moves of KV that failed, as the engines count them")
 	expired := counter("pd.engine.kv.expired", "{request}", "Requests whose KV nobody read within the lease")
-	totals := &engineTotals{models: map[string]*modelTotals{}}
+	totals := t.engines
 	_, err := m.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		all := models()
 		for _, m := range all {

@@ -4,128 +4,25 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"embed"
-	"maps"
+	"encoding/json"
 	"net/http"
 	"slices"
-	"sync"
 	"time"
 
+	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/admit"
 )
 
 //go:embed live/index.html live/live.css live/live.js
 var liveFiles embed.FS
 
 const (
-	liveKept      = 200 // attempts that a model remembers
-	livePerSecond = 20  // of those that served, and as many of those that failed: more would only push out each other
-	liveRunning   = 100 // requests in flight that are shown of a model
+	liveRunning  = 100 // requests in flight that are listed
+	liveEnded    = 200 // attempts that have ended and are listed
+	liveFailures = 100 // of those that failed and are not among the newest: listed besides
 )
-
-// timeline is one attempt, with times in ms since it began. It has nothing of a request's body.
-type timeline struct {
-	RequestID    string    `json:"requestId"`
-	Model        string    `json:"model"`
-	Connector    string    `json:"connector"`
-	Mode         string    `json:"mode,omitempty"`
-	Attempt      int       `json:"attempt"`
-	Prefill      string    `json:"prefill,omitempty"` // endpoint IDs
-	Decode       string    `json:"decode,omitempty"`
-	Start        time.Time `json:"start"`
-	PrefillStart *float64  `json:"prefillStart,omitempty"`
-	PrefillEnd   *float64  `json:"prefillEnd,omitempty"`
-	DecodeStart  *float64  `json:"decodeStart,omitempty"`
-	FirstToken   *float64  `json:"firstToken,omitempty"`
-	End          float64   `json:"end"`
-	Input        int64     `json:"input,omitempty"` // tokens
-	Output       int64     `json:"output,omitempty"`
-	Resumed      int       `json:"resumed,omitempty"` // tokens that the client had before a rescue
-	Error        string    `json:"error,omitempty"`   // its code
-	Retry        string    `json:"retry,omitempty"`   // why it was retried, or was not
-	Running      bool      `json:"running,omitempty"`
-	Phase        string    `json:"phase,omitempty"` // of one that runs
-}
-
-// liveTotals are a model's attempts since it is served.
-type liveTotals struct {
-	Served int64            `json:"served"`
-	Output int64            `json:"output"` // tokens
-	Errors map[string]int64 `json:"errors,omitempty"`
-}
-
-// recent is what a model remembers of its attempts.
-type recent struct {
-	mu      sync.Mutex
-	ring    [liveKept]timeline
-	next    int
-	totals  liveTotals
-	second  int64  // Unix
-	sampled [2]int // in this second: served, failed
-}
-
-func newRecent() *recent { return &recent{totals: liveTotals{Errors: map[string]int64{}}} }
-
-// observer fills r.
-func (r *recent) observer(model string) pdflow.Observer {
-	return pdflow.Observer{SessionEnd: func(_ context.Context, o *pdflow.Outcome) { r.add(model, o, time.Now()) }}
-}
-
-func (r *recent) add(model string, o *pdflow.Outcome, now time.Time) {
-	kind := 0
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if o.Err == nil {
-		r.totals.Served++
-		r.totals.Output += o.Usage.Output
-	} else {
-		kind = 1
-		r.totals.Errors[string(o.Err.Code)]++
-	}
-	if second := now.Unix(); second != r.second {
-		r.second, r.sampled = second, [2]int{}
-	}
-	if r.sampled[kind] == livePerSecond {
-		return
-	}
-	r.sampled[kind]++
-	r.ring[r.next%liveKept] = timelineOf(model, o, now)
-	r.next++
-}
-
-func timelineOf(model string, o *pdflow.Outcome, now time.Time) timeline {
-	s := o.Session
-	since := func(t time.Time) *float64 {
-		if t.IsZero() {
-			return nil
-		}
-		ms := max(0, t.Sub(s.CreatedAt).Seconds()*1000)
-		return &ms
-	}
-	t := timeline{RequestID: s.RequestID, Model: model, Connector: o.Connector, Mode: string(o.Mode),
-		Attempt: s.Attempt, Prefill: s.Prefill.ID, Decode: s.Decode.ID, Start: s.CreatedAt,
-		PrefillStart: since(o.Prefill.Start),
-		PrefillEnd:   since(o.Prefill.End), DecodeStart: since(o.Decode.Start), FirstToken: since(o.Decode.FirstByte),
-		End: *since(now), Input: o.Usage.Input, Output: o.Usage.Output, Resumed: o.Resumed, Retry: o.Retry}
-	if o.Err != nil {
-		t.Error = string(o.Err.Code)
-	}
-	return t
-}
-
-// list returns the attempts, the newest first, and the totals.
-func (r *recent) list() ([]timeline, liveTotals) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var all []timeline
-	for i := range min(r.next, liveKept) {
-		all = append(all, r.ring[(r.next-1-i)%liveKept])
-	}
-	totals := r.totals
-	totals.Errors = maps.Clone(r.totals.Errors)
-	return all, totals
-}
 
 // liveModel is one model of live.json.
 type liveModel struct {
@@ -133,19 +30,54 @@ type liveModel struct {
 	Connector string             `json:"connector"`
 	Rollout   string             `json:"rollout,omitempty"`
 	Endpoints []liveEndpoint     `json:"endpoints"`
-	Phases    map[string]float64 `json:"phases"` // requests in flight
+	Pairs     []livePair         `json:"pairs"`
+	PairsRest *pairRest          `json:"pairsRest,omitempty"` // of the pairs that are not listed
+	Phases    map[string]float64 `json:"phases"`              // requests in flight
 	Totals    liveTotals         `json:"totals"`
+	Admission *liveAdmission     `json:"admission,omitempty"` // nil: it is off
+	KV        *liveKV            `json:"kv,omitempty"`        // what engines count, with -inspect
+}
+
+// liveAdmission is what the model's limits do. The limits are those of the engines that have had requests, added up; 0:
+// there is none.
+type liveAdmission struct {
+	Queued  int              `json:"queued"`
+	Prefill occupancy        `json:"prefill"`
+	Decode  occupancy        `json:"decode"`
+	Refused map[string]int64 `json:"refused"` // requests, by reason
+}
+
+type occupancy struct {
+	InFlight int `json:"inFlight"`
+	Limit    int `json:"limit"`
+}
+
+func (o *occupancy) add(x admit.Occupancy) {
+	o.InFlight, o.Limit = o.InFlight+x.InFlight, o.Limit+x.Limit
+}
+
+// liveKV is what the model's engines have counted since the gateway was first asked for it.
+type liveKV struct {
+	Taken float64 `json:"taken"` // prompt tokens whose KV decode engines took over
+	Bytes float64 `json:"bytes"` // that moved, as the side counts it that counts more; 0 where engines do not count
 }
 
 type liveEndpoint struct {
 	debugEndpoint
-	Engine *engineLoad `json:"engine,omitempty"` // what it says of itself, with -inspect
+	Engine  *engineLoad `json:"engine,omitempty"` // what it says of itself, with -inspect
+	Prefill *occupancy  `json:"prefill,omitempty"`
+	Decode  *occupancy  `json:"decode,omitempty"`
+	State   string      `json:"state,omitempty"` // cooldown, quarantine
+	Left    float64     `json:"left,omitempty"`  // ms until the cooldown ends
 }
 
+// engineLoad has the engine's own counts since it started.
 type engineLoad struct {
 	Running int     `json:"running"`
 	Waiting int     `json:"waiting"`
 	KVUsage float64 `json:"kvUsage"`
+	Taken   float64 `json:"taken"` // prompt tokens whose KV came from another engine or from a store
+	Bytes   float64 `json:"bytes"` // of KV that it moved
 }
 
 // livePage serves the live view: one page without resources of others, and what it asks for.
@@ -193,23 +125,72 @@ func (g *gateway) liveData(w http.ResponseWriter, r *http.Request) {
 	var ended []timeline
 	for i, m := range models {
 		d := m.debug(ready.Models[i])
-		l := liveModel{modelReadiness: d.modelReadiness, Connector: d.Connector, Rollout: d.Rollout, Phases: m.doing(),
-			Endpoints: make([]liveEndpoint, 0, len(d.Endpoints))}
-		load := loads(d.Sessions)
-		for _, e := range d.Endpoints {
-			e.Load = load[e.ID]
-			l.Endpoints = append(l.Endpoints, liveEndpoint{e, m.engineLoad(e.ID)})
-		}
+		l := m.live(d, g.tel.engines)
 		var past []timeline
 		past, l.Totals = m.recent.list()
 		ended = append(ended, past...)
 		out.Models = append(out.Models, l)
-		out.Requests = append(out.Requests, running(m.Model(), d.Sessions, out.Time)...)
+		out.Requests = append(out.Requests, m.inFlight(d.Sessions, out.Time)...)
 	}
-	slices.SortStableFunc(ended, func(a, b timeline) int { return b.Start.Compare(a.Start) })
-	out.Requests = append(out.Requests, ended...)
+	slices.SortStableFunc(out.Requests, func(a, b timeline) int { return a.Start.Compare(b.Start) })
+	out.Requests = append(out.Requests[:min(len(out.Requests), liveRunning)], newest(ended)...)
 	w.Header().Set("Cache-Control", "no-store")
-	writeJSON(w, http.StatusOK, out)
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(out)
+}
+
+// newest returns the newest attempts, and besides some that failed: those are rare, and are what one looks for.
+func newest(ended []timeline) []timeline {
+	slices.SortStableFunc(ended, newestFirst)
+	all, failed := ended[:min(len(ended), liveEnded)], 0
+	for _, t := range ended[len(all):] {
+		if t.Error != "" && failed < liveFailures {
+			all, failed = append(all, t), failed+1
+		}
+	}
+	return all
+}
+
+// live is all of a model but its totals.
+func (m *model) live(d debugModel, totals *engineTotals) liveModel {
+	l := liveModel{modelReadiness: d.modelReadiness, Connector: d.Connector, Rollout: d.Rollout, Phases: m.doing(),
+		Endpoints: make([]liveEndpoint, 0, len(d.Endpoints))}
+	var states map[string]livePair
+	l.Pairs, l.PairsRest, states = m.livePairs()
+	load, places := loads(d.Sessions), map[string]admit.EngineState{}
+	if m.admission != nil {
+		s := m.admission.State()
+		l.Admission = &liveAdmission{Queued: s.Queued, Refused: s.Refused}
+		for _, e := range s.Engines {
+			places[e.ID] = e
+		}
+	}
+	for _, e := range d.Endpoints {
+		e.Load = load[e.ID]
+		x := liveEndpoint{debugEndpoint: e, Engine: m.engineLoad(e.ID), State: states[e.ID].State,
+			Left: states[e.ID].Left}
+		if place, ok := places[e.ID]; ok {
+			if e.Role != discovery.RoleDecode.String() {
+				l.Admission.Prefill.add(place.Prefill)
+				x.Prefill = &occupancy{place.Prefill.InFlight, place.Prefill.Limit}
+			}
+			if e.Role != discovery.RolePrefill.String() {
+				l.Admission.Decode.add(place.Decode)
+				x.Decode = &occupancy{place.Decode.InFlight, place.Decode.Limit}
+			}
+		}
+		l.Endpoints = append(l.Endpoints, x)
+	}
+	if roles := totals.of(m); roles != nil {
+		l.KV = &liveKV{}
+		for role, s := range roles {
+			if role != discovery.RolePrefill.String() {
+				l.KV.Taken += s.counted.Taken
+			}
+			l.KV.Bytes = max(l.KV.Bytes, s.counted.Bytes) // both sides of a move may count it
+		}
+	}
+	return l
 }
 
 // loads counts the requests that engines work for. Prefill has done its part when the response streams.
@@ -226,14 +207,20 @@ func loads(sessions []pdflow.SessionInfo) map[string]int {
 	return n
 }
 
-// running are the requests in flight, the oldest first.
-func running(model string, sessions []pdflow.SessionInfo, now time.Time) []timeline {
+// inFlight are the model's requests in flight, the oldest first.
+func (m *model) inFlight(sessions []pdflow.SessionInfo, now time.Time) []timeline {
 	slices.SortFunc(sessions, func(a, b pdflow.SessionInfo) int { return cmp.Compare(b.Age, a.Age) })
 	var out []timeline
 	for _, s := range sessions[:min(len(sessions), liveRunning)] {
-		out = append(out, timeline{RequestID: s.RequestID, Model: model, Connector: s.Connector, Attempt: s.Attempt,
-			Prefill: s.Prefill, Decode: s.Decode, Start: now.Add(-s.Age), End: s.Age.Seconds() * 1000, Running: true,
-			Phase: s.Phase})
+		known, begin := m.recent.marksOf(s.ID), now.Add(-s.Age)
+		if s.Attempt > 1 && !known.picked.IsZero() { // the earlier attempts have timelines of their own
+			begin = known.picked
+		}
+		at := since(begin)
+		out = append(out, timeline{RequestID: s.RequestID, Model: m.Model(), Connector: s.Connector,
+			Attempt: s.Attempt, Prefill: s.Prefill, Decode: s.Decode, Start: begin, End: milliseconds(now.Sub(begin)),
+			Picked: at(known.picked), PrefillStart: at(known.prefillStart), PrefillEnd: at(known.prefillEnd),
+			DecodeStart: at(known.decodeStart), Running: true, Phase: s.Phase})
 	}
 	return out
 }
@@ -247,5 +234,6 @@ func (m *model) engineLoad(id string) *engineLoad {
 	if !ok || r.Load.At.IsZero() {
 		return nil
 	}
-	return &engineLoad{Running: r.Load.Running, Waiting: r.Load.Waiting, KVUsage: r.Load.KVUsage}
+	return &engineLoad{Running: r.Load.Running, Waiting: r.Load.Waiting, KVUsage: r.Load.KVUsage,
+		Taken: r.Load.KV.Taken, Bytes: r.Load.KV.Bytes}
 }

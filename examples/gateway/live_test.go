@@ -3,16 +3,10 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
-	"image/png"
-	"io"
 	"net/http"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -21,8 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/attest"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
@@ -37,7 +30,14 @@ type liveState struct {
 			ID     string
 			Load   int
 			Engine *engineLoad
+			Decode *occupancy
+			State  string
+			Left   float64
 		}
+		Pairs     []livePair
+		PairsRest *pairRest
+		Admission *liveAdmission
+		KV        *liveKV
 	}
 	Requests []timeline
 }
@@ -91,30 +91,122 @@ func TestTheLiveViewHasEachRequestsTimeline(t *testing.T) {
 	assert.Equal(t, 1, m.Phases["stream"])
 	assert.Equal(t, liveTotals{Served: 1, Output: 3, Errors: map[string]int64{"decode_rejected": 1}}, m.Totals)
 	assert.Equal(t, 1, m.Endpoints[1].Load)
+	assert.Nil(t, m.Admission, "it is off")
+	require.NotNil(t, running.DecodeStart, "the legs of one in flight are known, too")
+	assert.LessOrEqual(t, *running.PrefillEnd, *running.DecodeStart)
+	assert.Equal(t, "decode", failed.Leg)
+	assert.Equal(t, 400, failed.Status)
+	require.Len(t, m.Pairs, 1)
+	pair := m.Pairs[0]
+	assert.Equal(t, served.Prefill+served.Decode, pair.Prefill+pair.Decode)
+	assert.EqualValues(t, 1, pair.Served)
+	assert.EqualValues(t, 1, pair.Failed)
+	assert.NotNil(t, pair.Handoff)
+	assert.Nil(t, pair.Transfer, "no stream has ended")
+	assert.Zero(t, pair.Reused, "nixl's responses do not tell what decode took over")
+	assert.Nil(t, m.PairsRest)
 }
 
-// At a thousand requests a second the view keeps some of each second, and the totals count all.
-func TestTheLiveViewSamples(t *testing.T) {
-	r := newRecent()
-	now := time.Unix(1000, 0)
-	for i := range 5000 {
-		o := &pdflow.Outcome{Session: &connector.Session{RequestID: strconv.Itoa(i)}}
-		if i%2 == 1 {
-			o.Err = &pdflow.Error{Code: pdflow.CodeTimeout}
-		}
-		r.add("m", o, now.Add(time.Duration(i)*time.Millisecond))
+// The tokens that decode took over are those of its responses, as in the metrics, and what engines count besides.
+func TestTheLiveViewHasTheKVThatMoved(t *testing.T) {
+	x := (&protocol{connector: "sharedstorage", prepare: sharedFolder(nil)}).start(t)
+	status, _, body := do(t, http.MethodPost, x.gateway.client+"/v1/completions", fmt.Sprintf(
+		`{"model":"tiny","prompt":"%s","max_tokens":2}`, strings.Repeat("some words ", 40)))
+	require.Equal(t, http.StatusOK, status, body)
+	var s liveState
+	require.Eventually(t, func() bool { s, _ = x.gateway.live(); return s.Models[0].Totals.Served == 1 },
+		5*time.Second, time.Millisecond)
+	m := s.Models[0]
+	_, _, metrics := do(t, http.MethodGet, x.gateway.admin+"/metrics", "")
+	assert.Positive(t, m.Totals.Reused)
+	assert.Regexp(t, fmt.Sprintf(`(?m)^pd_kv_tokens_total\{.*\} %d$`, m.Totals.Reused), metrics)
+	assert.Equal(t, m.Totals.Reused, m.Pairs[0].Reused)
+	assert.Equal(t, m.Totals.Reused, s.Requests[0].Reused)
+	assert.Nil(t, m.KV, "engines are not asked without -inspect")
+
+	p, d := startPair(t)
+	g := start(t, gatewayYAML("")+nixlYAML(p, d), "-inspect", "50ms")
+	require.Eventually(t, func() bool {
+		s, _ = g.live() // what was counted before is not the gateway's to show
+		return s.Models[0].Endpoints[1].Engine != nil
+	}, 5*time.Second, time.Millisecond)
+	status, _, body = do(t, http.MethodPost, g.client+"/v1/completions", fmt.Sprintf(
+		`{"model":"tiny","prompt":"%s","max_tokens":2}`, strings.Repeat("some words ", 40)))
+	require.Equal(t, http.StatusOK, status, body)
+	require.Eventually(t, func() bool {
+		s, _ = g.live()
+		return s.Models[0].KV.Taken > 0 && s.Models[0].KV.Bytes > 0
+	}, 5*time.Second, time.Millisecond)
+	assert.Zero(t, s.Models[0].Totals.Reused, "nixl's responses do not tell it")
+	assert.InDelta(t, s.Models[0].KV.Taken, s.Models[0].Endpoints[1].Engine.Taken, .1)
+	assert.InDelta(t, s.Models[0].KV.Bytes, s.Models[0].Endpoints[1].Engine.Bytes, .1)
+}
+
+// An engine that cannot be reached has a cooldown; what corrupts KV is in quarantine, which hides a cooldown.
+func TestTheLiveViewHasCooldownsAndQuarantine(t *testing.T) {
+	p, d := startPair(t)
+	g := start(t, gatewayYAML("")+nixlYAML(p, d))
+	require.NoError(t, d.Close())
+	status, _, _ := do(t, http.MethodPost, g.client+"/v1/completions", `{"model":"tiny","prompt":"a b c d"}`)
+	require.GreaterOrEqual(t, status, 500)
+	s, _ := g.live()
+	e := s.Models[0].Endpoints[1]
+	assert.Equal(t, "cooldown", e.State)
+	assert.Positive(t, e.Left)
+	assert.Empty(t, s.Models[0].Endpoints[0].State)
+
+	pairs := map[pairKey]livePair{{"p", "d"}: {State: "cooldown", Left: 1}}
+	engines := map[string]livePair{"d2": {State: "cooldown", Left: 1}}
+	for _, suspect := range []attest.Suspect{{Prefill: "p", Decode: "d"}, {Prefill: "p2"}, {Decode: "d2"}} {
+		named(pairs, engines, suspect)
 	}
-	all, totals := r.list()
-	assert.EqualValues(t, 2500, totals.Served)
-	assert.EqualValues(t, 2500, totals.Errors["timeout"])
-	failed := 0
-	for _, x := range all {
-		if x.Error != "" {
-			failed++
+	assert.Equal(t, map[pairKey]livePair{{"p", "d"}: {Prefill: "p", Decode: "d", State: "quarantine"}}, pairs)
+	assert.Equal(t, map[string]livePair{"p2": {Prefill: "p2", State: "quarantine"},
+		"d2": {Decode: "d2", State: "quarantine"}}, engines)
+}
+
+// A request that has to wait for an engine with room shows how long it did, and one that is refused shows that.
+func TestTheLiveViewHasTheQueue(t *testing.T) {
+	p, d, err := enginesim.Pair(enginesim.Config{PrefillRate: 100}, enginesim.Config{})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
+	g := start(t, gatewayYAML("")+strings.TrimSuffix(nixlYAML(p, d), "---\n")+
+		"  admission: {mode: fixed, inFlightPerPrefill: 1, queue: 1, queueTimeout: 30s}\n---\n")
+	var clients sync.WaitGroup
+	ask := func(id string, words, want int) {
+		status, _, body := do(t, http.MethodPost, g.client+"/v1/completions", fmt.Sprintf(
+			`{"model":"tiny","prompt":"%s","max_tokens":1}`, strings.Repeat("word ", words)), "X-Request-Id", id)
+		assert.Equal(t, want, status, body)
+	}
+	clients.Go(func() { ask("first", 40, http.StatusOK) })
+	require.Eventually(t, func() bool { s, _ := g.live(); return s.Models[0].Phases["prefill"] == 1 }, 5*time.Second,
+		time.Millisecond)
+	clients.Go(func() { ask("second", 1, http.StatusOK) })
+	var s liveState
+	require.Eventually(t, func() bool { s, _ = g.live(); return s.Models[0].Phases["pick"] == 1 }, 5*time.Second,
+		time.Millisecond)
+	a := s.Models[0].Admission
+	require.NotNil(t, a)
+	assert.Equal(t, occupancy{InFlight: 1, Limit: 1}, a.Prefill)
+	assert.Equal(t, 1, a.Queued)
+	assert.Equal(t, "pick", s.Requests[1].Phase)
+	assert.Nil(t, s.Requests[1].Picked, "it waits")
+	ask("third", 1, http.StatusServiceUnavailable)
+	clients.Wait()
+	require.Eventually(t, func() bool { s, _ = g.live(); return len(s.Requests) == 3 }, 5*time.Second, time.Millisecond)
+	assert.EqualValues(t, 1, s.Models[0].Admission.Refused["queue_full"])
+	for _, r := range s.Requests {
+		switch r.RequestID {
+		case "first":
+			assert.Less(t, *r.Picked, *r.PrefillEnd/2)
+		case "second":
+			assert.Greater(t, *r.Picked, 10., "it waited for the first one's prefill")
+			assert.LessOrEqual(t, *r.Picked, *r.PrefillStart)
+		case "third":
+			assert.Equal(t, "overloaded", r.Error)
+			assert.Nil(t, r.PrefillStart)
 		}
 	}
-	assert.Len(t, all, 5*2*livePerSecond)
-	assert.Equal(t, 5*livePerSecond, failed)
 }
 
 // The page needs nothing from elsewhere, and may load nothing.
@@ -135,111 +227,4 @@ func TestTheLivePageKeepsToItself(t *testing.T) {
 		status, _, _ := do(t, http.MethodGet, g.admin+"/debug/live/"+path, "")
 		assert.Equal(t, http.StatusNotFound, status, path)
 	}
-}
-
-// The page in a real browser, under load: wide, on a phone, and dark. PDKIT_UPDATE=1 writes the pictures of the docs.
-func TestTheLiveViewInChromium(t *testing.T) {
-	chromium, err := exec.LookPath("chromium")
-	if err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("examples/gateway/live/install.sh has not been run: ", err)
-		}
-		t.Skip("Chromium is not installed: run examples/gateway/live/install.sh")
-	}
-	g := start(t, gatewayYAML("")+liveFleet(t), "-inspect", "200ms")
-	ctx, stop := context.WithCancel(t.Context())
-	var clients sync.WaitGroup
-	defer func() { stop(); clients.Wait() }()
-	for c := range 12 {
-		clients.Go(func() {
-			for i := 0; ctx.Err() == nil; i++ {
-				liveRequest(ctx, g, fmt.Sprintf(`{"model":"tiny","prompt":"%s","max_tokens":%d,"stream":true}`,
-					strings.Repeat("some words ", 5+(7*c+11*i)%60), 10+(5*c+7*i)%50))
-			}
-		})
-	}
-	require.Eventually(t, func() bool {
-		state, _ := g.live()
-		return len(state.Requests) > 60 && len(state.Models[0].Totals.Errors) > 0
-	}, 30*time.Second, 100*time.Millisecond)
-	for name, c := range map[string]struct {
-		size string
-		more []string
-	}{
-		"live": {"1280,1400", nil},
-		"live-dark": {"1280,1400", []string{"--enable-features=WebContentsForceDark:inversion_method/cielab_based",
-			"--blink-settings=preferredColorScheme=0"}},
-		"live-phone": {"500,1100", nil}, // the smallest window that Chromium opens
-	} {
-		file := filepath.Join(t.TempDir(), name+".png")
-		limit, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		cmd := exec.CommandContext(limit, chromium, append([]string{"--headless=new", "--no-sandbox",
-			"--disable-gpu", "--hide-scrollbars", "--user-data-dir=" + t.TempDir(), "--window-size=" + c.size,
-			"--virtual-time-budget=4000", "--screenshot=" + file, g.admin + "/debug/live/"}, c.more...)...)
-		out, err := cmd.CombinedOutput()
-		require.NoError(t, err, "%s", out)
-		assert.NotContains(t, string(out), "CONSOLE", "the page's script complains")
-		f, err := os.Open(file)
-		require.NoError(t, err)
-		defer f.Close()
-		picture, err := png.Decode(f)
-		require.NoError(t, err)
-		colours := map[string]int{}
-		for x := range picture.Bounds().Dx() {
-			for y := range picture.Bounds().Dy() {
-				r, g, b, _ := picture.At(x, y).RGBA()
-				colours[fmt.Sprintf("%02x%02x%02x", r>>8, g>>8, b>>8)]++
-			}
-		}
-		if name == "live" {
-			for _, part := range []string{"4477aa", "3c9a6e"} { // some 160 pixels of each are the legend's
-				assert.Greater(t, colours[part], 2000, "%s shows no part of a timeline in #%s", name, part)
-			}
-		}
-		if os.Getenv("PDKIT_UPDATE") != "" {
-			data, err := os.ReadFile(file)
-			require.NoError(t, err)
-			require.NoError(t, os.WriteFile("../../docs/"+name+".png", data, 0o600))
-		}
-	}
-}
-
-// liveFleet is a model with two prefill and three decode engines that take their time; one of these fails now and then.
-func liveFleet(t *testing.T) string {
-	t.Helper()
-	yaml := ""
-	for i := range 3 {
-		p, d, err := enginesim.Pair(enginesim.Config{PrefillRate: 600},
-			enginesim.Config{ITL: time.Duration(6+3*i) * time.Millisecond})
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
-		if i == 0 {
-			yaml = nixlYAML(p, d)
-			continue
-		}
-		yaml = strings.TrimSuffix(yaml, "---\n") + fmt.Sprintf("        - {url: %q, role: decode, group: a}\n", d.URL())
-		if i == 1 {
-			yaml += fmt.Sprintf("        - {url: %q, role: prefill, group: a}\n", p.URL())
-		} else {
-			d.Inject(enginesim.Fault{Kind: enginesim.FaultResetStream, Leg: enginesim.LegDecode, AfterChunks: 8,
-				Count: 6})
-		}
-	}
-	return yaml + "---\n"
-}
-
-// liveRequest sends one request and reads its response, however it ends.
-func liveRequest(ctx context.Context, g *program, body string) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, g.client+"/v1/completions", strings.NewReader(body))
-	if err != nil {
-		return
-	}
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return
-	}
-	_, _ = io.Copy(io.Discard, resp.Body)
-	_ = resp.Body.Close()
 }

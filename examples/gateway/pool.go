@@ -30,15 +30,16 @@ import (
 // ModelServer changes keeps its pool, with the loads and prefixes that the picker knows, unless the change is about
 // the engines themselves.
 type pool struct {
-	key    string
-	model  string
-	log    *slog.Logger
-	listed *listing // nil unless the engines are a static list
-	set    *discovery.Set
-	picker *attest.Quarantine
-	prober *health.Prober
-	probes probeBook
-	legs   *transport.Transport // of the main flow, and of what the gateway itself asks engines
+	key      string
+	model    string
+	log      *slog.Logger
+	listed   *listing // nil unless the engines are a static list
+	set      *discovery.Set
+	choosing pdflow.Picker // what picker asks
+	picker   *attest.Quarantine
+	prober   *health.Prober
+	probes   probeBook
+	legs     *transport.Transport // of the main flow, and of what the gateway itself asks engines
 
 	announced   *announced      // nil unless engines announce themselves
 	inspected   *inspect.Source // nil unless engines are asked
@@ -116,7 +117,8 @@ func (g *gateway) poolFor(ms *modelServer, before []*pool) (*pool, error) {
 		source = p.inspected
 	}
 	p.set = discovery.NewSet(source)
-	p.picker = attest.NewQuarantine(pick.New(p.set, cfg.pick))
+	p.choosing = pick.New(p.set, cfg.pick)
+	p.picker = attest.NewQuarantine(p.choosing)
 	for _, other := range slices.Backward(before) { // the first one serves the model now
 		p.picker.Adopt(other.picker)
 	}

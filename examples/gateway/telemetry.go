@@ -30,13 +30,14 @@ type telemetry struct {
 	meters   *sdkmetric.MeterProvider
 	tracers  *sdktrace.TracerProvider
 	file     *os.File
+	engines  *engineTotals // what engines count, for the metrics and for the live view
 }
 
 // newTelemetry makes metrics if there is an admin address to read them at, and spans if there is a file to write them
 // to. Both are also sent to where the environment variables of OpenTelemetry's SDK say. What it returns must be closed,
 // also after an error.
 func newTelemetry(ctx context.Context, metrics bool, trace string) (*telemetry, error) {
-	t := &telemetry{}
+	t := &telemetry{engines: &engineTotals{models: map[string]*modelTotals{}}}
 	from := otlp.NewResource(ctx, "pdkit-gateway")
 	return t, errors.Join(t.trace(ctx, from, trace), t.measure(ctx, from, metrics))
 }

@@ -101,6 +101,41 @@ func (p *Picker) Queued() int {
 	return p.queue.len()
 }
 
+// State is what a [Picker] does now, for operators.
+type State struct {
+	Queued  int              // requests that wait
+	Refused map[string]int64 // requests refused since New, by reason: queue_full, wait, timeout (docs/metrics.md)
+	Engines []EngineState    // those that have had requests, in no order
+}
+
+// EngineState is one engine in its two roles.
+type EngineState struct {
+	ID              string
+	Prefill, Decode Occupancy
+}
+
+// Occupancy is how much of an engine is in use in one role.
+type Occupancy struct {
+	InFlight int // requests
+	Limit    int // requests; 0: no limit
+}
+
+// State returns what the picker does now. It is safe for concurrent use.
+func (p *Picker) State() State {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := State{Queued: p.queue.len(), Refused: map[string]int64{}, Engines: make([]EngineState, 0, len(p.engines))}
+	for reason, n := range p.tel.refusals {
+		s.Refused[reason] = n.Load()
+	}
+	for _, e := range p.engines {
+		s.Engines = append(s.Engines, EngineState{ID: e.id,
+			Prefill: Occupancy{e.inFlight[prefillRole], int(e.limits[prefillRole].limit)},
+			Decode:  Occupancy{e.inFlight[decodeRole], int(e.limits[decodeRole].limit)}})
+	}
+	return s
+}
+
 // Changed is the inner picker's: closed at the next change of its engines. It is nil if that picker has no such method.
 func (p *Picker) Changed() <-chan struct{} {
 	if c, ok := p.inner.(interface{ Changed() <-chan struct{} }); ok {

@@ -136,6 +136,30 @@ func TestAFullEngineIsPassedBy(t *testing.T) {
 	assert.EqualValues(t, 1, f.returned.Load(), "a pick that is not used is given back")
 }
 
+// An operator sees what each engine has and may have, who waits, and why requests were refused.
+func TestStateTellsPlacesQueueAndRefusals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPicker(t, onePair(), &admit.Options{PrefillLimit: 1, DecodeLimit: 4, Queue: 1})
+		assert.Equal(t, map[string]int64{"queue_full": 0, "wait": 0, "timeout": 0}, p.State().Refused)
+		x := pickOf(t, p)
+		ctx, leave := context.WithCancel(t.Context())
+		go func() { _, _ = p.Pick(ctx, &pdflow.PickInput{Attempt: 1}) }()
+		synctest.Wait()
+		_, err := p.Pick(t.Context(), &pdflow.PickInput{Attempt: 1})
+		overloaded(t, err)
+		s := p.State()
+		assert.Equal(t, 1, s.Queued)
+		assert.Equal(t, map[string]int64{"queue_full": 1, "wait": 0, "timeout": 0}, s.Refused)
+		assert.ElementsMatch(t, []admit.EngineState{{ID: "p", Prefill: admit.Occupancy{InFlight: 1, Limit: 1},
+			Decode: admit.Occupancy{Limit: 4}}, {ID: "d", Prefill: admit.Occupancy{Limit: 1},
+			Decode: admit.Occupancy{InFlight: 1, Limit: 4}}}, s.Engines)
+		leave()
+		x.Done(&pdflow.Outcome{})
+		synctest.Wait()
+		assert.Zero(t, p.State().Queued)
+	})
+}
+
 func TestRefusalsOfTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := onePair()

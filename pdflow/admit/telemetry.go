@@ -5,6 +5,7 @@ package admit
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -22,6 +23,8 @@ type telemetry struct {
 	queued  metric.Registration
 	base    metric.MeasurementOption
 	reasons map[string]metric.MeasurementOption
+
+	refusals map[string]*atomic.Int64 // by reason, for State
 }
 
 func newTelemetry(p *Picker) (*telemetry, error) {
@@ -31,8 +34,9 @@ func newTelemetry(p *Picker) (*telemetry, error) {
 	}
 	m := mp.Meter(scope)
 	t := &telemetry{base: metric.WithAttributeSet(attribute.NewSet(p.o.Attributes...)),
-		reasons: map[string]metric.MeasurementOption{}}
+		reasons: map[string]metric.MeasurementOption{}, refusals: map[string]*atomic.Int64{}}
 	for _, reason := range []string{reasonFull, reasonWait, reasonTimeout} {
+		t.refusals[reason] = new(atomic.Int64)
 		t.reasons[reason] = metric.WithAttributeSet(attribute.NewSet(append([]attribute.KeyValue{
 			attribute.String("pd.reason", reason)}, p.o.Attributes...)...))
 	}
@@ -58,6 +62,7 @@ func (t *telemetry) waited(ctx context.Context, d time.Duration) {
 }
 
 func (t *telemetry) refused(ctx context.Context, reason string) {
+	t.refusals[reason].Add(1)
 	t.refusal.Add(ctx, 1, t.reasons[reason])
 }
 

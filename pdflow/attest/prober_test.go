@@ -142,6 +142,7 @@ func TestASimulatedFleetsFaultIsNamedAndKeptAwayFrom(t *testing.T) {
 			named, probes := until(t, p, 100)
 			require.Len(t, named, 1)
 			require.Equal(t, s, named[0].Suspect)
+			require.Equal(t, []attest.Suspect{s}, f.quarantine.Suspects())
 			t.Logf("%s: %d probes", s, probes)
 			for range 40 {
 				x, err := f.quarantine.Pick(t.Context(), &pdflow.PickInput{Connector: f.flow.Connector()})
@@ -155,6 +156,7 @@ func TestASimulatedFleetsFaultIsNamedAndKeptAwayFrom(t *testing.T) {
 				require.NoError(t, err)
 			}
 			require.Empty(t, p.Findings(), "released by right probes")
+			require.Empty(t, f.quarantine.Suspects())
 			require.NoError(t, pickAll(t, f, s), "and it serves again")
 		})
 	}

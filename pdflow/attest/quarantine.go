@@ -22,6 +22,7 @@ type Quarantine struct {
 // quarantined is what to keep away from.
 type quarantined struct {
 	engines []string
+	named   []Suspect // engines, with their role
 	pairs   []Suspect
 }
 
@@ -40,6 +41,16 @@ func (q *Quarantine) Adopt(other *Quarantine) {
 	q.state.Store(other.state.Load())
 }
 
+// Suspects returns what requests are kept away from now: engines, which have one ID, and pairs, which have two. It is
+// safe for concurrent use.
+func (q *Quarantine) Suspects() []Suspect {
+	s := q.state.Load()
+	if s == nil {
+		return nil
+	}
+	return slices.Concat(s.named, s.pairs)
+}
+
 func (q *Quarantine) set(named []Finding) {
 	if len(named) == 0 {
 		q.state.Store(nil)
@@ -49,9 +60,9 @@ func (q *Quarantine) set(named []Finding) {
 	for _, f := range named {
 		switch {
 		case f.Decode == "":
-			s.engines = append(s.engines, f.Prefill)
+			s.engines, s.named = append(s.engines, f.Prefill), append(s.named, f.Suspect)
 		case f.Prefill == "":
-			s.engines = append(s.engines, f.Decode)
+			s.engines, s.named = append(s.engines, f.Decode), append(s.named, f.Suspect)
 		default:
 			s.pairs = append(s.pairs, f.Suspect)
 		}

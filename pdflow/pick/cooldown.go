@@ -55,6 +55,33 @@ type cooldown struct {
 	share   share
 }
 
+// Cooldown is an engine or a pair that a picker prefers others to, for operators.
+type Cooldown struct {
+	Engine string // the prefill engine of a pair, otherwise the engine
+	Decode string // the decode engine of a pair; "": Engine alone
+	Left   time.Duration
+}
+
+// Cooldowns lists the cooldowns that run now, in no order. It returns nil for a picker that [New] has not made.
+func Cooldowns(p pdflow.Picker) []Cooldown {
+	if own, ok := p.(*picker); ok {
+		return own.cooldowns.list(time.Now())
+	}
+	return nil
+}
+
+func (c *cooldowns) list(now time.Time) []Cooldown {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	var all []Cooldown
+	for key, x := range c.m {
+		if left := x.until.Sub(now); left > 0 {
+			all = append(all, Cooldown{key.engine, key.decode, left})
+		}
+	}
+	return all
+}
+
 // distinct tells whether it has got more than one value. The value 0 stands for more than one.
 type distinct struct {
 	first uint64

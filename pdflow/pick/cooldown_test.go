@@ -43,6 +43,23 @@ func TestAPairsCooldownDoublesWithEachOrphanUntilItServes(t *testing.T) {
 	})
 }
 
+// An operator sees which engines and pairs have a cooldown, and for how long.
+func TestCooldownsAreListedUntilTheyEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &picker{}
+		session := &connector.Session{Prefill: discovery.Endpoint{ID: "p"}, Decode: discovery.Endpoint{ID: "d"}}
+		p.cooldowns.done(&pdflow.Outcome{Session: session, Orphan: true,
+			Err: &pdflow.Error{Code: pdflow.CodeClientGone}})
+		p.cooldowns.done(&pdflow.Outcome{Err: &pdflow.Error{Code: pdflow.CodeDecodeFailed, Endpoint: "x"}})
+		time.Sleep(cooldownFirst / 4)
+		require.ElementsMatch(t, []Cooldown{{"p", "d", cooldownFirst * 3 / 4}, {"x", "", cooldownFirst * 3 / 4}},
+			Cooldowns(p))
+		time.Sleep(cooldownFirst)
+		require.Empty(t, Cooldowns(p))
+		require.Nil(t, Cooldowns(nil), "of another kind of picker nothing is known")
+	})
+}
+
 // An engine that failed and left the set must not make every later pick take the lock: the next good response of any
 // engine drops its entry.
 func TestTheCooldownOfAnEngineThatLeftIsDropped(t *testing.T) {

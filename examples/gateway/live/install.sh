@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs Debian's Chromium, in which the test of the live view opens the page. Needs root, and nothing where it is there.
+# Installs Debian's Chromium, in which the tests of the live view open the page. Needs root, and nothing where it is
+# there already.
 set -euo pipefail
 
 if command -v chromium >/dev/null; then

@@ -1,4 +1,4 @@
-// The page of the gateway's live view: it asks for live.json each second and draws what it says.
+// The page of the gateway's live view: it asks for live.json each second and draws what that says.
 "use strict";
 
 const $ = (id) => document.getElementById(id);
@@ -10,127 +10,393 @@ let before = null; // the one before, for rates
 function el(tag, cls, ...children) {
   const e = document.createElement(tag);
   if (cls) e.className = cls;
-  for (const c of children) e.append(c);
+  e.append(...children);
   return e;
 }
 
-const number = (n) => (n >= 100 ? Math.round(n).toString() : n >= 10 ? n.toFixed(1) : n.toFixed(2).replace(/\.?0+$/, "")) || "0";
-const duration = (ms) => (ms >= 10000 ? (ms / 1000).toFixed(1) + " s" : ms >= 1000 ? (ms / 1000).toFixed(2) + " s" : ms >= 10 ? Math.round(ms) + " ms" : ms.toFixed(1) + " ms");
+const sum = (o) => Object.values(o || {}).reduce((a, b) => a + b, 0);
 const short = (id) => (id.length > 18 ? id.slice(0, 8) + "…" + id.slice(-8) : id);
 
-function fact(name, value) {
-  return el("div", "", el("dt", "", name), el("dd", "", value));
+function number(n) {
+  if (n >= 1e9) return (n / 1e9).toFixed(1) + "G";
+  if (n >= 1e6) return (n / 1e6).toFixed(1) + "M";
+  if (n >= 1e4) return (n / 1e3).toFixed(n >= 1e5 ? 0 : 1) + "k";
+  if (n >= 100 || Number.isInteger(n)) return String(Math.round(n));
+  return n.toFixed(n >= 10 ? 1 : 2).replace(/\.?0+$/, "");
 }
 
-// rate is how much a total has risen each second since the answer before.
-function rate(model, of) {
-  if (!before) return "–";
-  const old = before.models.find((m) => m.model === model.model);
-  const seconds = (Date.parse(last.time) - Date.parse(before.time)) / 1000;
+function bytes(n) {
+  for (const unit of ["B", "KB", "MB", "GB"]) {
+    if (n < 1000) return (n < 10 && unit !== "B" ? n.toFixed(1) : Math.round(n)) + " " + unit;
+    n /= 1000;
+  }
+  return n.toFixed(1) + " TB";
+}
+
+function duration(ms) {
+  if (ms >= 1000) return (ms / 1000).toFixed(ms >= 10000 ? 1 : 2) + " s";
+  if (ms < 0.1) return Math.round(1000 * ms) + " µs";
+  return (ms >= 10 ? Math.round(ms) : ms.toFixed(1)) + " ms";
+}
+
+// same makes the children of parent those of wanted, each under its key, and moves none that stays where it is: a moved
+// element would lose the keyboard's focus.
+function same(parent, wanted) {
+  const keep = new Set(wanted);
+  for (const child of [...parent.children]) if (!keep.has(child)) child.remove();
+  let at = parent.firstElementChild;
+  for (const child of wanted) {
+    if (child === at) at = at.nextElementSibling;
+    else parent.insertBefore(child, at);
+  }
+}
+
+// rate is how much a count has risen each second since the answer before; of takes it from a model.
+function rate(m, of, text = number) {
+  const old = before && before.models.find((x) => x.model === m.model);
+  const seconds = before ? (Date.parse(last.time) - Date.parse(before.time)) / 1000 : 0;
   if (!old || seconds <= 0) return "–";
-  return number(Math.max(0, of(model.totals) - of(old.totals)) / seconds) + "/s";
+  return text(Math.max(0, of(m) - of(old)) / seconds) + "/s";
 }
 
-const sum = (o) => Object.values(o || {}).reduce((a, b) => a + b, 0);
+function fact(name, value, note) {
+  const dd = el("dd", "", value);
+  if (note) dd.append(el("small", "", note));
+  return el("div", "", el("dt", "", name), dd);
+}
 
-function engines(model) {
-  const most = Math.max(1, ...model.endpoints.map((e) => e.load));
-  const order = ["encode", "prefill", "both", "decode"];
-  const list = [...model.endpoints].sort((a, b) => order.indexOf(a.role) - order.indexOf(b.role) || (a.id < b.id ? -1 : 1));
-  const body = list.map((e) => {
-    const state = el("td", e.healthy && e.phase === "ready" ? "good" : "bad", e.phase.replace("_", " "));
-    if (e.lastProbeFault) state.title = e.lastProbeFault;
-    const meter = el("span", "meter", el("i", ""));
-    meter.firstChild.style.width = (100 * e.load) / most + "%";
-    const kv = e.engine ? Math.round(100 * e.engine.kvUsage) + " %" : "–";
-    const queue = e.engine ? e.engine.running + " / " + e.engine.waiting : "–";
-    return el("tr", "", el("td", "id", e.id), el("td", "", e.role), state, el("td", "number", String(e.load)),
-      el("td", "wide", meter), el("td", "number wide", queue), el("td", "number wide", kv));
+const place = (o) => o.inFlight + (o.limit ? " of " + o.limit : "");
+
+// kvFacts never guess: what neither responses nor engines count has a dash.
+function kvFacts(m) {
+  const taken = (x) => (x.totals.reused ? x.totals.reused : x.kv ? x.kv.taken : 0);
+  const moved = (x) => (x.kv ? x.kv.bytes : 0);
+  return [
+    fact("KV taken over", taken(m) ? rate(m, taken) : "–", taken(m)
+      ? number(taken(m)) + " tokens, " + (m.totals.reused ? "by responses" : "by engines") : "nobody counts it"),
+    fact("KV moved", moved(m) ? rate(m, moved, bytes) : "–", moved(m)
+      ? bytes(moved(m)) + ", by engines" : "nobody counts it"),
+  ];
+}
+
+function facts(m) {
+  const phase = (...names) => names.reduce((n, name) => n + (m.phases[name] || 0), 0);
+  const errors = (x) => sum(x.totals.errors);
+  const a = m.admission;
+  const out = [
+    fact("in flight", String(sum(m.phases)), "requests"),
+    fact("served", rate(m, (x) => x.totals.served), number(m.totals.served) + " in all"),
+    fact("failed", rate(m, errors), number(errors(m)) + " in all"),
+    fact("tokens out", m.totals.output ? rate(m, (x) => x.totals.output) : "–",
+      m.totals.output ? number(m.totals.output) + " in all" : "not counted"),
+    fact("queue", String(a ? a.queued : phase("pick")), "wait, " + phase("backoff") + " to retry"),
+    fact("prefill", a ? place(a.prefill) : String(phase("prepare", "encode", "prefill", "event")), "in flight"),
+    fact("decode", a ? place(a.decode) : String(phase("decode", "stream")), "in flight"),
+  ];
+  if (a) {
+    const reasons = Object.entries(a.refused).filter(([, n]) => n);
+    const why = reasons.map(([reason, n]) => reason.replace("_", " ") + " " + n);
+    out.push(fact("refused", rate(m, (x) => sum(x.admission && x.admission.refused)), why.join(", ") || "none yet"));
+  }
+  return [...out, ...kvFacts(m)];
+}
+
+// cells makes a row. Each cell is [class, content]; the first one heads the row.
+function row(...cells) {
+  const tr = el("tr", "");
+  cells.forEach(([cls, ...content], i) => {
+    const cell = el(i ? "td" : "th", cls, ...content);
+    if (!i) cell.scope = "row";
+    tr.append(cell);
   });
-  const head = el("tr", "", el("th", "", "engine"), el("th", "", "role"), el("th", "", "state"),
-    el("th", "number", "requests"), el("th", "wide", ""), el("th", "number wide", "runs / waits"), el("th", "number wide", "KV"));
-  return el("table", "", el("thead", "", head), el("tbody", "", ...body));
+  return tr;
+}
+
+function table(label, heads, rows) {
+  const head = el("tr", "", ...heads.map(([cls, text]) => Object.assign(el("th", cls, text), { scope: "col" })));
+  const t = el("table", "", el("thead", "", head), el("tbody", "", ...rows));
+  t.setAttribute("aria-label", label);
+  return t;
+}
+
+function meter(...parts) {
+  const m = el("span", "meter");
+  for (const [cls, share] of parts) {
+    const i = el("i", cls);
+    i.style.width = 100 * share + "%";
+    m.append(i);
+  }
+  m.setAttribute("aria-hidden", "true"); // the number beside it says the same
+  return m;
+}
+
+const stands = (x) => (x.state === "cooldown" ? "cooldown " + duration(x.left) : x.state);
+
+const rowsFirst = 12; // engines, and pairs, that are shown before one asks for all
+
+// choose returns the rows that are shown, in their order: those of which something is said, and the busiest.
+function choose(list, all, said, busy) {
+  if (all || list.length <= rowsFirst) return [...list];
+  const first = new Set([...list].sort((a, b) => said(b) - said(a) || busy(b) - busy(a)).slice(0, rowsFirst));
+  return list.filter((x) => first.has(x));
+}
+
+const well = (e) => e.healthy && e.phase === "ready";
+
+function engines(m, all) {
+  const order = ["encode", "prefill", "both", "decode"];
+  const list = choose(m.endpoints, all, (e) => !!e.state || !well(e), (e) => e.load);
+  const most = Math.max(1, ...list.map((e) => e.load));
+  list.sort((a, b) => order.indexOf(a.role) - order.indexOf(b.role) || (a.id < b.id ? -1 : 1));
+  const rows = list.map((e) => {
+    const state = [e.state ? stands(e) : well(e) ? "ready" : e.phase === "ready" ? "ill" : e.phase.replace("_", " ")];
+    if (e.lastProbeFault && !well(e)) state.push(el("small", "", e.lastProbeFault));
+    const limit = Math.max((e.prefill || {}).limit || 0, (e.decode || {}).limit || 0);
+    const said = (value) => (e.engine ? value(e.engine) : "–");
+    const colour = e.state === "cooldown" ? "warn" : well(e) && !e.state ? "good" : "bad";
+    return row(["id", e.id], ["", e.role], [colour, ...state],
+      ["number", e.load + (limit ? " of " + limit : "")], ["wide", meter(["", e.load / most])],
+      ["number wide", said((x) => x.running + " / " + x.waiting)],
+      ["number wide", said((x) => Math.round(100 * x.kvUsage) + " %")],
+      ["number wide", said((x) => (x.taken ? number(x.taken) : "–"))],
+      ["number wide", said((x) => (x.bytes ? bytes(x.bytes) : "–"))]);
+  });
+  return table("Engines of " + m.model, [["", "engine"], ["", "role"], ["", "state"], ["number", "requests"],
+    ["wide", ""], ["number wide", "runs / waits"], ["number wide", "KV used"], ["number wide", "tokens taken over"],
+    ["number wide", "KV moved"]], rows);
+}
+
+function pairs(m, all) {
+  const busy = (p) => p.served + p.failed;
+  const list = choose(m.pairs, all, (p) => !!p.state, busy);
+  const most = Math.max(1, ...list.map(busy));
+  const told = list.some((p) => p.reused);
+  const rows = list.map((p) => row(["id pair", el("span", "", p.prefill), el("span", "", "→ " + p.decode),
+    ...(p.state ? [el("small", p.state === "cooldown" ? "warn" : "bad", stands(p))] : [])],
+    ["number", number(p.served)], [p.failed ? "number bad" : "number", number(p.failed)],
+    ["wide", meter(["", p.served / most], ["failed", p.failed / most])],
+    ["number wide", p.handoff === undefined ? "–" : duration(p.handoff)],
+    ["number", p.transfer === undefined ? "–" : duration(p.transfer)],
+    ...(told ? [["number wide", p.reused ? number(p.reused) : "–"]] : [])));
+  return table("Pairs of " + m.model, [["", "prefill → decode"], ["number", "served"], ["number", "failed"],
+    ["wide", ""], ["number wide", "handoff"], ["number", "to first token"],
+    ...(told ? [["number wide", "tokens taken over"]] : [])], rows);
+}
+
+const cards = new Map(); // by model: the parts of a card that stay
+
+function part(title) {
+  const count = el("span", "");
+  const d = el("details", "part", el("summary", "", title, count));
+  d.open = true;
+  const p = { d, count, all: false, body: d.appendChild(el("div", "")), more: d.appendChild(el("button", "")) };
+  p.more.type = "button";
+  p.more.addEventListener("click", () => { p.all = !p.all; draw(); });
+  return p;
+}
+
+// show draws a part of n rows.
+function show(p, n, note, drawn) {
+  p.count.textContent = n + note;
+  p.body.replaceChildren(drawn);
+  p.more.hidden = n <= rowsFirst;
+  p.more.textContent = p.all ? "Show " + rowsFirst : "Show all " + n;
+}
+
+function newCard(m) {
+  const c = { head: el("header", ""), facts: el("dl", "facts"), engines: part("Engines"), pairs: part("Pairs"),
+    rest: el("p", "soft"), errors: el("p", "soft") };
+  c.title = c.head.appendChild(el("h3", "", m.model || "any model"));
+  c.title.id = "model-" + cards.size;
+  c.about = c.head.appendChild(el("span", "soft"));
+  c.ready = c.head.appendChild(el("span", ""));
+  c.pairs.d.append(c.rest);
+  c.card = el("article", "card", c.head, c.facts, c.engines.d, c.pairs.d, c.errors);
+  c.card.setAttribute("aria-labelledby", c.title.id);
+  return c;
 }
 
 function model(m) {
-  const inFlight = sum(m.phases);
-  const errors = Object.entries(m.totals.errors || {}).sort((a, b) => b[1] - a[1]).map(([code, n]) => code + " " + n).join(", ");
-  const facts = el("dl", "facts", fact("in flight", String(inFlight)), fact("attempts", rate(m, (t) => t.served + sum(t.errors))),
-    fact("failed", rate(m, (t) => sum(t.errors))), fact("tokens out", m.totals.output ? rate(m, (t) => t.output) : "–"),
-    fact("waiting", String((m.phases.pick || 0) + (m.phases.backoff || 0))), fact("prefill", String((m.phases.prefill || 0) + (m.phases.prepare || 0) + (m.phases.encode || 0) + (m.phases.event || 0))),
-    fact("decode", String((m.phases.decode || 0) + (m.phases.stream || 0))));
-  const card = el("article", "card",
-    el("header", "", el("h3", "", m.model || "any model"), el("span", "soft", m.connector + (m.rollout ? ", rollout " + m.rollout : "")),
-      el("span", m.ready ? "good" : "bad", m.ready ? "ready" : m.reason)), facts, engines(m));
-  if (errors) card.append(el("p", "soft", "Failed attempts so far: " + errors));
-  return card;
+  if (!cards.has(m.model)) cards.set(m.model, newCard(m));
+  const c = cards.get(m.model);
+  c.about.textContent = m.connector + (m.rollout ? ", rollout " + m.rollout : "");
+  c.ready.className = m.ready ? "good" : "bad";
+  c.ready.textContent = m.ready ? "ready" : m.reason;
+  c.facts.replaceChildren(...facts(m));
+  show(c.engines, m.endpoints.length, "", engines(m, c.engines.all));
+  c.pairs.d.hidden = !m.pairs.length;
+  show(c.pairs, m.pairs.length, m.pairsRest ? ", the busiest" : "", pairs(m, c.pairs.all));
+  const rest = m.pairsRest;
+  if (rest) c.rest.textContent = "Other pairs: " + number(rest.served) + " served, " + number(rest.failed) + " failed";
+  c.rest.hidden = !rest;
+  const errors = Object.entries(m.totals.errors || {}).sort((a, b) => b[1] - a[1]);
+  c.errors.textContent = errors.length
+    ? "Failed so far: " + errors.map(([code, n]) => code.replace("_", " ") + " " + n).join(", ") : "";
+  return c.card;
 }
 
-// parts are the pieces of a timeline, each with its length in ms.
+// parts are the pieces of a timeline: class and length in ms.
 function parts(r) {
   const out = [];
   const add = (cls, from, to) => { if (to > from) out.push([cls, to - from]); };
-  const end = r.end;
-  if (r.running) { // only its phase is known
-    add({ prefill: "prefill", event: "handoff", decode: "first", stream: "stream" }[r.phase] || "wait", 0, end);
-    return out;
-  }
-  if (r.prefillStart === undefined && r.decodeStart === undefined) {
-    add("wait", 0, end);
-    return out;
-  }
-  add("wait", 0, r.prefillStart ?? r.decodeStart);
+  const first = r.prefillStart ?? r.decodeStart ?? r.end;
+  const picked = Math.min(r.picked ?? first, first);
+  add("queue", 0, picked);
+  add("prepare", picked, first);
   if (r.prefillStart !== undefined) {
-    const until = r.prefillEnd ?? end;
-    const overlap = r.decodeStart !== undefined && r.decodeStart < until;
+    const until = r.prefillEnd ?? r.end;
     add("prefill", r.prefillStart, until);
-    if (r.decodeStart !== undefined && !overlap) add("handoff", until, r.decodeStart);
-    if (r.decodeStart === undefined) return out;
-    add("first", Math.max(until, r.decodeStart), Math.max(until, r.firstToken ?? end));
-  } else {
-    add("first", r.decodeStart, r.firstToken ?? end);
+    if (r.decodeStart === undefined) {
+      add("handoff", until, r.end);
+      return out;
+    }
+    add("handoff", until, r.decodeStart); // nothing where the legs run together
   }
-  if (r.firstToken !== undefined) add("stream", Math.max(r.firstToken, r.prefillEnd ?? 0), end);
+  if (r.decodeStart === undefined) return out;
+  const start = Math.max(r.decodeStart, r.prefillEnd ?? 0);
+  if (r.running && r.phase === "stream") add("decode", start, r.end); // when the first token came is known at the end
+  else {
+    const token = Math.max(start, r.firstToken ?? r.end);
+    add("transfer", start, token);
+    add("decode", token, r.end);
+  }
   return out;
 }
 
-function request(r, longest) {
-  const bar = el("span", "bar");
+const names = { queue: "queue", prepare: "prepare", prefill: "prefill", handoff: "handoff",
+  transfer: "transfer and first token", decode: "decode" };
+
+// Why a failed attempt was retried or was not, by Outcome.Retry: docs/metrics.md.
+const retries = { not_accepted: "retried: the engine had not got the request", failed: "retried: an engine failed",
+  timeout: "ran out of time", no_pair: "not retried: no other engine is ready",
+  orphan: "not retried: a decode engine waits for this prefill's KV",
+  budget: "not retried: retries have used up their share", attempts: "not retried: enough attempts",
+  fallback: "not retried: a decode engine served it alone", hedge: "its prefill was the slower of two",
+  given: "not retried: the caller chose the engines", final: "not retried: another pair would fail in the same way" };
+
+const key = (r) => r.model + " " + r.requestId + " " + r.attempt + " " + (r.running ? "" : r.start);
+
+function about(r) {
+  const dl = el("dl", "");
+  const add = (name, value) => { if (value) dl.append(el("dt", "", name), el("dd", "", value)); };
+  add("request", r.requestId);
+  add("model", r.model);
+  add("prefill", r.prefill);
+  add("decode", r.decode);
+  add("times", parts(r).map(([cls, ms]) => names[cls] + " " + duration(ms)).join(", "));
+  add("tokens", [r.input && r.input + " in", r.output && r.output + " out", r.reused && r.reused + " taken over"]
+    .filter(Boolean).join(", "));
+  if (r.error) {
+    add("error", [r.error.replace("_", " "), r.leg && r.leg + " leg", r.failing,
+      r.status && "engine status " + r.status].filter(Boolean).join(", "));
+  }
+  add("retry", retries[r.retry] || r.retry);
+  if (r.resumed) add("rescue", "went on after " + r.resumed + " tokens of a stream whose decode engine died");
+  return dl;
+}
+
+function what(r) {
+  if (r.error) return r.error.replace("_", " ");
+  if (r.resumed) return "rescued";
+  return r.running ? (r.phase === "pick" ? "queue" : r.phase) : r.mode;
+}
+
+// fill draws a request into its row, which stays the same element.
+function fill(li, r, scale) {
+  const bar = el("span", r.end > scale ? "bar cut" : "bar");
   for (const [cls, ms] of parts(r)) {
     const piece = el("i", cls);
-    piece.style.width = (100 * ms) / longest + "%";
-    piece.title = cls + " " + duration(ms);
+    piece.style.width = Math.min(100, (100 * ms) / scale) + "%";
+    piece.title = names[cls] + " " + duration(ms);
     bar.append(piece);
   }
-  if (r.error) bar.append(Object.assign(el("i", "failed"), { title: r.error }));
-  if (r.error) bar.lastChild.style.width = ".4rem";
-  const what = el("span", r.error ? "what bad" : "what soft", r.error || (r.running ? r.phase : r.mode));
-  const took = el("span", "took", duration(r.end) + (r.output ? " · " + r.output + " tok" : ""));
-  const id = el("span", "id", short(r.requestId) + (r.attempt > 1 ? " #" + r.attempt : ""));
-  id.title = r.requestId + "\nprefill " + (r.prefill || "–") + "\ndecode " + (r.decode || "–") + (r.retry ? "\n" + r.retry : "") + (r.resumed ? "\nrescued after " + r.resumed + " tokens" : "");
-  return el("div", "request" + (r.running ? " running" : ""), id, what, bar, took);
+  if (r.error) bar.append(el("i", "failed"));
+  bar.setAttribute("role", "img");
+  bar.setAttribute("aria-label", parts(r).map(([cls, ms]) => names[cls] + " " + duration(ms)).join(", "));
+  const summary = li.firstChild.firstChild;
+  summary.replaceChildren(el("span", "id", short(r.requestId) + (r.attempt > 1 ? " #" + r.attempt : "")),
+    el("span", r.error ? "what bad" : "what soft", what(r)), bar,
+    el("span", "took", duration(r.end) + (r.output ? " · " + r.output + " tok" : "")));
+  while (summary.nextSibling) summary.nextSibling.remove(); // and not the summary, which may have the focus
+  if (li.firstChild.open) li.firstChild.append(about(r));
+}
+
+function newRow(id) {
+  const li = el("li", "", el("details", "", el("summary", "")));
+  li.dataset.key = id;
+  li.firstChild.firstChild.tabIndex = -1;
+  li.firstChild.addEventListener("toggle", () => {
+    if (li.firstChild.open) fill(li, li.request, li.scale);
+  });
+  return li;
+}
+
+// scaleOf is the time that the full width stands for: a round one that nearly all bars fit in. One request that took
+// very long must not make all others too short to see.
+function scaleOf(times) {
+  const most = Math.max(1, [...times].sort((a, b) => a - b)[Math.floor(0.95 * times.length)] || 0);
+  const power = 10 ** Math.floor(Math.log10(most));
+  return [1, 1.5, 2, 3, 5, 7, 10].map((n) => n * power).find((n) => n >= most);
+}
+
+// rows draws a list. A row that is open or has the focus stays while it is, although newer ones push it out.
+function rows(list, requests) {
+  const old = new Map([...list.children].map((li) => [li.dataset.key, li]));
+  const wanted = new Map(requests.map((r) => [key(r), r]));
+  const held = [...old.values()].filter((li) => !wanted.has(li.dataset.key) && li.request &&
+    (li.firstChild.open || li.contains(document.activeElement)) && !li.request.running);
+  const all = [...requests, ...held.map((li) => li.request)];
+  // the order of newest first; those in flight are the oldest first as they come
+  if (list.id === "ended") all.sort((a, b) => (a.start < b.start ? 1 : a.start > b.start ? -1 : 0));
+  const scale = scaleOf(all.map((r) => r.end));
+  const lost = document.activeElement && list.contains(document.activeElement) ? document.activeElement : null;
+  same(list, all.map((r) => {
+    const id = key(r);
+    const li = old.get(id) || newRow(id);
+    if (li.request !== r || li.scale !== scale) {
+      const changed = r.running || li.scale !== scale || !li.request;
+      li.request = r;
+      li.scale = scale;
+      if (changed) fill(li, r, scale);
+    }
+    return li;
+  }));
+  const heads = [...list.querySelectorAll("summary")];
+  if (lost && !lost.isConnected && heads.length) heads[0].focus(); // its request has ended
+  const now = heads.find((s) => s === document.activeElement) || heads[0]; // Tab leads to the newest
+  for (const s of heads) s.tabIndex = s === now ? 0 : -1; // one stop for the list: step goes through it
+  return scale;
+}
+
+function card(name, title, requests, most, shown) {
+  $(name + "-card").hidden = !shown;
+  if (!shown) return;
+  const scale = rows($(name), requests.slice(0, most));
+  const note = requests.length ? "bars to " + (scale < 1000 ? scale + " ms" : scale / 1000 + " s") : "";
+  $(name + "-title").replaceChildren(title + " ", el("small", "", note));
+  const more = requests.length - most;
+  $(name + "-more").textContent = more > 0 ? "and " + more + " more" : requests.length ? "" : "none";
+}
+
+function say(text, good) {
+  const state = $("state");
+  if (state.textContent !== text) state.textContent = text; // a screen reader speaks only of changes
+  state.className = good ? "good" : "bad";
 }
 
 function draw() {
   if (!last) return;
   const ready = last.models.every((m) => m.ready);
   const state = last.draining ? "draining" : ready ? "ready" : "not ready";
-  $("state").replaceChildren(el("span", ready && !last.draining ? "good" : "bad", state), " · " + last.time.slice(11, 19) + " UTC" + (paused ? " · paused" : ""));
-  $("models").replaceChildren(...last.models.map(model));
+  say(state + (paused ? ", paused" : ""), state === "ready");
+  $("time").textContent = last.time.slice(11, 19) + " UTC";
+  same($("models"), last.models.map(model));
+  for (const name of cards.keys()) if (!last.models.some((m) => m.model === name)) cards.delete(name);
   const filter = $("filter").value;
   const running = last.requests.filter((r) => r.running);
   const ended = last.requests.filter((r) => !r.running && (filter !== "failed" || r.error));
-  const longest = Math.max(1, ...last.requests.map((r) => r.end));
-  const table = (title, rows, most) => {
-    const card = el("article", "card", el("h3", "", title), ...rows.slice(0, most).map((r) => request(r, longest)));
-    if (rows.length > most) card.append(el("p", "soft", "and " + (rows.length - most) + " more"));
-    if (!rows.length) card.append(el("p", "soft", "none"));
-    return card;
-  };
-  const cards = [];
-  if (filter !== "failed") cards.push(table("in flight", running, filter ? 100 : 5));
-  if (filter !== "running") cards.push(table(filter ? "failed" : "ended", ended, 60));
-  $("requests").replaceChildren(...cards);
+  card("running", "In flight", running, filter ? 100 : 6, filter !== "failed");
+  card("ended", filter ? "Failed" : "Ended", ended, 60, filter !== "running");
 }
 
 async function ask() {
@@ -143,7 +409,7 @@ async function ask() {
       last = now;
       draw();
     } catch (e) {
-      $("state").replaceChildren(el("span", "bad", "the gateway does not answer"));
+      say("the gateway does not answer", false);
     }
   }
   setTimeout(ask, 1000);
@@ -151,16 +417,34 @@ async function ask() {
 
 function pause() {
   paused = !paused;
-  $("pause").setAttribute("aria-pressed", String(paused));
   $("pause").textContent = paused ? "Go on" : "Pause";
   draw();
 }
 
+// step moves the focus through the rows of a list.
+function step(e) {
+  const heads = [...e.currentTarget.querySelectorAll("summary")];
+  const at = heads.indexOf(document.activeElement);
+  if (at < 0) return;
+  const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: heads.length - 1 }[e.key];
+  if (e.key === "Escape") heads[at].parentElement.open = false;
+  if (to === undefined) return;
+  e.preventDefault();
+  const next = heads[Math.max(0, Math.min(heads.length - 1, to))];
+  heads[at].tabIndex = -1;
+  next.tabIndex = 0;
+  next.focus();
+}
+
 $("pause").addEventListener("click", pause);
 $("filter").addEventListener("change", draw);
+for (const list of [$("running"), $("ended")]) list.addEventListener("keydown", step);
 document.addEventListener("keydown", (e) => {
   if (e.ctrlKey || e.metaKey || e.altKey || e.target.tagName === "SELECT") return;
   if (e.key === "p") pause();
-  if (e.key === "f") $("filter").focus();
+  if (e.key === "f") {
+    e.preventDefault();
+    $("filter").focus();
+  }
 });
 ask();

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+)
+
+// What live.json may be, in bytes, with one model of 128 engines, at any rate: some 160 KB of requests, 25 KB of pairs,
+// 50 KB of engines.
+const liveBound = 256 << 10
+
+// A thousand requests a second for five minutes, over the 4,096 pairs of 64 by 64 engines, with rare errors between
+// frequent ones: the memory and live.json have their limits, and no kind of error is lost.
+func TestTheLiveViewAtAThousandRequestsASecond(t *testing.T) {
+	var yaml strings.Builder
+	yaml.WriteString(gatewayYAML("") + "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec:\n" +
+		"  model: m\n  discovery:\n    static:\n      endpoints:\n")
+	for i := range 64 {
+		fmt.Fprintf(&yaml, "        - {url: 'http://10.0.0.%d:8000', role: prefill}\n"+
+			"        - {url: 'http://10.0.1.%d:8000', role: decode}\n", i, i)
+	}
+	tel, err := newTelemetry(t.Context(), false, "")
+	require.NoError(t, err)
+	g, err := build(mustParse(t, yaml.String()), tel, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	m, err := g.buildModel(g.cfg.Load().models[0], nil)
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	var listing sync.WaitGroup
+	listing.Go(func() { _ = m.set.Run(ctx) }) // and no health probes: nothing is dialled
+	t.Cleanup(func() { stop(); listing.Wait(); m.release() })
+	require.NoError(t, m.set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 128 }))
+	g.list.Store(&[]*model{m})
+
+	begin := time.Now().Add(-5 * time.Minute)
+	second := func(from int) {
+		for i := range 1000 {
+			code, n := pdflow.Code(""), from*1000+i
+			switch {
+			case n == 17:
+				code = pdflow.CodeHandoffExpired // once, and never again
+			case n%100 == 99:
+				code = pdflow.CodeTimeout
+			case n%3 == 2:
+				code = pdflow.CodeOverloaded
+			}
+			m.recent.add(outcomeOf(n, code), time.Duration(i)*time.Microsecond,
+				begin.Add(time.Duration(n)*time.Millisecond))
+		}
+	}
+	memory := func() uint64 {
+		runtime.GC()
+		var s runtime.MemStats
+		runtime.ReadMemStats(&s)
+		return s.HeapAlloc
+	}
+	for i := range 20 {
+		second(i)
+	}
+	first := memory()
+	for i := 20; i < 300; i++ {
+		second(i)
+	}
+	assert.Less(t, int64(memory())-int64(first), int64(256<<10), "bytes more after five minutes than after 20 s")
+
+	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.SetPathValue("file", strings.TrimPrefix(r.URL.Path, "/"))
+		g.livePage(w, r)
+	}))
+	t.Cleanup(page.Close)
+	t.Cleanup(page.CloseClientConnections)
+	w := httptest.NewRecorder()
+	g.liveData(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/debug/live/live.json", http.NoBody))
+	t.Logf("live.json has %d bytes", w.Body.Len())
+	assert.Less(t, w.Body.Len(), liveBound)
+	var s liveState
+	require.NoError(t, json.Unmarshal(w.Body.Bytes(), &s))
+	assert.Equal(t, map[string]int64{"handoff_expired": 1, "timeout": 3000, "overloaded": 98_999},
+		s.Models[0].Totals.Errors)
+	assert.EqualValues(t, 300_000-1-3000-98_999, s.Models[0].Totals.Served)
+	assert.Len(t, s.Models[0].Endpoints, 128)
+	assert.Len(t, s.Models[0].Pairs, pairsShown)
+	kinds := map[string]int{}
+	for _, r := range s.Requests {
+		kinds[r.Error]++
+	}
+	assert.Equal(t, map[string]int{"": recentServed, "timeout": recentFailed, "overloaded": recentFailed,
+		"handoff_expired": 1}, kinds)
+
+	b := openBrowser(t, page.URL+"/", 1280, 900, false, false)
+	b.until(`document.querySelectorAll("table").length === 2`)
+	assert.Equal(t, 2*12+2, eval[int](b, `document.querySelectorAll("tr").length`), "the busiest engines and pairs")
+	eval[any](b, `document.querySelectorAll(".part > button").forEach((button) => button.click())`)
+	assert.Equal(t, 128+pairsShown+2, eval[int](b, `document.querySelectorAll("tr").length`), "all that are listed")
+	assert.Less(t, eval[int](b, `document.querySelectorAll("*").length`), 6000, "the page stays small")
+	assert.Contains(t, eval[string](b, `document.body.innerText`), "Other pairs: ")
+}
+
+// The gateway as a process of its own, with engines in this one, as hard as the machine allows for PDKIT_LIVE_LOAD (a
+// duration; 2 s otherwise): it says how many requests a second that were, how large live.json was, and how much memory
+// the gateway had.
+func TestTheLiveViewOfAProcessUnderLoad(t *testing.T) {
+	length := 2 * time.Second
+	if v := os.Getenv("PDKIT_LIVE_LOAD"); v != "" {
+		var err error
+		length, err = time.ParseDuration(v)
+		require.NoError(t, err)
+	}
+	binary := filepath.Join(t.TempDir(), "gateway")
+	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", binary, ".").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	p, d, err := enginesim.Pair(enginesim.Config{KeepRequests: -1}, enginesim.Config{KeepRequests: -1})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
+	log := &logBuffer{}
+	cmd := exec.CommandContext(t.Context(), binary, "-config", write(t, gatewayYAML("")+nixlYAML(p, d)))
+	cmd.Stderr = log
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	require.Eventually(t, func() bool { return servingLine.MatchString(log.String()) }, 20*time.Second,
+		10*time.Millisecond, "%s", log)
+	at := servingLine.FindStringSubmatch(log.String())
+	g := &program{t: t, client: "http://" + at[1], admin: "http://" + at[2]}
+	require.Eventually(t, func() bool {
+		s, _ := g.live()
+		return s.Models[0].Ready
+	}, 10*time.Second, 10*time.Millisecond)
+
+	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 32}}
+	defer client.CloseIdleConnections()
+	end := time.Now().Add(length)
+	var sent, failed atomic.Int64
+	var clients sync.WaitGroup
+	for range 16 {
+		clients.Go(func() {
+			for time.Now().Before(end) {
+				n := sent.Add(1)
+				body := `{"model":"tiny","prompt":"some words","max_tokens":1}`
+				if n%200 == 0 {
+					d.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: 400, Leg: enginesim.LegDecode,
+						Count: 1})
+				}
+				resp, err := client.Post(g.client+"/v1/completions", "application/json", strings.NewReader(body))
+				if err != nil {
+					continue
+				}
+				if resp.StatusCode != http.StatusOK {
+					failed.Add(1)
+				}
+				_ = resp.Body.Close()
+			}
+		})
+	}
+	var largest, asked int
+	for time.Now().Before(end) {
+		_, body := g.live()
+		largest, asked = max(largest, len(body)), asked+1
+		time.Sleep(250 * time.Millisecond)
+	}
+	clients.Wait()
+	s, body := g.live()
+	largest = max(largest, len(body))
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
+	resident := "not known"
+	if err == nil {
+		for line := range strings.SplitSeq(string(status), "\n") {
+			if rest, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+				resident = strings.TrimSpace(rest)
+			}
+		}
+	}
+	t.Logf("%.0f requests a second for %v, %d failed; live.json up to %d bytes, asked for %d times; resident at most "+
+		"%s", float64(sent.Load())/length.Seconds(), length, failed.Load(), largest, asked, resident)
+	assert.Less(t, largest, liveBound)
+	errors := int64(0)
+	for _, n := range s.Models[0].Totals.Errors {
+		errors += n
+	}
+	assert.Equal(t, sent.Load(), s.Models[0].Totals.Served+errors, "the totals count all")
+	assert.Positive(t, failed.Load())
+	assert.Contains(t, body, `"error":"`, "errors are among the timelines")
+}

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/attest"
+	"github.com/pdkit/pdkit/pdflow/pick"
+)
+
+const (
+	pairsKept  = 512 // pairs that are counted one by one; the rest is counted together
+	pairsShown = 100 // the busiest of them
+	pairAway   = 10 * time.Minute
+	pairLooks  = 16 // pairs of which one leaves its place: to look at all would cost each request 30 µs
+	pairMean   = 32 // requests that the means of a pair are over, about
+)
+
+type pairKey struct{ prefill, decode string }
+
+// pairCount is what the requests of one pair came to since it is counted.
+type pairCount struct {
+	served, failed, reused int64
+	handoff, first         movingMean // ms
+	last                   time.Time
+}
+
+func (c *pairCount) requests() int64 { return c.served + c.failed }
+
+// movingMean is a mean over about the last pairMean values.
+type movingMean struct {
+	n     int
+	value float64
+}
+
+func (m *movingMean) add(v float64) {
+	m.n = min(m.n+1, pairMean)
+	m.value += (v - m.value) / float64(m.n)
+}
+
+// known returns the mean, nil without a value.
+func (m *movingMean) known() *float64 {
+	if m.n == 0 {
+		return nil
+	}
+	v := m.value
+	return &v
+}
+
+// pairTable counts requests by pair. A fleet of 64 prefill and 64 decode engines has 4,096 pairs: when pairsKept of
+// them are counted, a new one takes the place of one out of pairLooks: of one that had no request for pairAway, or else
+// of the least busy one. So busy pairs stay. What the others had is in rest.
+type pairTable struct {
+	m    map[pairKey]*pairCount
+	rest pairCount
+}
+
+func (t *pairTable) add(o *pdflow.Outcome, now time.Time) {
+	s := o.Session
+	if s.Prefill.ID == "" || s.Decode.ID == "" { // one engine serves the request
+		return
+	}
+	key := pairKey{s.Prefill.ID, s.Decode.ID}
+	c := t.m[key]
+	if c == nil {
+		if t.m == nil {
+			t.m = map[pairKey]*pairCount{}
+		}
+		if len(t.m) == pairsKept {
+			t.evict(now)
+		}
+		c = &pairCount{}
+		t.m[key] = c
+	}
+	c.last = now
+	if o.Err != nil {
+		c.failed++
+		return
+	}
+	c.served++
+	c.reused += o.Usage.Reused
+	if o.HandoffAge > 0 {
+		c.handoff.add(milliseconds(o.HandoffAge))
+	}
+	p, d := &o.Prefill, &o.Decode
+	// as pd.transfer.duration: a response that is no stream has its first byte when its last token is made
+	if s.Request != nil && s.Request.Stream && !p.End.IsZero() && o.Resumed == 0 && d.FirstByte.After(p.End) {
+		c.first.add(milliseconds(d.FirstByte.Sub(p.End)))
+	}
+}
+
+func (t *pairTable) evict(now time.Time) {
+	var worst pairKey
+	var least *pairCount
+	looks := 0
+	for key, c := range t.m { // in random order
+		if looks++; looks > pairLooks {
+			break
+		}
+		if now.Sub(c.last) > pairAway {
+			worst, least = key, c
+			break
+		}
+		if least == nil || cmp.Or(cmp.Compare(c.requests(), least.requests()), c.last.Compare(least.last)) < 0 {
+			worst, least = key, c
+		}
+	}
+	t.rest.served, t.rest.failed = t.rest.served+least.served, t.rest.failed+least.failed
+	t.rest.reused += least.reused
+	delete(t.m, worst)
+}
+
+// livePair is one pair of live.json. Its means are over about its last 32 requests.
+type livePair struct {
+	Prefill  string   `json:"prefill"` // endpoint IDs
+	Decode   string   `json:"decode"`
+	Served   int64    `json:"served"`
+	Failed   int64    `json:"failed"`
+	Reused   int64    `json:"reused"`             // prompt tokens that decode did not compute, where its response tells
+	Handoff  *float64 `json:"handoff,omitempty"`  // ms from prefill's response to the decode leg, in the gateway
+	Transfer *float64 `json:"transfer,omitempty"` // ms from prefill's response to the first token of a stream
+	State    string   `json:"state,omitempty"`    // cooldown, quarantine
+	Left     float64  `json:"left,omitempty"`     // ms until the cooldown ends
+}
+
+// pairRest is the pairs that are not listed.
+type pairRest struct {
+	Served int64 `json:"served"`
+	Failed int64 `json:"failed"`
+	Reused int64 `json:"reused"`
+}
+
+// list returns the busiest pairs and those of which states says something, in the order of their names.
+func (t *pairTable) list(states map[pairKey]livePair) ([]livePair, *pairRest) {
+	rest := pairRest{t.rest.served, t.rest.failed, t.rest.reused}
+	all := make([]livePair, 0, len(t.m))
+	for key, c := range t.m {
+		all = append(all, livePair{Prefill: key.prefill, Decode: key.decode, Served: c.served, Failed: c.failed,
+			Reused: c.reused, Handoff: c.handoff.known(), Transfer: c.first.known(), State: states[key].State,
+			Left: states[key].Left})
+	}
+	for key, s := range states {
+		if t.m[key] == nil {
+			all = append(all, s)
+		}
+	}
+	byName := func(a, b livePair) int {
+		return cmp.Or(cmp.Compare(a.Prefill, b.Prefill), cmp.Compare(a.Decode, b.Decode))
+	}
+	slices.SortFunc(all, func(a, b livePair) int {
+		return cmp.Or(-cmp.Compare(len(a.State), len(b.State)), // one in quarantine, then in a cooldown, goes first
+			-cmp.Compare(a.Served+a.Failed, b.Served+b.Failed), byName(a, b))
+	})
+	for _, p := range all[min(len(all), pairsShown):] {
+		rest.Served, rest.Failed, rest.Reused = rest.Served+p.Served, rest.Failed+p.Failed, rest.Reused+p.Reused
+	}
+	all = all[:min(len(all), pairsShown)]
+	slices.SortFunc(all, byName)
+	if rest == (pairRest{}) {
+		return all, nil
+	}
+	return all, &rest
+}
+
+// livePairs lists the model's pairs, and what the gateway knows against engines and pairs.
+func (m *model) livePairs() (pairs []livePair, rest *pairRest, engines map[string]livePair) {
+	states, engines := map[pairKey]livePair{}, map[string]livePair{}
+	for _, c := range pick.Cooldowns(m.choosing) {
+		s := livePair{Prefill: c.Engine, Decode: c.Decode, State: "cooldown", Left: milliseconds(c.Left)}
+		if c.Decode == "" {
+			engines[c.Engine] = s
+		} else {
+			states[pairKey{c.Engine, c.Decode}] = s
+		}
+	}
+	for _, s := range m.picker.Suspects() { // the longer lasting, so it hides a cooldown
+		named(states, engines, s)
+	}
+	m.recent.mu.Lock()
+	defer m.recent.mu.Unlock()
+	pairs, rest = m.recent.pairs.list(states)
+	return pairs, rest, engines
+}
+
+func named(pairs map[pairKey]livePair, engines map[string]livePair, s attest.Suspect) {
+	state := livePair{Prefill: s.Prefill, Decode: s.Decode, State: "quarantine"}
+	if s.Prefill != "" && s.Decode != "" {
+		pairs[pairKey{s.Prefill, s.Decode}] = state
+		return
+	}
+	engines[s.Prefill+s.Decode] = state // one of the two is ""
+}
