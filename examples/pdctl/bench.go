@@ -69,7 +69,7 @@ func (c *benchCmd) Run(s streams) error {
 			}
 		}
 	}
-	if f, ok := s.err.(*os.File); ok && terminal(f) {
+	if terminal(s.err) {
 		options.Progress = func(p measure.Progress) { _, _ = io.WriteString(s.err, progressBar(p)) }
 	}
 	report, err := measure.Run(ctx, options)

@@ -15,6 +15,7 @@ var help = kong.Vars{
 	"check_engine_version":  "The engines' release, like 0.32.0; otherwise the image's tag, else vLLM's newest.",
 	"watch":                 "Show a gateway at work: its engines, its requests, and how long each part of them took.",
 	"watch_admin":           "The gateway's admin address (spec.admin), by an IP address or localhost.",
+	"watch_rows":            "How many ended attempts to show, at most; a terminal shows those that fit.",
 	"render_file":           "The gateway's configuration, or any YAML with ModelServers; - is standard input.",
 	"render_format":         "shell, compose, kubernetes or python.",
 	"render_engine_version": "The engines' release, like 0.32.0; the newest that is known otherwise.",

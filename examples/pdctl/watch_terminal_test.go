@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"html"
+	"image/png"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/examples/pdctl/measure"
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+)
+
+// installed returns the path of a program that step servers of test.sh installs. Without it the test is skipped.
+func installed(t *testing.T, name string) string {
+	t.Helper()
+	program, err := exec.LookPath(name)
+	if err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatal("examples/gateway/live/install.sh has not been run: ", err)
+		}
+		t.Skip(name + " is not installed: run examples/gateway/live/install.sh")
+	}
+	return program
+}
+
+// busyGateway is a real gateway with two prefill and three decode engines under load. It returns its admin address.
+func busyGateway(t *testing.T) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "gateway")
+	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../gateway").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	engines := ""
+	for i := range 3 {
+		p, d, err := enginesim.Pair(enginesim.Config{PrefillRate: 600},
+			enginesim.Config{ITL: time.Duration(6+3*i) * time.Millisecond})
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
+		engines += fmt.Sprintf("        - {url: %q, role: decode, group: a}\n", d.URL())
+		if i < 2 {
+			engines += fmt.Sprintf("        - {url: %q, role: prefill, group: a}\n", p.URL())
+		} else { // some of this one's streams break off
+			d.Inject(enginesim.Fault{Kind: enginesim.FaultResetStream, Leg: enginesim.LegDecode, AfterChunks: 8,
+				Count: 6})
+		}
+	}
+	client, admin := freeAddress(t), freeAddress(t)
+	file := filepath.Join(t.TempDir(), "gateway.yaml")
+	require.NoError(t, os.WriteFile(file, fmt.Appendf(nil, `apiVersion: pdkit.dev/v1alpha1
+kind: Gateway
+spec: {listen: %q, admin: %q}
+---
+apiVersion: networking.matrixinfer.ai/v1alpha1
+kind: ModelServer
+spec:
+  model: tiny
+  kvConnector: {type: nixl, config: {leaseDuration: 30s}}
+  discovery:
+    static:
+      endpoints:
+%s`, client, admin, engines), 0o600))
+	ctx, stop := context.WithCancel(t.Context())
+	cmd := exec.CommandContext(ctx, program, "-config", file, "-inspect", "200ms")
+	require.NoError(t, cmd.Start())
+	require.Eventually(t, func() bool {
+		resp, err := http.Get("http://" + admin + "/readyz")
+		if err == nil {
+			resp.Body.Close()
+		}
+		return err == nil && resp.StatusCode == http.StatusOK
+	}, 20*time.Second, 50*time.Millisecond)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = measure.Run(ctx, measure.Options{Targets: []measure.Target{{URL: "http://" + client, Model: "tiny"}},
+			Load: measure.Load{Rate: 12, Duration: time.Hour}, Prompts: varied{}, Seed: 1})
+	}()
+	t.Cleanup(func() { stop(); <-ended; _ = cmd.Wait(); http.DefaultClient.CloseIdleConnections() })
+	return "http://" + admin
+}
+
+// varied are prompts and responses of several lengths.
+type varied struct{}
+
+func (varied) Prompt(_, n int) measure.Prompt {
+	return measure.Prompt{Path: measure.Completions, Body: map[string]any{
+		"prompt": strings.Repeat("some words ", 5+(11*n)%60), "max_tokens": 10 + (7*n)%50}}
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// tmuxTerminal is a terminal in which a shell runs a command.
+type tmuxTerminal struct {
+	t      *testing.T
+	socket string
+}
+
+func newTerminal(t *testing.T, columns, rows int, env string, args ...string) *tmuxTerminal {
+	t.Helper()
+	self, err := os.Executable()
+	require.NoError(t, err)
+	term := &tmuxTerminal{t, filepath.Join(t.TempDir(), "tmux")}
+	words := "env " + env
+	for _, word := range append([]string{self}, args...) {
+		words += " " + quote(word)
+	}
+	out, err := term.tmux("new-session", "-d", "-x", strconv.Itoa(columns), "-y", strconv.Itoa(rows),
+		"trap : INT; echo begin; "+words+"; echo ended with $?; exec sleep 60")
+	require.NoError(t, err, out)
+	t.Cleanup(func() { _, _ = term.tmux("kill-server") })
+	return term
+}
+
+func (x *tmuxTerminal) tmux(args ...string) (string, error) {
+	cmd := exec.Command(installed(x.t, "tmux"), append([]string{"-u", "-f", "/dev/null", "-S", x.socket}, args...)...)
+	cmd.Env = append(os.Environ(), "PDCTL_TEST_AS_PROGRAM=1", "SHELL=/bin/sh", "TERM=xterm-256color", "TMUX=")
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// screen waits until a screen is ready, and returns it with its colours. A line that the terminal wrapped is one.
+func (x *tmuxTerminal) screen(ready func(string) bool) (screen string) {
+	x.t.Helper()
+	require.Eventually(x.t, func() bool {
+		out, err := x.tmux("capture-pane", "-e", "-p", "-J")
+		screen = out
+		return err == nil && ready(screen)
+	}, 30*time.Second, 200*time.Millisecond)
+	return screen
+}
+
+var colourCodes = regexp.MustCompile("\x1b\\[[0-9;]*m")
+
+// What pdctl watch shows in a real terminal, of a real gateway under load. PDKIT_UPDATE=1 writes the picture of the
+// docs.
+func TestWatchInATerminal(t *testing.T) {
+	installed(t, "tmux")
+	admin := busyGateway(t)
+	for _, c := range []struct {
+		columns, rows int
+		env           string
+	}{{120, 40, "NO_COLOR="}, {80, 32, "NO_COLOR="}, {80, 24, "NO_COLOR=1"}, {44, 20, "NO_COLOR="}} {
+		t.Run(fmt.Sprintf("%dx%d %s", c.columns, c.rows, c.env), func(t *testing.T) {
+			x := newTerminal(t, c.columns, c.rows, c.env, "watch", "--admin", admin)
+			coloured := x.screen(func(screen string) bool {
+				failed := strings.Contains(screen, "failed attempts") || c.rows < 40
+				return strings.Count(screen, "disaggregated") >= min(c.rows-20, 12) && failed &&
+					regexp.MustCompile(`served [0-9]`).MatchString(screen)
+			})
+			assert.Equal(t, c.env != "NO_COLOR=1", strings.Contains(coloured, "\x1b[32m"))
+			screen := strings.Split(strings.TrimRight(colourCodes.ReplaceAllString(coloured, ""), "\n"), "\n")
+			assert.True(t, strings.HasPrefix(screen[0], "pdkit gateway  ready  "), screen[0])
+			assert.LessOrEqual(t, len(screen), c.rows)
+			numbers, times := map[int]int{}, map[int]int{}
+			for _, line := range screen {
+				line = strings.TrimRight(line, " ")
+				assert.LessOrEqual(t, width(line), c.columns, line)
+				if n := ending(line, `^  (engine|127\.0).*$`); n > 0 {
+					numbers[n]++
+				}
+				if n := ending(line, `^  [0-9a-f]+…  [a-z_]+ +[0-9.]+ m?s`); n > 0 {
+					times[n]++
+				}
+			}
+			assert.Len(t, numbers, 1, "the table's columns are aligned: %q", screen)
+			assert.Len(t, times, 1, "times are aligned: %q", screen)
+			if c.columns == 120 {
+				drawTerminal(t, coloured, c.columns)
+			}
+			_, err := x.tmux("send-keys", "C-c")
+			require.NoError(t, err)
+			after := x.screen(func(screen string) bool { return strings.Contains(screen, "ended with 0") })
+			assert.Contains(t, after, "begin", "the screen is as it was before")
+			assert.NotContains(t, after, "disaggregated")
+		})
+	}
+}
+
+// ending is the column at which the pattern ends in a line; 0 if the line does not have it.
+func ending(line, pattern string) int {
+	at := regexp.MustCompile(pattern).FindStringIndex(line)
+	if at == nil {
+		return 0
+	}
+	return width(line[:at[1]])
+}
+
+// drawTerminal draws a screen as docs/watch.png.
+func drawTerminal(t *testing.T, screen string, columns int) {
+	t.Helper()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "watch.png")
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "watch.html"), []byte(terminalPage(screen)), 0o600))
+	lines := strings.Count(strings.TrimRight(screen, "\n"), "\n") + 1
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, installed(t, "chromium"), "--headless=new", "--no-sandbox", "--disable-gpu",
+		"--hide-scrollbars", "--user-data-dir="+t.TempDir(), "--force-device-scale-factor=1.5",
+		fmt.Sprintf("--window-size=%d,%d", columns*9+56, lines*21+52), "--screenshot="+file,
+		"file://"+filepath.Join(dir, "watch.html")).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	f, err := os.Open(file)
+	require.NoError(t, err)
+	defer f.Close()
+	picture, err := png.Decode(f)
+	require.NoError(t, err)
+	assert.Greater(t, picture.Bounds().Dx(), 9*columns)
+	if os.Getenv("PDKIT_UPDATE") != "" {
+		data, err := os.ReadFile(file)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile("../../docs/watch.png", data, 0o600))
+	}
+}
+
+// terminalPage writes a screen as HTML, in colours like those of the live page.
+func terminalPage(screen string) string {
+	colours := map[string]string{"31": "#e66a64", "32": "#58b98b", "33": "#dcaa4e", "34": "#6c9fd2", "35": "#d06aa5",
+		"90": "#98a1ac"}
+	var b strings.Builder
+	b.WriteString(`<!doctype html><meta charset="utf-8"><style>
+body { margin: 0; background: #14171a } pre { margin: 24px 28px; color: #e6e8ea; font: 15px/21px "DejaVu Sans Mono" }
+</style><pre>`)
+	colour, weight := "", "normal"
+	rest := strings.TrimRight(screen, "\n")
+	for rest != "" {
+		at := colourCodes.FindStringIndex(rest)
+		if at == nil {
+			at = []int{len(rest), len(rest)}
+		}
+		text := html.EscapeString(rest[:at[0]])
+		for bar, height := range map[string]string{"▆": "75%", "▃": "38%"} { // as terminals draw them: without gaps
+			text = regexp.MustCompile(bar+"+").ReplaceAllStringFunc(text, func(run string) string {
+				return fmt.Sprintf(`<i style="background:linear-gradient(0deg,%s %s,transparent 0)">%s</i>`, colour,
+					height, strings.Repeat(" ", width(run)))
+			})
+		}
+		fmt.Fprintf(&b, `<span style="color:%s;font-weight:%s">%s</span>`, colour, weight, text)
+		for code := range strings.SplitSeq(strings.Trim(rest[at[0]:at[1]], "\x1b[m"), ";") {
+			switch {
+			case code == "" || code == "0":
+				colour, weight = "", "normal"
+			case code == "1":
+				weight = "bold"
+			case code == "39":
+				colour = ""
+			case colours[code] != "":
+				colour = colours[code]
+			}
+		}
+		rest = rest[at[1]:]
+	}
+	return b.String() + "</pre>"
+}
