@@ -65,7 +65,7 @@ func (c *benchCmd) Run(s streams) error {
 		t := &options.Targets[i]
 		if t.Model == "" {
 			if t.Model, err = firstModel(ctx, t.URL, options.Header); err != nil {
-				return err
+				return orInterrupted(ctx, err)
 			}
 		}
 	}
@@ -82,7 +82,10 @@ func (c *benchCmd) Run(s streams) error {
 	if err := c.write(s, report); err != nil {
 		return err
 	}
-	if report.Failed() > 0 {
+	switch {
+	case report.Interrupted:
+		return errInterrupted
+	case report.Failed() > 0:
 		return errFaults
 	}
 	return nil

@@ -64,7 +64,7 @@ func (c *conformCmd) Run(s streams) error {
 			}
 		}})
 	if err != nil {
-		return err
+		return orInterrupted(ctx, err)
 	}
 	report.Gateway = c.Name
 	if err := c.write(s, report); err != nil {

@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"html"
 	"image/png"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,7 +20,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/examples/pdctl/measure"
-	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
 // installed returns the path of a program that step servers of test.sh installs. Without it the test is skipped.
@@ -38,59 +35,19 @@ func installed(t *testing.T, name string) string {
 	return program
 }
 
-// busyGateway is a real gateway with two prefill and three decode engines under load. It returns its admin address.
+// busyGateway is a real gateway under load. It returns its admin address.
 func busyGateway(t *testing.T) string {
 	t.Helper()
-	program := filepath.Join(t.TempDir(), "gateway")
-	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../gateway").CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	engines := ""
-	for i := range 3 {
-		p, d, err := enginesim.Pair(enginesim.Config{PrefillRate: 600},
-			enginesim.Config{ITL: time.Duration(6+3*i) * time.Millisecond})
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
-		engines += fmt.Sprintf("        - {url: %q, role: decode, group: a}\n", d.URL())
-		if i < 2 {
-			engines += fmt.Sprintf("        - {url: %q, role: prefill, group: a}\n", p.URL())
-		} else { // some of this one's streams break off
-			d.Inject(enginesim.Fault{Kind: enginesim.FaultResetStream, Leg: enginesim.LegDecode, AfterChunks: 8,
-				Count: 6})
-		}
-	}
-	client, admin := freeAddress(t), freeAddress(t)
-	file := filepath.Join(t.TempDir(), "gateway.yaml")
-	require.NoError(t, os.WriteFile(file, fmt.Appendf(nil, `apiVersion: pdkit.dev/v1alpha1
-kind: Gateway
-spec: {listen: %q, admin: %q}
----
-apiVersion: networking.matrixinfer.ai/v1alpha1
-kind: ModelServer
-spec:
-  model: tiny
-  kvConnector: {type: nixl, config: {leaseDuration: 30s}}
-  discovery:
-    static:
-      endpoints:
-%s`, client, admin, engines), 0o600))
+	client, admin := realGateway(t, 6)
 	ctx, stop := context.WithCancel(t.Context())
-	cmd := exec.CommandContext(ctx, program, "-config", file, "-inspect", "200ms")
-	require.NoError(t, cmd.Start())
-	require.Eventually(t, func() bool {
-		resp, err := http.Get("http://" + admin + "/readyz")
-		if err == nil {
-			resp.Body.Close()
-		}
-		return err == nil && resp.StatusCode == http.StatusOK
-	}, 20*time.Second, 50*time.Millisecond)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_, _ = measure.Run(ctx, measure.Options{Targets: []measure.Target{{URL: "http://" + client, Model: "tiny"}},
+		_, _ = measure.Run(ctx, measure.Options{Targets: []measure.Target{{URL: client, Model: "tiny"}},
 			Load: measure.Load{Rate: 12, Duration: time.Hour}, Prompts: varied{}, Seed: 1})
 	}()
-	t.Cleanup(func() { stop(); <-ended; _ = cmd.Wait(); http.DefaultClient.CloseIdleConnections() })
-	return "http://" + admin
+	t.Cleanup(func() { stop(); <-ended })
+	return admin
 }
 
 // varied are prompts and responses of several lengths.
@@ -99,14 +56,6 @@ type varied struct{}
 func (varied) Prompt(_, n int) measure.Prompt {
 	return measure.Prompt{Path: measure.Completions, Body: map[string]any{
 		"prompt": strings.Repeat("some words ", 5+(11*n)%60), "max_tokens": 10 + (7*n)%50}}
-}
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // tmuxTerminal is a terminal in which a shell runs a command.
