@@ -55,7 +55,7 @@ Examples:
   pdctl bench --url http://127.0.0.1:8000 --rate 10 --slo-ttft 500ms --slo-itl 50ms
 
 Exit status: 0; 1 if faults were found or requests failed; 2 for a wrong command line, or an input or gateway that
-cannot be read.
+cannot be read; 130 after Ctrl-C, where a command had not ended. Each command's --help tells its own.
 `
 
 // streams are the input and outputs of commands.
