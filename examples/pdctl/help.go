@@ -90,8 +90,9 @@ var ends = map[string]string{
 
 // examples are command lines in --help.
 var examples = map[string][]string{
-	"render": {"pdctl render -f gateway.yaml > launch.sh", "pdctl render -f gateway.yaml --format kubernetes --model /models/m"},
-	"check":  {"pdctl check -f gateway.yaml launch.sh", "pdctl check --all-local --json"},
+	"render": {"pdctl render -f gateway.yaml > launch.sh",
+		"pdctl render -f gateway.yaml --format kubernetes --model /models/m"},
+	"check": {"pdctl check -f gateway.yaml launch.sh", "pdctl check --all-local --json"},
 	"verify": {"pdctl verify -f gateway.yaml --gateway http://127.0.0.1:8000",
 		"pdctl verify --connector nixl --prefill http://10.0.0.1:8000 --decode http://10.0.0.2:8000"},
 	"watch": {"pdctl watch --admin http://127.0.0.1:9000", "pdctl watch --once --json"},

@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -21,19 +20,6 @@ import (
 
 	"github.com/pdkit/pdkit/examples/pdctl/measure"
 )
-
-// installed returns the path of a program that step servers of test.sh installs. Without it the test is skipped.
-func installed(t *testing.T, name string) string {
-	t.Helper()
-	program, err := exec.LookPath(name)
-	if err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("examples/gateway/live/install.sh has not been run: ", err)
-		}
-		t.Skip(name + " is not installed: run examples/gateway/live/install.sh")
-	}
-	return program
-}
 
 // busyGateway is a real gateway under load. It returns its admin address.
 func busyGateway(t *testing.T) string {
@@ -58,59 +44,22 @@ func (varied) Prompt(_, n int) measure.Prompt {
 		"prompt": strings.Repeat("some words ", 5+(11*n)%60), "max_tokens": 10 + (7*n)%50}}
 }
 
-// tmuxTerminal is a terminal in which a shell runs a command.
-type tmuxTerminal struct {
-	t      *testing.T
-	socket string
-}
-
-func newTerminal(t *testing.T, columns, rows int, env string, args ...string) *tmuxTerminal {
-	t.Helper()
-	self, err := os.Executable()
-	require.NoError(t, err)
-	term := &tmuxTerminal{t, filepath.Join(t.TempDir(), "tmux")}
-	words := "env " + env
-	for _, word := range append([]string{self}, args...) {
-		words += " " + quote(word)
-	}
-	out, err := term.tmux("new-session", "-d", "-x", strconv.Itoa(columns), "-y", strconv.Itoa(rows),
-		"trap : INT; echo begin; "+words+"; echo ended with $?; exec sleep 60")
-	require.NoError(t, err, out)
-	t.Cleanup(func() { _, _ = term.tmux("kill-server") })
-	return term
-}
-
-func (x *tmuxTerminal) tmux(args ...string) (string, error) {
-	cmd := exec.Command(installed(x.t, "tmux"), append([]string{"-u", "-f", "/dev/null", "-S", x.socket}, args...)...)
-	cmd.Env = append(os.Environ(), "PDCTL_TEST_AS_PROGRAM=1", "SHELL=/bin/sh", "TERM=xterm-256color", "TMUX=")
-	out, err := cmd.CombinedOutput()
-	return string(out), err
-}
-
-// screen waits until a screen is ready, and returns it with its colours. A line that the terminal wrapped is one.
-func (x *tmuxTerminal) screen(ready func(string) bool) (screen string) {
-	x.t.Helper()
-	require.Eventually(x.t, func() bool {
-		out, err := x.tmux("capture-pane", "-e", "-p", "-J")
-		screen = out
-		return err == nil && ready(screen)
-	}, 30*time.Second, 200*time.Millisecond)
-	return screen
-}
-
 var colourCodes = regexp.MustCompile("\x1b\\[[0-9;]*m")
 
 // What pdctl watch shows in a real terminal, of a real gateway under load. PDKIT_UPDATE=1 writes the picture of the
 // docs.
 func TestWatchInATerminal(t *testing.T) {
 	installed(t, "tmux")
+	self, err := os.Executable()
+	require.NoError(t, err)
 	admin := busyGateway(t)
 	for _, c := range []struct {
 		columns, rows int
 		env           string
 	}{{120, 40, "NO_COLOR="}, {80, 32, "NO_COLOR="}, {80, 24, "NO_COLOR=1"}, {44, 20, "NO_COLOR="}} {
 		t.Run(fmt.Sprintf("%dx%d %s", c.columns, c.rows, c.env), func(t *testing.T) {
-			x := newTerminal(t, c.columns, c.rows, c.env, "watch", "--admin", admin)
+			x := newTerminal(t, c.columns, c.rows, fmt.Sprintf("trap : INT; echo begin; env %s %s watch --admin %s; "+
+				"echo ended with $?; exec sleep 60", c.env, quote(self), admin))
 			coloured := x.screen(func(screen string) bool {
 				failed := strings.Contains(screen, "failed attempts") || c.rows < 40
 				return strings.Count(screen, "disaggregated") >= min(c.rows-20, 12) && failed &&
