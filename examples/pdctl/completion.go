@@ -21,6 +21,7 @@ var completions = map[string]string{
 autoload -U +X bashcompinit && bashcompinit
 complete -o default -o bashdefault -C PDCTL pdctl
 `,
+	//nolint:dupword // fish ends both blocks with the same word
 	"fish": `function __complete_pdctl
     set -lx COMP_LINE (commandline -cp)
     test -z (commandline -ct); and set COMP_LINE "$COMP_LINE "

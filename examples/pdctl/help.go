@@ -83,8 +83,8 @@ var ends = map[string]string{
 	"verify":  "0 if KV is reused; 1 if not; 2 if nothing could be judged; 130 after Ctrl-C",
 	"watch":   "0, after Ctrl-C too; 2 if the gateway does not answer from the start",
 	"conform": "0; 1 if a rule that must hold is broken; 2 if the gateway does not start; 130 after Ctrl-C",
-	"bench": "0; 1 if requests failed; 2 for a wrong command line or a server that does not answer; 130 after Ctrl-C, " +
-		"with the report so far",
+	"bench": "0; 1 if requests failed; 2 for a wrong command line or a server that does not answer; 130 after " +
+		"Ctrl-C, with the report so far",
 	"completion": "0; 2 for another shell",
 }
 

@@ -335,8 +335,9 @@ func TestAnEmptyReportIsDrawn(t *testing.T) {
 }
 
 func TestTicksAreRoundNumbers(t *testing.T) {
-	for most, want := range map[float64]string{1: "0.0 0.2 0.4 0.6 0.8 1.0", 100: "0 20 40 60 80 100", 262.5: "0 50 100 150 200 250",
-		0.03: "0.000 0.005 0.010 0.015 0.020 0.025 0.030", 7300: "0 2000 4000 6000"} {
+	for most, want := range map[float64]string{1: "0.0 0.2 0.4 0.6 0.8 1.0", 100: "0 20 40 60 80 100",
+		262.5: "0 50 100 150 200 250",
+		0.03:  "0.000 0.005 0.010 0.015 0.020 0.025 0.030", 7300: "0 2000 4000 6000"} {
 		var labels []string
 		for _, tick := range ticks(0, most) {
 			labels = append(labels, tick.Label)

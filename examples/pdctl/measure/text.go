@@ -147,14 +147,14 @@ func (r *Report) Text(w io.Writer) error {
 		}
 	}
 	for _, line := range rows {
-		text := fmt.Sprintf("%-*s", sizes[0], line.Name)
+		fmt.Fprintf(&b, "%-*s", sizes[0], line.Name)
 		for _, value := range line.Values {
-			text += fmt.Sprintf("   %*s", sizes[1], value)
+			fmt.Fprintf(&b, "   %*s", sizes[1], value)
 		}
 		if line.Ratio != "" {
-			text += fmt.Sprintf("   %*s", sizes[2], line.Ratio)
+			fmt.Fprintf(&b, "   %*s", sizes[2], line.Ratio)
 		}
-		fmt.Fprintln(&b, text)
+		fmt.Fprintln(&b)
 	}
 	fmt.Fprintln(&b)
 	for _, note := range r.Notes() {
