@@ -12,8 +12,8 @@
 #   vulnerable  govulncheck: no vulnerability that is known today is reachable from any module
 #   release     a release in a clone of HEAD, whose modules and programs are then got as users get them: some minutes
 #               the first time
-#   servers     gets the servers and clients that tests talk to (CoreDNS, Kubernetes, Envoy, Prometheus, Chromium, and
-#               the client libraries of examples/clients) into .tools, once: some minutes (only with -real)
+#   servers     gets the servers and clients that tests talk to (CoreDNS, Kubernetes, Envoy, Prometheus, Chromium,
+#               tmux and shells, and the client libraries of examples/clients), once: some minutes (only with -real)
 #   race        all tests of all modules, with the race detector, in random order; transport and pdflow over net/http's
 #               client, too
 #   fuzz        each fuzz target for FUZZTIME (5s; for a long run 10m, which is 9 hours in all)

@@ -12,17 +12,7 @@ import (
 // Shell writes a POSIX shell script that starts one program by name: `sh FILE prefill-0`. The script adds further
 // arguments to the engine's, and writes configuration files to the working directory.
 func (p *Plan) Shell() []byte {
-	var processes []process
-	for _, c := range p.Companions {
-		processes = append(processes, where{}.companion(c, nil))
-	}
-	for i := range p.Engines {
-		e := &p.Engines[i]
-		for _, c := range e.Settings.Companions {
-			processes = append(processes, where{}.companion(c, e))
-		}
-		processes = append(processes, p.process(e, where{}))
-	}
+	processes := p.processes()
 	names := make([]string, len(processes))
 	for i, pr := range processes {
 		names[i] = pr.name
@@ -65,6 +55,21 @@ func (p *Plan) Shell() []byte {
 	}
 	fmt.Fprintf(&b, "*)\n  echo 'usage: sh FILE %s' >&2\n  exit 2\n  ;;\nesac\n", strings.Join(names, "|"))
 	return b.Bytes()
+}
+
+// processes are the programs of a plan on one machine, companions before the engines that need them.
+func (p *Plan) processes() (all []process) {
+	for _, c := range p.Companions {
+		all = append(all, where{}.companion(c, nil))
+	}
+	for i := range p.Engines {
+		e := &p.Engines[i]
+		for _, c := range e.Settings.Companions {
+			all = append(all, where{}.companion(c, e))
+		}
+		all = append(all, p.process(e, where{}))
+	}
+	return all
 }
 
 var plainWord = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)

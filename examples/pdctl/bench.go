@@ -65,11 +65,11 @@ func (c *benchCmd) Run(s streams) error {
 		t := &options.Targets[i]
 		if t.Model == "" {
 			if t.Model, err = firstModel(ctx, t.URL, options.Header); err != nil {
-				return err
+				return orInterrupted(ctx, err)
 			}
 		}
 	}
-	if f, ok := s.err.(*os.File); ok && terminal(f) {
+	if terminal(s.err) {
 		options.Progress = func(p measure.Progress) { _, _ = io.WriteString(s.err, progressBar(p)) }
 	}
 	report, err := measure.Run(ctx, options)
@@ -82,7 +82,10 @@ func (c *benchCmd) Run(s streams) error {
 	if err := c.write(s, report); err != nil {
 		return err
 	}
-	if report.Failed() > 0 {
+	switch {
+	case report.Interrupted:
+		return errInterrupted
+	case report.Failed() > 0:
 		return errFaults
 	}
 	return nil

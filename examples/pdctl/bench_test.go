@@ -8,13 +8,19 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pdkit/pdkit/examples/pdctl/measure"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
@@ -79,4 +85,93 @@ func TestBenchRefusesWhatItCannotMeasure(t *testing.T) {
 		assert.Empty(t, out, args)
 		assert.Contains(t, errs, want, args)
 	}
+}
+
+// Ctrl-C ends a real process soon, and it writes what was measured until then.
+func TestBenchEndsAtCtrlC(t *testing.T) {
+	e, err := enginesim.Start(enginesim.Config{ITL: 5 * time.Millisecond})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = e.Close() })
+	self, err := os.Executable()
+	require.NoError(t, err)
+	for _, signal := range []os.Signal{os.Interrupt, syscall.SIGTERM} {
+		before := len(e.Requests())
+		cmd := exec.CommandContext(t.Context(), self, "bench", "--url", e.URL(), "--clients", "2", "--duration", "1h",
+			"--max-tokens", "10", "--json")
+		cmd.Env = append(os.Environ(), "PDCTL_TEST_AS_PROGRAM=1")
+		var out, errs strings.Builder
+		cmd.Stdout, cmd.Stderr = &out, &errs
+		require.NoError(t, cmd.Start())
+		require.Eventually(t, func() bool { return len(e.Requests()) > before+6 }, 20*time.Second, 10*time.Millisecond)
+		sent := time.Now()
+		require.NoError(t, cmd.Process.Signal(signal))
+		_ = cmd.Wait()
+		assert.Less(t, time.Since(sent), 5*time.Second)
+		assert.Equal(t, exitInterrupted, cmd.ProcessState.ExitCode())
+		assert.Equal(t, "pdctl: interrupted\n", errs.String())
+		var r measure.Report
+		require.NoError(t, json.Unmarshal([]byte(out.String()), &r), out.String())
+		assert.True(t, r.Interrupted)
+		assert.Positive(t, r.Targets[0].Served)
+		assert.Positive(t, r.Targets[0].TTFT.P50)
+		assert.Zero(t, r.Failed())
+		assert.Equal(t, 2, r.Unfinished)
+	}
+}
+
+// A gateway tells in X-PD-Mode how it served a request. Each form of the report has the shares.
+func TestBenchTellsHowAGatewayServed(t *testing.T) {
+	modes := strings.Fields("disaggregated aggregated disaggregated fallback")
+	var n atomic.Int64
+	gateway := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("X-PD-Mode", modes[int(n.Add(1)-1)%len(modes)])
+		_, _ = w.Write([]byte("data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\ndata: [DONE]\n\n"))
+	}))
+	defer gateway.Close()
+	page := filepath.Join(t.TempDir(), "r.html")
+	args := []string{"--url", gateway.URL, "--model", "m", "--clients", "1", "--requests", "12"}
+	code, out, errs := bench(t, append(args, "--html", page)...)
+	require.Equal(t, exitOK, code, errs)
+	const want = "served as: aggregated 25 %, disaggregated 50 %, fallback 25 %"
+	assert.Contains(t, out, "\n"+want+"\n")
+	html, err := os.ReadFile(page)
+	require.NoError(t, err)
+	assert.Contains(t, string(html), want)
+	_, out, _ = bench(t, append(args, "--json")...)
+	var r measure.Report
+	require.NoError(t, json.Unmarshal([]byte(out), &r), out)
+	assert.Equal(t, map[string]int{"disaggregated": 6, "aggregated": 3, "fallback": 3}, r.Targets[0].Modes)
+}
+
+// The README shows a real run. Of another run only the numbers differ.
+func TestThePageShowsARealBench(t *testing.T) {
+	client, _ := realGateway(t, 0)
+	page, err := os.ReadFile("README.md")
+	require.NoError(t, err)
+	before, rest, found := strings.Cut(string(page), "```text\n$ pdctl bench ")
+	require.True(t, found)
+	shown, after, _ := strings.Cut(rest, "```")
+	command, want, _ := strings.Cut(shown, "\n")
+	args := strings.Fields(strings.ReplaceAll(command, "http://127.0.0.1:8000", client))
+	code, out, errs := bench(t, args...)
+	require.Equal(t, exitOK, code, errs)
+	out = strings.ReplaceAll(out, client, "http://127.0.0.1:8000")
+	if os.Getenv("PDKIT_UPDATE") != "" {
+		shown = "```text\n$ pdctl bench " + command + "\n" + out + "```"
+		require.NoError(t, os.WriteFile("README.md", []byte(before+shown+after), 0o600))
+		want = out
+	}
+	assert.Equal(t, form(want), form(out))
+}
+
+var (
+	numbers = regexp.MustCompile(`[0-9]+(\.[0-9]+)?`)
+	spaces  = regexp.MustCompile(` +`)
+	warning = regexp.MustCompile(`(?m)^warning: .*\n`) // a busy machine may have one
+)
+
+// form is a report without its numbers.
+func form(report string) string {
+	report = warning.ReplaceAllString(report, "")
+	return spaces.ReplaceAllString(numbers.ReplaceAllString(report, "N"), " ")
 }

@@ -13,7 +13,7 @@ type completionCmd struct {
 }
 
 // completions are the scripts by which shells ask pdctl itself for the words that fit: they run it with the variable
-// COMP_LINE, and kongplete answers from the same flags that kong reads. Where it knows no word, bash offers files.
+// COMP_LINE, and kongplete answers from the same flags that kong reads. Where it knows no word, shells offer files.
 var completions = map[string]string{
 	"bash": `complete -o default -o bashdefault -C PDCTL pdctl
 `,
@@ -21,12 +21,18 @@ var completions = map[string]string{
 autoload -U +X bashcompinit && bashcompinit
 complete -o default -o bashdefault -C PDCTL pdctl
 `,
+	//nolint:dupword // fish ends both blocks with the same word
 	"fish": `function __complete_pdctl
     set -lx COMP_LINE (commandline -cp)
     test -z (commandline -ct); and set COMP_LINE "$COMP_LINE "
-    PDCTL
+    set -l words (PDCTL)
+    if test (count $words) -gt 0
+        printf '%s\n' $words
+    else
+        __fish_complete_path (commandline -ct)
+    end
 end
-complete -c pdctl -a "(__complete_pdctl)"
+complete -c pdctl -f -a "(__complete_pdctl)"
 `,
 }
 

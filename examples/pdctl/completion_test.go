@@ -84,6 +84,41 @@ func TestShellsRunTheScript(t *testing.T) {
 	})
 }
 
+// What a user sees who types in a terminal and presses the tabulator.
+func TestTheTabulatorCompletes(t *testing.T) {
+	self, err := os.Executable()
+	require.NoError(t, err)
+	dir := t.TempDir()
+	require.NoError(t, os.Symlink(self, filepath.Join(dir, "pdctl")))
+	for shell, c := range map[string]struct{ start, load string }{
+		"bash": {"bash --norc --noprofile -i", "source <(pdctl completion bash)"},
+		"zsh":  {"zsh -f -i", "source <(pdctl completion zsh)"},
+		"fish": {"fish --no-config -i", "pdctl completion fish | source"},
+	} {
+		t.Run(shell, func(t *testing.T) {
+			installed(t, "tmux")
+			installed(t, shell)
+			// At home a shell would write its history after the test has ended.
+			x := newTerminal(t, 80, 24, "HOME=/dev/null PATH="+quote(dir)+":$PATH exec "+c.start)
+			press := func(text, key string) {
+				out, err := x.tmux("send-keys", "-l", "--", text)
+				require.NoError(t, err, out)
+				out, err = x.tmux("send-keys", key)
+				require.NoError(t, err, out)
+			}
+			press(c.load+"; echo load''ed", "Enter")
+			x.screen(func(screen string) bool { return strings.Contains(screen, "loaded") })
+			for _, typed := range [][2]string{{"pdctl wat", "pdctl watch "}, {"--on", "pdctl watch --once "},
+				{"--color al", "pdctl watch --once --color always"}, {"; pdctl check -f READ", "check -f README.md"}} {
+				press(typed[0], "Tab")
+				x.screen(func(screen string) bool {
+					return strings.Contains(colourCodes.ReplaceAllString(screen, ""), typed[1])
+				})
+			}
+		})
+	}
+}
+
 func TestCompletionRefusesOtherShells(t *testing.T) {
 	code, out, errs := pdctl(t, "", "completion", "tcsh")
 	assert.Equal(t, exitUsage, code)

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/signal"
@@ -30,6 +31,7 @@ type conformCmd struct {
 	Only     []string      `placeholder:"PATTERN" help:"${conform_only}"`
 	List     bool          `help:"Print the cases and end."`
 	Format   string        `enum:"text,json,junit,html" default:"text" help:"text, json, junit or html."`
+	JSON     bool          `name:"json" help:"The same as --format json; with --list, the cases as JSON."`
 	Output   string        `short:"o" placeholder:"FILE" help:"${conform_output}"`
 	Table    []string      `placeholder:"REPORT" type:"existingfile" help:"${conform_table}"`
 	Parallel int           `default:"4" help:"How many cases run at a time, each with a gateway of its own."`
@@ -44,6 +46,12 @@ func (c *conformCmd) Run(s streams) error {
 	cases, err := conform.Select(c.Only)
 	if err != nil {
 		return fmt.Errorf("--only: %w", err)
+	}
+	if c.JSON {
+		c.Format = "json"
+	}
+	if c.List && c.JSON {
+		return listCases(s.out, cases)
 	}
 	if c.List {
 		for _, one := range cases {
@@ -64,7 +72,7 @@ func (c *conformCmd) Run(s streams) error {
 			}
 		}})
 	if err != nil {
-		return err
+		return orInterrupted(ctx, err)
 	}
 	report.Gateway = c.Name
 	if err := c.write(s, report); err != nil {
@@ -74,6 +82,24 @@ func (c *conformCmd) Run(s streams) error {
 		return errFaults
 	}
 	return nil
+}
+
+// listCases writes the cases as the reports have them, without results.
+func listCases(out io.Writer, cases []conform.Case) error {
+	type entry struct {
+		ID       string           `json:"id"`
+		Group    string           `json:"group"`
+		Severity conform.Severity `json:"severity"`
+		Rule     string           `json:"rule"`
+	}
+	list := make([]entry, len(cases))
+	for i, one := range cases {
+		list[i] = entry{one.ID, one.Group(), one.Severity, one.Rule}
+	}
+	e := json.NewEncoder(out)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(list)
 }
 
 func (c *conformCmd) write(s streams, report *conform.Report) error {

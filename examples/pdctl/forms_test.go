@@ -92,6 +92,37 @@ func TestEachFormCarriesEveryCharacter(t *testing.T) {
 	}
 }
 
+func TestJSONCarriesEveryCharacter(t *testing.T) {
+	p, err := endpoint("http://10.0.0.1:8100", "prefill", nil)
+	require.NoError(t, err)
+	plan, err := launch.With(exact{}, launch.Deployment{Endpoints: []discovery.Endpoint{p}, Model: "m"})
+	require.NoError(t, err)
+	want := plan.Engines[0].Settings
+	text, err := plan.JSON()
+	require.NoError(t, err)
+	var got struct {
+		Name     string
+		Programs []struct {
+			Name       string
+			Argv       []string
+			Env, Files map[string]string
+		}
+	}
+	require.NoError(t, json.Unmarshal(text, &got))
+	require.Len(t, got.Programs, 1)
+	program := got.Programs[0]
+	assert.Equal(t, "m prefill-0 vllm", got.Name+" "+program.Name+" "+program.Argv[0])
+	assert.Equal(t, want.Args, program.Argv[len(program.Argv)-len(want.Args):])
+	assert.Len(t, program.Env, len(want.Env))
+	for _, v := range want.Env {
+		assert.Equal(t, v.Value, program.Env[v.Name])
+	}
+	assert.Len(t, program.Files, len(want.Files))
+	for _, f := range want.Files {
+		assert.Equal(t, f.Content, program.Files[f.Name])
+	}
+}
+
 func hasRole(argv []string, role string) bool {
 	e, ok, err := launched{argv: argv}.parse(launch.Version{})
 	return err == nil && ok && e.Transfer != nil && e.Transfer.Role == role

@@ -2,7 +2,11 @@
 
 package main
 
-import "github.com/alecthomas/kong"
+import (
+	"strings"
+
+	"github.com/alecthomas/kong"
+)
 
 // help has the texts of --help that are too long for a line of a struct tag, by the name in the tag.
 var help = kong.Vars{
@@ -15,12 +19,14 @@ var help = kong.Vars{
 	"check_engine_version":  "The engines' release, like 0.32.0; otherwise the image's tag, else vLLM's newest.",
 	"watch":                 "Show a gateway at work: its engines, its requests, and how long each part of them took.",
 	"watch_admin":           "The gateway's admin address (spec.admin), by an IP address or localhost.",
+	"watch_rows":            "How many ended attempts to show, at most; a terminal shows those that fit.",
 	"render_file":           "The gateway's configuration, or any YAML with ModelServers; - is standard input.",
 	"render_format":         "shell, compose, kubernetes or python.",
 	"render_engine_version": "The engines' release, like 0.32.0; the newest that is known otherwise.",
 	"render_model":          "What the engines load, if it is not spec.model: a hub's name or a folder.",
 	"render_gateway": "The host at which engines reach the gateway, for notices and callbacks; loopback " +
 		"otherwise.",
+	"render_json": "Write the programs as JSON: argv, env, files.",
 	"render_prefill": "A prefill engine, with attributes after it: 'http://10.0.0.1:8000 engineID=p0'. " +
 		"Replaces those of the file.",
 	"verify_file": "The gateway's configuration, for the engines, the connector and the model; or name " +
@@ -69,3 +75,43 @@ var help = kong.Vars{
 	"bench_header": "A header for each request, like an Authorization.",
 	"completion":   "Print the script with which a shell completes pdctl's commands and flags.",
 }
+
+// ends are the exit statuses of commands. --help and README.md have these texts, and a test returns each of them.
+var ends = map[string]string{
+	"render":  "0; 2 for a fault in the file or the command line",
+	"check":   "0; 1 if an error is found; 2 for an input that cannot be read",
+	"verify":  "0 if KV is reused; 1 if not; 2 if nothing could be judged; 130 after Ctrl-C",
+	"watch":   "0, after Ctrl-C too; 2 if the gateway does not answer from the start",
+	"conform": "0; 1 if a rule that must hold is broken; 2 if the gateway does not start; 130 after Ctrl-C",
+	"bench": "0; 1 if requests failed; 2 for a wrong command line or a server that does not answer; 130 after " +
+		"Ctrl-C, with the report so far",
+	"completion": "0; 2 for another shell",
+}
+
+// examples are command lines in --help.
+var examples = map[string][]string{
+	"render": {"pdctl render -f gateway.yaml > launch.sh",
+		"pdctl render -f gateway.yaml --format kubernetes --model /models/m"},
+	"check": {"pdctl check -f gateway.yaml launch.sh", "pdctl check --all-local --json"},
+	"verify": {"pdctl verify -f gateway.yaml --gateway http://127.0.0.1:8000",
+		"pdctl verify --connector nixl --prefill http://10.0.0.1:8000 --decode http://10.0.0.2:8000"},
+	"watch": {"pdctl watch --admin http://127.0.0.1:9000", "pdctl watch --once --json"},
+	"conform": {"pdctl conform --cmd 'my-gateway --port {port} --prefill {prefill} --decode {decode}'",
+		"pdctl conform --list"},
+	"bench": {"pdctl bench --url http://127.0.0.1:8000 --rate 10 --slo-ttft 500ms --slo-itl 50ms",
+		"pdctl bench --url http://a:8000 --url http://b:8000 --clients 16 --html report.html"},
+	"completion": {"source <(pdctl completion bash)", "pdctl completion fish > ~/.config/fish/completions/pdctl.fish"},
+}
+
+// details stand below a command's description in its --help.
+func details(command string) string {
+	return "Examples:\n\n  " + strings.Join(examples[command], "\n  ") + "\n\nExit status: " + ends[command] + "."
+}
+
+func (*renderCmd) Help() string     { return details("render") }
+func (*checkCmd) Help() string      { return details("check") }
+func (*verifyCmd) Help() string     { return details("verify") }
+func (*watchCmd) Help() string      { return details("watch") }
+func (*conformCmd) Help() string    { return details("conform") }
+func (*benchCmd) Help() string      { return details("bench") }
+func (*completionCmd) Help() string { return details("completion") }

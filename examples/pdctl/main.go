@@ -8,6 +8,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -23,6 +24,8 @@ const (
 	exitOK     = 0
 	exitFaults = 1 // pdctl found faults
 	exitUsage  = 2 // a wrong command line, or an input that cannot be read
+
+	exitInterrupted = 130 // as shells say it of a program that Ctrl-C ended
 )
 
 // cli is the command line. Each command has a file of its own.
@@ -52,7 +55,7 @@ Examples:
   pdctl bench --url http://127.0.0.1:8000 --rate 10 --slo-ttft 500ms --slo-itl 50ms
 
 Exit status: 0; 1 if faults were found or requests failed; 2 for a wrong command line, or an input or gateway that
-cannot be read.
+cannot be read; 130 after Ctrl-C, where a command had not ended. Each command's --help tells its own.
 `
 
 // streams are the input and outputs of commands.
@@ -63,6 +66,17 @@ type streams struct {
 
 // errFaults makes pdctl exit with 1. The command has already printed the faults.
 var errFaults = errors.New("faults were found")
+
+// errInterrupted makes pdctl exit with 130: a signal came before the command had ended.
+var errInterrupted = errors.New("interrupted")
+
+// orInterrupted is the error of a command, or errInterrupted if a signal has ended its context.
+func orInterrupted(ctx context.Context, err error) error {
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return errInterrupted
+	}
+	return err
+}
 
 // ended carries kong's own exits (for --help) back to run.
 type ended struct{ code int }
@@ -102,6 +116,9 @@ func run(args []string, s streams) (code int) {
 	switch {
 	case errors.Is(err, errFaults):
 		return exitFaults
+	case errors.Is(err, errInterrupted):
+		fmt.Fprintln(s.err, "pdctl: interrupted")
+		return exitInterrupted
 	case err != nil:
 		fmt.Fprintln(s.err, "pdctl:", err)
 		return exitUsage

@@ -4,6 +4,7 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -26,6 +27,7 @@ type renderCmd struct {
 	Decode        []string `sep:"none" placeholder:"URL" help:"A decode engine, in the same way."`
 	Encode        []string `sep:"none" placeholder:"URL" help:"An encode engine, in the same way."`
 	Out           string   `short:"o" placeholder:"DIR" help:"Write files into this folder, one for each ModelServer."`
+	JSON          bool     `name:"json" help:"${render_json}"`
 }
 
 // endings are the endings of the files that -o writes.
@@ -33,6 +35,9 @@ var endings = map[string]string{"shell": ".sh", "compose": ".compose.yaml", "kub
 
 // Run prints the settings, or writes them to files.
 func (c *renderCmd) Run(s streams) error {
+	if c.JSON && c.Format != "shell" {
+		return errors.New("--json is a form of its own, without --format")
+	}
 	list, err := readModels(c.File, s.in)
 	if err != nil {
 		return err
@@ -52,7 +57,11 @@ func (c *renderCmd) Run(s streams) error {
 		if c.Out == "" {
 			_, err = s.out.Write(text)
 		} else {
-			err = write(filepath.Join(c.Out, m.name+endings[c.Format]), text)
+			ending := endings[c.Format]
+			if c.JSON {
+				ending = ".json"
+			}
+			err = write(filepath.Join(c.Out, m.name+ending), text)
 		}
 		if err != nil {
 			return err
@@ -91,6 +100,9 @@ func (c *renderCmd) render(m modelServer) ([]byte, error) {
 	plan.Notes = slices.Concat(notes, plan.Notes, m.notes())
 	for i := range plan.Engines {
 		plan.Engines[i].Labels = m.labels(plan.Engines[i].Target.Endpoint.Role)
+	}
+	if c.JSON {
+		return plan.JSON()
 	}
 	switch c.Format {
 	case "compose":

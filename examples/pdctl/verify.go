@@ -97,7 +97,7 @@ func (c *verifyCmd) Run(s streams) error {
 	}
 	report, err := reuse.Verify(ctx, t, reuse.Options{Probes: c.Probes, Tokens: c.Tokens})
 	if err != nil {
-		return fmt.Errorf("nothing could be judged: %w", err)
+		return orInterrupted(ctx, fmt.Errorf("nothing could be judged: %w", err))
 	}
 	if c.JSON {
 		enc := json.NewEncoder(s.out)

@@ -4,22 +4,19 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net/http"
 	"os"
 	"os/signal"
-	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
-	"unicode"
+
+	"golang.org/x/term"
 )
 
 type watchCmd struct {
@@ -27,29 +24,29 @@ type watchCmd struct {
 	Every time.Duration `default:"1s" help:"How often to ask."`
 	Once  bool          `help:"Print one picture and end."`
 	JSON  bool          `name:"json" help:"Write what the gateway says, as JSON, one picture a line."`
-	Rows  int           `default:"20" help:"How many ended attempts to show."`
+	Rows  int           `default:"20" help:"${watch_rows}"`
 	Color string        `enum:"auto,always,never" default:"auto" help:"auto, always or never; auto heeds NO_COLOR."`
-
-	width int // of a timeline, in characters; tests use another
 }
 
 // picture is what the gateway's /debug/live/live.json says.
 type picture struct {
-	Time     time.Time `json:"time"`
-	Draining bool      `json:"draining"`
-	Models   []struct {
-		Model     string             `json:"model"`
-		Ready     bool               `json:"ready"`
-		Reason    string             `json:"reason"`
-		Connector string             `json:"connector"`
-		Phases    map[string]float64 `json:"phases"`
-		Totals    struct {
-			Served float64            `json:"served"`
-			Errors map[string]float64 `json:"errors"`
-		} `json:"totals"`
-		Endpoints []engineRow `json:"endpoints"`
-	} `json:"models"`
-	Requests []attempt `json:"requests"`
+	Time     time.Time  `json:"time"`
+	Draining bool       `json:"draining"`
+	Models   []modelRow `json:"models"`
+	Requests []attempt  `json:"requests"`
+}
+
+type modelRow struct {
+	Model     string             `json:"model"`
+	Ready     bool               `json:"ready"`
+	Reason    string             `json:"reason"`
+	Connector string             `json:"connector"`
+	Phases    map[string]float64 `json:"phases"`
+	Totals    struct {
+		Served float64            `json:"served"`
+		Errors map[string]float64 `json:"errors"`
+	} `json:"totals"`
+	Endpoints []engineRow `json:"endpoints"`
 }
 
 type engineRow struct {
@@ -90,28 +87,39 @@ func (c *watchCmd) Run(s streams) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	c.width = cmp.Or(c.width, 40)
-	var before *picture
+	live := !c.Once && !c.JSON && terminal(s.out)
+	opened := false
+	var before, last *picture
 	for {
 		raw, now, err := c.ask(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case err != nil && (c.Once || before == nil):
+		case err != nil && (c.Once || last == nil):
 			return err
-		case err != nil:
+		case err != nil && !live:
 			fmt.Fprintln(s.err, "pdctl:", err)
 		case c.JSON:
 			_, _ = s.out.Write(append(raw, '\n'))
-		default:
-			text := c.draw(now, before)
-			if !c.Once {
-				text = "\x1b[H\x1b[2J" + text
+		case live:
+			if !opened {
+				_, _ = io.WriteString(s.out, openScreen)
+				defer func() { _, _ = io.WriteString(s.out, closeScreen) }()
+				opened = true
 			}
-			_, _ = io.WriteString(s.out, text)
+			if now == nil { // the last picture stays, and its first line tells the error
+				_, _ = io.WriteString(s.out, onScreen(c.view(s.out).draw(last, before, err)))
+				break
+			}
+			_, _ = io.WriteString(s.out, onScreen(c.view(s.out).draw(now, last, nil)))
+		default:
+			if last != nil {
+				_, _ = io.WriteString(s.out, "\n")
+			}
+			_, _ = io.WriteString(s.out, strings.Join(c.view(s.out).draw(now, last, nil), "\n")+"\n")
 		}
 		if now != nil {
-			before = now
+			before, last = last, now
 		}
 		if c.Once {
 			return nil
@@ -122,6 +130,40 @@ func (c *watchCmd) Run(s streams) error {
 		case <-time.After(c.Every):
 		}
 	}
+}
+
+// The live view has the terminal's second screen, like less and top, and hides the cursor. It draws over the picture
+// before, line by line: an erased screen would flicker.
+const (
+	openScreen  = "\x1b[?1049h\x1b[?25l\x1b[H\x1b[2J"
+	closeScreen = "\x1b[?25h\x1b[?1049l"
+)
+
+func onScreen(lines []string) string {
+	return "\x1b[H" + strings.Join(lines, "\x1b[K\n") + "\x1b[K\x1b[J"
+}
+
+// view is how pictures are drawn on an output. A terminal may change its size at any time.
+func (c *watchCmd) view(out io.Writer) *view {
+	v := &view{width: 80, rows: c.Rows, colours: c.Color == "always"}
+	f, ok := out.(*os.File)
+	if !ok || !terminal(out) {
+		return v
+	}
+	if width, height, err := term.GetSize(int(f.Fd())); err == nil && width > 0 && height > 0 {
+		v.width, v.height = min(width, 120), height
+		if c.Once {
+			v.height = 0 // what does not fit scrolls
+		}
+	}
+	v.colours = v.colours || c.Color == "auto" && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+	return v
+}
+
+// terminal reports whether an output is one.
+func terminal(out io.Writer) bool {
+	f, ok := out.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
 }
 
 // ask fetches a picture, and its JSON on one line.
@@ -152,184 +194,4 @@ func (c *watchCmd) ask(ctx context.Context) ([]byte, *picture, error) {
 		return nil, nil, errors.New("the response is not that of a gateway's live view")
 	}
 	return line.Bytes(), now, nil
-}
-
-// plain makes a text from the network safe for a terminal, and at most n characters long.
-func plain(text string, n int) string {
-	runes := []rune(strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return '?'
-	}, text))
-	if len(runes) > n {
-		runes = append(runes[:n-1], '…')
-	}
-	return string(runes)
-}
-
-func (c *watchCmd) draw(now, before *picture) string {
-	var b strings.Builder
-	state := "ready"
-	if now.Draining {
-		state = "draining"
-	}
-	fmt.Fprintf(&b, "pdkit gateway  %s  %s UTC\n", state, now.Time.UTC().Format(time.TimeOnly))
-	for i := range now.Models {
-		c.model(&b, now, before, i)
-	}
-	var running, ended []attempt
-	longest := 1.0
-	for _, r := range now.Requests {
-		longest = max(longest, r.End)
-		if r.Running {
-			running = append(running, r)
-		} else {
-			ended = append(ended, r)
-		}
-	}
-	fmt.Fprintf(&b, "\n%s\n", c.paint("in flight", "1"))
-	c.requests(&b, running, longest, 5)
-	fmt.Fprintf(&b, "\n%s   %s\n", c.paint("ended", "1"), c.legend())
-	c.requests(&b, ended, longest, c.Rows)
-	return b.String()
-}
-
-func (c *watchCmd) model(b *strings.Builder, now, before *picture, i int) {
-	m := &now.Models[i]
-	state := c.paint("ready", "32")
-	if !m.Ready {
-		state = c.paint(plain(cmp.Or(m.Reason, "not ready"), 60), "31")
-	}
-	inFlight := 0.0
-	for _, n := range m.Phases {
-		inFlight += n
-	}
-	rate := "–"
-	if before != nil {
-		for _, old := range before.Models {
-			if seconds := now.Time.Sub(before.Time).Seconds(); old.Model == m.Model && seconds > 0 {
-				rate = fmt.Sprintf("%.1f/s", max(0, m.Totals.Served-old.Totals.Served)/seconds)
-			}
-		}
-	}
-	fmt.Fprintf(b, "\n%s  %s  %s   in flight %.0f   served %s\n", c.paint(cmp.Or(plain(m.Model, 40), "any model"), "1"),
-		plain(m.Connector, 30), state, inFlight, rate)
-	fmt.Fprintf(b, "  %-28s %-8s %-10s %8s %6s %6s %5s\n", "engine", "role", "state", "requests", "runs", "waits", "KV")
-	order := []string{"encode", "prefill", "both", "decode"}
-	list := slices.Clone(m.Endpoints)
-	slices.SortStableFunc(list, func(x, y engineRow) int {
-		return cmp.Or(cmp.Compare(slices.Index(order, x.Role), slices.Index(order, y.Role)), cmp.Compare(x.ID, y.ID))
-	})
-	for _, e := range list {
-		state, runs, waits, kv := fmt.Sprintf("%-10s", plain(e.Phase, 10)), "–", "–", "–"
-		if e.Healthy && e.Phase == "ready" {
-			state = c.paint(state, "32")
-		} else {
-			state = c.paint(state, "31")
-		}
-		if e.Engine != nil {
-			runs, waits = strconv.Itoa(e.Engine.Running), strconv.Itoa(e.Engine.Waiting)
-			kv = fmt.Sprintf("%.0f %%", 100*e.Engine.KVUsage)
-		}
-		fmt.Fprintf(b, "  %-28s %-8s %s %8d %6s %6s %5s\n", plain(e.ID, 28), plain(e.Role, 8), state, e.Load, runs,
-			waits, kv)
-	}
-	var failed []string
-	for _, code := range slices.Sorted(maps.Keys(m.Totals.Errors)) {
-		failed = append(failed, fmt.Sprintf("%s %.0f", plain(code, 30), m.Totals.Errors[code]))
-	}
-	if len(failed) > 0 {
-		fmt.Fprintf(b, "  failed attempts so far: %s\n", strings.Join(failed, ", "))
-	}
-}
-
-func (c *watchCmd) requests(b *strings.Builder, list []attempt, longest float64, most int) {
-	if len(list) == 0 {
-		b.WriteString("  none\n")
-	}
-	for _, r := range list[:min(len(list), most)] {
-		id := plain(r.RequestID, 20)
-		if r.Attempt > 1 {
-			id = plain(r.RequestID, 17) + fmt.Sprintf(" #%d", r.Attempt)
-		}
-		what := r.Mode
-		if r.Running {
-			what = r.Phase
-		}
-		word := fmt.Sprintf("%-16s", plain(cmp.Or(r.Error, what), 16))
-		if r.Error != "" {
-			word = c.paint(word, "31")
-		}
-		fmt.Fprintf(b, "  %-20s %s %s %9s\n", id, word, c.bar(&r, longest), took(r.End))
-	}
-	if more := len(list) - most; more > 0 {
-		fmt.Fprintf(b, "  and %d more\n", more)
-	}
-}
-
-func took(ms float64) string {
-	return time.Duration(ms * float64(time.Millisecond)).Round(time.Millisecond).String()
-}
-
-// parts of a timeline: a letter, so that it can be read without colours, and a colour.
-var parts = []struct{ letter, colour, name string }{
-	{".", "90", "waits"}, {"P", "34", "prefill"}, {"h", "35", "handoff"}, {"t", "33", "transfer and first token"},
-	{"s", "32", "stream"},
-}
-
-func (c *watchCmd) legend() string {
-	var all []string
-	for _, p := range parts {
-		all = append(all, c.paint(p.letter, p.colour)+" "+p.name)
-	}
-	return strings.Join(all, ", ")
-}
-
-// bar draws an attempt on the scale of the longest one.
-func (c *watchCmd) bar(r *attempt, longest float64) string {
-	at := func(t *float64, otherwise float64) float64 {
-		if t == nil {
-			return otherwise
-		}
-		return *t
-	}
-	decode := at(r.DecodeStart, r.End)
-	prefill := at(r.PrefillStart, decode)
-	handoff := at(r.PrefillEnd, decode)
-	decode = max(decode, handoff)
-	first := max(decode, at(r.FirstToken, r.End))
-	ends := []float64{prefill, handoff, decode, first, r.End}
-	if r.Running { // only its phase is known
-		now := max(0, slices.Index([]string{"pick", "prefill", "event", "decode", "stream"}, r.Phase))
-		for i := range ends {
-			ends[i] = 0
-			if i >= now {
-				ends[i] = r.End
-			}
-		}
-	}
-	var b strings.Builder
-	drawn := 0
-	for i, end := range ends {
-		until := min(c.width, int(end/longest*float64(c.width)+0.5))
-		if n := until - drawn; n > 0 {
-			b.WriteString(c.paint(strings.Repeat(parts[i].letter, n), parts[i].colour))
-			drawn = until
-		}
-	}
-	return b.String() + strings.Repeat(" ", c.width-drawn)
-}
-
-// paint colours a text where the terminal is to have colours.
-func (c *watchCmd) paint(text, colour string) string {
-	if c.Color == "never" || c.Color == "auto" && (os.Getenv("NO_COLOR") != "" || !terminal(os.Stdout)) {
-		return text
-	}
-	return "\x1b[" + colour + "m" + text + "\x1b[0m"
-}
-
-func terminal(f *os.File) bool {
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }

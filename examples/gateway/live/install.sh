@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
-# Installs Debian's Chromium, in which the tests of the live view open the page. Needs root, and nothing where it is
-# there already.
+# Installs Debian's packages for tests that look at what users see: Chromium, in which the live view is opened, and for
+# pdctl a terminal (tmux) and the shells that complete its command lines. Needs root, and nothing where all are there.
 set -euo pipefail
 
-if command -v chromium >/dev/null; then
-  echo "chromium: already there"
+missing=()
+for name in chromium tmux zsh fish; do
+  if command -v "$name" >/dev/null; then echo "$name: already there"; else missing+=("$name"); fi
+done
+if [ ${#missing[@]} = 0 ]; then
   exit 0
 fi
 if [ "$(id -u)" != 0 ]; then
-  echo "chromium: install Debian's package chromium, as root" >&2
+  echo "install Debian's packages ${missing[*]}, as root" >&2
   exit 1
 fi
 export DEBIAN_FRONTEND=noninteractive
-get() { apt-get -qq install -y --no-install-recommends chromium fonts-dejavu-core >/dev/null; }
+get() { apt-get -qq install -y --no-install-recommends fonts-dejavu-core "${missing[@]}" >/dev/null; }
 get || { apt-get -qq update && get; }
-chromium --version
+command -v "${missing[@]}"

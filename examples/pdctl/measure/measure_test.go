@@ -334,6 +334,18 @@ func TestAnEmptyReportIsDrawn(t *testing.T) {
 	assert.True(t, bytes.HasPrefix(picture.Bytes(), []byte("\x89PNG")))
 }
 
+func TestTicksAreRoundNumbers(t *testing.T) {
+	for most, want := range map[float64]string{1: "0.0 0.2 0.4 0.6 0.8 1.0", 100: "0 20 40 60 80 100",
+		262.5: "0 50 100 150 200 250",
+		0.03:  "0.000 0.005 0.010 0.015 0.020 0.025 0.030", 7300: "0 2000 4000 6000"} {
+		var labels []string
+		for _, tick := range ticks(0, most) {
+			labels = append(labels, tick.Label)
+		}
+		assert.Equal(t, want, strings.Join(labels, " "))
+	}
+}
+
 func TestOptionsThatMakeNoSense(t *testing.T) {
 	for want, o := range map[string]Options{
 		"one target, or two to compare":       {},

@@ -5,11 +5,14 @@ package measure
 import (
 	"image/color"
 	"io"
+	"math"
 	"slices"
+	"strconv"
 	"time"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/text"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 	"gonum.org/v1/plot/vg/vgimg"
@@ -67,6 +70,13 @@ func (r *Report) empty(title, x, y string) *plot.Plot {
 	p := plot.New()
 	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = title, x, y
 	p.Title.Padding = vg.Points(8)
+	for style, size := range map[*text.Style]vg.Length{&p.Title.TextStyle: 13, &p.X.Label.TextStyle: 10.5,
+		&p.Y.Label.TextStyle: 10.5, &p.X.Tick.Label: 10.5, &p.Y.Tick.Label: 10.5, &p.Legend.TextStyle: 10.5} {
+		style.Font.Variant, style.Font.Size, style.Color = "Sans", size, ink
+	}
+	p.X.Tick.Marker, p.Y.Tick.Marker = plot.TickerFunc(ticks), plot.TickerFunc(ticks)
+	p.X.Tick.Length, p.Y.Tick.Length = 0, 0
+	p.X.Padding, p.Y.Padding = 0, 0 // both axes begin in the corner
 	grid := plotter.NewGrid()
 	grid.Vertical.Color, grid.Horizontal.Color = faint, faint
 	p.Add(grid)
@@ -75,12 +85,27 @@ func (r *Report) empty(title, x, y string) *plot.Plot {
 	return p
 }
 
+// ticks marks three to six round numbers.
+func ticks(least, most float64) (all []plot.Tick) {
+	step := math.Pow(10, math.Floor(math.Log10((most-least)/5)))
+	for _, factor := range []float64{1, 2, 5, 10} {
+		if (most-least)/(factor*step) <= 6 {
+			step *= factor
+			break
+		}
+	}
+	decimals := max(0, int(-math.Floor(math.Log10(step))))
+	for i := math.Ceil(least / step); i*step <= most*(1+1e-9); i++ {
+		all = append(all, plot.Tick{Value: i * step, Label: strconv.FormatFloat(i*step, 'f', decimals, 64)})
+	}
+	return all
+}
+
 // distribution draws the share of times that are at most so long, by about 1,000 points.
 func (r *Report) distribution(title string, slo time.Duration, of func(*sample) []time.Duration) (*plot.Plot, error) {
 	p := r.empty(title, "ms", "% of them within")
 	p.Y.Max, p.X.Max = 100, 0
-	p.Legend.Top, p.Legend.Left = true, true // where no curve is, since times begin at 0
-	p.Legend.XOffs = vg.Points(6)
+	p.Legend.XOffs, p.Legend.YOffs = -vg.Points(6), vg.Points(6) // low at the right, where each curve is at 100 %
 	for i := range r.Targets {
 		var list []time.Duration
 		for j := range r.samples {
@@ -116,7 +141,7 @@ func (r *Report) mark(p *plot.Plot, slo time.Duration) error {
 	if slo <= 0 || ms(slo) > 3*p.X.Max {
 		return nil
 	}
-	p.X.Max = max(p.X.Max, 1.05*ms(slo))
+	p.X.Max = max(p.X.Max, 1.25*ms(slo)) // the line does not run into the legend
 	line, err := plotter.NewLine(plotter.XYs{{X: ms(slo), Y: 0}, {X: ms(slo), Y: 100}})
 	if err != nil {
 		return err
@@ -129,7 +154,7 @@ func (r *Report) mark(p *plot.Plot, slo time.Duration) error {
 
 // course draws each request's TTFT at its arrival.
 func (r *Report) course() (*plot.Plot, error) {
-	p := r.empty("Time to first token over the run", "s since the begin, by arrival", "ms")
+	p := r.empty("Time to first token over the run", "s since the start, by arrival", "ms")
 	for i := range r.Targets {
 		var points plotter.XYs
 		for j := range r.samples {

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
+	"unicode/utf8"
 )
 
 // Row is a line of the table: a value for each target, and their ratio.
@@ -135,19 +135,26 @@ func (r *Report) Text(w io.Writer) error {
 		fmt.Fprintln(&b, line)
 	}
 	fmt.Fprintln(&b)
-	table := tabwriter.NewWriter(&b, 0, 0, 3, ' ', tabwriter.AlignRight)
+	rows := r.Rows()
 	if len(r.Targets) > 1 {
-		fmt.Fprintf(table, "\t%s\t\n", strings.Join(r.Heads(), "\t"))
+		rows = slices.Insert(rows, 0, Row{Values: r.Heads()[:2], Ratio: r.Heads()[2]})
 	}
-	for _, line := range r.Rows() {
-		fmt.Fprintf(table, "%s\t%s\t", line.Name, strings.Join(line.Values, "\t"))
-		if len(r.Targets) > 1 {
-			fmt.Fprintf(table, "%s\t", line.Ratio)
+	var sizes [3]int // of the names, the values and the ratios
+	for _, line := range rows {
+		sizes[0], sizes[2] = max(sizes[0], len(line.Name)), max(sizes[2], utf8.RuneCountInString(line.Ratio))
+		for _, value := range line.Values {
+			sizes[1] = max(sizes[1], len(value))
 		}
-		fmt.Fprintln(table)
 	}
-	if err := table.Flush(); err != nil {
-		return err
+	for _, line := range rows {
+		fmt.Fprintf(&b, "%-*s", sizes[0], line.Name)
+		for _, value := range line.Values {
+			fmt.Fprintf(&b, "   %*s", sizes[1], value)
+		}
+		if line.Ratio != "" {
+			fmt.Fprintf(&b, "   %*s", sizes[2], line.Ratio)
+		}
+		fmt.Fprintln(&b)
 	}
 	fmt.Fprintln(&b)
 	for _, note := range r.Notes() {
