@@ -161,7 +161,7 @@ spec:
 	t.Run("gateway", func(t *testing.T) {
 		args := pod.run("gateway", "pdkit-gateway:test", "-config", "/etc/pdkit/gateway.yaml")
 		mount := []string{"run", "--volume", config + ":/etc/pdkit/gateway.yaml:ro"}
-		pod.drains(t, "gateway", append(mount, args[1:]...), nil)
+		pod.drains(t, "gateway", append(mount, args[1:]...), http.Header{})
 	})
 	t.Run("sidecar", func(t *testing.T) {
 		pod.drains(t, "sidecar", pod.run("sidecar", "pdkit-sidecar:test", "--port=0", "--secure-proxy=false",
