@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -137,6 +138,24 @@ func main() {
 		require.NoError(t, err)
 		assert.Equal(t, "examples/v0.2.0", string(image), "from the tag of the programs' module")
 		require.ErrorContains(t, r.writeFiles(t.Context(), t.Output(), folder, "v0.2.0"), "must be empty")
+	}
+}
+
+// The rehearsal installs what the pages tell users to install.
+func TestThePagesInstallTheProgramsThatAreRehearsed(t *testing.T) {
+	paths := regexp.MustCompile(`go install github\.com/pdkit/pdkit/([^@\s]+)@`)
+	for _, page := range []string{"README.md", "RELEASING.md"} {
+		text, err := os.ReadFile(filepath.Join("../..", page))
+		require.NoError(t, err)
+		var dirs []string
+		for _, found := range paths.FindAllSubmatch(text, -1) {
+			dirs = append(dirs, string(found[1]))
+		}
+		want := make([]string, 0, len(programs))
+		for _, p := range programs {
+			want = append(want, p.dir)
+		}
+		assert.Equal(t, want, dirs, page)
 	}
 }
 
