@@ -165,25 +165,22 @@ func (im *image) legacy(one v1.Image, b binary) (legacyImage, error) {
 
 // pack writes the files of a folder into a tar file, in the order of their names, all with the same time.
 func pack(file, folder string, modified time.Time) (err error) {
-	f, err := os.Create(file)
+	f, err := os.Create(file) //nolint:gosec // whoever runs the command names the folder
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	w := tar.NewWriter(f)
-	if err := filepath.WalkDir(folder, func(name string, d fs.DirEntry, err error) error {
+	tree := os.DirFS(folder)
+	if err := fs.WalkDir(tree, ".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
-		content, err := os.ReadFile(name)
+		content, err := fs.ReadFile(tree, name)
 		if err != nil {
 			return err
 		}
-		relative, err := filepath.Rel(folder, name)
-		if err != nil {
-			return err
-		}
-		return add(w, filepath.ToSlash(relative), 0o644, modified, content)
+		return add(w, name, 0o644, modified, content)
 	}); err != nil {
 		return err
 	}

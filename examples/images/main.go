@@ -98,7 +98,7 @@ func (o *order) run(ctx context.Context, stdout io.Writer, dir string) (err erro
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(o.out, 0o750); err != nil {
+	if err := os.MkdirAll(o.out, 0o750); err != nil { //nolint:gosec // whoever runs the command names the folder
 		return err
 	}
 	for _, p := range o.programs {

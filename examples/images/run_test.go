@@ -156,7 +156,7 @@ spec:
   model: tiny
   kvConnector: {type: nixl}
   discovery: {static: {endpoints: [{url: %q, role: prefill}, {url: %q, role: decode}]}}
-`, p, d), 0o644)) //nolint:gosec // the container's user must be able to read it
+`, p, d), 0o644)) // for the container's user
 
 	t.Run("gateway", func(t *testing.T) {
 		args := pod.run("gateway", "pdkit-gateway:test", "-config", "/etc/pdkit/gateway.yaml")
