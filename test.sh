@@ -10,9 +10,9 @@
 #   staticcheck
 #   lint        golangci-lint, see .golangci.yml
 #   vulnerable  govulncheck: no vulnerability that is known today is reachable from any module
-#   release     a release in a clone of HEAD, whose modules and programs are then got as users get them: some minutes
-#               the first time
-#   servers     gets the servers and clients that tests talk to (CoreDNS, Kubernetes, Envoy, Prometheus, Chromium,
+#   release     a release in a clone of HEAD, whose modules and programs are then got as users get them, and whose
+#               container images and checksums are made: some minutes the first time
+#   servers     gets the servers and clients that tests talk to (CoreDNS, Kubernetes, Envoy, Prometheus, Chromium, podman,
 #               tmux and shells, and the client libraries of examples/clients), once: some minutes (only with -real)
 #   race        all tests of all modules, with the race detector, in random order; transport and pdflow over net/http's
 #               client, too
@@ -132,7 +132,7 @@ step_servers() {
   local script
   # pyzmq and msgspec, with which engines send notices and announce themselves; client libraries; servers
   for script in connector/lmcachepd/testdata examples/clients examples/gateway/prometheus \
-    examples/gateway/live discovery/dns/testdata discovery/kubernetes/testdata extproc/testdata; do
+    examples/gateway/live examples/images discovery/dns/testdata discovery/kubernetes/testdata extproc/testdata; do
     "$script/install.sh" || { echo "$script/install.sh failed" >&2; return 1; }
   done
 }

@@ -36,7 +36,7 @@ func (n *namespace) helm(args ...string) string {
 // all of them, and from the one to the other by an upgrade.
 func TestTheChart(t *testing.T) {
 	n := newNamespace(t)
-	least := []string{"--set", "image.repository=registry.example/pdkit-gateway"}
+	var least []string // the image is then the one that examples/images makes
 	all := []string{"-f", "testdata/chart/all.yaml"}
 	for _, values := range [][]string{least, all} {
 		assert.Contains(t, n.helm(append([]string{"lint", "--strict", "chart"}, values...)...), "0 chart(s) failed")
@@ -80,7 +80,7 @@ func TestTheChartsRoute(t *testing.T) {
 	require.NoError(t, err)
 	n.Apply(t, n.Admin(), definition, n.name)
 	route := n.helm("template", "pd", "chart", "-s", "templates/network.yaml", "--set",
-		"image.repository=x,httpRoute.enabled=true,httpRoute.parentRefs[0].name=public,httpRoute.hostnames[0]=llm.test")
+		"httpRoute.enabled=true,httpRoute.parentRefs[0].name=public,httpRoute.hostnames[0]=llm.test")
 	require.Contains(t, route, "kind: HTTPRoute")
 	n.apply(route)
 }
@@ -101,7 +101,7 @@ func TestTheChartsRightsAreTheManifests(t *testing.T) {
 	}
 	manifest, err := os.ReadFile(manifests + "rbac.yaml")
 	require.NoError(t, err)
-	rendered := newNamespace(t).helm("template", "pd", "chart", "--set", "image.repository=x", "-s",
+	rendered := newNamespace(t).helm("template", "pd", "chart", "-s",
 		"templates/gateway.yaml")
 	assert.Equal(t, rules(string(manifest)), rules(rendered))
 }

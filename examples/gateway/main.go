@@ -19,6 +19,8 @@ import (
 	"os/signal"
 	"runtime"
 	"syscall"
+
+	_ "golang.org/x/crypto/x509roots/fallback" // authorities where the system has none, as in an image
 )
 
 const (

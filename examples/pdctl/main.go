@@ -16,6 +16,7 @@ import (
 
 	"github.com/alecthomas/kong"
 	"github.com/willabides/kongplete"
+	_ "golang.org/x/crypto/x509roots/fallback" // authorities where the system has none, as in an image
 
 	_ "github.com/pdkit/pdkit/connector/all"
 )

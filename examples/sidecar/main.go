@@ -22,6 +22,8 @@ import (
 	"syscall"
 	"time"
 
+	_ "golang.org/x/crypto/x509roots/fallback" // authorities where the system has none, as in an image
+
 	_ "github.com/pdkit/pdkit/connector/all" // the connectors that a flag may name
 	"github.com/pdkit/pdkit/examples/otlp"
 )

@@ -6,7 +6,8 @@
 //
 //	go run ./internal/release         rehearses: nothing outside the temporary folder changes
 //	go run ./internal/release -keep   and takes the commits and tags over into this repository if everything passed
-//	go run ./internal/release -sbom FOLDER   and writes what each module is built from (CycloneDX) there
+//	go run ./internal/release -out FOLDER   and leaves the release's files there: container images, what each module
+//	                                        is built from (CycloneDX), and checksums
 //
 // It runs git and go, is run from the root of the repository, and never pushes.
 package main
@@ -29,10 +30,10 @@ import (
 
 func main() {
 	keep := flag.Bool("keep", false, "take the commits and tags over if everything passed")
-	sbom := flag.String("sbom", "", "write the list of parts of each module to this folder")
+	files := flag.String("out", "", "leave container images, lists of parts and checksums in this `FOLDER`")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	err := run(ctx, os.Stdout, ".", *sbom, *keep)
+	err := run(ctx, os.Stdout, ".", *files, *keep)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "release:", err)
@@ -40,9 +41,9 @@ func main() {
 	}
 }
 
-// run rehearses the release of the version that the repository states, writes the lists of parts unless sbom is "", and
-// with keep takes the release over.
-func run(ctx context.Context, out io.Writer, source, sbom string, keep bool) (err error) {
+// run rehearses the release of the version that the repository states, leaves its files in a folder unless files is "",
+// and with keep takes the release over.
+func run(ctx context.Context, out io.Writer, source, files string, keep bool) (err error) {
 	version, err := statedVersion(source)
 	if err != nil {
 		return err
@@ -71,10 +72,11 @@ func run(ctx context.Context, out io.Writer, source, sbom string, keep bool) (er
 	if err := r.rehearse(ctx, out, version); err != nil {
 		return err
 	}
-	if sbom != "" {
-		if err := r.writeSBOMs(ctx, sbom, version); err != nil {
-			return err
-		}
+	if files == "" {
+		files = filepath.Join(temp, "files")
+	}
+	if err := r.writeFiles(ctx, out, files, version); err != nil {
+		return err
 	}
 	if !keep {
 		return nil

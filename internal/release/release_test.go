@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -96,6 +97,66 @@ func TestReleasedModulesCanBeHadAndInstalled(t *testing.T) {
 	require.NoError(t, err, "go.sum holds the sums that the go command finds")
 	assert.Equal(t, began, git(t, source, "rev-parse", "HEAD"), "a rehearsal leaves the repository alone")
 	assert.Empty(t, git(t, source, "tag"))
+}
+
+// The images are those of a stand-in for examples/images, which is a module of other dependencies.
+func TestAReleaseHasFilesWithChecksums(t *testing.T) {
+	const imagesMain = `package main
+
+import ("flag"; "os"; "time")
+
+func main() {
+	out, ref := flag.String("out", "", ""), flag.String("ref", "", "")
+	flag.Parse()
+	text := *ref
+	if SECOND { text = time.Now().String() }
+	if os.MkdirAll(*out, 0o750) != nil || os.WriteFile(*out + "/a.tar", []byte(text), 0o600) != nil { os.Exit(1) }
+}
+`
+	for second, want := range map[string]string{"false": "", "true": "gives other images the second time"} {
+		files := maps.Clone(sample)
+		files["go.work"] = "go 1.26.0\n\nuse (\n\t.\n\t./examples\n)\n"
+		files["examples/go.mod"] = "module github.com/pdkit/sample/examples\n\ngo 1.26.0\n"
+		files["examples/images/main.go"] = strings.Replace(imagesMain, "SECOND", second, 1)
+		r, err := clone(t.Context(), makeRepo(t, files), t.TempDir(), false)
+		require.NoError(t, err)
+		folder := filepath.Join(t.TempDir(), "files")
+		err = r.writeFiles(t.Context(), t.Output(), folder, "v0.2.0")
+		if want != "" {
+			require.ErrorContains(t, err, want)
+			continue
+		}
+		require.NoError(t, err)
+		text, err := os.ReadFile(filepath.Join(folder, sumsFile))
+		require.NoError(t, err)
+		var names []string
+		for line := range strings.Lines(string(text)) {
+			names = append(names, strings.Fields(line)[1])
+		}
+		assert.Equal(t, []string{"a.tar", "examples-v0.2.0.cdx.json", "v0.2.0.cdx.json"}, names)
+		image, err := os.ReadFile(filepath.Join(folder, "a.tar"))
+		require.NoError(t, err)
+		assert.Equal(t, "examples/v0.2.0", string(image), "from the tag of the programs' module")
+		require.ErrorContains(t, r.writeFiles(t.Context(), t.Output(), folder, "v0.2.0"), "must be empty")
+	}
+}
+
+// The rehearsal installs what the pages tell users to install.
+func TestThePagesInstallTheProgramsThatAreRehearsed(t *testing.T) {
+	paths := regexp.MustCompile(`go install github\.com/pdkit/pdkit/([^@\s]+)@`)
+	for _, page := range []string{"README.md", "RELEASING.md"} {
+		text, err := os.ReadFile(filepath.Join("../..", page))
+		require.NoError(t, err)
+		var dirs []string
+		for _, found := range paths.FindAllSubmatch(text, -1) {
+			dirs = append(dirs, string(found[1]))
+		}
+		want := make([]string, 0, len(programs))
+		for _, p := range programs {
+			want = append(want, p.dir)
+		}
+		assert.Equal(t, want, dirs, page)
+	}
 }
 
 // What a tag on the tree between releases would be worth.

@@ -26,9 +26,6 @@ func newComponent(path, version string) component {
 // writeSBOMs writes for each module of the release which modules its packages are built from, as CycloneDX, into a
 // folder. Modules that only tests or other systems need are not parts of it.
 func (r *repo) writeSBOMs(ctx context.Context, folder, version string) error {
-	if err := os.MkdirAll(folder, 0o750); err != nil {
-		return err
-	}
 	for _, m := range r.modules {
 		if !r.published(m) {
 			continue
