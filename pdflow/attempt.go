@@ -247,7 +247,7 @@ func (a *attempt) end(e *Error) {
 	a.cancel(cause)
 	a.bg.Wait()
 	a.leavePrefill()
-	a.unblock()
+	a.unblocked = !a.out.PrefillRuns && a.unblock(&a.out.Prefill)
 	defer a.held.release()
 	if a.done != nil {
 		_ = a.guard(LegDecode, "event", func() error { a.done(asError(e)); return nil })

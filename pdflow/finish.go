@@ -167,6 +167,9 @@ func (l *ownLeg) ended() {
 	}
 	f, e := l.a.f, l.out.Err
 	f.tel.ranOn.Add(l.a.x.client, 1, f.tel.set(labels{code: codeLabel(e)}).add...)
+	if l.a.unblock(&l.out) {
+		e = nil // D refused first, and nothing waits for this prefill any more
+	}
 	if e != nil && f.traits.Orphans && l.a.sent {
 		f.tel.orphaned(l.a)
 	}

@@ -34,18 +34,18 @@ func (a *attempt) release(refused *connector.Leg) {
 }
 
 // unblock ends what P waits for after both engines have refused a request (connector.Traits.RefusalHolds): it has P
-// compute two tokens under the name of the request's transfer.
-func (a *attempt) unblock() {
-	p, d := &a.out.Prefill, &a.out.Decode
-	if a.own == nil || a.out.PrefillRuns || p.Status/100 != 4 || d.Status/100 != 4 || !a.refusalHolds(d.Err) {
-		return
+// compute two tokens under the name of the request's transfer, and reports whether P did. p is P's leg, which may have
+// been refused after the attempt was over.
+func (a *attempt) unblock(p *LegOutcome) bool {
+	d := &a.out.Decode
+	if a.own == nil || p.Status/100 != 4 || d.Status/100 != 4 || !a.refusalHolds(d.Err) {
+		return false
 	}
-	ctx, stop := a.f.briefly(a.x.base) // the attempt's own is over
+	ctx, stop := a.f.briefly(context.WithoutCancel(a.x.base)) // P waits, also where the client has left
 	defer stop()
 	leg := connector.NewLeg(a.x.req)
-	if a.guard(LegPrefill, "cleanup", func() error { return a.f.conn.Prefill(ctx, a.s, leg) }) == nil {
-		a.unblocked = a.aside(ctx, a.s.Prefill, leg, `{"prompt":[0,0],"max_tokens":1,"min_tokens":1,`) == http.StatusOK
-	}
+	return a.guard(LegPrefill, "cleanup", func() error { return a.f.conn.Prefill(ctx, a.s, leg) }) == nil &&
+		a.aside(ctx, a.s.Prefill, leg, `{"prompt":[0,0],"max_tokens":1,"min_tokens":1,`) == http.StatusOK
 }
 
 // refusalHolds reports whether decode's refusal has P wait for a prefill. It has not if D could not parse the body.

@@ -122,6 +122,32 @@ func TestRequestsThatBothEnginesRefuseHoldNothing(t *testing.T) {
 	assert.NoError(t, x.d.CheckKV())
 }
 
+// The same where P is busy and refuses long after D, when the client has its response: P's leg has run on until then.
+func TestRequestsThatPRefusesLateHoldNothing(t *testing.T) {
+	x := newRig(t, map[string]string{"num_workers": "2"})
+	x.p.Inject(enginesim.Fault{Kind: enginesim.FaultDelay, Leg: enginesim.LegPrefill, Delay: 300 * time.Millisecond,
+		Count: 10})
+	long := fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":4}`, strings.Repeat("too long ", 20000))
+	var wg sync.WaitGroup
+	for range 10 {
+		wg.Go(func() {
+			_, err := x.do(connector.APICompletions, long)
+			assert.ErrorIs(t, err, pdflow.CodeDecodeRejected)
+		})
+	}
+	wg.Wait()
+	for _, o := range x.ended() {
+		assert.True(t, o.PrefillRuns)
+	}
+	ctx, stop := context.WithTimeout(t.Context(), 5*time.Second)
+	defer stop()
+	require.NoError(t, x.flow.Shutdown(ctx)) // waits for what P is given to let go
+	require.Eventually(t, func() bool { return x.p.Stats().PinnedBlocks == 0 }, 5*time.Second, time.Millisecond)
+	assert.EqualValues(t, 10, x.p.Stats().Finished)
+	assert.NoError(t, x.p.CheckKV())
+	assert.NoError(t, x.d.CheckKV())
+}
+
 // Of a body that D cannot parse P hears nothing, so it gets no other prompt, whose blocks nobody would read.
 func TestBodiesThatNoEngineParsesHoldNothing(t *testing.T) {
 	x := newRig(t, map[string]string{"num_workers": "2"})
