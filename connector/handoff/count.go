@@ -54,6 +54,9 @@ func (r *reader) list(depth int) bool {
 	if r.take(']') {
 		return true
 	}
+	if depth == 1 {
+		r.plain()
+	}
 	for {
 		if depth > 1 && !r.list(depth-1) || depth == 1 && !r.number() {
 			return false
@@ -65,6 +68,22 @@ func (r *reader) list(depth int) bool {
 			return false
 		}
 	}
+}
+
+// plain reads numbers of up to 18 digits that have a comma right behind them: as engines write lists, that is all but the
+// last one. A prompt of 1 MB has some 16,000 of them. It stops before whatever else comes.
+func (r *reader) plain() {
+	b, at, n := r.b, r.at, r.n
+	for i := at; i < len(b); i++ {
+		if b[i]-'0' <= 9 {
+			continue
+		}
+		if digits := i - at; b[i] != ',' || digits == 0 || digits > 18 || digits > 1 && b[at] == '0' {
+			break
+		}
+		at, n = i+1, n+1
+	}
+	r.at, r.n = at, n
 }
 
 func (r *reader) number() bool {

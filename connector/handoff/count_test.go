@@ -25,7 +25,9 @@ func TestCount(t *testing.T) {
 		{"[1.0]", 1, 0, false}, {"[1e2]", 1, 0, false}, {"[1,]", 1, 0, false}, {"[1 2]", 1, 0, false},
 		{"[1]]", 1, 0, false}, {"[1", 1, 0, false},
 		{"", 1, 0, false}, {"null", 1, 0, false}, {`["1"]`, 1, 0, false}, {"[null]", 1, 0, false},
-		{"[1]\x00", 1, 0, false},
+		{"[1]\x00", 1, 0, false}, {"[1,,2]", 1, 0, false}, {"[,1]", 1, 0, false}, {"[00,1]", 1, 0, false},
+		{"[1,02,3]", 1, 0, false}, {"[999999999999999999,9223372036854775807,1]", 1, 3, true},
+		{"[9223372036854775808,1]", 1, 0, false}, {"[1,2 ,3, 4]", 1, 4, true}, {"[1,2", 1, 0, false},
 		{"[1]", 0, 0, false}, {"[[[[[1]]]]]", 5, 0, false},
 	} {
 		n, ok := count([]byte(k.raw), k.depth)
@@ -70,4 +72,19 @@ func slow(raw string) (n int, ok bool) {
 		}
 	}
 	return n, true
+}
+
+// BenchmarkCount is the handoff of a prompt of 1 MB.
+func BenchmarkCount(b *testing.B) {
+	raw := []byte("[[")
+	for id := range 16384 {
+		raw = strconv.AppendInt(append(raw, ','), int64(10000+id), 10)
+	}
+	raw = append(append(raw[:2], raw[3:]...), "]]"...)
+	b.SetBytes(int64(len(raw)))
+	for b.Loop() {
+		if n, ok := count(raw, 2); !ok || n != 16384 {
+			b.Fatal(n, ok)
+		}
+	}
 }
