@@ -70,8 +70,8 @@ func (r *reader) list(depth int) bool {
 	}
 }
 
-// plain reads numbers of up to 18 digits that have a comma right behind them: as engines write lists, that is all but the
-// last one. A prompt of 1 MB has some 16,000 of them. It stops before whatever else comes.
+// plain reads numbers of up to 18 digits that have a comma right behind them. As engines write lists, that is all but
+// the last one. A prompt of 1 MB has some 16,000 of them. plain stops before whatever else comes.
 func (r *reader) plain() {
 	b, at, n := r.b, r.at, r.n
 	for i := at; i < len(b); i++ {
