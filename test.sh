@@ -21,7 +21,7 @@
 #   reliability examples/reliability, short: 60 s of chaos, a soak of some seconds, 500 slow streams at a time; the page
 #               of faults is as the code does, and overload within its bounds
 #   bench       what each request runs through, against the commit before (internal/hotpaths); examples/bench, short: all
-#               responses checked, no figure beyond twice its target
+#               responses checked, no figure beyond 2.5 times its target
 #   install     real engines into .engines, once: some minutes and 3 GB (only with -real)
 #   real        examples/engines proves reuse with them, plays the faults and rescues streams (only with -real): nixl,
 #               lmcache and sglang, and of the other connectors those to which the day of the year turns; with -real-all,

@@ -31,13 +31,14 @@ type Request struct {
 // spare is memory for what nearly every request needs once it is parsed, in one allocation with it: one attempt and its
 // two legs. Each piece is given out once, since who gets one may keep it.
 type spare struct {
-	session        Session
-	legs           [2]Leg
-	sessions, used atomic.Int32 // given out, or asked for
+	session Session
+	given   atomic.Bool // session
+	legs    [2]Leg
+	used    [2]atomic.Bool // the same of legs, one by one
 }
 
 func (s *spare) newSession() *Session {
-	if s != nil && s.sessions.Add(1) == 1 {
+	if s != nil && s.given.CompareAndSwap(false, true) {
 		return &s.session
 	}
 	return new(Session)
@@ -45,8 +46,10 @@ func (s *spare) newSession() *Session {
 
 func (s *spare) newLeg() *Leg {
 	if s != nil {
-		if n := int(s.used.Add(1)); n <= len(s.legs) {
-			return &s.legs[n-1]
+		for i := range s.legs {
+			if s.used[i].CompareAndSwap(false, true) {
+				return &s.legs[i]
+			}
 		}
 	}
 	return new(Leg)

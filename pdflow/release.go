@@ -33,6 +33,10 @@ func (a *attempt) release(refused *connector.Leg) {
 	}
 }
 
+// unblockLimit is how long P may take for the two tokens where Timeouts.Cleanup has no limit. The attempt's end, or a
+// shutdown, waits for them.
+const unblockLimit = 5 * time.Second
+
 // unblock ends what P waits for after both engines have refused a request (connector.Traits.RefusalHolds): it has P
 // compute two tokens under the name of the request's transfer, and reports whether P did. p is P's leg, which may have
 // been refused after the attempt was over.
@@ -41,7 +45,11 @@ func (a *attempt) unblock(p *LegOutcome) bool {
 	if a.own == nil || p.Status/100 != 4 || d.Status/100 != 4 || !a.refusalHolds(d.Err) {
 		return false
 	}
-	ctx, stop := a.f.briefly(context.WithoutCancel(a.x.base)) // P waits, also where the client has left
+	limit := a.f.limits.Cleanup
+	if limit <= 0 {
+		limit = unblockLimit
+	}
+	ctx, stop := context.WithTimeout(context.WithoutCancel(a.x.base), limit) // P waits, also where the client has left
 	defer stop()
 	leg := connector.NewLeg(a.x.req)
 	return a.guard(LegPrefill, "cleanup", func() error { return a.f.conn.Prefill(ctx, a.s, leg) }) == nil &&

@@ -57,6 +57,9 @@ func (r *report) findings() []finding {
 	return list
 }
 
+// farBeyond is from how many times its target on a figure fails a short run.
+const farBeyond = 2.5
+
 // verdict returns an error if a response was wrong and, in a short run, whose figures nobody reads, if a figure is far
 // beyond its target.
 func (r *report) verdict(p pace) error {
@@ -68,8 +71,9 @@ func (r *report) verdict(p pace) error {
 		return errors.Join(append(errs, r.calibrated(p))...)
 	}
 	for _, f := range r.findings() {
-		if p.quick && f.value > 2*f.target {
-			errs = append(errs, fmt.Errorf("%s: %.4g is more than twice the target %.4g", f.name, f.value, f.target))
+		if p.quick && f.value > farBeyond*f.target {
+			errs = append(errs, fmt.Errorf("%s: %.4g is more than %.3g times the target %.4g", f.name, f.value, farBeyond,
+				f.target))
 		}
 	}
 	return errors.Join(errs...)

@@ -41,21 +41,22 @@ type scenario struct {
 	rate     float64 // requests per second; 0: each client sends its next request when it has a response
 }
 
-// scenarios are the loads. Their targets are what the project promises about speed.
+// scenarios are the loads. Their targets are what the project aims at; docs/performance.md says what is in the way of
+// those that are missed.
 var scenarios = []scenario{
-	{name: "2 KB, 16 clients", size: 2 << 10, clients: 16, target: 1.15},
-	{name: "2 KB, 1 client", size: 2 << 10, clients: 1, target: 1.15},
-	{name: "2 KB, 64 clients", size: 2 << 10, clients: 64, target: 1.15},
-	{name: "16 KB, 16 clients", size: 16 << 10, clients: 16, target: 1.10},
-	{name: "128 KB, 16 clients", size: 128 << 10, clients: 16, target: 1.10},
-	{name: "1 MB, 8 clients", size: 1 << 20, clients: 8, target: 1.10},
+	{name: "2 KB, 16 clients", size: 2 << 10, clients: 16, target: 0.90},
+	{name: "2 KB, 1 client", size: 2 << 10, clients: 1, target: 1.00},
+	{name: "2 KB, 64 clients", size: 2 << 10, clients: 64, target: 0.90},
+	{name: "16 KB, 16 clients", size: 16 << 10, clients: 16, target: 0.90},
+	{name: "128 KB, 16 clients", size: 128 << 10, clients: 16, target: 0.90},
+	{name: "1 MB, 8 clients", size: 1 << 20, clients: 8, target: 0.95},
 	{name: "SSE chunk, coalesced (20 per write, 16 streams)", size: 2 << 10, clients: 16, stream: true,
-		perWrite: 20, chunks: 10_000, target: 1.05},
+		perWrite: 20, chunks: 10_000, target: 0.95},
 	{name: "SSE chunk, paced (128 streams, one per 20 ms)", size: 2 << 10, clients: 128, stream: true,
 		// most of the time goes into waking an idle CPU: slices differ by a quarter
-		perWrite: 1, interval: 20 * time.Millisecond, target: 1.05, noisy: 3},
+		perWrite: 1, interval: 20 * time.Millisecond, target: 0.85, noisy: 3},
 	{name: "SSE chunk, slow (1,000 streams, one per 500 ms)", size: 2 << 10, clients: 1000, stream: true,
-		perWrite: 1, interval: 500 * time.Millisecond, target: 1.10, noisy: 3, long: true},
+		perWrite: 1, interval: 500 * time.Millisecond, target: 0.85, noisy: 3, long: true},
 }
 
 // halfLoad is measured at half the rate that the gateway reaches when its clients wait for nothing but responses. Its
@@ -64,9 +65,9 @@ var halfLoad = scenario{name: "TTFT at half load", size: 2 << 10, clients: 64, s
 
 // Targets that are not ratios to minimal.
 const (
-	targetStreamBytes = 70 << 10
+	targetStreamBytes = 45 << 10
 	targetStart       = 50 * time.Millisecond
-	targetEndpoints   = 1.10
+	targetEndpoints   = 1.03
 	streamsOpen       = 1000
 )
 
