@@ -72,8 +72,8 @@ func (r *report) verdict(p pace) error {
 	}
 	for _, f := range r.findings() {
 		if p.quick && f.value > farBeyond*f.target {
-			errs = append(errs, fmt.Errorf("%s: %.4g is more than %.3g times the target %.4g", f.name, f.value, farBeyond,
-				f.target))
+			errs = append(errs, fmt.Errorf("%s: %.4g is more than %.3g times the target %.4g", f.name, f.value,
+				farBeyond, f.target))
 		}
 	}
 	return errors.Join(errs...)
