@@ -48,8 +48,8 @@ func TestTheTutorial(t *testing.T) {
 			_, err := os.Stat(filepath.Join("../..", regexp.MustCompile(`examples/\S+`).FindString(command)))
 			assert.NoError(t, err)
 			continue
-		case command == "go run ./examples/gateway -config tutorial.yaml":
-			g = start(t, ports.Replace(config), "-listen", "127.0.0.1:0", "-admin", "127.0.0.1:0")
+		case command == "go run ./examples/gateway -config tutorial.yaml -inspect 1s":
+			g = start(t, ports.Replace(config), "-inspect", "1s", "-listen", "127.0.0.1:0", "-admin", "127.0.0.1:0")
 			ports = strings.NewReplacer("http://127.0.0.1:8000", g.client, "http://127.0.0.1:9000", g.admin)
 			continue
 		}

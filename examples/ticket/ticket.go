@@ -27,7 +27,7 @@ type Connector struct{}
 // New returns the connector.
 func New() Connector { return Connector{} }
 
-// Traits declares the protocol. A client's own ticket is stripped. A ticket that P gave more than 25 s ago is not used.
+// Traits declares the protocol. A client's own ticket is stripped. A ticket is used until 5 s before its lease ends.
 func (Connector) Traits() connector.Traits {
 	return connector.Traits{Name: "ticket", Members: []string{member}, Handoff: connector.Handoff{Header: header},
 		Lease: 30 * time.Second}
