@@ -196,20 +196,3 @@ func TestWrongCommandLines(t *testing.T) {
 	require.NoError(t, err)
 	require.ErrorContains(t, o.run(t.Context(), io.Discard, makeRepo(t)), "nothing^{commit}")
 }
-
-// The manifests name the image of the version that is stated, so that what is built from its tag is what they run.
-func TestTheManifestsNameTheImage(t *testing.T) {
-	read := func(name string) string {
-		text, err := os.ReadFile(filepath.Join("../..", name))
-		require.NoError(t, err)
-		return string(text)
-	}
-	_, version, found := strings.Cut(read("pdflow/flow.go"), "\nconst version = \"")
-	require.True(t, found)
-	version, _, _ = strings.Cut(version, "\"")
-	im := image{program: programs[0]}
-	assert.Contains(t, read("examples/gateway/kubernetes.yaml"), "image: "+im.name()+":"+version+"\n")
-	assert.Contains(t, read("examples/gateway/chart/values.yaml"), "image: {repository: "+im.name()+`, tag: "",`)
-	assert.Contains(t, read("examples/gateway/chart/Chart.yaml"), "\nappVersion: "+version+"\n")
-	assert.Contains(t, read("examples/gateway/chart/Chart.yaml"), "\nversion: "+version+"\n")
-}

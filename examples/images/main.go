@@ -5,7 +5,7 @@
 //
 //	go run ./examples/images                       HEAD, for linux/amd64 and linux/arm64
 //	go run ./examples/images -arch amd64 gateway   one program for one architecture, which is faster
-//	go run ./examples/images -ref examples/v0.1.0  a release
+//	go run ./examples/images -ref examples/vX.Y.Z  a release
 //
 // It builds from a clone of the commit, so changes that are not committed are not in the image, and the same commit
 // gives the same bytes with the same Go release. It needs git and go. README.md beside this file says what is in an

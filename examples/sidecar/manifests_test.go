@@ -175,7 +175,7 @@ func TestTheOverlayForLLMDChangesTheSidecarAlone(t *testing.T) {
 	assert.Equal(t, []string{"../guide", "prefillers.yaml"}, k.Resources)
 	require.Len(t, k.Patches, 1)
 	before, after := guide(), overlaid(t, k.Patches[0].Path)
-	assert.Equal(t, "pdkit-sidecar:v0.1.0", container(t, after.InitContainers, "routing-proxy").Image)
+	assert.Equal(t, "pdkit-sidecar:0.1.0", container(t, after.InitContainers, "routing-proxy").Image)
 	was, is := before.InitContainers[0], after.InitContainers[0]
 	was.Image, was.Args, is.Image, is.Args = "", nil, "", nil
 	assert.Equal(t, was, is)
@@ -260,7 +260,7 @@ func TestTheConfigurationForKServeChangesTheProgramAlone(t *testing.T) {
 	for _, tls := range []bool{true, false} {
 		before, after := preset(tls), configured(t, tls)
 		was, is := before.InitContainers[0], after.InitContainers[0]
-		assert.Equal(t, "pdkit-sidecar:v0.1.0", is.Image)
+		assert.Equal(t, "pdkit-sidecar:0.1.0", is.Image)
 		want, problem := parse(t, env, was.Command[1:]...)
 		require.Empty(t, problem)
 		got, problem := parse(t, env, is.Command[1:]...)
