@@ -161,6 +161,7 @@ func TestTheManifestForLLMDFitsItsScheduler(t *testing.T) {
 	}
 	decode := decodeOfLLMD(t)
 	side := container(t, decode.InitContainers, "routing-proxy")
+	assert.Empty(t, side.ImagePullPolicy, "an image with a tag other than latest is pulled if the node lacks it")
 	prefill := get[*appsv1.Deployment](t, m, "Deployment prefill").Spec.Template.Spec.Containers[0]
 	assert.Equal(t, pool.TargetPorts[0].Number, side.Ports[0].ContainerPort)
 	assert.Equal(t, pool.TargetPorts[0].Number, prefill.Ports[0].ContainerPort)
@@ -177,12 +178,40 @@ func TestTheOverlayForLLMDChangesTheSidecarAlone(t *testing.T) {
 	before, after := guide(), overlaid(t, k.Patches[0].Path)
 	assert.Equal(t, "pdkit-sidecar:0.1.0", container(t, after.InitContainers, "routing-proxy").Image)
 	was, is := before.InitContainers[0], after.InitContainers[0]
+	assert.Equal(t, corev1.PullIfNotPresent, is.ImagePullPolicy, "an image that was loaded into the nodes counts")
 	was.Image, was.Args, is.Image, is.Args = "", nil, "", nil
+	was.ImagePullPolicy, is.ImagePullPolicy = "", ""
 	assert.Equal(t, was, is)
 	assert.Equal(t, before.Containers, after.Containers)
 	s := get[*corev1.Service](t, readManifest(t, "llm-d-overlay/prefillers.yaml"), "Service prefillers")
 	assert.Equal(t, corev1.ClusterIPNone, s.Spec.ClusterIP)
 	assert.True(t, s.Spec.PublishNotReadyAddresses)
+}
+
+// The patch in README.md for a LeaderWorkerSet, whose object is not read here, changes what the overlay changes.
+func TestThePatchForALeaderWorkerSetIsThatOfTheOverlay(t *testing.T) {
+	text, err := os.ReadFile("README.md")
+	require.NoError(t, err)
+	_, block, found := strings.Cut(string(text), "```yaml\n")
+	require.True(t, found)
+	block, _, _ = strings.Cut(block, "```")
+	var k struct{ Patches []struct{ Patch string } }
+	require.NoError(t, yaml.Unmarshal([]byte(block), &k))
+	require.Len(t, k.Patches, 1)
+	var operations []struct{ Op, Path, Value string }
+	require.NoError(t, yaml.UnmarshalStrict([]byte(k.Patches[0].Patch), &operations))
+	got := map[string]string{}
+	for _, o := range operations {
+		field, below := strings.CutPrefix(o.Path, "/spec/leaderWorkerTemplate/workerTemplate/spec/initContainers/0/")
+		assert.True(t, below, o.Path)
+		got[o.Op+" "+field] = o.Value
+	}
+	want := container(t, overlaid(t, "sidecar.yaml").InitContainers, "routing-proxy")
+	assert.Equal(t, map[string]string{
+		"replace image":       want.Image,
+		"add imagePullPolicy": string(want.ImagePullPolicy), // whether there is one or not
+		"add args/-":          "--prefillers-dns=prefillers:8000-8007",
+	}, got)
 }
 
 // guide is what the decode pods of llm-d's guides have (the sources are in the manifests), as far as it matters here.
@@ -231,7 +260,8 @@ func preset(tls bool) *corev1.PodSpec {
 	}
 	return &corev1.PodSpec{
 		InitContainers: []corev1.Container{{
-			Name: "llm-d-routing-sidecar", Image: "llm-d", RestartPolicy: &always,
+			Name: "llm-d-routing-sidecar", Image: "llm-d", ImagePullPolicy: corev1.PullIfNotPresent,
+			RestartPolicy: &always,
 			Command: append([]string{"/app/pd-sidecar"}, arguments.args...),
 			Ports:   []corev1.ContainerPort{{ContainerPort: 8000}},
 			Env: []corev1.EnvVar{
