@@ -4,6 +4,7 @@ package main
 
 import (
 	"archive/tar"
+	"crypto/sha256"
 	"encoding/json"
 	"io"
 	"os"
@@ -154,12 +155,37 @@ func TestTheSameCommitGivesTheSameBytes(t *testing.T) {
 	git(t, repo, "add", "--all")
 	git(t, repo, "commit", "--quiet", "--message", "Later")
 	require.NoError(t, os.WriteFile(filepath.Join(repo, "examples/gateway/main.go"), []byte("nothing"), 0o600))
+	for name, value := range map[string]string{"GOAMD64": "v3", "GOARM64": "v9.0", "GOEXPERIMENT": "jsonv2",
+		"GOFLAGS": "-tags=other -buildvcs=false", "GOFIPS140": "v1.0.0", "GOWORK": "nothing"} {
+		t.Setenv(name, value)
+	}
 	second := makeImages(t, repo, "-ref", "examples/v0.2.0", "gateway")
 	want, err := os.ReadFile(filepath.Join(first, "pdkit-gateway-0.2.0.tar"))
 	require.NoError(t, err)
 	got, err := os.ReadFile(filepath.Join(second, "pdkit-gateway-0.2.0.tar"))
 	require.NoError(t, err)
-	assert.Equal(t, want, got, "whatever the clone's folder, the time, later commits and changes without one")
+	assert.Equal(t, sha256.Sum256(want), sha256.Sum256(got),
+		"whatever the clone's folder, the time, later commits, changes without one and the go command's settings")
+}
+
+// A file of `go env -w` may say whence modules come. What it says of the program does not count.
+func TestSettingsOfTheGoCommandCountForDownloadsAlone(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "env")
+	require.NoError(t, os.WriteFile(file, []byte("GOPROXY=https://proxy.example\nGONOSUMDB=corp.example\n"+
+		"GOAMD64=v3\nGOEXPERIMENT=jsonv2\nGOFLAGS=-modcacherw -tags=other\n"), 0o600))
+	for _, name := range []string{"GOPROXY", "GONOSUMDB", "GOPRIVATE", "GOAMD64", "GOEXPERIMENT", "GOFLAGS"} {
+		t.Setenv(name, "")
+	}
+	t.Setenv("GOENV", file)
+	t.Setenv("GOTMPDIR", filepath.Dir(file))
+	env, err := buildEnv(t.Context(), ".", "arm64")
+	require.NoError(t, err)
+	for _, want := range []string{"GOENV=off", "GOPROXY=https://proxy.example", "GONOSUMDB=corp.example",
+		"GOTMPDIR=" + filepath.Dir(file), "GOAMD64=v1", "GOEXPERIMENT=", "GOARCH=arm64",
+		"GOFLAGS=-modcacherw", // else the module cache that a release makes for itself could not be removed
+	} {
+		assert.Contains(t, env, want)
+	}
 }
 
 // Docker's own store knows no index: each architecture has a tag, or the only one has the image's.

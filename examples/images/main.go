@@ -16,6 +16,7 @@ import (
 	"bytes"
 	"context"
 	"debug/buildinfo"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -148,12 +149,46 @@ type binary struct {
 	committed         time.Time
 }
 
+// kept are the settings of the go command that say whence modules come and where it keeps them and what it has built.
+var kept = []string{"GOPROXY", "GONOPROXY", "GOPRIVATE", "GOSUMDB", "GONOSUMDB", "GOINSECURE", "GOAUTH", "GOVCS",
+	"GOTOOLCHAIN", "GOPATH", "GOMODCACHE", "GOCACHE", "GOCACHEPROG", "GOTMPDIR"}
+
+// buildEnv returns the environment of a build in dir. Of what the user has set, in the environment or with `go env -w`,
+// it has what is kept. The rest could change the program, and the same commit is to give the same bytes everywhere.
+func buildEnv(ctx context.Context, dir, arch string) ([]string, error) {
+	out, err := command(ctx, dir, []string{"GOWORK=off"}, "go", append([]string{"env", "-json", "GOFLAGS"}, kept...)...)
+	if err != nil {
+		return nil, err
+	}
+	var have map[string]string
+	if err := json.Unmarshal([]byte(out), &have); err != nil {
+		return nil, err
+	}
+	env := []string{
+		// Without go.work: at the tags of a release the other modules are those of the release.
+		"GOENV=off", "GOWORK=off", "GO111MODULE=", "CGO_ENABLED=0", "GOOS=linux", "GOARCH=" + arch,
+		"GOAMD64=v1", "GOARM64=v8.0", "GOEXPERIMENT=", "GOFIPS140=off",
+	}
+	flags := "GOFLAGS="
+	if slices.Contains(strings.Fields(have["GOFLAGS"]), "-modcacherw") { // it says how modules are kept, too
+		flags += "-modcacherw"
+	}
+	env = append(env, flags)
+	for _, name := range kept {
+		env = append(env, name+"="+have[name])
+	}
+	return env, nil
+}
+
 // compile builds a program of the clone into a static file.
 func compile(ctx context.Context, clone, program, arch, file string) (binary, error) {
-	// Without go.work: at the tags of a release the other modules are those of the release.
-	env := []string{"GOWORK=off", "CGO_ENABLED=0", "GOOS=linux", "GOARCH=" + arch}
-	if _, err := command(ctx, filepath.Join(clone, "examples"), env, "go", "build", "-trimpath", "-buildvcs=true",
-		"-ldflags=-s -w", "-o", file, "./"+program); err != nil {
+	dir := filepath.Join(clone, "examples")
+	env, err := buildEnv(ctx, dir, arch)
+	if err != nil {
+		return binary{}, err
+	}
+	if _, err := command(ctx, dir, env, "go", "build", "-trimpath", "-buildvcs=true", "-ldflags=-s -w", "-o", file,
+		"./"+program); err != nil {
 		return binary{}, err
 	}
 	info, err := buildinfo.ReadFile(file)
