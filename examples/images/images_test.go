@@ -214,9 +214,19 @@ func TestDockersOlderStoreFindsItsImages(t *testing.T) {
 }
 
 func TestWrongCommandLines(t *testing.T) {
-	for _, args := range [][]string{{"gatway"}, {"gateway", "gateway"}, {"-push"}} {
-		_, err := parse(args, io.Discard)
-		require.Error(t, err, "%v", args)
+	for args, want := range map[string]string{
+		"gatway": "each once", "gateway gateway": "each once", "-push": "not defined",
+		"-tag a/b": "letters, digits", "-tag ../../x": "letters, digits", "-tag ..": "letters, digits",
+		"-tag v1:2": "letters, digits", "-tag -x": "letters, digits", "-tag " + strings.Repeat("x", 129): "at most 128",
+		"-arch=": "amd64, arm64, or both", "-arch amd64,": "amd64, arm64, or both",
+		"-arch x86_64": "amd64, arm64, or both", "-arch amd64,amd64": "each once",
+	} {
+		_, err := parse(strings.Fields(args), io.Discard)
+		require.ErrorContains(t, err, want, "%v", args)
+	}
+	for _, tag := range []string{"0.1.0", "v0.1.0-rc.1", "_mine", strings.Repeat("x", 128)} {
+		_, err := parse([]string{"-tag", tag, "-arch", "arm64,amd64"}, io.Discard)
+		require.NoError(t, err, tag)
 	}
 	o, err := parse([]string{"-ref", "nothing", "-out", t.TempDir()}, io.Discard)
 	require.NoError(t, err)

@@ -25,6 +25,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -65,6 +66,10 @@ func main() {
 	}
 }
 
+// goodTag is a tag of the OCI distribution specification 1.1 (spec.md, "Pulling manifests"). It is part of the name of
+// a file, too, and has no slash.
+var goodTag = regexp.MustCompile(`^[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}$`)
+
 func parse(args []string, stderr io.Writer) (*order, error) {
 	fs := flag.NewFlagSet("images", flag.ContinueOnError)
 	fs.SetOutput(stderr)
@@ -72,11 +77,20 @@ func parse(args []string, stderr io.Writer) (*order, error) {
 	fs.StringVar(&o.ref, "ref", "HEAD", "the `COMMIT`, or its tag or branch, that is built")
 	fs.StringVar(&o.out, "out", ".", "the `FOLDER` for the files")
 	fs.StringVar(&o.tag, "tag", "", "the images' `TAG`; by default the version")
-	archs := fs.String("arch", "amd64,arm64", "the architectures, a `LIST` with commas")
+	archs := fs.String("arch", "amd64,arm64", "the architectures: amd64, arm64, or both as a `LIST` with a comma")
 	if err := fs.Parse(args); err != nil {
 		return nil, err
 	}
+	if o.tag != "" && !goodTag.MatchString(o.tag) {
+		return nil, fmt.Errorf("-tag %q: a tag is at most 128 letters, digits, _, . and -, and begins with none of the "+
+			"last two, such as 0.1.0", o.tag)
+	}
 	o.archs = strings.Split(*archs, ",")
+	for i, arch := range o.archs {
+		if arch != "amd64" && arch != "arm64" || slices.Contains(o.archs[:i], arch) {
+			return nil, fmt.Errorf("-arch %q: architectures are amd64, arm64, or both with a comma, each once", *archs)
+		}
+	}
 	for _, p := range programs {
 		if fs.NArg() == 0 || slices.Contains(fs.Args(), p.name) {
 			o.programs = append(o.programs, p)
