@@ -144,6 +144,16 @@ func checkLayer(t *testing.T, img v1.Image, name string) {
 	assert.Equal(t, int64(0o555), h.Mode)
 	assert.Zero(t, h.Uid, "root's, so that the program cannot change its own file")
 	assert.Equal(t, committedAt, h.ModTime.UTC().Format(time.RFC3339))
+	for _, want := range map[string][]tar.Header{"sidecar": { // KServe's preset runs llm-d's program by its path
+		{Typeflag: tar.TypeDir, Name: "app/", Mode: 0o755},
+		{Typeflag: tar.TypeSymlink, Name: "app/pd-sidecar", Linkname: "../sidecar", Mode: 0o777},
+	}}[name] {
+		h, err = r.Next()
+		require.NoError(t, err)
+		assert.Equal(t, committedAt, h.ModTime.UTC().Format(time.RFC3339))
+		assert.Equal(t, want, tar.Header{Typeflag: h.Typeflag, Name: h.Name, Linkname: h.Linkname, Mode: h.Mode,
+			Uid: h.Uid, Gid: h.Gid})
+	}
 	_, err = r.Next()
 	assert.Equal(t, io.EOF, err, "nothing else")
 }

@@ -31,16 +31,21 @@ import (
 	"time"
 )
 
-// programs are those that have images: packages of the module examples, and the ports of their defaults.
+// programs are those that have images: packages of the module examples.
 var programs = []program{
-	{"gateway", "gateway for prefill/decode-disaggregated LLM serving", []string{"8000/tcp", "9000/tcp"}},
-	{"sidecar", "sidecar of decode engines for prefill/decode-disaggregated LLM serving", []string{"8000/tcp"}},
-	{"pdctl", "tool for operators of prefill/decode-disaggregated LLM serving", nil},
+	{name: "gateway", description: "gateway for prefill/decode-disaggregated LLM serving",
+		ports: []string{"8000/tcp", "9000/tcp"}},
+	{name: "sidecar", description: "sidecar of decode engines for prefill/decode-disaggregated LLM serving",
+		ports: []string{"8000/tcp"}, link: "app/pd-sidecar"},
+	{name: "pdctl", description: "tool for operators of prefill/decode-disaggregated LLM serving"},
 }
 
 type program struct {
 	name, description string
-	ports             []string
+	ports             []string // of its defaults
+	// link is "", or a second path in a folder, which leads to the program. Through the sidecar's, KServe's preset, whose
+	// command is llm-d's, runs it (kserve/kserve@aaac4e2, config/llmisvcconfig/config-llm-decode-template.yaml).
+	link string
 }
 
 // order is what the command line asks for.

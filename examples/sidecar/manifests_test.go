@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"text/template"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -262,8 +261,8 @@ func preset(tls bool) *corev1.PodSpec {
 		InitContainers: []corev1.Container{{
 			Name: "llm-d-routing-sidecar", Image: "llm-d", ImagePullPolicy: corev1.PullIfNotPresent,
 			RestartPolicy: &always,
-			Command: append([]string{"/app/pd-sidecar"}, arguments.args...),
-			Ports:   []corev1.ContainerPort{{ContainerPort: 8000}},
+			Command:       append([]string{"/app/pd-sidecar"}, arguments.args...),
+			Ports:         []corev1.ContainerPort{{ContainerPort: 8000}},
 			Env: []corev1.EnvVar{
 				{Name: "INFERENCE_POOL_NAMESPACE", ValueFrom: &corev1.EnvVarSource{
 					FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.namespace"}}},
@@ -282,22 +281,16 @@ func preset(tls bool) *corev1.PodSpec {
 }
 
 // KServe's controller merges the preset, the configurations of baseRefs and the service, in this order. The sidecar
-// gets another image and another form of the same command line. All else stays the preset's.
-func TestTheConfigurationForKServeChangesTheProgramAlone(t *testing.T) {
-	env := func(name string) string {
-		return map[string]string{"INFERENCE_POOL_NAMESPACE": "ns", "INFERENCE_POOL_NAME": "pool"}[name]
-	}
+// gets another image, in which the preset's command is pdkit's sidecar (examples/images). All else stays the preset's.
+func TestTheConfigurationForKServeChangesTheImageAlone(t *testing.T) {
 	for _, tls := range []bool{true, false} {
 		before, after := preset(tls), configured(t, tls)
 		was, is := before.InitContainers[0], after.InitContainers[0]
 		assert.Equal(t, "pdkit-sidecar:0.1.0", is.Image)
-		want, problem := parse(t, env, was.Command[1:]...)
-		require.Empty(t, problem)
-		got, problem := parse(t, env, is.Command[1:]...)
-		require.Empty(t, problem)
-		assert.Equal(t, want, got, "TLS: %t", tls)
-		was.Image, was.Command, is.Image, is.Command = "", nil, "", nil
-		assert.Equal(t, was, is)
+		assert.Equal(t, "/app/pd-sidecar", is.Command[0], "the image's link")
+		assert.NotEqual(t, corev1.PullAlways, is.ImagePullPolicy, "an image that was loaded into the nodes counts")
+		was.Image, is.Image = "", ""
+		assert.Equal(t, was, is, "TLS: %t", tls)
 		require.Len(t, after.InitContainers, 1)
 		require.Len(t, after.Containers, 1)
 		assert.Equal(t, before.Containers[0].LivenessProbe, after.Containers[0].LivenessProbe)
@@ -314,14 +307,6 @@ func configured(t *testing.T, tls bool) *corev1.PodSpec {
 	pod := preset(tls)
 	for _, name := range []string{"LLMInferenceServiceConfig pdkit-sidecar", "LLMInferenceService qwen"} {
 		pod = merged(t, pod, get[*llmService](t, m, name).Spec.Template)
-	}
-	command := pod.InitContainers[0].Command
-	for i, arg := range command { // pkg/controller/v1alpha2/llmisvc/config_merge.go, ReplaceVariables
-		filled, err := template.New("").Option("missingkey=error").Parse(arg)
-		require.NoError(t, err)
-		var text strings.Builder
-		require.NoError(t, filled.Execute(&text, map[string]any{"GlobalConfig": map[string]any{"EnableTLS": tls}}))
-		command[i] = text.String()
 	}
 	return pod
 }
