@@ -225,7 +225,7 @@ func TestDockersOlderStoreFindsItsImages(t *testing.T) {
 
 func TestWrongCommandLines(t *testing.T) {
 	for args, want := range map[string]string{
-		"gatway": "each once", "gateway gateway": "each once", "-push": "not defined",
+		"gatway": "each once", "pdctl gateway pdctl": "each once", "-push": "not defined",
 		"-tag a/b": "letters, digits", "-tag ../../x": "letters, digits", "-tag ..": "letters, digits",
 		"-tag v1:2": "letters, digits", "-tag -x": "letters, digits", "-tag " + strings.Repeat("x", 129): "at most 128",
 		"-arch=": "amd64, arm64, or both", "-arch amd64,": "amd64, arm64, or both",

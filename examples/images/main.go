@@ -43,8 +43,8 @@ var programs = []program{
 type program struct {
 	name, description string
 	ports             []string // of its defaults
-	// link is "", or a second path in a folder, which leads to the program. Through the sidecar's, KServe's preset, whose
-	// command is llm-d's, runs it (kserve/kserve@aaac4e2, config/llmisvcconfig/config-llm-decode-template.yaml).
+	// link is "", or a second path in a folder, which leads to the program. KServe's preset runs llm-d's sidecar by the
+	// path that pdkit's has here (kserve/kserve@aaac4e2, config/llmisvcconfig/config-llm-decode-template.yaml).
 	link string
 }
 
@@ -87,8 +87,8 @@ func parse(args []string, stderr io.Writer) (*order, error) {
 		return nil, err
 	}
 	if o.tag != "" && !goodTag.MatchString(o.tag) {
-		return nil, fmt.Errorf("-tag %q: a tag is at most 128 letters, digits, _, . and -, and begins with none of the "+
-			"last two, such as 0.1.0", o.tag)
+		return nil, fmt.Errorf("-tag %q: a tag is at most 128 letters, digits, _, . and -, and begins with neither "+
+			". nor -, such as 0.1.0", o.tag)
 	}
 	o.archs = strings.Split(*archs, ",")
 	for i, arch := range o.archs {

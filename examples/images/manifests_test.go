@@ -29,7 +29,9 @@ func TestTheManifestsNameTheImage(t *testing.T) {
 		im := image{program: p}
 		for _, name := range manifests[p.name] {
 			line := "image: " + im.name() + ":" + version + "\n"
-			assert.True(t, strings.Contains(read(t, name), line), "%s has no %s", name, line)
+			if !strings.Contains(read(t, name), line) {
+				t.Errorf("%s has no %s", name, line)
+			}
 		}
 	}
 	const chart = "examples/gateway/chart/"
@@ -40,8 +42,8 @@ func TestTheManifestsNameTheImage(t *testing.T) {
 
 var (
 	// mention finds a version in the name of an image, of its file or of a tag.
-	mention = regexp.MustCompile(
-		`(?:pdkit-(?:gateway|sidecar|pdctl)[:-]|\.tar:|-tag |examples/(?:(?:gateway|sidecar|pdctl)@)?v)(v?\d+\.\d+\.\d+)`)
+	mention = regexp.MustCompile(`(?:pdkit-(?:gateway|sidecar|pdctl)[:-]|\.tar:|-tag |` +
+		`examples/(?:(?:gateway|sidecar|pdctl)@)?v)(v?\d+\.\d+\.\d+)`)
 	// making finds the commands of a page that make images.
 	making = regexp.MustCompile("go run \\./examples/images([^`\n]*)")
 )
@@ -52,7 +54,9 @@ func TestThePagesMakeTheImageOfTheManifests(t *testing.T) {
 	version := released(t)
 	releasing := read(t, "RELEASING.md")
 	named := func(name string) {
-		assert.True(t, strings.Contains(releasing, "`"+name+"`"), "RELEASING.md does not name %s", name)
+		if !strings.Contains(releasing, "`"+name+"`") {
+			t.Errorf("RELEASING.md does not name %s", name)
+		}
 	}
 	named("examples/gateway/chart/Chart.yaml")
 	require.NoError(t, fs.WalkDir(os.DirFS("../.."), ".", func(name string, d fs.DirEntry, err error) error {
