@@ -11,6 +11,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"time"
 
@@ -95,7 +96,7 @@ func (im *image) write(file, folder string) (v1.Hash, error) {
 	return digest, pack(file, folder, im.binaries[0].committed)
 }
 
-// of returns the image of one architecture: a single file, as root's, and how to run it.
+// of returns the image of one architecture: the program as root's file, and how to run it.
 func (im *image) of(b binary) (v1.Image, error) {
 	content, err := im.layer(b)
 	if err != nil {
@@ -137,8 +138,21 @@ func (im *image) layer(b binary) ([]byte, error) {
 	}
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)
-	err = add(w, im.program.name, 0o555, b.committed, content)
-	return out.Bytes(), errors.Join(err, w.Close())
+	if err := add(w, tar.Header{Name: im.program.name, Mode: 0o555, ModTime: b.committed}, content); err != nil {
+		return nil, err
+	}
+	if im.link != "" {
+		for _, h := range []tar.Header{
+			{Typeflag: tar.TypeDir, Name: path.Dir(im.link) + "/", Mode: 0o755, ModTime: b.committed},
+			{Typeflag: tar.TypeSymlink, Name: im.link, Linkname: "../" + im.program.name, Mode: 0o777,
+				ModTime: b.committed},
+		} {
+			if err := add(w, h, nil); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return out.Bytes(), w.Close()
 }
 
 // legacyImage is an entry of manifest.json, by which `docker load` finds images where Docker keeps them by itself. Such
@@ -180,17 +194,17 @@ func pack(file, folder string, modified time.Time) (err error) {
 		if err != nil {
 			return err
 		}
-		return add(w, name, 0o644, modified, content)
+		return add(w, tar.Header{Name: name, Mode: 0o644, ModTime: modified}, content)
 	}); err != nil {
 		return err
 	}
 	return w.Close()
 }
 
-// add writes one file, with nothing in its header that depends on the machine.
-func add(w *tar.Writer, name string, mode int64, modified time.Time, content []byte) error {
-	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: mode, Size: int64(len(content)),
-		ModTime: modified, Format: tar.FormatPAX}); err != nil {
+// add writes one entry, by default a file, with nothing in its header that depends on the machine.
+func add(w *tar.Writer, h tar.Header, content []byte) error {
+	h.Size, h.Format = int64(len(content)), tar.FormatPAX
+	if err := w.WriteHeader(&h); err != nil {
 		return err
 	}
 	_, err := w.Write(content)

@@ -5,7 +5,7 @@
 //
 //	go run ./examples/images                       HEAD, for linux/amd64 and linux/arm64
 //	go run ./examples/images -arch amd64 gateway   one program for one architecture, which is faster
-//	go run ./examples/images -ref examples/v0.1.0  a release
+//	go run ./examples/images -ref examples/vX.Y.Z  a release
 //
 // It builds from a clone of the commit, so changes that are not committed are not in the image, and the same commit
 // gives the same bytes with the same Go release. It needs git and go. README.md beside this file says what is in an
@@ -16,6 +16,7 @@ import (
 	"bytes"
 	"context"
 	"debug/buildinfo"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -24,21 +25,27 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
 )
 
-// programs are those that have images: packages of the module examples, and the ports of their defaults.
+// programs are those that have images: packages of the module examples.
 var programs = []program{
-	{"gateway", "gateway for prefill/decode-disaggregated LLM serving", []string{"8000/tcp", "9000/tcp"}},
-	{"sidecar", "sidecar of decode engines for prefill/decode-disaggregated LLM serving", []string{"8000/tcp"}},
-	{"pdctl", "tool for operators of prefill/decode-disaggregated LLM serving", nil},
+	{name: "gateway", description: "gateway for prefill/decode-disaggregated LLM serving",
+		ports: []string{"8000/tcp", "9000/tcp"}},
+	{name: "sidecar", description: "sidecar of decode engines for prefill/decode-disaggregated LLM serving",
+		ports: []string{"8000/tcp"}, link: "app/pd-sidecar"},
+	{name: "pdctl", description: "tool for operators of prefill/decode-disaggregated LLM serving"},
 }
 
 type program struct {
 	name, description string
-	ports             []string
+	ports             []string // of its defaults
+	// link is "", or a second path in a folder, which leads to the program. KServe's preset runs llm-d's sidecar by the
+	// path that pdkit's has here (kserve/kserve@aaac4e2, config/llmisvcconfig/config-llm-decode-template.yaml).
+	link string
 }
 
 // order is what the command line asks for.
@@ -64,6 +71,10 @@ func main() {
 	}
 }
 
+// goodTag is a tag of the OCI distribution specification 1.1 (spec.md, "Pulling manifests"). It is part of the name of
+// a file, too, and has no slash.
+var goodTag = regexp.MustCompile(`^[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}$`)
+
 func parse(args []string, stderr io.Writer) (*order, error) {
 	fs := flag.NewFlagSet("images", flag.ContinueOnError)
 	fs.SetOutput(stderr)
@@ -71,11 +82,20 @@ func parse(args []string, stderr io.Writer) (*order, error) {
 	fs.StringVar(&o.ref, "ref", "HEAD", "the `COMMIT`, or its tag or branch, that is built")
 	fs.StringVar(&o.out, "out", ".", "the `FOLDER` for the files")
 	fs.StringVar(&o.tag, "tag", "", "the images' `TAG`; by default the version")
-	archs := fs.String("arch", "amd64,arm64", "the architectures, a `LIST` with commas")
+	archs := fs.String("arch", "amd64,arm64", "the architectures: amd64, arm64, or both as a `LIST` with a comma")
 	if err := fs.Parse(args); err != nil {
 		return nil, err
 	}
+	if o.tag != "" && !goodTag.MatchString(o.tag) {
+		return nil, fmt.Errorf("-tag %q: a tag is at most 128 letters, digits, _, . and -, and begins with neither "+
+			". nor -, such as 0.1.0", o.tag)
+	}
 	o.archs = strings.Split(*archs, ",")
+	for i, arch := range o.archs {
+		if arch != "amd64" && arch != "arm64" || slices.Contains(o.archs[:i], arch) {
+			return nil, fmt.Errorf("-arch %q: architectures are amd64, arm64, or both with a comma, each once", *archs)
+		}
+	}
 	for _, p := range programs {
 		if fs.NArg() == 0 || slices.Contains(fs.Args(), p.name) {
 			o.programs = append(o.programs, p)
@@ -148,12 +168,46 @@ type binary struct {
 	committed         time.Time
 }
 
+// kept are the settings of the go command that say whence modules come and where it keeps them and what it has built.
+var kept = []string{"GOPROXY", "GONOPROXY", "GOPRIVATE", "GOSUMDB", "GONOSUMDB", "GOINSECURE", "GOAUTH", "GOVCS",
+	"GOTOOLCHAIN", "GOPATH", "GOMODCACHE", "GOCACHE", "GOCACHEPROG", "GOTMPDIR"}
+
+// buildEnv returns the environment of a build in dir. Of what the user has set, in the environment or with `go env -w`,
+// it has what is kept. The rest could change the program, and the same commit is to give the same bytes everywhere.
+func buildEnv(ctx context.Context, dir, arch string) ([]string, error) {
+	out, err := command(ctx, dir, []string{"GOWORK=off"}, "go", append([]string{"env", "-json", "GOFLAGS"}, kept...)...)
+	if err != nil {
+		return nil, err
+	}
+	var have map[string]string
+	if err := json.Unmarshal([]byte(out), &have); err != nil {
+		return nil, err
+	}
+	env := []string{
+		// Without go.work: at the tags of a release the other modules are those of the release.
+		"GOENV=off", "GOWORK=off", "GO111MODULE=", "CGO_ENABLED=0", "GOOS=linux", "GOARCH=" + arch,
+		"GOAMD64=v1", "GOARM64=v8.0", "GOEXPERIMENT=", "GOFIPS140=off",
+	}
+	flags := "GOFLAGS="
+	if slices.Contains(strings.Fields(have["GOFLAGS"]), "-modcacherw") { // it says how modules are kept, too
+		flags += "-modcacherw"
+	}
+	env = append(env, flags)
+	for _, name := range kept {
+		env = append(env, name+"="+have[name])
+	}
+	return env, nil
+}
+
 // compile builds a program of the clone into a static file.
 func compile(ctx context.Context, clone, program, arch, file string) (binary, error) {
-	// Without go.work: at the tags of a release the other modules are those of the release.
-	env := []string{"GOWORK=off", "CGO_ENABLED=0", "GOOS=linux", "GOARCH=" + arch}
-	if _, err := command(ctx, filepath.Join(clone, "examples"), env, "go", "build", "-trimpath", "-buildvcs=true",
-		"-ldflags=-s -w", "-o", file, "./"+program); err != nil {
+	dir := filepath.Join(clone, "examples")
+	env, err := buildEnv(ctx, dir, arch)
+	if err != nil {
+		return binary{}, err
+	}
+	if _, err := command(ctx, dir, env, "go", "build", "-trimpath", "-buildvcs=true", "-ldflags=-s -w", "-o", file,
+		"./"+program); err != nil {
 		return binary{}, err
 	}
 	info, err := buildinfo.ReadFile(file)

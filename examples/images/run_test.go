@@ -167,6 +167,11 @@ spec:
 		pod.drains(t, "sidecar", pod.run("sidecar", "pdkit-sidecar:test", "--port=0", "--secure-proxy=false",
 			"--model-server-port="+d.Port(), "--prefillers="+p.Host), http.Header{"X-Prefiller-Host-Port": {p.Host}})
 	})
+	t.Run("sidecar by the path of llm-d's", func(t *testing.T) {
+		args := pod.run("sidecar", "pdkit-sidecar:test", "-h")
+		assert.Contains(t, pod.output(t, append([]string{"run", "--entrypoint", "/app/pd-sidecar"}, args[1:]...)...),
+			"model-server-port")
+	})
 	t.Run("pdctl", func(t *testing.T) {
 		assert.Contains(t, pod.output(t, pod.run("pdctl", "pdkit-pdctl:test", "--help")...), "render")
 	})

@@ -81,7 +81,8 @@ func (x *decodePod) start(program string, local map[string]string, env []string,
 	x.t.Helper()
 	var pairs []string
 	for flag, port := range map[string]int32{"--port=": x.sidecar.Ports[0].ContainerPort,
-		"--model-server-port=": x.spec.Containers[0].Ports[0].ContainerPort} {
+		"--model-server-port=": x.spec.Containers[0].Ports[0].ContainerPort,
+		"--vllm-port=":         x.spec.Containers[0].Ports[0].ContainerPort} {
 		pairs = append(pairs, flag+strconv.Itoa(int(port)), flag+x.ports[int(port)])
 	}
 	for from, to := range local {
