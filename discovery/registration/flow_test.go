@@ -27,6 +27,7 @@ import (
 	"github.com/pdkit/pdkit/connector/p2pnccl"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/registration"
+	"github.com/pdkit/pdkit/internal/freeport"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 	"github.com/pdkit/pdkit/pdflow/pick"
@@ -98,6 +99,14 @@ func (f *fleet) join(role string) *member {
 // joinAt is join at addresses, of which "" is any.
 func (f *fleet) joinAt(role, listen, side string) *member {
 	f.t.Helper()
+	// Not at ports that the system gives to connections, too: one might have the port when an engine comes back to it.
+	for _, address := range []*string{&listen, &side} {
+		if *address == "" {
+			port, err := freeport.One()
+			require.NoError(f.t, err)
+			*address = "127.0.0.1:" + port
+		}
+	}
 	config := f.config
 	config.Listen, config.SideChannel = listen, side
 	config.KVRole = map[string]string{"P": enginesim.RoleProducer, "D": enginesim.RoleConsumer}[role]
