@@ -30,7 +30,7 @@ func checkDrawing(t *testing.T, w watcher, from time.Time) {
 	for _, row := range dashboard {
 		assert.Contains(t, string(page), ">"+html.EscapeString(row.title)+"</h2>")
 		for _, p := range row.panels {
-			assert.Contains(t, string(page), `class="title" x="14" y="22">`+html.EscapeString(p.title)+"</text>")
+			assert.Contains(t, string(page), `class="title" x="14" y="20">`+html.EscapeString(p.title)+"</text>")
 		}
 	}
 	assert.Greater(t, strings.Count(string(page), ` d="M`), 20, "curves")
@@ -38,7 +38,7 @@ func checkDrawing(t *testing.T, w watcher, from time.Time) {
 }
 
 // The picture in docs/runbook.md: the dashboard's file, drawn with the series of a minute and a half in which much
-// happens. The test below draws the same page in every run, with less to see.
+// happens. TestAlertsAndTheDashboardOfARealPrometheus draws the same page in every run, with less to see.
 func TestTheDashboardsPicture(t *testing.T) {
 	if os.Getenv("PDKIT_UPDATE") == "" {
 		t.Skip("PDKIT_UPDATE=1 draws docs/dashboard.png, in two minutes")

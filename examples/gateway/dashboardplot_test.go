@@ -13,8 +13,8 @@ import (
 // Pixels: a column and a row of Grafana's grid of 24, the gap between panels, and where the curves are in a panel.
 const (
 	column, line, gap          = 52, 26, 10
-	plotLeft, plotTop, plotEnd = 78, 36, 14
-	plotHeight                 = 92
+	plotLeft, plotTop, plotEnd = 78, 34, 14
+	plotHeight                 = 90
 )
 
 var reds = []string{"#c9403a", "#e39a92", "#8a2622", "#f0c4be"}
@@ -81,8 +81,9 @@ func (f *figure) plot(p drawable, all []series, from time.Time) {
 		f.Ticks = append(f.Ticks, mark{plotLeft - 8, y(v), inUnit(p.FieldConfig.Defaults.Unit, v)})
 	}
 	for at := range seconds {
-		if when := from.Add(time.Duration(at) * time.Second); when.Unix()%30 == 0 {
-			f.Times = append(f.Times, mark{x(at), f.Bottom + 15, when.Format(time.TimeOnly)})
+		when := from.Add(time.Duration(at) * time.Second)
+		if when.Unix()%30 == 0 && x(at) > plotLeft+30 { // a label further left is below those of the values
+			f.Times = append(f.Times, mark{x(at), f.Bottom + 18, when.Format(time.TimeOnly)})
 		}
 	}
 	shade := 0
