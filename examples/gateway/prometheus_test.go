@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"net/url"
 	"os"
@@ -114,9 +115,15 @@ func isDocumented(t *testing.T, name string) bool {
 	return false
 }
 
-// watchedBy runs a Prometheus that scrapes a gateway, with the project's rules on a scale of seconds. Firing lists the
-// alerts, and ask the values of a query.
-func watchedBy(t *testing.T, admin string) (firing func() []string, ask func(expr string) ([]string, error)) {
+// watcher is a Prometheus: the alerts that fire, a query's values now, and those of each second between two times.
+type watcher struct {
+	firing func() []string
+	ask    func(expr string) ([]string, error)
+	over   func(expr string, from, to time.Time) ([]series, error)
+}
+
+// watchedBy runs a Prometheus that scrapes a gateway, with the project's rules on a scale of seconds.
+func watchedBy(t *testing.T, admin, every string) (w watcher) {
 	t.Helper()
 	server, dir := prometheusTool(t, "prometheus"), t.TempDir()
 	data, err := os.ReadFile("prometheus/rules.yaml")
@@ -126,10 +133,10 @@ func watchedBy(t *testing.T, admin string) (firing func() []string, ask func(exp
 	scaled = regexp.MustCompile(`\[\d+[mh]\]`).ReplaceAllString(scaled, "[4s]")
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "rules.yaml"), []byte(scaled), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "prometheus.yml"), fmt.Appendf(nil,
-		"global: {scrape_interval: 500ms, scrape_timeout: 500ms, evaluation_interval: 500ms}\n"+
+		"global: {scrape_interval: %[1]s, scrape_timeout: %[1]s, evaluation_interval: 500ms}\n"+
 			"rule_files: [rules.yaml]\n"+
-			"scrape_configs: [{job_name: pdkit, static_configs: [{targets: [%q]}]}]\n",
-		strings.TrimPrefix(admin, "http://")), 0o600))
+			"scrape_configs: [{job_name: pdkit, static_configs: [{targets: [%[2]q]}]}]\n",
+		every, strings.TrimPrefix(admin, "http://")), 0o600))
 	port, err := kubetest.FreePorts(1)
 	require.NoError(t, err)
 	addr := "127.0.0.1:" + strconv.Itoa(port)
@@ -150,7 +157,7 @@ func watchedBy(t *testing.T, admin string) (firing func() []string, ask func(exp
 		defer resp.Body.Close()
 		return json.NewDecoder(resp.Body).Decode(into)
 	}
-	ask = func(expr string) (values []string, err error) {
+	w.ask = func(expr string) (values []string, err error) {
 		var out struct {
 			Error string
 			Data  struct{ Result []struct{ Value []any } }
@@ -166,11 +173,14 @@ func watchedBy(t *testing.T, admin string) (firing func() []string, ask func(exp
 		}
 		return values, nil
 	}
+	w.over = func(expr string, from, to time.Time) ([]series, error) {
+		return ranged(get, expr, from, to)
+	}
 	require.Eventually(t, func() bool {
-		up, err := ask("up")
+		up, err := w.ask("up")
 		return err == nil && slices.Equal(up, []string{"1"})
 	}, 30*time.Second, 100*time.Millisecond, "%s", log)
-	firing = func() []string {
+	w.firing = func() []string {
 		var out struct {
 			Data struct {
 				Alerts []struct {
@@ -189,11 +199,45 @@ func watchedBy(t *testing.T, admin string) (firing func() []string, ask func(exp
 		slices.Sort(names)
 		return names
 	}
-	return firing, ask
+	return w
+}
+
+// ranged asks a Prometheus for a query's value at each second.
+func ranged(get func(string, any) error, expr string, from, to time.Time) (all []series, err error) {
+	var out struct {
+		Error string
+		Data  struct {
+			Result []struct {
+				Metric map[string]string
+				Values [][2]any
+			}
+		}
+	}
+	if err := get(fmt.Sprintf("/api/v1/query_range?step=1&query=%s&start=%d&end=%d", url.QueryEscape(expr),
+		from.Unix(), to.Unix()), &out); err != nil {
+		return nil, err
+	}
+	if out.Error != "" {
+		return nil, errors.New(out.Error)
+	}
+	for _, r := range out.Data.Result {
+		s := series{labels: r.Metric, values: make([]float64, to.Unix()-from.Unix()+1)}
+		for i := range s.values {
+			s.values[i] = math.NaN()
+		}
+		for _, v := range r.Values {
+			at, _ := v[0].(float64)
+			if s.values[int64(at)-from.Unix()], err = strconv.ParseFloat(fmt.Sprint(v[1]), 64); err != nil {
+				return nil, err
+			}
+		}
+		all = append(all, s)
+	}
+	return all, nil
 }
 
 // A real Prometheus reads the gateway under load: no alert fires while all is well, and then those of what happens.
-func TestAlertsOfARealPrometheus(t *testing.T) {
+func TestAlertsAndTheDashboardOfARealPrometheus(t *testing.T) {
 	p, d := startPair(t)
 	g := start(t, gatewayYAML("")+nixlYAML(p, d), "-synthetic-probe", "500ms")
 	stop, stopped := make(chan struct{}), make(chan struct{})
@@ -216,21 +260,22 @@ func TestAlertsOfARealPrometheus(t *testing.T) {
 		}
 	}()
 	defer func() { close(stop); <-stopped }()
-	firing, ask := watchedBy(t, g.admin)
+	w, began := watchedBy(t, g.admin, "500ms"), time.Now()
 	for range 20 { // the windows of the rules are full after 4 s
-		require.Empty(t, firing())
+		require.Empty(t, w.firing())
 		time.Sleep(400 * time.Millisecond)
 	}
-	checkDashboard(t, ask)
+	checkDashboard(t, w.ask)
+	checkDrawing(t, w, began)
 	d.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: 500, Leg: enginesim.LegDecode, Count: -1})
 	var got []string
 	require.Eventually(t, func() bool {
-		got = firing()
+		got = w.firing()
 		return slices.Contains(got, "PDErrors") && slices.Contains(got, "PDReuseLost") &&
 			!slices.Contains(got, "PDNoEngines")
 	}, 30*time.Second, 200*time.Millisecond, "%v", &got)
 	d.ClearFaults()
 	require.NoError(t, d.Close())
-	require.Eventually(t, func() bool { return slices.Contains(firing(), "PDNoEngines") }, 30*time.Second,
+	require.Eventually(t, func() bool { return slices.Contains(w.firing(), "PDNoEngines") }, 30*time.Second,
 		200*time.Millisecond)
 }
