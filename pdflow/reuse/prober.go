@@ -36,7 +36,7 @@ type SyntheticProber struct {
 
 	mu     sync.Mutex
 	last   *Report
-	failed bool // the check after it: its ratio is no news any more
+	failed bool // the newest check, be it last or the one after it: there is no ratio
 }
 
 // NewSyntheticProber returns a prober that [SyntheticProber.Run] starts.
@@ -113,7 +113,7 @@ func (c *SyntheticProber) Run(ctx context.Context) error {
 		}
 		told := []attribute.KeyValue{attribute.String("pd.verdict", "error")}
 		c.mu.Lock()
-		if c.failed = err != nil; !c.failed {
+		if c.failed = err != nil || r.Verdict == Failed; err == nil {
 			c.last = r
 		}
 		c.mu.Unlock()
