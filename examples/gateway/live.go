@@ -27,15 +27,15 @@ const (
 // liveModel is one model of live.json.
 type liveModel struct {
 	modelReadiness
-	Connector string             `json:"connector"`
-	Rollout   string             `json:"rollout,omitempty"`
-	Endpoints []liveEndpoint     `json:"endpoints"`
-	Pairs     []livePair         `json:"pairs"`
-	PairsRest *pairRest          `json:"pairsRest,omitempty"` // of the pairs that are not listed
-	Phases    map[string]float64 `json:"phases"`              // requests in flight
-	Totals    liveTotals         `json:"totals"`
-	Admission *liveAdmission     `json:"admission,omitempty"` // nil: it is off
-	KV        *liveKV            `json:"kv,omitempty"`        // what engines count, with -inspect
+	Connector  string             `json:"connector"`
+	Rollout    string             `json:"rollout,omitempty"`
+	Endpoints  []liveEndpoint     `json:"endpoints"`
+	Pairs      []livePair         `json:"pairs"`
+	OtherPairs *otherPairs        `json:"otherPairs,omitempty"` // those that are not listed, added up
+	Phases     map[string]float64 `json:"phases"`               // requests in flight
+	Totals     liveTotals         `json:"totals"`
+	Admission  *liveAdmission     `json:"admission,omitempty"` // nil: it is off
+	KV         *liveKV            `json:"kv,omitempty"`        // what engines count, with -inspect
 }
 
 // liveAdmission is what the model's limits do. The limits are those of the engines that have had requests, added up; 0:
@@ -156,7 +156,7 @@ func (m *model) live(d debugModel, totals *engineTotals) liveModel {
 	l := liveModel{modelReadiness: d.modelReadiness, Connector: d.Connector, Rollout: d.Rollout, Phases: m.doing(),
 		Endpoints: make([]liveEndpoint, 0, len(d.Endpoints))}
 	var states map[string]livePair
-	l.Pairs, l.PairsRest, states = m.livePairs()
+	l.Pairs, l.OtherPairs, states = m.livePairs()
 	load, places := loads(d.Sessions), map[string]admit.EngineState{}
 	if m.admission != nil {
 		s := m.admission.State()

@@ -34,10 +34,10 @@ type liveState struct {
 			State  string
 			Left   float64
 		}
-		Pairs     []livePair
-		PairsRest *pairRest
-		Admission *liveAdmission
-		KV        *liveKV
+		Pairs      []livePair
+		OtherPairs *otherPairs
+		Admission  *liveAdmission
+		KV         *liveKV
 	}
 	Requests []timeline
 }
@@ -104,7 +104,7 @@ func TestTheLiveViewHasEachRequestsTimeline(t *testing.T) {
 	assert.NotNil(t, pair.Handoff)
 	assert.Nil(t, pair.Transfer, "no stream has ended")
 	assert.Zero(t, pair.Reused, "nixl's responses do not tell what decode took over")
-	assert.Nil(t, m.PairsRest)
+	assert.Nil(t, m.OtherPairs)
 }
 
 // The tokens that decode took over are those of its responses, as in the metrics, and what engines count besides.
@@ -158,7 +158,7 @@ func TestTheLiveViewHasCooldownsAndQuarantine(t *testing.T) {
 	pairs := map[pairKey]livePair{{"p", "d"}: {State: "cooldown", Left: 1}}
 	engines := map[string]livePair{"d2": {State: "cooldown", Left: 1}}
 	for _, suspect := range []attest.Suspect{{Prefill: "p", Decode: "d"}, {Prefill: "p2"}, {Decode: "d2"}} {
-		named(pairs, engines, suspect)
+		addSuspect(pairs, engines, suspect)
 	}
 	assert.Equal(t, map[pairKey]livePair{{"p", "d"}: {Prefill: "p", Decode: "d", State: "quarantine"}}, pairs)
 	assert.Equal(t, map[string]livePair{"p2": {Prefill: "p2", State: "quarantine"},

@@ -239,16 +239,27 @@ func timelineOf(model string, o *pdflow.Outcome, waited time.Duration, now time.
 
 // list returns the attempts, the newest first, and the totals.
 func (r *recent) list() ([]timeline, liveTotals) {
+	all, totals := r.kept()
+	slices.SortStableFunc(all, newestFirst) // after r.mu is free: requests wait for it
+	return all, totals
+}
+
+func (r *recent) kept() (all []timeline, totals liveTotals) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var all []timeline
 	for _, kind := range r.rings {
 		all = append(all, kind.kept...)
 	}
-	slices.SortStableFunc(all, newestFirst)
-	totals := r.totals
+	totals = r.totals
 	totals.Errors = maps.Clone(r.totals.Errors)
 	return all, totals
+}
+
+// countedPairs returns a copy of the pairs, since requests wait while r.mu is held.
+func (r *recent) countedPairs() ([]livePair, otherPairs) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.pairs.counted()
 }
 
 func newestFirst(a, b timeline) int { return b.Start.Compare(a.Start) }

@@ -205,12 +205,12 @@ function show(p, n, note, drawn) {
 
 function newCard(m) {
   const c = { head: el("header", ""), facts: el("dl", "facts"), engines: part("Engines"), pairs: part("Pairs"),
-    rest: el("p", "soft"), errors: el("p", "soft") };
+    others: el("p", "soft"), errors: el("p", "soft") };
   c.title = c.head.appendChild(el("h3", "", m.model || "any model"));
   c.title.id = "model-" + cards.size;
   c.about = c.head.appendChild(el("span", "soft"));
   c.ready = c.head.appendChild(el("span", ""));
-  c.pairs.d.append(c.rest);
+  c.pairs.d.append(c.others);
   c.card = el("article", "card", c.head, c.facts, c.engines.d, c.pairs.d, c.errors);
   c.card.setAttribute("aria-labelledby", c.title.id);
   return c;
@@ -225,10 +225,10 @@ function model(m) {
   c.facts.replaceChildren(...facts(m));
   show(c.engines, m.endpoints.length, "", engines(m, c.engines.all));
   c.pairs.d.hidden = !m.pairs.length;
-  show(c.pairs, m.pairs.length, m.pairsRest ? ", the busiest" : "", pairs(m, c.pairs.all));
-  const rest = m.pairsRest;
-  if (rest) c.rest.textContent = "Other pairs: " + number(rest.served) + " served, " + number(rest.failed) + " failed";
-  c.rest.hidden = !rest;
+  show(c.pairs, m.pairs.length, m.otherPairs ? ", the busiest" : "", pairs(m, c.pairs.all));
+  const o = m.otherPairs;
+  if (o) c.others.textContent = "Other pairs: " + number(o.served) + " served, " + number(o.failed) + " failed";
+  c.others.hidden = !o;
   const errors = Object.entries(m.totals.errors || {}).sort((a, b) => b[1] - a[1]);
   c.errors.textContent = errors.length
     ? "Failed so far: " + errors.map(([code, n]) => code.replace("_", " ") + " " + n).join(", ") : "";
