@@ -24,6 +24,7 @@ const (
 // timeline is one attempt, with times in ms since it began to wait for its engines. It has nothing of a request's body.
 type timeline struct {
 	RequestID    string    `json:"requestId"`
+	Session      string    `json:"session,omitempty"` // of one that runs and has its engines
 	Model        string    `json:"model"`
 	Connector    string    `json:"connector,omitempty"`
 	Mode         string    `json:"mode,omitempty"`
