@@ -27,12 +27,13 @@ type liveState struct {
 		Phases    map[string]int
 		Totals    liveTotals
 		Endpoints []struct {
-			ID     string
-			Load   int
-			Engine *engineLoad
-			Decode *occupancy
-			State  string
-			Left   float64
+			ID      string
+			Healthy bool
+			Load    int
+			Engine  *engineLoad
+			Decode  *occupancy
+			State   string
+			Left    float64
 		}
 		Pairs      []livePair
 		OtherPairs *otherPairs

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strconv"
@@ -187,27 +186,6 @@ func TestThePairsTimes(t *testing.T) {
 	alone.Session.Prefill = discovery.Endpoint{}
 	table.add(alone, now)
 	assert.EqualValues(t, 201, pair().Served, "one engine is no pair")
-}
-
-// refusing is a picker that has no room.
-type refusing struct{}
-
-func (refusing) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
-	time.Sleep(5 * time.Millisecond)
-	return pdflow.Pick{}, &pdflow.Error{Code: pdflow.CodeOverloaded, Phase: "pick"}
-}
-
-// A request that admission refuses has a timeline, too: all of it is the queue.
-func TestARefusedRequestHasATimeline(t *testing.T) {
-	r := newRecent("m")
-	_, err := recentPicker{refusing{}, r}.Pick(t.Context(), &pdflow.PickInput{RequestID: "x", Attempt: 1})
-	require.ErrorIs(t, err, pdflow.CodeOverloaded)
-	all, totals := r.list()
-	require.Len(t, all, 1)
-	assert.Equal(t, "x", all[0].RequestID)
-	assert.Equal(t, "overloaded", all[0].Error)
-	assert.GreaterOrEqual(t, all[0].End, 5.)
-	assert.Equal(t, map[string]int64{"overloaded": 1}, totals.Errors)
 }
 
 // BenchmarkRecent is what one request costs the view, with each pair of a fleet of 64 by 64 engines in turn.
