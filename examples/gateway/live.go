@@ -24,6 +24,14 @@ const (
 	liveFailures = 100 // of those that failed and are not among the newest: listed besides
 )
 
+// livePicture is live.json.
+type livePicture struct {
+	Time     time.Time   `json:"time"`
+	Draining bool        `json:"draining"`
+	Models   []liveModel `json:"models"`
+	Requests []timeline  `json:"requests"` // those in flight, then the newest attempts
+}
+
 // liveModel is one model of live.json.
 type liveModel struct {
 	modelReadiness
@@ -116,13 +124,8 @@ func (g *gateway) livePage(w http.ResponseWriter, r *http.Request) {
 func (g *gateway) liveData(w http.ResponseWriter, r *http.Request) {
 	models := g.models()
 	ready := g.readiness(r.Context(), models)
-	out := struct {
-		Time     time.Time   `json:"time"`
-		Draining bool        `json:"draining"`
-		Models   []liveModel `json:"models"`
-		Requests []timeline  `json:"requests"` // those in flight, then the newest attempts
-	}{Time: time.Now().UTC(), Draining: ready.Draining, Models: []liveModel{}, Requests: []timeline{}}
-	var ended []timeline
+	out := livePicture{Time: time.Now().UTC(), Draining: ready.Draining, Models: []liveModel{}}
+	var running, ended []timeline
 	for i, m := range models {
 		d := m.debug(ready.Models[i])
 		l := m.live(d, g.tel.engines)
@@ -130,13 +133,18 @@ func (g *gateway) liveData(w http.ResponseWriter, r *http.Request) {
 		past, l.Totals = m.recent.list()
 		ended = append(ended, past...)
 		out.Models = append(out.Models, l)
-		out.Requests = append(out.Requests, m.inFlight(d.Sessions, out.Time)...)
+		running = append(running, m.inFlight(d.Sessions, out.Time)...)
 	}
-	slices.SortStableFunc(out.Requests, func(a, b timeline) int { return a.Start.Compare(b.Start) })
-	out.Requests = append(out.Requests[:min(len(out.Requests), liveRunning)], newest(ended)...)
+	out.Requests = listRequests(running, ended)
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(out)
+}
+
+// listRequests returns the requests in flight that have run longest, and attempts that have ended.
+func listRequests(running, ended []timeline) []timeline {
+	slices.SortStableFunc(running, func(a, b timeline) int { return a.Start.Compare(b.Start) })
+	return slices.Concat([]timeline{}, running[:min(len(running), liveRunning)], newest(ended))
 }
 
 // newest returns the newest attempts, and besides some that failed: those are rare, and are what one looks for.

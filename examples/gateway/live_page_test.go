@@ -32,7 +32,7 @@ func servePage(t *testing.T, answer http.HandlerFunc) string {
 }
 
 // liveDocument is live.json with some models and requests.
-func liveDocument(models []liveModel, requests ...timeline) map[string]any {
+func liveDocument(models []liveModel, requests ...timeline) livePicture {
 	for i := range models {
 		m := &models[i]
 		m.Ready, m.Phases, m.Totals.Errors = true, map[string]float64{}, map[string]int64{"kv_not_found": 1}
@@ -43,7 +43,7 @@ func liveDocument(models []liveModel, requests ...timeline) map[string]any {
 			m.Pairs = []livePair{}
 		}
 	}
-	return map[string]any{"time": time.Now().UTC(), "models": models, "requests": append([]timeline{}, requests...)}
+	return livePicture{Time: time.Now().UTC(), Models: models, Requests: append([]timeline{}, requests...)}
 }
 
 func modelsOf(names ...string) (models []liveModel) {
@@ -62,20 +62,20 @@ func TestTheLivePageMakesNoMarkupOfNames(t *testing.T) {
 			Group: evil, Zone: evil, LastFault: evil}, State: evil}},
 		Pairs:     []livePair{{Prefill: evil, Decode: evil, Served: 1, State: evil}},
 		Admission: &liveAdmission{Refused: map[string]int64{evil: 1}}}
-	ended := timeline{RequestID: evil, Model: evil, Connector: evil, Mode: evil, Attempt: 1, Prefill: evil, Decode: evil,
-		Start: time.Now().UTC(), Picked: &ms, PrefillStart: &ms, End: 2, Error: evil, Leg: evil, Failing: evil,
+	ended := timeline{RequestID: evil, Model: evil, Connector: evil, Mode: evil, Attempt: 1, Prefill: evil,
+		Decode: evil, Start: time.Now().UTC(), Picked: &ms, PrefillStart: &ms, End: 2, Error: evil, Leg: evil, Failing: evil,
 		Retry: evil, Status: 500}
 	running := ended
 	running.Running, running.Phase, running.Error, running.Session = true, evil, "", evil
 	doc := liveDocument([]liveModel{m}, running, ended)
-	doc["models"].([]liveModel)[0].Ready = false
-	doc["models"].([]liveModel)[0].Totals.Errors[evil] = 1
+	doc.Models[0].Ready = false
+	doc.Models[0].Totals.Errors[evil] = 1
 	b := openBrowser(t, servePage(t, func(w http.ResponseWriter, _ *http.Request) {
 		assert.NoError(t, json.NewEncoder(w).Encode(doc))
 	}), 1280, 900, false, false)
 	b.until(`document.querySelectorAll("#ended summary").length === 1`)
 	eval[any](b, `document.querySelectorAll("details").forEach((d) => { d.open = true; })`)
-	b.until(`document.querySelectorAll("#running dl").length === 1 && document.querySelectorAll("#ended dl").length === 1`)
+	b.until(`["running", "ended"].every((id) => document.querySelectorAll("#" + id + " dl").length === 1)`)
 	assert.Contains(t, eval[string](b, `document.body.innerText`), evil, "it is shown")
 	assert.Zero(t, eval[int](b, `document.images.length`))
 	assert.NotEqual(t, "hit", eval[string](b, `document.title`))
