@@ -63,8 +63,8 @@ func TestTheLivePageMakesNoMarkupOfNames(t *testing.T) {
 		Pairs:     []livePair{{Prefill: evil, Decode: evil, Served: 1, State: evil}},
 		Admission: &liveAdmission{Refused: map[string]int64{evil: 1}}}
 	ended := timeline{RequestID: evil, Model: evil, Connector: evil, Mode: evil, Attempt: 1, Prefill: evil,
-		Decode: evil, Start: time.Now().UTC(), Picked: &ms, PrefillStart: &ms, End: 2, Error: evil, Leg: evil, Failing: evil,
-		Retry: evil, Status: 500}
+		Decode: evil, Start: time.Now().UTC(), Picked: &ms, PrefillStart: &ms, End: 2, Error: evil, Leg: evil,
+		Failing: evil, Retry: evil, Status: 500}
 	running := ended
 	running.Running, running.Phase, running.Error, running.Session = true, evil, "", evil
 	doc := liveDocument([]liveModel{m}, running, ended)
