@@ -59,7 +59,8 @@ func build(cfg *configuration, tel *telemetry, log *slog.Logger) (*gateway, erro
 	g.cfg.Store(cfg)
 	g.reloading.done(nil)
 	g.budget = pdflow.NewBudget(cfg.gateway.bytesInFlight())
-	o := &pdflow.MuxOptions{MaxBody: cfg.gateway.MaxBodyBytes, Budget: g.budget, Logger: log}
+	o := &pdflow.MuxOptions{MaxBody: cfg.gateway.MaxBodyBytes, Budget: g.budget, Logger: log,
+		ErrorHandler: writeError}
 	if tel.meters != nil {
 		o.MeterProvider = tel.meters
 	}

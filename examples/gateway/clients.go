@@ -31,7 +31,7 @@ func (g *gateway) clients() (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	return g.mux.Middleware(other.Middleware(g.mux)), nil
+	return withPicking(g.mux.Middleware(other.Middleware(g.mux))), nil
 }
 
 // engines returns those that requests for a model pass to.

@@ -24,18 +24,26 @@ const (
 	liveFailures = 100 // of those that failed and are not among the newest: listed besides
 )
 
+// livePicture is live.json.
+type livePicture struct {
+	Time     time.Time   `json:"time"`
+	Draining bool        `json:"draining"`
+	Models   []liveModel `json:"models"`
+	Requests []timeline  `json:"requests"` // those in flight, then the newest attempts
+}
+
 // liveModel is one model of live.json.
 type liveModel struct {
 	modelReadiness
-	Connector string             `json:"connector"`
-	Rollout   string             `json:"rollout,omitempty"`
-	Endpoints []liveEndpoint     `json:"endpoints"`
-	Pairs     []livePair         `json:"pairs"`
-	PairsRest *pairRest          `json:"pairsRest,omitempty"` // of the pairs that are not listed
-	Phases    map[string]float64 `json:"phases"`              // requests in flight
-	Totals    liveTotals         `json:"totals"`
-	Admission *liveAdmission     `json:"admission,omitempty"` // nil: it is off
-	KV        *liveKV            `json:"kv,omitempty"`        // what engines count, with -inspect
+	Connector  string             `json:"connector"`
+	Rollout    string             `json:"rollout,omitempty"`
+	Endpoints  []liveEndpoint     `json:"endpoints"`
+	Pairs      []livePair         `json:"pairs"`
+	OtherPairs *otherPairs        `json:"otherPairs,omitempty"` // those that are not listed, added up
+	Phases     map[string]float64 `json:"phases"`               // requests in flight
+	Totals     liveTotals         `json:"totals"`
+	Admission  *liveAdmission     `json:"admission,omitempty"` // nil: it is off
+	KV         *liveKV            `json:"kv,omitempty"`        // what engines count, with -inspect
 }
 
 // liveAdmission is what the model's limits do. The limits are those of the engines that have had requests, added up; 0:
@@ -116,13 +124,8 @@ func (g *gateway) livePage(w http.ResponseWriter, r *http.Request) {
 func (g *gateway) liveData(w http.ResponseWriter, r *http.Request) {
 	models := g.models()
 	ready := g.readiness(r.Context(), models)
-	out := struct {
-		Time     time.Time   `json:"time"`
-		Draining bool        `json:"draining"`
-		Models   []liveModel `json:"models"`
-		Requests []timeline  `json:"requests"` // those in flight, then the newest attempts
-	}{Time: time.Now().UTC(), Draining: ready.Draining, Models: []liveModel{}, Requests: []timeline{}}
-	var ended []timeline
+	out := livePicture{Time: time.Now().UTC(), Draining: ready.Draining, Models: []liveModel{}}
+	var running, ended []timeline
 	for i, m := range models {
 		d := m.debug(ready.Models[i])
 		l := m.live(d, g.tel.engines)
@@ -130,13 +133,18 @@ func (g *gateway) liveData(w http.ResponseWriter, r *http.Request) {
 		past, l.Totals = m.recent.list()
 		ended = append(ended, past...)
 		out.Models = append(out.Models, l)
-		out.Requests = append(out.Requests, m.inFlight(d.Sessions, out.Time)...)
+		running = append(running, m.inFlight(d.Sessions, out.Time)...)
 	}
-	slices.SortStableFunc(out.Requests, func(a, b timeline) int { return a.Start.Compare(b.Start) })
-	out.Requests = append(out.Requests[:min(len(out.Requests), liveRunning)], newest(ended)...)
+	out.Requests = listRequests(running, ended)
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(out)
+}
+
+// listRequests returns the requests in flight that have run longest, and attempts that have ended.
+func listRequests(running, ended []timeline) []timeline {
+	slices.SortStableFunc(running, func(a, b timeline) int { return a.Start.Compare(b.Start) })
+	return slices.Concat([]timeline{}, running[:min(len(running), liveRunning)], newest(ended))
 }
 
 // newest returns the newest attempts, and besides some that failed: those are rare, and are what one looks for.
@@ -156,7 +164,7 @@ func (m *model) live(d debugModel, totals *engineTotals) liveModel {
 	l := liveModel{modelReadiness: d.modelReadiness, Connector: d.Connector, Rollout: d.Rollout, Phases: m.doing(),
 		Endpoints: make([]liveEndpoint, 0, len(d.Endpoints))}
 	var states map[string]livePair
-	l.Pairs, l.PairsRest, states = m.livePairs()
+	l.Pairs, l.OtherPairs, states = m.livePairs()
 	load, places := loads(d.Sessions), map[string]admit.EngineState{}
 	if m.admission != nil {
 		s := m.admission.State()
@@ -217,7 +225,7 @@ func (m *model) inFlight(sessions []pdflow.SessionInfo, now time.Time) []timelin
 			begin = known.picked
 		}
 		at := since(begin)
-		out = append(out, timeline{RequestID: s.RequestID, Model: m.Model(), Connector: s.Connector,
+		out = append(out, timeline{RequestID: s.RequestID, Session: s.ID, Model: m.Model(), Connector: s.Connector,
 			Attempt: s.Attempt, Prefill: s.Prefill, Decode: s.Decode, Start: begin, End: milliseconds(now.Sub(begin)),
 			Picked: at(known.picked), PrefillStart: at(known.prefillStart), PrefillEnd: at(known.prefillEnd),
 			DecodeStart: at(known.decodeStart), Running: true, Phase: s.Phase})

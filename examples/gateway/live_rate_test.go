@@ -27,13 +27,13 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
-// What live.json may be, in bytes, with one model of 128 engines, at any rate: some 160 KB of requests, 25 KB of pairs,
-// 50 KB of engines.
-const liveBound = 256 << 10
+// What live.json may be, in bytes, with one model of 128 engines, at any rate: see TestTheLiveViewIsBounded, which
+// measures 443 KB where each row is there and has each of its fields.
+const liveBound = 450_000
 
-// A thousand requests a second for five minutes, over the 4,096 pairs of 64 by 64 engines, with rare errors between
-// frequent ones: the memory and live.json have their limits, and no kind of error is lost.
-func TestTheLiveViewAtAThousandRequestsASecond(t *testing.T) {
+// fleetOf128 is a model m of 64 prefill and 64 decode engines. Nothing is dialled.
+func fleetOf128(t *testing.T) (*gateway, *model) {
+	t.Helper()
 	var yaml strings.Builder
 	yaml.WriteString(gatewayYAML("") + "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec:\n" +
 		"  model: m\n  discovery:\n    static:\n      endpoints:\n")
@@ -49,11 +49,17 @@ func TestTheLiveViewAtAThousandRequestsASecond(t *testing.T) {
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(t.Context())
 	var listing sync.WaitGroup
-	listing.Go(func() { _ = m.set.Run(ctx) }) // and no health probes: nothing is dialled
+	listing.Go(func() { _ = m.set.Run(ctx) }) // and no health probes
 	t.Cleanup(func() { stop(); listing.Wait(); m.release() })
 	require.NoError(t, m.set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 128 }))
 	g.list.Store(&[]*model{m})
+	return g, m
+}
 
+// A thousand requests a second for five minutes, over the 4,096 pairs of 64 by 64 engines, with rare errors between
+// frequent ones: the memory and live.json have their limits, and no kind of error is lost.
+func TestTheLiveViewAtAThousandRequestsASecond(t *testing.T) {
+	g, m := fleetOf128(t)
 	begin := time.Now().Add(-5 * time.Minute)
 	second := func(from int) {
 		for i := range 1000 {
@@ -151,7 +157,7 @@ func TestTheLiveViewOfAProcessUnderLoad(t *testing.T) {
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 32}}
 	defer client.CloseIdleConnections()
 	end := time.Now().Add(length)
-	var sent, failed atomic.Int64
+	var sent, served, failed atomic.Int64
 	var clients sync.WaitGroup
 	for range 16 {
 		clients.Go(func() {
@@ -166,7 +172,9 @@ func TestTheLiveViewOfAProcessUnderLoad(t *testing.T) {
 				if err != nil {
 					continue
 				}
-				if resp.StatusCode != http.StatusOK {
+				if resp.StatusCode == http.StatusOK {
+					served.Add(1)
+				} else {
 					failed.Add(1)
 				}
 				_ = resp.Body.Close()
@@ -180,7 +188,17 @@ func TestTheLiveViewOfAProcessUnderLoad(t *testing.T) {
 		time.Sleep(250 * time.Millisecond)
 	}
 	clients.Wait()
-	s, body := g.live()
+	// An attempt that is retried is counted, too, and so is a request whose client lost its connection.
+	var counted liveTotals
+	var body string
+	require.EventuallyWithT(t, func(c *assert.CollectT) { // an attempt ends a moment after its response
+		var s liveState
+		s, body = g.live()
+		counted = s.Models[0].Totals
+		assert.GreaterOrEqual(c, counted.Served, served.Load())
+		assert.LessOrEqual(c, counted.Served, sent.Load())
+		assert.GreaterOrEqual(c, counted.Served+errorsOf(counted), served.Load()+failed.Load())
+	}, 10*time.Second, 50*time.Millisecond, "the totals count all")
 	largest = max(largest, len(body))
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
 	resident := "not known"
@@ -194,11 +212,13 @@ func TestTheLiveViewOfAProcessUnderLoad(t *testing.T) {
 	t.Logf("%.0f requests a second for %v, %d failed; live.json up to %d bytes, asked for %d times; resident at most "+
 		"%s", float64(sent.Load())/length.Seconds(), length, failed.Load(), largest, asked, resident)
 	assert.Less(t, largest, liveBound)
-	errors := int64(0)
-	for _, n := range s.Models[0].Totals.Errors {
-		errors += n
-	}
-	assert.Equal(t, sent.Load(), s.Models[0].Totals.Served+errors, "the totals count all")
 	assert.Positive(t, failed.Load())
 	assert.Contains(t, body, `"error":"`, "errors are among the timelines")
+}
+
+func errorsOf(totals liveTotals) (n int64) {
+	for _, of := range totals.Errors {
+		n += of
+	}
+	return n
 }

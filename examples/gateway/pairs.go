@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	pairsKept  = 512 // pairs that are counted one by one; the rest is counted together
+	pairsKept  = 512 // pairs that are counted one by one; the others are counted together
 	pairsShown = 100 // the busiest of them
 	pairAway   = 10 * time.Minute
 	pairLooks  = 16 // pairs of which one leaves its place: to look at all would cost each request 30 µs
@@ -53,10 +53,10 @@ func (m *movingMean) known() *float64 {
 
 // pairTable counts requests by pair. A fleet of 64 prefill and 64 decode engines has 4,096 pairs: when pairsKept of
 // them are counted, a new one takes the place of one out of pairLooks: of one that had no request for pairAway, or else
-// of the least busy one. So busy pairs stay. What the others had is in rest.
+// of the least busy one. So busy pairs stay. What those had that left is in others.
 type pairTable struct {
-	m    map[pairKey]*pairCount
-	rest pairCount
+	m      map[pairKey]*pairCount
+	others otherPairs
 }
 
 func (t *pairTable) add(o *pdflow.Outcome, now time.Time) {
@@ -109,8 +109,7 @@ func (t *pairTable) evict(now time.Time) {
 			worst, least = key, c
 		}
 	}
-	t.rest.served, t.rest.failed = t.rest.served+least.served, t.rest.failed+least.failed
-	t.rest.reused += least.reused
+	t.others.add(least.served, least.failed, least.reused)
 	delete(t.m, worst)
 }
 
@@ -127,24 +126,41 @@ type livePair struct {
 	Left     float64  `json:"left,omitempty"`     // ms until the cooldown ends
 }
 
-// pairRest is the pairs that are not listed.
-type pairRest struct {
+// otherPairs adds up the pairs that are not listed.
+type otherPairs struct {
 	Served int64 `json:"served"`
 	Failed int64 `json:"failed"`
 	Reused int64 `json:"reused"`
 }
 
-// list returns the busiest pairs and those of which states says something, in the order of their names.
-func (t *pairTable) list(states map[pairKey]livePair) ([]livePair, *pairRest) {
-	rest := pairRest{t.rest.served, t.rest.failed, t.rest.reused}
+func (o *otherPairs) add(served, failed, reused int64) {
+	o.Served, o.Failed, o.Reused = o.Served+served, o.Failed+failed, o.Reused+reused
+}
+
+// counted returns the pairs that are counted one by one, in no order, and what the others had.
+func (t *pairTable) counted() ([]livePair, otherPairs) {
 	all := make([]livePair, 0, len(t.m))
 	for key, c := range t.m {
 		all = append(all, livePair{Prefill: key.prefill, Decode: key.decode, Served: c.served, Failed: c.failed,
-			Reused: c.reused, Handoff: c.handoff.known(), Transfer: c.first.known(), State: states[key].State,
-			Left: states[key].Left})
+			Reused: c.reused, Handoff: c.handoff.known(), Transfer: c.first.known()})
+	}
+	return all, t.others
+}
+
+// stateRank orders pairs for the list of the busiest: one in quarantine goes first, then one in a cooldown.
+var stateRank = map[string]int{"quarantine": 0, "cooldown": 1, "": 2}
+
+// busiest returns the busiest of the counted pairs and those of which states says something, in the order of their
+// names. The ones that are not returned are added to others, which is nil if there is none.
+func busiest(all []livePair, others otherPairs, states map[pairKey]livePair) ([]livePair, *otherPairs) {
+	known := make(map[pairKey]bool, len(all))
+	for i := range all {
+		key := pairKey{all[i].Prefill, all[i].Decode}
+		known[key] = true
+		all[i].State, all[i].Left = states[key].State, states[key].Left
 	}
 	for key, s := range states {
-		if t.m[key] == nil {
+		if !known[key] {
 			all = append(all, s)
 		}
 	}
@@ -152,22 +168,22 @@ func (t *pairTable) list(states map[pairKey]livePair) ([]livePair, *pairRest) {
 		return cmp.Or(cmp.Compare(a.Prefill, b.Prefill), cmp.Compare(a.Decode, b.Decode))
 	}
 	slices.SortFunc(all, func(a, b livePair) int {
-		return cmp.Or(-cmp.Compare(len(a.State), len(b.State)), // one in quarantine, then in a cooldown, goes first
-			-cmp.Compare(a.Served+a.Failed, b.Served+b.Failed), byName(a, b))
+		return cmp.Or(cmp.Compare(stateRank[a.State], stateRank[b.State]),
+			cmp.Compare(b.Served+b.Failed, a.Served+a.Failed), byName(a, b))
 	})
 	for _, p := range all[min(len(all), pairsShown):] {
-		rest.Served, rest.Failed, rest.Reused = rest.Served+p.Served, rest.Failed+p.Failed, rest.Reused+p.Reused
+		others.add(p.Served, p.Failed, p.Reused)
 	}
 	all = all[:min(len(all), pairsShown)]
 	slices.SortFunc(all, byName)
-	if rest == (pairRest{}) {
+	if others == (otherPairs{}) {
 		return all, nil
 	}
-	return all, &rest
+	return all, &others
 }
 
 // livePairs lists the model's pairs, and what the gateway knows against engines and pairs.
-func (m *model) livePairs() (pairs []livePair, rest *pairRest, engines map[string]livePair) {
+func (m *model) livePairs() (pairs []livePair, others *otherPairs, engines map[string]livePair) {
 	states, engines := map[pairKey]livePair{}, map[string]livePair{}
 	for _, c := range pick.Cooldowns(m.choosing) {
 		s := livePair{Prefill: c.Engine, Decode: c.Decode, State: "cooldown", Left: milliseconds(c.Left)}
@@ -178,15 +194,15 @@ func (m *model) livePairs() (pairs []livePair, rest *pairRest, engines map[strin
 		}
 	}
 	for _, s := range m.picker.Suspects() { // the longer lasting, so it hides a cooldown
-		named(states, engines, s)
+		addSuspect(states, engines, s)
 	}
-	m.recent.mu.Lock()
-	defer m.recent.mu.Unlock()
-	pairs, rest = m.recent.pairs.list(states)
-	return pairs, rest, engines
+	counted, left := m.recent.countedPairs()
+	pairs, others = busiest(counted, left, states)
+	return pairs, others, engines
 }
 
-func named(pairs map[pairKey]livePair, engines map[string]livePair, s attest.Suspect) {
+// addSuspect puts a suspect among the pairs or, where only one engine is suspected, among the engines.
+func addSuspect(pairs map[pairKey]livePair, engines map[string]livePair, s attest.Suspect) {
 	state := livePair{Prefill: s.Prefill, Decode: s.Decode, State: "quarantine"}
 	if s.Prefill != "" && s.Decode != "" {
 		pairs[pairKey{s.Prefill, s.Decode}] = state

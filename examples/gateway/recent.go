@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"maps"
 	"slices"
 	"sync"
@@ -24,6 +23,7 @@ const (
 // timeline is one attempt, with times in ms since it began to wait for its engines. It has nothing of a request's body.
 type timeline struct {
 	RequestID    string    `json:"requestId"`
+	Session      string    `json:"session,omitempty"` // of one that runs and has its engines
 	Model        string    `json:"model"`
 	Connector    string    `json:"connector,omitempty"`
 	Mode         string    `json:"mode,omitempty"`
@@ -173,15 +173,15 @@ func (r *recent) add(o *pdflow.Outcome, waited time.Duration, now time.Time) {
 	r.keep(code, now, func() timeline { return timelineOf(r.model, o, waited, now) })
 }
 
-// refused remembers a request that admission did not let in, which waited so long.
-func (r *recent) refused(in *pdflow.PickInput, e *pdflow.Error, waited time.Duration, now time.Time) {
+// unserved remembers a request that ended while it waited for its engines.
+func (r *recent) unserved(w *picking, e *pdflow.Error, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	code := string(e.Code)
 	r.count(code)
 	r.keep(code, now, func() timeline {
-		return timeline{RequestID: in.RequestID, Model: r.model, Attempt: in.Attempt, Start: now.Add(-waited),
-			End: milliseconds(waited), Error: code, Failing: e.Phase}
+		return timeline{RequestID: w.requestID, Model: r.model, Attempt: w.attempt, Start: w.begin,
+			End: milliseconds(now.Sub(w.begin)), Error: code, Failing: e.Phase}
 	})
 }
 
@@ -239,66 +239,27 @@ func timelineOf(model string, o *pdflow.Outcome, waited time.Duration, now time.
 
 // list returns the attempts, the newest first, and the totals.
 func (r *recent) list() ([]timeline, liveTotals) {
+	all, totals := r.kept()
+	slices.SortStableFunc(all, newestFirst) // after r.mu is free: requests wait for it
+	return all, totals
+}
+
+func (r *recent) kept() (all []timeline, totals liveTotals) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var all []timeline
 	for _, kind := range r.rings {
 		all = append(all, kind.kept...)
 	}
-	slices.SortStableFunc(all, newestFirst)
-	totals := r.totals
+	totals = r.totals
 	totals.Errors = maps.Clone(r.totals.Errors)
 	return all, totals
 }
 
+// countedPairs returns a copy of the pairs, since requests wait while r.mu is held.
+func (r *recent) countedPairs() ([]livePair, otherPairs) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.pairs.counted()
+}
+
 func newestFirst(a, b timeline) int { return b.Start.Compare(a.Start) }
-
-// recentPicker measures how long requests wait for their engines, and remembers each attempt when it ends.
-type recentPicker struct {
-	pdflow.Picker
-	r *recent
-}
-
-// Pick asks the picker. What that refuses because of overload is remembered, too. That no engine is there is not: the
-// flow asks again until engines come or pickWait ends.
-func (p recentPicker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
-	begin := time.Now()
-	pick, err := p.Picker.Pick(ctx, in)
-	waited := time.Since(begin)
-	if err != nil {
-		if e, ok := errors.AsType[*pdflow.Error](err); ok && e.Code == pdflow.CodeOverloaded {
-			p.r.refused(in, e, waited, time.Now())
-		}
-		return pick, err
-	}
-	done := pick.Done
-	pick.Done = func(o *pdflow.Outcome) {
-		defer func() {
-			if o.Session != nil && o.Mode != "" { // not a pick that is given back unused
-				p.r.add(o, waited, time.Now())
-			}
-		}()
-		if done != nil {
-			done(o)
-		}
-	}
-	return pick, nil
-}
-
-// Changed is the picker's, nil if that has none.
-func (p recentPicker) Changed() <-chan struct{} {
-	if c, ok := p.Picker.(interface{ Changed() <-chan struct{} }); ok {
-		return c.Changed()
-	}
-	return nil
-}
-
-// Ready is the picker's.
-func (p recentPicker) Ready(in *pdflow.PickInput) error {
-	if c, ok := p.Picker.(interface {
-		Ready(in *pdflow.PickInput) error
-	}); ok {
-		return c.Ready(in)
-	}
-	return nil
-}

@@ -3,8 +3,8 @@
 package main
 
 import (
-	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -60,7 +60,7 @@ func TestTheLiveViewSamples(t *testing.T) {
 		9: recentPerSecond}, seconds, "some of each of the last seconds")
 }
 
-// Of 4,096 pairs the busy ones stay in the table, whenever they come, and what the others had is in the rest.
+// Of 4,096 pairs the busy ones stay in the table, whenever they come, and what the others had is added up.
 func TestThePairsOfALargeFleetAreBounded(t *testing.T) {
 	r := newRecent("m")
 	now := time.Unix(1000, 0)
@@ -73,10 +73,11 @@ func TestThePairsOfALargeFleetAreBounded(t *testing.T) {
 		}
 	}
 	require.Len(t, r.pairs.m, pairsKept)
-	pairs, rest := r.pairs.list(map[pairKey]livePair{
+	counted, left := r.countedPairs()
+	pairs, others := busiest(counted, left, map[pairKey]livePair{
 		{"idle", "d"}: {Prefill: "idle", Decode: "d", State: "quarantine"}})
 	require.Len(t, pairs, pairsShown)
-	served, failed, busy, idle := rest.Served, rest.Failed, false, false
+	served, failed, busy, idle := others.Served, others.Failed, false, false
 	for _, p := range pairs {
 		served, failed = served+p.Served, failed+p.Failed
 		busy = busy || p.Prefill == "10.0.0.7:8000" && p.Decode == "10.0.1.0:8000" && p.Failed > 50
@@ -85,12 +86,68 @@ func TestThePairsOfALargeFleetAreBounded(t *testing.T) {
 	assert.True(t, busy, "the busy pair is not listed")
 	assert.True(t, idle, "a pair in quarantine is listed, however little it has served")
 	_, totals := r.list()
-	assert.Equal(t, totals.Served, served, "the listed ones and the rest are all requests")
+	assert.Equal(t, totals.Served, served, "the listed ones and the others are all requests")
 	assert.Equal(t, totals.Errors["timeout"], failed)
-	// a pair whose engines are gone leaves its place to one that serves
-	r.add(outcomeOf(4095, ""), 0, now.Add(pairAway+time.Second))
-	r.add(outcomeOf(4094, ""), 0, now.Add(pairAway+time.Second))
-	assert.Contains(t, r.pairs.m, pairKey{"10.0.0.62:8000", "10.0.1.63:8000"})
+}
+
+// A pair that had no request for pairAway leaves its place to a new one, however busy it was; one that is little used
+// but fresh stays.
+func TestThePairsThatAreAwayLeaveFirst(t *testing.T) {
+	const fresh = pairLooks - 1 // among pairLooks pairs there is one at least that is away
+	keyOf := func(i int) pairKey {
+		s := outcomeOf(i, "").Session
+		return pairKey{s.Prefill.ID, s.Decode.ID}
+	}
+	for range 50 { // which pairs are looked at is chance
+		var table pairTable
+		begin := time.Unix(1000, 0)
+		for i := range pairsKept - fresh {
+			for range 10 {
+				table.add(outcomeOf(i, ""), begin)
+			}
+		}
+		for i := pairsKept - fresh; i < pairsKept; i++ {
+			table.add(outcomeOf(i, ""), begin.Add(pairAway))
+		}
+		table.add(outcomeOf(pairsKept, ""), begin.Add(pairAway+time.Second))
+		require.Len(t, table.m, pairsKept)
+		for i := pairsKept - fresh; i <= pairsKept; i++ {
+			require.NotNil(t, table.m[keyOf(i)], "a fresh pair has left, and one that is away has stayed")
+		}
+		require.Equal(t, otherPairs{Served: 10, Reused: 640}, table.others, "the one that left was busy")
+	}
+}
+
+// Of more pairs than are listed one in quarantine stays before one in a cooldown, and that before a busy one.
+func TestThePairsOfWhichSomethingIsSaidAreListed(t *testing.T) {
+	var all []livePair
+	states := map[pairKey]livePair{}
+	for i := range pairsShown {
+		name := fmt.Sprintf("busy%d", i)
+		all = append(all, livePair{Prefill: name, Decode: "d", Served: 100})
+		state := "cooldown"
+		if i%2 == 1 {
+			state = "quarantine"
+		}
+		quiet := fmt.Sprintf("quiet%d", i)
+		states[pairKey{quiet, "d"}] = livePair{Prefill: quiet, Decode: "d", State: state}
+	}
+	listed := func() map[string]int {
+		pairs, _ := busiest(slices.Clone(all), otherPairs{}, states)
+		n := map[string]int{}
+		for _, p := range pairs {
+			n[p.State]++
+		}
+		return n
+	}
+	assert.Equal(t, map[string]int{"cooldown": pairsShown / 2, "quarantine": pairsShown / 2}, listed())
+	delete(states, pairKey{"quiet0", "d"})
+	assert.Equal(t, map[string]int{"": 1, "cooldown": pairsShown/2 - 1, "quarantine": pairsShown / 2}, listed())
+	for i := range pairsShown { // the quarantine of half of all pairs leaves room for so many cooldowns
+		name := fmt.Sprintf("more%d", i)
+		states[pairKey{name, "d"}] = livePair{Prefill: name, Decode: "d", State: "cooldown"}
+	}
+	assert.Equal(t, map[string]int{"cooldown": pairsShown / 2, "quarantine": pairsShown / 2}, listed())
 }
 
 // A pair's times are means over its last requests, of what was measured.
@@ -98,9 +155,10 @@ func TestThePairsTimes(t *testing.T) {
 	now := time.Unix(1000, 0)
 	var table pairTable
 	pair := func() livePair {
-		list, rest := table.list(nil)
+		counted, left := table.counted()
+		list, others := busiest(counted, left, nil)
 		require.Len(t, list, 1)
-		require.Nil(t, rest)
+		require.Nil(t, others)
 		return list[0]
 	}
 	o := outcomeOf(1, "")
@@ -128,27 +186,6 @@ func TestThePairsTimes(t *testing.T) {
 	alone.Session.Prefill = discovery.Endpoint{}
 	table.add(alone, now)
 	assert.EqualValues(t, 201, pair().Served, "one engine is no pair")
-}
-
-// refusing is a picker that has no room.
-type refusing struct{}
-
-func (refusing) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
-	time.Sleep(5 * time.Millisecond)
-	return pdflow.Pick{}, &pdflow.Error{Code: pdflow.CodeOverloaded, Phase: "pick"}
-}
-
-// A request that admission refuses has a timeline, too: all of it is the queue.
-func TestARefusedRequestHasATimeline(t *testing.T) {
-	r := newRecent("m")
-	_, err := recentPicker{refusing{}, r}.Pick(t.Context(), &pdflow.PickInput{RequestID: "x", Attempt: 1})
-	require.ErrorIs(t, err, pdflow.CodeOverloaded)
-	all, totals := r.list()
-	require.Len(t, all, 1)
-	assert.Equal(t, "x", all[0].RequestID)
-	assert.Equal(t, "overloaded", all[0].Error)
-	assert.GreaterOrEqual(t, all[0].End, 5.)
-	assert.Equal(t, map[string]int64{"overloaded": 1}, totals.Errors)
 }
 
 // BenchmarkRecent is what one request costs the view, with each pair of a fleet of 64 by 64 engines in turn.

@@ -5,6 +5,7 @@ const $ = (id) => document.getElementById(id);
 let paused = false;
 let last = null; // the newest answer
 let before = null; // the one before, for rates
+let fault = ""; // why the newest answer is not shown; it stays until there is a good one
 
 // el makes an element. Text never becomes markup.
 function el(tag, cls, ...children) {
@@ -95,7 +96,7 @@ function facts(m) {
   ];
   if (a) {
     const reasons = Object.entries(a.refused).filter(([, n]) => n);
-    const why = reasons.map(([reason, n]) => reason.replace("_", " ") + " " + n);
+    const why = reasons.map(([reason, n]) => reason.replaceAll("_", " ") + " " + n);
     out.push(fact("refused", rate(m, (x) => sum(x.admission && x.admission.refused)), why.join(", ") || "none yet"));
   }
   return [...out, ...kvFacts(m)];
@@ -149,7 +150,8 @@ function engines(m, all) {
   const most = Math.max(1, ...list.map((e) => e.load));
   list.sort((a, b) => order.indexOf(a.role) - order.indexOf(b.role) || (a.id < b.id ? -1 : 1));
   const rows = list.map((e) => {
-    const state = [e.state ? stands(e) : well(e) ? "ready" : e.phase === "ready" ? "ill" : e.phase.replace("_", " ")];
+    const phase = e.phase === "ready" ? "ill" : e.phase.replaceAll("_", " ");
+    const state = [e.state ? stands(e) : well(e) ? "ready" : phase];
     if (e.lastProbeFault && !well(e)) state.push(el("small", "", e.lastProbeFault));
     const limit = Math.max((e.prefill || {}).limit || 0, (e.decode || {}).limit || 0);
     const said = (value) => (e.engine ? value(e.engine) : "–");
@@ -184,6 +186,7 @@ function pairs(m, all) {
 }
 
 const cards = new Map(); // by model: the parts of a card that stay
+let made = 0; // cards, for their ids
 
 function part(title) {
   const count = el("span", "");
@@ -205,12 +208,12 @@ function show(p, n, note, drawn) {
 
 function newCard(m) {
   const c = { head: el("header", ""), facts: el("dl", "facts"), engines: part("Engines"), pairs: part("Pairs"),
-    rest: el("p", "soft"), errors: el("p", "soft") };
+    others: el("p", "soft"), errors: el("p", "soft") };
   c.title = c.head.appendChild(el("h3", "", m.model || "any model"));
-  c.title.id = "model-" + cards.size;
+  c.title.id = "model-" + made++;
   c.about = c.head.appendChild(el("span", "soft"));
   c.ready = c.head.appendChild(el("span", ""));
-  c.pairs.d.append(c.rest);
+  c.pairs.d.append(c.others);
   c.card = el("article", "card", c.head, c.facts, c.engines.d, c.pairs.d, c.errors);
   c.card.setAttribute("aria-labelledby", c.title.id);
   return c;
@@ -225,13 +228,13 @@ function model(m) {
   c.facts.replaceChildren(...facts(m));
   show(c.engines, m.endpoints.length, "", engines(m, c.engines.all));
   c.pairs.d.hidden = !m.pairs.length;
-  show(c.pairs, m.pairs.length, m.pairsRest ? ", the busiest" : "", pairs(m, c.pairs.all));
-  const rest = m.pairsRest;
-  if (rest) c.rest.textContent = "Other pairs: " + number(rest.served) + " served, " + number(rest.failed) + " failed";
-  c.rest.hidden = !rest;
+  show(c.pairs, m.pairs.length, m.otherPairs ? ", the busiest" : "", pairs(m, c.pairs.all));
+  const o = m.otherPairs;
+  if (o) c.others.textContent = "Other pairs: " + number(o.served) + " served, " + number(o.failed) + " failed";
+  c.others.hidden = !o;
   const errors = Object.entries(m.totals.errors || {}).sort((a, b) => b[1] - a[1]);
   c.errors.textContent = errors.length
-    ? "Failed so far: " + errors.map(([code, n]) => code.replace("_", " ") + " " + n).join(", ") : "";
+    ? "Failed so far: " + errors.map(([code, n]) => code.replaceAll("_", " ") + " " + n).join(", ") : "";
   return c.card;
 }
 
@@ -274,7 +277,17 @@ const retries = { not_accepted: "retried: the engine had not got the request", f
   fallback: "not retried: a decode engine served it alone", hedge: "its prefill was the slower of two",
   given: "not retried: the caller chose the engines", final: "not retried: another pair would fail in the same way" };
 
-const key = (r) => r.model + " " + r.requestId + " " + r.attempt + " " + (r.running ? "" : r.start);
+// keysOf tells the requests of a list apart. Clients may give several requests one id, and those in flight that have no
+// engines yet have no session: of equal keys each after the first gets a number.
+function keysOf(requests) {
+  const seen = new Map();
+  return requests.map((r) => {
+    const key = [r.model, r.requestId, r.attempt, r.running ? r.session || "" : r.start].join(" ");
+    const n = (seen.get(key) || 0) + 1;
+    seen.set(key, n);
+    return n > 1 ? key + " " + n : key;
+  });
+}
 
 function about(r) {
   const dl = el("dl", "");
@@ -287,7 +300,7 @@ function about(r) {
   add("tokens", [r.input && r.input + " in", r.output && r.output + " out", r.reused && r.reused + " taken over"]
     .filter(Boolean).join(", "));
   if (r.error) {
-    add("error", [r.error.replace("_", " "), r.leg && r.leg + " leg", r.failing,
+    add("error", [r.error.replaceAll("_", " "), r.leg && r.leg + " leg", r.failing,
       r.status && "engine status " + r.status].filter(Boolean).join(", "));
   }
   add("retry", retries[r.retry] || r.retry);
@@ -296,7 +309,7 @@ function about(r) {
 }
 
 function what(r) {
-  if (r.error) return r.error.replace("_", " ");
+  if (r.error) return r.error.replaceAll("_", " ");
   if (r.resumed) return "rescued";
   return r.running ? (r.phase === "pick" ? "queue" : r.phase) : r.mode;
 }
@@ -342,16 +355,16 @@ function scaleOf(times) {
 // rows draws a list. A row that is open or has the focus stays while it is, although newer ones push it out.
 function rows(list, requests) {
   const old = new Map([...list.children].map((li) => [li.dataset.key, li]));
-  const wanted = new Map(requests.map((r) => [key(r), r]));
+  const keys = keysOf(requests);
+  const wanted = new Set(keys);
   const held = [...old.values()].filter((li) => !wanted.has(li.dataset.key) && li.request &&
     (li.firstChild.open || li.contains(document.activeElement)) && !li.request.running);
-  const all = [...requests, ...held.map((li) => li.request)];
+  const all = [...requests.map((r, i) => [keys[i], r]), ...held.map((li) => [li.dataset.key, li.request])];
   // the order of newest first; those in flight are the oldest first as they come
-  if (list.id === "ended") all.sort((a, b) => (a.start < b.start ? 1 : a.start > b.start ? -1 : 0));
-  const scale = scaleOf(all.map((r) => r.end));
+  if (list.id === "ended") all.sort(([, a], [, b]) => (a.start < b.start ? 1 : a.start > b.start ? -1 : 0));
+  const scale = scaleOf(all.map(([, r]) => r.end));
   const lost = document.activeElement && list.contains(document.activeElement) ? document.activeElement : null;
-  same(list, all.map((r) => {
-    const id = key(r);
+  same(list, all.map(([id, r]) => {
     const li = old.get(id) || newRow(id);
     if (li.request !== r || li.scale !== scale) {
       const changed = r.running || li.scale !== scale || !li.request;
@@ -384,11 +397,19 @@ function say(text, good) {
   state.className = good ? "good" : "bad";
 }
 
+// draw shows the newest answer, and what is wrong.
 function draw() {
-  if (!last) return;
-  const ready = last.models.every((m) => m.ready);
-  const state = last.draining ? "draining" : ready ? "ready" : "not ready";
+  try {
+    if (last) paint();
+  } catch (e) {
+    fault = "the page cannot show the gateway's answer: " + e.message;
+  }
+  const ready = last && !fault && last.models.every((m) => m.ready);
+  const state = fault || (!last ? "…" : last.draining ? "draining" : ready ? "ready" : "not ready");
   say(state + (paused ? ", paused" : ""), state === "ready");
+}
+
+function paint() {
   $("time").textContent = last.time.slice(11, 19) + " UTC";
   same($("models"), last.models.map(model));
   for (const name of cards.keys()) if (!last.models.some((m) => m.model === name)) cards.delete(name);
@@ -399,18 +420,34 @@ function draw() {
   card("ended", filter ? "Failed" : "Ended", ended, 60, filter !== "running");
 }
 
+// load returns the gateway's answer. The error says what is wrong.
+async function load() {
+  let response;
+  try {
+    response = await fetch("live.json", { cache: "no-store", signal: AbortSignal.timeout(5000) });
+  } catch (e) {
+    throw new Error("the gateway does not answer: " + e.message);
+  }
+  try {
+    if (response.ok) return await response.json();
+  } catch (e) {
+    throw new Error("the gateway's answer cannot be read: " + e.message);
+  }
+  const why = (await response.text().catch(() => "")).trim().slice(0, 200);
+  throw new Error("the gateway answers with status " + response.status + (why && ": " + why));
+}
+
 async function ask() {
   if (!paused) {
     try {
-      const response = await fetch("live.json", { cache: "no-store" });
-      if (!response.ok) throw new Error("status " + response.status);
-      const now = await response.json();
+      const now = await load();
       before = last;
       last = now;
-      draw();
+      fault = "";
     } catch (e) {
-      say("the gateway does not answer", false);
+      fault = e.message;
     }
+    draw();
   }
   setTimeout(ask, 1000);
 }

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+// picking is what a client's request meets at the pickers. A flow asks a picker again until engines come or its wait
+// ends, and may fall back after that, so only the request's end tells whether it got no engines.
+type picking struct {
+	mu        sync.Mutex
+	recent    *recent // of the model that was asked last; nil: none was
+	requestID string
+	attempt   int       // that waits for engines, or waited last
+	begin     time.Time // of that wait
+	waits     bool      // it has got no engines yet
+	shown     bool      // an attempt of the request is among the timelines
+}
+
+type pickingKey struct{}
+
+// withPicking gives each of the clients' requests a picking.
+func withPicking(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), pickingKey{}, &picking{})))
+	})
+}
+
+// pickingOf returns the request's picking; a new one for a request that is no client's.
+func pickingOf(ctx context.Context) *picking {
+	if p, ok := ctx.Value(pickingKey{}).(*picking); ok {
+		return p
+	}
+	return &picking{}
+}
+
+// asks notes that a request asks for engines, and returns since when it waits for them. A request that has had no
+// attempt waits since it first asked, whatever attempt it asks for: one falls back when there is no pair.
+func (p *picking) asks(r *recent, in *pdflow.PickInput) time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.waits || p.recent != r || p.shown && p.attempt != in.Attempt {
+		p.recent, p.requestID, p.attempt, p.begin, p.waits = r, in.RequestID, in.Attempt, time.Now(), true
+	}
+	return p.begin
+}
+
+func (p *picking) picked() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.waits = false
+}
+
+func (p *picking) show() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.shown = true
+}
+
+// failed is told of the error with which a client's request ends. If the request has no timeline, or ends while a
+// further attempt waits for engines, it gets one, all of which is the queue. That no engines are there for a further
+// attempt is not such an end: the flow then ends with the error of the attempt before.
+func failed(ctx context.Context, e *pdflow.Error) {
+	p := pickingOf(ctx)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.recent != nil && (!p.shown || p.waits && e.Phase == "pick" && e.Leg == "") {
+		p.shown = true
+		p.recent.unserved(p, e, time.Now())
+	}
+}
+
+// writeError is the mux's writer of errors, which sees each error of a client's request once.
+func writeError(w http.ResponseWriter, r *http.Request, e *pdflow.Error) {
+	failed(r.Context(), e)
+	pdflow.WriteError(w, r, e)
+}
+
+// recentPicker measures how long requests wait for their engines, and remembers each attempt when it ends.
+type recentPicker struct {
+	pdflow.Picker
+	r *recent
+}
+
+// Pick asks the picker. What it refuses is remembered when the request ends: see failed.
+func (p recentPicker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+	request := pickingOf(ctx)
+	begin := request.asks(p.r, in)
+	pick, err := p.Picker.Pick(ctx, in)
+	if err != nil {
+		return pick, err
+	}
+	waited := time.Since(begin)
+	request.picked()
+	done := pick.Done
+	pick.Done = func(o *pdflow.Outcome) {
+		defer func() {
+			if o.Session != nil && o.Mode != "" { // not a pick that is given back unused
+				request.show()
+				p.r.add(o, waited, time.Now())
+			}
+		}()
+		if done != nil {
+			done(o)
+		}
+	}
+	return pick, nil
+}
+
+// Changed is the picker's, nil if that has none.
+func (p recentPicker) Changed() <-chan struct{} {
+	if c, ok := p.Picker.(interface{ Changed() <-chan struct{} }); ok {
+		return c.Changed()
+	}
+	return nil
+}
+
+// Ready is the picker's.
+func (p recentPicker) Ready(in *pdflow.PickInput) error {
+	if c, ok := p.Picker.(interface {
+		Ready(in *pdflow.PickInput) error
+	}); ok {
+		return c.Ready(in)
+	}
+	return nil
+}
