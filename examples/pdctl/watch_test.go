@@ -36,8 +36,12 @@ func TestWatchDrawsAPicture(t *testing.T) {
 	require.Equal(t, exitOK, code, errs)
 	page, err := os.ReadFile("README.md")
 	require.NoError(t, err)
-	_, want, _ := strings.Cut(string(page), "$ pdctl watch --once\n")
-	want, _, _ = strings.Cut(want, "```")
+	before, want, _ := strings.Cut(string(page), "$ pdctl watch --once\n")
+	want, after, _ := strings.Cut(want, "```")
+	if os.Getenv("PDKIT_UPDATE") != "" {
+		require.NoError(t, os.WriteFile("README.md", []byte(before+"$ pdctl watch --once\n"+out+"```"+after), 0o600))
+		want = out
+	}
 	assert.Equal(t, want, out)
 
 	_, out, _ = pdctl(t, "", "watch", "--once", "--color", "always", "--admin", admin(t, 200, recorded))
@@ -60,8 +64,8 @@ func TestWatchTrustsNobody(t *testing.T) {
 	for want, url := range map[string]string{
 		"status 403":                        admin(t, 403, nil),
 		"not that of a gateway's live view": admin(t, 200, []byte("<html>")),
-		"does not answer: name it with":     "http://127.0.0.1:1",
-		"--admin is no URL; write one like": "http://\x7f",
+		"http://127.0.0.1:1 does not answer: name the gateway's admin address with --admin": "http://127.0.0.1:1",
+		"--admin is no URL; write one like":                                                 "http://\x7f",
 	} {
 		code, out, errs := pdctl(t, "", "watch", "--once", "--admin", url)
 		assert.Equal(t, exitUsage, code)
@@ -81,9 +85,13 @@ func TestWatchFitsIntoAnyTerminal(t *testing.T) {
 		m.Model, m.Connector = strings.Repeat("model ", 20), strings.Repeat("kind", 20)
 		m.Reason = strings.Repeat("no engines ", 20)
 		m.Totals.Errors = map[string]float64{strings.Repeat("broken_", 20): 1, "timeout": 1e9}
+		m.Admission = &admissionRow{Queued: 1e18, Refused: map[string]float64{strings.Repeat("queue_", 9): 1e18}}
+		m.Totals.Reused = 1e300
 		for j := range 4 {
 			m.Endpoints = append(m.Endpoints, engineRow{ID: strings.Repeat("engine", 10*j), Role: "prefill",
 				Phase: strings.Repeat("gone", 9), Load: 1e9})
+			m.Pairs = append(m.Pairs, pairRow{Prefill: strings.Repeat("p", 40*j), Decode: strings.Repeat("ü", 50-9*j),
+				Served: 1e18, State: strings.Repeat("bad", 9*j)})
 		}
 	}
 	for i := range 40 {
@@ -101,6 +109,86 @@ func TestWatchFitsIntoAnyTerminal(t *testing.T) {
 				assert.LessOrEqual(t, width(colourCodes.ReplaceAllString(line, "")), columns, "%q", line)
 			}
 		}
+	}
+}
+
+// An engine that gets no requests is not called ready, whatever it is itself: neither by the word nor by the colour.
+func TestWatchTellsWhichEnginesAreReady(t *testing.T) {
+	for want, e := range map[string]engineRow{
+		"\x1b[32mready":      {Healthy: true, Phase: "ready"},
+		"\x1b[33mcooldown":   {Healthy: true, Phase: "ready", State: "cooldown"},
+		"\x1b[31mquarantine": {Healthy: true, Phase: "ready", State: "quarantine"},
+		"\x1b[31mill":        {Phase: "ready"},
+		"\x1b[33mdraining":   {Healthy: true, Phase: "draining"},
+		"\x1b[31mnot ready":  {Healthy: true, Phase: "not_ready"},
+	} {
+		v := &view{width: 80, colours: true}
+		e.ID, e.Role = "engine-0", "decode"
+		assert.Contains(t, v.engines([]engineRow{e})[1], want)
+		v.colours = false
+		word := want[len("\x1b[32m"):]
+		assert.Equal(t, "  engine-0  decode  "+word+strings.Repeat(" ", max(5-len(word), 0))+
+			"         0      –      –      –", v.engines([]engineRow{e})[1])
+	}
+	now := &picture{Models: []modelRow{{Ready: true}, {Reason: "no decode engine is ready"}}}
+	v := &view{width: 80}
+	assert.True(t, strings.HasPrefix(v.draw(now, nil, nil)[0], "pdkit gateway  not ready  "))
+}
+
+// The pairs in trouble are shown, and then the busiest; the order is that of their names.
+func TestWatchShowsTheBusiestPairs(t *testing.T) {
+	ms := func(v float64) *float64 { return &v }
+	pairs := []pairRow{
+		{Prefill: "p2", Decode: "d0", Served: 12345, Handoff: ms(0.043), Transfer: ms(8.24)},
+		{Prefill: "p1", Decode: "d0", Served: 3},
+		{Prefill: "p1", Decode: "d1", Served: 2, State: "cooldown"},
+		{Prefill: "p0", Decode: "d0", Failed: 1, State: "quarantine"},
+	}
+	v := &view{width: 80}
+	assert.Equal(t, []string{
+		"  busiest pairs  served  failed  handoff  first token  state",
+		"  p0 → d0             0       1        –            –  quarantine",
+		"  p1 → d1             2       0        –            –  cooldown",
+		"  p2 → d0         12.3k       0    43 µs       8.2 ms  –",
+	}, v.pairs(pairs, 3))
+	assert.Empty(t, v.pairs(pairs, 0))
+	pairs[0].Prefill, pairs[0].Decode = "10.128.14.77:8000", "10.128.14.78:8000"
+	v.width = 44
+	assert.Equal(t, []string{
+		"  pair                         served  state",
+		"  10.12…7:8000 → 10.12…8:8000   12.3k  –"}, v.pairs(pairs[:1], 1))
+}
+
+// Where there is admission, its queue and limits are told, and why it refused requests. No fact is cut that fits on a
+// line of its own.
+func TestWatchTellsWhatAdmissionDoes(t *testing.T) {
+	m := &modelRow{Model: "tiny", Connector: "nixl", Ready: true, Admission: &admissionRow{Queued: 3,
+		Prefill: occupancy{2, 8}, Decode: occupancy{5, 0}, Refused: map[string]float64{"queue_full": 12, "wait": 0,
+			"timeout": 1}}}
+	m.Totals.Reused = 48123
+	assert.Equal(t, []string{
+		"tiny  nixl  ready   in flight 0   served 1.5/s   tokens taken over 48.1k",
+		"  queue 3   prefill 2 of 8   decode 5   refused 13 (queue full 12, timeout 1)",
+	}, (&view{width: 80}).model(m, "1.5/s", 0)[:2])
+	m.Admission.Refused = nil
+	assert.Equal(t, []string{
+		"tiny  nixl  ready   in flight 0",
+		"  served 1.5/s   tokens taken over 48.1k",
+		"  queue 3   prefill 2 of 8   decode 5",
+		"  refused 0",
+	}, (&view{width: 44}).model(m, "1.5/s", 0)[:4])
+	m.Totals.Reused = 0
+	assert.Equal(t, "–", m.taken(), "nobody counts it")
+	m.KV = &struct {
+		Taken float64 `json:"taken"`
+	}{7}
+	assert.Equal(t, "7", m.taken())
+}
+
+func TestCountsAreShort(t *testing.T) {
+	for n, want := range map[float64]string{0: "0", 9999: "9999", 12345: "12.3k", 99960: "100k", 999499: "999k",
+		999501: "1.0M", 99.96e6: "100M", 999.6e6: "1.0G", 123e9: "123G", 1e300: "∞"} {
+		assert.Equal(t, want, count(n))
 	}
 }
 
