@@ -7,11 +7,14 @@ import (
 	"fmt"
 	"html"
 	"image/png"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -103,6 +106,42 @@ func TestWatchInATerminal(t *testing.T) {
 			assert.NotContains(t, after, "disaggregated")
 		})
 	}
+}
+
+// A gateway that still accepts connections and answers nothing leaves the last picture, which says so; the next answer
+// takes its place. A line that is too long is cut, not wrapped.
+func TestWatchTellsThatTheGatewayHangs(t *testing.T) {
+	recorded, err := os.ReadFile("testdata/live.json")
+	require.NoError(t, err)
+	var asked atomic.Int64
+	answer := make(chan struct{})
+	gateway := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if asked.Add(1) > 1 {
+			select {
+			case <-answer:
+			case <-r.Context().Done():
+				return
+			}
+		}
+		_, _ = w.Write(recorded)
+	}))
+	t.Cleanup(gateway.Close)
+	self, err := os.Executable()
+	require.NoError(t, err)
+	x := newTerminal(t, 44, 24, fmt.Sprintf("env NO_COLOR=1 %s watch --every 100ms --admin %s; exec sleep 60",
+		quote(self), gateway.URL))
+	hangs := x.screen(func(screen string) bool { return strings.Contains(screen, "no news") })
+	want := cut("no news: "+gateway.URL+" does not answer", 44)
+	assert.Equal(t, want, strings.TrimRight(strings.Split(hangs, "\n")[1], " "))
+	assert.Contains(t, hangs, "127.0.0.1:", "the last picture stays")
+	assert.Contains(t, hangs, "decode_rejected")
+	for _, line := range strings.Split(hangs, "\n") {
+		assert.LessOrEqual(t, width(line), 44)
+	}
+	close(answer)
+	x.screen(func(screen string) bool {
+		return strings.Contains(screen, "decode_rejected") && !strings.Contains(screen, "no news")
+	})
 }
 
 // ending is the column at which the pattern ends in a line; 0 if the line does not have it.
