@@ -145,8 +145,8 @@ func (v *view) engines(endpoints []engineRow) []string {
 	state := texts("state", 10, states)
 	state.colours = colours
 	columns := v.fit([]column{texts("engine", 36, slices.Clone(ids)), texts("role", 7, roles), state,
-		figures("requests", 8, loads), figures("runs", 5, runs), figures("waits", 5, waits), figures("KV", 5, used)}, 18,
-		[]string{"runs", "waits", "KV", "role", "requests"})
+		figures("requests", 8, loads), figures("runs", 5, runs), figures("waits", 5, waits), figures("KV", 5, used)},
+		18, []string{"runs", "waits", "KV", "role", "requests"})
 	columns[0].cells = ids
 	for i := range ids {
 		ids[i] = middle(ids[i], columns[0].size)
@@ -154,8 +154,8 @@ func (v *view) engines(endpoints []engineRow) []string {
 	return v.table(columns)
 }
 
-// pairs is a table of the busiest pairs, and before these of those in a cooldown or in quarantine. They are in the order
-// of their names, so that they stay where they are.
+// pairs is a table of the pairs in a cooldown or in quarantine, and of the busiest ones of the others. It has the order
+// of their names, in which a pair stays where it is while the numbers change.
 func (v *view) pairs(all []pairRow, most int) []string {
 	if len(all) == 0 || most <= 0 {
 		return nil
@@ -196,8 +196,8 @@ func (v *view) pairs(all []pairRow, most int) []string {
 	state, fail := texts("state", 10, states), figures("failed", 6, failed)
 	state.colours, fail.colours = colours, failures
 	columns := v.fit([]column{{head: head, size: max(min(prefill+decode+3, 60), width(head))},
-		figures("served", 6, served), fail, figures("handoff", 7, handoff), figures("first token", 8, first), state}, 23,
-		[]string{"handoff", "first token", "failed", "served"})
+		figures("served", 6, served), fail, figures("handoff", 7, handoff), figures("first token", 8, first), state},
+		23, []string{"handoff", "first token", "failed", "served"})
 	room := max(columns[0].size-3, 2) // " → "
 	prefill = min(prefill, max(room/2, room-decode))
 	for i := range list {

@@ -135,7 +135,7 @@ func TestWatchTellsThatTheGatewayHangs(t *testing.T) {
 	assert.Equal(t, want, strings.TrimRight(strings.Split(hangs, "\n")[1], " "))
 	assert.Contains(t, hangs, "127.0.0.1:", "the last picture stays")
 	assert.Contains(t, hangs, "decode_rejected")
-	for _, line := range strings.Split(hangs, "\n") {
+	for line := range strings.SplitSeq(hangs, "\n") {
 		assert.LessOrEqual(t, width(line), 44)
 	}
 	close(answer)

@@ -185,6 +185,23 @@ func TestWatchTellsWhatAdmissionDoes(t *testing.T) {
 	assert.Equal(t, "7", m.taken())
 }
 
+// An attempt in flight shows the parts that have ended, and where the gateway does not follow its legs, its phase.
+func TestWatchDrawsAttemptsInFlight(t *testing.T) {
+	ms := func(v float64) *float64 { return &v }
+	v := &view{width: idSize + wordSize + tookSize + 8 + 10}
+	for want, r := range map[string]attempt{
+		"..........": {Phase: "pick"},
+		".PPPPPPPPP": {Phase: "prefill", PrefillStart: ms(1)},
+		".PPPhhhhhh": {Phase: "event", PrefillStart: ms(1), PrefillEnd: ms(4)},
+		".PPPhttttt": {Phase: "decode", PrefillStart: ms(1), PrefillEnd: ms(4), DecodeStart: ms(5)},
+		".PPPhsssss": {Phase: "stream", PrefillStart: ms(1), PrefillEnd: ms(4), DecodeStart: ms(5)},
+		"ssssssssss": {Phase: "stream"},
+	} {
+		r.Running, r.End = true, 10
+		assert.Equal(t, want, v.bar(&r, 10))
+	}
+}
+
 func TestCountsAreShort(t *testing.T) {
 	for n, want := range map[float64]string{0: "0", 9999: "9999", 12345: "12.3k", 99960: "100k", 999499: "999k",
 		999501: "1.0M", 99.96e6: "100M", 999.6e6: "1.0G", 123e9: "123G", 1e300: "∞"} {
