@@ -114,21 +114,22 @@ func TestWatchFitsIntoAnyTerminal(t *testing.T) {
 
 // An engine that gets no requests is not called ready, whatever it is itself: neither by the word nor by the colour.
 func TestWatchTellsWhichEnginesAreReady(t *testing.T) {
-	for want, e := range map[string]engineRow{
-		"\x1b[32mready":      {Healthy: true, Phase: "ready"},
-		"\x1b[33mcooldown":   {Healthy: true, Phase: "ready", State: "cooldown"},
-		"\x1b[31mquarantine": {Healthy: true, Phase: "ready", State: "quarantine"},
-		"\x1b[31mill":        {Phase: "ready"},
-		"\x1b[33mdraining":   {Healthy: true, Phase: "draining"},
-		"\x1b[31mnot ready":  {Healthy: true, Phase: "not_ready"},
+	for want, fields := range map[string]string{
+		"\x1b[32mready":      `"healthy":true,"phase":"ready"`,
+		"\x1b[33mcooldown":   `"healthy":true,"phase":"ready","state":"cooldown","left":900`,
+		"\x1b[31mquarantine": `"healthy":true,"phase":"ready","state":"quarantine"`,
+		"\x1b[31mill":        `"healthy":false,"phase":"ready","lastProbeFault":"status 503"`,
+		"\x1b[33mdraining":   `"healthy":true,"phase":"draining"`,
+		"\x1b[31mnot ready":  `"healthy":true,"phase":"not_ready"`,
 	} {
-		v := &view{width: 80, colours: true}
-		e.ID, e.Role = "engine-0", "decode"
-		assert.Contains(t, v.engines([]engineRow{e})[1], want)
-		v.colours = false
+		url := admin(t, 200, []byte(`{"models":[{"ready":true,"endpoints":[{"id":"engine-0","role":"decode",`+
+			fields+`}]}]}`))
+		_, out, _ := pdctl(t, "", "watch", "--once", "--color", "always", "--admin", url)
+		assert.Contains(t, out, want)
+		_, out, _ = pdctl(t, "", "watch", "--once", "--admin", url)
 		word := want[len("\x1b[32m"):]
-		assert.Equal(t, "  engine-0  decode  "+word+strings.Repeat(" ", max(5-len(word), 0))+
-			"         0      –      –      –", v.engines([]engineRow{e})[1])
+		assert.Contains(t, out, "\n  engine-0  decode  "+word+strings.Repeat(" ", max(5-len(word), 0))+
+			"         0      –      –      –\n")
 	}
 	now := &picture{Models: []modelRow{{Ready: true}, {Reason: "no decode engine is ready"}}}
 	v := &view{width: 80}
@@ -137,13 +138,12 @@ func TestWatchTellsWhichEnginesAreReady(t *testing.T) {
 
 // The pairs in trouble are shown, and then the busiest; the order is that of their names.
 func TestWatchShowsTheBusiestPairs(t *testing.T) {
-	ms := func(v float64) *float64 { return &v }
-	pairs := []pairRow{
-		{Prefill: "p2", Decode: "d0", Served: 12345, Handoff: ms(0.043), Transfer: ms(8.24)},
-		{Prefill: "p1", Decode: "d0", Served: 3},
-		{Prefill: "p1", Decode: "d1", Served: 2, State: "cooldown"},
-		{Prefill: "p0", Decode: "d0", Failed: 1, State: "quarantine"},
-	}
+	var pairs []pairRow
+	require.NoError(t, json.Unmarshal([]byte(`[
+		{"prefill":"p2","decode":"d0","served":12345,"failed":0,"reused":0,"handoff":0.043,"transfer":8.24},
+		{"prefill":"p1","decode":"d0","served":3,"failed":0,"reused":0},
+		{"prefill":"p1","decode":"d1","served":2,"failed":0,"reused":0,"state":"cooldown","left":900},
+		{"prefill":"p0","decode":"d0","served":0,"failed":1,"reused":0,"state":"quarantine"}]`), &pairs))
 	v := &view{width: 80}
 	assert.Equal(t, []string{
 		"  busiest pairs  served  failed  handoff  first token  state",
@@ -162,10 +162,10 @@ func TestWatchShowsTheBusiestPairs(t *testing.T) {
 // Where there is admission, its queue and limits are told, and why it refused requests. No fact is cut that fits on a
 // line of its own.
 func TestWatchTellsWhatAdmissionDoes(t *testing.T) {
-	m := &modelRow{Model: "tiny", Connector: "nixl", Ready: true, Admission: &admissionRow{Queued: 3,
-		Prefill: occupancy{2, 8}, Decode: occupancy{5, 0}, Refused: map[string]float64{"queue_full": 12, "wait": 0,
-			"timeout": 1}}}
-	m.Totals.Reused = 48123
+	m := &modelRow{}
+	require.NoError(t, json.Unmarshal([]byte(`{"model":"tiny","connector":"nixl","ready":true,"totals":{"reused":48123},
+		"admission":{"queued":3,"prefill":{"inFlight":2,"limit":8},"decode":{"inFlight":5,"limit":0},
+		"refused":{"queue_full":12,"wait":0,"timeout":1}},"kv":{"taken":7,"bytes":0}}`), m))
 	assert.Equal(t, []string{
 		"tiny  nixl  ready   in flight 0   served 1.5/s   tokens taken over 48.1k",
 		"  queue 3   prefill 2 of 8   decode 5   refused 13 (queue full 12, timeout 1)",
@@ -178,11 +178,9 @@ func TestWatchTellsWhatAdmissionDoes(t *testing.T) {
 		"  refused 0",
 	}, (&view{width: 44}).model(m, "1.5/s", 0)[:4])
 	m.Totals.Reused = 0
+	assert.Equal(t, "7", m.taken(), "by the engines' own counters")
+	m.KV = nil
 	assert.Equal(t, "–", m.taken(), "nobody counts it")
-	m.KV = &struct {
-		Taken float64 `json:"taken"`
-	}{7}
-	assert.Equal(t, "7", m.taken())
 }
 
 // An attempt in flight shows the parts that have ended, and where the gateway does not follow its legs, its phase.
