@@ -68,14 +68,14 @@ func TestWatchInATerminal(t *testing.T) {
 			coloured := x.screen(func(screen string) bool {
 				failed := strings.Contains(screen, "failed attempts") || c.rows < 40
 				return strings.Count(screen, "disaggregated") >= c.ended && failed &&
-					regexp.MustCompile(`served [0-9]`).MatchString(screen)
+					strings.Count(screen, " → ") >= c.pairs && regexp.MustCompile(`served [0-9]`).MatchString(screen) &&
+					regexp.MustCompile(`tokens taken over [0-9]`).MatchString(screen)
 			})
 			assert.Equal(t, c.env != "NO_COLOR=1", strings.Contains(coloured, "\x1b[32m"))
 			screen := strings.Split(strings.TrimRight(colourCodes.ReplaceAllString(coloured, ""), "\n"), "\n")
 			assert.True(t, strings.HasPrefix(screen[0], "pdkit gateway  ready  "), screen[0])
 			assert.LessOrEqual(t, len(screen), c.rows)
 			assert.Regexp(t, `  queue \d+   prefill \d+ of \d+   decode \d+ of \d+`, strings.Join(screen, "\n"))
-			assert.Regexp(t, `  tokens taken over [1-9]`, strings.Join(screen, "\n"))
 			numbers, pairs, times := map[int]int{}, map[int]int{}, map[int]int{}
 			for _, line := range screen {
 				line = strings.TrimRight(line, " ")
