@@ -87,32 +87,41 @@ func TestBenchRefusesWhatItCannotMeasure(t *testing.T) {
 	}
 }
 
-// Ctrl-C ends a real process soon, and it writes what was measured until then.
+// Ctrl-C ends a real process soon, and it writes what was measured until then. The server holds the request of each
+// client when the signal is sent: a client might else be between two requests.
 func TestBenchEndsAtCtrlC(t *testing.T) {
-	e, err := enginesim.Start(enginesim.Config{ITL: 5 * time.Millisecond})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = e.Close() })
 	self, err := os.Executable()
 	require.NoError(t, err)
 	for _, signal := range []os.Signal{os.Interrupt, syscall.SIGTERM} {
-		before := len(e.Requests())
-		cmd := exec.CommandContext(t.Context(), self, "bench", "--url", e.URL(), "--clients", "2", "--duration", "1h",
-			"--max-tokens", "10", "--json")
+		var asked, held atomic.Int64
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_, _ = w.Write([]byte("data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n"))
+			_ = http.NewResponseController(w).Flush()
+			if asked.Add(1) > 8 {
+				held.Add(1)
+				<-r.Context().Done()
+				return
+			}
+			_, _ = w.Write([]byte("data: [DONE]\n\n"))
+		}))
+		cmd := exec.CommandContext(t.Context(), self, "bench", "--url", server.URL, "--model", "m", "--clients", "2",
+			"--duration", "1h", "--json")
 		cmd.Env = append(os.Environ(), "PDCTL_TEST_AS_PROGRAM=1")
 		var out, errs strings.Builder
 		cmd.Stdout, cmd.Stderr = &out, &errs
 		require.NoError(t, cmd.Start())
-		require.Eventually(t, func() bool { return len(e.Requests()) > before+6 }, 20*time.Second, 10*time.Millisecond)
+		assert.Eventually(t, func() bool { return held.Load() == 2 }, 20*time.Second, 10*time.Millisecond)
 		sent := time.Now()
 		require.NoError(t, cmd.Process.Signal(signal))
 		_ = cmd.Wait()
+		server.Close()
 		assert.Less(t, time.Since(sent), 5*time.Second)
 		assert.Equal(t, exitInterrupted, cmd.ProcessState.ExitCode())
 		assert.Equal(t, "pdctl: interrupted\n", errs.String())
 		var r measure.Report
 		require.NoError(t, json.Unmarshal([]byte(out.String()), &r), out.String())
 		assert.True(t, r.Interrupted)
-		assert.Positive(t, r.Targets[0].Served)
+		assert.Equal(t, 8, r.Targets[0].Served)
 		assert.Positive(t, r.Targets[0].TTFT.P50)
 		assert.Zero(t, r.Failed())
 		assert.Equal(t, 2, r.Unfinished)

@@ -50,6 +50,7 @@ kind: ModelServer
 spec:
   model: tiny
   kvConnector: {type: nixl, config: {leaseDuration: 30s}}
+  admission: {mode: fixed, inFlightPerPrefill: 8, inFlightPerDecode: 32}
   discovery:
     static:
       endpoints:

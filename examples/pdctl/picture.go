@@ -3,11 +3,8 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
-	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -25,7 +22,18 @@ type view struct {
 
 // inFlight is how many attempts in flight are shown. A live view keeps the place for all of them, so that what is
 // below does not jump each second.
-const inFlight = 5
+func (v *view) inFlight() int {
+	if v.height == 0 {
+		return 5
+	}
+	return min(max(v.height/8, 2), 5)
+}
+
+// room is how many lines are left for pairs and ended attempts, of a terminal in which others take so many.
+func (v *view) room(others int) int {
+	const headings, more = 3, 1 // two headings and the line between them; "and … more"
+	return max(v.height-others-headings-v.inFlight()-more, 0)
+}
 
 // Colours of a terminal's palette, which the user has chosen to be readable.
 const (
@@ -36,17 +44,21 @@ const (
 // draw returns the lines of a picture. err is why there is no newer one.
 func (v *view) draw(now, before *picture, err error) []string {
 	state := v.paint("ready", good)
-	if now.Draining {
+	switch {
+	case now.Draining:
 		state = v.paint("draining", attention)
+	case slices.ContainsFunc(now.Models, func(m modelRow) bool { return !m.Ready }):
+		state = v.paint("not ready", bad)
 	}
 	lines := []string{v.paint("pdkit gateway", bold) + "  " + state + "  " +
 		v.paint(now.Time.UTC().Format(time.TimeOnly)+" UTC", soft)}
 	if err != nil {
 		lines = append(lines, v.paint(plain("no news: "+err.Error(), 200), bad))
 	}
+	pairs := v.pairRows(len(lines), now)
 	for i := range now.Models {
 		lines = append(lines, "")
-		lines = append(lines, v.model(&now.Models[i], rate(&now.Models[i], now, before))...)
+		lines = append(lines, v.model(&now.Models[i], rate(&now.Models[i], now, before), pairs)...)
 	}
 	var running, ended []attempt
 	for _, r := range now.Requests {
@@ -57,17 +69,17 @@ func (v *view) draw(now, before *picture, err error) []string {
 		}
 	}
 	rows := v.rows
-	if v.height > 0 { // 2 lines of headings, and one for "and … more"
-		rows = max(min(rows, v.height-len(lines)-inFlight-4), 0)
+	if v.height > 0 {
+		rows = min(rows, v.room(len(lines)))
 	}
 	ended = ended[:min(len(ended), rows)]
 	longest := 1.0
-	for _, r := range slices.Concat(running[:min(len(running), inFlight)], ended) {
+	for _, r := range slices.Concat(running[:min(len(running), v.inFlight())], ended) {
 		longest = max(longest, r.End)
 	}
 	lines = append(lines, "", v.paint("in flight", bold)+v.scale(longest))
-	shown := v.requests(running, longest, inFlight)
-	for v.height > 0 && len(shown) < inFlight+1 { // the last line is for "and … more"
+	shown := v.requests(running, longest, v.inFlight())
+	for v.height > 0 && len(shown) < v.inFlight()+1 { // the last line is for "and … more"
 		shown = append(shown, "")
 	}
 	lines = append(lines, shown...)
@@ -84,6 +96,38 @@ func (v *view) draw(now, before *picture, err error) []string {
 		lines[i] = cut(line, v.width)
 	}
 	return lines
+}
+
+// pairRows is how many pairs of each model are shown: a third of what is left, since the ended attempts tell more, and
+// none where that is not worth the line of the table's head.
+func (v *view) pairRows(others int, now *picture) int {
+	if v.height == 0 || len(now.Models) == 0 {
+		return pairsMost
+	}
+	for i := range now.Models {
+		others += 1 + len(v.model(&now.Models[i], "99.9/s", 0))
+	}
+	rows := v.room(others) / 3 / len(now.Models)
+	if rows < 2 {
+		return 0
+	}
+	return min(rows, pairsMost)
+}
+
+// visible is how many characters of a line one sees.
+func visible(line string) (n int) {
+	escape := false
+	for _, r := range line {
+		switch {
+		case r == '\x1b':
+			escape = true
+		case escape:
+			escape = r != 'm'
+		default:
+			n++
+		}
+	}
+	return n
 }
 
 // cut shortens a line to n characters, not counting colours. One that was longer ends with "…".
@@ -125,124 +169,6 @@ func rate(m *modelRow, now, before *picture) string {
 		}
 	}
 	return "–"
-}
-
-func (v *view) model(m *modelRow, rate string) []string {
-	state, colour := "ready", good
-	if !m.Ready {
-		state, colour = cmp.Or(m.Reason, "not ready"), bad
-	}
-	sum := 0.0
-	for _, n := range m.Phases {
-		sum += n
-	}
-	lines := []string{fmt.Sprintf("%s  %s  %s   in flight %.0f   served %s", v.paint(plain(cmp.Or(m.Model,
-		"any model"), 32), bold), v.paint(plain(m.Connector, 16), soft), v.paint(plain(state, 60), colour), sum, rate)}
-	lines = append(lines, v.engines(m.Endpoints)...)
-	var failed []string
-	for _, code := range slices.Sorted(maps.Keys(m.Totals.Errors)) {
-		failed = append(failed, fmt.Sprintf("%s %.0f", code, m.Totals.Errors[code]))
-	}
-	if len(failed) > 0 {
-		lines = append(lines, v.paint(plain("  failed attempts so far: "+strings.Join(failed, ", "), 200), soft))
-	}
-	return lines
-}
-
-// column is one of the table of engines.
-type column struct {
-	head  string
-	right bool // numbers are aligned at the right
-	size  int
-	of    func(*engineRow) string
-}
-
-// engines is a table that leaves columns out where the terminal is narrow.
-func (v *view) engines(endpoints []engineRow) []string {
-	own := func(e *engineRow, text string) string {
-		if e.Engine == nil {
-			return "–"
-		}
-		return text
-	}
-	columns := []column{
-		{"engine", false, 8, func(e *engineRow) string { return e.ID }},
-		{"role", false, 7, func(e *engineRow) string { return plain(e.Role, 7) }},
-		{"state", false, 5, func(e *engineRow) string { return e.Phase }},
-		{"requests", true, 8, func(e *engineRow) string { return strconv.Itoa(e.Load) }},
-		{"runs", true, 5, func(e *engineRow) string { return own(e, strconv.Itoa(e.running())) }},
-		{"waits", true, 5, func(e *engineRow) string { return own(e, strconv.Itoa(e.waiting())) }},
-		{"KV", true, 5, func(e *engineRow) string { return own(e, fmt.Sprintf("%.0f %%", 100*e.usage())) }},
-	}
-	for i := range endpoints {
-		columns[0].size = max(columns[0].size, min(width(endpoints[i].ID), 36))
-		columns[2].size = max(columns[2].size, min(width(endpoints[i].Phase), 10))
-	}
-	for _, least := range []string{"runs", "waits", "KV", "role", "requests"} { // in the order in which they go
-		if tableWidth(columns) <= v.width {
-			break
-		}
-		columns[0].size = max(columns[0].size-tableWidth(columns)+v.width, min(columns[0].size, 18))
-		if tableWidth(columns) > v.width {
-			columns = slices.DeleteFunc(columns, func(c column) bool { return c.head == least })
-		}
-	}
-	columns[0].size = max(columns[0].size-max(tableWidth(columns)-v.width, 0), 1)
-	var head strings.Builder
-	for _, c := range columns {
-		head.WriteString("  " + pad(c.head, c.size, c.right))
-	}
-	lines := []string{v.paint(strings.TrimRight(head.String(), " "), soft)}
-	order := []string{"encode", "prefill", "both", "decode"}
-	list := slices.Clone(endpoints)
-	slices.SortStableFunc(list, func(x, y engineRow) int {
-		return cmp.Or(cmp.Compare(slices.Index(order, x.Role), slices.Index(order, y.Role)), cmp.Compare(x.ID, y.ID))
-	})
-	for i := range list {
-		e := &list[i]
-		var line strings.Builder
-		for _, c := range columns {
-			cell := pad(plain(c.of(e), c.size), c.size, c.right)
-			if c.head == "state" {
-				colour := bad
-				if e.Healthy && e.Phase == "ready" {
-					colour = good
-				}
-				cell = v.paint(cell, colour)
-			}
-			line.WriteString("  " + cell)
-		}
-		lines = append(lines, line.String())
-	}
-	return lines
-}
-
-func tableWidth(columns []column) (n int) {
-	for _, c := range columns {
-		n += 2 + c.size
-	}
-	return n
-}
-
-func (e *engineRow) running() int {
-	if e.Engine == nil {
-		return 0
-	}
-	return e.Engine.Running
-}
-
-func (e *engineRow) waiting() int {
-	if e.Engine == nil {
-		return 0
-	}
-	return e.Engine.Waiting
-}
-
-func (e *engineRow) usage() float64 {
-	if e.Engine == nil {
-		return 0
-	}
-	return e.Engine.KVUsage
 }
 
 // What a line of an attempt has beside its timeline: the request's id, what became of it, and how long it took.
@@ -358,8 +284,11 @@ func (v *view) bar(r *attempt, longest float64) string {
 	handoff := at(r.PrefillEnd, decode)
 	decode = max(decode, handoff)
 	first := max(decode, at(r.FirstToken, r.End))
+	if r.Running && r.Phase == "stream" { // when the first token came is known at the end
+		first = decode
+	}
 	ends := []float64{prefill, handoff, decode, first, r.End}
-	if r.Running { // only its phase is known
+	if r.Running && r.PrefillStart == nil && r.DecodeStart == nil { // only its phase is known
 		now := max(0, slices.Index([]string{"pick", "prefill", "event", "decode", "stream"}, r.Phase))
 		for i := range ends {
 			ends[i] = 0

@@ -44,9 +44,15 @@ type modelRow struct {
 	Phases    map[string]float64 `json:"phases"`
 	Totals    struct {
 		Served float64            `json:"served"`
+		Reused float64            `json:"reused"` // prompt tokens, as responses tell them
 		Errors map[string]float64 `json:"errors"`
 	} `json:"totals"`
-	Endpoints []engineRow `json:"endpoints"`
+	Endpoints []engineRow   `json:"endpoints"`
+	Pairs     []pairRow     `json:"pairs"`
+	Admission *admissionRow `json:"admission"` // nil: it is off
+	KV        *struct {
+		Taken float64 `json:"taken"` // prompt tokens, as engines count them
+	} `json:"kv"`
 }
 
 type engineRow struct {
@@ -54,12 +60,36 @@ type engineRow struct {
 	Role    string `json:"role"`
 	Phase   string `json:"phase"`
 	Healthy bool   `json:"healthy"`
+	State   string `json:"state"` // cooldown, quarantine; "": neither
 	Load    int    `json:"load"`
 	Engine  *struct {
 		Running int     `json:"running"`
 		Waiting int     `json:"waiting"`
 		KVUsage float64 `json:"kvUsage"`
 	} `json:"engine"` // what it says of itself, if the gateway asks
+}
+
+// pairRow has its times in ms, means over its last requests.
+type pairRow struct {
+	Prefill  string   `json:"prefill"`
+	Decode   string   `json:"decode"`
+	Served   float64  `json:"served"`
+	Failed   float64  `json:"failed"`
+	Handoff  *float64 `json:"handoff"`
+	Transfer *float64 `json:"transfer"` // to the first token
+	State    string   `json:"state"`    // as an engine's
+}
+
+type admissionRow struct {
+	Queued  float64            `json:"queued"`
+	Prefill occupancy          `json:"prefill"`
+	Decode  occupancy          `json:"decode"`
+	Refused map[string]float64 `json:"refused"` // requests, by reason
+}
+
+type occupancy struct {
+	InFlight float64 `json:"inFlight"`
+	Limit    float64 `json:"limit"` // 0: none
 }
 
 // attempt has its times in ms since it began.
@@ -80,6 +110,8 @@ type attempt struct {
 // maxPicture is the largest response that is read, in bytes.
 const maxPicture = 8 << 20
 
+var errNoAnswer = errors.New("does not answer")
+
 // Run prints pictures until it is interrupted.
 func (c *watchCmd) Run(s streams) error {
 	if c.Every <= 0 || c.Rows < 0 {
@@ -96,6 +128,9 @@ func (c *watchCmd) Run(s streams) error {
 		case ctx.Err() != nil:
 			return nil
 		case err != nil && (c.Once || last == nil):
+			if errors.Is(err, errNoAnswer) {
+				err = fmt.Errorf("%w: name the gateway's admin address with --admin", err)
+			}
 			return err
 		case err != nil && !live:
 			fmt.Fprintln(s.err, "pdctl:", err)
@@ -177,12 +212,12 @@ func (c *watchCmd) ask(ctx context.Context) ([]byte, *picture, error) {
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return nil, nil, fmt.Errorf("the gateway's admin address %s does not answer: name it with --admin", c.Admin)
+		return nil, nil, fmt.Errorf("%s %w", c.Admin, errNoAnswer)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxPicture))
 	if err != nil {
-		return nil, nil, errors.New("the gateway's response broke off")
+		return nil, nil, fmt.Errorf("the response of %s broke off", c.Admin)
 	}
 	if resp.StatusCode != http.StatusOK {
 		return nil, nil, fmt.Errorf("the gateway answered with status %d: is %s its admin address, by an IP address "+

@@ -7,11 +7,14 @@ import (
 	"fmt"
 	"html"
 	"image/png"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -55,32 +58,43 @@ func TestWatchInATerminal(t *testing.T) {
 	admin := busyGateway(t)
 	for _, c := range []struct {
 		columns, rows int
+		ended, pairs  int // lines: so many at least, exactly so many
 		env           string
-	}{{120, 40, "NO_COLOR="}, {80, 32, "NO_COLOR="}, {80, 24, "NO_COLOR=1"}, {44, 20, "NO_COLOR="}} {
+	}{{120, 40, 10, 6, "NO_COLOR="}, {80, 32, 6, 4, "NO_COLOR="}, {80, 24, 3, 2, "NO_COLOR=1"},
+		{44, 20, 1, 0, "NO_COLOR="}} {
 		t.Run(fmt.Sprintf("%dx%d %s", c.columns, c.rows, c.env), func(t *testing.T) {
 			x := newTerminal(t, c.columns, c.rows, fmt.Sprintf("trap : INT; echo begin; env %s %s watch --admin %s; "+
 				"echo ended with $?; exec sleep 60", c.env, quote(self), admin))
 			coloured := x.screen(func(screen string) bool {
 				failed := strings.Contains(screen, "failed attempts") || c.rows < 40
-				return strings.Count(screen, "disaggregated") >= min(c.rows-20, 12) && failed &&
-					regexp.MustCompile(`served [0-9]`).MatchString(screen)
+				return strings.Count(screen, "disaggregated") >= c.ended && failed &&
+					strings.Count(screen, " → ") >= c.pairs && regexp.MustCompile(`served [0-9]`).MatchString(screen) &&
+					regexp.MustCompile(`tokens taken over [0-9]`).MatchString(screen)
 			})
 			assert.Equal(t, c.env != "NO_COLOR=1", strings.Contains(coloured, "\x1b[32m"))
 			screen := strings.Split(strings.TrimRight(colourCodes.ReplaceAllString(coloured, ""), "\n"), "\n")
 			assert.True(t, strings.HasPrefix(screen[0], "pdkit gateway  ready  "), screen[0])
 			assert.LessOrEqual(t, len(screen), c.rows)
-			numbers, times := map[int]int{}, map[int]int{}
+			assert.Regexp(t, `  queue \d+   prefill \d+ of \d+   decode \d+ of \d+`, strings.Join(screen, "\n"))
+			numbers, pairs, times := map[int]int{}, map[int]int{}, map[int]int{}
 			for _, line := range screen {
 				line = strings.TrimRight(line, " ")
 				assert.LessOrEqual(t, width(line), c.columns, line)
-				if n := ending(line, `^  (engine|127\.0).*$`); n > 0 {
+				if n := ending(line, `^  (engine|127\.0\S+ +[a-z]).*$`); n > 0 {
 					numbers[n]++
+				}
+				if n := ending(line, `^  (.*first token|127\S+ → .*( m?s|–))  `); n > 0 {
+					pairs[n]++
 				}
 				if n := ending(line, `^  [0-9a-f]+…  [a-z_]+ +[0-9.]+ m?s`); n > 0 {
 					times[n]++
 				}
 			}
 			assert.Len(t, numbers, 1, "the table's columns are aligned: %q", screen)
+			if c.pairs > 0 {
+				assert.Len(t, pairs, 1, "pairs are aligned: %q", screen)
+			}
+			assert.Equal(t, c.pairs, strings.Count(coloured, " → "), "%q", screen)
 			assert.Len(t, times, 1, "times are aligned: %q", screen)
 			if c.columns == 120 {
 				drawTerminal(t, coloured, c.columns)
@@ -92,6 +106,42 @@ func TestWatchInATerminal(t *testing.T) {
 			assert.NotContains(t, after, "disaggregated")
 		})
 	}
+}
+
+// A gateway that still accepts connections and answers nothing leaves the last picture, which says so; the next answer
+// takes its place. A line that is too long is cut, not wrapped.
+func TestWatchTellsThatTheGatewayHangs(t *testing.T) {
+	recorded, err := os.ReadFile("testdata/live.json")
+	require.NoError(t, err)
+	var asked atomic.Int64
+	answer := make(chan struct{})
+	gateway := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if asked.Add(1) > 1 {
+			select {
+			case <-answer:
+			case <-r.Context().Done():
+				return
+			}
+		}
+		_, _ = w.Write(recorded)
+	}))
+	t.Cleanup(gateway.Close)
+	self, err := os.Executable()
+	require.NoError(t, err)
+	x := newTerminal(t, 44, 24, fmt.Sprintf("env NO_COLOR=1 %s watch --every 100ms --admin %s; exec sleep 60",
+		quote(self), gateway.URL))
+	hangs := x.screen(func(screen string) bool { return strings.Contains(screen, "no news") })
+	want := cut("no news: "+gateway.URL+" does not answer", 44)
+	assert.Equal(t, want, strings.TrimRight(strings.Split(hangs, "\n")[1], " "))
+	assert.Contains(t, hangs, "127.0.0.1:", "the last picture stays")
+	assert.Contains(t, hangs, "decode_rejected")
+	for line := range strings.SplitSeq(hangs, "\n") {
+		assert.LessOrEqual(t, width(line), 44)
+	}
+	close(answer)
+	x.screen(func(screen string) bool {
+		return strings.Contains(screen, "decode_rejected") && !strings.Contains(screen, "no news")
+	})
 }
 
 // ending is the column at which the pattern ends in a line; 0 if the line does not have it.
