@@ -214,7 +214,7 @@ func ownFlow(b testing.TB) *pdflow.Flow {
 	return flow
 }
 
-// The budget of a 2 KB request over pdkit's transport: 30 allocations and 11.5 KB. docs/performance.md lists them.
+// The budget of a 2 KB request over pdkit's transport: 32 allocations and 11.5 KB. docs/performance.md lists them.
 func TestAllocationsOfARequestOverTheOwnTransport(t *testing.T) {
 	if raceDetector {
 		t.Skip("pools give less back under the race detector; test.sh's step bench runs this without it")
@@ -224,7 +224,7 @@ func TestAllocationsOfARequestOverTheOwnTransport(t *testing.T) {
 	own := testing.AllocsPerRun(50, func() { _ = request2KB(body) })
 	all := testing.AllocsPerRun(200, func() { flow.ServeHTTP(&discard{http.Header{}}, request2KB(body)) })
 	require.Greater(t, all, own)
-	require.LessOrEqual(t, all-own, 30.0)
+	require.LessOrEqual(t, all-own, 32.0)
 	bytes := bytesPerRun(func() { flow.ServeHTTP(&discard{http.Header{}}, request2KB(body)) })
 	require.LessOrEqual(t, bytes-bytesPerRun(func() { _ = request2KB(body) }), 11.5*1024)
 }

@@ -246,8 +246,11 @@ func (a *attempt) end(e *Error) {
 	a.watch.stop()
 	a.cancel(cause)
 	a.bg.Wait()
-	a.leavePrefill()
-	a.unblocked = !a.out.PrefillRuns && a.unblock(&a.out.Prefill)
+	unblock := a.unblocking()
+	a.leavePrefill(unblock)
+	if unblock != nil && !a.out.PrefillRuns && a.out.Prefill.Status/100 == 4 {
+		a.unblocked = unblock(a.x.base) // the attempt's own context is over
+	}
 	defer a.held.release()
 	if a.done != nil {
 		_ = a.guard(LegDecode, "event", func() error { a.done(asError(e)); return nil })

@@ -35,6 +35,7 @@ type ownLeg struct {
 	runsOn  bool // the attempt is over, and the leg is not
 	timer   *time.Timer
 	started time.Time
+	unblock func(context.Context) bool // see attempt.unblocking; set when the attempt is over
 }
 
 func newOwnLeg(a *attempt) *ownLeg {
@@ -122,13 +123,17 @@ func (l *ownLeg) left() bool {
 	return l.runsOn
 }
 
-// leavePrefill waits for P's leg, or lets it run on if it was sent.
-func (a *attempt) leavePrefill() {
+// leavePrefill waits for P's leg, or lets it run on if it was sent. Should P then refuse it, too, unblock ends what P
+// waits for, unless it is nil.
+func (a *attempt) leavePrefill(unblock func(context.Context) bool) {
 	l := a.own
 	if l == nil {
 		return
 	}
 	l.mu.Lock()
+	if a.x.door.steps == nil { // a host that sends the legs asks for nothing any more
+		l.unblock = unblock
+	}
 	if l.runsOn = l.sent && !l.over && l.ctx.Err() == nil; !l.runsOn {
 		l.mu.Unlock()
 		<-l.done
@@ -158,8 +163,10 @@ func (l *ownLeg) ended() {
 	if l.timer != nil {
 		l.timer.Stop()
 	}
-	runsOn := l.runsOn
+	runsOn, unblock := l.runsOn, l.unblock
 	l.mu.Unlock()
+	// The leg's context, since a shutdown that cuts legs cuts this, too.
+	unblocked := runsOn && unblock != nil && l.out.Status/100 == 4 && l.ctx.Err() == nil && unblock(l.ctx)
 	l.cancel(errOver)
 	close(l.done)
 	if !runsOn {
@@ -167,7 +174,7 @@ func (l *ownLeg) ended() {
 	}
 	f, e := l.a.f, l.out.Err
 	f.tel.ranOn.Add(l.a.x.client, 1, f.tel.set(labels{code: codeLabel(e)}).add...)
-	if l.a.unblock(&l.out) {
+	if unblocked {
 		e = nil // D refused first, and nothing waits for this prefill any more
 	}
 	if e != nil && f.traits.Orphans && l.a.sent {

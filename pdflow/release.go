@@ -4,8 +4,10 @@ package pdflow
 
 import (
 	"context"
+	"encoding/json"
 	"io"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
@@ -21,39 +23,48 @@ const noModel = "pdkit.release-handoff"
 // now, and D would keep their KV as this prompt's (docs/protocols/nixl.md, recording 60).
 func (a *attempt) release(refused *connector.Leg) {
 	a.unread = true
-	_, ok := refused.Current(connector.ParamsMember)
+	params, ok := refused.Current(connector.ParamsMember)
 	if !a.f.traits.RefusalReleases || !ok || a.ctx.Err() != nil {
 		return
 	}
 	a.watch.limit(a.f.limits.Cleanup)
 	defer a.watch.relax()
-	status := a.aside(a.ctx, a.s.Decode, refused, `{"model":"`+noModel+`","prompt":[0],"max_tokens":1,`)
+	status := a.aside(a.ctx, a.s.Decode, params, refused.Header(),
+		`{"model":"`+noModel+`","prompt":[0],"max_tokens":1,`)
 	if a.unread = status/100 != 4; !a.unread {
 		a.f.tel.released.Add(a.x.client, 1, a.f.tel.base.add...)
 	}
 }
 
-// unblockLimit is how long P may take for the two tokens where Timeouts.Cleanup has no limit. The attempt's end, or a
-// shutdown, waits for them.
+// unblockLimit is how long P may take for the two tokens where Timeouts.Cleanup has no limit.
 const unblockLimit = 5 * time.Second
 
-// unblock ends what P waits for after both engines have refused a request (connector.Traits.RefusalHolds): it has P
-// compute two tokens under the name of the request's transfer, and reports whether P did. p is P's leg, which may have
-// been refused after the attempt was over.
-func (a *attempt) unblock(p *LegOutcome) bool {
+// unblocking returns what ends that P waits for a prefill after both engines have refused a request
+// (connector.Traits.RefusalHolds), or nil if P waits for nothing: it has P compute two tokens under the name of the
+// request's transfer, and reports whether P did. It is made while the client's body is there, and reads nothing of it
+// later.
+func (a *attempt) unblocking() func(context.Context) bool {
 	d := &a.out.Decode
-	if a.own == nil || p.Status/100 != 4 || d.Status/100 != 4 || !a.refusalHolds(d.Err) {
-		return false
+	if a.own == nil || d.Status/100 != 4 || !a.refusalHolds(d.Err) {
+		return nil
 	}
-	limit := a.f.limits.Cleanup
-	if limit <= 0 {
-		limit = unblockLimit
+	a.x.header = a.x.header.Clone() // the host's own may be another request's when P refuses late
+	ctx, leg := context.WithoutCancel(a.x.base), connector.NewLeg(a.x.req)
+	if a.guard(LegPrefill, "cleanup", func() error { return a.f.conn.Prefill(ctx, a.s, leg) }) != nil {
+		return nil
 	}
-	ctx, stop := context.WithTimeout(context.WithoutCancel(a.x.base), limit) // P waits, also where the client has left
-	defer stop()
-	leg := connector.NewLeg(a.x.req)
-	return a.guard(LegPrefill, "cleanup", func() error { return a.f.conn.Prefill(ctx, a.s, leg) }) == nil &&
-		a.aside(ctx, a.s.Prefill, leg, `{"prompt":[0,0],"max_tokens":1,"min_tokens":1,`) == http.StatusOK
+	params, _ := leg.Current(connector.ParamsMember)
+	params, header := slices.Clone(params), leg.Header()
+	return func(ctx context.Context) bool {
+		limit := a.f.limits.Cleanup
+		if limit <= 0 {
+			limit = unblockLimit
+		}
+		ctx, stop := context.WithTimeout(ctx, limit)
+		defer stop()
+		return a.aside(ctx, a.s.Prefill, params, header,
+			`{"prompt":[0,0],"max_tokens":1,"min_tokens":1,`) == http.StatusOK
+	}
 }
 
 // refusalHolds reports whether decode's refusal has P wait for a prefill. It has not if D could not parse the body.
@@ -86,12 +97,12 @@ func (a *attempt) decodesRefusal(decoded <-chan decodeEnd, e *Error) (d decodeEn
 
 // aside sends an engine a completion in place of a leg, with the leg's headers and transfer parameters after the
 // members that body begins with. It returns the response's status, 0 if there is none.
-func (a *attempt) aside(ctx context.Context, to discovery.Endpoint, of *connector.Leg, body string) int {
-	params, _ := of.Current(connector.ParamsMember)
+func (a *attempt) aside(ctx context.Context, to discovery.Endpoint, params json.RawMessage,
+	header []connector.HeaderEdit, body string) int {
 	leg := connector.NewLeg(a.x.req)
 	leg.SetPath(connector.APICompletions.Path())
 	leg.SetBody([]byte(body + `"` + connector.ParamsMember + `":` + string(params) + `}`))
-	for _, h := range of.Header() {
+	for _, h := range header {
 		leg.SetHeader(h.Name, h.Value)
 	}
 	req, text, e := a.request(ctx, to, leg, &LegOutcome{})

@@ -43,10 +43,15 @@ type head struct {
 	length  int64 // of the body; -1 if its chunks or the connection end it
 	told    int64 // http.Response.ContentLength
 
-	// Here so that one allocation serves a whole response: what it becomes, and the text and the values of most heads.
-	response response
-	text     [184]byte
-	values   [8]string
+	response response // what the head becomes, in one allocation with it
+	room     *headRoom
+}
+
+// headRoom is room for the text and the values of most heads, in one allocation. It has nothing else: who keeps a
+// header's value keeps this, but not the response, its request and their context.
+type headRoom struct {
+	text   [184]byte
+	values [8]string
 }
 
 // readHead reads the head of the final response to a request with method.
@@ -72,12 +77,14 @@ func (c *conn) readHead(method string) (*head, error) {
 	return nil, errInterim
 }
 
-// keep copies a head's text out of the connection's buffer. Most heads find room in h, which is written here only.
+// keep copies a head's text out of the connection's buffer. Most heads find room in h.room, whose text is written
+// here only.
 func (h *head) keep(text []byte) string {
-	if len(text) > len(h.text) {
+	h.room = new(headRoom)
+	if len(text) > len(h.room.text) {
 		return string(text)
 	}
-	return unsafe.String(&h.text[0], copy(h.text[:], text))
+	return unsafe.String(&h.room.text[0], copy(h.room.text[:], text))
 }
 
 // readHeadText reads a head up to and with its empty line. It stays in the buffer, which the caller takes it from.
@@ -153,7 +160,7 @@ func (h *head) parse(text, method string) error {
 		return errNotHTTP
 	}
 	h.header = make(http.Header, min(strings.Count(fields, "\n"), 32))
-	if err := parseFields(fields, h.header, h.values[:]); err != nil {
+	if err := parseFields(fields, h.header, h.room.values[:]); err != nil {
 		return err
 	}
 	return h.frame(method)

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -410,4 +411,37 @@ func TestErrorsOfManyRequestsDoNotMix(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// Who keeps a header's value keeps neither the response nor its request.
+func TestAKeptHeaderHoldsNoRequest(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		w.Header().Set("X-Tag", "0123456789")
+	}))
+	defer s.Close()
+	tr := New(nil)
+	defer tr.Close()
+	collected := make(chan struct{})
+	kept := func() string {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.URL, strings.NewReader("prompt"))
+		require.NoError(t, err)
+		runtime.AddCleanup(req, func(c chan struct{}) { close(c) }, collected)
+		resp, err := tr.RoundTrip(req)
+		require.NoError(t, err)
+		_, err = io.Copy(io.Discard, resp.Body)
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		return resp.Header.Get("X-Tag")
+	}()
+	require.Eventually(t, func() bool {
+		runtime.GC()
+		select {
+		case <-collected:
+			return true
+		default:
+			return false
+		}
+	}, 5*time.Second, 10*time.Millisecond)
+	assert.Equal(t, "0123456789", kept)
 }

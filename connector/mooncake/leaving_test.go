@@ -155,6 +155,35 @@ func TestRequestsThatPRefusesLateHoldNothing(t *testing.T) {
 	assert.NoError(t, x.d.CheckKV())
 }
 
+// What P is given to let go is sent when the host may have other use for the body, and reads nothing of it (-race).
+func TestALateRefusalReadsNothingOfTheBody(t *testing.T) {
+	x := newRig(t, map[string]string{"num_workers": "2"})
+	x.p.Inject(enginesim.Fault{Kind: enginesim.FaultDelay, Leg: enginesim.LegPrefill, Delay: time.Second, Count: 1})
+	body := fmt.Appendf(nil, `{"model":"tiny","prompt":%q,"max_tokens":4}`, strings.Repeat("too long ", 20000))
+	_, err := x.flow.Do(t.Context(), &pdflow.Request{API: connector.APICompletions, Body: body})
+	require.Error(t, err)
+	for begun := time.Now(); time.Since(begun) < 2*time.Second; { // without a lock that would order it
+		clear(body)
+	}
+	require.Eventually(t, func() bool { return x.p.Stats().Finished == 1 }, 10*time.Second, time.Millisecond)
+}
+
+// A shutdown that cuts legs cuts what P is given to let go, too.
+func TestAShutdownWaitsForNoSilentEngine(t *testing.T) {
+	x := newRig(t, map[string]string{"num_workers": "2"})
+	x.p.Inject(enginesim.Fault{Kind: enginesim.FaultDelay, Leg: enginesim.LegPrefill, Delay: time.Second, Count: 1})
+	x.p.Inject(enginesim.Fault{Kind: enginesim.FaultStall, Count: -1})
+	long := fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":4}`, strings.Repeat("too long ", 20000))
+	_, err := x.do(connector.APICompletions, long)
+	require.Error(t, err)
+	time.Sleep(1500 * time.Millisecond) // P refuses, and gets what it does not answer
+	ctx, stop := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer stop()
+	begun := time.Now()
+	_ = x.flow.Shutdown(ctx)
+	assert.Less(t, time.Since(begun), 3*time.Second)
+}
+
 // Of a body that D cannot parse P hears nothing, so it gets no other prompt, whose blocks nobody would read.
 func TestBodiesThatNoEngineParsesHoldNothing(t *testing.T) {
 	x := newRig(t, map[string]string{"num_workers": "2"})

@@ -80,20 +80,20 @@ type serving struct {
 }
 
 type log struct {
-	sync.Mutex
-	bytes.Buffer
+	mu   sync.Mutex
+	text bytes.Buffer // not embedded: its ReadFrom would write without the lock
 }
 
 func (l *log) Write(p []byte) (int, error) {
-	l.Lock()
-	defer l.Unlock()
-	return l.Buffer.Write(p)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
 }
 
 func (l *log) String() string {
-	l.Lock()
-	defer l.Unlock()
-	return l.Buffer.String()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
 }
 
 var servingLine = regexp.MustCompile(`msg=serving listen=\S*:(\d+)`)

@@ -67,9 +67,17 @@ var commands = map[string]func(t *testing.T){
 	"go get github.com/pdkit/pdkit": func(t *testing.T) {
 		contains(t, "../../internal/release/rehearse.go", `"get", m.path`)
 	},
-	"go install github.com/pdkit/pdkit/examples/gateway@latest": func(t *testing.T) {
-		contains(t, "../../internal/release/rehearse.go", `examples/gateway"`)
+	"go install github.com/pdkit/pdkit/examples/gateway@latest": installed("gateway"),
+	"go install github.com/pdkit/pdkit/examples/pdctl@latest":   installed("pdctl"),
+	"go install github.com/pdkit/pdkit/examples/sidecar@latest": installed("sidecar"),
+	// The test of the images makes them, with a tag, too.
+	"go run ./examples/images -tag 0.1.0": func(t *testing.T) {
+		contains(t, "../images/run_test.go", `makeImages(t, "../.."`)
 	},
+}
+
+func installed(program string) func(*testing.T) {
+	return func(t *testing.T) { contains(t, "../../internal/release/rehearse.go", `examples/`+program+`"`) }
 }
 
 func inTestScript(part string) func(*testing.T) {
