@@ -271,8 +271,8 @@ func TestAlertsAndTheDashboardOfARealPrometheus(t *testing.T) {
 	var got []string
 	require.Eventually(t, func() bool {
 		got = w.firing()
-		return slices.Contains(got, "PDErrors") && slices.Contains(got, "PDReuseUnchecked") && !slices.Contains(got, "PDReuseLost") &&
-			!slices.Contains(got, "PDNoEngines")
+		return slices.Contains(got, "PDErrors") && slices.Contains(got, "PDReuseUnchecked") &&
+			!slices.Contains(got, "PDReuseLost") && !slices.Contains(got, "PDNoEngines")
 	}, 30*time.Second, 200*time.Millisecond, "%v", &got)
 	d.ClearFaults()
 	require.NoError(t, d.Close())
