@@ -106,8 +106,14 @@ func TestASlowlyReadBodyIsWrittenToItsEnd(t *testing.T) {
 }
 
 func TestTheContextEndsARequestWhereverItIs(t *testing.T) {
-	silent := func(_ *engine, c net.Conn) { _, _ = io.Copy(io.Discard, c) }
-	deaf := func(e *engine, _ net.Conn) {
+	begun := make(chan struct{}, 1) // the engine has the first byte
+	first := func(c net.Conn) {
+		_, _ = io.ReadFull(c, make([]byte, 1))
+		begun <- struct{}{}
+	}
+	silent := func(_ *engine, c net.Conn) { first(c); _, _ = io.Copy(io.Discard, c) }
+	deaf := func(e *engine, c net.Conn) {
+		first(c)
 		for e.requests.Load() == 0 {
 			time.Sleep(time.Millisecond)
 		}
@@ -126,14 +132,20 @@ func TestTheContextEndsARequestWhereverItIs(t *testing.T) {
 				req := post(t, e.url(), strings.Repeat("x", row.size))
 				ctx, cancel := context.WithCancel(t.Context())
 				if kind == Timeout {
-					ctx, cancel = context.WithTimeout(t.Context(), 50*time.Millisecond)
+					ctx, cancel = context.WithTimeout(t.Context(), 500*time.Millisecond)
 				}
 				defer cancel()
-				if kind == Canceled {
-					time.AfterFunc(50*time.Millisecond, cancel)
-				}
+				var waiting sync.WaitGroup
+				waiting.Go(func() {
+					<-begun
+					if kind == Canceled {
+						time.Sleep(20 * time.Millisecond)
+						cancel()
+					}
+				})
 				start := time.Now()
 				_, err := newTransport(t, nil).RoundTrip(req.WithContext(ctx))
+				waiting.Wait()
 				e.requests.Add(1)
 				assert.Less(t, time.Since(start), 20*time.Second)
 				var got *Error
