@@ -151,7 +151,8 @@ func (a *attempt) leavePrefill(unblock func(context.Context) bool) {
 	}
 	left := limit - time.Since(l.started)
 	if left <= 0 || errors.Is(context.Cause(a.ctx), errPhaseTimeout) {
-		// The limit, which began a moment earlier, has ended the attempt: P is slow, and cancelling it would free nothing.
+		// The limit, which began a moment earlier, has ended the attempt: P is slow, and cancelling it would free
+		// nothing.
 		left = limit
 	}
 	l.timer = time.AfterFunc(left, func() { l.cancel(errPhaseTimeout) })
