@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/pdkit/pdkit/examples/bench/internal/load"
 )
@@ -58,7 +59,7 @@ func (l *lab) takePeer(ctx context.Context, s scenario, c *contender, to *series
 	}
 	to.add(got, c.recipe.site.board)
 	switch {
-	case c.program.hasExited():
+	case c.program.hasExited(), err != nil && c.program.exitsWithin(time.Second):
 		to.why = fmt.Sprintf("ended: %v", c.program.cmd.ProcessState)
 	case err != nil:
 		to.why = firstLine(err)
@@ -133,11 +134,19 @@ func firstLine(err error) string {
 	return line
 }
 
-func (p *program) hasExited() bool {
+func (p *program) hasExited() bool { return p.exitsWithin(0) }
+
+// exitsWithin waits for the process's end: a connection to it, or its CPU time, tells of that a moment earlier.
+func (p *program) exitsWithin(patience time.Duration) bool {
 	select {
 	case <-p.exited:
 		return true
 	default:
+	}
+	select {
+	case <-p.exited:
+		return true
+	case <-time.After(patience):
 		return false
 	}
 }

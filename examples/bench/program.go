@@ -235,14 +235,14 @@ func (p *program) stop() error {
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
-	patience := time.NewTimer(10 * time.Second)
-	defer patience.Stop()
-	select {
-	case <-p.exited:
+	if p.exitsWithin(10 * time.Second) {
 		return nil
-	case <-patience.C:
-		return errors.Join(fmt.Errorf("%s does not end on SIGTERM", p.name), p.cmd.Process.Kill())
 	}
+	err := p.cmd.Process.Kill()
+	if errors.Is(err, os.ErrProcessDone) { // whoever waits for its end has not run yet
+		return nil
+	}
+	return errors.Join(fmt.Errorf("%s does not end on SIGTERM", p.name), err)
 }
 
 // lastWords returns the last lines of a program's log, to be shown when the program fails; empty for a nil program.
