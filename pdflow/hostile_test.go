@@ -243,6 +243,11 @@ func TestALargeEventIsRewrittenInTime(t *testing.T) {
 		require.Greater(t, len(r.body), len(event))
 		return time.Since(began)
 	}
-	small := rewritten(6 << 20)
-	require.Less(t, rewritten(48<<20), max(10*time.Second, 24*small))
+	var small, large time.Duration
+	for range 4 { // others may use the machine during the large one only
+		if small, large = rewritten(6<<20), rewritten(48<<20); large < max(10*time.Second, 24*small) {
+			return
+		}
+	}
+	require.Failf(t, "too slow", "6 MB took %v, 48 MB %v", small, large)
 }

@@ -212,7 +212,12 @@ func TestAHandoffThatAgesWhileDIsReachedIsNotSent(t *testing.T) {
 		n.mu.Lock()
 		n.delay = nil
 		n.mu.Unlock()
-		require.Equal(t, "hi", post(t, x.url, "/v1/completions", completion("a", "")).text(t))
+		for i := 0; ; i++ {
+			if r = post(t, x.url, "/v1/completions", completion("a", "")); r.status != 502 || i == 20 {
+				break // else the machine is so busy that also this handoff became too old
+			}
+		}
+		require.Equal(t, "hi", r.text(t))
 	})
 }
 

@@ -40,3 +40,23 @@ func TestAPortThatIsTakenIsNotFound(t *testing.T) {
 		require.NoError(t, ln.Close())
 	}
 }
+
+// Two processes must not be given the same port, nor one process the same port twice.
+func TestNobodyElseGetsAPort(t *testing.T) {
+	seen := map[int]bool{}
+	for range 3 * block {
+		port, err := Find(1)
+		require.NoError(t, err)
+		require.False(t, seen[port], "%d was given twice", port)
+		seen[port] = true
+	}
+	require.GreaterOrEqual(t, len(mine.locks), 3)
+	for _, lock := range mine.locks { // so another process cannot claim the block
+		_, err := net.Listen("tcp", lock.Addr().String())
+		require.Error(t, err)
+		begin := lock.Addr().(*net.TCPAddr).Port
+		require.False(t, seen[begin])
+	}
+	_, err := Find(block)
+	require.Error(t, err)
+}
