@@ -48,6 +48,7 @@ type Body struct {
 	response Response // what the caller gets
 
 	resp       io.Closer
+	waits      waiter    // resp, of a stream that can wait without a buffer; nil where src may hold parts back
 	src        io.Reader // the engine's bytes, rewritten if the connector asks for it
 	withheld   sse.Withheld
 	faults     sse.Faults
@@ -99,6 +100,9 @@ func newBody(a *attempt, resp *http.Response) *Body {
 	b.follow()
 	b.pooled = buffers.Get().(*[streamBuffer]byte)
 	b.buf = b.pooled[:]
+	if b.sse && a.x.door.steps == nil && !rewritten && b.tokens == nil {
+		b.waits, _ = resp.Body.(waiter)
+	}
 	return b
 }
 
@@ -156,6 +160,20 @@ func (b *Body) freeBuffer() {
 	}
 	b.pooled, b.bulk = nil, nil
 	b.buf = nil
+}
+
+// waiter is a response body of pdkit's own transport: Wait returns when Read has something to return.
+type waiter interface{ Wait() }
+
+// wait waits for the next part of a stream that is not in a hurry, without a buffer.
+func (b *Body) wait() {
+	if b.waits == nil || b.bulk != nil || b.full {
+		return
+	}
+	b.freeBuffer()
+	b.waits.Wait()
+	b.pooled = buffers.Get().(*[streamBuffer]byte)
+	b.buf = b.pooled[:]
 }
 
 // chooseBuffer takes a larger buffer once a read has filled the small one, and gives it back when reads are small
@@ -247,8 +265,9 @@ func (b *Body) piece() ([]byte, error) {
 	if b.eof {
 		return nil, io.EOF
 	}
-	b.chooseBuffer()
 	b.a.watch.limit(b.a.f.limits.Idle)
+	b.wait()
+	b.chooseBuffer()
 	n, err := b.src.Read(b.buf)
 	b.a.watch.relax() // from here on the client may be slow, not the engine
 	b.received += int64(n)

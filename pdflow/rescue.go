@@ -223,5 +223,6 @@ func (x *exchange) goOnWith(req *connector.Request) {
 func (b *Body) take(next *Body) {
 	b.a, b.resp, b.src, b.tokens, b.unframed = next.a, next.resp, next.src, next.tokens, next.unframed
 	b.pooled, b.bulk, b.buf, b.n, b.first = next.pooled, next.bulk, next.buf, next.n, nil
+	b.waits = next.waits
 	b.received, b.eof, b.full, b.smallReads = next.received, next.eof, false, 0
 }

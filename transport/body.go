@@ -59,6 +59,16 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, b.pause(err)
 }
 
+// Wait returns when Read has something to return, be it an error. Unlike Read it needs no buffer while it waits. Where
+// that cannot be had, as over TLS, it returns at once. Like Read it is called by one goroutine, and Close may be called
+// meanwhile.
+func (b *body) Wait() {
+	if b.state.CompareAndSwap(bodyOpen, bodyReading) {
+		b.c.wait()
+		_ = b.pause(nil)
+	}
+}
+
 // pause ends a Read. If err says so, it ends the body.
 func (b *body) pause(err error) error {
 	if err == nil {

@@ -7,17 +7,24 @@ import (
 	"crypto/tls"
 	"net"
 	"os"
+	"sync"
 	"time"
 )
+
+// pooledReader is a socket. See there.
+type pooledReader interface {
+	readPooled(pool *sync.Pool) (*[]byte, int, error)
+}
 
 // conn is one HTTP/1.1 connection. It has no goroutine. One request or the pool owns it; only the owner reads and
 // writes.
 type conn struct {
-	raw net.Conn // the dialed connection
-	rw  net.Conn // raw, or TLS over it
-	tls *tls.ConnectionState
-	key hostKey
-	t   *Transport
+	raw  net.Conn     // the dialed connection
+	rw   net.Conn     // raw, or TLS over it
+	lazy pooledReader // rw, if it can wait without a buffer; else nil
+	tls  *tls.ConnectionState
+	key  hostKey
+	t    *Transport
 
 	quietCheck func() bool // reports that nothing has arrived; nil if the system cannot tell
 	abort      func()      // ends reads and writes at once; any goroutine may call it
@@ -28,6 +35,7 @@ type conn struct {
 
 	written int64 // bytes of the running request given to the socket
 	read    int64 // bytes of its response, interim ones included
+	failed  error // of a read that waited, for the next one
 
 	buf    []byte  // nil when empty
 	r, w   int     // unread bytes are buf[r:w]
@@ -41,6 +49,8 @@ func (t *Transport) newConn(key hostKey, raw net.Conn, secured *tls.Conn) *conn 
 	if secured != nil {
 		state := secured.ConnectionState()
 		c.rw, c.tls = secured, &state
+	} else {
+		c.lazy, _ = raw.(pooledReader)
 	}
 	return c
 }
@@ -99,6 +109,14 @@ var longAgo = time.Unix(1, 0)
 // fill reads once into the buffer. It takes a buffer from the pool if there is none.
 func (c *conn) fill() (int, error) {
 	switch {
+	case c.buf == nil && c.lazy != nil && c.failed == nil:
+		pooled, n, err := c.lazy.readPooled(&c.t.readBuffers)
+		if err != nil {
+			return 0, err
+		}
+		c.pooled, c.buf, c.r, c.w = pooled, *pooled, 0, n
+		c.read += int64(n)
+		return n, nil
 	case c.buf == nil:
 		c.pooled = c.t.readBuffers.Get().(*[]byte)
 		c.buf, c.r, c.w = *c.pooled, 0, 0
@@ -115,8 +133,18 @@ func (c *conn) fill() (int, error) {
 	return n, err
 }
 
+// wait returns when there is something to read, or an error of reading, if it can do so without a buffer meanwhile.
+func (c *conn) wait() {
+	if c.lazy != nil && c.w == c.r {
+		_, c.failed = c.fill()
+	}
+}
+
 // readInto reads once. If an error comes with bytes, it returns only the bytes; the next read meets the error again.
 func (c *conn) readInto(p []byte) (int, error) {
+	if c.failed != nil {
+		return 0, c.failed
+	}
 	n, err := c.rw.Read(p)
 	if n > 0 {
 		c.read += int64(n)

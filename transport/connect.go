@@ -28,6 +28,7 @@ func (t *Transport) dial(ctx context.Context, address string, secure bool) (net.
 	if err != nil {
 		return nil, nil, newConnectError(err, false)
 	}
+	raw = newSocket(raw)
 	if !secure {
 		return raw, nil, nil
 	}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/examples/otlp"
+	"github.com/pdkit/pdkit/transport"
 )
 
 // Limits of a client's connection. There is none on a whole response: the flow bounds each of its silences and writes.
@@ -168,7 +169,7 @@ func (s *servers) listen(requests context.Context, name, addr string, h http.Han
 	if err != nil {
 		return nil, fmt.Errorf("cannot listen for %s: %w", name, err)
 	}
-	srv := &server{name: name, ln: ln, addr: ln.Addr().String(), Server: &http.Server{
+	srv := &server{name: name, ln: transport.NewListener(ln), addr: ln.Addr().String(), Server: &http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: headerTimeout,
 		// for what no handler reads; those that read a body set their own deadline

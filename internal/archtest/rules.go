@@ -149,6 +149,7 @@ var dependencies = []dependency{
 		"it is for the source that asks name servers; nobody else speaks DNS"},
 	{"github.com/stretchr/testify", nil, "it is for _test.go files only"},
 	{"go.uber.org/goleak", nil, "it is for _test.go files only"},
+	{"golang.org/x/net", nil, "it is for _test.go files only"},
 }
 
 // breaches checks rules and dependencies and returns one text per breach, in a fixed order.

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow_test
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/transport"
+)
+
+// waiting counts how often a response's reader asks for a wait without a buffer.
+type waiting struct {
+	io.ReadCloser
+	waits *atomic.Int64
+}
+
+func (w *waiting) Wait() {
+	w.waits.Add(1)
+	if inner, ok := w.ReadCloser.(interface{ Wait() }); ok {
+		inner.Wait()
+	}
+}
+
+// A stream waits for each of its tokens without a buffer, if its transport can do so. A response that is no stream, and
+// one that comes faster than it is passed on, are read at once.
+func TestAStreamThatWaitsForATokenHoldsNoBuffer(t *testing.T) {
+	own := transport.New(nil)
+	defer func() { _ = own.Close() }()
+	var waits atomic.Int64
+	rt := roundTripper(func(r *http.Request) (*http.Response, error) {
+		resp, err := own.RoundTrip(r)
+		if err == nil {
+			resp.Body = &waiting{resp.Body, &waits}
+		}
+		return resp, err
+	})
+	const tokens, event = 30, `data: {"choices":[{"index":0,"text":"t"}]}` + "\n\n"
+	turn := make(chan struct{}, tokens)
+	x := script(t, &fake{}, answer(ok), func(_ *scripted, w http.ResponseWriter, _ *http.Request, body string) {
+		if !strings.Contains(body, `"stream":true`) {
+			_, _ = io.WriteString(w, ok)
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		for range tokens {
+			<-turn
+			_, _ = io.WriteString(w, event)
+			_ = http.NewResponseController(w).Flush()
+		}
+		_, _ = io.WriteString(w, "data: [DONE]\n\n")
+	}, pdflow.WithTransport(rt))
+
+	require.Equal(t, "hi", post(t, x.url, "/v1/completions", completion("a", "")).text(t))
+	assert.Zero(t, waits.Load())
+
+	turn <- struct{}{} // the head comes with it
+	resp, err := client.Post(x.url+"/v1/completions", "application/json",
+		strings.NewReader(completion("a", `"stream":true`)))
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	for i := range tokens {
+		got := make([]byte, len(event))
+		_, err := io.ReadFull(resp.Body, got)
+		require.NoError(t, err, "token %d", i)
+		require.Equal(t, event, string(got))
+		turn <- struct{}{}
+	}
+	rest, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	assert.Equal(t, "data: [DONE]\n\n", string(rest))
+	assert.GreaterOrEqual(t, waits.Load(), int64(tokens-1), "the first token comes with the head")
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transport
+
+import (
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/net/nettest"
+)
+
+// accepted returns a connection that a listener has accepted, and its other end.
+func accepted(t *testing.T, l net.Listener) (server, client net.Conn) {
+	t.Helper()
+	client, err := net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	server, err = l.Accept()
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = client.Close(); _ = server.Close() })
+	return server, client
+}
+
+func listen(t *testing.T) net.Listener {
+	t.Helper()
+	inner, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = inner.Close() })
+	return NewListener(inner)
+}
+
+// The connections do what those of net do: deadlines, Close, and reads and writes at once.
+func TestConnectionsOfTheListenerAreConnections(t *testing.T) {
+	nettest.TestConn(t, func() (c1, c2 net.Conn, stop func(), err error) {
+		inner, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		l := NewListener(inner)
+		c2, err = net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		c1, err = l.Accept()
+		return c1, c2, func() { _ = c1.Close(); _ = c2.Close(); _ = l.Close() }, err
+	})
+}
+
+// A write of more than the socket takes waits for room, and what is read is what was written, whatever the sizes.
+func TestWhatAConnectionCarriesIsWhole(t *testing.T) {
+	for _, size := range []int{1, 1000, 64 << 10, 64<<10 + 1, 8 << 20} {
+		text := strings.Repeat("0123456789abcdef", size/16+1)[:size]
+		server, client := accepted(t, listen(t))
+		go func() {
+			for rest := text; len(rest) > 0; {
+				n, err := io.WriteString(server, rest[:min(len(rest), 60<<10)])
+				if err != nil {
+					return
+				}
+				rest = rest[n:]
+			}
+			_ = server.Close()
+		}()
+		time.Sleep(20 * time.Millisecond) // so that the sender meets a socket without room
+		got, err := io.ReadAll(client)
+		require.NoError(t, err)
+		if text != string(got) { // which is too long to be shown
+			require.Failf(t, "not what was written", "%d of %d bytes", len(got), size)
+		}
+
+		receiver, sender := accepted(t, listen(t))
+		go func() {
+			_, _ = io.WriteString(sender, text)
+			_ = sender.Close()
+		}()
+		got, err = io.ReadAll(receiver)
+		require.NoError(t, err)
+		if text != string(got) { // which is too long to be shown
+			require.Failf(t, "not what was written", "%d of %d bytes", len(got), size)
+		}
+	}
+}
+
+// Errors are net's own, as package net words them.
+func TestErrorsOfAConnectionAreNets(t *testing.T) {
+	server, client := accepted(t, listen(t))
+	require.NoError(t, client.(*net.TCPConn).SetLinger(0)) // Close sends a reset
+	_ = client.Close()
+	_, err := server.Read(make([]byte, 10))
+	var op *net.OpError
+	require.ErrorAs(t, err, &op)
+	assert.Equal(t, "read", op.Op)
+	assert.ErrorContains(t, err, "connection reset by peer")
+	_, err = server.Write([]byte("x"))
+	require.ErrorAs(t, err, &op)
+	assert.Equal(t, "write", op.Op)
+	assert.ErrorContains(t, err, "broken pipe")
+
+	server, _ = accepted(t, listen(t))
+	_ = server.Close()
+	_, err = server.Read(make([]byte, 10))
+	assert.ErrorIs(t, err, net.ErrClosed)
+	_, err = server.Write([]byte("x"))
+	assert.ErrorIs(t, err, net.ErrClosed)
+}
+
+// Only TCP's connections are changed.
+func TestOtherListenersAreLeftAsTheyAre(t *testing.T) {
+	inner, err := net.Listen("unix", t.TempDir()+"/s")
+	require.NoError(t, err)
+	l := NewListener(inner)
+	go func() {
+		c, err := net.Dial("unix", inner.Addr().String())
+		if err == nil {
+			_ = c.Close()
+		}
+	}()
+	c, err := l.Accept()
+	require.NoError(t, err)
+	assert.IsType(t, &net.UnixConn{}, c)
+	_ = c.Close()
+	require.NoError(t, l.Close())
+	_, err = l.Accept()
+	assert.ErrorIs(t, err, net.ErrClosed)
+}
+
+// A stream that waits for its next part can wait without a buffer: see Wait of a response's body.
+func TestABodyWaitsForItsNextPart(t *testing.T) {
+	turns := make(chan chan string, 1)
+	engine := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		next := <-turns
+		for {
+			select {
+			case part, ok := <-next:
+				if !ok {
+					panic(http.ErrAbortHandler)
+				}
+				_, _ = io.WriteString(w, part)
+				_ = http.NewResponseController(w).Flush()
+			case <-r.Context().Done():
+				return
+			}
+		}
+	})
+	server := newServer(t, engine)
+	tr := New(nil)
+	defer func() { _ = tr.Close() }()
+
+	begin := func() (*http.Response, interface{ Wait() }, chan string) {
+		next := make(chan string)
+		turns <- next
+		req, err := http.NewRequest(http.MethodGet, server.URL, nil)
+		require.NoError(t, err)
+		go func() { next <- "first" }()
+		resp, err := tr.RoundTrip(req)
+		require.NoError(t, err)
+		waiter, ok := resp.Body.(interface{ Wait() })
+		require.True(t, ok)
+		return resp, waiter, next
+	}
+	read := func(resp *http.Response) string {
+		p := make([]byte, 100)
+		n, err := resp.Body.Read(p)
+		require.NoError(t, err)
+		return string(p[:n])
+	}
+
+	resp, w, next := begin()
+	w.Wait()
+	assert.Equal(t, "first", read(resp))
+	came := make(chan struct{})
+	go func() { w.Wait(); close(came) }()
+	select {
+	case <-came:
+		require.Fail(t, "Wait returned, and there is nothing to read")
+	case <-time.After(50 * time.Millisecond):
+	}
+	next <- "second"
+	<-came
+	w.Wait() // again, with something to read
+	assert.Equal(t, "second", read(resp))
+
+	// The engine breaks off: Wait returns, and Read says so.
+	go close(next)
+	w.Wait()
+	_, err := resp.Body.Read(make([]byte, 100))
+	var e *Error
+	require.ErrorAs(t, err, &e)
+	assert.Equal(t, Answered, e.Sent)
+	w.Wait() // returns at once
+	_ = resp.Body.Close()
+
+	// Close ends a Wait.
+	resp, w, _ = begin()
+	assert.Equal(t, "first", read(resp))
+	came = make(chan struct{})
+	go func() { w.Wait(); close(came) }()
+	time.Sleep(20 * time.Millisecond)
+	require.NoError(t, resp.Body.Close())
+	<-came
+	_, err = resp.Body.Read(make([]byte, 100))
+	require.ErrorIs(t, err, http.ErrBodyReadAfterClose)
+}
