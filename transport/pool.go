@@ -3,6 +3,9 @@
 package transport
 
 import (
+	"cmp"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 )
@@ -77,58 +80,71 @@ func (p *pool) arm() {
 		return
 	}
 	p.armed = true
-	every := p.timeout
-	if every == 0 {
-		every = defaultIdleTimeout // connections that engines have closed should not stay even then
-	}
 	if p.timer == nil {
-		p.timer = time.AfterFunc(every, p.sweep)
+		p.timer = time.AfterFunc(p.period(), p.sweep)
 	} else {
-		p.timer.Reset(every)
+		p.timer.Reset(p.period())
 	}
 }
 
+// period is how long a connection may be idle, and without a limit how long one that the engine has closed may stay.
+func (p *pool) period() time.Duration { return cmp.Or(p.timeout, defaultIdleTimeout) }
+
 // sweep closes connections that were idle for too long, or that the engine closed. It starts the timer again for the
-// next one.
+// next one, but not for each by itself: the thousands of a large fleet come due one after another. It has the lock for
+// one engine's connections at a time, since to look at one is a system call.
 func (p *pool) sweep() {
 	p.mu.Lock()
-	p.armed = false
 	if p.closed {
+		p.armed = false
 		p.mu.Unlock()
 		return
 	}
-	now := time.Now()
-	var over []*conn
-	next := time.Duration(0)
-	for key, idle := range p.hosts {
-		kept := idle[:0]
-		for _, c := range idle {
-			left := defaultIdleTimeout
-			if p.timeout > 0 {
-				left = p.timeout - now.Sub(c.since)
-			}
-			if left <= 0 || !c.quiet() {
-				over = append(over, c)
-				continue
-			}
-			if next == 0 || left < next {
-				next = left
-			}
-			kept = append(kept, c)
-		}
-		clear(idle[len(kept):])
-		if p.hosts[key] = kept; len(kept) == 0 {
-			delete(p.hosts, key)
-		}
+	keys := slices.Collect(maps.Keys(p.hosts))
+	p.mu.Unlock()
+	next := p.period()
+	for _, key := range keys {
+		next = min(next, p.sweepHost(key))
 	}
-	if next > 0 {
-		p.armed = true
-		p.timer.Reset(next)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.armed = len(p.hosts) > 0 && !p.closed; p.armed {
+		p.timer.Reset(max(next, p.period()/4))
+	}
+}
+
+// sweepHost sweeps one engine's connections, and returns when the first of those that stay is due.
+func (p *pool) sweepHost(key hostKey) (next time.Duration) {
+	var over []*conn
+	next = p.period()
+	now := time.Now()
+	p.mu.Lock()
+	idle := p.hosts[key]
+	kept := idle[:0]
+	for _, c := range idle {
+		left := next
+		if p.timeout > 0 {
+			left = p.timeout - now.Sub(c.since)
+		}
+		// one that was just used was quiet then
+		if left <= 0 || (p.timeout == 0 || left < p.timeout/2) && !c.quiet() {
+			over = append(over, c)
+			continue
+		}
+		next = min(next, left)
+		kept = append(kept, c)
+	}
+	clear(idle[len(kept):])
+	if len(kept) > 0 {
+		p.hosts[key] = kept
+	} else {
+		delete(p.hosts, key)
 	}
 	p.mu.Unlock()
 	for _, c := range over {
 		c.close()
 	}
+	return next
 }
 
 // drop closes the idle connections of one host.

@@ -3,7 +3,10 @@
 package transport
 
 import (
+	"net"
 	"net/http"
+	"strconv"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -53,6 +56,37 @@ func TestAConnectionIdleForTooLongIsNotUsedThoughTheSweepIsLate(t *testing.T) {
 	idle[0].since = time.Now().Add(-defaultIdleTimeout)
 	exchange(t, tr, post(t, e.url(), "x"))
 	assert.EqualValues(t, 2, e.accepted.Load())
+}
+
+// The connections of a large fleet come due one after another. The pool must not look at all of them for each.
+func TestTheSweepPausesBetweenConnectionsThatComeDue(t *testing.T) {
+	ownOnly(t, "has a pool of its own, which cannot be looked into")
+	e := newEngine(t, keepAlive)
+	tr := newTransport(t, &Options{IdleTimeout: 2 * time.Second})
+	var looks atomic.Int32
+	const n = 20
+	for i := range n {
+		c := tr.newConn(hostKey{host: strconv.Itoa(i)}, mustDial(t, e), nil)
+		c.quietCheck = func() bool { looks.Add(1); return true }
+		tr.pool.put(c)
+		tr.pool.mu.Lock()
+		c.since = time.Now().Add(-2*time.Second + time.Duration(i+1)*10*time.Millisecond)
+		tr.pool.mu.Unlock()
+	}
+	tr.pool.sweep()
+	assert.EqualValues(t, n, looks.Load())
+	time.Sleep(100 * time.Millisecond) // some of them are due
+	assert.EqualValues(t, n, looks.Load())
+	waitFor(t, "closed", func() bool {
+		tr.pool.mu.Lock()
+		defer tr.pool.mu.Unlock()
+		return len(tr.pool.hosts) == 0 && !tr.pool.armed
+	})
+
+	tr.pool.put(tr.newConn(hostKey{host: "x"}, mustDial(t, e), nil))
+	tr.pool.hosts[hostKey{host: "x"}][0].quietCheck = func() bool { looks.Add(1); return true }
+	tr.pool.sweep()
+	assert.EqualValues(t, n, looks.Load(), "one that was just used is not looked at")
 }
 
 // Without a limit of time, connections that engines closed would stay half closed for ever.
@@ -117,4 +151,11 @@ func TestAReusedConnectionThatDiesTakesTheIdleOnesOfItsEngineWithIt(t *testing.T
 	kept := map[string]int{"dead": len(tr.pool.hosts[key]),
 		"other": len(tr.pool.hosts[hostKey{host: other.Addr().String()}])}
 	assert.Equal(t, map[string]int{"dead": 0, "other": 1}, kept)
+}
+
+func mustDial(t *testing.T, e *engine) net.Conn {
+	t.Helper()
+	c, err := net.Dial("tcp", e.Addr().String())
+	require.NoError(t, err)
+	return c
 }

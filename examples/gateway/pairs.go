@@ -16,8 +16,9 @@ const (
 	pairsKept  = 512 // pairs that are counted one by one; the others are counted together
 	pairsShown = 100 // the busiest of them
 	pairAway   = 10 * time.Minute
-	pairLooks  = 16 // pairs of which one leaves its place: to look at all would cost each request 30 µs
-	pairMean   = 32 // requests that the means of a pair are over, about
+	pairEvery  = time.Millisecond // at most so often one leaves its place: in a large fleet each request has another pair
+	pairLooks  = 16               // pairs of which one leaves its place: to look at all would cost each request 30 µs
+	pairMean   = 32               // requests that the means of a pair are over, about
 )
 
 type pairKey struct{ prefill, decode string }
@@ -55,8 +56,9 @@ func (m *movingMean) known() *float64 {
 // them are counted, a new one takes the place of one out of pairLooks: of one that had no request for pairAway, or else
 // of the least busy one. So busy pairs stay. What those had that left is in others.
 type pairTable struct {
-	m      map[pairKey]*pairCount
-	others otherPairs
+	m       map[pairKey]*pairCount
+	others  otherPairs
+	evicted time.Time // when the last pair left its place
 }
 
 func (t *pairTable) add(o *pdflow.Outcome, now time.Time) {
@@ -71,6 +73,10 @@ func (t *pairTable) add(o *pdflow.Outcome, now time.Time) {
 			t.m = map[pairKey]*pairCount{}
 		}
 		if len(t.m) == pairsKept {
+			if now.Sub(t.evicted) < pairEvery {
+				t.others.count(o)
+				return
+			}
 			t.evict(now)
 		}
 		c = &pairCount{}
@@ -94,6 +100,7 @@ func (t *pairTable) add(o *pdflow.Outcome, now time.Time) {
 }
 
 func (t *pairTable) evict(now time.Time) {
+	t.evicted = now
 	var worst pairKey
 	var least *pairCount
 	looks := 0
@@ -131,6 +138,15 @@ type otherPairs struct {
 	Served int64 `json:"served"`
 	Failed int64 `json:"failed"`
 	Reused int64 `json:"reused"`
+}
+
+// count adds a request of a pair that is not listed.
+func (o *otherPairs) count(out *pdflow.Outcome) {
+	if out.Err != nil {
+		o.add(0, 1, 0)
+	} else {
+		o.add(1, 0, out.Usage.Reused)
+	}
 }
 
 func (o *otherPairs) add(served, failed, reused int64) {

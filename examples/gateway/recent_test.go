@@ -118,6 +118,39 @@ func TestThePairsThatAreAwayLeaveFirst(t *testing.T) {
 	}
 }
 
+// In a large fleet each request has a pair that is not counted yet. It must not cost each of them a search.
+func TestAPairLeavesItsPlaceNowAndThenOnly(t *testing.T) {
+	var table pairTable
+	now := time.Unix(1000, 0)
+	requests := int64(0)
+	for range 3 {
+		for i := range 2 * pairsKept {
+			table.add(outcomeOf(i, ""), now)
+			requests++
+		}
+	}
+	listed := func() (n int64) {
+		all, others := table.counted()
+		for _, p := range all {
+			n += p.Served
+		}
+		return n + others.Served
+	}
+	require.Equal(t, requests, listed())
+	first := 0
+	for i := range pairsKept {
+		s := outcomeOf(i, "").Session
+		if table.m[pairKey{s.Prefill.ID, s.Decode.ID}] != nil {
+			first++
+		}
+	}
+	require.Equal(t, pairsKept-1, first, "one has left")
+	table.add(outcomeOf(2*pairsKept, ""), now.Add(pairEvery))
+	s := outcomeOf(2*pairsKept, "").Session
+	require.NotNil(t, table.m[pairKey{s.Prefill.ID, s.Decode.ID}])
+	require.Equal(t, requests+1, listed())
+}
+
 // Of more pairs than are listed one in quarantine stays before one in a cooldown, and that before a busy one.
 func TestThePairsOfWhichSomethingIsSaidAreListed(t *testing.T) {
 	var all []livePair

@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unsafe"
 )
 
 // Fault is why a body is not taken.
@@ -125,7 +126,7 @@ func ReadAll(r io.Reader, length, limit int64, budget Taker) ([]byte, error) {
 	if err := budget.take(int(first)); err != nil {
 		return nil, err
 	}
-	b := make([]byte, 0, first)
+	b := uncleared(int(first))
 	for {
 		n, err := io.ReadFull(r, b[len(b):cap(b)])
 		b = b[:len(b)+n]
@@ -139,8 +140,17 @@ func ReadAll(r io.Reader, length, limit int64, budget Taker) ([]byte, error) {
 		if err := budget.take(int(size) - cap(b)); err != nil {
 			return nil, err
 		}
-		b = append(make([]byte, 0, size), b...)
+		b = append(uncleared(int(size)), b...)
 	}
+}
+
+// uncleared returns an empty slice with room for n bytes, which hold anything. To clear the buffer of a body of 1 MB,
+// which is then read into it, takes 4 % of its request's time.
+func uncleared(n int) []byte {
+	var b strings.Builder
+	b.Grow(max(n, 1)) // package strings does not clear what it allocates
+	b.WriteByte(0)    // so that the string has an address
+	return unsafe.Slice(unsafe.StringData(b.String()), n)[:0]
 }
 
 // The sizes of pieces, in bytes: each is twice as large as the one before.

@@ -109,9 +109,10 @@ func TestScriptedStalls(t *testing.T) {
 	}
 	for name, row := range rows {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			s := simtest.New(t)
 			s.O.Inject(row.fault)
-			ctx, stop := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			ctx, stop := context.WithTimeout(t.Context(), 3*time.Second) // for a busy machine, too
 			defer stop()
 			a := s.Post(ctx, s.O, simtest.Completions, simtest.With(simtest.Completion("x"),
 				simtest.Obj{"stream": row.stream}))
