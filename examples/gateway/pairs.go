@@ -16,7 +16,7 @@ const (
 	pairsKept  = 512 // pairs that are counted one by one; the others are counted together
 	pairsShown = 100 // the busiest of them
 	pairAway   = 10 * time.Minute
-	pairEvery  = time.Millisecond // at most so often one leaves its place: in a large fleet each request has another pair
+	pairEvery  = time.Millisecond // at most so often one leaves its place: in a large fleet each request has a new one
 	pairLooks  = 16               // pairs of which one leaves its place: to look at all would cost each request 30 µs
 	pairMean   = 32               // requests that the means of a pair are over, about
 )

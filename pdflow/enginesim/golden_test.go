@@ -71,7 +71,7 @@ func TestResponsesAreThoseOfRealEngines(t *testing.T) {
 				once(t)
 				return
 			}
-			// Both prompts of its list read P's blocks by one handoff, of which the first to end lets P go. A real D reads
+			// Both prompts of its list read P's blocks by one handoff, and the first to end lets P go. A real D reads
 			// them in one step; ours may be between them when the machine is busy.
 			require.EventuallyWithT(t, func(c *assert.CollectT) { once(c) }, time.Minute, time.Millisecond)
 		})
