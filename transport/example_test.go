@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"time"
 
 	"github.com/pdkit/pdkit/transport"
 )
@@ -49,4 +50,30 @@ func ExampleNew() {
 	// Output:
 	// 200 tokens <nil>
 	// may be sent elsewhere: true
+}
+
+// A server of streams reads and writes its clients' connections at less cost behind this listener.
+func ExampleNewListener() {
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		log.Fatal(err)
+	}
+	listener := transport.NewListener(tcp)
+	server := &http.Server{
+		ReadHeaderTimeout: 10 * time.Second,
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, "hello") // a pdflow.Flow in place of this
+		}),
+	}
+	defer server.Close()
+	go func() { _ = server.Serve(listener) }() // returns when the server is closed
+
+	resp, err := http.Get("http://" + listener.Addr().String())
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	fmt.Println(string(text), err)
+	// Output: hello <nil>
 }

@@ -3,6 +3,7 @@
 package transport
 
 import (
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -76,7 +77,7 @@ func (s *socket) read() (int, error) {
 	s.in.p = nil
 	switch {
 	case err != nil:
-		return 0, err
+		return 0, named("read", err)
 	case s.in.err != 0:
 		return 0, s.fault("read", s.in.err)
 	case s.in.n == 0:
@@ -118,7 +119,10 @@ func (s *socket) Write(p []byte) (int, error) {
 	s.out.p, s.out.n, s.out.err = p, 0, 0
 	err := s.raw.Write(s.out.try)
 	s.out.p = nil
-	if err == nil && s.out.err != 0 {
+	switch {
+	case err != nil:
+		err = named("write", err)
+	case s.out.err != 0:
 		err = s.fault("write", s.out.err)
 	}
 	return s.out.n, err
@@ -147,6 +151,14 @@ func retried(call func(fd uintptr, p []byte) (int, syscall.Errno), fd uintptr, p
 			return n, err
 		}
 	}
+}
+
+// named gives an error of a RawConn, a passed deadline say, the operation's name as net has it.
+func named(op string, err error) error {
+	if e, ok := errors.AsType[*net.OpError](err); ok {
+		e.Op = op
+	}
+	return err
 }
 
 // fault returns an error as net has it.

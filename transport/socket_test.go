@@ -105,8 +105,12 @@ func TestErrorsOfAConnectionAreNets(t *testing.T) {
 	_ = server.Close()
 	_, err = server.Read(make([]byte, 10))
 	assert.ErrorIs(t, err, net.ErrClosed)
+	require.ErrorAs(t, err, &op)
+	assert.Equal(t, "read", op.Op)
 	_, err = server.Write([]byte("x"))
 	assert.ErrorIs(t, err, net.ErrClosed)
+	require.ErrorAs(t, err, &op)
+	assert.Equal(t, "write", op.Op)
 }
 
 // Only TCP's connections are changed.

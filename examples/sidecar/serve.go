@@ -18,6 +18,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/transport"
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
@@ -146,6 +147,7 @@ func (s *sidecar) listen(address string, secure *tls.Config, h http.Handler) (se
 	if err != nil {
 		return server{}, fmt.Errorf("cannot listen: %w", err)
 	}
+	ln = transport.NewListener(ln)
 	if secure != nil {
 		ln = tls.NewListener(ln, secure)
 	}
