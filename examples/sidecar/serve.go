@@ -18,8 +18,8 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/pdflow"
-	"github.com/pdkit/pdkit/transport"
 	"github.com/pdkit/pdkit/pdflow/pick"
+	"github.com/pdkit/pdkit/transport"
 )
 
 // Limits of a client's connection, as in llm-d's sidecar, and of the drain. There is no limit on a whole response.
