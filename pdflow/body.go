@@ -21,8 +21,8 @@ import (
 	"github.com/pdkit/pdkit/internal/verdict"
 )
 
-// streamBuffer is one read of a response, in bytes. It is held as long as the response runs, so it is what most of an
-// open stream's memory is made of.
+// streamBuffer is one read of a response, in bytes. It is held as long as the response runs, but not while a stream
+// waits for its next part (see Body.wait).
 const streamBuffer = 4 << 10
 
 // bulkBuffer is one read of a response that comes faster than it is passed on: each read then saves a write, too.
@@ -48,7 +48,7 @@ type Body struct {
 	response Response // what the caller gets
 
 	resp       io.Closer
-	waits      waiter    // resp, of a stream that can wait without a buffer; nil where src may hold parts back
+	waits      waiter    // resp, if it can wait without a buffer; nil where src, but for faults, may hold parts
 	src        io.Reader // the engine's bytes, rewritten if the connector asks for it
 	withheld   sse.Withheld
 	faults     sse.Faults
@@ -162,16 +162,18 @@ func (b *Body) freeBuffer() {
 	b.buf = nil
 }
 
-// waiter is a response body of pdkit's own transport: Wait returns when Read has something to return.
-type waiter interface{ Wait() }
+// waiter is a response body of pdkit's own transport, or one that passes it on: WaitReadable returns when bytes have
+// come, or when Read would return at once for another reason.
+type waiter interface{ WaitReadable() }
 
-// wait waits for the next part of a stream that is not in a hurry, without a buffer.
+// wait waits for the next part of a stream that is not in a hurry, without a buffer. It returns at once where a reader
+// before the engine's bytes has something left.
 func (b *Body) wait() {
-	if b.waits == nil || b.bulk != nil || b.full {
+	if b.waits == nil || b.bulk != nil || b.full || b.n > 0 || b.pooled == nil || b.faults.Holds() {
 		return
 	}
 	b.freeBuffer()
-	b.waits.Wait()
+	b.waits.WaitReadable()
 	b.pooled = buffers.Get().(*[streamBuffer]byte)
 	b.buf = b.pooled[:]
 }

@@ -25,6 +25,7 @@ const maxHead = 64 << 10
 func (b *Body) readHead(ctx context.Context) *Error {
 	deciding := b.a.f.order == connector.DecodeFirst && b.a.p.Load() == nil
 	for {
+		b.wait()
 		n, err := b.src.Read(b.buf[b.n:])
 		b.n += n
 		b.received += int64(n)

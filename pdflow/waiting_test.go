@@ -3,11 +3,13 @@
 package pdflow_test
 
 import (
+	"context"
 	"io"
 	"net/http"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -22,10 +24,10 @@ type waiting struct {
 	waits *atomic.Int64
 }
 
-func (w *waiting) Wait() {
+func (w *waiting) WaitReadable() {
 	w.waits.Add(1)
-	if inner, ok := w.ReadCloser.(interface{ Wait() }); ok {
-		inner.Wait()
+	if inner, ok := w.ReadCloser.(interface{ WaitReadable() }); ok {
+		inner.WaitReadable()
 	}
 }
 
@@ -77,4 +79,39 @@ func TestAStreamThatWaitsForATokenHoldsNoBuffer(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, "data: [DONE]\n\n", string(rest))
 	assert.GreaterOrEqual(t, waits.Load(), int64(tokens-1), "the first token comes with the head")
+}
+
+// An error that comes with a token, in one piece, goes to the client at once, though the engine then says nothing more.
+func TestAnErrorBehindATokenIsNotWaitedFor(t *testing.T) {
+	silent := make(chan struct{})
+	x := script(t, &fake{}, answer(ok), func(_ *scripted, w http.ResponseWriter, r *http.Request, _ string) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		token := `data: {"choices":[{"index":0,"text":"t"}]}` + "\n\n"
+		_, _ = io.WriteString(w, token)
+		_ = http.NewResponseController(w).Flush()
+		time.Sleep(50 * time.Millisecond) // the head goes to the client
+		_, _ = io.WriteString(w, token+`data: {"error":{"message":"boom","code":500}}`+"\n\n")
+		_ = http.NewResponseController(w).Flush()
+		select {
+		case <-silent:
+		case <-r.Context().Done():
+		}
+	})
+	defer close(silent)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, x.url+"/v1/completions",
+		strings.NewReader(completion("a", `"stream":true`)))
+	require.NoError(t, err)
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := client.Do(req)
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	var got strings.Builder
+	for p := make([]byte, 1000); err == nil && !strings.Contains(got.String(), "boom"); {
+		var n int
+		n, err = resp.Body.Read(p)
+		got.Write(p[:n])
+	}
+	require.NoError(t, err, got.String())
 }

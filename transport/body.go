@@ -59,10 +59,10 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, b.pause(err)
 }
 
-// Wait returns when Read has something to return, be it an error. Unlike Read it needs no buffer while it waits. Where
-// that cannot be had, as over TLS, it returns at once. Like Read it is called by one goroutine, and Close may be called
-// meanwhile.
-func (b *body) Wait() {
+// WaitReadable returns when bytes have come, or when Read would return at once for another reason. Unlike Read it needs
+// no buffer while it waits. Where that cannot be had, as over TLS, it returns at once. Like Read it is called by one
+// goroutine, and Close may be called meanwhile.
+func (b *body) WaitReadable() {
 	if b.state.CompareAndSwap(bodyOpen, bodyReading) {
 		b.c.wait()
 		_ = b.pause(nil)

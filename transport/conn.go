@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// pooledReader is a socket. See there.
+// pooledReader is a *socket, where there is such a thing.
 type pooledReader interface {
 	readPooled(pool *sync.Pool) (*[]byte, int, error)
 }
@@ -35,7 +35,7 @@ type conn struct {
 
 	written int64 // bytes of the running request given to the socket
 	read    int64 // bytes of its response, interim ones included
-	failed  error // of a read that waited, for the next one
+	failed  error // of a read that waited, for all that follow: the connection is of no use any more
 
 	buf    []byte  // nil when empty
 	r, w   int     // unread bytes are buf[r:w]
@@ -72,8 +72,8 @@ func (c *conn) end(keep bool) {
 		}
 		c.stop = nil
 	}
-	if c.w > c.r {
-		keep = false // the engine sent more than the response
+	if c.w > c.r || c.failed != nil {
+		keep = false // the engine sent more than the response, or the connection's end
 	}
 	c.release()
 	if !keep || !c.tlsQuiet() {

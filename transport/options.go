@@ -25,8 +25,8 @@ const (
 	defaultMaxIdlePerHost = 256
 
 	// defaultReadBuffer is enough to take a stream's chunks that came together by one system call. A request holds the
-	// buffer only while it waits for a head and until the caller has taken what came, not while a stream waits for its
-	// next part.
+	// buffer from the moment when something has come until the caller has taken it; over TLS, and elsewhere than on
+	// Linux, also while it waits for a head.
 	defaultReadBuffer = 16 << 10
 
 	// defaultWriteBuffer takes the head and body of a small request. It is held while the request is written. Large

@@ -122,7 +122,7 @@ func (p *pool) sweepHost(key hostKey) (next time.Duration) {
 	idle := p.hosts[key]
 	kept := idle[:0]
 	for _, c := range idle {
-		left := next
+		left := p.period()
 		if p.timeout > 0 {
 			left = p.timeout - now.Sub(c.since)
 		}

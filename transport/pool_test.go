@@ -65,17 +65,21 @@ func TestTheSweepPausesBetweenConnectionsThatComeDue(t *testing.T) {
 	tr := newTransport(t, &Options{IdleTimeout: 2 * time.Second})
 	var looks atomic.Int32
 	const n = 20
+	look := func() bool { looks.Add(1); return true }
 	for i := range n {
 		c := tr.newConn(hostKey{host: strconv.Itoa(i)}, mustDial(t, e), nil)
-		c.quietCheck = func() bool { looks.Add(1); return true }
+		c.quietCheck = look
 		tr.pool.put(c)
-		tr.pool.mu.Lock()
-		c.since = time.Now().Add(-2*time.Second + time.Duration(i+1)*10*time.Millisecond)
-		tr.pool.mu.Unlock()
 	}
+	tr.pool.mu.Lock()
+	begin := time.Now().Add(-2*time.Second + 200*time.Millisecond)
+	for i := range n { // due in 200, 210, 220 ms, ...
+		tr.pool.hosts[hostKey{host: strconv.Itoa(i)}][0].since = begin.Add(time.Duration(i) * 10 * time.Millisecond)
+	}
+	tr.pool.mu.Unlock()
 	tr.pool.sweep()
 	assert.EqualValues(t, n, looks.Load())
-	time.Sleep(100 * time.Millisecond) // some of them are due
+	time.Sleep(300 * time.Millisecond) // some of them are due
 	assert.EqualValues(t, n, looks.Load())
 	waitFor(t, "closed", func() bool {
 		tr.pool.mu.Lock()
@@ -83,10 +87,12 @@ func TestTheSweepPausesBetweenConnectionsThatComeDue(t *testing.T) {
 		return len(tr.pool.hosts) == 0 && !tr.pool.armed
 	})
 
-	tr.pool.put(tr.newConn(hostKey{host: "x"}, mustDial(t, e), nil))
-	tr.pool.hosts[hostKey{host: "x"}][0].quietCheck = func() bool { looks.Add(1); return true }
+	before := looks.Load()
+	c := tr.newConn(hostKey{host: "x"}, mustDial(t, e), nil)
+	c.quietCheck = look
+	tr.pool.put(c)
 	tr.pool.sweep()
-	assert.EqualValues(t, n, looks.Load(), "one that was just used is not looked at")
+	assert.Equal(t, before, looks.Load(), "one that was just used is not looked at")
 }
 
 // Without a limit of time, connections that engines closed would stay half closed for ever.

@@ -23,14 +23,21 @@ func newQuietCheck(raw net.Conn) func() bool {
 	var quiet bool
 	var one [1]byte
 	look := func(fd uintptr) {
-		_, _, err := syscall.Recvfrom(int(fd), one[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
-		for err == syscall.EINTR {
-			_, _, err = syscall.Recvfrom(int(fd), one[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
-		}
+		_, err := retried(rawPeek, fd, one[:])
 		quiet = err == syscall.EAGAIN || err == syscall.EWOULDBLOCK
 	}
 	return func() bool {
 		quiet = false
 		return rc.Control(look) == nil && quiet
+	}
+}
+
+// retried makes a call again that a signal has interrupted.
+func retried(call func(fd uintptr, p []byte) (int, syscall.Errno), fd uintptr, p []byte) (int, syscall.Errno) {
+	for {
+		n, err := call(fd, p)
+		if err != syscall.EINTR {
+			return n, err
+		}
 	}
 }

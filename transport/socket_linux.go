@@ -11,7 +11,7 @@ import (
 	"syscall"
 )
 
-// rawLimit is the most bytes that a raw system call copies, since no goroutine takes its place on the CPU meanwhile.
+// rawLimit is the most bytes that a raw system call copies, since no goroutine runs in its place meanwhile.
 const rawLimit = 64 << 10
 
 // socket is a TCP connection whose reads and writes are raw system calls, for the reason that NewListener gives. It can
@@ -92,7 +92,7 @@ func (s *socket) tryRead(fd uintptr) bool {
 	var pooled *[]byte
 	if p == nil {
 		pooled = in.pool.Get().(*[]byte)
-		p = *pooled
+		p = (*pooled)[:min(len(*pooled), rawLimit)]
 	}
 	n, err := retried(rawRead, fd, p)
 	if n > 0 {
@@ -124,6 +124,8 @@ func (s *socket) Write(p []byte) (int, error) {
 		err = named("write", err)
 	case s.out.err != 0:
 		err = s.fault("write", s.out.err)
+	case s.out.n < len(p):
+		err = io.ErrUnexpectedEOF // as package poll has it
 	}
 	return s.out.n, err
 }
@@ -135,22 +137,12 @@ func (s *socket) tryWrite(fd uintptr) bool {
 		if err == syscall.EAGAIN {
 			return false
 		}
-		if out.err = err; err != 0 {
+		if out.err = err; err != 0 || n == 0 {
 			return true
 		}
 		out.n += n
 	}
 	return true
-}
-
-// retried makes a call again that a signal has interrupted.
-func retried(call func(fd uintptr, p []byte) (int, syscall.Errno), fd uintptr, p []byte) (int, syscall.Errno) {
-	for {
-		n, err := call(fd, p)
-		if err != syscall.EINTR {
-			return n, err
-		}
-	}
 }
 
 // named gives an error of a RawConn, a passed deadline say, the operation's name as net has it.

@@ -3,9 +3,12 @@
 package transport
 
 import (
+	"bufio"
+	"context"
 	"io"
 	"net"
 	"net/http"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -57,8 +60,8 @@ func TestWhatAConnectionCarriesIsWhole(t *testing.T) {
 		text := strings.Repeat("0123456789abcdef", size/16+1)[:size]
 		server, client := accepted(t, listen(t))
 		go func() {
-			for rest := text; len(rest) > 0; {
-				n, err := io.WriteString(server, rest[:min(len(rest), 60<<10)])
+			for rest, piece := text, 60<<10; len(rest) > 0; piece = 160<<10 - piece { // 60 and 100 KB in turns
+				n, err := io.WriteString(server, rest[:min(len(rest), piece)])
 				if err != nil {
 					return
 				}
@@ -133,7 +136,7 @@ func TestOtherListenersAreLeftAsTheyAre(t *testing.T) {
 	assert.ErrorIs(t, err, net.ErrClosed)
 }
 
-// A stream that waits for its next part can wait without a buffer: see Wait of a response's body.
+// A stream that waits for its next part can wait without a buffer: see WaitReadable of a response's body.
 func TestABodyWaitsForItsNextPart(t *testing.T) {
 	turns := make(chan chan string, 1)
 	engine := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -155,15 +158,15 @@ func TestABodyWaitsForItsNextPart(t *testing.T) {
 	tr := New(nil)
 	defer func() { _ = tr.Close() }()
 
-	begin := func() (*http.Response, interface{ Wait() }, chan string) {
+	begin := func(ctx context.Context) (*http.Response, interface{ WaitReadable() }, chan string) {
 		next := make(chan string)
 		turns <- next
-		req, err := http.NewRequest(http.MethodGet, server.URL, nil)
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL, nil)
 		require.NoError(t, err)
 		go func() { next <- "first" }()
 		resp, err := tr.RoundTrip(req)
 		require.NoError(t, err)
-		waiter, ok := resp.Body.(interface{ Wait() })
+		waiter, ok := resp.Body.(interface{ WaitReadable() })
 		require.True(t, ok)
 		return resp, waiter, next
 	}
@@ -174,39 +177,104 @@ func TestABodyWaitsForItsNextPart(t *testing.T) {
 		return string(p[:n])
 	}
 
-	resp, w, next := begin()
-	w.Wait()
+	resp, w, next := begin(t.Context())
+	w.WaitReadable()
 	assert.Equal(t, "first", read(resp))
 	came := make(chan struct{})
-	go func() { w.Wait(); close(came) }()
-	select {
-	case <-came:
-		require.Fail(t, "Wait returned, and there is nothing to read")
-	case <-time.After(50 * time.Millisecond):
+	go func() { w.WaitReadable(); close(came) }()
+	if runtime.GOOS == "linux" { // elsewhere it never waits
+		select {
+		case <-came:
+			require.Fail(t, "it returned, and there is nothing to read")
+		case <-time.After(50 * time.Millisecond):
+		}
 	}
 	next <- "second"
 	<-came
-	w.Wait() // again, with something to read
+	w.WaitReadable() // again, with something to read
 	assert.Equal(t, "second", read(resp))
 
-	// The engine breaks off: Wait returns, and Read says so.
+	// The engine breaks off: WaitReadable returns, and Read says so.
 	go close(next)
-	w.Wait()
+	w.WaitReadable()
 	_, err := resp.Body.Read(make([]byte, 100))
 	var e *Error
 	require.ErrorAs(t, err, &e)
 	assert.Equal(t, Answered, e.Sent)
-	w.Wait() // returns at once
+	w.WaitReadable() // returns at once
 	_ = resp.Body.Close()
 
-	// Close ends a Wait.
-	resp, w, _ = begin()
+	// Close ends it.
+	resp, w, _ = begin(t.Context())
 	assert.Equal(t, "first", read(resp))
 	came = make(chan struct{})
-	go func() { w.Wait(); close(came) }()
+	go func() { w.WaitReadable(); close(came) }()
 	time.Sleep(20 * time.Millisecond)
 	require.NoError(t, resp.Body.Close())
 	<-came
 	_, err = resp.Body.Read(make([]byte, 100))
 	require.ErrorIs(t, err, http.ErrBodyReadAfterClose)
+
+	// So does the request's context.
+	ctx, cancel := context.WithCancel(t.Context())
+	resp, w, _ = begin(ctx)
+	assert.Equal(t, "first", read(resp))
+	came = make(chan struct{})
+	go func() { w.WaitReadable(); close(came) }()
+	time.Sleep(20 * time.Millisecond)
+	cancel()
+	<-came
+	_, err = resp.Body.Read(make([]byte, 100))
+	require.ErrorIs(t, err, context.Canceled)
+	_ = resp.Body.Close()
+}
+
+// A body that ends early, or ends with its connection, is read after a wait as it is without one.
+func TestABodyEndsAfterAWaitAsWithoutOne(t *testing.T) {
+	for name, c := range map[string]struct {
+		head string
+		end  error
+	}{
+		"length":      {"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", nil},
+		"cut short":   {"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n", io.ErrUnexpectedEOF},
+		"until close": {"HTTP/1.0 200 OK\r\n\r\n", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ln, err := net.Listen("tcp", "127.0.0.1:0")
+			require.NoError(t, err)
+			defer ln.Close()
+			go func() {
+				conn, err := ln.Accept()
+				if err != nil {
+					return
+				}
+				defer conn.Close()
+				_, _ = http.ReadRequest(bufio.NewReader(conn))
+				_, _ = io.WriteString(conn, c.head)
+				time.Sleep(20 * time.Millisecond)
+				_, _ = io.WriteString(conn, "hello")
+			}()
+			tr := New(nil)
+			defer tr.Close()
+			req, err := http.NewRequest(http.MethodGet, "http://"+ln.Addr().String(), nil)
+			require.NoError(t, err)
+			resp, err := tr.RoundTrip(req)
+			require.NoError(t, err)
+			defer resp.Body.Close()
+			var got []byte
+			for err == nil {
+				resp.Body.(interface{ WaitReadable() }).WaitReadable()
+				p := make([]byte, 3)
+				var n int
+				n, err = resp.Body.Read(p)
+				got = append(got, p[:n]...)
+			}
+			assert.Equal(t, "hello", string(got))
+			if c.end == nil {
+				assert.ErrorIs(t, err, io.EOF)
+			} else {
+				assert.ErrorIs(t, err, c.end)
+			}
+		})
+	}
 }

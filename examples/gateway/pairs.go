@@ -54,7 +54,8 @@ func (m *movingMean) known() *float64 {
 
 // pairTable counts requests by pair. A fleet of 64 prefill and 64 decode engines has 4,096 pairs: when pairsKept of
 // them are counted, a new one takes the place of one out of pairLooks: of one that had no request for pairAway, or else
-// of the least busy one. So busy pairs stay. What those had that left is in others.
+// of the least busy one. So busy pairs stay. That happens once in pairEvery;
+// other requests of pairs without a place are counted in others, as is what those had that left.
 type pairTable struct {
 	m       map[pairKey]*pairCount
 	others  otherPairs

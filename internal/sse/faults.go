@@ -50,6 +50,9 @@ func (f *Faults) Read(p []byte) (int, error) {
 	return n, nil
 }
 
+// Holds reports whether the next Read may have something to return without reading the source.
+func (f *Faults) Holds() bool { return f.rest != nil || len(f.out) > 0 }
+
 func (f *Faults) read(p []byte) (int, error) {
 	for f.rest == nil {
 		n, err := f.src.Read(p[copy(p, f.held):])

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && !race
+
+package transport
+
+// Under the race detector reads and writes are not raw, and a sync.Pool drops what it is given now and then.
+
+import (
+	"io"
+	"net"
+	"os"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// Both sides of a gateway have the connections that NewListener speaks of.
+func TestConnectionsAreSockets(t *testing.T) {
+	server, _ := accepted(t, listen(t))
+	assert.IsType(t, &socket{}, server)
+	e := newEngine(t, keepAlive)
+	tr := newTransport(t, nil)
+	exchange(t, tr, post(t, e.url(), "x"))
+	idle := tr.pool.hosts[hostKey{host: e.Addr().String()}]
+	require.Len(t, idle, 1)
+	assert.IsType(t, &socket{}, idle[0].rw)
+	assert.NotNil(t, idle[0].lazy)
+}
+
+// While a read waits, its buffer is in the pool.
+func TestAReadThatWaitsHoldsNoBuffer(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // a pool hides from one CPU what another one has
+	server, client := accepted(t, listen(t))
+	only := make([]byte, 100)
+	pool := sync.Pool{New: func() any {
+		assert.Fail(t, "the only buffer is not in the pool")
+		b := make([]byte, 100)
+		return &b
+	}}
+	pool.Put(&only)
+	type result struct {
+		pooled *[]byte
+		n      int
+		err    error
+	}
+	came := make(chan result)
+	go func() {
+		pooled, n, err := server.(*socket).readPooled(&pool)
+		came <- result{pooled, n, err}
+	}()
+	time.Sleep(50 * time.Millisecond) // it has found nothing
+	held := pool.Get()
+	assert.Same(t, &only, held)
+	pool.Put(held)
+	_, err := io.WriteString(client, "token")
+	require.NoError(t, err)
+	got := <-came
+	require.NoError(t, got.err)
+	require.Same(t, &only, got.pooled)
+	assert.Equal(t, "token", string(only[:got.n]))
+
+	pool.Put(&only)
+	_ = client.Close()
+	pooled, _, err := server.(*socket).readPooled(&pool)
+	require.ErrorIs(t, err, io.EOF)
+	assert.Nil(t, pooled)
+	assert.Same(t, &only, pool.Get(), "after an error, too")
+}
+
+// os.File.Fd makes the socket blocking, for whoever has it. A raw call that blocks would stop the whole program.
+func TestASocketThatSomebodyMadeBlockingDoesNotBlock(t *testing.T) {
+	server, client := accepted(t, listen(t))
+	file, err := server.(interface{ File() (*os.File, error) }).File()
+	require.NoError(t, err)
+	defer file.Close()
+	_ = file.Fd()
+	require.NoError(t, server.SetDeadline(time.Now().Add(50*time.Millisecond)))
+	_, err = server.Read(make([]byte, 1))
+	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+	big := make([]byte, 60<<10)
+	for err = nil; err == nil; { // until there is no room
+		_, err = server.Write(big)
+	}
+	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+	var op *net.OpError
+	require.ErrorAs(t, err, &op)
+	assert.Equal(t, "write", op.Op)
+	_ = client.Close()
+}
