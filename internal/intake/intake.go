@@ -145,8 +145,8 @@ func ReadAll(r io.Reader, length, limit int64, budget Taker) ([]byte, error) {
 }
 
 // uncleared returns an empty slice with room for n bytes, which hold anything: only what a Read says that it has
-// written may be looked at. To clear the buffer of a body of 1 MB, which is then read into it, takes 4 % of its request's time.
-// The string that lends its bytes is nobody's, so that they may change.
+// written may be looked at. To clear the buffer of a body of 1 MB, which is then read into it, takes 4 % of its
+// request's time. The string that lends its bytes is nobody's, so that they may change.
 func uncleared(n int) []byte {
 	var b strings.Builder
 	b.Grow(max(n, 1)) // package strings does not clear what it allocates
