@@ -14,10 +14,8 @@ import "net"
 //
 // What is saved: Go's runtime wakes its monitoring thread (sysmon) by the first system call after each pause of the
 // program, in case that the call blocks, and the thread then looks around every 20 µs for a while. These reads and
-// writes never block, so the runtime is not told of them. The monitor then comes with the next system call of another
-// kind, or with the timer that was the next one when the program paused. Until it comes, no goroutine that computes
-// for more than 10 ms is interrupted: what a host adds to a request, a picker say, must not compute for long. A gateway
-// that probes its engines has such a call or timer many times a second.
+// writes never block, so the runtime is not told of them. The thread is still needed, to interrupt goroutines that
+// compute for long; while there are such connections, a timer wakes it every 20 ms.
 func NewListener(l net.Listener) net.Listener { return listener{l} }
 
 type listener struct{ net.Listener }

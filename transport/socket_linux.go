@@ -20,6 +20,7 @@ type socket struct {
 	*net.TCPConn
 	raw     syscall.RawConn
 	in, out direction
+	closed  sync.Once
 }
 
 // direction is a read or a write that runs. Its function is made once, for all calls.
@@ -45,7 +46,14 @@ func newSocket(c net.Conn) net.Conn {
 	}
 	s := &socket{TCPConn: tcp, raw: raw}
 	s.in.try, s.out.try = s.tryRead, s.tryWrite
+	monitored.add(1)
 	return s
+}
+
+// Close implements net.Conn.
+func (s *socket) Close() error {
+	s.closed.Do(func() { monitored.add(-1) })
+	return s.TCPConn.Close()
 }
 
 // Read implements net.Conn.

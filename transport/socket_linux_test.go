@@ -7,11 +7,15 @@ package transport
 // Under the race detector reads and writes are not raw, and a sync.Pool drops what it is given now and then.
 
 import (
+	"fmt"
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"runtime"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -91,4 +95,92 @@ func TestASocketThatSomebodyMadeBlockingDoesNotBlock(t *testing.T) {
 	require.ErrorAs(t, err, &op)
 	assert.Equal(t, "write", op.Op)
 	_ = client.Close()
+}
+
+const echoAddress = "PDKIT_TEST_ECHO_ADDRESS"
+
+// TestEchoClient is the client of the test below, in a process of its own.
+func TestEchoClient(t *testing.T) {
+	address := os.Getenv(echoAddress)
+	if address == "" {
+		t.Skip("it is not run by itself")
+	}
+	dial := func() net.Conn {
+		c, err := net.Dial("tcp", address)
+		require.NoError(t, err)
+		return c
+	}
+	echo, busy := dial(), dial()
+	ping := func() time.Duration {
+		begin := time.Now()
+		_, err := echo.Write([]byte("e"))
+		require.NoError(t, err)
+		_, err = io.ReadFull(echo, make([]byte, 1))
+		require.NoError(t, err)
+		return time.Since(begin)
+	}
+	for range 50 {
+		ping()
+	}
+	time.Sleep(300 * time.Millisecond) // the monitor sleeps
+	_, err := busy.Write([]byte("c"))
+	require.NoError(t, err)
+	time.Sleep(20 * time.Millisecond)
+	fmt.Printf("the echo took %d ms\n", ping().Milliseconds())
+}
+
+// Raw calls do not wake the runtime's monitoring thread. Where it sleeps, a goroutine that computes holds all others up.
+func TestAGoroutineThatComputesHoldsNoConnectionUp(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	l := listen(t)
+	var over atomic.Bool
+	var running sync.WaitGroup
+	running.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			running.Go(func() {
+				defer c.Close()
+				for p := make([]byte, 1); ; {
+					if _, err := c.Read(p); err != nil {
+						return
+					}
+					for begin := time.Now(); p[0] == 'c' && !over.Load() && time.Since(begin) < 2*time.Second; {
+						runtime.KeepAlive(p)
+					}
+					_, _ = c.Write(p)
+				}
+			})
+		}
+	})
+	client := exec.Command(os.Args[0], "-test.run=^TestEchoClient$", "-test.v")
+	client.Env = append(os.Environ(), echoAddress+"="+l.Addr().String())
+	out, err := client.Output()
+	over.Store(true)
+	_ = l.Close()
+	running.Wait()
+	require.NoError(t, err, string(out))
+	var took int
+	_, after, found := strings.Cut(string(out), "the echo took ")
+	require.True(t, found, string(out))
+	_, err = fmt.Sscan(after, &took)
+	require.NoError(t, err)
+	assert.Less(t, took, 1000, "ms; without the monitor it is what is left of 2,000")
+}
+
+// The timer that wakes the monitor runs while there are sockets, and no longer.
+func TestTheMonitorIsWokenWhileThereAreSockets(t *testing.T) {
+	open := func() int {
+		monitored.mu.Lock()
+		defer monitored.mu.Unlock()
+		return monitored.open
+	}
+	before := open()
+	server, _ := accepted(t, listen(t))
+	assert.Equal(t, before+1, open())
+	_ = server.Close()
+	_ = server.Close()
+	assert.Equal(t, before, open())
 }
