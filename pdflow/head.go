@@ -42,6 +42,9 @@ func (b *Body) readHead(ctx context.Context) *Error {
 		if b.eof && b.sse && b.guarded && !b.known {
 			return b.failed(CodeDecodeFailed, "the decode engine's stream ended before its first token")
 		}
+		if b.eof && b.sse && b.guarded && b.unframed && !b.tail.Done(b.buf[:b.n]) {
+			return b.failed(CodeDecodeFailed, "the decode engine closed the connection before [DONE]")
+		}
 		if b.eof || b.n > 0 && (!b.sse && !deciding || b.known) {
 			return nil
 		}

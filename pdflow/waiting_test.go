@@ -115,3 +115,22 @@ func TestAnErrorBehindATokenIsNotWaitedFor(t *testing.T) {
 	}
 	require.NoError(t, err, got.String())
 }
+
+// A stream that only its connection's end frames, and that ends within its first event, is not whole.
+func TestAnUnframedStreamThatEndsInItsFirstEventIsNoStream(t *testing.T) {
+	x := script(t, &fake{}, answer(ok), func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
+		c, buf, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			return
+		}
+		_, _ = buf.WriteString("HTTP/1.0 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" +
+			`data: {"choices":[{"index":0,"te`)
+		_ = buf.Flush()
+		_ = c.Close()
+	})
+	r := post(t, x.url, "/v1/completions", completion("a", `"stream":true`))
+	require.NoError(t, r.err)
+	require.Equal(t, 502, r.status, r.body)
+	_, code := r.fault(t)
+	require.Equal(t, pdflow.CodeDecodeFailed.Error(), code)
+}
