@@ -19,5 +19,7 @@
 //
 // A [Retrier] repeats what was not sent, and nothing else.
 //
+// [NewListener] gives a server of streams connections of its clients that are as cheap as those to engines.
+//
 // The package knows neither connectors nor flows.
 package transport

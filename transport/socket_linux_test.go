@@ -129,7 +129,8 @@ func TestEchoClient(t *testing.T) {
 	fmt.Printf("the echo took %d ms\n", ping().Milliseconds())
 }
 
-// Raw calls do not wake the runtime's monitoring thread. Where it sleeps, a goroutine that computes holds all others up.
+// Raw calls do not wake the runtime's monitoring thread. While it sleeps, a goroutine that computes holds all others
+// up.
 func TestAGoroutineThatComputesHoldsNoConnectionUp(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	l := listen(t)
