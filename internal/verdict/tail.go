@@ -16,10 +16,14 @@ import (
 // Such a mark stands in one of the last events. So a stream is not searched on its way: its end is kept, and searched
 // when [DONE] or the end comes. Then [DONE] is held back and the connection cut, and the client sees a stream that is
 // not whole.
+//
+// Thousands of streams wait at a time, and each has a Tail: where events are short it keeps a few of them, no more.
 type Tail struct {
 	bytes []byte // the end of what went by; nil as long as nothing has
-	reach int    // at least this much of it is kept, and at most a third more, so that it is moved seldom
+	reach int    // the most that must be kept; up to a third more is, so that it is moved seldom
 	stop  string // the stop_reason of a response that the engine gave up; "" if it has none
+	// ends are where in bytes pieces end that a stream's event ends, the oldest first; 0 where that is not in it.
+	ends [keptEvents + 1]int
 }
 
 // NewTail returns the tail of a response. stream says whether it is a stream of events; stop is the stop_reason with
@@ -34,6 +38,10 @@ func NewTail(stream bool, stop string) Tail {
 const (
 	// streamReach holds the last event with a finish reason, a usage event and [DONE].
 	streamReach = 3 << 10
+	// keptEvents are enough, unless streamReach has fewer: see streamReach.
+	keptEvents = 3
+	// firstTail is what a stream's tail begins with. It grows where the last events are longer together.
+	firstTail = 768
 	// wholeReach holds a mark, or a usage, that two reads cut.
 	wholeReach = 512
 
@@ -129,18 +137,47 @@ func (t *Tail) End(piece []byte) []byte {
 
 // Keep remembers the end of what went by.
 func (t *Tail) Keep(b []byte) {
-	if t.bytes == nil {
-		t.bytes = make([]byte, 0, t.reach+t.reach/3)
-	}
-	if len(b) >= t.reach {
-		t.bytes = append(t.bytes[:0], b[len(b)-t.reach:]...)
-		return
-	}
+	b = b[max(0, len(b)-t.reach):]
 	if len(t.bytes)+len(b) > cap(t.bytes) {
-		rest := t.reach - len(b)
-		t.bytes = t.bytes[:copy(t.bytes, t.bytes[len(t.bytes)-rest:])]
+		t.makeRoom(len(b))
 	}
 	t.bytes = append(t.bytes, b...)
+	if bytes.HasSuffix(b, eventEnd) {
+		copy(t.ends[:], t.ends[1:])
+		t.ends[keptEvents] = len(t.bytes)
+	}
+}
+
+var eventEnd = []byte("\n\n")
+
+// makeRoom makes room for n bytes, at most reach: it forgets all but the last events and, if that is not enough, gets
+// more memory, or forgets all but what is to be kept.
+func (t *Tail) makeRoom(n int) {
+	t.forget(t.ends[0])
+	need, most := len(t.bytes)+n, t.reach+t.reach/3
+	switch {
+	case need <= cap(t.bytes):
+		return
+	case need > most:
+		t.forget(need - t.reach)
+		need = most
+	}
+	if need > cap(t.bytes) {
+		const step = 256
+		room := min(max(firstTail, (need+step-1)/step*step), most)
+		t.bytes = append(make([]byte, 0, room), t.bytes...)
+	}
+}
+
+// forget drops the first n bytes.
+func (t *Tail) forget(n int) {
+	if n == 0 {
+		return
+	}
+	t.bytes = t.bytes[:copy(t.bytes, t.bytes[n:])]
+	for i := range t.ends {
+		t.ends[i] = max(0, t.ends[i]-n)
+	}
 }
 
 // GaveUp returns the offset of the first mark, or -1.

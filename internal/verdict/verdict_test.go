@@ -75,17 +75,47 @@ func TestTheEndOfALongStreamIsKept(t *testing.T) {
 // Each open stream holds a tail.
 func TestATailIsSmall(t *testing.T) {
 	event := []byte(`data: {"choices":[{"text":"` + strings.Repeat("x", 200) + `"}]}` + "\n\n")
-	const tails = 100
+	const tails = 1000
+	held := make([]verdict.Tail, tails)
 	var before, after runtime.MemStats
+	runtime.GC()
 	runtime.ReadMemStats(&before)
-	for range tails {
-		tail := verdict.NewTail(true, "")
+	for i := range held {
+		held[i] = verdict.NewTail(true, "")
 		for range 100 {
-			tail.Stream(event, false)
+			held[i].Stream(event, false)
 		}
 	}
+	runtime.GC()
 	runtime.ReadMemStats(&after)
-	assert.LessOrEqual(t, (after.TotalAlloc-before.TotalAlloc)/tails, uint64(4<<10+100))
+	assert.LessOrEqual(t, (after.HeapAlloc-before.HeapAlloc)/tails, uint64(1<<10+100), "four events")
+	runtime.KeepAlive(held)
+}
+
+// Short events do not push out what the last of them say, nor does an event that comes in many pieces.
+func TestTheLastEventsAreKept(t *testing.T) {
+	usage := `data: {"choices":[],"usage":{}}` + "\n\n"
+	for size := 1; size < 4000; size += 61 {
+		event := `data: {"choices":[{"text":"` + strings.Repeat("x", size) + `"}]}` + "\n\n"
+		long := `data: {"choices":[{"finish_reason":"abort","text":"` + strings.Repeat("y", min(size, 2900)) + `"}]}` + "\n\n"
+		for _, last := range [][]string{
+			{abort, done},
+			{abort, usage, done},
+			{abort + usage, done},
+			{abort[:20], abort[20:], usage[:10], usage[10:], done},
+			append(strings.SplitAfter(long, "y"), done),
+		} {
+			tail, cut := verdict.NewTail(true, ""), -1
+			for range 50 {
+				assert.Equal(t, -1, tail.Stream([]byte(event), false))
+			}
+			for _, piece := range last {
+				assert.Equal(t, -1, cut)
+				cut = tail.Stream([]byte(piece), piece == done)
+			}
+			assert.Equal(t, 0, cut, "after events of %d bytes: %.60q", size, last)
+		}
+	}
 }
 
 func TestWholeResponses(t *testing.T) {
