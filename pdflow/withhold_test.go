@@ -175,6 +175,8 @@ func TestAStreamedConversationReusesDecodesKV(t *testing.T) {
 	assert.NotRegexp(t, `token_ids":\[`, first.body)
 	prompt := longPrompt + first.text(t) + " And then?"
 	require.NoError(t, x.p.Restart()) // P has forgotten the first prompt
+	// A leg whose connection died with P is sent again, and then without the handoff, which may be used up.
+	post(t, x.url, "/v1/completions", completion("hi", ""))
 	second := post(t, x.url, "/v1/completions", completion(prompt, more), "X-Session-ID", "talk")
 	assert.Equal(t, alone(t, "/v1/completions", completion(prompt, "")), second.text(t))
 	assert.EqualValues(t, len(longPrompt)+16-1, x.p.Stats().ExternalKVTransfer)
