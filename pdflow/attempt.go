@@ -59,7 +59,7 @@ type attempt struct {
 	prefillReader, decodeReader legReader // of the legs' bodies, the first time that they are read
 }
 
-func newAttempt(x *exchange, n int, mode Mode, pick Pick) *attempt {
+func newAttempt(x *exchange, n int, mode Mode, pick *Pick) *attempt {
 	s := connector.NewSession(x.req, x.id, pick.Prefill, pick.Decode)
 	s.Attempt, s.Encode, s.Header = n, pick.Encode, x.header
 	s.SetRanks(pick.PrefillRank, pick.DecodeRank)

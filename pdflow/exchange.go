@@ -207,28 +207,11 @@ func (x *exchange) check() (member string, e *Error) {
 
 // attempt picks engines and runs the legs once. On success the body owns the attempt and ends it.
 func (x *exchange) attempt(n int, mode Mode) (*Body, *Error) {
-	x.phase.Store(phasePick)
-	again := x.again
-	x.again = false
-	pick, e := x.pick(x.ctx, n, mode)
-	if e == nil {
-		e = x.admit(&pick)
-	} else if again && e.Code == CodeNoEndpoint {
-		x.f.tel.notRetried(x, retryNoPair, x.failure)
-	}
+	a, e := x.begin(n, mode)
 	if e != nil {
 		return nil, e
 	}
-	if again {
-		x.f.tel.retried(x)
-	}
-	if mode == ModeDisaggregated && pick.Prefill.URL == nil {
-		mode = ModeAggregated
-	}
-	if x.mode != "" {
-		mode = x.mode
-	}
-	a, body, e := x.runHedged(newAttempt(x, n, mode, pick), mode)
+	a, body, e := x.runHedged(a)
 	x.releaseBudget()
 	if e != nil {
 		x.again, a.out.Retry = a.mayRetry(e)
@@ -249,9 +232,39 @@ func (x *exchange) attempt(n int, mode Mode) (*Body, *Error) {
 	return body, nil
 }
 
-func (x *exchange) pick(ctx context.Context, n int, mode Mode) (Pick, *Error) {
+// begin picks engines for an attempt. It is apart from what runs the legs, since a Pick is large, and each stream keeps
+// the stack that its request needed at most.
+func (x *exchange) begin(n int, mode Mode) (*attempt, *Error) {
+	x.phase.Store(phasePick)
+	again := x.again
+	x.again = false
+	var pick Pick
+	e := x.pick(x.ctx, n, mode, &pick)
+	if e == nil {
+		e = x.admit(&pick)
+	} else if again && e.Code == CodeNoEndpoint {
+		x.f.tel.notRetried(x, retryNoPair, x.failure)
+	}
+	if e != nil {
+		return nil, e
+	}
+	if again {
+		x.f.tel.retried(x)
+	}
+	if mode == ModeDisaggregated && pick.Prefill.URL == nil {
+		mode = ModeAggregated
+	}
+	if x.mode != "" {
+		mode = x.mode
+	}
+	return newAttempt(x, n, mode, &pick), nil
+}
+
+// pick fills p.
+func (x *exchange) pick(ctx context.Context, n int, mode Mode, p *Pick) *Error {
 	if x.given != nil {
-		return *x.given, nil
+		*p = *x.given
+		return nil
 	}
 	in := &x.input
 	if x.asked {
@@ -268,16 +281,16 @@ func (x *exchange) pick(ctx context.Context, n int, mode Mode) (Pick, *Error) {
 		s := &connector.Session{API: x.req.API, Model: x.req.Model, RequestID: x.id, Request: x.req}
 		in.Encode = len(x.f.encoder.Items(s))
 	}
-	pick, e := x.f.pick(ctx, in)
+	e := x.f.pick(ctx, in, p)
 	switch {
 	case e != nil:
-	case pick.Decode.URL == nil:
+	case p.Decode.URL == nil:
 		e = &Error{Code: CodeInternal, Phase: "pick", Connector: x.f.name, Message: "the picker named no decode engine"}
-	case in.DecodeOnly && pick.Decode.Role != discovery.RoleDecode:
+	case in.DecodeOnly && p.Decode.Role != discovery.RoleDecode:
 		e = &Error{Code: CodeInternal, Phase: "pick", Connector: x.f.name, Message: "the picker named an engine to " +
 			"decode that may prefill, and such an engine ends without a decode engine"}
 	}
-	return pick, e
+	return e
 }
 
 // served is how the request is being served, "" before an engine was picked.

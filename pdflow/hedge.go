@@ -75,7 +75,7 @@ func (r *race) start(a *attempt) *racer {
 
 // runHedged runs an attempt. If its prefill has not ended within Retry.Hedge, it runs a second one at another prefill
 // engine, within the budget of retries. It returns the attempt that decides the request's fate.
-func (x *exchange) runHedged(a *attempt, mode Mode) (*attempt, *Body, *Error) {
+func (x *exchange) runHedged(a *attempt) (*attempt, *Body, *Error) {
 	if !a.twoLegs || x.given != nil || x.door.steps != nil || !x.f.hedges() {
 		body, e := a.run()
 		return a, body, e
@@ -94,7 +94,7 @@ func (x *exchange) runHedged(a *attempt, mode Mode) (*attempt, *Body, *Error) {
 		}
 		defer x.f.budget.release()
 		x.beside = a
-		b := x.second(r, first, mode)
+		b := x.second(r, first)
 		x.beside = nil
 		if b != nil {
 			return x.await(r, first, r.start(b))
@@ -106,7 +106,7 @@ func (x *exchange) runHedged(a *attempt, mode Mode) (*attempt, *Body, *Error) {
 }
 
 // second returns an attempt at another prefill engine, nil if there is none before the first one's prefill has ended.
-func (x *exchange) second(r *race, first *racer, mode Mode) *attempt {
+func (x *exchange) second(r *race, first *racer) *attempt {
 	ctx, stop := context.WithCancel(x.ctx)
 	defer stop()
 	go func() { // a picker may wait for an engine
@@ -119,7 +119,8 @@ func (x *exchange) second(r *race, first *racer, mode Mode) *attempt {
 	}()
 	s, avoid := first.a.s, x.avoid
 	x.avoid = append(slices.Clip(avoid), s.Prefill.ID)
-	pick, e := x.pick(ctx, s.Attempt, mode)
+	var pick Pick
+	e := x.pick(ctx, s.Attempt, first.a.mode, &pick)
 	x.avoid = avoid
 	if e != nil {
 		return nil
@@ -128,7 +129,7 @@ func (x *exchange) second(r *race, first *racer, mode Mode) *attempt {
 		x.decline(&pick)
 		return nil
 	}
-	return newAttempt(x, s.Attempt, mode, pick)
+	return newAttempt(x, s.Attempt, first.a.mode, &pick)
 }
 
 // await waits until one of two attempts has prefilled or failed, cancels the loser, and waits for the other.

@@ -71,29 +71,33 @@ type Pick struct {
 	PrefillRank, DecodeRank connector.Rank
 }
 
-// pick asks the picker, and waits for a change, bounded by pickWait, as long as nobody is there.
-func (f *Flow) pick(ctx context.Context, in *PickInput) (Pick, *Error) {
-	p, err := f.picker.Pick(ctx, in)
-	if err == nil {
-		return p, nil
+// pick asks the picker, and waits for a change, bounded by pickWait, as long as nobody is there. It fills p.
+func (f *Flow) pick(ctx context.Context, in *PickInput, p *Pick) *Error {
+	var err error
+	if *p, err = f.picker.Pick(ctx, in); err != nil {
+		return f.pickLater(ctx, in, p, err)
 	}
+	return nil
+}
+
+func (f *Flow) pickLater(ctx context.Context, in *PickInput, p *Pick, err error) *Error {
 	changing, ok := f.picker.(interface{ Changed() <-chan struct{} })
 	if !errors.Is(err, CodeNoEndpoint) || !ok || f.opts.pickWait <= 0 {
-		return Pick{}, f.pickError(ctx, err)
+		return f.pickError(ctx, err)
 	}
 	timer := time.NewTimer(f.opts.pickWait)
 	defer timer.Stop()
 	for {
 		ch := changing.Changed() // before Pick, so that no change is missed
-		if p, err = f.picker.Pick(ctx, in); err == nil {
-			return p, nil
+		if *p, err = f.picker.Pick(ctx, in); err == nil {
+			return nil
 		}
 		select {
 		case <-ch:
 		case <-timer.C:
-			return Pick{}, f.pickError(ctx, err)
+			return f.pickError(ctx, err)
 		case <-ctx.Done():
-			return Pick{}, f.pickError(ctx, ctx.Err())
+			return f.pickError(ctx, ctx.Err())
 		}
 	}
 }

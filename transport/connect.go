@@ -53,6 +53,24 @@ func (t *Transport) dial(ctx context.Context, address string, secure bool) (net.
 	return raw, secured, nil
 }
 
+// dialApart is dial in a goroutine of its own. To open a connection takes more stack than the rest of a request does,
+// a TLS handshake several times as much, and a stream keeps all the stack that its request has needed.
+func (t *Transport) dialApart(ctx context.Context, address string, secure bool) (raw net.Conn, secured *tls.Conn,
+	err error) {
+	var panicked any // by a DialContext of the host's
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer func() { panicked = recover() }()
+		raw, secured, err = t.dial(ctx, address, secure)
+	}()
+	<-done
+	if panicked != nil {
+		panic(panicked)
+	}
+	return raw, secured, err
+}
+
 func (t *Transport) connectContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	if t.options.ConnectTimeout < 0 {
 		return ctx, func() {}

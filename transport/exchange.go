@@ -61,7 +61,7 @@ func (t *Transport) connection(ctx context.Context, req *http.Request) (*conn, e
 			return c, nil
 		}
 	}
-	raw, secured, err := t.dial(ctx, address(req), key.secure)
+	raw, secured, err := t.dialApart(ctx, address(req), key.secure)
 	if err == nil {
 		return t.newConn(key, raw, secured), nil
 	}

@@ -89,11 +89,10 @@ type recentPicker struct {
 }
 
 // Pick asks the picker. What it refuses is remembered when the request ends: see failed.
-func (p recentPicker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+func (p recentPicker) Pick(ctx context.Context, in *pdflow.PickInput) (pick pdflow.Pick, err error) {
 	request := pickingOf(ctx)
 	begin := request.asks(p.r, in)
-	pick, err := p.Picker.Pick(ctx, in)
-	if err != nil {
+	if pick, err = p.Picker.Pick(ctx, in); err != nil {
 		return pick, err
 	}
 	waited := time.Since(begin)

@@ -78,6 +78,11 @@ func (q *Quarantine) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pic
 	if s == nil || in.Single {
 		return q.inner.Pick(ctx, in)
 	}
+	return q.around(ctx, in, s)
+}
+
+// around picks another pair than those that are named, if it can.
+func (q *Quarantine) around(ctx context.Context, in *pdflow.PickInput, s *quarantined) (pdflow.Pick, error) {
 	x := *in
 	x.Avoid = slices.Concat(in.Avoid, s.engines)
 	pick, err := q.inner.Pick(ctx, &x)
