@@ -97,13 +97,13 @@ func TestTheLastEventsAreKept(t *testing.T) {
 	usage := `data: {"choices":[],"usage":{}}` + "\n\n"
 	for size := 1; size < 4000; size += 61 {
 		event := `data: {"choices":[{"text":"` + strings.Repeat("x", size) + `"}]}` + "\n\n"
-		long := `data: {"choices":[{"finish_reason":"abort","text":"` + strings.Repeat("y", min(size, 2900)) + `"}]}` + "\n\n"
+		long := `data: {"choices":[{"finish_reason":"abort","text":"` + strings.Repeat("y", min(size, 2900)) + `"}]}`
 		for _, last := range [][]string{
 			{abort, done},
 			{abort, usage, done},
 			{abort + usage, done},
 			{abort[:20], abort[20:], usage[:10], usage[10:], done},
-			append(strings.SplitAfter(long, "y"), done),
+			append(strings.SplitAfter(long+"\n\n", "y"), done),
 		} {
 			tail, cut := verdict.NewTail(true, ""), -1
 			for range 50 {
