@@ -85,7 +85,10 @@ type ended struct{ code int }
 func main() { os.Exit(run(os.Args[1:], streams{os.Stdin, os.Stdout, os.Stderr})) }
 
 // run is the program. It returns the exit status.
-func run(args []string, s streams) (code int) {
+func run(args []string, s streams) int { return runOf(&cli{}, args, s) }
+
+// runOf is run for a command line with some of the commands.
+func runOf(commands any, args []string, s streams) (code int) {
 	bare := len(args) == 0 && os.Getenv("COMP_LINE") == "" // with COMP_LINE a shell asks, see completion.go
 	defer func() {
 		if v := recover(); v != nil {
@@ -103,7 +106,7 @@ func run(args []string, s streams) (code int) {
 	if bare { // the usage helps more than an error that names the commands
 		argv, s.out = []string{"--help"}, s.err
 	}
-	parser, err := kong.New(&cli{}, kong.Name("pdctl"), help, kong.Description(description),
+	parser, err := kong.New(commands, kong.Name("pdctl"), help, kong.Description(description),
 		kong.Writers(s.out, s.err), kong.Exit(func(code int) { panic(ended{code}) }), kong.UsageOnError())
 	if err != nil {
 		fmt.Fprintln(s.err, "pdctl:", err)

@@ -28,8 +28,16 @@ var update = flag.Bool("update", false, "write the golden files anew")
 // pdctl runs the program.
 func pdctl(t *testing.T, in string, args ...string) (code int, out, errs string) {
 	t.Helper()
+	var commands any = &cli{}
+	if len(args) > 0 && (args[0] == "render" || args[0] == "check") {
+		// Hundreds of calls: to make all commands takes most of the time of one.
+		commands = &struct {
+			Render renderCmd `cmd:""`
+			Check  checkCmd  `cmd:""`
+		}{}
+	}
 	var o, e strings.Builder
-	code = run(args, streams{strings.NewReader(in), &o, &e})
+	code = runOf(commands, args, streams{strings.NewReader(in), &o, &e})
 	return code, o.String(), e.String()
 }
 
