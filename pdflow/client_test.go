@@ -16,6 +16,7 @@ import (
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
 // What the client sees: ids, headers, transfer members, requests that two engines cannot serve, models.
@@ -149,6 +150,33 @@ func TestFallbackToDecodeWhenNobodyPrefills(t *testing.T) {
 	r := post(t, serve(t, flow), "/v1/completions", completion(longPrompt, `"stream":true`))
 	require.Equal(t, alone(t, "/v1/completions", completion(longPrompt, "")), r.text(t))
 	require.Equal(t, "fallback", r.header.Get("X-PD-Mode"))
+}
+
+// onlyDecode is a picker that names no prefill engine.
+type onlyDecode struct{ pdflow.Picker }
+
+func (p onlyDecode) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+	chosen, err := p.Picker.Pick(ctx, in)
+	chosen.Prefill = discovery.Endpoint{}
+	return chosen, err
+}
+
+// The attempt before the fallback is not the request's last, also where the picker had one engine serve it alone.
+func TestAnAttemptAloneBeforeTheFallbackIsNotFinal(t *testing.T) {
+	fails := status(http.StatusInternalServerError)
+	x := script(t, &fake{}, fails, fails)
+	seen := &outcomes{}
+	flow, err := pdflow.New(&fake{}, onlyDecode{pick.New(setOf(t, x.pair.Prefill, x.pair.Decode), pick.RoundRobin())},
+		pdflow.WithFallback(config.FallbackDecode), pdflow.WithRetry(config.Retry{MaxAttempts: 1}),
+		pdflow.WithObserver(pdflow.Observer{SessionEnd: seen.SessionEnd}))
+	require.NoError(t, err)
+	_, err = flow.Do(t.Context(), &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`)})
+	require.ErrorIs(t, err, pdflow.CodeDecodeFailed)
+	require.NoError(t, flow.Shutdown(t.Context()))
+	o := seen.list()
+	require.Len(t, o, 2)
+	require.Equal(t, []bool{false, true}, []bool{o[0].Final, o[1].Final})
+	require.Equal(t, []pdflow.Mode{pdflow.ModeAggregated, pdflow.ModeFallback}, []pdflow.Mode{o[0].Mode, o[1].Mode})
 }
 
 func TestFallbackToAnotherFlow(t *testing.T) {

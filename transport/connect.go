@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/tls"
 	"net"
+	"runtime"
 )
 
 type newConnectionKey struct{}
@@ -57,16 +58,21 @@ func (t *Transport) dial(ctx context.Context, address string, secure bool) (net.
 // a TLS handshake several times as much, and a stream keeps all the stack that its request has needed.
 func (t *Transport) dialApart(ctx context.Context, address string, secure bool) (raw net.Conn, secured *tls.Conn,
 	err error) {
-	var panicked any // by a DialContext of the host's
+	var returned bool // a DialContext of the host's may also panic, or end its goroutine, as a test's does that fails
+	var panicked any
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		defer func() { panicked = recover() }()
 		raw, secured, err = t.dial(ctx, address, secure)
+		returned = true
 	}()
 	<-done
-	if panicked != nil {
+	switch {
+	case panicked != nil:
 		panic(panicked)
+	case !returned:
+		runtime.Goexit()
 	}
 	return raw, secured, err
 }

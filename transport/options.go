@@ -76,7 +76,7 @@ type Options struct {
 	Protocols *http.Protocols
 
 	// DialContext opens connections in place of a [net.Dialer], for in-memory networks and tests. TLS, where the URL
-	// asks for it, is run on top.
+	// asks for it, is run on top. It is called in a goroutine of its own.
 	DialContext func(ctx context.Context, network, address string) (net.Conn, error)
 }
 

@@ -445,3 +445,33 @@ func TestAKeptHeaderHoldsNoRequest(t *testing.T) {
 	}, 5*time.Second, 10*time.Millisecond)
 	assert.Equal(t, "0123456789", kept)
 }
+
+// What a host's DialContext does to its goroutine it does to the one that sent the request.
+func TestADialContextMayPanicOrEndItsGoroutine(t *testing.T) {
+	for name, end := range map[string]func(){"panic": func() { panic("of the host") }, "goexit": runtime.Goexit} {
+		t.Run(name, func(t *testing.T) {
+			tr := New(&Options{DialContext: func(context.Context, string, string) (net.Conn, error) {
+				end()
+				return nil, nil
+			}})
+			defer tr.Close()
+			var caught any
+			var returned bool
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				defer func() { caught = recover() }()
+				req, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://127.0.0.1:1/", http.NoBody)
+				_, _ = tr.RoundTrip(req)
+				returned = true
+			}()
+			<-done
+			assert.False(t, returned)
+			if name == "panic" {
+				assert.Equal(t, "of the host", caught)
+			} else {
+				assert.Nil(t, caught)
+			}
+		})
+	}
+}

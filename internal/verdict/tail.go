@@ -13,17 +13,19 @@ import (
 // the first token. A client's text cannot fake one, since quotes inside JSON strings are escaped. APIs whose responses
 // repeat a client's JSON are not searched: see connector.API.Guarded.
 //
-// Such a mark stands in one of the last events. So a stream is not searched on its way: its end is kept, and searched
-// when [DONE] or the end comes. Then [DONE] is held back and the connection cut, and the client sees a stream that is
-// not whole.
+// Such a mark stands in one of the last events. So not each piece of a stream is searched on its way: its end is kept,
+// and searched when [DONE] or the end comes. Then [DONE] is held back and the connection cut, and the client sees a
+// stream that is not whole.
 //
-// Thousands of streams wait at a time, and each has a Tail: where events are short it keeps a few of them, no more.
+// Thousands of streams wait at a time, and each has a Tail. Where events are short it keeps a few of them, and searches
+// the others when it forgets them, a few at a time: of several choices one can end some events before the rest.
 type Tail struct {
 	bytes []byte // the end of what went by; nil as long as nothing has
 	reach int    // the most that must be kept; up to a third more is, so that it is moved seldom
 	stop  string // the stop_reason of a response that the engine gave up; "" if it has none
 	// ends are where in bytes pieces end that a stream's event ends, the oldest first; 0 where that is not in it.
-	ends [keptEvents + 1]int
+	ends   [keptEvents + 1]int
+	failed bool // events that are forgotten said that the engine gave up, or were errors
 }
 
 // NewTail returns the tail of a response. stream says whether it is a stream of events; stop is the stop_reason with
@@ -38,10 +40,8 @@ func NewTail(stream bool, stop string) Tail {
 const (
 	// streamReach holds the last event with a finish reason, a usage event and [DONE].
 	streamReach = 3 << 10
-	// keptEvents are enough, unless streamReach has fewer: see streamReach.
-	keptEvents = 3
-	// firstTail is what a stream's tail begins with. It grows where the last events are longer together.
-	firstTail = 768
+	keptEvents  = 3
+	firstTail   = 768 // what a stream's tail begins with; it grows where keptEvents are longer
 	// wholeReach holds a mark, or a usage, that two reads cut.
 	wholeReach = 512
 
@@ -70,7 +70,7 @@ func (t *Tail) Stream(piece []byte, end bool) int {
 			return eventStart(piece, at)
 		}
 		return doneAt
-	case ErrorAt(last) < 0:
+	case ErrorAt(last) < 0 && !t.failed:
 		t.Keep(piece)
 		return -1
 	case done:
@@ -142,7 +142,7 @@ func (t *Tail) Keep(b []byte) {
 		t.makeRoom(len(b))
 	}
 	t.bytes = append(t.bytes, b...)
-	if bytes.HasSuffix(b, eventEnd) {
+	if t.reach == streamReach && bytes.HasSuffix(b, eventEnd) {
 		copy(t.ends[:], t.ends[1:])
 		t.ends[keptEvents] = len(t.bytes)
 	}
@@ -153,7 +153,9 @@ var eventEnd = []byte("\n\n")
 // makeRoom makes room for n bytes, at most reach: it forgets all but the last events and, if that is not enough, gets
 // more memory, or forgets all but what is to be kept.
 func (t *Tail) makeRoom(n int) {
-	t.forget(t.ends[0])
+	gone := t.bytes[:t.ends[0]]
+	t.failed = t.failed || t.GaveUp(gone) >= 0 || ErrorAt(gone) >= 0
+	t.forget(len(gone))
 	need, most := len(t.bytes)+n, t.reach+t.reach/3
 	switch {
 	case need <= cap(t.bytes):

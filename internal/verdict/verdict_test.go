@@ -4,6 +4,7 @@ package verdict_test
 
 import (
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -61,13 +62,23 @@ func TestAStreamThatGaveUpIsNotDone(t *testing.T) {
 	}
 }
 
-// A mark is found up to 2 KB before the end, whatever went by before it in pieces of any size.
+// A mark is found up to 2 KB before the end, whatever went by before it in pieces of any size, and farther where each
+// event comes by itself.
 func TestTheEndOfALongStreamIsKept(t *testing.T) {
 	event := `data: {"choices":[{"text":"` + strings.Repeat("x", 100) + `"}]}` + "\n\n"
 	for before := range 40 {
 		stream := strings.Repeat(event, before) + abort + strings.Repeat(event, 14) + done
 		for _, n := range []int{1, 7, 100, 300, 999, 1024, 2047, 2500, 3071, 3072, 3073, 4095, 4096, 6000} {
 			assert.NotContains(t, pass(stream, n), "[DONE]\n", "in pieces of %d after %d events", n, before)
+		}
+		for _, mark := range []string{abort, fault} {
+			tail, cut := verdict.NewTail(true, ""), -1
+			for _, piece := range slices.Concat(slices.Repeat([]string{event}, before), []string{mark},
+				slices.Repeat([]string{event}, 40), []string{done}) {
+				assert.Equal(t, -1, cut)
+				cut = tail.Stream([]byte(piece), piece == done)
+			}
+			assert.Equal(t, 0, cut, "after %d events: %s", before, mark)
 		}
 	}
 }
