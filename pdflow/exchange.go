@@ -281,14 +281,19 @@ func (x *exchange) pick(ctx context.Context, n int, mode Mode, p *Pick) *Error {
 		s := &connector.Session{API: x.req.API, Model: x.req.Model, RequestID: x.id, Request: x.req}
 		in.Encode = len(x.f.encoder.Items(s))
 	}
-	e := x.f.pick(ctx, in, p)
+	if e := x.f.pick(ctx, in, p); e != nil {
+		return e
+	}
+	var e *Error
 	switch {
-	case e != nil:
 	case p.Decode.URL == nil:
 		e = &Error{Code: CodeInternal, Phase: "pick", Connector: x.f.name, Message: "the picker named no decode engine"}
 	case in.DecodeOnly && p.Decode.Role != discovery.RoleDecode:
 		e = &Error{Code: CodeInternal, Phase: "pick", Connector: x.f.name, Message: "the picker named an engine to " +
 			"decode that may prefill, and such an engine ends without a decode engine"}
+	}
+	if e != nil {
+		x.decline(p)
 	}
 	return e
 }

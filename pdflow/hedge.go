@@ -120,7 +120,7 @@ func (x *exchange) second(r *race, first *racer) *attempt {
 	s, avoid := first.a.s, x.avoid
 	x.avoid = append(slices.Clip(avoid), s.Prefill.ID)
 	var pick Pick
-	e := x.pick(ctx, s.Attempt, first.a.mode, &pick)
+	e := x.pick(ctx, s.Attempt, ModeDisaggregated, &pick) // also in a fallback
 	x.avoid = avoid
 	if e != nil {
 		return nil

@@ -16,6 +16,7 @@ import (
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
 	"github.com/pdkit/pdkit/transport"
 )
 
@@ -92,4 +93,24 @@ func TestThePickersRanksAreTheSessionsAndItHearsOfEachEnd(t *testing.T) {
 			require.Equal(t, 3, picker.last.Session.DecodeRank())
 		})
 	}
+}
+
+// noDecode is a picker that names no decode engine.
+type noDecode struct{ openPicks }
+
+func (p *noDecode) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+	chosen, err := p.openPicks.Pick(ctx, in)
+	chosen.Decode = discovery.Endpoint{}
+	return chosen, err
+}
+
+func TestAPickThatIsRefusedIsGivenBack(t *testing.T) {
+	p, d := endpoint(t, "http://p", discovery.RolePrefill), endpoint(t, "http://d", discovery.RoleDecode)
+	picker := &noDecode{openPicks{Picker: pick.New(setOf(t, p, d), pick.RoundRobin())}}
+	flow, err := pdflow.New(&fake{}, picker)
+	require.NoError(t, err)
+	_, err = flow.Do(t.Context(), &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`)})
+	require.ErrorIs(t, err, pdflow.CodeInternal)
+	require.Zero(t, picker.open.Load())
+	require.NoError(t, flow.Shutdown(t.Context()))
 }

@@ -5,8 +5,8 @@ package transport
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"net"
-	"runtime"
 )
 
 type newConnectionKey struct{}
@@ -33,6 +33,12 @@ func (t *Transport) dial(ctx context.Context, address string, secure bool) (net.
 	if !secure {
 		return raw, nil, nil
 	}
+	kept := false
+	defer func() { // also where a function of the configuration's panics
+		if !kept {
+			_ = raw.Close()
+		}
+	}()
 	config := t.tls
 	if t.options.GetTLS != nil {
 		config = clientTLS(t.options.GetTLS(), config.NextProtos)
@@ -40,7 +46,6 @@ func (t *Transport) dial(ctx context.Context, address string, secure bool) (net.
 	if config.ServerName == "" {
 		host, _, err := net.SplitHostPort(address)
 		if err != nil {
-			_ = raw.Close()
 			return nil, nil, newConnectError(err, false)
 		}
 		config = config.Clone()
@@ -48,9 +53,9 @@ func (t *Transport) dial(ctx context.Context, address string, secure bool) (net.
 	}
 	secured := tls.Client(raw, config)
 	if err := secured.HandshakeContext(ctx); err != nil {
-		_ = raw.Close()
 		return nil, nil, newConnectError(err, true)
 	}
+	kept = true
 	return raw, secured, nil
 }
 
@@ -58,21 +63,17 @@ func (t *Transport) dial(ctx context.Context, address string, secure bool) (net.
 // a TLS handshake several times as much, and a stream keeps all the stack that its request has needed.
 func (t *Transport) dialApart(ctx context.Context, address string, secure bool) (raw net.Conn, secured *tls.Conn,
 	err error) {
-	var returned bool // a DialContext of the host's may also panic, or end its goroutine, as a test's does that fails
-	var panicked any
+	err = newConnectError(errors.New("DialContext ended its goroutine"), false) // as a test's does that fails
+	var panicked any                                                            // by a function of the host's
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		defer func() { panicked = recover() }()
 		raw, secured, err = t.dial(ctx, address, secure)
-		returned = true
 	}()
 	<-done
-	switch {
-	case panicked != nil:
+	if panicked != nil {
 		panic(panicked)
-	case !returned:
-		runtime.Goexit()
 	}
 	return raw, secured, err
 }

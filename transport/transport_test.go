@@ -7,6 +7,8 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"crypto/tls"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -446,7 +448,8 @@ func TestAKeptHeaderHoldsNoRequest(t *testing.T) {
 	assert.Equal(t, "0123456789", kept)
 }
 
-// What a host's DialContext does to its goroutine it does to the one that sent the request.
+// A DialContext that panics does so in the goroutine that sent the request. One that ends its goroutine, as a test's does
+// that fails, is an error: whoever waits for the leg must not wait forever.
 func TestADialContextMayPanicOrEndItsGoroutine(t *testing.T) {
 	for name, end := range map[string]func(){"panic": func() { panic("of the host") }, "goexit": runtime.Goexit} {
 		t.Run(name, func(t *testing.T) {
@@ -455,23 +458,29 @@ func TestADialContextMayPanicOrEndItsGoroutine(t *testing.T) {
 				return nil, nil
 			}})
 			defer tr.Close()
-			var caught any
-			var returned bool
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				defer func() { caught = recover() }()
-				req, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://127.0.0.1:1/", http.NoBody)
-				_, _ = tr.RoundTrip(req)
-				returned = true
-			}()
-			<-done
-			assert.False(t, returned)
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://127.0.0.1:1/", http.NoBody)
+			require.NoError(t, err)
 			if name == "panic" {
-				assert.Equal(t, "of the host", caught)
-			} else {
-				assert.Nil(t, caught)
+				assert.PanicsWithValue(t, "of the host", func() { _, _ = tr.RoundTrip(req) })
+				return
 			}
+			_, err = tr.RoundTrip(req)
+			assert.ErrorContains(t, errors.Unwrap(err), "DialContext ended its goroutine")
 		})
 	}
+}
+
+func TestAPanicInTheHandshakeClosesTheConnection(t *testing.T) {
+	ours, theirs := net.Pipe()
+	tr := New(&Options{
+		DialContext: func(context.Context, string, string) (net.Conn, error) { return ours, nil },
+		GetTLS:      func() *tls.Config { panic("of the host") },
+	})
+	defer tr.Close()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://127.0.0.1:1/", http.NoBody)
+	require.NoError(t, err)
+	assert.PanicsWithValue(t, "of the host", func() { _, _ = tr.RoundTrip(req) })
+	_ = theirs.SetReadDeadline(time.Now().Add(5 * time.Second)) // fails where the other end is closed already
+	_, err = theirs.Read(make([]byte, 1))
+	assert.Equal(t, io.EOF, err)
 }

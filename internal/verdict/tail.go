@@ -69,11 +69,11 @@ func (t *Tail) Stream(piece []byte, end bool) int {
 		if at := t.GaveUp(piece); at >= 0 {
 			return eventStart(piece, at)
 		}
-		return doneAt
 	case ErrorAt(last) < 0 && !t.failed:
 		t.Keep(piece)
 		return -1
-	case done:
+	}
+	if done {
 		return doneAt
 	}
 	return len(piece)
@@ -99,15 +99,25 @@ func (t *Tail) doneAt(piece []byte) (at int, ok bool) {
 // JSON.
 var errorMark = []byte("\ndata: {\"error\":")
 
-// ErrorAt returns where the first error event begins, or -1.
+// ErrorAt returns where the first error event begins, or -1. One whose error is null is none.
 func ErrorAt(b []byte) int {
-	if bytes.HasPrefix(b, errorMark[1:]) {
+	if startsWithError(b) {
 		return 0
 	}
-	if at := bytes.Index(b, errorMark); at >= 0 {
-		return at + 1
+	for at := 0; ; at++ {
+		j := bytes.Index(b[at:], errorMark)
+		if j < 0 {
+			return -1
+		}
+		if at += j; startsWithError(b[at+1:]) {
+			return at + 1
+		}
 	}
-	return -1
+}
+
+func startsWithError(b []byte) bool {
+	value, ok := bytes.CutPrefix(b, errorMark[1:])
+	return ok && !bytes.HasPrefix(bytes.TrimLeft(value, " \t"), []byte("null"))
 }
 
 // Done reports whether the response's end, of which piece is the last, holds [DONE].
@@ -137,7 +147,11 @@ func (t *Tail) End(piece []byte) []byte {
 
 // Keep remembers the end of what went by.
 func (t *Tail) Keep(b []byte) {
-	b = b[max(0, len(b)-t.reach):]
+	if len(b) > t.reach { // what is left out must not join what is before it and behind it
+		t.failed = t.failed || t.reach == streamReach && startsWithError(b)
+		t.bytes, t.ends = t.bytes[:0], [keptEvents + 1]int{}
+		b = b[len(b)-t.reach:]
+	}
 	if len(t.bytes)+len(b) > cap(t.bytes) {
 		t.makeRoom(len(b))
 	}
@@ -153,14 +167,16 @@ var eventEnd = []byte("\n\n")
 // makeRoom makes room for n bytes, at most reach: it forgets all but the last events and, if that is not enough, gets
 // more memory, or forgets all but what is to be kept.
 func (t *Tail) makeRoom(n int) {
-	gone := t.bytes[:t.ends[0]]
-	t.failed = t.failed || t.GaveUp(gone) >= 0 || ErrorAt(gone) >= 0
-	t.forget(len(gone))
+	t.search(t.bytes[:t.ends[0]])
+	t.forget(t.ends[0])
 	need, most := len(t.bytes)+n, t.reach+t.reach/3
 	switch {
 	case need <= cap(t.bytes):
 		return
 	case need > most:
+		if t.reach == streamReach {
+			t.search(t.bytes)
+		}
 		t.forget(need - t.reach)
 		need = most
 	}
@@ -170,6 +186,8 @@ func (t *Tail) makeRoom(n int) {
 		t.bytes = append(make([]byte, 0, room), t.bytes...)
 	}
 }
+
+func (t *Tail) search(b []byte) { t.failed = t.failed || t.GaveUp(b) >= 0 || ErrorAt(b) >= 0 }
 
 // forget drops the first n bytes.
 func (t *Tail) forget(n int) {

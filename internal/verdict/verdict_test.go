@@ -129,6 +129,37 @@ func TestTheLastEventsAreKept(t *testing.T) {
 	}
 }
 
+// Each string is a piece of a stream.
+func TestMarksOutsideOfTheLastBytes(t *testing.T) {
+	event := func(n int) string {
+		const begin, end = `data: {"choices":[{"text":"`, `"}]}` + "\n\n"
+		return begin + strings.Repeat("x", n-len(begin)-len(end)) + end
+	}
+	last := `"abort","finish_reason":null}]}` + "\n\n"
+	last += event(3072 - len(last)) // as much as is kept of a large piece
+	for name, c := range map[string]struct {
+		pieces []string
+		whole  bool
+	}{
+		"more than 3 KB after the mark":  {[]string{abort, event(1400), event(1400), event(1400), done}, false},
+		"more than 3 KB after the error": {[]string{fault, event(1400), event(1400), event(1400), done}, false},
+		"an error of more than 3 KB": {[]string{event(100),
+			`data: {"error":{"message":"` + strings.Repeat("x", 3100) + `"}}` + "\n\n", done}, false},
+		"no error": {slices.Concat([]string{`data: {"error": null,"choices":[{"text":"a"}]}` + "\n\n"},
+			slices.Repeat([]string{event(300)}, 20), []string{done}), true},
+		"the end of one piece is not the end of another": {[]string{event(3000), event(60), event(60), event(60),
+			`data: {"choices":[{"text":"hi","finish_reason":`,
+			`null}]}` + "\n\n" + event(1000) + `data: {"choices":[{"text":` + last, event(100), done}, true},
+	} {
+		tail, cut := verdict.NewTail(true, ""), -1
+		for _, piece := range c.pieces {
+			assert.Equal(t, -1, cut, name)
+			cut = tail.Stream([]byte(piece), piece == done)
+		}
+		assert.Equal(t, c.whole, cut < 0, name)
+	}
+}
+
 func TestWholeResponses(t *testing.T) {
 	for body, want := range map[string]bool{
 		`{"choices":[{"text":"a","finish_reason":"length"}]}`:              false,
