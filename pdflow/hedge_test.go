@@ -282,17 +282,19 @@ func TestAPanicAtTheSecondPrefillEndsTheFirst(t *testing.T) {
 // A flow that serves for another one hedges, too.
 func TestAFallbackFlowHedges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFakeFleet(t, &storing{}, "p0 p1 d0", config.Retry{Hedge: 2 * time.Second}, func(host string, _ int) response {
+		answer := func(host string, _ int) response {
 			if host == "p0" {
 				return after(5*time.Second, replies(200))
 			}
 			return replies(200)
-		})
+		}
+		f := newFakeFleet(t, &storing{}, "p0 p1 d0", config.Retry{Hedge: 2 * time.Second}, answer)
 		outer, err := pdflow.New(&fake{}, pick.New(setOf(t), pick.RoundRobin()), pdflow.WithTransport(f),
 			pdflow.WithoutPickWait(), pdflow.WithFallbackFlow(f.flow))
 		require.NoError(t, err)
 		began := time.Now()
-		resp, err := outer.Do(t.Context(), &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`)})
+		resp, err := outer.Do(t.Context(),
+			&pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`)})
 		require.NoError(t, err)
 		require.NoError(t, resp.Body.Close())
 		require.Equal(t, 2*time.Second, time.Since(began), f.hosts())
