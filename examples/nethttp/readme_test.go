@@ -72,7 +72,7 @@ var commands = map[string]func(t *testing.T){
 	"go install github.com/pdkit/pdkit/examples/sidecar@latest": installed("sidecar"),
 	// The test of the images makes them, with a tag, too.
 	"go run ./examples/images -tag 0.1.0": func(t *testing.T) {
-		contains(t, "../images/run_test.go", `makeImages(t, "../.."`)
+		contains(t, "../images/run_test.go", `"go", "run", "./examples/images"`)
 	},
 }
 
