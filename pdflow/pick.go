@@ -80,6 +80,7 @@ func (f *Flow) pick(ctx context.Context, in *PickInput, p *Pick) *Error {
 	return nil
 }
 
+// pickLater goes on where the picker has answered with err.
 func (f *Flow) pickLater(ctx context.Context, in *PickInput, p *Pick, err error) *Error {
 	changing, ok := f.picker.(interface{ Changed() <-chan struct{} })
 	if !errors.Is(err, CodeNoEndpoint) || !ok || f.opts.pickWait <= 0 {

@@ -448,10 +448,11 @@ func TestAKeptHeaderHoldsNoRequest(t *testing.T) {
 	assert.Equal(t, "0123456789", kept)
 }
 
-// A DialContext that panics does so in the goroutine that sent the request. One that ends its goroutine, as a test's does
-// that fails, is an error: whoever waits for the leg must not wait forever.
+// A DialContext that panics does so in the goroutine that sent the request. One that ends its goroutine, as a test's
+// does that fails, is an error: whoever waits for the leg must not wait forever.
 func TestADialContextMayPanicOrEndItsGoroutine(t *testing.T) {
-	for name, end := range map[string]func(){"panic": func() { panic("of the host") }, "goexit": runtime.Goexit} {
+	ends := map[string]func(){"panic": func() { panic("of the host") }, "goexit": runtime.Goexit}
+	for name, end := range ends {
 		t.Run(name, func(t *testing.T) {
 			tr := New(&Options{DialContext: func(context.Context, string, string) (net.Conn, error) {
 				end()

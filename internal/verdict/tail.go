@@ -40,7 +40,7 @@ func NewTail(stream bool, stop string) Tail {
 const (
 	// streamReach holds the last event with a finish reason, a usage event and [DONE].
 	streamReach = 3 << 10
-	keptEvents  = 3
+	keptEvents  = 3   // so many are kept of short events, for the same
 	firstTail   = 768 // what a stream's tail begins with; it grows where keptEvents are longer
 	// wholeReach holds a mark, or a usage, that two reads cut.
 	wholeReach = 512
