@@ -188,10 +188,10 @@ func TestTheLiveViewHasTheQueue(t *testing.T) {
 	clients.Go(func() { ask("second", 1, http.StatusOK) })
 	var s liveState
 	var a *liveAdmission
-	require.Eventually(t, func() bool { // the phase begins a moment before the queue has the request
+	require.Eventually(t, func() bool { // a page is not read at one moment: a request may be in a part of it only
 		s, _ = g.live()
 		a = s.Models[0].Admission
-		return a != nil && a.Queued == 1 && s.Models[0].Phases["pick"] == 1
+		return a != nil && a.Queued == 1 && s.Models[0].Phases["pick"] == 1 && len(s.Requests) == 2
 	}, 5*time.Second, time.Millisecond)
 	assert.Equal(t, occupancy{InFlight: 1, Limit: 1}, a.Prefill)
 	assert.Equal(t, "pick", s.Requests[1].Phase)
