@@ -95,7 +95,8 @@ func (l *lab) playFault(ctx context.Context, f fault, p, d *process, others ...*
 		return got, err
 	}
 	defer s.toD.close()
-	f.gateway.connector, f.gateway.prefills, f.gateway.decodes = "nixl", []string{s.toP.url}, []string{s.toD.url}
+	f.gateway.connector, f.gateway.prefills = "nixl", []string{s.toP.url}
+	f.gateway.decodes = append(f.gateway.decodes, s.toD.url)
 	source := p // the engine of the reference text, and of the check that all is well afterwards
 	for _, other := range others {
 		f.gateway.prefills, source = append(f.gateway.prefills, other.url), other
@@ -119,7 +120,7 @@ func (l *lab) playFault(ctx context.Context, f fault, p, d *process, others ...*
 		}
 	}
 	f.arrange(s)
-	a, err := s.askUntilPlayed(f.question, len(f.gateway.prefills))
+	a, err := s.askUntilPlayed(f.question, len(f.gateway.prefills)*len(f.gateway.decodes))
 	got = describe(a, s.reference)
 	if err != nil {
 		return got, err
@@ -147,9 +148,9 @@ func (l *lab) playFault(ctx context.Context, f fault, p, d *process, others ...*
 	return got, err
 }
 
-// askUntilPlayed asks until the fault has happened: the gateway uses several prefill engines one after the other.
-func (s *scene) askUntilPlayed(q question, prefills int) (a *response, err error) {
-	for range 2 * prefills {
+// askUntilPlayed asks until the fault has happened: the gateway uses several engines one after the other.
+func (s *scene) askUntilPlayed(q question, pairs int) (a *response, err error) {
+	for range 2 * pairs {
 		a = ask(s.ctx, s.gateway.url, q, "", s.onText)
 		if s.hasHappened() {
 			return a, nil

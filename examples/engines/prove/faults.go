@@ -9,7 +9,9 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -37,6 +39,15 @@ func playFaults(ctx context.Context, lab *lab, p, d *process) error {
 			result = errNotProven
 		}
 		fmt.Printf("  %-68s %-45s %s\n", f.name, got, verdict)
+	}
+	if os.Getenv("TRY") != "" {
+		engines, err := lab.startEngines(ctx, engineOptions{role: "decode", more: []string{"--shutdown-timeout", "60", "VLLM_ENABLE_V1_MULTIPROCESSING=1"}}, engineOptions{role: "decode", more: []string{"VLLM_ENABLE_V1_MULTIPROCESSING=1"}})
+		if err != nil {
+			return err
+		}
+		play(drainedDecode(d), p, engines[0])
+		play(terminatedDecode(), p, engines[1])
+		return result
 	}
 	play(frozenPrefill(), p, d)
 	play(killedDecode(), p, d)
@@ -73,18 +84,16 @@ func frozenPrefill() fault {
 	}
 }
 
-func killedDecode() fault {
+func killedDecode() fault { return cutDecode("killed", (*process).kill) }
+
+// terminatedDecode is told to end without time for its requests: vLLM aborts them (finish_reason "abort").
+func terminatedDecode() fault { return cutDecode("terminated (SIGTERM)", (*process).terminate) }
+
+func cutDecode(how string, end func(*process) error) fault {
 	return fault{
-		name:     "decode engine killed while it streams",
+		name:     "decode engine " + how + " while it streams",
 		question: newQuestion(chat, true, 300, 600),
-		arrange: func(s *scene) {
-			events := 0
-			s.onText = func() {
-				if events++; events == 20 {
-					s.happens(s.d.kill())
-				}
-			}
-		},
+		arrange:  func(s *scene) { s.inStream(func() { s.happens(end(s.d)) }) },
 		judge: func(s *scene, a *response) error {
 			if a.status != http.StatusOK || a.whole || a.err == nil || a.text == "" {
 				return errors.New("the client must see a stream that is cut: not whole, not an error in its place")
@@ -96,6 +105,65 @@ func killedDecode() fault {
 			return nil
 		},
 		deadly: true,
+	}
+}
+
+// drainedDecode is told to end while it streams, with time for its requests. vLLM refuses those that come meanwhile:
+// another decode engine must serve them all.
+func drainedDecode(other *process) fault {
+	var meanwhile []*response
+	other100 := func(i int) question { return newQuestion(chat, false, 100+i, 8) }
+	return fault{
+		name:     "decode engine drains (SIGTERM, --shutdown-timeout 60), another one is there",
+		gateway:  gatewayOptions{decodes: []string{other.url}},
+		question: newQuestion(chat, true, 300, 600),
+		arrange: func(s *scene) {
+			var chosen atomic.Bool
+			s.toD.beforeRequest(func() error {
+				chosen.Store(true)
+				return nil
+			})
+			s.inStream(func() {
+				if !chosen.Load() {
+					return
+				}
+				s.happens(s.d.terminate())
+				s.hooks.Go(func() {
+					for !s.d.ended() && s.ctx.Err() == nil {
+						meanwhile = append(meanwhile, ask(s.ctx, s.gateway.url, other100(len(meanwhile)), "", nil))
+					}
+				})
+			})
+		},
+		judge: func(s *scene, a *response) error {
+			if a.status != http.StatusOK || !a.whole {
+				return errors.New("the stream must come to its end")
+			}
+			var err error
+			for i, m := range meanwhile {
+				reference, aloneErr := alone(s.ctx, s.p.url, other100(i))
+				err = errors.Join(err, aloneErr)
+				fmt.Println(i, m)
+				if m.status != http.StatusOK || m.text != reference {
+					err = errors.Join(err, fmt.Errorf("a request that came meanwhile got %s", m))
+				}
+			}
+			if len(meanwhile) < 3 {
+				err = errors.Join(err, errors.New("it ended at once"))
+			}
+			return err
+		},
+		deadly: true,
+	}
+}
+
+// inStream does something when decode has streamed some tokens of many.
+func (s *scene) inStream(do func()) {
+	events := 0
+	s.onText = func() {
+		if events++; events == 20 {
+			do()
+		}
 	}
 }
 
