@@ -182,6 +182,10 @@ func TestEachPolicyAvoidsWhatFailedWhileOthersAreThere(t *testing.T) {
 			in := input(t, i)
 			in.Avoid = []string{"p0", "p1", "d0", "d2"}
 			require.Equal(t, "p2+d1", pair(t, p, in))
+			in.Avoid = []string{"p0", "p1", "p2", "d0", "d2"} // where P and D failed together, and there is no other P
+			require.Equal(t, "d1", mustPick(t, p, in).Decode.ID)
+			in.Avoid = []string{"p0", "p1", "d0", "d1", "d2"}
+			require.Equal(t, "p2", mustPick(t, p, in).Prefill.ID)
 			in.Avoid = []string{"p0", "p1", "p2", "d0", "d1", "d2"}
 			require.NotEmpty(t, pair(t, p, in), "the last engines are used all the same")
 		}

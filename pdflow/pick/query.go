@@ -166,18 +166,21 @@ func (q *query) from(l *list, n uint64) (t *target, skipped uint64) {
 	return nil, 0
 }
 
-// scan looks at all targets and returns the first good one, else the one with the best rank. A pick comes here only if
-// it found cooldowns, engines to avoid or engines without a peer.
+// scan looks at all targets and returns the first good one, else the one with the best rank. Of equal ones it prefers
+// one that is better by itself: where decode and the only prefill engine failed a request, another decode engine is
+// to be tried. A pick comes here only if it found cooldowns, engines to avoid or engines without a peer.
 func (q *query) scan(l *list) *target {
 	var best *target
-	rank := never
+	rank, alone := never, never
 	start := q.below(len(l.targets))
 	for i := range l.targets {
 		t := l.targets[(start+i)%len(l.targets)]
-		if r := q.rank(t); r < rank {
-			if best, rank = t, r; r == good {
-				break
-			}
+		r := q.rank(t)
+		if r == good {
+			return t
+		}
+		if own := q.rankAlone(t); r < rank || r == rank && r < never && own < alone {
+			best, rank, alone = t, r, own
 		}
 	}
 	return best
