@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"os"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -40,26 +39,20 @@ func playFaults(ctx context.Context, lab *lab, p, d *process) error {
 		}
 		fmt.Printf("  %-68s %-45s %s\n", f.name, got, verdict)
 	}
-	if os.Getenv("TRY") != "" {
-		engines, err := lab.startEngines(ctx, engineOptions{role: "decode", more: []string{"--shutdown-timeout", "60", "VLLM_ENABLE_V1_MULTIPROCESSING=1"}}, engineOptions{role: "decode", more: []string{"VLLM_ENABLE_V1_MULTIPROCESSING=1"}})
-		if err != nil {
-			return err
-		}
-		play(drainedDecode(d), p, engines[0])
-		play(terminatedDecode(), p, engines[1])
-		return result
-	}
 	play(frozenPrefill(), p, d)
-	play(killedDecode(), p, d)
 
 	begin := time.Now()
 	engines, err := lab.startEngines(ctx, engineOptions{role: "decode"},
-		engineOptions{role: "prefill", lease: shortLease, blocks: fewBlocks})
+		engineOptions{role: "prefill", lease: shortLease, blocks: fewBlocks},
+		// the engine core in a process of its own, as it is by default: else vLLM has no drain
+		engineOptions{role: "decode", more: []string{"VLLM_ENABLE_V1_MULTIPROCESSING=1", "--shutdown-timeout", "60"}})
 	if err != nil {
 		return err
 	}
-	fmt.Printf("  (a new decode engine, and a prefill engine with a lease of %s and %d blocks, after %.0f s)\n",
+	fmt.Printf("  (two new decode engines, and a prefill engine with a lease of %s and %d blocks, after %.0f s)\n",
 		shortLease, fewBlocks, time.Since(begin).Seconds())
+	play(drainedDecode(d), p, engines[2])
+	play(killedDecode(), p, d)
 	d, small := engines[0], engines[1]
 
 	play(killedPrefill(), p, d, small)
@@ -84,16 +77,11 @@ func frozenPrefill() fault {
 	}
 }
 
-func killedDecode() fault { return cutDecode("killed", (*process).kill) }
-
-// terminatedDecode is told to end without time for its requests: vLLM aborts them (finish_reason "abort").
-func terminatedDecode() fault { return cutDecode("terminated (SIGTERM)", (*process).terminate) }
-
-func cutDecode(how string, end func(*process) error) fault {
+func killedDecode() fault {
 	return fault{
-		name:     "decode engine " + how + " while it streams",
+		name:     "decode engine killed while it streams",
 		question: newQuestion(chat, true, 300, 600),
-		arrange:  func(s *scene) { s.inStream(func() { s.happens(end(s.d)) }) },
+		arrange:  func(s *scene) { s.inStream(func() { s.happens(s.d.kill()) }) },
 		judge: func(s *scene, a *response) error {
 			if a.status != http.StatusOK || a.whole || a.err == nil || a.text == "" {
 				return errors.New("the client must see a stream that is cut: not whole, not an error in its place")
@@ -108,29 +96,23 @@ func cutDecode(how string, end func(*process) error) fault {
 	}
 }
 
-// drainedDecode is told to end while it streams, with time for its requests. vLLM refuses those that come meanwhile:
-// another decode engine must serve them all.
+// drainedDecode is told to end while it streams, with time for its requests. vLLM answers those that come meanwhile with
+// 500 and is well by its /health, so the other decode engine must serve them.
 func drainedDecode(other *process) fault {
-	var meanwhile []*response
-	other100 := func(i int) question { return newQuestion(chat, false, 100+i, 8) }
+	var questions []question // that come meanwhile
+	var responses []*response
 	return fault{
-		name:     "decode engine drains (SIGTERM, --shutdown-timeout 60), another one is there",
+		name:     "decode engine drains (SIGTERM) while it streams, another one is there",
 		gateway:  gatewayOptions{decodes: []string{other.url}},
 		question: newQuestion(chat, true, 300, 600),
 		arrange: func(s *scene) {
-			var chosen atomic.Bool
-			s.toD.beforeRequest(func() error {
-				chosen.Store(true)
-				return nil
-			})
 			s.inStream(func() {
-				if !chosen.Load() {
-					return
-				}
 				s.happens(s.d.terminate())
 				s.hooks.Go(func() {
 					for !s.d.ended() && s.ctx.Err() == nil {
-						meanwhile = append(meanwhile, ask(s.ctx, s.gateway.url, other100(len(meanwhile)), "", nil))
+						q := newQuestion(chat, false, 100, 8)
+						questions = append(questions, q)
+						responses = append(responses, ask(s.ctx, s.gateway.url, q, "", nil))
 					}
 				})
 			})
@@ -139,28 +121,37 @@ func drainedDecode(other *process) fault {
 			if a.status != http.StatusOK || !a.whole {
 				return errors.New("the stream must come to its end")
 			}
-			var err error
-			for i, m := range meanwhile {
-				reference, aloneErr := alone(s.ctx, s.p.url, other100(i))
-				err = errors.Join(err, aloneErr)
-				fmt.Println(i, m)
-				if m.status != http.StatusOK || m.text != reference {
-					err = errors.Join(err, fmt.Errorf("a request that came meanwhile got %s", m))
+			if len(responses) < 5 {
+				return errors.New("the engine has ended at once")
+			}
+			for i, q := range questions {
+				reference, err := alone(s.ctx, s.p.url, q)
+				if err != nil {
+					return err
+				}
+				if r := responses[i]; r.status != http.StatusOK || r.text != reference {
+					return fmt.Errorf("request %d of %d that came meanwhile: %s", i+1, len(responses),
+						describe(r, reference))
 				}
 			}
-			if len(meanwhile) < 3 {
-				err = errors.Join(err, errors.New("it ended at once"))
-			}
-			return err
+			return nil
 		},
 		deadly: true,
 	}
 }
 
-// inStream does something when decode has streamed some tokens of many.
+// inStream does something when D, and not another decode engine, has streamed some tokens of many.
 func (s *scene) inStream(do func()) {
+	var began atomic.Bool
+	s.toD.beforeRequest(func() error {
+		began.Store(true)
+		return nil
+	})
 	events := 0
 	s.onText = func() {
+		if !began.Load() {
+			return
+		}
 		if events++; events == 20 {
 			do()
 		}
