@@ -208,7 +208,7 @@ func TestAPrefillThatRunsOnHasItsTime(t *testing.T) {
 	begun := time.Now()
 	require.ErrorIs(t, doers["Do"](ctx, t, x.flow, completion("a", "")), pdflow.CodeClientGone)
 	assert.Equal(t, "cancelled", <-x.p.ended)
-	assert.InDelta(t, 200, time.Since(begun).Milliseconds(), 150)
+	assert.GreaterOrEqual(t, time.Since(begun), 200*time.Millisecond)
 }
 
 // Without a prefill timeout nobody would end the leg of a P that never answers, and P would get no pair any more.

@@ -62,7 +62,7 @@ func TestAnEngineThatGoesOnWronglyCutsTheStream(t *testing.T) {
 			}))
 			flow, err := pdflow.New(conn, inTurn{endpoint(t, x.p.URL(), discovery.RolePrefill), []discovery.Endpoint{
 				endpoint(t, x.d.URL(), discovery.RoleDecode), endpoint(t, evil, discovery.RoleDecode)}},
-				pdflow.WithRescue(2), pdflow.WithTimeouts(config.Timeouts{Decode: 500 * time.Millisecond}),
+				pdflow.WithRescue(2), pdflow.WithTimeouts(config.Timeouts{Decode: 3 * time.Second}),
 				pdflow.WithRetry(config.Retry{MaxAttempts: 1}))
 			require.NoError(t, err)
 			t.Cleanup(func() { require.NoError(t, flow.Shutdown(context.Background())) })
@@ -70,6 +70,7 @@ func TestAnEngineThatGoesOnWronglyCutsTheStream(t *testing.T) {
 			c := rescueCases(9)[0]
 			want := post(t, url, c.path, c.body, "X-Request-Id", "same")
 			require.NoError(t, want.err)
+			require.Equal(t, http.StatusOK, want.status, want.body)
 			x.d.Inject(enginesim.Fault{Kind: enginesim.FaultResetStream, Leg: enginesim.LegDecode, AfterChunks: 3})
 			got := post(t, url, c.path, c.body, "X-Request-Id", "same")
 			assert.NotContains(t, got.body, "evil")

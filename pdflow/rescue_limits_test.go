@@ -178,7 +178,7 @@ func TestAStreamIsCutWhereNoEngineIsLeft(t *testing.T) {
 }
 
 func TestASilentDecodeEngineIsADeadOne(t *testing.T) {
-	x, _ := rescuing(t, pdflow.WithTimeouts(config.Timeouts{Idle: 50 * time.Millisecond}))
+	x, _ := rescuing(t, pdflow.WithTimeouts(config.Timeouts{Idle: time.Second}))
 	want := sameOf(post(t, x.url, "/v1/completions", rescuable("").body, "X-Request-Id", "same").body)
 	got := x.struck(rescuable(""), enginesim.FaultStallStream, 3)
 	require.NoError(t, got.err)

@@ -13,6 +13,8 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -90,10 +92,11 @@ type sglangScene struct {
 
 // sglangFault plays one fault and says what the client got.
 type sglangFault struct {
-	name   string
-	play   func(s *sglangScene) (got string, err error)
-	others []discovery.Endpoint // further prefill engines
-	last   bool                 // no pair is left
+	name    string
+	play    func(s *sglangScene) (got string, err error)
+	others  []discovery.Endpoint // further engines
+	prefill time.Duration        // the gateway's prefill timeout; 0: its default
+	last    bool                 // no pair is left
 }
 
 // playSGLangFaults starts engines as rarely as possible: the faults that kill an engine come last.
@@ -115,6 +118,7 @@ func (s *sglangLab) playSGLangFaults(ctx context.Context) error {
 		{name: "client leaves during the transfer (decode engine frozen)", play: leavesInTransfer},
 		{name: "client leaves while decode streams", play: leavesStream},
 		{name: "prefill leg broken off with decode in flight", play: breaksPrefill},
+		{name: "decode engine frozen, prefill timeout of 4 s", play: freezesDecode, prefill: 4 * time.Second},
 		{name: "decode engine killed while it streams", play: killsDecode, last: true},
 	} {
 		play(f)
@@ -127,14 +131,21 @@ func (s *sglangLab) playSGLangFaults(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	other := s.prefill(second)
-	started, err := s.launch(ctx, []string{sglangRelease}, other, s.pair[1])
+	third, err := newEngine()
+	if err != nil {
+		return err
+	}
+	other, spare := s.prefill(second), third.endpoint(discovery.RoleDecode, nil)
+	started, err := s.launch(ctx, []string{sglangRelease}, other, s.pair[1], spare)
 	if err != nil {
 		return err
 	}
 	s.d = started[1]
-	fmt.Printf("  (a new decode engine at the same address, and a second prefill engine, after %.0f s)\n",
+	fmt.Printf("  (a new decode engine at the same address, another one, and a second prefill engine, after %.0f s)\n",
 		time.Since(begin).Seconds())
+	play(sglangFault{name: "decode engine drains (SIGTERM) while it streams, another one is there", play: drainsDecode,
+		others: []discovery.Endpoint{spare}})
+	s.d, s.at[1], s.pair[1] = started[2], third, spare
 	play(sglangFault{name: "prefill engine killed between the legs, another one is there", play: killsPrefill,
 		others: []discovery.Endpoint{other}})
 	s.p, s.at[0], s.pair[0] = started[0], second, other
@@ -159,7 +170,7 @@ func (s *sglangLab) playSGLang(ctx context.Context, f sglangFault) (got string, 
 	if d.URL, err = url.Parse(scene.toD.url); err != nil {
 		return "", err
 	}
-	gateway, err := s.startGateway(ctx, gatewayOptions{connector: "sglang",
+	gateway, err := s.startGateway(ctx, gatewayOptions{connector: "sglang", prefill: f.prefill,
 		endpoints: append([]discovery.Endpoint{p, d}, f.others...)})
 	if err != nil {
 		return "", err
@@ -300,6 +311,69 @@ func (s *sglangScene) served(q sglangRequest) (string, error) {
 			return a.String() + ", right text", err
 		default:
 		}
+	}
+	return "", errors.New("the fault did not happen")
+}
+
+// freezesDecode stops D before it gets its leg. P waits for it, so it is the prefill leg whose time is over.
+func freezesDecode(s *sglangScene) (got string, err error) {
+	s.toD.beforeRequest(func() error {
+		s.happened <- s.d.signal(syscall.SIGSTOP)
+		return nil
+	})
+	a := askSGLang(s.ctx, s.gateway, sglangOf(completions, false, 300, 16), nil)
+	if err := errors.Join(<-s.happened, s.d.signal(syscall.SIGCONT)); err != nil {
+		return a.String(), err
+	}
+	if a.status != http.StatusGatewayTimeout || a.took > 4*time.Second+slack {
+		return a.String(), errors.New("the client must get 504 when the time is over")
+	}
+	return a.String(), nil
+}
+
+// drainsDecode tells D to end while it streams. SGLang lets requests run to their end, and is no longer well by its
+// /health; those that come meanwhile must be served, by the other one or by both.
+func drainsDecode(s *sglangScene) (string, error) {
+	q := sglangOf(chat, true, 300, 500)
+	one := askSGLang(s.ctx, s.one.url, q, nil)
+	var began atomic.Bool
+	s.toD.beforeRequest(func() error {
+		began.Store(true)
+		return nil
+	})
+	var meanwhile sync.WaitGroup
+	var problem error
+	served, events := 0, 0
+	serve := func() {
+		for ; !s.d.ended() && s.ctx.Err() == nil && problem == nil; time.Sleep(200 * time.Millisecond) {
+			q := sglangOf(chat, false, 100, 8)
+			if wrong := askSGLang(s.ctx, s.gateway, q, nil).differs(askSGLang(s.ctx, s.one.url, q, nil)); wrong != "" {
+				problem = fmt.Errorf("request %d that came meanwhile: %s", served+1, wrong)
+			}
+			served++
+		}
+	}
+	for range 4 { // the decode engines take turns
+		a := askSGLang(s.ctx, s.gateway, q, func() {
+			if !began.Load() {
+				return
+			}
+			if events++; events == 20 {
+				problem = s.d.terminate()
+				meanwhile.Go(serve)
+			}
+		})
+		if events < 20 {
+			continue
+		}
+		meanwhile.Wait()
+		if wrong := a.differs(one); wrong != "" {
+			return a.String(), fmt.Errorf("the stream must come to its end: %s", wrong)
+		}
+		if served < 5 {
+			return a.String(), errors.New("the engine has ended at once")
+		}
+		return a.String() + ", right text", problem
 	}
 	return "", errors.New("the fault did not happen")
 }
