@@ -94,6 +94,7 @@ func TestANameThatIsGoneIsToleratedSomeTimes(t *testing.T) {
 				s := serve(t, pair...)
 				o := quick(s)
 				o.NotFound, o.Network = tolerated, "ip4"
+				o.Timeout = 5 * time.Second // a query that is answered late would be asked again, and counted twice
 				src := source(t, o)
 				src.TellEvery(time.Hour) // one error, and so no pauses of the set's
 				var gone, atTheEnd atomic.Int32
