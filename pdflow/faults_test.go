@@ -415,9 +415,9 @@ func TestPhasesThatRunOutOfTime(t *testing.T) {
 
 func TestASlowResponseThatGoesOnIsNeverCut(t *testing.T) {
 	short := config.Timeouts{}
-	short.Decode, short.Idle = 150*time.Millisecond, 150*time.Millisecond
+	short.Decode, short.Idle = time.Second, time.Second
 	x := start(
-		t, setup{decode: enginesim.Config{ITL: 30 * time.Millisecond},
+		t, setup{decode: enginesim.Config{ITL: 200 * time.Millisecond},
 			opts: []pdflow.Option{pdflow.WithTimeouts(short)}},
 	)
 	body := completion(longPrompt, `"stream":true`)

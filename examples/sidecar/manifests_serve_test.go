@@ -204,7 +204,10 @@ func overTLS(t *testing.T, engine, certificates string) string {
 	require.NoError(t, err)
 	proxy := httputil.NewSingleHostReverseProxy(u)
 	proxy.Transport, proxy.FlushInterval = &http.Transport{DisableKeepAlives: true}, -1
-	s := httptest.NewUnstartedServer(proxy)
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(w).EnableFullDuplex() // else it may break a response off (golang/go#40747)
+		proxy.ServeHTTP(w, r)
+	}))
 	s.TLS = &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}}
 	s.StartTLS()
 	t.Cleanup(s.Close)
