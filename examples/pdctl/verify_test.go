@@ -126,6 +126,7 @@ func TestVerifyBringsTheEnginesTheirKey(t *testing.T) {
 				w.WriteHeader(http.StatusUnauthorized)
 				return
 			}
+			_ = http.NewResponseController(w).EnableFullDuplex() // else it may break a response off (golang/go#40747)
 			proxy.ServeHTTP(w, r)
 		}))
 		t.Cleanup(s.Close)

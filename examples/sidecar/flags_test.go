@@ -323,7 +323,7 @@ func TestEnginesAreAskedOverTLSWhereTheFlagsSaySo(t *testing.T) {
 		require.NoError(t, err)
 		proxy := httputil.NewSingleHostReverseProxy(u)
 		proxy.Transport = &http.Transport{DisableKeepAlives: true}
-		s := httptest.NewUnstartedServer(proxy)
+		s := httptest.NewUnstartedServer(fullDuplex(proxy))
 		s.Config.ErrorLog = log.New(io.Discard, "", 0) // of refused handshakes, which are the test
 		s.StartTLS()
 		t.Cleanup(s.Close)
@@ -348,7 +348,7 @@ func TestEncodeEnginesAreAskedOverTLSWhereTheFlagsSaySo(t *testing.T) {
 		require.NoError(t, err)
 		proxy := httputil.NewSingleHostReverseProxy(e)
 		proxy.Transport = &http.Transport{DisableKeepAlives: true}
-		over := httptest.NewUnstartedServer(proxy)
+		over := httptest.NewUnstartedServer(fullDuplex(proxy))
 		over.Config.ErrorLog = log.New(io.Discard, "", 0) // of refused handshakes, which are the test
 		over.StartTLS()
 		t.Cleanup(over.Close)

@@ -204,14 +204,19 @@ func overTLS(t *testing.T, engine, certificates string) string {
 	require.NoError(t, err)
 	proxy := httputil.NewSingleHostReverseProxy(u)
 	proxy.Transport, proxy.FlushInterval = &http.Transport{DisableKeepAlives: true}, -1
-	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_ = http.NewResponseController(w).EnableFullDuplex() // else it may break a response off (golang/go#40747)
-		proxy.ServeHTTP(w, r)
-	}))
+	s := httptest.NewUnstartedServer(fullDuplex(proxy))
 	s.TLS = &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}}
 	s.StartTLS()
 	t.Cleanup(s.Close)
 	return s.URL
+}
+
+// fullDuplex keeps a reverse proxy from breaking a response off now and then (golang/go#40747).
+func fullDuplex(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(w).EnableFullDuplex()
+		next.ServeHTTP(w, r)
+	})
 }
 
 // kserveCertificate writes a certificate as KServe's controller makes one for all pods of a service: it signs itself,
