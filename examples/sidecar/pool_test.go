@@ -133,12 +133,14 @@ func TestAnInferencePoolSaysWhomARequestMayName(t *testing.T) {
 	}
 	n.named("a-pool", fmt.Sprintf("{selector: {app: llm}, targetPortNumber: %d}", port+1)) // another pool's port
 	becomes("127.8.0.1", http.StatusForbidden, "there is no pool")
-	assert.Equal(t, 1, strings.Count(x.log.String(), "there is no such InferencePool"), "%s", x.log)
+	noPool := func() int { return strings.Count(x.log.String(), "there is no such InferencePool") }
+	require.Eventually(t, func() bool { return noPool() > 0 }, 30*time.Second, 20*time.Millisecond, "%s", x.log)
 
 	n.pool(fmt.Sprintf("{selector: {app: llm}, targetPortNumber: %d}", port))
 	n.pod("prefill", "127.8.0.1", map[string]string{"app": "llm"})
 	n.pod("stranger", "127.8.0.2", map[string]string{"app": "web"})
 	becomes("127.8.0.1", http.StatusOK, "a pod of the pool")
+	assert.Equal(t, 1, noPool(), "%s", x.log)
 	assert.Equal(t, http.StatusForbidden, send("127.8.0.2", port), "a pod of another app")
 	assert.Equal(t, http.StatusForbidden, send("127.8.0.1", port+1), "another port of the pod")
 	assert.Empty(t, other.Requests())
