@@ -96,8 +96,8 @@ func killedDecode() fault {
 	}
 }
 
-// drainedDecode is told to end while it streams, with time for its requests. vLLM answers those that come meanwhile with
-// 500 and is well by its /health, so the other decode engine must serve them.
+// drainedDecode is told to end while it streams, with time for its requests. vLLM answers 500 to those that come
+// meanwhile and is well by its /health, so the other decode engine must serve them.
 func drainedDecode(other *process) fault {
 	var questions []question // that come meanwhile
 	var responses []*response
