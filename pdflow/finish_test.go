@@ -209,6 +209,7 @@ func TestAPrefillThatRunsOnHasItsTime(t *testing.T) {
 	require.ErrorIs(t, doers["Do"](ctx, t, x.flow, completion("a", "")), pdflow.CodeClientGone)
 	assert.Equal(t, "cancelled", <-x.p.ended)
 	assert.GreaterOrEqual(t, time.Since(begun), 200*time.Millisecond)
+	assert.Less(t, time.Since(begun), 10*time.Second)
 }
 
 // Without a prefill timeout nobody would end the leg of a P that never answers, and P would get no pair any more.

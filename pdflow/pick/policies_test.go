@@ -207,6 +207,19 @@ func TestEachPolicyLetsEnginesAndPairsRest(t *testing.T) {
 			require.NotEmpty(t, pair(t, p, input(t, i)), "a cooldown took the last engine of a role")
 		}
 	})
+	eachPolicy(t, func(t *testing.T, policy pick.Policy) { // two pairs rest, and the request has failed at one of them
+		p := pick.New(newFleet(t, many(1, 3)...).Set, policy)
+		for _, d := range []string{"d0", "d1"} {
+			s := connector.NewSession(request(t, "x", 1), "", ep("p0", prefill), ep(d, decode))
+			mustPick(t, p, input(t, 0)).Done(&pdflow.Outcome{Session: s, Orphan: true,
+				Err: &pdflow.Error{Code: pdflow.CodeClientGone}})
+		}
+		for i := range 40 {
+			in := input(t, i)
+			in.Avoid = []string{"d0", "p0"}
+			require.Equal(t, "p0+d2", pair(t, p, in))
+		}
+	})
 	eachPolicy(t, func(t *testing.T, policy pick.Policy) {
 		p := pick.New(newFleet(t, many(2, 1)...).Set, policy)
 		s := connector.NewSession(request(t, "x", 1), "", ep("p0", prefill), ep("d0", decode))

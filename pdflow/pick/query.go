@@ -166,12 +166,13 @@ func (q *query) from(l *list, n uint64) (t *target, skipped uint64) {
 	return nil, 0
 }
 
-// scan looks at all targets and returns the first good one, else the one with the best rank. Of equal ones it prefers
-// one that is better by itself: where decode and the only prefill engine failed a request, another decode engine is
-// to be tried. A pick comes here only if it found cooldowns, engines to avoid or engines without a peer.
+// scan looks at all targets and returns the first good one, else the one with the best rank. Of targets with equal
+// ranks it prefers the one that is better whatever its peers have done, since a bad peer hides that: where a request
+// failed at a decode engine and the only prefill engine, another decode engine is to be tried. A pick comes here only
+// if it found cooldowns, engines to avoid or engines without a peer.
 func (q *query) scan(l *list) *target {
 	var best *target
-	rank, alone := never, never
+	rank := never
 	start := q.below(len(l.targets))
 	for i := range l.targets {
 		t := l.targets[(start+i)%len(l.targets)]
@@ -179,9 +180,28 @@ func (q *query) scan(l *list) *target {
 		if r == good {
 			return t
 		}
-		if own := q.rankAlone(t); r < rank || r == rank && r < never && own < alone {
-			best, rank, alone = t, r, own
+		if r < rank || r == rank && best != nil && q.rankApart(t) < q.rankApart(best) {
+			best, rank = t, r
 		}
 	}
 	return best
+}
+
+// rankApart returns the rank of a target whatever its peers have done: its own, or that of the best of its pairs.
+func (q *query) rankApart(t *target) int {
+	own := q.rankAlone(t)
+	if q.peer != nil || q.single || own == avoided || len(t.peers.targets) == 0 {
+		return own
+	}
+	best := never
+	for _, peer := range t.peers.targets {
+		p, d := t, peer
+		if t.leg == decodeLeg {
+			p, d = peer, t
+		}
+		if best = min(best, q.cooldowns.pair(p.endpoint.ID, d.endpoint.ID, q.roll)); best == good {
+			break
+		}
+	}
+	return max(own, best)
 }

@@ -23,7 +23,7 @@ const (
 )
 
 // playFaults causes the faults of real engines that a gateway can meet. They start engines as rarely as possible:
-// faults that kill no engine come first, and a killed engine is started again while the engine of the next part starts.
+// faults that kill no engine come first, and all others that are needed are started together.
 func playFaults(ctx context.Context, lab *lab, p, d *process) error {
 	fmt.Println("faults: what the client gets, and whether the engines live on and serve the next request")
 	var result error
@@ -109,7 +109,12 @@ func drainedDecode(other *process) fault {
 			s.inStream(func() {
 				s.happens(s.d.terminate())
 				s.hooks.Go(func() {
-					for !s.d.ended() && s.ctx.Err() == nil {
+					end := time.Now().Add(90 * time.Second) // longer than the engine's own limit
+					for ; !s.d.ended() && s.ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
+						if time.Now().After(end) {
+							s.happens(errors.New("the engine does not end"))
+							return
+						}
 						q := newQuestion(chat, false, 100, 8)
 						questions = append(questions, q)
 						responses = append(responses, ask(s.ctx, s.gateway.url, q, "", nil))

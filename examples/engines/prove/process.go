@@ -98,8 +98,8 @@ func (p *process) signal(sig syscall.Signal) error {
 	return syscall.Kill(-p.cmd.Process.Pid, sig)
 }
 
-// terminate asks the process to end, and not its children: so does what runs a container.
-func (p *process) terminate() error { return syscall.Kill(p.cmd.Process.Pid, syscall.SIGTERM) }
+// terminate sends SIGTERM to the process alone and not to its children, as a container runtime does.
+func (p *process) terminate() error { return p.cmd.Process.Signal(syscall.SIGTERM) }
 
 // kill ends the process as a crash would, and waits for its end.
 func (p *process) kill() error {

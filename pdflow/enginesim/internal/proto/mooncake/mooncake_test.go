@@ -280,7 +280,7 @@ func TestMooncakePrefillThatOffersNothing(t *testing.T) {
 // (docs/protocols/mooncake.md, recordings 17, 18).
 func TestMooncakeOrphans(t *testing.T) {
 	t.Run("2 workers", func(t *testing.T) {
-		s := simtest.New(t, mooncakesWith("num_workers", "2", patience, "2.5"))
+		s := simtest.New(t, mooncakesWith("num_workers", "2", patience, "5"))
 		_, orphan := mooncakeLegs(s, simtest.Completion("x"), "xfer-1")
 		s.Waits(orphan)()
 		simtest.WaitFor(t, "P counts it", func() bool { return s.P.Stats().Orphans == 1 })
