@@ -350,12 +350,15 @@ func drainsDecode(s *sglangScene) (string, error) {
 	var problem error
 	served, events := 0, 0
 	serve := func() {
+		end := time.Now().Add(90 * time.Second)
 		for ; !s.d.ended() && s.ctx.Err() == nil && problem == nil; time.Sleep(200 * time.Millisecond) {
 			q := sglangOf(chat, false, 100, 8)
 			if wrong := askSGLang(s.ctx, s.gateway, q, nil).differs(askSGLang(s.ctx, s.one.url, q, nil)); wrong != "" {
 				problem = fmt.Errorf("request %d that came meanwhile: %s", served+1, wrong)
 			}
-			served++
+			if served++; time.Now().After(end) && problem == nil {
+				problem = errors.New("the engine does not end")
+			}
 		}
 	}
 	for range 4 { // the decode engines take turns
