@@ -142,7 +142,7 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	f.mu.Lock()
 	f.calls[verb+" "+resource]++
-	status := 0
+	status, cut := 0, f.cut // endWatches ends all that were not refused before it
 	if f.refuse != nil {
 		status = f.refuse(verb, resource)
 	}
@@ -169,7 +169,7 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 				Code: int32(status), Reason: reasons[status], Message: "secret"},
 		)
 	case verb == "watch":
-		f.watch(w, r, resource, selector)
+		f.watch(w, r, resource, selector, cut)
 	default:
 		f.list(w, resource, selector)
 	}
@@ -217,7 +217,8 @@ func (f *fakeAPI) list(w http.ResponseWriter, resource string, selector labels.S
 	})
 }
 
-func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, resource string, selector labels.Selector) {
+func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, resource string, selector labels.Selector,
+	cut <-chan struct{}) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusOK)
 	_ = http.NewResponseController(w).Flush()
@@ -233,7 +234,7 @@ func (f *fakeAPI) watch(w http.ResponseWriter, r *http.Request, resource string,
 	}
 	for {
 		f.mu.Lock()
-		changed, cut, oldest, news := f.changed, f.cut, f.oldest, f.events[min(from, len(f.events)):]
+		changed, oldest, news := f.changed, f.oldest, f.events[min(from, len(f.events)):]
 		f.mu.Unlock()
 		if from < oldest {
 			send(
