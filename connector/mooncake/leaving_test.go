@@ -18,8 +18,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
-// slowPrefill makes each prompt of completion take P a moment.
-func slowPrefill(p, _ *enginesim.Config) { p.PrefillRate = 1000 }
+// slowPrefill makes each prompt of completion take P a second or two, much longer than a busy machine stands still.
+func slowPrefill(p, _ *enginesim.Config) { p.PrefillRate = 100 }
 
 // leave sends requests whose clients leave while P computes, and returns when the flow has answered all of them.
 func (x *rig) leave(clients int) {
@@ -40,7 +40,7 @@ func (x *rig) leave(clients int) {
 	begun := time.Now()
 	leave()
 	wg.Wait()
-	assert.Less(x.t, time.Since(begun), 100*time.Millisecond, "the flow waited for P")
+	assert.Less(x.t, time.Since(begun), 500*time.Millisecond, "the flow waited for P")
 }
 
 // Clients that leave while P computes stop no pair: D is cancelled at once, and P's leg runs to its end, by which P's
@@ -49,7 +49,7 @@ func (x *rig) leave(clients int) {
 func TestClientsThatLeaveDoNotStopThePrefillEngine(t *testing.T) {
 	x := newRig(t, map[string]string{"num_workers": "2"}, slowPrefill)
 	x.leave(5)
-	ctx, stop := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, stop := context.WithTimeout(t.Context(), 30*time.Second)
 	defer stop()
 	require.NoError(t, x.d.WaitIdle(ctx))
 	assert.Equal(t, 5, x.p.Stats().Running, "P's legs run on")
@@ -67,7 +67,7 @@ func TestClientsThatLeaveDoNotStopThePrefillEngine(t *testing.T) {
 	}
 	require.NoError(t, x.p.WaitIdle(ctx))
 	assert.EqualValues(t, 6, x.p.Stats().Finished)
-	require.Eventually(t, func() bool { return x.p.Stats().PinnedBlocks == 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return x.p.Stats().PinnedBlocks == 0 }, 30*time.Second, time.Millisecond)
 	assert.NoError(t, x.p.CheckKV())
 	assert.NoError(t, x.d.CheckKV())
 }
@@ -218,7 +218,8 @@ func TestARequestThatBothEnginesRefuseCounts(t *testing.T) {
 // With dispatch serial D asks P for what P has, so nothing of P waits for a prefill that does not come: neither when
 // clients leave, in which case P's leg is cancelled, nor when P refuses a body.
 func TestSerialDispatchHoldsNothing(t *testing.T) {
-	x := newRig(t, map[string]string{"num_workers": "1", "dispatch": "serial"}, slowPrefill)
+	x := newRig(t, map[string]string{"num_workers": "1", "dispatch": "serial"},
+		func(p, _ *enginesim.Config) { p.PrefillRate = 400 })
 	ctx, leave := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	for n := range 5 {
