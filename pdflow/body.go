@@ -296,6 +296,9 @@ func (b *Body) piece() ([]byte, error) {
 			return b.piece()
 		}
 		b.err = e
+		if errors.Is(err, resume.ErrGaveUp) && b.tokens.Fault() != nil { // as without rescue
+			piece = sse.AppendEvent(nil, nil, b.tokens.Fault())
+		}
 		return piece, b.err
 	}
 	if n == 0 && b.eof {

@@ -30,8 +30,9 @@ type exchange struct {
 	call
 	ids    [1]string // the request's id, as a header's value
 	start  time.Time
-	beside *attempt  // of a hedged prefill: the first, while the second begins
-	inner  *exchange // that this one fell back to, and that fell back itself
+	api    connector.API // the client's; a rescue sends completions
+	beside *attempt      // of a hedged prefill: the first, while the second begins
+	inner  *exchange     // that this one fell back to, and that fell back itself
 	avoid  []string
 	rescue *rescue    // nil: the stream ends with its decode engine
 	span   trace.Span // nil without tracing
@@ -62,7 +63,7 @@ var (
 )
 
 func newExchange(ctx context.Context, f *Flow, c call) *exchange {
-	x := &exchange{f: f, client: ctx, call: c, ids: [1]string{c.id}, start: time.Now()}
+	x := &exchange{f: f, client: ctx, call: c, ids: [1]string{c.id}, start: time.Now(), api: c.req.API}
 	if x.door == nil {
 		x.door = f.door
 	}

@@ -62,7 +62,7 @@ func operation(a connector.API) string {
 // with are the attributes of a request's metrics. The model is the flow's own attribute where the program gave it one:
 // a client can name what it likes where a flow serves any model.
 func (g *genAI) with(x *exchange, e *Error, more ...attribute.KeyValue) metric.MeasurementOption {
-	kv := append(more, attribute.String("gen_ai.operation.name", operation(x.req.API)),
+	kv := append(more, attribute.String("gen_ai.operation.name", operation(x.api)),
 		attribute.String("gen_ai.provider.name", g.provider))
 	if e != nil {
 		kv = append(kv, attribute.String("error.type", string(e.Code)))

@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/resume"
 	"github.com/pdkit/pdkit/internal/sse"
 	"github.com/pdkit/pdkit/internal/verdict"
 )
@@ -23,15 +24,20 @@ const maxHead = 64 << 10
 // stream of status 200 (docs/protocols/nixl.md, recording 56), can still become a 500 or another attempt. A response
 // that decides whether P is needed is read to its end, up to maxHead.
 func (b *Body) readHead(ctx context.Context) *Error {
-	deciding := b.a.f.order == connector.DecodeFirst && b.a.p.Load() == nil
+	deciding := b.deciding()
 	for {
 		b.wait()
 		n, err := b.src.Read(b.buf[b.n:])
 		b.n += n
 		b.received += int64(n)
 		if err != nil && !errors.Is(err, io.EOF) {
-			e := b.a.sendError(ctx, LegDecode, "response", err)
-			return e
+			switch {
+			case !errors.Is(err, resume.ErrGaveUp):
+				return b.a.sendError(ctx, LegDecode, "response", err)
+			case b.tokens.Fault() != nil:
+				return b.erroneous(b.tokens.Fault())
+			}
+			return b.failed(CodeDecodeFailed, "the decode engine aborted the request")
 		}
 		if b.eof = err != nil; b.eof && b.n == 0 {
 			return b.failed(CodeDecodeFailed, "the decode engine's response is empty")
@@ -56,6 +62,9 @@ func (b *Body) readHead(ctx context.Context) *Error {
 		}
 	}
 }
+
+// deciding reports whether the response decides if a prefill is needed.
+func (b *Body) deciding() bool { return b.a.f.order == connector.DecodeFirst && b.a.p.Load() == nil }
 
 // judgeHead looks at what has been read so far.
 func (b *Body) judgeHead() *Error {

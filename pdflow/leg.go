@@ -223,7 +223,7 @@ func (a *attempt) sendPrefill(ctx context.Context, leg *connector.Leg, o *LegOut
 	switch _, isError := p.Field("error"); {
 	case isError:
 		return nil, a.badPrefill(p, "the prefill engine answered with an error")
-	case p.Err() != nil && !a.x.req.API.ListResponse(body):
+	case p.Err() != nil && !a.s.API.ListResponse(body):
 		return nil, a.badPrefill(p, "the prefill engine's response is not one JSON object")
 	}
 	return p, nil

@@ -71,6 +71,7 @@ func (b *Body) follow() {
 	} else {
 		b.tokens, _ = r.from.Next()
 	}
+	b.tokens.Deciding = b.deciding()
 	b.src = b.tokens.Reader(b.src)
 }
 
@@ -113,6 +114,7 @@ func (b *Body) rescued(e *Error) bool {
 	if b.tokens.Over() {
 		b.src, b.n = io.MultiReader(), copy(b.buf, "data: "+string(sse.Done)+"\n\n")
 		b.eof = true
+		b.a.decodeUsage(b.tail.End(nil))
 		b.a.f.tel.rescue(x, "rescued", e.Code.Error())
 		return true
 	}
@@ -133,9 +135,12 @@ func (b *Body) goOn(e *Error) (next *Body, failure *Error) {
 		if r := recover(); r != nil { // of a picker, a connector or an observer
 			failure = &Error{Code: CodeInternal, Phase: "rescue", Connector: x.f.name, Message: "the gateway failed",
 				Err: fmt.Errorf("panic: %v", r)}
-			if a := x.current.Load(); !a.over {
-				a.end(failure)
+			for _, a := range []*attempt{x.beside, x.current.Load()} {
+				if a != nil && !a.over {
+					a.end(failure)
+				}
 			}
+			x.beside = nil
 		}
 	}()
 	_, done := old.step(x.base, "rescue", "")
@@ -148,8 +153,12 @@ func (b *Body) goOn(e *Error) (next *Body, failure *Error) {
 	x.avoid = append(x.avoid, old.failed(e)...)
 	s, _ := x.rescue.from.Next()
 	length := 0
+	x.renew()
 	if x.rescue.plan.limit == 0 {
 		if length, failure = old.contextLength(); failure != nil {
+			if x.ctx.Err() != nil {
+				failure = old.f.ended(x.ctx, LegPrefill, "rescue")
+			}
 			return nil, failure
 		}
 	}
@@ -190,7 +199,7 @@ func (a *attempt) contextLength() (int, *Error) {
 	if a.s.Prefill.URL == nil {
 		return 0, failure
 	}
-	ctx, stop := context.WithTimeout(a.x.base, 2*time.Second)
+	ctx, stop := context.WithTimeout(a.x.ctx, 2*time.Second)
 	defer stop()
 	u := a.s.Prefill.URL.JoinPath("/v1/models")
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), http.NoBody)

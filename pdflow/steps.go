@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/url"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
@@ -41,8 +40,9 @@ type Steps struct {
 	err  *Error
 
 	once    sync.Once
-	calls   watchdog     // expires when the caller has forgotten the request
-	waiting atomic.Int32 // calls of the caller that wait for an engine
+	mu      sync.Mutex
+	calls   watchdog // expires when the caller has forgotten the request
+	waiting int      // calls of the caller that wait for an engine
 }
 
 // Begin begins a request whose legs the caller sends: see [Steps]. The error is an *[Error]. ctx covers the whole
@@ -141,19 +141,25 @@ func (s *Steps) expire() { s.End(errForgotten) }
 
 // touch notes a call of the caller's.
 func (s *Steps) touch() {
-	if s.waiting.Load() == 0 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.waiting == 0 {
 		s.calls.limit(s.limit)
 	}
 }
 
 // wait begins a call that may wait for an engine: until it is over, the caller has forgotten nothing.
 func (s *Steps) wait() {
-	s.waiting.Add(1)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.waiting++
 	s.calls.relax()
 }
 
 func (s *Steps) waited() {
-	s.waiting.Add(-1)
+	s.mu.Lock()
+	s.waiting--
+	s.mu.Unlock()
 	s.touch()
 }
 
@@ -362,6 +368,14 @@ func (st *Step) finish(resp *http.Response, err error) {
 		return
 	}
 	st.over = true
+	if r := st.a.rendezvous; r != nil && st.o != nil { // the other leg need not wait for one that has ended
+		side := prefillSide
+		if st.Leg == LegDecode {
+			side = decodeSide
+		}
+		r[0].reach(side)
+		r[1].reach(side)
+	}
 	st.result <- stepResult{resp, err}
 }
 

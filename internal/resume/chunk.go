@@ -4,6 +4,7 @@ package resume
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"slices"
 	"strconv"
@@ -67,7 +68,7 @@ func (s *Stream) first(c *chunk) []byte {
 		s.ids, ok = numbers(prompt)
 		s.prompt = len(s.ids)
 	}
-	if !ok {
+	if !ok || s.tooMany(n) {
 		s.lose(shape)
 	}
 	s.judge(c, text, n)
@@ -121,6 +122,11 @@ func (s *Stream) judge(c *chunk, text gjson.Result, ids int) {
 	}
 }
 
+// tooMany reports whether n more tokens are more than any engine may make.
+func (s *Stream) tooMany(n int) bool {
+	return s.Tokens()+n > min(cmp.Or(s.Limit, maxTokens), maxTokens)
+}
+
 // take notes new tokens and their text. A place after several tokens is none to go on from: the last of them may be a
 // part of a character.
 func (s *Stream) take(text string, ids []uint32, open bool) {
@@ -153,7 +159,7 @@ func (s *Stream) goOn(c *chunk) ([]byte, error) {
 	}
 	fresh, ok := s.confirm(made)
 	ended := c.reason.Type == gjson.String
-	if !ok || ended && s.known < len(s.ids) || s.over && len(fresh) > 0 {
+	if !ok || ended && s.known < len(s.ids) || s.over && len(fresh) > 0 || s.tooMany(len(fresh)) {
 		return nil, ErrDiverged
 	}
 	if s.over {
@@ -228,7 +234,7 @@ func (s *Stream) event(choices string, tail []byte) []byte {
 // if the client did not ask for it.
 func (s *Stream) counts(b []byte, only bool) []byte {
 	s.counted = s.counted || only
-	if only && !s.KeepUsage {
+	if only && !s.KeepUsage && s.later {
 		if s.Usage != nil {
 			s.Usage(s.counts(b, false))
 		}
@@ -284,6 +290,9 @@ func appendIDs(dst []byte, ids []uint32) []byte {
 // characters counts the characters of a JSON string, as Python counts them.
 func characters(raw string) int {
 	n := 0
+	if !strings.HasPrefix(raw, `"`) { // null, or none
+		return 0
+	}
 	for i := 1; i < len(raw)-1; n++ {
 		i += width(raw[i:])
 	}

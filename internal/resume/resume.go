@@ -37,11 +37,16 @@ type Config struct {
 	// many characters of the text back, unless StopShown says that the client wants the stop string too.
 	StopReach int
 	StopShown bool
+
+	// Limit is how many tokens of output the engine may make; 0: it is not known. A stream with more cannot go on
+	// elsewhere.
+	Limit int
 }
 
 // Stream is one client's stream, over all engines that make it. It is used by one goroutine.
 type Stream struct {
 	Config
+	Deciding bool // the response decides whether a prefill is needed
 
 	ids     []uint32 // of the prompt and of the output
 	prompt  int      // how many of ids are the prompt's
@@ -53,6 +58,7 @@ type Stream struct {
 	marks   []mark   // where another engine may go on; the first is the earliest that can still be needed
 	head    []byte   // how an event begins, up to its choices
 	choice  []byte   // of a chat: the choice of an event with text
+	fault   []byte   // see Fault
 	detail  string   // of a chat: what its counts in events with tokens have more than a completion's
 
 	// of a stream that goes on
@@ -86,6 +92,9 @@ func New(c Config) *Stream { return &Stream{Config: c} }
 
 // Tokens returns how many tokens of output are known.
 func (s *Stream) Tokens() int { return len(s.ids) - s.prompt }
+
+// Fault returns the data of the error event with which the engine gave up, nil if there was none.
+func (s *Stream) Fault() []byte { return s.fault }
 
 // Given returns how many of them are in the prompt of the engine that goes on.
 func (s *Stream) Given() int { return s.given }
@@ -168,6 +177,11 @@ type reader struct {
 const (
 	readSize  = 4 << 10
 	maxReused = 16 << 10 // the largest buffer that is kept: streams are many and last long
+
+	// maxEvent is the largest event. The first one may have the ids of a prompt of two million tokens.
+	maxEvent = 16 << 20
+	// maxTokens is how many tokens of output are kept at most.
+	maxTokens = 1 << 20
 )
 
 // Read implements io.Reader. Bytes and an error never come together.
@@ -190,7 +204,7 @@ func (r *reader) fill() {
 	r.in = slices.Grow(r.in, readSize)
 	n, err := r.src.Read(r.in[len(r.in) : len(r.in)+readSize])
 	r.in = r.in[:len(r.in)+n]
-	if len(r.in) > 64<<20 {
+	if len(r.in) > maxEvent {
 		r.err = sse.ErrTooLarge
 		return
 	}
@@ -242,7 +256,7 @@ func (s *Stream) pass(dst, event, data []byte) ([]byte, error) {
 	if bytes.Equal(changed, data) {
 		return append(dst, event...), nil
 	}
-	return append(append(append(dst, "data: "...), changed...), "\n\n"...), nil
+	return sse.AppendEvent(dst, event, changed), nil
 }
 
 // lose notes that the stream cannot go on elsewhere.
@@ -260,10 +274,19 @@ func (s *Stream) chunk(data []byte) ([]byte, error) {
 	reason := gjson.Get(doc, "choices.0.finish_reason")
 	stop := gjson.Get(doc, "choices.0.stop_reason").String()
 	switch {
-	case reason.String() == "cache_threshold": // an engine that asks for a prefill: nobody reads on
+	case reason.String() == "cache_threshold" && (s.Deciding || !s.later):
+		return data, nil // an engine that asks for a prefill: nobody reads on
+	case s.lost != "" && !s.later && verdict.IsError(data):
 		return data, nil
-	case verdict.IsError(data), reason.String() == "abort", s.FailureStop != "" && stop == s.FailureStop:
+	case verdict.IsError(data):
+		s.fault = bytes.Clone(data)
 		return nil, ErrGaveUp
+	case s.lost != "" && !s.later: // the client gets what it would get without this package
+	case slices.Contains([]string{"abort", "cache_threshold"}, reason.String()),
+		s.FailureStop != "" && stop == s.FailureStop:
+		return nil, ErrGaveUp
+	}
+	switch {
 	case !choices.IsArray() || choices.Index == 0 || gjson.Get(doc, "choices.1").Exists(),
 		s.later && gjson.Get(doc, "choices.0.index").Int() != 0:
 		if s.later {

@@ -48,11 +48,14 @@ func Data(event []byte) []byte {
 			continue
 		}
 		value = bytes.TrimPrefix(value, []byte(" "))
-		if lines++; lines == 1 {
+		switch lines++; lines {
+		case 1:
 			data = value
-		} else {
-			data = append(append(bytes.Clone(data), '\n'), value...)
+			continue
+		case 2:
+			data = bytes.Clone(data) // from here on it is no part of event
 		}
+		data = append(append(data, '\n'), value...)
 	}
 	return data
 }
@@ -158,16 +161,16 @@ func (r *Rewriter) rewriteEvents() {
 			r.err = err
 			return
 		} else if changed != nil {
-			r.out = appendEvent(r.out, event, changed)
+			r.out = AppendEvent(r.out, event, changed)
 		}
 		r.from += len(whole)
 	}
 }
 
-// appendEvent writes an event with new data and its other fields as they were.
-func appendEvent(dst, event, data []byte) []byte {
+// AppendEvent writes an event with new data and its other fields as they were.
+func AppendEvent(dst, event, data []byte) []byte {
 	for line := range bytes.Lines(event) {
-		if !bytes.HasPrefix(bytes.TrimPrefix(line, mark), []byte("data:")) {
+		if len(bytes.TrimRight(line, "\r\n")) > 0 && !bytes.HasPrefix(bytes.TrimPrefix(line, mark), []byte("data:")) {
 			dst = append(dst, line...)
 		}
 	}

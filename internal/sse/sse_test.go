@@ -40,6 +40,14 @@ func TestNextAndData(t *testing.T) {
 	}
 }
 
+// An event may have as many lines as fit into its 16 MB: each is copied once.
+func TestDataOfManyLinesIsCopiedOnce(t *testing.T) {
+	event := []byte(strings.Repeat("data: a\n", 10_000))
+	assert.Equal(t, strings.Repeat("a\n", 9_999)+"a", string(sse.Data(event)))
+	assert.Equal(t, strings.Repeat("data: a\n", 10_000), string(event))
+	assert.Less(t, testing.AllocsPerRun(5, func() { sse.Data(event) }), 100.0)
+}
+
 // However the reads cut the stream, each event is changed once, and what has no data stays as it is.
 func TestRewriter(t *testing.T) {
 	const stream = ": hi\n\nevent: e\ndata: one\n\ndata: drop\n\ndata: two\nid: 7\n\ndata: [DONE]\n\ndata: cut"

@@ -42,6 +42,7 @@ const (
 	streamReach = 3 << 10
 	keptEvents  = 3   // so many are kept of short events, for the same
 	firstTail   = 768 // what a stream's tail begins with; it grows where keptEvents are longer
+	markReach   = 256 // no mark is longer
 	// wholeReach holds a mark, or a usage, that two reads cut.
 	wholeReach = 512
 
@@ -50,6 +51,8 @@ const (
 
 var (
 	doneLine = []byte("data: [DONE]")
+	null     = []byte("null")
+	nextDone = []byte("\ndata: [DONE]")
 	finish   = [][]byte{[]byte(`"finish_reason":`), []byte(`"finish_reason":{"type":`)}
 	stopped  = [][]byte{[]byte(`"stop_reason":`)}
 )
@@ -62,16 +65,17 @@ func (t *Tail) Stream(piece []byte, end bool) int {
 		t.Keep(piece)
 		return -1
 	}
-	// The kept end and the last of the piece are searched together, so that a mark that two reads cut is seen too.
-	last := append(t.bytes, piece[max(0, len(piece)-t.reach):]...)
-	switch {
-	case t.GaveUp(last) >= 0:
-		if at := t.GaveUp(piece); at >= 0 {
-			return eventStart(piece, at)
-		}
-	case ErrorAt(last) < 0 && !t.failed:
+	// The kept end and the piece's beginning are searched together, so that a mark that two reads cut is seen too.
+	t.search(append(t.bytes, piece[:min(len(piece), t.reach)]...))
+	if len(piece) > t.reach {
+		t.search(piece)
+	}
+	if !t.failed {
 		t.Keep(piece)
 		return -1
+	}
+	if at := t.GaveUp(piece); at >= 0 {
+		return eventStart(piece, at)
 	}
 	if done {
 		return doneAt
@@ -82,6 +86,12 @@ func (t *Tail) Stream(piece []byte, end bool) int {
 // doneAt returns where in piece [DONE] begins, whole or cut by the piece's end: 0 if it began before, or does not stand
 // there.
 func (t *Tail) doneAt(piece []byte) (at int, ok bool) {
+	if bytes.HasPrefix(piece, doneLine) && (len(t.bytes) == 0 || t.bytes[len(t.bytes)-1] == '\n') {
+		return 0, true
+	}
+	if at := bytes.Index(piece, nextDone); at >= 0 { // bytes may follow it
+		return at + 1, true
+	}
 	var buf [3 * doneLength]byte
 	last := append(buf[:0], t.bytes[max(0, len(t.bytes)-doneLength):]...)
 	last = append(last, piece[max(0, len(piece)-2*doneLength):]...)
@@ -117,7 +127,8 @@ func ErrorAt(b []byte) int {
 
 func startsWithError(b []byte) bool {
 	value, ok := bytes.CutPrefix(b, errorMark[1:])
-	return ok && !bytes.HasPrefix(bytes.TrimLeft(value, " \t"), []byte("null"))
+	value = bytes.TrimLeft(value, " \t")
+	return ok && !bytes.HasPrefix(null, value[:min(len(value), len(null))]) // b may end within it
 }
 
 // Done reports whether the response's end, of which piece is the last, holds [DONE].
@@ -148,7 +159,12 @@ func (t *Tail) End(piece []byte) []byte {
 // Keep remembers the end of what went by.
 func (t *Tail) Keep(b []byte) {
 	if len(b) > t.reach { // what is left out must not join what is before it and behind it
-		t.failed = t.failed || t.reach == streamReach && startsWithError(b)
+		if t.reach == streamReach {
+			var cut [2 * markReach]byte // a mark that two reads cut
+			t.search(append(append(cut[:0], t.bytes[max(0, len(t.bytes)-markReach):]...), b[:markReach]...))
+			t.search(t.bytes)
+			t.search(b[:len(b)-t.reach+markReach])
+		}
 		t.bytes, t.ends = t.bytes[:0], [keptEvents + 1]int{}
 		b = b[len(b)-t.reach:]
 	}

@@ -145,6 +145,16 @@ func TestMarksOutsideOfTheLastBytes(t *testing.T) {
 		"more than 3 KB after the error": {[]string{fault, event(1400), event(1400), event(1400), done}, false},
 		"an error of more than 3 KB": {[]string{event(100),
 			`data: {"error":{"message":"` + strings.Repeat("x", 3100) + `"}}` + "\n\n", done}, false},
+		"a large piece after the mark":  {[]string{event(100), abort, event(3900), event(3900), done}, false},
+		"a large piece after the error": {[]string{event(100), fault, event(3900), event(3900), done}, false},
+		"within a large piece":          {[]string{event(100), event(3900) + abort + event(3900), event(3900), done}, false},
+		"early in the last piece":       {[]string{event(100), abort + event(3900) + done}, false},
+		"cut, before a large piece": {[]string{event(100), abort[:len(abort)-9], abort[len(abort)-9:] + event(3900),
+			event(3900), done}, false},
+		"an error that is cut, before a large piece": {[]string{event(100), fault[:9], fault[9:] + event(3900),
+			event(3900), done}, false},
+		"no error, cut by what is searched": {[]string{event(100), event(256-15) + `data: {"error":null,"choices":[]}` +
+			"\n\n" + event(3900), done}, true},
 		"no error": {slices.Concat([]string{`data: {"error": null,"choices":[{"text":"a"}]}` + "\n\n"},
 			slices.Repeat([]string{event(300)}, 20), []string{done}), true},
 		"the end of one piece is not the end of another": {[]string{event(3000), event(60), event(60), event(60),
@@ -154,9 +164,25 @@ func TestMarksOutsideOfTheLastBytes(t *testing.T) {
 		tail, cut := verdict.NewTail(true, ""), -1
 		for _, piece := range c.pieces {
 			assert.Equal(t, -1, cut, name)
-			cut = tail.Stream([]byte(piece), piece == done)
+			cut = tail.Stream([]byte(piece), strings.HasSuffix(piece, done))
 		}
 		assert.Equal(t, c.whole, cut < 0, name)
+	}
+}
+
+// Clients stop reading at [DONE]: it is held back also where more follows it in the same read.
+func TestBytesBehindTheEndDoNotHideIt(t *testing.T) {
+	for _, more := range []string{done, ": a comment that is longer than the end\n\n", strings.Repeat("x", 5000)} {
+		for _, mark := range []string{abort, fault} {
+			tail := verdict.NewTail(true, "")
+			assert.Equal(t, -1, tail.Stream([]byte(tokens+mark), false))
+			assert.Zero(t, tail.Stream([]byte(done+more), false), "%q %.50q", mark, more)
+			tail = verdict.NewTail(true, "")
+			assert.Equal(t, -1, tail.Stream([]byte(mark), false))
+			assert.Equal(t, len(tokens), tail.Stream([]byte(tokens+done+more), false), "%q %.50q", mark, more)
+		}
+		tail := verdict.NewTail(true, "")
+		assert.Equal(t, -1, tail.Stream([]byte(tokens+done+more), true))
 	}
 }
 

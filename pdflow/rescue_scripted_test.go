@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+// Streams that may be rescued, of engines that write what a test says.
+
+// token is an event of a completion with one token; the prompt's ids are in it if they are given.
+func token(id int, finish, prompt string) string {
+	return fmt.Sprintf(`data: {"id":"c","object":"text_completion","created":1,"model":"m","choices":[{"index":0,`+
+		`"text":"t%d ","logprobs":null,"finish_reason":%s,"stop_reason":null,"prompt_token_ids":%s,"token_ids":[%d]}]}`+
+		"\n\n", id, finish, prompt, id)
+}
+
+const (
+	wasLost  = `data: {"error":{"message":"KV load failed: boom","type":"InternalServerError","code":500}}` + "\n\n"
+	theEnd   = "data: [DONE]\n\n"
+	theUsage = `data: {"id":"c","object":"text_completion","created":1,"model":"m","choices":[],` +
+		`"usage":{"prompt_tokens":3,"total_tokens":5,"completion_tokens":2}}` + "\n\n"
+)
+
+// writes is an engine that writes events, each by itself, and breaks the connection if the last one is "".
+func writes(events ...string) handler {
+	return func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for _, e := range events {
+			if e == "" {
+				time.Sleep(10 * time.Millisecond) // what was written is read before
+				panic(http.ErrAbortHandler)
+			}
+			_, _ = io.WriteString(w, e)
+			_ = http.NewResponseController(w).Flush()
+		}
+	}
+}
+
+// goesOn makes the token that follows two.
+var goesOn = writes(token(12, `"length"`, "[1,2,3,10,11]"), theEnd)
+
+// avoids is inTurn, and keeps how many engines each pick had to avoid.
+type avoids struct {
+	inTurn
+	mu  sync.Mutex
+	got []int
+}
+
+func (a *avoids) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.got = append(a.got, len(in.Avoid))
+	return a.inTurn.Pick(ctx, in)
+}
+
+// scripts is script with a second decode engine, and with rescue unless an option says otherwise.
+func scripts(t *testing.T, c connector.KVConnector, p, d, other handler, opts ...pdflow.Option) (x *scripted,
+	pick *avoids, count *rescueCounter) {
+	t.Helper()
+	x, count = script(t, c, p, d), &rescueCounter{}
+	second := script(t, c, p, other)
+	pick = &avoids{inTurn: inTurn{x.pair.Prefill, []discovery.Endpoint{x.pair.Decode, second.pair.Decode}}}
+	var err error
+	x.flow, err = pdflow.New(c, pick, append([]pdflow.Option{pdflow.WithRescue(1), pdflow.WithMeterProvider(count),
+		pdflow.WithRetry(config.Retry{MaxAttempts: 1}),
+		pdflow.WithObserver(pdflow.Observer{SessionEnd: x.seen.SessionEnd})}, opts...)...)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, x.flow.Shutdown(context.Background())) })
+	x.url = serve(t, x.flow)
+	return x, pick, count
+}
+
+func (x *scripted) stream(t *testing.T, more string) reply {
+	t.Helper()
+	return post(t, x.url, "/v1/completions", completion("a", `"stream":true`+more))
+}
+
+// An engine's error is told, and blamed on both engines, whether or not its stream may be rescued.
+func TestErrorsOfAStreamThatMayBeRescuedAreTold(t *testing.T) {
+	plain := `data: {"id":"c","choices":[{"index":0,"text":"a","finish_reason":null}]}` + "\n\n"
+	for _, rescues := range []int{0, 1} {
+		x, pick, _ := scripts(t, &fake{}, answer(ok), writes(wasLost, theEnd), writes(wasLost, theEnd),
+			pdflow.WithRescue(rescues),
+			pdflow.WithRetry(config.Retry{MaxAttempts: 2, BackoffBase: time.Millisecond}))
+		got := x.stream(t, "")
+		assert.Equal(t, http.StatusInternalServerError, got.status)
+		assert.Contains(t, got.body, "boom", "before the first token")
+		assert.Equal(t, []int{0, 2}, pick.got, "prefill's KV may be what could not be loaded")
+
+		x, _, _ = scripts(t, &fake{}, answer(ok), writes(plain, wasLost, theEnd), goesOn, pdflow.WithRescue(rescues))
+		got = x.stream(t, "")
+		assert.Contains(t, got.body, "boom", "without token ids")
+		assert.Error(t, got.err)
+	}
+	x, _, count := scripts(t, &fake{}, answer(ok), writes(token(10, "null", "[1,2,3]"), token(11, "null", "null"), ""),
+		writes(token(12, "null", "[1,2,3,10,11]"), wasLost, theEnd))
+	got := x.stream(t, "")
+	assert.Contains(t, got.body, `"text":"t12 "`)
+	assert.Contains(t, got.body, "boom", "of the second engine")
+	assert.Error(t, got.err)
+	assert.Equal(t, []string{"rescued stream_broken", "refused too_often"}, count.all())
+}
+
+// An engine may tell counts that nobody asked for (vLLM's --enable-force-include-usage).
+func TestARescuableStreamKeepsCountsThatNobodyAskedFor(t *testing.T) {
+	x, _, _ := scripts(t, &fake{}, answer(ok), writes(token(10, "null", "[1,2,3]"), token(11, `"stop"`, "null"),
+		theUsage, theEnd), goesOn)
+	got := x.stream(t, "")
+	require.NoError(t, got.err)
+	assert.Contains(t, got.body, `"completion_tokens":2`)
+}
+
+func TestTheCountsAreKnownWhereOnlyTheEndWasLost(t *testing.T) {
+	x, _, count := scripts(t, &fake{}, answer(ok), writes(token(10, "null", "[1,2,3]"), token(11, `"length"`, "null"),
+		theUsage, ""), goesOn)
+	got := x.stream(t, `,"stream_options":{"include_usage":true}`)
+	require.NoError(t, got.err)
+	require.Eventually(t, func() bool { return len(x.seen.list()) == 1 }, 5*time.Second, time.Millisecond)
+	assert.EqualValues(t, 2, last(x).Usage.Output)
+	assert.Equal(t, []string{"rescued stream_broken"}, count.all())
+}
+
+// The second engine asks for a prefill although no order lets it.
+func TestAnEngineThatGoesOnMayNotAskForAPrefill(t *testing.T) {
+	x, _, _ := scripts(t, &fake{}, answer(ok), writes(token(10, "null", "[1,2,3]"), token(11, "null", "null"), ""),
+		writes(token(99, `"cache_threshold"`, "[1,2,3,10,11]"), theEnd))
+	got := x.stream(t, "")
+	assert.NotContains(t, got.body, "t99")
+	assert.Error(t, got.err)
+}
+
+// operations keeps the operation of each measurement of a request.
+type operations struct {
+	noop.MeterProvider
+	mu  sync.Mutex
+	got []string
+}
+
+func (o *operations) Meter(string, ...metric.MeterOption) metric.Meter { return operationsMeter{o: o} }
+
+type operationsMeter struct {
+	noop.Meter
+	o *operations
+}
+
+func (m operationsMeter) Float64Histogram(name string, _ ...metric.Float64HistogramOption) (metric.Float64Histogram,
+	error) {
+	if strings.HasPrefix(name, "gen_ai.server.") {
+		return operationsHistogram{o: m.o}, nil
+	}
+	return noop.Float64Histogram{}, nil
+}
+
+type operationsHistogram struct {
+	noop.Float64Histogram
+	o *operations
+}
+
+func (operationsHistogram) Enabled(context.Context) bool { return true }
+
+func (h operationsHistogram) Record(_ context.Context, _ float64, opts ...metric.RecordOption) {
+	set := metric.NewRecordConfig(opts).Attributes()
+	name, _ := set.Value("gen_ai.operation.name")
+	h.o.mu.Lock()
+	defer h.o.mu.Unlock()
+	h.o.got = append(h.o.got, name.AsString())
+}
+
+// The second engine is sent a completion; the client's request is a chat.
+func TestARescuedChatIsMeasuredAsAChat(t *testing.T) {
+	o := &operations{}
+	x, _ := rescuing(t, pdflow.WithMeterProvider(o), pdflow.WithGenAI("vllm"))
+	require.NoError(t, x.struck(rescuableChat(""), 3, 5).err)
+	require.NoError(t, x.flow.Shutdown(t.Context()))
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	require.NotEmpty(t, o.got)
+	assert.NotContains(t, o.got, "text_completion")
+}
+
+// ownLegs is a transport that holds no connections: the first prefill goes on while a rescue has begun.
+type ownLegs struct{}
+
+func (ownLegs) RoundTrip(r *http.Request) (*http.Response, error) {
+	_, _ = io.Copy(io.Discard, r.Body)
+	info, _ := pdflow.LegFromContext(r.Context())
+	resp := &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, ContentLength: -1,
+		TransferEncoding: []string{"chunked"}, Request: r}
+	broken := func(s string) io.Reader { return io.MultiReader(strings.NewReader(s), brokenRead{}) }
+	switch {
+	case info.Leg == pdflow.LegPrefill && info.Attempt == 1:
+		time.Sleep(200 * time.Millisecond)
+		resp.Body = io.NopCloser(strings.NewReader("no JSON"))
+	case info.Leg == pdflow.LegPrefill:
+		resp.Body = io.NopCloser(strings.NewReader(ok))
+	case info.Attempt == 1:
+		resp.Header.Set("Content-Type", "text/event-stream")
+		resp.Body = io.NopCloser(broken(token(10, "null", "[1,2,3]") + token(11, "null", "null")))
+	default:
+		resp.Header.Set("Content-Type", "text/event-stream")
+		resp.Body = io.NopCloser(strings.NewReader(token(12, `"length"`, "[1,2,3,10,11]") + theEnd))
+	}
+	return resp, nil
+}
+
+type brokenRead struct{}
+
+func (brokenRead) Read([]byte) (int, error) {
+	time.Sleep(10 * time.Millisecond)
+	return 0, errors.New("broke")
+}
+
+// The race detector sees it if the first prefill reads the request that the rescue replaces.
+func TestAPrefillThatRunsOnKnowsItsOwnRequest(t *testing.T) {
+	x, _, count := scripts(t, &fake{order: connector.Together,
+		more: func(t *connector.Traits) { t.PrefillFinishes = true }}, answer(ok), goesOn, goesOn,
+		pdflow.WithTransport(ownLegs{}))
+	got := x.stream(t, "")
+	require.NoError(t, got.err)
+	require.NoError(t, x.flow.Shutdown(t.Context()))
+	assert.Equal(t, []string{"rescued stream_broken"}, count.all())
+}
+
+// A rescue that asks P for its context's length is ended as any other.
+func TestARescueThatAsksForTheContextEndsWithItsBody(t *testing.T) {
+	asked := make(chan struct{})
+	p := func(x *scripted, w http.ResponseWriter, r *http.Request, body string) {
+		if r.URL.Path != "/v1/models" {
+			answer(ok)(x, w, r, body)
+			return
+		}
+		close(asked)
+		<-r.Context().Done()
+	}
+	role := `data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":` +
+		`{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"prompt_token_ids":[1,2,3]}` + "\n\n"
+	content := `data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":` +
+		`{"content":"a"},"logprobs":null,"finish_reason":null,"token_ids":[10]}]}` + "\n\n"
+	x, _, count := scripts(t, &fake{}, p, writes(role, content, content, ""), goesOn)
+	resp, err := x.flow.Do(t.Context(), &pdflow.Request{API: connector.APIChat, Body: []byte(
+		`{"model":"m","messages":[{"role":"user","content":"a"}],"temperature":0,"stream":true}`)})
+	require.NoError(t, err)
+	read := make(chan error, 1)
+	go func() { _, err := io.ReadAll(resp.Body); read <- err }()
+	<-asked
+	began := time.Now()
+	require.NoError(t, resp.Body.Close())
+	require.Error(t, <-read)
+	assert.Less(t, time.Since(began), 1500*time.Millisecond, "P has 2 s to answer")
+	assert.NotContains(t, strings.Join(count.all(), " "), "prefill_failed")
+}
+
+// pairs picks prefill and decode engines that need not be avoided, and counts picks and calls of Done.
+type pairs struct {
+	inTurn
+	spare       discovery.Endpoint // of prefill
+	picks, done atomic.Int32
+}
+
+func (p *pairs) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+	p.picks.Add(1)
+	got, err := p.inTurn.Pick(ctx, in)
+	if in.Avoids(got.Prefill.ID) {
+		got.Prefill = p.spare
+	}
+	got.Done = func(*pdflow.Outcome) { p.done.Add(1) }
+	return got, err
+}
+
+// An observer panics as the second prefill of a rescue begins beside the first, which has ended its pick, too, then.
+func TestAPanicInARescuesHedgeEndsBothPrefills(t *testing.T) {
+	var prefills, starts atomic.Int32
+	p := func(x *scripted, w http.ResponseWriter, r *http.Request, body string) {
+		if prefills.Add(1) > 1 {
+			<-r.Context().Done()
+			return
+		}
+		answer(ok)(x, w, r, body)
+	}
+	c := &fake{more: func(t *connector.Traits) { t.ContentStore = true }}
+	x, _, _ := scripts(t, c, p, writes(token(10, "null", "[1,2,3]"), token(11, "null", "null"), ""), goesOn)
+	pick := &pairs{inTurn: inTurn{x.pair.Prefill, []discovery.Endpoint{x.pair.Decode}},
+		spare: script(t, c, p, goesOn).pair.Prefill}
+	flow, err := pdflow.New(c, pick, pdflow.WithRescue(1),
+		pdflow.WithRetry(config.Retry{MaxAttempts: 1, Hedge: 20 * time.Millisecond}),
+		pdflow.WithObserver(pdflow.Observer{SessionStart: func(context.Context, *connector.Session) {
+			if starts.Add(1) == 3 {
+				panic("boom")
+			}
+		}}))
+	require.NoError(t, err)
+	got := post(t, serve(t, flow), "/v1/completions", completion("a", `"stream":true`))
+	require.Error(t, got.err)
+	require.NoError(t, flow.Shutdown(t.Context()))
+	assert.EqualValues(t, 3, pick.picks.Load())
+	assert.EqualValues(t, 3, pick.done.Load())
+}
+
+// The host has made decode's response itself, without taking the step: prefill waits for nobody.
+func TestDoneOfAStepThatNobodyTookLetsTheOtherLegGo(t *testing.T) {
+	x := script(t, &fake{order: connector.Together}, answer(ok), answer(ok))
+	s := begin(t, x.flow, `{"prompt":"hi"}`, nil)
+	p, _, err := s.Next(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, pdflow.LegPrefill, p.Leg)
+	sent := make(chan struct{})
+	go func() { p.Send(client.Transport); close(sent) }()
+	d, _, err := s.Next(t.Context())
+	require.NoError(t, err)
+	d.Done(&http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(bytes.NewReader([]byte(fromD)))}, nil)
+	within(t, "Send", func() { <-sent })
+	_, resp, err := s.Next(t.Context())
+	require.NoError(t, err)
+	body, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	assert.Equal(t, fromD, string(body))
+}
