@@ -255,8 +255,8 @@ func TestARescueThatAsksForTheContextEndsWithItsBody(t *testing.T) {
 	}
 	role := `data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":` +
 		`{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"prompt_token_ids":[1,2,3]}` + "\n\n"
-	content := `data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":` +
-		`{"content":"a"},"logprobs":null,"finish_reason":null,"token_ids":[10]}]}` + "\n\n"
+	content := `data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,` +
+		`"delta":{"content":"a"},"logprobs":null,"finish_reason":null,"token_ids":[10]}]}` + "\n\n"
 	x, _, count := scripts(t, &fake{}, p, writes(role, content, content, ""), goesOn)
 	resp, err := x.flow.Do(t.Context(), &pdflow.Request{API: connector.APIChat, Body: []byte(
 		`{"model":"m","messages":[{"role":"user","content":"a"}],"temperature":0,"stream":true}`)})

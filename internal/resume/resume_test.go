@@ -319,7 +319,8 @@ func TestContentThatIsNullIsNoText(t *testing.T) {
 	later, reason := s.Next()
 	require.Empty(t, reason)
 	again := func(text string, id int) string {
-		return fmt.Sprintf(`data: {"choices":[{"index":0,"text":%q,"finish_reason":null,"token_ids":[%d]}]}`+"\n\n", text, id)
+		return fmt.Sprintf(`data: {"choices":[{"index":0,"text":%q,"finish_reason":null,"token_ids":[%d]}]}`+"\n\n",
+			text, id)
 	}
 	got, _ := io.ReadAll(later.Reader(strings.NewReader(again("a", 5) + again("b", 6) + again("cd", 7))))
 	assert.Contains(t, string(got), `"content":"cd"`)
