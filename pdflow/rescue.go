@@ -222,7 +222,6 @@ func (a *attempt) contextLength() (int, *Error) {
 
 // goOnWith lets further attempts send another request than the client's.
 func (x *exchange) goOnWith(req *connector.Request) {
-	x.renew()
 	x.f.live.mu.Lock()
 	defer x.f.live.mu.Unlock()
 	x.req = req

@@ -24,6 +24,7 @@ import (
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/transport"
 )
 
 // Streams that may be rescued, of engines that write what a test says.
@@ -313,6 +314,49 @@ func TestAPanicInARescuesHedgeEndsBothPrefills(t *testing.T) {
 	require.NoError(t, flow.Shutdown(t.Context()))
 	assert.EqualValues(t, 3, pick.picks.Load())
 	assert.EqualValues(t, 3, pick.done.Load())
+}
+
+// A rescue leaves nothing behind in a context that outlives the request: each child of such a one has a goroutine, for
+// which TestMain looks.
+func TestARescueLetsGoOfTheCallersContext(t *testing.T) {
+	x, _, count := scripts(t, &fake{}, answer(ok), writes(token(10, "null", "[1,2,3]"), token(11, "null", "null"), ""),
+		goesOn)
+	ctx := &counted{Context: context.Background(), done: make(chan struct{})}
+	resp, err := x.flow.Do(ctx, &pdflow.Request{API: connector.APICompletions,
+		Body: []byte(completion("a", `"stream":true`))})
+	require.NoError(t, err)
+	_, err = io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	require.NoError(t, x.flow.Shutdown(t.Context()))
+	assert.Equal(t, []string{"rescued stream_broken"}, count.all())
+}
+
+// Decode cannot be reached: prefill, which waits for it, is not sent, and leaves no KV for nobody.
+func TestAStepThatFailsLetsNoOtherLegGo(t *testing.T) {
+	refused := roundTripper(func(*http.Request) (*http.Response, error) {
+		time.Sleep(20 * time.Millisecond) // prefill waits by then
+		return nil, &transport.Error{Sent: transport.NotSent, Kind: transport.Refused, Err: errors.New("refused")}
+	})
+	for range 20 { // prefill took part in a race with its own end
+		x := script(t, &fake{order: connector.Together}, answer(ok), answer(ok))
+		s := begin(t, x.flow, `{"prompt":"hi"}`, nil)
+		var sent sync.WaitGroup
+		for range 2 {
+			step, _, err := s.Next(t.Context())
+			require.NoError(t, err)
+			sent.Go(func() {
+				if step.Leg == pdflow.LegPrefill {
+					step.Send(client.Transport)
+				} else {
+					step.Send(refused)
+				}
+			})
+		}
+		sent.Wait()
+		s.End(nil)
+		require.Empty(t, x.all())
+	}
 }
 
 // The host has made decode's response itself, without taking the step: prefill waits for nobody.

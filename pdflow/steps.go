@@ -368,7 +368,7 @@ func (st *Step) finish(resp *http.Response, err error) {
 		return
 	}
 	st.over = true
-	if r := st.a.rendezvous; r != nil && st.o != nil { // the other leg need not wait for one that has ended
+	if r := st.a.rendezvous; r != nil && st.o != nil && err == nil { // the other leg waits no longer for this one
 		side := prefillSide
 		if st.Leg == LegDecode {
 			side = decodeSide

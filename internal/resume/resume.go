@@ -132,6 +132,7 @@ func (s *Stream) Next() (next *Stream, reason string) {
 			m = at
 		}
 	}
+	n.fault = nil
 	n.later, n.given, n.at, n.known = true, m.end-s.prompt, m.text, m.end
 	return &n, ""
 }

@@ -300,6 +300,19 @@ func TestMoreTokensThanTheLimitAreNotKept(t *testing.T) {
 	assert.ErrorIs(t, err, resume.ErrDiverged)
 }
 
+// The error of one engine is not the next one's.
+func TestTheNextEngineHasNoFault(t *testing.T) {
+	s, _, err := readTo(resume.Config{}, firstToken, `data: {"error":{"message":"first"}}`)
+	require.ErrorIs(t, err, resume.ErrGaveUp)
+	require.Contains(t, string(s.Fault()), "first")
+	later, reason := s.Next()
+	require.Empty(t, reason)
+	_, err = io.ReadAll(later.Reader(strings.NewReader(
+		`data: {"choices":[{"index":0,"text":"","finish_reason":"abort"}]}` + "\n\n")))
+	require.ErrorIs(t, err, resume.ErrGaveUp)
+	assert.Empty(t, later.Fault())
+}
+
 // JSON may stand on several lines of data.
 func TestAnEventOfSeveralLinesStaysOne(t *testing.T) {
 	event := strings.Replace(firstToken, `,"choices":`, ",\ndata: \"choices\":", 1)

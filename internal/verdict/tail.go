@@ -190,10 +190,12 @@ func (t *Tail) makeRoom(n int) {
 	case need <= cap(t.bytes):
 		return
 	case need > most:
+		n := need - t.reach
 		if t.reach == streamReach {
 			t.search(t.bytes)
+			n = min(n, max(0, len(t.bytes)-markReach)) // a mark that two reads cut
 		}
-		t.forget(need - t.reach)
+		t.forget(n)
 		need = most
 	}
 	if need > cap(t.bytes) {
@@ -218,23 +220,24 @@ func (t *Tail) forget(n int) {
 
 // GaveUp returns the offset of the first mark, or -1.
 func (t *Tail) GaveUp(b []byte) int {
-	at := value(b, "abort", finish)
+	at := value(b, "abort", 1, finish) // b is rare in text
 	if at < 0 && t.stop != "" {
-		at = value(b, t.stop, stopped)
+		at = value(b, t.stop, 0, stopped)
 	}
 	return at
 }
 
 // value returns the offset of the first string word that follows one of the texts in before, or -1. It searches for the
-// word without its quotes, since quotes are everywhere.
-func value(b []byte, word string, before [][]byte) int {
-	for at := 0; ; at++ {
-		j := strings.Index(view(b[at:]), word)
+// word without its quotes, since quotes are everywhere, and without its first skip bytes.
+func value(b []byte, word string, skip int, before [][]byte) int {
+	for from := 0; ; from++ {
+		j := strings.Index(view(b[from:]), word[skip:])
 		if j < 0 {
 			return -1
 		}
-		at += j
-		if end := at + len(word); at > 0 && b[at-1] == '"' && end < len(b) && b[end] == '"' &&
+		from += j
+		at, end := from-skip, from+len(word)-skip
+		if at > 0 && b[at-1] == '"' && string(b[at:from]) == word[:skip] && end < len(b) && b[end] == '"' &&
 			follows(b[:at-1], before) {
 			return at - 1
 		}

@@ -154,6 +154,10 @@ func TestMarksOutsideOfTheLastBytes(t *testing.T) {
 			event(3900), done}, false},
 		"an error that is cut, before a large piece": {[]string{event(100), fault[:9], fault[9:] + event(3900),
 			event(3900), done}, false},
+		"cut, before a piece of as much as is kept": {[]string{event(3000) + abort[:len(abort)-9],
+			abort[len(abort)-9:] + event(3072-9), event(3000), event(3000), done}, false},
+		"an error that is cut, before such a piece": {[]string{event(3000) + fault[:9],
+			fault[9:] + event(3072-len(fault)+9), event(3000), event(3000), done}, false},
 		"no error, cut by what is searched": {[]string{event(100), event(256-15) + `data: {"error":null,"choices":[]}` +
 			"\n\n" + event(3900), done}, true},
 		"no error": {slices.Concat([]string{`data: {"error": null,"choices":[{"text":"a"}]}` + "\n\n"},
