@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/internal/resume"
+	"github.com/pdkit/pdkit/internal/sse"
 )
 
 func tokensOf(s string) []int {
@@ -298,6 +299,14 @@ func TestMoreTokensThanTheLimitAreNotKept(t *testing.T) {
 	require.Empty(t, reason)
 	_, err := io.ReadAll(later.Reader(strings.NewReader(next + "\n\n" + next + "\n\n")))
 	assert.ErrorIs(t, err, resume.ErrDiverged)
+}
+
+// An event is held until it is whole, and no longer than 16 MiB.
+func TestAnEventIsHeldUpToALimit(t *testing.T) {
+	for size, want := range map[int]error{12 << 20: io.ErrUnexpectedEOF, 17 << 20: sse.ErrTooLarge} {
+		_, _, err := readTo(resume.Config{}, firstToken, ": "+strings.Repeat("x", size))
+		assert.ErrorIs(t, err, want, size)
+	}
 }
 
 // The error of one engine is not the next one's.
