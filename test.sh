@@ -16,7 +16,7 @@
 #               tmux and shells, and the client libraries of examples/clients), once: some minutes (only with -real)
 #   race        all tests of all modules, with the race detector, in random order; transport and pdflow over net/http's
 #               client, too
-#   fuzz        each fuzz target for FUZZTIME (5s; for a long run 10m, which is 9 hours in all)
+#   fuzz        each fuzz target for FUZZTIME (5s; for a long run 10m, which is 5 hours in all, two at a time)
 #   quickstart  examples/quickstart proves that KV is reused, and sees when it is not
 #   reliability examples/reliability, short: 60 s of chaos, a soak of some seconds, 500 slow streams at a time; the page
 #               of faults is as the code does, and overload within its bounds

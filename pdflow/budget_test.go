@@ -202,7 +202,7 @@ A request holds its body once, from its first byte until its response has ended:
 | body | taken of the budget, bytes | in memory |
 |---|---|---|
 %s
-A response of a prefill or encode engine is held until the attempt has ended. It is read up to 64 MiB; a larger one fails the attempt (502), and two attempts at one of 1 GB that announces no length allocate 135 MB. Responses of decode engines are passed on in pieces of 4 to 32 KB.
+A response of a prefill or encode engine is held until the attempt has ended. It is read up to 64 MiB; a larger one fails the attempt (502), and two attempts at one of 1 GB that announces no length allocate less than 160 MiB. Responses of decode engines are passed on in pieces of 4 to 32 KB. Of a stream that may be rescued, an event is held until it is whole, up to 16 MiB; a larger one cuts the stream.
 
 All bodies and prefill responses together are bounded by a budget: ` + "`spec.maxBytesInFlight`" + ` of the Gateway (default: a quarter of the memory limit, or 1 GiB), ` + "`pdflow.WithBudget`" + ` and ` + "`MuxOptions.Budget`" + ` in a program. Bytes are taken before memory is allocated: a body of up to 1 MiB at once, a larger one in steps as it comes, so that a client that announces much and sends nothing takes little. A request for which nothing is left gets 503, code ` + "`overloaded`" + `, with Retry-After; for a body nothing was sent to an engine, and its connection is closed. The gateway's metrics ` + "`pd.bytes.in_flight`" + ` and ` + "`pd.bytes.refused`" + ` show it.
 `

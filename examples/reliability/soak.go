@@ -117,7 +117,7 @@ func (s *soak) part(ctx context.Context, part, requests, workers int) (gauges, e
 		}
 		return err
 	})
-	_ = pause(ctx, 6*time.Second) // idle connections to engines end after 5 s
+	_ = pause(ctx, idlePause)
 	if err == nil {
 		g, err = s.fleet.gauges(ctx)
 	}
