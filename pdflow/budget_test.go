@@ -20,6 +20,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 )
 
@@ -148,14 +149,23 @@ func (endlessA) Read(p []byte) (int, error) {
 // PDKIT_UPDATE=1 writes the figures into docs/reliability/memory.md.
 func TestMemoryOfARequest(t *testing.T) {
 	const head, tail = `{"model":"m","prompt":"`, `"}`
-	rows := ""
+	rows, once := "", config.Retry{MaxAttempts: 1}
 	for _, c := range []struct {
-		name    string
-		size, n int
-	}{{"2 KB", 2 << 10, 500}, {"128 KB", 128 << 10, 50}, {"1 MB", 1 << 20, 10}, {"32 MB", 32 << 20, 2}} {
+		name              string
+		size, n, prefills int
+		retry             config.Retry
+	}{
+		{"2 KB", 2 << 10, 500, 1, once}, {"128 KB", 128 << 10, 50, 1, once}, {"1 MB", 1 << 20, 10, 1, once},
+		{"32 MB", 32 << 20, 2, 1, once},
+		{"1 MB, hedged prefill", 1 << 20, 3, 2, config.Retry{Hedge: time.Millisecond}}, // more are not hedged at once
+	} {
 		budget, engines := pdflow.NewBudget(1<<30), &blocking{ended: make(chan struct{})}
-		x := script(t, &fake{}, answer(ok), answer(ok), pdflow.WithTransport(engines), pdflow.WithBudget(budget))
-		engines.came.Add(c.n)
+		flow, _ := newFlow(t, &storing{}, []discovery.Endpoint{endpoint(t, "http://127.0.0.1:1", discovery.RolePrefill),
+			endpoint(t, "http://127.0.0.1:2", discovery.RolePrefill),
+			endpoint(t, "http://127.0.0.1:3", discovery.RoleDecode)},
+			pdflow.WithTransport(engines), pdflow.WithBudget(budget),
+			pdflow.WithRetry(c.retry))
+		engines.came.Add(c.n * c.prefills)
 		var wg sync.WaitGroup
 		before := heap()
 		for range c.n {
@@ -165,7 +175,7 @@ func TestMemoryOfARequest(t *testing.T) {
 			r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/completions", body)
 			r.Header.Set("Content-Type", "application/json")
 			r.ContentLength = int64(c.size)
-			wg.Go(func() { x.flow.ServeHTTP(httptest.NewRecorder(), r) })
+			wg.Go(func() { flow.ServeHTTP(httptest.NewRecorder(), r) })
 		}
 		engines.came.Wait()
 		each, taken := (heap()-before)/float64(c.n), budget.InUse()/int64(c.n)

@@ -17,6 +17,7 @@ import (
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/internal/cut"
+	"github.com/pdkit/pdkit/internal/jsonedit"
 	"github.com/pdkit/pdkit/internal/verdict"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/transport"
@@ -58,7 +59,7 @@ func (x *exchange) run() *pdflow.Error {
 			RetryAfter: time.Second, Err: err}
 	}
 	x.outcome = pdflow.Outcome{Mode: pdflow.ModeAggregated, Final: true, Decode: pdflow.LegOutcome{
-		Leg: pdflow.LegDecode, Endpoint: choice.Decode.ID, Start: time.Now(), RequestBytes: int64(len(body))}}
+		Leg: pdflow.LegDecode, Endpoint: choice.Decode.ID, Start: time.Now(), RequestBytes: body.Len()}}
 	defer func() {
 		x.outcome.Decode.End = time.Now()
 		if choice.Done != nil {
@@ -83,16 +84,16 @@ func (x *exchange) run() *pdflow.Error {
 	return nil
 }
 
-// body is what the engine gets: the client's body without transfer members.
-func (x *exchange) body() ([]byte, *pdflow.Error) {
+// body is what the engine gets: the client's body, which is not copied, without transfer members.
+func (x *exchange) body() (*jsonedit.Segments, *pdflow.Error) {
+	body := new(jsonedit.Segments)
 	if x.req == nil {
-		return nil, nil
+		return body, nil
 	}
 	req, err := x.req.Without(x.engines.Members)
-	if err != nil {
-		return nil, invalid(err)
+	if err == nil {
+		err = connector.NewLeg(req).Splice(body)
 	}
-	body, err := connector.NewLeg(req).Body()
 	if err != nil {
 		return nil, invalid(err)
 	}
@@ -100,13 +101,17 @@ func (x *exchange) body() ([]byte, *pdflow.Error) {
 }
 
 // send returns the response's head.
-func (x *exchange) send(to discovery.Endpoint, body []byte) (*http.Response, error) {
+func (x *exchange) send(to discovery.Endpoint, body *jsonedit.Segments) (*http.Response, error) {
 	target := *to.URL
 	target.Path += x.r.URL.Path
 	target.RawQuery = x.r.URL.RawQuery
-	req, err := http.NewRequestWithContext(x.ctx, x.r.Method, target.String(), bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(x.ctx, x.r.Method, target.String(), http.NoBody)
 	if err != nil {
 		return nil, err
+	}
+	if req.ContentLength = body.Len(); req.ContentLength > 0 {
+		req.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(body.NewReader()), nil }
+		req.Body, _ = req.GetBody()
 	}
 	req.Header = pdflow.EngineHeader(x.r.Header, x.id)
 	x.limit(x.limits.Decode)
