@@ -372,7 +372,7 @@ func TestALargeEventLeavesNoMemoryBehind(t *testing.T) {
 		runtime.GC()
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
-		return int64(m.HeapAlloc) //nolint:gosec // of a test
+		return int64(m.HeapAlloc)
 	}
 	next, engine := io.Pipe()
 	r := resume.New(resume.Config{}).Reader(next)
