@@ -208,6 +208,7 @@ func (x *exchange) check() (member string, e *Error) {
 
 // attempt picks engines and runs the legs once. On success the body owns the attempt and ends it.
 func (x *exchange) attempt(n int, mode Mode) (*Body, *Error) {
+	defer x.releasePlace()
 	a, e := x.begin(n, mode)
 	if e != nil {
 		return nil, e
@@ -240,7 +241,12 @@ func (x *exchange) begin(n int, mode Mode) (*attempt, *Error) {
 	again := x.again
 	x.again = false
 	var pick Pick
-	e := x.pick(x.ctx, n, mode, &pick)
+	var e *Error
+	if x.rescuing() {
+		e = x.pickForRescue(n, mode, &pick)
+	} else {
+		e = x.pick(x.ctx, n, mode, &pick)
+	}
 	if e == nil {
 		e = x.admit(&pick)
 	} else if again && e.Code == CodeNoEndpoint {
@@ -282,7 +288,14 @@ func (x *exchange) pick(ctx context.Context, n int, mode Mode, p *Pick) *Error {
 		s := &connector.Session{API: x.req.API, Model: x.req.Model, RequestID: x.id, Request: x.req}
 		in.Encode = len(x.f.encoder.Items(s))
 	}
-	if e := x.f.pick(ctx, in, p); e != nil {
+	wait := x.f.opts.pickWait
+	if x.rescuing() {
+		in.Avoid = slices.Concat(in.Avoid, x.f.rescues.full())
+		if x.f.rescues.noEngines(wait) {
+			wait = 0
+		}
+	}
+	if e := x.f.pick(ctx, in, p, wait); e != nil {
 		return e
 	}
 	var e *Error

@@ -63,6 +63,7 @@ type Flow struct {
 	live    exchanges
 
 	runningOn runningOn
+	rescues   rescueQueue
 }
 
 // New makes a flow. The error says which option or ability is missing.

@@ -29,7 +29,8 @@ import (
 // caller sends the legs and has sent the last one, nor are those with a Pick of the caller's, which get one attempt.
 //
 // A rescued stream costs a second prefill of its prompt; while a stream runs, the flow holds its token ids, 4 bytes
-// for each.
+// for each. When a decode engine dies with many streams, each engine prefills at most four of them at a time, and the
+// others wait, each for no longer than Timeouts.Idle. Rescues are not counted in Retry.Budget.
 func WithRescue(perRequest int) Option {
 	return optionFunc(func(o *options) error {
 		o.rescues = perRequest
@@ -43,6 +44,8 @@ type rescue struct {
 	reason string         // not "": why the request allows none
 	left   int            // rescues
 	from   *resume.Stream // not nil: the stream as it was cut, while another pair is tried
+	placed bool           // it holds a place of Flow.rescues at the engine place
+	place  string
 }
 
 // askTokens asks D for the ids of its tokens, if its stream may be rescued.

@@ -18,6 +18,7 @@ import (
 	tracenoop "go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
@@ -26,8 +27,9 @@ import (
 // tree keeps spans with their parents.
 type tree struct {
 	tracenoop.TracerProvider
-	mu    sync.Mutex
-	spans []*node
+	mu     sync.Mutex
+	spans  []*node
+	events []string // "span>event key=value …"
 }
 
 type node struct {
@@ -64,6 +66,17 @@ func (n *node) SetAttributes(kv ...attribute.KeyValue) {
 	for _, a := range kv {
 		n.attributes[string(a.Key)] = a.Value.String()
 	}
+}
+
+func (n *node) AddEvent(name string, o ...trace.EventOption) {
+	event := n.name + ">" + name
+	config := trace.NewEventConfig(o...)
+	for _, a := range config.Attributes() {
+		event += " " + string(a.Key) + "=" + a.Value.String()
+	}
+	n.tree.mu.Lock()
+	defer n.tree.mu.Unlock()
+	n.tree.events = append(n.tree.events, event)
 }
 
 func (n *node) End(...trace.SpanEndOption) {
@@ -134,6 +147,29 @@ func TestARescueHasItsSpan(t *testing.T) {
 	require.NoError(t, f.struck(rescuableChat(""), enginesim.FaultKill, 5).err)
 	require.Eventually(t, func() bool { return len(f.seen.list()) == 2 }, time.Second, time.Millisecond)
 	assert.Contains(t, x.list(t), "pd.request>pd.rescue")
+	assert.Equal(t, []string{"pd.request>pd.rescue pd.result=rescued pd.reason=stream_broken"}, x.events)
+}
+
+// What became of a stream whose decode engine died stands in the request's span, also where it was not rescued.
+func TestTheRequestsSpanTellsWhyAStreamIsNotRescued(t *testing.T) {
+	for want, end := range map[string]func(body string, other *enginesim.Engine) string{
+		"pd.result=refused pd.reason=temperature": func(body string, _ *enginesim.Engine) string {
+			return strings.Replace(body, `"temperature":0`, `"temperature":1`, 1)
+		},
+		"pd.result=failed pd.reason=decode_failed": func(body string, other *enginesim.Engine) string {
+			require.NoError(t, other.Close())
+			return body
+		},
+	} {
+		x := &tree{}
+		f, other := rescuing(t, pdflow.WithTracerProvider(x), pdflow.WithRetry(config.Retry{MaxAttempts: 1}))
+		c := rescuableChat("")
+		c.body = end(c.body, other)
+		require.Error(t, f.struck(c, enginesim.FaultKill, 5).err)
+		require.NoError(t, f.flow.Shutdown(t.Context()))
+		x.list(t)
+		assert.Contains(t, x.events, "pd.request>pd.rescue "+want)
+	}
 }
 
 // The names that the design documents have.

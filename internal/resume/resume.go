@@ -223,7 +223,11 @@ func (r *reader) fill() {
 			return
 		}
 	}
-	if len(rest) < len(r.in) { // a large event is not moved for each piece of it
+	switch {
+	case len(rest) == len(r.in): // a large event is not moved for each piece of it
+	case cap(r.in) > maxReused && len(rest) <= readSize:
+		r.in = bytes.Clone(rest)
+	default:
 		r.in = append(r.in[:0], rest...)
 	}
 	switch {

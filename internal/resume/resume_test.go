@@ -3,11 +3,13 @@
 package resume_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -362,4 +364,34 @@ func TestALargeEventIsSearchedOnce(t *testing.T) {
 	small := max(took(384<<10), took(384<<10), took(384<<10)) // other programs may take the processor at any time
 	assert.Less(t, min(took(12<<20), took(12<<20)), 200*small,
 		"32 times the size; searched again for each piece it is 1,000 times")
+}
+
+// The first event has the ids of the prompt, and may be large; the buffer for it is not kept while the stream runs.
+func TestALargeEventLeavesNoMemoryBehind(t *testing.T) {
+	heap := func() int64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	next, engine := io.Pipe()
+	r := resume.New(resume.Config{}).Reader(next)
+	before := heap()
+	go func() {
+		_, _ = io.WriteString(engine, ":")
+		for range 8 {
+			_, _ = io.WriteString(engine, strings.Repeat("a", 1<<20))
+		}
+		_, _ = io.WriteString(engine, "\n\n")
+		_, _ = io.WriteString(engine, ":b\n\n")
+	}()
+	got := make([]byte, 4<<10)
+	for n := 0; !bytes.HasSuffix(got[:n], []byte(":b\n\n")); {
+		var err error
+		n, err = r.Read(got)
+		require.NoError(t, err)
+	}
+	require.Less(t, heap()-before, int64(1<<20))
+	runtime.KeepAlive(r)
+	require.NoError(t, engine.Close())
 }

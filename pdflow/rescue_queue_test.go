@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+// dyingFleet is two prefill engines and two decode engines in fake time. The first decode engine has all streams, and
+// dies with them. The first prefill engine is preferred unless it is to be avoided.
+type dyingFleet struct {
+	t         *testing.T
+	flow      *pdflow.Flow
+	count     rescueCounter
+	dead      chan struct{} // closed when the first decode engine dies
+	prefills  time.Duration // how long a prefill takes; 0: until the leg is cancelled
+	p, d      [2]discovery.Endpoint
+	back      chan struct{} // not nil: no engines are there until it is closed
+	clients   sync.WaitGroup
+	responses []string // of clients whose streams have ended
+	errs      []error
+
+	mu             sync.Mutex
+	inFlight, most map[string]int // rescuing prefills, by host
+	sent           int            // rescuing prefills
+	open           int            // picks
+}
+
+func newDyingFleet(t *testing.T, prefills time.Duration, opts ...pdflow.Option) *dyingFleet {
+	t.Helper()
+	f := &dyingFleet{t: t, dead: make(chan struct{}), prefills: prefills, inFlight: map[string]int{},
+		most: map[string]int{}}
+	for i, n := range []string{"0", "1"} {
+		f.p[i] = endpoint(t, "http://p"+n, discovery.RolePrefill)
+		f.d[i] = endpoint(t, "http://d"+n, discovery.RoleDecode)
+	}
+	var err error
+	f.flow, err = pdflow.New(&fake{}, f, append([]pdflow.Option{pdflow.WithRescue(1), pdflow.WithTransport(f),
+		pdflow.WithMeterProvider(&f.count), pdflow.WithRetry(config.Retry{MaxAttempts: 1}),
+		pdflow.WithTimeouts(config.Timeouts{Prefill: config.None, Idle: time.Hour})}, opts...)...)
+	require.NoError(t, err)
+	return f
+}
+
+func (f *dyingFleet) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+	if in.Attempt == 1 {
+		return pdflow.Pick{Prefill: f.p[0], Decode: f.d[0]}, nil
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	select {
+	case <-f.back:
+	default:
+		if f.back != nil {
+			return pdflow.Pick{}, pdflow.CodeNoEndpoint
+		}
+	}
+	p := f.p[0]
+	if in.Avoids(p.ID) && !in.Avoids(f.p[1].ID) {
+		p = f.p[1]
+	}
+	f.open++
+	return pdflow.Pick{Prefill: p, Decode: f.d[1], Done: func(*pdflow.Outcome) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.open--
+	}}, nil
+}
+
+func (f *dyingFleet) Changed() <-chan struct{} {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.back
+}
+
+func (f *dyingFleet) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Body != nil {
+		_, _ = io.Copy(io.Discard, r.Body)
+	}
+	resp := &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, ContentLength: -1,
+		TransferEncoding: []string{"chunked"}, Request: r}
+	leg, _ := pdflow.LegFromContext(r.Context())
+	switch {
+	case leg.Leg == pdflow.LegPrefill && leg.Attempt > 1:
+		f.begun(r.URL.Host, 1)
+		defer f.begun(r.URL.Host, -1)
+		over := make(<-chan time.Time)
+		if f.prefills > 0 {
+			over = time.After(f.prefills)
+		}
+		select {
+		case <-over:
+		case <-r.Context().Done():
+			return nil, r.Context().Err()
+		}
+		fallthrough
+	case leg.Leg == pdflow.LegPrefill:
+		resp.Body = io.NopCloser(strings.NewReader(ok))
+	case leg.Attempt == 1:
+		resp.Header.Set("Content-Type", "text/event-stream")
+		out, in := io.Pipe()
+		go func() {
+			_, _ = io.WriteString(in, token(10, "null", "[1,2,3]")+token(11, "null", "null"))
+			select {
+			case <-f.dead:
+			case <-r.Context().Done():
+			}
+			_ = in.CloseWithError(errors.New("broke"))
+		}()
+		resp.Body = out
+	default:
+		resp.Header.Set("Content-Type", "text/event-stream")
+		resp.Body = io.NopCloser(strings.NewReader(token(12, `"length"`, "[1,2,3,10,11]") + theEnd))
+	}
+	return resp, nil
+}
+
+func (f *dyingFleet) begun(host string, n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.inFlight[host] += n
+	f.most[host] = max(f.most[host], f.inFlight[host])
+	f.sent += max(n, 0)
+}
+
+// stream begins streams, which all have their first tokens when it returns, and reads them to their end.
+func (f *dyingFleet) stream(ctx context.Context, n int) {
+	f.t.Helper()
+	for range n {
+		f.clients.Go(func() {
+			resp, err := f.flow.Do(ctx, &pdflow.Request{API: connector.APICompletions,
+				Body: []byte(completion("a", `"stream":true`))})
+			if !assert.NoError(f.t, err) {
+				return
+			}
+			got, err := io.ReadAll(resp.Body)
+			assert.NoError(f.t, resp.Body.Close())
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.responses, f.errs = append(f.responses, string(got)), append(f.errs, err)
+		})
+	}
+	synctest.Wait()
+}
+
+// whole returns how many streams were whole, and how many were cut.
+func (f *dyingFleet) whole() (whole, cut int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i, got := range f.responses {
+		if f.errs[i] != nil {
+			assert.NotContains(f.t, got, "[DONE]")
+			cut++
+			continue
+		}
+		for _, text := range []string{"t10 ", "t11 ", "t12 ", "[DONE]"} {
+			assert.Equal(f.t, 1, strings.Count(got, text), "%q in %s", text, got)
+		}
+		whole++
+	}
+	return whole, cut
+}
+
+// end shuts the flow down. Nothing may be left then; the test's bubble looks for goroutines.
+func (f *dyingFleet) end() {
+	f.clients.Wait()
+	assert.Empty(f.t, f.flow.Sessions())
+	require.NoError(f.t, f.flow.Shutdown(f.t.Context()))
+	assert.Zero(f.t, f.open, "picks whose end was not told")
+	assert.Equal(f.t, map[string]int{}, nonzero(f.inFlight))
+}
+
+func nonzero(m map[string]int) map[string]int {
+	all := map[string]int{}
+	for k, n := range m {
+		if n != 0 {
+			all[k] = n
+		}
+	}
+	return all
+}
+
+func times(all []string, result string) int {
+	return len(slices.DeleteFunc(slices.Clone(all), func(s string) bool { return s != result }))
+}
+
+// A decode engine dies with 200 streams: at each prefill engine four are prefilled at a time, and all go on.
+func TestRescuesOfManyStreamsQueueForPrefill(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newDyingFleet(t, time.Second)
+		f.stream(t.Context(), 200)
+		began := time.Now()
+		close(f.dead)
+		f.end()
+		whole, cut := f.whole()
+		assert.Equal(t, 200, whole)
+		assert.Zero(t, cut)
+		assert.Equal(t, map[string]int{"p0": 4, "p1": 4}, f.most)
+		assert.Equal(t, 200, f.sent, "one prefill for each stream")
+		assert.Equal(t, 25*time.Second, time.Since(began), "no place is left empty")
+		assert.Equal(t, 200, times(f.count.all(), "rescued stream_broken"))
+	})
+}
+
+// As many streams as there are places are rescued at once.
+func TestARescueThatIsAloneDoesNotWait(t *testing.T) {
+	for _, streams := range []int{1, 8} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newDyingFleet(t, time.Second)
+			f.stream(t.Context(), streams)
+			began := time.Now()
+			close(f.dead)
+			f.end()
+			whole, _ := f.whole()
+			assert.Equal(t, streams, whole)
+			assert.Equal(t, time.Second, time.Since(began))
+		})
+	}
+}
+
+// Clients that leave while their streams wait, or are prefilled, make room for the others.
+func TestClientsThatLeaveDuringRescuesMakeRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newDyingFleet(t, time.Second)
+		leaving, leave := context.WithCancel(t.Context())
+		f.stream(leaving, 8) // are prefilled
+		f.stream(leaving, 52)
+		f.stream(t.Context(), 40)
+		began := time.Now()
+		close(f.dead)
+		time.Sleep(500 * time.Millisecond)
+		leave()
+		f.end()
+		whole, cut := f.whole()
+		assert.Equal(t, 40, whole)
+		assert.Equal(t, 60, cut)
+		assert.LessOrEqual(t, f.most["p0"], 4)
+		assert.LessOrEqual(t, f.most["p1"], 4)
+		assert.LessOrEqual(t, f.sent, 48, "nothing is prefilled for who left in the queue")
+		assert.LessOrEqual(t, time.Since(began), 5500*time.Millisecond)
+	})
+}
+
+// A shutdown without time left cuts the streams that wait, and those that are prefilled.
+func TestShutdownCutsRescuesThatWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newDyingFleet(t, 0)
+		f.stream(t.Context(), 200)
+		close(f.dead)
+		time.Sleep(time.Second)
+		began := time.Now()
+		none, stop := context.WithCancel(t.Context())
+		stop()
+		require.ErrorIs(t, f.flow.Shutdown(none), context.Canceled)
+		f.end()
+		_, cut := f.whole()
+		assert.Equal(t, 200, cut)
+		assert.Equal(t, 200, times(f.count.all(), "failed draining"))
+		assert.Equal(t, 8, f.sent)
+		assert.Zero(t, time.Since(began))
+	})
+}
+
+// A stream waits for its rescue no longer than a response may be silent.
+func TestARescueDoesNotWaitLongerThanAStreamMayBeSilent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newDyingFleet(t, 0, pdflow.WithTimeouts(config.Timeouts{Prefill: time.Minute, Idle: 5 * time.Second}))
+		f.stream(t.Context(), 20)
+		began := time.Now()
+		close(f.dead)
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		_, cut := f.whole()
+		assert.Equal(t, 12, cut)
+		assert.Equal(t, 12, times(f.count.all(), "failed overloaded"))
+		f.end()
+		assert.Equal(t, 8, times(f.count.all(), "failed timeout"))
+		assert.Equal(t, time.Minute, time.Since(began))
+	})
+}
+
+// Where no engine is left, all streams wait for one at the same time, and not one after the other.
+func TestRescuesWaitForEnginesTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newDyingFleet(t, time.Second)
+		f.stream(t.Context(), 200)
+		f.back = make(chan struct{})
+		began := time.Now()
+		close(f.dead)
+		f.end()
+		_, cut := f.whole()
+		assert.Equal(t, 200, cut)
+		assert.Equal(t, 200, times(f.count.all(), "failed no_endpoint"))
+		assert.Equal(t, 250*time.Millisecond, time.Since(began))
+	})
+}
+
+// Engines that are away for a moment while streams wait cost none of these its rescue.
+func TestRescuesOutliveAMomentWithoutEngines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newDyingFleet(t, time.Second)
+		f.stream(t.Context(), 40)
+		began := time.Now()
+		close(f.dead)
+		time.Sleep(1900 * time.Millisecond)
+		back := make(chan struct{})
+		f.mu.Lock()
+		f.back = back
+		f.mu.Unlock()
+		time.Sleep(200 * time.Millisecond)
+		close(back)
+		f.end()
+		whole, _ := f.whole()
+		assert.Equal(t, 40, whole)
+		assert.Equal(t, 5100*time.Millisecond, time.Since(began))
+	})
+}
