@@ -23,7 +23,8 @@
 #   bench       what each request runs through, against the commit before (internal/hotpaths); examples/bench, short: all
 #               responses checked, no figure beyond 2.5 times its target
 #   install     real engines into .engines, once: some minutes and 3 GB (only with -real)
-#   real        examples/engines proves reuse with them, plays the faults and rescues streams (only with -real): nixl,
+#   real        compares the values that their request models accept with the committed ones;
+#               examples/engines proves reuse with them, plays the faults and rescues streams (only with -real): nixl,
 #               lmcache and sglang, and of the other connectors those to which the day of the year turns; with -real-all,
 #               all of them, the encode stage and attestation
 #
@@ -235,6 +236,7 @@ step_install() {
 
 step_real() {
   can_have_engines
+  examples/engines/members.sh
   examples/engines/prove.sh -all
   examples/engines/prove.sh -rescue
   if [ $all = yes ]; then

@@ -54,9 +54,9 @@ var anthropicUsage = UsagePaths{"usage.input_tokens", "usage.output_tokens", "us
 var vllmMembers = []member{
 	{"max_tokens", byLimit, integral64}, {"min_tokens", byLimit, integral(0)},
 	{"n", toOne, integral(1)}, {"best_of", toOne, integral64},
-	{"logprob_token_ids", dropped, integers}, {"prompt_logprobs", dropped, logprobCount},
+	{"logprob_token_ids", dropped, tokenIDs}, {"prompt_logprobs", dropped, logprobCount},
 	{"prompt_logprob_token_ids", dropped, list},
-	{"stop", byEnding, textOrTexts}, {"stop_token_ids", byEnding, integers},
+	{"stop", byEnding, textOrTexts}, {"stop_token_ids", byEnding, tokenIDs},
 }
 
 var apis = [apiCount]apiInfo{
@@ -82,7 +82,7 @@ var apis = [apiCount]apiInfo{
 		members: []member{
 			{"max_output_tokens", byLimit, integral(1)}, {"min_tokens", byLimit, integral(0)},
 			{"top_logprobs", dropped, logprobCount}, {"stop", byEnding, falsyTextOrTexts},
-			{"stop_token_ids", byEnding, integers}, {"ignore_eos", byEnding, boolean},
+			{"stop_token_ids", byEnding, tokenIDs}, {"ignore_eos", byEnding, boolean},
 		},
 		usage: UsagePaths{"usage.input_tokens", "usage.output_tokens", "usage.input_tokens_details.cached_tokens"},
 	},
@@ -96,7 +96,7 @@ var apis = [apiCount]apiInfo{
 	},
 	APIGenerate: {
 		name: "generate", path: "/inference/v1/generate", prompt: "token_ids", guarded: true, usage: openAIUsage,
-		sampling: "sampling_params", limit: "max_tokens", least: 1, implied: math.MaxInt64, minimum: "min_tokens",
+		sampling: "sampling_params", limit: "max_tokens", least: 1, implied: 16, minimum: "min_tokens",
 		members: append([]member{
 			{"logprobs", dropped, logprobCount}, {"prompt_logprob_start", dropped, integral64},
 		}, vllmMembers...),
@@ -106,7 +106,7 @@ var apis = [apiCount]apiInfo{
 		sampling: "sampling_params", limit: "max_new_tokens", implied: 128, minimum: "min_new_tokens",
 		members: []member{
 			{"max_new_tokens", byLimit, strictIntegral}, {"min_new_tokens", byLimit, strictMinimum},
-			{"n", toOne, strictIntegral}, {"stop", byEnding, textOrTexts}, {"stop_token_ids", byEnding, integers},
+			{"n", toOne, strictIntegral}, {"stop", byEnding, textOrTexts}, {"stop_token_ids", byEnding, tokenIDs},
 		},
 		usage: UsagePaths{"meta_info.prompt_tokens", "meta_info.completion_tokens", "meta_info.cached_tokens"},
 	},

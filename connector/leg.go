@@ -291,8 +291,8 @@ func (l *Leg) EndByLength() {
 			l.lose(m.name)
 		}
 	}
-	if l.req.API == APIResponses {
-		l.Set("ignore_eos", json.RawMessage("true"))
+	if raw, ok := l.Current("ignore_eos"); l.req.API == APIResponses && (!ok || jsonedit.Kind(raw) != jsonedit.Null) {
+		l.Set("ignore_eos", json.RawMessage("true")) // vLLM refuses null, as lose says
 	}
 	if raw, ok := l.req.samplingDoc().Get(i.minimum); i.minimum != "" && (!ok || jsonedit.Kind(raw) != jsonedit.Null) {
 		l.setSampling(i.minimum, jsonOne)

@@ -95,10 +95,10 @@ func boolean(raw []byte) string {
 	return "must be true or false"
 }
 
-func integers(raw []byte) string {
-	return each(raw, "must be a list of integers within 64 bits", func(item []byte) bool {
-		_, ok := integer(item)
-		return ok
+func tokenIDs(raw []byte) string {
+	return each(raw, "must be a list of integers from 0 within 64 bits", func(item []byte) bool {
+		n, ok := integer(item)
+		return ok && n >= 0
 	})
 }
 
@@ -210,6 +210,9 @@ func (r *Request) checkMembers(sglang, ends bool) error {
 	if name = r.emptyPrompt(); name != "" {
 		return &RequestError{Param: name, Message: "must not be empty"}
 	}
+	if name, problem = r.checkStreamOptions(sglang); problem != "" {
+		return &RequestError{Param: name, Message: problem}
+	}
 	if sglang {
 		return nil // it reads the members that follow otherwise, and its prefill legs do not lose them
 	}
@@ -238,8 +241,8 @@ func (i *apiInfo) checkLimits(r *Request, d *jsonedit.Doc, sglang bool) (name, p
 	switch {
 	case (!there || null) && r.API == APIMessages, null && sglang && r.API == APICompletions:
 		return name, "must be given"
-	case null && r.API == APISGLang:
-		limit = math.MaxInt64 // null is no limit, while an absent one is 128
+	case null && i.sampling != "":
+		limit = math.MaxInt64 // null is no limit, while an absent one is 16, or SGLang's 128
 	case there && !null:
 		limit, _ = integer(raw)
 		if limit < least {
@@ -302,23 +305,29 @@ func emptyPrompt(raw []byte) bool {
 	return len(raw) > 1 && raw[0] == '"' && raw[1] == '"' || raw[0] == '[' && skipSpace(raw[1:])[0] == ']'
 }
 
-// checkPairs checks members that vLLM refuses because of another one.
-func (r *Request) checkPairs() (name, problem string) {
+// checkStreamOptions checks stream_options, which every prefill leg loses. SGLang accepts them without a stream.
+func (r *Request) checkStreamOptions(sglang bool) (name, problem string) {
 	raw, ok := r.Field("stream_options")
-	if ok && (r.API == APIChat || r.API == APICompletions || r.API == APIGenerate) {
-		d, err := jsonedit.Parse(raw)
-		if err != nil {
-			return "stream_options", "is not a well-formed object"
-		}
-		if d.Len() > 0 && !r.Stream && r.API != APIGenerate {
-			return "stream_options", "needs stream: true"
-		}
-		for _, flag := range [...]string{"include_usage", "continuous_usage_stats"} {
-			if v, ok := field(d, flag); ok && boolean(v) != "" {
-				return "stream_options." + flag, boolean(v)
-			}
+	if !ok || r.API != APIChat && r.API != APICompletions && r.API != APIGenerate {
+		return "", ""
+	}
+	d, err := jsonedit.Parse(raw)
+	if err != nil {
+		return "stream_options", "is not a well-formed object"
+	}
+	if d.Len() > 0 && !r.Stream && r.API != APIGenerate && !sglang {
+		return "stream_options", "needs stream: true"
+	}
+	for _, flag := range [...]string{"include_usage", "continuous_usage_stats"} {
+		if v, ok := field(d, flag); ok && boolean(v) != "" {
+			return "stream_options." + flag, boolean(v)
 		}
 	}
+	return "", ""
+}
+
+// checkPairs checks members that vLLM refuses because of another one.
+func (r *Request) checkPairs() (name, problem string) {
 	switch r.API {
 	case APIChat, APICompletions:
 		_, asked := r.Field("logprobs")
@@ -333,8 +342,33 @@ func (r *Request) checkPairs() (name, problem string) {
 		if list, ok := r.Field("logprob_token_ids"); ok && !emptyArray(list) && !asked {
 			return "logprob_token_ids", "needs logprobs"
 		}
+	case APIGenerate:
+		return r.checkScores()
 	case APIMessages:
 		return r.checkThinking()
+	}
+	return "", ""
+}
+
+// checkScores holds the members of /inference/v1/generate about log probabilities to vLLM's rules for two of them.
+func (r *Request) checkScores() (name, problem string) {
+	_, start := r.sampling("prompt_logprob_start")
+	if _, rows := r.sampling("prompt_logprob_token_ids"); start && !rows {
+		return "sampling_params.prompt_logprob_start", "needs prompt_logprob_token_ids"
+	}
+	ids, listed := r.sampling("logprob_token_ids")
+	raw, asked := r.sampling("logprobs")
+	if !listed || !asked {
+		return "", ""
+	}
+	count := int64(0)
+	each(ids, "", func([]byte) bool { count++; return true })
+	n, _ := integer(raw)
+	if string(raw) == "true" {
+		n = 1
+	}
+	if n != count {
+		return "sampling_params.logprobs", "must be the number of logprob_token_ids"
 	}
 	return "", ""
 }

@@ -33,6 +33,7 @@ func TestMembersThatOnlyDWouldCheck(t *testing.T) {
 		{plain, chat, `{"top_logprobs":0,"logprob_token_ids":[]}`, ""},
 		{plain, chat, `{"top_logprobs":true}`, "top_logprobs"},
 		{plain, chat, `{"logprobs":true,"logprob_token_ids":[1,"2"]}`, "logprob_token_ids"},
+		{plain, chat, `{"logprobs":true,"logprob_token_ids":[-1]}`, "logprob_token_ids"},
 		{plain, chat, `{"stream_options":{}}`, ""},
 		{plain, chat, `{"min_tokens":null,"max_tokens":null,"echo":null,"n":null,"stop":null}`, ""},
 		{plain, completions, `{"prompt":"a","logprobs":true,"min_tokens":16}`, ""},
@@ -51,7 +52,15 @@ func TestMembersThatOnlyDWouldCheck(t *testing.T) {
 		{plain, messages, `{"max_tokens":9,"thinking":{"type":"enabled","budget_tokens":1}}`, "thinking.budget_tokens"},
 		{plain, messages, `{"max_tokens":9,"thinking":{"budget_tokens":1}}`, "thinking.type"},
 		{plain, messages, `{"max_tokens":9,"thinking":[]}`, "thinking"},
-		{plain, generate, `{"token_ids":[1],"sampling_params":{"min_tokens":100}}`, ""},
+		{plain, generate, `{"token_ids":[1],"sampling_params":{"min_tokens":16}}`, ""},
+		{plain, generate, `{"token_ids":[1],"sampling_params":{"min_tokens":17}}`, "sampling_params.min_tokens"},
+		{plain, generate, `{"token_ids":[1],"sampling_params":{"max_tokens":null,"min_tokens":17}}`, ""},
+		{plain, generate, `{"token_ids":[1],"sampling_params":{"logprobs":2,"logprob_token_ids":[1,2]}}`, ""},
+		{plain, generate, `{"token_ids":[1],"sampling_params":{"logprobs":true,"logprob_token_ids":[1]}}`, ""},
+		{plain, generate, `{"token_ids":[1],"sampling_params":{"logprobs":1,"logprob_token_ids":[1,2]}}`,
+			"sampling_params.logprobs"},
+		{plain, generate, `{"token_ids":[1],"sampling_params":{"prompt_logprob_start":0}}`,
+			"sampling_params.prompt_logprob_start"},
 		{plain, generate, `{"token_ids":[1],"sampling_params":{"max_tokens":1,"min_tokens":2}}`,
 			"sampling_params.min_tokens"},
 		{plain, generate, `{"token_ids":[1],"sampling_params":{"prompt_logprob_token_ids":[,]}}`,
@@ -78,7 +87,8 @@ func TestMembersThatOnlyDWouldCheck(t *testing.T) {
 		{sglang, responses, `{"max_output_tokens":2}`, ""},
 		{sglang, responses, `{"max_output_tokens":1}`, "max_output_tokens"},
 		{sglang, completions, `{"prompt":"a","max_tokens":null}`, "max_tokens"},
-		{sglang, chat, `{"stream_options":{"include_usage":true},"logprobs":7}`, ""}, // its P checks them
+		{sglang, chat, `{"stream_options":{"include_usage":true},"logprobs":7}`, ""}, // its P checks logprobs
+		{sglang, chat, `{"stream":true,"stream_options":{"include_usage":"x"}}`, "stream_options.include_usage"},
 	} {
 		r, err := connector.ParseRequest(k.api, []byte(k.body))
 		require.NoError(t, err, k.body)

@@ -48,8 +48,10 @@ var prompts = map[connector.API]string{
 
 // Each member that a connector's prefill leg loses or changes has a rule: with a value of a wrong type the request is
 // refused with the member's name, since P could not refuse it, and D's refusal would leave P's KV without a reader.
+// The member's values have been asked of a real engine's models, too.
 func TestEveryMemberThatAPrefillLegLosesHasARule(t *testing.T) {
 	built := map[string]bool{}
+	vllm, sglang := memberValues(t, vllmValues), memberValues(t, sglangValues)
 	for _, name := range connector.Names() {
 		c, err := connector.Open(config.Spec{Type: name, Config: json.RawMessage(needed[name])})
 		require.NoError(t, err)
@@ -73,7 +75,13 @@ func TestEveryMemberThatAPrefillLegLosesHasARule(t *testing.T) {
 			built[name] = true
 			sent, err := leg.Body()
 			require.NoError(t, err)
+			asked := vllm
+			if name == "sglang" || api == connector.APISGLang {
+				asked = sglang
+			}
 			for _, path := range lost(t, []byte(body), sent) {
+				assert.True(t, slices.ContainsFunc(asked[api], func(m measured) bool { return m.Member == path }),
+					"%s, %s: no engine was asked about %s", name, api, path)
 				bad := spoilt(t, []byte(body), path)
 				r, err := connector.ParseRequest(api, bad)
 				if err == nil {
