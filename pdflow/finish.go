@@ -6,6 +6,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"io"
+	"net/http"
 	"slices"
 	"sync"
 	"time"
@@ -60,6 +62,21 @@ func (l *ownLeg) send(now bool) error {
 	defer l.mu.Unlock()
 	l.sent = now && l.a.ctx.Err() == nil
 	return context.Cause(l.a.ctx)
+}
+
+// sendAgain lets the transport try the leg again, where provably no byte of it was sent. Until the further try is sent,
+// the leg ends with the attempt, as before the first one. l may be nil.
+func (l *ownLeg) sendAgain(req *http.Request) {
+	if l == nil || req.GetBody == nil {
+		return
+	}
+	body := req.GetBody
+	req.GetBody = func() (io.ReadCloser, error) { // called before the wait for a further try
+		if err := l.send(false); err != nil {
+			return nil, err
+		}
+		return body()
+	}
 }
 
 // holdPrefill returns the context of P's leg, which goes out when D's does, and not after the attempt.

@@ -5,9 +5,12 @@ package pdflow_test
 import (
 	"context"
 	"io"
+	"net"
 	"net/http"
+	"os"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -18,6 +21,7 @@ import (
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/transport"
 )
 
 // runsOn is a connector whose prefill legs finish once they are sent.
@@ -244,6 +248,45 @@ func TestAPrefillThatWasNotSentEndsWithItsAttempt(t *testing.T) {
 	for _, o := range x.seen.list() {
 		assert.False(t, o.PrefillRuns)
 	}
+}
+
+// brokenConn is a connection that breaks before a byte of a request is out.
+type brokenConn struct{ net.Conn }
+
+func (brokenConn) Write([]byte) (int, error) {
+	return 0, &net.OpError{Op: "write", Net: "tcp", Err: os.NewSyscallError("write", syscall.EPIPE)}
+}
+
+// A leg of which no byte has left is sent again. While it connects anew it ends with its attempt.
+func TestAPrefillThatIsToBeSentAgainEndsWithItsAttempt(t *testing.T) {
+	x := newFinishes(t, gone)
+	close(x.p.answer)
+	var dials atomic.Int64
+	again, ended := make(chan struct{}), make(chan struct{})
+	rt := transport.New(&transport.Options{DialContext: func(ctx context.Context, network, to string) (net.Conn, error) {
+		if to == x.pair.Prefill.URL.Host && dials.Add(1) > 1 {
+			close(again)
+			defer close(ended)
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		c, err := new(net.Dialer).DialContext(ctx, network, to)
+		if to == x.pair.Prefill.URL.Host && err == nil {
+			c = brokenConn{c}
+		}
+		return c, err
+	}, ConnectTimeout: time.Hour})
+	x.use(t, pdflow.WithTransport(rt), pdflow.WithTimeouts(config.Timeouts{Prefill: time.Hour}))
+	ctx, leave := context.WithCancel(t.Context())
+	go func() { <-again; leave() }()
+	require.ErrorIs(t, doers["Do"](ctx, t, x.flow, completion("a", "")), pdflow.CodeClientGone)
+	assert.False(t, last(x.scripted).PrefillRuns)
+	select {
+	case <-ended:
+	case <-time.After(10 * time.Second):
+		t.Error("the leg still connects")
+	}
+	post(t, x.pair.Prefill.URL.String(), "/v1/completions", completion("a", "")) // D's script waits for P's
 }
 
 // Shutdown waits for legs that run on, and cuts them when its time is over.

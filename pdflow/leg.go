@@ -198,6 +198,7 @@ func (a *attempt) sendPrefill(ctx context.Context, leg *connector.Leg, o *LegOut
 		return nil, e
 	}
 	defer text.over()
+	a.own.sendAgain(req)
 	resp, err := a.x.door.send(ctx, a, o, req)
 	if err != nil {
 		return nil, a.sendError(ctx, LegPrefill, "send", err)

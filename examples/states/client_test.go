@@ -49,8 +49,8 @@ type client struct {
 	stalls bool
 
 	// with ledger.mu
-	first    bool   // the response has begun
-	returned bool   // the gateway has nothing more to do for it
+	first    int64  // the moment at which the response began; 0: it has not
+	returned int64  // the moment from which on the gateway has nothing more to do for it
 	session  string // of the last leg that an engine has read
 
 	// when over is closed
@@ -148,14 +148,15 @@ func (c *client) give() {
 func (c *client) gotHead() {
 	c.w.ledger.mu.Lock()
 	defer c.w.ledger.mu.Unlock()
-	c.first = true
+	c.first = c.w.moment.Add(1)
 }
 
-// returns is called when the gateway has returned from the request: then no leg of it may be alive.
+// returns is called when the gateway has returned from the request: then no leg of it may be alive, but one of P's that
+// runs on.
 func (c *client) returns() {
 	close(c.done)
 	c.w.ledger.mu.Lock()
-	c.returned = true
+	c.returned = c.w.moment.Add(1)
 	c.w.ledger.mu.Unlock()
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
@@ -167,8 +168,8 @@ func (c *client) returns() {
 	}
 }
 
-// outlives reports whether a leg may go on after its request: no protocol here lets one.
-func (p *protocol) outlives(*leg) bool { return false }
+// outlives reports whether a leg may go on after its request: only one that was sent to P may, where P finishes.
+func (p *protocol) outlives(l *leg) bool { return p.finishes && l.role == prefillRole && l.began > 0 }
 
 // do calls Flow.Do.
 func (c *client) do() {

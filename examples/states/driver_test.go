@@ -59,6 +59,12 @@ func (p *path) ready(waiting []*leg) []*leg {
 	})
 }
 
+// goesOn reports whether a run goes on after the client's end: while a leg of P's runs on, unless D leads. Then P never
+// answers, and the leg's limit ends it.
+func (p *path) goesOn(waiting []*leg) bool {
+	return p.scenario.finishes && p.lead == prefillRole && len(waiting) > 0
+}
+
 // computed reports whether P has computed a session's prompt.
 func (w *world) computed(room string) bool {
 	w.mu.Lock()
@@ -72,6 +78,7 @@ func (w *world) computed(room string) bool {
 type seen struct {
 	waiting  string // the roles and points of the legs that wait
 	first    bool   // the client has the first byte
+	told     string // what the client got, if it has its whole response; P runs on
 	possible []*event
 }
 
@@ -92,10 +99,10 @@ func (p *path) follow(w *world) (r record) {
 	grants := 0
 	for n := 0; ; n++ {
 		synctest.Wait()
-		if c.isOver() {
+		waiting := w.waiting()
+		if c.isOver() && n >= len(p.moves) && !p.goesOn(waiting) {
 			break
 		}
-		waiting := w.waiting()
 		r.states = append(r.states, p.state(w, c, waiting))
 		var m move
 		if n < len(p.moves) {
@@ -156,8 +163,11 @@ func (p *path) state(w *world, c *client, waiting []*leg) seen {
 	slices.Sort(names)
 	s := seen{waiting: strings.Join(names, ", ")}
 	w.ledger.mu.Lock()
-	s.first = c.first
+	s.first = c.first > 0
 	w.ledger.mu.Unlock()
+	if c.isOver() {
+		s.told = c.told()
+	}
 	for _, e := range events {
 		if _, ok := e.on(waiting, c); ok {
 			s.possible = append(s.possible, e)

@@ -170,7 +170,7 @@ func (w *world) shutdown(limit time.Duration) {
 	go func() {
 		defer close(w.draining)
 		defer cancel()
-		_ = w.flow.Shutdown(ctx)
+		_ = w.end(ctx, w.flow)
 	}()
 }
 

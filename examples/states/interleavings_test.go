@@ -146,6 +146,8 @@ func expectOf(t *testing.T, e *event, n node, r record) {
 	}
 	allowed := e.means
 	switch {
+	case n.state.told != "":
+		allowed = []string{n.state.told}
 	case n.state.first:
 		allowed = e.later
 	case e.role != "" && slices.ContainsFunc(n.moves, func(m move) bool { return byMove[m] != nil }):

@@ -26,6 +26,7 @@ type ledger struct {
 	meter    meter
 	unpicked map[string]int // picks that found nothing, by request id
 	measured int            // legs that were begun and described
+	cut      int            // legs that a shutdown has cut
 }
 
 func (b *ledger) init() {
@@ -48,6 +49,7 @@ type session struct {
 	id                            string
 	started, ended                int
 	legsStarted, legsEnded        [2]int
+	over, begun, done             time.Time // of the session, and of its prefill leg
 	expected, expectDone, cleaned int
 	out                           pdflow.Outcome
 }
@@ -56,6 +58,7 @@ type session struct {
 type choiceOf struct {
 	done, prefillDone int
 	session           string
+	runs              bool // Done was told that P's leg runs on
 	declined          bool // nothing was sent
 }
 
@@ -87,11 +90,13 @@ func (w *world) observer() pdflow.Observer {
 			})
 		},
 		SessionEnd: func(_ context.Context, o *pdflow.Outcome) {
-			w.note(o.Session.ID, func(b *session) { b.ended++; b.out = *o })
+			w.note(o.Session.ID, func(b *session) { b.ended++; b.out, b.over = *o, time.Now() })
 		},
 		LegStart: func(_ context.Context, s *connector.Session, leg pdflow.LegKind) {
 			w.note(s.ID, func(b *session) {
-				b.legsStarted[legIndex(leg)]++
+				if b.legsStarted[legIndex(leg)]++; leg == pdflow.LegPrefill {
+					b.begun = time.Now()
+				}
 				if b.ended > 0 {
 					w.breaches = append(w.breaches, "a leg began after its session's end")
 				}
@@ -103,8 +108,14 @@ func (w *world) observer() pdflow.Observer {
 				if !o.Start.IsZero() {
 					w.measured++
 				}
-				if b.ended > 0 {
+				if o.Leg == pdflow.LegPrefill {
+					b.done = time.Now()
+				}
+				if b.ended > 0 && (o.Leg != pdflow.LegPrefill || !b.out.PrefillRuns) {
 					w.breaches = append(w.breaches, "a leg ended after its session's end")
+				}
+				if o.Err != nil && o.Err.Code == pdflow.CodeDraining {
+					w.cut++
 				}
 			})
 		},
@@ -137,7 +148,7 @@ func (c *counted) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, 
 	p.Done = func(o *pdflow.Outcome) {
 		c.w.ledger.mu.Lock()
 		b.done++
-		b.session = o.Session.ID
+		b.session, b.runs = o.Session.ID, o.PrefillRuns
 		if b.declined = c.w.sessions[b.session] == nil; b.declined {
 			c.w.unpicked[in.RequestID]++ // it named the engine at which the last prefill ran out of time
 		}
@@ -148,7 +159,7 @@ func (c *counted) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, 
 	}
 	p.PrefillDone = func(o *pdflow.LegOutcome) {
 		c.w.ledger.mu.Lock()
-		if b.prefillDone++; b.done > 0 {
+		if b.prefillDone++; b.done > 0 && !b.runs {
 			c.w.breaches = append(c.w.breaches, "PrefillDone was called after Done")
 		}
 		c.w.ledger.mu.Unlock()
@@ -172,8 +183,8 @@ func (w *world) made(l *leg) string {
 	return `{"choices":[{"index":0,"text":"t","finish_reason":"length"}],"usage":{"prompt_tokens":7}` + params + `}`
 }
 
-// asked enters a request that an engine has read, and that the gateway began to send then.
-func (w *world) asked(l *leg, id string, then time.Time) {
+// asked enters a request that an engine has read, and that the gateway began to send then, which was the moment began.
+func (w *world) asked(l *leg, id string, then time.Time, began int64) {
 	c := w.clientOf(l.prompt)
 	w.ledger.mu.Lock()
 	defer w.ledger.mu.Unlock()
@@ -186,10 +197,10 @@ func (w *world) asked(l *leg, id string, then time.Time) {
 		breach("a leg without a room or prompt")
 		return
 	}
-	if c.returned {
+	if c.returned > 0 && began > c.returned {
 		breach("a leg was sent after the request's end")
 	}
-	if c.first && c.session != l.room {
+	if c.first > 0 && began > c.first && c.session != l.room {
 		breach("an attempt was made after the first byte")
 	}
 	c.session = l.room
@@ -228,7 +239,7 @@ func (w *world) leased(l *leg) {
 
 // check compares the books at the end.
 func (b *ledger) check(w *world) {
-	legsStarted, sessions := 0, 0
+	legsStarted, sessions, ranOn := 0, 0, 0
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	breach := func(text string) { b.breaches = append(b.breaches, text) }
@@ -244,6 +255,10 @@ func (b *ledger) check(w *world) {
 		if s.expected != s.expectDone {
 			breach("done of an event was called " + strconv.Itoa(s.expectDone) + " times for " +
 				strconv.Itoa(s.expected) + " expected events")
+		}
+		if s.out.PrefillRuns {
+			ranOn++
+			b.checkRun(breach, w, s)
 		}
 		if failed := s.out.Err != nil; failed && s.cleaned != 1 || !failed && s.cleaned != 0 {
 			breach("a session was cleaned up " + strconv.Itoa(s.cleaned) + " times")
@@ -280,7 +295,7 @@ func (b *ledger) check(w *world) {
 	}
 	b.spans.check(breach, len(w.clients), legsStarted)
 	b.meter.check(breach, map[string]int{"pd.request.duration": len(w.clients), "pd.sessions": sessions,
-		"pd.leg.duration": b.measured})
+		"pd.leg.duration": b.measured, "pd.prefills.ran_on": ranOn})
 	n, more := b.meter.count("pd.retries"), sessions-len(b.requests)
 	if n != more {
 		breach(strconv.Itoa(n) + " retries were counted, of " + strconv.Itoa(more))
@@ -293,6 +308,24 @@ func (b *ledger) check(w *world) {
 	}
 	if n := b.meter.count("pd.sessions.expired"); n < unread && w.protocol.hands() {
 		breach("KV that waits for its lease was not counted: " + strconv.Itoa(n) + " of " + strconv.Itoa(unread))
+	}
+}
+
+// checkRun checks a prefill leg that ran on after its session.
+func (b *ledger) checkRun(breach func(string), w *world, s *session) {
+	if !w.protocol.finishes {
+		breach("a leg ran on whose protocol lets none do so")
+	}
+	if o := s.out.Prefill; o.Endpoint == "" || o.Status != 0 || !o.End.IsZero() {
+		breach("the outcome tells of an end of the leg that runs on")
+	}
+	if s.done.IsZero() || s.done.Sub(s.over) > prefillLimit {
+		breach("a leg ran on for longer than its limit")
+	}
+	// A leg whose own limit has ended its attempt, or that D did not need, may run for as long again.
+	if late := s.over.Sub(s.begun) >= prefillLimit; !late && s.done.Sub(s.begun) > prefillLimit &&
+		(s.out.Err == nil || s.out.Err.Code != pdflow.CodeTimeout) {
+		breach("a leg that ran on took longer than a prefill may")
 	}
 }
 

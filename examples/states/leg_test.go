@@ -59,6 +59,7 @@ type leg struct {
 	prompt string
 	failed bool      // as the driver said
 	sent   time.Time // when the gateway began to write
+	began  int64     // the same moment
 	served bool      // the engine has sent its whole response
 	ended  time.Time
 
@@ -176,7 +177,7 @@ func (c *wire) Read(p []byte) (int, error) {
 func (c *wire) Write(p []byte) (int, error) {
 	c.leg.w.mu.Lock()
 	if c.leg.sent.IsZero() {
-		c.leg.sent = time.Now()
+		c.leg.sent, c.leg.began = time.Now(), c.leg.w.moment.Add(1)
 	}
 	c.leg.w.mu.Unlock()
 	n, err := c.Conn.Write(p)
@@ -263,9 +264,9 @@ func (l *leg) read(body string) {
 	params := gjson.Get(body, "kv_transfer_params")
 	l.w.mu.Lock()
 	l.got, l.room, l.prompt = true, params.Get("room").Str, gjson.Get(body, "prompt").Str
-	sent := l.sent
+	sent, began := l.sent, l.began
 	l.w.mu.Unlock()
-	l.w.asked(l, params.Get("handoff").Str, sent)
+	l.w.asked(l, params.Get("handoff").Str, sent, began)
 }
 
 // part is a piece of a response, and the point at which the engine is after it.

@@ -13,19 +13,21 @@ import (
 
 // scenario is an order, and what D does in it.
 type scenario struct {
-	name  string
-	order connector.Order
-	cold  bool // D asks for a prefill by its response
-	asks  bool // D asks for a prefill by an event
+	name     string
+	order    connector.Order
+	cold     bool // D asks for a prefill by its response
+	asks     bool // D asks for a prefill by an event
+	finishes bool // a leg that P has got runs on after its attempt
 }
 
 var scenarios = []scenario{
-	{"prefill-then-decode", connector.PrefillThenDecode, false, false},
-	{"together", connector.Together, false, false},
-	{"decode-first, cold", connector.DecodeFirst, true, false},
-	{"decode-first, warm", connector.DecodeFirst, false, false},
-	{"decode-then-prefill", connector.DecodeThenPrefill, false, true},
-	{"decode-then-prefill, not asked", connector.DecodeThenPrefill, false, false},
+	{name: "prefill-then-decode", order: connector.PrefillThenDecode},
+	{name: "together", order: connector.Together},
+	{name: "together, P finishes", order: connector.Together, finishes: true},
+	{name: "decode-first, cold", order: connector.DecodeFirst, cold: true},
+	{name: "decode-first, warm", order: connector.DecodeFirst},
+	{name: "decode-then-prefill", order: connector.DecodeThenPrefill, asks: true},
+	{name: "decode-then-prefill, not asked", order: connector.DecodeThenPrefill},
 }
 
 // beside reports whether both legs may run at one time.
@@ -62,7 +64,7 @@ func (p *protocol) connector() connector.KVConnector {
 
 func (p *protocol) Traits() connector.Traits {
 	t := connector.Traits{Name: "states", Order: p.order, Members: []string{connector.ParamsMember},
-		Lease: leaseTime, Orphans: p.order == connector.Together}
+		Lease: leaseTime, Orphans: p.order == connector.Together, PrefillFinishes: p.finishes}
 	if p.hands() {
 		t.Handoff.Member = connector.ParamsMember
 	}

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -51,6 +52,7 @@ type world struct {
 	stopSet  context.CancelFunc
 	changed  chan struct{} // something happened that the driver may wait for
 	draining chan struct{} // closed when the shutdown that runs beside requests has ended; nil without one
+	moment   atomic.Int64  // counts what happens, since all of it may happen at one time of the clock
 	ledger
 
 	mu        sync.Mutex
@@ -205,6 +207,7 @@ func (w *world) finish() {
 	for _, c := range w.clients {
 		c.give()
 	}
+	time.Sleep(time.Second) // a response that is through waits a moment for its prefill's end
 	synctest.Wait()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -215,7 +218,7 @@ func (w *world) finish() {
 		if n := len(f.Sessions()); n > 0 {
 			w.breach("%d requests are left in flight", n)
 		}
-		if err := f.Shutdown(ctx); err != nil && w.draining == nil {
+		if err := w.end(ctx, f); err != nil && w.draining == nil {
 			w.breach("the shutdown at the end failed: %v", err)
 		}
 	}
@@ -230,6 +233,29 @@ func (w *world) finish() {
 		l.abandon()
 	}
 	synctest.Wait()
+}
+
+// end shuts a flow down, which serves all requests or none. It waits for all legs or cuts them.
+func (w *world) end(ctx context.Context, f *pdflow.Flow) error {
+	w.ledger.mu.Lock()
+	before := w.cut
+	w.ledger.mu.Unlock()
+	err := f.Shutdown(ctx)
+	time.Sleep(1) // until a host that sends the legs has seen their end, too
+	w.mu.Lock()
+	for _, l := range w.legs {
+		if l.host != "" && l.ended.IsZero() {
+			w.breach("%s's leg is alive at %s after the shutdown", l.role, l.at)
+		}
+	}
+	w.mu.Unlock()
+	w.ledger.mu.Lock()
+	cut := w.cut - before
+	w.ledger.mu.Unlock()
+	if err == nil && cut > 0 {
+		w.breach("a shutdown that had time cut %d legs", cut)
+	}
+	return err
 }
 
 // bubble runs f in a bubble of its own and returns the rules that were broken.
