@@ -206,7 +206,12 @@ step_quickstart() {
 
 step_reliability() {
   [ "$(uname -s)" = Linux ] || skip "its engines have addresses that only Linux gives to loopback"
-  (cd examples && go test -count=1 ./states ./overload) # the page of faults, which the race detector would change
+  # The page of faults, which the race detector would change, and the numbers that docs/reliability.md states.
+  (cd examples && go test -count=1 -v ./states ./overload) >"$TMP/states.txt" 2>&1 || {
+    cat "$TMP/states.txt"
+    return 1
+  }
+  grep -E '[0-9]+ (interleavings|runs of the fault matrix|random runs)|^ok' "$TMP/states.txt"
   go build -o "$TMP/reliability" ./examples/reliability
   "$TMP/reliability" chaos -for 60s
   "$TMP/reliability" soak -requests 2000

@@ -4,18 +4,23 @@ package states
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 var interleavings atomic.Int64
 
 // Each event happens at each point, in each order, streamed or not, through Do, the handler and steps. Where two legs
 // run at one time, Do reaches each pair of their points from both sides, and after the event either leg goes first.
-// Then each event happens once more at each point of what follows a failed first attempt.
+// Then each event happens once more at each point of what follows a failed first attempt; and where P's leg runs on, of
+// what follows a client that has left.
 func TestEveryEventAtEveryPoint(t *testing.T) {
+	before := interleavings.Load()
 	t.Run("all", func(t *testing.T) {
 		for _, s := range scenarios {
 			for _, entrance := range entrances {
@@ -32,7 +37,23 @@ func TestEveryEventAtEveryPoint(t *testing.T) {
 			}
 		}
 	})
-	t.Logf("%d interleavings", interleavings.Load())
+	n := interleavings.Load() - before
+	t.Logf("%d interleavings", n)
+	stated(t, "**%s interleavings**", int(n))
+}
+
+// stated checks that docs/reliability.md has a number that a whole run has counted.
+func stated(t *testing.T, format string, n int) {
+	t.Helper()
+	if t.Failed() || !thorough || flagGiven("test.run") {
+		return
+	}
+	page, err := os.ReadFile("../../docs/reliability.md")
+	require.NoError(t, err)
+	want := fmt.Sprintf(format, fmt.Sprintf("%d,%03d", n/1000, n%1000))
+	if !strings.Contains(string(page), want) {
+		t.Errorf("docs/reliability.md does not say %q", want)
+	}
 }
 
 // node is a moment from which events are tried.
@@ -60,17 +81,25 @@ func run(t *testing.T, p path) (r record, ok bool) {
 
 // explore tries all events at all nodes of a scenario's undisturbed runs, and of the runs after a failed attempt.
 func explore(t *testing.T, base path) {
-	nodes := trunk(t, base, nil)
+	nodes := trunk(t, base, nil, served)
 	for _, n := range nodes {
 		disturb(t, base, n)
 	}
 	if !thorough && base.entrance != byHandler {
 		return
 	}
-	for _, first := range []move{"!P answers 500", "!D resets"} {
+	firsts := []move{"!P answers 500", "!D resets"}
+	if base.scenario.finishes {
+		firsts = append(firsts, clientLeaves)
+	}
+	for _, first := range firsts {
+		want := served
+		if first == clientLeaves {
+			want = gone
+		}
 		for _, n := range nodes {
 			if slices.Contains(n.state.possible, byMove[first]) && computing(n, first) {
-				for _, later := range trunk(t, base, append(slices.Clone(n.moves), first)) {
+				for _, later := range trunk(t, base, append(slices.Clone(n.moves), first), want) {
 					if len(later.moves) > len(n.moves) {
 						disturb(t, base, later)
 					}
@@ -81,6 +110,9 @@ func explore(t *testing.T, base path) {
 	}
 }
 
+// clientLeaves is an event after which P's leg may run on.
+const clientLeaves move = "!the client leaves"
+
 // computing reports whether the leg that is to fail computes.
 func computing(n node, e move) bool {
 	return strings.Contains(n.state.waiting, byMove[e].role+" "+string(atCompute))
@@ -88,7 +120,7 @@ func computing(n node, e move) bool {
 
 // trunk returns the moments of runs that begin with these moves and go on undisturbed. With two legs at one time there
 // are several such runs: the lead may go ahead by any number of steps.
-func trunk(t *testing.T, base path, moves []move) []node {
+func trunk(t *testing.T, base path, moves []move, want string) []node {
 	leads, most := []string{prefillRole}, 1
 	if base.scenario.beside() {
 		leads, most = []string{prefillRole, decodeRole}, len(points)
@@ -106,7 +138,7 @@ func trunk(t *testing.T, base path, moves []move) []node {
 			if !ok {
 				return nodes
 			}
-			if r.told != served {
+			if r.told != want {
 				t.Errorf("an undisturbed request got %s: %v", r.told, r.moves)
 			}
 			for i := len(moves); i < len(r.moves); i++ {
@@ -148,6 +180,8 @@ func expectOf(t *testing.T, e *event, n node, r record) {
 	switch {
 	case n.state.told != "":
 		allowed = []string{n.state.told}
+	case slices.Contains(n.moves, clientLeaves):
+		allowed = []string{gone}
 	case n.state.first:
 		allowed = e.later
 	case e.role != "" && slices.ContainsFunc(n.moves, func(m move) bool { return byMove[m] != nil }):

@@ -41,7 +41,8 @@ func TestTheFaultMatrix(t *testing.T) {
 		total += m.runs
 		m.write(&page)
 	}
-	t.Logf("%d runs", total)
+	t.Logf("%d runs of the fault matrix", total)
+	stated(t, "%s runs of the [fault matrix]", total)
 	now := page.String() + fmt.Sprintf("\n%d runs.\n", total)
 	if t.Failed() || !thorough {
 		return

@@ -241,7 +241,7 @@ func (w *world) end(ctx context.Context, f *pdflow.Flow) error {
 	before := w.cut
 	w.ledger.mu.Unlock()
 	err := f.Shutdown(ctx)
-	time.Sleep(1) // until a host that sends the legs has seen their end, too
+	time.Sleep(time.Nanosecond) // until a host that sends the legs has seen their end, too
 	w.mu.Lock()
 	for _, l := range w.legs {
 		if l.host != "" && l.ended.IsZero() {
