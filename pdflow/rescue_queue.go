@@ -128,6 +128,8 @@ func (x *exchange) pickForRescue(n int, mode Mode, p *Pick) *Error {
 			return &Error{Code: CodeOverloaded, Phase: "rescue", Connector: x.f.name, RetryAfter: time.Second,
 				Message: "more streams are to be rescued than the engines can prefill"}
 		case <-x.ctx.Done():
+		}
+		if x.ctx.Err() != nil { // looked at here, since select takes any of what is ready
 			return x.f.ended(x.ctx, "", "rescue")
 		}
 		if e := x.pick(x.ctx, n, mode, p); e != nil {

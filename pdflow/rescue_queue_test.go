@@ -273,7 +273,7 @@ func TestShutdownCutsRescuesThatWait(t *testing.T) {
 		_, cut := f.whole()
 		assert.Equal(t, 200, cut)
 		assert.Equal(t, 200, times(f.count.all(), "failed draining"))
-		assert.Equal(t, 8, f.sent)
+		assert.Less(t, f.sent, 20, "but for a few whose turn comes while one after the other is cut")
 		assert.Zero(t, time.Since(began))
 	})
 }
