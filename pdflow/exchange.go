@@ -207,13 +207,13 @@ func (x *exchange) check() (member string, e *Error) {
 }
 
 // attempt picks engines and runs the legs once. On success the body owns the attempt and ends it.
-func (x *exchange) attempt(n int, mode Mode) (*Body, *Error) {
-	defer x.releasePlace()
+func (x *exchange) attempt(n int, mode Mode) (body *Body, e *Error) {
+	defer func() { x.releasePlace(e) }()
 	a, e := x.begin(n, mode)
 	if e != nil {
 		return nil, e
 	}
-	a, body, e := x.runHedged(a)
+	a, body, e = x.runHedged(a)
 	x.releaseBudget()
 	if e != nil {
 		x.again, a.out.Retry = a.mayRetry(e)
@@ -288,14 +288,7 @@ func (x *exchange) pick(ctx context.Context, n int, mode Mode, p *Pick) *Error {
 		s := &connector.Session{API: x.req.API, Model: x.req.Model, RequestID: x.id, Request: x.req}
 		in.Encode = len(x.f.encoder.Items(s))
 	}
-	wait := x.f.opts.pickWait
-	if x.rescuing() {
-		in.Avoid = slices.Concat(in.Avoid, x.f.rescues.full())
-		if x.f.rescues.noEngines(wait) {
-			wait = 0
-		}
-	}
-	if e := x.f.pick(ctx, in, p, wait); e != nil {
+	if e := x.f.pick(ctx, in, p); e != nil {
 		return e
 	}
 	var e *Error

@@ -11,3 +11,10 @@ func WithoutPickWait() Option {
 
 // LetRunOn sets how many prefill legs may run on at one engine.
 func LetRunOn(f *Flow, n int) { f.runningOn.most = n }
+
+// RescuePlaces returns how many engines have rescues under way.
+func RescuePlaces(f *Flow) int {
+	f.rescues.mu.Lock()
+	defer f.rescues.mu.Unlock()
+	return len(f.rescues.at)
+}

@@ -263,8 +263,8 @@ func TestAPrefillThatIsToBeSentAgainEndsWithItsAttempt(t *testing.T) {
 	close(x.p.answer)
 	var dials atomic.Int64
 	again, ended := make(chan struct{}), make(chan struct{})
-	rt := transport.New(&transport.Options{DialContext: func(ctx context.Context, network, to string) (net.Conn, error) {
-		if to == x.pair.Prefill.URL.Host && dials.Add(1) > 1 {
+	dial := func(ctx context.Context, network, to string) (net.Conn, error) {
+		if to == x.pair.Prefill.URL.Host && dials.Add(1) == 2 {
 			close(again)
 			defer close(ended)
 			<-ctx.Done()
@@ -275,7 +275,8 @@ func TestAPrefillThatIsToBeSentAgainEndsWithItsAttempt(t *testing.T) {
 			c = brokenConn{c}
 		}
 		return c, err
-	}, ConnectTimeout: time.Hour})
+	}
+	rt := transport.New(&transport.Options{DialContext: dial, ConnectTimeout: time.Hour})
 	x.use(t, pdflow.WithTransport(rt), pdflow.WithTimeouts(config.Timeouts{Prefill: time.Hour}))
 	ctx, leave := context.WithCancel(t.Context())
 	go func() { <-again; leave() }()

@@ -71,22 +71,22 @@ type Pick struct {
 	PrefillRank, DecodeRank connector.Rank
 }
 
-// pick asks the picker, and waits for a change, no longer than wait, as long as nobody is there. It fills p.
-func (f *Flow) pick(ctx context.Context, in *PickInput, p *Pick, wait time.Duration) *Error {
+// pick asks the picker, and waits for a change, bounded by pickWait, as long as nobody is there. It fills p.
+func (f *Flow) pick(ctx context.Context, in *PickInput, p *Pick) *Error {
 	var err error
 	if *p, err = f.picker.Pick(ctx, in); err != nil {
-		return f.pickLater(ctx, in, p, wait, err)
+		return f.pickLater(ctx, in, p, err)
 	}
 	return nil
 }
 
 // pickLater goes on where the picker has answered with err.
-func (f *Flow) pickLater(ctx context.Context, in *PickInput, p *Pick, wait time.Duration, err error) *Error {
+func (f *Flow) pickLater(ctx context.Context, in *PickInput, p *Pick, err error) *Error {
 	changing, ok := f.picker.(interface{ Changed() <-chan struct{} })
-	if !errors.Is(err, CodeNoEndpoint) || !ok || wait <= 0 {
+	if !errors.Is(err, CodeNoEndpoint) || !ok || f.opts.pickWait <= 0 {
 		return f.pickError(ctx, err)
 	}
-	timer := time.NewTimer(wait)
+	timer := time.NewTimer(f.opts.pickWait)
 	defer timer.Stop()
 	for {
 		ch := changing.Changed() // before Pick, so that no change is missed

@@ -30,7 +30,8 @@ import (
 //
 // A rescued stream costs a second prefill of its prompt; while a stream runs, the flow holds its token ids, 4 bytes
 // for each. When a decode engine dies with many streams, each engine prefills at most four of them at a time, and the
-// others wait, each for no longer than Timeouts.Idle. Rescues are not counted in Retry.Budget.
+// others wait, for no longer than Timeouts.Prefill and Timeouts.Idle together. Rescues are not counted in Retry.Budget;
+// their retries and hedged prefills are.
 func WithRescue(perRequest int) Option {
 	return optionFunc(func(o *options) error {
 		o.rescues = perRequest
@@ -44,6 +45,7 @@ type rescue struct {
 	reason string         // not "": why the request allows none
 	left   int            // rescues
 	from   *resume.Stream // not nil: the stream as it was cut, while another pair is tried
+	since  time.Time      // when from was cut
 	placed bool           // it holds a place of Flow.rescues at the engine place
 	place  string
 }
@@ -173,7 +175,7 @@ func (b *Body) goOn(e *Error) (next *Body, failure *Error) {
 		return nil, invalid(err)
 	}
 	x.goOnWith(req)
-	x.before = old.s.Attempt
+	x.before, x.rescue.since = old.s.Attempt, time.Now()
 	for n := 1; ; n++ {
 		next, failure = x.attempt(old.s.Attempt+n, ModeDisaggregated)
 		if failure == nil {

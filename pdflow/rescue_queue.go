@@ -13,145 +13,132 @@ import (
 // before its own. Four keep an engine busy: while it computes one prompt, the others are on their way.
 const rescuesAtOne = 4
 
-// rescueQueue are the rescues of a flow: those under way, and those that wait for an engine, first come first served.
+// rescueQueue are the rescues of a flow, by the ID of the engine that prefills.
 type rescueQueue struct {
-	mu      sync.Mutex
-	at      map[string]int // rescues under way, by the ID of the engine that prefills
-	waiting list.List      // of chan struct{}, which gets a value when the first may try to pick
-	none    time.Time      // when a rescue last found no engines, after it had waited for some
+	mu sync.Mutex
+	at map[string]*rescuesAt
 }
 
-// enter queues a rescue. Its channel gets a value when it is the first, and then whenever a place becomes free. leave
-// must follow.
-func (q *rescueQueue) enter() (w *list.Element, first <-chan struct{}) {
+// rescuesAt are those at one engine: those under way, and those that wait, first come first served.
+type rescuesAt struct {
+	taken   int
+	waiting list.List // of chan bool, which gets true with a place, and false to pick again
+}
+
+// enter takes a place at an engine, or queues for one: then turn is not nil. leave or release must follow.
+func (q *rescueQueue) enter(engine string) (turn *list.Element) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	ch := make(chan struct{}, 1)
-	w = q.waiting.PushBack(ch)
-	if w.Prev() == nil {
-		q.wakeFirst()
+	at := q.at[engine]
+	if at == nil {
+		if q.at == nil {
+			q.at = map[string]*rescuesAt{}
+		}
+		at = new(rescuesAt)
+		q.at[engine] = at
 	}
-	return w, ch
+	if at.taken < rescuesAtOne {
+		at.taken++
+		return nil
+	}
+	return at.waiting.PushBack(make(chan bool, 1))
 }
 
-func (q *rescueQueue) leave(w *list.Element) {
+// leave ends the wait of one whose turn did not come, or came too late.
+func (q *rescueQueue) leave(engine string, turn *list.Element) {
 	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.waiting.Remove(w)
-	q.wakeFirst()
-}
-
-// wakeFirst is called with the lock held.
-func (q *rescueQueue) wakeFirst() {
-	w := q.waiting.Front()
-	if w == nil {
-		return
+	if at := q.at[engine]; at != nil {
+		at.waiting.Remove(turn)
 	}
-	first, _ := w.Value.(chan struct{})
+	q.mu.Unlock()
+	ch, _ := turn.Value.(chan bool)
 	select {
-	case first <- struct{}{}:
+	case placed := <-ch:
+		if placed {
+			q.release(engine, false)
+		}
 	default:
 	}
 }
 
-// take takes a place at an engine, if one is free. release must follow then.
-func (q *rescueQueue) take(engine string) bool {
+// release gives a place back. If the engine failed, nobody goes on to wait for it.
+func (q *rescueQueue) release(engine string, failed bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.at[engine] >= rescuesAtOne {
-		return false
+	at := q.at[engine]
+	at.taken--
+	for w := at.waiting.Front(); w != nil && (failed || at.taken < rescuesAtOne); w = at.waiting.Front() {
+		turn, _ := at.waiting.Remove(w).(chan bool)
+		if !failed {
+			at.taken++
+		}
+		turn <- !failed
 	}
-	if q.at == nil {
-		q.at = map[string]int{}
-	}
-	q.at[engine]++
-	return true
-}
-
-func (q *rescueQueue) release(engine string) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.at[engine]--; q.at[engine] == 0 {
+	if at.taken == 0 { // then nobody waits
 		delete(q.at, engine)
 	}
-	q.wakeFirst()
-}
-
-// full returns the engines that have no place.
-func (q *rescueQueue) full() (ids []string) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	for id, n := range q.at {
-		if n >= rescuesAtOne {
-			ids = append(ids, id)
-		}
-	}
-	return ids
-}
-
-// missed notes the error of a pick.
-func (q *rescueQueue) missed(e *Error) {
-	if e.Code == CodeNoEndpoint {
-		q.mu.Lock()
-		defer q.mu.Unlock()
-		q.none = time.Now()
-	}
-}
-
-// noEngines reports whether another rescue has just waited in vain for engines. Else all that wait for each other would
-// wait for engines one after the other.
-func (q *rescueQueue) noEngines(just time.Duration) bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return time.Since(q.none) < just
 }
 
 // rescuing reports whether the attempts of now are to go on with a stream.
 func (x *exchange) rescuing() bool { return x.rescue != nil && x.rescue.from != nil }
 
-// pickForRescue picks engines once the stream is the first that waits and the engine that is to prefill has a place.
-// The stream holds the place until releasePlace. It waits no longer than a response may be silent.
+// pickForRescue picks engines, and waits until the one that is to prefill has a place. The pick is held meanwhile, so
+// that the picker knows what the engine will have to do; if the engine fails, another pick follows. The stream holds
+// its place until releasePlace.
 func (x *exchange) pickForRescue(n int, mode Mode, p *Pick) *Error {
-	q := &x.f.rescues
-	w, first := q.enter()
-	defer q.leave(w)
-	var tooLong <-chan time.Time
-	if limit := x.f.limits.Idle; limit > 0 {
-		timer := time.NewTimer(limit)
-		defer timer.Stop()
-		tooLong = timer.C
-	}
 	for {
-		select {
-		case <-first:
-		case <-tooLong:
-			return &Error{Code: CodeOverloaded, Phase: "rescue", Connector: x.f.name, RetryAfter: time.Second,
-				Message: "more streams are to be rescued than the engines can prefill"}
-		case <-x.ctx.Done():
-		}
-		if x.ctx.Err() != nil { // looked at here, since select takes any of what is ready
-			return x.f.ended(x.ctx, "", "rescue")
-		}
 		if e := x.pick(x.ctx, n, mode, p); e != nil {
-			q.missed(e)
 			return e
 		}
-		prefills := p.Prefill.ID
+		engine := p.Prefill.ID
 		if p.Prefill.URL == nil {
-			prefills = p.Decode.ID
+			engine = p.Decode.ID
 		}
-		if q.take(prefills) {
-			x.rescue.placed, x.rescue.place = true, prefills
+		placed, e := x.waitForPlace(engine)
+		if placed {
+			x.rescue.placed, x.rescue.place = true, engine
 			return nil
 		}
 		x.decline(p)
+		if e != nil {
+			return e
+		}
 	}
 }
 
-// releasePlace gives back what pickForRescue took.
-func (x *exchange) releasePlace() {
+// waitForPlace waits until a stream has a place at an engine. It has none and no error if the engine failed meanwhile.
+// All its waits together take no longer than a prefill may take and a response may be silent: by then the timeouts of
+// those that have places have let it try another engine.
+func (x *exchange) waitForPlace(engine string) (placed bool, e *Error) {
+	q := &x.f.rescues
+	turn := q.enter(engine)
+	if turn == nil {
+		return true, nil
+	}
+	var tooLong <-chan time.Time
+	if limit := max(x.f.limits.Prefill, 0) + max(x.f.limits.Idle, 0); limit > 0 {
+		timer := time.NewTimer(limit - time.Since(x.rescue.since))
+		defer timer.Stop()
+		tooLong = timer.C
+	}
+	ch, _ := turn.Value.(chan bool)
+	select {
+	case placed = <-ch:
+		return placed, nil
+	case <-tooLong:
+		e = &Error{Code: CodeOverloaded, Phase: "rescue", Connector: x.f.name, RetryAfter: time.Second,
+			Message: "more streams are to be rescued than the engines can prefill"}
+	case <-x.ctx.Done():
+		e = x.f.ended(x.ctx, "", "rescue")
+	}
+	q.leave(engine, turn)
+	return false, e
+}
+
+// releasePlace gives back what pickForRescue took, after an attempt that ended with e, or nil.
+func (x *exchange) releasePlace(e *Error) {
 	if r := x.rescue; r != nil && r.placed {
 		r.placed = false
-		x.f.rescues.release(r.place)
+		x.f.rescues.release(r.place, e != nil && e.EngineFault())
 	}
 }

