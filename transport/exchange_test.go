@@ -175,11 +175,11 @@ func TestTheContextOfAnEarlierRequestEndsNothing(t *testing.T) {
 	e := newEngine(t, keepAlive)
 	tr := newTransport(t, nil)
 	for range 20 {
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		assert.Equal(t, "ok", exchange(t, tr, post(t, e.url(), "x").WithContext(ctx)))
 		cancel()
 	}
-	time.Sleep(30 * time.Millisecond)
+	time.Sleep(1100 * time.Millisecond)
 	assert.Equal(t, "ok", exchange(t, tr, post(t, e.url(), "x")))
 	assert.EqualValues(t, 1, e.accepted.Load())
 }

@@ -47,6 +47,8 @@ var stricter = []struct{ reason, api, member, value string }{
 	{"the same", "chat|completions|generate", "best_of", ".*"},
 	{"the same", "responses|messages", "min_tokens", ".*"},
 	{"engines ignore it", "responses|messages|sglang", "stream_options", ".*"},
+	{"as for limits: no number in a string, no boolean, no more than 64 bits", "generate",
+		"prompt_logprob_start", `"1"|true|false|\d{19,}`},
 	{"vLLM ignores it without include", "responses", "top_logprobs", `-?\d+`},
 }
 
