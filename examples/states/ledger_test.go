@@ -24,14 +24,15 @@ type ledger struct {
 	picks    []*choiceOf
 	spans    spans
 	meter    meter
-	unpicked map[string]int // picks that found nothing, by request id
-	measured int            // legs that were begun and described
-	cut      int            // legs that a shutdown has cut
+	unpicked map[string]int  // picks that found nothing, by request id
+	givers   map[string]*leg // D's legs that made tokens which the client had not, by room
+	measured int             // legs that were begun and described
+	cut      int             // legs that a shutdown has cut
 }
 
 func (b *ledger) init() {
 	b.handoffs, b.seen = map[string]*handoff{}, map[string]int{}
-	b.unpicked = map[string]int{}
+	b.unpicked, b.givers = map[string]int{}, map[string]*leg{}
 	b.sessions, b.requests = map[string]*session{}, map[string][]*session{}
 	b.meter.init()
 }
@@ -176,7 +177,7 @@ func (w *world) made(l *leg) string {
 	if w.protocol.hands() {
 		w.ledger.mu.Lock()
 		id := "kv-" + strconv.Itoa(len(w.handoffs)) + "-" + l.room
-		w.handoffs[id] = &handoff{prompt: l.prompt, leg: l}
+		w.handoffs[id] = &handoff{prompt: l.raw, leg: l}
 		w.ledger.mu.Unlock()
 		params = `,"kv_transfer_params":{"handoff":"` + id + `"}`
 	}
@@ -200,8 +201,8 @@ func (w *world) asked(l *leg, id string, then time.Time, began int64) {
 	if c.returned > 0 && began > c.returned {
 		breach("a leg was sent after the request's end")
 	}
-	if c.first > 0 && began > c.first && c.session != l.room {
-		breach("an attempt was made after the first byte")
+	if c.first > 0 && began > c.first && c.session != l.room && !w.mayGoOn(c) {
+		breach("an attempt was made after the first byte, and is no rescue")
 	}
 	c.session = l.room
 	if l.role == prefillRole {
@@ -217,7 +218,7 @@ func (w *world) asked(l *leg, id string, then time.Time, began int64) {
 		if h.used++; h.used > 1 {
 			breach("a handoff was used twice")
 		}
-		if h.prompt != l.prompt {
+		if h.prompt != l.raw {
 			breach("a handoff was used for another prompt")
 		}
 		if !h.until.IsZero() && then.After(h.until) {
@@ -264,7 +265,7 @@ func (b *ledger) check(w *world) {
 			breach("a session was cleaned up " + strconv.Itoa(s.cleaned) + " times")
 		}
 	}
-	declined := 0
+	declined, rescues := 0, 0
 	for _, p := range b.picks {
 		if p.done != 1 {
 			breach("Done was called " + strconv.Itoa(p.done) + " times")
@@ -289,14 +290,13 @@ func (b *ledger) check(w *world) {
 				breach("Final is not told of the last attempt, and of no other")
 			}
 		}
-		if len(list) > maxAttempts {
-			breach("more attempts than allowed")
-		}
+		rescues += b.checkAttempts(breach, w, list)
 	}
+	b.checkRescues(breach, w)
 	b.spans.check(breach, len(w.clients), legsStarted)
 	b.meter.check(breach, map[string]int{"pd.request.duration": len(w.clients), "pd.sessions": sessions,
 		"pd.leg.duration": b.measured, "pd.prefills.ran_on": ranOn})
-	n, more := b.meter.count("pd.retries"), sessions-len(b.requests)
+	n, more := b.meter.count("pd.retries"), sessions-len(b.requests)-rescues
 	if n != more {
 		breach(strconv.Itoa(n) + " retries were counted, of " + strconv.Itoa(more))
 	}
@@ -323,7 +323,10 @@ func (b *ledger) checkRun(breach func(string), w *world, s *session) {
 		breach("a leg ran on for longer than its limit")
 	}
 	// A leg whose own limit has ended its attempt, or that D did not need, may run for as long again.
-	if late := s.over.Sub(s.begun) >= prefillLimit; !late && s.done.Sub(s.begun) > prefillLimit &&
+	// So may one whose D was silent for too long when only [DONE] was missing, which the flow then wrote itself.
+	d := b.givers[s.id]
+	late := s.over.Sub(s.begun) >= prefillLimit || d != nil && d.dead.Load() && s.out.Err == nil
+	if !late && s.done.Sub(s.begun) > prefillLimit &&
 		(s.out.Err == nil || s.out.Err.Code != pdflow.CodeTimeout) {
 		breach("a leg that ran on took longer than a prefill may")
 	}

@@ -18,6 +18,7 @@ type scenario struct {
 	cold     bool // D asks for a prefill by its response
 	asks     bool // D asks for a prefill by an event
 	finishes bool // a leg that P has got runs on after its attempt
+	rescues  int  // how often a stream may go on at another pair
 }
 
 var scenarios = []scenario{
@@ -28,6 +29,13 @@ var scenarios = []scenario{
 	{name: "decode-first, warm", order: connector.DecodeFirst},
 	{name: "decode-then-prefill", order: connector.DecodeThenPrefill, asks: true},
 	{name: "decode-then-prefill, not asked", order: connector.DecodeThenPrefill},
+}
+
+// rescuing are the scenarios with rescue, which only the random runs have.
+var rescuing = []scenario{
+	{name: "prefill-then-decode, rescue", order: connector.PrefillThenDecode, rescues: 1},
+	{name: "together, two rescues", order: connector.Together, rescues: 2},
+	{name: "together, P finishes, rescue", order: connector.Together, finishes: true, rescues: 1},
 }
 
 // beside reports whether both legs may run at one time.

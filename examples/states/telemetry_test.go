@@ -21,6 +21,7 @@ type spans struct {
 	begun  map[string]int
 	twice  bool
 	active int
+	events map[string]int // with their result and reason
 }
 
 func (s *spans) Tracer(string, ...trace.TracerOption) trace.Tracer { return &tracer{s: s} }
@@ -34,7 +35,7 @@ func (t *tracer) Start(ctx context.Context, name string, _ ...trace.SpanStartOpt
 	t.s.mu.Lock()
 	defer t.s.mu.Unlock()
 	if t.s.begun == nil {
-		t.s.begun = map[string]int{}
+		t.s.begun, t.s.events = map[string]int{}, map[string]int{}
 	}
 	t.s.begun[name]++
 	t.s.active++
@@ -62,6 +63,22 @@ func (x *span) SetAttributes(...attribute.KeyValue) {
 	x.s.mu.Lock()
 	defer x.s.mu.Unlock()
 	x.s.twice = x.s.twice || x.over // nobody would see them
+}
+
+func (x *span) AddEvent(name string, opts ...trace.EventOption) {
+	c := trace.NewEventConfig(opts...)
+	set := attribute.NewSet(c.Attributes()...)
+	x.s.mu.Lock()
+	defer x.s.mu.Unlock()
+	x.s.twice = x.s.twice || x.over
+	x.s.events[name+outcomeOf(&set)]++
+}
+
+// outcomeOf is an attribute set's result and reason.
+func outcomeOf(set *attribute.Set) string {
+	result, _ := set.Value("pd.result")
+	reason, _ := set.Value("pd.reason")
+	return " " + result.AsString() + " " + reason.AsString()
 }
 
 func (s *spans) check(breach func(string), requests, legs int) {
@@ -97,6 +114,14 @@ func (m *meter) count(name string) int {
 	m.m.mu.Lock()
 	defer m.m.mu.Unlock()
 	return m.m.counts[name]
+}
+
+func (m *meter) each(f func(name string, n int)) {
+	m.m.mu.Lock()
+	defer m.m.mu.Unlock()
+	for name, n := range m.m.counts {
+		f(name, n)
+	}
 }
 
 func (m *meter) check(breach func(string), want map[string]int) {
@@ -136,4 +161,9 @@ type counter struct {
 	i    *instruments
 }
 
-func (c counter) Add(_ context.Context, n int64, _ ...metric.AddOption) { c.i.add(c.name, int(n)) }
+func (c counter) Add(_ context.Context, n int64, opts ...metric.AddOption) {
+	c.i.add(c.name, int(n))
+	if c.name == "pd.rescues" {
+		c.i.add(c.name+outcomeOf(new(metric.NewAddConfig(opts).Attributes())), int(n))
+	}
+}

@@ -102,6 +102,7 @@ func newWorld(s setting) *world {
 		return must(pdflow.New(w.protocol.connector(), &counted{Picker: pick.New(set, pick.RoundRobin()), w: w},
 			pdflow.WithTransport(w.rt), pdflow.WithObserver(w.observer()),
 			pdflow.WithTracerProvider(&w.spans), pdflow.WithMeterProvider(&w.meter),
+			pdflow.WithRescue(s.protocol.rescues),
 			pdflow.WithTimeouts(config.Timeouts{Prefill: prefillLimit, Handoff: handoffLimit, Decode: decodeLimit,
 				Idle: idleLimit, Write: writeLimit}),
 			pdflow.WithRetry(config.Retry{MaxAttempts: attempts})))
