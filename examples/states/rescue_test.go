@@ -43,8 +43,15 @@ func (w *world) promptOf(raw string) (name string, given int) {
 	if raw != idsOf(n, 0, given+1) {
 		w.breach("a pair is to go on after tokens that no D has made: %s", raw)
 	}
+	if joined(n) && (given == 2 || given == 3) {
+		w.breach("a pair is to go on after an event with several tokens: %s", raw)
+	}
 	return "client " + strconv.Itoa(n), given
 }
+
+// joined reports whether D sends a client's second and third token in one event. After it no other D can go on, so that
+// the next one makes both again.
+func joined(n int) bool { return n%2 == 0 }
 
 // tokenEvent is an event with D's tokens from one to before another.
 func tokenEvent(id string, n, from, to int, reason, promptIDs, ids string) string {
@@ -56,12 +63,11 @@ func tokenEvent(id string, n, from, to int, reason, promptIDs, ids string) strin
 		`,"prompt_token_ids":` + promptIDs + `,"token_ids":` + ids + `}]}`
 }
 
-// tokenEvents calls f with the tokens of each event from one token to before another. To every second client D sends
-// two tokens in one event, after which no other D can go on, so that it makes them again.
+// tokenEvents calls f with the tokens of each event from one token to before another.
 func tokenEvents(n, from, to int, f func(from, to int, reason string)) {
 	for i := from; i < to; {
 		next := i + 1
-		if i == 2 && n%2 == 1 {
+		if i == 2 && joined(n) {
 			next++
 		}
 		reason := "null"
@@ -187,7 +193,7 @@ func (b *ledger) checkRescues(breach func(string), w *world) {
 		all += n
 	}
 	if all != lost || wentOn != rescued {
-		breach(fmt.Sprintf("%d streams lost their D, and %d went on; counted were %d and %d", lost, rescued, all, wentOn))
+		breach(fmt.Sprintf("%d streams lost their D, and %d went on; told were %d and %d", lost, rescued, all, wentOn))
 	}
 }
 
