@@ -53,6 +53,7 @@ type session struct {
 	over, begun, done             time.Time // of the session, and of its prefill leg
 	expected, expectDone, cleaned int
 	out                           pdflow.Outcome
+	rescues                       *leg // D's, with whose stream this attempt may go on; nil for none
 }
 
 // choiceOf is one pick.
@@ -85,8 +86,10 @@ func legIndex(k pdflow.LegKind) int {
 func (w *world) observer() pdflow.Observer {
 	return pdflow.Observer{
 		SessionStart: func(_ context.Context, s *connector.Session) {
+			c := w.byID(s.RequestID)
 			w.note(s.ID, func(b *session) {
 				b.started++
+				b.rescues = w.cutStream(c, w.requests[s.RequestID])
 				w.requests[s.RequestID] = append(w.requests[s.RequestID], b)
 			})
 		},
@@ -201,7 +204,7 @@ func (w *world) asked(l *leg, id string, then time.Time, began int64) {
 	if c.returned > 0 && began > c.returned {
 		breach("a leg was sent after the request's end")
 	}
-	if c.first > 0 && began > c.first && c.session != l.room && !w.mayGoOn(c) {
+	if c.first > 0 && began > c.first && c.session != l.room && !w.mayFollow(l.room) {
 		breach("an attempt was made after the first byte, and is no rescue")
 	}
 	c.session = l.room
@@ -265,7 +268,7 @@ func (b *ledger) check(w *world) {
 			breach("a session was cleaned up " + strconv.Itoa(s.cleaned) + " times")
 		}
 	}
-	declined, rescues := 0, 0
+	declined, rescues, hedges := 0, 0, 0
 	for _, p := range b.picks {
 		if p.done != 1 {
 			breach("Done was called " + strconv.Itoa(p.done) + " times")
@@ -283,6 +286,9 @@ func (b *ledger) check(w *world) {
 		breach("not every pick became a session")
 	}
 	for id, list := range b.requests {
+		hedges += len(list)
+		list = checkHedges(breach, list)
+		hedges -= len(list)
 		for i, s := range list {
 			// A request may end before the attempt that was to follow.
 			between := w.byID(id).between() || b.unpicked[id] > 0
@@ -296,9 +302,13 @@ func (b *ledger) check(w *world) {
 	b.spans.check(breach, len(w.clients), legsStarted)
 	b.meter.check(breach, map[string]int{"pd.request.duration": len(w.clients), "pd.sessions": sessions,
 		"pd.leg.duration": b.measured, "pd.prefills.ran_on": ranOn})
-	n, more := b.meter.count("pd.retries"), sessions-len(b.requests)-rescues
+	n, more := b.meter.count("pd.retries"), sessions-len(b.requests)-rescues-hedges
 	if n != more {
 		breach(strconv.Itoa(n) + " retries were counted, of " + strconv.Itoa(more))
+	}
+	counted := b.meter.events()
+	if n := counted["pd.hedge  won"] + counted["pd.hedge  lost"]; n != hedges {
+		breach(strconv.Itoa(n) + " second prefills were counted, of " + strconv.Itoa(hedges))
 	}
 	unread := 0
 	for _, h := range b.handoffs {

@@ -125,11 +125,25 @@ func (w *world) gave(l *leg, n int) {
 	}
 }
 
-// mayGoOn reports whether another pair may get the request of a client that has the first byte: its D failed in
-// mid-stream, or the pair that was to go on failed before it did. It is called with ledger.mu.
-func (w *world) mayGoOn(c *client) bool {
-	d := w.givers[c.session]
-	return c.rescuable() && c.tokens > 0 && c.tokens < tokens && (d == nil || d.dead.Load())
+// cutStream returns D's leg with whose stream a further attempt of a client may go on, if there is one: the last that
+// gave the client tokens, while some are missing. It is called with ledger.mu, as mayFollow is.
+func (w *world) cutStream(c *client, before []*session) *leg {
+	if c == nil || !c.rescuable() || c.tokens == tokens {
+		return nil
+	}
+	for _, s := range slices.Backward(before) {
+		if d := w.givers[s.id]; d != nil {
+			return d
+		}
+	}
+	return nil
+}
+
+// mayFollow reports whether legs of a session may be sent after the first byte, although another one's were read since:
+// it goes on with a stream whose D failed, or it gave the client tokens, and its P is late.
+func (w *world) mayFollow(room string) bool {
+	s := w.sessions[room]
+	return w.givers[room] != nil || s != nil && s.rescues != nil && s.rescues.dead.Load()
 }
 
 // checkAttempts checks the number of a request's attempts, and returns how many of them began a rescue.
@@ -152,6 +166,30 @@ func (b *ledger) checkAttempts(breach func(string), w *world, list []*session) (
 	return rescues
 }
 
+// checkHedges checks that of two prefills of one attempt one went on, and returns the request's attempts without those
+// that did not.
+func checkHedges(breach func(string), list []*session) (went []*session) {
+	of := map[int][]*session{}
+	for _, s := range list {
+		n := s.out.Session.Attempt
+		of[n] = append(of[n], s)
+		if s.out.Retry != "hedge" {
+			went = append(went, s)
+		} else if s.legsStarted[1] > 0 || s.out.Final {
+			breach("both of two prefills went on")
+		}
+	}
+	for _, both := range of {
+		if len(both) > 2 || len(both) == 2 && both[0].out.Session.Prefill.ID == both[1].out.Session.Prefill.ID {
+			breach("a second prefill was sent to the same engine, or a third one was sent")
+		}
+	}
+	if len(went) != len(of) {
+		breach("not one of two prefills went on")
+	}
+	return went
+}
+
 // checkRescues compares the streams whose D failed with what was counted.
 func (b *ledger) checkRescues(breach func(string), w *world) {
 	lost, rescued := 0, 0
@@ -169,23 +207,17 @@ func (b *ledger) checkRescues(breach func(string), w *world) {
 			}
 		}
 	}
-	counted := map[string]int{}
-	b.meter.each(func(name string, n int) {
-		if strings.HasPrefix(name, "pd.rescues ") {
-			counted[strings.Replace(name, "pd.rescues", "pd.rescue", 1)] = n
-		}
-	})
+	counted := b.meter.events()
 	b.spans.mu.Lock()
 	defer b.spans.mu.Unlock()
-	told := maps.Clone(b.spans.events)
-	maps.DeleteFunc(told, func(name string, _ int) bool { return !strings.HasPrefix(name, "pd.rescue ") })
-	if !maps.Equal(counted, told) {
-		breach("rescues were counted otherwise than told to spans")
+	if !maps.Equal(counted, b.spans.events) {
+		breach(fmt.Sprintf("counted was %v, and told to spans %v", counted, b.spans.events))
 	}
 	all, wentOn := 0, 0
 	for name, n := range counted {
 		switch {
-		case strings.HasSuffix(name, " refused temperature"): // of requests whose D tells no tokens
+		case !strings.HasPrefix(name, "pd.rescue "),
+			strings.HasSuffix(name, " refused temperature"): // of requests whose D tells no tokens
 			continue
 		case strings.HasPrefix(name, "pd.rescue rescued "):
 			wentOn += n

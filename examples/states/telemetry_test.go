@@ -5,6 +5,8 @@ package states
 import (
 	"context"
 	"fmt"
+	"maps"
+	"strings"
 	"sync"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -81,6 +83,10 @@ func outcomeOf(set *attribute.Set) string {
 	return " " + result.AsString() + " " + reason.AsString()
 }
 
+// eventOf are the counters whose events the request's span has, too.
+var eventOf = map[string]string{"pd.rescues": "pd.rescue", "pd.hedges": "pd.hedge", "pd.retries": "pd.retry",
+	"pd.retries.skipped": "pd.retry.skipped"}
+
 func (s *spans) check(breach func(string), requests, legs int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -116,12 +122,13 @@ func (m *meter) count(name string) int {
 	return m.m.counts[name]
 }
 
-func (m *meter) each(f func(name string, n int)) {
+// events are what was counted that spans have events of.
+func (m *meter) events() map[string]int {
 	m.m.mu.Lock()
 	defer m.m.mu.Unlock()
-	for name, n := range m.m.counts {
-		f(name, n)
-	}
+	list := maps.Clone(m.m.counts)
+	maps.DeleteFunc(list, func(name string, _ int) bool { return !strings.Contains(name, " ") })
+	return list
 }
 
 func (m *meter) check(breach func(string), want map[string]int) {
@@ -163,7 +170,7 @@ type counter struct {
 
 func (c counter) Add(_ context.Context, n int64, opts ...metric.AddOption) {
 	c.i.add(c.name, int(n))
-	if c.name == "pd.rescues" {
-		c.i.add(c.name+outcomeOf(new(metric.NewAddConfig(opts).Attributes())), int(n))
+	if event, ok := eventOf[c.name]; ok {
+		c.i.add(event+outcomeOf(new(metric.NewAddConfig(opts).Attributes())), int(n))
 	}
 }
