@@ -171,6 +171,9 @@ func (b *ledger) checkAttempts(breach func(string), w *world, list []*session) (
 func checkHedges(breach func(string), list []*session) (went []*session) {
 	of := map[int][]*session{}
 	for _, s := range list {
+		if s.ended == 0 {
+			continue // a breach, which check has told
+		}
 		n := s.out.Session.Attempt
 		of[n] = append(of[n], s)
 		if s.out.Retry != "hedge" {
