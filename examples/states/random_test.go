@@ -98,7 +98,7 @@ func TestRandomSequencesOfEvents(t *testing.T) {
 
 // random does the steps that are possible, and then lets everything end.
 func (w *world) random(list []step) (did []string) {
-	w.start(entrances[0], false, true)
+	w.start(entrances[0], w.protocol.rescues > 0, true)
 	for _, s := range list {
 		synctest.Wait()
 		if what := w.step(s); what != "" {
