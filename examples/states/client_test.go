@@ -35,6 +35,7 @@ type client struct {
 	name     string // and its prompt
 	entrance string
 	stream   bool
+	greedy   bool // the request's content allows a rescue
 	late     bool // the gateway takes no new requests any more
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
@@ -52,6 +53,7 @@ type client struct {
 	first    int64  // the moment at which the response began; 0: it has not
 	returned int64  // the moment from which on the gateway has nothing more to do for it
 	session  string // of the last leg that an engine has read
+	tokens   int    // that D has made, if the stream may be rescued
 
 	// when over is closed
 	status int
@@ -60,10 +62,10 @@ type client struct {
 	end    string // how the response ended: whole, cut, refused, or gone
 }
 
-// start sends a request.
-func (w *world) start(entrance string, stream bool) *client {
+// start sends a request. Only a greedy one may be rescued.
+func (w *world) start(entrance string, stream, greedy bool) *client {
 	c := &client{w: w, name: "client " + strconv.Itoa(len(w.clients)), entrance: entrance, stream: stream,
-		over: make(chan struct{}), stop: make(chan struct{}), done: make(chan struct{})}
+		greedy: greedy, over: make(chan struct{}), stop: make(chan struct{}), done: make(chan struct{})}
 	c.ctx, c.cancel = context.WithCancelCause(context.Background())
 	c.late = w.draining != nil
 	w.mu.Lock()
@@ -100,11 +102,20 @@ func (w *world) byID(id string) *client { return w.clientOf(strings.ReplaceAll(i
 // between reports whether the request may have ended between two attempts: nothing that an engine did ended it.
 func (c *client) between() bool {
 	return c.end == "gone" || c.code == pdflow.CodeClientGone || c.code == pdflow.CodeDraining ||
-		c.code == pdflow.CodeTimeout && c.left
+		c.code == pdflow.CodeTimeout && c.left ||
+		c.end == "cut" && c.rescuable() && (c.left || c.w.draining != nil) // while it waited for another pair
+}
+
+// rescuable reports whether another pair may go on with the client's stream.
+func (c *client) rescuable() bool {
+	return c.w.protocol.rescues > 0 && c.stream && c.greedy && c.entrance != bySteps
 }
 
 func (c *client) request() string {
-	body := `{"model":"m","prompt":"` + c.name + `","max_tokens":8`
+	body := `{"model":"m","prompt":"` + c.name + `","max_tokens":` + strconv.Itoa(tokens)
+	if c.w.protocol.rescues > 0 && c.greedy {
+		body += `,"temperature":0`
+	}
 	if c.stream {
 		body += `,"stream":true`
 	}
@@ -354,6 +365,9 @@ func (c *client) judge() {
 	if c.stream {
 		want = "data: " + choice(first, "null") + "\n\ndata: " + choice(second, `"length"`) + "\n\ndata: [DONE]\n\n"
 	}
+	if c.rescuable() {
+		want = c.tokenStream()
+	}
 	if c.late && !c.left && c.told() != "503 draining" {
 		c.w.breach("a request after the shutdown's begin got %s", c.told())
 	}
@@ -367,6 +381,9 @@ func (c *client) judge() {
 		events := c.body
 		if c.stream {
 			events = c.body[:strings.LastIndex("\n\n"+c.body, "\n\n")]
+		}
+		if i := strings.LastIndex(events, `data: {"error":`); i > 0 && c.rescuable() {
+			events = events[:i] // what D says as it gives up, where no other pair goes on
 		}
 		if !strings.HasPrefix(want, events) {
 			c.w.breach("a response that was cut, and is wrong: %q", c.body)

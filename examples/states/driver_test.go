@@ -95,7 +95,7 @@ type record struct {
 
 // follow runs a path in a world.
 func (p *path) follow(w *world) (r record) {
-	c := w.start(p.entrance, p.stream)
+	c := w.start(p.entrance, p.stream, true)
 	grants := 0
 	for n := 0; ; n++ {
 		synctest.Wait()

@@ -24,14 +24,15 @@ type ledger struct {
 	picks    []*choiceOf
 	spans    spans
 	meter    meter
-	unpicked map[string]int // picks that found nothing, by request id
-	measured int            // legs that were begun and described
-	cut      int            // legs that a shutdown has cut
+	unpicked map[string]int  // picks that found nothing, by request id
+	givers   map[string]*leg // D's legs that made tokens which the client had not, by room
+	measured int             // legs that were begun and described
+	cut      int             // legs that a shutdown has cut
 }
 
 func (b *ledger) init() {
 	b.handoffs, b.seen = map[string]*handoff{}, map[string]int{}
-	b.unpicked = map[string]int{}
+	b.unpicked, b.givers = map[string]int{}, map[string]*leg{}
 	b.sessions, b.requests = map[string]*session{}, map[string][]*session{}
 	b.meter.init()
 }
@@ -52,6 +53,7 @@ type session struct {
 	over, begun, done             time.Time // of the session, and of its prefill leg
 	expected, expectDone, cleaned int
 	out                           pdflow.Outcome
+	rescues                       *leg // D's, with whose stream this attempt may go on; nil for none
 }
 
 // choiceOf is one pick.
@@ -84,8 +86,10 @@ func legIndex(k pdflow.LegKind) int {
 func (w *world) observer() pdflow.Observer {
 	return pdflow.Observer{
 		SessionStart: func(_ context.Context, s *connector.Session) {
+			c := w.byID(s.RequestID)
 			w.note(s.ID, func(b *session) {
 				b.started++
+				b.rescues = w.cutStream(c, w.requests[s.RequestID])
 				w.requests[s.RequestID] = append(w.requests[s.RequestID], b)
 			})
 		},
@@ -176,7 +180,7 @@ func (w *world) made(l *leg) string {
 	if w.protocol.hands() {
 		w.ledger.mu.Lock()
 		id := "kv-" + strconv.Itoa(len(w.handoffs)) + "-" + l.room
-		w.handoffs[id] = &handoff{prompt: l.prompt, leg: l}
+		w.handoffs[id] = &handoff{prompt: l.raw, leg: l}
 		w.ledger.mu.Unlock()
 		params = `,"kv_transfer_params":{"handoff":"` + id + `"}`
 	}
@@ -200,8 +204,8 @@ func (w *world) asked(l *leg, id string, then time.Time, began int64) {
 	if c.returned > 0 && began > c.returned {
 		breach("a leg was sent after the request's end")
 	}
-	if c.first > 0 && began > c.first && c.session != l.room {
-		breach("an attempt was made after the first byte")
+	if c.first > 0 && began > c.first && c.session != l.room && !w.mayFollow(l.room) {
+		breach("an attempt was made after the first byte, and is no rescue")
 	}
 	c.session = l.room
 	if l.role == prefillRole {
@@ -217,7 +221,7 @@ func (w *world) asked(l *leg, id string, then time.Time, began int64) {
 		if h.used++; h.used > 1 {
 			breach("a handoff was used twice")
 		}
-		if h.prompt != l.prompt {
+		if h.prompt != l.raw {
 			breach("a handoff was used for another prompt")
 		}
 		if !h.until.IsZero() && then.After(h.until) {
@@ -264,7 +268,7 @@ func (b *ledger) check(w *world) {
 			breach("a session was cleaned up " + strconv.Itoa(s.cleaned) + " times")
 		}
 	}
-	declined := 0
+	declined, rescues, hedges := 0, 0, 0
 	for _, p := range b.picks {
 		if p.done != 1 {
 			breach("Done was called " + strconv.Itoa(p.done) + " times")
@@ -282,6 +286,9 @@ func (b *ledger) check(w *world) {
 		breach("not every pick became a session")
 	}
 	for id, list := range b.requests {
+		hedges += len(list)
+		list = checkHedges(breach, list)
+		hedges -= len(list)
 		for i, s := range list {
 			// A request may end before the attempt that was to follow.
 			between := w.byID(id).between() || b.unpicked[id] > 0
@@ -289,16 +296,19 @@ func (b *ledger) check(w *world) {
 				breach("Final is not told of the last attempt, and of no other")
 			}
 		}
-		if len(list) > maxAttempts {
-			breach("more attempts than allowed")
-		}
+		rescues += b.checkAttempts(breach, w, list)
 	}
+	b.checkRescues(breach, w)
 	b.spans.check(breach, len(w.clients), legsStarted)
 	b.meter.check(breach, map[string]int{"pd.request.duration": len(w.clients), "pd.sessions": sessions,
 		"pd.leg.duration": b.measured, "pd.prefills.ran_on": ranOn})
-	n, more := b.meter.count("pd.retries"), sessions-len(b.requests)
+	n, more := b.meter.count("pd.retries"), sessions-len(b.requests)-rescues-hedges
 	if n != more {
 		breach(strconv.Itoa(n) + " retries were counted, of " + strconv.Itoa(more))
+	}
+	counted := b.meter.events()
+	if n := counted["pd.hedge  won"] + counted["pd.hedge  lost"]; n != hedges {
+		breach(strconv.Itoa(n) + " second prefills were counted, of " + strconv.Itoa(hedges))
 	}
 	unread := 0
 	for _, h := range b.handoffs {
@@ -323,7 +333,10 @@ func (b *ledger) checkRun(breach func(string), w *world, s *session) {
 		breach("a leg ran on for longer than its limit")
 	}
 	// A leg whose own limit has ended its attempt, or that D did not need, may run for as long again.
-	if late := s.over.Sub(s.begun) >= prefillLimit; !late && s.done.Sub(s.begun) > prefillLimit &&
+	// So may one whose D was silent for too long when only [DONE] was missing, which the flow then wrote itself.
+	d := b.givers[s.id]
+	late := s.over.Sub(s.begun) >= prefillLimit || d != nil && d.dead.Load() && s.out.Err == nil
+	if !late && s.done.Sub(s.begun) > prefillLimit &&
 		(s.out.Err == nil || s.out.Err.Code != pdflow.CodeTimeout) {
 		breach("a leg that ran on took longer than a prefill may")
 	}

@@ -56,7 +56,10 @@ type leg struct {
 	waits  bool   // for the driver
 	got    bool   // the engine has the whole request
 	room   string // the session
-	prompt string
+	prompt string // the client's name
+	raw    string // the prompt as it was sent
+	given  int    // tokens of D's in it
+	since  time.Time
 	failed bool      // as the driver said
 	sent   time.Time // when the gateway began to write
 	began  int64     // the same moment
@@ -65,7 +68,8 @@ type leg struct {
 
 	once  sync.Once
 	reset atomic.Bool
-	far   net.Conn // the engine's side
+	dead  atomic.Bool // the engine failed, or was silent for too long, before the end of what it had to say
+	far   net.Conn    // the engine's side
 }
 
 func (w *world) newLeg(role, host string) *leg {
@@ -80,6 +84,9 @@ func (w *world) newLeg(role, host string) *leg {
 func (l *leg) end() {
 	l.once.Do(func() {
 		l.w.mu.Lock()
+		if l.at != atEnd && l.waits && time.Since(l.since) >= idleLimit {
+			l.dead.Store(true)
+		}
 		l.ended, l.waits = time.Now(), false
 		l.w.mu.Unlock()
 		close(l.gone)
@@ -101,7 +108,7 @@ func (l *leg) abandon() {
 // pass waits at a point until the driver lets the leg go on. It returns false if the leg is over.
 func (l *leg) pass(at point, over <-chan struct{}) (f *fault, ok bool) {
 	l.w.mu.Lock()
-	l.at, l.waits = at, true
+	l.at, l.waits, l.since = at, true, time.Now()
 	l.w.mu.Unlock()
 	l.w.signal()
 	select {
@@ -120,7 +127,10 @@ func (l *leg) pass(at point, over <-chan struct{}) (f *fault, ok bool) {
 func (l *leg) let(f *fault) {
 	l.w.mu.Lock()
 	l.waits = false
-	l.failed = l.failed || f != nil
+	if f != nil {
+		l.failed = true
+		l.dead.Store(l.at != atEnd)
+	}
 	l.w.mu.Unlock()
 	l.grant <- f
 }
@@ -231,6 +241,7 @@ func (l *leg) serve(c net.Conn) {
 		if _, err := io.WriteString(c, part.bytes); err != nil {
 			return
 		}
+		l.w.gave(l, part.tokens)
 		if part.at != noPoint && !l.go1(c, part.at) {
 			return
 		}
@@ -263,7 +274,8 @@ func (l *leg) go1(c net.Conn, at point) bool {
 func (l *leg) read(body string) {
 	params := gjson.Get(body, "kv_transfer_params")
 	l.w.mu.Lock()
-	l.got, l.room, l.prompt = true, params.Get("room").Str, gjson.Get(body, "prompt").Str
+	l.got, l.room, l.raw = true, params.Get("room").Str, gjson.Get(body, "prompt").Raw
+	l.prompt, l.given = l.w.promptOf(l.raw)
 	sent, began := l.sent, l.began
 	l.w.mu.Unlock()
 	l.w.asked(l, params.Get("handoff").Str, sent, began)
@@ -271,8 +283,9 @@ func (l *leg) read(body string) {
 
 // part is a piece of a response, and the point at which the engine is after it.
 type part struct {
-	bytes string
-	at    point
+	bytes  string
+	at     point
+	tokens int // of a stream that may be rescued: how many there are with this part
 }
 
 const eventHead = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -300,11 +313,20 @@ func choice(text, reason string) string {
 // asks reports whether the leg is one of a D that asks for a prefill by an event.
 func (l *leg) asks(string) bool { return l.role == decodeRole && l.w.protocol.asks }
 
+// whole is a response that is not streamed.
+func whole(all string) []part {
+	return []part{{bytes: jsonHead(200, len(all)), at: atHead}, {bytes: all[:len(all)/2], at: atFirst},
+		{bytes: all[len(all)/2:]}}
+}
+
 // response is what a healthy engine says.
 func (l *leg) response(body string) []part {
 	if l.role == prefillRole {
 		all := l.w.made(l)
-		return []part{{jsonHead(200, len(all)), atHead}, {all[:len(all)/2], atFirst}, {all[len(all)/2:], noPoint}}
+		return whole(all)
+	}
+	if gjson.Get(body, "return_token_ids").Bool() {
+		return l.tokens(int(gjson.Get(body, "max_tokens").Int()))
 	}
 	first, second := words(l.prompt)
 	reason := `"length"`
@@ -316,9 +338,10 @@ func (l *leg) response(body string) []part {
 		if first == "" {
 			begun = reason
 		}
-		return []part{{eventHead, atHead}, {chunk(choice(first, begun)), atFirst},
-			{chunk(choice(second, reason)), atSecond}, {chunk("[DONE]"), atEnd}, {lastChunk, noPoint}}
+		return []part{{bytes: eventHead, at: atHead}, {bytes: chunk(choice(first, begun)), at: atFirst},
+			{bytes: chunk(choice(second, reason)), at: atSecond}, {bytes: chunk("[DONE]"), at: atEnd},
+			{bytes: lastChunk}}
 	}
 	all := choice(first+second, reason)
-	return []part{{jsonHead(200, len(all)), atHead}, {all[:len(all)/2], atFirst}, {all[len(all)/2:], noPoint}}
+	return whole(all)
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/pdkit/pdkit/connector"
 )
@@ -15,9 +16,11 @@ import (
 type scenario struct {
 	name     string
 	order    connector.Order
-	cold     bool // D asks for a prefill by its response
-	asks     bool // D asks for a prefill by an event
-	finishes bool // a leg that P has got runs on after its attempt
+	cold     bool          // D asks for a prefill by its response
+	asks     bool          // D asks for a prefill by an event
+	finishes bool          // a leg that P has got runs on after its attempt
+	rescues  int           // how often a stream may go on at another pair
+	hedge    time.Duration // after which a second prefill is sent; 0: none
 }
 
 var scenarios = []scenario{
@@ -28,6 +31,14 @@ var scenarios = []scenario{
 	{name: "decode-first, warm", order: connector.DecodeFirst},
 	{name: "decode-then-prefill", order: connector.DecodeThenPrefill, asks: true},
 	{name: "decode-then-prefill, not asked", order: connector.DecodeThenPrefill},
+}
+
+// rescuing are the scenarios with rescue or a hedged prefill, which only the random runs have.
+var rescuing = []scenario{
+	{name: "prefill-then-decode, rescue", order: connector.PrefillThenDecode, rescues: 1},
+	{name: "together, two rescues", order: connector.Together, rescues: 2},
+	{name: "together, P finishes, rescue", order: connector.Together, finishes: true, rescues: 1},
+	{name: "prefill-then-decode, rescue, hedged", order: connector.PrefillThenDecode, rescues: 1, hedge: hedgeTime},
 }
 
 // beside reports whether both legs may run at one time.

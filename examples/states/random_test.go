@@ -78,7 +78,7 @@ const mostClients = 4
 // -rapid.seed make more runs, and one run again.
 func TestRandomSequencesOfEvents(t *testing.T) {
 	var runs, steps atomic.Int64
-	for _, s := range scenarios {
+	for _, s := range slices.Concat(scenarios, rescuing) {
 		t.Run(s.name, func(t *testing.T) {
 			rapid.Check(t, func(rt *rapid.T) {
 				list := rapid.OneOf(rapid.SliceOfN(anyStep, 1, 20), rapid.SliceOfN(anyStep, 30, 100)).Draw(rt, "steps")
@@ -98,7 +98,7 @@ func TestRandomSequencesOfEvents(t *testing.T) {
 
 // random does the steps that are possible, and then lets everything end.
 func (w *world) random(list []step) (did []string) {
-	w.start(entrances[0], false)
+	w.start(entrances[0], w.protocol.rescues > 0, true)
 	for _, s := range list {
 		synctest.Wait()
 		if what := w.step(s); what != "" {
@@ -106,10 +106,20 @@ func (w *world) random(list []step) (did []string) {
 		}
 	}
 	w.vanishQuietly("")
+	w.settle()
+	if w.draining == nil && w.meter.count("pd.rescues") > 0 {
+		w.fillPlaces()
+		w.settle()
+	}
+	return did
+}
+
+// settle lets all requests end.
+func (w *world) settle() {
 	for range 2000 {
 		synctest.Wait()
 		if !slices.ContainsFunc(w.clients, func(c *client) bool { return !c.isOver() }) {
-			return did
+			return
 		}
 		if waiting := w.waiting(); len(waiting) > 0 {
 			waiting[0].let(nil)
@@ -124,7 +134,6 @@ func (w *world) random(list []step) (did []string) {
 		}
 	}
 	w.breach("a request does not end")
-	return did
 }
 
 // step does one step, and says what it did; "" if it is not possible now.
@@ -139,7 +148,7 @@ func (w *world) step(s step) string {
 		}
 	case begin:
 		if len(w.clients) < mostClients {
-			c := w.start(entrances[s.Which%3], s.Which%2 == 1)
+			c := w.start(entrances[s.Which%3], s.Which%2 == 1, s.Which%8 > 1)
 			return c.name + " asks by " + c.entrance
 		}
 	case fails:
@@ -149,7 +158,7 @@ func (w *world) step(s step) string {
 		}
 		l := waiting[s.Which%len(waiting)]
 		c := w.clientOf(l.prompt)
-		for _, e := range events {
+		for _, e := range c.failures() {
 			if e.role != "" && e.suits(l, c != nil && c.stream) {
 				possible = append(possible, e)
 			}

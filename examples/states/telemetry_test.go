@@ -5,6 +5,8 @@ package states
 import (
 	"context"
 	"fmt"
+	"maps"
+	"strings"
 	"sync"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -21,6 +23,7 @@ type spans struct {
 	begun  map[string]int
 	twice  bool
 	active int
+	events map[string]int // with their result and reason
 }
 
 func (s *spans) Tracer(string, ...trace.TracerOption) trace.Tracer { return &tracer{s: s} }
@@ -34,7 +37,7 @@ func (t *tracer) Start(ctx context.Context, name string, _ ...trace.SpanStartOpt
 	t.s.mu.Lock()
 	defer t.s.mu.Unlock()
 	if t.s.begun == nil {
-		t.s.begun = map[string]int{}
+		t.s.begun, t.s.events = map[string]int{}, map[string]int{}
 	}
 	t.s.begun[name]++
 	t.s.active++
@@ -63,6 +66,26 @@ func (x *span) SetAttributes(...attribute.KeyValue) {
 	defer x.s.mu.Unlock()
 	x.s.twice = x.s.twice || x.over // nobody would see them
 }
+
+func (x *span) AddEvent(name string, opts ...trace.EventOption) {
+	c := trace.NewEventConfig(opts...)
+	set := attribute.NewSet(c.Attributes()...)
+	x.s.mu.Lock()
+	defer x.s.mu.Unlock()
+	x.s.twice = x.s.twice || x.over
+	x.s.events[name+outcomeOf(&set)]++
+}
+
+// outcomeOf is an attribute set's result and reason.
+func outcomeOf(set *attribute.Set) string {
+	result, _ := set.Value("pd.result")
+	reason, _ := set.Value("pd.reason")
+	return " " + result.AsString() + " " + reason.AsString()
+}
+
+// eventOf are the counters whose events the request's span has, too.
+var eventOf = map[string]string{"pd.rescues": "pd.rescue", "pd.hedges": "pd.hedge", "pd.retries": "pd.retry",
+	"pd.retries.skipped": "pd.retry.skipped"}
 
 func (s *spans) check(breach func(string), requests, legs int) {
 	s.mu.Lock()
@@ -97,6 +120,15 @@ func (m *meter) count(name string) int {
 	m.m.mu.Lock()
 	defer m.m.mu.Unlock()
 	return m.m.counts[name]
+}
+
+// events are what was counted that spans have events of.
+func (m *meter) events() map[string]int {
+	m.m.mu.Lock()
+	defer m.m.mu.Unlock()
+	list := maps.Clone(m.m.counts)
+	maps.DeleteFunc(list, func(name string, _ int) bool { return !strings.Contains(name, " ") })
+	return list
 }
 
 func (m *meter) check(breach func(string), want map[string]int) {
@@ -136,4 +168,9 @@ type counter struct {
 	i    *instruments
 }
 
-func (c counter) Add(_ context.Context, n int64, _ ...metric.AddOption) { c.i.add(c.name, int(n)) }
+func (c counter) Add(_ context.Context, n int64, opts ...metric.AddOption) {
+	c.i.add(c.name, int(n))
+	if event, ok := eventOf[c.name]; ok {
+		c.i.add(event+outcomeOf(new(metric.NewAddConfig(opts).Attributes())), int(n))
+	}
+}

@@ -31,6 +31,7 @@ const (
 	decodeLimit  = 20 * time.Second
 	idleLimit    = 5 * time.Second
 	writeLimit   = 3 * time.Second
+	hedgeTime    = 2 * time.Second
 	forever      = 10 * time.Minute // no request may take so long
 )
 
@@ -102,9 +103,10 @@ func newWorld(s setting) *world {
 		return must(pdflow.New(w.protocol.connector(), &counted{Picker: pick.New(set, pick.RoundRobin()), w: w},
 			pdflow.WithTransport(w.rt), pdflow.WithObserver(w.observer()),
 			pdflow.WithTracerProvider(&w.spans), pdflow.WithMeterProvider(&w.meter),
+			pdflow.WithRescue(s.protocol.rescues),
 			pdflow.WithTimeouts(config.Timeouts{Prefill: prefillLimit, Handoff: handoffLimit, Decode: decodeLimit,
 				Idle: idleLimit, Write: writeLimit}),
-			pdflow.WithRetry(config.Retry{MaxAttempts: attempts})))
+			pdflow.WithRetry(config.Retry{MaxAttempts: attempts, Hedge: s.protocol.hedge})))
 	}
 	w.flow, w.next = make1(), make1()
 	w.mux = pdflow.NewMux(nil)
