@@ -297,8 +297,11 @@ func TestRightsThatAreMissingAreTold(t *testing.T) {
 
 	f.refusing(refused("watch pods")) // which a list does not make good
 	s.list(t, "default/p-0 http://10.0.0.1:8000 both ready")
-	s.fault(t, `kubernetes: not allowed to watch pods in namespace "default": see manifests/rbac.yaml (the last `+
-		`list stays)`)
+	s.until(t, func() bool { // before the list is published, which takes a moment, or after that
+		told := s.told()
+		return strings.HasPrefix(told[len(told)-1],
+			`kubernetes: not allowed to watch pods in namespace "default": see manifests/rbac.yaml (the`)
+	}, "the fault")
 	before := f.count("list pods")
 	s.until(t, func() bool { return f.count("list pods") > before }, "another try")
 
