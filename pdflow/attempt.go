@@ -38,6 +38,7 @@ type attempt struct {
 	race       *race          // with a second attempt whose prefill runs beside this one's; nil otherwise
 	rendezvous *rendezvous    // of two legs that are sent together; nil otherwise
 	pEnded     chan struct{}  // closed when a prefill that runs beside D has ended; nil if nobody waits for that
+	place      *rescuePlace   // where the attempt is to go on with a stream; nil otherwise
 	own        *ownLeg        // P's leg, where it may run on after the attempt; nil otherwise
 	pGiven     chan struct{}  // of two legs that a host sends together: closed when it has P's
 	sent       bool           // D has got the request, or may have; known when its leg has ended

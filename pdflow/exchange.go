@@ -208,7 +208,11 @@ func (x *exchange) check() (member string, e *Error) {
 
 // attempt picks engines and runs the legs once. On success the body owns the attempt and ends it.
 func (x *exchange) attempt(n int, mode Mode) (body *Body, e *Error) {
-	defer func() { x.releasePlace(e) }()
+	defer func() {
+		if x.rescue != nil {
+			x.f.rescues.give(x.rescue.place, e)
+		}
+	}()
 	a, e := x.begin(n, mode)
 	if e != nil {
 		return nil, e
@@ -264,7 +268,11 @@ func (x *exchange) begin(n int, mode Mode) (*attempt, *Error) {
 	if x.mode != "" {
 		mode = x.mode
 	}
-	return newAttempt(x, n, mode, &pick), nil
+	a := newAttempt(x, n, mode, &pick)
+	if x.rescuing() {
+		a.place = x.rescue.place
+	}
+	return a, nil
 }
 
 // pick fills p.

@@ -29,9 +29,9 @@ import (
 // caller sends the legs and has sent the last one, nor are those with a Pick of the caller's, which get one attempt.
 //
 // A rescued stream costs a second prefill of its prompt; while a stream runs, the flow holds its token ids, 4 bytes
-// for each. When a decode engine dies with many streams, each engine prefills at most four of them at a time, and the
-// others wait, for no longer than Timeouts.Prefill and Timeouts.Idle together. Rescues are not counted in Retry.Budget;
-// their retries and hedged prefills are.
+// for each. When a decode engine dies with many streams, a flow sends each prefill engine at most four of them at a
+// time, hedged prefills apart. The others wait, if Timeouts.Prefill and Timeouts.Idle are limits, for no longer than
+// both together since the stream broke. Rescues are not counted in Retry.Budget; their retries and hedged prefills are.
 func WithRescue(perRequest int) Option {
 	return optionFunc(func(o *options) error {
 		o.rescues = perRequest
@@ -46,8 +46,7 @@ type rescue struct {
 	left   int            // rescues
 	from   *resume.Stream // not nil: the stream as it was cut, while another pair is tried
 	since  time.Time      // when from was cut
-	placed bool           // it holds a place of Flow.rescues at the engine place
-	place  string
+	place  *rescuePlace   // of the current attempt
 }
 
 // askTokens asks D for the ids of its tokens, if its stream may be rescued.

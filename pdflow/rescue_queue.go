@@ -5,6 +5,7 @@ package pdflow
 import (
 	"container/list"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -23,9 +24,17 @@ type rescueQueue struct {
 type rescuesAt struct {
 	taken   int
 	waiting list.List // of chan bool, which gets true with a place, and false to pick again
+	failed  int       // failures in a row
 }
 
-// enter takes a place at an engine, or queues for one: then turn is not nil. leave or release must follow.
+// rescuePlace is what a stream holds from its pick until the prefill leg has ended, or, where one engine serves alone,
+// until its first event.
+type rescuePlace struct {
+	engine string
+	free   atomic.Bool
+}
+
+// enter takes a place at an engine, or queues for one: then turn is not nil. leave or give must follow.
 func (q *rescueQueue) enter(engine string) (turn *list.Element) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -55,27 +64,38 @@ func (q *rescueQueue) leave(engine string, turn *list.Element) {
 	select {
 	case placed := <-ch:
 		if placed {
-			q.release(engine, false)
+			q.give(&rescuePlace{engine: engine}, nil)
 		}
 	default:
 	}
 }
 
-// release gives a place back. If the engine failed, nobody goes on to wait for it.
-func (q *rescueQueue) release(engine string, failed bool) {
+// give gives a place back, once, after a leg or an attempt that ended with e, or nil. p may be nil. When the engine has
+// failed, and has failed two times in a row, four, eight …, all that wait for it pick again: at each failure they would
+// pick far too often, and at the first alone the picker may not know enough yet.
+func (q *rescueQueue) give(p *rescuePlace, e *Error) {
+	if p == nil || p.free.Swap(true) {
+		return
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	at := q.at[engine]
+	at := q.at[p.engine]
 	at.taken--
-	for w := at.waiting.Front(); w != nil && (failed || at.taken < rescuesAtOne); w = at.waiting.Front() {
+	if e != nil && e.EngineFault() && e.Endpoint == p.engine {
+		at.failed++
+	} else {
+		at.failed = 0
+	}
+	again := at.failed > 0 && at.failed&(at.failed-1) == 0
+	for w := at.waiting.Front(); w != nil && (again || at.taken < rescuesAtOne); w = at.waiting.Front() {
 		turn, _ := at.waiting.Remove(w).(chan bool)
-		if !failed {
+		if !again {
 			at.taken++
 		}
-		turn <- !failed
+		turn <- !again
 	}
 	if at.taken == 0 { // then nobody waits
-		delete(q.at, engine)
+		delete(q.at, p.engine)
 	}
 }
 
@@ -83,21 +103,42 @@ func (q *rescueQueue) release(engine string, failed bool) {
 func (x *exchange) rescuing() bool { return x.rescue != nil && x.rescue.from != nil }
 
 // pickForRescue picks engines, and waits until the one that is to prefill has a place. The pick is held meanwhile, so
-// that the picker knows what the engine will have to do; if the engine fails, another pick follows. The stream holds
-// its place until releasePlace.
-func (x *exchange) pickForRescue(n int, mode Mode, p *Pick) *Error {
+// that the picker knows what the engine will have to do. Another pick follows if the engine fails, or the list of
+// engines has changed when the stream's turn comes.
+func (x *exchange) pickForRescue(n int, mode Mode, p *Pick) (e *Error) {
+	q, r := &x.f.rescues, x.rescue
+	changing, _ := x.f.picker.(interface{ Changed() <-chan struct{} })
 	for {
-		if e := x.pick(x.ctx, n, mode, p); e != nil {
+		if e = x.pick(x.ctx, n, mode, p); e != nil {
 			return e
 		}
-		engine := p.Prefill.ID
-		if p.Prefill.URL == nil {
-			engine = p.Decode.ID
+		var changed <-chan struct{}
+		if changing != nil {
+			changed = changing.Changed()
 		}
-		placed, e := x.waitForPlace(engine)
+		engine, leg := p.Prefill.ID, x.f.limits.Prefill
+		if p.Prefill.URL == nil {
+			engine, leg = p.Decode.ID, x.f.limits.Decode
+		}
+		if r.place != nil && r.place.engine == engine && !r.place.free.Load() {
+			return nil // its turn had come
+		}
+		q.give(r.place, nil)
+		turn := q.enter(engine)
+		placed := turn == nil
+		if !placed {
+			placed, e = x.awaitTurn(engine, turn, leg)
+		}
 		if placed {
-			x.rescue.placed, x.rescue.place = true, engine
-			return nil
+			r.place = &rescuePlace{engine: engine}
+			if turn == nil {
+				return nil
+			}
+			select {
+			case <-changed:
+			default:
+				return nil
+			}
 		}
 		x.decline(p)
 		if e != nil {
@@ -106,18 +147,13 @@ func (x *exchange) pickForRescue(n int, mode Mode, p *Pick) *Error {
 	}
 }
 
-// waitForPlace waits until a stream has a place at an engine. It has none and no error if the engine failed meanwhile.
-// All its waits together take no longer than a prefill may take and a response may be silent: by then the timeouts of
-// those that have places have let it try another engine.
-func (x *exchange) waitForPlace(engine string) (placed bool, e *Error) {
-	q := &x.f.rescues
-	turn := q.enter(engine)
-	if turn == nil {
-		return true, nil
-	}
+// awaitTurn waits until a stream has a place at an engine. It has none and no error if it is to pick again. All its
+// waits together take no longer than a leg may take and a response may be silent, if both have limits: by then those
+// of the streams that have places have let it try another engine.
+func (x *exchange) awaitTurn(engine string, turn *list.Element, leg time.Duration) (placed bool, e *Error) {
 	var tooLong <-chan time.Time
-	if limit := max(x.f.limits.Prefill, 0) + max(x.f.limits.Idle, 0); limit > 0 {
-		timer := time.NewTimer(limit - time.Since(x.rescue.since))
+	if idle := x.f.limits.Idle; leg > 0 && idle > 0 {
+		timer := time.NewTimer(leg + idle - time.Since(x.rescue.since))
 		defer timer.Stop()
 		tooLong = timer.C
 	}
@@ -131,14 +167,6 @@ func (x *exchange) waitForPlace(engine string) (placed bool, e *Error) {
 	case <-x.ctx.Done():
 		e = x.f.ended(x.ctx, "", "rescue")
 	}
-	q.leave(engine, turn)
+	x.f.rescues.leave(engine, turn)
 	return false, e
-}
-
-// releasePlace gives back what pickForRescue took, after an attempt that ended with e, or nil.
-func (x *exchange) releasePlace(e *Error) {
-	if r := x.rescue; r != nil && r.placed {
-		r.placed = false
-		x.f.rescues.release(r.place, e != nil && e.EngineFault())
-	}
 }

@@ -410,4 +410,7 @@ func (a *attempt) legEnded(o *LegOutcome, p *connector.PrefillResult) {
 	if o.Leg == LegPrefill && a.prefillDone != nil {
 		_ = a.guard("", "done", func() error { a.prefillDone(o); return nil })
 	}
+	if o.Leg == LegPrefill && o.Err == nil { // else the picker is to know first: see exchange.attempt
+		a.f.rescues.give(a.place, nil)
+	}
 }
