@@ -169,7 +169,9 @@ func storeGone(ctx context.Context, _ *chaos, m *model, r *rand.Rand) error {
 	return errors.Join(os.Remove(store), os.Rename(store+".away", store))
 }
 
-// storeTorn cuts files of the store in half while engines look for them, as a full or failing disk does.
+// storeTorn cuts files of the store in half while engines look for them, as a full or failing disk does. The half takes
+// the file's place. A file that is truncated while an engine reads it can come whole, with zeros in it, on Linux: then
+// the text is wrong, and nobody between the engines can know.
 func storeTorn(ctx context.Context, _ *chaos, m *model, r *rand.Rand) error {
 	if !m.flaps.TryLock() {
 		return errBusy
@@ -184,10 +186,20 @@ func storeTorn(ctx context.Context, _ *chaos, m *model, r *rand.Rand) error {
 		}
 		for _, file := range files {
 			info, err := file.Info()
-			if err != nil || time.Since(info.ModTime()) > 100*time.Millisecond {
-				continue // gone, or torn before
+			if err != nil || time.Since(info.ModTime()) > 100*time.Millisecond || filepath.Ext(file.Name()) != ".kv" {
+				continue // gone, torn before, or not yet whole
 			}
-			_ = os.Truncate(filepath.Join(store, file.Name()), info.Size()/2)
+			path, half := filepath.Join(store, file.Name()), filepath.Join(m.dir, "half")
+			data, err := os.ReadFile(path)
+			if err == nil {
+				err = os.WriteFile(half, data[:len(data)/2], 0o600)
+			}
+			if err == nil {
+				err = os.Chtimes(half, time.Time{}, time.Unix(0, 0))
+			}
+			if err == nil {
+				_ = os.Rename(half, path)
+			}
 		}
 	}
 	return nil
