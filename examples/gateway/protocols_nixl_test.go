@@ -156,7 +156,6 @@ func TestPushLeavesNoDecodeWaiting(t *testing.T) {
 			push := protocols[slices.IndexFunc(protocols, func(p protocol) bool {
 				return p.title() == "nixl-push/together"
 			})]
-			push.prefill.Lease = 200 * time.Millisecond
 			x := push.start(t)
 			for _, e := range []*enginesim.Engine{x.p, x.d} {
 				e.Inject(c.fault)
