@@ -312,7 +312,6 @@ func TestLeaseOfAFrozenEngine(t *testing.T) {
 	simtest.WaitFor(t, "expiry", func() bool { return s.P.Stats().Expired == 1 })
 }
 
-// TestRestartForgets blocks, caches and counters, and keeps address, faults and requests.
 // A port that another program has taken while the engine was dead is waited for.
 func TestRestartWaitsForThePort(t *testing.T) {
 	e, err := enginesim.Start(enginesim.Config{})
@@ -336,6 +335,7 @@ func TestRestartWaitsForThePort(t *testing.T) {
 	}
 }
 
+// TestRestartForgets blocks, caches and counters, and keeps address, faults and requests.
 func TestRestartForgets(t *testing.T) {
 	s := simtest.New(t)
 	body := simtest.Completion("x")

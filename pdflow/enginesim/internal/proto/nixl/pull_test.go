@@ -324,7 +324,7 @@ func TestExpiredHandoff(t *testing.T) {
 	for _, reused := range []bool{false, true} {
 		t.Run(map[bool]string{false: "untouched", true: "reused"}[reused], func(t *testing.T) {
 			s := simtest.New(t, func(p, d *enginesim.Config) {
-				p.Blocks, p.MaxModelLen, p.Lease = 24, 768, 300*time.Millisecond
+				p.Blocks, p.MaxModelLen, p.Lease = 24, 768, time.Second
 			})
 			body := simtest.Completion("x")
 			h := s.Prefill(simtest.Completions, body)
