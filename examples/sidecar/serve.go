@@ -60,12 +60,12 @@ func (s *sidecar) serve(ctx context.Context) error {
 		defer d.server.Close() // what the drain has left
 		running.Go(func() { failed <- d.server.Serve(d.ln) })
 	}
+	for _, d := range metrics {
+		s.log.Info("metrics", "listen", d.ln.Addr().String(), "tls", s.flags.metricsCert != "")
+	}
 	for rank, d := range servers {
 		s.log.Info("serving", "listen", d.ln.Addr().String(), "rank", rank, "tls", s.flags.secure, "connector",
 			s.flow.Connector().Traits().Name)
-	}
-	for _, d := range metrics {
-		s.log.Info("metrics", "listen", d.ln.Addr().String(), "tls", s.flags.metricsCert != "")
 	}
 	select {
 	case err := <-failed:
