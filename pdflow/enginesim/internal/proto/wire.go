@@ -204,6 +204,11 @@ func (w *Wire) ReadNamed(ctx context.Context, s *core.Sequence, from Place, name
 	if err != nil {
 		return err
 	}
+	return w.ReadNamedOf(ctx, p, s, name)
+}
+
+// ReadNamedOf is ReadNamed from a peer that is connected. It asks even when ctx has ended, and then lets go.
+func (w *Wire) ReadNamedOf(ctx context.Context, p *Peer, s *core.Sequence, name string) error {
 	first := s.Computed / w.Core.BlockSize
 	count := core.BlocksFor(s.Prompt, w.Core.BlockSize) - first
 	if err := w.Fetch(ctx, p, s, s.Prompt, AskMessage{Name: name, First: first, Count: count}); err != nil {

@@ -293,8 +293,15 @@ func (t *write) Load(ctx context.Context, s *core.Sequence) error {
 	}
 	engine := params.Text("remote_engine_id")
 	to, err := t.c.find(ctx, params.Text("remote_bootstrap_addr"), engine)
+	var p *proto.Peer
 	if err == nil {
-		err = t.c.ReadNamed(ctx, s, to, nameOf(engine, t.id))
+		p, err = t.c.Connect(ctx, to)
+	}
+	switch {
+	case err == nil:
+		err = t.c.ReadNamedOf(ctx, p, s, nameOf(engine, t.id))
+	case ctx.Err() != nil:
+		t.askLate(ctx, core.KeyOf(s.Tokens[:s.Prompt]))
 	}
 	var failed *core.LoadError
 	switch {
@@ -314,6 +321,23 @@ func (t *write) Load(ctx context.Context, s *core.Sequence) error {
 	case <-silence.C:
 		return &core.LoadError{Err: err}
 	}
+}
+
+// askLate asks P for a request whose client left before D had found P: D's worker does not know that it left, and only
+// then comes the empty read of the abort. left has ended.
+func (t *write) askLate(left context.Context, prompt core.TokenKey) {
+	engine := t.request.Params.Text("remote_engine_id")
+	t.c.Spawn(func() {
+		t.c.Briefly(func(ctx context.Context) {
+			to, err := t.c.find(ctx, t.request.Params.Text("remote_bootstrap_addr"), engine)
+			if err != nil {
+				return
+			}
+			if p, err := t.c.Connect(ctx, to); err == nil {
+				_, _ = p.Ask(left, prompt, proto.AskMessage{Name: nameOf(engine, t.id), Count: 1})
+			}
+		})
+	})
 }
 
 // Finished offers the prompt's KV, if the response ended by length. Else P frees the blocks, and a reader that asks for

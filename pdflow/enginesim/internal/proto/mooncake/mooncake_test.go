@@ -3,6 +3,9 @@
 package mooncake_test
 
 import (
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -306,6 +309,26 @@ func TestMooncakeOrphans(t *testing.T) {
 		simtest.WaitFor(t, "P counts it", func() bool { return s.P.Stats().Orphans == 1 })
 		mooncakePair(s, simtest.Completion("y"), "xfer-2")
 	})
+}
+
+// P is asked, and then told, although the client left while D looked for P.
+func TestMooncakeOrphanOfAClientThatLeftEarly(t *testing.T) {
+	s := simtest.New(t, mooncakes)
+	_, orphan := mooncakeLegs(s, simtest.Completion("x"), "xfer-1")
+	found := query(s.Client, s.P).Body
+	asked := make(chan struct{}, 2)
+	slow := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if asked <- struct{}{}; len(asked) == 1 {
+			<-r.Context().Done()
+		}
+		_, _ = io.WriteString(w, found)
+	}))
+	defer slow.Close()
+	orphan["kv_transfer_params"].(simtest.Obj)["remote_bootstrap_addr"] = slow.URL
+	leave := s.Waits(orphan)
+	simtest.WaitFor(t, "D looks for P", func() bool { return len(asked) == 1 })
+	leave()
+	simtest.WaitFor(t, "P counts it", func() bool { return s.P.Stats().Orphans == 1 })
 }
 
 // A prompt that comes after D's client has left is let go, not kept.
