@@ -27,8 +27,8 @@ func longer(n, times int) []byte {
 		strings.Repeat(fmt.Sprintf("%d prompts. ", n), 20*times))
 }
 
-// leave sends requests whose clients leave while P computes, and returns when the flow has answered all of them. P takes
-// five seconds for each, so that all of them begin before the first one ends.
+// leave sends requests whose clients leave while P computes, and returns when the flow has answered all of them. P
+// takes five seconds for each, so that all of them begin before the first one ends.
 func (x *rig) leave(clients int) {
 	x.t.Helper()
 	ctx, leave := context.WithCancel(x.t.Context())
