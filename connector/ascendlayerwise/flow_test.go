@@ -51,7 +51,7 @@ func newPair(t *testing.T, prefill, decode http.HandlerFunc, opts ...pdflow.Opti
 	x.flow, err = pdflow.New(c, nobody{}, append([]pdflow.Option{pdflow.WithTransport(tr)}, opts...)...)
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, stop := context.WithTimeout(context.Background(), 20*time.Second)
 		defer stop()
 		require.NoError(t, x.flow.Shutdown(ctx))
 		tr.Close()
@@ -144,7 +144,7 @@ func TestDIsCancelledWhenPFails(t *testing.T) {
 func TestADThatNeverCallsBackRunsOutOfTime(t *testing.T) {
 	left := make(chan struct{}, 1)
 	limits := config.Timeouts{}
-	limits.Decode = 100 * time.Millisecond
+	limits.Decode = time.Second // D must have got the request by then
 	x := newPair(t, func(http.ResponseWriter, *http.Request) { t.Error("P was asked without D's blocks") },
 		func(_ http.ResponseWriter, r *http.Request) {
 			_, _ = io.Copy(io.Discard, r.Body)

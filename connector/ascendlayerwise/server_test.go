@@ -24,6 +24,7 @@ import (
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/freeport"
 )
 
 func started(t testing.TB, o *ascendlayerwise.Options) *ascendlayerwise.Connector {
@@ -85,7 +86,7 @@ func soon(t testing.TB, ch <-chan reply) reply {
 	select {
 	case r := <-ch:
 		return r
-	case <-time.After(5 * time.Second):
+	case <-time.After(20 * time.Second):
 		t.Fatal("the callback is not answered")
 		return reply{}
 	}
@@ -251,10 +252,9 @@ func TestACallbackWithoutBlocksStartsNothing(t *testing.T) {
 }
 
 func TestConnectorsShareTheListenerOfAnAddress(t *testing.T) {
-	free, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := freeport.One()
 	require.NoError(t, err)
-	address := free.Addr().String()
-	require.NoError(t, free.Close())
+	address := "127.0.0.1:" + port
 	o := &ascendlayerwise.Options{CallbackListen: address}
 	open := func() *ascendlayerwise.Connector {
 		c, err := ascendlayerwise.New(o)

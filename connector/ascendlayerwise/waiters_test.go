@@ -89,7 +89,7 @@ func TestLargeBodiesAreReadFewAtATime(t *testing.T) {
 		_, err := w.Write(make([]byte, smallEnough+1))
 		require.NoError(t, err)
 	}
-	require.Eventually(t, func() bool { return s.large.Load() == maxLarge }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return s.large.Load() == maxLarge }, 20*time.Second, time.Millisecond)
 	post := func(size int) int {
 		resp, err := http.Post(front.URL+callbackPath, "application/json",
 			strings.NewReader(`{"request_id":"nobody","x":"`+strings.Repeat("x", size)+`"}`))

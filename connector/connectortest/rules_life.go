@@ -239,7 +239,7 @@ func goroutines() map[string]string {
 // leaves waits for goroutines that were not there before. Those of package testing are other tests.
 func (t *trial) leaves(before map[string]string) error {
 	var left string
-	for end := time.Now().Add(min(t.Timeout, 2*time.Second)); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(t.Timeout); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		left = ""
 		for id, stack := range goroutines() {
 			if _, was := before[id]; !was && !strings.Contains(stack, "testing.tRunner") &&

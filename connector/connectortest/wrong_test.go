@@ -37,7 +37,7 @@ var toy = connectortest.Harness{
 			Body: io.NopCloser(strings.NewReader(`{"engine_id":"engine-7f"}`))}, nil
 	},
 	Event:   func(*connector.Session) connector.Event { return connector.Event{Body: []byte(`{"ready":true}`)} },
-	Timeout: time.Second,
+	Timeout: 20 * time.Second,
 }
 
 func TestARightConnectorBreaksNoRule(t *testing.T) {
@@ -51,6 +51,7 @@ func TestEachRuleFailsForAWrongConnector(t *testing.T) {
 	for _, f := range wrong.Faults() {
 		t.Run(f.What, func(t *testing.T) {
 			h := toy
+			h.Timeout = 500 * time.Millisecond // well before a fault that takes its time is over
 			if h.New = f.New; f.Bare {
 				h.Response, h.Needs = nil, nil
 			}

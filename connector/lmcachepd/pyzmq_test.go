@@ -104,7 +104,7 @@ func TestARealSendersHeartbeats(t *testing.T) {
 	py := python(t)
 	c := start(t, lmcachepd.Options{})
 	got := begin(
-		t, py, map[string]any{"address": c.Addr(), "ids": []string{"a"}, "ranks": 3, "hold": 1, "heartbeat": 50},
+		t, py, map[string]any{"address": c.Addr(), "ids": []string{"a"}, "ranks": 3, "hold": 4, "heartbeat": 400},
 	)()
 	assert.Zero(t, got.Lost)
 	eventually(t, c, lmcachepd.Notices{Unknown: 3})

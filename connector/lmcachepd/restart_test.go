@@ -14,7 +14,7 @@ import (
 
 // While the address is taken by somebody else the connector is not healthy; afterwards it receives notices again.
 func TestADeadListenerIsNotHealthyAndIsRestarted(t *testing.T) {
-	c := start(t, lmcachepd.Options{})
+	c := start(t, lmcachepd.Options{NotifyListen: freePort(t)})
 	s, wait, done := armed(t, c)
 	defer done(nil)
 	var other net.Listener
@@ -23,11 +23,11 @@ func TestADeadListenerIsNotHealthyAndIsRestarted(t *testing.T) {
 		ln, err := net.Listen("tcp", c.Addr())
 		other = ln
 		return err == nil
-	}, 10*time.Second, time.Millisecond)
-	require.Eventually(t, func() bool { return c.HealthCheck(t.Context()) != nil }, 10*time.Second, time.Millisecond)
+	}, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return c.HealthCheck(t.Context()) != nil }, 20*time.Second, time.Millisecond)
 	require.ErrorContains(t, c.HealthCheck(t.Context()), "is being restarted")
 	require.NoError(t, other.Close())
-	require.Eventually(t, func() bool { return c.HealthCheck(t.Context()) == nil }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return c.HealthCheck(t.Context()) == nil }, 20*time.Second, time.Millisecond)
 	push := pusher(t, c.Addr())
 	push(notice(t, s.ID))
 	push(notice(t, s.ID)) // of the second rank

@@ -18,10 +18,17 @@ import (
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
-// slowPrefill makes each prompt of completion take P a second or two, much longer than a busy machine stands still.
+// slowPrefill makes each prompt of completion take P about two seconds.
 func slowPrefill(p, _ *enginesim.Config) { p.PrefillRate = 100 }
 
-// leave sends requests whose clients leave while P computes, and returns when the flow has answered all of them.
+// longer is a request whose prompt takes P many times longer to compute than that of completion.
+func longer(n, times int) []byte {
+	return fmt.Appendf(nil, `{"model":"tiny","prompt":%q,"max_tokens":12,"temperature":0}`,
+		strings.Repeat(fmt.Sprintf("%d prompts. ", n), 20*times))
+}
+
+// leave sends requests whose clients leave while P computes, and returns when the flow has answered all of them. P
+// takes five seconds for each, so that all of them begin before the first one ends.
 func (x *rig) leave(clients int) {
 	x.t.Helper()
 	ctx, leave := context.WithCancel(x.t.Context())
@@ -29,18 +36,17 @@ func (x *rig) leave(clients int) {
 	var wg sync.WaitGroup
 	for n := range clients {
 		wg.Go(func() {
-			_, err := x.flow.Do(ctx, &pdflow.Request{API: connector.APICompletions, Body: []byte(completion(100 + n))})
+			_, err := x.flow.Do(ctx, &pdflow.Request{API: connector.APICompletions, Body: longer(100+n, 2)})
 			assert.ErrorIs(x.t, err, pdflow.CodeClientGone)
 		})
 	}
 	require.Eventually(x.t, func() bool {
 		return x.d.Stats().Requests == before+int64(clients) && x.p.Stats().Running == clients
-	}, 5*time.Second, time.Millisecond)
+	}, 20*time.Second, time.Millisecond)
 	time.Sleep(20 * time.Millisecond) // D asks P for its blocks
-	begun := time.Now()
 	leave()
 	wg.Wait()
-	assert.Less(x.t, time.Since(begun), 500*time.Millisecond, "the flow waited for P")
+	assert.Equal(x.t, clients, x.p.Stats().Running, "the flow waited for P")
 }
 
 // Clients that leave while P computes stop no pair: D is cancelled at once, and P's leg runs to its end, by which P's
@@ -49,7 +55,7 @@ func (x *rig) leave(clients int) {
 func TestClientsThatLeaveDoNotStopThePrefillEngine(t *testing.T) {
 	x := newRig(t, map[string]string{"num_workers": "2"}, slowPrefill)
 	x.leave(5)
-	ctx, stop := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 	defer stop()
 	require.NoError(t, x.d.WaitIdle(ctx))
 	assert.Equal(t, 5, x.p.Stats().Running, "P's legs run on")
@@ -62,7 +68,7 @@ func TestClientsThatLeaveDoNotStopThePrefillEngine(t *testing.T) {
 	go func() { defer close(done); x.right(1) }()
 	select {
 	case <-done:
-	case <-time.After(5 * time.Second):
+	case <-time.After(30 * time.Second):
 		t.Fatal("clients that left hold P's tasks")
 	}
 	require.NoError(t, x.p.WaitIdle(ctx))
@@ -114,10 +120,10 @@ func TestRequestsThatBothEnginesRefuseHoldNothing(t *testing.T) {
 	go func() { defer close(done); x.right(1) }()
 	select {
 	case <-done:
-	case <-time.After(5 * time.Second):
+	case <-time.After(30 * time.Second):
 		t.Fatal("refused requests hold P's tasks")
 	}
-	require.Eventually(t, func() bool { return x.p.Stats().PinnedBlocks == 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return x.p.Stats().PinnedBlocks == 0 }, 20*time.Second, time.Millisecond)
 	assert.NoError(t, x.p.CheckKV())
 	assert.NoError(t, x.d.CheckKV())
 }
@@ -146,10 +152,10 @@ func TestRequestsThatPRefusesLateHoldNothing(t *testing.T) {
 		}
 	}
 	assert.NotZero(t, ranOn) // all of them, unless D is as slow as P
-	ctx, stop := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, stop := context.WithTimeout(t.Context(), 30*time.Second)
 	defer stop()
 	require.NoError(t, x.flow.Shutdown(ctx)) // waits for what P is given to let go
-	require.Eventually(t, func() bool { return x.p.Stats().PinnedBlocks == 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return x.p.Stats().PinnedBlocks == 0 }, 20*time.Second, time.Millisecond)
 	assert.EqualValues(t, 10, x.p.Stats().Finished)
 	assert.NoError(t, x.p.CheckKV())
 	assert.NoError(t, x.d.CheckKV())
@@ -168,7 +174,7 @@ func TestALateRefusalReadsNothingOfTheBody(t *testing.T) {
 		}
 		time.Sleep(time.Millisecond)
 	}
-	require.Eventually(t, func() bool { return x.p.Stats().Finished == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return x.p.Stats().Finished == 1 }, 20*time.Second, time.Millisecond)
 }
 
 // A shutdown that cuts legs cuts what P is given to let go, too.
@@ -200,7 +206,7 @@ func TestBodiesThatNoEngineParsesHoldNothing(t *testing.T) {
 		assert.False(t, o.Orphan)
 	}
 	x.right(1)
-	require.Eventually(t, func() bool { return x.p.Stats().PinnedBlocks == 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return x.p.Stats().PinnedBlocks == 0 }, 20*time.Second, time.Millisecond)
 	assert.EqualValues(t, 1, x.p.Stats().Requests)
 }
 
@@ -209,10 +215,16 @@ func TestARequestThatBothEnginesRefuseCounts(t *testing.T) {
 	x := newRig(t, nil)
 	x.p.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: 400, Count: -1})
 	x.d.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: 400, Count: -1})
-	_, err := x.do(connector.APICompletions, completion(1))
-	require.Error(t, err)
-	require.Len(t, x.ended(), 1)
-	assert.True(t, x.ended()[0].Orphan)
+	for n := range 20 {
+		_, err := x.do(connector.APICompletions, completion(1))
+		require.Error(t, err)
+		require.Len(t, x.ended(), n+1)
+		if o := x.ended()[n]; !o.PrefillRuns { // else P has refused too late for the outcome
+			assert.True(t, o.Orphan)
+			return
+		}
+	}
+	t.Fatal("P always refuses late")
 }
 
 // With dispatch serial D asks P for what P has, so nothing of P waits for a prefill that does not come: neither when
@@ -224,11 +236,12 @@ func TestSerialDispatchHoldsNothing(t *testing.T) {
 	var wg sync.WaitGroup
 	for n := range 5 {
 		wg.Go(func() {
-			_, err := x.flow.Do(ctx, &pdflow.Request{API: connector.APICompletions, Body: []byte(completion(100 + n))})
+			_, err := x.flow.Do(ctx, &pdflow.Request{API: connector.APICompletions, Body: longer(100+n, 30)})
 			assert.ErrorIs(t, err, pdflow.CodeClientGone)
 		})
 	}
-	require.Eventually(t, func() bool { return x.p.Stats().Running == 5 }, 5*time.Second, time.Millisecond)
+	// P would take 20 s for each
+	require.Eventually(t, func() bool { return x.p.Stats().Running == 5 }, 15*time.Second, time.Millisecond)
 	leave()
 	wg.Wait()
 	long := fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":4}`, strings.Repeat("too long ", 20000))
@@ -236,7 +249,7 @@ func TestSerialDispatchHoldsNothing(t *testing.T) {
 		_, err := x.do(connector.APICompletions, long)
 		require.ErrorIs(t, err, pdflow.CodePrefillRejected)
 	}
-	require.Eventually(t, func() bool { return x.p.Stats().Running == 0 }, time.Second, time.Millisecond,
+	require.Eventually(t, func() bool { return x.p.Stats().Running == 0 }, 5*time.Second, time.Millisecond,
 		"P was not cancelled")
 	assert.Zero(t, x.d.Stats().Requests)
 	assert.Zero(t, x.p.Stats().PinnedBlocks)
@@ -246,7 +259,7 @@ func TestSerialDispatchHoldsNothing(t *testing.T) {
 	for _, o := range x.ended() {
 		assert.False(t, o.Orphan || o.PrefillRuns)
 	}
-	require.Eventually(t, func() bool { return x.p.Stats().PinnedBlocks == 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return x.p.Stats().PinnedBlocks == 0 }, 20*time.Second, time.Millisecond)
 	assert.NoError(t, x.p.CheckKV())
 	assert.NoError(t, x.d.CheckKV())
 }

@@ -58,7 +58,7 @@ func run(t *testing.T, decode http.HandlerFunc) (*pdflow.Response, error) {
 	flow, err := pdflow.New(open(t, nil), nobody{}, pdflow.WithTransport(tr))
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, stop := context.WithTimeout(context.Background(), 20*time.Second)
 		defer stop()
 		require.NoError(t, flow.Shutdown(ctx))
 		tr.Close()

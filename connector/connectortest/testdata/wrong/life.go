@@ -30,7 +30,7 @@ const (
 )
 
 // forAMoment is longer than a test waits; it is not forever, so that the test leaves nothing behind.
-const forAMoment = 1500 * time.Millisecond
+const forAMoment = 2 * time.Second
 
 var identityFaults = []Fault{
 	with(ruleName, "has an upper-case name", func(f *faulty) {
@@ -168,8 +168,9 @@ var lifeFaults = []Fault{
 
 	with(ruleExpect, "waits whatever its context says", func(f *faulty) {
 		f.expect = func(*connector.Session) (func(context.Context) (connector.Event, error), func(error)) {
+			end := time.Now().Add(forAMoment)
 			return func(context.Context) (connector.Event, error) {
-				time.Sleep(forAMoment)
+				time.Sleep(time.Until(end))
 				return connector.Event{}, context.DeadlineExceeded
 			}, func(error) {}
 		}
