@@ -31,7 +31,7 @@ func TestTheHandlerServesOverBothEngines(t *testing.T) {
 	gateway := httptest.NewServer(flow)
 	defer gateway.Close()
 	defer func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 		defer cancel()
 		require.NoError(t, flow.Shutdown(ctx))
 	}()

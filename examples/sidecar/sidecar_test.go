@@ -67,7 +67,7 @@ func start(t *testing.T, env map[string]string, args ...string) *program {
 			p.addr = "127.0.0.1:" + m[1]
 		}
 		return m != nil
-	}, 5*time.Second, time.Millisecond, "%s", p.log)
+	}, 20*time.Second, time.Millisecond, "%s", p.log)
 	return p
 }
 
@@ -194,7 +194,7 @@ func TestARequestWithTheHeaderIsServedByBothEngines(t *testing.T) {
 				require.NotEmpty(t, text(response))
 				assert.Equal(t, text(want), text(response))
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
 			require.NoError(t, p.WaitIdle(ctx))
 			require.NoError(t, d.WaitIdle(ctx))
@@ -397,10 +397,10 @@ func TestTheListCanBeAFileThatChanges(t *testing.T) {
 			completion(0, false), header, hostPort(t, p.URL()))
 		return status
 	}
-	require.Eventually(t, func() bool { return send() == http.StatusForbidden }, 10*time.Second, 20*time.Millisecond,
+	require.Eventually(t, func() bool { return send() == http.StatusForbidden }, 20*time.Second, 20*time.Millisecond,
 		"503 until the list is read")
 	require.NoError(t, os.WriteFile(list, []byte("endpoints: [{url: \""+p.URL()+"\", role: prefill}]\n"), 0o600))
-	require.Eventually(t, func() bool { return send() == http.StatusOK }, 10*time.Second, 20*time.Millisecond)
+	require.Eventually(t, func() bool { return send() == http.StatusOK }, 20*time.Second, 20*time.Millisecond)
 }
 
 // The sidecar chooses among transports, so the flow sees a round tripper of its own.
