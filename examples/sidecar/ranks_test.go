@@ -121,7 +121,7 @@ func TestTheHeaderChoosesARankAtTheFirstPort(t *testing.T) {
 }
 
 func TestAllRanksDrain(t *testing.T) {
-	x := ranks(t, enginesim.Config{ITL: 400 * time.Millisecond}, nil) // streams of 4.4 s, in which all that follows comes
+	x := ranks(t, enginesim.Config{ITL: 400 * time.Millisecond}, nil) // streams of 4.4 s
 	var streams [2]*http.Response
 	for rank := range streams {
 		streams[rank] = begin(t, x.addr(rank), header, x.prefiller(rank))
