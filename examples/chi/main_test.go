@@ -47,6 +47,7 @@ func start(t *testing.T, o options) *world {
 	ctx, cancel := context.WithCancel(context.Background())
 	flow, err := newFlow(ctx, &o)
 	require.NoError(t, err)
+	require.Eventually(t, func() bool { return flow.Ready(ctx) == nil }, 20*time.Second, time.Millisecond)
 	server := httptest.NewUnstartedServer(handler(flow, &o))
 	server.Config.Protocols = new(http.Protocols)
 	server.Config.Protocols.SetHTTP1(true)

@@ -147,10 +147,8 @@ func TestAClientIsLimited(t *testing.T) {
 }
 
 func TestAnotherPairServesWhatTheFirstCouldNot(t *testing.T) {
-	dead, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	require.NoError(t, dead.Close())
-	w := start(t, options{prefill: []string{dead.Addr().String()}}, plain)
+	const dead = "127.0.0.1:1" // which nobody takes meanwhile
+	w := start(t, options{prefill: []string{dead}}, plain)
 	for range 2 { // one of them meets the dead engine first
 		status, _, text, _ := w.post(t, client(false), "/v1/completions", body(false), "Authorization", "Bearer secret")
 		require.Equal(t, http.StatusOK, status, text)

@@ -10,12 +10,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/internal/freeport"
+	"github.com/pdkit/pdkit/discovery/kubernetes/kubetest"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
@@ -72,7 +73,7 @@ spec:
 
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	port, err := freeport.One()
+	port, err := kubetest.FreePorts(1)
 	require.NoError(t, err)
-	return net.JoinHostPort("127.0.0.1", port)
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 }

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -353,10 +354,7 @@ func TestTheDecodeEngineIsCalledAtLoopback(t *testing.T) {
 func TestAFurtherAttemptTakesTheNextOfTheNamed(t *testing.T) {
 	p, d, err := enginesim.Pair(enginesim.Config{}, enginesim.Config{})
 	require.NoError(t, err)
-	gone, err := enginesim.Start(enginesim.Config{})
-	require.NoError(t, err)
-	dead := hostPort(t, gone.URL())
-	require.NoError(t, gone.Close())
+	dead := "127.0.0.1:" + strconv.Itoa(ports(t, 1)) // which nobody takes meanwhile
 	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
 	common := []string{"--port=0", "--secure-proxy=false", "--vllm-port=" + portOf(t, d.URL()), "--prefillers=" + dead +
 		"," + hostPort(t, p.URL()), "--prefill-retry-backoff=1ms"}
