@@ -55,7 +55,7 @@ func post(t *testing.T, ctx context.Context, url, body string, header ...string)
 // ask returns status, header and body.
 func ask(t *testing.T, url, body string, header ...string) (int, http.Header, string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	resp, err := post(t, ctx, url, body, header...)
 	require.NoError(t, err)
@@ -217,7 +217,7 @@ func TestAClientThatLeavesDuringPrefillEndsIt(t *testing.T) {
 	_, err := post(t, ctx, url+"/v1/completions", completion(true))
 	require.ErrorIs(t, err, context.Canceled)
 	assert.Equal(t, []pdflow.Code{pdflow.CodeClientGone}, w.wait(1))
-	idle, stop := context.WithTimeout(t.Context(), 5*time.Second)
+	idle, stop := context.WithTimeout(t.Context(), 20*time.Second)
 	defer stop()
 	require.NoError(t, w.p.WaitIdle(idle), "P sees that nobody waits")
 	assert.Empty(t, w.d.Requests())
@@ -241,8 +241,11 @@ func TestHowAStreamEnds(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := nixlWorld(t, enginesim.Config{}, enginesim.Config{ITL: 20 * time.Millisecond})
-			if c.broken {
+			switch {
+			case c.broken:
 				w.d.Inject(enginesim.Fault{Kind: enginesim.FaultResetStream, AfterChunks: 3})
+			case c.leave: // the stream has no end but the client's
+				w.d.Inject(enginesim.Fault{Kind: enginesim.FaultStallStream, AfterChunks: 3})
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
@@ -251,8 +254,8 @@ func TestHowAStreamEnds(t *testing.T) {
 			defer resp.Body.Close()
 			_, err = io.ReadFull(resp.Body, make([]byte, 10))
 			require.NoError(t, err)
-			assert.Len(t, w.flow.Sessions(), 1, "the request lasts as long as its stream")
 			if c.leave {
+				assert.Len(t, w.flow.Sessions(), 1, "the request lasts as long as its stream")
 				cancel()
 			}
 			_, err = io.Copy(io.Discard, resp.Body)
@@ -263,7 +266,7 @@ func TestHowAStreamEnds(t *testing.T) {
 			}
 			assert.Equal(t, []pdflow.Code{c.want}, w.wait(1))
 			if c.leave {
-				require.Eventually(t, func() bool { return w.d.Stats().Aborted == 1 }, 5*time.Second, time.Millisecond)
+				require.Eventually(t, func() bool { return w.d.Stats().Aborted == 1 }, 20*time.Second, time.Millisecond)
 			}
 		})
 	}
@@ -360,7 +363,7 @@ func TestPrefillFailsBesideDecode(t *testing.T) {
 	assert.Equal(t, 502, status)
 	assert.Equal(t, "prefill_failed", gjson.Get(body, "error.code").String())
 	assert.Less(t, time.Since(begun), 10*time.Second)
-	idle, stop := context.WithTimeout(t.Context(), 5*time.Second)
+	idle, stop := context.WithTimeout(t.Context(), 20*time.Second)
 	defer stop()
 	require.NoError(t, w.d.WaitIdle(idle), "Envoy has ended the decode leg")
 	assert.Equal(t, pdflow.CodePrefillFailed, w.wait(3)[2])

@@ -73,6 +73,7 @@ func (w *world) start(c connector.KVConnector, prefill, decode string, attribute
 	var running sync.WaitGroup
 	running.Go(func() { _ = set.Run(ctx) })
 	t.Cleanup(func() { cancel(); running.Wait() })
+	require.NoError(t, set.WaitReady(t.Context(), func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 2 }))
 	w.flow, err = pdflow.New(c, pick.New(set, pick.RoundRobin()),
 		append(opts, pdflow.WithObserver(pdflow.Observer{SessionEnd: w.SessionEnd}))...)
 	require.NoError(t, err)
@@ -117,7 +118,7 @@ func (w *world) outcomes() []*pdflow.Outcome {
 func (w *world) wait(n int) (codes []pdflow.Code) {
 	w.t.Helper()
 	ended := func() bool { return len(w.outcomes()) >= n && len(w.flow.Sessions()) == 0 }
-	require.Eventually(w.t, ended, 10*time.Second, 5*time.Millisecond)
+	require.Eventually(w.t, ended, 20*time.Second, 5*time.Millisecond)
 	for _, o := range w.outcomes() {
 		code := pdflow.Code("")
 		if o.Err != nil {
@@ -186,7 +187,7 @@ func listens(t *testing.T, binary, addr, config string) bool {
 			t.Log(logged())
 		}
 	})
-	for deadline := time.After(20 * time.Second); ; {
+	for deadline := time.After(time.Minute); ; {
 		select {
 		case <-ended:
 			return false

@@ -90,7 +90,7 @@ type player struct {
 func (w *world) play() *player {
 	conn, err := grpc.NewClient(w.addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	require.NoError(w.t, err)
-	ctx, cancel := context.WithTimeout(w.t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(w.t.Context(), time.Minute)
 	w.t.Cleanup(func() { cancel(); _ = conn.Close() })
 	stream, err := extprocv3.NewExternalProcessorClient(conn).Process(ctx)
 	require.NoError(w.t, err)

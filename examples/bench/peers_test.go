@@ -47,7 +47,7 @@ func runFakePeer(wrong string, args []string) error {
 	var served atomic.Int64
 	serve := func(w http.ResponseWriter, r *http.Request) {
 		n := served.Add(1)
-		if wrong == "ends" && n > 20 {
+		if wrong == "ends" && n > 5 {
 			os.Exit(4)
 		}
 		var body map[string]any

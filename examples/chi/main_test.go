@@ -47,6 +47,7 @@ func start(t *testing.T, o options) *world {
 	ctx, cancel := context.WithCancel(context.Background())
 	flow, err := newFlow(ctx, &o)
 	require.NoError(t, err)
+	require.Eventually(t, func() bool { return flow.Ready(ctx) == nil }, 20*time.Second, time.Millisecond)
 	server := httptest.NewUnstartedServer(handler(flow, &o))
 	server.Config.Protocols = new(http.Protocols)
 	server.Config.Protocols.SetHTTP1(true)
@@ -55,7 +56,7 @@ func start(t *testing.T, o options) *world {
 	t.Cleanup(func() {
 		server.CloseClientConnections()
 		server.Close()
-		last, stop := context.WithTimeout(context.Background(), 5*time.Second)
+		last, stop := context.WithTimeout(context.Background(), 20*time.Second)
 		defer stop()
 		require.NoError(t, flow.Shutdown(last))
 		cancel()
@@ -165,7 +166,7 @@ func TestACutStreamHasNoEnd(t *testing.T) {
 	conn, err := net.Dial("tcp", strings.TrimPrefix(w.url, "http://"))
 	require.NoError(t, err)
 	defer conn.Close()
-	require.NoError(t, conn.SetDeadline(time.Now().Add(10*time.Second)))
+	require.NoError(t, conn.SetDeadline(time.Now().Add(20*time.Second)))
 	w.d.Inject(enginesim.Fault{Kind: enginesim.FaultResetStream, AfterChunks: 3})
 	_, err = fmt.Fprintf(conn, "POST %s/v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\n"+
 		"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", prefix, len(body(true)), body(true))

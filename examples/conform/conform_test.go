@@ -17,16 +17,16 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	recovery = 2 * time.Second
+	recovery = 5 * time.Second
 	goleak.VerifyTestMain(m)
 }
 
 // failures runs the cases and returns the ids of those that fail, in order.
-func failures(t *testing.T, g gateway, parallel int, patterns ...string) []string {
+func failures(t *testing.T, g gateway, o Options, patterns ...string) []string {
 	t.Helper()
 	cases, err := Select(patterns)
 	require.NoError(t, err)
-	report, err := Run(t.Context(), g, cases, Options{Parallel: parallel, once: g != gateway{}})
+	report, err := Run(t.Context(), g, cases, o)
 	require.NoError(t, err)
 	found := []string{}
 	for _, r := range report.Results {
@@ -65,7 +65,7 @@ func TestTheExampleGatewayKeepsTheRules(t *testing.T) {
 }
 
 func TestAGatewayWithoutFaultsPasses(t *testing.T) {
-	assert.Empty(t, failures(t, gateway{}, 8))
+	assert.Empty(t, failures(t, gateway{}, Options{Parallel: 8}))
 }
 
 // mutants are faults of the small gateway, and the cases that must find them.
@@ -132,7 +132,11 @@ func TestEachFaultIsFoundByItsCases(t *testing.T) {
 			slots <- struct{}{}
 			defer func() { <-slots }()
 			want := strings.Fields(ids)
-			assert.Equal(t, want, failures(t, gateway{fault}, 4, want...))
+			found := failures(t, gateway{fault}, Options{Parallel: 4, once: true}, want...)
+			if !slices.Equal(want, found) { // on a busy machine a fault may show too late for its case
+				found = failures(t, gateway{fault}, Options{Parallel: 1, once: true}, want...)
+			}
+			assert.Equal(t, want, found)
 		})
 	}
 }
@@ -199,6 +203,6 @@ func TestAGatewayThatDoesNotStartIsToldWithItsLog(t *testing.T) {
 }
 
 func TestAFaultIsFoundByNothingElse(t *testing.T) {
-	assert.Equal(t, []string{"stream/cut", "stream/cut-kill"}, failures(t, gateway{"makes cuts clean"}, 8, "stream",
-		"coupling", "retry"))
+	assert.Equal(t, []string{"stream/cut", "stream/cut-kill"}, failures(t, gateway{"makes cuts clean"},
+		Options{Parallel: 8}, "stream", "coupling", "retry"))
 }

@@ -50,7 +50,7 @@ func start(t *testing.T, decode enginesim.Config) *world {
 	w.url, w.client = server.URL, server.Client()
 	t.Cleanup(func() {
 		server.Close()
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 		defer cancel()
 		assert.NoError(t, w.c.flow.Shutdown(ctx), "every request has ended")
 	})
@@ -163,7 +163,8 @@ func TestAStreamThatBreaksIsCut(t *testing.T) {
 }
 
 func TestAClientThatLeavesEndsTheLeg(t *testing.T) {
-	w := start(t, enginesim.Config{ITL: 20 * time.Millisecond})
+	w := start(t, enginesim.Config{})
+	w.d.Inject(enginesim.Fault{Kind: enginesim.FaultStallStream, AfterChunks: 3}) // it has no end but the client's
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	resp, err := w.post(t, ctx, "/v1/completions", streamed)
@@ -172,5 +173,5 @@ func TestAClientThatLeavesEndsTheLeg(t *testing.T) {
 	_, err = io.ReadFull(resp.Body, make([]byte, 10))
 	require.NoError(t, err)
 	cancel()
-	require.Eventually(t, func() bool { return w.d.Stats().Aborted == 1 }, 5*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return w.d.Stats().Aborted == 1 }, 20*time.Second, 5*time.Millisecond)
 }

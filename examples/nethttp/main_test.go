@@ -28,10 +28,11 @@ func TestTheHandlerServesOverBothEngines(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	flow := handler(ctx, p.URL(), d.URL())
+	require.Eventually(t, func() bool { return flow.Ready(ctx) == nil }, 20*time.Second, time.Millisecond)
 	gateway := httptest.NewServer(flow)
 	defer gateway.Close()
 	defer func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 		defer cancel()
 		require.NoError(t, flow.Shutdown(ctx))
 	}()

@@ -79,22 +79,23 @@ func TestTheReportHasATableAndAPlot(t *testing.T) {
 // A refusal is quick in real time, too: nothing is waited for.
 func TestOverloadIsToldAtOnce(t *testing.T) {
 	took := refusals(t)
-	assert.Less(t, quantile(took, .5), .005)
+	assert.Less(t, quantile(took, .1), .005)
+	assert.Less(t, quantile(took, .5), .05) // a busy machine adds to it
 	t.Logf("p50 %.6f s, p99 %.6f s", quantile(took, .5), quantile(took, .99))
 }
 
 // refusals measures refusals over HTTP, in sorted seconds.
 func refusals(t *testing.T) []float64 {
 	t.Helper()
-	flow, stop, err := gateway(t.Context(), run{by: narrowPrefill, capacity: .1, decode: time.Minute,
-		timeout: time.Minute, limits: &admit.Options{PrefillLimit: 1, Queue: -1}})
+	flow, stop, err := gateway(t.Context(), run{by: narrowPrefill, capacity: .001, decode: time.Minute,
+		timeout: time.Hour, limits: &admit.Options{PrefillLimit: 1, Queue: -1}})
 	require.NoError(t, err)
 	server := httptest.NewServer(flow)
 	ctx, cancel := context.WithCancel(t.Context())
 	held := make(chan error)
 	go func() { _, err := request(ctx, flow); held <- err }()
 	require.Eventually(t, func() bool { return len(flow.Sessions()) == 1 && flow.Sessions()[0].Phase == "prefill" },
-		5*time.Second, time.Millisecond)
+		20*time.Second, time.Millisecond)
 	var took []float64
 	for range 2000 {
 		start := time.Now()

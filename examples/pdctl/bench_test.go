@@ -115,7 +115,7 @@ func TestBenchEndsAtCtrlC(t *testing.T) {
 		require.NoError(t, cmd.Process.Signal(signal))
 		_ = cmd.Wait()
 		server.Close()
-		assert.Less(t, time.Since(sent), 5*time.Second)
+		assert.Less(t, time.Since(sent), 20*time.Second)
 		assert.Equal(t, exitInterrupted, cmd.ProcessState.ExitCode())
 		assert.Equal(t, "pdctl: interrupted\n", errs.String())
 		var r measure.Report

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // play runs the program to its end.
 func play(t *testing.T, args ...string) (status int, out string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	var b bytes.Buffer
 	status = run(ctx, args, &b, false)
@@ -109,25 +109,30 @@ func TestTokensAreShownAsTheyCome(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, lab.stop()) }()
 	for _, r := range requests {
-		var pieces []string
-		var first, last time.Time
-		a, err := ask(t.Context(), lab.url, r, func(p string) {
-			if p == "" {
-				return
+		for try := 1; ; try++ {
+			var pieces []string
+			var first, last time.Time
+			a, err := ask(t.Context(), lab.url, r, func(p string) {
+				if p == "" {
+					return
+				}
+				if last = time.Now(); pieces == nil {
+					first = last
+				}
+				pieces = append(pieces, p)
+			})
+			require.NoError(t, err)
+			assert.Equal(t, a.text, strings.Join(pieces, ""))
+			assert.Equal(t, responseTokens, a.tokens)
+			if !r.stream {
+				assert.Len(t, pieces, 1, r.what)
+				break
 			}
-			if last = time.Now(); pieces == nil {
-				first = last
-			}
-			pieces = append(pieces, p)
-		})
-		require.NoError(t, err)
-		assert.Equal(t, a.text, strings.Join(pieces, ""))
-		assert.Equal(t, responseTokens, a.tokens)
-		if r.stream {
 			assert.Len(t, pieces, responseTokens, r.what)
-			assert.Greater(t, last.Sub(first), responseTokens*engine.ITL/2, "%s: the tokens came in a heap", r.what)
-		} else {
-			assert.Len(t, pieces, 1, r.what)
+			if last.Sub(first) > responseTokens*engine.ITL/2 {
+				break
+			}
+			require.Less(t, try, 10, "%s: the tokens came in a heap", r.what) // once, a busy reader may see one
 		}
 	}
 }
@@ -248,7 +253,7 @@ func TestServeStaysUpAndItsCommandsWork(t *testing.T) {
 	select {
 	case status := <-ended:
 		require.Equal(t, exitOK, status, out)
-	case <-time.After(15 * time.Second):
+	case <-time.After(30 * time.Second):
 		t.Fatal("Ctrl-C does not end it")
 	}
 	assert.Contains(t, out.String(), "Draining")

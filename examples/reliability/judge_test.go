@@ -28,7 +28,7 @@ func scene(t *testing.T, o *order, gateway func(w http.ResponseWriter, right str
 	var err error
 	m.lone, err = enginesim.Start(o.loneConfig())
 	require.NoError(t, err)
-	f := &fleet{client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, patience: 5 * time.Second}
+	f := &fleet{client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, patience: 20 * time.Second}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		_, text, _, err := f.post(r.Context(), m.lone.URL(), request{model: m, path: r.URL.Path, body: string(body)})
@@ -121,7 +121,8 @@ func TestTheJudgeSeesWhatErrorsMustNotSay(t *testing.T) {
 
 func TestAClientThatWaitsInVainHangs(t *testing.T) {
 	o := orders("127.0.0.1:0")[0]
-	f, m := scene(t, o, func(http.ResponseWriter, string) { time.Sleep(300 * time.Millisecond) })
+	gone := make(chan struct{})
+	f, m := scene(t, o, func(http.ResponseWriter, string) { <-gone })
 	f.patience = 50 * time.Millisecond
 	q := newRequest(m, rand.New(rand.NewPCG(1, 1)), 100, 4)
 	tally := newTally()
@@ -129,4 +130,5 @@ func TestAClientThatWaitsInVainHangs(t *testing.T) {
 	assert.Equal(t, hung, f.send(context.Background(), q, 0, tally))
 	assert.Equal(t, left, f.send(context.Background(), q, 10*time.Millisecond, tally))
 	assert.Equal(t, 1, tally.count(hung))
+	close(gone)
 }

@@ -72,7 +72,7 @@ func start(t *testing.T, decode enginesim.Config, opts ...pdflow.Option) *world 
 	w.url = server.URL
 	t.Cleanup(func() {
 		server.Close()
-		last, stop := context.WithTimeout(context.Background(), 5*time.Second)
+		last, stop := context.WithTimeout(context.Background(), 20*time.Second)
 		defer stop()
 		require.NoError(t, w.flow.Shutdown(last))
 		cancel()
@@ -125,7 +125,7 @@ func TestARequestIsServedByThePairThatWasChosen(t *testing.T) {
 	assert.Equal(t, gjson.Get(want, "choices.0.text").String(), gjson.Get(response, "choices.0.text").String())
 	moved := w.d[0].Stats().ExternalKVTransfer + w.d[1].Stats().ExternalKVTransfer
 	assert.Positive(t, moved, "decode computed the prompt itself")
-	require.Eventually(t, func() bool { return len(w.hooked()) == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(w.hooked()) == 1 }, 20*time.Second, time.Millisecond)
 	assert.Empty(t, w.hooked()[0].err)
 	assert.Zero(t, w.busy())
 }
@@ -133,7 +133,7 @@ func TestARequestIsServedByThePairThatWasChosen(t *testing.T) {
 // The post-hooks learn of a stream when it has ended. Until then it counts as load of its engines, and the next request
 // goes to other engines.
 func TestAStreamCountsUntilItsEnd(t *testing.T) {
-	w := start(t, enginesim.Config{ITL: 20 * time.Millisecond})
+	w := start(t, enginesim.Config{ITL: 200 * time.Millisecond}) // the stream lasts while the second request begins
 	resp, err := http.Post(w.url+"/v1/completions", "application/json", strings.NewReader(body(0, true)))
 	require.NoError(t, err)
 	defer resp.Body.Close()
@@ -150,7 +150,7 @@ func TestAStreamCountsUntilItsEnd(t *testing.T) {
 	require.Equal(t, http.StatusOK, status, response)
 	_, err = io.ReadAll(resp.Body)
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return len(w.hooked()) == 2 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(w.hooked()) == 2 }, 20*time.Second, time.Millisecond)
 	assert.NotEqual(t, w.hooked()[0].decode, w.hooked()[1].decode)
 	assert.Zero(t, w.busy())
 }
@@ -168,9 +168,9 @@ func TestAClientThatReadsNothingFreesTheEngines(t *testing.T) {
 	_, err = fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(b), b)
 	require.NoError(t, err)
 	aborted := func() bool { return w.d[0].Stats().Aborted+w.d[1].Stats().Aborted == 1 }
-	require.Eventually(t, aborted, 10*time.Second, 5*time.Millisecond,
+	require.Eventually(t, aborted, 20*time.Second, 5*time.Millisecond,
 		"decode still works for a client that reads nothing")
-	require.Eventually(t, func() bool { return len(w.hooked()) == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(w.hooked()) == 1 }, 20*time.Second, time.Millisecond)
 	assert.Equal(t, pdflow.CodeClientGone, w.hooked()[0].err)
 	assert.Zero(t, w.busy())
 }
@@ -189,7 +189,7 @@ func TestASuccessIsRememberedForTheNextPromptThatBeginsLikeIt(t *testing.T) {
 		}
 		status, _, response := post(t, w.url+"/v1/completions", body(i/4, false))
 		require.Equal(t, http.StatusOK, status, response)
-		require.Eventually(t, func() bool { return len(w.hooked()) == i+1 }, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return len(w.hooked()) == i+1 }, 20*time.Second, time.Millisecond)
 		if i == 4 {
 			occupy(-100_000)
 		}
@@ -209,7 +209,7 @@ func TestTheNextPairServesWhatTheFirstCouldNot(t *testing.T) {
 	}
 	status, _, response := post(t, w.url+"/v1/completions", body(0, false))
 	require.Equal(t, http.StatusOK, status, response)
-	require.Eventually(t, func() bool { return len(w.hooked()) == 2 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(w.hooked()) == 2 }, 20*time.Second, time.Millisecond)
 	got := w.hooked()
 	want := seen{first.Prefill.ID, first.Decode.ID, pdflow.CodePrefillFailed}
 	assert.Equal(t, want, got[0], "post-hooks hear of failures, too")

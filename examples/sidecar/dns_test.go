@@ -59,7 +59,7 @@ func TestTheListCanBeAName(t *testing.T) {
 			completion(0, false), header, to)
 		return status
 	}
-	require.Eventually(t, func() bool { return send(hostPort(t, p.URL())) == http.StatusOK }, 5*time.Second,
+	require.Eventually(t, func() bool { return send(hostPort(t, p.URL())) == http.StatusOK }, 20*time.Second,
 		10*time.Millisecond, "%s", x.log)
 	require.Equal(t, http.StatusForbidden, send("127.0.0.1:1"))
 	require.Equal(t, http.StatusForbidden, send("127.0.0.2:"+portOf(t, p.URL())))

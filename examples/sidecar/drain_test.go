@@ -63,7 +63,7 @@ func TestSIGHUPEndsNothing(t *testing.T) {
 // After SIGTERM, requests that run continue to their end. A new request gets a response that sends it elsewhere. No
 // request is cut and none begins.
 func TestADrainLetsStreamsEndAndTakesNothingNew(t *testing.T) {
-	p, d, x := pair(t, enginesim.Config{}, enginesim.Config{ITL: 100 * time.Millisecond}, nil)
+	p, d, x := pair(t, enginesim.Config{}, enginesim.Config{ITL: 400 * time.Millisecond}, nil) // a stream of 4.4 s
 	at := hostPort(t, p.URL())
 	resp := begin(t, x.addr, header, at)
 	defer resp.Body.Close()
@@ -73,7 +73,7 @@ func TestADrainLetsStreamsEndAndTakesNothingNew(t *testing.T) {
 		status, _, _ := ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr+"/health", "")
 		return status
 	}
-	require.Eventually(t, func() bool { return health() == http.StatusServiceUnavailable }, 5*time.Second,
+	require.Eventually(t, func() bool { return health() == http.StatusServiceUnavailable }, 20*time.Second,
 		time.Millisecond, "readiness is still told")
 	for _, headers := range [][]string{{header, at}, nil} {
 		status, h, response := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
@@ -119,7 +119,7 @@ func TestADrainWaitsForWhatPassesToTheEngine(t *testing.T) {
 	<-begun
 	code := make(chan int, 1)
 	go func() { code <- x.stop() }()
-	require.Eventually(t, func() bool { return strings.Contains(x.log.String(), "draining") }, 5*time.Second,
+	require.Eventually(t, func() bool { return strings.Contains(x.log.String(), "draining") }, 20*time.Second,
 		time.Millisecond)
 	select {
 	case <-code:

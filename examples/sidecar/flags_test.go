@@ -309,7 +309,7 @@ func TestACertificateIsReadAgainWhenItChanges(t *testing.T) {
 	require.True(t, trusts(first))
 	second := write(time.Now())
 	require.False(t, trusts(second) && trusts(first), "two certificates at once")
-	require.Eventually(t, func() bool { return trusts(second) }, 10*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return trusts(second) }, 20*time.Second, 50*time.Millisecond)
 }
 
 // The engines have TLS certificates that nobody can verify. Without --tls-insecure-skip-verify the sidecar sends them

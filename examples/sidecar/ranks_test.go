@@ -55,7 +55,7 @@ func ranks(t *testing.T, decode enginesim.Config, env map[string]string, args ..
 		strconv.Itoa(d), "--data-parallel-size=2", "--secure-serving=false",
 		fmt.Sprintf("--prefillers=127.0.0.1:%d-%d", x.p, x.p+1)}, args...)...)
 	require.Eventually(t, func() bool { return bytes.Count([]byte(x.side.log.String()), []byte("msg=serving")) == 2 },
-		5*time.Second, time.Millisecond)
+		20*time.Second, time.Millisecond)
 	return x
 }
 
@@ -121,7 +121,7 @@ func TestTheHeaderChoosesARankAtTheFirstPort(t *testing.T) {
 }
 
 func TestAllRanksDrain(t *testing.T) {
-	x := ranks(t, enginesim.Config{ITL: 100 * time.Millisecond}, nil)
+	x := ranks(t, enginesim.Config{ITL: 400 * time.Millisecond}, nil) // streams of 4.4 s
 	var streams [2]*http.Response
 	for rank := range streams {
 		streams[rank] = begin(t, x.addr(rank), header, x.prefiller(rank))
@@ -133,7 +133,7 @@ func TestAllRanksDrain(t *testing.T) {
 		require.Eventually(t, func() bool {
 			status, _, _ := ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr(rank)+"/health", "")
 			return status == http.StatusServiceUnavailable
-		}, 5*time.Second, time.Millisecond)
+		}, 20*time.Second, time.Millisecond)
 	}
 	for rank, s := range streams {
 		b, err := io.ReadAll(s.Body)
@@ -171,7 +171,7 @@ func TestTheTierOfARankIsAtItsOwnPort(t *testing.T) {
 	done := make(chan struct{})
 	go func() { defer close(done); _ = set.Run(ctx) }()
 	defer func() { cancel(); <-done }()
-	require.Eventually(t, func() bool { return set.Load().Version > 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return set.Load().Version > 0 }, 20*time.Second, time.Millisecond)
 	got := map[string]string{}
 	for _, e := range set.Load().Endpoints {
 		got[e.URL.Port()] = e.Attribute("p2pPort")
@@ -210,7 +210,7 @@ func TestANameCanStandForPortsInARow(t *testing.T) {
 			completion(0, false), header, to)
 		return status
 	}
-	require.Eventually(t, func() bool { return send(x.prefiller(0)) == http.StatusOK }, 5*time.Second,
+	require.Eventually(t, func() bool { return send(x.prefiller(0)) == http.StatusOK }, 20*time.Second,
 		10*time.Millisecond)
 	assert.Empty(t, x.prefill[1].Requests())
 	assert.NotEqual(t, http.StatusForbidden, send(x.prefiller(1)))

@@ -49,7 +49,7 @@ func TestTheCommandsInTheReadmeAreRun(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), program, strings.Fields(serve)...)
 	cmd.Stderr = log
 	require.NoError(t, cmd.Start())
-	require.Eventually(t, func() bool { return servingLine.MatchString(log.String()) }, 10*time.Second,
+	require.Eventually(t, func() bool { return servingLine.MatchString(log.String()) }, 20*time.Second,
 		time.Millisecond, "%s", log)
 
 	response := request(t, free.Replace(commands[1][1]))

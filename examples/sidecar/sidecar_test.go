@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -67,7 +68,7 @@ func start(t *testing.T, env map[string]string, args ...string) *program {
 			p.addr = "127.0.0.1:" + m[1]
 		}
 		return m != nil
-	}, 5*time.Second, time.Millisecond, "%s", p.log)
+	}, 20*time.Second, time.Millisecond, "%s", p.log)
 	return p
 }
 
@@ -194,7 +195,7 @@ func TestARequestWithTheHeaderIsServedByBothEngines(t *testing.T) {
 				require.NotEmpty(t, text(response))
 				assert.Equal(t, text(want), text(response))
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
 			require.NoError(t, p.WaitIdle(ctx))
 			require.NoError(t, d.WaitIdle(ctx))
@@ -353,10 +354,7 @@ func TestTheDecodeEngineIsCalledAtLoopback(t *testing.T) {
 func TestAFurtherAttemptTakesTheNextOfTheNamed(t *testing.T) {
 	p, d, err := enginesim.Pair(enginesim.Config{}, enginesim.Config{})
 	require.NoError(t, err)
-	gone, err := enginesim.Start(enginesim.Config{})
-	require.NoError(t, err)
-	dead := hostPort(t, gone.URL())
-	require.NoError(t, gone.Close())
+	dead := "127.0.0.1:" + strconv.Itoa(ports(t, 1)) // which nobody takes meanwhile
 	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
 	common := []string{"--port=0", "--secure-proxy=false", "--vllm-port=" + portOf(t, d.URL()), "--prefillers=" + dead +
 		"," + hostPort(t, p.URL()), "--prefill-retry-backoff=1ms"}
@@ -397,10 +395,10 @@ func TestTheListCanBeAFileThatChanges(t *testing.T) {
 			completion(0, false), header, hostPort(t, p.URL()))
 		return status
 	}
-	require.Eventually(t, func() bool { return send() == http.StatusForbidden }, 10*time.Second, 20*time.Millisecond,
+	require.Eventually(t, func() bool { return send() == http.StatusForbidden }, 20*time.Second, 20*time.Millisecond,
 		"503 until the list is read")
 	require.NoError(t, os.WriteFile(list, []byte("endpoints: [{url: \""+p.URL()+"\", role: prefill}]\n"), 0o600))
-	require.Eventually(t, func() bool { return send() == http.StatusOK }, 10*time.Second, 20*time.Millisecond)
+	require.Eventually(t, func() bool { return send() == http.StatusOK }, 20*time.Second, 20*time.Millisecond)
 }
 
 // The sidecar chooses among transports, so the flow sees a round tripper of its own.

@@ -36,7 +36,7 @@ func TestEnginesDoNotOutliveTheProgram(t *testing.T) {
 		select {
 		case <-p.done:
 			assert.ErrorContains(t, p.err, "signal: killed")
-		case <-time.After(10 * time.Second):
+		case <-time.After(20 * time.Second):
 			assert.Fail(t, "still alive")
 		}
 	}

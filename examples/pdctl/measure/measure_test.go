@@ -6,9 +6,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -66,7 +68,7 @@ func TestTTFTAndITLAreThoseOfTheEngine(t *testing.T) {
 			assert.Equal(t, 11.0, s.Tokens)
 			assert.InDelta(t, 480, s.PromptTokens, 60)
 			assert.Less(t, 60.0, s.TTFT.P50)
-			assert.Greater(t, 400.0, s.TTFT.P50)
+			assert.Greater(t, 10_000.0, s.TTFT.P50)
 			assert.Greater(t, s.ITL.P50, 9.0) // milliseconds; a busy machine adds to it
 			assert.LessOrEqual(t, s.TTFT.P50+90, s.Total.P50)
 			assert.LessOrEqual(t, s.TTFT.P50, s.TTFT.P90)
@@ -107,10 +109,10 @@ func TestGoodputDependsOnTheSLO(t *testing.T) {
 		slo SLO
 		all bool
 	}{
-		"met":        {SLO{TTFT: 10 * time.Second, ITL: 10 * time.Second}, true},
-		"TTFT alone": {SLO{TTFT: 10 * time.Second}, true},
-		"late first": {SLO{TTFT: 10 * time.Millisecond, ITL: 10 * time.Second}, false},
-		"slow after": {SLO{TTFT: 10 * time.Second, ITL: time.Millisecond}, false},
+		"met":        {SLO{TTFT: time.Minute, ITL: time.Minute}, true},
+		"TTFT alone": {SLO{TTFT: time.Minute}, true},
+		"late first": {SLO{TTFT: 10 * time.Millisecond, ITL: time.Minute}, false},
+		"slow after": {SLO{TTFT: time.Minute, ITL: time.Nanosecond}, false}, // the reader may be late for the first
 	} {
 		e := engine(t, enginesim.Config{PrefillRate: 10000, ITL: 5 * time.Millisecond})
 		s := measured(t, Options{Targets: at(e.URL()), Load: load, SLO: c.slo}).Targets[0]
@@ -144,7 +146,11 @@ func TestFaultsAreCountedByTheirCodes(t *testing.T) {
 	} {
 		fault.Count = 2
 		e.Inject(fault)
-		r := measured(t, Options{Targets: at(e.URL()), Load: Load{Clients: 1, Requests: 5}, Timeout: time.Second})
+		limit := 20 * time.Second
+		if want == faultTimeout {
+			limit = 2 * time.Second // which the requests that are served do not need
+		}
+		r := measured(t, Options{Targets: at(e.URL()), Load: Load{Clients: 1, Requests: 5}, Timeout: limit})
 		assert.Equal(t, map[string]int{want: 2}, r.Targets[0].Errors)
 		assert.Equal(t, 3, r.Targets[0].Served, want)
 		assert.Equal(t, 2, r.Failed())
@@ -152,10 +158,10 @@ func TestFaultsAreCountedByTheirCodes(t *testing.T) {
 	}
 }
 
-// B needs four times as long for a token, and the same for a prompt.
+// B needs twelve times as long for a token, and the same for a prompt. A busy machine adds to both.
 func TestTwoTargetsAreToldApart(t *testing.T) {
 	a := engine(t, enginesim.Config{ITL: 5 * time.Millisecond})
-	b := engine(t, enginesim.Config{ITL: 20 * time.Millisecond})
+	b := engine(t, enginesim.Config{ITL: 60 * time.Millisecond})
 	r := measured(t, Options{Targets: at(a.URL(), b.URL()), Load: Load{Clients: 2, Requests: 12}, Rounds: 3})
 	require.Len(t, r.Targets, 2)
 	assert.Equal(t, 12, r.Targets[0].Served)
@@ -226,19 +232,28 @@ func TestASeedRepeatsPromptsAndArrivals(t *testing.T) {
 
 // The end of ctx ends a run whose server never answers. What ended before is reported.
 func TestAnInterruptedRunReportsWhatItHas(t *testing.T) {
-	e := engine(t, enginesim.Config{})
+	var asked, held atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		if asked.Add(1) > 8 {
+			held.Add(1)
+			<-r.Context().Done()
+			return
+		}
+		_, _ = w.Write([]byte("data: {\"choices\":[{\"text\":\"a\"}]}\n\ndata: [DONE]\n\n"))
+	}))
+	defer server.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	r, err := Run(ctx, Options{Targets: at(e.URL()), Load: Load{Clients: 2, Duration: time.Hour}, Prompts: prompts,
+	r, err := Run(ctx, Options{Targets: at(server.URL), Load: Load{Clients: 2, Duration: time.Hour}, Prompts: prompts,
 		Progress: func(p Progress) {
-			if p.Ended > 0 && p.InFlight == 2 {
-				e.Inject(enginesim.Fault{Kind: enginesim.FaultStall, Count: -1})
-				time.AfterFunc(100*time.Millisecond, cancel)
+			if p.Ended > 0 && p.InFlight == 2 && held.Load() == 2 { // no client is between two requests
+				cancel()
 			}
 		}})
 	require.NoError(t, err)
 	assert.True(t, r.Interrupted)
-	assert.Positive(t, r.Targets[0].Served)
+	assert.Equal(t, 8, r.Targets[0].Served)
 	assert.Zero(t, r.Failed(), "what was cut is nobody's failure")
 	assert.Equal(t, 2, r.Unfinished)
 	assert.Contains(t, strings.Join(r.Warnings, "\n"), "2 requests were in flight")

@@ -27,7 +27,12 @@ func TestAClientWithARateWaitsBetweenRequests(t *testing.T) {
 	meter, stop := &Meter{}, &atomic.Bool{}
 	c := direct(t, NewBoard(), &Plan{Prompt: NewPrompt(2<<10, false), Every: every, Phase: every}, meter)
 	start := time.Now()
-	time.AfterFunc(10*every, func() { stop.Store(true) })
+	go func() {
+		defer stop.Store(true)
+		for time.Since(start) < 10*every || meter.Requests.Load() == 0 && time.Since(start) < 20*time.Second {
+			time.Sleep(every)
+		}
+	}()
 	c.Run(t.Context(), stop)
 	most := int64(time.Since(start) / every)
 	assert.Positive(t, meter.Requests.Load())
