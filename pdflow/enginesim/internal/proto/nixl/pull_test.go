@@ -399,7 +399,7 @@ func TestPrefillEngineFrozen(t *testing.T) {
 	body := simtest.Completion("x")
 	h := s.Prefill(simtest.Completions, body)
 	s.P.Freeze()
-	s.Hangs(body, h)
+	s.Orphaned(simtest.With(body, simtest.Obj{"kv_transfer_params": h}))
 	s.Alive(s.D)
 	s.P.Thaw()
 	simtest.WaitFor(t, "P lets go", func() bool { return s.P.Stats().PinnedBlocks == 0 })

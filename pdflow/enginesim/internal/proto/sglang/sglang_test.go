@@ -259,12 +259,13 @@ func TestSGLangRoomsAreUsedOnce(t *testing.T) {
 	require.Equal(t, 200, p.Status)
 	require.Equal(t, 200, d.Status)
 	require.NoError(t, s.P.WaitIdle(t.Context()))
-	time.Sleep(20 * time.Millisecond)
+	time.Sleep(time.Second) // P leaves the room after it has answered
 	assert.Equal(t, 500, s.Post(t.Context(), s.P, simtest.Completions, legs).Status, "a tombstone")
 	assert.Equal(t, 500, s.Post(t.Context(), s.D, simtest.Completions, legs).Status)
 
 	legs = simtest.With(simtest.Completion("x"), rendezvous(s, 2))
 	leave := s.Waits(legs)
+	time.Sleep(time.Second) // it has entered, which P does not show
 	assert.Equal(t, 500, s.Post(t.Context(), s.D, simtest.Completions, legs).Status, "a second receiver is rejected")
 	leave()
 
