@@ -299,7 +299,7 @@ func TestSGLangRanksFollowTheRoom(t *testing.T) {
 // With round_robin P's rank follows from nothing in the request, unless the request names it.
 func TestSGLangRanksByRoundRobin(t *testing.T) {
 	s := simtest.New(t, sglangs(map[string]string{"dp_size": "4", "load_balance_method": "round_robin",
-		waitingTimeout: "0.2", bootstrapTimeout: "0.2"})) // nothing may come of it in any time
+		waitingTimeout: "0.2", bootstrapTimeout: "0.2"}))
 	legs := simtest.With(simtest.Completion("x"), rendezvous(s, 7))
 	told := simtest.With(legs, simtest.Obj{"disagg_prefill_dp_rank": 3})
 	p, d := together(s, simtest.Completions, legs, told)
