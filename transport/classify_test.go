@@ -129,16 +129,21 @@ func TestErrorsSayHowFarTheRequestGot(t *testing.T) {
 		{
 			rule: "deadline while the engine works: maybe sent", script: hangUntilClosed,
 			context: func(ctx context.Context, _ *engine) (context.Context, context.CancelFunc) {
-				return context.WithTimeout(ctx, 50*time.Millisecond)
+				return context.WithTimeout(ctx, 3*time.Second) // so late that the engine has the request
 			},
 			sent: MaybeSent, kind: Timeout, is: context.DeadlineExceeded,
 		},
 		{
 			rule: "a timer that cancels with a timeout as cause: a timeout", script: hangUntilClosed,
-			context: func(ctx context.Context, _ *engine) (context.Context, context.CancelFunc) {
+			context: func(ctx context.Context, e *engine) (context.Context, context.CancelFunc) {
 				ctx, cancel := context.WithCancelCause(ctx)
-				timer := time.AfterFunc(50*time.Millisecond, func() { cancel(os.ErrDeadlineExceeded) })
-				return ctx, func() { timer.Stop(); cancel(nil) }
+				go func() {
+					for e.requests.Load() == 0 {
+						time.Sleep(time.Millisecond)
+					}
+					cancel(os.ErrDeadlineExceeded)
+				}()
+				return ctx, func() { cancel(nil) }
 			},
 			sent: MaybeSent, kind: Timeout, is: context.DeadlineExceeded,
 		},
@@ -399,7 +404,7 @@ func TestAWriteThatFailsOnANewConnectionIsNotTriedAgain(t *testing.T) {
 		}
 		return c, err
 	}})
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	_, err := tr.RoundTrip(post(t, e.url(), "x").WithContext(ctx))
 	var got *Error

@@ -55,7 +55,7 @@ func TestAResponseBeforeTheBodyWasReadIsReturned(t *testing.T) {
 			require.NoError(t, err)
 			assert.Equal(t, http.StatusRequestEntityTooLarge, resp.StatusCode)
 			assert.Equal(t, "too large", drain(t, resp))
-			assert.Less(t, time.Since(start), 3*time.Second)
+			assert.Less(t, time.Since(start), 20*time.Second)
 			assert.Empty(t, tr.pool.hosts, "half a request is on the connection")
 			e.requests.Add(1)
 		})
@@ -132,7 +132,7 @@ func TestTheContextEndsARequestWhereverItIs(t *testing.T) {
 				req := post(t, e.url(), strings.Repeat("x", row.size))
 				ctx, cancel := context.WithCancel(t.Context())
 				if kind == Timeout {
-					ctx, cancel = context.WithTimeout(t.Context(), 500*time.Millisecond)
+					ctx, cancel = context.WithTimeout(t.Context(), 3*time.Second)
 				}
 				defer cancel()
 				var waiting sync.WaitGroup
@@ -175,11 +175,11 @@ func TestTheContextOfAnEarlierRequestEndsNothing(t *testing.T) {
 	e := newEngine(t, keepAlive)
 	tr := newTransport(t, nil)
 	for range 20 {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		assert.Equal(t, "ok", exchange(t, tr, post(t, e.url(), "x").WithContext(ctx)))
 		cancel()
 	}
-	time.Sleep(1100 * time.Millisecond)
+	time.Sleep(2100 * time.Millisecond)
 	assert.Equal(t, "ok", exchange(t, tr, post(t, e.url(), "x")))
 	assert.EqualValues(t, 1, e.accepted.Load())
 }

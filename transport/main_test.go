@@ -19,6 +19,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"github.com/pdkit/pdkit/internal/freeport"
 )
 
 // netHTTP makes the tests run over net/http's client.
@@ -152,10 +154,9 @@ func reset(c net.Conn) {
 // refusedAddress is a port that nobody listens on.
 func refusedAddress(t testing.TB) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := freeport.One()
 	require.NoError(t, err)
-	require.NoError(t, l.Close())
-	return l.Addr().String()
+	return net.JoinHostPort("127.0.0.1", port)
 }
 
 // blackhole dials a host that never answers: packets vanish on the way.
@@ -170,5 +171,5 @@ func quietLog() *log.Logger { return log.New(io.Discard, "", 0) }
 // waitFor polls until another goroutine has made a condition true.
 func waitFor(t testing.TB, what string, cond func() bool) {
 	t.Helper()
-	require.Eventually(t, cond, 5*time.Second, time.Millisecond, what)
+	require.Eventually(t, cond, 20*time.Second, time.Millisecond, what)
 }

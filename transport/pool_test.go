@@ -62,7 +62,7 @@ func TestAConnectionIdleForTooLongIsNotUsedThoughTheSweepIsLate(t *testing.T) {
 func TestTheSweepPausesBetweenConnectionsThatComeDue(t *testing.T) {
 	ownOnly(t, "has a pool of its own, which cannot be looked into")
 	e := newEngine(t, keepAlive)
-	tr := newTransport(t, &Options{IdleTimeout: 2 * time.Second})
+	tr := newTransport(t, &Options{IdleTimeout: 8 * time.Second}) // a pause is a quarter of it
 	var looks atomic.Int32
 	const n = 20
 	look := func() bool { looks.Add(1); return true }
@@ -72,14 +72,14 @@ func TestTheSweepPausesBetweenConnectionsThatComeDue(t *testing.T) {
 		tr.pool.put(c)
 	}
 	tr.pool.mu.Lock()
-	begin := time.Now().Add(-2*time.Second + 200*time.Millisecond)
-	for i := range n { // due in 200, 210, 220 ms, ...
+	begin := time.Now().Add(-8*time.Second + 800*time.Millisecond)
+	for i := range n { // due in 800, 810, 820 ms, ...
 		tr.pool.hosts[hostKey{host: strconv.Itoa(i)}][0].since = begin.Add(time.Duration(i) * 10 * time.Millisecond)
 	}
 	tr.pool.mu.Unlock()
 	tr.pool.sweep()
 	assert.EqualValues(t, n, looks.Load())
-	time.Sleep(300 * time.Millisecond) // some of them are due
+	time.Sleep(900 * time.Millisecond) // some of them are due
 	assert.EqualValues(t, n, looks.Load())
 	waitFor(t, "closed", func() bool {
 		tr.pool.mu.Lock()

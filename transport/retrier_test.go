@@ -147,11 +147,14 @@ func TestHopelessRequestsAreTriedOnce(t *testing.T) {
 
 func TestTheContextEndsTheWait(t *testing.T) {
 	errGone := errors.New("client is gone")
-	dial, dials := refuseFirst(100)
+	refuse, dials := refuseFirst(100)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
+		time.AfterFunc(30*time.Millisecond, func() { cancel(errGone) }) // not before the first try
+		return refuse(ctx, network, address)
+	}
 	r := NewRetrier(newTransport(t, &Options{DialContext: dial}), RetryPolicy{Max: 5})
 	r.policy = RetryPolicy{Max: 5, BackoffBase: time.Hour, BackoffMax: time.Hour}
-	ctx, cancel := context.WithCancelCause(t.Context())
-	time.AfterFunc(30*time.Millisecond, func() { cancel(errGone) })
 	start := time.Now()
 	_, err := r.Do(ctx, post(t, "http://engine.test", "x"))
 	assert.Less(t, time.Since(start), 30*time.Second)
@@ -167,9 +170,9 @@ func TestTheContextEndsTheWait(t *testing.T) {
 // The retrier does not wait for a try that can only fail: its client would wait in vain.
 func TestAWaitBeyondTheDeadlineIsNotBegun(t *testing.T) {
 	dial, _ := refuseFirst(100)
-	// The random wait is below 30 seconds with a chance of 1 to 120,000.
+	// The random wait is below 30 seconds with a chance of 1 to 12,000,000.
 	r := NewRetrier(newTransport(t, &Options{DialContext: dial}),
-		RetryPolicy{BackoffBase: 1000 * time.Hour, BackoffMax: 1000 * time.Hour})
+		RetryPolicy{BackoffBase: 100_000 * time.Hour, BackoffMax: 100_000 * time.Hour})
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	start := time.Now()

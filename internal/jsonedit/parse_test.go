@@ -295,7 +295,7 @@ func TestTimeIsLinearInTheBody(t *testing.T) {
 		t.Run(rule, func(t *testing.T) {
 			start := time.Now()
 			_, _ = Parse([]byte(body))
-			assert.Less(t, time.Since(start), 5*time.Second)
+			assert.Less(t, time.Since(start), 20*time.Second)
 		})
 	}
 }

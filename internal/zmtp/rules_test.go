@@ -171,7 +171,7 @@ func TestCloseEndsWhoWaitsForThePeersEnd(t *testing.T) {
 	go func() { defer close(closed); l.Close() }()
 	select {
 	case <-closed:
-	case <-time.After(5 * time.Second):
+	case <-time.After(20 * time.Second):
 		require.Fail(t, "Close waits for ever")
 	}
 }

@@ -233,7 +233,7 @@ func TestKilledInPlaceOfAResponse(t *testing.T) {
 // TestTerminatedWhileStreaming ends with finish_reason abort and [DONE] within the 200 (docs/protocols/nixl.md,
 // recording 55b).
 func TestTerminatedWhileStreaming(t *testing.T) {
-	s := simtest.New(t, func(p, _ *enginesim.Config) { p.ITL = time.Millisecond })
+	s := simtest.New(t, func(p, _ *enginesim.Config) { p.ITL = 10 * time.Millisecond })
 	got := make(chan simtest.Response)
 	go func() {
 		got <- s.Post(t.Context(), s.P, simtest.Completions,
@@ -266,7 +266,7 @@ func TestTerminateAnswersWhatRuns(t *testing.T) {
 
 // TestTerminateThawsFirst: what a frozen engine held up is answered too.
 func TestTerminateThawsFirst(t *testing.T) {
-	s := simtest.New(t, func(p, _ *enginesim.Config) { p.ITL = time.Millisecond })
+	s := simtest.New(t, func(p, _ *enginesim.Config) { p.ITL = 10 * time.Millisecond })
 	got := make(chan simtest.Response)
 	go func() {
 		got <- s.Post(t.Context(), s.P, simtest.Completions,

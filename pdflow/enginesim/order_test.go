@@ -54,7 +54,8 @@ func TestManyClientsOnASmallCache(t *testing.T) {
 	var wg sync.WaitGroup
 	for c := range 6 {
 		wg.Go(func() {
-			for i := range 4 {
+			// Four each, or as many as it takes until one is preempted.
+			for i := 0; i < 4 || i < 100 && s.D.Stats().Preemptions == 0; i++ {
 				body := simtest.With(simtest.Completion(fmt.Sprint("client ", c, " request ", i)),
 					simtest.Obj{"max_tokens": 60})
 				h := s.Prefill(simtest.Completions, body)

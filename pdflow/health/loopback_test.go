@@ -62,8 +62,9 @@ func TestOneConnectionCarriesAllProbesOfAnEndpoint(t *testing.T) {
 			conns.Add(1)
 		}
 	})
-	serve(t, &health.Options{Interval: 5 * time.Millisecond}, url)
-	require.Eventually(t, func() bool { return probes.Load() >= 20 }, 10*time.Second, 5*time.Millisecond)
+	// A probe that is given up takes its connection with it.
+	serve(t, &health.Options{Interval: 5 * time.Millisecond, Timeout: time.Minute}, url)
+	require.Eventually(t, func() bool { return probes.Load() >= 20 }, 20*time.Second, 5*time.Millisecond)
 	assert.EqualValues(t, 1, conns.Load())
 }
 
@@ -82,7 +83,7 @@ func TestConnectionsCloseWithTheRun(t *testing.T) {
 	})
 	select {
 	case <-closed:
-	case <-time.After(2 * time.Second): // the idle timeout is 4 s
+	case <-time.After(3 * time.Second): // the idle timeout is 4 s
 		assert.Fail(t, "the connection outlives the prober")
 	}
 }

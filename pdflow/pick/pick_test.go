@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -197,24 +198,27 @@ func failed(leg pdflow.LegKind, id string) *pdflow.Outcome {
 }
 
 func TestAnEngineCoolsDownAfterAFaultAndComesBack(t *testing.T) {
-	p := pick.New(
-		set(t, engine{"p1", "", prefill}, engine{"p2", "", prefill}, engine{"d1", "", decode},
-			engine{"d2", "", decode}), pick.RoundRobin(),
-	)
-	x, err := p.Pick(context.Background(), &pdflow.PickInput{})
-	require.NoError(t, err)
-	x.Done(failed(pdflow.LegPrefill, "p1"))
-	x.Done(failed(pdflow.LegDecode, "d2"))
-	began := time.Now()
-	for range 10 {
-		require.Equal(t, "p2+d1", pair(t, p, &pdflow.PickInput{}))
-	}
-	x.Done(failed(pdflow.LegDecode, "d1"))
-	require.NotEmpty(t, pair(t, p, &pdflow.PickInput{}), "a cooldown took the last engine of a role")
-	require.Eventually(t, func() bool {
-		return strings.HasPrefix(pair(t, p, &pdflow.PickInput{}), "p1+")
-	}, 5*time.Second, 10*time.Millisecond, "the cooldown does not end")
-	require.Greater(t, time.Since(began), 500*time.Millisecond)
+	synctest.Test(t, func(t *testing.T) {
+		p := pick.New(
+			set(t, engine{"p1", "", prefill}, engine{"p2", "", prefill}, engine{"d1", "", decode},
+				engine{"d2", "", decode}), pick.RoundRobin(),
+		)
+		x, err := p.Pick(context.Background(), &pdflow.PickInput{})
+		require.NoError(t, err)
+		x.Done(failed(pdflow.LegPrefill, "p1"))
+		x.Done(failed(pdflow.LegDecode, "d2"))
+		began := time.Now()
+		for range 10 {
+			require.Equal(t, "p2+d1", pair(t, p, &pdflow.PickInput{}))
+		}
+		x.Done(failed(pdflow.LegDecode, "d1"))
+		require.NotEmpty(t, pair(t, p, &pdflow.PickInput{}), "a cooldown took the last engine of a role")
+		for !strings.HasPrefix(pair(t, p, &pdflow.PickInput{}), "p1+") {
+			require.Less(t, time.Since(began), 5*time.Second, "the cooldown does not end")
+			time.Sleep(10 * time.Millisecond)
+		}
+		require.Greater(t, time.Since(began), 500*time.Millisecond)
+	})
 }
 
 func TestWhatIsNotTheEnginesFaultStartsNoCooldown(t *testing.T) {

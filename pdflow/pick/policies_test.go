@@ -56,7 +56,7 @@ func (f *fleet) replace(eps ...discovery.Endpoint) {
 	f.send <- eps
 	select {
 	case <-changed:
-	case <-time.After(10 * time.Second):
+	case <-time.After(20 * time.Second):
 		require.FailNow(f.t, "the set takes no list")
 	}
 }
@@ -342,7 +342,7 @@ func TestALargeSnapshotIsTakenOverBesideThePicks(t *testing.T) {
 		require.NotEmpty(t, pair(t, p, input(t, 0)), "a pick that finds nobody waits for the new snapshot")
 		f.replace(append(many(300, 0), ep("d-new", decode))...)
 		require.Eventually(t, func() bool { return strings.HasSuffix(pair(t, p, input(t, 1)), "+d-new") },
-			5*time.Second, time.Millisecond)
+			20*time.Second, time.Millisecond)
 	})
 }
 

@@ -109,7 +109,7 @@ func TestAdmissionIsFirstComeFirstServed(t *testing.T) {
 		go func() { done <- c.admit(ctx, s, false, func() { close(queued) }) }()
 		select {
 		case <-queued:
-		case <-time.After(5 * time.Second):
+		case <-time.After(20 * time.Second):
 			require.Fail(t, "did not queue")
 		}
 		return done

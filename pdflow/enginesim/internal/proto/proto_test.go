@@ -34,7 +34,7 @@ func newHost(t *testing.T, model string, extra map[string]string) *proto.Host {
 	t.Cleanup(c.Close)
 	return &proto.Host{
 		ID: model, Model: model, Role: proto.RoleBoth, Extra: extra, SideChannel: "127.0.0.1:0",
-		Handshake: 200 * time.Millisecond, Core: c, Life: always{},
+		Handshake: 20 * time.Second, Core: c, Life: always{},
 	}
 }
 
@@ -138,12 +138,15 @@ func TestEnginesOfOtherModelsDoNotTalk(t *testing.T) {
 
 func TestAReaderThatLeavesIsAnOrphan(t *testing.T) {
 	left := make(chan string, 1)
-	p, at := newWire(t, "tiny", proto.Options{Left: func(name string) { left <- name }})
-	d, _ := newWire(t, "tiny", proto.Options{})
-	ctx, leave := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
+	p, at := newWire(t, "tiny", proto.Options{
+		Left:  func(name string) { left <- name },
+		Named: func(*core.Pipe, core.Frame, proto.AskMessage) { leave() }, // it has asked
+	})
+	d, _ := newWire(t, "tiny", proto.Options{})
 	_, err := generate(ctx, d.Core, room{wire: d, from: &at})
-	assert.ErrorIs(t, err, context.DeadlineExceeded)
+	assert.ErrorIs(t, err, context.Canceled)
 	assert.Equal(t, "room", <-left)
 	assert.EqualValues(t, 1, p.Core.Totals().Orphans)
 }

@@ -127,8 +127,8 @@ const Block = 32
 // New starts a scene. Each shape may change the configurations of its pair.
 func New(t testing.TB, shape ...func(p, d *enginesim.Config)) *Scene {
 	t.Helper()
-	p := enginesim.Config{BlockSize: Block, MaxModelLen: 2048, Blocks: 256, HandshakeTimeout: 300 * time.Millisecond}
-	d := enginesim.Config{HandshakeTimeout: 300 * time.Millisecond}
+	p := enginesim.Config{BlockSize: Block, MaxModelLen: 2048, Blocks: 256}
+	d := enginesim.Config{}
 	for _, f := range shape {
 		f(&p, &d)
 	}
@@ -327,6 +327,14 @@ func (s *Scene) Waits(decode Obj, headers ...string) (leave func()) {
 			s.T.Fatalf("the decode ended with %v", err)
 		}
 	}
+}
+
+// Orphaned sends a decode that D must not answer, and leaves when D has surely asked P.
+func (s *Scene) Orphaned(decode Obj) {
+	s.T.Helper()
+	leave := s.Waits(decode)
+	time.Sleep(time.Second) // P does not show that it was asked
+	leave()
 }
 
 // PrefillOnly runs the prefill leg of a protocol without parameters.

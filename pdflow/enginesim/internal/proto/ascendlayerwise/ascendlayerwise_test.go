@@ -67,7 +67,7 @@ func next(t *testing.T, callbacks <-chan string) string {
 	select {
 	case c := <-callbacks:
 		return c
-	case <-time.After(5 * time.Second):
+	case <-time.After(20 * time.Second):
 		t.Fatal("D does not call back")
 		return ""
 	}

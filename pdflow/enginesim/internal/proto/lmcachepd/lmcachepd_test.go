@@ -170,13 +170,17 @@ func TestLMCachePDOfAWrongProxy(t *testing.T) {
 
 // A decode that comes before the data finds the chunks, whose memory holds nothing yet: 200, with another text.
 func TestLMCachePDDecodeBeforeTheNoticeAnswersWrongly(t *testing.T) {
-	x := newLMCachePair(t, map[string]string{"push_delay": "300ms"})
+	x := newLMCachePair(t, map[string]string{"push_delay": "3s"})
 	body := simtest.Completion("one")
 	require.Equal(t, 200, x.prefill(body, simtest.Obj{"disagg_spec": x.spec()}).Status)
-	time.Sleep(100 * time.Millisecond)
-	early := x.Post(t.Context(), x.D, simtest.Completions, body)
-	require.Equal(t, 200, early.Status)
-	assert.NotEqual(t, x.Alone(simtest.Completions, body), early.Text())
+	right, tries := x.Alone(simtest.Completions, body), 0
+	simtest.WaitFor(t, "D finds the chunks", func() bool {
+		tries++ // with another salt each time, so that D's own cache cannot answer
+		early := x.Post(t.Context(), x.D, simtest.Completions,
+			simtest.With(body, simtest.Obj{"cache_salt": strconv.Itoa(tries)}))
+		require.Equal(t, 200, early.Status)
+		return early.Text() != right
+	})
 	assert.Equal(t, "r-1", <-x.notices)
 }
 

@@ -422,7 +422,7 @@ func TestMoRIIODecodeThatIsRefusedLetsPGo(t *testing.T) {
 		s := simtest.New(t, mori(mode))
 		require.Equal(t, 200, moriPrefill(s, simtest.Completion("x"), asks(s.D), "x").Status)
 		require.Positive(t, s.P.Stats().PinnedBlocks)
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(time.Second) // P offers it after it has answered
 		a := <-moriDecode(t.Context(), s, simtest.With(simtest.Completion("x"),
 			simtest.Obj{"prompt": strings.Repeat("x", 3000)}), takes(s.P), "x")
 		require.Equal(t, 400, a.Status)

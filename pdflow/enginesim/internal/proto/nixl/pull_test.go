@@ -132,7 +132,8 @@ func TestHandoffsThatKillDecode(t *testing.T) {
 func TestHandoffsThatHangAndKill(t *testing.T) {
 	for _, key := range []string{"remote_engine_id", "remote_host", "remote_port", "remote_request_id"} {
 		t.Run("without "+key, func(t *testing.T) {
-			s := simtest.New(t, func(_, d *enginesim.Config) { d.ExitDelay = 400 * time.Millisecond })
+			t.Parallel()
+			s := simtest.New(t, func(_, d *enginesim.Config) { d.ExitDelay = 3 * time.Second })
 			body := simtest.Completion("x")
 			h := s.Prefill(simtest.Completions, body)
 			delete(h, key)
@@ -191,8 +192,9 @@ func TestLoadsThatFail(t *testing.T) {
 		for _, policy := range []string{enginesim.LoadFailureFail, enginesim.LoadFailureRecompute} {
 			t.Run(row.name+" "+policy, func(t *testing.T) {
 				s := simtest.New(t, func(_, d *enginesim.Config) {
-					if d.LoadFailure = policy; !row.slow {
-						d.HandshakeTimeout = time.Hour // nothing may wait for it
+					d.LoadFailure, d.HandshakeTimeout = policy, time.Hour // nothing may wait for it
+					if row.slow {
+						d.HandshakeTimeout = 300 * time.Millisecond
 					}
 				})
 				body := simtest.Completion("x")
@@ -397,7 +399,7 @@ func TestPrefillEngineFrozen(t *testing.T) {
 	body := simtest.Completion("x")
 	h := s.Prefill(simtest.Completions, body)
 	s.P.Freeze()
-	s.Hangs(body, h)
+	s.Orphaned(simtest.With(body, simtest.Obj{"kv_transfer_params": h}))
 	s.Alive(s.D)
 	s.P.Thaw()
 	simtest.WaitFor(t, "P lets go", func() bool { return s.P.Stats().PinnedBlocks == 0 })
@@ -466,7 +468,8 @@ func TestUnreadHandoffsFillTheCache(t *testing.T) {
 func TestHeartbeatKeepsTheLease(t *testing.T) {
 	for _, heartbeat := range []bool{true, false} {
 		t.Run(map[bool]string{true: "with", false: "without"}[heartbeat]+" tp_size", func(t *testing.T) {
-			const lease = 600 * time.Millisecond
+			t.Parallel()
+			const lease = 2 * time.Second
 			s := simtest.New(t, func(p, d *enginesim.Config) {
 				p.Lease, d.Lease = lease, lease
 				d.MaxRunning, d.ITL = 1, 10*time.Millisecond
@@ -490,8 +493,12 @@ func TestHeartbeatKeepsTheLease(t *testing.T) {
 					simtest.Obj{"max_tokens": 2}), h)
 			}()
 			simtest.WaitFor(t, "D's queue", func() bool { return s.D.Stats().Waiting == 1 })
-			time.Sleep(lease * 4 / 3)
-			assert.Equal(t, heartbeat, s.P.Stats().Expired == 0)
+			if heartbeat {
+				time.Sleep(lease * 4 / 3)
+				assert.Zero(t, s.P.Stats().Expired)
+			} else {
+				simtest.WaitFor(t, "the lease to end", func() bool { return s.P.Stats().Expired == 1 })
+			}
 			stop()
 			<-left
 			assert.Equal(t, 200, (<-decoded).Status)

@@ -121,6 +121,7 @@ func TestPushThatNobodyWrites(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			s := simtest.New(t, pushing)
 			body := simtest.Completion("orphan")
 			params := act(s, body)
@@ -128,7 +129,7 @@ func TestPushThatNobodyWrites(t *testing.T) {
 			defer leave()
 			got := pushDecode(ctx, s, body, params, "a")
 			simtest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
-			time.Sleep(50 * time.Millisecond)
+			time.Sleep(time.Second) // D has registered, which P does not show
 			assert.Empty(t, got, "it was answered")
 			leave()
 			require.ErrorIs(t, (<-got).Err, context.Canceled)

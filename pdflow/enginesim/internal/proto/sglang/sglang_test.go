@@ -242,7 +242,7 @@ func TestSGLangDecodeAloneTimesOut(t *testing.T) {
 
 // D's leaving tells P, which ends with an error.
 func TestSGLangDecodeThatLeavesEndsPrefill(t *testing.T) {
-	s := simtest.New(t, sglangs(nil), func(p, _ *enginesim.Config) { p.PrefillRate = 400 })
+	s := simtest.New(t, sglangs(nil), func(p, _ *enginesim.Config) { p.PrefillRate = 80 })
 	legs := simtest.With(simtest.Completion("x"), rendezvous(s, 1))
 	leave := s.Waits(legs)
 	p := s.Later(t.Context(), s.P, simtest.Completions, legs)
@@ -259,12 +259,13 @@ func TestSGLangRoomsAreUsedOnce(t *testing.T) {
 	require.Equal(t, 200, p.Status)
 	require.Equal(t, 200, d.Status)
 	require.NoError(t, s.P.WaitIdle(t.Context()))
-	time.Sleep(20 * time.Millisecond)
+	time.Sleep(time.Second) // P leaves the room after it has answered
 	assert.Equal(t, 500, s.Post(t.Context(), s.P, simtest.Completions, legs).Status, "a tombstone")
 	assert.Equal(t, 500, s.Post(t.Context(), s.D, simtest.Completions, legs).Status)
 
 	legs = simtest.With(simtest.Completion("x"), rendezvous(s, 2))
 	leave := s.Waits(legs)
+	time.Sleep(time.Second) // it has entered, which P does not show
 	assert.Equal(t, 500, s.Post(t.Context(), s.D, simtest.Completions, legs).Status, "a second receiver is rejected")
 	leave()
 
@@ -279,13 +280,14 @@ func TestSGLangRoomsAreUsedOnce(t *testing.T) {
 
 // P's rank is the room modulo the ranks, unless the request names another: D looks where it believes P to be.
 func TestSGLangRanksFollowTheRoom(t *testing.T) {
-	s := simtest.New(t, sglangs(map[string]string{"dp_size": "4", waitingTimeout: "0.2", bootstrapTimeout: "0.2"}))
+	s := simtest.New(t, sglangs(map[string]string{"dp_size": "4"}))
 	meet := func(room int, more simtest.Obj) simtest.Obj {
 		return simtest.With(simtest.With(simtest.Completion("x"), rendezvous(s, room)), more)
 	}
 	p, d := together(s, simtest.Completions, meet(7, nil), meet(7, simtest.Obj{"disagg_prefill_dp_rank": 3}))
 	assert.Equal(t, 200, p.Status)
 	assert.Equal(t, 200, d.Status)
+	s = simtest.New(t, sglangs(map[string]string{"dp_size": "4", waitingTimeout: "0.2", bootstrapTimeout: "0.2"}))
 	p, d = together(s, simtest.Completions, meet(8, nil), meet(8, simtest.Obj{"disagg_prefill_dp_rank": 3}))
 	assert.Equal(t, 500, p.Status, "rank 0, not 3")
 	assert.Equal(t, 500, d.Status)
@@ -302,6 +304,8 @@ func TestSGLangRanksByRoundRobin(t *testing.T) {
 	told := simtest.With(legs, simtest.Obj{"disagg_prefill_dp_rank": 3})
 	p, d := together(s, simtest.Completions, legs, told)
 	assert.Equal(t, []int{500, 500}, []int{p.Status, d.Status}, "rank 1, not 3")
+	s.Clean()
+	s = simtest.New(t, sglangs(map[string]string{"dp_size": "4", "load_balance_method": "round_robin"}))
 	legs, told = simtest.With(legs, rendezvous(s, 11)), simtest.With(told, rendezvous(s, 11))
 	p, d = together(s, simtest.Completions, simtest.With(legs, simtest.Obj{"routed_dp_rank": 3}), told)
 	assert.Equal(t, []int{200, 200}, []int{p.Status, d.Status})

@@ -196,7 +196,9 @@ func TestTRTLLMSignatures(t *testing.T) {
 
 // KV that nobody reads is kept until the time-out; who waits for none gives up then.
 func TestTRTLLMTimers(t *testing.T) {
-	s := simtest.New(t, trtllms(map[string]string{"kv_transfer_timeout_ms": "150"}))
+	s := simtest.New(t, trtllms(map[string]string{"kv_transfer_timeout_ms": "150"}), func(p, _ *enginesim.Config) {
+		p.Extra = map[string]string{"kv_transfer_timeout_ms": "2000"}
+	})
 	contextOnly(s, simtest.Completions, simtest.Completion("x"))
 	assert.Positive(t, s.P.Stats().PinnedBlocks)
 	simtest.WaitFor(t, "KV is let go", func() bool { return s.P.Stats().PinnedBlocks == 0 })
