@@ -327,16 +327,19 @@ func (t *write) Load(ctx context.Context, s *core.Sequence) error {
 // then comes the empty read of the abort. left has ended.
 func (t *write) askLate(left context.Context, prompt core.TokenKey) {
 	engine := t.request.Params.Text("remote_engine_id")
+	if t.c.Silenced() {
+		return
+	}
 	t.c.Spawn(func() {
-		t.c.Briefly(func(ctx context.Context) {
-			to, err := t.c.find(ctx, t.request.Params.Text("remote_bootstrap_addr"), engine)
-			if err != nil {
-				return
-			}
-			if p, err := t.c.Connect(ctx, to); err == nil {
-				_, _ = p.Ask(left, prompt, proto.AskMessage{Name: nameOf(engine, t.id), Count: 1})
-			}
-		})
+		ctx, stop := context.WithTimeout(t.c.Ctx, t.c.patience)
+		defer stop()
+		to, err := t.c.find(ctx, t.request.Params.Text("remote_bootstrap_addr"), engine)
+		if err != nil {
+			return
+		}
+		if p, err := t.c.Connect(ctx, to); err == nil {
+			_, _ = p.Ask(left, prompt, proto.AskMessage{Name: nameOf(engine, t.id), Count: 1})
+		}
 	})
 }
 

@@ -286,7 +286,7 @@ func TestMooncakeOrphans(t *testing.T) {
 	t.Run("2 workers", func(t *testing.T) {
 		s := simtest.New(t, mooncakesWith("num_workers", "2", patience, "5"))
 		_, orphan := mooncakeLegs(s, simtest.Completion("x"), "xfer-1")
-		s.Orphaned(orphan)
+		s.Waits(orphan)()
 		simtest.WaitFor(t, "P counts it", func() bool { return s.P.Stats().Orphans == 1 })
 		time.Sleep(time.Second) // the second one's time ends so much later than the orphan's: enough to move its KV
 		body := simtest.Completion("y")
@@ -306,7 +306,7 @@ func TestMooncakeOrphans(t *testing.T) {
 	t.Run("10 workers", func(t *testing.T) {
 		s := simtest.New(t, mooncakes)
 		_, orphan := mooncakeLegs(s, simtest.Completion("x"), "xfer-1")
-		s.Orphaned(orphan)
+		s.Waits(orphan)()
 		simtest.WaitFor(t, "P counts it", func() bool { return s.P.Stats().Orphans == 1 })
 		mooncakePair(s, simtest.Completion("y"), "xfer-2")
 	})
@@ -336,7 +336,7 @@ func TestMooncakeOrphanOfAClientThatLeftEarly(t *testing.T) {
 func TestMooncakePrefillAfterTheOrphan(t *testing.T) {
 	s := simtest.New(t, mooncakes)
 	prefill, decode := mooncakeLegs(s, simtest.Completion("x"), "xfer-1")
-	s.Orphaned(decode)
+	s.Waits(decode)()
 	simtest.WaitFor(t, "P knows", func() bool { return s.P.Stats().Orphans == 1 })
 	require.Equal(t, 200, s.Post(t.Context(), s.P, simtest.Completions, prefill).Status)
 	simtest.WaitFor(t, "P lets go", func() bool { return s.P.Stats().PinnedBlocks == 0 })
