@@ -59,8 +59,8 @@ spec:
 `, weight, p.URL, d.URL))
 		require.Eventually(t, func() bool {
 			status, _, body := do(t, http.MethodGet, g.admin+"/readyz", "")
-			return status == want && (status == http.StatusOK || assert.Contains(t, body, "tpSize"))
-		}, 5*time.Second, 10*time.Millisecond)
+			return status == want && (status == http.StatusOK || strings.Contains(body, "tpSize"))
+		}, 20*time.Second, 10*time.Millisecond)
 	}
 }
 
@@ -79,7 +79,7 @@ spec: {model: m, kvConnector: {type: p2pnccl}, discovery: {file: {path: `+file+`
 	require.Eventually(t, func() bool {
 		return strings.Contains(g.log.String(), "engines are left out of pairs") &&
 			strings.Contains(g.log.String(), "zmqAddress") && strings.Contains(g.log.String(), "others=1")
-	}, 5*time.Second, time.Millisecond, "%s", g.log)
+	}, 20*time.Second, time.Millisecond, "%s", g.log)
 	status, _, body := do(t, http.MethodGet, g.admin+"/readyz", "")
 	assert.Equal(t, http.StatusServiceUnavailable, status)
 	assert.Contains(t, body, "attributes that the connector needs")
@@ -98,7 +98,7 @@ func TestEnginesAreAskedForWhatTheirListLacks(t *testing.T) {
 		}
 		return false
 	}
-	require.Eventually(t, func() bool { return asked(p) && asked(d) }, 5*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return asked(p) && asked(d) }, 20*time.Second, 10*time.Millisecond)
 
 	code, _, stderr := check(t, "-config", write(t, gatewayYAML("")+pairYAML("m", p, d, "")), "-inspect", "-1s")
 	assert.Equal(t, exitWrong, code)

@@ -166,7 +166,7 @@ func TestSGLangWithSeveralSamples(t *testing.T) {
 		status, _, got := do(t, http.MethodPost, x.gateway.client+path, request)
 		assert.Equal(t, http.StatusBadRequest, status, "%s: %s", path, got)
 		assert.Contains(t, got, `"param":"n"`)
-		assert.Less(t, time.Since(begun), 5*time.Second)
+		assert.Less(t, time.Since(begun), 20*time.Second)
 	}
 	status, _, got := do(t, http.MethodPost, x.gateway.client+"/generate",
 		`{"text":["a","b"],"sampling_params":[{"n":2},{"n":2}]}`)
