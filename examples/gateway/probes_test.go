@@ -67,11 +67,11 @@ spec:
 // An engine that no pair can be made with fails no request, and its operator hears why.
 func TestEnginesWithoutWhatTheConnectorNeedsAreTold(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "engines.yaml")
-	lists(t, file, `endpoints:
-- {url: "http://127.0.0.1:1", role: prefill, attributes: {zmqAddress: "127.0.0.1:2"}}
-- {url: "http://127.0.0.1:3", role: prefill, attributes: {zmqAdress: "127.0.0.1:2"}}
-- {url: "http://127.0.0.1:4", role: decode, attributes: {zmqAdress: "127.0.0.1:2"}}
-`)
+	lists(t, file, fmt.Sprintf(`endpoints:
+- {url: %q, role: prefill, attributes: {zmqAddress: "127.0.0.1:2"}}
+- {url: %q, role: prefill, attributes: {zmqAdress: "127.0.0.1:2"}}
+- {url: %q, role: decode, attributes: {zmqAdress: "127.0.0.1:2"}}
+`, newEngine(t).URL, newEngine(t).URL, newEngine(t).URL))
 	g := start(t, gatewayYAML("")+`apiVersion: networking.matrixinfer.ai/v1alpha1
 kind: ModelServer
 spec: {model: m, kvConnector: {type: p2pnccl}, discovery: {file: {path: `+file+`}}}

@@ -74,9 +74,10 @@ func TestEnginesRegisterByHTTP(t *testing.T) {
 	address := strings.TrimPrefix(api, "http://")
 	p.signal()
 	p.ended(exitOK)
-	ln, err := net.Listen("tcp", address)
-	require.NoError(t, err, "the listener ends with the gateway")
-	require.NoError(t, ln.Close())
+	require.Eventually(t, func() bool {
+		ln, err := net.Listen("tcp", address)
+		return err == nil && ln.Close() == nil
+	}, 20*time.Second, 10*time.Millisecond, "the listener ends with the gateway")
 }
 
 // ping is a message of P2pNccl's engines, on a connection that stays until the test ends.
