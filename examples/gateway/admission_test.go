@@ -24,7 +24,7 @@ func TestARequestIsRefusedWhenTheEnginesHaveEnough(t *testing.T) {
 		_, _, body := do(t, http.MethodPost, g.client+"/v1/completions", `{"model":"m","prompt":"a","stream":true}`)
 		ended <- body
 	}()
-	require.Eventually(t, func() bool { return d.count() == 1 }, 5*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return d.count() == 1 }, 20*time.Second, 5*time.Millisecond)
 	status, header, body := do(t, http.MethodPost, g.client+"/v1/completions", `{"model":"m","prompt":"b"}`)
 	assert.Equal(t, http.StatusServiceUnavailable, status)
 	assert.Equal(t, "overloaded", gjson.Get(body, "error.code").String(), body)
@@ -59,7 +59,7 @@ func TestBytesInFlightAreBounded(t *testing.T) {
 		_, _, body := do(t, http.MethodPost, g.client+"/v1/completions", large)
 		ended <- body
 	}()
-	require.Eventually(t, func() bool { return d.count() == 1 }, 5*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return d.count() == 1 }, 20*time.Second, 5*time.Millisecond)
 	for _, path := range []string{"/v1/completions", "/v1/embeddings"} {
 		status, header, body := do(t, http.MethodPost, g.client+path, large)
 		assert.Equal(t, http.StatusServiceUnavailable, status, path)

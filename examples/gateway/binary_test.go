@@ -53,7 +53,7 @@ func TestTheBuiltProgram(t *testing.T) {
 			cmd := exec.CommandContext(t.Context(), program, "-config", good)
 			cmd.Stderr = log
 			require.NoError(t, cmd.Start())
-			require.Eventually(t, func() bool { return servingLine.MatchString(log.String()) }, 10*time.Second,
+			require.Eventually(t, func() bool { return servingLine.MatchString(log.String()) }, 20*time.Second,
 				time.Millisecond, "%s", log)
 			status, _, _ := do(t, http.MethodPost, "http://"+servingLine.FindStringSubmatch(log.String())[1]+
 				"/v1/completions", completion)

@@ -170,11 +170,11 @@ func answerOf(t *testing.T, response string) (a clientstest.Answer) {
 // settled waits until both engines are idle, and wants each handoff used once and no KV held.
 func (s *site) settled(t *testing.T) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	for _, e := range []*enginesim.Engine{s.p, s.d} {
 		require.NoError(t, e.WaitIdle(ctx), "a leg goes on")
-		require.Eventually(t, func() bool { return e.Stats().UsedBlocks == 0 }, 5*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return e.Stats().UsedBlocks == 0 }, 20*time.Second, time.Millisecond)
 		stats := e.Stats()
 		assert.Zero(t, stats.Running+stats.Waiting+stats.PinnedBlocks)
 	}
@@ -318,11 +318,11 @@ func (s *site) isLeft(t *testing.T, c *clientstest.Client, api string) {
 			q := clientstest.Question{URL: s.client, API: api, Stream: stream, Limit: 7000,
 				Prompt: api + "left" + strings.Repeat(" a cat on a mat", 20)}
 			if q.Leave = 5; !stream {
-				q.Leave, q.Timeout = 0, 0.6
+				q.Leave, q.Timeout = 0, 2
 			}
 			got := c.Ask(t, q)
 			require.Eventually(t, func() bool { return s.p.Stats().Aborted+s.d.Stats().Aborted == before+1 },
-				5*time.Second, time.Millisecond, "the leg goes on")
+				20*time.Second, time.Millisecond, "the leg goes on")
 			s.settled(t)
 			if stream {
 				assert.Nil(t, got.Error)

@@ -258,7 +258,7 @@ func TestAMixedFleetWhoseEnginesAreFoundInFourWays(t *testing.T) {
 		all("")
 	}
 	for model, team := range f.teams {
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		require.NoError(t, team.p.WaitIdle(ctx))
 		require.NoError(t, team.d.WaitIdle(ctx))
 		cancel()

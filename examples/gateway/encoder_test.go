@@ -93,7 +93,7 @@ func TestMediaAreEncodedBeforeTheLegs(t *testing.T) {
 			}
 			assert.Zero(t, x.p.Stats().MediaComputed)
 			assert.Positive(t, x.d.Stats().ExternalKVTransfer)
-			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
 			require.NoError(t, x.p.WaitIdle(ctx))
 			require.NoError(t, x.d.WaitIdle(ctx))

@@ -185,7 +185,7 @@ func (p *program) start() {
 			p.client, p.admin = "http://"+m[1], "http://"+m[2]
 		}
 		return m != nil
-	}, 5*time.Second, time.Millisecond, "%s", p.log)
+	}, 20*time.Second, time.Millisecond, "%s", p.log)
 	t.Cleanup(func() {
 		select {
 		case code := <-p.code:

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -68,8 +69,11 @@ func TestTheLiveViewHasEachRequestsTimeline(t *testing.T) {
 	var state liveState
 	require.Eventually(t, func() bool {
 		state, body = g.live()
-		return len(state.Requests) == 3 && state.Models[0].Endpoints[1].Engine != nil
-	}, 5*time.Second, 10*time.Millisecond)
+		m := state.Models[0]
+		return len(state.Requests) == 3 && state.Requests[0].Phase == "stream" && m.Endpoints[1].Engine != nil &&
+			m.Phases["stream"] == 1 && m.Totals.Served == 1 && len(m.Totals.Errors) == 1 &&
+			len(m.Pairs) == 1 && m.Pairs[0].Served+m.Pairs[0].Failed == 2
+	}, 20*time.Second, 10*time.Millisecond)
 	assert.NotContains(t, body, "secret")
 	if os.Getenv("PDKIT_UPDATE") != "" { // what pdctl watch is tested with
 		require.NoError(t, os.WriteFile("../pdctl/testdata/live.json", []byte(body), 0o600))
@@ -116,8 +120,11 @@ func TestTheLiveViewHasTheKVThatMoved(t *testing.T) {
 		`{"model":"tiny","prompt":"%s","max_tokens":2}`, strings.Repeat("some words ", 40)))
 	require.Equal(t, http.StatusOK, status, body)
 	var s liveState
-	require.Eventually(t, func() bool { s, _ = x.gateway.live(); return s.Models[0].Totals.Served == 1 },
-		5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { // a page is not read at one moment
+		s, _ = x.gateway.live()
+		return s.Models[0].Totals.Served == 1 && len(s.Models[0].Pairs) == 1 && len(s.Requests) == 1 &&
+			!s.Requests[0].Running
+	}, 20*time.Second, time.Millisecond)
 	m := s.Models[0]
 	_, _, metrics := do(t, http.MethodGet, x.gateway.admin+"/metrics", "")
 	assert.Positive(t, m.Totals.Reused)
@@ -131,17 +138,18 @@ func TestTheLiveViewHasTheKVThatMoved(t *testing.T) {
 	require.Eventually(t, func() bool {
 		s, _ = g.live() // what was counted before is not the gateway's to show
 		return s.Models[0].Endpoints[1].Engine != nil
-	}, 5*time.Second, time.Millisecond)
+	}, 20*time.Second, time.Millisecond)
 	status, _, body = do(t, http.MethodPost, g.client+"/v1/completions", fmt.Sprintf(
 		`{"model":"tiny","prompt":"%s","max_tokens":2}`, strings.Repeat("some words ", 40)))
 	require.Equal(t, http.StatusOK, status, body)
-	require.Eventually(t, func() bool {
+	require.EventuallyWithT(t, func(c *assert.CollectT) { // the engine may be asked while the page is made
 		s, _ = g.live()
-		return s.Models[0].KV.Taken > 0 && s.Models[0].KV.Bytes > 0
-	}, 5*time.Second, time.Millisecond)
+		assert.Positive(c, s.Models[0].KV.Taken)
+		assert.Positive(c, s.Models[0].KV.Bytes)
+		assert.InDelta(c, s.Models[0].KV.Taken, s.Models[0].Endpoints[1].Engine.Taken, .1)
+		assert.InDelta(c, s.Models[0].KV.Bytes, s.Models[0].Endpoints[1].Engine.Bytes, .1)
+	}, 20*time.Second, time.Millisecond)
 	assert.Zero(t, s.Models[0].Totals.Reused, "nixl's responses do not tell it")
-	assert.InDelta(t, s.Models[0].KV.Taken, s.Models[0].Endpoints[1].Engine.Taken, .1)
-	assert.InDelta(t, s.Models[0].KV.Bytes, s.Models[0].Endpoints[1].Engine.Bytes, .1)
 }
 
 // An engine that cannot be reached has a cooldown; what corrupts KV is in quarantine, which hides a cooldown.
@@ -183,7 +191,7 @@ func TestTheLiveViewHasTheQueue(t *testing.T) {
 		assert.Equal(t, want, status, body)
 	}
 	clients.Go(func() { ask("first", 200, http.StatusOK) })
-	require.Eventually(t, func() bool { s, _ := g.live(); return s.Models[0].Phases["prefill"] == 1 }, 5*time.Second,
+	require.Eventually(t, func() bool { s, _ := g.live(); return s.Models[0].Phases["prefill"] == 1 }, 20*time.Second,
 		time.Millisecond)
 	clients.Go(func() { ask("second", 1, http.StatusOK) })
 	var s liveState
@@ -192,13 +200,16 @@ func TestTheLiveViewHasTheQueue(t *testing.T) {
 		s, _ = g.live()
 		a = s.Models[0].Admission
 		return a != nil && a.Queued == 1 && s.Models[0].Phases["pick"] == 1 && len(s.Requests) == 2
-	}, 5*time.Second, time.Millisecond)
+	}, 20*time.Second, time.Millisecond)
 	assert.Equal(t, occupancy{InFlight: 1, Limit: 1}, a.Prefill)
 	assert.Equal(t, "pick", s.Requests[1].Phase)
 	assert.Nil(t, s.Requests[1].Picked, "it waits")
 	ask("third", 1, http.StatusServiceUnavailable)
 	clients.Wait()
-	require.Eventually(t, func() bool { s, _ = g.live(); return len(s.Requests) == 3 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool {
+		s, _ = g.live()
+		return len(s.Requests) == 3 && !slices.ContainsFunc(s.Requests, func(r timeline) bool { return r.Running })
+	}, 20*time.Second, time.Millisecond)
 	assert.EqualValues(t, 1, s.Models[0].Admission.Refused["queue_full"])
 	for _, r := range s.Requests {
 		switch r.RequestID {

@@ -76,7 +76,7 @@ func TestDecodeTakesThePrefillEnginesKVOver(t *testing.T) {
 		assert.NotEmpty(t, text(t, response))
 		assert.Equal(t, text(t, want), text(t, response), "stream %s", stream)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	require.NoError(t, p.WaitIdle(ctx))
 	require.NoError(t, d.WaitIdle(ctx))
@@ -98,7 +98,7 @@ func TestAModelWhoseEngineDiesIsNotReady(t *testing.T) {
 	require.Eventually(t, func() bool {
 		status, _, body := do(t, http.MethodGet, g.admin+"/readyz", "")
 		return status == http.StatusServiceUnavailable && strings.Contains(body, "no decode engine is ready")
-	}, 10*time.Second, 50*time.Millisecond)
+	}, 20*time.Second, 50*time.Millisecond)
 	status, h, _ := do(t, http.MethodPost, g.client+"/v1/completions", `{"model":"tiny","prompt":"x","max_tokens":2}`)
 	assert.Equal(t, http.StatusServiceUnavailable, status)
 	assert.NotEmpty(t, h.Get("Retry-After"))
@@ -107,5 +107,5 @@ func TestAModelWhoseEngineDiesIsNotReady(t *testing.T) {
 		status, _, _ := do(t, http.MethodPost, g.client+"/v1/completions",
 			`{"model":"tiny","prompt":"x","max_tokens":2}`)
 		return status == http.StatusOK
-	}, 10*time.Second, 50*time.Millisecond, "and comes back by itself")
+	}, 20*time.Second, 50*time.Millisecond, "and comes back by itself")
 }

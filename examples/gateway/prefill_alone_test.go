@@ -81,11 +81,12 @@ func TestNothingWithoutDisaggSpecReachesASender(t *testing.T) {
 			}
 			typ := c.other
 			if typ == "" {
-				typ = `lmcache-pd, config: {notifyListen: "127.0.0.1:` + port + `", notifyTimeout: 2s}`
+				typ = `lmcache-pd, config: {notifyListen: "127.0.0.1:` + port + `", notifyTimeout: 20s}`
 			}
 			g := start(t, gatewayYAML(passing)+"apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\n"+
 				"spec:\n  model: tiny\n  kvConnector: {type: "+typ+c.spec+"}\n"+
 				listIn(t, p.URL(), c.role, runs, d.URL(), receiver))
+			g.knows(2)
 			for n := range 3 { // round robin
 				text := c.body
 				if text == "" {
@@ -109,7 +110,7 @@ func TestNoSenderGetsWhatPasses(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, _, page := do(t, http.MethodGet, g.admin+"/debug/pd", "")
 		return strings.Contains(page, d.URL)
-	}, 5*time.Second, 10*time.Millisecond)
+	}, 20*time.Second, 10*time.Millisecond)
 	for range 4 {
 		status, _, got := do(t, http.MethodPost, g.client+"/v1/embeddings", `{"model":"m","input":"x"}`)
 		assert.Equal(t, http.StatusOK, status, got)

@@ -59,19 +59,19 @@ spec:
 `, weight, p.URL, d.URL))
 		require.Eventually(t, func() bool {
 			status, _, body := do(t, http.MethodGet, g.admin+"/readyz", "")
-			return status == want && (status == http.StatusOK || assert.Contains(t, body, "tpSize"))
-		}, 5*time.Second, 10*time.Millisecond)
+			return status == want && (status == http.StatusOK || strings.Contains(body, "tpSize"))
+		}, 20*time.Second, 10*time.Millisecond)
 	}
 }
 
 // An engine that no pair can be made with fails no request, and its operator hears why.
 func TestEnginesWithoutWhatTheConnectorNeedsAreTold(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "engines.yaml")
-	lists(t, file, `endpoints:
-- {url: "http://127.0.0.1:1", role: prefill, attributes: {zmqAddress: "127.0.0.1:2"}}
-- {url: "http://127.0.0.1:3", role: prefill, attributes: {zmqAdress: "127.0.0.1:2"}}
-- {url: "http://127.0.0.1:4", role: decode, attributes: {zmqAdress: "127.0.0.1:2"}}
-`)
+	lists(t, file, fmt.Sprintf(`endpoints:
+- {url: %q, role: prefill, attributes: {zmqAddress: "127.0.0.1:2"}}
+- {url: %q, role: prefill, attributes: {zmqAdress: "127.0.0.1:2"}}
+- {url: %q, role: decode, attributes: {zmqAdress: "127.0.0.1:2"}}
+`, newEngine(t).URL, newEngine(t).URL, newEngine(t).URL))
 	g := start(t, gatewayYAML("")+`apiVersion: networking.matrixinfer.ai/v1alpha1
 kind: ModelServer
 spec: {model: m, kvConnector: {type: p2pnccl}, discovery: {file: {path: `+file+`}}}
@@ -79,7 +79,7 @@ spec: {model: m, kvConnector: {type: p2pnccl}, discovery: {file: {path: `+file+`
 	require.Eventually(t, func() bool {
 		return strings.Contains(g.log.String(), "engines are left out of pairs") &&
 			strings.Contains(g.log.String(), "zmqAddress") && strings.Contains(g.log.String(), "others=1")
-	}, 5*time.Second, time.Millisecond, "%s", g.log)
+	}, 20*time.Second, time.Millisecond, "%s", g.log)
 	status, _, body := do(t, http.MethodGet, g.admin+"/readyz", "")
 	assert.Equal(t, http.StatusServiceUnavailable, status)
 	assert.Contains(t, body, "attributes that the connector needs")
@@ -98,7 +98,7 @@ func TestEnginesAreAskedForWhatTheirListLacks(t *testing.T) {
 		}
 		return false
 	}
-	require.Eventually(t, func() bool { return asked(p) && asked(d) }, 5*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return asked(p) && asked(d) }, 20*time.Second, 10*time.Millisecond)
 
 	code, _, stderr := check(t, "-config", write(t, gatewayYAML("")+pairYAML("m", p, d, "")), "-inspect", "-1s")
 	assert.Equal(t, exitWrong, code)

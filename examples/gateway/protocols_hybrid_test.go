@@ -56,7 +56,7 @@ func (x pairOf) served(t *testing.T, n int, stream bool, header ...string) (mode
 
 func (x pairOf) clean(t *testing.T) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	require.NoError(t, x.p.WaitIdle(ctx))
 	require.NoError(t, x.d.WaitIdle(ctx))

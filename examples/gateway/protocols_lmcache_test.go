@@ -5,6 +5,7 @@ package main
 import (
 	"maps"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/pdkit/pdkit/connector"
@@ -39,7 +40,7 @@ func change(name, value string) func(*testing.T, *protocol) {
 func notices(extra map[string]string, config string) func(*testing.T, *protocol) {
 	return func(t *testing.T, c *protocol) {
 		port := unusedPort(t)
-		c.config = `{notifyListen: "127.0.0.1:` + port + `", notifyTimeout: 2s` + config + `}`
+		c.config = `{notifyListen: "127.0.0.1:` + port + `", notifyTimeout: 20s` + config + `}`
 		settings := map[string]string{"pd_proxy_host": "127.0.0.1", "pd_proxy_port": port, "hash_seed": "0"}
 		maps.Copy(settings, extra)
 		c.prefill.Extra, c.decode.Extra = settings, settings
@@ -66,8 +67,12 @@ func init() {
 		"notices switched off": {func(_ *testing.T, c *protocol) {
 			c.prefill.Extra = maps.Clone(c.prefill.Extra)
 			c.prefill.Extra["pd_skip_proxy_notification"] = "true"
+			c.config = strings.Replace(c.config, "20s", "2s", 1)
 		}, reuse.Failed, "pd_skip_proxy_notification"},
-		"a receiver without room": {change("pd_buffer_size", "16"), reuse.Failed, "notice"},
+		"a receiver without room": {func(t *testing.T, c *protocol) {
+			change("pd_buffer_size", "16")(t, c)
+			c.config = strings.Replace(c.config, "20s", "2s", 1)
+		}, reuse.Failed, "notice"},
 	}
 	protocols = append(protocols,
 		// Kthena's issue 1069: the engines' responses are the same with and without a store in common.
@@ -88,7 +93,7 @@ func init() {
 		},
 		// The store's put is asynchronous: D finds what is there when it looks.
 		protocol{
-			connector: "lmcache", name: "a store that takes its time", config: "{settleTime: 500ms}",
+			connector: "lmcache", name: "a store that takes its time", config: "{settleTime: 2s}",
 			prepare: func(t *testing.T, c *protocol) {
 				lmcacheStore(true)(t, c)
 				c.prefill.Extra["put_delay"] = "50ms"

@@ -113,7 +113,7 @@ func TestConversationThroughTheGateway(t *testing.T) {
 	assert.Equal(t, http.StatusOK, status)
 	assert.Equal(t, before, x.p.Stats().ExternalKVTransfer)
 
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
 	defer cancel()
 	require.NoError(t, x.p.WaitIdle(ctx))
 	require.NoError(t, x.d.WaitIdle(ctx))
@@ -164,8 +164,8 @@ func TestPushLeavesNoDecodeWaiting(t *testing.T) {
 			status, _, response := do(t, http.MethodPost, x.gateway.client+"/v1/completions",
 				body(connector.APICompletions, 1, false))
 			assert.Equal(t, c.status, status, response)
-			assert.Less(t, time.Since(begun), 5*time.Second)
-			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			assert.Less(t, time.Since(begun), 15*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
 			defer cancel()
 			require.NoError(t, x.d.WaitIdle(ctx), "D still waits")
 

@@ -223,7 +223,7 @@ func TestEachConnectorThroughTheGateway(t *testing.T) {
 					assert.Equal(t, texts(t, want), texts(t, response), "%s, stream %t", api, stream)
 				}
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
 			require.NoError(t, x.p.WaitIdle(ctx))
 			require.NoError(t, x.d.WaitIdle(ctx))

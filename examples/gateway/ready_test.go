@@ -51,7 +51,7 @@ func TestAModelWhoseConnectorFailsIsNotReady(t *testing.T) {
 		g.admin().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/readyz", nil))
 		return w.Code, w.Body.String()
 	}
-	require.Eventually(t, func() bool { status, _ := readyz(); return status == http.StatusOK }, 5*time.Second,
+	require.Eventually(t, func() bool { status, _ := readyz(); return status == http.StatusOK }, 20*time.Second,
 		time.Millisecond)
 	lost.Store(true)
 	status, body := readyz()

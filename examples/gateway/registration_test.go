@@ -43,7 +43,7 @@ func TestEnginesRegisterByHTTP(t *testing.T) {
 	assert.Equal(t, http.StatusServiceUnavailable, status)
 	for _, e := range [][2]string{{pe.URL, "prefill"}, {de.URL, "decode"}} {
 		status, _, response := do(t, http.MethodPost, api+"/v1/endpoints",
-			fmt.Sprintf(`{"id": %q, "url": %q, "role": %q}`, e[1], e[0], e[1]))
+			fmt.Sprintf(`{"id": %q, "url": %q, "role": %q, "leaseSeconds": 3600}`, e[1], e[0], e[1]))
 		require.Equal(t, http.StatusCreated, status, response)
 	}
 	serves := func(want int) {
@@ -51,7 +51,7 @@ func TestEnginesRegisterByHTTP(t *testing.T) {
 		require.Eventually(t, func() bool {
 			status, _, _ := do(t, http.MethodGet, p.admin+"/readyz", "")
 			return status == want
-		}, 5*time.Second, 5*time.Millisecond)
+		}, 20*time.Second, 5*time.Millisecond)
 		status, _, response := do(t, http.MethodPost, p.client+"/v1/completions", `{"model":"m","prompt":"x"}`)
 		assert.Equal(t, want, status, response)
 	}
@@ -62,7 +62,7 @@ func TestEnginesRegisterByHTTP(t *testing.T) {
 	assert.Equal(t, http.StatusOK, status)
 	serves(http.StatusServiceUnavailable)
 	status, _, _ = do(t, http.MethodPost, api+"/v1/endpoints",
-		fmt.Sprintf(`{"id": "decode", "url": %q, "role": "both"}`, de.URL))
+		fmt.Sprintf(`{"id": "decode", "url": %q, "role": "both", "leaseSeconds": 3600}`, de.URL))
 	assert.Equal(t, http.StatusOK, status)
 	serves(http.StatusOK)
 
@@ -74,9 +74,10 @@ func TestEnginesRegisterByHTTP(t *testing.T) {
 	address := strings.TrimPrefix(api, "http://")
 	p.signal()
 	p.ended(exitOK)
-	ln, err := net.Listen("tcp", address)
-	require.NoError(t, err, "the listener ends with the gateway")
-	require.NoError(t, ln.Close())
+	require.Eventually(t, func() bool {
+		ln, err := net.Listen("tcp", address)
+		return err == nil && ln.Close() == nil
+	}, 20*time.Second, 10*time.Millisecond, "the listener ends with the gateway")
 }
 
 // ping is a message of P2pNccl's engines, on a connection that stays until the test ends.
@@ -102,7 +103,7 @@ func TestEnginesAnnounceThemselvesByZeroMQ(t *testing.T) {
 	require.Eventually(t, func() bool {
 		status, _, _ := do(t, http.MethodGet, p.admin+"/readyz", "")
 		return status == http.StatusOK
-	}, 5*time.Second, 5*time.Millisecond, "%s", p.log)
+	}, 20*time.Second, 5*time.Millisecond, "%s", p.log)
 	status, _, response := do(t, http.MethodPost, p.client+"/v1/completions", `{"model":"m","prompt":"x"}`)
 	require.Equal(t, http.StatusOK, status, response)
 	id := de.last().header.Get("X-Request-Id")

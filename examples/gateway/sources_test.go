@@ -43,7 +43,14 @@ func reaches(t *testing.T, g *program, p, d *engine) {
 	require.Eventually(t, func() bool {
 		status, _, _ := do(t, http.MethodPost, g.client+"/v1/completions", completion)
 		return status == http.StatusOK && p.count() > beforeP && d.count() > beforeD
-	}, 15*time.Second, 10*time.Millisecond, "%s", g.log)
+	}, 30*time.Second, 10*time.Millisecond, "%s", g.log)
+}
+
+// knows waits until so many engines of the first model are known: a request waits only a moment for that.
+func (p *program) knows(engines int) {
+	p.t.Helper()
+	require.Eventually(p.t, func() bool { return len(p.debug().Models[0].Endpoints) == engines }, 20*time.Second,
+		time.Millisecond, "%s", p.log)
 }
 
 func TestEnginesAreFoundInAFile(t *testing.T) {
@@ -55,7 +62,7 @@ func TestEnginesAreFoundInAFile(t *testing.T) {
 	assert.NotEmpty(t, h.Get("Retry-After"))
 	require.Eventually(t, func() bool {
 		return strings.Contains(g.log.String(), "cannot be read: no such file or directory (there is no list yet)")
-	}, 5*time.Second, time.Millisecond)
+	}, 20*time.Second, time.Millisecond)
 
 	lists(t, path, pairList(p, d))
 	reaches(t, g, p, d)
@@ -65,7 +72,7 @@ func TestEnginesAreFoundInAFile(t *testing.T) {
 	lists(t, path, pairList(p, d)+"- {url: hunter2, rol: prefill}\n")
 	require.Eventually(t, func() bool {
 		return strings.Contains(g.log.String(), "line 4: endpoints[2].rol: unknown field")
-	}, 15*time.Second, time.Millisecond)
+	}, 30*time.Second, time.Millisecond)
 	assert.NotContains(t, g.log.String(), "hunter2")
 	reaches(t, g, p, d2)
 }

@@ -33,8 +33,7 @@ func TestSpansAndMetricsAreSentToACollector(t *testing.T) {
 	status, _, body := do(t, http.MethodPost, g.client+"/v1/completions",
 		`{"model":"tiny","prompt":"hi","max_tokens":2}`, "Traceparent", sentTraceparent)
 	require.Equal(t, http.StatusOK, status, body)
-	_, _, scraped := do(t, http.MethodGet, g.admin+"/metrics", "")
-	assert.Contains(t, scraped, "pd_request_duration_seconds_count{")
+	g.sample(`pd_request_duration_seconds_count\{.*\}`)
 	g.signal()
 	g.ended(exitOK)
 
@@ -106,7 +105,7 @@ func TestACollectorThatHangsDoesNotHoldUpTheEnd(t *testing.T) {
 	g.signal()
 	begun := time.Now()
 	g.ended(exitOK)
-	assert.Less(t, time.Since(begun), lastSpans+2*time.Second)
+	assert.Less(t, time.Since(begun), lastSpans+4*time.Second)
 	assert.Contains(t, g.log.String(), "msg=telemetry")
 	assert.NotContains(t, g.log.String(), "://")
 }

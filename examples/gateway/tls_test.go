@@ -196,7 +196,7 @@ func TestAnEngineOfAnotherAuthorityIsRefused(t *testing.T) {
 	require.Eventually(t, func() bool {
 		status, _, _ := do(t, http.MethodPost, g.client+"/v1/completions", completion)
 		return status == http.StatusOK
-	}, 15*time.Second, 50*time.Millisecond, "%s", g.log)
+	}, 30*time.Second, 50*time.Millisecond, "%s", g.log)
 }
 
 // Files that cannot be used are told by -check, end a start, and leave a reload without effect.
