@@ -318,7 +318,7 @@ func TestStepsGiveTheBudgetBack(t *testing.T) {
 	for name, end := range map[string]func(t *testing.T, s *pdflow.Steps, x *scripted){
 		"End": func(_ *testing.T, s *pdflow.Steps, _ *scripted) { s.End(nil) },
 		"forgotten": func(t *testing.T, _ *pdflow.Steps, x *scripted) {
-			require.Eventually(t, func() bool { return len(x.flow.Sessions()) == 0 }, 5*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return len(x.flow.Sessions()) == 0 }, 20*time.Second, time.Millisecond)
 		},
 		"Shutdown": func(t *testing.T, s *pdflow.Steps, x *scripted) {
 			now, stop := context.WithCancel(t.Context())
@@ -399,7 +399,7 @@ func TestALegThatRunsOnHoldsItsBytes(t *testing.T) {
 		go func() { _, err := client.Do(r); left <- err }()
 		<-begun
 		full := int64(len(large) + 10_000)
-		require.Eventually(t, func() bool { return count.InUse() >= full }, 5*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return count.InUse() >= full }, 20*time.Second, time.Millisecond)
 		leave()
 		require.Error(t, <-left)
 		require.GreaterOrEqual(t, <-count.left, full, "the handler has returned, and the leg runs on")

@@ -53,7 +53,7 @@ func TestClosingTheResponseOfStepsDoesNotWaitForSideCalls(t *testing.T) {
 	go func() { defer close(closed); _ = resp.Body.Close() }()
 	select {
 	case <-closed:
-	case <-time.After(5 * time.Second):
+	case <-time.After(20 * time.Second):
 		s.End(nil)
 		t.Fatal("Close waits for somebody who sends the clean-up's call")
 	}

@@ -124,7 +124,7 @@ func (x *scripted) one(t *testing.T, body string) {
 	t.Helper()
 	n := len(x.seen.list())
 	require.Equal(t, http.StatusOK, post(t, x.url, "/v1/completions", body).status)
-	require.Eventually(t, func() bool { return len(x.seen.list()) == n+1 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(x.seen.list()) == n+1 }, 20*time.Second, time.Millisecond)
 }
 
 const prefilled = `{"choices":[],"usage":{"prompt_tokens":930}}`
@@ -212,7 +212,7 @@ func TestAttemptsAreCountedByTheirOutcome(t *testing.T) {
 		h(x, w, r, body)
 	}, answer(ok), pdflow.WithMeterProvider(b), pdflow.WithRetry(config.Retry{MaxAttempts: 2, BackoffBase: 1}))
 	require.Equal(t, http.StatusOK, post(t, x.url, "/v1/completions", completion("hi", "")).status)
-	require.Eventually(t, func() bool { return len(x.seen.list()) == 2 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(x.seen.list()) == 2 }, 20*time.Second, time.Millisecond)
 	assert.Len(t, b.of("pd.sessions error.type=prefill_failed pd.mode=disaggregated"), 1)
 	assert.Len(t, b.of("pd.sessions pd.mode=disaggregated"), 1)
 	assert.Len(t, b.of("pd.retries error.type=prefill_failed pd.leg=prefill pd.reason=failed"), 1)

@@ -122,7 +122,7 @@ func gone(x *scripted, w http.ResponseWriter, r *http.Request, _ string) {
 	select {
 	case <-r.Context().Done():
 		x.log("cancelled")
-	case <-time.After(5 * time.Second):
+	case <-time.After(20 * time.Second):
 		x.log("forgotten")
 	}
 }

@@ -137,7 +137,7 @@ func TestTheCountsAreKnownWhereOnlyTheEndWasLost(t *testing.T) {
 		theUsage, ""), goesOn)
 	got := x.stream(t, `,"stream_options":{"include_usage":true}`)
 	require.NoError(t, got.err)
-	require.Eventually(t, func() bool { return len(x.seen.list()) == 1 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(x.seen.list()) == 1 }, 20*time.Second, time.Millisecond)
 	assert.EqualValues(t, 2, last(x).Usage.Output)
 	assert.Equal(t, []string{"rescued stream_broken"}, count.all())
 }
