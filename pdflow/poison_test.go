@@ -43,7 +43,7 @@ func TestAnEnginesCooldownNeedsFaultsOfTwoBodies(t *testing.T) {
 		require.Eventually(t, func() bool { // the outcome comes a moment after the response
 			all := x.seen.list()
 			return len(all) > before && all[len(all)-1].Err == nil
-		}, 5*time.Second, time.Millisecond)
+		}, 20*time.Second, time.Millisecond)
 		for _, o := range x.seen.list()[before:] {
 			switch {
 			case o.Err == nil:
