@@ -100,12 +100,15 @@ func TestPrefillsThatRanOnAreCounted(t *testing.T) {
 		x := newFinishes(t, func(x *scripted, w http.ResponseWriter, r *http.Request, body string) {
 			close(asked)
 			gone(x, w, r, body)
-		}, pdflow.WithMeterProvider(count),
-			pdflow.WithTimeouts(config.Timeouts{Prefill: time.Second}))
+		}, pdflow.WithMeterProvider(count))
 		ctx, leave := context.WithCancel(t.Context())
 		go func() { <-x.p.computes; <-asked; leave() }()
 		require.ErrorIs(t, doers["Do"](ctx, t, x.flow, completion("a", "")), pdflow.CodeClientGone)
-		if !fails {
+		if fails { // the leg is cut
+			now, stop := context.WithCancel(t.Context())
+			stop()
+			_ = x.flow.Shutdown(now)
+		} else {
 			close(x.p.answer)
 		}
 		require.Eventually(t, func() bool { return count.told.sum("pd.prefills.ran_on") == 1 }, 20*time.Second,
