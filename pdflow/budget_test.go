@@ -83,7 +83,7 @@ func TestBodiesInFlightAreBounded(t *testing.T) {
 			release()
 			wg.Wait()
 			assert.Equal(t, 200, send().status)
-			require.Eventually(t, func() bool { return budget.InUse() == 0 }, 5*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return budget.InUse() == 0 }, 20*time.Second, time.Millisecond)
 		})
 	}
 }
@@ -96,7 +96,7 @@ func TestPrefillResponsesInFlightAreBounded(t *testing.T) {
 	r := post(t, x.url, "/v1/completions", `{"prompt":"a"}`)
 	assert.Equal(t, http.StatusServiceUnavailable, r.status, r.body)
 	assert.Equal(t, "overloaded", gjson.Get(r.body, "error.code").String(), r.body)
-	require.Eventually(t, func() bool { return budget.InUse() == 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return budget.InUse() == 0 }, 20*time.Second, time.Millisecond)
 }
 
 // Two attempts at a prefill response of 1 GB that announces no length cost 470 MB when a growing buffer read it.

@@ -105,7 +105,7 @@ func protocols() []protocol {
 			c, err := net.Dial("tcp", s.Listener.Addr().String())
 			require.NoError(t, err)
 			t.Cleanup(func() { _ = c.Close() })
-			require.NoError(t, c.SetDeadline(time.Now().Add(10*time.Second)))
+			require.NoError(t, c.SetDeadline(time.Now().Add(30*time.Second)))
 			if !secure {
 				return c
 			}

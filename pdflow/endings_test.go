@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -53,7 +54,7 @@ func TestClosingTheResponseOfStepsDoesNotWaitForSideCalls(t *testing.T) {
 	go func() { defer close(closed); _ = resp.Body.Close() }()
 	select {
 	case <-closed:
-	case <-time.After(5 * time.Second):
+	case <-time.After(20 * time.Second):
 		s.End(nil)
 		t.Fatal("Close waits for somebody who sends the clean-up's call")
 	}
@@ -122,22 +123,24 @@ func TestEndingStepsWhileTheResponseIsRead(t *testing.T) {
 
 // The flow's limits hold for reading a host's response, also if the host's own request has no limit.
 func TestStepsOfAResponseThatDoesNotGoOn(t *testing.T) {
-	x := script(t, &fake{}, answer(ok), answer(fromD),
-		pdflow.WithTimeouts(config.Timeouts{Prefill: 50 * time.Millisecond}))
-	s := begin(t, x.flow, `{"prompt":"hi"}`, &x.pair)
-	step, _, err := s.Next(context.Background())
-	require.NoError(t, err)
-	_, err = step.Body()
-	require.NoError(t, err)
-	r, w := io.Pipe() // nobody writes
-	defer w.Close()
-	step.Done(&http.Response{StatusCode: 200, Body: r, ContentLength: -1}, nil)
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	_, _, err = s.Next(ctx)
-	if !assert.ErrorIs(t, err, pdflow.CodeTimeout) {
-		_ = w.Close()
-	}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeFleet(t, &fake{}, "p0 d0", config.Retry{MaxAttempts: 1},
+			func(string, int) response { return replies(200) })
+		s := begin(t, f.flow, `{"prompt":"hi"}`, nil)
+		step, _, err := s.Next(t.Context())
+		require.NoError(t, err)
+		_, err = step.Body()
+		require.NoError(t, err)
+		r, w := io.Pipe() // nobody writes
+		defer w.Close()
+		step.Done(&http.Response{StatusCode: 200, Body: r, ContentLength: -1}, nil)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		_, _, err = s.Next(ctx)
+		if !assert.ErrorIs(t, err, pdflow.CodeTimeout) {
+			_ = w.Close()
+		}
+	})
 }
 
 // An http.Client may return a response beside an error.

@@ -57,6 +57,10 @@ func ExampleNew() {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	go set.Run(ctx)
+	known := func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 2 }
+	if err := set.WaitReady(ctx, known); err != nil { // a request waits for engines, too, but for a moment only
+		log.Fatal(err)
+	}
 
 	conn, err := nixl.New(nil)
 	if err != nil {
@@ -489,16 +493,16 @@ func exampleSet(prefill, decode *enginesim.Engine) (set *discovery.Set, stop fun
 	set = discovery.NewSet(engines)
 	ctx, cancel := context.WithCancel(context.Background())
 	go set.Run(ctx)
+	both := func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 2 }
+	if err := set.WaitReady(ctx, both); err != nil {
+		log.Fatal(err)
+	}
 	return set, cancel
 }
 
 // exampleFlow is a flow over a set that knows the engines.
 func exampleFlow(prefill, decode *enginesim.Engine, opts ...pdflow.Option) *pdflow.Flow {
 	set, stop := exampleSet(prefill, decode)
-	both := func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 2 }
-	if err := set.WaitReady(context.Background(), both); err != nil {
-		log.Fatal(err)
-	}
 	stop() // a set keeps what it knows
 	conn, err := nixl.New(nil)
 	if err != nil {

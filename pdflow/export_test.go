@@ -18,3 +18,6 @@ func RescuePlaces(f *Flow) int {
 	defer f.rescues.mu.Unlock()
 	return len(f.rescues.at)
 }
+
+// RunningOn returns how many prefill legs of requests that are over have not ended.
+func RunningOn(f *Flow) int { return f.runningOn.count() }

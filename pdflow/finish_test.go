@@ -4,6 +4,7 @@ package pdflow_test
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -100,7 +101,7 @@ func (x *finishes) use(t *testing.T, opts ...pdflow.Option) {
 			pdflow.WithObserver(pdflow.Observer{SessionEnd: x.seen.SessionEnd})}, opts...)...)
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, stop := context.WithTimeout(context.Background(), 20*time.Second)
 		defer stop()
 		require.NoError(t, flow.Shutdown(ctx))
 	})
@@ -163,7 +164,7 @@ func TestASentPrefillRunsOn(t *testing.T) {
 		"the client leaves": {d: gone, end: func(leave func()) { leave() }, want: pdflow.CodeClientGone},
 		"D fails":           {d: status(500), want: pdflow.CodeDecodeFailed, leg: pdflow.LegDecode},
 		"D refuses":         {d: status(400), want: pdflow.CodeDecodeRejected, leg: pdflow.LegDecode},
-		"P takes too long":  {d: gone, limit: time.Second, want: pdflow.CodeTimeout, leg: pdflow.LegPrefill},
+		"P takes too long":  {d: gone, limit: 2 * time.Second, want: pdflow.CodeTimeout, leg: pdflow.LegPrefill},
 	} {
 		for by, do := range doers {
 			t.Run(name+", "+by, func(t *testing.T) {
@@ -195,7 +196,7 @@ func TestASentPrefillRunsOn(t *testing.T) {
 				assert.Empty(t, x.p.ended, "the client waited for P's end")
 				close(x.p.answer)
 				assert.Equal(t, "answered", <-x.p.ended)
-				require.Eventually(t, func() bool { return x.picker.calls() == "all prefill" }, 2*time.Second,
+				require.Eventually(t, func() bool { return x.picker.calls() == "all prefill" }, 20*time.Second,
 					time.Millisecond, "P's load")
 			})
 		}
@@ -204,15 +205,29 @@ func TestASentPrefillRunsOn(t *testing.T) {
 
 // A leaver's prefill is bounded by its own time.
 func TestAPrefillThatRunsOnHasItsTime(t *testing.T) {
-	x := newFinishes(t, gone)
-	x.use(t, pdflow.WithTimeouts(config.Timeouts{Prefill: 200 * time.Millisecond}))
-	ctx, leave := context.WithCancel(t.Context())
-	go func() { <-x.p.computes; leave() }()
-	begun := time.Now()
-	require.ErrorIs(t, doers["Do"](ctx, t, x.flow, completion("a", "")), pdflow.CodeClientGone)
-	assert.Equal(t, "cancelled", <-x.p.ended)
-	assert.GreaterOrEqual(t, time.Since(begun), 200*time.Millisecond)
-	assert.Less(t, time.Since(begun), 10*time.Second)
+	for limit := 200 * time.Millisecond; ; limit *= 4 {
+		x := newFinishes(t, gone)
+		x.use(t, pdflow.WithTimeouts(config.Timeouts{Prefill: limit}))
+		ctx, leave := context.WithCancel(t.Context())
+		go func() {
+			select {
+			case <-x.p.computes:
+				leave()
+			case <-ctx.Done():
+			}
+		}()
+		begun := time.Now()
+		err := doers["Do"](ctx, t, x.flow, completion("a", ""))
+		leave()
+		if errors.Is(err, pdflow.CodeTimeout) && limit < 10*time.Second {
+			continue // before the client has left
+		}
+		require.ErrorIs(t, err, pdflow.CodeClientGone)
+		assert.Equal(t, "cancelled", <-x.p.ended)
+		assert.GreaterOrEqual(t, time.Since(begun), limit)
+		assert.Less(t, time.Since(begun), limit+10*time.Second)
+		return
+	}
 }
 
 // Without a prefill timeout nobody would end the leg of a P that never answers, and P would get no pair any more.
@@ -297,15 +312,15 @@ func TestShutdownWaitsForPrefillsThatRunOn(t *testing.T) {
 		ctx, leave := context.WithCancel(t.Context())
 		go func() { <-x.p.computes; leave() }()
 		require.ErrorIs(t, doers["Do"](ctx, t, x.flow, completion("a", "")), pdflow.CodeClientGone)
+		begun := time.Now()
 		ctx, stop := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		if !cut {
-			ctx, stop = context.WithTimeout(t.Context(), 5*time.Second)
+			ctx, stop = context.WithTimeout(t.Context(), 20*time.Second)
 			go func() {
 				time.Sleep(50 * time.Millisecond)
 				close(x.p.answer)
 			}()
 		}
-		begun := time.Now()
 		err := x.flow.Shutdown(ctx)
 		stop()
 		if cut {
@@ -347,7 +362,7 @@ func TestPrefillsThatRunOnAreBounded(t *testing.T) {
 		defer leave()
 		_ = doers["Do"](ctx, t, x.flow, completion("a", ""))
 		return strings.Count(x.all(), "P") > before
-	}, 5*time.Second, time.Millisecond, "the engine stays refused")
+	}, 20*time.Second, time.Millisecond, "the engine stays refused")
 }
 
 // While legs run on at one engine, another one serves.
@@ -360,11 +375,20 @@ func TestAnotherEngineServesMeanwhile(t *testing.T) {
 			h(x, w, r, string(body))
 		})), discovery.RolePrefill)
 	}
-	d := endpoint(t, serve(t, says(200, ok)), discovery.RoleDecode)
+	computed := make(chan struct{}, 99) // by the engine that is free
+	d := endpoint(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		select {
+		case <-computed:
+			says(200, ok)(w, r)
+		case <-r.Context().Done():
+		}
+	})), discovery.RoleDecode)
 	full := serves(p.serve)
 	other := serves(func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {
 		free.Add(1)
 		answer(ok)(x, w, r, b)
+		computed <- struct{}{}
 	})
 	flow, _ := newFlow(t, &runsOn{fake: fake{order: connector.Together}}, []discovery.Endpoint{full, other, d})
 	pdflow.LetRunOn(flow, 1)
@@ -376,8 +400,10 @@ func TestAnotherEngineServesMeanwhile(t *testing.T) {
 			_ = resp.Body.Close()
 		}
 	}
+	onlyBusy := func() bool { return pdflow.RunningOn(flow) == 1 } // the other legs have ended
 	before := free.Load()
 	for range 6 {
+		require.Eventually(t, onlyBusy, 20*time.Second, time.Millisecond)
 		resp, err := flow.Do(t.Context(), &pdflow.Request{API: connector.APICompletions,
 			Body: []byte(completion("a", ""))})
 		require.NoError(t, err)

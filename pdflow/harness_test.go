@@ -102,7 +102,7 @@ func newFlow(t *testing.T, c connector.KVConnector, eps []discovery.Endpoint, op
 			pdflow.WithoutPickWait()}, opts...)...)
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 		defer cancel()
 		require.NoError(t, flow.Shutdown(ctx), "a request was left in flight")
 		tr.Close()
@@ -238,7 +238,7 @@ func completion(prompt string, more string) string {
 // idle waits until both engines serve nothing.
 func (x *pd) idle() {
 	x.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	require.NoError(x.t, x.p.WaitIdle(ctx))
 	require.NoError(x.t, x.d.WaitIdle(ctx))

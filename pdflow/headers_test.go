@@ -86,7 +86,7 @@ func TestAMuxBoundsTheWritingOfErrors(t *testing.T) {
 			continue
 		}
 		require.Len(t, w.deadlines, 2)
-		require.WithinDuration(t, time.Now().Add(want), w.deadlines[0], 2*time.Second)
+		require.WithinDuration(t, time.Now().Add(want), w.deadlines[0], 4*time.Second)
 		require.True(t, w.deadlines[1].IsZero(), "the deadline is in force for the connection's next request")
 	}
 }

@@ -29,7 +29,7 @@ func dial(t *testing.T, url, text string) *net.TCPConn {
 	t.Cleanup(func() { _ = c.Close() })
 	_, err = io.WriteString(c, text)
 	require.NoError(t, err)
-	require.NoError(t, c.SetReadDeadline(time.Now().Add(5*time.Second)))
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(20*time.Second)))
 	return c.(*net.TCPConn)
 }
 

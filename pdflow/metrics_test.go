@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -124,7 +125,7 @@ func (x *scripted) one(t *testing.T, body string) {
 	t.Helper()
 	n := len(x.seen.list())
 	require.Equal(t, http.StatusOK, post(t, x.url, "/v1/completions", body).status)
-	require.Eventually(t, func() bool { return len(x.seen.list()) == n+1 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(x.seen.list()) == n+1 }, 20*time.Second, time.Millisecond)
 }
 
 const prefilled = `{"choices":[],"usage":{"prompt_tokens":930}}`
@@ -171,23 +172,44 @@ func handsOver(t *connector.Traits) { t.Handoff.Member = "kv_transfer_params" }
 // Only a stream has a first chunk before its end, and it begins with content: the chunk of the role does not count.
 func TestTimesOfTokensAreThoseOfStreams(t *testing.T) {
 	const pause = 20 * time.Millisecond
-	p := answer(`{"choices":[],"kv_transfer_params":{"a":1},"usage":{"prompt_tokens":9}}`)
+	const handoff = `{"choices":[],"kv_transfer_params":{"a":1},"usage":{"prompt_tokens":9}}`
 	b := newBook()
-	x := script(t, &fake{more: handsOver}, p, answer(`{"choices":[{"text":"hi"}],"usage":{"completion_tokens":3}}`),
-		pdflow.WithMeterProvider(b))
+	x := script(t, &fake{more: handsOver}, answer(handoff),
+		answer(`{"choices":[{"text":"hi"}],"usage":{"completion_tokens":3}}`), pdflow.WithMeterProvider(b))
 	x.one(t, completion("hi", ""))
 	assert.Len(t, b.of("pd.handoff.age"), 1)
 	for _, name := range []string{"pd.time_to_first_chunk", "pd.transfer.duration", "pd.time_per_output_token"} {
 		assert.False(t, b.has(name), "%s of a response that is no stream", name)
 	}
 
-	x = script(t, &fake{more: handsOver}, p, stream(pause,
-		`{"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}`,
+	events := []string{`{"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}`,
 		`{"choices":[{"delta":{"content":"a"}}]}`, `{"choices":[{"delta":{"content":"b"}}]}`,
 		`{"choices":[{"delta":{"content":"c"},"finish_reason":"stop"}]}`,
-		`{"choices":[],"usage":{"completion_tokens":3}}`),
-		pdflow.WithMeterProvider(b))
-	x.one(t, completion("hi", `"stream":true`))
+		`{"choices":[],"usage":{"completion_tokens":3}}`, "[DONE]"}
+	engines := roundTripper(func(r *http.Request) (*http.Response, error) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		resp := &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, ContentLength: -1,
+			TransferEncoding: []string{"chunked"}, Request: r}
+		if leg, _ := pdflow.LegFromContext(r.Context()); leg.Leg == pdflow.LegPrefill {
+			resp.Body = io.NopCloser(strings.NewReader(handoff))
+			return resp, nil
+		}
+		resp.Header.Set("Content-Type", "text/event-stream")
+		resp.Body = io.NopCloser(&paced{events: events, pause: pause})
+		return resp, nil
+	})
+	synctest.Test(t, func(t *testing.T) {
+		flow, err := pdflow.New(&fake{more: handsOver}, pickOf(x), pdflow.WithTransport(engines),
+			pdflow.WithMeterProvider(b))
+		require.NoError(t, err)
+		resp, err := flow.Do(t.Context(), &pdflow.Request{API: connector.APICompletions,
+			Body: []byte(completion("hi", `"stream":true`))})
+		require.NoError(t, err)
+		_, err = io.Copy(io.Discard, resp.Body)
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		require.NoError(t, flow.Shutdown(t.Context()))
+	})
 	first := b.of("pd.time_to_first_chunk pd.mode=disaggregated")
 	require.Len(t, first, 1)
 	assert.GreaterOrEqual(t, first[0], pause.Seconds(), "the role is no content")
@@ -197,7 +219,25 @@ func TestTimesOfTokensAreThoseOfStreams(t *testing.T) {
 	assert.LessOrEqual(t, transfer[0], first[0])
 	each := b.of("pd.time_per_output_token pd.mode=disaggregated")
 	require.Len(t, each, 1)
-	assert.GreaterOrEqual(t, each[0], pause.Seconds(), "four pauses over two tokens")
+	assert.InDelta(t, 2*pause.Seconds(), each[0], 1e-9, "four pauses over two tokens")
+}
+
+// paced is a stream of events, of which each is one read, with a pause before all but the first.
+type paced struct {
+	events []string
+	pause  time.Duration
+	next   int
+}
+
+func (p *paced) Read(b []byte) (int, error) {
+	if p.next == len(p.events) {
+		return 0, io.EOF
+	}
+	if p.next > 0 {
+		time.Sleep(p.pause)
+	}
+	p.next++
+	return copy(b, "data: "+p.events[p.next-1]+"\n\n"), nil
 }
 
 func TestAttemptsAreCountedByTheirOutcome(t *testing.T) {
@@ -212,7 +252,7 @@ func TestAttemptsAreCountedByTheirOutcome(t *testing.T) {
 		h(x, w, r, body)
 	}, answer(ok), pdflow.WithMeterProvider(b), pdflow.WithRetry(config.Retry{MaxAttempts: 2, BackoffBase: 1}))
 	require.Equal(t, http.StatusOK, post(t, x.url, "/v1/completions", completion("hi", "")).status)
-	require.Eventually(t, func() bool { return len(x.seen.list()) == 2 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(x.seen.list()) == 2 }, 20*time.Second, time.Millisecond)
 	assert.Len(t, b.of("pd.sessions error.type=prefill_failed pd.mode=disaggregated"), 1)
 	assert.Len(t, b.of("pd.sessions pd.mode=disaggregated"), 1)
 	assert.Len(t, b.of("pd.retries error.type=prefill_failed pd.leg=prefill pd.reason=failed"), 1)

@@ -56,7 +56,7 @@ func TestRetriesPauseByDefault(t *testing.T) {
 		for range 100 {
 			require.Error(t, f.do(`{"prompt":"hi"}`))
 		}
-		assert.InDelta(t, 75*time.Millisecond, time.Since(begun)/100, float64(15*time.Millisecond),
+		assert.InDelta(t, 75*time.Millisecond, time.Since(begun)/100, float64(20*time.Millisecond),
 			"half of 50 ms and half of 100 ms, in the mean")
 	})
 }

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -122,7 +123,7 @@ func gone(x *scripted, w http.ResponseWriter, r *http.Request, _ string) {
 	select {
 	case <-r.Context().Done():
 		x.log("cancelled")
-	case <-time.After(5 * time.Second):
+	case <-time.After(20 * time.Second):
 		x.log("forgotten")
 	}
 }
@@ -162,19 +163,25 @@ func TestTogetherHoldsDecodesHeadUntilItsFirstEvent(t *testing.T) {
 }
 
 func TestTogetherCountsDecodesTimeFromPrefillsResponse(t *testing.T) {
-	limits := config.Timeouts{}
-	limits.Decode = 100 * time.Millisecond
-	slow := func(d time.Duration, body string) handler {
-		return func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {
-			time.Sleep(d)
-			answer(body)(x, w, r, b)
-		}
+	run := func(t *testing.T, p, d response) (time.Duration, error) {
+		f := newFakeFleet(t, &fake{order: connector.Together}, "p0 d0", config.Retry{MaxAttempts: 1},
+			func(host string, _ int) response { // each phase may take 10 s
+				if host == "p0" {
+					return p
+				}
+				return d
+			})
+		begun := time.Now()
+		err := f.do(`{"prompt":"hi"}`)
+		return time.Since(begun), err
 	}
-	x := script(t, &fake{order: connector.Together}, slow(200*time.Millisecond, ok), slow(250*time.Millisecond, ok),
-		pdflow.WithTimeouts(limits))
-	require.Equal(t, 200, post(t, x.url, "/v1/completions", completion("a", "")).status)
-	x = script(t, &fake{order: connector.Together}, answer(ok), gone, pdflow.WithTimeouts(limits))
-	require.Equal(t, 504, post(t, x.url, "/v1/completions", completion("a", "")).status)
+	synctest.Test(t, func(t *testing.T) {
+		_, err := run(t, after(8*time.Second, replies(200)), after(16*time.Second, replies(200)))
+		require.NoError(t, err)
+		took, err := run(t, replies(200), hangs)
+		require.ErrorIs(t, err, pdflow.CodeTimeout)
+		require.Equal(t, 10*time.Second, took)
+	})
 }
 
 // cold is a connector that decodes first.

@@ -7,10 +7,10 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"net"
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -34,21 +34,12 @@ func (l *lonely) Traits() connector.Traits {
 	return t
 }
 
-// nobody returns an address on which no server listens.
-func nobody(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	require.NoError(t, l.Close())
-	return "http://" + l.Addr().String()
-}
-
 func TestTogetherSendsNeitherLegWhenOneEngineIsOutOfReach(t *testing.T) {
 	for name, leg := range map[string]pdflow.LegKind{"prefill": pdflow.LegPrefill, "decode": pdflow.LegDecode} {
 		t.Run(name, func(t *testing.T) {
 			x := script(t, &lonely{fake{order: connector.Together}}, answer(ok), answer(ok))
 			pair := x.pair
-			gone := endpoint(t, nobody(t), discovery.RolePrefill)
+			gone := endpoint(t, "http://127.0.0.1:1", discovery.RolePrefill) // a port that no test gets
 			if leg == pdflow.LegPrefill {
 				pair.Prefill = gone
 			} else {
@@ -118,26 +109,32 @@ func TestADecodeWithoutItsPrefillIsAnOrphan(t *testing.T) {
 }
 
 func TestAPairThatKeepsAnOrphanCoolsDownWhileOthersAreThere(t *testing.T) {
-	set := setOf(t, endpoint(t, "http://p1:1", discovery.RolePrefill),
-		endpoint(t, "http://p2:1", discovery.RolePrefill), endpoint(t, "http://d:1", discovery.RoleDecode))
-	picker := pick.New(set, pick.RoundRobin())
-	first, err := picker.Pick(t.Context(), &pdflow.PickInput{})
-	require.NoError(t, err)
-	s := &connector.Session{Prefill: first.Prefill, Decode: first.Decode}
-	first.Done(
-		&pdflow.Outcome{Session: s, Orphan: true,
-			Err: &pdflow.Error{Code: pdflow.CodePrefillRejected, Leg: pdflow.LegPrefill, Endpoint: first.Prefill.ID}},
-	)
-	for range 6 {
-		next, err := picker.Pick(t.Context(), &pdflow.PickInput{})
+	synctest.Test(t, func(t *testing.T) {
+		set := setOf(t, endpoint(t, "http://p1:1", discovery.RolePrefill),
+			endpoint(t, "http://p2:1", discovery.RolePrefill), endpoint(t, "http://d:1", discovery.RoleDecode))
+		picker := pick.New(set, pick.RoundRobin())
+		first, err := picker.Pick(t.Context(), &pdflow.PickInput{})
 		require.NoError(t, err)
-		require.NotEqual(t, first.Prefill.ID, next.Prefill.ID,
-			"the pair should have a cooldown, though a refused request is no engine's fault")
-	}
-	require.Eventually(t, func() bool {
-		next, err := picker.Pick(t.Context(), &pdflow.PickInput{})
-		return err == nil && next.Prefill.ID == first.Prefill.ID
-	}, 5*time.Second, 10*time.Millisecond, "the cooldown does not end")
+		s := &connector.Session{Prefill: first.Prefill, Decode: first.Decode}
+		first.Done(
+			&pdflow.Outcome{Session: s, Orphan: true,
+				Err: &pdflow.Error{Code: pdflow.CodePrefillRejected, Leg: pdflow.LegPrefill, Endpoint: first.Prefill.ID}},
+		)
+		for range 6 {
+			next, err := picker.Pick(t.Context(), &pdflow.PickInput{})
+			require.NoError(t, err)
+			require.NotEqual(t, first.Prefill.ID, next.Prefill.ID,
+				"the pair should have a cooldown, though a refused request is no engine's fault")
+		}
+		for range 500 {
+			time.Sleep(10 * time.Millisecond)
+			next, err := picker.Pick(t.Context(), &pdflow.PickInput{})
+			if err == nil && next.Prefill.ID == first.Prefill.ID {
+				return
+			}
+		}
+		t.Fatal("the cooldown does not end")
+	})
 }
 
 func TestWhatADecodeEngineCannotServeAloneNeedsAnEngineOfRoleBoth(t *testing.T) {
@@ -236,26 +233,19 @@ func TestARewriterThatNeedsPrefillsResponseWaitsForIt(t *testing.T) {
 // With some protocols P answers only when D has all of the KV. D may have ended a short response by then, and the flow
 // must not cancel P's leg because of that.
 func TestAPrefillThatEndsJustAfterDecodeIsHeardOut(t *testing.T) {
-	x := script(t, &fake{order: connector.Together},
-		func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {
-			for !strings.Contains(x.all(), "answered") {
-				time.Sleep(time.Millisecond)
-			}
-			select {
-			case <-r.Context().Done():
-				x.log("cut off")
-			case <-time.After(20 * time.Millisecond):
-				answer(ok)(x, w, r, b)
-				x.log("heard")
-			}
-		}, func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {
-			answer(ok)(x, w, r, b)
-			x.log("answered")
-		})
-	require.Equal(t, 200, post(t, x.url, "/v1/completions", completion("a", "")).status)
-	require.Eventually(t, func() bool { return len(x.seen.list()) == 1 }, 10*time.Second, time.Millisecond)
-	require.Contains(t, x.all(), "heard")
-	require.Equal(t, 200, x.seen.list()[0].Prefill.Status)
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeFleet(t, &fake{order: connector.Together}, "p0 d0", config.Retry{MaxAttempts: 1},
+			func(host string, _ int) response {
+				if host == "p0" {
+					return after(50*time.Millisecond, replies(200))
+				}
+				return replies(200)
+			})
+		require.NoError(t, f.do(completion("a", "")))
+		require.Len(t, f.seen.list(), 1)
+		require.Equal(t, 200, f.seen.list()[0].Prefill.Status)
+		require.Nil(t, f.seen.list()[0].Prefill.Err)
+	})
 }
 
 func TestTheClientsHeadersReachTheDescribers(t *testing.T) {

@@ -85,7 +85,7 @@ func TestThePickersRanksAreTheSessionsAndItHearsOfEachEnd(t *testing.T) {
 				picker.mu.Lock()
 				defer picker.mu.Unlock()
 				return picker.last != nil
-			}, 5*time.Second, time.Millisecond)
+			}, 20*time.Second, time.Millisecond)
 			require.Equal(t, c.want, picker.of)
 			if !c.alone {
 				require.Equal(t, 5, picker.last.Session.PrefillRank())

@@ -47,7 +47,7 @@ func TestBlocksOfARequestThatDRefusesAreReleased(t *testing.T) {
 				r := post(t, x.url, "/v1/completions", completion(longPrompt, ""))
 				require.Equal(t, 400, r.status, r.body)
 			}
-			require.Eventually(t, func() bool { return x.p.Stats().PinnedBlocks == 0 }, 5*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return x.p.Stats().PinnedBlocks == 0 }, 20*time.Second, time.Millisecond)
 			assert.Zero(t, x.d.Stats().Transfers)
 			assert.Equal(t, 3, count.told.sum("pd.handoffs.released"))
 			assert.Zero(t, count.told.sum("pd.sessions.expired"))
@@ -64,7 +64,7 @@ func TestAHostSendsTheReleaseAsASideCall(t *testing.T) {
 	legs, _, err := drive(t, begin(t, x.flow, completion(longPrompt, ""), nil))
 	require.ErrorIs(t, err, pdflow.CodeDecodeRejected)
 	assert.Equal(t, []string{"prefill", "decode", ""}, legs)
-	require.Eventually(t, func() bool { return x.p.Stats().PinnedBlocks == 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return x.p.Stats().PinnedBlocks == 0 }, 20*time.Second, time.Millisecond)
 }
 
 // Blocks that D does not release are counted: they wait for the lease.
@@ -83,7 +83,7 @@ func TestBlocksThatAreNotReleasedAreCounted(t *testing.T) {
 			x.d.Inject(fault)
 			r := post(t, x.url, "/v1/completions", completion(longPrompt, ""))
 			require.Equal(t, 400, r.status, r.body)
-			require.Eventually(t, func() bool { return count.told.sum("pd.sessions.expired") == 1 }, 5*time.Second,
+			require.Eventually(t, func() bool { return count.told.sum("pd.sessions.expired") == 1 }, 20*time.Second,
 				time.Millisecond)
 			assert.Zero(t, count.told.sum("pd.handoffs.released"))
 			x.d.ClearFaults()
@@ -100,21 +100,24 @@ func TestPrefillsThatRanOnAreCounted(t *testing.T) {
 		x := newFinishes(t, func(x *scripted, w http.ResponseWriter, r *http.Request, body string) {
 			close(asked)
 			gone(x, w, r, body)
-		}, pdflow.WithMeterProvider(count),
-			pdflow.WithTimeouts(config.Timeouts{Prefill: time.Second}))
+		}, pdflow.WithMeterProvider(count))
 		ctx, leave := context.WithCancel(t.Context())
 		go func() { <-x.p.computes; <-asked; leave() }()
 		require.ErrorIs(t, doers["Do"](ctx, t, x.flow, completion("a", "")), pdflow.CodeClientGone)
-		if !fails {
+		if fails { // the leg is cut
+			now, stop := context.WithCancel(t.Context())
+			stop()
+			_ = x.flow.Shutdown(now)
+		} else {
 			close(x.p.answer)
 		}
-		require.Eventually(t, func() bool { return count.told.sum("pd.prefills.ran_on") == 1 }, 5*time.Second,
+		require.Eventually(t, func() bool { return count.told.sum("pd.prefills.ran_on") == 1 }, 20*time.Second,
 			time.Millisecond)
 		orphans := 0
 		if fails {
 			orphans = 1
 		}
-		require.Eventually(t, func() bool { return count.told.sum("pd.orphans") == orphans }, 5*time.Second,
+		require.Eventually(t, func() bool { return count.told.sum("pd.orphans") == orphans }, 20*time.Second,
 			time.Millisecond, strings.Repeat("P had no end, and D asked ", orphans))
 	}
 }

@@ -137,7 +137,7 @@ func TestTheCountsAreKnownWhereOnlyTheEndWasLost(t *testing.T) {
 		theUsage, ""), goesOn)
 	got := x.stream(t, `,"stream_options":{"include_usage":true}`)
 	require.NoError(t, got.err)
-	require.Eventually(t, func() bool { return len(x.seen.list()) == 1 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(x.seen.list()) == 1 }, 20*time.Second, time.Millisecond)
 	assert.EqualValues(t, 2, last(x).Usage.Output)
 	assert.Equal(t, []string{"rescued stream_broken"}, count.all())
 }
@@ -234,13 +234,19 @@ func (brokenRead) Read([]byte) (int, error) {
 
 // The race detector sees it if the first prefill reads the request that the rescue replaces.
 func TestAPrefillThatRunsOnKnowsItsOwnRequest(t *testing.T) {
-	x, _, count := scripts(t, &fake{order: connector.Together,
-		more: func(t *connector.Traits) { t.PrefillFinishes = true }}, answer(ok), goesOn, goesOn,
-		pdflow.WithTransport(ownLegs{}))
-	got := x.stream(t, "")
-	require.NoError(t, got.err)
-	require.NoError(t, x.flow.Shutdown(t.Context()))
-	assert.Equal(t, []string{"rescued stream_broken"}, count.all())
+	for try := 1; ; try++ {
+		x, _, count := scripts(t, &fake{order: connector.Together,
+			more: func(t *connector.Traits) { t.PrefillFinishes = true }}, answer(ok), goesOn, goesOn,
+			pdflow.WithTransport(ownLegs{}))
+		got := x.stream(t, "")
+		require.NoError(t, got.err)
+		require.NoError(t, x.flow.Shutdown(t.Context()))
+		if got.status != http.StatusOK && try < 10 {
+			continue // the first prefill ended before decode had begun
+		}
+		assert.Equal(t, []string{"rescued stream_broken"}, count.all())
+		return
+	}
 }
 
 // A rescue that asks P for its context's length is ended as any other.
@@ -278,6 +284,9 @@ type pairs struct {
 }
 
 func (p *pairs) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+	if in.Attempt == 1 && p.picks.Load() > 0 { // only the rescue is hedged, however slow the first prefill is
+		return pdflow.Pick{}, pdflow.CodeNoEndpoint
+	}
 	p.picks.Add(1)
 	got, err := p.inTurn.Pick(ctx, in)
 	if in.Avoids(got.Prefill.ID) {
@@ -289,7 +298,7 @@ func (p *pairs) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, er
 
 // An observer panics as the second prefill of a rescue begins beside the first, which has ended its pick, too, then.
 func TestAPanicInARescuesHedgeEndsBothPrefills(t *testing.T) {
-	var prefills atomic.Int32
+	var prefills, sessions atomic.Int32
 	p := func(x *scripted, w http.ResponseWriter, r *http.Request, body string) {
 		if prefills.Add(1) > 1 {
 			<-r.Context().Done()
@@ -304,9 +313,13 @@ func TestAPanicInARescuesHedgeEndsBothPrefills(t *testing.T) {
 	flow, err := pdflow.New(c, pick, pdflow.WithRescue(1),
 		pdflow.WithRetry(config.Retry{MaxAttempts: 1, Hedge: 100 * time.Millisecond}),
 		pdflow.WithObserver(pdflow.Observer{SessionStart: func(context.Context, *connector.Session) {
-			if prefills.Load() > 1 { // the rescue's first has been sent
-				panic("boom")
+			if sessions.Add(1) < 3 {
+				return
 			}
+			for prefills.Load() < 2 { // until the rescue's first has been sent
+				time.Sleep(time.Millisecond)
+			}
+			panic("boom")
 		}}))
 	require.NoError(t, err)
 	got := post(t, serve(t, flow), "/v1/completions", completion("a", `"stream":true`))

@@ -401,11 +401,11 @@ func pauses(t *testing.T, n int, engines string, retry config.Retry, header ...s
 
 func TestThePauseBeforeARetryIsRandomFromZeroOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		all := pauses(t, 200, "p0 d0", config.Retry{BackoffBase: time.Second})
+		all := pauses(t, 600, "p0 d0", config.Retry{BackoffBase: time.Second})
 		slices.Sort(all)
-		require.Less(t, all[20], 200*time.Millisecond, "a tenth is short")
-		require.Greater(t, all[180], 800*time.Millisecond, "a tenth is long")
-		require.LessOrEqual(t, all[199], time.Second)
+		require.Less(t, all[60], 200*time.Millisecond, "a tenth is short")
+		require.Greater(t, all[540], 800*time.Millisecond, "a tenth is long")
+		require.LessOrEqual(t, all[599], time.Second)
 	})
 }
 

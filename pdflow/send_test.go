@@ -109,7 +109,7 @@ func TestAClientThatReadsNothingFreesDecode(t *testing.T) {
 				}
 				_, err := p.listen(t, h).Write(request)
 				require.NoError(t, err)
-				require.Eventually(t, func() bool { return strings.Contains(x.all(), "freed") }, 8*time.Second,
+				require.Eventually(t, func() bool { return strings.Contains(x.all(), "freed") }, 20*time.Second,
 					5*time.Millisecond,
 					"the decode engine still works for a client that reads nothing")
 				if send {

@@ -145,7 +145,7 @@ func TestARescueHasItsSpan(t *testing.T) {
 	x := &tree{}
 	f, _ := rescuing(t, pdflow.WithTracerProvider(x))
 	require.NoError(t, f.struck(rescuableChat(""), enginesim.FaultKill, 5).err)
-	require.Eventually(t, func() bool { return len(f.seen.list()) == 2 }, time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(f.seen.list()) == 2 }, 20*time.Second, time.Millisecond)
 	assert.Contains(t, x.list(t), "pd.request>pd.rescue")
 	assert.Equal(t, []string{"pd.request>pd.rescue pd.result=rescued pd.reason=stream_broken"}, x.events)
 }
@@ -208,7 +208,7 @@ func TestMetricsOfTheConventionsForGenerativeAI(t *testing.T) {
 			continue
 		}
 		require.Eventually(t, func() bool { return len(b.of("gen_ai.server.request.duration"+labels)) == 1 },
-			5*time.Second, time.Millisecond)
+			20*time.Second, time.Millisecond)
 		assert.Len(t, b.of("gen_ai.server.time_to_first_token"+labels), 1)
 		assert.Len(t, b.of("gen_ai.server.time_per_output_token"+labels), 1)
 		const tokens = labels + " gen_ai.token.modality=unknown"

@@ -52,7 +52,7 @@ func TestAStreamKeepsLittleStack(t *testing.T) {
 		select {
 		case token := <-arrived:
 			require.Contains(t, token, `"text":"t"`)
-		case <-time.After(5 * time.Second):
+		case <-time.After(20 * time.Second):
 			require.Fail(t, "no token came")
 		}
 	}

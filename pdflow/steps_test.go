@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -30,6 +31,12 @@ import (
 // kinds are in the order in which they came.
 func drive(t *testing.T, s *pdflow.Steps) (legs []string, resp *pdflow.Response, err error) {
 	t.Helper()
+	return driveOver(t, s, client.Transport)
+}
+
+// driveOver is drive over a transport of the test's.
+func driveOver(t *testing.T, s *pdflow.Steps, rt http.RoundTripper) (legs []string, resp *pdflow.Response, err error) {
+	t.Helper()
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for {
@@ -44,7 +51,7 @@ func drive(t *testing.T, s *pdflow.Steps) (legs []string, resp *pdflow.Response,
 				step.Done(nil, err)
 				return
 			}
-			step.Done(client.Transport.RoundTrip(req))
+			step.Done(rt.RoundTrip(req))
 		})
 	}
 }
@@ -150,24 +157,42 @@ func TestAStepIsTakenOnce(t *testing.T) {
 
 // If the host takes a decode leg after its handoff has become too old, the flow refuses the leg, and the attempt fails.
 func TestADecodeLegIsNotGivenOutAfterItsTime(t *testing.T) {
-	x := script(t, &fake{}, answer(ok), answer(fromD),
-		pdflow.WithTimeouts(config.Timeouts{Handoff: time.Second}))
-	s := begin(t, x.flow, `{"prompt":"hi"}`, nil)
-	step, _, err := s.Next(context.Background())
+	synctest.Test(t, func(t *testing.T) {
+		f := inMemory(t, 0, pdflow.WithTimeouts(config.Timeouts{Handoff: time.Second}))
+		s := begin(t, f.flow, `{"prompt":"hi"}`, nil)
+		step, _, err := s.Next(t.Context())
+		require.NoError(t, err)
+		req, err := step.Request()
+		require.NoError(t, err)
+		step.Done(f.RoundTrip(req))
+		step, _, err = s.Next(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, pdflow.LegDecode, step.Leg)
+		assert.Equal(t, time.Second, time.Until(step.Expires))
+		time.Sleep(time.Until(step.Expires) + 10*time.Millisecond)
+		_, err = step.Body()
+		require.ErrorIs(t, err, pdflow.CodeHandoffExpired)
+		_, _, err = s.Next(t.Context())
+		require.ErrorIs(t, err, pdflow.CodeHandoffExpired)
+		assert.Equal(t, "p0", f.hosts())
+	})
+}
+
+// inMemory is a flow over two engines that answer after a time, for tests in fake time.
+func inMemory(t *testing.T, answers time.Duration, opts ...pdflow.Option) *fakeFleet {
+	t.Helper()
+	f := &fakeFleet{n: map[string]int{}, seen: &outcomes{}, answer: func(string, int) response {
+		return after(answers, replies(200))
+	}}
+	pair := pdflow.Pick{Prefill: endpoint(t, "http://p0", discovery.RolePrefill),
+		Decode: endpoint(t, "http://d0", discovery.RoleDecode)}
+	var err error
+	f.flow, err = pdflow.New(&fake{}, pickerFunc(func() pdflow.Pick { return pair }),
+		append([]pdflow.Option{pdflow.WithTransport(f), pdflow.WithRetry(config.Retry{MaxAttempts: 1}),
+			pdflow.WithObserver(pdflow.Observer{SessionEnd: f.seen.SessionEnd})}, opts...)...)
 	require.NoError(t, err)
-	req, err := step.Request()
-	require.NoError(t, err)
-	step.Done(client.Transport.RoundTrip(req))
-	step, _, err = s.Next(context.Background())
-	require.NoError(t, err)
-	require.Equal(t, pdflow.LegDecode, step.Leg)
-	assert.WithinDuration(t, time.Now(), step.Expires, 2*time.Second)
-	time.Sleep(time.Until(step.Expires) + 10*time.Millisecond)
-	_, err = step.Body()
-	require.ErrorIs(t, err, pdflow.CodeHandoffExpired)
-	_, _, err = s.Next(context.Background())
-	require.ErrorIs(t, err, pdflow.CodeHandoffExpired)
-	assert.NotContains(t, x.all(), "D")
+	t.Cleanup(func() { require.NoError(t, f.flow.Shutdown(context.Background())) })
+	return f
 }
 
 // A host such as Envoy passes decode's response on by itself. It tells the flow the response's status and its end.
@@ -291,30 +316,33 @@ func TestAForgottenRequestIsEnded(t *testing.T) {
 	for name, upTo := range map[string]int{"before the first leg": 0, "with a leg in hand": 1,
 		"with a response in hand": 2} {
 		t.Run(name, func(t *testing.T) {
-			var logged bytes.Buffer
-			x := script(t, &fake{}, answer(ok), answer(fromD), pdflow.WithStepsLimit(100*time.Millisecond),
-				pdflow.WithLogger(slog.New(slog.NewTextHandler(&logged, nil))))
-			s, err := x.flow.Begin(context.Background(),
-				&pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`)})
-			require.NoError(t, err)
-			switch upTo {
-			case 1:
+			synctest.Test(t, func(t *testing.T) {
+				var logged bytes.Buffer
+				f := inMemory(t, 0, pdflow.WithStepsLimit(100*time.Millisecond),
+					pdflow.WithLogger(slog.New(slog.NewTextHandler(&logged, nil))))
+				s, err := f.flow.Begin(context.Background(),
+					&pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`)})
+				require.NoError(t, err)
+				switch upTo {
+				case 1:
+					_, _, err = s.Next(context.Background())
+					require.NoError(t, err)
+				case 2:
+					_, _, err = driveOver(t, s, f)
+					require.NoError(t, err)
+				}
+				time.Sleep(101 * time.Millisecond)
+				synctest.Wait()
+				require.Empty(t, f.flow.Sessions())
+				require.Len(t, f.seen.list(), 1)
+				assert.Equal(t, pdflow.CodeForgotten, f.seen.list()[0].Err.Code)
+				assert.Contains(t, logged.String(), "forgotten")
+				if upTo == 2 {
+					return
+				}
 				_, _, err = s.Next(context.Background())
-				require.NoError(t, err)
-			case 2:
-				_, _, err = drive(t, s)
-				require.NoError(t, err)
-			}
-			require.Eventually(t, func() bool { return len(x.seen.list()) == 1 && len(x.flow.Sessions()) == 0 },
-				5*time.Second, 5*time.Millisecond)
-			require.Len(t, x.seen.list(), 1)
-			assert.Equal(t, pdflow.CodeForgotten, x.seen.list()[0].Err.Code)
-			assert.Contains(t, logged.String(), "forgotten")
-			if upTo == 2 {
-				return
-			}
-			_, _, err = s.Next(context.Background())
-			require.ErrorIs(t, err, pdflow.CodeForgotten)
+				require.ErrorIs(t, err, pdflow.CodeForgotten)
+			})
 		})
 	}
 }
@@ -421,15 +449,13 @@ func TestStepsSendWhatDoSends(t *testing.T) {
 
 // The limit for forgotten requests does not run while the host waits for an engine.
 func TestWaitingIsNotForgetting(t *testing.T) {
-	slow := func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
-		time.Sleep(300 * time.Millisecond)
-		_, _ = io.WriteString(w, ok)
-	}
-	x := script(t, &fake{}, slow, slow, pdflow.WithStepsLimit(50*time.Millisecond))
-	_, resp, err := drive(t, begin(t, x.flow, `{"prompt":"hi"}`, nil))
-	require.NoError(t, err)
-	_, err = io.ReadAll(resp.Body)
-	require.NoError(t, err)
+	synctest.Test(t, func(t *testing.T) {
+		f := inMemory(t, 300*time.Millisecond, pdflow.WithStepsLimit(50*time.Millisecond))
+		_, resp, err := driveOver(t, begin(t, f.flow, `{"prompt":"hi"}`, nil), f)
+		require.NoError(t, err)
+		_, err = io.ReadAll(resp.Body)
+		require.NoError(t, err)
+	})
 }
 
 // A connector whose Start panics fails the request, in a goroutine of the flow's own, too.

@@ -20,7 +20,7 @@ import (
 // usageOf is the usage of the only outcome.
 func usageOf(t *testing.T, o *outcomes) pdflow.Usage {
 	t.Helper()
-	require.Len(t, o.list(), 1)
+	require.Eventually(t, func() bool { return len(o.list()) == 1 }, 20*time.Second, time.Millisecond)
 	return o.list()[0].Usage
 }
 
@@ -99,7 +99,7 @@ func TestUsageTellsWhatDecodeReused(t *testing.T) {
 		answer(`{"choices":[{"text":"hi"}],"usage":{"prompt_tokens":9,"completion_tokens":3,`+
 			`"prompt_tokens_details":{"cached_tokens":8}}}`))
 	require.Equal(t, http.StatusOK, post(t, x.url, "/v1/completions", completion("hi", "")).status)
-	require.Eventually(t, func() bool { return len(x.seen.list()) == 1 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(x.seen.list()) == 1 }, 20*time.Second, time.Millisecond)
 	assert.Equal(t, pdflow.Usage{Input: 9, Output: 3, Cached: 2, Reused: 8}, usageOf(t, x.seen))
 
 	alone := x.pair
@@ -118,7 +118,7 @@ func tellsReused(t *connector.Traits) { t.ReusedInUsage = true }
 func TestAClientsTextIsNoUsage(t *testing.T) {
 	x := script(t, &fake{}, answer(ok), answer(`{"choices":[{"text":"\"usage\":{\"completion_tokens\":7}"}]}`))
 	require.Equal(t, http.StatusOK, post(t, x.url, "/v1/completions", completion("hi", "")).status)
-	require.Eventually(t, func() bool { return len(x.seen.list()) == 1 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(x.seen.list()) == 1 }, 20*time.Second, time.Millisecond)
 	assert.Zero(t, usageOf(t, x.seen))
 }
 

@@ -98,7 +98,7 @@ func TestAnErrorBehindATokenIsNotWaitedFor(t *testing.T) {
 		}
 	})
 	defer close(silent)
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, x.url+"/v1/completions",
 		strings.NewReader(completion("a", `"stream":true`)))
