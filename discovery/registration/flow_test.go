@@ -60,7 +60,7 @@ func newFleet(t *testing.T, kv connector.KVConnector, sim enginesim.Config) *fle
 	t.Helper()
 	f := &fleet{t: t, python: python(t), config: sim}
 	f.config.ITL = 2 * time.Millisecond // so that requests are under way whenever something happens
-	f.source = start(t, registration.Options{Listen: "127.0.0.1:0", Expiry: time.Second})
+	f.source = start(t, registration.Options{Listen: "127.0.0.1:0", Expiry: 3 * time.Second})
 	f.set = watched(t, f.source)
 	var err error
 	f.alone, err = enginesim.Start(enginesim.Config{})

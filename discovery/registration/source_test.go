@@ -137,7 +137,7 @@ func TestRulesOfSourcesByZeroMQ(t *testing.T) {
 			n = 1
 			send, closeIt = engine(t, s.Addr())
 			send(p2p("P", 1))
-			require.Eventually(t, func() bool { return s.Counts().Pings == 1 }, 5*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return s.Counts().Pings == 1 }, 20*time.Second, time.Millisecond)
 			return s
 		},
 		Change: func() error { n++; send(p2p("D", n)); return nil },
@@ -158,6 +158,7 @@ func TestRulesOfSourcesByZeroMQ(t *testing.T) {
 			send(moved)
 			return idOf(1), nil
 		},
+		Timeout: 30 * time.Second,
 	})
 }
 
@@ -194,6 +195,7 @@ func TestRulesOfSourcesByHTTP(t *testing.T) {
 			}
 			return "e1", nil
 		},
+		Timeout: 30 * time.Second,
 	})
 }
 
@@ -235,7 +237,7 @@ func TestAnEngineChangesItsRoleAndItsAddress(t *testing.T) {
 }
 
 func TestAnEngineThatFallsSilentDrainsAndLeaves(t *testing.T) {
-	s := start(t, registration.Options{Listen: "127.0.0.1:0", Expiry: time.Second})
+	s := start(t, registration.Options{Listen: "127.0.0.1:0", Expiry: 4 * time.Second})
 	set := watched(t, s)
 	send, _ := engine(t, s.Addr())
 	send(p2p("P", 1))
@@ -294,7 +296,7 @@ func TestBadPeersHarmNobody(t *testing.T) {
 	dial(greeting + "\x06" + huge[1:])            // a handshake of as much
 	dial(greeting + ready + "\x00\x03abc")        // no msgpack
 	dial(greeting + ready + "\x01\x01a\x00\x01a") // two frames
-	require.Eventually(t, func() bool { c := s.Counts(); return c.Refused == 3 && c.Malformed == 2 }, 5*time.Second,
+	require.Eventually(t, func() bool { c := s.Counts(); return c.Refused == 3 && c.Malformed == 2 }, 20*time.Second,
 		time.Millisecond, "%+v", s.Counts())
 
 	began := time.Now()
@@ -318,7 +320,7 @@ func TestBadPeersHarmNobody(t *testing.T) {
 	send, _ := engine(t, s.Addr())
 	send(obj{"type": "HELLO"})
 	send(p2p("D", 1))
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	require.NoError(t, set.WaitReady(ctx, func(snap *discovery.Snapshot) bool {
 		found := false
@@ -341,13 +343,13 @@ func TestTheNumberOfEnginesIsBounded(t *testing.T) {
 	for n := range 3 {
 		send(p2p("P", n))
 	}
-	require.Eventually(t, func() bool { return s.Counts().Surplus == 1 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return s.Counts().Surplus == 1 }, 20*time.Second, time.Millisecond)
 	code, response := call(t, s.Handler(), http.MethodPost, "/v1/endpoints",
 		obj{"url": "http://10.0.0.9:1", "role": "both"})
 	assert.Equal(t, http.StatusServiceUnavailable, code)
 	assert.Equal(t, "too_many_endpoints", response["error"].(obj)["code"])
 	send(p2p("D", 1))
-	require.Eventually(t, func() bool { return s.Counts().Pings == 3 }, 5*time.Second, time.Millisecond,
+	require.Eventually(t, func() bool { return s.Counts().Pings == 3 }, 20*time.Second, time.Millisecond,
 		"those that are there go on")
 	for range 2 {
 		code, _ = call(t, s.Handler(), http.MethodPost, "/v1/endpoints",
@@ -379,7 +381,7 @@ func TestStartAndClose(t *testing.T) {
 				_ = ln.Close()
 			}
 			return err == nil
-		}, 5*time.Second, time.Millisecond)
+		}, 20*time.Second, time.Millisecond)
 	}
 	require.NoError(t, s.Close())
 	require.ErrorIs(t, s.Start(ctx), context.Canceled)
