@@ -392,7 +392,7 @@ func TestAnOutageIsToldOnceAndEmptiesNothing(t *testing.T) {
 	s := look(t, o, time.Nanosecond)
 	s.list(t, "default/p-0 http://10.0.0.1:8100 both ready")
 	f.put(enginePod(annotated("x", "y"))) // a watch that has heard nothing yet would be given up, and not taken up
-	time.Sleep(time.Second)
+	time.Sleep(2 * time.Second)           // and so would one that is not yet a second old
 	f.refusing(func(string, string) int { return -1 })
 	f.endWatches(false)
 	const fault = "kubernetes: the API server does not answer: connection reset by peer (the last list stays)"

@@ -105,7 +105,7 @@ func TestARealP2pNcclSender(t *testing.T) {
 		t.Run(network, func(t *testing.T) {
 			t.Parallel()
 			s := start(t, registration.Options{Listen: listen, Expiry: 3 * time.Second})
-			set := watched(t, s)
+			set, h := recorded(t, s)
 			p := announce(t, py, "p2pnccl.py", p2pWant(s.Addr(), p2p("P", 1)))
 			d := announce(t, py, "p2pnccl.py", p2pWant(s.Addr(), p2p("D", 2)))
 			until(t, set, map[string]string{idOf(1): "prefill/ready", idOf(2): "decode/ready"})
@@ -118,7 +118,7 @@ func TestARealP2pNcclSender(t *testing.T) {
 			p.say(obj{"message": p2p("D", 1)})
 			until(t, set, map[string]string{idOf(1): "decode/ready", idOf(2): "decode/ready"})
 			d.kill()
-			until(t, set, map[string]string{idOf(1): "decode/ready", idOf(2): "decode/draining"})
+			h.until(t, map[string]string{idOf(1): "decode/ready", idOf(2): "decode/draining"})
 			until(t, set, map[string]string{idOf(1): "decode/ready"})
 			p.stop()
 			until(t, set, map[string]string{})
