@@ -30,7 +30,7 @@ func ExampleSet() {
 	}
 
 	set := discovery.NewSet(source)
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	done := make(chan error)
 	go func() { done <- set.Run(ctx) }()

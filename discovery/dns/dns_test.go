@@ -37,6 +37,8 @@ func TestRulesOfSources(t *testing.T) {
 		},
 		Break:  func() error { s.rcode(wire.RcodeServerFailure); return nil },
 		Repair: func() error { s.twistWith(nil); return nil },
+
+		Timeout: 30 * time.Second,
 	})
 }
 
@@ -284,7 +286,9 @@ func TestFailuresKeepTheLastList(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t, pair...)
 			o := quick(s)
-			o.Timeout = 100 * time.Millisecond
+			if c.want == "no answer in time" {
+				o.Timeout = 200 * time.Millisecond
+			}
 			w := watch(t, source(t, o))
 			w.becomes("127.0.0.1:8000 prefill", "127.0.0.2:8000 decode")
 			version := w.set.Load().Version
@@ -375,7 +379,7 @@ func TestTheEndOfTheContextEndsAQuestion(t *testing.T) {
 	select {
 	case err := <-done:
 		assert.NoError(t, err)
-	case <-time.After(5 * time.Second):
+	case <-time.After(20 * time.Second):
 		assert.Fail(t, "Watch goes on")
 	}
 }

@@ -34,7 +34,7 @@ func Example() {
 	}
 	set := discovery.NewSet(source)
 	set.OnError(func(err error) { fmt.Println(err) })
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	done := make(chan error)
 	go func() { done <- set.Run(ctx) }()
 

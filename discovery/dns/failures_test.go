@@ -94,7 +94,6 @@ func TestANameThatIsGoneIsToleratedSomeTimes(t *testing.T) {
 				s := serve(t, pair...)
 				o := quick(s)
 				o.NotFound, o.Network = tolerated, "ip4"
-				o.Timeout = 5 * time.Second // a query that is answered late would be asked again, and counted twice
 				src := source(t, o)
 				src.TellEvery(time.Hour) // one error, and so no pauses of the set's
 				var gone, atTheEnd atomic.Int32
@@ -114,7 +113,7 @@ func TestANameThatIsGoneIsToleratedSomeTimes(t *testing.T) {
 					return false
 				})
 				s.set(zone...)
-				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 				defer cancel()
 				require.NoError(t, w.set.WaitReady(ctx, func(snap *discovery.Snapshot) bool {
 					return len(snap.Endpoints) < 2
@@ -147,14 +146,16 @@ func TestANameThatComesBackInTimeWasNeverGone(t *testing.T) {
 		}
 		return false
 	})
-	require.Eventually(t, func() bool { return n.Load() > 60 }, 15*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return n.Load() > 60 }, 30*time.Second, time.Millisecond)
 	assert.Equal(t, version, w.set.Load().Version)
 }
 
 func TestAnOutageIsToldOnce(t *testing.T) {
 	s := serve(t, pair...)
-	w := watch(t, source(t, quick(s)))
-	w.becomes("127.0.0.1:8000 prefill", "127.0.0.2:8000 decode")
+	o := quick(s)
+	o.Decode, o.Network = "", "ip4" // one question: no round has a part of the outage only, and another reason
+	w := watch(t, source(t, o))
+	w.becomes("127.0.0.1:8000 prefill")
 	s.rcode(wire.RcodeServerFailure)
 	w.tells("SERVFAIL")
 	time.Sleep(300 * time.Millisecond) // some rounds more

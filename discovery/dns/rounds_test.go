@@ -20,14 +20,15 @@ import (
 	"github.com/pdkit/pdkit/discovery/dns"
 )
 
-// waits runs one round and returns when the next one is due.
-func waits(t *testing.T, o *dns.Options) time.Duration {
+// waits runs one round and returns bounds of the time from its end to the next one, which differ by what it took.
+func waits(t *testing.T, o *dns.Options) (least, most time.Duration) {
 	t.Helper()
 	s := source(t, o)
+	began := time.Now()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	_ = s.Watch(ctx, func(discovery.Snapshot) { cancel() }) // an error is what some of the rounds have
-	return s.Wait()
+	return time.Until(s.Next()), s.Next().Sub(began)
 }
 
 func TestTheTimeToTheNextRound(t *testing.T) {
@@ -73,9 +74,9 @@ func TestTheTimeToTheNextRound(t *testing.T) {
 			if c.alt != nil {
 				c.alt(o)
 			}
-			d := waits(t, o)
-			assert.Greater(t, d, c.min-500*time.Millisecond)
-			assert.Less(t, d, c.min+c.min/10+time.Millisecond, "a tenth more at most")
+			least, most := waits(t, o)
+			assert.GreaterOrEqual(t, most, c.min)
+			assert.Less(t, least, c.min+c.min/10+time.Millisecond, "a tenth more at most")
 		})
 	}
 }
@@ -105,9 +106,9 @@ func TestHowLongTheLackOfRecordsHolds(t *testing.T) {
 			soa(t, s, c.soa)
 			o := quick(s)
 			o.MinTTL = 0
-			d := waits(t, o)
-			assert.Greater(t, d, c.want-500*time.Millisecond)
-			assert.Less(t, d, c.want+c.want/10+time.Millisecond)
+			least, most := waits(t, o)
+			assert.GreaterOrEqual(t, most, c.want)
+			assert.Less(t, least, c.want+c.want/10+time.Millisecond)
 		})
 	}
 }
@@ -121,7 +122,9 @@ func TestTheTimeToLiveOfAddressesSentAlongCounts(t *testing.T) {
 	})
 	o := quick(s)
 	o.Port, o.Decode = 0, ""
-	assert.InDelta(t, 6.3, waits(t, o).Seconds(), 0.8)
+	least, most := waits(t, o)
+	assert.GreaterOrEqual(t, most, 6*time.Second)
+	assert.Less(t, least, 6601*time.Millisecond)
 }
 
 // The name is asked again when its time is over, and not before.
@@ -173,20 +176,39 @@ func TestAServerThatFailsIsAskedEverMoreRarely(t *testing.T) {
 	s.twistWith(nil)
 	w.becomes("127.0.0.9:8000 prefill")
 	fails()
-	assert.Less(t, pauseAfter(1), 600*time.Millisecond)
+	// 10, 20 and 40 ms, of which one may take longer on a busy machine
+	assert.Less(t, min(pauseAfter(1), pauseAfter(2), pauseAfter(3)), 600*time.Millisecond)
 }
 
 // Two outages are two errors, although they are the same.
 func TestTheNextOutageIsToldAgain(t *testing.T) {
 	s := serve(t, pair...)
-	w := watch(t, source(t, quick(s)))
+	o := quick(s)
+	o.Network = "ip4"
+	w := watch(t, source(t, o))
 	w.becomes("127.0.0.1:8000 prefill", "127.0.0.2:8000 decode")
 	for i := range 2 {
-		s.rcode(wire.RcodeServerFailure)
-		require.Eventually(t, func() bool { return len(w.told()) > i }, 15*time.Second, time.Millisecond)
+		// One question alone: if several failed, a round might have a part of the outage only, and another reason.
+		s.twistWith(func(_ wire.ResponseWriter, q, m *wire.Msg) bool {
+			if q.Question[0].Name == "decode.test." {
+				m.Rcode, m.Answer = wire.RcodeServerFailure, nil
+			}
+			return false
+		})
+		require.Eventually(t, func() bool { return len(w.told()) > i }, 30*time.Second, time.Millisecond)
 		at := fmt.Sprintf("127.0.1.%d", i)
-		s.set("prefill.test. 0 IN A "+at, pair[1])
 		s.twistWith(nil)
+		before := len(s.questions())
+		require.Eventually(t, func() bool { // a whole round that is good
+			n := 0
+			for _, q := range s.questions()[before:] {
+				if q.name == "decode.test." {
+					n++
+				}
+			}
+			return n > 1
+		}, 30*time.Second, time.Millisecond)
+		s.set("prefill.test. 0 IN A "+at, pair[1])
 		// one role's change is a change, whatever the other's answer is
 		w.becomes("127.0.0.2:8000 decode", at+":8000 prefill")
 	}
@@ -210,7 +232,7 @@ func TestTheOrderOfAnswersIsNoChange(t *testing.T) {
 	done := make(chan error)
 	src := source(t, o)
 	go func() { done <- src.Watch(ctx, func(discovery.Snapshot) { published++ }) }()
-	require.Eventually(t, func() bool { return n.Load() > 12 }, 15*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return n.Load() > 12 }, 30*time.Second, time.Millisecond)
 	cancel()
 	require.NoError(t, <-done)
 	assert.Equal(t, 1, published)
@@ -232,7 +254,9 @@ func TestADatagramIsLost(t *testing.T) {
 		}
 		return lost
 	})
-	w := watch(t, source(t, quick(s)))
+	o := quick(s)
+	o.Timeout = 2 * time.Second // which a lost one costs
+	w := watch(t, source(t, o))
 	w.becomes("127.0.0.1:8000 prefill", "127.0.0.2:8000 decode")
 	assert.Empty(t, w.told())
 }

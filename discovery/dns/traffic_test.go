@@ -38,7 +38,8 @@ type fleet struct {
 	url     string
 	port    int // of all engines
 	running map[int]*enginesim.Engine
-	left    sync.Map // IDs of engines that have left
+	under   sync.RWMutex // read-locked by each request
+	left    sync.Map     // IDs of engines that have left
 	sent    atomic.Int64
 	served  atomic.Int64 // of sent, with status 200 and a whole answer
 	alone   atomic.Int64 // of served, by an engine of role both
@@ -113,8 +114,8 @@ func (f *fleet) engines(hosts ...int) {
 // then closes them.
 func (f *fleet) leave(hosts ...int) {
 	f.t.Helper()
-	time.Sleep(500 * time.Millisecond) // for requests that have picked them and not begun
-	ctx, cancel := context.WithTimeout(f.t.Context(), 20*time.Second)
+	f.through() // also of requests that have picked them and not begun
+	ctx, cancel := context.WithTimeout(f.t.Context(), time.Minute)
 	defer cancel()
 	for _, host := range hosts {
 		e := f.running[host]
@@ -125,10 +126,16 @@ func (f *fleet) leave(hosts ...int) {
 		delete(f.running, host)
 		require.NoError(f.t, e.WaitIdle(ctx))
 		// The notice that a decode engine has read the blocks may still be on its way.
-		require.EventuallyWithT(f.t, func(t *assert.CollectT) { assert.NoError(t, e.CheckKV()) }, 5*time.Second,
+		require.EventuallyWithT(f.t, func(t *assert.CollectT) { assert.NoError(t, e.CheckKV()) }, 20*time.Second,
 			10*time.Millisecond)
 		require.NoError(f.t, e.Close())
 	}
+}
+
+// through waits for the end of all requests that are under way.
+func (f *fleet) through() {
+	f.under.Lock()
+	defer f.under.Unlock()
 }
 
 func (f *fleet) uses(id string) bool {
@@ -177,6 +184,8 @@ func (f *fleet) load() (stop func()) {
 }
 
 func (f *fleet) request(client *http.Client, i int) {
+	f.under.RLock()
+	defer f.under.RUnlock()
 	f.sent.Add(1)
 	fail := func(why string) { f.fail(fmt.Sprintf("request %d: %s", i, why)) }
 	resp, err := client.Post(f.url+"/v1/completions", "application/json",
@@ -317,13 +326,15 @@ func TestNoRequestFailsWhileRealCoreDNSChangesAndDies(t *testing.T) {
 			require.Eventually(t, func() bool {
 				m, err := wire.Exchange(new(wire.Msg).SetQuestion("decode.test.", wire.TypeA), server.addr)
 				return err == nil && m.Rcode == wire.RcodeNameError
-			}, 10*time.Second, 20*time.Millisecond)
+			}, 30*time.Second, 20*time.Millisecond)
 			moment("decode's name has vanished", 3*time.Second)
 			set(zone{prefill: []int{14}, decode: []int{12, 24}})
 			seen()
 			f.leave(13, 22)
 			moment("it is back, and two prefill engines have left", time.Second)
 
+			require.Eventually(t, func() bool { return f.served.Load() > 1000 || len(f.failed) > 0 }, 2*time.Minute,
+				10*time.Millisecond, "a busy machine needs longer for as many")
 			stop()
 			assert.Empty(t, f.failed)
 			assert.Equal(t, f.sent.Load(), f.served.Load())

@@ -51,7 +51,7 @@ func TestAFileBeingWrittenIsNotRead(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			o := &file.Options{Poll: 20 * time.Millisecond, Quiet: time.Second}
+			o := &file.Options{Poll: 20 * time.Millisecond, Quiet: 3 * time.Second}
 			path := filepath.Join(t.TempDir(), "endpoints.yaml")
 			var w *watched
 			if began != nil {
@@ -61,10 +61,10 @@ func TestAFileBeingWrittenIsNotRead(t *testing.T) {
 			go func() { defer close(written); slowly(t, path, many(30)) }()
 			if w == nil {
 				require.Eventually(t, func() bool { s, err := os.Stat(path); return err == nil && s.Size() > 100 },
-					10*time.Second, time.Millisecond)
+					30*time.Second, time.Millisecond)
 				w = watch(t, path, o)
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
 			defer cancel()
 			for snap := range w.set.Changes(ctx) {
 				if snap.Version > 0 && (len(snap.Endpoints) != 1 || snap.Endpoints[0].Host() != "old") {
@@ -85,12 +85,12 @@ func TestAMomentWithoutTheFileIsNoFault(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "endpoints.yaml")
 	write(t, path, list("a"))
-	w := watch(t, path, &file.Options{Poll: 300 * time.Millisecond, Quiet: time.Second})
+	w := watch(t, path, &file.Options{Poll: 800 * time.Millisecond, Quiet: 3 * time.Second})
 	w.becomes("a")
 	write(t, path, list("b"))
 	w.becomes("b")
 	require.NoError(t, os.Remove(path)) // the time to the next poll has just begun
-	time.Sleep(600 * time.Millisecond)  // it ends within this
+	time.Sleep(1600 * time.Millisecond) // it ends within this
 	write(t, path, list("c"))
 	w.becomes("c")
 	assert.Empty(t, w.told())

@@ -39,7 +39,7 @@ func TestEnginesOverTheNetwork(t *testing.T) {
 	go func() { defer close(done); _ = set.Run(ctx) }()
 	defer func() { cancel(); <-done }()
 
-	within, stop := context.WithTimeout(ctx, 5*time.Second)
+	within, stop := context.WithTimeout(ctx, 20*time.Second)
 	defer stop()
 	require.NoError(t, set.WaitReady(within, func(s *discovery.Snapshot) bool {
 		return len(s.Endpoints) == 2 && s.Endpoints[0].Model == "m" && s.Endpoints[0].Version != ""
@@ -55,5 +55,5 @@ func TestEnginesOverTheNetwork(t *testing.T) {
 	require.Eventually(t, func() bool {
 		now, _ := src.Reading(e.ID)
 		return len(now.EngineIDs) == 1 && now.EngineIDs[0] != first.EngineIDs[0]
-	}, 5*time.Second, 10*time.Millisecond, "the engine id of the process before is still believed")
+	}, 20*time.Second, 10*time.Millisecond, "the engine id of the process before is still believed")
 }

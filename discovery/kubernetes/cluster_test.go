@@ -103,6 +103,7 @@ func TestSourceKeepsTheRulesWithARealServer(t *testing.T) {
 	t.Parallel()
 	c := kubetest.Start(t)
 	var ns string
+	var under noted
 	made := 0
 	add := func() error {
 		made++
@@ -118,7 +119,8 @@ func TestSourceKeepsTheRulesWithARealServer(t *testing.T) {
 			o := grouped(c, ns)
 			source, err := New(&o)
 			require.NoError(t, err)
-			return source
+			under = note(source)
+			return under
 		},
 		Change: add,
 		Break:  func() error { c.KillAPIServer(); return nil },
@@ -126,7 +128,7 @@ func TestSourceKeepsTheRulesWithARealServer(t *testing.T) {
 		Remove: func() (string, error) {
 			name := fmt.Sprintf("p-%d", made)
 			c.DeletePod(t, ns, name, 30)
-			time.Sleep(10 * pace) // else the one event may catch up with the other, and then the engine is gone at once
+			under.drains(t, ns+"/"+name) // else the one event may catch up with the other, and it is gone at once
 			c.DeletePod(t, ns, name, 0)
 			return ns + "/" + name, nil
 		},

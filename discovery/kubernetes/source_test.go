@@ -191,10 +191,40 @@ func TestSourceOfServicesKeepsTheRules(t *testing.T) {
 	}))
 }
 
+// noted is a source whose lists are kept, too.
+type noted struct {
+	discovery.Source
+	*seen
+}
+
+func note(source discovery.Source) noted {
+	return noted{source, &seen{news: make(chan struct{})}}
+}
+
+func (n noted) Watch(ctx context.Context, publish func(discovery.Snapshot)) error {
+	return n.Source.Watch(ctx, func(snap discovery.Snapshot) {
+		publish(snap)
+		n.seen.publish(snap)
+	})
+}
+
+// drains waits until an engine is published as draining.
+func (n noted) drains(t testing.TB, id string) {
+	t.Helper()
+	n.until(t, func() bool {
+		return slices.ContainsFunc(n.published(), func(snap discovery.Snapshot) bool {
+			return slices.ContainsFunc(snap.Endpoints, func(e discovery.Endpoint) bool {
+				return e.ID == id && e.Phase == discovery.PhaseDraining
+			})
+		})
+	}, id+" drains")
+}
+
 // fakeHarness makes engines by number, each of some objects.
 func fakeHarness(t *testing.T, noStream bool, options func(*fakeAPI) Options,
 	engine func(i int, change ...func(*corev1.Pod)) []metav1.Object) discoverytest.Harness {
 	var f *fakeAPI
+	var under noted
 	made := 0
 	add := func() error {
 		made++
@@ -209,7 +239,8 @@ func fakeHarness(t *testing.T, noStream bool, options func(*fakeAPI) Options,
 			o := options(f)
 			source, err := New(&o)
 			require.NoError(t, err)
-			return source
+			under = note(source)
+			return under
 		},
 		Change: add,
 		Break: func() error {
@@ -219,12 +250,13 @@ func fakeHarness(t *testing.T, noStream bool, options func(*fakeAPI) Options,
 		},
 		Repair: func() error { f.refusing(nil); return nil },
 		Remove: func() (string, error) {
+			id := fmt.Sprintf("default/p-%d", made)
 			f.put(engine(made, deleted)...)
-			time.Sleep(2 * pace) // so that it is published, and not overtaken by its end
+			under.drains(t, id) // and is not overtaken by its end
 			for _, o := range engine(made) {
 				f.remove(o)
 			}
-			return fmt.Sprintf("default/p-%d", made), nil
+			return id, nil
 		},
 		Timeout: 30 * time.Second,
 	}
@@ -360,7 +392,7 @@ func TestAnOutageIsToldOnceAndEmptiesNothing(t *testing.T) {
 	s := look(t, o, time.Nanosecond)
 	s.list(t, "default/p-0 http://10.0.0.1:8100 both ready")
 	f.put(enginePod(annotated("x", "y"))) // a watch that has heard nothing yet would be given up, and not taken up
-	time.Sleep(time.Second)
+	time.Sleep(2 * time.Second)           // and so would one that is not yet a second old
 	f.refusing(func(string, string) int { return -1 })
 	f.endWatches(false)
 	const fault = "kubernetes: the API server does not answer: connection reset by peer (the last list stays)"

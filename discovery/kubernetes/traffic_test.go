@@ -23,6 +23,7 @@ import (
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/kubernetes/kubetest"
+	"github.com/pdkit/pdkit/internal/freeport"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 	"github.com/pdkit/pdkit/pdflow/pick"
@@ -93,16 +94,15 @@ type fleet struct {
 	last    int // byte of an address
 	set     *discovery.Set
 	engines map[string]*enginesim.Engine // those that serve
+	through func()                       // waits for the end of the requests that are under way
 }
 
 func newFleet(t *testing.T) *fleet {
 	f := &fleet{t: t, c: kubetest.Start(t), last: 10, engines: map[string]*enginesim.Engine{}}
 	f.ns = f.c.Namespace(t)
-	ln, err := net.Listen("tcp", "127.0.0.10:0")
+	var err error
+	f.port, err = freeport.One()
 	require.NoError(t, err)
-	_, f.port, err = net.SplitHostPort(ln.Addr().String())
-	require.NoError(t, err)
-	require.NoError(t, ln.Close())
 
 	o := grouped(f.c, f.ns)
 	o.Port = f.port
@@ -178,7 +178,9 @@ func (f *fleet) label(name, role, group string) {
 func (f *fleet) drain(name string) {
 	f.t.Helper()
 	f.c.DeletePod(f.t, f.ns, name, 30)
-	time.Sleep(time.Second) // the hook: gateways learn of the deletion meanwhile
+	// The hook: the gateway learns of the deletion meanwhile, and who has picked the engine before reaches it.
+	f.await(name, func(e *discovery.Endpoint) bool { return e == nil || e.Phase == discovery.PhaseDraining })
+	f.through()
 	require.NoError(f.t, f.engines[name].WaitIdle(f.t.Context()))
 	require.NoError(f.t, f.engines[name].Close())
 	f.gone(name)
@@ -248,6 +250,7 @@ func (f *fleet) load(t *testing.T) *load {
 		require.NoError(t, err)
 	}
 	l.attempts(1)
+	f.through = l.through
 	gateway := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		l.switching.RLock()
 		defer l.switching.RUnlock()
@@ -381,6 +384,12 @@ func (l *load) attempts(n int) {
 	l.switching.Lock()
 	defer l.switching.Unlock()
 	l.flow.Store(l.flows[n])
+}
+
+// through waits for the end of all requests that are under way.
+func (l *load) through() {
+	l.switching.Lock()
+	defer l.switching.Unlock()
 }
 
 // streams says whether half of the requests are streams, and waits for the end of those that are.

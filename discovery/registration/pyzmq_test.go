@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"io"
 	"maps"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/registration"
+	"github.com/pdkit/pdkit/internal/freeport"
 )
 
 // The engines of this file's tests announce themselves by pyzmq and libzmq, as real ones do: testdata/p2pnccl.py and
@@ -104,8 +104,8 @@ func TestARealP2pNcclSender(t *testing.T) {
 	for network, listen := range map[string]string{"IPv4": "127.0.0.1:0", "IPv6": "[::1]:0"} {
 		t.Run(network, func(t *testing.T) {
 			t.Parallel()
-			s := start(t, registration.Options{Listen: listen, Expiry: time.Second})
-			set := watched(t, s)
+			s := start(t, registration.Options{Listen: listen, Expiry: 3 * time.Second})
+			set, h := recorded(t, s)
 			p := announce(t, py, "p2pnccl.py", p2pWant(s.Addr(), p2p("P", 1)))
 			d := announce(t, py, "p2pnccl.py", p2pWant(s.Addr(), p2p("D", 2)))
 			until(t, set, map[string]string{idOf(1): "prefill/ready", idOf(2): "decode/ready"})
@@ -113,12 +113,12 @@ func TestARealP2pNcclSender(t *testing.T) {
 			assert.Equal(t, "http://10.0.1.1:20001", e.URL.String())
 			assert.Equal(t, map[string]string{"zmqAddress": "10.0.1.1:21001"}, e.Attributes)
 
-			time.Sleep(1500 * time.Millisecond)
+			time.Sleep(4500 * time.Millisecond)
 			until(t, set, map[string]string{idOf(1): "prefill/ready", idOf(2): "decode/ready"}) // pings keep them
 			p.say(obj{"message": p2p("D", 1)})
 			until(t, set, map[string]string{idOf(1): "decode/ready", idOf(2): "decode/ready"})
 			d.kill()
-			until(t, set, map[string]string{idOf(1): "decode/ready", idOf(2): "decode/draining"})
+			h.until(t, map[string]string{idOf(1): "decode/ready", idOf(2): "decode/draining"})
 			until(t, set, map[string]string{idOf(1): "decode/ready"})
 			p.stop()
 			until(t, set, map[string]string{})
@@ -135,10 +135,9 @@ func TestARealMoRIIOSender(t *testing.T) {
 		"dp_size": 2, "tp_size": 8, "transfer_mode": "WRITE",
 	}
 	// The engine may be there first: libzmq keeps what it has to say, and comes again.
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := freeport.One()
 	require.NoError(t, err)
-	address := ln.Addr().String()
-	require.NoError(t, ln.Close())
+	address := "127.0.0.1:" + port
 	m := announce(t, py, "moriio.py", obj{"proxy": address, "every": 0.1, "message": message})
 	time.Sleep(300 * time.Millisecond)
 	s := start(t, registration.Options{Listen: address})

@@ -14,6 +14,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -83,6 +85,58 @@ func watched(t testing.TB, sources ...discovery.Source) *discovery.Set {
 	return set
 }
 
+// recorded is watched, with all that the set lists.
+func recorded(t testing.TB, source discovery.Source) (*discovery.Set, *history) {
+	t.Helper()
+	h := &history{}
+	var set atomic.Pointer[discovery.Set]
+	running := make(chan struct{})
+	set.Store(watched(t, discovery.SourceFunc(func(ctx context.Context, publish func(discovery.Snapshot)) error {
+		<-running
+		return source.Watch(ctx, func(snap discovery.Snapshot) {
+			publish(snap)
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.lists = append(h.lists, phases(set.Load().Load()))
+		})
+	})))
+	close(running)
+	return set.Load(), h
+}
+
+// history is what a set has listed, in its order. A state that lasts for a second only, as the farewell does, is in it
+// also where nobody had the time to look.
+type history struct {
+	mu    sync.Mutex
+	lists []map[string]string
+	from  int // after the last state that was waited for
+}
+
+// until waits until want has been the set's list since the last such wait.
+func (h *history) until(t testing.TB, want map[string]string) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		for i, list := range h.lists[h.from:] {
+			if assert.ObjectsAreEqual(want, list) {
+				h.from += i + 1
+				return true
+			}
+		}
+		return false
+	}, 30*time.Second, time.Millisecond, "want %v", want)
+}
+
+// phases are a list as id=role/phase.
+func phases(s *discovery.Snapshot) map[string]string {
+	list := map[string]string{}
+	for _, e := range s.Endpoints {
+		list[e.ID] = e.Role.String() + "/" + e.Phase.String()
+	}
+	return list
+}
+
 // until waits until the set's list, as id=role/phase, is want.
 func until(t testing.TB, set *discovery.Set, want map[string]string) {
 	t.Helper()
@@ -90,10 +144,7 @@ func until(t testing.TB, set *discovery.Set, want map[string]string) {
 	defer cancel()
 	var got map[string]string
 	err := set.WaitReady(ctx, func(s *discovery.Snapshot) bool {
-		got = map[string]string{}
-		for _, e := range s.Endpoints {
-			got[e.ID] = e.Role.String() + "/" + e.Phase.String()
-		}
+		got = phases(s)
 		return assert.ObjectsAreEqual(want, got)
 	})
 	require.NoError(t, err, "want %v, last saw %v", want, got)
@@ -137,7 +188,7 @@ func TestRulesOfSourcesByZeroMQ(t *testing.T) {
 			n = 1
 			send, closeIt = engine(t, s.Addr())
 			send(p2p("P", 1))
-			require.Eventually(t, func() bool { return s.Counts().Pings == 1 }, 5*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return s.Counts().Pings == 1 }, 20*time.Second, time.Millisecond)
 			return s
 		},
 		Change: func() error { n++; send(p2p("D", n)); return nil },
@@ -158,6 +209,7 @@ func TestRulesOfSourcesByZeroMQ(t *testing.T) {
 			send(moved)
 			return idOf(1), nil
 		},
+		Timeout: 30 * time.Second,
 	})
 }
 
@@ -194,6 +246,7 @@ func TestRulesOfSourcesByHTTP(t *testing.T) {
 			}
 			return "e1", nil
 		},
+		Timeout: 30 * time.Second,
 	})
 }
 
@@ -218,7 +271,7 @@ func TestBesideOtherSources(t *testing.T) {
 
 func TestAnEngineChangesItsRoleAndItsAddress(t *testing.T) {
 	s := start(t, registration.Options{Listen: "127.0.0.1:0", Expiry: time.Hour})
-	set := watched(t, s)
+	set, h := recorded(t, s)
 	send, _ := engine(t, s.Addr())
 	send(p2p("P", 1))
 	until(t, set, map[string]string{idOf(1): "prefill/ready"})
@@ -227,16 +280,16 @@ func TestAnEngineChangesItsRoleAndItsAddress(t *testing.T) {
 	moved := p2p("D", 1)
 	moved["http_address"] = "10.0.1.1:20009"
 	send(moved)
-	until(t, set, map[string]string{idOf(1): "decode/draining", "10.0.1.1:20009": "decode/ready"})
+	h.until(t, map[string]string{idOf(1): "decode/draining", "10.0.1.1:20009": "decode/ready"})
 	until(t, set, map[string]string{"10.0.1.1:20009": "decode/ready"})
 	moved["http_address"] = "10.0.1.1:20010"
 	send(moved)
-	until(t, set, map[string]string{"10.0.1.1:20009": "decode/draining", "10.0.1.1:20010": "decode/ready"})
+	h.until(t, map[string]string{"10.0.1.1:20009": "decode/draining", "10.0.1.1:20010": "decode/ready"})
 }
 
 func TestAnEngineThatFallsSilentDrainsAndLeaves(t *testing.T) {
-	s := start(t, registration.Options{Listen: "127.0.0.1:0", Expiry: time.Second})
-	set := watched(t, s)
+	s := start(t, registration.Options{Listen: "127.0.0.1:0", Expiry: 4 * time.Second})
+	set, h := recorded(t, s)
 	send, _ := engine(t, s.Addr())
 	send(p2p("P", 1))
 	stop, ended := make(chan struct{}), make(chan struct{})
@@ -263,7 +316,7 @@ func TestAnEngineThatFallsSilentDrainsAndLeaves(t *testing.T) {
 			}
 		})
 	}()
-	until(t, set, map[string]string{idOf(1): "prefill/draining", idOf(2): "decode/ready"})
+	h.until(t, map[string]string{idOf(1): "prefill/draining", idOf(2): "decode/ready"})
 	until(t, set, map[string]string{idOf(2): "decode/ready"})
 	cancel()
 	<-watching
@@ -294,7 +347,7 @@ func TestBadPeersHarmNobody(t *testing.T) {
 	dial(greeting + "\x06" + huge[1:])            // a handshake of as much
 	dial(greeting + ready + "\x00\x03abc")        // no msgpack
 	dial(greeting + ready + "\x01\x01a\x00\x01a") // two frames
-	require.Eventually(t, func() bool { c := s.Counts(); return c.Refused == 3 && c.Malformed == 2 }, 5*time.Second,
+	require.Eventually(t, func() bool { c := s.Counts(); return c.Refused == 3 && c.Malformed == 2 }, 20*time.Second,
 		time.Millisecond, "%+v", s.Counts())
 
 	began := time.Now()
@@ -318,7 +371,7 @@ func TestBadPeersHarmNobody(t *testing.T) {
 	send, _ := engine(t, s.Addr())
 	send(obj{"type": "HELLO"})
 	send(p2p("D", 1))
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	require.NoError(t, set.WaitReady(ctx, func(snap *discovery.Snapshot) bool {
 		found := false
@@ -341,13 +394,13 @@ func TestTheNumberOfEnginesIsBounded(t *testing.T) {
 	for n := range 3 {
 		send(p2p("P", n))
 	}
-	require.Eventually(t, func() bool { return s.Counts().Surplus == 1 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return s.Counts().Surplus == 1 }, 20*time.Second, time.Millisecond)
 	code, response := call(t, s.Handler(), http.MethodPost, "/v1/endpoints",
 		obj{"url": "http://10.0.0.9:1", "role": "both"})
 	assert.Equal(t, http.StatusServiceUnavailable, code)
 	assert.Equal(t, "too_many_endpoints", response["error"].(obj)["code"])
 	send(p2p("D", 1))
-	require.Eventually(t, func() bool { return s.Counts().Pings == 3 }, 5*time.Second, time.Millisecond,
+	require.Eventually(t, func() bool { return s.Counts().Pings == 3 }, 20*time.Second, time.Millisecond,
 		"those that are there go on")
 	for range 2 {
 		code, _ = call(t, s.Handler(), http.MethodPost, "/v1/endpoints",
@@ -379,7 +432,7 @@ func TestStartAndClose(t *testing.T) {
 				_ = ln.Close()
 			}
 			return err == nil
-		}, 5*time.Second, time.Millisecond)
+		}, 20*time.Second, time.Millisecond)
 	}
 	require.NoError(t, s.Close())
 	require.ErrorIs(t, s.Start(ctx), context.Canceled)
