@@ -118,7 +118,8 @@ func TestAPairThatKeepsAnOrphanCoolsDownWhileOthersAreThere(t *testing.T) {
 		s := &connector.Session{Prefill: first.Prefill, Decode: first.Decode}
 		first.Done(
 			&pdflow.Outcome{Session: s, Orphan: true,
-				Err: &pdflow.Error{Code: pdflow.CodePrefillRejected, Leg: pdflow.LegPrefill, Endpoint: first.Prefill.ID}},
+				Err: &pdflow.Error{Code: pdflow.CodePrefillRejected, Leg: pdflow.LegPrefill,
+					Endpoint: first.Prefill.ID}},
 		)
 		for range 6 {
 			next, err := picker.Pick(t.Context(), &pdflow.PickInput{})

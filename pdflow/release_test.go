@@ -47,7 +47,8 @@ func TestBlocksOfARequestThatDRefusesAreReleased(t *testing.T) {
 				r := post(t, x.url, "/v1/completions", completion(longPrompt, ""))
 				require.Equal(t, 400, r.status, r.body)
 			}
-			require.Eventually(t, func() bool { return x.p.Stats().PinnedBlocks == 0 }, 20*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return x.p.Stats().PinnedBlocks == 0 }, 20*time.Second,
+				time.Millisecond)
 			assert.Zero(t, x.d.Stats().Transfers)
 			assert.Equal(t, 3, count.told.sum("pd.handoffs.released"))
 			assert.Zero(t, count.told.sum("pd.sessions.expired"))
