@@ -163,8 +163,7 @@ func TestAStreamThatBreaksIsCut(t *testing.T) {
 }
 
 func TestAClientThatLeavesEndsTheLeg(t *testing.T) {
-	w := start(t, enginesim.Config{})
-	w.d.Inject(enginesim.Fault{Kind: enginesim.FaultStallStream, AfterChunks: 3}) // it has no end but the client's
+	w := start(t, enginesim.Config{ITL: time.Second})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	resp, err := w.post(t, ctx, "/v1/completions", streamed)
