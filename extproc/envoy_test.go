@@ -240,12 +240,13 @@ func TestHowAStreamEnds(t *testing.T) {
 		"STREAMED, decode breaks":     {changes: streamed, broken: true, want: pdflow.CodeClientGone},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := nixlWorld(t, enginesim.Config{}, enginesim.Config{ITL: 20 * time.Millisecond})
-			switch {
-			case c.broken:
+			itl := 20 * time.Millisecond
+			if c.leave { // the stream has no end but the client's
+				itl = time.Second
+			}
+			w := nixlWorld(t, enginesim.Config{}, enginesim.Config{ITL: itl})
+			if c.broken {
 				w.d.Inject(enginesim.Fault{Kind: enginesim.FaultResetStream, AfterChunks: 3})
-			case c.leave: // the stream has no end but the client's
-				w.d.Inject(enginesim.Fault{Kind: enginesim.FaultStallStream, AfterChunks: 3})
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
