@@ -329,14 +329,6 @@ func (s *Scene) Waits(decode Obj, headers ...string) (leave func()) {
 	}
 }
 
-// Orphaned sends a decode that D must not answer, and leaves when D has surely asked P.
-func (s *Scene) Orphaned(decode Obj) {
-	s.T.Helper()
-	leave := s.Waits(decode)
-	time.Sleep(time.Second) // P does not show that it was asked
-	leave()
-}
-
 // PrefillOnly runs the prefill leg of a protocol without parameters.
 func (s *Scene) PrefillOnly(path string, body Obj) Response {
 	s.T.Helper()

@@ -399,7 +399,9 @@ func TestPrefillEngineFrozen(t *testing.T) {
 	body := simtest.Completion("x")
 	h := s.Prefill(simtest.Completions, body)
 	s.P.Freeze()
-	s.Orphaned(simtest.With(body, simtest.Obj{"kv_transfer_params": h}))
+	leave := s.Waits(simtest.With(body, simtest.Obj{"kv_transfer_params": h}))
+	time.Sleep(time.Second) // P, which is frozen, does not show that it was asked
+	leave()
 	s.Alive(s.D)
 	s.P.Thaw()
 	simtest.WaitFor(t, "P lets go", func() bool { return s.P.Stats().PinnedBlocks == 0 })
