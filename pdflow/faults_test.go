@@ -397,10 +397,8 @@ func TestPhasesThatRunOutOfTime(t *testing.T) {
 			require.Equal(t, 504, r.status, r.body)
 			_, code := r.fault(t, x.p, x.d)
 			require.Equal(t, "timeout", code)
-			n := len(x.p.Requests())
-			require.LessOrEqual(t, n, 1, "a timeout is not retried")
-			if c.limits.Prefill == 0 { // else P may be later than its limit
-				require.Equal(t, 1, n)
+			if n := len(x.p.Requests()); n != 0 || c.limits.Prefill == 0 { // P may be later than its limit
+				require.Equal(t, 1, n, "a timeout is not retried")
 			}
 		})
 	}
@@ -433,11 +431,8 @@ func TestASlowResponseThatGoesOnIsNeverCut(t *testing.T) {
 }
 
 func TestAnOldHandoffIsNotSent(t *testing.T) {
-	limits := config.Timeouts{}
-	limits.Handoff = time.Nanosecond
-	x := start(
-		t, setup{prefill: enginesim.Config{Lease: time.Second}, opts: []pdflow.Option{pdflow.WithTimeouts(limits)}},
-	)
+	limits := config.Timeouts{Handoff: time.Nanosecond}
+	x := start(t, setup{opts: []pdflow.Option{pdflow.WithTimeouts(limits)}})
 	r := post(t, x.url, "/v1/completions", completion(longPrompt, ""))
 	require.Equal(t, 502, r.status)
 	_, code := r.fault(t, x.p, x.d)
