@@ -44,7 +44,8 @@ type Scene struct {
 }
 
 func newScene(ctx context.Context, g Gateway) (*Scene, error) {
-	s := &Scene{ready: g.Ready(), client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 100},
+	s := &Scene{ready: g.Ready(), client: &http.Client{Transport: &http.Transport{
+		MaxIdleConnsPerHost: 100, IdleConnTimeout: 4 * time.Second}, // less than the 5 s of engines
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
 	if err := s.start(ctx, g); err != nil {
 		s.close()

@@ -97,7 +97,8 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	case o.Prompts == nil:
 		return nil, errors.New("no prompts")
 	}
-	transport := &http.Transport{MaxIdleConnsPerHost: 1 << 16, DisableCompression: true}
+	transport := &http.Transport{MaxIdleConnsPerHost: 1 << 16, DisableCompression: true,
+		IdleConnTimeout: 4 * time.Second} // less than uvicorn's 5 s: a target pauses while others are measured
 	defer transport.CloseIdleConnections()
 	r := &run{Options: o, client: &http.Client{Transport: transport, Timeout: o.Timeout}, began: time.Now(),
 		sent: make([]int, len(o.Targets)), walls: map[[2]int]time.Duration{}}
