@@ -7,11 +7,13 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -391,6 +393,36 @@ func TestManyAtOnce(t *testing.T) {
 	assert.NoError(t, w.p.CheckKV())
 	assert.NoError(t, w.d.CheckKV())
 	assert.Zero(t, w.d.Stats().LocalCompute)
+}
+
+// Envoy closes an idle connection before an engine does: a request on one that is being closed would be lost.
+func TestNoConnectionIsLeftForTheEngineToClose(t *testing.T) {
+	c, err := nixl.New(nil)
+	require.NoError(t, err)
+	p, err := enginesim.Start(enginesim.Config{Connector: "nixl", KVRole: enginesim.RoleProducer})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = p.Close() })
+	var idle, closed atomic.Int64 // connections of an engine that closes none
+	d := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"choices":[{"text":"x","finish_reason":"stop"}]}`)
+	}))
+	d.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		switch state {
+		case http.StateIdle:
+			idle.Add(1)
+		case http.StateClosed:
+			closed.Add(1)
+		}
+	}
+	d.Start()
+	t.Cleanup(d.Close)
+	w := &world{t: t, p: p}
+	w.start(c, p.URL(), d.URL, nil)
+	status, _, body := ask(t, w.envoy()+"/v1/completions", completion(false))
+	require.Equal(t, 200, status, body)
+	require.Eventually(t, func() bool { return idle.Load() == 1 }, 20*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return closed.Load() == 1 }, 20*time.Second, 5*time.Millisecond)
 }
 
 // A request that two engines cannot serve together becomes a single decode step.
