@@ -9,7 +9,9 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -17,6 +19,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/config"
@@ -375,11 +378,16 @@ func TestAnotherEngineServesMeanwhile(t *testing.T) {
 			h(x, w, r, string(body))
 		})), discovery.RolePrefill)
 	}
-	computed := make(chan struct{}, 99) // by the engine that is free
+	// What the free engine has computed, by prompt: a leg of the request that left may still wait at D for its own.
+	var prompts sync.Map
+	computed := func(body string) chan struct{} {
+		c, _ := prompts.LoadOrStore(gjson.Get(body, "prompt").String(), make(chan struct{}, 1))
+		return c.(chan struct{})
+	}
 	d := endpoint(t, serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body)
+		body, _ := io.ReadAll(r.Body)
 		select {
-		case <-computed:
+		case <-computed(string(body)):
 			says(200, ok)(w, r)
 		case <-r.Context().Done():
 		}
@@ -388,15 +396,20 @@ func TestAnotherEngineServesMeanwhile(t *testing.T) {
 	other := serves(func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {
 		free.Add(1)
 		answer(ok)(x, w, r, b)
-		computed <- struct{}{}
+		computed(b) <- struct{}{}
 	})
 	flow, _ := newFlow(t, &runsOn{fake: fake{order: connector.Together}}, []discovery.Endpoint{full, other, d})
 	pdflow.LetRunOn(flow, 1)
+	n := 0
+	do := func(ctx context.Context) (*pdflow.Response, error) {
+		n++
+		return flow.Do(ctx, &pdflow.Request{API: connector.APICompletions,
+			Body: []byte(completion(strconv.Itoa(n), ""))})
+	}
 	ctx, leave := context.WithCancel(t.Context())
 	go func() { <-p.computes; leave() }()
 	for ctx.Err() == nil { // until a request met the busy engine, and left
-		resp, err := flow.Do(ctx, &pdflow.Request{API: connector.APICompletions, Body: []byte(completion("a", ""))})
-		if err == nil {
+		if resp, err := do(ctx); err == nil {
 			_ = resp.Body.Close()
 		}
 	}
@@ -404,8 +417,7 @@ func TestAnotherEngineServesMeanwhile(t *testing.T) {
 	before := free.Load()
 	for range 6 {
 		require.Eventually(t, onlyBusy, 20*time.Second, time.Millisecond)
-		resp, err := flow.Do(t.Context(), &pdflow.Request{API: connector.APICompletions,
-			Body: []byte(completion("a", ""))})
+		resp, err := do(t.Context())
 		require.NoError(t, err)
 		_ = resp.Body.Close()
 	}
