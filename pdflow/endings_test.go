@@ -259,3 +259,34 @@ func TestAStepIsSentAsDoWould(t *testing.T) {
 	assert.Equal(t, x.pair.Prefill.ID, rt.legs[0].Endpoint)
 	assert.Equal(t, "P D", x.all())
 }
+
+func TestDraining(t *testing.T) {
+	over := make(chan struct{})
+	x := script(t, &fake{}, answer(ok), func(x *scripted, w http.ResponseWriter, r *http.Request, body string) {
+		if !strings.Contains(body, `"stream":true`) { // it came before the drain
+			answer(ok)(x, w, r, body)
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, streamStart)
+		_ = http.NewResponseController(w).Flush()
+		select {
+		case <-over:
+			_, _ = io.WriteString(w, "data: [DONE]\n\n")
+		case <-r.Context().Done():
+		}
+	})
+	started := make(chan reply, 1)
+	go func() { started <- post(t, x.url, "/v1/completions", completion("a", `"stream":true`)) }()
+	require.Eventually(t, func() bool { return len(x.flow.Sessions()) == 1 && x.flow.Sessions()[0].Phase == "stream" },
+		20*time.Second, time.Millisecond)
+	ended := make(chan error, 1)
+	go func() { ended <- x.flow.Shutdown(context.Background()) }()
+	require.Eventually(t, func() bool {
+		r := post(t, x.url, "/v1/completions", completion("a", ""))
+		return r.status == 503 && r.header.Get("Retry-After") != ""
+	}, 20*time.Second, time.Millisecond)
+	close(over)
+	require.NotEmpty(t, (<-started).text(t), "a running stream goes on")
+	require.NoError(t, <-ended)
+}
