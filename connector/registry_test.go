@@ -5,6 +5,8 @@ package connector_test
 import (
 	"encoding/json"
 	"slices"
+	"strconv"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -59,17 +61,21 @@ func TestNamesAreSortedAndLowerCase(t *testing.T) {
 	assert.Subset(t, names, []string{"http", "nixl"})
 }
 
+var registered atomic.Int64
+
 func TestRegisterIsForInitAndPanicsOnMistakes(t *testing.T) {
 	f := func(json.RawMessage) (connector.KVConnector, error) { return fake{}, nil }
-	connector.Register("registry-test", f, "RegistryTestConnector")
-	c, err := connector.Open(config.Spec{Type: "RegistryTestConnector"})
+	// The registry is global and forgets nothing; -count runs the test again.
+	number := strconv.FormatInt(registered.Add(1), 10)
+	connector.Register("registry-test"+number, f, "RegistryTestConnector"+number)
+	c, err := connector.Open(config.Spec{Type: "RegistryTestConnector" + number})
 	require.NoError(t, err)
 	assert.Equal(t, fake{}, c)
 
 	assert.Panics(t, func() { connector.Register("", f) }, "no name")
 	assert.Panics(t, func() { connector.Register("Registry", f) }, "not lower case")
 	assert.Panics(t, func() { connector.Register("registry-nil", nil) }, "no factory")
-	assert.Panics(t, func() { connector.Register("registry-test", f) }, "taken")
+	assert.Panics(t, func() { connector.Register("registry-test"+number, f) }, "taken")
 	assert.Panics(t, func() { connector.Register("registry-class", f, "NixlConnector") }, "class taken")
 	assert.Panics(t, func() { connector.Register("registry-class2", f, "") }, "empty class")
 }
