@@ -16,6 +16,7 @@ import (
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/enginesim"
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
@@ -196,7 +197,7 @@ func TestFallbackToAnotherFlow(t *testing.T) {
 // A fallback flow may have a fallback flow itself. After the request's end none of the flows may still count it as in
 // flight: otherwise Shutdown would never return.
 func TestAChainOfFallbacksLeavesNothing(t *testing.T) {
-	x := start(t, setup{})
+	x := start(t, setup{prefill: atOwnPorts(t, enginesim.Config{})})
 	last, _ := newFlow(
 		t, &fake{}, []discovery.Endpoint{endpoint(t, x.p.URL(), discovery.RolePrefill),
 			endpoint(t, x.d.URL(), discovery.RoleDecode)},

@@ -26,6 +26,7 @@ import (
 	"github.com/pdkit/pdkit/connector/plainhttp"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/static"
+	"github.com/pdkit/pdkit/internal/freeport"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 	"github.com/pdkit/pdkit/pdflow/pick"
@@ -475,7 +476,11 @@ func ExampleFlow_Shutdown() {
 
 // exampleEngines starts a simulated prefill engine and a decode engine that can pull its KV.
 func exampleEngines() (prefill, decode *enginesim.Engine) {
-	prefill, decode, err := enginesim.Pair(enginesim.Config{}, enginesim.Config{})
+	port, err := freeport.One() // for who asks prefill after its end
+	if err != nil {
+		log.Fatal(err)
+	}
+	prefill, decode, err = enginesim.Pair(enginesim.Config{Listen: "127.0.0.1:" + port}, enginesim.Config{})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -144,7 +144,7 @@ func TestPrefillFailsOnEveryAttempt(t *testing.T) {
 		{"port closed", enginesim.Fault{Kind: enginesim.FaultRefuse}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			x := start(t, setup{})
+			x := start(t, setup{prefill: atOwnPorts(t, enginesim.Config{})})
 			c.fault.Count = -1
 			x.p.Inject(c.fault)
 			r := post(t, x.url, "/v1/completions", completion("abc", ""))
@@ -258,7 +258,7 @@ func TestDecodeBreaksBeforeItsFirstByte(t *testing.T) {
 			"decode_failed", 502},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			x := start(t, setup{})
+			x := start(t, setup{decode: atOwnPorts(t, enginesim.Config{})})
 			c.fault.Count = -1
 			x.d.Inject(c.fault)
 			r := post(t, x.url, "/v1/completions", completion(longPrompt, `"stream":true`))
@@ -540,7 +540,8 @@ func TestTheEngineThatFailedIsAvoidedByTheNextAttempt(t *testing.T) {
 	other, err := enginesim.Start(enginesim.Config{Connector: "nixl", KVRole: enginesim.RoleProducer})
 	require.NoError(t, err)
 	defer other.Close()
-	x := start(t, setup{more: []discovery.Endpoint{endpoint(t, other.URL(), discovery.RolePrefill)}})
+	x := start(t, setup{prefill: atOwnPorts(t, enginesim.Config{}),
+		more: []discovery.Endpoint{endpoint(t, other.URL(), discovery.RolePrefill)}})
 	x.p.Kill()
 	body := completion(longPrompt, "")
 	want := alone(t, "/v1/completions", body)

@@ -23,6 +23,7 @@ import (
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/static"
+	"github.com/pdkit/pdkit/internal/freeport"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 	"github.com/pdkit/pdkit/pdflow/pick"
@@ -83,6 +84,17 @@ func start(t *testing.T, s setup) *pd {
 	x.flow, x.seen = newFlow(t, s.conn, append(eps, s.more...), s.opts...)
 	x.url = serve(t, x.flow)
 	return x
+}
+
+// atOwnPorts is an engine's configuration with ports that nobody else gets while the engine is down.
+func atOwnPorts(t *testing.T, c enginesim.Config) enginesim.Config {
+	t.Helper()
+	for _, address := range []*string{&c.Listen, &c.SideChannel} {
+		port, err := freeport.One()
+		require.NoError(t, err)
+		*address = "127.0.0.1:" + port
+	}
+	return c
 }
 
 func newFlow(t *testing.T, c connector.KVConnector, eps []discovery.Endpoint, opts ...pdflow.Option) (*pdflow.Flow,

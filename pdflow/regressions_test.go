@@ -145,7 +145,7 @@ func TestErrorsSayHowTheRequestWasServed(t *testing.T) {
 
 func TestAnAggregatedRequestTriesAnotherEngine(t *testing.T) {
 	dead := serve(t, http.NotFoundHandler())
-	x := start(t, setup{noEndpoints: true})
+	x := start(t, setup{prefill: atOwnPorts(t, enginesim.Config{}), noEndpoints: true})
 	x.p.Kill()
 	_ = dead
 	flow, seen := newFlow(

@@ -82,8 +82,8 @@ func rescuing(t *testing.T, opts ...pdflow.Option) (x *pd, other *enginesim.Engi
 func rescuingWith(t *testing.T, prefill, decode enginesim.Config, opts ...pdflow.Option) (x *pd,
 	other *enginesim.Engine) {
 	t.Helper()
-	x = start(t, setup{prefill: prefill, decode: decode})
-	other, err := enginesim.Start(decode)
+	x = start(t, setup{prefill: prefill, decode: atOwnPorts(t, decode)})
+	other, err := enginesim.Start(atOwnPorts(t, decode))
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = other.Close() })
 	conn, err := nixl.New(nil)

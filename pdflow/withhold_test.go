@@ -167,7 +167,7 @@ func TestAResponseThatNamesTheKVIsNotRelayed(t *testing.T) {
 
 // The second turn of a streamed conversation takes from D what D has answered.
 func TestAStreamedConversationReusesDecodesKV(t *testing.T) {
-	x := start(t, setup{prefill: bothWays(), decode: bothWays(), conn: bidirectional(t)})
+	x := start(t, setup{prefill: atOwnPorts(t, bothWays()), decode: bothWays(), conn: bidirectional(t)})
 	const more = `"stream":true`
 	first := post(t, x.url, "/v1/completions", completion(longPrompt, more), "X-Session-ID", "talk")
 	assert.NotContains(t, first.body, "remote_")

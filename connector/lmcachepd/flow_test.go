@@ -291,16 +291,28 @@ func TestWithoutNotices504(t *testing.T) {
 		})
 	}
 	t.Run("a receiver that is not there", func(t *testing.T) {
-		x := pairOf(t, lmcachepd.Options{NotifyTimeout: limit(100 * time.Millisecond)}, nil)
+		x := pairOf(t, lmcachepd.Options{NotifyTimeout: limit(100 * time.Millisecond)}, receiverPorts(t))
 		x.d.Kill()
 		got := post(t, x.url, "/v1/completions", request("/v1/completions", 1, false))
 		assert.Equal(t, 504, got.status, got.body)
 	})
 }
 
+// receiverPorts are settings for ports of D that nobody else gets while D is down.
+func receiverPorts(t *testing.T) map[string]string {
+	t.Helper()
+	extra := map[string]string{}
+	for _, name := range []string{"pd_peer_init_port", "pd_peer_alloc_port"} {
+		_, port, err := net.SplitHostPort(freePort(t))
+		require.NoError(t, err)
+		extra[name] = port
+	}
+	return extra
+}
+
 // After a restart D has the same ports, and P finds the new D there.
 func TestReceiverRestarts(t *testing.T) {
-	x := pairOf(t, lmcachepd.Options{}, nil)
+	x := pairOf(t, lmcachepd.Options{}, receiverPorts(t), func(_, d *enginesim.Config) { d.Listen = freePort(t) })
 	for n := range 2 {
 		body := request("/v1/completions", n, false)
 		got := post(t, x.url, "/v1/completions", body)

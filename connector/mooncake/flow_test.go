@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -22,6 +23,7 @@ import (
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/mooncake"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/freeport"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 	"github.com/pdkit/pdkit/transport"
@@ -146,7 +148,13 @@ func TestFlowSharesOneQuery(t *testing.T) {
 // P restarts within engineTTL. D, which never knew the old engine, answers 500 at once, and the next attempt asks for
 // P's new id.
 func TestFlowFindsTheEngineThatRestarted(t *testing.T) {
-	x := newRig(t, nil)
+	port, err := freeport.Find(5) // nobody else gets one while its engine is down
+	require.NoError(t, err)
+	at := func(i int) string { return strconv.Itoa(port + i) }
+	x := newRig(t, map[string]string{"VLLM_MOONCAKE_BOOTSTRAP_PORT": at(4)}, func(p, d *enginesim.Config) {
+		p.Listen, p.SideChannel = "127.0.0.1:"+at(0), "127.0.0.1:"+at(1)
+		d.Listen, d.SideChannel = "127.0.0.1:"+at(2), "127.0.0.1:"+at(3)
+	})
 	x.right(1)
 	for _, e := range []*enginesim.Engine{x.p, x.d} {
 		require.NoError(t, e.Restart())

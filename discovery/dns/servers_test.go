@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/discovery/dns"
+	"github.com/pdkit/pdkit/internal/freeport"
 )
 
 func TestTheSystemsResolver(t *testing.T) {
@@ -77,12 +78,11 @@ func TestAnotherServerIsAskedWhenOneDoesNotKnow(t *testing.T) {
 }
 
 func TestAServerThatIsNotThere(t *testing.T) {
-	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
+	port, err := freeport.One()
 	require.NoError(t, err)
-	pc.Close()
 	w := watch(
 		t, source(
-			t, &dns.Options{Prefill: "p.test", Port: 1, Resolver: pc.LocalAddr().String(), MinTTL: time.Millisecond},
+			t, &dns.Options{Prefill: "p.test", Port: 1, Resolver: "127.0.0.1:" + port, MinTTL: time.Millisecond},
 		),
 	)
 	w.tells("dns: prefill: the server refuses connections (there is no list yet)")

@@ -4,6 +4,7 @@ package inspect_test
 
 import (
 	"context"
+	"strconv"
 	"testing"
 	"time"
 
@@ -13,12 +14,18 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/inspect"
 	"github.com/pdkit/pdkit/discovery/static"
+	"github.com/pdkit/pdkit/internal/freeport"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
 // The default client, over sockets, and engines that speak as vLLM does.
 func TestEnginesOverTheNetwork(t *testing.T) {
-	engine, err := enginesim.Start(enginesim.Config{Model: "m", Connector: "mooncake", KVRole: enginesim.RoleProducer})
+	port, err := freeport.Find(3) // the engine is started again
+	require.NoError(t, err)
+	at := func(i int) string { return strconv.Itoa(port + i) }
+	engine, err := enginesim.Start(enginesim.Config{Model: "m", Connector: "mooncake", KVRole: enginesim.RoleProducer,
+		Listen: "127.0.0.1:" + at(0), SideChannel: "127.0.0.1:" + at(1),
+		Extra: map[string]string{"VLLM_MOONCAKE_BOOTSTRAP_PORT": at(2)}})
 	require.NoError(t, err)
 	defer engine.Close()
 	e, err := discovery.New(engine.URL(), discovery.RolePrefill)

@@ -85,13 +85,14 @@ func TestNoRequestFailsThatAReadyPairCouldServe(t *testing.T) {
 	}
 }
 
-// fleet is pods with an engine behind each, on the same port of different loopback addresses.
+// fleet is pods with an engine behind each, on the same ports of different loopback addresses.
 type fleet struct {
 	t       *testing.T
 	c       *kubetest.Cluster
 	ns      string
 	port    string
-	last    int // byte of an address
+	side    string // the port of the side channel
+	last    int    // byte of an address
 	set     *discovery.Set
 	engines map[string]*enginesim.Engine // those that serve
 	through func()                       // waits for the end of the requests that are under way
@@ -102,6 +103,8 @@ func newFleet(t *testing.T) *fleet {
 	f.ns = f.c.Namespace(t)
 	var err error
 	f.port, err = freeport.One()
+	require.NoError(t, err)
+	f.side, err = freeport.One()
 	require.NoError(t, err)
 
 	o := grouped(f.c, f.ns)
@@ -151,8 +154,8 @@ func (f *fleet) create(name, role, group string) {
 	f.c.SetPod(f.t, f.ns, name, ip, false)
 	f.await(name, func(e *discovery.Endpoint) bool { return e != nil && e.Phase == discovery.PhaseNotReady })
 	e, err := enginesim.Start(enginesim.Config{
-		Connector: "nixl", Listen: net.JoinHostPort(ip, f.port), SideChannel: ip + ":0", ITL: time.Millisecond,
-		KeepRequests: -1,
+		Connector: "nixl", Listen: net.JoinHostPort(ip, f.port), SideChannel: net.JoinHostPort(ip, f.side),
+		ITL: time.Millisecond, KeepRequests: -1,
 	})
 	require.NoError(f.t, err)
 	f.engines[name] = e

@@ -9,10 +9,20 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/internal/freeport"
 )
 
+// ownAddress is one that nobody else gets while its listener is dead.
+func ownAddress(t *testing.T) string {
+	t.Helper()
+	port, err := freeport.One()
+	require.NoError(t, err)
+	return "127.0.0.1:" + port
+}
+
 func TestADeadZeroMQListenerIsRestarted(t *testing.T) {
-	s, err := New(&Options{Listen: "127.0.0.1:0"})
+	s, err := New(&Options{Listen: ownAddress(t)})
 	require.NoError(t, err)
 	require.NoError(t, s.Start(t.Context()))
 	defer func() { assert.NoError(t, s.Close()) }()
@@ -31,7 +41,7 @@ func TestADeadListenerIsToldOfAndRestarted(t *testing.T) {
 		"ZeroMQ": func(r *running) { r.zmq.Fail() }, "HTTP": func(r *running) { r.ln.Fail() },
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, err := New(&Options{Listen: "127.0.0.1:0", HTTP: "127.0.0.1:0"})
+			s, err := New(&Options{Listen: ownAddress(t), HTTP: ownAddress(t)})
 			require.NoError(t, err)
 			require.NoError(t, s.Err(), "before Start")
 			require.NoError(t, s.Start(t.Context()))

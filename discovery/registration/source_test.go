@@ -29,6 +29,7 @@ import (
 	"github.com/pdkit/pdkit/discovery/discoverytest"
 	"github.com/pdkit/pdkit/discovery/registration"
 	"github.com/pdkit/pdkit/discovery/static"
+	"github.com/pdkit/pdkit/internal/freeport"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -410,7 +411,10 @@ func TestTheNumberOfEnginesIsBounded(t *testing.T) {
 }
 
 func TestStartAndClose(t *testing.T) {
-	s, err := registration.New(&registration.Options{Listen: "127.0.0.1:0", HTTP: "127.0.0.1:0"})
+	port, err := freeport.Find(2)
+	require.NoError(t, err)
+	s, err := registration.New(&registration.Options{Listen: "127.0.0.1:" + strconv.Itoa(port),
+		HTTP: "127.0.0.1:" + strconv.Itoa(port+1)})
 	require.NoError(t, err)
 	assert.Empty(t, s.Addr()+s.HTTPAddr())
 	require.NoError(t, s.Close(), "before any start")

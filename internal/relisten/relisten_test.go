@@ -12,13 +12,17 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"github.com/pdkit/pdkit/internal/freeport"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func open(t *testing.T) (*Listener, chan net.Conn) {
 	t.Helper()
-	l, err := Listen(t.Context(), "127.0.0.1:0")
+	port, err := freeport.One() // the address is bound again
+	require.NoError(t, err)
+	l, err := Listen(t.Context(), "127.0.0.1:"+port)
 	require.NoError(t, err)
 	conns := make(chan net.Conn, 4)
 	go func() {

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pdkit/pdkit/internal/freeport"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 	"github.com/pdkit/pdkit/pdflow/enginesim/internal/simtest"
 )
@@ -162,7 +163,7 @@ func TestScriptedLoadFailure(t *testing.T) {
 
 // TestRefusedPortOpensAgain with the engine's memory untouched.
 func TestRefusedPortOpensAgain(t *testing.T) {
-	s := simtest.New(t)
+	s := simtest.New(t, simtest.OwnPorts(t))
 	body := simtest.Completion("x")
 	h := s.Prefill(simtest.Completions, body)
 	s.D.Inject(enginesim.Fault{Kind: enginesim.FaultRefuse})
@@ -179,7 +180,7 @@ func TestKilledWhileStreaming(t *testing.T) {
 	for _, path := range []string{simtest.Completions, simtest.Chat, "/v1/responses", "/v1/messages",
 		"/inference/v1/generate"} {
 		t.Run(path, func(t *testing.T) {
-			s := simtest.New(t)
+			s := simtest.New(t, simtest.OwnPorts(t))
 			s.O.Inject(enginesim.Fault{Kind: enginesim.FaultKill, AfterChunks: 5})
 			a := s.Post(t.Context(), s.O, path, simtest.With(simtest.Request(path, "x", 24),
 				simtest.Obj{"stream": true}))
@@ -208,10 +209,10 @@ func TestScriptedTerminationAndDeath(t *testing.T) {
 			s.Dies(s.O)
 			return a
 		}
-		a := ask(simtest.New(t), enginesim.FaultTerminate)
+		a := ask(simtest.New(t, simtest.OwnPorts(t)), enginesim.FaultTerminate)
 		assert.Contains(t, a.Body, `"finish_reason":"abort"`)
 		assert.Equal(t, 200, a.Status)
-		a = ask(simtest.New(t), enginesim.FaultDeath)
+		a = ask(simtest.New(t, simtest.OwnPorts(t)), enginesim.FaultDeath)
 		assert.Contains(t, a.Body, simtest.EngineError)
 		if !stream {
 			assert.Equal(t, 500, a.Status)
@@ -221,7 +222,7 @@ func TestScriptedTerminationAndDeath(t *testing.T) {
 
 // TestKilledInPlaceOfAResponse breaks the connection and closes the port.
 func TestKilledInPlaceOfAResponse(t *testing.T) {
-	s := simtest.New(t)
+	s := simtest.New(t, simtest.OwnPorts(t))
 	s.P.Inject(enginesim.Fault{Kind: enginesim.FaultKill})
 	assert.Error(t, s.Post(t.Context(), s.P, simtest.Completions, simtest.Completion("x")).Err)
 	s.Dies(s.P)
@@ -233,7 +234,7 @@ func TestKilledInPlaceOfAResponse(t *testing.T) {
 // TestTerminatedWhileStreaming ends with finish_reason abort and [DONE] within the 200 (docs/protocols/nixl.md,
 // recording 55b).
 func TestTerminatedWhileStreaming(t *testing.T) {
-	s := simtest.New(t, func(p, _ *enginesim.Config) { p.ITL = 10 * time.Millisecond })
+	s := simtest.New(t, func(p, _ *enginesim.Config) { p.ITL = 10 * time.Millisecond }, simtest.OwnPorts(t))
 	got := make(chan simtest.Response)
 	go func() {
 		got <- s.Post(t.Context(), s.P, simtest.Completions,
@@ -314,7 +315,9 @@ func TestLeaseOfAFrozenEngine(t *testing.T) {
 
 // A port that another program has taken while the engine was dead is waited for.
 func TestRestartWaitsForThePort(t *testing.T) {
-	e, err := enginesim.Start(enginesim.Config{})
+	port, err := freeport.One()
+	require.NoError(t, err)
+	e, err := enginesim.Start(enginesim.Config{Listen: "127.0.0.1:" + port})
 	require.NoError(t, err)
 	defer e.Close()
 	for name, again := range map[string]func() error{
@@ -337,7 +340,7 @@ func TestRestartWaitsForThePort(t *testing.T) {
 
 // TestRestartForgets blocks, caches and counters, and keeps address, faults and requests.
 func TestRestartForgets(t *testing.T) {
-	s := simtest.New(t)
+	s := simtest.New(t, simtest.OwnPorts(t))
 	body := simtest.Completion("x")
 	s.Prefill(simtest.Completions, body)
 	s.P.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: 418})

@@ -21,6 +21,7 @@ import (
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/static"
+	"github.com/pdkit/pdkit/internal/freeport"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
@@ -208,7 +209,9 @@ func ask(t *testing.T, url, id string) *http.Response {
 
 func pair(t *testing.T) (p, d *enginesim.Engine, engines []discovery.Endpoint) {
 	t.Helper()
-	p, d, err := enginesim.Pair(enginesim.Config{Model: "m"}, enginesim.Config{Model: "m"})
+	port, err := freeport.One() // a test may ask P after its end
+	require.NoError(t, err)
+	p, d, err = enginesim.Pair(enginesim.Config{Model: "m", Listen: "127.0.0.1:" + port}, enginesim.Config{Model: "m"})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = p.Close(); _ = d.Close(); http.DefaultClient.CloseIdleConnections() })
 	for _, e := range []struct {

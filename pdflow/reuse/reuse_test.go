@@ -23,6 +23,7 @@ import (
 	"github.com/pdkit/pdkit/connector/plainhttp"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/static"
+	"github.com/pdkit/pdkit/internal/freeport"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 	"github.com/pdkit/pdkit/pdflow/pick"
@@ -206,7 +207,9 @@ func TestFailuresAreNamed(t *testing.T) {
 func TestAnEngineThatASyntheticProbeEndsIsJudged(t *testing.T) {
 	k := conn(nixl.New(nil))
 	for _, gone := range []int{1, 2} { // after how many failed probes
-		x := start(t, k, enginesim.Config{}, enginesim.Config{})
+		port, err := freeport.One()
+		require.NoError(t, err)
+		x := start(t, k, enginesim.Config{Listen: "127.0.0.1:" + port}, enginesim.Config{})
 		target, asked := x.target(k), 0
 		target.Ask = func(context.Context, []byte) (int, string, []byte, error) {
 			if asked++; asked == gone {

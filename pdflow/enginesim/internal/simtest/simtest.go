@@ -20,6 +20,7 @@ import (
 
 	"github.com/tidwall/gjson"
 
+	"github.com/pdkit/pdkit/internal/freeport"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
@@ -134,6 +135,9 @@ func New(t testing.TB, shape ...func(p, d *enginesim.Config)) *Scene {
 	}
 	alone := p
 	alone.Connector, alone.KVRole = "none", enginesim.RoleBoth
+	if alone.Listen != "" {
+		alone.Listen, alone.SideChannel = "127.0.0.1:"+ownPort(t), ""
+	}
 	// Enough that nothing is evicted or preempted.
 	alone.Blocks = max(alone.Blocks, 64<<10/max(alone.BytesPerToken, 16))
 	s := &Scene{Client: NewClient(t), T: t}
@@ -149,6 +153,29 @@ func New(t testing.TB, shape ...func(p, d *enginesim.Config)) *Scene {
 		}
 	})
 	return s
+}
+
+// OwnPorts gives the engines of a scene ports that nobody else gets while an engine is down. settings name further
+// ports, which are in Extra: it comes after shapes that set Extra then.
+func OwnPorts(t testing.TB, settings ...string) func(p, d *enginesim.Config) {
+	return func(p, d *enginesim.Config) {
+		for _, c := range []*enginesim.Config{p, d} {
+			c.Listen, c.SideChannel = "127.0.0.1:"+ownPort(t), "127.0.0.1:"+ownPort(t)
+			extra := map[string]string{} // the two may share one
+			maps.Copy(extra, c.Extra)
+			for _, name := range settings {
+				extra[name] = ownPort(t)
+			}
+			c.Extra = extra
+		}
+	}
+}
+
+func ownPort(t testing.TB) string {
+	t.Helper()
+	port, err := freeport.One()
+	must(t, err)
+	return port
 }
 
 // Prompt is a text of n bytes that begins with a name.

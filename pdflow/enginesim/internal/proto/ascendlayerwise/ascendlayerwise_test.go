@@ -185,7 +185,7 @@ func TestLayerwisePrefillDiesOfMissingKeys(t *testing.T) {
 			[]any{}),
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := simtest.New(t, layered)
+			s := simtest.New(t, layered, simtest.OwnPorts(t))
 			params := simtest.With(good, nil)
 			change(params)
 			raw, _ := json.Marshal(params)
@@ -197,7 +197,7 @@ func TestLayerwisePrefillDiesOfMissingKeys(t *testing.T) {
 }
 
 func TestLayerwisePlainRequestsAreServedAlone(t *testing.T) {
-	s := simtest.New(t, layered)
+	s := simtest.New(t, layered, simtest.OwnPorts(t, "kv_port"))
 	assert.Equal(t, s.Alone(simtest.Completions, simtest.Completion("x")),
 		s.Post(t.Context(), s.D, simtest.Completions, simtest.Completion("x")).Text())
 	require.NoError(t, s.D.Restart(), "on the same ports")

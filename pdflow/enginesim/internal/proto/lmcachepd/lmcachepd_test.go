@@ -59,7 +59,7 @@ func newLMCachePair(t *testing.T, extra map[string]string) *lmcachePair {
 		maps.Copy(settings, extra)
 		p.Connector, p.Extra = "lmcache-pd", settings
 		d.Connector, d.Extra = "lmcache-pd", settings
-	})
+	}, simtest.OwnPorts(t, "pd_peer_init_port", "pd_peer_alloc_port"))
 	return x
 }
 

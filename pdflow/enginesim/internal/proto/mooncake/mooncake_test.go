@@ -35,7 +35,10 @@ func mooncakesWith(extra ...string) func(p, d *enginesim.Config) {
 	}
 }
 
-const patience = "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"
+const (
+	patience      = "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"
+	bootstrapPort = "VLLM_MOONCAKE_BOOTSTRAP_PORT"
+)
 
 // query asks a bootstrap server.
 func query(c *simtest.Client, e *enginesim.Engine) simtest.Response {
@@ -137,7 +140,7 @@ func TestMooncakeStreams(t *testing.T) {
 // The bootstrap server's address stays, the engine's id is new at each start (docs/protocols/mooncake.md, recording
 // 00).
 func TestMooncakeBootstrapServer(t *testing.T) {
-	s := simtest.New(t, mooncakes)
+	s := simtest.New(t, mooncakes, simtest.OwnPorts(t, bootstrapPort))
 	a := query(s.Client, s.P)
 	assert.Equal(t, "application/json", a.Header.Get("Content-Type"))
 	assert.Equal(t, `{"0":{"engine_id":"`+s.P.EngineID()+`","worker_addr":{"0":{"0":"tcp://`+s.P.SideChannel()+`"}}}}`,
@@ -181,7 +184,7 @@ func TestMooncakeWaitsForEnginesThatAreGone(t *testing.T) {
 		s.Alive(s.D)
 	})
 	t.Run("P killed", func(t *testing.T) {
-		s := simtest.New(t, mooncakes)
+		s := simtest.New(t, mooncakes, simtest.OwnPorts(t, bootstrapPort))
 		_, decode := mooncakeLegs(s, simtest.Completion("x"), "xfer-1")
 		leave := s.Waits(decode)
 		s.P.Kill()
@@ -191,7 +194,7 @@ func TestMooncakeWaitsForEnginesThatAreGone(t *testing.T) {
 		s.Alive(s.D)
 	})
 	t.Run("the id of an engine that restarted", func(t *testing.T) {
-		s := simtest.New(t, mooncakes)
+		s := simtest.New(t, mooncakes, simtest.OwnPorts(t, bootstrapPort))
 		mooncakePair(s, simtest.Completion("x"), "xfer-1")
 		prefill, decode := mooncakeLegs(s, simtest.Completion("y"), "xfer-2")
 		s.HTTP.CloseIdleConnections() // a POST is not sent again
@@ -208,7 +211,7 @@ func TestMooncakeIncompleteParams(t *testing.T) {
 	for key, kills := range map[string]bool{"remote_engine_id": true, "remote_bootstrap_addr": true,
 		"transfer_id": false} {
 		t.Run(key, func(t *testing.T) {
-			s := simtest.New(t, mooncakes)
+			s := simtest.New(t, mooncakes, simtest.OwnPorts(t))
 			_, decode := mooncakeLegs(s, simtest.Completion("x"), "xfer-1")
 			delete(decode["kv_transfer_params"].(simtest.Obj), key)
 			s.Waits(decode)()
@@ -239,7 +242,7 @@ func TestMooncakeIncompleteParams(t *testing.T) {
 
 // The roles are asserted: the other leg kills the engine core (mooncake_connector.py).
 func TestMooncakeRoles(t *testing.T) {
-	s := simtest.New(t, mooncakes)
+	s := simtest.New(t, mooncakes, simtest.OwnPorts(t))
 	prefill, decode := mooncakeLegs(s, simtest.Completion("x"), "xfer-1")
 	assert.Equal(t, 500, s.Post(t.Context(), s.D, simtest.Completions, prefill).Status)
 	s.Dies(s.D)
@@ -374,7 +377,7 @@ func TestMooncakeRanks(t *testing.T) {
 }
 
 func TestMooncakeSettings(t *testing.T) {
-	for _, name := range []string{"num_workers", patience, "VLLM_MOONCAKE_BOOTSTRAP_PORT", "data_parallel_size"} {
+	for _, name := range []string{"num_workers", patience, bootstrapPort, "data_parallel_size"} {
 		_, err := enginesim.Start(enginesim.Config{Connector: "mooncake", Extra: map[string]string{name: "-1"}})
 		require.ErrorContains(t, err, name)
 	}

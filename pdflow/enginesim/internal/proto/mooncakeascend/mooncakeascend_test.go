@@ -59,7 +59,7 @@ func TestAscendHandoffsThatHarm(t *testing.T) {
 		"too few num_prompt_blocks": simtest.Set("num_prompt_blocks", 1),
 	} {
 		t.Run(name+" kills", func(t *testing.T) {
-			s := simtest.New(t, ascending)
+			s := simtest.New(t, ascending, simtest.OwnPorts(t))
 			h := s.Prefill(simtest.Completions, simtest.Completion("x"))
 			change(h)
 			assert.Equal(t, 500, s.Decode(simtest.Completions, simtest.Completion("x"), h).Status)

@@ -58,7 +58,7 @@ func TestMooncakeStoreSharesWholeBlocks(t *testing.T) {
 
 // A prefix that another prompt has put is found too, and a prompt is found again by any number of requests.
 func TestMooncakeStoreFindsPrefixes(t *testing.T) {
-	s := simtest.New(t, pooling(t, nil))
+	s := simtest.New(t, pooling(t, nil), simtest.OwnPorts(t))
 	require.Equal(t, 200, storeLegs(s, simtest.Completion("x")).Status)
 	s.HTTP.CloseIdleConnections() // a POST is not sent again
 	require.NoError(t, s.D.Restart())

@@ -368,7 +368,7 @@ func TestMoRIIOParamsThatKill(t *testing.T) {
 		"D without an address": {d: func(*simtest.Scene) simtest.Obj { return takes(nil) }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := simtest.New(t, mori("false"))
+			s := simtest.New(t, mori("false"), simtest.OwnPorts(t))
 			if k.p != nil {
 				assert.Equal(t, 500, moriPrefill(s, simtest.Completion("x"), k.p(s), k.id).Status)
 				s.Dies(s.P)
@@ -387,7 +387,7 @@ func TestMoRIIOParamsThatKill(t *testing.T) {
 		"READ with groups before 0.32":        {"0.28", [][]int{{1, 2, 3, 4, 5, 6, 7, 8}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := simtest.New(t, moriOf("true", k.version))
+			s := simtest.New(t, moriOf("true", k.version), simtest.OwnPorts(t))
 			var h simtest.Obj
 			require.NoError(t,
 				json.Unmarshal([]byte(moriPrefill(s, simtest.Completion("x"), asks(s.D),
@@ -401,7 +401,7 @@ func TestMoRIIOParamsThatKill(t *testing.T) {
 
 // TestMoRIIOResponses: the id of a response ends as the pattern does not allow, so only the params serve.
 func TestMoRIIOResponses(t *testing.T) {
-	s := simtest.New(t, mori("false"))
+	s := simtest.New(t, mori("false"), simtest.OwnPorts(t))
 	body := simtest.With(simtest.Request("/v1/responses", "x", 12), simtest.Obj{"request_id": moriID(s)})
 	a := s.Post(t.Context(), s.P, "/v1/responses", simtest.With(body,
 		simtest.Obj{"max_output_tokens": 1, "kv_transfer_params": asks(s.D)}))

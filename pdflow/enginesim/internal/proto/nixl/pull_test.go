@@ -106,7 +106,7 @@ func TestHandoffsThatKillDecode(t *testing.T) {
 	}
 	for name, change := range rows {
 		t.Run(name, func(t *testing.T) {
-			s := simtest.New(t)
+			s := simtest.New(t, simtest.OwnPorts(t))
 			body := simtest.Completion("x")
 			h := s.Prefill(simtest.Completions, body)
 			change(h)
@@ -117,7 +117,7 @@ func TestHandoffsThatKillDecode(t *testing.T) {
 		})
 	}
 	t.Run("prompt longer than the blocks", func(t *testing.T) {
-		s := simtest.New(t)
+		s := simtest.New(t, simtest.OwnPorts(t))
 		h := s.Prefill(simtest.Completions, simtest.Completion("x"))
 		a := s.Decode(simtest.Completions, simtest.With(simtest.Completion("x"),
 			simtest.Obj{"prompt": simtest.Prompt(280, "x")}), h)
@@ -133,7 +133,8 @@ func TestHandoffsThatHangAndKill(t *testing.T) {
 	for _, key := range []string{"remote_engine_id", "remote_host", "remote_port", "remote_request_id"} {
 		t.Run("without "+key, func(t *testing.T) {
 			t.Parallel()
-			s := simtest.New(t, func(_, d *enginesim.Config) { d.ExitDelay = 3 * time.Second })
+			s := simtest.New(t, func(_, d *enginesim.Config) { d.ExitDelay = 3 * time.Second },
+				simtest.OwnPorts(t))
 			body := simtest.Completion("x")
 			h := s.Prefill(simtest.Completions, body)
 			delete(h, key)
@@ -356,7 +357,7 @@ func TestPrefillEngineGone(t *testing.T) {
 			s := simtest.New(t, func(_, d *enginesim.Config) {
 				d.LoadFailure, d.HandshakeTimeout = policy,
 					time.Minute
-			})
+			}, simtest.OwnPorts(t))
 			warm := simtest.Completion("warm")
 			require.Equal(t, 200, s.Decode(simtest.Completions, warm, s.Prefill(simtest.Completions, warm)).Status)
 			body := simtest.Completion("x")
@@ -376,7 +377,7 @@ func TestPrefillEngineGone(t *testing.T) {
 		})
 	}
 	t.Run("restarted", func(t *testing.T) {
-		s := simtest.New(t)
+		s := simtest.New(t, simtest.OwnPorts(t))
 		body := simtest.Completion("x")
 		h, id, url := s.Prefill(simtest.Completions, body), s.P.EngineID(), s.P.URL()
 		require.NoError(t, s.P.Restart())

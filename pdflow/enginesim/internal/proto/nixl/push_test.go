@@ -155,7 +155,7 @@ func TestPushWithFieldsThatDoNotFit(t *testing.T) {
 	})
 	for _, key := range []string{"remote_engine_id", "remote_host", "remote_port", "tp_size", "remote_request_id"} {
 		t.Run("without "+key+" the engine dies", func(t *testing.T) {
-			s := simtest.New(t, pushing)
+			s := simtest.New(t, pushing, simtest.OwnPorts(t))
 			params := pushParams(s, "a")
 			delete(params, key)
 			a := <-pushDecode(t.Context(), s, simtest.Completion("x"), params, "a")

@@ -45,7 +45,7 @@ func restartP(s *simtest.Scene) {
 }
 
 func TestKVOfATurnGoesBackToPrefill(t *testing.T) {
-	s := simtest.New(t, bothWays)
+	s := simtest.New(t, bothWays, simtest.OwnPorts(t))
 	back, next := firstTurn(s, simtest.Completion("turn"))
 	assert.Equal(t, true, back["do_remote_decode"])
 	assert.Equal(t, false, back["do_remote_prefill"])
@@ -67,7 +67,7 @@ func TestKVOfATurnGoesBackToPrefill(t *testing.T) {
 
 // P compares no tokens: a prompt that is not the last turn's continuation is answered wrongly, with 200.
 func TestKVOfATurnIsTakenByPosition(t *testing.T) {
-	s := simtest.New(t, bothWays)
+	s := simtest.New(t, bothWays, simtest.OwnPorts(t))
 	back, next := firstTurn(s, simtest.Completion("turn"))
 	restartP(s)
 	body := simtest.With(simtest.Completion("turn"), simtest.Obj{"prompt": "X" + next[1:]})
@@ -99,7 +99,7 @@ func TestKVOfATurnIsKeptForATime(t *testing.T) {
 
 // P declines what D is about to let go of, with a 500.
 func TestKVOfATurnThatIsAboutToExpireIsDeclined(t *testing.T) {
-	s := simtest.New(t, bothWays, func(_, d *enginesim.Config) {
+	s := simtest.New(t, bothWays, simtest.OwnPorts(t), func(_, d *enginesim.Config) {
 		d.Extra = map[string]string{"bidirectional_kv_xfer": "true", "decoder_kv_blocks_ttl": "4"}
 	})
 	back, next := firstTurn(s, simtest.Completion("turn"))
@@ -111,7 +111,7 @@ func TestKVOfATurnThatIsAboutToExpireIsDeclined(t *testing.T) {
 
 // Whoever uses a turn's handoff twice gets what lies there by then.
 func TestKVOfATurnIsGivenOnce(t *testing.T) {
-	s := simtest.New(t, bothWays)
+	s := simtest.New(t, bothWays, simtest.OwnPorts(t))
 	back, next := firstTurn(s, simtest.Completion("turn"))
 	for range 2 {
 		restartP(s)

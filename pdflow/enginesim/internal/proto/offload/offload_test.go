@@ -113,7 +113,7 @@ func TestOffloadFallsBackToComputing(t *testing.T) {
 		"P is gone":     func(s *simtest.Scene, _, _ simtest.Obj) { s.P.Kill() },
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := simtest.New(t, offloading(nil))
+			s := simtest.New(t, offloading(nil), simtest.OwnPorts(t))
 			body := simtest.Completion("x")
 			prefill, decode := p2pLegs(s, body, "id-1")
 			change(s, prefill, decode)

@@ -22,7 +22,7 @@ func p2p(t *testing.T, extra map[string]string) *simtest.Scene {
 	t.Helper()
 	return simtest.New(t, func(p, d *enginesim.Config) {
 		p.Connector, d.Connector, p.Extra, d.Extra = "p2pnccl", "p2pnccl", extra, extra
-	})
+	}, simtest.OwnPorts(t))
 }
 
 var plainIDs = map[string]string{"VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1"}

@@ -61,7 +61,7 @@ func TestAPromptWithoutAWholeBlock(t *testing.T) {
 func TestWhatHarmsD(t *testing.T) {
 	for _, key := range []string{"uuid", "remote_block_ids", "remote_host", "remote_port"} {
 		t.Run("without "+key+" it dies", func(t *testing.T) {
-			s := simtest.New(t, relaying)
+			s := simtest.New(t, relaying, simtest.OwnPorts(t))
 			h := object(t, prefill(t, s, simtest.Completion("x")))
 			delete(h, key)
 			assert.Equal(t, 500, s.Decode(simtest.Completions, simtest.Completion("x"), h).Status)

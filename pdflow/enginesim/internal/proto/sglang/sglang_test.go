@@ -253,7 +253,7 @@ func TestSGLangDecodeThatLeavesEndsPrefill(t *testing.T) {
 }
 
 func TestSGLangRoomsAreUsedOnce(t *testing.T) {
-	s := simtest.New(t, sglangs(nil))
+	s := simtest.New(t, sglangs(nil), simtest.OwnPorts(t))
 	legs := simtest.With(simtest.Completion("x"), rendezvous(s, 1))
 	p, d := together(s, simtest.Completions, legs, legs)
 	require.Equal(t, 200, p.Status)
@@ -313,7 +313,8 @@ func TestSGLangRanksByRoundRobin(t *testing.T) {
 }
 
 func TestSGLangsOtherRoutes(t *testing.T) {
-	s := simtest.New(t, sglangs(map[string]string{"dp_size": "2"}))
+	s := simtest.New(t, sglangs(map[string]string{"dp_size": "2"}),
+		simtest.OwnPorts(t, "disaggregation_bootstrap_port"))
 	assert.Equal(t, "prefill", s.Get(s.P, "/server_info").Get("disaggregation_mode").String())
 	assert.Equal(t, "decode", s.Get(s.D, "/server_info").Get("disaggregation_mode").String())
 	assert.Equal(t, 200, s.Get(s.D, "/health_generate").Status)

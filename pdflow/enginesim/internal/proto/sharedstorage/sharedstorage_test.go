@@ -17,16 +17,16 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // stored are two engines with ExampleConnector over one folder.
-func stored(t *testing.T, extra map[string]string) *simtest.Scene {
+func stored(t *testing.T, extra map[string]string, more ...func(p, d *enginesim.Config)) *simtest.Scene {
 	t.Helper()
 	dir := t.TempDir()
-	return simtest.New(t, func(p, d *enginesim.Config) {
+	return simtest.New(t, append([]func(p, d *enginesim.Config){func(p, d *enginesim.Config) {
 		for _, c := range []*enginesim.Config{p, d} {
 			c.Connector, c.KVRole, c.Extra = "sharedstorage", enginesim.RoleBoth,
 				map[string]string{"shared_storage_path": dir}
 			maps.Copy(c.Extra, extra)
 		}
-	})
+	}}, more...)...)
 }
 
 // docs/protocols/sharedstorage.md, recording 01: whole blocks of the prompt less a token are loaded, the rest is
@@ -76,7 +76,7 @@ func TestWhatTheFolderNeverHolds(t *testing.T) {
 
 // docs/protocols/sharedstorage.md, recording 11.
 func TestAPromptOfOneTokenKillsTheEngine(t *testing.T) {
-	s := stored(t, nil)
+	s := stored(t, nil, simtest.OwnPorts(t))
 	for _, e := range []*enginesim.Engine{s.P, s.D} {
 		a := s.Post(t.Context(), e, simtest.Completions, simtest.Obj{"model": "tiny", "prompt": []int{65},
 			"max_tokens": 1})
