@@ -19,6 +19,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/pdkit/pdkit/discovery/kubernetes/kubetest"
 )
 
 // proxy is a small gateway that keeps all rules. Each fault that it is given breaks one of them.
@@ -48,7 +50,12 @@ func (g gateway) Start(ctx context.Context, prefill, decode []string) (*Instance
 	if p.is("is impatient") {
 		p.engines.Timeout = time.Second
 	}
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	port, err := kubetest.FreePorts(1) // which nobody takes when it drains
+	if err != nil {
+		end()
+		return nil, err
+	}
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:"+strconv.Itoa(port))
 	if err != nil {
 		end()
 		return nil, err

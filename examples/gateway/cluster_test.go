@@ -575,11 +575,11 @@ func TestModelsGoRound(t *testing.T) {
 }
 
 // listenEngine is newEngine at an address.
-func listenEngine(t *testing.T, addr string) *engine {
+func listenEngine(t *testing.T, addr string, models ...string) *engine {
 	t.Helper()
 	ln, err := net.Listen("tcp", addr)
 	require.NoError(t, err)
-	e := &engine{}
+	e := &engine{models: models}
 	e.Server = httptest.NewUnstartedServer(e)
 	require.NoError(t, e.Listener.Close())
 	e.Listener = ln

@@ -99,7 +99,9 @@ func newTeam(t *testing.T, model, connector string, extra map[string]string) *te
 	if connector == "sharedstorage" {
 		config.KVRole = enginesim.RoleBoth
 	}
-	p, d, err := enginesim.Pair(config, config)
+	decode := config // whose ports are its own, also while it is down
+	decode.Listen, decode.SideChannel = "127.0.0.1:"+unusedPort(t), "127.0.0.1:"+unusedPort(t)
+	p, d, err := enginesim.Pair(config, decode)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
 	return &team{p: p, d: d}

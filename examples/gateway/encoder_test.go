@@ -37,7 +37,7 @@ func startStage(t *testing.T, kind string) stage {
 	var err error
 	x.p, x.d, err = enginesim.Pair(enginesim.Config{Extra: consumer}, enginesim.Config{})
 	require.NoError(t, err)
-	x.e, err = enginesim.Start(enginesim.Config{Extra: producer})
+	x.e, err = enginesim.Start(enginesim.Config{Extra: producer, Listen: "127.0.0.1:" + unusedPort(t)})
 	require.NoError(t, err)
 	x.alone, err = enginesim.Start(enginesim.Config{})
 	require.NoError(t, err)

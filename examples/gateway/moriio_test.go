@@ -53,7 +53,8 @@ func TestADecodeEngineOfMoRIIOServesAloneIfItsReleaseDoes(t *testing.T) {
 // With fallback: decode such a decode engine serves a request whose prefill engine is gone.
 // testdata/faults/rollout.yaml has the other case, which is a fault of the configuration.
 func TestADecodeEngineOfMoRIIOIsAFallback(t *testing.T) {
-	c := protocol{connector: "moriio", config: `{engineVersion: "0.32.0"}, fallback: decode`, attributes: moriPorts}
+	c := protocol{connector: "moriio", config: `{engineVersion: "0.32.0"}, fallback: decode`, attributes: moriPorts,
+		prefill: enginesim.Config{Listen: "127.0.0.1:" + unusedPort(t), SideChannel: "127.0.0.1:" + unusedPort(t)}}
 	x := c.start(t)
 	require.NoError(t, x.p.Close())
 	request := body(connector.APICompletions, 951, false)

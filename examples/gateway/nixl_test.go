@@ -33,9 +33,11 @@ spec:
 `, p.URL(), d.URL())
 }
 
+// startPair starts two engines. D's ports are its own, also while it is down.
 func startPair(t *testing.T) (p, d *enginesim.Engine) {
 	t.Helper()
-	p, d, err := enginesim.Pair(enginesim.Config{}, enginesim.Config{})
+	p, d, err := enginesim.Pair(enginesim.Config{}, enginesim.Config{Listen: "127.0.0.1:" + unusedPort(t),
+		SideChannel: "127.0.0.1:" + unusedPort(t)})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
 	return p, d

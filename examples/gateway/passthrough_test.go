@@ -94,7 +94,7 @@ func TestPassedRequestsThatAreRefused(t *testing.T) {
 }
 
 func TestFaultsOfTheEngineThatWasPassedTo(t *testing.T) {
-	p, d := newEngine(t), newEngine(t)
+	p, d := newEngine(t), listenEngine(t, "127.0.0.1:"+unusedPort(t))
 	g := start(t, gatewayYAML(passing)+pairYAML("m", p, d, ""))
 	impatient := start(t, gatewayYAML(passing)+pairYAML("m", p, d, "  kvConnector: {timeouts: {decode: 150ms}}\n"))
 	status, _, body := do(t, http.MethodPost, g.client+"/v1/redirect", `{}`)

@@ -83,7 +83,8 @@ func init() {
 					reuse.NotReused, "store"},
 				"hash seeds that differ": {change("hash_seed", "1"), reuse.NotReused, "PYTHONHASHSEED"},
 				"chunks of another size": {change("chunk_size", "128"), reuse.NotReused, "store"},
-				"engines in PD mode": {func(_ *testing.T, c *protocol) {
+				"engines in PD mode": {func(t *testing.T, c *protocol) {
+					c.prefill.Listen = "127.0.0.1:" + unusedPort(t) // P ends at the first request
 					c.prefill.Connector, c.prefill.KVRole, c.prefill.Extra = "lmcache-pd", enginesim.RoleProducer,
 						map[string]string{"pd_skip_proxy_notification": "true", "hash_seed": "0"}
 					c.decode.Connector, c.decode.KVRole, c.decode.Extra = "lmcache-pd", enginesim.RoleConsumer,

@@ -38,7 +38,7 @@ func announcing(t *testing.T, connector, registration string) (p *program, zmq, 
 
 func TestEnginesRegisterByHTTP(t *testing.T) {
 	pe, de := newEngine(t, "m"), newEngine(t, "m")
-	p, _, api := announcing(t, "http", "http: 127.0.0.1:0")
+	p, _, api := announcing(t, "http", "http: 127.0.0.1:"+unusedPort(t))
 	status, _, _ := do(t, http.MethodGet, p.admin+"/readyz", "")
 	assert.Equal(t, http.StatusServiceUnavailable, status)
 	for _, e := range [][2]string{{pe.URL, "prefill"}, {de.URL, "decode"}} {

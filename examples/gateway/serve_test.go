@@ -59,7 +59,8 @@ func TestTheClientsSideServesNothingOfTheOperators(t *testing.T) {
 }
 
 func TestModelsListsTheUnionAndNeverFails(t *testing.T) {
-	p, d1, d2 := newEngine(t, "prefill-only"), newEngine(t, "a", "shared"), newEngine(t, "shared", "b")
+	p, d1 := newEngine(t, "prefill-only"), newEngine(t, "a", "shared")
+	d2 := listenEngine(t, "127.0.0.1:"+unusedPort(t), "shared", "b")
 	g := start(t, gatewayYAML("")+pairYAML("m", p, d1, "")+pairYAML("n", p, d2, ""))
 	ids := func(auth string) (list []string) {
 		status, h, body := do(t, http.MethodGet, g.client+modelsPath, "", "Authorization", auth)

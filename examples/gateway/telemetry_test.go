@@ -4,7 +4,6 @@ package main
 
 import (
 	"encoding/hex"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -112,10 +111,7 @@ func TestACollectorThatHangsDoesNotHoldUpTheEnd(t *testing.T) {
 
 // A collector that is not there costs nothing but a warning.
 func TestACollectorThatIsNotThereIsReported(t *testing.T) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	require.NoError(t, ln.Close())
-	t.Setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://"+ln.Addr().String()+"/v1/traces")
+	t.Setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:"+unusedPort(t)+"/v1/traces")
 	p, d := newEngine(t), newEngine(t)
 	g := start(t, gatewayYAML("")+pairYAML("m", p, d, ""))
 	status, _, _ := do(t, http.MethodPost, g.client+"/v1/completions", completion)

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -19,6 +20,7 @@ import (
 	"github.com/tidwall/gjson"
 	"go.uber.org/goleak"
 
+	"github.com/pdkit/pdkit/discovery/kubernetes/kubetest"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
@@ -37,7 +39,9 @@ type world struct {
 // start starts a server with gin's handler as around wraps it, over HTTP/1 and over HTTP/2 without TLS.
 func start(t *testing.T, o options, around func(http.Handler) http.Handler) *world {
 	t.Helper()
-	p, d, err := enginesim.Pair(enginesim.Config{}, enginesim.Config{})
+	port, err := kubetest.FreePorts(1) // which nobody takes when the engine has ended
+	require.NoError(t, err)
+	p, d, err := enginesim.Pair(enginesim.Config{Listen: "127.0.0.1:" + strconv.Itoa(port)}, enginesim.Config{})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
 	o.prefill = append(o.prefill, strings.TrimPrefix(p.URL(), "http://"))

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/kubernetes/kubetest"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
@@ -45,8 +47,9 @@ func start(t *testing.T, decode enginesim.Config, opts ...pdflow.Option) *world 
 	t.Helper()
 	w := &world{}
 	for i := range w.p {
-		var err error
-		w.p[i], w.d[i], err = enginesim.Pair(enginesim.Config{}, decode)
+		port, err := kubetest.FreePorts(1) // which nobody takes when the engine has ended
+		require.NoError(t, err)
+		w.p[i], w.d[i], err = enginesim.Pair(enginesim.Config{Listen: "127.0.0.1:" + strconv.Itoa(port)}, decode)
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = w.p[i].Close(); _ = w.d[i].Close() })
 	}

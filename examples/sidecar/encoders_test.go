@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -35,7 +36,7 @@ func staged(t *testing.T, kind string) stage {
 	var err error
 	x.p, x.d, err = enginesim.Pair(enginesim.Config{Extra: consumer}, enginesim.Config{})
 	require.NoError(t, err)
-	x.e, err = enginesim.Start(enginesim.Config{Extra: producer})
+	x.e, err = enginesim.Start(enginesim.Config{Extra: producer, Listen: "127.0.0.1:" + strconv.Itoa(ports(t, 1))})
 	require.NoError(t, err)
 	x.alone, err = enginesim.Start(enginesim.Config{})
 	require.NoError(t, err)

@@ -72,10 +72,13 @@ func start(t *testing.T, env map[string]string, args ...string) *program {
 	return p
 }
 
-// pair starts two engines, and a sidecar before the decode engine that lists the prefill engine.
+// pair starts two engines, and a sidecar before the decode engine that lists the prefill engine. Nobody takes the
+// engines' ports when they have ended.
 func pair(t *testing.T, prefill, decode enginesim.Config, env map[string]string, args ...string) (p,
 	d *enginesim.Engine, side *program) {
 	t.Helper()
+	first := ports(t, 2)
+	prefill.Listen, decode.Listen = "127.0.0.1:"+strconv.Itoa(first), "127.0.0.1:"+strconv.Itoa(first+1)
 	p, d, err := enginesim.Pair(prefill, decode)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
