@@ -142,7 +142,7 @@ step_race() {
   command -v "$(go env CC)" >/dev/null || skip "the race detector needs a C compiler ($(go env CC)); go test ./... does not"
   each tests -p 2 ./...
   PDKIT_TEST_HTTP_CLIENT=nethttp tests ./transport ./pdflow
-  TIME=1 internal/flicker/repeat.sh ./internal/freeport # so that it can be relied on
+  TIME=1 internal/flicker/repeat.sh ./internal/cut # so that it can be relied on
 }
 
 # tests runs go test with the race detector, and packages that failed once more, by themselves: on a machine that others
