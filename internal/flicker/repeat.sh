@@ -19,6 +19,7 @@ again() {
   cd "$1"
   local run=("$2" -test.run "^$3\$" -test.v -test.shuffle on -test.timeout 10m)
   if "${run[@]}" > "$log" 2>&1; then
+    ! grep -q "^--- SKIP: $3 " "$log" || { grep -A 1 "^=== RUN" "$log"; return 0; }
     took=$(sed -nE "s/^--- [A-Z]+: $3 \(([0-9.]+)s\)/\1/p" "$log")
     times=$(awk -v time="$TIME" -v took="${took:-$TIME}" 'BEGIN {
       n = time / (took + 0.005); print int(n > 1000 ? 1000 : n) }')
@@ -36,16 +37,22 @@ again() {
 }
 export -f again
 
-[ $# != 0 ] || set -- $(go list -m -f '{{.Dir}}/...')
+if [ $# = 0 ]; then
+  modules=$(go list -m -f '{{.Dir}}/...')
+  # shellcheck disable=SC2086 # one word for each module
+  set -- $modules
+fi
+folders=$(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.Dir}}{{end}}' "$@")
 number=0
-for folder in $(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.Dir}}{{end}}' "$@"); do
+for folder in $folders; do
   program=$TMP/$((number += 1)).test
   (cd "$folder" && go test -race -c -o "$program" .)
   (cd "$folder" && "$program" -test.list '^Test') | awk -v what="$folder $program" '/^Test/ { print what, $1 }'
 done | sort -R > "$TMP/tests"
+[ -s "$TMP/tests" ] || { echo "no tests in: $*" >&2; exit 2; }
 status=0
 : > "$TMP/runs"
 xargs -P "${PROCESSES:-4}" -n 3 bash -c 'again "$@"' again < "$TMP/tests" || status=1
 awk -v tests="$(wc -l < "$TMP/tests")" '{ runs += $1 }
-  END { print tests " tests, of which " NR " never failed in " runs + 0 " runs" }' "$TMP/runs"
+  END { print tests " tests, of which " NR " ran and never failed, in " runs + 0 " runs" }' "$TMP/runs"
 exit $status
