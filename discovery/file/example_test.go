@@ -58,8 +58,13 @@ func Example() {
 
 // A program follows a file of its own.
 func ExampleContents() {
-	path := filepath.Join(os.TempDir(), "pdkit-example-contents")
-	defer os.Remove(path)
+	dir, err := os.MkdirTemp("", "contents")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "contents")
 	if err := os.WriteFile(path, []byte("first"), 0o600); err != nil {
 		fmt.Println(err)
 		return
