@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs each test by itself, again and again, under the race detector and several beside each other. A test that fails
-# once in a hundred times shows here within minutes; in whole runs of ./test.sh race it does in days.
+# Runs each test and example by itself, again and again, under the race detector and several beside each other. One that
+# fails once in a hundred times shows here within minutes; in whole runs of ./test.sh race it does in days.
 #
 #   [TIME=5] [PROCESSES=4] internal/flicker/repeat.sh [PACKAGE...]
 #
@@ -47,7 +47,7 @@ number=0
 for folder in $folders; do
   program=$TMP/$((number += 1)).test
   (cd "$folder" && go test -race -c -o "$program" .)
-  (cd "$folder" && "$program" -test.list '^Test') | awk -v what="$folder $program" '/^Test/ { print what, $1 }'
+  (cd "$folder" && "$program" -test.list '^(Test|Example)') | awk -v what="$folder $program" '/^(Test|Example)/ { print what, $1 }'
 done | sort -R > "$TMP/tests"
 [ -s "$TMP/tests" ] || { echo "no tests in: $*" >&2; exit 2; }
 status=0
