@@ -47,7 +47,8 @@ number=0
 for folder in $folders; do
   program=$TMP/$((number += 1)).test
   (cd "$folder" && go test -race -c -o "$program" .)
-  (cd "$folder" && "$program" -test.list '^(Test|Example)') | awk -v what="$folder $program" '/^(Test|Example)/ { print what, $1 }'
+  (cd "$folder" && "$program" -test.list '^(Test|Example)') |
+    awk -v what="$folder $program" '/^(Test|Example)/ { print what, $1 }'
 done | sort -R > "$TMP/tests"
 [ -s "$TMP/tests" ] || { echo "no tests in: $*" >&2; exit 2; }
 status=0
