@@ -11,7 +11,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/config"
 )
 
 // Factory makes a connector from its own settings (config.Spec.Config; empty means defaults). It must refuse unknown

@@ -12,9 +12,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	_ "github.com/pdkit/pdkit/connector/all"
-	"github.com/pdkit/pdkit/connector/config"
 )
 
 func TestOpenByNameAndByClassName(t *testing.T) {

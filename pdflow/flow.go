@@ -17,8 +17,8 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/internal/sse"
 	"github.com/pdkit/pdkit/transport"

@@ -13,8 +13,8 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/config"
 )
 
 // Server is what a [Mux] routes to: a [*Flow] or a [*Split].

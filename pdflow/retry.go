@@ -8,8 +8,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/config"
 )
 
 // Why a failed attempt is retried, or is not: the values of Outcome.Retry and of the attribute pd.reason.

@@ -9,9 +9,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	_ "github.com/pdkit/pdkit/connector/all" // all connectors
-	"github.com/pdkit/pdkit/connector/config"
 )
 
 // A configuration may name a connector by its name or by the engines' class name; both give the same connector.

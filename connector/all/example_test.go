@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"log"
 
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	_ "github.com/pdkit/pdkit/connector/all"
-	"github.com/pdkit/pdkit/connector/config"
 )
 
 // With all connectors registered, a configuration chooses one by pdkit's name or by the engine's.

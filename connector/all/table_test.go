@@ -18,9 +18,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	_ "github.com/pdkit/pdkit/connector/all"
-	"github.com/pdkit/pdkit/connector/config"
 )
 
 // The root README's table of connectors agrees with the registry, the golden exchanges and the runs with real engines.

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/config"
 )
 
 func checkName(t *trial) error {

@@ -25,8 +25,8 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/config"
 )
 
 // The types of encode stage.

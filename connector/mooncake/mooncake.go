@@ -32,9 +32,9 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
-	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/internal/querycache"
 	"github.com/pdkit/pdkit/discovery"
 )

@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/config"
 )
 
 // Defaults of the settings.

@@ -11,8 +11,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/config"
 )
 
 // child is one connector of the list.

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/config"
 )
 
 // orders are the orders in which a child works; its preferred one is the first.

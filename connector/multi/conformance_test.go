@@ -6,8 +6,8 @@ import (
 	"encoding/json"
 	"testing"
 
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	_ "github.com/pdkit/pdkit/connector/mooncakeascend"
 	_ "github.com/pdkit/pdkit/connector/silentstore"

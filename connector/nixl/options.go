@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/config"
 )
 
 // Options are the connector's settings: pdkit's own, and every key that the design documents give NIXL, in their YAML

@@ -7,7 +7,7 @@ import (
 	"errors"
 	"strconv"
 
-	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/config"
 )
 
 // DefaultPort is the base port of control sockets that pdkit renders, as vLLM's own example does. The engine's default

@@ -18,9 +18,9 @@ import (
 	"encoding/json"
 	"errors"
 
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
-	"github.com/pdkit/pdkit/connector/config"
 )
 
 // Name is the name the connector is registered under.

@@ -3,7 +3,7 @@
 package pynccl
 
 import (
-	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector/launch"
 )
 

@@ -10,8 +10,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/handoff"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/internal/jsonedit"

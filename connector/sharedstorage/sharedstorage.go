@@ -28,9 +28,9 @@ import (
 
 	"github.com/tidwall/gjson"
 
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
-	"github.com/pdkit/pdkit/connector/config"
 )
 
 // Name is the name the connector is registered under.

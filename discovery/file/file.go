@@ -16,7 +16,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/pdkit/pdkit/connector/config/yamlfile"
+	"github.com/pdkit/pdkit/config/yamlfile"
 	"github.com/pdkit/pdkit/discovery"
 )
 

@@ -5,8 +5,8 @@ package file
 import (
 	"errors"
 
-	"github.com/pdkit/pdkit/connector/config"
-	"github.com/pdkit/pdkit/connector/config/yamlfile"
+	"github.com/pdkit/pdkit/config"
+	"github.com/pdkit/pdkit/config/yamlfile"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/static"
 )

@@ -20,7 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"sigs.k8s.io/yaml"
 
-	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector/epd"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 )

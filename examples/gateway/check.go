@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/file"
 	"github.com/pdkit/pdkit/pdflow/admit"

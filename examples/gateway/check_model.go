@@ -5,7 +5,7 @@ package main
 import (
 	"net"
 
-	"github.com/pdkit/pdkit/connector/config/yamlfile"
+	"github.com/pdkit/pdkit/config/yamlfile"
 	"github.com/pdkit/pdkit/discovery/dns"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 )

@@ -25,8 +25,8 @@ import (
 	"github.com/tidwall/gjson"
 	"github.com/tidwall/sjson"
 
-	"github.com/pdkit/pdkit/connector/config"
-	"github.com/pdkit/pdkit/connector/config/yamlfile"
+	"github.com/pdkit/pdkit/config"
+	"github.com/pdkit/pdkit/config/yamlfile"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 )
 

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
 

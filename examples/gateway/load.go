@@ -8,9 +8,9 @@ import (
 	"os"
 	"slices"
 
+	"github.com/pdkit/pdkit/config"
+	"github.com/pdkit/pdkit/config/yamlfile"
 	_ "github.com/pdkit/pdkit/connector/all" // the connectors that a file may name
-	"github.com/pdkit/pdkit/connector/config"
-	"github.com/pdkit/pdkit/connector/config/yamlfile"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 )
 

@@ -13,7 +13,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/pdkit/pdkit/connector/config/yamlfile"
+	"github.com/pdkit/pdkit/config/yamlfile"
 	"github.com/pdkit/pdkit/discovery/file"
 )
 

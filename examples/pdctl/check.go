@@ -11,7 +11,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/examples/pdctl/flags"
 )

@@ -13,8 +13,8 @@ import (
 
 	"github.com/tidwall/gjson"
 
-	"github.com/pdkit/pdkit/connector/config"
-	"github.com/pdkit/pdkit/connector/config/yamlfile"
+	"github.com/pdkit/pdkit/config"
+	"github.com/pdkit/pdkit/config/yamlfile"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/file"

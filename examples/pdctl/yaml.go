@@ -7,7 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 
-	"github.com/pdkit/pdkit/connector/config/yamlfile"
+	"github.com/pdkit/pdkit/config/yamlfile"
 )
 
 // readYAML reads the documents of a YAML stream in a form that pdkit does not define: Compose files, Kubernetes

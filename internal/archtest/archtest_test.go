@@ -125,7 +125,7 @@ func TestExtprocKeepsToItself(t *testing.T) {
 	server := g[module+"/extproc"]
 	require.NotNil(t, server)
 	for _, r := range []rule{
-		{except: []string{"connector/config"}, never: []string{"connector/*", "discovery/*", "examples/..."},
+		{never: []string{"connector/*", "discovery/*", "examples/..."},
 			why: "it serves whatever flow it is given"},
 		{never: []string{"testing/...", "net/http/httptest", "github.com/stretchr/testify/..."},
 			why: "these are for tests"},

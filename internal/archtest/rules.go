@@ -20,11 +20,10 @@ type rule struct {
 	why    string
 }
 
-// rules are the dependency directions: discovery ← connector ← pdflow → transport.
+// rules are the dependency directions: config ← discovery ← connector ← pdflow → transport.
 var rules = []rule{
 	{
 		of: []string{"discovery/..."}, never: []string{"connector/...", "pdflow/...", "transport/..."},
-		but: []string{"connector/config/..."},
 		why: "discovery is the lowest layer: it says who the engines are, and serves programs that have no flow at all",
 	},
 	{
@@ -34,7 +33,7 @@ var rules = []rule{
 			"retrying and cleaning up",
 	},
 	{
-		of: []string{"connector/config/..."}, never: []string{"/..."}, but: []string{"connector/config/..."},
+		of: []string{"config/..."}, never: []string{"/..."}, but: []string{"config/..."},
 		why: "all layers read settings in the same way, so the package that reads them is below all layers",
 	},
 	{
@@ -42,7 +41,7 @@ var rules = []rule{
 		why: "transport carries bytes for anyone: what a leg means is not its business",
 	},
 	{
-		of: []string{"pdflow"}, never: []string{"connector/*"}, but: []string{"connector/config"},
+		of: []string{"pdflow"}, never: []string{"connector/*"},
 		why: "the state machine knows abilities, not protocols: a connector that needs a line of its own in the flow " +
 			"lacks an ability",
 	},
@@ -142,7 +141,7 @@ var dependencies = []dependency{
 		"proto/lmcachepd"}, "msgpack is for the protocols that speak it; nobody else compiles it"},
 	{"github.com/fsnotify/fsnotify", []string{"discovery/file"},
 		"it is for the source of files; nobody else watches any"},
-	{"go.yaml.in/yaml/v3", []string{"connector/config/yamlfile"},
+	{"go.yaml.in/yaml/v3", []string{"config/yamlfile"},
 		"one place reads YAML, with the lines of what is wrong; the library itself is configured by Go values " +
 			"and JSON"},
 	{"github.com/miekg/dns", []string{"discovery/dns"},
@@ -224,4 +223,4 @@ func match(pattern, importPath string) bool {
 }
 
 // folders are the top level of the root module, and of the examples beside it.
-var folders = []string{"connector", "discovery", "examples", "internal", "pdflow", "transport"}
+var folders = []string{"config", "connector", "discovery", "examples", "internal", "pdflow", "transport"}

@@ -64,9 +64,9 @@ func TestAGraphAsDesignedBreaksNoRule(t *testing.T) {
 	g := made(t,
 		"discovery: os", "discovery/static: discovery", "discovery/discoverytest: discovery testing",
 		"internal/jsonedit: os",
-		"connector/config: os", "connector/config/yamlfile: connector/config go.yaml.in/yaml/v3",
-		"discovery/file: discovery connector/config connector/config/yamlfile",
-		"connector: connector/config discovery internal/jsonedit net/http",
+		"config: os", "config/yamlfile: config go.yaml.in/yaml/v3",
+		"discovery/file: discovery config config/yamlfile",
+		"connector: config discovery internal/jsonedit net/http",
 		"connector/nixl: connector internal/jsonedit github.com/tidwall/gjson",
 		"connector/connectortest: connector pdflow pdflow/enginesim testing",
 		"transport: net/http github.com/hashicorp/go-retryablehttp go.opentelemetry.io/otel/attribute",
@@ -106,8 +106,8 @@ func TestEachRuleIsHeld(t *testing.T) {
 		"the flow knows no protocol": {
 			[]string{"pdflow: connector/nixl"}, []string{"pdflow must not import connector/nixl", "lacks an ability"}},
 		"what reads settings knows nobody": {
-			[]string{"connector/config: discovery"},
-			[]string{"connector/config must not import discovery", "below all"}},
+			[]string{"config: discovery"},
+			[]string{"config must not import discovery", "below all"}},
 		"the simulated engines share nothing with the gateway": {
 			[]string{"pdflow/enginesim: connector"}, []string{"pdflow/enginesim must not import connector"}},
 		"nor do their rooms": {

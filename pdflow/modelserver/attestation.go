@@ -2,7 +2,7 @@
 
 package modelserver
 
-import "github.com/pdkit/pdkit/connector/config"
+import "github.com/pdkit/pdkit/config"
 
 // Attestation looks for engines and pairs that corrupt KV: see package attest. A program that serves the flows runs it.
 type Attestation struct {

@@ -10,8 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/connector/epd"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"

@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"log"
 
+	"github.com/pdkit/pdkit/config"
 	_ "github.com/pdkit/pdkit/connector/all"
-	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/modelserver"

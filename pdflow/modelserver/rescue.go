@@ -5,7 +5,7 @@ package modelserver
 import (
 	"cmp"
 
-	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/config"
 )
 
 // Rescue lets streams outlive their decode engine: see pdflow.WithRescue.

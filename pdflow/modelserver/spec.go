@@ -5,7 +5,7 @@ package modelserver
 import (
 	"encoding/json"
 
-	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/config"
 )
 
 // Kind is the objects' kind.

@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 

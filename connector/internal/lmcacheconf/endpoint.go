@@ -5,8 +5,8 @@ package lmcacheconf
 import (
 	"strings"
 
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector/attr"
-	"github.com/pdkit/pdkit/connector/config"
 	"github.com/pdkit/pdkit/discovery"
 )
 

@@ -5,7 +5,7 @@ package flags_test
 import (
 	"fmt"
 
-	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/examples/pdctl/flags"
 )
 

@@ -7,9 +7,9 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
-	"github.com/pdkit/pdkit/connector/config"
 )
 
 // sizes are the attributes in connectors' pair rules that flags can give. Block size and KV type have findings of their

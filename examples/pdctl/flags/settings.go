@@ -5,7 +5,7 @@ package flags
 import (
 	"errors"
 
-	"github.com/pdkit/pdkit/connector/config/yamlfile"
+	"github.com/pdkit/pdkit/config/yamlfile"
 )
 
 // readSettings reads a configuration file of LMCache or vLLM: one mapping, in YAML or JSON. The error is one line and

@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/connector/config"
-	"github.com/pdkit/pdkit/connector/config/yamlfile"
+	"github.com/pdkit/pdkit/config"
+	"github.com/pdkit/pdkit/config/yamlfile"
 )
 
 func TestYAMLBecomesJSON(t *testing.T) {

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/config"
 )
 
 // Fault is what is wrong at one place of a file.

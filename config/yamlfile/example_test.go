@@ -5,8 +5,8 @@ package yamlfile_test
 import (
 	"fmt"
 
-	"github.com/pdkit/pdkit/connector/config"
-	"github.com/pdkit/pdkit/connector/config/yamlfile"
+	"github.com/pdkit/pdkit/config"
+	"github.com/pdkit/pdkit/config/yamlfile"
 )
 
 func ExampleRead() {

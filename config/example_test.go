@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/config"
 )
 
 func ExampleDecode() {

@@ -13,7 +13,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/pdkit/pdkit/connector/config"
+	"github.com/pdkit/pdkit/config"
 )
 
 // budget bounds the size of all documents of a file, with aliases followed.
