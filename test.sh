@@ -13,18 +13,18 @@
 #   release     a release in a clone of HEAD, whose modules and programs are then got as users get them, and whose
 #               container images and checksums are made: some minutes the first time
 #   servers     gets the servers and clients that tests talk to (CoreDNS, Kubernetes, Envoy, Prometheus, Chromium, podman,
-#               tmux and shells, and the client libraries of examples/clients), once: some minutes (only with -real)
+#               tmux and shells, and the client libraries of lab/clients), once: some minutes (only with -real)
 #   race        all tests of all modules, with the race detector, in random order; transport and pdflow over net/http's
 #               client, too
 #   fuzz        each fuzz target for FUZZTIME (5s; for a long run 10m, which is 5 hours in all, two at a time)
 #   quickstart  examples/quickstart proves that KV is reused, and sees when it is not
-#   reliability examples/reliability, short: 60 s of chaos, a soak of some seconds, 500 slow streams at a time; the page
+#   reliability lab/reliability, short: 60 s of chaos, a soak of some seconds, 500 slow streams at a time; the page
 #               of faults is as the code does, and overload within its bounds
-#   bench       what each request runs through, against the commit before (internal/hotpaths); examples/bench, short: all
+#   bench       what each request runs through, against the commit before (internal/hotpaths); lab/bench, short: all
 #               responses checked, no figure beyond 2.5 times its target
 #   install     real engines into .engines, once: some minutes and 3 GB (only with -real)
 #   real        compares the values that their request models accept with the committed ones;
-#               examples/engines proves reuse with them, plays the faults and rescues streams (only with -real): nixl,
+#               lab/engines proves reuse with them, plays the faults and rescues streams (only with -real): nixl,
 #               lmcache and sglang, and of the other connectors those to which the day of the year turns; with -real-all,
 #               all of them, the encode stage and attestation
 #
@@ -132,8 +132,8 @@ step_release() {
 step_servers() {
   local script
   # pyzmq and msgspec, with which engines send notices and announce themselves; client libraries; servers
-  for script in connector/lmcachepd/testdata examples/clients examples/gateway/prometheus \
-    examples/gateway/live examples/images discovery/dns/testdata discovery/kubernetes/testdata extproc/testdata; do
+  for script in connector/lmcachepd/testdata lab/clients cmd/gateway/prometheus \
+    cmd/gateway/live cmd/images discovery/dns/testdata discovery/kubernetes/testdata extproc/testdata; do
     "$script/install.sh" || { echo "$script/install.sh failed" >&2; return 1; }
   done
 }
@@ -208,12 +208,12 @@ step_quickstart() {
 step_reliability() {
   [ "$(uname -s)" = Linux ] || skip "its engines have addresses that only Linux gives to loopback"
   # The page of faults, which the race detector would change, and the numbers that docs/reliability.md states.
-  (cd examples && go test -count=1 -v ./states ./overload) >"$TMP/states.txt" 2>&1 || {
+  (cd lab && go test -count=1 -v ./states ./overload) >"$TMP/states.txt" 2>&1 || {
     cat "$TMP/states.txt"
     return 1
   }
   grep -E '[0-9]+ (interleavings|runs of the fault matrix|random runs)|^ok' "$TMP/states.txt"
-  go build -o "$TMP/reliability" ./examples/reliability
+  go build -o "$TMP/reliability" ./lab/reliability
   "$TMP/reliability" chaos -for 60s
   "$TMP/reliability" soak -requests 2000
   "$TMP/reliability" streams -n 500 -tokens 12 -memory 2000
@@ -224,7 +224,7 @@ step_bench() {
   [ "$(nproc)" -ge 2 ] || skip "it needs two CPUs: one for the gateway, one for clients and engines"
   go test -count=1 -run '^Test(AllocationsOfARequest|AStreamKeepsLittleStack)' ./pdflow # the race detector changes bytes
   go run ./internal/hotpaths
-  go run ./examples/bench -quick
+  go run ./lab/bench -quick
 }
 
 # can_have_engines says what real engines need.
@@ -237,20 +237,20 @@ can_have_engines() {
 
 step_install() {
   can_have_engines
-  examples/engines/sglang/install.sh # after vLLM's
+  lab/engines/sglang/install.sh # after vLLM's
 }
 
 step_real() {
   can_have_engines
-  examples/engines/members.sh
-  examples/engines/prove.sh -all
-  examples/engines/prove.sh -rescue
+  lab/engines/members.sh
+  lab/engines/prove.sh -all
+  lab/engines/prove.sh -rescue
   if [ $all = yes ]; then
-    examples/engines/prove.sh -verify
-    examples/engines/prove.sh -encode
-    examples/engines/prove.sh -attest
+    lab/engines/prove.sh -verify
+    lab/engines/prove.sh -encode
+    lab/engines/prove.sh -attest
   else
-    examples/engines/prove.sh -today
+    lab/engines/prove.sh -today
   fi
 }
 

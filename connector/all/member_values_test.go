@@ -22,7 +22,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// measured is what an engine's own request models say to values of one member, see examples/engines/members.py.
+// measured is what an engine's own request models say to values of one member, see lab/engines/members.py.
 type measured struct {
 	Member  string // with dots between nested names
 	Body    json.RawMessage

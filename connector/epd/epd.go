@@ -16,7 +16,7 @@
 //
 // Facts: vLLM 0.32.0's OpenAPI document; vllm/distributed/ec_transfer, docs/features/ec_cpu_connector.md and
 // examples/disaggregated/disaggregated_encoder/disagg_epd_proxy.py (its --no-rewrite). Type example is proven with
-// engines of vLLM 0.32.0 (examples/engines/prove.sh -encode), type nixl is not.
+// engines of vLLM 0.32.0 (lab/engines/prove.sh -encode), type nixl is not.
 package epd
 
 import (

@@ -158,7 +158,7 @@ func TestExamplesAreThoseOfTheDesignDocuments(t *testing.T) {
 		"proposal-http":        "2-http", "proposal-nixl": "2-nixl", "proposal-lmcache": "2-lmcache",
 		"kthena-lmcache": "4-lmcache",
 	} {
-		want, err := os.ReadFile("../../examples/gateway/testdata/documents/" + document + ".yaml")
+		want, err := os.ReadFile("../../cmd/gateway/testdata/documents/" + document + ".yaml")
 		require.NoError(t, err)
 		have, err := os.ReadFile("manifests/examples/" + example + ".yaml")
 		require.NoError(t, err)
@@ -203,8 +203,8 @@ func TestWhatAFileMaySayAClusterMaySay(t *testing.T) {
 	c := kubetest.Shared(t)
 	install(t, c)
 	streams := map[string][]byte{}
-	for _, pattern := range []string{"../../examples/gateway/*.yaml", "../../examples/gateway/testdata/*.yaml",
-		"../../examples/gateway/testdata/documents/*.yaml"} {
+	for _, pattern := range []string{"../../cmd/gateway/*.yaml", "../../cmd/gateway/testdata/*.yaml",
+		"../../cmd/gateway/testdata/documents/*.yaml"} {
 		files, err := filepath.Glob(pattern)
 		require.NoError(t, err)
 		require.NotEmpty(t, files, pattern)

@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/examples/clients/clientstest"
+	"github.com/pdkit/pdkit/lab/clients/clientstest"
 	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 

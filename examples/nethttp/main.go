@@ -7,7 +7,7 @@
 //	  -d '{"prompt":"Hello","max_tokens":16}'
 //
 // The engines are vLLM servers that share KV by NixlConnector. Anything beyond this (probes, a drain, several models,
-// metrics) is in examples/gateway.
+// metrics) is in cmd/gateway.
 package main
 
 import (

@@ -46,19 +46,19 @@ func TestTheProgramInTheReadmeCompiles(t *testing.T) {
 
 // commands says what runs each command of the README.
 var commands = map[string]func(t *testing.T){
-	"go run ./examples/quickstart":      inTestScript("./examples/quickstart"),
-	"./test.sh":                         func(t *testing.T) { contains(t, "../../.ci/run", "./test.sh") },
-	"examples/engines/prove.sh -verify": inTestScript("examples/engines/prove.sh -verify"),
-	"go run ./examples/pdctl render -f examples/gateway/testdata/documents/2-nixl.yaml": func(t *testing.T) {
-		contains(t, "../pdctl/README.md", "render -f examples/gateway/testdata/documents/2-nixl.yaml")
+	"go run ./examples/quickstart": inTestScript("./examples/quickstart"),
+	"./test.sh":                    func(t *testing.T) { contains(t, "../../.ci/run", "./test.sh") },
+	"lab/engines/prove.sh -verify": inTestScript("lab/engines/prove.sh -verify"),
+	"go run ./cmd/pdctl render -f cmd/gateway/testdata/documents/2-nixl.yaml": func(t *testing.T) {
+		contains(t, "../../cmd/pdctl/README.md", "render -f cmd/gateway/testdata/documents/2-nixl.yaml")
 	},
-	"go run ./examples/pdctl check -f examples/gateway/testdata/documents/4-lmcache.yaml " +
-		"examples/pdctl/testdata/kthena-1069.yaml": func(t *testing.T) {
-		contains(t, "../pdctl/README.md", "kthena-1069.yaml") // whose commands are run there
+	"go run ./cmd/pdctl check -f cmd/gateway/testdata/documents/4-lmcache.yaml " +
+		"cmd/pdctl/testdata/kthena-1069.yaml": func(t *testing.T) {
+		contains(t, "../../cmd/pdctl/README.md", "kthena-1069.yaml") // whose commands are run there
 	},
-	"go run ./examples/gateway -check -config examples/gateway/testdata/check.yaml": func(t *testing.T) {
-		cmd := exec.CommandContext(t.Context(), "go", "run", "./examples/gateway", "-check", "-config",
-			"examples/gateway/testdata/check.yaml")
+	"go run ./cmd/gateway -check -config cmd/gateway/testdata/check.yaml": func(t *testing.T) {
+		cmd := exec.CommandContext(t.Context(), "go", "run", "./cmd/gateway", "-check", "-config",
+			"cmd/gateway/testdata/check.yaml")
 		cmd.Dir = "../.."
 		out, err := cmd.CombinedOutput()
 		require.NoError(t, err, "%s", out)
@@ -67,12 +67,12 @@ var commands = map[string]func(t *testing.T){
 	"go get github.com/pdkit/pdkit": func(t *testing.T) {
 		contains(t, "../../internal/release/rehearse.go", `"get", m.path`)
 	},
-	"go install github.com/pdkit/pdkit/examples/gateway@latest": installed("gateway"),
-	"go install github.com/pdkit/pdkit/examples/pdctl@latest":   installed("pdctl"),
-	"go install github.com/pdkit/pdkit/examples/sidecar@latest": installed("sidecar"),
+	"go install github.com/pdkit/pdkit/cmd/gateway@latest": installed("gateway"),
+	"go install github.com/pdkit/pdkit/cmd/pdctl@latest":   installed("pdctl"),
+	"go install github.com/pdkit/pdkit/cmd/sidecar@latest": installed("sidecar"),
 	// The test of the images makes them, with a tag, too.
-	"go run ./examples/images -tag 0.1.0": func(t *testing.T) {
-		contains(t, "../images/run_test.go", `"go", "run", "./examples/images"`)
+	"go run ./cmd/images -tag 0.1.0": func(t *testing.T) {
+		contains(t, "../../cmd/images/run_test.go", `"go", "run", "./cmd/images"`)
 	},
 }
 

@@ -71,9 +71,9 @@ func TestLibraryCodeTakesOptionsAndSendsThroughTransport(t *testing.T) {
 	}
 }
 
-func TestExamplesUseWhatReadersCan(t *testing.T) {
+func TestExamplesAndProgramsUseWhatReadersCan(t *testing.T) {
 	for _, name := range goFiles(t) {
-		if !strings.HasPrefix(name, "examples/") {
+		if !strings.HasPrefix(name, "examples/") && !strings.HasPrefix(name, "cmd/") {
 			continue
 		}
 		found, err := importsInternal(root, name, nil)
@@ -125,7 +125,7 @@ func TestExtprocKeepsToItself(t *testing.T) {
 	server := g[module+"/extproc"]
 	require.NotNil(t, server)
 	for _, r := range []rule{
-		{never: []string{"connector/*", "discovery/*", "examples/..."},
+		{never: []string{"connector/*", "discovery/*", "cmd/...", "lab/...", "examples/..."},
 			why: "it serves whatever flow it is given"},
 		{never: []string{"testing/...", "net/http/httptest", "github.com/stretchr/testify/..."},
 			why: "these are for tests"},

@@ -83,8 +83,8 @@ var rules = []rule{
 		why: "internal packages are below all others, so that each layer can use them",
 	},
 	{
-		of: []string{"/..."}, never: []string{"examples/..."},
-		why: "examples are programs for readers to change, in a module of their own",
+		of: []string{"/..."}, never: []string{"cmd/...", "examples/...", "lab/..."},
+		why: "programs are in modules of their own, so that nobody who imports the library inherits what they need",
 	},
 	{
 		of: []string{"/..."}, except: []string{"connector/connectortest", "discovery/discoverytest", simRooms +
@@ -222,5 +222,7 @@ func match(pattern, importPath string) bool {
 	return importPath == prefix && !onlyBelow || (below || onlyBelow) && strings.HasPrefix(importPath, prefix+"/")
 }
 
-// folders are the top level of the root module, and of the examples beside it.
-var folders = []string{"config", "connector", "discovery", "examples", "internal", "pdflow", "transport"}
+// folders are the top level of the root module, and of the programs beside it.
+var folders = []string{
+	"cmd", "config", "connector", "discovery", "examples", "internal", "lab", "pdflow", "transport",
+}

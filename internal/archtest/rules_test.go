@@ -136,7 +136,7 @@ func TestEachRuleIsHeld(t *testing.T) {
 		"internal is below all": {
 			[]string{"internal/telemetry: discovery"}, []string{"internal/telemetry must not import discovery"}},
 		"nothing imports examples": {
-			[]string{"pdflow: examples/gateway"}, []string{"pdflow must not import examples/gateway"}},
+			[]string{"pdflow: cmd/gateway"}, []string{"pdflow must not import cmd/gateway"}},
 		"no testing in a library": {
 			[]string{"pdflow/enginesim: testing"}, []string{"pdflow/enginesim must not import testing", "flags"}},
 		"no httptest in a library": {

@@ -158,8 +158,8 @@ func localName(file *ast.File, importPath string) string {
 	return ""
 }
 
-// importsInternal returns one text for each import of the root module's internal packages by a file of the examples.
-// The compiler would allow it, as the examples' module path lies below the root's.
+// importsInternal returns one text for each import of the root module's internal packages by a file of the examples
+// or of the programs. The compiler would allow it, as the paths of their modules lie below the root's.
 func importsInternal(root, name string, src any) ([]string, error) {
 	files := token.NewFileSet()
 	file, err := parser.ParseFile(files, filepath.Join(root, filepath.FromSlash(name)), src, parser.ImportsOnly)

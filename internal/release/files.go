@@ -60,7 +60,7 @@ func (r *repo) writeImages(ctx context.Context, folder, version string) error {
 		if err != nil {
 			return err
 		}
-		if _, err := r.goUser(ctx, filepath.Join(r.dir, "examples"), "run", "./images", "-ref", "examples/"+version,
+		if _, err := r.goUser(ctx, filepath.Join(r.dir, "cmd"), "run", "./images", "-ref", "cmd/"+version,
 			"-out", dir); err != nil {
 			return err
 		}

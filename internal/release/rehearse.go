@@ -21,9 +21,9 @@ var programs = []struct {
 	dir  string
 	args []string
 }{
-	{"examples/gateway", []string{"-check", "-config", "examples/gateway/testdata/check.yaml"}},
-	{"examples/pdctl", []string{"render", "-f", "examples/gateway/testdata/documents/2-nixl.yaml"}},
-	{"examples/sidecar", []string{"-h"}},
+	{"cmd/gateway", []string{"-check", "-config", "cmd/gateway/testdata/check.yaml"}},
+	{"cmd/pdctl", []string{"render", "-f", "cmd/gateway/testdata/documents/2-nixl.yaml"}},
+	{"cmd/sidecar", []string{"-h"}},
 }
 
 // maxFile bounds each file of a module: every user downloads it, and a larger one is most likely there by mistake.

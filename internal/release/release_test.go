@@ -99,7 +99,7 @@ func TestReleasedModulesCanBeHadAndInstalled(t *testing.T) {
 	assert.Empty(t, git(t, source, "tag"))
 }
 
-// The images are those of a stand-in for examples/images, which is a module of other dependencies.
+// The images are those of a stand-in for cmd/images, which is a module of other dependencies.
 func TestAReleaseHasFilesWithChecksums(t *testing.T) {
 	const imagesMain = `package main
 
@@ -115,9 +115,9 @@ func main() {
 `
 	for second, want := range map[string]string{"false": "", "true": "gives other images the second time"} {
 		files := maps.Clone(sample)
-		files["go.work"] = "go 1.26.0\n\nuse (\n\t.\n\t./examples\n)\n"
-		files["examples/go.mod"] = "module github.com/pdkit/sample/examples\n\ngo 1.26.0\n"
-		files["examples/images/main.go"] = strings.Replace(imagesMain, "SECOND", second, 1)
+		files["go.work"] = "go 1.26.0\n\nuse (\n\t.\n\t./cmd\n)\n"
+		files["cmd/go.mod"] = "module github.com/pdkit/sample/cmd\n\ngo 1.26.0\n"
+		files["cmd/images/main.go"] = strings.Replace(imagesMain, "SECOND", second, 1)
 		r, err := clone(t.Context(), makeRepo(t, files), t.TempDir(), false)
 		require.NoError(t, err)
 		folder := filepath.Join(t.TempDir(), "files")
@@ -133,10 +133,10 @@ func main() {
 		for line := range strings.Lines(string(text)) {
 			names = append(names, strings.Fields(line)[1])
 		}
-		assert.Equal(t, []string{"a.tar", "examples-v0.2.0.cdx.json", "v0.2.0.cdx.json"}, names)
+		assert.Equal(t, []string{"a.tar", "cmd-v0.2.0.cdx.json", "v0.2.0.cdx.json"}, names)
 		image, err := os.ReadFile(filepath.Join(folder, "a.tar"))
 		require.NoError(t, err)
-		assert.Equal(t, "examples/v0.2.0", string(image), "from the tag of the programs' module")
+		assert.Equal(t, "cmd/v0.2.0", string(image), "from the tag of the programs' module")
 		require.ErrorContains(t, r.writeFiles(t.Context(), t.Output(), folder, "v0.2.0"), "must be empty")
 	}
 }

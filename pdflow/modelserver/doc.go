@@ -15,6 +15,6 @@
 //	err = mux.SetRoutes(map[string]pdflow.Server{ms.Model(): flows.Server})
 //
 // How engines are found is up to whoever makes the set: [Spec.WorkloadSelector] and [Spec.Discovery] say it, and
-// [ModelServer.Endpoints] are those of a static list. examples/gateway (sources.go, cluster.go) does all of it, while
+// [ModelServer.Endpoints] are those of a static list. cmd/gateway (sources.go, cluster.go) does all of it, while
 // objects come, change and go. Connectors are found by name, so import those that objects may name, or connector/all.
 package modelserver

@@ -44,7 +44,7 @@ type Spec struct {
 }
 
 // TLS is for engines with https URLs: PEM files, which are read again when they change. A relative path starts at the
-// working directory; a program that reads a file of objects may let it start at that file's folder, as examples/gateway
+// working directory; a program that reads a file of objects may let it start at that file's folder, as cmd/gateway
 // does.
 type TLS struct {
 	CAFile     string `json:"caFile"`     // the authorities that sign the engines' certificates

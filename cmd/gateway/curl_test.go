@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/lab/clients/clientstest"
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+)
+
+// Exit codes of curl.
+const (
+	curlFine    = 0
+	curlPartial = 18 // the response is cut
+	curlRefused = 22 // 400 or more
+	curlTimeout = 28
+)
+
+// curl posts a body, and returns what it printed and its exit code.
+func curl(t *testing.T, url, body string, flags ...string) (out string, code int) {
+	t.Helper()
+	flags = append(flags, "--silent", "--no-buffer", "--fail-with-body", "--noproxy", "*", "--json", body, url)
+	cmd := exec.CommandContext(t.Context(), "curl", flags...)
+	said, err := cmd.Output()
+	if cmd.ProcessState == nil {
+		t.Fatal(err)
+	}
+	return string(said), cmd.ProcessState.ExitCode()
+}
+
+func TestCurl(t *testing.T) {
+	if _, err := exec.LookPath("curl"); err != nil {
+		clientstest.Missing(t, "curl")
+	}
+	s := newSite(t)
+	prompt := strings.Repeat("a cat on a mat ", 20)
+	for path, prompted := range map[string]string{
+		"/v1/completions":      `"prompt":"` + prompt + `"`,
+		"/v1/chat/completions": `"messages":[{"role":"user","content":"` + prompt + `"}]`,
+		"/v1/messages":         `"messages":[{"role":"user","content":"` + prompt + `"}]`,
+	} {
+		t.Run(path, func(t *testing.T) {
+			ask := `"model":"tiny",` + prompted + `,"max_tokens":`
+			out, code := curl(t, s.client+path, "{"+ask+"12}")
+			require.Equal(t, curlFine, code, out)
+			want := s.said(t)
+			assert.Equal(t, want, answerOf(t, out))
+			out, code = curl(t, s.client+path, "{"+ask+`12,"stream":true}`)
+			require.Equal(t, curlFine, code, out)
+			assert.Equal(t, want.Texts[0], streamedText(t, out))
+			assert.True(t, strings.HasSuffix(out, "data: [DONE]\n\n"), out)
+			s.settled(t)
+
+			out, code = curl(t, s.client+path, strings.Replace("{"+ask+"12}", "tiny", "nobody", 1))
+			assert.Equal(t, curlRefused, code)
+			assert.True(t, json.Valid([]byte(out)), out)
+			s.d.Inject(enginesim.Fault{Kind: enginesim.FaultResetStream, AfterChunks: 8})
+			out, code = curl(t, s.client+path, "{"+ask+`12,"stream":true}`)
+			assert.Equal(t, curlPartial, code, out)
+			assert.NotEmpty(t, streamedText(t, out))
+
+			before := s.d.Stats().Aborted
+			_, code = curl(t, s.client+path, "{"+ask+`7000,"stream":true}`, "--max-time", "2")
+			assert.Equal(t, curlTimeout, code)
+			require.Eventually(t, func() bool { return s.d.Stats().Aborted == before+1 }, 20*time.Second,
+				time.Millisecond, "the decode leg goes on")
+		})
+	}
+}
+
+// streamedText joins the text of a stream of any API.
+func streamedText(t *testing.T, stream string) string {
+	t.Helper()
+	var text strings.Builder
+	for line := range strings.Lines(stream) {
+		data, ok := strings.CutPrefix(strings.TrimSpace(line), "data: {")
+		if !ok {
+			continue
+		}
+		var e struct {
+			Choices []struct {
+				Text  string
+				Delta struct{ Content string }
+			}
+			Delta struct{ Text string }
+		}
+		require.NoError(t, json.Unmarshal([]byte("{"+data), &e), line)
+		text.WriteString(e.Delta.Text)
+		for _, c := range e.Choices {
+			text.WriteString(c.Text + c.Delta.Content)
+		}
+	}
+	return text.String()
+}

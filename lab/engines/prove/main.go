@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+// Command prove runs two real vLLM engines with NixlConnector, and cmd/gateway in front of them. It proves that
+// both engines serve a request: the text is that of one engine alone, and the decode engine took the prompt's KV from
+// the prefill engine instead of computing it.
+//
+//	prove [flags] [CONNECTOR]             CONNECTOR is the gateway's kvConnector.type, nixl if left out
+//	prove -encode [flags]                 prove the encode stage, with an encode engine more and with images
+//	prove -rescue [flags]                 break streams after each of their tokens: they go on byte for byte
+//	prove -verify [flags] [CONNECTOR...]  let pdctl verify judge each connector that runs on a CPU
+//	prove -today [flags]                  the same for some: those of each day, and those whose turn it is
+//	prove -attest [flags]                 flip bytes of KV in ExampleConnector's files: synthetic probes find it
+//	prove -wire [flags] [RECORDING...]    compare the engines' responses with the recorded ones
+//
+// It exits with 0 if all is proven, with 1 if it is not, and with 2 if it could not try. Start it with prove.sh, which
+// installs the engines.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// errNotProven says that the proof ran and something was wrong. The table has already shown what.
+var errNotProven = errors.New("not proven")
+
+func main() {
+	var o options
+	flag.StringVar(&o.script, "engine", "lab/engines/engine.sh", "the script that becomes an engine")
+	flag.StringVar(&o.gateway, "gateway", "", "the gateway's binary (default: build cmd/gateway)")
+	flag.StringVar(&o.logs, "logs", "", "folder that keeps logs and configurations (default: a temporary one, "+
+		"removed at the end)")
+	flag.BoolVar(&o.verify, "verify", false, "let pdctl verify judge CONNECTOR..., or all that run on a CPU, each "+
+		"with engines launched as the connector renders them")
+	flag.BoolVar(&o.today, "today", false, "like -verify, for the connectors that are proven each day, and for those "+
+		"to which the day of the year turns")
+	flag.BoolVar(&o.rescue, "rescue", false, "prove that streams outlive their decode engine, byte for byte")
+	flag.BoolVar(&o.encode, "encode", false, "prove the encode stage instead, with images")
+	flag.BoolVar(&o.attest, "attest", false, "flip bytes of KV in ExampleConnector's files instead, and let "+
+		"synthetic probes find it")
+	flag.BoolVar(&o.wire, "wire", false, "replay docs/protocols/recordings, or those of the named connectors, or "+
+		"those whose names begin like nixl/25, and print where a response has another shape than the recorded one")
+	flag.BoolVar(&o.all, "all", false, "also show that connector http is found out, and play the faults; with -wire, "+
+		"also replay the recordings that need engines of their own")
+	flag.Parse()
+	o.connector = "nixl"
+	o.verified = flag.Args()
+	if o.today {
+		o.verify, o.verified = true, today(time.Now().UTC().YearDay())
+		fmt.Printf("today: %s\nall: lab/engines/prove.sh -verify, or ./test.sh -real-all; one: "+
+			"lab/engines/prove.sh -verify CONNECTOR\n\n", strings.Join(o.verified, ", "))
+	}
+	if flag.NArg() > 0 {
+		o.connector = flag.Arg(0)
+	}
+	if flag.NArg() > 1 && !o.verify && !o.wire {
+		fmt.Fprintln(os.Stderr, "prove: one connector at a time")
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, o)
+	stop()
+	switch {
+	case err == nil && o.wire:
+		fmt.Println("SAME")
+	case err == nil:
+		fmt.Println("PROVEN")
+	case errors.Is(err, errDifferent):
+		fmt.Println("DIFFERENT")
+		os.Exit(1)
+	case errors.Is(err, errNotProven):
+		fmt.Println("NOT PROVEN")
+		os.Exit(1)
+	default:
+		fmt.Fprintln(os.Stderr, "prove:", err)
+		os.Exit(2)
+	}
+}
+
+type options struct {
+	connector, script, gateway, logs string
+	all, verify, today, wire         bool
+	verified                         []string
+	encode, rescue, attest           bool
+}
+
+func run(ctx context.Context, o options) (err error) {
+	lab := &lab{gateway: o.gateway, dir: o.logs}
+	if lab.script, err = filepath.Abs(o.script); err != nil { // engines run in folders of their own
+		return err
+	}
+	if lab.dir == "" {
+		if lab.dir, err = os.MkdirTemp("", "pdkit-engines-"); err != nil {
+			return err
+		}
+		defer os.RemoveAll(lab.dir)
+	} else if err := os.MkdirAll(lab.dir, 0o750); err != nil {
+		return err
+	}
+	if lab.gateway == "" && !o.wire && !o.attest {
+		lab.gateway = filepath.Join(lab.dir, "gateway")
+		//nolint:gosec // G204: only the output file varies, and it is ours
+		build := exec.CommandContext(ctx, "go", "build", "-o", lab.gateway, "github.com/pdkit/pdkit/cmd/gateway")
+		if output, err := build.CombinedOutput(); err != nil {
+			return fmt.Errorf("building the gateway: %w\n%s", err, output)
+		}
+	}
+	if lab.reaper, err = startReaper(); err != nil {
+		return err
+	}
+	defer lab.close()
+	if o.wire {
+		return (&wire{lab: lab, all: o.all, names: o.verified, out: os.Stdout}).run(ctx)
+	}
+	if o.verify {
+		//nolint:gosec // G204: only the output file varies, and it is ours
+		build := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(lab.dir, "pdctl"),
+			"github.com/pdkit/pdkit/cmd/pdctl")
+		if output, err := build.CombinedOutput(); err != nil {
+			return fmt.Errorf("building pdctl: %w\n%s", err, output)
+		}
+		return verifyAll(ctx, lab, o.verified)
+	}
+	if o.encode {
+		return proveEncode(ctx, lab)
+	}
+	if o.rescue {
+		return proveRescue(ctx, lab, os.Stdout)
+	}
+	if o.attest {
+		return proveAttestation(ctx, lab)
+	}
+
+	begin := time.Now()
+	engines, err := lab.startEngines(ctx, engineOptions{role: "prefill"}, engineOptions{role: "decode"})
+	if err != nil {
+		return err
+	}
+	fmt.Printf("prefill and decode engine ready after %.0f s\n\n", time.Since(begin).Seconds())
+	p, d := engines[0], engines[1]
+
+	proven := prove(ctx, lab, o.connector, p, d)
+	if !o.all {
+		return proven
+	}
+	if errors.Is(proven, errNotProven) || proven == nil {
+		return errors.Join(proven, refute(ctx, lab, p, d), playFaults(ctx, lab, p, d))
+	}
+	return proven
+}

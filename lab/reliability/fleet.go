@@ -1,0 +1,380 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/pdkit/pdkit/pdflow/enginesim"
+)
+
+const (
+	prefill = "prefill"
+	decode  = "decode"
+)
+
+const gatewayPackage = "github.com/pdkit/pdkit/cmd/gateway"
+
+var errNoNamespace = errors.New("no network namespace can be had here")
+
+// fleet is a gateway process with the engines of several orders behind it, each a process, and for each order an engine
+// in this process that serves alone.
+type fleet struct {
+	dir     string
+	wire    *wire // nil: all on loopback, and no fault of the network
+	models  []*model
+	client  *http.Client // to the gateway and the lone engines
+	gateway *exec.Cmd
+	exited  chan struct{}
+	url     string
+	admin   string
+
+	patience time.Duration // of a client, for a whole response
+}
+
+// model is an order at work.
+type model struct {
+	*order
+	dir     string
+	engines []*engine // prefill first, then decode
+	lone    *enginesim.Engine
+
+	listing sync.Mutex // the list of discovery is written by one at a time
+	flaps   sync.Mutex // held while a fault is played at the list or at the store
+
+	terminated atomic.Int64 // when an engine was last told to end, in ns since 1970
+}
+
+// fleetOptions say what a fleet is for.
+type fleetOptions struct {
+	wire   bool
+	orders func(callback string) []*order
+	each   int // engines of each role and order
+	tune   func(o *order, cfg *enginesim.Config)
+	retry  int    // attempts at a pair
+	limits string // timeouts, as one line of YAML
+}
+
+// shortTimeouts let an engine that is gone be left within seconds.
+const shortTimeouts = "{connect: 1s, prefill: 4s, handoff: 3s, decode: 6s, idle: 4s, cleanup: 2s, healthCheck: 1s}"
+
+// patience is how long a client waits for a whole response. It is beyond what those timeouts of all attempts come to.
+const patience = 60 * time.Second
+
+// openFleet starts everything, and returns when the gateway is ready.
+func openFleet(ctx context.Context, opt fleetOptions) (f *fleet, err error) {
+	opt.limits = cmp.Or(opt.limits, shortTimeouts)
+	f = &fleet{patience: patience,
+		client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true,
+			IdleConnTimeout: 4 * time.Second}}} // less than the 5 s after which the lone engines close
+	if f.dir, err = os.MkdirTemp("", "pdkit-reliability-"); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			f.close()
+		}
+	}()
+	here, prefix := "127.0.0.1", fmt.Sprintf("127.77.%d.", 1+rand.IntN(250))
+	if opt.wire {
+		if f.wire, err = newWire(); err != nil {
+			return nil, err
+		}
+		here, prefix = wirePrefix+"1", wirePrefix
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	callback, err := freeAddress(here)
+	if err != nil {
+		return nil, err
+	}
+	number := 2
+	for _, o := range opt.orders(callback) {
+		m := &model{order: o, dir: filepath.Join(f.dir, o.name)}
+		f.models = append(f.models, m)
+		if err := os.Mkdir(m.dir, 0o750); err != nil {
+			return nil, err
+		}
+		for i := range 2 * opt.each {
+			e := &engine{name: fmt.Sprintf("%s-%d", o.name, i), role: prefill, self: self}
+			if i >= opt.each {
+				e.role = decode
+			}
+			e.config = o.engineConfig(e.role, prefix+text(number), m.dir, 0)
+			if opt.tune != nil {
+				opt.tune(o, &e.config)
+			}
+			if f.wire != nil {
+				if e.host, err = f.wire.host(number); err != nil {
+					return nil, err
+				}
+			}
+			number++
+			if err := e.start(); err != nil {
+				return nil, err
+			}
+			m.engines = append(m.engines, e)
+		}
+		if m.lone, err = enginesim.Start(o.loneConfig()); err != nil {
+			return nil, err
+		}
+		if err := m.list(m.engines); err != nil {
+			return nil, err
+		}
+	}
+	return f, f.startGateway(ctx, opt)
+}
+
+// list writes the model's list of discovery.
+func (m *model) list(engines []*engine) error {
+	var y strings.Builder
+	y.WriteString("endpoints:\n")
+	if len(engines) == 0 {
+		y.WriteString("  []\n")
+	}
+	for _, e := range engines {
+		attributes, err := json.Marshal(m.attributes(e))
+		if err != nil {
+			return err
+		}
+		if string(attributes) == "null" {
+			attributes = []byte("{}")
+		}
+		fmt.Fprintf(&y, "  - {url: %q, role: %s, attributes: %s}\n", e.url(), e.role, attributes)
+	}
+	return m.write(y.String())
+}
+
+// write replaces the file of discovery.
+func (m *model) write(list string) error {
+	m.listing.Lock()
+	defer m.listing.Unlock()
+	path := filepath.Join(m.dir, "endpoints.yaml")
+	if err := os.WriteFile(path+".new", []byte(list), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+func (f *fleet) configuration(opt fleetOptions, listen, admin string) string {
+	var y strings.Builder
+	fmt.Fprintf(&y, "apiVersion: pdkit.dev/v1alpha1\nkind: Gateway\nspec: {listen: %q, admin: %q}\n", listen, admin)
+	for _, m := range f.models {
+		settings := m.settings
+		if settings == "" {
+			settings = "{}"
+		}
+		fmt.Fprintf(&y, `---
+apiVersion: networking.matrixinfer.ai/v1alpha1
+kind: ModelServer
+metadata: {name: %[1]s}
+spec:
+  model: %[1]s
+  kvConnector:
+    type: %[1]s
+    config: %[2]s
+    retry: {maxAttempts: %[3]d}
+    timeouts: %[4]s
+  discovery: {file: {path: %[5]q}}
+`, m.name, settings, opt.retry, opt.limits, filepath.Join(m.dir, "endpoints.yaml"))
+	}
+	return y.String()
+}
+
+// startGateway builds and starts the real gateway, and waits until all of its models are ready.
+func (f *fleet) startGateway(ctx context.Context, opt fleetOptions) error {
+	binary := filepath.Join(f.dir, "gateway")
+	build := exec.CommandContext(ctx, "go", "build", "-o", binary, gatewayPackage)
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("build the gateway: %w\n%s", err, out)
+	}
+	listen, err := freeAddress("127.0.0.1")
+	if err != nil {
+		return err
+	}
+	admin, err := freeAddress("127.0.0.1")
+	if err != nil {
+		return err
+	}
+	file := filepath.Join(f.dir, "gateway.yaml")
+	if err := os.WriteFile(file, []byte(f.configuration(opt, listen, admin)), 0o600); err != nil {
+		return err
+	}
+	log, err := os.Create(f.log())
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	f.gateway = exec.CommandContext(context.WithoutCancel(ctx), binary, "-config", file) // #nosec G204 -- built above
+	// Go's own target for garbage: the gateway's default has a floor under the heap, which hides what grows.
+	f.gateway.Env = append(os.Environ(), "GOGC=100")
+	f.gateway.Stderr = log
+	f.url, f.admin, f.exited = "http://"+listen, "http://"+admin, make(chan struct{})
+	if err := f.gateway.Start(); err != nil {
+		return err
+	}
+	go func() {
+		_ = f.gateway.Wait() // how it ended shows its log
+		close(f.exited)
+	}()
+	if err := f.ready(ctx, 20*time.Second); err != nil {
+		words, _ := os.ReadFile(f.log())
+		return fmt.Errorf("%w\n%s", err, words)
+	}
+	return nil
+}
+
+func (f *fleet) log() string { return filepath.Join(f.dir, "gateway.log") }
+
+// ready waits until the gateway says that each model can be served.
+func (f *fleet) ready(ctx context.Context, limit time.Duration) error {
+	return eventually(ctx, limit, "the gateway is not ready", func() error {
+		status, body, err := f.get(ctx, "/readyz")
+		if err == nil && status != http.StatusOK {
+			err = fmt.Errorf("/readyz: %d %s", status, body)
+		}
+		return err
+	})
+}
+
+// eventually waits until check gives no error.
+func eventually(ctx context.Context, limit time.Duration, what string, check func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	for {
+		err := check()
+		if err == nil {
+			return nil
+		}
+		if pause(ctx, 50*time.Millisecond) != nil {
+			return fmt.Errorf("%s after %s: %w", what, limit, err)
+		}
+	}
+}
+
+// get asks the gateway's admin address.
+func (f *fleet) get(ctx context.Context, path string) (status int, body string, err error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, f.admin+path, nil)
+	if err != nil {
+		return 0, "", err
+	}
+	r.Close = true
+	resp, err := f.client.Do(r)
+	if err != nil {
+		return 0, "", err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(text), err
+}
+
+// gauges are what the gateway's process holds.
+type gauges struct {
+	goroutines, descriptors int
+	heap, resident          int64 // bytes
+	sessions                int
+}
+
+// gauges reads them from /metrics and /debug/pd.
+func (f *fleet) gauges(ctx context.Context) (g gauges, err error) {
+	f.client.CloseIdleConnections() // or else each is a goroutine and a descriptor of the gateway
+	_, metrics, err := f.get(ctx, "/metrics")
+	if err != nil {
+		return g, err
+	}
+	value := func(name string) int64 {
+		_, rest, _ := strings.Cut("\n"+metrics, "\n"+name+" ")
+		line, _, _ := strings.Cut(rest, "\n")
+		v, perr := strconv.ParseFloat(line, 64)
+		if perr != nil {
+			err = errors.Join(err, fmt.Errorf("/metrics has no %s", name))
+		}
+		return int64(v)
+	}
+	g.goroutines, g.descriptors = int(value("go_goroutines")), int(value("process_open_fds"))
+	g.heap, g.resident = value("go_memstats_heap_inuse_bytes"), value("process_resident_memory_bytes")
+	_, text, derr := f.get(ctx, "/debug/pd")
+	var debug struct {
+		Models []struct{ Sessions []json.RawMessage }
+	}
+	err = errors.Join(err, derr)
+	if derr == nil {
+		err = errors.Join(err, json.Unmarshal([]byte(text), &debug))
+	}
+	for _, m := range debug.Models {
+		g.sessions += len(m.Sessions)
+	}
+	return g, err
+}
+
+// close ends all processes.
+func (f *fleet) close() {
+	if f.gateway != nil && f.gateway.Process != nil {
+		_ = f.gateway.Process.Signal(syscall.SIGTERM)
+		select {
+		case <-f.exited:
+		case <-time.After(40 * time.Second):
+			_ = f.gateway.Process.Kill()
+			<-f.exited
+		}
+	}
+	for _, m := range f.models {
+		for _, e := range m.engines {
+			e.signal(syscall.SIGKILL)
+		}
+		if m.lone != nil {
+			_ = m.lone.Close()
+		}
+	}
+	if f.wire != nil {
+		f.wire.close()
+	}
+	f.client.CloseIdleConnections()
+	_ = os.RemoveAll(f.dir)
+}
+
+func (e *engine) addr() netip.Addr { return e.host.addr }
+
+// freeAddress finds a free port. If another process takes it before the program does, the start fails and says so.
+func freeAddress(ip string) (string, error) {
+	l, err := net.Listen("tcp", net.JoinHostPort(ip, "0"))
+	if err != nil {
+		return "", err
+	}
+	defer l.Close()
+	return l.Addr().String(), nil
+}
+
+// pause waits, or returns the context's error.
+func pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func text(n int) string { return strconv.Itoa(n) }

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command reliability tries to break cmd/gateway, and checks every response by that of an engine that serves
+// alone. Run it from the repository's root:
+//
+//	go run ./lab/reliability chaos -for 10m -o docs/reliability/chaos.md
+//	go run ./lab/reliability soak -o docs/reliability/soak.md
+//	go run ./lab/reliability streams -o docs/reliability/streams.md
+//
+// Engines are simulated (pdflow/enginesim) and real in what counts here: each is a process, moves KV over TCP, and
+// makes each token from the KV that it holds, so that wrong KV gives wrong text.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "reliability:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	if len(args) == 0 {
+		return errors.New("want one of chaos, soak and streams")
+	}
+	flags := flag.NewFlagSet(args[0], flag.ExitOnError)
+	out := flags.String("o", "", "write the report to this file too")
+	switch args[0] {
+	case "engine":
+		return runEngine(os.Stdin, os.Stdout)
+	case "namespace": // asks whether a namespace can be had
+		w, err := newWire()
+		if err != nil {
+			return err
+		}
+		if _, err = w.host(2); err == nil {
+			w.close()
+		}
+		return err
+	case "chaos":
+		return mainChaos(flags, args[1:], out)
+	case "soak":
+		return mainSoak(flags, args[1:], out)
+	case "streams":
+		return mainStreams(flags, args[1:], out)
+	}
+	return fmt.Errorf("unknown command %q", args[0])
+}
+
+// interruptible is a context that ends with Ctrl-C.
+func interruptible() (context.Context, context.CancelFunc) {
+	return signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+}
+
+func mainChaos(flags *flag.FlagSet, args []string, out *string) error {
+	length := flags.Duration("for", time.Minute, "how long faults are played")
+	workers := flags.Int("clients", 4, "clients of each order")
+	seed := flags.Uint64("seed", uint64(time.Now().UnixNano()), "of the faults and the requests")
+	_ = flags.Parse(args) // it ends the program itself
+	wired := true
+	if err := inNamespace(); errors.Is(err, errNoNamespace) {
+		wired = false
+		fmt.Fprintln(os.Stderr, "no fault of the network is played:", err)
+	} else if err != nil {
+		return err
+	}
+	ctx, stop := interruptible()
+	defer stop()
+	c, err := runChaos(ctx, *length, *workers, *seed, wired)
+	if err != nil {
+		return err
+	}
+	return errors.Join(publish(*out, c.report), c.err())
+}
+
+func mainSoak(flags *flag.FlagSet, args []string, out *string) error {
+	requests := flags.Int("requests", 50_000, "how many")
+	workers := flags.Int("clients", 24, "requests at a time")
+	seed := flags.Uint64("seed", uint64(time.Now().UnixNano()), "of the faults and the requests")
+	_ = flags.Parse(args)
+	ctx, stop := interruptible()
+	defer stop()
+	s, err := runSoak(ctx, *requests, *workers, *seed)
+	if err != nil {
+		return err
+	}
+	return errors.Join(publish(*out, s.report), s.err())
+}
+
+func mainStreams(flags *flag.FlagSet, args []string, out *string) error {
+	open := flags.Int("n", 8000, "streams through a gateway process, at a time")
+	inMemory := flags.Int("memory", 10_000, "streams through a handler in this process, over no network; 0: none")
+	tokens := flags.Int("tokens", 40, "of each stream, one in 2 s")
+	_ = flags.Parse(args)
+	ctx, stop := interruptible()
+	defer stop()
+	m, err := measureInMemory(ctx, *inMemory)
+	if err != nil {
+		return err
+	}
+	s, err := runStreams(ctx, *open, *tokens)
+	if err != nil {
+		return err
+	}
+	s.memory = m
+	return errors.Join(publish(*out, s.report), s.err())
+}
+
+// publish writes a report to standard output, and to a file if one is named.
+func publish(file string, report func(io.Writer)) error {
+	report(os.Stdout)
+	if file == "" {
+		return nil
+	}
+	f, err := os.Create(file)
+	if err != nil {
+		return err
+	}
+	report(f)
+	return f.Close()
+}
