@@ -20,7 +20,7 @@
 #   quickstart  examples/quickstart proves that KV is reused, and sees when it is not
 #   reliability lab/reliability, short: 60 s of chaos, a soak of some seconds, 500 slow streams at a time; the page
 #               of faults is as the code does, and overload within its bounds
-#   bench       what each request runs through, against the commit before (internal/hotpaths); lab/bench, short: all
+#   bench       what each request runs through, against the commit before (internal/tools/hotpaths); lab/bench, short: all
 #               responses checked, no figure beyond 2.5 times its target
 #   install     real engines into .engines, once: some minutes and 3 GB (only with -real)
 #   real        compares the values that their request models accept with the committed ones;
@@ -125,7 +125,7 @@ step_vulnerable() {
 
 step_release() {
   git rev-parse --quiet --verify HEAD > /dev/null 2>&1 || skip "releases are made from a git repository"
-  go run ./internal/release
+  go run ./internal/tools/release
 }
 
 # step_servers brings what tests need and are skipped without, except with CI=true.
@@ -142,7 +142,7 @@ step_race() {
   command -v "$(go env CC)" >/dev/null || skip "the race detector needs a C compiler ($(go env CC)); go test ./... does not"
   each tests -p 2 ./...
   PDKIT_TEST_HTTP_CLIENT=nethttp tests ./transport ./pdflow
-  TIME=1 internal/flicker/repeat.sh ./internal/cut # so that it can be relied on
+  TIME=1 internal/tools/flicker/repeat.sh ./internal/cut # so that it can be relied on
 }
 
 # tests runs go test with the race detector, and packages that failed once more, by themselves: on a machine that others
@@ -223,7 +223,7 @@ step_bench() {
   [ "$(uname -s)" = Linux ] || skip "it reads CPU times from Linux"
   [ "$(nproc)" -ge 2 ] || skip "it needs two CPUs: one for the gateway, one for clients and engines"
   go test -count=1 -run '^Test(AllocationsOfARequest|AStreamKeepsLittleStack)' ./pdflow # the race detector changes bytes
-  go run ./internal/hotpaths
+  go run ./internal/tools/hotpaths
   go run ./lab/bench -quick
 }
 

@@ -10,6 +10,7 @@ require (
 	github.com/miekg/dns v1.1.73
 	github.com/pdkit/pdkit v0.1.0
 	github.com/pdkit/pdkit/discovery/kubernetes v0.1.0
+	github.com/pdkit/pdkit/enginesim v0.1.0
 	github.com/prometheus/client_golang v1.25.0
 	github.com/stretchr/testify v1.12.1
 	github.com/tidwall/gjson v1.20.0
@@ -72,8 +73,6 @@ require (
 	github.com/go-openapi/swag/stringutils v0.29.2 // indirect
 	github.com/go-openapi/swag/typeutils v0.29.2 // indirect
 	github.com/go-openapi/swag/yamlutils v0.29.2 // indirect
-	github.com/go-zeromq/goczmq/v4 v4.2.2 // indirect
-	github.com/go-zeromq/zmq4 v0.17.0 // indirect
 	github.com/golang/freetype v0.0.0-20170609003504-e2365dfdc4a0 // indirect
 	github.com/google/gnostic-models v0.7.0 // indirect
 	github.com/google/uuid v1.6.0 // indirect
@@ -139,3 +138,5 @@ replace github.com/pdkit/pdkit => ../
 replace github.com/pdkit/pdkit/discovery/kubernetes => ../discovery/kubernetes
 
 replace github.com/pdkit/pdkit/lab => ../lab
+
+replace github.com/pdkit/pdkit/enginesim => ../enginesim

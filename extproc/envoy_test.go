@@ -24,9 +24,9 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector/mooncake"
 	"github.com/pdkit/pdkit/connector/nixl"
+	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/extproc"
 	"github.com/pdkit/pdkit/pdflow"
-	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
 func nixlWorld(t *testing.T, p, d enginesim.Config, opts ...pdflow.Option) *world {

@@ -25,8 +25,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/pdflow"
-	"github.com/pdkit/pdkit/pdflow/enginesim"
 	"github.com/pdkit/pdkit/transport"
 )
 

@@ -20,8 +20,8 @@ import (
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/connector/plainhttp"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/pdflow"
-	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
 // The table of faults: one test a row. Engines are enginesim's, so that a leaked or twice-used handoff shows too.

@@ -15,8 +15,8 @@ import (
 
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/pdflow"
-	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
 // Streams that outlive their decode engine: the client gets byte for byte what it gets of an engine that lives.

@@ -6,7 +6,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/enginesim"
 )
 
 // cancelCases are about clients that leave. Engines that go on for nobody are the load that kills a busy fleet.

@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/enginesim"
 )
 
 // noHandoff is a response of P that names no KV.

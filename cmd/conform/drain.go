@@ -7,7 +7,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/enginesim"
 )
 
 // drainCases are about SIGTERM, which each rollout sends.

@@ -15,7 +15,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/enginesim"
 )
 
 // body makes a completion with a prompt of its own. Pairs are further members; nil removes one.

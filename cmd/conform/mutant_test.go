@@ -20,7 +20,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/pdkit/pdkit/discovery/kubernetes/kubetest"
+	"github.com/pdkit/pdkit/enginesim/freeport"
 )
 
 // proxy is a small gateway that keeps all rules. Each fault that it is given breaks one of them.
@@ -50,7 +50,7 @@ func (g gateway) Start(ctx context.Context, prefill, decode []string) (*Instance
 	if p.is("is impatient") {
 		p.engines.Timeout = time.Second
 	}
-	port, err := kubetest.FreePorts(1) // which nobody takes when it drains
+	port, err := freeport.Find(1) // which nobody takes when it drains
 	if err != nil {
 		end()
 		return nil, err

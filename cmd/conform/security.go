@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/enginesim"
 )
 
 // securityCases are about clients that mean harm, or send nonsense.

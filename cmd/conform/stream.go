@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/enginesim"
 )
 
 // streamCases are about what the client reads.

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/enginesim"
 )
 
 // wireCases are about what the engines receive.

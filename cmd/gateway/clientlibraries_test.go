@@ -15,8 +15,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/lab/clients/clientstest"
-	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
 // failures are how a client's user learns of each fault. What the gateway answers is the same for all.

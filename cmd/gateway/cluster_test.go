@@ -31,7 +31,7 @@ import (
 	"github.com/pdkit/pdkit/config/yamlfile"
 	"github.com/pdkit/pdkit/discovery/kubernetes"
 	"github.com/pdkit/pdkit/discovery/kubernetes/kubetest"
-	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 )
 

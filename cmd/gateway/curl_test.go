@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/lab/clients/clientstest"
-	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
 // Exit codes of curl.

@@ -16,8 +16,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/pdflow/attest"
-	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
 // liveState is what live.json says.

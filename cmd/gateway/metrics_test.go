@@ -16,7 +16,7 @@ import (
 
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/inspect"
-	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/enginesim"
 )
 
 // Two models with the same connector are two series. One model has its name too, since a reload may add another.

@@ -23,8 +23,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
 
-	"github.com/pdkit/pdkit/discovery/kubernetes/kubetest"
-	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/enginesim"
+	"github.com/pdkit/pdkit/enginesim/freeport"
 )
 
 // prometheusTool returns the path of a program that prometheus/install.sh has brought.
@@ -137,7 +137,7 @@ func watchedBy(t *testing.T, admin, every string) (w watcher) {
 			"rule_files: [rules.yaml]\n"+
 			"scrape_configs: [{job_name: pdkit, static_configs: [{targets: [%[2]q]}]}]\n",
 		every, strings.TrimPrefix(admin, "http://")), 0o600))
-	port, err := kubetest.FreePorts(1)
+	port, err := freeport.Find(1)
 	require.NoError(t, err)
 	addr := "127.0.0.1:" + strconv.Itoa(port)
 	cmd := exec.CommandContext(t.Context(), server, "--config.file="+filepath.Join(dir, "prometheus.yml"),

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/pdflow/reuse"
 )
 

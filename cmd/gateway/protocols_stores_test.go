@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/discovery/kubernetes/kubetest"
-	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/enginesim"
+	"github.com/pdkit/pdkit/enginesim/freeport"
 	"github.com/pdkit/pdkit/pdflow/reuse"
 )
 
@@ -42,7 +42,7 @@ func zmqAddresses(p, d *enginesim.Engine) (prefill, decode attributes) {
 
 func unusedPort(t *testing.T) string {
 	t.Helper()
-	port, err := kubetest.FreePorts(1)
+	port, err := freeport.Find(1)
 	require.NoError(t, err)
 	return strconv.Itoa(port)
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/enginesim"
 )
 
 // The decode engine dies after some events of a greedy stream. With spec.rescue the client's text is whole; without it

@@ -18,8 +18,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/discovery/kubernetes/kubetest"
-	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/enginesim"
+	"github.com/pdkit/pdkit/enginesim/freeport"
 )
 
 // interrupted is the exit status of a real pdctl that gets Ctrl-C when it has sent its first request, to a server that
@@ -55,7 +55,7 @@ func interrupted(t *testing.T, args ...string) int {
 // fourPorts returns the first of four free ports in a row, below those that systems give to clients.
 func fourPorts(t *testing.T) string {
 	t.Helper()
-	first, err := kubetest.FreePorts(4)
+	first, err := freeport.Find(4)
 	require.NoError(t, err)
 	return strconv.Itoa(first)
 }

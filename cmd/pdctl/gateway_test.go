@@ -16,8 +16,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/discovery/kubernetes/kubetest"
-	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/enginesim"
+	"github.com/pdkit/pdkit/enginesim/freeport"
 )
 
 // realGateway starts cmd/gateway with two prefill and three decode engines. Some streams of one of these break off
@@ -73,7 +73,7 @@ spec:
 
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	port, err := kubetest.FreePorts(1)
+	port, err := freeport.Find(1)
 	require.NoError(t, err)
 	return net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 }

@@ -17,15 +17,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/discovery/kubernetes/kubetest"
-	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/enginesim"
+	"github.com/pdkit/pdkit/enginesim/freeport"
 )
 
 // ports returns the first of n free ports in a row. They are below the range from which systems choose free ports
 // themselves.
 func ports(t *testing.T, n int) int {
 	t.Helper()
-	first, err := kubetest.FreePorts(n)
+	first, err := freeport.Find(n)
 	require.NoError(t, err)
 	return first
 }

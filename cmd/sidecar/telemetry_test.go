@@ -16,7 +16,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/cmd/otlp/otlptest"
-	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/enginesim"
 )
 
 var metricsLine = regexp.MustCompile(`msg=metrics listen=\S*:(\d+)`)

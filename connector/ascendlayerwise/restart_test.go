@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/internal/freeport"
+	"github.com/pdkit/pdkit/enginesim/freeport"
 )
 
 // While the address is taken by somebody else the connector is not healthy; afterwards it receives callbacks again.

@@ -24,7 +24,7 @@ import (
 	"github.com/pdkit/pdkit/connector/ascendlayerwise"
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/freeport"
+	"github.com/pdkit/pdkit/enginesim/freeport"
 )
 
 func started(t testing.TB, o *ascendlayerwise.Options) *ascendlayerwise.Connector {

@@ -7,14 +7,12 @@ import (
 	"context"
 	"encoding/binary"
 	"io"
-	"log"
 	"net"
 	"os"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/go-zeromq/zmq4"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"github.com/vmihailenco/msgpack/v5"
@@ -22,7 +20,8 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/lmcachepd"
-	"github.com/pdkit/pdkit/internal/freeport"
+	"github.com/pdkit/pdkit/enginesim/freeport"
+	"github.com/pdkit/pdkit/enginesim/zmq"
 )
 
 // start opens a connector's listener at a free port, or at the given address.
@@ -47,16 +46,15 @@ func freePort(t testing.TB) string {
 	return "127.0.0.1:" + port
 }
 
-// pusher is a rank of P: a ZeroMQ PUSH socket of another implementation than pdkit's.
+// pusher is a rank of P: a ZeroMQ PUSH socket that shares no code with the listener.
 func pusher(t testing.TB, address string) func(frames ...[]byte) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	push := zmq4.NewPush(ctx, zmq4.WithLogger(log.New(io.Discard, "", 0)))
-	require.NoError(t, push.Dial("tcp://"+address))
-	t.Cleanup(func() { _ = push.Close(); cancel() })
+	push, err := zmq.Dial(t.Context(), "PUSH", address, "")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = push.Close() })
 	return func(frames ...[]byte) {
 		t.Helper()
-		require.NoError(t, push.SendMulti(zmq4.NewMsgFrom(frames...)))
+		require.NoError(t, push.Send(frames...))
 	}
 }
 

@@ -14,8 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/pdflow"
-	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
 // slowPrefill makes each prompt of completion take P about two seconds.

@@ -16,7 +16,7 @@ import (
 	wire "github.com/miekg/dns"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/internal/freeport"
+	"github.com/pdkit/pdkit/enginesim/freeport"
 )
 
 // coreDNS is a real CoreDNS that serves the zone test from a file.

@@ -18,7 +18,7 @@ import (
 
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/registration"
-	"github.com/pdkit/pdkit/internal/freeport"
+	"github.com/pdkit/pdkit/enginesim/freeport"
 )
 
 // The engines of this file's tests announce themselves by pyzmq and libzmq, as real ones do: testdata/p2pnccl.py and

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/internal/freeport"
+	"github.com/pdkit/pdkit/enginesim/freeport"
 )
 
 // ownAddress is one that nobody else gets while its listener is dead.

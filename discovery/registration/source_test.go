@@ -9,7 +9,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -19,7 +18,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-zeromq/zmq4"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"github.com/vmihailenco/msgpack/v5"
@@ -29,7 +27,8 @@ import (
 	"github.com/pdkit/pdkit/discovery/discoverytest"
 	"github.com/pdkit/pdkit/discovery/registration"
 	"github.com/pdkit/pdkit/discovery/static"
-	"github.com/pdkit/pdkit/internal/freeport"
+	"github.com/pdkit/pdkit/enginesim/freeport"
+	"github.com/pdkit/pdkit/enginesim/zmq"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -45,18 +44,16 @@ func start(t testing.TB, o registration.Options) *registration.Source {
 	return s
 }
 
-// engine is a DEALER socket of an implementation that is not pdkit's.
+// engine is a DEALER socket that shares no code with the source.
 func engine(t testing.TB, address string) (send func(obj), closeIt func()) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	dealer := zmq4.NewDealer(ctx, zmq4.WithLogger(log.New(io.Discard, "", 0)))
-	require.NoError(t, dealer.Dial("tcp://"+address))
+	dealer, err := zmq.Dial(context.Background(), "DEALER", address, "")
+	require.NoError(t, err)
 	closed := false
 	closeIt = func() {
 		if !closed {
 			closed = true
 			_ = dealer.Close()
-			cancel()
 		}
 	}
 	t.Cleanup(closeIt)
@@ -64,7 +61,7 @@ func engine(t testing.TB, address string) (send func(obj), closeIt func()) {
 		t.Helper()
 		raw, err := msgpack.Marshal(message)
 		require.NoError(t, err)
-		require.NoError(t, dealer.Send(zmq4.NewMsg(raw)))
+		require.NoError(t, dealer.Send(raw))
 	}, closeIt
 }
 

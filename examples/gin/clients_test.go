@@ -9,8 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/lab/clients/clientstest"
-	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
 // prompt is longer than a block of KV.

@@ -20,8 +20,8 @@ import (
 	"github.com/tidwall/gjson"
 	"go.uber.org/goleak"
 
-	"github.com/pdkit/pdkit/discovery/kubernetes/kubetest"
-	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/enginesim"
+	"github.com/pdkit/pdkit/enginesim/freeport"
 )
 
 func TestMain(m *testing.M) {
@@ -39,7 +39,7 @@ type world struct {
 // start starts a server with gin's handler as around wraps it, over HTTP/1 and over HTTP/2 without TLS.
 func start(t *testing.T, o options, around func(http.Handler) http.Handler) *world {
 	t.Helper()
-	port, err := kubetest.FreePorts(1) // which nobody takes when the engine has ended
+	port, err := freeport.Find(1) // which nobody takes when the engine has ended
 	require.NoError(t, err)
 	p, d, err := enginesim.Pair(enginesim.Config{Listen: "127.0.0.1:" + strconv.Itoa(port)}, enginesim.Config{})
 	require.NoError(t, err)

@@ -65,7 +65,7 @@ var commands = map[string]func(t *testing.T){
 	},
 	// A rehearsal of a release gets each module and installs the programs, see RELEASING.md.
 	"go get github.com/pdkit/pdkit": func(t *testing.T) {
-		contains(t, "../../internal/release/rehearse.go", `"get", m.path`)
+		contains(t, "../../internal/tools/release/rehearse.go", `"get", m.path`)
 	},
 	"go install github.com/pdkit/pdkit/cmd/gateway@latest": installed("gateway"),
 	"go install github.com/pdkit/pdkit/cmd/pdctl@latest":   installed("pdctl"),
@@ -77,7 +77,7 @@ var commands = map[string]func(t *testing.T){
 }
 
 func installed(program string) func(*testing.T) {
-	return func(t *testing.T) { contains(t, "../../internal/release/rehearse.go", `examples/`+program+`"`) }
+	return func(t *testing.T) { contains(t, "../../internal/tools/release/rehearse.go", `examples/`+program+`"`) }
 }
 
 func inTestScript(part string) func(*testing.T) {

@@ -13,7 +13,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/enginesim"
 )
 
 // check is one claim that must be true if D reused what P computed.

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/pdflow"
-	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
 // screen prints the story: plain text, with a little colour where a terminal shows it.

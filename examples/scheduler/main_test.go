@@ -22,9 +22,9 @@ import (
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/discovery/kubernetes/kubetest"
+	"github.com/pdkit/pdkit/enginesim"
+	"github.com/pdkit/pdkit/enginesim/freeport"
 	"github.com/pdkit/pdkit/pdflow"
-	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -47,7 +47,7 @@ func start(t *testing.T, decode enginesim.Config, opts ...pdflow.Option) *world 
 	t.Helper()
 	w := &world{}
 	for i := range w.p {
-		port, err := kubetest.FreePorts(1) // which nobody takes when the engine has ended
+		port, err := freeport.Find(1) // which nobody takes when the engine has ended
 		require.NoError(t, err)
 		w.p[i], w.d[i], err = enginesim.Pair(enginesim.Config{Listen: "127.0.0.1:" + strconv.Itoa(port)}, decode)
 		require.NoError(t, err)

@@ -18,3 +18,5 @@ require (
 )
 
 replace github.com/pdkit/pdkit => ../..
+
+replace github.com/pdkit/pdkit/enginesim => ../../enginesim

@@ -3,31 +3,27 @@
 package zmtp_test
 
 import (
-	"context"
-	"io"
-	"log"
 	"net"
 	"testing"
 	"time"
 
-	"github.com/go-zeromq/zmq4"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/pdkit/pdkit/enginesim/zmq"
 	"github.com/pdkit/pdkit/internal/zmtp"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// socket is one of an implementation that is not pdkit's.
-func socket(t *testing.T, open func(context.Context, ...zmq4.Option) zmq4.Socket, address string) (zmq4.Socket, error) {
+// dealer is a DEALER socket that shares no code with the listener.
+func dealer(t *testing.T, l *zmtp.Listener) *zmq.Socket {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	s := open(ctx, zmq4.WithLogger(log.New(io.Discard, "", 0)), zmq4.WithID(zmq4.SocketIdentity("10.0.1.2:21001")),
-		zmq4.WithDialerMaxRetries(1))
-	t.Cleanup(func() { _ = s.Close(); cancel() })
-	return s, s.Dial("tcp://" + address)
+	s, err := zmq.Dial(t.Context(), "DEALER", l.Addr().String(), "10.0.1.2:21001")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = s.Close() })
+	return s
 }
 
 func TestARouterHearsDealersAndNobodyElse(t *testing.T) {
@@ -42,9 +38,8 @@ func TestARouterHearsDealersAndNobodyElse(t *testing.T) {
 	require.NoError(t, err)
 	defer l.Close()
 
-	dealer, err := socket(t, zmq4.NewDealer, l.Addr().String())
-	require.NoError(t, err)
-	require.NoError(t, dealer.Send(zmq4.NewMsgString("ping")))
+	peer := dealer(t, l)
+	require.NoError(t, peer.Send([]byte("ping")))
 	assert.Equal(t, "ping", <-got, "the identity is no part of the message")
 
 	conn, err := net.Dial("tcp", l.Addr().String())
@@ -54,7 +49,7 @@ func TestARouterHearsDealersAndNobodyElse(t *testing.T) {
 		"\x04\x1a\x05READY\x0bSocket-Type\x00\x00\x00\x04PUSH"))
 	require.NoError(t, err)
 	<-refused
-	require.NoError(t, dealer.Send(zmq4.NewMsgString("again")))
+	require.NoError(t, peer.Send([]byte("again")))
 	assert.Equal(t, "again", <-got)
 }
 
@@ -74,12 +69,9 @@ func TestAPeerThatIsSlowlyReadHoldsUpItselfAlone(t *testing.T) {
 		},
 	})
 	require.NoError(t, err)
-	slow, err := socket(t, zmq4.NewDealer, l.Addr().String())
-	require.NoError(t, err)
-	quick, err := socket(t, zmq4.NewDealer, l.Addr().String())
-	require.NoError(t, err)
-	require.NoError(t, slow.Send(zmq4.NewMsgString("slow")))
-	require.NoError(t, quick.Send(zmq4.NewMsgString("quick")))
+	slow, quick := dealer(t, l), dealer(t, l)
+	require.NoError(t, slow.Send([]byte("slow")))
+	require.NoError(t, quick.Send([]byte("quick")))
 	assert.Equal(t, "quick", <-got)
 	close(release)
 	assert.Equal(t, "slow", <-got)
@@ -93,8 +85,7 @@ func TestCloseEndsPeersInAnyState(t *testing.T) {
 		zmtp.Config{Socket: "ROUTER", Peers: []string{"DEALER"}, Refused: func() {},
 			Peer: func(<-chan struct{}) func([]byte) bool { return func([]byte) bool { ; return true } }})
 	require.NoError(t, err)
-	_, err = socket(t, zmq4.NewDealer, l.Addr().String())
-	require.NoError(t, err)
+	dealer(t, l)
 	silent, err := net.Dial("tcp", l.Addr().String())
 	require.NoError(t, err)
 	defer silent.Close()
@@ -104,9 +95,9 @@ func TestCloseEndsPeersInAnyState(t *testing.T) {
 }
 
 func TestWhoTakesMessagesIsToldThatThePeerHasGone(t *testing.T) {
-	for name, end := range map[string]func(s zmq4.Socket, l *zmtp.Listener){
-		"it leaves": func(s zmq4.Socket, _ *zmtp.Listener) { _ = s.Close() },
-		"Close":     func(_ zmq4.Socket, l *zmtp.Listener) { l.Close() },
+	for name, end := range map[string]func(s *zmq.Socket, l *zmtp.Listener){
+		"it leaves": func(s *zmq.Socket, _ *zmtp.Listener) { _ = s.Close() },
+		"Close":     func(_ *zmq.Socket, l *zmtp.Listener) { l.Close() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			peers := make(chan (<-chan struct{}), 1)
@@ -119,15 +110,14 @@ func TestWhoTakesMessagesIsToldThatThePeerHasGone(t *testing.T) {
 			})
 			require.NoError(t, err)
 			defer l.Close()
-			dealer, err := socket(t, zmq4.NewDealer, l.Addr().String())
-			require.NoError(t, err)
+			peer := dealer(t, l)
 			gone := <-peers
 			select {
 			case <-gone:
 				assert.Fail(t, "it is here")
 			default:
 			}
-			end(dealer, l)
+			end(peer, l)
 			select {
 			case <-gone:
 			case <-time.After(20 * time.Second):

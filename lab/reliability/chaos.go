@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/enginesim"
 )
 
 // chaos is a run: clients send requests all the time while faults are played at the engines of each order.

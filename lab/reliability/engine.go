@@ -16,7 +16,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/enginesim"
 )
 
 // runEngine is this program as one engine. It reads its enginesim.Config from the first line of in, writes what others

@@ -23,7 +23,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/enginesim"
 )
 
 const (

@@ -17,7 +17,7 @@ import (
 	"github.com/tidwall/sjson"
 	"go.uber.org/goleak"
 
-	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/enginesim"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

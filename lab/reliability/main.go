@@ -7,7 +7,7 @@
 //	go run ./lab/reliability soak -o docs/reliability/soak.md
 //	go run ./lab/reliability streams -o docs/reliability/streams.md
 //
-// Engines are simulated (pdflow/enginesim) and real in what counts here: each is a process, moves KV over TCP, and
+// Engines are simulated (enginesim) and real in what counts here: each is a process, moves KV over TCP, and
 // makes each token from the KV that it holds, so that wrong KV gives wrong text.
 package main
 

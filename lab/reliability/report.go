@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/enginesim"
 )
 
 // report writes a run as Markdown.

@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/enginesim"
 )
 
 // streams is a run of many slow streams at a time.

@@ -12,8 +12,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/pdflow/attest"
-	"github.com/pdkit/pdkit/pdflow/enginesim"
 )
 
 const tableHead = `# KV attestation: how soon a fault is named
@@ -24,7 +24,7 @@ const tableHead = `# KV attestation: how soon a fault is named
 
 ## Simulated engines
 
-pdflow/enginesim over HTTP, with connector nixl: the KV really moves, and a fault flips one bit of it. Each probe is a request through one pair and one to another engine alone.
+enginesim over HTTP, with connector nixl: the KV really moves, and a fault flips one bit of it. Each probe is a request through one pair and one to another engine alone.
 
 | what corrupts | share of its transfers | trials | named | named wrongly | probes: half of the trials | 95 % | most |
 |---|---|---|---|---|---|---|---|

@@ -19,7 +19,7 @@ import (
 	"github.com/pdkit/pdkit/connector/sglang"
 	"github.com/pdkit/pdkit/connector/trtllm"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/pdflow/reuse"
 )
 

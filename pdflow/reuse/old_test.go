@@ -14,7 +14,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector/p2pnccl"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/pdflow/enginesim"
+	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/pdflow/reuse"
 )
 

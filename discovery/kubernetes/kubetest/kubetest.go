@@ -35,6 +35,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pdkit/pdkit/enginesim/freeport"
+
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -168,7 +170,7 @@ func launch(binary string, o ...Option) (*Cluster, error) {
 
 func launchOnce(binary string, o ...Option) (*Cluster, error) {
 	var ports [3]string
-	first, err := FreePorts(len(ports))
+	first, err := freeport.Find(len(ports))
 	if err != nil {
 		return nil, err
 	}

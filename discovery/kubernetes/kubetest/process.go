@@ -20,8 +20,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"time"
-
-	"github.com/pdkit/pdkit/internal/freeport"
 )
 
 // errEnded is a server that ended before it was ready.
@@ -107,10 +105,6 @@ func get(ctx context.Context, transport http.RoundTripper, url string) (int, err
 	_, err = io.Copy(io.Discard, resp.Body)
 	return resp.StatusCode, err
 }
-
-// FreePorts returns the first of n consecutive ports on which nobody listens. No system gives them to others, so they
-// stay free until the caller's servers listen.
-func FreePorts(n int) (int, error) { return freeport.Find(n) }
 
 // keys are what clients need of the throw-away authority; the servers' are in files.
 type keys struct{ ca, adminCert, adminKey []byte }

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enginesim
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pdkit/pdkit/enginesim/internal/core"
+	"github.com/pdkit/pdkit/enginesim/internal/proto"
+)
+
+// KV roles, as in vLLM's kv_transfer_config.
+const (
+	RoleProducer = proto.RoleProducer
+	RoleConsumer = proto.RoleConsumer
+	RoleBoth     = proto.RoleBoth
+)
+
+// Policies for a KV load that fails, as in vLLM's kv_load_failure_policy.
+const (
+	LoadFailureFail      = "fail"
+	LoadFailureRecompute = "recompute"
+)
+
+// Config describes one engine. The zero value is a lone engine without a KV connector on a free port of loopback; every
+// field has a usable default.
+type Config struct {
+	// Model is the served model name. Default "tiny".
+	Model string
+	// Connector is the KV connector: "none", "nixl" (pull), or another one of pdkit's connector names. Default "nixl"
+	// when KVRole is set, else "none".
+	Connector string
+	// Extra are settings of the connector's own, by the name that the real engine gives them
+	// (kv_connector_extra_config, or an environment variable). The connector's package in internal/proto says which it
+	// reads.
+	Extra map[string]string
+	// KVRole is kv_producer, kv_consumer or kv_both. The engine serves every request in each role, as vLLM does;
+	// CheckKV judges by it.
+	KVRole string
+	// EngineID is the id in handoffs. Default: a random one, new at each Restart.
+	EngineID string
+
+	// BlockSize is tokens per KV block. Default 32.
+	BlockSize int
+	// Blocks is the capacity in blocks. Default 4096.
+	Blocks int
+	// BytesPerToken is the KV of one token, a multiple of 8. Default 16.
+	BytesPerToken int
+	// MaxModelLen bounds prompt and response together, in tokens. Default 32768, or what the blocks hold if that is
+	// less.
+	MaxModelLen int
+	// MaxRunning bounds requests in execution; others wait. Default 256.
+	MaxRunning int
+	// DefaultMaxTokens is the response's length when a chat or responses request names none. vLLM then fills the
+	// context; the toy model never ends by itself, so the default here is 256.
+	DefaultMaxTokens int
+	// StreamParams gives the chunks of chats and completions a kv_transfer_params, which is not null in the last one
+	// with a token if the connector has something to say. vLLM does so from 0.33.0 on.
+	StreamParams bool
+	// Seed is the model's. Engines that share KV must have the same seed.
+	Seed uint64
+
+	// Lease is how long a handoff pins its blocks (vLLM's kv_lease_duration). Default 30 s.
+	Lease time.Duration
+	// LoadFailure is "fail" (default) or "recompute".
+	LoadFailure string
+	// HandshakeTimeout bounds the first contact with another engine. Default 5 s.
+	HandshakeTimeout time.Duration
+
+	// PrefillRate is prompt tokens computed per second; 0 is instant. A token that comes from a cache or from another
+	// engine costs nothing.
+	PrefillRate float64
+	// ITL is the time between two tokens of a response; 0 is none.
+	ITL time.Duration
+
+	// Listen is the HTTP address, SideChannel that of the KV side channel. Default "127.0.0.1:0" for both. Restart uses
+	// the ports again.
+	Listen, SideChannel string
+	// KeepAlive is how long an idle HTTP connection stays open. Default 5 s, as uvicorn has it.
+	KeepAlive time.Duration
+	// ExitDelay is how long a dead engine still answers 503 and 500 before its port closes. Default 50 ms.
+	ExitDelay time.Duration
+	// ChunksPerWrite joins that many stream events in one write when ITL is 0. Default 1.
+	ChunksPerWrite int
+	// KeepRequests bounds Requests. Default 1024; negative keeps none.
+	KeepRequests int
+}
+
+// core is what the engine core needs of the configuration.
+func (c Config) core() core.Config {
+	alone := c.Connector == connectorNone
+	return core.Config{
+		Seed: c.Seed, Blocks: c.Blocks, BlockSize: c.BlockSize, BytesPerToken: c.BytesPerToken,
+		MaxRunning: c.MaxRunning, Lease: c.Lease,
+		PrefillRate: c.PrefillRate, ITL: c.ITL, Recompute: c.LoadFailure == LoadFailureRecompute, Alone: alone,
+		MustLoad: c.KVRole == RoleConsumer && !alone,
+	}
+}
+
+func (c Config) withDefaults() (Config, error) {
+	setDefault(&c.Model, "tiny")
+	if c.Connector == "" {
+		c.Connector = connectorNone
+		if c.KVRole != "" {
+			c.Connector = connectorNIXL
+		}
+	}
+	setDefault(&c.KVRole, RoleBoth)
+	setDefault(&c.BlockSize, 32)
+	setDefault(&c.Blocks, 4096)
+	setDefault(&c.BytesPerToken, 16)
+	setDefault(&c.MaxRunning, 256)
+	setDefault(&c.DefaultMaxTokens, 256)
+	setDefault(&c.Lease, 30*time.Second)
+	setDefault(&c.LoadFailure, LoadFailureFail)
+	setDefault(&c.HandshakeTimeout, 5*time.Second)
+	setDefault(&c.Listen, "127.0.0.1:0")
+	setDefault(&c.SideChannel, "127.0.0.1:0")
+	setDefault(&c.KeepAlive, 5*time.Second)
+	setDefault(&c.ExitDelay, 50*time.Millisecond)
+	setDefault(&c.ChunksPerWrite, 1)
+	setDefault(&c.KeepRequests, 1024)
+	if c.BlockSize > 0 && c.Blocks > 0 {
+		setDefault(&c.MaxModelLen, min(32768, c.BlockSize*c.Blocks))
+	}
+	return c, c.validate()
+}
+
+func setDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+func (c Config) validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf("enginesim: "+format, args...)) }
+	if known := starters(); known[c.Connector] == nil {
+		bad("unknown Connector %q: want one of %s", c.Connector, strings.Join(slices.Sorted(maps.Keys(known)), ", "))
+	}
+	switch c.KVRole {
+	case RoleProducer, RoleConsumer, RoleBoth:
+	default:
+		bad("unknown KVRole %q: want %s, %s or %s", c.KVRole, RoleProducer, RoleConsumer, RoleBoth)
+	}
+	if c.LoadFailure != LoadFailureFail && c.LoadFailure != LoadFailureRecompute {
+		bad("unknown LoadFailure %q: want %s or %s", c.LoadFailure, LoadFailureFail, LoadFailureRecompute)
+	}
+	if c.BlockSize < 1 || c.Blocks < 1 || c.MaxRunning < 1 || c.MaxModelLen < 2 || c.DefaultMaxTokens < 1 ||
+		c.ChunksPerWrite < 1 {
+		bad("BlockSize, Blocks, MaxRunning, MaxModelLen, DefaultMaxTokens and ChunksPerWrite must be positive")
+	} else if c.MaxModelLen > c.Blocks*c.BlockSize {
+		bad("MaxModelLen %d does not fit %d blocks of %d tokens", c.MaxModelLen, c.Blocks, c.BlockSize)
+	}
+	if c.BytesPerToken < 8 || c.BytesPerToken%8 != 0 {
+		bad("BytesPerToken %d: want a multiple of 8", c.BytesPerToken)
+	}
+	if c.BlockSize > 0 && c.BytesPerToken > core.MaxFrame/c.BlockSize {
+		bad("BlockSize times BytesPerToken is more than the %d bytes of a frame", core.MaxFrame)
+	}
+	if c.PrefillRate < 0 || c.ITL < 0 || c.Lease < 0 || c.HandshakeTimeout < 0 || c.KeepAlive < 0 || c.ExitDelay < 0 {
+		bad("durations and rates must not be negative")
+	}
+	return errors.Join(errs...)
+}

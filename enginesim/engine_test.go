@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enginesim_test
+
+import (
+	"bufio"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/enginesim"
+	"github.com/pdkit/pdkit/enginesim/enginesimtest"
+)
+
+// TestIdleConnectionsClose after KeepAlive, as uvicorn's do.
+func TestIdleConnectionsClose(t *testing.T) {
+	e, err := enginesim.Start(enginesim.Config{KeepAlive: 50 * time.Millisecond})
+	require.NoError(t, err)
+	defer e.Close()
+	conn, err := net.Dial("tcp", strings.TrimPrefix(e.URL(), "http://"))
+	require.NoError(t, err)
+	defer conn.Close()
+	begun := time.Now() // not later: the response may be read long after it was written
+	_, err = conn.Write([]byte("GET /health HTTP/1.1\r\nHost: x\r\n\r\n"))
+	require.NoError(t, err)
+	r := bufio.NewReader(conn)
+	line, err := r.ReadString('\n')
+	require.NoError(t, err)
+	assert.Equal(t, "HTTP/1.1 200 OK\r\n", line)
+	for err == nil {
+		_, err = r.ReadString('\n')
+	}
+	assert.GreaterOrEqual(t, time.Since(begun), 40*time.Millisecond)
+	assert.Less(t, time.Since(begun), 3*time.Second)
+}
+
+// TestRequestsAreKeptAsReceived, in order and bounded.
+func TestRequestsAreKeptAsReceived(t *testing.T) {
+	e, err := enginesim.Start(enginesim.Config{KeepRequests: 2})
+	require.NoError(t, err)
+	defer e.Close()
+	c := enginesimtest.NewClient(t)
+	for _, p := range []string{"a", "b", "c"} {
+		c.Post(t.Context(), e, enginesimtest.Completions, `{ "prompt" : "`+p+`" }`, "X-Request-Id", p)
+	}
+	c.Get(e, "/health")
+	got := e.Requests()
+	require.Len(t, got, 2)
+	assert.Equal(t, `{ "prompt" : "b" }`, string(got[0].Body))
+	assert.Equal(t, enginesimtest.Completions, got[1].Path)
+	assert.Equal(t, "c", got[1].Header.Get("X-Request-Id"))
+}
+
+// TestChunksPerWrite changes how events are written, not what they say.
+func TestChunksPerWrite(t *testing.T) {
+	texts := map[string]bool{}
+	for _, n := range []int{1, 20} {
+		e, err := enginesim.Start(enginesim.Config{ChunksPerWrite: n})
+		require.NoError(t, err)
+		a := enginesimtest.NewClient(t).Post(t.Context(), e, enginesimtest.Completions,
+			enginesimtest.With(enginesimtest.Completion("x"), enginesimtest.Obj{"stream": true, "max_tokens": 50}))
+		assert.Len(t, a.Events(), 51)
+		texts[enginesimtest.StreamText(a)] = true
+		require.NoError(t, e.Close())
+	}
+	assert.Len(t, texts, 1)
+}
+
+func TestConfigIsChecked(t *testing.T) {
+	rows := map[string]enginesim.Config{
+		"Connector":     {Connector: "pigeon"},
+		"KVRole":        {KVRole: "producer"},
+		"LoadFailure":   {LoadFailure: "ignore"},
+		"BytesPerToken": {BytesPerToken: 12},
+		"MaxModelLen":   {MaxModelLen: 1000, BlockSize: 16, Blocks: 10},
+		"positive":      {Blocks: -1},
+		"negative":      {ITL: -1},
+	}
+	for name, cfg := range rows {
+		_, err := enginesim.Start(cfg)
+		assert.ErrorContains(t, err, name)
+	}
+}

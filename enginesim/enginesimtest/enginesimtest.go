@@ -1,0 +1,443 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package enginesimtest has what the tests of the simulated engines share: a pair of engines with one more that serves alone,
+// a client, and requests.
+package enginesimtest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"maps"
+	"net/http"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tidwall/gjson"
+
+	"github.com/pdkit/pdkit/enginesim"
+	"github.com/pdkit/pdkit/enginesim/freeport"
+)
+
+// Obj is a JSON object.
+type Obj = map[string]any
+
+// Response is what a client sees of a response: status, header and body, or an error.
+type Response struct {
+	Status int
+	Header http.Header
+	Body   string
+	Err    error
+}
+
+// Get reads a member of the response by its path.
+func (a Response) Get(path string) gjson.Result { return gjson.Get(a.Body, path) }
+
+// Text is the response of one choice, whichever API it came by.
+func (a Response) Text() string {
+	if c := a.Get("choices.0.message.content"); c.Exists() {
+		return c.String()
+	}
+	return a.Get("choices.0.text").String()
+}
+
+// Events are the data of a stream's events.
+func (a Response) Events() []string {
+	var out []string
+	for line := range strings.SplitSeq(a.Body, "\n") {
+		if data, ok := strings.CutPrefix(line, "data: "); ok {
+			out = append(out, data)
+		}
+	}
+	return out
+}
+
+// Client sends requests to engines.
+type Client struct {
+	T    testing.TB
+	HTTP *http.Client
+}
+
+// NewClient makes a client that follows no redirects.
+func NewClient(t testing.TB) *Client {
+	tr := &http.Transport{}
+	t.Cleanup(tr.CloseIdleConnections)
+	return &Client{T: t, HTTP: &http.Client{Transport: tr,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
+}
+
+// Post sends a body, JSON or text that is taken as it is, with headers as names and values in turn.
+func (c *Client) Post(ctx context.Context, e *enginesim.Engine, path string, body any, headers ...string) Response {
+	c.T.Helper()
+	data, ok := body.(string)
+	if !ok {
+		b, err := json.Marshal(body)
+		must(c.T, err)
+		data = string(b)
+	}
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, e.URL()+path, bytes.NewReader([]byte(data)))
+	must(c.T, err)
+	r.Header.Set("Content-Type", "application/json")
+	for i := 0; i+1 < len(headers); i += 2 {
+		r.Header.Set(headers[i], headers[i+1])
+	}
+	return c.do(r)
+}
+
+// Get asks an engine for a path.
+func (c *Client) Get(e *enginesim.Engine, path string) Response {
+	c.T.Helper()
+	r, err := http.NewRequestWithContext(c.T.Context(), http.MethodGet, e.URL()+path, nil)
+	must(c.T, err)
+	return c.do(r)
+}
+
+func (c *Client) do(r *http.Request) Response {
+	resp, err := c.HTTP.Do(r)
+	if err != nil {
+		return Response{Err: err}
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	return Response{Status: resp.StatusCode, Header: resp.Header, Body: string(data), Err: err}
+}
+
+// Fetch asks for a URL.
+func (c *Client) Fetch(url string) Response {
+	c.T.Helper()
+	r, err := http.NewRequestWithContext(c.T.Context(), http.MethodGet, url, nil)
+	must(c.T, err)
+	return c.do(r)
+}
+
+// Scene is a pair of engines, one more that serves alone, and a client.
+type Scene struct {
+	*Client
+	T       testing.TB
+	P, D, O *enginesim.Engine
+}
+
+// Block is the block size of all scenes, that of the recorded exchanges.
+const Block = 32
+
+// New starts a scene. Each shape may change the configurations of its pair.
+func New(t testing.TB, shape ...func(p, d *enginesim.Config)) *Scene {
+	t.Helper()
+	p := enginesim.Config{BlockSize: Block, MaxModelLen: 2048, Blocks: 256}
+	d := enginesim.Config{}
+	for _, f := range shape {
+		f(&p, &d)
+	}
+	alone := p
+	alone.Connector, alone.KVRole = "none", enginesim.RoleBoth
+	if alone.Listen != "" {
+		alone.Listen, alone.SideChannel = "127.0.0.1:"+ownPort(t), ""
+	}
+	// Enough that nothing is evicted or preempted.
+	alone.Blocks = max(alone.Blocks, 64<<10/max(alone.BytesPerToken, 16))
+	s := &Scene{Client: NewClient(t), T: t}
+	var err error
+	s.P, s.D, err = enginesim.Pair(p, d)
+	must(t, err)
+	s.O, err = enginesim.Start(alone)
+	must(t, err)
+	t.Cleanup(func() {
+		s.HTTP.CloseIdleConnections()
+		for _, e := range []*enginesim.Engine{s.P, s.D, s.O} {
+			must(t, e.Close())
+		}
+	})
+	return s
+}
+
+// OwnPorts gives the engines of a scene ports that nobody else gets while an engine is down. settings name further
+// ports, which are in Extra: it comes after shapes that set Extra then.
+func OwnPorts(t testing.TB, settings ...string) func(p, d *enginesim.Config) {
+	return func(p, d *enginesim.Config) {
+		for _, c := range []*enginesim.Config{p, d} {
+			c.Listen, c.SideChannel = "127.0.0.1:"+ownPort(t), "127.0.0.1:"+ownPort(t)
+			extra := map[string]string{} // the two may share one
+			maps.Copy(extra, c.Extra)
+			for _, name := range settings {
+				extra[name] = ownPort(t)
+			}
+			c.Extra = extra
+		}
+	}
+}
+
+func ownPort(t testing.TB) string {
+	t.Helper()
+	port, err := freeport.One()
+	must(t, err)
+	return port
+}
+
+// Prompt is a text of n bytes that begins with a name.
+func Prompt(n int, name string) string {
+	return (name + strings.Repeat(" The quick brown fox jumps over the lazy dog", n/40+1))[:n]
+}
+
+// With is base with the members of more.
+func With(base Obj, more Obj) Obj {
+	out := Obj{}
+	maps.Copy(out, base)
+	maps.Copy(out, more)
+	return out
+}
+
+// Paths of the two APIs that most tests use.
+const (
+	Completions = "/v1/completions"
+	Chat        = "/v1/chat/completions"
+)
+
+// Prefill runs the prefill leg and gives the handoff.
+func (s *Scene) Prefill(path string, body Obj) Obj {
+	s.T.Helper()
+	a := s.Post(s.T.Context(), s.P, path, With(body,
+		Obj{"max_tokens": 1, "stream": false, "kv_transfer_params": Obj{"do_remote_decode": true}}))
+	answered(s.T, a)
+	h := Obj{}
+	must(s.T, json.Unmarshal([]byte(a.Get("kv_transfer_params").Raw), &h))
+	return h
+}
+
+// Decode runs the decode leg with a handoff.
+func (s *Scene) Decode(path string, body, handoff Obj) Response {
+	s.T.Helper()
+	return s.Post(s.T.Context(), s.D, path, With(body, Obj{"kv_transfer_params": handoff}))
+}
+
+// Alone is the text that one engine gives.
+func (s *Scene) Alone(path string, body Obj) string {
+	s.T.Helper()
+	a := s.Post(s.T.Context(), s.O, path, body)
+	answered(s.T, a)
+	return a.Text()
+}
+
+// Completion is a completion request of 24 tokens.
+func Completion(name string) Obj {
+	return Obj{"model": "tiny", "prompt": Prompt(240, name), "max_tokens": 24, "temperature": 0}
+}
+
+// Request is a request of one of the five APIs for some tokens.
+func Request(path, name string, tokens int) Obj {
+	text := Prompt(240, name)
+	switch path {
+	case Chat, "/v1/messages":
+		return Obj{"model": "tiny", "messages": []Obj{{"role": "user", "content": text}}, "max_tokens": tokens,
+			"temperature": 0}
+	case "/v1/responses":
+		return Obj{"model": "tiny", "input": text, "max_output_tokens": tokens, "temperature": 0}
+	case "/inference/v1/generate":
+		ids := make([]int, len(text))
+		for i := range ids {
+			ids[i] = int(text[i])
+		}
+		return Obj{"model": "tiny", "token_ids": ids, "sampling_params": Obj{"max_tokens": tokens, "temperature": 0}}
+	}
+	return Obj{"model": "tiny", "prompt": text, "max_tokens": tokens, "temperature": 0}
+}
+
+// WholeText is the text of a whole response of any API.
+func WholeText(a Response) string {
+	for _, path := range []string{"choices.0.message.content", "choices.0.text", "output.0.content.0.text",
+		"content.0.text"} {
+		if r := a.Get(path); r.Exists() {
+			return r.String()
+		}
+	}
+	var text strings.Builder
+	for _, id := range a.Get("choices.0.token_ids").Array() {
+		text.WriteByte(byte(id.Int()))
+	}
+	return text.String()
+}
+
+// StreamText is the text of a stream of any API, piece by piece.
+func StreamText(a Response) string {
+	var text strings.Builder
+	for _, e := range a.Events() {
+		for _, path := range []string{"choices.0.delta.content", "choices.0.text", "delta.text"} {
+			text.WriteString(gjson.Get(e, path).String())
+		}
+		if gjson.Get(e, "type").String() == "response.output_text.delta" {
+			text.WriteString(gjson.Get(e, "delta").String())
+		}
+		for _, id := range gjson.Get(e, "choices.0.token_ids").Array() {
+			text.WriteByte(byte(id.Int()))
+		}
+	}
+	return text.String()
+}
+
+// Messages of an engine's errors.
+const (
+	InternalError = "Internal server error"
+	EngineError   = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+)
+
+// Alive asserts that an engine serves: it is healthy and right.
+func (s *Scene) Alive(e *enginesim.Engine) {
+	s.T.Helper()
+	expect(s.T, s.Get(e, "/health").Status == 200, "the engine is not healthy")
+	body := Completion("still there?")
+	want, got := s.Alone(Completions, body), s.Post(s.T.Context(), e, Completions, body).Text()
+	expect(s.T, got == want, "it answers %q, one engine alone %q", got, want)
+	expect(s.T, !e.Dead(), "the engine is dead")
+}
+
+// Dies asserts that an engine's port closes.
+func (s *Scene) Dies(e *enginesim.Engine) {
+	s.T.Helper()
+	WaitFor(s.T, "port refuses", func() bool { return s.Get(e, "/health").Err != nil })
+	expect(s.T, e.Dead(), "its port is closed, but it is not dead")
+}
+
+// Unanswered sends a decode that D must not answer, leaves, and waits until D is idle.
+func (s *Scene) Unanswered(decode Obj, headers ...string) {
+	s.T.Helper()
+	s.Waits(decode, headers...)()
+	WaitFor(s.T, "D is idle", func() bool { return s.D.Stats().Waiting == 0 })
+}
+
+// Hangs asserts that a decode waits in D and is not answered, and leaves.
+func (s *Scene) Hangs(body, handoff Obj) {
+	s.T.Helper()
+	s.Waits(With(body, Obj{"kv_transfer_params": handoff}))()
+}
+
+// Without takes a key out of a handoff.
+func Without(key string) func(Obj) { return func(h Obj) { delete(h, key) } }
+
+// Set sets a key of a handoff.
+func Set(key string, value any) func(Obj) { return func(h Obj) { h[key] = value } }
+
+// FirstFault is the kind of the first fault of an engine's KV.
+func FirstFault(t *testing.T, e *enginesim.Engine) enginesim.KVFaultKind {
+	t.Helper()
+	f, ok := errors.AsType[*enginesim.KVFault](e.CheckKV())
+	if !ok {
+		t.Error("CheckKV has found nothing")
+		return ""
+	}
+	return f.Kind
+}
+
+// Later sends a request and gives its response when it comes.
+func (s *Scene) Later(ctx context.Context, e *enginesim.Engine, path string, body Obj,
+	headers ...string) <-chan Response {
+	ch := make(chan Response, 1)
+	go func() { ch <- s.Post(ctx, e, path, body, headers...) }()
+	return ch
+}
+
+// Waits sends a decode that D must not answer, and gives what makes its client leave.
+func (s *Scene) Waits(decode Obj, headers ...string) (leave func()) {
+	s.T.Helper()
+	ctx, cancel := context.WithCancel(s.T.Context())
+	waiting := s.D.Stats().Waiting
+	got := s.Later(ctx, s.D, Completions, decode, headers...)
+	WaitFor(s.T, "D waits", func() bool { return s.D.Stats().Waiting == waiting+1 })
+	time.Sleep(50 * time.Millisecond)
+	expect(s.T, len(got) == 0, "it was answered")
+	return func() {
+		cancel()
+		if err := (<-got).Err; !errors.Is(err, context.Canceled) {
+			s.T.Fatalf("the decode ended with %v", err)
+		}
+	}
+}
+
+// PrefillOnly runs the prefill leg of a protocol without parameters.
+func (s *Scene) PrefillOnly(path string, body Obj) Response {
+	s.T.Helper()
+	a := s.Post(s.T.Context(), s.P, path, With(body, Obj{"max_tokens": 1, "stream": false}))
+	answered(s.T, a)
+	return a
+}
+
+// Clean asserts that both engines are idle and that each handoff was used exactly once.
+func (s *Scene) Clean() {
+	s.T.Helper()
+	for _, e := range []*enginesim.Engine{s.P, s.D} {
+		expect(s.T, e.WaitIdle(s.T.Context()) == nil, "requests still run")
+		err := e.CheckKV()
+		expect(s.T, err == nil, "KV: %v", err)
+	}
+	expect(s.T, s.P.Stats().PinnedBlocks == 0, "P pins blocks")
+}
+
+var sampleLine = regexp.MustCompile(`^(vllm:\w+)(?:\{(.*)\})? (\S+)$`)
+
+// Counters reads /metrics as the recordings have it: without engine and model.
+func (s *Scene) Counters(e *enginesim.Engine) map[string]float64 {
+	out := map[string]float64{}
+	for line := range strings.SplitSeq(s.Get(e, "/metrics").Body, "\n") {
+		m := sampleLine.FindStringSubmatch(line)
+		if m == nil || strings.HasSuffix(m[1], "_bucket") {
+			continue
+		}
+		var labels []string
+		for l := range strings.SplitSeq(m[2], ",") {
+			if !strings.HasPrefix(l, "engine=") && !strings.HasPrefix(l, "model_name=") && l != "" {
+				labels = append(labels, l)
+			}
+		}
+		name := m[1]
+		if len(labels) > 0 {
+			name += "{" + strings.Join(labels, ",") + "}"
+		}
+		v, err := strconv.ParseFloat(m[3], 64)
+		must(s.T, err)
+		out[name] = v
+	}
+	return out
+}
+
+// WaitFor polls until a condition holds.
+func WaitFor(t testing.TB, what string, done func() bool) {
+	t.Helper()
+	late := time.NewTimer(20 * time.Second)
+	defer late.Stop()
+	again := time.NewTicker(2 * time.Millisecond)
+	defer again.Stop()
+	for !done() {
+		select {
+		case <-late.C:
+			t.Fatalf("never happened: %s", what)
+		case <-again.C:
+		}
+	}
+}
+
+// expect fails a test that goes on all the same.
+func expect(t testing.TB, ok bool, format string, args ...any) {
+	t.Helper()
+	if !ok {
+		t.Errorf(format, args...)
+	}
+}
+
+// must ends a test that cannot go on.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// answered ends a test whose request was not served.
+func answered(t testing.TB, a Response) {
+	t.Helper()
+	if a.Err != nil || a.Status != http.StatusOK {
+		t.Fatalf("status %d, error %v: %s", a.Status, a.Err, a.Body)
+	}
+}

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enginesim
+
+import (
+	"encoding/json"
+	"math/rand/v2"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/pdkit/pdkit/enginesim/internal/core"
+	"github.com/pdkit/pdkit/enginesim/internal/server"
+)
+
+// FaultKind is what a scripted fault does.
+type FaultKind int
+
+// Kinds of faults.
+const (
+	// FaultStatus answers Status with Header and Body. Without a Body it is an error object as vLLM's.
+	FaultStatus = FaultKind(server.EffectStatus)
+	// FaultReset breaks the connection (RST) before the response's headers.
+	FaultReset = FaultKind(server.EffectReset)
+	// FaultResetStream breaks the connection (RST) after the headers and AfterChunks stream events; a response that is
+	// not streamed breaks in its body.
+	FaultResetStream = FaultKind(server.EffectResetStream)
+	// FaultStall never answers, until the client leaves.
+	FaultStall = FaultKind(server.EffectStall)
+	// FaultStallStream stops after the headers and AfterChunks stream events, until the client leaves.
+	FaultStallStream = FaultKind(server.EffectStallStream)
+	// FaultGarbage answers 200 with Body, by default text that is not JSON.
+	FaultGarbage = FaultKind(server.EffectGarbage)
+	// FaultRedirect answers 307 to Location.
+	FaultRedirect = FaultKind(server.EffectRedirect)
+	// FaultOversize answers 200 with Size bytes of JSON.
+	FaultOversize = FaultKind(server.EffectOversize)
+	// FaultDelay waits for Delay, then serves the request.
+	FaultDelay = FaultKind(server.EffectDelay)
+	// FaultMutateHandoff serves the request and lets Mutate change the kv_transfer_params of the response.
+	FaultMutateHandoff = FaultKind(server.EffectMutateHandoff)
+	// FaultLoadFailure makes the load of the KV from the other engine fail.
+	FaultLoadFailure = FaultKind(server.EffectLoadFailure)
+	// FaultKill kills the engine after the headers and AfterChunks stream events, or, for a response that is not
+	// streamed, in place of it.
+	FaultKill = FaultKind(server.EffectKill)
+	// FaultTerminate is SIGTERM after AfterChunks stream events: the stream ends with finish_reason "abort" and
+	// "[DONE]". A response that is not streamed says "abort", without a token.
+	FaultTerminate = FaultKind(server.EffectTerminate)
+	// FaultDeath makes the engine core die after AfterChunks stream events: an error event, "[DONE]", and the port
+	// closes. Not streamed, it is a 500.
+	FaultDeath = FaultKind(server.EffectDeath)
+	// FaultRefuse closes the port and its connections at once; ClearFaults opens it again. It matches no request.
+	FaultRefuse = FaultKind(server.EffectRefuse)
+	// FaultCorruptKV serves the request and flips a bit of its KV: in what a prefill leg leaves in memory after its own
+	// token is computed, or in what a decode leg got from the other engine. Nothing but the decode's text shows it.
+	FaultCorruptKV = FaultKind(server.EffectCorruptKV)
+)
+
+// Legs of a request, told by its kv_transfer_params.
+const (
+	LegPrefill = "prefill" // do_remote_decode
+	LegDecode  = "decode"  // do_remote_prefill
+	LegPlain   = "plain"   // neither
+)
+
+// Fault is a scripted fault. It strikes the next Count requests that match Path and Leg; the first fault that matches
+// is the one.
+type Fault struct {
+	Kind FaultKind
+	// Path is the URL path; "" matches every POST path.
+	Path string
+	// Leg is one of the Leg constants; "" matches all.
+	Leg string
+	// Count is how many requests are struck: 0 means one, negative all.
+	Count int
+	// Peer, if it is not "", matches only requests whose handoff names that engine id.
+	Peer string
+	// Share is the share of the matching requests that are struck, drawn at random; 0: all.
+	Share float64
+
+	Status      int
+	Header      http.Header
+	Body        string
+	AfterChunks int
+	Delay       time.Duration
+	Size        int
+	Location    string
+	Mutate      func(handoff map[string]any)
+}
+
+type faultBook struct {
+	mu      sync.Mutex
+	pending []*Fault
+}
+
+func legOf(params core.Params) string {
+	switch {
+	case params.Is("do_remote_prefill"):
+		return LegDecode
+	case params.Is("do_remote_decode"):
+		return LegPrefill
+	}
+	return LegPlain
+}
+
+// strike takes the fault for a request, if there is one.
+func (b *faultBook) strike(path string, body []byte) *server.Effect {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	leg, peer := "", ""
+	for i, f := range b.pending {
+		if f.Path != "" && f.Path != path {
+			continue
+		}
+		if f.Leg != "" || f.Peer != "" {
+			if leg == "" {
+				var r struct {
+					Params core.Params `json:"kv_transfer_params"`
+				}
+				_ = json.Unmarshal(body, &r)
+				leg, peer = legOf(r.Params), r.Params.Text("remote_engine_id")
+			}
+			if f.Leg != "" && f.Leg != leg || f.Peer != "" && f.Peer != peer {
+				continue
+			}
+		}
+		if f.Share > 0 && rand.Float64() >= f.Share {
+			continue
+		}
+		if f.Count--; f.Count == 0 {
+			b.pending = append(b.pending[:i:i], b.pending[i+1:]...)
+		}
+		return &server.Effect{
+			Kind: server.EffectKind(f.Kind), Status: f.Status, Header: f.Header, Body: f.Body, Size: f.Size,
+			AfterChunks: f.AfterChunks, Delay: f.Delay, Location: f.Location, Mutate: f.Mutate,
+		}
+	}
+	return nil
+}
+
+// Inject scripts a fault.
+func (e *Engine) Inject(f Fault) {
+	if f.Kind == FaultRefuse {
+		e.current().Refuse(true)
+		return
+	}
+	if f.Count == 0 {
+		f.Count = 1
+	}
+	e.faults.mu.Lock()
+	defer e.faults.mu.Unlock()
+	e.faults.pending = append(e.faults.pending, &f)
+}
+
+// ClearFaults forgets all scripted faults that have not struck, and opens a port that FaultRefuse closed.
+func (e *Engine) ClearFaults() {
+	e.faults.mu.Lock()
+	e.faults.pending = nil
+	e.faults.mu.Unlock()
+	e.current().Refuse(false)
+}

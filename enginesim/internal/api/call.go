@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package api has the client APIs of the simulated engines: how a request becomes generations, and how their tokens
+// become a response, whole or streamed. Each API has a file.
+package api
+
+import (
+	"encoding/json"
+	"errors"
+	"math"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pdkit/pdkit/enginesim/internal/core"
+	"github.com/pdkit/pdkit/enginesim/internal/python"
+)
+
+// Call is one request of a client API, parsed: the generations it asks for and how its response is written.
+type Call struct {
+	model        string
+	known        bool // the model was named
+	created      int64
+	Stream       bool
+	options      *streamOptions
+	greedy       bool
+	N            int
+	maxTokens    int // 0 when the client named none
+	limited      bool
+	minTokens    int
+	limitName    string
+	defaultLimit int // 0 fills the context up to DefaultMaxTokens
+	Params       core.Params
+	Gens         []*core.Generation
+	streamParams bool // Engine.StreamParams
+	anyOptions   bool // stream_options may stand without stream
+
+	format
+}
+
+type streamOptions struct {
+	IncludeUsage    bool `json:"include_usage"`
+	ContinuousUsage bool `json:"continuous_usage_stats"`
+
+	given bool // the object is not empty
+}
+
+func (o *streamOptions) UnmarshalJSON(data []byte) error {
+	type plain streamOptions
+	o.given = string(data) != "{}"
+	return json.Unmarshal(data, (*plain)(o))
+}
+
+// format writes the responses of one API.
+type format interface {
+	// Whole is a response that is not streamed.
+	Whole(outs []*core.Outcome) any
+	// Begin opens a stream; step and end write to it.
+	Begin(s *SSE)
+	Step(st core.Step)
+	End(outs []*core.Outcome)
+}
+
+// sampling has the members that most APIs share.
+type sampling struct {
+	Model         *string         `json:"model"`
+	Stream        bool            `json:"stream"`
+	StreamOptions *streamOptions  `json:"stream_options"`
+	MaxTokens     *whole          `json:"max_tokens"`
+	MinTokens     whole           `json:"min_tokens"`
+	N             *whole          `json:"n"`
+	Temperature   *float64        `json:"temperature"`
+	Seed          *uint64         `json:"seed"`
+	Stop          oneOrMany       `json:"stop"`
+	StopTokenIDs  []int32         `json:"stop_token_ids"`
+	IncludeStop   bool            `json:"include_stop_str_in_output"`
+	CacheSalt     string          `json:"cache_salt"`
+	RequestID     string          `json:"request_id"`
+	KVParams      json.RawMessage `json:"kv_transfer_params"`
+	ReturnTokens  bool            `json:"return_token_ids"`
+	PromptLogs    *whole          `json:"prompt_logprobs"`
+}
+
+// whole is an integer as pydantic reads one: also 16.0, and true for 1.
+type whole int
+
+func (w *whole) UnmarshalJSON(data []byte) error {
+	var f float64
+	switch err := json.Unmarshal(data, (*int)(w)); {
+	case err == nil:
+	case string(data) == "true":
+		*w = 1
+	case string(data) == "false":
+		*w = 0
+	case json.Unmarshal(data, &f) == nil && f == math.Trunc(f) && math.Abs(f) < 1<<63 &&
+		strings.ContainsAny(string(data), ".eE"):
+		*w = whole(f)
+	default:
+		return err
+	}
+	return nil
+}
+
+// flag is a boolean as pydantic reads one: also 0 and 1.
+type flag bool
+
+func (b *flag) UnmarshalJSON(data []byte) error {
+	var f float64
+	err := json.Unmarshal(data, (*bool)(b))
+	if err != nil && json.Unmarshal(data, &f) == nil && (f == 0 || f == 1) {
+		*b, err = f == 1, nil
+	}
+	return err
+}
+
+// oneOrMany is a string or a list of strings.
+type oneOrMany []string
+
+func (o *oneOrMany) UnmarshalJSON(data []byte) error {
+	var one string
+	if json.Unmarshal(data, &one) == nil {
+		*o = nil
+		if one != "" {
+			*o = oneOrMany{one}
+		}
+		return nil
+	}
+	var many []string
+	if err := json.Unmarshal(data, &many); err != nil {
+		return err
+	}
+	*o = many
+	return nil
+}
+
+// DecodeBody reads a request's JSON into v; its errors are those of the API.
+func DecodeBody(body []byte, v any) *Error {
+	err := json.Unmarshal(body, v)
+	var wrong *json.UnmarshalTypeError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &wrong):
+		kind := map[bool]string{true: "int", false: "string"}[strings.HasPrefix(wrong.Type.Kind().String(), "int")]
+		return BadField(strings.TrimPrefix(wrong.Field, "sampling."), kind+"_type", "Input should be a valid "+kind,
+			"'<"+wrong.Value+">'")
+	default:
+		return BadField("", "json_invalid", "JSON decode error", "{}")
+	}
+}
+
+// decodeCall reads a request's JSON into q, of which s is a part, and starts its call.
+func decodeCall(body []byte, q any, s *sampling) (*Call, *Error) {
+	if bad := DecodeBody(body, q); bad != nil {
+		return nil, bad
+	}
+	return newCall(s)
+}
+
+// DecodeParams reads kv_transfer_params, which may be an object or null.
+func DecodeParams(raw json.RawMessage) (core.Params, *Error) {
+	if len(raw) == 0 || string(raw) == "null" {
+		return nil, nil
+	}
+	var params core.Params
+	if json.Unmarshal(raw, &params) == nil {
+		return params, nil
+	}
+	input := string(raw)
+	var text string
+	var list []json.RawMessage
+	switch {
+	case json.Unmarshal(raw, &text) == nil:
+		input = "'" + text + "'"
+	case json.Unmarshal(raw, &list) == nil:
+		input = "'<list of " + strconv.Itoa(len(list)) + " items>'"
+	case input == "true":
+		input = "True"
+	case input == "false":
+		input = "False"
+	}
+	return nil, BadField("kv_transfer_params", "dict_type", "Input should be a valid dictionary", input)
+}
+
+// newCall starts a call from the members that most APIs share.
+func newCall(s *sampling) (*Call, *Error) {
+	params, bad := DecodeParams(s.KVParams)
+	if bad != nil {
+		return nil, bad
+	}
+	c := &Call{
+		Stream: s.Stream, options: s.StreamOptions, created: time.Now().Unix(), minTokens: int(s.MinTokens),
+		Params: params, limitName: "max_tokens", N: 1, greedy: s.Temperature != nil && *s.Temperature == 0,
+	}
+	if s.Model != nil {
+		c.model, c.known = *s.Model, true
+	}
+	if s.N != nil {
+		c.N = int(*s.N)
+	}
+	c.limit(s.MaxTokens)
+	return c, nil
+}
+
+func (c *Call) limit(tokens *whole) {
+	if tokens != nil {
+		c.maxTokens, c.limited = int(*tokens), true
+	}
+}
+
+// OneToken limits a call to one token, whatever the client asked for.
+func (c *Call) OneToken() {
+	c.maxTokens, c.limited, c.minTokens = 1, true, min(c.minTokens, 1)
+	for _, g := range c.Gens {
+		g.MinTokens = min(g.MinTokens, 1)
+	}
+}
+
+// add makes the generations of one prompt.
+func (c *Call) add(s *sampling, id string, prompt []int32, local bool) {
+	for child := range max(c.N, 1) {
+		g := &core.Generation{
+			ID: id + "-" + core.RandomHex(4), Name: id, Prompt: prompt, MinTokens: int(s.MinTokens), Stop: s.Stop,
+			StopIDs: s.StopTokenIDs, IncludeEnd: s.IncludeStop,
+			Salt: s.CacheSalt, Params: c.Params, Local: local || s.PromptLogs != nil, Children: c.N,
+			Variant: uint64(child),
+		}
+		if c.N > 1 {
+			g.ID, g.Name = strconv.Itoa(child)+"_"+g.ID, strconv.Itoa(child)+"_"+g.Name
+		}
+		if s.Seed != nil && !c.greedy {
+			g.Variant = core.Mix(*s.Seed, uint64(child)+1)
+		}
+		c.Gens = append(c.Gens, g)
+	}
+}
+
+// Check refuses what vLLM's API refuses, with the same message.
+func (c *Call) Check(e *Engine) *Error {
+	if c.known && c.model != e.Model {
+		bad := BadRequest("model", "The model `%s` does not exist. Valid aliases: %s.", c.model, e.Model)
+		bad.Type, bad.Code = "NotFoundError", http.StatusNotFound
+		return bad
+	}
+	c.model = e.Model
+	switch {
+	case c.options != nil && c.options.given && !c.Stream && !c.anyOptions:
+		return BadRequest("stream_options",
+			"Stream options can only be defined when `stream=True`. (parameter=stream_options)")
+	case c.N < 1:
+		return BadRequest("", "n must be at least 1, got %d.", c.N)
+	case c.N > 1 && c.greedy:
+		return BadRequest("", "n must be 1 when using greedy sampling, got %d.", c.N)
+	case c.limited && c.maxTokens < 1:
+		return BadRequest(c.limitName, "%s must be at least 1, got %d. (parameter=%s, value=%d)", c.limitName,
+			c.maxTokens, c.limitName, c.maxTokens)
+	case c.minTokens < 0:
+		return BadRequest("", "min_tokens must be greater than or equal to 0, got %d.", c.minTokens)
+	}
+	for _, g := range c.Gens {
+		if bad := c.fit(e, g); bad != nil {
+			return bad
+		}
+	}
+	return nil
+}
+
+// fit checks a prompt's length and settles how long its response may get.
+func (c *Call) fit(e *Engine, g *core.Generation) *Error {
+	limit, length := e.MaxModelLen, len(g.Prompt)
+	switch {
+	case length == 0:
+		return BadRequest("prompt", "The decoder prompt cannot be empty")
+	case length >= limit:
+		return BadRequest("input_tokens",
+			"This model's maximum context length is %d tokens. However, your prompt contains at least "+
+				"%d input tokens, which exceeds this limit even without any output tokens. Please reduce the "+
+				"length of the input prompt. (parameter=input_tokens, value=%d)", limit, limit+1, limit+1)
+	}
+	for _, token := range g.Prompt {
+		if token < 0 || token >= core.Vocabulary {
+			return BadRequest("prompt", "Token id %d is out of vocabulary", token)
+		}
+	}
+	switch {
+	case c.limited && length+c.maxTokens > limit:
+		return BadRequest(c.limitName,
+			"This model's maximum context length is %d tokens. However, you requested %d output tokens and your "+
+				"prompt contains %d input tokens, for a total of %d tokens. Please reduce the length of the input "+
+				"prompt or the number of requested output tokens. (parameter=%s, value=%d)",
+			limit, c.maxTokens, length, length+c.maxTokens, c.limitName, c.maxTokens)
+	case c.limited:
+		g.MaxTokens = c.maxTokens
+	case c.defaultLimit > 0:
+		g.MaxTokens = min(c.defaultLimit, limit-length)
+	default:
+		g.MaxTokens = min(e.DefaultMaxTokens, limit-length)
+	}
+	if c.minTokens > g.MaxTokens {
+		return BadRequest("", "min_tokens must be less than or equal to max_tokens=%d, got %d.", g.MaxTokens,
+			c.minTokens)
+	}
+	return nil
+}
+
+// Came notes the HTTP request that a call came with.
+func (c *Call) Came(r *http.Request, body []byte) {
+	for _, g := range c.Gens {
+		g.Origin = core.Origin{Header: r.Header, Path: r.URL.Path, Body: body}
+	}
+}
+
+// streamed is a chunk's kv_transfer_params, nil if chunks have none.
+func (c *Call) streamed(s core.Step) any {
+	switch {
+	case !c.streamParams:
+		return nil
+	case s.Params == nil:
+		return null
+	}
+	return s.Params
+}
+
+// WithMembers adds what a connector has to say to a whole response.
+func WithMembers(data []byte, outs []*core.Outcome) []byte {
+	if !slices.ContainsFunc(outs, func(o *core.Outcome) bool { return o.Members != nil || o.Choice != nil }) {
+		return data
+	}
+	var response map[string]json.RawMessage
+	if json.Unmarshal(data, &response) != nil {
+		return data
+	}
+	var choices []map[string]json.RawMessage
+	_ = json.Unmarshal(response["choices"], &choices)
+	for i, o := range outs {
+		for name, v := range o.Members {
+			response[name] = python.Encode(v)
+		}
+		for name, v := range o.Choice {
+			if i < len(choices) {
+				choices[i][name] = python.Encode(v)
+			}
+		}
+	}
+	if choices != nil {
+		response["choices"] = python.Encode(choices)
+	}
+	return python.Encode(response)
+}
+
+// requestName is the client's id of a request: the header wins over the body.
+func requestName(r *http.Request, body string) string {
+	if name := r.Header.Get("X-Request-Id"); name != "" {
+		return name
+	}
+	if body != "" {
+		return body
+	}
+	return core.RandomHex(8)
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mooncakeascend_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"github.com/tidwall/gjson"
+	"go.uber.org/goleak"
+
+	"github.com/pdkit/pdkit/enginesim"
+	"github.com/pdkit/pdkit/enginesim/enginesimtest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func ascending(p, d *enginesim.Config) {
+	p.Connector, d.Connector = "mooncake-ascend", "mooncake-ascend"
+}
+
+// TestAscendPull is the way of vllm-ascend's MooncakeConnectorV1: P's handoff of 14 keys, relayed as it is.
+func TestAscendPull(t *testing.T) {
+	s := enginesimtest.New(t, ascending)
+	body := enginesimtest.Completion("x")
+	h := s.Prefill(enginesimtest.Completions, body)
+	assert.Len(t, h, 14)
+	assert.EqualValues(t, (240+enginesimtest.Block-1)/enginesimtest.Block, h["num_prompt_blocks"])
+	a := s.Decode(enginesimtest.Completions, body, h)
+	require.Equal(t, 200, a.Status, a.Body)
+	assert.Equal(t, s.Alone(enginesimtest.Completions, body), a.Text())
+	assert.EqualValues(t, 240, s.D.Stats().ExternalKVTransfer)
+	assert.Zero(t, s.P.Stats().PinnedBlocks)
+	assert.NoError(t, s.P.CheckKV())
+	assert.NoError(t, s.D.CheckKV())
+}
+
+// TestAscendPrefillThatEndsByStopGivesNothing: request_finished wants length.
+func TestAscendPrefillThatEndsByStopGivesNothing(t *testing.T) {
+	s := enginesimtest.New(t, ascending)
+	body := enginesimtest.Completion("x")
+	first := s.Post(t.Context(), s.O, enginesimtest.Completions,
+		enginesimtest.With(body, enginesimtest.Obj{"max_tokens": 1})).Text()
+	a := s.Post(t.Context(), s.P, enginesimtest.Completions, enginesimtest.With(body,
+		enginesimtest.Obj{"max_tokens": 1, "stop": first, "kv_transfer_params": enginesimtest.Obj{"do_remote_decode": true}}))
+	require.Equal(t, 200, a.Status)
+	assert.Equal(t, "stop", a.Get("choices.0.finish_reason").String())
+	assert.Equal(t, gjson.Null, a.Get("kv_transfer_params").Type)
+	assert.Zero(t, s.P.Stats().PinnedBlocks)
+}
+
+func TestAscendHandoffsThatHarm(t *testing.T) {
+	for name, change := range map[string]func(enginesimtest.Obj){
+		"no block ids":              enginesimtest.Without("remote_block_ids"),
+		"an empty list":             enginesimtest.Set("remote_block_ids", []any{}),
+		"a flat list":               enginesimtest.Set("remote_block_ids", []int{1, 2}),
+		"no num_prompt_blocks":      enginesimtest.Without("num_prompt_blocks"),
+		"too few num_prompt_blocks": enginesimtest.Set("num_prompt_blocks", 1),
+	} {
+		t.Run(name+" kills", func(t *testing.T) {
+			s := enginesimtest.New(t, ascending, enginesimtest.OwnPorts(t))
+			h := s.Prefill(enginesimtest.Completions, enginesimtest.Completion("x"))
+			change(h)
+			assert.Equal(t, 500, s.Decode(enginesimtest.Completions, enginesimtest.Completion("x"), h).Status)
+			s.Dies(s.D)
+		})
+	}
+	for _, key := range []string{"remote_engine_id", "remote_host", "remote_port", "remote_request_id"} {
+		t.Run("without "+key+" it hangs", func(t *testing.T) {
+			s := enginesimtest.New(t, ascending)
+			h := s.Prefill(enginesimtest.Completions, enginesimtest.Completion("x"))
+			delete(h, key)
+			s.Hangs(enginesimtest.Completion("x"), h)
+		})
+	}
+	t.Run("without do_remote_prefill D computes itself", func(t *testing.T) {
+		s := enginesimtest.New(t, ascending)
+		h := s.Prefill(enginesimtest.Completions, enginesimtest.Completion("x"))
+		delete(h, "do_remote_prefill")
+		a := s.Decode(enginesimtest.Completions, enginesimtest.Completion("x"), h)
+		assert.Equal(t, s.Alone(enginesimtest.Completions, enginesimtest.Completion("x")), a.Text())
+		assert.Equal(t, enginesim.KVNoTransfer, enginesimtest.FirstFault(t, s.D))
+		assert.Positive(t, s.P.Stats().PinnedBlocks)
+	})
+	t.Run("another engine answers there: 500", func(t *testing.T) {
+		s := enginesimtest.New(t, ascending)
+		h := s.Prefill(enginesimtest.Completions, enginesimtest.Completion("x"))
+		h["remote_engine_id"] = "other"
+		assert.Equal(t, 500, s.Decode(enginesimtest.Completions, enginesimtest.Completion("x"), h).Status)
+	})
+	t.Run("a decode that the API refuses lets P go", func(t *testing.T) {
+		s := enginesimtest.New(t, ascending)
+		h := s.Prefill(enginesimtest.Completions, enginesimtest.Completion("x"))
+		assert.Equal(t, 400, s.Decode(enginesimtest.Completions,
+			enginesimtest.With(enginesimtest.Completion("x"), enginesimtest.Obj{"max_tokens": 100000}), h).Status)
+		enginesimtest.WaitFor(t, "P is free", func() bool { return s.P.Stats().PinnedBlocks == 0 })
+	})
+	t.Run("blocks wait for the time that the environment gives", func(t *testing.T) {
+		s := enginesimtest.New(t, ascending, func(p, _ *enginesim.Config) {
+			p.Extra = map[string]string{"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": "0.05"}
+		})
+		s.Prefill(enginesimtest.Completions, enginesimtest.Completion("x"))
+		enginesimtest.WaitFor(t, "the time is over", func() bool { return s.P.Stats().Expired == 1 })
+	})
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mooncakestore_test
+
+import (
+	"maps"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/pdkit/pdkit/enginesim"
+	"github.com/pdkit/pdkit/enginesim/enginesimtest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// pooling are engines with one pool between them, and further settings of D's.
+func pooling(t *testing.T, more map[string]string) func(p, d *enginesim.Config) {
+	pool := t.TempDir()
+	return func(p, d *enginesim.Config) {
+		p.Connector, d.Connector = "mooncake-store", "mooncake-store"
+		p.Extra = map[string]string{"store": pool}
+		d.Extra = maps.Clone(p.Extra)
+		maps.Copy(d.Extra, more)
+	}
+}
+
+// storeLegs runs P, then D, with nothing of P's response.
+func storeLegs(s *enginesimtest.Scene, body enginesimtest.Obj) enginesimtest.Response {
+	s.T.Helper()
+	require.Equal(s.T, 200, s.Post(s.T.Context(), s.P, enginesimtest.Completions,
+		enginesimtest.With(body, enginesimtest.Obj{"max_tokens": 1})).Status)
+	return s.Post(s.T.Context(), s.D, enginesimtest.Completions, body)
+}
+
+// D finds whole blocks, and computes what is left of the prompt (docs/protocols/mooncake-store.md).
+func TestMooncakeStoreSharesWholeBlocks(t *testing.T) {
+	s := enginesimtest.New(t, pooling(t, nil))
+	body := enginesimtest.With(enginesimtest.Completion("x"), enginesimtest.Obj{"prompt": enginesimtest.Prompt(250, "x")})
+	a := storeLegs(s, body)
+	require.Equal(t, 200, a.Status, a.Body)
+	assert.Equal(t, s.Alone(enginesimtest.Completions, body), a.Text())
+	d := s.D.Stats()
+	assert.EqualValues(t, 224, d.ExternalKVTransfer, "7 blocks of 32")
+	assert.EqualValues(t, 26, d.LocalCompute)
+	assert.Zero(t, d.BytesTransferred)
+	assert.NoError(t, s.P.CheckKV())
+	assert.NoError(t, s.D.CheckKV())
+	assert.Contains(t, s.Get(s.P, "/metrics").Body,
+		`vllm:mooncake_store_operation_bytes_total{engine="0",model_name="tiny",operation="save_put",`+
+			`status="ok"} 3584.0`)
+	assert.Contains(t, s.Get(s.D, "/metrics").Body,
+		`vllm:mooncake_store_operation_bytes_total{engine="0",model_name="tiny",operation="load_get",`+
+			`status="ok"} 3584.0`)
+}
+
+// A prefix that another prompt has put is found too, and a prompt is found again by any number of requests.
+func TestMooncakeStoreFindsPrefixes(t *testing.T) {
+	s := enginesimtest.New(t, pooling(t, nil), enginesimtest.OwnPorts(t))
+	require.Equal(t, 200, storeLegs(s, enginesimtest.Completion("x")).Status)
+	s.HTTP.CloseIdleConnections() // a POST is not sent again
+	require.NoError(t, s.D.Restart())
+	longer := enginesimtest.With(enginesimtest.Completion("x"), enginesimtest.Obj{"prompt": enginesimtest.Prompt(400, "x")})
+	a := s.Post(t.Context(), s.D, enginesimtest.Completions, longer)
+	assert.Equal(t, s.Alone(enginesimtest.Completions, longer), a.Text())
+	assert.EqualValues(t, 224, s.D.Stats().ExternalKVTransfer)
+}
+
+// Nothing is shared, and nothing fails, where the engines' settings differ: the response is right, and computed twice.
+func TestMooncakeStoreMisses(t *testing.T) {
+	for name, more := range map[string]map[string]string{
+		"another hash seed": {"hash_seed": "1"}, "another prefix": {"cache_prefix": "b"},
+		"another pool": {"store": t.TempDir()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := enginesimtest.New(t, pooling(t, more))
+			a := storeLegs(s, enginesimtest.Completion("x"))
+			assert.Equal(t, s.Alone(enginesimtest.Completions, enginesimtest.Completion("x")), a.Text())
+			assert.EqualValues(t, 240, s.D.Stats().LocalCompute)
+			assert.Equal(t, enginesim.KVNoTransfer, enginesimtest.FirstFault(t, s.D))
+		})
+	}
+	t.Run("a prompt shorter than a block", func(t *testing.T) {
+		s := enginesimtest.New(t, pooling(t, nil))
+		storeLegs(s, enginesimtest.With(enginesimtest.Completion("x"), enginesimtest.Obj{"prompt": "short"}))
+		assert.EqualValues(t, 5, s.D.Stats().LocalCompute)
+	})
+	_, err := enginesim.Start(enginesim.Config{Connector: "mooncake-store"})
+	require.ErrorContains(t, err, "folder")
+}

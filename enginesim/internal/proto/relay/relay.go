@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package relay is an engine whose P names its KV in its response, and whose D is given that as it is. It has the keys
+// and the rules of tpu-inference's TPUConnector (0.32.0, tpu_inference/distributed/tpu_connector.py), and stands for
+// every engine of this kind.
+//
+// It reads TPU_P2P_WAIT_PULL_TIMEOUT of Config.Extra: for how many seconds P keeps KV that nobody has read, 180 by
+// default.
+package relay
+
+import (
+	"context"
+	"encoding/json"
+	"math/rand/v2"
+	"strconv"
+
+	"github.com/pdkit/pdkit/enginesim/internal/core"
+	"github.com/pdkit/pdkit/enginesim/internal/proto"
+)
+
+// connector is one engine's side.
+type connector struct{ *proto.Wire }
+
+// Start starts the connector of an engine.
+func Start(h *proto.Host) (core.Connector, error) {
+	set := h.Settings()
+	lease := set.Seconds("TPU_P2P_WAIT_PULL_TIMEOUT", 180)
+	if err := set.Err(); err != nil {
+		return nil, err
+	}
+	w, err := proto.StartWire(h, proto.Options{})
+	if err != nil {
+		return nil, err
+	}
+	h.Core.SetLease(lease)
+	return &connector{w}, nil
+}
+
+func (c *connector) Begin(r *core.Request) core.Transfer {
+	produces := c.Host.Role != proto.RoleConsumer
+	return &relayed{c: c, params: r.Params, produces: produces,
+		pulls: !produces && !r.Local && len(r.Params) > 0}
+}
+
+// relayed is one request's side.
+type relayed struct {
+	core.NoTransfer
+	c               *connector
+	params          core.Params
+	produces, pulls bool
+}
+
+func (t *relayed) External() bool { return t.pulls }
+
+// whole are the tokens of a prompt's whole blocks: nothing else is transferred.
+func (t *relayed) whole(s *core.Sequence) int {
+	return s.Prompt / t.c.Core.BlockSize * t.c.Core.BlockSize
+}
+
+// Promised is all that P has, whatever D's own cache has. If that has it all, D only tells P so.
+func (t *relayed) Promised(s *core.Sequence) int {
+	if t.whole(s) <= s.Computed {
+		t.c.Briefly(func(ctx context.Context) { t.c.LetGo(ctx, proto.Remote(t.params), t.name()) })
+		return 0
+	}
+	return t.whole(s)
+}
+
+func (t *relayed) name() proto.RequestMessage {
+	return proto.RequestMessage{Name: string(t.params["uuid"])}
+}
+
+// Load ends the engine where the real one indexes a key that is not there.
+func (t *relayed) Load(ctx context.Context, s *core.Sequence) error {
+	for _, key := range []string{"uuid", "remote_block_ids", "remote_host", "remote_port"} {
+		if !t.params.Has(key) {
+			return &core.Death{Why: "KeyError: " + key}
+		}
+	}
+	var ids []int64
+	size := t.c.Core.BlockSize
+	if json.Unmarshal(t.params["remote_block_ids"], &ids) != nil || len(ids) != t.whole(s)/size {
+		return &core.LoadError{Failures: 1, Err: proto.ErrOutOfRange}
+	}
+	p, err := t.c.Connect(ctx, proto.Remote(t.params))
+	if err != nil {
+		return err
+	}
+	first := s.Computed / size
+	ask := proto.AskMessage{Name: t.name().Name, First: first, Count: len(ids) - first}
+	if err := t.c.Fetch(ctx, p, s, t.whole(s), ask); err != nil {
+		return err
+	}
+	return p.Release(ctx, t.name())
+}
+
+// params are what P answers. A port is text, since the engine reads it from its environment.
+type params struct {
+	UUID   int64   `json:"uuid"`
+	Blocks []int32 `json:"remote_block_ids"`
+	Host   string  `json:"remote_host"`
+	Port   string  `json:"remote_port"`
+}
+
+// Finished names the KV of what ended by length. Without a whole block there is none, and P says so by an empty object.
+func (t *relayed) Finished(s *core.Sequence, reason string) any {
+	if !t.produces || reason != core.ReasonLength {
+		return nil
+	}
+	upto := t.whole(s)
+	if upto == 0 {
+		return struct{}{}
+	}
+	uuid := rand.Int64N(1 << 50)
+	blocks := t.c.Core.Pin(s, core.KeyOf(s.Tokens[:upto]))
+	t.c.Side.Offers.Put(strconv.FormatInt(uuid, 10), s.ID)
+	host, port := t.c.Side.Address()
+	return &params{UUID: uuid, Blocks: blocks[:upto/t.c.Core.BlockSize], Host: host, Port: strconv.Itoa(port)}
+}
