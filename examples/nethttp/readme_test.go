@@ -77,7 +77,7 @@ var commands = map[string]func(t *testing.T){
 }
 
 func installed(program string) func(*testing.T) {
-	return func(t *testing.T) { contains(t, "../../internal/tools/release/rehearse.go", `examples/`+program+`"`) }
+	return func(t *testing.T) { contains(t, "../../internal/tools/release/rehearse.go", `cmd/`+program+`"`) }
 }
 
 func inTestScript(part string) func(*testing.T) {
