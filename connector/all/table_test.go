@@ -23,24 +23,29 @@ import (
 	_ "github.com/pdkit/pdkit/connector/all"
 )
 
-// The root README's table of connectors agrees with the registry, the golden exchanges and the runs with real engines.
-// PDKIT_UPDATE=1 writes it.
-func TestTheReadmeListsTheConnectors(t *testing.T) {
-	const file, begin, end = "../../README.md", "<!-- connectors -->\n", "<!-- /connectors -->"
-	readme, err := os.ReadFile(file)
-	require.NoError(t, err)
-	head, rest, ok := bytes.Cut(readme, []byte(begin))
-	require.True(t, ok, "README.md has no %s", begin)
-	old, tail, ok := bytes.Cut(rest, []byte(end))
-	require.True(t, ok, "README.md has no %s", end)
-	now := table(t)
-	if os.Getenv("PDKIT_UPDATE") == "1" {
-		require.NoError(
-			t, os.WriteFile(file, slices.Concat(head, []byte(begin), []byte(now), []byte(end), tail), 0o644),
-		)
-		return
+// shown are the connectors of the README's table.
+var shown = []string{"nixl", "mooncake", "lmcache", "multi", "sglang", "trtllm"}
+
+// The tables of connectors agree with the registry, the golden exchanges and the runs with real engines. PDKIT_UPDATE=1
+// writes them.
+func TestThePagesListTheConnectors(t *testing.T) {
+	const begin, end = "<!-- connectors -->\n", "<!-- /connectors -->"
+	for file, now := range map[string]string{
+		"../../README.md": table(t, shown, ""), "../../docs/connectors.md": table(t, connector.Names(), "../"),
+	} {
+		page, err := os.ReadFile(file)
+		require.NoError(t, err)
+		head, rest, ok := bytes.Cut(page, []byte(begin))
+		require.True(t, ok, "%s has no %s", file, begin)
+		old, tail, ok := bytes.Cut(rest, []byte(end))
+		require.True(t, ok, "%s has no %s", file, end)
+		if os.Getenv("PDKIT_UPDATE") == "1" {
+			now := slices.Concat(head, []byte(begin), []byte(now), []byte(end), tail)
+			require.NoError(t, os.WriteFile(file, now, 0o644))
+			continue
+		}
+		assert.Equal(t, now, string(old), "write it anew: PDKIT_UPDATE=1 go test ./connector/all")
 	}
-	assert.Equal(t, now, string(old), "write it anew: PDKIT_UPDATE=1 go test ./connector/all")
 }
 
 // Every connector that the list of runs with real engines names is registered and has golden exchanges of those
@@ -61,12 +66,13 @@ func proven(t *testing.T) map[string]string {
 	return m
 }
 
-func table(t *testing.T) string {
+// table has a row for each of names. up leads from the page to the root.
+func table(t *testing.T, names []string, up string) string {
 	t.Helper()
 	var b strings.Builder
 	b.WriteString("| type | engine class | legs | engine versions | evidence | page |\n|---|---|---|---|---|---|\n")
 	real := proven(t)
-	for _, name := range connector.Names() {
+	for _, name := range names {
 		at := "connector/" + strings.TrimSuffix(page(t, name), "/README.md")
 		versions, configs := goldens(t, name)
 		evidence := "golden"
@@ -76,7 +82,7 @@ func table(t *testing.T) string {
 			evidence = "—"
 		}
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | [%s](%s) |\n", name,
-			dash(classes(name), ", "), dash(legs(name, configs), " or "), dash(versions, ", "), evidence, at, at)
+			dash(classes(name), ", "), dash(legs(name, configs), " or "), dash(versions, ", "), evidence, at, up+at)
 	}
 	return b.String()
 }

@@ -14,11 +14,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// docs/choosing.md lists each connector of the README's generated table, with the same versions.
+// docs/choosing.md lists each connector of docs/connectors.md, with the same versions.
 func TestChoosingKnowsEachConnectorAndItsVersions(t *testing.T) {
-	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
+	connectors, err := os.ReadFile(filepath.Join(root, "docs", "connectors.md"))
 	require.NoError(t, err)
-	_, table, found := strings.Cut(string(readme), "<!-- connectors -->")
+	_, table, found := strings.Cut(string(connectors), "<!-- connectors -->")
 	require.True(t, found)
 	table, _, _ = strings.Cut(table, "<!-- /connectors -->")
 	choosing, err := os.ReadFile(filepath.Join(root, "docs", "choosing.md"))
@@ -37,7 +37,7 @@ func TestChoosingKnowsEachConnectorAndItsVersions(t *testing.T) {
 			assert.Equal(t, cells[3], rows[name], "%s in docs/choosing.md: engine versions", name)
 		}
 	}
-	assert.Len(t, rows, known, "docs/choosing.md and the README list the same connectors")
+	assert.Len(t, rows, known, "docs/choosing.md and docs/connectors.md list the same connectors")
 	require.Greater(t, known, 10)
 }
 
