@@ -234,17 +234,26 @@ func dashboardJSON() []byte {
 			"current": object{"text": []string{"All"}, "value": []string{"$__all"}}},
 	}
 	var out bytes.Buffer
-	enc := json.NewEncoder(&out)
+	enc := json.NewEncoder(&out) // which ends each value with a new line: so each panel is a line of its own
 	enc.SetEscapeHTML(false)
-	enc.SetIndent("", "  ")
-	if err := enc.Encode(object{"title": "pdkit gateway", "uid": "pdkit-gateway", "tags": []string{"pdkit"},
+	write := func(v any) {
+		if err := enc.Encode(v); err != nil {
+			panic(err) // maps of strings and numbers
+		}
+		out.Truncate(out.Len() - 1)
+	}
+	write(object{"title": "pdkit gateway", "uid": "pdkit-gateway", "tags": []string{"pdkit"},
 		"description": "What prefill and decode engines and the gateway between them do: docs/metrics.md",
 		"timezone":    "browser", "schemaVersion": 39, "version": 1, "editable": true, "refresh": "30s",
 		"time": object{"from": "now-1h", "to": "now"}, "graphTooltip": 1,
-		"templating": object{"list": variables}, "annotations": object{"list": []object{}},
-		"panels": panels}); err != nil {
-		panic(err) // maps of strings and numbers
+		"templating": object{"list": variables}, "annotations": object{"list": []object{}}})
+	out.Truncate(out.Len() - 1) // its last brace
+	out.WriteString(",\n\"panels\":[")
+	for i, p := range panels {
+		out.WriteString([]string{"\n", ",\n"}[min(i, 1)])
+		write(p)
 	}
+	out.WriteString("\n]}\n")
 	return out.Bytes()
 }
 
