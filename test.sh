@@ -1,32 +1,37 @@
 #!/usr/bin/env bash
 # The one test command. It ends with a table, and with 0 only if no step failed.
 #
-#   ./test.sh [-real | -real-all] [STEP...]
+#   ./test.sh [-real | -real-all] [-nightly] [STEP...]
 #
 #   format      gofmt, and the syntax of the scripts
-#   modules     each module builds by itself, without go.work, and its go.mod is tidy
-#   vet         go vet
+#   modules     each module's go.mod is tidy
 #   tools       builds the lint tools at their pinned versions (internal/tools/versions) into .tools, once
-#   staticcheck
-#   lint        golangci-lint, see .golangci.yml
+#   lint        golangci-lint, see .golangci.yml: vet and staticcheck are among its linters
 #   vulnerable  govulncheck: no vulnerability that is known today is reachable from any module
-#   release     a release in a clone of HEAD, whose modules and programs are then got as users get them, and whose
-#               container images and checksums are made: some minutes the first time
 #   servers     gets the servers and clients that tests talk to (CoreDNS, Kubernetes, Envoy, Prometheus, Chromium, podman,
 #               tmux and shells, and the client libraries of lab/clients), once: some minutes (only with -real)
-#   race        all tests of all modules, with the race detector, in random order; transport and pdflow over net/http's
-#               client, too
-#   fuzz        each fuzz target for FUZZTIME (5s; for a long run 10m, which is 5 hours in all, two at a time)
+#   test        all tests of all modules, in random order: those of the libraries, where goroutines meet, with the race
+#               detector, those of programs, examples and the laboratory without; what the fuzzers have found is among
+#               them, and so are the interleavings of lab/states
 #   quickstart  examples/quickstart proves that KV is reused, and sees when it is not
-#   reliability lab/reliability, short: 60 s of chaos, a soak of some seconds, 500 slow streams at a time; the page
-#               of faults is as the code does, and overload within its bounds
-#   bench       what each request runs through, against the commit before (internal/tools/hotpaths); lab/bench, short: all
-#               responses checked, no figure beyond 2.5 times its target
 #   install     real engines into .engines, once: some minutes and 3 GB (only with -real)
 #   real        compares the values that their request models accept with the committed ones;
 #               lab/engines proves reuse with them, plays the faults and rescues streams (only with -real): nixl,
 #               lmcache and sglang, and of the other connectors those to which the day of the year turns; with -real-all,
 #               all of them, the encode stage and attestation
+#
+# With -nightly also these. With CI=true one of them is run, to which the day of the year turns, and a tenth of fuzz; and
+# release, if a commit of the last day changed a go.mod or the scripts of releases:
+#
+#   alone       each module builds by itself, without go.work
+#   race        the tests of programs, examples and the laboratory with the race detector, too
+#   nethttp     transport and pdflow over net/http's client, and the script that repeats tests
+#   reliability lab/reliability, short: 60 s of chaos, a soak of some seconds, 500 slow streams at a time
+#   bench       what each request runs through, against the commit before (internal/tools/hotpaths); lab/bench, short: all
+#               responses checked, no figure beyond 2.5 times its target
+#   fuzz        each fuzz target for FUZZTIME (5s; for a long run 10m, which is 5 hours in all, two at a time)
+#   release     a release in a clone of HEAD, whose modules and programs are then got as users get them, and whose
+#               container images and checksums are made: some minutes the first time
 #
 # Without a STEP all are run. What this machine cannot run is skipped and said. With CI=true nothing is but vulnerable,
 # where its database cannot be reached: real engines are included, and a step that cannot run has failed.
@@ -34,8 +39,9 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit 2
 
-STEPS="format modules vet tools staticcheck lint vulnerable release servers race fuzz quickstart reliability bench"
-STEPS="$STEPS install real"
+STEPS="format modules tools lint vulnerable servers test quickstart install real"
+TURNS="alone race nethttp reliability bench" # of which CI runs one each day
+NIGHTLY="$TURNS fuzz release"
 FUZZTIME=${FUZZTIME:-5s}
 CI=${CI:-}
 SKIPPED=77 # a step's exit status for "not here"
@@ -82,11 +88,17 @@ step_modules() {
   export GOWORK=off
   local dir
   for dir in $(GOWORK='' go list -m -f '{{.Dir}}'); do
-    (cd "$dir" && go build ./... && go mod tidy -diff)
+    (cd "$dir" && go mod tidy -diff)
   done
 }
 
-step_vet() { each go vet ./...; }
+step_alone() {
+  export GOWORK=off
+  local dir
+  for dir in $(GOWORK='' go list -m -f '{{.Dir}}'); do
+    (cd "$dir" && go build ./...)
+  done
+}
 
 step_tools() {
   local path version name have
@@ -101,11 +113,6 @@ step_tools() {
       GOBIN=$PWD/.tools go install "$path@$version"
     fi
   done < <(grep -v '^#' internal/tools/versions)
-}
-
-step_staticcheck() {
-  step_tools
-  each "$PWD/.tools/staticcheck" ./...
 }
 
 step_lint() {
@@ -138,27 +145,59 @@ step_servers() {
   done
 }
 
+# modules prints the patterns of the modules' packages: of the programs, examples and the laboratory, or of the others,
+# which are libraries.
+modules() {
+  local programs
+  programs="^$PWD/(cmd|examples|lab)(/|\$)"
+  case $1 in
+    libraries) go list -m -f '{{.Dir}}' | grep -vE "$programs" ;;
+    programs) go list -m -f '{{.Dir}}' | grep -E "$programs" ;;
+  esac | sed 's#$#/...#'
+}
+
+# The race detector needs a C compiler. Without one the tests run all the same.
+step_test() {
+  local race=-race failed=0
+  if ! command -v "$(go env CC)" > /dev/null; then
+    [ "$CI" != true ] || skip "the race detector needs a C compiler ($(go env CC))"
+    race=
+    echo "without the race detector, which needs a C compiler ($(go env CC))" > "$TMP/$STEP.why"
+  fi
+  # shellcheck disable=SC2046 # one word for each module
+  tests $race $(modules libraries) || failed=1
+  # shellcheck disable=SC2046
+  tests $(modules programs) || failed=1
+  return $failed
+}
+
 step_race() {
-  command -v "$(go env CC)" >/dev/null || skip "the race detector needs a C compiler ($(go env CC)); go test ./... does not"
-  each tests -p 2 ./...
-  PDKIT_TEST_HTTP_CLIENT=nethttp tests ./transport ./pdflow
+  # shellcheck disable=SC2046
+  tests -race $(modules programs)
+}
+
+step_nethttp() {
+  PDKIT_TEST_HTTP_CLIENT=nethttp tests -race ./transport ./pdflow
   TIME=1 internal/tools/flicker/repeat.sh ./internal/cut # so that it can be relied on
 }
 
-# tests runs go test with the race detector, and packages that failed once more, by themselves: on a machine that others
-# use, too, a test can wait longer for the processor than for any fault. What passes only then is named in the table. A
-# data race, a leak, a panic, a timeout and what does not build are never forgiven, nor more than three packages.
+# tests runs go test, and packages that failed once more, by themselves: on a machine that others use, too, a test can
+# wait longer for the processor than for any fault. What passes only then is named in the table. A data race, a leak, a
+# panic, a timeout and what does not build are never forgiven, nor more than three packages. lint has vetted the code.
 tests() {
-  local log=$TMP/race.log packages
-  go test -race -shuffle=on -timeout 15m "$@" 2>&1 | tee "$log" && return 0
+  local log packages
+  log=$(mktemp "$TMP/tests.XXXXXX")
+  go test -vet=off -shuffle=on -timeout 15m -p 3 "$@" 2>&1 | tee "$log" && return 0
   packages=$(awk -F '\t' '$1 == "FAIL" && $2 ~ /^[a-z]/ && $3 ~ /s$/ { print $2 }' "$log")
   if [ -z "$packages" ] || [ "$(wc -l <<< "$packages")" -gt 3 ] ||
     grep -qE '^WARNING: DATA RACE|^(panic|fatal error): |goleak: |unexpected goroutines|\[(build|setup) failed\]' "$log"; then
     return 1
   fi
   say "once more:" $packages
+  local flags=()
+  for arg; do case $arg in -*) flags+=("$arg") ;; esac; done
   # shellcheck disable=SC2086 # one word for each package
-  go test -race -shuffle=on -timeout 15m -p 1 $packages || return 1
+  go test -vet=off -shuffle=on -timeout 15m -p 1 "${flags[@]}" $packages || return 1
   echo "passed at the second try:" $(grep -oE '^--- FAIL: [^ ]+' "$log" | cut -d ' ' -f 3) >> "$TMP/$STEP.why"
 }
 
@@ -168,6 +207,7 @@ step_fuzz() {
   targets=$(find . -path './.?*' -prune -o -name '*_test.go' -print0 |
     xargs -0 grep -HoE '^func Fuzz[A-Za-z0-9_]*' | sed 's/func //')
   [ -n "$targets" ]
+  [ -z "${FUZZ_PART:-}" ] || targets=$(awk -v part="$FUZZ_PART" 'NR % 10 == part' <<< "$targets")
   export FUZZTIME TMP
   export -f fuzz_one
   xargs -P 2 -n 1 bash -c 'fuzz_one "$1"' fuzz <<< "$targets"
@@ -207,12 +247,6 @@ step_quickstart() {
 
 step_reliability() {
   [ "$(uname -s)" = Linux ] || skip "its engines have addresses that only Linux gives to loopback"
-  # The page of faults, which the race detector would change, and the numbers that docs/reliability.md states.
-  (cd lab && go test -count=1 -v ./states ./overload) >"$TMP/states.txt" 2>&1 || {
-    cat "$TMP/states.txt"
-    return 1
-  }
-  grep -E '[0-9]+ (interleavings|runs of the fault matrix|random runs)|^ok' "$TMP/states.txt"
   go build -o "$TMP/reliability" ./lab/reliability
   "$TMP/reliability" chaos -for 60s
   "$TMP/reliability" soak -requests 2000
@@ -288,8 +322,12 @@ measure() {
 
 table() {
   local step status seconds what failed=0
+  if ls "$TMP"/tests.* > /dev/null 2>&1; then
+    printf '\nthe slowest packages, in seconds\n'
+    sed -nE 's/^(ok|FAIL)[[:space:]]+([^[:space:]]+)[[:space:]]+([0-9.]+)s.*/\3 \2/p' "$TMP"/tests.* | sort -rn | head
+  fi
   printf '\n%-12s %-8s %7s\n' step result seconds
-  for step in $STEPS; do
+  for step in $STEPS $NIGHTLY; do
     if [ -f "$TMP/$step.result" ]; then
       read -r status seconds < "$TMP/$step.result"
       case $status in
@@ -299,7 +337,8 @@ table() {
       esac
       printf '%-12s %-8s %7s  %s\n' "$step" "$what" "$seconds" "$(cat "$TMP/$step.why" 2>/dev/null)"
     elif [ "$named" = no ]; then
-      printf '%-12s %-8s %7s  %s\n' "$step" skipped - "only with -real"
+      case " $NIGHTLY " in *" $step "*) why="only with -nightly" ;; *) why="only with -real" ;; esac
+      printf '%-12s %-8s %7s  %s\n' "$step" skipped - "$why"
     fi
   done
   printf '%-12s %-8s %7s\n' all "$([ $failed = 0 ] && echo ok || echo FAILED)" "$SECONDS"
@@ -308,15 +347,16 @@ table() {
 
 usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p;}' "${BASH_SOURCE[0]}"; }
 
-real=no all=no named=no wanted=
+real=no all=no nightly=no named=no wanted=
 [ "$CI" = true ] && real=yes
 for arg; do
   case $arg in
     -real) real=yes ;;
     -real-all) real=yes all=yes ;;
+    -nightly) nightly=yes ;;
     -h | -help | --help) usage; exit 0 ;;
     *)
-      case " $STEPS " in *" $arg "*) ;; *) echo "no step $arg; there are: $STEPS" >&2; exit 2 ;; esac
+      case " $STEPS $NIGHTLY " in *" $arg "*) ;; *) echo "no step $arg; there are: $STEPS $NIGHTLY" >&2; exit 2 ;; esac
       named=yes wanted="$wanted $arg"
       ;;
   esac
@@ -324,6 +364,17 @@ done
 if [ $named = no ]; then
   wanted=$STEPS
   [ $real = yes ] || wanted="${wanted% servers *} ${wanted#* servers }" wanted=${wanted% install real}
+  if [ $nightly = yes ]; then
+    wanted="$wanted $NIGHTLY"
+  elif [ "$CI" = true ]; then
+    day=$((10#$(date -u +%j)))
+    turns=($TURNS)
+    wanted="$wanted ${turns[day % ${#turns[@]}]} fuzz"
+    FUZZ_PART=$((day % 10))
+    if [ -n "$(git log --since='1 day ago' --format=%h -- '*go.mod' internal/tools/release cmd/images)" ]; then
+      wanted="$wanted release"
+    fi
+  fi
 fi
 command -v go >/dev/null || { echo "Go is not installed: https://go.dev/doc/install" >&2; exit 2; }
 
@@ -338,7 +389,7 @@ if [ "$named" = no ] && wants install; then
   BESIDE=$!
   set +m
 fi
-for step in $STEPS; do
+for step in $STEPS $NIGHTLY; do
   wants "$step" || continue
   if [ -n "$BESIDE" ] && { [ "$step" = servers ] || [ "$step" = real ]; }; then
     say "servers and install"
