@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs each test and example by itself, again and again, under the race detector and several beside each other. One that
-# fails once in a hundred times shows here within minutes; in whole runs of ./test.sh race it does in days.
+# fails once in a hundred times shows here within minutes; in whole runs of ./test.sh it does in days.
 #
 #   [TIME=5] [PROCESSES=4] internal/tools/flicker/repeat.sh [PACKAGE...]
 #
