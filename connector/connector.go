@@ -24,9 +24,10 @@ import (
 type KVConnector interface {
 	// Traits declares what is constant about the connector. A flow calls it once, when it is built.
 	Traits() Traits
-	// Prefill edits the prefill leg, which starts as the client's request without transfer members.
+	// Prefill edits the prefill leg. It starts as the client's request without transfer members, for one token in one
+	// whole response, unless Traits.RawPrefill says otherwise.
 	Prefill(ctx context.Context, s *Session, leg *Leg) error
-	// Decode edits the decode leg, which starts in the same way. p is nil if P has not answered yet.
+	// Decode edits the decode leg, which starts as the client's request without transfer members. p is nil if P has not answered yet.
 	Decode(ctx context.Context, s *Session, p *PrefillResult, leg *Leg) error
 }
 

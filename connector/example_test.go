@@ -35,7 +35,6 @@ func (s *shelf) Traits() connector.Traits {
 
 // Prefill asks P for one token, and tells P where to put the KV. The session's ID is new for every attempt.
 func (s *shelf) Prefill(_ context.Context, session *connector.Session, leg *connector.Leg) error {
-	leg.Normalize()
 	return s.params(leg, session.ID, "put")
 }
 
@@ -95,7 +94,7 @@ func Example() {
 	session := connector.NewSession(request, "request-1", discovery.Endpoint{}, discovery.Endpoint{})
 	session.ID = "k1" // 32 random digits, but for this page
 
-	prefill := connector.NewLeg(request)
+	prefill := connector.NewPrefillLeg(request, c.Traits())
 	if err := c.Prefill(context.Background(), session, prefill); err != nil {
 		log.Fatal(err)
 	}

@@ -59,7 +59,7 @@ func FuzzLegs(f *testing.F) {
 		s := connector.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
 		for _, c := range []connector.KVConnector{h, n} {
 			_ = connector.CheckRequest(c, s.Request)
-			prefill, decode := connector.NewLeg(r), connector.NewLeg(r)
+			prefill, decode := connector.NewPrefillLeg(r, c.Traits()), connector.NewLeg(r)
 			require.NoError(t, c.Prefill(context.Background(), s, prefill))
 			require.NoError(t, c.Decode(context.Background(), s, response, decode))
 			checkFuzzedLeg(t, r, c, prefill, response)

@@ -25,6 +25,8 @@ type Leg struct {
 	path   string
 	body   []byte // replaces the client's whole body
 	errs   []error
+
+	normalized bool // see NewPrefillLeg
 }
 
 // HeaderEdit is one header of a leg that the connector sets.
@@ -35,6 +37,25 @@ func NewLeg(r *Request) *Leg {
 	l := r.spare.newLeg()
 	l.req = r
 	l.edits = append(l.few[:0], r.strip...)
+	return l
+}
+
+// NewPrefillLeg starts a prefill leg: the client's request without transfer members and, unless t.RawPrefill says
+// otherwise, normalized. So it asks for one token in one whole response, and lacks members that only cost time
+// (docs/protocols/vllm.md §4). With t.EndsByLength it also ends by length, whatever its first token is. Members that
+// affect the prompt stay as they are, since both legs must render the same tokens.
+func NewPrefillLeg(r *Request, t Traits) *Leg {
+	l := NewLeg(r)
+	if t.RawPrefill {
+		return l
+	}
+	l.normalized = true
+	l.LimitTokens(1)
+	l.NoStream()
+	l.singleChoice()
+	if t.EndsByLength {
+		l.endByLength()
+	}
 	return l
 }
 
@@ -227,8 +248,8 @@ func (l *Leg) NoStream() {
 	l.Delete("stream_options")
 }
 
-// SingleChoice asks for one choice without log probabilities and without echo: D serves what else the client wants.
-func (l *Leg) SingleChoice() {
+// singleChoice asks for one choice without log probabilities and without echo: D serves what else the client wants.
+func (l *Leg) singleChoice() {
 	i := l.req.API.info()
 	for k := range i.members {
 		switch m := &i.members[k]; m.loss {
@@ -251,16 +272,20 @@ func (l *Leg) setSampling(name string, raw json.RawMessage) {
 	l.Set(name, raw)
 }
 
-// DropThinkingBudget removes thinking from a /v1/messages leg if it sets a budget, since a budget must be less than
-// max_tokens. vLLM makes an exception only for legs with do_remote_decode (0.32.0,
-// vllm/entrypoints/anthropic/protocol.py), so prefill legs without that flag need this. The prompt stays the same: a
-// budget only limits the output.
-func (l *Leg) DropThinkingBudget() {
+// dropThinkingBudget removes thinking from a normalized /v1/messages leg if it sets a budget, since a budget must be less
+// than max_tokens. vLLM makes an exception only for legs with do_remote_decode (0.32.0,
+// vllm/entrypoints/anthropic/protocol.py). The prompt stays the same: a budget only limits the output.
+func (l *Leg) dropThinkingBudget() {
 	if l.req.API != APIMessages {
 		return
 	}
-	raw, ok := l.Current("thinking")
-	if !ok || jsonedit.Kind(raw) != jsonedit.Object {
+	raw, _ := l.Current(ParamsMember)
+	if params, err := jsonedit.Parse(raw); err == nil {
+		if remote, _ := params.Get("do_remote_decode"); string(remote) == "true" {
+			return
+		}
+	}
+	if raw, _ = l.Current("thinking"); jsonedit.Kind(raw) != jsonedit.Object {
 		return
 	}
 	if d, err := jsonedit.Parse(raw); err == nil {
@@ -270,21 +295,12 @@ func (l *Leg) DropThinkingBudget() {
 	}
 }
 
-// Normalize makes a prefill leg from the client's request: it asks for one token in one whole response, and drops
-// members that only cost time (docs/protocols/vllm.md §4). Members that affect the prompt stay as they are, since both
-// legs must render the same tokens.
-func (l *Leg) Normalize() {
-	l.LimitTokens(1)
-	l.NoStream()
-	l.SingleChoice()
-}
-
-// EndByLength makes a normalized prefill leg end with the reason "length", whatever its first token is: it drops stop
+// endByLength makes a normalized prefill leg end with the reason "length", whatever its first token is: it drops stop
 // strings and stop tokens, and min_tokens 1 masks the end of sequence. Some protocols transfer nothing if P ends for
 // another reason, and D then waits for minutes (docs/protocols/vllm.md §4, docs/protocols/mooncake.md §3).
 // /v1/responses has no min_tokens, but ignore_eos. /v1/messages has neither (vLLM 0.32.0's OpenAPI document), so only
 // P's response says how P ended: see [PrefillChecker].
-func (l *Leg) EndByLength() {
+func (l *Leg) endByLength() {
 	i := l.req.API.info()
 	for k := range i.members {
 		if m := &i.members[k]; m.loss == byEnding {
@@ -311,6 +327,9 @@ func (l *Leg) Splice(dst *jsonedit.Segments) error {
 		}
 		d.Splice(nil, dst)
 		return nil
+	}
+	if l.normalized {
+		l.dropThinkingBudget()
 	}
 	l.req.doc.Splice(l.edits, dst)
 	return nil

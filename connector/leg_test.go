@@ -25,13 +25,18 @@ func bareLeg(t testing.TB, r *connector.Request) string { return legOf(t, r, fun
 
 // normalized is the prefill leg before a connector adds its own members.
 func normalized(t testing.TB, r *connector.Request) string {
-	return legOf(t, r, (*connector.Leg).Normalize)
+	return bodyOf(t, connector.NewPrefillLeg(r, connector.Traits{}))
 }
 
 func legOf(t testing.TB, r *connector.Request, edit func(*connector.Leg)) string {
 	t.Helper()
 	l := connector.NewLeg(r)
 	edit(l)
+	return bodyOf(t, l)
+}
+
+func bodyOf(t testing.TB, l *connector.Leg) string {
+	t.Helper()
 	body, err := l.Body()
 	require.NoError(t, err)
 	require.True(t, json.Valid(body), "%s", body)
@@ -152,11 +157,9 @@ func TestLegsOfResponses(t *testing.T) {
 
 func TestLegsOfMessages(t *testing.T) {
 	runLegs(t, connector.APIMessages, []legCase{
-		{"max_tokens becomes 1; system, thinking, stop_sequences stay",
-			`{"model":"m","system":"s","messages":[],"max_tokens":4096,"thinking":{"type":"enabled",` +
-				`"budget_tokens":2048},"stop_sequences":["x"],"stream":true}`,
-			`{"model":"m","system":"s","messages":[],"max_tokens":1,"thinking":{"type":"enabled",` +
-				`"budget_tokens":2048},"stop_sequences":["x"],"stream":false}`, ""},
+		{"max_tokens becomes 1; system, stop_sequences stay",
+			`{"model":"m","system":"s","messages":[],"max_tokens":4096,"stop_sequences":["x"],"stream":true}`,
+			`{"model":"m","system":"s","messages":[],"max_tokens":1,"stop_sequences":["x"],"stream":false}`, ""},
 	})
 }
 
@@ -309,32 +312,39 @@ func TestLimitTokensToMoreThanOne(t *testing.T) {
 func TestALegOfAnUnknownAPICannotBeLimited(t *testing.T) {
 	r := parse(t, connector.APIUnknown, `{"a":1}`)
 	assert.Equal(t, `{"a":1}`, bareLeg(t, r))
-	l := connector.NewLeg(r)
-	l.Normalize()
-	_, err := l.Body()
+	_, err := connector.NewPrefillLeg(r, connector.Traits{}).Body()
 	assert.ErrorContains(t, err, "unknown", "rather than a leg without any limit")
 }
 
-func TestDropThinkingBudget(t *testing.T) {
+func TestAPrefillLegHasNoThinkingBudgetAboveItsLimit(t *testing.T) {
 	for _, c := range []struct {
 		rule, client, want string
-		api                connector.API
+		remote             bool // the leg has do_remote_decode
 	}{
 		{"a budget must be less than max_tokens, so it cannot stand beside a limit of 1",
-			`{"a":1,"thinking":{"type":"enabled","budget_tokens":1024}}`, `{"a":1}`, connector.APIMessages},
+			`{"a":1,"thinking":{"type":"enabled","budget_tokens":1024}}`, `{"a":1,"max_tokens":1,"stream":false}`, false},
+		{"vLLM excepts legs with do_remote_decode", `{"thinking":{"budget_tokens":1024}}`,
+			`{"thinking":{"budget_tokens":1024},"max_tokens":1,"stream":false,` +
+				`"kv_transfer_params":{"do_remote_decode":true}}`, true},
 		{"thinking without a budget stays: it may shape the prompt", `{"thinking":{"type":"disabled"}}`,
-			`{"thinking":{"type":"disabled"}}`, connector.APIMessages},
-		{"null stays", `{"thinking":null}`, `{"thinking":null}`, connector.APIMessages},
-		{"another type is the engine's to refuse", `{"thinking":"budget_tokens"}`, `{"thinking":"budget_tokens"}`,
-			connector.APIMessages},
-		{"other APIs do not know it", `{"thinking":{"budget_tokens":1024}}`, `{"thinking":{"budget_tokens":1024}}`,
-			connector.APIChat},
-		{"absent", `{}`, `{}`, connector.APIMessages},
+			`{"thinking":{"type":"disabled"},"max_tokens":1,"stream":false}`, false},
+		{"null stays", `{"thinking":null}`, `{"thinking":null,"max_tokens":1,"stream":false}`, false},
+		{"another type is the engine's to refuse", `{"thinking":"budget_tokens"}`,
+			`{"thinking":"budget_tokens","max_tokens":1,"stream":false}`, false},
+		{"absent", `{}`, `{"max_tokens":1,"stream":false}`, false},
 	} {
 		t.Run(c.rule, func(t *testing.T) {
-			assert.Equal(t, c.want, legOf(t, parse(t, c.api, c.client), (*connector.Leg).DropThinkingBudget))
+			l := connector.NewPrefillLeg(parse(t, connector.APIMessages, c.client), connector.Traits{})
+			if c.remote {
+				l.Param("do_remote_decode", json.RawMessage("true"))
+			}
+			assert.Equal(t, c.want, bodyOf(t, l))
 		})
 	}
+	const client = `{"thinking":{"budget_tokens":1024}}`
+	assert.Contains(t, normalized(t, parse(t, connector.APIChat, client)), "budget", "other APIs do not know it")
+	raw := connector.NewPrefillLeg(parse(t, connector.APIMessages, client), connector.Traits{RawPrefill: true})
+	assert.Equal(t, client, bodyOf(t, raw))
 }
 
 func TestLegPathHeaderAndBody(t *testing.T) {
@@ -384,8 +394,7 @@ func TestALegCostsLittleWhateverThePromptsSize(t *testing.T) {
 		connector.NewLeg(r) // the first two lie in the request
 		connector.NewLeg(r)
 		return testing.AllocsPerRun(20, func() {
-			l := connector.NewLeg(r)
-			l.Normalize()
+			l := connector.NewPrefillLeg(r, connector.Traits{})
 			var s jsonedit.Segments
 			require.NoError(t, l.Splice(&s))
 		})

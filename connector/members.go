@@ -21,9 +21,9 @@ type loss uint8
 
 const (
 	byLimit  loss = iota // LimitTokens
-	toOne                // SingleChoice writes 1
-	dropped              // SingleChoice drops it
-	byEnding             // EndByLength
+	toOne                // a prefill leg asks for 1
+	dropped              // a prefill leg lacks it
+	byEnding             // one that must end by length lacks it
 )
 
 // member is a member that a prefill leg loses or changes, with the engines' rule for it.
@@ -374,7 +374,7 @@ func (r *Request) checkScores() (name, problem string) {
 }
 
 // checkThinking holds a thinking budget to vLLM's rules: P's leg carries it without them, or not at all
-// ([Leg.DropThinkingBudget]).
+// ([NewPrefillLeg]).
 func (r *Request) checkThinking() (name, problem string) {
 	raw, ok := r.Field("thinking")
 	if !ok {

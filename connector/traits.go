@@ -24,6 +24,10 @@ type Traits struct {
 
 	APIs []API // client APIs that the protocol supports; nil means all except SGLang's own
 
+	// RawPrefill is true if the prefill leg begins as the client's request, like the decode leg, since the protocol has
+	// limits of its own (SGLang, TensorRT-LLM). Otherwise [KVConnector] gets a leg for one token in one whole response.
+	RawPrefill bool
+
 	// Members are the request members that carry this protocol's transfer instructions, with dots between nested names:
 	// "bootstrap_room", "sampling_params.extra.ticket". Only the connector sets them: the flow removes a client's own,
 	// also if one engine serves the request alone, see [Request.Without]. The first member names the protocol in
@@ -36,7 +40,7 @@ type Traits struct {
 	Handoff      Handoff       // where P's response says where its KV is
 	Lease        time.Duration // how long P keeps KV that nobody has read; 0: the handoff does not age
 	MultiUse     bool          // a handoff can be read many times, so several choices for one prompt can share it
-	EndsByLength bool          // P transfers nothing unless it ends by length, so Prefill calls [Leg.EndByLength]
+	EndsByLength bool          // P transfers nothing unless it ends by length: see [NewPrefillLeg]
 	OwnRequestID bool          // the connector sets an X-Request-Id on both legs, by which the engines match them
 	ContentStore bool          // D finds the KV in a store by the prompt's tokens alone; the requests do not say where
 	PairOnly     bool          // D waits for P's KV with every request, so no D can serve alone

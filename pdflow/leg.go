@@ -160,7 +160,7 @@ func (*wholeBody) Close() error { return nil }
 // prefill runs the prefill leg until its response is read and known to be good.
 func (a *attempt) prefill() (*connector.PrefillResult, *Error) {
 	a.x.phase.Store(phasePrefill)
-	leg := connector.NewLeg(a.x.req)
+	leg := connector.NewPrefillLeg(a.x.req, a.f.traits)
 	if e := a.guard(LegPrefill, "describe", func() error { return a.f.conn.Prefill(a.ctx, a.s, leg) }); e != nil {
 		return nil, e
 	}

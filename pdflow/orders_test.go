@@ -44,7 +44,6 @@ func (f *fake) Traits() connector.Traits {
 }
 
 func (f *fake) Prefill(_ context.Context, s *connector.Session, l *connector.Leg) error {
-	l.Normalize()
 	if f.prefill != nil {
 		return f.prefill(s, l)
 	}

@@ -66,7 +66,7 @@ func TestEveryMemberThatAPrefillLegLosesHasARule(t *testing.T) {
 			}
 			r, err := connector.ParseRequest(api, []byte(body))
 			require.NoError(t, err)
-			leg := connector.NewLeg(r)
+			leg := connector.NewPrefillLeg(r, c.Traits())
 			s := connector.NewSession(r, "id", lostEndpoint(t, "http://10.0.0.1:8100", discovery.RolePrefill),
 				lostEndpoint(t, "http://10.0.0.2:8200", discovery.RoleDecode))
 			if err := c.Prefill(context.Background(), s, leg); err != nil {

@@ -171,7 +171,7 @@ func compact(t *testing.T, body []byte) []byte {
 func prefillBody(t *testing.T, c connector.KVConnector, api connector.API, body []byte) []byte {
 	r, err := connector.ParseRequest(api, body)
 	require.NoError(t, err)
-	leg := connector.NewLeg(r)
+	leg := connector.NewPrefillLeg(r, c.Traits())
 	s := connector.NewSession(r, "id", lostEndpoint(t, "http://10.0.0.1:8100", discovery.RolePrefill),
 		lostEndpoint(t, "http://10.0.0.2:8200", discovery.RoleDecode))
 	require.NoError(t, c.Prefill(context.Background(), s, leg))

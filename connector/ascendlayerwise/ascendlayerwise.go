@@ -188,8 +188,6 @@ func (*Connector) Prefill(_ context.Context, s *connector.Session, leg *connecto
 	if _, err := checkCallback(raw); err != nil {
 		return connector.NoTransfer("the callback: %v", err)
 	}
-	leg.Normalize()
-	leg.EndByLength()
 	leg.Params(raw)
 	leg.SetRequestID(s.ID)
 	return nil

@@ -232,7 +232,7 @@ func FuzzCallback(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
 		s.SetEvent(connector.Event{Body: body})
-		leg := connector.NewLeg(s.Request)
+		leg := connector.NewPrefillLeg(s.Request, c.Traits())
 		if err := c.Prefill(t.Context(), s, leg); err != nil {
 			require.ErrorIs(t, err, connector.ErrNoTransfer)
 			return

@@ -64,9 +64,10 @@ func (m *Measured) legs(ctx context.Context) []*measuredLeg {
 	finisher, _ := connector.As[connector.Finisher](c)
 
 	var body jsonedit.Segments
-	leg := func(edit func(*connector.Leg) error) func() error {
+	traits := c.Traits()
+	leg := func(begin func() *connector.Leg, edit func(*connector.Leg) error) func() error {
 		return func() error {
-			leg := connector.NewLeg(s.Request)
+			leg := begin()
 			if err := edit(leg); err != nil {
 				return err
 			}
@@ -74,7 +75,10 @@ func (m *Measured) legs(ctx context.Context) []*measuredLeg {
 			return leg.Splice(&body)
 		}
 	}
-	prefill := leg(func(l *connector.Leg) error {
+	normalized := func() *connector.Leg { return connector.NewPrefillLeg(s.Request, connector.Traits{}) }
+	first := func() *connector.Leg { return connector.NewPrefillLeg(s.Request, traits) }
+	second := func() *connector.Leg { return connector.NewLeg(s.Request) }
+	prefill := leg(first, func(l *connector.Leg) error {
 		if encoder != nil {
 			_ = encoder.Items(s)
 		}
@@ -88,10 +92,10 @@ func (m *Measured) legs(ctx context.Context) []*measuredLeg {
 			return checker.CheckPrefill(s, p)
 		}
 	}
-	first := leg(func(l *connector.Leg) error { return c.Decode(ctx, s, nil, l) })
-	decode := first // sent before P has answered, by some orders
+	early := leg(second, func(l *connector.Leg) error { return c.Decode(ctx, s, nil, l) })
+	decode := early // sent before P has answered, by some orders
 	if order == connector.PrefillThenDecode || order == connector.DecodeFirst {
-		decode = leg(func(l *connector.Leg) error {
+		decode = leg(second, func(l *connector.Leg) error {
 			if finisher != nil {
 				if _, final := finisher.Final(s, p); final {
 					return errors.New("the response is final, so that there is no decode leg")
@@ -101,19 +105,17 @@ func (m *Measured) legs(ctx context.Context) []*measuredLeg {
 		})
 	}
 	list := []*measuredLeg{
-		{name: "prefill", described: prefill, plain: leg(plainPrefill)},
-		{name: "decode", described: decode, plain: leg(plainDecode)},
+		{name: "prefill", described: prefill, plain: leg(normalized, asItIs)},
+		{name: "decode", described: decode, plain: leg(second, asItIs)},
 	}
 	if order == connector.DecodeFirst {
-		list = append(list, &measuredLeg{name: "first-try", described: first, plain: leg(plainDecode)})
+		list = append(list, &measuredLeg{name: "first-try", described: early, plain: leg(second, asItIs)})
 	}
 	return list
 }
 
-// What the connector http does, said again rather than imported, which would register it in every test that uses this
-// package.
-func plainPrefill(l *connector.Leg) error { l.Normalize(); return nil }
-func plainDecode(*connector.Leg) error    { return nil }
+// asItIs is what the connector http does.
+func asItIs(*connector.Leg) error { return nil }
 
 // count runs both and counts their allocations.
 func (l *measuredLeg) count() error {

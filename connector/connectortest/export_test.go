@@ -36,8 +36,5 @@ func DoesNotApply(err error) bool {
 // CheckGolden plays one golden file.
 var CheckGolden = checkGolden
 
-// The legs over which a connector's are measured.
-var PlainPrefill, PlainDecode = plainPrefill, plainDecode
-
 // RaceDetector says that allocations are not counted.
 const RaceDetector = raceDetector

@@ -101,7 +101,8 @@ func (t *trial) before(s *connector.Session, m means) (encode []sent, err error)
 	}
 	responses := make([]json.RawMessage, 0, len(items))
 	for _, i := range items {
-		leg, err := describe(s, func(leg *connector.Leg) error { return enc.Encode(s, i, leg) })
+		leg, err := describe(connector.NewLeg(s.Request),
+			func(leg *connector.Leg) error { return enc.Encode(s, i, leg) })
 		if err != nil {
 			return nil, fmt.Errorf("calling Encode: %w", err)
 		}
@@ -173,7 +174,8 @@ func (t *trial) both(p *played, m means) error {
 
 // prefillLeg describes prefill and reads P's response.
 func (t *trial) prefillLeg(p *played, m means) (result *connector.PrefillResult, err error) {
-	p.prefill, err = describe(p.s, func(leg *connector.Leg) error { return t.c.Prefill(t.ctx, p.s, leg) })
+	p.prefill, err = describe(connector.NewPrefillLeg(p.s.Request, t.traits),
+		func(leg *connector.Leg) error { return t.c.Prefill(t.ctx, p.s, leg) })
 	if err != nil {
 		return nil, fmt.Errorf("calling Prefill: %w", err)
 	}
@@ -188,7 +190,8 @@ func (t *trial) prefillLeg(p *played, m means) (result *connector.PrefillResult,
 }
 
 func (t *trial) decodeLeg(p *played, result *connector.PrefillResult) (err error) {
-	p.decode, err = describe(p.s, func(leg *connector.Leg) error { return t.c.Decode(t.ctx, p.s, result, leg) })
+	p.decode, err = describe(connector.NewLeg(p.s.Request),
+		func(leg *connector.Leg) error { return t.c.Decode(t.ctx, p.s, result, leg) })
 	if err != nil {
 		return fmt.Errorf("calling Decode: %w", err)
 	}
@@ -196,8 +199,7 @@ func (t *trial) decodeLeg(p *played, result *connector.PrefillResult) (err error
 }
 
 // describe makes a leg and takes it as it would be sent.
-func describe(s *connector.Session, edit func(*connector.Leg) error) (sent, error) {
-	leg := connector.NewLeg(s.Request)
+func describe(leg *connector.Leg, edit func(*connector.Leg) error) (sent, error) {
 	if err := edit(leg); err != nil {
 		return sent{}, err
 	}

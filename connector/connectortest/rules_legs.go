@@ -99,7 +99,7 @@ func checkLimit(t *trial) error {
 		if smp.api == connector.APIMessages && gjson.GetBytes(body, "thinking.budget_tokens").Exists() &&
 			!gjson.GetBytes(body, "kv_transfer_params.do_remote_decode").Bool() {
 			return errors.New("the prefill leg's thinking.budget_tokens is above its max_tokens: see " +
-				"Leg.DropThinkingBudget")
+				"connector.NewPrefillLeg")
 		}
 		return nil
 	}))

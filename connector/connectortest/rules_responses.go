@@ -127,7 +127,7 @@ func (t *trial) refusesNone() error {
 		return nil
 	}
 	r := request(plain(t.apis[0]))
-	_, err := describe(t.session(r, 4999), func(leg *connector.Leg) error {
+	_, err := describe(connector.NewLeg(r), func(leg *connector.Leg) error {
 		return guard(func() error { return t.c.Decode(t.ctx, t.session(r, 4999), nil, leg) })
 	})
 	if panicked(err) {

@@ -127,7 +127,7 @@ func checkEndsByLength(t *trial) error {
 		switch {
 		case t.traits.EndsByLength && (left || !forced && smp.api != connector.APIMessages):
 			return errors.New("its Traits says EndsByLength, but the prefill leg can end otherwise: see " +
-				"Leg.EndByLength")
+				"connector.NewPrefillLeg")
 		case !t.traits.EndsByLength && (!left || forced):
 			return errors.New("the prefill leg is made to end by length, which Traits' EndsByLength must say")
 		}

@@ -112,7 +112,7 @@ func TestAnItemsRequestHoldsThatItemAlone(t *testing.T) {
 
 func legs(t *testing.T, c connector.KVConnector, s *connector.Session) (prefill, decode string) {
 	t.Helper()
-	p, d := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
+	p, d := connector.NewPrefillLeg(s.Request, c.Traits()), connector.NewLeg(s.Request)
 	require.NoError(t, c.Prefill(context.Background(), s, p))
 	response := `{"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[1]],"remote_engine_id":"e",` +
 		`"remote_request_id":"r","remote_host":"h","remote_port":1}}`

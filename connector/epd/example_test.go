@@ -42,7 +42,7 @@ func ExampleWrap() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	prefill := connector.NewLeg(r)
+	prefill := connector.NewPrefillLeg(r, c.Traits())
 	if err := c.Prefill(context.Background(), s, prefill); err != nil {
 		log.Fatal(err)
 	}

@@ -104,12 +104,8 @@ func (*Connector) Traits() connector.Traits {
 	}
 }
 
-// Prefill asks P for one token. P's own settings make P put its KV into the store.
-func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connector.Leg) error {
-	leg.Normalize()
-	leg.DropThinkingBudget()
-	return nil
-}
+// Prefill adds nothing: the settings of P make it put its KV into the store.
+func (*Connector) Prefill(context.Context, *connector.Session, *connector.Leg) error { return nil }
 
 // Decode leaves the client's request as it is.
 func (*Connector) Decode(context.Context, *connector.Session, *connector.PrefillResult, *connector.Leg) error {

@@ -148,7 +148,7 @@ func TestThinkingBudgetIsNotSentToPrefill(t *testing.T) {
 	require.NoError(t, err)
 	s := session(t, connector.APIMessages, `{"messages":[],"thinking":{"type":"enabled","budget_tokens":1024},`+
 		`"max_tokens":2048}`)
-	leg := connector.NewLeg(s.Request)
+	leg := connector.NewPrefillLeg(s.Request, c.Traits())
 	require.NoError(t, c.Prefill(t.Context(), s, leg))
 	body, err := leg.Body()
 	require.NoError(t, err)

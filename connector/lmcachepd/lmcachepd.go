@@ -235,8 +235,6 @@ func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connec
 	if err != nil {
 		return err
 	}
-	leg.Normalize()
-	leg.DropThinkingBudget()
 	params := make([]byte, 0, 256)
 	params = append(params, '{')
 	if c.options.RetFirstToken {

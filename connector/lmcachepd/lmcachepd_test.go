@@ -125,7 +125,7 @@ func TestNameAndOrder(t *testing.T) {
 func TestWhereTheReceiverIs(t *testing.T) {
 	spec := func(o *lmcachepd.Options, attributes map[string]string) (string, error) {
 		s := session(t, connector.APICompletions, `{"prompt":"x"}`, attributes)
-		leg := connector.NewLeg(s.Request)
+		leg := connector.NewPrefillLeg(s.Request, open(t, o).Traits())
 		if err := open(t, o).Prefill(t.Context(), s, leg); err != nil {
 			return "", err
 		}
@@ -266,7 +266,7 @@ func TestDecodeGoesOnFromTheFirstToken(t *testing.T) {
 func TestPrefillDoesNotEndBeforeTheFirstTokenThatTheClientWants(t *testing.T) {
 	c := open(t, &lmcachepd.Options{RetFirstToken: true})
 	s := session(t, connector.APICompletions, `{"prompt":"abc","max_tokens":9,"min_tokens":4}`, receiverOfTwo)
-	leg := connector.NewLeg(s.Request)
+	leg := connector.NewPrefillLeg(s.Request, c.Traits())
 	require.NoError(t, c.Prefill(t.Context(), s, leg))
 	body, err := leg.Body()
 	require.NoError(t, err)

@@ -117,8 +117,6 @@ func (*Connector) Prefill(_ context.Context, s *connector.Session, leg *connecto
 	if err != nil {
 		return err
 	}
-	leg.Normalize()
-	leg.EndByLength()
 	const before, after = `{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":"`, `"}`
 	b := make([]byte, 0, len(before)+transferIDLen+len(after))
 	b = append(b, before...)

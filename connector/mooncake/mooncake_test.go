@@ -297,7 +297,7 @@ func TestBadBootstrapServers(t *testing.T) {
 			assert.NotContains(t, err.Error(), "10.0.0.1")
 			require.Error(t, c.Decode(t.Context(), s, nil, connector.NewLeg(s.Request)),
 				"D dies of a decode without an engine id")
-			require.Error(t, c.Prefill(t.Context(), s, connector.NewLeg(s.Request)))
+			require.Error(t, c.Prefill(t.Context(), s, connector.NewPrefillLeg(s.Request, c.Traits())))
 		})
 	}
 	t.Run("unknown members are tolerated", func(t *testing.T) {
@@ -338,7 +338,7 @@ func TestRanksAreChosenAtRandom(t *testing.T) {
 	for range 64 {
 		s := chatSession(t)
 		require.NoError(t, prepare(t.Context(), c, s, b.call))
-		leg := connector.NewLeg(s.Request)
+		leg := connector.NewPrefillLeg(s.Request, c.Traits())
 		require.NoError(t, c.Prefill(t.Context(), s, leg))
 		require.Len(t, leg.Header(), 1)
 		h := leg.Header()[0]

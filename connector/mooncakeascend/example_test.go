@@ -47,7 +47,7 @@ func ExampleNew() {
 		"remote_block_size":128,
 		"num_prompt_blocks":1,		"remote_ptp_size":1,"remote_pcp_size":1,"remote_dcp_size":1,
 		"last_token_id":7,"remote_multi_nodes_meta_mapping":{}}}`), time.Now())
-	prefill := connector.NewLeg(r)
+	prefill := connector.NewPrefillLeg(r, c.Traits())
 	show("P", prefill, c.Prefill(context.Background(), s, prefill))
 	decode := connector.NewLeg(r)
 	show("D", decode, c.Decode(context.Background(), s, response, decode))

@@ -142,8 +142,6 @@ func (c *Connector) Traits() connector.Traits {
 
 // Prefill asks P for one token, an end by length, and a handoff.
 func (*Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
-	leg.Normalize()
-	leg.EndByLength()
 	leg.Params(kvparams.Ask)
 	leg.SetRequestID(s.ID)
 	return nil

@@ -124,7 +124,7 @@ func TestAResponseWithoutAHandoffIsRefused(t *testing.T) {
 
 func TestBothLegsCarryTheSessionsID(t *testing.T) {
 	c, s := open(t, nil), session(t, connector.APIResponses, `{"input":"x"}`)
-	p, d := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
+	p, d := connector.NewPrefillLeg(s.Request, c.Traits()), connector.NewLeg(s.Request)
 	require.NoError(t, c.Prefill(context.Background(), s, p))
 	require.NoError(
 		t, c.Decode(context.Background(), s, connector.NewPrefillResult(200, nil, []byte(`{"kv_transfer_params":`+good+

@@ -180,8 +180,6 @@ func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connec
 	if err != nil {
 		return err
 	}
-	leg.Normalize()
-	leg.EndByLength()
 	b := newParams(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,`+
 		`"remote_block_ids":null,"transfer_id":"`, s)
 	b.peer(&pair.d)

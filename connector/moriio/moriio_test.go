@@ -55,7 +55,7 @@ func responseOf(body string) *connector.PrefillResult {
 // legs returns both legs. fromP is P's response, "" for none.
 func legs(t testing.TB, c connector.KVConnector, s *connector.Session, fromP string) (p, d *connector.Leg, err error) {
 	t.Helper()
-	p, d = connector.NewLeg(s.Request), connector.NewLeg(s.Request)
+	p, d = connector.NewPrefillLeg(s.Request, c.Traits()), connector.NewLeg(s.Request)
 	if err = c.Prefill(context.Background(), s, p); err != nil {
 		return nil, nil, err
 	}

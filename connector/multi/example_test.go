@@ -48,7 +48,7 @@ func ExampleNew() {
 	response := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{"kv_transfer_params":{"do_remote_prefill":true,
 		"do_remote_decode":false,"remote_block_ids":[[1]],"remote_engine_id":"e",
 		"remote_request_id":"q","remote_host":"10.0.0.5","remote_port":5600,"tp_size":1}}`), time.Now())
-	prefill := connector.NewLeg(r)
+	prefill := connector.NewPrefillLeg(r, c.Traits())
 	show("P", prefill, c.Prefill(context.Background(), s, prefill))
 	decode := connector.NewLeg(r)
 	show("D", decode, c.Decode(context.Background(), s, response, decode))

@@ -31,6 +31,7 @@ func merge(children []child, order connector.Order) connector.Traits {
 		}
 		t.MultiUse = t.MultiUse && c.MultiUse
 		t.EndsByLength = t.EndsByLength || c.EndsByLength
+		t.RawPrefill = t.RawPrefill || c.RawPrefill
 		t.OwnRequestID = t.OwnRequestID || c.OwnRequestID
 		t.ContentStore = t.ContentStore && c.ContentStore
 		t.PairOnly = t.PairOnly || c.PairOnly

@@ -64,7 +64,7 @@ func TestLegsCarryTheMembersOfAllChildren(t *testing.T) {
 	assert.Equal(t, "multi", c.Traits().Name)
 	assert.Equal(t, connector.PrefillThenDecode, c.Traits().Order)
 	s := session(t, connector.APICompletions, `{"prompt":"x","max_tokens":9}`)
-	leg := connector.NewLeg(s.Request)
+	leg := connector.NewPrefillLeg(s.Request, c.Traits())
 	require.NoError(t, c.Prefill(context.Background(), s, leg))
 	assert.Equal(t, `{"prompt":"x","max_tokens":1,"stream":false,"kv_transfer_params":{"do_remote_decode":true,`+
 		`"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,`+
@@ -259,7 +259,7 @@ func TestChildrenThatNeedNothingOnTheWire(t *testing.T) {
 	assert.Equal(t, connector.PrefillThenDecode, c.Traits().Order)
 	alone := open(t, `{"connectors":[{"type":"nixl"}]}`)
 	s := session(t, connector.APICompletions, `{"prompt":"x","max_tokens":9}`)
-	a, b := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
+	a, b := connector.NewPrefillLeg(s.Request, c.Traits()), connector.NewPrefillLeg(s.Request, alone.Traits())
 	require.NoError(t, c.Prefill(context.Background(), s, a))
 	require.NoError(t, alone.Prefill(context.Background(), s, b))
 	assert.Equal(t, body(t, b), body(t, a))
@@ -298,11 +298,7 @@ type part struct {
 }
 
 func (p *part) Traits() connector.Traits { return p.traits }
-func (p *part) Prefill(_ context.Context, _ *connector.Session, l *connector.Leg) error {
-	if p.traits.EndsByLength {
-		l.Normalize()
-		l.EndByLength()
-	}
+func (p *part) Prefill(context.Context, *connector.Session, *connector.Leg) error {
 	return nil
 }
 func (p *part) Decode(context.Context, *connector.Session, *connector.PrefillResult, *connector.Leg) error {
@@ -385,7 +381,7 @@ func TestAnEndByLengthSurvivesTheOtherChildren(t *testing.T) {
 	for _, settings := range []string{`{"connectors":[{"type":"test-by-length"},{"type":"sharedstorage"}]}`,
 		`{"connectors":[{"type":"sharedstorage"},{"type":"test-by-length"}]}`} {
 		s := session(t, connector.APICompletions, `{"prompt":"x","stop":"a","min_tokens":5}`)
-		leg := connector.NewLeg(s.Request)
+		leg := connector.NewPrefillLeg(s.Request, open(t, settings).Traits())
 		require.NoError(t, open(t, settings).Prefill(context.Background(), s, leg))
 		assert.Equal(t, `{"prompt":"x","min_tokens":1,"max_tokens":1,"stream":false}`, body(t, leg), settings)
 	}

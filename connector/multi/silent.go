@@ -31,12 +31,8 @@ func (s silent) Traits() connector.Traits {
 	return connector.Traits{Name: s.class, MultiUse: true, ContentStore: true, ReusedInUsage: true}
 }
 
-// Prefill makes a prefill leg, in case no other child does.
-func (silent) Prefill(_ context.Context, _ *connector.Session, leg *connector.Leg) error {
-	leg.Normalize()
-	leg.DropThinkingBudget()
-	return nil
-}
+// Prefill adds nothing.
+func (silent) Prefill(context.Context, *connector.Session, *connector.Leg) error { return nil }
 
 // Decode leaves the leg as it is.
 func (silent) Decode(context.Context, *connector.Session, *connector.PrefillResult, *connector.Leg) error {

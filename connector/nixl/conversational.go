@@ -114,7 +114,6 @@ func (c *conversational) Prefill(ctx context.Context, s *connector.Session, leg 
 	if !ok {
 		return c.Connector.Prefill(ctx, s, leg)
 	}
-	leg.Normalize()
 	leg.Params(last.handoff)
 	return nil
 }
@@ -243,9 +242,7 @@ func promptTokens(ctx context.Context, s *connector.Session, call connector.Call
 		ids, _ := s.Field("token_ids")
 		return tokenIDs(ids)
 	}
-	leg := connector.NewLeg(s.Request)
-	leg.Normalize()
-	body, err := leg.Body()
+	body, err := connector.NewPrefillLeg(s.Request, connector.Traits{}).Body()
 	if err != nil {
 		return nil, err
 	}

@@ -88,7 +88,6 @@ func (c *Connector) Traits() connector.Traits {
 
 // Prefill asks P for one token and for a handoff.
 func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connector.Leg) error {
-	leg.Normalize()
 	leg.Params(kvparams.Ask)
 	return nil
 }

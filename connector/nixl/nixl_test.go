@@ -42,7 +42,7 @@ func session(t testing.TB, api connector.API, body string) *connector.Session {
 
 func prefillLeg(t testing.TB, c connector.KVConnector, s *connector.Session) string {
 	t.Helper()
-	l := connector.NewLeg(s.Request)
+	l := connector.NewPrefillLeg(s.Request, c.Traits())
 	require.NoError(t, c.Prefill(context.Background(), s, l))
 	body, err := l.Body()
 	require.NoError(t, err)

@@ -123,7 +123,6 @@ func (c *Connector) Traits() connector.Traits {
 
 // Prefill asks P for one token, under the attempt's id. If P has several ranks, the leg names the attempt's rank.
 func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
-	leg.Normalize()
 	leg.SetRequestID(s.ID)
 	leg.Params(kvparams.Ask)
 	if c.serial {

@@ -149,7 +149,7 @@ func TestSerialNeedsNoAttributes(t *testing.T) {
 	s := session(t, connector.APICompletions, `{"prompt":"x"}`, nil)
 	serial := open(t, &nixlpush.Options{Dispatch: "serial"})
 	require.NoError(t, serial.CheckEndpoint(s.Prefill))
-	require.NoError(t, serial.Prefill(context.Background(), s, connector.NewLeg(s.Request)))
+	require.NoError(t, serial.Prefill(context.Background(), s, connector.NewPrefillLeg(s.Request, serial.Traits())))
 	require.ErrorIs(t, serial.Decode(context.Background(), s, nil, connector.NewLeg(s.Request)),
 		connector.ErrNoTransfer, "D would wait for ever")
 }
@@ -159,10 +159,10 @@ func TestResponsesCannotNameARank(t *testing.T) {
 	many["dpSize"] = "2"
 	s := session(t, connector.APIResponses, `{"input":"x"}`, many)
 	var bad *connector.UnsupportedError
-	require.ErrorAs(t, open(t, nil).Prefill(context.Background(), s, connector.NewLeg(s.Request)), &bad)
+	require.ErrorAs(t, open(t, nil).Prefill(context.Background(), s, connector.NewPrefillLeg(s.Request, open(t, nil).Traits())), &bad)
 	assert.Equal(t, "X-data-parallel-rank", bad.Member)
 	assert.NoError(
-		t, open(t, &nixlpush.Options{Dispatch: "serial"}).Prefill(context.Background(), s, connector.NewLeg(s.Request)),
+		t, open(t, &nixlpush.Options{Dispatch: "serial"}).Prefill(context.Background(), s, connector.NewPrefillLeg(s.Request, open(t, &nixlpush.Options{Dispatch: "serial"}).Traits())),
 		"P's response names the rank that it chose")
 }
 
@@ -170,7 +170,7 @@ func TestEachAttemptHasAnIDOfItsOwn(t *testing.T) {
 	var ids []string
 	for range 2 {
 		s := session(t, connector.APIChat, `{"messages":[],"request_id":"client"}`, attributes())
-		p, d := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
+		p, d := connector.NewPrefillLeg(s.Request, open(t, nil).Traits()), connector.NewLeg(s.Request)
 		require.NoError(t, open(t, nil).Prefill(context.Background(), s, p))
 		require.NoError(t, open(t, nil).Decode(context.Background(), s, nil, d))
 		require.Equal(t, p.Header(), d.Header(), "P finds D's registration by it")

@@ -90,8 +90,6 @@ func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connec
 	if err != nil {
 		return err
 	}
-	leg.Normalize()
-	leg.DropThinkingBudget()
 	leg.Params(json.RawMessage(`{"remote_decoder":{"kv_request_id":"` + s.UUID() + `"}}`))
 	if at.ranks > 1 {
 		leg.SetHeader("X-data-parallel-rank", strconv.Itoa(s.PrefillRank()))

@@ -53,7 +53,7 @@ func ExampleNew() {
 		fmt.Println(name, leg.Header(), lines.String())
 	}
 	response := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{}`), time.Now())
-	prefill := connector.NewLeg(r)
+	prefill := connector.NewPrefillLeg(r, c.Traits())
 	show("P", prefill, c.Prefill(context.Background(), s, prefill))
 	decode := connector.NewLeg(r)
 	show("D", decode, c.Decode(context.Background(), s, response, decode))

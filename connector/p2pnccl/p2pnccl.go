@@ -87,8 +87,6 @@ func (*Connector) Prefill(_ context.Context, s *connector.Session, leg *connecto
 	if err != nil {
 		return err
 	}
-	leg.Normalize()
-	leg.DropThinkingBudget()
 	leg.SetRequestID(id)
 	return nil
 }

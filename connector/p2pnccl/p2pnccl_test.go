@@ -56,7 +56,7 @@ func legs(t testing.TB, c connector.KVConnector, s *connector.Session) (p, d leg
 		require.Equal(t, "X-Request-Id", l.Header()[0].Name)
 		return leg{string(body), l.Header()[0].Value}
 	}
-	pl, dl := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
+	pl, dl := connector.NewPrefillLeg(s.Request, c.Traits()), connector.NewLeg(s.Request)
 	require.NoError(t, c.Prefill(context.Background(), s, pl))
 	response := connector.NewPrefillResult(200, nil, []byte(`{"kv_transfer_params":null}`), time.Now())
 	require.NoError(t, c.Decode(context.Background(), s, response, dl))
@@ -111,7 +111,7 @@ func TestAnAddressThatIsNotOneIsNotSent(t *testing.T) {
 			"D": session(t, connector.APIChat, `{"messages":[]}`, "a:1", bad),
 		} {
 			var missing *connector.EndpointError
-			require.ErrorAs(t, c.Prefill(context.Background(), s, connector.NewLeg(s.Request)), &missing, "%s of %s",
+			require.ErrorAs(t, c.Prefill(context.Background(), s, connector.NewPrefillLeg(s.Request, c.Traits())), &missing, "%s of %s",
 				bad, name)
 			assert.Equal(t, "zmqAddress", missing.Attribute)
 			require.ErrorAs(t, c.Decode(context.Background(), s, nil, connector.NewLeg(s.Request)), &missing)

@@ -86,12 +86,8 @@ func (c *Connector) Traits() connector.Traits {
 	return t
 }
 
-// Prefill asks P for one token.
-func (*Connector) Prefill(_ context.Context, _ *connector.Session, leg *connector.Leg) error {
-	leg.Normalize()
-	leg.DropThinkingBudget()
-	return nil
-}
+// Prefill adds nothing: the flow asks P for one token.
+func (*Connector) Prefill(context.Context, *connector.Session, *connector.Leg) error { return nil }
 
 // Decode sends the client's own request.
 func (*Connector) Decode(context.Context, *connector.Session, *connector.PrefillResult, *connector.Leg) error {

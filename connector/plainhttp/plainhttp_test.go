@@ -37,7 +37,7 @@ func session(t *testing.T, api connector.API, body string) *connector.Session {
 
 func legs(t *testing.T, c *plainhttp.Connector, s *connector.Session, body string) (prefill, decode string) {
 	t.Helper()
-	p, d := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
+	p, d := connector.NewPrefillLeg(s.Request, c.Traits()), connector.NewLeg(s.Request)
 	require.NoError(t, c.Prefill(context.Background(), s, p))
 	response := connector.NewPrefillResult(200, nil, []byte(body), time.Now())
 	require.NoError(t, c.Decode(context.Background(), s, response, d))

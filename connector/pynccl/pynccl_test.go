@@ -43,7 +43,7 @@ func TestNothingIsOnTheWire(t *testing.T) {
 	assert.Equal(t, connector.PrefillThenDecode, c.Traits().Order)
 	s := session(t, connector.APIChat, `{"messages":[],"max_completion_tokens":9,"stream":true,`+
 		`"kv_transfer_params":{}}`)
-	p, d := connector.NewLeg(s.Request), connector.NewLeg(s.Request)
+	p, d := connector.NewPrefillLeg(s.Request, c.Traits()), connector.NewLeg(s.Request)
 	require.NoError(t, c.Prefill(context.Background(), s, p))
 	require.NoError(t, c.Decode(context.Background(), s, response, d))
 	body, err := p.Body()

@@ -86,14 +86,9 @@ func (c *Connector) Traits() connector.Traits {
 
 // Prefill asks P for one token, with the parameters of the setting prefill.
 func (c *Connector) Prefill(_ context.Context, _ *connector.Session, leg *connector.Leg) error {
-	leg.Normalize()
-	if c.length {
-		leg.EndByLength()
-	}
 	if c.ask != nil {
 		c.set(leg, c.ask)
 	}
-	leg.DropThinkingBudget()
 	return nil
 }
 

@@ -106,8 +106,9 @@ func New(o *Options) (*Connector, error) {
 // size, which no attribute holds, and with MLA any size fits.
 func (*Connector) Traits() connector.Traits {
 	return connector.Traits{
-		Name:  Name,
-		Order: connector.Together,
+		Name:       Name,
+		Order:      connector.Together,
+		RawPrefill: true, // the limits are its own: see limit
 		APIs: []connector.API{
 			connector.APIChat, connector.APICompletions, connector.APIResponses, connector.APIMessages,
 			connector.APISGLang,

@@ -56,7 +56,7 @@ func session(t testing.TB, api connector.API, body string, attributes map[string
 
 func prefillLeg(t testing.TB, c connector.KVConnector, s *connector.Session) string {
 	t.Helper()
-	l := connector.NewLeg(s.Request)
+	l := connector.NewPrefillLeg(s.Request, c.Traits())
 	require.NoError(t, c.Prefill(context.Background(), s, l))
 	body, err := l.Body()
 	require.NoError(t, err)
@@ -359,7 +359,7 @@ func TestAnEngineWhoseEntryIsMalformedGetsNoLeg(t *testing.T) {
 		s := session(t, connector.APICompletions, `{"prompt":"x"}`, map[string]string{attribute: value})
 		var bad *connector.EndpointError
 		for _, err := range []error{
-			c.Prefill(t.Context(), s, connector.NewLeg(s.Request)),
+			c.Prefill(t.Context(), s, connector.NewPrefillLeg(s.Request, c.Traits())),
 			c.Decode(t.Context(), s, nil, connector.NewLeg(s.Request)),
 		} {
 			require.ErrorAs(t, err, &bad, attribute)

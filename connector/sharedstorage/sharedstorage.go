@@ -115,8 +115,6 @@ func (c *Connector) Prefill(_ context.Context, _ *connector.Session, leg *connec
 	if err := c.CheckRequest(leg.Request()); err != nil {
 		return err
 	}
-	leg.Normalize()
-	leg.DropThinkingBudget()
 	if _, asked := leg.Current(thresholdMember); asked || c.threshold != nil {
 		leg.Set(thresholdMember, zero)
 	}

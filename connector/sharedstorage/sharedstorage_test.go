@@ -38,7 +38,7 @@ func session(t testing.TB, api connector.API, body string) *connector.Session {
 
 func prefill(t testing.TB, c connector.KVConnector, s *connector.Session) string {
 	t.Helper()
-	l := connector.NewLeg(s.Request)
+	l := connector.NewPrefillLeg(s.Request, c.Traits())
 	require.NoError(t, c.Prefill(context.Background(), s, l))
 	assert.Empty(t, l.Header())
 	body, err := l.Body()
@@ -146,7 +146,7 @@ func TestPromptsOfOneTokenAreRefused(t *testing.T) {
 		var refused *connector.RequestError
 		require.ErrorAs(t, err, &refused, x.body)
 		assert.NotEmpty(t, refused.Param)
-		require.Error(t, open(t, ``).Prefill(context.Background(), s, connector.NewLeg(s.Request)),
+		require.Error(t, open(t, ``).Prefill(context.Background(), s, connector.NewPrefillLeg(s.Request, open(t, ``).Traits())),
 			"who describes legs without a flow is told, too")
 	}
 	for _, x := range []k{

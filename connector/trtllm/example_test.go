@@ -45,7 +45,7 @@ func ExampleNew() {
 	response := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{"prompt_token_ids":[1,15043],
 		"choices":[{"finish_reason":"length","disaggregated_params":{"request_type":"context_only",
 		"first_gen_tokens":[278],"ctx_request_id":9,"disagg_request_id":4612424890241253376}}]}`), time.Now())
-	prefill := connector.NewLeg(r)
+	prefill := connector.NewPrefillLeg(r, c.Traits())
 	show("P", prefill, c.Prefill(context.Background(), s, prefill))
 	decode := connector.NewLeg(r)
 	show("D", decode, c.Decode(context.Background(), s, response, decode))

@@ -117,11 +117,12 @@ func New(o *Options) (connector.KVConnector, error) {
 // tensorrt_llm/_torch/disaggregation/native/peer.py: _check_peer_compatible).
 func (c *Connector) Traits() connector.Traits {
 	t := connector.Traits{
-		Name:      Name,
-		APIs:      []connector.API{connector.APIChat, connector.APICompletions},
-		Members:   []string{paramsMember},
-		Handoff:   connector.Handoff{Member: "choices.0." + paramsMember},
-		PairRules: []connector.PairRule{attr.Same(attr.BlockSize), attr.Same(attr.KVCacheDtype)},
+		Name:       Name,
+		RawPrefill: true, // P needs the client's limit
+		APIs:       []connector.API{connector.APIChat, connector.APICompletions},
+		Members:    []string{paramsMember},
+		Handoff:    connector.Handoff{Member: "choices.0." + paramsMember},
+		PairRules:  []connector.PairRule{attr.Same(attr.BlockSize), attr.Same(attr.KVCacheDtype)},
 	}
 	if c.together {
 		t.Order, t.Orphans, t.Handoff = connector.Together, true, connector.Handoff{}

@@ -55,7 +55,7 @@ func result(body string) *connector.PrefillResult {
 
 func prefillLeg(t testing.TB, c connector.KVConnector, s *connector.Session) string {
 	t.Helper()
-	l := connector.NewLeg(s.Request)
+	l := connector.NewPrefillLeg(s.Request, c.Traits())
 	require.NoError(t, c.Prefill(context.Background(), s, l))
 	body, err := l.Body()
 	require.NoError(t, err)

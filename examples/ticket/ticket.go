@@ -33,12 +33,8 @@ func (Connector) Traits() connector.Traits {
 		Lease: 30 * time.Second}
 }
 
-// Prefill asks P for one token.
-func (Connector) Prefill(_ context.Context, _ *connector.Session, leg *connector.Leg) error {
-	leg.Normalize()
-	leg.DropThinkingBudget()
-	return nil
-}
+// Prefill adds nothing: the flow asks P for one token.
+func (Connector) Prefill(context.Context, *connector.Session, *connector.Leg) error { return nil }
 
 // Decode gives P's ticket to D. If P gave none, D is not asked: the error is [connector.ErrNoTransfer].
 func (Connector) Decode(_ context.Context, _ *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {

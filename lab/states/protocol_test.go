@@ -85,7 +85,6 @@ func (p *protocol) Traits() connector.Traits {
 func quoted(s string) json.RawMessage { return json.RawMessage(`"` + s + `"`) }
 
 func (p *protocol) Prefill(_ context.Context, s *connector.Session, l *connector.Leg) error {
-	l.Normalize()
 	l.Param("room", quoted(s.ID))
 	return nil
 }

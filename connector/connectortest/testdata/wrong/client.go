@@ -87,7 +87,12 @@ var clientFaults = []Fault{
 			return f.Toy.Encode(s, i, leg)
 		}
 	}),
-	prefills(ruleLimit, "leaves a thinking budget above the limit", func(s *connector.Session, leg *connector.Leg) {
-		keep(s, leg, "thinking")
+	with(ruleLimit, "normalizes by itself, and leaves a thinking budget above the limit", func(f *faulty) {
+		f.traits = func(t *connector.Traits) { t.RawPrefill = true }
+		f.prefill = func(s *connector.Session, leg *connector.Leg) error {
+			leg.LimitTokens(1)
+			leg.NoStream()
+			return f.rightPrefill(s, leg)
+		}
 	}),
 }

@@ -24,12 +24,8 @@ func (Ticket) Traits() connector.Traits {
 		Lease: time.Minute}
 }
 
-// Prefill asks P for one token.
-func (Ticket) Prefill(_ context.Context, _ *connector.Session, leg *connector.Leg) error {
-	leg.Normalize()
-	leg.DropThinkingBudget()
-	return nil
-}
+// Prefill adds nothing: the flow asks P for one token.
+func (Ticket) Prefill(context.Context, *connector.Session, *connector.Leg) error { return nil }
 
 // Decode gives D the ticket.
 func (t Ticket) Decode(_ context.Context, _ *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {

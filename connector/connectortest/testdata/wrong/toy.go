@@ -129,8 +129,6 @@ func address(e discovery.Endpoint) (string, error) {
 
 // Prefill asks P to keep its KV under the session's id.
 func (*Toy) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
-	leg.Normalize()
-	leg.DropThinkingBudget()
 	return params(s, leg)
 }
 

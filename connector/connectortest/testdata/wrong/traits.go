@@ -39,10 +39,14 @@ func sends(rule, what string, change func(t *connector.Traits), prefill,
 	})
 }
 
-func asIs(*connector.Session, *connector.Leg)           {}
-func ownID(s *connector.Session, leg *connector.Leg)    { leg.SetRequestID(s.ID) }
-func byLength(_ *connector.Session, leg *connector.Leg) { leg.EndByLength() }
-func ticket(_ *connector.Session, leg *connector.Leg)   { leg.Set("kv_ticket", raw(`"t-1"`)) }
+func asIs(*connector.Session, *connector.Leg)        {}
+func ownID(s *connector.Session, leg *connector.Leg) { leg.SetRequestID(s.ID) }
+func byLength(_ *connector.Session, leg *connector.Leg) {
+	leg.Delete("stop")
+	leg.Delete("stop_token_ids")
+}
+func stops(s *connector.Session, leg *connector.Leg)  { keep(s, leg, "stop") }
+func ticket(_ *connector.Session, leg *connector.Leg) { leg.Set("kv_ticket", raw(`"t-1"`)) }
 func nested(_ *connector.Session, leg *connector.Leg) {
 	leg.SetAt([]string{"vllm_xargs", "kv", "ticket"}, raw(`"t-1"`))
 }
@@ -86,11 +90,11 @@ var traitsFaults = []Fault{
 			leg.SetRequestID(s.RequestID)
 		}),
 
-	sends(ruleByLength, "says that P ends by length, and leaves stop strings", saysByLength, asIs, asIs),
+	sends(ruleByLength, "says that P ends by length, and leaves stop strings", saysByLength, stops, asIs),
 	sends(ruleByLength, "has P end by length, and does not say so", nil, byLength, asIs),
 	sends(ruleByLength, "says that P ends by length, and leaves the end of sequence", saysByLength,
 		func(_ *connector.Session, leg *connector.Leg) {
-			for _, name := range []string{"stop", "stop_token_ids", "stop_sequences"} {
+			for _, name := range []string{"min_tokens", "ignore_eos"} {
 				leg.Delete(name)
 			}
 		}, asIs),
