@@ -27,7 +27,8 @@ type KVConnector interface {
 	// Prefill edits the prefill leg. It starts as the client's request without transfer members, for one token in one
 	// whole response, unless Traits.RawPrefill says otherwise.
 	Prefill(ctx context.Context, s *Session, leg *Leg) error
-	// Decode edits the decode leg, which starts as the client's request without transfer members. p is nil if P has not answered yet.
+	// Decode edits the decode leg, which starts as the client's request without transfer members. p is nil if P has
+	// not answered yet.
 	Decode(ctx context.Context, s *Session, p *PrefillResult, leg *Leg) error
 }
 

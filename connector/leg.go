@@ -272,8 +272,8 @@ func (l *Leg) setSampling(name string, raw json.RawMessage) {
 	l.Set(name, raw)
 }
 
-// dropThinkingBudget removes thinking from a normalized /v1/messages leg if it sets a budget, since a budget must be less
-// than max_tokens. vLLM makes an exception only for legs with do_remote_decode (0.32.0,
+// dropThinkingBudget removes thinking from a normalized /v1/messages leg if it sets a budget, since a budget must be
+// less than max_tokens. vLLM makes an exception only for legs with do_remote_decode (0.32.0,
 // vllm/entrypoints/anthropic/protocol.py). The prompt stays the same: a budget only limits the output.
 func (l *Leg) dropThinkingBudget() {
 	if l.req.API != APIMessages {

@@ -322,7 +322,7 @@ func TestAPrefillLegHasNoThinkingBudgetAboveItsLimit(t *testing.T) {
 		remote             bool // the leg has do_remote_decode
 	}{
 		{"a budget must be less than max_tokens, so it cannot stand beside a limit of 1",
-			`{"a":1,"thinking":{"type":"enabled","budget_tokens":1024}}`, `{"a":1,"max_tokens":1,"stream":false}`, false},
+			`{"a":1,"thinking":{"budget_tokens":1024}}`, `{"a":1,"max_tokens":1,"stream":false}`, false},
 		{"vLLM excepts legs with do_remote_decode", `{"thinking":{"budget_tokens":1024}}`,
 			`{"thinking":{"budget_tokens":1024},"max_tokens":1,"stream":false,` +
 				`"kv_transfer_params":{"do_remote_decode":true}}`, true},

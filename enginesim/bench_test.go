@@ -10,21 +10,21 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/enginesim/enginesimtest"
+	simtest "github.com/pdkit/pdkit/enginesim/enginesimtest"
 )
 
 // BenchmarkBothLegs is one prefill with its decode of 16 tokens over HTTP, each time for a new prompt.
 func BenchmarkBothLegs(b *testing.B) {
 	for _, size := range []int{2 << 10, 128 << 10, 1 << 20} {
 		b.Run(fmt.Sprint(size>>10, "KiB"), func(b *testing.B) {
-			s := enginesimtest.New(b, func(p, _ *enginesim.Config) {
-				p.Blocks, p.MaxModelLen, p.BytesPerToken, p.KeepRequests = size/enginesimtest.Block+64, size+64, 8, -1
+			s := simtest.New(b, func(p, _ *enginesim.Config) {
+				p.Blocks, p.MaxModelLen, p.BytesPerToken, p.KeepRequests = size/simtest.Block+64, size+64, 8, -1
 			})
 			rest := strings.Repeat("x", size-16)
 			for i := 0; b.Loop(); i++ {
-				body := enginesimtest.Obj{"prompt": fmt.Sprintf("%016d", i) + rest, "max_tokens": 16}
-				require.Equal(b, 200, s.Decode(enginesimtest.Completions, body,
-					s.Prefill(enginesimtest.Completions, body)).Status)
+				body := simtest.Obj{"prompt": fmt.Sprintf("%016d", i) + rest, "max_tokens": 16}
+				require.Equal(b, 200, s.Decode(simtest.Completions, body,
+					s.Prefill(simtest.Completions, body)).Status)
 			}
 		})
 	}
@@ -32,9 +32,9 @@ func BenchmarkBothLegs(b *testing.B) {
 
 // BenchmarkStream is one stream of 512 tokens without latency.
 func BenchmarkStream(b *testing.B) {
-	s := enginesimtest.New(b)
-	body := enginesimtest.With(enginesimtest.Completion("x"), enginesimtest.Obj{"stream": true, "max_tokens": 512})
+	s := simtest.New(b)
+	body := simtest.With(simtest.Completion("x"), simtest.Obj{"stream": true, "max_tokens": 512})
 	for b.Loop() {
-		require.Equal(b, 200, s.Post(b.Context(), s.O, enginesimtest.Completions, body).Status)
+		require.Equal(b, 200, s.Post(b.Context(), s.O, simtest.Completions, body).Status)
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/enginesim/enginesimtest"
+	simtest "github.com/pdkit/pdkit/enginesim/enginesimtest"
 )
 
 // TestIdleConnectionsClose after KeepAlive, as uvicorn's do.
@@ -43,15 +43,15 @@ func TestRequestsAreKeptAsReceived(t *testing.T) {
 	e, err := enginesim.Start(enginesim.Config{KeepRequests: 2})
 	require.NoError(t, err)
 	defer e.Close()
-	c := enginesimtest.NewClient(t)
+	c := simtest.NewClient(t)
 	for _, p := range []string{"a", "b", "c"} {
-		c.Post(t.Context(), e, enginesimtest.Completions, `{ "prompt" : "`+p+`" }`, "X-Request-Id", p)
+		c.Post(t.Context(), e, simtest.Completions, `{ "prompt" : "`+p+`" }`, "X-Request-Id", p)
 	}
 	c.Get(e, "/health")
 	got := e.Requests()
 	require.Len(t, got, 2)
 	assert.Equal(t, `{ "prompt" : "b" }`, string(got[0].Body))
-	assert.Equal(t, enginesimtest.Completions, got[1].Path)
+	assert.Equal(t, simtest.Completions, got[1].Path)
 	assert.Equal(t, "c", got[1].Header.Get("X-Request-Id"))
 }
 
@@ -61,10 +61,10 @@ func TestChunksPerWrite(t *testing.T) {
 	for _, n := range []int{1, 20} {
 		e, err := enginesim.Start(enginesim.Config{ChunksPerWrite: n})
 		require.NoError(t, err)
-		a := enginesimtest.NewClient(t).Post(t.Context(), e, enginesimtest.Completions,
-			enginesimtest.With(enginesimtest.Completion("x"), enginesimtest.Obj{"stream": true, "max_tokens": 50}))
+		a := simtest.NewClient(t).Post(t.Context(), e, simtest.Completions,
+			simtest.With(simtest.Completion("x"), simtest.Obj{"stream": true, "max_tokens": 50}))
 		assert.Len(t, a.Events(), 51)
-		texts[enginesimtest.StreamText(a)] = true
+		texts[simtest.StreamText(a)] = true
 		require.NoError(t, e.Close())
 	}
 	assert.Len(t, texts, 1)

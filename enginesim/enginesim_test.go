@@ -8,20 +8,20 @@ import (
 	"github.com/stretchr/testify/assert"
 	"go.uber.org/goleak"
 
-	"github.com/pdkit/pdkit/enginesim/enginesimtest"
+	simtest "github.com/pdkit/pdkit/enginesim/enginesimtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestDecodeWithHandoffGivesTheTextOfOneEngine(t *testing.T) {
-	for _, path := range []string{enginesimtest.Completions, enginesimtest.Chat} {
+	for _, path := range []string{simtest.Completions, simtest.Chat} {
 		t.Run(path, func(t *testing.T) {
-			s := enginesimtest.New(t)
-			body := enginesimtest.Completion("one")
-			if path == enginesimtest.Chat {
-				body = enginesimtest.Obj{"model": "tiny",
-					"messages": []enginesimtest.Obj{{"role": "user",
-						"content": enginesimtest.Prompt(240, "one")}}, "max_tokens": 24, "temperature": 0}
+			s := simtest.New(t)
+			body := simtest.Completion("one")
+			if path == simtest.Chat {
+				body = simtest.Obj{"model": "tiny",
+					"messages": []simtest.Obj{{"role": "user",
+						"content": simtest.Prompt(240, "one")}}, "max_tokens": 24, "temperature": 0}
 			}
 			want := s.Alone(path, body)
 			got := s.Decode(path, body, s.Prefill(path, body))
@@ -32,7 +32,7 @@ func TestDecodeWithHandoffGivesTheTextOfOneEngine(t *testing.T) {
 			d, n := s.D.Stats(), got.Get("usage.prompt_tokens").Int()
 			assert.Equal(t, n, d.ExternalKVTransfer, "tokens read from P")
 			assert.Zero(t, d.LocalCompute, "tokens computed on D")
-			assert.Equal(t, (n+enginesimtest.Block-1)/enginesimtest.Block*enginesimtest.Block*16, d.BytesTransferred)
+			assert.Equal(t, (n+simtest.Block-1)/simtest.Block*simtest.Block*16, d.BytesTransferred)
 			assert.Zero(t, s.P.Stats().PinnedBlocks, "blocks pinned after the read")
 			assert.NoError(t, s.P.CheckKV())
 			assert.NoError(t, s.D.CheckKV())

@@ -16,17 +16,17 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/enginesim/enginesimtest"
+	simtest "github.com/pdkit/pdkit/enginesim/enginesimtest"
 	"github.com/pdkit/pdkit/enginesim/freeport"
 )
 
 // TestScriptedFaults strike as often as they are told, then the engine serves.
 func TestScriptedFaults(t *testing.T) {
-	type check func(t *testing.T, a enginesimtest.Response)
+	type check func(t *testing.T, a simtest.Response)
 	status := func(code int) check {
-		return func(t *testing.T, a enginesimtest.Response) { assert.Equal(t, code, a.Status) }
+		return func(t *testing.T, a simtest.Response) { assert.Equal(t, code, a.Status) }
 	}
-	isReset := func(t *testing.T, a enginesimtest.Response) { assert.ErrorIs(t, a.Err, syscall.ECONNRESET) }
+	isReset := func(t *testing.T, a simtest.Response) { assert.ErrorIs(t, a.Err, syscall.ECONNRESET) }
 	rows := map[string]struct {
 		fault  enginesim.Fault
 		stream bool
@@ -34,13 +34,13 @@ func TestScriptedFaults(t *testing.T) {
 	}{
 		"status with header and body": {enginesim.Fault{Kind: enginesim.FaultStatus, Status: 429,
 			Header: http.Header{"Retry-After": {"7"}}, Body: `{"busy":true}`}, false,
-			func(t *testing.T, a enginesimtest.Response) {
+			func(t *testing.T, a simtest.Response) {
 				assert.Equal(t, 429, a.Status)
 				assert.Equal(t, "7", a.Header.Get("Retry-After"))
 				assert.Equal(t, `{"busy":true}`, a.Body)
 			}},
 		"status alone": {enginesim.Fault{Kind: enginesim.FaultStatus, Status: 503}, false,
-			func(t *testing.T, a enginesimtest.Response) {
+			func(t *testing.T, a simtest.Response) {
 				assert.Equal(t, 503, a.Status)
 				assert.EqualValues(t, 503, a.Get("error.code").Int())
 			}},
@@ -48,23 +48,23 @@ func TestScriptedFaults(t *testing.T) {
 		"reset in the body":    {enginesim.Fault{Kind: enginesim.FaultResetStream}, false, isReset},
 		"reset after headers":  {enginesim.Fault{Kind: enginesim.FaultResetStream}, true, isReset},
 		"reset after 3 events": {enginesim.Fault{Kind: enginesim.FaultResetStream, AfterChunks: 3}, true,
-			func(t *testing.T, a enginesimtest.Response) {
+			func(t *testing.T, a simtest.Response) {
 				assert.Equal(t, 200, a.Status)
 				assert.Error(t, a.Err)
 				assert.Len(t, a.Events(), 3)
 			}},
 		"garbage": {enginesim.Fault{Kind: enginesim.FaultGarbage}, false,
-			func(t *testing.T, a enginesimtest.Response) {
+			func(t *testing.T, a simtest.Response) {
 				assert.Equal(t, 200, a.Status)
 				assert.NotContains(t, a.Body, "{")
 			}},
 		"redirect": {enginesim.Fault{Kind: enginesim.FaultRedirect, Location: "http://elsewhere.invalid/"}, false,
-			func(t *testing.T, a enginesimtest.Response) {
+			func(t *testing.T, a simtest.Response) {
 				assert.Equal(t, 307, a.Status)
 				assert.Equal(t, "http://elsewhere.invalid/", a.Header.Get("Location"))
 			}},
 		"oversize": {enginesim.Fault{Kind: enginesim.FaultOversize, Size: 3 << 20}, false,
-			func(t *testing.T, a enginesimtest.Response) {
+			func(t *testing.T, a simtest.Response) {
 				assert.Len(t, a.Body, 3<<20)
 				assert.True(t, a.Get("id").Exists())
 			}},
@@ -72,25 +72,25 @@ func TestScriptedFaults(t *testing.T) {
 		"load failure": {enginesim.Fault{Kind: enginesim.FaultLoadFailure}, false, status(200)},
 		"delay": {enginesim.Fault{Kind: enginesim.FaultDelay, Delay: 20 * time.Millisecond}, false,
 			status(200)},
-		"path that does not match": {enginesim.Fault{Kind: enginesim.FaultReset, Path: enginesimtest.Chat}, false,
+		"path that does not match": {enginesim.Fault{Kind: enginesim.FaultReset, Path: simtest.Chat}, false,
 			status(200)},
 	}
 	for name, row := range rows {
 		t.Run(name, func(t *testing.T) {
-			s := enginesimtest.New(t)
-			body := enginesimtest.With(enginesimtest.Completion("x"), enginesimtest.Obj{"stream": row.stream})
+			s := simtest.New(t)
+			body := simtest.With(simtest.Completion("x"), simtest.Obj{"stream": row.stream})
 			row.fault.Count = 2
 			s.O.Inject(row.fault)
 			for range 2 {
-				row.check(t, s.Post(t.Context(), s.O, enginesimtest.Completions, body))
+				row.check(t, s.Post(t.Context(), s.O, simtest.Completions, body))
 			}
 			s.Alive(s.O)
 			if strings.HasPrefix(name, "path") {
-				assert.Error(t, s.Post(t.Context(), s.O, enginesimtest.Chat,
-					enginesimtest.Obj{"messages": []enginesimtest.Obj{{"role": "user", "content": "x"}}}).Err)
+				assert.Error(t, s.Post(t.Context(), s.O, simtest.Chat,
+					simtest.Obj{"messages": []simtest.Obj{{"role": "user", "content": "x"}}}).Err)
 				s.O.ClearFaults()
-				assert.NoError(t, s.Post(t.Context(), s.O, enginesimtest.Chat,
-					enginesimtest.Obj{"messages": []enginesimtest.Obj{{"role": "user", "content": "x"}}}).Err)
+				assert.NoError(t, s.Post(t.Context(), s.O, simtest.Chat,
+					simtest.Obj{"messages": []simtest.Obj{{"role": "user", "content": "x"}}}).Err)
 			}
 		})
 	}
@@ -111,12 +111,12 @@ func TestScriptedStalls(t *testing.T) {
 	for name, row := range rows {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := enginesimtest.New(t)
+			s := simtest.New(t)
 			s.O.Inject(row.fault)
 			ctx, stop := context.WithTimeout(t.Context(), 3*time.Second) // for a busy machine, too
 			defer stop()
-			a := s.Post(ctx, s.O, enginesimtest.Completions, enginesimtest.With(enginesimtest.Completion("x"),
-				enginesimtest.Obj{"stream": row.stream}))
+			a := s.Post(ctx, s.O, simtest.Completions, simtest.With(simtest.Completion("x"),
+				simtest.Obj{"stream": row.stream}))
 			assert.ErrorIs(t, a.Err, context.DeadlineExceeded)
 			assert.Len(t, a.Events(), row.events)
 			require.NoError(t, s.O.WaitIdle(t.Context()))
@@ -128,62 +128,62 @@ func TestScriptedStalls(t *testing.T) {
 
 // TestFaultsStrikeOneLeg: a fault for decode leaves prefill alone.
 func TestFaultsStrikeOneLeg(t *testing.T) {
-	s := enginesimtest.New(t)
+	s := simtest.New(t)
 	s.D.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: 500, Leg: enginesim.LegDecode})
 	s.P.Inject(enginesim.Fault{Kind: enginesim.FaultMutateHandoff, Leg: enginesim.LegPrefill,
 		Mutate: func(h map[string]any) { delete(h, "remote_host") }})
-	body := enginesimtest.Completion("x")
-	assert.Equal(t, 200, s.Post(t.Context(), s.D, enginesimtest.Completions, body).Status, "no leg of a pair")
-	h := s.Prefill(enginesimtest.Completions, body)
+	body := simtest.Completion("x")
+	assert.Equal(t, 200, s.Post(t.Context(), s.D, simtest.Completions, body).Status, "no leg of a pair")
+	h := s.Prefill(simtest.Completions, body)
 	assert.NotContains(t, h, "remote_host")
 	assert.Len(t, h, 13)
-	h = s.Prefill(enginesimtest.Completions, body)
+	h = s.Prefill(simtest.Completions, body)
 	assert.Len(t, h, 14)
-	assert.Equal(t, 500, s.Decode(enginesimtest.Completions, body, h).Status)
-	assert.Equal(t, 200, s.Decode(enginesimtest.Completions, body, h).Status)
+	assert.Equal(t, 500, s.Decode(simtest.Completions, body, h).Status)
+	assert.Equal(t, 200, s.Decode(simtest.Completions, body, h).Status)
 }
 
 // TestScriptedLoadFailure is a 500 before any token, or an error event.
 func TestScriptedLoadFailure(t *testing.T) {
-	s := enginesimtest.New(t)
-	body := enginesimtest.Completion("x")
+	s := simtest.New(t)
+	body := simtest.Completion("x")
 	s.D.Inject(enginesim.Fault{Kind: enginesim.FaultLoadFailure, Count: 2})
-	a := s.Decode(enginesimtest.Completions, body, s.Prefill(enginesimtest.Completions, body))
+	a := s.Decode(simtest.Completions, body, s.Prefill(simtest.Completions, body))
 	assert.Equal(t, 500, a.Status)
 	assert.Equal(t, 8, s.P.Stats().PinnedBlocks, "P's blocks stay until the lease ends, as in recording 57")
-	assert.Equal(t, enginesimtest.InternalError, a.Get("error.message").String())
-	a = s.Decode(enginesimtest.Completions, enginesimtest.With(body, enginesimtest.Obj{"stream": true}),
-		s.Prefill(enginesimtest.Completions, body))
+	assert.Equal(t, simtest.InternalError, a.Get("error.message").String())
+	a = s.Decode(simtest.Completions, simtest.With(body, simtest.Obj{"stream": true}),
+		s.Prefill(simtest.Completions, body))
 	assert.Equal(t, 200, a.Status)
 	events := a.Events()
 	require.Len(t, events, 2)
-	assert.Contains(t, events[0], enginesimtest.InternalError)
+	assert.Contains(t, events[0], simtest.InternalError)
 	assert.Equal(t, "[DONE]", events[1])
 }
 
 // TestRefusedPortOpensAgain with the engine's memory untouched.
 func TestRefusedPortOpensAgain(t *testing.T) {
-	s := enginesimtest.New(t, enginesimtest.OwnPorts(t))
-	body := enginesimtest.Completion("x")
-	h := s.Prefill(enginesimtest.Completions, body)
+	s := simtest.New(t, simtest.OwnPorts(t))
+	body := simtest.Completion("x")
+	h := s.Prefill(simtest.Completions, body)
 	s.D.Inject(enginesim.Fault{Kind: enginesim.FaultRefuse})
 	for range 2 {
-		assert.ErrorIs(t, s.Decode(enginesimtest.Completions, body, h).Err, syscall.ECONNREFUSED)
+		assert.ErrorIs(t, s.Decode(simtest.Completions, body, h).Err, syscall.ECONNREFUSED)
 	}
 	s.D.ClearFaults()
-	assert.Equal(t, s.Alone(enginesimtest.Completions, body), s.Decode(enginesimtest.Completions, body, h).Text())
+	assert.Equal(t, s.Alone(simtest.Completions, body), s.Decode(simtest.Completions, body, h).Text())
 	assert.NoError(t, s.P.CheckKV())
 }
 
 // TestKilledWhileStreaming ends in the middle of the body, without [DONE] (docs/protocols/nixl.md, recording 55).
 func TestKilledWhileStreaming(t *testing.T) {
-	for _, path := range []string{enginesimtest.Completions, enginesimtest.Chat, "/v1/responses", "/v1/messages",
+	for _, path := range []string{simtest.Completions, simtest.Chat, "/v1/responses", "/v1/messages",
 		"/inference/v1/generate"} {
 		t.Run(path, func(t *testing.T) {
-			s := enginesimtest.New(t, enginesimtest.OwnPorts(t))
+			s := simtest.New(t, simtest.OwnPorts(t))
 			s.O.Inject(enginesim.Fault{Kind: enginesim.FaultKill, AfterChunks: 5})
-			a := s.Post(t.Context(), s.O, path, enginesimtest.With(enginesimtest.Request(path, "x", 24),
-				enginesimtest.Obj{"stream": true}))
+			a := s.Post(t.Context(), s.O, path, simtest.With(simtest.Request(path, "x", 24),
+				simtest.Obj{"stream": true}))
 			assert.Equal(t, 200, a.Status)
 			assert.Error(t, a.Err)
 			assert.Len(t, a.Events(), 5)
@@ -196,10 +196,10 @@ func TestKilledWhileStreaming(t *testing.T) {
 // TestScriptedTerminationAndDeath end a stream each in its own way.
 func TestScriptedTerminationAndDeath(t *testing.T) {
 	for _, stream := range []bool{true, false} {
-		ask := func(s *enginesimtest.Scene, kind enginesim.FaultKind) enginesimtest.Response {
+		ask := func(s *simtest.Scene, kind enginesim.FaultKind) simtest.Response {
 			s.O.Inject(enginesim.Fault{Kind: kind, AfterChunks: 5})
-			a := s.Post(t.Context(), s.O, enginesimtest.Completions,
-				enginesimtest.With(enginesimtest.Completion("x"), enginesimtest.Obj{"stream": stream, "max_tokens": 1500}))
+			a := s.Post(t.Context(), s.O, simtest.Completions,
+				simtest.With(simtest.Completion("x"), simtest.Obj{"stream": stream, "max_tokens": 1500}))
 			require.NoError(t, a.Err)
 			if stream {
 				assert.Equal(t, 200, a.Status)
@@ -209,11 +209,11 @@ func TestScriptedTerminationAndDeath(t *testing.T) {
 			s.Dies(s.O)
 			return a
 		}
-		a := ask(enginesimtest.New(t, enginesimtest.OwnPorts(t)), enginesim.FaultTerminate)
+		a := ask(simtest.New(t, simtest.OwnPorts(t)), enginesim.FaultTerminate)
 		assert.Contains(t, a.Body, `"finish_reason":"abort"`)
 		assert.Equal(t, 200, a.Status)
-		a = ask(enginesimtest.New(t, enginesimtest.OwnPorts(t)), enginesim.FaultDeath)
-		assert.Contains(t, a.Body, enginesimtest.EngineError)
+		a = ask(simtest.New(t, simtest.OwnPorts(t)), enginesim.FaultDeath)
+		assert.Contains(t, a.Body, simtest.EngineError)
 		if !stream {
 			assert.Equal(t, 500, a.Status)
 		}
@@ -222,9 +222,9 @@ func TestScriptedTerminationAndDeath(t *testing.T) {
 
 // TestKilledInPlaceOfAResponse breaks the connection and closes the port.
 func TestKilledInPlaceOfAResponse(t *testing.T) {
-	s := enginesimtest.New(t, enginesimtest.OwnPorts(t))
+	s := simtest.New(t, simtest.OwnPorts(t))
 	s.P.Inject(enginesim.Fault{Kind: enginesim.FaultKill})
-	assert.Error(t, s.Post(t.Context(), s.P, enginesimtest.Completions, enginesimtest.Completion("x")).Err)
+	assert.Error(t, s.Post(t.Context(), s.P, simtest.Completions, simtest.Completion("x")).Err)
 	s.Dies(s.P)
 	require.NoError(t, s.P.Restart())
 	s.HTTP.CloseIdleConnections() // those of the life before
@@ -234,13 +234,13 @@ func TestKilledInPlaceOfAResponse(t *testing.T) {
 // TestTerminatedWhileStreaming ends with finish_reason abort and [DONE] within the 200 (docs/protocols/nixl.md,
 // recording 55b).
 func TestTerminatedWhileStreaming(t *testing.T) {
-	s := enginesimtest.New(t, func(p, _ *enginesim.Config) { p.ITL = 10 * time.Millisecond }, enginesimtest.OwnPorts(t))
-	got := make(chan enginesimtest.Response)
+	s := simtest.New(t, func(p, _ *enginesim.Config) { p.ITL = 10 * time.Millisecond }, simtest.OwnPorts(t))
+	got := make(chan simtest.Response)
 	go func() {
-		got <- s.Post(t.Context(), s.P, enginesimtest.Completions,
-			enginesimtest.With(enginesimtest.Completion("x"), enginesimtest.Obj{"stream": true, "max_tokens": 1500}))
+		got <- s.Post(t.Context(), s.P, simtest.Completions,
+			simtest.With(simtest.Completion("x"), simtest.Obj{"stream": true, "max_tokens": 1500}))
 	}()
-	enginesimtest.WaitFor(t, "tokens", func() bool { return s.P.Stats().GenerationTokens > 3 })
+	simtest.WaitFor(t, "tokens", func() bool { return s.P.Stats().GenerationTokens > 3 })
 	s.P.Terminate()
 	a := <-got
 	require.NoError(t, a.Err)
@@ -254,10 +254,10 @@ func TestTerminatedWhileStreaming(t *testing.T) {
 
 // TestTerminateAnswersWhatRuns, streamed or not, and whatever hangs.
 func TestTerminateAnswersWhatRuns(t *testing.T) {
-	s := enginesimtest.New(t, func(p, _ *enginesim.Config) { p.ITL = time.Hour })
-	got := make(chan enginesimtest.Response)
-	go func() { got <- s.Post(t.Context(), s.P, enginesimtest.Completions, enginesimtest.Completion("x")) }()
-	enginesimtest.WaitFor(t, "tokens", func() bool { return s.P.Stats().GenerationTokens > 0 })
+	s := simtest.New(t, func(p, _ *enginesim.Config) { p.ITL = time.Hour })
+	got := make(chan simtest.Response)
+	go func() { got <- s.Post(t.Context(), s.P, simtest.Completions, simtest.Completion("x")) }()
+	simtest.WaitFor(t, "tokens", func() bool { return s.P.Stats().GenerationTokens > 0 })
 	s.P.Terminate()
 	a := <-got
 	assert.Equal(t, 200, a.Status)
@@ -267,13 +267,13 @@ func TestTerminateAnswersWhatRuns(t *testing.T) {
 
 // TestTerminateThawsFirst: what a frozen engine held up is answered too.
 func TestTerminateThawsFirst(t *testing.T) {
-	s := enginesimtest.New(t, func(p, _ *enginesim.Config) { p.ITL = 10 * time.Millisecond })
-	got := make(chan enginesimtest.Response)
+	s := simtest.New(t, func(p, _ *enginesim.Config) { p.ITL = 10 * time.Millisecond })
+	got := make(chan simtest.Response)
 	go func() {
-		got <- s.Post(t.Context(), s.P, enginesimtest.Completions,
-			enginesimtest.With(enginesimtest.Completion("x"), enginesimtest.Obj{"max_tokens": 1500}))
+		got <- s.Post(t.Context(), s.P, simtest.Completions,
+			simtest.With(simtest.Completion("x"), simtest.Obj{"max_tokens": 1500}))
 	}()
-	enginesimtest.WaitFor(t, "tokens", func() bool { return s.P.Stats().GenerationTokens > 0 })
+	simtest.WaitFor(t, "tokens", func() bool { return s.P.Stats().GenerationTokens > 0 })
 	s.P.Freeze()
 	time.Sleep(5 * time.Millisecond)
 	s.P.Terminate()
@@ -284,14 +284,14 @@ func TestTerminateThawsFirst(t *testing.T) {
 
 // TestFrozenEngine keeps connections, answers nothing, and goes on when thawed.
 func TestFrozenEngine(t *testing.T) {
-	s := enginesimtest.New(t)
-	body := enginesimtest.Completion("x")
+	s := simtest.New(t)
+	body := simtest.Completion("x")
 	s.O.Freeze()
 	ctx, stop := context.WithTimeout(t.Context(), 80*time.Millisecond)
 	defer stop()
-	assert.ErrorIs(t, s.Post(ctx, s.O, enginesimtest.Completions, body).Err, context.DeadlineExceeded)
-	got := make(chan enginesimtest.Response)
-	go func() { got <- s.Post(t.Context(), s.O, enginesimtest.Completions, body) }()
+	assert.ErrorIs(t, s.Post(ctx, s.O, simtest.Completions, body).Err, context.DeadlineExceeded)
+	got := make(chan simtest.Response)
+	go func() { got <- s.Post(t.Context(), s.O, simtest.Completions, body) }()
 	select {
 	case <-got:
 		assert.Fail(t, "a frozen engine answered")
@@ -304,13 +304,13 @@ func TestFrozenEngine(t *testing.T) {
 
 // TestLeaseOfAFrozenEngine ends when it thaws, not before.
 func TestLeaseOfAFrozenEngine(t *testing.T) {
-	s := enginesimtest.New(t, func(p, _ *enginesim.Config) { p.Lease = 1500 * time.Millisecond })
-	s.Prefill(enginesimtest.Completions, enginesimtest.Completion("x"))
+	s := simtest.New(t, func(p, _ *enginesim.Config) { p.Lease = 1500 * time.Millisecond })
+	s.Prefill(simtest.Completions, simtest.Completion("x"))
 	s.P.Freeze()
 	time.Sleep(1600 * time.Millisecond)
 	assert.Equal(t, 8, s.P.Stats().PinnedBlocks)
 	s.P.Thaw()
-	enginesimtest.WaitFor(t, "expiry", func() bool { return s.P.Stats().Expired == 1 })
+	simtest.WaitFor(t, "expiry", func() bool { return s.P.Stats().Expired == 1 })
 }
 
 // A port that another program has taken while the engine was dead is waited for.
@@ -340,9 +340,9 @@ func TestRestartWaitsForThePort(t *testing.T) {
 
 // TestRestartForgets blocks, caches and counters, and keeps address, faults and requests.
 func TestRestartForgets(t *testing.T) {
-	s := enginesimtest.New(t, enginesimtest.OwnPorts(t))
-	body := enginesimtest.Completion("x")
-	s.Prefill(enginesimtest.Completions, body)
+	s := simtest.New(t, simtest.OwnPorts(t))
+	body := simtest.Completion("x")
+	s.Prefill(simtest.Completions, body)
 	s.P.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: 418})
 	s.P.Kill()
 	assert.True(t, s.P.Dead())
@@ -351,9 +351,9 @@ func TestRestartForgets(t *testing.T) {
 	assert.False(t, s.P.Dead())
 	assert.Equal(t, enginesim.Stats{}, s.P.Stats())
 	assert.NoError(t, s.P.CheckKV())
-	assert.Equal(t, 418, s.Post(t.Context(), s.P, enginesimtest.Completions, body).Status)
+	assert.Equal(t, 418, s.Post(t.Context(), s.P, simtest.Completions, body).Status)
 	assert.Len(t, s.P.Requests(), 2)
-	a := s.Post(t.Context(), s.P, enginesimtest.Completions, body)
+	a := s.Post(t.Context(), s.P, simtest.Completions, body)
 	assert.Zero(t, a.Get("usage.prompt_tokens_details.cached_tokens").Int())
 }
 

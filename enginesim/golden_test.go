@@ -21,7 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/enginesim/enginesimtest"
+	simtest "github.com/pdkit/pdkit/enginesim/enginesimtest"
 )
 
 type capture struct {
@@ -62,7 +62,7 @@ func TestResponsesAreThoseOfRealEngines(t *testing.T) {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".json"), func(t *testing.T) {
 			once := func(check require.TestingT) {
 				// The recorded engines hold 1 KiB of KV per token.
-				s := enginesimtest.New(t, func(p, d *enginesim.Config) {
+				s := simtest.New(t, func(p, d *enginesim.Config) {
 					p.BytesPerToken, p.Blocks = 1024, 128
 					p.MaxModelLen = 2048
 					if strings.HasPrefix(filepath.Base(file), "42-") { // nobody answers, and D gives up at last
@@ -107,12 +107,12 @@ func try(test func(check require.TestingT)) (f tried) {
 	return f
 }
 
-func replay(t require.TestingT, s *enginesimtest.Scene, c *capture) {
+func replay(t require.TestingT, s *simtest.Scene, c *capture) {
 	before := map[string]map[string]float64{"P": s.Counters(s.P), "D": s.Counters(s.D)}
 	var recorded, ours map[string]json.RawMessage // the last handoff
 	for i, x := range c.Exchanges {
 		e := map[string]*enginesim.Engine{"P": s.P, "D": s.D}[x.Engine]
-		var got enginesimtest.Response
+		var got simtest.Response
 		if x.Request.Method == http.MethodGet {
 			got = s.Get(e, x.Request.Path)
 		} else {
@@ -187,7 +187,7 @@ func ownHandoff(t require.TestingT, body json.RawMessage, recorded, ours map[str
 }
 
 // compareStream compares the first and the last events.
-func compareStream(t require.TestingT, where string, lines []string, count int, got enginesimtest.Response) {
+func compareStream(t require.TestingT, where string, lines []string, count int, got simtest.Response) {
 	events := got.Events()
 	if !assert.Len(t, events, count, "%s: events", where) {
 		return
@@ -291,7 +291,7 @@ func compareCounters(t require.TestingT, engine string, want, before, after map[
 func TestMetricsPageHasRealNamesLabelsAndBuckets(t *testing.T) {
 	data, err := os.ReadFile("testdata/metrics-D.txt")
 	require.NoError(t, err)
-	s := enginesimtest.New(t)
+	s := simtest.New(t)
 	names := func(page string) map[string]bool {
 		out := map[string]bool{}
 		for line := range strings.SplitSeq(page, "\n") {

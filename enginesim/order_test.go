@@ -14,29 +14,29 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/enginesim/enginesimtest"
+	simtest "github.com/pdkit/pdkit/enginesim/enginesimtest"
 )
 
 // TestDecodeInAnotherOrderThanPrefill: requests that leave P as A, B, C arrive at D as C, B, A, and all at once.
 func TestDecodeInAnotherOrderThanPrefill(t *testing.T) {
-	s := enginesimtest.New(t)
+	s := simtest.New(t)
 	const requests = 12
-	bodies, handoffs, want := make([]enginesimtest.Obj, requests), make([]enginesimtest.Obj, requests), make([]string, requests)
+	bodies, handoffs, want := make([]simtest.Obj, requests), make([]simtest.Obj, requests), make([]string, requests)
 	prepare := func(round string) {
 		for i := range requests {
-			bodies[i] = enginesimtest.Completion(fmt.Sprint(round, " request ", i))
-			handoffs[i] = s.Prefill(enginesimtest.Completions, bodies[i])
-			want[i] = s.Alone(enginesimtest.Completions, bodies[i])
+			bodies[i] = simtest.Completion(fmt.Sprint(round, " request ", i))
+			handoffs[i] = s.Prefill(simtest.Completions, bodies[i])
+			want[i] = s.Alone(simtest.Completions, bodies[i])
 		}
 	}
 	prepare("backwards")
 	for i := requests - 1; i >= 0; i-- {
-		assert.Equal(t, want[i], s.Decode(enginesimtest.Completions, bodies[i], handoffs[i]).Text())
+		assert.Equal(t, want[i], s.Decode(simtest.Completions, bodies[i], handoffs[i]).Text())
 	}
 	prepare("together")
 	var wg sync.WaitGroup
 	for i := range requests {
-		wg.Go(func() { assert.Equal(t, want[i], s.Decode(enginesimtest.Completions, bodies[i], handoffs[i]).Text()) })
+		wg.Go(func() { assert.Equal(t, want[i], s.Decode(simtest.Completions, bodies[i], handoffs[i]).Text()) })
 	}
 	wg.Wait()
 	assert.NoError(t, s.P.CheckKV())
@@ -47,7 +47,7 @@ func TestDecodeInAnotherOrderThanPrefill(t *testing.T) {
 // TestManyClientsOnASmallCache: blocks are reused all the time, requests wait in line and are preempted, and every text
 // is right.
 func TestManyClientsOnASmallCache(t *testing.T) {
-	s := enginesimtest.New(t, func(p, d *enginesim.Config) {
+	s := simtest.New(t, func(p, d *enginesim.Config) {
 		p.Blocks, p.MaxModelLen, p.BlockSize = 36, 576, 16
 		d.ITL = 300 * time.Microsecond
 	})
@@ -56,12 +56,12 @@ func TestManyClientsOnASmallCache(t *testing.T) {
 		wg.Go(func() {
 			// Four each, or as many as it takes until one is preempted.
 			for i := 0; i < 4 || i < 100 && s.D.Stats().Preemptions == 0; i++ {
-				body := enginesimtest.With(enginesimtest.Completion(fmt.Sprint("client ", c, " request ", i)),
-					enginesimtest.Obj{"max_tokens": 60})
-				h := s.Prefill(enginesimtest.Completions, body)
-				a := s.Decode(enginesimtest.Completions, body, h)
+				body := simtest.With(simtest.Completion(fmt.Sprint("client ", c, " request ", i)),
+					simtest.Obj{"max_tokens": 60})
+				h := s.Prefill(simtest.Completions, body)
+				a := s.Decode(simtest.Completions, body, h)
 				if assert.Equal(t, 200, a.Status, a.Body) {
-					assert.Equal(t, s.Alone(enginesimtest.Completions, body), a.Text())
+					assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
 				}
 			}
 		})
@@ -80,36 +80,36 @@ func TestManyClientsOnASmallCache(t *testing.T) {
 // TestOneMegabytePrompt moves through P and D like any other.
 func TestOneMegabytePrompt(t *testing.T) {
 	const size = 1 << 20
-	s := enginesimtest.New(t, func(p, _ *enginesim.Config) {
-		p.Blocks, p.MaxModelLen, p.BytesPerToken = size/enginesimtest.Block+64, size+64, 8
+	s := simtest.New(t, func(p, _ *enginesim.Config) {
+		p.Blocks, p.MaxModelLen, p.BytesPerToken = size/simtest.Block+64, size+64, 8
 	})
-	body := enginesimtest.Obj{"model": "tiny", "prompt": strings.Repeat("0123456789abcdef", size/16), "max_tokens": 8,
+	body := simtest.Obj{"model": "tiny", "prompt": strings.Repeat("0123456789abcdef", size/16), "max_tokens": 8,
 		"temperature": 0}
 	begun := time.Now()
-	a := s.Decode(enginesimtest.Completions, body, s.Prefill(enginesimtest.Completions, body))
+	a := s.Decode(simtest.Completions, body, s.Prefill(simtest.Completions, body))
 	t.Log("both legs took", time.Since(begun))
 	require.Equal(t, 200, a.Status)
 	assert.EqualValues(t, size*8, s.D.Stats().BytesTransferred)
-	assert.Equal(t, s.Alone(enginesimtest.Completions, body), a.Text())
+	assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
 }
 
 // TestTextDependsOnEveryTokenAndSeed: else equal text would prove nothing.
 func TestTextDependsOnEveryTokenAndSeed(t *testing.T) {
-	s := enginesimtest.New(t)
-	base := enginesimtest.Completion("x")
-	seen := map[string]bool{s.Alone(enginesimtest.Completions, base): true}
+	s := simtest.New(t)
+	base := simtest.Completion("x")
+	seen := map[string]bool{s.Alone(simtest.Completions, base): true}
 	text := base["prompt"].(string)
 	for _, at := range []int{0, 1, 31, 32, 33, 100, 224, 238, 239} {
 		other := []byte(text)
 		other[at] ^= 1
-		seen[s.Alone(enginesimtest.Completions, enginesimtest.With(base, enginesimtest.Obj{"prompt": string(other)}))] = true
+		seen[s.Alone(simtest.Completions, simtest.With(base, simtest.Obj{"prompt": string(other)}))] = true
 	}
 	assert.Len(t, seen, 10)
 
 	seeded, err := enginesim.Start(enginesim.Config{Seed: 1})
 	require.NoError(t, err)
 	defer seeded.Close()
-	a := s.Post(t.Context(), seeded, enginesimtest.Completions, base)
+	a := s.Post(t.Context(), seeded, simtest.Completions, base)
 	assert.False(t, seen[a.Text()])
 	for _, r := range a.Text() {
 		assert.True(t, r >= 32 && r < 127, "printable: %q", r)
@@ -118,32 +118,32 @@ func TestTextDependsOnEveryTokenAndSeed(t *testing.T) {
 
 // TestPrefixCache is shared by equal prefixes and equal salts only.
 func TestPrefixCache(t *testing.T) {
-	s := enginesimtest.New(t)
-	cached := func(more enginesimtest.Obj) int64 {
-		a := s.Post(t.Context(), s.O, enginesimtest.Completions, enginesimtest.With(enginesimtest.Completion("x"), more))
+	s := simtest.New(t)
+	cached := func(more simtest.Obj) int64 {
+		a := s.Post(t.Context(), s.O, simtest.Completions, simtest.With(simtest.Completion("x"), more))
 		require.Equal(t, 200, a.Status)
 		return a.Get("usage.prompt_tokens_details.cached_tokens").Int()
 	}
 	assert.EqualValues(t, 0, cached(nil), "cold")
 	assert.EqualValues(t, 224, cached(nil), "all full blocks but the last token's")
-	assert.EqualValues(t, 0, cached(enginesimtest.Obj{"cache_salt": "mine"}), "another salt")
-	assert.EqualValues(t, 224, cached(enginesimtest.Obj{"cache_salt": "mine"}), "the same salt")
-	assert.EqualValues(t, 96, cached(enginesimtest.Obj{"prompt": enginesimtest.Prompt(240, "x")[:100] + "otherwise"}),
+	assert.EqualValues(t, 0, cached(simtest.Obj{"cache_salt": "mine"}), "another salt")
+	assert.EqualValues(t, 224, cached(simtest.Obj{"cache_salt": "mine"}), "the same salt")
+	assert.EqualValues(t, 96, cached(simtest.Obj{"prompt": simtest.Prompt(240, "x")[:100] + "otherwise"}),
 		"a shared beginning")
-	assert.EqualValues(t, 0, cached(enginesimtest.Obj{"prompt_logprobs": 1}), "prompt logprobs need the prompt computed")
-	assert.Len(t, s.Alone(enginesimtest.Completions, enginesimtest.Completion("x")), 24)
+	assert.EqualValues(t, 0, cached(simtest.Obj{"prompt_logprobs": 1}), "prompt logprobs need the prompt computed")
+	assert.Len(t, s.Alone(simtest.Completions, simtest.Completion("x")), 24)
 }
 
 // TestPromptLogprobsLeaveTheHandoff to expire: D computes the prompt itself .
 func TestPromptLogprobsLeaveTheHandoff(t *testing.T) {
-	for name, more := range map[string]enginesimtest.Obj{"echo with logprobs": {"echo": true, "logprobs": 1},
+	for name, more := range map[string]simtest.Obj{"echo with logprobs": {"echo": true, "logprobs": 1},
 		"prompt_logprobs": {"prompt_logprobs": 1}} {
 		t.Run(name, func(t *testing.T) {
-			s := enginesimtest.New(t)
-			body := enginesimtest.With(enginesimtest.Completion("x"), more)
-			a := s.Decode(enginesimtest.Completions, body, s.Prefill(enginesimtest.Completions, enginesimtest.Completion("x")))
+			s := simtest.New(t)
+			body := simtest.With(simtest.Completion("x"), more)
+			a := s.Decode(simtest.Completions, body, s.Prefill(simtest.Completions, simtest.Completion("x")))
 			require.Equal(t, 200, a.Status, a.Body)
-			assert.Equal(t, s.Alone(enginesimtest.Completions, body), a.Text())
+			assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
 			assert.EqualValues(t, 240, s.D.Stats().LocalCompute)
 			assert.Zero(t, s.D.Stats().Transfers)
 			assert.Equal(t, 8, s.P.Stats().PinnedBlocks)
@@ -153,16 +153,16 @@ func TestPromptLogprobsLeaveTheHandoff(t *testing.T) {
 
 // TestLatencyModel: a prompt takes its time, a token the ITL, a transfer neither.
 func TestLatencyModel(t *testing.T) {
-	s := enginesimtest.New(t, func(p, d *enginesim.Config) {
+	s := simtest.New(t, func(p, d *enginesim.Config) {
 		p.PrefillRate, d.PrefillRate = 480, 480
 		d.ITL = 5 * time.Millisecond
 	})
-	body := enginesimtest.Completion("x")
+	body := simtest.Completion("x")
 	begun := time.Now()
-	h := s.Prefill(enginesimtest.Completions, body)
+	h := s.Prefill(simtest.Completions, body)
 	assert.GreaterOrEqual(t, time.Since(begun), 500*time.Millisecond)
 	begun = time.Now()
-	require.Equal(t, 200, s.Decode(enginesimtest.Completions, enginesimtest.With(body, enginesimtest.Obj{"max_tokens": 5}),
+	require.Equal(t, 200, s.Decode(simtest.Completions, simtest.With(body, simtest.Obj{"max_tokens": 5}),
 		h).Status)
 	assert.GreaterOrEqual(t, time.Since(begun), 20*time.Millisecond)
 	assert.Zero(t, s.D.Stats().LocalCompute, "nothing was computed, which would take the time of the prompt")
@@ -172,26 +172,26 @@ func TestLatencyModel(t *testing.T) {
 func TestClientLeaving(t *testing.T) {
 	rows := map[string]struct {
 		shape func(p, d *enginesim.Config)
-		more  enginesimtest.Obj
+		more  simtest.Obj
 	}{
 		"while the prompt is computed": {func(p, _ *enginesim.Config) { p.PrefillRate = 1 }, nil},
 		"while tokens are made":        {func(p, _ *enginesim.Config) { p.ITL = time.Hour }, nil},
 		"while tokens are streamed": {func(p, _ *enginesim.Config) { p.ITL = time.Hour },
-			enginesimtest.Obj{"stream": true}},
+			simtest.Obj{"stream": true}},
 	}
 	for name, row := range rows {
 		t.Run(name, func(t *testing.T) {
-			s := enginesimtest.New(t, row.shape)
+			s := simtest.New(t, row.shape)
 			ctx, stop := context.WithCancel(t.Context())
 			left := make(chan struct{})
 			go func() {
 				defer close(left)
-				s.Post(ctx, s.P, enginesimtest.Completions, enginesimtest.With(enginesimtest.Completion("x"), row.more))
+				s.Post(ctx, s.P, simtest.Completions, simtest.With(simtest.Completion("x"), row.more))
 			}()
-			enginesimtest.WaitFor(t, "running", func() bool { return s.P.Stats().Running == 1 })
+			simtest.WaitFor(t, "running", func() bool { return s.P.Stats().Running == 1 })
 			stop()
 			<-left
-			enginesimtest.WaitFor(t, "abort", func() bool { return s.P.Stats().Aborted == 1 })
+			simtest.WaitFor(t, "abort", func() bool { return s.P.Stats().Aborted == 1 })
 			assert.Zero(t, s.P.Stats().UsedBlocks)
 			assert.NoError(t, s.P.WaitIdle(t.Context()))
 		})

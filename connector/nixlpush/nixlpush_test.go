@@ -159,10 +159,10 @@ func TestResponsesCannotNameARank(t *testing.T) {
 	many["dpSize"] = "2"
 	s := session(t, connector.APIResponses, `{"input":"x"}`, many)
 	var bad *connector.UnsupportedError
-	require.ErrorAs(t, open(t, nil).Prefill(context.Background(), s, connector.NewPrefillLeg(s.Request, open(t, nil).Traits())), &bad)
+	require.ErrorAs(t, open(t, nil).Prefill(context.Background(), s, connector.NewLeg(s.Request)), &bad)
 	assert.Equal(t, "X-data-parallel-rank", bad.Member)
 	assert.NoError(
-		t, open(t, &nixlpush.Options{Dispatch: "serial"}).Prefill(context.Background(), s, connector.NewPrefillLeg(s.Request, open(t, &nixlpush.Options{Dispatch: "serial"}).Traits())),
+		t, open(t, &nixlpush.Options{Dispatch: "serial"}).Prefill(context.Background(), s, connector.NewLeg(s.Request)),
 		"P's response names the rank that it chose")
 }
 

@@ -111,7 +111,7 @@ func TestAnAddressThatIsNotOneIsNotSent(t *testing.T) {
 			"D": session(t, connector.APIChat, `{"messages":[]}`, "a:1", bad),
 		} {
 			var missing *connector.EndpointError
-			require.ErrorAs(t, c.Prefill(context.Background(), s, connector.NewPrefillLeg(s.Request, c.Traits())), &missing, "%s of %s",
+			require.ErrorAs(t, c.Prefill(context.Background(), s, connector.NewLeg(s.Request)), &missing, "%s of %s",
 				bad, name)
 			assert.Equal(t, "zmqAddress", missing.Attribute)
 			require.ErrorAs(t, c.Decode(context.Background(), s, nil, connector.NewLeg(s.Request)), &missing)

@@ -146,7 +146,7 @@ func TestPromptsOfOneTokenAreRefused(t *testing.T) {
 		var refused *connector.RequestError
 		require.ErrorAs(t, err, &refused, x.body)
 		assert.NotEmpty(t, refused.Param)
-		require.Error(t, open(t, ``).Prefill(context.Background(), s, connector.NewPrefillLeg(s.Request, open(t, ``).Traits())),
+		require.Error(t, open(t, ``).Prefill(context.Background(), s, connector.NewLeg(s.Request)),
 			"who describes legs without a flow is told, too")
 	}
 	for _, x := range []k{

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package enginesimtest has what the tests of the simulated engines share: a pair of engines with one more that serves alone,
-// a client, and requests.
+// Package enginesimtest has what the tests of the simulated engines share: a pair of engines with one more that serves
+// alone, a client, and requests.
 package enginesimtest
 
 import (

@@ -13,38 +13,38 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/enginesim/enginesimtest"
+	simtest "github.com/pdkit/pdkit/enginesim/enginesimtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // TestEveryAPIOverBothLegs: the handoff works, streamed and not, and the text is that of one engine.
 func TestEveryAPIOverBothLegs(t *testing.T) {
-	for _, path := range []string{enginesimtest.Completions, enginesimtest.Chat, "/v1/responses", "/v1/messages",
+	for _, path := range []string{simtest.Completions, simtest.Chat, "/v1/responses", "/v1/messages",
 		"/inference/v1/generate"} {
 		t.Run(path, func(t *testing.T) {
-			s := enginesimtest.New(t)
-			body := enginesimtest.Request(path, "x", 24)
+			s := simtest.New(t)
+			body := simtest.Request(path, "x", 24)
 			one := s.Post(t.Context(), s.O, path, body)
 			require.Equal(t, 200, one.Status, one.Body)
-			want := enginesimtest.WholeText(one)
+			want := simtest.WholeText(one)
 			require.Len(t, want, 24)
 
-			first := enginesimtest.With(enginesimtest.Request(path, "x", 1),
-				enginesimtest.Obj{"kv_transfer_params": enginesimtest.Obj{"do_remote_decode": true}})
+			first := simtest.With(simtest.Request(path, "x", 1),
+				simtest.Obj{"kv_transfer_params": simtest.Obj{"do_remote_decode": true}})
 			for _, stream := range []bool{false, true} {
 				a := s.Post(t.Context(), s.P, path, first)
 				require.Equal(t, 200, a.Status, a.Body)
-				h := enginesimtest.Obj{}
+				h := simtest.Obj{}
 				require.NoError(t, json.Unmarshal([]byte(a.Get("kv_transfer_params").Raw), &h))
-				got := s.Decode(path, enginesimtest.With(body,
-					enginesimtest.Obj{"stream": stream, "cache_salt": map[bool]string{true: "s", false: "w"}[stream]}), h)
+				got := s.Decode(path, simtest.With(body,
+					simtest.Obj{"stream": stream, "cache_salt": map[bool]string{true: "s", false: "w"}[stream]}), h)
 				require.Equal(t, 200, got.Status, got.Body)
 				if stream {
 					assert.Equal(t, "text/event-stream; charset=utf-8", got.Header.Get("Content-Type"))
-					assert.Equal(t, want, enginesimtest.StreamText(got))
+					assert.Equal(t, want, simtest.StreamText(got))
 				} else {
-					assert.Equal(t, want, enginesimtest.WholeText(got))
+					assert.Equal(t, want, simtest.WholeText(got))
 				}
 			}
 			assert.EqualValues(t, 2, s.D.Stats().Transfers)
@@ -55,7 +55,7 @@ func TestEveryAPIOverBothLegs(t *testing.T) {
 	}
 }
 
-func eventTypes(a enginesimtest.Response) []string {
+func eventTypes(a simtest.Response) []string {
 	var out []string
 	for _, e := range a.Events() {
 		if kind := gjson.Get(e, "type").String(); len(out) == 0 || out[len(out)-1] != kind {
@@ -66,9 +66,9 @@ func eventTypes(a enginesimtest.Response) []string {
 }
 
 func TestResponsesEvents(t *testing.T) {
-	s := enginesimtest.New(t)
-	a := s.Post(t.Context(), s.O, "/v1/responses", enginesimtest.With(enginesimtest.Request("/v1/responses", "x", 4),
-		enginesimtest.Obj{"stream": true}))
+	s := simtest.New(t)
+	a := s.Post(t.Context(), s.O, "/v1/responses", simtest.With(simtest.Request("/v1/responses", "x", 4),
+		simtest.Obj{"stream": true}))
 	assert.Equal(t, []string{
 		"response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
 		"response.output_text.delta",
@@ -84,9 +84,9 @@ func TestResponsesEvents(t *testing.T) {
 }
 
 func TestMessagesEvents(t *testing.T) {
-	s := enginesimtest.New(t)
-	a := s.Post(t.Context(), s.O, "/v1/messages", enginesimtest.With(enginesimtest.Request("/v1/messages", "x", 4),
-		enginesimtest.Obj{"stream": true}))
+	s := simtest.New(t)
+	a := s.Post(t.Context(), s.O, "/v1/messages", simtest.With(simtest.Request("/v1/messages", "x", 4),
+		simtest.Obj{"stream": true}))
 	assert.Equal(t, []string{"message_start", "content_block_start", "content_block_delta", "content_block_stop",
 		"message_delta", "message_stop", ""}, eventTypes(a))
 	events := a.Events()
@@ -96,21 +96,21 @@ func TestMessagesEvents(t *testing.T) {
 // TestRequestIDs: the header wins over the body, and nothing is echoed in headers (docs/protocols/nixl.md, recording
 // 10).
 func TestRequestIDs(t *testing.T) {
-	s := enginesimtest.New(t)
-	ask := func(path string, more enginesimtest.Obj, header ...string) enginesimtest.Response {
-		return s.Post(t.Context(), s.P, path, enginesimtest.With(enginesimtest.With(enginesimtest.Request(path, "x", 1), more),
-			enginesimtest.Obj{"kv_transfer_params": enginesimtest.Obj{"do_remote_decode": true}}), header...)
+	s := simtest.New(t)
+	ask := func(path string, more simtest.Obj, header ...string) simtest.Response {
+		return s.Post(t.Context(), s.P, path, simtest.With(simtest.With(simtest.Request(path, "x", 1), more),
+			simtest.Obj{"kv_transfer_params": simtest.Obj{"do_remote_decode": true}}), header...)
 	}
-	internal := func(a enginesimtest.Response) string { return a.Get("kv_transfer_params.remote_request_id").String() }
-	a := ask(enginesimtest.Completions, enginesimtest.Obj{"request_id": "body"}, "X-Request-Id", "header")
+	internal := func(a simtest.Response) string { return a.Get("kv_transfer_params.remote_request_id").String() }
+	a := ask(simtest.Completions, simtest.Obj{"request_id": "body"}, "X-Request-Id", "header")
 	assert.Equal(t, "cmpl-header", a.Get("id").String())
 	assert.Regexp(t, `^cmpl-header-0-[0-9a-f]{8}$`, internal(a))
 	assert.Empty(t, a.Header.Get("X-Request-Id"))
-	again := ask(enginesimtest.Completions, nil, "X-Request-Id", "header")
+	again := ask(simtest.Completions, nil, "X-Request-Id", "header")
 	assert.NotEqual(t, internal(a), internal(again))
-	assert.Equal(t, "cmpl-body", ask(enginesimtest.Completions, enginesimtest.Obj{"request_id": "body"}).Get("id").String())
-	assert.Regexp(t, `^cmpl-[0-9a-f]{16}$`, ask(enginesimtest.Completions, nil).Get("id").String())
-	a = ask(enginesimtest.Chat, nil, "X-Request-Id", "c")
+	assert.Equal(t, "cmpl-body", ask(simtest.Completions, simtest.Obj{"request_id": "body"}).Get("id").String())
+	assert.Regexp(t, `^cmpl-[0-9a-f]{16}$`, ask(simtest.Completions, nil).Get("id").String())
+	a = ask(simtest.Chat, nil, "X-Request-Id", "c")
 	assert.Equal(t, "chatcmpl-c", a.Get("id").String())
 	assert.Regexp(t, `^chatcmpl-c-[0-9a-f]{8}$`, internal(a))
 	assert.Regexp(t, `^resp_[0-9a-f]{16}_0-[0-9a-f]{8}$`,
@@ -120,26 +120,26 @@ func TestRequestIDs(t *testing.T) {
 // TestStopsEndEarly: stop strings and stop tokens, whole and streamed, with no more text than both agree on
 // (docs/protocols/nixl.md, recording 20).
 func TestStopsEndEarly(t *testing.T) {
-	s := enginesimtest.New(t)
-	full := s.Alone(enginesimtest.Completions, enginesimtest.Completion("x"))
+	s := simtest.New(t)
+	full := s.Alone(simtest.Completions, simtest.Completion("x"))
 	rows := map[string]struct {
-		more   enginesimtest.Obj
+		more   simtest.Obj
 		text   string
 		reason any
 		tokens int
 	}{
-		"string": {enginesimtest.Obj{"stop": full[5:8]}, full[:5], full[5:8], 8},
-		"list": {enginesimtest.Obj{"stop": []string{"\x01never", full[3:4]}},
+		"string": {simtest.Obj{"stop": full[5:8]}, full[:5], full[5:8], 8},
+		"list": {simtest.Obj{"stop": []string{"\x01never", full[3:4]}},
 			full[:strings.Index(full, full[3:4])], full[3:4], strings.Index(full, full[3:4]) + 1},
-		"string included": {enginesimtest.Obj{"stop": full[5:8], "include_stop_str_in_output": true}, full[:8], full[5:8],
+		"string included": {simtest.Obj{"stop": full[5:8], "include_stop_str_in_output": true}, full[:8], full[5:8],
 			8},
-		"token":            {enginesimtest.Obj{"stop_token_ids": []int{int(full[0])}}, "", float64(full[0]), 1},
-		"token, min first": {enginesimtest.Obj{"stop_token_ids": []int{int(full[0])}, "min_tokens": 24}, full, nil, 24},
-		"never":            {enginesimtest.Obj{"stop": "\x01"}, full, nil, 24},
+		"token":            {simtest.Obj{"stop_token_ids": []int{int(full[0])}}, "", float64(full[0]), 1},
+		"token, min first": {simtest.Obj{"stop_token_ids": []int{int(full[0])}, "min_tokens": 24}, full, nil, 24},
+		"never":            {simtest.Obj{"stop": "\x01"}, full, nil, 24},
 	}
 	for name, row := range rows {
 		t.Run(name, func(t *testing.T) {
-			a := s.Post(t.Context(), s.O, enginesimtest.Completions, enginesimtest.With(enginesimtest.Completion("x"), row.more))
+			a := s.Post(t.Context(), s.O, simtest.Completions, simtest.With(simtest.Completion("x"), row.more))
 			require.Equal(t, 200, a.Status, a.Body)
 			if name != "token, min first" {
 				assert.Equal(t, row.text, a.Text())
@@ -148,23 +148,23 @@ func TestStopsEndEarly(t *testing.T) {
 			} else {
 				assert.EqualValues(t, 24, a.Get("usage.completion_tokens").Int())
 			}
-			streamed := s.Post(t.Context(), s.O, enginesimtest.Completions,
-				enginesimtest.With(enginesimtest.With(enginesimtest.Completion("x"), row.more), enginesimtest.Obj{"stream": true}))
-			assert.Equal(t, a.Text(), enginesimtest.StreamText(streamed))
+			streamed := s.Post(t.Context(), s.O, simtest.Completions,
+				simtest.With(simtest.With(simtest.Completion("x"), row.more), simtest.Obj{"stream": true}))
+			assert.Equal(t, a.Text(), simtest.StreamText(streamed))
 		})
 	}
-	h := s.Prefill(enginesimtest.Completions, enginesimtest.With(enginesimtest.Completion("x"), enginesimtest.Obj{"stop": full[:1]}))
+	h := s.Prefill(simtest.Completions, simtest.With(simtest.Completion("x"), simtest.Obj{"stop": full[:1]}))
 	assert.Len(t, h, 14, "a prefill that stops early is handed off all the same")
-	assert.Equal(t, full, s.Decode(enginesimtest.Completions, enginesimtest.Completion("x"), h).Text())
+	assert.Equal(t, full, s.Decode(simtest.Completions, simtest.Completion("x"), h).Text())
 }
 
 // TestSampling: children and seeds differ from each other, and repeat.
 func TestSampling(t *testing.T) {
-	s := enginesimtest.New(t)
-	ask := func(more enginesimtest.Obj) enginesimtest.Response {
-		return s.Post(t.Context(), s.O, enginesimtest.Completions, enginesimtest.With(enginesimtest.Completion("x"), more))
+	s := simtest.New(t)
+	ask := func(more simtest.Obj) simtest.Response {
+		return s.Post(t.Context(), s.O, simtest.Completions, simtest.With(simtest.Completion("x"), more))
 	}
-	a := ask(enginesimtest.Obj{"n": 3, "temperature": 0.8, "seed": 1})
+	a := ask(simtest.Obj{"n": 3, "temperature": 0.8, "seed": 1})
 	texts := map[string]bool{}
 	for _, c := range a.Get("choices").Array() {
 		texts[c.Get("text").String()] = true
@@ -172,10 +172,10 @@ func TestSampling(t *testing.T) {
 	assert.Len(t, texts, 3)
 	assert.EqualValues(t, 240, a.Get("usage.prompt_tokens").Int())
 	assert.EqualValues(t, 72, a.Get("usage.completion_tokens").Int())
-	assert.Equal(t, a.Get("choices").Raw, ask(enginesimtest.Obj{"n": 3, "temperature": 0.8, "seed": 1}).Get("choices").Raw)
-	assert.NotEqual(t, a.Text(), ask(enginesimtest.Obj{"temperature": 0.8, "seed": 2}).Text())
+	assert.Equal(t, a.Get("choices").Raw, ask(simtest.Obj{"n": 3, "temperature": 0.8, "seed": 1}).Get("choices").Raw)
+	assert.NotEqual(t, a.Text(), ask(simtest.Obj{"temperature": 0.8, "seed": 2}).Text())
 
-	stream := ask(enginesimtest.Obj{"n": 3, "temperature": 0.8, "seed": 1, "stream": true})
+	stream := ask(simtest.Obj{"n": 3, "temperature": 0.8, "seed": 1, "stream": true})
 	byChoice := map[int64]string{}
 	for _, e := range stream.Events() {
 		byChoice[gjson.Get(e, "choices.0.index").Int()] += gjson.Get(e, "choices.0.text").String()
@@ -185,32 +185,32 @@ func TestSampling(t *testing.T) {
 
 // TestRefusedRequests lists what is refused beside the recorded errors.
 func TestRefusedRequests(t *testing.T) {
-	s := enginesimtest.New(t)
+	s := simtest.New(t)
 	rows := []struct {
 		name, path string
 		body       any
 		status     int
 		message    string
 	}{
-		{"no JSON", enginesimtest.Completions, `{"prompt":`, 400, "JSON decode error"},
-		{"an array", enginesimtest.Completions, `[]`, 400, "validation error"},
-		{"no prompt", enginesimtest.Completions, enginesimtest.Obj{"model": "tiny"}, 400, "prompt"},
-		{"empty prompt", enginesimtest.Completions, enginesimtest.Obj{"prompt": ""}, 400, "empty"},
-		{"prompt of the wrong type", enginesimtest.Completions, enginesimtest.Obj{"prompt": 5}, 400, "validation error"},
-		{"max_tokens of the wrong type", enginesimtest.Completions, enginesimtest.Obj{"prompt": "x", "max_tokens": "5"}, 400,
+		{"no JSON", simtest.Completions, `{"prompt":`, 400, "JSON decode error"},
+		{"an array", simtest.Completions, `[]`, 400, "validation error"},
+		{"no prompt", simtest.Completions, simtest.Obj{"model": "tiny"}, 400, "prompt"},
+		{"empty prompt", simtest.Completions, simtest.Obj{"prompt": ""}, 400, "empty"},
+		{"prompt of the wrong type", simtest.Completions, simtest.Obj{"prompt": 5}, 400, "validation error"},
+		{"max_tokens of the wrong type", simtest.Completions, simtest.Obj{"prompt": "x", "max_tokens": "5"}, 400,
 			"body.max_tokens"},
-		{"a token that is none", enginesimtest.Completions, enginesimtest.Obj{"prompt": []int{1, 70000}}, 400, "vocabulary"},
-		{"no messages", enginesimtest.Chat, enginesimtest.Obj{"messages": []enginesimtest.Obj{}}, 400, "at least 1 item"},
-		{"max_completion_tokens 0", enginesimtest.Chat,
-			enginesimtest.Obj{"messages": []enginesimtest.Obj{{"role": "user", "content": "x"}},
+		{"a token that is none", simtest.Completions, simtest.Obj{"prompt": []int{1, 70000}}, 400, "vocabulary"},
+		{"no messages", simtest.Chat, simtest.Obj{"messages": []simtest.Obj{}}, 400, "at least 1 item"},
+		{"max_completion_tokens 0", simtest.Chat,
+			simtest.Obj{"messages": []simtest.Obj{{"role": "user", "content": "x"}},
 				"max_completion_tokens": 0}, 400, "max_completion_tokens must be at least 1"},
-		{"no max_tokens", "/v1/messages", enginesimtest.Obj{"model": "tiny",
-			"messages": []enginesimtest.Obj{{"role": "user", "content": "x"}}}, 400, "max_tokens"},
-		{"no input", "/v1/responses", enginesimtest.Obj{}, 400, "body.input"},
-		{"no sampling_params", "/inference/v1/generate", enginesimtest.Obj{"token_ids": []int{1}}, 400, "sampling_params"},
-		{"n 0", enginesimtest.Completions, enginesimtest.Obj{"prompt": "x", "n": 0}, 400, "n must be at least 1"},
-		{"unknown path", "/v1/nothing", enginesimtest.Obj{}, 404, "Not Found"},
-		{"unknown model to tokenize", "/tokenize", enginesimtest.Obj{"model": "nope", "prompt": "x"}, 404, "nope"},
+		{"no max_tokens", "/v1/messages", simtest.Obj{"model": "tiny",
+			"messages": []simtest.Obj{{"role": "user", "content": "x"}}}, 400, "max_tokens"},
+		{"no input", "/v1/responses", simtest.Obj{}, 400, "body.input"},
+		{"no sampling_params", "/inference/v1/generate", simtest.Obj{"token_ids": []int{1}}, 400, "sampling_params"},
+		{"n 0", simtest.Completions, simtest.Obj{"prompt": "x", "n": 0}, 400, "n must be at least 1"},
+		{"unknown path", "/v1/nothing", simtest.Obj{}, 404, "Not Found"},
+		{"unknown model to tokenize", "/tokenize", simtest.Obj{"model": "nope", "prompt": "x"}, 404, "nope"},
 	}
 	for _, row := range rows {
 		t.Run(row.name, func(t *testing.T) {
@@ -221,41 +221,41 @@ func TestRefusedRequests(t *testing.T) {
 			assert.EqualValues(t, row.status, a.Get("error.code").Int())
 		})
 	}
-	a := s.Post(t.Context(), s.O, enginesimtest.Completions, enginesimtest.Obj{"prompt": "x"}, "Content-Type", "text/plain")
+	a := s.Post(t.Context(), s.O, simtest.Completions, simtest.Obj{"prompt": "x"}, "Content-Type", "text/plain")
 	assert.Equal(t, 400, a.Status)
-	assert.Equal(t, 405, s.Get(s.O, enginesimtest.Completions).Status)
+	assert.Equal(t, 405, s.Get(s.O, simtest.Completions).Status)
 	assert.Equal(t, 404, s.Get(s.O, "/nothing").Status)
 	assert.Zero(t, s.O.Stats().Requests, "none of them reached the scheduler")
 }
 
 // TestTokenizeAndBack gives one token per byte, and the chat's markers.
 func TestTokenizeAndBack(t *testing.T) {
-	s := enginesimtest.New(t)
-	a := s.Post(t.Context(), s.O, "/tokenize", enginesimtest.Obj{"prompt": "héllo", "return_token_strs": true})
+	s := simtest.New(t)
+	a := s.Post(t.Context(), s.O, "/tokenize", simtest.Obj{"prompt": "héllo", "return_token_strs": true})
 	assert.EqualValues(t, 6, a.Get("count").Int())
 	assert.EqualValues(t, 2048, a.Get("max_model_len").Int())
 	assert.Len(t, a.Get("token_strs").Array(), 6)
 	back := s.Post(t.Context(), s.O, "/detokenize", `{"tokens":`+a.Get("tokens").Raw+`}`)
 	assert.Equal(t, "héllo", back.Get("prompt").String())
 	a = s.Post(t.Context(), s.O, "/tokenize",
-		enginesimtest.Obj{"messages": []enginesimtest.Obj{{"role": "user", "content": enginesimtest.Prompt(240, "x")}}})
+		simtest.Obj{"messages": []simtest.Obj{{"role": "user", "content": simtest.Prompt(240, "x")}}})
 	assert.EqualValues(t, 259, a.Get("count").Int(), "19 tokens around one user message")
 	parts := s.Post(t.Context(), s.O, "/tokenize",
-		enginesimtest.Obj{"messages": []enginesimtest.Obj{{"role": "user",
-			"content": []enginesimtest.Obj{{"type": "text", "text": enginesimtest.Prompt(240, "x")}}}}})
+		simtest.Obj{"messages": []simtest.Obj{{"role": "user",
+			"content": []simtest.Obj{{"type": "text", "text": simtest.Prompt(240, "x")}}}}})
 	assert.Equal(t, a.Get("tokens").Raw, parts.Get("tokens").Raw)
 }
 
 // FuzzRequest throws bodies at every API: whatever comes, the response is JSON or a stream, and the engine lives.
 func FuzzRequest(f *testing.F) {
-	paths := []string{enginesimtest.Completions, enginesimtest.Chat, "/v1/responses", "/v1/messages", "/inference/v1/generate",
+	paths := []string{simtest.Completions, simtest.Chat, "/v1/responses", "/v1/messages", "/inference/v1/generate",
 		"/tokenize", "/detokenize"}
 	e, err := enginesim.Start(enginesim.Config{MaxModelLen: 512, Blocks: 64, DefaultMaxTokens: 4, KeepRequests: -1})
 	require.NoError(f, err)
 	f.Cleanup(func() { assert.NoError(f, e.Close()) })
-	shared := enginesimtest.NewClient(f)
+	shared := simtest.NewClient(f)
 	for i, path := range paths {
-		seed, err := json.Marshal(enginesimtest.Request(path, "x", 3))
+		seed, err := json.Marshal(simtest.Request(path, "x", 3))
 		require.NoError(f, err)
 		f.Add(uint8(i), string(seed))
 	}
@@ -267,7 +267,7 @@ func FuzzRequest(f *testing.F) {
 			`"kv_transfer_params":{"prompt_token_ids":[1,-5]}}`)
 	f.Add(uint8(1), `{"messages":[{"content":5}],"kv_transfer_params":[]}`)
 	f.Fuzz(func(t *testing.T, which uint8, body string) {
-		c := &enginesimtest.Client{T: t, HTTP: shared.HTTP}
+		c := &simtest.Client{T: t, HTTP: shared.HTTP}
 		a := c.Post(t.Context(), e, paths[int(which)%len(paths)], body)
 		require.NoError(t, a.Err)
 		require.Contains(t, []int{200, 400, 404}, a.Status)
@@ -279,14 +279,14 @@ func FuzzRequest(f *testing.F) {
 }
 
 func TestRenderSaysWhichTokensAPromptHas(t *testing.T) {
-	s := enginesimtest.New(t)
-	a := s.Post(t.Context(), s.P, enginesimtest.Completions+"/render", enginesimtest.Obj{"model": "tiny", "prompt": "abc"})
+	s := simtest.New(t)
+	a := s.Post(t.Context(), s.P, simtest.Completions+"/render", simtest.Obj{"model": "tiny", "prompt": "abc"})
 	assert.JSONEq(t, `[97,98,99]`, a.Get("0.token_ids").Raw, a.Body)
-	asked := enginesimtest.Obj{"model": "tiny", "messages": []enginesimtest.Obj{{"role": "user", "content": "abc"}},
+	asked := simtest.Obj{"model": "tiny", "messages": []simtest.Obj{{"role": "user", "content": "abc"}},
 		"max_tokens": 1, "return_token_ids": true}
-	a = s.Post(t.Context(), s.P, enginesimtest.Chat+"/render", asked)
-	assert.JSONEq(t, s.Post(t.Context(), s.P, enginesimtest.Chat, asked).Get("prompt_token_ids").Raw,
+	a = s.Post(t.Context(), s.P, simtest.Chat+"/render", asked)
+	assert.JSONEq(t, s.Post(t.Context(), s.P, simtest.Chat, asked).Get("prompt_token_ids").Raw,
 		a.Get("token_ids").Raw)
-	assert.Equal(t, 404, s.Post(t.Context(), s.P, enginesimtest.Completions+"/render",
-		enginesimtest.Obj{"model": "other", "prompt": "a"}).Status)
+	assert.Equal(t, 404, s.Post(t.Context(), s.P, simtest.Completions+"/render",
+		simtest.Obj{"model": "other", "prompt": "a"}).Status)
 }

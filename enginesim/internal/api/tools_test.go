@@ -12,7 +12,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/enginesim/enginesimtest"
+	simtest "github.com/pdkit/pdkit/enginesim/enginesimtest"
 )
 
 const (
@@ -25,43 +25,43 @@ const (
 
 // toolBody is a request of an API that names its tools as that API does. choice is required, one (parallel calls are
 // refused), time (the name of a tool) or auto.
-func toolBody(path, choice string, limit int) enginesimtest.Obj {
-	tools, named, more := []any{}, any(nil), enginesimtest.Obj{}
+func toolBody(path, choice string, limit int) simtest.Obj {
+	tools, named, more := []any{}, any(nil), simtest.Obj{}
 	for _, t := range [][2]string{{"weather", weatherSchema}, {"time", timeSchema}} {
 		schema := json.RawMessage(t[1])
 		switch path {
-		case enginesimtest.Chat:
-			tools = append(tools, enginesimtest.Obj{"type": "function",
-				"function": enginesimtest.Obj{"name": t[0], "parameters": schema}})
-			named = enginesimtest.Obj{"type": "function", "function": enginesimtest.Obj{"name": choice}}
+		case simtest.Chat:
+			tools = append(tools, simtest.Obj{"type": "function",
+				"function": simtest.Obj{"name": t[0], "parameters": schema}})
+			named = simtest.Obj{"type": "function", "function": simtest.Obj{"name": choice}}
 		case "/v1/responses":
-			tools = append(tools, enginesimtest.Obj{"type": "function", "name": t[0], "parameters": schema})
-			named = enginesimtest.Obj{"type": "function", "name": choice}
+			tools = append(tools, simtest.Obj{"type": "function", "name": t[0], "parameters": schema})
+			named = simtest.Obj{"type": "function", "name": choice}
 		default:
-			tools = append(tools, enginesimtest.Obj{"name": t[0], "input_schema": schema})
-			named = enginesimtest.Obj{"type": "tool", "name": choice}
+			tools = append(tools, simtest.Obj{"name": t[0], "input_schema": schema})
+			named = simtest.Obj{"type": "tool", "name": choice}
 		}
 	}
 	messages := path == "/v1/messages"
 	switch {
 	case choice == "auto" && messages:
-		named = enginesimtest.Obj{"type": "auto"}
+		named = simtest.Obj{"type": "auto"}
 	case choice == "auto":
 		named = "auto"
 	case choice != "time" && messages:
-		named = enginesimtest.Obj{"type": "any", "disable_parallel_tool_use": choice == "one"}
+		named = simtest.Obj{"type": "any", "disable_parallel_tool_use": choice == "one"}
 	case choice != "time":
-		named, more = "required", enginesimtest.Obj{"parallel_tool_calls": choice != "one"}
+		named, more = "required", simtest.Obj{"parallel_tool_calls": choice != "one"}
 	}
-	return enginesimtest.With(enginesimtest.With(enginesimtest.Request(path, "x", limit),
-		enginesimtest.Obj{"tools": tools, "tool_choice": named}), more)
+	return simtest.With(simtest.With(simtest.Request(path, "x", limit),
+		simtest.Obj{"tools": tools, "tool_choice": named}), more)
 }
 
 // tight is JSON without its spaces: an input of a whole message has none.
 func tight(arguments gjson.Result) string { return strings.ReplaceAll(arguments.String(), " ", "") }
 
 // called reads the calls of a whole or streamed response of any API, as "name arguments" each, and how it finished.
-func called(t *testing.T, path string, r enginesimtest.Response) (calls []string, finish string) {
+func called(t *testing.T, path string, r simtest.Response) (calls []string, finish string) {
 	t.Helper()
 	require.Equal(t, 200, r.Status, r.Body)
 	var text strings.Builder
@@ -110,12 +110,12 @@ func called(t *testing.T, path string, r enginesimtest.Response) (calls []string
 func TestToolsAreCalledOnDemand(t *testing.T) {
 	const weather, clock = `^weather \{"city":"[a-z]{8}","days":[1-9]\d,"unit":"[CF]"\}$`,
 		`^time \{"zones":\[(\{"exact":(true|false),"shift":\d\.[1-9]\},?){2}\],"kind":"now","none":null\}$`
-	for path, stop := range map[string][2]string{enginesimtest.Chat: {"tool_calls", "stop"},
+	for path, stop := range map[string][2]string{simtest.Chat: {"tool_calls", "stop"},
 		"/v1/messages": {"tool_use", "end_turn"}, "/v1/responses": {"", ""}} {
 		for choice, want := range map[string][]string{"required": {weather, clock}, "one": {weather}, "time": {clock},
 			"auto": nil} {
 			t.Run(path+"/"+choice, func(t *testing.T) {
-				s := enginesimtest.New(t)
+				s := simtest.New(t)
 				body := toolBody(path, choice, 300)
 				whole := s.Post(t.Context(), s.O, path, body)
 				calls, finish := called(t, path, whole)
@@ -124,17 +124,17 @@ func TestToolsAreCalledOnDemand(t *testing.T) {
 					assert.Regexp(t, want[i], calls[i])
 				}
 				if choice == "auto" {
-					assert.Len(t, enginesimtest.WholeText(whole), 300, "the model writes text")
+					assert.Len(t, simtest.WholeText(whole), 300, "the model writes text")
 					return
 				}
 				assert.Equal(t, stop[map[bool]int{choice == "time": 1}[true]], finish)
-				assert.Empty(t, enginesimtest.WholeText(whole))
+				assert.Empty(t, simtest.WholeText(whole))
 				streamed, finish := called(t, path, s.Post(t.Context(), s.O, path,
-					enginesimtest.With(body, enginesimtest.Obj{"stream": true})))
+					simtest.With(body, simtest.Obj{"stream": true})))
 				assert.Equal(t, calls, streamed)
 				assert.Equal(t, stop[map[bool]int{choice == "time": 1}[true]], finish)
 
-				other := s.Post(t.Context(), s.O, path, enginesimtest.With(body, enginesimtest.Obj{"cache_salt": "x"}))
+				other := s.Post(t.Context(), s.O, path, simtest.With(body, simtest.Obj{"cache_salt": "x"}))
 				same, _ := called(t, path, other)
 				assert.Equal(t, calls, same)
 				cut := s.Post(t.Context(), s.O, path, toolBody(path, choice, 20))
@@ -147,34 +147,34 @@ func TestToolsAreCalledOnDemand(t *testing.T) {
 
 func TestATextIsJSONOfASchemaOnDemand(t *testing.T) {
 	schema := json.RawMessage(weatherSchema)
-	for path, member := range map[string]enginesimtest.Obj{
-		enginesimtest.Chat: {"response_format": enginesimtest.Obj{"type": "json_schema",
-			"json_schema": enginesimtest.Obj{"name": "w", "schema": schema}}},
-		"/v1/responses": {"text": enginesimtest.Obj{"format": enginesimtest.Obj{"type": "json_schema", "name": "w",
+	for path, member := range map[string]simtest.Obj{
+		simtest.Chat: {"response_format": simtest.Obj{"type": "json_schema",
+			"json_schema": simtest.Obj{"name": "w", "schema": schema}}},
+		"/v1/responses": {"text": simtest.Obj{"format": simtest.Obj{"type": "json_schema", "name": "w",
 			"schema": schema}}},
-		"/v1/messages": {"output_config": enginesimtest.Obj{"format": enginesimtest.Obj{"type": "json_schema",
+		"/v1/messages": {"output_config": simtest.Obj{"format": simtest.Obj{"type": "json_schema",
 			"schema": schema}}},
 	} {
 		t.Run(path, func(t *testing.T) {
-			s := enginesimtest.New(t)
-			body := enginesimtest.With(enginesimtest.Request(path, "x", 300), member)
-			whole := enginesimtest.WholeText(s.Post(t.Context(), s.O, path, body))
+			s := simtest.New(t)
+			body := simtest.With(simtest.Request(path, "x", 300), member)
+			whole := simtest.WholeText(s.Post(t.Context(), s.O, path, body))
 			assert.Regexp(t, `^\{"city": "[a-z]{8}", "days": [1-9]\d, "unit": "[CF]"\}$`, whole)
-			streamed := s.Post(t.Context(), s.O, path, enginesimtest.With(body, enginesimtest.Obj{"stream": true}))
-			assert.Equal(t, whole, enginesimtest.StreamText(streamed))
-			other := enginesimtest.With(enginesimtest.Request(path, "y", 300), member)
-			assert.NotEqual(t, whole, enginesimtest.WholeText(s.Post(t.Context(), s.O, path, other)), "the model fills it in")
+			streamed := s.Post(t.Context(), s.O, path, simtest.With(body, simtest.Obj{"stream": true}))
+			assert.Equal(t, whole, simtest.StreamText(streamed))
+			other := simtest.With(simtest.Request(path, "y", 300), member)
+			assert.NotEqual(t, whole, simtest.WholeText(s.Post(t.Context(), s.O, path, other)), "the model fills it in")
 		})
 	}
-	s := enginesimtest.New(t)
-	body := enginesimtest.With(enginesimtest.Request(enginesimtest.Chat, "x", 300),
-		enginesimtest.Obj{"response_format": enginesimtest.Obj{"type": "json_object"}})
-	assert.Equal(t, "{}", enginesimtest.WholeText(s.Post(t.Context(), s.O, enginesimtest.Chat, body)))
+	s := simtest.New(t)
+	body := simtest.With(simtest.Request(simtest.Chat, "x", 300),
+		simtest.Obj{"response_format": simtest.Obj{"type": "json_object"}})
+	assert.Equal(t, "{}", simtest.WholeText(s.Post(t.Context(), s.O, simtest.Chat, body)))
 }
 
 // A schema that refers to itself, or is too large, still ends.
 func TestASchemaWithoutEndEnds(t *testing.T) {
-	s := enginesimtest.NewClient(t)
+	s := simtest.NewClient(t)
 	e, err := enginesim.Start(enginesim.Config{})
 	require.NoError(t, err)
 	defer e.Close()
@@ -184,9 +184,9 @@ func TestASchemaWithoutEndEnds(t *testing.T) {
 		`{"type":"array","minItems":1e18,"items":{"type":"array","minItems":1e18,"items":{"type":"array",` +
 			`"minItems":1e18}}}`, `{"type":7,"properties":[],"enum":{}}`, `[]`,
 	} {
-		body := enginesimtest.With(enginesimtest.Request(enginesimtest.Chat, "x", 3000), enginesimtest.Obj{"response_format": enginesimtest.Obj{
-			"type": "json_schema", "json_schema": enginesimtest.Obj{"name": "w", "schema": json.RawMessage(schema)}}})
-		text := enginesimtest.WholeText(s.Post(t.Context(), e, enginesimtest.Chat, body))
+		body := simtest.With(simtest.Request(simtest.Chat, "x", 3000), simtest.Obj{"response_format": simtest.Obj{
+			"type": "json_schema", "json_schema": simtest.Obj{"name": "w", "schema": json.RawMessage(schema)}}})
+		text := simtest.WholeText(s.Post(t.Context(), e, simtest.Chat, body))
 		assert.True(t, json.Valid([]byte(text)), "%s: %.80s", schema, text)
 	}
 }

@@ -11,49 +11,49 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/enginesim/enginesimtest"
+	simtest "github.com/pdkit/pdkit/enginesim/enginesimtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func encodeScene(t *testing.T) (s *enginesimtest.Scene, e *enginesim.Engine) {
+func encodeScene(t *testing.T) (s *simtest.Scene, e *enginesim.Engine) {
 	t.Helper()
-	s = enginesimtest.New(t, func(p, _ *enginesim.Config) { p.Extra = map[string]string{"ec_role": "ec_consumer"} })
+	s = simtest.New(t, func(p, _ *enginesim.Config) { p.Extra = map[string]string{"ec_role": "ec_consumer"} })
 	e, err := enginesim.Start(enginesim.Config{Extra: map[string]string{"ec_role": "ec_producer"}})
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, e.Close()) })
 	return s, e
 }
 
-func picture(name string) enginesimtest.Obj {
-	return enginesimtest.Obj{"model": "tiny",
-		"messages": []enginesimtest.Obj{{"role": "user", "content": []enginesimtest.Obj{{"type": "text", "text": "what?"},
-			{"type": "image_url", "image_url": enginesimtest.Obj{"url": name}}}}}, "max_tokens": 4, "temperature": 0}
+func picture(name string) simtest.Obj {
+	return simtest.Obj{"model": "tiny",
+		"messages": []simtest.Obj{{"role": "user", "content": []simtest.Obj{{"type": "text", "text": "what?"},
+			{"type": "image_url", "image_url": simtest.Obj{"url": name}}}}}, "max_tokens": 4, "temperature": 0}
 }
 
 func TestMediaArePartOfThePrompt(t *testing.T) {
 	s, _ := encodeScene(t)
-	assert.NotEqual(t, s.Alone(enginesimtest.Chat, picture("cat")), s.Alone(enginesimtest.Chat, picture("dog")))
-	assert.Equal(t, s.Alone(enginesimtest.Chat, picture("cat")), s.Alone(enginesimtest.Chat, picture("cat")))
+	assert.NotEqual(t, s.Alone(simtest.Chat, picture("cat")), s.Alone(simtest.Chat, picture("dog")))
+	assert.Equal(t, s.Alone(simtest.Chat, picture("cat")), s.Alone(simtest.Chat, picture("cat")))
 }
 
 func TestAConsumerTakesOverWhatItsParametersName(t *testing.T) {
 	s, e := encodeScene(t)
-	a := s.Post(t.Context(), e, enginesimtest.Chat, picture("cat"))
+	a := s.Post(t.Context(), e, simtest.Chat, picture("cat"))
 	require.Equal(t, 200, a.Status, a.Body)
-	var params enginesimtest.Obj
+	var params simtest.Obj
 	require.NoError(t, json.Unmarshal([]byte(a.Get("ec_transfer_params").Raw), &params))
 	require.Len(t, params, 1)
 	assert.EqualValues(t, 1, e.Stats().MediaEncoded)
 
-	s.Post(t.Context(), s.P, enginesimtest.Chat, enginesimtest.With(picture("cat"),
-		enginesimtest.Obj{"ec_transfer_params": params}))
+	s.Post(t.Context(), s.P, simtest.Chat, simtest.With(picture("cat"),
+		simtest.Obj{"ec_transfer_params": params}))
 	assert.EqualValues(t, 1, s.P.Stats().MediaLoaded)
 	assert.Zero(t, s.P.Stats().MediaComputed)
-	s.Post(t.Context(), s.P, enginesimtest.Chat, picture("cat"))
+	s.Post(t.Context(), s.P, simtest.Chat, picture("cat"))
 	assert.EqualValues(t, 1, s.P.Stats().MediaComputed, "without parameters it encodes itself")
-	s.Post(t.Context(), s.P, enginesimtest.Chat, enginesimtest.With(picture("dog"),
-		enginesimtest.Obj{"ec_transfer_params": params}))
+	s.Post(t.Context(), s.P, simtest.Chat, simtest.With(picture("dog"),
+		simtest.Obj{"ec_transfer_params": params}))
 	assert.EqualValues(t, 2, s.P.Stats().MediaComputed, "they are another picture's")
-	assert.Equal(t, "null", s.Post(t.Context(), s.O, enginesimtest.Chat, picture("cat")).Get("ec_transfer_params").Raw)
+	assert.Equal(t, "null", s.Post(t.Context(), s.O, simtest.Chat, picture("cat")).Get("ec_transfer_params").Raw)
 }

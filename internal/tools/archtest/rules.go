@@ -92,9 +92,10 @@ var rules = []rule{
 		why: "programs are in modules of their own, so that nobody who imports the library inherits what they need",
 	},
 	{
-		of: []string{"/..."}, except: []string{"connector/connectortest", "discovery/discoverytest", "enginesim/enginesimtest"},
-		never: []string{"testing/...", "net/http/httptest"},
-		why:   "package testing and httptest add flags to every program that links them; only packages named …test may",
+		of:     []string{"/..."},
+		except: []string{"connector/connectortest", "discovery/discoverytest", "enginesim/enginesimtest"},
+		never:  []string{"testing/...", "net/http/httptest"},
+		why:    "package testing and httptest add flags to every program that links them; only packages named …test may",
 	},
 	{
 		of: []string{"pdflow", "connector/nixl"},
@@ -194,8 +195,8 @@ func checkOutside(g graph, p *pkg, dependencies []dependency) []string {
 		switch {
 		case i < 0:
 			found = append(found, fmt.Sprintf("%s imports %s, which the list of dependencies does not have: "+
-				"each user of pdkit pays for each module, so say in internal/tools/archtest/rules.go and CONTRIBUTING.md "+
-				"who needs it and why", short(p.ImportPath), path))
+				"each user of pdkit pays for each module, so say in internal/tools/archtest/rules.go and "+
+				"CONTRIBUTING.md who needs it and why", short(p.ImportPath), path))
 		case !matchAny(dependencies[i].by, p.ImportPath):
 			found = append(
 				found, fmt.Sprintf("%s must not import %s: %s", short(p.ImportPath), path, dependencies[i].why),

@@ -5,9 +5,9 @@
 // says when to run it, and what for.
 //
 //	go run ./internal/tools/release         rehearses: nothing outside the temporary folder changes
-//	go run ./internal/tools/release -keep   and takes the commits and tags over into this repository if everything passed
-//	go run ./internal/tools/release -out FOLDER   and leaves the release's files there: container images, what each module
-//	                                        is built from (CycloneDX), and checksums
+//	go run ./internal/tools/release -keep   and takes the commits and tags over into this repository if all passed
+//	go run ./internal/tools/release -out FOLDER   and leaves the release's files there: container images, what each
+//	                                        module is built from (CycloneDX), and checksums
 //
 // It runs git and go, is run from the root of the repository, and never pushes.
 package main

@@ -19,7 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/enginesim/enginesimtest"
+	simtest "github.com/pdkit/pdkit/enginesim/enginesimtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -45,20 +45,20 @@ func proxy(t *testing.T, status int) (url string, callbacks <-chan string, calls
 }
 
 // layerDecode sends D's leg.
-func layerDecode(ctx context.Context, s *enginesimtest.Scene, path string, body enginesimtest.Obj, url,
-	id string) <-chan enginesimtest.Response {
-	ch := make(chan enginesimtest.Response, 1)
+func layerDecode(ctx context.Context, s *simtest.Scene, path string, body simtest.Obj, url,
+	id string) <-chan simtest.Response {
+	ch := make(chan simtest.Response, 1)
 	go func() {
-		ch <- s.Post(ctx, s.D, path, enginesimtest.With(body,
-			enginesimtest.Obj{"kv_transfer_params": enginesimtest.Obj{"do_remote_decode": false, "do_remote_prefill": true,
+		ch <- s.Post(ctx, s.D, path, simtest.With(body,
+			simtest.Obj{"kv_transfer_params": simtest.Obj{"do_remote_decode": false, "do_remote_prefill": true,
 				"metaserver": url}}), "X-Request-Id", id)
 	}()
 	return ch
 }
 
-func layerPrefill(s *enginesimtest.Scene, path string, body enginesimtest.Obj, params, id string) enginesimtest.Response {
-	return s.Post(s.T.Context(), s.P, path, enginesimtest.With(body,
-		enginesimtest.Obj{"max_tokens": 1, "min_tokens": 1, "stream": false,
+func layerPrefill(s *simtest.Scene, path string, body simtest.Obj, params, id string) simtest.Response {
+	return s.Post(s.T.Context(), s.P, path, simtest.With(body,
+		simtest.Obj{"max_tokens": 1, "min_tokens": 1, "stream": false,
 			"kv_transfer_params": json.RawMessage(params)}), "X-Request-Id", id)
 }
 
@@ -75,11 +75,11 @@ func next(t *testing.T, callbacks <-chan string) string {
 
 // TestLayerwisePush: D calls back with its blocks and its own id less the random end; P's response tells nothing.
 func TestLayerwisePush(t *testing.T) {
-	for path, id := range map[string]string{enginesimtest.Completions: "cmpl-a-0", enginesimtest.Chat: "chatcmpl-a"} {
+	for path, id := range map[string]string{simtest.Completions: "cmpl-a-0", simtest.Chat: "chatcmpl-a"} {
 		t.Run(path, func(t *testing.T) {
-			s := enginesimtest.New(t, layered)
+			s := simtest.New(t, layered)
 			url, callbacks, _ := proxy(t, 200)
-			body := enginesimtest.Request(path, "x", 12)
+			body := simtest.Request(path, "x", 12)
 			got := layerDecode(t.Context(), s, path, body, url, "a")
 			c := next(t, callbacks)
 			assert.Equal(t, id, gjson.Get(c, "request_id").String())
@@ -91,10 +91,10 @@ func TestLayerwisePush(t *testing.T) {
 			a := <-got
 			require.Equal(t, 200, a.Status, a.Body)
 			alone := s.Post(t.Context(), s.O, path, body)
-			assert.Equal(t, enginesimtest.WholeText(alone), enginesimtest.WholeText(a))
+			assert.Equal(t, simtest.WholeText(alone), simtest.WholeText(a))
 			assert.Positive(t, s.P.Stats().BytesTransferred, "P is the writer, and counts")
 			assert.Zero(t, s.D.Stats().BytesTransferred)
-			enginesimtest.WaitFor(t, "P is free", func() bool { return s.P.Stats().PinnedBlocks == 0 })
+			simtest.WaitFor(t, "P is free", func() bool { return s.P.Stats().PinnedBlocks == 0 })
 			assert.NoError(t, s.P.CheckKV())
 			assert.NoError(t, s.D.CheckKV())
 		})
@@ -104,42 +104,42 @@ func TestLayerwisePush(t *testing.T) {
 // TestLayerwiseDecodeThatNobodyPushesTo waits until its client leaves, and never gets its blocks back. The callback's
 // status is not read.
 func TestLayerwiseDecodeThatNobodyPushesTo(t *testing.T) {
-	for name, act := range map[string]func(s *enginesimtest.Scene, body enginesimtest.Obj, callbacks <-chan string){
-		"P is not asked": func(s *enginesimtest.Scene, _ enginesimtest.Obj,
+	for name, act := range map[string]func(s *simtest.Scene, body simtest.Obj, callbacks <-chan string){
+		"P is not asked": func(s *simtest.Scene, _ simtest.Obj,
 			callbacks <-chan string) {
 			next(s.T.(*testing.T), callbacks)
 		},
-		"P has another id": func(s *enginesimtest.Scene, body enginesimtest.Obj, callbacks <-chan string) {
-			require.Equal(s.T, 200, layerPrefill(s, enginesimtest.Completions, body, next(s.T.(*testing.T), callbacks),
+		"P has another id": func(s *simtest.Scene, body simtest.Obj, callbacks <-chan string) {
+			require.Equal(s.T, 200, layerPrefill(s, simtest.Completions, body, next(s.T.(*testing.T), callbacks),
 				"b").Status)
 		},
-		"P is not told what for": func(s *enginesimtest.Scene, body enginesimtest.Obj, callbacks <-chan string) {
+		"P is not told what for": func(s *simtest.Scene, body simtest.Obj, callbacks <-chan string) {
 			c := next(s.T.(*testing.T), callbacks)
-			var m enginesimtest.Obj
+			var m simtest.Obj
 			require.NoError(s.T, json.Unmarshal([]byte(c), &m))
 			delete(m, "do_remote_decode")
 			raw, _ := json.Marshal(m)
-			require.Equal(s.T, 200, layerPrefill(s, enginesimtest.Completions, body, string(raw), "a").Status)
+			require.Equal(s.T, 200, layerPrefill(s, simtest.Completions, body, string(raw), "a").Status)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := enginesimtest.New(t, layered)
+			s := simtest.New(t, layered)
 			url, callbacks, calls := proxy(t, http.StatusBadGateway)
 			ctx, leave := context.WithCancel(t.Context())
 			defer leave()
-			got := layerDecode(ctx, s, enginesimtest.Completions, enginesimtest.Completion("x"), url, "a")
-			act(s, enginesimtest.Completion("x"), callbacks)
+			got := layerDecode(ctx, s, simtest.Completions, simtest.Completion("x"), url, "a")
+			act(s, simtest.Completion("x"), callbacks)
 			time.Sleep(50 * time.Millisecond)
 			assert.Empty(t, got, "it was answered")
 			assert.EqualValues(t, 1, calls.Load(), "a status is no reason to try again")
 			leave()
 			require.ErrorIs(t, (<-got).Err, context.Canceled)
-			enginesimtest.WaitFor(t, "D has given up", func() bool {
+			simtest.WaitFor(t, "D has given up", func() bool {
 				return s.D.Stats().Waiting == 0 &&
 					s.D.Stats().Running == 0
 			})
-			assert.Equal(t, 240/enginesimtest.Block+1, s.D.Stats().UsedBlocks, "its blocks are lost")
-			enginesimtest.WaitFor(t, "P keeps nothing", func() bool { return s.P.Stats().PinnedBlocks == 0 })
+			assert.Equal(t, 240/simtest.Block+1, s.D.Stats().UsedBlocks, "its blocks are lost")
+			simtest.WaitFor(t, "P keeps nothing", func() bool { return s.P.Stats().PinnedBlocks == 0 })
 		})
 	}
 }
@@ -161,11 +161,11 @@ func TestLayerwiseCallbackIsTriedThreeTimes(t *testing.T) {
 			_ = conn.Close()
 		}
 	}()
-	s := enginesimtest.New(t, layered)
+	s := simtest.New(t, layered)
 	ctx, leave := context.WithCancel(t.Context())
-	got := layerDecode(ctx, s, enginesimtest.Completions, enginesimtest.Completion("x"),
+	got := layerDecode(ctx, s, simtest.Completions, simtest.Completion("x"),
 		"http://"+ln.Addr().String()+"/v1/metaserver", "a")
-	enginesimtest.WaitFor(t, "it gives up", func() bool { return calls.Load() == 3 })
+	simtest.WaitFor(t, "it gives up", func() bool { return calls.Load() == 3 })
 	time.Sleep(50 * time.Millisecond)
 	assert.EqualValues(t, 3, calls.Load())
 	leave()
@@ -176,20 +176,20 @@ func TestLayerwiseCallbackIsTriedThreeTimes(t *testing.T) {
 
 // TestLayerwisePrefillDiesOfMissingKeys that it reads without asking.
 func TestLayerwisePrefillDiesOfMissingKeys(t *testing.T) {
-	good := enginesimtest.Obj{"do_remote_decode": true, "remote_block_ids": [][]int{{1}}, "remote_block_size": []int{32},
+	good := simtest.Obj{"do_remote_decode": true, "remote_block_ids": [][]int{{1}}, "remote_block_size": []int{32},
 		"remote_host": "127.0.0.1", "remote_port": 1, "remote_cached_tokens": 0}
-	for name, change := range map[string]func(enginesimtest.Obj){
-		"no remote_cached_tokens": enginesimtest.Without("remote_cached_tokens"),
-		"no remote_block_ids":     enginesimtest.Without("remote_block_ids"),
-		"no remote_block_size":    enginesimtest.Without("remote_block_size"), "no group": enginesimtest.Set("remote_block_ids",
+	for name, change := range map[string]func(simtest.Obj){
+		"no remote_cached_tokens": simtest.Without("remote_cached_tokens"),
+		"no remote_block_ids":     simtest.Without("remote_block_ids"),
+		"no remote_block_size":    simtest.Without("remote_block_size"), "no group": simtest.Set("remote_block_ids",
 			[]any{}),
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := enginesimtest.New(t, layered, enginesimtest.OwnPorts(t))
-			params := enginesimtest.With(good, nil)
+			s := simtest.New(t, layered, simtest.OwnPorts(t))
+			params := simtest.With(good, nil)
 			change(params)
 			raw, _ := json.Marshal(params)
-			assert.Equal(t, 500, layerPrefill(s, enginesimtest.Completions, enginesimtest.Completion("x"), string(raw),
+			assert.Equal(t, 500, layerPrefill(s, simtest.Completions, simtest.Completion("x"), string(raw),
 				"a").Status)
 			s.Dies(s.P)
 		})
@@ -197,9 +197,9 @@ func TestLayerwisePrefillDiesOfMissingKeys(t *testing.T) {
 }
 
 func TestLayerwisePlainRequestsAreServedAlone(t *testing.T) {
-	s := enginesimtest.New(t, layered, enginesimtest.OwnPorts(t, "kv_port"))
-	assert.Equal(t, s.Alone(enginesimtest.Completions, enginesimtest.Completion("x")),
-		s.Post(t.Context(), s.D, enginesimtest.Completions, enginesimtest.Completion("x")).Text())
+	s := simtest.New(t, layered, simtest.OwnPorts(t, "kv_port"))
+	assert.Equal(t, s.Alone(simtest.Completions, simtest.Completion("x")),
+		s.Post(t.Context(), s.D, simtest.Completions, simtest.Completion("x")).Text())
 	require.NoError(t, s.D.Restart(), "on the same ports")
 	s.Alive(s.D)
 }

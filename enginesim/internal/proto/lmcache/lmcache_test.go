@@ -10,15 +10,15 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/enginesim/enginesimtest"
+	simtest "github.com/pdkit/pdkit/enginesim/enginesimtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // lmcacheScene is a pair over one store of chunks of 64 tokens; change gives D other settings, or both.
-func lmcacheScene(t *testing.T, change func(p, d *enginesim.Config)) *enginesimtest.Scene {
+func lmcacheScene(t *testing.T, change func(p, d *enginesim.Config)) *simtest.Scene {
 	dir := t.TempDir()
-	return enginesimtest.New(t, func(p, d *enginesim.Config) {
+	return simtest.New(t, func(p, d *enginesim.Config) {
 		for _, c := range []*enginesim.Config{p, d} {
 			c.Connector, c.KVRole = "lmcache", enginesim.RoleBoth
 			c.Extra = map[string]string{"store": dir, "hash_seed": "0", "chunk_size": "64"}
@@ -30,20 +30,20 @@ func lmcacheScene(t *testing.T, change func(p, d *enginesim.Config)) *enginesimt
 }
 
 // both runs a prompt at P, for one token, and then at D.
-func both(s *enginesimtest.Scene, body enginesimtest.Obj) enginesimtest.Response {
+func both(s *simtest.Scene, body simtest.Obj) simtest.Response {
 	s.T.Helper()
-	require.Equal(s.T, 200, s.Post(s.T.Context(), s.P, enginesimtest.Completions,
-		enginesimtest.With(body, enginesimtest.Obj{"max_tokens": 1})).Status)
-	return s.Post(s.T.Context(), s.D, enginesimtest.Completions, body)
+	require.Equal(s.T, 200, s.Post(s.T.Context(), s.P, simtest.Completions,
+		simtest.With(body, simtest.Obj{"max_tokens": 1})).Status)
+	return s.Post(s.T.Context(), s.D, simtest.Completions, body)
 }
 
 // Chunks of 64: of 240 tokens three are whole, and the rest is computed.
 func TestLMCacheLoadsWholeChunks(t *testing.T) {
 	s := lmcacheScene(t, nil)
-	body := enginesimtest.Completion("one")
+	body := simtest.Completion("one")
 	got := both(s, body)
 	require.Equal(t, 200, got.Status)
-	assert.Equal(t, s.Alone(enginesimtest.Completions, body), got.Text())
+	assert.Equal(t, s.Alone(simtest.Completions, body), got.Text())
 	assert.EqualValues(t, 192, s.D.Stats().ExternalKVTransfer)
 	assert.EqualValues(t, 48, s.D.Stats().LocalCompute)
 	assert.EqualValues(t, 192, got.Get("usage.prompt_tokens_details.cached_tokens").Int())
@@ -55,8 +55,8 @@ func TestLMCacheLoadsWholeChunks(t *testing.T) {
 // A prompt of whole chunks only: its last token is computed all the same, for the response starts from it.
 func TestLMCacheComputesTheLastToken(t *testing.T) {
 	s := lmcacheScene(t, nil)
-	body := enginesimtest.With(enginesimtest.Completion("one"), enginesimtest.Obj{"prompt": enginesimtest.Prompt(128, "one")})
-	assert.Equal(t, s.Alone(enginesimtest.Completions, body), both(s, body).Text())
+	body := simtest.With(simtest.Completion("one"), simtest.Obj{"prompt": simtest.Prompt(128, "one")})
+	assert.Equal(t, s.Alone(simtest.Completions, body), both(s, body).Text())
 	assert.EqualValues(t, 127, s.D.Stats().ExternalKVTransfer)
 }
 
@@ -82,10 +82,10 @@ func TestLMCacheFindsNothing(t *testing.T) {
 	} {
 		t.Run(rule, func(t *testing.T) {
 			s := lmcacheScene(t, change)
-			body := enginesimtest.Completion("one")
+			body := simtest.Completion("one")
 			got := both(s, body)
 			require.Equal(t, 200, got.Status)
-			assert.Equal(t, s.Alone(enginesimtest.Completions, body), got.Text())
+			assert.Equal(t, s.Alone(simtest.Completions, body), got.Text())
 			assert.Zero(t, s.D.Stats().ExternalKVTransfer)
 			assert.EqualValues(t, 240, s.D.Stats().LocalCompute)
 		})

@@ -295,10 +295,12 @@ func (c *lmcachePD) notify(request string) error {
 			return push.Send(data)
 		}
 		// ZeroMQ's sockets connect for as long as they are open.
+		pause := time.NewTimer(20 * time.Millisecond)
 		select {
 		case <-c.ctx.Done():
+			pause.Stop()
 			return fmt.Errorf("notice: %w", err)
-		case <-time.After(20 * time.Millisecond):
+		case <-pause.C:
 		}
 	}
 }

@@ -19,14 +19,14 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/enginesim/enginesimtest"
+	simtest "github.com/pdkit/pdkit/enginesim/enginesimtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // lmcachePair is a sender and a receiver, and a proxy's PULL socket.
 type lmcachePair struct {
-	*enginesimtest.Scene
+	*simtest.Scene
 	notices chan string // request ids
 }
 
@@ -53,27 +53,27 @@ func newLMCachePair(t *testing.T, extra map[string]string) *lmcachePair {
 		}
 	}()
 	t.Cleanup(func() { cancel(); _ = pull.Close(); <-ended })
-	x.Scene = enginesimtest.New(t, func(p, d *enginesim.Config) {
+	x.Scene = simtest.New(t, func(p, d *enginesim.Config) {
 		settings := map[string]string{"pd_proxy_host": host, "pd_proxy_port": port, "hash_seed": "0",
 			"chunk_size": "64"}
 		maps.Copy(settings, extra)
 		p.Connector, p.Extra = "lmcache-pd", settings
 		d.Connector, d.Extra = "lmcache-pd", settings
-	}, enginesimtest.OwnPorts(t, "pd_peer_init_port", "pd_peer_alloc_port"))
+	}, simtest.OwnPorts(t, "pd_peer_init_port", "pd_peer_alloc_port"))
 	return x
 }
 
 // spec is D's receiver as a proxy names it.
-func (x *lmcachePair) spec() enginesimtest.Obj {
+func (x *lmcachePair) spec() simtest.Obj {
 	host, init, alloc := x.D.Receiver()
-	return enginesimtest.Obj{"req_id": "r-1", "receiver_host": host, "receiver_init_port": []int{init},
+	return simtest.Obj{"req_id": "r-1", "receiver_host": host, "receiver_init_port": []int{init},
 		"receiver_alloc_port": []int{alloc}}
 }
 
-func (x *lmcachePair) prefill(body, params enginesimtest.Obj) enginesimtest.Response {
+func (x *lmcachePair) prefill(body, params simtest.Obj) simtest.Response {
 	x.T.Helper()
-	return x.Post(x.T.Context(), x.P, enginesimtest.Completions,
-		enginesimtest.With(body, enginesimtest.Obj{"max_tokens": 1, "kv_transfer_params": params}))
+	return x.Post(x.T.Context(), x.P, simtest.Completions,
+		simtest.With(body, simtest.Obj{"max_tokens": 1, "kv_transfer_params": params}))
 }
 
 func (x *lmcachePair) noNotice() {
@@ -87,25 +87,25 @@ func (x *lmcachePair) noNotice() {
 
 func TestLMCachePDPushesThenTells(t *testing.T) {
 	x := newLMCachePair(t, nil)
-	body := enginesimtest.Completion("one")
-	a := x.prefill(body, enginesimtest.Obj{"disagg_spec": x.spec()})
+	body := simtest.Completion("one")
+	a := x.prefill(body, simtest.Obj{"disagg_spec": x.spec()})
 	require.Equal(t, 200, a.Status, a.Body)
 	assert.Equal(t, "null", a.Get("kv_transfer_params").Raw, "no first token unless it is asked for")
 	assert.Equal(t, "r-1", <-x.notices)
-	got := x.Post(t.Context(), x.D, enginesimtest.Completions, body)
-	assert.Equal(t, x.Alone(enginesimtest.Completions, body), got.Text())
+	got := x.Post(t.Context(), x.D, simtest.Completions, body)
+	assert.Equal(t, x.Alone(simtest.Completions, body), got.Text())
 	assert.EqualValues(t, 239, x.D.Stats().ExternalKVTransfer, "all but the last token, partial chunk included")
-	assert.EqualValues(t, 8*enginesimtest.Block*16, x.P.Stats().BytesTransferred, "the sender writes")
+	assert.EqualValues(t, 8*simtest.Block*16, x.P.Stats().BytesTransferred, "the sender writes")
 	assert.NoError(t, x.D.CheckKV())
 
-	x.Post(t.Context(), x.D, enginesimtest.Completions, enginesimtest.With(body, enginesimtest.Obj{"cache_salt": "no local hit"}))
+	x.Post(t.Context(), x.D, simtest.Completions, simtest.With(body, simtest.Obj{"cache_salt": "no local hit"}))
 	assert.EqualValues(t, 239, x.D.Stats().ExternalKVTransfer, "a chunk that was read is gone")
 }
 
 func TestLMCachePDGivesTheFirstToken(t *testing.T) {
 	x := newLMCachePair(t, map[string]string{"skip_last_n_tokens": "1"})
-	body := enginesimtest.With(enginesimtest.Completion("one"), enginesimtest.Obj{"return_token_ids": true})
-	a := x.prefill(body, enginesimtest.Obj{"ret_first_tok": true, "disagg_spec": x.spec()})
+	body := simtest.With(simtest.Completion("one"), simtest.Obj{"return_token_ids": true})
+	a := x.prefill(body, simtest.Obj{"ret_first_tok": true, "disagg_spec": x.spec()})
 	<-x.notices
 	first := a.Get("choices.0.token_ids.0").Int()
 	require.Equal(t, first, a.Get("kv_transfer_params.first_tok").Int())
@@ -114,56 +114,56 @@ func TestLMCachePDGivesTheFirstToken(t *testing.T) {
 	for i, id := range ids {
 		tokens[i] = id.Int()
 	}
-	got := x.Post(t.Context(), x.D, enginesimtest.Completions, enginesimtest.Obj{"prompt": tokens, "max_tokens": 23,
+	got := x.Post(t.Context(), x.D, simtest.Completions, simtest.Obj{"prompt": tokens, "max_tokens": 23,
 		"temperature": 0})
 	require.Equal(t, 200, got.Status, got.Body)
-	assert.Equal(t, x.Alone(enginesimtest.Completions, enginesimtest.Completion("one")), a.Text()+got.Text())
+	assert.Equal(t, x.Alone(simtest.Completions, simtest.Completion("one")), a.Text()+got.Text())
 	assert.EqualValues(t, 240, x.D.Stats().ExternalKVTransfer)
 	assert.EqualValues(t, 1, x.D.Stats().LocalCompute, "the first token's own KV")
 }
 
 // What a wrong proxy gets from the real engine.
 func TestLMCachePDOfAWrongProxy(t *testing.T) {
-	changed := func(x *lmcachePair, key string, value any) enginesimtest.Obj {
-		return enginesimtest.With(x.spec(), enginesimtest.Obj{key: value})
+	changed := func(x *lmcachePair, key string, value any) simtest.Obj {
+		return simtest.With(x.spec(), simtest.Obj{key: value})
 	}
-	for rule, spec := range map[string]func(x *lmcachePair) enginesimtest.Obj{
-		"a bare port where a list is wanted": func(x *lmcachePair) enginesimtest.Obj {
+	for rule, spec := range map[string]func(x *lmcachePair) simtest.Obj{
+		"a bare port where a list is wanted": func(x *lmcachePair) simtest.Obj {
 			return changed(x,
 				"receiver_init_port", 8300)
 		},
-		"no ports": func(x *lmcachePair) enginesimtest.Obj {
+		"no ports": func(x *lmcachePair) simtest.Obj {
 			return changed(x,
 				"receiver_alloc_port", []int{})
 		},
-		"ports that are exchanged": func(x *lmcachePair) enginesimtest.Obj {
-			return enginesimtest.With(x.spec(), enginesimtest.Obj{"receiver_init_port": x.spec()["receiver_alloc_port"]})
+		"ports that are exchanged": func(x *lmcachePair) simtest.Obj {
+			return simtest.With(x.spec(), simtest.Obj{"receiver_init_port": x.spec()["receiver_alloc_port"]})
 		},
-		"a receiver that is not there": func(x *lmcachePair) enginesimtest.Obj {
+		"a receiver that is not there": func(x *lmcachePair) simtest.Obj {
 			return changed(x, "receiver_init_port",
 				[]int{1})
 		},
 	} {
 		t.Run(rule, func(t *testing.T) {
 			x := newLMCachePair(t, nil)
-			a := x.prefill(enginesimtest.Completion("one"), enginesimtest.Obj{"disagg_spec": spec(x)})
+			a := x.prefill(simtest.Completion("one"), simtest.Obj{"disagg_spec": spec(x)})
 			require.Equal(t, 200, a.Status, "P answers all the same")
 			x.noNotice()
-			got := x.Post(t.Context(), x.D, enginesimtest.Completions, enginesimtest.Completion("one"))
-			assert.Equal(t, x.Alone(enginesimtest.Completions, enginesimtest.Completion("one")), got.Text())
+			got := x.Post(t.Context(), x.D, simtest.Completions, simtest.Completion("one"))
+			assert.Equal(t, x.Alone(simtest.Completions, simtest.Completion("one")), got.Text())
 			assert.Zero(t, x.D.Stats().ExternalKVTransfer)
 		})
 	}
 	t.Run("no disagg_spec: the engine dies", func(t *testing.T) {
 		x := newLMCachePair(t, nil)
-		assert.Equal(t, 500, x.prefill(enginesimtest.Completion("one"), nil).Status)
+		assert.Equal(t, 500, x.prefill(simtest.Completion("one"), nil).Status)
 		x.Dies(x.P)
 	})
 	t.Run("a member is missing: the engine dies", func(t *testing.T) {
 		x := newLMCachePair(t, nil)
 		spec := x.spec()
 		delete(spec, "receiver_host")
-		assert.Equal(t, 500, x.prefill(enginesimtest.Completion("one"), enginesimtest.Obj{"disagg_spec": spec}).Status)
+		assert.Equal(t, 500, x.prefill(simtest.Completion("one"), simtest.Obj{"disagg_spec": spec}).Status)
 		x.Dies(x.P)
 	})
 }
@@ -171,13 +171,13 @@ func TestLMCachePDOfAWrongProxy(t *testing.T) {
 // A decode that comes before the data finds the chunks, whose memory holds nothing yet: 200, with another text.
 func TestLMCachePDDecodeBeforeTheNoticeAnswersWrongly(t *testing.T) {
 	x := newLMCachePair(t, map[string]string{"push_delay": "3s"})
-	body := enginesimtest.Completion("one")
-	require.Equal(t, 200, x.prefill(body, enginesimtest.Obj{"disagg_spec": x.spec()}).Status)
-	right, tries := x.Alone(enginesimtest.Completions, body), 0
-	enginesimtest.WaitFor(t, "D finds the chunks", func() bool {
+	body := simtest.Completion("one")
+	require.Equal(t, 200, x.prefill(body, simtest.Obj{"disagg_spec": x.spec()}).Status)
+	right, tries := x.Alone(simtest.Completions, body), 0
+	simtest.WaitFor(t, "D finds the chunks", func() bool {
 		tries++ // with another salt each time, so that D's own cache cannot answer
-		early := x.Post(t.Context(), x.D, enginesimtest.Completions,
-			enginesimtest.With(body, enginesimtest.Obj{"cache_salt": strconv.Itoa(tries)}))
+		early := x.Post(t.Context(), x.D, simtest.Completions,
+			simtest.With(body, simtest.Obj{"cache_salt": strconv.Itoa(tries)}))
 		require.Equal(t, 200, early.Status)
 		return early.Text() != right
 	})
@@ -188,11 +188,11 @@ func TestLMCachePDWithoutNotices(t *testing.T) {
 	for rule, extra := range map[string]map[string]string{
 		"notices switched off":                     {"pd_skip_proxy_notification": "true"},
 		"a prompt shorter than a chunk, discarded": {"discard_partial_chunks": "true", "chunk_size": "256"},
-		"no room at the receiver":                  {"pd_buffer_size": strconv.Itoa(7 * enginesimtest.Block * 16)},
+		"no room at the receiver":                  {"pd_buffer_size": strconv.Itoa(7 * simtest.Block * 16)},
 	} {
 		t.Run(rule, func(t *testing.T) {
 			x := newLMCachePair(t, extra)
-			require.Equal(t, 200, x.prefill(enginesimtest.Completion("one"), enginesimtest.Obj{"disagg_spec": x.spec()}).Status)
+			require.Equal(t, 200, x.prefill(simtest.Completion("one"), simtest.Obj{"disagg_spec": x.spec()}).Status)
 			x.noNotice()
 		})
 	}

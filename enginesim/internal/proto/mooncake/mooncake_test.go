@@ -16,7 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/enginesim/enginesimtest"
+	simtest "github.com/pdkit/pdkit/enginesim/enginesimtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -41,12 +41,12 @@ const (
 )
 
 // query asks a bootstrap server.
-func query(c *enginesimtest.Client, e *enginesim.Engine) enginesimtest.Response {
+func query(c *simtest.Client, e *enginesim.Engine) simtest.Response {
 	c.T.Helper()
 	return c.Fetch(e.Bootstrap() + "/query")
 }
 
-func engineOf(s *enginesimtest.Scene, rank string) string {
+func engineOf(s *simtest.Scene, rank string) string {
 	s.T.Helper()
 	a := query(s.Client, s.P)
 	require.NoError(s.T, a.Err)
@@ -55,62 +55,62 @@ func engineOf(s *enginesimtest.Scene, rank string) string {
 }
 
 // mooncakeLegs are the two legs of a pair, as recorded (docs/protocols/mooncake.md, recording 01).
-func mooncakeLegs(s *enginesimtest.Scene, body enginesimtest.Obj, id string) (prefill, decode enginesimtest.Obj) {
-	prefill = enginesimtest.With(body, enginesimtest.Obj{"max_tokens": 1, "stream": false,
-		"kv_transfer_params": enginesimtest.Obj{"do_remote_decode": true, "do_remote_prefill": false, "transfer_id": id}})
-	decode = enginesimtest.With(body,
-		enginesimtest.Obj{"kv_transfer_params": enginesimtest.Obj{"do_remote_decode": false, "do_remote_prefill": true,
+func mooncakeLegs(s *simtest.Scene, body simtest.Obj, id string) (prefill, decode simtest.Obj) {
+	prefill = simtest.With(body, simtest.Obj{"max_tokens": 1, "stream": false,
+		"kv_transfer_params": simtest.Obj{"do_remote_decode": true, "do_remote_prefill": false, "transfer_id": id}})
+	decode = simtest.With(body,
+		simtest.Obj{"kv_transfer_params": simtest.Obj{"do_remote_decode": false, "do_remote_prefill": true,
 			"remote_bootstrap_addr": s.P.Bootstrap(), "remote_engine_id": engineOf(s, "0"), "transfer_id": id}})
 	return prefill, decode
 }
 
-func mooncakeRight(s *enginesimtest.Scene, body enginesimtest.Obj, p, d enginesimtest.Response) {
+func mooncakeRight(s *simtest.Scene, body simtest.Obj, p, d simtest.Response) {
 	s.T.Helper()
 	require.NoError(s.T, p.Err)
 	require.NoError(s.T, d.Err)
 	require.Equal(s.T, 200, p.Status, p.Body)
 	require.Equal(s.T, 200, d.Status, d.Body)
 	assert.Equal(s.T, gjson.Null, p.Get("kv_transfer_params").Type, "P says nothing of the transfer")
-	assert.Equal(s.T, s.Alone(enginesimtest.Completions, body), d.Text())
+	assert.Equal(s.T, s.Alone(simtest.Completions, body), d.Text())
 	assert.EqualValues(s.T, 240, d.Get("usage.prompt_tokens_details.cached_tokens").Int(), "unlike NIXL")
 }
 
 // mooncakePair runs a pair whose legs go out at once.
-func mooncakePair(s *enginesimtest.Scene, body enginesimtest.Obj, id string) {
+func mooncakePair(s *simtest.Scene, body simtest.Obj, id string) {
 	s.T.Helper()
 	prefill, decode := mooncakeLegs(s, body, id)
-	d := s.Later(s.T.Context(), s.D, enginesimtest.Completions, decode)
-	mooncakeRight(s, body, s.Post(s.T.Context(), s.P, enginesimtest.Completions, prefill), <-d)
+	d := s.Later(s.T.Context(), s.D, simtest.Completions, decode)
+	mooncakeRight(s, body, s.Post(s.T.Context(), s.P, simtest.Completions, prefill), <-d)
 }
 
 // Either leg may come first, also long before the other (docs/protocols/mooncake.md, recordings 01, 03, 04).
 func TestMooncakeLegsInAnyOrder(t *testing.T) {
-	for name, wait := range map[string]func(s *enginesimtest.Scene){
-		"D first": func(s *enginesimtest.Scene) {
-			enginesimtest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
+	for name, wait := range map[string]func(s *simtest.Scene){
+		"D first": func(s *simtest.Scene) {
+			simtest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
 		},
-		"both":       func(*enginesimtest.Scene) {},
+		"both":       func(*simtest.Scene) {},
 		"P finished": nil,
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := enginesimtest.New(t, mooncakes)
-			body := enginesimtest.Completion(name)
+			s := simtest.New(t, mooncakes)
+			body := simtest.Completion(name)
 			prefill, decode := mooncakeLegs(s, body, "xfer-1")
-			var p, d enginesimtest.Response
+			var p, d simtest.Response
 			if wait == nil {
-				p = s.Post(t.Context(), s.P, enginesimtest.Completions, prefill)
-				d = s.Post(t.Context(), s.D, enginesimtest.Completions, decode)
+				p = s.Post(t.Context(), s.P, simtest.Completions, prefill)
+				d = s.Post(t.Context(), s.D, simtest.Completions, decode)
 			} else {
-				ch := s.Later(t.Context(), s.D, enginesimtest.Completions, decode)
+				ch := s.Later(t.Context(), s.D, simtest.Completions, decode)
 				wait(s)
-				p, d = s.Post(t.Context(), s.P, enginesimtest.Completions, prefill), <-ch
+				p, d = s.Post(t.Context(), s.P, simtest.Completions, prefill), <-ch
 			}
 			mooncakeRight(s, body, p, d)
 			stats := s.D.Stats()
 			assert.EqualValues(t, 240, stats.ExternalKVTransfer)
 			assert.Zero(t, stats.LocalCompute)
-			enginesimtest.WaitFor(t, "P is the writer, and counts", func() bool {
-				return s.P.Stats().BytesTransferred == (240+enginesimtest.Block-1)/enginesimtest.Block*enginesimtest.Block*16
+			simtest.WaitFor(t, "P is the writer, and counts", func() bool {
+				return s.P.Stats().BytesTransferred == (240+simtest.Block-1)/simtest.Block*simtest.Block*16
 			})
 			assert.Zero(t, stats.BytesTransferred)
 			assert.Zero(t, s.P.Stats().PinnedBlocks)
@@ -124,23 +124,23 @@ func TestMooncakeLegsInAnyOrder(t *testing.T) {
 }
 
 func TestMooncakeStreams(t *testing.T) {
-	s := enginesimtest.New(t, mooncakes)
-	body := enginesimtest.Completion("stream")
+	s := simtest.New(t, mooncakes)
+	body := simtest.Completion("stream")
 	prefill, decode := mooncakeLegs(s, body, "xfer-1")
-	d := s.Later(t.Context(), s.D, enginesimtest.Completions, enginesimtest.With(decode, enginesimtest.Obj{"stream": true}))
-	require.Equal(t, 200, s.Post(t.Context(), s.P, enginesimtest.Completions,
-		enginesimtest.With(prefill, enginesimtest.Obj{"stream": true})).Status, "a streamed prefill works too (06)")
+	d := s.Later(t.Context(), s.D, simtest.Completions, simtest.With(decode, simtest.Obj{"stream": true}))
+	require.Equal(t, 200, s.Post(t.Context(), s.P, simtest.Completions,
+		simtest.With(prefill, simtest.Obj{"stream": true})).Status, "a streamed prefill works too (06)")
 	var text strings.Builder
 	for _, e := range (<-d).Events() {
 		text.WriteString(gjson.Get(e, "choices.0.text").String())
 	}
-	assert.Equal(t, s.Alone(enginesimtest.Completions, body), text.String())
+	assert.Equal(t, s.Alone(simtest.Completions, body), text.String())
 }
 
 // The bootstrap server's address stays, the engine's id is new at each start (docs/protocols/mooncake.md, recording
 // 00).
 func TestMooncakeBootstrapServer(t *testing.T) {
-	s := enginesimtest.New(t, mooncakes, enginesimtest.OwnPorts(t, bootstrapPort))
+	s := simtest.New(t, mooncakes, simtest.OwnPorts(t, bootstrapPort))
 	a := query(s.Client, s.P)
 	assert.Equal(t, "application/json", a.Header.Get("Content-Type"))
 	assert.Equal(t, `{"0":{"engine_id":"`+s.P.EngineID()+`","worker_addr":{"0":{"0":"tcp://`+s.P.SideChannel()+`"}}}}`,
@@ -152,24 +152,24 @@ func TestMooncakeBootstrapServer(t *testing.T) {
 	require.NoError(t, s.P.Restart())
 	assert.Equal(t, address, s.P.Bootstrap())
 	assert.NotEqual(t, id, engineOf(s, "0"))
-	mooncakePair(s, enginesimtest.Completion("after"), "xfer-1")
+	mooncakePair(s, simtest.Completion("after"), "xfer-1")
 }
 
 // An engine id that the bootstrap server does not know fails at once (docs/protocols/mooncake.md, recording 09).
 func TestMooncakeUnknownEngine(t *testing.T) {
-	s := enginesimtest.New(t, mooncakes)
-	_, decode := mooncakeLegs(s, enginesimtest.Completion("x"), "xfer-1")
-	decode["kv_transfer_params"].(enginesimtest.Obj)["remote_engine_id"] = "nobody"
-	a := s.Post(t.Context(), s.D, enginesimtest.Completions, decode)
+	s := simtest.New(t, mooncakes)
+	_, decode := mooncakeLegs(s, simtest.Completion("x"), "xfer-1")
+	decode["kv_transfer_params"].(simtest.Obj)["remote_engine_id"] = "nobody"
+	a := s.Post(t.Context(), s.D, simtest.Completions, decode)
 	assert.Equal(t, 500, a.Status)
-	assert.Equal(t, enginesimtest.InternalError, a.Get("error.message").String())
+	assert.Equal(t, simtest.InternalError, a.Get("error.message").String())
 	s.Alive(s.D)
-	mooncakePair(s, enginesimtest.Completion("y"), "xfer-2")
+	mooncakePair(s, simtest.Completion("y"), "xfer-2")
 
-	s = enginesimtest.New(t, mooncakes, func(_, d *enginesim.Config) { d.LoadFailure = enginesim.LoadFailureRecompute })
-	a = s.Post(t.Context(), s.D, enginesimtest.Completions, decode)
+	s = simtest.New(t, mooncakes, func(_, d *enginesim.Config) { d.LoadFailure = enginesim.LoadFailureRecompute })
+	a = s.Post(t.Context(), s.D, simtest.Completions, decode)
 	assert.Equal(t, 200, a.Status, "with recompute D does it itself: %s", a.Body)
-	assert.Equal(t, s.Alone(enginesimtest.Completions, enginesimtest.Completion("x")), a.Text())
+	assert.Equal(t, s.Alone(simtest.Completions, simtest.Completion("x")), a.Text())
 	assert.EqualValues(t, 240, s.D.Stats().LocalCompute)
 }
 
@@ -177,15 +177,15 @@ func TestMooncakeUnknownEngine(t *testing.T) {
 // 16).
 func TestMooncakeWaitsForEnginesThatAreGone(t *testing.T) {
 	t.Run("bootstrap address closed", func(t *testing.T) {
-		s := enginesimtest.New(t, mooncakes)
-		_, decode := mooncakeLegs(s, enginesimtest.Completion("x"), "xfer-1")
-		decode["kv_transfer_params"].(enginesimtest.Obj)["remote_bootstrap_addr"] = "http://127.0.0.1:1"
+		s := simtest.New(t, mooncakes)
+		_, decode := mooncakeLegs(s, simtest.Completion("x"), "xfer-1")
+		decode["kv_transfer_params"].(simtest.Obj)["remote_bootstrap_addr"] = "http://127.0.0.1:1"
 		s.Waits(decode)()
 		s.Alive(s.D)
 	})
 	t.Run("P killed", func(t *testing.T) {
-		s := enginesimtest.New(t, mooncakes, enginesimtest.OwnPorts(t, bootstrapPort))
-		_, decode := mooncakeLegs(s, enginesimtest.Completion("x"), "xfer-1")
+		s := simtest.New(t, mooncakes, simtest.OwnPorts(t, bootstrapPort))
+		_, decode := mooncakeLegs(s, simtest.Completion("x"), "xfer-1")
 		leave := s.Waits(decode)
 		s.P.Kill()
 		time.Sleep(50 * time.Millisecond)
@@ -194,12 +194,12 @@ func TestMooncakeWaitsForEnginesThatAreGone(t *testing.T) {
 		s.Alive(s.D)
 	})
 	t.Run("the id of an engine that restarted", func(t *testing.T) {
-		s := enginesimtest.New(t, mooncakes, enginesimtest.OwnPorts(t, bootstrapPort))
-		mooncakePair(s, enginesimtest.Completion("x"), "xfer-1")
-		prefill, decode := mooncakeLegs(s, enginesimtest.Completion("y"), "xfer-2")
+		s := simtest.New(t, mooncakes, simtest.OwnPorts(t, bootstrapPort))
+		mooncakePair(s, simtest.Completion("x"), "xfer-1")
+		prefill, decode := mooncakeLegs(s, simtest.Completion("y"), "xfer-2")
 		s.HTTP.CloseIdleConnections() // a POST is not sent again
 		require.NoError(t, s.P.Restart())
-		require.Equal(t, 200, s.Post(t.Context(), s.P, enginesimtest.Completions, prefill).Status)
+		require.Equal(t, 200, s.Post(t.Context(), s.P, simtest.Completions, prefill).Status)
 		s.Waits(decode)()
 		s.Alive(s.D)
 	})
@@ -211,9 +211,9 @@ func TestMooncakeIncompleteParams(t *testing.T) {
 	for key, kills := range map[string]bool{"remote_engine_id": true, "remote_bootstrap_addr": true,
 		"transfer_id": false} {
 		t.Run(key, func(t *testing.T) {
-			s := enginesimtest.New(t, mooncakes, enginesimtest.OwnPorts(t))
-			_, decode := mooncakeLegs(s, enginesimtest.Completion("x"), "xfer-1")
-			delete(decode["kv_transfer_params"].(enginesimtest.Obj), key)
+			s := simtest.New(t, mooncakes, simtest.OwnPorts(t))
+			_, decode := mooncakeLegs(s, simtest.Completion("x"), "xfer-1")
+			delete(decode["kv_transfer_params"].(simtest.Obj), key)
 			s.Waits(decode)()
 			if kills {
 				s.Dies(s.D)
@@ -223,30 +223,30 @@ func TestMooncakeIncompleteParams(t *testing.T) {
 		})
 	}
 	t.Run("unknown keys are ignored (13)", func(t *testing.T) {
-		s := enginesimtest.New(t, mooncakes)
-		body := enginesimtest.Completion("x")
+		s := simtest.New(t, mooncakes)
+		body := simtest.Completion("x")
 		prefill, decode := mooncakeLegs(s, body, "xfer-1")
-		prefill["kv_transfer_params"].(enginesimtest.Obj)["x"], decode["kv_transfer_params"].(enginesimtest.Obj)["x"] = 1,
-			enginesimtest.Obj{"y": 2}
-		p := s.Post(t.Context(), s.P, enginesimtest.Completions, prefill)
-		mooncakeRight(s, body, p, s.Post(t.Context(), s.D, enginesimtest.Completions, decode))
+		prefill["kv_transfer_params"].(simtest.Obj)["x"], decode["kv_transfer_params"].(simtest.Obj)["x"] = 1,
+			simtest.Obj{"y": 2}
+		p := s.Post(t.Context(), s.P, simtest.Completions, prefill)
+		mooncakeRight(s, body, p, s.Post(t.Context(), s.D, simtest.Completions, decode))
 	})
 	t.Run("none at all: D computes (12)", func(t *testing.T) {
-		s := enginesimtest.New(t, mooncakes)
-		assert.Equal(t, s.Alone(enginesimtest.Completions, enginesimtest.Completion("x")),
-			s.Post(t.Context(), s.D, enginesimtest.Completions, enginesimtest.Completion("x")).Text())
+		s := simtest.New(t, mooncakes)
+		assert.Equal(t, s.Alone(simtest.Completions, simtest.Completion("x")),
+			s.Post(t.Context(), s.D, simtest.Completions, simtest.Completion("x")).Text())
 		assert.EqualValues(t, 240, s.D.Stats().LocalCompute)
-		assert.Equal(t, enginesim.KVNoTransfer, enginesimtest.FirstFault(t, s.D))
+		assert.Equal(t, enginesim.KVNoTransfer, simtest.FirstFault(t, s.D))
 	})
 }
 
 // The roles are asserted: the other leg kills the engine core (mooncake_connector.py).
 func TestMooncakeRoles(t *testing.T) {
-	s := enginesimtest.New(t, mooncakes, enginesimtest.OwnPorts(t))
-	prefill, decode := mooncakeLegs(s, enginesimtest.Completion("x"), "xfer-1")
-	assert.Equal(t, 500, s.Post(t.Context(), s.D, enginesimtest.Completions, prefill).Status)
+	s := simtest.New(t, mooncakes, simtest.OwnPorts(t))
+	prefill, decode := mooncakeLegs(s, simtest.Completion("x"), "xfer-1")
+	assert.Equal(t, 500, s.Post(t.Context(), s.D, simtest.Completions, prefill).Status)
 	s.Dies(s.D)
-	assert.Equal(t, 500, s.Post(t.Context(), s.P, enginesimtest.Completions, decode).Status)
+	assert.Equal(t, 500, s.Post(t.Context(), s.P, simtest.Completions, decode).Status)
 	s.Dies(s.P)
 }
 
@@ -256,19 +256,19 @@ func TestMooncakePrefillThatOffersNothing(t *testing.T) {
 	for _, name := range []string{"ends by a stop token", "is rejected", "has no transfer id"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := enginesimtest.New(t, mooncakesWith(patience, "4"))
-			body := enginesimtest.Completion("x")
-			first := s.Post(t.Context(), s.O, enginesimtest.Completions,
-				enginesimtest.With(body, enginesimtest.Obj{"max_tokens": 1, "return_token_ids": true}))
-			more := map[string]enginesimtest.Obj{
+			s := simtest.New(t, mooncakesWith(patience, "4"))
+			body := simtest.Completion("x")
+			first := s.Post(t.Context(), s.O, simtest.Completions,
+				simtest.With(body, simtest.Obj{"max_tokens": 1, "return_token_ids": true}))
+			more := map[string]simtest.Obj{
 				"ends by a stop token": {"stop_token_ids": []int64{first.Get("choices.0.token_ids.0").Int()}},
 				"is rejected":          {"min_tokens": 5},
-				"has no transfer id":   {"kv_transfer_params": enginesimtest.Obj{"do_remote_decode": true}},
+				"has no transfer id":   {"kv_transfer_params": simtest.Obj{"do_remote_decode": true}},
 			}[name]
 			prefill, decode := mooncakeLegs(s, body, "xfer-1")
-			d := s.Later(t.Context(), s.D, enginesimtest.Completions, decode)
-			enginesimtest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
-			p := s.Post(t.Context(), s.P, enginesimtest.Completions, enginesimtest.With(prefill, more))
+			d := s.Later(t.Context(), s.D, simtest.Completions, decode)
+			simtest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
+			p := s.Post(t.Context(), s.P, simtest.Completions, simtest.With(prefill, more))
 			if name == "is rejected" {
 				assert.Equal(t, 400, p.Status)
 			} else {
@@ -278,7 +278,7 @@ func TestMooncakePrefillThatOffersNothing(t *testing.T) {
 			a := <-d
 			assert.Equal(t, 500, a.Status, a.Body)
 			assert.Zero(t, s.P.Stats().PinnedBlocks)
-			mooncakePair(s, enginesimtest.Completion("y"), "xfer-2")
+			mooncakePair(s, simtest.Completion("y"), "xfer-2")
 		})
 	}
 }
@@ -287,16 +287,16 @@ func TestMooncakePrefillThatOffersNothing(t *testing.T) {
 // (docs/protocols/mooncake.md, recordings 17, 18).
 func TestMooncakeOrphans(t *testing.T) {
 	t.Run("2 workers", func(t *testing.T) {
-		s := enginesimtest.New(t, mooncakesWith("num_workers", "2", patience, "5"))
-		_, orphan := mooncakeLegs(s, enginesimtest.Completion("x"), "xfer-1")
+		s := simtest.New(t, mooncakesWith("num_workers", "2", patience, "5"))
+		_, orphan := mooncakeLegs(s, simtest.Completion("x"), "xfer-1")
 		s.Waits(orphan)()
-		enginesimtest.WaitFor(t, "P counts it", func() bool { return s.P.Stats().Orphans == 1 })
+		simtest.WaitFor(t, "P counts it", func() bool { return s.P.Stats().Orphans == 1 })
 		time.Sleep(time.Second) // the second one's time ends so much later than the orphan's: enough to move its KV
-		body := enginesimtest.Completion("y")
+		body := simtest.Completion("y")
 		prefill, decode := mooncakeLegs(s, body, "xfer-2")
 		begun := time.Now()
-		d := s.Later(t.Context(), s.D, enginesimtest.Completions, decode)
-		p := s.Post(t.Context(), s.P, enginesimtest.Completions, prefill)
+		d := s.Later(t.Context(), s.D, simtest.Completions, decode)
+		p := s.Post(t.Context(), s.P, simtest.Completions, prefill)
 		assert.Equal(t, 200, p.Status)
 		time.Sleep(300 * time.Millisecond)
 		assert.Empty(t, d, "P's senders wait for the orphan's prompt")
@@ -307,18 +307,18 @@ func TestMooncakeOrphans(t *testing.T) {
 		assert.NoError(t, s.P.CheckKV())
 	})
 	t.Run("10 workers", func(t *testing.T) {
-		s := enginesimtest.New(t, mooncakes)
-		_, orphan := mooncakeLegs(s, enginesimtest.Completion("x"), "xfer-1")
+		s := simtest.New(t, mooncakes)
+		_, orphan := mooncakeLegs(s, simtest.Completion("x"), "xfer-1")
 		s.Waits(orphan)()
-		enginesimtest.WaitFor(t, "P counts it", func() bool { return s.P.Stats().Orphans == 1 })
-		mooncakePair(s, enginesimtest.Completion("y"), "xfer-2")
+		simtest.WaitFor(t, "P counts it", func() bool { return s.P.Stats().Orphans == 1 })
+		mooncakePair(s, simtest.Completion("y"), "xfer-2")
 	})
 }
 
 // P is asked, and then told, although the client left while D looked for P.
 func TestMooncakeOrphanOfAClientThatLeftEarly(t *testing.T) {
-	s := enginesimtest.New(t, mooncakes)
-	_, orphan := mooncakeLegs(s, enginesimtest.Completion("x"), "xfer-1")
+	s := simtest.New(t, mooncakes)
+	_, orphan := mooncakeLegs(s, simtest.Completion("x"), "xfer-1")
 	found := query(s.Client, s.P).Body
 	asked := make(chan struct{}, 2)
 	slow := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -328,52 +328,52 @@ func TestMooncakeOrphanOfAClientThatLeftEarly(t *testing.T) {
 		_, _ = io.WriteString(w, found)
 	}))
 	defer slow.Close()
-	orphan["kv_transfer_params"].(enginesimtest.Obj)["remote_bootstrap_addr"] = slow.URL
+	orphan["kv_transfer_params"].(simtest.Obj)["remote_bootstrap_addr"] = slow.URL
 	leave := s.Waits(orphan)
-	enginesimtest.WaitFor(t, "D looks for P", func() bool { return len(asked) == 1 })
+	simtest.WaitFor(t, "D looks for P", func() bool { return len(asked) == 1 })
 	leave()
-	enginesimtest.WaitFor(t, "P counts it", func() bool { return s.P.Stats().Orphans == 1 })
+	simtest.WaitFor(t, "P counts it", func() bool { return s.P.Stats().Orphans == 1 })
 }
 
 // A prompt that comes after D's client has left is let go, not kept.
 func TestMooncakePrefillAfterTheOrphan(t *testing.T) {
-	s := enginesimtest.New(t, mooncakes)
-	prefill, decode := mooncakeLegs(s, enginesimtest.Completion("x"), "xfer-1")
+	s := simtest.New(t, mooncakes)
+	prefill, decode := mooncakeLegs(s, simtest.Completion("x"), "xfer-1")
 	s.Waits(decode)()
-	enginesimtest.WaitFor(t, "P knows", func() bool { return s.P.Stats().Orphans == 1 })
-	require.Equal(t, 200, s.Post(t.Context(), s.P, enginesimtest.Completions, prefill).Status)
-	enginesimtest.WaitFor(t, "P lets go", func() bool { return s.P.Stats().PinnedBlocks == 0 })
+	simtest.WaitFor(t, "P knows", func() bool { return s.P.Stats().Orphans == 1 })
+	require.Equal(t, 200, s.Post(t.Context(), s.P, simtest.Completions, prefill).Status)
+	simtest.WaitFor(t, "P lets go", func() bool { return s.P.Stats().PinnedBlocks == 0 })
 	assert.NoError(t, s.P.CheckKV())
 }
 
 // A decode that D's API refuses lets P go, and a transfer id may be used again (docs/protocols/mooncake.md, recording
 // 11).
 func TestMooncakeRefusedDecodeAndReusedID(t *testing.T) {
-	s := enginesimtest.New(t, mooncakes)
-	prefill, decode := mooncakeLegs(s, enginesimtest.Completion("x"), "xfer-1")
-	require.Equal(t, 200, s.Post(t.Context(), s.P, enginesimtest.Completions, prefill).Status)
+	s := simtest.New(t, mooncakes)
+	prefill, decode := mooncakeLegs(s, simtest.Completion("x"), "xfer-1")
+	require.Equal(t, 200, s.Post(t.Context(), s.P, simtest.Completions, prefill).Status)
 	assert.NotZero(t, s.P.Stats().PinnedBlocks)
-	assert.Equal(t, 404, s.Post(t.Context(), s.D, enginesimtest.Completions,
-		enginesimtest.With(decode, enginesimtest.Obj{"model": "other"})).Status)
-	enginesimtest.WaitFor(t, "P lets go", func() bool { return s.P.Stats().PinnedBlocks == 0 })
-	mooncakePair(s, enginesimtest.Completion("y"), "xfer-1")
-	mooncakePair(s, enginesimtest.Completion("z"), "xfer-1")
+	assert.Equal(t, 404, s.Post(t.Context(), s.D, simtest.Completions,
+		simtest.With(decode, simtest.Obj{"model": "other"})).Status)
+	simtest.WaitFor(t, "P lets go", func() bool { return s.P.Stats().PinnedBlocks == 0 })
+	mooncakePair(s, simtest.Completion("y"), "xfer-1")
+	mooncakePair(s, simtest.Completion("z"), "xfer-1")
 }
 
 // With several data-parallel ranks D must ask the one whose engine id it has, and P must have been told which
 // (mooncake_connector.py).
 func TestMooncakeRanks(t *testing.T) {
-	s := enginesimtest.New(t, mooncakesWith("data_parallel_size", "3"))
-	body := enginesimtest.Completion("x")
+	s := simtest.New(t, mooncakesWith("data_parallel_size", "3"))
+	body := simtest.Completion("x")
 	prefill, decode := mooncakeLegs(s, body, "xfer-1")
-	decode["kv_transfer_params"].(enginesimtest.Obj)["remote_engine_id"] = engineOf(s, "2")
-	require.Equal(t, 200, s.Post(t.Context(), s.P, enginesimtest.Completions, prefill, "X-data-parallel-rank", "1").Status)
+	decode["kv_transfer_params"].(simtest.Obj)["remote_engine_id"] = engineOf(s, "2")
+	require.Equal(t, 200, s.Post(t.Context(), s.P, simtest.Completions, prefill, "X-data-parallel-rank", "1").Status)
 	leave := s.Waits(decode)
 	leave()
 	prefill, decode = mooncakeLegs(s, body, "xfer-2")
-	decode["kv_transfer_params"].(enginesimtest.Obj)["remote_engine_id"] = engineOf(s, "2")
-	p := s.Post(t.Context(), s.P, enginesimtest.Completions, prefill, "X-data-parallel-rank", "2")
-	mooncakeRight(s, body, p, s.Post(t.Context(), s.D, enginesimtest.Completions, decode))
+	decode["kv_transfer_params"].(simtest.Obj)["remote_engine_id"] = engineOf(s, "2")
+	p := s.Post(t.Context(), s.P, simtest.Completions, prefill, "X-data-parallel-rank", "2")
+	mooncakeRight(s, body, p, s.Post(t.Context(), s.D, simtest.Completions, decode))
 }
 
 func TestMooncakeSettings(t *testing.T) {

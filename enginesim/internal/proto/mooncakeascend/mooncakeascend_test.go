@@ -11,7 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/enginesim/enginesimtest"
+	simtest "github.com/pdkit/pdkit/enginesim/enginesimtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -22,14 +22,14 @@ func ascending(p, d *enginesim.Config) {
 
 // TestAscendPull is the way of vllm-ascend's MooncakeConnectorV1: P's handoff of 14 keys, relayed as it is.
 func TestAscendPull(t *testing.T) {
-	s := enginesimtest.New(t, ascending)
-	body := enginesimtest.Completion("x")
-	h := s.Prefill(enginesimtest.Completions, body)
+	s := simtest.New(t, ascending)
+	body := simtest.Completion("x")
+	h := s.Prefill(simtest.Completions, body)
 	assert.Len(t, h, 14)
-	assert.EqualValues(t, (240+enginesimtest.Block-1)/enginesimtest.Block, h["num_prompt_blocks"])
-	a := s.Decode(enginesimtest.Completions, body, h)
+	assert.EqualValues(t, (240+simtest.Block-1)/simtest.Block, h["num_prompt_blocks"])
+	a := s.Decode(simtest.Completions, body, h)
 	require.Equal(t, 200, a.Status, a.Body)
-	assert.Equal(t, s.Alone(enginesimtest.Completions, body), a.Text())
+	assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
 	assert.EqualValues(t, 240, s.D.Stats().ExternalKVTransfer)
 	assert.Zero(t, s.P.Stats().PinnedBlocks)
 	assert.NoError(t, s.P.CheckKV())
@@ -38,12 +38,12 @@ func TestAscendPull(t *testing.T) {
 
 // TestAscendPrefillThatEndsByStopGivesNothing: request_finished wants length.
 func TestAscendPrefillThatEndsByStopGivesNothing(t *testing.T) {
-	s := enginesimtest.New(t, ascending)
-	body := enginesimtest.Completion("x")
-	first := s.Post(t.Context(), s.O, enginesimtest.Completions,
-		enginesimtest.With(body, enginesimtest.Obj{"max_tokens": 1})).Text()
-	a := s.Post(t.Context(), s.P, enginesimtest.Completions, enginesimtest.With(body,
-		enginesimtest.Obj{"max_tokens": 1, "stop": first, "kv_transfer_params": enginesimtest.Obj{"do_remote_decode": true}}))
+	s := simtest.New(t, ascending)
+	body := simtest.Completion("x")
+	first := s.Post(t.Context(), s.O, simtest.Completions,
+		simtest.With(body, simtest.Obj{"max_tokens": 1})).Text()
+	a := s.Post(t.Context(), s.P, simtest.Completions, simtest.With(body,
+		simtest.Obj{"max_tokens": 1, "stop": first, "kv_transfer_params": simtest.Obj{"do_remote_decode": true}}))
 	require.Equal(t, 200, a.Status)
 	assert.Equal(t, "stop", a.Get("choices.0.finish_reason").String())
 	assert.Equal(t, gjson.Null, a.Get("kv_transfer_params").Type)
@@ -51,56 +51,56 @@ func TestAscendPrefillThatEndsByStopGivesNothing(t *testing.T) {
 }
 
 func TestAscendHandoffsThatHarm(t *testing.T) {
-	for name, change := range map[string]func(enginesimtest.Obj){
-		"no block ids":              enginesimtest.Without("remote_block_ids"),
-		"an empty list":             enginesimtest.Set("remote_block_ids", []any{}),
-		"a flat list":               enginesimtest.Set("remote_block_ids", []int{1, 2}),
-		"no num_prompt_blocks":      enginesimtest.Without("num_prompt_blocks"),
-		"too few num_prompt_blocks": enginesimtest.Set("num_prompt_blocks", 1),
+	for name, change := range map[string]func(simtest.Obj){
+		"no block ids":              simtest.Without("remote_block_ids"),
+		"an empty list":             simtest.Set("remote_block_ids", []any{}),
+		"a flat list":               simtest.Set("remote_block_ids", []int{1, 2}),
+		"no num_prompt_blocks":      simtest.Without("num_prompt_blocks"),
+		"too few num_prompt_blocks": simtest.Set("num_prompt_blocks", 1),
 	} {
 		t.Run(name+" kills", func(t *testing.T) {
-			s := enginesimtest.New(t, ascending, enginesimtest.OwnPorts(t))
-			h := s.Prefill(enginesimtest.Completions, enginesimtest.Completion("x"))
+			s := simtest.New(t, ascending, simtest.OwnPorts(t))
+			h := s.Prefill(simtest.Completions, simtest.Completion("x"))
 			change(h)
-			assert.Equal(t, 500, s.Decode(enginesimtest.Completions, enginesimtest.Completion("x"), h).Status)
+			assert.Equal(t, 500, s.Decode(simtest.Completions, simtest.Completion("x"), h).Status)
 			s.Dies(s.D)
 		})
 	}
 	for _, key := range []string{"remote_engine_id", "remote_host", "remote_port", "remote_request_id"} {
 		t.Run("without "+key+" it hangs", func(t *testing.T) {
-			s := enginesimtest.New(t, ascending)
-			h := s.Prefill(enginesimtest.Completions, enginesimtest.Completion("x"))
+			s := simtest.New(t, ascending)
+			h := s.Prefill(simtest.Completions, simtest.Completion("x"))
 			delete(h, key)
-			s.Hangs(enginesimtest.Completion("x"), h)
+			s.Hangs(simtest.Completion("x"), h)
 		})
 	}
 	t.Run("without do_remote_prefill D computes itself", func(t *testing.T) {
-		s := enginesimtest.New(t, ascending)
-		h := s.Prefill(enginesimtest.Completions, enginesimtest.Completion("x"))
+		s := simtest.New(t, ascending)
+		h := s.Prefill(simtest.Completions, simtest.Completion("x"))
 		delete(h, "do_remote_prefill")
-		a := s.Decode(enginesimtest.Completions, enginesimtest.Completion("x"), h)
-		assert.Equal(t, s.Alone(enginesimtest.Completions, enginesimtest.Completion("x")), a.Text())
-		assert.Equal(t, enginesim.KVNoTransfer, enginesimtest.FirstFault(t, s.D))
+		a := s.Decode(simtest.Completions, simtest.Completion("x"), h)
+		assert.Equal(t, s.Alone(simtest.Completions, simtest.Completion("x")), a.Text())
+		assert.Equal(t, enginesim.KVNoTransfer, simtest.FirstFault(t, s.D))
 		assert.Positive(t, s.P.Stats().PinnedBlocks)
 	})
 	t.Run("another engine answers there: 500", func(t *testing.T) {
-		s := enginesimtest.New(t, ascending)
-		h := s.Prefill(enginesimtest.Completions, enginesimtest.Completion("x"))
+		s := simtest.New(t, ascending)
+		h := s.Prefill(simtest.Completions, simtest.Completion("x"))
 		h["remote_engine_id"] = "other"
-		assert.Equal(t, 500, s.Decode(enginesimtest.Completions, enginesimtest.Completion("x"), h).Status)
+		assert.Equal(t, 500, s.Decode(simtest.Completions, simtest.Completion("x"), h).Status)
 	})
 	t.Run("a decode that the API refuses lets P go", func(t *testing.T) {
-		s := enginesimtest.New(t, ascending)
-		h := s.Prefill(enginesimtest.Completions, enginesimtest.Completion("x"))
-		assert.Equal(t, 400, s.Decode(enginesimtest.Completions,
-			enginesimtest.With(enginesimtest.Completion("x"), enginesimtest.Obj{"max_tokens": 100000}), h).Status)
-		enginesimtest.WaitFor(t, "P is free", func() bool { return s.P.Stats().PinnedBlocks == 0 })
+		s := simtest.New(t, ascending)
+		h := s.Prefill(simtest.Completions, simtest.Completion("x"))
+		assert.Equal(t, 400, s.Decode(simtest.Completions,
+			simtest.With(simtest.Completion("x"), simtest.Obj{"max_tokens": 100000}), h).Status)
+		simtest.WaitFor(t, "P is free", func() bool { return s.P.Stats().PinnedBlocks == 0 })
 	})
 	t.Run("blocks wait for the time that the environment gives", func(t *testing.T) {
-		s := enginesimtest.New(t, ascending, func(p, _ *enginesim.Config) {
+		s := simtest.New(t, ascending, func(p, _ *enginesim.Config) {
 			p.Extra = map[string]string{"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": "0.05"}
 		})
-		s.Prefill(enginesimtest.Completions, enginesimtest.Completion("x"))
-		enginesimtest.WaitFor(t, "the time is over", func() bool { return s.P.Stats().Expired == 1 })
+		s.Prefill(simtest.Completions, simtest.Completion("x"))
+		simtest.WaitFor(t, "the time is over", func() bool { return s.P.Stats().Expired == 1 })
 	})
 }

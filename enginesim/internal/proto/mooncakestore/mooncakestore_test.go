@@ -11,7 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/enginesim/enginesimtest"
+	simtest "github.com/pdkit/pdkit/enginesim/enginesimtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -28,20 +28,20 @@ func pooling(t *testing.T, more map[string]string) func(p, d *enginesim.Config) 
 }
 
 // storeLegs runs P, then D, with nothing of P's response.
-func storeLegs(s *enginesimtest.Scene, body enginesimtest.Obj) enginesimtest.Response {
+func storeLegs(s *simtest.Scene, body simtest.Obj) simtest.Response {
 	s.T.Helper()
-	require.Equal(s.T, 200, s.Post(s.T.Context(), s.P, enginesimtest.Completions,
-		enginesimtest.With(body, enginesimtest.Obj{"max_tokens": 1})).Status)
-	return s.Post(s.T.Context(), s.D, enginesimtest.Completions, body)
+	require.Equal(s.T, 200, s.Post(s.T.Context(), s.P, simtest.Completions,
+		simtest.With(body, simtest.Obj{"max_tokens": 1})).Status)
+	return s.Post(s.T.Context(), s.D, simtest.Completions, body)
 }
 
 // D finds whole blocks, and computes what is left of the prompt (docs/protocols/mooncake-store.md).
 func TestMooncakeStoreSharesWholeBlocks(t *testing.T) {
-	s := enginesimtest.New(t, pooling(t, nil))
-	body := enginesimtest.With(enginesimtest.Completion("x"), enginesimtest.Obj{"prompt": enginesimtest.Prompt(250, "x")})
+	s := simtest.New(t, pooling(t, nil))
+	body := simtest.With(simtest.Completion("x"), simtest.Obj{"prompt": simtest.Prompt(250, "x")})
 	a := storeLegs(s, body)
 	require.Equal(t, 200, a.Status, a.Body)
-	assert.Equal(t, s.Alone(enginesimtest.Completions, body), a.Text())
+	assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
 	d := s.D.Stats()
 	assert.EqualValues(t, 224, d.ExternalKVTransfer, "7 blocks of 32")
 	assert.EqualValues(t, 26, d.LocalCompute)
@@ -58,13 +58,13 @@ func TestMooncakeStoreSharesWholeBlocks(t *testing.T) {
 
 // A prefix that another prompt has put is found too, and a prompt is found again by any number of requests.
 func TestMooncakeStoreFindsPrefixes(t *testing.T) {
-	s := enginesimtest.New(t, pooling(t, nil), enginesimtest.OwnPorts(t))
-	require.Equal(t, 200, storeLegs(s, enginesimtest.Completion("x")).Status)
+	s := simtest.New(t, pooling(t, nil), simtest.OwnPorts(t))
+	require.Equal(t, 200, storeLegs(s, simtest.Completion("x")).Status)
 	s.HTTP.CloseIdleConnections() // a POST is not sent again
 	require.NoError(t, s.D.Restart())
-	longer := enginesimtest.With(enginesimtest.Completion("x"), enginesimtest.Obj{"prompt": enginesimtest.Prompt(400, "x")})
-	a := s.Post(t.Context(), s.D, enginesimtest.Completions, longer)
-	assert.Equal(t, s.Alone(enginesimtest.Completions, longer), a.Text())
+	longer := simtest.With(simtest.Completion("x"), simtest.Obj{"prompt": simtest.Prompt(400, "x")})
+	a := s.Post(t.Context(), s.D, simtest.Completions, longer)
+	assert.Equal(t, s.Alone(simtest.Completions, longer), a.Text())
 	assert.EqualValues(t, 224, s.D.Stats().ExternalKVTransfer)
 }
 
@@ -75,16 +75,16 @@ func TestMooncakeStoreMisses(t *testing.T) {
 		"another pool": {"store": t.TempDir()},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := enginesimtest.New(t, pooling(t, more))
-			a := storeLegs(s, enginesimtest.Completion("x"))
-			assert.Equal(t, s.Alone(enginesimtest.Completions, enginesimtest.Completion("x")), a.Text())
+			s := simtest.New(t, pooling(t, more))
+			a := storeLegs(s, simtest.Completion("x"))
+			assert.Equal(t, s.Alone(simtest.Completions, simtest.Completion("x")), a.Text())
 			assert.EqualValues(t, 240, s.D.Stats().LocalCompute)
-			assert.Equal(t, enginesim.KVNoTransfer, enginesimtest.FirstFault(t, s.D))
+			assert.Equal(t, enginesim.KVNoTransfer, simtest.FirstFault(t, s.D))
 		})
 	}
 	t.Run("a prompt shorter than a block", func(t *testing.T) {
-		s := enginesimtest.New(t, pooling(t, nil))
-		storeLegs(s, enginesimtest.With(enginesimtest.Completion("x"), enginesimtest.Obj{"prompt": "short"}))
+		s := simtest.New(t, pooling(t, nil))
+		storeLegs(s, simtest.With(simtest.Completion("x"), simtest.Obj{"prompt": "short"}))
 		assert.EqualValues(t, 5, s.D.Stats().LocalCompute)
 	})
 	_, err := enginesim.Start(enginesim.Config{Connector: "mooncake-store"})

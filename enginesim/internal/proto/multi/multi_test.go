@@ -10,15 +10,15 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/enginesim/enginesimtest"
+	simtest "github.com/pdkit/pdkit/enginesim/enginesimtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func combined(t *testing.T) *enginesimtest.Scene {
+func combined(t *testing.T) *simtest.Scene {
 	t.Helper()
 	dir := t.TempDir()
-	return enginesimtest.New(t, func(p, d *enginesim.Config) {
+	return simtest.New(t, func(p, d *enginesim.Config) {
 		for _, c := range []*enginesim.Config{p, d} {
 			c.Connector, c.KVRole, c.Extra = "multi", enginesim.RoleBoth, map[string]string{"shared_storage_path": dir}
 		}
@@ -28,11 +28,11 @@ func combined(t *testing.T) *enginesimtest.Scene {
 // docs/protocols/multi.md, recording 01: with NIXL's parameters D pulls, and P's response is NIXL's alone.
 func TestTheFirstChildWithThePromptServesIt(t *testing.T) {
 	s := combined(t)
-	body := enginesimtest.Completion("a")
-	h := s.Prefill(enginesimtest.Completions, body)
+	body := simtest.Completion("a")
+	h := s.Prefill(simtest.Completions, body)
 	assert.Len(t, h, 14)
-	a := s.Decode(enginesimtest.Completions, body, h)
-	assert.Equal(t, s.Alone(enginesimtest.Completions, body), a.Text())
+	a := s.Decode(simtest.Completions, body, h)
+	assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
 	assert.EqualValues(t, 240, s.D.Stats().ExternalKVTransfer)
 	assert.EqualValues(t, 1, s.D.Stats().Transfers)
 	assert.NoError(t, s.P.CheckKV())
@@ -41,9 +41,9 @@ func TestTheFirstChildWithThePromptServesIt(t *testing.T) {
 // docs/protocols/multi.md, recording 05.
 func TestWithoutParametersTheStoreServes(t *testing.T) {
 	s := combined(t)
-	body := enginesimtest.Completion("a")
-	s.PrefillOnly(enginesimtest.Completions, body)
-	assert.Equal(t, s.Alone(enginesimtest.Completions, body), s.Post(t.Context(), s.D, enginesimtest.Completions, body).Text())
+	body := simtest.Completion("a")
+	s.PrefillOnly(simtest.Completions, body)
+	assert.Equal(t, s.Alone(simtest.Completions, body), s.Post(t.Context(), s.D, simtest.Completions, body).Text())
 	assert.EqualValues(t, 224, s.D.Stats().ExternalKVTransfer)
 	assert.Zero(t, s.D.Stats().Transfers)
 }
@@ -51,11 +51,11 @@ func TestWithoutParametersTheStoreServes(t *testing.T) {
 // docs/protocols/multi.md, recording 06.
 func TestAFailedLoadHasNoSecondChance(t *testing.T) {
 	s := combined(t)
-	body := enginesimtest.Completion("a")
-	h := s.Prefill(enginesimtest.Completions, body)
+	body := simtest.Completion("a")
+	h := s.Prefill(simtest.Completions, body)
 	h["remote_engine_id"] = "another"
-	a := s.Decode(enginesimtest.Completions, body, h)
+	a := s.Decode(simtest.Completions, body, h)
 	require.Equal(t, 500, a.Status)
-	assert.Equal(t, enginesimtest.InternalError, a.Get("error.message").String())
+	assert.Equal(t, simtest.InternalError, a.Get("error.message").String())
 	s.Alive(s.D)
 }

@@ -15,37 +15,37 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/enginesim/enginesimtest"
+	simtest "github.com/pdkit/pdkit/enginesim/enginesimtest"
 	"github.com/pdkit/pdkit/enginesim/freeport"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func ids(h enginesimtest.Obj) []any { return h["remote_block_ids"].([]any)[0].([]any) }
+func ids(h simtest.Obj) []any { return h["remote_block_ids"].([]any)[0].([]any) }
 
 // TestHandoffsThatWorkAllTheSame are rows of docs/protocols/nixl.md §3 in which what is changed does not matter
 // (recordings 32, 38, 40, 41).
 func TestHandoffsThatWorkAllTheSame(t *testing.T) {
-	rows := map[string]func(enginesimtest.Obj){
-		"untouched":          func(enginesimtest.Obj) {},
-		"with unknown key":   enginesimtest.Set("x_future", enginesimtest.Obj{"a": 1}),
-		"transfer_mode push": enginesimtest.Set("transfer_mode", "push"),
-		"both flags":         enginesimtest.Set("do_remote_decode", true),
+	rows := map[string]func(simtest.Obj){
+		"untouched":          func(simtest.Obj) {},
+		"with unknown key":   simtest.Set("x_future", simtest.Obj{"a": 1}),
+		"transfer_mode push": simtest.Set("transfer_mode", "push"),
+		"both flags":         simtest.Set("do_remote_decode", true),
 	}
 	for _, key := range []string{"tp_size", "dcp_size", "pp_size", "remote_num_tokens", "transfer_mode",
 		"remote_blocks_expiry_time", "remote_prefill_cached_tokens", "do_remote_decode"} {
-		rows["without "+key] = enginesimtest.Without(key)
+		rows["without "+key] = simtest.Without(key)
 	}
 	for name, change := range rows {
 		t.Run(name, func(t *testing.T) {
-			s := enginesimtest.New(t)
-			body := enginesimtest.Completion("x")
-			h := s.Prefill(enginesimtest.Completions, body)
+			s := simtest.New(t)
+			body := simtest.Completion("x")
+			h := s.Prefill(simtest.Completions, body)
 			require.Len(t, h, 14)
 			change(h)
-			a := s.Decode(enginesimtest.Completions, body, h)
+			a := s.Decode(simtest.Completions, body, h)
 			require.Equal(t, 200, a.Status, a.Body)
-			assert.Equal(t, s.Alone(enginesimtest.Completions, body), a.Text())
+			assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
 			assert.EqualValues(t, 240, s.D.Stats().ExternalKVTransfer)
 			assert.NoError(t, s.P.CheckKV())
 		})
@@ -56,73 +56,73 @@ func TestHandoffsThatWorkAllTheSame(t *testing.T) {
 // (docs/protocols/nixl.md, recordings 36, 37, 37c).
 func TestHandoffsThatGiveWrongText(t *testing.T) {
 	t.Run("blocks in another order", func(t *testing.T) {
-		s := enginesimtest.New(t)
-		body := enginesimtest.Completion("x")
-		h := s.Prefill(enginesimtest.Completions, body)
+		s := simtest.New(t)
+		body := simtest.Completion("x")
+		h := s.Prefill(simtest.Completions, body)
 		slices.Reverse(ids(h))
-		a := s.Decode(enginesimtest.Completions, body, h)
+		a := s.Decode(simtest.Completions, body, h)
 		require.Equal(t, 200, a.Status, a.Body)
-		assert.NotEqual(t, s.Alone(enginesimtest.Completions, body), a.Text())
+		assert.NotEqual(t, s.Alone(simtest.Completions, body), a.Text())
 		assert.Zero(t, s.D.Stats().FailedTransfers)
-		assert.Equal(t, enginesim.KVForeignRead, enginesimtest.FirstFault(t, s.P))
+		assert.Equal(t, enginesim.KVForeignRead, simtest.FirstFault(t, s.P))
 	})
 	t.Run("another prompt of the same length", func(t *testing.T) {
-		s := enginesimtest.New(t)
-		a := s.Decode(enginesimtest.Completions, enginesimtest.Completion("other"),
-			s.Prefill(enginesimtest.Completions, enginesimtest.Completion("first")))
+		s := simtest.New(t)
+		a := s.Decode(simtest.Completions, simtest.Completion("other"),
+			s.Prefill(simtest.Completions, simtest.Completion("first")))
 		require.Equal(t, 200, a.Status, a.Body)
-		assert.Equal(t, s.Alone(enginesimtest.Completions, enginesimtest.Completion("first")), a.Text(),
+		assert.Equal(t, s.Alone(simtest.Completions, simtest.Completion("first")), a.Text(),
 			"the response to the prefilled prompt")
 		assert.Zero(t, s.D.Stats().FailedTransfers)
-		assert.Equal(t, enginesim.KVForeignRead, enginesimtest.FirstFault(t, s.P))
+		assert.Equal(t, enginesim.KVForeignRead, simtest.FirstFault(t, s.P))
 	})
 	t.Run("prompt shorter than prefilled", func(t *testing.T) {
-		s := enginesimtest.New(t)
-		h := s.Prefill(enginesimtest.Completions, enginesimtest.Completion("x"))
-		shorter := enginesimtest.With(enginesimtest.Completion("x"), enginesimtest.Obj{"prompt": enginesimtest.Prompt(240, "x")[:140]})
-		a := s.Decode(enginesimtest.Completions, shorter, h)
+		s := simtest.New(t)
+		h := s.Prefill(simtest.Completions, simtest.Completion("x"))
+		shorter := simtest.With(simtest.Completion("x"), simtest.Obj{"prompt": simtest.Prompt(240, "x")[:140]})
+		a := s.Decode(simtest.Completions, shorter, h)
 		require.Equal(t, 200, a.Status, a.Body)
-		assert.NotEqual(t, s.Alone(enginesimtest.Completions, shorter), a.Text())
-		assert.NotEqual(t, s.Alone(enginesimtest.Completions, enginesimtest.Completion("x")), a.Text())
+		assert.NotEqual(t, s.Alone(simtest.Completions, shorter), a.Text())
+		assert.NotEqual(t, s.Alone(simtest.Completions, simtest.Completion("x")), a.Text())
 	})
 }
 
 // TestHandoffsThatKillDecode make the engine core die: 500, then the port refuses (docs/protocols/nixl.md, recordings
 // 35, 37b, 47, 50, 51f).
 func TestHandoffsThatKillDecode(t *testing.T) {
-	rows := map[string]func(enginesimtest.Obj){
-		"blocks missing":      enginesimtest.Without("remote_block_ids"),
-		"blocks null":         enginesimtest.Set("remote_block_ids", nil),
-		"blocks empty":        enginesimtest.Set("remote_block_ids", []any{}),
-		"blocks nested empty": enginesimtest.Set("remote_block_ids", []any{[]any{}}),
-		"blocks flat and port a string": func(h enginesimtest.Obj) {
+	rows := map[string]func(simtest.Obj){
+		"blocks missing":      simtest.Without("remote_block_ids"),
+		"blocks null":         simtest.Set("remote_block_ids", nil),
+		"blocks empty":        simtest.Set("remote_block_ids", []any{}),
+		"blocks nested empty": simtest.Set("remote_block_ids", []any{[]any{}}),
+		"blocks flat and port a string": func(h simtest.Obj) {
 			h["remote_block_ids"], h["remote_port"] = ids(h), "5600"
 		},
-		"one block fewer": func(h enginesimtest.Obj) { h["remote_block_ids"] = []any{ids(h)[:7]} },
-		"only the flag": func(h enginesimtest.Obj) {
+		"one block fewer": func(h simtest.Obj) { h["remote_block_ids"] = []any{ids(h)[:7]} },
+		"only the flag": func(h simtest.Obj) {
 			clear(h)
 			h["do_remote_prefill"] = true
 		},
 	}
 	for name, change := range rows {
 		t.Run(name, func(t *testing.T) {
-			s := enginesimtest.New(t, enginesimtest.OwnPorts(t))
-			body := enginesimtest.Completion("x")
-			h := s.Prefill(enginesimtest.Completions, body)
+			s := simtest.New(t, simtest.OwnPorts(t))
+			body := simtest.Completion("x")
+			h := s.Prefill(simtest.Completions, body)
 			change(h)
-			a := s.Decode(enginesimtest.Completions, body, h)
+			a := s.Decode(simtest.Completions, body, h)
 			assert.Equal(t, 500, a.Status)
-			assert.Equal(t, enginesimtest.EngineError, a.Get("error.message").String())
+			assert.Equal(t, simtest.EngineError, a.Get("error.message").String())
 			s.Dies(s.D)
 		})
 	}
 	t.Run("prompt longer than the blocks", func(t *testing.T) {
-		s := enginesimtest.New(t, enginesimtest.OwnPorts(t))
-		h := s.Prefill(enginesimtest.Completions, enginesimtest.Completion("x"))
-		a := s.Decode(enginesimtest.Completions, enginesimtest.With(enginesimtest.Completion("x"),
-			enginesimtest.Obj{"prompt": enginesimtest.Prompt(280, "x")}), h)
+		s := simtest.New(t, simtest.OwnPorts(t))
+		h := s.Prefill(simtest.Completions, simtest.Completion("x"))
+		a := s.Decode(simtest.Completions, simtest.With(simtest.Completion("x"),
+			simtest.Obj{"prompt": simtest.Prompt(280, "x")}), h)
 		assert.Equal(t, 500, a.Status)
-		assert.Equal(t, enginesimtest.EngineError, a.Get("error.message").String())
+		assert.Equal(t, simtest.EngineError, a.Get("error.message").String())
 		s.Dies(s.D)
 	})
 }
@@ -133,16 +133,16 @@ func TestHandoffsThatHangAndKill(t *testing.T) {
 	for _, key := range []string{"remote_engine_id", "remote_host", "remote_port", "remote_request_id"} {
 		t.Run("without "+key, func(t *testing.T) {
 			t.Parallel()
-			s := enginesimtest.New(t, func(_, d *enginesim.Config) { d.ExitDelay = 3 * time.Second },
-				enginesimtest.OwnPorts(t))
-			body := enginesimtest.Completion("x")
-			h := s.Prefill(enginesimtest.Completions, body)
+			s := simtest.New(t, func(_, d *enginesim.Config) { d.ExitDelay = 3 * time.Second },
+				simtest.OwnPorts(t))
+			body := simtest.Completion("x")
+			h := s.Prefill(simtest.Completions, body)
 			delete(h, key)
 			s.Hangs(body, h)
-			enginesimtest.WaitFor(t, "503 on /health", func() bool { return s.Get(s.D, "/health").Status == 503 })
-			a := s.Post(t.Context(), s.D, enginesimtest.Completions, body)
+			simtest.WaitFor(t, "503 on /health", func() bool { return s.Get(s.D, "/health").Status == 503 })
+			a := s.Post(t.Context(), s.D, simtest.Completions, body)
 			assert.Equal(t, 500, a.Status)
-			assert.Equal(t, enginesimtest.EngineError, a.Get("error.message").String())
+			assert.Equal(t, simtest.EngineError, a.Get("error.message").String())
 			s.Dies(s.D)
 		})
 	}
@@ -150,13 +150,13 @@ func TestHandoffsThatHangAndKill(t *testing.T) {
 
 // TestHandoffWithSwappedFlagsHangs and does no other harm (docs/protocols/nixl.md, recording 39).
 func TestHandoffWithSwappedFlagsHangs(t *testing.T) {
-	s := enginesimtest.New(t)
-	body := enginesimtest.Completion("x")
-	h := s.Prefill(enginesimtest.Completions, body)
+	s := simtest.New(t)
+	body := simtest.Completion("x")
+	h := s.Prefill(simtest.Completions, body)
 	h["do_remote_prefill"], h["do_remote_decode"] = false, true
 	s.Hangs(body, h)
 	s.Alive(s.D)
-	enginesimtest.WaitFor(t, "abort", func() bool { return s.D.Stats().Aborted == 1 })
+	simtest.WaitFor(t, "abort", func() bool { return s.D.Stats().Aborted == 1 })
 }
 
 // TestLoadsThatFail answer 500 under the policy fail and 200 with the right text, computed here, under recompute
@@ -167,42 +167,42 @@ func TestLoadsThatFail(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer silent.Close()
-	at := func(port int) func(enginesimtest.Obj) {
-		return func(h enginesimtest.Obj) {
+	at := func(port int) func(simtest.Obj) {
+		return func(h simtest.Obj) {
 			h["remote_port"] = port
 			h["remote_engine_id"] = "11111111-0000-0000-0000-000000000000"
 		}
 	}
 	rows := []struct {
 		name   string
-		change func(enginesimtest.Obj)
+		change func(simtest.Obj)
 		failed int64
 		slow   bool // the handshake's time-out passes first
 	}{
-		{"wrong engine id", enginesimtest.Set("remote_engine_id", "00000000-0000-0000-0000-000000000000"), 1, false},
-		{"block ids out of range", func(h enginesimtest.Obj) {
+		{"wrong engine id", simtest.Set("remote_engine_id", "00000000-0000-0000-0000-000000000000"), 1, false},
+		{"block ids out of range", func(h simtest.Obj) {
 			for i := range ids(h) {
 				ids(h)[i] = 9999999
 			}
 		}, 2, false},
-		{"null host", enginesimtest.Set("remote_host", nil), 1, true},
+		{"null host", simtest.Set("remote_host", nil), 1, true},
 		{"port closed", at(closed), 1, true},
 		{"port silent", at(silent.Addr().(*net.TCPAddr).Port), 1, true},
 	}
 	for _, row := range rows {
 		for _, policy := range []string{enginesim.LoadFailureFail, enginesim.LoadFailureRecompute} {
 			t.Run(row.name+" "+policy, func(t *testing.T) {
-				s := enginesimtest.New(t, func(_, d *enginesim.Config) {
+				s := simtest.New(t, func(_, d *enginesim.Config) {
 					d.LoadFailure, d.HandshakeTimeout = policy, time.Hour // nothing may wait for it
 					if row.slow {
 						d.HandshakeTimeout = 300 * time.Millisecond
 					}
 				})
-				body := enginesimtest.Completion("x")
-				h := s.Prefill(enginesimtest.Completions, body)
+				body := simtest.Completion("x")
+				h := s.Prefill(simtest.Completions, body)
 				row.change(h)
 				begun := time.Now()
-				a := s.Decode(enginesimtest.Completions, body, h)
+				a := s.Decode(simtest.Completions, body, h)
 				if row.slow {
 					assert.GreaterOrEqual(t, time.Since(begun), 300*time.Millisecond, "waits for the handshake")
 				}
@@ -211,10 +211,10 @@ func TestLoadsThatFail(t *testing.T) {
 				assert.Zero(t, stats.ExternalKVTransfer)
 				if policy == enginesim.LoadFailureFail {
 					assert.Equal(t, 500, a.Status)
-					assert.Equal(t, enginesimtest.InternalError, a.Get("error.message").String())
+					assert.Equal(t, simtest.InternalError, a.Get("error.message").String())
 				} else {
 					assert.Equal(t, 200, a.Status)
-					assert.Equal(t, s.Alone(enginesimtest.Completions, body), a.Text())
+					assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
 					assert.EqualValues(t, 240, stats.LocalCompute)
 				}
 				assert.Equal(t, 8, s.P.Stats().PinnedBlocks, "P's blocks stay until the lease ends, as in recording 57")
@@ -231,9 +231,9 @@ func TestEnginesThatDoNotMatch(t *testing.T) {
 		"shape": func(p, d *enginesim.Config) { p.BytesPerToken, d.BytesPerToken = 16, 8 },
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := enginesimtest.New(t, shape)
-			a := s.Decode(enginesimtest.Completions, enginesimtest.Completion("x"),
-				s.Prefill(enginesimtest.Completions, enginesimtest.Completion("x")))
+			s := simtest.New(t, shape)
+			a := s.Decode(simtest.Completions, simtest.Completion("x"),
+				s.Prefill(simtest.Completions, simtest.Completion("x")))
 			assert.Equal(t, 500, a.Status)
 			assert.EqualValues(t, 1, s.D.Stats().FailedTransfers)
 		})
@@ -242,14 +242,14 @@ func TestEnginesThatDoNotMatch(t *testing.T) {
 
 // TestDecodeEngineKilledWhileItWaits tells P nothing: the lease has to end.
 func TestDecodeEngineKilledWhileItWaits(t *testing.T) {
-	s := enginesimtest.New(t)
-	warm := enginesimtest.Completion("warm")
-	require.Equal(t, 200, s.Decode(enginesimtest.Completions, warm, s.Prefill(enginesimtest.Completions, warm)).Status)
-	h := s.Prefill(enginesimtest.Completions, enginesimtest.Completion("x"))
+	s := simtest.New(t)
+	warm := simtest.Completion("warm")
+	require.Equal(t, 200, s.Decode(simtest.Completions, warm, s.Prefill(simtest.Completions, warm)).Status)
+	h := s.Prefill(simtest.Completions, simtest.Completion("x"))
 	s.P.Freeze()
-	got := make(chan enginesimtest.Response)
-	go func() { got <- s.Decode(enginesimtest.Completions, enginesimtest.Completion("x"), h) }()
-	enginesimtest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
+	got := make(chan simtest.Response)
+	go func() { got <- s.Decode(simtest.Completions, simtest.Completion("x"), h) }()
+	simtest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
 	s.D.Kill()
 	assert.Error(t, (<-got).Err)
 	s.P.Thaw()
@@ -262,12 +262,12 @@ func TestClientLeavesDuringHandshake(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer silent.Close()
-	s := enginesimtest.New(t, func(_, d *enginesim.Config) { d.HandshakeTimeout = time.Minute })
-	body := enginesimtest.Completion("x")
-	h := s.Prefill(enginesimtest.Completions, body)
+	s := simtest.New(t, func(_, d *enginesim.Config) { d.HandshakeTimeout = time.Minute })
+	body := simtest.Completion("x")
+	h := s.Prefill(simtest.Completions, body)
 	h["remote_port"], h["remote_engine_id"] = silent.Addr().(*net.TCPAddr).Port, "33333333-0000-0000-0000-000000000000"
 	s.Hangs(body, h)
-	enginesimtest.WaitFor(t, "the request to be aborted", func() bool { return s.D.Stats().Aborted == 1 })
+	simtest.WaitFor(t, "the request to be aborted", func() bool { return s.D.Stats().Aborted == 1 })
 	assert.Zero(t, s.D.Stats().UsedBlocks)
 	s.Alive(s.D)
 }
@@ -275,16 +275,16 @@ func TestClientLeavesDuringHandshake(t *testing.T) {
 // TestUnknownRequestID reads the right blocks, but P does not learn that they were read (docs/protocols/nixl.md,
 // recording 33).
 func TestUnknownRequestID(t *testing.T) {
-	s := enginesimtest.New(t)
-	body := enginesimtest.Completion("x")
-	h := s.Prefill(enginesimtest.Completions, body)
+	s := simtest.New(t)
+	body := simtest.Completion("x")
+	h := s.Prefill(simtest.Completions, body)
 	h["remote_request_id"] = "cmpl-nobody-0-00000000"
-	a := s.Decode(enginesimtest.Completions, body, h)
-	assert.Equal(t, s.Alone(enginesimtest.Completions, body), a.Text())
+	a := s.Decode(simtest.Completions, body, h)
+	assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
 	stats := s.P.Stats()
 	assert.EqualValues(t, 1, stats.AfterExpiry)
 	assert.Equal(t, 8, stats.PinnedBlocks)
-	assert.Equal(t, enginesim.KVStaleRead, enginesimtest.FirstFault(t, s.P))
+	assert.Equal(t, enginesim.KVStaleRead, simtest.FirstFault(t, s.P))
 }
 
 // TestHandoffUsedTwice is right while P has not reused the blocks (docs/protocols/nixl.md, recordings 34 and 34b), and
@@ -293,31 +293,31 @@ func TestHandoffUsedTwice(t *testing.T) {
 	small := func(p, d *enginesim.Config) { p.Blocks, p.MaxModelLen, d.Blocks, d.MaxModelLen = 24, 768, 64, 768 }
 	for _, reused := range []bool{false, true} {
 		t.Run(map[bool]string{false: "at once", true: "after reuse"}[reused], func(t *testing.T) {
-			s := enginesimtest.New(t, small)
-			body := enginesimtest.Completion("x")
-			h := s.Prefill(enginesimtest.Completions, body)
-			right := s.Alone(enginesimtest.Completions, body)
-			assert.Equal(t, right, s.Decode(enginesimtest.Completions, body, h).Text())
+			s := simtest.New(t, small)
+			body := simtest.Completion("x")
+			h := s.Prefill(simtest.Completions, body)
+			right := s.Alone(simtest.Completions, body)
+			assert.Equal(t, right, s.Decode(simtest.Completions, body, h).Text())
 			if reused {
 				fill(s, s.P, 6)
 			}
 			// Another salt, so that D's own cache cannot answer.
-			a := s.Decode(enginesimtest.Completions, enginesimtest.With(body, enginesimtest.Obj{"cache_salt": "second"}), h)
+			a := s.Decode(simtest.Completions, simtest.With(body, simtest.Obj{"cache_salt": "second"}), h)
 			require.Equal(t, 200, a.Status)
 			assert.Equal(t, !reused, a.Text() == right)
 			assert.EqualValues(t, 1, s.P.Stats().AfterExpiry)
 			assert.Zero(t, s.D.Stats().FailedTransfers)
-			assert.Equal(t, enginesim.KVDoubleUse, enginesimtest.FirstFault(t, s.P))
+			assert.Equal(t, enginesim.KVDoubleUse, simtest.FirstFault(t, s.P))
 		})
 	}
 }
 
 // fill overwrites an engine's free blocks with other prompts.
-func fill(s *enginesimtest.Scene, e *enginesim.Engine, prompts int) {
+func fill(s *simtest.Scene, e *enginesim.Engine, prompts int) {
 	s.T.Helper()
 	for i := range prompts {
-		require.Equal(s.T, 200, s.Post(s.T.Context(), e, enginesimtest.Completions,
-			enginesimtest.Completion("filler "+string(rune('a'+i)))).Status)
+		require.Equal(s.T, 200, s.Post(s.T.Context(), e, simtest.Completions,
+			simtest.Completion("filler "+string(rune('a'+i)))).Status)
 	}
 }
 
@@ -326,25 +326,25 @@ func fill(s *enginesimtest.Scene, e *enginesim.Engine, prompts int) {
 func TestExpiredHandoff(t *testing.T) {
 	for _, reused := range []bool{false, true} {
 		t.Run(map[bool]string{false: "untouched", true: "reused"}[reused], func(t *testing.T) {
-			s := enginesimtest.New(t, func(p, d *enginesim.Config) {
+			s := simtest.New(t, func(p, d *enginesim.Config) {
 				p.Blocks, p.MaxModelLen, p.Lease = 24, 768, time.Second
 			})
-			body := enginesimtest.Completion("x")
-			h := s.Prefill(enginesimtest.Completions, body)
+			body := simtest.Completion("x")
+			h := s.Prefill(simtest.Completions, body)
 			assert.Equal(t, 8, s.P.Stats().PinnedBlocks)
-			enginesimtest.WaitFor(t, "the lease to end", func() bool { return s.P.Stats().PinnedBlocks == 0 })
+			simtest.WaitFor(t, "the lease to end", func() bool { return s.P.Stats().PinnedBlocks == 0 })
 			if reused {
 				fill(s, s.P, 6)
 			}
-			a := s.Decode(enginesimtest.Completions, body, h)
+			a := s.Decode(simtest.Completions, body, h)
 			require.Equal(t, 200, a.Status)
-			assert.Equal(t, !reused, a.Text() == s.Alone(enginesimtest.Completions, body))
+			assert.Equal(t, !reused, a.Text() == s.Alone(simtest.Completions, body))
 			p, d := s.P.Stats(), s.D.Stats()
 			assert.EqualValues(t, 1, p.Expired)
 			assert.EqualValues(t, 1, p.AfterExpiry)
 			assert.EqualValues(t, 1, d.Transfers, "D counts a normal transfer")
 			assert.Zero(t, d.FailedTransfers)
-			assert.Equal(t, enginesim.KVLeak, enginesimtest.FirstFault(t, s.P))
+			assert.Equal(t, enginesim.KVLeak, simtest.FirstFault(t, s.P))
 		})
 	}
 }
@@ -354,95 +354,95 @@ func TestExpiredHandoff(t *testing.T) {
 func TestPrefillEngineGone(t *testing.T) {
 	for _, policy := range []string{enginesim.LoadFailureFail, enginesim.LoadFailureRecompute} {
 		t.Run("killed "+policy, func(t *testing.T) {
-			s := enginesimtest.New(t, func(_, d *enginesim.Config) {
+			s := simtest.New(t, func(_, d *enginesim.Config) {
 				d.LoadFailure, d.HandshakeTimeout = policy,
 					time.Minute
-			}, enginesimtest.OwnPorts(t))
-			warm := enginesimtest.Completion("warm")
-			require.Equal(t, 200, s.Decode(enginesimtest.Completions, warm, s.Prefill(enginesimtest.Completions, warm)).Status)
-			body := enginesimtest.Completion("x")
-			h := s.Prefill(enginesimtest.Completions, body)
+			}, simtest.OwnPorts(t))
+			warm := simtest.Completion("warm")
+			require.Equal(t, 200, s.Decode(simtest.Completions, warm, s.Prefill(simtest.Completions, warm)).Status)
+			body := simtest.Completion("x")
+			h := s.Prefill(simtest.Completions, body)
 			s.P.Kill()
-			a := s.Decode(enginesimtest.Completions, body, h)
+			a := s.Decode(simtest.Completions, body, h)
 			stats := s.D.Stats()
 			assert.EqualValues(t, 2, stats.FailedTransfers)
 			assert.EqualValues(t, 1, stats.FailedNotifications)
 			if policy == enginesim.LoadFailureFail {
 				assert.Equal(t, 500, a.Status)
-				assert.Equal(t, enginesimtest.InternalError, a.Get("error.message").String())
+				assert.Equal(t, simtest.InternalError, a.Get("error.message").String())
 			} else {
-				assert.Equal(t, s.Alone(enginesimtest.Completions, body), a.Text())
+				assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
 			}
 			s.Alive(s.D)
 		})
 	}
 	t.Run("restarted", func(t *testing.T) {
-		s := enginesimtest.New(t, enginesimtest.OwnPorts(t))
-		body := enginesimtest.Completion("x")
-		h, id, url := s.Prefill(enginesimtest.Completions, body), s.P.EngineID(), s.P.URL()
+		s := simtest.New(t, simtest.OwnPorts(t))
+		body := simtest.Completion("x")
+		h, id, url := s.Prefill(simtest.Completions, body), s.P.EngineID(), s.P.URL()
 		require.NoError(t, s.P.Restart())
 		s.HTTP.CloseIdleConnections() // those of the life before
 		assert.NotEqual(t, id, s.P.EngineID())
 		assert.Equal(t, url, s.P.URL())
-		assert.Equal(t, 500, s.Decode(enginesimtest.Completions, body, h).Status)
-		again := s.Prefill(enginesimtest.Completions, body)
+		assert.Equal(t, 500, s.Decode(simtest.Completions, body, h).Status)
+		again := s.Prefill(simtest.Completions, body)
 		assert.Equal(t, h["remote_port"], again["remote_port"])
-		assert.Equal(t, s.Alone(enginesimtest.Completions, body), s.Decode(enginesimtest.Completions, body, again).Text())
+		assert.Equal(t, s.Alone(simtest.Completions, body), s.Decode(simtest.Completions, body, again).Text())
 	})
 }
 
 // TestPrefillEngineFrozen: D waits as long as its client does, and P lets go when it runs again
 // (docs/protocols/nixl.md, recording 54).
 func TestPrefillEngineFrozen(t *testing.T) {
-	s := enginesimtest.New(t)
-	warm := enginesimtest.Completion("warm")
-	require.Equal(t, 200, s.Decode(enginesimtest.Completions, warm, s.Prefill(enginesimtest.Completions, warm)).Status)
-	body := enginesimtest.Completion("x")
-	h := s.Prefill(enginesimtest.Completions, body)
+	s := simtest.New(t)
+	warm := simtest.Completion("warm")
+	require.Equal(t, 200, s.Decode(simtest.Completions, warm, s.Prefill(simtest.Completions, warm)).Status)
+	body := simtest.Completion("x")
+	h := s.Prefill(simtest.Completions, body)
 	s.P.Freeze()
-	leave := s.Waits(enginesimtest.With(body, enginesimtest.Obj{"kv_transfer_params": h}))
+	leave := s.Waits(simtest.With(body, simtest.Obj{"kv_transfer_params": h}))
 	time.Sleep(time.Second) // P, which is frozen, does not show that it was asked
 	leave()
 	s.Alive(s.D)
 	s.P.Thaw()
-	enginesimtest.WaitFor(t, "P lets go", func() bool { return s.P.Stats().PinnedBlocks == 0 })
+	simtest.WaitFor(t, "P lets go", func() bool { return s.P.Stats().PinnedBlocks == 0 })
 	assert.Zero(t, s.P.Stats().Expired)
-	fresh := enginesimtest.Completion("fresh")
-	assert.Equal(t, s.Alone(enginesimtest.Completions, fresh), s.Decode(enginesimtest.Completions, fresh,
-		s.Prefill(enginesimtest.Completions, fresh)).Text())
+	fresh := simtest.Completion("fresh")
+	assert.Equal(t, s.Alone(simtest.Completions, fresh), s.Decode(simtest.Completions, fresh,
+		s.Prefill(simtest.Completions, fresh)).Text())
 }
 
 // TestRejectedDecodeConsumesTheHandoff (docs/protocols/nixl.md, recording 25), but for one whose params are no object.
 func TestRejectedDecodeConsumesTheHandoff(t *testing.T) {
 	rows := map[string]struct {
-		change enginesimtest.Obj
+		change simtest.Obj
 		status int
 	}{
-		"unknown model":     {enginesimtest.Obj{"model": "nope"}, 404},
-		"prompt too long":   {enginesimtest.Obj{"prompt": enginesimtest.Prompt(3000, "x")}, 400},
-		"max_tokens 0":      {enginesimtest.Obj{"max_tokens": 0}, 400},
-		"min_tokens":        {enginesimtest.Obj{"min_tokens": 99}, 400},
-		"n with greedy":     {enginesimtest.Obj{"n": 2}, 400},
-		"stream_options":    {enginesimtest.Obj{"stream_options": enginesimtest.Obj{"include_usage": true}}, 400},
-		"too many together": {enginesimtest.Obj{"max_tokens": 2000}, 400},
+		"unknown model":     {simtest.Obj{"model": "nope"}, 404},
+		"prompt too long":   {simtest.Obj{"prompt": simtest.Prompt(3000, "x")}, 400},
+		"max_tokens 0":      {simtest.Obj{"max_tokens": 0}, 400},
+		"min_tokens":        {simtest.Obj{"min_tokens": 99}, 400},
+		"n with greedy":     {simtest.Obj{"n": 2}, 400},
+		"stream_options":    {simtest.Obj{"stream_options": simtest.Obj{"include_usage": true}}, 400},
+		"too many together": {simtest.Obj{"max_tokens": 2000}, 400},
 	}
 	for name, row := range rows {
 		t.Run(name, func(t *testing.T) {
-			s := enginesimtest.New(t)
-			body := enginesimtest.Completion("x")
-			h := s.Prefill(enginesimtest.Completions, body)
+			s := simtest.New(t)
+			body := simtest.Completion("x")
+			h := s.Prefill(simtest.Completions, body)
 			require.Equal(t, 8, s.P.Stats().PinnedBlocks)
-			assert.Equal(t, row.status, s.Decode(enginesimtest.Completions, enginesimtest.With(body, row.change), h).Status)
+			assert.Equal(t, row.status, s.Decode(simtest.Completions, simtest.With(body, row.change), h).Status)
 			assert.Zero(t, s.P.Stats().PinnedBlocks)
 			assert.EqualValues(t, 0, s.P.Stats().AfterExpiry)
 		})
 	}
 	t.Run("params of the wrong type", func(t *testing.T) {
-		s := enginesimtest.New(t)
-		s.Prefill(enginesimtest.Completions, enginesimtest.Completion("x"))
+		s := simtest.New(t)
+		s.Prefill(simtest.Completions, simtest.Completion("x"))
 		for _, params := range []any{"abc", []int{1}, 5, true} {
-			a := s.Post(t.Context(), s.D, enginesimtest.Completions,
-				enginesimtest.With(enginesimtest.Completion("x"), enginesimtest.Obj{"kv_transfer_params": params}))
+			a := s.Post(t.Context(), s.D, simtest.Completions,
+				simtest.With(simtest.Completion("x"), simtest.Obj{"kv_transfer_params": params}))
 			assert.Equal(t, 400, a.Status)
 			assert.Contains(t, a.Get("error.message").String(), "dict_type")
 		}
@@ -454,14 +454,14 @@ func TestRejectedDecodeConsumesTheHandoff(t *testing.T) {
 // recording 61).
 func TestUnreadHandoffsFillTheCache(t *testing.T) {
 	const lease = 2 * time.Second
-	s := enginesimtest.New(t, func(p, _ *enginesim.Config) { p.Blocks, p.MaxModelLen, p.Lease = 24, 768, lease })
+	s := simtest.New(t, func(p, _ *enginesim.Config) { p.Blocks, p.MaxModelLen, p.Lease = 24, 768, lease })
 	begun := time.Now()
 	for _, name := range []string{"a", "b", "c"} {
-		s.Prefill(enginesimtest.Completions, enginesimtest.Completion(name))
+		s.Prefill(simtest.Completions, simtest.Completion(name))
 	}
 	assert.Less(t, time.Since(begun), lease)
 	assert.InDelta(t, 1, s.Counters(s.P)["vllm:kv_cache_usage_perc"], 1e-9)
-	s.Prefill(enginesimtest.Completions, enginesimtest.Completion("d"))
+	s.Prefill(simtest.Completions, simtest.Completion("d"))
 	assert.GreaterOrEqual(t, time.Since(begun), lease)
 	assert.GreaterOrEqual(t, s.P.Stats().Expired, int64(1))
 }
@@ -473,7 +473,7 @@ func TestHeartbeatKeepsTheLease(t *testing.T) {
 		t.Run(map[bool]string{true: "with", false: "without"}[heartbeat]+" tp_size", func(t *testing.T) {
 			t.Parallel()
 			const lease = 2 * time.Second
-			s := enginesimtest.New(t, func(p, d *enginesim.Config) {
+			s := simtest.New(t, func(p, d *enginesim.Config) {
 				p.Lease, d.Lease = lease, lease
 				d.MaxRunning, d.ITL = 1, 10*time.Millisecond
 			})
@@ -482,25 +482,25 @@ func TestHeartbeatKeepsTheLease(t *testing.T) {
 			left := make(chan struct{})
 			go func() {
 				defer close(left)
-				s.Post(busy, s.D, enginesimtest.Completions, enginesimtest.With(enginesimtest.Completion("long"),
-					enginesimtest.Obj{"max_tokens": 1500}))
+				s.Post(busy, s.D, simtest.Completions, simtest.With(simtest.Completion("long"),
+					simtest.Obj{"max_tokens": 1500}))
 			}()
-			enginesimtest.WaitFor(t, "D is busy", func() bool { return s.D.Stats().Running == 1 })
-			h := s.Prefill(enginesimtest.Completions, enginesimtest.Completion("x"))
+			simtest.WaitFor(t, "D is busy", func() bool { return s.D.Stats().Running == 1 })
+			h := s.Prefill(simtest.Completions, simtest.Completion("x"))
 			if !heartbeat {
 				delete(h, "tp_size")
 			}
-			decoded := make(chan enginesimtest.Response)
+			decoded := make(chan simtest.Response)
 			go func() {
-				decoded <- s.Decode(enginesimtest.Completions, enginesimtest.With(enginesimtest.Completion("x"),
-					enginesimtest.Obj{"max_tokens": 2}), h)
+				decoded <- s.Decode(simtest.Completions, simtest.With(simtest.Completion("x"),
+					simtest.Obj{"max_tokens": 2}), h)
 			}()
-			enginesimtest.WaitFor(t, "D's queue", func() bool { return s.D.Stats().Waiting == 1 })
+			simtest.WaitFor(t, "D's queue", func() bool { return s.D.Stats().Waiting == 1 })
 			if heartbeat {
 				time.Sleep(lease * 4 / 3)
 				assert.Zero(t, s.P.Stats().Expired)
 			} else {
-				enginesimtest.WaitFor(t, "the lease to end", func() bool { return s.P.Stats().Expired == 1 })
+				simtest.WaitFor(t, "the lease to end", func() bool { return s.P.Stats().Expired == 1 })
 			}
 			stop()
 			<-left
@@ -511,54 +511,54 @@ func TestHeartbeatKeepsTheLease(t *testing.T) {
 
 // TestDecodeDroppedFromTheQueueReleases: an abort before the load tells P.
 func TestDecodeDroppedFromTheQueueReleases(t *testing.T) {
-	s := enginesimtest.New(t, func(_, d *enginesim.Config) { d.MaxRunning, d.ITL = 1, 10*time.Millisecond })
+	s := simtest.New(t, func(_, d *enginesim.Config) { d.MaxRunning, d.ITL = 1, 10*time.Millisecond })
 	busy, stop := context.WithCancel(t.Context())
 	left := make(chan struct{})
 	go func() {
 		defer close(left)
-		s.Post(busy, s.D, enginesimtest.Completions, enginesimtest.With(enginesimtest.Completion("long"),
-			enginesimtest.Obj{"max_tokens": 1500}))
+		s.Post(busy, s.D, simtest.Completions, simtest.With(simtest.Completion("long"),
+			simtest.Obj{"max_tokens": 1500}))
 	}()
-	enginesimtest.WaitFor(t, "D is busy", func() bool { return s.D.Stats().Running == 1 })
-	s.Hangs(enginesimtest.Completion("x"), s.Prefill(enginesimtest.Completions, enginesimtest.Completion("x")))
-	enginesimtest.WaitFor(t, "P lets go", func() bool { return s.P.Stats().PinnedBlocks == 0 })
+	simtest.WaitFor(t, "D is busy", func() bool { return s.D.Stats().Running == 1 })
+	s.Hangs(simtest.Completion("x"), s.Prefill(simtest.Completions, simtest.Completion("x")))
+	simtest.WaitFor(t, "P lets go", func() bool { return s.P.Stats().PinnedBlocks == 0 })
 	stop()
 	<-left
 }
 
 // TestStreamedPrefillPinsForNobody: its chunks carry no handoff (docs/protocols/nixl.md, recording 04).
 func TestStreamedPrefillPinsForNobody(t *testing.T) {
-	s := enginesimtest.New(t)
-	a := s.Post(t.Context(), s.P, enginesimtest.Completions, enginesimtest.With(enginesimtest.Completion("x"),
-		enginesimtest.Obj{"max_tokens": 1, "stream": true, "kv_transfer_params": enginesimtest.Obj{"do_remote_decode": true}}))
+	s := simtest.New(t)
+	a := s.Post(t.Context(), s.P, simtest.Completions, simtest.With(simtest.Completion("x"),
+		simtest.Obj{"max_tokens": 1, "stream": true, "kv_transfer_params": simtest.Obj{"do_remote_decode": true}}))
 	assert.NotContains(t, a.Body, "kv_transfer_params")
 	assert.Equal(t, 8, s.P.Stats().PinnedBlocks)
 	require.NoError(t, s.P.WaitIdle(t.Context()))
-	assert.Equal(t, enginesim.KVLeak, enginesimtest.FirstFault(t, s.P))
+	assert.Equal(t, enginesim.KVLeak, simtest.FirstFault(t, s.P))
 }
 
 // TestDecodeWithoutTransferIsTold by D's metrics and its ledger.
 func TestDecodeWithoutTransferIsTold(t *testing.T) {
-	s := enginesimtest.New(t)
-	for _, params := range []any{nil, enginesimtest.Obj{}} {
-		body := enginesimtest.Completion("x")
-		a := s.Post(t.Context(), s.D, enginesimtest.Completions,
-			enginesimtest.With(body, enginesimtest.Obj{"kv_transfer_params": params, "cache_salt": "s"}))
-		assert.Equal(t, s.Alone(enginesimtest.Completions, body), a.Text())
+	s := simtest.New(t)
+	for _, params := range []any{nil, simtest.Obj{}} {
+		body := simtest.Completion("x")
+		a := s.Post(t.Context(), s.D, simtest.Completions,
+			simtest.With(body, simtest.Obj{"kv_transfer_params": params, "cache_salt": "s"}))
+		assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
 	}
 	stats := s.D.Stats()
 	assert.EqualValues(t, 240+16, stats.LocalCompute)
 	assert.Zero(t, stats.ExternalKVTransfer)
-	assert.Equal(t, enginesim.KVNoTransfer, enginesimtest.FirstFault(t, s.D))
+	assert.Equal(t, enginesim.KVNoTransfer, simtest.FirstFault(t, s.D))
 }
 
 // TestCheckKVJoinsEveryFault so that a test sees all of them.
 func TestCheckKVJoinsEveryFault(t *testing.T) {
-	s := enginesimtest.New(t)
-	body := enginesimtest.Completion("x")
-	h := s.Prefill(enginesimtest.Completions, body)
+	s := simtest.New(t)
+	body := simtest.Completion("x")
+	h := s.Prefill(simtest.Completions, body)
 	for range 3 {
-		s.Decode(enginesimtest.Completions, body, h)
+		s.Decode(simtest.Completions, body, h)
 	}
 	joined, ok := s.P.CheckKV().(interface{ Unwrap() []error })
 	require.True(t, ok)

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/enginesim/enginesimtest"
+	simtest "github.com/pdkit/pdkit/enginesim/enginesimtest"
 )
 
 func bothWays(p, d *enginesim.Config) {
@@ -19,34 +19,34 @@ func bothWays(p, d *enginesim.Config) {
 }
 
 // firstTurn runs a turn over both engines, and gives D's handoff and the prompt of the next turn.
-func firstTurn(s *enginesimtest.Scene, body enginesimtest.Obj) (back enginesimtest.Obj, next string) {
+func firstTurn(s *simtest.Scene, body simtest.Obj) (back simtest.Obj, next string) {
 	s.T.Helper()
-	a := s.Decode(enginesimtest.Completions, body, s.Prefill(enginesimtest.Completions, body))
+	a := s.Decode(simtest.Completions, body, s.Prefill(simtest.Completions, body))
 	require.Equal(s.T, 200, a.Status, a.Body)
 	require.NoError(s.T, json.Unmarshal([]byte(a.Get("kv_transfer_params").Raw), &back), a.Body)
 	return back, body["prompt"].(string) + a.Text() + " and what follows from that?"
 }
 
-func prefillWith(s *enginesimtest.Scene, body, params enginesimtest.Obj) enginesimtest.Obj {
+func prefillWith(s *simtest.Scene, body, params simtest.Obj) simtest.Obj {
 	s.T.Helper()
-	a := s.Post(s.T.Context(), s.P, enginesimtest.Completions, enginesimtest.With(body,
-		enginesimtest.Obj{"max_tokens": 1, "kv_transfer_params": params}))
+	a := s.Post(s.T.Context(), s.P, simtest.Completions, simtest.With(body,
+		simtest.Obj{"max_tokens": 1, "kv_transfer_params": params}))
 	require.Equal(s.T, 200, a.Status, a.Body)
-	h := enginesimtest.Obj{}
+	h := simtest.Obj{}
 	require.NoError(s.T, json.Unmarshal([]byte(a.Get("kv_transfer_params").Raw), &h))
 	return h
 }
 
 // restartP empties P's prefix cache, in which it would find the first prompt.
-func restartP(s *enginesimtest.Scene) {
+func restartP(s *simtest.Scene) {
 	s.T.Helper()
 	require.NoError(s.T, s.P.Restart())
 	s.HTTP.CloseIdleConnections()
 }
 
 func TestKVOfATurnGoesBackToPrefill(t *testing.T) {
-	s := enginesimtest.New(t, bothWays, enginesimtest.OwnPorts(t))
-	back, next := firstTurn(s, enginesimtest.Completion("turn"))
+	s := simtest.New(t, bothWays, simtest.OwnPorts(t))
+	back, next := firstTurn(s, simtest.Completion("turn"))
 	assert.Equal(t, true, back["do_remote_decode"])
 	assert.Equal(t, false, back["do_remote_prefill"])
 	assert.EqualValues(t, 240+24-1, back["remote_num_tokens"], "the last token's KV was not computed")
@@ -55,75 +55,75 @@ func TestKVOfATurnGoesBackToPrefill(t *testing.T) {
 	assert.Positive(t, s.D.Stats().PinnedBlocks)
 
 	restartP(s)
-	body := enginesimtest.With(enginesimtest.Completion("turn"), enginesimtest.Obj{"prompt": next})
+	body := simtest.With(simtest.Completion("turn"), simtest.Obj{"prompt": next})
 	h := prefillWith(s, body, back)
 	assert.EqualValues(t, 263, s.P.Stats().ExternalKVTransfer)
 	assert.Zero(t, s.D.Stats().PinnedBlocks, "D lets go once it was read")
-	a := s.Decode(enginesimtest.Completions, body, h)
-	assert.Equal(t, s.Alone(enginesimtest.Completions, body), a.Text())
+	a := s.Decode(simtest.Completions, body, h)
+	assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
 	assert.NoError(t, s.P.CheckKV())
 	assert.NoError(t, s.D.CheckKV())
 }
 
 // P compares no tokens: a prompt that is not the last turn's continuation is answered wrongly, with 200.
 func TestKVOfATurnIsTakenByPosition(t *testing.T) {
-	s := enginesimtest.New(t, bothWays, enginesimtest.OwnPorts(t))
-	back, next := firstTurn(s, enginesimtest.Completion("turn"))
+	s := simtest.New(t, bothWays, simtest.OwnPorts(t))
+	back, next := firstTurn(s, simtest.Completion("turn"))
 	restartP(s)
-	body := enginesimtest.With(enginesimtest.Completion("turn"), enginesimtest.Obj{"prompt": "X" + next[1:]})
-	a := s.Decode(enginesimtest.Completions, body, prefillWith(s, body, back))
+	body := simtest.With(simtest.Completion("turn"), simtest.Obj{"prompt": "X" + next[1:]})
+	a := s.Decode(simtest.Completions, body, prefillWith(s, body, back))
 	assert.Equal(t, 200, a.Status)
-	assert.NotEqual(t, s.Alone(enginesimtest.Completions, body), a.Text())
-	assert.Equal(t, enginesim.KVForeignRead, enginesimtest.FirstFault(t, s.D))
+	assert.NotEqual(t, s.Alone(simtest.Completions, body), a.Text())
+	assert.Equal(t, enginesim.KVForeignRead, simtest.FirstFault(t, s.D))
 }
 
 func TestFewTokensOfATurnAreComputed(t *testing.T) {
-	s := enginesimtest.New(t, bothWays)
-	back, next := firstTurn(s, enginesimtest.Completion("turn"))
+	s := simtest.New(t, bothWays)
+	back, next := firstTurn(s, simtest.Completion("turn"))
 	// P has all but the last block of it.
-	body := enginesimtest.With(enginesimtest.Completion("turn"), enginesimtest.Obj{"prompt": next})
+	body := simtest.With(simtest.Completion("turn"), simtest.Obj{"prompt": next})
 	prefillWith(s, body, back)
 	assert.Zero(t, s.P.Stats().ExternalKVTransfer)
-	enginesimtest.WaitFor(t, "D lets go", func() bool { return s.D.Stats().PinnedBlocks == 0 })
+	simtest.WaitFor(t, "D lets go", func() bool { return s.D.Stats().PinnedBlocks == 0 })
 }
 
 func TestKVOfATurnIsKeptForATime(t *testing.T) {
-	s := enginesimtest.New(t, bothWays, func(_, d *enginesim.Config) {
+	s := simtest.New(t, bothWays, func(_, d *enginesim.Config) {
 		d.Extra = map[string]string{"bidirectional_kv_xfer": "true", "decoder_kv_blocks_ttl": "0.05"}
 	})
-	firstTurn(s, enginesimtest.Completion("turn"))
-	enginesimtest.WaitFor(t, "D lets go", func() bool { return s.D.Stats().PinnedBlocks == 0 })
+	firstTurn(s, simtest.Completion("turn"))
+	simtest.WaitFor(t, "D lets go", func() bool { return s.D.Stats().PinnedBlocks == 0 })
 	assert.NoError(t, s.D.CheckKV())
 	assert.Zero(t, s.D.Stats().Expired)
 }
 
 // P declines what D is about to let go of, with a 500.
 func TestKVOfATurnThatIsAboutToExpireIsDeclined(t *testing.T) {
-	s := enginesimtest.New(t, bothWays, enginesimtest.OwnPorts(t), func(_, d *enginesim.Config) {
+	s := simtest.New(t, bothWays, simtest.OwnPorts(t), func(_, d *enginesim.Config) {
 		d.Extra = map[string]string{"bidirectional_kv_xfer": "true", "decoder_kv_blocks_ttl": "4"}
 	})
-	back, next := firstTurn(s, enginesimtest.Completion("turn"))
+	back, next := firstTurn(s, simtest.Completion("turn"))
 	restartP(s)
-	a := s.Post(t.Context(), s.P, enginesimtest.Completions, enginesimtest.With(enginesimtest.Completion("turn"),
-		enginesimtest.Obj{"prompt": next, "max_tokens": 1, "kv_transfer_params": back}))
+	a := s.Post(t.Context(), s.P, simtest.Completions, simtest.With(simtest.Completion("turn"),
+		simtest.Obj{"prompt": next, "max_tokens": 1, "kv_transfer_params": back}))
 	assert.Equal(t, 500, a.Status, a.Body)
 }
 
 // Whoever uses a turn's handoff twice gets what lies there by then.
 func TestKVOfATurnIsGivenOnce(t *testing.T) {
-	s := enginesimtest.New(t, bothWays, enginesimtest.OwnPorts(t))
-	back, next := firstTurn(s, enginesimtest.Completion("turn"))
+	s := simtest.New(t, bothWays, simtest.OwnPorts(t))
+	back, next := firstTurn(s, simtest.Completion("turn"))
 	for range 2 {
 		restartP(s)
-		prefillWith(s, enginesimtest.With(enginesimtest.Completion("turn"), enginesimtest.Obj{"prompt": next}), back)
+		prefillWith(s, simtest.With(simtest.Completion("turn"), simtest.Obj{"prompt": next}), back)
 	}
-	assert.Equal(t, enginesim.KVDoubleUse, enginesimtest.FirstFault(t, s.D))
+	assert.Equal(t, enginesim.KVDoubleUse, simtest.FirstFault(t, s.D))
 }
 
 func TestEnginesThatWereNotToldGiveNothingBack(t *testing.T) {
-	s := enginesimtest.New(t)
-	body := enginesimtest.Completion("turn")
-	a := s.Decode(enginesimtest.Completions, body, s.Prefill(enginesimtest.Completions, body))
+	s := simtest.New(t)
+	body := simtest.Completion("turn")
+	a := s.Decode(simtest.Completions, body, s.Prefill(simtest.Completions, body))
 	assert.Equal(t, "null", a.Get("kv_transfer_params").Raw)
 	_, err := enginesim.Start(enginesim.Config{Connector: "nixl-push",
 		Extra: map[string]string{"bidirectional_kv_xfer": "true"}})

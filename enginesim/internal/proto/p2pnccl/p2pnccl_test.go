@@ -11,34 +11,34 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/enginesim/enginesimtest"
+	simtest "github.com/pdkit/pdkit/enginesim/enginesimtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const hex32 = "93923d63113b4b338973f24d19d4bf11"
 
-func p2p(t *testing.T, extra map[string]string) *enginesimtest.Scene {
+func p2p(t *testing.T, extra map[string]string) *simtest.Scene {
 	t.Helper()
-	return enginesimtest.New(t, func(p, d *enginesim.Config) {
+	return simtest.New(t, func(p, d *enginesim.Config) {
 		p.Connector, d.Connector, p.Extra, d.Extra = "p2pnccl", "p2pnccl", extra, extra
-	}, enginesimtest.OwnPorts(t))
+	}, simtest.OwnPorts(t))
 }
 
 var plainIDs = map[string]string{"VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1"}
 
-func pairID(s *enginesimtest.Scene) string {
+func pairID(s *simtest.Scene) string {
 	return "___prefill_addr_" + s.P.SideChannel() + "___decode_addr_" + s.D.SideChannel() + "_" + hex32
 }
 
 func TestKVFollowsTheAddressesInTheID(t *testing.T) {
 	s := p2p(t, plainIDs)
-	body, id := enginesimtest.Completion("a"), pairID(s)
-	a := s.Post(t.Context(), s.P, enginesimtest.Completions, enginesimtest.With(body, enginesimtest.Obj{"max_tokens": 1}),
+	body, id := simtest.Completion("a"), pairID(s)
+	a := s.Post(t.Context(), s.P, simtest.Completions, simtest.With(body, simtest.Obj{"max_tokens": 1}),
 		"X-Request-Id", id)
 	require.Equal(t, 200, a.Status, a.Body)
-	a = s.Post(t.Context(), s.D, enginesimtest.Completions, body, "X-Request-Id", id)
-	assert.Equal(t, s.Alone(enginesimtest.Completions, body), a.Text())
+	a = s.Post(t.Context(), s.D, simtest.Completions, body, "X-Request-Id", id)
+	assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
 	assert.EqualValues(t, 240, s.D.Stats().ExternalKVTransfer)
 	assert.EqualValues(t, 1, s.P.Stats().Transfers, "P writes")
 	assert.NoError(t, s.P.CheckKV())
@@ -47,23 +47,23 @@ func TestKVFollowsTheAddressesInTheID(t *testing.T) {
 
 func TestADecodeWithoutItsTensorsWaits(t *testing.T) {
 	s := p2p(t, plainIDs)
-	s.Unanswered(enginesimtest.Completion("never prefilled"), "X-Request-Id", pairID(s))
+	s.Unanswered(simtest.Completion("never prefilled"), "X-Request-Id", pairID(s))
 	elsewhere := strings.Replace(pairID(s), "___decode_addr_127.0.0.1", "___decode_addr_127.0.0.2", 1)
-	s.Post(t.Context(), s.P, enginesimtest.Completions, enginesimtest.With(enginesimtest.Completion("b"),
-		enginesimtest.Obj{"max_tokens": 1}), "X-Request-Id", elsewhere)
-	s.Unanswered(enginesimtest.Completion("b"), "X-Request-Id", elsewhere)
+	s.Post(t.Context(), s.P, simtest.Completions, simtest.With(simtest.Completion("b"),
+		simtest.Obj{"max_tokens": 1}), "X-Request-Id", elsewhere)
+	s.Unanswered(simtest.Completion("b"), "X-Request-Id", elsewhere)
 
 	s = p2p(t, nil)
 	id := pairID(s)
-	s.Post(t.Context(), s.P, enginesimtest.Completions, enginesimtest.With(enginesimtest.Completion("c"),
-		enginesimtest.Obj{"max_tokens": 1}), "X-Request-Id", id)
-	s.Unanswered(enginesimtest.Completion("c"), "X-Request-Id", id) // the random suffix of vLLM 0.14 makes two ids of one
+	s.Post(t.Context(), s.P, simtest.Completions, simtest.With(simtest.Completion("c"),
+		simtest.Obj{"max_tokens": 1}), "X-Request-Id", id)
+	s.Unanswered(simtest.Completion("c"), "X-Request-Id", id) // the random suffix of vLLM 0.14 makes two ids of one
 }
 
 func TestAnIDWithoutAddressesKillsTheEngine(t *testing.T) {
 	s := p2p(t, plainIDs)
 	for _, e := range []*enginesim.Engine{s.P, s.D} {
-		assert.Equal(t, 500, s.Post(t.Context(), e, enginesimtest.Completions, enginesimtest.Completion("a"), "X-Request-Id",
+		assert.Equal(t, 500, s.Post(t.Context(), e, simtest.Completions, simtest.Completion("a"), "X-Request-Id",
 			"plain").Status)
 		s.Dies(e)
 	}

@@ -10,7 +10,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/enginesim/enginesimtest"
+	simtest "github.com/pdkit/pdkit/enginesim/enginesimtest"
 	"github.com/pdkit/pdkit/enginesim/freeport"
 )
 
@@ -19,19 +19,19 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestALookupBufferGivesAPromptOnce(t *testing.T) {
 	port, err := freeport.One()
 	require.NoError(t, err)
-	s := enginesimtest.New(t, func(p, d *enginesim.Config) {
+	s := simtest.New(t, func(p, d *enginesim.Config) {
 		p.Connector, d.Connector = "pynccl", "pynccl"
 		p.SideChannel, d.Extra = "127.0.0.1:"+port, map[string]string{"kv_ip": "127.0.0.1", "kv_port": port}
 	})
 	for range 2 { // the same prompt twice
-		s.PrefillOnly(enginesimtest.Completions, enginesimtest.Completion("a"))
+		s.PrefillOnly(simtest.Completions, simtest.Completion("a"))
 	}
 	for range 2 {
-		assert.Equal(t, s.Alone(enginesimtest.Completions, enginesimtest.Completion("a")),
-			s.Post(t.Context(), s.D, enginesimtest.Completions, enginesimtest.Completion("a")).Text())
+		assert.Equal(t, s.Alone(simtest.Completions, simtest.Completion("a")),
+			s.Post(t.Context(), s.D, simtest.Completions, simtest.Completion("a")).Text())
 	}
 	assert.NoError(t, s.P.CheckKV())
 	assert.NoError(t, s.D.CheckKV())
 	assert.Positive(t, s.D.Stats().ExternalKVTransfer)
-	s.Unanswered(enginesimtest.Completion("a"))
+	s.Unanswered(simtest.Completion("a"))
 }

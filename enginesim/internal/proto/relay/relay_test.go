@@ -11,7 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/enginesim/enginesimtest"
+	simtest "github.com/pdkit/pdkit/enginesim/enginesimtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -19,14 +19,14 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func relaying(p, d *enginesim.Config) { p.Connector, d.Connector = "tpu", "tpu" }
 
 // prefill runs P's leg, which carries no parameters.
-func prefill(t *testing.T, s *enginesimtest.Scene, body enginesimtest.Obj) gjson.Result {
+func prefill(t *testing.T, s *simtest.Scene, body simtest.Obj) gjson.Result {
 	t.Helper()
-	a := s.Post(t.Context(), s.P, enginesimtest.Completions, enginesimtest.With(body, enginesimtest.Obj{"max_tokens": 1}))
+	a := s.Post(t.Context(), s.P, simtest.Completions, simtest.With(body, simtest.Obj{"max_tokens": 1}))
 	require.Equal(t, 200, a.Status, a.Body)
 	return a.Get("kv_transfer_params")
 }
 
-func object(t *testing.T, v gjson.Result) enginesimtest.Obj {
+func object(t *testing.T, v gjson.Result) simtest.Obj {
 	t.Helper()
 	h, ok := v.Value().(map[string]any)
 	require.True(t, ok, v.Raw)
@@ -35,50 +35,50 @@ func object(t *testing.T, v gjson.Result) enginesimtest.Obj {
 
 // P names its KV by four keys. D reads the whole blocks and computes the rest.
 func TestDReadsTheWholeBlocks(t *testing.T) {
-	s := enginesimtest.New(t, relaying)
-	body := enginesimtest.Completion("x")
+	s := simtest.New(t, relaying)
+	body := simtest.Completion("x")
 	h := object(t, prefill(t, s, body))
 	assert.Len(t, h, 4)
 	assert.IsType(t, "", h["remote_port"])
-	a := s.Decode(enginesimtest.Completions, body, h)
+	a := s.Decode(simtest.Completions, body, h)
 	require.Equal(t, 200, a.Status, a.Body)
-	assert.Equal(t, s.Alone(enginesimtest.Completions, body), a.Text())
-	assert.EqualValues(t, 240/enginesimtest.Block*enginesimtest.Block, s.D.Stats().ExternalKVTransfer)
+	assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
+	assert.EqualValues(t, 240/simtest.Block*simtest.Block, s.D.Stats().ExternalKVTransfer)
 	assert.Zero(t, s.P.Stats().PinnedBlocks)
 	assert.NoError(t, s.P.CheckKV())
 	assert.NoError(t, s.D.CheckKV())
 }
 
 func TestAPromptWithoutAWholeBlock(t *testing.T) {
-	s := enginesimtest.New(t, relaying)
-	body := enginesimtest.Obj{"model": "tiny", "prompt": "abc", "max_tokens": 4, "temperature": 0}
+	s := simtest.New(t, relaying)
+	body := simtest.Obj{"model": "tiny", "prompt": "abc", "max_tokens": 4, "temperature": 0}
 	h := prefill(t, s, body)
 	assert.Equal(t, "{}", h.Raw)
 	assert.Zero(t, s.P.Stats().PinnedBlocks)
-	assert.Equal(t, 200, s.Decode(enginesimtest.Completions, body, enginesimtest.Obj{}).Status)
+	assert.Equal(t, 200, s.Decode(simtest.Completions, body, simtest.Obj{}).Status)
 }
 
 func TestWhatHarmsD(t *testing.T) {
 	for _, key := range []string{"uuid", "remote_block_ids", "remote_host", "remote_port"} {
 		t.Run("without "+key+" it dies", func(t *testing.T) {
-			s := enginesimtest.New(t, relaying, enginesimtest.OwnPorts(t))
-			h := object(t, prefill(t, s, enginesimtest.Completion("x")))
+			s := simtest.New(t, relaying, simtest.OwnPorts(t))
+			h := object(t, prefill(t, s, simtest.Completion("x")))
 			delete(h, key)
-			assert.Equal(t, 500, s.Decode(enginesimtest.Completions, enginesimtest.Completion("x"), h).Status)
+			assert.Equal(t, 500, s.Decode(simtest.Completions, simtest.Completion("x"), h).Status)
 			s.Dies(s.D)
 		})
 	}
 	t.Run("another prompt's blocks", func(t *testing.T) {
-		s := enginesimtest.New(t, relaying)
-		h := object(t, prefill(t, s, enginesimtest.Completion("x")))
+		s := simtest.New(t, relaying)
+		h := object(t, prefill(t, s, simtest.Completion("x")))
 		h["remote_block_ids"] = []int{1}
-		assert.Equal(t, 500, s.Decode(enginesimtest.Completions, enginesimtest.Completion("x"), h).Status)
+		assert.Equal(t, 500, s.Decode(simtest.Completions, simtest.Completion("x"), h).Status)
 	})
 	t.Run("the lease ends", func(t *testing.T) {
-		s := enginesimtest.New(t, relaying, func(p, _ *enginesim.Config) {
+		s := simtest.New(t, relaying, func(p, _ *enginesim.Config) {
 			p.Extra = map[string]string{"TPU_P2P_WAIT_PULL_TIMEOUT": "0.05"}
 		})
-		prefill(t, s, enginesimtest.Completion("x"))
-		enginesimtest.WaitFor(t, "the time is over", func() bool { return s.P.Stats().Expired == 1 })
+		prefill(t, s, simtest.Completion("x"))
+		simtest.WaitFor(t, "the time is over", func() bool { return s.P.Stats().Expired == 1 })
 	})
 }

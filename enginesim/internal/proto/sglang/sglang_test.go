@@ -14,7 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/enginesim/enginesimtest"
+	simtest "github.com/pdkit/pdkit/enginesim/enginesimtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -32,7 +32,7 @@ const (
 )
 
 // rendezvous holds the bootstrap members for P.
-func rendezvous(s *enginesimtest.Scene, room any) enginesimtest.Obj {
+func rendezvous(s *simtest.Scene, room any) simtest.Obj {
 	s.T.Helper()
 	at, err := url.Parse(s.P.Bootstrap())
 	require.NoError(s.T, err)
@@ -40,11 +40,11 @@ func rendezvous(s *enginesimtest.Scene, room any) enginesimtest.Obj {
 	for _, c := range at.Port() {
 		port = port*10 + int(c-'0')
 	}
-	return enginesimtest.Obj{"bootstrap_host": at.Hostname(), "bootstrap_port": port, "bootstrap_room": room}
+	return simtest.Obj{"bootstrap_host": at.Hostname(), "bootstrap_port": port, "bootstrap_room": room}
 }
 
 // together sends both legs at once.
-func together(s *enginesimtest.Scene, path string, prefill, decode enginesimtest.Obj) (p, d enginesimtest.Response) {
+func together(s *simtest.Scene, path string, prefill, decode simtest.Obj) (p, d simtest.Response) {
 	s.T.Helper()
 	waits := s.Later(s.T.Context(), s.P, path, prefill)
 	d = s.Post(s.T.Context(), s.D, path, decode)
@@ -54,7 +54,7 @@ func together(s *enginesimtest.Scene, path string, prefill, decode enginesimtest
 // sglangAlone is an engine without disaggregation.
 func sglangAlone(t *testing.T) *enginesim.Engine {
 	t.Helper()
-	e, err := enginesim.Start(enginesim.Config{Connector: "sglang", BlockSize: enginesimtest.Block, MaxModelLen: 2048,
+	e, err := enginesim.Start(enginesim.Config{Connector: "sglang", BlockSize: simtest.Block, MaxModelLen: 2048,
 		Blocks: 256})
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, e.Close()) })
@@ -62,15 +62,15 @@ func sglangAlone(t *testing.T) *enginesim.Engine {
 }
 
 func TestSGLangLegsMeetInTheirRoom(t *testing.T) {
-	for _, path := range []string{enginesimtest.Completions, enginesimtest.Chat} {
-		s := enginesimtest.New(t, sglangs(nil))
-		body := enginesimtest.Completion("one")
-		if path == enginesimtest.Chat {
-			body = enginesimtest.Obj{"model": "tiny",
-				"messages": []enginesimtest.Obj{{"role": "user",
-					"content": enginesimtest.Prompt(240, "one")}}, "max_tokens": 24, "temperature": 0}
+	for _, path := range []string{simtest.Completions, simtest.Chat} {
+		s := simtest.New(t, sglangs(nil))
+		body := simtest.Completion("one")
+		if path == simtest.Chat {
+			body = simtest.Obj{"model": "tiny",
+				"messages": []simtest.Obj{{"role": "user",
+					"content": simtest.Prompt(240, "one")}}, "max_tokens": 24, "temperature": 0}
 		}
-		legs := enginesimtest.With(body, rendezvous(s, uint64(1)<<63-1))
+		legs := simtest.With(body, rendezvous(s, uint64(1)<<63-1))
 		p, d := together(s, path, legs, legs)
 		require.Equal(t, 200, p.Status, p.Body)
 		require.Equal(t, 200, d.Status, d.Body)
@@ -86,14 +86,14 @@ func TestSGLangLegsMeetInTheirRoom(t *testing.T) {
 }
 
 func TestSGLangsOwnAPI(t *testing.T) {
-	s := enginesimtest.New(t, sglangs(nil))
+	s := simtest.New(t, sglangs(nil))
 	lone := sglangAlone(t)
-	body := enginesimtest.Obj{"text": enginesimtest.Prompt(240, "g"),
-		"sampling_params": enginesimtest.Obj{"max_new_tokens": 8,
+	body := simtest.Obj{"text": simtest.Prompt(240, "g"),
+		"sampling_params": simtest.Obj{"max_new_tokens": 8,
 			"temperature": 0}, "return_logprob": true, "logprob_start_len": 0}
 	alone := s.Post(t.Context(), lone, "/generate", body)
 	require.Equal(t, 200, alone.Status, alone.Body)
-	legs := enginesimtest.With(body, rendezvous(s, 7))
+	legs := simtest.With(body, rendezvous(s, 7))
 	p, d := together(s, "/generate", legs, legs)
 	require.Equal(t, 200, p.Status, p.Body)
 	require.Equal(t, 200, d.Status, d.Body)
@@ -105,8 +105,8 @@ func TestSGLangsOwnAPI(t *testing.T) {
 	assert.Equal(t, "[]", d.Get("meta_info.input_token_logprobs").Raw, "D has not")
 	assert.Equal(t, alone.Get("meta_info.output_token_logprobs").Raw, d.Get("meta_info.output_token_logprobs").Raw)
 
-	legs = enginesimtest.With(legs, rendezvous(s, 8))
-	p, d = together(s, "/generate", legs, enginesimtest.With(legs, enginesimtest.Obj{"stream": true}))
+	legs = simtest.With(legs, rendezvous(s, 8))
+	p, d = together(s, "/generate", legs, simtest.With(legs, simtest.Obj{"stream": true}))
 	require.Equal(t, 200, p.Status)
 	events := d.Events()
 	require.Greater(t, len(events), 3)
@@ -118,29 +118,29 @@ func TestSGLangsOwnAPI(t *testing.T) {
 }
 
 func TestSGLangBatchesHaveARoomEach(t *testing.T) {
-	s := enginesimtest.New(t, sglangs(nil))
-	body := enginesimtest.Obj{"model": "tiny", "prompt": []string{enginesimtest.Prompt(100, "a"), enginesimtest.Prompt(70, "b")},
+	s := simtest.New(t, sglangs(nil))
+	body := simtest.Obj{"model": "tiny", "prompt": []string{simtest.Prompt(100, "a"), simtest.Prompt(70, "b")},
 		"max_tokens": 6, "seed": 5}
-	alone := s.Post(t.Context(), s.O, enginesimtest.Completions, body)
+	alone := s.Post(t.Context(), s.O, simtest.Completions, body)
 	require.Equal(t, 200, alone.Status)
 	m := rendezvous(s, nil)
 	many := func(v any) []any { return []any{v, v} }
-	legs := enginesimtest.With(body, enginesimtest.Obj{"bootstrap_host": many(m["bootstrap_host"]),
+	legs := simtest.With(body, simtest.Obj{"bootstrap_host": many(m["bootstrap_host"]),
 		"bootstrap_port": many(m["bootstrap_port"]), "bootstrap_room": []int{4, 3}})
-	p, d := together(s, enginesimtest.Completions, legs, legs)
+	p, d := together(s, simtest.Completions, legs, legs)
 	require.Equal(t, 200, p.Status, p.Body)
 	require.Equal(t, 200, d.Status, d.Body)
 	for _, i := range []string{"0", "1"} {
 		assert.Equal(t, alone.Get("choices."+i+".text").String(), d.Get("choices."+i+".text").String())
 	}
-	p, d = together(s, enginesimtest.Completions, enginesimtest.With(body, rendezvous(s, 100)),
-		enginesimtest.With(body, rendezvous(s, 100)))
+	p, d = together(s, simtest.Completions, simtest.With(body, rendezvous(s, 100)),
+		simtest.With(body, rendezvous(s, 100)))
 	assert.Equal(t, 200, p.Status, "one room counts up")
 	assert.Equal(t, 200, d.Status)
 
 	for rule, rooms := range map[string]any{"too few": []int{1}, "a text": "1", "negative": -1, "null": nil,
 		"a fraction": 1.5, "too large": uint64(1) << 63} {
-		a := s.Post(t.Context(), s.D, enginesimtest.Completions, enginesimtest.With(body, rendezvous(s, rooms)))
+		a := s.Post(t.Context(), s.D, simtest.Completions, simtest.With(body, rendezvous(s, rooms)))
 		assert.Equal(t, 400, a.Status, rule)
 	}
 	s.Clean()
@@ -149,16 +149,16 @@ func TestSGLangBatchesHaveARoomEach(t *testing.T) {
 // With n above 1 all samples of a prompt get its first room, whatever rooms the request has: P answers at once and
 // sends nothing, and D waits until its time-out.
 func TestSGLangHangsWithSeveralSamples(t *testing.T) {
-	s := enginesimtest.New(t, sglangs(map[string]string{waitingTimeout: "0.3"}))
-	one := enginesimtest.Obj{"model": "tiny", "prompt": enginesimtest.Prompt(100, "a"), "max_tokens": 6, "seed": 5, "n": 2}
+	s := simtest.New(t, sglangs(map[string]string{waitingTimeout: "0.3"}))
+	one := simtest.Obj{"model": "tiny", "prompt": simtest.Prompt(100, "a"), "max_tokens": 6, "seed": 5, "n": 2}
 	m := rendezvous(s, nil)
-	lists := enginesimtest.Obj{"bootstrap_host": []any{m["bootstrap_host"], m["bootstrap_host"]},
+	lists := simtest.Obj{"bootstrap_host": []any{m["bootstrap_host"], m["bootstrap_host"]},
 		"bootstrap_port": []any{m["bootstrap_port"], m["bootstrap_port"]}, "bootstrap_room": []int{8, 9}}
-	for _, rooms := range []enginesimtest.Obj{rendezvous(s, 7), lists} {
+	for _, rooms := range []simtest.Obj{rendezvous(s, 7), lists} {
 		begun := time.Now()
-		prefill := s.Later(t.Context(), s.P, enginesimtest.Completions, enginesimtest.With(one, rooms))
+		prefill := s.Later(t.Context(), s.P, simtest.Completions, simtest.With(one, rooms))
 		assert.Equal(t, 200, (<-prefill).Status)
-		d := s.Post(t.Context(), s.D, enginesimtest.Completions, enginesimtest.With(one, rooms))
+		d := s.Post(t.Context(), s.D, simtest.Completions, simtest.With(one, rooms))
 		assert.Equal(t, 500, d.Status, d.Body)
 		assert.GreaterOrEqual(t, time.Since(begun), 300*time.Millisecond)
 	}
@@ -167,17 +167,17 @@ func TestSGLangHangsWithSeveralSamples(t *testing.T) {
 
 // /v1/responses and /v1/messages read the bootstrap members; older engines have no such members there, and refuse.
 func TestSGLangsResponsesAndMessages(t *testing.T) {
-	s := enginesimtest.New(t, sglangs(map[string]string{waitingTimeout: "30", bootstrapTimeout: "30"}))
-	messages := enginesimtest.Obj{"model": "tiny", "max_tokens": 12, "temperature": 0,
-		"messages": []enginesimtest.Obj{{"role": "user", "content": enginesimtest.Prompt(240, "m")}}}
-	responses := enginesimtest.Obj{"model": "tiny", "max_output_tokens": 12, "temperature": 0,
-		"input": enginesimtest.Prompt(240, "r")}
+	s := simtest.New(t, sglangs(map[string]string{waitingTimeout: "30", bootstrapTimeout: "30"}))
+	messages := simtest.Obj{"model": "tiny", "max_tokens": 12, "temperature": 0,
+		"messages": []simtest.Obj{{"role": "user", "content": simtest.Prompt(240, "m")}}}
+	responses := simtest.Obj{"model": "tiny", "max_output_tokens": 12, "temperature": 0,
+		"input": simtest.Prompt(240, "r")}
 	for i, k := range []struct {
 		path   string
-		body   enginesimtest.Obj
+		body   simtest.Obj
 		tokens int64
 	}{{"/v1/messages", messages, 12}, {"/v1/responses", responses, 10}} {
-		legs := enginesimtest.With(k.body, rendezvous(s, 2*i+1))
+		legs := simtest.With(k.body, rendezvous(s, 2*i+1))
 		p, d := together(s, k.path, legs, legs)
 		require.Equal(t, 200, p.Status, p.Body)
 		require.Equal(t, 200, d.Status, d.Body)
@@ -185,8 +185,8 @@ func TestSGLangsResponsesAndMessages(t *testing.T) {
 		assert.Equal(t, k.tokens, d.Get("usage.output_tokens").Int(), k.path)
 		assert.Zero(t, s.D.Stats().LocalCompute)
 
-		legs = enginesimtest.With(k.body, rendezvous(s, 2*i+2))
-		_, d = together(s, k.path, legs, enginesimtest.With(legs, enginesimtest.Obj{"stream": true}))
+		legs = simtest.With(k.body, rendezvous(s, 2*i+2))
+		_, d = together(s, k.path, legs, simtest.With(legs, simtest.Obj{"stream": true}))
 		require.Equal(t, 200, d.Status, d.Body)
 		assert.NotContains(t, d.Body, "[DONE]")
 		assert.Equal(t, 400, s.Post(t.Context(), s.D, k.path, k.body).Status, "without a room")
@@ -194,13 +194,13 @@ func TestSGLangsResponsesAndMessages(t *testing.T) {
 	refused := s.Post(t.Context(), s.P, "/v1/messages", messages)
 	assert.Equal(t, "error", refused.Get("type").String(), refused.Body)
 	assert.Equal(t, "invalid_request_error", refused.Get("error.type").String())
-	legs := enginesimtest.With(enginesimtest.With(responses, enginesimtest.Obj{"max_output_tokens": 1}), rendezvous(s, 9))
+	legs := simtest.With(simtest.With(responses, simtest.Obj{"max_output_tokens": 1}), rendezvous(s, 9))
 	assert.Equal(t, 400, s.Post(t.Context(), s.P, "/v1/responses", legs).Status, "two tokens off one")
 	s.Clean()
 
-	old := enginesimtest.New(t, sglangs(map[string]string{"pd_routing_fields": "0"}))
-	for path, body := range map[string]enginesimtest.Obj{"/v1/messages": messages, "/v1/responses": responses} {
-		a := old.Post(t.Context(), old.P, path, enginesimtest.With(body, rendezvous(old, 1)))
+	old := simtest.New(t, sglangs(map[string]string{"pd_routing_fields": "0"}))
+	for path, body := range map[string]simtest.Obj{"/v1/messages": messages, "/v1/responses": responses} {
+		a := old.Post(t.Context(), old.P, path, simtest.With(body, rendezvous(old, 1)))
 		assert.Equal(t, 400, a.Status, path)
 		assert.Contains(t, a.Body, "without bootstrap room id")
 	}
@@ -208,44 +208,44 @@ func TestSGLangsResponsesAndMessages(t *testing.T) {
 
 // An engine in a mode of disaggregation refuses what has no room.
 func TestSGLangNeedsARoom(t *testing.T) {
-	s := enginesimtest.New(t, sglangs(nil))
+	s := simtest.New(t, sglangs(nil))
 	for _, e := range []*enginesim.Engine{s.P, s.D} {
-		a := s.Post(t.Context(), e, enginesimtest.Completions, enginesimtest.Completion("x"))
+		a := s.Post(t.Context(), e, simtest.Completions, simtest.Completion("x"))
 		assert.Equal(t, 400, a.Status)
 		assert.Contains(t, a.Body, "without bootstrap room id")
 	}
-	assert.Equal(t, 200, s.Post(t.Context(), sglangAlone(t), enginesimtest.Completions, enginesimtest.Completion("x")).Status,
+	assert.Equal(t, 200, s.Post(t.Context(), sglangAlone(t), simtest.Completions, simtest.Completion("x")).Status,
 		"one without does not")
 }
 
 // P's response comes after the transfer, so who waits for it before D is sent waits for the time-out.
 func TestSGLangPrefillAloneTimesOut(t *testing.T) {
-	s := enginesimtest.New(t, sglangs(map[string]string{bootstrapTimeout: "0.2"}))
+	s := simtest.New(t, sglangs(map[string]string{bootstrapTimeout: "0.2"}))
 	begun := time.Now()
-	a := s.Post(t.Context(), s.P, enginesimtest.Completions, enginesimtest.With(enginesimtest.Completion("x"), rendezvous(s, 1)))
+	a := s.Post(t.Context(), s.P, simtest.Completions, simtest.With(simtest.Completion("x"), rendezvous(s, 1)))
 	assert.Equal(t, 500, a.Status)
 	assert.GreaterOrEqual(t, time.Since(begun), 200*time.Millisecond)
 	s.Clean()
 }
 
 func TestSGLangDecodeAloneTimesOut(t *testing.T) {
-	s := enginesimtest.New(t, sglangs(map[string]string{waitingTimeout: "0.2", bootstrapTimeout: "0.2"}))
-	p, d := together(s, enginesimtest.Completions, enginesimtest.With(enginesimtest.Completion("x"), rendezvous(s, 1)),
-		enginesimtest.With(enginesimtest.Completion("x"), rendezvous(s, 2)))
+	s := simtest.New(t, sglangs(map[string]string{waitingTimeout: "0.2", bootstrapTimeout: "0.2"}))
+	p, d := together(s, simtest.Completions, simtest.With(simtest.Completion("x"), rendezvous(s, 1)),
+		simtest.With(simtest.Completion("x"), rendezvous(s, 2)))
 	assert.Equal(t, 500, p.Status, "another room")
 	assert.Equal(t, 500, d.Status)
 	s.Clean()
-	a := s.Post(t.Context(), s.D, enginesimtest.Completions, enginesimtest.With(enginesimtest.Completion("x"),
-		enginesimtest.Obj{"bootstrap_host": "127.0.0.1", "bootstrap_port": 1, "bootstrap_room": 3}))
+	a := s.Post(t.Context(), s.D, simtest.Completions, simtest.With(simtest.Completion("x"),
+		simtest.Obj{"bootstrap_host": "127.0.0.1", "bootstrap_port": 1, "bootstrap_room": 3}))
 	assert.Equal(t, 500, a.Status, "nobody is there")
 }
 
 // D's leaving tells P, which ends with an error.
 func TestSGLangDecodeThatLeavesEndsPrefill(t *testing.T) {
-	s := enginesimtest.New(t, sglangs(nil), func(p, _ *enginesim.Config) { p.PrefillRate = 80 })
-	legs := enginesimtest.With(enginesimtest.Completion("x"), rendezvous(s, 1))
+	s := simtest.New(t, sglangs(nil), func(p, _ *enginesim.Config) { p.PrefillRate = 80 })
+	legs := simtest.With(simtest.Completion("x"), rendezvous(s, 1))
 	leave := s.Waits(legs)
-	p := s.Later(t.Context(), s.P, enginesimtest.Completions, legs)
+	p := s.Later(t.Context(), s.P, simtest.Completions, legs)
 	time.Sleep(100 * time.Millisecond)
 	leave()
 	assert.NotNil(t, <-p)
@@ -253,26 +253,26 @@ func TestSGLangDecodeThatLeavesEndsPrefill(t *testing.T) {
 }
 
 func TestSGLangRoomsAreUsedOnce(t *testing.T) {
-	s := enginesimtest.New(t, sglangs(nil), enginesimtest.OwnPorts(t))
-	legs := enginesimtest.With(enginesimtest.Completion("x"), rendezvous(s, 1))
-	p, d := together(s, enginesimtest.Completions, legs, legs)
+	s := simtest.New(t, sglangs(nil), simtest.OwnPorts(t))
+	legs := simtest.With(simtest.Completion("x"), rendezvous(s, 1))
+	p, d := together(s, simtest.Completions, legs, legs)
 	require.Equal(t, 200, p.Status)
 	require.Equal(t, 200, d.Status)
 	require.NoError(t, s.P.WaitIdle(t.Context()))
 	time.Sleep(time.Second) // P leaves the room after it has answered
-	assert.Equal(t, 500, s.Post(t.Context(), s.P, enginesimtest.Completions, legs).Status, "a tombstone")
-	assert.Equal(t, 500, s.Post(t.Context(), s.D, enginesimtest.Completions, legs).Status)
+	assert.Equal(t, 500, s.Post(t.Context(), s.P, simtest.Completions, legs).Status, "a tombstone")
+	assert.Equal(t, 500, s.Post(t.Context(), s.D, simtest.Completions, legs).Status)
 
-	legs = enginesimtest.With(enginesimtest.Completion("x"), rendezvous(s, 2))
+	legs = simtest.With(simtest.Completion("x"), rendezvous(s, 2))
 	leave := s.Waits(legs)
 	time.Sleep(time.Second) // it has entered, which P does not show
-	assert.Equal(t, 500, s.Post(t.Context(), s.D, enginesimtest.Completions, legs).Status, "a second receiver is rejected")
+	assert.Equal(t, 500, s.Post(t.Context(), s.D, simtest.Completions, legs).Status, "a second receiver is rejected")
 	leave()
 
-	legs = enginesimtest.With(enginesimtest.Completion("x"), rendezvous(s, 3))
-	first := s.Later(t.Context(), s.P, enginesimtest.Completions, legs)
-	enginesimtest.WaitFor(t, "P waits", func() bool { return s.P.Stats().Requests == 3 })
-	assert.Equal(t, 500, s.Post(t.Context(), s.P, enginesimtest.Completions, legs).Status,
+	legs = simtest.With(simtest.Completion("x"), rendezvous(s, 3))
+	first := s.Later(t.Context(), s.P, simtest.Completions, legs)
+	simtest.WaitFor(t, "P waits", func() bool { return s.P.Stats().Requests == 3 })
+	assert.Equal(t, 500, s.Post(t.Context(), s.P, simtest.Completions, legs).Status,
 		"two that live crash the scheduler")
 	assert.Equal(t, 500, (<-first).Status)
 	s.Dies(s.P)
@@ -280,41 +280,41 @@ func TestSGLangRoomsAreUsedOnce(t *testing.T) {
 
 // P's rank is the room modulo the ranks, unless the request names another: D looks where it believes P to be.
 func TestSGLangRanksFollowTheRoom(t *testing.T) {
-	s := enginesimtest.New(t, sglangs(map[string]string{"dp_size": "4"}))
-	meet := func(room int, more enginesimtest.Obj) enginesimtest.Obj {
-		return enginesimtest.With(enginesimtest.With(enginesimtest.Completion("x"), rendezvous(s, room)), more)
+	s := simtest.New(t, sglangs(map[string]string{"dp_size": "4"}))
+	meet := func(room int, more simtest.Obj) simtest.Obj {
+		return simtest.With(simtest.With(simtest.Completion("x"), rendezvous(s, room)), more)
 	}
-	p, d := together(s, enginesimtest.Completions, meet(7, nil), meet(7, enginesimtest.Obj{"disagg_prefill_dp_rank": 3}))
+	p, d := together(s, simtest.Completions, meet(7, nil), meet(7, simtest.Obj{"disagg_prefill_dp_rank": 3}))
 	assert.Equal(t, 200, p.Status)
 	assert.Equal(t, 200, d.Status)
-	s = enginesimtest.New(t, sglangs(map[string]string{"dp_size": "4", waitingTimeout: "0.2", bootstrapTimeout: "0.2"}))
-	p, d = together(s, enginesimtest.Completions, meet(8, nil), meet(8, enginesimtest.Obj{"disagg_prefill_dp_rank": 3}))
+	s = simtest.New(t, sglangs(map[string]string{"dp_size": "4", waitingTimeout: "0.2", bootstrapTimeout: "0.2"}))
+	p, d = together(s, simtest.Completions, meet(8, nil), meet(8, simtest.Obj{"disagg_prefill_dp_rank": 3}))
 	assert.Equal(t, 500, p.Status, "rank 0, not 3")
 	assert.Equal(t, 500, d.Status)
-	p, d = together(s, enginesimtest.Completions, meet(9, enginesimtest.Obj{"routed_dp_rank": 2}), meet(9, nil))
+	p, d = together(s, simtest.Completions, meet(9, simtest.Obj{"routed_dp_rank": 2}), meet(9, nil))
 	assert.Equal(t, 500, p.Status, "rank 2, not 1")
 	assert.Equal(t, 500, d.Status)
 }
 
 // With round_robin P's rank follows from nothing in the request, unless the request names it.
 func TestSGLangRanksByRoundRobin(t *testing.T) {
-	s := enginesimtest.New(t, sglangs(map[string]string{"dp_size": "4", "load_balance_method": "round_robin",
+	s := simtest.New(t, sglangs(map[string]string{"dp_size": "4", "load_balance_method": "round_robin",
 		waitingTimeout: "0.2", bootstrapTimeout: "0.2"}))
-	legs := enginesimtest.With(enginesimtest.Completion("x"), rendezvous(s, 7))
-	told := enginesimtest.With(legs, enginesimtest.Obj{"disagg_prefill_dp_rank": 3})
-	p, d := together(s, enginesimtest.Completions, legs, told)
+	legs := simtest.With(simtest.Completion("x"), rendezvous(s, 7))
+	told := simtest.With(legs, simtest.Obj{"disagg_prefill_dp_rank": 3})
+	p, d := together(s, simtest.Completions, legs, told)
 	assert.Equal(t, []int{500, 500}, []int{p.Status, d.Status}, "rank 1, not 3")
 	s.Clean()
-	s = enginesimtest.New(t, sglangs(map[string]string{"dp_size": "4", "load_balance_method": "round_robin"}))
-	legs, told = enginesimtest.With(legs, rendezvous(s, 11)), enginesimtest.With(told, rendezvous(s, 11))
-	p, d = together(s, enginesimtest.Completions, enginesimtest.With(legs, enginesimtest.Obj{"routed_dp_rank": 3}), told)
+	s = simtest.New(t, sglangs(map[string]string{"dp_size": "4", "load_balance_method": "round_robin"}))
+	legs, told = simtest.With(legs, rendezvous(s, 11)), simtest.With(told, rendezvous(s, 11))
+	p, d = together(s, simtest.Completions, simtest.With(legs, simtest.Obj{"routed_dp_rank": 3}), told)
 	assert.Equal(t, []int{200, 200}, []int{p.Status, d.Status})
 	s.Clean()
 }
 
 func TestSGLangsOtherRoutes(t *testing.T) {
-	s := enginesimtest.New(t, sglangs(map[string]string{"dp_size": "2"}),
-		enginesimtest.OwnPorts(t, "disaggregation_bootstrap_port"))
+	s := simtest.New(t, sglangs(map[string]string{"dp_size": "2"}),
+		simtest.OwnPorts(t, "disaggregation_bootstrap_port"))
 	assert.Equal(t, "prefill", s.Get(s.P, "/server_info").Get("disaggregation_mode").String())
 	assert.Equal(t, "decode", s.Get(s.D, "/server_info").Get("disaggregation_mode").String())
 	assert.Equal(t, 200, s.Get(s.D, "/health_generate").Status)
@@ -334,10 +334,10 @@ func TestSGLangsOtherRoutes(t *testing.T) {
 
 // GET /metrics is there only with --enable-metrics, in SGLang's own names: P tells what it has sent.
 func TestSGLangTellsWhatItSent(t *testing.T) {
-	s := enginesimtest.New(t, sglangs(map[string]string{"enable_metrics": "1"}))
-	body := enginesimtest.Completion("x")
+	s := simtest.New(t, sglangs(map[string]string{"enable_metrics": "1"}))
+	body := simtest.Completion("x")
 	rendezvous := rendezvous(s, 77)
-	p, d := together(s, enginesimtest.Completions, enginesimtest.With(body, rendezvous), enginesimtest.With(body, rendezvous))
+	p, d := together(s, simtest.Completions, simtest.With(body, rendezvous), simtest.With(body, rendezvous))
 	require.Equal(t, []int{200, 200}, []int{p.Status, d.Status})
 	page := s.Get(s.P, "/metrics").Body
 	assert.Contains(t, page, `sglang:kv_transfer_total_mb_count{model_name="tiny",tp_rank="0"} 1.0`)
@@ -346,6 +346,6 @@ func TestSGLangTellsWhatItSent(t *testing.T) {
 	assert.Contains(t, s.Get(s.D, "/metrics").Body,
 		`sglang:kv_transfer_total_mb_count{model_name="tiny",tp_rank="0"} 0.0`)
 
-	off := enginesimtest.New(t, sglangs(nil))
+	off := simtest.New(t, sglangs(nil))
 	assert.Equal(t, 404, off.Get(off.P, "/metrics").Status)
 }

@@ -11,16 +11,16 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/enginesim/enginesimtest"
+	simtest "github.com/pdkit/pdkit/enginesim/enginesimtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // stored are two engines with ExampleConnector over one folder.
-func stored(t *testing.T, extra map[string]string, more ...func(p, d *enginesim.Config)) *enginesimtest.Scene {
+func stored(t *testing.T, extra map[string]string, more ...func(p, d *enginesim.Config)) *simtest.Scene {
 	t.Helper()
 	dir := t.TempDir()
-	return enginesimtest.New(t, append([]func(p, d *enginesim.Config){func(p, d *enginesim.Config) {
+	return simtest.New(t, append([]func(p, d *enginesim.Config){func(p, d *enginesim.Config) {
 		for _, c := range []*enginesim.Config{p, d} {
 			c.Connector, c.KVRole, c.Extra = "sharedstorage", enginesim.RoleBoth,
 				map[string]string{"shared_storage_path": dir}
@@ -33,11 +33,11 @@ func stored(t *testing.T, extra map[string]string, more ...func(p, d *enginesim.
 // computed.
 func TestAStoredPromptIsLoaded(t *testing.T) {
 	s := stored(t, nil)
-	body := enginesimtest.Completion("a")
-	assert.Equal(t, gjson.Null, s.PrefillOnly(enginesimtest.Completions, body).Get("kv_transfer_params").Type,
+	body := simtest.Completion("a")
+	assert.Equal(t, gjson.Null, s.PrefillOnly(simtest.Completions, body).Get("kv_transfer_params").Type,
 		"nothing is on the wire")
-	a := s.Post(t.Context(), s.D, enginesimtest.Completions, body)
-	assert.Equal(t, s.Alone(enginesimtest.Completions, body), a.Text())
+	a := s.Post(t.Context(), s.D, simtest.Completions, body)
+	assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
 	assert.EqualValues(t, 224, a.Get("usage.prompt_tokens_details.cached_tokens").Int())
 	st := s.D.Stats()
 	assert.EqualValues(t, 224, st.ExternalKVTransfer)
@@ -46,14 +46,14 @@ func TestAStoredPromptIsLoaded(t *testing.T) {
 	assert.NoError(t, s.P.CheckKV())
 	assert.NoError(t, s.D.CheckKV())
 
-	salted := enginesimtest.With(enginesimtest.Completion("a"), enginesimtest.Obj{"cache_salt": "s"})
-	assert.EqualValues(t, 224, s.Post(t.Context(), s.D, enginesimtest.Completions,
+	salted := simtest.With(simtest.Completion("a"), simtest.Obj{"cache_salt": "s"})
+	assert.EqualValues(t, 224, s.Post(t.Context(), s.D, simtest.Completions,
 		salted).Get("usage.prompt_tokens_details.cached_tokens").Int(), "the salt is no part of the key (10)")
 
 	s = stored(t, nil)
-	s.PrefillOnly(enginesimtest.Completions, body)
-	s.Post(t.Context(), s.D, enginesimtest.Completions, enginesimtest.With(body,
-		enginesimtest.Obj{"prompt": enginesimtest.Prompt(300, "a")}))
+	s.PrefillOnly(simtest.Completions, body)
+	s.Post(t.Context(), s.D, simtest.Completions, simtest.With(body,
+		simtest.Obj{"prompt": simtest.Prompt(300, "a")}))
 	assert.Zero(t, s.D.Stats().ExternalKVTransfer, "only a whole prompt is found (07)")
 }
 
@@ -61,49 +61,49 @@ func TestAStoredPromptIsLoaded(t *testing.T) {
 func TestWhatTheFolderNeverHolds(t *testing.T) {
 	for length, want := range map[int]int64{2: 0, 32: 0, 33: 0, 34: 32, 64: 32, 65: 0, 66: 64} {
 		s := stored(t, nil)
-		body := enginesimtest.With(enginesimtest.Completion("x"), enginesimtest.Obj{"prompt": enginesimtest.Prompt(length, "x")})
-		s.PrefillOnly(enginesimtest.Completions, body)
-		a := s.Post(t.Context(), s.D, enginesimtest.Completions, body)
-		assert.Equal(t, s.Alone(enginesimtest.Completions, body), a.Text())
+		body := simtest.With(simtest.Completion("x"), simtest.Obj{"prompt": simtest.Prompt(length, "x")})
+		s.PrefillOnly(simtest.Completions, body)
+		a := s.Post(t.Context(), s.D, simtest.Completions, body)
+		assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
 		assert.Equal(t, want, s.D.Stats().ExternalKVTransfer, "a prompt of %d tokens", length)
 	}
 	s := stored(t, nil)
-	assert.Equal(t, s.Alone(enginesimtest.Completions, enginesimtest.Completion("y")),
-		s.Post(t.Context(), s.D, enginesimtest.Completions,
-			enginesimtest.Completion("y")).Text(), "without a prefill D computes all")
+	assert.Equal(t, s.Alone(simtest.Completions, simtest.Completion("y")),
+		s.Post(t.Context(), s.D, simtest.Completions,
+			simtest.Completion("y")).Text(), "without a prefill D computes all")
 	assert.Zero(t, s.D.Stats().ExternalKVTransfer)
 }
 
 // docs/protocols/sharedstorage.md, recording 11.
 func TestAPromptOfOneTokenKillsTheEngine(t *testing.T) {
-	s := stored(t, nil, enginesimtest.OwnPorts(t))
+	s := stored(t, nil, simtest.OwnPorts(t))
 	for _, e := range []*enginesim.Engine{s.P, s.D} {
-		a := s.Post(t.Context(), e, enginesimtest.Completions, enginesimtest.Obj{"model": "tiny", "prompt": []int{65},
+		a := s.Post(t.Context(), e, simtest.Completions, simtest.Obj{"model": "tiny", "prompt": []int{65},
 			"max_tokens": 1})
 		assert.Equal(t, 500, a.Status)
-		assert.Equal(t, enginesimtest.EngineError, a.Get("error.message").String())
+		assert.Equal(t, simtest.EngineError, a.Get("error.message").String())
 		s.Dies(e)
 	}
 }
 
 func TestAnEngineWithAThresholdRefusesAColdPrompt(t *testing.T) {
 	s := stored(t, map[string]string{"cache_hit_threshold": "1"})
-	body := enginesimtest.With(enginesimtest.Completion("a"), enginesimtest.Obj{"cache_hit_threshold": 0.9})
-	cold := s.Post(t.Context(), s.D, enginesimtest.Completions, body)
+	body := simtest.With(simtest.Completion("a"), simtest.Obj{"cache_hit_threshold": 0.9})
+	cold := s.Post(t.Context(), s.D, simtest.Completions, body)
 	assert.Equal(t, "cache_threshold", cold.Get("choices.0.finish_reason").String())
 	assert.Empty(t, cold.Text())
-	for _, path := range []string{enginesimtest.Completions, enginesimtest.Chat} {
-		streamed := enginesimtest.With(body, enginesimtest.Obj{"stream": true,
-			"messages": []enginesimtest.Obj{{"role": "user", "content": enginesimtest.Prompt(200, "a")}}})
+	for _, path := range []string{simtest.Completions, simtest.Chat} {
+		streamed := simtest.With(body, simtest.Obj{"stream": true,
+			"messages": []simtest.Obj{{"role": "user", "content": simtest.Prompt(200, "a")}}})
 		a := s.Post(t.Context(), s.D, path, streamed)
 		assert.Contains(t, a.Body, `"finish_reason":"cache_threshold"`)
 	}
 	assert.Zero(t, s.D.Stats().LocalCompute, "nothing was computed")
-	s.PrefillOnly(enginesimtest.Completions, enginesimtest.With(body, enginesimtest.Obj{"cache_hit_threshold": 0}))
-	assert.Equal(t, s.Alone(enginesimtest.Completions, enginesimtest.Completion("a")),
-		s.Post(t.Context(), s.D, enginesimtest.Completions, body).Text(), "224 of 240 tokens are enough")
+	s.PrefillOnly(simtest.Completions, simtest.With(body, simtest.Obj{"cache_hit_threshold": 0}))
+	assert.Equal(t, s.Alone(simtest.Completions, simtest.Completion("a")),
+		s.Post(t.Context(), s.D, simtest.Completions, body).Text(), "224 of 240 tokens are enough")
 
 	s = stored(t, nil)
-	assert.Len(t, s.Post(t.Context(), s.D, enginesimtest.Completions, body).Text(), 24,
+	assert.Len(t, s.Post(t.Context(), s.D, simtest.Completions, body).Text(), 24,
 		"vLLM 0.32.0 does not know the member")
 }

@@ -15,7 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/enginesim/enginesimtest"
+	simtest "github.com/pdkit/pdkit/enginesim/enginesimtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -30,10 +30,10 @@ func trtllms(extra map[string]string) func(p, d *enginesim.Config) {
 const globalID = int64(1)<<62 + 12345
 
 // contextOnly runs the context leg and gives what D's leg is to carry.
-func contextOnly(s *enginesimtest.Scene, path string, body enginesimtest.Obj) (params enginesimtest.Obj, tokens []any) {
+func contextOnly(s *simtest.Scene, path string, body simtest.Obj) (params simtest.Obj, tokens []any) {
 	s.T.Helper()
-	a := s.Post(s.T.Context(), s.P, path, enginesimtest.With(body,
-		enginesimtest.Obj{"stream": false, "disaggregated_params": enginesimtest.Obj{"request_type": "context_only",
+	a := s.Post(s.T.Context(), s.P, path, simtest.With(body,
+		simtest.Obj{"stream": false, "disaggregated_params": simtest.Obj{"request_type": "context_only",
 			"disagg_request_id": globalID}}))
 	require.Equal(s.T, 200, a.Status, a.Body)
 	require.NoError(s.T, json.Unmarshal([]byte(a.Get("choices.0.disaggregated_params").Raw), &params))
@@ -46,19 +46,19 @@ func contextOnly(s *enginesimtest.Scene, path string, body enginesimtest.Obj) (p
 
 func TestTRTLLMContextThenGeneration(t *testing.T) {
 	for _, extra := range []map[string]string{nil, {"transceiver_runtime": "PYTHON"}} {
-		for _, path := range []string{enginesimtest.Completions, enginesimtest.Chat} {
-			s := enginesimtest.New(t, trtllms(extra))
-			body, member := enginesimtest.Completion("one"), "prompt"
-			if path == enginesimtest.Chat {
-				body, member = enginesimtest.Obj{"model": "tiny",
-					"messages": []enginesimtest.Obj{{"role": "user",
-						"content": enginesimtest.Prompt(240, "one")}}, "max_tokens": 24, "temperature": 0}, "prompt_token_ids"
+		for _, path := range []string{simtest.Completions, simtest.Chat} {
+			s := simtest.New(t, trtllms(extra))
+			body, member := simtest.Completion("one"), "prompt"
+			if path == simtest.Chat {
+				body, member = simtest.Obj{"model": "tiny",
+					"messages": []simtest.Obj{{"role": "user",
+						"content": simtest.Prompt(240, "one")}}, "max_tokens": 24, "temperature": 0}, "prompt_token_ids"
 			}
 			params, tokens := contextOnly(s, path, body)
 			assert.EqualValues(t, 1, s.P.Stats().GenerationTokens,
 				"the limit is not lowered, and yet it makes one token")
-			d := s.Post(t.Context(), s.D, path, enginesimtest.With(body,
-				enginesimtest.Obj{member: tokens, "disaggregated_params": params}))
+			d := s.Post(t.Context(), s.D, path, simtest.With(body,
+				simtest.Obj{member: tokens, "disaggregated_params": params}))
 			require.Equal(t, 200, d.Status, d.Body)
 			assert.Equal(t, s.Alone(path, body), d.Text())
 			assert.Equal(t, d.Get("usage.prompt_tokens").Int(), s.D.Stats().ExternalKVTransfer)
@@ -70,22 +70,22 @@ func TestTRTLLMContextThenGeneration(t *testing.T) {
 }
 
 func TestTRTLLMGivesOutTheFirstTokenItIsTold(t *testing.T) {
-	s := enginesimtest.New(t, trtllms(nil))
-	body := enginesimtest.Completion("x")
-	params, tokens := contextOnly(s, enginesimtest.Completions, body)
+	s := simtest.New(t, trtllms(nil))
+	body := simtest.Completion("x")
+	params, tokens := contextOnly(s, simtest.Completions, body)
 	params["first_gen_tokens"] = []int{'@'}
-	d := s.Post(t.Context(), s.D, enginesimtest.Completions, enginesimtest.With(body,
-		enginesimtest.Obj{"prompt": tokens, "disaggregated_params": params}))
+	d := s.Post(t.Context(), s.D, simtest.Completions, simtest.With(body,
+		simtest.Obj{"prompt": tokens, "disaggregated_params": params}))
 	require.Equal(t, 200, d.Status)
 	assert.Equal(t, byte('@'), d.Text()[0])
 }
 
 func TestTRTLLMEndsAtTheContextServer(t *testing.T) {
-	s := enginesimtest.New(t, trtllms(nil))
-	body := enginesimtest.With(enginesimtest.Completion("x"),
-		enginesimtest.Obj{"stop": s.Alone(enginesimtest.Completions, enginesimtest.Completion("x"))[:1]})
-	a := s.Post(t.Context(), s.P, enginesimtest.Completions, enginesimtest.With(body,
-		enginesimtest.Obj{"disaggregated_params": enginesimtest.Obj{"request_type": "context_only",
+	s := simtest.New(t, trtllms(nil))
+	body := simtest.With(simtest.Completion("x"),
+		simtest.Obj{"stop": s.Alone(simtest.Completions, simtest.Completion("x"))[:1]})
+	a := s.Post(t.Context(), s.P, simtest.Completions, simtest.With(body,
+		simtest.Obj{"disaggregated_params": simtest.Obj{"request_type": "context_only",
 			"disagg_request_id": globalID}}))
 	assert.Equal(t, "stop", a.Get("choices.0.finish_reason").String())
 	assert.Zero(t, s.P.Stats().PinnedBlocks, "nothing is kept")
@@ -93,67 +93,67 @@ func TestTRTLLMEndsAtTheContextServer(t *testing.T) {
 }
 
 func TestTRTLLMGenerationFirst(t *testing.T) {
-	s := enginesimtest.New(t, trtllms(map[string]string{"transceiver_runtime": "PYTHON"}))
-	body := enginesimtest.Completion("x")
+	s := simtest.New(t, trtllms(map[string]string{"transceiver_runtime": "PYTHON"}))
+	body := simtest.Completion("x")
 	endpoint := s.Get(s.P, "/server_info").Get("disaggregated_params.ctx_info_endpoint.0").String()
 	require.NotEmpty(t, endpoint)
-	got := s.Later(t.Context(), s.D, enginesimtest.Completions, enginesimtest.With(body,
-		enginesimtest.Obj{"disaggregated_params": enginesimtest.Obj{"request_type": "generation_only",
+	got := s.Later(t.Context(), s.D, simtest.Completions, simtest.With(body,
+		simtest.Obj{"disaggregated_params": simtest.Obj{"request_type": "generation_only",
 			"ctx_request_id": globalID, "disagg_request_id": globalID, "schedule_style": 1,
 			"ctx_info_endpoint": endpoint}}))
-	enginesimtest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
-	p := s.Post(t.Context(), s.P, enginesimtest.Completions, enginesimtest.With(body,
-		enginesimtest.Obj{"disaggregated_params": enginesimtest.Obj{"request_type": "context_only",
+	simtest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
+	p := s.Post(t.Context(), s.P, simtest.Completions, simtest.With(body,
+		simtest.Obj{"disaggregated_params": simtest.Obj{"request_type": "context_only",
 			"disagg_request_id": globalID, "schedule_style": 1}}))
 	require.Equal(t, 200, p.Status)
 	d := <-got
 	require.Equal(t, 200, d.Status, d.Body)
-	assert.Equal(t, s.Alone(enginesimtest.Completions, body), d.Text())
+	assert.Equal(t, s.Alone(simtest.Completions, body), d.Text())
 	s.Clean()
 }
 
 func TestTRTLLMRefusesIncompleteParameters(t *testing.T) {
-	s := enginesimtest.New(t, trtllms(nil))
-	body := enginesimtest.Completion("x")
-	params, tokens := contextOnly(s, enginesimtest.Completions, body)
+	s := simtest.New(t, trtllms(nil))
+	body := simtest.Completion("x")
+	params, tokens := contextOnly(s, simtest.Completions, body)
 	for rule, k := range map[string]struct {
-		change func(enginesimtest.Obj)
+		change func(simtest.Obj)
 		status int
 	}{
-		"no ctx_request_id":   {enginesimtest.Without("ctx_request_id"), 400},
-		"no first_gen_tokens": {enginesimtest.Without("first_gen_tokens"), 400},
-		"unknown type":        {enginesimtest.Set("request_type", "else"), 400},
-		"a small id":          {enginesimtest.Set("disagg_request_id", 7), 400},
-		"a fraction":          {enginesimtest.Set("disagg_request_id", 1.5), 400},
-		"an unknown id":       {enginesimtest.Set("disagg_request_id", globalID+1), 500},
-		"no place":            {enginesimtest.Without("encoded_opaque_state"), 500},
+		"no ctx_request_id":   {simtest.Without("ctx_request_id"), 400},
+		"no first_gen_tokens": {simtest.Without("first_gen_tokens"), 400},
+		"unknown type":        {simtest.Set("request_type", "else"), 400},
+		"a small id":          {simtest.Set("disagg_request_id", 7), 400},
+		"a fraction":          {simtest.Set("disagg_request_id", 1.5), 400},
+		"an unknown id":       {simtest.Set("disagg_request_id", globalID+1), 500},
+		"no place":            {simtest.Without("encoded_opaque_state"), 500},
 	} {
-		changed := enginesimtest.With(params, nil)
+		changed := simtest.With(params, nil)
 		k.change(changed)
-		a := s.Post(t.Context(), s.D, enginesimtest.Completions,
-			enginesimtest.With(body, enginesimtest.Obj{"prompt": tokens, "disaggregated_params": changed}))
+		a := s.Post(t.Context(), s.D, simtest.Completions,
+			simtest.With(body, simtest.Obj{"prompt": tokens, "disaggregated_params": changed}))
 		assert.Equal(t, k.status, a.Status, rule)
 	}
-	assert.Equal(t, 400, s.Post(t.Context(), s.P, enginesimtest.Completions,
-		enginesimtest.With(body, enginesimtest.Obj{"n": 2, "temperature": 1,
-			"disaggregated_params": enginesimtest.Obj{"request_type": "context_only"}})).Status)
-	assert.Equal(t, 400, s.Post(t.Context(), s.P, enginesimtest.Completions,
-		enginesimtest.With(body, enginesimtest.Obj{"disaggregated_params": "x"})).Status)
-	assert.Equal(t, 200, s.Post(t.Context(), s.P, enginesimtest.Completions, body).Status,
+	assert.Equal(t, 400, s.Post(t.Context(), s.P, simtest.Completions,
+		simtest.With(body, simtest.Obj{"n": 2, "temperature": 1,
+			"disaggregated_params": simtest.Obj{"request_type": "context_only"}})).Status)
+	assert.Equal(t, 400, s.Post(t.Context(), s.P, simtest.Completions,
+		simtest.With(body, simtest.Obj{"disaggregated_params": "x"})).Status)
+	assert.Equal(t, 200, s.Post(t.Context(), s.P, simtest.Completions, body).Status,
 		"a request without is served alone")
 }
 
 // Both releases refuse parameters that they do not know; 1.2 knows no ctx_usage, and does not give it out.
 func TestTRTLLMReleases(t *testing.T) {
 	for version, status := range map[string]int{"": 200, "1.3": 200, "1.2": 400} {
-		s := enginesimtest.New(t, trtllms(map[string]string{"version": version}))
-		body := enginesimtest.Completion("x")
-		params, tokens := contextOnly(s, enginesimtest.Completions, body)
-		leg := func(params enginesimtest.Obj) enginesimtest.Response {
-			return s.Post(t.Context(), s.D, enginesimtest.Completions,
-				enginesimtest.With(body, enginesimtest.Obj{"prompt": tokens, "disaggregated_params": params}))
+		s := simtest.New(t, trtllms(map[string]string{"version": version}))
+		body := simtest.Completion("x")
+		params, tokens := contextOnly(s, simtest.Completions, body)
+		leg := func(params simtest.Obj) simtest.Response {
+			return s.Post(t.Context(), s.D, simtest.Completions,
+				simtest.With(body, simtest.Obj{"prompt": tokens, "disaggregated_params": params}))
 		}
-		assert.Equal(t, 400, leg(enginesimtest.With(params, enginesimtest.Obj{"else": 1})).Status)
+		assert.Equal(t, 400, leg(simtest.With(params, simtest.Obj{"else": 1})).Status)
 		require.Equal(t, status, leg(params).Status, version)
 		if status == 400 {
 			delete(params, "ctx_usage")
@@ -168,44 +168,44 @@ func TestTRTLLMReleases(t *testing.T) {
 // A context server that does not tell disagg_request_id back keeps the KV under it all the same, as its own
 // ctx_request_id.
 func TestTRTLLMThatTellsNoID(t *testing.T) {
-	s := enginesimtest.New(t, trtllms(map[string]string{"tells_no_id": "1"}))
-	body := enginesimtest.Completion("x")
-	params, tokens := contextOnly(s, enginesimtest.Completions, body)
+	s := simtest.New(t, trtllms(map[string]string{"tells_no_id": "1"}))
+	body := simtest.Completion("x")
+	params, tokens := contextOnly(s, simtest.Completions, body)
 	delete(params, "disagg_request_id")
-	d := s.Post(t.Context(), s.D, enginesimtest.Completions,
-		enginesimtest.With(body, enginesimtest.Obj{"prompt": tokens, "disaggregated_params": params}))
+	d := s.Post(t.Context(), s.D, simtest.Completions,
+		simtest.With(body, simtest.Obj{"prompt": tokens, "disaggregated_params": params}))
 	require.Equal(t, 200, d.Status, d.Body)
-	assert.Equal(t, s.Alone(enginesimtest.Completions, body), d.Text())
+	assert.Equal(t, s.Alone(simtest.Completions, body), d.Text())
 	s.Clean()
 }
 
 func TestTRTLLMSignatures(t *testing.T) {
-	s := enginesimtest.New(t, trtllms(map[string]string{"internal_request_auth_key": "key"}))
-	body := enginesimtest.Completion("x")
-	params, tokens := contextOnly(s, enginesimtest.Completions, body)
-	leg := enginesimtest.With(body, enginesimtest.Obj{"prompt": tokens, "disaggregated_params": params})
+	s := simtest.New(t, trtllms(map[string]string{"internal_request_auth_key": "key"}))
+	body := simtest.Completion("x")
+	params, tokens := contextOnly(s, simtest.Completions, body)
+	leg := simtest.With(body, simtest.Obj{"prompt": tokens, "disaggregated_params": params})
 	mac := hmac.New(sha256.New, []byte("key"))
 	mac.Write([]byte(`{"ctx_info_endpoint":null,"encoded_opaque_state":"` + params["encoded_opaque_state"].(string) +
 		`"}`))
 	good := "sha256=" + hex.EncodeToString(mac.Sum(nil))
-	assert.Equal(t, 400, s.Post(t.Context(), s.D, enginesimtest.Completions, leg).Status)
-	assert.Equal(t, 400, s.Post(t.Context(), s.D, enginesimtest.Completions, leg, "x-trtllm-disagg-auth", good+"0").Status)
-	assert.Equal(t, 200, s.Post(t.Context(), s.D, enginesimtest.Completions, leg, "x-trtllm-disagg-auth", good).Status)
+	assert.Equal(t, 400, s.Post(t.Context(), s.D, simtest.Completions, leg).Status)
+	assert.Equal(t, 400, s.Post(t.Context(), s.D, simtest.Completions, leg, "x-trtllm-disagg-auth", good+"0").Status)
+	assert.Equal(t, 200, s.Post(t.Context(), s.D, simtest.Completions, leg, "x-trtllm-disagg-auth", good).Status)
 	s.Clean()
 }
 
 // KV that nobody reads is kept until the time-out; who waits for none gives up then.
 func TestTRTLLMTimers(t *testing.T) {
-	s := enginesimtest.New(t, trtllms(map[string]string{"kv_transfer_timeout_ms": "150"}), func(p, _ *enginesim.Config) {
+	s := simtest.New(t, trtllms(map[string]string{"kv_transfer_timeout_ms": "150"}), func(p, _ *enginesim.Config) {
 		p.Extra = map[string]string{"kv_transfer_timeout_ms": "2000"}
 	})
-	contextOnly(s, enginesimtest.Completions, enginesimtest.Completion("x"))
+	contextOnly(s, simtest.Completions, simtest.Completion("x"))
 	assert.Positive(t, s.P.Stats().PinnedBlocks)
-	enginesimtest.WaitFor(t, "KV is let go", func() bool { return s.P.Stats().PinnedBlocks == 0 })
-	assert.Equal(t, enginesim.KVLeak, enginesimtest.FirstFault(t, s.P))
+	simtest.WaitFor(t, "KV is let go", func() bool { return s.P.Stats().PinnedBlocks == 0 })
+	assert.Equal(t, enginesim.KVLeak, simtest.FirstFault(t, s.P))
 	begun := time.Now()
-	a := s.Post(t.Context(), s.D, enginesimtest.Completions, enginesimtest.With(enginesimtest.Completion("x"),
-		enginesimtest.Obj{"disaggregated_params": enginesimtest.Obj{"request_type": "generation_only", "ctx_request_id": 1,
+	a := s.Post(t.Context(), s.D, simtest.Completions, simtest.With(simtest.Completion("x"),
+		simtest.Obj{"disaggregated_params": simtest.Obj{"request_type": "generation_only", "ctx_request_id": 1,
 			"schedule_style": 1, "encoded_opaque_state": s.Get(s.P,
 				"/server_info").Get("disaggregated_params.encoded_opaque_state").String()}}))
 	assert.Equal(t, 500, a.Status)
@@ -215,14 +215,14 @@ func TestTRTLLMTimers(t *testing.T) {
 // GET /perf_metrics tells of each request once, and of the KV that came for it; only where the server was told to keep
 // records.
 func TestTRTLLMRecords(t *testing.T) {
-	s := enginesimtest.New(t, trtllms(map[string]string{"perf_metrics_max_requests": "2"}))
-	body := enginesimtest.Completion("x")
-	params, tokens := contextOnly(s, enginesimtest.Completions, body)
+	s := simtest.New(t, trtllms(map[string]string{"perf_metrics_max_requests": "2"}))
+	body := simtest.Completion("x")
+	params, tokens := contextOnly(s, simtest.Completions, body)
 	for range 2 {
-		require.Equal(t, 200, s.Post(t.Context(), s.D, enginesimtest.Completions, enginesimtest.Completion("alone")).Status)
+		require.Equal(t, 200, s.Post(t.Context(), s.D, simtest.Completions, simtest.Completion("alone")).Status)
 	}
-	require.Equal(t, 200, s.Post(t.Context(), s.D, enginesimtest.Completions,
-		enginesimtest.With(body, enginesimtest.Obj{"prompt": tokens, "disaggregated_params": params})).Status)
+	require.Equal(t, 200, s.Post(t.Context(), s.D, simtest.Completions,
+		simtest.With(body, simtest.Obj{"prompt": tokens, "disaggregated_params": params})).Status)
 	records := s.Get(s.D, "/perf_metrics")
 	assert.EqualValues(t, 2, records.Get("#").Int(), "no more than asked for, the newest")
 	assert.False(t, records.Get("0.perf_metrics.timing_metrics.kv_cache_size").Exists())
@@ -232,7 +232,7 @@ func TestTRTLLMRecords(t *testing.T) {
 		"P receives none")
 	assert.Equal(t, "[]", s.Get(s.D, "/metrics").Body, "none of vLLM's counters")
 
-	off := enginesimtest.New(t, trtllms(nil))
-	require.Equal(t, 200, off.Post(t.Context(), off.D, enginesimtest.Completions, body).Status)
+	off := simtest.New(t, trtllms(nil))
+	require.Equal(t, 200, off.Post(t.Context(), off.D, simtest.Completions, body).Status)
 	assert.Equal(t, "[]", off.Get(off.D, "/perf_metrics").Body)
 }
