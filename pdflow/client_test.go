@@ -225,7 +225,7 @@ func TestAChainOfFallbacksLeavesNothing(t *testing.T) {
 
 func TestMuxRoutesByModel(t *testing.T) {
 	a, b := start(t, setup{}), start(t, setup{})
-	mux := pdflow.NewMux(nil)
+	mux := newMux(t)
 	url := serve(t, mux)
 	ask := func(model string) int {
 		return post(t, url, "/v1/completions", `{"prompt":"abc","max_tokens":2`+model+`}`).status
@@ -252,7 +252,7 @@ func TestSplitSharesByRequestID(t *testing.T) {
 	a, b := start(t, setup{}), start(t, setup{})
 	split, err := pdflow.NewSplit(a.flow, b.flow, 30)
 	require.NoError(t, err)
-	mux := pdflow.NewMux(nil)
+	mux := newMux(t)
 	require.NoError(t, mux.SetRoutes(map[string]pdflow.Server{"": split}))
 	url := serve(t, mux)
 	for range 3 {

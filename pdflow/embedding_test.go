@@ -264,8 +264,11 @@ func Example_accounts() {
 			fmt.Println(o.Session.Model, o.Usage.Input, o.Usage.Output)
 		}
 	}}
-	flow := exampleFlow(prefill, decode, pdflow.WithUsage(), pdflow.WithObserver(accounts))
-	mux := pdflow.NewMux(nil)
+	flow := exampleFlow(prefill, decode, pdflow.WithTelemetry(pdflow.Telemetry{Usage: true}), pdflow.WithObserver(accounts))
+	mux, err := pdflow.NewMux()
+	if err != nil {
+		log.Fatal(err)
+	}
 	if err := mux.SetRoutes(map[string]pdflow.Server{"tiny": flow}); err != nil {
 		log.Fatal(err)
 	}

@@ -28,7 +28,10 @@ func ExampleMux_Ready() {
 		log.Fatal(err)
 	}
 	defer flow.Shutdown(context.Background())
-	mux := pdflow.NewMux(nil)
+	mux, err := pdflow.NewMux()
+	if err != nil {
+		log.Fatal(err)
+	}
 	if err := mux.SetRoutes(map[string]pdflow.Server{"tiny": flow}); err != nil {
 		log.Fatal(err)
 	}

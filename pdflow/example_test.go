@@ -253,7 +253,10 @@ func ExampleMux() {
 	flow := exampleFlow(prefill, decode)
 	defer flow.Shutdown(context.Background())
 
-	mux := pdflow.NewMux(nil)
+	mux, err := pdflow.NewMux()
+	if err != nil {
+		log.Fatal(err)
+	}
 	if err := mux.SetRoutes(map[string]pdflow.Server{"tiny": flow}); err != nil { // "*" would be for any model
 		log.Fatal(err)
 	}
@@ -295,7 +298,10 @@ func ExampleNewSplit() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	mux := pdflow.NewMux(nil)
+	mux, err := pdflow.NewMux()
+	if err != nil {
+		log.Fatal(err)
+	}
 	if err := mux.SetRoutes(map[string]pdflow.Server{"tiny": split}); err != nil {
 		log.Fatal(err)
 	}
@@ -341,12 +347,12 @@ func ExampleObserver() {
 	// decode ends with status 200
 }
 
-// Engines report a stream's tokens only if asked. WithUsage asks, and removes the report from what the client gets.
-func ExampleWithUsage() {
+// Engines report a stream's tokens only if asked. Telemetry.Usage asks, and removes the report from what the client gets.
+func ExampleWithTelemetry_usage() {
 	prefill, decode := exampleEngines()
 	defer prefill.Close()
 	defer decode.Close()
-	flow := exampleFlow(prefill, decode, pdflow.WithUsage(), pdflow.WithObserver(pdflow.Observer{
+	flow := exampleFlow(prefill, decode, pdflow.WithTelemetry(pdflow.Telemetry{Usage: true}), pdflow.WithObserver(pdflow.Observer{
 		SessionEnd: func(_ context.Context, o *pdflow.Outcome) { // once for each attempt
 			fmt.Println("tokens in:", o.Usage.Input, "out:", o.Usage.Output)
 		},
@@ -429,22 +435,24 @@ func (h histogramPrinter) Record(_ context.Context, _ float64, opts ...metric.Re
 }
 
 // Two models, each with a flow of its own, and metrics that tell them apart.
-func ExampleWithMetricAttributes() {
+func ExampleWithTelemetry() {
 	prefill, decode := exampleEngines()
 	defer prefill.Close()
 	defer decode.Close()
 	meters := metricPrinter{}
 	routes := map[string]pdflow.Server{}
 	for _, model := range []string{"tiny", "huge"} {
-		opts := []pdflow.Option{
-			pdflow.WithMeterProvider(meters),
-			pdflow.WithMetricAttributes(attribute.String("gen_ai.request.model", model)),
-		}
-		flow := exampleFlow(prefill, decode, opts...)
+		flow := exampleFlow(prefill, decode, pdflow.WithTelemetry(pdflow.Telemetry{
+			MeterProvider: meters,
+			Attributes:    []attribute.KeyValue{attribute.String("gen_ai.request.model", model)},
+		}))
 		defer flow.Shutdown(context.Background())
 		routes[model] = flow
 	}
-	mux := pdflow.NewMux(nil)
+	mux, err := pdflow.NewMux()
+	if err != nil {
+		log.Fatal(err)
+	}
 	if err := mux.SetRoutes(routes); err != nil {
 		log.Fatal(err)
 	}

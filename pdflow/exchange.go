@@ -62,8 +62,8 @@ var (
 	errOver         = errors.New("pdflow: the attempt is over")
 )
 
-func newExchange(ctx context.Context, f *Flow, c call) *exchange {
-	x := &exchange{f: f, client: ctx, call: c, ids: [1]string{c.id}, start: time.Now(), api: c.req.API}
+func newExchange(ctx context.Context, f *Flow, c *call) *exchange {
+	x := &exchange{f: f, client: ctx, call: *c, ids: [1]string{c.id}, start: time.Now(), api: c.req.API}
 	if x.door == nil {
 		x.door = f.door
 	}
@@ -168,7 +168,7 @@ func (x *exchange) fallback(last *Error) (*Body, *Error) {
 		if next.door == f.door {
 			next.door = nil
 		}
-		resp, e := f.opts.fallbackFlow.do(x.ctx, next)
+		resp, e := f.opts.fallbackFlow.do(x.ctx, &next)
 		if e != nil {
 			return nil, moreTelling(last, e)
 		}

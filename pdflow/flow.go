@@ -74,15 +74,9 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 	f := &Flow{conn: c, traits: c.Traits(), picker: p}
 	f.runningOn.most = maxRunningOn
 	f.name, f.order, f.withheld = f.traits.Name, f.traits.Order, withheldMember(&f.traits)
-	f.opts = options{maxBody: 32 << 20, pickWait: 250 * time.Millisecond, stepsLimit: defaultStepsLimit,
-		errorHandler: WriteError, logger: slog.New(slog.DiscardHandler)}
-	for _, o := range opts {
-		if o == nil {
-			return nil, errors.New("pdflow: New needs options that are not nil")
-		}
-		if err := o.apply(&f.opts); err != nil {
-			return nil, fmt.Errorf("pdflow: %w", err)
-		}
+	f.opts = options{pickWait: 250 * time.Millisecond, logger: slog.New(slog.DiscardHandler)}
+	if err := f.opts.take(opts); err != nil {
+		return nil, err
 	}
 	if err := f.findAbilities(); err != nil {
 		return nil, err
@@ -102,15 +96,17 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 	if f.tel, err = newTelemetry(f); err != nil {
 		return nil, fmt.Errorf("pdflow: %w", err)
 	}
-	refusals, err := newRefusals(f.opts.meterProvider, f.opts.logger, f.opts.observers,
-		append([]attribute.KeyValue{attribute.String("pd.connector", f.name)}, f.opts.attributes...)...)
+	refusals, err := newRefusals(f.opts.telemetry.MeterProvider, f.opts.logger, f.opts.observers,
+		append([]attribute.KeyValue{attribute.String("pd.connector", f.name)}, f.opts.telemetry.Attributes...)...)
 	if err != nil {
 		return nil, fmt.Errorf("pdflow: %w", err)
 	}
-	f.front = front{maxBody: f.opts.maxBody, budget: f.opts.budget, refusals: refusals,
-		bodyTimeout: f.limits.Body, writeTimeout: f.limits.Write,
-		onError: f.opts.errorHandler, requestID: f.opts.requestID,
+	f.front = front{maxBody: cmp.Or(f.opts.maxBody, defaultMaxBody), budget: f.opts.budget, refusals: refusals,
+		bodyTimeout: f.limits.Body, writeTimeout: f.limits.Write, onError: WriteError, requestID: f.opts.requestID,
 		find: func(*connector.Request, string) (*Flow, *Error) { return f, nil }}
+	if f.opts.errorHandler != nil {
+		f.front.onError = f.opts.errorHandler
+	}
 	return f, nil
 }
 
@@ -215,7 +211,7 @@ func (f *Flow) Do(ctx context.Context, in *Request) (*Response, error) {
 	if e != nil {
 		return nil, e
 	}
-	resp, e := f.do(ctx, c)
+	resp, e := f.do(ctx, &c)
 	if e != nil {
 		return nil, e.of(in.API)
 	}
@@ -312,8 +308,8 @@ func invalid(err error) *Error {
 	return e
 }
 
-// do runs one parsed request.
-func (f *Flow) do(ctx context.Context, c call) (resp *Response, e *Error) {
+// do runs one parsed request. It does not keep c.
+func (f *Flow) do(ctx context.Context, c *call) (resp *Response, e *Error) {
 	var x *exchange
 	defer func() {
 		// of a picker, a connector or an observer: this request's failure, and nobody else's
@@ -322,11 +318,11 @@ func (f *Flow) do(ctx context.Context, c call) (resp *Response, e *Error) {
 		}
 	}()
 	if err := f.Start(ctx); err != nil {
-		return nil, f.refuse(ctx, &c, err)
+		return nil, f.refuse(ctx, c, err)
 	}
 	req, err := c.req.Without(f.traits.Members) // a flow that falls back to this one has stripped its own
 	if err != nil {
-		return nil, f.refuse(ctx, &c, err)
+		return nil, f.refuse(ctx, c, err)
 	}
 	c.req = req
 	x = newExchange(ctx, f, c)

@@ -67,7 +67,7 @@ func (g *genAI) with(x *exchange, e *Error, more ...attribute.KeyValue) metric.M
 	if e != nil {
 		kv = append(kv, attribute.String("error.type", string(e.Code)))
 	}
-	return metric.WithAttributes(append(kv, x.f.opts.attributes...)...)
+	return metric.WithAttributes(append(kv, x.f.opts.telemetry.Attributes...)...)
 }
 
 // request records the end of a request. g may be nil.

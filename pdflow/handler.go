@@ -63,9 +63,10 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	held := f.budget.hold()
 	defer held.release()
-	resp, e := f.accept(w, r, ids[0], held)
+	resp, own, e := f.accept(w, r, ids[0], held)
+	defer own.held.release()
 	if e != nil {
-		f.fail(w, r, e)
+		own.front.fail(w, r, e)
 		return
 	}
 	if resp.Send(w, r) != nil {
@@ -73,38 +74,80 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// ownFront is what a request has of its flow's front beside that of its Mux.
+type ownFront struct {
+	front *front   // which tells its errors
+	held  *holding // of the flow's own budget
+}
+
 // accept finds the flow for a request, and has it run. serve sends the response, since a stream keeps all the stack
 // that was needed until then.
-func (f *front) accept(w http.ResponseWriter, r *http.Request, id string, held *holding) (*Response, *Error) {
+func (f *front) accept(w http.ResponseWriter, r *http.Request, id string, held *holding) (resp *Response, own ownFront,
+	e *Error) {
+	own.front = f
 	api := connector.APIOf(r.URL.Path)
 	if api == connector.APIUnknown || r.Method != http.MethodPost {
 		intake.Closing(w)
 		e := &Error{Code: CodeNotFound, Message: "there is no such path and method here"}
 		f.refusals.tell(r.Context(), &Refusal{RequestID: id, API: api, Err: e})
-		return nil, e
+		return nil, own, e
 	}
 	req, e := f.read(w, r, api, held)
 	if e != nil {
 		f.refusals.tell(r.Context(), &Refusal{RequestID: id, API: api, Err: e})
-		return nil, e
+		return nil, own, e
 	}
 	flow, e := f.find(req, id)
 	if e != nil {
 		f.refusals.tell(r.Context(), &Refusal{RequestID: id, API: api, Model: req.Model, Err: e})
-		return nil, e
+		return nil, own, e
 	}
 	for {
-		resp, e := flow.do(r.Context(), call{req: req, header: r.Header, id: id, held: held})
+		c := call{req: req, header: r.Header, id: id, held: held}
+		if f != &flow.front {
+			if own, e = f.enter(w, r, flow, &c); e != nil {
+				flow.front.refusals.tell(r.Context(), &Refusal{RequestID: c.id, API: api, Model: req.Model, Err: e})
+				return nil, own, e
+			}
+		}
+		resp, e := flow.do(r.Context(), &c)
 		if e == nil || e.Code != CodeDraining {
-			return resp, e
+			return resp, own, e
 		}
 		// The flow is shutting down. If its route was replaced after find, its successor serves the request.
 		next, gone := f.find(req, id)
 		if gone != nil || next == flow {
-			return nil, e
+			return nil, own, e
 		}
+		own.held.release()
 		flow = next
 	}
+}
+
+// enter holds a request that a Mux has read to what its flow has of its own: see NewMux.
+func (f *front) enter(w http.ResponseWriter, r *http.Request, flow *Flow, c *call) (own ownFront, e *Error) {
+	own.front = f
+	o := &flow.opts
+	if o.errorHandler != nil {
+		own.front = &flow.front
+	}
+	if o.requestID != nil {
+		ids := flow.front.idsOf(r)
+		c.id, w.Header()[headerRequestID] = ids[0], ids
+	}
+	size := int64(len(c.req.Body()))
+	if o.maxBody > 0 && size > o.maxBody {
+		fault := intake.TooLarge(o.maxBody)
+		return own, &Error{Code: Code(fault.Code), Phase: "body", Message: fault.Message}
+	}
+	if o.budget != nil && o.budget != f.budget {
+		own.held = o.budget.hold()
+		if !own.held.taker()(size) {
+			return own, noMemory("", "body", intake.ErrNoMemory)
+		}
+		c.held = own.held
+	}
+	return own, nil
 }
 
 // read reads and checks a client's body. w and held may be nil.

@@ -266,3 +266,10 @@ func alone(t *testing.T, path, body string) string {
 }
 
 var longPrompt = strings.Repeat("The quick brown fox jumps over the lazy dog. ", 8)
+
+func newMux(t testing.TB, opts ...pdflow.Option) *pdflow.Mux {
+	t.Helper()
+	m, err := pdflow.NewMux(opts...)
+	require.NoError(t, err)
+	return m
+}

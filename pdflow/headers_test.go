@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/pdflow"
 )
 
@@ -35,7 +36,7 @@ func TestRequestIDIsTheClientsIfItIsValid(t *testing.T) {
 func TestAHostNamesItsRequests(t *testing.T) {
 	own := func(r *http.Request) string { return r.Header.Get("X-Correlation-Id") }
 	x := start(t, setup{opts: []pdflow.Option{pdflow.WithRequestID(own)}})
-	mux := pdflow.NewMux(&pdflow.MuxOptions{RequestID: own})
+	mux := newMux(t, pdflow.WithRequestID(own))
 	require.NoError(t, mux.SetRoutes(map[string]pdflow.Server{"": x.flow}))
 	for name, url := range map[string]string{"Flow": x.url, "Mux": serve(t, mux)} {
 		for id, kept := range map[string]bool{"host-7": true, "not valid": false, "": false} {
@@ -78,7 +79,7 @@ func TestAMuxBoundsTheWritingOfErrors(t *testing.T) {
 	for limit, want := range map[time.Duration]time.Duration{0: 30 * time.Second, 5 * time.Second: 5 * time.Second,
 		-1: 0} {
 		w := &patient{ResponseRecorder: httptest.NewRecorder()}
-		mux := pdflow.NewMux(&pdflow.MuxOptions{WriteTimeout: limit})
+		mux := newMux(t, pdflow.WithTimeouts(config.Timeouts{Write: limit}))
 		mux.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/nowhere", nil))
 		require.Equal(t, 404, w.Code)
 		if want == 0 {

@@ -6,12 +6,10 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"sync/atomic"
-	"time"
-
-	"go.opentelemetry.io/otel/metric"
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
@@ -27,22 +25,6 @@ type Server interface {
 
 func (f *Flow) flowFor(*connector.Request, string) *Flow { return f }
 
-// MuxOptions are a Mux's own settings, as a flow has them as options; nil and zero values mean the defaults.
-type MuxOptions struct {
-	MaxBody      int64                      // bytes; default 32 MiB
-	Budget       *Budget                    // of all bodies; nil: no bound. The flows have their own: WithBudget
-	BodyTimeout  time.Duration              // reading a client's body; default 60 s, config.None: none
-	WriteTimeout time.Duration              // writing an error to a client; default 30 s, config.None: none
-	ErrorHandler ErrorHandler               // default WriteError
-	RequestID    func(*http.Request) string // see WithRequestID; default: the client's X-Request-Id
-
-	// Where it is told of requests that no flow gets, as that their model is served nowhere: pd.requests.refused,
-	// Observer.Refused, and a line in the log, at level info where it is the client's fault.
-	MeterProvider metric.MeterProvider // default: none
-	Logger        *slog.Logger         // default: none
-	Observers     []Observer
-}
-
 // Mux serves several models behind one listener. A request goes to the flow of the model that it names. One that names
 // no model goes to the only flow, or else to the flow for any model. Routes may be replaced while it serves.
 type Mux struct {
@@ -50,24 +32,65 @@ type Mux struct {
 	routes atomic.Pointer[map[string]Server]
 }
 
-// NewMux makes a Mux without routes.
-func NewMux(o *MuxOptions) *Mux {
-	if o == nil {
-		o = &MuxOptions{}
+// NewMux makes a Mux without routes. Its options are for what happens before a request has its flow: WithMaxBody,
+// WithBudget, WithErrorHandler, WithRequestID, of WithTimeouts Body and Write, and, for requests that no flow gets (their
+// model is served nowhere), WithLogger, WithObserver and of WithTelemetry MeterProvider and Attributes. Each other option
+// is a flow's, and an error here.
+//
+// A flow keeps what it has of its own: its error handler and its request IDs hold for its requests, its budget counts
+// their bodies, too, and its limit of bodies is kept to. [Mux.SetRoutes] refuses a flow that takes larger bodies than the
+// Mux does.
+func NewMux(opts ...Option) (*Mux, error) {
+	var o options
+	if err := o.take(opts); err != nil {
+		return nil, err
+	}
+	if err := o.checkMux(); err != nil {
+		return nil, fmt.Errorf("pdflow: NewMux: %w", err)
 	}
 	m := &Mux{}
-	t := config.Timeouts{Body: o.BodyTimeout, Write: o.WriteTimeout}.Resolve(0)
-	logger := cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
-	// The only error is that of a meter, which gives an instrument all the same.
-	refusals, _ := newRefusals(o.MeterProvider, logger, o.Observers)
-	m.front = front{refusals: refusals, maxBody: cmp.Or(max(o.MaxBody, 0), 32<<20), budget: o.Budget,
-		onError: WriteError, requestID: o.RequestID,
-		bodyTimeout: t.Body, writeTimeout: t.Write, find: m.find}
-	if o.ErrorHandler != nil {
-		m.front.onError = o.ErrorHandler
+	t := o.timeouts.Resolve(0)
+	refusals, err := newRefusals(o.telemetry.MeterProvider, cmp.Or(o.logger, slog.New(slog.DiscardHandler)), o.observers,
+		o.telemetry.Attributes...)
+	if err != nil {
+		return nil, fmt.Errorf("pdflow: NewMux: %w", err)
+	}
+	m.front = front{refusals: refusals, maxBody: cmp.Or(o.maxBody, defaultMaxBody), budget: o.budget,
+		onError: WriteError, requestID: o.requestID, bodyTimeout: t.Body, writeTimeout: t.Write, find: m.find}
+	if o.errorHandler != nil {
+		m.front.onError = o.errorHandler
 	}
 	m.routes.Store(&map[string]Server{})
-	return m
+	return m, nil
+}
+
+// checkMux finds an option that only a flow can heed.
+func (o *options) checkMux() error {
+	timeouts, measured := o.timeouts, o.telemetry
+	timeouts.Body, timeouts.Write = 0, 0
+	for _, flows := range []struct {
+		set    bool
+		option string
+	}{
+		{o.transport != nil, "WithTransport"},
+		{timeouts != config.Timeouts{}, "WithTimeouts, but for Body and Write,"},
+		{o.retry != config.Retry{}, "WithRetry"},
+		{o.fallback != "", "WithFallback"},
+		{o.fallbackFlow != nil, "WithFallbackFlow"},
+		{len(o.checkers) > 0, "WithRequestCheckers"},
+		{o.unsupported != "", "WithUnsupported"},
+		{o.stepsLimit != 0, "WithStepsLimit"},
+		{o.rescues > 0, "WithRescue"},
+		{len(o.forward) > 0, "WithForwardHeaders"},
+		{measured.TracerProvider != nil || measured.Propagator != nil || measured.SpanName != nil ||
+			measured.GenAI != "" || measured.Usage,
+			"WithTelemetry, but for MeterProvider and Attributes,"},
+	} {
+		if flows.set {
+			return errors.New(flows.option + " is for flows: give it to New")
+		}
+	}
+	return nil
 }
 
 // SetRoutes replaces all routes: model name to flow or split. "" and "*" both stand for any model. Requests in flight
@@ -81,12 +104,28 @@ func (m *Mux) SetRoutes(routes map[string]Server) error {
 		if model == "*" {
 			model = ""
 		}
+		for _, f := range flowsOf(s) {
+			if f.opts.maxBody > m.front.maxBody {
+				return fmt.Errorf("pdflow: SetRoutes: a flow takes bodies of %d bytes, and the Mux of %d: give NewMux "+
+					"the larger WithMaxBody", f.opts.maxBody, m.front.maxBody)
+			}
+		}
 		if _, twice := own[model]; twice {
 			return errors.New(`pdflow: SetRoutes: "" and "*" are the same route`)
 		}
 		own[model] = s
 	}
 	m.routes.Store(&own)
+	return nil
+}
+
+func flowsOf(s Server) []*Flow {
+	switch s := s.(type) {
+	case *Flow:
+		return []*Flow{s}
+	case *Split:
+		return []*Flow{s.main, s.other}
+	}
 	return nil
 }
 

@@ -38,24 +38,31 @@ type options struct {
 	errorHandler   ErrorHandler
 	logger         *slog.Logger
 	observers      []Observer
-	tracerProvider trace.TracerProvider
-	meterProvider  metric.MeterProvider
-	attributes     []attribute.KeyValue
-	spanName       func(connector, operation string) string
-	genAI          string // the provider's name; "": off
-	usage          bool
+	telemetry      Telemetry
 	rescues        int // of one request
-	propagator     propagation.TextMapPropagator
 	forward        []string
 	requestID      func(*http.Request) string
 }
 
-// Option changes a flow. Options may be given in any order; the last of a kind wins.
+// Option changes a flow or a Mux. Options may be given in any order; the last of a kind wins. [NewMux] says which it
+// takes.
 type Option interface{ apply(*options) error }
 
 type optionFunc func(*options) error
 
 func (f optionFunc) apply(o *options) error { return f(o) }
+
+func (o *options) take(opts []Option) error {
+	for _, option := range opts {
+		if option == nil {
+			return errors.New("pdflow: an option is nil")
+		}
+		if err := option.apply(o); err != nil {
+			return fmt.Errorf("pdflow: %w", err)
+		}
+	}
+	return nil
+}
 
 // WithTransport sends the legs through rt: a *transport.Transport, another round tripper, or a wrapper of one. It must
 // not follow redirects, and its errors are asked for what was sent by transport.Classify. Default: a transport of the
@@ -148,7 +155,9 @@ func WithUnsupported(u config.Unsupported) Option {
 	})
 }
 
-// WithMaxBody limits the client's body, in bytes. Default 32 MiB. A [Mux] has a limit of its own.
+const defaultMaxBody = 32 << 20
+
+// WithMaxBody limits the client's body, in bytes. Default 32 MiB.
 func WithMaxBody(n int64) Option {
 	return optionFunc(func(o *options) error {
 		if n < 1 {
@@ -164,7 +173,7 @@ func WithMaxBody(n int64) Option {
 // and 0: 15 min; [config.None]: no limit.
 func WithStepsLimit(d time.Duration) Option {
 	return optionFunc(func(o *options) error {
-		o.stepsLimit = cmp.Or(d, defaultStepsLimit)
+		o.stepsLimit = d
 		return needs("WithStepsLimit", d >= 0 || d == config.None,
 			"a duration that is not negative, or config.None")
 	})
@@ -190,61 +199,54 @@ func WithObserver(x Observer) Option {
 	return optionFunc(func(o *options) error { o.observers = append(o.observers, x); return nil })
 }
 
-// WithTracerProvider makes spans with tp: pd.request with the children pd.prefill and pd.decode. Default: no spans.
-func WithTracerProvider(tp trace.TracerProvider) Option {
+// Telemetry says what a flow measures and traces, with the SDK that the program brings.
+type Telemetry struct {
+	// TracerProvider makes spans: pd.request with the children pd.prefill and pd.decode. Nil: none.
+	TracerProvider trace.TracerProvider
+	// Propagator is how a trace is continued from the client and to the engines. Nil: W3C trace context.
+	Propagator propagation.TextMapPropagator
+	// SpanName names spans. operation is request, prepare, encode, prefill, decode, cleanup or rescue. It must be safe
+	// for concurrent use. Nil: "pd." and the operation, the same for all connectors, as OpenTelemetry wants names to be
+	// few.
+	SpanName func(connector, operation string) string
+
+	// MeterProvider records metrics. Nil: none.
+	MeterProvider metric.MeterProvider
+	// Attributes are added to all metrics, for example the model where a program serves several. Their values should be
+	// few: each makes a series of its own.
+	Attributes []attribute.KeyValue
+	// GenAI records requests a second time, by the names of OpenTelemetry's semantic conventions for generative AI:
+	// gen_ai.server.request.duration, gen_ai.server.time_to_first_token, gen_ai.server.time_per_output_token and
+	// gen_ai.client.inference.usage.… (see docs/metrics.md). It is gen_ai.provider.name, as "vllm". The model is a label
+	// where Attributes has it. "": off.
+	GenAI string
+	// Usage asks decode engines for the token counts of streams whose client did not, for [Outcome.Usage], and takes
+	// the chunk without choices that holds them out of the stream again. It applies to chats and completions: other
+	// APIs' streams have the counts. Each event of such a stream is parsed.
+	Usage bool
+}
+
+// WithTelemetry measures and traces. What is set in t is added to what an earlier WithTelemetry has set. Default:
+// nothing.
+func WithTelemetry(t Telemetry) Option {
 	return optionFunc(func(o *options) error {
-		o.tracerProvider = tp
-		return needs("WithTracerProvider", tp != nil, "a provider")
-	})
-}
-
-// WithMeterProvider records metrics with mp. Default: none.
-func WithMeterProvider(mp metric.MeterProvider) Option {
-	return optionFunc(func(o *options) error {
-		o.meterProvider = mp
-		return needs("WithMeterProvider", mp != nil, "a provider")
-	})
-}
-
-// WithMetricAttributes adds attributes to all of the flow's metrics, for example the model where a program serves
-// several. Their values should be few: each makes a series of its own.
-func WithMetricAttributes(attributes ...attribute.KeyValue) Option {
-	return optionFunc(func(o *options) error { o.attributes = append(o.attributes, attributes...); return nil })
-}
-
-// WithSpanNames names the flow's spans. operation is request, prepare, encode, prefill, decode, cleanup or rescue.
-// Default: "pd." and the operation, the same for all connectors, as OpenTelemetry wants names to be few. It must be
-// safe for concurrent use.
-func WithSpanNames(name func(connector, operation string) string) Option {
-	return optionFunc(func(o *options) error {
-		o.spanName = name
-		return needs("WithSpanNames", name != nil, "a function")
-	})
-}
-
-// WithGenAI records requests a second time, by the names of OpenTelemetry's semantic conventions for generative AI:
-// gen_ai.server.request.duration, gen_ai.server.time_to_first_token, gen_ai.server.time_per_output_token and
-// gen_ai.client.inference.usage.… (see docs/metrics.md). provider is gen_ai.provider.name, as "vllm". The model is a
-// label where [WithMetricAttributes] has it. Default: off.
-func WithGenAI(provider string) Option {
-	return optionFunc(func(o *options) error {
-		o.genAI = provider
-		return needs("WithGenAI", provider != "", "the provider's name")
-	})
-}
-
-// WithUsage asks decode engines for the token counts of streams whose client did not, for [Outcome.Usage], and takes
-// the chunk without choices that holds them out of the stream again. It applies to chats and completions: other APIs'
-// streams have the counts. Each event of such a stream is parsed. Default: off.
-func WithUsage() Option {
-	return optionFunc(func(o *options) error { o.usage = true; return nil })
-}
-
-// WithPropagator replaces how a trace is continued from the client and to the engines. Default: W3C trace context.
-func WithPropagator(p propagation.TextMapPropagator) Option {
-	return optionFunc(func(o *options) error {
-		o.propagator = p
-		return needs("WithPropagator", p != nil, "a propagator")
+		own := &o.telemetry
+		if t.TracerProvider != nil {
+			own.TracerProvider = t.TracerProvider
+		}
+		if t.Propagator != nil {
+			own.Propagator = t.Propagator
+		}
+		if t.SpanName != nil {
+			own.SpanName = t.SpanName
+		}
+		if t.MeterProvider != nil {
+			own.MeterProvider = t.MeterProvider
+		}
+		own.Attributes = append(own.Attributes, t.Attributes...)
+		own.GenAI = cmp.Or(t.GenAI, own.GenAI)
+		own.Usage = own.Usage || t.Usage
+		return nil
 	})
 }
 

@@ -4,14 +4,19 @@ package pdflow_test
 
 import (
 	"context"
+	"fmt"
+	"io"
+	"log/slog"
 	"math"
 	"net/http"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
@@ -68,9 +73,6 @@ func TestOptionsWithoutTheirValueAreRefused(t *testing.T) {
 		"WithErrorHandler":     pdflow.WithErrorHandler(nil),
 		"WithTransport":        pdflow.WithTransport(nil),
 		"WithFallbackFlow":     pdflow.WithFallbackFlow(nil),
-		"WithTracerProvider":   pdflow.WithTracerProvider(nil),
-		"WithMeterProvider":    pdflow.WithMeterProvider(nil),
-		"WithPropagator":       pdflow.WithPropagator(nil),
 		"WithMaxBody":          pdflow.WithMaxBody(0),
 		"negative timeout":     pdflow.WithTimeouts(config.Timeouts{Idle: -time.Second}),
 		"negative attempts":    pdflow.WithRetry(config.Retry{MaxAttempts: -1}),
@@ -87,6 +89,88 @@ func TestOptionsWithoutTheirValueAreRefused(t *testing.T) {
 		assert.Nil(t, flow, name)
 	}
 }
+
+// A Mux heeds an option or refuses it.
+func TestAMuxHeedsItsOptionsAndRefusesAFlows(t *testing.T) {
+	other, err := pdflow.New(newNIXL(t), pick.New(setOf(t), pick.RoundRobin()))
+	require.NoError(t, err)
+	for name, c := range map[string]struct {
+		option pdflow.Option
+		flows  bool
+	}{
+		"WithMaxBody":         {pdflow.WithMaxBody(10), false},
+		"WithBudget":          {pdflow.WithBudget(pdflow.NewBudget(10)), false},
+		"WithErrorHandler":    {pdflow.WithErrorHandler(pdflow.WriteError), false},
+		"WithRequestID":       {pdflow.WithRequestID(func(*http.Request) string { return "" }), false},
+		"WithLogger":          {pdflow.WithLogger(slog.New(slog.DiscardHandler)), false},
+		"WithObserver":        {pdflow.WithObserver(pdflow.Observer{}), false},
+		"Body and Write":      {pdflow.WithTimeouts(config.Timeouts{Body: 1, Write: 1}), false},
+		"metrics":             {pdflow.WithTelemetry(pdflow.Telemetry{MeterProvider: noop.NewMeterProvider()}), false},
+		"WithTransport":       {pdflow.WithTransport(http.DefaultTransport), true},
+		"other timeouts":      {pdflow.WithTimeouts(config.Timeouts{Prefill: 1}), true},
+		"WithRetry":           {pdflow.WithRetry(config.Retry{MaxAttempts: 1}), true},
+		"WithFallback":        {pdflow.WithFallback(config.FallbackDecode), true},
+		"WithFallbackFlow":    {pdflow.WithFallbackFlow(other), true},
+		"WithRequestCheckers": {pdflow.WithRequestCheckers(checks{}), true},
+		"WithUnsupported":     {pdflow.WithUnsupported(config.UnsupportedRefuse), true},
+		"WithStepsLimit":      {pdflow.WithStepsLimit(time.Second), true},
+		"WithRescue":          {pdflow.WithRescue(1), true},
+		"WithForwardHeaders":  {pdflow.WithForwardHeaders("X-Tenant"), true},
+		"spans' names": {pdflow.WithTelemetry(pdflow.Telemetry{
+			SpanName: func(_, operation string) string { return operation }}), true},
+		"usage": {pdflow.WithTelemetry(pdflow.Telemetry{Usage: true}), true},
+	} {
+		m, err := pdflow.NewMux(c.option)
+		if !c.flows {
+			require.NoError(t, err, name)
+			continue
+		}
+		require.ErrorContains(t, err, "is for flows: give it to New", name)
+		assert.Nil(t, m, name)
+	}
+	_, err = pdflow.NewMux(nil)
+	require.ErrorContains(t, err, "nil")
+}
+
+// What a flow has of its own holds for its requests behind a Mux, too.
+func TestAMuxKeepsToWhatItsFlowsHaveOfTheirOwn(t *testing.T) {
+	own := func(r *http.Request) string { return "own-" + r.Header.Get("X-Tenant") }
+	said := func(w http.ResponseWriter, _ *http.Request, e *pdflow.Error) {
+		w.WriteHeader(e.HTTPStatus())
+		_, _ = io.WriteString(w, "the flow says "+string(e.Code))
+	}
+	budget := pdflow.NewBudget(2000)
+	x := script(t, &fake{}, answer(ok), answer(ok), pdflow.WithMaxBody(3000), pdflow.WithRequestID(own),
+		pdflow.WithErrorHandler(said), pdflow.WithBudget(budget))
+	mux := newMux(t)
+	require.NoError(t, mux.SetRoutes(map[string]pdflow.Server{"a": x.flow}))
+	url := serve(t, mux)
+	body := func(n int) string {
+		const empty = `{"model":"a","prompt":""}`
+		return `{"model":"a","prompt":"` + strings.Repeat("x", n-len(empty)) + `"}`
+	}
+	r := post(t, url, "/v1/completions", body(80), "X-Tenant", "t")
+	assert.Equal(t, 200, r.status)
+	assert.Equal(t, "own-t", r.header.Get("X-Request-Id"))
+	require.Eventually(t, func() bool { return budget.InUse() == 0 }, 20*time.Second, time.Millisecond)
+	r = post(t, url, "/v1/completions", body(2500), "X-Tenant", "t")
+	assert.Equal(t, "503 the flow says overloaded", fmt.Sprint(r.status, " ", string(r.body)))
+	r = post(t, url, "/v1/completions", body(3001), "X-Tenant", "t")
+	assert.Equal(t, "413 the flow says body_too_large", fmt.Sprint(r.status, " ", string(r.body)))
+	assert.Equal(t, "own-t", r.header.Get("X-Request-Id"))
+	assert.Zero(t, budget.InUse())
+
+	small := newMux(t, pdflow.WithMaxBody(2999))
+	require.ErrorContains(t, small.SetRoutes(map[string]pdflow.Server{"a": x.flow}), "give NewMux the larger")
+	split, err := pdflow.NewSplit(x.flow, x.flow, 50)
+	require.NoError(t, err)
+	require.Error(t, small.SetRoutes(map[string]pdflow.Server{"a": split}))
+}
+
+// checks refuses nothing.
+type checks struct{}
+
+func (checks) CheckRequest(*connector.Request) error { return nil }
 
 type leasesBack struct{ fake }
 

@@ -41,7 +41,7 @@ func (l *LegOutcome) Duration() time.Duration {
 }
 
 // Usage are a request's tokens. A count is 0 where the engine's response does not tell it: streams of chats and
-// completions tell only if the client asked, or the flow did ([WithUsage]).
+// completions tell only if the client asked, or the flow did ([Telemetry].Usage).
 type Usage struct {
 	Input  int64 // of the prompt
 	Output int64 // generated

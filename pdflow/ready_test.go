@@ -192,7 +192,7 @@ func TestReadinessOfSplitsAndMuxes(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, c.ready, split.Ready(t.Context()) == nil, "%d percent", c.percent)
 	}
-	mux := pdflow.NewMux(nil)
+	mux := newMux(t)
 	require.NoError(t, mux.Ready(t.Context()), "nothing is served that could not be")
 	require.NoError(t, mux.SetRoutes(map[string]pdflow.Server{"b": good, "a": poor, "": poor}))
 	err := mux.Ready(t.Context())

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/pdflow"
 )
@@ -109,7 +110,7 @@ func TestSessionsInFlightAreListed(t *testing.T) {
 
 func TestMuxLookup(t *testing.T) {
 	x := start(t, setup{})
-	mux := pdflow.NewMux(&pdflow.MuxOptions{MaxBody: 10, BodyTimeout: -1})
+	mux := newMux(t, pdflow.WithMaxBody(10), pdflow.WithTimeouts(config.Timeouts{Body: config.None}))
 	_, found := mux.Lookup("tiny")
 	require.False(t, found)
 	require.NoError(t, mux.SetRoutes(map[string]pdflow.Server{"tiny": x.flow}))

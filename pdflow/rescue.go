@@ -166,7 +166,7 @@ func (b *Body) goOn(e *Error) (next *Body, failure *Error) {
 			return nil, failure
 		}
 	}
-	req, err := x.rescue.plan.request(s, length, old.f.opts.usage)
+	req, err := x.rescue.plan.request(s, length, old.f.opts.telemetry.Usage)
 	if err == nil {
 		req, err = req.Without(old.f.traits.Members)
 	}

@@ -72,7 +72,7 @@ func (t *roundTripper) run(r *http.Request, api connector.API, id string) (*Resp
 		t.f.front.refusals.tell(r.Context(), &Refusal{RequestID: id, API: api, Err: e})
 		return nil, e
 	}
-	return t.f.do(r.Context(), call{req: req, header: r.Header, id: id, door: t.door})
+	return t.f.do(r.Context(), &call{req: req, header: r.Header, id: id, door: t.door})
 }
 
 // writeError writes an error for hosts that have no server of ours.
@@ -80,7 +80,7 @@ func (f *Flow) writeError(w http.ResponseWriter, r *http.Request, id string, e *
 	if w.Header()[headerRequestID] = []string{id}; e.mode != "" {
 		w.Header()[headerMode] = modeHeader(e.mode)
 	}
-	f.opts.errorHandler(w, r, e)
+	f.front.onError(w, r, e)
 }
 
 func responseTo(r *http.Request, status int, h http.Header, body io.ReadCloser) *http.Response {

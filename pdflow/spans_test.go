@@ -120,7 +120,7 @@ func (*stages) Merge(*connector.Session, []json.RawMessage) error { return nil }
 func TestEachStageHasItsSpan(t *testing.T) {
 	x := &tree{}
 	encode := endpoint(t, serve(t, says(200, `{}`)), discovery.RoleEncode)
-	s := script(t, &stages{}, answer(ok), status(500), pdflow.WithTracerProvider(x))
+	s := script(t, &stages{}, answer(ok), status(500), pdflow.WithTelemetry(pdflow.Telemetry{TracerProvider: x}))
 	s.pair.Encode = []discovery.Endpoint{encode}
 	_, err := s.flow.Do(t.Context(), &pdflow.Request{API: connector.APIChat,
 		Body: []byte(`{"model":"m","messages":[{"role":"user","content":"secret"}]}`), Pick: &s.pair})
@@ -143,7 +143,7 @@ func TestEachStageHasItsSpan(t *testing.T) {
 
 func TestARescueHasItsSpan(t *testing.T) {
 	x := &tree{}
-	f, _ := rescuing(t, pdflow.WithTracerProvider(x))
+	f, _ := rescuing(t, pdflow.WithTelemetry(pdflow.Telemetry{TracerProvider: x}))
 	require.NoError(t, f.struck(rescuableChat(""), enginesim.FaultKill, 5).err)
 	require.Eventually(t, func() bool { return len(f.seen.list()) == 2 }, 20*time.Second, time.Millisecond)
 	assert.Contains(t, x.list(t), "pd.request>pd.rescue")
@@ -162,7 +162,7 @@ func TestTheRequestsSpanTellsWhyAStreamIsNotRescued(t *testing.T) {
 		},
 	} {
 		x := &tree{}
-		f, other := rescuing(t, pdflow.WithTracerProvider(x), pdflow.WithRetry(config.Retry{MaxAttempts: 1}))
+		f, other := rescuing(t, pdflow.WithTelemetry(pdflow.Telemetry{TracerProvider: x}), pdflow.WithRetry(config.Retry{MaxAttempts: 1}))
 		c := rescuableChat("")
 		c.body = end(c.body, other)
 		require.Error(t, f.struck(c, enginesim.FaultKill, 5).err)
@@ -177,8 +177,8 @@ func TestSpansHaveTheNamesThatTheProgramGives(t *testing.T) {
 	x := &tree{}
 	s := script(t, &fake{}, answer(ok),
 		answer(`{"choices":[{"text":"hi"}],"usage":{"prompt_tokens":9,"completion_tokens":3}}`),
-		pdflow.WithTracerProvider(x),
-		pdflow.WithSpanNames(func(connector, operation string) string { return "kv." + connector + "." + operation }))
+		pdflow.WithTelemetry(pdflow.Telemetry{TracerProvider: x}),
+		pdflow.WithTelemetry(pdflow.Telemetry{SpanName: func(connector, operation string) string { return "kv." + connector + "." + operation }}))
 	s.one(t, completion("hi", ""))
 	assert.Equal(t, []string{">kv.fake.request", "kv.fake.request>kv.fake.decode", "kv.fake.request>kv.fake.prefill"},
 		x.list(t))
@@ -192,10 +192,10 @@ func TestSpansHaveTheNamesThatTheProgramGives(t *testing.T) {
 func TestMetricsOfTheConventionsForGenerativeAI(t *testing.T) {
 	for _, on := range []bool{false, true} {
 		b := newBook()
-		opts := []pdflow.Option{pdflow.WithMeterProvider(b),
-			pdflow.WithMetricAttributes(attribute.String("gen_ai.request.model", "m"))}
+		opts := []pdflow.Option{pdflow.WithTelemetry(pdflow.Telemetry{MeterProvider: b}),
+			pdflow.WithTelemetry(pdflow.Telemetry{Attributes: []attribute.KeyValue{attribute.String("gen_ai.request.model", "m")}})}
 		if on {
-			opts = append(opts, pdflow.WithGenAI("vllm"))
+			opts = append(opts, pdflow.WithTelemetry(pdflow.Telemetry{GenAI: "vllm"}))
 		}
 		x := script(t, &fake{}, answer(prefilled), stream(time.Millisecond, `{"choices":[{"text":"a"}]}`,
 			`{"choices":[{"text":"b"}],"usage":{"prompt_tokens":930,"completion_tokens":2}}`), opts...)
@@ -215,6 +215,4 @@ func TestMetricsOfTheConventionsForGenerativeAI(t *testing.T) {
 		assert.Equal(t, []float64{930}, b.of("gen_ai.client.inference.usage.input_tokens"+tokens))
 		assert.Equal(t, []float64{2}, b.of("gen_ai.client.inference.usage.output_tokens"+tokens))
 	}
-	_, err := pdflow.New(&fake{}, &told{}, pdflow.WithGenAI(""))
-	assert.EqualError(t, err, "pdflow: WithGenAI needs the provider's name")
 }

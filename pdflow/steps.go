@@ -58,14 +58,14 @@ func (f *Flow) Begin(ctx context.Context, in *Request) (*Steps, error) {
 		return nil, e
 	}
 	s := &Steps{parked: make(chan *Step), done: make(chan struct{}), ended: make(chan struct{}),
-		limit: f.opts.stepsLimit, f: f, id: c.id}
+		limit: cmp.Or(f.opts.stepsLimit, defaultStepsLimit), f: f, id: c.id}
 	ctx, s.cancel = context.WithCancelCause(ctx)
 	s.calls.born, s.calls.owner = time.Now(), s
 	s.touch()
 	c.door = &door{steps: s}
 	go func() {
 		defer close(s.done)
-		if s.resp, s.err = f.do(ctx, c); s.resp != nil {
+		if s.resp, s.err = f.do(ctx, &c); s.resp != nil {
 			s.resp.Body.steps = s
 		} else {
 			s.err = s.err.of(in.API)

@@ -62,7 +62,8 @@ func TestASuccessorServesWhatItsPredecessorNoLongerTakes(t *testing.T) {
 		m.ServeHTTP(w, r)
 		return w.Code
 	}
-	m := NewMux(nil)
+	m, err := NewMux()
+	require.NoError(t, err)
 	old := flow()
 	require.NoError(t, m.SetRoutes(map[string]Server{"": &meanwhile{flow: old, event: func() {
 		assert.NoError(t, m.SetRoutes(map[string]Server{"": flow()}))

@@ -59,19 +59,19 @@ type labels struct{ leg, mode, code, reason, result, token string }
 var durations = []float64{0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
 
 func newTelemetry(f *Flow) (*telemetry, error) {
-	t := &telemetry{propagator: f.opts.propagator, connector: f.name, attributes: f.opts.attributes,
-		sets: map[labels]*labelSet{}, spanName: f.opts.spanName}
+	t := &telemetry{propagator: f.opts.telemetry.Propagator, connector: f.name, attributes: f.opts.telemetry.Attributes,
+		sets: map[labels]*labelSet{}, spanName: f.opts.telemetry.SpanName}
 	if t.spanName == nil {
 		t.spanName = func(_, operation string) string { return "pd." + operation }
 	}
 	if t.propagator == nil {
 		t.propagator = propagation.TraceContext{}
 	}
-	if tp := f.opts.tracerProvider; tp != nil {
+	if tp := f.opts.telemetry.TracerProvider; tp != nil {
 		t.tracer = tp.Tracer(scope, trace.WithInstrumentationVersion(version))
 	}
 	t.base = t.set(labels{})
-	mp := f.opts.meterProvider
+	mp := f.opts.telemetry.MeterProvider
 	if t.recorded = mp != nil; !t.recorded {
 		mp = noop.NewMeterProvider()
 	}
@@ -116,9 +116,9 @@ func newTelemetry(f *Flow) (*telemetry, error) {
 	t.rescues = count("pd.rescues", "{stream}", "Streams whose decode engine died, by whether they went on")
 	t.released = count("pd.handoffs.released", "{handoff}",
 		"Handoffs of requests that decode refused, which the flow then had decode release")
-	if f.opts.genAI != "" && t.recorded {
+	if f.opts.telemetry.GenAI != "" && t.recorded {
 		var err error
-		t.genAI, err = newGenAI(m, f.opts.genAI)
+		t.genAI, err = newGenAI(m, f.opts.telemetry.GenAI)
 		errs = append(errs, err)
 	}
 	if err := errors.Join(append(errs, t.observeActive(m, f))...); err != nil {

@@ -50,7 +50,7 @@ var jsonTrue = json.RawMessage("true")
 // askUsage asks D for the counts of a stream whose client did not, if the flow wants them.
 func (a *attempt) askUsage(leg *connector.Leg) {
 	req := a.x.req
-	if !a.f.opts.usage || !req.Stream || req.API != connector.APIChat && req.API != connector.APICompletions {
+	if !a.f.opts.telemetry.Usage || !req.Stream || req.API != connector.APIChat && req.API != connector.APICompletions {
 		return
 	}
 	if raw, ok := req.Field("stream_options"); ok && gjson.GetBytes(raw, "include_usage").Bool() {

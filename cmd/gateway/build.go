@@ -59,16 +59,18 @@ func build(cfg *configuration, tel *telemetry, log *slog.Logger) (*gateway, erro
 	g.cfg.Store(cfg)
 	g.reloading.done(nil)
 	g.budget = pdflow.NewBudget(cfg.gateway.bytesInFlight())
-	o := &pdflow.MuxOptions{MaxBody: cfg.gateway.MaxBodyBytes, Budget: g.budget, Logger: log,
-		ErrorHandler: writeError}
+	opts := []pdflow.Option{pdflow.WithMaxBody(cfg.gateway.MaxBodyBytes), pdflow.WithBudget(g.budget),
+		pdflow.WithLogger(log), pdflow.WithErrorHandler(writeError)}
 	if tel.meters != nil {
-		o.MeterProvider = tel.meters
+		opts = append(opts, pdflow.WithTelemetry(pdflow.Telemetry{MeterProvider: tel.meters}))
 	}
-	g.mux = pdflow.NewMux(o)
+	var err error
+	if g.mux, err = pdflow.NewMux(opts...); err != nil {
+		return nil, err
+	}
 	g.list.Store(&[]*model{})
 	g.roster = newRoster(g)
 	if cfg.gateway.ModelServers != nil {
-		var err error
 		if g.roster.cluster, err = newCluster(log, cfg.gateway.ModelServers); err != nil {
 			return nil, err
 		}
@@ -104,13 +106,11 @@ func (g *gateway) buildModel(ms *modelServer, before []*pool) (*model, error) {
 		engines.release()
 		return nil, err
 	}
-	opts := append(g.tel.options(), pdflow.WithMaxBody(cfg.gateway.MaxBodyBytes), pdflow.WithBudget(g.budget),
+	opts := append(g.tel.options(), pdflow.WithBudget(g.budget),
 		pdflow.WithObserver(m.pool.answers()), pdflow.WithObserver(m.recent.observer()),
 		pdflow.WithLogger(m.probes.log),
-		pdflow.WithMetricAttributes(attribute.String("gen_ai.request.model", ms.Model())))
-	if cfg.genAI != "" {
-		opts = append(opts, pdflow.WithGenAI(cfg.genAI))
-	}
+		pdflow.WithTelemetry(pdflow.Telemetry{GenAI: cfg.genAI,
+			Attributes: []attribute.KeyValue{attribute.String("gen_ai.request.model", ms.Model())}}))
 	m.flows, err = ms.Flows(recentPicker{picker, m.recent}, &modelserver.FlowOptions{
 		Transport: func(connect time.Duration) http.RoundTripper {
 			if connect == main {

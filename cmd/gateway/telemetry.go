@@ -105,10 +105,10 @@ func (t *telemetry) measure(ctx context.Context, from *resource.Resource, serve 
 func (t *telemetry) options() []pdflow.Option {
 	var opts []pdflow.Option
 	if t.meters != nil {
-		opts = append(opts, pdflow.WithMeterProvider(t.meters))
+		opts = append(opts, pdflow.WithTelemetry(pdflow.Telemetry{MeterProvider: t.meters}))
 	}
 	if t.tracers != nil {
-		opts = append(opts, pdflow.WithTracerProvider(t.tracers))
+		opts = append(opts, pdflow.WithTelemetry(pdflow.Telemetry{TracerProvider: t.tracers}))
 	}
 	return opts
 }

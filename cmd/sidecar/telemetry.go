@@ -82,10 +82,10 @@ func newSpanExporter(ctx context.Context, f *flags, kind string, out io.Writer) 
 func (t *telemetry) options() []pdflow.Option {
 	var opts []pdflow.Option
 	if t.meters != nil {
-		opts = append(opts, pdflow.WithMeterProvider(t.meters))
+		opts = append(opts, pdflow.WithTelemetry(pdflow.Telemetry{MeterProvider: t.meters}))
 	}
 	if t.tracers != nil {
-		opts = append(opts, pdflow.WithTracerProvider(t.tracers))
+		opts = append(opts, pdflow.WithTelemetry(pdflow.Telemetry{TracerProvider: t.tracers}))
 	}
 	return opts
 }

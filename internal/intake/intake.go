@@ -69,7 +69,7 @@ func read(r *http.Request, limit int64, optional bool, budget Taker) ([]byte, *F
 		return nil, fault
 	}
 	if r.ContentLength > limit {
-		return nil, tooLarge(limit)
+		return nil, TooLarge(limit)
 	}
 	if r.Body == nil {
 		if optional {
@@ -88,7 +88,7 @@ func read(r *http.Request, limit int64, optional bool, budget Taker) ([]byte, *F
 	case err == nil:
 		return body, checkHeader(r.Header)
 	case errors.Is(err, ErrTooLarge):
-		return nil, tooLarge(limit)
+		return nil, TooLarge(limit)
 	case errors.Is(err, ErrNoMemory):
 		return nil, &Fault{Code: "overloaded", Message: "too many large requests at the same time", Err: err}
 	case errors.Is(err, os.ErrDeadlineExceeded):
@@ -99,7 +99,8 @@ func read(r *http.Request, limit int64, optional bool, budget Taker) ([]byte, *F
 	return nil, &Fault{Code: "invalid_request", Message: "the body could not be read to its end", Err: err}
 }
 
-func tooLarge(limit int64) *Fault {
+// TooLarge is the fault of a body above a limit, in bytes.
+func TooLarge(limit int64) *Fault {
 	return &Fault{Code: "body_too_large", Message: "the body is larger than " + strconv.FormatInt(limit, 10) + " bytes"}
 }
 

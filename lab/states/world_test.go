@@ -102,14 +102,14 @@ func newWorld(s setting) *world {
 	make1 := func() *pdflow.Flow {
 		return must(pdflow.New(w.protocol.connector(), &counted{Picker: pick.New(set, pick.RoundRobin()), w: w},
 			pdflow.WithTransport(w.rt), pdflow.WithObserver(w.observer()),
-			pdflow.WithTracerProvider(&w.spans), pdflow.WithMeterProvider(&w.meter),
+			pdflow.WithTelemetry(pdflow.Telemetry{TracerProvider: &w.spans, MeterProvider: &w.meter}),
 			pdflow.WithRescue(s.protocol.rescues),
 			pdflow.WithTimeouts(config.Timeouts{Prefill: prefillLimit, Handoff: handoffLimit, Decode: decodeLimit,
 				Idle: idleLimit, Write: writeLimit}),
 			pdflow.WithRetry(config.Retry{MaxAttempts: attempts, Hedge: s.protocol.hedge})))
 	}
 	w.flow, w.next = make1(), make1()
-	w.mux = pdflow.NewMux(nil)
+	w.mux = must(pdflow.NewMux())
 	w.route(w.flow)
 	w.server = &http.Server{Handler: http.HandlerFunc(w.serve), ErrorLog: log.New(io.Discard, "", 0),
 		ReadHeaderTimeout: time.Hour}

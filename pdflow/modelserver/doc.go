@@ -11,7 +11,7 @@
 //	set := discovery.NewSet(source)
 //	go set.Run(ctx)
 //	flows, err := ms.Flows(pick.New(set, pick.TwoChoices()), nil)
-//	mux := pdflow.NewMux(nil) // the handler
+//	mux, err := pdflow.NewMux() // the handler
 //	err = mux.SetRoutes(map[string]pdflow.Server{ms.Model(): flows.Server})
 //
 // How engines are found is up to whoever makes the set: [Spec.WorkloadSelector] and [Spec.Discovery] say it, and

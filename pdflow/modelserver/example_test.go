@@ -37,7 +37,10 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer flows.Shutdown(context.Background())
-	mux := pdflow.NewMux(nil)
+	mux, err := pdflow.NewMux()
+	if err != nil {
+		log.Fatal(err)
+	}
 	if err := mux.SetRoutes(map[string]pdflow.Server{ms.Model(): flows.Server}); err != nil {
 		log.Fatal(err)
 	}

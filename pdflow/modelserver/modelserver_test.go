@@ -181,7 +181,8 @@ func served(t *testing.T, spec string, engines ...discovery.Endpoint) (*modelser
 	flows, err := ms.Flows(pick.New(set, pick.RoundRobin()), nil)
 	require.NoError(t, err)
 	require.NoError(t, flows.Start(ctx))
-	mux := pdflow.NewMux(nil)
+	mux, err := pdflow.NewMux()
+	require.NoError(t, err)
 	require.NoError(t, mux.SetRoutes(map[string]pdflow.Server{ms.Model(): flows.Server}))
 	server := httptest.NewServer(mux)
 	t.Cleanup(func() {
