@@ -88,7 +88,7 @@ func benchFlowOver(b testing.TB, prefill, decode string, opts ...pdflow.Option) 
 	b.Cleanup(func() { cancel(); <-done })
 	require.NoError(b, set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 2 }))
 	flow, err := pdflow.New(c, pick.New(set, pick.RoundRobin()),
-		append(opts, pdflow.WithTelemetry(pdflow.Telemetry{MeterProvider: sdkless.NewMeterProvider()}))...)
+		append(opts, metered(sdkless.NewMeterProvider()))...)
 	require.NoError(b, err)
 	return flow
 }

@@ -264,7 +264,8 @@ func Example_accounts() {
 			fmt.Println(o.Session.Model, o.Usage.Input, o.Usage.Output)
 		}
 	}}
-	flow := exampleFlow(prefill, decode, pdflow.WithTelemetry(pdflow.Telemetry{Usage: true}), pdflow.WithObserver(accounts))
+	flow := exampleFlow(prefill, decode, pdflow.WithTelemetry(pdflow.Telemetry{Usage: true}),
+		pdflow.WithObserver(accounts))
 	mux, err := pdflow.NewMux()
 	if err != nil {
 		log.Fatal(err)

@@ -352,7 +352,8 @@ func ExampleWithTelemetry_usage() {
 	prefill, decode := exampleEngines()
 	defer prefill.Close()
 	defer decode.Close()
-	flow := exampleFlow(prefill, decode, pdflow.WithTelemetry(pdflow.Telemetry{Usage: true}), pdflow.WithObserver(pdflow.Observer{
+	counts := pdflow.WithTelemetry(pdflow.Telemetry{Usage: true})
+	flow := exampleFlow(prefill, decode, counts, pdflow.WithObserver(pdflow.Observer{
 		SessionEnd: func(_ context.Context, o *pdflow.Outcome) { // once for each attempt
 			fmt.Println("tokens in:", o.Usage.Input, "out:", o.Usage.Output)
 		},

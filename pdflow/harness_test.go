@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/config"
@@ -273,3 +275,13 @@ func newMux(t testing.TB, opts ...pdflow.Option) *pdflow.Mux {
 	require.NoError(t, err)
 	return m
 }
+
+func metered(mp metric.MeterProvider) pdflow.Option {
+	return pdflow.WithTelemetry(pdflow.Telemetry{MeterProvider: mp})
+}
+
+func traced(tp trace.TracerProvider) pdflow.Option {
+	return pdflow.WithTelemetry(pdflow.Telemetry{TracerProvider: tp})
+}
+
+var usage = pdflow.WithTelemetry(pdflow.Telemetry{Usage: true})

@@ -154,7 +154,7 @@ func TestTokensAreReusedOnlyWhereDecodeSaysSo(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBook()
-			x := script(t, c.conn, answer(prefilled), c.decode, pdflow.WithTelemetry(pdflow.Telemetry{MeterProvider: b}))
+			x := script(t, c.conn, answer(prefilled), c.decode, metered(b))
 			x.one(t, completion("hi", ""))
 			assert.Equal(t, c.want, b.of("pd.kv.tokens"))
 			assert.Equal(t, []float64{930}, b.of("pd.tokens pd.token.type=input"))
@@ -175,7 +175,7 @@ func TestTimesOfTokensAreThoseOfStreams(t *testing.T) {
 	const handoff = `{"choices":[],"kv_transfer_params":{"a":1},"usage":{"prompt_tokens":9}}`
 	b := newBook()
 	x := script(t, &fake{more: handsOver}, answer(handoff),
-		answer(`{"choices":[{"text":"hi"}],"usage":{"completion_tokens":3}}`), pdflow.WithTelemetry(pdflow.Telemetry{MeterProvider: b}))
+		answer(`{"choices":[{"text":"hi"}],"usage":{"completion_tokens":3}}`), metered(b))
 	x.one(t, completion("hi", ""))
 	assert.Len(t, b.of("pd.handoff.age"), 1)
 	for _, name := range []string{"pd.time_to_first_chunk", "pd.transfer.duration", "pd.time_per_output_token"} {
@@ -200,7 +200,7 @@ func TestTimesOfTokensAreThoseOfStreams(t *testing.T) {
 	})
 	synctest.Test(t, func(t *testing.T) {
 		flow, err := pdflow.New(&fake{more: handsOver}, pickOf(x), pdflow.WithTransport(engines),
-			pdflow.WithTelemetry(pdflow.Telemetry{MeterProvider: b}))
+			metered(b))
 		require.NoError(t, err)
 		resp, err := flow.Do(t.Context(), &pdflow.Request{API: connector.APICompletions,
 			Body: []byte(completion("hi", `"stream":true`))})
@@ -250,7 +250,7 @@ func TestAttemptsAreCountedByTheirOutcome(t *testing.T) {
 		}
 		fails = false
 		h(x, w, r, body)
-	}, answer(ok), pdflow.WithTelemetry(pdflow.Telemetry{MeterProvider: b}), pdflow.WithRetry(config.Retry{MaxAttempts: 2, BackoffBase: 1}))
+	}, answer(ok), metered(b), pdflow.WithRetry(config.Retry{MaxAttempts: 2, BackoffBase: 1}))
 	require.Equal(t, http.StatusOK, post(t, x.url, "/v1/completions", completion("hi", "")).status)
 	require.Eventually(t, func() bool { return len(x.seen.list()) == 2 }, 20*time.Second, time.Millisecond)
 	assert.Len(t, b.of("pd.sessions error.type=prefill_failed pd.mode=disaggregated"), 1)

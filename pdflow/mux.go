@@ -33,13 +33,13 @@ type Mux struct {
 }
 
 // NewMux makes a Mux without routes. Its options are for what happens before a request has its flow: WithMaxBody,
-// WithBudget, WithErrorHandler, WithRequestID, of WithTimeouts Body and Write, and, for requests that no flow gets (their
-// model is served nowhere), WithLogger, WithObserver and of WithTelemetry MeterProvider and Attributes. Each other option
-// is a flow's, and an error here.
+// WithBudget, WithErrorHandler, WithRequestID, of WithTimeouts Body and Write, and, for requests that no flow gets
+// (their model is served nowhere), WithLogger, WithObserver and of WithTelemetry MeterProvider and Attributes. Each
+// other option is a flow's, and an error here.
 //
 // A flow keeps what it has of its own: its error handler and its request IDs hold for its requests, its budget counts
-// their bodies, too, and its limit of bodies is kept to. [Mux.SetRoutes] refuses a flow that takes larger bodies than the
-// Mux does.
+// their bodies, too, and its limit of bodies is kept to. [Mux.SetRoutes] refuses a flow that takes larger bodies than
+// the Mux does.
 func NewMux(opts ...Option) (*Mux, error) {
 	var o options
 	if err := o.take(opts); err != nil {
@@ -50,8 +50,8 @@ func NewMux(opts ...Option) (*Mux, error) {
 	}
 	m := &Mux{}
 	t := o.timeouts.Resolve(0)
-	refusals, err := newRefusals(o.telemetry.MeterProvider, cmp.Or(o.logger, slog.New(slog.DiscardHandler)), o.observers,
-		o.telemetry.Attributes...)
+	refusals, err := newRefusals(o.telemetry.MeterProvider, cmp.Or(o.logger, slog.New(slog.DiscardHandler)),
+		o.observers, o.telemetry.Attributes...)
 	if err != nil {
 		return nil, fmt.Errorf("pdflow: NewMux: %w", err)
 	}

@@ -24,24 +24,24 @@ import (
 type ErrorHandler func(w http.ResponseWriter, r *http.Request, e *Error)
 
 type options struct {
-	transport      http.RoundTripper
-	timeouts       config.Timeouts
-	retry          config.Retry
-	fallback       config.Fallback
-	fallbackFlow   *Flow
-	checkers       []connector.RequestChecker
-	unsupported    config.Unsupported
-	maxBody        int64
-	budget         *Budget       // nil: no bound
-	pickWait       time.Duration // how long a request waits for engines when none is ready
-	stepsLimit     time.Duration
-	errorHandler   ErrorHandler
-	logger         *slog.Logger
-	observers      []Observer
-	telemetry      Telemetry
-	rescues        int // of one request
-	forward        []string
-	requestID      func(*http.Request) string
+	transport    http.RoundTripper
+	timeouts     config.Timeouts
+	retry        config.Retry
+	fallback     config.Fallback
+	fallbackFlow *Flow
+	checkers     []connector.RequestChecker
+	unsupported  config.Unsupported
+	maxBody      int64
+	budget       *Budget       // nil: no bound
+	pickWait     time.Duration // how long a request waits for engines when none is ready
+	stepsLimit   time.Duration
+	errorHandler ErrorHandler
+	logger       *slog.Logger
+	observers    []Observer
+	telemetry    Telemetry
+	rescues      int // of one request
+	forward      []string
+	requestID    func(*http.Request) string
 }
 
 // Option changes a flow or a Mux. Options may be given in any order; the last of a kind wins. [NewMux] says which it
@@ -217,8 +217,8 @@ type Telemetry struct {
 	Attributes []attribute.KeyValue
 	// GenAI records requests a second time, by the names of OpenTelemetry's semantic conventions for generative AI:
 	// gen_ai.server.request.duration, gen_ai.server.time_to_first_token, gen_ai.server.time_per_output_token and
-	// gen_ai.client.inference.usage.… (see docs/metrics.md). It is gen_ai.provider.name, as "vllm". The model is a label
-	// where Attributes has it. "": off.
+	// gen_ai.client.inference.usage.… (see docs/metrics.md). It is gen_ai.provider.name, as "vllm". The model is a
+	// label where Attributes has it. "": off.
 	GenAI string
 	// Usage asks decode engines for the token counts of streams whose client did not, for [Outcome.Usage], and takes
 	// the chunk without choices that holds them out of the stream again. It applies to chats and completions: other

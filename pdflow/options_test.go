@@ -154,9 +154,9 @@ func TestAMuxKeepsToWhatItsFlowsHaveOfTheirOwn(t *testing.T) {
 	assert.Equal(t, "own-t", r.header.Get("X-Request-Id"))
 	require.Eventually(t, func() bool { return budget.InUse() == 0 }, 20*time.Second, time.Millisecond)
 	r = post(t, url, "/v1/completions", body(2500), "X-Tenant", "t")
-	assert.Equal(t, "503 the flow says overloaded", fmt.Sprint(r.status, " ", string(r.body)))
+	assert.Equal(t, "503 the flow says overloaded", fmt.Sprint(r.status, " ", r.body))
 	r = post(t, url, "/v1/completions", body(3001), "X-Tenant", "t")
-	assert.Equal(t, "413 the flow says body_too_large", fmt.Sprint(r.status, " ", string(r.body)))
+	assert.Equal(t, "413 the flow says body_too_large", fmt.Sprint(r.status, " ", r.body))
 	assert.Equal(t, "own-t", r.header.Get("X-Request-Id"))
 	assert.Zero(t, budget.InUse())
 

@@ -52,7 +52,7 @@ func TestRefusedRequestsAreTold(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, seen, lines := newBook(), &refusedOnes{}, &bytes.Buffer{}
-			mux := newMux(t, pdflow.WithMaxBody(1000), pdflow.WithTelemetry(pdflow.Telemetry{MeterProvider: b}),
+			mux := newMux(t, pdflow.WithMaxBody(1000), metered(b),
 				pdflow.WithLogger(slog.New(slog.NewTextHandler(lines, nil))), pdflow.WithObserver(seen.observer()))
 			x := script(t, &fake{}, answer(ok), answer(ok))
 			require.NoError(t, mux.SetRoutes(map[string]pdflow.Server{"one": x.flow, "two": x.flow}))
@@ -88,7 +88,7 @@ func (*noStarter) Start(context.Context) error { return errors.New("the port is 
 // A flow has an observer of its own for what it refuses, whichever way the request came.
 func TestAFlowTellsWhatItRefuses(t *testing.T) {
 	b, seen := newBook(), &refusedOnes{}
-	x := script(t, &fake{}, answer(ok), answer(ok), pdflow.WithTelemetry(pdflow.Telemetry{MeterProvider: b}), pdflow.WithObserver(seen.observer()))
+	x := script(t, &fake{}, answer(ok), answer(ok), metered(b), pdflow.WithObserver(seen.observer()))
 	const key = "pd.requests.refused error.type=invalid_request pd.api=completions"
 	require.Equal(t, 400, post(t, x.url, "/v1/completions", `[]`).status)
 	require.Len(t, b.of(key), 1)
@@ -102,7 +102,7 @@ func TestAFlowTellsWhatItRefuses(t *testing.T) {
 	require.Len(t, b.of(key), 3)
 	require.Len(t, seen.all, 3)
 
-	x = script(t, &noStarter{}, answer(ok), answer(ok), pdflow.WithTelemetry(pdflow.Telemetry{MeterProvider: b}),
+	x = script(t, &noStarter{}, answer(ok), answer(ok), metered(b),
 		pdflow.WithObserver(seen.observer()))
 	require.Equal(t, 500, post(t, x.url, "/v1/completions", completion("hi", "")).status)
 	require.Len(t, seen.all, 4)

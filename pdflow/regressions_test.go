@@ -256,7 +256,8 @@ type pickerFunc func() pdflow.Pick
 func (f pickerFunc) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) { return f(), nil }
 
 func TestTheTraceOfTheClientGoesThroughWithoutATracer(t *testing.T) {
-	x := start(t, setup{opts: []pdflow.Option{pdflow.WithTelemetry(pdflow.Telemetry{Propagator: propagation.TraceContext{}})}})
+	x := start(t, setup{opts: []pdflow.Option{
+		pdflow.WithTelemetry(pdflow.Telemetry{Propagator: propagation.TraceContext{}})}})
 	post(t, x.url, "/v1/completions", completion(longPrompt, ""), "traceparent",
 		"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 	require.Equal(t, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",

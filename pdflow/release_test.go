@@ -35,7 +35,7 @@ func TestBlocksOfARequestThatDRefusesAreReleased(t *testing.T) {
 	for name, refuse := range refusals {
 		t.Run(name, func(t *testing.T) {
 			count, s := meters{told: &tally{counts: map[string]int{}}}, setup{}
-			s.opts = append(s.opts, pdflow.WithTelemetry(pdflow.Telemetry{MeterProvider: count}))
+			s.opts = append(s.opts, metered(count))
 			if name == "and tells P" {
 				refuse(&s, nil)
 			}
@@ -78,7 +78,7 @@ func TestBlocksThatAreNotReleasedAreCounted(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			count := meters{told: &tally{counts: map[string]int{}}}
-			x := start(t, setup{opts: []pdflow.Option{pdflow.WithTelemetry(pdflow.Telemetry{MeterProvider: count}),
+			x := start(t, setup{opts: []pdflow.Option{metered(count),
 				pdflow.WithTimeouts(config.Timeouts{Cleanup: 100 * time.Millisecond})}})
 			x.d.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: 400, Leg: enginesim.LegDecode})
 			x.d.Inject(fault)
@@ -101,7 +101,7 @@ func TestPrefillsThatRanOnAreCounted(t *testing.T) {
 		x := newFinishes(t, func(x *scripted, w http.ResponseWriter, r *http.Request, body string) {
 			close(asked)
 			gone(x, w, r, body)
-		}, pdflow.WithTelemetry(pdflow.Telemetry{MeterProvider: count}))
+		}, metered(count))
 		ctx, leave := context.WithCancel(t.Context())
 		go func() { <-x.p.computes; <-asked; leave() }()
 		require.ErrorIs(t, doers["Do"](ctx, t, x.flow, completion("a", "")), pdflow.CodeClientGone)

@@ -80,7 +80,7 @@ func (c *rescueCounter) all() []string {
 
 func TestOutcomesAndCounterTellARescue(t *testing.T) {
 	count := &rescueCounter{}
-	x, _ := rescuing(t, pdflow.WithTelemetry(pdflow.Telemetry{MeterProvider: count}))
+	x, _ := rescuing(t, metered(count))
 	got := x.struck(rescuableChat(""), enginesim.FaultKill, 5)
 	require.NoError(t, got.err)
 	require.Eventually(t, func() bool { return len(x.seen.list()) == 2 }, 20*time.Second, time.Millisecond)
@@ -104,7 +104,7 @@ func TestWhatIsNotRescuedIsCutAsWithoutRescue(t *testing.T) {
 		`,"tools":[{"type":"function"}]`: "tools",
 	} {
 		count := &rescueCounter{}
-		x, _ := rescuing(t, pdflow.WithTelemetry(pdflow.Telemetry{MeterProvider: count}))
+		x, _ := rescuing(t, metered(count))
 		c := rescuable(more)
 		if strings.Contains(more, `"temperature"`) {
 			c.body = strings.Replace(c.body, `"temperature":0,`, "", 1)
@@ -124,7 +124,7 @@ func TestWhatIsNotRescuedIsCutAsWithoutRescue(t *testing.T) {
 
 func TestAnImageIsNotRescued(t *testing.T) {
 	count := &rescueCounter{}
-	x, _ := rescuing(t, pdflow.WithTelemetry(pdflow.Telemetry{MeterProvider: count}))
+	x, _ := rescuing(t, metered(count))
 	got := x.struck(rescueCase{"", "/v1/chat/completions", `{"model":"tiny","messages":[{"role":"user","content":[` +
 		`{"type":"text","text":"` + longPrompt + `"},` +
 		`{"type":"image_url","image_url":{"url":"data:image/png;base64,"}}]}],` + greedy + `}`},
@@ -145,7 +145,7 @@ func TestWithoutTheOptionNothingIsAskedFor(t *testing.T) {
 func TestAStreamIsRescuedNoOftenerThanAllowed(t *testing.T) {
 	for allowed, want := range map[int]error{1: io.ErrUnexpectedEOF, 2: nil} {
 		count := &rescueCounter{}
-		x, other := rescuing(t, pdflow.WithRescue(allowed), pdflow.WithTelemetry(pdflow.Telemetry{MeterProvider: count}))
+		x, other := rescuing(t, pdflow.WithRescue(allowed), metered(count))
 		undisturbed := sameOf(post(t, x.url, "/v1/completions", rescuable("").body, "X-Request-Id", "same").body)
 		other.Inject(enginesim.Fault{Kind: enginesim.FaultResetStream, Leg: enginesim.LegDecode, AfterChunks: 4})
 		got := x.struck(rescuable(""), enginesim.FaultResetStream, 3)
@@ -207,7 +207,7 @@ func TestAChatWithoutALimitGoesOnToTheEndOfTheContext(t *testing.T) {
 
 func TestUsageThatOnlyTheFlowWantsSurvivesARescue(t *testing.T) {
 	for _, c := range []rescueCase{rescuable(""), rescuableChat("")} {
-		x, _ := rescuing(t, pdflow.WithTelemetry(pdflow.Telemetry{Usage: true}))
+		x, _ := rescuing(t, usage)
 		want := post(t, x.url, c.path, c.body, "X-Request-Id", "same")
 		require.Eventually(t, func() bool { return len(x.seen.list()) == 1 }, 20*time.Second, time.Millisecond)
 		got := x.struck(c, enginesim.FaultResetStream, 6)

@@ -61,7 +61,7 @@ func newDyingFleet(t *testing.T, prefills time.Duration, opts ...pdflow.Option) 
 	}
 	var err error
 	f.flow, err = pdflow.New(&fake{}, f, append([]pdflow.Option{pdflow.WithRescue(1), pdflow.WithTransport(f),
-		pdflow.WithTelemetry(pdflow.Telemetry{MeterProvider: &f.count}), pdflow.WithRetry(config.Retry{MaxAttempts: 1}),
+		metered(&f.count), pdflow.WithRetry(config.Retry{MaxAttempts: 1}),
 		pdflow.WithTimeouts(config.Timeouts{Prefill: config.None, Idle: time.Hour})}, opts...)...)
 	require.NoError(t, err)
 	return f

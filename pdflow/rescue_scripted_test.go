@@ -83,7 +83,7 @@ func scripts(t *testing.T, c connector.KVConnector, p, d, other handler, opts ..
 	second := script(t, c, p, other)
 	pick = &avoids{inTurn: inTurn{x.pair.Prefill, []discovery.Endpoint{x.pair.Decode, second.pair.Decode}}}
 	var err error
-	x.flow, err = pdflow.New(c, pick, append([]pdflow.Option{pdflow.WithRescue(1), pdflow.WithTelemetry(pdflow.Telemetry{MeterProvider: count}),
+	x.flow, err = pdflow.New(c, pick, append([]pdflow.Option{pdflow.WithRescue(1), metered(count),
 		pdflow.WithRetry(config.Retry{MaxAttempts: 1}),
 		pdflow.WithObserver(pdflow.Observer{SessionEnd: x.seen.SessionEnd})}, opts...)...)
 	require.NoError(t, err)
@@ -191,7 +191,7 @@ func (h operationsHistogram) Record(_ context.Context, _ float64, opts ...metric
 // The second engine is sent a completion; the client's request is a chat.
 func TestARescuedChatIsMeasuredAsAChat(t *testing.T) {
 	o := &operations{}
-	x, _ := rescuing(t, pdflow.WithTelemetry(pdflow.Telemetry{MeterProvider: o}), pdflow.WithTelemetry(pdflow.Telemetry{GenAI: "vllm"}))
+	x, _ := rescuing(t, metered(o), pdflow.WithTelemetry(pdflow.Telemetry{GenAI: "vllm"}))
 	require.NoError(t, x.struck(rescuableChat(""), 3, 5).err)
 	require.NoError(t, x.flow.Shutdown(t.Context()))
 	o.mu.Lock()

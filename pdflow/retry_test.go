@@ -103,7 +103,7 @@ func newFakeFleet(t *testing.T, c connector.KVConnector, names string, retry con
 	f.flow, err = pdflow.New(c, picker,
 		pdflow.WithTransport(f), pdflow.WithRetry(retry), pdflow.WithoutPickWait(),
 		pdflow.WithTimeouts(config.Timeouts{Prefill: 10 * time.Second, Decode: 10 * time.Second}),
-		pdflow.WithTelemetry(pdflow.Telemetry{MeterProvider: meters{told: f.told}}), pdflow.WithTelemetry(pdflow.Telemetry{TracerProvider: tracers{told: f.told}}),
+		metered(meters{told: f.told}), traced(tracers{told: f.told}),
 		pdflow.WithObserver(pdflow.Observer{SessionEnd: f.seen.SessionEnd}))
 	require.NoError(t, err)
 	t.Cleanup(func() {

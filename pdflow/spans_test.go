@@ -120,7 +120,7 @@ func (*stages) Merge(*connector.Session, []json.RawMessage) error { return nil }
 func TestEachStageHasItsSpan(t *testing.T) {
 	x := &tree{}
 	encode := endpoint(t, serve(t, says(200, `{}`)), discovery.RoleEncode)
-	s := script(t, &stages{}, answer(ok), status(500), pdflow.WithTelemetry(pdflow.Telemetry{TracerProvider: x}))
+	s := script(t, &stages{}, answer(ok), status(500), traced(x))
 	s.pair.Encode = []discovery.Endpoint{encode}
 	_, err := s.flow.Do(t.Context(), &pdflow.Request{API: connector.APIChat,
 		Body: []byte(`{"model":"m","messages":[{"role":"user","content":"secret"}]}`), Pick: &s.pair})
@@ -143,7 +143,7 @@ func TestEachStageHasItsSpan(t *testing.T) {
 
 func TestARescueHasItsSpan(t *testing.T) {
 	x := &tree{}
-	f, _ := rescuing(t, pdflow.WithTelemetry(pdflow.Telemetry{TracerProvider: x}))
+	f, _ := rescuing(t, traced(x))
 	require.NoError(t, f.struck(rescuableChat(""), enginesim.FaultKill, 5).err)
 	require.Eventually(t, func() bool { return len(f.seen.list()) == 2 }, 20*time.Second, time.Millisecond)
 	assert.Contains(t, x.list(t), "pd.request>pd.rescue")
@@ -162,7 +162,7 @@ func TestTheRequestsSpanTellsWhyAStreamIsNotRescued(t *testing.T) {
 		},
 	} {
 		x := &tree{}
-		f, other := rescuing(t, pdflow.WithTelemetry(pdflow.Telemetry{TracerProvider: x}), pdflow.WithRetry(config.Retry{MaxAttempts: 1}))
+		f, other := rescuing(t, traced(x), pdflow.WithRetry(config.Retry{MaxAttempts: 1}))
 		c := rescuableChat("")
 		c.body = end(c.body, other)
 		require.Error(t, f.struck(c, enginesim.FaultKill, 5).err)
@@ -177,8 +177,9 @@ func TestSpansHaveTheNamesThatTheProgramGives(t *testing.T) {
 	x := &tree{}
 	s := script(t, &fake{}, answer(ok),
 		answer(`{"choices":[{"text":"hi"}],"usage":{"prompt_tokens":9,"completion_tokens":3}}`),
-		pdflow.WithTelemetry(pdflow.Telemetry{TracerProvider: x}),
-		pdflow.WithTelemetry(pdflow.Telemetry{SpanName: func(connector, operation string) string { return "kv." + connector + "." + operation }}))
+		traced(x),
+		pdflow.WithTelemetry(pdflow.Telemetry{
+			SpanName: func(connector, operation string) string { return "kv." + connector + "." + operation }}))
 	s.one(t, completion("hi", ""))
 	assert.Equal(t, []string{">kv.fake.request", "kv.fake.request>kv.fake.decode", "kv.fake.request>kv.fake.prefill"},
 		x.list(t))
@@ -192,8 +193,9 @@ func TestSpansHaveTheNamesThatTheProgramGives(t *testing.T) {
 func TestMetricsOfTheConventionsForGenerativeAI(t *testing.T) {
 	for _, on := range []bool{false, true} {
 		b := newBook()
-		opts := []pdflow.Option{pdflow.WithTelemetry(pdflow.Telemetry{MeterProvider: b}),
-			pdflow.WithTelemetry(pdflow.Telemetry{Attributes: []attribute.KeyValue{attribute.String("gen_ai.request.model", "m")}})}
+		opts := []pdflow.Option{metered(b),
+			pdflow.WithTelemetry(pdflow.Telemetry{
+				Attributes: []attribute.KeyValue{attribute.String("gen_ai.request.model", "m")}})}
 		if on {
 			opts = append(opts, pdflow.WithTelemetry(pdflow.Telemetry{GenAI: "vllm"}))
 		}

@@ -67,10 +67,10 @@ func TestUsageOfStreams(t *testing.T) {
 	}{
 		"nobody asks":     {nil, `"stream":true`, false, false},
 		"the client asks": {nil, `"stream":true,"stream_options":{"include_usage":true}`, true, true},
-		"the flow asks":   {[]pdflow.Option{pdflow.WithTelemetry(pdflow.Telemetry{Usage: true})}, `"stream":true`, true, false},
-		"the flow asks beside another option": {[]pdflow.Option{pdflow.WithTelemetry(pdflow.Telemetry{Usage: true})},
+		"the flow asks":   {[]pdflow.Option{usage}, `"stream":true`, true, false},
+		"the flow asks beside another option": {[]pdflow.Option{usage},
 			`"stream":true,"stream_options":{"continuous_usage_stats":false}`, true, false},
-		"both ask": {[]pdflow.Option{pdflow.WithTelemetry(pdflow.Telemetry{Usage: true})}, `"stream":true,"stream_options":{"include_usage":true}`, true,
+		"both ask": {[]pdflow.Option{usage}, `"stream":true,"stream_options":{"include_usage":true}`, true,
 			true},
 	} {
 		for _, api := range []connector.API{connector.APIChat, connector.APICompletions} {
@@ -148,7 +148,7 @@ func TestOnlyTheChunkWithCountsIsDropped(t *testing.T) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		_, _ = io.WriteString(w, filter+`data: {"choices":[{"text":"hi"}]}`+"\n\n"+
 			`data: {"choices":[],"usage":{"completion_tokens":3}}`+"\n\ndata: [DONE]\n\n")
-	}, pdflow.WithTelemetry(pdflow.Telemetry{Usage: true}))
+	}, usage)
 	r := post(t, x.url, "/v1/completions", completion("hi", `"stream":true`))
 	assert.Contains(t, r.body, filter)
 	assert.NotContains(t, r.body, "completion_tokens")
