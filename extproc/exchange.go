@@ -131,9 +131,13 @@ func (x *exchange) take(step *pdflow.Step) (*pdflow.Error, error) {
 	case x.given != nil && x.given.Context().Err() != nil:
 		return errLate, nil
 	case step.Leg == pdflow.LegDecode && step.Relayable():
-		body, err := step.Body()
+		req, err := step.Take()
 		if err != nil {
 			return nil, nil //nolint:nilerr,nilnil // too late: the flow says what follows
+		}
+		body, err := io.ReadAll(req.Body)
+		if err != nil {
+			return nil, err
 		}
 		x.given = step
 		return nil, x.envoy.Send(decodeLeg(x.r.Header, step, body))
@@ -141,7 +145,7 @@ func (x *exchange) take(step *pdflow.Step) (*pdflow.Error, error) {
 		return errStream, nil
 	}
 	x.legs.Go(func() {
-		if req, err := step.Request(); err != nil {
+		if req, err := step.Take(); err != nil {
 			step.Done(nil, err)
 		} else {
 			step.Done(x.s.send.RoundTrip(req)) //nolint:bodyclose // the flow closes it

@@ -129,7 +129,7 @@ func TestStepsOfAResponseThatDoesNotGoOn(t *testing.T) {
 		s := begin(t, f.flow, `{"prompt":"hi"}`, nil)
 		step, _, err := s.Next(t.Context())
 		require.NoError(t, err)
-		_, err = step.Body()
+		_, err = step.Take()
 		require.NoError(t, err)
 		r, w := io.Pipe() // nobody writes
 		defer w.Close()

@@ -63,7 +63,7 @@ func ExampleFlow_Begin() {
 
 // byHand sends a leg with an http.Client, which wants a whole request.
 func byHand(client *http.Client, step *pdflow.Step) {
-	req, err := step.Request() // takes the step: it can be sent once, and decode only within its handoff's lease
+	req, err := step.Take() // takes the step: it can be sent once, and decode only within its handoff's lease
 	if err != nil {
 		step.Done(nil, err)
 		return
@@ -71,8 +71,8 @@ func byHand(client *http.Client, step *pdflow.Step) {
 	step.Done(client.Do(req)) // the flow reads the response's body, and closes it
 }
 
-// A host that has no RoundTripper takes a step as a request, or as bytes with Step.Body, and tells by Done what
-// came of it.
+// A host that has no RoundTripper takes a step as a request, or reads its bytes, and tells by Done what came of
+// it.
 func ExampleSteps() {
 	prefill, decode := exampleEngines()
 	defer prefill.Close()
@@ -133,7 +133,11 @@ func ExampleStep_Relay() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	body, err := second.Body()
+	req, err := second.Take()
+	if err != nil {
+		log.Fatal(err)
+	}
+	body, err := io.ReadAll(req.Body)
 	fmt.Println(second.Leg, "has its handoff:", strings.Contains(string(body), "remote_block_ids"), err)
 
 	// Here the program sends the body to second.URL. Once the engine has answered with a status:

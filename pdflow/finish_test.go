@@ -131,7 +131,7 @@ var doers = map[string]func(ctx context.Context, t *testing.T, f *pdflow.Flow, b
 	},
 	"steps, sent by the host": func(ctx context.Context, t *testing.T, f *pdflow.Flow, body string) error {
 		return driven(ctx, t, f, body, func(step *pdflow.Step) {
-			req, err := step.Request()
+			req, err := step.Take()
 			if err != nil {
 				step.Done(nil, err)
 				return
@@ -259,7 +259,7 @@ func TestAPrefillThatWasNotSentEndsWithItsAttempt(t *testing.T) {
 			time.Sleep(20 * time.Millisecond)
 		}
 		s.End(nil)
-		_, err = step.Request()
+		_, err = step.Take()
 		require.Error(t, err)
 	}
 	assert.Empty(t, x.all())

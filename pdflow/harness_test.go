@@ -269,6 +269,15 @@ func alone(t *testing.T, path, body string) string {
 
 var longPrompt = strings.Repeat("The quick brown fox jumps over the lazy dog. ", 8)
 
+// taken takes a step as bytes.
+func taken(step *pdflow.Step) ([]byte, error) {
+	req, err := step.Take()
+	if err != nil {
+		return nil, err
+	}
+	return io.ReadAll(req.Body)
+}
+
 func newMux(t testing.TB, opts ...pdflow.Option) *pdflow.Mux {
 	t.Helper()
 	m, err := pdflow.NewMux(opts...)

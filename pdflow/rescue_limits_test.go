@@ -352,7 +352,7 @@ func TestARoundTripperRescuesAndChosenPairsAndStepsDoNot(t *testing.T) {
 		step, _, err := steps.Next(t.Context())
 		require.NoError(t, err)
 		if step.Leg == pdflow.LegDecode {
-			body, err := step.Body()
+			body, err := taken(step)
 			require.NoError(t, err)
 			require.NotContains(t, string(body), "return_token_ids")
 			return

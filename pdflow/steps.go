@@ -245,39 +245,25 @@ var (
 // Context ends when nobody waits for the step's result any more: the request has ended, or a phase ran out of time.
 func (st *Step) Context() context.Context { return st.ctx }
 
-// Body takes the step and returns its body, for a caller that sends the step itself and then calls Done or Relay. A
-// step can be taken once, since engines would read the same handoff twice, and a decode leg only before Expires. The
-// error is an *[Error]. If the step was taken before, the first taker goes on. [Step.Send] of such a step, however,
-// gives the error as the step's result, which ends the whole request.
-func (st *Step) Body() ([]byte, error) {
-	if err := st.take(); err != nil {
-		return nil, err
-	}
-	if err := st.arrived(); err != nil {
-		return nil, err
-	}
-	if st.req.Body == nil {
-		return nil, nil
-	}
-	defer st.req.Body.Close()
-	body, err := io.ReadAll(st.req.Body)
-	if err != nil {
-		return nil, wrongCall("Step", "its body could not be read")
-	}
-	return body, nil
-}
-
-// Request takes the step, as Body does, and returns it as a request that ends with the step's Context. Who sends it
-// must not follow redirects, which would take the prompt to another server: an http.Client needs a CheckRedirect that
-// returns http.ErrUseLastResponse. The body cannot be sent twice, so that a client that forgets it keeps the prompt.
-func (st *Step) Request() (*http.Request, error) {
-	if err := st.take(); err != nil {
+// Take takes the step and returns it as a request that ends with the step's Context, for a caller that sends it by
+// itself and then calls Done or Relay. A step can be taken once, since engines would read the same handoff twice, and a
+// decode leg only before Expires. The error is an *[Error]. If the step was taken before, the first taker goes on.
+// [Step.Send] of such a step, however, gives the error as the step's result, which ends the whole request.
+//
+// Who sends the request must not follow redirects, which would take the prompt to another server: an http.Client needs
+// a CheckRedirect that returns http.ErrUseLastResponse. The body is never nil, and cannot be sent twice, so that a
+// client that forgets CheckRedirect keeps the prompt. A caller that sends bytes reads it.
+func (st *Step) Take() (*http.Request, error) {
+	if err := st.claim(); err != nil {
 		return nil, err
 	}
 	if err := st.arrived(); err != nil {
 		return nil, err
 	}
 	st.req.GetBody = nil
+	if st.req.Body == nil {
+		st.req.Body = http.NoBody
+	}
 	return st.request(transport.BeforeSend(st.ctx, func(bool) error { return nil })), nil
 }
 
@@ -289,7 +275,7 @@ func (st *Step) request(ctx context.Context) *http.Request {
 
 // Send takes the step, sends it through rt, and calls Done. It blocks until the head of the response is there.
 func (st *Step) Send(rt http.RoundTripper) {
-	if err := st.take(); err != nil {
+	if err := st.claim(); err != nil {
 		st.Done(nil, err)
 		return
 	}
@@ -314,7 +300,7 @@ func (st *Step) arrived() error {
 	return nil
 }
 
-func (st *Step) take() error {
+func (st *Step) claim() error {
 	st.s.touch()
 	st.mu.Lock()
 	defer st.mu.Unlock()

@@ -59,12 +59,12 @@ func TestEndClosesABodyThatBlocks(t *testing.T) {
 			body := newStuck()
 			defer body.Close()
 			if name == "decode" {
-				_, _ = step.Body()
+				_, _ = step.Take()
 				step.Done(&http.Response{StatusCode: 200, Body: io.NopCloser(strings.NewReader(ok))}, nil)
 				step, _, err = s.Next(context.Background())
 				require.NoError(t, err)
 			}
-			_, err = step.Body()
+			_, err = step.Take()
 			require.NoError(t, err)
 			step.Done(&http.Response{StatusCode: 200, Body: body}, nil)
 			within(t, "End", func() { s.End(nil) })
@@ -166,7 +166,7 @@ func TestDoneWithResponseAndError(t *testing.T) {
 	s := begin(t, x.flow, `{"prompt":"hi"}`, nil)
 	step, _, err := s.Next(context.Background())
 	require.NoError(t, err)
-	_, err = step.Body()
+	_, err = step.Take()
 	require.NoError(t, err)
 	body := &closing{Reader: strings.NewReader(ok)}
 	step.Done(&http.Response{StatusCode: 200, Body: body}, errors.New("redirected"))
@@ -183,7 +183,7 @@ func TestAForgottenRequestThatBlocksIsEnded(t *testing.T) {
 		s := begin(t, f.flow, `{"prompt":"hi"}`, nil)
 		step, _, err := s.Next(t.Context())
 		require.NoError(t, err)
-		_, err = step.Body()
+		_, err = step.Take()
 		require.NoError(t, err)
 		body := newStuck()
 		defer body.Close()
@@ -205,10 +205,10 @@ func TestAStepIsAskedWhileItsRequestFails(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			for {
-				_, _ = step.Body()
+				_, _ = step.Take()
 				select {
 				case <-over:
-					_, err := step.Body()
+					_, err := step.Take()
 					assert.Equal(t, pdflow.CodePrefillFailed, pdflow.CodeOf(err))
 					return
 				default:
@@ -286,7 +286,7 @@ func TestAFollowedRedirectTakesNoPrompt(t *testing.T) {
 		s := begin(t, x.flow, `{"prompt":"secret"}`, &x.pair)
 		step, _, err := s.Next(t.Context())
 		require.NoError(t, err)
-		request, err := step.Request()
+		request, err := step.Take()
 		require.NoError(t, err)
 		step.Done((&http.Client{}).Do(request))
 		_, resp, err := s.Next(t.Context())

@@ -46,7 +46,7 @@ func driveOver(t *testing.T, s *pdflow.Steps, rt http.RoundTripper) (legs []stri
 		}
 		legs = append(legs, string(step.Leg))
 		wg.Go(func() {
-			req, err := step.Request()
+			req, err := step.Take()
 			if err != nil {
 				step.Done(nil, err)
 				return
@@ -138,16 +138,16 @@ func TestStepsRetryAtAnotherPair(t *testing.T) {
 }
 
 // A step can be taken once: engines answer 200 with another prompt's text to a handoff that is used twice. The second
-// Body or Request gets an error, and a Send ends the request.
+// Take gets an error, and a Send ends the request.
 func TestAStepIsTakenOnce(t *testing.T) {
 	x := script(t, &fake{}, answer(ok), answer(fromD))
 	s := begin(t, x.flow, `{"prompt":"hi"}`, nil)
 	step, _, err := s.Next(context.Background())
 	require.NoError(t, err)
-	body, err := step.Body()
+	body, err := taken(step)
 	require.NoError(t, err)
 	assert.Contains(t, string(body), `"prompt":"hi"`)
-	_, err = step.Request()
+	_, err = step.Take()
 	require.Error(t, err)
 	assert.Equal(t, pdflow.CodeInvalid, pdflow.CodeOf(err))
 	step.Send(client.Transport) // gives the error as the step's result
@@ -162,7 +162,7 @@ func TestADecodeLegIsNotGivenOutAfterItsTime(t *testing.T) {
 		s := begin(t, f.flow, `{"prompt":"hi"}`, nil)
 		step, _, err := s.Next(t.Context())
 		require.NoError(t, err)
-		req, err := step.Request()
+		req, err := step.Take()
 		require.NoError(t, err)
 		step.Done(f.RoundTrip(req))
 		step, _, err = s.Next(t.Context())
@@ -170,7 +170,7 @@ func TestADecodeLegIsNotGivenOutAfterItsTime(t *testing.T) {
 		require.Equal(t, pdflow.LegDecode, step.Leg)
 		assert.Equal(t, time.Second, time.Until(step.Expires))
 		time.Sleep(time.Until(step.Expires) + 10*time.Millisecond)
-		_, err = step.Body()
+		_, err = step.Take()
 		require.ErrorIs(t, err, pdflow.CodeHandoffExpired)
 		_, _, err = s.Next(t.Context())
 		require.ErrorIs(t, err, pdflow.CodeHandoffExpired)
@@ -218,12 +218,12 @@ func TestARelayedResponse(t *testing.T) {
 			step, _, err := s.Next(context.Background())
 			require.NoError(t, err)
 			require.ErrorIs(t, step.Relay(200), pdflow.CodeUnsupported, "P's response is the flow's to read")
-			req, err := step.Request()
+			req, err := step.Take()
 			require.NoError(t, err)
 			step.Done(client.Transport.RoundTrip(req))
 			step, _, err = s.Next(context.Background())
 			require.NoError(t, err)
-			_, err = step.Body()
+			_, err = step.Take()
 			require.NoError(t, err)
 			require.NoError(t, step.Relay(c.status))
 			step, resp, err := s.Next(context.Background())
@@ -253,14 +253,14 @@ func TestARelayedResponseWaitsForPrefill(t *testing.T) {
 			require.NoError(t, err)
 			decode, _, err := s.Next(context.Background())
 			require.NoError(t, err)
-			_, err = decode.Body()
+			_, err = decode.Take()
 			require.NoError(t, err)
 			require.NoError(t, decode.Relay(200))
 			soon, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 			defer cancel()
 			_, _, err = s.Next(soon)
 			require.ErrorIs(t, err, context.DeadlineExceeded, "prefill still runs")
-			req, err := prefill.Request()
+			req, err := prefill.Take()
 			require.NoError(t, err)
 			prefill.Done(client.Transport.RoundTrip(req))
 			_, resp, err := s.Next(context.Background())
@@ -303,7 +303,7 @@ func TestAResponseThatTheConnectorChangesIsNotRelayed(t *testing.T) {
 	s := begin(t, x.flow, `{"prompt":"hi","logprobs":1}`, nil)
 	step, _, err := s.Next(context.Background())
 	require.NoError(t, err)
-	req, _ := step.Request()
+	req, _ := step.Take()
 	step.Done(client.Transport.RoundTrip(req))
 	step, _, err = s.Next(context.Background())
 	require.NoError(t, err)
@@ -359,7 +359,7 @@ func TestEndingBeforeTheResponse(t *testing.T) {
 	step.Done(&http.Response{StatusCode: 200, Body: late}, nil)
 	assert.True(t, late.closed)
 	assert.Equal(t, pdflow.CodeClientGone, x.seen.list()[0].Err.Code)
-	_, err = step.Body()
+	_, err = step.Take()
 	require.Error(t, err)
 }
 

@@ -156,7 +156,7 @@ func TestAResponseThatNamesTheKVIsNotRelayed(t *testing.T) {
 		step, _, err := s.Next(context.Background())
 		require.NoError(t, err)
 		if step.Leg == pdflow.LegPrefill {
-			req, _ := step.Request()
+			req, _ := step.Take()
 			step.Done(client.Transport.RoundTrip(req))
 			step, _, err = s.Next(context.Background())
 			require.NoError(t, err)
