@@ -270,7 +270,7 @@ func (a *attempt) sendDecode(ctx context.Context, leg *connector.Leg, o *LegOutc
 	}
 	defer text.over()
 	resp, err := a.x.door.send(ctx, a, o, req)
-	a.sent = err == nil || transport.Classify(err) != transport.NotSent
+	a.sent = err == nil || transport.Classify(err) != transport.SentNothing
 	if err != nil {
 		return nil, a.sendError(ctx, LegDecode, "send", err)
 	}
@@ -329,7 +329,7 @@ func (a *attempt) sendError(ctx context.Context, leg LegKind, phase string, err 
 		e.Message = "the " + string(leg) + " engine's response is too large"
 		return e
 	}
-	if transport.Classify(err) == transport.NotSent {
+	if transport.Classify(err) == transport.SentNothing {
 		e.Phase = "connect"
 		e.Message = "the " + string(leg) + " engine cannot be reached"
 	} else {

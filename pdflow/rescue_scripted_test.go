@@ -349,7 +349,7 @@ func TestARescueLetsGoOfTheCallersContext(t *testing.T) {
 func TestAStepThatFailsLetsNoOtherLegGo(t *testing.T) {
 	refused := roundTripper(func(*http.Request) (*http.Response, error) {
 		time.Sleep(20 * time.Millisecond) // prefill waits by then
-		return nil, &transport.Error{Sent: transport.NotSent, Kind: transport.Refused, Err: errors.New("refused")}
+		return nil, &transport.Error{Sent: transport.SentNothing, Kind: transport.KindRefused, Err: errors.New("refused")}
 	})
 	for range 20 { // prefill took part in a race with its own end
 		x := script(t, &fake{order: connector.Together}, answer(ok), answer(ok))

@@ -228,7 +228,7 @@ func (s *Steps) park(ctx context.Context, a *attempt, o *LegOutcome, r *http.Req
 }
 
 func unsent(err error) error {
-	return &transport.Error{Sent: transport.NotSent, Kind: transport.Other, Err: err}
+	return &transport.Error{Sent: transport.SentNothing, Kind: transport.KindOther, Err: err}
 }
 
 func (st *Step) wasTaken() bool {

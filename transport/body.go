@@ -222,12 +222,12 @@ func bodyError(ctx context.Context, err error, reused bool) error {
 	kind := requestKind(ctx, err)
 	switch {
 	case errors.Is(err, http.ErrBodyReadAfterClose):
-		kind = Other
-	case kind == Other:
-		kind = Protocol // the remaining errors are faults of chunks and trailers
+		kind = KindOther
+	case kind == KindOther:
+		kind = KindProtocol // the remaining errors are faults of chunks and trailers
 	}
-	if ctx.Err() != nil && kind != Other {
+	if ctx.Err() != nil && kind != KindOther {
 		err = context.Cause(ctx)
 	}
-	return &Error{Sent: Answered, Kind: kind, Reused: reused, Err: err}
+	return &Error{Sent: SentAnswered, Kind: kind, Reused: reused, Err: err}
 }

@@ -44,19 +44,19 @@ func TestErrorsSayHowFarTheRequestGot(t *testing.T) {
 	}{
 		{
 			rule: "nobody listens: not sent", url: "http://" + refusedAddress(t),
-			sent: NotSent, kind: Refused, is: syscall.ECONNREFUSED,
+			sent: SentNothing, kind: KindRefused, is: syscall.ECONNREFUSED,
 		},
 		{
 			rule: "a host that does not answer the dial: not sent, within the connect limit", url: "http://engine.test",
 			options: Options{ConnectTimeout: 30 * time.Millisecond, DialContext: blackhole},
-			sent:    NotSent, kind: ConnectTimeout,
+			sent:    SentNothing, kind: KindConnectTimeout,
 		},
 		{
 			rule: "a dial refused by its own limit of time: not sent", url: "http://engine.test",
 			options: Options{DialContext: func(context.Context, string, string) (net.Conn, error) {
 				return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.ErrDeadlineExceeded}
 			}},
-			sent: NotSent, kind: ConnectTimeout,
+			sent: SentNothing, kind: KindConnectTimeout,
 		},
 		{
 			rule: "an unknown name: not sent", url: "http://engine.test",
@@ -64,7 +64,7 @@ func TestErrorsSayHowFarTheRequestGot(t *testing.T) {
 				return nil, &net.OpError{Op: "dial", Net: "tcp",
 					Err: &net.DNSError{Err: "no such host", Name: "engine.test", IsNotFound: true}}
 			}},
-			sent: NotSent, kind: DNS,
+			sent: SentNothing, kind: KindDNS,
 		},
 		{
 			rule: "no route to the engine: not sent", url: "http://engine.test",
@@ -72,7 +72,7 @@ func TestErrorsSayHowFarTheRequestGot(t *testing.T) {
 				return nil, &net.OpError{Op: "dial", Net: "tcp",
 					Err: os.NewSyscallError("connect", syscall.EHOSTUNREACH)}
 			}},
-			sent: NotSent, kind: Refused,
+			sent: SentNothing, kind: KindRefused,
 		},
 		{
 			rule: "reset after the request was read, before a head: maybe sent",
@@ -80,12 +80,12 @@ func TestErrorsSayHowFarTheRequestGot(t *testing.T) {
 				e.read(bufio.NewReader(c))
 				reset(c)
 			},
-			sent: MaybeSent, kind: Reset, is: syscall.ECONNRESET,
+			sent: SentMaybe, kind: KindReset, is: syscall.ECONNRESET,
 		},
 		{
 			rule:   "closed after the request was read: maybe sent",
 			script: func(e *engine, c net.Conn) { e.read(bufio.NewReader(c)) },
-			sent:   MaybeSent, kind: EOF, is: io.EOF,
+			sent:   SentMaybe, kind: KindEOF, is: io.EOF,
 		},
 		{
 			rule: "closed within the head: maybe sent",
@@ -93,7 +93,7 @@ func TestErrorsSayHowFarTheRequestGot(t *testing.T) {
 				e.read(bufio.NewReader(c))
 				_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n")
 			},
-			sent: MaybeSent, kind: EOF, is: io.ErrUnexpectedEOF,
+			sent: SentMaybe, kind: KindEOF, is: io.ErrUnexpectedEOF,
 		},
 		{
 			rule: "a response that is not HTTP: maybe sent",
@@ -101,7 +101,7 @@ func TestErrorsSayHowFarTheRequestGot(t *testing.T) {
 				e.read(bufio.NewReader(c))
 				_, _ = io.WriteString(c, "SSH-2.0-OpenSSH_9.9\r\n\r\n")
 			},
-			sent: MaybeSent, kind: Protocol,
+			sent: SentMaybe, kind: KindProtocol,
 		},
 		{
 			rule: "a head longer than the limit: maybe sent", options: Options{MaxResponseHeaderBytes: 8 << 10},
@@ -110,7 +110,7 @@ func TestErrorsSayHowFarTheRequestGot(t *testing.T) {
 				_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nX-Big: "+strings.Repeat("a", 64<<10)+
 					"\r\nContent-Length: 0\r\n\r\n")
 			},
-			sent: MaybeSent, kind: Protocol,
+			sent: SentMaybe, kind: KindProtocol,
 		},
 		{
 			rule: "cancelled while the engine works: maybe sent, and the cause is kept", script: hangUntilClosed,
@@ -124,14 +124,14 @@ func TestErrorsSayHowFarTheRequestGot(t *testing.T) {
 				}()
 				return ctx, func() { cancel(nil) }
 			},
-			sent: MaybeSent, kind: Canceled, is: errGone,
+			sent: SentMaybe, kind: KindCanceled, is: errGone,
 		},
 		{
 			rule: "deadline while the engine works: maybe sent", script: hangUntilClosed,
 			context: func(ctx context.Context, _ *engine) (context.Context, context.CancelFunc) {
 				return context.WithTimeout(ctx, 3*time.Second) // so late that the engine has the request
 			},
-			sent: MaybeSent, kind: Timeout, is: context.DeadlineExceeded,
+			sent: SentMaybe, kind: KindTimeout, is: context.DeadlineExceeded,
 		},
 		{
 			rule: "a timer that cancels with a timeout as cause: a timeout", script: hangUntilClosed,
@@ -145,7 +145,7 @@ func TestErrorsSayHowFarTheRequestGot(t *testing.T) {
 				}()
 				return ctx, func() { cancel(nil) }
 			},
-			sent: MaybeSent, kind: Timeout, is: context.DeadlineExceeded,
+			sent: SentMaybe, kind: KindTimeout, is: context.DeadlineExceeded,
 		},
 		{
 			rule: "cancelled while dialing: not sent", url: "http://engine.test",
@@ -155,7 +155,7 @@ func TestErrorsSayHowFarTheRequestGot(t *testing.T) {
 				timer := time.AfterFunc(20*time.Millisecond, cancel)
 				return ctx, func() { timer.Stop(); cancel() }
 			},
-			sent: NotSent, kind: Canceled, is: context.Canceled, final: true,
+			sent: SentNothing, kind: KindCanceled, is: context.Canceled, final: true,
 		},
 		{
 			rule: "deadline while dialing: not sent", url: "http://engine.test",
@@ -163,11 +163,11 @@ func TestErrorsSayHowFarTheRequestGot(t *testing.T) {
 			context: func(ctx context.Context, _ *engine) (context.Context, context.CancelFunc) {
 				return context.WithTimeout(ctx, 20*time.Millisecond)
 			},
-			sent: NotSent, kind: Timeout, is: context.DeadlineExceeded, final: true,
+			sent: SentNothing, kind: KindTimeout, is: context.DeadlineExceeded, final: true,
 		},
 		{
 			rule: "a request that cannot be sent: not sent, and never will be", url: "gopher://engine.test",
-			sent: NotSent, kind: Other, final: true,
+			sent: SentNothing, kind: KindOther, final: true,
 		},
 	} {
 		t.Run(row.rule, func(t *testing.T) {
@@ -193,7 +193,7 @@ func TestErrorsSayHowFarTheRequestGot(t *testing.T) {
 			assert.Equal(t, row.kind, got.Kind, "underlying: %v", got.Err)
 			assert.Equal(t, row.final, got.final)
 			assert.Equal(t, row.sent, Classify(fmt.Errorf("leg: %w", err)))
-			assert.Equal(t, row.kind == Timeout || row.kind == ConnectTimeout, got.Timeout())
+			assert.Equal(t, row.kind == KindTimeout || row.kind == KindConnectTimeout, got.Timeout())
 			if row.is != nil {
 				assert.ErrorIs(t, err, row.is)
 			}
@@ -310,15 +310,15 @@ func TestAnIdleConnectionOnWhichAnythingCameIsNotUsed(t *testing.T) {
 }
 
 // The other case: the request was written to a reused connection, and the engine closed that without a response. Nobody
-// knows whether the engine read the request, so the caller must get MaybeSent, and the request is sent once.
+// knows whether the engine read the request, so the caller must get SentMaybe, and the request is sent once.
 func TestAPostWrittenToADyingConnectionIsNeverSentTwice(t *testing.T) {
 	for _, end := range []struct {
 		name  string
 		close func(net.Conn)
 		kind  Kind
 	}{
-		{"closed", func(c net.Conn) { _ = c.Close() }, EOF},
-		{"reset", reset, Reset},
+		{"closed", func(c net.Conn) { _ = c.Close() }, KindEOF},
+		{"reset", reset, KindReset},
 	} {
 		t.Run(end.name, func(t *testing.T) {
 			e := newEngine(t, func(e *engine, c net.Conn) {
@@ -336,7 +336,7 @@ func TestAPostWrittenToADyingConnectionIsNeverSentTwice(t *testing.T) {
 
 			var got *Error
 			require.ErrorAs(t, err, &got)
-			assert.Equal(t, MaybeSent, got.Sent)
+			assert.Equal(t, SentMaybe, got.Sent)
 			assert.Equal(t, end.kind, got.Kind)
 			assert.True(t, got.Reused)
 			assert.EqualValues(t, 2, e.requests.Load(), "one for each RoundTrip")
@@ -348,7 +348,7 @@ func TestAPostWrittenToADyingConnectionIsNeverSentTwice(t *testing.T) {
 // If nothing of a request was written, it goes out on another connection, provided its body can be read again or is
 // still in the write buffer. If not, the caller must learn that nothing was sent.
 func TestAWriteThatFailsBeforeItsFirstByteIsNotSent(t *testing.T) {
-	ownOnly(t, "sends again only what GetBody gives, and reports the rest as NotSent")
+	ownOnly(t, "sends again only what GetBody gives, and reports the rest as SentNothing")
 	large := strings.Repeat("x", 1<<20)
 	for _, row := range []struct {
 		rule       string
@@ -384,8 +384,8 @@ func TestAWriteThatFailsBeforeItsFirstByteIsNotSent(t *testing.T) {
 			}
 			var got *Error
 			require.ErrorAs(t, err, &got)
-			assert.Equal(t, NotSent, got.Sent)
-			assert.Equal(t, Reset, got.Kind)
+			assert.Equal(t, SentNothing, got.Sent)
+			assert.Equal(t, KindReset, got.Kind)
 			assert.True(t, got.Reused)
 			assert.False(t, got.final, "another connection may well work")
 			assert.EqualValues(t, 1, e.requests.Load())
@@ -409,8 +409,8 @@ func TestAWriteThatFailsOnANewConnectionIsNotTriedAgain(t *testing.T) {
 	_, err := tr.RoundTrip(post(t, e.url(), "x").WithContext(ctx))
 	var got *Error
 	require.ErrorAs(t, err, &got)
-	assert.Equal(t, NotSent, got.Sent)
-	assert.Equal(t, Reset, got.Kind)
+	assert.Equal(t, SentNothing, got.Sent)
+	assert.Equal(t, KindReset, got.Kind)
 	assert.False(t, got.Reused)
 	assert.Len(t, d.conns, 1)
 }
@@ -425,14 +425,14 @@ func TestAResetWithinTheBodyIsMaybeSent(t *testing.T) {
 	_, err := tr.RoundTrip(post(t, e.url(), strings.Repeat("x", 16<<20)))
 	var got *Error
 	require.ErrorAs(t, err, &got)
-	assert.Equal(t, MaybeSent, got.Sent)
-	assert.Equal(t, Reset, got.Kind)
+	assert.Equal(t, SentMaybe, got.Sent)
+	assert.Equal(t, KindReset, got.Kind)
 }
 
 func TestABodyLongerThanItsLengthIsAnErrorAndCutThere(t *testing.T) {
 	ownOnly(t, "connects before it reads a body")
 	// The short one is read before there is a connection.
-	for announced, sent := range map[int64]Sent{5: NotSent, 100 << 10: MaybeSent} {
+	for announced, sent := range map[int64]Sent{5: SentNothing, 100 << 10: SentMaybe} {
 		got := make(chan int64, 1)
 		e := newEngine(t, func(_ *engine, c net.Conn) {
 			r := bufio.NewReader(c)
@@ -453,7 +453,7 @@ func TestABodyLongerThanItsLengthIsAnErrorAndCutThere(t *testing.T) {
 		require.ErrorAs(t, err, &failed)
 		assert.Equal(t, sent, failed.Sent)
 		assert.True(t, failed.final, "the request is at fault, not the engine")
-		if sent == MaybeSent {
+		if sent == SentMaybe {
 			assert.LessOrEqual(t, <-got, announced)
 		} else {
 			assert.Zero(t, e.accepted.Load())
@@ -468,10 +468,10 @@ func TestErrorsOfReadingAResponseAreOfClassAnswered(t *testing.T) {
 		end  func(net.Conn, context.CancelFunc)
 		kind Kind
 	}{
-		{"closed mid-stream", func(c net.Conn, _ context.CancelFunc) { _ = c.Close() }, EOF},
-		{"reset mid-stream", func(c net.Conn, _ context.CancelFunc) { reset(c) }, Reset},
-		{"broken chunk", func(c net.Conn, _ context.CancelFunc) { _, _ = io.WriteString(c, "zz\r\n") }, Protocol},
-		{"caller cancelled", func(_ net.Conn, cancel context.CancelFunc) { cancel() }, Canceled},
+		{"closed mid-stream", func(c net.Conn, _ context.CancelFunc) { _ = c.Close() }, KindEOF},
+		{"reset mid-stream", func(c net.Conn, _ context.CancelFunc) { reset(c) }, KindReset},
+		{"broken chunk", func(c net.Conn, _ context.CancelFunc) { _, _ = io.WriteString(c, "zz\r\n") }, KindProtocol},
+		{"caller cancelled", func(_ net.Conn, cancel context.CancelFunc) { cancel() }, KindCanceled},
 	} {
 		t.Run(row.rule, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
@@ -498,7 +498,7 @@ func TestErrorsOfReadingAResponseAreOfClassAnswered(t *testing.T) {
 
 			var got *Error
 			require.ErrorAs(t, err, &got)
-			assert.Equal(t, Answered, got.Sent)
+			assert.Equal(t, SentAnswered, got.Sent)
 			assert.Equal(t, row.kind, got.Kind, "underlying: %v", got.Err)
 			assert.NotContains(t, err.Error(), "127.0.0.1")
 			_ = resp.Body.Close()
@@ -507,22 +507,22 @@ func TestErrorsOfReadingAResponseAreOfClassAnswered(t *testing.T) {
 }
 
 func TestClassifyOfForeignErrorsAllowsTheLeast(t *testing.T) {
-	assert.Equal(t, NotSent, Classify(&net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}))
-	assert.Equal(t, NotSent, Classify(&net.DNSError{Err: "no such host"}))
-	assert.Equal(t, MaybeSent, Classify(&net.OpError{Op: "read", Err: syscall.ECONNRESET}))
-	assert.Equal(t, MaybeSent, Classify(io.EOF))
-	assert.Equal(t, MaybeSent, Classify(errors.New("other")))
-	assert.Equal(t, MaybeSent, Classify(nil))
+	assert.Equal(t, SentNothing, Classify(&net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}))
+	assert.Equal(t, SentNothing, Classify(&net.DNSError{Err: "no such host"}))
+	assert.Equal(t, SentMaybe, Classify(&net.OpError{Op: "read", Err: syscall.ECONNRESET}))
+	assert.Equal(t, SentMaybe, Classify(io.EOF))
+	assert.Equal(t, SentMaybe, Classify(errors.New("other")))
+	assert.Equal(t, SentMaybe, Classify(nil))
 }
 
 func TestNamesSuitMetricsLabels(t *testing.T) {
 	seen := map[string]bool{}
-	for k := Other; k <= Protocol; k++ {
+	for k := KindOther; k <= KindProtocol; k++ {
 		assert.Regexp(t, `^[a-z_]+$`, k.String())
 		assert.False(t, seen[k.String()], "two kinds are called %s", k)
 		seen[k.String()] = true
 	}
 	assert.Equal(t, "other", Kind(200).String())
-	assert.Equal(t, "maybe sent", MaybeSent.String())
+	assert.Equal(t, "maybe sent", SentMaybe.String())
 	assert.Equal(t, slog.KindGroup, (&Error{}).LogValue().Kind())
 }

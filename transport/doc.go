@@ -9,9 +9,9 @@
 // Each of its errors is an [*Error] that says how far the request got, which is what decides whether it may be sent
 // again:
 //
-//	NotSent    provably no byte of the request left: repeat it anywhere
-//	MaybeSent  the engine may have it, and may have started on it
-//	Answered   the head of a response arrived; its body then failed
+//	SentNothing   provably no byte of the request left: repeat it anywhere
+//	SentMaybe     the engine may have it, and may have started on it
+//	SentAnswered  the head of a response arrived; its body then failed
 //
 // HTTP/1.1 is the package's own, in the callers' goroutines and with buffers held only while something is in them: a
 // gateway's cost is mostly that of its connections. Responses are read more strictly than net/http does where two

@@ -22,21 +22,21 @@ type Sent uint8
 
 // How far a failed request got.
 const (
-	// NotSent: provably no byte of the request was handed to a connection. Sending it again cannot make an engine do
-	// its work twice.
-	NotSent Sent = iota
-	// MaybeSent: some of the request, or all of it, was written, and no response came. The engine may be working on it.
-	MaybeSent
-	// Answered: the head of a response was read, and reading its body failed.
-	Answered
+	// SentNothing: provably no byte of the request was handed to a connection. Sending it again cannot make an engine
+	// do its work twice.
+	SentNothing Sent = iota
+	// SentMaybe: some of the request, or all of it, was written, and no response came. The engine may be working on it.
+	SentMaybe
+	// SentAnswered: the head of a response was read, and reading its body failed.
+	SentAnswered
 )
 
 // String returns "not sent", "maybe sent" or "answered".
 func (s Sent) String() string {
 	switch s {
-	case NotSent:
+	case SentNothing:
 		return "not sent"
-	case MaybeSent:
+	case SentMaybe:
 		return "maybe sent"
 	default:
 		return "answered"
@@ -48,39 +48,39 @@ type Kind uint8
 
 // What went wrong.
 const (
-	// Other is anything not listed here, a request that cannot be sent among them.
-	Other Kind = iota
-	// Refused: the engine's host refused the connection or cannot be reached.
-	Refused
-	// DNS: the engine's name was not resolved.
-	DNS
-	// TLS: the handshake failed, on either side.
-	TLS
-	// Timeout: the request's context ended by its deadline, or its cause was a timeout.
-	Timeout
-	// ConnectTimeout: TCP and TLS took longer than Options.ConnectTimeout.
-	ConnectTimeout
-	// Reset: the connection was reset.
-	Reset
-	// EOF: the engine closed the connection before its response was complete.
-	EOF
-	// Canceled: the request's context was cancelled.
-	Canceled
-	// Protocol: what the engine sent is not HTTP, or its head is too long.
-	Protocol
+	// KindOther is anything not listed here, a request that cannot be sent among them.
+	KindOther Kind = iota
+	// KindRefused: the engine's host refused the connection or cannot be reached.
+	KindRefused
+	// KindDNS: the engine's name was not resolved.
+	KindDNS
+	// KindTLS: the handshake failed, on either side.
+	KindTLS
+	// KindTimeout: the request's context ended by its deadline, or its cause was a timeout.
+	KindTimeout
+	// KindConnectTimeout: TCP and TLS took longer than Options.ConnectTimeout.
+	KindConnectTimeout
+	// KindReset: the connection was reset.
+	KindReset
+	// KindEOF: the engine closed the connection before its response was complete.
+	KindEOF
+	// KindCanceled: the request's context was cancelled.
+	KindCanceled
+	// KindProtocol: what the engine sent is not HTTP, or its head is too long.
+	KindProtocol
 )
 
 var kindNames = [...]string{
-	Other:          "other",
-	Refused:        "refused",
-	DNS:            "dns",
-	TLS:            "tls",
-	Timeout:        "timeout",
-	ConnectTimeout: "connect_timeout",
-	Reset:          "reset",
-	EOF:            "eof",
-	Canceled:       "canceled",
-	Protocol:       "protocol",
+	KindOther:          "other",
+	KindRefused:        "refused",
+	KindDNS:            "dns",
+	KindTLS:            "tls",
+	KindTimeout:        "timeout",
+	KindConnectTimeout: "connect_timeout",
+	KindReset:          "reset",
+	KindEOF:            "eof",
+	KindCanceled:       "canceled",
+	KindProtocol:       "protocol",
 }
 
 // String returns a lower-case word that suits a metric's label.
@@ -88,14 +88,14 @@ func (k Kind) String() string {
 	if int(k) < len(kindNames) {
 		return kindNames[k]
 	}
-	return kindNames[Other]
+	return kindNames[KindOther]
 }
 
 // Error is the only type of error that [Transport.RoundTrip], the bodies of its responses and [Retrier.Do] return. Its
 // text names neither URL nor address; the error it wraps may, and so belongs in no response to a client.
 //
-// errors.Is(err, context.Canceled) holds for kind Canceled and errors.Is(err, context.DeadlineExceeded) for kind
-// Timeout, even where the context ended with another cause. That cause is found by errors.Is and errors.As too.
+// errors.Is(err, context.Canceled) holds for KindCanceled and errors.Is(err, context.DeadlineExceeded) for
+// KindTimeout, even where the context ended with another cause. That cause is found by errors.Is and errors.As too.
 type Error struct {
 	Sent Sent
 	Kind Kind
@@ -141,15 +141,15 @@ func (e *Error) Unwrap() error { return e.Err }
 func (e *Error) Is(target error) bool {
 	switch target {
 	case context.Canceled:
-		return e.Kind == Canceled
+		return e.Kind == KindCanceled
 	case context.DeadlineExceeded:
-		return e.Kind == Timeout
+		return e.Kind == KindTimeout
 	}
 	return false
 }
 
 // Timeout reports whether a limit of time was the reason.
-func (e *Error) Timeout() bool { return e.Kind == Timeout || e.Kind == ConnectTimeout }
+func (e *Error) Timeout() bool { return e.Kind == KindTimeout || e.Kind == KindConnectTimeout }
 
 // LogValue keeps addresses out of logs.
 func (e *Error) LogValue() slog.Value {
@@ -163,19 +163,19 @@ func (e *Error) LogValue() slog.Value {
 }
 
 // Classify tells how far the request that failed with err got. It is exact for errors of this package, wrapped or not.
-// Of foreign errors only failures to dial and to resolve a name count as NotSent; all others, and nil, count as
-// MaybeSent, which allows the least.
+// Of foreign errors only failures to dial and to resolve a name count as SentNothing; all others, and nil, count as
+// SentMaybe, which allows the least.
 func Classify(err error) Sent {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Sent
 	}
 	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
-		return NotSent
+		return SentNothing
 	}
 	if _, ok := errors.AsType[*net.DNSError](err); ok {
-		return NotSent
+		return SentNothing
 	}
-	return MaybeSent
+	return SentMaybe
 }
 
 // asError gives errors of foreign round trippers this package's shape.
@@ -191,33 +191,33 @@ func asError(ctx context.Context, err error) *Error {
 func requestKind(ctx context.Context, err error) Kind {
 	if cerr := ctx.Err(); cerr != nil {
 		if isTimeout(cerr) || isTimeout(context.Cause(ctx)) {
-			return Timeout
+			return KindTimeout
 		}
-		return Canceled
+		return KindCanceled
 	}
 	return kindOf(err)
 }
 
 func kindOf(err error) Kind {
 	if _, ok := errors.AsType[*net.DNSError](err); ok {
-		return DNS
+		return KindDNS
 	}
 	switch {
 	case errors.Is(err, context.Canceled):
-		return Canceled
+		return KindCanceled
 	case isTimeout(err):
-		return Timeout
+		return KindTimeout
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.EHOSTUNREACH),
 		errors.Is(err, syscall.ENETUNREACH):
-		return Refused
+		return KindRefused
 	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE), errors.Is(err, syscall.ECONNABORTED):
-		return Reset
+		return KindReset
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return EOF
+		return KindEOF
 	case isAlert(err):
-		return TLS
+		return KindTLS
 	}
-	return Other
+	return KindOther
 }
 
 func isTimeout(err error) bool {
@@ -247,15 +247,15 @@ func (e *connectError) Unwrap() error { return e.err }
 func newConnectError(err error, handshake bool) *connectError {
 	kind := kindOf(err)
 	switch {
-	case kind == DNS:
+	case kind == KindDNS:
 		if isTimeout(err) {
-			kind = ConnectTimeout
+			kind = KindConnectTimeout
 		}
-	case kind == Timeout:
-		kind = ConnectTimeout
-	case kind == Canceled:
+	case kind == KindTimeout:
+		kind = KindConnectTimeout
+	case kind == KindCanceled:
 	case handshake:
-		kind = TLS
+		kind = KindTLS
 	}
 	return &connectError{kind: kind, err: err}
 }

@@ -41,7 +41,7 @@ func ExampleNew() {
 	fmt.Println(resp.StatusCode, string(body), err)
 
 	_, err = post("http://127.0.0.1:1") // where nobody listens
-	fmt.Println("may be sent elsewhere:", transport.Classify(err) == transport.NotSent)
+	fmt.Println("may be sent elsewhere:", transport.Classify(err) == transport.SentNothing)
 	// Output:
 	// 200 tokens <nil>
 	// may be sent elsewhere: true

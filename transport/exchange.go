@@ -14,14 +14,14 @@ import (
 func (t *Transport) exchange(ctx context.Context, req *http.Request) (*http.Response, error) {
 	if err := checkTarget(req); err != nil {
 		closeBody(req)
-		return nil, &Error{Sent: NotSent, Kind: Other, Err: err, final: true}
+		return nil, &Error{Sent: SentNothing, Kind: KindOther, Err: err, final: true}
 	}
 	g := gateOf(ctx)
 	g.connecting()
 	m := message{t: t}
 	defer m.free()
 	if err := m.make(req); err != nil {
-		return nil, &Error{Sent: NotSent, Kind: requestKind(ctx, err), Err: err, final: true}
+		return nil, &Error{Sent: SentNothing, Kind: requestKind(ctx, err), Err: err, final: true}
 	}
 	for {
 		c, err := t.connection(ctx, req)
@@ -31,7 +31,7 @@ func (t *Transport) exchange(ctx context.Context, req *http.Request) (*http.Resp
 		if err := g.ask(true); err != nil {
 			c.begin(ctx)
 			c.end(true) // nothing was written, so the next request may use it
-			return nil, &Error{Sent: NotSent, Kind: Other, Err: err, final: true}
+			return nil, &Error{Sent: SentNothing, Kind: KindOther, Err: err, final: true}
 		}
 		resp, failed := c.roundTrip(ctx, req, &m)
 		if failed == nil {
@@ -43,7 +43,7 @@ func (t *Transport) exchange(ctx context.Context, req *http.Request) (*http.Resp
 			// likely killed the engine's other idle ones too.
 			t.pool.drop(c.key)
 		}
-		if !died || failed.Sent != NotSent || !m.rewind(req) {
+		if !died || failed.Sent != SentNothing || !m.rewind(req) {
 			return nil, failed
 		}
 	}
@@ -53,7 +53,7 @@ func (t *Transport) exchange(ctx context.Context, req *http.Request) (*http.Resp
 func (t *Transport) connection(ctx context.Context, req *http.Request) (*conn, error) {
 	if ctx.Err() != nil {
 		cause := context.Cause(ctx)
-		return nil, &Error{Sent: NotSent, Kind: requestKind(ctx, cause), Err: cause, final: true}
+		return nil, &Error{Sent: SentNothing, Kind: requestKind(ctx, cause), Err: cause, final: true}
 	}
 	key := hostKey{secure: req.URL.Scheme == "https", host: req.URL.Host}
 	if !wantsNew(ctx) {
@@ -65,7 +65,7 @@ func (t *Transport) connection(ctx context.Context, req *http.Request) (*conn, e
 	if err == nil {
 		return t.newConn(key, raw, secured), nil
 	}
-	e := &Error{Sent: NotSent, Err: err}
+	e := &Error{Sent: SentNothing, Err: err}
 	if ctx.Err() != nil {
 		e.Err = context.Cause(ctx)
 		e.Kind, e.final = requestKind(ctx, e.Err), true
@@ -157,9 +157,9 @@ func (f requestFault) Unwrap() error { return f.error }
 
 // failure returns the *Error for err. It looks at the connection's state, so call it before the connection's end.
 func (c *conn) failure(ctx context.Context, err error) *Error {
-	e := &Error{Sent: NotSent, Reused: c.reused, Err: err}
+	e := &Error{Sent: SentNothing, Reused: c.reused, Err: err}
 	if c.written > 0 {
-		e.Sent = MaybeSent
+		e.Sent = SentMaybe
 	}
 	_, fault := errors.AsType[requestFault](err)
 	if fault {
@@ -172,15 +172,15 @@ func (c *conn) failure(ctx context.Context, err error) *Error {
 		e.Err = context.Cause(ctx)
 	case fault:
 		e.final = true
-	case e.Kind == TLS:
+	case e.Kind == KindTLS:
 		// With TLS 1.3 the client is done before the engine has judged its certificate, so the verdict comes as an
 		// alert in place of a response. An engine reads no request before that verdict (RFC 8446, 4.4.4).
 		e.final = true
 		if !c.reused && c.read == 0 {
-			e.Sent = NotSent
+			e.Sent = SentNothing
 		}
-	case e.Kind == Other && c.read > 0:
-		e.Kind = Protocol
+	case e.Kind == KindOther && c.read > 0:
+		e.Kind = KindProtocol
 	}
 	return e
 }

@@ -75,9 +75,9 @@ func TestAnEndInPlaceOfAnEarlyResponseEndsTheWriting(t *testing.T) {
 	var got *Error
 	require.ErrorAs(t, err, &got)
 	if !netHTTP { // which may see the end before it has written anything
-		assert.Equal(t, MaybeSent, got.Sent)
+		assert.Equal(t, SentMaybe, got.Sent)
 	}
-	assert.Equal(t, EOF, got.Kind)
+	assert.Equal(t, KindEOF, got.Kind)
 }
 
 // net/http calls a new connection idle that ends before a byte of the request was written. Nothing of the request was
@@ -86,8 +86,8 @@ func TestANewConnectionThatEndsBeforeTheRequest(t *testing.T) {
 	w := newWatch()
 	w.connected = true
 	got := w.failure(t.Context(), errors.New("http: server closed idle connection"))
-	assert.Equal(t, NotSent, got.Sent)
-	assert.Equal(t, EOF, got.Kind)
+	assert.Equal(t, SentNothing, got.Sent)
+	assert.Equal(t, KindEOF, got.Kind)
 	assert.False(t, got.final)
 }
 
@@ -126,19 +126,19 @@ func TestTheContextEndsARequestWhereverItIs(t *testing.T) {
 		{"while the head is awaited", silent, 10},
 		{"while a large body is written", deaf, 64 << 20},
 	} {
-		for _, kind := range []Kind{Canceled, Timeout} {
+		for _, kind := range []Kind{KindCanceled, KindTimeout} {
 			t.Run(row.rule+": "+kind.String(), func(t *testing.T) {
 				e := newEngine(t, row.script)
 				req := post(t, e.url(), strings.Repeat("x", row.size))
 				ctx, cancel := context.WithCancel(t.Context())
-				if kind == Timeout {
+				if kind == KindTimeout {
 					ctx, cancel = context.WithTimeout(t.Context(), 3*time.Second)
 				}
 				defer cancel()
 				var waiting sync.WaitGroup
 				waiting.Go(func() {
 					<-begun
-					if kind == Canceled {
+					if kind == KindCanceled {
 						time.Sleep(20 * time.Millisecond)
 						cancel()
 					}
@@ -151,7 +151,7 @@ func TestTheContextEndsARequestWhereverItIs(t *testing.T) {
 				var got *Error
 				require.ErrorAs(t, err, &got)
 				assert.Equal(t, kind, got.Kind)
-				assert.Equal(t, MaybeSent, got.Sent)
+				assert.Equal(t, SentMaybe, got.Sent)
 			})
 		}
 	}
@@ -165,7 +165,7 @@ func TestAContextThatHasEndedSendsNothing(t *testing.T) {
 	cancel()
 	_, err := tr.RoundTrip(post(t, e.url(), "x").WithContext(ctx))
 	require.ErrorIs(t, err, context.Canceled)
-	assert.Equal(t, NotSent, Classify(err))
+	assert.Equal(t, SentNothing, Classify(err))
 	assert.Equal(t, "ok", exchange(t, tr, post(t, e.url(), "x")))
 	assert.EqualValues(t, 1, e.accepted.Load(), "the idle connection was left alone")
 }
@@ -197,7 +197,7 @@ func TestCloseEndsARunningRead(t *testing.T) {
 	time.AfterFunc(20*time.Millisecond, func() { _ = resp.Body.Close() })
 	_, err = resp.Body.Read(make([]byte, 4096))
 	require.ErrorIs(t, err, http.ErrBodyReadAfterClose)
-	assert.Equal(t, Answered, Classify(err))
+	assert.Equal(t, SentAnswered, Classify(err))
 	_, err = resp.Body.Read(make([]byte, 4096))
 	require.ErrorIs(t, err, http.ErrBodyReadAfterClose)
 	require.NoError(t, resp.Body.Close())

@@ -13,8 +13,8 @@ import (
 
 // BeforeSend adds a last check to requests that [Send] and [Retrier] send under the returned context. When a connection
 // stands, right before the first byte is written, check(true) is called. If it returns an error, nothing is sent, and
-// the request fails with an [*Error] (NotSent, never tried again) that wraps it. A check looks at what may have become
-// untrue while the connection was made, such as the lease of a KV handoff.
+// the request fails with an [*Error] (SentNothing, never tried again) that wraps it. A check looks at what may have
+// become untrue while the connection was made, such as the lease of a KV handoff.
 //
 // A [Transport] calls check itself, under any wrapper. All other round trippers are observed through
 // net/http/httptrace, whose hooks net/http's own transport calls for HTTP/1.1 and HTTP/2. If a round tripper reads the
@@ -119,10 +119,10 @@ func (g *gate) send(ctx context.Context, rt http.RoundTripper, req *http.Request
 		if err == nil {
 			_ = resp.Body.Close() // the response is the wrapper's own, since the request was not sent
 		}
-		err = &Error{Sent: NotSent, Kind: requestKind(ctx, *refused), Err: *refused, final: true}
+		err = &Error{Sent: SentNothing, Kind: requestKind(ctx, *refused), Err: *refused, final: true}
 	} else if err != nil && !t.connected.Load() && (t.connecting.Load() || !t.bodyRead.Load()) {
 		unsent := *asError(ctx, err)
-		unsent.Sent = NotSent
+		unsent.Sent = SentNothing
 		err = &unsent
 	}
 	if err != nil {

@@ -91,7 +91,7 @@ func TestARefusedRequestIsNotSent(t *testing.T) {
 				for range 30 {
 					_, err := retrier.Do(ctx, post(t, s.URL, "the body"))
 					require.ErrorIs(t, err, errStale)
-					assert.Equal(t, NotSent, Classify(err))
+					assert.Equal(t, SentNothing, Classify(err))
 				}
 				assert.Equal(t, 30, asked, "a refused request is not tried again")
 				refuse = false

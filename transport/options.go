@@ -72,7 +72,7 @@ type Options struct {
 
 	// Protocols chooses HTTP versions. nil means HTTP/1.1 alone: engines under uvicorn speak nothing else, and one
 	// HTTP/2 connection would put all streams under one flow control window. A choice with HTTP/2 implies NetHTTP. Over
-	// HTTP/2 an error counts as NotSent only if no connection was made.
+	// HTTP/2 an error counts as SentNothing only if no connection was made.
 	Protocols *http.Protocols
 
 	// DialContext opens connections in place of a [net.Dialer], for in-memory networks and tests. TLS, where the URL

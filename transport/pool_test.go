@@ -152,7 +152,7 @@ func TestAReusedConnectionThatDiesTakesTheIdleOnesOfItsEngineWithIt(t *testing.T
 	_, err := tr.RoundTrip(post(t, e.url(), "x"))
 	var got *Error
 	require.ErrorAs(t, err, &got)
-	assert.Equal(t, Error{Sent: MaybeSent, Kind: Reset, Reused: true, Err: syscall.ECONNRESET}, *got)
+	assert.Equal(t, Error{Sent: SentMaybe, Kind: KindReset, Reused: true, Err: syscall.ECONNRESET}, *got)
 	// A failure must not print a connection and all that it leads to.
 	kept := map[string]int{"dead": len(tr.pool.hosts[key]),
 		"other": len(tr.pool.hosts[hostKey{host: other.Addr().String()}])}

@@ -120,8 +120,8 @@ func TestRequestsThatWouldBreakTheirHeadAreNotSent(t *testing.T) {
 			var got *Error
 			require.ErrorAs(t, err, &got)
 			require.ErrorIs(t, err, row.err)
-			assert.Equal(t, NotSent, got.Sent)
-			assert.Equal(t, Other, got.Kind)
+			assert.Equal(t, SentNothing, got.Sent)
+			assert.Equal(t, KindOther, got.Kind)
 			assert.True(t, got.final)
 			assert.Zero(t, e.accepted.Load())
 			assert.True(t, closed.closed, "the body is closed whatever happens")
@@ -159,7 +159,7 @@ func TestALargeBodyThatFailsIsMaybeSentAndTakesItsConnectionWithIt(t *testing.T)
 	var failed *Error
 	require.ErrorAs(t, err, &failed)
 	require.ErrorIs(t, err, errFailing)
-	assert.Equal(t, MaybeSent, failed.Sent)
+	assert.Equal(t, SentMaybe, failed.Sent)
 	assert.True(t, failed.final)
 	<-got
 }

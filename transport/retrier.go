@@ -29,8 +29,8 @@ type RetryPolicy struct {
 	BackoffBase, BackoffMax time.Duration
 }
 
-// Retrier sends requests, and sends a request again if provably no byte of it left (NotSent). It returns a response of
-// any status as it is; whether to heed Retry-After is up to the caller. It never repeats a request that may have been
+// Retrier sends requests, and sends a request again if provably no byte of it left (SentNothing). It returns a response
+// of any status as it is; whether to heed Retry-After is up to the caller. It never repeats a request that may have been
 // sent. It is safe for concurrent use.
 type Retrier struct {
 	rt      http.RoundTripper
@@ -84,15 +84,15 @@ func (r *Retrier) Do(ctx context.Context, req *http.Request) (*http.Response, er
 	switch {
 	case s.resp != nil:
 		return s.resp, nil
-	case ctx.Err() != nil && s.last.Sent == NotSent:
+	case ctx.Err() != nil && s.last.Sent == SentNothing:
 		cause := context.Cause(ctx)
-		return nil, &Error{Sent: NotSent, Kind: requestKind(ctx, cause), Err: cause}
+		return nil, &Error{Sent: SentNothing, Kind: requestKind(ctx, cause), Err: cause}
 	}
 	return nil, s.last
 }
 
 func repeatable(ctx context.Context, err *Error) bool {
-	return err.Sent == NotSent && !err.final && ctx.Err() == nil
+	return err.Sent == SentNothing && !err.final && ctx.Err() == nil
 }
 
 func hasBody(req *http.Request) bool { return req.Body != nil && req.Body != http.NoBody }

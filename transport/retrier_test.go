@@ -77,8 +77,8 @@ func TestTriesEndWithThePolicy(t *testing.T) {
 			var got *Error
 			require.ErrorAs(t, err, &got)
 			assert.IsType(t, (*Error)(nil), err) //nolint:testifylint // the error itself, not one that it wraps
-			assert.Equal(t, Refused, got.Kind)
-			assert.Equal(t, NotSent, got.Sent)
+			assert.Equal(t, KindRefused, got.Kind)
+			assert.Equal(t, SentNothing, got.Sent)
 			assert.NotContains(t, err.Error(), "engine.test")
 			assert.Equal(t, row.dials, dials.Load())
 		})
@@ -116,7 +116,7 @@ func TestMaybeSentIsNotRetried(t *testing.T) {
 		dial, dials := refuseFirst(first)
 		_, err := NewRetrier(newTransport(t, &Options{DialContext: dial}), atOnce).Do(t.Context(),
 			post(t, e.url(), "x"))
-		assert.Equal(t, MaybeSent, Classify(err))
+		assert.Equal(t, SentMaybe, Classify(err))
 		assert.EqualValues(t, 1, e.requests.Load())
 		assert.Equal(t, first+1, dials.Load())
 	}
@@ -134,14 +134,14 @@ func TestHopelessRequestsAreTriedOnce(t *testing.T) {
 		},
 	})
 	_, err := NewRetrier(tr, atOnce).Do(t.Context(), post(t, s.URL, "x"))
-	assert.Equal(t, NotSent, Classify(err))
+	assert.Equal(t, SentNothing, Classify(err))
 	assert.EqualValues(t, 1, dials.Load(), "a certificate does not get better")
 
 	refusing, refused := refuseFirst(100)
 	req := post(t, "http://engine.test", "x")
 	req.GetBody = nil
 	_, err = NewRetrier(newTransport(t, &Options{DialContext: refusing}), atOnce).Do(t.Context(), req)
-	assert.Equal(t, NotSent, Classify(err))
+	assert.Equal(t, SentNothing, Classify(err))
 	assert.EqualValues(t, 1, refused.Load(), "a body that cannot be had again")
 }
 
@@ -160,8 +160,8 @@ func TestTheContextEndsTheWait(t *testing.T) {
 	assert.Less(t, time.Since(start), 30*time.Second)
 	var got *Error
 	require.ErrorAs(t, err, &got)
-	assert.Equal(t, NotSent, got.Sent)
-	assert.Equal(t, Canceled, got.Kind)
+	assert.Equal(t, SentNothing, got.Sent)
+	assert.Equal(t, KindCanceled, got.Kind)
 	require.ErrorIs(t, err, errGone)
 	require.ErrorIs(t, err, context.Canceled)
 	assert.EqualValues(t, 1, dials.Load())
@@ -180,7 +180,7 @@ func TestAWaitBeyondTheDeadlineIsNotBegun(t *testing.T) {
 	assert.Less(t, time.Since(start), 15*time.Second)
 	var got *Error
 	require.ErrorAs(t, err, &got)
-	assert.Equal(t, Refused, got.Kind, "the engine's failure, not the deadline's")
+	assert.Equal(t, KindRefused, got.Kind, "the engine's failure, not the deadline's")
 }
 
 func TestWaitsGrowAndAreCappedAndDiffer(t *testing.T) {
@@ -294,8 +294,8 @@ func TestARoundTripperAroundATransportSeesEachTry(t *testing.T) {
 		Do(t.Context(), post(t, s.URL, "x"))
 	var got *Error
 	require.ErrorAs(t, err, &got)
-	assert.Equal(t, EOF, got.Kind)
-	assert.Equal(t, MaybeSent, got.Sent)
+	assert.Equal(t, KindEOF, got.Kind)
+	assert.Equal(t, SentMaybe, got.Sent)
 }
 
 func TestARequestWithoutBodyIsSentAgain(t *testing.T) {

@@ -200,7 +200,7 @@ func TestABodyWaitsForItsNextPart(t *testing.T) {
 	_, err := resp.Body.Read(make([]byte, 100))
 	var e *Error
 	require.ErrorAs(t, err, &e)
-	assert.Equal(t, Answered, e.Sent)
+	assert.Equal(t, SentAnswered, e.Sent)
 	w.WaitReadable() // returns at once
 	_ = resp.Body.Close()
 

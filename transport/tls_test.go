@@ -168,22 +168,22 @@ func TestFailedHandshakesAreNotSent(t *testing.T) {
 		final  bool
 	}{
 		{"the engine's certificate is of an unknown authority", newTLSEngine(t, ca, nil, 0).URL,
-			&tls.Config{RootCAs: stranger.pool()}, TLS, true},
+			&tls.Config{RootCAs: stranger.pool()}, KindTLS, true},
 		{"the engine's certificate has another name", newTLSEngine(t, ca, nil, 0).URL,
-			&tls.Config{RootCAs: ca.pool(), ServerName: "other.test"}, TLS, true},
+			&tls.Config{RootCAs: ca.pool(), ServerName: "other.test"}, KindTLS, true},
 		{"the engine speaks TLS 1.1 at most", newTLSEngine(t, ca, nil, tls.VersionTLS11).URL,
-			&tls.Config{RootCAs: ca.pool(), MinVersion: tls.VersionTLS10}, TLS, false},
+			&tls.Config{RootCAs: ca.pool(), MinVersion: tls.VersionTLS10}, KindTLS, false},
 		{"the engine rejects the client's certificate (TLS 1.2)", newTLSEngine(t, ca, ca, tls.VersionTLS12).URL,
-			&tls.Config{RootCAs: ca.pool(), Certificates: []tls.Certificate{unknown}}, TLS, false},
+			&tls.Config{RootCAs: ca.pool(), Certificates: []tls.Certificate{unknown}}, KindTLS, false},
 		{"the engine misses the client's certificate (TLS 1.2)", newTLSEngine(t, ca, ca, tls.VersionTLS12).URL,
-			&tls.Config{RootCAs: ca.pool()}, TLS, false},
-		{"the engine speaks plain HTTP", "https" + plain.URL[4:], nil, TLS, false},
-		{"the engine closes within the handshake", "https" + eof.url()[4:], nil, TLS, false},
-		{"the engine is silent within the handshake", "https" + silent.url()[4:], nil, ConnectTimeout, false},
+			&tls.Config{RootCAs: ca.pool()}, KindTLS, false},
+		{"the engine speaks plain HTTP", "https" + plain.URL[4:], nil, KindTLS, false},
+		{"the engine closes within the handshake", "https" + eof.url()[4:], nil, KindTLS, false},
+		{"the engine is silent within the handshake", "https" + silent.url()[4:], nil, KindConnectTimeout, false},
 	} {
 		t.Run(row.rule, func(t *testing.T) {
 			limit := 30 * time.Second // which a busy machine does not reach
-			if row.kind == ConnectTimeout {
+			if row.kind == KindConnectTimeout {
 				limit = 300 * time.Millisecond
 			}
 			tr := newTransport(t, &Options{TLS: row.config, ConnectTimeout: limit})
@@ -191,7 +191,7 @@ func TestFailedHandshakesAreNotSent(t *testing.T) {
 			var got *Error
 			require.ErrorAs(t, err, &got)
 			assert.Equal(t, row.kind, got.Kind, "underlying: %v", got.Err)
-			assert.Equal(t, NotSent, got.Sent)
+			assert.Equal(t, SentNothing, got.Sent)
 			assert.Equal(t, row.final, got.final)
 		})
 	}
@@ -207,11 +207,11 @@ func TestARejectedCertificateUnderTLS13IsNeverTakenForAResponse(t *testing.T) {
 		_, err := tr.RoundTrip(post(t, s.URL, "x"))
 		var got *Error
 		require.ErrorAs(t, err, &got)
-		if got.Kind == TLS {
-			assert.Equal(t, NotSent, got.Sent)
+		if got.Kind == KindTLS {
+			assert.Equal(t, SentNothing, got.Sent)
 			assert.True(t, got.final)
 		} else {
-			assert.Contains(t, []Kind{Reset, EOF}, got.Kind, "underlying: %v", got.Err)
+			assert.Contains(t, []Kind{KindReset, KindEOF}, got.Kind, "underlying: %v", got.Err)
 		}
 	}
 }

@@ -104,7 +104,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 func (t *Transport) send(ctx context.Context, req *http.Request) (*http.Response, error) {
 	if t.closed.Load() {
 		closeBody(req)
-		return nil, &Error{Sent: NotSent, Kind: Other, Err: ErrClosed, final: true}
+		return nil, &Error{Sent: SentNothing, Kind: KindOther, Err: ErrClosed, final: true}
 	}
 	if t.other != nil {
 		return t.sendOther(ctx, req)

@@ -270,8 +270,8 @@ func TestSwitchingProtocolsIsAnError(t *testing.T) {
 			}}).RoundTrip(req)
 		var got *Error
 		require.ErrorAs(t, err, &got)
-		assert.Equal(t, Protocol, got.Kind)
-		assert.Equal(t, MaybeSent, got.Sent)
+		assert.Equal(t, KindProtocol, got.Kind)
+		assert.Equal(t, SentMaybe, got.Sent)
 		waitFor(t, "closed", func() bool { return int(e.requests.Load()) == 2*(i+1) })
 	}
 }
@@ -296,7 +296,7 @@ func TestCloseEndsThePool(t *testing.T) {
 	require.NoError(t, tr.Close(), "twice is once")
 	_, err = tr.RoundTrip(post(t, e.url(), "x"))
 	require.ErrorIs(t, err, ErrClosed)
-	assert.Equal(t, NotSent, Classify(err))
+	assert.Equal(t, SentNothing, Classify(err))
 
 	close(release)
 	assert.Equal(t, "okok", drain(t, resp), "a stream under way is left alone")
@@ -370,7 +370,7 @@ func TestUnencryptedHTTP2IsOptIn(t *testing.T) {
 	assert.Equal(t, "HTTP/2.0", exchange(t, tr, post(t, s.URL, "x")))
 
 	_, err := newTransport(t, &Options{Protocols: prior}).RoundTrip(post(t, "http://"+refusedAddress(t), "x"))
-	assert.Equal(t, NotSent, Classify(err))
+	assert.Equal(t, SentNothing, Classify(err))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	hang := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -381,7 +381,7 @@ func TestUnencryptedHTTP2IsOptIn(t *testing.T) {
 	hang.Start()
 	t.Cleanup(hang.Close)
 	_, err = tr.RoundTrip(post(t, hang.URL, "x").WithContext(ctx))
-	assert.Equal(t, MaybeSent, Classify(err), "a shared connection tells nothing about one request")
+	assert.Equal(t, SentMaybe, Classify(err), "a shared connection tells nothing about one request")
 }
 
 func TestErrorsOfManyRequestsDoNotMix(t *testing.T) {
@@ -413,10 +413,10 @@ func TestErrorsOfManyRequestsDoNotMix(t *testing.T) {
 				}
 			case 1:
 				_, err := tr.RoundTrip(post(t, e.url()+"/die", "x"))
-				assert.Equal(t, MaybeSent, Classify(err))
+				assert.Equal(t, SentMaybe, Classify(err))
 			case 2:
 				_, err := tr.RoundTrip(post(t, nobody, "x"))
-				assert.Equal(t, NotSent, Classify(err))
+				assert.Equal(t, SentNothing, Classify(err))
 			}
 		})
 	}

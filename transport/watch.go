@@ -63,9 +63,9 @@ const closedIdle = "http: server closed idle connection"
 // failure turns an error of net/http into this package's. By then net/http's writer has stopped
 // (persistConn.mapRoundTripError waits for it), so the count is final.
 func (w *watch) failure(ctx context.Context, err error) *Error {
-	e := &Error{Sent: NotSent, Reused: w.reused, Err: err}
+	e := &Error{Sent: SentNothing, Reused: w.reused, Err: err}
 	if w.wroteAny() {
-		e.Sent = MaybeSent
+		e.Sent = SentMaybe
 	}
 	if ce, ok := errors.AsType[*connectError](err); ok && ctx.Err() == nil {
 		e.Kind = ce.kind
@@ -73,7 +73,7 @@ func (w *watch) failure(ctx context.Context, err error) *Error {
 		return e
 	}
 	e.Kind = requestKind(ctx, err)
-	if e.Kind == Other && errors.Is(err, net.ErrClosed) && w.conn != nil {
+	if e.Kind == KindOther && errors.Is(err, net.ErrClosed) && w.conn != nil {
 		if fault := w.conn.fault.Load(); fault != nil {
 			e.Kind = kindOf(*fault)
 		}
@@ -82,18 +82,18 @@ func (w *watch) failure(ctx context.Context, err error) *Error {
 	case !w.connected:
 		// It was neither a failed dial nor a context's end: net/http refused the request itself, and would do so again.
 		e.final = true
-	case e.Kind == TLS:
+	case e.Kind == KindTLS:
 		// With TLS 1.3 the client is done before the engine has judged its certificate, so the verdict comes as an
 		// alert in place of a response. An engine reads no request before that verdict (RFC 8446, 4.4.4).
 		e.final = true
 		if !w.reused && !w.readAny() {
-			e.Sent = NotSent
+			e.Sent = SentNothing
 		}
-	case e.Kind != Other:
-	case e.Sent == NotSent && (w.reused || err.Error() == closedIdle):
-		e.Kind = EOF
+	case e.Kind != KindOther:
+	case e.Sent == SentNothing && (w.reused || err.Error() == closedIdle):
+		e.Kind = KindEOF
 	case w.readAny():
-		e.Kind = Protocol
+		e.Kind = KindProtocol
 	default:
 		// Nothing came from the engine: the request's own body failed, or did not have the announced length.
 		e.final = true
