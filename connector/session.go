@@ -7,10 +7,8 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
-	"maps"
 	"net/http"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/pdkit/pdkit/discovery"
@@ -35,13 +33,12 @@ type Session struct {
 	// last byte plus the lease. It is zero without a lease.
 	ExpiresAt time.Time
 
-	random   [16]byte
-	ranks    [2]Rank // of P and D
-	prepared any
-	event    Event
+	Prepared any             // what the connector's [Preparer] found before the legs, or nil
+	Event    Event           // for which the connector's [Expecter] waited; zero before it came
+	Encoded  json.RawMessage // what the connector's [Encoder] made of the encode engines' responses, for Prefill
 
-	mu       sync.Mutex
-	metadata map[string]string
+	random [16]byte
+	ranks  [2]Rank // of P and D
 }
 
 // NewSession makes a session with a random ID for an attempt that begins now.
@@ -112,34 +109,3 @@ func rank(e discovery.Endpoint, chosen Rank, r uint32) int {
 	}
 	return int(r % uint32(n))
 }
-
-// SetMetadata keeps a value for the attempt. It and Metadata may be called concurrently.
-func (s *Session) SetMetadata(key, value string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.metadata == nil {
-		s.metadata = map[string]string{}
-	}
-	s.metadata[key] = value
-}
-
-// Metadata returns a copy of the values that SetMetadata has kept.
-func (s *Session) Metadata() map[string]string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	m := make(map[string]string, len(s.metadata))
-	maps.Copy(m, s.metadata)
-	return m
-}
-
-// Prepared returns what the connector's [Preparer] found before the legs, or nil.
-func (s *Session) Prepared() any { return s.prepared }
-
-// SetPrepared sets the value of Prepared. The flow calls it before Prefill and Decode.
-func (s *Session) SetPrepared(v any) { s.prepared = v }
-
-// Event returns the event for which the connector's [Expecter] waited. It is zero before the event.
-func (s *Session) Event() Event { return s.event }
-
-// SetEvent sets the value of Event. The flow calls it before it builds the leg that follows the event.
-func (s *Session) SetEvent(e Event) { s.event = e }

@@ -3,15 +3,12 @@
 package connector_test
 
 import (
-	"fmt"
 	"regexp"
 	"strconv"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/connector"
@@ -83,75 +80,4 @@ func TestRanksCoverTheEnginesDataParallelSize(t *testing.T) {
 	// The number is larger than the range from which the rank is drawn: no modulus of 0, so no panic.
 	s := connector.NewSession(r, "", endpoint("p", map[string]string{"dpSize": "4294967296"}), endpoint("d", nil))
 	assert.NotPanics(t, func() { s.PrefillRank() })
-}
-
-func TestMetadataIsACopyAndMayBeUsedAtOnce(t *testing.T) {
-	s := connector.NewSession(parse(t, connector.APIChat, `{}`), "", endpoint("p", nil), endpoint("d", nil))
-	assert.Empty(t, s.Metadata())
-	var wg sync.WaitGroup
-	for i := range 20 {
-		wg.Go(func() {
-			s.SetMetadata(fmt.Sprint(i), "v")
-			s.Metadata()["other"] = "x"
-		})
-	}
-	wg.Wait()
-	got := s.Metadata()
-	assert.Len(t, got, 20)
-	assert.NotContains(t, got, "other")
-}
-
-func TestWhatTheFlowKeepsForTheDescribers(t *testing.T) {
-	s := connector.NewSession(parse(t, connector.APIChat, `{}`), "", endpoint("p", nil), endpoint("d", nil))
-	assert.Nil(t, s.Prepared())
-	assert.Zero(t, s.Event())
-	s.SetPrepared(42)
-	s.SetEvent(connector.Event{Body: []byte("x")})
-	assert.Equal(t, 42, s.Prepared())
-	assert.Equal(t, []byte("x"), s.Event().Body)
-}
-
-func TestPrefillResultShowsFieldsOnlyOfOneObject(t *testing.T) {
-	at := time.Now()
-	p := connector.NewPrefillResult(200, nil, []byte(`{"a": {"x":1} ,"b":null}`), at)
-	require.NoError(t, p.Err())
-	assert.Equal(t, at, p.At)
-	assert.Equal(t, 200, p.Status)
-	raw, ok := p.Field("a")
-	assert.True(t, ok)
-	assert.Equal(t, `{"x":1}`, string(raw))
-	_, ok = p.Field("b")
-	assert.False(t, ok, "null is absent")
-	for _, body := range []string{"", "[]", "x", `{"a":1,"a":2}`, `{"a":1}{`, `data: {"a":1}`} {
-		p := connector.NewPrefillResult(200, nil, []byte(body), at)
-		assert.Error(t, p.Err(), body)
-		_, ok := p.Field("a")
-		assert.False(t, ok, body)
-	}
-	var none *connector.PrefillResult
-	_, ok = none.Field("a")
-	assert.False(t, ok, "there is no response yet")
-}
-
-func TestOrderNames(t *testing.T) {
-	assert.Equal(t, []string{"prefill-then-decode", "together", "decode-first", "decode-then-prefill", "unknown"},
-		[]string{
-			connector.PrefillThenDecode.String(), connector.Together.String(), connector.DecodeFirst.String(),
-			connector.DecodeThenPrefill.String(), connector.Order(9).String()})
-}
-
-func TestAChosenRankIsUsedWhereTheEngineHasIt(t *testing.T) {
-	r, err := connector.ParseRequest(connector.APIChat, []byte(`{}`))
-	require.NoError(t, err)
-	e := discovery.Endpoint{Attributes: map[string]string{"dpSize": "4"}}
-	for range 50 {
-		s := connector.NewSession(r, "id", e, e)
-		s.SetRanks(connector.RankOf(3), connector.RankOf(0))
-		require.Equal(t, 3, s.PrefillRank())
-		require.Equal(t, 0, s.DecodeRank())
-		s.SetRanks(connector.RankOf(4), connector.Rank{})
-		require.Less(t, s.PrefillRank(), 4, "a rank that P does not have")
-	}
-	_, chosen := connector.RankOf(-1).Get()
-	require.False(t, chosen)
 }

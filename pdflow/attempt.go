@@ -160,7 +160,7 @@ func (a *attempt) prepareBy(ctx context.Context) *Error {
 		}
 		return e
 	}
-	a.s.SetPrepared(v)
+	a.s.Prepared = v
 	return nil
 }
 

@@ -52,7 +52,7 @@ func (a *attempt) decodeThenPrefill() (*Body, *Error) {
 		asked <- a.guard(LegDecode, "event", func() error {
 			ev, err := a.wait(waiting)
 			if err == nil {
-				a.s.SetEvent(ev)
+				a.s.Event = ev
 			}
 			return err
 		})

@@ -244,7 +244,7 @@ func TestDecodeThenPrefill(t *testing.T) {
 	prefilled := make(chan struct{})
 	a := newAsking(connector.DecodeThenPrefill)
 	a.prefill = func(s *connector.Session, l *connector.Leg) error {
-		l.Params(s.Event().Body)
+		l.Params(s.Event.Body)
 		return nil
 	}
 	x := script(t, a,
@@ -321,7 +321,7 @@ func TestASideCallBeforeTheLegs(t *testing.T) {
 	c := &preparing{url: side}
 	c.order = connector.Together
 	c.decode = func(s *connector.Session, _ *connector.PrefillResult, l *connector.Leg) error {
-		l.Param("remote_engine_id", json.RawMessage(s.Prepared().(string)))
+		l.Param("remote_engine_id", json.RawMessage(s.Prepared.(string)))
 		return nil
 	}
 	x := script(t, c, answer(ok), func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {

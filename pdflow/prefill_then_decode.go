@@ -109,7 +109,7 @@ func (a *attempt) awaitEvent() *Error {
 		}
 		return e
 	}
-	a.s.SetEvent(ev)
+	a.s.Event = ev
 	return nil
 }
 

@@ -181,7 +181,7 @@ func (c *Connector) Expect(s *connector.Session) (wait func(context.Context) (co
 
 // Prefill asks P for one token, and to push its KV to the blocks that the callback names.
 func (*Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
-	raw := s.Event().Body
+	raw := s.Event.Body
 	if len(raw) == 0 {
 		return connector.NoTransfer("prefill was described before decode asked for it")
 	}

@@ -21,7 +21,7 @@ func setups(t testing.TB) []connectortest.Measured {
 	require.NoError(t, err)
 	s := session(t, connector.APIChat, connectortest.Chat2KB())
 	body := strings.Replace(callback("chatcmpl-"+s.ID), "[11,12]", connectortest.Blocks2KB(), 1)
-	s.SetEvent(connector.Event{Body: []byte(body), At: time.Now()})
+	s.Event = connector.Event{Body: []byte(body), At: time.Now()}
 	return []connectortest.Measured{{Connector: c, Session: s}}
 }
 

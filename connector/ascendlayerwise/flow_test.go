@@ -231,7 +231,7 @@ func FuzzCallback(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		s.SetEvent(connector.Event{Body: body})
+		s.Event = connector.Event{Body: body}
 		leg := connector.NewPrefillLeg(s.Request, c.Traits())
 		if err := c.Prefill(t.Context(), s, leg); err != nil {
 			require.ErrorIs(t, err, connector.ErrNoTransfer)

@@ -89,7 +89,7 @@ func (t *trial) before(s *connector.Session, m means) (encode []sent, err error)
 		if err != nil {
 			return nil, fmt.Errorf("calling Prepare: %w", err)
 		}
-		s.SetPrepared(v)
+		s.Prepared = v
 	}
 	enc, ok := connector.As[connector.Encoder](t.c)
 	if !ok {
@@ -135,7 +135,7 @@ func (t *trial) caller(call connector.Caller) connector.Caller {
 func (t *trial) both(p *played, m means) error {
 	event := func() {
 		if m.event != nil {
-			p.s.SetEvent(m.event(p.s))
+			p.s.Event = m.event(p.s)
 		}
 	}
 	switch t.order {

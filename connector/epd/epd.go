@@ -146,15 +146,12 @@ func (*Connector) Encode(s *connector.Session, i connector.Item, leg *connector.
 
 const paramsMember = "ec_transfer_params"
 
-// kept is the session's key for the merged parameters.
-const kept = "pdkit.epd." + paramsMember
-
 // Merge merges the encode engines' responses for the prefill leg. If a response cannot be used, the error is
 // [connector.ErrNoTransfer].
 func (c *Connector) Merge(s *connector.Session, responses []json.RawMessage) error {
 	merged, err := merge(responses, c.opts.Type == NIXL)
 	if err == nil && merged != nil {
-		s.SetMetadata(kept, string(merged))
+		s.Encoded = merged
 	}
 	return err
 }
@@ -174,8 +171,8 @@ func (c *Connector) Prefill(ctx context.Context, s *connector.Session, leg *conn
 	if s.API != connector.APIChat {
 		return nil
 	}
-	if merged := s.Metadata()[kept]; merged != "" {
-		leg.Set(paramsMember, json.RawMessage(merged))
+	if s.Encoded != nil {
+		leg.Set(paramsMember, s.Encoded)
 	}
 	return nil
 }

@@ -15,7 +15,7 @@ import (
 func setups(t testing.TB) []connectortest.Measured {
 	t.Helper()
 	s := session(t, connector.APIChat, connectortest.Chat2KB(), receiverOfTwo)
-	s.SetEvent(harness().Event(s))
+	s.Event = harness().Event(s)
 	ids := strings.NewReplacer("[259,1,2]", "["+strings.Repeat("15043,", 511)+"2]",
 		`"prompt_tokens":3,"total_tokens":4`, `"prompt_tokens":512,"total_tokens":513`)
 	first := withFirstToken().Response(s, nil)

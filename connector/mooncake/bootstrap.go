@@ -63,7 +63,7 @@ var errNotPrepared = errors.New("mooncake: the prefill engine's bootstrap server
 // prepared returns what Prepare found. Without it no leg is built: D would die of a decode request without an engine
 // id.
 func prepared(s *connector.Session) (*target, error) {
-	if t, ok := s.Prepared().(*target); ok {
+	if t, ok := s.Prepared.(*target); ok {
 		return t, nil
 	}
 	return nil, errNotPrepared
@@ -109,7 +109,7 @@ func (c *Connector) Prepare(ctx context.Context, s *connector.Session, call conn
 // Clean forgets the bootstrap server's response after an attempt that failed because of the engines: P may have
 // restarted with another engine id, which D does not know (docs/protocols/mooncake.md, recording 09).
 func (c *Connector) Clean(_ context.Context, s *connector.Session, cause error, _ connector.Caller) error {
-	if t, ok := s.Prepared().(*target); ok && querycache.Doubtful(cause) {
+	if t, ok := s.Prepared.(*target); ok && querycache.Doubtful(cause) {
 		c.cache.Forget(t.url, t.entry)
 	}
 	return nil

@@ -39,7 +39,7 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	s.SetPrepared(prepared)
+	s.Prepared = prepared
 
 	decode := connector.NewLeg(r)
 	if err := c.Decode(context.Background(), s, nil, decode); err != nil {

@@ -83,7 +83,7 @@ func session(t testing.TB, api connector.API, body string, p discovery.Endpoint)
 // prepare calls the methods that the flow calls before the legs.
 func prepare(ctx context.Context, c *mooncake.Connector, s *connector.Session, call connector.Caller) error {
 	v, err := c.Prepare(ctx, s, call)
-	s.SetPrepared(v)
+	s.Prepared = v
 	return err
 }
 

@@ -110,7 +110,7 @@ func (c *conversational) Prepare(ctx context.Context, s *connector.Session, call
 
 // Prefill is [Connector.Prefill], but with the last turn's handoff if Prepare found one.
 func (c *conversational) Prefill(ctx context.Context, s *connector.Session, leg *connector.Leg) error {
-	last, ok := s.Prepared().(*turn)
+	last, ok := s.Prepared.(*turn)
 	if !ok {
 		return c.Connector.Prefill(ctx, s, leg)
 	}

@@ -109,7 +109,7 @@ func (k *talk) prefill(s *connector.Session) string {
 	k.t.Helper()
 	v, err := k.c.(connector.Preparer).Prepare(context.Background(), s, k.rendering)
 	require.NoError(k.t, err)
-	s.SetPrepared(v)
+	s.Prepared = v
 	return gjson.Get(prefillLeg(k.t, k.c, s), "kv_transfer_params").Raw
 }
 

@@ -35,7 +35,7 @@ func setups(t testing.TB) []connectortest.Measured {
 			`"encoded_opaque_state":"` + state + `"}}`}).call,
 	)
 	require.NoError(t, err)
-	prepared.SetPrepared(v)
+	prepared.Prepared = v
 	return []connectortest.Measured{
 		{Connector: open(t, ``), Session: s(), Response: response},
 		{Name: "trtllm/signed", Connector: open(t, `{"authKey":"k"}`), Session: s(), Response: response},

@@ -60,7 +60,7 @@ func prepare(ctx context.Context, t *testing.T, c connector.KVConnector, v *serv
 	require.True(t, ok)
 	s := session(t, connector.APICompletions, `{"prompt":"x","stream":true}`)
 	got, err := p.Prepare(ctx, s, v.call)
-	s.SetPrepared(got)
+	s.Prepared = got
 	return s, err
 }
 
@@ -76,7 +76,7 @@ func TestGenerationFirstSendsTheServersParametersToDecode(t *testing.T) {
 		`"encoded_opaque_state":"b64","big":18446744073709551615,`+
 		`"request_type":"generation_only","ctx_request_id":`+id+`,"disagg_request_id":`+id+`,"schedule_style":1}}`, d)
 
-	s.SetPrepared(nil)
+	s.Prepared = nil
 	_, _, err = decodeLeg(c, s, "")
 	require.ErrorIs(t, err, connector.ErrNoTransfer)
 }

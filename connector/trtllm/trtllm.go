@@ -206,7 +206,7 @@ func (c *Connector) give(leg *connector.Leg, params json.RawMessage) error {
 }
 
 func (c *Connector) decodeTogether(s *connector.Session, leg *connector.Leg) error {
-	info, ok := s.Prepared().(*querycache.Entry[json.RawMessage])
+	info, ok := s.Prepared.(*querycache.Entry[json.RawMessage])
 	if !ok {
 		return connector.NoTransfer("decode was described before P's server was asked")
 	}
@@ -237,7 +237,7 @@ func (c *generationFirst) Prepare(ctx context.Context, s *connector.Session, cal
 // Clean forgets the server's response after an attempt that failed because of the engines: the server may be another
 // process now.
 func (c *generationFirst) Clean(_ context.Context, s *connector.Session, cause error, _ connector.Caller) error {
-	if info, ok := s.Prepared().(*querycache.Entry[json.RawMessage]); ok && querycache.Doubtful(cause) {
+	if info, ok := s.Prepared.(*querycache.Entry[json.RawMessage]); ok && querycache.Doubtful(cause) {
 		c.info.Forget(infoURL(s), info)
 	}
 	return nil

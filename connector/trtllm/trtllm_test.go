@@ -226,7 +226,7 @@ func TestIDs(t *testing.T) {
 				return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(info))}, nil
 			})
 			require.NoError(t, err)
-			s.SetPrepared(known)
+			s.Prepared = known
 			p := gjson.Get(prefillLeg(t, c, s), "disaggregated_params.disagg_request_id").Raw
 			d, _, err := decodeLeg(c, s, "")
 			require.NoError(t, err)

@@ -122,7 +122,7 @@ var responseFaults = []Fault{
 	}),
 	with(ruleHostile, "panics at an event", func(f *faulty) {
 		f.decode = func(s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
-			_ = s.Event().Body[0]
+			_ = s.Event.Body[0]
 			return f.right(s, p, leg)
 		}
 	}),

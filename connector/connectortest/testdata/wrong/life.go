@@ -201,7 +201,7 @@ var lifeFaults = []Fault{
 	}),
 	with(ruleCleanup, "panics where nothing was prepared", func(f *faulty) {
 		f.clean = func(_ context.Context, s *connector.Session) error {
-			if s.Prepared().(string) == "" { //nolint:errcheck // that is the fault
+			if s.Prepared.(string) == "" { //nolint:errcheck // that is the fault
 				return connector.ErrUnknown
 			}
 			return nil

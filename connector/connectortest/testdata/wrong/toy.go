@@ -137,7 +137,7 @@ func params(s *connector.Session, leg *connector.Leg) error {
 	if err != nil {
 		return err
 	}
-	engine, _ := s.Prepared().(string)
+	engine, _ := s.Prepared.(string)
 	leg.Param("transfer_id", connector.Quote(s.UUID()))
 	leg.Param("remote_address", connector.Quote(at))
 	leg.Param("remote_engine", connector.Quote(engine))
@@ -181,7 +181,7 @@ func CheckEvent(s *connector.Session) error {
 	var e struct {
 		Ready bool `json:"ready"`
 	}
-	if err := json.Unmarshal(s.Event().Body, &e); err != nil || !e.Ready {
+	if err := json.Unmarshal(s.Event.Body, &e); err != nil || !e.Ready {
 		return connector.NoTransfer("the notice does not say that the KV is there")
 	}
 	return nil
