@@ -11,6 +11,8 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/config/yamlfile"
 	_ "github.com/pdkit/pdkit/connector/all" // the connectors that a file may name
+	"github.com/pdkit/pdkit/connector/launch"
+	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 )
 
@@ -90,6 +92,13 @@ func (l *loader) modelServer(d *yamlfile.Document) *modelServer {
 	var err error
 	m.ModelServer, err = modelserver.Read(d.JSON)
 	l.add(d, err)
+	m.NoteIdle(func(c *modelserver.Connector, engines []discovery.Endpoint) (idle []config.FieldError) {
+		for _, n := range launch.Idle(c.KVConnector,
+			launch.Deployment{Spec: c.Spec, Endpoints: engines, Model: m.Model()}) {
+			idle = append(idle, config.FieldError{Path: n.Path, Problem: n.Text})
+		}
+		return idle
+	})
 	l.checkDiscovery(m)
 	for _, path := range []*string{&m.Spec.TLS.CAFile, &m.Spec.TLS.CertFile, &m.Spec.TLS.KeyFile} {
 		*path = l.cfg.beside(*path)

@@ -116,6 +116,39 @@ func With(c connector.KVConnector, d Deployment) (*Plan, error) {
 	return p, nil
 }
 
+// Idle returns a note for each setting that has no effect in any engine of a deployment. A setting that only P or only
+// D reads has one. A connector without a Renderer has no such notes.
+func Idle(c connector.KVConnector, d Deployment) []Note {
+	r, ok := connector.As[Renderer](c)
+	if !ok {
+		return nil
+	}
+	var without []Note
+	used := map[string]bool{}
+	for i, e := range d.Endpoints {
+		set, err := r.Render(Target{Endpoint: e, Index: i, Engines: d.Endpoints, Model: d.Model,
+			Resources: d.Spec.Resources})
+		if err != nil {
+			continue // no engine of today can be launched so, which pdctl render tells; those that run are served
+		}
+		here := map[string]bool{}
+		for _, n := range set.Notes {
+			if n.NoEffect {
+				here[n.Path] = true
+				without = append(without, n)
+			}
+		}
+		for _, n := range set.Notes {
+			used[n.Path] = used[n.Path] || !here[n.Path]
+		}
+	}
+	return slices.DeleteFunc(without, func(n Note) bool {
+		told := used[n.Path]
+		used[n.Path] = true
+		return told
+	})
+}
+
 // sameFiles refuses two files of one name with different content: the files of all engines lie in one folder.
 func (p *Plan) sameFiles() error {
 	content := map[string]string{}

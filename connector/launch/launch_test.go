@@ -315,3 +315,28 @@ func TestNoLimitsNamesTheLimitsThatAreGiven(t *testing.T) {
 			launch.NoEffect("resources.maxBandwidth", "why")},
 		launch.NoLimits(config.Resources{MaxMemory: "8Gi", MaxBandwidth: "1G"}, "why"))
 }
+
+// A setting is told once, and only if no engine has it. An engine that cannot be launched tells nothing.
+func TestIdleSettingsAreThoseThatNoEngineHas(t *testing.T) {
+	var engines []discovery.Endpoint
+	for _, role := range []discovery.Role{discovery.RolePrefill, discovery.RoleDecode, discovery.RoleBoth} {
+		e, err := discovery.New("http://"+role.String()+":8000", role)
+		require.NoError(t, err)
+		engines = append(engines, e)
+	}
+	c := rendering{func(target launch.Target) (launch.Settings, error) {
+		assert.Equal(t, engines, target.Engines)
+		nowhere := launch.NoEffect("config.nowhere", "nobody reads it")
+		onlyP := launch.NoEffect("config.onlyP", "P alone reads it")
+		switch target.Endpoint.Role {
+		case discovery.RolePrefill:
+			return launch.Settings{Notes: []launch.Note{nowhere, {Path: "config.onlyP", Text: "a file"}}}, nil
+		case discovery.RoleDecode:
+			return launch.Settings{Notes: []launch.Note{onlyP, nowhere}}, nil
+		}
+		return launch.Settings{Notes: []launch.Note{launch.NoEffect("role", "")}}, errors.New("no such engine")
+	}}
+	assert.Equal(t, []launch.Note{launch.NoEffect("config.nowhere", "nobody reads it")},
+		launch.Idle(c, launch.Deployment{Endpoints: engines}))
+	assert.Empty(t, launch.Idle(silent{}, launch.Deployment{Endpoints: engines}))
+}

@@ -13,7 +13,6 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/epd"
-	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -91,7 +90,7 @@ func (m *ModelServer) encode(c *Connector) {
 }
 
 // check finds what does not fit a connector whose own settings are right: a fallback that cannot be, engines that lack
-// an attribute, settings that no engine has.
+// an attribute.
 func (m *ModelServer) check(path string, c *Connector) {
 	if c.KVConnector.Traits().PairOnly && c.Spec.Fallback == config.FallbackDecode {
 		m.fault(path+".fallback", "is decode, but a decode engine of "+c.Name+" cannot serve alone",
@@ -105,40 +104,16 @@ func (m *ModelServer) check(path string, c *Connector) {
 			m.faults = append(m.faults, config.Within(fmt.Sprintf("%s[%d]", staticPath, i), err))
 		}
 	}
-	m.checkEffects(path, c)
 }
 
-// checkEffects notes the settings that have no effect in any engine. A setting that only P or only D reads has one.
-func (m *ModelServer) checkEffects(path string, c *Connector) {
-	r, ok := connector.As[launch.Renderer](c.KVConnector)
-	if !ok {
-		return
-	}
+// NoteIdle adds notes of the settings that have no effect in any engine. Only the caller knows the engines' launch
+// settings: idle returns those of a connector that no engine has, with paths as in a Spec.
+func (m *ModelServer) NoteIdle(idle func(c *Connector, engines []discovery.Endpoint) []config.FieldError) {
 	engines := slices.DeleteFunc(slices.Clone(m.targets()),
 		func(e discovery.Endpoint) bool { return e.Role == discovery.RoleEncode })
-	var idle []launch.Note
-	used := map[string]bool{}
-	for i, e := range engines {
-		set, err := r.Render(launch.Target{Endpoint: e, Index: i, Engines: engines, Model: m.Model(),
-			Resources: c.Spec.Resources})
-		if err != nil {
-			continue // no engine of today can be launched so, which pdctl render tells; those that run are served
-		}
-		without := map[string]bool{}
-		for _, n := range set.Notes {
-			if n.NoEffect {
-				without[n.Path] = true
-				idle = append(idle, n)
-			}
-		}
-		for _, n := range set.Notes {
-			used[n.Path] = used[n.Path] || !without[n.Path]
-		}
-	}
-	for _, n := range idle {
-		if !used[n.Path] {
-			used[n.Path] = true
-			m.note(true, path+"."+n.Path, n.Text, "")
+	for _, p := range m.opened {
+		for _, f := range idle(p.Connector, engines) {
+			m.note(true, p.path+"."+f.Path, f.Problem, f.Remedy)
 		}
 	}
 }

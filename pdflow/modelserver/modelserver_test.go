@@ -166,6 +166,36 @@ func TestNotesTellWhatIsOddOrWithoutEffect(t *testing.T) {
 	assert.Equal(t, "spec.kvConnector.type", ms.Notes[1].Path)
 }
 
+// The engines that are asked for are those that serve, or one of each role where something else lists them.
+func TestSettingsWithoutEffectAreTheCallersToName(t *testing.T) {
+	list := `,"discovery":{"static":{"endpoints":[{"url":"http://p:1","role":"prefill"},` +
+		`{"url":"http://d:1","role":"decode"},{"url":"http://e:1","role":"encode"}]}}`
+	for engines, hosts := range map[string][]string{
+		"":   {"prefill.example", "decode.example"},
+		list: {"p", "d"},
+	} {
+		ms, err := modelserver.Read(object(`{"kvConnector":{"type":"nixl","fallback":"connector",` +
+			`"fallbackConnector":{"type":"http"}}` + engines + `}`))
+		require.NoError(t, err)
+		before := len(ms.Notes)
+		ms.NoteIdle(func(c *modelserver.Connector, engines []discovery.Endpoint) []config.FieldError {
+			var got []string
+			for _, e := range engines {
+				got = append(got, e.Host())
+			}
+			assert.Equal(t, hosts, got)
+			return []config.FieldError{{Path: "config.x", Problem: "is nothing to " + c.Name}}
+		})
+		var told []string
+		for _, n := range ms.Notes[before:] {
+			assert.True(t, n.NoEffect)
+			told = append(told, n.Error())
+		}
+		assert.ElementsMatch(t, []string{"spec.kvConnector.config.x: is nothing to nixl",
+			"spec.kvConnector.fallbackConnector.config.x: is nothing to http"}, told)
+	}
+}
+
 // served is an object's flows over simulated engines, and where they serve.
 func served(t *testing.T, spec string, engines ...discovery.Endpoint) (*modelserver.Flows, string) {
 	t.Helper()
