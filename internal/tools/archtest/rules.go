@@ -95,7 +95,8 @@ var rules = []rule{
 		of:     []string{"/..."},
 		except: []string{"connector/connectortest", "discovery/discoverytest", "enginesim/enginesimtest"},
 		never:  []string{"testing/...", "net/http/httptest"},
-		why:    "package testing and httptest add flags to every program that links them; only packages named …test may",
+		why: "package testing and httptest add flags to every program that links them; only packages named …test " +
+			"may",
 	},
 	{
 		of: []string{"pdflow", "connector/nixl"},
