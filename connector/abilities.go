@@ -98,7 +98,7 @@ type Encoder interface {
 //
 // A RequestChecker need not repeat what [Traits.CheckRequest] finds.
 type RequestChecker interface {
-	CheckRequest(r *Request) error
+	CheckRequest(r *ClientRequest) error
 }
 
 // Cleaner frees what a failed session left behind. The flow calls it with a context of its own after both legs have

@@ -69,7 +69,7 @@ func FuzzLegs(f *testing.F) {
 	})
 }
 
-func checkFuzzedLeg(t *testing.T, r *connector.Request, c connector.KVConnector, leg *connector.Leg,
+func checkFuzzedLeg(t *testing.T, r *connector.ClientRequest, c connector.KVConnector, leg *connector.Leg,
 	response *connector.PrefillResult) {
 	t.Helper()
 	out, err := leg.Body()

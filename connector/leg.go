@@ -18,7 +18,7 @@ const ParamsMember = "kv_transfer_params"
 // Leg collects a connector's edits of one leg's request. The flow applies them all at once and copies nothing: members
 // that are not edited keep every byte and their order. A Leg belongs to one goroutine.
 type Leg struct {
-	req    *Request
+	req    *ClientRequest
 	edits  []jsonedit.Edit
 	few    [6]jsonedit.Edit // what edits begins as, in one allocation with the Leg
 	header []HeaderEdit
@@ -33,7 +33,7 @@ type Leg struct {
 type HeaderEdit struct{ Name, Value string }
 
 // NewLeg starts a leg as the client's request without transfer members.
-func NewLeg(r *Request) *Leg {
+func NewLeg(r *ClientRequest) *Leg {
 	l := r.spare.newLeg()
 	l.req = r
 	l.edits = append(l.few[:0], r.strip...)
@@ -44,7 +44,7 @@ func NewLeg(r *Request) *Leg {
 // otherwise, normalized. So it asks for one token in one whole response, and lacks members that only cost time
 // (docs/protocols/vllm.md §4). With t.EndsByLength it also ends by length, whatever its first token is. Members that
 // affect the prompt stay as they are, since both legs must render the same tokens.
-func NewPrefillLeg(r *Request, t Traits) *Leg {
+func NewPrefillLeg(r *ClientRequest, t Traits) *Leg {
 	l := NewLeg(r)
 	if t.RawPrefill {
 		return l
@@ -60,7 +60,7 @@ func NewPrefillLeg(r *Request, t Traits) *Leg {
 }
 
 // Request returns the client's request.
-func (l *Leg) Request() *Request { return l.req }
+func (l *Leg) Request() *ClientRequest { return l.req }
 
 // Set gives a top-level member a raw JSON value. The last Set or Delete of a member wins.
 func (l *Leg) Set(member string, raw json.RawMessage) {

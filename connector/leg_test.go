@@ -13,7 +13,7 @@ import (
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
-func parse(t testing.TB, api connector.API, body string) *connector.Request {
+func parse(t testing.TB, api connector.API, body string) *connector.ClientRequest {
 	t.Helper()
 	r, err := connector.ParseRequest(api, []byte(body))
 	require.NoError(t, err)
@@ -21,14 +21,16 @@ func parse(t testing.TB, api connector.API, body string) *connector.Request {
 }
 
 // bareLeg is a leg without a connector's edits: what every decode leg starts as.
-func bareLeg(t testing.TB, r *connector.Request) string { return legOf(t, r, func(*connector.Leg) {}) }
+func bareLeg(t testing.TB, r *connector.ClientRequest) string {
+	return legOf(t, r, func(*connector.Leg) {})
+}
 
 // normalized is the prefill leg before a connector adds its own members.
-func normalized(t testing.TB, r *connector.Request) string {
+func normalized(t testing.TB, r *connector.ClientRequest) string {
 	return bodyOf(t, connector.NewPrefillLeg(r, connector.Traits{}))
 }
 
-func legOf(t testing.TB, r *connector.Request, edit func(*connector.Leg)) string {
+func legOf(t testing.TB, r *connector.ClientRequest, edit func(*connector.Leg)) string {
 	t.Helper()
 	l := connector.NewLeg(r)
 	edit(l)

@@ -184,7 +184,7 @@ func integer(raw []byte) (int64, bool) {
 // checkMembers returns a *RequestError if D would refuse a member that the prefill leg loses or changes, or an empty
 // prompt. sglang is true if the protocol has SGLang's rooms, so that the prefill leg keeps more members. ends is true
 // if the leg must end by length.
-func (r *Request) checkMembers(sglang, ends bool) error {
+func (r *ClientRequest) checkMembers(sglang, ends bool) error {
 	i := r.API.info()
 	d, prefix := r.samplingDoc(), ""
 	if i.sampling != "" {
@@ -223,7 +223,7 @@ func (r *Request) checkMembers(sglang, ends bool) error {
 }
 
 // checkLimits holds the limit of tokens to the engines' least one, and the minimum to the limit.
-func (i *apiInfo) checkLimits(r *Request, d *jsonedit.Doc, sglang bool) (name, problem string) {
+func (i *apiInfo) checkLimits(r *ClientRequest, d *jsonedit.Doc, sglang bool) (name, problem string) {
 	name = i.limit
 	if _, ok := field(d, i.altLimit); ok && i.altLimit != "" {
 		name = i.altLimit
@@ -259,7 +259,7 @@ func (i *apiInfo) checkLimits(r *Request, d *jsonedit.Doc, sglang bool) (name, p
 
 // emptyPrompt returns the member that holds a prompt of no tokens, or "". Text that a chat template surrounds is never
 // empty.
-func (r *Request) emptyPrompt() string {
+func (r *ClientRequest) emptyPrompt() string {
 	names := []string{r.API.PromptMember()}
 	switch r.API {
 	case APIChat, APIResponses, APIMessages:
@@ -280,7 +280,7 @@ func (r *Request) emptyPrompt() string {
 }
 
 // lacksPrompt returns the member without which every engine refuses the request, or "".
-func (r *Request) lacksPrompt() string {
+func (r *ClientRequest) lacksPrompt() string {
 	i := r.API.info()
 	raw, there := r.Field(i.prompt)
 	_, embeds := r.Field("prompt_embeds")
@@ -306,7 +306,7 @@ func emptyPrompt(raw []byte) bool {
 }
 
 // checkStreamOptions checks stream_options, which every prefill leg loses. SGLang accepts them without a stream.
-func (r *Request) checkStreamOptions(sglang bool) (name, problem string) {
+func (r *ClientRequest) checkStreamOptions(sglang bool) (name, problem string) {
 	raw, ok := r.Field("stream_options")
 	if !ok || r.API != APIChat && r.API != APICompletions && r.API != APIGenerate {
 		return "", ""
@@ -327,7 +327,7 @@ func (r *Request) checkStreamOptions(sglang bool) (name, problem string) {
 }
 
 // checkPairs checks members that vLLM refuses because of another one.
-func (r *Request) checkPairs() (name, problem string) {
+func (r *ClientRequest) checkPairs() (name, problem string) {
 	switch r.API {
 	case APIChat, APICompletions:
 		_, asked := r.Field("logprobs")
@@ -351,7 +351,7 @@ func (r *Request) checkPairs() (name, problem string) {
 }
 
 // checkScores holds the members of /inference/v1/generate about log probabilities to vLLM's rules for two of them.
-func (r *Request) checkScores() (name, problem string) {
+func (r *ClientRequest) checkScores() (name, problem string) {
 	_, start := r.sampling("prompt_logprob_start")
 	if _, rows := r.sampling("prompt_logprob_token_ids"); start && !rows {
 		return "sampling_params.prompt_logprob_start", "needs prompt_logprob_token_ids"
@@ -375,7 +375,7 @@ func (r *Request) checkScores() (name, problem string) {
 
 // checkThinking holds a thinking budget to vLLM's rules: P's leg carries it without them, or not at all
 // ([NewPrefillLeg]).
-func (r *Request) checkThinking() (name, problem string) {
+func (r *ClientRequest) checkThinking() (name, problem string) {
 	raw, ok := r.Field("thinking")
 	if !ok {
 		return "", ""

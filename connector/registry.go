@@ -63,16 +63,16 @@ func registerClass(class string, choose func(json.RawMessage) string) {
 	registry.classes[class] = choose
 }
 
-// Refuse says why no connector serves an engine's class, as "keeps KV in the engine's own memory". [Open]'s error for
-// that class then has the reason in place of the known names.
-func Refuse(class, why string) {
+// RefuseClass says why no connector serves an engine's class, as "keeps KV in the engine's own memory". [Open]'s error
+// for that class then has the reason in place of the known names.
+func RefuseClass(class, why string) {
 	registry.Lock()
 	defer registry.Unlock()
 	registry.refused[class] = why
 }
 
-// Refusal returns the reason that [Refuse] was given for a class, or "".
-func Refusal(class string) string {
+// ClassRefusal returns the reason that [RefuseClass] was given for a class, or "".
+func ClassRefusal(class string) string {
 	registry.RLock()
 	defer registry.RUnlock()
 	return registry.refused[class]
@@ -86,7 +86,7 @@ func Open(spec config.Spec) (KVConnector, error) {
 	registry.RLock()
 	f := registry.factories[name]
 	registry.RUnlock()
-	if why := Refusal(spec.Type); f == nil && why != "" {
+	if why := ClassRefusal(spec.Type); f == nil && why != "" {
 		return nil, fmt.Errorf("%w %.64q: it %s", ErrUnknown, spec.Type, why)
 	}
 	if f == nil {

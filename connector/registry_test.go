@@ -40,9 +40,9 @@ func TestOpenOfAnUnknownNameListsTheKnownOnes(t *testing.T) {
 
 // A class that no connector can serve is refused with the reason, and not as a name that nobody knows.
 func TestOpenOfARefusedClassSaysWhy(t *testing.T) {
-	connector.Refuse("RefusedForTests", "keeps everything to itself")
-	assert.Equal(t, "keeps everything to itself", connector.Refusal("RefusedForTests"))
-	assert.Empty(t, connector.Refusal("NixlConnector"))
+	connector.RefuseClass("RefusedForTests", "keeps everything to itself")
+	assert.Equal(t, "keeps everything to itself", connector.ClassRefusal("RefusedForTests"))
+	assert.Empty(t, connector.ClassRefusal("NixlConnector"))
 	_, err := connector.Open(config.Spec{Type: "RefusedForTests"})
 	require.ErrorIs(t, err, connector.ErrUnknown)
 	assert.ErrorContains(t, err, "it keeps everything to itself")

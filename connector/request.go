@@ -16,9 +16,9 @@ import (
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
-// Request is a client's request. Its body is read once: indexed, not decoded. A Request is immutable and refers to the
+// ClientRequest is a client's request. Its body is read once: indexed, not decoded. It is immutable and refers to the
 // body's bytes, which must not change while it is used.
-type Request struct {
+type ClientRequest struct {
 	API    API
 	Model  string // "" if the request names none
 	Stream bool
@@ -57,12 +57,12 @@ func (s *spare) newLeg() *Leg {
 
 // ParseRequest reads a request body. The error is a *[RequestError] if the body is not one JSON object, names a
 // top-level member twice, or has a wrong type in a member that pdkit reads.
-func ParseRequest(api API, body []byte) (*Request, error) {
+func ParseRequest(api API, body []byte) (*ClientRequest, error) {
 	made := new(struct {
-		Request
+		ClientRequest
 		spare
 	})
-	r := &made.Request
+	r := &made.ClientRequest
 	r.API, r.spare = api, &made.spare
 	if err := r.doc.ParseInto(body); err != nil {
 		return nil, bodyError(err)
@@ -91,7 +91,7 @@ func bodyError(err error) error {
 }
 
 // check reads the members whose types matter for how a request is served. Null counts as absent.
-func (r *Request) check() error {
+func (r *ClientRequest) check() error {
 	if raw, ok := r.Field("model"); ok {
 		s, err := jsonedit.Unquote(raw)
 		if err != nil {
@@ -121,7 +121,7 @@ func (r *Request) check() error {
 	return nil
 }
 
-func (r *Request) checkObject(name string) error {
+func (r *ClientRequest) checkObject(name string) error {
 	if raw, ok := r.Field(name); ok && jsonedit.Kind(raw) != jsonedit.Object {
 		return &RequestError{Param: name, Message: "must be an object"}
 	}
@@ -129,7 +129,7 @@ func (r *Request) checkObject(name string) error {
 }
 
 // checkSampling reads the limits of the APIs that have them in a nested object.
-func (r *Request) checkSampling(holder string) error {
+func (r *ClientRequest) checkSampling(holder string) error {
 	raw, ok := r.Field(holder)
 	if !ok {
 		return nil
@@ -175,16 +175,18 @@ func nestedError(holder string, err error) error {
 }
 
 // Field returns the raw value of a top-level member as the client sent it. A member that is null is absent.
-func (r *Request) Field(name string) (json.RawMessage, bool) { return field(&r.doc, name) }
+func (r *ClientRequest) Field(name string) (json.RawMessage, bool) { return field(&r.doc, name) }
 
 // Body returns the client's body, which must not be changed.
-func (r *Request) Body() []byte { return r.doc.Bytes() }
+func (r *ClientRequest) Body() []byte { return r.doc.Bytes() }
 
 // sampling returns a sampling member from the place where the API has it. A member that is null is absent.
-func (r *Request) sampling(name string) (json.RawMessage, bool) { return field(r.samplingDoc(), name) }
+func (r *ClientRequest) sampling(name string) (json.RawMessage, bool) {
+	return field(r.samplingDoc(), name)
+}
 
 // samplingDoc returns the object that holds the sampling members, which may be empty.
-func (r *Request) samplingDoc() *jsonedit.Doc {
+func (r *ClientRequest) samplingDoc() *jsonedit.Doc {
 	holder := r.API.info().sampling
 	if holder == "" {
 		return &r.doc
@@ -197,7 +199,7 @@ func (r *Request) samplingDoc() *jsonedit.Doc {
 }
 
 // StopsAt reports whether text is one of the request's own stop strings.
-func (r *Request) StopsAt(text string) bool {
+func (r *ClientRequest) StopsAt(text string) bool {
 	raw, _ := r.sampling("stop")
 	var one string
 	if json.Unmarshal(raw, &one) == nil {
@@ -209,7 +211,7 @@ func (r *Request) StopsAt(text string) bool {
 
 // uncarried returns the first member of [Traits.CheckRequest]'s list that a request has and that carried does not
 // contain, or "".
-func (r *Request) uncarried(singleUse bool, carried []string) (member string) {
+func (r *ClientRequest) uncarried(singleUse bool, carried []string) (member string) {
 	found := func(name string, has bool) bool {
 		if has && name != "" && !slices.Contains(carried, name) {
 			member = name
@@ -231,14 +233,14 @@ func (r *Request) uncarried(singleUse bool, carried []string) (member string) {
 }
 
 // truncates reports whether the engine cuts the prompt to the length that the limit of tokens leaves.
-func (r *Request) truncates() bool {
+func (r *ClientRequest) truncates() bool {
 	raw, ok := r.Field("truncate_prompt_tokens")
 	return ok && bytes.HasPrefix(raw, []byte("-"))
 }
 
 // keptResponse returns the member of a /v1/responses request that requires one engine to know a conversation's other
 // responses, or that cuts the prompt by a limit of tokens.
-func (r *Request) keptResponse() string {
+func (r *ClientRequest) keptResponse() string {
 	if r.truthy("background") {
 		return "background"
 	}
@@ -252,7 +254,7 @@ func (r *Request) keptResponse() string {
 	return ""
 }
 
-func (r *Request) above1(name string) bool {
+func (r *ClientRequest) above1(name string) bool {
 	raw, ok := r.sampling(name)
 	if !ok {
 		return false
@@ -262,18 +264,18 @@ func (r *Request) above1(name string) bool {
 }
 
 // asks reports whether a member is present and not false.
-func (r *Request) asks(name string) bool {
+func (r *ClientRequest) asks(name string) bool {
 	raw, ok := r.sampling(name)
 	return ok && string(raw) != "false"
 }
 
-func (r *Request) truthy(name string) bool {
+func (r *ClientRequest) truthy(name string) bool {
 	raw, ok := r.sampling(name)
 	return ok && !slices.Contains([]string{"false", "0", `""`}, string(raw))
 }
 
 // severalPrompts returns the member that gives a body more than one prompt, or "".
-func (r *Request) severalPrompts() string {
+func (r *ClientRequest) severalPrompts() string {
 	var names []string
 	switch r.API {
 	case APICompletions:

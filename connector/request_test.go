@@ -141,7 +141,7 @@ func TestRequestErrorKeepsItsCause(t *testing.T) {
 }
 
 // uncarried asks the declaration of a protocol that carries all APIs.
-func uncarried(r *connector.Request, multiUse bool) string {
+func uncarried(r *connector.ClientRequest, multiUse bool) string {
 	t := connector.Traits{APIs: connector.APIs(), MultiUse: multiUse}
 	if u, ok := errors.AsType[*connector.UnsupportedError](t.CheckRequest(r)); ok {
 		return u.Member

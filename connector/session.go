@@ -22,7 +22,7 @@ type Session struct {
 	RequestID string // the client's X-Request-Id, or the one made for it
 	Model     string
 	API       API
-	Request   *Request
+	Request   *ClientRequest
 	Header    http.Header // the client's; read only, nil allowed
 	Prefill   discovery.Endpoint
 	Decode    discovery.Endpoint
@@ -42,7 +42,7 @@ type Session struct {
 }
 
 // NewSession makes a session with a random ID for an attempt that begins now.
-func NewSession(r *Request, requestID string, prefill, decode discovery.Endpoint) *Session {
+func NewSession(r *ClientRequest, requestID string, prefill, decode discovery.Endpoint) *Session {
 	var random [16]byte
 	_, _ = rand.Read(random[:]) // it never returns an error: it ends the program instead
 	return NewSessionWith(random, r, requestID, prefill, decode)
@@ -50,7 +50,7 @@ func NewSession(r *Request, requestID string, prefill, decode discovery.Endpoint
 
 // NewSessionWith is [NewSession] with the caller's random bytes, for tests that must know the ids. Two sessions with
 // the same bytes would read each other's KV.
-func NewSessionWith(random [16]byte, r *Request, requestID string, prefill, decode discovery.Endpoint) *Session {
+func NewSessionWith(random [16]byte, r *ClientRequest, requestID string, prefill, decode discovery.Endpoint) *Session {
 	var id [2 * len(random)]byte
 	hex.Encode(id[:], random[:])
 	s := r.spare.newSession()

@@ -33,11 +33,13 @@ var ids = [...]string{"request_id", "rid"}
 // removed those of the protocols that pdkit knows. The error is a *[RequestError] if an object on the way names a
 // member twice, since an engine might then read another value than the one that was removed, or if a value on the way
 // is neither an object nor null, since the connector could not set its member there.
-func (r *Request) Without(members []string) (*Request, error) { return r.without(members, false) }
+func (r *ClientRequest) Without(members []string) (*ClientRequest, error) {
+	return r.without(members, false)
+}
 
 // without is Without. If strict is true, it looks into the objects in which vLLM reads members again whatever they
 // contain, and refuses malformed ones.
-func (r *Request) without(members []string, strict bool) (*Request, error) {
+func (r *ClientRequest) without(members []string, strict bool) (*ClientRequest, error) {
 	out := r
 	change := func(e jsonedit.Edit) {
 		if out == r {
@@ -86,7 +88,7 @@ func (r *Request) without(members []string, strict bool) (*Request, error) {
 }
 
 // kept returns a top-level member with the edits with which legs start.
-func (r *Request) kept(name string) ([]byte, bool) {
+func (r *ClientRequest) kept(name string) ([]byte, bool) {
 	for i := range r.strip {
 		if r.strip[i].Name == name {
 			return r.strip[i].Value, !r.strip[i].Delete

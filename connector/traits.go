@@ -30,7 +30,7 @@ type Traits struct {
 
 	// Members are the request members that carry this protocol's transfer instructions, with dots between nested names:
 	// "bootstrap_room", "sampling_params.extra.ticket". Only the connector sets them: the flow removes a client's own,
-	// also if one engine serves the request alone, see [Request.Without]. The first member names the protocol in
+	// also if one engine serves the request alone, see [ClientRequest.Without]. The first member names the protocol in
 	// errors.
 	Members []string
 	// Carries are members that mostly keep two engines from serving a request together, but not with this protocol.
@@ -67,7 +67,7 @@ type Traits struct {
 	// request without a prompt by itself.
 	RefusalHolds bool
 	// FailureStop is the stop_reason with which D ends a response that it gives up. The flow takes such a response for
-	// failed, unless the request itself has that text as a stop string, see [Request.StopsAt].
+	// failed, unless the request itself has that text as a stop string, see [ClientRequest.StopsAt].
 	FailureStop string
 
 	// Timeouts and Retry are the connector's own defaults. What is zero in them is pdkit's default.
@@ -144,7 +144,7 @@ func (t *Traits) CarriesAPI(a API) bool {
 // that P's leg loses or changes, or because its prompt is empty: the flow then refuses it, whatever its policy. With
 // RefusalHolds it is one, too, if the request has no prompt. A connector with reasons of its own is a
 // [RequestChecker]; see the function [CheckRequest].
-func (t *Traits) CheckRequest(r *Request) error {
+func (t *Traits) CheckRequest(r *ClientRequest) error {
 	if !t.CarriesAPI(r.API) {
 		if len(t.Members) > 0 {
 			return &UnsupportedError{Member: t.Members[0]}
@@ -166,7 +166,7 @@ func (t *Traits) CheckRequest(r *Request) error {
 // CheckRequest returns what a flow with connector c would find against a request before it picks engines: the
 // connector's own *[RequestError], with which the flow refuses the request whatever its policy, or an
 // *[UnsupportedError].
-func CheckRequest(c KVConnector, r *Request) error {
+func CheckRequest(c KVConnector, r *ClientRequest) error {
 	t := c.Traits()
 	unsupported := t.CheckRequest(r)
 	if _, also := errors.AsType[*UnsupportedError](unsupported); unsupported != nil && !also {

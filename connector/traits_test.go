@@ -24,13 +24,13 @@ import (
 type declared struct {
 	fake
 	traits   connector.Traits
-	request  func(*connector.Request) error
+	request  func(*connector.ClientRequest) error
 	endpoint func(discovery.Endpoint) error
 }
 
 func (d declared) Traits() connector.Traits { return d.traits }
 
-func (d declared) CheckRequest(r *connector.Request) error {
+func (d declared) CheckRequest(r *connector.ClientRequest) error {
 	if d.request == nil {
 		return nil
 	}
@@ -79,10 +79,10 @@ func TestWhatTwoEnginesCannotCarryFollowsFromTheDeclaration(t *testing.T) {
 }
 
 func TestAConnectorsOwnReasonsComeBesideItsDeclaration(t *testing.T) {
-	refuse := func(*connector.Request) error {
+	refuse := func(*connector.ClientRequest) error {
 		return &connector.RequestError{Param: "prompt", Message: "would harm an engine"}
 	}
-	cannot := func(*connector.Request) error { return &connector.UnsupportedError{Member: "tools"} }
+	cannot := func(*connector.ClientRequest) error { return &connector.UnsupportedError{Member: "tools"} }
 	several, plain := parse(t, connector.APIChat, `{"n":2}`), parse(t, connector.APIChat, `{}`)
 
 	require.NoError(t, connector.CheckRequest(declared{}, plain))

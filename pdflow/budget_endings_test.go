@@ -169,7 +169,7 @@ func budgetCases() map[string]budgetCase {
 // refusing is a connector whose two engines carry no request together.
 type refusing struct{ fake }
 
-func (*refusing) CheckRequest(*connector.Request) error {
+func (*refusing) CheckRequest(*connector.ClientRequest) error {
 	return &connector.UnsupportedError{Member: "prompt"}
 }
 

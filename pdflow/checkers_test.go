@@ -14,7 +14,7 @@ import (
 // fragile is a connector for engines that some requests kill.
 type fragile struct{ fake }
 
-func (*fragile) CheckRequest(r *connector.Request) error {
+func (*fragile) CheckRequest(r *connector.ClientRequest) error {
 	if _, deadly := r.Field("deadly"); deadly {
 		return &connector.RequestError{Param: "deadly", Message: "would end the engine"}
 	}

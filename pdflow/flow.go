@@ -103,7 +103,7 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 	}
 	f.front = front{maxBody: cmp.Or(f.opts.maxBody, defaultMaxBody), budget: f.opts.budget, refusals: refusals,
 		bodyTimeout: f.limits.Body, writeTimeout: f.limits.Write, onError: WriteError, requestID: f.opts.requestID,
-		find: func(*connector.Request, string) (*Flow, *Error) { return f, nil }}
+		find: func(*connector.ClientRequest, string) (*Flow, *Error) { return f, nil }}
 	if f.opts.errorHandler != nil {
 		f.front.onError = f.opts.errorHandler
 	}
@@ -220,7 +220,7 @@ func (f *Flow) Do(ctx context.Context, in *Request) (*Response, error) {
 
 // call is one request on its way through a flow.
 type call struct {
-	req    *connector.Request
+	req    *connector.ClientRequest
 	header http.Header // the client's
 	id     string
 	given  *Pick    // not nil: the caller has chosen the engines

@@ -27,7 +27,7 @@ type front struct {
 	writeTimeout time.Duration // 0: none
 	onError      ErrorHandler
 	requestID    func(*http.Request) string // nil: the client's X-Request-Id
-	find         func(r *connector.Request, requestID string) (*Flow, *Error)
+	find         func(r *connector.ClientRequest, requestID string) (*Flow, *Error)
 	refusals     *refusals
 }
 
@@ -151,8 +151,8 @@ func (f *front) enter(w http.ResponseWriter, r *http.Request, flow *Flow, c *cal
 }
 
 // read reads and checks a client's body. w and held may be nil.
-func (f *front) read(w http.ResponseWriter, r *http.Request, api connector.API, held *holding) (*connector.Request,
-	*Error) {
+func (f *front) read(w http.ResponseWriter, r *http.Request, api connector.API,
+	held *holding) (*connector.ClientRequest, *Error) {
 	body, fault := intake.Read(w, r, f.maxBody, f.bodyTimeout, false, held.taker())
 	if fault != nil && errors.Is(fault.Err, intake.ErrNoMemory) {
 		return nil, noMemory("", "body", fault.Err)

@@ -18,12 +18,12 @@ import (
 // Server is what a [Mux] routes to: a [*Flow] or a [*Split].
 type Server interface {
 	// flowFor returns the flow that serves a request.
-	flowFor(r *connector.Request, requestID string) *Flow
+	flowFor(r *connector.ClientRequest, requestID string) *Flow
 	// Ready returns nil if requests can be served now: see Flow.Ready.
 	Ready(ctx context.Context) error
 }
 
-func (f *Flow) flowFor(*connector.Request, string) *Flow { return f }
+func (f *Flow) flowFor(*connector.ClientRequest, string) *Flow { return f }
 
 // Mux serves several models behind one listener. A request goes to the flow of the model that it names. One that names
 // no model goes to the only flow, or else to the flow for any model. Routes may be replaced while it serves.
@@ -144,7 +144,7 @@ func (m *Mux) Lookup(model string) (Server, bool) {
 	return s, ok
 }
 
-func (m *Mux) find(req *connector.Request, id string) (*Flow, *Error) {
+func (m *Mux) find(req *connector.ClientRequest, id string) (*Flow, *Error) {
 	s, ok := m.Lookup(req.Model)
 	if !ok {
 		return nil, &Error{Code: CodeNotFound, Param: "model", Message: "no such model is served here"}

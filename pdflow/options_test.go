@@ -170,7 +170,7 @@ func TestAMuxKeepsToWhatItsFlowsHaveOfTheirOwn(t *testing.T) {
 // checks refuses nothing.
 type checks struct{}
 
-func (checks) CheckRequest(*connector.Request) error { return nil }
+func (checks) CheckRequest(*connector.ClientRequest) error { return nil }
 
 type leasesBack struct{ fake }
 

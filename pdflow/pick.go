@@ -33,8 +33,8 @@ type Picker interface {
 
 // PickInput is what a picker may look at.
 type PickInput struct {
-	Request   *connector.Request // model, API, body
-	Header    http.Header        // the client's; read only
+	Request   *connector.ClientRequest // model, API, body
+	Header    http.Header              // the client's; read only
 	RequestID string
 	Attempt   int      // 1 for the first
 	Avoid     []string // IDs of engines that failed in earlier attempts: used only if no others are there

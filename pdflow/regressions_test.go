@@ -191,7 +191,7 @@ func TestAConnectorIsStartedOnceAndOutlivesItsFirstClient(t *testing.T) {
 // crashing is a connector whose CheckRequest panics.
 type crashing struct{ fake }
 
-func (*crashing) CheckRequest(*connector.Request) error { panic("boom") }
+func (*crashing) CheckRequest(*connector.ClientRequest) error { panic("boom") }
 
 func TestAPanicEndsOneRequestOnly(t *testing.T) {
 	x := script(t, &crashing{}, answer(ok), answer(ok))

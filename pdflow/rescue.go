@@ -225,7 +225,7 @@ func (a *attempt) contextLength() (int, *Error) {
 }
 
 // goOnWith lets further attempts send another request than the client's.
-func (x *exchange) goOnWith(req *connector.Request) {
+func (x *exchange) goOnWith(req *connector.ClientRequest) {
 	x.f.live.mu.Lock()
 	defer x.f.live.mu.Unlock()
 	x.req = req

@@ -16,11 +16,11 @@ import (
 
 // plan is how a request's stream can go on at another pair: as a completion of its tokens.
 type plan struct {
-	req     *connector.Request // the client's
-	limit   int                // of tokens; 0: none
-	least   int                // min_tokens
-	reach   int                // see resume.Config
-	shown   bool               // include_stop_str_in_output
+	req     *connector.ClientRequest // the client's
+	limit   int                      // of tokens; 0: none
+	least   int                      // min_tokens
+	reach   int                      // see resume.Config
+	shown   bool                     // include_stop_str_in_output
 	keepIDs bool
 	usage   bool // the client asked for it
 }
@@ -43,7 +43,7 @@ var neutral = map[string][]string{"n": {"1"}, "best_of": {"1"}, "logprobs": {"fa
 	"presence_penalty": {"0", "0.0"}, "frequency_penalty": {"0", "0.0"}, "use_beam_search": {"false"}}
 
 // planOf says how a request's stream could go on, or by the name of a member why it cannot.
-func planOf(req *connector.Request) (p *plan, reason string) {
+func planOf(req *connector.ClientRequest) (p *plan, reason string) {
 	chat := req.API == connector.APIChat
 	if !chat && req.API != connector.APICompletions {
 		return nil, "api"
@@ -144,7 +144,7 @@ func (p *plan) config(a *attempt) resume.Config {
 // request makes the request that lets s go on. context is how many tokens fit into an engine's context; it is needed
 // for a chat without a limit, since a completion without one ends after 16 tokens. counted asks for the token counts
 // even if the client did not.
-func (p *plan) request(s *resume.Stream, context int, counted bool) (*connector.Request, error) {
+func (p *plan) request(s *resume.Stream, context int, counted bool) (*connector.ClientRequest, error) {
 	b := append([]byte(`{"stream":true,"temperature":0,"prompt":`), s.Prompt()...)
 	set := func(name string, raw []byte) { b = append(append(append(b, `,"`+name+`":`...), raw...), ' ') }
 	limit := p.limit - s.Given()

@@ -27,7 +27,7 @@ func NewSplit(main, other *Flow, percent int) (*Split, error) {
 	return &Split{main, other, uint64(percent)}, nil
 }
 
-func (s *Split) flowFor(_ *connector.Request, id string) *Flow {
+func (s *Split) flowFor(_ *connector.ClientRequest, id string) *Flow {
 	h := fnv.New64a() // the same on every replica
 	_, _ = h.Write([]byte(id))
 	if (h.Sum64()>>32)%100 < s.percent {

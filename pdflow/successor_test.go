@@ -32,7 +32,7 @@ type meanwhile struct {
 	event func()
 }
 
-func (m *meanwhile) flowFor(*connector.Request, string) *Flow {
+func (m *meanwhile) flowFor(*connector.ClientRequest, string) *Flow {
 	m.once.Do(m.event)
 	return m.flow
 }

@@ -28,7 +28,7 @@ func TestEveryClassOfTheEnginesIsKnownOrRefused(t *testing.T) {
 		list := strings.Fields(string(raw))
 		require.NotEmpty(t, list, file)
 		for _, class := range list {
-			known, why := slices.Contains(connector.Classes(), class), connector.Refusal(class)
+			known, why := slices.Contains(connector.Classes(), class), connector.ClassRefusal(class)
 			assert.NotEqual(t, known, why != "", "%s: %s must be one of a connector's classes or refused", file, class)
 			if known {
 				assert.Contains(t, connector.Names(), connector.Resolve(class, nil), class)

@@ -22,6 +22,6 @@ const ownMemory = "keeps KV in the engine's own memory, and brings none from P t
 
 func init() {
 	for class, why := range refused {
-		connector.Refuse(class, why)
+		connector.RefuseClass(class, why)
 	}
 }

@@ -207,14 +207,14 @@ func (c *Connector) CheckPrefill(s *connector.Session, _ *connector.PrefillResul
 
 // CheckRequest refuses a response with tools that the engine runs itself: each of its turns would be another request
 // with another callback.
-func (*Connector) CheckRequest(r *connector.Request) error {
+func (*Connector) CheckRequest(r *connector.ClientRequest) error {
 	if r.API == connector.APIResponses && hasBuiltinTool(r) {
 		return &connector.UnsupportedError{Member: "tools"}
 	}
 	return nil
 }
 
-func hasBuiltinTool(r *connector.Request) bool {
+func hasBuiltinTool(r *connector.ClientRequest) bool {
 	raw, ok := r.Field("tools")
 	if !ok {
 		return false

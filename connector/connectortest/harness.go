@@ -261,7 +261,7 @@ func random(n int) (r [16]byte) {
 var began = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 // session makes session number n of a request.
-func (t *trial) session(r *connector.Request, n int) *connector.Session {
+func (t *trial) session(r *connector.ClientRequest, n int) *connector.Session {
 	if clean, err := r.Without(t.traits.Members); err == nil { // as the flow does it
 		r = clean
 	}
@@ -275,7 +275,7 @@ func (t *trial) session(r *connector.Request, n int) *connector.Session {
 }
 
 // request parses a sample. Samples are well formed for any API, so that an error is a fault of this package.
-func request(s sample) *connector.Request {
+func request(s sample) *connector.ClientRequest {
 	r, err := connector.ParseRequest(s.api, []byte(s.body))
 	if err != nil {
 		panic(fmt.Errorf("connectortest: sample %s: %w", s, err))
@@ -284,7 +284,7 @@ func request(s sample) *connector.Request {
 }
 
 // unsupported is what the flow asks before it makes a session.
-func (t *trial) unsupported(r *connector.Request) string {
+func (t *trial) unsupported(r *connector.ClientRequest) string {
 	if u, ok := errors.AsType[*connector.UnsupportedError](connector.CheckRequest(t.c, r)); ok {
 		return u.Member
 	}

@@ -144,7 +144,7 @@ func checkAttributes(t *trial) error {
 
 // agree checks that a session fails at its engines exactly if a configuration check tells of them: a fault must not
 // wait for the first request. New connectors are used, since what one knows of an engine may be kept.
-func (t *trial) agree(what string, r *connector.Request) (failed bool, err error) {
+func (t *trial) agree(what string, r *connector.ClientRequest) (failed bool, err error) {
 	var playErr error
 	if err := t.anew(func(u *trial) error { _, playErr = u.play(u.session(r, 7000)); return nil }); err != nil {
 		return false, err

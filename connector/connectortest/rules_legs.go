@@ -246,7 +246,7 @@ var apiMembers = []string{"prompt", "prompt_token_ids", "return_token_ids", "tru
 
 // same checks that a leg is the client's request to the byte, but for the members at the free paths: it makes the leg
 // again from the request and the leg's own values of those.
-func same(r *connector.Request, body []byte, free []string) error {
+func same(r *connector.ClientRequest, body []byte, free []string) error {
 	d, err := jsonedit.Parse(body)
 	if err != nil {
 		return fmt.Errorf("the leg is not one JSON object: %w", err)

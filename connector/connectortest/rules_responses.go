@@ -339,7 +339,7 @@ func reply(status int, body []byte) *http.Response {
 }
 
 // callResponses are the harness's good responses to the side calls of a session.
-func (t *trial) callResponses(r *connector.Request) (bodies [][]byte) {
+func (t *trial) callResponses(r *connector.ClientRequest) (bodies [][]byte) {
 	_ = t.anew(func(u *trial) error {
 		m := u.means()
 		give := m.call

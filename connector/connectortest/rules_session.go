@@ -117,7 +117,7 @@ type outcome struct {
 	Err             string
 }
 
-func (t *trial) outcome(r *connector.Request, n int) outcome {
+func (t *trial) outcome(r *connector.ClientRequest, n int) outcome {
 	p, err := t.play(t.session(r, n))
 	o := outcome{Prefill: p.prefill, Decode: p.decode, First: p.first}
 	if err != nil {
@@ -129,7 +129,7 @@ func (t *trial) outcome(r *connector.Request, n int) outcome {
 func checkStateless(t *trial) error {
 	type job struct {
 		name string
-		r    *connector.Request
+		r    *connector.ClientRequest
 		n    int
 		want outcome
 	}

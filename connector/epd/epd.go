@@ -111,7 +111,7 @@ func (c *Connector) Items(s *connector.Session) []connector.Item {
 
 // CheckRequest returns the inner connector's reasons against a request, and refuses chats with more media items than
 // MaxItems.
-func (c *Connector) CheckRequest(r *connector.Request) error {
+func (c *Connector) CheckRequest(r *connector.ClientRequest) error {
 	if inner, ok := connector.As[connector.RequestChecker](c.KVConnector); ok {
 		if err := inner.CheckRequest(r); err != nil {
 			return err

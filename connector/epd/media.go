@@ -21,7 +21,7 @@ var mediaTypes = []string{"image_url", "audio_url", "video_url", "input_audio"}
 
 // mediaOf returns the media items of a chat, in order. If there are more than limit, it returns none, and tooMany is
 // true. A body that it cannot read has none: the engine reports what is wrong with it.
-func mediaOf(r *connector.Request, limit int) (items []connector.Item, tooMany bool) {
+func mediaOf(r *connector.ClientRequest, limit int) (items []connector.Item, tooMany bool) {
 	raw, ok := r.Field("messages")
 	if !ok || !mayHold(raw) || !json.Valid(raw) {
 		return nil, false

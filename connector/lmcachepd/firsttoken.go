@@ -19,7 +19,7 @@ import (
 // forgotten.
 
 // firstTokenLeg also asks P for the token ids. If the client wants at least one token, P must not end before it.
-func firstTokenLeg(r *connector.Request, leg *connector.Leg) {
+func firstTokenLeg(r *connector.ClientRequest, leg *connector.Leg) {
 	leg.Set("return_token_ids", json.RawMessage("true"))
 	if minimum, ok := number(r, "min_tokens"); ok && minimum >= 1 {
 		leg.Set("min_tokens", json.RawMessage("1"))
@@ -153,7 +153,7 @@ const defaultCompletion = 16
 
 // continueIn makes the decode leg continue after P's token: the prompt is P's token ids and the token, and the limit is
 // one token less. Rewrite later corrects the first event's text and the counts.
-func (a *prefillResponse) continueIn(r *connector.Request, leg *connector.Leg) error {
+func (a *prefillResponse) continueIn(r *connector.ClientRequest, leg *connector.Leg) error {
 	const params, end = `{"prompt_token_ids":`, `]}`
 	both := make([]byte, 0, len(params)+len(a.prompt)+1+len(a.token)+len(end))
 	both = append(append(both, params...), a.prompt[:len(a.prompt)-1]...)
@@ -183,7 +183,7 @@ func (a *prefillResponse) continueIn(r *connector.Request, leg *connector.Leg) e
 }
 
 // limitOf returns the member that limits the response's tokens, and its value if it has one.
-func limitOf(r *connector.Request) (member string, limit int64, given bool) {
+func limitOf(r *connector.ClientRequest) (member string, limit int64, given bool) {
 	member = "max_tokens"
 	if r.API == connector.APIChat {
 		if n, ok := number(r, "max_completion_tokens"); ok {
@@ -195,7 +195,7 @@ func limitOf(r *connector.Request) (member string, limit int64, given bool) {
 }
 
 // number reads a whole number, also one that is written as 16.0. The flow has checked that it is whole.
-func number(r *connector.Request, member string) (int64, bool) {
+func number(r *connector.ClientRequest, member string) (int64, bool) {
 	raw, ok := r.Field(member)
 	if !ok {
 		return 0, false
@@ -217,7 +217,7 @@ func number(r *connector.Request, member string) (int64, bool) {
 //   - stop: a stop string may begin in P's token, and D would not see it;
 //   - presence_penalty, frequency_penalty: D takes P's token for a part of the prompt;
 //   - messages with media: prompt_token_ids holds text only (docs/protocols/vllm.md §9).
-func unsupportedWithFirstToken(r *connector.Request) string {
+func unsupportedWithFirstToken(r *connector.ClientRequest) string {
 	for _, name := range []string{
 		"tools", "tool_choice", "functions", "response_format", "structured_outputs", "guided_json", "guided_regex",
 		"guided_choice", "guided_grammar", "structural_tag", "logprobs", "top_logprobs", "logprob_token_ids",

@@ -360,7 +360,7 @@ func ports(d discovery.Endpoint, name string, def []int) ([]int, error) {
 }
 
 // CheckRequest refuses requests that need the first token to be D's own, if it is P's.
-func (c *Connector) CheckRequest(r *connector.Request) error {
+func (c *Connector) CheckRequest(r *connector.ClientRequest) error {
 	if c.options.RetFirstToken {
 		if member := unsupportedWithFirstToken(r); member != "" {
 			return &connector.UnsupportedError{Member: member}

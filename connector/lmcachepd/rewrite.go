@@ -35,7 +35,7 @@ func (c *Connector) Final(s *connector.Session, p *connector.PrefillResult) (con
 }
 
 // isLast reports whether nothing is left for D: the client wants one token, or P has ended.
-func isLast(r *connector.Request, p *connector.PrefillResult) bool {
+func isLast(r *connector.ClientRequest, p *connector.PrefillResult) bool {
 	if _, limit, given := limitOf(r); given && limit == 1 {
 		return true
 	}
@@ -69,7 +69,7 @@ const (
 
 // events is P's response in the form of vLLM's stream: for a chat the role, then the text with the reason, then the
 // usage if the client wants it. The error says that P's response holds something that is not JSON.
-func (a *prefillResponse) events(r *connector.Request, p *connector.PrefillResult) (events [][]byte, err error) {
+func (a *prefillResponse) events(r *connector.ClientRequest, p *connector.PrefillResult) (events [][]byte, err error) {
 	stream := chunk.Of(a.api, p)
 	add := func(choice, usage json.RawMessage) {
 		event, e := stream.Event(choice, usage)

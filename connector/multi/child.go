@@ -130,7 +130,7 @@ func insiders() []string {
 }
 
 func unknown(path, typ string) error {
-	switch why := connector.Refusal(typ); {
+	switch why := connector.ClassRefusal(typ); {
 	case slices.Contains(silentClasses, typ):
 		return &config.FieldError{Path: path, Problem: "is an engine's class that has no name here",
 			Remedy: "write the child as the engine does: {kv_connector: " + typ + ", kv_role: …}"}

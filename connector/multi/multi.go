@@ -177,7 +177,7 @@ func (c *Connector) HealthCheck(ctx context.Context) error {
 
 // CheckRequest refuses a request that any child refuses. It returns a refusal before an error that only says that two
 // engines cannot serve the request.
-func (c *Connector) CheckRequest(r *connector.Request) error {
+func (c *Connector) CheckRequest(r *connector.ClientRequest) error {
 	var unsupported error
 	for _, k := range have[connector.RequestChecker](c) {
 		err := k.CheckRequest(r)

@@ -23,14 +23,14 @@ const maxPrompts = 4096
 //   - return_hidden_states and return_routed_experts: those of the prompt stay on P;
 //   - session_params: a session's KV is on one engine;
 //   - more prompts than 4096.
-func (*Connector) CheckRequest(r *connector.Request) error {
+func (*Connector) CheckRequest(r *connector.ClientRequest) error {
 	if member := unsupported(r); member != "" {
 		return &connector.UnsupportedError{Member: member}
 	}
 	return nil
 }
 
-func unsupported(r *connector.Request) string {
+func unsupported(r *connector.ClientRequest) string {
 	if r.API == connector.APICompletions && on(r, "echo") && asked(r, "logprobs") {
 		return "echo"
 	}
@@ -50,7 +50,7 @@ func unsupported(r *connector.Request) string {
 
 // promptsOf is the number of the request's prompts, and the member that holds them. list is true if the engines treat
 // the request as a list, which may have one element.
-func promptsOf(r *connector.Request) (n int, list bool, member string) {
+func promptsOf(r *connector.ClientRequest) (n int, list bool, member string) {
 	for _, name := range promptMembers(r.API) {
 		if raw, ok := r.Field(name); ok {
 			n, list = prompts(name, raw)
@@ -95,7 +95,7 @@ func prompts(member string, raw json.RawMessage) (n int, many bool) {
 }
 
 // minimum reports whether the client asks for at least one token.
-func minimum(r *connector.Request) bool {
+func minimum(r *connector.ClientRequest) bool {
 	raw, ok := r.Field("min_tokens")
 	if r.API == connector.APISGLang {
 		raw, ok = inSampling(r, "min_new_tokens")
@@ -103,7 +103,7 @@ func minimum(r *connector.Request) bool {
 	return ok && raw[0] != '-' && strings.ContainsAny(string(raw), "123456789")
 }
 
-func inSampling(r *connector.Request, name string) (json.RawMessage, bool) {
+func inSampling(r *connector.ClientRequest, name string) (json.RawMessage, bool) {
 	holder, ok := r.Field("sampling_params")
 	if !ok {
 		return nil, false
@@ -118,12 +118,12 @@ func inSampling(r *connector.Request, name string) (json.RawMessage, bool) {
 
 // asked reports whether a top-level member is there and not false. on reports whether it is true, or a list with a true
 // in it.
-func asked(r *connector.Request, name string) bool {
+func asked(r *connector.ClientRequest, name string) bool {
 	raw, ok := r.Field(name)
 	return ok && string(raw) != "false"
 }
 
-func on(r *connector.Request, name string) bool {
+func on(r *connector.ClientRequest, name string) bool {
 	raw, ok := r.Field(name)
 	if !ok {
 		return false

@@ -30,7 +30,7 @@ func (*Connector) Rewrite(s *connector.Session, p func() *connector.PrefillResul
 
 // wantsInput reports whether the client asks for log probabilities of the prompt. Both members may be lists with one
 // item for each prompt.
-func wantsInput(r *connector.Request) bool {
+func wantsInput(r *connector.ClientRequest) bool {
 	if r.API != connector.APISGLang || !on(r, "return_logprob") {
 		return false
 	}

@@ -211,7 +211,7 @@ func TestEachPromptHasARoomOfItsOwn(t *testing.T) {
 	}
 }
 
-func unsupported(c connector.KVConnector, r *connector.Request) string {
+func unsupported(c connector.KVConnector, r *connector.ClientRequest) string {
 	return uncarried.Member(c, r)
 }
 

@@ -19,7 +19,7 @@ import (
 //
 // It cannot find a text of one token, since that needs the engine's tokenizer. The error is a
 // *[connector.RequestError].
-func (*Connector) CheckRequest(r *connector.Request) error {
+func (*Connector) CheckRequest(r *connector.ClientRequest) error {
 	switch r.API {
 	case connector.APICompletions, connector.APIGenerate:
 		member := r.API.PromptMember()

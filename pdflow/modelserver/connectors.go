@@ -53,7 +53,7 @@ func (c *Connector) Lease() time.Duration { return c.traits().Lease }
 // open opens the connector that the spec at path names, and those that it falls back to.
 func (m *ModelServer) open(path string, spec config.Spec) *Connector {
 	c := &Connector{Spec: spec, Name: connector.Resolve(spec.Type, spec.Config)}
-	if why := connector.Refusal(spec.Type); why != "" {
+	if why := connector.ClassRefusal(spec.Type); why != "" {
 		m.fault(path+".type", fmt.Sprintf("%.64q %s", spec.Type, why), "write the connector that brings KV from P to D")
 		c.Name = ""
 	} else if !slices.Contains(connector.Names(), c.Name) {

@@ -14,7 +14,7 @@ import (
 
 // read reads the body whole, nil if there is none. Only JSON passes: what another form carries could not be looked
 // through.
-func (h *Handler) read(w http.ResponseWriter, r *http.Request, budget intake.Taker) (*connector.Request,
+func (h *Handler) read(w http.ResponseWriter, r *http.Request, budget intake.Taker) (*connector.ClientRequest,
 	*pdflow.Error) {
 	body, fault := intake.Read(w, r, h.o.MaxBody, max(h.o.Timeouts.Resolve(0).Body, 0), true, budget)
 	if fault != nil {

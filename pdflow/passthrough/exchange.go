@@ -28,7 +28,7 @@ type exchange struct {
 	w       http.ResponseWriter
 	r       *http.Request
 	id      string
-	req     *connector.Request // nil: without a body
+	req     *connector.ClientRequest // nil: without a body
 	engines *Engines
 	limits  config.Timeouts
 	outcome pdflow.Outcome

@@ -101,7 +101,7 @@ func many(p, d int, mods ...string) []discovery.Endpoint {
 	return eps
 }
 
-func request(t testing.TB, prompt string, limit int) *connector.Request {
+func request(t testing.TB, prompt string, limit int) *connector.ClientRequest {
 	t.Helper()
 	r, err := connector.ParseRequest(connector.APICompletions,
 		fmt.Appendf(nil, `{"model":"m","prompt":%q,"max_tokens":%d}`, prompt, limit))

@@ -20,7 +20,7 @@ import (
 type load struct {
 	t        *testing.T
 	picker   pdflow.Picker
-	fate     func(x pdflow.Pick, r *connector.Request) *pdflow.Outcome // nil: all are served
+	fate     func(x pdflow.Pick, r *connector.ClientRequest) *pdflow.Outcome // nil: all are served
 	requests int
 }
 
@@ -46,7 +46,7 @@ func (l *load) send(long time.Duration) map[string]int {
 
 // decodeFailed is how a request ends that decode answers with the status after prefill has served; 0: it ran out of
 // time.
-func decodeFailed(x pdflow.Pick, r *connector.Request, status int) *pdflow.Outcome {
+func decodeFailed(x pdflow.Pick, r *connector.ClientRequest, status int) *pdflow.Outcome {
 	o := ended(x, r, true, 0)
 	o.Prefill.Status, o.Decode.Status = 200, status
 	o.Err = &pdflow.Error{Code: pdflow.CodeDecodeFailed, Leg: pdflow.LegDecode, Phase: "response",
@@ -65,7 +65,7 @@ func TestAPairThatFailsGetsACooldownAndNotItsEngines(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l := &load{t: t, picker: pick.New(newFleet(t, many(2, 2)...).Set, pick.Random(), pick.WithSeed(1))}
-				l.fate = func(x pdflow.Pick, r *connector.Request) *pdflow.Outcome {
+				l.fate = func(x pdflow.Pick, r *connector.ClientRequest) *pdflow.Outcome {
 					if x.Prefill.ID == "p0" && x.Decode.ID == "d0" {
 						return decodeFailed(x, r, status)
 					}
@@ -87,7 +87,7 @@ func TestAnEngineThatFailsWithEveryPartnerGetsACooldown(t *testing.T) {
 	for _, bad := range []string{"p0", "d0"} {
 		synctest.Test(t, func(t *testing.T) {
 			l := &load{t: t, picker: pick.New(newFleet(t, many(3, 3)...).Set, pick.Random(), pick.WithSeed(1))}
-			l.fate = func(x pdflow.Pick, r *connector.Request) *pdflow.Outcome {
+			l.fate = func(x pdflow.Pick, r *connector.ClientRequest) *pdflow.Outcome {
 				if x.Prefill.ID == bad || x.Decode.ID == bad {
 					return decodeFailed(x, r, 500)
 				}
@@ -115,7 +115,7 @@ func TestAnEngineRecoversLittleByLittle(t *testing.T) {
 				x := mustPick(t, l.picker, &pdflow.PickInput{Avoid: []string{"p1"}})
 				require.Equal(t, "p0", x.Prefill.ID)
 				x.Done(ended(x, request(t, "x", 1), false, 0))
-				l.fate = func(x pdflow.Pick, r *connector.Request) *pdflow.Outcome {
+				l.fate = func(x pdflow.Pick, r *connector.ClientRequest) *pdflow.Outcome {
 					o := ended(x, r, true, 0)
 					if untold { // clients leave
 						o.Err = &pdflow.Error{Code: pdflow.CodeClientGone}
@@ -179,7 +179,7 @@ func TestAnEngineThatHasTooMuchToDoGetsLessForAWhile(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l := &load{t: t, picker: pick.New(newFleet(t, many(2, 1)...).Set, pick.RoundRobin(), pick.WithSeed(1))}
 				n, busy := 0, true
-				l.fate = func(x pdflow.Pick, r *connector.Request) *pdflow.Outcome {
+				l.fate = func(x pdflow.Pick, r *connector.ClientRequest) *pdflow.Outcome {
 					if n++; x.Prefill.ID != "p0" || !busy || n%4 == 0 {
 						return ended(x, r, true, 0)
 					}
@@ -206,7 +206,7 @@ func TestOneBodyLowersNoEnginesShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &load{t: t, picker: pick.New(newFleet(t, many(2, 1)...).Set, pick.RoundRobin(), pick.WithSeed(1))}
 		poison, n := request(t, "poison", 1), 0
-		l.fate = func(x pdflow.Pick, r *connector.Request) *pdflow.Outcome {
+		l.fate = func(x pdflow.Pick, r *connector.ClientRequest) *pdflow.Outcome {
 			if n++; n%3 == 0 && x.Prefill.ID == "p0" {
 				return ended(x, poison, false, 503)
 			}

@@ -17,7 +17,7 @@ const (
 )
 
 // costOf estimates how many tokens a request costs on each leg: the prompt on prefill, prompt and response on decode.
-func costOf(r *connector.Request) [2]int64 {
+func costOf(r *connector.ClientRequest) [2]int64 {
 	if r == nil {
 		return [2]int64{1, limitUsual}
 	}
@@ -26,7 +26,7 @@ func costOf(r *connector.Request) [2]int64 {
 }
 
 // limitOf returns the request's token limit, which each API keeps in another member.
-func limitOf(r *connector.Request) int64 {
+func limitOf(r *connector.ClientRequest) int64 {
 	for _, name := range [...]string{"max_completion_tokens", "max_tokens", "max_output_tokens"} {
 		if raw, ok := r.Field(name); ok {
 			n, ok := jsonedit.Int(raw)
@@ -63,7 +63,7 @@ type prompt struct {
 const blocksMost = 128
 
 // readPrompt computes the hashes of the request's prompt.
-func (p *prompt) readPrompt(seed uint64, block int, r *connector.Request) {
+func (p *prompt) readPrompt(seed uint64, block int, r *connector.ClientRequest) {
 	p.chain = p.chain[:0]
 	if r == nil {
 		return

@@ -11,7 +11,7 @@ import (
 
 // Member names the member because of which two engines cannot serve a request by a connector's protocol; "" if there is
 // none.
-func Member(c connector.KVConnector, r *connector.Request) string {
+func Member(c connector.KVConnector, r *connector.ClientRequest) string {
 	if u, ok := errors.AsType[*connector.UnsupportedError](connector.CheckRequest(c, r)); ok {
 		return u.Member
 	}

@@ -23,7 +23,7 @@ type Fault struct {
 type faulty struct {
 	*Toy
 	traits        func(*connector.Traits)
-	checkRequest  func(*connector.Request) error
+	checkRequest  func(*connector.ClientRequest) error
 	checkEndpoint func(discovery.Endpoint) error
 	prepare       func(context.Context, *connector.Session, connector.Caller) (any, error)
 	prefill       func(*connector.Session, *connector.Leg) error
@@ -65,7 +65,7 @@ func (f *faulty) Traits() connector.Traits {
 	return t
 }
 
-func (f *faulty) CheckRequest(r *connector.Request) error {
+func (f *faulty) CheckRequest(r *connector.ClientRequest) error {
 	if f.checkRequest != nil {
 		return f.checkRequest(r)
 	}

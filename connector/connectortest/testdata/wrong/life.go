@@ -69,10 +69,10 @@ var identityFaults = []Fault{
 	}),
 
 	with(ruleUnsupported, "carries nothing", func(f *faulty) {
-		f.checkRequest = func(*connector.Request) error { return &connector.UnsupportedError{Member: "model"} }
+		f.checkRequest = func(*connector.ClientRequest) error { return &connector.UnsupportedError{Member: "model"} }
 	}),
 	with(ruleUnsupported, "refuses what it can carry", func(f *faulty) {
-		f.checkRequest = func(r *connector.Request) error {
+		f.checkRequest = func(r *connector.ClientRequest) error {
 			if r.Stream {
 				return &connector.UnsupportedError{Member: "stream"}
 			}

@@ -129,7 +129,7 @@ var traitsFaults = []Fault{
 		}
 	}),
 	with(ruleUnsupported, "says that its handoff is for many, and refuses several choices", func(f *faulty) {
-		f.checkRequest = func(r *connector.Request) error {
+		f.checkRequest = func(r *connector.ClientRequest) error {
 			if v, ok := r.Field("n"); ok && string(v) != "1" {
 				return &connector.UnsupportedError{Member: "n"}
 			}
