@@ -28,8 +28,7 @@ func (s *shelf) Traits() connector.Traits {
 	return connector.Traits{
 		Name:    "shelf",
 		Members: []string{connector.ParamsMember},
-		Handoff: connector.Handoff{Member: "shelf_stored"},
-		Lease:   s.keep,
+		Handoff: connector.Handoff{Member: "shelf_stored", Lease: s.keep},
 	}
 }
 

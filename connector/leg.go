@@ -53,7 +53,7 @@ func NewPrefillLeg(r *ClientRequest, t Traits) *Leg {
 	l.LimitTokens(1)
 	l.NoStream()
 	l.singleChoice()
-	if t.EndsByLength {
+	if t.Ending.EndsByLength {
 		l.endByLength()
 	}
 	return l

@@ -36,7 +36,7 @@ func (e *PairError) Error() string {
 // *[PairError]; see [Traits.CheckPair].
 func CheckPair(c KVConnector, prefill, decode discovery.Endpoint) error {
 	t := c.Traits()
-	if t.PrefillPairOnly && decode.Role != discovery.RoleDecode {
+	if t.Serving.PrefillPairOnly && decode.Role != discovery.RoleDecode {
 		return &EndpointError{Endpoint: decode.ID, Attribute: "role", Problem: "is not decode alone"}
 	}
 	// An engine of role both takes only one side in this pair.

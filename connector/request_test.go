@@ -142,7 +142,7 @@ func TestRequestErrorKeepsItsCause(t *testing.T) {
 
 // uncarried asks the declaration of a protocol that carries all APIs.
 func uncarried(r *connector.ClientRequest, multiUse bool) string {
-	t := connector.Traits{APIs: connector.APIs(), MultiUse: multiUse}
+	t := connector.Traits{APIs: connector.APIs(), Handoff: connector.Handoff{MultiUse: multiUse}}
 	if u, ok := errors.AsType[*connector.UnsupportedError](t.CheckRequest(r)); ok {
 		return u.Member
 	}

@@ -37,13 +37,41 @@ type Traits struct {
 	// [Traits.CheckRequest] lists the members.
 	Carries []string
 
-	Handoff      Handoff       // where P's response says where its KV is
+	Handoff Handoff // where P's response says where its KV is, and how long that lasts
+	Serving Serving // which engines serve which requests
+	Ending  Ending  // how legs end, and what becomes of engines then
+
+	OwnRequestID bool // the connector sets an X-Request-Id on both legs, by which the engines match them
+
+	// Timeouts and Retry are the connector's own defaults. What is zero in them is pdkit's default.
+	Timeouts config.Timeouts
+	Retry    config.Retry
+
+	PairRules  []PairRule  // which engines can exchange KV
+	Attributes []Attribute // what engines' entries must have
+}
+
+// Handoff says where P's response names the KV that D reads. The zero value means nowhere: decode uses nothing of the
+// response.
+type Handoff struct {
+	Member string // a member of the response's body, with dots between nested names: "kv_transfer_params"
+	Header string // a header of the response
+
 	Lease        time.Duration // how long P keeps KV that nobody has read; 0: the handoff does not age
 	MultiUse     bool          // a handoff can be read many times, so several choices for one prompt can share it
-	EndsByLength bool          // P transfers nothing unless it ends by length: see [NewPrefillLeg]
-	OwnRequestID bool          // the connector sets an X-Request-Id on both legs, by which the engines match them
 	ContentStore bool          // D finds the KV in a store by the prompt's tokens alone; the requests do not say where
-	PairOnly     bool          // D waits for P's KV with every request, so no D can serve alone
+
+	// D's response has Member, too, for a later request's prefill leg. So the flow lets no host relay that response.
+	// The flow empties Member in D's responses with or without FromDecode, wherever it reads them.
+	FromDecode bool
+}
+
+// Named reports whether P's response says where its KV is.
+func (h *Handoff) Named() bool { return h.Member != "" || h.Header != "" }
+
+// Serving says which engines serve which requests.
+type Serving struct {
+	PairOnly bool // D waits for P's KV with every request, so no D can serve alone
 	// PrefillPairOnly is true if a request that names no D ends the P that gets it. Then no engine that can prefill
 	// gets a decode leg or a whole request: engines are of role prefill or decode, and none of role both. A flow of
 	// another connector must not have such prefill engines in its list, as main, as rollout or as fallback.
@@ -51,7 +79,12 @@ type Traits struct {
 	// ReusedInUsage is true if the tokens that D took over, and only those and its own cache's, are the cached tokens
 	// of its response's usage. Other engines give P's count there, or none.
 	ReusedInUsage bool
-	Orphans       bool // a D whose P failed leaves blocks or tasks behind; the flow counts such legs
+}
+
+// Ending says how legs end, and what becomes of engines then.
+type Ending struct {
+	EndsByLength bool // P transfers nothing unless it ends by length: see [NewPrefillLeg]
+	Orphans      bool // a D whose P failed leaves blocks or tasks behind; the flow counts such legs
 	// PrefillFinishes is true if a prefill leg that was sent beside D's has to run to its end, also if nobody needs its
 	// response any more. Then D is cancelled at once and P's leg is not: D's waiting request holds tasks of P or blocks
 	// of its own, and only P's transfer frees them. If it is false, the flow cancels both legs at once. A prefill leg
@@ -69,24 +102,6 @@ type Traits struct {
 	// FailureStop is the stop_reason with which D ends a response that it gives up. The flow takes such a response for
 	// failed, unless the request itself has that text as a stop string, see [ClientRequest.StopsAt].
 	FailureStop string
-
-	// Timeouts and Retry are the connector's own defaults. What is zero in them is pdkit's default.
-	Timeouts config.Timeouts
-	Retry    config.Retry
-
-	PairRules  []PairRule  // which engines can exchange KV
-	Attributes []Attribute // what engines' entries must have
-}
-
-// Handoff says where P's response names the KV that D reads. The zero value means nowhere: decode uses nothing of the
-// response.
-type Handoff struct {
-	Member string // a member of the response's body, with dots between nested names: "kv_transfer_params"
-	Header string // a header of the response
-
-	// D's response has Member, too, for a later request's prefill leg. So the flow lets no host relay that response.
-	// The flow empties Member in D's responses with or without FromDecode, wherever it reads them.
-	FromDecode bool
 }
 
 // Attribute is an attribute that an engine's entry must have. An [EndpointChecker] decides which values are right.
@@ -110,8 +125,8 @@ func (t *Traits) Check() error {
 			return fmt.Errorf("a member %q in Traits: write names with one dot between them", member)
 		}
 	}
-	if t.Lease < 0 {
-		return errors.New("Traits.Lease is negative: write 0 for a handoff that does not age")
+	if t.Handoff.Lease < 0 {
+		return errors.New("Traits.Handoff.Lease is negative: write 0 for a handoff that does not age")
 	}
 	return errors.Join(t.Timeouts.Check(), t.Retry.Check())
 }
@@ -151,13 +166,13 @@ func (t *Traits) CheckRequest(r *ClientRequest) error {
 		}
 		return &UnsupportedError{Member: r.API.PromptMember()}
 	}
-	if err := r.checkMembers(slices.Contains(t.Members, "bootstrap_room"), t.EndsByLength); err != nil {
+	if err := r.checkMembers(slices.Contains(t.Members, "bootstrap_room"), t.Ending.EndsByLength); err != nil {
 		return err
 	}
-	if member := r.uncarried(!t.MultiUse, t.Carries); member != "" {
+	if member := r.uncarried(!t.Handoff.MultiUse, t.Carries); member != "" {
 		return &UnsupportedError{Member: member}
 	}
-	if member := r.lacksPrompt(); t.RefusalHolds && member != "" {
+	if member := r.lacksPrompt(); t.Ending.RefusalHolds && member != "" {
 		return &RequestError{Param: member, Message: "must be given, and not be empty"}
 	}
 	return nil
@@ -186,10 +201,10 @@ func CheckRequest(c KVConnector, r *ClientRequest) error {
 // roles, unless the protocol serves pairs only: then it takes part in none. If the protocol is PrefillPairOnly, the
 // role both is a fault itself.
 func (t *Traits) CheckEndpoint(e discovery.Endpoint) error {
-	if t.PairOnly && e.Role.Has(discovery.RoleBoth) {
+	if t.Serving.PairOnly && e.Role.Has(discovery.RoleBoth) {
 		return nil
 	}
-	if t.PrefillPairOnly && e.Role.Has(discovery.RoleBoth) {
+	if t.Serving.PrefillPairOnly && e.Role.Has(discovery.RoleBoth) {
 		return &config.FieldError{Path: "role", Problem: "is both, but here a request without a decode engine " +
 			"ends the engine that can prefill", Remedy: "write prefill or decode"}
 	}

@@ -61,7 +61,8 @@ func TestWhatTwoEnginesCannotCarryFollowsFromTheDeclaration(t *testing.T) {
 		{"and no others", connector.Traits{APIs: []connector.API{connector.APISGLang}}, connector.APIChat, `{}`,
 			"messages"},
 		{"a handoff is single use unless it is said", connector.Traits{}, connector.APIChat, `{"n":2}`, "n"},
-		{"several choices share one for many", connector.Traits{MultiUse: true}, connector.APIChat, `{"n":2}`, ""},
+		{"several choices share one for many", connector.Traits{Handoff: connector.Handoff{MultiUse: true}},
+			connector.APIChat, `{"n":2}`, ""},
 		{"several prompts", connector.Traits{}, connector.APICompletions,
 			`{"prompt":["a","b"],"echo":true,"logprobs":1}`, "prompt"},
 		{"what is carried is not in the way", connector.Traits{Carries: []string{"prompt"}}, connector.APICompletions,
@@ -121,7 +122,7 @@ func TestEntriesAreHeldToTheDeclaration(t *testing.T) {
 	c.endpoint = nil
 	assert.Equal(t, []string{"kvPort is missing"}, faults(discovery.RoleBoth, map[string]string{"kvHost": "h"}))
 	assert.Empty(t, faults(discovery.RoleEncode, nil))
-	c.traits.PairOnly = true
+	c.traits.Serving.PairOnly = true
 	assert.Empty(t, faults(discovery.RoleBoth, nil), "it takes part in no pair")
 }
 
@@ -145,7 +146,8 @@ func engineOf(id, told string) discovery.Endpoint {
 
 func TestAGivenPairIsJudgedAsAPickedOne(t *testing.T) {
 	c := declared{traits: connector.Traits{
-		Name: "nixl", PairRules: []connector.PairRule{attr.Multiple(attr.TPSize)}, PairOnly: true,
+		Name: "nixl", PairRules: []connector.PairRule{attr.Multiple(attr.TPSize)},
+		Serving:    connector.Serving{PairOnly: true},
 		Attributes: []connector.Attribute{{Name: "kvPort", Role: discovery.RolePrefill}},
 	}}
 	for _, k := range []struct{ p, d, by string }{
@@ -247,7 +249,7 @@ func TestADeclarationThatCannotBeKeptToIsRefused(t *testing.T) {
 		`member "a..b"`: func(t *connector.Traits) { t.Members = []string{"a..b"} },
 		`member ".n"`:   func(t *connector.Traits) { t.Carries = []string{".n"} },
 		`member "c."`:   func(t *connector.Traits) { t.Handoff.Member = "c." },
-		"Lease":         func(t *connector.Traits) { t.Lease = -1 },
+		"Lease":         func(t *connector.Traits) { t.Handoff.Lease = -1 },
 		"timeout":       func(t *connector.Traits) { t.Timeouts.Prefill = -time.Second },
 		"MaxAttempts":   func(t *connector.Traits) { t.Retry.MaxAttempts = -1 },
 	} {

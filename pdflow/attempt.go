@@ -72,7 +72,7 @@ func newAttempt(x *exchange, n int, mode Mode, pick *Pick) *attempt {
 	a.pickDone, a.prefillDone = pick.Done, pick.PrefillDone
 	a.held = x.f.opts.budget.hold()
 	a.twoLegs = pick.Prefill.URL != nil && mode != ModeAggregated
-	if lease := x.f.traits.Lease; lease > 0 && a.twoLegs {
+	if lease := x.f.traits.Handoff.Lease; lease > 0 && a.twoLegs {
 		a.leaseUntil(s.CreatedAt.Add(lease))
 	}
 	a.ctx, a.cancel = x.ctx, x.cancel
@@ -283,7 +283,7 @@ func (a *attempt) end(e *Error) {
 
 // orphaned reports whether a failed attempt leaves a D behind that waits for a prefill. One that has answered, if only
 // with an error of its own, waits for nobody: a client's bad request, which both engines refuse, must not put
-// their pair on cooldown. But with Traits.RefusalHolds P waits for that prefill all the same, unless it was given
+// their pair on cooldown. But with Ending.RefusalHolds P waits for that prefill all the same, unless it was given
 // another one.
 func (a *attempt) orphaned() bool {
 	d := &a.out.Decode
@@ -291,7 +291,7 @@ func (a *attempt) orphaned() bool {
 		d.Err != nil && d.Err.Leg == LegDecode && d.Err.Status != 0 && !a.refusalHolds(d.Err) {
 		return false
 	}
-	return a.f.traits.Orphans && a.twoLegs && a.sent && a.p.Load() == nil && d.FirstByte.IsZero()
+	return a.f.traits.Ending.Orphans && a.twoLegs && a.sent && a.p.Load() == nil && d.FirstByte.IsZero()
 }
 
 // prefillGrace is how long a prefill may still run once the response is through.

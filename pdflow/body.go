@@ -85,7 +85,7 @@ func newBody(a *attempt, resp *http.Response) *Body {
 	b.sse = strings.HasPrefix(strings.ToLower(resp.Header.Get("Content-Type")), "text/event-stream")
 	b.unframed = resp.ContentLength < 0 && len(resp.TransferEncoding) == 0
 	b.guarded = a.x.req.API.Guarded()
-	stop := a.f.traits.FailureStop
+	stop := a.f.traits.Ending.FailureStop
 	if stop != "" && a.x.req.StopsAt(stop) {
 		stop = "" // the end that the client asked for
 	}

@@ -11,7 +11,7 @@ import (
 
 // Budget bounds the bytes that requests hold at the same time: clients' bodies, until their responses have ended, and
 // the responses of prefill and encode engines, until their attempts have; of a prefill leg that runs on
-// (connector.Traits.PrefillFinishes) both until it has ended. All flows, muxes and handlers that are given
+// (connector.Ending.PrefillFinishes) both until it has ended. All flows, muxes and handlers that are given
 // the same budget share it. A request for which nothing is left is refused with [CodeOverloaded]. Bytes are taken when
 // memory is: a client that announces a large body and sends nothing takes 1 MiB at most.
 //

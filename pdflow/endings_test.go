@@ -229,7 +229,8 @@ func (f *firstFails) RoundTrip(r *http.Request) (*http.Response, error) {
 	info, _ := pdflow.LegFromContext(r.Context())
 	if f.legs = append(f.legs, info); len(f.legs) == 1 {
 		_ = r.Body.Close()
-		return nil, &transport.Error{Sent: transport.SentNothing, Kind: transport.KindRefused, Err: errors.New("refused")}
+		return nil, &transport.Error{Sent: transport.SentNothing, Kind: transport.KindRefused,
+			Err: errors.New("refused")}
 	}
 	return client.Transport.RoundTrip(r)
 }

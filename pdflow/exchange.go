@@ -288,10 +288,10 @@ func (x *exchange) pick(ctx context.Context, n int, mode Mode, p *Pick) *Error {
 	x.asked = true
 	*in = PickInput{Request: x.req, Header: x.header, RequestID: x.id, Attempt: n, Avoid: x.avoid,
 		Single: mode != ModeDisaggregated, Connector: x.f.conn}
-	if x.f.traits.PrefillFinishes {
+	if x.f.traits.Ending.PrefillFinishes {
 		in.Avoid = slices.Concat(x.avoid, x.f.runningOn.full())
 	}
-	in.Both, in.DecodeOnly = x.f.traits.PairOnly, x.f.traits.PrefillPairOnly
+	in.Both, in.DecodeOnly = x.f.traits.Serving.PairOnly, x.f.traits.Serving.PrefillPairOnly
 	if x.f.encoder != nil && !in.Single {
 		s := &connector.Session{API: x.req.API, Model: x.req.Model, RequestID: x.id, Request: x.req}
 		in.Encode = len(x.f.encoder.Items(s))

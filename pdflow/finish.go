@@ -22,7 +22,7 @@ const maxRunningOn = 32
 // ranOnLimit is how long a leg may run on where neither Timeouts.Prefill nor a lease says it.
 const ranOnLimit = 10 * time.Minute
 
-// ownLeg is a prefill leg that may run on after its attempt (connector.Traits.PrefillFinishes). It has a context of its
+// ownLeg is a prefill leg that may run on after its attempt (connector.Ending.PrefillFinishes). It has a context of its
 // own. Until it is sent it ends with the attempt; from then on only its own time and a shutdown end it.
 type ownLeg struct {
 	a      *attempt
@@ -164,7 +164,7 @@ func (a *attempt) leavePrefill(unblock func(context.Context) bool) {
 	a.f.runningOn.add(l)
 	limit := a.f.limits.Prefill
 	if limit <= 0 { // nobody waits for the leg any more, so it has a limit
-		limit = cmp.Or(a.f.traits.Lease, ranOnLimit)
+		limit = cmp.Or(a.f.traits.Handoff.Lease, ranOnLimit)
 	}
 	left := limit - time.Since(l.started)
 	if left <= 0 || errors.Is(context.Cause(a.ctx), errPhaseTimeout) {
@@ -196,7 +196,7 @@ func (l *ownLeg) ended() {
 	if unblocked {
 		e = nil // D refused first, and nothing waits for this prefill any more
 	}
-	if e != nil && f.traits.Orphans && l.a.sent {
+	if e != nil && f.traits.Ending.Orphans && l.a.sent {
 		f.tel.orphaned(l.a)
 	}
 	l.a.held.release()
@@ -307,7 +307,7 @@ func (r *runningOn) idle(cut bool) <-chan struct{} {
 
 // overloaded refuses a pair whose prefill engine has to finish too many legs of requests that are over.
 func (a *attempt) overloaded() *Error {
-	if !a.f.traits.PrefillFinishes || !slices.Contains(a.f.runningOn.full(), a.s.Prefill.ID) {
+	if !a.f.traits.Ending.PrefillFinishes || !slices.Contains(a.f.runningOn.full(), a.s.Prefill.ID) {
 		return nil
 	}
 	return &Error{Code: CodeOverloaded, Leg: LegPrefill, Phase: "pick", Connector: a.f.name, Endpoint: a.s.Prefill.ID,

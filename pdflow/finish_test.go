@@ -36,7 +36,7 @@ type runsOn struct {
 
 func (f *runsOn) Traits() connector.Traits {
 	t := f.fake.Traits()
-	t.PrefillFinishes, t.Orphans, t.Lease = true, true, f.lease
+	t.Ending.PrefillFinishes, t.Ending.Orphans, t.Handoff.Lease = true, true, f.lease
 	return t
 }
 

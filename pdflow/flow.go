@@ -84,7 +84,7 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 	f.opts.forward = slices.DeleteFunc(f.opts.forward, func(name string) bool {
 		return strings.EqualFold(name, f.traits.Handoff.Header) // a client's own is believed no more than a member
 	})
-	f.limits, f.retry = f.opts.timeouts.Or(f.traits.Timeouts).Resolve(f.traits.Lease),
+	f.limits, f.retry = f.opts.timeouts.Or(f.traits.Timeouts).Resolve(f.traits.Handoff.Lease),
 		f.opts.retry.Or(f.traits.Retry).Resolve()
 	f.budget.share, f.budget.born = f.retry.Budget, time.Now()
 	if f.opts.transport == nil {
@@ -129,7 +129,7 @@ func (f *Flow) findAbilities() error {
 	f.cleaner, _ = connector.As[connector.Cleaner](f.conn)
 	f.cold, _ = connector.As[connector.ColdDetector](f.conn)
 	f.checker, _ = connector.As[connector.PrefillChecker](f.conn)
-	if f.traits.PairOnly && f.opts.fallback == config.FallbackDecode {
+	if f.traits.Serving.PairOnly && f.opts.fallback == config.FallbackDecode {
 		return fmt.Errorf("pdflow: a decode engine of connector %s cannot serve alone: use FallbackError, or a "+
 			"fallback to another flow", f.name)
 	}
@@ -279,7 +279,7 @@ func (f *Flow) callOf(in *Request) (call, *Error) {
 
 // checkPick holds a given pair to what a picker holds its own to, or, with anyPair, to what keeps engines alive.
 func (f *Flow) checkPick(p *Pick, anyPair bool) error {
-	if f.traits.PrefillPairOnly && p.Decode.Role != discovery.RoleDecode {
+	if f.traits.Serving.PrefillPairOnly && p.Decode.Role != discovery.RoleDecode {
 		return errors.New("an engine of this protocol that may prefill must not decode: name one of role decode")
 	}
 	if anyPair {
@@ -288,7 +288,7 @@ func (f *Flow) checkPick(p *Pick, anyPair bool) error {
 	if p.Prefill.URL != nil {
 		return connector.CheckPair(f.conn, p.Prefill, p.Decode)
 	}
-	if f.traits.PairOnly && !p.Decode.Role.Has(discovery.RoleBoth) {
+	if f.traits.Serving.PairOnly && !p.Decode.Role.Has(discovery.RoleBoth) {
 		return errors.New("a decode engine of this protocol cannot serve alone: name a prefill engine, or an engine " +
 			"of role both")
 	}
@@ -343,7 +343,7 @@ func (f *Flow) do(ctx context.Context, c *call) (resp *Response, e *Error) {
 }
 
 // Shutdown takes no new requests, waits for those in flight and for prefill legs that run on
-// (connector.Traits.PrefillFinishes) until ctx ends, then cuts them, and closes the connector. The error is ctx's if
+// (connector.Ending.PrefillFinishes) until ctx ends, then cuts them, and closes the connector. The error is ctx's if
 // something had to be cut. Call it before http.Server.Shutdown, which waits for streams without a
 // limit of its own.
 func (f *Flow) Shutdown(ctx context.Context) error {

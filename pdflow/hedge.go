@@ -30,7 +30,7 @@ const hedgeLease = time.Minute
 func (f *Flow) hedges() bool {
 	t := &f.traits
 	return f.retry.Hedge > 0 && f.order == connector.PrefillThenDecode &&
-		(t.ContentStore || t.Lease > 0 && t.Lease <= hedgeLease) && !t.Handoff.FromDecode &&
+		(t.Handoff.ContentStore || t.Handoff.Lease > 0 && t.Handoff.Lease <= hedgeLease) && !t.Handoff.FromDecode &&
 		f.expecter == nil && f.preparer == nil && f.encoder == nil
 }
 

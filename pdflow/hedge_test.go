@@ -33,7 +33,7 @@ type storing struct {
 
 func (s *storing) Traits() connector.Traits {
 	t := s.fake.Traits()
-	t.ContentStore, t.Lease = s.lease == 0, s.lease
+	t.Handoff.ContentStore, t.Handoff.Lease = s.lease == 0, s.lease
 	t.Handoff.FromDecode = s.fromDecode
 	if s.fromDecode {
 		t.Handoff.Member = "x"

@@ -175,13 +175,13 @@ func (checks) CheckRequest(*connector.ClientRequest) error { return nil }
 type leasesBack struct{ fake }
 
 func (*leasesBack) Traits() connector.Traits {
-	return connector.Traits{Name: "back", Lease: -time.Second}
+	return connector.Traits{Name: "back", Handoff: connector.Handoff{Lease: -time.Second}}
 }
 
 // New holds a connector to its own declaration.
 func TestNewRefusesTraitsThatCannotBeKeptTo(t *testing.T) {
 	_, err := pdflow.New(&leasesBack{}, pickNothing{})
-	require.ErrorContains(t, err, "Traits.Lease is negative")
+	require.ErrorContains(t, err, "Traits.Handoff.Lease is negative")
 }
 
 // A pair without engines is the caller's mistake and is told as one.

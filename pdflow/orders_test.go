@@ -31,12 +31,13 @@ type fake struct {
 	order   connector.Order
 	prefill func(*connector.Session, *connector.Leg) error
 	decode  func(*connector.Session, *connector.PrefillResult, *connector.Leg) error
-	stop    string                  // Traits.FailureStop
+	stop    string                  // Traits.Ending.FailureStop
 	more    func(*connector.Traits) // further traits; nil: none
 }
 
 func (f *fake) Traits() connector.Traits {
-	t := connector.Traits{Name: "fake", Order: f.order, APIs: connector.APIs(), FailureStop: f.stop}
+	t := connector.Traits{Name: "fake", Order: f.order, APIs: connector.APIs(),
+		Ending: connector.Ending{FailureStop: f.stop}}
 	if f.more != nil {
 		f.more(&t)
 	}

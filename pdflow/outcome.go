@@ -47,7 +47,7 @@ type Usage struct {
 	Output int64 // generated
 	Cached int64 // of the prompt: those that prefill found in its cache
 	// of the prompt: those that decode had not to compute, because it took them over or had them in its cache; 0 where
-	// the protocol's engines do not tell (connector.Traits.ReusedInUsage)
+	// the protocol's engines do not tell (connector.Serving.ReusedInUsage)
 	Reused int64
 }
 
@@ -69,7 +69,7 @@ type Outcome struct {
 	// decode was sent and got no KV from prefill: the engines hold memory for it for a while, so the picker gives the
 	// pair a cooldown
 	Orphan bool
-	// P's leg still runs, since its protocol lets it finish (connector.Traits.PrefillFinishes). Prefill then has only
+	// P's leg still runs, since its protocol lets it finish (connector.Ending.PrefillFinishes). Prefill then has only
 	// Leg and Endpoint; Observer.LegEnd and Pick.PrefillDone come when the leg ends
 	PrefillRuns bool
 	Err         *Error // nil if the client got a whole response

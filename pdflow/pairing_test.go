@@ -30,7 +30,7 @@ type lonely struct{ fake }
 
 func (l *lonely) Traits() connector.Traits {
 	t := l.fake.Traits()
-	t.Orphans, t.PairOnly = true, true
+	t.Ending.Orphans, t.Serving.PairOnly = true, true
 	return t
 }
 
@@ -328,7 +328,7 @@ type sender struct{ fake }
 
 func (s *sender) Traits() connector.Traits {
 	t := s.fake.Traits()
-	t.PrefillPairOnly = true
+	t.Serving.PrefillPairOnly = true
 	return t
 }
 

@@ -30,8 +30,8 @@ func (a *attempt) prefillThenDecode() (*Body, *Error) {
 
 // decodeAfter describes and sends decode once P has answered, if the handoff is still young enough.
 func (a *attempt) decodeAfter(p *connector.PrefillResult) (*Body, *Error) {
-	if a.f.traits.Lease > 0 {
-		a.leaseUntil(p.At.Add(a.f.traits.Lease))
+	if a.f.traits.Handoff.Lease > 0 {
+		a.leaseUntil(p.At.Add(a.f.traits.Handoff.Lease))
 	}
 	leg := connector.NewLeg(a.x.req)
 	if e := a.guard(LegDecode, "describe", func() error { return a.f.conn.Decode(a.ctx, a.s, p, leg) }); e != nil {

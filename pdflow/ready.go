@@ -25,8 +25,8 @@ func (f *Flow) Ready(ctx context.Context) error {
 		return &Error{Code: CodeDraining, Connector: f.name, Message: "shutting down"}
 	}
 	picker, asked := f.picker.(interface{ Ready(in *PickInput) error })
-	in := &PickInput{Attempt: 1, Connector: f.conn, Both: f.traits.PairOnly,
-		DecodeOnly: f.traits.PrefillPairOnly}
+	in := &PickInput{Attempt: 1, Connector: f.conn, Both: f.traits.Serving.PairOnly,
+		DecodeOnly: f.traits.Serving.PrefillPairOnly}
 	if f.encoder != nil {
 		in.Encode = 1
 	}

@@ -65,7 +65,7 @@ func TestReadyFollowsTheConnectorsRules(t *testing.T) {
 	other := endpoint(t, "http://d:2", discovery.RoleDecode)
 	other.Group = "other"
 	both, encode := endpoint(t, "http://b:1", discovery.RoleBoth), endpoint(t, "http://e:1", discovery.RoleEncode)
-	pairOnly := func(t *connector.Traits) { t.PairOnly = true }
+	pairOnly := func(t *connector.Traits) { t.Serving.PairOnly = true }
 	const apart = "no prefill and decode engines of one group are ready"
 	for name, c := range map[string]struct {
 		traits func(*connector.Traits)

@@ -17,14 +17,14 @@ import (
 // noModel is a model that no engine serves.
 const noModel = "pdkit.release-handoff"
 
-// release lets P's blocks go after D has refused the request that was to read them (connector.Traits.RefusalReleases).
+// release lets P's blocks go after D has refused the request that was to read them (connector.Ending.RefusalReleases).
 // D has told P by itself, unless it could not even parse the body. So D gets a body that it can parse and refuses, for
 // a model that it does not have. D must not read the blocks instead: if D has told P, another prompt may have them by
 // now, and D would keep their KV as this prompt's (docs/protocols/nixl.md, recording 60).
 func (a *attempt) release(refused *connector.Leg) {
 	a.unread = true
 	params, ok := refused.Current(connector.ParamsMember)
-	if !a.f.traits.RefusalReleases || !ok || a.ctx.Err() != nil {
+	if !a.f.traits.Ending.RefusalReleases || !ok || a.ctx.Err() != nil {
 		return
 	}
 	a.watch.limit(a.f.limits.Cleanup)
@@ -40,7 +40,7 @@ func (a *attempt) release(refused *connector.Leg) {
 const unblockLimit = 5 * time.Second
 
 // unblocking returns what ends that P waits for a prefill after both engines have refused a request
-// (connector.Traits.RefusalHolds), or nil if P waits for nothing: it has P compute two tokens under the name of the
+// (connector.Ending.RefusalHolds), or nil if P waits for nothing: it has P compute two tokens under the name of the
 // request's transfer, and reports whether P did. It is made while the client's body is there, and reads nothing of it
 // later.
 func (a *attempt) unblocking() func(context.Context) bool {
@@ -71,7 +71,7 @@ func (a *attempt) unblocking() func(context.Context) bool {
 func (a *attempt) refusalHolds(e *Error) bool {
 	unparsed := e != nil && e.engine != nil && e.engine.said != nil &&
 		e.engine.said.Type == http.StatusText(http.StatusBadRequest)
-	return a.f.traits.RefusalHolds && !unparsed
+	return a.f.traits.Ending.RefusalHolds && !unparsed
 }
 
 // refusalGrace is how long decode may take to refuse what P has refused. A busy engine needs that long for a body of
@@ -81,7 +81,7 @@ const refusalGrace = time.Second
 // decodesRefusal waits a moment for decode to refuse what P has refused. Cancelled before that, decode would leave P
 // waiting for one knows not what.
 func (a *attempt) decodesRefusal(decoded <-chan decodeEnd, e *Error) (d decodeEnd, told bool) {
-	if !a.f.traits.RefusalHolds || e.Code != CodePrefillRejected {
+	if !a.f.traits.Ending.RefusalHolds || e.Code != CodePrefillRejected {
 		return d, false
 	}
 	timer := time.NewTimer(refusalGrace)

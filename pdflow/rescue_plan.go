@@ -135,7 +135,7 @@ func (p *plan) config(a *attempt) resume.Config {
 	c := resume.Config{Chat: p.req.API == connector.APIChat, KeepIDs: p.keepIDs, KeepUsage: p.usage,
 		StopReach: p.reach, StopShown: p.shown, Limit: p.limit,
 		Usage: func(event []byte) { a.x.current.Load().decodeUsage(event) }}
-	if stop := a.f.traits.FailureStop; stop != "" && !p.req.StopsAt(stop) {
+	if stop := a.f.traits.Ending.FailureStop; stop != "" && !p.req.StopsAt(stop) {
 		c.FailureStop = stop
 	}
 	return c

@@ -236,7 +236,7 @@ func (brokenRead) Read([]byte) (int, error) {
 func TestAPrefillThatRunsOnKnowsItsOwnRequest(t *testing.T) {
 	for try := 1; ; try++ {
 		x, _, count := scripts(t, &fake{order: connector.Together,
-			more: func(t *connector.Traits) { t.PrefillFinishes = true }}, answer(ok), goesOn, goesOn,
+			more: func(t *connector.Traits) { t.Ending.PrefillFinishes = true }}, answer(ok), goesOn, goesOn,
 			pdflow.WithTransport(ownLegs{}))
 		got := x.stream(t, "")
 		require.NoError(t, got.err)
@@ -306,7 +306,7 @@ func TestAPanicInARescuesHedgeEndsBothPrefills(t *testing.T) {
 		}
 		answer(ok)(x, w, r, body)
 	}
-	c := &fake{more: func(t *connector.Traits) { t.ContentStore = true }}
+	c := &fake{more: func(t *connector.Traits) { t.Handoff.ContentStore = true }}
 	x, _, _ := scripts(t, c, p, writes(token(10, "null", "[1,2,3]"), token(11, "null", "null"), ""), goesOn)
 	pick := &pairs{inTurn: inTurn{x.pair.Prefill, []discovery.Endpoint{x.pair.Decode}},
 		spare: script(t, c, p, goesOn).pair.Prefill}
@@ -349,7 +349,8 @@ func TestARescueLetsGoOfTheCallersContext(t *testing.T) {
 func TestAStepThatFailsLetsNoOtherLegGo(t *testing.T) {
 	refused := roundTripper(func(*http.Request) (*http.Response, error) {
 		time.Sleep(20 * time.Millisecond) // prefill waits by then
-		return nil, &transport.Error{Sent: transport.SentNothing, Kind: transport.KindRefused, Err: errors.New("refused")}
+		return nil, &transport.Error{Sent: transport.SentNothing, Kind: transport.KindRefused,
+			Err: errors.New("refused")}
 	})
 	for range 20 { // prefill took part in a race with its own end
 		x := script(t, &fake{order: connector.Together}, answer(ok), answer(ok))

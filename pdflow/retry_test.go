@@ -238,7 +238,7 @@ type leaving struct{ fake }
 
 func (l *leaving) Traits() connector.Traits {
 	t := l.fake.Traits()
-	t.Orphans = true
+	t.Ending.Orphans = true
 	return t
 }
 

@@ -142,7 +142,7 @@ func (t *telemetry) observeActive(m metric.Meter, f *Flow) error {
 	labels := metric.WithAttributeSet(t.attributeSet(labels{}))
 	t.active, err = m.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		o.ObserveInt64(active, int64(f.live.count()), labels)
-		if f.traits.PrefillFinishes {
+		if f.traits.Ending.PrefillFinishes {
 			o.ObserveInt64(running, int64(f.runningOn.count()), labels)
 		}
 		return nil
@@ -248,7 +248,7 @@ func (t *telemetry) sessionEnded(a *attempt) {
 	switch {
 	case a.out.Err == nil:
 		t.counted(a)
-	case p != nil && a.f.traits.Lease > 0 && (a.out.Decode.Status == 0 || a.unread):
+	case p != nil && a.f.traits.Handoff.Lease > 0 && (a.out.Decode.Status == 0 || a.unread):
 		t.expired.Add(a.x.client, 1, t.base.add...) // nobody read P's blocks: they wait for the lease
 	}
 }

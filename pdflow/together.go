@@ -51,7 +51,7 @@ func (a *attempt) goPrefill() <-chan prefillEnd {
 		}
 		ch <- end
 	}
-	if !a.f.traits.PrefillFinishes {
+	if !a.f.traits.Ending.PrefillFinishes {
 		a.bg.Go(run)
 		return ch
 	}

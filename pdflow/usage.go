@@ -40,7 +40,7 @@ func (a *attempt) decodeUsage(end []byte) {
 	switch cached := count(object, paths.Cached); {
 	case !a.twoLegs: // one engine: what it reused is its cache's
 		u.Cached = cached
-	case a.f.traits.ReusedInUsage:
+	case a.f.traits.Serving.ReusedInUsage:
 		u.Reused = cached
 	}
 }

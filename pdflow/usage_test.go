@@ -112,7 +112,7 @@ func TestUsageTellsWhatDecodeReused(t *testing.T) {
 	assert.Equal(t, pdflow.Usage{Input: 9, Output: 3, Cached: 8}, x.seen.list()[1].Usage)
 }
 
-func tellsReused(t *connector.Traits) { t.ReusedInUsage = true }
+func tellsReused(t *connector.Traits) { t.Serving.ReusedInUsage = true }
 
 // Generated text that looks like the usage is not taken for it.
 func TestAClientsTextIsNoUsage(t *testing.T) {

@@ -49,7 +49,7 @@ func (m *model) engines() *passthrough.Engines {
 	e := &passthrough.Engines{Set: m.set, Picker: m.picker, Transport: m.legs, Timeouts: m.Main.Timeouts()}
 	for _, f := range m.flows.All() {
 		t := f.Connector().Traits()
-		e.Members, e.DecodeOnly = append(e.Members, t.Members...), e.DecodeOnly || t.PrefillPairOnly
+		e.Members, e.DecodeOnly = append(e.Members, t.Members...), e.DecodeOnly || t.Serving.PrefillPairOnly
 	}
 	return e
 }

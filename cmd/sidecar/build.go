@@ -50,7 +50,7 @@ func build(f *flags, log *slog.Logger, tel *telemetry) (*sidecar, error) {
 	if err := s.local(conn); err != nil {
 		return nil, err
 	}
-	o := &pick.HeaderOptions{PairOnly: conn.Traits().PairOnly}
+	o := &pick.HeaderOptions{PairOnly: conn.Traits().Serving.PairOnly}
 	if f.sampling {
 		o.Sample = rand.IntN
 	}

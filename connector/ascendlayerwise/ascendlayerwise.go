@@ -78,15 +78,13 @@ func New(o *Options) (*Connector, error) {
 // and P's block size a multiple of D's (vllm-ascend 0.23.0, mooncake_layerwise_connector.py: _align_remote_block_ids).
 func (*Connector) Traits() connector.Traits {
 	return connector.Traits{
-		Name:            Name,
-		Order:           connector.DecodeThenPrefill,
-		Members:         []string{connector.ParamsMember},
-		EndsByLength:    true,
-		OwnRequestID:    true,
-		Orphans:         true,
-		PrefillFinishes: true,
-		FailureStop:     ascendengine.FailureStop,
-		PairRules:       []connector.PairRule{ascendengine.TPRule(), attr.DecodeMultiple(attr.BlockSize)},
+		Name:         Name,
+		Order:        connector.DecodeThenPrefill,
+		Members:      []string{connector.ParamsMember},
+		OwnRequestID: true,
+		Ending: connector.Ending{EndsByLength: true, Orphans: true, PrefillFinishes: true,
+			FailureStop: ascendengine.FailureStop},
+		PairRules: []connector.PairRule{ascendengine.TPRule(), attr.DecodeMultiple(attr.BlockSize)},
 	}
 }
 

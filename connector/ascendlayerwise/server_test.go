@@ -345,7 +345,7 @@ func TestAbilities(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, "ascend-layerwise", c.Traits().Name)
 	assert.Equal(t, connector.DecodeThenPrefill, c.Traits().Order)
-	assert.True(t, c.Traits().Orphans)
+	assert.True(t, c.Traits().Ending.Orphans)
 	var zero ascendlayerwise.Connector
 	require.Error(t, zero.Decode(t.Context(), session(t, connector.APIChat, `{}`), nil, nil),
 		"without an address to give")

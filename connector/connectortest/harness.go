@@ -202,7 +202,7 @@ func (t *trial) declare() error {
 	switch {
 	case len(t.apis) == 0:
 		return errors.New("its Traits declares APIs, and none of them is known")
-	case at != connector.Handoff{} && t.Response == nil:
+	case at.Named() && t.Response == nil:
 		return fmt.Errorf("the harness has no Response, but Traits declares a handoff in P's response (%s): give a "+
 			"good one,"+
 			" from which the suite derives bad ones", place(at))

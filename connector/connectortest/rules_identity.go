@@ -63,7 +63,7 @@ func checkOrder(t *trial) error {
 func checkUnsupported(t *trial) error {
 	for _, api := range t.apis {
 		list := append(samples(api), t.carried(api)...)
-		if t.traits.MultiUse {
+		if t.traits.Handoff.MultiUse {
 			list = append(list, several(api)...)
 		}
 		for _, s := range list {

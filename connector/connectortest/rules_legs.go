@@ -183,7 +183,7 @@ var stops = []string{"stop", "stop_token_ids", "stop_sequences"}
 // normal are the API members that any prefill leg may have otherwise than the client.
 func (t *trial) normal(s shape) []string {
 	list := append(append([]string{s.limit, s.alt, s.minimum}, s.choices...), s.wasted...)
-	if t.traits.EndsByLength {
+	if t.traits.Ending.EndsByLength {
 		list = append(append(list, stops...), "ignore_eos")
 	}
 	list = slices.DeleteFunc(list, func(name string) bool { return name == "" })

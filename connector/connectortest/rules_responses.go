@@ -133,7 +133,7 @@ func (t *trial) refusesNone() error {
 	if panicked(err) {
 		return fmt.Errorf("describing decode before prefill answered: %w", err)
 	}
-	if err == nil && t.traits.Handoff != (connector.Handoff{}) {
+	if err == nil && t.traits.Handoff.Named() {
 		return errors.New("describing decode before prefill answered gave a leg")
 	}
 	return nil

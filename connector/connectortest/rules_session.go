@@ -63,7 +63,7 @@ const minID = 8
 func checkIDs(t *trial) error {
 	d := &t.traits
 	beside := d.Order == connector.Together || d.Order == connector.DecodeThenPrefill
-	if !beside && !d.OwnRequestID && (d.Handoff != connector.Handoff{} || d.ContentStore || d.MultiUse) {
+	if !beside && !d.OwnRequestID && (d.Handoff.Named() || d.Handoff.ContentStore || d.Handoff.MultiUse) {
 		return notApplicable("P's response or a store tells D where the KV is, as Traits declares")
 	}
 	return t.excused(t.Except.NotByID, "NotByID", t.matchedByID())

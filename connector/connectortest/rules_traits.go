@@ -57,11 +57,11 @@ func checkTraits(t *trial) error {
 		}
 	}
 	switch {
-	case d.Lease < 0:
+	case d.Handoff.Lease < 0:
 		return errors.New("its Lease is negative")
 	case d.Handoff.Member != "" && d.Handoff.Header != "":
 		return errors.New("its Handoff is both a member and a header")
-	case d.ContentStore && (d.Handoff != connector.Handoff{} || d.OwnRequestID || d.PairOnly):
+	case d.Handoff.ContentStore && (d.Handoff.Named() || d.OwnRequestID || d.Serving.PairOnly):
 		return errors.New("it is a ContentStore, where the prompt alone tells, and yet has a Handoff, OwnRequestID " +
 			"or PairOnly")
 	}
@@ -109,8 +109,8 @@ func checkEndsByLength(t *trial) error {
 		}
 		return []sample{{api, "with stop strings", shapes[api].body(members)}}
 	}
-	reads := checks || t.traits.Handoff != connector.Handoff{}
-	if t.traits.EndsByLength && t.traits.CarriesAPI(connector.APIMessages) && !reads {
+	reads := checks || t.traits.Handoff.Named()
+	if t.traits.Ending.EndsByLength && t.traits.CarriesAPI(connector.APIMessages) && !reads {
 		return errors.New("its Traits says EndsByLength, which nothing in messages forces: be a PrefillChecker, or " +
 			"read a Handoff")
 	}
@@ -125,10 +125,10 @@ func checkEndsByLength(t *trial) error {
 		left := has(p.prefill.body)
 		forced := sampled(s, p.prefill.body, s.minimum).Exists() || gjson.GetBytes(p.prefill.body, "ignore_eos").Bool()
 		switch {
-		case t.traits.EndsByLength && (left || !forced && smp.api != connector.APIMessages):
+		case t.traits.Ending.EndsByLength && (left || !forced && smp.api != connector.APIMessages):
 			return errors.New("its Traits says EndsByLength, but the prefill leg can end otherwise: see " +
 				"connector.NewPrefillLeg")
-		case !t.traits.EndsByLength && (!left || forced):
+		case !t.traits.Ending.EndsByLength && (!left || forced):
 			return errors.New("the prefill leg is made to end by length, which Traits' EndsByLength must say")
 		}
 		return nil

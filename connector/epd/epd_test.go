@@ -225,7 +225,8 @@ type full struct {
 func (full) Start(context.Context) error { return nil }
 func (f full) Close() error              { *f.closed = true; return nil }
 func (full) Traits() connector.Traits {
-	return connector.Traits{Name: "full", PairOnly: true, Lease: time.Minute}
+	return connector.Traits{Name: "full", Serving: connector.Serving{PairOnly: true},
+		Handoff: connector.Handoff{Lease: time.Minute}}
 }
 
 func TestTheInnerConnectorsAbilitiesStayVisible(t *testing.T) {
@@ -237,8 +238,8 @@ func TestTheInnerConnectorsAbilitiesStayVisible(t *testing.T) {
 	assert.Equal(t, "full", c.Traits().Name)
 	_, ok := connector.As[connector.Starter](c)
 	assert.True(t, ok)
-	assert.True(t, c.Traits().PairOnly)
-	assert.Equal(t, time.Minute, c.Traits().Lease)
+	assert.True(t, c.Traits().Serving.PairOnly)
+	assert.Equal(t, time.Minute, c.Traits().Handoff.Lease)
 	closer, ok := connector.As[io.Closer](c)
 	require.True(t, ok)
 	require.NoError(t, closer.Close())

@@ -95,12 +95,11 @@ func New(o *Options) (*Connector, error) {
 // stores.
 func (*Connector) Traits() connector.Traits {
 	return connector.Traits{
-		Name:         Name,
-		MultiUse:     true,
-		ContentStore: true,
+		Name:    Name,
+		Handoff: connector.Handoff{MultiUse: true, ContentStore: true},
 
-		ReusedInUsage: true,
-		PairRules:     []connector.PairRule{attr.Shared(attr.Store), attr.Same(attr.KVCacheDtype)},
+		Serving:   connector.Serving{ReusedInUsage: true},
+		PairRules: []connector.PairRule{attr.Shared(attr.Store), attr.Same(attr.KVCacheDtype)},
 	}
 }
 

@@ -96,7 +96,7 @@ func TestTheNameMeansTheSharedStore(t *testing.T) {
 	assert.Contains(t, faults[0].Remedy, "lmcache-pd")
 	c, err := factory(nil)
 	require.NoError(t, err)
-	assert.True(t, c.Traits().ContentStore)
+	assert.True(t, c.Traits().Handoff.ContentStore)
 }
 
 // By default there is no wait. A settle time is waited for in full, unless the request ends.

@@ -103,7 +103,7 @@ func (c *Connector) Traits() connector.Traits {
 		Members:   []string{connector.ParamsMember},
 		PairRules: []connector.PairRule{attr.Same(attr.KVCacheDtype)},
 
-		PrefillPairOnly: c.engine.Text("pd_backend_mode") != "sync",
+		Serving: connector.Serving{PrefillPairOnly: c.engine.Text("pd_backend_mode") != "sync"},
 	}
 	if c.options.Notifications == 0 {
 		t.PairRules = append(t.PairRules, attr.Same(attr.TPSize))

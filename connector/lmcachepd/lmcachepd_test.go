@@ -118,7 +118,8 @@ func TestNameAndOrder(t *testing.T) {
 	c := open(t, nil)
 	assert.Equal(t, "lmcache-pd", c.Traits().Name)
 	assert.Equal(t, connector.PrefillThenDecode, c.Traits().Order)
-	assert.False(t, connector.KVConnector(c).Traits().ContentStore, "a chunk is there once, for one decode engine")
+	assert.False(t, connector.KVConnector(c).Traits().Handoff.ContentStore,
+		"a chunk is there once, for one decode engine")
 }
 
 // The receiver's host is the engine's own, or an attribute's. Its ports may be in the engines' settings.

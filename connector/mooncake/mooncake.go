@@ -86,16 +86,14 @@ func New(o *Options) (*Connector, error) {
 // (_validate_asymmetric_region_lengths). The pipeline-parallel sizes may differ.
 func (c *Connector) Traits() connector.Traits {
 	t := connector.Traits{
-		Name:            Name,
-		Order:           connector.Together,
-		OtherOrders:     []connector.Order{connector.PrefillThenDecode},
-		Members:         []string{connector.ParamsMember},
-		Lease:           cmp.Or(time.Duration(c.opts.AbortTimeout), DefaultAbortTimeout),
-		EndsByLength:    true,
-		ReusedInUsage:   true,
-		Orphans:         true,
-		PrefillFinishes: true,
-		RefusalHolds:    true, // the same, and send_kv_to_decode
+		Name:        Name,
+		Order:       connector.Together,
+		OtherOrders: []connector.Order{connector.PrefillThenDecode},
+		Members:     []string{connector.ParamsMember},
+		Handoff:     connector.Handoff{Lease: cmp.Or(time.Duration(c.opts.AbortTimeout), DefaultAbortTimeout)},
+		Serving:     connector.Serving{ReusedInUsage: true},
+		// RefusalHolds is of the same place, and of send_kv_to_decode.
+		Ending: connector.Ending{EndsByLength: true, Orphans: true, PrefillFinishes: true, RefusalHolds: true},
 		PairRules: []connector.PairRule{attr.Multiple(attr.TPSize), attr.Same(attr.BlockSize),
 			attr.Same(attr.KVCacheDtype)},
 	}

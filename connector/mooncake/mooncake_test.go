@@ -389,14 +389,14 @@ func TestAbilities(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, connector.Together, c.Traits().Order)
 	assert.Equal(t, []connector.Order{connector.PrefillThenDecode}, c.Traits().OtherOrders)
-	assert.True(t, c.Traits().Orphans)
-	assert.True(t, c.Traits().PrefillFinishes)
-	assert.Equal(t, 480*time.Second, c.Traits().Lease)
+	assert.True(t, c.Traits().Ending.Orphans)
+	assert.True(t, c.Traits().Ending.PrefillFinishes)
+	assert.Equal(t, 480*time.Second, c.Traits().Handoff.Lease)
 	serial := newConnector(t, &mooncake.Options{Dispatch: "serial",
 		AbortTimeout: config.Duration(time.Minute)}).Traits()
 	assert.Equal(t, connector.PrefillThenDecode, serial.Order)
 	assert.Equal(t, []connector.Order{connector.Together}, serial.OtherOrders)
-	assert.Equal(t, time.Minute, serial.Lease)
+	assert.Equal(t, time.Minute, serial.Handoff.Lease)
 	_, err = mooncake.New(&mooncake.Options{Dispatch: "both"})
 	require.ErrorContains(t, err, "dispatch")
 	named, err := connector.Open(

@@ -129,14 +129,14 @@ func (c *Connector) Traits() connector.Traits {
 		name, blocks = HybridName, attr.Same(attr.BlockSize)
 	}
 	return connector.Traits{
-		Name:         name,
-		Members:      []string{connector.ParamsMember},
-		Handoff:      connector.Handoff{Member: connector.ParamsMember},
-		Lease:        cmp.Or(c.lease, DefaultLease), // so that the zero Connector has a lease, too
-		EndsByLength: true,
+		Name:    name,
+		Members: []string{connector.ParamsMember},
+		// The zero Connector has a lease, too.
+		Handoff:      connector.Handoff{Member: connector.ParamsMember, Lease: cmp.Or(c.lease, DefaultLease)},
+		Ending:       connector.Ending{EndsByLength: true, FailureStop: ascendengine.FailureStop},
 		OwnRequestID: true,
-		FailureStop:  ascendengine.FailureStop,
-		PairRules:    []connector.PairRule{ascendengine.TPRule(), blocks},
+
+		PairRules: []connector.PairRule{ascendengine.TPRule(), blocks},
 	}
 }
 

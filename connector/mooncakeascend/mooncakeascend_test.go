@@ -138,15 +138,15 @@ func TestBothLegsCarryTheSessionsID(t *testing.T) {
 }
 
 func TestSettings(t *testing.T) {
-	assert.Equal(t, 480*time.Second, open(t, nil).Traits().Lease, "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT")
+	assert.Equal(t, 480*time.Second, open(t, nil).Traits().Handoff.Lease, "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT")
 	var zero mooncakeascend.Connector
-	assert.Equal(t, 480*time.Second, zero.Traits().Lease)
+	assert.Equal(t, 480*time.Second, zero.Traits().Handoff.Lease)
 	c, err := connector.Open(
 		config.Spec{Type: "MooncakeConnectorV1", Config: json.RawMessage(`{"leaseDuration":"90s"}`)},
 	)
 	require.NoError(t, err)
 	assert.Equal(t, mooncakeascend.Name, c.Traits().Name)
-	assert.Equal(t, 90*time.Second, c.Traits().Lease)
+	assert.Equal(t, 90*time.Second, c.Traits().Handoff.Lease)
 	assert.Equal(t, "n", uncarried.Member(open(t, nil), session(t, connector.APIChat, `{"n":2}`).Request),
 		"the handoff is read once")
 	assert.Equal(
@@ -160,7 +160,7 @@ func TestHybridIsItsOwnClass(t *testing.T) {
 	c, err := connector.Open(config.Spec{Type: "MooncakeHybridConnector"})
 	require.NoError(t, err)
 	assert.Equal(t, mooncakeascend.HybridName, c.Traits().Name)
-	assert.Equal(t, 480*time.Second, c.Traits().Lease)
+	assert.Equal(t, 480*time.Second, c.Traits().Handoff.Lease)
 	p := endpoint(t, "http://10.0.0.5:8100", discovery.RolePrefill, nil)
 	out, err := c.(launch.Renderer).Render(launch.Target{Endpoint: p, Engines: []discovery.Endpoint{p}})
 	require.NoError(t, err)

@@ -23,7 +23,7 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	}
 	out.Env = append(
 		out.Env, launch.EnvVar{Name: "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT",
-			Value: strconv.Itoa(int(c.Traits().Lease / time.Second))},
+			Value: strconv.Itoa(int(c.Traits().Handoff.Lease / time.Second))},
 	)
 	return out, nil
 }

@@ -65,12 +65,11 @@ func New(o *Options) (*Connector, error) {
 // that cannot share, name different stores.
 func (*Connector) Traits() connector.Traits {
 	return connector.Traits{
-		Name:         Name,
-		MultiUse:     true,
-		ContentStore: true,
+		Name:    Name,
+		Handoff: connector.Handoff{MultiUse: true, ContentStore: true},
 
-		ReusedInUsage: true,
-		PairRules:     []connector.PairRule{attr.Shared(attr.Store)},
+		Serving:   connector.Serving{ReusedInUsage: true},
+		PairRules: []connector.PairRule{attr.Shared(attr.Store)},
 	}
 }
 

@@ -68,8 +68,8 @@ func TestAbilities(t *testing.T) {
 	require.NoError(t, err, "the engine's class, with the engine's own settings")
 	assert.Equal(t, "mooncake-store", c.Traits().Name)
 	assert.Equal(t, connector.PrefillThenDecode, c.Traits().Order)
-	assert.True(t, c.Traits().ContentStore)
-	assert.Zero(t, c.Traits().Lease, "nothing is known of the KV's life")
+	assert.True(t, c.Traits().Handoff.ContentStore)
+	assert.Zero(t, c.Traits().Handoff.Lease, "nothing is known of the KV's life")
 }
 
 // The settle time passes between the legs and no longer; the wait also ends with the request.

@@ -154,17 +154,16 @@ func New(o *Options) (*Connector, error) {
 func (c *Connector) Traits() connector.Traits {
 	own := c.mode()
 	t := connector.Traits{
-		Name:            Name,
-		Order:           connector.Together,
-		OtherOrders:     []connector.Order{connector.PrefillThenDecode},
-		Members:         []string{connector.ParamsMember},
-		Handoff:         connector.Handoff{Member: connector.ParamsMember},
-		Lease:           cmp.Or(c.deferred, DefaultDeferTimeout), // so that the zero Connector has a lease, too
-		EndsByLength:    true,
-		OwnRequestID:    true,
-		PairOnly:        !c.alone,
-		Orphans:         true,
-		PrefillFinishes: true,
+		Name:        Name,
+		Order:       connector.Together,
+		OtherOrders: []connector.Order{connector.PrefillThenDecode},
+		Members:     []string{connector.ParamsMember},
+		// The zero Connector has a lease, too.
+		Handoff:      connector.Handoff{Member: connector.ParamsMember, Lease: cmp.Or(c.deferred, DefaultDeferTimeout)},
+		Ending:       connector.Ending{EndsByLength: true, Orphans: true, PrefillFinishes: true},
+		OwnRequestID: true,
+		Serving:      connector.Serving{PairOnly: !c.alone},
+
 		PairRules: []connector.PairRule{attr.Multiple(attr.TPSize),
 			{Attribute: attrMode, Compatible: func(p, d string) bool { return p == own && d == own }}},
 	}

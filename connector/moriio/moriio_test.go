@@ -225,7 +225,7 @@ func TestReleasesWhoseDecodeEnginesServeAlone(t *testing.T) {
 		"0.32.0": {false, true}, "0.33.0": {false, false}, "v1.0": {false, false}} {
 		for i, mode := range []string{moriio.ModeWrite, moriio.ModeRead} {
 			c := open(t, &moriio.Options{Mode: mode, EngineVersion: version})
-			assert.Equal(t, pairOnly[i], c.Traits().PairOnly, "%s %q", mode, version)
+			assert.Equal(t, pairOnly[i], c.Traits().Serving.PairOnly, "%s %q", mode, version)
 		}
 	}
 	_, err := moriio.New(&moriio.Options{EngineVersion: "newest"})
@@ -335,12 +335,12 @@ func TestAbilities(t *testing.T) {
 	for c, orders := range map[connector.KVConnector][]connector.Order{write: {connector.PrefillThenDecode},
 		read: nil} {
 		assert.Equal(t, orders, c.Traits().OtherOrders)
-		assert.True(t, c.Traits().PairOnly)
-		assert.True(t, c.Traits().Orphans)
+		assert.True(t, c.Traits().Serving.PairOnly)
+		assert.True(t, c.Traits().Ending.Orphans)
 	}
-	assert.Equal(t, 90*time.Second, read.Traits().Lease)
+	assert.Equal(t, 90*time.Second, read.Traits().Handoff.Lease)
 	var zero moriio.Connector
-	assert.Equal(t, time.Minute, zero.Traits().Lease, "defer_timeout")
+	assert.Equal(t, time.Minute, zero.Traits().Handoff.Lease, "defer_timeout")
 	assert.Equal(t, "n", uncarried.Member(open(t, nil), session(t, connector.APIChat, `{"n":2}`, nil, nil).Request))
 	assert.Equal(
 		t, connector.ParamsMember, uncarried.Member(open(t, nil),

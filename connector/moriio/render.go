@@ -51,7 +51,7 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	extra := map[string]any{
 		"proxy_ip": t.Gateway, "proxy_ping_port": 0, "http_port": httpPort(t.Endpoint),
 		"handshake_port": own.ports.handshake, "notify_port": own.ports.notify, "read_mode": c.read,
-		"defer_timeout": c.Traits().Lease.Seconds(),
+		"defer_timeout": c.Traits().Handoff.Lease.Seconds(),
 	}
 	if net.ParseIP(own.host) != nil {
 		// otherwise the engine chooses an address, which its peer may not reach

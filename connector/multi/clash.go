@@ -19,7 +19,7 @@ func (c *child) orders() []connector.Order {
 // commonOrder finds an order that suits all children. Stores find content by the prompt alone and suit any order. Of
 // the others' common orders it prefers that of the first one.
 func commonOrder(children []child) (connector.Order, error) {
-	bound := slices.DeleteFunc(slices.Clone(children), func(c child) bool { return c.traits.ContentStore })
+	bound := slices.DeleteFunc(slices.Clone(children), func(c child) bool { return c.traits.Handoff.ContentStore })
 	if len(bound) == 0 {
 		return children[0].traits.Order, nil
 	}
@@ -51,7 +51,7 @@ var single = []struct {
 	{"make a side call before the legs", has[connector.Preparer]},
 	// A store only waits for a time to pass, which any child can do besides another.
 	{"wait for a notice between the legs", func(c *child) bool {
-		return !c.traits.ContentStore && has[connector.Expecter](c)
+		return !c.traits.Handoff.ContentStore && has[connector.Expecter](c)
 	}},
 	{"end requests with P's response", has[connector.Finisher]},
 	{"rewrite D's response", has[connector.Rewriter]},
@@ -89,12 +89,11 @@ func checkClashes(children []child) error {
 }
 
 func checkPair(a, b *child) error {
-	var none connector.Handoff
 	switch {
-	case a.traits.Handoff != none && b.traits.Handoff != none:
+	case a.traits.Handoff.Named() && b.traits.Handoff.Named():
 		return clash(a, b, "needs a handoff in P's response",
 			"an engine fails when two of its connectors answer with the same parameters; "+oneOfThem)
-	case a.traits.Name == b.traits.Name && !a.traits.ContentStore:
+	case a.traits.Name == b.traits.Name && !a.traits.Handoff.ContentStore:
 		return clash(a, b, "uses the parameters of "+b.traits.Name, oneOfThem)
 	}
 	for _, s := range single {
@@ -116,7 +115,7 @@ func checkPair(a, b *child) error {
 func describing(children []child) []connector.KVConnector {
 	var first, last []connector.KVConnector
 	for i := range children {
-		if children[i].traits.EndsByLength {
+		if children[i].traits.Ending.EndsByLength {
 			last = append(last, children[i].KVConnector)
 		} else {
 			first = append(first, children[i].KVConnector)

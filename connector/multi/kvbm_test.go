@@ -51,7 +51,7 @@ func TestAscendsStoreBesideItsTransfer(t *testing.T) {
 			`{"kv_connector":"`+class+`","kv_role":"kv_producer",`+
 			`"kv_connector_extra_config":{"backend":"mooncake","lookup_rpc_port":"0"}}]}`)
 		assert.Equal(t, "kv_transfer_params", c.Traits().Handoff.Member)
-		assert.True(t, c.Traits().EndsByLength)
+		assert.True(t, c.Traits().Ending.EndsByLength)
 		out, err := c.(launch.Renderer).Render(target(t, discovery.RolePrefill))
 		require.NoError(t, err)
 		assert.JSONEq(t, `{"kv_connector":"MultiConnector","kv_role":"kv_producer","kv_connector_extra_config":{`+

@@ -12,7 +12,9 @@ import (
 // so does the whole. The lease is the shortest one.
 func merge(children []child, order connector.Order) connector.Traits {
 	t := connector.Traits{Name: Name, Order: order, APIs: connector.APIs(), Carries: children[0].traits.Carries,
-		MultiUse: true, ContentStore: true, RefusalReleases: true, ReusedInUsage: true,
+		Handoff:   connector.Handoff{MultiUse: true, ContentStore: true},
+		Serving:   connector.Serving{ReusedInUsage: true},
+		Ending:    connector.Ending{RefusalReleases: true},
 		PairRules: pairRules(children)}
 	for i := range children {
 		c := &children[i].traits
@@ -20,27 +22,27 @@ func merge(children []child, order connector.Order) connector.Traits {
 		t.Carries = slices.DeleteFunc(slices.Clone(t.Carries),
 			func(m string) bool { return !slices.Contains(c.Carries, m) })
 		t.Members = union(t.Members, c.Members)
-		if c.Lease > 0 && (t.Lease == 0 || c.Lease < t.Lease) {
-			t.Lease = c.Lease
+		if c.Handoff.Lease > 0 && (t.Handoff.Lease == 0 || c.Handoff.Lease < t.Handoff.Lease) {
+			t.Handoff.Lease = c.Handoff.Lease
 		}
-		if c.Handoff != (connector.Handoff{}) {
-			t.Handoff = c.Handoff // only one child has a handoff
+		if h := &c.Handoff; h.Named() { // of only one child
+			t.Handoff.Member, t.Handoff.Header, t.Handoff.FromDecode = h.Member, h.Header, h.FromDecode
 		}
-		if c.FailureStop != "" {
-			t.FailureStop = c.FailureStop
+		if c.Ending.FailureStop != "" {
+			t.Ending.FailureStop = c.Ending.FailureStop
 		}
-		t.MultiUse = t.MultiUse && c.MultiUse
-		t.EndsByLength = t.EndsByLength || c.EndsByLength
+		t.Handoff.MultiUse = t.Handoff.MultiUse && c.Handoff.MultiUse
+		t.Ending.EndsByLength = t.Ending.EndsByLength || c.Ending.EndsByLength
 		t.RawPrefill = t.RawPrefill || c.RawPrefill
 		t.OwnRequestID = t.OwnRequestID || c.OwnRequestID
-		t.ContentStore = t.ContentStore && c.ContentStore
-		t.PairOnly = t.PairOnly || c.PairOnly
-		t.PrefillPairOnly = t.PrefillPairOnly || c.PrefillPairOnly
-		t.Orphans = t.Orphans || c.Orphans
-		t.ReusedInUsage = t.ReusedInUsage && c.ReusedInUsage
-		t.RefusalReleases = t.RefusalReleases && (c.RefusalReleases || c.ContentStore)
-		t.RefusalHolds = t.RefusalHolds || c.RefusalHolds
-		t.PrefillFinishes = t.PrefillFinishes || c.PrefillFinishes
+		t.Handoff.ContentStore = t.Handoff.ContentStore && c.Handoff.ContentStore
+		t.Serving.PairOnly = t.Serving.PairOnly || c.Serving.PairOnly
+		t.Serving.PrefillPairOnly = t.Serving.PrefillPairOnly || c.Serving.PrefillPairOnly
+		t.Ending.Orphans = t.Ending.Orphans || c.Ending.Orphans
+		t.Serving.ReusedInUsage = t.Serving.ReusedInUsage && c.Serving.ReusedInUsage
+		t.Ending.RefusalReleases = t.Ending.RefusalReleases && (c.Ending.RefusalReleases || c.Handoff.ContentStore)
+		t.Ending.RefusalHolds = t.Ending.RefusalHolds || c.Ending.RefusalHolds
+		t.Ending.PrefillFinishes = t.Ending.PrefillFinishes || c.Ending.PrefillFinishes
 		t.Attributes = append(t.Attributes, c.Attributes...)
 	}
 	return t
@@ -63,7 +65,7 @@ func union(a, b []string) []string {
 func pairRules(children []child) []connector.PairRule {
 	var transfers, stores [][]connector.PairRule
 	for i := range children {
-		if t := &children[i].traits; t.ContentStore {
+		if t := &children[i].traits; t.Handoff.ContentStore {
 			stores = append(stores, t.PairRules)
 		} else {
 			transfers = append(transfers, t.PairRules)

@@ -215,7 +215,7 @@ func (c *Connector) Expect(s *connector.Session) (wait func(context.Context) (co
 		}
 		w, d := e.Expect(s)
 		if w != nil {
-			waits = append(waits, waiting{w, !c.children[i].traits.ContentStore})
+			waits = append(waits, waiting{w, !c.children[i].traits.Handoff.ContentStore})
 		}
 		if d != nil {
 			dones = append(dones, d)

@@ -83,14 +83,14 @@ func TestLegsCarryTheMembersOfAllChildren(t *testing.T) {
 
 func TestAbilitiesOfTheChildren(t *testing.T) {
 	c := open(t, nixlAndStore)
-	assert.Equal(t, 9*time.Second, c.Traits().Lease)
+	assert.Equal(t, 9*time.Second, c.Traits().Handoff.Lease)
 	assert.Equal(t, "n", uncarried.Member(c, session(t, connector.APIChat, `{"n":2}`).Request),
 		"the handoff is single use")
 	checker, ok := connector.As[connector.RequestChecker](c)
 	require.True(t, ok)
 	assert.Error(t, checker.CheckRequest(session(t, connector.APICompletions, `{"prompt":[5],"n":2}`).Request),
 		"the store child's engine would die")
-	assert.False(t, c.Traits().ContentStore)
+	assert.False(t, c.Traits().Handoff.ContentStore)
 	assert.Len(t, c.(interface {
 		Unwrap() []connector.KVConnector
 	}).Unwrap(), 2)
@@ -100,13 +100,13 @@ func TestAbilitiesOfTheChildren(t *testing.T) {
 	cold, ok := connector.As[connector.ColdDetector](c)
 	require.True(t, ok)
 	assert.True(t, cold.Cold(nil, 200, []byte(`{"choices":[{"finish_reason":"cache_threshold"}]}`)))
-	assert.True(t, c.Traits().ContentStore)
+	assert.True(t, c.Traits().Handoff.ContentStore)
 
 	c = open(t, `{"connectors":[{"type":"sharedstorage"},{"type":"p2pnccl"}]}`)
-	assert.True(t, c.Traits().PairOnly, "one child is enough")
-	assert.True(t, c.Traits().Orphans)
+	assert.True(t, c.Traits().Serving.PairOnly, "one child is enough")
+	assert.True(t, c.Traits().Ending.Orphans)
 	c = open(t, `{"connectors":[{"type":"mooncake-ascend"},{"type":"sharedstorage"}]}`)
-	assert.Equal(t, "recomputed", c.Traits().FailureStop)
+	assert.Equal(t, "recomputed", c.Traits().Ending.FailureStop)
 	c = open(t, `{"connectors":[{"type":"sharedstorage"},{"type":"p2pnccl"}]}`)
 	var fault *config.FieldError
 	require.ErrorAs(t, connector.CheckEndpoint(c, discovery.Endpoint{Role: discovery.RolePrefill}), &fault)
@@ -210,7 +210,8 @@ func TestAnEnginesOwnSettingsAreTakenAsTheyStand(t *testing.T) {
 	c := open(t, `{"connectors":[{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_port":"5",`+
 		`"kv_load_failure_policy":"fail","kv_connector_extra_config":{"kv_lease_duration":300,`+
 		`"some_new_setting":true}},{"type":"sharedstorage"}]}`)
-	assert.Equal(t, 300*time.Second, c.Traits().Lease, "how long a handoff may be used follows the engine's lease")
+	assert.Equal(t, 300*time.Second, c.Traits().Handoff.Lease,
+		"how long a handoff may be used follows the engine's lease")
 	r, ok := connector.As[launch.Renderer](c)
 	require.True(t, ok)
 	s, err := r.Render(launch.Target{Endpoint: discovery.Endpoint{Role: discovery.RoleDecode}})
@@ -343,7 +344,7 @@ func init() {
 	register(connector.Traits{Name: "test-keys-b", Members: []string{"kv_other", "kv_ticket"}})
 	register(connector.Traits{Name: "test-id-a", OwnRequestID: true})
 	register(connector.Traits{Name: "test-id-b", OwnRequestID: true})
-	register(connector.Traits{Name: "test-by-length", EndsByLength: true})
+	register(connector.Traits{Name: "test-by-length", Ending: connector.Ending{EndsByLength: true}})
 }
 
 func TestEachChildIsStartedAndClosedOnce(t *testing.T) {
@@ -411,7 +412,8 @@ func init() {
 	for name, store := range map[string]bool{"test-settling": true, "test-notified": false} {
 		connector.Register(name, func(json.RawMessage) (connector.KVConnector, error) {
 			return &patient{
-				part{traits: connector.Traits{Name: name, ContentStore: store}, log: &events, fail: failures[name]},
+				part{traits: connector.Traits{Name: name, Handoff: connector.Handoff{ContentStore: store}},
+					log: &events, fail: failures[name]},
 			}, nil
 		})
 	}

@@ -28,7 +28,8 @@ type silent struct{ class string }
 // Traits has the engine's class name, since pdkit has no connector for it. The child does not depend on the legs'
 // order.
 func (s silent) Traits() connector.Traits {
-	return connector.Traits{Name: s.class, MultiUse: true, ContentStore: true, ReusedInUsage: true}
+	return connector.Traits{Name: s.class, Handoff: connector.Handoff{MultiUse: true, ContentStore: true},
+		Serving: connector.Serving{ReusedInUsage: true}}
 }
 
 // Prefill adds nothing.

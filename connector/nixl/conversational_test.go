@@ -378,7 +378,8 @@ func TestResponsesThatAreNotOfUseAreNotParsed(t *testing.T) {
 	} {
 		assert.Nil(t, k.c.(connector.Rewriter).Rewrite(s, nil), rule)
 	}
-	assert.Equal(t, connector.Handoff{Member: connector.ParamsMember, FromDecode: true}, k.c.Traits().Handoff)
+	assert.Equal(t, connector.Handoff{Member: connector.ParamsMember, Lease: nixl.DefaultLease, FromDecode: true},
+		k.c.Traits().Handoff)
 	alone, err := nixl.New(nil)
 	require.NoError(t, err)
 	assert.False(t, alone.Traits().Handoff.FromDecode)

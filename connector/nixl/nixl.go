@@ -76,13 +76,13 @@ func New(o *Options) (connector.KVConnector, error) {
 // are not rules.
 func (c *Connector) Traits() connector.Traits {
 	return connector.Traits{
-		Name:      Name,
-		Members:   []string{connector.ParamsMember},
-		Handoff:   connector.Handoff{Member: connector.ParamsMember},
-		Lease:     cmp.Or(c.lease, DefaultLease), // so that the zero Connector has a lease, too
+		Name:    Name,
+		Members: []string{connector.ParamsMember},
+		// The zero Connector has a lease, too.
+		Handoff:   connector.Handoff{Member: connector.ParamsMember, Lease: cmp.Or(c.lease, DefaultLease)},
 		PairRules: []connector.PairRule{attr.Multiple(attr.TPSize), attr.Same(attr.KVCacheDtype)},
 
-		RefusalReleases: true, // docs/protocols/nixl.md, recording 25
+		Ending: connector.Ending{RefusalReleases: true}, // docs/protocols/nixl.md, recording 25
 	}
 }
 

@@ -109,12 +109,12 @@ func TestNameOrderLease(t *testing.T) {
 	c := open(t, nil)
 	assert.Equal(t, "nixl", c.Traits().Name)
 	assert.Equal(t, connector.PrefillThenDecode, c.Traits().Order)
-	assert.Equal(t, 30*time.Second, c.Traits().Lease, "vLLM's kv_lease_duration")
+	assert.Equal(t, 30*time.Second, c.Traits().Handoff.Lease, "vLLM's kv_lease_duration")
 	var zero nixl.Connector
-	assert.Equal(t, 30*time.Second, zero.Traits().Lease,
+	assert.Equal(t, 30*time.Second, zero.Traits().Handoff.Lease,
 		"never without one: a handoff that does not age would be sent after its blocks were reused")
 	lease := config.Duration(5 * time.Second)
-	assert.Equal(t, 5*time.Second, open(t, &nixl.Options{LeaseDuration: &lease}).Traits().Lease)
+	assert.Equal(t, 5*time.Second, open(t, &nixl.Options{LeaseDuration: &lease}).Traits().Handoff.Lease)
 }
 
 func TestUnsupported(t *testing.T) {
@@ -140,7 +140,7 @@ func TestClassNamesOfTheEngine(t *testing.T) {
 		c, err := connector.Open(config.Spec{Type: name, Config: json.RawMessage(`{"leaseDuration":"7s"}`)})
 		require.NoError(t, err)
 		assert.IsType(t, &nixl.Connector{}, c)
-		assert.Equal(t, 7*time.Second, c.Traits().Lease)
+		assert.Equal(t, 7*time.Second, c.Traits().Handoff.Lease)
 	}
 }
 

@@ -17,7 +17,8 @@ import (
 // lists.
 func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	o := c.opts
-	s, err := nixlengine.Settings(t, nixlengine.Config{Class: "NixlConnector", Lease: c.Traits().Lease, Port: o.Port})
+	s, err := nixlengine.Settings(t, nixlengine.Config{Class: "NixlConnector", Lease: c.Traits().Handoff.Lease,
+		Port: o.Port})
 	if err != nil {
 		return s, err
 	}

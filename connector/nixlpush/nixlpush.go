@@ -99,16 +99,15 @@ func New(o *Options) (*Connector, error) {
 // _validate_remote_agent_handshake; vLLM 0.32.0). P may have pipeline stages; a D with pipeline stages does not start.
 func (c *Connector) Traits() connector.Traits {
 	t := connector.Traits{
-		Name:            Name,
-		Order:           connector.Together,
-		OtherOrders:     []connector.Order{connector.PrefillThenDecode},
-		Members:         []string{connector.ParamsMember},
-		Handoff:         connector.Handoff{Member: connector.ParamsMember},
-		Lease:           cmp.Or(c.lease, DefaultLease), // how long P keeps blocks for a D that has not registered
-		OwnRequestID:    true,
-		Orphans:         true,
-		PrefillFinishes: true,
-		PairRules:       []connector.PairRule{attr.Multiple(attrTPSize), attr.Same(attr.KVCacheDtype)},
+		Name:        Name,
+		Order:       connector.Together,
+		OtherOrders: []connector.Order{connector.PrefillThenDecode},
+		Members:     []string{connector.ParamsMember},
+		// The lease is how long P keeps blocks for a D that has not registered.
+		Handoff:      connector.Handoff{Member: connector.ParamsMember, Lease: cmp.Or(c.lease, DefaultLease)},
+		OwnRequestID: true,
+		Ending:       connector.Ending{Orphans: true, PrefillFinishes: true},
+		PairRules:    []connector.PairRule{attr.Multiple(attrTPSize), attr.Same(attr.KVCacheDtype)},
 	}
 	if c.serial {
 		t.Order, t.OtherOrders = connector.PrefillThenDecode, nil

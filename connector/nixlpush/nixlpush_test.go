@@ -111,12 +111,12 @@ func TestOrders(t *testing.T) {
 		assert.Equal(t, connector.Together, c.Traits().Order)
 		assert.Equal(t, []connector.Order{connector.PrefillThenDecode}, c.Traits().OtherOrders,
 			"either leg may come first")
-		assert.Equal(t, 30*time.Second, c.Traits().Lease, "vLLM's kv_lease_duration")
+		assert.Equal(t, 30*time.Second, c.Traits().Handoff.Lease, "vLLM's kv_lease_duration")
 	}
 	serial := open(t, &nixlpush.Options{Dispatch: "serial"})
 	assert.Equal(t, connector.PrefillThenDecode, serial.Traits().Order)
 	assert.Empty(t, serial.Traits().OtherOrders, "nothing but P's response says where P is")
-	assert.True(t, serial.Traits().Orphans)
+	assert.True(t, serial.Traits().Ending.Orphans)
 }
 
 // A connector that combines others may run this one serially, although both legs could go out together.

@@ -23,7 +23,7 @@ func (c *Connector) Render(t launch.Target) (launch.Settings, error) {
 	if err := c.CheckEndpoint(t.Endpoint); err != nil {
 		return launch.Settings{}, err
 	}
-	config := nixlengine.Config{Class: "NixlPushConnector", Lease: c.Traits().Lease}
+	config := nixlengine.Config{Class: "NixlPushConnector", Lease: c.Traits().Handoff.Lease}
 	prefills := t.Endpoint.Role.Has(discovery.RolePrefill)
 	if prefills {
 		config.EngineID = strings.TrimSpace(t.Endpoint.Attribute(attrEngineID))

@@ -73,7 +73,7 @@ func TestOrders(t *testing.T) {
 		c, err := connector.Open(config.Spec{Type: "OffloadingConnector", Config: json.RawMessage(settings)})
 		require.NoError(t, err)
 		assert.Equal(t, want, append([]connector.Order{c.Traits().Order}, c.Traits().OtherOrders...), settings)
-		assert.False(t, c.Traits().Orphans, "D waits 30 s at most and blocks nothing")
+		assert.False(t, c.Traits().Ending.Orphans, "D waits 30 s at most and blocks nothing")
 	}
 }
 

@@ -74,8 +74,8 @@ func (*Connector) Traits() connector.Traits {
 	return connector.Traits{
 		Name:         Name,
 		OwnRequestID: true,
-		PairOnly:     true,
-		Orphans:      true,
+		Serving:      connector.Serving{PairOnly: true},
+		Ending:       connector.Ending{Orphans: true},
 		PairRules:    []connector.PairRule{attr.Same(attr.TPSize), attr.Same(attr.PPSize)},
 		Attributes:   []connector.Attribute{{Name: Address, Role: discovery.RoleBoth, Remedy: remedies[Address]}},
 	}

@@ -128,8 +128,8 @@ func TestAnAddressThatIsNotOneIsNotSent(t *testing.T) {
 
 func TestDecodeEnginesServeNothingAlone(t *testing.T) {
 	c := open(t, ``)
-	assert.True(t, c.Traits().PairOnly)
-	assert.True(t, c.Traits().Orphans)
+	assert.True(t, c.Traits().Serving.PairOnly)
+	assert.True(t, c.Traits().Ending.Orphans)
 	assert.Equal(t, connector.PrefillThenDecode, c.Traits().Order)
 	assert.Equal(t, "p2pnccl", c.Traits().Name)
 	for body, want := range map[string]string{`{"n":2}`: "n", `{"prompt":["a","b"]}`: "prompt", `{"prompt":"a"}`: ""} {

@@ -76,7 +76,7 @@ func (c *Connector) Traits() connector.Traits {
 	t := connector.Traits{
 		Name:      Name,
 		APIs:      connector.APIs(),
-		MultiUse:  true,
+		Handoff:   connector.Handoff{MultiUse: true},
 		Timeouts:  config.Timeouts{Prefill: time.Duration(c.opts.RequestTimeout)},
 		PairRules: []connector.PairRule{attr.Shared(attr.Store)},
 	}

@@ -112,7 +112,7 @@ func TestNameOrderAndNoLease(t *testing.T) {
 	c := open(t, nil)
 	assert.Equal(t, "http", c.Traits().Name)
 	assert.Equal(t, connector.PrefillThenDecode, c.Traits().Order)
-	assert.Zero(t, c.Traits().Lease, "nothing is known of the KV's life")
+	assert.Zero(t, c.Traits().Handoff.Lease, "nothing is known of the KV's life")
 	var zero plainhttp.Connector
 	assert.Equal(t, "http", zero.Traits().Name, "the zero value is ready")
 }

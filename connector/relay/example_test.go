@@ -49,6 +49,6 @@ func ExampleNewTPU() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(c.Traits().Name, c.Traits().Lease)
+	fmt.Println(c.Traits().Name, c.Traits().Handoff.Lease)
 	// Output: tpu 3m0s
 }

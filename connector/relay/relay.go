@@ -74,7 +74,8 @@ func New(o *Options) (*Connector, error) {
 
 // Traits declares the protocol as the settings have it. What P's response names is read once.
 func (c *Connector) Traits() connector.Traits {
-	t := connector.Traits{Name: c.name, Lease: c.lease, EndsByLength: c.length, PairRules: c.rules}
+	t := connector.Traits{Name: c.name, Handoff: connector.Handoff{Lease: c.lease},
+		Ending: connector.Ending{EndsByLength: c.length}, PairRules: c.rules}
 	if c.member != nil {
 		t.Members = []string{strings.Join(c.member, ".")}
 	}

@@ -133,13 +133,12 @@ func TestTPUParametersOfSeveralHostsAndGroups(t *testing.T) {
 
 func TestTraits(t *testing.T) {
 	relay := open(t, "relay", `{"leaseDuration":"20s"}`)
-	assert.Equal(t, 20*time.Second, relay.Traits().Lease)
-	assert.Equal(t, connector.Handoff{Member: "kv_transfer_params"}, relay.Traits().Handoff)
+	assert.Equal(t, connector.Handoff{Member: "kv_transfer_params", Lease: 20 * time.Second}, relay.Traits().Handoff)
 	assert.Equal(t, "n", uncarried.Member(relay, session(t, `{"n":2}`).Request), "what P names is read once")
-	assert.Zero(t, open(t, "relay", ``).Traits().Lease)
+	assert.Zero(t, open(t, "relay", ``).Traits().Handoff.Lease)
 	tpu := open(t, "tpu", ``).Traits()
-	assert.Equal(t, 180*time.Second, tpu.Lease)
-	assert.True(t, tpu.EndsByLength)
+	assert.Equal(t, 180*time.Second, tpu.Handoff.Lease)
+	assert.True(t, tpu.Ending.EndsByLength)
 	header := open(t, "relay", `{"header":"X-KV-Ticket"}`).Traits()
 	assert.Equal(t, connector.Handoff{Header: "X-KV-Ticket"}, header.Handoff)
 	assert.Empty(t, header.Members)

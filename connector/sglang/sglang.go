@@ -121,7 +121,7 @@ func (*Connector) Traits() connector.Traits {
 			"prompt", "prompt_embeds", "text", "input_ids", "prompt_logprobs", "echo", "truncate_prompt_tokens",
 			"use_beam_search", "truncation",
 		},
-		PairOnly: true,
+		Serving: connector.Serving{PairOnly: true},
 		PairRules: []connector.PairRule{
 			attr.Same(attr.BlockSize), attr.Same(attr.KVCacheDtype),
 			{Attribute: attr.PPSize, Compatible: func(p, d string) bool { return p == d || d == "1" }},

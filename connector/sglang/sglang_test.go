@@ -321,8 +321,8 @@ func TestSettings(t *testing.T) {
 	c := open(t, ``)
 	assert.Equal(t, "sglang", c.Traits().Name)
 	assert.Equal(t, connector.Together, c.Traits().Order)
-	assert.True(t, c.Traits().PairOnly)
-	assert.False(t, c.Traits().Orphans, "a leg that is closed is aborted by its engine, which tells the other")
+	assert.True(t, c.Traits().Serving.PairOnly)
+	assert.False(t, c.Traits().Ending.Orphans, "a leg that is closed is aborted by its engine, which tells the other")
 }
 
 func TestEndpointsAreChecked(t *testing.T) {

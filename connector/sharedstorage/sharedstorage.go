@@ -91,12 +91,11 @@ func New(o *Options) (*Connector, error) {
 // completions).
 func (c *Connector) Traits() connector.Traits {
 	t := connector.Traits{
-		Name:         Name,
-		MultiUse:     true,
-		ContentStore: true,
+		Name:    Name,
+		Handoff: connector.Handoff{MultiUse: true, ContentStore: true},
 
-		ReusedInUsage: true,
-		PairRules:     []connector.PairRule{attr.Shared(attr.Store)},
+		Serving:   connector.Serving{ReusedInUsage: true},
+		PairRules: []connector.PairRule{attr.Shared(attr.Store)},
 	}
 	if c.threshold != nil {
 		t.Order, t.OtherOrders = connector.DecodeFirst, []connector.Order{connector.PrefillThenDecode}

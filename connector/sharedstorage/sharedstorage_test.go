@@ -78,7 +78,7 @@ func TestNothingIsOnTheWire(t *testing.T) {
 	c := open(t, `{}`)
 	assert.Equal(t, "sharedstorage", c.Traits().Name)
 	assert.Equal(t, connector.PrefillThenDecode, c.Traits().Order)
-	assert.True(t, c.Traits().ContentStore)
+	assert.True(t, c.Traits().Handoff.ContentStore)
 }
 
 func TestAThresholdAsksDecodeFirst(t *testing.T) {

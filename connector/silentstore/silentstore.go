@@ -84,7 +84,8 @@ func New(name string, o *Options) (*Connector, error) {
 // Traits declares the protocol. D looks into the store when it gets its request, and the store may be read any number
 // of times. P and D must use the same store.
 func (c *Connector) Traits() connector.Traits {
-	return connector.Traits{Name: c.store.name, MultiUse: true, ContentStore: true, ReusedInUsage: true,
+	return connector.Traits{Name: c.store.name, Handoff: connector.Handoff{MultiUse: true, ContentStore: true},
+		Serving:   connector.Serving{ReusedInUsage: true},
 		PairRules: []connector.PairRule{attr.Shared(attr.Store)}}
 }
 

@@ -125,7 +125,7 @@ func (c *Connector) Traits() connector.Traits {
 		PairRules:  []connector.PairRule{attr.Same(attr.BlockSize), attr.Same(attr.KVCacheDtype)},
 	}
 	if c.together {
-		t.Order, t.Orphans, t.Handoff = connector.Together, true, connector.Handoff{}
+		t.Order, t.Ending.Orphans, t.Handoff = connector.Together, true, connector.Handoff{}
 	}
 	return t
 }

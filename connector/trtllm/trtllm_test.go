@@ -277,9 +277,9 @@ func TestSettings(t *testing.T) {
 	c := open(t, `{"dispatch":"generation-first"}`)
 	assert.Equal(t, connector.Together, c.Traits().Order)
 	assert.Equal(t, "trtllm", c.Traits().Name)
-	assert.True(t, c.Traits().Orphans)
-	assert.False(t, open(t, ``).Traits().Orphans, "D is asked when P has the KV")
-	assert.False(t, c.Traits().PairOnly, "a generation server serves a request alone, too")
+	assert.True(t, c.Traits().Ending.Orphans)
+	assert.False(t, open(t, ``).Traits().Ending.Orphans, "D is asked when P has the KV")
+	assert.False(t, c.Traits().Serving.PairOnly, "a generation server serves a request alone, too")
 }
 
 func TestTokenIDsAreReadStrictly(t *testing.T) {

@@ -29,8 +29,8 @@ func New() Connector { return Connector{} }
 
 // Traits declares the protocol. A client's own ticket is stripped. A ticket is used until 5 s before its lease ends.
 func (Connector) Traits() connector.Traits {
-	return connector.Traits{Name: "ticket", Members: []string{member}, Handoff: connector.Handoff{Header: header},
-		Lease: 30 * time.Second}
+	return connector.Traits{Name: "ticket", Members: []string{member},
+		Handoff: connector.Handoff{Header: header, Lease: 30 * time.Second}}
 }
 
 // Prefill adds nothing: the flow asks P for one token.

@@ -9,7 +9,7 @@ import (
 
 // Tail keeps the end of a response that goes by, and finds in it that the engine gave up although the response looks
 // whole: vLLM's finish_reason "abort" when it is terminated (docs/protocols/nixl.md, recording 55b), SGLang's
-// {"type":"abort"}, the stop_reason that a connector declares (connector.Traits.FailureStop), and an error event after
+// {"type":"abort"}, the stop_reason that a connector declares (connector.Ending.FailureStop), and an error event after
 // the first token. A client's text cannot fake one, since quotes inside JSON strings are escaped. APIs whose responses
 // repeat a client's JSON are not searched: see connector.API.Guarded.
 //

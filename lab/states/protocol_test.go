@@ -75,7 +75,8 @@ func (p *protocol) connector() connector.KVConnector {
 
 func (p *protocol) Traits() connector.Traits {
 	t := connector.Traits{Name: "states", Order: p.order, Members: []string{connector.ParamsMember},
-		Lease: leaseTime, Orphans: p.order == connector.Together, PrefillFinishes: p.finishes}
+		Handoff: connector.Handoff{Lease: leaseTime},
+		Ending:  connector.Ending{Orphans: p.order == connector.Together, PrefillFinishes: p.finishes}}
 	if p.hands() {
 		t.Handoff.Member = connector.ParamsMember
 	}

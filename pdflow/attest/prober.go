@@ -96,7 +96,7 @@ func New(o Options) (*Prober, error) {
 	if o.Tolerance <= 0 {
 		o.Tolerance = 0.3
 	}
-	p := &Prober{o: o, store: o.Flow.Connector().Traits().ContentStore}
+	p := &Prober{o: o, store: o.Flow.Connector().Traits().Handoff.ContentStore}
 	if o.Previous != nil {
 		p.estimator, p.findings, p.o.Previous = o.Previous.estimator, o.Previous.findings, nil
 		p.tell(nil, nil)
@@ -245,8 +245,8 @@ func (p *Prober) references(pair pdflow.Pick) []pdflow.Pick {
 	p.turn++
 	for i := range p.known {
 		e := p.known[(i+p.turn)%len(p.known)]
-		alone := !traits.PairOnly && e.Role.Has(discovery.RoleDecode) || e.Role.Has(discovery.RoleBoth)
-		if !alone || traits.PrefillPairOnly && e.Role != discovery.RoleDecode {
+		alone := !traits.Serving.PairOnly && e.Role.Has(discovery.RoleDecode) || e.Role.Has(discovery.RoleBoth)
+		if !alone || traits.Serving.PrefillPairOnly && e.Role != discovery.RoleDecode {
 			continue
 		}
 		if e.ID == pair.Prefill.ID || e.ID == pair.Decode.ID {

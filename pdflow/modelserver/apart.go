@@ -26,7 +26,7 @@ func (a *apart) Unwrap() connector.KVConnector { return a.KVConnector }
 // Traits lets no engine that can prefill serve alone, since it may be the other connector's.
 func (a *apart) Traits() connector.Traits {
 	t := a.KVConnector.Traits()
-	t.PrefillPairOnly = true
+	t.Serving.PrefillPairOnly = true
 	return t
 }
 
@@ -56,12 +56,12 @@ func (a *apart) CheckEndpoint(e discovery.Endpoint) error {
 func (m *ModelServer) keepApart() {
 	var others []string
 	for _, o := range m.opened {
-		if o.traits().PrefillPairOnly {
+		if o.traits().Serving.PrefillPairOnly {
 			others = append(others, o.Name)
 		}
 	}
 	for _, o := range m.opened {
-		if len(others) > 0 && !o.traits().PrefillPairOnly {
+		if len(others) > 0 && !o.traits().Serving.PrefillPairOnly {
 			o.KVConnector = &apart{o.KVConnector, others}
 		}
 	}

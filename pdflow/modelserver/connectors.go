@@ -33,7 +33,7 @@ type openedAt struct {
 // Timeouts are the limits in effect: the object's, else the connector's own, else the defaults.
 func (c *Connector) Timeouts() config.Timeouts {
 	t := c.traits()
-	return c.Spec.Timeouts.Or(t.Timeouts).Resolve(t.Lease)
+	return c.Spec.Timeouts.Or(t.Timeouts).Resolve(t.Handoff.Lease)
 }
 
 // Retry is the retry policy in effect, found in the same way.
@@ -48,7 +48,7 @@ func (c *Connector) traits() (t connector.Traits) {
 }
 
 // Lease is how long the connector's handoff lives, 0 where it does not expire.
-func (c *Connector) Lease() time.Duration { return c.traits().Lease }
+func (c *Connector) Lease() time.Duration { return c.traits().Handoff.Lease }
 
 // open opens the connector that the spec at path names, and those that it falls back to.
 func (m *ModelServer) open(path string, spec config.Spec) *Connector {
@@ -92,7 +92,7 @@ func (m *ModelServer) encode(c *Connector) {
 // check finds what does not fit a connector whose own settings are right: a fallback that cannot be, engines that lack
 // an attribute.
 func (m *ModelServer) check(path string, c *Connector) {
-	if c.KVConnector.Traits().PairOnly && c.Spec.Fallback == config.FallbackDecode {
+	if c.KVConnector.Traits().Serving.PairOnly && c.Spec.Fallback == config.FallbackDecode {
 		m.fault(path+".fallback", "is decode, but a decode engine of "+c.Name+" cannot serve alone",
 			"write fallback: error, or fall back to another connector")
 	}

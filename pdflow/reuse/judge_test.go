@@ -19,7 +19,8 @@ type described struct {
 }
 
 func (c described) Traits() connector.Traits {
-	return connector.Traits{Name: c.name, ContentStore: c.store, PairOnly: c.pairOnly}
+	return connector.Traits{Name: c.name, Handoff: connector.Handoff{ContentStore: c.store},
+		Serving: connector.Serving{PairOnly: c.pairOnly}}
 }
 func (described) Prefill(context.Context, *connector.Session, *connector.Leg) error {
 	return nil

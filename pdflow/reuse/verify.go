@@ -69,7 +69,7 @@ func bases(urls []string) []string {
 }
 
 func (t *Target) prefillPairOnly() bool {
-	return t.Connector != nil && t.Connector.Traits().PrefillPairOnly
+	return t.Connector != nil && t.Connector.Traits().Serving.PrefillPairOnly
 }
 
 // verification is one run of [Verify].
@@ -181,9 +181,13 @@ func (v *verification) page(ctx context.Context, engine string) (page, error) {
 	return pg, err
 }
 
-func (v *verification) pairOnly() bool { return v.Connector != nil && v.Connector.Traits().PairOnly }
+func (v *verification) pairOnly() bool {
+	return v.Connector != nil && v.Connector.Traits().Serving.PairOnly
+}
 
-func (v *verification) store() bool { return v.Connector != nil && v.Connector.Traits().ContentStore }
+func (v *verification) store() bool {
+	return v.Connector != nil && v.Connector.Traits().Handoff.ContentStore
+}
 
 // fit returns the number of tokens per prompt, at most what the model can hold.
 func (v *verification) fit(ctx context.Context) int {

@@ -20,8 +20,8 @@ type Ticket struct {
 
 // Traits declares the header, and the member in which D gets it.
 func (Ticket) Traits() connector.Traits {
-	return connector.Traits{Name: "ticket", Members: []string{"kv_ticket"}, Handoff: connector.Handoff{Header: header},
-		Lease: time.Minute}
+	return connector.Traits{Name: "ticket", Members: []string{"kv_ticket"},
+		Handoff: connector.Handoff{Header: header, Lease: time.Minute}}
 }
 
 // Prefill adds nothing: the flow asks P for one token.

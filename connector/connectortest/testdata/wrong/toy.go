@@ -69,11 +69,9 @@ func New(settings json.RawMessage) (*Toy, error) {
 // Traits declares the toy's protocol. One tensor-parallel size must divide the other.
 func (*Toy) Traits() connector.Traits {
 	return connector.Traits{
-		Name:     Name,
-		Members:  []string{connector.ParamsMember},
-		Handoff:  connector.Handoff{Member: connector.ParamsMember},
-		Lease:    time.Minute,
-		MultiUse: true,
+		Name:    Name,
+		Members: []string{connector.ParamsMember},
+		Handoff: connector.Handoff{Member: connector.ParamsMember, Lease: time.Minute, MultiUse: true},
 		PairRules: []connector.PairRule{attr.Multiple(attr.TPSize),
 			attr.Shared(attr.Store)},
 		Attributes: []connector.Attribute{

@@ -52,14 +52,14 @@ func nested(_ *connector.Session, leg *connector.Leg) {
 }
 
 func saysOwnID(t *connector.Traits)    { t.OwnRequestID = true }
-func saysByLength(t *connector.Traits) { t.EndsByLength = true }
+func saysByLength(t *connector.Traits) { t.Ending.EndsByLength = true }
 func members(names ...string) func(t *connector.Traits) {
 	return func(t *connector.Traits) { t.Members = append(t.Members, names...) }
 }
 
 var traitsFaults = []Fault{
 	declares(ruleTraits, "has a lease that ended before it began",
-		func(t *connector.Traits) { t.Lease = -time.Second }),
+		func(t *connector.Traits) { t.Handoff.Lease = -time.Second }),
 	declares(ruleTraits, "has its order as another order", func(t *connector.Traits) {
 		t.OtherOrders = []connector.Order{t.Order}
 	}),
@@ -68,10 +68,11 @@ var traitsFaults = []Fault{
 	}),
 	declares(ruleTraits, "carries what no list names", func(t *connector.Traits) { t.Carries = []string{"prompts"} }),
 	declares(ruleTraits, "carries several choices without MultiUse", func(t *connector.Traits) {
-		t.MultiUse, t.Carries = false, []string{"n"}
+		t.Handoff.MultiUse, t.Carries = false, []string{"n"}
 	}),
 	declares(ruleTraits, "has a handoff in two places", func(t *connector.Traits) { t.Handoff.Header = "X-KV-Ticket" }),
-	declares(ruleTraits, "has a store that needs a handoff", func(t *connector.Traits) { t.ContentStore = true }),
+	declares(ruleTraits, "has a store that needs a handoff",
+		func(t *connector.Traits) { t.Handoff.ContentStore = true }),
 	declares(ruleTraits, "has an attribute without a remedy", func(t *connector.Traits) {
 		t.Attributes = append(t.Attributes, connector.Attribute{Name: "kvHost", Role: discovery.RolePrefill})
 	}),
@@ -141,7 +142,7 @@ var traitsFaults = []Fault{
 // undeclared makes a fault that declares no handoff, and reads P's response all the same.
 func undeclared(what string, read func(p *connector.PrefillResult, leg *connector.Leg) error) Fault {
 	f := with(ruleDeclared, what, func(f *faulty) {
-		f.traits = func(t *connector.Traits) { t.Handoff = connector.Handoff{} }
+		f.traits = func(t *connector.Traits) { t.Handoff.Member, t.Handoff.Header = "", "" }
 		f.decode = func(s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
 			if err := params(s, leg); err != nil {
 				return err
