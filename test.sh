@@ -16,9 +16,9 @@
 #   quickstart  examples/quickstart proves that KV is reused, and sees when it is not
 #   install     real engines into .engines, once: some minutes and 3 GB (only with -real)
 #   real        compares the values that their request models accept with the committed ones;
-#               lab/engines proves reuse with them, plays the faults and rescues streams (only with -real): nixl,
-#               lmcache and sglang, and of the other connectors those to which the day of the year turns; with -real-all,
-#               all of them, the encode stage and attestation
+#               lab/engines proves reuse with them (only with -real): nixl, lmcache and sglang, and of the other
+#               connectors those to which the day of the year turns; with -real-all, all of them, the encode stage and
+#               attestation
 #
 # With -nightly also these. With CI=true one of them is run, to which the day of the year turns, and a tenth of fuzz; and
 # release, if a commit of the last day changed a go.mod or the scripts of releases:
@@ -29,6 +29,7 @@
 #   reliability lab/reliability, short: 60 s of chaos, a soak of some seconds, 500 slow streams at a time
 #   bench       what each request runs through, against the commit before (internal/tools/hotpaths); lab/bench, short: all
 #               responses checked, no figure beyond 2.5 times its target
+#   faults      lab/engines plays faults with real engines, and rescues streams (only with -real)
 #   fuzz        each fuzz target for FUZZTIME (5s; for a long run 10m, which is 5 hours in all, two at a time)
 #   release     a release in a clone of HEAD, whose modules and programs are then got as users get them, and whose
 #               container images and checksums are made: some minutes the first time
@@ -40,7 +41,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit 2
 
 STEPS="format modules tools lint vulnerable servers test quickstart install real"
-TURNS="alone race nethttp reliability bench" # of which CI runs one each day
+TURNS="alone race nethttp reliability bench faults" # of which CI runs one each day
 NIGHTLY="$TURNS fuzz release"
 FUZZTIME=${FUZZTIME:-5s}
 CI=${CI:-}
@@ -277,8 +278,7 @@ step_install() {
 step_real() {
   can_have_engines
   lab/engines/members.sh
-  lab/engines/prove.sh -all
-  lab/engines/prove.sh -rescue
+  lab/engines/prove.sh
   if [ $all = yes ]; then
     lab/engines/prove.sh -verify
     lab/engines/prove.sh -encode
@@ -286,6 +286,13 @@ step_real() {
   else
     lab/engines/prove.sh -today
   fi
+}
+
+step_faults() {
+  [ $real = yes ] || skip "real engines are wanted only with -real"
+  can_have_engines
+  lab/engines/prove.sh -all
+  lab/engines/prove.sh -rescue
 }
 
 # ---- running steps
