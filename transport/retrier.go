@@ -30,8 +30,8 @@ type RetryPolicy struct {
 }
 
 // Retrier sends requests, and sends a request again if provably no byte of it left (SentNothing). It returns a response
-// of any status as it is; whether to heed Retry-After is up to the caller. It never repeats a request that may have been
-// sent. It is safe for concurrent use.
+// of any status as it is; whether to heed Retry-After is up to the caller. It never repeats a request that may have
+// been sent. It is safe for concurrent use.
 type Retrier struct {
 	rt      http.RoundTripper
 	policy  RetryPolicy
