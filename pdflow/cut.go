@@ -11,9 +11,9 @@ import (
 )
 
 // cutShort ends a response whose end did not come, so that no client takes it for whole.
-func cutShort(w http.ResponseWriter, r *http.Request, b *Body, e *Error) {
+func cutShort(w http.ResponseWriter, r *http.Request, b *Body, limit time.Duration, e *Error) {
 	rc := http.NewResponseController(w)
-	if limit := b.flow().limits.Write; limit > 0 { // the last write's deadline may have passed while D was silent
+	if limit > 0 { // the last write's deadline may have passed while D was silent
 		_ = rc.SetWriteDeadline(time.Now().Add(limit))
 	}
 	_ = rc.Flush() // what was read goes out before Close waits for the legs' end

@@ -69,14 +69,14 @@ func (f *front) serve(w http.ResponseWriter, r *http.Request) {
 		own.front.fail(w, r, e)
 		return
 	}
-	if resp.Send(w, r) != nil {
+	if resp.send(w, r, own.front.writeTimeout) != nil {
 		cut.Abort(r)
 	}
 }
 
 // ownFront is what a request has of its flow's front beside that of its Mux.
 type ownFront struct {
-	front *front   // which tells its errors
+	front *front   // which tells its errors, and bounds its writes
 	held  *holding // of the flow's own budget
 }
 
@@ -128,8 +128,15 @@ func (f *front) accept(w http.ResponseWriter, r *http.Request, id string, held *
 func (f *front) enter(w http.ResponseWriter, r *http.Request, flow *Flow, c *call) (own ownFront, e *Error) {
 	own.front = f
 	o := &flow.opts
-	if o.errorHandler != nil {
-		own.front = &flow.front
+	if o.errorHandler != nil || o.timeouts.Write != 0 {
+		mine := *f
+		if o.errorHandler != nil {
+			mine.onError = o.errorHandler
+		}
+		if o.timeouts.Write != 0 {
+			mine.writeTimeout = o.timeouts.Write
+		}
+		own.front = &mine
 	}
 	if o.requestID != nil {
 		ids := flow.front.idsOf(r)

@@ -32,14 +32,14 @@ type Mux struct {
 	routes atomic.Pointer[map[string]Server]
 }
 
-// NewMux makes a Mux without routes. Its options are for what happens before a request has its flow: WithMaxBody,
-// WithBudget, WithErrorHandler, WithRequestID, of WithTimeouts Body and Write, and, for requests that no flow gets
-// (their model is served nowhere), WithLogger, WithObserver and of WithTelemetry MeterProvider and Attributes. Each
-// other option is a flow's, and an error here.
+// NewMux makes a Mux without routes. Its options are those of the client's side: WithMaxBody, WithBudget,
+// WithErrorHandler, WithRequestID and of WithTimeouts Body and Write; and, for requests that no flow gets (their model
+// is served nowhere), WithLogger, WithObserver and of WithTelemetry MeterProvider and Attributes. Each other option is
+// a flow's, and an error here.
 //
-// A flow keeps what it has of its own: its error handler and its request IDs hold for its requests, its budget counts
-// their bodies, too, and its limit of bodies is kept to. [Mux.SetRoutes] refuses a flow that takes larger bodies than
-// the Mux does.
+// A flow keeps what it has of its own: its error handler, its request IDs and its Write limit hold for its requests,
+// its budget counts their bodies, too, and its limit of bodies is kept to. [Mux.SetRoutes] refuses a flow that needs
+// more than the Mux gives: larger bodies, or another time for them.
 func NewMux(opts ...Option) (*Mux, error) {
 	var o options
 	if err := o.take(opts); err != nil {
@@ -108,6 +108,10 @@ func (m *Mux) SetRoutes(routes map[string]Server) error {
 			if f.opts.maxBody > m.front.maxBody {
 				return fmt.Errorf("pdflow: SetRoutes: a flow takes bodies of %d bytes, and the Mux of %d: give NewMux "+
 					"the larger WithMaxBody", f.opts.maxBody, m.front.maxBody)
+			}
+			if own := f.opts.timeouts.Body; own != 0 && own != m.front.bodyTimeout {
+				return errors.New("pdflow: SetRoutes: a flow has another limit of Body than the Mux, which reads the " +
+					"bodies: give NewMux the WithTimeouts")
 			}
 		}
 		if _, twice := own[model]; twice {

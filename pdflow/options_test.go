@@ -3,6 +3,7 @@
 package pdflow_test
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"io"
@@ -132,33 +133,138 @@ func TestAMuxHeedsItsOptionsAndRefusesAFlows(t *testing.T) {
 	require.ErrorContains(t, err, "nil")
 }
 
-// What a flow has of its own holds for its requests behind a Mux, too.
-func TestAMuxKeepsToWhatItsFlowsHaveOfTheirOwn(t *testing.T) {
-	own := func(r *http.Request) string { return "own-" + r.Header.Get("X-Tenant") }
-	said := func(w http.ResponseWriter, _ *http.Request, e *pdflow.Error) {
-		w.WriteHeader(e.HTTPStatus())
-		_, _ = io.WriteString(w, "the flow says "+string(e.Code))
-	}
-	budget := pdflow.NewBudget(2000)
-	x := script(t, &fake{}, answer(ok), answer(ok), pdflow.WithMaxBody(3000), pdflow.WithRequestID(own),
-		pdflow.WithErrorHandler(said), pdflow.WithBudget(budget))
-	mux := newMux(t)
-	require.NoError(t, mux.SetRoutes(map[string]pdflow.Server{"a": x.flow}))
-	url := serve(t, mux)
+// An option of the client's side holds for a flow's requests at the flow, at its Mux, and at a flow behind a Mux.
+func TestAnOptionOfTheClientsSideHoldsWhereverItIsGiven(t *testing.T) {
 	body := func(n int) string {
 		const empty = `{"model":"a","prompt":""}`
 		return `{"model":"a","prompt":"` + strings.Repeat("x", n-len(empty)) + `"}`
 	}
-	r := post(t, url, "/v1/completions", body(80), "X-Tenant", "t")
+	status := func(size int) func(*testing.T, *scripted, string) string {
+		return func(t *testing.T, _ *scripted, url string) string {
+			r := post(t, url, "/v1/completions", body(size))
+			_, code := r.fault(t)
+			return fmt.Sprint(r.status, " ", code)
+		}
+	}
+	for name, c := range map[string]struct {
+		option  pdflow.Option
+		observe func(*testing.T, *scripted, string) string
+		want    string
+		refused string // by SetRoutes, for a flow behind a Mux
+	}{
+		"WithMaxBody": {option: pdflow.WithMaxBody(100), observe: status(101), want: "413 body_too_large"},
+		"WithBudget":  {option: pdflow.WithBudget(pdflow.NewBudget(2000)), observe: status(2500), want: "503 overloaded"},
+		"WithErrorHandler": {
+			option: pdflow.WithErrorHandler(func(w http.ResponseWriter, _ *http.Request, e *pdflow.Error) {
+				w.WriteHeader(http.StatusTeapot)
+				_, _ = io.WriteString(w, string(e.Code))
+			}),
+			observe: func(t *testing.T, _ *scripted, url string) string {
+				r := post(t, url, "/v1/completions", `{"model":"a","prompt":"no"}`)
+				return fmt.Sprint(r.status, " ", r.body)
+			},
+			want: "418 prefill_rejected",
+		},
+		"WithRequestID": {
+			option: pdflow.WithRequestID(func(r *http.Request) string { return "own-" + r.Header.Get("X-Tenant") }),
+			observe: func(t *testing.T, x *scripted, url string) string {
+				r := post(t, url, "/v1/completions", body(80), "X-Tenant", "t")
+				return fmt.Sprint(r.status, " ", r.header.Get("X-Request-Id"))
+			},
+			want: "200 own-t",
+		},
+		"WithTimeouts, Body": {
+			option: pdflow.WithTimeouts(config.Timeouts{Body: 100 * time.Millisecond}),
+			observe: func(t *testing.T, _ *scripted, url string) string {
+				conn := dial(t, url, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"+
+					"Content-Length: 1000\r\n\r\n{")
+				resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+				require.NoError(t, err)
+				return resp.Status
+			},
+			want:    "408 Request Timeout",
+			refused: "another limit of Body than the Mux",
+		},
+		"WithTimeouts, Write": {
+			option: pdflow.WithTimeouts(config.Timeouts{Write: 50 * time.Millisecond}),
+			observe: func(t *testing.T, x *scripted, url string) string {
+				dial(t, url, raw("/v1/completions", `{"model":"a","prompt":"p","stream":true}`)) // and reads nothing
+				require.Eventually(t, func() bool { return strings.Contains(x.all(), "freed") }, 10*time.Second,
+					5*time.Millisecond, "the decode engine still works for a client that reads nothing")
+				return "freed"
+			},
+			want: "freed",
+		},
+	} {
+		prefill := func(_ *scripted, w http.ResponseWriter, _ *http.Request, body string) {
+			if strings.Contains(body, `"no"`) {
+				http.Error(w, "no", http.StatusBadRequest)
+				return
+			}
+			_, _ = io.WriteString(w, ok)
+		}
+		decode := func(x *scripted, w http.ResponseWriter, r *http.Request, body string) {
+			if strings.Contains(body, `"stream":true`) {
+				endless(x, w, r, body)
+				return
+			}
+			answer(ok)(x, w, r, body)
+		}
+		for place, at := range map[string]struct{ flow, mux bool }{
+			"a flow": {flow: true}, "a Mux": {mux: true}, "a flow in a Mux": {flow: true, mux: true},
+		} {
+			t.Run(name+" at "+place, func(t *testing.T) {
+				var flows, muxes []pdflow.Option
+				if at.flow {
+					flows = append(flows, c.option)
+				} else {
+					muxes = append(muxes, c.option)
+				}
+				x := script(t, &fake{}, prefill, decode, flows...)
+				url := x.url
+				if at.mux {
+					mux := newMux(t, muxes...)
+					err := mux.SetRoutes(map[string]pdflow.Server{"a": x.flow})
+					if at.flow && c.refused != "" {
+						require.ErrorContains(t, err, c.refused)
+						return
+					}
+					require.NoError(t, err)
+					url = serve(t, mux)
+				}
+				assert.Equal(t, c.want, c.observe(t, x, url))
+			})
+		}
+	}
+}
+
+// What a flow has of its own comes before what its Mux has, and is given back.
+func TestAFlowsOwnOptionsComeBeforeThoseOfItsMux(t *testing.T) {
+	own := func(id string) pdflow.Option {
+		return pdflow.WithRequestID(func(*http.Request) string { return id })
+	}
+	says := func(who string) pdflow.Option {
+		return pdflow.WithErrorHandler(func(w http.ResponseWriter, _ *http.Request, e *pdflow.Error) {
+			w.WriteHeader(e.HTTPStatus())
+			_, _ = io.WriteString(w, who+": "+string(e.Code))
+		})
+	}
+	budget, shared := pdflow.NewBudget(4000), pdflow.NewBudget(9000)
+	x := script(t, &fake{}, answer(ok), answer(ok), pdflow.WithMaxBody(3000), own("flow"), says("flow"),
+		pdflow.WithBudget(budget))
+	mux := newMux(t, own("mux"), says("mux"), pdflow.WithBudget(shared))
+	require.NoError(t, mux.SetRoutes(map[string]pdflow.Server{"a": x.flow, "b": x.flow}))
+	url := serve(t, mux)
+	r := post(t, url, "/v1/completions", `{"model":"a","prompt":"`+strings.Repeat("x", 3000)+`"}`)
+	assert.Equal(t, "413 flow: body_too_large", fmt.Sprint(r.status, " ", r.body))
+	assert.Equal(t, "flow", r.header.Get("X-Request-Id"))
+	r = post(t, url, "/v1/completions", `{"model":"none","prompt":""}`)
+	assert.Equal(t, "404 mux: not_found", fmt.Sprint(r.status, " ", r.body), "no flow has this request")
+	assert.Equal(t, "mux", r.header.Get("X-Request-Id"))
+	r = post(t, url, "/v1/completions", `{"model":"a","prompt":"`+strings.Repeat("x", 2000)+`"}`)
 	assert.Equal(t, 200, r.status)
-	assert.Equal(t, "own-t", r.header.Get("X-Request-Id"))
-	require.Eventually(t, func() bool { return budget.InUse() == 0 }, 20*time.Second, time.Millisecond)
-	r = post(t, url, "/v1/completions", body(2500), "X-Tenant", "t")
-	assert.Equal(t, "503 the flow says overloaded", fmt.Sprint(r.status, " ", r.body))
-	r = post(t, url, "/v1/completions", body(3001), "X-Tenant", "t")
-	assert.Equal(t, "413 the flow says body_too_large", fmt.Sprint(r.status, " ", r.body))
-	assert.Equal(t, "own-t", r.header.Get("X-Request-Id"))
-	assert.Zero(t, budget.InUse())
+	require.Eventually(t, func() bool { return budget.InUse() == 0 && shared.InUse() == 0 }, 20*time.Second,
+		time.Millisecond)
 
 	small := newMux(t, pdflow.WithMaxBody(2999))
 	require.ErrorContains(t, small.SetRoutes(map[string]pdflow.Server{"a": x.flow}), "give NewMux the larger")

@@ -23,6 +23,11 @@ const writeEvery = 2 * time.Second
 // connection or has ended the response in an error (see [Flow.ServeHTTP]): the host writes nothing more. A host whose
 // writers hide their connection may panic with [http.ErrAbortHandler] then, to have net/http cut it.
 func (resp *Response) Send(w http.ResponseWriter, r *http.Request) error {
+	return resp.send(w, r, resp.Body.flow().limits.Write)
+}
+
+// send is Send with a limit of each write, not above 0 for none.
+func (resp *Response) send(w http.ResponseWriter, r *http.Request, limit time.Duration) error {
 	b := resp.Body
 	defer b.Close()
 	piece, err := b.next()
@@ -31,16 +36,15 @@ func (resp *Response) Send(w http.ResponseWriter, r *http.Request) error {
 	}
 	resp.writeHead(w)
 	b.a.x.phase.Store(phaseStream)
-	rc, f := http.NewResponseController(w), b.flow()
-	limit := f.limits.Write
+	rc, bound := http.NewResponseController(w), limit > 0
 	start, due := time.Now(), time.Duration(0) // due is when the deadline that is set passes, since start
 	for ; ; piece, err = b.next() {
 		if len(piece) > 0 {
-			if now := time.Since(start); limit > 0 && now+limit > due {
+			if now := time.Since(start); bound && now+limit > due {
 				due = now + limit + writeEvery
 				if rc.SetWriteDeadline(start.Add(due)) != nil {
-					limit = 0
-					f.warnOfWriter("SetWriteDeadline")
+					bound = false
+					b.flow().warnOfWriter("SetWriteDeadline")
 				}
 			}
 			_, werr := w.Write(piece)
@@ -48,7 +52,7 @@ func (resp *Response) Send(w http.ResponseWriter, r *http.Request) error {
 				werr = rc.Flush()
 			}
 			if errors.Is(werr, http.ErrNotSupported) {
-				f.warnOfWriter("Flush")
+				b.flow().warnOfWriter("Flush")
 			} else if werr != nil {
 				err = b.fail("the client left", werr)
 			}
@@ -58,10 +62,10 @@ func (resp *Response) Send(w http.ResponseWriter, r *http.Request) error {
 		}
 		if !errors.Is(err, io.EOF) {
 			e := b.fail("the request was ended", err) // by Steps.End, unless it has failed
-			cutShort(w, r, b, e)
+			cutShort(w, r, b, limit, e)
 			return e
 		}
-		if limit > 0 {
+		if bound {
 			_ = rc.SetWriteDeadline(time.Time{}) // the connection serves more requests
 		}
 		return nil
