@@ -67,6 +67,9 @@ type Timeouts struct {
 	// The client's side. A Spec has no words for these.
 	Body  time.Duration `json:"-"` // reading the client's body; default 60 s
 	Write time.Duration `json:"-"` // one write to the client; default 30 s
+	// for how long the caller of pdflow's Flow.Begin may make no call on its request, reads of the response's Body
+	// included, before the flow ends the request; a relayed response must end within it; default 15 min
+	Steps time.Duration `json:"-"`
 }
 
 // handoffMargin is what the default leaves of a lease for the decode request to reach the engine and the blocks to be
@@ -83,7 +86,7 @@ func (t Timeouts) Resolve(lease time.Duration) Timeouts {
 	return t.Or(Timeouts{
 		Connect: 2 * time.Second, Prefill: 60 * time.Second, Handoff: handoff, Decode: 600 * time.Second,
 		Idle: 60 * time.Second, Cleanup: 5 * time.Second, HealthCheck: 2 * time.Second,
-		Body: 60 * time.Second, Write: 30 * time.Second,
+		Body: 60 * time.Second, Write: 30 * time.Second, Steps: 15 * time.Minute,
 	})
 }
 
@@ -96,9 +99,10 @@ func (t Timeouts) Or(other Timeouts) Timeouts {
 	return t
 }
 
-func (t *Timeouts) all() [9]*time.Duration {
+func (t *Timeouts) all() [10]*time.Duration {
 	return [...]*time.Duration{
 		&t.Connect, &t.Prefill, &t.Handoff, &t.Decode, &t.Idle, &t.Cleanup, &t.HealthCheck, &t.Body, &t.Write,
+		&t.Steps,
 	}
 }
 
@@ -128,7 +132,7 @@ func (t *Timeouts) UnmarshalJSON(raw []byte) error {
 	var in timeoutsJSON
 	err := Decode(raw, &in)
 	*t = Timeouts{given(in.Connect), given(in.Prefill), given(in.Handoff), given(in.Decode), given(in.Idle),
-		given(in.Cleanup), given(in.HealthCheck), t.Body, t.Write}
+		given(in.Cleanup), given(in.HealthCheck), t.Body, t.Write, t.Steps}
 	return err
 }
 

@@ -43,7 +43,7 @@ func TestSpecDefaults(t *testing.T) {
 		assert.Equal(t, config.Timeouts{
 			Connect: 2 * time.Second, Prefill: time.Minute, Handoff: 25 * time.Second, Decode: 10 * time.Minute,
 			Idle: time.Minute, Cleanup: 5 * time.Second, HealthCheck: 2 * time.Second, Body: time.Minute,
-			Write: 30 * time.Second,
+			Write: 30 * time.Second, Steps: 15 * time.Minute,
 		}, spec.Timeouts.Resolve(30*time.Second))
 		assert.Equal(t, config.Retry{MaxAttempts: 2, BackoffBase: 50 * time.Millisecond, BackoffMax: 2 * time.Second,
 			Budget: 0.2}, spec.Retry.Resolve())

@@ -223,7 +223,11 @@ func (x *exchange) fail(err error) error {
 	}
 	w := newRecorder()
 	x.steps.WriteError(w, x.r, err)
-	return x.envoy.Send(w.immediate(pdflow.CodeOf(err)))
+	code := pdflow.CodeInternal
+	if e, ok := errors.AsType[*pdflow.Error](err); ok {
+		code = e.Code
+	}
+	return x.envoy.Send(w.immediate(code))
 }
 
 func statusOf(head *extproc.HttpHeaders) int {

@@ -194,7 +194,7 @@ func fail(envoy stream, r *http.Request, e *pdflow.Error) error {
 	if id := r.Header["X-Request-Id"]; len(id) == 1 {
 		w.header["X-Request-Id"] = id
 	}
-	pdflow.WriteError(w, r, e)
+	e.Send(w, r)
 	return envoy.Send(w.immediate(e.Code))
 }
 

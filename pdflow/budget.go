@@ -17,17 +17,16 @@ import (
 //
 // The bodies that [Flow.Do], [Flow.Begin] and [Flow.RoundTripper] get are their callers', who may count them by Take.
 type Budget struct {
-	most           int64
+	// Bytes are how many may be taken. It should hold several of the largest bodies and of the prefill engines' largest
+	// responses, and must not change while the budget is used.
+	Bytes int64
+
 	inUse, refused atomic.Int64
 }
 
-// NewBudget makes a budget of so many bytes. It should hold several of the largest bodies and of the prefill engines'
-// largest responses.
-func NewBudget(bytes int64) *Budget { return &Budget{most: bytes} }
-
 // Take takes n bytes, or none and returns false if so many are not left.
 func (b *Budget) Take(n int64) bool {
-	for used := b.inUse.Load(); n <= b.most-used; used = b.inUse.Load() {
+	for used := b.inUse.Load(); n <= b.Bytes-used; used = b.inUse.Load() {
 		if b.inUse.CompareAndSwap(used, used+n) {
 			return true
 		}
@@ -98,6 +97,6 @@ func noMemory(leg LegKind, phase string, err error) *Error {
 func WithBudget(b *Budget) Option {
 	return optionFunc(func(o *options) error {
 		o.budget = b
-		return needs("WithBudget", b != nil, "a budget")
+		return needs("WithBudget", b != nil && b.Bytes > 0, "a budget of 1 byte or more")
 	})
 }

@@ -38,7 +38,7 @@ type counting struct {
 }
 
 func newCounting() *counting {
-	return &counting{Budget: pdflow.NewBudget(budgetBytes), left: make(chan int64, 9)}
+	return &counting{Budget: &pdflow.Budget{Bytes: budgetBytes}, left: make(chan int64, 9)}
 }
 
 func (c *counting) handler(h http.Handler) http.Handler {
@@ -310,7 +310,7 @@ func TestAFallbackFlowGivesTheBudgetBack(t *testing.T) {
 		count := newCounting()
 		second := script(t, &fake{}, count.during(t, answer(ok)), count.during(t, d), pdflow.WithBudget(count.Budget))
 		first := script(t, &fake{}, count.during(t, refusal(500)), answer(ok), pdflow.WithBudget(count.Budget),
-			pdflow.WithFallbackFlow(second.flow))
+			pdflow.WithFallback(config.FallbackConnector, second.flow))
 		r := post(t, serve(t, count.handler(first.flow)), "/v1/completions", large)
 		require.Equal(t, want, r.status, r.body)
 		require.NotEmpty(t, second.all())
@@ -337,10 +337,10 @@ func TestStepsGiveTheBudgetBack(t *testing.T) {
 		for legs := range 3 { // that are sent before the end
 			t.Run(name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					budget := pdflow.NewBudget(budgetBytes)
+					budget := &pdflow.Budget{Bytes: budgetBytes}
 					opts := []pdflow.Option{pdflow.WithBudget(budget)}
 					if name == "forgotten" {
-						opts = append(opts, pdflow.WithStepsLimit(50*time.Millisecond))
+						opts = append(opts, pdflow.WithTimeouts(config.Timeouts{Steps: 50 * time.Millisecond}))
 					}
 					f := inMemory(t, 0, opts...)
 					s, err := f.flow.Begin(t.Context(),
@@ -428,7 +428,7 @@ func TestALegThatRunsOnHoldsItsBytes(t *testing.T) {
 // Many requests at the same time: the budget never grants more than it has, and refuses nothing that fits.
 func TestABudgetUnderContention(t *testing.T) {
 	const most = 1000
-	b := pdflow.NewBudget(most)
+	b := &pdflow.Budget{Bytes: most}
 	var all sync.WaitGroup
 	var above, refused atomic.Int64
 	for range 4 {

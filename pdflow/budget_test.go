@@ -32,7 +32,7 @@ func ofSize(n int) string {
 // A body is refused before it is read if the others in flight leave no room for it, and served afterwards.
 // A number of bytes that nobody can have is refused, and changes nothing.
 func TestABudgetRefusesWhatWouldOverflow(t *testing.T) {
-	b := pdflow.NewBudget(10)
+	b := &pdflow.Budget{Bytes: 10}
 	require.True(t, b.Take(4))
 	require.False(t, b.Take(math.MaxInt64))
 	require.EqualValues(t, 4, b.InUse())
@@ -42,7 +42,7 @@ func TestABudgetRefusesWhatWouldOverflow(t *testing.T) {
 func TestBodiesInFlightAreBounded(t *testing.T) {
 	for _, length := range []string{"known", "unknown"} {
 		t.Run(length, func(t *testing.T) {
-			budget := pdflow.NewBudget(250_000)
+			budget := &pdflow.Budget{Bytes: 250_000}
 			hold, came := make(chan struct{}), make(chan struct{}, 3)
 			x := script(t, &fake{}, func(s *scripted, w http.ResponseWriter, r *http.Request, body string) {
 				came <- struct{}{}
@@ -90,7 +90,7 @@ func TestBodiesInFlightAreBounded(t *testing.T) {
 
 // A prefill response for which there is no room ends the request: another pair's would be as large.
 func TestPrefillResponsesInFlightAreBounded(t *testing.T) {
-	budget := pdflow.NewBudget(1 << 20)
+	budget := &pdflow.Budget{Bytes: 1 << 20}
 	large := `{"a":"` + strings.Repeat("a", 2<<20) + `"}`
 	x := script(t, &fake{}, answer(large), answer(ok), pdflow.WithBudget(budget))
 	r := post(t, x.url, "/v1/completions", `{"prompt":"a"}`)
@@ -159,7 +159,7 @@ func TestMemoryOfARequest(t *testing.T) {
 		{"32 MB", 32 << 20, 2, 1, once},
 		{"1 MB, hedged prefill", 1 << 20, 3, 2, config.Retry{Hedge: time.Millisecond}}, // more are not hedged at once
 	} {
-		budget, engines := pdflow.NewBudget(1<<30), &blocking{ended: make(chan struct{})}
+		budget, engines := &pdflow.Budget{Bytes: 1 << 30}, &blocking{ended: make(chan struct{})}
 		flow, _ := newFlow(t, &storing{}, []discovery.Endpoint{endpoint(t, "http://127.0.0.1:1", discovery.RolePrefill),
 			endpoint(t, "http://127.0.0.1:2", discovery.RolePrefill),
 			endpoint(t, "http://127.0.0.1:3", discovery.RoleDecode)},

@@ -186,7 +186,7 @@ func TestFallbackToAnotherFlow(t *testing.T) {
 		t, &fake{}, []discovery.Endpoint{endpoint(t, x.p.URL(), discovery.RolePrefill),
 			endpoint(t, x.d.URL(), discovery.RoleDecode)},
 	)
-	flow, seen := newFlow(t, nil, nil, pdflow.WithFallbackFlow(other))
+	flow, seen := newFlow(t, nil, nil, pdflow.WithFallback(config.FallbackConnector, other))
 	r := post(t, serve(t, flow), "/v1/completions", completion(longPrompt, ""))
 	require.Equal(t, alone(t, "/v1/completions", completion(longPrompt, "")), r.text(t))
 	require.Equal(t, "fallback", r.header.Get("X-PD-Mode"))
@@ -204,7 +204,7 @@ func TestAChainOfFallbacksLeavesNothing(t *testing.T) {
 	)
 	flows := []*pdflow.Flow{last}
 	for range 3 {
-		next, _ := newFlow(t, nil, nil, pdflow.WithFallbackFlow(flows[len(flows)-1]))
+		next, _ := newFlow(t, nil, nil, pdflow.WithFallback(config.FallbackConnector, flows[len(flows)-1]))
 		flows = append(flows, next)
 	}
 	url := serve(t, flows[len(flows)-1])
@@ -250,7 +250,7 @@ func TestMuxRoutesByModel(t *testing.T) {
 
 func TestSplitSharesByRequestID(t *testing.T) {
 	a, b := start(t, setup{}), start(t, setup{})
-	split, err := pdflow.NewSplit(a.flow, b.flow, 30)
+	split, err := a.flow.Split(b.flow, 30)
 	require.NoError(t, err)
 	mux := newMux(t)
 	require.NoError(t, mux.SetRoutes(map[string]pdflow.Server{"": split}))
@@ -304,7 +304,7 @@ func TestDoForSchedulers(t *testing.T) {
 		reply{status: resp.Status, header: resp.Header, body: string(b)}.text(t))
 
 	_, err = x.flow.Do(context.Background(), &pdflow.Request{API: connector.APICompletions, Body: []byte(`{`)})
-	require.Equal(t, pdflow.CodeInvalid, pdflow.CodeOf(err))
+	require.ErrorIs(t, err, pdflow.CodeInvalid)
 	_, err = x.flow.Do(context.Background(), &pdflow.Request{API: connector.APICompletions, Body: []byte(body)})
 	require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 }

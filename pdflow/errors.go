@@ -3,7 +3,6 @@
 package pdflow
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -132,17 +131,6 @@ func (e *Error) clone() *Error {
 func (e *Error) of(api connector.API) *Error {
 	e.api = api
 	return e
-}
-
-// CodeOf returns the code of an error of this package, [CodeInternal] for others, "" for nil.
-func CodeOf(err error) Code {
-	if err == nil {
-		return ""
-	}
-	if e, ok := errors.AsType[*Error](err); ok {
-		return e.Code
-	}
-	return CodeInternal
 }
 
 // HTTPStatus returns the status that the error becomes towards a client.

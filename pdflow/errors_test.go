@@ -116,7 +116,7 @@ func TestErrorsOfDoKnowTheirAPI(t *testing.T) {
 		var e *pdflow.Error
 		require.ErrorAs(t, err, &e, name)
 		w := httptest.NewRecorder()
-		pdflow.WriteError(w, httptest.NewRequest(http.MethodPost, "/mine", nil), e)
+		e.Send(w, httptest.NewRequest(http.MethodPost, "/mine", nil))
 		require.Equal(t, "error", gjson.Get(w.Body.String(), "type").String(), name)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/pdflow"
 )
@@ -37,7 +38,7 @@ func ExampleFlow_Begin() {
 		in := &pdflow.Request{API: connector.APIOf(r.URL.Path), Header: r.Header, Body: body}
 		steps, err := flow.Begin(r.Context(), in)
 		if e, ok := errors.AsType[*pdflow.Error](err); ok {
-			pdflow.WriteError(w, r, e)
+			e.Send(w, r)
 			return
 		}
 		defer steps.End(nil) // whatever happens: it cancels the legs that run, and records the outcome
@@ -152,11 +153,11 @@ func ExampleStep_Relay() {
 }
 
 // A request that its host has forgotten ends by itself, and frees what it holds.
-func ExampleWithStepsLimit() {
+func ExampleFlow_Begin_forgotten() {
 	prefill, decode := exampleEngines()
 	defer prefill.Close()
 	defer decode.Close()
-	flow := exampleFlow(prefill, decode, pdflow.WithStepsLimit(20*time.Millisecond))
+	flow := exampleFlow(prefill, decode, pdflow.WithTimeouts(config.Timeouts{Steps: 20 * time.Millisecond}))
 	defer flow.Shutdown(context.Background())
 
 	ctx := context.Background()

@@ -186,7 +186,7 @@ func ExampleResponse_Send() {
 		in := &pdflow.Request{API: connector.APIOf(r.URL.Path), Header: r.Header, Body: body}
 		resp, err := flow.Do(r.Context(), in)
 		if e, ok := errors.AsType[*pdflow.Error](err); ok {
-			pdflow.WriteError(w, r, e)
+			e.Send(w, r)
 			return
 		}
 		if err := resp.Send(w, r); err != nil {
@@ -268,7 +268,7 @@ func ExampleMux() {
 }
 
 // A tenth of one model's requests tries another connector.
-func ExampleNewSplit() {
+func ExampleFlow_Split() {
 	prefill, decode := exampleEngines()
 	defer prefill.Close()
 	defer decode.Close()
@@ -294,7 +294,7 @@ func ExampleNewSplit() {
 	defer proven.Shutdown(context.Background())
 	defer candidate.Shutdown(context.Background())
 
-	split, err := pdflow.NewSplit(proven, candidate, 10)
+	split, err := proven.Split(candidate, 10)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -141,8 +141,7 @@ func (x *exchange) try(mode Mode) (*Body, *Error) {
 
 // thenDecodesAlone reports whether a failed attempt is followed by one at a decode engine alone.
 func (x *exchange) thenDecodesAlone(mode Mode, e *Error) bool {
-	return mode == ModeDisaggregated && x.f.opts.fallback == config.FallbackDecode && x.f.opts.fallbackFlow == nil &&
-		e.fallbackable() && x.given == nil
+	return mode == ModeDisaggregated && x.f.opts.fallback == config.FallbackDecode && e.fallbackable() && x.given == nil
 }
 
 // moreTelling returns the more telling of two failures: that nobody is ready for a second attempt hides what failed the
@@ -359,7 +358,7 @@ func (x *exchange) end(e *Error) {
 
 // log tells failures as warnings, and the rest for debugging only.
 func (x *exchange) log(e *Error) {
-	logger, failed := x.f.opts.logger, e != nil && e.Code != CodeClientGone
+	logger, failed := x.f.opts.telemetry.Logger, e != nil && e.Code != CodeClientGone
 	if !logger.Enabled(x.client, slog.LevelDebug) && (!failed || !logger.Enabled(x.client, slog.LevelWarn)) {
 		return
 	}

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
@@ -74,7 +73,7 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 	f := &Flow{conn: c, traits: c.Traits(), picker: p}
 	f.runningOn.most = maxRunningOn
 	f.name, f.order, f.withheld = f.traits.Name, f.traits.Order, withheldMember(&f.traits)
-	f.opts = options{pickWait: 250 * time.Millisecond, logger: slog.New(slog.DiscardHandler)}
+	f.opts = options{pickWait: 250 * time.Millisecond, telemetry: silent}
 	if err := f.opts.take(opts); err != nil {
 		return nil, err
 	}
@@ -96,13 +95,13 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 	if f.tel, err = newTelemetry(f); err != nil {
 		return nil, fmt.Errorf("pdflow: %w", err)
 	}
-	refusals, err := newRefusals(f.opts.telemetry.MeterProvider, f.opts.logger, f.opts.observers,
+	refusals, err := newRefusals(f.opts.telemetry.MeterProvider, f.opts.telemetry.Logger, f.opts.observers,
 		append([]attribute.KeyValue{attribute.String("pd.connector", f.name)}, f.opts.telemetry.Attributes...)...)
 	if err != nil {
 		return nil, fmt.Errorf("pdflow: %w", err)
 	}
 	f.front = front{maxBody: cmp.Or(f.opts.maxBody, defaultMaxBody), budget: f.opts.budget, refusals: refusals,
-		bodyTimeout: f.limits.Body, writeTimeout: f.limits.Write, onError: WriteError, requestID: f.opts.requestID,
+		bodyTimeout: f.limits.Body, writeTimeout: f.limits.Write, onError: sendError, requestID: f.opts.requestID,
 		find: func(*connector.ClientRequest, string) (*Flow, *Error) { return f, nil }}
 	if f.opts.errorHandler != nil {
 		f.front.onError = f.opts.errorHandler
@@ -188,7 +187,7 @@ type Request struct {
 	API       connector.API
 	Header    http.Header // the client's; nil allowed
 	Body      []byte      // one JSON object; not changed, and not kept after the response has ended
-	RequestID string      // "" takes a valid X-Request-Id of Header, or makes one
+	RequestID string      // "": see ID
 	Pick      *Pick       // a pair that the caller has chosen: the picker is not asked, and there is one attempt
 	AnyPair   bool        // Pick need not keep the connector's rules about pairs and entries, PrefillPairOnly apart
 }
@@ -254,10 +253,8 @@ func (f *Flow) callOf(in *Request) (call, *Error) {
 	if err != nil {
 		return call{}, invalid(err).of(in.API)
 	}
-	c := call{req: req, header: in.Header, id: in.RequestID, given: in.Pick, any: in.AnyPair}
-	if c.id == "" {
-		c.id = RequestID(in.Header)
-	} else if !validRequestID(c.id) {
+	c := call{req: req, header: in.Header, id: in.ID(), given: in.Pick, any: in.AnyPair}
+	if in.RequestID != "" && !validRequestID(in.RequestID) {
 		return call{}, wrongCall("RequestID", "must be 1 to 128 letters, digits or -_.:").of(in.API)
 	}
 	if c.given != nil && c.given.Decode.URL == nil {

@@ -25,7 +25,7 @@ type front struct {
 	budget       *Budget       // nil: no bound
 	bodyTimeout  time.Duration // 0: none
 	writeTimeout time.Duration // 0: none
-	onError      ErrorHandler
+	onError      errorHandler
 	requestID    func(*http.Request) string // nil: the client's X-Request-Id
 	find         func(r *connector.ClientRequest, requestID string) (*Flow, *Error)
 	refusals     *refusals
@@ -219,10 +219,13 @@ var modeHeaders = map[Mode][]string{
 
 func modeHeader(m Mode) []string { return modeHeaders[m] }
 
-// WriteError is the default error handler. It writes an error object in the shape of the API that the client speaks:
-// Anthropic's for /v1/messages, OpenAI's for the rest. Where an engine refused the request, the object has the engine's
-// own message, type, param and code, and "(address)" in place of URLs, host names and addresses.
-func WriteError(w http.ResponseWriter, r *http.Request, e *Error) {
+// sendError is the default error handler.
+func sendError(w http.ResponseWriter, r *http.Request, e *Error) { e.Send(w, r) }
+
+// Send writes the error to the client of r, as an object in the shape of the API that the client speaks: Anthropic's
+// for /v1/messages, OpenAI's for the rest. Where an engine refused the request, the object has the engine's own
+// message, type, param and code, and "(address)" in place of URLs, host names and addresses.
+func (e *Error) Send(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h["Content-Type"] = jsonType
 	api := e.api

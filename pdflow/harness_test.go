@@ -6,7 +6,9 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -278,12 +280,22 @@ func taken(step *pdflow.Step) ([]byte, error) {
 	return io.ReadAll(req.Body)
 }
 
+// codeOf returns the code of an error of the flow's, "" of another or of none.
+func codeOf(err error) pdflow.Code {
+	if e, ok := errors.AsType[*pdflow.Error](err); ok && e != nil {
+		return e.Code
+	}
+	return ""
+}
+
 func newMux(t testing.TB, opts ...pdflow.Option) *pdflow.Mux {
 	t.Helper()
 	m, err := pdflow.NewMux(opts...)
 	require.NoError(t, err)
 	return m
 }
+
+func logsTo(l *slog.Logger) pdflow.Option { return pdflow.WithTelemetry(pdflow.Telemetry{Logger: l}) }
 
 func metered(mp metric.MeterProvider) pdflow.Option {
 	return pdflow.WithTelemetry(pdflow.Telemetry{MeterProvider: mp})

@@ -31,12 +31,12 @@ func neverForwarded(canonical string) bool {
 			"X-Data-Parallel-Rank", headerRequestID}, canonical)
 }
 
-// EngineHeader makes the header of a request to an engine: X-Request-Id, and of the client's headers Authorization,
+// EngineHeader makes the header that a flow's legs get: X-Request-Id, and of the client's headers Authorization,
 // Content-Type, Accept, User-Agent, X-Session-Id, X-Vllm-Priority, Traceparent, Tracestate and those that more names.
-// A flow's legs get it. It is exported for hosts that send other requests to engines themselves.
-func EngineHeader(client http.Header, requestID string, more ...string) http.Header {
+// It is for hosts that send other requests to engines themselves.
+func (r *Request) EngineHeader(more ...string) http.Header {
 	h := make(http.Header, 8)
-	fillEngineHeader(h, client, []string{requestID}, more)
+	fillEngineHeader(h, r.Header, []string{r.ID()}, more)
 	return h
 }
 
@@ -72,7 +72,7 @@ var (
 )
 
 // WithRequestID takes a request's ID from id in place of the client's X-Request-Id. If what id returns is not valid
-// (see [RequestID]), the flow makes a new one.
+// (see [Request.ID]), the flow makes a new one.
 func WithRequestID(id func(*http.Request) string) Option {
 	return optionFunc(func(o *options) error {
 		o.requestID = id
@@ -80,14 +80,17 @@ func WithRequestID(id func(*http.Request) string) Option {
 	})
 }
 
-// RequestID returns the X-Request-Id of a client's header if there is exactly one and it is valid, else a new one.
-// Valid are 1 to 128 letters, digits and "-_.:". An ID that holds ___prefill_addr_ or ___decode_addr_ is not: vLLM
-// takes the header as its own ID, and some of its connectors read addresses out of it.
-func RequestID(client http.Header) string {
-	return requestIDs(client)[0]
+// ID returns RequestID, else the X-Request-Id of Header if there is exactly one and it is valid, else a new one at each
+// call. Valid are 1 to 128 letters, digits and "-_.:". An ID that holds ___prefill_addr_ or ___decode_addr_ is not:
+// vLLM takes the header as its own ID, and some of its connectors read addresses out of it.
+func (r *Request) ID() string {
+	if r.RequestID != "" {
+		return r.RequestID
+	}
+	return requestIDs(r.Header)[0]
 }
 
-// requestIDs is RequestID as a header's value.
+// requestIDs is a request's ID by a client's header, as a header's value.
 func requestIDs(client http.Header) []string {
 	if v := client[headerRequestID]; len(v) == 1 && validRequestID(v[0]) {
 		return slices.Clip(v)

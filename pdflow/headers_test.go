@@ -20,14 +20,15 @@ func TestRequestIDIsTheClientsIfItIsValid(t *testing.T) {
 		"abc-1_2.3:4": true, strings.Repeat("a", 128): true, strings.Repeat("a", 129): false, "a b": false, "é": false,
 		"": false, "x___prefill_addr_1.2.3.4:5": false, "x___decode_addr_1.2.3.4:5": false,
 	} {
-		got := pdflow.RequestID(http.Header{"X-Request-Id": {id}})
+		got := (&pdflow.Request{Header: http.Header{"X-Request-Id": {id}}}).ID()
 		require.Equal(t, valid, got == id, id)
 		require.NotEmpty(t, got)
 	}
 	for _, h := range []http.Header{nil, {}, {"X-Request-Id": {"a", "b"}}} {
-		id := pdflow.RequestID(h)
+		in := pdflow.Request{Header: h}
+		id := in.ID()
 		require.Len(t, id, 32)
-		require.NotEqual(t, id, pdflow.RequestID(h))
+		require.NotEqual(t, id, in.ID())
 	}
 }
 
@@ -60,8 +61,10 @@ func TestEngineHeaderIsAnAllowList(t *testing.T) {
 		"Accept-Encoding": {"gzip"}}
 	want := http.Header{"Authorization": {"k"}, "X-Tenant": {"t"}, "X-Request-Id": {"ours"},
 		"User-Agent": {"pdkit/" + pdflow.Version}}
-	require.Equal(t, want, pdflow.EngineHeader(client, "ours", "x-tenant"))
-	require.Equal(t, []string{"curl"}, pdflow.EngineHeader(http.Header{"User-Agent": {"curl"}}, "ours")["User-Agent"])
+	in := pdflow.Request{Header: client, RequestID: "ours"}
+	require.Equal(t, want, in.EngineHeader("x-tenant"))
+	in.Header = http.Header{"User-Agent": {"curl"}}
+	require.Equal(t, []string{"curl"}, in.EngineHeader()["User-Agent"])
 }
 
 // patient is a writer that records its write deadlines.
@@ -96,7 +99,8 @@ func TestAMuxBoundsTheWritingOfErrors(t *testing.T) {
 func TestLegsShareNoHeaderValues(t *testing.T) {
 	values := append(make([]string, 0, 2), "Bearer x")
 	client := http.Header{"Authorization": values, "X-Tenant": append(make([]string, 0, 2), "t")}
-	one, other := pdflow.EngineHeader(client, "id", "X-Tenant"), pdflow.EngineHeader(client, "id", "X-Tenant")
+	in := pdflow.Request{Header: client}
+	one, other := in.EngineHeader("X-Tenant"), in.EngineHeader("X-Tenant")
 	for _, name := range []string{"Authorization", "X-Tenant"} {
 		one.Add(name, "one")
 		other.Add(name, "other")

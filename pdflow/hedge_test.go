@@ -113,7 +113,7 @@ func TestASecondPrefillRunsBesideASlowOne(t *testing.T) {
 				}
 				got := fmt.Sprintf("%s %.0fs", strings.Join(hosts, ","), time.Since(began).Seconds())
 				if err != nil {
-					got += " " + string(pdflow.CodeOf(err))
+					got += " " + string(codeOf(err))
 				}
 				synctest.Wait()
 				var reasons []string
@@ -252,7 +252,7 @@ func TestAPanicAtTheSecondPrefillEndsTheFirst(t *testing.T) {
 		open := &openPicks{Picker: pick.New(setOf(t, endpoint(t, "http://p0", discovery.RolePrefill),
 			endpoint(t, "http://p1", discovery.RolePrefill), endpoint(t, "http://d0", discovery.RoleDecode)),
 			pick.RoundRobin(), pick.WithSeed(1))}
-		budget, ends := pdflow.NewBudget(1000), make(chan struct{})
+		budget, ends := &pdflow.Budget{Bytes: 1000}, make(chan struct{})
 		f := &fakeFleet{n: map[string]int{}, answer: func(string, int) response {
 			return func(r *http.Request) (*http.Response, error) {
 				body, pipe := io.Pipe() // a response that has begun
@@ -290,7 +290,7 @@ func TestAFallbackFlowHedges(t *testing.T) {
 		}
 		f := newFakeFleet(t, &storing{}, "p0 p1 d0", config.Retry{Hedge: 2 * time.Second}, answer)
 		outer, err := pdflow.New(&fake{}, pick.New(setOf(t), pick.RoundRobin()), pdflow.WithTransport(f),
-			pdflow.WithoutPickWait(), pdflow.WithFallbackFlow(f.flow))
+			pdflow.WithoutPickWait(), pdflow.WithFallback(config.FallbackConnector, f.flow))
 		require.NoError(t, err)
 		began := time.Now()
 		resp, err := outer.Do(t.Context(),

@@ -93,7 +93,7 @@ func TestMembersOfTheConnectorAreStrippedInEveryMode(t *testing.T) {
 	t.Run("a flow's fallback, whose members the first does not know", func(t *testing.T) {
 		seen := &bodies{}
 		next := script(t, &ticketed{}, seen.answer(answer(ok)), seen.answer(answer(ok)))
-		x := script(t, &fake{}, status(500), answer(ok), pdflow.WithFallbackFlow(next.flow))
+		x := script(t, &fake{}, status(500), answer(ok), pdflow.WithFallback(config.FallbackConnector, next.flow))
 		r := post(t, x.url, "/v1/completions", completion("a", stolen))
 		require.Equal(t, "fallback", r.header.Get("X-PD-Mode"))
 		require.Len(t, seen.list, 2)

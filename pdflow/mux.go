@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/http"
 	"sync/atomic"
 
@@ -15,7 +14,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// Server is what a [Mux] routes to: a [*Flow] or a [*Split].
+// Server is what a [Mux] routes to: a [*Flow], or two of them by [Flow.Split].
 type Server interface {
 	// flowFor returns the flow that serves a request.
 	flowFor(r *connector.ClientRequest, requestID string) *Flow
@@ -34,14 +33,14 @@ type Mux struct {
 
 // NewMux makes a Mux without routes. Its options are those of the client's side: WithMaxBody, WithBudget,
 // WithErrorHandler, WithRequestID and of WithTimeouts Body and Write; and, for requests that no flow gets (their model
-// is served nowhere), WithLogger, WithObserver and of WithTelemetry MeterProvider and Attributes. Each other option is
-// a flow's, and an error here.
+// is served nowhere), WithObserver and of WithTelemetry Logger, MeterProvider and Attributes. Each other option is a
+// flow's, and an error here.
 //
 // A flow keeps what it has of its own: its error handler, its request IDs and its Write limit hold for its requests,
 // its budget counts their bodies, too, and its limit of bodies is kept to. [Mux.SetRoutes] refuses a flow that needs
 // more than the Mux gives: larger bodies, or another time for them.
 func NewMux(opts ...Option) (*Mux, error) {
-	var o options
+	o := options{telemetry: silent}
 	if err := o.take(opts); err != nil {
 		return nil, err
 	}
@@ -50,13 +49,12 @@ func NewMux(opts ...Option) (*Mux, error) {
 	}
 	m := &Mux{}
 	t := o.timeouts.Resolve(0)
-	refusals, err := newRefusals(o.telemetry.MeterProvider, cmp.Or(o.logger, slog.New(slog.DiscardHandler)),
-		o.observers, o.telemetry.Attributes...)
+	refusals, err := newRefusals(o.telemetry.MeterProvider, o.telemetry.Logger, o.observers, o.telemetry.Attributes...)
 	if err != nil {
 		return nil, fmt.Errorf("pdflow: NewMux: %w", err)
 	}
 	m.front = front{refusals: refusals, maxBody: cmp.Or(o.maxBody, defaultMaxBody), budget: o.budget,
-		onError: WriteError, requestID: o.requestID, bodyTimeout: t.Body, writeTimeout: t.Write, find: m.find}
+		onError: sendError, requestID: o.requestID, bodyTimeout: t.Body, writeTimeout: t.Write, find: m.find}
 	if o.errorHandler != nil {
 		m.front.onError = o.errorHandler
 	}
@@ -76,15 +74,13 @@ func (o *options) checkMux() error {
 		{timeouts != config.Timeouts{}, "WithTimeouts, but for Body and Write,"},
 		{o.retry != config.Retry{}, "WithRetry"},
 		{o.fallback != "", "WithFallback"},
-		{o.fallbackFlow != nil, "WithFallbackFlow"},
 		{len(o.checkers) > 0, "WithRequestCheckers"},
 		{o.unsupported != "", "WithUnsupported"},
-		{o.stepsLimit != 0, "WithStepsLimit"},
 		{o.rescues > 0, "WithRescue"},
 		{len(o.forward) > 0, "WithForwardHeaders"},
 		{measured.TracerProvider != nil || measured.Propagator != nil || measured.SpanName != nil ||
 			measured.GenAI != "" || measured.Usage,
-			"WithTelemetry, but for MeterProvider and Attributes,"},
+			"WithTelemetry, but for Logger, MeterProvider and Attributes,"},
 	} {
 		if flows.set {
 			return errors.New(flows.option + " is for flows: give it to New")
@@ -127,7 +123,7 @@ func flowsOf(s Server) []*Flow {
 	switch s := s.(type) {
 	case *Flow:
 		return []*Flow{s}
-	case *Split:
+	case *split:
 		return []*Flow{s.main, s.other}
 	}
 	return nil

@@ -19,9 +19,8 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// ErrorHandler writes an error to the client. The flow has set X-Request-Id and, for an aggregated or fallen-back
-// request, X-PD-Mode; nothing has been written.
-type ErrorHandler func(w http.ResponseWriter, r *http.Request, e *Error)
+// errorHandler writes an error to the client: see WithErrorHandler.
+type errorHandler = func(w http.ResponseWriter, r *http.Request, e *Error)
 
 type options struct {
 	transport    http.RoundTripper
@@ -34,9 +33,7 @@ type options struct {
 	maxBody      int64
 	budget       *Budget       // nil: no bound
 	pickWait     time.Duration // how long a request waits for engines when none is ready
-	stepsLimit   time.Duration
-	errorHandler ErrorHandler
-	logger       *slog.Logger
+	errorHandler errorHandler
 	observers    []Observer
 	telemetry    Telemetry
 	rescues      int // of one request
@@ -80,15 +77,15 @@ func WithTransport(rt http.RoundTripper) Option {
 	})
 }
 
-// WithTimeouts sets the limits of a request's phases. A limit of zero is the connector's own default, else that of
-// [config.Timeouts]; [config.None] is no limit. Connect and HealthCheck are not the flow's: see transport.Options
-// and health.Options.
+// WithTimeouts sets the limits of a request's phases. A limit of zero is that of an earlier WithTimeouts, else the
+// connector's own default, else that of [config.Timeouts]; [config.None] is no limit. Connect and HealthCheck are not
+// the flow's: see transport.Options and health.Options.
 func WithTimeouts(t config.Timeouts) Option {
 	return optionFunc(func(o *options) error {
 		if err := t.Check(); err != nil {
 			return fmt.Errorf("WithTimeouts: %w", err)
 		}
-		o.timeouts = t
+		o.timeouts = t.Or(o.timeouts)
 		return nil
 	})
 }
@@ -104,27 +101,22 @@ func WithRetry(r config.Retry) Option {
 	})
 }
 
-// WithFallback sets what happens when no pair could serve. Default [config.FallbackError]. For a fallback to another
-// connector use [WithFallbackFlow].
-func WithFallback(f config.Fallback) Option {
+// WithFallback sets what happens to requests that no pair could serve. Default [config.FallbackError].
+// [config.FallbackConnector] hands them to another flow, with another connector: give that flow, and to no other
+// fallback any.
+func WithFallback(f config.Fallback, other ...*Flow) Option {
 	return optionFunc(func(o *options) error {
+		o.fallback, o.fallbackFlow = f, nil
 		switch f {
 		case "", config.FallbackError, config.FallbackDecode:
+			return needs("WithFallback", len(other) == 0, "config.FallbackConnector where it has a flow")
 		case config.FallbackConnector:
-			return errors.New("WithFallback: a fallback to another connector needs its flow: use WithFallbackFlow")
-		default:
-			return errors.New("WithFallback needs config.FallbackError or config.FallbackDecode")
+			if len(other) == 1 {
+				o.fallbackFlow = other[0]
+			}
+			return needs("WithFallback", o.fallbackFlow != nil, "one flow with config.FallbackConnector")
 		}
-		o.fallback = f
-		return nil
-	})
-}
-
-// WithFallbackFlow hands requests that no pair could serve to another flow, with another connector.
-func WithFallbackFlow(f *Flow) Option {
-	return optionFunc(func(o *options) error {
-		o.fallbackFlow = f
-		return needs("WithFallbackFlow", f != nil, "a flow")
+		return needs("WithFallback", false, "one of config's fallbacks")
 	})
 }
 
@@ -168,30 +160,13 @@ func WithMaxBody(n int64) Option {
 	})
 }
 
-// WithStepsLimit bounds how long the caller of [Flow.Begin] may make no call on its request, reads of the response's
-// Body included, before the flow ends the request with [CodeForgotten]. A relayed response must end within it. Default,
-// and 0: 15 min; [config.None]: no limit.
-func WithStepsLimit(d time.Duration) Option {
-	return optionFunc(func(o *options) error {
-		o.stepsLimit = d
-		return needs("WithStepsLimit", d >= 0 || d == config.None,
-			"a duration that is not negative, or config.None")
-	})
-}
-
-const defaultStepsLimit = 15 * time.Minute
-
-// WithErrorHandler replaces the writer of errors. Default [WriteError].
-func WithErrorHandler(h ErrorHandler) Option {
+// WithErrorHandler has h write errors to clients. The flow has set X-Request-Id and, for an aggregated or fallen-back
+// request, X-PD-Mode; nothing has been written. Default: [Error.Send].
+func WithErrorHandler(h func(w http.ResponseWriter, r *http.Request, e *Error)) Option {
 	return optionFunc(func(o *options) error {
 		o.errorHandler = h
 		return needs("WithErrorHandler", h != nil, "a function")
 	})
-}
-
-// WithLogger logs failed requests (warn), and for debugging served ones and clients that left. Default: silence.
-func WithLogger(l *slog.Logger) Option {
-	return optionFunc(func(o *options) error { o.logger = l; return needs("WithLogger", l != nil, "a logger") })
 }
 
 // WithObserver adds an observer.
@@ -199,8 +174,11 @@ func WithObserver(x Observer) Option {
 	return optionFunc(func(o *options) error { o.observers = append(o.observers, x); return nil })
 }
 
-// Telemetry says what a flow measures and traces, with the SDK that the program brings.
+// Telemetry says what a flow logs, measures and traces, with the SDK that the program brings.
 type Telemetry struct {
+	// Logger gets failed requests (warn), and for debugging served ones and clients that left. Nil: silence.
+	Logger *slog.Logger
+
 	// TracerProvider makes spans: pd.request with the children pd.prefill and pd.decode. Nil: none.
 	TracerProvider trace.TracerProvider
 	// Propagator is how a trace is continued from the client and to the engines. Nil: W3C trace context.
@@ -226,11 +204,17 @@ type Telemetry struct {
 	Usage bool
 }
 
-// WithTelemetry measures and traces. What is set in t is added to what an earlier WithTelemetry has set. Default:
+// silent is the telemetry of a flow or a Mux that has none.
+var silent = Telemetry{Logger: slog.New(slog.DiscardHandler)}
+
+// WithTelemetry logs, measures and traces. What is set in t is added to what an earlier WithTelemetry has set. Default:
 // nothing.
 func WithTelemetry(t Telemetry) Option {
 	return optionFunc(func(o *options) error {
 		own := &o.telemetry
+		if t.Logger != nil {
+			own.Logger = t.Logger
+		}
 		if t.TracerProvider != nil {
 			own.TracerProvider = t.TracerProvider
 		}

@@ -46,6 +46,10 @@ func TestPartlySetOptionsKeepTheOtherDefaults(t *testing.T) {
 		"a limit": {[]pdflow.Option{pdflow.WithTimeouts(config.Timeouts{Handoff: time.Second})},
 			time.Second},
 		"none": {[]pdflow.Option{pdflow.WithTimeouts(config.Timeouts{Handoff: config.None})}, 0},
+		"two that leave each other's alone": {[]pdflow.Option{pdflow.WithTimeouts(config.Timeouts{Handoff: time.Second}),
+			pdflow.WithTimeouts(config.Timeouts{Prefill: 5 * time.Second})}, time.Second},
+		"two of the same": {[]pdflow.Option{pdflow.WithTimeouts(config.Timeouts{Handoff: time.Second}),
+			pdflow.WithTimeouts(config.Timeouts{Handoff: 2 * time.Second})}, 2 * time.Second},
 	} {
 		flow, err := pdflow.New(newNIXL(t), pick.New(setOf(t), pick.RoundRobin()), c.opts...)
 		require.NoError(t, err, name)
@@ -68,12 +72,15 @@ func TestRetriesPauseByDefault(t *testing.T) {
 }
 
 func TestOptionsWithoutTheirValueAreRefused(t *testing.T) {
+	flow, err := pdflow.New(newNIXL(t), pick.New(setOf(t), pick.RoundRobin()))
+	require.NoError(t, err)
 	for name, o := range map[string]pdflow.Option{
 		"nil option":           nil,
-		"WithLogger":           pdflow.WithLogger(nil),
 		"WithErrorHandler":     pdflow.WithErrorHandler(nil),
 		"WithTransport":        pdflow.WithTransport(nil),
-		"WithFallbackFlow":     pdflow.WithFallbackFlow(nil),
+		"fallback to no flow":  pdflow.WithFallback(config.FallbackConnector, nil),
+		"fallback with a flow": pdflow.WithFallback(config.FallbackDecode, flow),
+		"WithBudget":           pdflow.WithBudget(&pdflow.Budget{}),
 		"WithMaxBody":          pdflow.WithMaxBody(0),
 		"negative timeout":     pdflow.WithTimeouts(config.Timeouts{Idle: -time.Second}),
 		"negative attempts":    pdflow.WithRetry(config.Retry{MaxAttempts: -1}),
@@ -100,21 +107,21 @@ func TestAMuxHeedsItsOptionsAndRefusesAFlows(t *testing.T) {
 		flows  bool
 	}{
 		"WithMaxBody":         {pdflow.WithMaxBody(10), false},
-		"WithBudget":          {pdflow.WithBudget(pdflow.NewBudget(10)), false},
-		"WithErrorHandler":    {pdflow.WithErrorHandler(pdflow.WriteError), false},
+		"WithBudget":          {pdflow.WithBudget(&pdflow.Budget{Bytes: 10}), false},
+		"WithErrorHandler":    {pdflow.WithErrorHandler(func(http.ResponseWriter, *http.Request, *pdflow.Error) {}), false},
 		"WithRequestID":       {pdflow.WithRequestID(func(*http.Request) string { return "" }), false},
-		"WithLogger":          {pdflow.WithLogger(slog.New(slog.DiscardHandler)), false},
+		"a logger":            {logsTo(slog.New(slog.DiscardHandler)), false},
 		"WithObserver":        {pdflow.WithObserver(pdflow.Observer{}), false},
 		"Body and Write":      {pdflow.WithTimeouts(config.Timeouts{Body: 1, Write: 1}), false},
-		"metrics":             {pdflow.WithTelemetry(pdflow.Telemetry{MeterProvider: noop.NewMeterProvider()}), false},
+		"metrics":             {metered(noop.NewMeterProvider()), false},
 		"WithTransport":       {pdflow.WithTransport(http.DefaultTransport), true},
 		"other timeouts":      {pdflow.WithTimeouts(config.Timeouts{Prefill: 1}), true},
+		"the limit of steps":  {pdflow.WithTimeouts(config.Timeouts{Steps: 1}), true},
 		"WithRetry":           {pdflow.WithRetry(config.Retry{MaxAttempts: 1}), true},
 		"WithFallback":        {pdflow.WithFallback(config.FallbackDecode), true},
-		"WithFallbackFlow":    {pdflow.WithFallbackFlow(other), true},
+		"fallback to a flow":  {pdflow.WithFallback(config.FallbackConnector, other), true},
 		"WithRequestCheckers": {pdflow.WithRequestCheckers(checks{}), true},
 		"WithUnsupported":     {pdflow.WithUnsupported(config.UnsupportedRefuse), true},
-		"WithStepsLimit":      {pdflow.WithStepsLimit(time.Second), true},
 		"WithRescue":          {pdflow.WithRescue(1), true},
 		"WithForwardHeaders":  {pdflow.WithForwardHeaders("X-Tenant"), true},
 		"spans' names": {pdflow.WithTelemetry(pdflow.Telemetry{
@@ -153,7 +160,7 @@ func TestAnOptionOfTheClientsSideHoldsWhereverItIsGiven(t *testing.T) {
 		refused string // by SetRoutes, for a flow behind a Mux
 	}{
 		"WithMaxBody": {option: pdflow.WithMaxBody(100), observe: status(101), want: "413 body_too_large"},
-		"WithBudget":  {option: pdflow.WithBudget(pdflow.NewBudget(2000)), observe: status(2500), want: "503 overloaded"},
+		"WithBudget":  {option: pdflow.WithBudget(&pdflow.Budget{Bytes: 2000}), observe: status(2500), want: "503 overloaded"},
 		"WithErrorHandler": {
 			option: pdflow.WithErrorHandler(func(w http.ResponseWriter, _ *http.Request, e *pdflow.Error) {
 				w.WriteHeader(http.StatusTeapot)
@@ -249,7 +256,7 @@ func TestAFlowsOwnOptionsComeBeforeThoseOfItsMux(t *testing.T) {
 			_, _ = io.WriteString(w, who+": "+string(e.Code))
 		})
 	}
-	budget, shared := pdflow.NewBudget(4000), pdflow.NewBudget(9000)
+	budget, shared := &pdflow.Budget{Bytes: 4000}, &pdflow.Budget{Bytes: 9000}
 	x := script(t, &fake{}, answer(ok), answer(ok), pdflow.WithMaxBody(3000), own("flow"), says("flow"),
 		pdflow.WithBudget(budget))
 	mux := newMux(t, own("mux"), says("mux"), pdflow.WithBudget(shared))
@@ -268,7 +275,7 @@ func TestAFlowsOwnOptionsComeBeforeThoseOfItsMux(t *testing.T) {
 
 	small := newMux(t, pdflow.WithMaxBody(2999))
 	require.ErrorContains(t, small.SetRoutes(map[string]pdflow.Server{"a": x.flow}), "give NewMux the larger")
-	split, err := pdflow.NewSplit(x.flow, x.flow, 50)
+	split, err := x.flow.Split(x.flow, 50)
 	require.NoError(t, err)
 	require.Error(t, small.SetRoutes(map[string]pdflow.Server{"a": split}))
 }
@@ -306,5 +313,5 @@ func TestDoRefusesAnEmptyPick(t *testing.T) {
 		assert.Equal(t, "Pick", e.Param, name)
 	}
 	_, err = flow.Do(context.Background(), nil)
-	assert.Equal(t, pdflow.CodeInvalid, pdflow.CodeOf(err), "no request at all")
+	assert.ErrorIs(t, err, pdflow.CodeInvalid, "no request at all")
 }

@@ -311,14 +311,14 @@ func TestAGivenPairKeepsTheConnectorsRules(t *testing.T) {
 			require.NoError(t, err)
 			in := &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`), Pick: &c.pick}
 			_, err = flow.Do(context.Background(), in)
-			require.Equal(t, pdflow.CodeInvalid, pdflow.CodeOf(err))
+			require.ErrorIs(t, err, pdflow.CodeInvalid)
 			require.ErrorContains(t, err, "Pick")
 			require.NotContains(t, err.Error(), "127.0.0.1", "clients may see it")
 			require.ErrorContains(t, errors.Unwrap(err), c.want)
 
 			in.AnyPair = true // then it is sent, to engines that are not there
 			_, err = flow.Do(context.Background(), in)
-			require.NotEqual(t, pdflow.CodeInvalid, pdflow.CodeOf(err))
+			require.NotErrorIs(t, err, pdflow.CodeInvalid)
 		})
 	}
 }

@@ -52,8 +52,7 @@ func (l *exchanges) closed() bool {
 	return l.draining
 }
 
-// Ready returns nil if both flows are ready, without regard to one that has no share of the requests.
-func (s *Split) Ready(ctx context.Context) error {
+func (s *split) Ready(ctx context.Context) error {
 	if s.percent < 100 {
 		if err := s.main.Ready(ctx); err != nil || s.percent == 0 {
 			return err

@@ -188,7 +188,7 @@ func TestReadinessOfSplitsAndMuxes(t *testing.T) {
 		{poor, good, 0, false}, {poor, good, 99, false}, {poor, good, 100, true},
 		{good, good, 50, true},
 	} {
-		split, err := pdflow.NewSplit(c.main, c.other, c.percent)
+		split, err := c.main.Split(c.other, c.percent)
 		require.NoError(t, err)
 		assert.Equal(t, c.ready, split.Ready(t.Context()) == nil, "%d percent", c.percent)
 	}

@@ -53,7 +53,7 @@ func TestRefusedRequestsAreTold(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b, seen, lines := newBook(), &refusedOnes{}, &bytes.Buffer{}
 			mux := newMux(t, pdflow.WithMaxBody(1000), metered(b),
-				pdflow.WithLogger(slog.New(slog.NewTextHandler(lines, nil))), pdflow.WithObserver(seen.observer()))
+				logsTo(slog.New(slog.NewTextHandler(lines, nil))), pdflow.WithObserver(seen.observer()))
 			x := script(t, &fake{}, answer(ok), answer(ok))
 			require.NoError(t, mux.SetRoutes(map[string]pdflow.Server{"one": x.flow, "two": x.flow}))
 			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, serve(t, mux)+c.path,

@@ -203,7 +203,7 @@ func TestAPanicEndsOneRequestOnly(t *testing.T) {
 	require.Equal(t, 200, post(t, x.url, "/v1/completions", completion("a", "")).status)
 	require.Empty(t, x.flow.Sessions())
 	_, err := x.flow.Do(context.Background(), &pdflow.Request{Body: []byte("{}")})
-	require.Equal(t, pdflow.CodeNotFound, pdflow.CodeOf(err), "an API that is none")
+	require.ErrorIs(t, err, pdflow.CodeNotFound, "an API that is none")
 }
 
 // legs is an observer that counts the legs that have begun, and those that are still open.

@@ -299,7 +299,7 @@ func TestEachRetryAndEachThatIsNotMadeHasAReason(t *testing.T) {
 				}
 				got := strings.Join(legs, ",")
 				if err != nil {
-					got += " " + string(pdflow.CodeOf(err))
+					got += " " + string(codeOf(err))
 				}
 				var reasons []string
 				for _, o := range f.seen.list() {

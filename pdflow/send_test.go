@@ -63,7 +63,7 @@ func TestSendCutsAndSaysSo(t *testing.T) {
 	r := post(t, serve(t, unwrapped(h)), "/v1/completions", completion("a", `"stream":true`))
 	require.Error(t, r.err, r.body)
 	require.Contains(t, r.body, begun)
-	require.Equal(t, pdflow.CodeStreamBroken, pdflow.CodeOf(<-h.sent))
+	require.ErrorIs(t, <-h.sent, pdflow.CodeStreamBroken)
 }
 
 func TestAClosedResponseIsNotSent(t *testing.T) {
@@ -122,7 +122,7 @@ func TestAClientThatReadsNothingFreesDecode(t *testing.T) {
 
 func TestAWriterThatCannotStreamIsLoggedOnce(t *testing.T) {
 	out := &logBuffer{}
-	x := start(t, setup{opts: []pdflow.Option{pdflow.WithLogger(slog.New(slog.NewTextHandler(out, nil)))}})
+	x := start(t, setup{opts: []pdflow.Option{logsTo(slog.New(slog.NewTextHandler(out, nil)))}})
 	post(t, x.url, "/v1/completions", completion("a", `"stream":true`))
 	require.Empty(t, out.String(), "net/http's own writer can all")
 	url := serve(t, hidden(x.flow))
@@ -133,7 +133,7 @@ func TestAWriterThatCannotStreamIsLoggedOnce(t *testing.T) {
 	require.Contains(t, out.String(), "missing=SetWriteDeadline")
 
 	out = &logBuffer{}
-	x = start(t, setup{opts: []pdflow.Option{pdflow.WithLogger(slog.New(slog.NewTextHandler(out, nil)))}})
+	x = start(t, setup{opts: []pdflow.Option{logsTo(slog.New(slog.NewTextHandler(out, nil)))}})
 	noFlush := swallow(func(w http.ResponseWriter) http.ResponseWriter { return bounded{w} })
 	post(t, serve(t, noFlush(x.flow)), "/v1/completions", completion("a", `"stream":true`)).text(t)
 	require.Contains(t, out.String(), "missing=Flush")

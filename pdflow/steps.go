@@ -32,7 +32,6 @@ type Steps struct {
 	done   chan struct{} // closed once resp or err is known
 	ended  chan struct{} // closed by End
 	cancel context.CancelCauseFunc
-	limit  time.Duration
 	f      *Flow
 	id     string
 
@@ -57,8 +56,8 @@ func (f *Flow) Begin(ctx context.Context, in *Request) (*Steps, error) {
 	if e != nil {
 		return nil, e
 	}
-	s := &Steps{parked: make(chan *Step), done: make(chan struct{}), ended: make(chan struct{}),
-		limit: cmp.Or(f.opts.stepsLimit, defaultStepsLimit), f: f, id: c.id}
+	s := &Steps{parked: make(chan *Step), done: make(chan struct{}), ended: make(chan struct{}), f: f,
+		id: c.id}
 	ctx, s.cancel = context.WithCancelCause(ctx)
 	s.calls.born, s.calls.owner = time.Now(), s
 	s.touch()
@@ -144,7 +143,7 @@ func (s *Steps) touch() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.waiting == 0 {
-		s.calls.limit(s.limit)
+		s.calls.limit(s.f.limits.Steps)
 	}
 }
 

@@ -171,14 +171,14 @@ func TestDoneWithResponseAndError(t *testing.T) {
 	body := &closing{Reader: strings.NewReader(ok)}
 	step.Done(&http.Response{StatusCode: 200, Body: body}, errors.New("redirected"))
 	_, _, err = s.Next(context.Background())
-	assert.Equal(t, pdflow.CodePrefillFailed, pdflow.CodeOf(err))
+	assert.ErrorIs(t, err, pdflow.CodePrefillFailed)
 	assert.True(t, body.closed)
 }
 
 // The limit ends a forgotten request whatever it waits for.
 func TestAForgottenRequestThatBlocksIsEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := inMemory(t, 0, pdflow.WithStepsLimit(50*time.Millisecond),
+		f := inMemory(t, 0, pdflow.WithTimeouts(config.Timeouts{Steps: 50 * time.Millisecond}),
 			pdflow.WithTimeouts(config.Timeouts{Prefill: config.None}))
 		s := begin(t, f.flow, `{"prompt":"hi"}`, nil)
 		step, _, err := s.Next(t.Context())
@@ -209,7 +209,7 @@ func TestAStepIsAskedWhileItsRequestFails(t *testing.T) {
 				select {
 				case <-over:
 					_, err := step.Take()
-					assert.Equal(t, pdflow.CodePrefillFailed, pdflow.CodeOf(err))
+					assert.ErrorIs(t, err, pdflow.CodePrefillFailed)
 					return
 				default:
 				}
@@ -217,7 +217,7 @@ func TestAStepIsAskedWhileItsRequestFails(t *testing.T) {
 		})
 		step.Done(&http.Response{StatusCode: 500}, nil)
 		_, _, err = s.Next(context.Background())
-		assert.Equal(t, pdflow.CodePrefillFailed, pdflow.CodeOf(err))
+		assert.ErrorIs(t, err, pdflow.CodePrefillFailed)
 		close(over)
 		wg.Wait()
 		s.End(nil)
@@ -236,7 +236,7 @@ func TestEndWhileTheResponseIsSent(t *testing.T) {
 	<-w.written
 	s.End(nil)
 	err = <-sent
-	assert.Equal(t, pdflow.CodeClientGone, pdflow.CodeOf(err))
+	assert.ErrorIs(t, err, pdflow.CodeClientGone)
 }
 
 // first is a writer that signals its first Write, and returns from it only when the request has ended.

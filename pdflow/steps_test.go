@@ -149,7 +149,7 @@ func TestAStepIsTakenOnce(t *testing.T) {
 	assert.Contains(t, string(body), `"prompt":"hi"`)
 	_, err = step.Take()
 	require.Error(t, err)
-	assert.Equal(t, pdflow.CodeInvalid, pdflow.CodeOf(err))
+	assert.ErrorIs(t, err, pdflow.CodeInvalid)
 	step.Send(client.Transport) // gives the error as the step's result
 	_, _, err = s.Next(context.Background())
 	require.Error(t, err)
@@ -235,7 +235,7 @@ func TestARelayedResponse(t *testing.T) {
 			s.End(nil)
 			assert.Equal(t, 1, done, "Done is called exactly once")
 			require.Len(t, x.seen.list(), 1)
-			assert.Equal(t, c.want, pdflow.CodeOf(errorOf(x.seen.list()[0].Err)))
+			assert.Equal(t, c.want, codeOf(x.seen.list()[0].Err))
 		})
 	}
 }
@@ -265,7 +265,7 @@ func TestARelayedResponseWaitsForPrefill(t *testing.T) {
 			prefill.Done(client.Transport.RoundTrip(req))
 			_, resp, err := s.Next(context.Background())
 			if c.want != "" {
-				assert.Equal(t, c.want, pdflow.CodeOf(err))
+				assert.Equal(t, c.want, codeOf(err))
 				return
 			}
 			require.NoError(t, err)
@@ -278,7 +278,7 @@ func TestARelayedResponseWaitsForPrefill(t *testing.T) {
 func TestAStepsErrorIsWrittenAsServeHTTPDoes(t *testing.T) {
 	handler := func(w http.ResponseWriter, r *http.Request, e *pdflow.Error) {
 		w.Header().Set("X-Own", "1")
-		pdflow.WriteError(w, r, e)
+		e.Send(w, r)
 	}
 	x := script(t, &fake{}, answer("no JSON"), answer(fromD), pdflow.WithErrorHandler(handler))
 	r := httptest.NewRequest(http.MethodPost, "/v1/completions", strings.NewReader(`{"prompt":"hi"}`))
@@ -318,8 +318,8 @@ func TestAForgottenRequestIsEnded(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var logged bytes.Buffer
-				f := inMemory(t, 0, pdflow.WithStepsLimit(100*time.Millisecond),
-					pdflow.WithLogger(slog.New(slog.NewTextHandler(&logged, nil))))
+				f := inMemory(t, 0, pdflow.WithTimeouts(config.Timeouts{Steps: 100 * time.Millisecond}),
+					logsTo(slog.New(slog.NewTextHandler(&logged, nil))))
 				s, err := f.flow.Begin(context.Background(),
 					&pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`)})
 				require.NoError(t, err)
@@ -450,7 +450,7 @@ func TestStepsSendWhatDoSends(t *testing.T) {
 // The limit for forgotten requests does not run while the host waits for an engine.
 func TestWaitingIsNotForgetting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := inMemory(t, 300*time.Millisecond, pdflow.WithStepsLimit(50*time.Millisecond))
+		f := inMemory(t, 300*time.Millisecond, pdflow.WithTimeouts(config.Timeouts{Steps: 50 * time.Millisecond}))
 		_, resp, err := driveOver(t, begin(t, f.flow, `{"prompt":"hi"}`, nil), f)
 		require.NoError(t, err)
 		_, err = io.ReadAll(resp.Body)

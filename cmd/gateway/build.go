@@ -58,9 +58,9 @@ func build(cfg *configuration, tel *telemetry, log *slog.Logger) (*gateway, erro
 	g := &gateway{log: log, tel: tel}
 	g.cfg.Store(cfg)
 	g.reloading.done(nil)
-	g.budget = pdflow.NewBudget(cfg.gateway.bytesInFlight())
+	g.budget = &pdflow.Budget{Bytes: cfg.gateway.bytesInFlight()}
 	opts := []pdflow.Option{pdflow.WithMaxBody(cfg.gateway.MaxBodyBytes), pdflow.WithBudget(g.budget),
-		pdflow.WithLogger(log), pdflow.WithErrorHandler(writeError)}
+		pdflow.WithErrorHandler(writeError), pdflow.WithTelemetry(pdflow.Telemetry{Logger: log})}
 	if tel.meters != nil {
 		opts = append(opts, pdflow.WithTelemetry(pdflow.Telemetry{MeterProvider: tel.meters}))
 	}
@@ -108,8 +108,7 @@ func (g *gateway) buildModel(ms *modelServer, before []*pool) (*model, error) {
 	}
 	opts := append(g.tel.options(), pdflow.WithBudget(g.budget),
 		pdflow.WithObserver(m.pool.answers()), pdflow.WithObserver(m.recent.observer()),
-		pdflow.WithLogger(m.probes.log),
-		pdflow.WithTelemetry(pdflow.Telemetry{GenAI: cfg.genAI,
+		pdflow.WithTelemetry(pdflow.Telemetry{Logger: m.probes.log, GenAI: cfg.genAI,
 			Attributes: []attribute.KeyValue{attribute.String("gen_ai.request.model", ms.Model())}}))
 	m.flows, err = ms.Flows(recentPicker{picker, m.recent}, &modelserver.FlowOptions{
 		Transport: func(connect time.Duration) http.RoundTripper {

@@ -79,7 +79,7 @@ func failed(ctx context.Context, e *pdflow.Error) {
 // writeError is the mux's writer of errors, which sees each error of a client's request once.
 func writeError(w http.ResponseWriter, r *http.Request, e *pdflow.Error) {
 	failed(r.Context(), e)
-	pdflow.WriteError(w, r, e)
+	e.Send(w, r)
 }
 
 // recentPicker measures how long requests wait for their engines, and remembers each attempt when it ends.

@@ -62,7 +62,7 @@ func build(f *flags, log *slog.Logger, tel *telemetry) (*sidecar, error) {
 		pdflow.WithRetry(config.Retry{MaxAttempts: 1 + f.retries,
 			BackoffBase: f.backoff, BackoffMax: max(f.backoff, 2*time.Second)}),
 		pdflow.WithErrorHandler(writeError),
-		pdflow.WithLogger(log))...)
+		pdflow.WithTelemetry(pdflow.Telemetry{Logger: log}))...)
 	return s, err
 }
 

@@ -229,7 +229,7 @@ func writeError(w http.ResponseWriter, r *http.Request, e *pdflow.Error) {
 	if status != 0 {
 		w = &restated{w, status}
 	}
-	pdflow.WriteError(w, r, e)
+	e.Send(w, r)
 }
 
 // restated writes a response with status in place of the status that it is given.

@@ -78,21 +78,21 @@ func (p pools) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
 func (c *coordinator) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	api := connector.APIOf(r.URL.Path)
 	if api == connector.APIUnknown || r.Method != http.MethodPost {
-		pdflow.WriteError(
-			w, r, &pdflow.Error{Code: pdflow.CodeNotFound, Message: "there is no such path and method here"},
-		)
+		e := &pdflow.Error{Code: pdflow.CodeNotFound, Message: "there is no such path and method here"}
+		e.Send(w, r)
 		return
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if err != nil {
-		pdflow.WriteError(w, r, &pdflow.Error{Code: pdflow.CodeInvalid, Message: "want a body of at most 32 MiB"})
+		e := &pdflow.Error{Code: pdflow.CodeInvalid, Message: "want a body of at most 32 MiB"}
+		e.Send(w, r)
 		return
 	}
 	steps, err := c.flow.Begin(r.Context(), &pdflow.Request{API: api, Header: r.Header, Body: body})
 	if err != nil {
 		e := new(pdflow.Error)
 		errors.As(err, &e)
-		pdflow.WriteError(w, r, e)
+		e.Send(w, r)
 		return
 	}
 	var legs sync.WaitGroup

@@ -104,7 +104,8 @@ const maxBody = 32 << 20
 
 // serve tries two pairs, and answers with the last error if both fail before anything was written.
 func (r *router) serve(c *gin.Context) {
-	c.Header("X-Request-Id", pdflow.RequestID(c.Request.Header)) // errors have it, too
+	in := pdflow.Request{Header: c.Request.Header}
+	c.Header("X-Request-Id", in.ID()) // errors have it, too
 	deadlines := http.NewResponseController(c.Writer)
 	_ = deadlines.SetReadDeadline(time.Now().Add(time.Minute))
 	decoder := json.NewDecoder(http.MaxBytesReader(c.Writer, c.Request.Body, maxBody))
@@ -112,8 +113,8 @@ func (r *router) serve(c *gin.Context) {
 	var body map[string]any
 	if err := decoder.Decode(&body); err != nil || body == nil || decoder.More() {
 		// The deadline stays: it bounds what is left of the body.
-		pdflow.WriteError(c.Writer, c.Request, &pdflow.Error{Code: pdflow.CodeInvalid,
-			Message: "the body must be one JSON object of at most 32 MiB"})
+		e := &pdflow.Error{Code: pdflow.CodeInvalid, Message: "the body must be one JSON object of at most 32 MiB"}
+		e.Send(c.Writer, c.Request)
 		return
 	}
 	_ = deadlines.SetReadDeadline(time.Time{})
@@ -131,7 +132,7 @@ func (r *router) serve(c *gin.Context) {
 			break // another pair would say the same, or nobody waits any more
 		}
 	}
-	pdflow.WriteError(c.Writer, c.Request, fault)
+	fault.Send(c.Writer, c.Request)
 }
 
 // Proxy serves the request over a pair of engines. After an error the caller may try another pair, or write the error,

@@ -173,8 +173,8 @@ func (s *scheduler) rank(r *request, snap *discovery.Snapshot, role discovery.Ro
 func (s *scheduler) ServeHTTP(w http.ResponseWriter, hr *http.Request) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, hr.Body, 32<<20))
 	if err != nil || hr.Method != http.MethodPost {
-		pdflow.WriteError(w, hr, &pdflow.Error{Code: pdflow.CodeInvalid,
-			Message: "want a POST with a body of at most 32 MiB"})
+		e := &pdflow.Error{Code: pdflow.CodeInvalid, Message: "want a POST with a body of at most 32 MiB"}
+		e.Send(w, hr)
 		return
 	}
 	r := &request{tokens: len(body) / 4}
@@ -193,7 +193,7 @@ func (s *scheduler) ServeHTTP(w http.ResponseWriter, hr *http.Request) {
 			break // another pair would say the same, or nobody waits any more
 		}
 	}
-	pdflow.WriteError(w, hr, last)
+	last.Send(w, hr)
 }
 
 // try reserves a pair and runs the request over it. Done tells the post-hooks once how it ended. Do refuses some

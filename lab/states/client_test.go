@@ -220,7 +220,12 @@ func (c *client) read(resp *pdflow.Response) {
 			continue
 		}
 		if err != io.EOF {
-			c.end, c.code = "cut", pdflow.CodeOf(err)
+			c.end = "cut"
+			if e, ok := errors.AsType[*pdflow.Error](err); ok {
+				c.code = e.Code
+			} else {
+				c.code = pdflow.CodeInternal
+			}
 			if n, again := resp.Body.Read(buf); n > 0 || again == nil {
 				c.w.breach("bytes after an error")
 			}

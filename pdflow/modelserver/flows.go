@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/transport"
@@ -162,7 +161,7 @@ func (b *builder) build() (err error) {
 	default:
 		f.reached = f.first
 	}
-	f.Server, err = pdflow.NewSplit(f.Main, other, share)
+	f.Server, err = f.Main.Split(other, share)
 	return err
 }
 
@@ -180,17 +179,16 @@ func (b *builder) flow(c *Connector) (*pdflow.Flow, error) {
 		pdflow.WithUnsupported(c.Spec.Unsupported),
 		pdflow.WithRescue(b.m.Spec.Rescue.perRequest()),
 		pdflow.WithRequestCheckers(b.requestCheckers()...))
-	if c.Spec.Fallback != config.FallbackConnector {
-		opts = append(opts, pdflow.WithFallback(c.Spec.Fallback))
-	}
+	var others []*pdflow.Flow
 	if c.Fallback != nil {
 		next, err := b.flow(c.Fallback)
 		if err != nil {
 			return nil, err
 		}
 		b.flows.next = append(b.flows.next, next)
-		opts = append(opts, pdflow.WithFallbackFlow(next))
+		others = append(others, next)
 	}
+	opts = append(opts, pdflow.WithFallback(c.Spec.Fallback, others...))
 	return pdflow.New(c.KVConnector, b.picker, opts...)
 }
 

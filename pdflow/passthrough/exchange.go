@@ -113,7 +113,7 @@ func (x *exchange) send(to discovery.Endpoint, body *jsonedit.Segments) (*http.R
 		req.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(body.NewReader()), nil }
 		req.Body, _ = req.GetBody()
 	}
-	req.Header = pdflow.EngineHeader(x.r.Header, x.id)
+	req.Header = (&pdflow.Request{Header: x.r.Header, RequestID: x.id}).EngineHeader()
 	x.limit(x.limits.Decode)
 	resp, err := x.engines.Transport.RoundTrip(req)
 	if err != nil {
@@ -234,7 +234,7 @@ func (x *exchange) fault(e *pdflow.Error) *pdflow.Error {
 // lastWords are the last bytes of a response that is cut.
 func (x *exchange) lastWords(e *pdflow.Error) []byte {
 	object := &memory{header: http.Header{}}
-	pdflow.WriteError(object, x.r, e)
+	e.Send(object, x.r)
 	stream := strings.HasPrefix(strings.ToLower(x.w.Header().Get("Content-Type")), "text/event-stream")
 	return cut.Words(object.Bytes(), stream, strings.HasPrefix(x.r.URL.Path, connector.APIMessages.Path()))
 }

@@ -128,7 +128,8 @@ func ask(ctx context.Context, legs http.RoundTripper, url, auth, id string) []js
 	if err != nil {
 		return nil
 	}
-	req.Header = pdflow.EngineHeader(http.Header{"Accept": {"application/json"}}, id)
+	in := pdflow.Request{Header: http.Header{"Accept": {"application/json"}}, RequestID: id}
+	req.Header = in.EngineHeader()
 	if auth != "" {
 		req.Header.Set("Authorization", auth)
 	}

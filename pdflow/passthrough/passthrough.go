@@ -52,11 +52,12 @@ type Options struct {
 	// the handler would not serve without it.
 	Allow func(r *http.Request) bool
 
-	MaxBody      int64                      // bytes; default 32 MiB
-	Budget       *pdflow.Budget             // of the bytes of all bodies; nil: no bound
-	Timeouts     config.Timeouts            // Body, and what Engines.Timeouts leaves open
-	ErrorHandler pdflow.ErrorHandler        // default pdflow.WriteError
-	RequestID    func(*http.Request) string // see pdflow.WithRequestID; default: the client's X-Request-Id
+	MaxBody   int64                      // bytes; default 32 MiB
+	Budget    *pdflow.Budget             // of the bytes of all bodies; nil: no bound
+	Timeouts  config.Timeouts            // Body, and what Engines.Timeouts leaves open
+	RequestID func(*http.Request) string // see pdflow.WithRequestID; default: the client's X-Request-Id
+	// see pdflow.WithErrorHandler; default: pdflow's Error.Send
+	ErrorHandler func(w http.ResponseWriter, r *http.Request, e *pdflow.Error)
 }
 
 // Handler serves, by GET, HEAD, POST and DELETE, the paths below /v1/ and /tokenize, /detokenize, /score, /rerank and
@@ -70,9 +71,10 @@ type Options struct {
 // Authorization. An engine that fails, or takes longer than two seconds, is left out.
 //
 // All else goes to one decode engine of the model that the body names. A body must be one JSON object. The engine gets
-// the client's query, the headers of pdflow.EngineHeader, and the body without transfer members. The client gets the
-// engine's status, Content-Type and body as it comes, or an error in the shape of its API. A redirect is an error. If
-// the engine breaks after the response's head, the response is cut as a flow's is: see [pdflow.Flow.ServeHTTP].
+// the client's query, the header of [pdflow.Request.EngineHeader], and the body without transfer members. The client
+// gets the engine's status, Content-Type and body as it comes, or an error in the shape of its API. A redirect is an
+// error. If the engine breaks after the response's head, the response is cut as a flow's is: see
+// [pdflow.Flow.ServeHTTP].
 type Handler struct {
 	find   func(model string) (*Engines, *pdflow.Error)
 	o      Options
@@ -94,7 +96,7 @@ func New(find func(model string) (*Engines, *pdflow.Error), o *Options) (*Handle
 	}
 	h.o.MaxBody = cmp.Or(h.o.MaxBody, 32<<20)
 	if h.o.ErrorHandler == nil {
-		h.o.ErrorHandler = pdflow.WriteError
+		h.o.ErrorHandler = func(w http.ResponseWriter, r *http.Request, e *pdflow.Error) { e.Send(w, r) }
 	}
 	if h.o.All == nil {
 		h.o.All = func() []*Engines {
@@ -188,10 +190,11 @@ func (h *Handler) budget() (intake.Taker, func()) {
 }
 
 func (h *Handler) requestID(r *http.Request) string {
-	if h.o.RequestID == nil {
-		return pdflow.RequestID(r.Header)
+	in := pdflow.Request{Header: r.Header}
+	if h.o.RequestID != nil {
+		in.Header = http.Header{headerRequestID: {h.o.RequestID(r)}}
 	}
-	return pdflow.RequestID(http.Header{headerRequestID: {h.o.RequestID(r)}})
+	return in.ID()
 }
 
 // fail answers with an error. A client that has left is told nothing: if the handler only returned, net/http would send

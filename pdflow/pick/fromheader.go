@@ -5,6 +5,7 @@ package pick
 import (
 	"cmp"
 	"context"
+	"errors"
 	"net"
 	"net/http"
 	"net/netip"
@@ -105,7 +106,7 @@ func (f *fromHeader) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick,
 	again := in.Attempt > 1 // the header was good at the first attempt, but engines may have left the list since
 	prefill, named, err := f.prefill(in, again)
 	switch {
-	case err != nil && (!in.Single || !again && pdflow.CodeOf(err) == pdflow.CodeInvalid):
+	case err != nil && (!in.Single || !again && errors.Is(err, pdflow.CodeInvalid)):
 		return pdflow.Pick{}, err
 	case in.Single && in.Both && !f.decode.Role.Has(discovery.RoleBoth):
 		return pdflow.Pick{}, &pdflow.Error{Code: pdflow.CodeNoEndpoint,

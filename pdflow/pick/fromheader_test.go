@@ -81,7 +81,7 @@ func TestWithoutTheHeaderDecodeServesAlone(t *testing.T) {
 	}
 	p = pick.FromHeader(sidecarSet(t), localDecode(t), &pick.HeaderOptions{PairOnly: true})
 	_, err := p.Pick(t.Context(), &pdflow.PickInput{})
-	require.Equal(t, pdflow.CodeInvalid, pdflow.CodeOf(err))
+	require.ErrorIs(t, err, pdflow.CodeInvalid)
 }
 
 func TestWhatIsNotListedForPrefillIsRefused(t *testing.T) {
@@ -123,7 +123,7 @@ func TestBeforeTheFirstListNobodyIsRefused(t *testing.T) {
 	_, err := p.Pick(t.Context(), named("10.0.0.1:8000"))
 	require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 	_, err = p.Pick(t.Context(), named("10.0.0.1"))
-	require.Equal(t, pdflow.CodeInvalid, pdflow.CodeOf(err))
+	require.ErrorIs(t, err, pdflow.CodeInvalid)
 }
 
 func TestTheHeaderIsReadAgainstTheLatestList(t *testing.T) {
@@ -133,7 +133,7 @@ func TestTheHeaderIsReadAgainstTheLatestList(t *testing.T) {
 	src.Publish(addressed(t, "p2", "http://10.0.0.2:8000", prefill))
 	require.NoError(t, s.WaitReady(t.Context(), func(s *discovery.Snapshot) bool { return s.Version == 2 }))
 	_, err := p.Pick(t.Context(), named("10.0.0.1:8000"))
-	assert.Equal(t, pdflow.CodeInvalid, pdflow.CodeOf(err))
+	assert.ErrorIs(t, err, pdflow.CodeInvalid)
 	assert.Equal(t, "p2+local", pair(t, p, named("10.0.0.2:8000")))
 
 	// A request that began before is not the client's fault: its pair is gone.
@@ -219,7 +219,7 @@ func TestAnEngineThatCannotExchangeKVIsRefused(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "tp", x.Prefill.ID, "another connector has other rules")
 		_, err = ask(nixl, "tp:8000")
-		require.Equal(t, pdflow.CodeInvalid, pdflow.CodeOf(err))
+		require.ErrorIs(t, err, pdflow.CodeInvalid)
 	}
 
 	// What an engine tells may change between the attempts of a request: then it is as good as gone, and the client is
