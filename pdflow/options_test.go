@@ -46,7 +46,8 @@ func TestPartlySetOptionsKeepTheOtherDefaults(t *testing.T) {
 		"a limit": {[]pdflow.Option{pdflow.WithTimeouts(config.Timeouts{Handoff: time.Second})},
 			time.Second},
 		"none": {[]pdflow.Option{pdflow.WithTimeouts(config.Timeouts{Handoff: config.None})}, 0},
-		"two that leave each other's alone": {[]pdflow.Option{pdflow.WithTimeouts(config.Timeouts{Handoff: time.Second}),
+		"two that leave each other's alone": {[]pdflow.Option{
+			pdflow.WithTimeouts(config.Timeouts{Handoff: time.Second}),
 			pdflow.WithTimeouts(config.Timeouts{Prefill: 5 * time.Second})}, time.Second},
 		"two of the same": {[]pdflow.Option{pdflow.WithTimeouts(config.Timeouts{Handoff: time.Second}),
 			pdflow.WithTimeouts(config.Timeouts{Handoff: 2 * time.Second})}, 2 * time.Second},
@@ -98,6 +99,9 @@ func TestOptionsWithoutTheirValueAreRefused(t *testing.T) {
 	}
 }
 
+// ignores writes no error.
+func ignores(http.ResponseWriter, *http.Request, *pdflow.Error) {}
+
 // A Mux heeds an option or refuses it.
 func TestAMuxHeedsItsOptionsAndRefusesAFlows(t *testing.T) {
 	other, err := pdflow.New(newNIXL(t), pick.New(setOf(t), pick.RoundRobin()))
@@ -108,7 +112,7 @@ func TestAMuxHeedsItsOptionsAndRefusesAFlows(t *testing.T) {
 	}{
 		"WithMaxBody":         {pdflow.WithMaxBody(10), false},
 		"WithBudget":          {pdflow.WithBudget(&pdflow.Budget{Bytes: 10}), false},
-		"WithErrorHandler":    {pdflow.WithErrorHandler(func(http.ResponseWriter, *http.Request, *pdflow.Error) {}), false},
+		"WithErrorHandler":    {pdflow.WithErrorHandler(ignores), false},
 		"WithRequestID":       {pdflow.WithRequestID(func(*http.Request) string { return "" }), false},
 		"a logger":            {logsTo(slog.New(slog.DiscardHandler)), false},
 		"WithObserver":        {pdflow.WithObserver(pdflow.Observer{}), false},
@@ -160,7 +164,8 @@ func TestAnOptionOfTheClientsSideHoldsWhereverItIsGiven(t *testing.T) {
 		refused string // by SetRoutes, for a flow behind a Mux
 	}{
 		"WithMaxBody": {option: pdflow.WithMaxBody(100), observe: status(101), want: "413 body_too_large"},
-		"WithBudget":  {option: pdflow.WithBudget(&pdflow.Budget{Bytes: 2000}), observe: status(2500), want: "503 overloaded"},
+		"WithBudget": {option: pdflow.WithBudget(&pdflow.Budget{Bytes: 2000}), observe: status(2500),
+			want: "503 overloaded"},
 		"WithErrorHandler": {
 			option: pdflow.WithErrorHandler(func(w http.ResponseWriter, _ *http.Request, e *pdflow.Error) {
 				w.WriteHeader(http.StatusTeapot)

@@ -104,7 +104,8 @@ func (b *Body) flow() *Flow {
 // warnOfWriter logs, once for each flow, that middleware hides what a stream needs.
 func (f *Flow) warnOfWriter(missing string) {
 	f.warned.Do(func() {
-		f.opts.telemetry.Logger.Warn("middleware hides methods of the ResponseWriter: streams may be buffered, and clients "+
-			"that read nothing may hold engines; an Unwrap method on its writer helps", slog.String("missing", missing))
+		f.opts.telemetry.Logger.Warn("middleware hides methods of the ResponseWriter: streams may be buffered, and "+
+			"clients that read nothing may hold engines; an Unwrap method on its writer helps",
+			slog.String("missing", missing))
 	})
 }
