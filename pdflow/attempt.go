@@ -54,28 +54,18 @@ type attempt struct {
 	watch      watchdog       // limits the phase that runs
 	begun      [2]bool        // the prefill and the decode leg
 	span       [2]trace.Span  // the same legs'; nil without tracing
-
-	// In one allocation with the attempt:
-	body                        Body      // of D's first response
-	prefillReader, decodeReader legReader // of the legs' bodies, the first time that they are read
 }
 
 func newAttempt(x *exchange, n int, mode Mode, pick *Pick) *attempt {
 	s := connector.NewSession(x.req, x.id, pick.Prefill, pick.Decode)
 	s.Attempt, s.Encode, s.Header = n, pick.Encode, x.header
 	s.SetRanks(pick.PrefillRank, pick.DecodeRank)
-	a := &x.first
-	if x.current.Load() != nil {
-		a = new(attempt)
-	}
-	a.x, a.f, a.s, a.mode, a.isFinal = x, x.f, s, mode, true
-	a.pickDone, a.prefillDone = pick.Done, pick.PrefillDone
-	a.held = x.f.opts.budget.hold()
-	a.twoLegs = pick.Prefill.URL != nil && mode != ModeAggregated
+	a := &attempt{x: x, f: x.f, s: s, mode: mode, isFinal: true, ctx: x.ctx, cancel: x.cancel,
+		pickDone: pick.Done, prefillDone: pick.PrefillDone, held: x.f.opts.budget.hold(),
+		twoLegs: pick.Prefill.URL != nil && mode != ModeAggregated}
 	if lease := x.f.traits.Handoff.Lease; lease > 0 && a.twoLegs {
 		a.leaseUntil(s.CreatedAt.Add(lease))
 	}
-	a.ctx, a.cancel = x.ctx, x.cancel
 	a.watch.born, a.watch.owner = s.CreatedAt, a
 	a.out = Outcome{Session: s, Connector: x.f.name, Mode: mode, Prefill: LegOutcome{Leg: LegPrefill},
 		Decode: LegOutcome{Leg: LegDecode}}

@@ -41,11 +41,10 @@ type Body struct {
 	x     *exchange  // a's
 	outer *exchange  // the first of the exchanges that fell back until this flow served; see exchange.inner
 
-	status   int
-	header   http.Header
-	mode     Mode
-	sse      bool
-	response Response // what the caller gets
+	status int
+	header http.Header
+	mode   Mode
+	sse    bool
 
 	resp       io.Closer
 	waits      waiter    // resp, if it can wait without a buffer; nil where src, but for faults, may hold parts
@@ -77,11 +76,7 @@ type Body struct {
 }
 
 func newBody(a *attempt, resp *http.Response) *Body {
-	b := &a.body
-	if b.a != nil {
-		b = new(Body)
-	}
-	b.a, b.x, b.status, b.mode, b.resp, b.src = a, a.x, resp.StatusCode, a.mode, resp.Body, resp.Body
+	b := &Body{a: a, x: a.x, status: resp.StatusCode, mode: a.mode, resp: resp.Body, src: resp.Body}
 	b.sse = strings.HasPrefix(strings.ToLower(resp.Header.Get("Content-Type")), "text/event-stream")
 	b.unframed = resp.ContentLength < 0 && len(resp.TransferEncoding) == 0
 	b.guarded = a.x.req.API.Guarded()

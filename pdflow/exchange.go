@@ -28,7 +28,6 @@ type exchange struct {
 	cancel context.CancelCauseFunc
 	over   error // why no further attempt may run, by a shutdown or Close; with ctx and cancel under Flow.live's lock
 	call
-	ids    [1]string // the request's id, as a header's value
 	start  time.Time
 	api    connector.API // the client's; a rescue sends completions
 	beside *attempt      // of a hedged prefill: the first, while the second begins
@@ -47,9 +46,6 @@ type exchange struct {
 
 	phase   atomic.Uint32
 	current atomic.Pointer[attempt]
-	first   attempt   // in one allocation with the exchange; it is current, or was
-	asked   bool      // input is taken
-	input   PickInput // of the first pick
 	ended   bool
 
 	next, prev *exchange // in Flow.live
@@ -63,7 +59,7 @@ var (
 )
 
 func newExchange(ctx context.Context, f *Flow, c *call) *exchange {
-	x := &exchange{f: f, client: ctx, call: *c, ids: [1]string{c.id}, start: time.Now(), api: c.req.API}
+	x := &exchange{f: f, client: ctx, call: *c, start: time.Now(), api: c.req.API}
 	if x.door == nil {
 		x.door = f.door
 	}
@@ -280,12 +276,7 @@ func (x *exchange) pick(ctx context.Context, n int, mode Mode, p *Pick) *Error {
 		*p = *x.given
 		return nil
 	}
-	in := &x.input
-	if x.asked {
-		in = new(PickInput) // the picker may have kept the other
-	}
-	x.asked = true
-	*in = PickInput{Request: x.req, Header: x.header, RequestID: x.id, Attempt: n, Avoid: x.avoid,
+	in := &PickInput{Request: x.req, Header: x.header, RequestID: x.id, Attempt: n, Avoid: x.avoid,
 		Single: mode != ModeDisaggregated, Connector: x.f.conn}
 	if x.f.traits.Ending.PrefillFinishes {
 		in.Avoid = slices.Concat(x.avoid, x.f.runningOn.full())

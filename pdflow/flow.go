@@ -335,8 +335,7 @@ func (f *Flow) do(ctx context.Context, c *call) (resp *Response, e *Error) {
 		x.end(e)
 		return nil, e
 	}
-	body.response = Response{Status: body.status, Header: body.header, Body: body, Mode: body.mode, RequestID: c.id}
-	return &body.response, nil
+	return &Response{Status: body.status, Header: body.header, Body: body, Mode: body.mode, RequestID: c.id}, nil
 }
 
 // Shutdown takes no new requests, waits for those in flight and for prefill legs that run on

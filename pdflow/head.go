@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"unsafe"
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/internal/resume"
@@ -135,6 +134,3 @@ func (b *Body) significant() []byte {
 	}
 	return b.buf[:b.n]
 }
-
-// view reads bytes as a string for gjson without a copy; the bytes must not change meanwhile.
-func view(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }

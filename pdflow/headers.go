@@ -59,7 +59,7 @@ func fillEngineHeader(h, client http.Header, requestID, more []string) {
 
 // fillHeader fills the header of one leg. Each leg has its own, since round trippers set headers in place.
 func (x *exchange) fillHeader(h http.Header, edits []connector.HeaderEdit) {
-	fillEngineHeader(h, x.header, x.ids[:], x.f.opts.forward)
+	fillEngineHeader(h, x.header, []string{x.id}, x.f.opts.forward)
 	h["Content-Type"] = jsonType
 	for _, e := range edits {
 		h[http.CanonicalHeaderKey(e.Name)] = []string{e.Value}
@@ -98,17 +98,11 @@ func requestIDs(client http.Header) []string {
 	return newIDs()
 }
 
-// newIDs makes an id as a header's value, in one allocation with its text.
+// newIDs makes an id as a header's value.
 func newIDs() []string {
 	var b [16]byte
 	_, _ = rand.Read(b[:])
-	id := new(struct {
-		text   [2 * len(b)]byte
-		values [1]string
-	})
-	hex.Encode(id.text[:], b[:])
-	id.values[0] = view(id.text[:])
-	return id.values[:]
+	return []string{hex.EncodeToString(b[:])}
 }
 
 const idBytes = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:"

@@ -56,19 +56,8 @@ func (a *attempt) request(ctx context.Context, ep discovery.Endpoint, leg *conne
 		r.Body, _ = r.GetBody()
 		return r, text, nil
 	}
-	r.Body = text.reader(a.reader(o.Leg))
+	r.Body, _ = text.open()
 	return r, text, nil
-}
-
-// reader is memory for a leg's reader, which lies in the attempt the first time.
-func (a *attempt) reader(leg LegKind) *legReader {
-	switch {
-	case leg == LegPrefill && a.prefillReader.t == nil:
-		return &a.prefillReader
-	case leg == LegDecode && a.decodeReader.t == nil:
-		return &a.decodeReader
-	}
-	return new(legReader)
 }
 
 // smallBody is up to what size a leg's body is put together in one piece: round trippers send that together with its
@@ -81,7 +70,7 @@ const smallBody = 4 << 10
 type legText struct {
 	jsonedit.Segments
 	unread atomic.Int32                  // readers that are not at their end
-	open   func() (io.ReadCloser, error) // openNext, as a value that is made once
+	open   func() (io.ReadCloser, error) // reader, as a value that is made once
 	req    http.Request
 	url    url.URL
 	header http.Header
@@ -89,18 +78,14 @@ type legText struct {
 
 var legTexts = sync.Pool{New: func() any {
 	t := &legText{header: make(http.Header, 8)}
-	t.open = t.openNext
+	t.open = t.reader
 	return t
 }}
 
-func (t *legText) openNext() (io.ReadCloser, error) { return t.reader(new(legReader)), nil }
-
-// reader begins to read the text with r, whose memory serves no other leg: net/http looks at a reader once more when it
-// is at its end.
-func (t *legText) reader(r *legReader) *legReader {
+// reader begins to read the text. A reader serves once: net/http looks at it again when it is at its end.
+func (t *legText) reader() (io.ReadCloser, error) {
 	t.unread.Add(1)
-	r.t, r.Reader = t, *t.NewReader()
-	return r
+	return &legReader{t: t, Reader: *t.NewReader()}, nil
 }
 
 // over follows the end of sending, after which nobody opens the text again. t may be nil.
@@ -120,11 +105,7 @@ func (t *legText) leave() (body func() (io.ReadCloser, error)) {
 	}
 	whole := t.AppendTo(nil)
 	t.over()
-	return func() (io.ReadCloser, error) {
-		r := new(wholeBody)
-		r.Reset(whole)
-		return r, nil
-	}
+	return func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(whole)), nil }
 }
 
 type legReader struct {
@@ -151,11 +132,6 @@ func (r *legReader) noteEnd(moved bool) {
 }
 
 func (*legReader) Close() error { return nil }
-
-// wholeBody is a body in one piece.
-type wholeBody struct{ bytes.Reader }
-
-func (*wholeBody) Close() error { return nil }
 
 // prefill runs the prefill leg until its response is read and known to be good.
 func (a *attempt) prefill() (*connector.PrefillResult, *Error) {

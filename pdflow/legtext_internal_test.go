@@ -90,12 +90,4 @@ func TestALegsMemoryHoldsNothingOfTheLastRequest(t *testing.T) {
 	require.Zero(t, text.url)
 	require.Equal(t, http.Request{}, text.req)
 	require.Zero(t, text.Len())
-
-	// The first reader lies in the attempt. Another one that is asked for has memory of its own.
-	again, text, e := a.request(ctx, to, connector.NewLeg(req), &LegOutcome{Leg: LegPrefill})
-	require.Nil(t, e)
-	require.Same(t, &a.prefillReader, first)
-	require.NotSame(t, first, again.Body)
-	text.over() // keeps its memory, which nobody has read
-	require.Equal(t, "Bearer mine", again.Header.Get("Authorization"))
 }

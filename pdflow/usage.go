@@ -24,7 +24,7 @@ func (a *attempt) prefillUsage(p *connector.PrefillResult) {
 	paths := a.x.req.API.Usage()
 	member, _, _ := strings.Cut(paths.Prompt, ".")
 	raw, _ := p.Field(member)
-	a.out.KVTokens, a.out.Usage.Cached = count(view(raw), paths.Prompt), count(view(raw), paths.Cached)
+	a.out.KVTokens, a.out.Usage.Cached = count(string(raw), paths.Prompt), count(string(raw), paths.Cached)
 }
 
 // decodeUsage notes what D says at the end of its response.

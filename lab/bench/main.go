@@ -27,6 +27,7 @@ func main() {
 	only := flag.String("only", "", "run only the scenarios whose name contains this")
 	peersDir := flag.String("peers", "", "folder of other gateways to be measured, too: "+
 		"where peers/install.sh has installed them, .tools/peers")
+	before := flag.String("before", "", "a gateway's program: in minimal's place, to see what a change costs")
 	flag.Parse()
 
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -35,17 +36,17 @@ func main() {
 	if *quick {
 		pace = short
 	}
-	if err := run(ctx, pace, *selfcheck, *peersDir, *only, *out); err != nil {
+	if err := run(ctx, pace, *selfcheck, *peersDir, *only, *before, *out); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
 }
 
 // run runs the whole benchmark. It returns an error that says why the result is bad, or why there is none.
-func run(ctx context.Context, p pace, selfcheck bool, peersDir, only, out string) (err error) {
+func run(ctx context.Context, p pace, selfcheck bool, peersDir, only, before, out string) (err error) {
 	start := time.Now()
-	if selfcheck && peersDir != "" {
-		return errors.New("-selfcheck compares minimal with itself: leave -peers out")
+	if selfcheck && peersDir+before != "" {
+		return errors.New("-selfcheck compares minimal with itself: leave -peers and -before out")
 	}
 	peers, err := findPeers(peersDir)
 	if err != nil {
@@ -61,7 +62,7 @@ func run(ctx context.Context, p pace, selfcheck bool, peersDir, only, out string
 	if selfcheck {
 		r, err = l.checkItself(ctx, only)
 	} else {
-		r, err = l.measureAll(ctx, peers, only)
+		r, err = l.measureAll(ctx, peers, only, before)
 	}
 	if err != nil {
 		return err

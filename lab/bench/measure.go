@@ -13,8 +13,8 @@ import (
 )
 
 // measureAll compares the gateway with minimal in every figure that the project has a target for, and peers with
-// minimal in the same slices.
-func (l *lab) measureAll(ctx context.Context, peers []peer, only string) (*report, error) {
+// minimal in the same slices. If before is not "", it is the program of an earlier gateway, and takes minimal's place.
+func (l *lab) measureAll(ctx context.Context, peers []peer, only, before string) (*report, error) {
 	gatewayBinary, err := l.build(ctx, gatewayPackage)
 	if err != nil {
 		return nil, err
@@ -28,6 +28,9 @@ func (l *lab) measureAll(ctx context.Context, peers []peer, only string) (*repor
 	}
 	gatewayRecipe := l.gateway(gatewayBinary, "gateway", l.engines)
 	minimalRecipe := l.minimal(minimalBinary, "minimal")
+	if before != "" {
+		minimalRecipe = l.gateway(before, "before", l.engines)
+	}
 	contenders, err := l.contenders(ctx, peers)
 	if err != nil {
 		return nil, err

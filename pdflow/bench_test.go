@@ -10,7 +10,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -212,52 +211,4 @@ func ownFlow(b testing.TB) *pdflow.Flow {
 	flow := benchFlowOver(b, wireStub(b, prefillResponse), wireStub(b, decodeResponse))
 	b.Cleanup(func() { require.NoError(b, flow.Shutdown(context.Background())) })
 	return flow
-}
-
-// The budget of a 2 KB request over pdkit's transport: 32 allocations and 11.5 KB. docs/performance.md lists them.
-func TestAllocationsOfARequestOverTheOwnTransport(t *testing.T) {
-	if raceDetector {
-		t.Skip("pools give less back under the race detector; test.sh's step bench runs this without it")
-	}
-	flow := ownFlow(t)
-	body := body2KB()
-	own := testing.AllocsPerRun(50, func() { _ = request2KB(body) })
-	all := testing.AllocsPerRun(200, func() { flow.ServeHTTP(&discard{http.Header{}}, request2KB(body)) })
-	require.Greater(t, all, own)
-	require.LessOrEqual(t, all-own, 32.0)
-	bytes := bytesPerRun(func() { flow.ServeHTTP(&discard{http.Header{}}, request2KB(body)) })
-	require.LessOrEqual(t, bytes-bytesPerRun(func() { _ = request2KB(body) }), 11.5*1024)
-}
-
-// The budget of a 2 KB request: 51 allocations and 18 KB, the stubs' own subtracted.
-func TestAllocationsOfARequest(t *testing.T) {
-	flow := benchFlow(t)
-	body := body2KB()
-	own := testing.AllocsPerRun(50, func() { benchStubs(body) })
-	all := testing.AllocsPerRun(50, func() { flow.ServeHTTP(&discard{http.Header{}}, request2KB(body)) })
-	require.Greater(t, all, own)
-	if !raceDetector { // pools give less back under it
-		require.LessOrEqual(t, all-own, 51.0)
-	}
-	if raceDetector {
-		t.Log("bytes are not held under the race detector; test.sh's step bench holds them without it")
-		return
-	}
-
-	stubBytes := bytesPerRun(func() { benchStubs(body) })
-	bytesAll := bytesPerRun(func() { flow.ServeHTTP(&discard{http.Header{}}, request2KB(body)) })
-	require.Greater(t, bytesAll, stubBytes)
-	require.LessOrEqual(t, bytesAll-stubBytes, 18.0*1024)
-}
-
-// bytesPerRun is what a call allocates, in bytes.
-func bytesPerRun(f func()) float64 {
-	const runs = 200
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	for range runs {
-		f()
-	}
-	runtime.ReadMemStats(&after)
-	return float64(after.TotalAlloc-before.TotalAlloc) / runs
 }
