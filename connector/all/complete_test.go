@@ -19,7 +19,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// Every connector runs the conformance suite, golden exchanges and fuzzing, and is measured against the connector http.
+// Every connector runs the conformance suite, golden exchanges and fuzzing.
 func TestEveryConnectorIsTestedAlike(t *testing.T) {
 	for _, name := range connector.Names() {
 		dir := folder(t, name)
@@ -31,11 +31,8 @@ func TestEveryConnectorIsTestedAlike(t *testing.T) {
 			require.NoError(t, err)
 			all.Write(raw)
 		}
-		for _, call := range []string{"connectortest.Run(", "connectortest.Golden(", "connectortest.Fuzz(",
-			"connectortest.BenchmarkLegs(", "connectortest.LegBudget("} {
-			if name != "http" || !strings.Contains(call, "Leg") { // which is what the others are measured against
-				assert.Positive(t, strings.Count(all.String(), call), "the tests of connector/%s have no %s", dir, call)
-			}
+		for _, call := range []string{"connectortest.Run(", "connectortest.Golden(", "connectortest.Fuzz("} {
+			assert.Positive(t, strings.Count(all.String(), call), "the tests of connector/%s have no %s", dir, call)
 		}
 	}
 }

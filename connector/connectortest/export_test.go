@@ -35,6 +35,3 @@ func DoesNotApply(err error) bool {
 
 // CheckGolden plays one golden file.
 var CheckGolden = checkGolden
-
-// RaceDetector says that allocations are not counted.
-const RaceDetector = raceDetector

@@ -6,29 +6,30 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/connectortest"
-	"github.com/pdkit/pdkit/connector/nixl"
+	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
-// setups are the connectors that the benchmark measures: the plain one, and one with bidirectional at a conversation's
-// first turn.
-func setups(t testing.TB) []connectortest.Measured {
-	t.Helper()
-	s := session(t, connector.APIChat, connectortest.Chat2KB())
-	response := connectortest.Response{Handoff: strings.Replace(good, "[13,14]", connectortest.Blocks2KB(), 1)}
-	s.Header = http.Header{"X-Session-Id": {"talk-1"}}
-	talk, err := nixl.New(&nixl.Options{Bidirectional: true})
-	require.NoError(t, err)
-	return []connectortest.Measured{
-		{Connector: open(t, nil), Session: s, Response: response},
-		{Name: "nixl/bidirectional", Connector: talk, Session: s, Response: response},
+// BenchmarkLegs is what the flow asks of the connector for both legs of a chat of 2 KB, with P's response of 32 blocks.
+func BenchmarkLegs(b *testing.B) {
+	c := open(b, nil)
+	s := session(b, connector.APIChat, `{"model":"m","messages":[{"role":"user","content":"`+
+		strings.Repeat("word ", 390)+`"}],"max_tokens":64,"temperature":0,"stream":true}`)
+	blocks := strings.TrimSuffix(strings.Repeat("1000,", 32), ",")
+	p := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{"choices":[],"kv_transfer_params":`+
+		strings.Replace(good, "[13,14]", "["+blocks+"]", 1)+`}`), time.Now())
+	var body jsonedit.Segments
+	b.ReportAllocs()
+	for b.Loop() {
+		prefill := connector.NewPrefillLeg(s.Request, c.Traits())
+		require.NoError(b, c.Prefill(b.Context(), s, prefill))
+		require.NoError(b, prefill.Splice(&body))
+		decode := connector.NewLeg(s.Request)
+		require.NoError(b, c.Decode(b.Context(), s, p, decode))
+		require.NoError(b, decode.Splice(&body))
 	}
 }
-
-func BenchmarkLegs(b *testing.B) { connectortest.BenchmarkLegs(b, setups(b)...) }
-
-func TestLegBudget(t *testing.T) { connectortest.LegBudget(t, setups(t)...) }

@@ -14,7 +14,6 @@ import (
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/relay"
@@ -166,21 +165,3 @@ func TestLaunchSettings(t *testing.T) {
 	assert.JSONEq(t, `{"kv_connector":"HouseConnector","kv_role":"kv_consumer",`+
 		`"kv_connector_extra_config":{"port":7000}}`, out.KVTransfer.JSON())
 }
-
-// setups are the connectors that the benchmark measures.
-func setups(t testing.TB) []connectortest.Measured {
-	t.Helper()
-	s := session(t, connectortest.Chat2KB())
-	params := `{"uuid":1,"remote_block_ids":` + connectortest.Blocks2KB() + `,"remote_host":"h","remote_port":"1"}`
-	return []connectortest.Measured{
-		{Connector: open(t, "relay", `{"required":{"uuid":"integer","remote_block_ids":"list"}}`), Session: s,
-			Response: connectortest.Response{Handoff: params}},
-		{Name: "relay/header", Connector: open(t, "relay", `{"header":"X-KV-Ticket"}`), Session: s,
-			Response: connectortest.Response{Handoff: "t-17"}},
-		{Connector: open(t, "tpu", ``), Session: s, Response: connectortest.Response{Handoff: params}},
-	}
-}
-
-func BenchmarkLegs(b *testing.B) { connectortest.BenchmarkLegs(b, setups(b)...) }
-
-func TestLegBudget(t *testing.T) { connectortest.LegBudget(t, setups(t)...) }

@@ -108,20 +108,3 @@ func TestTheSettleTimeIsWaitedBetweenTheLegs(t *testing.T) {
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	done(nil)
 }
-
-// setups are the connectors that the benchmark measures.
-func setups(t testing.TB) []connectortest.Measured {
-	t.Helper()
-	r, err := connector.ParseRequest(connector.APIChat, []byte(connectortest.Chat2KB()))
-	require.NoError(t, err)
-	s := connector.NewSession(r, "r-1", discovery.Endpoint{}, discovery.Endpoint{})
-	var all []connectortest.Measured
-	for _, name := range names {
-		all = append(all, connectortest.Measured{Connector: open(t, name, ``), Session: s})
-	}
-	return all
-}
-
-func BenchmarkLegs(b *testing.B) { connectortest.BenchmarkLegs(b, setups(b)...) }
-
-func TestLegBudget(t *testing.T) { connectortest.LegBudget(t, setups(t)...) }
