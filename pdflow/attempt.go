@@ -12,9 +12,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.opentelemetry.io/otel/trace"
-
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/pdflow/internal/legs"
+	"github.com/pdkit/pdkit/pdflow/internal/live"
+	"github.com/pdkit/pdkit/pdflow/internal/rescue"
+	"github.com/pdkit/pdkit/pdflow/internal/telemetry"
 )
 
 // attempt is one session: one try of an exchange at one pair.
@@ -35,38 +37,37 @@ type attempt struct {
 	expires    atomic.Int64 // end of the lease, Unix nanoseconds, for operators
 	wait       func(context.Context) (connector.Event, error)
 	done       func(error)
-	race       *race          // with a second attempt whose prefill runs beside this one's; nil otherwise
-	rendezvous *rendezvous    // of two legs that are sent together; nil otherwise
-	pEnded     chan struct{}  // closed when a prefill that runs beside D has ended; nil if nobody waits for that
-	place      *rescuePlace   // where the attempt is to go on with a stream; nil otherwise
-	own        *ownLeg        // P's leg, where it may run on after the attempt; nil otherwise
-	pGiven     chan struct{}  // of two legs that a host sends together: closed when it has P's
-	sent       bool           // D has got the request, or may have; known when its leg has ended
-	unblocked  bool           // both engines have refused the request, and P waits for nothing any more
-	unread     bool           // D has refused the request, and P keeps what it has for it
-	twoLegs    bool           // P takes part
-	asked      bool           // the flow, and not the client, asked for the stream's usage
-	beside     bool           // P runs beside D
-	isFinal    bool           // no further attempt follows
-	over       bool           // end was called
-	held       *holding       // bytes of the responses of P and of encode engines
-	bg         sync.WaitGroup // legs that run beside the one the caller waits for
-	watch      watchdog       // limits the phase that runs
-	begun      [2]bool        // the prefill and the decode leg
-	span       [2]trace.Span  // the same legs'; nil without tracing
+	race       *race             // with a second attempt whose prefill runs beside this one's; nil otherwise
+	rendezvous *legs.Rendezvous  // of two legs that are sent together; nil otherwise
+	pEnded     chan struct{}     // closed when a prefill that runs beside D has ended; nil if nobody waits for that
+	place      *rescue.Place     // where the attempt is to go on with a stream; nil otherwise
+	own        *ownLeg           // P's leg, where it may run on after the attempt; nil otherwise
+	pGiven     chan struct{}     // of two legs that a host sends together: closed when it has P's
+	sent       bool              // D has got the request, or may have; known when its leg has ended
+	unblocked  bool              // both engines have refused the request, and P waits for nothing any more
+	unread     bool              // D has refused the request, and P keeps what it has for it
+	twoLegs    bool              // P takes part
+	asked      bool              // the flow, and not the client, asked for the stream's usage
+	beside     bool              // P runs beside D
+	isFinal    bool              // no further attempt follows
+	over       bool              // end was called
+	held       *holding          // bytes of the responses of P and of encode engines
+	bg         sync.WaitGroup    // legs that run beside the one the caller waits for
+	watch      live.Watchdog     // limits the phase that runs
+	legs       [2]*telemetry.Leg // the prefill and the decode leg, while they run
 }
 
 func newAttempt(x *exchange, n int, mode Mode, pick *Pick) *attempt {
 	s := connector.NewSession(x.req, x.id, pick.Prefill, pick.Decode)
 	s.Attempt, s.Encode, s.Header = n, pick.Encode, x.header
 	s.SetRanks(pick.PrefillRank, pick.DecodeRank)
-	a := &attempt{x: x, f: x.f, s: s, mode: mode, isFinal: true, ctx: x.ctx, cancel: x.cancel,
+	a := &attempt{x: x, f: x.f, s: s, mode: mode, isFinal: true, ctx: x.life.Context, cancel: x.life.Cancel,
 		pickDone: pick.Done, prefillDone: pick.PrefillDone, held: x.f.opts.budget.hold(),
 		twoLegs: pick.Prefill.URL != nil && mode != ModeAggregated}
 	if lease := x.f.traits.Handoff.Lease; lease > 0 && a.twoLegs {
 		a.leaseUntil(s.CreatedAt.Add(lease))
 	}
-	a.watch.born, a.watch.owner = s.CreatedAt, a
+	a.watch.Init(a.expire)
 	a.out = Outcome{Session: s, Connector: x.f.name, Mode: mode, Prefill: LegOutcome{Leg: LegPrefill},
 		Decode: LegOutcome{Leg: LegDecode}}
 	x.current.Store(a)
@@ -127,8 +128,8 @@ func (a *attempt) prepare() *Error {
 		return nil
 	}
 	a.x.phase.Store(phasePrepare)
-	a.watch.limit(a.f.limits.Prefill)
-	defer a.watch.relax()
+	a.watch.Limit(a.f.limits.Prefill)
+	defer a.watch.Relax()
 	ctx, done := a.step(a.ctx, "prepare", a.s.Prefill.ID)
 	e := a.prepareBy(ctx)
 	done(e)
@@ -210,7 +211,7 @@ func (a *attempt) expire() { a.cancel(errPhaseTimeout) }
 
 // clean lets the connector free what a failed attempt left behind.
 func (a *attempt) clean(e *Error) {
-	ctx, stop := a.f.briefly(context.WithoutCancel(a.x.base))
+	ctx, stop := a.f.briefly(context.WithoutCancel(a.x.life.Base))
 	defer stop()
 	ctx, done := a.step(ctx, "cleanup", "")
 	done(a.guard("", "cleanup", func() error { return a.f.cleaner.Clean(ctx, a.s, e, a.caller(ctx)) }))
@@ -234,13 +235,13 @@ func (a *attempt) end(e *Error) {
 	} else {
 		a.awaitPrefillEnd()
 	}
-	a.watch.stop()
+	a.watch.Stop()
 	a.cancel(cause)
 	a.bg.Wait()
 	unblock := a.unblocking()
 	a.leavePrefill(unblock)
 	if unblock != nil && !a.out.PrefillRuns && a.out.Prefill.Status/100 == 4 {
-		a.unblocked = unblock(a.x.base) // the attempt's own context is over
+		a.unblocked = unblock(a.x.life.Base) // the attempt's own context is over
 	}
 	defer a.held.release()
 	if a.done != nil {
@@ -249,12 +250,12 @@ func (a *attempt) end(e *Error) {
 	a.out.Err, a.out.Final = e, a.isFinal
 	a.out.Usage.Input = cmp.Or(a.out.Usage.Input, a.out.KVTokens) // here, since both legs' counts may come at once
 	if a.out.Orphan = e != nil && a.orphaned(); a.out.Orphan {
-		a.f.tel.orphaned(a)
+		a.x.tel.Orphaned()
 	}
 	if e != nil && a.f.cleaner != nil && a.twoLegs {
 		a.clean(e)
 	}
-	a.f.tel.sessionEnded(a)
+	a.recordEnd()
 	_ = a.guard("", "done", func() error {
 		if a.pickDone != nil {
 			a.pickDone(&a.out)

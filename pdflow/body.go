@@ -3,7 +3,6 @@
 package pdflow
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -19,86 +18,98 @@ import (
 	"github.com/pdkit/pdkit/internal/resume"
 	"github.com/pdkit/pdkit/internal/sse"
 	"github.com/pdkit/pdkit/internal/verdict"
+	"github.com/pdkit/pdkit/pdflow/internal/stream"
 )
 
-// streamBuffer is one read of a response, in bytes. It is held as long as the response runs, but not while a stream
-// waits for its next part (see Body.wait).
-const streamBuffer = 4 << 10
-
-// bulkBuffer is one read of a response that comes faster than it is passed on: each read then saves a write, too.
-const bulkBuffer = 32 << 10
-
-var (
-	buffers     = sync.Pool{New: func() any { return new([streamBuffer]byte) }}
-	bulkBuffers = sync.Pool{New: func() any { return new([bulkBuffer]byte) }}
-)
-
-// Body is a response on its way: what was read while the head was awaited, then the engine's bytes. One goroutine reads
-// it. Close may be called by any, also while a Read waits, and more than once.
+// Body is a response on its way. One goroutine reads it. Close may be called by any, also while a Read waits, and more
+// than once.
 type Body struct {
-	mu    sync.Mutex // held by what reads and by what closes
-	a     *attempt   // the last, of a stream that was rescued
-	x     *exchange  // a's
-	outer *exchange  // the first of the exchanges that fell back until this flow served; see exchange.inner
+	mu    sync.Mutex     // held by what reads and by what closes
+	a     *attempt       // the last, of a stream that was rescued
+	x     *exchange      // a's
+	outer *exchange      // the first of the exchanges that fell back until this flow served; see exchange.inner
+	s     *stream.Stream // a's response; nil if the caller passes it on by itself
 
 	status int
 	header http.Header
-	mode   Mode
 	sse    bool
 
-	resp       io.Closer
-	waits      waiter    // resp, if it can wait without a buffer; nil where src, but for faults, may hold parts
-	src        io.Reader // the engine's bytes, rewritten if the connector asks for it
-	withheld   sse.Withheld
-	faults     sse.Faults
-	pooled     *[streamBuffer]byte
-	bulk       *[bulkBuffer]byte
-	full       bool // the last read filled the buffer
-	smallReads int  // reads since one filled streamBuffer
-	buf        []byte
-	n          int    // bytes of head in buf
-	judged     int    // how much of the head has been looked at
-	first      []byte // the first event with content; once Read has begun, what it has not taken yet
-	known      bool   // the first event with content is in the head
-	eof        bool
-	err        *Error
-	closed     bool
-	tail       verdict.Tail
-	guarded    bool // marks are looked for
-	unframed   bool // nothing but the connection's end tells the response's
-
-	received int64
-
-	tokens *resume.Stream // not nil: the stream can be rescued
-
-	steps *Steps // not nil: the caller sends the legs
-	relay bool   // the caller passes the response on by itself
+	rest   []byte // of a piece, which Read has not taken yet
+	err    *Error
+	whole  bool // the caller has passed on all of it
+	closed bool
+	steps  *Steps // not nil: the caller sends the legs
 }
 
 func newBody(a *attempt, resp *http.Response) *Body {
-	b := &Body{a: a, x: a.x, status: resp.StatusCode, mode: a.mode, resp: resp.Body, src: resp.Body}
+	b := &Body{a: a, x: a.x, status: resp.StatusCode}
 	b.sse = strings.HasPrefix(strings.ToLower(resp.Header.Get("Content-Type")), "text/event-stream")
-	b.unframed = resp.ContentLength < 0 && len(resp.TransferEncoding) == 0
-	b.guarded = a.x.req.API.Guarded()
-	stop := a.f.traits.Ending.FailureStop
-	if stop != "" && a.x.req.StopsAt(stop) {
-		stop = "" // the end that the client asked for
+	c := a.reading(b)
+	b.header = responseHeader(resp, b.sse, c.Rewrite != nil, a.x.door.own)
+	if c.Length = resp.ContentLength; b.header["Content-Length"] == nil {
+		c.Length = -1
 	}
-	b.tail = verdict.NewTail(b.sse, stop)
-	rewritten := b.rewrite(a)
-	b.header = responseHeader(resp, b.sse, rewritten, a.x.door.own)
-	length := resp.ContentLength
-	if b.header["Content-Length"] == nil {
-		length = -1
-	}
-	b.withhold(length)
-	b.follow()
-	b.pooled = buffers.Get().(*[streamBuffer]byte)
-	b.buf = b.pooled[:]
-	if b.sse && a.x.door.steps == nil && !rewritten && b.tokens == nil {
-		b.waits, _ = resp.Body.(waiter)
-	}
+	b.s = stream.Open(resp, c)
 	return b
+}
+
+// reading says how decode's response is read.
+func (a *attempt) reading(b *Body) stream.Config {
+	api := a.x.req.API
+	c := stream.Config{Events: b.sse, Guarded: api.Guarded(), FailureStop: a.failureStop(), Deciding: a.deciding(),
+		Shared: a.x.door.steps != nil, Withheld: a.f.withheld, Rewrite: a.changes(b.sse, b.status),
+		Fault: func(data []byte) []byte { return errorObject(api, b.erroneous(data)) }, Usage: b.usage}
+	if c.Withheld != nil {
+		c.Depth = c.Withheld.Depth
+		if b.sse && api == connector.APIResponses {
+			c.Depth++ // a stream's last event has the response
+		}
+	}
+	if r := a.x.rescue; r != nil && b.sse && b.status == http.StatusOK {
+		c.Resume = r.follow(a)
+	}
+	return c
+}
+
+// failureStop is the stop_reason with which decode gives up, "" if it is the end that the client asked for.
+func (a *attempt) failureStop() string {
+	if stop := a.f.traits.Ending.FailureStop; stop != "" && !a.x.req.StopsAt(stop) {
+		return stop
+	}
+	return ""
+}
+
+// deciding reports whether decode's response decides if a prefill is needed.
+func (a *attempt) deciding() bool { return a.f.order == connector.DecodeFirst && a.p.Load() == nil }
+
+// usage notes what the response's end says, whichever attempt it is of.
+func (b *Body) usage(end []byte) { b.a.decodeUsage(end) }
+
+// readHead reads until it is known that the client may be served with the response.
+func (b *Body) readHead(ctx context.Context) *Error {
+	err := b.s.Head()
+	if err == nil {
+		return nil
+	}
+	if f, ok := errors.AsType[*stream.Failure](err); !ok {
+		return b.a.sendError(ctx, LegDecode, "response", err)
+	} else if f.Event != nil {
+		return b.erroneous(f.Event)
+	}
+	return b.failed(CodeDecodeFailed, err.Error())
+}
+
+// erroneous is an error event, as it would be without a stream.
+func (b *Body) erroneous(data []byte) *Error {
+	e := b.failed(CodeDecodeFailed, "the decode engine reported an error instead of a response")
+	e.Status = 500
+	e.engine = &engineError{status: 500, said: verdict.FaultOf(data, b.a.isHost)}
+	return e
+}
+
+func (b *Body) failed(code Code, message string) *Error {
+	return &Error{Code: code, Leg: LegDecode, Phase: "response", Connector: b.a.f.name, Endpoint: b.a.s.Decode.ID,
+		Status: b.status, Message: message}
 }
 
 // responseHeader picks what a client needs of an engine's header. The header of pdkit's own transport (own) is nobody
@@ -138,78 +149,21 @@ var (
 	noBuffering = []string{"no"}
 )
 
-// grow gives the head more room.
-func (b *Body) grow() {
-	bigger := make([]byte, min(4*len(b.buf), maxHead))
-	copy(bigger, b.buf[:b.n])
-	b.freeBuffer()
-	b.buf = bigger
-}
-
-func (b *Body) freeBuffer() {
-	if b.pooled != nil && b.steps == nil { // else the caller may still hold a piece of it
-		buffers.Put(b.pooled)
-	}
-	if b.bulk != nil && b.steps == nil {
-		bulkBuffers.Put(b.bulk)
-	}
-	b.pooled, b.bulk = nil, nil
-	b.buf = nil
-}
-
-// waiter is a response body of pdkit's own transport, or one that passes it on: WaitReadable returns when bytes have
-// come, or when Read would return at once for another reason.
-type waiter interface{ WaitReadable() }
-
-// wait waits for the next part of a stream that is not in a hurry, without a buffer. It returns at once where a reader
-// before the engine's bytes has something left.
-func (b *Body) wait() {
-	if b.waits == nil || b.bulk != nil || b.full || b.n > 0 || b.pooled == nil || b.faults.Holds() {
-		return
-	}
-	b.freeBuffer()
-	b.waits.WaitReadable()
-	b.pooled = buffers.Get().(*[streamBuffer]byte)
-	b.buf = b.pooled[:]
-}
-
-// chooseBuffer takes a larger buffer once a read has filled the small one, and gives it back when reads are small
-// again: most open streams wait for a token, and a thousand of them should not hold a thousand large buffers.
-func (b *Body) chooseBuffer() {
-	switch {
-	case b.bulk == nil && (b.full || b.buf == nil):
-		b.freeBuffer()
-		b.bulk = bulkBuffers.Get().(*[bulkBuffer]byte)
-		b.buf = b.bulk[:]
-		b.smallReads = 0
-	case b.bulk != nil && b.smallReads >= 8:
-		b.freeBuffer()
-		b.pooled = buffers.Get().(*[streamBuffer]byte)
-		b.buf = b.pooled[:]
-	case b.bulk != nil:
-		b.smallReads++
-	}
-}
-
 // finalBody is a response that no engine streams.
 func finalBody(a *attempt, response connector.Response) *Body {
-	b := &Body{a: a, x: a.x, status: http.StatusOK, mode: a.mode, resp: http.NoBody, src: http.NoBody, eof: true}
-	if a.x.req.Stream && len(response.Events) > 0 {
-		b.sse = true
+	b := &Body{a: a, x: a.x, status: http.StatusOK, sse: a.x.req.Stream && len(response.Events) > 0}
+	body := response.Body
+	if b.sse {
 		b.header = http.Header{"Content-Type": {"text/event-stream; charset=utf-8"}, "Cache-Control": noCache,
 			"X-Accel-Buffering": noBuffering}
-		var buf bytes.Buffer
+		body = nil
 		for _, event := range response.Events {
-			buf.WriteString("data: ")
-			buf.Write(event)
-			buf.WriteString("\n\n")
+			body = sse.AppendEvent(body, nil, event)
 		}
-		b.buf = buf.Bytes()
 	} else {
-		b.buf = response.Body
-		b.header = http.Header{"Content-Type": jsonType, "Content-Length": {strconv.Itoa(len(response.Body))}}
+		b.header = http.Header{"Content-Type": jsonType, "Content-Length": {strconv.Itoa(len(body))}}
 	}
-	b.n = len(b.buf)
+	b.s = stream.Of(body, b.sse, b.usage)
 	return b
 }
 
@@ -239,7 +193,7 @@ func (b *Body) unlock() {
 // lockToClose ends a Read that waits for the engine.
 func (b *Body) lockToClose(cause error) {
 	if !b.mu.TryLock() {
-		b.x.stop(cause)
+		b.x.Stop(cause)
 		b.mu.Lock()
 	}
 }
@@ -253,94 +207,63 @@ func (b *Body) piece() ([]byte, error) {
 	if b.err != nil {
 		return nil, b.err
 	}
-	if b.n > 0 {
-		head := b.buf[:b.n]
-		b.n, b.first = 0, nil
-		b.seen(head, b.eof)
-		return head, nil
-	}
-	if b.eof {
+	if b.s == nil {
 		return nil, io.EOF
 	}
-	b.a.watch.limit(b.a.f.limits.Idle)
-	b.wait()
-	b.chooseBuffer()
-	n, err := b.src.Read(b.buf)
-	b.a.watch.relax() // from here on the client may be slow, not the engine
-	b.received += int64(n)
-	piece := b.buf[:n]
-	if b.full = n == len(b.buf); n > streamBuffer {
-		b.smallReads = 0
+	b.a.watch.Limit(b.a.f.limits.Idle)
+	piece, err := b.s.Next()
+	b.a.watch.Relax() // from here on the client may be slow, not the engine
+	if err == nil || err == io.EOF {
+		return piece, err
 	}
-	if cut := b.gaveUp(piece, errors.Is(err, io.EOF)); cut >= 0 {
-		b.err = b.failed(CodeStreamBroken, "the decode engine aborted the request")
-		return piece[:cut], b.err
-	}
-	switch {
-	case err == nil:
-	case errors.Is(err, io.EOF):
-		b.eof = true
-		b.a.decodeUsage(b.tail.End(piece))
-		if b.sse && b.guarded && b.unframed && !b.tail.Done(piece) {
-			b.err = b.failed(CodeStreamBroken, "the decode engine closed the connection before [DONE]")
-			return piece, b.err
-		}
-	default:
-		e := b.broke(err)
-		if n == 0 && b.rescued(e) {
-			return b.piece()
-		}
-		b.err = e
-		if errors.Is(err, resume.ErrGaveUp) && b.tokens.Fault() != nil { // as without rescue
-			piece = sse.AppendEvent(nil, nil, b.tokens.Fault())
-		}
-		return piece, b.err
-	}
-	if n == 0 && b.eof {
-		return nil, io.EOF
-	}
-	return piece, nil
+	return b.breaks(piece, err)
 }
 
-// gaveUp returns how much of a piece may go to the client if the engine says in it that it gave up, else -1. A stream
-// is searched at its end only; a response that is not streamed comes in few pieces, and is searched in each.
-func (b *Body) gaveUp(piece []byte, end bool) int {
-	switch {
-	case !b.guarded:
-		if !end {
-			b.tail.Keep(piece)
-		}
-		return -1
-	case b.sse:
-		return b.tail.Stream(piece, end)
+// breaks is piece where the engine has broken the response, or has said in it that it gave up.
+func (b *Body) breaks(piece []byte, err error) ([]byte, error) {
+	e := b.broke(err)
+	_, judged := errors.AsType[*stream.Failure](err) // of a stream that cannot be rescued
+	if !judged && len(piece) == 0 && b.rescued(e) {
+		return b.piece()
 	}
-	return b.tail.Whole(piece, end)
+	b.err = e
+	if errors.Is(err, resume.ErrGaveUp) && b.s.Resume.Fault() != nil { // as without rescue
+		piece = sse.AppendEvent(nil, nil, b.s.Resume.Fault())
+	}
+	return piece, b.err
 }
 
-// seen keeps the end of the head, which has been searched, for what two reads cut.
-func (b *Body) seen(head []byte, end bool) {
-	if !end {
-		b.tail.Keep(head)
-		return
+// broke is the error of a stream that broke.
+func (b *Body) broke(err error) *Error {
+	if _, judged := errors.AsType[*stream.Failure](err); judged {
+		return b.failed(CodeStreamBroken, err.Error())
 	}
-	b.a.decodeUsage(head)
+	if errors.Is(err, resume.ErrGaveUp) {
+		return b.failed(CodeStreamBroken, "the decode engine aborted the request")
+	}
+	e := b.a.sendError(b.a.ctx, LegDecode, "stream", err)
+	if e.Code == CodeDecodeFailed {
+		e.Code = CodeStreamBroken
+	}
+	return e
 }
 
 // Read reads the response.
 func (b *Body) Read(p []byte) (int, error) {
 	b.lock()
 	defer b.unlock()
-	if b.n > 0 || len(b.first) == 0 {
+	switch {
+	case b.closed:
+		return 0, errClosedBody
+	case len(b.rest) == 0:
 		piece, err := b.piece()
 		if len(piece) == 0 {
 			return 0, err
 		}
-		b.first = piece // unread rest of the piece, for Read
-	} else if b.closed {
-		return 0, errClosedBody
+		b.rest = piece
 	}
-	n := copy(p, b.first)
-	b.first = b.first[n:]
+	n := copy(p, b.rest)
+	b.rest = b.rest[n:]
 	return n, nil
 }
 
@@ -363,7 +286,7 @@ func (b *Body) close() {
 	}
 	b.closed = true
 	e := b.err
-	if e == nil && !b.eof {
+	if e == nil && !b.ended() {
 		e = &Error{Code: CodeClientGone, Leg: LegDecode, Phase: "stream", Connector: b.a.f.name,
 			Message: "the response was closed before its end"}
 		if b.a.ctx.Err() != nil {
@@ -372,8 +295,8 @@ func (b *Body) close() {
 	}
 	b.release()
 	if !b.a.over { // else a rescue has failed
-		b.ended(e)
-		b.a.f.tel.streamed(b)
+		b.legEnds(e)
+		b.recordStream()
 		b.a.end(e)
 	}
 	b.x.end(e)
@@ -384,7 +307,7 @@ func (b *Body) close() {
 
 // relayedResponse is the body of a response that the caller passes on by itself.
 func relayedResponse(a *attempt, status int) *Body {
-	return &Body{a: a, x: a.x, status: status, mode: a.mode, resp: http.NoBody, src: http.NoBody, relay: true}
+	return &Body{a: a, x: a.x, status: status}
 }
 
 // hostEnded notes how a response ended that a host has: by being forgotten or, if it was relayed, as err says; nil is
@@ -394,32 +317,37 @@ func (b *Body) hostEnded(err error) {
 	case b.err != nil || b.closed:
 	case errors.Is(err, errForgotten):
 		b.err = b.a.f.ended(b.a.ctx, LegDecode, "stream")
-	case !b.relay || b.a.ctx.Err() != nil:
+	case b.s != nil || b.a.ctx.Err() != nil:
 	case !serves(b.status):
 		b.err = b.a.refused(LegDecode, &http.Response{StatusCode: b.status}, nil)
 	case err == nil:
-		b.eof = true
+		b.whole = true
 	case !errors.Is(err, context.Canceled):
 		b.err = b.failed(CodeStreamBroken, "the response broke on its way past the gateway")
 	}
 }
 
-// ended records the end of the decode leg.
-func (b *Body) ended(e *Error) {
+// ended reports whether the response has come to its end.
+func (b *Body) ended() bool { return b.whole || b.s != nil && b.s.Ended() }
+
+// legEnds records the end of the decode leg.
+func (b *Body) legEnds(e *Error) {
 	o := &b.a.out.Decode
-	o.ResponseBytes, o.End, o.Err = b.received, time.Now(), e
+	if o.End, o.Err = time.Now(), e; b.s != nil {
+		o.ResponseBytes = b.s.Received()
+	}
 	b.a.legEnded(o, nil)
 }
 
 // discard gives up a response that nobody will see.
 func (b *Body) discard(e *Error) {
 	b.release()
-	b.ended(e)
+	b.legEnds(e)
 }
 
 // release gives back connection and buffer.
 func (b *Body) release() {
-	_ = b.resp.Close()
-	b.n, b.first = 0, nil
-	b.freeBuffer()
+	if b.rest = nil; b.s != nil {
+		b.s.Close()
+	}
 }

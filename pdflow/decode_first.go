@@ -20,7 +20,7 @@ func (a *attempt) decodeFirst() (*Body, *Error) {
 	}
 	cold := false
 	if e := a.guard(LegDecode, "response", func() error {
-		cold = a.f.cold.Cold(a.s, body.status, body.significant())
+		cold = a.f.cold.Cold(a.s, body.status, body.s.Significant())
 		return nil
 	}); e != nil {
 		body.discard(e)
@@ -40,7 +40,7 @@ func (a *attempt) decodeThenPrefill() (*Body, *Error) {
 	if e := a.guard(LegDecode, "describe", func() error { return a.f.conn.Decode(a.ctx, a.s, nil, leg) }); e != nil {
 		return nil, e
 	}
-	a.watch.limit(a.f.limits.Decode)
+	a.watch.Limit(a.f.limits.Decode)
 	decoded := a.goDecode(leg)
 	if a.wait == nil {
 		return a.join(nil, decoded)
@@ -59,7 +59,7 @@ func (a *attempt) decodeThenPrefill() (*Body, *Error) {
 	})
 	select {
 	case end := <-decoded: // without asking, or failed
-		a.watch.relax()
+		a.watch.Relax()
 		return end.body, end.e
 	case e := <-asked:
 		if e == nil {

@@ -32,7 +32,7 @@ func (a *attempt) encode() *Error {
 			Message: "no encode engine is ready", RetryAfter: time.Second}
 	}
 	a.x.phase.Store(phaseEncode)
-	defer a.watch.relax()
+	defer a.watch.Relax()
 	ctx, cancel := context.WithCancelCause(a.ctx)
 	defer cancel(errOver)
 	distinct := map[string]int{}
@@ -84,13 +84,13 @@ func (a *attempt) encodeItem(ctx context.Context, n int, item connector.Item) (_
 		return nil, e
 	}
 	leg.SetHeader(headerRequestID, fmt.Sprintf("%s:%d", a.s.ID, n)) // each item's request is one of its own
-	a.watch.limit(a.f.limits.Prefill)                               // anew with each item
+	a.watch.Limit(a.f.limits.Prefill)                               // anew with each item
 	o := &LegOutcome{Leg: LegEncode}
 	req, text, e := a.request(ctx, ep, leg, o)
 	if e != nil {
 		return nil, e
 	}
-	defer text.over()
+	defer text.Over()
 	resp, err := a.x.door.send(ctx, a, o, req)
 	if err != nil {
 		return nil, a.encodeError(ctx, ep.ID, "send", err)

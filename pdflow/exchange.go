@@ -11,30 +11,25 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.opentelemetry.io/otel/trace"
-
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/transport"
+	"github.com/pdkit/pdkit/pdflow/internal/live"
+	"github.com/pdkit/pdkit/pdflow/internal/telemetry"
 )
 
 // exchange is one request of a client, over all its attempts.
 type exchange struct {
 	f      *Flow
 	client context.Context // the client's
-	base   context.Context // the client's, with the request's span
-	ctx    context.Context // of the current attempt: base, cancelled with a cause
-	cancel context.CancelCauseFunc
-	over   error // why no further attempt may run, by a shutdown or Close; with ctx and cancel under Flow.live's lock
+	life   live.Life       // whose base has the request's span
 	call
-	start  time.Time
-	api    connector.API // the client's; a rescue sends completions
-	beside *attempt      // of a hedged prefill: the first, while the second begins
-	inner  *exchange     // that this one fell back to, and that fell back itself
+	model  string
+	tel    *telemetry.Request
+	beside *attempt  // of a hedged prefill: the first, while the second begins
+	inner  *exchange // that this one fell back to, and that fell back itself
 	avoid  []string
-	rescue *rescue    // nil: the stream ends with its decode engine
-	span   trace.Span // nil without tracing
+	rescue *rescuing // nil: the stream ends with its decode engine
 
 	again       bool                 // the last attempt is to be retried
 	why         string               // it is, or is not
@@ -47,8 +42,6 @@ type exchange struct {
 	phase   atomic.Uint32
 	current atomic.Pointer[attempt]
 	ended   bool
-
-	next, prev *exchange // in Flow.live
 }
 
 // Causes with which pdflow cancels its own contexts; anything else is the client's leaving.
@@ -59,26 +52,17 @@ var (
 )
 
 func newExchange(ctx context.Context, f *Flow, c *call) *exchange {
-	x := &exchange{f: f, client: ctx, call: *c, start: time.Now(), api: c.req.API}
+	x := &exchange{f: f, client: ctx, call: *c, model: c.req.Model}
 	if x.door == nil {
 		x.door = f.door
 	}
-	x.base, x.span = f.tel.startRequest(ctx, x)
-	x.ctx, x.cancel = context.WithCancelCause(x.base)
+	x.tel, ctx = f.tel.Request(ctx, c.req, c.id, c.header)
+	x.life.Begin(ctx)
 	return x
 }
 
-// renew gives the next attempt a context of its own, since the last one's is cancelled. Its legs go out on new
-// connections: idle ones may have died with the one that the last attempt was sent on.
-func (x *exchange) renew() {
-	l := &x.f.live
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	x.ctx, x.cancel = context.WithCancelCause(transport.WithNewConnection(x.base))
-	if x.over != nil {
-		x.cancel(x.over)
-	}
-}
+// Stop ends the request, whichever of its attempts runs.
+func (x *exchange) Stop(cause error) { x.life.Stop(cause) }
 
 // run tries pairs until one serves, and then the fallback.
 func (x *exchange) run() (*Body, *Error) {
@@ -101,7 +85,7 @@ const unsupportedMessage = "prefill and decode engines cannot carry this togethe
 // serveAggregated sends a request that two engines cannot carry together to one engine, or refuses it.
 func (x *exchange) serveAggregated(member string) (*Body, *Error) {
 	f := x.f
-	f.tel.unsupported(x, member)
+	x.tel.Unsupported(member)
 	if f.opts.unsupported == config.UnsupportedRefuse ||
 		x.given != nil && f.checkPick(&Pick{Decode: x.given.Decode}, x.any) != nil {
 		return nil, &Error{Code: CodeUnsupported, Connector: f.name, Param: member, Message: unsupportedMessage}
@@ -151,26 +135,26 @@ func moreTelling(last, e *Error) *Error {
 
 func (x *exchange) fallback(last *Error) (*Body, *Error) {
 	f := x.f
-	if !last.fallbackable() || x.ctx.Err() != nil || x.given != nil {
+	if !last.fallbackable() || x.life.Context.Err() != nil || x.given != nil {
 		return nil, last
 	}
 	switch {
 	case f.opts.fallbackFlow != nil:
-		f.tel.fellBack(x, last)
+		x.tel.FellBack(codeLabel(last))
 		x.mode = ModeFallback
 		next := x.call
 		next.mode = ModeFallback
 		if next.door == f.door {
 			next.door = nil
 		}
-		resp, e := f.opts.fallbackFlow.do(x.ctx, &next)
+		resp, e := f.opts.fallbackFlow.do(x.life.Context, &next)
 		if e != nil {
 			return nil, moreTelling(last, e)
 		}
 		x.inner, resp.Body.outer = resp.Body.outer, x
 		return resp.Body, nil
 	case f.opts.fallback == config.FallbackDecode:
-		f.tel.fellBack(x, last)
+		x.tel.FellBack(codeLabel(last))
 		body, e := x.attempt(f.retry.MaxAttempts+1, ModeFallback)
 		if e != nil {
 			return nil, moreTelling(last, e)
@@ -205,7 +189,8 @@ func (x *exchange) check() (member string, e *Error) {
 func (x *exchange) attempt(n int, mode Mode) (body *Body, e *Error) {
 	defer func() {
 		if x.rescue != nil {
-			x.f.rescues.give(x.rescue.place, e)
+			p := x.rescue.place
+			x.f.rescues.Give(p, p != nil && e != nil && e.EngineFault() && e.Endpoint == p.Engine)
 		}
 	}()
 	a, e := x.begin(n, mode)
@@ -218,12 +203,12 @@ func (x *exchange) attempt(n int, mode Mode) (body *Body, e *Error) {
 		x.again, a.out.Retry = a.mayRetry(e)
 		a.isFinal = !x.again && !x.thenDecodesAlone(mode, e)
 		if x.failure = e; !x.again && a.out.Retry != "" {
-			x.f.tel.notRetried(x, a.out.Retry, e)
+			x.tel.NotRetried(a.out.Retry, e.failure())
 		}
 		x.why = a.out.Retry
 		a.end(e)
-		x.cancel(errOver)
-		x.renew()
+		x.life.Cancel(errOver)
+		x.life.Renew()
 		x.heed(e)
 		if e.EngineFault() {
 			x.avoid = append(x.avoid, a.failed(e)...)
@@ -244,18 +229,18 @@ func (x *exchange) begin(n int, mode Mode) (*attempt, *Error) {
 	if x.rescuing() {
 		e = x.pickForRescue(n, mode, &pick)
 	} else {
-		e = x.pick(x.ctx, n, mode, &pick)
+		e = x.pick(x.life.Context, n, mode, &pick)
 	}
 	if e == nil {
 		e = x.admit(&pick)
 	} else if again && e.Code == CodeNoEndpoint {
-		x.f.tel.notRetried(x, retryNoPair, x.failure)
+		x.tel.NotRetried(retryNoPair, x.failure.failure())
 	}
 	if e != nil {
 		return nil, e
 	}
 	if again {
-		x.f.tel.retried(x)
+		x.tel.Retried(x.why, x.failure.failure())
 	}
 	if mode == ModeDisaggregated && pick.Prefill.URL == nil {
 		mode = ModeAggregated
@@ -337,14 +322,23 @@ func (x *exchange) end(e *Error) {
 		return
 	}
 	x.ended = true
-	x.cancel(errOver)
+	x.life.Cancel(errOver)
 	x.releaseBudget()
 	if e != nil && e.mode == "" {
 		e.mode = x.served()
 	}
-	x.f.tel.endRequest(x, e)
+	x.recordEnd(e)
 	x.log(e)
-	x.f.live.leave(x)
+	x.f.live.Leave(x)
+}
+
+// recordEnd records the end of the request.
+func (x *exchange) recordEnd(e *Error) {
+	var u telemetry.Usage
+	if a := x.current.Load(); a != nil && e == nil {
+		u = telemetry.Usage(a.out.Usage)
+	}
+	x.tel.End(string(x.served()), codeLabel(e), u)
 }
 
 // log tells failures as warnings, and the rest for debugging only.
@@ -354,7 +348,7 @@ func (x *exchange) log(e *Error) {
 		return
 	}
 	attrs := []slog.Attr{slog.String("request_id", x.id), slog.String("connector", x.f.name),
-		slog.String("mode", string(x.served())), slog.Duration("took", time.Since(x.start))}
+		slog.String("mode", string(x.served())), slog.Duration("took", time.Since(x.tel.Start))}
 	if e != nil {
 		attrs = append(attrs, slog.Any("error", e))
 	}

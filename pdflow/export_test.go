@@ -13,11 +13,7 @@ func WithoutPickWait() Option {
 func LetRunOn(f *Flow, n int) { f.runningOn.most = n }
 
 // RescuePlaces returns how many engines have rescues under way.
-func RescuePlaces(f *Flow) int {
-	f.rescues.mu.Lock()
-	defer f.rescues.mu.Unlock()
-	return len(f.rescues.at)
-}
+func RescuePlaces(f *Flow) int { return f.rescues.Engines() }
 
 // RunningOn returns how many prefill legs of requests that are over have not ended.
-func RunningOn(f *Flow) int { return f.runningOn.count() }
+func RunningOn(f *Flow) int { return f.runningOn.Count() }

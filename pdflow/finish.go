@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pdkit/pdkit/pdflow/internal/legs"
+	"github.com/pdkit/pdkit/pdflow/internal/live"
 	"github.com/pdkit/pdkit/transport"
 )
 
@@ -89,7 +91,7 @@ func (a *attempt) holdPrefill(ctx context.Context) context.Context {
 		if err := a.own.send(false); err != nil {
 			return err
 		}
-		if err := a.rendezvous.wait(ctx, prefillSide, connected); err != nil {
+		if err := a.rendezvous.Wait(ctx, legs.Prefill, connected); err != nil {
 			return err
 		}
 		return a.own.send(true)
@@ -161,7 +163,7 @@ func (a *attempt) leavePrefill(unblock func(context.Context) bool) {
 	a.out.Prefill.Endpoint, a.out.PrefillRuns = a.s.Prefill.ID, true
 	a.held.keep() // l.ended releases both
 	a.x.held.keep()
-	a.f.runningOn.add(l)
+	a.f.runningOn.Enter(l)
 	limit := a.f.limits.Prefill
 	if limit <= 0 { // nobody waits for the leg any more, so it has a limit
 		limit = cmp.Or(a.f.traits.Handoff.Lease, ranOnLimit)
@@ -192,117 +194,40 @@ func (l *ownLeg) ended() {
 		return
 	}
 	f, e := l.a.f, l.out.Err
-	f.tel.ranOn.Add(l.a.x.client, 1, f.tel.set(labels{code: codeLabel(e)}).add...)
+	l.a.x.tel.RanOn(codeLabel(e))
 	if unblocked {
 		e = nil // D refused first, and nothing waits for this prefill any more
 	}
 	if e != nil && f.traits.Ending.Orphans && l.a.sent {
-		f.tel.orphaned(l.a)
+		l.a.x.tel.Orphaned()
 	}
 	l.a.held.release()
 	l.a.x.held.release()
-	f.runningOn.remove(l)
+	f.runningOn.Leave(l)
 }
+
+// Stop cancels the leg.
+func (l *ownLeg) Stop(cause error) { l.cancel(cause) }
 
 // runningOn are a flow's prefill legs that run on.
 type runningOn struct {
+	live.Set[*ownLeg]
 	most int // at one engine
-
-	mu     sync.Mutex
-	legs   map[*ownLeg]struct{}
-	at     map[string]int // by engine
-	cut    bool
-	noMore chan struct{} // made by wait, closed when the last leg ends
-}
-
-func (r *runningOn) add(l *ownLeg) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.legs == nil {
-		r.legs, r.at = map[*ownLeg]struct{}{}, map[string]int{}
-	}
-	r.legs[l] = struct{}{}
-	r.at[l.a.s.Prefill.ID]++
-	if r.cut {
-		l.cancel(errCut)
-	}
-}
-
-func (r *runningOn) remove(l *ownLeg) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.legs, l)
-	if id := l.a.s.Prefill.ID; r.at[id] > 1 {
-		r.at[id]--
-	} else {
-		delete(r.at, id)
-	}
-	if len(r.legs) == 0 && r.noMore != nil {
-		close(r.noMore)
-		r.noMore = nil
-	}
-}
-
-func (r *runningOn) count() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return len(r.legs)
 }
 
 // full returns the engines at which as many legs run on as may.
 func (r *runningOn) full() (ids []string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if len(r.legs) < r.most {
+	if r.Count() < r.most {
 		return nil
 	}
-	for id, n := range r.at {
-		if n >= r.most {
+	at := map[string]int{}
+	r.Each(func(l *ownLeg) {
+		id := l.a.s.Prefill.ID
+		if at[id]++; at[id] == r.most {
 			ids = append(ids, id)
 		}
-	}
+	})
 	return ids
-}
-
-// drain waits for the legs until ctx ends, then cancels them and waits for their end.
-func (r *runningOn) drain(ctx context.Context) error {
-	idle := r.idle(false)
-	select {
-	case <-idle:
-		return nil
-	case <-ctx.Done():
-	}
-	idle = r.idle(true)
-	timer := time.NewTimer(cutting)
-	defer timer.Stop()
-	select {
-	case <-idle:
-	case <-timer.C:
-	}
-	return ctx.Err()
-}
-
-// idle returns a channel that is closed once no leg runs on. With cut it cancels those that do.
-func (r *runningOn) idle(cut bool) <-chan struct{} {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.cut = r.cut || cut
-	for l := range r.legs {
-		if r.cut {
-			l.cancel(errCut)
-		}
-	}
-	ch := r.noMore
-	if ch == nil {
-		ch = make(chan struct{})
-	}
-	if len(r.legs) == 0 {
-		close(ch)
-		r.noMore = nil
-		return ch
-	}
-	r.noMore = ch
-	return ch
 }
 
 // overloaded refuses a pair whose prefill engine has to finish too many legs of requests that are over.

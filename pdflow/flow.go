@@ -20,6 +20,9 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/internal/sse"
+	"github.com/pdkit/pdkit/pdflow/internal/live"
+	"github.com/pdkit/pdkit/pdflow/internal/rescue"
+	"github.com/pdkit/pdkit/pdflow/internal/telemetry"
 	"github.com/pdkit/pdkit/transport"
 )
 
@@ -36,7 +39,7 @@ type Flow struct {
 
 	door  *door                // of requests that bring none of their own
 	owned *transport.Transport // made by New, closed by Shutdown
-	tel   *telemetry
+	tel   *telemetry.Instruments
 	front front
 
 	starter     connector.Starter
@@ -54,15 +57,15 @@ type Flow struct {
 	checker     connector.PrefillChecker
 	limits      config.Timeouts // in effect
 	retry       config.Retry    // in effect
-	budget      retryBudget
+	retries     *live.Retries
 
 	warned  sync.Once // of a writer that cannot flush
 	startMu sync.Mutex
 	started bool
-	live    exchanges
+	live    live.Set[*exchange]
 
 	runningOn runningOn
-	rescues   rescueQueue
+	rescues   rescue.Queue
 }
 
 // New makes a flow. The error says which option or ability is missing.
@@ -85,7 +88,7 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 	})
 	f.limits, f.retry = f.opts.timeouts.Or(f.traits.Timeouts).Resolve(f.traits.Handoff.Lease),
 		f.opts.retry.Or(f.traits.Retry).Resolve()
-	f.budget.share, f.budget.born = f.retry.Budget, time.Now()
+	f.retries = live.NewRetries(f.retry.Budget)
 	if f.opts.transport == nil {
 		f.owned = transport.New(nil)
 		f.opts.transport = f.owned
@@ -323,19 +326,19 @@ func (f *Flow) do(ctx context.Context, c *call) (resp *Response, e *Error) {
 	}
 	c.req = req
 	x = newExchange(ctx, f, c)
-	if !f.live.enter(x) {
+	if !f.live.Enter(x) {
 		e = &Error{Code: CodeDraining, Connector: f.name, Message: "shutting down", RetryAfter: time.Second}
-		x.cancel(e)
-		f.tel.endRequest(x, e)
+		x.life.Cancel(e)
+		x.recordEnd(e)
 		return nil, e
 	}
-	f.budget.request()
+	f.retries.Request()
 	body, e := x.run()
 	if e != nil {
 		x.end(e)
 		return nil, e
 	}
-	return &Response{Status: body.status, Header: body.header, Body: body, Mode: body.mode, RequestID: c.id}, nil
+	return &Response{Status: body.status, Header: body.header, Body: body, Mode: body.a.mode, RequestID: c.id}, nil
 }
 
 // Shutdown takes no new requests, waits for those in flight and for prefill legs that run on
@@ -343,18 +346,16 @@ func (f *Flow) do(ctx context.Context, c *call) (resp *Response, e *Error) {
 // something had to be cut. Call it before http.Server.Shutdown, which waits for streams without a
 // limit of its own.
 func (f *Flow) Shutdown(ctx context.Context) error {
-	err := cmp.Or(f.live.drain(ctx), f.runningOn.drain(ctx))
+	f.live.Close()
+	err := cmp.Or(f.live.Drain(ctx, errCut), f.runningOn.Drain(ctx, errCut))
 	if c, ok := connector.As[io.Closer](f.conn); ok {
 		err = errors.Join(err, c.Close())
 	}
 	if f.owned != nil {
 		err = errors.Join(err, f.owned.Close())
 	}
-	return errors.Join(err, f.tel.active.Unregister())
+	return errors.Join(err, f.tel.Close())
 }
-
-// Sessions lists what is in flight.
-func (f *Flow) Sessions() []SessionInfo { return f.live.list() }
 
 // SessionInfo is a request in flight, for operators.
 type SessionInfo struct {

@@ -88,18 +88,18 @@ func (x *exchange) runHedged(a *attempt) (*attempt, *Body, *Error) {
 	case <-first.done:
 	case <-r.decided:
 	case <-timer.C:
-		if !x.f.budget.take() {
-			x.f.tel.hedged(x, overBudget)
+		if !x.f.retries.Take() {
+			x.tel.Hedged(overBudget)
 			break
 		}
-		defer x.f.budget.release()
+		defer x.f.retries.Release()
 		x.beside = a
 		b := x.second(r, first)
 		x.beside = nil
 		if b != nil {
 			return x.await(r, first, r.start(b))
 		}
-		x.f.tel.hedged(x, retryNoPair)
+		x.tel.Hedged(retryNoPair)
 	}
 	<-first.done
 	return a, first.body, first.e
@@ -107,7 +107,7 @@ func (x *exchange) runHedged(a *attempt) (*attempt, *Body, *Error) {
 
 // second returns an attempt at another prefill engine, nil if there is none before the first one's prefill has ended.
 func (x *exchange) second(r *race, first *racer) *attempt {
-	ctx, stop := context.WithCancel(x.ctx)
+	ctx, stop := context.WithCancel(x.life.Context)
 	defer stop()
 	go func() { // a picker may wait for an engine
 		defer stop()
@@ -143,7 +143,7 @@ func (x *exchange) await(r *race, first, second *racer) (*attempt, *Body, *Error
 	if won := r.winner.Load(); won == second.a || won == nil && first.over() {
 		fate, loser, result = second, first, hedgeWon
 	}
-	x.f.tel.hedged(x, result)
+	x.tel.Hedged(result)
 	x.current.Store(fate.a)
 	if loser.over() && loser.e != nil && loser.e.EngineFault() {
 		x.avoid = append(x.avoid, loser.a.failed(loser.e)...)

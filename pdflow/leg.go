@@ -3,23 +3,21 @@
 package pdflow
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"io"
 	"net/http"
 	"net/url"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
+
+	"go.opentelemetry.io/otel/propagation"
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/internal/intake"
-	"github.com/pdkit/pdkit/internal/jsonedit"
 	"github.com/pdkit/pdkit/internal/verdict"
+	"github.com/pdkit/pdkit/pdflow/internal/legs"
 	"github.com/pdkit/pdkit/transport"
 )
 
@@ -29,109 +27,18 @@ const maxPrefillResponse = 64 << 20
 // maxErrorBody is as much of an engine's error response as is passed on.
 const maxErrorBody = 1 << 20
 
-// blank is what all legs have in common.
-var blank = &http.Request{Method: http.MethodPost, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1}
-
-// request makes a leg's HTTP request. Its body is read from the client's own bytes and the leg's edits, without a copy.
+// request makes a leg's HTTP request.
 func (a *attempt) request(ctx context.Context, ep discovery.Endpoint, leg *connector.Leg, o *LegOutcome) (*http.Request,
-	*legText, *Error) {
-	text := legTexts.Get().(*legText)
-	if err := leg.Splice(&text.Segments); err != nil {
+	*legs.Text, *Error) {
+	req, text, err := legs.Request(ctx, leg, ep.URL, a.x.door.own)
+	if err != nil {
 		return nil, nil, a.guard(o.Leg, "describe", func() error { return err })
 	}
-	own := a.x.door.own
-	r, u, h := &text.req, &text.url, text.header
-	if !own { // a host's round tripper may keep them
-		r, u, h = new(http.Request), new(url.URL), make(http.Header, 8)
-	}
-	a.x.fillHeader(h, leg.Header())
-	a.f.tel.inject(ctx, h)
-	o.Endpoint, o.RequestBytes, o.Start = ep.ID, text.Len(), time.Now()
-	*u = *ep.URL
-	u.Path += leg.Path()
-	*r = *blank.WithContext(ctx)
-	r.URL, r.Host, r.Header, r.ContentLength, r.GetBody = u, u.Host, h, text.Len(), text.open
-	if !own {
-		r.GetBody, text = text.leave(), nil
-		r.Body, _ = r.GetBody()
-		return r, text, nil
-	}
-	r.Body, _ = text.open()
-	return r, text, nil
+	a.x.fillHeader(req.Header, leg.Header())
+	a.f.tel.Inject(ctx, propagation.HeaderCarrier(req.Header))
+	o.Endpoint, o.RequestBytes, o.Start = ep.ID, req.ContentLength, time.Now()
+	return req, text, nil
 }
-
-// smallBody is up to what size a leg's body is put together in one piece: round trippers send that together with its
-// head in one write. A large one is written from where it lies.
-const smallBody = 4 << 10
-
-// legText is a leg's body, and the request that carries it. pdkit's own transport copies the body, or writes it from
-// where it lies, and only reads the header. The memory then serves another leg, once every reader has read it to its
-// end, and so looks at it no more.
-type legText struct {
-	jsonedit.Segments
-	unread atomic.Int32                  // readers that are not at their end
-	open   func() (io.ReadCloser, error) // reader, as a value that is made once
-	req    http.Request
-	url    url.URL
-	header http.Header
-}
-
-var legTexts = sync.Pool{New: func() any {
-	t := &legText{header: make(http.Header, 8)}
-	t.open = t.reader
-	return t
-}}
-
-// reader begins to read the text. A reader serves once: net/http looks at it again when it is at its end.
-func (t *legText) reader() (io.ReadCloser, error) {
-	t.unread.Add(1)
-	return &legReader{t: t, Reader: *t.NewReader()}, nil
-}
-
-// over follows the end of sending, after which nobody opens the text again. t may be nil.
-func (t *legText) over() {
-	if t != nil && t.unread.Load() == 0 {
-		t.Reset()
-		t.req, t.url = http.Request{}, url.URL{}
-		clear(t.header)
-		legTexts.Put(t)
-	}
-}
-
-// leave returns what gives the body to a round tripper of the host's, as often and as long as it is asked for.
-func (t *legText) leave() (body func() (io.ReadCloser, error)) {
-	if t.Len() > smallBody {
-		return func() (io.ReadCloser, error) { return io.NopCloser(t.NewReader()), nil }
-	}
-	whole := t.AppendTo(nil)
-	t.over()
-	return func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(whole)), nil }
-}
-
-type legReader struct {
-	jsonedit.Reader
-	t *legText
-}
-
-func (r *legReader) Read(p []byte) (int, error) {
-	n, err := r.Reader.Read(p)
-	r.noteEnd(n > 0)
-	return n, err
-}
-
-func (r *legReader) WriteTo(w io.Writer) (int64, error) {
-	n, err := r.Reader.WriteTo(w)
-	r.noteEnd(n > 0)
-	return n, err
-}
-
-func (r *legReader) noteEnd(moved bool) {
-	if moved && r.Len() == 0 {
-		r.t.unread.Add(-1)
-	}
-}
-
-func (*legReader) Close() error { return nil }
 
 // prefill runs the prefill leg until its response is read and known to be good.
 func (a *attempt) prefill() (*connector.PrefillResult, *Error) {
@@ -165,15 +72,15 @@ func (a *attempt) prefill() (*connector.PrefillResult, *Error) {
 func (a *attempt) sendPrefill(ctx context.Context, leg *connector.Leg, o *LegOutcome) (*connector.PrefillResult,
 	*Error) {
 	if !a.beside {
-		a.watch.limit(a.f.limits.Prefill)
-		defer a.watch.relax()
+		a.watch.Limit(a.f.limits.Prefill)
+		defer a.watch.Relax()
 	}
 	ctx = a.holdPrefill(ctx)
 	req, text, e := a.request(ctx, a.s.Prefill, leg, o)
 	if e != nil {
 		return nil, e
 	}
-	defer text.over()
+	defer text.Over()
 	a.own.sendAgain(req)
 	resp, err := a.x.door.send(ctx, a, o, req)
 	if err != nil {
@@ -229,8 +136,8 @@ func (a *attempt) decode(ctx context.Context, leg *connector.Leg) (*Body, *Error
 
 // decodeAlone is decode while no prefill leg runs.
 func (a *attempt) decodeAlone(ctx context.Context, leg *connector.Leg) (*Body, *Error) {
-	a.watch.limit(a.f.limits.Decode)
-	defer a.watch.relax()
+	a.watch.Limit(a.f.limits.Decode)
+	defer a.watch.Relax()
 	return a.decode(ctx, leg)
 }
 
@@ -238,13 +145,13 @@ func (a *attempt) sendDecode(ctx context.Context, leg *connector.Leg, o *LegOutc
 	a.askUsage(leg)
 	a.askTokens(leg)
 	if a.rendezvous != nil {
-		ctx = a.rendezvous.hold(ctx, decodeSide)
+		ctx = a.rendezvous.Hold(ctx, legs.Decode)
 	}
 	req, text, e := a.request(ctx, a.s.Decode, leg, o)
 	if e != nil {
 		return nil, e
 	}
-	defer text.over()
+	defer text.Over()
 	resp, err := a.x.door.send(ctx, a, o, req)
 	a.sent = err == nil || transport.Classify(err) != transport.SentNothing
 	if err != nil {
@@ -274,7 +181,7 @@ func (a *attempt) sendDecode(ctx context.Context, leg *connector.Leg, o *LegOutc
 		b.release()
 		return nil, e
 	}
-	if r := a.x.rescue; r != nil && r.from != nil && b.tokens == nil {
+	if r := a.x.rescue; r != nil && r.from != nil && b.s.Resume == nil {
 		b.release()
 		return nil, b.failed(CodeDecodeFailed, "the decode engine does not go on with the stream")
 	}

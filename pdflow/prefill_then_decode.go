@@ -60,7 +60,7 @@ func (a *attempt) stale(p *connector.PrefillResult) *Error {
 	age := time.Since(p.At)
 	if a.f.handsOver() {
 		a.out.HandoffAge = age
-		a.f.tel.handoff(a, age)
+		a.x.tel.Handoff(age)
 	}
 	if limit := a.f.limits.Handoff; limit <= 0 || age <= limit {
 		return nil
@@ -98,8 +98,8 @@ func (a *attempt) awaitEvent() *Error {
 	}
 	a.x.phase.Store(phaseEvent)
 	var ev connector.Event
-	a.watch.limit(a.f.limits.Prefill) // the connector's own limit is shorter
-	defer a.watch.relax()
+	a.watch.Limit(a.f.limits.Prefill) // the connector's own limit is shorter
+	defer a.watch.Relax()
 	if e := a.guard(LegPrefill, "event", func() (err error) { ev, err = a.wait(a.ctx); return err }); e != nil {
 		if a.ctx.Err() != nil {
 			return a.f.ended(a.ctx, LegPrefill, "event")

@@ -21,7 +21,7 @@ import (
 // What the flow falls back to is not asked. Ready sends nothing to engines. The health check may take
 // Timeouts.HealthCheck.
 func (f *Flow) Ready(ctx context.Context) error {
-	if f.live.closed() {
+	if f.live.Closed() {
 		return &Error{Code: CodeDraining, Connector: f.name, Message: "shutting down"}
 	}
 	picker, asked := f.picker.(interface{ Ready(in *PickInput) error })
@@ -44,12 +44,6 @@ func (f *Flow) Ready(ctx context.Context) error {
 		return fmt.Errorf("connector %s: %w", f.name, err)
 	}
 	return nil
-}
-
-func (l *exchanges) closed() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.draining
 }
 
 func (s *split) Ready(ctx context.Context) error {

@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/pdflow/internal/telemetry"
 )
 
 // Refusal is a request that no flow took: its path, its body or its model was wrong, or its flow could not start. An
@@ -37,7 +38,7 @@ func newRefusals(mp metric.MeterProvider, logger *slog.Logger, observers []Obser
 		return r, nil
 	}
 	var err error
-	r.counter, err = mp.Meter(scope, metric.WithInstrumentationVersion(version)).Int64Counter("pd.requests.refused",
+	r.counter, err = mp.Meter(telemetry.Scope, metric.WithInstrumentationVersion(version)).Int64Counter("pd.requests.refused",
 		metric.WithUnit("{request}"), metric.WithDescription("Requests that no flow took: a wrong path, body or model"))
 	return r, err
 }

@@ -27,12 +27,12 @@ func (a *attempt) release(refused *connector.Leg) {
 	if !a.f.traits.Ending.RefusalReleases || !ok || a.ctx.Err() != nil {
 		return
 	}
-	a.watch.limit(a.f.limits.Cleanup)
-	defer a.watch.relax()
+	a.watch.Limit(a.f.limits.Cleanup)
+	defer a.watch.Relax()
 	status := a.aside(a.ctx, a.s.Decode, params, refused.Header(),
 		`{"model":"`+noModel+`","prompt":[0],"max_tokens":1,`)
 	if a.unread = status/100 != 4; !a.unread {
-		a.f.tel.released.Add(a.x.client, 1, a.f.tel.base.add...)
+		a.x.tel.Released()
 	}
 }
 
@@ -49,7 +49,7 @@ func (a *attempt) unblocking() func(context.Context) bool {
 		return nil
 	}
 	a.x.header = a.x.header.Clone() // the host's own may be another request's when P refuses late
-	ctx, leg := context.WithoutCancel(a.x.base), connector.NewPrefillLeg(a.x.req, a.f.traits)
+	ctx, leg := context.WithoutCancel(a.x.life.Base), connector.NewPrefillLeg(a.x.req, a.f.traits)
 	if a.guard(LegPrefill, "cleanup", func() error { return a.f.conn.Prefill(ctx, a.s, leg) }) != nil {
 		return nil
 	}
@@ -109,7 +109,7 @@ func (a *attempt) aside(ctx context.Context, to discovery.Endpoint, params json.
 	if e != nil {
 		return 0
 	}
-	defer text.over()
+	defer text.Over()
 	resp, err := a.x.door.send(ctx, a, nil, req)
 	if err != nil {
 		return 0

@@ -3,10 +3,9 @@
 package pdflow
 
 import (
+	"container/list"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"time"
 
@@ -15,7 +14,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/internal/intake"
 	"github.com/pdkit/pdkit/internal/resume"
-	"github.com/pdkit/pdkit/internal/sse"
+	"github.com/pdkit/pdkit/pdflow/internal/rescue"
 )
 
 // WithRescue lets a stream outlive its decode engine: when that dies, breaks the connection, gives the request up or
@@ -39,14 +38,14 @@ func WithRescue(perRequest int) Option {
 	})
 }
 
-// rescue is what an exchange needs to let its stream go on at another pair.
-type rescue struct {
-	plan   *plan
+// rescuing is what an exchange needs to let its stream go on at another pair.
+type rescuing struct {
+	plan   *rescue.Plan
 	reason string         // not "": why the request allows none
 	left   int            // rescues
 	from   *resume.Stream // not nil: the stream as it was cut, while another pair is tried
 	since  time.Time      // when from was cut
-	place  *rescuePlace   // of the current attempt
+	place  *rescue.Place  // of the current attempt
 }
 
 // askTokens asks D for the ids of its tokens, if its stream may be rescued.
@@ -56,79 +55,63 @@ func (a *attempt) askTokens(leg *connector.Leg) {
 		return
 	}
 	if x.rescue == nil {
-		x.rescue = &rescue{left: a.f.opts.rescues}
-		x.rescue.plan, x.rescue.reason = planOf(x.req)
+		x.rescue = &rescuing{left: a.f.opts.rescues}
+		x.rescue.plan, x.rescue.reason = rescue.PlanOf(x.req)
 	}
 	if x.rescue.plan != nil {
 		leg.Set("return_token_ids", jsonTrue)
 	}
 }
 
-// follow puts the reader that keeps the tokens before the client's end of the stream.
-func (b *Body) follow() {
-	r := b.a.x.rescue
-	if r == nil || r.plan == nil || !b.sse || b.status != 200 {
-		return
+// follow returns what keeps the tokens of decode's stream; nil if it cannot be rescued.
+func (r *rescuing) follow(a *attempt) *resume.Stream {
+	switch {
+	case r.plan == nil:
+		return nil
+	case r.from == nil:
+		return resume.New(r.plan.Config(a.f.traits.Ending.FailureStop,
+			func(event []byte) { a.x.current.Load().decodeUsage(event) }))
 	}
-	if r.from == nil {
-		b.tokens = resume.New(r.plan.config(b.a))
-	} else {
-		b.tokens, _ = r.from.Next()
-	}
-	b.tokens.Deciding = b.deciding()
-	b.src = b.tokens.Reader(b.src)
+	next, _ := r.from.Next()
+	return next
 }
 
-// broke is the error of a stream that broke.
-func (b *Body) broke(err error) *Error {
-	if errors.Is(err, resume.ErrGaveUp) {
-		return b.failed(CodeStreamBroken, "the decode engine aborted the request")
-	}
-	e := b.a.sendError(b.a.ctx, LegDecode, "stream", err)
-	if e.Code == CodeDecodeFailed {
-		e.Code = CodeStreamBroken
-	}
-	return e
-}
-
-// rescued lets the response go on at another pair after e, and reports whether it does. Its new head is in the buffer
-// then.
+// rescued lets the response go on at another pair after e, and reports whether it does.
 func (b *Body) rescued(e *Error) bool {
 	x := b.a.x
 	r := x.rescue
-	if r == nil || !e.EngineFault() || x.base.Err() != nil {
+	if r == nil || !e.EngineFault() || x.life.Base.Err() != nil {
 		return false
 	}
 	reason := r.reason
-	if b.tokens != nil {
-		r.from = b.tokens
+	tokens := b.s.Resume
+	if tokens != nil {
+		r.from = tokens
 		_, reason = r.from.Next()
 	}
 	switch {
-	case reason == "" && b.tokens == nil:
+	case reason == "" && tokens == nil:
 		reason = "no_stream"
 	case reason == "" && r.left == 0:
 		reason = "too_often"
 	}
 	if reason != "" {
-		b.a.f.tel.rescue(x, "refused", reason)
+		x.tel.Rescue("refused", reason)
 		return false
 	}
 	r.left--
-	if b.tokens.Over() {
-		b.src, b.n = io.MultiReader(), copy(b.buf, "data: "+string(sse.Done)+"\n\n")
-		b.eof = true
-		b.a.decodeUsage(b.tail.End(nil))
-		b.a.f.tel.rescue(x, "rescued", e.Code.Error())
+	if tokens.Over() {
+		b.s.Finish()
+		x.tel.Rescue("rescued", e.Code.Error())
 		return true
 	}
 	next, failure := b.goOn(e)
 	if failure != nil {
-		b.a.f.tel.rescue(x, "failed", string(failure.Code))
+		x.tel.Rescue("failed", string(failure.Code))
 		return false
 	}
-	b.take(next)
-	b.a.f.tel.rescue(x, "rescued", e.Code.Error())
+	b.a, b.s = next.a, next.s // what the client has seen of b stays as it is
+	x.tel.Rescue("rescued", e.Code.Error())
 	return true
 }
 
@@ -147,33 +130,33 @@ func (b *Body) goOn(e *Error) (next *Body, failure *Error) {
 			x.beside = nil
 		}
 	}()
-	_, done := old.step(x.base, "rescue", "")
+	_, done := old.step(x.life.Base, "rescue", "")
 	defer func() { done(failure) }()
 	b.release()
-	b.ended(e)
-	old.f.tel.streamed(b)
+	b.legEnds(e)
+	b.recordStream()
 	old.isFinal = false
 	old.end(e)
 	x.avoid = append(x.avoid, old.failed(e)...)
 	s, _ := x.rescue.from.Next()
 	length := 0
-	x.renew()
-	if x.rescue.plan.limit == 0 {
+	x.life.Renew()
+	if x.rescue.plan.Unlimited() {
 		if length, failure = old.contextLength(); failure != nil {
-			if x.ctx.Err() != nil {
-				failure = old.f.ended(x.ctx, LegPrefill, "rescue")
+			if x.life.Context.Err() != nil {
+				failure = old.f.ended(x.life.Context, LegPrefill, "rescue")
 			}
 			return nil, failure
 		}
 	}
-	req, err := x.rescue.plan.request(s, length, old.f.opts.telemetry.Usage)
+	req, err := x.rescue.plan.Request(s, length, old.f.opts.telemetry.Usage)
 	if err == nil {
 		req, err = req.Without(old.f.traits.Members)
 	}
 	if err != nil {
 		return nil, invalid(err)
 	}
-	x.goOnWith(req)
+	x.req = req
 	x.before, x.rescue.since = old.s.Attempt, time.Now()
 	for n := 1; ; n++ {
 		next, failure = x.attempt(old.s.Attempt+n, ModeDisaggregated)
@@ -203,7 +186,7 @@ func (a *attempt) contextLength() (int, *Error) {
 	if a.s.Prefill.URL == nil {
 		return 0, failure
 	}
-	ctx, stop := context.WithTimeout(a.x.ctx, 2*time.Second)
+	ctx, stop := context.WithTimeout(a.x.life.Context, 2*time.Second)
 	defer stop()
 	u := a.s.Prefill.URL.JoinPath("/v1/models")
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), http.NoBody)
@@ -224,17 +207,74 @@ func (a *attempt) contextLength() (int, *Error) {
 	return n, nil
 }
 
-// goOnWith lets further attempts send another request than the client's.
-func (x *exchange) goOnWith(req *connector.ClientRequest) {
-	x.f.live.mu.Lock()
-	defer x.f.live.mu.Unlock()
-	x.req = req
+// rescuing reports whether the attempts of now are to go on with a stream.
+func (x *exchange) rescuing() bool { return x.rescue != nil && x.rescue.from != nil }
+
+// pickForRescue picks engines, and waits until the one that is to prefill has a place. The pick is held meanwhile, so
+// that the picker knows what the engine will have to do. Another pick follows if the engine fails, or the list of
+// engines has changed when the stream's turn comes.
+func (x *exchange) pickForRescue(n int, mode Mode, p *Pick) (e *Error) {
+	q, r := &x.f.rescues, x.rescue
+	changing, _ := x.f.picker.(interface{ Changed() <-chan struct{} })
+	for {
+		if e = x.pick(x.life.Context, n, mode, p); e != nil {
+			return e
+		}
+		var changed <-chan struct{}
+		if changing != nil {
+			changed = changing.Changed()
+		}
+		engine, leg := p.Prefill.ID, x.f.limits.Prefill
+		if p.Prefill.URL == nil {
+			engine, leg = p.Decode.ID, x.f.limits.Decode
+		}
+		if r.place.Held(engine) {
+			return nil // its turn had come
+		}
+		q.Give(r.place, false)
+		turn := q.Enter(engine)
+		placed := turn == nil
+		if !placed {
+			placed, e = x.awaitTurn(engine, turn, leg)
+		}
+		if placed {
+			r.place = &rescue.Place{Engine: engine}
+			if turn == nil {
+				return nil
+			}
+			select {
+			case <-changed:
+			default:
+				return nil
+			}
+		}
+		x.decline(p)
+		if e != nil {
+			return e
+		}
+	}
 }
 
-// take makes b go on with what another body has. What the client has seen of b stays as it is.
-func (b *Body) take(next *Body) {
-	b.a, b.resp, b.src, b.tokens, b.unframed = next.a, next.resp, next.src, next.tokens, next.unframed
-	b.pooled, b.bulk, b.buf, b.n, b.first = next.pooled, next.bulk, next.buf, next.n, nil
-	b.waits = next.waits
-	b.received, b.eof, b.full, b.smallReads = next.received, next.eof, false, 0
+// awaitTurn waits until a stream has a place at an engine. It has none and no error if it is to pick again. All its
+// waits together take no longer than a leg may take and a response may be silent, if both have limits: by then those
+// of the streams that have places have let it try another engine.
+func (x *exchange) awaitTurn(engine string, turn *list.Element, leg time.Duration) (placed bool, e *Error) {
+	var tooLong <-chan time.Time
+	if idle := x.f.limits.Idle; leg > 0 && idle > 0 {
+		timer := time.NewTimer(leg + idle - time.Since(x.rescue.since))
+		defer timer.Stop()
+		tooLong = timer.C
+	}
+	ch, _ := turn.Value.(chan bool)
+	select {
+	case placed = <-ch:
+		return placed, nil
+	case <-tooLong:
+		e = &Error{Code: CodeOverloaded, Phase: "rescue", Connector: x.f.name, RetryAfter: time.Second,
+			Message: "more streams are to be rescued than the engines can prefill"}
+	case <-x.life.Context.Done():
+		e = x.f.ended(x.life.Context, "", "rescue")
+	}
+	x.f.rescues.Leave(engine, turn)
+	return false, e
 }

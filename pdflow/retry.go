@@ -40,7 +40,7 @@ func (a *attempt) mayRetry(e *Error) (again bool, reason string) {
 		return false, retryAttempts
 	case e.Code == CodeTransferMissing && a.f.opts.fallback == config.FallbackDecode: // D can do without at once
 		return false, retryFallback
-	case !a.f.budget.take():
+	case !a.f.retries.Take():
 		return false, overBudget
 	}
 	x.holdsBudget = true
@@ -79,7 +79,7 @@ func (a *attempt) retryReason(e *Error) (reason string, ok bool) {
 func (x *exchange) releaseBudget() {
 	if x.holdsBudget {
 		x.holdsBudget = false
-		x.f.budget.release()
+		x.f.retries.Release()
 	}
 }
 
@@ -88,7 +88,7 @@ func (x *exchange) releaseBudget() {
 // asked for by Retry-After, but no longer than the longest pause.
 func (x *exchange) admit(p *Pick) *Error {
 	if last := x.timedOut; last != nil && last.Endpoint == p.Prefill.ID && p.Prefill.ID != "" {
-		x.f.tel.notRetried(x, retryNoPair, last)
+		x.tel.NotRetried(retryNoPair, last.failure())
 		x.decline(p)
 		return last
 	}
@@ -138,8 +138,8 @@ func (x *exchange) pause(d time.Duration) *Error {
 	select {
 	case <-timer.C:
 		return nil
-	case <-x.ctx.Done():
-		return x.f.ended(x.ctx, "", "backoff")
+	case <-x.life.Context.Done():
+		return x.f.ended(x.life.Context, "", "backoff")
 	}
 }
 

@@ -3,11 +3,11 @@
 package pdflow
 
 import (
+	"net/http"
 	"slices"
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/internal/sse"
-	"github.com/pdkit/pdkit/internal/verdict"
 )
 
 // withheldMember is the member of D's responses that clients must not see, nil if there is none. vLLM's D may return
@@ -22,49 +22,21 @@ func withheldMember(t *connector.Traits) *sse.Member {
 	return nil
 }
 
-// withhold keeps from the client where D has its KV, and what a stream's errors tell of the engines. length is the
-// response's in bytes, -1 if it was not announced.
-func (b *Body) withhold(length int64) {
-	if b.sse {
-		b.faults.Watch(b.src, b.cleanFault)
-		b.src = &b.faults
-	}
-	m := b.a.f.withheld
-	if m == nil {
-		return
-	}
-	depth := m.Depth
-	if b.sse && b.a.x.req.API == connector.APIResponses {
-		depth++ // a stream's last event has the response
-	}
-	b.withheld.Withhold(b.src, m, depth, b.sse, length)
-	b.src = &b.withheld
-}
-
-// cleanFault makes an error within a stream what it would be without one.
-func (b *Body) cleanFault(data []byte) ([]byte, error) {
-	if !verdict.IsError(data) {
-		return data, nil
-	}
-	return errorObject(b.a.x.req.API, b.erroneous(data)), nil
-}
-
-// rewrite puts the connector's event function into the stream, if this request needs one.
-func (b *Body) rewrite(a *attempt) bool {
-	fn := a.rewriting(b.status)
-	if a.asked && b.sse && b.status == 200 {
+// changes returns how each event of decode's response is changed for the client, nil if it is not.
+func (a *attempt) changes(sse bool, status int) connector.EventFunc {
+	fn := a.rewriting(status)
+	if a.asked && sse && status == http.StatusOK {
 		fn = withoutUsage(fn, a.decodeUsage)
 	}
 	if fn == nil {
-		return false
+		return nil
 	}
-	b.src = sse.NewRewriter(b.src, b.sse, func(data []byte) (out []byte, err error) {
+	return func(data []byte) (out []byte, err error) {
 		if e := a.guard(LegDecode, "rewrite", func() error { out, err = fn(data); return err }); e != nil {
 			return nil, e
 		}
 		return out, nil
-	})
-	return true
+	}
 }
 
 // rewriting returns how the connector changes this response of decode's, nil if it does not.

@@ -14,6 +14,8 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow/internal/legs"
+	"github.com/pdkit/pdkit/pdflow/internal/live"
 	"github.com/pdkit/pdkit/transport"
 )
 
@@ -40,8 +42,8 @@ type Steps struct {
 
 	once    sync.Once
 	mu      sync.Mutex
-	calls   watchdog // expires when the caller has forgotten the request
-	waiting int      // calls of the caller that wait for an engine
+	calls   live.Watchdog // expires when the caller has forgotten the request
+	waiting int           // calls of the caller that wait for an engine
 }
 
 // Begin begins a request whose legs the caller sends: see [Steps]. The error is an *[Error]. ctx covers the whole
@@ -59,7 +61,7 @@ func (f *Flow) Begin(ctx context.Context, in *Request) (*Steps, error) {
 	s := &Steps{parked: make(chan *Step), done: make(chan struct{}), ended: make(chan struct{}), f: f,
 		id: c.id}
 	ctx, s.cancel = context.WithCancelCause(ctx)
-	s.calls.born, s.calls.owner = time.Now(), s
+	s.calls.Init(s.expire)
 	s.touch()
 	c.door = &door{steps: s}
 	go func() {
@@ -86,7 +88,7 @@ func (s *Steps) Next(ctx context.Context) (*Step, *Response, error) {
 		if s.err != nil {
 			return nil, nil, s.err
 		}
-		if s.resp.Body.relay {
+		if s.resp.Body.s == nil {
 			r := *s.resp
 			r.Body = nil
 			return nil, &r, nil
@@ -102,7 +104,7 @@ func (s *Steps) Next(ctx context.Context) (*Step, *Response, error) {
 // how that ended; nil is whole. Further calls do nothing.
 func (s *Steps) End(err error) {
 	s.once.Do(func() {
-		s.calls.stop()
+		s.calls.Stop()
 		defer s.cancel(context.Canceled)
 		select {
 		case <-s.done:
@@ -143,7 +145,7 @@ func (s *Steps) touch() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.waiting == 0 {
-		s.calls.limit(s.f.limits.Steps)
+		s.calls.Limit(s.f.limits.Steps)
 	}
 }
 
@@ -152,7 +154,7 @@ func (s *Steps) wait() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.waiting++
-	s.calls.relax()
+	s.calls.Relax()
 }
 
 func (s *Steps) waited() {
@@ -190,7 +192,7 @@ type stepResult struct {
 
 // park gives a leg to the caller and waits for what comes of it.
 func (s *Steps) park(ctx context.Context, a *attempt, o *LegOutcome, r *http.Request) (*http.Response, error) {
-	step := &Step{Method: r.Method, URL: r.URL, Header: r.Header, Deadline: a.watch.deadline(),
+	step := &Step{Method: r.Method, URL: r.URL, Header: r.Header, Deadline: a.watch.Deadline(),
 		s: s, a: a, o: o, ctx: ctx, req: r, result: make(chan stepResult, 1)}
 	if o != nil {
 		step.Leg, step.Endpoint = o.Leg, a.endpoint(o.Leg)
@@ -285,18 +287,18 @@ func (st *Step) Send(rt http.RoundTripper) {
 
 // arrived lets the other leg go out without waiting for this one, whose connection the flow cannot see.
 func (st *Step) arrived() error {
-	if r := st.a.rendezvous; r != nil {
-		side := prefillSide
-		if st.Leg == LegDecode {
-			side = decodeSide
-		}
-		r[0].reach(side)
-		r[1].reach(side)
-	}
+	st.a.rendezvous.Arrived(st.side())
 	if st.Leg == LegPrefill && st.a.own.send(true) != nil {
 		return st.a.f.ended(st.a.ctx, LegPrefill, "send")
 	}
 	return nil
+}
+
+func (st *Step) side() legs.Side {
+	if st.Leg == LegDecode {
+		return legs.Decode
+	}
+	return legs.Prefill
 }
 
 func (st *Step) claim() error {
@@ -353,13 +355,8 @@ func (st *Step) finish(resp *http.Response, err error) {
 		return
 	}
 	st.over = true
-	if r := st.a.rendezvous; r != nil && st.o != nil && err == nil { // the other leg waits no longer for this one
-		side := prefillSide
-		if st.Leg == LegDecode {
-			side = decodeSide
-		}
-		r[0].reach(side)
-		r[1].reach(side)
+	if st.o != nil && err == nil { // the other leg waits no longer for this one
+		st.a.rendezvous.Arrived(st.side())
 	}
 	st.result <- stepResult{resp, err}
 }

@@ -2,7 +2,10 @@
 
 package pdflow
 
-import "github.com/pdkit/pdkit/connector"
+import (
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/pdflow/internal/legs"
+)
 
 // prefillEnd and decodeEnd are how a leg that runs beside another reports.
 type prefillEnd struct {
@@ -25,7 +28,7 @@ func (a *attempt) together() (*Body, *Error) {
 	}); e != nil {
 		return nil, e
 	}
-	a.rendezvous = newRendezvous()
+	a.rendezvous = legs.NewRendezvous()
 	if a.x.door.steps != nil {
 		a.pGiven = make(chan struct{})
 	}
@@ -40,7 +43,7 @@ func (a *attempt) together() (*Body, *Error) {
 func (a *attempt) goPrefill() <-chan prefillEnd {
 	ch := make(chan prefillEnd, 1)
 	a.beside = true
-	a.watch.limit(a.f.limits.Prefill)
+	a.watch.Limit(a.f.limits.Prefill)
 	run := func() {
 		var end prefillEnd
 		if e := a.guard(LegPrefill, "send", func() error { end.p, end.e = a.prefill(); return nil }); e != nil {
@@ -97,9 +100,9 @@ func (a *attempt) join(prefilled <-chan prefillEnd, decoded <-chan decodeEnd) (*
 				}
 				return nil, end.e
 			}
-			a.watch.limit(a.f.limits.Decode)
+			a.watch.Limit(a.f.limits.Decode)
 		case end := <-decoded:
-			if end.e == nil && end.body.relay && prefilled != nil {
+			if end.e == nil && end.body.s == nil && prefilled != nil {
 				// The host has seen D's status and no token. Without P's KV, D would send none and wait.
 				if p := a.prefillsWord(prefilled, nil); p.e != nil {
 					a.cancel(p.e.clone())
@@ -107,7 +110,7 @@ func (a *attempt) join(prefilled <-chan prefillEnd, decoded <-chan decodeEnd) (*
 					return nil, p.e
 				}
 			}
-			a.watch.relax()
+			a.watch.Relax()
 			if end.e != nil {
 				a.cancel(end.e.clone())
 				// What failed first is often P, and D only shows it; P's own word is the better one.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package pdflow
+// Package rescue lets streams outlive their decode engines: how a stream goes on as a completion of its tokens, and how
+// many of them an engine prefills at a time.
+package rescue
 
 import (
 	"encoding/json"
@@ -14,8 +16,8 @@ import (
 	"github.com/pdkit/pdkit/internal/resume"
 )
 
-// plan is how a request's stream can go on at another pair: as a completion of its tokens.
-type plan struct {
+// Plan is how a request's stream can go on at another pair: as a completion of its tokens.
+type Plan struct {
 	req     *connector.ClientRequest // the client's
 	limit   int                      // of tokens; 0: none
 	least   int                      // min_tokens
@@ -31,7 +33,7 @@ var carried = []string{"model", "stop", "stop_token_ids", "ignore_eos", "include
 	"priority", "user"}
 
 // spent are members that a completion which goes on does not need: they make the prompt, whose tokens are known, or do
-// nothing to a greedy response, or plan replaces them.
+// nothing to a greedy response, or Plan replaces them.
 var spent = []string{"messages", "prompt", "stream", "stream_options", "max_tokens", "max_completion_tokens",
 	"min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "return_token_ids", "request_id",
 	"add_generation_prompt", "continue_final_message", "add_special_tokens", "chat_template", "chat_template_kwargs",
@@ -42,8 +44,8 @@ var neutral = map[string][]string{"n": {"1"}, "best_of": {"1"}, "logprobs": {"fa
 	"echo": {"false"}, "tools": {"[]"}, "tool_choice": {`"none"`}, "response_format": {`{"type":"text"}`},
 	"presence_penalty": {"0", "0.0"}, "frequency_penalty": {"0", "0.0"}, "use_beam_search": {"false"}}
 
-// planOf says how a request's stream could go on, or by the name of a member why it cannot.
-func planOf(req *connector.ClientRequest) (p *plan, reason string) {
+// PlanOf says how a request's stream could go on, or by the name of a member why it cannot.
+func PlanOf(req *connector.ClientRequest) (p *Plan, reason string) {
 	chat := req.API == connector.APIChat
 	if !chat && req.API != connector.APICompletions {
 		return nil, "api"
@@ -69,7 +71,7 @@ func planOf(req *connector.ClientRequest) (p *plan, reason string) {
 	if reason = promptOf(body, chat); reason != "" {
 		return nil, reason
 	}
-	p = &plan{req: req, least: int(body.Get("min_tokens").Int()), shown: body.Get("include_stop_str_in_output").Bool(),
+	p = &Plan{req: req, least: int(body.Get("min_tokens").Int()), shown: body.Get("include_stop_str_in_output").Bool(),
 		keepIDs: body.Get("return_token_ids").Bool(), usage: body.Get("stream_options.include_usage").Bool()}
 	limit := body.Get("max_tokens")
 	if m := body.Get("max_completion_tokens"); chat && m.Exists() && m.Type != gjson.Null {
@@ -131,20 +133,23 @@ func stopReach(stop gjson.Result) (reach int, ok bool) {
 	return reach, true
 }
 
-func (p *plan) config(a *attempt) resume.Config {
-	c := resume.Config{Chat: p.req.API == connector.APIChat, KeepIDs: p.keepIDs, KeepUsage: p.usage,
-		StopReach: p.reach, StopShown: p.shown, Limit: p.limit,
-		Usage: func(event []byte) { a.x.current.Load().decodeUsage(event) }}
-	if stop := a.f.traits.Ending.FailureStop; stop != "" && !p.req.StopsAt(stop) {
-		c.FailureStop = stop
+// Config says how the stream's tokens are kept. failureStop is the stop_reason with which the engine gives up, "" for
+// none; usage gets an event with the counts that the client did not ask for.
+func (p *Plan) Config(failureStop string, usage func(event []byte)) resume.Config {
+	if p.req.StopsAt(failureStop) {
+		failureStop = ""
 	}
-	return c
+	return resume.Config{Chat: p.req.API == connector.APIChat, KeepIDs: p.keepIDs, KeepUsage: p.usage,
+		StopReach: p.reach, StopShown: p.shown, Limit: p.limit, FailureStop: failureStop, Usage: usage}
 }
 
-// request makes the request that lets s go on. context is how many tokens fit into an engine's context; it is needed
-// for a chat without a limit, since a completion without one ends after 16 tokens. counted asks for the token counts
+// Unlimited reports whether only the engine's context limits the stream.
+func (p *Plan) Unlimited() bool { return p.limit == 0 }
+
+// Request makes the request that lets s go on. context is how many tokens fit into an engine's context; it is needed
+// for an unlimited chat, since a completion without one ends after 16 tokens. counted asks for the token counts
 // even if the client did not.
-func (p *plan) request(s *resume.Stream, context int, counted bool) (*connector.ClientRequest, error) {
+func (p *Plan) Request(s *resume.Stream, context int, counted bool) (*connector.ClientRequest, error) {
 	b := append([]byte(`{"stream":true,"temperature":0,"prompt":`), s.Prompt()...)
 	set := func(name string, raw []byte) { b = append(append(append(b, `,"`+name+`":`...), raw...), ' ') }
 	limit := p.limit - s.Given()

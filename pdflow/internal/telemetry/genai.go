@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package pdflow
+package telemetry
 
 import (
 	"errors"
-	"time"
+	"slices"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
@@ -15,7 +15,7 @@ import (
 // genAI are the metrics of OpenTelemetry's semantic conventions for generative AI, beside the flow's own. Names and
 // buckets are those of the repository semantic-conventions-genai in October 2026, where all of them are in development.
 type genAI struct {
-	provider                       string
+	attributes                     []attribute.KeyValue // of every metric
 	requests, firstToken, perToken metric.Float64Histogram
 	input, output, cached          metric.Int64Counter
 }
@@ -26,8 +26,8 @@ var (
 	genAIPerToken   = []float64{0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5}
 )
 
-func newGenAI(m metric.Meter, provider string) (*genAI, error) {
-	g := &genAI{provider: provider}
+func newGenAI(m metric.Meter, c *Config) (*genAI, error) {
+	g := &genAI{attributes: append(slices.Clip(c.Attributes), attribute.String("gen_ai.provider.name", c.GenAI))}
 	var errs []error
 	hist := func(name, help string, buckets []float64) metric.Float64Histogram {
 		h, err := m.Float64Histogram(name, metric.WithUnit("s"), metric.WithDescription(help),
@@ -61,46 +61,37 @@ func operation(a connector.API) string {
 
 // with are the attributes of a request's metrics. The model is the flow's own attribute where the program gave it one:
 // a client can name what it likes where a flow serves any model.
-func (g *genAI) with(x *exchange, e *Error, more ...attribute.KeyValue) metric.MeasurementOption {
-	kv := append(more, attribute.String("gen_ai.operation.name", operation(x.api)),
-		attribute.String("gen_ai.provider.name", g.provider))
-	if e != nil {
-		kv = append(kv, attribute.String("error.type", string(e.Code)))
+func (g *genAI) with(api connector.API, code string, more ...attribute.KeyValue) metric.MeasurementOption {
+	kv := append(more, attribute.String("gen_ai.operation.name", operation(api)))
+	if code != "" {
+		kv = append(kv, attribute.String("error.type", code))
 	}
-	return metric.WithAttributes(append(kv, x.f.opts.telemetry.Attributes...)...)
+	return metric.WithAttributes(append(kv, g.attributes...)...)
 }
 
-// request records the end of a request. g may be nil.
-func (g *genAI) request(x *exchange, e *Error) {
-	if g != nil {
-		g.requests.Record(x.client, time.Since(x.start).Seconds(), g.with(x, e))
-	}
-}
-
-// streamed records how fast the stream was that the client got.
-func (g *genAI) streamed(b *Body) {
+// streamed records how fast the stream was that the client got, in seconds. g may be nil.
+func (g *genAI) streamed(x *Request, first, each float64, output int64) {
 	if g == nil {
 		return
 	}
-	x, o := b.a.x, &b.a.out.Decode
-	g.firstToken.Record(x.client, o.FirstByte.Sub(x.start).Seconds(), g.with(x, nil))
-	if n := b.a.out.Usage.Output; o.Err == nil && n > 1 {
-		g.perToken.Record(x.client, o.End.Sub(o.FirstByte).Seconds()/float64(n-1), g.with(x, nil))
+	g.firstToken.Record(x.client, first, g.with(x.api, ""))
+	if output > 1 {
+		g.perToken.Record(x.client, each, g.with(x.api, ""))
 	}
 }
 
-// counted adds up the tokens of an attempt that has served. No engine tells of which modality they are.
-func (g *genAI) counted(a *attempt) {
+// counted adds up the tokens of an attempt that has served. No engine tells of which modality they are. g may be nil.
+func (g *genAI) counted(x *Request, u Usage) {
 	if g == nil {
 		return
 	}
-	with := g.with(a.x, nil, attribute.String("gen_ai.token.modality", "unknown"))
+	with := g.with(x.api, "", attribute.String("gen_ai.token.modality", "unknown"))
 	for _, c := range [...]struct {
 		counter metric.Int64Counter
 		n       int64
-	}{{g.input, a.out.Usage.Input}, {g.output, a.out.Usage.Output}, {g.cached, a.out.Usage.Cached}} {
+	}{{g.input, u.Input}, {g.output, u.Output}, {g.cached, u.Cached}} {
 		if c.n > 0 {
-			c.counter.Add(a.x.client, c.n, with)
+			c.counter.Add(x.client, c.n, with)
 		}
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package pdflow
+package live
 
 import (
 	"sync"
@@ -12,9 +12,9 @@ const (
 	budgetFloor   = 3  // retries at a time that are always allowed, so that a flow with few requests retries too
 )
 
-// retryBudget bounds the retries of all requests of a flow to a share of these requests. Else an outage would double
+// Retries bounds the retries of all requests of a flow to a share of these requests. Else an outage would double
 // the load on the engines that are left.
-type retryBudget struct {
+type Retries struct {
 	share float64
 	born  time.Time
 
@@ -23,10 +23,13 @@ type retryBudget struct {
 	underWay int                        // retries that are under way, their pauses included
 }
 
+// NewRetries bounds retries to a share of the requests.
+func NewRetries(share float64) *Retries { return &Retries{share: share, born: time.Now()} }
+
 type budgetCount struct{ second, requests, retries int }
 
 // now returns the count of this second. The caller holds the lock.
-func (b *retryBudget) now() *budgetCount {
+func (b *Retries) now() *budgetCount {
 	second := int(time.Since(b.born) / time.Second)
 	c := &b.counts[second%budgetSeconds]
 	if c.second != second {
@@ -35,15 +38,15 @@ func (b *retryBudget) now() *budgetCount {
 	return c
 }
 
-// request counts a request.
-func (b *retryBudget) request() {
+// Request counts a request.
+func (b *Retries) Request() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.now().requests++
 }
 
-// take reports whether one more retry is within the budget, and counts it. Then release must follow.
-func (b *retryBudget) take() bool {
+// Take reports whether one more retry is within the budget, and counts it. Then Release must follow.
+func (b *Retries) Take() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := b.now()
@@ -61,7 +64,8 @@ func (b *retryBudget) take() bool {
 	return true
 }
 
-func (b *retryBudget) release() {
+// Release ends a retry.
+func (b *Retries) Release() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.underWay--

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package pdflow
+package legs
 
 import (
 	"context"
@@ -12,17 +12,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/transport"
 )
 
 // A body that somebody may still read keeps its memory; one that was read to its end gives it to the next leg.
 func TestALegsBodyKeepsItsMemoryWhileItIsRead(t *testing.T) {
-	splice := func(prompt string) *legText {
+	splice := func(prompt string) *Text {
 		req, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"`+prompt+`"}`))
 		require.NoError(t, err)
-		text := new(legText)
-		if pooled, ok := legTexts.Get().(*legText); ok {
+		text := new(Text)
+		if pooled, ok := texts.Get().(*Text); ok {
 			text = pooled
 		}
 		leg := connector.NewLeg(req)
@@ -46,7 +44,7 @@ func TestALegsBodyKeepsItsMemoryWhileItIsRead(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, read, append(begun[:], rest...))
 		}
-		first.over()
+		first.Over()
 		if whole {
 			require.Zero(t, first.Len(), "nothing of a request stays in memory that waits for another")
 			n, err := b.Read(begun[:])
@@ -64,30 +62,29 @@ func TestALegsBodyKeepsItsMemoryWhileItIsRead(t *testing.T) {
 	}
 }
 
-// What over leaves behind is what the next leg starts with, so nothing of a request may be in it: neither its prompt, nor
+// What Over leaves behind is what the next leg starts with, so nothing of a request may be in it: neither its prompt, nor
 // its client's key, nor its context.
 func TestALegsMemoryHoldsNothingOfTheLastRequest(t *testing.T) {
 	req, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"mine"}`))
 	require.NoError(t, err)
-	f := &Flow{tel: &telemetry{}}
-	x := &exchange{f: f, call: call{req: req, header: http.Header{"Authorization": {"Bearer mine"}},
-		door: newDoor(transport.New(nil))}}
-	a := &attempt{x: x, f: f}
-	to := discovery.Endpoint{ID: "p", URL: &url.URL{Scheme: "http", Host: "p:1"}}
-	ctx := context.WithValue(t.Context(), legKey{}, "mine")
-
-	leg := connector.NewLeg(req)
-	leg.SetHeader("X-Own", "mine")
-	r, text, e := a.request(ctx, to, leg, &LegOutcome{Leg: LegPrefill})
-	require.Nil(t, e)
-	require.Equal(t, "mine", r.Header.Get("X-Own"))
-	require.Equal(t, "Bearer mine", r.Header.Get("Authorization"))
-	first := r.Body
-	_, err = io.Copy(io.Discard, first)
+	to := &url.URL{Scheme: "http", Host: "p:1"}
+	r, text, err := Request(context.WithValue(t.Context(), key{}, "mine"), connector.NewLeg(req), to, true)
 	require.NoError(t, err)
-	text.over()
+	require.Equal(t, "http://p:1/v1/completions", r.URL.String())
+	r.Header.Set("Authorization", "Bearer mine")
+	_, err = io.Copy(io.Discard, r.Body)
+	require.NoError(t, err)
+	text.Over()
 	require.Empty(t, text.header)
 	require.Zero(t, text.url)
 	require.Equal(t, http.Request{}, text.req)
 	require.Zero(t, text.Len())
+
+	again, text, err := Request(t.Context(), connector.NewLeg(req), to, true)
+	require.NoError(t, err)
+	again.Header.Set("Authorization", "Bearer mine")
+	text.Over() // keeps its memory, which nobody has read
+	require.Equal(t, "Bearer mine", again.Header.Get("Authorization"))
 }
+
+type key struct{}
