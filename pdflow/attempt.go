@@ -15,61 +15,85 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/pdflow/internal/legs"
 	"github.com/pdkit/pdkit/pdflow/internal/live"
-	"github.com/pdkit/pdkit/pdflow/internal/rescue"
 	"github.com/pdkit/pdkit/pdflow/internal/telemetry"
 )
 
 // attempt is one session: one try of an exchange at one pair.
 type attempt struct {
-	x      *exchange
-	f      *Flow
-	s      *connector.Session
-	mode   Mode
+	x   *exchange
+	f   *Flow
+	s   *connector.Session
+	out Outcome
+	running
+	picked
+	prefilled
+	event
+	pair
+	atEngines
+	proceed func() bool // whether the attempt goes on to decode once its prefill has served; nil: it does
+	over    bool        // end was called
+}
+
+// running is what an attempt holds as long as it runs.
+type running struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	out    Outcome
+	watch  live.Watchdog     // limits the phase that runs
+	held   *holding          // bytes of the responses of P and of encode engines
+	legs   [2]*telemetry.Leg // the prefill and the decode leg
+	bg     sync.WaitGroup    // legs that run beside the one the caller waits for
+}
 
-	pickDone    func(*Outcome)    // Pick.Done; may be nil
-	prefillDone func(*LegOutcome) // Pick.PrefillDone; may be nil
+// picked tells the picker. Both may be nil.
+type picked struct {
+	pickDone    func(*Outcome)
+	prefillDone func(*LegOutcome)
+}
 
+// prefilled is what P's response has said.
+type prefilled struct {
 	p          atomic.Pointer[connector.PrefillResult]
 	freshUntil time.Time    // when the handoff is too old for decode; zero: it does not age
 	expires    atomic.Int64 // end of the lease, Unix nanoseconds, for operators
-	wait       func(context.Context) (connector.Event, error)
-	done       func(error)
-	race       *race             // with a second attempt whose prefill runs beside this one's; nil otherwise
-	rendezvous *legs.Rendezvous  // of two legs that are sent together; nil otherwise
-	pEnded     chan struct{}     // closed when a prefill that runs beside D has ended; nil if nobody waits for that
-	place      *rescue.Place     // where the attempt is to go on with a stream; nil otherwise
-	own        *ownLeg           // P's leg, where it may run on after the attempt; nil otherwise
-	pGiven     chan struct{}     // of two legs that a host sends together: closed when it has P's
-	sent       bool              // D has got the request, or may have; known when its leg has ended
-	unblocked  bool              // both engines have refused the request, and P waits for nothing any more
-	unread     bool              // D has refused the request, and P keeps what it has for it
-	twoLegs    bool              // P takes part
-	asked      bool              // the flow, and not the client, asked for the stream's usage
-	beside     bool              // P runs beside D
-	isFinal    bool              // no further attempt follows
-	over       bool              // end was called
-	held       *holding          // bytes of the responses of P and of encode engines
-	bg         sync.WaitGroup    // legs that run beside the one the caller waits for
-	watch      live.Watchdog     // limits the phase that runs
-	legs       [2]*telemetry.Leg // the prefill and the decode leg, while they run
 }
+
+// event is what a connector.Expecter waits for.
+type event struct {
+	wait func(context.Context) (connector.Event, error)
+	done func(error)
+}
+
+// pair is of two legs that run beside each other.
+type pair struct {
+	beside     bool             // P runs beside D
+	own        *ownLeg          // P's leg, where it may run on after the attempt; nil otherwise
+	rendezvous *legs.Rendezvous // of two legs that are sent together; nil otherwise
+	pEnded     chan struct{}    // closed when P's leg has ended; nil if nobody waits for that
+	pGiven     chan struct{}    // where a host sends the legs: closed when it has P's
+}
+
+// atEngines is what is left at engines of a request that failed.
+type atEngines struct {
+	sent      bool // D has got the request, or may have; known when its leg has ended
+	unblocked bool // both engines have refused the request, and P waits for nothing any more
+	unread    bool // D has refused the request, and P keeps what it has for it
+}
+
+// twoLegs reports whether P takes part.
+func (a *attempt) twoLegs() bool { return a.s.Prefill.URL != nil && a.out.Mode != ModeAggregated }
 
 func newAttempt(x *exchange, n int, mode Mode, pick *Pick) *attempt {
 	s := connector.NewSession(x.req, x.id, pick.Prefill, pick.Decode)
 	s.Attempt, s.Encode, s.Header = n, pick.Encode, x.header
 	s.SetRanks(pick.PrefillRank, pick.DecodeRank)
-	a := &attempt{x: x, f: x.f, s: s, mode: mode, isFinal: true, ctx: x.life.Context, cancel: x.life.Cancel,
-		pickDone: pick.Done, prefillDone: pick.PrefillDone, held: x.f.opts.budget.hold(),
-		twoLegs: pick.Prefill.URL != nil && mode != ModeAggregated}
-	if lease := x.f.traits.Handoff.Lease; lease > 0 && a.twoLegs {
+	a := &attempt{x: x, f: x.f, s: s, picked: picked{pick.Done, pick.PrefillDone},
+		out: Outcome{Session: s, Connector: x.f.name, Mode: mode, Final: true,
+			Prefill: LegOutcome{Leg: LegPrefill}, Decode: LegOutcome{Leg: LegDecode}}}
+	a.ctx, a.cancel, a.held = x.life.Context, x.life.Cancel, x.f.opts.budget.hold()
+	a.watch.Init(a.expire)
+	if lease := x.f.traits.Handoff.Lease; lease > 0 && a.twoLegs() {
 		a.leaseUntil(s.CreatedAt.Add(lease))
 	}
-	a.watch.Init(a.expire)
-	a.out = Outcome{Session: s, Connector: x.f.name, Mode: mode, Prefill: LegOutcome{Leg: LegPrefill},
-		Decode: LegOutcome{Leg: LegDecode}}
 	x.current.Store(a)
 	for _, o := range x.f.opts.observers {
 		if o.SessionStart != nil {
@@ -86,7 +110,7 @@ func (a *attempt) leaseUntil(t time.Time) {
 
 // run runs the legs in the connector's order and returns once decode's first event is known.
 func (a *attempt) run() (*Body, *Error) {
-	if !a.twoLegs {
+	if !a.twoLegs() {
 		return a.aggregated()
 	}
 	if e := a.overloaded(); e != nil {
@@ -247,12 +271,12 @@ func (a *attempt) end(e *Error) {
 	if a.done != nil {
 		_ = a.guard(LegDecode, "event", func() error { a.done(asError(e)); return nil })
 	}
-	a.out.Err, a.out.Final = e, a.isFinal
+	a.out.Err = e
 	a.out.Usage.Input = cmp.Or(a.out.Usage.Input, a.out.KVTokens) // here, since both legs' counts may come at once
 	if a.out.Orphan = e != nil && a.orphaned(); a.out.Orphan {
 		a.x.tel.Orphaned()
 	}
-	if e != nil && a.f.cleaner != nil && a.twoLegs {
+	if e != nil && a.f.cleaner != nil && a.twoLegs() {
 		a.clean(e)
 	}
 	a.recordEnd()
@@ -282,7 +306,7 @@ func (a *attempt) orphaned() bool {
 		d.Err != nil && d.Err.Leg == LegDecode && d.Err.Status != 0 && !a.refusalHolds(d.Err) {
 		return false
 	}
-	return a.f.traits.Ending.Orphans && a.twoLegs && a.sent && a.p.Load() == nil && d.FirstByte.IsZero()
+	return a.f.traits.Ending.Orphans && a.twoLegs() && a.sent && a.p.Load() == nil && d.FirstByte.IsZero()
 }
 
 // prefillGrace is how long a prefill may still run once the response is through.

@@ -23,25 +23,28 @@ type exchange struct {
 	f      *Flow
 	client context.Context // the client's
 	life   live.Life       // whose base has the request's span
-	call
-	model  string
 	tel    *telemetry.Request
-	beside *attempt  // of a hedged prefill: the first, while the second begins
-	inner  *exchange // that this one fell back to, and that fell back itself
-	avoid  []string
-	rescue *rescuing // nil: the stream ends with its decode engine
+	call
+	model string
+	tries
+	rescue  *rescuing // nil: the stream ends with its decode engine
+	beside  *attempt  // of a hedged prefill: the first, while the second begins
+	inner   *exchange // that this one fell back to, and that fell back itself
+	phase   atomic.Uint32
+	current atomic.Pointer[attempt]
+	ended   bool
+}
 
+// tries is what is known of a request's failed attempts.
+type tries struct {
+	avoid       []string             // IDs of the engines that failed
 	again       bool                 // the last attempt is to be retried
 	why         string               // it is, or is not
 	failure     *Error               // of the last attempt
 	before      int                  // attempts that do not count: those of a stream before it was rescued
-	holdsBudget bool                 // of the flow's budget
+	holdsBudget bool                 // of the flow's retries
 	timedOut    *Error               // of the last prefill that ran out of time and was to be retried elsewhere
 	busyUntil   map[string]time.Time // engines that asked to be left alone, by ID
-
-	phase   atomic.Uint32
-	current atomic.Pointer[attempt]
-	ended   bool
 }
 
 // Causes with which pdflow cancels its own contexts; anything else is the client's leaving.
@@ -201,7 +204,7 @@ func (x *exchange) attempt(n int, mode Mode) (body *Body, e *Error) {
 	x.releaseBudget()
 	if e != nil {
 		x.again, a.out.Retry = a.mayRetry(e)
-		a.isFinal = !x.again && !x.thenDecodesAlone(mode, e)
+		a.out.Final = !x.again && !x.thenDecodesAlone(mode, e)
 		if x.failure = e; !x.again && a.out.Retry != "" {
 			x.tel.NotRetried(a.out.Retry, e.failure())
 		}
@@ -250,7 +253,7 @@ func (x *exchange) begin(n int, mode Mode) (*attempt, *Error) {
 	}
 	a := newAttempt(x, n, mode, &pick)
 	if x.rescuing() {
-		a.place = x.rescue.place
+		x.rescue.freesWith(a)
 	}
 	return a, nil
 }
@@ -294,7 +297,7 @@ func (x *exchange) served() Mode {
 		return x.mode
 	}
 	if a := x.current.Load(); a != nil {
-		return a.mode
+		return a.out.Mode
 	}
 	return ""
 }

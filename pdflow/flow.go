@@ -31,40 +31,57 @@ const version = "0.1.0"
 
 // Flow runs requests over pairs of engines with one connector. It is an http.Handler. Make it with [New].
 type Flow struct {
-	name   string
-	conn   connector.KVConnector
-	order  connector.Order
+	protocol
+	abilities
 	picker Picker
 	opts   options
+	limits config.Timeouts // in effect
+	retry  config.Retry    // in effect
 
-	door  *door                // of requests that bring none of their own
-	owned *transport.Transport // made by New, closed by Shutdown
-	tel   *telemetry.Instruments
-	front front
+	door   *door                // of requests that bring none of their own
+	owned  *transport.Transport // made by New, closed by Shutdown
+	tel    *telemetry.Instruments
+	front  front
+	warned sync.Once // of a writer that cannot flush
+	start  start
+	inFlight
+}
 
-	starter     connector.Starter
-	preparer    connector.Preparer
-	expecter    connector.Expecter
-	finisher    connector.Finisher
-	rewriter    connector.Rewriter
-	encoder     connector.Encoder
+// protocol is what the connector declares.
+type protocol struct {
+	conn        connector.KVConnector
 	traits      connector.Traits
+	name        string
+	order       connector.Order
 	withheld    *sse.Member                // of D's responses
 	checkers    []connector.RequestChecker // the connector's own, which come first, and the options'
 	ownCheckers int
-	cleaner     connector.Cleaner
-	cold        connector.ColdDetector
-	checker     connector.PrefillChecker
-	limits      config.Timeouts // in effect
-	retry       config.Retry    // in effect
-	retries     *live.Retries
+}
 
-	warned  sync.Once // of a writer that cannot flush
-	startMu sync.Mutex
-	started bool
-	live    live.Set[*exchange]
+// abilities are those of the connector; nil: it has not that one.
+type abilities struct {
+	starter  connector.Starter
+	preparer connector.Preparer
+	expecter connector.Expecter
+	finisher connector.Finisher
+	rewriter connector.Rewriter
+	encoder  connector.Encoder
+	cleaner  connector.Cleaner
+	cold     connector.ColdDetector
+	checker  connector.PrefillChecker
+}
 
+// start is the connector's, once.
+type start struct {
+	mu   sync.Mutex
+	done bool
+}
+
+// inFlight is what runs, and what bounds it.
+type inFlight struct {
+	live      live.Set[*exchange]
 	runningOn runningOn
+	retries   *live.Retries
 	rescues   rescue.Queue
 }
 
@@ -73,7 +90,8 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 	if c == nil || p == nil {
 		return nil, errors.New("pdflow: New needs a connector and a picker")
 	}
-	f := &Flow{conn: c, traits: c.Traits(), picker: p}
+	f := &Flow{picker: p}
+	f.conn, f.traits = c, c.Traits()
 	f.runningOn.most = maxRunningOn
 	f.name, f.order, f.withheld = f.traits.Name, f.traits.Order, withheldMember(&f.traits)
 	f.opts = options{pickWait: 250 * time.Millisecond, telemetry: silent}
@@ -164,16 +182,16 @@ func (f *Flow) Start(ctx context.Context) error {
 	if f.starter == nil {
 		return nil
 	}
-	f.startMu.Lock()
-	defer f.startMu.Unlock()
-	if f.started {
+	f.start.mu.Lock()
+	defer f.start.mu.Unlock()
+	if f.start.done {
 		return nil
 	}
 	// Not the first client's context: what is started outlives its request.
 	if err := f.starter.Start(context.WithoutCancel(ctx)); err != nil {
 		return &Error{Code: CodeInternal, Phase: "start", Connector: f.name, Message: "failed to start", Err: err}
 	}
-	f.started = true
+	f.start.done = true
 	return nil
 }
 
@@ -338,7 +356,7 @@ func (f *Flow) do(ctx context.Context, c *call) (resp *Response, e *Error) {
 		x.end(e)
 		return nil, e
 	}
-	return &Response{Status: body.status, Header: body.header, Body: body, Mode: body.a.mode, RequestID: c.id}, nil
+	return &Response{Status: body.status, Header: body.header, Body: body, Mode: body.a.out.Mode, RequestID: c.id}, nil
 }
 
 // Shutdown takes no new requests, waits for those in flight and for prefill legs that run on

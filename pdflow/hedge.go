@@ -48,21 +48,18 @@ type racer struct {
 	done chan struct{} // closed once body or e is known
 }
 
-// wins reports, once the attempt's prefill has served, whether the attempt goes on to decode.
-func (a *attempt) wins() bool {
-	if a.race == nil {
-		return true
-	}
-	if !a.race.winner.CompareAndSwap(nil, a) {
+// wins reports, once an attempt's prefill has served, whether the attempt goes on to decode.
+func (r *race) wins(a *attempt) bool {
+	if !r.winner.CompareAndSwap(nil, a) {
 		return false
 	}
-	close(a.race.decided)
+	close(r.decided)
 	return true
 }
 
 func (r *race) start(a *attempt) *racer {
 	one := &racer{a: a, done: make(chan struct{})}
-	a.race = r
+	a.proceed = func() bool { return r.wins(a) }
 	a.ctx, a.cancel = context.WithCancelCause(a.ctx)
 	a.bg.Go(func() {
 		defer close(one.done)
@@ -76,7 +73,7 @@ func (r *race) start(a *attempt) *racer {
 // runHedged runs an attempt. If its prefill has not ended within Retry.Hedge, it runs a second one at another prefill
 // engine, within the budget of retries. It returns the attempt that decides the request's fate.
 func (x *exchange) runHedged(a *attempt) (*attempt, *Body, *Error) {
-	if !a.twoLegs || x.given != nil || x.door.steps != nil || !x.f.hedges() {
+	if !a.twoLegs() || x.given != nil || x.door.steps != nil || !x.f.hedges() {
 		body, e := a.run()
 		return a, body, e
 	}
@@ -129,7 +126,7 @@ func (x *exchange) second(r *race, first *racer) *attempt {
 		x.decline(&pick)
 		return nil
 	}
-	return newAttempt(x, s.Attempt, first.a.mode, &pick)
+	return newAttempt(x, s.Attempt, first.a.out.Mode, &pick)
 }
 
 // await waits until one of two attempts has prefilled or failed, cancels the loser, and waits for the other.
@@ -168,7 +165,7 @@ func (o *racer) over() bool {
 
 // lost ends the attempt that does not decide the request's fate.
 func (x *exchange) lost(a *attempt, e *Error) {
-	a.isFinal, a.out.Retry = false, retryHedge
+	a.out.Final, a.out.Retry = false, retryHedge
 	if e == nil || !e.EngineFault() {
 		e = &Error{Code: CodeCanceled, Leg: LegPrefill, Phase: "response", Connector: x.f.name,
 			Message: "another prefill engine was faster"}

@@ -142,7 +142,9 @@ func (a *attempt) decodeAlone(ctx context.Context, leg *connector.Leg) (*Body, *
 }
 
 func (a *attempt) sendDecode(ctx context.Context, leg *connector.Leg, o *LegOutcome) (*Body, *Error) {
-	a.askUsage(leg)
+	if a.asksUsage() {
+		leg.SetAt([]string{"stream_options", "include_usage"}, jsonTrue)
+	}
 	a.askTokens(leg)
 	if a.rendezvous != nil {
 		ctx = a.rendezvous.Hold(ctx, legs.Decode)

@@ -23,6 +23,7 @@ import (
 type errorHandler = func(w http.ResponseWriter, r *http.Request, e *Error)
 
 type options struct {
+	clientSide
 	transport    http.RoundTripper
 	timeouts     config.Timeouts
 	retry        config.Retry
@@ -30,14 +31,18 @@ type options struct {
 	fallbackFlow *Flow
 	checkers     []connector.RequestChecker
 	unsupported  config.Unsupported
-	maxBody      int64
-	budget       *Budget       // nil: no bound
 	pickWait     time.Duration // how long a request waits for engines when none is ready
-	errorHandler errorHandler
 	observers    []Observer
 	telemetry    Telemetry
 	rescues      int // of one request
 	forward      []string
+}
+
+// clientSide are the options of a flow and of a Mux.
+type clientSide struct {
+	maxBody      int64
+	budget       *Budget // nil: no bound
+	errorHandler errorHandler
 	requestID    func(*http.Request) string
 }
 

@@ -16,7 +16,7 @@ func (a *attempt) prefillThenDecode() (*Body, *Error) {
 	if e != nil {
 		return nil, e
 	}
-	if !a.wins() {
+	if a.proceed != nil && !a.proceed() {
 		return nil, a.f.ended(a.ctx, LegPrefill, "response")
 	}
 	if body, ok, e := a.final(p); ok || e != nil {

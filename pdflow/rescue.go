@@ -76,6 +76,22 @@ func (r *rescuing) follow(a *attempt) *resume.Stream {
 	return next
 }
 
+// freesWith gives the stream's place to another one when the attempt's prefill leg has served. If the leg has failed, the
+// picker is to know first: see exchange.attempt.
+func (r *rescuing) freesWith(a *attempt) {
+	place, tell := r.place, a.prefillDone
+	a.prefillDone = func(o *LegOutcome) {
+		defer func() {
+			if o.Err == nil {
+				a.f.rescues.Give(place, false)
+			}
+		}()
+		if tell != nil {
+			tell(o)
+		}
+	}
+}
+
 // rescued lets the response go on at another pair after e, and reports whether it does.
 func (b *Body) rescued(e *Error) bool {
 	x := b.a.x
@@ -135,7 +151,7 @@ func (b *Body) goOn(e *Error) (next *Body, failure *Error) {
 	b.release()
 	b.legEnds(e)
 	b.recordStream()
-	old.isFinal = false
+	old.out.Final = false
 	old.end(e)
 	x.avoid = append(x.avoid, old.failed(e)...)
 	s, _ := x.rescue.from.Next()

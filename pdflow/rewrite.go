@@ -25,7 +25,7 @@ func withheldMember(t *connector.Traits) *sse.Member {
 // changes returns how each event of decode's response is changed for the client, nil if it is not.
 func (a *attempt) changes(sse bool, status int) connector.EventFunc {
 	fn := a.rewriting(status)
-	if a.asked && sse && status == http.StatusOK {
+	if sse && a.asksUsage() && status == http.StatusOK {
 		fn = withoutUsage(fn, a.decodeUsage)
 	}
 	if fn == nil {
@@ -41,7 +41,7 @@ func (a *attempt) changes(sse bool, status int) connector.EventFunc {
 
 // rewriting returns how the connector changes this response of decode's, nil if it does not.
 func (a *attempt) rewriting(status int) (fn connector.EventFunc) {
-	if a.f.rewriter == nil || !a.twoLegs || status != 200 {
+	if a.f.rewriter == nil || !a.twoLegs() || status != 200 {
 		return nil
 	}
 	if e := a.guard(LegDecode, "rewrite", func() error {

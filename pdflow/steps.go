@@ -179,10 +179,14 @@ type Step struct {
 	o      *LegOutcome // nil for a side call
 	ctx    context.Context
 	req    *http.Request
-	mu     sync.Mutex
-	taken  bool
-	over   bool // a result was given, or nobody waits for one
 	result chan stepResult
+	stepState
+}
+
+type stepState struct {
+	mu    sync.Mutex
+	taken bool
+	over  bool // a result was given, or nobody waits for one
 }
 
 type stepResult struct {
@@ -406,5 +410,5 @@ func (a *attempt) relayable() bool {
 	if a.f.order == connector.DecodeFirst && a.p.Load() == nil {
 		return false
 	}
-	return !(a.twoLegs && a.f.traits.Handoff.FromDecode) && a.rewriting(http.StatusOK) == nil
+	return !(a.twoLegs() && a.f.traits.Handoff.FromDecode) && a.rewriting(http.StatusOK) == nil
 }

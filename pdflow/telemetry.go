@@ -44,7 +44,7 @@ func (a *attempt) step(ctx context.Context, operation, endpoint string) (context
 
 // recordEnd counts an attempt that has ended.
 func (a *attempt) recordEnd() {
-	a.x.tel.Session(string(a.mode), codeLabel(a.out.Err))
+	a.x.tel.Session(string(a.out.Mode), codeLabel(a.out.Err))
 	switch {
 	case a.out.Err == nil:
 		a.x.tel.Tokens(telemetry.Usage(a.out.Usage))
@@ -67,7 +67,7 @@ func (b *Body) recordStream() {
 	if p := a.p.Load(); p != nil && a.f.handsOver() {
 		handoff = p.At
 	}
-	a.x.tel.Streamed(string(a.mode), o.FirstByte, o.End, output, handoff)
+	a.x.tel.Streamed(string(a.out.Mode), o.FirstByte, o.End, output, handoff)
 }
 
 // legStarted opens a leg's span and tells observers.
@@ -107,8 +107,5 @@ func (a *attempt) legEnded(o *LegOutcome, p *connector.PrefillResult) {
 	})
 	if o.Leg == LegPrefill && a.prefillDone != nil {
 		_ = a.guard("", "done", func() error { a.prefillDone(o); return nil })
-	}
-	if o.Leg == LegPrefill && o.Err == nil { // else the picker is to know first: see exchange.attempt
-		a.f.rescues.Give(a.place, false)
 	}
 }

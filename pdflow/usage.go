@@ -38,7 +38,7 @@ func (a *attempt) decodeUsage(end []byte) {
 	u := &a.out.Usage
 	u.Input, u.Output = count(object, paths.Prompt), count(object, paths.Completion)
 	switch cached := count(object, paths.Cached); {
-	case !a.twoLegs: // one engine: what it reused is its cache's
+	case !a.twoLegs(): // one engine: what it reused is its cache's
 		u.Cached = cached
 	case a.f.traits.Serving.ReusedInUsage:
 		u.Reused = cached
@@ -47,17 +47,14 @@ func (a *attempt) decodeUsage(end []byte) {
 
 var jsonTrue = json.RawMessage("true")
 
-// askUsage asks D for the counts of a stream whose client did not, if the flow wants them.
-func (a *attempt) askUsage(leg *connector.Leg) {
+// asksUsage reports whether the flow asks D for the counts of a stream whose client did not.
+func (a *attempt) asksUsage() bool {
 	req := a.x.req
 	if !a.f.opts.telemetry.Usage || !req.Stream || req.API != connector.APIChat && req.API != connector.APICompletions {
-		return
+		return false
 	}
-	if raw, ok := req.Field("stream_options"); ok && gjson.GetBytes(raw, "include_usage").Bool() {
-		return
-	}
-	leg.SetAt([]string{"stream_options", "include_usage"}, jsonTrue)
-	a.asked = true
+	raw, ok := req.Field("stream_options")
+	return !ok || !gjson.GetBytes(raw, "include_usage").Bool()
 }
 
 // withoutUsage takes out the chunk that only the flow asked for: the one with counts and without choices.
