@@ -104,7 +104,7 @@ func (s *Server) Process(envoy stream) error {
 		return fail(envoy, r, &pdflow.Error{Code: pdflow.CodeNotFound, Param: "model",
 			Message: "no such model is served here"})
 	}
-	x := &exchange{s: s, envoy: envoy, r: r, streamed: req.Stream}
+	x := &running{s: s, envoy: envoy, r: r, streamed: req.Stream}
 	x.endSeen = first.GetProtocolConfig().GetResponseBodyMode() != mode.ProcessingMode_NONE
 	return x.run(flow, &pdflow.Request{API: api, Header: r.Header, Body: body})
 }

@@ -18,9 +18,9 @@ import (
 	"github.com/pdkit/pdkit/pdflow/internal/telemetry"
 )
 
-// attempt is one session: one try of an exchange at one pair.
+// attempt is one session: one try of a request at one pair.
 type attempt struct {
-	x   *exchange
+	x   *serving
 	f   *Flow
 	s   *connector.Session
 	out Outcome
@@ -66,7 +66,7 @@ type event struct {
 // pair is of two legs that run beside each other.
 type pair struct {
 	beside     bool             // P runs beside D
-	own        *ownLeg          // P's leg, where it may run on after the attempt; nil otherwise
+	detached   *detachedLeg     // P's leg, where it may run on after the attempt; nil otherwise
 	rendezvous *legs.Rendezvous // of two legs that are sent together; nil otherwise
 	pEnded     chan struct{}    // closed when P's leg has ended; nil if nobody waits for that
 	pGiven     chan struct{}    // where a host sends the legs: closed when it has P's
@@ -82,7 +82,7 @@ type atEngines struct {
 // twoLegs reports whether P takes part.
 func (a *attempt) twoLegs() bool { return a.s.Prefill.URL != nil && a.out.Mode != ModeAggregated }
 
-func newAttempt(x *exchange, n int, mode Mode, pick *Pick) *attempt {
+func newAttempt(x *serving, n int, mode Mode, pick *Pick) *attempt {
 	s := connector.NewSession(x.req, x.id, pick.Prefill, pick.Decode)
 	s.Attempt, s.Encode, s.Header = n, pick.Encode, x.header
 	s.SetRanks(pick.PrefillRank, pick.DecodeRank)
@@ -226,7 +226,7 @@ func (a *attempt) caller(ctx context.Context) connector.Caller {
 		if !a.reaches(r.URL.Hostname()) {
 			return nil, errors.New("pdflow: a side call may reach only the engines of its session")
 		}
-		return a.x.door.send(ctx, a, nil, r)
+		return a.x.sender.send(ctx, a, nil, r)
 	}
 }
 
@@ -267,7 +267,7 @@ func (a *attempt) end(e *Error) {
 	if unblock != nil && !a.out.PrefillRuns && a.out.Prefill.Status/100 == 4 {
 		a.unblocked = unblock(a.x.life.Base) // the attempt's own context is over
 	}
-	defer a.held.release()
+	defer a.held.giveBack()
 	if a.done != nil {
 		_ = a.guard(LegDecode, "event", func() error { a.done(asError(e)); return nil })
 	}
@@ -319,8 +319,8 @@ func (a *attempt) awaitPrefillEnd() {
 		return
 	}
 	ended := make(chan struct{})
-	if a.own != nil {
-		ended = a.own.done
+	if a.detached != nil {
+		ended = a.detached.done
 	} else {
 		go func() { a.bg.Wait(); close(ended) }() // ends with the cancel that follows
 	}

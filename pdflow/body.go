@@ -26,8 +26,8 @@ import (
 type Body struct {
 	mu    sync.Mutex     // held by what reads and by what closes
 	a     *attempt       // the last, of a stream that was rescued
-	x     *exchange      // a's
-	outer *exchange      // the first of the exchanges that fell back until this flow served; see exchange.inner
+	x     *serving       // a's
+	outer *serving       // the first of those that fell back until this flow served; see serving.inner
 	s     *stream.Stream // a's response; nil if the caller passes it on by itself
 
 	status int
@@ -45,7 +45,7 @@ func newBody(a *attempt, resp *http.Response) *Body {
 	b := &Body{a: a, x: a.x, status: resp.StatusCode}
 	b.sse = strings.HasPrefix(strings.ToLower(resp.Header.Get("Content-Type")), "text/event-stream")
 	c := a.reading(b)
-	b.header = responseHeader(resp, b.sse, c.Rewrite != nil, a.x.door.own)
+	b.header = responseHeader(resp, b.sse, c.Rewrite != nil, a.x.sender.own)
 	if c.Length = resp.ContentLength; b.header["Content-Length"] == nil {
 		c.Length = -1
 	}
@@ -57,7 +57,7 @@ func newBody(a *attempt, resp *http.Response) *Body {
 func (a *attempt) reading(b *Body) stream.Config {
 	api := a.x.req.API
 	c := stream.Config{Events: b.sse, Guarded: api.Guarded(), FailureStop: a.failureStop(), Deciding: a.deciding(),
-		Shared: a.x.door.steps != nil, Withheld: a.f.withheld, Rewrite: a.changes(b.sse, b.status),
+		Shared: a.x.sender.steps != nil, Withheld: a.f.withheld, Rewrite: a.changes(b.sse, b.status),
 		Fault: func(data []byte) []byte { return errorObject(api, b.erroneous(data)) }, Usage: b.usage}
 	if c.Withheld != nil {
 		c.Depth = c.Withheld.Depth
@@ -293,7 +293,7 @@ func (b *Body) close() {
 			e = b.a.f.ended(b.a.ctx, LegDecode, "stream")
 		}
 	}
-	b.release()
+	b.drop()
 	if !b.a.over { // else a rescue has failed
 		b.legEnds(e)
 		b.recordStream()
@@ -341,12 +341,12 @@ func (b *Body) legEnds(e *Error) {
 
 // discard gives up a response that nobody will see.
 func (b *Body) discard(e *Error) {
-	b.release()
+	b.drop()
 	b.legEnds(e)
 }
 
-// release gives back connection and buffer.
-func (b *Body) release() {
+// drop gives back connection and buffer.
+func (b *Body) drop() {
 	if b.rest = nil; b.s != nil {
 		b.s.Close()
 	}

@@ -48,7 +48,7 @@ func (b *Budget) Refused() int64 { return b.refused.Load() }
 type holding struct {
 	b     *Budget
 	n     atomic.Int64
-	users atomic.Int32 // the last that releases it gives it back
+	users atomic.Int32 // the last that gives it back does so
 }
 
 func (b *Budget) hold() *holding {
@@ -60,7 +60,7 @@ func (b *Budget) hold() *holding {
 	return h
 }
 
-// keep is followed by a release of its own.
+// keep is followed by a giveBack of its own.
 func (h *holding) keep() {
 	if h != nil {
 		h.users.Add(1)
@@ -81,7 +81,7 @@ func (h *holding) taker() intake.Taker {
 	}
 }
 
-func (h *holding) release() {
+func (h *holding) giveBack() {
 	if h != nil && h.users.Add(-1) == 0 {
 		h.b.Give(h.n.Swap(0))
 	}

@@ -38,12 +38,12 @@ type Flow struct {
 	limits config.Timeouts // in effect
 	retry  config.Retry    // in effect
 
-	door   *door                // of requests that bring none of their own
-	owned  *transport.Transport // made by New, closed by Shutdown
-	tel    *telemetry.Instruments
-	front  front
-	warned sync.Once // of a writer that cannot flush
-	start  start
+	sender  *sender              // of requests that bring none of their own
+	owned   *transport.Transport // made by New, closed by Shutdown
+	tel     *telemetry.Instruments
+	handler handler
+	warned  sync.Once // of a writer that cannot flush
+	start   start
 	inFlight
 }
 
@@ -79,7 +79,7 @@ type start struct {
 
 // inFlight is what runs, and what bounds it.
 type inFlight struct {
-	live      live.Set[*exchange]
+	live      live.Set[*serving]
 	runningOn runningOn
 	retries   *live.Retries
 	rescues   rescue.Queue
@@ -111,7 +111,7 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 		f.owned = transport.New(nil)
 		f.opts.transport = f.owned
 	}
-	f.door = newDoor(f.opts.transport)
+	f.sender = newSender(f.opts.transport)
 	var err error
 	if f.tel, err = newTelemetry(f); err != nil {
 		return nil, fmt.Errorf("pdflow: %w", err)
@@ -121,11 +121,11 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pdflow: %w", err)
 	}
-	f.front = front{maxBody: cmp.Or(f.opts.maxBody, defaultMaxBody), budget: f.opts.budget, refusals: refusals,
+	f.handler = handler{maxBody: cmp.Or(f.opts.maxBody, defaultMaxBody), budget: f.opts.budget, refusals: refusals,
 		bodyTimeout: f.limits.Body, writeTimeout: f.limits.Write, onError: sendError, requestID: f.opts.requestID,
 		find: func(*connector.ClientRequest, string) (*Flow, *Error) { return f, nil }}
 	if f.opts.errorHandler != nil {
-		f.front.onError = f.opts.errorHandler
+		f.handler.onError = f.opts.errorHandler
 	}
 	return f, nil
 }
@@ -246,7 +246,7 @@ type call struct {
 	given  *Pick    // not nil: the caller has chosen the engines
 	any    bool     // given need not keep the connector's rules
 	mode   Mode     // not "": another flow fell back to this one
-	door   *door    // nil: the flow's own
+	sender *sender  // nil: the flow's own
 	held   *holding // the body, in the budget; nil: it is not counted
 }
 
@@ -261,7 +261,7 @@ func (f *Flow) read(ctx context.Context, in *Request) (call, *Error) {
 		if validRequestID(in.RequestID) {
 			refused.RequestID = in.RequestID
 		}
-		f.front.refusals.tell(ctx, refused)
+		f.handler.refusals.tell(ctx, refused)
 	}
 	return c, e
 }
@@ -328,7 +328,7 @@ func invalid(err error) *Error {
 
 // do runs one parsed request. It does not keep c.
 func (f *Flow) do(ctx context.Context, c *call) (resp *Response, e *Error) {
-	var x *exchange
+	var x *serving
 	defer func() {
 		// of a picker, a connector or an observer: this request's failure, and nobody else's
 		if r := recover(); r != nil {
@@ -343,7 +343,7 @@ func (f *Flow) do(ctx context.Context, c *call) (resp *Response, e *Error) {
 		return nil, f.refuse(ctx, c, err)
 	}
 	c.req = req
-	x = newExchange(ctx, f, c)
+	x = newServing(ctx, f, c)
 	if !f.live.Enter(x) {
 		e = &Error{Code: CodeDraining, Connector: f.name, Message: "shutting down", RetryAfter: time.Second}
 		x.life.Cancel(e)

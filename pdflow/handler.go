@@ -18,9 +18,9 @@ import (
 	"github.com/pdkit/pdkit/internal/verdict"
 )
 
-// front is the client's side of a Flow and of a Mux. It reads a request, finds the flow that serves it, and writes the
+// handler is the client's side of a Flow and of a Mux. It reads a request, finds the flow that serves it, and writes the
 // response.
-type front struct {
+type handler struct {
 	maxBody      int64
 	budget       *Budget       // nil: no bound
 	bodyTimeout  time.Duration // 0: none
@@ -38,75 +38,75 @@ type front struct {
 // whose write deadline can be set, or one that unwraps to such a writer (see [http.ResponseController]). On any other
 // writer, and over HTTP/1.0, an error is the last that the client gets: a stream ends in an error event and without
 // [DONE], any other body is not valid JSON.
-func (f *Flow) ServeHTTP(w http.ResponseWriter, r *http.Request) { f.front.serve(w, r) }
+func (f *Flow) ServeHTTP(w http.ResponseWriter, r *http.Request) { f.handler.serve(w, r) }
 
 // Middleware serves the client APIs' paths and hands everything else to next.
-func (f *Flow) Middleware(next http.Handler) http.Handler { return f.front.middleware(next) }
+func (f *Flow) Middleware(next http.Handler) http.Handler { return f.handler.middleware(next) }
 
-func (f *front) middleware(next http.Handler) http.Handler {
+func (h *handler) middleware(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodPost && connector.APIOf(r.URL.Path) != connector.APIUnknown {
-			f.serve(w, r)
+			h.serve(w, r)
 			return
 		}
 		next.ServeHTTP(w, r)
 	})
 }
 
-func (f *front) serve(w http.ResponseWriter, r *http.Request) {
-	ids := f.idsOf(r)
+func (h *handler) serve(w http.ResponseWriter, r *http.Request) {
+	ids := h.idsOf(r)
 	w.Header()[headerRequestID] = ids
 	if len(r.TransferEncoding) > 0 {
 		// net/http hides a Content-Length that stood beside it. Closing the connection keeps the bytes that follow
 		// from being read as another request.
 		w.Header().Set("Connection", "close")
 	}
-	held := f.budget.hold()
-	defer held.release()
-	resp, own, e := f.accept(w, r, ids[0], held)
-	defer own.held.release()
+	held := h.budget.hold()
+	defer held.giveBack()
+	resp, own, e := h.accept(w, r, ids[0], held)
+	defer own.held.giveBack()
 	if e != nil {
-		own.front.fail(w, r, e)
+		own.handler.fail(w, r, e)
 		return
 	}
-	if resp.send(w, r, own.front.writeTimeout) != nil {
+	if resp.send(w, r, own.handler.writeTimeout) != nil {
 		cut.Abort(r)
 	}
 }
 
-// ownFront is what a request has of its flow's front beside that of its Mux.
-type ownFront struct {
-	front *front   // which tells its errors, and bounds its writes
-	held  *holding // of the flow's own budget
+// ownHandler is what a request has of its flow's handler beside that of its Mux.
+type ownHandler struct {
+	handler *handler // which tells its errors, and bounds its writes
+	held    *holding // of the flow's own budget
 }
 
 // accept finds the flow for a request, and has it run. serve sends the response, since a stream keeps all the stack
 // that was needed until then.
-func (f *front) accept(w http.ResponseWriter, r *http.Request, id string, held *holding) (resp *Response, own ownFront,
+func (h *handler) accept(w http.ResponseWriter, r *http.Request, id string, held *holding) (resp *Response, own ownHandler,
 	e *Error) {
-	own.front = f
+	own.handler = h
 	api := connector.APIOf(r.URL.Path)
 	if api == connector.APIUnknown || r.Method != http.MethodPost {
 		intake.Closing(w)
 		e := &Error{Code: CodeNotFound, Message: "there is no such path and method here"}
-		f.refusals.tell(r.Context(), &Refusal{RequestID: id, API: api, Err: e})
+		h.refusals.tell(r.Context(), &Refusal{RequestID: id, API: api, Err: e})
 		return nil, own, e
 	}
-	req, e := f.read(w, r, api, held)
+	req, e := h.read(w, r, api, held)
 	if e != nil {
-		f.refusals.tell(r.Context(), &Refusal{RequestID: id, API: api, Err: e})
+		h.refusals.tell(r.Context(), &Refusal{RequestID: id, API: api, Err: e})
 		return nil, own, e
 	}
-	flow, e := f.find(req, id)
+	flow, e := h.find(req, id)
 	if e != nil {
-		f.refusals.tell(r.Context(), &Refusal{RequestID: id, API: api, Model: req.Model, Err: e})
+		h.refusals.tell(r.Context(), &Refusal{RequestID: id, API: api, Model: req.Model, Err: e})
 		return nil, own, e
 	}
 	for {
 		c := call{req: req, header: r.Header, id: id, held: held}
-		if f != &flow.front {
-			if own, e = f.enter(w, r, flow, &c); e != nil {
-				flow.front.refusals.tell(r.Context(), &Refusal{RequestID: c.id, API: api, Model: req.Model, Err: e})
+		if h != &flow.handler {
+			if own, e = h.enter(w, r, flow, &c); e != nil {
+				flow.handler.refusals.tell(r.Context(), &Refusal{RequestID: c.id, API: api, Model: req.Model, Err: e})
 				return nil, own, e
 			}
 		}
@@ -115,31 +115,31 @@ func (f *front) accept(w http.ResponseWriter, r *http.Request, id string, held *
 			return resp, own, e
 		}
 		// The flow is shutting down. If its route was replaced after find, its successor serves the request.
-		next, gone := f.find(req, id)
+		next, gone := h.find(req, id)
 		if gone != nil || next == flow {
 			return nil, own, e
 		}
-		own.held.release()
+		own.held.giveBack()
 		flow = next
 	}
 }
 
 // enter holds a request that a Mux has read to what its flow has of its own: see NewMux.
-func (f *front) enter(w http.ResponseWriter, r *http.Request, flow *Flow, c *call) (own ownFront, e *Error) {
-	own.front = f
+func (h *handler) enter(w http.ResponseWriter, r *http.Request, flow *Flow, c *call) (own ownHandler, e *Error) {
+	own.handler = h
 	o := &flow.opts
 	if o.errorHandler != nil || o.timeouts.Write != 0 {
-		mine := *f
+		mine := *h
 		if o.errorHandler != nil {
 			mine.onError = o.errorHandler
 		}
 		if o.timeouts.Write != 0 {
 			mine.writeTimeout = o.timeouts.Write
 		}
-		own.front = &mine
+		own.handler = &mine
 	}
 	if o.requestID != nil {
-		ids := flow.front.idsOf(r)
+		ids := flow.handler.idsOf(r)
 		c.id, w.Header()[headerRequestID] = ids[0], ids
 	}
 	size := int64(len(c.req.Body()))
@@ -147,7 +147,7 @@ func (f *front) enter(w http.ResponseWriter, r *http.Request, flow *Flow, c *cal
 		fault := intake.TooLarge(o.maxBody)
 		return own, &Error{Code: Code(fault.Code), Phase: "body", Message: fault.Message}
 	}
-	if o.budget != nil && o.budget != f.budget {
+	if o.budget != nil && o.budget != h.budget {
 		own.held = o.budget.hold()
 		if !own.held.taker()(size) {
 			return own, noMemory("", "body", intake.ErrNoMemory)
@@ -158,9 +158,9 @@ func (f *front) enter(w http.ResponseWriter, r *http.Request, flow *Flow, c *cal
 }
 
 // read reads and checks a client's body. w and held may be nil.
-func (f *front) read(w http.ResponseWriter, r *http.Request, api connector.API,
+func (h *handler) read(w http.ResponseWriter, r *http.Request, api connector.API,
 	held *holding) (*connector.ClientRequest, *Error) {
-	body, fault := intake.Read(w, r, f.maxBody, f.bodyTimeout, false, held.taker())
+	body, fault := intake.Read(w, r, h.maxBody, h.bodyTimeout, false, held.taker())
 	if fault != nil && errors.Is(fault.Err, intake.ErrNoMemory) {
 		return nil, noMemory("", "body", fault.Err)
 	}
@@ -175,23 +175,23 @@ func (f *front) read(w http.ResponseWriter, r *http.Request, api connector.API,
 }
 
 // idsOf returns a request's id as a header's value.
-func (f *front) idsOf(r *http.Request) []string {
-	if f.requestID == nil {
+func (h *handler) idsOf(r *http.Request) []string {
+	if h.requestID == nil {
 		return requestIDs(r.Header)
 	}
-	if id := f.requestID(r); validRequestID(id) {
+	if id := h.requestID(r); validRequestID(id) {
 		return []string{id}
 	}
 	return newIDs()
 }
 
-func (f *front) fail(w http.ResponseWriter, r *http.Request, e *Error) {
+func (h *handler) fail(w http.ResponseWriter, r *http.Request, e *Error) {
 	if e.Code == CodeClientGone {
 		// If this handler only returned, net/http would send a 200, which a client that closed nothing but its sending
 		// side would see. The error reaches such a client only where the writer hides the connection (see package cut).
 		rc := http.NewResponseController(w)
 		_ = rc.SetWriteDeadline(cut.Past)
-		f.onError(w, r, e)
+		h.onError(w, r, e)
 		_ = rc.Flush()
 		cut.Abort(r)
 		return
@@ -200,13 +200,13 @@ func (f *front) fail(w http.ResponseWriter, r *http.Request, e *Error) {
 		w.Header()[headerMode] = modeHeader(e.mode)
 	}
 	rc := http.NewResponseController(w)
-	if f.writeTimeout > 0 && rc.SetWriteDeadline(time.Now().Add(f.writeTimeout)) == nil {
+	if h.writeTimeout > 0 && rc.SetWriteDeadline(time.Now().Add(h.writeTimeout)) == nil {
 		defer func() {
 			_ = rc.Flush() // under the deadline, which must not be in force for the connection's next request
 			_ = rc.SetWriteDeadline(time.Time{})
 		}()
 	}
-	f.onError(w, r, e)
+	h.onError(w, r, e)
 	intake.Linger(w, r)
 }
 

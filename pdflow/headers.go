@@ -58,7 +58,7 @@ func fillEngineHeader(h, client http.Header, requestID, more []string) {
 }
 
 // fillHeader fills the header of one leg. Each leg has its own, since round trippers set headers in place.
-func (x *exchange) fillHeader(h http.Header, edits []connector.HeaderEdit) {
+func (x *serving) fillHeader(h http.Header, edits []connector.HeaderEdit) {
 	fillEngineHeader(h, x.header, []string{x.id}, x.f.opts.forward)
 	h["Content-Type"] = jsonType
 	for _, e := range edits {

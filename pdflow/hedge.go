@@ -72,8 +72,8 @@ func (r *race) start(a *attempt) *racer {
 
 // runHedged runs an attempt. If its prefill has not ended within Retry.Hedge, it runs a second one at another prefill
 // engine, within the budget of retries. It returns the attempt that decides the request's fate.
-func (x *exchange) runHedged(a *attempt) (*attempt, *Body, *Error) {
-	if !a.twoLegs() || x.given != nil || x.door.steps != nil || !x.f.hedges() {
+func (x *serving) runHedged(a *attempt) (*attempt, *Body, *Error) {
+	if !a.twoLegs() || x.given != nil || x.sender.steps != nil || !x.f.hedges() {
 		body, e := a.run()
 		return a, body, e
 	}
@@ -89,7 +89,7 @@ func (x *exchange) runHedged(a *attempt) (*attempt, *Body, *Error) {
 			x.tel.Hedged(overBudget)
 			break
 		}
-		defer x.f.retries.Release()
+		defer x.f.retries.Give()
 		x.beside = a
 		b := x.second(r, first)
 		x.beside = nil
@@ -103,7 +103,7 @@ func (x *exchange) runHedged(a *attempt) (*attempt, *Body, *Error) {
 }
 
 // second returns an attempt at another prefill engine, nil if there is none before the first one's prefill has ended.
-func (x *exchange) second(r *race, first *racer) *attempt {
+func (x *serving) second(r *race, first *racer) *attempt {
 	ctx, stop := context.WithCancel(x.life.Context)
 	defer stop()
 	go func() { // a picker may wait for an engine
@@ -130,7 +130,7 @@ func (x *exchange) second(r *race, first *racer) *attempt {
 }
 
 // await waits until one of two attempts has prefilled or failed, cancels the loser, and waits for the other.
-func (x *exchange) await(r *race, first, second *racer) (*attempt, *Body, *Error) {
+func (x *serving) await(r *race, first, second *racer) (*attempt, *Body, *Error) {
 	select {
 	case <-first.done:
 	case <-second.done:
@@ -164,7 +164,7 @@ func (o *racer) over() bool {
 }
 
 // lost ends the attempt that does not decide the request's fate.
-func (x *exchange) lost(a *attempt, e *Error) {
+func (x *serving) lost(a *attempt, e *Error) {
 	a.out.Final, a.out.Retry = false, retryHedge
 	if e == nil || !e.EngineFault() {
 		e = &Error{Code: CodeCanceled, Leg: LegPrefill, Phase: "response", Connector: x.f.name,

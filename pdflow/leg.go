@@ -30,7 +30,7 @@ const maxErrorBody = 1 << 20
 // request makes a leg's HTTP request.
 func (a *attempt) request(ctx context.Context, ep discovery.Endpoint, leg *connector.Leg, o *LegOutcome) (*http.Request,
 	*legs.Text, *Error) {
-	req, text, err := legs.Request(ctx, leg, ep.URL, a.x.door.own)
+	req, text, err := legs.Request(ctx, leg, ep.URL, a.x.sender.own)
 	if err != nil {
 		return nil, nil, a.guard(o.Leg, "describe", func() error { return err })
 	}
@@ -48,8 +48,8 @@ func (a *attempt) prefill() (*connector.PrefillResult, *Error) {
 		return nil, e
 	}
 	o, ctx := &a.out.Prefill, a.ctx
-	if a.own != nil {
-		o, ctx = &a.own.out, a.own.ctx
+	if a.detached != nil {
+		o, ctx = &a.detached.out, a.detached.ctx
 	}
 	ctx = a.legStarted(ctx, LegPrefill)
 	p, e := a.sendPrefill(ctx, leg, o)
@@ -61,7 +61,7 @@ func (a *attempt) prefill() (*connector.PrefillResult, *Error) {
 		e.Connector = a.f.name
 	}
 	a.legEnded(o, p)
-	if a.own.left() || e != nil {
+	if a.detached.left() || e != nil {
 		return nil, e
 	}
 	a.prefillUsage(p)
@@ -81,8 +81,8 @@ func (a *attempt) sendPrefill(ctx context.Context, leg *connector.Leg, o *LegOut
 		return nil, e
 	}
 	defer text.Over()
-	a.own.sendAgain(req)
-	resp, err := a.x.door.send(ctx, a, o, req)
+	a.detached.sendAgain(req)
+	resp, err := a.x.sender.send(ctx, a, o, req)
 	if err != nil {
 		return nil, a.sendError(ctx, LegPrefill, "send", err)
 	}
@@ -154,7 +154,7 @@ func (a *attempt) sendDecode(ctx context.Context, leg *connector.Leg, o *LegOutc
 		return nil, e
 	}
 	defer text.Over()
-	resp, err := a.x.door.send(ctx, a, o, req)
+	resp, err := a.x.sender.send(ctx, a, o, req)
 	a.sent = err == nil || transport.Classify(err) != transport.SentNothing
 	if err != nil {
 		return nil, a.sendError(ctx, LegDecode, "send", err)
@@ -176,15 +176,15 @@ func (a *attempt) sendDecode(ctx context.Context, leg *connector.Leg, o *LegOutc
 	encoded := intake.Encoded(resp.Header)
 	b := newBody(a, resp)
 	if encoded { // nobody asked for it, and what clients must not see could not be found in it
-		b.release()
+		b.drop()
 		return nil, b.failed(CodeDecodeFailed, "the decode engine's response is compressed")
 	}
 	if e := b.readHead(ctx); e != nil {
-		b.release()
+		b.drop()
 		return nil, e
 	}
 	if r := a.x.rescue; r != nil && r.from != nil && b.s.Resume == nil {
-		b.release()
+		b.drop()
 		return nil, b.failed(CodeDecodeFailed, "the decode engine does not go on with the stream")
 	}
 	o.FirstByte = time.Now()

@@ -27,8 +27,8 @@ func (f *Flow) flowFor(*connector.ClientRequest, string) *Flow { return f }
 // Mux serves several models behind one listener. A request goes to the flow of the model that it names. One that names
 // no model goes to the only flow, or else to the flow for any model. Routes may be replaced while it serves.
 type Mux struct {
-	front  front
-	routes atomic.Pointer[map[string]Server]
+	handler handler
+	routes  atomic.Pointer[map[string]Server]
 }
 
 // NewMux makes a Mux without routes. Its options are those of the client's side: WithMaxBody, WithBudget,
@@ -53,10 +53,10 @@ func NewMux(opts ...Option) (*Mux, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pdflow: NewMux: %w", err)
 	}
-	m.front = front{refusals: refusals, maxBody: cmp.Or(o.maxBody, defaultMaxBody), budget: o.budget,
+	m.handler = handler{refusals: refusals, maxBody: cmp.Or(o.maxBody, defaultMaxBody), budget: o.budget,
 		onError: sendError, requestID: o.requestID, bodyTimeout: t.Body, writeTimeout: t.Write, find: m.find}
 	if o.errorHandler != nil {
-		m.front.onError = o.errorHandler
+		m.handler.onError = o.errorHandler
 	}
 	m.routes.Store(&map[string]Server{})
 	return m, nil
@@ -101,11 +101,11 @@ func (m *Mux) SetRoutes(routes map[string]Server) error {
 			model = ""
 		}
 		for _, f := range flowsOf(s) {
-			if f.opts.maxBody > m.front.maxBody {
+			if f.opts.maxBody > m.handler.maxBody {
 				return fmt.Errorf("pdflow: SetRoutes: a flow takes bodies of %d bytes, and the Mux of %d: give NewMux "+
-					"the larger WithMaxBody", f.opts.maxBody, m.front.maxBody)
+					"the larger WithMaxBody", f.opts.maxBody, m.handler.maxBody)
 			}
-			if own := f.opts.timeouts.Body; own != 0 && own != m.front.bodyTimeout {
+			if own := f.opts.timeouts.Body; own != 0 && own != m.handler.bodyTimeout {
 				return errors.New("pdflow: SetRoutes: a flow has another limit of Body than the Mux, which reads the " +
 					"bodies: give NewMux the WithTimeouts")
 			}
@@ -153,7 +153,7 @@ func (m *Mux) find(req *connector.ClientRequest, id string) (*Flow, *Error) {
 }
 
 // ServeHTTP serves the client APIs' paths by POST, and answers 404 to everything else.
-func (m *Mux) ServeHTTP(w http.ResponseWriter, r *http.Request) { m.front.serve(w, r) }
+func (m *Mux) ServeHTTP(w http.ResponseWriter, r *http.Request) { m.handler.serve(w, r) }
 
 // Middleware serves the client APIs' paths and hands everything else to next.
-func (m *Mux) Middleware(next http.Handler) http.Handler { return m.front.middleware(next) }
+func (m *Mux) Middleware(next http.Handler) http.Handler { return m.handler.middleware(next) }

@@ -23,7 +23,7 @@ type Refusal struct {
 	Err       *Error
 }
 
-// refusals tells of the requests that are refused at the door. A nil *refusals tells nobody.
+// refusals tells of the requests that are refused before that. A nil *refusals tells nobody.
 type refusals struct {
 	counter    metric.Int64Counter // nil: not counted
 	attributes []attribute.KeyValue
@@ -85,6 +85,6 @@ func (f *Flow) refuse(ctx context.Context, c *call, err error) *Error {
 	if !ok {
 		e = invalid(err)
 	}
-	f.front.refusals.tell(ctx, &Refusal{RequestID: c.id, API: c.req.API, Model: c.req.Model, Err: e})
+	f.handler.refusals.tell(ctx, &Refusal{RequestID: c.id, API: c.req.API, Model: c.req.Model, Err: e})
 	return e
 }

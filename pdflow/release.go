@@ -45,7 +45,7 @@ const unblockLimit = 5 * time.Second
 // later.
 func (a *attempt) unblocking() func(context.Context) bool {
 	d := &a.out.Decode
-	if a.own == nil || d.Status/100 != 4 || !a.refusalHolds(d.Err) {
+	if a.detached == nil || d.Status/100 != 4 || !a.refusalHolds(d.Err) {
 		return nil
 	}
 	a.x.header = a.x.header.Clone() // the host's own may be another request's when P refuses late
@@ -110,7 +110,7 @@ func (a *attempt) aside(ctx context.Context, to discovery.Endpoint, params json.
 		return 0
 	}
 	defer text.Over()
-	resp, err := a.x.door.send(ctx, a, nil, req)
+	resp, err := a.x.sender.send(ctx, a, nil, req)
 	if err != nil {
 		return 0
 	}

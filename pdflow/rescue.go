@@ -38,7 +38,7 @@ func WithRescue(perRequest int) Option {
 	})
 }
 
-// rescuing is what an exchange needs to let its stream go on at another pair.
+// rescuing is what a request needs to let its stream go on at another pair.
 type rescuing struct {
 	plan   *rescue.Plan
 	reason string         // not "": why the request allows none
@@ -51,7 +51,7 @@ type rescuing struct {
 // askTokens asks D for the ids of its tokens, if its stream may be rescued.
 func (a *attempt) askTokens(leg *connector.Leg) {
 	x := a.x
-	if a.f.opts.rescues == 0 || x.door.steps != nil || x.given != nil || !x.req.Stream {
+	if a.f.opts.rescues == 0 || x.sender.steps != nil || x.given != nil || !x.req.Stream {
 		return
 	}
 	if x.rescue == nil {
@@ -77,7 +77,7 @@ func (r *rescuing) follow(a *attempt) *resume.Stream {
 }
 
 // freesWith gives the stream's place to another one when the attempt's prefill leg has served. If the leg has failed, the
-// picker is to know first: see exchange.attempt.
+// picker is to know first: see serving.attempt.
 func (r *rescuing) freesWith(a *attempt) {
 	place, tell := r.place, a.prefillDone
 	a.prefillDone = func(o *LegOutcome) {
@@ -148,7 +148,7 @@ func (b *Body) goOn(e *Error) (next *Body, failure *Error) {
 	}()
 	_, done := old.step(x.life.Base, "rescue", "")
 	defer func() { done(failure) }()
-	b.release()
+	b.drop()
 	b.legEnds(e)
 	b.recordStream()
 	old.out.Final = false
@@ -224,12 +224,12 @@ func (a *attempt) contextLength() (int, *Error) {
 }
 
 // rescuing reports whether the attempts of now are to go on with a stream.
-func (x *exchange) rescuing() bool { return x.rescue != nil && x.rescue.from != nil }
+func (x *serving) rescuing() bool { return x.rescue != nil && x.rescue.from != nil }
 
 // pickForRescue picks engines, and waits until the one that is to prefill has a place. The pick is held meanwhile, so
 // that the picker knows what the engine will have to do. Another pick follows if the engine fails, or the list of
 // engines has changed when the stream's turn comes.
-func (x *exchange) pickForRescue(n int, mode Mode, p *Pick) (e *Error) {
+func (x *serving) pickForRescue(n int, mode Mode, p *Pick) (e *Error) {
 	q, r := &x.f.rescues, x.rescue
 	changing, _ := x.f.picker.(interface{ Changed() <-chan struct{} })
 	for {
@@ -274,7 +274,7 @@ func (x *exchange) pickForRescue(n int, mode Mode, p *Pick) (e *Error) {
 // awaitTurn waits until a stream has a place at an engine. It has none and no error if it is to pick again. All its
 // waits together take no longer than a leg may take and a response may be silent, if both have limits: by then those
 // of the streams that have places have let it try another engine.
-func (x *exchange) awaitTurn(engine string, turn *list.Element, leg time.Duration) (placed bool, e *Error) {
+func (x *serving) awaitTurn(engine string, turn *list.Element, leg time.Duration) (placed bool, e *Error) {
 	var tooLong <-chan time.Time
 	if idle := x.f.limits.Idle; leg > 0 && idle > 0 {
 		timer := time.NewTimer(leg + idle - time.Since(x.rescue.since))

@@ -26,7 +26,7 @@ const (
 	retryNoPair      = "no_pair"      // not, although it may be: only the engine that ran out of time is there
 )
 
-// mayRetry reports whether to retry after the attempt has failed with e, and why. If so, the exchange holds a part of
+// mayRetry reports whether to retry after the attempt has failed with e, and why. If so, the request holds a part of
 // the flow's budget until the next attempt has ended.
 func (a *attempt) mayRetry(e *Error) (again bool, reason string) {
 	x := a.x
@@ -75,18 +75,18 @@ func (a *attempt) retryReason(e *Error) (reason string, ok bool) {
 	return retryFailed, true
 }
 
-// releaseBudget gives back what mayRetry took.
-func (x *exchange) releaseBudget() {
+// giveBudgetBack gives back what mayRetry took.
+func (x *serving) giveBudgetBack() {
 	if x.holdsBudget {
 		x.holdsBudget = false
-		x.f.retries.Release()
+		x.f.retries.Give()
 	}
 }
 
 // admit looks at a pick before anything is sent. It refuses the engine at which this request's prefill ran out of time:
 // that means that no other is there, and the engine has enough to do. And it waits as long as an engine of the pick has
 // asked for by Retry-After, but no longer than the longest pause.
-func (x *exchange) admit(p *Pick) *Error {
+func (x *serving) admit(p *Pick) *Error {
 	if last := x.timedOut; last != nil && last.Endpoint == p.Prefill.ID && p.Prefill.ID != "" {
 		x.tel.NotRetried(retryNoPair, last.failure())
 		x.decline(p)
@@ -100,7 +100,7 @@ func (x *exchange) admit(p *Pick) *Error {
 }
 
 // decline gives a pick back to which nothing is sent.
-func (x *exchange) decline(p *Pick) {
+func (x *serving) decline(p *Pick) {
 	if p.Done == nil {
 		return
 	}
@@ -109,7 +109,7 @@ func (x *exchange) decline(p *Pick) {
 }
 
 // heed notes how long the engine that failed wants to be left alone.
-func (x *exchange) heed(e *Error) {
+func (x *serving) heed(e *Error) {
 	if wait := min(e.wait, x.f.retry.BackoffMax); wait > 0 {
 		if x.busyUntil == nil {
 			x.busyUntil = map[string]time.Time{}
@@ -120,7 +120,7 @@ func (x *exchange) heed(e *Error) {
 
 // backoff waits between attempts, for a random time up to a limit that doubles with each attempt: the clients of an
 // engine that failed do not return together.
-func (x *exchange) backoff(n int) *Error {
+func (x *serving) backoff(n int) *Error {
 	limit := min(x.f.retry.BackoffBase<<min(n-1, 20), x.f.retry.BackoffMax)
 	if limit <= 0 {
 		return nil
@@ -128,7 +128,7 @@ func (x *exchange) backoff(n int) *Error {
 	return x.pause(rand.N(limit + 1)) //nolint:gosec // jitter, guards nothing
 }
 
-func (x *exchange) pause(d time.Duration) *Error {
+func (x *serving) pause(d time.Duration) *Error {
 	if d <= 0 {
 		return nil
 	}

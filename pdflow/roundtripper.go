@@ -27,13 +27,13 @@ func (f *Flow) RoundTripper(next http.RoundTripper) http.RoundTripper {
 	if next == nil {
 		next = f.opts.transport
 	}
-	return &roundTripper{f: f, next: next, door: newDoor(next)}
+	return &roundTripper{f: f, next: next, sender: newSender(next)}
 }
 
 type roundTripper struct {
-	f    *Flow
-	next http.RoundTripper
-	door *door
+	f      *Flow
+	next   http.RoundTripper
+	sender *sender
 }
 
 // RoundTrip sends one request: see [Flow.RoundTripper].
@@ -45,7 +45,7 @@ func (t *roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.Body != nil {
 		defer r.Body.Close()
 	}
-	id := t.f.front.idsOf(r)[0]
+	id := t.f.handler.idsOf(r)[0]
 	resp, e := t.run(r, api, id)
 	switch {
 	case e == nil:
@@ -67,12 +67,12 @@ func (t *roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 func (t *roundTripper) run(r *http.Request, api connector.API, id string) (*Response, *Error) {
-	req, e := t.f.front.read(nil, r, api, nil)
+	req, e := t.f.handler.read(nil, r, api, nil)
 	if e != nil {
-		t.f.front.refusals.tell(r.Context(), &Refusal{RequestID: id, API: api, Err: e})
+		t.f.handler.refusals.tell(r.Context(), &Refusal{RequestID: id, API: api, Err: e})
 		return nil, e
 	}
-	return t.f.do(r.Context(), &call{req: req, header: r.Header, id: id, door: t.door})
+	return t.f.do(r.Context(), &call{req: req, header: r.Header, id: id, sender: t.sender})
 }
 
 // writeError writes an error for hosts that have no server of ours.
@@ -80,7 +80,7 @@ func (f *Flow) writeError(w http.ResponseWriter, r *http.Request, id string, e *
 	if w.Header()[headerRequestID] = []string{id}; e.mode != "" {
 		w.Header()[headerMode] = modeHeader(e.mode)
 	}
-	f.front.onError(w, r, e)
+	f.handler.onError(w, r, e)
 }
 
 func responseTo(r *http.Request, status int, h http.Header, body io.ReadCloser) *http.Response {

@@ -63,7 +63,7 @@ func (f *Flow) Begin(ctx context.Context, in *Request) (*Steps, error) {
 	ctx, s.cancel = context.WithCancelCause(ctx)
 	s.calls.Init(s.expire)
 	s.touch()
-	c.door = &door{steps: s}
+	c.sender = &sender{steps: s}
 	go func() {
 		defer close(s.done)
 		if s.resp, s.err = f.do(ctx, &c); s.resp != nil {
@@ -286,13 +286,13 @@ func (st *Step) Send(rt http.RoundTripper) {
 	}
 	st.s.wait()
 	defer st.s.waited()
-	st.Done(newDoor(rt).send(st.ctx, st.a, st.o, st.request(st.ctx)))
+	st.Done(newSender(rt).send(st.ctx, st.a, st.o, st.request(st.ctx)))
 }
 
 // arrived lets the other leg go out without waiting for this one, whose connection the flow cannot see.
 func (st *Step) arrived() error {
 	st.a.rendezvous.Arrived(st.side())
-	if st.Leg == LegPrefill && st.a.own.send(true) != nil {
+	if st.Leg == LegPrefill && st.a.detached.send(true) != nil {
 		return st.a.f.ended(st.a.ctx, LegPrefill, "send")
 	}
 	return nil

@@ -29,7 +29,7 @@ func (a *attempt) together() (*Body, *Error) {
 		return nil, e
 	}
 	a.rendezvous = legs.NewRendezvous()
-	if a.x.door.steps != nil {
+	if a.x.sender.steps != nil {
 		a.pGiven = make(chan struct{})
 	}
 	if a.f.rewriter != nil {
@@ -58,9 +58,9 @@ func (a *attempt) goPrefill() <-chan prefillEnd {
 		a.bg.Go(run)
 		return ch
 	}
-	a.own = newOwnLeg(a)
+	a.detached = newDetachedLeg(a)
 	go func() {
-		defer a.own.ended()
+		defer a.detached.ended()
 		run()
 	}()
 	return ch

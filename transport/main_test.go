@@ -74,7 +74,7 @@ func drain(t testing.TB, resp *http.Response) string {
 	return string(b)
 }
 
-// exchange sends a request that must succeed.
+// roundTrip sends a request that must succeed.
 func exchange(t testing.TB, tr http.RoundTripper, req *http.Request) string {
 	t.Helper()
 	resp, err := tr.RoundTrip(req)

@@ -109,14 +109,14 @@ func (t *Transport) send(ctx context.Context, req *http.Request) (*http.Response
 	if t.other != nil {
 		return t.sendOther(ctx, req)
 	}
-	return t.exchange(ctx, req)
+	return t.roundTrip(ctx, req)
 }
 
 // sendOther sends a copy of the request through net/http, whose goroutines may look at it after the response has come.
 // Whoever sends through a Transport need not know that, and may use the request's memory again.
 func (t *Transport) sendOther(ctx context.Context, req *http.Request) (resp *http.Response, err error) {
 	sent := req.Clone(ctx)
-	if g := gateOf(ctx); g != nil && g.try == nil {
+	if g := checkOf(ctx); g != nil && g.try == nil {
 		resp, err = g.send(ctx, t.other, sent)
 	} else {
 		resp, err = t.other.send(ctx, sent)

@@ -56,8 +56,8 @@ type modelReadiness struct {
 func (g *gateway) readiness(ctx context.Context, models []*model) readiness {
 	r := readiness{Draining: g.draining.Load(), Models: make([]modelReadiness, 0, len(models))}
 	r.Ready = !r.Draining
-	r.Rejected = g.roster.notServed()
-	if c := g.roster.cluster; c != nil {
+	r.Rejected = g.modelSet.notServed()
+	if c := g.modelSet.cluster; c != nil {
 		refused, known := c.refused()
 		if r.Rejected = append(refused, r.Rejected...); !known {
 			r.Ready, r.Reason = false, "the cluster's ModelServers are not known yet"

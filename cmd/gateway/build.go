@@ -31,7 +31,7 @@ type gateway struct {
 	mux      *pdflow.Mux
 	budget   *pdflow.Budget
 	routing  sync.RWMutex // the list of models and the mux's routes change together
-	roster   *roster
+	modelSet *modelSet
 	draining atomic.Bool
 	list     atomic.Pointer[[]*model]
 
@@ -69,9 +69,9 @@ func build(cfg *configuration, tel *telemetry, log *slog.Logger) (*gateway, erro
 		return nil, err
 	}
 	g.list.Store(&[]*model{})
-	g.roster = newRoster(g)
+	g.modelSet = newModelSet(g)
 	if cfg.gateway.ModelServers != nil {
-		if g.roster.cluster, err = newCluster(log, cfg.gateway.ModelServers); err != nil {
+		if g.modelSet.cluster, err = newCluster(log, cfg.gateway.ModelServers); err != nil {
 			return nil, err
 		}
 	}
@@ -128,7 +128,7 @@ func (g *gateway) buildModel(ms *modelServer, before []*pool) (*model, error) {
 
 // start starts the file's models, and the watch for changes, until ctx ends. wait returns when all of that has ended.
 func (g *gateway) start(ctx context.Context) (wait func(), err error) {
-	r := g.roster
+	r := g.modelSet
 	if err := r.apply(ctx, g.cfg.Load()); err != nil {
 		r.cut()
 		r.leaving.Wait()
@@ -224,10 +224,10 @@ func ended(log *slog.Logger, what string, err error) {
 // drain refuses new requests from its first moment, waits for those in flight until ctx ends, then cuts them.
 func (g *gateway) drain(ctx context.Context) {
 	var wg sync.WaitGroup
-	g.roster.halt() // from here on the models are those that they are
+	g.modelSet.halt() // from here on the models are those that they are
 	select {
-	case <-g.roster.halted:
-		wg.Go(func() { g.roster.drained(ctx) })
+	case <-g.modelSet.halted:
+		wg.Go(func() { g.modelSet.drained(ctx) })
 	case <-ctx.Done(): // what leaves is cut at the end: see start
 	}
 	for _, m := range g.models() {

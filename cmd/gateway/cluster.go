@@ -34,7 +34,7 @@ type cluster struct {
 	objects *kubernetes.ModelServers
 	latest  chan []kubernetes.ModelServer // the newest list, until it is looked at
 
-	// The rest but the last is of roster.run alone.
+	// The rest but the last is of modelSet.run alone.
 	list   []kubernetes.ModelServer // that was looked at last
 	listed bool                     // there has been a list
 	faulty map[string]faulty        // by name: what cannot be read
@@ -80,7 +80,7 @@ type claim struct {
 
 // followObjects adds to wanted the forms of the cluster's objects. An object that serves its model already goes before
 // one that does not yet.
-func (r *roster) followObjects(ctx context.Context, wanted map[string]*object) {
+func (r *modelSet) followObjects(ctx context.Context, wanted map[string]*object) {
 	taken := map[string]string{} // models, and who has them
 	for _, o := range wanted {
 		taken[o.model.Model()] = "the configuration file"

@@ -25,10 +25,10 @@ const (
 	afterlife = time.Second
 )
 
-// roster keeps the gateway's models in step with the configuration file and with the ModelServer objects of a cluster.
+// modelSet keeps the gateway's models in step with the configuration file and with the ModelServer objects of a cluster.
 // What has a fault changes nothing: its last good form stays in service, and the log says so. A model of the file goes
 // before that of an object.
-type roster struct {
+type modelSet struct {
 	g       *gateway
 	cluster *cluster // nil: the models are those of the file
 
@@ -99,8 +99,8 @@ func (o *object) canFollow(before *object) bool {
 	return true
 }
 
-func newRoster(g *gateway) *roster {
-	r := &roster{g: g, files: make(chan filed), halted: make(chan struct{}), wanted: map[string]*object{},
+func newModelSet(g *gateway) *modelSet {
+	r := &modelSet{g: g, files: make(chan filed), halted: make(chan struct{}), wanted: map[string]*object{},
 		routes: map[string]*object{}}
 	r.quit, r.halt = context.WithCancel(context.Background())
 	r.life, r.cut = context.WithCancel(context.Background())
@@ -108,7 +108,7 @@ func newRoster(g *gateway) *roster {
 }
 
 // run follows the file and the cluster until ctx ends, and returns when all that has left has ended.
-func (r *roster) run(ctx context.Context) {
+func (r *modelSet) run(ctx context.Context) {
 	defer r.leaving.Wait()
 	var watch sync.WaitGroup
 	defer watch.Wait()
@@ -147,7 +147,7 @@ func (r *roster) run(ctx context.Context) {
 }
 
 // abandon ends the forms that were to take over and never have. The gateway ends those that serve.
-func (r *roster) abandon() {
+func (r *modelSet) abandon() {
 	for _, o := range r.wanted {
 		if r.routes[o.model.Model()] != o {
 			r.retire(o)
@@ -156,7 +156,7 @@ func (r *roster) abandon() {
 }
 
 // replace serves the models of another configuration. With an error nothing has changed.
-func (r *roster) replace(cfg *configuration) error {
+func (r *modelSet) replace(cfg *configuration) error {
 	f := filed{cfg, make(chan error, 1)}
 	select {
 	case r.files <- f:
@@ -167,7 +167,7 @@ func (r *roster) replace(cfg *configuration) error {
 }
 
 // apply serves the models of a configuration. It starts those that are new or not as they were, all of them or none.
-func (r *roster) apply(ctx context.Context, cfg *configuration) error {
+func (r *modelSet) apply(ctx context.Context, cfg *configuration) error {
 	file := map[string]*object{}
 	var fresh []*object
 	var errs []error
@@ -202,7 +202,7 @@ func (r *roster) apply(ctx context.Context, cfg *configuration) error {
 
 // follow serves the models of the file and, besides, those of the cluster's list: a new one at once, a changed one as
 // soon as its engines are known.
-func (r *roster) follow(ctx context.Context) {
+func (r *modelSet) follow(ctx context.Context) {
 	if r.quit.Err() != nil || ctx.Err() != nil {
 		return
 	}
@@ -222,7 +222,7 @@ func (r *roster) follow(ctx context.Context) {
 
 // start makes and starts a form of a ModelServer. The form takes over the engines of one that serves the same model, or
 // was to serve it, and has found them in the same way.
-func (r *roster) start(ctx context.Context, o *object, ms *modelServer) (err error) {
+func (r *modelSet) start(ctx context.Context, o *object, ms *modelServer) (err error) {
 	var before []*pool
 	for _, other := range []*object{r.routes[ms.Model()], r.wanted[o.name]} {
 		if other != nil {
@@ -237,7 +237,7 @@ func (r *roster) start(ctx context.Context, o *object, ms *modelServer) (err err
 
 // settle routes each model to its wanted form. Until the engines of that form are known, the form that served before
 // goes on, so that a change of a ModelServer fails no request.
-func (r *roster) settle() {
+func (r *modelSet) settle() {
 	routes := map[string]*object{}
 	var waiting []rejected
 	for _, name := range slices.Sorted(maps.Keys(r.wanted)) {
@@ -277,7 +277,7 @@ func (r *roster) settle() {
 }
 
 // retire lets a form end when its last request has.
-func (r *roster) retire(o *object) {
+func (r *modelSet) retire(o *object) {
 	r.g.log.Info("a ModelServer ends", "name", o.name, "model", o.model.Model(), "generation", o.generation)
 	o.model.stop() // its synthetic probe, which the flows do not serve any more
 	r.leaving.Go(func() {
@@ -287,14 +287,14 @@ func (r *roster) retire(o *object) {
 }
 
 // notServed returns the objects that are not served as they are now.
-func (r *roster) notServed() []rejected {
+func (r *modelSet) notServed() []rejected {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.waiting
 }
 
 // drained waits for the models that leave until ctx ends, then cuts what they still do.
-func (r *roster) drained(ctx context.Context) {
+func (r *modelSet) drained(ctx context.Context) {
 	stop := context.AfterFunc(ctx, r.cut)
 	defer stop()
 	r.leaving.Wait()

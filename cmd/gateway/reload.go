@@ -137,7 +137,7 @@ func (g *gateway) replace(cfg *configuration) error {
 			return err
 		}
 	}
-	if err := g.roster.replace(cfg); err != nil {
+	if err := g.modelSet.replace(cfg); err != nil {
 		return err
 	}
 	if names := before.gateway.needRestart(cfg.gateway); len(names) > 0 {

@@ -18,7 +18,7 @@ import (
 // tokens is how many tokens D makes to a prompt.
 const tokens = 5
 
-// rescuesAtOne is how many rescued streams a flow lets one engine prefill at a time (pdflow/rescue_queue.go).
+// rescuesAtOne is how many rescued streams a flow lets one engine prefill at a time (pdflow/internal/rescue/queue.go).
 const rescuesAtOne = 4
 
 // idOf is the id of a token of the client n: 0 is its prompt, and D's tokens follow.

@@ -154,7 +154,7 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request) {
 		h.fail(w, r, e, h.o.Timeouts)
 		return
 	}
-	x := &exchange{w: w, r: r, id: id, req: req, limits: h.o.Timeouts}
+	x := &passing{w: w, r: r, id: id, req: req, limits: h.o.Timeouts}
 	model := ""
 	if req != nil {
 		model = req.Model

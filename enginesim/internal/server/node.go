@@ -50,25 +50,25 @@ type Node struct {
 	stopMu sync.Mutex     // one stop at a time
 	gone   bool           // everything has ended
 
-	mu        sync.Mutex
-	open      map[net.Conn]http.ConnState
-	active    int           // connections that are in the middle of a response
-	quiet     chan struct{} // closed and replaced when there is none
-	exchanges map[*exchange]struct{}
-	idle      chan struct{} // closed and replaced when the last exchange ends
-	ending    error         // why no exchange may start any more
-	stopped   bool          // no stop may be started in the background any more
-	stopping  sync.WaitGroup
+	mu       sync.Mutex
+	open     map[net.Conn]http.ConnState
+	active   int           // connections that are in the middle of a response
+	quiet    chan struct{} // closed and replaced when there is none
+	requests map[*handled]struct{}
+	idle     chan struct{} // closed and replaced when the last request ends
+	ending   error         // why no request may start any more
+	stopped  bool          // no stop may be started in the background any more
+	stopping sync.WaitGroup
 }
 
-// exchange is one HTTP request that is being served.
-type exchange struct{ cancel context.CancelCauseFunc }
+// handled is one HTTP request that is being served.
+type handled struct{ cancel context.CancelCauseFunc }
 
 // Start starts a life of an engine. It serves when Start returns.
 func Start(cfg Config) (*Node, error) {
 	n := &Node{
 		cfg: cfg, started: time.Now(), served: make(chan struct{}), open: map[net.Conn]http.ConnState{},
-		quiet: make(chan struct{}), exchanges: map[*exchange]struct{}{}, idle: make(chan struct{}),
+		quiet: make(chan struct{}), requests: map[*handled]struct{}{}, idle: make(chan struct{}),
 	}
 	n.Core = core.New(cfg.Core, n.die)
 	ln, err := listenPort(cfg.Listen)
@@ -137,24 +137,24 @@ func (n *Node) waitResponses(limit time.Duration) {
 }
 
 // begin registers a request; finish takes it out again.
-func (n *Node) begin(ctx context.Context) (context.Context, *exchange, error) {
+func (n *Node) begin(ctx context.Context) (context.Context, *handled, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.ending != nil {
 		return nil, nil, n.ending
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
-	f := &exchange{cancel: cancel}
-	n.exchanges[f] = struct{}{}
+	f := &handled{cancel: cancel}
+	n.requests[f] = struct{}{}
 	return ctx, f, nil
 }
 
-func (n *Node) finish(f *exchange) {
+func (n *Node) finish(f *handled) {
 	f.cancel(nil)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	delete(n.exchanges, f)
-	if len(n.exchanges) == 0 {
+	delete(n.requests, f)
+	if len(n.requests) == 0 {
 		close(n.idle)
 		n.idle = make(chan struct{})
 	}
@@ -164,14 +164,14 @@ func (n *Node) finish(f *exchange) {
 func (n *Node) InFlight() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return len(n.exchanges)
+	return len(n.requests)
 }
 
 // WaitIdle waits until no request is served.
 func (n *Node) WaitIdle(ctx context.Context) error {
 	for {
 		n.mu.Lock()
-		left, idle := len(n.exchanges), n.idle
+		left, idle := len(n.requests), n.idle
 		n.mu.Unlock()
 		if left == 0 {
 			return nil
@@ -184,7 +184,7 @@ func (n *Node) WaitIdle(ctx context.Context) error {
 	}
 }
 
-// end cancels all exchanges for a reason, and lets no new one start.
+// end cancels all requests for a reason, and lets no new one start.
 func (n *Node) end(why error) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -192,7 +192,7 @@ func (n *Node) end(why error) bool {
 		return false
 	}
 	n.ending = why
-	for f := range n.exchanges {
+	for f := range n.requests {
 		f.cancel(why)
 	}
 	return true

@@ -20,7 +20,7 @@ import (
 type intercept struct {
 	url    string
 	server *http.Server
-	door   *door
+	door   *shutListener
 
 	mu     sync.Mutex
 	before func() error // runs before the next request for tokens goes to the engine; an error drops the connection
@@ -32,7 +32,7 @@ func newIntercept(engine string) (*intercept, error) {
 	if err != nil {
 		return nil, err
 	}
-	door, err := newDoor()
+	door, err := newShutListener()
 	if err != nil {
 		return nil, err
 	}

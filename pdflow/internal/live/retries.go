@@ -45,7 +45,7 @@ func (b *Retries) Request() {
 	b.now().requests++
 }
 
-// Take reports whether one more retry is within the budget, and counts it. Then Release must follow.
+// Take reports whether one more retry is within the budget, and counts it. Then Give must follow.
 func (b *Retries) Take() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -64,8 +64,8 @@ func (b *Retries) Take() bool {
 	return true
 }
 
-// Release ends a retry.
-func (b *Retries) Release() {
+// Give ends a retry.
+func (b *Retries) Give() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.underWay--

@@ -11,12 +11,12 @@ import (
 // Sessions lists what is in flight, the newest first.
 func (f *Flow) Sessions() []SessionInfo {
 	infos := make([]SessionInfo, 0, f.live.Count())
-	f.live.Each(func(x *exchange) { infos = append(infos, x.info()) })
+	f.live.Each(func(x *serving) { infos = append(infos, x.info()) })
 	slices.SortFunc(infos, func(a, b SessionInfo) int { return cmp.Compare(a.Age, b.Age) })
 	return infos
 }
 
-func (x *exchange) info() SessionInfo {
+func (x *serving) info() SessionInfo {
 	i := SessionInfo{RequestID: x.id, Model: x.model, Connector: x.f.name, Phase: phaseNames[x.phase.Load()],
 		Age: time.Since(x.tel.Start)}
 	if a := x.current.Load(); a != nil {
@@ -28,7 +28,7 @@ func (x *exchange) info() SessionInfo {
 	return i
 }
 
-// The phases of an exchange, for operators.
+// The phases of a request, for operators.
 const (
 	phasePick uint32 = iota
 	phasePrepare

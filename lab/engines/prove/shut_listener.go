@@ -13,9 +13,9 @@ import (
 	"time"
 )
 
-// door is a listener that can be shut. While it is shut, dialling gets no response, as with a host that is cut off.
+// shutListener is a listener that can be shut. While it is shut, dialling gets no response, as with a host that is cut off.
 // After it is opened the dialler's kernel tries again, 1, 3 or 7 seconds after its first try.
-type door struct {
+type shutListener struct {
 	*net.TCPListener
 	gate   sync.Mutex    // held while shut
 	stuck  chan struct{} // gets a value when Accept waits at the gate
@@ -24,16 +24,16 @@ type door struct {
 	queued []net.Conn // the connections that fill the kernel's queue while the door is shut
 }
 
-func newDoor() (*door, error) {
+func newShutListener() (*shutListener, error) {
 	listener, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
 		return nil, err
 	}
-	return &door{TCPListener: listener, stuck: make(chan struct{}, 1)}, nil
+	return &shutListener{TCPListener: listener, stuck: make(chan struct{}, 1)}, nil
 }
 
 // Accept implements net.Listener. It returns nothing while the door is shut.
-func (d *door) Accept() (net.Conn, error) {
+func (d *shutListener) Accept() (net.Conn, error) {
 	conn, err := d.TCPListener.Accept()
 	if !d.gate.TryLock() {
 		select {
@@ -48,7 +48,7 @@ func (d *door) Accept() (net.Conn, error) {
 
 // shut returns when no connection gets in any more. The caller must call open later, also after an error. The kernel
 // accepts connections as long as its queue has room, so shut makes the queue short and fills it.
-func (d *door) shut() error {
+func (d *shutListener) shut() error {
 	select {
 	case <-d.stuck: // from an earlier shut
 	default:
@@ -82,7 +82,7 @@ func (d *door) shut() error {
 	return errors.New("the door does not shut: its queue has no end")
 }
 
-func (d *door) fill(patience time.Duration) error {
+func (d *shutListener) fill(patience time.Duration) error {
 	dialer := net.Dialer{Timeout: patience}
 	conn, err := dialer.DialContext(context.Background(), "tcp4", d.Addr().String())
 	if err == nil {
@@ -92,7 +92,7 @@ func (d *door) fill(patience time.Duration) error {
 }
 
 // open lets connections in again.
-func (d *door) open() {
+func (d *shutListener) open() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !d.isShut {
@@ -107,7 +107,7 @@ func (d *door) open() {
 	d.gate.Unlock()
 }
 
-func (d *door) setQueue(length int) error {
+func (d *shutListener) setQueue(length int) error {
 	raw, err := d.SyscallConn()
 	if err != nil {
 		return err

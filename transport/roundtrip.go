@@ -10,13 +10,13 @@ import (
 	"time"
 )
 
-// exchange sends a request over this package's own connections.
-func (t *Transport) exchange(ctx context.Context, req *http.Request) (*http.Response, error) {
+// roundTrip sends a request over this package's own connections.
+func (t *Transport) roundTrip(ctx context.Context, req *http.Request) (*http.Response, error) {
 	if err := checkTarget(req); err != nil {
 		closeBody(req)
 		return nil, &Error{Sent: SentNothing, Kind: KindOther, Err: err, final: true}
 	}
-	g := gateOf(ctx)
+	g := checkOf(ctx)
 	g.connecting()
 	m := message{t: t}
 	defer m.free()

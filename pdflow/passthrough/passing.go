@@ -23,8 +23,8 @@ import (
 	"github.com/pdkit/pdkit/transport"
 )
 
-// exchange is one request on its way to an engine and back.
-type exchange struct {
+// passing is one request on its way to an engine and back.
+type passing struct {
 	w       http.ResponseWriter
 	r       *http.Request
 	id      string
@@ -44,7 +44,7 @@ var (
 )
 
 // run sends the request to an engine and its response to the client. An error is one that the client has not been told.
-func (x *exchange) run() *pdflow.Error {
+func (x *passing) run() *pdflow.Error {
 	body, e := x.body()
 	if e != nil {
 		return e
@@ -85,7 +85,7 @@ func (x *exchange) run() *pdflow.Error {
 }
 
 // body is what the engine gets: the client's body, which is not copied, without transfer members.
-func (x *exchange) body() (*jsonedit.Segments, *pdflow.Error) {
+func (x *passing) body() (*jsonedit.Segments, *pdflow.Error) {
 	body := new(jsonedit.Segments)
 	if x.req == nil {
 		return body, nil
@@ -101,7 +101,7 @@ func (x *exchange) body() (*jsonedit.Segments, *pdflow.Error) {
 }
 
 // send returns the response's head.
-func (x *exchange) send(to discovery.Endpoint, body *jsonedit.Segments) (*http.Response, error) {
+func (x *passing) send(to discovery.Endpoint, body *jsonedit.Segments) (*http.Response, error) {
 	target := *to.URL
 	target.Path += x.r.URL.Path
 	target.RawQuery = x.r.URL.RawQuery
@@ -135,7 +135,7 @@ func (x *exchange) send(to discovery.Endpoint, body *jsonedit.Segments) (*http.R
 const maxErrorBody = 1 << 20
 
 // rewriteError leaves of an engine's error what a client may know, as a flow does.
-func (x *exchange) rewriteError(resp *http.Response, from discovery.Endpoint) {
+func (x *passing) rewriteError(resp *http.Response, from discovery.Endpoint) {
 	x.limit(x.limits.Idle)
 	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody)) // of a broken one, the status is what matters
 	x.silence.Stop()
@@ -161,7 +161,7 @@ func (x *exchange) rewriteError(resp *http.Response, from discovery.Endpoint) {
 }
 
 // limit bounds the engine's silence from now on.
-func (x *exchange) limit(d time.Duration) {
+func (x *passing) limit(d time.Duration) {
 	if d > 0 {
 		x.silence.Reset(d)
 	}
@@ -171,7 +171,7 @@ func (x *exchange) limit(d time.Duration) {
 var relayed = []string{"Content-Type", "Content-Encoding", "Content-Length", "Retry-After"}
 
 // relay writes the response to the client, each piece at once. After an error the response is to be cut.
-func (x *exchange) relay(resp *http.Response) *pdflow.Error {
+func (x *passing) relay(resp *http.Response) *pdflow.Error {
 	for _, name := range relayed {
 		if v := resp.Header[name]; len(v) > 0 {
 			x.w.Header()[name] = v
@@ -211,7 +211,7 @@ func (x *exchange) relay(resp *http.Response) *pdflow.Error {
 }
 
 // failed says why the engine's side failed.
-func (x *exchange) failed(code pdflow.Code, message string, err error) *pdflow.Error {
+func (x *passing) failed(code pdflow.Code, message string, err error) *pdflow.Error {
 	te, _ := errors.AsType[*transport.Error](err)
 	switch left := x.r.Context().Err(); {
 	case left != nil && !errors.Is(left, context.DeadlineExceeded):
@@ -226,13 +226,13 @@ func (x *exchange) failed(code pdflow.Code, message string, err error) *pdflow.E
 }
 
 // fault notes an error for the picker.
-func (x *exchange) fault(e *pdflow.Error) *pdflow.Error {
+func (x *passing) fault(e *pdflow.Error) *pdflow.Error {
 	x.outcome.Err, x.outcome.Decode.Err = e, e
 	return e
 }
 
 // lastWords are the last bytes of a response that is cut.
-func (x *exchange) lastWords(e *pdflow.Error) []byte {
+func (x *passing) lastWords(e *pdflow.Error) []byte {
 	object := &memory{header: http.Header{}}
 	e.Send(object, x.r)
 	stream := strings.HasPrefix(strings.ToLower(x.w.Header().Get("Content-Type")), "text/event-stream")

@@ -24,9 +24,9 @@ const maxRunningOn = 32
 // ranOnLimit is how long a leg may run on where neither Timeouts.Prefill nor a lease says it.
 const ranOnLimit = 10 * time.Minute
 
-// ownLeg is a prefill leg that may run on after its attempt (connector.Ending.PrefillFinishes). It has a context of its
+// detachedLeg is a prefill leg that may run on after its attempt (connector.Ending.PrefillFinishes). It has a context of its
 // own. Until it is sent it ends with the attempt; from then on only its own time and a shutdown end it.
-type ownLeg struct {
+type detachedLeg struct {
 	a      *attempt
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -42,8 +42,8 @@ type ownLeg struct {
 	unblock func(context.Context) bool // see attempt.unblocking; set when the attempt is over
 }
 
-func newOwnLeg(a *attempt) *ownLeg {
-	l := &ownLeg{a: a, out: LegOutcome{Leg: LegPrefill}, done: make(chan struct{}), started: time.Now()}
+func newDetachedLeg(a *attempt) *detachedLeg {
+	l := &detachedLeg{a: a, out: LegOutcome{Leg: LegPrefill}, done: make(chan struct{}), started: time.Now()}
 	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(a.ctx))
 	context.AfterFunc(a.ctx, func() {
 		l.mu.Lock()
@@ -56,7 +56,7 @@ func newOwnLeg(a *attempt) *ownLeg {
 }
 
 // send notes whether the leg goes out now or waits. The error says that the attempt is over. l may be nil.
-func (l *ownLeg) send(now bool) error {
+func (l *detachedLeg) send(now bool) error {
 	if l == nil {
 		return nil
 	}
@@ -68,7 +68,7 @@ func (l *ownLeg) send(now bool) error {
 
 // sendAgain lets the transport try the leg again, where provably no byte of it was sent. Until the further try is sent,
 // the leg ends with the attempt, as before the first one. l may be nil.
-func (l *ownLeg) sendAgain(req *http.Request) {
+func (l *detachedLeg) sendAgain(req *http.Request) {
 	if l == nil || req.GetBody == nil {
 		return
 	}
@@ -83,25 +83,25 @@ func (l *ownLeg) sendAgain(req *http.Request) {
 
 // holdPrefill returns the context of P's leg, which goes out when D's does, and not after the attempt.
 func (a *attempt) holdPrefill(ctx context.Context) context.Context {
-	if a.own == nil && a.rendezvous == nil {
+	if a.detached == nil && a.rendezvous == nil {
 		return ctx
 	}
 	return transport.BeforeSend(ctx, func(connected bool) error {
 		// a round tripper that has read the body, and so looked as if it had sent the leg, may yet have to connect
-		if err := a.own.send(false); err != nil {
+		if err := a.detached.send(false); err != nil {
 			return err
 		}
 		if err := a.rendezvous.Wait(ctx, legs.Prefill, connected); err != nil {
 			return err
 		}
-		return a.own.send(true)
+		return a.detached.send(true)
 	})
 }
 
 // prefillsWord waits for P's leg, which decode is waiting for, or which says better than decode's error e what failed.
 // A leg that may run on is not waited for when the attempt is over; but P's failure often shows on D a moment earlier.
 func (a *attempt) prefillsWord(prefilled <-chan prefillEnd, e *Error) prefillEnd {
-	if a.own == nil {
+	if a.detached == nil {
 		return <-prefilled
 	}
 	if e != nil && (e.Code == CodeDecodeFailed || e.Code == CodeDecodeRejected) {
@@ -132,7 +132,7 @@ func (a *attempt) prefillsWord(prefilled <-chan prefillEnd, e *Error) prefillEnd
 
 // left notes that the leg's end is known, and reports whether its attempt is over. Then the leg must not touch the
 // attempt's outcome any more. l may be nil.
-func (l *ownLeg) left() bool {
+func (l *detachedLeg) left() bool {
 	if l == nil {
 		return false
 	}
@@ -145,12 +145,12 @@ func (l *ownLeg) left() bool {
 // leavePrefill waits for P's leg, or lets it run on if it was sent. Should P then refuse it, too, unblock ends what P
 // waits for, unless it is nil.
 func (a *attempt) leavePrefill(unblock func(context.Context) bool) {
-	l := a.own
+	l := a.detached
 	if l == nil {
 		return
 	}
 	l.mu.Lock()
-	if a.x.door.steps == nil { // a host that sends the legs asks for nothing any more
+	if a.x.sender.steps == nil { // a host that sends the legs asks for nothing any more
 		l.unblock = unblock
 	}
 	if l.runsOn = l.sent && !l.over && l.ctx.Err() == nil; !l.runsOn {
@@ -161,7 +161,7 @@ func (a *attempt) leavePrefill(unblock func(context.Context) bool) {
 	}
 	defer l.mu.Unlock()
 	a.out.Prefill.Endpoint, a.out.PrefillRuns = a.s.Prefill.ID, true
-	a.held.keep() // l.ended releases both
+	a.held.keep() // l.ended gives both back
 	a.x.held.keep()
 	a.f.runningOn.Enter(l)
 	limit := a.f.limits.Prefill
@@ -178,7 +178,7 @@ func (a *attempt) leavePrefill(unblock func(context.Context) bool) {
 }
 
 // ended is the end of the leg's goroutine.
-func (l *ownLeg) ended() {
+func (l *detachedLeg) ended() {
 	l.mu.Lock()
 	l.over = true
 	if l.timer != nil {
@@ -201,17 +201,17 @@ func (l *ownLeg) ended() {
 	if e != nil && f.traits.Ending.Orphans && l.a.sent {
 		l.a.x.tel.Orphaned()
 	}
-	l.a.held.release()
-	l.a.x.held.release()
+	l.a.held.giveBack()
+	l.a.x.held.giveBack()
 	f.runningOn.Leave(l)
 }
 
 // Stop cancels the leg.
-func (l *ownLeg) Stop(cause error) { l.cancel(cause) }
+func (l *detachedLeg) Stop(cause error) { l.cancel(cause) }
 
 // runningOn are a flow's prefill legs that run on.
 type runningOn struct {
-	live.Set[*ownLeg]
+	live.Set[*detachedLeg]
 	most int // at one engine
 }
 
@@ -221,7 +221,7 @@ func (r *runningOn) full() (ids []string) {
 		return nil
 	}
 	at := map[string]int{}
-	r.Each(func(l *ownLeg) {
+	r.Each(func(l *detachedLeg) {
 		id := l.a.s.Prefill.ID
 		if at[id]++; at[id] == r.most {
 			ids = append(ids, id)

@@ -17,8 +17,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// exchange is one request that a flow runs. Only the goroutine of run sends to Envoy.
-type exchange struct {
+// running is one request that a flow runs. Only the goroutine of run sends to Envoy.
+type running struct {
 	s        *Server
 	envoy    stream
 	r        *http.Request // the client's, without its body
@@ -46,7 +46,7 @@ type message struct {
 }
 
 // run runs a request until its response is given, or until Envoy has passed it on.
-func (x *exchange) run(flow *pdflow.Flow, in *pdflow.Request) error {
+func (x *running) run(flow *pdflow.Flow, in *pdflow.Request) error {
 	// Not the stream's own context: Envoy resets the stream also after a response that went through whole.
 	ctx, cancel := context.WithCancel(context.WithoutCancel(x.envoy.Context()))
 	defer x.legs.Wait()
@@ -97,7 +97,7 @@ func (x *exchange) run(flow *pdflow.Flow, in *pdflow.Request) error {
 }
 
 // pump gives run what the flow wants.
-func (x *exchange) pump(ctx context.Context, to chan<- next) {
+func (x *running) pump(ctx context.Context, to chan<- next) {
 	for {
 		var n next
 		n.step, n.resp, n.err = x.steps.Next(ctx)
@@ -112,7 +112,7 @@ func (x *exchange) pump(ctx context.Context, to chan<- next) {
 }
 
 // receive gives run what Envoy says. It ends with the gRPC stream.
-func (x *exchange) receive(ctx context.Context, to chan<- message) {
+func (x *running) receive(ctx context.Context, to chan<- message) {
 	for {
 		m, err := x.envoy.Recv()
 		select {
@@ -126,7 +126,7 @@ func (x *exchange) receive(ctx context.Context, to chan<- message) {
 }
 
 // take sends a step, or gives it to Envoy. An *pdflow.Error is one for the client.
-func (x *exchange) take(step *pdflow.Step) (*pdflow.Error, error) {
+func (x *running) take(step *pdflow.Step) (*pdflow.Error, error) {
 	switch {
 	case x.given != nil && x.given.Context().Err() != nil:
 		return errLate, nil
@@ -165,7 +165,7 @@ var (
 )
 
 // follow waits until Envoy has passed the response on.
-func (x *exchange) follow(ctx context.Context, inbox <-chan message) error {
+func (x *running) follow(ctx context.Context, inbox <-chan message) error {
 	keep := time.NewTicker(time.Minute)
 	defer keep.Stop()
 	whole := !x.endSeen || x.head.EndOfStream
@@ -190,7 +190,7 @@ func (x *exchange) follow(ctx context.Context, inbox <-chan message) error {
 }
 
 // whole gives Envoy a response that the flow has read: P's own, or one that the connector has changed.
-func (x *exchange) whole(resp *pdflow.Response) error {
+func (x *running) whole(resp *pdflow.Response) error {
 	defer context.AfterFunc(x.envoy.Context(), x.cancel)() // the client may leave
 	w := newRecorder()
 	maps.Copy(w.header, resp.Header)
@@ -212,12 +212,12 @@ func (x *exchange) whole(resp *pdflow.Response) error {
 }
 
 // ownHeader is what pdflow's handler adds to each response.
-func (x *exchange) ownHeader(resp *pdflow.Response) http.Header {
+func (x *running) ownHeader(resp *pdflow.Response) http.Header {
 	return http.Header{"X-Request-Id": {resp.RequestID}, "X-Pd-Mode": {string(resp.Mode)}}
 }
 
 // fail gives Envoy the flow's error. Envoy then ends what it has sent of the decode leg.
-func (x *exchange) fail(err error) error {
+func (x *running) fail(err error) error {
 	if errors.Is(err, pdflow.CodeClientGone) {
 		return nil
 	}

@@ -18,8 +18,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow/internal/telemetry"
 )
 
-// exchange is one request of a client, over all its attempts.
-type exchange struct {
+// serving is one request of a client while it is served, over all its attempts.
+type serving struct {
 	f      *Flow
 	client context.Context // the client's
 	life   live.Life       // whose base has the request's span
@@ -29,7 +29,7 @@ type exchange struct {
 	tries
 	rescue  *rescuing // nil: the stream ends with its decode engine
 	beside  *attempt  // of a hedged prefill: the first, while the second begins
-	inner   *exchange // that this one fell back to, and that fell back itself
+	inner   *serving  // that this one fell back to, and that fell back itself
 	phase   atomic.Uint32
 	current atomic.Pointer[attempt]
 	ended   bool
@@ -54,10 +54,10 @@ var (
 	errOver         = errors.New("pdflow: the attempt is over")
 )
 
-func newExchange(ctx context.Context, f *Flow, c *call) *exchange {
-	x := &exchange{f: f, client: ctx, call: *c, model: c.req.Model}
-	if x.door == nil {
-		x.door = f.door
+func newServing(ctx context.Context, f *Flow, c *call) *serving {
+	x := &serving{f: f, client: ctx, call: *c, model: c.req.Model}
+	if x.sender == nil {
+		x.sender = f.sender
 	}
 	x.tel, ctx = f.tel.Request(ctx, c.req, c.id, c.header)
 	x.life.Begin(ctx)
@@ -65,10 +65,10 @@ func newExchange(ctx context.Context, f *Flow, c *call) *exchange {
 }
 
 // Stop ends the request, whichever of its attempts runs.
-func (x *exchange) Stop(cause error) { x.life.Stop(cause) }
+func (x *serving) Stop(cause error) { x.life.Stop(cause) }
 
 // run tries pairs until one serves, and then the fallback.
-func (x *exchange) run() (*Body, *Error) {
+func (x *serving) run() (*Body, *Error) {
 	member, e := x.check()
 	if e != nil {
 		return nil, e
@@ -86,7 +86,7 @@ func (x *exchange) run() (*Body, *Error) {
 const unsupportedMessage = "prefill and decode engines cannot carry this together; send the request without it"
 
 // serveAggregated sends a request that two engines cannot carry together to one engine, or refuses it.
-func (x *exchange) serveAggregated(member string) (*Body, *Error) {
+func (x *serving) serveAggregated(member string) (*Body, *Error) {
 	f := x.f
 	x.tel.Unsupported(member)
 	if f.opts.unsupported == config.UnsupportedRefuse ||
@@ -101,7 +101,7 @@ func (x *exchange) serveAggregated(member string) (*Body, *Error) {
 }
 
 // try makes attempts until one serves or no further one is allowed, and then falls back.
-func (x *exchange) try(mode Mode) (*Body, *Error) {
+func (x *serving) try(mode Mode) (*Body, *Error) {
 	var last *Error
 	for n := 1; ; n++ {
 		body, e := x.attempt(n, mode)
@@ -123,7 +123,7 @@ func (x *exchange) try(mode Mode) (*Body, *Error) {
 }
 
 // thenDecodesAlone reports whether a failed attempt is followed by one at a decode engine alone.
-func (x *exchange) thenDecodesAlone(mode Mode, e *Error) bool {
+func (x *serving) thenDecodesAlone(mode Mode, e *Error) bool {
 	return mode == ModeDisaggregated && x.f.opts.fallback == config.FallbackDecode && e.fallbackable() && x.given == nil
 }
 
@@ -136,7 +136,7 @@ func moreTelling(last, e *Error) *Error {
 	return e
 }
 
-func (x *exchange) fallback(last *Error) (*Body, *Error) {
+func (x *serving) fallback(last *Error) (*Body, *Error) {
 	f := x.f
 	if !last.fallbackable() || x.life.Context.Err() != nil || x.given != nil {
 		return nil, last
@@ -147,8 +147,8 @@ func (x *exchange) fallback(last *Error) (*Body, *Error) {
 		x.mode = ModeFallback
 		next := x.call
 		next.mode = ModeFallback
-		if next.door == f.door {
-			next.door = nil
+		if next.sender == f.sender {
+			next.sender = nil
 		}
 		resp, e := f.opts.fallbackFlow.do(x.life.Context, &next)
 		if e != nil {
@@ -169,7 +169,7 @@ func (x *exchange) fallback(last *Error) (*Body, *Error) {
 
 // check returns the member for which two engines cannot carry the request together, or "". The error refuses the
 // request however it would be served.
-func (x *exchange) check() (member string, e *Error) {
+func (x *serving) check() (member string, e *Error) {
 	alone := x.given != nil && x.given.Prefill.URL == nil
 	for i, c := range x.f.checkers {
 		err := c.CheckRequest(x.req)
@@ -189,7 +189,7 @@ func (x *exchange) check() (member string, e *Error) {
 }
 
 // attempt picks engines and runs the legs once. On success the body owns the attempt and ends it.
-func (x *exchange) attempt(n int, mode Mode) (body *Body, e *Error) {
+func (x *serving) attempt(n int, mode Mode) (body *Body, e *Error) {
 	defer func() {
 		if x.rescue != nil {
 			p := x.rescue.place
@@ -201,7 +201,7 @@ func (x *exchange) attempt(n int, mode Mode) (body *Body, e *Error) {
 		return nil, e
 	}
 	a, body, e = x.runHedged(a)
-	x.releaseBudget()
+	x.giveBudgetBack()
 	if e != nil {
 		x.again, a.out.Retry = a.mayRetry(e)
 		a.out.Final = !x.again && !x.thenDecodesAlone(mode, e)
@@ -223,7 +223,7 @@ func (x *exchange) attempt(n int, mode Mode) (body *Body, e *Error) {
 
 // begin picks engines for an attempt. It is apart from what runs the legs, since a Pick is large, and each stream keeps
 // the stack that its request needed at most.
-func (x *exchange) begin(n int, mode Mode) (*attempt, *Error) {
+func (x *serving) begin(n int, mode Mode) (*attempt, *Error) {
 	x.phase.Store(phasePick)
 	again := x.again
 	x.again = false
@@ -259,7 +259,7 @@ func (x *exchange) begin(n int, mode Mode) (*attempt, *Error) {
 }
 
 // pick fills p.
-func (x *exchange) pick(ctx context.Context, n int, mode Mode, p *Pick) *Error {
+func (x *serving) pick(ctx context.Context, n int, mode Mode, p *Pick) *Error {
 	if x.given != nil {
 		*p = *x.given
 		return nil
@@ -292,7 +292,7 @@ func (x *exchange) pick(ctx context.Context, n int, mode Mode, p *Pick) *Error {
 }
 
 // served is how the request is being served, "" before an engine was picked.
-func (x *exchange) served() Mode {
+func (x *serving) served() Mode {
 	if x.mode != "" {
 		return x.mode
 	}
@@ -303,7 +303,7 @@ func (x *exchange) served() Mode {
 }
 
 // crashed ends a request whose picker, connector or observer panicked.
-func (f *Flow) crashed(x *exchange, cause any) *Error {
+func (f *Flow) crashed(x *serving, cause any) *Error {
 	e := &Error{Code: CodeInternal, Phase: "run", Connector: f.name, Message: "the gateway failed",
 		Err: fmt.Errorf("panic: %v", cause)}
 	if x == nil {
@@ -320,13 +320,13 @@ func (f *Flow) crashed(x *exchange, cause any) *Error {
 
 // end closes the books of the request. It is called exactly once, by whoever ends it: do on an error, the body's Close
 // otherwise.
-func (x *exchange) end(e *Error) {
+func (x *serving) end(e *Error) {
 	if x.ended {
 		return
 	}
 	x.ended = true
 	x.life.Cancel(errOver)
-	x.releaseBudget()
+	x.giveBudgetBack()
 	if e != nil && e.mode == "" {
 		e.mode = x.served()
 	}
@@ -336,7 +336,7 @@ func (x *exchange) end(e *Error) {
 }
 
 // recordEnd records the end of the request.
-func (x *exchange) recordEnd(e *Error) {
+func (x *serving) recordEnd(e *Error) {
 	var u telemetry.Usage
 	if a := x.current.Load(); a != nil && e == nil {
 		u = telemetry.Usage(a.out.Usage)
@@ -345,7 +345,7 @@ func (x *exchange) recordEnd(e *Error) {
 }
 
 // log tells failures as warnings, and the rest for debugging only.
-func (x *exchange) log(e *Error) {
+func (x *serving) log(e *Error) {
 	logger, failed := x.f.opts.telemetry.Logger, e != nil && e.Code != CodeClientGone
 	if !logger.Enabled(x.client, slog.LevelDebug) && (!failed || !logger.Enabled(x.client, slog.LevelWarn)) {
 		return

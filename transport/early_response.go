@@ -11,17 +11,17 @@ import (
 // request by its head, and then neither read the body nor close the connection.
 const patience = 200 * time.Millisecond
 
-// early reads the head of a response while the request's body is still being written. It is the only goroutine of this
+// earlyResponse reads the head of a response while the request's body is still being written. It is the only goroutine of this
 // package beside the caller's, and the caller waits for it.
-type early struct {
+type earlyResponse struct {
 	timer *time.Timer
 	done  chan struct{}
 	h     *head
 	err   error
 }
 
-func (c *conn) watchEarly(method string) *early {
-	w := &early{done: make(chan struct{})}
+func (c *conn) watchEarly(method string) *earlyResponse {
+	w := &earlyResponse{done: make(chan struct{})}
 	w.timer = time.AfterFunc(patience, func() {
 		defer close(w.done)
 		w.h, w.err = c.readHead(method)

@@ -22,7 +22,7 @@ import (
 // use httptrace that is the only call. check may block until the context ends, and may be called again for each further
 // connection. It replaces an earlier check.
 func BeforeSend(ctx context.Context, check func(connected bool) error) context.Context {
-	return &gate{Context: ctx, check: check}
+	return &checked{Context: ctx, check: check}
 }
 
 // Send sends req through rt under ctx (req's own context is not used), as rt.RoundTrip does. It makes sure that the
@@ -31,7 +31,7 @@ func Send(ctx context.Context, rt http.RoundTripper, req *http.Request) (*http.R
 	if t, ok := rt.(*Transport); ok {
 		return t.send(ctx, req)
 	}
-	if g := gateOf(ctx); g != nil && g.try == nil {
+	if g := checkOf(ctx); g != nil && g.try == nil {
 		return g.send(ctx, rt, req)
 	}
 	if ctx != req.Context() {
@@ -40,30 +40,30 @@ func Send(ctx context.Context, rt http.RoundTripper, req *http.Request) (*http.R
 	return rt.RoundTrip(req)
 }
 
-// gate is a context with a check.
-type gate struct {
+// checked is a context with a check.
+type checked struct {
 	context.Context
 	check func(connected bool) error
 	try   *try // nil until a round tripper is observed
 }
 
-type gateKey struct{}
+type checkKey struct{}
 
 // Value implements context.Context.
-func (g *gate) Value(key any) any {
-	if key == (gateKey{}) {
+func (g *checked) Value(key any) any {
+	if key == (checkKey{}) {
 		return g
 	}
 	return g.Context.Value(key)
 }
 
-func gateOf(ctx context.Context) *gate {
-	g, _ := ctx.Value(gateKey{}).(*gate)
+func checkOf(ctx context.Context) *checked {
+	g, _ := ctx.Value(checkKey{}).(*checked)
 	return g
 }
 
 // ask calls the check. g may be nil.
-func (g *gate) ask(connected bool) error {
+func (g *checked) ask(connected bool) error {
 	if g == nil {
 		return nil
 	}
@@ -76,7 +76,7 @@ func (g *gate) ask(connected bool) error {
 
 // connecting says that the check will be called for a connection, so that reading the body need not call it. g may be
 // nil.
-func (g *gate) connecting() {
+func (g *checked) connecting() {
 	if g != nil && g.try != nil {
 		g.try.connecting.Store(true)
 	}
@@ -85,7 +85,7 @@ func (g *gate) connecting() {
 // try is one request sent through a round tripper that is observed. Its hooks run in any goroutine of the round
 // tripper.
 type try struct {
-	gate       // the request's context
+	checked    // the request's context
 	cancel     context.CancelCauseFunc
 	trace      httptrace.ClientTrace
 	connecting atomic.Bool // the round tripper has asked for a connection
@@ -97,12 +97,12 @@ type try struct {
 }
 
 // send sends req through rt, with the check.
-func (g *gate) send(ctx context.Context, rt http.RoundTripper, req *http.Request) (*http.Response, error) {
+func (g *checked) send(ctx context.Context, rt http.RoundTripper, req *http.Request) (*http.Response, error) {
 	watched, cancel := context.WithCancelCause(ctx)
-	t := &try{gate: gate{Context: watched, check: g.check}, cancel: cancel}
-	t.gate.try = t
+	t := &try{checked: checked{Context: watched, check: g.check}, cancel: cancel}
+	t.checked.try = t
 	t.trace.GetConn, t.trace.GotConn, t.trace.WroteHeaders = t.getConn, t.gotConn, t.wroteHeaders
-	out := req.WithContext(httptrace.WithClientTrace(&t.gate, &t.trace))
+	out := req.WithContext(httptrace.WithClientTrace(&t.checked, &t.trace))
 	if hasBody(req) {
 		out.Body = &gatedBody{ReadCloser: req.Body, try: t}
 		if req.GetBody != nil {
@@ -145,7 +145,7 @@ func (t *try) asked(connected bool, err error) {
 	}
 }
 
-func (t *try) getConn(string) { t.gate.connecting() }
+func (t *try) getConn(string) { t.checked.connecting() }
 
 func (t *try) gotConn(info httptrace.GotConnInfo) {
 	if t.ask(true) != nil {

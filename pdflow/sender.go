@@ -9,31 +9,31 @@ import (
 	"github.com/pdkit/pdkit/transport"
 )
 
-// door is how the legs of a request leave: by a RoundTripper, or by the hands of a host that runs [Steps].
-type door struct {
+// sender is how the legs of a request leave: by a RoundTripper, or by the hands of a host that runs [Steps].
+type sender struct {
 	rt      http.RoundTripper
 	retrier *transport.Retrier // what was provably not sent is sent again; decode legs, which carry a handoff, are not
 	own     bool               // rt is pdkit's own transport, which asks nothing about legs
 	steps   *Steps
 }
 
-func newDoor(rt http.RoundTripper) *door {
+func newSender(rt http.RoundTripper) *sender {
 	_, own := rt.(*transport.Transport)
-	return &door{rt: rt, own: own, retrier: transport.NewRetrier(rt, transport.RetryPolicy{})}
+	return &sender{rt: rt, own: own, retrier: transport.NewRetrier(rt, transport.RetryPolicy{})}
 }
 
 // send sends a leg's request, or a side call, for which o is nil.
-func (d *door) send(ctx context.Context, a *attempt, o *LegOutcome, r *http.Request) (resp *http.Response, err error) {
-	if !d.own && d.steps == nil {
+func (s *sender) send(ctx context.Context, a *attempt, o *LegOutcome, r *http.Request) (resp *http.Response, err error) {
+	if !s.own && s.steps == nil {
 		ctx = context.WithValue(ctx, legKey{}, a.legInfo(o))
 	}
 	switch {
-	case d.steps != nil:
-		resp, err = d.steps.park(ctx, a, o, r)
+	case s.steps != nil:
+		resp, err = s.steps.park(ctx, a, o, r)
 	case o == nil || o.Leg != LegDecode:
-		resp, err = d.retrier.Do(ctx, r)
+		resp, err = s.retrier.Do(ctx, r)
 	default:
-		resp, err = transport.Send(ctx, d.rt, r)
+		resp, err = transport.Send(ctx, s.rt, r)
 	}
 	if err == nil && resp.ContentLength == 0 && resp.Body != http.NoBody {
 		resp.ContentLength = -1 // a response made by hand says nothing of its length, which is not 0
