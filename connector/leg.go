@@ -20,7 +20,6 @@ const ParamsMember = "kv_transfer_params"
 type Leg struct {
 	req    *ClientRequest
 	edits  []jsonedit.Edit
-	few    [6]jsonedit.Edit // what edits begins as, in one allocation with the Leg
 	header []HeaderEdit
 	path   string
 	body   []byte // replaces the client's whole body
@@ -34,10 +33,7 @@ type HeaderEdit struct{ Name, Value string }
 
 // NewLeg starts a leg as the client's request without transfer members.
 func NewLeg(r *ClientRequest) *Leg {
-	l := r.spare.newLeg()
-	l.req = r
-	l.edits = append(l.few[:0], r.strip...)
-	return l
+	return &Leg{req: r, edits: append(make([]jsonedit.Edit, 0, 6), r.strip...)}
 }
 
 // NewPrefillLeg starts a prefill leg: the client's request without transfer members and, unless t.RawPrefill says

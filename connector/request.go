@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"unicode/utf8"
 
 	"github.com/pdkit/pdkit/internal/jsonedit"
@@ -25,45 +24,12 @@ type ClientRequest struct {
 
 	doc   jsonedit.Doc
 	strip []jsonedit.Edit // the edits with which every leg starts: they remove the client's transfer members
-	spare *spare          // nil: what is made of the request is allocated
-}
-
-// spare is memory for what nearly every request needs once it is parsed, in one allocation with it: one attempt and its
-// two legs. Each piece is given out once, since who gets one may keep it.
-type spare struct {
-	session Session
-	given   atomic.Bool // session
-	legs    [2]Leg
-	used    [2]atomic.Bool // the same of legs, one by one
-}
-
-func (s *spare) newSession() *Session {
-	if s != nil && s.given.CompareAndSwap(false, true) {
-		return &s.session
-	}
-	return new(Session)
-}
-
-func (s *spare) newLeg() *Leg {
-	if s != nil {
-		for i := range s.legs {
-			if s.used[i].CompareAndSwap(false, true) {
-				return &s.legs[i]
-			}
-		}
-	}
-	return new(Leg)
 }
 
 // ParseRequest reads a request body. The error is a *[RequestError] if the body is not one JSON object, names a
 // top-level member twice, or has a wrong type in a member that pdkit reads.
 func ParseRequest(api API, body []byte) (*ClientRequest, error) {
-	made := new(struct {
-		ClientRequest
-		spare
-	})
-	r := &made.ClientRequest
-	r.API, r.spare = api, &made.spare
+	r := &ClientRequest{API: api}
 	if err := r.doc.ParseInto(body); err != nil {
 		return nil, bodyError(err)
 	}

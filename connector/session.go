@@ -53,12 +53,10 @@ func NewSession(r *ClientRequest, requestID string, prefill, decode discovery.En
 func NewSessionWith(random [16]byte, r *ClientRequest, requestID string, prefill, decode discovery.Endpoint) *Session {
 	var id [2 * len(random)]byte
 	hex.Encode(id[:], random[:])
-	s := r.spare.newSession()
-	*s = Session{
+	return &Session{
 		ID: string(id[:]), RequestID: requestID, Model: r.Model, API: r.API, Request: r,
 		Prefill: prefill, Decode: decode, Attempt: 1, CreatedAt: time.Now(), random: random,
 	}
-	return s
 }
 
 // Field returns a top-level member of the client's body; null counts as absent.
