@@ -213,7 +213,7 @@ func (d *chunks) addTrailer(to *http.Header) error {
 		return nil
 	}
 	fields := make(http.Header)
-	if err := parseFields(string(d.trailer), fields, nil); err != nil {
+	if err := parseFields(string(d.trailer), fields); err != nil {
 		return err
 	}
 	if *to == nil {

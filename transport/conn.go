@@ -7,21 +7,17 @@ import (
 	"crypto/tls"
 	"net"
 	"os"
-	"sync"
 	"time"
-)
 
-// pooledReader is a *socket, where there is such a thing.
-type pooledReader interface {
-	readPooled(pool *sync.Pool) (*[]byte, int, error)
-}
+	"github.com/pdkit/pdkit/transport/internal/rawsocket"
+)
 
 // conn is one HTTP/1.1 connection. It has no goroutine. One request or the pool owns it; only the owner reads and
 // writes.
 type conn struct {
-	raw  net.Conn     // the dialed connection
-	rw   net.Conn     // raw, or TLS over it
-	lazy pooledReader // rw, if it can wait without a buffer; else nil
+	raw  net.Conn               // the dialed connection
+	rw   net.Conn               // raw, or TLS over it
+	lazy rawsocket.PooledReader // rw, if it can wait without a buffer; else nil
 	tls  *tls.ConnectionState
 	key  hostKey
 	t    *Transport
@@ -43,14 +39,14 @@ type conn struct {
 }
 
 func (t *Transport) newConn(key hostKey, raw net.Conn, secured *tls.Conn) *conn {
-	c := &conn{raw: raw, rw: raw, key: key, t: t, quietCheck: newQuietCheck(raw)}
+	c := &conn{raw: raw, rw: raw, key: key, t: t, quietCheck: rawsocket.QuietCheck(raw)}
 	// abort closes the socket under TLS without TLS's close_notify alert, which would wait for a write that hangs.
 	c.abort = func() { _ = raw.Close() }
 	if secured != nil {
 		state := secured.ConnectionState()
 		c.rw, c.tls = secured, &state
 	} else {
-		c.lazy, _ = raw.(pooledReader)
+		c.lazy, _ = raw.(rawsocket.PooledReader)
 	}
 	return c
 }
@@ -110,7 +106,7 @@ var longAgo = time.Unix(1, 0)
 func (c *conn) fill() (int, error) {
 	switch {
 	case c.buf == nil && c.lazy != nil && c.failed == nil:
-		pooled, n, err := c.lazy.readPooled(&c.t.readBuffers)
+		pooled, n, err := c.lazy.ReadPooled(&c.t.readBuffers)
 		if err != nil {
 			return 0, err
 		}

@@ -7,6 +7,8 @@ import (
 	"crypto/tls"
 	"errors"
 	"net"
+
+	"github.com/pdkit/pdkit/transport/internal/rawsocket"
 )
 
 type newConnectionKey struct{}
@@ -29,7 +31,7 @@ func (t *Transport) dial(ctx context.Context, address string, secure bool) (net.
 	if err != nil {
 		return nil, nil, newConnectError(err, false)
 	}
-	raw = newSocket(raw)
+	raw = rawsocket.New(raw)
 	if !secure {
 		return raw, nil, nil
 	}

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"unsafe"
 )
 
 // Faults of a response's head. Where HTTP lets a reader be lenient, two readers could see different ends of one
@@ -42,16 +41,6 @@ type head struct {
 	chunked bool
 	length  int64 // of the body; -1 if its chunks or the connection end it
 	told    int64 // http.Response.ContentLength
-
-	response response // what the head becomes, in one allocation with it
-	room     *headRoom
-}
-
-// headRoom is room for the text and the values of most heads, in one allocation. It has nothing else: who keeps a
-// header's value keeps this, but not the response, its request and their context.
-type headRoom struct {
-	text   [184]byte
-	values [8]string
 }
 
 // readHead reads the head of the final response to a request with method.
@@ -62,7 +51,7 @@ func (c *conn) readHead(method string) (*head, error) {
 			return nil, err
 		}
 		h := new(head)
-		kept := h.keep(text)
+		kept := string(text)
 		c.take(len(text))
 		if err := h.parse(kept, method); err != nil {
 			return nil, err
@@ -75,16 +64,6 @@ func (c *conn) readHead(method string) (*head, error) {
 		}
 	}
 	return nil, errInterim
-}
-
-// keep copies a head's text out of the connection's buffer. Most heads find room in h.room, whose text is written
-// here only.
-func (h *head) keep(text []byte) string {
-	h.room = new(headRoom)
-	if len(text) > len(h.room.text) {
-		return string(text)
-	}
-	return unsafe.String(&h.room.text[0], copy(h.room.text[:], text))
 }
 
 // readHeadText reads a head up to and with its empty line. It stays in the buffer, which the caller takes it from.
@@ -160,7 +139,7 @@ func (h *head) parse(text, method string) error {
 		return errNotHTTP
 	}
 	h.header = make(http.Header, min(strings.Count(fields, "\n"), 32))
-	if err := parseFields(fields, h.header, h.room.values[:]); err != nil {
+	if err := parseFields(fields, h.header); err != nil {
 		return err
 	}
 	return h.frame(method)
@@ -185,9 +164,9 @@ func (h *head) parseStatus(line string) bool {
 	return h.code >= 100
 }
 
-// parseFields adds the fields of text to header. The fields end with an empty line or with the text. room is for the
-// values of fields with one value, as most have.
-func parseFields(text string, header http.Header, room []string) error {
+// parseFields adds the fields of text to header. The fields end with an empty line or with the text.
+func parseFields(text string, header http.Header) error {
+	var room []string // for the values of fields with one value, as most have
 	for text != "" {
 		var line string
 		if line, text = cutLine(text); line == "" {

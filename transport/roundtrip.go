@@ -107,12 +107,6 @@ func (m *message) rewind(req *http.Request) bool {
 	return true
 }
 
-// response is an http.Response with its body.
-type response struct {
-	http.Response
-	body body
-}
-
 // roundTrip runs one request. Afterwards the response's body owns the connection, or the connection is closed.
 func (c *conn) roundTrip(ctx context.Context, req *http.Request, m *message) (*http.Response, *Error) {
 	reused := c.reused
@@ -123,28 +117,26 @@ func (c *conn) roundTrip(ctx context.Context, req *http.Request, m *message) (*h
 		c.end(false)
 		return nil, failed
 	}
-	a := &h.response
-	a.Response = http.Response{
+	resp := &http.Response{
 		Status: h.status, StatusCode: h.code, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: h.minor,
 		Header: h.header, ContentLength: h.told, Trailer: h.trailer, Close: h.close, Request: req, TLS: c.tls,
 	}
 	if h.minor == 0 {
-		a.Proto = "HTTP/1.0"
+		resp.Proto = "HTTP/1.0"
 	}
 	if h.chunked {
-		a.TransferEncoding = chunkedEncoding
+		resp.TransferEncoding = chunkedEncoding
 	}
 	keep := whole && !h.close && !m.last
 	if h.length == 0 {
-		a.Response.Body = http.NoBody
+		resp.Body = http.NoBody
 		c.end(keep)
-		return &a.Response, nil
+		return resp, nil
 	}
-	a.body.c, a.body.abort, a.body.ctx, a.body.resp = c, c.abort, ctx, &a.Response
-	a.body.reused, a.body.keep = reused, keep
-	a.body.left, a.body.chunked = h.length, h.chunked
-	a.Response.Body = &a.body
-	return &a.Response, nil
+	b := &body{resp: resp}
+	b.c, b.abort, b.ctx, b.reused, b.keep, b.left, b.chunked = c, c.abort, ctx, reused, keep, h.length, h.chunked
+	resp.Body = b
+	return resp, nil
 }
 
 var chunkedEncoding = []string{"chunked"}

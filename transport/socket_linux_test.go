@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build linux && !race
+//go:build linux
 
 package transport
-
-// Under the race detector reads and writes are not raw, and a sync.Pool drops what it is given now and then.
 
 import (
 	"fmt"
@@ -21,59 +19,21 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/transport/internal/rawsocket"
 )
 
 // Both sides of a gateway have the connections that NewListener speaks of.
 func TestConnectionsAreSockets(t *testing.T) {
 	server, _ := accepted(t, listen(t))
-	assert.IsType(t, &socket{}, server)
+	assert.Implements(t, (*rawsocket.PooledReader)(nil), server)
 	e := newEngine(t, keepAlive)
 	tr := newTransport(t, nil)
 	exchange(t, tr, post(t, e.url(), "x"))
 	idle := tr.pool.hosts[hostKey{host: e.Addr().String()}]
 	require.Len(t, idle, 1)
-	assert.IsType(t, &socket{}, idle[0].rw)
+	assert.Implements(t, (*rawsocket.PooledReader)(nil), idle[0].rw)
 	assert.NotNil(t, idle[0].lazy)
-}
-
-// While a read waits, its buffer is in the pool.
-func TestAReadThatWaitsHoldsNoBuffer(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // a pool hides from one CPU what another one has
-	server, client := accepted(t, listen(t))
-	only := make([]byte, 100)
-	pool := sync.Pool{New: func() any {
-		assert.Fail(t, "the only buffer is not in the pool")
-		b := make([]byte, 100)
-		return &b
-	}}
-	pool.Put(&only)
-	type result struct {
-		pooled *[]byte
-		n      int
-		err    error
-	}
-	came := make(chan result)
-	go func() {
-		pooled, n, err := server.(*socket).readPooled(&pool)
-		came <- result{pooled, n, err}
-	}()
-	time.Sleep(50 * time.Millisecond) // it has found nothing
-	held := pool.Get()
-	assert.Same(t, &only, held)
-	pool.Put(held)
-	_, err := io.WriteString(client, "token")
-	require.NoError(t, err)
-	got := <-came
-	require.NoError(t, got.err)
-	require.Same(t, &only, got.pooled)
-	assert.Equal(t, "token", string(only[:got.n]))
-
-	pool.Put(&only)
-	_ = client.Close()
-	pooled, _, err := server.(*socket).readPooled(&pool)
-	require.ErrorIs(t, err, io.EOF)
-	assert.Nil(t, pooled)
-	assert.Same(t, &only, pool.Get(), "after an error, too")
 }
 
 // os.File.Fd makes the socket blocking, for whoever has it. A raw call that blocks would stop the whole program.
@@ -169,19 +129,4 @@ func TestAGoroutineThatComputesHoldsNoConnectionUp(t *testing.T) {
 	_, err = fmt.Sscan(after, &took)
 	require.NoError(t, err)
 	assert.Less(t, took, 1000, "ms; without the monitor it is what is left of 2,000")
-}
-
-// The timer that wakes the monitor runs while there are sockets, and no longer.
-func TestTheMonitorIsWokenWhileThereAreSockets(t *testing.T) {
-	open := func() int {
-		monitored.mu.Lock()
-		defer monitored.mu.Unlock()
-		return monitored.open
-	}
-	before := open()
-	server, _ := accepted(t, listen(t))
-	assert.Equal(t, before+1, open())
-	_ = server.Close()
-	_ = server.Close()
-	assert.Equal(t, before, open())
 }

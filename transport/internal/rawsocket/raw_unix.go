@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build unix && !(linux && (amd64 || arm64) && !race && !msan && !asan)
+//go:build unix && !(linux && (amd64 || arm64) && !msan && !asan)
 
-package transport
+package rawsocket
 
 import "syscall"
 
-// The race detector and the sanitizers learn from package syscall what goroutines write for each other through sockets.
-// Of raw system calls they would learn nothing, and take that for faults. Other systems than Linux want system calls to
+// The sanitizers of memory and addresses learn from package syscall what was read. Other systems than Linux want system calls to
 // be made by their C library, and other processors have other numbers for them.
 
 func rawRead(fd uintptr, p []byte) (int, syscall.Errno) { return result(syscall.Read(int(fd), p)) }

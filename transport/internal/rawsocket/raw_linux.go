@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build linux && (amd64 || arm64) && !race && !msan && !asan
+//go:build linux && (amd64 || arm64) && !msan && !asan
 
-package transport
+package rawsocket
 
 import (
 	"syscall"
@@ -13,8 +13,10 @@ import (
 // socket: hence MSG_DONTWAIT.
 
 func rawRead(fd uintptr, p []byte) (int, syscall.Errno) {
-	return result(syscall.RawSyscall6(syscall.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(&p[0])), uintptr(len(p)),
+	n, err := result(syscall.RawSyscall6(syscall.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(&p[0])), uintptr(len(p)),
 		syscall.MSG_DONTWAIT, 0, 0))
+	afterRead()
+	return n, err
 }
 
 func rawPeek(fd uintptr, p []byte) (int, syscall.Errno) {
@@ -23,6 +25,7 @@ func rawPeek(fd uintptr, p []byte) (int, syscall.Errno) {
 }
 
 func rawWrite(fd uintptr, p []byte) (int, syscall.Errno) {
+	beforeWrite()
 	return result(syscall.RawSyscall6(syscall.SYS_SENDTO, fd, uintptr(unsafe.Pointer(&p[0])), uintptr(len(p)),
 		syscall.MSG_DONTWAIT|syscall.MSG_NOSIGNAL, 0, 0))
 }

@@ -2,16 +2,16 @@
 
 //go:build unix
 
-package transport
+package rawsocket
 
 import (
 	"net"
 	"syscall"
 )
 
-// newQuietCheck returns a function that reports whether nothing has arrived on raw, not even its end. It neither waits
+// QuietCheck returns a function that reports whether nothing has arrived on raw, not even its end. It neither waits
 // nor takes bytes from the socket. It is nil if raw is no socket.
-func newQuietCheck(raw net.Conn) func() bool {
+func QuietCheck(raw net.Conn) func() bool {
 	socket, ok := raw.(syscall.Conn)
 	if !ok {
 		return nil

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package transport
+package rawsocket
 
 import (
 	"errors"
@@ -14,7 +14,7 @@ import (
 // rawLimit is the most bytes that a raw system call copies, since no goroutine runs in its place meanwhile.
 const rawLimit = 64 << 10
 
-// socket is a TCP connection whose reads and writes are raw system calls, for the reason that NewListener gives. It can
+// socket is a TCP connection whose reads and writes are raw system calls, for the reason that transport.NewListener gives. It can
 // wait for bytes without a buffer for them.
 type socket struct {
 	*net.TCPConn
@@ -34,8 +34,8 @@ type direction struct {
 	pooled *[]byte    // what it has taken
 }
 
-// newSocket returns c as a *socket if it is a TCP connection, else c.
-func newSocket(c net.Conn) net.Conn {
+// New returns c as a *socket if it is a TCP connection, else c.
+func New(c net.Conn) net.Conn {
 	tcp, ok := c.(*net.TCPConn)
 	if !ok {
 		return c
@@ -67,9 +67,9 @@ func (s *socket) Read(p []byte) (int, error) {
 	return s.read()
 }
 
-// readPooled reads into a buffer of pool, which it has only while it looks for bytes, not while it waits for them. The
+// ReadPooled reads into a buffer of pool, which it has only while it looks for bytes, not while it waits for them. The
 // buffer is nil if there is an error.
-func (s *socket) readPooled(pool *sync.Pool) (*[]byte, int, error) {
+func (s *socket) ReadPooled(pool *sync.Pool) (*[]byte, int, error) {
 	s.in.Lock()
 	defer s.in.Unlock()
 	s.in.pool = pool
