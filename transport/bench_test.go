@@ -5,14 +5,12 @@ package transport
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"io"
 	"net"
 	"net/http"
 	"runtime"
 	"testing"
 
-	"github.com/hashicorp/go-retryablehttp"
 	"github.com/stretchr/testify/require"
 )
 
@@ -83,54 +81,6 @@ func BenchmarkRoundTrip(b *testing.B) {
 			benchmarkRequests(b, size.bytes, newTransport(b, nil).RoundTrip, stubEngine(b))
 		})
 	}
-}
-
-// BenchmarkRetrier shows the good case: a request that goes out on the first try, through Retrier and through
-// go-retryablehttp alone. No network: the difference is the machinery.
-func BenchmarkRetrier(b *testing.B) {
-	resp := &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}
-	rt := roundTripper(func(*http.Request) (*http.Response, error) { return resp, nil })
-	payload := make([]byte, 2<<10)
-	newRequest := func() *http.Request {
-		req, err := http.NewRequest(http.MethodPost, "http://engine.test", bytes.NewReader(payload))
-		require.NoError(b, err)
-		return req
-	}
-	b.Run("request alone", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			_, err := rt(newRequest())
-			require.NoError(b, err)
-		}
-	})
-	b.Run("Retrier", func(b *testing.B) {
-		r := NewRetrier(rt, RetryPolicy{})
-		ctx := context.Background()
-		b.ReportAllocs()
-		for b.Loop() {
-			_, err := r.Do(ctx, newRequest())
-			require.NoError(b, err)
-		}
-	})
-	b.Run("go-retryablehttp", func(b *testing.B) {
-		client := &retryablehttp.Client{
-			HTTPClient:   &http.Client{Transport: rt},
-			CheckRetry:   func(context.Context, *http.Response, error) (bool, error) { return false, nil },
-			Backoff:      retryablehttp.DefaultBackoff,
-			ErrorHandler: retryablehttp.PassthroughErrorHandler,
-		}
-		b.ReportAllocs()
-		for b.Loop() {
-			req := newRequest()
-			request := &retryablehttp.Request{Request: req}
-			require.NoError(b, request.SetBody(retryablehttp.ReaderFunc(func() (io.Reader, error) {
-				return bytes.NewReader(payload), nil
-			})))
-			request.ContentLength = int64(len(payload))
-			_, err := client.Do(request)
-			require.NoError(b, err)
-		}
-	})
 }
 
 // BenchmarkOpenStream reports memory held by each stream that waits for its next chunk, both sides of the connection in
