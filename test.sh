@@ -185,10 +185,11 @@ step_nethttp() {
 # tests runs go test, and packages that failed once more, by themselves: on a machine that others use, too, a test can
 # wait longer for the processor than for any fault. What passes only then is named in the table. A data race, a leak, a
 # panic, a timeout and what does not build are never forgiven, nor more than three packages. lint has vetted the code.
+# Tests that may run beside others wait most of the time, so there are more of them than processors.
 tests() {
   local log packages
   log=$(mktemp "$TMP/tests.XXXXXX")
-  go test -vet=off -shuffle=on -timeout 15m -p 3 "$@" 2>&1 | tee "$log" && return 0
+  go test -vet=off -shuffle=on -timeout 15m -p 3 -parallel 8 "$@" 2>&1 | tee "$log" && return 0
   packages=$(awk -F '\t' '$1 == "FAIL" && $2 ~ /^[a-z]/ && $3 ~ /s$/ { print $2 }' "$log")
   if [ -z "$packages" ] || [ "$(wc -l <<< "$packages")" -gt 3 ] ||
     grep -qE '^WARNING: DATA RACE|^(panic|fatal error): |goleak: |unexpected goroutines|\[(build|setup) failed\]' "$log"; then
@@ -199,7 +200,8 @@ tests() {
   for arg; do case $arg in -*) flags+=("$arg") ;; esac; done
   # shellcheck disable=SC2086 # one word for each package
   go test -vet=off -shuffle=on -timeout 15m -p 1 "${flags[@]}" $packages || return 1
-  echo "passed at the second try:" $(grep -oE '^--- FAIL: [^ ]+' "$log" | cut -d ' ' -f 3) >> "$TMP/$STEP.why"
+  echo "$(wc -l <<< "$packages") passed at the second try:" \
+    $(grep -oE '^--- FAIL: [^ ]+' "$log" | cut -d ' ' -f 3) >> "$TMP/$STEP.why"
 }
 
 # step_fuzz runs two targets beside each other, with one worker each: half of a short run is compiling and linking.
@@ -257,7 +259,7 @@ step_reliability() {
 step_bench() {
   [ "$(uname -s)" = Linux ] || skip "it reads CPU times from Linux"
   [ "$(nproc)" -ge 2 ] || skip "it needs two CPUs: one for the gateway, one for clients and engines"
-  go test -count=1 -run '^Test(AllocationsOfARequest|AStreamKeepsLittleStack)' ./pdflow # the race detector changes bytes
+  go test -count=1 -run '^TestAStreamKeepsLittleStack$' ./pdflow # the race detector makes stacks larger
   go run ./internal/tools/hotpaths
   go run ./lab/bench -quick
 }

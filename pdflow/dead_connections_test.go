@@ -46,6 +46,7 @@ func (m *mortal) Read(p []byte) (int, error) {
 
 // No request may fail because an engine's host has crashed, or a firewall has forgotten its connections.
 func TestIdleConnectionsThatDiedUnseenFailNoRequest(t *testing.T) {
+	t.Parallel()
 	orders := map[string]connector.KVConnector{"serial": &fake{}, "together": &fake{order: connector.Together}}
 	for order, c := range orders {
 		for name, netHTTP := range map[string]bool{"own": false, "net/http": true} {

@@ -122,6 +122,7 @@ func TestPrefill4xxIsTheResponse(t *testing.T) {
 
 // prefillFaults are failures of P. Each happens on every attempt.
 func TestPrefillFailsOnEveryAttempt(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name  string
 		fault enginesim.Fault
@@ -375,6 +376,7 @@ func TestAStreamThatBreaksIsCut(t *testing.T) {
 }
 
 func TestPhasesThatRunOutOfTime(t *testing.T) {
+	t.Parallel()
 	const short = 250 * time.Millisecond // of the phase at hand: the others may take longer on a busy machine
 	for _, c := range []struct {
 		name   string
@@ -420,6 +422,7 @@ func TestASilentStreamIsCut(t *testing.T) {
 }
 
 func TestASlowResponseThatGoesOnIsNeverCut(t *testing.T) {
+	t.Parallel()
 	short := config.Timeouts{}
 	short.Decode, short.Idle = 2500*time.Millisecond, 2500*time.Millisecond // of a response of 3 s
 	x := start(

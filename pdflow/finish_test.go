@@ -277,6 +277,7 @@ func (brokenConn) Write([]byte) (int, error) {
 
 // A leg of which no byte has left is sent again. While it connects anew it ends with its attempt.
 func TestAPrefillThatIsToBeSentAgainEndsWithItsAttempt(t *testing.T) {
+	t.Parallel()
 	x := newFinishes(t, gone)
 	close(x.p.answer)
 	var dials atomic.Int64

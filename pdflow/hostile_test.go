@@ -75,6 +75,7 @@ func TestAClientThatAskedForTheEndSeesWhyItsBodyIsRefused(t *testing.T) {
 }
 
 func TestAnUnfinishedBodyDoesNotHoldItsConnection(t *testing.T) {
+	t.Parallel()
 	limits := config.Timeouts{}
 	limits.Body = 100 * time.Millisecond
 	x := script(t, &fake{}, answer(ok), answer(ok), pdflow.WithTimeouts(limits))
@@ -181,6 +182,7 @@ func TestStreamsThatEndWrongly(t *testing.T) {
 // An error that comes after a token reaches the client. [DONE] does not, so that the client does not take the response
 // for whole.
 func TestAnErrorAmidAStreamIsAFailure(t *testing.T) {
+	t.Parallel()
 	token := `data: {"choices":[{"index":0,"text":"a","finish_reason":null}]}` + "\n\n"
 	fault := `data: {"error":{"message":"boom","code":500}}` + "\n\n"
 	usage := `data: {"choices":[],"usage":{}}` + "\n\n"
@@ -229,6 +231,7 @@ func TestATextCannotFakeAnErrorEvent(t *testing.T) {
 // other requests. A busy machine makes all sizes slow: then the time must grow as the size does, which is 8 times, and
 // not as its square.
 func TestALargeEventIsRewrittenInTime(t *testing.T) {
+	t.Parallel()
 	rewritten := func(size int) time.Duration {
 		event := `data: {"choices":[{"index":0,"text":"` + strings.Repeat("a", size) + `"}]}` + "\n\n"
 		x := script(t, &rewriting{}, answer(`{"first":"changed"}`),

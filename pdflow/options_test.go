@@ -146,6 +146,7 @@ func TestAMuxHeedsItsOptionsAndRefusesAFlows(t *testing.T) {
 
 // An option of the client's side holds for a flow's requests at the flow, at its Mux, and at a flow behind a Mux.
 func TestAnOptionOfTheClientsSideHoldsWhereverItIsGiven(t *testing.T) {
+	t.Parallel()
 	body := func(n int) string {
 		const empty = `{"model":"a","prompt":""}`
 		return `{"model":"a","prompt":"` + strings.Repeat("x", n-len(empty)) + `"}`

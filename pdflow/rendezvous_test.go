@@ -163,6 +163,7 @@ func eachClient(t *testing.T, c connector.KVConnector, limits config.Timeouts,
 
 // With any round tripper, a leg that runs together with the other is written only when both legs have a connection.
 func TestLegsGoOutTogetherThroughAnyRoundTripper(t *testing.T) {
+	t.Parallel()
 	c := &runsOn{fake: fake{order: connector.Together}}
 	for _, down := range []pdflow.LegKind{pdflow.LegPrefill, pdflow.LegDecode, ""} {
 		t.Run("down: "+string(down), func(t *testing.T) {
@@ -196,6 +197,7 @@ func TestLegsGoOutTogetherThroughAnyRoundTripper(t *testing.T) {
 // The flow checks the handoff's age when it writes the decode leg, and not only when it makes the leg: connecting to D
 // may take longer than the handoff is valid, and a real engine then answers 200 with another prompt's text.
 func TestAHandoffThatAgesWhileDIsReachedIsNotSent(t *testing.T) {
+	t.Parallel()
 	limits := config.Timeouts{}
 	limits.Handoff = 100 * time.Millisecond
 	eachClient(t, &fake{}, limits, func(t *testing.T, x *scripted, n *network, http2 bool) {

@@ -23,6 +23,7 @@ import (
 // Whatever the engine sends that is to go on with a stream, the client gets the beginning of the undisturbed stream and
 // a visible cut, and nothing of the engine's.
 func TestAnEngineThatGoesOnWronglyCutsTheStream(t *testing.T) {
+	t.Parallel()
 	sse := func(text string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "text/event-stream")

@@ -178,6 +178,7 @@ func TestAStreamIsCutWhereNoEngineIsLeft(t *testing.T) {
 }
 
 func TestASilentDecodeEngineIsADeadOne(t *testing.T) {
+	t.Parallel()
 	for idle := time.Second; ; idle *= 4 {
 		x, _ := rescuing(t, pdflow.WithTimeouts(config.Timeouts{Idle: idle}))
 		want := sameOf(post(t, x.url, "/v1/completions", rescuable("").body, "X-Request-Id", "same").body)
@@ -224,6 +225,7 @@ func TestUsageThatOnlyTheFlowWantsSurvivesARescue(t *testing.T) {
 
 // While another pair is tried, the client leaves, or the flow is shut down.
 func TestARescueEndsWithItsClientAndWithItsFlow(t *testing.T) {
+	t.Parallel()
 	for name, end := range map[string]func(cancel func(), x *pd){
 		"client": func(cancel func(), _ *pd) { cancel() },
 		"shutdown": func(_ func(), x *pd) {

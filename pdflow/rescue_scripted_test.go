@@ -347,6 +347,7 @@ func TestARescueLetsGoOfTheCallersContext(t *testing.T) {
 
 // Decode cannot be reached: prefill, which waits for it, is not sent, and leaves no KV for nobody.
 func TestAStepThatFailsLetsNoOtherLegGo(t *testing.T) {
+	t.Parallel()
 	refused := roundTripper(func(*http.Request) (*http.Response, error) {
 		time.Sleep(20 * time.Millisecond) // prefill waits by then
 		return nil, &transport.Error{Sent: transport.SentNothing, Kind: transport.KindRefused,

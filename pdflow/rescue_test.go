@@ -112,6 +112,7 @@ func (x *pd) struck(c rescueCase, kind enginesim.FaultKind, after int) reply {
 }
 
 func TestARescuedStreamIsByteForByteTheUndisturbedOne(t *testing.T) {
+	t.Parallel()
 	x, _ := rescuing(t)
 	plain := start(t, setup{})
 	for _, c := range rescueCases(9) {
@@ -135,6 +136,7 @@ func texts(s string) string {
 }
 
 func TestKilledStreamsGoOn(t *testing.T) {
+	t.Parallel()
 	const tokens = 40
 	x, _ := rescuing(t)
 	cases := rescueCases(tokens)

@@ -25,6 +25,7 @@ import (
 // The class of an error decides whether a leg may be sent again, so each row is a rule: what happens on the wire, and
 // what may be concluded from it.
 func TestErrorsSayHowFarTheRequestGot(t *testing.T) {
+	t.Parallel()
 	errGone := errors.New("client is gone")
 	hangUntilClosed := func(e *engine, c net.Conn) {
 		r := bufio.NewReader(c)
@@ -395,6 +396,7 @@ func TestAWriteThatFailsBeforeItsFirstByteIsNotSent(t *testing.T) {
 
 // An idle connection may die at any time. If a new one dies, the engine has failed, and the caller decides what to do.
 func TestAWriteThatFailsOnANewConnectionIsNotTriedAgain(t *testing.T) {
+	t.Parallel()
 	e := newEngine(t, keepAlive)
 	d := new(controlledDial)
 	tr := newTransport(t, &Options{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {

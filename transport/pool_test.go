@@ -60,6 +60,7 @@ func TestAConnectionIdleForTooLongIsNotUsedThoughTheSweepIsLate(t *testing.T) {
 
 // The connections of a large fleet come due one after another. The pool must not look at all of them for each.
 func TestTheSweepPausesBetweenConnectionsThatComeDue(t *testing.T) {
+	t.Parallel()
 	ownOnly(t, "has a pool of its own, which cannot be looked into")
 	e := newEngine(t, keepAlive)
 	tr := newTransport(t, &Options{IdleTimeout: 8 * time.Second}) // a pause is a quarter of it

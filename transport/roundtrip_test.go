@@ -106,6 +106,7 @@ func TestASlowlyReadBodyIsWrittenToItsEnd(t *testing.T) {
 }
 
 func TestTheContextEndsARequestWhereverItIs(t *testing.T) {
+	t.Parallel()
 	begun := make(chan struct{}, 1) // the engine has the first byte
 	first := func(c net.Conn) {
 		_, _ = io.ReadFull(c, make([]byte, 1))
@@ -172,6 +173,7 @@ func TestAContextThatHasEndedSendsNothing(t *testing.T) {
 
 // A context belongs to one request, not to the connection that carried it.
 func TestTheContextOfAnEarlierRequestEndsNothing(t *testing.T) {
+	t.Parallel()
 	e := newEngine(t, keepAlive)
 	tr := newTransport(t, nil)
 	for range 20 {
