@@ -207,12 +207,12 @@ const memoryPage = `# Memory of requests in flight
 
 <!-- Written by: PDKIT_UPDATE=1 go test -run TestMemoryOfARequest ./pdflow -->
 
-A request holds its body once, from its first byte until its response has ended: the legs are sent from those bytes. One that announces no length (chunked) is held twice for the moment in which its end is known. The table is measured, with the connections to the client and to the engine left out.
+A request holds its body once, from its first byte until its response has ended: the flow sends the legs from those bytes. If the body announces no length (chunked), the flow holds it twice for a moment when its end is known. The table is measured, without the connections to the client and to the engine.
 
 | body | taken of the budget, bytes | in memory |
 |---|---|---|
 %s
-A response of a prefill or encode engine is held until the attempt has ended. It is read up to 64 MiB; a larger one fails the attempt (502), and two attempts at one of 1 GB that announces no length allocate less than 160 MiB. Responses of decode engines are passed on in pieces of 4 to 32 KB. Of a stream that may be rescued, an event is held until it is whole, up to 16 MiB; a larger one cuts the stream.
+The flow holds a response of a prefill or encode engine until the attempt has ended. It reads up to 64 MiB; a larger response fails the attempt (502), and two attempts at one of 1 GB that announces no length allocate less than 160 MiB. The flow passes responses of decode engines on in pieces of 4 to 32 KB. If a stream may be rescued, the flow holds each event until it is whole, up to 16 MiB; a larger event cuts the stream.
 
-All bodies and prefill responses together are bounded by a budget: ` + "`spec.maxBytesInFlight`" + ` of the Gateway (default: a quarter of the memory limit, or 1 GiB), ` + "`pdflow.WithBudget`" + ` of a flow or a Mux in a program. Bytes are taken before memory is allocated: a body of up to 1 MiB at once, a larger one in steps as it comes, so that a client that announces much and sends nothing takes little. A request for which nothing is left gets 503, code ` + "`overloaded`" + `, with Retry-After; for a body nothing was sent to an engine, and its connection is closed. The gateway's metrics ` + "`pd.bytes.in_flight`" + ` and ` + "`pd.bytes.refused`" + ` show it.
+A budget bounds all bodies and prefill responses together: ` + "`spec.maxBytesInFlight`" + ` of the Gateway (default: a quarter of the memory limit, or 1 GiB), ` + "`pdflow.WithBudget`" + ` of a flow or a Mux in a program. The flow takes bytes of the budget before it allocates memory: a body of up to 1 MiB at once, a larger one in steps as it comes, so that a client that announces much and sends nothing takes little. If nothing is left for a request, it gets 503, code ` + "`overloaded`" + `, with Retry-After; for a body nothing was sent to an engine, and its connection is closed. The gateway's metrics ` + "`pd.bytes.in_flight`" + ` and ` + "`pd.bytes.refused`" + ` show it.
 `

@@ -126,7 +126,7 @@ func server(handler http.Handler, config *tls.Config) *http.Server {
 		TLSConfig:         config,
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
-		// No WriteTimeout: it would end long streams. The flow bounds each write.
+		// No WriteTimeout: the flow bounds each write.
 	}
 }
 

@@ -161,3 +161,63 @@ func TestAFailedWriteIsTheClientsLeaving(t *testing.T) {
 	assert.ErrorIs(t, err, net.ErrClosed)
 	require.Equal(t, pdflow.CodeClientGone, x.seen.list()[0].Err.Code)
 }
+
+// slow is a decode engine that waits before its first event, and then streams four with 200 ms after each.
+func slow(before time.Duration) handler {
+	return func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
+		time.Sleep(before)
+		w.Header().Set("Content-Type", "text/event-stream")
+		for range 4 {
+			_, _ = io.WriteString(w, begun)
+			_ = http.NewResponseController(w).Flush()
+			time.Sleep(200 * time.Millisecond)
+		}
+		_, _ = io.WriteString(w, "data: [DONE]\n\n")
+	}
+}
+
+// The flow's deadline of each write replaces the deadline that the server's WriteTimeout has set. So WriteTimeout ends a
+// response only where the flow sets no deadline: Timeouts.Write is none, or middleware hides SetWriteDeadline. Over
+// HTTP/2 it also ends a response of which nothing has been written when it passes.
+func TestAServersWriteTimeoutEndsOnlyWhatTheFlowDoesNotBound(t *testing.T) {
+	const writeTimeout, later = 300 * time.Millisecond, 500 * time.Millisecond
+	same := func(h http.Handler) http.Handler { return h }
+	hides := func(h http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { h.ServeHTTP(flushing{w}, r) })
+	}
+	for name, c := range map[string]struct {
+		wrap        func(http.Handler) http.Handler
+		decode      handler
+		write       time.Duration
+		second, cut bool
+	}{
+		"a long stream":                            {same, slow(0), 0, false, false},
+		"a long stream over HTTP/2":                {same, slow(0), 0, true, false},
+		"a long stream behind a writer that hides": {hides, slow(0), 0, false, true},
+		"a long stream without a limit of a write": {same, slow(0), config.None, false, true},
+		"a late first event":                       {same, slow(later), 0, false, false},
+		"a late first event over HTTP/2":           {same, slow(later), 0, true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			limits := config.Timeouts{}
+			limits.Write = c.write
+			x := script(t, &fake{}, answer(ok), c.decode, pdflow.WithTimeouts(limits))
+			server := httptest.NewUnstartedServer(c.wrap(x.flow))
+			server.Config.WriteTimeout = writeTimeout
+			server.EnableHTTP2 = c.second
+			server.StartTLS()
+			t.Cleanup(server.Close)
+			body := completion("a", `"stream":true`)
+			resp, err := server.Client().Post(server.URL+"/v1/completions", "application/json", strings.NewReader(body))
+			var got []byte
+			if err == nil {
+				require.Equal(t, c.second, resp.ProtoMajor == 2)
+				got, err = io.ReadAll(resp.Body)
+				require.NoError(t, resp.Body.Close())
+			}
+			require.Equal(t, c.cut, err != nil, "%v", err)
+			require.Equal(t, c.cut, !strings.HasSuffix(string(got), "data: [DONE]\n\n"), "%s", got)
+		})
+	}
+}

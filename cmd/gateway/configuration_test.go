@@ -199,9 +199,9 @@ const gatewayAbout = "The program's own settings. `apiVersion` is `pdkit.dev/v1a
 	"free in form. Flags of the program override `listen` and `admin`."
 
 const modelServerAbout = "One model with its engines. `apiVersion` is `networking.matrixinfer.ai/v1alpha1` or " +
-	"`networking.serving.volcano.sh/v1alpha1`; of `metadata`, `name` and `namespace` (default `default`) are read; " +
-	"`status` is free in form. `discovery` has exactly one member, and is `kubernetes` where it is left out. What " +
-	"`kvConnector.config` may hold says each connector's package: its type Options."
+	"`networking.serving.volcano.sh/v1alpha1`. Of `metadata` the gateway reads `name` and `namespace` (default " +
+	"`default`); `status` is free in form. `discovery` has exactly one member; if it is left out, it is " +
+	"`kubernetes`. The type Options of each connector's package says what `kvConnector.config` may hold."
 
 // exampleDocuments reads the page's examples. They are right, since the gateway takes them.
 func exampleDocuments(t *testing.T) []*yamlfile.Document {

@@ -22,7 +22,7 @@ const pageHead = `# Overload
 
 <!-- Written by lab/overload: %s -->
 
-One prefill and one decode engine serve %.0f requests a second. Requests come by chance (Poisson), %s for each load, and no client waits for another. ` + "`timeouts.prefill`" + ` is %s. Without admission all go to the engines; with it (` + "`spec.admission: {mode: adaptive}`" + `, or ` + "`admit.New`" + ` around a picker) the flow refuses what the engines have no room for. Figures are those after the first quarter of each run, in which the limits are found. Goodput is whole responses a second. Latencies are in milliseconds, of requests that were served; a refusal's is the time until the client has its 503. %s
+One prefill and one decode engine serve %.0f requests a second. Requests come at random (Poisson), %s for each load, and no client waits for another. ` + "`timeouts.prefill`" + ` is %s. Without admission all go to the engines; with it (` + "`spec.admission: {mode: adaptive}`" + `, or ` + "`admit.New`" + ` around a picker) the flow refuses requests for which the engines have no room. The figures leave out the first quarter of each run, in which adaptive finds the limits. Goodput is whole responses a second. Latencies are in milliseconds, of requests that were served; a refusal's latency is the time until the client has its 503. %s
 
 ![Overload](overload.png)
 
@@ -37,10 +37,10 @@ Without admission the queue in front of the prefill engine grows until each requ
 ## What the limits do
 
 - Admission is off by default, although nothing is refused at 0.8 of capacity: a gateway should refuse requests only if its operator asked for that.
-- A decision falls when the pair is picked, before anything is sent. A request's further attempts are not refused.
-- ` + "`inFlightPerPrefill`" + ` counts until the prefill leg has ended, ` + "`inFlightPerDecode`" + ` until the response has. With mode fixed they are the limits, with adaptive the most that may be found. The documentation of package ` + "`pdflow/admit`" + ` says how adaptive finds them.
+- Admission decides when the picker picks the pair, before the flow sends anything. It does not refuse a request's further attempts.
+- ` + "`inFlightPerPrefill`" + ` counts until the prefill leg has ended, ` + "`inFlightPerDecode`" + ` until the response has. With mode fixed they are the limits; with adaptive the limits never get higher. The documentation of package ` + "`pdflow/admit`" + ` says how adaptive finds them.
 - With the gateway's ` + "`-inspect`" + `, each decode engine's own load counts too, read every second: one whose KV cache is above 95 % gets nothing while it serves other requests, and adaptive takes an engine's own queue for a limit that was too high.
-- ` + "`queue`" + ` requests per ModelServer wait for at most ` + "`queueTimeout`" + `, first come first served. A request is refused at its arrival if the queue's pace says that it would wait longer; adaptive does so from a wait of 24 prefills on, then of 8 until the overload is over. Which client sent a request does not count, and its priority only where ` + "`priorityHeader`" + ` names a header that a proxy in front sets or takes away: the least number goes first, and takes the last one's place in a full queue.
+- ` + "`queue`" + ` requests per ModelServer wait for at most ` + "`queueTimeout`" + `, first come first served. Admission refuses a request at its arrival if, at the queue's pace, it would wait longer; adaptive does so from a wait of 24 prefills on, then of 8 until the overload is over. Which client sent a request does not count, and its priority only where ` + "`priorityHeader`" + ` names a header that a proxy in front sets or takes away: the least number goes first, and takes the last one's place in a full queue.
 - Refused: 503, code ` + "`overloaded`" + `, ` + "`Retry-After: 1`" + `. ` + "`fallback`" + ` does not apply, since it would send the request to the same engines.
 - Metrics: ` + "`pd.admission.queued`, `pd.admission.wait`, `pd.admission.refused`" + ` ([metrics.md](../metrics.md)).
 

@@ -87,7 +87,7 @@ func (c *chaos) reportFaults(p func(string, ...any)) {
 		p("| %s |", strings.Join(row, " | "))
 	}
 	p("\nFaults of packets are played in network namespaces, one for each engine, whose packets the program itself " +
-		"carries. Where no namespace can be had they are left out.\n")
+		"carries. Without namespaces these faults are left out.\n")
 }
 
 func (c *chaos) reportEnd(p func(string, ...any)) {
@@ -99,7 +99,7 @@ func (c *chaos) reportEnd(p func(string, ...any)) {
 		}
 		sound = append(sound, m.name+" "+again)
 	}
-	p("So long after the run each order served %d requests in a row rightly, these included: %s. What was held then:\n",
+	p("After the faults each order served %d requests in a row rightly, within this time: %s. Held then:\n",
 		soundRequests, strings.Join(sound, ", "))
 	p("| gateway | before the faults | after them |\n|---|---|---|")
 	p("| goroutines | %d | %d |", c.before.goroutines, c.after.goroutines)
