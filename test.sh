@@ -10,9 +10,9 @@
 #   vulnerable  govulncheck: no vulnerability that is known today is reachable from any module
 #   servers     gets the servers and clients that tests talk to (CoreDNS, Kubernetes, Envoy, Prometheus, Chromium, podman,
 #               tmux and shells, and the client libraries of lab/clients), once: some minutes (only with -real)
-#   test        all tests of all modules, in random order: those of the libraries, where goroutines meet, with the race
-#               detector, those of programs, examples and the laboratory without; what the fuzzers have found is among
-#               them, and so are the interleavings of lab/states
+#   test        all tests of all modules, in random order: those of libraries in which goroutines meet with the race
+#               detector, the others without; what the fuzzers have found is among them, and so are the interleavings
+#               of lab/states
 #   quickstart  examples/quickstart proves that KV is reused, and sees when it is not
 #   install     real engines into .engines, once: some minutes and 3 GB (only with -real)
 #   real        compares the values that their request models accept with the committed ones;
@@ -24,7 +24,7 @@
 # release, if a commit of the last day changed a go.mod or the scripts of releases:
 #
 #   alone       each module builds by itself, without go.work
-#   race        the tests of programs, examples and the laboratory with the race detector, too
+#   race        with the race detector what the step test ran without
 #   nethttp     transport and pdflow over net/http's client, and the script that repeats tests
 #   reliability lab/reliability, short: 60 s of chaos, a soak of some seconds, 500 slow streams at a time
 #   bench       what each request runs through, against the commit before (internal/tools/hotpaths); lab/bench, short: all
@@ -146,15 +146,13 @@ step_servers() {
   done
 }
 
-# modules prints the patterns of the modules' packages: of the programs, examples and the laboratory, or of the others,
-# which are libraries.
-modules() {
-  local programs
-  programs="^$PWD/(cmd|examples|lab)(/|\$)"
-  case $1 in
-    libraries) go list -m -f '{{.Dir}}' | grep -vE "$programs" ;;
-    programs) go list -m -f '{{.Dir}}' | grep -E "$programs" ;;
-  esac | sed 's#$#/...#'
+# packages prints the packages of all modules in which goroutines meet, or the others: those of programs, of examples,
+# of the laboratory and of internal packages that only compute.
+packages() {
+  local others='^github.com/pdkit/pdkit/(cmd|examples|lab|internal/(compare|jsonedit|resume|sse|tools|verdict))(/|$)' not=
+  [ "$1" = others ] || not=-v
+  # shellcheck disable=SC2046,SC2086 # one word for each module; no word if it is empty
+  go list $(go list -m -f '{{.Dir}}' | sed 's#$#/...#') | grep $not -E "$others"
 }
 
 # The race detector needs a C compiler. Without one the tests run all the same.
@@ -165,16 +163,16 @@ step_test() {
     race=
     echo "without the race detector, which needs a C compiler ($(go env CC))" > "$TMP/$STEP.why"
   fi
-  # shellcheck disable=SC2046 # one word for each module
-  tests $race $(modules libraries) || failed=1
+  # shellcheck disable=SC2046 # one word for each package
+  tests $race $(packages meeting) || failed=1
   # shellcheck disable=SC2046
-  tests $(modules programs) || failed=1
+  tests $(packages others) || failed=1
   return $failed
 }
 
 step_race() {
   # shellcheck disable=SC2046
-  tests -race $(modules programs)
+  tests -race $(packages others)
 }
 
 step_nethttp() {

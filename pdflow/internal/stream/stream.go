@@ -1,106 +1,283 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package pick
+// Package stream reads a decode engine's response. A chain of filters keeps from the client what is not for it. The
+// head is read and judged before anything goes to the client, and the end tells whether the response is whole.
+package stream
 
 import (
-	"runtime"
-	"sync/atomic"
+	"bytes"
+	"errors"
+	"io"
+	"net/http"
 
-	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/internal/resume"
+	"github.com/pdkit/pdkit/internal/sse"
+	"github.com/pdkit/pdkit/internal/verdict"
 )
 
-// picker is what one flow asks: the flow's rules, and the table that is made with them. Which engines form a pair
-// depends on the rules. All else is the state's, which all pickers that were bound from one share. The state does not
-// know its pickers, so that a flow that is gone leaves none behind.
-type picker struct {
-	*state
-	pairing *pairing
-	latest  *latest
+// maxHead is how much of a stream is read in search of its first event with content. A stream whose first events are
+// larger is passed on unseen.
+const maxHead = 64 << 10
+
+// Config says how a response is read.
+type Config struct {
+	Events      bool   // a stream of server-sent events
+	Guarded     bool   // the engine's signs of failure are looked for: see connector.API.Guarded
+	FailureStop string // the stop_reason with which the engine gives up, "" for none
+	Deciding    bool   // the response decides whether a prefill is needed: the head is all of it, up to 64 KB
+	Shared      bool   // the reader may keep pieces for longer than until its next call
+	Length      int64  // of the response in bytes as the client is told it, -1 if it is not
+	Depth       int    // of Withheld in an event, in objects around it
+
+	Rewrite  func(data []byte) ([]byte, error) // the connector's change of each event; nil: none
+	Fault    func(data []byte) []byte          // what the client gets of an error event
+	Withheld *sse.Member                       // what clients must not see; nil: nothing
+	Resume   *resume.Stream                    // keeps the tokens of a stream that can be rescued; nil: it cannot
+	Usage    func(end []byte)                  // gets the response's end
 }
 
-// latest is a picker's table of the latest snapshot that it has loaded. It is no part of the picker, because the
-// cleanup of the picker needs it.
-type latest struct {
-	table    atomic.Pointer[table] // nil before the first pick
-	building atomic.Bool
+// Failure is a response with which no client may be served, or not to its end.
+type Failure struct {
+	Message string
+	Event   []byte // the engine's error event; nil if there is none
 }
 
-// Bind returns a picker with a connector's rules that shares all else with this one.
-func (p *picker) Bind(c connector.KVConnector, serving connector.Serving) pdflow.Picker {
-	return p.bind(newPairing(c, serving, p.opts))
+func (f *Failure) Error() string { return f.Message }
+
+func failure(message string) *Failure { return &Failure{Message: message} }
+
+const (
+	aborted = "the decode engine aborted the request"
+	cutOff  = "the decode engine closed the connection before [DONE]"
+)
+
+// Stream is a response on its way: what was read while the head was awaited, then the engine's bytes. It is for one
+// goroutine.
+type Stream struct {
+	Config
+	resp     io.Closer
+	src      io.Reader // the end of the chain
+	buffer   buffer
+	withheld sse.Withheld
+	faults   sse.Faults
+	tail     verdict.Tail
+	waits    waiter // resp, if it can wait without a buffer; nil where src, but for faults, may hold parts
+
+	n        int    // bytes of the head in the buffer
+	judged   int    // how much of the head has been looked at
+	known    bool   // the first event with content is in the head
+	first    []byte // its data, until Next
+	ended    bool   // the engine's bytes are at their end
+	unframed bool   // nothing but the connection's end tells the response's
+	received int64
 }
 
-func (s *state) bind(rules *pairing) *picker {
-	p := &picker{state: s, pairing: rules, latest: &latest{}}
-	if s.policy.needs.loads {
-		// Engines' loads are counted in the lists of the table, until the table leaves. If nobody holds the picker any
-		// more, its last table leaves, too. That takes a collection of garbage, and does no harm before.
-		runtime.AddCleanup(p, func(l *latest) {
-			if t := l.table.Load(); t != nil {
-				t.leave()
+// Open begins to read a response.
+func Open(resp *http.Response, c Config) *Stream {
+	s := &Stream{Config: c, resp: resp.Body, src: resp.Body, tail: verdict.NewTail(c.Events, c.FailureStop),
+		unframed: resp.ContentLength < 0 && len(resp.TransferEncoding) == 0}
+	s.buffer.shared = c.Shared
+	s.chain()
+	s.buffer.small()
+	if c.Events && !c.Shared && c.Rewrite == nil && c.Resume == nil {
+		s.waits, _ = resp.Body.(waiter)
+	}
+	return s
+}
+
+// chain puts the filters behind each other, from the engine to the client.
+func (s *Stream) chain() {
+	if s.Rewrite != nil {
+		s.src = sse.NewRewriter(s.src, s.Events, s.Rewrite)
+	}
+	if s.Events {
+		s.faults.Watch(s.src, func(data []byte) ([]byte, error) {
+			if !verdict.IsError(data) {
+				return data, nil
 			}
-		}, p.latest)
+			return s.Fault(data), nil
+		})
+		s.src = &s.faults
 	}
-	return p
+	if s.Withheld != nil {
+		s.withheld.Withhold(s.src, s.Withheld, s.Depth, s.Events, s.Length)
+		s.src = &s.withheld
+	}
+	if s.Resume != nil {
+		s.Resume.Deciding = s.Deciding
+		s.src = s.Resume.Reader(s.src)
+	}
 }
 
-// besideAbove is a number of endpoints. A table for more of them takes longer to make than a pick may last, so it is
-// made in a goroutine of its own.
-const besideAbove = 256
+// Of is a response that is there already.
+func Of(body []byte, events bool, usage func(end []byte)) *Stream {
+	return &Stream{Config: Config{Events: events, Usage: usage}, resp: http.NoBody, src: http.NoBody, buffer: buffer{buf: body},
+		n: len(body), ended: true}
+}
 
-// load returns the table of the latest snapshot. While a large table is being made, it returns the previous one.
-func (p *picker) load() *table {
-	snap, t := p.set.Load(), p.latest.table.Load()
+// Head reads until the first event is known that holds more than a preamble, or the first bytes of a response that is
+// not streamed. Until then nothing has gone to the client, so that a failed KV load, which vLLM reports inside a stream
+// of status 200 (docs/protocols/nixl.md, recording 56), can still become a 500 or another attempt. The error is a
+// *Failure, or that of reading.
+func (s *Stream) Head() error {
+	for {
+		s.wait()
+		n, err := s.src.Read(s.buffer.buf[s.n:])
+		s.n += n
+		s.received += int64(n)
+		switch {
+		case errors.Is(err, resume.ErrGaveUp):
+			return &Failure{Message: aborted, Event: s.Resume.Fault()}
+		case err != nil && !errors.Is(err, io.EOF):
+			return err
+		}
+		if s.ended = err != nil; s.ended && s.n == 0 {
+			return failure("the decode engine's response is empty")
+		}
+		if f := s.judge(); f != nil {
+			return f
+		}
+		if s.ended && s.Events && s.Guarded {
+			if !s.known {
+				return failure("the decode engine's stream ended before its first token")
+			}
+			if s.unframed && !s.tail.Done(s.buffer.buf[:s.n]) {
+				return failure(cutOff)
+			}
+		}
+		if s.ended || s.n > 0 && (!s.Events && !s.Deciding || s.known) {
+			return nil
+		}
+		if s.n == len(s.buffer.buf) {
+			if s.n >= maxHead {
+				return nil
+			}
+			s.buffer.grow(s.n)
+		}
+	}
+}
+
+// judge looks at what has been read so far.
+func (s *Stream) judge() *Failure {
+	head := s.buffer.buf[:s.n]
+	if s.Guarded && s.tail.GaveUp(head) >= 0 {
+		return failure(aborted)
+	}
+	if !s.Events {
+		return nil
+	}
+	for !s.known {
+		event, rest, ok := sse.Next(head[s.judged:])
+		if !ok && s.ended && s.judged < s.n { // the last event may lack its empty line
+			event, rest, ok = head[s.judged:], nil, true
+		}
+		if !ok {
+			return nil
+		}
+		data := sse.Data(event)
+		switch {
+		case len(data) == 0 || verdict.IsPreamble(data) || bytes.Equal(data, sse.Done):
+		case verdict.IsError(data):
+			return &Failure{Event: data}
+		default:
+			s.known, s.first = true, data
+		}
+		s.judged = s.n - len(rest)
+	}
+	return nil
+}
+
+// Significant returns the data of the first event with content, or the head of a response that is not streamed. It is
+// valid until Next.
+func (s *Stream) Significant() []byte {
+	if s.Events {
+		return s.first
+	}
+	return s.buffer.buf[:s.n]
+}
+
+// Begun reports whether a first event with content came.
+func (s *Stream) Begun() bool { return s.known }
+
+// Ended reports whether the engine's bytes are at their end.
+func (s *Stream) Ended() bool { return s.ended }
+
+// Received returns how many bytes have come.
+func (s *Stream) Received() int64 { return s.received }
+
+// Next returns the next piece of the response: all that is there. It is valid until the next call. At the end the error
+// is io.EOF. A piece may come together with a *Failure, and with an error of reading: resume.ErrGaveUp of a stream that
+// may be rescued, else the connection's.
+func (s *Stream) Next() ([]byte, error) {
+	if s.n > 0 {
+		head := s.buffer.buf[:s.n]
+		s.n, s.first = 0, nil
+		if s.ended {
+			s.Usage(head)
+		} else { // it has been searched: what two reads cut has not
+			s.tail.Keep(head)
+		}
+		return head, nil
+	}
+	if s.ended {
+		return nil, io.EOF
+	}
+	s.wait()
+	s.buffer.choose()
+	n, err := s.src.Read(s.buffer.buf)
+	s.received += int64(n)
+	piece := s.buffer.buf[:n]
+	s.buffer.took(n)
+	end := errors.Is(err, io.EOF)
+	if cut := s.gaveUp(piece, end); cut >= 0 {
+		return piece[:cut], failure(aborted)
+	}
+	if !end {
+		return piece, err
+	}
+	return piece, s.end(piece)
+}
+
+// end is the error with the last piece: nil if it holds something and the response is whole.
+func (s *Stream) end(piece []byte) error {
+	s.ended = true
+	s.Usage(s.tail.End(piece))
 	switch {
-	case t == nil:
-		return p.rebuild()
-	case t.snap == snap:
-		return t
-	case len(snap.Endpoints) <= besideAbove:
-		return p.rebuild()
+	case s.Events && s.Guarded && s.unframed && !s.tail.Done(piece):
+		return failure(cutOff)
+	case len(piece) == 0:
+		return io.EOF
 	}
-	if p.latest.building.CompareAndSwap(false, true) {
-		go func() {
-			defer p.latest.building.Store(false)
-			p.rebuild()
-		}()
-	}
-	return t
+	return nil
 }
 
-// rebuild returns the table of the latest snapshot, which it makes if there is none yet.
-func (p *picker) rebuild() *table {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	snap, old := p.set.Load(), p.latest.table.Load()
-	if old != nil && old.snap == snap {
-		return old
+// gaveUp returns how much of a piece may go to the client if the engine says in it that it gave up, else -1. A stream
+// is searched at its end only; a response that is not streamed comes in few pieces, and is searched in each.
+func (s *Stream) gaveUp(piece []byte, end bool) int {
+	switch {
+	case !s.Guarded:
+		if !end {
+			s.tail.Keep(piece)
+		}
+		return -1
+	case s.Events:
+		return s.tail.Stream(piece, end)
 	}
-	p.follow(snap)
-	t := newTable(snap, old, p.state, p.pairing)
-	// While both tables are in use, loads are counted in both. Otherwise picks with one table would not see the load
-	// that picks with the other one cause.
-	if p.policy.needs.loads {
-		t.join()
-	}
-	if p.latest.table.Store(t); old != nil {
-		old.leave()
-	}
-	runtime.KeepAlive(p) // the cleanup comes after the last table
-	return t
+	return s.tail.Whole(piece, end)
 }
 
-// follow takes a snapshot over for all pickers that share the state. The caller holds the lock.
-func (s *state) follow(snap *discovery.Snapshot) {
-	if s.snap == snap {
-		return
-	}
-	if s.snap != nil {
-		s.cooldowns.follow(s.snap, snap)
-	}
-	if s.snap = snap; s.policy.needs.loads {
-		s.known.follow(snap)
-	}
+// Finish ends a stream whose engine died when all tokens had come: the client gets its [DONE].
+func (s *Stream) Finish() {
+	s.src, s.ended = http.NoBody, true
+	s.Usage(s.tail.End(nil))
+	s.buffer.free()
+	s.buffer.buf = []byte("data: " + string(sse.Done) + "\n\n")
+	s.n = len(s.buffer.buf)
+}
+
+// Close gives back the connection and the buffer.
+func (s *Stream) Close() {
+	_ = s.resp.Close()
+	s.n, s.first = 0, nil
+	s.buffer.free()
 }

@@ -75,7 +75,6 @@ func TestTheHeadIsJudgedBeforeAnythingGoesOut(t *testing.T) {
 		"a token":                        {pieces: []string{role, token, done}},
 		"an event in two pieces":         {pieces: []string{role + token[:9], token[9:], done}},
 		"an error in place of a token":   {pieces: []string{role, fault}, says: "event"},
-		"an error beside the token":      {pieces: []string{role + token + fault}, says: "event"},
 		"nothing":                        {says: "empty"},
 		"an end before the first token":  {pieces: []string{role}, says: "before its first token"},
 		"a connection that breaks early": {pieces: []string{role}, err: broke, says: "broke"},
@@ -106,6 +105,7 @@ func TestTheEndShowsWhetherAResponseIsWhole(t *testing.T) {
 		fails    bool
 	}{
 		"[DONE]":                               {pieces: []string{token, done}},
+		"an error after a token":               {pieces: []string{role + token + fault, done}, fails: true},
 		"an abort":                             {pieces: []string{token, aborted, done}, fails: true},
 		"no [DONE], and the framing is HTTP's": {pieces: []string{token, token}},
 		"no [DONE], and nothing else ends it":  {pieces: []string{token, token}, unframed: true, fails: true},
