@@ -80,7 +80,8 @@ func ExampleNew_rollout() {
 		if err != nil {
 			panic(err)
 		}
-		pair, err := picker.Pick(context.Background(), &pdflow.PickInput{Connector: conn}) // a flow names its own
+		bound := picker.Bind(conn, conn.Traits().Serving) // as a flow does
+		pair, err := bound.Pick(context.Background(), &pdflow.PickInput{})
 		if err != nil {
 			panic(err)
 		}
