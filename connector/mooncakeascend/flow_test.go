@@ -52,7 +52,7 @@ func run(t *testing.T, decode http.HandlerFunc) (*pdflow.Response, error) {
 	prefill := func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"kv_transfer_params":`+good+`}`)
 	}
-	pick := pdflow.Pick{Prefill: engine(prefill, discovery.RolePrefill), Decode: engine(decode, discovery.RoleDecode)}
+	pair := pdflow.Pick{Prefill: engine(prefill, discovery.RolePrefill), Decode: engine(decode, discovery.RoleDecode)}
 	tr := transport.New(nil)
 	flow, err := pdflow.New(open(t, nil), pick.Func(nobody), pdflow.WithTransport(tr))
 	require.NoError(t, err)
@@ -64,7 +64,7 @@ func run(t *testing.T, decode http.HandlerFunc) (*pdflow.Response, error) {
 	})
 	return flow.Do(
 		t.Context(), &pdflow.Request{API: connector.APIChat, Body: []byte(`{"messages":[],"stream":true}`),
-			Pick: &pick},
+			Pick: &pair},
 	)
 }
 
