@@ -190,6 +190,24 @@ func TestLoadIsTheEnginesWhicheverConnectorBringsIt(t *testing.T) {
 	}
 }
 
+// What one flow learns of an engine's faults holds for the others, and for those that are made later.
+func TestCooldownsAreTheEnginesWhicheverConnectorBringsThem(t *testing.T) {
+	eachPolicy(t, func(t *testing.T, policy pick.Policy) {
+		p := pick.New(newFleet(t, many(2, 2)...).Set, policy)
+		nixl, fallback := bind(p, &plain{name: "nixl"}), p.Bind(&plain{name: "lmcache"}, pairOnly)
+		mustPick(t, nixl, input(t, 0)).Done(failed(pdflow.LegPrefill, "p0"))
+		mustPick(t, fallback, input(t, 0)).Done(failed(pdflow.LegDecode, "d1"))
+		for i := range 40 {
+			for _, flow := range []pdflow.Picker{p, nixl, fallback, bind(nixl, sameTP())} {
+				require.Equal(t, "p1+d0", pair(t, flow, input(t, i)))
+			}
+		}
+		for _, flow := range []pdflow.Picker{p, nixl, fallback} {
+			require.Len(t, pick.Cooldowns(flow), 2, "an operator may ask each of them")
+		}
+	})
+}
+
 func TestWhatIsRememberedOfEnginesIsOfAllConnectors(t *testing.T) {
 	flows := func(set *discovery.Set, policy pick.Policy) (a, b pdflow.Picker) {
 		p := pick.New(set, policy)
