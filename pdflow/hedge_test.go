@@ -261,7 +261,8 @@ func TestAPanicAtTheSecondPrefillEndsTheFirst(t *testing.T) {
 		}}
 		var starts atomic.Int32
 		var err error
-		f.flow, err = pdflow.New(&storing{}, around{inner, open.pick}, pdflow.WithTransport(f), pdflow.WithBudget(budget),
+		f.flow, err = pdflow.New(&storing{}, around{inner, open.pick}, pdflow.WithTransport(f),
+			pdflow.WithBudget(budget),
 			pdflow.WithRetry(config.Retry{Hedge: time.Second}), pdflow.WithObserver(pdflow.Observer{
 				SessionStart: func(context.Context, *connector.Session) {
 					if starts.Add(1) == 2 {

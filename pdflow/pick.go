@@ -28,12 +28,14 @@ type Picker interface {
 	Changed() <-chan struct{}
 
 	// Ready tells, without choosing, whether Pick would find engines for a request: see [Flow.Ready]. in has no
-	// Request, Header and RequestID. With Encode, an encode engine must be there. A picker that cannot tell returns nil.
+	// Request, Header and RequestID. With Encode, an encode engine must be there. A picker that cannot tell returns
+	// nil.
 	Ready(in *PickInput) error
 
 	// Bind returns the picker that a flow is to ask. [New] calls it once, with the rules that hold as long as the flow:
 	//
-	//   - Engines form a pair by the rules of c, as in [connector.CheckPair]. c is nil for a caller without a connector.
+	//   - Engines form a pair by the rules of c, as in [connector.CheckPair]. c is nil for a caller without a
+	//     connector.
 	//   - serving says which engines may serve alone: with PairOnly only those of role both, which then take no part in
 	//     pairs, and with PrefillPairOnly none that can prefill. A flow gives that of c's Traits.
 	//

@@ -31,12 +31,12 @@ type rankKey struct{}
 // encode engines from their header.
 type picker struct {
 	pdflow.Picker // of pick.FromHeader
-	set    *discovery.Set
-	decode []discovery.Endpoint // by rank
-	encode bool                 // there is an encode stage
-	anyone bool                 // the list has no roles, so each engine may encode
-	log    *slog.Logger
-	told   *sync.Once
+	set           *discovery.Set
+	decode        []discovery.Endpoint // by rank
+	encode        bool                 // there is an encode stage
+	anyone        bool                 // the list has no roles, so each engine may encode
+	log           *slog.Logger
+	told          *sync.Once
 }
 
 // Bind binds the picker of the header.

@@ -120,7 +120,8 @@ func newScheduler(ctx context.Context, prefill, decode string, opts ...pdflow.Op
 	}
 	release := func(r *request, p, d string, _ *pdflow.Outcome) { s.reserve(r, p, d, -1) }
 	s.hooks = []postHook{release, s.remember}
-	s.flow, err = pdflow.New(conn, pick.Func(s.pick), opts...) // the picker is asked only for requests that come without a Pick
+	// the picker is asked only for requests that come without a Pick
+	s.flow, err = pdflow.New(conn, pick.Func(s.pick), opts...)
 	return s, err
 }
 

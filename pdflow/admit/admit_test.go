@@ -376,7 +376,8 @@ func (s *slow) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, err
 // served, and what they held is free again.
 func TestASlowPickerLosesNothing(t *testing.T) {
 	inner := &slow{fleet: onePair()}
-	p, err := admit.New(pick.Func(inner.Pick), &admit.Options{PrefillLimit: 2, DecodeLimit: 2, Queue: 300, QueueTimeout: time.Minute})
+	p, err := admit.New(pick.Func(inner.Pick),
+		&admit.Options{PrefillLimit: 2, DecodeLimit: 2, Queue: 300, QueueTimeout: time.Minute})
 	require.NoError(t, err)
 	defer p.Close()
 	var served, left atomic.Int64

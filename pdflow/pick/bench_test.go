@@ -40,7 +40,8 @@ func flows(p pdflow.Picker, n int) []pdflow.Picker {
 func inputs(b *testing.B) []*pdflow.PickInput {
 	all := make([]*pdflow.PickInput, 64)
 	for i := range all {
-		all[i] = &pdflow.PickInput{Request: request(b, strings.Repeat("words of prompt "+strconv.Itoa(i)+" ", 110), 100),
+		prompt := strings.Repeat("words of prompt "+strconv.Itoa(i)+" ", 110)
+		all[i] = &pdflow.PickInput{Request: request(b, prompt, 100),
 			Header: http.Header{"X-Session-Id": {strconv.Itoa(i)}}}
 	}
 	return all

@@ -64,7 +64,9 @@ func endpoints(prefix string, n int) []discovery.Endpoint {
 }
 
 // bound binds a picker to a connector whose decode engines may serve alone.
-func bound(p *picker, c connector.KVConnector) *picker { return p.bind(newPairing(c, connector.Serving{}, p.opts)) }
+func bound(p *picker, c connector.KVConnector) *picker {
+	return p.bind(newPairing(c, connector.Serving{}, p.opts))
+}
 
 // counted checks that loads are counted once in each list of each of a state's pickers, and nowhere else.
 func counted(t require.TestingT, all ...*picker) {

@@ -137,9 +137,10 @@ func TestEnginesThatTheConnectorCanDoNothingWithAreLeftOut(t *testing.T) {
 	conn, err := p2pnccl.New(nil)
 	require.NoError(t, err)
 	eachPolicy(t, func(t *testing.T, policy pick.Policy) {
-		p := bind(pick.New(
-			newFleet(t, ep("p", prefill, "zmqAddress=10.0.0.1:21001"), ep("bad-p", prefill, "zmqAdress=10.0.0.2:21001"),
-				ep("d", decode, "zmqAddress=10.0.0.3:21001"), ep("bad-d", decode, "zmqAddress=nowhere")).Set, policy), conn)
+		engines := newFleet(t, ep("p", prefill, "zmqAddress=10.0.0.1:21001"),
+			ep("bad-p", prefill, "zmqAdress=10.0.0.2:21001"), ep("d", decode, "zmqAddress=10.0.0.3:21001"),
+			ep("bad-d", decode, "zmqAddress=nowhere"))
+		p := bind(pick.New(engines.Set, policy), conn)
 		for i := range 40 {
 			require.Equal(t, "p+d", pair(t, p, input(t, i)))
 		}

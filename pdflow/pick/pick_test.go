@@ -151,7 +151,8 @@ func TestEnginesOfRoleBothStayApartFromPairsThatNeedTheConnector(t *testing.T) {
 
 	apart = pick.New(set(t, engine{"d", "", decode}, engine{"x", "", both}), pick.RoundRobin()).Bind(nil, pairOnly)
 	for range 4 {
-		require.Equal(t, "+x", pair(t, apart, &pdflow.PickInput{}), "where there is no pair, it serves the whole request")
+		require.Equal(t, "+x", pair(t, apart, &pdflow.PickInput{}),
+			"where there is no pair, it serves the whole request")
 	}
 	apart = pick.New(set(t, engine{"p", "", prefill}), pick.RoundRobin()).Bind(nil, pairOnly)
 	_, err := apart.Pick(context.Background(), &pdflow.PickInput{})

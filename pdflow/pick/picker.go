@@ -45,8 +45,8 @@ type state struct {
 // New returns a picker that chooses pairs from the set's latest snapshot by the policy. The zero Policy is
 // [RoundRobin].
 //
-// Each flow gets a picker of its own, by Bind, for the rules of its connector. It finds once per snapshot which engines can form a pair. A prefill and a decode engine can if
-// all of these hold:
+// Each flow gets a picker of its own, by Bind, for the rules of its connector. It finds once per snapshot which engines
+// can form a pair. A prefill and a decode engine can if all of these hold:
 //   - They have the same group; "" is a group too.
 //   - They have the same model and the same engine version. An engine whose model or version is unknown fits any.
 //   - Both run the flow's connector. The attribute connector lists an engine's connectors, by name or by the engine's
