@@ -32,7 +32,7 @@ func ExampleNewServer() {
 		fmt.Println(err)
 		return
 	}
-	flow, err := pdflow.New(conn, picked{Prefill: p, Decode: d})
+	flow, err := pdflow.New(conn, picked(pdflow.Pick{Prefill: p, Decode: d}))
 	if err != nil {
 		fmt.Println(err)
 		return

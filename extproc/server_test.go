@@ -27,6 +27,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/extproc"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
 // fake is a connector whose abilities a test chooses.
@@ -323,7 +324,7 @@ func TestALongStreamIsNotForgotten(t *testing.T) {
 			require.NoError(t, err)
 			return e
 		}
-		pair := picked{Prefill: endpoint(discovery.RolePrefill), Decode: endpoint(discovery.RoleDecode)}
+		pair := picked(pdflow.Pick{Prefill: endpoint(discovery.RolePrefill), Decode: endpoint(discovery.RoleDecode)})
 		flow, err := pdflow.New(&fake{}, pair, pdflow.WithObserver(pdflow.Observer{SessionEnd: w.SessionEnd}))
 		require.NoError(t, err)
 		w.flow = flow
@@ -352,9 +353,7 @@ func TestALongStreamIsNotForgotten(t *testing.T) {
 	})
 }
 
-// picked is a Picker that knows one pair.
-type picked pdflow.Pick
-
-func (p picked) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
-	return pdflow.Pick(p), nil
+// picked returns a picker that knows one pair.
+func picked(p pdflow.Pick) pdflow.Picker {
+	return pick.Func(func(context.Context, *pdflow.PickInput) (pdflow.Pick, error) { return p, nil })
 }

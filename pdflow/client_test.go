@@ -75,7 +75,7 @@ func TestHeadersToEnginesAreAnAllowList(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"cookie", "x-override-bootstrap-room"} {
-		_, err := pdflow.New(&fake{}, pickNothing{}, pdflow.WithForwardHeaders(name))
+		_, err := pdflow.New(&fake{}, pickNothing, pdflow.WithForwardHeaders(name))
 		require.Error(t, err, name)
 	}
 }
@@ -153,11 +153,9 @@ func TestFallbackToDecodeWhenNobodyPrefills(t *testing.T) {
 	require.Equal(t, "fallback", r.header.Get("X-PD-Mode"))
 }
 
-// onlyDecode is a picker that names no prefill engine.
-type onlyDecode struct{ pdflow.Picker }
-
-func (p onlyDecode) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
-	chosen, err := p.Picker.Pick(ctx, in)
+// onlyDecode names no prefill engine.
+func onlyDecode(ctx context.Context, inner pdflow.Picker, in *pdflow.PickInput) (pdflow.Pick, error) {
+	chosen, err := inner.Pick(ctx, in)
 	chosen.Prefill = discovery.Endpoint{}
 	return chosen, err
 }
@@ -167,7 +165,8 @@ func TestAnAttemptAloneBeforeTheFallbackIsNotFinal(t *testing.T) {
 	fails := status(http.StatusInternalServerError)
 	x := script(t, &fake{}, fails, fails)
 	seen := &outcomes{}
-	flow, err := pdflow.New(&fake{}, onlyDecode{pick.New(setOf(t, x.pair.Prefill, x.pair.Decode), pick.RoundRobin())},
+	flow, err := pdflow.New(&fake{},
+		around{pick.New(setOf(t, x.pair.Prefill, x.pair.Decode), pick.RoundRobin()), onlyDecode},
 		pdflow.WithFallback(config.FallbackDecode), pdflow.WithRetry(config.Retry{MaxAttempts: 1}),
 		pdflow.WithObserver(pdflow.Observer{SessionEnd: seen.SessionEnd}))
 	require.NoError(t, err)

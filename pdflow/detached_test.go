@@ -25,6 +25,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
 	"github.com/pdkit/pdkit/transport"
 )
 
@@ -99,7 +100,7 @@ func newFinishes(t *testing.T, d handler, opts ...pdflow.Option) *finishes {
 // use makes the flow's picker the one that is told of legs.
 func (x *finishes) use(t *testing.T, opts ...pdflow.Option) {
 	t.Helper()
-	flow, err := pdflow.New(&runsOn{fake: fake{order: connector.Together}}, x.picker,
+	flow, err := pdflow.New(&runsOn{fake: fake{order: connector.Together}}, pick.Func(x.picker.Pick),
 		append([]pdflow.Option{pdflow.WithRetry(config.Retry{MaxAttempts: 1}),
 			pdflow.WithObserver(pdflow.Observer{SessionEnd: x.seen.SessionEnd})}, opts...)...)
 	require.NoError(t, err)
@@ -236,8 +237,8 @@ func TestAPrefillThatRunsOnHasItsTime(t *testing.T) {
 // Without a prefill timeout nobody would end the leg of a P that never answers, and P would get no pair any more.
 func TestAPrefillThatRunsOnEndsWithItsLease(t *testing.T) {
 	x := newFinishes(t, gone)
-	flow, err := pdflow.New(&runsOn{fake: fake{order: connector.Together}, lease: 200 * time.Millisecond}, x.picker,
-		pdflow.WithTimeouts(config.Timeouts{Prefill: config.None, Handoff: config.None}))
+	flow, err := pdflow.New(&runsOn{fake: fake{order: connector.Together}, lease: 200 * time.Millisecond},
+		pick.Func(x.picker.Pick), pdflow.WithTimeouts(config.Timeouts{Prefill: config.None, Handoff: config.None}))
 	require.NoError(t, err)
 	ctx, leave := context.WithCancel(t.Context())
 	go func() { <-x.p.computes; leave() }()

@@ -33,7 +33,7 @@ const version = "0.1.0"
 type Flow struct {
 	protocol
 	abilities
-	picker Picker
+	picker Picker // bound to the connector's rules
 	opts   options
 	limits config.Timeouts // in effect
 	retry  config.Retry    // in effect
@@ -85,12 +85,12 @@ type inFlight struct {
 	rescues   rescue.Queue
 }
 
-// New makes a flow. The error says which option or ability is missing.
+// New makes a flow, and binds the picker to the connector's rules. The error says which option or ability is missing.
 func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 	if c == nil || p == nil {
 		return nil, errors.New("pdflow: New needs a connector and a picker")
 	}
-	f := &Flow{picker: p}
+	f := &Flow{}
 	f.conn, f.traits = c, c.Traits()
 	f.runningOn.most = maxRunningOn
 	f.name, f.order, f.withheld = f.traits.Name, f.traits.Order, withheldMember(&f.traits)
@@ -127,6 +127,7 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 	if f.opts.errorHandler != nil {
 		f.handler.onError = f.opts.errorHandler
 	}
+	f.picker = p.Bind(c, f.traits.Serving)
 	return f, nil
 }
 

@@ -52,7 +52,7 @@ func TestAHostNamesItsRequests(t *testing.T) {
 		r := post(t, url, "/nowhere", "{}", "X-Correlation-Id", "host-8")
 		require.Equal(t, "host-8", r.header.Get("X-Request-Id"), "errors have it, too")
 	}
-	_, err := pdflow.New(&fake{}, pickNothing{}, pdflow.WithRequestID(nil))
+	_, err := pdflow.New(&fake{}, pickNothing, pdflow.WithRequestID(nil))
 	require.ErrorContains(t, err, "WithRequestID")
 }
 

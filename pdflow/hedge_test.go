@@ -200,13 +200,12 @@ func TestSecondPrefillsKeepToTheBudget(t *testing.T) {
 
 // crowded is a picker whose second pick waits until its context ends, as where requests are admitted.
 type crowded struct {
-	pdflow.Picker
 	picks   atomic.Int32
 	late    bool // it has a pick even then
 	waiting time.Duration
 }
 
-func (c *crowded) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+func (c *crowded) pick(ctx context.Context, inner pdflow.Picker, in *pdflow.PickInput) (pdflow.Pick, error) {
 	if c.picks.Add(1) > 1 {
 		began := time.Now()
 		select {
@@ -217,22 +216,22 @@ func (c *crowded) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, 
 			return pdflow.Pick{}, ctx.Err()
 		}
 	}
-	return c.Picker.Pick(ctx, in)
+	return inner.Pick(ctx, in)
 }
 
 // A second prefill that waits for an engine does not hold up the response of the first.
 func TestTheFirstPrefillDoesNotWaitForThePickOfTheSecond(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			open := &openPicks{Picker: pick.New(setOf(t, endpoint(t, "http://p0", discovery.RolePrefill),
+			open, inner := &openPicks{}, pick.New(setOf(t, endpoint(t, "http://p0", discovery.RolePrefill),
 				endpoint(t, "http://p1", discovery.RolePrefill), endpoint(t, "http://d0", discovery.RoleDecode)),
-				pick.RoundRobin(), pick.WithSeed(1))}
-			picker := &crowded{Picker: open, late: late}
+				pick.RoundRobin(), pick.WithSeed(1))
+			picker := &crowded{late: late}
 			f := &fakeFleet{n: map[string]int{}, answer: func(string, int) response {
 				return after(2*time.Second, replies(200))
 			}}
 			var err error
-			f.flow, err = pdflow.New(&storing{}, picker, pdflow.WithTransport(f),
+			f.flow, err = pdflow.New(&storing{}, around{around{inner, open.pick}, picker.pick}, pdflow.WithTransport(f),
 				pdflow.WithRetry(config.Retry{Hedge: time.Second}))
 			require.NoError(t, err)
 			began := time.Now()
@@ -249,9 +248,9 @@ func TestTheFirstPrefillDoesNotWaitForThePickOfTheSecond(t *testing.T) {
 // An observer that panics at the start of the second prefill ends the first one, too: with its pick, and its bytes.
 func TestAPanicAtTheSecondPrefillEndsTheFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		open := &openPicks{Picker: pick.New(setOf(t, endpoint(t, "http://p0", discovery.RolePrefill),
+		open, inner := &openPicks{}, pick.New(setOf(t, endpoint(t, "http://p0", discovery.RolePrefill),
 			endpoint(t, "http://p1", discovery.RolePrefill), endpoint(t, "http://d0", discovery.RoleDecode)),
-			pick.RoundRobin(), pick.WithSeed(1))}
+			pick.RoundRobin(), pick.WithSeed(1))
 		budget, ends := &pdflow.Budget{Bytes: 1000}, make(chan struct{})
 		f := &fakeFleet{n: map[string]int{}, answer: func(string, int) response {
 			return func(r *http.Request) (*http.Response, error) {
@@ -262,7 +261,8 @@ func TestAPanicAtTheSecondPrefillEndsTheFirst(t *testing.T) {
 		}}
 		var starts atomic.Int32
 		var err error
-		f.flow, err = pdflow.New(&storing{}, open, pdflow.WithTransport(f), pdflow.WithBudget(budget),
+		f.flow, err = pdflow.New(&storing{}, around{inner, open.pick}, pdflow.WithTransport(f),
+			pdflow.WithBudget(budget),
 			pdflow.WithRetry(config.Retry{Hedge: time.Second}), pdflow.WithObserver(pdflow.Observer{
 				SessionStart: func(context.Context, *connector.Session) {
 					if starts.Add(1) == 2 {

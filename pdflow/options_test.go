@@ -299,7 +299,7 @@ func (*leasesBack) Traits() connector.Traits {
 
 // New holds a connector to its own declaration.
 func TestNewRefusesTraitsThatCannotBeKeptTo(t *testing.T) {
-	_, err := pdflow.New(&leasesBack{}, pickNothing{})
+	_, err := pdflow.New(&leasesBack{}, pickNothing)
 	require.ErrorContains(t, err, "Traits.Handoff.Lease is negative")
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
 // The four orders and the optional abilities, with made-up connectors and engines that are functions.
@@ -506,13 +507,11 @@ func TestAConnectorThatFailsHarmsNobodyElse(t *testing.T) {
 
 func TestAbilitiesThatAnOrderNeeds(t *testing.T) {
 	for _, o := range []connector.Order{connector.DecodeFirst, connector.DecodeThenPrefill, connector.Order(9)} {
-		_, err := pdflow.New(&fake{order: o}, pickNothing{})
+		_, err := pdflow.New(&fake{order: o}, pickNothing)
 		require.Error(t, err, o)
 	}
 }
 
-type pickNothing struct{}
-
-func (pickNothing) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
+var pickNothing = pick.Func(func(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
 	return pdflow.Pick{}, pdflow.CodeNoEndpoint
-}
+})

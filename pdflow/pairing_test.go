@@ -332,13 +332,6 @@ func (s *sender) Traits() connector.Traits {
 	return t
 }
 
-// named is a picker that always returns the same pick.
-type named pdflow.Pick
-
-func (n *named) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
-	return pdflow.Pick(*n), nil
-}
-
 // An engine that can prefill gets no decode leg and no whole request, whether the picker or the caller has chosen it.
 func TestNoEngineThatCanPrefillDecodesWhereThatEndsIt(t *testing.T) {
 	p := endpoint(t, "http://p:1", discovery.RolePrefill)
@@ -348,7 +341,7 @@ func TestNoEngineThatCanPrefillDecodesWhereThatEndsIt(t *testing.T) {
 		"role both as D":     {Prefill: p, Decode: endpoint(t, "http://b:1", discovery.RoleBoth)},
 		"no role told":       {Decode: discovery.Endpoint{ID: "p:1", URL: p.URL}},
 	} {
-		flow, err := pdflow.New(&sender{}, new(named(pair)))
+		flow, err := pdflow.New(&sender{}, always(pair))
 		require.NoError(t, err)
 		defer flow.Shutdown(t.Context())
 		for _, in := range []*pdflow.Request{{}, {Pick: &pair}, {Pick: &pair, AnyPair: true}} {

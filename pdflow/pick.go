@@ -14,21 +14,37 @@ import (
 )
 
 // Picker chooses the engines of one attempt, both with one call, since P and D are coupled: same group, reachable KV,
-// near each other. Implementations must be safe for concurrent use, and return [CodeNoEndpoint] (or an error that wraps
-// it) if no engines are there now. They must not block, except where requests are meant to queue, until ctx ends at
-// most: package pdflow/admit does so. An *[Error] of [CodeOverloaded] refuses the request.
-//
-// Where only engines of role both serve alone ([PickInput].Both), and there are engines but none of that role, ready or
-// not, an *[Error] of [CodeUnsupported] says that waiting is of no use.
-//
-// A picker that also has Changed() <-chan struct{}, a channel closed at the next change of its engines, lets a flow
-// wait for engines a moment before it gives up.
-//
-// A picker that also has Ready(in *PickInput) error tells by it, without choosing, whether Pick would find engines for
-// a request: see [Flow.Ready]. in then has no Request, Header and RequestID. With Encode, an encode engine must be
-// there.
+// near each other. Its methods must be safe for concurrent use. Package pdflow/pick has pickers, and pick.Func makes
+// one of a function.
 type Picker interface {
+	// Pick returns an error that is, or wraps, [CodeNoEndpoint] if no engines are there now. It must not block, except
+	// where requests are meant to queue, until ctx ends at most: package pdflow/admit does so. An *[Error] of
+	// [CodeOverloaded] refuses the request. Where one engine is to serve alone, there are engines, and none of them can
+	// ever do so by the rules of Bind, an *[Error] of [CodeUnsupported] says that waiting is of no use.
 	Pick(ctx context.Context, in *PickInput) (Pick, error)
+
+	// Changed returns a channel that is closed at the next change of the engines. With it a flow waits for engines a
+	// moment before it gives up. Nil: the picker does not tell, and the flow does not wait.
+	Changed() <-chan struct{}
+
+	// Ready tells, without choosing, whether Pick would find engines for a request: see [Flow.Ready]. in has no
+	// Request, Header and RequestID. With Encode, an encode engine must be there. A picker that cannot tell returns
+	// nil.
+	Ready(in *PickInput) error
+
+	// Bind returns the picker that a flow is to ask. [New] calls it once, with the rules that hold as long as the flow:
+	//
+	//   - Engines form a pair by the rules of c, as in [connector.CheckPair]. c is nil for a caller without a
+	//     connector.
+	//   - serving says which engines may serve alone: with PairOnly only those of role both, which then take no part in
+	//     pairs, and with PrefillPairOnly none that can prefill. A flow gives that of c's Traits.
+	//
+	// What is known of engines (load, cooldowns, limits) belongs to all pickers that were bound from one, since their
+	// flows send to the same engines. A picker must not keep those that it has bound: a program makes a flow each time
+	// that its configuration changes, and never unbinds one. A picker without an interest in rules returns itself. One
+	// that asks another picker binds that, and returns itself around it: a type that embeds a Picker must do so, too,
+	// or the flow asks the embedded one alone.
+	Bind(c connector.KVConnector, serving connector.Serving) Picker
 }
 
 // PickInput is what a picker may look at.
@@ -39,14 +55,7 @@ type PickInput struct {
 	Attempt   int      // 1 for the first
 	Avoid     []string // IDs of engines that failed in earlier attempts: used only if no others are there
 	Single    bool     // one engine for the whole request: only Pick.Decode is wanted
-	// only engines of role both serve alone, and they take no part in pairs: they run without the connector (see
-	// PairOnly of connector.Traits)
-	Both bool
-	// no engine that can prefill may serve alone: see PrefillPairOnly of connector.Traits
-	DecodeOnly bool
-	Encode     int // engines wanted for an encode stage, 0 for none
-
-	Connector connector.KVConnector // the asking flow's, for its rules about pairs; nil for none
+	Encode    int      // engines wanted for an encode stage, 0 for none
 }
 
 // Avoids reports whether an endpoint is to be avoided.
@@ -82,14 +91,16 @@ func (f *Flow) pick(ctx context.Context, in *PickInput, p *Pick) *Error {
 
 // pickLater goes on where the picker has answered with err.
 func (f *Flow) pickLater(ctx context.Context, in *PickInput, p *Pick, err error) *Error {
-	changing, ok := f.picker.(interface{ Changed() <-chan struct{} })
-	if !errors.Is(err, CodeNoEndpoint) || !ok || f.opts.pickWait <= 0 {
+	if !errors.Is(err, CodeNoEndpoint) || f.opts.pickWait <= 0 {
+		return f.pickError(ctx, err)
+	}
+	ch := f.picker.Changed() // before Pick, so that no change is missed
+	if ch == nil {
 		return f.pickError(ctx, err)
 	}
 	timer := time.NewTimer(f.opts.pickWait)
 	defer timer.Stop()
-	for {
-		ch := changing.Changed() // before Pick, so that no change is missed
+	for ; ; ch = f.picker.Changed() {
 		if *p, err = f.picker.Pick(ctx, in); err == nil {
 			return nil
 		}

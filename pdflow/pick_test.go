@@ -77,7 +77,7 @@ func TestThePickersRanksAreTheSessionsAndItHearsOfEachEnd(t *testing.T) {
 			}
 			tr := transport.New(&transport.Options{NetHTTP: netHTTP})
 			t.Cleanup(func() { tr.Close() })
-			flow, err := pdflow.New(&fake{order: c.order}, picker, pdflow.WithTransport(tr),
+			flow, err := pdflow.New(&fake{order: c.order}, pick.Func(picker.Pick), pdflow.WithTransport(tr),
 				pdflow.WithRetry(config.Retry{MaxAttempts: 1}))
 			require.NoError(t, err)
 			post(t, serve(t, flow), "/v1/completions", completion("a", ""))
@@ -95,19 +95,17 @@ func TestThePickersRanksAreTheSessionsAndItHearsOfEachEnd(t *testing.T) {
 	}
 }
 
-// noDecode is a picker that names no decode engine.
-type noDecode struct{ openPicks }
-
-func (p *noDecode) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
-	chosen, err := p.openPicks.Pick(ctx, in)
+// noDecode names no decode engine.
+func noDecode(ctx context.Context, inner pdflow.Picker, in *pdflow.PickInput) (pdflow.Pick, error) {
+	chosen, err := inner.Pick(ctx, in)
 	chosen.Decode = discovery.Endpoint{}
 	return chosen, err
 }
 
 func TestAPickThatIsRefusedIsGivenBack(t *testing.T) {
 	p, d := endpoint(t, "http://p", discovery.RolePrefill), endpoint(t, "http://d", discovery.RoleDecode)
-	picker := &noDecode{openPicks{Picker: pick.New(setOf(t, p, d), pick.RoundRobin())}}
-	flow, err := pdflow.New(&fake{}, picker)
+	picker := &openPicks{}
+	flow, err := pdflow.New(&fake{}, around{around{pick.New(setOf(t, p, d), pick.RoundRobin()), picker.pick}, noDecode})
 	require.NoError(t, err)
 	_, err = flow.Do(t.Context(), &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`)})
 	require.ErrorIs(t, err, pdflow.CodeInternal)

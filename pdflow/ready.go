@@ -15,8 +15,7 @@ import (
 //   - the flow takes no new requests any more ([CodeDraining]),
 //   - [Flow.HealthCheck] fails. Start the flow first: a connector's listener that does not run yet counts as failed,
 //   - the engines of one request are not there: an *[Error], as a rule [CodeNoEndpoint]. The picker tells it by the
-//     connector's own rules; with an encode stage it needs an encode engine, too. Only a picker that has the method
-//     Ready is asked: see [Picker].
+//     connector's own rules; with an encode stage it needs an encode engine, too. See Ready of [Picker].
 //
 // What the flow falls back to is not asked. Ready sends nothing to engines. The health check may take
 // Timeouts.HealthCheck.
@@ -24,16 +23,12 @@ func (f *Flow) Ready(ctx context.Context) error {
 	if f.live.Closed() {
 		return &Error{Code: CodeDraining, Connector: f.name, Message: "shutting down"}
 	}
-	picker, asked := f.picker.(interface{ Ready(in *PickInput) error })
-	in := &PickInput{Attempt: 1, Connector: f.conn, Both: f.traits.Serving.PairOnly,
-		DecodeOnly: f.traits.Serving.PrefillPairOnly}
+	in := &PickInput{Attempt: 1}
 	if f.encoder != nil {
 		in.Encode = 1
 	}
-	if asked {
-		if err := picker.Ready(in); err != nil {
-			return f.pickError(ctx, err)
-		}
+	if err := f.picker.Ready(in); err != nil {
+		return f.pickError(ctx, err)
 	}
 	if f.limits.HealthCheck > 0 {
 		var cancel context.CancelFunc

@@ -16,7 +16,6 @@ import (
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/connector/plainhttp"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
@@ -139,8 +138,7 @@ func TestAHealthCheckHasATimeLimit(t *testing.T) {
 					return nil
 				}
 			}
-			set := discovery.NewSet()
-			flow, err := pdflow.New(conn, quietPicker{set}, pdflow.WithTimeouts(config.Timeouts{HealthCheck: limit}))
+			flow, err := pdflow.New(conn, quietPicker, pdflow.WithTimeouts(config.Timeouts{HealthCheck: limit}))
 			require.NoError(t, err)
 			begun := time.Now()
 			err = flow.Ready(t.Context())
@@ -160,12 +158,10 @@ func TestAHealthCheckHasATimeLimit(t *testing.T) {
 	}
 }
 
-// quietPicker is a picker without Ready.
-type quietPicker struct{ set *discovery.Set }
-
-func (quietPicker) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
+// quietPicker says nothing of its readiness.
+var quietPicker = pick.Func(func(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
 	panic("nobody asked for a pair")
-}
+})
 
 func TestAFlowThatShutsDownIsNotReady(t *testing.T) {
 	p, d := endpoint(t, "http://p:1", discovery.RolePrefill), endpoint(t, "http://d:1", discovery.RoleDecode)
@@ -202,23 +198,52 @@ func TestReadinessOfSplitsAndMuxes(t *testing.T) {
 	require.NoError(t, mux.Ready(t.Context()))
 }
 
-func TestReadyGivesThePickerTheConnector(t *testing.T) {
-	conn, err := nixl.New(nil)
-	require.NoError(t, err)
-	asked := &askedPicker{Picker: pick.New(setOf(t), pick.RoundRobin())}
-	flow, err := pdflow.New(conn, asked)
+// A flow binds its picker once, and asks what Bind has returned and nothing else.
+func TestAFlowAsksThePickerThatIsBoundToItsConnector(t *testing.T) {
+	conn := &fake{more: func(t *connector.Traits) { t.Serving.PairOnly = true }}
+	picker := &binding{}
+	flow, err := pdflow.New(conn, picker)
 	require.NoError(t, err)
 	require.NoError(t, flow.Ready(t.Context()))
-	assert.Same(t, conn, asked.in.Connector)
+	for range 2 {
+		_, err = flow.Do(t.Context(), &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`)})
+		require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
+	}
+	assert.Equal(t, []string{"Bind"}, picker.calls)
+	require.Len(t, picker.bound, 1)
+	bound := picker.bound[0]
+	assert.Same(t, conn, bound.conn)
+	assert.Equal(t, connector.Serving{PairOnly: true}, bound.serving)
+	assert.Equal(t, []string{"Ready", "Pick", "Changed", "Pick", "Changed"}, bound.calls)
 	require.NoError(t, flow.Shutdown(t.Context()))
 }
 
-type askedPicker struct {
-	pdflow.Picker
-	in *pdflow.PickInput
+// binding notes the calls that it gets, and what it was bound to.
+type binding struct {
+	conn    connector.KVConnector
+	serving connector.Serving
+	calls   []string
+	bound   []*binding
 }
 
-func (p *askedPicker) Ready(in *pdflow.PickInput) error {
-	p.in = in
+func (b *binding) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
+	b.calls = append(b.calls, "Pick")
+	return pdflow.Pick{}, pdflow.CodeNoEndpoint
+}
+
+func (b *binding) Changed() <-chan struct{} {
+	b.calls = append(b.calls, "Changed")
 	return nil
+}
+
+func (b *binding) Ready(*pdflow.PickInput) error {
+	b.calls = append(b.calls, "Ready")
+	return nil
+}
+
+func (b *binding) Bind(c connector.KVConnector, serving connector.Serving) pdflow.Picker {
+	b.calls = append(b.calls, "Bind")
+	bound := &binding{conn: c, serving: serving}
+	b.bound = append(b.bound, bound)
+	return bound
 }

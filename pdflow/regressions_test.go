@@ -20,6 +20,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
 // Faults of earlier versions: which engine is blamed for a failure, and what the picker, observers and the client get.
@@ -249,11 +250,26 @@ func TestEveryLegThatBeginsEnds(t *testing.T) {
 }
 
 // pickOf returns a picker that always picks the two engines of s.
-func pickOf(s *scripted) pdflow.Picker { return pickerFunc(func() pdflow.Pick { return s.pair }) }
+func pickOf(s *scripted) pdflow.Picker { return always(s.pair) }
 
-type pickerFunc func() pdflow.Pick
+// always returns a picker that always returns the same pick.
+func always(p pdflow.Pick) pdflow.Picker {
+	return pick.Func(func(context.Context, *pdflow.PickInput) (pdflow.Pick, error) { return p, nil })
+}
 
-func (f pickerFunc) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) { return f(), nil }
+// around is a picker that asks another one by a function.
+type around struct {
+	pdflow.Picker
+	pick func(ctx context.Context, inner pdflow.Picker, in *pdflow.PickInput) (pdflow.Pick, error)
+}
+
+func (a around) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+	return a.pick(ctx, a.Picker, in)
+}
+
+func (a around) Bind(c connector.KVConnector, serving connector.Serving) pdflow.Picker {
+	return around{a.Picker.Bind(c, serving), a.pick}
+}
 
 func TestTheTraceOfTheClientGoesThroughWithoutATracer(t *testing.T) {
 	x := start(t, setup{opts: []pdflow.Option{

@@ -231,15 +231,11 @@ func (x *serving) rescuing() bool { return x.rescue != nil && x.rescue.from != n
 // engines has changed when the stream's turn comes.
 func (x *serving) pickForRescue(n int, mode Mode, p *Pick) (e *Error) {
 	q, r := &x.f.rescues, x.rescue
-	changing, _ := x.f.picker.(interface{ Changed() <-chan struct{} })
 	for {
 		if e = x.pick(x.life.Context, n, mode, p); e != nil {
 			return e
 		}
-		var changed <-chan struct{}
-		if changing != nil {
-			changed = changing.Changed()
-		}
+		changed := x.f.picker.Changed()
 		engine, leg := p.Prefill.ID, x.f.limits.Prefill
 		if p.Prefill.URL == nil {
 			engine, leg = p.Decode.ID, x.f.limits.Decode

@@ -18,6 +18,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
 // Whatever the engine sends that is to go on with a stream, the client gets the beginning of the undisturbed stream and
@@ -61,8 +62,9 @@ func TestAnEngineThatGoesOnWronglyCutsTheStream(t *testing.T) {
 				_, _ = io.Copy(io.Discard, r.Body)
 				d(w, r)
 			}))
-			flow, err := pdflow.New(conn, inTurn{endpoint(t, x.p.URL(), discovery.RolePrefill), []discovery.Endpoint{
-				endpoint(t, x.d.URL(), discovery.RoleDecode), endpoint(t, evil, discovery.RoleDecode)}},
+			flow, err := pdflow.New(conn, pick.Func(inTurn{endpoint(t, x.p.URL(), discovery.RolePrefill),
+				[]discovery.Endpoint{endpoint(t, x.d.URL(), discovery.RoleDecode),
+					endpoint(t, evil, discovery.RoleDecode)}}.Pick),
 				pdflow.WithRescue(2), pdflow.WithTimeouts(config.Timeouts{Decode: 3 * time.Second}),
 				pdflow.WithRetry(config.Retry{MaxAttempts: 1}))
 			require.NoError(t, err)

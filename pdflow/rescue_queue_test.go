@@ -96,6 +96,10 @@ func (f *dyingFleet) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pic
 	}}, nil
 }
 
+func (*dyingFleet) Ready(*pdflow.PickInput) error { return nil }
+
+func (f *dyingFleet) Bind(connector.KVConnector, connector.Serving) pdflow.Picker { return f }
+
 func (f *dyingFleet) Changed() <-chan struct{} {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -24,6 +24,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
 	"github.com/pdkit/pdkit/transport"
 )
 
@@ -77,19 +78,19 @@ func (a *avoids) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, e
 
 // scripts is script with a second decode engine, and with rescue unless an option says otherwise.
 func scripts(t *testing.T, c connector.KVConnector, p, d, other handler, opts ...pdflow.Option) (x *scripted,
-	pick *avoids, count *rescueCounter) {
+	picker *avoids, count *rescueCounter) {
 	t.Helper()
 	x, count = script(t, c, p, d), &rescueCounter{}
 	second := script(t, c, p, other)
-	pick = &avoids{inTurn: inTurn{x.pair.Prefill, []discovery.Endpoint{x.pair.Decode, second.pair.Decode}}}
+	picker = &avoids{inTurn: inTurn{x.pair.Prefill, []discovery.Endpoint{x.pair.Decode, second.pair.Decode}}}
 	var err error
-	x.flow, err = pdflow.New(c, pick, append([]pdflow.Option{pdflow.WithRescue(1), metered(count),
+	x.flow, err = pdflow.New(c, pick.Func(picker.Pick), append([]pdflow.Option{pdflow.WithRescue(1), metered(count),
 		pdflow.WithRetry(config.Retry{MaxAttempts: 1}),
 		pdflow.WithObserver(pdflow.Observer{SessionEnd: x.seen.SessionEnd})}, opts...)...)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, x.flow.Shutdown(context.Background())) })
 	x.url = serve(t, x.flow)
-	return x, pick, count
+	return x, picker, count
 }
 
 func (x *scripted) stream(t *testing.T, more string) reply {
@@ -101,13 +102,13 @@ func (x *scripted) stream(t *testing.T, more string) reply {
 func TestErrorsOfAStreamThatMayBeRescuedAreTold(t *testing.T) {
 	plain := `data: {"id":"c","choices":[{"index":0,"text":"a","finish_reason":null}]}` + "\n\n"
 	for _, rescues := range []int{0, 1} {
-		x, pick, _ := scripts(t, &fake{}, answer(ok), writes(wasLost, theEnd), writes(wasLost, theEnd),
+		x, picker, _ := scripts(t, &fake{}, answer(ok), writes(wasLost, theEnd), writes(wasLost, theEnd),
 			pdflow.WithRescue(rescues),
 			pdflow.WithRetry(config.Retry{MaxAttempts: 2, BackoffBase: time.Millisecond}))
 		got := x.stream(t, "")
 		assert.Equal(t, http.StatusInternalServerError, got.status)
 		assert.Contains(t, got.body, "boom", "before the first token")
-		assert.Equal(t, []int{0, 2}, pick.got, "prefill's KV may be what could not be loaded")
+		assert.Equal(t, []int{0, 2}, picker.got, "prefill's KV may be what could not be loaded")
 
 		x, _, _ = scripts(t, &fake{}, answer(ok), writes(plain, wasLost, theEnd), goesOn, pdflow.WithRescue(rescues))
 		got = x.stream(t, "")
@@ -308,9 +309,9 @@ func TestAPanicInARescuesHedgeEndsBothPrefills(t *testing.T) {
 	}
 	c := &fake{more: func(t *connector.Traits) { t.Handoff.ContentStore = true }}
 	x, _, _ := scripts(t, c, p, writes(token(10, "null", "[1,2,3]"), token(11, "null", "null"), ""), goesOn)
-	pick := &pairs{inTurn: inTurn{x.pair.Prefill, []discovery.Endpoint{x.pair.Decode}},
+	picker := &pairs{inTurn: inTurn{x.pair.Prefill, []discovery.Endpoint{x.pair.Decode}},
 		spare: script(t, c, p, goesOn).pair.Prefill}
-	flow, err := pdflow.New(c, pick, pdflow.WithRescue(1),
+	flow, err := pdflow.New(c, pick.Func(picker.Pick), pdflow.WithRescue(1),
 		pdflow.WithRetry(config.Retry{MaxAttempts: 1, Hedge: 100 * time.Millisecond}),
 		pdflow.WithObserver(pdflow.Observer{SessionStart: func(context.Context, *connector.Session) {
 			if sessions.Add(1) < 3 {
@@ -325,8 +326,8 @@ func TestAPanicInARescuesHedgeEndsBothPrefills(t *testing.T) {
 	got := post(t, serve(t, flow), "/v1/completions", completion("a", `"stream":true`))
 	require.Error(t, got.err)
 	require.NoError(t, flow.Shutdown(t.Context()))
-	assert.EqualValues(t, 3, pick.picks.Load())
-	assert.EqualValues(t, 3, pick.done.Load())
+	assert.EqualValues(t, 3, picker.picks.Load())
+	assert.EqualValues(t, 3, picker.done.Load())
 }
 
 // A rescue leaves nothing behind in a context that outlives the request: each child of such a one has a goroutine, for

@@ -17,6 +17,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
 // Streams that outlive their decode engine: the client gets byte for byte what it gets of an engine that lives.
@@ -89,8 +90,8 @@ func rescuingWith(t *testing.T, prefill, decode enginesim.Config, opts ...pdflow
 	conn, err := nixl.New(nil)
 	require.NoError(t, err)
 	x.seen = &outcomes{}
-	x.flow, err = pdflow.New(conn, inTurn{endpoint(t, x.p.URL(), discovery.RolePrefill), []discovery.Endpoint{
-		endpoint(t, x.d.URL(), discovery.RoleDecode), endpoint(t, other.URL(), discovery.RoleDecode)}},
+	x.flow, err = pdflow.New(conn, pick.Func(inTurn{endpoint(t, x.p.URL(), discovery.RolePrefill), []discovery.Endpoint{
+		endpoint(t, x.d.URL(), discovery.RoleDecode), endpoint(t, other.URL(), discovery.RoleDecode)}}.Pick),
 		append([]pdflow.Option{pdflow.WithRescue(1),
 			pdflow.WithObserver(pdflow.Observer{SessionEnd: x.seen.SessionEnd})}, opts...)...)
 	require.NoError(t, err)

@@ -99,8 +99,8 @@ func newFakeFleet(t *testing.T, c connector.KVConnector, names string, retry con
 	}
 	f := &fakeFleet{answer: answer, n: map[string]int{}, seen: &outcomes{}, told: &tally{counts: map[string]int{}}}
 	var err error
-	picker := &openPicks{Picker: pick.New(setOf(t, eps...), pick.RoundRobin(), pick.WithSeed(1))}
-	f.flow, err = pdflow.New(c, picker,
+	picker := &openPicks{}
+	f.flow, err = pdflow.New(c, around{pick.New(setOf(t, eps...), pick.RoundRobin(), pick.WithSeed(1)), picker.pick},
 		pdflow.WithTransport(f), pdflow.WithRetry(retry), pdflow.WithoutPickWait(),
 		pdflow.WithTimeouts(config.Timeouts{Prefill: 10 * time.Second, Decode: 10 * time.Second}),
 		metered(meters{told: f.told}), traced(tracers{told: f.told}),
@@ -114,13 +114,10 @@ func newFakeFleet(t *testing.T, c connector.KVConnector, names string, retry con
 }
 
 // openPicks counts picks whose end was not told.
-type openPicks struct {
-	pdflow.Picker
-	open atomic.Int32
-}
+type openPicks struct{ open atomic.Int32 }
 
-func (p *openPicks) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
-	x, err := p.Picker.Pick(ctx, in)
+func (p *openPicks) pick(ctx context.Context, inner pdflow.Picker, in *pdflow.PickInput) (pdflow.Pick, error) {
+	x, err := inner.Pick(ctx, in)
 	if err == nil {
 		p.open.Add(1)
 		done := x.Done

@@ -265,11 +265,10 @@ func (x *serving) pick(ctx context.Context, n int, mode Mode, p *Pick) *Error {
 		return nil
 	}
 	in := &PickInput{Request: x.req, Header: x.header, RequestID: x.id, Attempt: n, Avoid: x.avoid,
-		Single: mode != ModeDisaggregated, Connector: x.f.conn}
+		Single: mode != ModeDisaggregated}
 	if x.f.traits.Ending.PrefillFinishes {
 		in.Avoid = slices.Concat(x.avoid, x.f.runningOn.full())
 	}
-	in.Both, in.DecodeOnly = x.f.traits.Serving.PairOnly, x.f.traits.Serving.PrefillPairOnly
 	if x.f.encoder != nil && !in.Single {
 		s := &connector.Session{API: x.req.API, Model: x.req.Model, RequestID: x.id, Request: x.req}
 		in.Encode = len(x.f.encoder.Items(s))
@@ -281,7 +280,7 @@ func (x *serving) pick(ctx context.Context, n int, mode Mode, p *Pick) *Error {
 	switch {
 	case p.Decode.URL == nil:
 		e = &Error{Code: CodeInternal, Phase: "pick", Connector: x.f.name, Message: "the picker named no decode engine"}
-	case in.DecodeOnly && p.Decode.Role != discovery.RoleDecode:
+	case x.f.traits.Serving.PrefillPairOnly && p.Decode.Role != discovery.RoleDecode:
 		e = &Error{Code: CodeInternal, Phase: "pick", Connector: x.f.name, Message: "the picker named an engine to " +
 			"decode that may prefill, and such an engine ends without a decode engine"}
 	}

@@ -187,7 +187,7 @@ func inMemory(t *testing.T, answers time.Duration, opts ...pdflow.Option) *fakeF
 	pair := pdflow.Pick{Prefill: endpoint(t, "http://p0", discovery.RolePrefill),
 		Decode: endpoint(t, "http://d0", discovery.RoleDecode)}
 	var err error
-	f.flow, err = pdflow.New(&fake{}, pickerFunc(func() pdflow.Pick { return pair }),
+	f.flow, err = pdflow.New(&fake{}, always(pair),
 		append([]pdflow.Option{pdflow.WithTransport(f), pdflow.WithRetry(config.Retry{MaxAttempts: 1}),
 			pdflow.WithObserver(pdflow.Observer{SessionEnd: f.seen.SessionEnd})}, opts...)...)
 	require.NoError(t, err)

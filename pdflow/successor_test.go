@@ -22,7 +22,10 @@ import (
 // lone is a picker that picks one engine, which serves each request alone.
 type lone struct{ e discovery.Endpoint }
 
-func (p lone) Pick(context.Context, *PickInput) (Pick, error) { return Pick{Decode: p.e}, nil }
+func (p lone) Pick(context.Context, *PickInput) (Pick, error)       { return Pick{Decode: p.e}, nil }
+func (lone) Changed() <-chan struct{}                               { return nil }
+func (lone) Ready(*PickInput) error                                 { return nil }
+func (p lone) Bind(connector.KVConnector, connector.Serving) Picker { return p }
 
 // meanwhile is a route that calls event once before it returns its flow. There the test replaces the flow and shuts it
 // down, as may happen between a request's look at its route and its start.

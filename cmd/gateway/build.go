@@ -20,6 +20,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
+	"github.com/pdkit/pdkit/pdflow/passthrough"
 	"github.com/pdkit/pdkit/pdflow/reuse"
 )
 
@@ -46,6 +47,7 @@ type model struct {
 	admission   *admission   // nil where it is off
 	attestation *attestation // set by startAttestation
 	flows       *modelserver.Flows
+	passing     *passthrough.Engines // for requests that are no inference
 	recent      *recent
 
 	ctx   context.Context // from start to end
@@ -122,8 +124,10 @@ func (g *gateway) buildModel(ms *modelServer, before []*pool) (*model, error) {
 	})
 	if err != nil {
 		m.release()
+		return m, err
 	}
-	return m, err
+	m.passing = m.pass()
+	return m, nil
 }
 
 // start starts the file's models, and the watch for changes, until ctx ends. wait returns when all of that has ended.

@@ -23,7 +23,7 @@ func (g *gateway) clients() (http.Handler, error) {
 		},
 		All: func() (all []*passthrough.Engines) {
 			for _, m := range g.models() {
-				all = append(all, m.engines())
+				all = append(all, m.passing)
 			}
 			return all
 		},
@@ -40,12 +40,13 @@ func (g *gateway) engines(name string) (*passthrough.Engines, *pdflow.Error) {
 		return nil, &pdflow.Error{Code: pdflow.CodeDraining, Message: "shutting down", RetryAfter: time.Second}
 	}
 	if m := g.find(name); m != nil {
-		return m.engines(), nil
+		return m.passing, nil
 	}
 	return nil, nil
 }
 
-func (m *model) engines() *passthrough.Engines {
+// pass says how requests that are no inference reach the model's engines.
+func (m *model) pass() *passthrough.Engines {
 	e := &passthrough.Engines{Set: m.set, Picker: m.picker, Transport: m.legs, Timeouts: m.Main.Timeouts()}
 	for _, f := range m.flows.All() {
 		t := f.Connector().Traits()

@@ -35,7 +35,7 @@ type pool struct {
 	log      *slog.Logger
 	listed   *listing // nil unless the engines are a static list
 	set      *discovery.Set
-	choosing pdflow.Picker // what picker asks
+	choosing pdflow.Picker // what picker is around
 	picker   *attest.Quarantine
 	prober   *health.Prober
 	probes   probeBook

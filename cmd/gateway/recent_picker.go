@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/pdflow"
 )
 
@@ -112,20 +113,7 @@ func (p recentPicker) Pick(ctx context.Context, in *pdflow.PickInput) (pick pdfl
 	return pick, nil
 }
 
-// Changed is the picker's, nil if that has none.
-func (p recentPicker) Changed() <-chan struct{} {
-	if c, ok := p.Picker.(interface{ Changed() <-chan struct{} }); ok {
-		return c.Changed()
-	}
-	return nil
-}
-
-// Ready is the picker's.
-func (p recentPicker) Ready(in *pdflow.PickInput) error {
-	if c, ok := p.Picker.(interface {
-		Ready(in *pdflow.PickInput) error
-	}); ok {
-		return c.Ready(in)
-	}
-	return nil
+// Bind binds the picker. What is remembered is the model's, of all its flows.
+func (p recentPicker) Bind(c connector.KVConnector, serving connector.Serving) pdflow.Picker {
+	return recentPicker{p.Picker.Bind(c, serving), p.r}
 }

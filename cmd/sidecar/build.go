@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -55,8 +56,8 @@ func build(f *flags, log *slog.Logger, tel *telemetry) (*sidecar, error) {
 		o.Sample = rand.IntN
 	}
 	s.legs = newEngines(f, s.set, s.decode)
-	picker := &picker{header: pick.FromHeader(s.set, s.decode[0], o), set: s.set, decode: s.decode,
-		encode: f.ecConnector != "", anyone: f.pooled(), log: log}
+	picker := &picker{Picker: pick.FromHeader(s.set, s.decode[0], o), set: s.set, decode: s.decode,
+		encode: f.ecConnector != "", anyone: f.pooled(), log: log, told: new(sync.Once)}
 	s.flow, err = pdflow.New(conn, picker, append(tel.options(),
 		pdflow.WithTransport(s.legs),
 		pdflow.WithRetry(config.Retry{MaxAttempts: 1 + f.retries,

@@ -30,21 +30,25 @@ type rankKey struct{}
 // picker takes the prefill engine from its header, the decode engine from the rank that the client has called, and the
 // encode engines from their header.
 type picker struct {
-	header pdflow.Picker
-	set    *discovery.Set
-	decode []discovery.Endpoint // by rank
-	encode bool                 // there is an encode stage
-	anyone bool                 // the list has no roles, so each engine may encode
-	log    *slog.Logger
-	told   sync.Once
+	pdflow.Picker // of pick.FromHeader
+	set           *discovery.Set
+	decode        []discovery.Endpoint // by rank
+	encode        bool                 // there is an encode stage
+	anyone        bool                 // the list has no roles, so each engine may encode
+	log           *slog.Logger
+	told          *sync.Once
 }
 
-// Changed returns a channel that is closed when the list changes.
-func (p *picker) Changed() <-chan struct{} { return p.set.Changed() }
+// Bind binds the picker of the header.
+func (p *picker) Bind(c connector.KVConnector, serving connector.Serving) pdflow.Picker {
+	bound := *p
+	bound.Picker = p.Picker.Bind(c, serving)
+	return &bound
+}
 
 // Pick does not block.
 func (p *picker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
-	out, err := p.header.Pick(ctx, in)
+	out, err := p.Picker.Pick(ctx, in)
 	if err != nil {
 		return out, err
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/pdkit/pdkit/connector/ascendlayerwise"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
 	"github.com/pdkit/pdkit/transport"
 )
 
@@ -48,7 +49,7 @@ func newPair(t *testing.T, prefill, decode http.HandlerFunc, opts ...pdflow.Opti
 			Decode: engine(decode, discovery.RoleDecode)},
 	}
 	tr := transport.New(nil)
-	x.flow, err = pdflow.New(c, nobody{}, append([]pdflow.Option{pdflow.WithTransport(tr)}, opts...)...)
+	x.flow, err = pdflow.New(c, pick.Func(nobody), append([]pdflow.Option{pdflow.WithTransport(tr)}, opts...)...)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		ctx, stop := context.WithTimeout(context.Background(), 20*time.Second)
@@ -60,9 +61,7 @@ func newPair(t *testing.T, prefill, decode http.HandlerFunc, opts ...pdflow.Opti
 }
 
 // nobody is a picker that is never called: each request names its pair.
-type nobody struct{}
-
-func (nobody) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
+func nobody(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
 	return pdflow.Pick{}, errors.New("not asked")
 }
 

@@ -26,6 +26,7 @@ import (
 	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/enginesim/freeport"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
 	"github.com/pdkit/pdkit/transport"
 )
 
@@ -54,7 +55,7 @@ func newRig(t *testing.T, extra map[string]string, change ...func(p, d *enginesi
 	require.NoError(t, err)
 	x.prefill = endpoint(t, x.p.URL(), "bootstrapURL", x.p.Bootstrap())
 	tr := transport.New(nil)
-	x.flow, err = pdflow.New(newConnector(t, &mooncake.Options{Dispatch: extra["dispatch"]}), x,
+	x.flow, err = pdflow.New(newConnector(t, &mooncake.Options{Dispatch: extra["dispatch"]}), pick.Func(x.Pick),
 		pdflow.WithTransport(tr), pdflow.WithRetry(config.Retry{MaxAttempts: 2}))
 	require.NoError(t, err)
 	t.Cleanup(func() {

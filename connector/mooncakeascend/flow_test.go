@@ -17,13 +17,12 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
 	"github.com/pdkit/pdkit/transport"
 )
 
 // nobody is a picker that is never called: each request names its pair.
-type nobody struct{}
-
-func (nobody) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
+func nobody(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
 	return pdflow.Pick{}, errors.New("not asked")
 }
 
@@ -53,9 +52,9 @@ func run(t *testing.T, decode http.HandlerFunc) (*pdflow.Response, error) {
 	prefill := func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"kv_transfer_params":`+good+`}`)
 	}
-	pick := pdflow.Pick{Prefill: engine(prefill, discovery.RolePrefill), Decode: engine(decode, discovery.RoleDecode)}
+	pair := pdflow.Pick{Prefill: engine(prefill, discovery.RolePrefill), Decode: engine(decode, discovery.RoleDecode)}
 	tr := transport.New(nil)
-	flow, err := pdflow.New(open(t, nil), nobody{}, pdflow.WithTransport(tr))
+	flow, err := pdflow.New(open(t, nil), pick.Func(nobody), pdflow.WithTransport(tr))
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		ctx, stop := context.WithTimeout(context.Background(), 20*time.Second)
@@ -65,7 +64,7 @@ func run(t *testing.T, decode http.HandlerFunc) (*pdflow.Response, error) {
 	})
 	return flow.Do(
 		t.Context(), &pdflow.Request{API: connector.APIChat, Body: []byte(`{"messages":[],"stream":true}`),
-			Pick: &pick},
+			Pick: &pair},
 	)
 }
 

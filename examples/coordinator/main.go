@@ -21,6 +21,7 @@ import (
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
 	"github.com/pdkit/pdkit/transport"
 )
 
@@ -52,7 +53,7 @@ func newCoordinator(gateway string) (*coordinator, error) {
 	if err != nil {
 		return nil, err
 	}
-	var pools pools
+	var pools pdflow.Pick
 	if pools.Prefill, err = discovery.New(gateway, discovery.RolePrefill); err != nil {
 		return nil, err
 	}
@@ -60,18 +61,13 @@ func newCoordinator(gateway string) (*coordinator, error) {
 		return nil, err
 	}
 	pools.Prefill.ID, pools.Decode.ID = "prefill", "decode" // as spans, metrics and outcomes name them
-	flow, err := pdflow.New(conn, pools)
+	// The pair is always the gateway and the gateway. An engine is chosen there, for each leg anew.
+	picker := pick.Func(func(context.Context, *pdflow.PickInput) (pdflow.Pick, error) { return pools, nil })
+	flow, err := pdflow.New(conn, picker)
 	if err != nil {
 		return nil, err
 	}
 	return &coordinator{flow: flow, send: transport.New(nil)}, nil
-}
-
-// pools is a Picker: the pair is always the gateway and the gateway. An engine is chosen there, for each leg anew.
-type pools pdflow.Pick
-
-func (p pools) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
-	return pdflow.Pick(p), nil
 }
 
 // ServeHTTP runs one request.

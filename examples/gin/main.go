@@ -29,6 +29,7 @@ import (
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
 func main() {
@@ -79,14 +80,12 @@ func newRouter(o *options) (*router, error) {
 	if o.forwardKey {
 		opts = append(opts, pdflow.WithForwardHeaders("X-Api-Key")) // Authorization is sent on anyway
 	}
-	flow, err := pdflow.New(conn, noPicker{}, opts...)
+	flow, err := pdflow.New(conn, pick.Func(noPick), opts...)
 	return &router{flow: flow, prefill: o.prefill, decode: o.decode}, err
 }
 
-// noPicker is for a flow whose callers name the pair: the flow never calls it for those requests.
-type noPicker struct{}
-
-func (noPicker) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
+// noPick is for a flow whose callers name the pair: the flow never calls it for those requests.
+func noPick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
 	return pdflow.Pick{}, pdflow.CodeNoEndpoint
 }
 

@@ -26,6 +26,7 @@ import (
 	"github.com/pdkit/pdkit/discovery/inspect"
 	"github.com/pdkit/pdkit/discovery/static"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
 func main() {
@@ -119,12 +120,13 @@ func newScheduler(ctx context.Context, prefill, decode string, opts ...pdflow.Op
 	}
 	release := func(r *request, p, d string, _ *pdflow.Outcome) { s.reserve(r, p, d, -1) }
 	s.hooks = []postHook{release, s.remember}
-	s.flow, err = pdflow.New(conn, s, opts...) // the picker is asked only for requests that come without a Pick
+	// the picker is asked only for requests that come without a Pick
+	s.flow, err = pdflow.New(conn, pick.Func(s.pick), opts...)
 	return s, err
 }
 
-// Pick is for requests without a pair of their own: it returns the best pair for any request, without a reservation.
-func (s *scheduler) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
+// pick is for requests without a pair of their own: it returns the best pair for any request, without a reservation.
+func (s *scheduler) pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
 	pairs := s.schedule(&request{})
 	if len(pairs) == 0 {
 		return pdflow.Pick{}, pdflow.CodeNoEndpoint

@@ -241,6 +241,6 @@ func TestWithoutAPairNothingIsServed(t *testing.T) {
 	status, h, _ := post(t, w.url+"/v1/completions", body(0, false))
 	assert.Equal(t, http.StatusServiceUnavailable, status)
 	assert.Equal(t, "1", h.Get("Retry-After"))
-	_, err := w.Pick(t.Context(), &pdflow.PickInput{})
+	_, err := w.pick(t.Context(), &pdflow.PickInput{})
 	require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 }

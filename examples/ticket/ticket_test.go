@@ -17,6 +17,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
 // engine answers with a ticket if it has one, and keeps the request that it got.
@@ -41,13 +42,6 @@ func engine(t *testing.T, role discovery.Role, ticket string) (e discovery.Endpo
 	return e, func() map[string]any { return body }
 }
 
-// pair is a picker with only one pair.
-type pair pdflow.Pick
-
-func (p pair) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
-	return pdflow.Pick(p), nil
-}
-
 // If a client sends a ticket of its own, D still gets P's.
 func TestTicketsArePsOwn(t *testing.T) {
 	for given, status := range map[string]int{"t-1": http.StatusOK, "": http.StatusBadGateway} {
@@ -57,7 +51,10 @@ func TestTicketsArePsOwn(t *testing.T) {
 		}
 		p, askedP := engine(t, discovery.RolePrefill, given)
 		d, askedD := engine(t, discovery.RoleDecode, "")
-		flow, err := pdflow.New(c, pair{Prefill: p, Decode: d})
+		picker := pick.Func(func(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
+			return pdflow.Pick{Prefill: p, Decode: d}, nil
+		})
+		flow, err := pdflow.New(c, picker)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -16,12 +16,11 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/admit"
+	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
 // onePair picks the same two engines for all.
-type onePair struct{}
-
-func (onePair) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
+func onePair(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
 	p, err := discovery.New("http://p:1", discovery.RolePrefill)
 	if err != nil {
 		return pdflow.Pick{}, err
@@ -33,7 +32,7 @@ func (onePair) Pick(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
 func TestMetricsOfAdmission(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reader := metric.NewManualReader()
-		p, err := admit.New(onePair{}, &admit.Options{PrefillLimit: 1, Queue: 1,
+		p, err := admit.New(pick.Func(onePair), &admit.Options{PrefillLimit: 1, Queue: 1,
 			MeterProvider: metric.NewMeterProvider(metric.WithReader(reader))})
 		require.NoError(t, err)
 		first, err := p.Pick(t.Context(), &pdflow.PickInput{Attempt: 1})

@@ -132,8 +132,8 @@ type counted struct {
 	w *world
 }
 
-func (c *counted) Changed() <-chan struct{} {
-	return c.Picker.(interface{ Changed() <-chan struct{} }).Changed()
+func (c *counted) Bind(conn connector.KVConnector, serving connector.Serving) pdflow.Picker {
+	return &counted{c.Picker.Bind(conn, serving), c.w}
 }
 
 func (c *counted) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {

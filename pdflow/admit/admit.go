@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery/inspect"
 	"github.com/pdkit/pdkit/pdflow"
 )
@@ -58,8 +59,14 @@ const (
 // Picker is a [pdflow.Picker] that admits requests. Make it with [New].
 type Picker struct {
 	inner pdflow.Picker
-	o     Options
-	tel   *telemetry
+	*admission
+}
+
+// admission is what all pickers share that were bound from one: requests of all their flows are in the same queue, and
+// count at the same engines.
+type admission struct {
+	o   Options
+	tel *telemetry
 
 	mu      sync.Mutex
 	engines map[string]*engine
@@ -69,7 +76,7 @@ type Picker struct {
 	service, squares float64
 }
 
-// New puts limits around a picker. The picker's methods Changed and Ready, where it has them, keep their meaning.
+// New puts limits around a picker. Flows that are given the same Picker share its limits and its queue.
 //
 // The limits hold one lock while they call the inner picker's Pick, and the Done of a pick that they give back because
 // its engines are full. Both must be quick, since all other requests wait for the lock, and must not call the Picker
@@ -81,24 +88,31 @@ func New(p pdflow.Picker, o *Options) (*Picker, error) {
 	if o == nil {
 		o = &Options{}
 	}
-	a := &Picker{inner: p, o: *o, engines: map[string]*engine{}}
+	a := &admission{o: *o, engines: map[string]*engine{}}
 	if a.o.PrefillLimit < 0 || a.o.DecodeLimit < 0 || a.o.QueueTimeout < 0 {
 		return nil, errors.New("admit: a limit and a timeout must not be negative")
 	}
 	a.o.Queue, a.o.QueueTimeout = cmp.Or(a.o.Queue, DefaultQueue), cmp.Or(a.o.QueueTimeout, DefaultQueueTimeout)
 	var err error
 	a.tel, err = newTelemetry(a)
-	return a, err
+	return &Picker{p, a}, err
+}
+
+// Bind binds the inner picker. The limits are the same for all flows.
+func (p *Picker) Bind(c connector.KVConnector, serving connector.Serving) pdflow.Picker {
+	return &Picker{p.inner.Bind(c, serving), p.admission}
 }
 
 // Close ends the picker's metrics.
 func (p *Picker) Close() error { return p.tel.close() }
 
 // Queued returns how many requests wait.
-func (p *Picker) Queued() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.queue.len()
+func (p *Picker) Queued() int { return p.queued() }
+
+func (a *admission) queued() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.queue.len()
 }
 
 // State is what a [Picker] does now, for operators.
@@ -136,21 +150,11 @@ func (p *Picker) State() State {
 	return s
 }
 
-// Changed is the inner picker's: closed at the next change of its engines. It is nil if that picker has no such method.
-func (p *Picker) Changed() <-chan struct{} {
-	if c, ok := p.inner.(interface{ Changed() <-chan struct{} }); ok {
-		return c.Changed()
-	}
-	return nil
-}
+// Changed is the inner picker's: closed at the next change of its engines.
+func (p *Picker) Changed() <-chan struct{} { return p.inner.Changed() }
 
-// Ready is the inner picker's, nil if that has none: an overloaded fleet is ready.
-func (p *Picker) Ready(in *pdflow.PickInput) error {
-	if r, ok := p.inner.(interface{ Ready(*pdflow.PickInput) error }); ok {
-		return r.Ready(in)
-	}
-	return nil
-}
+// Ready is the inner picker's: an overloaded fleet is ready.
+func (p *Picker) Ready(in *pdflow.PickInput) error { return p.inner.Ready(in) }
 
 // Pick picks engines that have room for the request, and waits for them if there are none. A request's further attempts
 // do not wait: the request has been admitted.
@@ -248,15 +252,15 @@ func (p *Picker) turn(ctx context.Context, in *pdflow.PickInput, w *waiter) (pdf
 }
 
 // leave takes a request out of the queue, and lets the next one try.
-func (p *Picker) leave(w *waiter) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.queue.remove(w)
-	p.queue.wakeFirst()
+func (a *admission) leave(w *waiter) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.queue.remove(w)
+	a.queue.wakeFirst()
 }
 
-func (p *Picker) refused(ctx context.Context, reason string) error {
-	p.tel.refused(ctx, reason)
+func (a *admission) refused(ctx context.Context, reason string) error {
+	a.tel.refused(ctx, reason)
 	return &pdflow.Error{Code: pdflow.CodeOverloaded, Phase: "pick", RetryAfter: leastRetryAfter,
 		Message: "more requests than the engines can serve; try again later"}
 }

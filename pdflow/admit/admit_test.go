@@ -17,10 +17,13 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/inspect"
+	"github.com/pdkit/pdkit/discovery/static"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/admit"
+	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -54,7 +57,7 @@ func onePair() *fleet { return &fleet{prefill: []string{"p"}, decode: []string{"
 
 func newPicker(t *testing.T, f *fleet, o *admit.Options) *admit.Picker {
 	t.Helper()
-	p, err := admit.New(f, o)
+	p, err := admit.New(pick.Func(f.Pick), o)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, p.Close()) })
 	return p
@@ -336,18 +339,16 @@ func TestAPanicOfThePickerLeavesTheQueueWhole(t *testing.T) {
 	})
 }
 
-// bursting is a picker whose picks panic where their ends are told.
-type bursting struct{ pdflow.Picker }
-
-func (b bursting) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
-	x, err := b.Picker.Pick(ctx, in)
+// bursting returns picks that panic where their ends are told.
+func bursting(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+	x, err := onePair().Pick(ctx, in)
 	x.PrefillDone = func(*pdflow.LegOutcome) { panic("prefill") }
 	x.Done = func(*pdflow.Outcome) { panic("done") }
 	return x, err
 }
 
 func TestAPanicAtTheEndOfAPickGivesItsPlacesBack(t *testing.T) {
-	p, err := admit.New(bursting{onePair()}, &admit.Options{PrefillLimit: 1, DecodeLimit: 1, Queue: -1})
+	p, err := admit.New(pick.Func(bursting), &admit.Options{PrefillLimit: 1, DecodeLimit: 1, Queue: -1})
 	require.NoError(t, err)
 	defer p.Close()
 	for range 3 {
@@ -375,7 +376,8 @@ func (s *slow) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, err
 // served, and what they held is free again.
 func TestASlowPickerLosesNothing(t *testing.T) {
 	inner := &slow{fleet: onePair()}
-	p, err := admit.New(inner, &admit.Options{PrefillLimit: 2, DecodeLimit: 2, Queue: 300, QueueTimeout: time.Minute})
+	p, err := admit.New(pick.Func(inner.Pick),
+		&admit.Options{PrefillLimit: 2, DecodeLimit: 2, Queue: 300, QueueTimeout: time.Minute})
 	require.NoError(t, err)
 	defer p.Close()
 	var served, left atomic.Int64
@@ -414,10 +416,46 @@ func TestASlowPickerLosesNothing(t *testing.T) {
 func TestNewRefusesWhatMakesNoSense(t *testing.T) {
 	_, err := admit.New(nil, nil)
 	require.Error(t, err)
-	_, err = admit.New(onePair(), &admit.Options{PrefillLimit: -1})
+	_, err = admit.New(pick.Func(onePair().Pick), &admit.Options{PrefillLimit: -1})
 	require.Error(t, err)
-	p, err := admit.New(onePair(), nil)
+	p, err := admit.New(pick.Func(onePair().Pick), nil)
 	require.NoError(t, err)
 	assert.NoError(t, p.Ready(&pdflow.PickInput{}))
 	assert.Nil(t, p.Changed())
+}
+
+// The limits are the engines', whichever flow's requests are there. The rules are each flow's own.
+func TestFlowsShareTheLimitsOfTheirPicker(t *testing.T) {
+	var engines []discovery.Endpoint
+	for id, role := range map[string]discovery.Role{"p": discovery.RolePrefill, "d": discovery.RoleDecode} {
+		engines = append(engines, discovery.Endpoint{ID: id, URL: &url.URL{Scheme: "http", Host: id}, Role: role})
+	}
+	source, err := static.New(engines...)
+	require.NoError(t, err)
+	set := discovery.NewSet(source)
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { _ = set.Run(ctx) })
+	defer running.Wait()
+	defer stop()
+	require.NoError(t, set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 2 }))
+	p, err := admit.New(pick.New(set, pick.RoundRobin()), &admit.Options{PrefillLimit: 1, Queue: -1})
+	require.NoError(t, err)
+	defer p.Close()
+	main, other := p.Bind(nil, connector.Serving{}), p.Bind(nil, connector.Serving{PairOnly: true})
+	x, err := main.Pick(ctx, &pdflow.PickInput{Attempt: 1})
+	require.NoError(t, err)
+	_, err = other.Pick(ctx, &pdflow.PickInput{Attempt: 1})
+	require.ErrorIs(t, err, pdflow.CodeOverloaded)
+	busy := p.State().Engines
+	assert.Equal(t, 1, busy[0].Prefill.InFlight+busy[1].Prefill.InFlight, "whichever of the pickers is asked")
+	x.Done(&pdflow.Outcome{})
+	x, err = other.Pick(ctx, &pdflow.PickInput{Attempt: 1})
+	require.NoError(t, err)
+	x.Done(&pdflow.Outcome{})
+
+	_, err = main.Pick(ctx, &pdflow.PickInput{Attempt: 1, Single: true})
+	require.NoError(t, err)
+	_, err = other.Pick(ctx, &pdflow.PickInput{Attempt: 1, Single: true})
+	require.ErrorIs(t, err, pdflow.CodeUnsupported, "its rules are the inner picker's")
 }

@@ -28,46 +28,46 @@ type engine struct {
 // forgetAfter is after how long without requests what was learnt of an engine may be forgotten.
 const forgetAfter = 10 * time.Minute
 
-func (p *Picker) engine(id string) *engine {
-	e := p.engines[id]
+func (a *admission) engine(id string) *engine {
+	e := a.engines[id]
 	if e != nil {
 		return e
 	}
 	now := time.Now()
-	for old, x := range p.engines { // engines come and go under new IDs
+	for old, x := range a.engines { // engines come and go under new IDs
 		if x.inFlight == [2]int{} && now.Sub(x.used) > forgetAfter {
-			p.mark(x, false)
-			delete(p.engines, old)
+			a.mark(x, false)
+			delete(a.engines, old)
 		}
 	}
-	e = &engine{id: id, limits: [2]limiter{newLimiter(p.o.Adaptive, p.o.PrefillLimit, firstPrefill),
-		newLimiter(p.o.Adaptive, p.o.DecodeLimit, firstDecode)}}
-	p.engines[id] = e
+	e = &engine{id: id, limits: [2]limiter{newLimiter(a.o.Adaptive, a.o.PrefillLimit, firstPrefill),
+		newLimiter(a.o.Adaptive, a.o.DecodeLimit, firstDecode)}}
+	a.engines[id] = e
 	return e
 }
 
-func (p *Picker) mark(e *engine, crowded bool) {
+func (a *admission) mark(e *engine, crowded bool) {
 	switch {
 	case crowded == e.crowded:
 		return
 	case crowded:
-		p.crowded++
+		a.crowded++
 	default:
-		p.crowded--
+		a.crowded--
 	}
 	e.crowded = crowded
 }
 
 // full reports whether an engine has no room for one more request in a role.
-func (p *Picker) full(e *engine, role int) bool {
+func (a *admission) full(e *engine, role int) bool {
 	l, n := &e.limits[role], e.inFlight[role]
-	if role == decodeRole && n > 0 && p.o.Load != nil {
-		load := p.o.Load(e.id)
+	if role == decodeRole && n > 0 && a.o.Load != nil {
+		load := a.o.Load(e.id)
 		fresh := time.Since(load.At) < stale
 		if fresh && load.KVUsage >= kvFull {
 			return true
 		}
-		if p.o.Adaptive && fresh && load.At.After(e.load) {
+		if a.o.Adaptive && fresh && load.At.After(e.load) {
 			e.load = load.At
 			l.told(n, load.Running, load.Waiting)
 		}
@@ -76,22 +76,22 @@ func (p *Picker) full(e *engine, role int) bool {
 }
 
 // atLimit updates whether an engine is at a limit.
-func (p *Picker) atLimit(e *engine) bool {
-	p.mark(e, p.full(e, prefillRole) || p.full(e, decodeRole))
+func (a *admission) atLimit(e *engine) bool {
+	a.mark(e, a.full(e, prefillRole) || a.full(e, decodeRole))
 	return e.crowded
 }
 
 // without adds the engines that are at a limit to those that a pick avoids.
-func (p *Picker) without(avoid []string) []string {
-	if p.crowded == 0 {
+func (a *admission) without(avoid []string) []string {
+	if a.crowded == 0 {
 		return avoid
 	}
-	all := append(make([]string, 0, len(avoid)+p.crowded), avoid...)
-	for _, e := range p.engines {
-		if e.crowded && p.atLimit(e) {
+	all := append(make([]string, 0, len(avoid)+a.crowded), avoid...)
+	for _, e := range a.engines {
+		if e.crowded && a.atLimit(e) {
 			all = append(all, e.id)
 			for role := range e.limits {
-				e.limits[role].reached = e.limits[role].reached || p.full(e, role)
+				e.limits[role].reached = e.limits[role].reached || a.full(e, role)
 			}
 		}
 	}
@@ -99,14 +99,14 @@ func (p *Picker) without(avoid []string) []string {
 }
 
 // hasRoom reports whether both engines of a pick have room. If not, it notes which has not.
-func (p *Picker) hasRoom(pick *pdflow.Pick) bool {
+func (a *admission) hasRoom(pick *pdflow.Pick) bool {
 	room := true
 	for role, ep := range [2]*discovery.Endpoint{&pick.Prefill, &pick.Decode} {
 		if ep.URL == nil {
 			continue
 		}
-		if e := p.engine(ep.ID); p.full(e, role) {
-			p.mark(e, true)
+		if e := a.engine(ep.ID); a.full(e, role) {
+			a.mark(e, true)
 			e.limits[role].reached, room = true, false
 		}
 	}
@@ -115,7 +115,7 @@ func (p *Picker) hasRoom(pick *pdflow.Pick) bool {
 
 // place is what one attempt holds.
 type place struct {
-	p       *Picker
+	a       *admission
 	engines [2]*engine
 	crowd   [2]int // requests in flight when it came, itself included
 	open    [2]atomic.Bool
@@ -123,17 +123,17 @@ type place struct {
 }
 
 // take counts the attempt at the engines of its pick until its legs end.
-func (p *Picker) take(pick pdflow.Pick) pdflow.Pick {
-	x := &place{p: p, pick: pick}
+func (a *admission) take(pick pdflow.Pick) pdflow.Pick {
+	x := &place{a: a, pick: pick}
 	for role, ep := range [2]*discovery.Endpoint{&pick.Prefill, &pick.Decode} {
 		if ep.URL == nil {
 			continue
 		}
-		e := p.engine(ep.ID)
+		e := a.engine(ep.ID)
 		e.inFlight[role]++
 		x.engines[role], x.crowd[role] = e, e.inFlight[role]
 		x.open[role].Store(true)
-		p.atLimit(e)
+		a.atLimit(e)
 	}
 	pick.PrefillDone, pick.Done = x.prefillDone, x.done
 	return pick
@@ -177,17 +177,17 @@ func (x *place) release(role int, s *sample) {
 	if !x.open[role].CompareAndSwap(true, false) {
 		return
 	}
-	p, e := x.p, x.engines[role]
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	a, e := x.a, x.engines[role]
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	e.inFlight[role]--
 	e.used = time.Now()
-	if s != nil && p.o.Adaptive && (role == prefillRole || e.load.IsZero()) {
+	if s != nil && a.o.Adaptive && (role == prefillRole || e.load.IsZero()) {
 		s.crowd = x.crowd[role]
 		if uncrowded := e.limits[role].learn(*s); uncrowded && role == prefillRole {
-			p.service, p.squares = mean(p.service, s.took, 64), mean(p.squares, s.took*s.took, 64)
+			a.service, a.squares = mean(a.service, s.took, 64), mean(a.squares, s.took*s.took, 64)
 		}
 	}
-	p.atLimit(e)
-	p.queue.wakeFirst()
+	a.atLimit(e)
+	a.queue.wakeFirst()
 }

@@ -124,7 +124,7 @@ func mean(old, sample, over float64) float64 {
 	return old + (sample-old)/over
 }
 
-// How long the wait in the queue may get with adaptive limits, in units of p.unit. The wait at an engine to which a
+// How long the wait in the queue may get with adaptive limits, in units of a.unit. The wait at an engine to which a
 // share of 0.8 of what it can serve is offered exceeds x units with a probability of about exp(-x/2) (Kingman's law of
 // congestion), so a load that can be served is not refused. A queue that got so long is cut short from then on, since
 // it only has to keep the engines busy, until nobody has been refused for a while.
@@ -136,25 +136,25 @@ const (
 
 // unit is the mean square of an uncrowded prefill's time over its mean, in seconds: prompts that differ much make
 // longer queues. It is at least the time in which a request leaves the queue, if decode engines are the narrow place.
-func (p *Picker) unit() float64 {
-	return max(p.squares/p.service, p.queue.gap)
+func (a *admission) unit() float64 {
+	return max(a.squares/a.service, a.queue.gap)
 }
 
-// refusal returns why a request that arrives now must not wait, "" if it may. The caller holds p.mu.
-func (p *Picker) refusal(priority int) string {
-	q := &p.queue
+// refusal returns why a request that arrives now must not wait, "" if it may. The caller holds a.mu.
+func (a *admission) refusal(priority int) string {
+	q := &a.queue
 	ahead, _ := q.ahead(priority)
-	if ahead >= p.o.Queue {
+	if ahead >= a.o.Queue {
 		return reasonFull
 	}
 	wait := float64(ahead+1) * q.gap
-	if wait > p.o.QueueTimeout.Seconds() {
+	if wait > a.o.QueueTimeout.Seconds() {
 		return reasonWait
 	}
-	if !p.o.Adaptive || p.service == 0 || q.gap == 0 {
+	if !a.o.Adaptive || a.service == 0 || q.gap == 0 {
 		return ""
 	}
-	now, unit := time.Now(), p.unit()
+	now, unit := time.Now(), a.unit()
 	if q.standing && now.Sub(q.refusal).Seconds() > calm*unit {
 		q.standing = false
 	}

@@ -27,18 +27,18 @@ type telemetry struct {
 	refusals map[string]*atomic.Int64 // by reason, for State
 }
 
-func newTelemetry(p *Picker) (*telemetry, error) {
-	mp := p.o.MeterProvider
+func newTelemetry(a *admission) (*telemetry, error) {
+	mp := a.o.MeterProvider
 	if mp == nil {
 		mp = noop.NewMeterProvider()
 	}
 	m := mp.Meter(scope)
-	t := &telemetry{base: metric.WithAttributeSet(attribute.NewSet(p.o.Attributes...)),
+	t := &telemetry{base: metric.WithAttributeSet(attribute.NewSet(a.o.Attributes...)),
 		reasons: map[string]metric.MeasurementOption{}, refusals: map[string]*atomic.Int64{}}
 	for _, reason := range []string{reasonFull, reasonWait, reasonTimeout} {
 		t.refusals[reason] = new(atomic.Int64)
 		t.reasons[reason] = metric.WithAttributeSet(attribute.NewSet(append([]attribute.KeyValue{
-			attribute.String("pd.reason", reason)}, p.o.Attributes...)...))
+			attribute.String("pd.reason", reason)}, a.o.Attributes...)...))
 	}
 	var errs [4]error
 	t.wait, errs[0] = m.Float64Histogram("pd.admission.wait", metric.WithUnit("s"),
@@ -50,7 +50,7 @@ func newTelemetry(p *Picker) (*telemetry, error) {
 		metric.WithDescription("Requests that wait for an engine with room"))
 	if errs[2] = err; err == nil {
 		t.queued, errs[3] = m.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-			o.ObserveInt64(queued, int64(p.Queued()), t.base)
+			o.ObserveInt64(queued, int64(a.queued()), t.base)
 			return nil
 		}, queued)
 	}

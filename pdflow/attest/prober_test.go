@@ -144,8 +144,9 @@ func TestASimulatedFleetsFaultIsNamedAndKeptAwayFrom(t *testing.T) {
 			require.Equal(t, s, named[0].Suspect)
 			require.Equal(t, []attest.Suspect{s}, f.quarantine.Suspects())
 			t.Logf("%s: %d probes", s, probes)
+			bound := f.bound()
 			for range 40 {
-				x, err := f.quarantine.Pick(t.Context(), &pdflow.PickInput{Connector: f.flow.Connector()})
+				x, err := bound.Pick(t.Context(), &pdflow.PickInput{})
 				require.NoError(t, err)
 				require.False(t, s.Covers(x.Prefill.ID, x.Decode.ID))
 				x.Done(&pdflow.Outcome{})
@@ -162,10 +163,17 @@ func TestASimulatedFleetsFaultIsNamedAndKeptAwayFrom(t *testing.T) {
 	}
 }
 
+// bound returns another picker like the flow's. What the prober says holds for all that were bound from the quarantine.
+func (f *engines) bound() pdflow.Picker {
+	c := f.flow.Connector()
+	return f.quarantine.Bind(c, c.Traits().Serving)
+}
+
 // pickAll picks until a suspect is chosen.
 func pickAll(t *testing.T, f *engines, s attest.Suspect) error {
+	bound := f.bound()
 	for range 1000 {
-		x, err := f.quarantine.Pick(t.Context(), &pdflow.PickInput{Connector: f.flow.Connector()})
+		x, err := bound.Pick(t.Context(), &pdflow.PickInput{})
 		require.NoError(t, err)
 		x.Done(&pdflow.Outcome{})
 		if s.Covers(x.Prefill.ID, x.Decode.ID) {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 )
@@ -16,7 +17,7 @@ import (
 // left, they serve. A [Prober] says which they are, and goes on to probe them.
 type Quarantine struct {
 	inner pdflow.Picker
-	state atomic.Pointer[quarantined]
+	state *atomic.Pointer[quarantined] // of all quarantines that were bound from one
 }
 
 // quarantined is what to keep away from.
@@ -28,7 +29,14 @@ type quarantined struct {
 
 // NewQuarantine returns a picker around another one. It keeps away from nothing before a prober has it among its
 // options.
-func NewQuarantine(inner pdflow.Picker) *Quarantine { return &Quarantine{inner: inner} }
+func NewQuarantine(inner pdflow.Picker) *Quarantine {
+	return &Quarantine{inner, new(atomic.Pointer[quarantined])}
+}
+
+// Bind binds the inner picker. What the quarantine keeps away from is the same for all flows.
+func (q *Quarantine) Bind(c connector.KVConnector, serving connector.Serving) pdflow.Picker {
+	return &Quarantine{q.inner.Bind(c, serving), q.state}
+}
 
 // Adopt keeps requests away from what another quarantine keeps them away from now, and from nothing else, until a
 // prober says otherwise; with nil, from nothing. A picker that replaces another one begins so, and a quarantine whose
@@ -123,20 +131,8 @@ func abandon(p pdflow.Pick) {
 	}
 }
 
-// Changed is the inner picker's, nil if that has none.
-func (q *Quarantine) Changed() <-chan struct{} {
-	if c, ok := q.inner.(interface{ Changed() <-chan struct{} }); ok {
-		return c.Changed()
-	}
-	return nil
-}
+// Changed is the inner picker's.
+func (q *Quarantine) Changed() <-chan struct{} { return q.inner.Changed() }
 
 // Ready is the inner picker's.
-func (q *Quarantine) Ready(in *pdflow.PickInput) error {
-	if c, ok := q.inner.(interface {
-		Ready(in *pdflow.PickInput) error
-	}); ok {
-		return c.Ready(in)
-	}
-	return nil
-}
+func (q *Quarantine) Ready(in *pdflow.PickInput) error { return q.inner.Ready(in) }

@@ -49,11 +49,8 @@ func (x *passing) run() *pdflow.Error {
 	if e != nil {
 		return e
 	}
-	choice, err := x.engines.Picker.Pick(x.r.Context(), &pdflow.PickInput{Request: x.req, Header: x.r.Header,
-		RequestID: x.id, Attempt: 1, Single: true, DecodeOnly: x.engines.DecodeOnly})
-	if err == nil && x.engines.DecodeOnly && choice.Decode.Role.Has(discovery.RolePrefill) {
-		err = errMayPrefill
-	}
+	choice, err := x.engines.pick(x.r.Context(), &pdflow.PickInput{Request: x.req, Header: x.r.Header,
+		RequestID: x.id, Attempt: 1, Single: true})
 	if err != nil {
 		return &pdflow.Error{Code: pdflow.CodeNoEndpoint, Message: "no engine is ready for this model",
 			RetryAfter: time.Second, Err: err}

@@ -12,19 +12,22 @@ package passthrough
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/pdkit/pdkit/config"
+	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/internal/cut"
 	"github.com/pdkit/pdkit/internal/intake"
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// Engines are those of one model. Picker and Transport must not be nil.
+// Engines are those of one model. Picker and Transport must not be nil. Make them once, not for each request.
 type Engines struct {
 	Set       *discovery.Set    // whose ready decode engines are asked for their models; nil: none
 	Picker    pdflow.Picker     // chooses the decode engine of each request
@@ -40,6 +43,19 @@ type Engines struct {
 
 	// DecodeOnly lets no engine serve that can prefill: see PrefillPairOnly of connector.Traits.
 	DecodeOnly bool
+
+	bind   sync.Once
+	picker pdflow.Picker // Picker, bound to DecodeOnly
+}
+
+// pick chooses the engine of a request.
+func (e *Engines) pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+	e.bind.Do(func() { e.picker = e.Picker.Bind(nil, connector.Serving{PrefillPairOnly: e.DecodeOnly}) })
+	choice, err := e.picker.Pick(ctx, in)
+	if err == nil && e.DecodeOnly && choice.Decode.Role.Has(discovery.RolePrefill) {
+		err = errMayPrefill
+	}
+	return choice, err
 }
 
 // Options are the settings of a [Handler]. nil and zero values mean the defaults.

@@ -21,6 +21,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/config"
+	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/passthrough"
@@ -50,6 +51,7 @@ type engine struct {
 	picks    []*pdflow.PickInput
 	outcomes []*pdflow.Outcome
 	role     discovery.Role // of the engine; 0 is decode
+	bound    []connector.Serving
 }
 
 func newEngine(t *testing.T, answer func(r *http.Request) (*http.Response, error)) *engine {
@@ -67,6 +69,15 @@ func (e *engine) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, err
 	defer e.mu.Unlock()
 	e.picks = append(e.picks, in)
 	return pdflow.Pick{Decode: d, Done: e.done}, err
+}
+
+func (*engine) Changed() <-chan struct{} { return nil }
+
+func (*engine) Ready(*pdflow.PickInput) error { return nil }
+
+func (e *engine) Bind(_ connector.KVConnector, serving connector.Serving) pdflow.Picker {
+	e.bound = append(e.bound, serving)
+	return e
 }
 
 func (e *engine) done(o *pdflow.Outcome) {
@@ -452,6 +463,7 @@ func TestDecodeOnlySendsNothingToAnEngineThatCanPrefill(t *testing.T) {
 		w := do(handler(t, e.find, nil), httptest.NewRequest(http.MethodGet, "/v1/embeddings", nil))
 		assert.Equal(t, status, w.Code, role)
 		assert.Equal(t, status == 200, len(e.requests) == 1, role)
-		assert.True(t, e.picks[0].DecodeOnly, "the picker is told")
+		do(handler(t, e.find, nil), httptest.NewRequest(http.MethodGet, "/v1/embeddings", nil))
+		assert.Equal(t, []connector.Serving{{PrefillPairOnly: true}}, e.bound, "the picker is told, once")
 	}
 }

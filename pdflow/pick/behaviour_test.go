@@ -323,11 +323,14 @@ func TestAllocations(t *testing.T) {
 					newFleet(t, append(many(20, 20, "dpSize=2", "tpSize=2"), ep("other", prefill, "model=other"))...).
 						Set, policy, opts...,
 				)
+				var flows []pdflow.Picker
+				for _, c := range conns[:n] {
+					flows = append(flows, bind(p, c))
+				}
 				in, out, turn := input(t, 1), &pdflow.Outcome{}, 0
 				run := func() {
-					in.Connector = conns[turn%n]
 					turn++
-					mustPick(t, p, in).Done(out)
+					mustPick(t, flows[turn%n], in).Done(out)
 				}
 				for range 100 {
 					run()

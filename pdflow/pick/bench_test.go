@@ -26,14 +26,23 @@ var sizes = []int{10, 1000, 10_000}
 // sharing is how many connectors share a picker, by the name of the benchmark's variant: mostly one.
 var sharing = map[string]int{"": 1, "/two": 2}
 
-// inputs are requests of 2 KB in 64 sessions with a prompt each, of flows of n connectors.
-func inputs(b *testing.B, n int) []*pdflow.PickInput {
+// flows binds a picker to n connectors.
+func flows(p pdflow.Picker, n int) []pdflow.Picker {
 	conns := []*protocol{sameTP(), {name: "a", rules: []connector.PairRule{attr.Multiple("tpSize")}}}
+	bound := make([]pdflow.Picker, n)
+	for i := range bound {
+		bound[i] = bind(p, conns[i])
+	}
+	return bound
+}
+
+// inputs are requests of 2 KB in 64 sessions with a prompt each.
+func inputs(b *testing.B) []*pdflow.PickInput {
 	all := make([]*pdflow.PickInput, 64)
 	for i := range all {
-		all[i] = &pdflow.PickInput{Connector: conns[i%n],
-			Request: request(b, strings.Repeat("words of prompt "+strconv.Itoa(i)+" ", 110), 100),
-			Header:  http.Header{"X-Session-Id": {strconv.Itoa(i)}}}
+		prompt := strings.Repeat("words of prompt "+strconv.Itoa(i)+" ", 110)
+		all[i] = &pdflow.PickInput{Request: request(b, prompt, 100),
+			Header: http.Header{"X-Session-Id": {strconv.Itoa(i)}}}
 	}
 	return all
 }
@@ -59,19 +68,19 @@ func variants(b *testing.B, run func(b *testing.B, policy pick.Policy, connector
 // BenchmarkPick is Pick and Done, on all processors at once.
 func BenchmarkPick(b *testing.B) {
 	variants(b, func(b *testing.B, policy pick.Policy, connectors int) {
-		in := inputs(b, connectors)
+		in := inputs(b)
 		for _, n := range sizes {
 			b.Run(strconv.Itoa(n), func(b *testing.B) {
-				p := pick.New(newFleet(b, zoned(n)...).Set, policy)
+				p := flows(pick.New(newFleet(b, zoned(n)...).Set, policy), connectors)
 				out := &pdflow.Outcome{}
 				for i := range in {
-					mustPick(b, p, in[i]).Done(out)
+					mustPick(b, p[i%len(p)], in[i]).Done(out)
 				}
 				b.ReportAllocs()
 				b.ResetTimer()
 				b.RunParallel(func(pb *testing.PB) {
 					for i := 0; pb.Next(); i++ {
-						x, err := p.Pick(context.Background(), in[i%len(in)])
+						x, err := p[i%len(p)].Pick(context.Background(), in[i%len(in)])
 						if err != nil {
 							b.Error(err)
 							return
@@ -89,12 +98,12 @@ func BenchmarkPick(b *testing.B) {
 func BenchmarkMemory(b *testing.B) {
 	const n = 10_000
 	variants(b, func(b *testing.B, policy pick.Policy, connectors int) {
-		f, in := newFleet(b, zoned(n)...), inputs(b, connectors)
-		var p pdflow.Picker
+		f, in := newFleet(b, zoned(n)...), inputs(b)
+		var p []pdflow.Picker
 		renew := func() {
-			p = pick.New(f.Set, policy)
-			for i := range connectors {
-				mustPick(b, p, in[i])
+			p = flows(pick.New(f.Set, policy), connectors)
+			for i := range p {
+				mustPick(b, p[i], in[i])
 			}
 		}
 		before := heap()
@@ -112,12 +121,12 @@ func BenchmarkMemory(b *testing.B) {
 // time with other engines in it: to be compared with the calm half of the same run.
 func BenchmarkReplace(b *testing.B) {
 	variants(b, func(b *testing.B, policy pick.Policy, connectors int) {
-		in := inputs(b, connectors)
+		in := inputs(b)
 		lists := [2][]discovery.Endpoint{zoned(10_000), zoned(9_900)}
 		f := newFleet(b, lists[0]...)
-		p := pick.New(f.Set, policy)
+		p := flows(pick.New(f.Set, policy), connectors)
 		for i := range in {
-			mustPick(b, p, in[i]).Done(&pdflow.Outcome{})
+			mustPick(b, p[i%len(p)], in[i]).Done(&pdflow.Outcome{})
 		}
 		next := 1 // a list that is the set's already would change nothing
 		for b.Loop() {
@@ -152,7 +161,7 @@ func BenchmarkReplace(b *testing.B) {
 }
 
 // paced picks 5,000 times a second and returns the quantiles of the picks' own time.
-func paced(b *testing.B, p pdflow.Picker, in []*pdflow.PickInput, d time.Duration) func(float64) float64 {
+func paced(b *testing.B, p []pdflow.Picker, in []*pdflow.PickInput, d time.Duration) func(float64) float64 {
 	var took []time.Duration
 	out := &pdflow.Outcome{}
 	tick := time.NewTicker(time.Millisecond)
@@ -160,7 +169,7 @@ func paced(b *testing.B, p pdflow.Picker, in []*pdflow.PickInput, d time.Duratio
 	for end := time.Now().Add(d); time.Now().Before(end); <-tick.C {
 		for i := range 5 {
 			began := time.Now()
-			x, err := p.Pick(context.Background(), in[(len(took)+i)%len(in)])
+			x, err := p[i%len(p)].Pick(context.Background(), in[(len(took)+i)%len(in)])
 			took = append(took, time.Since(began))
 			if err != nil {
 				b.Fatal(err)

@@ -59,7 +59,7 @@ type wrapper struct{ connector.KVConnector }
 
 func (w wrapper) Unwrap() connector.KVConnector { return w.KVConnector }
 
-// byValue cannot be compared, and so is no key of a map.
+// byValue is a connector that Go cannot compare.
 type byValue struct {
 	plain
 	rules []connector.PairRule
@@ -67,14 +67,21 @@ type byValue struct {
 
 func (c byValue) Traits() connector.Traits { return connector.Traits{Name: c.name, PairRules: c.rules} }
 
+// Which engines may serve alone: all that decode, or only those of role both.
+var (
+	anyAlone = connector.Serving{}
+	pairOnly = connector.Serving{PairOnly: true}
+)
+
+// bind binds a picker to a connector whose decode engines may serve alone.
+func bind(p pdflow.Picker, c connector.KVConnector) pdflow.Picker { return p.Bind(c, anyAlone) }
+
 // pairs returns which pairs some picks make.
-func pairs(t *testing.T, p pdflow.Picker, c connector.KVConnector) map[string]bool {
+func pairs(t *testing.T, p pdflow.Picker) map[string]bool {
 	t.Helper()
 	seen := map[string]bool{}
 	for i := range 60 {
-		in := input(t, i)
-		in.Connector = c
-		seen[pair(t, p, in)] = true
+		seen[pair(t, p, input(t, i))] = true
 	}
 	return seen
 }
@@ -97,48 +104,50 @@ func TestTheConnectorsRulesHoldForItsOwnPicks(t *testing.T) {
 		engines := slices.Clone(engines)
 		f := newFleet(t, engines...)
 		p := pick.New(f.Set, policy, pick.WithSeed(1))
-		strict, loose := sameTP(), &plain{name: "loose"}
+		rules := sameTP()
+		strict, loose, wrapped := bind(p, rules), bind(p, &plain{name: "loose"}), bind(p, wrapper{rules})
 		for range 3 { // round robin
-			only(t, policy, pairs(t, p, nil), "p2+d8", "p8+d8")
-			only(t, policy, pairs(t, p, strict), "p8+d8")
-			only(t, policy, pairs(t, p, loose), "p2+d8", "p8+d8")
-			only(t, policy, pairs(t, p, wrapper{strict}), "p8+d8")
+			only(t, policy, pairs(t, p), "p2+d8", "p8+d8")
+			only(t, policy, pairs(t, bind(strict, nil)), "p2+d8", "p8+d8")
+			only(t, policy, pairs(t, strict), "p8+d8")
+			only(t, policy, pairs(t, loose), "p2+d8", "p8+d8")
+			only(t, policy, pairs(t, wrapped), "p8+d8")
 			engines = append(engines, ep("d"+strconv.Itoa(len(engines)), decode, "tpSize=1", "group=b"))
 			f.replace(engines...)
 		}
-		require.EqualValues(t, 2, strict.asked.Load(), "they are asked for once, and once for the wrapper")
+		require.EqualValues(t, 2, rules.asked.Load(), "they are asked for once, and once for the wrapper")
 
 		p = pick.New(f.Set, policy, pick.WithRules(attr.Same("blockSize")))
 		f.replace(ep("p2", prefill, "tpSize=2"), ep("p8", prefill, "tpSize=8"),
 			ep("other", prefill, "tpSize=8", "blockSize=1"), ep("d8", decode, "tpSize=8", "blockSize=2"))
-		only(t, policy, pairs(t, p, strict), "p8+d8") // beside those of WithRules
+		only(t, policy, pairs(t, bind(p, rules)), "p8+d8") // beside those of WithRules
 	})
 }
 
-func TestConnectorsThatCannotBeComparedAreToldApartByTypeAndName(t *testing.T) {
+func TestConnectorsThatCannotBeComparedHaveTheirOwnRules(t *testing.T) {
 	engines := []discovery.Endpoint{ep("p2", prefill, "tpSize=2"), ep("p8", prefill, "tpSize=8"),
 		ep("d8", decode, "tpSize=8")}
 	p := pick.New(newFleet(t, engines...).Set, pick.RoundRobin())
 	rules := []connector.PairRule{attr.Same("tpSize")}
 	for range 2 {
-		require.Len(t, pairs(t, p, byValue{plain{name: "strict"}, rules}), 1)
-		require.Len(t, pairs(t, p, wrapper{byValue{plain{name: "strict"}, rules}}), 1, "nor can what holds one")
-		require.Len(t, pairs(t, p, byValue{plain{name: "loose"}, nil}), 2)
-		require.Len(t, pairs(t, p, plain{name: "strict"}), 2)
+		require.Len(t, pairs(t, bind(p, byValue{plain{name: "strict"}, rules})), 1)
+		require.Len(t, pairs(t, bind(p, wrapper{byValue{plain{name: "strict"}, rules}})), 1, "nor can what holds one")
+		require.Len(t, pairs(t, bind(p, byValue{plain{name: "loose"}, nil})), 2)
+		require.Len(t, pairs(t, bind(p, byValue{plain{name: "strict"}, nil})), 2, "the name is not what counts")
+		require.Len(t, pairs(t, bind(p, plain{name: "strict"})), 2)
 	}
 }
 
-// More connectors than a picker keeps views of: each still gets what it can have.
+// However many connectors share a picker, each gets what it can have.
 func TestManyConnectorsShareAPicker(t *testing.T) {
 	eachPolicy(t, func(t *testing.T, policy pick.Policy) {
 		p := pick.New(newFleet(t, many(1, 2, "tpSize=2")...).Set, policy)
 		for i := range 200 {
-			in := input(t, i)
-			in.Connector = &protocol{name: "c" + strconv.Itoa(i%40),
+			c := &protocol{name: "c" + strconv.Itoa(i%40),
 				rules: []connector.PairRule{{Attribute: "tpSize", Compatible: func(_, _ string) bool {
 					return i%2 == 0
 				}}}}
-			x, err := p.Pick(context.Background(), in)
+			x, err := bind(p, c).Pick(context.Background(), input(t, i))
 			if i%2 == 1 {
 				require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 				continue
@@ -151,25 +160,21 @@ func TestManyConnectorsShareAPicker(t *testing.T) {
 
 // The load that one connector's requests put on an engine counts in the picks for all other connectors, too.
 func TestLoadIsTheEnginesWhicheverConnectorBringsIt(t *testing.T) {
-	nixl, fallback := &plain{name: "nixl"}, &plain{name: "lmcache"}
 	for _, policy := range []pick.Policy{pick.LeastLoad(), pick.TwoChoices(), pick.SessionAffinity(""),
 		pick.ZoneFirst(""), pick.Sticky(), pick.PrefixAffinity()} {
 		t.Run(policy.String(), func(t *testing.T) {
 			f := newFleet(t, append(many(2, 2), ep("x", both, "group=b"), ep("y", both, "group=b"))...)
 			p := pick.New(f.Set, policy, pick.WithBound(1, 0))
-			for _, in := range []*pdflow.PickInput{{Connector: nixl}, {Connector: fallback},
-				{Connector: nixl, Both: true}, {}} {
-				mustPick(t, p, in).Done(&pdflow.Outcome{}) // all views are there
+			conn := &plain{name: "nixl"}
+			nixl, apart, fallback := bind(p, conn), p.Bind(conn, pairOnly), bind(p, &plain{name: "lmcache"})
+			for _, flow := range []pdflow.Picker{nixl, fallback, apart, p} {
+				mustPick(t, flow, &pdflow.PickInput{}).Done(&pdflow.Outcome{}) // all tables are there
 			}
-			long := mustPick(
-				t, p, &pdflow.PickInput{Connector: nixl, Both: true,
-					Request: request(t, strings.Repeat("long ", 4000), 30_000)},
-			)
+			long := mustPick(t, apart,
+				&pdflow.PickInput{Request: request(t, strings.Repeat("long ", 4000), 30_000)})
 			for i := range 30 {
-				for _, c := range []connector.KVConnector{fallback, nixl, nil} {
-					in := input(t, i)
-					in.Connector = c
-					x := mustPick(t, p, in)
+				for _, flow := range []pdflow.Picker{fallback, nixl, p} {
+					x := mustPick(t, flow, input(t, i))
 					require.NotEqual(t, long.Decode.ID, x.Decode.ID)
 					require.NotEqual(t, long.Prefill.ID, x.Prefill.ID)
 					x.Done(&pdflow.Outcome{})
@@ -177,9 +182,7 @@ func TestLoadIsTheEnginesWhicheverConnectorBringsIt(t *testing.T) {
 			}
 			f.replace(append(many(2, 2), ep("x", both, "group=b"), ep("y", both, "group=b"), ep("p9", prefill))...)
 			for i := range 30 {
-				in := input(t, i)
-				in.Connector = fallback
-				x := mustPick(t, p, in)
+				x := mustPick(t, fallback, input(t, i))
 				require.NotEqual(t, long.Decode.ID, x.Decode.ID, "after a snapshot too")
 				x.Done(&pdflow.Outcome{})
 			}
@@ -187,42 +190,63 @@ func TestLoadIsTheEnginesWhicheverConnectorBringsIt(t *testing.T) {
 	}
 }
 
+// What one flow learns of an engine's faults holds for the others, and for those that are made later.
+func TestCooldownsAreTheEnginesWhicheverConnectorBringsThem(t *testing.T) {
+	eachPolicy(t, func(t *testing.T, policy pick.Policy) {
+		p := pick.New(newFleet(t, many(2, 2)...).Set, policy)
+		nixl, fallback := bind(p, &plain{name: "nixl"}), p.Bind(&plain{name: "lmcache"}, pairOnly)
+		mustPick(t, nixl, input(t, 0)).Done(failed(pdflow.LegPrefill, "p0"))
+		mustPick(t, fallback, input(t, 0)).Done(failed(pdflow.LegDecode, "d1"))
+		all := []pdflow.Picker{p, nixl, fallback, bind(nixl, sameTP())}
+		for i := range 8 { // well within the second that a cooldown lasts
+			for _, flow := range all {
+				require.Equal(t, "p1+d0", pair(t, flow, input(t, i)))
+			}
+		}
+		for _, flow := range all {
+			require.Len(t, pick.Cooldowns(flow), 2, "an operator may ask each of them")
+		}
+	})
+}
+
 func TestWhatIsRememberedOfEnginesIsOfAllConnectors(t *testing.T) {
-	a, b := &plain{name: "a"}, &plain{name: "b"}
-	p := pick.New(newFleet(t, many(8, 1)...).Set, pick.PrefixAffinity())
+	flows := func(set *discovery.Set, policy pick.Policy) (a, b pdflow.Picker) {
+		p := pick.New(set, policy)
+		return bind(p, &plain{name: "a"}), bind(p, &plain{name: "b"})
+	}
+	a, b := flows(newFleet(t, many(8, 1)...).Set, pick.PrefixAffinity())
 	prompt := request(t, strings.Repeat("a prompt that both send ", 100), 1)
-	home := mustPick(t, p, &pdflow.PickInput{Request: prompt, Connector: a})
+	home := mustPick(t, a, &pdflow.PickInput{Request: prompt})
 	home.Done(&pdflow.Outcome{})
 	for range 20 {
-		x := mustPick(t, p, &pdflow.PickInput{Request: prompt, Connector: b})
+		x := mustPick(t, b, &pdflow.PickInput{Request: prompt})
 		x.Done(&pdflow.Outcome{})
 		require.Equal(t, home.Prefill.ID, x.Prefill.ID)
 	}
 
-	p = pick.New(newFleet(t, many(40, 1)...).Set, pick.Sticky())
+	a, b = flows(newFleet(t, many(40, 1)...).Set, pick.Sticky())
 	met := map[string]bool{}
 	for i := range 100 {
-		x := mustPick(t, p, &pdflow.PickInput{Connector: []connector.KVConnector{a, b}[i%2]})
+		x := mustPick(t, []pdflow.Picker{a, b}[i%2], &pdflow.PickInput{})
 		x.Done(&pdflow.Outcome{})
 		met[x.Prefill.ID] = true
 	}
 	require.LessOrEqual(t, len(met), 4)
 
-	p = pick.New(newFleet(t, many(9, 9)...).Set, pick.SessionAffinity(""))
+	a, b = flows(newFleet(t, many(9, 9)...).Set, pick.SessionAffinity(""))
 	for i := range 50 {
-		in := &pdflow.PickInput{Header: http.Header{"X-Session-Id": {strconv.Itoa(i)}}, Connector: a}
-		first := mustPick(t, p, in)
+		in := &pdflow.PickInput{Header: http.Header{"X-Session-Id": {strconv.Itoa(i)}}}
+		first := mustPick(t, a, in)
 		first.Done(&pdflow.Outcome{}) // while it runs, the bound of loads may move the next one
-		in.Connector = b
-		next := mustPick(t, p, in)
+		next := mustPick(t, b, in)
 		next.Done(&pdflow.Outcome{})
 		require.Equal(t, [2]string{first.Prefill.ID, first.Decode.ID}, [2]string{next.Prefill.ID, next.Decode.ID})
 	}
 
-	p = pick.New(newFleet(t, many(1, 4)...).Set, pick.LeastLoad())
+	a, b = flows(newFleet(t, many(1, 4)...).Set, pick.LeastLoad())
 	served := map[string]int{}
 	for i := range 40 { // of engines that are idle, the one that has served least
-		x := mustPick(t, p, &pdflow.PickInput{Connector: []connector.KVConnector{a, b}[i%2]})
+		x := mustPick(t, []pdflow.Picker{a, b}[i%2], &pdflow.PickInput{})
 		x.Done(&pdflow.Outcome{})
 		served[x.Decode.ID]++
 	}
@@ -238,18 +262,18 @@ func TestEnginesMeetForTheConnectorsThatTheyRun(t *testing.T) {
 	}
 	eachPolicy(t, func(t *testing.T, policy pick.Policy) {
 		p := pick.New(newFleet(t, engines...).Set, policy, pick.WithBound(1, 0), pick.WithSeed(1))
-		only(t, policy, pairs(t, p, &plain{name: "nixl"}), "pn+dn", "pb+dn")
-		only(t, policy, pairs(t, p, &plain{name: "lmcache"}), "pl+dl", "pb+dl")
+		only(t, policy, pairs(t, bind(p, &plain{name: "nixl"})), "pn+dn", "pb+dn")
+		only(t, policy, pairs(t, bind(p, &plain{name: "lmcache"})), "pl+dl", "pb+dl")
 		// Who names no connector gets engines that have one in common, and what transfers nothing goes with any.
-		only(t, policy, pairs(t, p, nil), "pn+dn", "pb+dn", "pl+dl", "pb+dl")
-		only(t, policy, pairs(t, p, &plain{name: "http"}), "pn+dn", "pb+dn", "pl+dl", "pb+dl", "pn+dl", "pl+dn",
+		only(t, policy, pairs(t, p), "pn+dn", "pb+dn", "pl+dl", "pb+dl")
+		only(t, policy, pairs(t, bind(p, &plain{name: "http"})), "pn+dn", "pb+dn", "pl+dl", "pb+dl", "pn+dl", "pl+dn",
 			"other+dn", "other+dl")
-		_, err := p.Pick(context.Background(), &pdflow.PickInput{Connector: &plain{name: "mooncake"}})
+		_, err := bind(p, &plain{name: "mooncake"}).Pick(context.Background(), &pdflow.PickInput{})
 		require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 
 		p = pick.New(newFleet(t, append(engines, many(1, 1)...)...).Set, policy, pick.WithSeed(1))
-		only(t, policy, pairs(t, p, &plain{name: "mooncake"}), "p0+d0") // who does not tell runs any
-		only(t, policy, pairs(t, p, &plain{name: "nixl"}), "pn+dn", "pb+dn", "p0+dn", "pn+d0", "pb+d0", "p0+d0")
+		only(t, policy, pairs(t, bind(p, &plain{name: "mooncake"})), "p0+d0") // who does not tell runs any
+		only(t, policy, pairs(t, bind(p, &plain{name: "nixl"})), "pn+dn", "pb+dn", "p0+dn", "pn+d0", "pb+d0", "p0+d0")
 	})
 }
 
@@ -259,17 +283,17 @@ func TestEnginesThatServeAloneDoSoForAnyConnector(t *testing.T) {
 			ep("dl", decode, "connector=lmcache"), ep("x", both, "connector=lmcache")}
 		p := pick.New(newFleet(t, engines...).Set, policy, pick.WithBound(1, 0))
 		seen, nixl := map[string]bool{}, &plain{name: "nixl"}
+		alone, apart := bind(p, nixl), p.Bind(nixl, pairOnly)
 		for i := range 100 {
 			in := input(t, i)
-			in.Connector, in.Single = nixl, true
-			seen[pair(t, p, in)] = true
+			in.Single = true
+			seen[pair(t, alone, in)] = true
 		}
 		for i := range 20 {
 			in := input(t, i)
-			in.Connector, in.Both = nixl, true
-			require.Equal(t, "pn+dn", pair(t, p, in))
+			require.Equal(t, "pn+dn", pair(t, apart, in))
 			in.Single = true
-			require.Equal(t, "+x", pair(t, p, in))
+			require.Equal(t, "+x", pair(t, apart, in))
 		}
 		require.Equal(t, map[string]bool{"+dn": true, "+dl": true, "+x": true}, seen)
 	})

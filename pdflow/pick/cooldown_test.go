@@ -46,7 +46,7 @@ func TestAPairsCooldownDoublesWithEachOrphanUntilItServes(t *testing.T) {
 // An operator sees which engines and pairs have a cooldown, and for how long.
 func TestCooldownsAreListedUntilTheyEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := &picker{}
+		p := &picker{state: &state{}}
 		session := &connector.Session{Prefill: discovery.Endpoint{ID: "p"}, Decode: discovery.Endpoint{ID: "d"}}
 		p.cooldowns.done(&pdflow.Outcome{Session: session, Orphan: true,
 			Err: &pdflow.Error{Code: pdflow.CodeClientGone}})

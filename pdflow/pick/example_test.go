@@ -80,7 +80,8 @@ func ExampleNew_rollout() {
 		if err != nil {
 			panic(err)
 		}
-		pair, err := picker.Pick(context.Background(), &pdflow.PickInput{Connector: conn}) // a flow names its own
+		bound := picker.Bind(conn, conn.Traits().Serving) // as a flow does
+		pair, err := bound.Pick(context.Background(), &pdflow.PickInput{})
 		if err != nil {
 			panic(err)
 		}
@@ -114,4 +115,32 @@ func ExampleByModel() {
 	fmt.Println(pair.Prefill.ID, pair.Decode.ID)
 	pair.Done(&pdflow.Outcome{})
 	// Output: p-large d-large
+}
+
+// A scheduler that chooses the pair by itself is a picker, too.
+func ExampleFunc() {
+	prefill, err := discovery.New("http://10.0.0.1:8000", discovery.RolePrefill)
+	if err != nil {
+		panic(err)
+	}
+	decode, err := discovery.New("http://10.0.0.2:8000", discovery.RoleDecode)
+	if err != nil {
+		panic(err)
+	}
+	schedule := func(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+		if in.Avoids(decode.ID) { // it failed in an attempt before, and there is no other one
+			return pdflow.Pick{}, pdflow.CodeNoEndpoint
+		}
+		return pdflow.Pick{Prefill: prefill, Decode: decode}, nil
+	}
+	conn, err := connector.Open(config.Spec{Type: "nixl"})
+	if err != nil {
+		panic(err)
+	}
+	flow, err := pdflow.New(conn, pick.Func(schedule))
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(flow.Ready(context.Background()))
+	// Output: <nil>
 }

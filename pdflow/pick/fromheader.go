@@ -39,18 +39,18 @@ type HeaderOptions struct {
 	PairOnly bool
 }
 
+// fromHeader is what one flow asks: the sidecar with the flow's rules.
 type fromHeader struct {
+	*sidecar
+	pairing *pairing
+}
+
+// sidecar is what all pickers share that were bound from one of FromHeader.
+type sidecar struct {
 	set    *discovery.Set
 	decode discovery.Endpoint
 	o      HeaderOptions
 	listed atomic.Pointer[listed]
-	judge  atomic.Pointer[judge]
-}
-
-// judge keeps the pairing rules of the connector of the last pick, since there is nearly always only one connector.
-type judge struct {
-	key viewKey
-	*pairing
 }
 
 // listed are the prefill engines of one snapshot by host and port.
@@ -75,25 +75,29 @@ type listed struct {
 // one that has not failed this request yet, if there is one. If none is ready, or before the set's first snapshot, the
 // error wraps [pdflow.CodeNoEndpoint]. The picker names no encode engines.
 func FromHeader(set *discovery.Set, decode discovery.Endpoint, o *HeaderOptions) pdflow.Picker {
-	f := &fromHeader{set: set, decode: decode}
+	s := &sidecar{set: set, decode: decode}
 	if o != nil {
-		f.o = *o
+		s.o = *o
 	}
-	f.o.Header = http.CanonicalHeaderKey(cmp.Or(f.o.Header, PrefillerHeader))
-	return f
+	s.o.Header = http.CanonicalHeaderKey(cmp.Or(s.o.Header, PrefillerHeader))
+	return (&fromHeader{sidecar: s}).Bind(nil, connector.Serving{})
+}
+
+// Bind returns a picker with a connector's rules that shares all else with this one.
+func (f *fromHeader) Bind(c connector.KVConnector, serving connector.Serving) pdflow.Picker {
+	return &fromHeader{f.sidecar, newPairing(c, serving, &options{})}
 }
 
 // Changed is closed at the set's next snapshot.
 func (f *fromHeader) Changed() <-chan struct{} { return f.set.Changed() }
 
 // Ready tells whether a request that names the right engine would find it. Where decode serves alone, none is needed.
-func (f *fromHeader) Ready(in *pdflow.PickInput) error {
+func (f *fromHeader) Ready(*pdflow.PickInput) error {
 	if !f.o.PairOnly {
 		return nil
 	}
-	who := f.pairing(in.Connector)
 	for _, e := range f.load().at {
-		if e.Phase == discovery.PhaseReady && who.gap(e, &f.decode) == gapNone {
+		if e.Phase == discovery.PhaseReady && f.pairing.gap(e, &f.decode) == gapNone {
 			return nil
 		}
 	}
@@ -108,7 +112,7 @@ func (f *fromHeader) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick,
 	switch {
 	case err != nil && (!in.Single || !again && errors.Is(err, pdflow.CodeInvalid)):
 		return pdflow.Pick{}, err
-	case in.Single && in.Both && !f.decode.Role.Has(discovery.RoleBoth):
+	case in.Single && f.pairing.serving.PairOnly && !f.decode.Role.Has(discovery.RoleBoth):
 		return pdflow.Pick{}, &pdflow.Error{Code: pdflow.CodeNoEndpoint,
 			Message: "the decode engine here serves no request alone"}
 	case in.Single:
@@ -124,7 +128,6 @@ func (f *fromHeader) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick,
 func (f *fromHeader) prefill(in *pdflow.PickInput, again bool) (e *discovery.Endpoint, named bool, err error) {
 	var few [4]*discovery.Endpoint // nearly always one is enough
 	candidates := few[:0]
-	who := f.pairing(in.Connector)
 	for _, line := range in.Header[f.o.Header] {
 		for text := range strings.SplitSeq(line, ",") {
 			if text = strings.TrimSpace(text); text == "" {
@@ -139,7 +142,7 @@ func (f *fromHeader) prefill(in *pdflow.PickInput, again bool) (e *discovery.End
 			if found == nil && !again && l.snap.Version > 0 {
 				return nil, true, f.refused("names an engine that is not a prefill engine here")
 			}
-			if found != nil && who.gap(found, &f.decode) != gapNone {
+			if found != nil && f.pairing.gap(found, &f.decode) != gapNone {
 				if !again {
 					return nil, true, f.refused("names an engine that cannot exchange KV with the decode engine here")
 				}
@@ -156,16 +159,6 @@ func (f *fromHeader) prefill(in *pdflow.PickInput, again bool) (e *discovery.End
 			Message: "the prefill engine that the request names is not ready"}
 	}
 	return e, true, nil
-}
-
-func (f *fromHeader) pairing(c connector.KVConnector) *pairing {
-	key := identify(c, false)
-	j := f.judge.Load()
-	if j == nil || j.key != key {
-		j = &judge{key, newPairing(c, &options{})}
-		f.judge.Store(j)
-	}
-	return j.pairing
 }
 
 func (f *fromHeader) choose(candidates []*discovery.Endpoint, in *pdflow.PickInput) (second *discovery.Endpoint) {
@@ -194,9 +187,9 @@ func (f *fromHeader) refused(problem string) error {
 }
 
 // load returns the index of the latest snapshot; it builds each index once.
-func (f *fromHeader) load() *listed {
-	snap := f.set.Load()
-	l := f.listed.Load()
+func (s *sidecar) load() *listed {
+	snap := s.set.Load()
+	l := s.listed.Load()
 	if l != nil && l.snap == snap {
 		return l
 	}
@@ -215,7 +208,7 @@ func (f *fromHeader) load() *listed {
 			l.at[key] = e
 		}
 	}
-	f.listed.Store(l)
+	s.listed.Store(l)
 	return l
 }
 

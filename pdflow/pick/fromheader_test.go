@@ -114,8 +114,7 @@ func TestAnEngineThatIsNamedAndNotReadyIsWaitedFor(t *testing.T) {
 	p := pick.FromHeader(sidecarSet(t), localDecode(t), nil)
 	_, err := p.Pick(t.Context(), named("10.0.0.9:8000"))
 	require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
-	_, changes := p.(interface{ Changed() <-chan struct{} })
-	assert.True(t, changes)
+	assert.NotNil(t, p.Changed())
 }
 
 func TestBeforeTheFirstListNobodyIsRefused(t *testing.T) {
@@ -170,13 +169,10 @@ func TestARequestForOneEngineGoesToTheLocalOne(t *testing.T) {
 	in := named("10.0.0.1:8000")
 	in.Single = true
 	assert.Equal(t, "+local", pair(t, p, in))
-	in.Both = true
-	_, err := p.Pick(t.Context(), in)
+	_, err := p.Bind(nil, pairOnly).Pick(t.Context(), in)
 	require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
-	assert.Equal(
-		t, "+local", pair(t, pick.FromHeader(sidecarSet(t), addressed(t, "local", "http://127.0.0.1:8200", both), nil),
-			in),
-	)
+	p = pick.FromHeader(sidecarSet(t), addressed(t, "local", "http://127.0.0.1:8200", both), nil)
+	assert.Equal(t, "+local", pair(t, p.Bind(nil, pairOnly), in))
 }
 
 // A scheduler may name a prefill engine whose KV the decode engine cannot use. The picker refuses it, like one that is
@@ -192,13 +188,12 @@ func TestAnEngineThatCannotExchangeKVIsRefused(t *testing.T) {
 			"group=other"), at("silent"),
 		at("tp", "tpSize=4"), at("protocol", "connector=lmcache"), at("network", "kvNetwork=eth"),
 		at("version", "version=2"), at("model", "model=n"))
-	nixl := &protocol{name: "nixl", rules: []connector.PairRule{attr.Same("tpSize")}}
+	conn := &protocol{name: "nixl", rules: []connector.PairRule{attr.Same("tpSize")}}
 	here := ep("local", decode, "tpSize=2", "connector=nixl", "kvNetwork=ib0,ib1", "version=1", "model=m")
 	p := pick.FromHeader(s, here, nil)
-	ask := func(c connector.KVConnector, header string) (pdflow.Pick, error) {
-		in := named(header)
-		in.Connector = c
-		return p.Pick(t.Context(), in)
+	nixl, fallback := bind(p, conn), bind(p, &plain{name: "nixl"})
+	ask := func(flow pdflow.Picker, header string) (pdflow.Pick, error) {
+		return flow.Pick(t.Context(), named(header))
 	}
 	for _, id := range []string{"good", "silent"} {
 		x, err := ask(nixl, id+":8000")
@@ -215,7 +210,7 @@ func TestAnEngineThatCannotExchangeKVIsRefused(t *testing.T) {
 		require.Equal(t, "names an engine that cannot exchange KV with the decode engine here", e.Message)
 	}
 	for range 2 { // a flow and the one that it falls back to
-		x, err := ask(&plain{name: "nixl"}, "tp:8000")
+		x, err := ask(fallback, "tp:8000")
 		require.NoError(t, err)
 		require.Equal(t, "tp", x.Prefill.ID, "another connector has other rules")
 		_, err = ask(nixl, "tp:8000")
@@ -225,23 +220,20 @@ func TestAnEngineThatCannotExchangeKVIsRefused(t *testing.T) {
 	// What an engine tells may change between the attempts of a request: then it is as good as gone, and the client is
 	// not to blame.
 	in := named("tp:8000,good:8000")
-	in.Attempt, in.Connector = 2, nixl
-	require.Equal(t, "good+local", pair(t, p, in))
+	in.Attempt = 2
+	require.Equal(t, "good+local", pair(t, nixl, in))
 	in = named("tp:8000")
-	in.Attempt, in.Connector = 2, nixl
-	_, err := p.Pick(t.Context(), in)
+	in.Attempt = 2
+	_, err := nixl.Pick(t.Context(), in)
 	require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 
-	in = named("tp:8000")
-	in.Connector = nixl
-	require.Equal(t, "tp+local", pair(t, pick.FromHeader(s, localDecode(t), nil), in),
+	require.Equal(t, "tp+local", pair(t, bind(pick.FromHeader(s, localDecode(t), nil), conn), named("tp:8000")),
 		"a decode engine of which nothing is known takes any")
 }
 
 func TestReadingTheHeaderAllocatesNothing(t *testing.T) {
-	p := pick.FromHeader(sidecarSet(t), localDecode(t), nil)
+	p := bind(pick.FromHeader(sidecarSet(t), localDecode(t), nil), sameTP())
 	in := named("10.0.0.1:8000")
-	in.Connector = sameTP()
 	require.Zero(t, testing.AllocsPerRun(100, func() {
 		if _, err := p.Pick(context.Background(), in); err != nil {
 			t.Error(err)
@@ -262,9 +254,8 @@ func FuzzFromHeader(f *testing.F) {
 }
 
 func BenchmarkFromHeader(b *testing.B) {
-	p := pick.FromHeader(sidecarSet(b), localDecode(b), nil)
+	p := bind(pick.FromHeader(sidecarSet(b), localDecode(b), nil), sameTP())
 	in := named("10.0.0.1:8000")
-	in.Connector = sameTP()
 	b.ReportAllocs()
 	for b.Loop() {
 		if _, err := p.Pick(b.Context(), in); err != nil {

@@ -58,17 +58,15 @@ func TestTotalsFollowLoadsFromSnapshotToSnapshot(t *testing.T) {
 
 	p, ok := New(set, LeastLoad(), WithSeed(1)).(*picker)
 	require.True(t, ok)
+	flows := []*picker{p, p.bind(newPairing(nil, connector.Serving{PairOnly: true}, p.opts)), bound(p, named{"nixl"})}
 	var open []func(*pdflow.Outcome)
 	for round, n := range []int{5, 9, 4, 300, 2, 6} {
 		changed := set.Changed()
 		lists <- n
 		<-changed
-		views := []*view{p.view(&pdflow.PickInput{}), p.view(&pdflow.PickInput{Both: true}),
-			p.view(&pdflow.PickInput{Connector: named{"nixl"}})}
 		for i := range 60 {
-			v := views[i%3]
-			p.rebuild(v)
-			x, err := p.Pick(ctx, &pdflow.PickInput{Connector: v.key.connector, Both: v.key.apart})
+			flows[i%3].rebuild()
+			x, err := flows[i%3].Pick(ctx, &pdflow.PickInput{})
 			require.NoError(t, err)
 			open = append(open, x.Done)
 		}
@@ -77,8 +75,8 @@ func TestTotalsFollowLoadsFromSnapshotToSnapshot(t *testing.T) {
 		}
 		open = open[len(open)/2:]
 		places := map[*slot]int{}
-		for _, v := range views {
-			for _, l := range v.table.Load().lists {
+		for _, flow := range flows {
+			for _, l := range flow.latest.table.Load().lists {
 				sum := int64(0)
 				for _, x := range l.targets {
 					sum += x.slot.load.Load()

@@ -12,8 +12,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// slot is the state of one rank of one engine. It lives as long as the engine is listed, over many snapshots, and all
-// views of a picker share it.
+// slot is the state of one rank of one engine. It lives as long as the engine is listed, over many snapshots, and
+// all pickers of a state share it.
 type slot struct {
 	id     uint32 // a picker never uses an id twice
 	hash   uint64 // of the engine's ID and the rank
@@ -23,7 +23,7 @@ type slot struct {
 	seen   uint64                 // the number of the snapshot in which the registry last saw it
 
 	mu  sync.Mutex // held while load changes, so that it changes together with the totals of the lists that count it
-	cur []member   // its places in the tables in use: one per view, or two while a new table replaces an old one
+	cur []member   // its places in the tables in use: one per picker, or two while a new table replaces one
 }
 
 // member is a slot's place in a list.
@@ -66,7 +66,7 @@ func (l *list) leave() {
 	}
 }
 
-// registry holds the slots of all engines in the newest snapshot that any view has loaded.
+// registry holds the slots of all engines in the newest snapshot that any picker has loaded.
 type registry struct {
 	seed   uint64
 	ids    uint32
@@ -102,7 +102,7 @@ func (r *registry) follow(snap *discovery.Snapshot) {
 // ticket holds the load of one attempt: until Done, and for the prefill leg until PrefillDone if that comes first, or
 // if the leg runs on.
 type ticket struct {
-	p     *picker
+	s     *state
 	slots [2]*slot
 	cost  [2]int64
 	open  [2]atomic.Bool
@@ -111,10 +111,10 @@ type ticket struct {
 	done  func(*pdflow.Outcome)    //
 }
 
-func (p *picker) ticket(q *query, prefill, decode *target) *ticket {
-	t, _ := p.tickets.Get().(*ticket)
+func (s *state) ticket(q *query, prefill, decode *target) *ticket {
+	t, _ := s.tickets.Get().(*ticket)
 	if t == nil {
-		t = &ticket{p: p}
+		t = &ticket{s: s}
 		t.ended, t.done = t.endPrefill, t.end
 	}
 	for i, e := range [2]*target{prefill, decode} {
@@ -141,18 +141,18 @@ func (t *ticket) endLeg(leg leg) bool {
 		t.slots[leg].add(-t.cost[leg])
 	}
 	if t.legs.Add(-1) == 0 {
-		t.p.tickets.Put(t)
+		t.s.tickets.Put(t)
 	}
 	return true
 }
 
 // end removes the attempt's load, but for that of a prefill leg that runs on. Later calls do nothing.
 func (t *ticket) end(o *pdflow.Outcome) {
-	p := t.p
+	s := t.s // another attempt may have t after endLeg
 	if !o.PrefillRuns {
 		t.endPrefill(nil)
 	}
 	if t.endLeg(decodeLeg) {
-		p.cooldowns.done(o)
+		s.cooldowns.done(o)
 	}
 }

@@ -59,9 +59,10 @@ func TestEachPolicyChoosesByTheRequestsModel(t *testing.T) {
 		}
 		f.replace(ep("pa", prefill, "model=a"), ep("da", decode, "model=a"))
 		require.Equal(t, "pa+da", pair(t, p, of(t, "a")), "one model is all there is")
-		for _, in := range []*pdflow.PickInput{of(t, "secret"),
-			{Request: of(t, "secret").Request, Single: true, Both: true}} {
-			_, err := p.Pick(context.Background(), in)
+		for _, single := range []bool{false, true} {
+			in := of(t, "secret")
+			in.Single = single
+			_, err := p.Bind(nil, connector.Serving{PairOnly: single}).Pick(context.Background(), in)
 			require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 			require.ErrorContains(t, err, "no engine here serves the model")
 			require.NotContains(t, err.Error(), "secret")

@@ -12,18 +12,19 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// pairing holds the rules, for one connector, by which two engines can form a pair.
+// pairing holds the rules of one picker, by which two engines can form a pair or one serves alone.
 type pairing struct {
-	// PairRules are the picker's own and then the connector's. If the caller names no connector, all else is zero.
+	// PairRules are the picker's own and then the connector's. Without a connector all else is zero.
 	traits     connector.Traits
+	serving    connector.Serving // which engines may serve alone
 	checkers   []connector.EndpointChecker
 	decisive   []string // the attributes that rules look at, in the order in which the rules are checked
 	anyVersion bool
 }
 
-// newPairing reads the connector's traits. c is nil for a caller that names no connector.
-func newPairing(c connector.KVConnector, o *options) *pairing {
-	p := &pairing{anyVersion: o.anyVersion}
+// newPairing reads the connector's traits. c may be nil.
+func newPairing(c connector.KVConnector, serving connector.Serving, o *options) *pairing {
+	p := &pairing{serving: serving, anyVersion: o.anyVersion}
 	if c != nil {
 		p.traits = c.Traits()
 		p.checkers = append(p.checkers, &p.traits)

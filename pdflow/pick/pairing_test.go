@@ -106,15 +106,15 @@ func TestWhatKeepsEnginesApartIsNamed(t *testing.T) {
 		cannot + "by their attribute blockSize": {ep("p", prefill, "blockSize=16"),
 			ep("d", decode, "blockSize=128"), ep("x", prefill, "connector=lmcache"), ep("d2", decode, "group=b")},
 	} {
-		p := pick.New(newFleet(t, engines...).Set, pick.RoundRobin(), tp)
-		_, err := p.Pick(context.Background(), &pdflow.PickInput{Connector: &protocol{name: "nixl"}})
+		p := bind(pick.New(newFleet(t, engines...).Set, pick.RoundRobin(), tp), &protocol{name: "nixl"})
+		_, err := p.Pick(context.Background(), &pdflow.PickInput{})
 		var e *pdflow.Error
 		require.ErrorAs(t, err, &e)
 		require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 		require.Equal(t, message, e.Message)
 	}
 	p := pick.New(newFleet(t, ep("p", prefill, "version=1"), ep("d", decode, "version=2")).Set, pick.RoundRobin())
-	_, err := p.Pick(context.Background(), &pdflow.PickInput{Single: true, Both: true})
+	_, err := p.Bind(nil, pairOnly).Pick(context.Background(), &pdflow.PickInput{Single: true})
 	require.ErrorContains(t, err, "no engine here serves alone")
 	require.Equal(t, discovery.RoleDecode, mustPick(t, p, &pdflow.PickInput{Single: true}).Decode.Role)
 }
@@ -137,18 +137,17 @@ func TestEnginesThatTheConnectorCanDoNothingWithAreLeftOut(t *testing.T) {
 	conn, err := p2pnccl.New(nil)
 	require.NoError(t, err)
 	eachPolicy(t, func(t *testing.T, policy pick.Policy) {
-		p := pick.New(
-			newFleet(t, ep("p", prefill, "zmqAddress=10.0.0.1:21001"), ep("bad-p", prefill, "zmqAdress=10.0.0.2:21001"),
-				ep("d", decode, "zmqAddress=10.0.0.3:21001"), ep("bad-d", decode, "zmqAddress=nowhere")).Set, policy)
+		engines := newFleet(t, ep("p", prefill, "zmqAddress=10.0.0.1:21001"),
+			ep("bad-p", prefill, "zmqAdress=10.0.0.2:21001"), ep("d", decode, "zmqAddress=10.0.0.3:21001"),
+			ep("bad-d", decode, "zmqAddress=nowhere"))
+		p := bind(pick.New(engines.Set, policy), conn)
 		for i := range 40 {
-			in := input(t, i)
-			in.Connector = conn
-			require.Equal(t, "p+d", pair(t, p, in))
+			require.Equal(t, "p+d", pair(t, p, input(t, i)))
 		}
 		alone := map[string]bool{}
 		for i := range 40 {
 			in := input(t, i)
-			in.Connector, in.Single = conn, true
+			in.Single = true
 			x := mustPick(t, p, in)
 			x.Done(&pdflow.Outcome{})
 			alone[x.Decode.ID] = true
@@ -157,7 +156,7 @@ func TestEnginesThatTheConnectorCanDoNothingWithAreLeftOut(t *testing.T) {
 		require.NotContains(t, alone, "bad-p")
 
 		p = pick.New(newFleet(t, ep("p", prefill), ep("d", decode, "zmqAddress=10.0.0.3:21001")).Set, policy)
-		_, err := p.Pick(context.Background(), &pdflow.PickInput{Connector: conn})
+		_, err := bind(p, conn).Pick(context.Background(), &pdflow.PickInput{})
 		require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 		require.ErrorContains(t, err, "no engines are ready whose entries have the attributes that the connector needs")
 	})

@@ -138,10 +138,10 @@ func TestEnginesOfRoleBothStayApartFromPairsThatNeedTheConnector(t *testing.T) {
 		set(t, engine{"p", "", prefill}, engine{"d", "", decode}, engine{"x", "", both}, engine{"y", "other", both}),
 		pick.RoundRobin(),
 	)
-	apart := &pdflow.PickInput{Both: true}
+	apart := p.Bind(nil, pairOnly)
 	for range 10 {
-		require.Equal(t, "p+d", pair(t, p, apart))
-		require.Contains(t, []string{"+x", "+y"}, pair(t, p, &pdflow.PickInput{Both: true, Single: true}))
+		require.Equal(t, "p+d", pair(t, apart, &pdflow.PickInput{}))
+		require.Contains(t, []string{"+x", "+y"}, pair(t, apart, &pdflow.PickInput{Single: true}))
 	}
 	seen := map[string]bool{}
 	for range 12 {
@@ -149,28 +149,33 @@ func TestEnginesOfRoleBothStayApartFromPairsThatNeedTheConnector(t *testing.T) {
 	}
 	require.Greater(t, len(seen), 1, "of other protocols they take both parts")
 
-	p = pick.New(set(t, engine{"d", "", decode}, engine{"x", "", both}), pick.RoundRobin())
+	apart = pick.New(set(t, engine{"d", "", decode}, engine{"x", "", both}), pick.RoundRobin()).Bind(nil, pairOnly)
 	for range 4 {
-		require.Equal(t, "+x", pair(t, p, apart), "where there is no pair, it serves the whole request")
+		require.Equal(t, "+x", pair(t, apart, &pdflow.PickInput{}),
+			"where there is no pair, it serves the whole request")
 	}
-	_, err := pick.New(set(t, engine{"p", "", prefill}), pick.RoundRobin()).Pick(context.Background(), apart)
+	apart = pick.New(set(t, engine{"p", "", prefill}), pick.RoundRobin()).Bind(nil, pairOnly)
+	_, err := apart.Pick(context.Background(), &pdflow.PickInput{})
 	require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 }
 
 // If no engine is ready, the client may retry later. If there is no engine for the request at all, a retry is useless,
 // and the error says so.
 func TestNobodyWhoServesAloneIsNotTheSameAsNobodyReady(t *testing.T) {
-	alone := &pdflow.PickInput{Single: true, Both: true}
+	alone := func(s *discovery.Set) error {
+		_, err := pick.New(s, pick.RoundRobin()).Bind(nil, pairOnly).Pick(context.Background(),
+			&pdflow.PickInput{Single: true})
+		return err
+	}
 	s := set(t, engine{"p", "", prefill}, engine{"d", "", decode}, engine{"x", "", both})
 	s.SetHealthy("x", false)
-	_, err := pick.New(s, pick.RoundRobin()).Pick(context.Background(), alone)
+	err := alone(s)
 	require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 	require.ErrorContains(t, err, "no engine that serves alone is ready")
-	_, err = pick.New(set(t), pick.RoundRobin()).Pick(context.Background(), alone)
+	err = alone(set(t))
 	require.ErrorIs(t, err, pdflow.CodeNoEndpoint, "nothing is known yet")
 
-	_, err = pick.New(set(t, engine{"p", "", prefill}, engine{"d", "", decode}),
-		pick.RoundRobin()).Pick(context.Background(), alone)
+	err = alone(set(t, engine{"p", "", prefill}, engine{"d", "", decode}))
 	var e *pdflow.Error
 	require.ErrorAs(t, err, &e)
 	require.Equal(t, pdflow.CodeUnsupported, e.Code)

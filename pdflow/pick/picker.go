@@ -23,8 +23,9 @@ type learner interface {
 	chosen(q *query, first, second *target)
 }
 
-// picker chooses pairs from a set's latest snapshot.
-type picker struct {
+// state is what all pickers share that were bound from one of New: engines' loads and cooldowns, and what the policy
+// remembers.
+type state struct {
 	set          *discovery.Set
 	policy       Policy
 	opts         *options
@@ -36,8 +37,7 @@ type picker struct {
 	queries      sync.Pool
 	tickets      sync.Pool
 
-	views atomic.Pointer[views]
-	mu    sync.Mutex // held while tables are made or dropped
+	mu    sync.Mutex // held while a table is made
 	snap  *discovery.Snapshot
 	known registry
 }
@@ -45,20 +45,18 @@ type picker struct {
 // New returns a picker that chooses pairs from the set's latest snapshot by the policy. The zero Policy is
 // [RoundRobin].
 //
-// The picker finds once per snapshot and connector which engines can form a pair. A prefill and a decode engine can if
-// all of these hold:
+// Each flow gets a picker of its own, by Bind, for the rules of its connector. It finds once per snapshot which engines
+// can form a pair. A prefill and a decode engine can if all of these hold:
 //   - They have the same group; "" is a group too.
 //   - They have the same model and the same engine version. An engine whose model or version is unknown fits any.
 //   - Both run the flow's connector. The attribute connector lists an engine's connectors, by name or by the engine's
 //     class name, separated by commas; an engine without the attribute runs any. The connector http transfers nothing
-//     and fits any engine. For a caller that names no connector, the two lists must have one in common.
+//     and fits any engine. If the picker is not bound to a connector, the two lists must have one in common.
 //   - Their lists kvNetwork have an element in common, if both have the attribute.
 //   - The connector's own rules ([connector.Traits]) and those of [WithRules] allow it.
 //
-// Flows of several connectors (a rollout, a fallback) can share a picker. They then share its loads, its cooldowns and
-// what the policy remembers of engines. The picker keeps tables for the 16 connectors that were used last. A connector
-// value that Go cannot compare counts as equal to every other of the same type and name, so make connectors pointers.
-// An engine that serves a whole request does so for any connector.
+// Flows of several connectors (a rollout, a fallback) can be given the same picker. They then share its loads, its
+// cooldowns and what the policy remembers of engines. An engine that serves a whole request does so for any connector.
 //
 // With every policy the picker avoids engines that failed this request. An engine that cannot be reached gets a
 // cooldown of one second, which doubles with each further fault up to 8 s. So does an engine at which two different
@@ -79,13 +77,12 @@ func New(set *discovery.Set, policy Policy, opts ...Option) pdflow.Picker {
 	if policy.make == nil {
 		policy = RoundRobin()
 	}
-	p := &picker{set: set, policy: policy, opts: newOptions(opts)}
-	p.chooser = policy.make(p.opts)
-	p.learner, _ = p.chooser.(learner)
-	p.cooldowns.seed, p.cooldownDone = p.opts.seed, p.cooldowns.done
-	p.known.seed = p.opts.seed
-	p.views.Store(&views{})
-	return p
+	s := &state{set: set, policy: policy, opts: newOptions(opts)}
+	s.chooser = policy.make(s.opts)
+	s.learner, _ = s.chooser.(learner)
+	s.cooldowns.seed, s.cooldownDone = s.opts.seed, s.cooldowns.done
+	s.known.seed = s.opts.seed
+	return s.bind(newPairing(nil, connector.Serving{}, s.opts))
 }
 
 // Changed is closed at the set's next snapshot.
@@ -93,22 +90,21 @@ func (p *picker) Changed() <-chan struct{} { return p.set.Changed() }
 
 // Pick does not block.
 func (p *picker) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
-	v := p.view(in)
-	t := p.load(v)
+	t := p.load()
 	choice, ok := p.pick(t, in)
 	if !ok && t.snap != p.set.Load() { // the newer snapshot may have a pair
-		t = p.rebuild(v)
+		t = p.rebuild()
 		choice, ok = p.pick(t, in)
 	}
 	if !ok {
-		return pdflow.Pick{}, t.notReady(in, v.pairing)
+		return pdflow.Pick{}, t.notReady(in, p.pairing)
 	}
 	return choice, nil
 }
 
 func (p *picker) pick(t *table, in *pdflow.PickInput) (out pdflow.Pick, ok bool) {
 	from := t.part(in)
-	l, single := from.candidates(in)
+	l, single := from.candidates(in, p.pairing.serving)
 	if len(l.targets) == 0 {
 		return out, false
 	}
@@ -148,13 +144,13 @@ func (p *picker) pick(t *table, in *pdflow.PickInput) (out pdflow.Pick, ok bool)
 }
 
 // candidates returns the engines of which one is chosen first. single is true if it serves the whole request.
-func (p *part) candidates(in *pdflow.PickInput) (l *list, single bool) {
+func (p *part) candidates(in *pdflow.PickInput, serving connector.Serving) (l *list, single bool) {
 	switch {
-	case !in.Single && (!in.Both || len(p.pairs.targets) > 0):
+	case !in.Single && (!serving.PairOnly || len(p.pairs.targets) > 0):
 		return p.pairs, false
-	case in.Both:
+	case serving.PairOnly:
 		return p.boths, true
-	case in.DecodeOnly:
+	case serving.PrefillPairOnly:
 		return p.decodes, true
 	}
 	return p.singles, true
@@ -162,14 +158,13 @@ func (p *part) candidates(in *pdflow.PickInput) (l *list, single bool) {
 
 // Ready tells, without choosing, whether Pick would find engines for a request.
 func (p *picker) Ready(in *pdflow.PickInput) error {
-	v := p.view(in)
-	t := p.rebuild(v)
+	t := p.rebuild()
 	from := t.part(in)
-	switch l, single := from.candidates(in); {
+	switch l, single := from.candidates(in, p.pairing.serving); {
 	case t.snap.Version == 0:
 		return &pdflow.Error{Code: pdflow.CodeNoEndpoint, Message: "the engines are not known yet"}
 	case len(l.targets) == 0:
-		return t.notReady(in, v.pairing)
+		return t.notReady(in, p.pairing)
 	case in.Encode > 0 && !single && len(from.encodes) == 0:
 		return &pdflow.Error{Code: pdflow.CodeNoEndpoint, Message: "no encode engine is ready"}
 	}
@@ -177,23 +172,23 @@ func (p *picker) Ready(in *pdflow.PickInput) error {
 }
 
 // choose returns the policy's choice if that is good, else the best target of the list.
-func (p *picker) choose(l *list, q *query) *target {
-	if t := p.chooser.choose(l, q); t != nil && q.rank(t) == good {
+func (s *state) choose(l *list, q *query) *target {
+	if t := s.chooser.choose(l, q); t != nil && q.rank(t) == good {
 		return t
 	}
 	return q.scan(l)
 }
 
-func (p *picker) query(in *pdflow.PickInput, single bool) *query {
-	q, _ := p.queries.Get().(*query)
+func (s *state) query(in *pdflow.PickInput, single bool) *query {
+	q, _ := s.queries.Get().(*query)
 	if q == nil {
-		q = &query{opts: p.opts, cooldowns: &p.cooldowns}
+		q = &query{opts: s.opts, cooldowns: &s.cooldowns}
 	}
-	q.in, q.single, q.clean = in, single, len(in.Avoid) == 0 && p.cooldowns.n.Load() == 0
-	q.number = p.picks.Add(1) - 1
-	q.random = p.opts.seed + scramble(q.number)
+	q.in, q.single, q.clean = in, single, len(in.Avoid) == 0 && s.cooldowns.n.Load() == 0
+	q.number = s.picks.Add(1) - 1
+	q.random = s.opts.seed + scramble(q.number)
 	q.roll = q.random
-	if p.policy.needs.loads {
+	if s.policy.needs.loads {
 		q.cost = costOf(in.Request)
 		if single {
 			q.cost[decodeLeg] += q.cost[prefillLeg]
@@ -202,9 +197,9 @@ func (p *picker) query(in *pdflow.PickInput, single bool) *query {
 	return q
 }
 
-func (p *picker) release(q *query) {
+func (s *state) release(q *query) {
 	q.in, q.peer, q.memo = nil, nil, nil
-	p.queries.Put(q)
+	s.queries.Put(q)
 }
 
 // encoders returns up to the wanted number of encode engines, round robin. It prefers good ones and takes others if
@@ -221,63 +216,4 @@ func encoders(all []*discovery.Endpoint, q *query) []discovery.Endpoint {
 		}
 	}
 	return chosen
-}
-
-// besideAbove is a number of endpoints. A table for more of them takes longer to make than a pick may last, so it is
-// made in a goroutine of its own.
-const besideAbove = 256
-
-// load returns the view's table of the latest snapshot. While a large table is being made, it returns the previous one.
-func (p *picker) load(v *view) *table {
-	snap, t := p.set.Load(), v.table.Load()
-	switch {
-	case t.snap == snap:
-		return t
-	case len(snap.Endpoints) <= besideAbove:
-		return p.rebuild(v)
-	}
-	if v.building.CompareAndSwap(false, true) {
-		go func() {
-			defer v.building.Store(false)
-			p.rebuild(v)
-		}()
-	}
-	return t
-}
-
-func (p *picker) rebuild(v *view) *table {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if v.gone {
-		v = p.enter(v.key, v.pairing)
-	}
-	if t := v.table.Load(); t.snap == p.set.Load() {
-		return t
-	}
-	return p.take(v)
-}
-
-// take gives a view a table of the latest snapshot. The caller holds the lock.
-func (p *picker) take(v *view) *table {
-	snap, old := p.set.Load(), v.table.Load()
-	loads := p.policy.needs.loads
-	if p.snap != snap {
-		if p.snap != nil {
-			p.cooldowns.follow(p.snap, snap)
-		}
-		p.snap = snap
-		if p.age(); loads {
-			p.known.follow(snap)
-		}
-	}
-	t := newTable(snap, old, p.opts, &p.policy, v, &p.known)
-	// While both tables are in use, loads are counted in both. Otherwise picks with one table would not see the load
-	// that picks with the other one cause.
-	if loads {
-		t.join()
-	}
-	if v.table.Store(t); old != nil {
-		old.leave()
-	}
-	return t
 }

@@ -150,16 +150,27 @@ func TestEachPolicyServesAllTopologiesAndUsesEveryEngine(t *testing.T) {
 	}
 }
 
+// flowsOf binds a picker for flows of three connectors: once where all decode engines may serve alone, and once where
+// only those of role both do.
+func flowsOf(p pdflow.Picker) (flows, apart []pdflow.Picker) {
+	for _, c := range []connector.KVConnector{nil, &plain{name: "a"}, sameTP()} {
+		flows, apart = append(flows, bind(p, c)), append(apart, p.Bind(c, pairOnly))
+	}
+	return flows, apart
+}
+
 func TestEachPolicyIsDeterminedByItsSeed(t *testing.T) {
 	eachPolicy(t, func(t *testing.T, policy pick.Policy) {
 		run := func(seed uint64) (all []string) {
 			p := pick.New(newFleet(t, many(9, 7)...).Set, policy, pick.WithSeed(seed))
 			var open []func(*pdflow.Outcome)
-			conns := []connector.KVConnector{nil, &plain{name: "a"}, sameTP()}
+			flows, apart := flowsOf(p)
 			for i := range 300 {
-				in := input(t, i)
-				in.Connector, in.Both = conns[i%3], i%5 == 0
-				x := mustPick(t, p, in)
+				flow := flows[i%3]
+				if i%5 == 0 {
+					flow = apart[i%3]
+				}
+				x := mustPick(t, flow, input(t, i))
 				all = append(all, x.Prefill.ID+x.Decode.ID)
 				if open = append(open, x.Done); len(open) > 20 {
 					open[0](&pdflow.Outcome{})
@@ -238,13 +249,12 @@ func TestEachPolicyPicksOneEngineForAWholeRequest(t *testing.T) {
 			newFleet(t, ep("p", prefill, "group=a"), ep("d", decode, "group=b"), ep("x", both, "group=c")).Set, policy,
 			pick.WithBound(1, 0),
 		)
-		seen := map[string]bool{}
+		seen, apart := map[string]bool{}, p.Bind(nil, pairOnly)
 		for i := range 100 {
 			in := input(t, i)
 			in.Single = true
 			seen[pair(t, p, in)] = true
-			in.Both = true
-			x := mustPick(t, p, in)
+			x := mustPick(t, apart, in)
 			require.Equal(t, "x", x.Decode.ID)
 			x.Done(&pdflow.Outcome{})
 		}
@@ -350,7 +360,7 @@ func TestPicksAreSafeWhileEnginesComeAndGo(t *testing.T) {
 	eachPolicy(t, func(t *testing.T, policy pick.Policy) {
 		f := newFleet(t, many(4, 4)...)
 		p := pick.New(f.Set, policy)
-		conns := []connector.KVConnector{nil, &plain{name: "a"}, sameTP()}
+		flows, apart := flowsOf(p)
 		stop := make(chan struct{})
 		var wg sync.WaitGroup
 		for g := range 4 {
@@ -361,9 +371,11 @@ func TestPicksAreSafeWhileEnginesComeAndGo(t *testing.T) {
 						return
 					default:
 					}
-					in := input(t, i)
-					in.Connector, in.Both = conns[i%3], i%7 == 0
-					x, err := p.Pick(context.Background(), in)
+					flow := flows[i%3]
+					if i%7 == 0 {
+						flow = apart[i%3]
+					}
+					x, err := flow.Pick(context.Background(), input(t, i))
 					if !assert.NoError(t, err) {
 						return
 					}

@@ -11,20 +11,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
-
-// ready asks a picker as a flow does.
-func ready(t *testing.T, p pdflow.Picker, in *pdflow.PickInput) error {
-	t.Helper()
-	r, ok := p.(interface {
-		Ready(in *pdflow.PickInput) error
-	})
-	require.True(t, ok)
-	return r.Ready(in)
-}
 
 // Ready returns the same error as Pick for every set of engines.
 func TestReadyAgreesWithPick(t *testing.T) {
@@ -39,15 +30,16 @@ func TestReadyAgreesWithPick(t *testing.T) {
 			eps = append(eps, e)
 		}
 		p := pick.New(newFleet(t, eps...).Set, pick.RoundRobin())
-		for _, in := range []pdflow.PickInput{
-			{}, {Both: true}, {Single: true}, {Both: true, Single: true},
-			{Connector: sameTP()}, {Connector: sameTP(), Both: true},
-		} {
-			_, err := p.Pick(context.Background(), &in)
-			got := ready(t, p, &in)
-			require.Equal(t, err, got, "%+v", eps)
-			if said["ready"]++; got != nil {
-				said[got.Error()]++
+		for _, flow := range []pdflow.Picker{p, p.Bind(nil, pairOnly), bind(p, sameTP()), p.Bind(sameTP(), pairOnly),
+			p.Bind(nil, connector.Serving{PrefillPairOnly: true})} {
+			for _, single := range []bool{false, true} {
+				in := &pdflow.PickInput{Single: single}
+				_, err := flow.Pick(context.Background(), in)
+				got := flow.Ready(in)
+				require.Equal(t, err, got, "%+v", eps)
+				if said["ready"]++; got != nil {
+					said[got.Error()]++
+				}
 			}
 		}
 	}
@@ -57,19 +49,19 @@ func TestReadyAgreesWithPick(t *testing.T) {
 func TestReadyWantsAnEncodeEngineForAnEncodeStage(t *testing.T) {
 	f := newFleet(t, ep("p", prefill), ep("d", decode))
 	p := pick.New(f.Set, pick.RoundRobin())
-	require.NoError(t, ready(t, p, &pdflow.PickInput{}))
-	err := ready(t, p, &pdflow.PickInput{Encode: 1})
+	require.NoError(t, p.Ready(&pdflow.PickInput{}))
+	err := p.Ready(&pdflow.PickInput{Encode: 1})
 	require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 	require.ErrorContains(t, err, "no encode engine is ready")
 	alone := pick.New(newFleet(t, ep("b", both)).Set, pick.RoundRobin())
-	require.NoError(t, ready(t, alone, &pdflow.PickInput{Encode: 1, Both: true, Single: true}),
+	require.NoError(t, alone.Bind(nil, pairOnly).Ready(&pdflow.PickInput{Encode: 1, Single: true}),
 		"there is no such stage where one engine serves")
 	f.replace(ep("p", prefill), ep("d", decode), ep("e", discovery.RoleEncode))
-	require.NoError(t, ready(t, p, &pdflow.PickInput{Encode: 1}))
+	require.NoError(t, p.Ready(&pdflow.PickInput{Encode: 1}))
 }
 
 func TestReadyBeforeTheFirstSnapshot(t *testing.T) {
-	err := ready(t, pick.New(discovery.NewSet(), pick.RoundRobin()), &pdflow.PickInput{})
+	err := pick.New(discovery.NewSet(), pick.RoundRobin()).Ready(&pdflow.PickInput{})
 	require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 	require.ErrorContains(t, err, "the engines are not known yet")
 }
@@ -79,7 +71,7 @@ func TestReadyTakesNoTurn(t *testing.T) {
 	p := pick.New(newFleet(t, ep("p1", prefill), ep("p2", prefill), ep("d", decode)).Set, pick.RoundRobin())
 	seen := map[string]int{}
 	for range 10 {
-		require.NoError(t, ready(t, p, &pdflow.PickInput{}))
+		require.NoError(t, p.Ready(&pdflow.PickInput{}))
 		seen[mustPick(t, p, &pdflow.PickInput{}).Prefill.ID]++
 	}
 	assert.Equal(t, map[string]int{"p1": 5, "p2": 5}, seen)
@@ -101,7 +93,7 @@ func TestReadinessOfASidecar(t *testing.T) {
 		"decode needs a pair":                          {sidecarSet(t), true, true},
 	} {
 		p := pick.FromHeader(c.set, localDecode(t), &pick.HeaderOptions{PairOnly: c.pairOnly})
-		err := ready(t, p, &pdflow.PickInput{})
+		err := p.Ready(&pdflow.PickInput{})
 		assert.Equal(t, c.ready, err == nil, name)
 		if err != nil {
 			assert.ErrorIs(t, err, pdflow.CodeNoEndpoint, name)
@@ -110,17 +102,18 @@ func TestReadinessOfASidecar(t *testing.T) {
 }
 
 // If a whole request would crash an engine that can prefill, only engines of role decode serve alone.
-func TestDecodeOnlyPicksNoEngineThatCanPrefill(t *testing.T) {
+func TestPrefillPairOnlyPicksNoEngineThatCanPrefill(t *testing.T) {
 	f := newFleet(t, ep("b", both), ep("p", prefill), ep("d", decode))
-	p, in := pick.New(f.Set, pick.RoundRobin()), &pdflow.PickInput{Single: true, DecodeOnly: true}
+	p, in := pick.New(f.Set, pick.RoundRobin()), &pdflow.PickInput{Single: true}
+	flow := p.Bind(nil, connector.Serving{PrefillPairOnly: true})
 	seen := map[string]int{}
 	for range 6 {
-		seen[mustPick(t, p, in).Decode.ID]++
-		mustPick(t, p, &pdflow.PickInput{Single: true})
+		seen[mustPick(t, flow, in).Decode.ID]++
+		mustPick(t, p, in)
 	}
 	assert.Equal(t, map[string]int{"d": 6}, seen)
 	f.replace(ep("b", both), ep("p", prefill))
-	err := ready(t, p, in)
+	err := flow.Ready(in)
 	require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
 	require.ErrorContains(t, err, "no decode engine is ready")
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// table is what a view derives from one snapshot. It is made once per snapshot, so that the time of a pick does not
+// table is what a picker derives from one snapshot. It is made once per snapshot, so that the time of a pick does not
 // depend on the number of endpoints.
 type table struct {
 	snap    *discovery.Snapshot
@@ -67,13 +67,13 @@ func ranksOf(e *discovery.Endpoint) int {
 	return 1
 }
 
-// newTable makes the table of a snapshot. old is the view's last table, nil for its first.
-func newTable(snap *discovery.Snapshot, old *table, o *options, policy *Policy, v *view, known *registry) *table {
+// newTable makes the table of a snapshot by a picker's rules. old is the picker's last table, nil for its first.
+func newTable(snap *discovery.Snapshot, old *table, s *state, rules *pairing) *table {
 	t := &table{snap: snap}
 	build := func(endpoints []*discovery.Endpoint, was *part) *part {
 		b := &builder{part: &part{listed: len(endpoints), positions: map[positionKey]*atomic.Uint64{}}, was: was,
-			table: t, pairing: v.pairing, needs: policy.needs,
-			first: policy.first, apart: v.key.apart, known: known, classes: map[classKey]*class{}}
+			table: t, pairing: rules, needs: s.policy.needs, first: s.policy.first, known: &s.known,
+			classes: map[classKey]*class{}}
 		return b.build(endpoints)
 	}
 	if old == nil {
@@ -83,12 +83,12 @@ func newTable(snap *discovery.Snapshot, old *table, o *options, policy *Policy, 
 	models := map[string][]*discovery.Endpoint{}
 	for i := range snap.Endpoints {
 		e := &snap.Endpoints[i]
-		if all[i] = e; o.byModel {
+		if all[i] = e; s.opts.byModel {
 			models[e.Model] = append(models[e.Model], e)
 		}
 	}
 	t.all = build(all, old.all)
-	if !o.byModel {
+	if !s.opts.byModel {
 		return t
 	}
 	some := func(endpoints []*discovery.Endpoint, was *part) *part {
@@ -148,7 +148,6 @@ type builder struct {
 	pairing *pairing
 	needs   needs
 	first   leg
-	apart   bool // engines of role both are in no pair
 	known   *registry
 	alone   []*target // targets of engines that are in no pair
 	classes map[classKey]*class
@@ -216,7 +215,8 @@ func (b *builder) endpoint(e *discovery.Endpoint) {
 	if unfit {
 		b.unfit++
 	}
-	if unfit || both && b.apart { // it is in no pair; a decode engine may still serve alone
+	// An engine of role both that runs without the connector is in no pair. A decode engine in no pair may serve alone.
+	if unfit || both && b.pairing.serving.PairOnly {
 		if e.Role.Has(discovery.RoleDecode) {
 			for _, t := range targets(e, ranks, decodeLeg, slots) {
 				b.alone = append(b.alone, &t)
@@ -338,13 +338,14 @@ func (t *table) notReady(in *pdflow.PickInput, who *pairing) error {
 	switch {
 	case p.listed == 0 && len(t.snap.Endpoints) > 0:
 		msg = "no engine here serves the model"
-	case in.Single && in.Both && p.hasBoth:
+	case in.Single && who.serving.PairOnly && p.hasBoth:
 		msg = "no engine that serves alone is ready"
-	case in.Single && in.Both && p.listed > 0:
+	case in.Single && who.serving.PairOnly && p.listed > 0:
 		return &pdflow.Error{Code: pdflow.CodeUnsupported, Message: "no engine here serves alone"}
 	case p.unfit > 0 && !in.Single:
 		msg = "no engines are ready whose entries have the attributes that the connector needs"
-	case in.Single && in.DecodeOnly, p.ready[decodeLeg] == 0 && (in.Single || p.ready[prefillLeg] > 0):
+	case in.Single && who.serving.PrefillPairOnly,
+		p.ready[decodeLeg] == 0 && (in.Single || p.ready[prefillLeg] > 0):
 		msg = "no decode engine is ready"
 	case p.ready[decodeLeg] == 0:
 		msg = "no engine is ready"

@@ -6,10 +6,13 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strconv"
 	"sync"
 	"testing"
+	"time"
+	"weak"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -60,22 +63,27 @@ func endpoints(prefix string, n int) []discovery.Endpoint {
 	return eps
 }
 
-// counted checks that loads are counted once in each list of each view, and nowhere else.
-func counted(t *testing.T, p *picker) {
-	t.Helper()
-	if !p.policy.needs.loads {
+// bound binds a picker to a connector whose decode engines may serve alone.
+func bound(p *picker, c connector.KVConnector) *picker {
+	return p.bind(newPairing(c, connector.Serving{}, p.opts))
+}
+
+// counted checks that loads are counted once in each list of each of a state's pickers, and nowhere else.
+func counted(t require.TestingT, all ...*picker) {
+	s := all[0].state
+	if !s.policy.needs.loads {
 		return
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	places := map[*slot]int{}
-	for _, slots := range p.known.slots {
-		for _, s := range slots {
-			places[s] = 0
+	for _, slots := range s.known.slots {
+		for _, x := range slots {
+			places[x] = 0
 		}
 	}
-	for _, v := range p.views.Load().list {
-		for _, l := range v.table.Load().lists {
+	for _, p := range all {
+		for _, l := range p.latest.table.Load().lists {
 			sum := int64(0)
 			for _, x := range l.targets {
 				sum += x.slot.load.Load()
@@ -84,51 +92,76 @@ func counted(t *testing.T, p *picker) {
 			require.Equal(t, sum, l.total.Load())
 		}
 	}
-	for s, n := range places {
-		require.Len(t, s.cur, n)
+	for x, n := range places {
+		x.mu.Lock()
+		counts := len(x.cur)
+		x.mu.Unlock()
+		require.Equal(t, n, counts)
 	}
 }
 
-func TestAPickerKeepsTheViewsThatAreUsed(t *testing.T) {
-	p, replace := pickerOf(t, LeastLoad())
-	replace(endpoints("e", 3)...)
-	always := &pdflow.PickInput{Connector: named{"always"}}
-	var kept *view
-	for i := range 5 * viewsMost {
-		_, err := p.Pick(t.Context(), always)
-		require.NoError(t, err)
-		x, err := p.Pick(t.Context(), &pdflow.PickInput{Connector: named{"c" + strconv.Itoa(i)}, Both: i%2 == 0})
-		require.NoError(t, err)
-		x.Done(&pdflow.Outcome{})
-		if kept == nil {
-			kept = p.view(always)
+// loads returns the load of all engines, in tokens.
+func loads(p *picker) (sum int64) {
+	for _, slots := range p.known.slots {
+		for _, x := range slots {
+			sum += x.load.Load()
 		}
-		require.Same(t, kept, p.view(always), "one that is in use has gone")
-		require.LessOrEqual(t, len(p.views.Load().list), viewsMost)
-		counted(t, p)
 	}
-	require.Len(t, p.views.Load().list, viewsMost)
-	for i := range idleMost + 2 {
-		replace(endpoints("e", 2+i%2)...)
-		_, err := p.Pick(t.Context(), always)
-		require.NoError(t, err)
-	}
-	require.Equal(t, []*view{kept}, p.views.Load().list, "what no flow has used for long leaves nothing behind")
-	counted(t, p)
+	return sum
 }
 
-// A pick works even if its view is evicted after the pick has found it.
-func TestAViewThatHadToGoIsMadeAgain(t *testing.T) {
+// collected collects garbage until what a test says of it holds.
+func collected(t *testing.T, says func(c *assert.CollectT)) {
+	t.Helper()
+	require.EventuallyWithT(t, func(c *assert.CollectT) {
+		runtime.GC()
+		says(c)
+	}, 20*time.Second, time.Millisecond)
+}
+
+// A program makes new flows each time that its configuration changes, all with the same picker.
+func TestAPickerThatNobodyHoldsLeavesNothingBehind(t *testing.T) {
+	for _, policy := range []Policy{RoundRobin(), LeastLoad()} {
+		t.Run(policy.String(), func(t *testing.T) {
+			p, replace := pickerOf(t, policy)
+			replace(endpoints("e", 3)...)
+			kept := bound(p, named{"kept"})
+			x, err := kept.Pick(t.Context(), &pdflow.PickInput{})
+			require.NoError(t, err)
+			x.Done(&pdflow.Outcome{})
+			var gone []weak.Pointer[picker]
+			var open []pdflow.Pick
+			for range 100 {
+				old := bound(p, named{"old"})
+				x, err := old.Pick(t.Context(), &pdflow.PickInput{})
+				require.NoError(t, err)
+				gone, open = append(gone, weak.Make(old)), append(open, x)
+			}
+			collected(t, func(c *assert.CollectT) { // also while requests of theirs run
+				for _, old := range gone {
+					assert.Nil(c, old.Value())
+				}
+				counted(c, kept)
+			})
+			require.Equal(t, policy.needs.loads, loads(p) > 0)
+			for _, x := range open {
+				x.Done(&pdflow.Outcome{})
+			}
+			require.Zero(t, loads(p))
+			runtime.KeepAlive(kept)
+		})
+	}
+}
+
+// A picker that has never been asked has no table, and leaves nothing behind.
+func TestAPickerThatWasNeverAskedHasNoTable(t *testing.T) {
 	p, replace := pickerOf(t, LeastLoad())
 	replace(endpoints("e", 3)...)
-	v := p.view(&pdflow.PickInput{Connector: named{"nixl"}})
-	p.mu.Lock()
-	p.drop(v)
-	p.mu.Unlock()
-	replace(endpoints("other", 3)...)
-	require.Equal(t, "other1:1", p.load(v).all.pairs.targets[0].endpoint.ID)
-	require.Len(t, p.views.Load().list, 1)
-	require.NotSame(t, v, p.views.Load().list[0])
+	idle := weak.Make(bound(p, named{"idle"}))
+	_, err := p.Pick(t.Context(), &pdflow.PickInput{})
+	require.NoError(t, err)
+	counted(t, p)
+	collected(t, func(c *assert.CollectT) { assert.Nil(c, idle.Value()) })
 	counted(t, p)
 }
 
@@ -168,12 +201,14 @@ func TestAnEngineKeepsItsLoadWhileItIsListed(t *testing.T) {
 	counted(t, p)
 }
 
-func TestViewsAreSafeWhileEnginesAndConnectorsComeAndGo(t *testing.T) {
+func TestPickersAreSafeWhileEnginesAndFlowsComeAndGo(t *testing.T) {
 	for _, policy := range []Policy{RoundRobin(), LeastLoad(), PrefixAffinity(), Sticky()} {
 		t.Run(policy.String(), func(t *testing.T) {
 			p, replace := pickerOf(t, policy, ByModel())
 			replace(endpoints("e", 4)...)
 			tp := &ruled{named{"tp"}, []connector.PairRule{attr.Same("tpSize")}}
+			kept := []*picker{bound(p, tp), bound(p, named{"nixl"}),
+				p.bind(newPairing(tp, connector.Serving{PairOnly: true}, p.opts))}
 			stop := make(chan struct{})
 			var wg sync.WaitGroup
 			for g := range 4 {
@@ -184,14 +219,11 @@ func TestViewsAreSafeWhileEnginesAndConnectorsComeAndGo(t *testing.T) {
 							return
 						default:
 						}
-						in := &pdflow.PickInput{Connector: tp, Both: i%5 == 0}
-						switch i % 3 {
-						case 1:
-							in.Connector = named{"nixl"}
-						case 2:
-							in.Connector = named{"rare" + strconv.Itoa(i%31)}
+						flow := kept[i%3]
+						if i%31 == 0 {
+							flow = bound(p, named{"rare"}) // its flow ends with this pick
 						}
-						x, err := p.Pick(t.Context(), in)
+						x, err := flow.Pick(t.Context(), &pdflow.PickInput{})
 						if !assert.NoError(t, err) {
 							return
 						}
@@ -212,10 +244,10 @@ func TestViewsAreSafeWhileEnginesAndConnectorsComeAndGo(t *testing.T) {
 			}
 			close(stop)
 			wg.Wait()
-			for _, v := range p.views.Load().list { // those that were taken over beside the picks too
-				p.rebuild(v)
+			for _, flow := range kept { // also tables that were made beside the picks
+				flow.rebuild()
 			}
-			counted(t, p)
+			collected(t, func(c *assert.CollectT) { counted(c, kept...) })
 			for _, slots := range p.known.slots {
 				require.Zero(t, slots[0].load.Load())
 			}
@@ -246,9 +278,9 @@ func TestTablesHoldExactlyThePairsThatCanMeet(t *testing.T) {
 				[]Option{ByModel(), WithAnyVersion()}[round%2])
 			replace(eps...)
 			for _, c := range conns {
-				v := p.view(&pdflow.PickInput{Connector: c})
+				flow := bound(p, c)
 				got := map[[2]string]bool{}
-				for _, x := range v.table.Load().all.pairs.targets {
+				for _, x := range flow.load().all.pairs.targets {
 					for _, y := range x.peers.targets {
 						pre, dec := x, y
 						if x.leg == decodeLeg {
@@ -262,7 +294,7 @@ func TestTablesHoldExactlyThePairsThatCanMeet(t *testing.T) {
 					for k := range eps {
 						pre, dec := &eps[i], &eps[k]
 						if pre.Role.Has(discovery.RolePrefill) && dec.Role.Has(discovery.RoleDecode) &&
-							pre.Group == dec.Group && v.pairing.gap(pre, dec) == gapNone {
+							pre.Group == dec.Group && flow.pairing.gap(pre, dec) == gapNone {
 							want[[2]string{pre.ID, dec.ID}] = true
 						}
 					}
@@ -284,6 +316,6 @@ func TestClassesThatCanMeetTheSameEnginesShareAList(t *testing.T) {
 	replace(eps...)
 	_, err := p.Pick(t.Context(), &pdflow.PickInput{})
 	require.NoError(t, err)
-	require.Len(t, p.views.Load().list[0].table.Load().lists, 3,
+	require.Len(t, p.latest.table.Load().lists, 3,
 		"those of decode engines, of engines of role both, and one of peers")
 }
