@@ -24,8 +24,8 @@ const maxRunningOn = 32
 // ranOnLimit is how long a leg may run on where neither Timeouts.Prefill nor a lease says it.
 const ranOnLimit = 10 * time.Minute
 
-// detachedLeg is a prefill leg that may run on after its attempt (connector.Ending.PrefillFinishes). It has a context of its
-// own. Until it is sent it ends with the attempt; from then on only its own time and a shutdown end it.
+// detachedLeg is a prefill leg that may run on after its attempt (connector.Ending.PrefillFinishes). It has a context
+// of its own. Until it is sent it ends with the attempt; from then on only its own time and a shutdown end it.
 type detachedLeg struct {
 	a      *attempt
 	ctx    context.Context

@@ -18,8 +18,8 @@ import (
 	"github.com/pdkit/pdkit/internal/verdict"
 )
 
-// handler is the client's side of a Flow and of a Mux. It reads a request, finds the flow that serves it, and writes the
-// response.
+// handler is the client's side of a Flow and of a Mux. It reads a request, finds the flow that serves it, and writes
+// the response.
 type handler struct {
 	maxBody      int64
 	budget       *Budget       // nil: no bound
@@ -82,8 +82,8 @@ type ownHandler struct {
 
 // accept finds the flow for a request, and has it run. serve sends the response, since a stream keeps all the stack
 // that was needed until then.
-func (h *handler) accept(w http.ResponseWriter, r *http.Request, id string, held *holding) (resp *Response, own ownHandler,
-	e *Error) {
+func (h *handler) accept(w http.ResponseWriter, r *http.Request, id string, held *holding) (resp *Response,
+	own ownHandler, e *Error) {
 	own.handler = h
 	api := connector.APIOf(r.URL.Path)
 	if api == connector.APIUnknown || r.Method != http.MethodPost {

@@ -38,7 +38,8 @@ func newRefusals(mp metric.MeterProvider, logger *slog.Logger, observers []Obser
 		return r, nil
 	}
 	var err error
-	r.counter, err = mp.Meter(telemetry.Scope, metric.WithInstrumentationVersion(version)).Int64Counter("pd.requests.refused",
+	meter := mp.Meter(telemetry.Scope, metric.WithInstrumentationVersion(version))
+	r.counter, err = meter.Int64Counter("pd.requests.refused",
 		metric.WithUnit("{request}"), metric.WithDescription("Requests that no flow took: a wrong path, body or model"))
 	return r, err
 }

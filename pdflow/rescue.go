@@ -76,8 +76,8 @@ func (r *rescuing) follow(a *attempt) *resume.Stream {
 	return next
 }
 
-// freesWith gives the stream's place to another one when the attempt's prefill leg has served. If the leg has failed, the
-// picker is to know first: see serving.attempt.
+// freesWith gives the stream's place to another one when the attempt's prefill leg has served. If the leg has failed,
+// the picker is to know first: see serving.attempt.
 func (r *rescuing) freesWith(a *attempt) {
 	place, tell := r.place, a.prefillDone
 	a.prefillDone = func(o *LegOutcome) {

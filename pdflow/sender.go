@@ -23,7 +23,8 @@ func newSender(rt http.RoundTripper) *sender {
 }
 
 // send sends a leg's request, or a side call, for which o is nil.
-func (s *sender) send(ctx context.Context, a *attempt, o *LegOutcome, r *http.Request) (resp *http.Response, err error) {
+func (s *sender) send(ctx context.Context, a *attempt, o *LegOutcome, r *http.Request) (resp *http.Response,
+	err error) {
 	if !s.own && s.steps == nil {
 		ctx = context.WithValue(ctx, legKey{}, a.legInfo(o))
 	}

@@ -11,8 +11,8 @@ import (
 // request by its head, and then neither read the body nor close the connection.
 const patience = 200 * time.Millisecond
 
-// earlyResponse reads the head of a response while the request's body is still being written. It is the only goroutine of this
-// package beside the caller's, and the caller waits for it.
+// earlyResponse reads the head of a response while the request's body is still being written. It is the only goroutine
+// of this package beside the caller's, and the caller waits for it.
 type earlyResponse struct {
 	timer *time.Timer
 	done  chan struct{}

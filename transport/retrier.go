@@ -58,7 +58,8 @@ func (r *Retrier) Do(ctx context.Context, req *http.Request) (*http.Response, er
 			return resp, nil
 		}
 		last := asError(ctx, err)
-		if n == r.policy.Max || !repeatable(ctx, last) || hasBody(req) && req.GetBody == nil || !r.policy.pause(ctx, n) {
+		if n == r.policy.Max || !repeatable(ctx, last) || hasBody(req) && req.GetBody == nil ||
+			!r.policy.pause(ctx, n) {
 			return nil, last
 		}
 		if ctx.Err() != nil {

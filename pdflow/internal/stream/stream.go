@@ -111,8 +111,8 @@ func (s *Stream) chain() {
 
 // Of is a response that is there already.
 func Of(body []byte, events bool, usage func(end []byte)) *Stream {
-	return &Stream{Config: Config{Events: events, Usage: usage}, resp: http.NoBody, src: http.NoBody, buffer: buffer{buf: body},
-		n: len(body), ended: true}
+	return &Stream{Config: Config{Events: events, Usage: usage}, resp: http.NoBody, src: http.NoBody,
+		buffer: buffer{buf: body}, n: len(body), ended: true}
 }
 
 // Head reads until the first event is known that holds more than a preamble, or the first bytes of a response that is

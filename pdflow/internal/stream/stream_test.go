@@ -18,6 +18,8 @@ import (
 type pieces struct {
 	left []string
 	err  error // after the last one; nil: io.EOF
+
+	together bool // io.EOF comes with the last one
 }
 
 func (p *pieces) Read(b []byte) (int, error) {
@@ -30,6 +32,9 @@ func (p *pieces) Read(b []byte) (int, error) {
 	n := copy(b, p.left[0])
 	if p.left[0] = p.left[0][n:]; p.left[0] == "" {
 		p.left = p.left[1:]
+	}
+	if p.together && len(p.left) == 0 {
+		return n, io.EOF
 	}
 	return n, nil
 }
@@ -80,7 +85,7 @@ func TestTheHeadIsJudgedBeforeAnythingGoesOut(t *testing.T) {
 		"a connection that breaks early": {pieces: []string{role}, err: broke, says: "broke"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err, end := read(Config{Events: true, Guarded: true}, &pieces{c.pieces, c.err}, false)
+			got, err, end := read(Config{Events: true, Guarded: true}, &pieces{left: c.pieces, err: c.err}, false)
 			if c.says == "" {
 				require.NoError(t, err)
 				require.Equal(t, io.EOF, end)
@@ -94,6 +99,14 @@ func TestTheHeadIsJudgedBeforeAnythingGoesOut(t *testing.T) {
 			}
 			require.Contains(t, err.Error(), c.says)
 		})
+	}
+}
+
+func TestAHeadThatIsTheWholeResponseIsJudgedByItsEnd(t *testing.T) {
+	for _, unframed := range []bool{true, false} {
+		p := &pieces{left: []string{token}, together: true}
+		_, err, _ := read(Config{Events: true, Guarded: true}, p, unframed)
+		require.Equal(t, unframed, err != nil, "%v", err)
 	}
 }
 

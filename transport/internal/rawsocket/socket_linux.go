@@ -14,8 +14,8 @@ import (
 // rawLimit is the most bytes that a raw system call copies, since no goroutine runs in its place meanwhile.
 const rawLimit = 64 << 10
 
-// socket is a TCP connection whose reads and writes are raw system calls, for the reason that transport.NewListener gives. It can
-// wait for bytes without a buffer for them.
+// socket is a TCP connection whose reads and writes are raw system calls, for the reason that transport.NewListener
+// gives. It can wait for bytes without a buffer for them.
 type socket struct {
 	*net.TCPConn
 	raw     syscall.RawConn
