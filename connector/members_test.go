@@ -14,7 +14,7 @@ import (
 // The rules are the engines' own: see the table in docs/protocols/vllm.md §4.
 func TestMembersThatOnlyDWouldCheck(t *testing.T) {
 	plain, ends := connector.Traits{}, connector.Traits{Ending: connector.Ending{EndsByLength: true}}
-	sglang := connector.Traits{APIs: connector.APIs(), Members: []string{"bootstrap_room"}}
+	sglang := connector.Traits{APIs: connector.APIs(), SGLang: true}
 	chat, completions, responses := connector.APIChat, connector.APICompletions, connector.APIResponses
 	messages, generate, native := connector.APIMessages, connector.APIGenerate, connector.APISGLang
 	for _, k := range []struct {

@@ -28,6 +28,9 @@ type Traits struct {
 	// limits of its own (SGLang, TensorRT-LLM). Otherwise [KVConnector] gets a leg for one token in one whole response.
 	RawPrefill bool
 
+	// SGLang is true if the engines are SGLang's, which check other members of a request than vLLM's do.
+	SGLang bool
+
 	// Members are the request members that carry this protocol's transfer instructions, with dots between nested names:
 	// "bootstrap_room", "sampling_params.extra.ticket". Only the connector sets them: the flow removes a client's own,
 	// also if one engine serves the request alone, see [ClientRequest.Without]. The first member names the protocol in
@@ -166,7 +169,7 @@ func (t *Traits) CheckRequest(r *ClientRequest) error {
 		}
 		return &UnsupportedError{Member: r.API.PromptMember()}
 	}
-	if err := r.checkMembers(slices.Contains(t.Members, "bootstrap_room"), t.Ending.EndsByLength); err != nil {
+	if err := r.checkMembers(t.SGLang, t.Ending.EndsByLength); err != nil {
 		return err
 	}
 	if member := r.uncarried(!t.Handoff.MultiUse, t.Carries); member != "" {

@@ -109,6 +109,7 @@ func (*Connector) Traits() connector.Traits {
 		Name:       Name,
 		Order:      connector.Together,
 		RawPrefill: true, // the limits are its own: see limit
+		SGLang:     true,
 		APIs: []connector.API{
 			connector.APIChat, connector.APICompletions, connector.APIResponses, connector.APIMessages,
 			connector.APISGLang,
