@@ -5,11 +5,13 @@ package lmcache
 import (
 	"encoding/json"
 	"errors"
+	"net"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/pdkit/pdkit/config"
-	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
+	"github.com/pdkit/pdkit/internal/lmcacheconf"
 )
 
 // The engine classes for which this connector is.
@@ -146,4 +148,10 @@ func (o *Options) counts() []count {
 	}
 	slices.SortFunc(all, func(a, b count) int { return strings.Compare(a.path, b.path) })
 	return all
+}
+
+func hostPort(s string) (host, port string, ok bool) {
+	host, port, err := net.SplitHostPort(s)
+	n, perr := strconv.Atoi(port)
+	return host, port, err == nil && perr == nil && host != "" && n >= 1 && n <= 65535
 }

@@ -29,8 +29,8 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
-	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/lmcacheconf"
 )
 
 // Name is the name the connector is registered under. A configuration may also use the engine's class name
@@ -288,6 +288,16 @@ type receiverKey struct{ host, own, init, alloc string }
 
 // maxReceivers bounds the cache of receivers. Engines come and go, and only a few exist at a time.
 const maxReceivers = 1024
+
+// Receiver returns where a decode engine receives KV: its host, and two ports for each tensor-parallel rank. The error
+// is a *[connector.EndpointError].
+func (c *Connector) Receiver(d discovery.Endpoint) (host string, initPorts, allocPorts []int, err error) {
+	r, err := c.receiver(d)
+	if err != nil {
+		return "", nil, nil, err
+	}
+	return r.host, r.init, r.alloc, nil
+}
 
 // receiver reads an engine's attributes, and caches the result.
 func (c *Connector) receiver(d discovery.Endpoint) (*receiver, error) {

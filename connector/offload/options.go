@@ -87,7 +87,7 @@ func (o *Options) tier() (tier map[string]any, at int) {
 	return nil, 0
 }
 
-func (o *Options) port() int {
+func (o *Options) BasePort() int {
 	if o.Port != 0 {
 		return o.Port
 	}

@@ -23,9 +23,9 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/pdkit/pdkit/cmd/pdctl/launch"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/epd"
-	"github.com/pdkit/pdkit/connector/launch"
 	nixlconn "github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
 )

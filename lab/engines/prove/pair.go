@@ -19,10 +19,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pdkit/pdkit/cmd/pdctl/launch"
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	_ "github.com/pdkit/pdkit/connector/all" // the connectors that a verification may name
-	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 

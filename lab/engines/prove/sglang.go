@@ -20,9 +20,9 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/pdkit/pdkit/cmd/pdctl/launch"
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
