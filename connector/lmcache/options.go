@@ -11,7 +11,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/config"
-	"github.com/pdkit/pdkit/internal/lmcacheconf"
+	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
 )
 
 // The engine classes for which this connector is.

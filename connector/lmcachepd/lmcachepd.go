@@ -29,8 +29,8 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
+	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/lmcacheconf"
 )
 
 // Name is the name the connector is registered under. A configuration may also use the engine's class name
@@ -85,6 +85,12 @@ func New(o *Options) (*Connector, error) {
 	}
 	return c, nil
 }
+
+// EngineConfig are LMCache's own settings, as [Options] has them.
+type EngineConfig = lmcacheconf.Config
+
+// Settings returns the settings that the connector was made of, and LMCache's own among them.
+func (c *Connector) Settings() (Options, EngineConfig) { return c.options, c.engine }
 
 // Traits declares the protocol. The flow may ask D after the notices have come. D drops each chunk after reading it. If
 // the first token is P's, P's response holds it.

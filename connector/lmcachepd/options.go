@@ -10,7 +10,7 @@ import (
 	"strconv"
 
 	"github.com/pdkit/pdkit/config"
-	"github.com/pdkit/pdkit/internal/lmcacheconf"
+	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
 )
 
 // Options are the connector's settings.
@@ -55,7 +55,7 @@ func (o *Options) check() (lmcacheconf.Config, error) {
 	o.initPorts, o.allocPorts = engine.Ints("pd_peer_init_port"), engine.Ints("pd_peer_alloc_port")
 	if o.allocPorts == nil && engine.OnePort() {
 		for _, port := range o.initPorts {
-			o.allocPorts = append(o.allocPorts, port+lmcacheconf.AllocAbove)
+			o.allocPorts = append(o.allocPorts, port+AllocAbove)
 		}
 		if slices.Max(o.allocPorts) > 65535 {
 			fault("pd_peer_alloc_port", "is missing",
@@ -64,6 +64,10 @@ func (o *Options) check() (lmcacheconf.Config, error) {
 	}
 	return engine, errors.Join(errs...)
 }
+
+// AllocAbove is the distance from a receiver's init port to its alloc port in LMCache's own examples
+// (examples/disagg_prefill/1p1d/configs).
+const AllocAbove = 100
 
 // maxNotifications is more than the ranks of any engine.
 const maxNotifications = 4096

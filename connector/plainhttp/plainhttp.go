@@ -16,8 +16,8 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
+	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/lmcacheconf"
 )
 
 // Name is the name the connector is registered under.

@@ -4,6 +4,7 @@ package launch
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/url"
@@ -13,7 +14,6 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/lmcache"
-	"github.com/pdkit/pdkit/internal/lmcacheconf"
 )
 
 // LMCache's default port and a size that it needs.
@@ -25,12 +25,13 @@ const (
 
 // renderLMCache gives LMCache's file and vLLM's settings for one engine. P and D get the same, since both read and write one
 // store.
-func renderLMCache(_ connector.KVConnector, o *lmcache.Options, t Target) (Settings, error) {
-	engine, err := lmcacheconf.Read(o.Engine, false)
-	if err != nil {
-		return Settings{}, err
+func renderLMCache(k connector.KVConnector, _ json.RawMessage, t Target) (Settings, error) {
+	c, ok := connector.As[*lmcache.Connector](k)
+	if !ok {
+		return Settings{}, ErrNoSettings
 	}
-	r := &lmcacheEngine{engine: engine, t: t, o: o}
+	o, engine := c.Settings()
+	r := &lmcacheEngine{engine: engine, t: t, o: &o}
 	r.out = Settings{
 		Engine:     "vllm",
 		KVTransfer: &KVTransfer{Connector: lmcache.ClassV1, Role: "kv_both", Extra: engine.ExtraConfig()},
@@ -60,7 +61,7 @@ func renderLMCache(_ connector.KVConnector, o *lmcache.Options, t Target) (Setti
 
 // lmcacheEngine builds one engine's settings.
 type lmcacheEngine struct {
-	engine lmcacheconf.Config
+	engine lmcache.EngineConfig
 	o      *lmcache.Options
 	t      Target
 	out    Settings

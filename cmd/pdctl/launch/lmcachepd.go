@@ -14,7 +14,6 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/lmcachepd"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/lmcacheconf"
 )
 
 // defaultBuffer is the size of the transfer buffer in LMCache's own examples, in bytes.
@@ -22,16 +21,13 @@ const defaultBuffer = 1 << 30
 
 // renderLMCachePD gives LMCache's file and vLLM's settings for one engine: a sender (prefill) or a receiver (decode). With
 // LMCache's default backend an engine cannot be both, so for the role both it returns an error.
-func renderLMCachePD(k connector.KVConnector, o *lmcachepd.Options, t Target) (Settings, error) {
+func renderLMCachePD(k connector.KVConnector, _ json.RawMessage, t Target) (Settings, error) {
 	c, ok := connector.As[*lmcachepd.Connector](k)
 	if !ok {
 		return Settings{}, ErrNoSettings
 	}
-	engine, err := lmcacheconf.Read(o.Engine, true)
-	if err != nil {
-		return Settings{}, err
-	}
-	r := &lmcachePDEngine{c: c, o: o, engine: engine, t: t}
+	o, engine := c.Settings()
+	r := &lmcachePDEngine{c: c, o: &o, engine: engine, t: t}
 	kv := &KVTransfer{Connector: "LMCacheConnectorV1", Role: KVRole(t.Endpoint.Role),
 		Extra: engine.ExtraConfig()}
 	r.out = Settings{
@@ -68,7 +64,7 @@ func renderLMCachePD(k connector.KVConnector, o *lmcachepd.Options, t Target) (S
 type lmcachePDEngine struct {
 	c      *lmcachepd.Connector
 	o      *lmcachepd.Options
-	engine lmcacheconf.Config
+	engine lmcachepd.EngineConfig
 	t      Target
 	out    Settings
 	file   lmcacheFile
@@ -209,7 +205,7 @@ func (r *lmcachePDEngine) engineSettings(role string) {
 			r.noEffect(e.Path, "the endpoint's own attribute holds")
 		case e.Key == "pd_peer_init_port" && r.engine.OnePort() && !r.portsGiven("pd_peer_alloc_port"):
 			r.note(e.Path, "LMCache's pd_peer_init_port; its pd_peer_alloc_port, which is not given, is "+
-				strconv.Itoa(lmcacheconf.AllocAbove)+" above, as in LMCache's examples")
+				strconv.Itoa(lmcachepd.AllocAbove)+" above, as in LMCache's examples")
 		case e.Key == "pd_peer_init_port", e.Key == "pd_peer_alloc_port":
 			r.note(e.Path, "LMCache's "+e.Key)
 		default:

@@ -14,10 +14,7 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/epd"
-	"github.com/pdkit/pdkit/connector/lmcache"
-	"github.com/pdkit/pdkit/connector/lmcachepd"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/lmcacheconf"
 )
 
 // ErrNoSettings is the error for a connector that is not registered here and is no [connector.Launcher].
@@ -40,27 +37,25 @@ func init() {
 		"hf3fs":            with(renderSilentStore),
 		"http":             with(renderHTTP),
 		"kvbm":             renderKVBM,
-		"lmcache": withLMCache(func(o *lmcache.Options, engine map[string]json.RawMessage) { o.Engine = engine },
-			renderLMCache),
-		"lmcache-pd": withLMCache(func(o *lmcachepd.Options, engine map[string]json.RawMessage) { o.Engine = engine },
-			renderLMCachePD),
-		"mooncake":        with(renderMooncake),
-		"mooncake-ascend": with(renderMooncakeAscend),
-		"mooncake-hybrid": with(renderMooncakeAscend),
-		"mooncake-store":  with(renderMooncakeStore),
-		"moriio":          with(renderMoRIIO),
-		"multi":           renderMulti,
-		"nixl":            with(renderNixl),
-		"nixl-push":       renderNixlPush,
-		"offload-p2p":     with(renderOffload),
-		"p2pnccl":         with(renderP2pNccl),
-		"pynccl":          with(renderPyNccl),
-		"relay":           with(renderRelay),
-		"sglang":          with(renderSGLang),
-		"sharedstorage":   with(renderSharedStorage),
-		"tpu":             with(renderTPU),
-		"trtllm":          with(renderTRTLLM),
-		"ucm":             with(renderSilentStore),
+		"lmcache":          renderLMCache,
+		"lmcache-pd":       renderLMCachePD,
+		"mooncake":         with(renderMooncake),
+		"mooncake-ascend":  with(renderMooncakeAscend),
+		"mooncake-hybrid":  with(renderMooncakeAscend),
+		"mooncake-store":   with(renderMooncakeStore),
+		"moriio":           with(renderMoRIIO),
+		"multi":            renderMulti,
+		"nixl":             with(renderNixl),
+		"nixl-push":        renderNixlPush,
+		"offload-p2p":      with(renderOffload),
+		"p2pnccl":          with(renderP2pNccl),
+		"pynccl":           with(renderPyNccl),
+		"relay":            with(renderRelay),
+		"sglang":           with(renderSGLang),
+		"sharedstorage":    with(renderSharedStorage),
+		"tpu":              with(renderTPU),
+		"trtllm":           with(renderTRTLLM),
+		"ucm":              with(renderSilentStore),
 	}
 }
 
@@ -130,18 +125,6 @@ func with[O any](render func(connector.KVConnector, *O, Target) (Settings, error
 			return Settings{}, config.Within("config", err)
 		}
 		return render(c, &o, t)
-	}
-}
-
-// withLMCache is [with] for settings beside which those of LMCache's own stand.
-func withLMCache[O any](set func(*O, map[string]json.RawMessage),
-	render func(connector.KVConnector, *O, Target) (Settings, error)) Func {
-	return func(c connector.KVConnector, settings json.RawMessage, t Target) (Settings, error) {
-		own, engine := lmcacheconf.Split(settings)
-		return with(func(c connector.KVConnector, o *O, t Target) (Settings, error) {
-			set(o, engine)
-			return render(c, o, t)
-		})(c, own, t)
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/engineversion"
 )
 
 // Target is one engine that is to be launched.
@@ -114,7 +113,7 @@ func (t *KVTransfer) JSON() string {
 }
 
 // Version is an engine's release, "0.32.0". The zero value is unknown, and counts as newer than all.
-type Version = engineversion.Version
+type Version = config.EngineVersion
 
 // ParseVersion reads "0.32.0", "v0.32" or "0.32.0+cpu"; "" is the zero value.
-func ParseVersion(s string) (Version, error) { return engineversion.Parse(s) }
+func ParseVersion(s string) (Version, error) { return config.ParseEngineVersion(s) }

@@ -42,7 +42,7 @@ func TestTensorRTServersAreConfiguredByAFile(t *testing.T) {
 	assert.Empty(t, render(t, "trtllm", `{"dispatch":"generation-first"}`, launch.Target{Endpoint: d}).Notes, "the newest has it")
 }
 
-func TestNoSettingOfTensorRTIsDroppedInSilenceAndNoKeyShown(t *testing.T) {
+func TestNoSettingIsDroppedInSilenceAndNoKeyShown(t *testing.T) {
 	out := render(t, "trtllm", `{"machineID":3,"authKey":"the key","dispatch":"context-first"}`,
 		launch.Target{Endpoint: engine(t, "http://d:1", discovery.RoleDecode), CPU: true,
 			Resources: config.Resources{MaxMemory: "1Gi", MaxDisk: "1Gi", MaxBandwidth: "1Gi"}})

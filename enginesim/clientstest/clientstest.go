@@ -10,8 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
-
-	"github.com/stretchr/testify/require"
 )
 
 // Names of the clients that [Start] starts.
@@ -90,19 +88,21 @@ func Missing(t *testing.T, what string) {
 func Start(t *testing.T, name string) *Client {
 	t.Helper()
 	tools, err := filepath.Abs("../../.tools/clients")
-	require.NoError(t, err)
+	noError(t, err)
 	if _, err := os.Stat(filepath.Join(tools, ".done")); err != nil {
 		Missing(t, name)
 	}
 	script, known := scripts[name]
-	require.True(t, known, name)
+	if !known {
+		t.Fatal("no client is called ", name)
+	}
 	program, args, dir := "openai-go", []string(nil), ""
 	switch filepath.Ext(script) {
 	case ".py":
 		program, args = "python", []string{"../../lab/clients/" + script}
 	case ".mjs":
 		source, err := os.ReadFile("../../lab/clients/" + script)
-		require.NoError(t, err)
+		noError(t, err)
 		// A module that is given as text finds its packages from the working directory.
 		program, args = "node", []string{"--input-type=module", "--eval", string(source)}
 		dir = filepath.Join(tools, "node")
@@ -113,9 +113,9 @@ func Start(t *testing.T, name string) *Client {
 	cmd.Env = append(os.Environ(), "NO_PROXY=*", "LANGSMITH_TRACING=false")
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
-	require.NoError(t, err)
+	noError(t, err)
 	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
+	noError(t, err)
 	if err := cmd.Start(); err != nil { // an older installation
 		Missing(t, name)
 	}
@@ -141,8 +141,15 @@ func (c *Client) Ask(t *testing.T, q Question) Answer {
 	if q.Timeout == 0 {
 		q.Timeout = 20
 	}
-	require.NoError(t, c.in.Encode(q))
+	noError(t, c.in.Encode(q))
 	var a Answer
-	require.NoError(t, c.out.Decode(&a))
+	noError(t, c.out.Decode(&a))
 	return a
+}
+
+func noError(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package engineversion reads and compares the releases of engines.
-package engineversion
+package config
 
 import (
 	"cmp"
@@ -10,13 +9,13 @@ import (
 	"strings"
 )
 
-// Version is an engine's release, "0.32.0". The zero value is unknown, and counts as newer than all.
-type Version struct{ Major, Minor, Patch int }
+// EngineVersion is an engine's release, "0.32.0". The zero value is unknown, and counts as newer than all.
+type EngineVersion struct{ Major, Minor, Patch int }
 
-// Parse reads "0.32.0", "v0.32" or "0.32.0+cpu"; "" is the zero value.
-func Parse(s string) (Version, error) {
+// ParseEngineVersion reads "0.32.0", "v0.32" or "0.32.0+cpu"; "" is the zero value.
+func ParseEngineVersion(s string) (EngineVersion, error) {
 	if s == "" {
-		return Version{}, nil
+		return EngineVersion{}, nil
 	}
 	text, _, _ := strings.Cut(strings.TrimPrefix(s, "v"), "+")
 	parts := strings.Split(text, ".")
@@ -31,27 +30,27 @@ func Parse(s string) (Version, error) {
 		}
 		v, err := strconv.Atoi(digits)
 		if err != nil || v < 0 {
-			return Version{}, fmt.Errorf("%q is not a version: want one like 0.32.0", s)
+			return EngineVersion{}, fmt.Errorf("%q is not a version: want one like 0.32.0", s)
 		}
 		n[i] = v
 	}
 	if len(parts) < 2 {
-		return Version{}, fmt.Errorf("%q is not a version: want one like 0.32.0", s)
+		return EngineVersion{}, fmt.Errorf("%q is not a version: want one like 0.32.0", s)
 	}
-	return Version{n[0], n[1], n[2]}, nil
+	return EngineVersion{n[0], n[1], n[2]}, nil
 }
 
 // Before reports whether v is an older release than major.minor.
-func (v Version) Before(major, minor int) bool {
-	if v == (Version{}) {
+func (v EngineVersion) Before(major, minor int) bool {
+	if v == (EngineVersion{}) {
 		return false
 	}
 	return cmp.Or(cmp.Compare(v.Major, major), cmp.Compare(v.Minor, minor)) < 0
 }
 
 // String writes 0.32.0, or "" for an unknown one.
-func (v Version) String() string {
-	if v == (Version{}) {
+func (v EngineVersion) String() string {
+	if v == (EngineVersion{}) {
 		return ""
 	}
 	return fmt.Sprintf("%d.%d.%d", v.Major, v.Minor, v.Patch)

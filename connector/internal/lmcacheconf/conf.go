@@ -264,10 +264,6 @@ func plain(raw json.RawMessage) any {
 	return v
 }
 
-// AllocAbove is the distance from a receiver's init port to its alloc port in LMCache's own examples
-// (examples/disagg_prefill/1p1d/configs).
-const AllocAbove = 100
-
 // OnePort reports whether the receivers' port has one of the names that it had in 2025, when a receiver had one port. A
 // receiver of today has two.
 func (c *Config) OnePort() bool {
