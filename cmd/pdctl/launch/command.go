@@ -144,7 +144,7 @@ func (w where) rewrite(e *Engine, v any) any {
 	case nil, bool, int, int64, float64, json.Number:
 		return v
 	}
-	// A Renderer may use typed lists and structs: the engine sees their JSON.
+	// A Func may use typed lists and structs: the engine sees their JSON.
 	raw, err := json.Marshal(v)
 	if err != nil {
 		return v

@@ -11,7 +11,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// The connectors' own tests render whole engines. This file tests what they cannot reach.
 func TestPortsGoRoundThoseOfOthers(t *testing.T) {
 	for rule, c := range map[string]struct {
 		at, n int
