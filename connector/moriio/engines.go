@@ -96,8 +96,6 @@ func (e *engine) appendAddress(b []byte) []byte {
 	return strconv.AppendInt(append(b, ",notify:"...), int64(e.ports.notify), 10)
 }
 
-// engine reads an endpoint: the address that it announced as zmqAddress, or its URL's host and the ports of its
-// attributes or of the settings.
 // Engine is how an engine is reached, and its sizes.
 type Engine struct {
 	Host                      string
@@ -114,6 +112,8 @@ func (c *Connector) Engine(e discovery.Endpoint) (Engine, error) {
 		Local: at.local}, err
 }
 
+// engine reads an endpoint: the address that it announced as zmqAddress, or its URL's host and the ports of its
+// attributes or of the settings.
 func (c *Connector) engine(e discovery.Endpoint) (engine, error) {
 	out := engine{ports: c.ports}
 	bad := func(attribute, problem string) (engine, error) {

@@ -87,6 +87,7 @@ func (o *Options) tier() (tier map[string]any, at int) {
 	return nil, 0
 }
 
+// BasePort is the port of the control socket of engines without an attribute for it.
 func (o *Options) BasePort() int {
 	if o.Port != 0 {
 		return o.Port

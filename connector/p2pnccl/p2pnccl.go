@@ -124,8 +124,8 @@ func requestID(s *connector.Session) (string, error) {
 	return "___prefill_addr_" + p + "___decode_addr_" + d + "_" + s.ID, nil
 }
 
-// AddressOf reads an engine's ZeroMQ address. It must be one host and one port: both engines parse the address out of the
-// id with a regular expression, and anything else would mislead or crash the other engine.
+// AddressOf reads an engine's ZeroMQ address. It must be one host and one port: both engines parse the address out of
+// the id with a regular expression, and anything else would mislead or crash the other engine.
 func AddressOf(e discovery.Endpoint) (string, error) {
 	text, err := attr.Text(e, Address)
 	if err != nil {

@@ -93,7 +93,8 @@ func TestAscendEnginesThatDoNotFitAreRefused(t *testing.T) {
 		"an attribute that is no whole number": engine(t, "http://d:1", discovery.RoleDecode,
 			"tpSize", "x"),
 	} {
-		_, err := open(t, "mooncake-ascend", ``).Render(launch.Target{Endpoint: p, Engines: []discovery.Endpoint{p, other}})
+		_, err := open(t, "mooncake-ascend", ``).Render(launch.Target{Endpoint: p,
+			Engines: []discovery.Endpoint{p, other}})
 		var bad *connector.EndpointError
 		require.ErrorAs(t, err, &bad, rule)
 	}

@@ -11,7 +11,8 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// ascendPortStep is the distance between the kv ports of two engines, as in the tutorial. maxAscendSize bounds the sizes.
+// ascendPortStep is the distance between the kv ports of two engines, as in the tutorial. maxAscendSize bounds the
+// sizes.
 const (
 	ascendPortStep = 100
 	maxAscendSize  = 1 << 12
@@ -28,8 +29,8 @@ func ascendSizesOf(e discovery.Endpoint) (s ascendSizes, err error) {
 	return s, err
 }
 
-// ascendSettings renders what vllm-ascend's two Mooncake connectors have in common. kvPort is the first kv port of all engines. The error is an
-// *[connector.EndpointError], or a *[config.FieldError] if the engine's role is both.
+// ascendSettings renders what vllm-ascend's two Mooncake connectors have in common. kvPort is the first kv port of all
+// engines. The error is an *[connector.EndpointError], or a *[config.FieldError] if the engine's role is both.
 //
 // Facts: vllm-ascend at 182b75e (2026-08-22): docs/source/tutorials/features/pd_disaggregation_mooncake_multi_node.md,
 // and mooncake_connector.py (_get_prefill_decode_size, which asserts both sizes of both roles; side_channel_port);
@@ -86,8 +87,8 @@ func ascendSettings(t Target, class string, kvPort int) (Settings, error) {
 	return out, nil
 }
 
-// ascendBothSizes are the sizes of all prefill and of all decode engines. There is one setting for each role, so all engines
-// of a role must have the same sizes, and the two roles' sizes must satisfy attr.PrefillMultiple.
+// ascendBothSizes are the sizes of all prefill and of all decode engines. There is one setting for each role, so all
+// engines of a role must have the same sizes, and the two roles' sizes must satisfy attr.PrefillMultiple.
 func ascendBothSizes(t Target) (p, d ascendSizes, err error) {
 	for _, e := range append([]discovery.Endpoint{t.Endpoint}, t.Engines...) {
 		into := &d

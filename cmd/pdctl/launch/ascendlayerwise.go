@@ -13,8 +13,8 @@ import (
 	"github.com/pdkit/pdkit/connector/ascendlayerwise"
 )
 
-// renderAscendLayerwise gives vllm-ascend's --kv-transfer-config. No setting tells an engine where the callback server is: each
-// request does.
+// renderAscendLayerwise gives vllm-ascend's --kv-transfer-config. No setting tells an engine where the callback server
+// is: each request does.
 func renderAscendLayerwise(_ connector.KVConnector, o *ascendlayerwise.Options, t Target) (Settings, error) {
 	out, err := ascendSettings(t, "MooncakeLayerwiseConnector", cmp.Or(o.KVPort, ascendlayerwise.DefaultKVPort))
 	if err != nil {

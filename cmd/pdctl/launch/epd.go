@@ -23,8 +23,8 @@ type ecTransfer struct {
 	Extra     map[string]any `json:"ec_connector_extra_config,omitempty"`
 }
 
-// renderEncodeStage gives an encode engine its settings. For a prefill engine it adds the consumer's settings to what the inner
-// connector renders. Decode engines take no embeddings.
+// renderEncodeStage gives an encode engine its settings. For a prefill engine it adds the consumer's settings to what
+// the inner connector renders. Decode engines take no embeddings.
 func renderEncodeStage(k connector.KVConnector, settings json.RawMessage, t Target) (s Settings, err error) {
 	c, ok := k.(*epd.Connector)
 	if !ok {

@@ -69,8 +69,8 @@ func Model(d Deployment) (*Plan, error) {
 	return With(c, d)
 }
 
-// With is [Model] for a connector that was made of the deployment's Spec already. It renders engines of role encode too, where the connector has
-// an encode stage (package epd).
+// With is [Model] for a connector that was made of the deployment's Spec already. It renders engines of role encode
+// too, where the connector has an encode stage (package epd).
 func With(c connector.KVConnector, d Deployment) (*Plan, error) {
 	if rendererOf(c) == nil {
 		return nil, fmt.Errorf("connector %s: %w", c.Traits().Name, ErrNoSettings)

@@ -23,8 +23,8 @@ const (
 	defaultDisk = 10   // GB: with LMCache's own default of 0 it keeps nothing
 )
 
-// renderLMCache gives LMCache's file and vLLM's settings for one engine. P and D get the same, since both read and write one
-// store.
+// renderLMCache gives LMCache's file and vLLM's settings for one engine. P and D get the same, since both read and
+// write one store.
 func renderLMCache(k connector.KVConnector, _ json.RawMessage, t Target) (Settings, error) {
 	c, ok := connector.As[*lmcache.Connector](k)
 	if !ok {

@@ -49,8 +49,8 @@ func (f *lmcacheFile) String() string {
 	return b.String()
 }
 
-// lmcacheGB converts bytes to LMCache's unit of 2^30 bytes. A size above 0 stays above 0, since 0 means "none at all" to
-// LMCache.
+// lmcacheGB converts bytes to LMCache's unit of 2^30 bytes. A size above 0 stays above 0, since 0 means "none at all"
+// to LMCache.
 func lmcacheGB(bytes int64) json.Number {
 	const unit, step = 1 << 30, 1e4
 	gb := math.Round(float64(bytes)/unit*step) / step

@@ -19,8 +19,8 @@ import (
 // defaultBuffer is the size of the transfer buffer in LMCache's own examples, in bytes.
 const defaultBuffer = 1 << 30
 
-// renderLMCachePD gives LMCache's file and vLLM's settings for one engine: a sender (prefill) or a receiver (decode). With
-// LMCache's default backend an engine cannot be both, so for the role both it returns an error.
+// renderLMCachePD gives LMCache's file and vLLM's settings for one engine: a sender (prefill) or a receiver (decode).
+// With LMCache's default backend an engine cannot be both, so for the role both it returns an error.
 func renderLMCachePD(k connector.KVConnector, _ json.RawMessage, t Target) (Settings, error) {
 	c, ok := connector.As[*lmcachepd.Connector](k)
 	if !ok {

@@ -90,11 +90,14 @@ func TestRanksOfLMCachePD(t *testing.T) {
 // The lookup leaves out the last token only if that token is P's own; otherwise it would miss the last chunk.
 func TestSkipLastNTokensGoesWithTheFirstToken(t *testing.T) {
 	assert.Equal(
-		t, 1, render(t, "lmcache-pd", `{"retFirstTok":true}`, lmcachePD(t, discovery.RoleDecode)).KVTransfer.Extra["skip_last_n_tokens"],
+		t, 1, render(t, "lmcache-pd", `{"retFirstTok":true}`,
+			lmcachePD(t, discovery.RoleDecode)).KVTransfer.Extra["skip_last_n_tokens"],
 	)
-	assert.NotContains(t, render(t, "lmcache-pd", `{"retFirstTok":true}`, lmcachePD(t, discovery.RolePrefill)).KVTransfer.Extra,
+	assert.NotContains(t, render(t, "lmcache-pd", `{"retFirstTok":true}`,
+		lmcachePD(t, discovery.RolePrefill)).KVTransfer.Extra,
 		"skip_last_n_tokens")
-	assert.NotContains(t, render(t, "lmcache-pd", `{}`, lmcachePD(t, discovery.RoleDecode)).KVTransfer.Extra, "skip_last_n_tokens")
+	assert.NotContains(t, render(t, "lmcache-pd", `{}`, lmcachePD(t, discovery.RoleDecode)).KVTransfer.Extra,
+		"skip_last_n_tokens")
 }
 
 // The launch guide's file has names of 2025. They become today's, and notes name the settings that are gone.
@@ -125,7 +128,8 @@ func TestTheLaunchGuidesOldSettings(t *testing.T) {
 		"pd_peer_alloc_port: [55556]\n")
 	assert.True(t, note(t, d, "config.nixl_role").NoEffect, "the engine's role decides")
 	assert.False(t, note(t, d, "config.nixl_peer_port").NoEffect)
-	assert.True(t, note(t, render(t, "lmcache-pd", guide, lmcachePD(t, discovery.RoleDecode)), "config.nixl_peer_port").NoEffect,
+	assert.True(t, note(t, render(t, "lmcache-pd", guide, lmcachePD(t, discovery.RoleDecode)),
+		"config.nixl_peer_port").NoEffect,
 		"the attribute decides")
 }
 
@@ -156,7 +160,8 @@ func TestTheGatewaysAddressForNotices(t *testing.T) {
 		assert.Contains(t, render(t, "lmcache-pd", string(config), on).Files[0].Content, want, listen)
 	}
 	told := func(config string, on launch.Target) bool {
-		return slices.ContainsFunc(render(t, "lmcache-pd", config, on).Notes, func(n launch.Note) bool { return n.Path == "" })
+		return slices.ContainsFunc(render(t, "lmcache-pd", config, on).Notes,
+			func(n launch.Note) bool { return n.Path == "" })
 	}
 	assert.True(t, told(`{}`, on), "an engine on another machine does not find it there")
 	assert.False(t, told(`{"pd_proxy_host":"h"}`, on))
@@ -164,7 +169,8 @@ func TestTheGatewaysAddressForNotices(t *testing.T) {
 	here, err := discovery.New("http://127.0.0.1:8100", discovery.RolePrefill)
 	require.NoError(t, err)
 	assert.False(t, told(`{}`, launch.Target{Endpoint: here}))
-	assert.Contains(t, render(t, "lmcache-pd", `{"pd_proxy_host":"nat.example","pd_proxy_port":1}`, on).Files[0].Content,
+	assert.Contains(t, render(t, "lmcache-pd", `{"pd_proxy_host":"nat.example","pd_proxy_port":1}`,
+		on).Files[0].Content,
 		"pd_proxy_host: \"nat.example\"\npd_proxy_port: 1\n")
 }
 
@@ -176,12 +182,14 @@ func TestRolesOfLMCachePDThatCannotBeRendered(t *testing.T) {
 	on.Endpoint.Attributes = nil
 	_, err = r.Render(on)
 	require.ErrorContains(t, err, "receiverInitPorts")
-	assert.Contains(t, render(t, "lmcache-pd", `{"pd_backend_mode":"sync"}`, lmcachePD(t, discovery.RoleBoth)).Files[0].Content,
+	assert.Contains(t, render(t, "lmcache-pd", `{"pd_backend_mode":"sync"}`,
+		lmcachePD(t, discovery.RoleBoth)).Files[0].Content,
 		`pd_role: "both"`)
 }
 
 func TestPartialChunksThatAreDiscardedAreToldOf(t *testing.T) {
-	set := render(t, "lmcache-pd", `{"discard_partial_chunks":true,"lmcache_rpc_port":"10086"}`, lmcachePD(t, discovery.RolePrefill))
+	set := render(t, "lmcache-pd", `{"discard_partial_chunks":true,"lmcache_rpc_port":"10086"}`,
+		lmcachePD(t, discovery.RolePrefill))
 	assert.Equal(t, true, set.KVTransfer.Extra["discard_partial_chunks"])
 	assert.Equal(t, "10086", set.KVTransfer.Extra["lmcache_rpc_port"])
 	told := false

@@ -17,8 +17,8 @@ import (
 // bootstrapped is the first release that certainly has the bootstrap server (vllm#31034).
 var bootstrapped = Version{Minor: 16}
 
-// renderMooncake gives the launch settings of one engine: its kv_transfer_config, the port of P's bootstrap server and, if
-// AbortTimeout is set, the time after which orphaned transfers end. Names as in vLLM 0.32.0
+// renderMooncake gives the launch settings of one engine: its kv_transfer_config, the port of P's bootstrap server and,
+// if AbortTimeout is set, the time after which orphaned transfers end. Names as in vLLM 0.32.0
 // (docs/features/mooncake_connector_usage.md).
 func renderMooncake(k connector.KVConnector, o *mooncake.Options, t Target) (Settings, error) {
 	c, ok := connector.As[*mooncake.Connector](k)

@@ -14,7 +14,8 @@ import (
 )
 
 func TestMooncakeByRole(t *testing.T) {
-	p, d := engine(t, "http://10.0.0.1:8100", discovery.RolePrefill), engine(t, "http://10.0.0.2:8200", discovery.RolePrefill)
+	p, d := engine(t, "http://10.0.0.1:8100", discovery.RolePrefill),
+		engine(t, "http://10.0.0.2:8200", discovery.RolePrefill)
 	d.Role = discovery.RoleDecode
 	all := []discovery.Endpoint{p, d}
 	s := render(t, "mooncake", ``, launch.Target{Endpoint: p, Engines: all})
@@ -56,7 +57,8 @@ func TestMooncakesSettings(t *testing.T) {
 	assert.Equal(t, map[string]any{"bootstrap_server_address": "boot:8998"}, s.KVTransfer.Extra)
 	assert.Empty(t, s.Env, "the engine launches no server of its own")
 
-	_, err := open(t, "mooncake", ``).Render(launch.Target{Endpoint: engine(t, "http://h:1", discovery.RolePrefill, "bootstrapPort", "x")})
+	_, err := open(t, "mooncake", ``).Render(launch.Target{Endpoint: engine(t, "http://h:1", discovery.RolePrefill,
+		"bootstrapPort", "x")})
 	require.Error(t, err)
 }
 
@@ -72,7 +74,8 @@ func TestMooncakesOlderProtocolIsToldOf(t *testing.T) {
 	p := engine(t, "http://h:8100", discovery.RolePrefill)
 	for minor, noted := range map[int]bool{12: true, 15: true, 16: false, 32: false} {
 		paths := map[string]bool{}
-		for _, n := range render(t, "mooncake", ``, launch.Target{Endpoint: p, Version: launch.Version{Minor: minor}}).Notes {
+		for _, n := range render(t, "mooncake", ``,
+			launch.Target{Endpoint: p, Version: launch.Version{Minor: minor}}).Notes {
 			paths[n.Path] = true
 		}
 		assert.Equal(t, noted, paths["version"], "0.%d", minor)
@@ -80,7 +83,8 @@ func TestMooncakesOlderProtocolIsToldOf(t *testing.T) {
 }
 
 func TestMooncakeOnACPU(t *testing.T) {
-	s := render(t, "mooncake", ``, launch.Target{Endpoint: engine(t, "http://h:8100", discovery.RolePrefill), CPU: true})
+	s := render(t, "mooncake", ``, launch.Target{Endpoint: engine(t, "http://h:8100", discovery.RolePrefill),
+		CPU: true})
 	assert.Equal(t, "mooncake_cpu", s.KVTransfer.ModulePath)
 	assert.Equal(t, map[string]any{"mooncake_protocol": "tcp"}, s.KVTransfer.Extra)
 	assert.Contains(t, s.Env, launch.EnvVar{Name: "MC_FORCE_TCP", Value: "true"})

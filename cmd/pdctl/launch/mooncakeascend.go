@@ -12,7 +12,8 @@ import (
 	"github.com/pdkit/pdkit/connector/mooncakeascend"
 )
 
-// renderMooncakeAscend gives vllm-ascend's --kv-transfer-config and the time after which P frees blocks that nobody has read.
+// renderMooncakeAscend gives vllm-ascend's --kv-transfer-config and the time after which P frees blocks that nobody has
+// read.
 func renderMooncakeAscend(c connector.KVConnector, o *mooncakeascend.Options, t Target) (Settings, error) {
 	class := "MooncakeConnectorV1"
 	if c.Traits().Name == mooncakeascend.HybridName {

@@ -39,8 +39,9 @@ type storeFile struct {
 	TenantID            string `json:"tenant_id,omitempty"`
 }
 
-// renderMooncakeStore gives Mooncake's file, the master that runs beside the engines, and vLLM's settings for one engine. P puts and
-// gets, so that it does not compute known prefixes again. D only gets, unless it saves what it decodes.
+// renderMooncakeStore gives Mooncake's file, the master that runs beside the engines, and vLLM's settings for one
+// engine. P puts and gets, so that it does not compute known prefixes again. D only gets, unless it saves what it
+// decodes.
 func renderMooncakeStore(_ connector.KVConnector, given *mooncakestore.Options, t Target) (Settings, error) {
 	o := storeOptions{given}
 	s := Settings{

@@ -35,14 +35,16 @@ func TestMooncakeStoreByDefault(t *testing.T) {
 
 	assert.Equal(t, "kv_consumer", render(t, "mooncake-store", ``, launch.Target{Endpoint: d}).KVTransfer.Role)
 	assert.Empty(t, render(t, "mooncake-store", ``, launch.Target{Endpoint: d, Engines: []discovery.Endpoint{d}}).Notes)
-	assert.Contains(t, render(t, "mooncake-store", ``, launch.Target{Endpoint: d, CPU: true}).Files[0].Content, `"protocol": "tcp"`)
+	assert.Contains(t, render(t, "mooncake-store", ``, launch.Target{Endpoint: d, CPU: true}).Files[0].Content,
+		`"protocol": "tcp"`)
 }
 
 func TestMooncakeStoresSettings(t *testing.T) {
 	s := render(t, "mooncake-store", `{"metadata_server":"http://m:8081/metadata","master_server_address":"m:50052",`+
 		`"protocol":"tcp","device_name":"mlx5_0","global_segment_size":"80GB","local_buffer_size":1073741824,`+
 		`"enable_offload":true,"tenant_id":"a","local_hostname":"h","preferred_segment":"o:1","load_async":false,`+
-		`"cache_prefix":"p","prefill_tp_sizes":[4,2]}`, launch.Target{Endpoint: engine(t, "http://h:1", discovery.RolePrefill)})
+		`"cache_prefix":"p","prefill_tp_sizes":[4,2]}`,
+		launch.Target{Endpoint: engine(t, "http://h:1", discovery.RolePrefill)})
 	assert.JSONEq(
 		t, `{"metadata_server":"http://m:8081/metadata","master_server_address":"m:50052","protocol":"tcp",
 		"device_name":"mlx5_0","global_segment_size":"80GB",
@@ -75,7 +77,8 @@ func TestMooncakeStoresResources(t *testing.T) {
 	s = render(t, "mooncake-store", `{"mode":"standalone-store"}`, target)
 	assert.Contains(t, s.Files[0].Content, `"global_segment_size": 0`, "the engines give nothing")
 	assert.True(t, effects(s)["resources.maxMemory"])
-	_, err := open(t, "mooncake-store", ``).Render(launch.Target{Endpoint: target.Endpoint, Resources: config.Resources{MaxMemory: "0"}})
+	_, err := open(t, "mooncake-store", ``).Render(launch.Target{Endpoint: target.Endpoint,
+		Resources: config.Resources{MaxMemory: "0"}})
 	require.ErrorContains(t, err, "resources.maxMemory")
 }
 

@@ -14,8 +14,9 @@ import (
 // pingPort is the port to which engines announce themselves in vLLM's examples.
 const pingPort = 36367
 
-// renderMoRIIO gives vLLM's --kv-transfer-config. If the gateway's host is known, engines announce themselves there. With an
-// empty proxy_ip they do not (moriio_connector.py then starts no ping), and the gateway must know them in another way.
+// renderMoRIIO gives vLLM's --kv-transfer-config. If the gateway's host is known, engines announce themselves there.
+// With an empty proxy_ip they do not (moriio_connector.py then starts no ping), and the gateway must know them in
+// another way.
 func renderMoRIIO(k connector.KVConnector, o *moriio.Options, t Target) (Settings, error) {
 	c, ok := connector.As[*moriio.Connector](k)
 	if !ok {

@@ -84,7 +84,8 @@ func renderChild(c *multi.Child, t Target) (s Settings, kv map[string]any, err e
 	return s, kv, nil
 }
 
-// renamedClasses are the names of one class in different versions of the engine. The child's connector chooses between them.
+// renamedClasses are the names of one class in different versions of the engine. The child's connector chooses between
+// them.
 var renamedClasses = []string{"SharedStorageConnector", "ExampleConnector"}
 
 // overrideTransfer overrides what was rendered by the engine's own configuration.
@@ -200,7 +201,8 @@ func renderKVBM(k connector.KVConnector, settings json.RawMessage, t Target) (Se
 	if err != nil {
 		return s, err
 	}
-	s.KVTransfer.Connector, s.KVTransfer.ModulePath, s.KVTransfer.Role = "PdConnector", "kvbm.vllm_integration.connector", "kv_both"
+	s.KVTransfer.Connector, s.KVTransfer.ModulePath, s.KVTransfer.Role = "PdConnector",
+		"kvbm.vllm_integration.connector", "kv_both"
 	if children[0].Traits().Name == "DynamoConnector" {
 		s.Notes = append(s.Notes, Note{Path: "config.connectors",
 			Text: "DYN_KVBM_CPU_CACHE_GB must say how much memory P's tier has; DYN_KVBM_DISK_CACHE_GB adds a disk"})

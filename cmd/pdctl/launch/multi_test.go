@@ -22,7 +22,8 @@ func second(t *testing.T, role discovery.Role) launch.Target {
 // Two children that need different values of one variable cannot run in one engine. If they need the same value, the
 // engine gets it once.
 func TestAVariableHasOneValueForAllChildren(t *testing.T) {
-	e := engine(t, "http://10.0.0.2:8200", discovery.RoleDecode, "receiverInitPorts", "8300", "receiverAllocPorts", "8400")
+	e := engine(t, "http://10.0.0.2:8200", discovery.RoleDecode, "receiverInitPorts", "8300", "receiverAllocPorts",
+		"8400")
 	_, err := open(t, "multi", `{"connectors":[{"type":"nixl","config":{"protocol":"rdma"}},{"type":"lmcache-pd"}]}`).
 		Render(launch.Target{Endpoint: e})
 	require.ErrorContains(t, err, "connectors[1]: wants another value of UCX_TLS than a connector before it")
@@ -60,7 +61,8 @@ func TestOnlyPRunsPdConnector(t *testing.T) {
 // vllm-ascend's documentation has MooncakeConnectorV1 bring the KV and AscendStoreConnector keep prefixes beside it.
 func TestAscendsStoreBesideItsTransfer(t *testing.T) {
 	for _, class := range []string{"AscendStoreConnector", "MooncakeConnectorStoreV1"} {
-		c := open(t, "multi", `{"connectors":[{"kv_connector":"MooncakeConnectorV1","kv_role":"kv_producer","kv_port":"20001",`+
+		c := open(t, "multi", `{"connectors":[{"kv_connector":"MooncakeConnectorV1","kv_role":"kv_producer",`+
+			`"kv_port":"20001",`+
 			`"kv_connector_extra_config":{"prefill":{"dp_size":1,"tp_size":8},"decode":{"dp_size":1,"tp_size":8}}},`+
 			`{"kv_connector":"`+class+`","kv_role":"kv_producer",`+
 			`"kv_connector_extra_config":{"backend":"mooncake","lookup_rpc_port":"0"}}]}`)

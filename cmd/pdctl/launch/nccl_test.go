@@ -17,7 +17,8 @@ import (
 func TestP2pNccl(t *testing.T) {
 	c := open(t, "p2pnccl", `{"kv_buffer_size":"8e9","kv_port":"21001","proxy_ip":"10.0.1.1","proxy_port":"30001",`+
 		`"http_port":"20001","send_type":"PUT_ASYNC","nccl_num_channels":"16"}`)
-	s, err := c.Render(launch.Target{Endpoint: engine(t, "http://10.0.0.1:8100", discovery.RolePrefill), Version: launch.Version{Minor: 10}})
+	s, err := c.Render(launch.Target{Endpoint: engine(t, "http://10.0.0.1:8100", discovery.RolePrefill),
+		Version: launch.Version{Minor: 10}})
 	require.NoError(t, err)
 	assert.Equal(t, `{"kv_connector":"P2pNcclConnector","kv_role":"kv_producer","kv_buffer_size":8000000000,`+
 		`"kv_port":21001,"kv_connector_extra_config":{"http_port":"20001","nccl_num_channels":"16",`+
@@ -25,7 +26,8 @@ func TestP2pNccl(t *testing.T) {
 	assert.Empty(t, s.Env, "ids have no suffix before 0.14")
 
 	s, err = c.Render(
-		launch.Target{Endpoint: engine(t, "http://10.0.0.1:8100", discovery.RoleDecode, "zmqAddress", "10.0.1.3:22001"), Version: launch.Version{Minor: 20},
+		launch.Target{Endpoint: engine(t, "http://10.0.0.1:8100", discovery.RoleDecode, "zmqAddress",
+			"10.0.1.3:22001"), Version: launch.Version{Minor: 20},
 			Resources: config.Resources{MaxDisk: "1Gi"}},
 	)
 	require.NoError(t, err)
@@ -38,14 +40,17 @@ func TestP2pNccl(t *testing.T) {
 	assert.Equal(t, []string{"config.kv_port", "resources.maxDisk"}, idle(s))
 
 	c = open(t, "p2pnccl", `{"kv_ip":"10.0.0.1","http_port":1}`)
-	s, err = c.Render(launch.Target{Endpoint: engine(t, "http://10.0.0.1:8100", discovery.RoleDecode, "zmqAddress", "d:1")})
+	s, err = c.Render(launch.Target{Endpoint: engine(t, "http://10.0.0.1:8100", discovery.RoleDecode, "zmqAddress",
+		"d:1")})
 	require.NoError(t, err)
 	assert.Equal(t, `{"kv_connector":"P2pNcclConnector","kv_role":"kv_consumer","kv_port":1}`, s.KVTransfer.JSON())
 	assert.Equal(t, []string{"config.kv_ip", "config.http_port"}, idle(s))
 
 	for _, target := range []launch.Target{
-		{Endpoint: engine(t, "http://10.0.0.1:8100", discovery.RoleDecode, "zmqAddress", "d:1"), Version: launch.Version{Minor: 23}},
-		{Endpoint: engine(t, "http://10.0.0.1:8100", discovery.RoleDecode, "zmqAddress", "d:1"), Version: launch.Version{Minor: 8}},
+		{Endpoint: engine(t, "http://10.0.0.1:8100", discovery.RoleDecode, "zmqAddress", "d:1"),
+			Version: launch.Version{Minor: 23}},
+		{Endpoint: engine(t, "http://10.0.0.1:8100", discovery.RoleDecode, "zmqAddress", "d:1"),
+			Version: launch.Version{Minor: 8}},
 		{Endpoint: engine(t, "http://10.0.0.1:8100", discovery.RoleDecode, "zmqAddress", "d:1"), CPU: true},
 	} {
 		_, err := c.Render(target)

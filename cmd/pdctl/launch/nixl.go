@@ -14,9 +14,9 @@ import (
 	"github.com/pdkit/pdkit/connector/nixl"
 )
 
-// renderNixl gives the launch settings of an engine. Each key of the documents becomes a setting of vLLM or of UCX, over
-// which NIXL moves the blocks; a note names each key that has no effect. UCX's variables are those that `ucx_info -f`
-// lists.
+// renderNixl gives the launch settings of an engine. Each key of the documents becomes a setting of vLLM or of UCX,
+// over which NIXL moves the blocks; a note names each key that has no effect. UCX's variables are those that `ucx_info
+// -f` lists.
 func renderNixl(c connector.KVConnector, given *nixl.Options, t Target) (Settings, error) {
 	o := nixlOptions{given}
 	s, err := nixlEngine{class: "NixlConnector", lease: c.Traits().Handoff.Lease, port: o.Port}.settings(t)
@@ -95,7 +95,8 @@ func (o nixlOptions) renderNetwork(t Target, s *Settings) {
 		set("UCX_NET_DEVICES", device)
 	}
 	if o.KeepAliveInterval != nil {
-		set("UCX_KEEPALIVE_INTERVAL", strconv.FormatFloat(time.Duration(*o.KeepAliveInterval).Seconds(), 'f', -1, 64)+"s")
+		set("UCX_KEEPALIVE_INTERVAL", strconv.FormatFloat(time.Duration(*o.KeepAliveInterval).Seconds(), 'f', -1,
+			64)+"s")
 	}
 	if o.NetworkType != "" && o.Protocol != "" && o.NetworkType != o.Protocol {
 		idle("protocol", "networkType says otherwise, and is what counts")

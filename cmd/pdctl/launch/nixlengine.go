@@ -28,8 +28,8 @@ type nixlEngine struct {
 	port     int // of the first engine's side channel on each host; 0 is defaultNIXLPort
 }
 
-// settings renders what all vLLM engines with NIXL have in common: the side channel's address, the lease, the roles. The
-// error is an *[connector.EndpointError].
+// settings renders what all vLLM engines with NIXL have in common: the side channel's address, the lease, the roles.
+// The error is an *[connector.EndpointError].
 //
 // Facts: vLLM 0.32.0's vllm/config/kv_transfer.py and vllm/envs.py; kv_lease_duration took the place of
 // VLLM_NIXL_ABORT_REQUEST_TIMEOUT in 0.22 (vllm#41383).
@@ -76,8 +76,8 @@ func (n nixlEngine) settings(t Target) (Settings, error) {
 	return s, nil
 }
 
-// loopbackDevice is UCX's device for an engine on a CPU whose peers are on the same machine, as in the measured pairs. For
-// others it is "", and UCX chooses the device.
+// loopbackDevice is UCX's device for an engine on a CPU whose peers are on the same machine, as in the measured pairs.
+// For others it is "", and UCX chooses the device.
 func loopbackDevice(t Target) string {
 	if ip, err := netip.ParseAddr(sideChannelHost(t.Endpoint)); t.CPU && err == nil && ip.IsLoopback() {
 		return "lo"
@@ -93,8 +93,8 @@ func sideChannelHost(e discovery.Endpoint) string {
 	return e.Host()
 }
 
-// sideChannelPort chooses the first port of a side channel: the attribute's, or the next free one on the engine's host. A
-// data-parallel engine needs one port for each rank.
+// sideChannelPort chooses the first port of a side channel: the attribute's, or the next free one on the engine's host.
+// A data-parallel engine needs one port for each rank.
 func sideChannelPort(t Target, first int) (int, error) {
 	given, _, err := wanted(t.Endpoint)
 	if err != nil || given != 0 {

@@ -13,8 +13,8 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// renderNixlPush gives the launch settings of an engine. A prefill engine gets the engine id and the side channel from its
-// endpoint attributes, since the gateway tells them to decode engines before the prefill engine has answered.
+// renderNixlPush gives the launch settings of an engine. A prefill engine gets the engine id and the side channel from
+// its endpoint attributes, since the gateway tells them to decode engines before the prefill engine has answered.
 func renderNixlPush(c connector.KVConnector, _ json.RawMessage, t Target) (Settings, error) {
 	if t.Version.Before(0, 23) {
 		return Settings{},

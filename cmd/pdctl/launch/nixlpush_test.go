@@ -15,7 +15,8 @@ import (
 
 // P must be launched with what D is told about P.
 func TestThePrefillEngineIsLaunchedAsItsAttributesSay(t *testing.T) {
-	p := engine(t, "http://10.0.0.1:8000", discovery.RolePrefill, "engineID", "pdkit-prefill", "sideChannelHost", "10.1.0.1", "sideChannelPort", "5777", "tpSize", "4", "ppSize", "2", "dpSize", "3")
+	p := engine(t, "http://10.0.0.1:8000", discovery.RolePrefill, "engineID", "pdkit-prefill", "sideChannelHost",
+		"10.1.0.1", "sideChannelPort", "5777", "tpSize", "4", "ppSize", "2", "dpSize", "3")
 	s, err := open(t, "nixl-push", `{"leaseDuration":"45s"}`).
 		Render(launch.Target{Endpoint: p, Engines: []discovery.Endpoint{p}})
 	require.NoError(t, err)
@@ -34,7 +35,8 @@ func TestThePrefillEngineIsLaunchedAsItsAttributesSay(t *testing.T) {
 }
 
 func TestTheDecodeEngineNeedsNoFixedID(t *testing.T) {
-	p, d := engine(t, "http://10.0.0.1:8000", discovery.RolePrefill, "engineID", "pdkit-prefill", "sideChannelPort", "5600"),
+	p, d := engine(t, "http://10.0.0.1:8000", discovery.RolePrefill, "engineID", "pdkit-prefill", "sideChannelPort",
+		"5600"),
 		engine(t, "http://10.0.0.1:8000", discovery.RoleDecode)
 	d.ID = "d"
 	s, err := open(t, "nixl-push", ``).Render(
@@ -52,12 +54,14 @@ func TestTheDecodeEngineNeedsNoFixedID(t *testing.T) {
 }
 
 func TestNixlPushThatCannotBeRendered(t *testing.T) {
-	_, err := open(t, "nixl-push", ``).Render(launch.Target{Endpoint: engine(t, "http://10.0.0.1:8000", discovery.RolePrefill)})
+	_, err := open(t, "nixl-push", ``).Render(launch.Target{Endpoint: engine(t, "http://10.0.0.1:8000",
+		discovery.RolePrefill)})
 	require.ErrorContains(t, err, "attributes.engineID",
 		"nobody could be told of an id that the engine makes by itself")
 	_, err = open(t, "nixl-push", `{"dispatch":"serial"}`).
 		Render(launch.Target{Endpoint: engine(t, "http://10.0.0.1:8000", discovery.RolePrefill)})
 	require.NoError(t, err, "P's response names it")
-	_, err = open(t, "nixl-push", ``).Render(launch.Target{Endpoint: engine(t, "http://10.0.0.1:8000", discovery.RoleDecode), Version: launch.Version{Minor: 22}})
+	_, err = open(t, "nixl-push", ``).Render(launch.Target{Endpoint: engine(t, "http://10.0.0.1:8000",
+		discovery.RoleDecode), Version: launch.Version{Minor: 22}})
 	require.ErrorContains(t, err, "no NixlPushConnector")
 }

@@ -22,8 +22,8 @@ const defaultMemory = 8 << 30
 // Releases of vLLM: 0.23 did not have the tier, and by 0.28 the keys had their present names.
 var firstTier, newNames = Version{Minor: 24}, Version{Minor: 28}
 
-// renderOffload gives all engines the same tiers. Each engine has its own control socket: D's, too, since P connects back to
-// it.
+// renderOffload gives all engines the same tiers. Each engine has its own control socket: D's, too, since P connects
+// back to it.
 func renderOffload(c connector.KVConnector, given *offload.Options, t Target) (Settings, error) {
 	o := offloadOptions{given}
 	if t.Version.Before(firstTier.Major, firstTier.Minor) {

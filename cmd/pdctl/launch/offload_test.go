@@ -48,7 +48,8 @@ func TestOffloadsPorts(t *testing.T) {
 			if x.ID == e {
 				assert.Equal(
 					t, want,
-					environment(render(t, "offload-p2p", ``, launch.Target{Endpoint: x, Engines: all}))["VLLM_P2P_SIDE_CHANNEL_PORT"],
+					environment(render(t, "offload-p2p", ``,
+						launch.Target{Endpoint: x, Engines: all}))["VLLM_P2P_SIDE_CHANNEL_PORT"],
 					e,
 				)
 			}
@@ -72,7 +73,8 @@ func TestOffloadsSettings(t *testing.T) {
 	const o = `{"cpu_bytes_to_use":5,"block_size":64,"eviction_policy":"arc","offload_prompt_only":true,` +
 		`"secondary_tiers":[{"type":"fs","root_dir":"/kv"},{"type":"p2p","host":"x","port":5710,"num_threads":8}]}`
 	p := engine(t, "http://h:8100", discovery.RolePrefill)
-	s := render(t, "offload-p2p", o, launch.Target{Endpoint: p, Resources: config.Resources{MaxMemory: "1Gi", MaxDisk: "1Gi"}})
+	s := render(t, "offload-p2p", o, launch.Target{Endpoint: p,
+		Resources: config.Resources{MaxMemory: "1Gi", MaxDisk: "1Gi"}})
 	assert.JSONEq(
 		t, `{"kv_connector":"OffloadingConnector","kv_role":"kv_both",
 		"kv_connector_extra_config":{"spec_name":"TieringOffloadingSpec","cpu_bytes_to_use":5,"block_size":64,
@@ -82,7 +84,8 @@ func TestOffloadsSettings(t *testing.T) {
 	assert.Equal(t, "5710", environment(s)["VLLM_P2P_SIDE_CHANNEL_PORT"])
 	assert.Equal(t, []string{"resources.maxMemory", "resources.maxDisk"}, idle(s))
 	assert.EqualValues(
-		t, 1<<30, render(t, "offload-p2p", ``, launch.Target{Endpoint: p, Resources: config.Resources{MaxMemory: "1Gi"}}).
+		t, 1<<30, render(t, "offload-p2p", ``, launch.Target{Endpoint: p,
+			Resources: config.Resources{MaxMemory: "1Gi"}}).
 			KVTransfer.Extra["cpu_bytes_to_use"],
 	)
 }
@@ -94,11 +97,13 @@ func TestOffloadByVersion(t *testing.T) {
 	require.ErrorContains(t, err, "version")
 	for minor, noted := range map[int]bool{25: true, 27: true, 28: false, 32: false} {
 		paths := map[string]bool{}
-		for _, n := range render(t, "offload-p2p", ``, launch.Target{Endpoint: p, Version: launch.Version{Minor: minor}}).Notes {
+		for _, n := range render(t, "offload-p2p", ``,
+			launch.Target{Endpoint: p, Version: launch.Version{Minor: minor}}).Notes {
 			paths[n.Path] = true
 		}
 		assert.Equal(t, noted, paths["version"], "0.%d", minor)
 	}
-	_, err = open(t, "offload-p2p", ``).Render(launch.Target{Endpoint: engine(t, "http://h:8100", discovery.RolePrefill, "p2pPort", "x")})
+	_, err = open(t, "offload-p2p", ``).Render(launch.Target{Endpoint: engine(t, "http://h:8100",
+		discovery.RolePrefill, "p2pPort", "x")})
 	require.ErrorContains(t, err, "attributes.p2pPort")
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// renderP2pNccl gives the role, the buffer, the address and the settings with which the engine announces itself. vLLM has the
-// connector from 0.9.2 to 0.22. The zero version means the newest of these.
+// renderP2pNccl gives the role, the buffer, the address and the settings with which the engine announces itself. vLLM
+// has the connector from 0.9.2 to 0.22. The zero version means the newest of these.
 func renderP2pNccl(_ connector.KVConnector, o *p2pnccl.Options, t Target) (Settings, error) {
 	if t.Endpoint.Role.Has(discovery.RoleBoth) {
 		return Settings{Engine: "vllm", Notes: []Note{{Path: "role",

@@ -7,8 +7,8 @@ import (
 	"github.com/pdkit/pdkit/connector/plainhttp"
 )
 
-// renderHTTP gives the launch settings of an engine: none of KV transfer, since this connector names no protocol. What the
-// engines need to share KV, if they do, is the affair of the connector that they are launched with.
+// renderHTTP gives the launch settings of an engine: none of KV transfer, since this connector names no protocol. What
+// the engines need to share KV, if they do, is the affair of the connector that they are launched with.
 func renderHTTP(_ connector.KVConnector, o *plainhttp.Options, t Target) (Settings, error) {
 	s := Settings{Engine: "vllm", Args: []string{"--enable-prompt-tokens-details"}}
 	s.Notes = append(s.Notes, Note{Text: "nothing moves KV between these engines: every prompt is computed " +

@@ -25,14 +25,15 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// rules are the rules that the settings of each connector keep. settings are all that the connector can have, each other
-// than its default.
+// rules are the rules that the settings of each connector keep. settings are all that the connector can have, each
+// other than its default.
 type rules struct {
 	name, settings  string
-	prefill, decode []string                                                        // the engines' attributes
-	own             []string                                                        // settings that are pdkit's own (paths: a.b), so that no engine's setting names them
-	versions        []launch.Version                                                // besides the newest
-	how             func(settings string, t launch.Target) (launch.Settings, error) // nil: with the registered function
+	prefill, decode []string         // the engines' attributes
+	own             []string         // paths (a.b) of pdkit's own settings
+	versions        []launch.Version // besides the newest
+
+	how func(settings string, t launch.Target) (launch.Settings, error) // nil: with the registered function
 }
 
 func TestTheSettingsAreCompleteConstantAndNameEverySetting(t *testing.T) {
@@ -174,8 +175,8 @@ func checkSettings(set launch.Settings) error {
 	return nil
 }
 
-// namesResources checks that a note says of each of a ModelServer's resources which setting it became, or that it has no
-// effect.
+// namesResources checks that a note says of each of a ModelServer's resources which setting it became, or that it has
+// no effect.
 func (r *rules) namesResources() error {
 	for _, target := range r.targets() {
 		if target.Endpoint.Role == discovery.RoleBoth || target.Version != (launch.Version{}) || target.CPU {
@@ -195,8 +196,8 @@ func (r *rules) namesResources() error {
 	return nil
 }
 
-// namesInner checks that each setting of an object, those inside others too, either changes what is rendered or is named
-// by a note. at is the object's path for gjson, shown its path for notes.
+// namesInner checks that each setting of an object, those inside others too, either changes what is rendered or is
+// named by a note. at is the object's path for gjson, shown its path for notes.
 func (r *rules) namesInner(full []launch.Settings, object gjson.Result, at, shown string) (fault error) {
 	object.ForEach(func(key, value gjson.Result) bool {
 		inner, note := strings.TrimPrefix(at+"."+gjson.Escape(key.Str), "."), config.FieldPath(shown, key.Str)

@@ -12,9 +12,9 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// renderSGLang gives the launch arguments of python -m sglang.launch_server (docs/advanced_features/pd_disaggregation.md and
-// server_args.py, 0.5.x). An engine of the role both runs without disaggregation, since it must serve requests without
-// a room.
+// renderSGLang gives the launch arguments of python -m sglang.launch_server
+// (docs/advanced_features/pd_disaggregation.md and server_args.py, 0.5.x). An engine of the role both runs without
+// disaggregation, since it must serve requests without a room.
 func renderSGLang(c connector.KVConnector, o *sglang.Options, t Target) (Settings, error) {
 	out := Settings{Engine: "sglang"}
 	note := func(path, text string) { out.Notes = append(out.Notes, NoEffect(path, text)) }

@@ -76,7 +76,8 @@ func TestSGLangsTransferBackend(t *testing.T) {
 		{`{"transferBackend":"nixl"}`, true, "nixl"},
 	} {
 		for _, role := range []discovery.Role{discovery.RolePrefill, discovery.RoleDecode} {
-			args := render(t, "sglang", k.config, launch.Target{Endpoint: engine(t, "http://e:1", role), CPU: k.cpu}).Args
+			args := render(t, "sglang", k.config, launch.Target{Endpoint: engine(t, "http://e:1", role),
+				CPU: k.cpu}).Args
 			at := slices.Index(args, flag)
 			require.GreaterOrEqual(t, at, 0)
 			assert.Equal(t, k.want, args[at+1])

@@ -33,7 +33,8 @@ func TestSharedStorage(t *testing.T) {
 			assert.Equal(t, "vllm", s.Engine)
 		}
 	}
-	s := render(t, "sharedstorage", `{"cacheHitThreshold":0.5}`, launch.Target{Resources: config.Resources{MaxDisk: "1Gi"}})
+	s := render(t, "sharedstorage", `{"cacheHitThreshold":0.5}`,
+		launch.Target{Resources: config.Resources{MaxDisk: "1Gi"}})
 	var notes []string
 	for _, n := range s.Notes {
 		notes = append(notes, n.Path)

@@ -20,7 +20,8 @@ type silentStore struct {
 	note   Note
 }
 
-// silentStores, by the connector's name, follow vLLM 0.33.0 and vllm-ascend 0.26.0rc1; see docs/protocols/silent-stores.md.
+// silentStores, by the connector's name, follow vLLM 0.33.0 and vllm-ascend 0.26.0rc1; see
+// docs/protocols/silent-stores.md.
 var silentStores = map[string]silentStore{
 	"ascend-store": {
 		class: "AscendStoreConnector", roles: true,

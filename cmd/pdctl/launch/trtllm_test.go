@@ -39,7 +39,8 @@ func TestTensorRTServersAreConfiguredByAFile(t *testing.T) {
 		"PYTHON\n")
 	require.Len(t, out.Notes, 1)
 	assert.Equal(t, "config.dispatch", out.Notes[0].Path)
-	assert.Empty(t, render(t, "trtllm", `{"dispatch":"generation-first"}`, launch.Target{Endpoint: d}).Notes, "the newest has it")
+	assert.Empty(t, render(t, "trtllm", `{"dispatch":"generation-first"}`, launch.Target{Endpoint: d}).Notes,
+		"the newest has it")
 }
 
 func TestNoSettingIsDroppedInSilenceAndNoKeyShown(t *testing.T) {

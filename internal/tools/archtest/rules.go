@@ -97,7 +97,8 @@ var rules = []rule{
 	},
 	{
 		of:     []string{"/..."},
-		except: []string{"connector/connectortest", "discovery/discoverytest", "enginesim/clientstest", "enginesim/enginesimtest"},
+		except: []string{"connector/connectortest", "discovery/discoverytest", "enginesim/clientstest",
+			"enginesim/enginesimtest"},
 		never:  []string{"testing/...", "net/http/httptest"},
 		why: "package testing and httptest add flags to every program that links them; only packages named …test " +
 			"may",
