@@ -17,7 +17,6 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/epd"
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
-
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/connector/plainhttp"
 	"github.com/pdkit/pdkit/discovery"

@@ -17,7 +17,6 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
-
 	"github.com/pdkit/pdkit/connector/lmcache"
 	_ "github.com/pdkit/pdkit/connector/lmcachepd"
 	"github.com/pdkit/pdkit/discovery"

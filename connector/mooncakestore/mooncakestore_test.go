@@ -15,7 +15,6 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
-
 	"github.com/pdkit/pdkit/connector/mooncakestore"
 	"github.com/pdkit/pdkit/discovery"
 )

@@ -17,7 +17,6 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
-
 	"github.com/pdkit/pdkit/connector/multi"
 	_ "github.com/pdkit/pdkit/connector/nixl"          // a child with a handoff
 	_ "github.com/pdkit/pdkit/connector/p2pnccl"       // a child that needs attributes

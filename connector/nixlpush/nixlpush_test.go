@@ -18,7 +18,6 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
-
 	"github.com/pdkit/pdkit/connector/nixlpush"
 	"github.com/pdkit/pdkit/discovery"
 )

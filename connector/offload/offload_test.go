@@ -13,7 +13,6 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
-
 	"github.com/pdkit/pdkit/connector/offload"
 	"github.com/pdkit/pdkit/discovery"
 )

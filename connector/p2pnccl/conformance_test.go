@@ -9,7 +9,6 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
-
 	"github.com/pdkit/pdkit/discovery"
 )
 

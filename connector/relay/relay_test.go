@@ -15,7 +15,6 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
-
 	"github.com/pdkit/pdkit/connector/relay"
 	"github.com/pdkit/pdkit/discovery"
 )

@@ -15,9 +15,7 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
-
 	"github.com/pdkit/pdkit/connector/silentstore"
-	"github.com/pdkit/pdkit/discovery"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
