@@ -16,7 +16,6 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/mooncakestore"
-	"github.com/pdkit/pdkit/discovery"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -88,11 +87,4 @@ func TestSettleTime(t *testing.T) {
 	defer done(nil)
 	_, err = wait(ctx)
 	require.ErrorIs(t, err, context.Canceled)
-}
-
-func endpoint(t testing.TB, url string, role discovery.Role) discovery.Endpoint {
-	t.Helper()
-	e, err := discovery.New(url, role)
-	require.NoError(t, err)
-	return e
 }
