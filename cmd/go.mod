@@ -84,7 +84,6 @@ require (
 	github.com/modern-go/reflect2 v1.0.3-0.20250322232337-35a7c28c31ee // indirect
 	github.com/munnerz/goautoneg v0.0.0-20191010083416-a7dc8b61c822 // indirect
 	github.com/pbnjay/memory v0.0.0-20210728143218-7b4eea64cf58 // indirect
-	github.com/pdkit/pdkit/lab v0.1.0
 	github.com/pmezard/go-difflib v1.0.1-0.20181226105442-5d4384ee4fb2 // indirect
 	github.com/posener/complete v1.2.3 // indirect
 	github.com/prometheus/client_model v0.6.3 // indirect
@@ -134,7 +133,5 @@ require (
 replace github.com/pdkit/pdkit => ../
 
 replace github.com/pdkit/pdkit/discovery/kubernetes => ../discovery/kubernetes
-
-replace github.com/pdkit/pdkit/lab => ../lab
 
 replace github.com/pdkit/pdkit/enginesim => ../enginesim

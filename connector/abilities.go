@@ -125,6 +125,22 @@ type EndpointChecker interface {
 	CheckEndpoint(e discovery.Endpoint) error
 }
 
+// Launcher says how engines are launched to speak the protocol. pdctl render asks a connector of elsewhere for it; for
+// those of this repository it has the settings itself (cmd/pdctl/launch).
+type Launcher interface {
+	// LaunchSettings returns the same settings for the same engine. Its error says what the engine's entry lacks.
+	LaunchSettings(e discovery.Endpoint) (LaunchSettings, error)
+}
+
+// LaunchSettings are what a [Launcher] asks for. They leave out what an engine needs without a connector, too: model,
+// port, memory.
+type LaunchSettings struct {
+	Engine     string            // vllm (the default), sglang or trtllm
+	Args       []string          // of the command line, one per element
+	Env        map[string]string // environment variables
+	KVTransfer json.RawMessage   // vLLM's --kv-transfer-config; nil is none
+}
+
 // As finds an ability in c itself, or in what c wraps (Unwrap() KVConnector or Unwrap() []KVConnector), depth first.
 func As[T any](c KVConnector) (T, bool) {
 	if t, ok := any(c).(T); ok {

@@ -43,7 +43,6 @@ require (
 	github.com/mattn/go-isatty v0.0.20 // indirect
 	github.com/modern-go/concurrent v0.0.0-20180306012644-bacd9c7ef1dd // indirect
 	github.com/modern-go/reflect2 v1.0.3-0.20250322232337-35a7c28c31ee // indirect
-	github.com/pdkit/pdkit/lab v0.1.0
 	github.com/pelletier/go-toml/v2 v2.2.4 // indirect
 	github.com/quic-go/qpack v0.6.0 // indirect
 	github.com/quic-go/quic-go v0.59.0 // indirect
@@ -63,7 +62,5 @@ require (
 replace github.com/pdkit/pdkit => ../
 
 replace github.com/pdkit/pdkit/discovery/kubernetes => ../discovery/kubernetes
-
-replace github.com/pdkit/pdkit/lab => ../lab
 
 replace github.com/pdkit/pdkit/enginesim => ../enginesim

@@ -4,6 +4,7 @@ go 1.26.0
 
 require (
 	github.com/pdkit/pdkit v0.1.0
+	github.com/pdkit/pdkit/cmd v0.1.0
 	github.com/pdkit/pdkit/enginesim v0.1.0
 	github.com/stretchr/testify v1.12.1
 	github.com/tidwall/gjson v1.20.0
@@ -42,10 +43,11 @@ require (
 	go.opentelemetry.io/auto/sdk v1.2.1 // indirect
 	go.opentelemetry.io/otel/log v1.47.0 // indirect
 	golang.org/x/image v0.30.0 // indirect
-	golang.org/x/net v0.59.0 // indirect
 	golang.org/x/text v0.42.0 // indirect
 )
 
 replace github.com/pdkit/pdkit => ../
+
+replace github.com/pdkit/pdkit/cmd => ../cmd
 
 replace github.com/pdkit/pdkit/enginesim => ../enginesim

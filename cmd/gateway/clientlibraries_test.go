@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/lab/clients/clientstest"
+	"github.com/pdkit/pdkit/enginesim/clientstest"
 )
 
 // failures are how a client's user learns of each fault. What the gateway answers is the same for all.

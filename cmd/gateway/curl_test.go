@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/lab/clients/clientstest"
+	"github.com/pdkit/pdkit/enginesim/clientstest"
 )
 
 // Exit codes of curl.

@@ -8,10 +8,10 @@ import (
 	"os"
 	"slices"
 
+	"github.com/pdkit/pdkit/cmd/pdctl/launch"
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/config/yamlfile"
 	_ "github.com/pdkit/pdkit/connector/all" // the connectors that a file may name
-	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 )

@@ -12,8 +12,8 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/cmd/pdctl/flags"
+	"github.com/pdkit/pdkit/cmd/pdctl/launch"
 	"github.com/pdkit/pdkit/config"
-	"github.com/pdkit/pdkit/connector/launch"
 )
 
 type checkCmd struct {

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/connector/launch"
+	"github.com/pdkit/pdkit/cmd/pdctl/launch"
 )
 
 func TestIssue1069IsFoundInItsOwnManifest(t *testing.T) {

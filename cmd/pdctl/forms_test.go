@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pdkit/pdkit/cmd/pdctl/launch"
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -24,7 +24,9 @@ func (exact) Traits() connector.Traits { return connector.Traits{Name: "exact"} 
 const everything = "it's \"$HOME\" $(HOME) $$(X) ${X:-1} $$$ `id` \\n %s # {{.}} [a]: &b *c !d | > ~ \n\ttab é " +
 	"\x7f end "
 
-func (exact) Render(t launch.Target) (launch.Settings, error) {
+func init() { launch.Register("exact", renderExact) }
+
+func renderExact(_ connector.KVConnector, _ json.RawMessage, t launch.Target) (launch.Settings, error) {
 	return launch.Settings{
 		Engine: "vllm", KVTransfer: &launch.KVTransfer{Connector: "C", Role: launch.KVRole(t.Endpoint.Role),
 			Extra: map[string]any{"t": everything}},
@@ -48,7 +50,7 @@ func TestEachFormCarriesEveryCharacter(t *testing.T) {
 	require.NoError(t, err)
 	plan, err := launch.With(exact{}, launch.Deployment{Endpoints: []discovery.Endpoint{p, d}, Model: "m"})
 	require.NoError(t, err)
-	want, err := exact{}.Render(plan.Engines[0].Target)
+	want, err := renderExact(nil, nil, plan.Engines[0].Target)
 	require.NoError(t, err)
 	python, err := plan.Python()
 	require.NoError(t, err)

@@ -13,7 +13,7 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/cmd/pdctl/flags"
-	"github.com/pdkit/pdkit/connector/launch"
+	"github.com/pdkit/pdkit/cmd/pdctl/launch"
 )
 
 // launched is an engine, as an input starts it.

@@ -13,9 +13,9 @@ import (
 
 	"github.com/tidwall/gjson"
 
+	"github.com/pdkit/pdkit/cmd/pdctl/launch"
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/config/yamlfile"
-	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/file"
 	"github.com/pdkit/pdkit/pdflow/modelserver"

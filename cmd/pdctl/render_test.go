@@ -19,8 +19,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/cmd/pdctl/flags"
+	"github.com/pdkit/pdkit/cmd/pdctl/launch"
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/launch"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")

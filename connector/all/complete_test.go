@@ -6,17 +6,13 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/launch"
-	"github.com/pdkit/pdkit/discovery"
 )
 
 // Every connector runs the conformance suite, golden exchanges and fuzzing.
@@ -109,36 +105,4 @@ var needed = map[string]string{
 	"multi":            `{"connectors":[{"type":"nixl"},{"type":"sharedstorage"}]}`,
 	"ascend-layerwise": `{"callbackListen":"127.0.0.1:8900","callbackURL":"http://127.0.0.1:8900"}`,
 	"relay":            `{"kv_connector":"HouseConnector"}`, // for launch settings alone
-}
-
-// Every connector renders the engines' launch settings. For each of a ModelServer's resources it says which setting it
-// became, or that it has no effect.
-func TestEveryConnectorRenders(t *testing.T) {
-	var engines []discovery.Endpoint
-	for url, role := range map[string]discovery.Role{"http://10.0.0.1:8100": discovery.RolePrefill,
-		"http://10.0.0.2:8200": discovery.RoleDecode} {
-		e, err := discovery.New(url, role)
-		require.NoError(t, err)
-		e.Attributes = map[string]string{"receiverInitPorts": "8300", "receiverAllocPorts": "8400", "engineID": "e",
-			"sideChannelHost": e.Host(), "sideChannelPort": "5600", "bootstrapPort": "8998", "notifyPort": "61005",
-			"handshakePort": "6301", "p2pPort": "7777"}
-		engines = append(engines, e)
-	}
-	for _, name := range connector.Names() {
-		t.Run(name, func(t *testing.T) {
-			c, err := connector.Open(config.Spec{Type: name, Config: json.RawMessage(needed[name])})
-			require.NoError(t, err)
-			r, ok := connector.As[launch.Renderer](c)
-			require.True(t, ok)
-			for _, e := range engines {
-				set, err := r.Render(launch.Target{Endpoint: e, Engines: engines, Model: "m", Gateway: "gateway",
-					Resources: config.Resources{MaxMemory: "8Gi", MaxDisk: "100Gi", MaxBandwidth: "10Gi"}})
-				require.NoError(t, err)
-				for _, path := range []string{"resources.maxMemory", "resources.maxDisk", "resources.maxBandwidth"} {
-					assert.True(t, slices.ContainsFunc(set.Notes, func(n launch.Note) bool { return n.Path == path }),
-						"%s: %s is dropped in silence", e.Role, path)
-				}
-			}
-		})
-	}
 }

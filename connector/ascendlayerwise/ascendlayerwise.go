@@ -28,6 +28,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/internal/ascendengine"
+	"github.com/pdkit/pdkit/discovery"
 )
 
 // Name is the name the connector is registered under.
@@ -230,3 +231,6 @@ func hasBuiltinTool(r *connector.ClientRequest) bool {
 	}
 	return false
 }
+
+// CheckEndpoint checks the attributes that launch settings need: kvPort, tpSize, dpSize.
+func (*Connector) CheckEndpoint(e discovery.Endpoint) error { return ascendengine.CheckEndpoint(e) }

@@ -13,7 +13,6 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/ascendlayerwise"
 	"github.com/pdkit/pdkit/connector/connectortest"
-	"github.com/pdkit/pdkit/connector/launch"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -58,7 +57,6 @@ func harness() connectortest.Harness {
 		Event: func(s *connector.Session) connector.Event {
 			return connector.Event{Body: []byte(callback(engineID(s.API, s.ID))), At: time.Now()}
 		},
-		Versions: []launch.Version{{Major: 0, Minor: 10, Patch: 1}, {Major: 0, Minor: 23}},
 	}
 }
 

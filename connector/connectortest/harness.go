@@ -20,7 +20,6 @@ import (
 	"github.com/tidwall/sjson"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -56,8 +55,7 @@ type Harness struct {
 	// Except are the rules that the protocol does not follow. One that nothing needs is a fault of the harness.
 	Except Exceptions
 
-	Versions []launch.Version // for which launch settings are rendered, besides the newest
-	Timeout  time.Duration    // for whatever must end; default 5 s
+	Timeout time.Duration // for whatever must end; default 5 s
 }
 
 // Response is P's response to a prefill leg. The zero value is that of an engine without KV transfer, which ended by
@@ -104,7 +102,6 @@ type Exceptions struct {
 	NotByID       bool     // nothing in the legs matches them, although Traits tells no other way for D to find the KV
 	Rewrites      []string // members of the client APIs that a leg has otherwise than the client: prompt, max_tokens
 	Refuses       []string // members that CheckRequest names though most protocols carry them: logprobs, tools
-	OwnSettings   []string // settings that are pdkit's own (paths: a.b), so that launch settings need not name them
 	PassesEmpty   bool     // P says by an empty object that it transfers nothing: D gets it and computes the prompt
 	BareIPv6      bool     // addresses stand so that they need no brackets, and the engines take none
 

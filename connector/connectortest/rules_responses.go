@@ -378,6 +378,3 @@ func (t *trial) anew(run func(u *trial) error) error {
 	}
 	return err
 }
-
-// validJSON is json.Valid, for texts.
-func validJSON(s string) bool { return json.Valid([]byte(s)) }

@@ -96,7 +96,6 @@ var rules = []rule{
 	{"waiting for an event ends with its context, and need not begin", checkExpect, false},
 	{"cleaning up ends with its context", checkCleanup, false},
 	{"Start and Close leave nothing behind, in any number", checkStartClose, true},
-	{"launch settings are complete, constant and name every setting", checkRender, true},
 }
 
 // notApplicable is why a rule has nothing to check.

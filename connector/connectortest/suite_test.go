@@ -130,7 +130,6 @@ func TestExceptionsAreTaken(t *testing.T) {
 		"needs a configuration":                            {NeedsConfig: true},
 		"pairs equal engines of one value only":            {OwnValues: map[string]string{"tpSize": "4"}},
 		"names every transfer alike":                       {NotByID: true},
-		"drops a setting in silence":                       {OwnSettings: []string{"pollInterval"}},
 		"leaves the stream's options":                      {KeepsStream: true},
 		"adds a member of its own that nobody was told of": {Rewrites: []string{"return_token_ids"}},
 		"leaves the limit that wins":                       {KeepsLimit: true},

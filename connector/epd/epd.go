@@ -97,6 +97,9 @@ type Connector struct {
 	opts Options
 }
 
+// Options returns the stage's settings.
+func (c *Connector) Options() Options { return c.opts }
+
 // Unwrap returns the connector that makes the other legs.
 func (c *Connector) Unwrap() connector.KVConnector { return c.KVConnector }
 

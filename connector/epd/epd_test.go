@@ -17,7 +17,6 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/epd"
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
-	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/connector/plainhttp"
 	"github.com/pdkit/pdkit/discovery"
@@ -260,45 +259,6 @@ func TestSettings(t *testing.T) {
 	}
 	_, err = epd.Wrap(nil, &epd.Options{Type: epd.Example})
 	require.Error(t, err)
-}
-
-func TestLaunchSettings(t *testing.T) {
-	render := func(o epd.Options, target launch.Target) launch.Settings {
-		r, ok := connector.As[launch.Renderer](wrap(t, o))
-		require.True(t, ok)
-		s, err := r.Render(target)
-		require.NoError(t, err)
-		return s
-	}
-	e, err := discovery.New("http://10.0.0.5:8300", discovery.RoleEncode)
-	require.NoError(t, err)
-	s := render(epd.Options{Type: epd.Example, SharedStoragePath: "/ec"}, launch.Target{Endpoint: e})
-	assert.Equal(
-		t, []string{"--ec-transfer-config", `{"ec_connector":"ECExampleConnector","ec_role":"ec_producer",` +
-			`"ec_connector_extra_config":{"shared_storage_path":"/ec"}}`}, s.Args,
-	)
-	assert.Nil(t, s.KVTransfer, "an encode engine has no KV to give")
-	s = render(epd.Options{Type: epd.NIXL}, launch.Target{Endpoint: e, Index: 1})
-	assert.Equal(
-		t, []string{"--ec-transfer-config", `{"ec_connector":"ECCPUConnector","ec_role":"ec_producer",` +
-			`"ec_connector_extra_config":{"ec_cpu_bytes":1073741824,"ec_enable_nixl":true}}`}, s.Args,
-	)
-	assert.Contains(t, s.Env, launch.EnvVar{Name: "VLLM_EC_SIDE_CHANNEL_HOST", Value: "10.0.0.5"})
-	assert.Contains(t, s.Env, launch.EnvVar{Name: "VLLM_EC_SIDE_CHANNEL_PORT", Value: "5602"})
-	p, err := discovery.New("http://10.0.0.6:8100", discovery.RolePrefill)
-	require.NoError(t, err)
-	s = render(epd.Options{Type: epd.Example, SharedStoragePath: "/ec"},
-		launch.Target{Endpoint: p, Engines: []discovery.Endpoint{p}})
-	require.NotNil(t, s.KVTransfer)
-	assert.Equal(t, "NixlConnector", s.KVTransfer.Connector, "the inner connector's settings stay")
-	assert.Contains(t, strings.Join(s.Args, " "), `"ec_role":"ec_consumer"`)
-	d, err := discovery.New("http://10.0.0.7:8200", discovery.RoleDecode)
-	require.NoError(t, err)
-	s = render(epd.Options{Type: epd.Example}, launch.Target{Endpoint: d, Engines: []discovery.Endpoint{d}})
-	assert.NotContains(t, strings.Join(s.Args, " "), "ec-transfer-config", "D takes no embeddings")
-	r, _ := connector.As[launch.Renderer](wrap(t, epd.Options{Type: epd.NIXL}))
-	_, err = r.Render(launch.Target{Endpoint: e, Version: launch.Version{Minor: 29}})
-	assert.ErrorContains(t, err, "0.30")
 }
 
 // For any request of a client, nothing panics, and the encoded items are objects of the request itself.

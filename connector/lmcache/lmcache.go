@@ -86,6 +86,12 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
+// EngineConfig are LMCache's own settings, as [Options] has them.
+type EngineConfig = lmcacheconf.Config
+
+// Settings returns the settings that the connector was made of, and LMCache's own among them.
+func (c *Connector) Settings() (Options, EngineConfig) { return c.options, c.engine }
+
 // Traits declares the protocol. D looks into the store when it gets its request. The store may be read any number of
 // times.
 //

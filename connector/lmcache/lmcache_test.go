@@ -17,7 +17,6 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
-	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/lmcache"
 	_ "github.com/pdkit/pdkit/connector/lmcachepd"
 	"github.com/pdkit/pdkit/discovery"
@@ -47,7 +46,6 @@ func harness() connectortest.Harness {
 			json.RawMessage(`{"lmcache.enable_nixl":"True"}`), json.RawMessage(`{"lmcache.chunk_sise":256}`),
 			json.RawMessage(`{"chunk_size":"many"}`),
 		},
-		Versions: []launch.Version{{Minor: 9}, {Minor: 32}},
 	}
 }
 

@@ -5,7 +5,9 @@ package lmcache
 import (
 	"encoding/json"
 	"errors"
+	"net"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/pdkit/pdkit/config"
@@ -146,4 +148,10 @@ func (o *Options) counts() []count {
 	}
 	slices.SortFunc(all, func(a, b count) int { return strings.Compare(a.path, b.path) })
 	return all
+}
+
+func hostPort(s string) (host, port string, ok bool) {
+	host, port, err := net.SplitHostPort(s)
+	n, perr := strconv.Atoi(port)
+	return host, port, err == nil && perr == nil && host != "" && n >= 1 && n <= 65535
 }

@@ -86,6 +86,12 @@ func New(o *Options) (*Connector, error) {
 	return c, nil
 }
 
+// EngineConfig are LMCache's own settings, as [Options] has them.
+type EngineConfig = lmcacheconf.Config
+
+// Settings returns the settings that the connector was made of, and LMCache's own among them.
+func (c *Connector) Settings() (Options, EngineConfig) { return c.options, c.engine }
+
 // Traits declares the protocol. The flow may ask D after the notices have come. D drops each chunk after reading it. If
 // the first token is P's, P's response holds it.
 //
@@ -288,6 +294,16 @@ type receiverKey struct{ host, own, init, alloc string }
 
 // maxReceivers bounds the cache of receivers. Engines come and go, and only a few exist at a time.
 const maxReceivers = 1024
+
+// Receiver returns where a decode engine receives KV: its host, and two ports for each tensor-parallel rank. The error
+// is a *[connector.EndpointError].
+func (c *Connector) Receiver(d discovery.Endpoint) (host string, initPorts, allocPorts []int, err error) {
+	r, err := c.receiver(d)
+	if err != nil {
+		return "", nil, nil, err
+	}
+	return r.host, r.init, r.alloc, nil
+}
 
 // receiver reads an engine's attributes, and caches the result.
 func (c *Connector) receiver(d discovery.Endpoint) (*receiver, error) {

@@ -17,7 +17,6 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
-	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/lmcachepd"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -46,8 +45,7 @@ func harness() connectortest.Harness {
 			return connector.Event{Body: []byte("\x82\xa4type\xaaProxyNotif\xa6req_id\xd9\x20" + s.ID)}
 		},
 		// Only P gets an id: D finds the KV by the prompt's tokens.
-		Except:   connectortest.Exceptions{NotByID: true},
-		Versions: []launch.Version{{Minor: 9}, {Minor: 32}},
+		Except: connectortest.Exceptions{NotByID: true},
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"net"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
@@ -54,29 +53,21 @@ func (o *Options) check() (lmcacheconf.Config, error) {
 	}
 	checkEngine(&engine, fault)
 	o.initPorts, o.allocPorts = engine.Ints("pd_peer_init_port"), engine.Ints("pd_peer_alloc_port")
-	if o.allocPorts == nil && onePort(&engine) {
+	if o.allocPorts == nil && engine.OnePort() {
 		for _, port := range o.initPorts {
-			o.allocPorts = append(o.allocPorts, port+allocAbove)
+			o.allocPorts = append(o.allocPorts, port+AllocAbove)
 		}
 		if slices.Max(o.allocPorts) > 65535 {
 			fault("pd_peer_alloc_port", "is missing",
-				"the receivers' port for allocations, which was none of its own when there was a "+onePortNames[0])
+				"the receivers' port for allocations, which was none of its own when there was a "+"nixl_peer_port")
 		}
 	}
 	return engine, errors.Join(errs...)
 }
 
-// allocAbove is the distance from a receiver's init port to its alloc port in LMCache's own examples
+// AllocAbove is the distance from a receiver's init port to its alloc port in LMCache's own examples
 // (examples/disagg_prefill/1p1d/configs).
-const allocAbove = 100
-
-// onePortNames are the names of the one port that a receiver had in 2025. A receiver of today has two.
-var onePortNames = []string{"nixl_peer_port", "nixl_receiver_port"}
-
-func onePort(engine *lmcacheconf.Config) bool {
-	e, ok := engine.Get("pd_peer_init_port")
-	return ok && len(engine.Ints(e.Key)) > 0 && slices.Contains(onePortNames, strings.TrimPrefix(e.Path, "lmcache."))
-}
+const AllocAbove = 100
 
 // maxNotifications is more than the ranks of any engine.
 const maxNotifications = 4096

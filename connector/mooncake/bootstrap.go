@@ -73,7 +73,7 @@ func prepared(s *connector.Session) (*target, error) {
 // ranks, the rank is the session's; otherwise it is one that P's bootstrap server names. After an error the flow tries
 // another pair.
 func (c *Connector) Prepare(ctx context.Context, s *connector.Session, call connector.Caller) (any, error) {
-	url, err := c.bootstrapURL(s.Prefill)
+	url, err := c.BootstrapURL(s.Prefill)
 	if err != nil {
 		return nil, err
 	}
@@ -115,9 +115,9 @@ func (c *Connector) Clean(_ context.Context, s *connector.Session, cause error, 
 	return nil
 }
 
-// bootstrapURL is the base address of P's bootstrap server: its attribute bootstrapURL, or P's host with the port of
+// BootstrapURL is the base address of P's bootstrap server: its attribute bootstrapURL, or P's host with the port of
 // its attribute bootstrapPort or of the settings.
-func (c *Connector) bootstrapURL(p discovery.Endpoint) (string, error) {
+func (c *Connector) BootstrapURL(p discovery.Endpoint) (string, error) {
 	if text := strings.TrimSpace(p.Attribute("bootstrapURL")); text != "" {
 		u, err := discovery.ParseURL(text)
 		if err != nil {
@@ -197,7 +197,7 @@ func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
 	if !e.Role.Has(discovery.RolePrefill) {
 		return nil
 	}
-	_, faulty := c.bootstrapURL(e)
+	_, faulty := c.BootstrapURL(e)
 	_, odd := attr.Int(e, "dpSize", 0, 1, 65535)
 	return attr.Faults(errors.Join(faulty, odd), nil)
 }

@@ -49,7 +49,6 @@ func harness() connectortest.Harness {
 			return respond(http.StatusOK, `{"0":{"engine_id":"engine-id-0",`+
 				`"worker_addr":{"0":{"0":"tcp://10.0.0.1:1"}}}}`), nil
 		},
-		Except: connectortest.Exceptions{OwnSettings: []string{"dispatch", "engineTTL"}},
 	}
 }
 

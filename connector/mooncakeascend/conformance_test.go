@@ -11,7 +11,6 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
-	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/mooncakeascend"
 )
 
@@ -46,7 +45,6 @@ func harness() connectortest.Harness {
 			"do_remote_prefill", "remote_engine_id", "remote_request_id", "remote_host", "remote_port",
 			"remote_block_ids", "num_prompt_blocks",
 		},
-		Versions: []launch.Version{{Major: 0, Minor: 10, Patch: 1}, {Major: 0, Minor: 23}},
 	}
 }
 

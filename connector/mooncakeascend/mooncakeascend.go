@@ -31,6 +31,7 @@ import (
 	"github.com/pdkit/pdkit/connector/handoff"
 	"github.com/pdkit/pdkit/connector/internal/ascendengine"
 	"github.com/pdkit/pdkit/connector/internal/kvparams"
+	"github.com/pdkit/pdkit/discovery"
 )
 
 // Name is the name the connector is registered under.
@@ -187,3 +188,6 @@ func checkHandoff(raw json.RawMessage) error {
 	o.SomeBlocks("remote_block_ids", 2)
 	return o.Close()
 }
+
+// CheckEndpoint checks the attributes that launch settings need: kvPort, tpSize, dpSize.
+func (*Connector) CheckEndpoint(e discovery.Endpoint) error { return ascendengine.CheckEndpoint(e) }

@@ -18,7 +18,6 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
-	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/mooncakeascend"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -161,10 +160,6 @@ func TestHybridIsItsOwnClass(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, mooncakeascend.HybridName, c.Traits().Name)
 	assert.Equal(t, 480*time.Second, c.Traits().Handoff.Lease)
-	p := endpoint(t, "http://10.0.0.5:8100", discovery.RolePrefill, nil)
-	out, err := c.(launch.Renderer).Render(launch.Target{Endpoint: p, Engines: []discovery.Endpoint{p}})
-	require.NoError(t, err)
-	assert.Equal(t, "MooncakeHybridConnector", out.KVTransfer.Connector)
 }
 
 func endpoint(t testing.TB, rawURL string, role discovery.Role, attributes map[string]string) discovery.Endpoint {
@@ -174,57 +169,7 @@ func endpoint(t testing.TB, rawURL string, role discovery.Role, attributes map[s
 	return discovery.Endpoint{ID: rawURL, URL: u, Role: role, Attributes: attributes}
 }
 
-func TestLaunchSettings(t *testing.T) {
-	p := endpoint(t, "http://10.0.0.5:8100", discovery.RolePrefill, map[string]string{"tpSize": "8", "dpSize": "2"})
-	d := endpoint(t, "http://10.0.0.6:8200", discovery.RoleDecode, map[string]string{"dpSize": "16", "kvPort": "36200"})
-	engines := []discovery.Endpoint{p, d}
-	lease := config.Duration(90 * time.Second)
-	c := open(t, &mooncakeascend.Options{LeaseDuration: &lease})
-
-	out, err := c.Render(launch.Target{Endpoint: p, Engines: engines})
-	require.NoError(t, err)
-	assert.JSONEq(t, `{"kv_connector":"MooncakeConnectorV1","kv_role":"kv_producer","kv_port":30000,`+
-		`"kv_connector_extra_config":{"prefill":{"dp_size":2,"tp_size":8},"decode":{"dp_size":16,"tp_size":1}}}`,
-		out.KVTransfer.JSON())
-	assert.Equal(
-		t, []string{"--enable-prompt-tokens-details", "--tensor-parallel-size", "8", "--data-parallel-size", "2"},
-		out.Args,
-	)
-	assert.Equal(t, []launch.EnvVar{{Name: "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", Value: "90"}}, out.Env)
-
-	out, err = c.Render(
-		launch.Target{Endpoint: d, Engines: engines, Version: launch.Version{Major: 0, Minor: 10, Patch: 1}},
-	)
-	require.NoError(t, err)
-	assert.JSONEq(t, `{"kv_connector":"MooncakeConnectorV1","kv_role":"kv_consumer","kv_port":36200,`+
-		`"kv_buffer_device":"npu","kv_parallel_size":1,"kv_rank":1,`+
-		`"kv_connector_extra_config":{"prefill":{"dp_size":2,"tp_size":8},"decode":{"dp_size":16,"tp_size":1}}}`,
-		out.KVTransfer.JSON(), "before 0.11")
-
-	out, err = c.Render(launch.Target{Endpoint: d, Engines: engines, Resources: config.Resources{MaxMemory: "1Gi"}})
-	require.NoError(t, err)
-	assert.Equal(t, "resources.maxMemory", out.Notes[0].Path)
-	assert.True(t, out.Notes[0].NoEffect)
-	_, err = c.Render(launch.Target{Endpoint: endpoint(t, "http://10.0.0.7:8300", discovery.RoleBoth, nil)})
-	require.ErrorContains(t, err, "either sends or receives")
-}
-
-func TestLaunchSettingsThatDoNotFitAreRefused(t *testing.T) {
-	p := endpoint(t, "http://10.0.0.5:8100", discovery.RolePrefill, map[string]string{"tpSize": "4"})
-	for rule, other := range map[string]discovery.Endpoint{
-		"P's tpSize is no multiple of D's": endpoint(t, "http://d:1", discovery.RoleDecode,
-			map[string]string{"tpSize": "8"}),
-		"two P with different tpSize": endpoint(t, "http://q:1", discovery.RolePrefill,
-			map[string]string{"tpSize": "8"}),
-		"two P with different dpSize": endpoint(t, "http://q:1", discovery.RolePrefill,
-			map[string]string{"tpSize": "4", "dpSize": "2"}),
-		"an attribute that is no whole number": endpoint(t, "http://d:1", discovery.RoleDecode,
-			map[string]string{"tpSize": "x"}),
-	} {
-		_, err := open(t, nil).Render(launch.Target{Endpoint: p, Engines: []discovery.Endpoint{p, other}})
-		var bad *connector.EndpointError
-		require.ErrorAs(t, err, &bad, rule)
-	}
+func TestFaultyAttributesAreNamed(t *testing.T) {
 	for _, name := range []string{"tpSize", "dpSize", "kvPort"} {
 		faults := config.FieldErrors(
 			open(t, nil).CheckEndpoint(endpoint(t, "http://d:1", discovery.RoleDecode, map[string]string{name: "0"})),
@@ -232,5 +177,7 @@ func TestLaunchSettingsThatDoNotFitAreRefused(t *testing.T) {
 		require.Len(t, faults, 1)
 		assert.Equal(t, "attributes."+name, faults[0].Path)
 	}
-	require.NoError(t, open(t, nil).CheckEndpoint(p))
+	require.NoError(t, open(t, nil).CheckEndpoint(
+		endpoint(t, "http://10.0.0.5:8100", discovery.RolePrefill, map[string]string{"tpSize": "4"}),
+	))
 }

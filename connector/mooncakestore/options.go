@@ -78,14 +78,6 @@ func (s *Size) UnmarshalJSON(raw []byte) error {
 // zero reports whether the size is 0.
 func (s Size) zero() bool { return s != "" && !strings.ContainsAny(string(s), "123456789") }
 
-// json is the size as Mooncake's file has it: bytes as a number.
-func (s Size) json() any {
-	if n, err := strconv.ParseUint(string(s), 10, 63); err == nil {
-		return n
-	}
-	return string(s)
-}
-
 const modeEmbedded, modeStandalone = "embedded", "standalone-store"
 
 func (o *Options) check() error {

@@ -11,7 +11,6 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
-	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/moriio"
 )
 
@@ -43,7 +42,6 @@ func harness(mode string) connectortest.Harness {
 			json.RawMessage(`{"notifyPort":-1}`), json.RawMessage(`{"tpSize":-1}`),
 			json.RawMessage(`{"dpSize":100000}`), json.RawMessage(`{"deferTimeout":"0s"}`),
 		},
-		Versions: []launch.Version{{Major: 0, Minor: 27}, {Major: 0, Minor: 28}},
 		Response: func(s *connector.Session, _ []byte) connectortest.Response {
 			return connectortest.Response{Handoff: handoff(s)}
 		},

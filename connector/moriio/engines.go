@@ -96,6 +96,22 @@ func (e *engine) appendAddress(b []byte) []byte {
 	return strconv.AppendInt(append(b, ",notify:"...), int64(e.ports.notify), 10)
 }
 
+// Engine is how an engine is reached, and its sizes.
+type Engine struct {
+	Host                      string
+	HandshakePort, NotifyPort int
+	TP, DP                    int
+	Local                     int // the data-parallel ranks of one pod; DP if there is one pod
+}
+
+// Engine reads an engine's attributes; those that are missing are the connector's settings. The error is a
+// *[connector.EndpointError].
+func (c *Connector) Engine(e discovery.Endpoint) (Engine, error) {
+	at, err := c.engine(e)
+	return Engine{Host: at.host, HandshakePort: at.ports.handshake, NotifyPort: at.ports.notify, TP: at.tp, DP: at.dp,
+		Local: at.local}, err
+}
+
 // engine reads an endpoint: the address that it announced as zmqAddress, or its URL's host and the ports of its
 // attributes or of the settings.
 func (c *Connector) engine(e discovery.Endpoint) (engine, error) {

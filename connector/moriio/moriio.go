@@ -40,7 +40,6 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/handoff"
-	"github.com/pdkit/pdkit/connector/launch"
 )
 
 // Name is the name the connector is registered under.
@@ -130,11 +129,11 @@ func New(o *Options) (*Connector, error) {
 			fault("deferTimeout", "is not above 0", "the engines' defer_timeout, 60s unless they set another")
 		}
 	}
-	v, err := launch.ParseVersion(o.EngineVersion)
+	v, err := config.ParseEngineVersion(o.EngineVersion)
 	if err != nil {
 		fault("engineVersion", "is not a version", "the engines' release, like 0.33.0")
 	}
-	c.alone = v != (launch.Version{}) && (!v.Before(0, 33) || !c.read && !v.Before(0, 32))
+	c.alone = v != (config.EngineVersion{}) && (!v.Before(0, 33) || !c.read && !v.Before(0, 32))
 	if err := errors.Join(faults...); err != nil {
 		return nil, err
 	}

@@ -21,7 +21,6 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
-	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/moriio"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -315,7 +314,7 @@ func TestEndpointsThatCannotBeAddressed(t *testing.T) {
 			var bad *connector.EndpointError
 			require.ErrorAs(t, err, &bad, "%s=%s", name, v)
 			assert.Equal(t, name, bad.Attribute)
-			_, err = c.Render(launch.Target{Endpoint: e})
+			_, err = c.Engine(e)
 			require.Error(t, err)
 		}
 	}
@@ -346,50 +345,6 @@ func TestAbilities(t *testing.T) {
 		t, connector.ParamsMember, uncarried.Member(open(t, nil),
 			session(t, connector.APISGLang, `{"text":"a"}`, nil, nil).Request),
 	)
-}
-
-func TestLaunchSettings(t *testing.T) {
-	p := engine(t, "http://10.0.0.5:8100", discovery.RolePrefill, map[string]string{"tpSize": "8", "dpSize": "2"})
-	d := engine(t, "http://10.0.0.6:8200", discovery.RoleDecode, map[string]string{"handshakePort": "6302"})
-	other := engine(t, "http://10.0.0.7:8200", discovery.RoleDecode, nil)
-	engines := []discovery.Endpoint{p, other, d, d}
-
-	out, err := open(t, nil).Render(launch.Target{Endpoint: p, Engines: engines})
-	require.NoError(t, err)
-	assert.JSONEq(t, `{"kv_connector":"MoRIIOConnector","kv_role":"kv_producer",`+
-		`"kv_connector_extra_config":{"proxy_ip":"","proxy_ping_port":0,"http_port":8100,"handshake_port":6301,`+
-		`"notify_port":61005,"read_mode":false,"host_ip":"10.0.0.5","defer_timeout":60}}`, out.KVTransfer.JSON())
-	assert.Equal(
-		t, []string{"--enable-prompt-tokens-details", "--tensor-parallel-size", "8", "--data-parallel-size", "2"},
-		out.Args,
-	)
-
-	out, err = open(t, &moriio.Options{Mode: moriio.ModeRead}).
-		Render(
-			launch.Target{Endpoint: d, Engines: engines, Gateway: "10.0.0.1",
-				Version: launch.Version{Major: 0, Minor: 27}},
-		)
-	require.NoError(t, err)
-	assert.JSONEq(t, `{"kv_connector":"MoRIIOConnector","kv_role":"kv_consumer",`+
-		`"kv_connector_extra_config":{"proxy_ip":"10.0.0.1","proxy_ping_port":36367,"http_port":8200,`+
-		`"handshake_port":6302,"notify_port":61005,"read_mode":true,"host_ip":"10.0.0.6","defer_timeout":60}}`,
-		out.KVTransfer.JSON())
-
-	out, err = open(
-		t, nil,
-	).Render(
-		launch.Target{Endpoint: engine(t, "http://10.0.0.8:8300", discovery.RoleBoth, nil),
-			Resources: config.Resources{MaxDisk: "1Gi"}, CPU: true},
-	)
-	require.NoError(t, err)
-	assert.Nil(t, out.KVTransfer, "with the connector it would serve nobody alone")
-	var without []string
-	for _, n := range out.Notes {
-		if n.NoEffect {
-			without = append(without, n.Path)
-		}
-	}
-	assert.Equal(t, []string{"resources.maxDisk"}, without)
 }
 
 // For any response of P, nothing panics. Decode returns ErrNoTransfer, or a leg that is JSON and has this session's id

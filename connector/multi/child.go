@@ -15,13 +15,14 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// child is one connector of the list.
-type child struct {
+// Child is one connector of the list.
+type Child struct {
 	connector.KVConnector
+	At     string          // connectors[0]
+	Name   string          // as the list writes it: nixl, NixlConnector
+	Config json.RawMessage // the settings that the connector was made of
+	Engine *EngineConfig   // the engine's own configuration of the child; nil for {type, config}
 	traits connector.Traits
-	at     string        // connectors[0]
-	name   string        // as the list writes it: nixl, NixlConnector
-	engine *engineConfig // the engine's own configuration of the child; nil for {type, config}
 }
 
 // spec is a child in the form {type, config}. Other members of a kvConnector belong to the whole, not to a child.
@@ -31,9 +32,9 @@ type spec struct {
 	Parameters json.RawMessage `json:"parameters"`
 }
 
-// engineConfig is vLLM's KVTransferConfig, in the form that MultiConnector has for each child
+// EngineConfig is vLLM's KVTransferConfig, in the form that MultiConnector has for each child
 // (vllm/config/kv_transfer.py).
-type engineConfig struct {
+type EngineConfig struct {
 	Connector     string                     `json:"kv_connector"`
 	Role          string                     `json:"kv_role"`
 	EngineID      string                     `json:"engine_id"`
@@ -51,10 +52,10 @@ type engineConfig struct {
 
 const maxChildren = 16 // no engine has more, and each child costs time on every request
 
-func openChild(i int, raw json.RawMessage) (child, error) {
-	c := child{at: "connectors[" + strconv.Itoa(i) + "]"}
+func openChild(i int, raw json.RawMessage) (Child, error) {
+	c := Child{At: "connectors[" + strconv.Itoa(i) + "]"}
 	if i >= maxChildren {
-		return c, &config.FieldError{Path: c.at, Problem: "is one too many",
+		return c, &config.FieldError{Path: c.At, Problem: "is one too many",
 			Remedy: "at most " + strconv.Itoa(maxChildren) + " are read"}
 	}
 	var err error
@@ -67,10 +68,10 @@ func openChild(i int, raw json.RawMessage) (child, error) {
 	if err == nil {
 		c.traits = c.Traits()
 	}
-	return c, config.Within(c.at, err)
+	return c, config.Within(c.At, err)
 }
 
-func (c *child) openSpec(raw json.RawMessage) error {
+func (c *Child) openSpec(raw json.RawMessage) error {
 	var s spec
 	if err := config.Decode(raw, &s); err != nil {
 		return err
@@ -90,8 +91,8 @@ func (c *child) openSpec(raw json.RawMessage) error {
 }
 
 // open opens the child. typePath and configPath are the paths of its type and its settings in the list, for errors.
-func (c *child) open(typePath, typ, configPath string, settings json.RawMessage) (err error) {
-	c.name = typ
+func (c *Child) open(typePath, typ, configPath string, settings json.RawMessage) (err error) {
+	c.Name, c.Config = typ, settings
 	name := connector.Resolve(typ, settings)
 	if why := outsiders[name]; why != "" {
 		return &config.FieldError{Path: typePath, Problem: why, Remedy: outsiderRemedy(name)}
@@ -149,8 +150,8 @@ const extraPath = "kv_connector_extra_config"
 
 // openEngine opens a child that is given as the engine's own configuration. Its settings are the engine's, so settings
 // that the connector does not know are not faults; they are only rendered.
-func (c *child) openEngine(raw json.RawMessage) error {
-	e := &engineConfig{}
+func (c *Child) openEngine(raw json.RawMessage) error {
+	e := &EngineConfig{}
 	if err := config.Decode(raw, e); err != nil {
 		return err
 	}
@@ -162,9 +163,9 @@ func (c *child) openEngine(raw json.RawMessage) error {
 		return &config.FieldError{Path: "kv_connector", Problem: "is empty",
 			Remedy: "write an engine's class name, as NixlConnector"}
 	}
-	c.engine = e
+	c.Engine = e
 	if e.isSilent() {
-		c.name, c.KVConnector = e.Connector, silent{e.Connector}
+		c.Name, c.KVConnector = e.Connector, silent{e.Connector}
 		return nil
 	}
 	all, err := json.Marshal(e.Extra)
@@ -182,7 +183,7 @@ func (c *child) openEngine(raw json.RawMessage) error {
 			break
 		}
 	}
-	c.name = e.Connector
+	c.Name = e.Connector
 	return err
 }
 
@@ -228,4 +229,4 @@ func dropUnknown(settings map[string]json.RawMessage, err error) bool {
 }
 
 // label names a child in a message.
-func (c *child) label() string { return fmt.Sprintf("%s (%s)", c.at, c.traits.Name) }
+func (c *Child) label() string { return fmt.Sprintf("%s (%s)", c.At, c.traits.Name) }

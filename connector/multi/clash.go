@@ -12,19 +12,19 @@ import (
 )
 
 // orders are the orders in which a child works; its preferred one is the first.
-func (c *child) orders() []connector.Order {
+func (c *Child) orders() []connector.Order {
 	return append([]connector.Order{c.traits.Order}, c.traits.OtherOrders...)
 }
 
 // commonOrder finds an order that suits all children. Stores find content by the prompt alone and suit any order. Of
 // the others' common orders it prefers that of the first one.
-func commonOrder(children []child) (connector.Order, error) {
-	bound := slices.DeleteFunc(slices.Clone(children), func(c child) bool { return c.traits.Handoff.ContentStore })
+func commonOrder(children []Child) (connector.Order, error) {
+	bound := slices.DeleteFunc(slices.Clone(children), func(c Child) bool { return c.traits.Handoff.ContentStore })
 	if len(bound) == 0 {
 		return children[0].traits.Order, nil
 	}
 	for _, o := range bound[0].orders() {
-		if !slices.ContainsFunc(bound[1:], func(c child) bool { return !slices.Contains(c.orders(), o) }) {
+		if !slices.ContainsFunc(bound[1:], func(c Child) bool { return !slices.Contains(c.orders(), o) }) {
 			return o, nil
 		}
 	}
@@ -46,36 +46,36 @@ func commonOrder(children []child) (connector.Order, error) {
 // single are the abilities of which only one child can act on a request.
 var single = []struct {
 	what string
-	does func(*child) bool
+	does func(*Child) bool
 }{
 	{"make a side call before the legs", has[connector.Preparer]},
 	// A store only waits for a time to pass, which any child can do besides another.
-	{"wait for a notice between the legs", func(c *child) bool {
+	{"wait for a notice between the legs", func(c *Child) bool {
 		return !c.traits.Handoff.ContentStore && has[connector.Expecter](c)
 	}},
 	{"end requests with P's response", has[connector.Finisher]},
 	{"rewrite D's response", has[connector.Rewriter]},
 	{"judge P's response while D runs", has[connector.PrefillChecker]},
-	{"ask D first and judge its response", func(c *child) bool {
+	{"ask D first and judge its response", func(c *Child) bool {
 		return c.traits.Order == connector.DecodeFirst && has[connector.ColdDetector](c)
 	}},
 	{"add an encode stage", has[connector.Encoder]},
-	{"give the legs an X-Request-Id of its own", func(c *child) bool { return c.traits.OwnRequestID }},
+	{"give the legs an X-Request-Id of its own", func(c *Child) bool { return c.traits.OwnRequestID }},
 }
 
-func has[T any](c *child) bool {
+func has[T any](c *Child) bool {
 	_, ok := connector.As[T](c.KVConnector)
 	return ok
 }
 
-func clash(a, b *child, problem, remedy string) error {
-	return &config.FieldError{Path: b.at, Problem: problem + ", as " + a.label() + " does", Remedy: remedy}
+func clash(a, b *Child, problem, remedy string) error {
+	return &config.FieldError{Path: b.At, Problem: problem + ", as " + a.label() + " does", Remedy: remedy}
 }
 
 const oneOfThem = "keep one of the two, with stores beside it"
 
 // checkClashes finds children that cannot share a request.
-func checkClashes(children []child) error {
+func checkClashes(children []Child) error {
 	var errs []error
 	for j := range children {
 		for i := range children[:j] {
@@ -88,7 +88,7 @@ func checkClashes(children []child) error {
 	return errors.Join(errs...)
 }
 
-func checkPair(a, b *child) error {
+func checkPair(a, b *Child) error {
 	switch {
 	case a.traits.Handoff.Named() && b.traits.Handoff.Named():
 		return clash(a, b, "needs a handoff in P's response",
@@ -112,7 +112,7 @@ func checkPair(a, b *child) error {
 
 // describing puts those children last that make P end by length, since the normalization of other children would undo
 // what they set.
-func describing(children []child) []connector.KVConnector {
+func describing(children []Child) []connector.KVConnector {
 	var first, last []connector.KVConnector
 	for i := range children {
 		if children[i].traits.Ending.EndsByLength {

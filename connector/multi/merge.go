@@ -10,7 +10,7 @@ import (
 
 // merge makes one declaration from the children's. If one child does not support something, or leaves something behind,
 // so does the whole. The lease is the shortest one.
-func merge(children []child, order connector.Order) connector.Traits {
+func merge(children []Child, order connector.Order) connector.Traits {
 	t := connector.Traits{Name: Name, Order: order, APIs: connector.APIs(), Carries: children[0].traits.Carries,
 		Handoff:   connector.Handoff{MultiUse: true, ContentStore: true},
 		Serving:   connector.Serving{ReusedInUsage: true},
@@ -62,7 +62,7 @@ func union(a, b []string) []string {
 // them, since D loads from the transfer what its store does not have (multi_connector.py of vLLM 0.32.0:
 // get_num_new_matched_tokens asks one child after the other). If all children are stores, one that both engines share
 // is enough. Then an attribute decides only if every child has a rule for it.
-func pairRules(children []child) []connector.PairRule {
+func pairRules(children []Child) []connector.PairRule {
 	var transfers, stores [][]connector.PairRule
 	for i := range children {
 		if t := &children[i].traits; t.Handoff.ContentStore {

@@ -52,7 +52,7 @@ type Options struct {
 
 // Connector is the connector "multi" or "kvbm". Make it with [New] or [NewKVBM].
 type Connector struct {
-	children []child                 // in the engines' order
+	children []Child                 // in the engines' order
 	legs     []connector.KVConnector // in the order in which they build the legs
 	traits   connector.Traits        // the merged declaration of all children
 
@@ -91,6 +91,9 @@ func New(o *Options) (*Connector, error) {
 
 // Traits returns the merged declaration of all children, with an order that suits all; see [New].
 func (c *Connector) Traits() connector.Traits { return c.traits }
+
+// Children returns the connectors of the list, in the engines' order.
+func (c *Connector) Children() []Child { return c.children }
 
 // Unwrap returns the children in the engines' order.
 func (c *Connector) Unwrap() []connector.KVConnector {

@@ -17,7 +17,6 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
-	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/multi"
 	_ "github.com/pdkit/pdkit/connector/nixl"          // a child with a handoff
 	_ "github.com/pdkit/pdkit/connector/p2pnccl"       // a child that needs attributes
@@ -206,50 +205,12 @@ func TestWhatCannotWorkTogetherIsRefusedWhenMade(t *testing.T) {
 	}
 }
 
-func TestAnEnginesOwnSettingsAreTakenAsTheyStand(t *testing.T) {
+func TestAnEnginesOwnLeaseIsTheHandoffs(t *testing.T) {
 	c := open(t, `{"connectors":[{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_port":"5",`+
 		`"kv_load_failure_policy":"fail","kv_connector_extra_config":{"kv_lease_duration":300,`+
 		`"some_new_setting":true}},{"type":"sharedstorage"}]}`)
 	assert.Equal(t, 300*time.Second, c.Traits().Handoff.Lease,
 		"how long a handoff may be used follows the engine's lease")
-	r, ok := connector.As[launch.Renderer](c)
-	require.True(t, ok)
-	s, err := r.Render(launch.Target{Endpoint: discovery.Endpoint{Role: discovery.RoleDecode}})
-	require.NoError(t, err)
-	var kv struct {
-		Connector string `json:"kv_connector"`
-		Role      string `json:"kv_role"`
-		Extra     struct {
-			Connectors []struct {
-				Connector string         `json:"kv_connector"`
-				Role      string         `json:"kv_role"`
-				Port      int            `json:"kv_port"`
-				Policy    string         `json:"kv_load_failure_policy"`
-				Extra     map[string]any `json:"kv_connector_extra_config"`
-			} `json:"connectors"`
-		} `json:"kv_connector_extra_config"`
-	}
-	require.NoError(t, json.Unmarshal([]byte(s.KVTransfer.JSON()), &kv))
-	assert.Equal(t, "MultiConnector", kv.Connector)
-	assert.Equal(t, "kv_both", kv.Role)
-	require.Len(t, kv.Extra.Connectors, 2)
-	first := kv.Extra.Connectors[0]
-	assert.Equal(t, []any{"NixlConnector", "kv_both", 5, "fail", true, 300.0},
-		[]any{first.Connector, first.Role, first.Port, first.Policy, first.Extra["some_new_setting"],
-			first.Extra["kv_lease_duration"]})
-	assert.Equal(t, "ExampleConnector", kv.Extra.Connectors[1].Connector)
-	assert.Contains(t, s.Args, "--enable-prompt-tokens-details")
-	var at []string
-	for _, n := range s.Notes {
-		at = append(at, n.Path)
-	}
-	assert.Contains(t, at, "config.connectors[1].config.sharedStoragePath")
-
-	_, err = r.Render(
-		launch.Target{Version: launch.Version{Minor: 1}, Endpoint: discovery.Endpoint{Role: discovery.RoleDecode}},
-	)
-	require.Error(t, err)
-	assert.Contains(t, config.FieldErrors(err)[0].Path, "connectors[")
 }
 
 // A child that needs nothing in the requests changes neither the legs nor the order. Its launch settings are those of
@@ -264,31 +225,8 @@ func TestChildrenThatNeedNothingOnTheWire(t *testing.T) {
 	require.NoError(t, c.Prefill(context.Background(), s, a))
 	require.NoError(t, alone.Prefill(context.Background(), s, b))
 	assert.Equal(t, body(t, b), body(t, a))
-	r, _ := connector.As[launch.Renderer](c)
-	settings, err := r.Render(launch.Target{Endpoint: discovery.Endpoint{Role: discovery.RolePrefill}})
-	require.NoError(t, err)
-	assert.Contains(t, settings.KVTransfer.JSON(), `{"kv_connector":"OffloadingConnector",`+
-		`"kv_connector_extra_config":{"num_cpu_blocks":1000},"kv_role":"kv_both"},`+
-		`{"kv_connector":"HiSparseConnector","kv_role":"kv_both"}`)
-	_, err = tryOpen(`{"connectors":[{"kv_connector":"HiSparsConnector"}]}`)
+	_, err := tryOpen(`{"connectors":[{"kv_connector":"HiSparsConnector"}]}`)
 	require.ErrorContains(t, err, "did you mean HiSparseConnector?")
-}
-
-// This is the design documents' own example of a MultiConnector.
-func TestTheDocumentsExample(t *testing.T) {
-	c := open(t, `{"connectors":[{"kv_connector":"NixlConnector","kv_role":"kv_both"},`+
-		`{"kv_connector":"SharedStorageConnector","kv_role":"kv_both",`+
-		`"kv_connector_extra_config":{"shared_storage_path":"local_storage"}}]}`)
-	r, _ := connector.As[launch.Renderer](c)
-	s, err := r.Render(
-		launch.Target{Version: launch.Version{Minor: 10}, Endpoint: discovery.Endpoint{Role: discovery.RolePrefill}},
-	)
-	require.NoError(t, err)
-	assert.Contains(t, s.KVTransfer.JSON(), `{"kv_connector":"SharedStorageConnector",`+
-		`"kv_connector_extra_config":{"shared_storage_path":"local_storage"},"kv_role":"kv_both"}`)
-	s, err = r.Render(launch.Target{Endpoint: discovery.Endpoint{Role: discovery.RolePrefill}})
-	require.NoError(t, err)
-	assert.Contains(t, s.KVTransfer.JSON(), `"kv_connector":"ExampleConnector"`, "the class's name in newer engines")
 }
 
 // part is a child with one trait, registered for these tests.

@@ -4,10 +4,11 @@ package multi
 
 import (
 	"context"
+	"encoding/json"
 	"slices"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/launch"
+	"github.com/pdkit/pdkit/discovery"
 )
 
 // silentClasses are connectors that need nothing in the requests and do nothing between engines: tiers of an engine's
@@ -17,7 +18,7 @@ var silentClasses = []string{kvbmTier, "HiSparseConnector", "RecomputeCPUOffload
 
 // isSilent reports whether a child needs nothing in the requests. OffloadingConnector needs nothing if it has no
 // further tier, such as one of peers.
-func (e *engineConfig) isSilent() bool {
+func (e *EngineConfig) isSilent() bool {
 	return slices.Contains(silentClasses, e.Connector) ||
 		e.Connector == "OffloadingConnector" && e.Extra["secondary_tiers"] == nil
 }
@@ -40,7 +41,9 @@ func (silent) Decode(context.Context, *connector.Session, *connector.PrefillResu
 	return nil
 }
 
-// Render adds nothing to the engine's own configuration.
-func (s silent) Render(launch.Target) (launch.Settings, error) {
-	return launch.Settings{Engine: "vllm", KVTransfer: &launch.KVTransfer{Connector: s.class, Role: "kv_both"}}, nil
+// LaunchSettings has nothing besides the engine's own configuration.
+func (s silent) LaunchSettings(discovery.Endpoint) (connector.LaunchSettings, error) {
+	return connector.LaunchSettings{
+		KVTransfer: json.RawMessage(`{"kv_connector":` + string(connector.Quote(s.class)) + `,"kv_role":"kv_both"}`),
+	}, nil
 }

@@ -26,7 +26,6 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
-	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -559,7 +558,5 @@ func TestOffByDefault(t *testing.T) {
 func TestConformanceOfConversations(t *testing.T) {
 	h := harness
 	h.Config = json.RawMessage(`{"bidirectional":true,"conversationTTL":"90s","conversationHeader":"X-Conversation"}`)
-	h.Versions = []launch.Version{{Minor: 32}, {Minor: 22}}
-	h.Except.OwnSettings = []string{"conversationHeader"} // it names a header of the client's
 	connectortest.Run(t, h)
 }

@@ -10,18 +10,17 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
-	"github.com/pdkit/pdkit/connector/internal/nixlengine"
 	"github.com/pdkit/pdkit/discovery"
 )
 
 // The attributes of a prefill engine.
 const (
-	attrEngineID = "engineID"            // engine_id of its kv_transfer_config
-	attrHost     = nixlengine.AttrHost   // VLLM_NIXL_SIDE_CHANNEL_HOST; the URL's host where left out
-	attrPort     = nixlengine.AttrPort   // VLLM_NIXL_SIDE_CHANNEL_PORT
-	attrTPSize   = attr.TPSize           // its tensor-parallel size
-	attrPPSize   = attr.PPSize           // its pipeline-parallel size
-	attrDPSize   = nixlengine.AttrDPSize // its data-parallel size
+	attrEngineID = "engineID"        // engine_id of its kv_transfer_config
+	attrHost     = "sideChannelHost" // VLLM_NIXL_SIDE_CHANNEL_HOST; the URL's host where left out
+	attrPort     = "sideChannelPort" // VLLM_NIXL_SIDE_CHANNEL_PORT
+	attrTPSize   = attr.TPSize       // its tensor-parallel size
+	attrPPSize   = attr.PPSize       // its pipeline-parallel size
+	attrDPSize   = "dpSize"          // its data-parallel size
 )
 
 // maxRanks bounds the sizes. No engine has more ranks, so a larger number is a mistake.
@@ -52,7 +51,10 @@ func readAttributes(e discovery.Endpoint) (at coordinates, ranks int, err error)
 	at.tp, errs[2] = attr.Int(e, attrTPSize, 1, 1, maxRanks)
 	at.pp, errs[3] = attr.Int(e, attrPPSize, 1, 1, maxRanks)
 	ranks, errs[4] = attr.Int(e, attrDPSize, 1, 1, maxRanks)
-	if at.host = nixlengine.Host(e); strings.ContainsAny(at.host, " /[]@") {
+	if at.host = strings.TrimSpace(e.Attribute(attrHost)); at.host == "" {
+		at.host = e.Host()
+	}
+	if strings.ContainsAny(at.host, " /[]@") {
 		errs[6] = &connector.EndpointError{Endpoint: e.ID, Attribute: attrHost,
 			Problem: "is not a host's name or address"}
 	}

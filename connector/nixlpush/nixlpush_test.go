@@ -18,7 +18,6 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
-	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/nixlpush"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -60,9 +59,7 @@ func harness(config string) connectortest.Harness {
 		},
 		Needs: []string{"do_remote_prefill", "remote_block_ids", "remote_engine_id", "remote_request_id",
 			"remote_host", "remote_port"},
-		Versions: []launch.Version{{Minor: 32}, {Minor: 23}},
 		// how the gateway sends the legs; the engines do not mind
-		Except: connectortest.Exceptions{OwnSettings: []string{"dispatch"}},
 	}
 }
 

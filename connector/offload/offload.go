@@ -59,7 +59,7 @@ func New(o *Options) (*Connector, error) {
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-	return &Connector{opts: *o, port: o.port(), serial: o.Dispatch == dispatchSerial}, nil
+	return &Connector{opts: *o, port: o.BasePort(), serial: o.Dispatch == dispatchSerial}, nil
 }
 
 // Traits declares the protocol. The legs may come in any order. D fetches P's blocks once, so several choices for one
@@ -155,16 +155,16 @@ func (c *Connector) read(e discovery.Endpoint) (at address, errs []error) {
 				Problem: "leaves no ports for the other data-parallel ranks"},
 		)
 	}
-	at.host = hostOf(e)
+	at.host = HostOf(e)
 	if strings.ContainsAny(at.host, " /@") || at.host == "" {
 		note(&connector.EndpointError{Endpoint: e.ID, Attribute: attrHost, Problem: "is not a host's name or address"})
 	}
 	return at, errs
 }
 
-// hostOf is an engine's host in the form that engines put into addresses: they join host and port by a colon, so an
+// HostOf is an engine's host in the form that engines put into addresses: they join host and port by a colon, so an
 // IPv6 address needs brackets.
-func hostOf(e discovery.Endpoint) string {
+func HostOf(e discovery.Endpoint) string {
 	host := strings.TrimSpace(e.Attribute(attrHost))
 	if host == "" {
 		host = e.Host()

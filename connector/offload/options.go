@@ -87,7 +87,8 @@ func (o *Options) tier() (tier map[string]any, at int) {
 	return nil, 0
 }
 
-func (o *Options) port() int {
+// BasePort is the port of the control socket of engines without an attribute for it.
+func (o *Options) BasePort() int {
 	if o.Port != 0 {
 		return o.Port
 	}

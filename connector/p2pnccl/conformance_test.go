@@ -9,7 +9,6 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
-	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -26,7 +25,6 @@ var harness = connectortest.Harness{
 	BadConfig: []json.RawMessage{json.RawMessage(`{"kv_port":0}`), json.RawMessage(`{"send_type":"push"}`)},
 	Prefill:   discovery.Endpoint{Attributes: map[string]string{"zmqAddress": "10.0.1.2:21001"}},
 	Decode:    discovery.Endpoint{Attributes: map[string]string{"zmqAddress": "10.0.1.3:22001"}},
-	Versions:  []launch.Version{{Minor: 10}, {Minor: 22}},
 }
 
 func TestConformance(t *testing.T) { connectortest.Run(t, harness) }

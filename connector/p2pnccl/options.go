@@ -11,7 +11,7 @@ import (
 	"github.com/pdkit/pdkit/config"
 )
 
-// Options are the engines' launch settings, under the engine's own names, for [Connector.Render]. They do not change
+// Options are the engines' launch settings, under the engine's own names, which pdctl renders. They do not change
 // the legs.
 type Options struct {
 	// bytes, such as "8e9"; P's is 1e1 to 1e9, D's as large as its memory allows

@@ -113,20 +113,20 @@ func (*Connector) Rewrite(s *connector.Session, _ func() *connector.PrefillResul
 
 // requestID is the id of both legs of a session, and of no other session.
 func requestID(s *connector.Session) (string, error) {
-	p, err := address(s.Prefill)
+	p, err := AddressOf(s.Prefill)
 	if err != nil {
 		return "", err
 	}
-	d, err := address(s.Decode)
+	d, err := AddressOf(s.Decode)
 	if err != nil {
 		return "", err
 	}
 	return "___prefill_addr_" + p + "___decode_addr_" + d + "_" + s.ID, nil
 }
 
-// address reads an engine's ZeroMQ address. It must be one host and one port: both engines parse the address out of the
-// id with a regular expression, and anything else would mislead or crash the other engine.
-func address(e discovery.Endpoint) (string, error) {
+// AddressOf reads an engine's ZeroMQ address. It must be one host and one port: both engines parse the address out of
+// the id with a regular expression, and anything else would mislead or crash the other engine.
+func AddressOf(e discovery.Endpoint) (string, error) {
 	text, err := attr.Text(e, Address)
 	if err != nil {
 		return "", err
@@ -151,7 +151,7 @@ func (*Connector) CheckEndpoint(e discovery.Endpoint) error {
 	if e.Role != discovery.RolePrefill && e.Role != discovery.RoleDecode {
 		return nil
 	}
-	_, err := address(e)
+	_, err := AddressOf(e)
 	return attr.Faults(err, remedies)
 }
 

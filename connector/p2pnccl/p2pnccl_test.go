@@ -17,7 +17,6 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
-	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -151,64 +150,4 @@ func TestSettings(t *testing.T) {
 		require.ErrorContains(t, err, want, settings)
 		require.NotEmpty(t, config.FieldErrors(err)[0].Path)
 	}
-}
-
-// These are the settings of the design documents' example, and those of the connector's README.
-func TestLaunchSettings(t *testing.T) {
-	c := open(t, `{"kv_buffer_size":"8e9","kv_port":"21001","proxy_ip":"10.0.1.1","proxy_port":"30001",`+
-		`"http_port":"20001","send_type":"PUT_ASYNC","nccl_num_channels":"16"}`)
-	r, ok := connector.As[launch.Renderer](c)
-	require.True(t, ok)
-	s, err := r.Render(launch.Target{Endpoint: engine(discovery.RolePrefill, ""), Version: launch.Version{Minor: 10}})
-	require.NoError(t, err)
-	assert.Equal(t, `{"kv_connector":"P2pNcclConnector","kv_role":"kv_producer","kv_buffer_size":8000000000,`+
-		`"kv_port":21001,"kv_connector_extra_config":{"http_port":"20001","nccl_num_channels":"16",`+
-		`"proxy_ip":"10.0.1.1","proxy_port":"30001","send_type":"PUT_ASYNC"}}`, s.KVTransfer.JSON())
-	assert.Empty(t, s.Env, "ids have no suffix before 0.14")
-
-	s, err = r.Render(
-		launch.Target{Endpoint: engine(discovery.RoleDecode, "10.0.1.3:22001"), Version: launch.Version{Minor: 20},
-			Resources: config.Resources{MaxDisk: "1Gi"}},
-	)
-	require.NoError(t, err)
-	assert.Equal(t, "kv_consumer", s.KVTransfer.Role)
-	assert.Equal(t, 22001, s.KVTransfer.Port)
-	assert.Equal(
-		t, []launch.EnvVar{{Name: "VLLM_HOST_IP", Value: "10.0.1.3"},
-			{Name: "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", Value: "1"}}, s.Env,
-	)
-	var dropped []string
-	for _, n := range s.Notes {
-		if n.NoEffect {
-			dropped = append(dropped, n.Path)
-		}
-	}
-	assert.Equal(t, []string{"config.kv_port", "resources.maxDisk"}, dropped)
-
-	c = open(t, `{"kv_ip":"10.0.0.1","http_port":1}`)
-	r, _ = connector.As[launch.Renderer](c)
-	s, err = r.Render(launch.Target{Endpoint: engine(discovery.RoleDecode, "d:1")})
-	require.NoError(t, err)
-	assert.Equal(t, `{"kv_connector":"P2pNcclConnector","kv_role":"kv_consumer","kv_port":1}`, s.KVTransfer.JSON())
-	dropped = nil
-	for _, n := range s.Notes {
-		if n.NoEffect {
-			dropped = append(dropped, n.Path)
-		}
-	}
-	assert.Equal(t, []string{"config.kv_ip", "config.http_port"}, dropped)
-
-	for _, target := range []launch.Target{
-		{Endpoint: engine(discovery.RoleDecode, "d:1"), Version: launch.Version{Minor: 23}},
-		{Endpoint: engine(discovery.RoleDecode, "d:1"), Version: launch.Version{Minor: 8}},
-		{Endpoint: engine(discovery.RoleDecode, "d:1"), CPU: true},
-	} {
-		_, err := r.Render(target)
-		assert.Error(t, err)
-	}
-
-	// An engine of the role both serves what a pair cannot, so it needs neither the connector nor an address.
-	s, err = r.Render(launch.Target{Endpoint: engine(discovery.RoleBoth, "")})
-	require.NoError(t, err)
-	assert.Nil(t, s.KVTransfer)
 }

@@ -9,7 +9,6 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
-	"github.com/pdkit/pdkit/connector/launch"
 )
 
 func factory(settings json.RawMessage) (connector.KVConnector, error) {
@@ -23,7 +22,6 @@ var harness = connectortest.Harness{
 		`"kv_parallel_size":2,"kv_buffer_device":"cpu"}`),
 	BadConfig: []json.RawMessage{json.RawMessage(`{"kv_port":0}`), json.RawMessage(`{"kv_parallel_size":4}`)},
 	Except:    connectortest.Exceptions{NotByID: true}, // D asks P for the prompt's tokens
-	Versions:  []launch.Version{{Minor: 7, Patch: 3}, {Minor: 10}},
 }
 
 func TestConformance(t *testing.T) { connectortest.Run(t, harness) }

@@ -36,7 +36,7 @@ func init() {
 	}, "PyNcclConnector")
 }
 
-// Options are the engines' launch settings, under the engine's own names, for [Connector.Render]. They do not change
+// Options are the engines' launch settings, under the engine's own names, which pdctl renders. They do not change
 // the legs.
 type Options struct {
 	KVBufferSize config.Number `json:"kv_buffer_size"` // bytes of P's lookup buffer; the engine's default is 1e9

@@ -15,7 +15,6 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
-	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -75,41 +74,5 @@ func TestSettings(t *testing.T) {
 		_, err := connector.Open(config.Spec{Type: "pynccl", Config: json.RawMessage(settings)})
 		require.ErrorContains(t, err, want, settings)
 		require.NotEmpty(t, config.FieldErrors(err)[0].Path)
-	}
-}
-
-// These are the settings of the design documents' example.
-func TestLaunchSettings(t *testing.T) {
-	r, ok := connector.As[launch.Renderer](open(t, `{"kv_rank":0}`))
-	require.True(t, ok)
-	old := launch.Version{Minor: 7, Patch: 3}
-	s, err := r.Render(launch.Target{Endpoint: discovery.Endpoint{Role: discovery.RolePrefill}, Version: old})
-	require.NoError(t, err)
-	assert.Equal(t, `{"kv_connector":"PyNcclConnector","kv_role":"kv_producer","kv_rank":0,"kv_parallel_size":2}`,
-		s.KVTransfer.JSON())
-	assert.Empty(t, s.Env)
-	s, err = r.Render(
-		launch.Target{Endpoint: discovery.Endpoint{Role: discovery.RoleDecode}, Index: 1,
-			Resources: config.Resources{MaxMemory: "1Gi"}},
-	)
-	require.NoError(t, err)
-	assert.Equal(t, `{"kv_connector":"PyNcclConnector","kv_role":"kv_consumer","kv_rank":1,"kv_parallel_size":2}`,
-		s.KVTransfer.JSON())
-	assert.Equal(t, []launch.EnvVar{{Name: "VLLM_USE_V1", Value: "0"}}, s.Env)
-	var dropped []string
-	for _, n := range s.Notes {
-		if n.NoEffect {
-			dropped = append(dropped, n.Path)
-		}
-	}
-	assert.Equal(t, []string{"config.kv_rank", "resources.maxMemory"}, dropped)
-	for _, target := range []launch.Target{
-		{Endpoint: discovery.Endpoint{Role: discovery.RoleDecode}, Version: launch.Version{Minor: 32}},
-		{Endpoint: discovery.Endpoint{Role: discovery.RoleDecode}, Version: launch.Version{Minor: 5}},
-		{Endpoint: discovery.Endpoint{Role: discovery.RoleBoth}},
-		{Endpoint: discovery.Endpoint{Role: discovery.RoleDecode}, CPU: true},
-	} {
-		_, err := r.Render(target)
-		assert.Error(t, err)
 	}
 }

@@ -23,10 +23,6 @@ func factory(name string) func(json.RawMessage) (connector.KVConnector, error) {
 	}
 }
 
-// own are the settings that engines have not.
-var own = []string{"member", "header", "required", "required.peer", "required.blocks", "prefill",
-	"prefill.do_remote_decode", "passEmpty", "endsByLength"}
-
 const (
 	relayed   = `{"peer":"10.0.0.5:9000","blocks":[1,2,3],"note":null}`
 	tpuParams = `{"uuid":1043467854563345,"remote_block_ids":[7,8,9],"remote_host":"10.0.0.5","remote_port":"9100"}`
@@ -61,18 +57,15 @@ func harnesses() map[string]connectortest.Harness {
 				`{"kv_connector_module_path":"x"}`, `{"kv_connector_extra_config":{}}`, `{"keys":["a"]}`,
 				`{"member":"`+strings.Repeat("a", 129)+`"}`,
 			),
-			Except: connectortest.Exceptions{OwnSettings: own},
 		},
 		"a header": {
 			Name: relay.Name, New: factory(relay.Name), Response: response("t-17"),
 			Config: json.RawMessage(`{"header":"X-KV-Ticket","kv_connector":"TicketConnector","leaseDuration":"20s"}`),
-			Except: connectortest.Exceptions{OwnSettings: own},
 		},
 		"from a header into a member": {
 			Name: relay.Name, New: factory(relay.Name), Response: response("t-17"),
 			Config: json.RawMessage(`{"header":"X-KV-Ticket","member":"sampling_params.extra.ticket",` +
 				`"kv_connector":"TicketConnector"}`),
-			Except: connectortest.Exceptions{OwnSettings: own},
 		},
 		"TPUConnector": {
 			Name: relay.TPUName, New: factory(relay.TPUName), Response: response(tpuParams),

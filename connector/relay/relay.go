@@ -49,7 +49,6 @@ type Connector struct {
 	length bool
 	lease  time.Duration
 	rules  []connector.PairRule
-	engine engine
 }
 
 // New checks the settings. nil means defaults: P's kv_transfer_params, of which no key is required.
@@ -60,8 +59,7 @@ func New(o *Options) (*Connector, error) {
 	if err := o.fault(); err != nil {
 		return nil, err
 	}
-	c := &Connector{name: Name, header: o.Header, ask: o.Prefill, empty: o.PassEmpty, length: o.EndsByLength,
-		engine: engine{class: o.KVConnector, module: o.ModulePath, extra: o.Extra}}
+	c := &Connector{name: Name, header: o.Header, ask: o.Prefill, empty: o.PassEmpty, length: o.EndsByLength}
 	if o.LeaseDuration != nil {
 		c.lease = time.Duration(*o.LeaseDuration)
 	}

@@ -15,7 +15,6 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
-	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/relay"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -141,27 +140,4 @@ func TestTraits(t *testing.T) {
 	header := open(t, "relay", `{"header":"X-KV-Ticket"}`).Traits()
 	assert.Equal(t, connector.Handoff{Header: "X-KV-Ticket"}, header.Handoff)
 	assert.Empty(t, header.Members)
-}
-
-func TestLaunchSettings(t *testing.T) {
-	target := func(role discovery.Role) launch.Target {
-		e, err := discovery.New("http://10.0.0.5:8100", role)
-		require.NoError(t, err)
-		return launch.Target{Endpoint: e}
-	}
-	out, err := open(t, "tpu", `{"leaseDuration":"90s"}`).Render(target(discovery.RolePrefill))
-	require.NoError(t, err)
-	assert.JSONEq(t, `{"kv_connector":"TPUConnector","kv_role":"kv_producer",`+
-		`"kv_connector_module_path":"tpu_inference.distributed.tpu_connector"}`, out.KVTransfer.JSON())
-	assert.Equal(t, []launch.EnvVar{{Name: "TPU_KV_TRANSFER_PORT", Value: "9100"},
-		{Name: "TPU_SIDE_CHANNEL_PORT", Value: "9600"}, {Name: "TPU_P2P_WAIT_PULL_TIMEOUT", Value: "90"}}, out.Env)
-	_, err = open(t, "tpu", ``).Render(target(discovery.RoleBoth))
-	require.ErrorContains(t, err, "either sends or receives")
-	_, err = open(t, "relay", ``).Render(target(discovery.RolePrefill))
-	require.ErrorContains(t, err, "kv_connector")
-	out, err = open(t, "relay", `{"kv_connector":"HouseConnector","kv_connector_extra_config":{"port":7000}}`).
-		Render(target(discovery.RoleDecode))
-	require.NoError(t, err)
-	assert.JSONEq(t, `{"kv_connector":"HouseConnector","kv_role":"kv_consumer",`+
-		`"kv_connector_extra_config":{"port":7000}}`, out.KVTransfer.JSON())
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/handoff"
-	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
@@ -22,11 +21,6 @@ const TPUName = "tpu"
 
 // DefaultTPULease is how long P keeps unread KV (tpu-inference's TPU_P2P_WAIT_PULL_TIMEOUT).
 const DefaultTPULease = 180 * time.Second
-
-const (
-	defaultTransferPort = 9100
-	defaultNoticePort   = 9600
-)
 
 func init() {
 	connector.Register(TPUName, func(raw json.RawMessage) (connector.KVConnector, error) {
@@ -59,8 +53,7 @@ func NewTPU(o *TPUOptions) (*Connector, error) {
 		o = &TPUOptions{}
 	}
 	c := &Connector{name: TPUName, member: []string{connector.ParamsMember}, check: checkTPU, empty: true, length: true,
-		lease: DefaultTPULease, rules: blockRule,
-		engine: engine{class: "TPUConnector", module: "tpu_inference.distributed.tpu_connector"}}
+		lease: DefaultTPULease, rules: blockRule}
 	var errs []error
 	if d := o.LeaseDuration; d != nil {
 		if c.lease = time.Duration(*d); c.lease < time.Second || c.lease%time.Second != 0 {
@@ -68,19 +61,10 @@ func NewTPU(o *TPUOptions) (*Connector, error) {
 				Problem: "is not a whole number of seconds above 0", Remedy: "the engines' TPU_P2P_WAIT_PULL_TIMEOUT"})
 		}
 	}
-	port := func(path string, n, otherwise int) string {
+	for path, n := range map[string]int{"transferPort": o.TransferPort, "noticePort": o.NoticePort} {
 		if n < 0 || n > math.MaxUint16 {
 			errs = append(errs, &config.FieldError{Path: path, Problem: "is not a port", Remedy: "1 to 65535"})
 		}
-		if n == 0 {
-			n = otherwise
-		}
-		return strconv.Itoa(n)
-	}
-	c.engine.env = []launch.EnvVar{
-		{Name: "TPU_KV_TRANSFER_PORT", Value: port("transferPort", o.TransferPort, defaultTransferPort)},
-		{Name: "TPU_SIDE_CHANNEL_PORT", Value: port("noticePort", o.NoticePort, defaultNoticePort)},
-		{Name: "TPU_P2P_WAIT_PULL_TIMEOUT", Value: strconv.Itoa(int(c.lease / time.Second))},
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err

@@ -15,7 +15,6 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
-	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/sharedstorage"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -230,44 +229,4 @@ func TestSettings(t *testing.T) {
 		require.ErrorContains(t, err, want)
 		require.NotEmpty(t, config.FieldErrors(err)[0].Path)
 	}
-}
-
-func TestLaunchSettings(t *testing.T) {
-	render := func(settings string, target launch.Target) launch.Settings {
-		r, ok := connector.As[launch.Renderer](open(t, settings))
-		require.True(t, ok)
-		s, err := r.Render(target)
-		require.NoError(t, err)
-		return s
-	}
-	for version, want := range map[string]string{
-		"": `{"kv_connector":"ExampleConnector","kv_role":"kv_both",` +
-			`"kv_connector_extra_config":{"shared_storage_path":"/kv"}}`,
-		"0.32.0": `{"kv_connector":"ExampleConnector","kv_role":"kv_both",` +
-			`"kv_connector_extra_config":{"shared_storage_path":"/kv"}}`,
-		"0.13.0": `{"kv_connector":"ExampleConnector","kv_role":"kv_both",` +
-			`"kv_connector_extra_config":{"shared_storage_path":"/kv"}}`,
-		"0.12.0": `{"kv_connector":"SharedStorageConnector","kv_role":"kv_both",` +
-			`"kv_connector_extra_config":{"shared_storage_path":"/kv"}}`,
-	} {
-		v, err := launch.ParseVersion(version)
-		require.NoError(t, err)
-		for _, role := range []discovery.Role{discovery.RolePrefill, discovery.RoleDecode} {
-			s := render(`{"sharedStoragePath":"/kv"}`,
-				launch.Target{Version: v, Endpoint: discovery.Endpoint{Role: role}})
-			assert.Equal(t, want, s.KVTransfer.JSON(), version)
-			assert.Equal(t, "vllm", s.Engine)
-		}
-	}
-	s := render(`{"cacheHitThreshold":0.5}`, launch.Target{Resources: config.Resources{MaxDisk: "1Gi"}})
-	var notes []string
-	for _, n := range s.Notes {
-		notes = append(notes, n.Path)
-	}
-	assert.Equal(t, []string{"config.sharedStoragePath", "config.cacheHitThreshold", "resources.maxDisk"}, notes,
-		"no setting is dropped in silence")
-	assert.True(t, s.Notes[2].NoEffect)
-	r, _ := connector.As[launch.Renderer](open(t, ``))
-	_, err := r.Render(launch.Target{Version: launch.Version{Minor: 7}})
-	assert.ErrorContains(t, err, "older")
 }

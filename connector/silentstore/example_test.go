@@ -6,25 +6,17 @@ import (
 	"fmt"
 	"log"
 
-	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/silentstore"
-	"github.com/pdkit/pdkit/discovery"
 )
 
-// The requests need nothing; the engines do. Without consumer_is_to_load D would load nothing.
+// The requests need nothing: D finds by itself what P has put into the store, so the order of the legs is all that
+// pdkit sees to.
 func ExampleNew() {
 	c, err := silentstore.New("ascend-store", nil)
 	if err != nil {
 		log.Fatal(err)
 	}
-	for _, role := range []discovery.Role{discovery.RolePrefill, discovery.RoleDecode} {
-		s, err := c.Render(launch.Target{Endpoint: discovery.Endpoint{Role: role}})
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println(role, s.KVTransfer.Role, s.KVTransfer.Extra)
-	}
-	// Output:
-	// prefill kv_producer map[]
-	// decode kv_consumer map[consumer_is_to_load:true]
+	t := c.Traits()
+	fmt.Println(t.Name, t.Order, t.Handoff.ContentStore)
+	// Output: ascend-store prefill-then-decode true
 }

@@ -52,6 +52,19 @@ type Options struct {
 	Extra map[string]any `json:"kv_connector_extra_config"`
 }
 
+// store is a store with the engines' classes for it.
+type store struct {
+	name    string
+	classes []string
+}
+
+var stores = []store{
+	{"ascend-store", []string{"AscendStoreConnector", "MooncakeConnectorStoreV1"}},
+	{"flexkv", []string{"FlexKVConnectorV1"}},
+	{"hf3fs", []string{"HF3FSKVConnector"}},
+	{"ucm", []string{"UCMConnector"}},
+}
+
 // Connector is the connector of one store. Make it with [New].
 type Connector struct {
 	store *store

@@ -15,9 +15,7 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
-	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/connector/silentstore"
-	"github.com/pdkit/pdkit/discovery"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -71,30 +69,6 @@ func TestClassesMeanTheirStore(t *testing.T) {
 	c, err := silentstore.New("ucm", nil)
 	require.NoError(t, err)
 	assert.Equal(t, "ucm", c.Traits().Name)
-}
-
-func TestLaunchSettings(t *testing.T) {
-	render := func(typ, settings string, role discovery.Role) launch.Settings {
-		e, err := discovery.New("http://10.0.0.5:8100", role)
-		require.NoError(t, err)
-		out, err := open(t, typ, settings).Render(launch.Target{Endpoint: e})
-		require.NoError(t, err)
-		return out
-	}
-	out := render("ascend-store", `{"kv_connector_extra_config":{"backend":"memcache"}}`, discovery.RolePrefill)
-	assert.JSONEq(t, `{"kv_connector":"AscendStoreConnector","kv_role":"kv_producer",`+
-		`"kv_connector_extra_config":{"backend":"memcache"}}`, out.KVTransfer.JSON())
-	assert.Equal(t, []launch.EnvVar{{Name: "PYTHONHASHSEED", Value: "0"}}, out.Env)
-	out = render("ascend-store", `{"kv_connector":"MooncakeConnectorStoreV1"}`, discovery.RoleDecode)
-	assert.JSONEq(t, `{"kv_connector":"MooncakeConnectorStoreV1","kv_role":"kv_consumer",`+
-		`"kv_connector_extra_config":{"consumer_is_to_load":true}}`, out.KVTransfer.JSON(), "or D loads nothing")
-	out = render("ascend-store", `{"kv_connector_extra_config":{"consumer_is_to_load":false}}`, discovery.RoleDecode)
-	assert.Contains(t, out.KVTransfer.JSON(), `"consumer_is_to_load":false`, "what the settings say holds")
-	for _, role := range []discovery.Role{discovery.RolePrefill, discovery.RoleDecode, discovery.RoleBoth} {
-		assert.JSONEq(t, `{"kv_connector":"FlexKVConnectorV1","kv_role":"kv_both"}`,
-			render("flexkv", ``, role).KVTransfer.JSON())
-	}
-	assert.Equal(t, "hf3fs-metadata", render("hf3fs", ``, discovery.RolePrefill).Companions[0].Name)
 }
 
 func TestTheSettleTimeIsWaitedBetweenTheLegs(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/lab/clients/clientstest"
+	"github.com/pdkit/pdkit/enginesim/clientstest"
 )
 
 // prompt is longer than a block of KV.

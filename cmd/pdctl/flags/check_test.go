@@ -12,11 +12,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pdkit/pdkit/cmd/pdctl/launch"
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	_ "github.com/pdkit/pdkit/connector/all" // the connectors whose pair rules Check uses
 	"github.com/pdkit/pdkit/connector/attr"
-	"github.com/pdkit/pdkit/connector/launch"
 )
 
 // kv writes --kv-transfer-config. more are members of the connector's own settings, as KEY=JSON. A member whose name

@@ -263,3 +263,11 @@ func plain(raw json.RawMessage) any {
 	_ = json.Unmarshal(raw, &v) // Read has checked it
 	return v
 }
+
+// OnePort reports whether the receivers' port has one of the names that it had in 2025, when a receiver had one port. A
+// receiver of today has two.
+func (c *Config) OnePort() bool {
+	e, ok := c.Get("pd_peer_init_port")
+	return ok && len(c.Ints(e.Key)) > 0 &&
+		slices.Contains([]string{"nixl_peer_port", "nixl_receiver_port"}, strings.TrimPrefix(e.Path, prefix))
+}

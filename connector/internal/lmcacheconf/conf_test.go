@@ -84,21 +84,6 @@ func TestEveryAliasIsOfASettingThatIsThere(t *testing.T) {
 	}
 }
 
-func TestTheFileIsYAML(t *testing.T) {
-	var f File
-	f.Set("b", "x: \"y\" # <&>\n")
-	f.Set("a", []int{1, 2})
-	f.Set("b", json.RawMessage(`{"k": [true, null]}`))
-	f.Set("c", GB(1<<29))
-	assert.Equal(t, "b: {\"k\":[true,null]}\na: [1,2]\nc: 0.5\n", f.String())
-	assert.True(t, f.Has("a"))
-	assert.False(t, f.Has("d"))
-	f.Set("b", "x: \"y\" # <&>\n")
-	assert.Contains(t, f.String(), `b: "x: \"y\" # <&>\n"`)
-	assert.Equal(t, "0.0001", GB(1).String(), "0 would mean none at all")
-	assert.Equal(t, "0", GB(0).String())
-}
-
 func FuzzSplit(f *testing.F) {
 	f.Add([]byte(`{"chunk_size":128,"lmcache.remote_url":"redis://h","unknown":1}`))
 	f.Add([]byte(`{"lmcache.":1,"lmcache.lmcache.chunk_size":"a","pd_peer_init_port":"1,,2"}`))

@@ -96,9 +96,10 @@ var rules = []rule{
 		why: "programs are in modules of their own, so that nobody who imports the library inherits what they need",
 	},
 	{
-		of:     []string{"/..."},
-		except: []string{"connector/connectortest", "discovery/discoverytest", "enginesim/enginesimtest"},
-		never:  []string{"testing/...", "net/http/httptest"},
+		of: []string{"/..."},
+		except: []string{"connector/connectortest", "discovery/discoverytest", "enginesim/clientstest",
+			"enginesim/enginesimtest"},
+		never: []string{"testing/...", "net/http/httptest"},
 		why: "package testing and httptest add flags to every program that links them; only packages named …test " +
 			"may",
 	},

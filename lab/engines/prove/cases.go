@@ -6,7 +6,7 @@ package main
 
 import "context"
 
-// verification is a connector that real engines on a CPU prove: its own Renderer launches the engines, and pdctl verify
+// verification is a connector that real engines on a CPU prove: its launch settings start the engines, and pdctl verify
 // judges them. The README's table of connectors calls a connector proven if it has an entry here.
 //
 // In its texts $FOLDER is a folder that both engines share. Each other name is a free port, and $PREFILL and $DECODE

@@ -23,9 +23,8 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/cmd/pdctl/launch"
 	"github.com/pdkit/pdkit/connector/epd"
-	"github.com/pdkit/pdkit/connector/launch"
 	nixlconn "github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -202,11 +201,7 @@ func (s *stand) settings(e discovery.Endpoint, folder string) ([]string, error) 
 	if err != nil {
 		return nil, err
 	}
-	renderer, ok := connector.As[launch.Renderer](stage)
-	if !ok {
-		return nil, errors.New("the encode stage renders no launch settings")
-	}
-	settings, err := renderer.Render(
+	settings, err := launch.Render(stage, nil,
 		launch.Target{Endpoint: e, Engines: s.endpoints, Model: "tiny", Version: version, CPU: true},
 	)
 	if err != nil {

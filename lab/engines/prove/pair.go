@@ -19,10 +19,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pdkit/pdkit/cmd/pdctl/launch"
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	_ "github.com/pdkit/pdkit/connector/all" // the connectors that a verification may name
-	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -161,15 +161,11 @@ func (p *pair) wanted(e discovery.Endpoint, s stage) (started, error) {
 
 // render asks the connector for an engine's settings.
 func (p *pair) render(e discovery.Endpoint) (next started, err error) {
-	renderer, ok := connector.As[launch.Renderer](p.conn)
-	if !ok {
-		return next, launch.ErrNoSettings
-	}
 	version, err := launch.ParseVersion(engineVersion)
 	if err != nil {
 		return next, err
 	}
-	s, err := renderer.Render(
+	s, err := launch.Render(p.conn, p.config,
 		launch.Target{Endpoint: e, Engines: p.endpoints, Model: "tiny", Version: version, CPU: true},
 	)
 	if err != nil {

@@ -20,9 +20,9 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/pdkit/pdkit/cmd/pdctl/launch"
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -126,17 +126,13 @@ func (*sglangLab) prefill(e launchedEngine) discovery.Endpoint {
 
 // launch starts engines with the settings that the connector renders, and more arguments of the script.
 func (s *sglangLab) launch(ctx context.Context, more []string, engines ...discovery.Endpoint) ([]*process, error) {
-	renderer, ok := connector.As[launch.Renderer](s.conn)
-	if !ok {
-		return nil, errors.New("the connector renders no launch settings")
-	}
 	version, err := launch.ParseVersion(sglangVersion)
 	if err != nil {
 		return nil, err
 	}
 	var wanted []engineOptions
 	for _, e := range engines {
-		settings, err := renderer.Render(
+		settings, err := launch.Render(s.conn, nil,
 			launch.Target{Endpoint: e, Engines: engines, Model: "tiny", Version: version, CPU: true},
 		)
 		if err != nil {

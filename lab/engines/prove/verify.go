@@ -76,8 +76,8 @@ func connectors() (list []string) {
 // engineVersion is the version that install.sh installs.
 const engineVersion = "0.32.0"
 
-// run launches a pair as the connector's Renderer says, and pdctl judges it in each stage. The twins among these are
-// broken, and pdctl must find it; otherwise its judgement would be worth nothing.
+// run launches a pair with the connector's launch settings, and pdctl judges it in each stage. The twins among these
+// are broken, and pdctl must find it; otherwise its judgement would be worth nothing.
 func (v *verification) run(ctx context.Context, lab *lab) error {
 	if v.proves != nil {
 		return v.proves(ctx, lab)

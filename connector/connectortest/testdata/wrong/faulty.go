@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -36,7 +35,6 @@ type faulty struct {
 	encode        func(*connector.Session, connector.Item, *connector.Leg) error
 	merge         func([]json.RawMessage) error
 	clean         func(context.Context, *connector.Session) error
-	render        func(launch.Target) (launch.Settings, error)
 }
 
 // with makes faults of the toy with something replaced.
@@ -155,13 +153,6 @@ func (f *faulty) Clean(ctx context.Context, s *connector.Session, cause error, c
 		return f.clean(ctx, s)
 	}
 	return f.Toy.Clean(ctx, s, cause, call)
-}
-
-func (f *faulty) Render(t launch.Target) (launch.Settings, error) {
-	if f.render != nil {
-		return f.render(t)
-	}
-	return f.Toy.Render(t)
 }
 
 // right are the toy's own describers, for faults that add something to them.

@@ -6,14 +6,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/launch"
 )
 
 const (
@@ -26,7 +24,6 @@ const (
 	ruleExpect      = "waiting for an event ends with its context, and need not begin"
 	ruleCleanup     = "cleaning up ends with its context"
 	ruleStart       = "Start and Close leave nothing behind, in any number"
-	ruleRender      = "launch settings are complete, constant and name every setting"
 )
 
 // forAMoment is longer than a test waits; it is not forever, so that the test leaves nothing behind.
@@ -239,53 +236,13 @@ var left sync.WaitGroup
 // Wait waits until nothing of the faults runs any more.
 func Wait() { left.Wait() }
 
-// renders makes a fault that alters the launch settings.
-func renders(what string, alter func(t launch.Target, set *launch.Settings)) Fault {
-	return with(ruleRender, what, func(f *faulty) {
-		f.render = func(t launch.Target) (launch.Settings, error) {
-			set, err := f.Toy.Render(t)
-			alter(t, &set)
-			return set, err
-		}
-	})
-}
-
-var renderFaults = []Fault{
-	renders("drops a setting in silence", func(_ launch.Target, set *launch.Settings) { set.Notes = nil }),
-	renders("drops a setting within a setting", func(_ launch.Target, set *launch.Settings) { set.Env = nil }),
-	renders("knows no engine", func(_ launch.Target, set *launch.Settings) { set.Engine = "" }),
-	renders("knows no role", func(_ launch.Target, set *launch.Settings) { set.KVTransfer.Role = "producer" }),
-	renders("writes what is no JSON", func(_ launch.Target, set *launch.Settings) {
-		set.KVTransfer.Extra = map[string]any{"a": noJSON}
-	}),
-	renders("names a file with a folder", func(_ launch.Target, set *launch.Settings) {
-		set.Files = []launch.File{{Name: "../toy.yaml", Content: "a: 1"}}
-	}),
-	renders("writes into its target", func(t launch.Target, _ *launch.Settings) {
-		t.Endpoint.Attributes["rendered"] = "yes"
-	}),
-	with(ruleRender, "renders something else each time", func(f *faulty) {
-		var n atomic.Int32
-		f.render = func(t launch.Target) (launch.Settings, error) {
-			set, err := f.Toy.Render(t)
-			set.Args = append(set.Args, fmt.Sprintf("--seed=%d", n.Add(1)))
-			return set, err
-		}
-	}),
-	with(ruleRender, "does not render", func(f *faulty) {
-		f.render = func(launch.Target) (launch.Settings, error) {
-			return launch.Settings{}, connector.ErrUnknown
-		}
-	}),
-}
-
 // Faults are all wrong connectors.
 func Faults() []Fault {
 	var list []Fault
 	for _, some := range [][]Fault{
 		identityFaults, traitsFaults, undeclaredFaults, pairFaults, legFaults, idFaults, responseFaults, endpointFaults,
 		configFaults,
-		lifeFaults, renderFaults, clientFaults,
+		lifeFaults, clientFaults,
 	} {
 		list = append(list, some...)
 	}

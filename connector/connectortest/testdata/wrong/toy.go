@@ -19,7 +19,6 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
-	"github.com/pdkit/pdkit/connector/launch"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -321,24 +320,4 @@ func (*Toy) Clean(ctx context.Context, s *connector.Session, _ error, call conne
 		err = resp.Body.Close()
 	}
 	return err
-}
-
-// Render gives the toy engine's settings.
-func (t *Toy) Render(target launch.Target) (launch.Settings, error) {
-	set := launch.Settings{Engine: "vllm", KVTransfer: &launch.KVTransfer{Connector: "ToyConnector",
-		Role: launch.KVRole(target.Endpoint.Role)}}
-	if t.o.BlockSize > 0 {
-		set.Args = append(set.Args, "--block-size", strconv.Itoa(t.o.BlockSize))
-	}
-	if t.o.Link.Speed > 0 {
-		set.Args = append(set.Args, "--link-speed", strconv.Itoa(t.o.Link.Speed))
-	}
-	if t.o.Link.Device != "" {
-		set.Env = append(set.Env, launch.EnvVar{Name: "TOY_DEVICE", Value: t.o.Link.Device})
-	}
-	if t.o.PollInterval != nil {
-		set.Notes = append(set.Notes, launch.Note{NoEffect: true, Path: "config.pollInterval",
-			Text: "the toy engine does not poll; " + time.Duration(*t.o.PollInterval).String() + " has no effect"})
-	}
-	return set, nil
 }

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"strconv"
+	"time"
+
+	"cmp"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/mooncakeascend"
+)
+
+// renderMooncakeAscend gives vllm-ascend's --kv-transfer-config and the time after which P frees blocks that nobody has
+// read.
+func renderMooncakeAscend(c connector.KVConnector, o *mooncakeascend.Options, t Target) (Settings, error) {
+	class := "MooncakeConnectorV1"
+	if c.Traits().Name == mooncakeascend.HybridName {
+		class = "MooncakeHybridConnector"
+	}
+	out, err := ascendSettings(t, class, cmp.Or(o.KVPort, mooncakeascend.DefaultKVPort))
+	if err != nil {
+		return out, err
+	}
+	out.Env = append(
+		out.Env, EnvVar{Name: "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT",
+			Value: strconv.Itoa(int(c.Traits().Handoff.Lease / time.Second))},
+	)
+	return out, nil
+}

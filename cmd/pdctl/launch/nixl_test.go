@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package launch_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/cmd/pdctl/launch"
+	"github.com/pdkit/pdkit/config"
+	"github.com/pdkit/pdkit/connector/nixl"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// text writes settings in a form that is easy to read.
+func text(s launch.Settings) string {
+	var b strings.Builder
+	for _, e := range s.Env {
+		fmt.Fprintf(&b, "%s=%s\n", e.Name, e.Value)
+	}
+	fmt.Fprintf(&b, "%s %s\n--kv-transfer-config %s\n", s.Engine, strings.Join(s.Args, " "), s.KVTransfer.JSON())
+	for _, n := range s.Notes {
+		kind := "note"
+		if n.NoEffect {
+			kind = "no effect"
+		}
+		fmt.Fprintf(&b, "# %s: %s: %s\n", kind, n.Path, n.Text)
+	}
+	return b.String()
+}
+
+// documentsExample is the config of the design proposal's NIXL example.
+const documentsExample = `{"clusterEndpoints":["nixl-node-0.nixl.default.svc.cluster.local:7777",
+"nixl-node-1.nixl.default.svc.cluster.local:7777",
+	"nixl-node-2.nixl.default.svc.cluster.local:7777","nixl-node-3.nixl.default.svc.cluster.local:7777"],
+	"nodeId":"matrixinfer-nixl-node","networkInterface":"eth0","port":7777,"protocol":"tcp","bufferSize":1048576,
+	"connectionPoolSize":20,
+	"maxConcurrency":10,"keepAliveInterval":"30s","maxMemoryPerNode":17179869184,"replicationFactor":2,
+	"consistencyLevel":"strong",
+	"shardingStrategy":"consistent_hash","hashFunction":"xxhash","failoverTimeout":"10s","retryPolicy":"exponential"}`
+
+// The design proposal's example, rendered for both engines.
+func TestTheDocumentsNixlIsRendered(t *testing.T) {
+	p, d := engine(t, "http://10.0.0.1:8000", discovery.RolePrefill),
+		engine(t, "http://10.0.0.2:8000", discovery.RoleDecode)
+	var got strings.Builder
+	for i, e := range []discovery.Endpoint{p, d} {
+		fmt.Fprintf(&got, "## %s\n%s", e.Role, text(render(t, "nixl", documentsExample, launch.Target{
+			Endpoint: e, Engines: []discovery.Endpoint{p, d}, Model: "llama2-405b",
+			Resources: config.Resources{MaxMemory: "32Gi"},
+		})))
+		if i == 0 {
+			got.WriteString("\n")
+		}
+	}
+	want, err := os.ReadFile("testdata/render/documents-2.txt")
+	require.NoError(t, err)
+	assert.Equal(t, string(want), got.String())
+}
+
+// Each key changes what the engine is launched with, or a note says that it has no effect. pdkit's own keys about the
+// client's side do neither.
+func TestEveryKeyOfNixlIsRenderedOrTold(t *testing.T) {
+	const everything = `{"leaseDuration":"45s","bidirectional":true,"conversationTTL":"90s",
+	"clusterEndpoints":["a:1"],"clusterId":"c","nodeId":"n",
+		"networkInterface":"eth0","networkType":"rdma","protocol":"tcp","port":7777,
+		"rdmaConfig":{"deviceName":"mlx5_0","port":2,"queueDepth":128,"maxSge":4,"mtu":4096},
+		"infinibandConfig":{"hcaName":"h","port":1,"partitionKey":"0x5","serviceLevel":1},"bufferSize":1,
+		"connectionPoolSize":1,"maxConnections":1,
+		"maxConcurrency":1,"keepAliveInterval":"30s","maxMemoryPerNode":1,"replicationFactor":1,
+		"consistencyLevel":"strong","shardingStrategy":"s",
+		"hashFunction":"h","batchSize":1,"flushInterval":"1s","compressionType":"lz4","connectionTimeout":"1s",
+		"readTimeout":"1s","writeTimeout":"1s",
+		"failoverTimeout":"1s","retryPolicy":"r"}`
+	target := launch.Target{Endpoint: engine(t, "http://10.0.0.1:8000", discovery.RolePrefill),
+		Version: launch.Version{Minor: 32}}
+	var config map[string]json.RawMessage
+	require.NoError(t, json.Unmarshal([]byte(everything), &config))
+	for f := range reflect.TypeFor[nixl.Options]().Fields() {
+		key := f.Tag.Get("json")
+		if key == "conversationHeader" {
+			continue
+		}
+		require.Contains(t, config, key, "the test forgets a key")
+		less := map[string]json.RawMessage{}
+		for k, v := range config {
+			if k != key {
+				less[k] = v
+			}
+		}
+		raw, err := json.Marshal(less)
+		require.NoError(t, err)
+		with, without := render(t, "nixl", everything, target), render(t, "nixl", string(raw), target)
+		assert.NotEqual(t, text(with), text(without), "%s is dropped in silence", key)
+	}
+}
+
+func TestNetworks(t *testing.T) {
+	remote := engine(t, "http://10.0.0.1:8000", discovery.RolePrefill)
+	for _, c := range []struct {
+		rule, config  string
+		cpu           bool
+		url           string
+		tls, device   string
+		others        []string
+		withoutEffect []string
+	}{
+		{rule: "nothing said: UCX chooses", config: `{}`},
+		{rule: "TCP between GPUs", config: `{"networkType":"tcp","networkInterface":"eth0"}`,
+			tls: "tcp,cuda_copy,cuda_ipc", device: "eth0"},
+		{rule: "the YAML's word for it", config: `{"protocol":"tcp"}`, tls: "tcp,cuda_copy,cuda_ipc"},
+		{rule: "on CPUs", config: `{"protocol":"tcp"}`, cpu: true, tls: "tcp"},
+		{rule: "on one machine's CPUs", config: `{}`, cpu: true, url: "http://127.0.0.1:8000", tls: "tcp",
+			device: "lo"},
+		{rule: "RDMA over a device and its port", config: `{"networkType":"rdma","rdmaConfig":{"deviceName":"mlx5_0",` +
+			`"port":2,"queueDepth":128,"maxSge":4,"mtu":4096}}`,
+			tls: "rc,cuda_copy,cuda_ipc", device: "mlx5_0:2",
+			others:        []string{"UCX_RC_TX_QUEUE_LEN=128", "UCX_RC_PATH_MTU=4096"},
+			withoutEffect: []string{"config.rdmaConfig.maxSge"}},
+		{rule: "RDMA over the first port", config: `{"networkType":"rdma","rdmaConfig":{"deviceName":"mlx5_0"}}`,
+			tls: "rc,cuda_copy,cuda_ipc", device: "mlx5_0:1"},
+		{rule: "RDMA over whatever there is", config: `{"networkType":"rdma","networkInterface":"eth0"}`,
+			tls: "rc,cuda_copy,cuda_ipc", withoutEffect: []string{"config.networkInterface"}},
+		{rule: "InfiniBand", config: `{"networkType":"infiniband","infinibandConfig":{"hcaName":"mlx5_1",` +
+			`"partitionKey":"0x0005","serviceLevel":3},"rdmaConfig":{"deviceName":"mlx5_0"}}`,
+			tls: "rc,cuda_copy,cuda_ipc", device: "mlx5_1:1", others: []string{"UCX_IB_PKEY=0x0005", "UCX_IB_SL=3"},
+			withoutEffect: []string{"config.rdmaConfig"}},
+		{rule: "two words that differ", config: `{"networkType":"tcp","protocol":"rdma"}`,
+			tls: "tcp,cuda_copy,cuda_ipc", withoutEffect: []string{"config.protocol"}},
+		{rule: "keep alive", config: `{"keepAliveInterval":"1500ms"}`, others: []string{"UCX_KEEPALIVE_INTERVAL=1.5s"}},
+		{rule: "an MTU that no path has", config: `{"networkType":"rdma","rdmaConfig":{"deviceName":"m","mtu":9000}}`,
+			tls: "rc,cuda_copy,cuda_ipc", device: "m:1", withoutEffect: []string{"config.rdmaConfig.mtu"}},
+	} {
+		t.Run(c.rule, func(t *testing.T) {
+			e := remote
+			if c.url != "" {
+				e = engine(t, c.url, discovery.RolePrefill)
+			}
+			s := render(t, "nixl", c.config, launch.Target{Endpoint: e, CPU: c.cpu})
+			assert.Equal(t, c.tls, env(s, "UCX_TLS"))
+			assert.Equal(t, c.device, env(s, "UCX_NET_DEVICES"))
+			for _, other := range c.others {
+				assert.Contains(t, text(s), other+"\n")
+			}
+			assert.ElementsMatch(t, c.withoutEffect, idle(s))
+		})
+	}
+}
+
+// On one host each engine has its own side channel port; an engine with several data-parallel ranks has one for each
+// rank.
+func TestSideChannels(t *testing.T) {
+	engines := []discovery.Endpoint{
+		engine(t, "http://10.0.0.1:8000", discovery.RolePrefill),
+		engine(t, "http://10.0.0.1:8001", discovery.RolePrefill, "dpSize", "2"),
+		engine(t, "http://10.0.0.2:8000", discovery.RoleDecode),
+		engine(t, "http://10.0.0.1:8002", discovery.RoleDecode),
+		engine(t, "http://10.0.0.1:8003", discovery.RoleDecode,
+			"sideChannelPort", "5603", "sideChannelHost", "10.0.0.1"),
+		engine(t, "http://10.0.0.1:8004", discovery.RoleBoth),
+		engine(t, "http://[fd00::1]:8000", discovery.RoleDecode),
+	}
+	for i, want := range []string{"10.0.0.1 5600", "10.0.0.1 5601", "10.0.0.2 5600", "10.0.0.1 5604", "10.0.0.1 5603",
+		"10.0.0.1 5605", "fd00::1 5600"} {
+		s := render(t, "nixl", `{}`, launch.Target{Endpoint: engines[i], Engines: engines})
+		assert.Equal(t, want, env(s, "VLLM_NIXL_SIDE_CHANNEL_HOST")+" "+env(s, "VLLM_NIXL_SIDE_CHANNEL_PORT"))
+	}
+	_, err := open(t, "nixl", `{}`).Render(
+		launch.Target{
+			Endpoint: engine(t, "http://10.0.0.1:1", discovery.RolePrefill, "sideChannelPort", "x"),
+		},
+	)
+	require.ErrorContains(t, err, "sideChannelPort")
+	_, err = open(t, "nixl", `{"port":65535}`).Render(launch.Target{Endpoint: engines[3], Engines: engines})
+	require.ErrorContains(t, err, "no port")
+}
+
+func TestNixlByRoleAndVersion(t *testing.T) {
+	for _, c := range []struct {
+		role    discovery.Role
+		version string
+		json    string
+	}{
+		{discovery.RolePrefill, "", `{"kv_connector":"NixlConnector","kv_role":"kv_producer",` +
+			`"kv_load_failure_policy":"fail","kv_connector_extra_config":{"kv_lease_duration":30}}`},
+		{discovery.RoleDecode, "0.32.0", `{"kv_connector":"NixlConnector","kv_role":"kv_consumer",` +
+			`"kv_load_failure_policy":"fail","kv_connector_extra_config":{"kv_lease_duration":30}}`},
+		{discovery.RoleBoth, "0.22.0", `{"kv_connector":"NixlConnector","kv_role":"kv_both",` +
+			`"kv_load_failure_policy":"fail","kv_connector_extra_config":{"kv_lease_duration":30}}`},
+		{discovery.RolePrefill, "0.21.1", `{"kv_connector":"NixlConnector","kv_role":"kv_producer",` +
+			`"kv_load_failure_policy":"fail"}`},
+		{discovery.RolePrefill, "0.11.0", `{"kv_connector":"NixlConnector","kv_role":"kv_producer"}`},
+	} {
+		v, err := launch.ParseVersion(c.version)
+		require.NoError(t, err)
+		s := render(t, "nixl", `{}`, launch.Target{Endpoint: engine(t, "http://10.0.0.1:8000", c.role), Version: v})
+		assert.JSONEq(t, c.json, s.KVTransfer.JSON(), "%s %s", c.role, c.version)
+		lease := ""
+		if v.Before(0, 22) {
+			lease = "30"
+		}
+		assert.Equal(t, lease, env(s, "VLLM_NIXL_ABORT_REQUEST_TIMEOUT"), "what the lease was called before 0.22")
+		assert.Equal(t, c.role == discovery.RoleBoth, strings.Contains(text(s), "kv_both is deprecated"))
+		assert.Equal(t, []string{"--enable-prompt-tokens-details"}, s.Args)
+	}
+	s := render(t, "nixl", `{"leaseDuration":"1500ms"}`,
+		launch.Target{Endpoint: engine(t, "http://127.0.0.1:8000", discovery.RolePrefill), CPU: true})
+	assert.Contains(t, s.KVTransfer.JSON(), `"kv_lease_duration":2`, "whole seconds")
+	assert.Contains(t, s.KVTransfer.JSON(), `"kv_buffer_device":"cpu"`)
+	assert.Contains(t, text(s), "a loopback address works only if all engines are on one machine")
+}
+
+func TestBidirectionalSettings(t *testing.T) {
+	target := launch.Target{Endpoint: engine(t, "http://10.0.0.1:8000", discovery.RoleDecode)}
+	s := render(t, "nixl", `{"bidirectional":true,"conversationTTL":"90s"}`, target)
+	assert.Contains(t, s.KVTransfer.JSON(), `"bidirectional_kv_xfer":true`)
+	assert.Contains(t, s.KVTransfer.JSON(), `"decoder_kv_blocks_ttl":90`)
+	assert.Contains(t, s.Args, "--enable-scale-out", "P's /render")
+	target.Version = launch.Version{Minor: 21}
+	_, err := open(t, "nixl", `{"bidirectional":true}`).Render(target)
+	require.ErrorContains(t, err, "too old")
+}
+
+func TestResourcesHaveNoEffectOnNixl(t *testing.T) {
+	s := render(t, "nixl", `{}`, launch.Target{Endpoint: engine(t, "http://10.0.0.1:8000", discovery.RolePrefill),
+		Resources: config.Resources{MaxMemory: "1Gi", MaxDisk: "1Gi", MaxBandwidth: "1Gi"}})
+	for _, path := range []string{"resources.maxMemory", "resources.maxDisk", "resources.maxBandwidth"} {
+		assert.Contains(t, text(s), "# no effect: "+path+": ")
+	}
+}

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/pdkit/pdkit/config"
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
+	"github.com/pdkit/pdkit/connector/offload"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// defaultMemory is the size of the first tier in host memory if the settings have none, since vLLM has no default.
+const defaultMemory = 8 << 30
+
+// Releases of vLLM: 0.23 did not have the tier, and by 0.28 the keys had their present names.
+var firstTier, newNames = Version{Minor: 24}, Version{Minor: 28}
+
+// renderOffload gives all engines the same tiers. Each engine has its own control socket: D's, too, since P connects
+// back to it.
+func renderOffload(c connector.KVConnector, given *offload.Options, t Target) (Settings, error) {
+	o := offloadOptions{given}
+	if t.Version.Before(firstTier.Major, firstTier.Minor) {
+		return Settings{},
+			&config.FieldError{Path: "version", Problem: "has no tier of type p2p", Remedy: "vLLM 0.25 or newer"}
+	}
+	asPrefill := t.Endpoint // D's own entry is checked as P's is, since P connects back to it
+	asPrefill.Role = discovery.RolePrefill
+	if err := checkEndpoint(c, asPrefill); err != nil {
+		return Settings{}, err
+	}
+	host, port := offload.HostOf(t.Endpoint), o.listens(t)
+	if port == 0 {
+		return Settings{},
+			errors.New("offload-p2p: no port is left on this host for the engine's control socket")
+	}
+	s := Settings{
+		Engine:     "vllm",
+		KVTransfer: &KVTransfer{Connector: "OffloadingConnector", Role: "kv_both", Extra: o.extra(t)},
+		Args:       []string{"--enable-prompt-tokens-details"},
+		Env: []EnvVar{
+			{Name: "PYTHONHASHSEED", Value: "0"},
+			{Name: "VLLM_P2P_SIDE_CHANNEL_HOST", Value: host},
+			{Name: "VLLM_P2P_SIDE_CHANNEL_PORT", Value: strconv.Itoa(port)},
+		},
+	}
+	s.Notes = o.notes(t, host, port)
+	return s, nil
+}
+
+// offloadOptions are the settings of the connector, with what they mean for engines.
+type offloadOptions struct{ *offload.Options }
+
+func (o offloadOptions) extra(t Target) map[string]any {
+	extra := map[string]any{"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": o.memory(t)}
+	for _, m := range []struct {
+		key   string
+		value any
+		given bool
+	}{
+		{"block_size", o.BlockSize, o.BlockSize > 0},
+		{"blocks_per_chunk", o.BlocksPerChunk, o.BlocksPerChunk > 0},
+		{"eviction_policy", o.EvictionPolicy, o.EvictionPolicy != ""},
+		{"cache_policy_module_path", o.CachePolicyModulePath, o.CachePolicyModulePath != ""},
+		{"offload_prompt_only", o.OffloadPromptOnly, o.OffloadPromptOnly != nil},
+		{"self_describing_kv_events", o.SelfDescribingEvents, o.SelfDescribingEvents != nil},
+	} {
+		if m.given {
+			extra[m.key] = m.value
+		}
+	}
+	tiers := []map[string]any{{"type": "p2p"}}
+	if o.SecondaryTiers != nil {
+		tiers = nil
+		for _, tier := range o.SecondaryTiers {
+			tier = maps.Clone(tier)
+			if tier["type"] == "p2p" { // environment variables give each engine its host and port
+				delete(tier, "host")
+				delete(tier, "port")
+			}
+			tiers = append(tiers, tier)
+		}
+	}
+	extra["secondary_tiers"] = tiers
+	return extra
+}
+
+// memory is the size of the first tier in host memory, in bytes, for all workers together.
+func (o offloadOptions) memory(t Target) int64 {
+	if o.CPUBytesToUse > 0 {
+		return o.CPUBytesToUse
+	}
+	if n, err := t.Resources.MaxMemory.Bytes(); err == nil && n > 0 {
+		return n
+	}
+	return defaultMemory
+}
+
+// listens is the base port of the engine's control socket. The gateway must know P's, so it is the attribute or the
+// settings' port. P learns D's from D, so without an attribute D takes the next port that no other engine of its host
+// has.
+func (o offloadOptions) listens(t Target) int {
+	if port, fixed := o.fixed(t.Endpoint); fixed {
+		return port
+	}
+	taken := map[int]bool{}
+	var free []discovery.Endpoint
+	for _, e := range t.Engines {
+		if e.Host() != t.Endpoint.Host() {
+			continue
+		}
+		port, fixed := o.fixed(e)
+		if !fixed {
+			free = append(free, e)
+			continue
+		}
+		for i := range ranksOf(e) {
+			taken[port+i] = true
+		}
+	}
+	if !slices.ContainsFunc(free, func(e discovery.Endpoint) bool { return e.ID == t.Endpoint.ID }) {
+		free = append(free, t.Endpoint)
+	}
+	next := o.BasePort()
+	for _, e := range free {
+		ranks := ranksOf(e)
+		for i := 0; i < ranks; i++ {
+			if next+i > 65535 {
+				return 0
+			}
+			if taken[next+i] {
+				next, i = next+i+1, -1
+			}
+		}
+		if e.ID == t.Endpoint.ID {
+			return next
+		}
+		next += ranks
+	}
+	return 0
+}
+
+// fixed is the port that an engine has whatever ports the others have, if there is one.
+func (o offloadOptions) fixed(e discovery.Endpoint) (int, bool) {
+	if port, err := attr.Port(e, "p2pPort", o.BasePort()); err == nil &&
+		(e.Role.Has(discovery.RolePrefill) || strings.TrimSpace(e.Attribute("p2pPort")) != "") {
+		return port, true
+	}
+	return 0, false
+}
+
+func ranksOf(e discovery.Endpoint) int {
+	n, err := attr.Int(e, "dpSize", 1, 1, 65535)
+	if err != nil {
+		return 1
+	}
+	return n
+}
+
+func (o offloadOptions) notes(t Target, host string, port int) []Note {
+	var notes []Note
+	add := func(given bool, path, text string) {
+		if given {
+			notes = append(notes, Note{Path: path, Text: text})
+		}
+	}
+	for _, e := range t.Engines {
+		if other, fixed := o.fixed(e); fixed && e.ID != t.Endpoint.ID && e.Host() == t.Endpoint.Host() &&
+			other < port+ranksOf(t.Endpoint) && port < other+ranksOf(e) {
+			add(true, "attributes.p2pPort",
+				"another engine on this host has the same port, or one of its ranks has; give each its own")
+			break
+		}
+	}
+	add(loopback(host), "attributes.p2pHost",
+		"a loopback address works only if all engines are on one machine")
+	add(o.Dispatch != "", "config.dispatch", "how the gateway sends the legs; no setting of an engine")
+	add(o.SpecName != "", "config.spec_name",
+		"kv_connector_extra_config.spec_name, which has it in any case: no other one has the tier")
+	add(o.Port != 0, "config.port",
+		"VLLM_P2P_SIDE_CHANNEL_PORT of engines without the attribute p2pPort; each data-parallel rank takes one more")
+	add(t.Version.Before(newNames.Major, newNames.Minor), "version",
+		"engines from before July 2026 know other names of the keys (prefill, decode), ignore these in silence and "+
+			"compute every prompt twice: see that vllm:kv_offload_tiering_read_bytes rises")
+	given := t.Resources.MaxMemory != ""
+	switch {
+	case o.CPUBytesToUse > 0 && given:
+		notes = append(notes,
+			NoEffect("resources.maxMemory", "cpu_bytes_to_use says how much host memory is taken"))
+	case given:
+		add(true, "resources.maxMemory", "cpu_bytes_to_use: of all workers of an engine together")
+	case o.CPUBytesToUse == 0:
+		add(true, "config.cpu_bytes_to_use", "is not set, and vLLM has no default: 8 GiB are rendered")
+	}
+	r := t.Resources
+	r.MaxMemory = ""
+	return append(notes, NoLimits(r, "the tier goes from host memory to host memory, without a limit")...)
+}

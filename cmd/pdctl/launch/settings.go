@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"github.com/pdkit/pdkit/config"
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// Target is one engine that is to be launched.
+type Target struct {
+	Endpoint  discovery.Endpoint   // its URL (host and HTTP port), role, group and attributes
+	Index     int                  // 0, 1, … among the engines of its role
+	Engines   []discovery.Endpoint // all engines of the same model, itself included
+	Model     string
+	Version   Version          // of the engine; the zero value is the newest that the connector knows
+	Resources config.Resources // of the Spec; see [Settings.Notes] for those without effect
+	// the host at which engines reach the gateway, for notices and callbacks; "" is loopback
+	Gateway string
+	CPU     bool // the engine runs on a CPU
+}
+
+// Settings are the launch settings that a connector asks for. They leave out what an engine needs without a connector
+// too: model, port, memory.
+type Settings struct {
+	Engine     string      // vllm, sglang or trtllm
+	KVTransfer *KVTransfer // vLLM's --kv-transfer-config
+	Args       []string    // further arguments, one per element: "--enable-prompt-tokens-details"
+	Env        []EnvVar
+	Files      []File      // configuration files that Args or Env name
+	Companions []Companion // programs that must run beside the engines: a cache server, a master
+	Notes      []Note
+}
+
+// EnvVar is one environment variable.
+type EnvVar struct{ Name, Value string }
+
+// File is a configuration file beside the engine.
+type File struct {
+	Name    string // a plain name, without folders: "lmcache-prefill-0.yaml"
+	Content string
+}
+
+// Companion is a program that must run beside the engines, once for all engines of a model, or once for each.
+type Companion struct {
+	Name      string
+	Command   []string
+	PerEngine bool
+}
+
+// Note says where a setting went, or that it has no effect.
+type Note struct {
+	NoEffect bool
+	Path     string // of the setting, as in a Spec: config.replicationFactor, resources.maxDisk
+	Text     string // "NIXL keeps one copy, in the prefill engine's memory"
+}
+
+// KVTransfer is vLLM's kv_transfer_config (vllm/config/kv_transfer.py). Zero values are left out.
+type KVTransfer struct {
+	Connector         string         `json:"kv_connector"`
+	Role              string         `json:"kv_role"` // kv_producer, kv_consumer, kv_both
+	EngineID          string         `json:"engine_id,omitempty"`
+	Rank              *int           `json:"kv_rank,omitempty"`
+	ParallelSize      int            `json:"kv_parallel_size,omitempty"`
+	BufferDevice      string         `json:"kv_buffer_device,omitempty"`
+	BufferSize        float64        `json:"kv_buffer_size,omitempty"` // bytes
+	IP                string         `json:"kv_ip,omitempty"`
+	Port              int            `json:"kv_port,omitempty"`
+	ModulePath        string         `json:"kv_connector_module_path,omitempty"`
+	LoadFailurePolicy string         `json:"kv_load_failure_policy,omitempty"` // fail, recompute
+	Extra             map[string]any `json:"kv_connector_extra_config,omitempty"`
+}
+
+// NoEffect returns a note that the setting at path changes nothing. why ends the sentence.
+func NoEffect(path, why string) Note { return Note{NoEffect: true, Path: path, Text: why} }
+
+// NoLimits returns a note for each limit of r that is given: the engine has no setting for any of them. why ends the
+// sentences.
+func NoLimits(r config.Resources, why string) []Note {
+	var notes []Note
+	for _, limit := range []struct {
+		name  string
+		value config.Quantity
+	}{{"maxMemory", r.MaxMemory}, {"maxDisk", r.MaxDisk}, {"maxBandwidth", r.MaxBandwidth}} {
+		if limit.value != "" {
+			notes = append(notes, NoEffect("resources."+limit.name, why))
+		}
+	}
+	return notes
+}
+
+// KVRole returns vLLM's kv_role for an endpoint's role.
+func KVRole(r discovery.Role) string {
+	switch {
+	case r.Has(discovery.RoleBoth):
+		return "kv_both"
+	case r.Has(discovery.RolePrefill):
+		return "kv_producer"
+	}
+	return "kv_consumer"
+}
+
+// JSON writes the configuration as vLLM's command line takes it.
+func (t *KVTransfer) JSON() string {
+	raw, err := json.Marshal(t)
+	if err != nil { // Extra holds what JSON cannot say: a fault of a Func
+		return fmt.Sprintf("%q", err.Error())
+	}
+	return string(raw)
+}
+
+// Version is an engine's release, "0.32.0". The zero value is unknown, and counts as newer than all.
+type Version = config.EngineVersion
+
+// ParseVersion reads "0.32.0", "v0.32" or "0.32.0+cpu"; "" is the zero value.
+func ParseVersion(s string) (Version, error) { return config.ParseEngineVersion(s) }
