@@ -25,9 +25,9 @@ const (
 	afterlife = time.Second
 )
 
-// modelSet keeps the gateway's models in step with the configuration file and with the ModelServer objects of a cluster.
-// What has a fault changes nothing: its last good form stays in service, and the log says so. A model of the file goes
-// before that of an object.
+// modelSet keeps the gateway's models in step with the configuration file and with the ModelServer objects of a
+// cluster. What has a fault changes nothing: its last good form stays in service, and the log says so. A model of the
+// file goes before that of an object.
 type modelSet struct {
 	g       *gateway
 	cluster *cluster // nil: the models are those of the file

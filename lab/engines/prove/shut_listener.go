@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// shutListener is a listener that can be shut. While it is shut, dialling gets no response, as with a host that is cut off.
-// After it is opened the dialler's kernel tries again, 1, 3 or 7 seconds after its first try.
+// shutListener is a listener that can be shut. While it is shut, dialling gets no response, as with a host that is cut
+// off. After it is opened the dialler's kernel tries again, 1, 3 or 7 seconds after its first try.
 type shutListener struct {
 	*net.TCPListener
 	gate   sync.Mutex    // held while shut
