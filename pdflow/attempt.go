@@ -90,7 +90,7 @@ func newAttempt(x *serving, n int, mode Mode, pick *Pick) *attempt {
 		out: Outcome{Session: s, Connector: x.f.name, Mode: mode, Final: true,
 			Prefill: LegOutcome{Leg: LegPrefill}, Decode: LegOutcome{Leg: LegDecode}}}
 	a.ctx, a.cancel, a.held = x.life.Context, x.life.Cancel, x.f.opts.budget.hold()
-	a.watch.Init(a.expire)
+	a.watch.Init(a.expire, s.CreatedAt)
 	if lease := x.f.traits.Handoff.Lease; lease > 0 && a.twoLegs() {
 		a.leaseUntil(s.CreatedAt.Add(lease))
 	}

@@ -61,7 +61,7 @@ func (f *Flow) Begin(ctx context.Context, in *Request) (*Steps, error) {
 	s := &Steps{parked: make(chan *Step), done: make(chan struct{}), ended: make(chan struct{}), f: f,
 		id: c.id}
 	ctx, s.cancel = context.WithCancelCause(ctx)
-	s.calls.Init(s.expire)
+	s.calls.Init(s.expire, time.Now())
 	s.touch()
 	c.sender = &sender{steps: s}
 	go func() {

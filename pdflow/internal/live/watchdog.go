@@ -22,8 +22,8 @@ type Watchdog struct {
 	over  bool
 }
 
-// Init sets what to call. It must come before all else.
-func (w *Watchdog) Init(expire func()) { w.expire, w.born = expire, time.Now() }
+// Init sets what to call, and a time not after now from which limits are counted. It must come before all else.
+func (w *Watchdog) Init(expire func(), born time.Time) { w.expire, w.born = expire, born }
 
 // Limit begins a phase that must end within d. A d that is not positive is no limit.
 func (w *Watchdog) Limit(d time.Duration) {
