@@ -138,6 +138,7 @@ func TestManyReloadsLeaveNothingBehind(t *testing.T) {
 // A reload takes a model away while its streams run. They go on to their end; new requests are told that the model is
 // not there.
 func TestAModelThatIsTakenAwayEndsItsStreams(t *testing.T) {
+	t.Parallel()
 	e, d := newEngine(t), newEngine(t)
 	hold := make(chan struct{})
 	d.set(func(d *engine) { d.hold = hold })
@@ -391,6 +392,7 @@ func TestAReloadTellsNoSecret(t *testing.T) {
 
 // While the gateway drains, and after a reload has taken attestation away, no probe is sent.
 func TestNoProbeIsSentInADrain(t *testing.T) {
+	t.Parallel()
 	all := enginesim.Config{KeepRequests: 1 << 20}
 	p, d, err := enginesim.Pair(all, all)
 	require.NoError(t, err)
