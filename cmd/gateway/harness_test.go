@@ -48,11 +48,11 @@ func command(t *testing.T, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// startProcess starts such a process, with further variables of the environment, and waits until it serves.
-func startProcess(t *testing.T, yaml string, env ...string) (*program, *exec.Cmd) {
+// startProcess starts such a process, with further variables of the environment and flags, and waits until it serves.
+func startProcess(t *testing.T, yaml string, env []string, args ...string) (*program, *exec.Cmd) {
 	t.Helper()
 	p := prepare(t, yaml)
-	cmd := command(t, "-config", p.file)
+	cmd := command(t, append([]string{"-config", p.file}, args...)...)
 	cmd.Env, cmd.Stderr = append(cmd.Env, env...), p.log
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })

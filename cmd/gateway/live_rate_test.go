@@ -135,7 +135,7 @@ func TestTheLiveViewOfAProcessUnderLoad(t *testing.T) {
 	p, d, err := enginesim.Pair(enginesim.Config{KeepRequests: -1}, enginesim.Config{KeepRequests: -1})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
-	g, cmd := startProcess(t, gatewayYAML("")+nixlYAML(p, d))
+	g, cmd := startProcess(t, gatewayYAML("")+nixlYAML(p, d), nil)
 	require.Eventually(t, func() bool {
 		s, _ := g.live()
 		return s.Models[0].Ready

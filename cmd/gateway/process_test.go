@@ -45,7 +45,7 @@ func TestExitCodesAndSignalsOfAProcess(t *testing.T) {
 	}
 	for _, sig := range []os.Signal{syscall.SIGTERM, os.Interrupt} {
 		t.Run(sig.String(), func(t *testing.T) {
-			g, cmd := startProcess(t, yaml)
+			g, cmd := startProcess(t, yaml, nil)
 			status, _, _ := do(t, http.MethodPost, g.client+"/v1/completions", completion)
 			assert.Equal(t, http.StatusOK, status)
 			require.NoError(t, cmd.Process.Signal(sig))

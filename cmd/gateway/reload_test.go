@@ -177,7 +177,7 @@ func TestAReloadLosesNoRequest(t *testing.T) {
 		}
 		return gatewayYAML("") + pairYAML("m", e, d, retries(2+round%3))
 	}
-	p, cmd := startProcess(t, config(0))
+	p, cmd := startProcess(t, config(0), nil)
 	tr := send(t, p.client+"/v1/completions", func(n int64) string {
 		return fmt.Sprintf(`{"model":"m","prompt":"x","stream":%t}`, n%2 == 0)
 	}, 200)

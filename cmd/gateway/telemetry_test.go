@@ -100,7 +100,8 @@ func TestACollectorThatHangsDoesNotHoldUpTheEnd(t *testing.T) {
 	collector := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-hanging }))
 	t.Cleanup(func() { close(hanging); collector.Close() })
 	p, d := newEngine(t), newEngine(t)
-	g, cmd := startProcess(t, gatewayYAML("")+pairYAML("m", p, d, ""), "OTEL_EXPORTER_OTLP_ENDPOINT="+collector.URL)
+	g, cmd := startProcess(t, gatewayYAML("")+pairYAML("m", p, d, ""),
+		[]string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + collector.URL})
 	do(t, http.MethodPost, g.client+"/v1/completions", completion)
 	begun := time.Now()
 	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
