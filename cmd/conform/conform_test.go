@@ -4,8 +4,6 @@ package conform
 
 import (
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -14,6 +12,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"github.com/pdkit/pdkit/cmd/internal/built"
 )
 
 func TestMain(m *testing.M) {
@@ -42,14 +42,11 @@ func failures(t *testing.T, g gateway, o Options, patterns ...string) []string {
 
 // The gateway of this repository, built and started as a stranger would.
 func TestTheExampleGatewayKeepsTheRules(t *testing.T) {
-	program := filepath.Join(t.TempDir(), "gateway")
-	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../gateway").CombinedOutput()
-	require.NoError(t, err, "%s", out)
 	config, err := os.ReadFile("../pdctl/testdata/conform-gateway.yaml")
 	require.NoError(t, err)
 	cases, err := Select(nil)
 	require.NoError(t, err)
-	report, err := Run(t.Context(), &Command{Args: []string{program, "-config", "{config}"}, Config: string(config)},
+	report, err := Run(t.Context(), &Command{Args: []string{built.Program(t, "gateway"), "-config", "{config}"}, Config: string(config)},
 		cases, Options{Parallel: 8})
 	require.NoError(t, err)
 	for _, r := range report.Results {

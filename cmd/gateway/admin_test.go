@@ -24,6 +24,7 @@ func TestDebugAnswersNoForeignHost(t *testing.T) {
 
 // Profiles are behind a flag, and behind the same check of the host as /debug/pd.
 func TestProfilesAreServedWhereAFlagSaysSo(t *testing.T) {
+	t.Parallel()
 	p, d := newEngine(t), newEngine(t)
 	for _, on := range []bool{false, true} {
 		var args []string

@@ -54,6 +54,7 @@ func TestAnEngineThatCorruptsKVIsQuarantined(t *testing.T) {
 // A reload replaces the prober, and with a new connect timeout the pool, too. The quarantine holds all the while, until
 // attestation is turned off.
 func TestAQuarantineHoldsOverReloads(t *testing.T) {
+	t.Parallel()
 	p1, d1 := startPair(t)
 	p2, d2 := startPair(t)
 	config := func(mode, connect string) string {

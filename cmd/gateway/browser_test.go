@@ -37,16 +37,23 @@ type message struct {
 	Error  *struct{ Message string }
 }
 
-// openBrowser opens a page in Chromium, which must be installed in CI.
-func openBrowser(t *testing.T, url string, width, height int, phone, dark bool) *browser {
+// chromium is the browser's program, which must be installed in CI. Tests that need it are skipped elsewhere.
+func chromium(t *testing.T) string {
 	t.Helper()
-	chromium, err := exec.LookPath("chromium")
+	program, err := exec.LookPath("chromium")
 	if err != nil {
 		if os.Getenv("CI") == "true" {
 			t.Fatal("cmd/gateway/live/install.sh has not been run: ", err)
 		}
 		t.Skip("Chromium is not installed: run cmd/gateway/live/install.sh")
 	}
+	return program
+}
+
+// openBrowser opens a page in Chromium.
+func openBrowser(t *testing.T, url string, width, height int, phone, dark bool) *browser {
+	t.Helper()
+	program := chromium(t)
 	read, in, err := os.Pipe()
 	require.NoError(t, err)
 	out, write, err := os.Pipe()
@@ -54,7 +61,7 @@ func openBrowser(t *testing.T, url string, width, height int, phone, dark bool) 
 	// of its own: the test's folder cannot be removed while helpers of the browser still write to it
 	profile, err := os.MkdirTemp("", "chromium") //nolint:usetesting // see above
 	require.NoError(t, err)
-	cmd := exec.CommandContext(context.Background(), chromium, "--headless=new", "--no-sandbox", "--disable-gpu",
+	cmd := exec.CommandContext(context.Background(), program, "--headless=new", "--no-sandbox", "--disable-gpu",
 		"--disable-dev-shm-usage", "--hide-scrollbars", "--user-data-dir="+profile, "--remote-debugging-pipe",
 		"about:blank")
 	cmd.ExtraFiles = []*os.File{read, write} // 3 and 4, as the flag has it

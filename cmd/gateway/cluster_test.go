@@ -35,8 +35,6 @@ import (
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 )
 
-func TestMain(m *testing.M) { kubetest.Main(documented{m}) }
-
 const manifests = "../../discovery/kubernetes/manifests/"
 
 // namespace is one of a real API server, with the CRDs and the rights that the project ships.
@@ -397,6 +395,7 @@ func TestAnEnormousObjectIsRefusedInAFewWords(t *testing.T) {
 
 // The program that a kubeconfig names for credentials may hang. The gateway still ends in time.
 func TestAHangingCredentialProgramDoesNotKeepTheGateway(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "kubeconfig")
 	require.NoError(t, os.WriteFile(file, []byte(`apiVersion: v1
 kind: Config

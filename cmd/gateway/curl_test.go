@@ -37,6 +37,7 @@ func curl(t *testing.T, url, body string, flags ...string) (out string, code int
 }
 
 func TestCurl(t *testing.T) {
+	t.Parallel()
 	if _, err := exec.LookPath("curl"); err != nil {
 		clientstest.Missing(t, "curl")
 	}

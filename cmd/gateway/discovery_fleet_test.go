@@ -233,6 +233,7 @@ func (f *fleet) serves(t *testing.T, model string, n int) {
 // One listener serves models of different connectors whose engines are found in different ways; a model that has no
 // pair is not ready by name, and costs the others nothing.
 func TestAMixedFleetWhoseEnginesAreFoundInFourWays(t *testing.T) {
+	t.Parallel()
 	f := newFleet(t)
 	f.notReady(t)
 	n := 0

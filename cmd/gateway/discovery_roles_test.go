@@ -191,6 +191,7 @@ func TestWhatSGLangsPairsCannotCarryGoesToAnEngineOfRoleBoth(t *testing.T) {
 // Prefill engines become decode engines and back, by the file, while requests run: none fails, and each engine serves
 // what it is for.
 func TestRolesChangeByTheFileWhileRequestsRun(t *testing.T) {
+	t.Parallel()
 	var engines []*enginesim.Engine
 	for range 4 {
 		engines = append(engines, newSim(t, anyRole))

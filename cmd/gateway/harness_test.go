@@ -4,11 +4,13 @@ package main
 
 import (
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"regexp"
 	"strings"
 	"sync"
@@ -18,7 +20,45 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/discovery/kubernetes/kubetest"
 )
+
+const asProgram = "PDKIT_TEST_AS_GATEWAY"
+
+// TestMain is the gateway itself where a test starts the test binary as that. Many tests wait for engines that are away
+// or for clocks, so more of them run at once than there are processors, unless -parallel says otherwise.
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+	}
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		panic(err)
+	}
+	kubetest.Main(documented{m})
+}
+
+// command is the gateway as a process of its own, with what main does besides run: real signals and exit codes.
+func command(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	self, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.CommandContext(t.Context(), self, args...)
+	cmd.Env = append(os.Environ(), asProgram+"=1")
+	return cmd
+}
+
+// startProcess starts such a process, with further variables of the environment and flags, and waits until it serves.
+func startProcess(t *testing.T, yaml string, env []string, args ...string) (*program, *exec.Cmd) {
+	t.Helper()
+	p := prepare(t, yaml)
+	cmd := command(t, append([]string{"-config", p.file}, args...)...)
+	cmd.Env, cmd.Stderr = append(cmd.Env, env...), p.log
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	p.serving()
+	return p, cmd
+}
 
 // engine is a stand-in for one LLM engine. Its responses say what reached it.
 type engine struct {
@@ -179,13 +219,7 @@ func (p *program) start() {
 	t := p.t
 	t.Helper()
 	go func() { p.code <- run(append([]string{"-config", p.file}, p.args...), io.Discard, p.log, p.signals) }()
-	require.Eventually(t, func() bool {
-		m := servingLine.FindStringSubmatch(p.log.String())
-		if m != nil {
-			p.client, p.admin = "http://"+m[1], "http://"+m[2]
-		}
-		return m != nil
-	}, 20*time.Second, time.Millisecond, "%s", p.log)
+	p.serving()
 	t.Cleanup(func() {
 		select {
 		case code := <-p.code:
@@ -199,6 +233,18 @@ func (p *program) start() {
 		p.ended(exitOK)
 		http.DefaultClient.CloseIdleConnections()
 	})
+}
+
+// serving waits until the log says at which addresses the program serves.
+func (p *program) serving() {
+	p.t.Helper()
+	require.Eventually(p.t, func() bool {
+		m := servingLine.FindStringSubmatch(p.log.String())
+		if m != nil {
+			p.client, p.admin = "http://"+m[1], "http://"+m[2]
+		}
+		return m != nil
+	}, 20*time.Second, time.Millisecond, "%s", p.log)
 }
 
 func (p *program) signal() { p.signals <- syscall.SIGTERM }

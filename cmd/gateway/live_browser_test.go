@@ -174,6 +174,7 @@ func TestTheLiveViewForScreenReaders(t *testing.T) {
 // underLoad is a gateway whose fleet has limits and works, with some failures.
 func underLoad(t *testing.T) *program {
 	t.Helper()
+	chromium(t) // before all that it is to show
 	g := start(t, gatewayYAML("")+liveFleet(t), "-inspect", "200ms")
 	ctx, stop := context.WithCancel(t.Context())
 	var clients sync.WaitGroup

@@ -10,8 +10,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -134,21 +132,10 @@ func TestTheLiveViewOfAProcessUnderLoad(t *testing.T) {
 		length, err = time.ParseDuration(v)
 		require.NoError(t, err)
 	}
-	binary := filepath.Join(t.TempDir(), "gateway")
-	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", binary, ".").CombinedOutput()
-	require.NoError(t, err, "%s", out)
 	p, d, err := enginesim.Pair(enginesim.Config{KeepRequests: -1}, enginesim.Config{KeepRequests: -1})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
-	log := &logBuffer{}
-	cmd := exec.CommandContext(t.Context(), binary, "-config", write(t, gatewayYAML("")+nixlYAML(p, d)))
-	cmd.Stderr = log
-	require.NoError(t, cmd.Start())
-	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	require.Eventually(t, func() bool { return servingLine.MatchString(log.String()) }, 20*time.Second,
-		10*time.Millisecond, "%s", log)
-	at := servingLine.FindStringSubmatch(log.String())
-	g := &program{t: t, client: "http://" + at[1], admin: "http://" + at[2]}
+	g, cmd := startProcess(t, gatewayYAML("")+nixlYAML(p, d), nil)
 	require.Eventually(t, func() bool {
 		s, _ := g.live()
 		return s.Models[0].Ready

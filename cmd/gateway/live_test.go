@@ -179,6 +179,7 @@ func TestTheLiveViewHasCooldownsAndQuarantine(t *testing.T) {
 
 // A request that has to wait for an engine with room shows how long it did, and one that is refused shows that.
 func TestTheLiveViewHasTheQueue(t *testing.T) {
+	t.Parallel()
 	p, d, err := enginesim.Pair(enginesim.Config{PrefillRate: 100}, enginesim.Config{})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })

@@ -164,6 +164,7 @@ func TestReleasedHandoffsAreCounted(t *testing.T) {
 
 // The client leaves while mooncake's P computes, and P's leg runs on.
 func TestPrefillsThatRanOnAreCounted(t *testing.T) {
+	t.Parallel()
 	p, d, err := enginesim.Pair(enginesim.Config{Connector: "mooncake", PrefillRate: 50},
 		enginesim.Config{Connector: "mooncake"})
 	require.NoError(t, err)

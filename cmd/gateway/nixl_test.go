@@ -91,6 +91,7 @@ func TestDecodeTakesThePrefillEnginesKVOver(t *testing.T) {
 }
 
 func TestAModelWhoseEngineDiesIsNotReady(t *testing.T) {
+	t.Parallel()
 	p, d := startPair(t)
 	g := start(t, gatewayYAML("")+nixlYAML(p, d))
 	d.Kill()

@@ -110,6 +110,7 @@ func TestFaultsOfTheEngineThatWasPassedTo(t *testing.T) {
 }
 
 func TestPassedStreamsComeAsTheyAreAndAreCutWhenSilent(t *testing.T) {
+	t.Parallel()
 	p, d := newEngine(t), newEngine(t)
 	d.hold = make(chan struct{})
 	g := start(t, gatewayYAML(passing)+pairYAML("m", p, d, "  kvConnector: {timeouts: {idle: 2s}}\n"))

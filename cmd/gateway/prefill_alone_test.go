@@ -45,6 +45,7 @@ func listIn(t *testing.T, p, role string, runs attributes, d string, receiver at
 
 // Each way on which a gateway may send a request that computes tokens to an engine, and none that ends a sender.
 func TestNothingWithoutDisaggSpecReachesASender(t *testing.T) {
+	t.Parallel()
 	const several = `{"model":"tiny","prompt":["one","two"],"max_tokens":2}`
 	for name, c := range map[string]struct {
 		role   string // that the list gives P
@@ -71,6 +72,7 @@ func TestNothingWithoutDisaggSpecReachesASender(t *testing.T) {
 		"store before PD, aggregate": {role: "prefill", other: "lmcache", body: several, status: 200},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			p, d, port, receiver := lmcachePD(t)
 			if c.bare {
 				receiver = nil

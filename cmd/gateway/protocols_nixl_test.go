@@ -124,6 +124,7 @@ func TestConversationThroughTheGateway(t *testing.T) {
 // D waits for a P that never writes until its client leaves, so whatever P's leg ends with but KV must end D's leg at
 // once, with a new id for the next try (docs/protocols/nixl-push.md, recordings 04, 06).
 func TestPushLeavesNoDecodeWaiting(t *testing.T) {
+	t.Parallel()
 	for rule, c := range map[string]struct {
 		fault  enginesim.Fault
 		status int

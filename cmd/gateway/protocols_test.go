@@ -202,6 +202,7 @@ func collect(b *strings.Builder, v map[string]any) {
 // One request of each API that the protocol carries, streamed and not: the text is that of one engine alone, and no KV
 // was lost, used twice or computed again.
 func TestEachConnectorThroughTheGateway(t *testing.T) {
+	t.Parallel()
 	for _, c := range protocols {
 		t.Run(c.title(), func(t *testing.T) {
 			t.Parallel()
@@ -263,6 +264,7 @@ func (x pairOf) verify(t *testing.T, c *protocol) *reuse.Report {
 }
 
 func TestVerifyProvesEachConnector(t *testing.T) {
+	t.Parallel()
 	for _, c := range protocols {
 		t.Run(c.title(), func(t *testing.T) {
 			t.Parallel()
@@ -276,6 +278,7 @@ func TestVerifyProvesEachConnector(t *testing.T) {
 }
 
 func TestVerifyFindsBrokenTransfers(t *testing.T) {
+	t.Parallel()
 	for _, c := range protocols {
 		for name, b := range c.broken {
 			t.Run(c.title()+"/"+name, func(t *testing.T) {

@@ -35,6 +35,7 @@ func unhealthy(t *testing.T, spec string, prefill, decode bool) *program {
 
 // While no engine is there each request is in the view once, whether it waits to the end or its client leaves.
 func TestTheLiveViewOfAnOutage(t *testing.T) {
+	t.Parallel()
 	g := unhealthy(t, "", true, true)
 	for i := range 3 {
 		status, _, body := do(t, http.MethodPost, g.client+"/v1/completions", `{"model":"m","prompt":"a"}`,
@@ -77,6 +78,7 @@ func TestTheLiveViewOfAnOutage(t *testing.T) {
 
 // A request that falls back because there is no prefill engine is served, and nothing else.
 func TestTheLiveViewOfAFallback(t *testing.T) {
+	t.Parallel()
 	g := unhealthy(t, "  kvConnector: {type: http, fallback: decode}\n", true, false)
 	status, _, body := do(t, http.MethodPost, g.client+"/v1/completions", `{"model":"m","prompt":"a"}`)
 	require.Equal(t, http.StatusOK, status, body)

@@ -10,8 +10,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"runtime"
-	"runtime/pprof"
 	"slices"
 	"strings"
 	"syscall"
@@ -77,55 +75,63 @@ func TestAConfigMapIsFollowed(t *testing.T) {
 // Twice 50 SIGHUPs, most of them with another file, while 200 requests a second run: none is lost, and afterwards the
 // process holds no more goroutines, file descriptors and models than before.
 func TestManyReloadsLeaveNothingBehind(t *testing.T) {
+	t.Parallel()
 	e, d := newEngine(t), newEngine(t)
 	d.set(func(d *engine) { d.pace = 50 * time.Millisecond })
 	config := func(round int) string { // another pool in each second round, another flow in each
 		return gatewayYAML("") + pairYAML("m", e, d, fmt.Sprintf("  kvConnector: {type: http, "+
 			"retry: {maxAttempts: %d}, timeouts: {connect: %ds, healthCheck: 30s}}\n", 2+round%3, 30+round/2%2))
 	}
-	p := start(t, config(0))
+	p, process := startProcess(t, config(0), nil, "-pprof")
 	clients := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256}}
 	tr := sendBy(t, clients, p.client+"/v1/completions", func(n int64) string {
 		return fmt.Sprintf(`{"model":"m","prompt":"x","stream":%t}`, n%2 == 0)
 	}, 200)
+	reload := func(round int) {
+		p.configure(config(round))
+		require.NoError(t, process.Process.Signal(syscall.SIGHUP))
+	}
 	open := func() int {
-		list, err := os.ReadDir("/proc/self/fd")
+		list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", process.Process.Pid))
 		require.NoError(t, err)
 		return len(list)
 	}
+	stacks := func() string {
+		_, _, page := do(t, http.MethodGet, p.admin+"/debug/pprof/goroutine?debug=1", "")
+		return page
+	}
+	running := func() (n int) {
+		_, err := fmt.Sscanf(stacks(), "goroutine profile: total %d", &n)
+		require.NoError(t, err)
+		return n
+	}
 	storm := func() {
 		for round := range 50 {
-			p.configure(config(round))
-			p.signals <- syscall.SIGHUP
+			reload(round)
 			time.Sleep(10 * time.Millisecond)
 		}
-		p.configure(config(0))
-		p.signals <- syscall.SIGHUP
+		reload(0)
 		time.Sleep(time.Second)
 	}
 	// settle brings a pool that carries no traffic, and closes the clients' connections: how many idle ones are kept
 	// depends on the machine.
 	settle := func() {
 		clients.CloseIdleConnections()
-		p.configure(config(2))
-		p.signals <- syscall.SIGHUP
+		reload(2)
 		time.Sleep(2 * afterlife)
 	}
 	storm()
 	tr.stop()
 	tr.done.Wait()
 	settle()
-	goroutines, files := runtime.NumGoroutine(), open()
+	goroutines, files := running(), open()
 	again := sendBy(t, clients, p.client+"/v1/completions", func(int64) string { return completion }, 200)
 	storm()
 	assert.Empty(t, append(tr.end(), again.end()...), "of %d\n%s", tr.sent.Load()+again.sent.Load(), p.log)
 	settle()
-	if !assert.Eventually(t, func() bool { return runtime.NumGoroutine() <= goroutines+20 && open() <= files+20 },
+	if !assert.Eventually(t, func() bool { return running() <= goroutines+20 && open() <= files+20 },
 		30*time.Second, 50*time.Millisecond) {
-		var stacks strings.Builder
-		_ = pprof.Lookup("goroutine").WriteTo(&stacks, 1)
-		t.Fatalf("goroutines %d, were %d; files %d, were %d\n%.6000s", runtime.NumGoroutine(), goroutines, open(),
-			files, stacks.String())
+		t.Fatalf("goroutines %d, were %d; files %d, were %d\n%.6000s", running(), goroutines, open(), files, stacks())
 	}
 	assert.Eventually(t, func() bool { // a reload may still be under way
 		log := p.log.String()
@@ -138,6 +144,7 @@ func TestManyReloadsLeaveNothingBehind(t *testing.T) {
 // A reload takes a model away while its streams run. They go on to their end; new requests are told that the model is
 // not there.
 func TestAModelThatIsTakenAwayEndsItsStreams(t *testing.T) {
+	t.Parallel()
 	e, d := newEngine(t), newEngine(t)
 	hold := make(chan struct{})
 	d.set(func(d *engine) { d.hold = hold })
@@ -391,6 +398,7 @@ func TestAReloadTellsNoSecret(t *testing.T) {
 
 // While the gateway drains, and after a reload has taken attestation away, no probe is sent.
 func TestNoProbeIsSentInADrain(t *testing.T) {
+	t.Parallel()
 	all := enginesim.Config{KeepRequests: 1 << 20}
 	p, d, err := enginesim.Pair(all, all)
 	require.NoError(t, err)

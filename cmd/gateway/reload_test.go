@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -162,12 +161,11 @@ func retries(n int) string {
 		"timeouts: {connect: 30s, healthCheck: 30s}}\n", n) // a busy machine is no fault
 }
 
-// The built program reads its configuration again on SIGHUP, ten times while 200 requests a second run, half of
-// them streams of a second, which outlive several reloads. Before, SIGHUP ended the process with all requests in flight.
+// The program, as a process of its own, reads its configuration again on SIGHUP, ten times while 200 requests a second
+// run, half of them streams of a second, which outlive several reloads. Before, SIGHUP ended the process with all
+// requests in flight.
 func TestAReloadLosesNoRequest(t *testing.T) {
-	binary := filepath.Join(t.TempDir(), "gateway")
-	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", binary, ".").CombinedOutput()
-	require.NoError(t, err, "%s", out)
+	t.Parallel()
 	e, d1, d2 := newEngine(t), newEngine(t), newEngine(t)
 	for _, d := range []*engine{d1, d2} {
 		d.set(func(d *engine) { d.pace = time.Second })
@@ -179,14 +177,7 @@ func TestAReloadLosesNoRequest(t *testing.T) {
 		}
 		return gatewayYAML("") + pairYAML("m", e, d, retries(2+round%3))
 	}
-	p := &program{t: t, file: write(t, config(0)), log: &logBuffer{}}
-	cmd := exec.CommandContext(t.Context(), binary, "-config", p.file)
-	cmd.Stderr = p.log
-	require.NoError(t, cmd.Start())
-	p.logs(1, "msg=serving")
-	m := servingLine.FindStringSubmatch(p.log.String())
-	p.client, p.admin = "http://"+m[1], "http://"+m[2]
-
+	p, cmd := startProcess(t, config(0), nil)
 	tr := send(t, p.client+"/v1/completions", func(n int64) string {
 		return fmt.Sprintf(`{"model":"m","prompt":"x","stream":%t}`, n%2 == 0)
 	}, 200)
@@ -299,6 +290,7 @@ func TestAnUnchangedModelKeepsItsFlows(t *testing.T) {
 
 // A rollout goes from 0 to 100 percent and back while requests run, and none fails.
 func TestARolloutGoesForthAndBack(t *testing.T) {
+	t.Parallel()
 	e, d := newEngine(t), newEngine(t)
 	config := func(weight int) string {
 		return gatewayYAML("") + pairYAML("m", e, d, fmt.Sprintf(
@@ -374,6 +366,7 @@ func TestAReloadKeepsListeners(t *testing.T) {
 
 // Engines that have announced themselves stay known while their model changes.
 func TestAReloadKeepsAnnouncedEngines(t *testing.T) {
+	t.Parallel()
 	pe, de := newEngine(t, "m"), newEngine(t, "m")
 	addr := "127.0.0.1:" + unusedPort(t)
 	config := func(attempts int) string {

@@ -96,6 +96,7 @@ func TestModelsListsTheUnionAndNeverFails(t *testing.T) {
 }
 
 func TestReadinessFollowsTheProbes(t *testing.T) {
+	t.Parallel()
 	p, d := newEngine(t), newEngine(t)
 	g := start(t, gatewayYAML("")+pairYAML("m", p, d, ""))
 	status, _, body := do(t, http.MethodGet, g.admin+"/readyz", "")

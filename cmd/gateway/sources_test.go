@@ -91,6 +91,7 @@ func TestTheFilesPathStartsAtTheConfiguration(t *testing.T) {
 }
 
 func TestEnginesAreFoundByName(t *testing.T) {
+	t.Parallel()
 	p, d, d2 := newEngine(t), newEngine(t), newEngine(t)
 	var decode atomic.Pointer[engine]
 	decode.Store(d)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -94,16 +95,17 @@ func TestAFileOfSpansThatCannotBeOpenedEndsWith1(t *testing.T) {
 
 // A collector that takes connections and never responds costs the end a bounded time, and nothing but a warning.
 func TestACollectorThatHangsDoesNotHoldUpTheEnd(t *testing.T) {
+	t.Parallel()
 	hanging := make(chan struct{})
 	collector := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-hanging }))
 	t.Cleanup(func() { close(hanging); collector.Close() })
-	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.URL)
 	p, d := newEngine(t), newEngine(t)
-	g := start(t, gatewayYAML("")+pairYAML("m", p, d, ""))
+	g, cmd := startProcess(t, gatewayYAML("")+pairYAML("m", p, d, ""),
+		[]string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + collector.URL})
 	do(t, http.MethodPost, g.client+"/v1/completions", completion)
-	g.signal()
 	begun := time.Now()
-	g.ended(exitOK)
+	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+	require.NoError(t, cmd.Wait(), "exit code 0")
 	assert.Less(t, time.Since(begun), lastSpans+4*time.Second)
 	assert.Contains(t, g.log.String(), "msg=telemetry")
 	assert.NotContains(t, g.log.String(), "://")

@@ -119,6 +119,7 @@ const engineTLS = "  tls: {caFile: engines.pem, certFile: client.pem, keyFile: c
 // Client, gateway and engines change all their certificates and authorities while 100 requests a second run, each on a
 // new connection to the gateway, and none fails: new authorities are trusted before certificates of theirs are used.
 func TestCertificatesChangeUnderTraffic(t *testing.T) {
+	t.Parallel()
 	first, second := newAuthority(t, "first"), newAuthority(t, "second")
 	both := string(append(bytes.Clone(first.pem), second.pem...))
 	e, d := newSecured(t), newSecured(t)
@@ -178,6 +179,7 @@ func TestCertificatesChangeUnderTraffic(t *testing.T) {
 // Engines whose certificate is of another authority are not spoken to: clients get 502 or 503 without the reason, and
 // the log says it.
 func TestAnEngineOfAnotherAuthorityIsRefused(t *testing.T) {
+	t.Parallel()
 	right, wrong := newAuthority(t, "right"), newAuthority(t, "wrong")
 	e, d := newSecured(t), newSecured(t)
 	e.become(t, wrong, right)

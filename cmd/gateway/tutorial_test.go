@@ -20,6 +20,7 @@ import (
 // have other ports than the page's. What steps of test.sh run (quickstart, prove.sh), or tests
 // of its own (images), must only be there.
 func TestTheTutorial(t *testing.T) {
+	t.Parallel()
 	for _, program := range []string{"curl", "bash"} {
 		if _, err := exec.LookPath(program); err != nil && os.Getenv("CI") != "true" {
 			t.Skip(program, " is not installed")

@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pdkit/pdkit/cmd/internal/built"
 	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/enginesim/freeport"
 )
@@ -24,9 +25,7 @@ import (
 // if it is asked for. It returns the addresses for clients and for operators.
 func realGateway(t *testing.T, breaks int) (client, admin string) {
 	t.Helper()
-	program := filepath.Join(t.TempDir(), "gateway")
-	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../gateway").CombinedOutput()
-	require.NoError(t, err, "%s", out)
+	program := built.Program(t, "gateway")
 	engines := ""
 	for i := range 3 {
 		p, d, err := enginesim.Pair(enginesim.Config{PrefillRate: 600},

@@ -7,8 +7,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -38,12 +36,10 @@ func begin(t *testing.T, addr string, headers ...string) *http.Response {
 	return resp
 }
 
-// The built sidecar goes on after SIGHUP, which ended it before, and ends with 0 after SIGTERM.
+// The sidecar, as a process of its own, goes on after SIGHUP, which ended it before, and ends with 0 after SIGTERM.
 func TestSIGHUPEndsNothing(t *testing.T) {
-	binary := filepath.Join(t.TempDir(), "sidecar")
-	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", binary, ".").CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	cmd := exec.CommandContext(t.Context(), binary, "--port=0", "--secure-proxy=false", "--prefillers=127.0.0.1:1")
+	t.Parallel()
+	cmd := command(t.Context(), t, "--port=0", "--secure-proxy=false", "--prefillers=127.0.0.1:1")
 	stderr, err := cmd.StderrPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
@@ -63,6 +59,7 @@ func TestSIGHUPEndsNothing(t *testing.T) {
 // After SIGTERM, requests that run continue to their end. A new request gets a response that sends it elsewhere. No
 // request is cut and none begins.
 func TestADrainLetsStreamsEndAndTakesNothingNew(t *testing.T) {
+	t.Parallel()
 	p, d, x := pair(t, enginesim.Config{}, enginesim.Config{ITL: 400 * time.Millisecond}, nil) // a stream of 4.4 s
 	at := hostPort(t, p.URL())
 	resp := begin(t, x.addr, header, at)

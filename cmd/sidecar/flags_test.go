@@ -285,6 +285,7 @@ func writeCertificate(t *testing.T, dir string) *x509.CertPool {
 }
 
 func TestACertificateIsReadAgainWhenItChanges(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	write := func(at time.Time) *x509.CertPool {
 		pool := writeCertificate(t, dir)

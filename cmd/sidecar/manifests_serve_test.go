@@ -77,7 +77,7 @@ func newDecodePod(t *testing.T, spec *corev1.PodSpec, at, certificates string) *
 
 // start runs the sidecar. In its command line and environment only the pod's ports and the keys of local are replaced.
 // The variables env and the arguments more are added.
-func (x *decodePod) start(program string, local map[string]string, env []string, more ...string) {
+func (x *decodePod) start(local map[string]string, env []string, more ...string) {
 	x.t.Helper()
 	var pairs []string
 	for flag, port := range map[string]int32{"--port=": x.sidecar.Ports[0].ContainerPort,
@@ -106,8 +106,8 @@ func (x *decodePod) start(program string, local map[string]string, env []string,
 	for i, arg := range args { // as the kubelet does
 		args[i] = replacer.Replace(strings.NewReplacer(values...).Replace(arg))
 	}
-	x.cmd = exec.CommandContext(context.Background(), program, append(args, more...)...)
-	x.cmd.Env, x.cmd.Stderr = env, x.log
+	x.cmd = command(context.Background(), x.t, append(args, more...)...)
+	x.cmd.Env, x.cmd.Stderr = append(env, asProgram+"=1"), x.log
 	require.NoError(x.t, x.cmd.Start())
 	x.t.Cleanup(func() { _ = x.cmd.Process.Kill() }) // if the test has failed before the end
 	require.Eventually(x.t, func() bool { return strings.Contains(x.log.String(), "msg=serving") }, 20*time.Second,
@@ -245,12 +245,10 @@ func kserveCertificate(t *testing.T) string {
 // Each manifest's sidecar is run as its container says. The only additions are where the engines are: this machine has
 // neither the cluster's DNS nor, in the first cases, an API server, so that --prefillers stands in for the pool.
 func TestTheSidecarOfEachManifestServes(t *testing.T) {
-	program := filepath.Join(t.TempDir(), "sidecar")
-	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, ".").CombinedOutput()
-	require.NoError(t, err, "%s", out)
+	t.Parallel()
 	t.Run("llm-d", func(t *testing.T) {
 		x := newDecodePod(t, decodeOfLLMD(t), "", "")
-		x.start(program, nil, nil, "--prefillers="+x.prefill)
+		x.start(nil, nil, "--prefillers="+x.prefill)
 		x.probed()
 		x.serves()
 		x.ends()
@@ -259,7 +257,7 @@ func TestTheSidecarOfEachManifestServes(t *testing.T) {
 		x := newDecodePod(t, overlaid(t, "sidecar.yaml"), "", "")
 		_, port, err := net.SplitHostPort(x.prefill)
 		require.NoError(t, err)
-		x.start(program, map[string]string{"--prefillers-dns=prefillers:8000": "--prefillers-dns=prefillers:" + port},
+		x.start(map[string]string{"--prefillers-dns=prefillers:8000": "--prefillers-dns=prefillers:" + port},
 			nil, "--prefillers-dns-server="+nameServer(t))
 		x.probed()
 		x.serves()
@@ -267,7 +265,7 @@ func TestTheSidecarOfEachManifestServes(t *testing.T) {
 	})
 	t.Run("KServe", func(t *testing.T) {
 		x := newDecodePod(t, configured(t, false), "", "")
-		x.start(program, nil, nil, "--prefillers="+x.prefill)
+		x.start(nil, nil, "--prefillers="+x.prefill)
 		x.probed()
 		x.serves()
 		x.ends()
@@ -275,7 +273,7 @@ func TestTheSidecarOfEachManifestServes(t *testing.T) {
 	t.Run("KServe with TLS", func(t *testing.T) {
 		certificates := kserveCertificate(t)
 		x := newDecodePod(t, configured(t, true), "", certificates)
-		x.start(program, map[string]string{"/var/run/kserve/tls": certificates}, nil,
+		x.start(map[string]string{"/var/run/kserve/tls": certificates}, nil,
 			"--prefillers="+x.prefill)
 		x.probed()
 		x.serves()
@@ -292,7 +290,7 @@ func TestTheSidecarOfEachManifestServes(t *testing.T) {
 		n.apply(strings.NewReplacer("namespace: llm-d", "namespace: "+n.name, "number: 8000", "number: "+port).
 			Replace(string(manifest)))
 		x.namespace = n.name
-		x.start(program, nil, []string{"KUBECONFIG=" + n.Kubeconfig(t, n.Token(t, n.name, x.spec.ServiceAccountName))})
+		x.start(nil, []string{"KUBECONFIG=" + n.Kubeconfig(t, n.Token(t, n.name, x.spec.ServiceAccountName))})
 		resp, err := x.send(false, header, x.prefill)
 		require.NoError(t, err)
 		_ = resp.Body.Close()

@@ -19,8 +19,6 @@ import (
 	"github.com/pdkit/pdkit/enginesim"
 )
 
-func TestMain(m *testing.M) { kubetest.Main(m) }
-
 // poolCRD defines InferencePools in one of their groups, with the parts that the sidecar reads.
 const poolCRD = `apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition

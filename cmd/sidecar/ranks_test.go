@@ -121,6 +121,7 @@ func TestTheHeaderChoosesARankAtTheFirstPort(t *testing.T) {
 }
 
 func TestAllRanksDrain(t *testing.T) {
+	t.Parallel()
 	x := ranks(t, enginesim.Config{ITL: 400 * time.Millisecond}, nil) // streams of 4.4 s
 	var streams [2]*http.Response
 	for rank := range streams {

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -29,9 +28,10 @@ func readme(t *testing.T) string {
 	return string(b)
 }
 
-// The README's commands run unchanged, except for the ports, with the program as it is built. The sidecar serves, and
+// The README's commands run unchanged, except for the ports, with the sidecar as a process of its own. It serves, and
 // SIGTERM ends it with 0.
 func TestTheCommandsInTheReadmeAreRun(t *testing.T) {
+	t.Parallel()
 	commands := regexp.MustCompile("(?s)```sh\n(.*?)\n```").FindAllStringSubmatch(readme(t), -1)
 	require.Len(t, commands, 2)
 	first := ports(t, 1)
@@ -42,11 +42,8 @@ func TestTheCommandsInTheReadmeAreRun(t *testing.T) {
 	serve, found := strings.CutPrefix(free.Replace(commands[0][1]), "go run ./cmd/sidecar ")
 	require.True(t, found)
 
-	program := filepath.Join(t.TempDir(), "sidecar")
-	out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, ".").CombinedOutput()
-	require.NoError(t, err, "%s", out)
 	log := &logBuffer{}
-	cmd := exec.CommandContext(t.Context(), program, strings.Fields(serve)...)
+	cmd := command(t.Context(), t, strings.Fields(serve)...)
 	cmd.Stderr = log
 	require.NoError(t, cmd.Start())
 	require.Eventually(t, func() bool { return servingLine.MatchString(log.String()) }, 20*time.Second,

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -11,6 +12,7 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -23,8 +25,33 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/tidwall/gjson"
 
+	"github.com/pdkit/pdkit/discovery/kubernetes/kubetest"
 	"github.com/pdkit/pdkit/enginesim"
 )
+
+const asProgram = "PDKIT_TEST_AS_SIDECAR"
+
+// TestMain is the sidecar itself where a test starts the test binary as that. Tests that wait run beside each other.
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+	}
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		panic(err)
+	}
+	kubetest.Main(m)
+}
+
+// command is the sidecar as a process of its own, with what main does besides run: real signals and exit codes. It ends
+// with ctx.
+func command(ctx context.Context, t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	self, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.CommandContext(ctx, self, args...)
+	cmd.Env = append(os.Environ(), asProgram+"=1")
+	return cmd
+}
 
 const header = "x-prefiller-host-port" // as llm-d's scheduler writes it
 
