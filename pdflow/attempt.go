@@ -38,10 +38,10 @@ type attempt struct {
 type running struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	watch  live.Watchdog     // limits the phase that runs
-	held   *holding          // bytes of the responses of P and of encode engines
-	legs   [2]*telemetry.Leg // the prefill and the decode leg
-	bg     sync.WaitGroup    // legs that run beside the one the caller waits for
+	watch  live.Watchdog    // limits the phase that runs
+	held   *holding         // bytes of the responses of P and of encode engines
+	legs   [2]telemetry.Leg // the prefill and the decode leg
+	bg     sync.WaitGroup   // legs that run beside the one the caller waits for
 }
 
 // picked tells the picker. Both may be nil.
@@ -90,7 +90,7 @@ func newAttempt(x *serving, n int, mode Mode, pick *Pick) *attempt {
 		out: Outcome{Session: s, Connector: x.f.name, Mode: mode, Final: true,
 			Prefill: LegOutcome{Leg: LegPrefill}, Decode: LegOutcome{Leg: LegDecode}}}
 	a.ctx, a.cancel, a.held = x.life.Context, x.life.Cancel, x.f.opts.budget.hold()
-	a.watch.Init(a.expire, s.CreatedAt)
+	a.watch.Init(a, s.CreatedAt)
 	if lease := x.f.traits.Handoff.Lease; lease > 0 && a.twoLegs() {
 		a.leaseUntil(s.CreatedAt.Add(lease))
 	}
@@ -230,8 +230,8 @@ func (a *attempt) caller(ctx context.Context) connector.Caller {
 	}
 }
 
-// expire ends the attempt because a phase ran out of time.
-func (a *attempt) expire() { a.cancel(errPhaseTimeout) }
+// Expire ends the attempt because a phase ran out of time.
+func (a *attempt) Expire() { a.cancel(errPhaseTimeout) }
 
 // clean lets the connector free what a failed attempt left behind.
 func (a *attempt) clean(e *Error) {

@@ -58,7 +58,7 @@ func (a *attempt) reading(b *Body) stream.Config {
 	api := a.x.req.API
 	c := stream.Config{Events: b.sse, Guarded: api.Guarded(), FailureStop: a.failureStop(), Deciding: a.deciding(),
 		Shared: a.x.sender.steps != nil, Withheld: a.f.withheld, Rewrite: a.changes(b.sse, b.status),
-		Fault: func(data []byte) []byte { return errorObject(api, b.erroneous(data)) }, Usage: b.usage}
+		Owner: (*bodyOwner)(b)}
 	if c.Withheld != nil {
 		c.Depth = c.Withheld.Depth
 		if b.sse && api == connector.APIResponses {
@@ -82,8 +82,17 @@ func (a *attempt) failureStop() string {
 // deciding reports whether decode's response decides if a prefill is needed.
 func (a *attempt) deciding() bool { return a.f.order == connector.DecodeFirst && a.p.Load() == nil }
 
-// usage notes what the response's end says, whichever attempt it is of.
-func (b *Body) usage(end []byte) { b.a.decodeUsage(end) }
+// bodyOwner is what a Body is for its stream.
+type bodyOwner Body
+
+// Fault returns an error event as it would be without a stream.
+func (o *bodyOwner) Fault(data []byte) []byte {
+	b := (*Body)(o)
+	return errorObject(b.a.x.req.API, b.erroneous(data))
+}
+
+// Usage notes what the response's end says, whichever attempt it is of.
+func (o *bodyOwner) Usage(end []byte) { o.a.decodeUsage(end) }
 
 // readHead reads until it is known that the client may be served with the response.
 func (b *Body) readHead(ctx context.Context) *Error {
@@ -163,7 +172,7 @@ func finalBody(a *attempt, response connector.Response) *Body {
 	} else {
 		b.header = http.Header{"Content-Type": jsonType, "Content-Length": {strconv.Itoa(len(body))}}
 	}
-	b.s = stream.Of(body, b.sse, b.usage)
+	b.s = stream.Of(body, b.sse, (*bodyOwner)(b))
 	return b
 }
 

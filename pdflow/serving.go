@@ -23,7 +23,7 @@ type serving struct {
 	f      *Flow
 	client context.Context // the client's
 	life   live.Life       // whose base has the request's span
-	tel    *telemetry.Request
+	tel    telemetry.Request
 	call
 	model string
 	tries

@@ -61,7 +61,7 @@ func (f *Flow) Begin(ctx context.Context, in *Request) (*Steps, error) {
 	s := &Steps{parked: make(chan *Step), done: make(chan struct{}), ended: make(chan struct{}), f: f,
 		id: c.id}
 	ctx, s.cancel = context.WithCancelCause(ctx)
-	s.calls.Init(s.expire, time.Now())
+	s.calls.Init(forgetting{s}, time.Now())
 	s.touch()
 	c.sender = &sender{steps: s}
 	go func() {
@@ -137,8 +137,11 @@ func (s *Steps) WriteError(w http.ResponseWriter, r *http.Request, err error) {
 	s.f.writeError(w, r, s.id, e)
 }
 
-// expire ends a request that its caller has forgotten.
-func (s *Steps) expire() { s.End(errForgotten) }
+// forgetting ends a request that its caller has forgotten.
+type forgetting struct{ s *Steps }
+
+// Expire ends the request.
+func (f forgetting) Expire() { f.s.End(errForgotten) }
 
 // touch notes a call of the caller's.
 func (s *Steps) touch() {

@@ -91,10 +91,10 @@ func (a *attempt) legEnded(o *LegOutcome, p *connector.PrefillResult) {
 		i = 1
 	}
 	leg := a.legs[i]
-	if leg == nil {
+	if !leg.Begun() {
 		return
 	}
-	a.legs[i] = nil
+	a.legs[i] = telemetry.Leg{}
 	leg.End(&telemetry.LegEnd{Code: codeLabel(o.Err), Status: o.Status, RequestBytes: o.RequestBytes,
 		ResponseBytes: o.ResponseBytes, Start: o.Start, FirstByte: o.FirstByte, End: o.End})
 	_ = a.guard("", "observe", func() error {

@@ -8,22 +8,22 @@ import (
 	"time"
 )
 
-// Watchdog calls a function when one of the phases that it watches takes too long. Phases follow each other, and so do
+// Watchdog tells its owner when one of the phases that it watches takes too long. Phases follow each other, and so do
 // the reads of a streamed response, many thousands a second: a new limit therefore costs an atomic store. The timer is
 // set for the first limit, looks again when it fires, and is set for what is left then.
 type Watchdog struct {
-	expire func()
-	born   time.Time
-	due    atomic.Int64 // when the phase must have ended, in nanoseconds since born; 0: no phase is limited now
-	fires  atomic.Int64 // when the timer fires; 0: it is not set
+	owner interface{ Expire() }
+	born  time.Time
+	due   atomic.Int64 // when the phase must have ended, in nanoseconds since born; 0: no phase is limited now
+	fires atomic.Int64 // when the timer fires; 0: it is not set
 
 	mu    sync.Mutex
 	timer *time.Timer
 	over  bool
 }
 
-// Init sets what to call, and a time not after now from which limits are counted. It must come before all else.
-func (w *Watchdog) Init(expire func(), born time.Time) { w.expire, w.born = expire, born }
+// Init sets whom to tell, and a time not after now from which limits are counted. It must come before all else.
+func (w *Watchdog) Init(owner interface{ Expire() }, born time.Time) { w.owner, w.born = owner, born }
 
 // Limit begins a phase that must end within d. A d that is not positive is no limit.
 func (w *Watchdog) Limit(d time.Duration) {
@@ -71,7 +71,7 @@ func (w *Watchdog) look() {
 	switch due := w.due.Load(); {
 	case due == 0:
 	case due <= int64(time.Since(w.born)):
-		w.expire()
+		w.owner.Expire()
 	default:
 		w.set(due)
 	}

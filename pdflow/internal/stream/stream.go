@@ -30,10 +30,15 @@ type Config struct {
 	Depth       int    // of Withheld in an event, in objects around it
 
 	Rewrite  func(data []byte) ([]byte, error) // the connector's change of each event; nil: none
-	Fault    func(data []byte) []byte          // what the client gets of an error event
 	Withheld *sse.Member                       // what clients must not see; nil: nothing
 	Resume   *resume.Stream                    // keeps the tokens of a stream that can be rescued; nil: it cannot
-	Usage    func(end []byte)                  // gets the response's end
+	Owner    Owner
+}
+
+// Owner is who passes the response on.
+type Owner interface {
+	Fault(data []byte) []byte // returns what the client gets of an error event
+	Usage(end []byte)         // gets the response's end
 }
 
 // Failure is a response with which no client may be served, or not to its end.
@@ -91,12 +96,7 @@ func (s *Stream) chain() {
 		s.src = sse.NewRewriter(s.src, s.Events, s.Rewrite)
 	}
 	if s.Events {
-		s.faults.Watch(s.src, func(data []byte) ([]byte, error) {
-			if !verdict.IsError(data) {
-				return data, nil
-			}
-			return s.Fault(data), nil
-		})
+		s.faults.Watch(s.src, s.fault)
 		s.src = &s.faults
 	}
 	if s.Withheld != nil {
@@ -109,9 +109,17 @@ func (s *Stream) chain() {
 	}
 }
 
+// fault makes an error within a stream what it would be without one.
+func (s *Stream) fault(data []byte) ([]byte, error) {
+	if !verdict.IsError(data) {
+		return data, nil
+	}
+	return s.Owner.Fault(data), nil
+}
+
 // Of is a response that is there already.
-func Of(body []byte, events bool, usage func(end []byte)) *Stream {
-	return &Stream{Config: Config{Events: events, Usage: usage}, resp: http.NoBody, src: http.NoBody,
+func Of(body []byte, events bool, owner Owner) *Stream {
+	return &Stream{Config: Config{Events: events, Owner: owner}, resp: http.NoBody, src: http.NoBody,
 		buffer: buffer{buf: body}, n: len(body), ended: true}
 }
 
@@ -213,7 +221,7 @@ func (s *Stream) Next() ([]byte, error) {
 		head := s.buffer.buf[:s.n]
 		s.n, s.first = 0, nil
 		if s.ended {
-			s.Usage(head)
+			s.Owner.Usage(head)
 		} else { // it has been searched: what two reads cut has not
 			s.tail.Keep(head)
 		}
@@ -241,7 +249,7 @@ func (s *Stream) Next() ([]byte, error) {
 // end is the error with the last piece: nil if it holds something and the response is whole.
 func (s *Stream) end(piece []byte) error {
 	s.ended = true
-	s.Usage(s.tail.End(piece))
+	s.Owner.Usage(s.tail.End(piece))
 	switch {
 	case s.Events && s.Guarded && s.unframed && !s.tail.Done(piece):
 		return failure(cutOff)
@@ -269,7 +277,7 @@ func (s *Stream) gaveUp(piece []byte, end bool) int {
 // Finish ends a stream whose engine died when all tokens had come: the client gets its [DONE].
 func (s *Stream) Finish() {
 	s.src, s.ended = http.NoBody, true
-	s.Usage(s.tail.End(nil))
+	s.Owner.Usage(s.tail.End(nil))
 	s.buffer.free()
 	s.buffer.buf = []byte("data: " + string(sse.Done) + "\n\n")
 	s.n = len(s.buffer.buf)

@@ -41,6 +41,11 @@ func (p *pieces) Read(b []byte) (int, error) {
 
 func (p *pieces) Close() error { return nil }
 
+type owner struct{}
+
+func (owner) Fault([]byte) []byte { return []byte(`{"error":{"message":"clean"}}`) }
+func (owner) Usage([]byte)        {}
+
 const (
 	role  = `data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}` + "\n\n"
 	token = `data: {"choices":[{"index":0,"delta":{"content":"a"}}]}` + "\n\n"
@@ -54,8 +59,7 @@ func read(c Config, p *pieces, unframed bool) (got string, headErr, endErr error
 	if !unframed {
 		resp.TransferEncoding = []string{"chunked"}
 	}
-	c.Fault = func([]byte) []byte { return []byte(`{"error":{"message":"clean"}}`) }
-	c.Usage = func([]byte) {}
+	c.Owner = owner{}
 	s := Open(resp, c)
 	defer s.Close()
 	if err := s.Head(); err != nil {
@@ -157,7 +161,7 @@ func TestAReadThatFillsTheBufferIsFollowedByALargerOne(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, io.EOF, end)
 	require.Equal(t, token+long+done, got)
-	s := Of([]byte("whole"), false, func([]byte) {})
+	s := Of([]byte("whole"), false, owner{})
 	piece, err := s.Next()
 	require.NoError(t, err)
 	require.Equal(t, "whole", string(piece))

@@ -32,9 +32,9 @@ type Failure struct{ Code, Leg string }
 type Usage struct{ Input, Output, Cached, Reused int64 }
 
 // Request begins a request. The context that it returns has the request's span.
-func (t *Instruments) Request(ctx context.Context, r *connector.ClientRequest, id string, header http.Header) (*Request,
+func (t *Instruments) Request(ctx context.Context, r *connector.ClientRequest, id string, header http.Header) (Request,
 	context.Context) {
-	x := &Request{Instruments: t, Start: time.Now(), client: ctx, api: r.API}
+	x := Request{Instruments: t, Start: time.Now(), client: ctx, api: r.API}
 	if t.tracer == nil {
 		return x, ctx
 	}
@@ -202,7 +202,7 @@ func (x *Request) Handoff(age time.Duration) {
 	}
 }
 
-// Leg is one leg of a request.
+// Leg is one leg of a request. The zero Leg has not begun.
 type Leg struct {
 	x    *Request
 	kind string
@@ -218,9 +218,9 @@ type LegEnd struct {
 }
 
 // Leg begins a leg at an engine. Its span is a sibling of the other leg's. age is that of the handoff, if there is one.
-func (x *Request) Leg(ctx context.Context, kind, endpoint string, s *connector.Session, age time.Duration) (*Leg,
+func (x *Request) Leg(ctx context.Context, kind, endpoint string, s *connector.Session, age time.Duration) (Leg,
 	context.Context) {
-	l := &Leg{x: x, kind: kind}
+	l := Leg{x: x, kind: kind}
 	if x.tracer == nil {
 		return l, ctx
 	}
@@ -234,6 +234,9 @@ func (x *Request) Leg(ctx context.Context, kind, endpoint string, s *connector.S
 	}
 	return l, ctx
 }
+
+// Begun reports whether the leg has begun.
+func (l *Leg) Begun() bool { return l.x != nil }
 
 // End ends the leg.
 func (l *Leg) End(e *LegEnd) {
