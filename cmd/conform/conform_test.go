@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/pdkit/pdkit/cmd/internal/built"
+	"github.com/pdkit/pdkit/cmd/internal/builttest"
 )
 
 func TestMain(m *testing.M) {
@@ -46,8 +46,8 @@ func TestTheExampleGatewayKeepsTheRules(t *testing.T) {
 	require.NoError(t, err)
 	cases, err := Select(nil)
 	require.NoError(t, err)
-	report, err := Run(t.Context(), &Command{Args: []string{built.Program(t, "gateway"), "-config", "{config}"}, Config: string(config)},
-		cases, Options{Parallel: 8})
+	gateway := &Command{Args: []string{builttest.Program(t, "gateway"), "-config", "{config}"}, Config: string(config)}
+	report, err := Run(t.Context(), gateway, cases, Options{Parallel: 8})
 	require.NoError(t, err)
 	for _, r := range report.Results {
 		want := Pass

@@ -16,7 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/cmd/internal/built"
+	"github.com/pdkit/pdkit/cmd/internal/builttest"
 	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/enginesim/freeport"
 )
@@ -25,7 +25,7 @@ import (
 // if it is asked for. It returns the addresses for clients and for operators.
 func realGateway(t *testing.T, breaks int) (client, admin string) {
 	t.Helper()
-	program := built.Program(t, "gateway")
+	program := builttest.Program(t, "gateway")
 	engines := ""
 	for i := range 3 {
 		p, d, err := enginesim.Pair(enginesim.Config{PrefillRate: 600},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package built gives tests the programs of this module as they are built.
-package built
+// Package builttest gives tests the programs of this module as they are built.
+package builttest
 
 import (
 	"fmt"
@@ -22,7 +22,8 @@ func Program(t testing.TB, name string) string {
 	}
 	program := filepath.Join(t.TempDir(), name)
 	// In place of running it, sh copies it: a new one may lie in a folder that go run removes at its end.
-	cmd := exec.CommandContext(t.Context(), "go", "run", "-exec", fmt.Sprintf(`sh -c 'cp "$0" "%s"'`, program), "./"+name)
+	copied := fmt.Sprintf(`sh -c 'cp "$0" "%s"'`, program)
+	cmd := exec.CommandContext(t.Context(), "go", "run", "-exec", copied, "./"+name) //nolint:gosec // a test's own name
 	cmd.Dir = filepath.Join(filepath.Dir(file), "../..")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("building %s: %v\n%s", name, err, out)
