@@ -24,11 +24,12 @@ import (
 // Body is a response on its way. One goroutine reads it. Close may be called by any, also while a Read waits, and more
 // than once.
 type Body struct {
-	mu    sync.Mutex     // held by what reads and by what closes
-	a     *attempt       // the last, of a stream that was rescued
-	x     *serving       // a's
-	outer *serving       // the first of those that fell back until this flow served; see serving.inner
-	s     *stream.Stream // a's response; nil if the caller passes it on by itself
+	mu       sync.Mutex     // held by what reads and by what closes
+	a        *attempt       // the last, of a stream that was rescued
+	x        *serving       // a's
+	outer    *serving       // the first of those that fell back until this flow served; see serving.inner
+	s        *stream.Stream // a's response; nil if the caller passes it on by itself
+	response stream.Stream  // what s is until a stream is rescued
 
 	status int
 	header http.Header
@@ -44,12 +45,13 @@ type Body struct {
 func newBody(a *attempt, resp *http.Response) *Body {
 	b := &Body{a: a, x: a.x, status: resp.StatusCode}
 	b.sse = strings.HasPrefix(strings.ToLower(resp.Header.Get("Content-Type")), "text/event-stream")
-	c := a.reading(b)
-	b.header = responseHeader(resp, b.sse, c.Rewrite != nil, a.x.sender.own)
-	if c.Length = resp.ContentLength; b.header["Content-Length"] == nil {
-		c.Length = -1
+	b.s = &b.response
+	b.s.Config = a.reading(b)
+	b.header = responseHeader(resp, b.sse, b.s.Rewrite != nil, a.x.sender.own)
+	if b.s.Length = resp.ContentLength; b.header["Content-Length"] == nil {
+		b.s.Length = -1
 	}
-	b.s = stream.Open(resp, c)
+	b.s.Open(resp)
 	return b
 }
 

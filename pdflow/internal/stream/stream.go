@@ -77,17 +77,17 @@ type Stream struct {
 	received int64
 }
 
-// Open begins to read a response.
-func Open(resp *http.Response, c Config) *Stream {
-	s := &Stream{Config: c, resp: resp.Body, src: resp.Body, tail: verdict.NewTail(c.Events, c.FailureStop),
-		unframed: resp.ContentLength < 0 && len(resp.TransferEncoding) == 0}
+// Open begins to read a response. s has its Config, and nothing else.
+func (s *Stream) Open(resp *http.Response) {
+	c := &s.Config
+	s.resp, s.src, s.tail = resp.Body, resp.Body, verdict.NewTail(c.Events, c.FailureStop)
+	s.unframed = resp.ContentLength < 0 && len(resp.TransferEncoding) == 0
 	s.buffer.shared = c.Shared
 	s.chain()
 	s.buffer.small()
 	if c.Events && !c.Shared && c.Rewrite == nil && c.Resume == nil {
 		s.waits, _ = resp.Body.(waiter)
 	}
-	return s
 }
 
 // chain puts the filters behind each other, from the engine to the client.

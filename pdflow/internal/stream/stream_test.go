@@ -60,7 +60,8 @@ func read(c Config, p *pieces, unframed bool) (got string, headErr, endErr error
 		resp.TransferEncoding = []string{"chunked"}
 	}
 	c.Owner = owner{}
-	s := Open(resp, c)
+	s := &Stream{Config: c}
+	s.Open(resp)
 	defer s.Close()
 	if err := s.Head(); err != nil {
 		return "", err, nil
