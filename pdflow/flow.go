@@ -101,6 +101,9 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 	if err := f.findAbilities(); err != nil {
 		return nil, err
 	}
+	if f.picker = p.Bind(c, f.traits.Serving); f.picker == nil {
+		return nil, fmt.Errorf("pdflow: %T.Bind returned nil: it must return a picker, or itself", p)
+	}
 	f.opts.forward = slices.DeleteFunc(f.opts.forward, func(name string) bool {
 		return strings.EqualFold(name, f.traits.Handoff.Header) // a client's own is believed no more than a member
 	})
@@ -127,7 +130,6 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 	if f.opts.errorHandler != nil {
 		f.handler.onError = f.opts.errorHandler
 	}
-	f.picker = p.Bind(c, f.traits.Serving)
 	return f, nil
 }
 
@@ -374,18 +376,4 @@ func (f *Flow) Shutdown(ctx context.Context) error {
 		err = errors.Join(err, f.owned.Close())
 	}
 	return errors.Join(err, f.tel.Close())
-}
-
-// SessionInfo is a request in flight, for operators.
-type SessionInfo struct {
-	ID        string        `json:"id"` // of the current attempt; "" before the first
-	RequestID string        `json:"requestId"`
-	Model     string        `json:"model"`
-	Connector string        `json:"connector"`
-	Attempt   int           `json:"attempt"`
-	Prefill   string        `json:"prefill,omitempty"` // endpoint IDs
-	Decode    string        `json:"decode,omitempty"`
-	Phase     string        `json:"phase"`
-	Age       time.Duration `json:"ageNanoseconds"`
-	ExpiresAt time.Time     `json:"expiresAt,omitzero"` // end of the KV lease
 }

@@ -303,6 +303,16 @@ func TestNewRefusesTraitsThatCannotBeKeptTo(t *testing.T) {
 	require.ErrorContains(t, err, "Traits.Handoff.Lease is negative")
 }
 
+// bindsToNothing forgets to return a picker.
+type bindsToNothing struct{ pdflow.Picker }
+
+func (bindsToNothing) Bind(connector.KVConnector, connector.Serving) pdflow.Picker { return nil }
+
+func TestNewRefusesAPickerThatBindsToNothing(t *testing.T) {
+	_, err := pdflow.New(newNIXL(t), bindsToNothing{pickNothing})
+	require.ErrorContains(t, err, "bindsToNothing.Bind returned nil")
+}
+
 // A pair without engines is the caller's mistake and is told as one.
 func TestDoRefusesAnEmptyPick(t *testing.T) {
 	flow, err := pdflow.New(newNIXL(t), pick.New(setOf(t), pick.RoundRobin()))

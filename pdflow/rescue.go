@@ -69,7 +69,7 @@ func (r *rescuing) follow(a *attempt) *resume.Stream {
 	case r.plan == nil:
 		return nil
 	case r.from == nil:
-		return resume.New(r.plan.Config(a.f.traits.Ending.FailureStop,
+		return resume.New(r.plan.Config(a.failureStop(),
 			func(event []byte) { a.x.current.Load().decodeUsage(event) }))
 	}
 	next, _ := r.from.Next()

@@ -176,8 +176,8 @@ func slow(before time.Duration) handler {
 	}
 }
 
-// The flow's deadline of each write replaces the deadline that the server's WriteTimeout has set. So WriteTimeout ends a
-// response only where the flow sets no deadline: Timeouts.Write is none, or middleware hides SetWriteDeadline. Over
+// The flow's deadline of each write replaces the deadline that the server's WriteTimeout has set. So WriteTimeout ends
+// a response only where the flow sets no deadline: Timeouts.Write is none, or middleware hides SetWriteDeadline. Over
 // HTTP/2 it also ends a response of which nothing has been written when it passes.
 func TestAServersWriteTimeoutEndsOnlyWhatTheFlowDoesNotBound(t *testing.T) {
 	const writeTimeout, later = 300 * time.Millisecond, 500 * time.Millisecond

@@ -16,6 +16,20 @@ func (f *Flow) Sessions() []SessionInfo {
 	return infos
 }
 
+// SessionInfo is a request in flight, for operators.
+type SessionInfo struct {
+	ID        string        `json:"id"` // of the current attempt; "" before the first
+	RequestID string        `json:"requestId"`
+	Model     string        `json:"model"`
+	Connector string        `json:"connector"`
+	Attempt   int           `json:"attempt"`
+	Prefill   string        `json:"prefill,omitempty"` // endpoint IDs
+	Decode    string        `json:"decode,omitempty"`
+	Phase     string        `json:"phase"`
+	Age       time.Duration `json:"ageNanoseconds"`
+	ExpiresAt time.Time     `json:"expiresAt,omitzero"` // end of the KV lease
+}
+
 func (x *serving) info() SessionInfo {
 	i := SessionInfo{RequestID: x.id, Model: x.model, Connector: x.f.name, Phase: phaseNames[x.phase.Load()],
 		Age: time.Since(x.tel.Start)}

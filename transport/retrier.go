@@ -47,10 +47,10 @@ func NewRetrier(rt http.RoundTripper, policy RetryPolicy) *Retrier {
 	return &Retrier{rt: rt, policy: policy}
 }
 
-// Do sends req under ctx (req's own context is not used). Further tries read their body from req.GetBody and send
-// req.ContentLength bytes of it; a request with a body but without GetBody is tried once. Bodies are not copied. The
-// wait between tries ends with ctx, and a wait that would pass ctx's deadline is not begun. Errors are of type
-// [*Error].
+// Do sends req under ctx (req's own context is not used). Further tries read their body from req.GetBody, which is
+// called before the wait, and send req.ContentLength bytes of it; a request with a body but without GetBody is tried
+// once. Bodies are not copied. The wait between tries ends with ctx, and a wait that would pass ctx's deadline is not
+// begun. Errors are of type [*Error].
 func (r *Retrier) Do(ctx context.Context, req *http.Request) (*http.Response, error) {
 	for n := 0; ; n++ {
 		resp, err := Send(ctx, r.rt, req)
@@ -58,19 +58,23 @@ func (r *Retrier) Do(ctx context.Context, req *http.Request) (*http.Response, er
 			return resp, nil
 		}
 		last := asError(ctx, err)
-		if n == r.policy.Max || !repeatable(ctx, last) || hasBody(req) && req.GetBody == nil ||
-			!r.policy.pause(ctx, n) {
+		if n == r.policy.Max || !repeatable(ctx, last) || hasBody(req) && req.GetBody == nil {
 			return nil, last
 		}
-		if ctx.Err() != nil {
-			cause := context.Cause(ctx)
-			return nil, &Error{Sent: SentNothing, Kind: requestKind(ctx, cause), Err: cause}
-		}
 		again := *req
-		if hasBody(req) {
+		if hasBody(req) { // before the wait, so that the caller knows that nothing is on its way meanwhile
 			if again.Body, err = req.GetBody(); err != nil {
 				return nil, last
 			}
+		}
+		if !r.policy.pause(ctx, n) {
+			closeBody(&again)
+			return nil, last
+		}
+		if ctx.Err() != nil {
+			closeBody(&again)
+			cause := context.Cause(ctx)
+			return nil, &Error{Sent: SentNothing, Kind: requestKind(ctx, cause), Err: cause}
 		}
 		req = &again
 	}

@@ -167,6 +167,41 @@ func TestTheContextEndsTheWait(t *testing.T) {
 	assert.EqualValues(t, 1, dials.Load())
 }
 
+// The next try's body is opened before the wait, and closed if no try follows: pdflow learns by it that the leg is not
+// on its way.
+func TestTheNextBodyIsOpenedBeforeTheWait(t *testing.T) {
+	for name, deadline := range map[string]bool{"the context ends": false, "the deadline is too near": true} {
+		t.Run(name, func(t *testing.T) {
+			dial, _ := refuseFirst(100)
+			r := NewRetrier(newTransport(t, &Options{DialContext: dial}), RetryPolicy{})
+			r.policy = RetryPolicy{Max: 5, BackoffBase: 100_000 * time.Hour, BackoffMax: 100_000 * time.Hour}
+			ctx, cancel := context.WithCancel(t.Context())
+			if deadline {
+				ctx, cancel = context.WithTimeout(t.Context(), 30*time.Second)
+			}
+			defer cancel()
+			req := post(t, "http://engine.test", "x")
+			body := &closes{Reader: strings.NewReader("x")}
+			req.GetBody = func() (io.ReadCloser, error) {
+				if !deadline {
+					cancel()
+				}
+				return body, nil
+			}
+			_, err := r.Do(ctx, req)
+			require.Error(t, err)
+			require.True(t, body.closed)
+		})
+	}
+}
+
+type closes struct {
+	io.Reader
+	closed bool
+}
+
+func (c *closes) Close() error { c.closed = true; return nil }
+
 // The retrier does not wait for a try that can only fail: its client would wait in vain.
 func TestAWaitBeyondTheDeadlineIsNotBegun(t *testing.T) {
 	dial, _ := refuseFirst(100)

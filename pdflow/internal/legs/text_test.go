@@ -62,8 +62,8 @@ func TestALegsBodyKeepsItsMemoryWhileItIsRead(t *testing.T) {
 	}
 }
 
-// What Over leaves behind is what the next leg starts with, so nothing of a request may be in it: neither its prompt, nor
-// its client's key, nor its context.
+// What Over leaves behind is what the next leg starts with, so nothing of a request may be in it: neither its prompt,
+// nor its client's key, nor its context.
 func TestALegsMemoryHoldsNothingOfTheLastRequest(t *testing.T) {
 	req, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"mine"}`))
 	require.NoError(t, err)

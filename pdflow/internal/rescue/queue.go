@@ -69,10 +69,9 @@ func (q *Queue) Leave(engine string, turn *list.Element) {
 	}
 }
 
-// Give gives a place back, once, after a leg or an attempt by which the engine has failed or not. p may
-// be nil. When the engine has
-// failed, and has failed two times in a row, four, eight …, all that wait for it pick again: at each failure they would
-// pick far too often, and at the first alone the picker may not know enough yet.
+// Give gives a place back, once, after a leg or an attempt by which the engine has failed or not. p may be nil. When
+// the engine has failed, and has failed two times in a row, four, eight …, all that wait for it pick again: at each
+// failure they would pick far too often, and at the first alone the picker may not know enough yet.
 func (q *Queue) Give(p *Place, failed bool) {
 	if p == nil || p.free.Swap(true) {
 		return

@@ -6,8 +6,8 @@ package rawsocket
 
 import "syscall"
 
-// The sanitizers of memory and addresses learn from package syscall what was read. Other systems than Linux want system calls to
-// be made by their C library, and other processors have other numbers for them.
+// The sanitizers of memory and addresses learn from package syscall what was read. Other systems than Linux want system
+// calls to be made by their C library, and other processors have other numbers for them.
 
 func rawRead(fd uintptr, p []byte) (int, syscall.Errno) { return result(syscall.Read(int(fd), p)) }
 
