@@ -64,15 +64,15 @@ type Finisher interface {
 	Final(s *Session, p *PrefillResult) (Response, bool)
 }
 
-// EventFunc changes the data of one server-sent event, or a whole body that is not streamed. It returns the new bytes,
-// or nil to drop the event. data is valid until it returns. The calls for one session come one after another.
-type EventFunc func(data []byte) ([]byte, error)
-
 // Rewriter changes D's response (SGLang's logprobs, LMCache's first token). p returns P's response; if P runs beside D,
-// p waits for it, and returns nil if there will be none. With a nil EventFunc the flow does not parse the stream, which
-// is the cheap way: return one only if the request needs it.
+// p waits for it, and returns nil if there will be none.
+//
+// The function that it returns changes the data of one server-sent event, or a whole body that is not streamed. It
+// returns the new bytes, or nil to drop the event. data is valid until it returns. The calls for one session come one
+// after another. With a nil function the flow does not parse the stream, which is the cheap way: return one only if the
+// request needs it.
 type Rewriter interface {
-	Rewrite(s *Session, p func() *PrefillResult) EventFunc
+	Rewrite(s *Session, p func() *PrefillResult) func(data []byte) ([]byte, error)
 }
 
 // Item is one thing to encode before the legs: a media part of a chat.
@@ -96,7 +96,7 @@ type Encoder interface {
 //   - an *[UnsupportedError] names the member because of which two engines cannot serve the request together; the
 //     flow's policy then decides.
 //
-// A RequestChecker need not repeat what [Traits.CheckRequest] finds.
+// A RequestChecker need not repeat what package check finds.
 type RequestChecker interface {
 	CheckRequest(r *ClientRequest) error
 }
@@ -120,25 +120,9 @@ type ColdDetector interface {
 
 // EndpointChecker reports what is malformed in an engine's entry. It need not repeat that attributes which [Traits]
 // declares are missing. Faults are [config.FieldError]s whose paths begin with "attributes."; nil means that there is
-// none. [CheckEndpoint] calls it. If Prefill or Decode nevertheless gets such an engine, it returns an [EndpointError].
+// none. check.Endpoint calls it. If Prefill or Decode nevertheless gets such an engine, it returns an attr.Error.
 type EndpointChecker interface {
 	CheckEndpoint(e discovery.Endpoint) error
-}
-
-// Launcher says how engines are launched to speak the protocol. pdctl render asks a connector of elsewhere for it; for
-// those of this repository it has the settings itself (cmd/pdctl/launch).
-type Launcher interface {
-	// LaunchSettings returns the same settings for the same engine. Its error says what the engine's entry lacks.
-	LaunchSettings(e discovery.Endpoint) (LaunchSettings, error)
-}
-
-// LaunchSettings are what a [Launcher] asks for. They leave out what an engine needs without a connector, too: model,
-// port, memory.
-type LaunchSettings struct {
-	Engine     string            // vllm (the default), sglang or trtllm
-	Args       []string          // of the command line, one per element
-	Env        map[string]string // environment variables
-	KVTransfer json.RawMessage   // vLLM's --kv-transfer-config; nil is none
 }
 
 // As finds an ability in c itself, or in what c wraps (Unwrap() KVConnector or Unwrap() []KVConnector), depth first.

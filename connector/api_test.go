@@ -15,26 +15,24 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 func TestWhereEachAPIKeepsWhat(t *testing.T) {
 	for api, want := range map[connector.API]struct {
 		name, path, prompt string
-		limit              []string
 	}{
-		connector.APIChat:        {"chat", "/v1/chat/completions", "messages", []string{"max_tokens"}},
-		connector.APICompletions: {"completions", "/v1/completions", "prompt", []string{"max_tokens"}},
-		connector.APIResponses:   {"responses", "/v1/responses", "input", []string{"max_output_tokens"}},
-		connector.APIMessages:    {"messages", "/v1/messages", "messages", []string{"max_tokens"}},
-		connector.APIGenerate: {"generate", "/inference/v1/generate", "token_ids",
-			[]string{"sampling_params", "max_tokens"}},
-		connector.APISGLang: {"sglang", "/generate", "text", []string{"sampling_params", "max_new_tokens"}},
+		connector.APIChat:        {"chat", "/v1/chat/completions", "messages"},
+		connector.APICompletions: {"completions", "/v1/completions", "prompt"},
+		connector.APIResponses:   {"responses", "/v1/responses", "input"},
+		connector.APIMessages:    {"messages", "/v1/messages", "messages"},
+		connector.APIGenerate:    {"generate", "/inference/v1/generate", "token_ids"},
+		connector.APISGLang:      {"sglang", "/generate", "text"},
 	} {
 		t.Run(want.name, func(t *testing.T) {
 			assert.Equal(t, want.name, api.String())
 			assert.Equal(t, want.path, api.Path())
 			assert.Equal(t, want.prompt, api.PromptMember())
-			assert.Equal(t, want.limit, api.Limit())
 			assert.Equal(t, api, connector.APIOf(want.path))
 			assert.Contains(t, connector.APIs(), api)
 		})
@@ -54,7 +52,7 @@ func TestAnAPIOutOfRangeIsUnknown(t *testing.T) {
 		assert.Equal(t, "unknown", api.String())
 		assert.Empty(t, api.Path())
 		assert.Empty(t, api.PromptMember())
-		assert.Zero(t, api.Usage())
+		assert.Zero(t, contract.API(api).Usage)
 	}
 }
 
@@ -74,7 +72,7 @@ func TestUsageIsReadWhereEachAPIReportsIt(t *testing.T) {
 			`"prompt_tokens_details":{"cached_tokens":5}}}`,
 		connector.APISGLang: `{"meta_info":{"prompt_tokens":7,"completion_tokens":3,"cached_tokens":5}}`,
 	} {
-		u := api.Usage()
+		u := contract.API(api).Usage
 		assert.EqualValues(t, 7, gjson.Get(response, u.Prompt).Int(), "%v prompt", api)
 		assert.EqualValues(t, 3, gjson.Get(response, u.Completion).Int(), "%v completion", api)
 		assert.EqualValues(t, 5, gjson.Get(response, u.Cached).Int(), "%v cached", api)
@@ -165,9 +163,10 @@ func anyValue(name string) string {
 // SGLang answers a list of prompts with a list. Every other whole response is an object.
 func TestOnlySGLangAnswersWithAList(t *testing.T) {
 	for _, a := range connector.APIs() {
-		assert.Equal(t, a == connector.APISGLang, a.ListResponse([]byte(" [{\"text\":\"a\"}]")), a.String())
+		assert.Equal(t, a == connector.APISGLang,
+			contract.API(a).ListResponse([]byte(" [{\"text\":\"a\"}]")), a.String())
 		for _, bad := range []string{``, `{}`, `[`, `[1,]`, `"[]"`} {
-			assert.False(t, a.ListResponse([]byte(bad)), bad)
+			assert.False(t, contract.API(a).ListResponse([]byte(bad)), bad)
 		}
 	}
 }

@@ -6,9 +6,11 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/pdkit/pdkit/internal/jsonedit"
+	"github.com/pdkit/pdkit/internal/request"
 )
 
 // KVConnector describes one KV transfer protocol.
@@ -56,40 +58,29 @@ func (o Order) String() string {
 	return "unknown"
 }
 
-// PrefillResult is P's whole response.
+// PrefillResult is P's whole response. Its methods may be called concurrently.
 type PrefillResult struct {
 	Status int
 	Header http.Header
 	Body   []byte
 	At     time.Time // when its last byte was read; the handoff's age counts from then
 
-	doc jsonedit.Doc
-	err error
-}
-
-// NewPrefillResult indexes a response. It accepts a body that is not one JSON object: Err then returns the error, and
-// Field finds nothing.
-func NewPrefillResult(status int, header http.Header, body []byte, at time.Time) *PrefillResult {
-	p := &PrefillResult{Status: status, Header: header, Body: body, At: at}
-	p.err = p.doc.ParseInto(body)
-	return p
+	index sync.Once
+	doc   jsonedit.Doc
+	err   error
 }
 
 // Err is not nil if the body is not one well-formed JSON object without duplicate members.
-func (p *PrefillResult) Err() error { return p.err }
-
-// Field returns a top-level member's raw value. Members that are null are absent.
-func (p *PrefillResult) Field(name string) (json.RawMessage, bool) {
-	if p == nil {
-		return nil, false
-	}
-	return field(&p.doc, name) // empty after an error
+func (p *PrefillResult) Err() error {
+	p.index.Do(func() { p.err = p.doc.ParseInto(p.Body) })
+	return p.err
 }
 
-func field(d *jsonedit.Doc, name string) (json.RawMessage, bool) {
-	raw, ok := d.Get(name)
-	if !ok || jsonedit.Kind(raw) == jsonedit.Null {
+// Field returns a top-level member's raw value. Members that are null are absent. It finds nothing in a body for which
+// Err is not nil.
+func (p *PrefillResult) Field(name string) (json.RawMessage, bool) {
+	if p == nil || p.Err() != nil {
 		return nil, false
 	}
-	return raw, true
+	return request.Field(&p.doc, name)
 }

@@ -4,37 +4,14 @@ package connector
 
 import (
 	"errors"
-	"fmt"
 )
 
 // ErrNoTransfer says that P answered, but its response holds no usable handoff: it is absent, null, of the wrong type
 // or incomplete. Real engines die of such handoffs, so decode must never get one.
 var ErrNoTransfer = errors.New("no usable KV handoff in the prefill response")
 
-// ErrUnknown says that no connector is registered under a name.
-var ErrUnknown = errors.New("unknown connector")
-
-// NoTransfer returns an error that is [ErrNoTransfer] and says what is wrong with the handoff. The text must not
-// hold values of the handoff.
-func NoTransfer(format string, args ...any) error {
-	return fmt.Errorf("%w: %s", ErrNoTransfer, fmt.Sprintf(format, args...))
-}
-
-// EndpointError says that an engine cannot take part with the entry that it has: an attribute that the protocol needs
-// is missing or malformed. The flow tries another pair.
-type EndpointError struct {
-	Endpoint  string // its ID
-	Attribute string
-	Problem   string // "is missing", "is not a port"
-}
-
-// Error names the engine, the attribute and what is wrong with it.
-func (e *EndpointError) Error() string {
-	return fmt.Sprintf("endpoint %s: attribute %s %s", e.Endpoint, e.Attribute, e.Problem)
-}
-
 // UnsupportedError says that two engines cannot serve a request together: because of the protocol ([RequestChecker],
-// [Traits.CheckRequest]), or because of this pair, as Prefill and Decode may find. The flow's policy then decides: one
+// check.Request), or because of this pair, as Prefill and Decode may find. The flow's policy then decides: one
 // engine serves the whole request, or the flow refuses it.
 type UnsupportedError struct {
 	Member string // the member of the request, or the header, that prevents it

@@ -13,7 +13,9 @@ import (
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/handoff"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 // shelf is a complete connector of a third party: P puts a prompt's KV into a store under a key that the gateway makes,
@@ -41,7 +43,7 @@ func (s *shelf) Prefill(_ context.Context, session *connector.Session, leg *conn
 func (s *shelf) Decode(_ context.Context, session *connector.Session, p *connector.PrefillResult,
 	leg *connector.Leg) error {
 	if stored, ok := p.Field("shelf_stored"); !ok || string(stored) != "true" {
-		return connector.NoTransfer("shelf_stored is not true")
+		return handoff.NoTransfer("shelf_stored is not true")
 	}
 	return s.params(leg, session.ID, "take")
 }
@@ -90,17 +92,17 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	session := connector.NewSession(request, "request-1", discovery.Endpoint{}, discovery.Endpoint{})
+	session := contract.NewSession(request, "request-1", discovery.Endpoint{}, discovery.Endpoint{})
 	session.ID = "k1" // 32 random digits, but for this page
 
-	prefill := connector.NewPrefillLeg(request, c.Traits())
+	prefill := contract.NewPrefillLeg(request, c.Traits())
 	if err := c.Prefill(context.Background(), session, prefill); err != nil {
 		log.Fatal(err)
 	}
 	printBody("P gets", prefill)
 
-	response := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{"shelf_stored":true}`), time.Now())
-	decode := connector.NewLeg(request)
+	response := &connector.PrefillResult{Status: http.StatusOK, Body: []byte(`{"shelf_stored":true}`), At: time.Now()}
+	decode := contract.NewLeg(request)
 	if err := c.Decode(context.Background(), session, response, decode); err != nil {
 		log.Fatal(err)
 	}
@@ -112,7 +114,7 @@ func Example() {
 }
 
 func printBody(who string, leg *connector.Leg) {
-	body, err := leg.Body()
+	body, err := contract.Body(leg)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -125,9 +127,9 @@ func ExampleNoTransfer() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	session := connector.NewSession(request, "request-1", discovery.Endpoint{}, discovery.Endpoint{})
-	response := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{"shelf_stored":false}`), time.Now())
-	err = (&shelf{store: "north"}).Decode(context.Background(), session, response, connector.NewLeg(request))
+	session := contract.NewSession(request, "request-1", discovery.Endpoint{}, discovery.Endpoint{})
+	response := &connector.PrefillResult{Status: http.StatusOK, Body: []byte(`{"shelf_stored":false}`), At: time.Now()}
+	err = (&shelf{store: "north"}).Decode(context.Background(), session, response, contract.NewLeg(request))
 	fmt.Println(errors.Is(err, connector.ErrNoTransfer))
 	// Output:
 	// true

@@ -8,15 +8,16 @@ import (
 	"encoding/json"
 	"net/http"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/check"
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/connector/plainhttp"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
@@ -46,8 +47,8 @@ func FuzzLegs(f *testing.F) {
 	require.NoError(f, err)
 	h, err := plainhttp.New(nil)
 	require.NoError(f, err)
-	response := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{"kv_transfer_params":`+fuzzHandoff+`}`),
-		time.Now())
+	response := &connector.PrefillResult{Status: http.StatusOK,
+		Body: []byte(`{"kv_transfer_params":` + fuzzHandoff + `}`)}
 
 	f.Fuzz(func(t *testing.T, apiByte byte, body []byte) {
 		api := connector.API(apiByte)
@@ -56,10 +57,10 @@ func FuzzLegs(f *testing.F) {
 		if err != nil {
 			return
 		}
-		s := connector.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
+		s := contract.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
 		for _, c := range []connector.KVConnector{h, n} {
-			_ = connector.CheckRequest(c, s.Request)
-			prefill, decode := connector.NewPrefillLeg(r, c.Traits()), connector.NewLeg(r)
+			_ = check.Of(c).CheckRequest(s.Request)
+			prefill, decode := contract.NewPrefillLeg(r, c.Traits()), contract.NewLeg(r)
 			require.NoError(t, c.Prefill(context.Background(), s, prefill))
 			require.NoError(t, c.Decode(context.Background(), s, response, decode))
 			checkFuzzedLeg(t, r, c, prefill, response)
@@ -72,7 +73,7 @@ func FuzzLegs(f *testing.F) {
 func checkFuzzedLeg(t *testing.T, r *connector.ClientRequest, c connector.KVConnector, leg *connector.Leg,
 	response *connector.PrefillResult) {
 	t.Helper()
-	out, err := leg.Body()
+	out, err := contract.Body(leg)
 	if r.API.Path() == "" && err != nil {
 		return // an unknown API has no prefill leg
 	}

@@ -10,7 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/contract"
 	"github.com/pdkit/pdkit/internal/jsonedit"
+	"github.com/pdkit/pdkit/internal/request"
 )
 
 func parse(t testing.TB, api connector.API, body string) *connector.ClientRequest {
@@ -27,19 +29,19 @@ func bareLeg(t testing.TB, r *connector.ClientRequest) string {
 
 // normalized is the prefill leg before a connector adds its own members.
 func normalized(t testing.TB, r *connector.ClientRequest) string {
-	return bodyOf(t, connector.NewPrefillLeg(r, connector.Traits{}))
+	return bodyOf(t, contract.NewPrefillLeg(r, connector.Traits{}))
 }
 
 func legOf(t testing.TB, r *connector.ClientRequest, edit func(*connector.Leg)) string {
 	t.Helper()
-	l := connector.NewLeg(r)
+	l := contract.NewLeg(r)
 	edit(l)
 	return bodyOf(t, l)
 }
 
 func bodyOf(t testing.TB, l *connector.Leg) string {
 	t.Helper()
-	body, err := l.Body()
+	body, err := contract.Body(l)
 	require.NoError(t, err)
 	require.True(t, json.Valid(body), "%s", body)
 	return string(body)
@@ -260,10 +262,10 @@ func TestParamsOfSeveralConnectorsMerge(t *testing.T) {
 			l.Param("x", json.RawMessage(`1`))
 			l.Params(json.RawMessage(`{"x":1,"y":12345678901234567890}`))
 		}))
-	l := connector.NewLeg(r)
+	l := contract.NewLeg(r)
 	l.Param("x", json.RawMessage(`1`))
 	l.Params(json.RawMessage(`{"x":2}`))
-	_, err := l.Body()
+	_, err := contract.Body(l)
 	assert.EqualError(t, err, "kv_transfer_params.x is set twice, to different values", "a clash shows; no side wins")
 }
 
@@ -291,14 +293,14 @@ func TestSetAtMakesTheObjectsOnTheWay(t *testing.T) {
 		}))
 	}
 	for _, client := range []string{`{"a":1}`, `{"a":[]}`, `{"a":{"b":"x"}}`} {
-		l := connector.NewLeg(parse(t, connector.APIChat, client))
+		l := contract.NewLeg(parse(t, connector.APIChat, client))
 		l.SetAt([]string{"a", "b", "c"}, json.RawMessage(`7`))
-		_, err := l.Body()
+		_, err := contract.Body(l)
 		assert.ErrorContains(t, err, "a: not a well-formed object", client)
 	}
-	l := connector.NewLeg(parse(t, connector.APIChat, `{}`))
+	l := contract.NewLeg(parse(t, connector.APIChat, `{}`))
 	l.SetAt(nil, json.RawMessage(`7`))
-	_, err := l.Body()
+	_, err := contract.Body(l)
 	assert.Error(t, err)
 }
 
@@ -314,7 +316,7 @@ func TestLimitTokensToMoreThanOne(t *testing.T) {
 func TestALegOfAnUnknownAPICannotBeLimited(t *testing.T) {
 	r := parse(t, connector.APIUnknown, `{"a":1}`)
 	assert.Equal(t, `{"a":1}`, bareLeg(t, r))
-	_, err := connector.NewPrefillLeg(r, connector.Traits{}).Body()
+	_, err := contract.Body(contract.NewPrefillLeg(r, connector.Traits{}))
 	assert.ErrorContains(t, err, "unknown", "rather than a leg without any limit")
 }
 
@@ -336,7 +338,7 @@ func TestAPrefillLegHasNoThinkingBudgetAboveItsLimit(t *testing.T) {
 		{"absent", `{}`, `{"max_tokens":1,"stream":false}`, false},
 	} {
 		t.Run(c.rule, func(t *testing.T) {
-			l := connector.NewPrefillLeg(parse(t, connector.APIMessages, c.client), connector.Traits{})
+			l := contract.NewPrefillLeg(parse(t, connector.APIMessages, c.client), connector.Traits{})
 			if c.remote {
 				l.Param("do_remote_decode", json.RawMessage("true"))
 			}
@@ -345,31 +347,31 @@ func TestAPrefillLegHasNoThinkingBudgetAboveItsLimit(t *testing.T) {
 	}
 	const client = `{"thinking":{"budget_tokens":1024}}`
 	assert.Contains(t, normalized(t, parse(t, connector.APIChat, client)), "budget", "other APIs do not know it")
-	raw := connector.NewPrefillLeg(parse(t, connector.APIMessages, client), connector.Traits{RawPrefill: true})
+	raw := contract.NewPrefillLeg(parse(t, connector.APIMessages, client), connector.Traits{RawPrefill: true})
 	assert.Equal(t, client, bodyOf(t, raw))
 }
 
 func TestLegPathHeaderAndBody(t *testing.T) {
 	r := parse(t, connector.APIMessages, `{"a":1}`)
-	l := connector.NewLeg(r)
+	l := contract.NewLeg(r)
 	assert.Same(t, r, l.Request())
-	assert.Equal(t, "/v1/messages", l.Path())
+	assert.Equal(t, "/v1/messages", contract.Path(l))
 	l.SetPath("/v1/completions")
-	assert.Equal(t, "/v1/completions", l.Path())
+	assert.Equal(t, "/v1/completions", contract.Path(l))
 	l.SetHeader("X-A", "1")
 	l.SetHeader("X-B", "2")
-	assert.Equal(t, []connector.HeaderEdit{{Name: "X-A", Value: "1"}, {Name: "X-B", Value: "2"}}, l.Header())
+	assert.Equal(t, []request.Header{{Name: "X-A", Value: "1"}, {Name: "X-B", Value: "2"}}, contract.Leg(l).Headers)
 	l.SetBody(json.RawMessage(`{ "other" : true }`))
-	body, err := l.Body()
+	body, err := contract.Body(l)
 	require.NoError(t, err)
 	assert.Equal(t, `{ "other" : true }`, string(body))
 	l.SetBody(json.RawMessage(`[]`))
-	_, err = l.Body()
+	_, err = contract.Body(l)
 	assert.Error(t, err, "a leg's body is one JSON object")
 }
 
 func TestCurrentSeesEditsAndTheClientsNulls(t *testing.T) {
-	l := connector.NewLeg(parse(t, connector.APIChat, `{"a":null,"b":1,"kv_transfer_params":{}}`))
+	l := contract.NewLeg(parse(t, connector.APIChat, `{"a":null,"b":1,"kv_transfer_params":{}}`))
 	raw, ok := l.Current("a")
 	assert.True(t, ok)
 	assert.Equal(t, "null", string(raw))
@@ -393,12 +395,12 @@ func TestALegCostsLittleWhateverThePromptsSize(t *testing.T) {
 		}
 		r, err := connector.ParseRequest(connector.APICompletions, body)
 		require.NoError(t, err)
-		connector.NewLeg(r) // the first two lie in the request
-		connector.NewLeg(r)
+		contract.NewLeg(r) // the first two lie in the request
+		contract.NewLeg(r)
 		return testing.AllocsPerRun(20, func() {
-			l := connector.NewPrefillLeg(r, connector.Traits{})
+			l := contract.NewPrefillLeg(r, connector.Traits{})
 			var s jsonedit.Segments
-			require.NoError(t, l.Splice(&s))
+			require.NoError(t, contract.Leg(l).Splice(&s))
 		})
 	}
 	assert.Equal(t, allocated(10), allocated(1<<20))

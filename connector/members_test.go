@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/check"
 )
 
 // The rules are the engines' own: see the table in docs/protocols/vllm.md §4.
@@ -92,7 +93,7 @@ func TestMembersThatOnlyDWouldCheck(t *testing.T) {
 	} {
 		r, err := connector.ParseRequest(k.api, []byte(k.body))
 		require.NoError(t, err, k.body)
-		err = k.traits.CheckRequest(r)
+		err = (&check.Rules{Traits: k.traits}).Declared(r)
 		var refused *connector.RequestError
 		if k.param == "" {
 			assert.NotErrorAs(t, err, &refused, "%s: %v", k.body, err)

@@ -12,9 +12,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	_ "github.com/pdkit/pdkit/connector/all"
+
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
-	_ "github.com/pdkit/pdkit/connector/all"
+	"github.com/pdkit/pdkit/connector/names"
 )
 
 func TestOpenByNameAndByClassName(t *testing.T) {
@@ -24,27 +26,27 @@ func TestOpenByNameAndByClassName(t *testing.T) {
 		c, err := connector.Open(config.Spec{Type: typ})
 		require.NoError(t, err, typ)
 		assert.Equal(t, want, c.Traits().Name, typ)
-		assert.Equal(t, want, connector.Resolve(typ, nil))
+		assert.Equal(t, want, names.Resolve(typ, nil))
 	}
 }
 
 func TestOpenOfAnUnknownNameListsTheKnownOnes(t *testing.T) {
 	for _, typ := range []string{"nxil", "NIXL", "nixlconnector", " nixl"} {
 		_, err := connector.Open(config.Spec{Type: typ})
-		require.ErrorIs(t, err, connector.ErrUnknown, typ)
+		require.ErrorIs(t, err, names.ErrUnknown, typ)
 		assert.Contains(t, err.Error(), "http, ")
 		assert.Contains(t, err.Error(), "nixl")
-		assert.Equal(t, typ, connector.Resolve(typ, nil), "as it is")
+		assert.Equal(t, typ, names.Resolve(typ, nil), "as it is")
 	}
 }
 
 // A class that no connector can serve is refused with the reason, and not as a name that nobody knows.
 func TestOpenOfARefusedClassSaysWhy(t *testing.T) {
-	connector.RefuseClass("RefusedForTests", "keeps everything to itself")
-	assert.Equal(t, "keeps everything to itself", connector.ClassRefusal("RefusedForTests"))
-	assert.Empty(t, connector.ClassRefusal("NixlConnector"))
+	names.Refuse("RefusedForTests", "keeps everything to itself")
+	assert.Equal(t, "keeps everything to itself", names.Refusal("RefusedForTests"))
+	assert.Empty(t, names.Refusal("NixlConnector"))
 	_, err := connector.Open(config.Spec{Type: "RefusedForTests"})
-	require.ErrorIs(t, err, connector.ErrUnknown)
+	require.ErrorIs(t, err, names.ErrUnknown)
 	assert.ErrorContains(t, err, "it keeps everything to itself")
 	assert.NotContains(t, err.Error(), "did you mean")
 }
@@ -56,7 +58,7 @@ func TestOpenHandsTheConfigToTheConnector(t *testing.T) {
 }
 
 func TestNamesAreSortedAndLowerCase(t *testing.T) {
-	names := connector.Names()
+	names := names.Connectors()
 	assert.True(t, slices.IsSorted(names))
 	assert.Subset(t, names, []string{"http", "nixl"})
 }

@@ -3,16 +3,10 @@
 package connector
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"slices"
-	"strconv"
-	"strings"
-	"unicode/utf8"
 
-	"github.com/pdkit/pdkit/internal/jsonedit"
+	"github.com/pdkit/pdkit/internal/request"
 )
 
 // ClientRequest is a client's request. Its body is read once: indexed, not decoded. It is immutable and refers to the
@@ -22,245 +16,25 @@ type ClientRequest struct {
 	Model  string // "" if the request names none
 	Stream bool
 
-	doc   jsonedit.Doc
-	strip []jsonedit.Edit // the edits with which every leg starts: they remove the client's transfer members
+	in request.Request
 }
 
 // ParseRequest reads a request body. The error is a *[RequestError] if the body is not one JSON object, names a
 // top-level member twice, or has a wrong type in a member that pdkit reads.
 func ParseRequest(api API, body []byte) (*ClientRequest, error) {
 	r := &ClientRequest{API: api}
-	if err := r.doc.ParseInto(body); err != nil {
-		return nil, bodyError(err)
-	}
-	if err := r.check(); err != nil {
+	if err := r.in.Parse(request.API(api), body); err != nil {
+		if fault, ok := errors.AsType[*request.Fault](err); ok {
+			err = (*RequestError)(fault)
+		}
 		return nil, err
 	}
-	for _, name := range ids {
-		if _, ok := r.doc.Get(name); ok {
-			r.strip = append(r.strip, jsonedit.Edit{Name: name, Delete: true})
-		}
-	}
-	return r.without(transferMembers, true)
-}
-
-func bodyError(err error) error {
-	if dup, ok := errors.AsType[*jsonedit.DuplicateError](err); ok {
-		const twice = "the member stands twice in the body; send it once"
-		return &RequestError{Param: shown(dup.Name), Message: twice, Err: err}
-	}
-	if syn, ok := errors.AsType[*jsonedit.SyntaxError](err); ok {
-		where := fmt.Sprintf("the body is not one JSON object: %s at byte %d", syn.Msg, syn.Offset)
-		return &RequestError{Message: where, Err: err}
-	}
-	return &RequestError{Message: "the body is not one JSON object", Err: err}
-}
-
-// check reads the members whose types matter for how a request is served. Null counts as absent.
-func (r *ClientRequest) check() error {
-	if raw, ok := r.Field("model"); ok {
-		s, err := jsonedit.Unquote(raw)
-		if err != nil {
-			return &RequestError{Param: "model", Message: "must be a string of valid UTF-8", Err: err}
-		}
-		r.Model = s
-	}
-	if raw, ok := r.Field("stream"); ok {
-		if jsonedit.Kind(raw) != jsonedit.Bool {
-			return &RequestError{Param: "stream", Message: "must be true or false"}
-		}
-		r.Stream = raw[0] == 't'
-	}
-	if err := r.checkObject("stream_options"); err != nil {
-		return err
-	}
-	for _, name := range []string{
-		"max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "n", "best_of",
-	} {
-		if raw, ok := r.Field(name); ok && integral64(raw) != "" {
-			return &RequestError{Param: name, Message: notInteger}
-		}
-	}
-	if s := r.API.info().sampling; s != "" {
-		return r.checkSampling(s)
-	}
-	return nil
-}
-
-func (r *ClientRequest) checkObject(name string) error {
-	if raw, ok := r.Field(name); ok && jsonedit.Kind(raw) != jsonedit.Object {
-		return &RequestError{Param: name, Message: "must be an object"}
-	}
-	return nil
-}
-
-// checkSampling reads the limits of the APIs that have them in a nested object.
-func (r *ClientRequest) checkSampling(holder string) error {
-	raw, ok := r.Field(holder)
-	if !ok {
-		return nil
-	}
-	if jsonedit.Kind(raw) != jsonedit.Object {
-		return &RequestError{Param: holder, Message: "must be an object"}
-	}
-	if !utf8.Valid(raw) {
-		return &RequestError{Param: holder, Message: "must be valid UTF-8"}
-	}
-	sub, err := jsonedit.Parse(raw)
-	if err != nil {
-		return nestedError(holder, err)
-	}
-	for _, name := range []string{"max_tokens", "min_tokens", "max_new_tokens", "min_new_tokens", "n", "best_of"} {
-		if v, ok := field(sub, name); ok && integral64(v) != "" {
-			return &RequestError{Param: holder + "." + name, Message: notInteger}
-		}
-	}
-	return nil
-}
-
-// shown is a member's name for an error text, if it looks like a parameter's name. Other names are the client's own
-// text.
-func shown(name string) string {
-	if name == "" || len(name) > 64 || strings.ContainsFunc(name, func(r rune) bool {
-		return r != '_' && r != '-' && r != '.' && (r < '0' || r > '9') && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z')
-	}) {
-		return "(a member)"
-	}
-	return name
-}
-
-func nestedError(holder string, err error) error {
-	if inner, ok := errors.AsType[*RequestError](err); ok {
-		return &RequestError{Param: holder + "." + inner.Param, Message: inner.Message, Err: inner.Err}
-	}
-	if dup, ok := errors.AsType[*jsonedit.DuplicateError](err); ok {
-		member := holder + "." + shown(dup.Name)
-		return &RequestError{Param: member, Message: "the member stands twice; send it once", Err: err}
-	}
-	return &RequestError{Param: holder, Message: "is not a well-formed object", Err: err}
+	r.Model, r.Stream = r.in.Model, r.in.Stream
+	return r, nil
 }
 
 // Field returns the raw value of a top-level member as the client sent it. A member that is null is absent.
-func (r *ClientRequest) Field(name string) (json.RawMessage, bool) { return field(&r.doc, name) }
+func (r *ClientRequest) Field(name string) (json.RawMessage, bool) { return r.in.Field(name) }
 
 // Body returns the client's body, which must not be changed.
-func (r *ClientRequest) Body() []byte { return r.doc.Bytes() }
-
-// sampling returns a sampling member from the place where the API has it. A member that is null is absent.
-func (r *ClientRequest) sampling(name string) (json.RawMessage, bool) {
-	return field(r.samplingDoc(), name)
-}
-
-// samplingDoc returns the object that holds the sampling members, which may be empty.
-func (r *ClientRequest) samplingDoc() *jsonedit.Doc {
-	holder := r.API.info().sampling
-	if holder == "" {
-		return &r.doc
-	}
-	raw, _ := r.Field(holder)
-	if d, err := jsonedit.Parse(raw); err == nil {
-		return d
-	}
-	return &jsonedit.Doc{}
-}
-
-// StopsAt reports whether text is one of the request's own stop strings.
-func (r *ClientRequest) StopsAt(text string) bool {
-	raw, _ := r.sampling("stop")
-	var one string
-	if json.Unmarshal(raw, &one) == nil {
-		return one == text
-	}
-	var all []string
-	return json.Unmarshal(raw, &all) == nil && slices.Contains(all, text)
-}
-
-// uncarried returns the first member of [Traits.CheckRequest]'s list that a request has and that carried does not
-// contain, or "".
-func (r *ClientRequest) uncarried(singleUse bool, carried []string) (member string) {
-	found := func(name string, has bool) bool {
-		if has && name != "" && !slices.Contains(carried, name) {
-			member = name
-		}
-		return member != ""
-	}
-	switch {
-	case found(r.severalPrompts(), true),
-		found("prompt_logprobs", r.asks("prompt_logprobs")),
-		found("echo", r.truthy("echo") && (r.API == APIChat || r.asks("logprobs"))),
-		found("truncate_prompt_tokens", r.truncates()),
-		found("use_beam_search", r.truthy("use_beam_search")),
-		r.API == APIGenerate && (found("prompt_logprob_token_ids", r.asks("prompt_logprob_token_ids")) ||
-			found("skip_reading_prefix_cache", r.truthy("skip_reading_prefix_cache"))),
-		r.API == APIResponses && found(r.keptResponse(), true),
-		singleUse && (found("n", r.above1("n")) || found("best_of", r.above1("best_of"))):
-	}
-	return member
-}
-
-// truncates reports whether the engine cuts the prompt to the length that the limit of tokens leaves.
-func (r *ClientRequest) truncates() bool {
-	raw, ok := r.Field("truncate_prompt_tokens")
-	return ok && bytes.HasPrefix(raw, []byte("-"))
-}
-
-// keptResponse returns the member of a /v1/responses request that requires one engine to know a conversation's other
-// responses, or that cuts the prompt by a limit of tokens.
-func (r *ClientRequest) keptResponse() string {
-	if r.truthy("background") {
-		return "background"
-	}
-	if _, ok := r.Field("previous_response_id"); ok {
-		return "previous_response_id"
-	}
-	// Null does not count as absent here: vLLM compares the value with "disabled".
-	if raw, ok := r.doc.Get("truncation"); ok && string(raw) != `"disabled"` {
-		return "truncation"
-	}
-	return ""
-}
-
-func (r *ClientRequest) above1(name string) bool {
-	raw, ok := r.sampling(name)
-	if !ok {
-		return false
-	}
-	f, err := strconv.ParseFloat(string(raw), 64)
-	return err == nil && f > 1
-}
-
-// asks reports whether a member is present and not false.
-func (r *ClientRequest) asks(name string) bool {
-	raw, ok := r.sampling(name)
-	return ok && string(raw) != "false"
-}
-
-func (r *ClientRequest) truthy(name string) bool {
-	raw, ok := r.sampling(name)
-	return ok && !slices.Contains([]string{"false", "0", `""`}, string(raw))
-}
-
-// severalPrompts returns the member that gives a body more than one prompt, or "".
-func (r *ClientRequest) severalPrompts() string {
-	var names []string
-	switch r.API {
-	case APICompletions:
-		names = []string{"prompt", "prompt_embeds"}
-	case APISGLang:
-		names = []string{"text", "input_ids"}
-	}
-	for _, name := range names {
-		if raw, ok := r.Field(name); ok && jsonedit.Kind(raw) == jsonedit.Array && severalPrompts(raw) {
-			return name
-		}
-	}
-	if r.API != APICompletions {
-		return ""
-	}
-	// vLLM counts prompt and prompt_embeds together as two prompts.
-	_, text := r.Field("prompt")
-	if embeds, ok := r.Field("prompt_embeds"); ok && text && !emptyArray(embeds) {
-		return "prompt_embeds"
-	}
-	return ""
-}
+func (r *ClientRequest) Body() []byte { return r.in.Doc.Bytes() }

@@ -12,6 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/check"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 func TestParseRequestReadsModelAndStream(t *testing.T) {
@@ -143,7 +145,7 @@ func TestRequestErrorKeepsItsCause(t *testing.T) {
 // uncarried asks the declaration of a protocol that carries all APIs.
 func uncarried(r *connector.ClientRequest, multiUse bool) string {
 	t := connector.Traits{APIs: connector.APIs(), Handoff: connector.Handoff{MultiUse: multiUse}}
-	if u, ok := errors.AsType[*connector.UnsupportedError](t.CheckRequest(r)); ok {
+	if u, ok := errors.AsType[*connector.UnsupportedError]((&check.Rules{Traits: t}).Declared(r)); ok {
 		return u.Member
 	}
 	return ""
@@ -255,7 +257,7 @@ func TestClientsChooseNoIDAtTheEngines(t *testing.T) {
 		for _, id := range []string{`""`, `"a"`, `["a",""]`, `null`} {
 			r, err := connector.ParseRequest(api, []byte(`{"rid":`+id+`,"x":1,"request_id":`+id+`,"r\u0069d2":2}`))
 			require.NoError(t, err)
-			body, err := connector.NewLeg(r).Body()
+			body, err := contract.Body(contract.NewLeg(r))
 			require.NoError(t, err)
 			assert.Equal(t, `{"x":1,"r\u0069d2":2}`, string(body), api)
 		}
@@ -281,6 +283,6 @@ func TestStopsAt(t *testing.T) {
 	} {
 		r, err := connector.ParseRequest(connector.APICompletions, []byte(body))
 		require.NoError(t, err)
-		assert.Equal(t, want, r.StopsAt("end"), body)
+		assert.Equal(t, want, contract.Request(r).StopsAt("end"), body)
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -25,7 +26,7 @@ func TestASessionIsOneAttemptWithItsOwnID(t *testing.T) {
 	r := parse(t, connector.APIChat, `{"model":"m","a":1,"b":null}`)
 	p, d := endpoint("p", nil), endpoint("d", nil)
 	before := time.Now()
-	s := connector.NewSession(r, "client-id", p, d)
+	s := contract.NewSession(r, "client-id", p, d)
 	assert.Regexp(t, `^[0-9a-f]{32}$`, s.ID)
 	assert.Equal(t, "client-id", s.RequestID)
 	assert.Equal(t, "m", s.Model)
@@ -42,7 +43,7 @@ func TestASessionIsOneAttemptWithItsOwnID(t *testing.T) {
 	_, ok = s.Field("b")
 	assert.False(t, ok)
 
-	again := connector.NewSession(r, "client-id", p, d)
+	again := contract.NewSession(r, "client-id", p, d)
 	assert.NotEqual(t, s.ID, again.ID, "a retry of the same request at the same pair")
 	assert.NotEqual(t, s.UUID(), again.UUID())
 	assert.NotEqual(t, s.Uint64(), again.Uint64())
@@ -52,13 +53,11 @@ func TestBothLegsSeeTheSameRandomValues(t *testing.T) {
 	uuid := regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`)
 	r := parse(t, connector.APIChat, `{}`)
 	for range 100 {
-		s := connector.NewSession(r, "", endpoint("p", map[string]string{"dpSize": "7"}),
+		s := contract.NewSession(r, "", endpoint("p", map[string]string{"dpSize": "7"}),
 			endpoint("d", map[string]string{"dpSize": "3"}))
 		assert.Regexp(t, uuid, s.UUID(), "version 4, variant 1")
 		assert.Equal(t, s.UUID(), s.UUID())
 		assert.Equal(t, s.Uint64(), s.Uint64())
-		assert.Equal(t, s.PrefillRank(), s.PrefillRank())
-		assert.Equal(t, s.DecodeRank(), s.DecodeRank())
 	}
 }
 
@@ -66,18 +65,18 @@ func TestRanksCoverTheEnginesDataParallelSize(t *testing.T) {
 	r := parse(t, connector.APIChat, `{}`)
 	p, d := map[int]bool{}, map[int]bool{}
 	for range 400 {
-		s := connector.NewSession(r, "", endpoint("p", map[string]string{"dpSize": "4"}),
+		s := contract.NewSession(r, "", endpoint("p", map[string]string{"dpSize": "4"}),
 			endpoint("d", map[string]string{"dpSize": "2"}))
-		p[s.PrefillRank()], d[s.DecodeRank()] = true, true
+		p[s.PrefillRank], d[s.DecodeRank] = true, true
 	}
 	assert.Equal(t, map[int]bool{0: true, 1: true, 2: true, 3: true}, p)
 	assert.Equal(t, map[int]bool{0: true, 1: true}, d)
 	for _, size := range []string{"", "1", "0", "-3", "x", "2.5", strconv.FormatUint(1<<63, 10)} {
-		s := connector.NewSession(r, "", endpoint("p", map[string]string{"dpSize": size}), endpoint("d", nil))
-		assert.Zero(t, s.PrefillRank(), "dpSize %q", size)
-		assert.Zero(t, s.DecodeRank())
+		s := contract.NewSession(r, "", endpoint("p", map[string]string{"dpSize": size}), endpoint("d", nil))
+		assert.Zero(t, s.PrefillRank, "dpSize %q", size)
+		assert.Zero(t, s.DecodeRank)
 	}
 	// The number is larger than the range from which the rank is drawn: no modulus of 0, so no panic.
-	s := connector.NewSession(r, "", endpoint("p", map[string]string{"dpSize": "4294967296"}), endpoint("d", nil))
-	assert.NotPanics(t, func() { s.PrefillRank() })
+	s := contract.NewSession(r, "", endpoint("p", map[string]string{"dpSize": "4294967296"}), endpoint("d", nil))
+	assert.Zero(t, s.PrefillRank)
 }

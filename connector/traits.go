@@ -3,15 +3,10 @@
 package connector
 
 import (
-	"cmp"
-	"errors"
-	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/pdkit/pdkit/config"
-	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/connector/attr"
 )
 
 // Traits are what is constant about a connector. The flow, pickers, the connector "multi" and package connectortest use
@@ -33,11 +28,11 @@ type Traits struct {
 
 	// Members are the request members that carry this protocol's transfer instructions, with dots between nested names:
 	// "bootstrap_room", "sampling_params.extra.ticket". Only the connector sets them: the flow removes a client's own,
-	// also if one engine serves the request alone, see [ClientRequest.Without]. The first member names the protocol in
+	// also if one engine serves the request alone, see internal/request. The first member names the protocol in
 	// errors.
 	Members []string
 	// Carries are members that mostly keep two engines from serving a request together, but not with this protocol.
-	// [Traits.CheckRequest] lists the members.
+	// check.Rules.Declared lists the members.
 	Carries []string
 
 	Handoff Handoff // where P's response says where its KV is, and how long that lasts
@@ -50,8 +45,8 @@ type Traits struct {
 	Timeouts config.Timeouts
 	Retry    config.Retry
 
-	PairRules  []PairRule  // which engines can exchange KV
-	Attributes []Attribute // what engines' entries must have
+	PairRules  []attr.PairRule // which engines can exchange KV
+	Attributes []attr.Required // what engines' entries must have
 }
 
 // Handoff says where P's response names the KV that D reads. The zero value means nowhere: decode uses nothing of the
@@ -86,7 +81,7 @@ type Serving struct {
 
 // Ending says how legs end, and what becomes of engines then.
 type Ending struct {
-	EndsByLength bool // P transfers nothing unless it ends by length: see [NewPrefillLeg]
+	EndsByLength bool // P transfers nothing unless it ends by length: see request.Leg.Normalize
 	Orphans      bool // a D whose P failed leaves blocks or tasks behind; the flow counts such legs
 	// PrefillFinishes is true if a prefill leg that was sent beside D's has to run to its end, also if nobody needs its
 	// response any more. Then D is cancelled at once and P's leg is not: D's waiting request holds tasks of P or blocks
@@ -103,141 +98,6 @@ type Ending struct {
 	// request without a prompt by itself.
 	RefusalHolds bool
 	// FailureStop is the stop_reason with which D ends a response that it gives up. The flow takes such a response for
-	// failed, unless the request itself has that text as a stop string, see [ClientRequest.StopsAt].
+	// failed, unless the request itself has that text as a stop string.
 	FailureStop string
-}
-
-// Attribute is an attribute that an engine's entry must have. An [EndpointChecker] decides which values are right.
-type Attribute struct {
-	Name   string
-	Role   discovery.Role // the role of the engines that must have it: prefill, decode, or both
-	Remedy string         // what to write, for the reader of the error that it is missing
-}
-
-// Check returns an error if the declaration cannot be kept to, whatever the connector does.
-func (t *Traits) Check() error {
-	if t.Name == "" || t.Name != strings.ToLower(t.Name) {
-		return fmt.Errorf("Traits.Name is %q: write a name in lower case", t.Name)
-	}
-	members := slices.Concat(t.Members, t.Carries)
-	if t.Handoff.Member != "" {
-		members = append(members, t.Handoff.Member)
-	}
-	for _, member := range members {
-		if slices.Contains(strings.Split(member, "."), "") {
-			return fmt.Errorf("a member %q in Traits: write names with one dot between them", member)
-		}
-	}
-	if t.Handoff.Lease < 0 {
-		return errors.New("Traits.Handoff.Lease is negative: write 0 for a handoff that does not age")
-	}
-	return errors.Join(t.Timeouts.Check(), t.Retry.Check())
-}
-
-// CarriesAPI reports whether the protocol supports a client API.
-func (t *Traits) CarriesAPI(a API) bool {
-	if t.APIs == nil {
-		return a != APIUnknown && a != APISGLang
-	}
-	return slices.Contains(t.APIs, a)
-}
-
-// CheckRequest returns an *[UnsupportedError] if two engines cannot serve a request together by this protocol. The
-// flow's policy then decides: one engine serves the whole request, or the flow refuses it. Reasons are that the
-// protocol does not support the API, and these members:
-//
-//   - prompt, prompt_embeds, text, input_ids: several prompts in one body; P's response has only the handoff of the
-//     first;
-//   - prompt_logprobs, or echo with logprobs, or echo alone in a chat (which vLLM treats as prompt_logprobs): D
-//     computes the prompt itself, and nobody reads the handoff; prompt_logprob_token_ids and skip_reading_prefix_cache
-//     of /inference/v1/generate do the same (vllm/sampling_params.py);
-//   - truncate_prompt_tokens below 0, or truncation other than disabled of /v1/responses: the engine cuts the prompt to
-//     what the limit of tokens leaves, which differs between the legs, and D answers wrongly to P's prompt
-//     (vllm/renderers/params.py);
-//   - use_beam_search: vLLM loses the transfer members on both legs;
-//   - background, previous_response_id of /v1/responses: only one engine has the response's state;
-//   - n, best_of above 1 if the handoff is not for MultiUse: the first reader frees the blocks.
-//
-// A member in Carries is no reason. The error is a *[RequestError] if D would refuse the request because of a member
-// that P's leg loses or changes, or because its prompt is empty: the flow then refuses it, whatever its policy. With
-// RefusalHolds it is one, too, if the request has no prompt. A connector with reasons of its own is a
-// [RequestChecker]; see the function [CheckRequest].
-func (t *Traits) CheckRequest(r *ClientRequest) error {
-	if !t.CarriesAPI(r.API) {
-		if len(t.Members) > 0 {
-			return &UnsupportedError{Member: t.Members[0]}
-		}
-		return &UnsupportedError{Member: r.API.PromptMember()}
-	}
-	if err := r.checkMembers(t.SGLang, t.Ending.EndsByLength); err != nil {
-		return err
-	}
-	if member := r.uncarried(!t.Handoff.MultiUse, t.Carries); member != "" {
-		return &UnsupportedError{Member: member}
-	}
-	if member := r.lacksPrompt(); t.Ending.RefusalHolds && member != "" {
-		return &RequestError{Param: member, Message: "must be given, and not be empty"}
-	}
-	return nil
-}
-
-// CheckRequest returns what a flow with connector c would find against a request before it picks engines: the
-// connector's own *[RequestError], with which the flow refuses the request whatever its policy, or an
-// *[UnsupportedError].
-func CheckRequest(c KVConnector, r *ClientRequest) error {
-	t := c.Traits()
-	unsupported := t.CheckRequest(r)
-	if _, also := errors.AsType[*UnsupportedError](unsupported); unsupported != nil && !also {
-		return unsupported
-	}
-	if own, ok := As[RequestChecker](c); ok {
-		err := own.CheckRequest(r)
-		if _, also := errors.AsType[*UnsupportedError](err); err != nil && !also {
-			return err
-		}
-		return cmp.Or(unsupported, err)
-	}
-	return unsupported
-}
-
-// CheckEndpoint returns which declared attributes an engine's entry lacks. An engine of role both needs those of both
-// roles, unless the protocol serves pairs only: then it takes part in none. If the protocol is PrefillPairOnly, the
-// role both is a fault itself.
-func (t *Traits) CheckEndpoint(e discovery.Endpoint) error {
-	if t.Serving.PairOnly && e.Role.Has(discovery.RoleBoth) {
-		return nil
-	}
-	if t.Serving.PrefillPairOnly && e.Role.Has(discovery.RoleBoth) {
-		return &config.FieldError{Path: "role", Problem: "is both, but here a request without a decode engine " +
-			"ends the engine that can prefill", Remedy: "write prefill or decode"}
-	}
-	var faults []error
-	for _, a := range t.Attributes {
-		if e.Role&a.Role != 0 && strings.TrimSpace(e.Attribute(a.Name)) == "" {
-			faults = append(faults, &config.FieldError{Path: "attributes." +
-				a.Name, Problem: "is missing", Remedy: a.Remedy})
-		}
-	}
-	return errors.Join(faults...)
-}
-
-// CheckEndpoint returns what an engine's entry lacks for a connector: declared attributes that are missing, and what
-// the connector's [EndpointChecker] finds. Faults are [config.FieldError]s whose paths begin with "attributes."; nil
-// means that there is none.
-func CheckEndpoint(c KVConnector, e discovery.Endpoint) error {
-	t := c.Traits()
-	missing := t.CheckEndpoint(e)
-	own, ok := As[EndpointChecker](c)
-	if !ok {
-		return missing
-	}
-	errs := []error{missing}
-	for _, fe := range config.FieldErrors(own.CheckEndpoint(e)) {
-		if !slices.ContainsFunc(config.FieldErrors(missing), func(m *config.FieldError) bool {
-			return m.Path == fe.Path
-		}) {
-			errs = append(errs, fe)
-		}
-	}
-	return errors.Join(errs...)
 }

@@ -17,7 +17,9 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
+	"github.com/pdkit/pdkit/connector/check"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 // declared is a connector with the given traits, and with checks of its own if they are set.
@@ -69,7 +71,7 @@ func TestWhatTwoEnginesCannotCarryFollowsFromTheDeclaration(t *testing.T) {
 			`{"prompt":["a","b"],"echo":true,"logprobs":1}`, "echo"},
 	} {
 		r := parse(t, k.api, k.body)
-		err := k.traits.CheckRequest(r)
+		err := (&check.Rules{Traits: k.traits}).Declared(r)
 		var u *connector.UnsupportedError
 		if k.member == "" {
 			assert.NoError(t, err, k.rule)
@@ -86,19 +88,19 @@ func TestAConnectorsOwnReasonsComeBesideItsDeclaration(t *testing.T) {
 	cannot := func(*connector.ClientRequest) error { return &connector.UnsupportedError{Member: "tools"} }
 	several, plain := parse(t, connector.APIChat, `{"n":2}`), parse(t, connector.APIChat, `{}`)
 
-	require.NoError(t, connector.CheckRequest(declared{}, plain))
-	require.EqualError(t, connector.CheckRequest(declared{request: refuse}, several), "prompt: would harm an engine",
+	require.NoError(t, check.Of(declared{}).CheckRequest(plain))
+	require.EqualError(t, check.Of(declared{request: refuse}).CheckRequest(several), "prompt: would harm an engine",
 		"a refusal goes before all")
 	var u *connector.UnsupportedError
-	require.ErrorAs(t, connector.CheckRequest(declared{request: cannot}, several), &u)
+	require.ErrorAs(t, check.Of(declared{request: cannot}).CheckRequest(several), &u)
 	assert.Equal(t, "n", u.Member)
-	require.ErrorAs(t, connector.CheckRequest(wrapper{inner: declared{request: cannot}}, plain), &u)
+	require.ErrorAs(t, check.Of(wrapper{inner: declared{request: cannot}}).CheckRequest(plain), &u)
 	assert.Equal(t, "tools", u.Member)
 }
 
 func TestEntriesAreHeldToTheDeclaration(t *testing.T) {
 	c := declared{
-		traits: connector.Traits{Attributes: []connector.Attribute{
+		traits: connector.Traits{Attributes: []attr.Required{
 			{Name: "kvPort", Role: discovery.RolePrefill, Remedy: "the engine's --kv-port"},
 			{Name: "kvHost", Role: discovery.RoleBoth},
 		}},
@@ -109,7 +111,7 @@ func TestEntriesAreHeldToTheDeclaration(t *testing.T) {
 	}
 	faults := func(role discovery.Role, attributes map[string]string) (all []string) {
 		for _, fe := range config.FieldErrors(
-			connector.CheckEndpoint(c, discovery.Endpoint{Role: role, Attributes: attributes}),
+			check.Of(c).CheckEndpoint(discovery.Endpoint{Role: role, Attributes: attributes}),
 		) {
 			all = append(all, strings.TrimPrefix(fe.Path, "attributes.")+" "+fe.Problem)
 		}
@@ -146,9 +148,9 @@ func engineOf(id, told string) discovery.Endpoint {
 
 func TestAGivenPairIsJudgedAsAPickedOne(t *testing.T) {
 	c := declared{traits: connector.Traits{
-		Name: "nixl", PairRules: []connector.PairRule{attr.Multiple(attr.TPSize)},
+		Name: "nixl", PairRules: []attr.PairRule{attr.Multiple(attr.TPSize)},
 		Serving:    connector.Serving{PairOnly: true},
-		Attributes: []connector.Attribute{{Name: "kvPort", Role: discovery.RolePrefill}},
+		Attributes: []attr.Required{{Name: "kvPort", Role: discovery.RolePrefill}},
 	}}
 	for _, k := range []struct{ p, d, by string }{
 		{"", "", ""},
@@ -164,21 +166,21 @@ func TestAGivenPairIsJudgedAsAPickedOne(t *testing.T) {
 		{"connector=lmcache", "", "attributes.connector"},
 		{"connector=lmcache,nixl", "connector=nixl", ""},
 	} {
-		err := connector.CheckPair(c, engineOf("p-1", "kvPort=1 "+k.p), engineOf("d-1", k.d))
-		var parted *connector.PairError
+		err := check.Of(c).CheckPair(engineOf("p-1", "kvPort=1 "+k.p), engineOf("d-1", k.d))
+		var parted *check.PairError
 		if k.by == "" {
 			assert.NoError(t, err, "%s | %s", k.p, k.d)
 		} else if assert.ErrorAs(t, err, &parted, "%s | %s", k.p, k.d) {
-			assert.Equal(t, connector.PairError{Prefill: "p-1", Decode: "d-1", By: k.by}, *parted)
+			assert.Equal(t, check.PairError{Prefill: "p-1", Decode: "d-1", By: k.by}, *parted)
 			assert.ErrorContains(t, err, "p-1 and d-1 cannot exchange KV: their "+k.by)
 		}
 	}
 	both := engineOf("p-1", "")
 	both.Role = discovery.RoleBoth
-	var entry *connector.EndpointError
-	require.ErrorAs(t, connector.CheckPair(c, both, engineOf("d-1", "tpSize=3")), &entry,
+	var entry *attr.Error
+	require.ErrorAs(t, check.Of(c).CheckPair(both, engineOf("d-1", "tpSize=3")), &entry,
 		"of a pair it is one side, whatever it can do besides")
-	assert.Equal(t, connector.EndpointError{Endpoint: "p-1", Attribute: "kvPort", Problem: "is missing"}, *entry)
+	assert.Equal(t, attr.Error{Endpoint: "p-1", Attribute: "kvPort", Problem: "is missing"}, *entry)
 }
 
 func TestWithout(t *testing.T) {
@@ -206,24 +208,24 @@ func TestWithout(t *testing.T) {
 		{"a value that names it", "kv_ticket", `{"prompt":"kv_ticket","vllm_xargs":{"a":"kv_ticket"}}`,
 			`{"prompt":"kv_ticket","vllm_xargs":{"a":"kv_ticket"}}`},
 	} {
-		r, err := parse(t, connector.APIChat, k.body).Without(strings.Fields(k.members))
+		r, err := contract.Without(parse(t, connector.APIChat, k.body), strings.Fields(k.members))
 		require.NoError(t, err, k.rule)
-		got, err := connector.NewLeg(r).Body()
+		got, err := contract.Body(contract.NewLeg(r))
 		require.NoError(t, err, k.rule)
 		assert.Equal(t, k.want, string(got), k.rule)
 		assert.True(t, json.Valid(got))
 		assert.Equal(t, k.body, string(r.Body()), "what the client sent stays as it is")
-		again, err := r.Without(strings.Fields(k.members))
+		again, err := contract.Without(r, strings.Fields(k.members))
 		require.NoError(t, err)
 		assert.Same(t, r, again, "%s: the second time there is nothing to do", k.rule)
 	}
 	for _, body := range []string{`{"o":{"a":{"b":1,"b":2}}}`, `{"o":{"a":{},"a":{"b":1}}}`, `{"o":{"c":1,"c":2}}`} {
-		_, err := parse(t, connector.APIChat, body).Without([]string{"o.a.b"})
+		_, err := contract.Without(parse(t, connector.APIChat, body), []string{"o.a.b"})
 		var bad *connector.RequestError
 		require.ErrorAs(t, err, &bad, "engines differ in which one they read: %s", body)
 	}
 	for body, param := range map[string]string{`{"o":7}`: "o", `{"o":"x"}`: "o", `{"o":{"a":[1]}}`: "o.a"} {
-		_, err := parse(t, connector.APIChat, body).Without([]string{"o.a.b"})
+		_, err := contract.Without(parse(t, connector.APIChat, body), []string{"o.a.b"})
 		var bad *connector.RequestError
 		require.ErrorAs(t, err, &bad, "there is no place for the connector's own: %s", body)
 		assert.Equal(t, param, bad.Param)
@@ -235,13 +237,13 @@ func TestWithoutCostsNothingWhereThereIsNothingToStrip(t *testing.T) {
 	for _, body := range []string{`{"prompt":"x","n":1}`,
 		`{"vllm_xargs":{"a":1},"sampling_params":{"n":1}}`} {
 		r := parse(t, connector.APIChat, body)
-		assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = r.Without(members) }), body)
+		assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = contract.Without(r, members) }), body)
 	}
 }
 
 func TestADeclarationThatCannotBeKeptToIsRefused(t *testing.T) {
 	good := connector.Traits{Name: "ticket", Members: []string{"a.b", "c"}, Handoff: connector.Handoff{Member: "c.d"}}
-	require.NoError(t, good.Check())
+	require.NoError(t, contract.CheckTraits(&good))
 	for want, edit := range map[string]func(*connector.Traits){
 		"Name":          func(t *connector.Traits) { t.Name = "" },
 		"lower case":    func(t *connector.Traits) { t.Name = "Ticket" },
@@ -256,6 +258,6 @@ func TestADeclarationThatCannotBeKeptToIsRefused(t *testing.T) {
 		bad := good
 		bad.Members = slices.Clone(good.Members)
 		edit(&bad)
-		require.ErrorContains(t, bad.Check(), want)
+		require.ErrorContains(t, contract.CheckTraits(&bad), want)
 	}
 }

@@ -53,7 +53,7 @@ func (f *fake) Final(*connector.Session, *connector.PrefillResult) (connector.Re
 	return connector.Response{Body: response, Events: [][]byte{response, []byte("[DONE]")}}, f.final
 }
 
-func (f *fake) Rewrite(*connector.Session, func() *connector.PrefillResult) connector.EventFunc {
+func (f *fake) Rewrite(*connector.Session, func() *connector.PrefillResult) func([]byte) ([]byte, error) {
 	if f.rewritten == "" {
 		return nil
 	}

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
+	"github.com/pdkit/pdkit/internal/contract"
 	"github.com/pdkit/pdkit/pdflow/internal/legs"
 	"github.com/pdkit/pdkit/pdflow/internal/live"
 	"github.com/pdkit/pdkit/pdflow/internal/telemetry"
@@ -83,9 +85,9 @@ type atEngines struct {
 func (a *attempt) twoLegs() bool { return a.s.Prefill.URL != nil && a.out.Mode != ModeAggregated }
 
 func newAttempt(x *serving, n int, mode Mode, pick *Pick) *attempt {
-	s := connector.NewSession(x.req, x.id, pick.Prefill, pick.Decode)
+	s := contract.NewSession(x.req, x.id, pick.Prefill, pick.Decode)
 	s.Attempt, s.Encode, s.Header = n, pick.Encode, x.header
-	s.SetRanks(pick.PrefillRank, pick.DecodeRank)
+	contract.SetRanks(s, pick.PrefillRank, pick.DecodeRank)
 	a := &attempt{x: x, f: x.f, s: s, picked: picked{pick.Done, pick.PrefillDone},
 		out: Outcome{Session: s, Connector: x.f.name, Mode: mode, Final: true,
 			Prefill: LegOutcome{Leg: LegPrefill}, Decode: LegOutcome{Leg: LegDecode}}}
@@ -144,7 +146,7 @@ func (a *attempt) run() (*Body, *Error) {
 
 // aggregated sends the client's request, without transfer members, to one engine.
 func (a *attempt) aggregated() (*Body, *Error) {
-	return a.decodeAlone(a.ctx, connector.NewLeg(a.x.req))
+	return a.decodeAlone(a.ctx, contract.NewLeg(a.x.req))
 }
 
 func (a *attempt) prepare() *Error {
@@ -197,7 +199,7 @@ func (a *attempt) guard(leg LegKind, phase string, call func() error) (e *Error)
 		return own
 	}
 	var bad *connector.RequestError
-	var entry *connector.EndpointError
+	var entry *attr.Error
 	var unsupported *connector.UnsupportedError
 	switch {
 	case errors.As(err, &unsupported):
@@ -221,7 +223,7 @@ func (a *attempt) guard(leg LegKind, phase string, call func() error) (e *Error)
 }
 
 // caller reaches the engines of this session, for side calls.
-func (a *attempt) caller(ctx context.Context) connector.Caller {
+func (a *attempt) caller(ctx context.Context) func(*http.Request) (*http.Response, error) {
 	return func(r *http.Request) (*http.Response, error) {
 		if !a.reaches(r.URL.Hostname()) {
 			return nil, errors.New("pdflow: a side call may reach only the engines of its session")

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/contract"
 	"github.com/pdkit/pdkit/internal/resume"
 	"github.com/pdkit/pdkit/internal/sse"
 	"github.com/pdkit/pdkit/internal/verdict"
@@ -58,8 +59,9 @@ func newBody(a *attempt, resp *http.Response) *Body {
 // reading says how decode's response is read.
 func (a *attempt) reading(b *Body) stream.Config {
 	api := a.x.req.API
-	c := stream.Config{Events: b.sse, Guarded: api.Guarded(), FailureStop: a.failureStop(), Deciding: a.deciding(),
-		Shared: a.x.sender.steps != nil, Withheld: a.f.withheld, Rewrite: a.changes(b.sse, b.status),
+	c := stream.Config{Events: b.sse, Guarded: contract.API(api).Guarded, FailureStop: a.failureStop(),
+		Deciding: a.deciding(),
+		Shared:   a.x.sender.steps != nil, Withheld: a.f.withheld, Rewrite: a.changes(b.sse, b.status),
 		Owner: (*bodyOwner)(b)}
 	if c.Withheld != nil {
 		c.Depth = c.Withheld.Depth
@@ -75,7 +77,7 @@ func (a *attempt) reading(b *Body) stream.Config {
 
 // failureStop is the stop_reason with which decode gives up, "" if it is the end that the client asked for.
 func (a *attempt) failureStop() string {
-	if stop := a.f.traits.Ending.FailureStop; stop != "" && !a.x.req.StopsAt(stop) {
+	if stop := a.f.traits.Ending.FailureStop; stop != "" && !contract.Request(a.x.req).StopsAt(stop) {
 		return stop
 	}
 	return ""

@@ -18,7 +18,9 @@ import (
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/check"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 	"github.com/pdkit/pdkit/internal/sse"
 	"github.com/pdkit/pdkit/pdflow/internal/live"
 	"github.com/pdkit/pdkit/pdflow/internal/rescue"
@@ -49,13 +51,12 @@ type Flow struct {
 
 // protocol is what the connector declares.
 type protocol struct {
-	conn        connector.KVConnector
-	traits      connector.Traits
-	name        string
-	order       connector.Order
-	withheld    *sse.Member                // of D's responses
-	checkers    []connector.RequestChecker // the connector's own, which come first, and the options'
-	ownCheckers int
+	conn     connector.KVConnector
+	rules    *check.Rules
+	traits   connector.Traits // of rules
+	name     string
+	order    connector.Order
+	withheld *sse.Member // of D's responses
 }
 
 // abilities are those of the connector; nil: it has not that one.
@@ -91,7 +92,8 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 		return nil, errors.New("pdflow: New needs a connector and a picker")
 	}
 	f := &Flow{}
-	f.conn, f.traits = c, c.Traits()
+	f.conn, f.rules = c, check.Of(c)
+	f.traits = f.rules.Traits
 	f.runningOn.most = maxRunningOn
 	f.name, f.order, f.withheld = f.traits.Name, f.traits.Order, withheldMember(&f.traits)
 	f.opts = options{pickWait: 250 * time.Millisecond, telemetry: silent}
@@ -134,7 +136,7 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 }
 
 func (f *Flow) findAbilities() error {
-	if err := f.traits.Check(); err != nil {
+	if err := contract.CheckTraits(&f.traits); err != nil {
 		return fmt.Errorf("pdflow: connector %T: %w", f.conn, err)
 	}
 	f.starter, _ = connector.As[connector.Starter](f.conn)
@@ -143,12 +145,6 @@ func (f *Flow) findAbilities() error {
 	f.finisher, _ = connector.As[connector.Finisher](f.conn)
 	f.rewriter, _ = connector.As[connector.Rewriter](f.conn)
 	f.encoder, _ = connector.As[connector.Encoder](f.conn)
-	f.checkers = append(f.checkers, &f.traits)
-	if own, ok := connector.As[connector.RequestChecker](f.conn); ok {
-		f.checkers = append(f.checkers, own)
-	}
-	f.ownCheckers = len(f.checkers)
-	f.checkers = append(f.checkers, f.opts.checkers...)
 	f.cleaner, _ = connector.As[connector.Cleaner](f.conn)
 	f.cold, _ = connector.As[connector.ColdDetector](f.conn)
 	f.checker, _ = connector.As[connector.PrefillChecker](f.conn)
@@ -288,7 +284,7 @@ func (f *Flow) callOf(in *Request) (call, *Error) {
 	if c.given != nil {
 		if err := f.checkPick(c.given, c.any); err != nil {
 			e := wrongCall("Pick", "these engines cannot serve together")
-			if p, ok := errors.AsType[*connector.PairError](err); ok {
+			if p, ok := errors.AsType[*check.PairError](err); ok {
 				e.Message += ": their " + p.By + " does not fit"
 			}
 			e.Err = err // which names engines, and so is not for clients
@@ -307,7 +303,7 @@ func (f *Flow) checkPick(p *Pick, anyPair bool) error {
 		return nil
 	}
 	if p.Prefill.URL != nil {
-		return connector.CheckPair(f.conn, p.Prefill, p.Decode)
+		return f.rules.CheckPair(p.Prefill, p.Decode)
 	}
 	if f.traits.Serving.PairOnly && !p.Decode.Role.Has(discovery.RoleBoth) {
 		return errors.New("a decode engine of this protocol cannot serve alone: name a prefill engine, or an engine " +
@@ -341,7 +337,7 @@ func (f *Flow) do(ctx context.Context, c *call) (resp *Response, e *Error) {
 	if err := f.Start(ctx); err != nil {
 		return nil, f.refuse(ctx, c, err)
 	}
-	req, err := c.req.Without(f.traits.Members) // a flow that falls back to this one has stripped its own
+	req, err := contract.Without(c.req, f.traits.Members) // a flow that falls back to this one has stripped its own
 	if err != nil {
 		return nil, f.refuse(ctx, c, err)
 	}

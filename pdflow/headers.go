@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 // forwarded are the client's headers that engines get. It is an allow-list, because whatever else a client sends
@@ -58,7 +58,7 @@ func fillEngineHeader(h, client http.Header, requestID, more []string) {
 }
 
 // fillHeader fills the header of one leg. Each leg has its own, since round trippers set headers in place.
-func (x *serving) fillHeader(h http.Header, edits []connector.HeaderEdit) {
+func (x *serving) fillHeader(h http.Header, edits []contract.Header) {
 	fillEngineHeader(h, x.header, []string{x.id}, x.f.opts.forward)
 	h["Content-Type"] = jsonType
 	for _, e := range edits {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 	"github.com/pdkit/pdkit/internal/intake"
 	"github.com/pdkit/pdkit/internal/verdict"
 	"github.com/pdkit/pdkit/pdflow/internal/legs"
@@ -34,7 +35,7 @@ func (a *attempt) request(ctx context.Context, ep discovery.Endpoint, leg *conne
 	if err != nil {
 		return nil, nil, a.guard(o.Leg, "describe", func() error { return err })
 	}
-	a.x.fillHeader(req.Header, leg.Header())
+	a.x.fillHeader(req.Header, contract.Leg(leg).Headers)
 	a.f.tel.Inject(ctx, propagation.HeaderCarrier(req.Header))
 	o.Endpoint, o.RequestBytes, o.Start = ep.ID, req.ContentLength, time.Now()
 	return req, text, nil
@@ -43,7 +44,7 @@ func (a *attempt) request(ctx context.Context, ep discovery.Endpoint, leg *conne
 // prefill runs the prefill leg until its response is read and known to be good.
 func (a *attempt) prefill() (*connector.PrefillResult, *Error) {
 	a.x.phase.Store(phasePrefill)
-	leg := connector.NewPrefillLeg(a.x.req, a.f.traits)
+	leg := contract.NewPrefillLeg(a.x.req, a.f.traits)
 	if e := a.guard(LegPrefill, "describe", func() error { return a.f.conn.Prefill(a.ctx, a.s, leg) }); e != nil {
 		return nil, e
 	}
@@ -103,11 +104,11 @@ func (a *attempt) sendPrefill(ctx context.Context, leg *connector.Leg, o *LegOut
 	if !serves(resp.StatusCode) {
 		return nil, a.refused(LegPrefill, resp, body)
 	}
-	p := connector.NewPrefillResult(resp.StatusCode, resp.Header, body, time.Now())
+	p := &connector.PrefillResult{Status: resp.StatusCode, Header: resp.Header, Body: body, At: time.Now()}
 	switch _, isError := p.Field("error"); {
 	case isError:
 		return nil, a.badPrefill(p, "the prefill engine answered with an error")
-	case p.Err() != nil && !a.s.API.ListResponse(body):
+	case p.Err() != nil && !contract.API(a.s.API).ListResponse(body):
 		return nil, a.badPrefill(p, "the prefill engine's response is not one JSON object")
 	}
 	return p, nil

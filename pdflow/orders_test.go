@@ -354,7 +354,7 @@ func TestPrefillsResponseMayBeTheClients(t *testing.T) {
 
 type rewriting struct{ fake }
 
-func (*rewriting) Rewrite(s *connector.Session, p func() *connector.PrefillResult) connector.EventFunc {
+func (*rewriting) Rewrite(s *connector.Session, p func() *connector.PrefillResult) func([]byte) ([]byte, error) {
 	if _, asked := s.Field("logprobs"); !asked {
 		return nil
 	}

@@ -18,6 +18,8 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
+	"github.com/pdkit/pdkit/connector/check"
+	"github.com/pdkit/pdkit/connector/handoff"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/pick"
@@ -174,7 +176,7 @@ type checking struct{ fake }
 
 func (*checking) CheckPrefill(_ *connector.Session, p *connector.PrefillResult) error {
 	if _, cut := p.Field("stopped"); cut {
-		return connector.NoTransfer("P did not end by length")
+		return handoff.NoTransfer("P did not end by length")
 	}
 	return nil
 }
@@ -353,6 +355,6 @@ func TestNoEngineThatCanPrefillDecodesWhereThatEndsIt(t *testing.T) {
 			}
 			require.ErrorIs(t, err, want, name)
 		}
-		require.ErrorContains(t, connector.CheckPair(&sender{}, p, pair.Decode), "role", name)
+		require.ErrorContains(t, check.Of(&sender{}).CheckPair(p, pair.Decode), "role", name)
 	}
 }

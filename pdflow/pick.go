@@ -34,7 +34,7 @@ type Picker interface {
 
 	// Bind returns the picker that a flow is to ask. [New] calls it once, with the rules that hold as long as the flow:
 	//
-	//   - Engines form a pair by the rules of c, as in [connector.CheckPair]. c is nil for a caller without a
+	//   - Engines form a pair by the rules of c, as in [check.Pair]. c is nil for a caller without a
 	//     connector.
 	//   - serving says which engines may serve alone: with PairOnly only those of role both, which then take no part in
 	//     pairs, and with PrefillPairOnly none that can prefill. A flow gives that of c's Traits.
@@ -77,7 +77,7 @@ type Pick struct {
 
 	// The data-parallel ranks that Session.PrefillRank and Session.DecodeRank give to the connector. Zero leaves the
 	// choice to them.
-	PrefillRank, DecodeRank connector.Rank
+	PrefillRank, DecodeRank discovery.Rank
 }
 
 // pick asks the picker, and waits for a change, bounded by pickWait, as long as nobody is there. It fills p.

@@ -69,8 +69,8 @@ func TestThePickersRanksAreTheSessionsAndItHearsOfEachEnd(t *testing.T) {
 				return e
 			}
 			picker := &told{
-				pick: pdflow.Pick{Decode: ep(discovery.RoleDecode, says(200, ok)), PrefillRank: connector.RankOf(5),
-					DecodeRank: connector.RankOf(3)},
+				pick: pdflow.Pick{Decode: ep(discovery.RoleDecode, says(200, ok)), PrefillRank: discovery.RankOf(5),
+					DecodeRank: discovery.RankOf(3)},
 			}
 			if !c.alone {
 				picker.pick.Prefill = ep(discovery.RolePrefill, c.p)
@@ -88,9 +88,9 @@ func TestThePickersRanksAreTheSessionsAndItHearsOfEachEnd(t *testing.T) {
 			}, 20*time.Second, time.Millisecond)
 			require.Equal(t, c.want, picker.of)
 			if !c.alone {
-				require.Equal(t, 5, picker.last.Session.PrefillRank())
+				require.Equal(t, 5, picker.last.Session.PrefillRank)
 			}
-			require.Equal(t, 3, picker.last.Session.DecodeRank())
+			require.Equal(t, 3, picker.last.Session.DecodeRank)
 		})
 	}
 }

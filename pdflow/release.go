@@ -12,6 +12,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 // noModel is a model that no engine serves.
@@ -29,7 +30,7 @@ func (a *attempt) release(refused *connector.Leg) {
 	}
 	a.watch.Limit(a.f.limits.Cleanup)
 	defer a.watch.Relax()
-	status := a.aside(a.ctx, a.s.Decode, params, refused.Header(),
+	status := a.aside(a.ctx, a.s.Decode, params, contract.Leg(refused).Headers,
 		`{"model":"`+noModel+`","prompt":[0],"max_tokens":1,`)
 	if a.unread = status/100 != 4; !a.unread {
 		a.x.tel.Released()
@@ -49,12 +50,12 @@ func (a *attempt) unblocking() func(context.Context) bool {
 		return nil
 	}
 	a.x.header = a.x.header.Clone() // the host's own may be another request's when P refuses late
-	ctx, leg := context.WithoutCancel(a.x.life.Base), connector.NewPrefillLeg(a.x.req, a.f.traits)
+	ctx, leg := context.WithoutCancel(a.x.life.Base), contract.NewPrefillLeg(a.x.req, a.f.traits)
 	if a.guard(LegPrefill, "cleanup", func() error { return a.f.conn.Prefill(ctx, a.s, leg) }) != nil {
 		return nil
 	}
 	params, _ := leg.Current(connector.ParamsMember)
-	params, header := slices.Clone(params), leg.Header()
+	params, header := slices.Clone(params), contract.Leg(leg).Headers
 	return func(ctx context.Context) bool {
 		limit := a.f.limits.Cleanup
 		if limit <= 0 {
@@ -98,8 +99,8 @@ func (a *attempt) decodesRefusal(decoded <-chan decodeEnd, e *Error) (d decodeEn
 // aside sends an engine a completion in place of a leg, with the leg's headers and transfer parameters after the
 // members that body begins with. It returns the response's status, 0 if there is none.
 func (a *attempt) aside(ctx context.Context, to discovery.Endpoint, params json.RawMessage,
-	header []connector.HeaderEdit, body string) int {
-	leg := connector.NewLeg(a.x.req)
+	header []contract.Header, body string) int {
+	leg := contract.NewLeg(a.x.req)
 	leg.SetPath(connector.APICompletions.Path())
 	leg.SetBody([]byte(body + `"` + connector.ParamsMember + `":` + string(params) + `}`))
 	for _, h := range header {

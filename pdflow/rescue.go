@@ -12,6 +12,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/contract"
 	"github.com/pdkit/pdkit/internal/intake"
 	"github.com/pdkit/pdkit/internal/resume"
 	"github.com/pdkit/pdkit/pdflow/internal/rescue"
@@ -167,7 +168,7 @@ func (b *Body) goOn(e *Error) (next *Body, failure *Error) {
 	}
 	req, err := x.rescue.plan.Request(s, length, old.f.opts.telemetry.Usage)
 	if err == nil {
-		req, err = req.Without(old.f.traits.Members)
+		req, err = contract.Without(req, old.f.traits.Members)
 	}
 	if err != nil {
 		return nil, invalid(err)

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/config"
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 // Why a failed attempt is retried, or is not: the values of Outcome.Retry and of the attribute pd.reason.
@@ -104,7 +104,7 @@ func (x *serving) decline(p *Pick) {
 	if p.Done == nil {
 		return
 	}
-	p.Done(&Outcome{Session: connector.NewSession(x.req, x.id, p.Prefill, p.Decode), Connector: x.f.name,
+	p.Done(&Outcome{Session: contract.NewSession(x.req, x.id, p.Prefill, p.Decode), Connector: x.f.name,
 		Prefill: LegOutcome{Leg: LegPrefill}, Decode: LegOutcome{Leg: LegDecode}, Err: &Error{Code: CodeCanceled}})
 }
 

@@ -23,7 +23,7 @@ func withheldMember(t *connector.Traits) *sse.Member {
 }
 
 // changes returns how each event of decode's response is changed for the client, nil if it is not.
-func (a *attempt) changes(sse bool, status int) connector.EventFunc {
+func (a *attempt) changes(sse bool, status int) func([]byte) ([]byte, error) {
 	fn := a.rewriting(status)
 	if sse && a.asksUsage() && status == http.StatusOK {
 		fn = withoutUsage(fn, a.decodeUsage)
@@ -40,7 +40,7 @@ func (a *attempt) changes(sse bool, status int) connector.EventFunc {
 }
 
 // rewriting returns how the connector changes this response of decode's, nil if it does not.
-func (a *attempt) rewriting(status int) (fn connector.EventFunc) {
+func (a *attempt) rewriting(status int) (fn func([]byte) ([]byte, error)) {
 	if a.f.rewriter == nil || !a.twoLegs() || status != 200 {
 		return nil
 	}

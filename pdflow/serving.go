@@ -171,7 +171,7 @@ func (x *serving) fallback(last *Error) (*Body, *Error) {
 // request however it would be served.
 func (x *serving) check() (member string, e *Error) {
 	alone := x.given != nil && x.given.Prefill.URL == nil
-	for i, c := range x.f.checkers {
+	for i, c := range append([]connector.RequestChecker{x.f.rules}, x.f.opts.checkers...) {
 		err := c.CheckRequest(x.req)
 		unsupported, ok := errors.AsType[*connector.UnsupportedError](err)
 		switch {
@@ -181,7 +181,7 @@ func (x *serving) check() (member string, e *Error) {
 			e.Connector = x.f.name
 			return "", e
 		// another flow's connector may not carry what this one's does
-		case i < x.f.ownCheckers && member == "" && !alone:
+		case i == 0 && !alone:
 			member = unsupported.Member
 		}
 	}

@@ -106,7 +106,9 @@ func (*stages) Prepare(context.Context, *connector.Session, connector.Caller) (a
 	return 1, nil
 }
 
-func (*stages) Clean(context.Context, *connector.Session, error, connector.Caller) error { return nil }
+func (*stages) Clean(context.Context, *connector.Session, error, connector.Caller) error {
+	return nil
+}
 
 func (*stages) Items(*connector.Session) []connector.Item {
 	return []connector.Item{{ID: "a"}, {ID: "b"}}

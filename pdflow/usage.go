@@ -10,6 +10,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/contract"
 	"github.com/pdkit/pdkit/internal/verdict"
 )
 
@@ -21,7 +22,7 @@ func count(object, path string) int64 {
 
 // prefillUsage notes what P says of the prompt. P's response is small, and it is known to be one JSON object.
 func (a *attempt) prefillUsage(p *connector.PrefillResult) {
-	paths := a.x.req.API.Usage()
+	paths := contract.API(a.x.req.API).Usage
 	member, _, _ := strings.Cut(paths.Prompt, ".")
 	raw, _ := p.Field(member)
 	a.out.KVTokens, a.out.Usage.Cached = count(string(raw), paths.Prompt), count(string(raw), paths.Cached)
@@ -29,7 +30,7 @@ func (a *attempt) prefillUsage(p *connector.PrefillResult) {
 
 // decodeUsage notes what D says at the end of its response.
 func (a *attempt) decodeUsage(end []byte) {
-	paths := a.x.req.API.Usage()
+	paths := contract.API(a.x.req.API).Usage
 	member, _, _ := strings.Cut(paths.Completion, ".")
 	object := verdict.Usage(end, member)
 	if object == "" {
@@ -58,7 +59,7 @@ func (a *attempt) asksUsage() bool {
 }
 
 // withoutUsage takes out the chunk that only the flow asked for: the one with counts and without choices.
-func withoutUsage(next connector.EventFunc, note func(event []byte)) connector.EventFunc {
+func withoutUsage(next func([]byte) ([]byte, error), note func(event []byte)) func([]byte) ([]byte, error) {
 	return func(data []byte) ([]byte, error) {
 		if bytes.Contains(data, []byte(`"usage"`)) {
 			if choices := gjson.GetBytes(data, "choices"); choices.IsArray() && len(choices.Array()) == 0 &&

@@ -16,7 +16,7 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 
-	"github.com/pdkit/pdkit/connector"
+	kv "github.com/pdkit/pdkit/connector/check"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
@@ -194,7 +194,7 @@ func (m *model) tellUnfit(endpoints []discovery.Endpoint, told map[string]string
 	now = map[string]string{}
 	for _, flow := range m.flows.First() {
 		for _, e := range endpoints {
-			if err := connector.CheckEndpoint(flow.Connector(), e); err != nil {
+			if err := kv.Of(flow.Connector()).CheckEndpoint(e); err != nil {
 				now[e.ID] = err.Error()
 			}
 		}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/names"
 	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/pdflow/reuse"
 )
@@ -306,7 +307,7 @@ func TestEveryConnectorHasACase(t *testing.T) {
 	for _, c := range protocols {
 		broken[c.connector] += len(c.broken)
 	}
-	for _, name := range connector.Names() {
+	for _, name := range names.Connectors() {
 		if name == "stored-for-tests" {
 			continue // a connector of these tests' own
 		}

@@ -20,7 +20,7 @@ import (
 
 	"github.com/pdkit/pdkit/cmd/pdctl/flags"
 	"github.com/pdkit/pdkit/cmd/pdctl/launch"
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/names"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -163,7 +163,7 @@ func modelServerFile(t *testing.T, connectorType, config string) string {
 
 // Check reads what is rendered in each form, and finds nothing.
 func TestWhatIsRenderedHasNoFindings(t *testing.T) {
-	for _, name := range connector.Names() {
+	for _, name := range names.Connectors() {
 		s, known := settings[name]
 		require.True(t, known, "write settings for %s, with which it works", name)
 		file := modelServerFile(t, name, s.config)
@@ -213,7 +213,7 @@ func TestWhatIsRenderedHasNoFindings(t *testing.T) {
 
 // Check reads the same engine from each form: what one form loses is not checked there.
 func TestEachFormHasTheSameEngines(t *testing.T) {
-	for _, name := range connector.Names() {
+	for _, name := range names.Connectors() {
 		s := settings[name]
 		file := modelServerFile(t, name, s.config)
 		at := strings.NewReplacer("IP", "10.0.0.1", "HOST", "10.0.0.1")

@@ -18,6 +18,7 @@ import (
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/check"
 	"github.com/pdkit/pdkit/connector/epd"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
@@ -84,7 +85,7 @@ func (s *sidecar) local(conn connector.KVConnector) error {
 		if s.flags.moriio.write {
 			e.Attributes = s.flags.moriio.attributes()
 		}
-		if err := connector.CheckEndpoint(conn, e); err != nil {
+		if err := check.Of(conn).CheckEndpoint(e); err != nil {
 			return fmt.Errorf("--kv-connector: this connector needs to know more of the decode engine than a sidecar "+
 				"has flags for: %w", err)
 		}

@@ -9,9 +9,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	_ "github.com/pdkit/pdkit/connector/all" // all connectors
+
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
-	_ "github.com/pdkit/pdkit/connector/all" // all connectors
+	"github.com/pdkit/pdkit/connector/names"
 )
 
 // A configuration may name a connector by its name or by the engines' class name; both give the same connector.
@@ -54,14 +56,14 @@ func TestNamesAndClassesMeanTheirProtocol(t *testing.T) {
 
 func TestLMCachesClassMeansOneOfTwoByItsConfiguration(t *testing.T) {
 	for _, config := range []string{`{"enable_pd":true}`, `{"lmcache.enable_pd":true}`, `{"enable_nixl":true}`} {
-		assert.Equal(t, "lmcache-pd", connector.Resolve("LMCacheConnectorV1", json.RawMessage(config)), config)
+		assert.Equal(t, "lmcache-pd", names.Resolve("LMCacheConnectorV1", json.RawMessage(config)), config)
 	}
-	assert.Equal(t, "lmcache", connector.Resolve("LMCacheConnectorV1", json.RawMessage(`{"enable_pd":false}`)))
+	assert.Equal(t, "lmcache", names.Resolve("LMCacheConnectorV1", json.RawMessage(`{"enable_pd":false}`)))
 }
 
 func TestAnUnknownNameListsTheKnownOnes(t *testing.T) {
 	_, err := connector.Open(config.Spec{Type: "NixlConector"})
-	require.ErrorIs(t, err, connector.ErrUnknown)
+	require.ErrorIs(t, err, names.ErrUnknown)
 	for _, part := range []string{"did you mean NixlConnector?", "sharedstorage", "p2pnccl", "multi",
 		"ExampleConnector", "MultiConnector", "P2pNcclConnector"} {
 		assert.ErrorContains(t, err, part)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/names"
 )
 
 // Every KV connector of vLLM, vllm-ascend and LMCache, as the wheels of a release name them, stands for a connector, or
@@ -28,14 +29,14 @@ func TestEveryClassOfTheEnginesIsKnownOrRefused(t *testing.T) {
 		list := strings.Fields(string(raw))
 		require.NotEmpty(t, list, file)
 		for _, class := range list {
-			known, why := slices.Contains(connector.Classes(), class), connector.ClassRefusal(class)
+			known, why := slices.Contains(names.Classes(), class), names.Refusal(class)
 			assert.NotEqual(t, known, why != "", "%s: %s must be one of a connector's classes or refused", file, class)
 			if known {
-				assert.Contains(t, connector.Names(), connector.Resolve(class, nil), class)
+				assert.Contains(t, names.Connectors(), names.Resolve(class, nil), class)
 				continue
 			}
 			_, err := connector.Open(config.Spec{Type: class})
-			require.ErrorIs(t, err, connector.ErrUnknown)
+			require.ErrorIs(t, err, names.ErrUnknown)
 			assert.ErrorContains(t, err, "it "+why)
 		}
 	}

@@ -13,11 +13,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/names"
 )
 
 // Every connector runs the conformance suite, golden exchanges and fuzzing.
 func TestEveryConnectorIsTestedAlike(t *testing.T) {
-	for _, name := range connector.Names() {
+	for _, name := range names.Connectors() {
 		dir := folder(t, name)
 		files, err := filepath.Glob("../" + dir + "/*_test.go")
 		require.NoError(t, err)
@@ -35,7 +36,7 @@ func TestEveryConnectorIsTestedAlike(t *testing.T) {
 
 // Every connector has golden exchanges of chat and completions, or of the APIs that it supports instead.
 func TestEveryConnectorHasGoldenExchangesOfTheCommonAPIs(t *testing.T) {
-	for _, name := range connector.Names() {
+	for _, name := range names.Connectors() {
 		dir := folder(t, name)
 		files := goldenFiles(t, name)
 		seen := map[string]bool{}
@@ -56,7 +57,7 @@ func TestEveryConnectorHasGoldenExchangesOfTheCommonAPIs(t *testing.T) {
 
 // Every connector has a page, which begins with the connector's name and says which engine moves the KV and how.
 func TestEveryConnectorHasAPage(t *testing.T) {
-	for _, name := range connector.Names() {
+	for _, name := range names.Connectors() {
 		file := page(t, name)
 		raw, err := os.ReadFile("../" + file)
 		if !assert.NoError(t, err) {

@@ -16,7 +16,10 @@ import (
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/check"
+	"github.com/pdkit/pdkit/connector/names"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 // sampling has every member that vLLM 0.32's and SGLang 0.5.23's request models read about sampling and streaming, each
@@ -52,12 +55,11 @@ var prompts = map[connector.API]string{
 func TestEveryMemberThatAPrefillLegLosesHasARule(t *testing.T) {
 	built := map[string]bool{}
 	vllm, sglang := memberValues(t, vllmValues), memberValues(t, sglangValues)
-	for _, name := range connector.Names() {
+	for _, name := range names.Connectors() {
 		c, err := connector.Open(config.Spec{Type: name, Config: json.RawMessage(needed[name])})
 		require.NoError(t, err)
-		traits := c.Traits()
 		for _, api := range connector.APIs() {
-			if !traits.CarriesAPI(api) {
+			if !check.Of(c).Carries(api) {
 				continue
 			}
 			body := "{" + prompts[api] + "," + sampling + "," + others + "}"
@@ -66,14 +68,14 @@ func TestEveryMemberThatAPrefillLegLosesHasARule(t *testing.T) {
 			}
 			r, err := connector.ParseRequest(api, []byte(body))
 			require.NoError(t, err)
-			leg := connector.NewPrefillLeg(r, c.Traits())
-			s := connector.NewSession(r, "id", lostEndpoint(t, "http://10.0.0.1:8100", discovery.RolePrefill),
+			leg := contract.NewPrefillLeg(r, c.Traits())
+			s := contract.NewSession(r, "id", lostEndpoint(t, "http://10.0.0.1:8100", discovery.RolePrefill),
 				lostEndpoint(t, "http://10.0.0.2:8200", discovery.RoleDecode))
 			if err := c.Prefill(context.Background(), s, leg); err != nil {
 				continue // it needs what a side call learns first
 			}
 			built[name] = true
-			sent, err := leg.Body()
+			sent, err := contract.Body(leg)
 			require.NoError(t, err)
 			asked := vllm
 			if name == "sglang" || api == connector.APISGLang {
@@ -85,7 +87,7 @@ func TestEveryMemberThatAPrefillLegLosesHasARule(t *testing.T) {
 				bad := spoilt(t, []byte(body), path)
 				r, err := connector.ParseRequest(api, bad)
 				if err == nil {
-					err = connector.CheckRequest(c, r)
+					err = check.Of(c).CheckRequest(r)
 				}
 				var refused *connector.RequestError
 				if assert.ErrorAs(t, err, &refused, "%s, %s: %s has no rule", name, api, path) {

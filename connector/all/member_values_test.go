@@ -19,7 +19,9 @@ import (
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/check"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 // measured is what an engine's own request models say to values of one member, see lab/engines/members.py.
@@ -86,9 +88,9 @@ func TestMemberValuesAgainstTheEnginesOwnModels(t *testing.T) {
 func accepted(t *testing.T, c connector.KVConnector, api connector.API, m measured, used map[int]bool) {
 	for _, value := range m.Accepts {
 		body := with(t, m.Body, m.Member, value)
-		if refusal, ok := errors.AsType[*connector.RequestError](check(c, api, body)); ok {
+		if refused, ok := errors.AsType[*connector.RequestError](refusal(c, api, body)); ok {
 			k := meantStricter(api, m.Member, value)
-			assert.NotEqual(t, -1, k, "%s accepts %s: %v", api, body, refusal)
+			assert.NotEqual(t, -1, k, "%s accepts %s: %v", api, body, refused)
 			used[k] = true
 		}
 	}
@@ -97,7 +99,7 @@ func accepted(t *testing.T, c connector.KVConnector, api connector.API, m measur
 func refused(t *testing.T, c connector.KVConnector, api connector.API, m measured) {
 	for _, value := range m.Refuses {
 		body := with(t, m.Body, m.Member, value)
-		if check(c, api, body) == nil {
+		if refusal(c, api, body) == nil {
 			assert.Empty(t, hidden(t, c, api, body, m.Member), "%s refuses %s", api, body)
 		}
 	}
@@ -142,12 +144,12 @@ func with(t *testing.T, body []byte, path string, value json.RawMessage) []byte 
 	return raw
 }
 
-func check(c connector.KVConnector, api connector.API, body []byte) error {
+func refusal(c connector.KVConnector, api connector.API, body []byte) error {
 	r, err := connector.ParseRequest(api, body)
 	if err != nil {
 		return err
 	}
-	return connector.CheckRequest(c, r)
+	return check.Of(c).CheckRequest(r)
 }
 
 // hidden returns the members of a request that P does not see as the client sent them. A null that P sees is enough:
@@ -171,11 +173,11 @@ func compact(t *testing.T, body []byte) []byte {
 func prefillBody(t *testing.T, c connector.KVConnector, api connector.API, body []byte) []byte {
 	r, err := connector.ParseRequest(api, body)
 	require.NoError(t, err)
-	leg := connector.NewPrefillLeg(r, c.Traits())
-	s := connector.NewSession(r, "id", lostEndpoint(t, "http://10.0.0.1:8100", discovery.RolePrefill),
+	leg := contract.NewPrefillLeg(r, c.Traits())
+	s := contract.NewSession(r, "id", lostEndpoint(t, "http://10.0.0.1:8100", discovery.RolePrefill),
 		lostEndpoint(t, "http://10.0.0.2:8200", discovery.RoleDecode))
 	require.NoError(t, c.Prefill(context.Background(), s, leg))
-	sent, err := leg.Body()
+	sent, err := contract.Body(leg)
 	require.NoError(t, err)
 	return sent
 }

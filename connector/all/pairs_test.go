@@ -15,7 +15,9 @@ import (
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/epd"
+	"github.com/pdkit/pdkit/connector/names"
 )
 
 // pairs have for each connector the attributes of a prefill and a decode engine that can exchange KV, and of two that
@@ -123,7 +125,7 @@ func compatible(t *testing.T, c connector.KVConnector, engines string) bool {
 	prefill, decode, ok := strings.Cut(engines, "|")
 	require.True(t, ok)
 	a, b := attributes(prefill), attributes(decode)
-	return !slices.ContainsFunc(c.Traits().PairRules, func(r connector.PairRule) bool {
+	return !slices.ContainsFunc(c.Traits().PairRules, func(r attr.PairRule) bool {
 		return a[r.Attribute] != "" && b[r.Attribute] != "" && !r.Compatible(a[r.Attribute], b[r.Attribute])
 	})
 }
@@ -151,7 +153,7 @@ func TestEveryPageSaysWhichEnginesCanMeet(t *testing.T) {
 	for _, m := range pairs {
 		tested[m.typ] = true
 	}
-	for _, name := range connector.Names() {
+	for _, name := range names.Connectors() {
 		assert.True(t, tested[name], "no engines of %s meet in a test", name)
 		file := page(t, name)
 		raw, err := os.ReadFile("../" + file)

@@ -2,7 +2,9 @@
 
 package all
 
-import "github.com/pdkit/pdkit/connector"
+import (
+	"github.com/pdkit/pdkit/connector/names"
+)
 
 // refused are the classes of vLLM 0.33.0's and vllm-ascend 0.26.0rc1's KV connectors that no connector can serve, with
 // the reason. Those that keep KV in an engine's own memory can be children of a multi connector.
@@ -22,6 +24,6 @@ const ownMemory = "keeps KV in the engine's own memory, and brings none from P t
 
 func init() {
 	for class, why := range refused {
-		connector.RefuseClass(class, why)
+		names.Refuse(class, why)
 	}
 }

@@ -18,9 +18,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	_ "github.com/pdkit/pdkit/connector/all"
+
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
-	_ "github.com/pdkit/pdkit/connector/all"
+	"github.com/pdkit/pdkit/connector/names"
 )
 
 // shown are the connectors of the README's table.
@@ -31,7 +33,7 @@ var shown = []string{"nixl", "mooncake", "lmcache", "multi", "sglang", "trtllm"}
 func TestThePagesListTheConnectors(t *testing.T) {
 	const begin, end = "<!-- connectors -->\n", "<!-- /connectors -->"
 	for file, now := range map[string]string{
-		"../../README.md": table(t, shown, ""), "../../docs/connectors.md": table(t, connector.Names(), "../"),
+		"../../README.md": table(t, shown, ""), "../../docs/connectors.md": table(t, names.Connectors(), "../"),
 	} {
 		page, err := os.ReadFile(file)
 		require.NoError(t, err)
@@ -52,7 +54,7 @@ func TestThePagesListTheConnectors(t *testing.T) {
 // engines.
 func TestProvenConnectorsAreRegistered(t *testing.T) {
 	for name, engine := range proven(t) {
-		assert.Contains(t, connector.Names(), name)
+		assert.Contains(t, names.Connectors(), name)
 		assert.NotEmpty(t, engine)
 	}
 }
@@ -82,7 +84,7 @@ func table(t *testing.T, names []string, up string) string {
 			evidence = "—"
 		}
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | [%s](%s) |\n", name,
-			dash(classes(name), ", "), dash(legs(name, configs), " or "), dash(versions, ", "), evidence, at, up+at)
+			dash(classNames(name), ", "), dash(legs(name, configs), " or "), dash(versions, ", "), evidence, at, up+at)
 	}
 	return b.String()
 }
@@ -110,11 +112,11 @@ func folder(t *testing.T, name string) string {
 	return dir
 }
 
-// classes are the engines' class names for a connector, with any settings.
-func classes(name string) (list []string) {
-	for _, class := range connector.Classes() {
+// classNames are the engines' class names for a connector, with any settings.
+func classNames(name string) (list []string) {
+	for _, class := range names.Classes() {
 		for _, settings := range []string{"", `{"enable_pd":true}`} {
-			if connector.Resolve(class, json.RawMessage(settings)) == name && !slices.Contains(list, class) {
+			if names.Resolve(class, json.RawMessage(settings)) == name && !slices.Contains(list, class) {
 				list = append(list, class)
 			}
 		}

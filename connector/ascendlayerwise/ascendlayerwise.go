@@ -27,6 +27,7 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
+	"github.com/pdkit/pdkit/connector/handoff"
 	"github.com/pdkit/pdkit/connector/internal/ascendengine"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -85,7 +86,7 @@ func (*Connector) Traits() connector.Traits {
 		OwnRequestID: true,
 		Ending: connector.Ending{EndsByLength: true, Orphans: true, PrefillFinishes: true,
 			FailureStop: ascendengine.FailureStop},
-		PairRules: []connector.PairRule{ascendengine.TPRule(), attr.DecodeMultiple(attr.BlockSize)},
+		PairRules: []attr.PairRule{ascendengine.TPRule(), attr.DecodeMultiple(attr.BlockSize)},
 	}
 }
 
@@ -182,10 +183,10 @@ func (c *Connector) Expect(s *connector.Session) (wait func(context.Context) (co
 func (*Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
 	raw := s.Event.Body
 	if len(raw) == 0 {
-		return connector.NoTransfer("prefill was described before decode asked for it")
+		return handoff.NoTransfer("prefill was described before decode asked for it")
 	}
 	if _, err := checkCallback(raw); err != nil {
-		return connector.NoTransfer("the callback: %v", err)
+		return handoff.NoTransfer("the callback: %v", err)
 	}
 	leg.Params(raw)
 	leg.SetRequestID(s.ID)

@@ -12,6 +12,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/ascendlayerwise"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 // D's leg goes out first. When D has blocks it calls the gateway back, and P's leg then carries what D sent.
@@ -32,13 +33,13 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	ids := [16]byte{7: 42, 15: 1} // connector.NewSession takes random ones
-	s := connector.NewSessionWith(ids, r, "client-7", p, d)
+	ids := [16]byte{7: 42, 15: 1} // contract.NewSession takes random ones
+	s := contract.NewSessionWith(ids, r, "client-7", p, d)
 	show := func(name string, leg *connector.Leg, err error) {
 		if err != nil {
 			log.Fatal(err)
 		}
-		body, err := leg.Body()
+		body, err := contract.Body(leg)
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -48,7 +49,7 @@ func ExampleNew() {
 		}
 		fmt.Println(name, lines.String())
 	}
-	decode := connector.NewLeg(r)
+	decode := contract.NewLeg(r)
 	show("D", decode, c.Decode(context.Background(), s, nil, decode))
 	// Output:
 	// D {

@@ -21,6 +21,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/ascendlayerwise"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/pick"
 	"github.com/pdkit/pdkit/transport"
@@ -231,12 +232,12 @@ func FuzzCallback(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
 		s.Event = connector.Event{Body: body}
-		leg := connector.NewPrefillLeg(s.Request, c.Traits())
+		leg := contract.NewPrefillLeg(s.Request, c.Traits())
 		if err := c.Prefill(t.Context(), s, leg); err != nil {
 			require.ErrorIs(t, err, connector.ErrNoTransfer)
 			return
 		}
-		out, err := leg.Body()
+		out, err := contract.Body(leg)
 		require.NoError(t, err)
 		require.True(t, json.Valid(out), "%s", out)
 		raw, _ := leg.Current(connector.ParamsMember)

@@ -25,6 +25,7 @@ import (
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/enginesim/freeport"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 func started(t testing.TB, o *ascendlayerwise.Options) *ascendlayerwise.Connector {
@@ -43,13 +44,13 @@ func session(t testing.TB, api connector.API, body string) *connector.Session {
 	t.Helper()
 	r, err := connector.ParseRequest(api, []byte(body))
 	require.NoError(t, err)
-	return connector.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
+	return contract.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
 }
 
 // metaserver is the URL that D gets.
 func metaserver(t testing.TB, c connector.KVConnector, s *connector.Session) string {
 	t.Helper()
-	leg := connector.NewLeg(s.Request)
+	leg := contract.NewLeg(s.Request)
 	require.NoError(t, c.Decode(t.Context(), s, nil, leg))
 	raw, _ := leg.Current(connector.ParamsMember)
 	return gjson.GetBytes(raw, "metaserver").String()
@@ -118,7 +119,7 @@ func TestACallbackIsAnsweredWithPsResponse(t *testing.T) {
 			assert.Equal(t, body, string(event.Body), "as D sent it")
 			assert.WithinDuration(t, time.Now(), event.At, 5*time.Second)
 			unanswered(t, got)
-			require.NoError(t, c.CheckPrefill(s, connector.NewPrefillResult(200, nil, []byte(`{}`), time.Now())))
+			require.NoError(t, c.CheckPrefill(s, &connector.PrefillResult{Status: 200, Body: []byte(`{}`)}))
 			assert.Equal(t, reply{200, ok}, soon(t, got))
 			done(errors.New("D broke later"))
 			assert.Equal(t, reply{200, ok}, soon(t, call(t.Context(), t, url, body)), "P's KV was pushed all the same")

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/handoff"
 )
 
 // nothingLogged keeps net/http from writing addresses into the process's log.
@@ -132,7 +133,7 @@ func (w *waiter) wait(ctx context.Context, s *server) (connector.Event, error) {
 		return connector.Event{}, errClosed
 	}
 	if w.err != nil {
-		return connector.Event{}, connector.NoTransfer("the decode engine's callback: %v", w.err)
+		return connector.Event{}, handoff.NoTransfer("the decode engine's callback: %v", w.err)
 	}
 	return w.take(), nil
 }

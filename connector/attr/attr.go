@@ -6,11 +6,11 @@ package attr
 
 import (
 	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 
 	"github.com/pdkit/pdkit/config"
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -27,8 +27,29 @@ const (
 	Store        = "store"        // the stores that it keeps KV in, by names of the list's own, separated by commas
 )
 
+// Required is an attribute that an engine's entry must have. A connector's EndpointChecker decides which values are
+// right.
+type Required struct {
+	Name   string
+	Role   discovery.Role // the role of the engines that must have it: prefill, decode, or both
+	Remedy string         // what to write, for the reader of the error that it is missing
+}
+
+// Error says that an engine cannot take part with the entry that it has: an attribute that the protocol needs is
+// missing or malformed. The flow tries another pair.
+type Error struct {
+	Endpoint  string // its ID
+	Attribute string
+	Problem   string // "is missing", "is not a port"
+}
+
+// Error names the engine, the attribute and what is wrong with it.
+func (e *Error) Error() string {
+	return fmt.Sprintf("endpoint %s: attribute %s %s", e.Endpoint, e.Attribute, e.Problem)
+}
+
 // Int reads a whole number from low to high from an endpoint's attribute. It returns def if the attribute is missing.
-// The error is an *[connector.EndpointError].
+// The error is an *[Error].
 func Int(e discovery.Endpoint, name string, def, low, high int) (int, error) {
 	text := strings.TrimSpace(e.Attribute(name))
 	if text == "" {
@@ -76,11 +97,11 @@ func Text(e discovery.Endpoint, name string) (string, error) {
 }
 
 func bad(e discovery.Endpoint, name, problem string) error {
-	return &connector.EndpointError{Endpoint: e.ID, Attribute: name, Problem: problem}
+	return &Error{Endpoint: e.ID, Attribute: name, Problem: problem}
 }
 
-// Faults converts the [connector.EndpointError]s in err into faults of the endpoint's entry in a configuration, as a
-// [connector.EndpointChecker] returns them. remedies says for each attribute what would be right; it may be nil. Other
+// Faults converts the [Error]s in err into faults of the endpoint's entry in a configuration, as a
+// connector.EndpointChecker returns them. remedies says for each attribute what would be right; it may be nil. Other
 // errors stay as they are.
 func Faults(err error, remedies map[string]string) error {
 	if err == nil {
@@ -93,7 +114,7 @@ func Faults(err error, remedies map[string]string) error {
 		}
 		return errors.Join(faults...)
 	}
-	if entry, ok := errors.AsType[*connector.EndpointError](err); ok {
+	if entry, ok := errors.AsType[*Error](err); ok {
 		return &config.FieldError{Path: "attributes." + entry.Attribute, Problem: entry.Problem,
 			Remedy: remedies[entry.Attribute]}
 	}

@@ -11,15 +11,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/config"
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
 )
 
 func TestFaultsOfAttributesAreThoseOfTheEntry(t *testing.T) {
 	require.NoError(t, attr.Faults(nil, nil))
 	require.NoError(t, attr.Faults(errors.Join(nil, nil), nil))
-	port := &connector.EndpointError{Endpoint: "e", Attribute: "port", Problem: "is missing"}
-	host := &connector.EndpointError{Endpoint: "e", Attribute: "host", Problem: "is odd"}
+	port := &attr.Error{Endpoint: "e", Attribute: "port", Problem: "is missing"}
+	host := &attr.Error{Endpoint: "e", Attribute: "host", Problem: "is odd"}
 	other := errors.New("other")
 	err := attr.Faults(errors.Join(fmt.Errorf("in: %w", port), nil, host, other),
 		map[string]string{"port": "1 to 65535"})

@@ -5,14 +5,13 @@ package attr_test
 import (
 	"fmt"
 
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/discovery"
 )
 
 // The prefill engines of this connector announce a port, and its engines split whole heads.
 func Example() {
-	rules := []connector.PairRule{attr.Multiple(attr.TPSize), attr.Same(attr.KVCacheDtype)}
+	rules := []attr.PairRule{attr.Multiple(attr.TPSize), attr.Same(attr.KVCacheDtype)}
 	fmt.Println(rules[0].Compatible("2", "8"), rules[0].Compatible("2", "3"))
 
 	engine := discovery.Endpoint{ID: "p-1", Attributes: map[string]string{"kvPort": "70000"}}

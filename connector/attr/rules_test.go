@@ -7,14 +7,13 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
 )
 
 func TestWhichValuesARuleLetsMeet(t *testing.T) {
 	type values struct{ p, d string }
 	for name, c := range map[string]struct {
-		rule        func(attribute string) connector.PairRule
+		rule        func(attribute string) attr.PairRule
 		meet, apart []values
 	}{
 		"the same": {attr.Same,

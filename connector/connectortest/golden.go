@@ -20,6 +20,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
@@ -146,7 +147,7 @@ func (g *golden) check(ctx context.Context, factory func(json.RawMessage) (conne
 	}
 	t := &trial{ctx: ctx, c: c, traits: c.Traits()}
 	t.order = t.traits.Order
-	if s.Request, err = s.Request.Without(t.traits.Members); err != nil { // as the flow does it
+	if s.Request, err = contract.Without(s.Request, t.traits.Members); err != nil { // as the flow does it
 		return err
 	}
 	if reason := t.unsupported(s.Request); reason != g.Want.Unsupported {
@@ -225,7 +226,7 @@ func (g *golden) session() (*connector.Session, error) {
 	if err != nil {
 		return nil, fmt.Errorf("decodeEndpoint: %w", err)
 	}
-	s := connector.NewSessionWith(random, r, g.RequestID, p, d)
+	s := contract.NewSessionWith(random, r, g.RequestID, p, d)
 	s.CreatedAt, s.Header = began, http.Header{}
 	for name, value := range g.Header {
 		s.Header.Set(name, value)

@@ -20,7 +20,9 @@ import (
 	"github.com/tidwall/sjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/check"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 // Harness is a connector under test and what its protocol has on the other side. Only New is required. What the
@@ -89,7 +91,7 @@ func (r Response) fill(at connector.Handoff, api connector.API) Response {
 }
 
 func (r *Response) result() *connector.PrefillResult {
-	return connector.NewPrefillResult(r.Status, r.Header, r.Body, began)
+	return &connector.PrefillResult{Status: r.Status, Header: r.Header, Body: r.Body, At: began}
 }
 
 // Exceptions are what a protocol does otherwise than most. Say why beside each.
@@ -194,7 +196,7 @@ func (h Harness) newTrial(ctx context.Context, start bool) (*trial, error) {
 func (t *trial) declare() error {
 	t.traits = t.c.Traits()
 	t.order = t.traits.Order
-	t.apis = slices.DeleteFunc(connector.APIs(), func(a connector.API) bool { return !t.traits.CarriesAPI(a) })
+	t.apis = slices.DeleteFunc(connector.APIs(), func(a connector.API) bool { return !check.Of(t.c).Carries(a) })
 	at := t.traits.Handoff
 	switch {
 	case len(t.apis) == 0:
@@ -259,10 +261,10 @@ var began = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 // session makes session number n of a request.
 func (t *trial) session(r *connector.ClientRequest, n int) *connector.Session {
-	if clean, err := r.Without(t.traits.Members); err == nil { // as the flow does it
+	if clean, err := contract.Without(r, t.traits.Members); err == nil { // as the flow does it
 		r = clean
 	}
-	s := connector.NewSessionWith(random(n), r, plantedRequest, t.Prefill, t.Decode)
+	s := contract.NewSessionWith(random(n), r, plantedRequest, t.Prefill, t.Decode)
 	s.CreatedAt = began
 	s.Header = map[string][]string{"Content-Type": {"application/json"}, "X-Request-Id": {plantedRequest}}
 	if _, ok := connector.As[connector.Encoder](t.c); ok {
@@ -282,7 +284,7 @@ func request(s sample) *connector.ClientRequest {
 
 // unsupported is what the flow asks before it makes a session.
 func (t *trial) unsupported(r *connector.ClientRequest) string {
-	if u, ok := errors.AsType[*connector.UnsupportedError](connector.CheckRequest(t.c, r)); ok {
+	if u, ok := errors.AsType[*connector.UnsupportedError](check.Of(t.c).CheckRequest(r)); ok {
 		return u.Member
 	}
 	return ""

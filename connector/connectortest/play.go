@@ -10,6 +10,7 @@ import (
 	"net/http"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 // played is one session's legs as the engines would get them.
@@ -28,7 +29,7 @@ type played struct {
 // sent is one leg.
 type sent struct {
 	path   string
-	header []connector.HeaderEdit
+	header []contract.Header
 	body   []byte
 }
 
@@ -101,7 +102,7 @@ func (t *trial) before(s *connector.Session, m means) (encode []sent, err error)
 	}
 	responses := make([]json.RawMessage, 0, len(items))
 	for _, i := range items {
-		leg, err := describe(connector.NewLeg(s.Request),
+		leg, err := describe(contract.NewLeg(s.Request),
 			func(leg *connector.Leg) error { return enc.Encode(s, i, leg) })
 		if err != nil {
 			return nil, fmt.Errorf("calling Encode: %w", err)
@@ -119,7 +120,7 @@ func (t *trial) before(s *connector.Session, m means) (encode []sent, err error)
 	return encode, nil
 }
 
-func (t *trial) caller(call connector.Caller) connector.Caller {
+func (t *trial) caller(call connector.Caller) func(*http.Request) (*http.Response, error) {
 	return func(r *http.Request) (*http.Response, error) {
 		t.mu.Lock()
 		t.calls = append(t.calls, r.URL.String())
@@ -174,7 +175,7 @@ func (t *trial) both(p *played, m means) error {
 
 // prefillLeg describes prefill and reads P's response.
 func (t *trial) prefillLeg(p *played, m means) (result *connector.PrefillResult, err error) {
-	p.prefill, err = describe(connector.NewPrefillLeg(p.s.Request, t.traits),
+	p.prefill, err = describe(contract.NewPrefillLeg(p.s.Request, t.traits),
 		func(leg *connector.Leg) error { return t.c.Prefill(t.ctx, p.s, leg) })
 	if err != nil {
 		return nil, fmt.Errorf("calling Prefill: %w", err)
@@ -190,7 +191,7 @@ func (t *trial) prefillLeg(p *played, m means) (result *connector.PrefillResult,
 }
 
 func (t *trial) decodeLeg(p *played, result *connector.PrefillResult) (err error) {
-	p.decode, err = describe(connector.NewLeg(p.s.Request),
+	p.decode, err = describe(contract.NewLeg(p.s.Request),
 		func(leg *connector.Leg) error { return t.c.Decode(t.ctx, p.s, result, leg) })
 	if err != nil {
 		return fmt.Errorf("calling Decode: %w", err)
@@ -203,11 +204,11 @@ func describe(leg *connector.Leg, edit func(*connector.Leg) error) (sent, error)
 	if err := edit(leg); err != nil {
 		return sent{}, err
 	}
-	body, err := leg.Body()
+	body, err := contract.Body(leg)
 	if err != nil {
 		return sent{}, err
 	}
-	return sent{leg.Path(), leg.Header(), body}, nil
+	return sent{contract.Path(leg), contract.Leg(leg).Headers, body}, nil
 }
 
 // canceled is a context that has ended.

@@ -204,7 +204,7 @@ func responseOf(api connector.API, stream bool) (parts []string) {
 }
 
 // checkRewritten runs a response through. An error is the session's, which is allowed where P's response is missing.
-func checkRewritten(fn connector.EventFunc, parts []string, answered bool) error {
+func checkRewritten(fn func([]byte) ([]byte, error), parts []string, answered bool) error {
 	var all strings.Builder
 	for _, part := range parts {
 		var out []byte

@@ -12,6 +12,8 @@ import (
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
+	"github.com/pdkit/pdkit/connector/check"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -154,7 +156,7 @@ func (t *trial) agree(what string, r *connector.ClientRequest) (failed bool, err
 	}
 	var told error
 	for _, e := range []discovery.Endpoint{t.Prefill, t.Decode} {
-		err := guard(func() error { return connector.CheckEndpoint(t.c, e) })
+		err := guard(func() error { return check.Of(t.c).CheckEndpoint(e) })
 		if panicked(err) {
 			return false, fmt.Errorf("%s: CheckEndpoint: %w", what, err)
 		}
@@ -169,7 +171,7 @@ func (t *trial) agree(what string, r *connector.ClientRequest) (failed bool, err
 	if playErr == nil {
 		return false, nil // what only a configuration check minds may still work
 	}
-	bad, isEndpoint := errors.AsType[*connector.EndpointError](playErr)
+	bad, isEndpoint := errors.AsType[*attr.Error](playErr)
 	switch {
 	case !isEndpoint:
 		return false, fmt.Errorf("%s: want an EndpointError, got: %w", what, playErr)

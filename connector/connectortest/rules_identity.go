@@ -10,6 +10,7 @@ import (
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/names"
 )
 
 func checkName(t *trial) error {
@@ -17,7 +18,7 @@ func checkName(t *trial) error {
 	if name == "" || name != strings.ToLower(name) || strings.ContainsAny(name, " \t\n") {
 		return fmt.Errorf("its Name is %q: want lower case, without spaces", name)
 	}
-	registered := slices.Contains(connector.Names(), name)
+	registered := slices.Contains(names.Connectors(), name)
 	switch {
 	case t.Harness.Name == "":
 		return nil
@@ -91,7 +92,7 @@ func (t *trial) carried(api connector.API) (list []sample) {
 	return list
 }
 
-// uncarried are requests that one handoff cannot serve, by the member that prevents it ([connector.Traits.CheckRequest]
+// uncarried are requests that one handoff cannot serve, by the member that prevents it ([check.Rules.Declared]
 // has the sources).
 func uncarried(api connector.API) map[string]string {
 	s := shapes[api]

@@ -13,6 +13,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/contract"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
@@ -99,7 +100,7 @@ func checkLimit(t *trial) error {
 		if smp.api == connector.APIMessages && gjson.GetBytes(body, "thinking.budget_tokens").Exists() &&
 			!gjson.GetBytes(body, "kv_transfer_params.do_remote_decode").Bool() {
 			return errors.New("the prefill leg's thinking.budget_tokens is above its max_tokens: see " +
-				"connector.NewPrefillLeg")
+				"contract.NewPrefillLeg")
 		}
 		return nil
 	}))
@@ -251,12 +252,12 @@ func same(r *connector.ClientRequest, body []byte, free []string) error {
 	if err != nil {
 		return fmt.Errorf("the leg is not one JSON object: %w", err)
 	}
-	again := connector.NewLeg(r)
+	again := contract.NewLeg(r)
 	tops := map[string]bool{}
 	for _, path := range free {
 		name, _, nested := strings.Cut(path, ".")
 		if tops[name] = true; nested && !slices.Contains(free, name) {
-			was, _ := connector.NewLeg(r).Current(name)
+			was, _ := contract.NewLeg(r).Current(name)
 			now, _ := d.Get(name)
 			if err := sameInner(was, now, name, free); err != nil {
 				return err
@@ -271,7 +272,7 @@ func same(r *connector.ClientRequest, body []byte, free []string) error {
 			again.Set(d.Name(i), d.Value(i))
 		}
 	}
-	want, err := again.Body()
+	want, err := contract.Body(again)
 	if err != nil {
 		return err
 	}

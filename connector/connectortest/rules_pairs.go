@@ -9,7 +9,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 )
 
 // pairValues are what an attribute may have in a list, on one side or the other: sizes, types, names, lists, and what
@@ -53,7 +53,7 @@ func checkPairs(t *trial) error {
 	return nil
 }
 
-func (t *trial) checkPairRule(r, again connector.PairRule) error {
+func (t *trial) checkPairRule(r, again attr.PairRule) error {
 	values := slices.Clone(pairValues)
 	if own := t.Except.OwnValues[r.Attribute]; own != "" && !slices.Contains(values, own) {
 		values = append(values, own)
@@ -66,7 +66,7 @@ func (t *trial) checkPairRule(r, again connector.PairRule) error {
 	var wg sync.WaitGroup
 	faults := make([]error, 4)
 	for i := range faults {
-		rule := []connector.PairRule{r, again}[i%2]
+		rule := []attr.PairRule{r, again}[i%2]
 		wg.Go(func() {
 			now, err := judge(rule, values)
 			if err == nil && !slices.Equal(now, verdicts) {
@@ -116,7 +116,7 @@ func (t *trial) pairsEquals(attribute string, values []string, verdicts []bool) 
 }
 
 // judge asks a rule about all pairs of values.
-func judge(r connector.PairRule, values []string) (verdicts []bool, err error) {
+func judge(r attr.PairRule, values []string) (verdicts []bool, err error) {
 	for _, p := range values {
 		for _, d := range values {
 			var yes bool

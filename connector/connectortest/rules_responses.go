@@ -18,6 +18,7 @@ import (
 	"github.com/tidwall/sjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 // giving is the harness's other side with one response of P's.
@@ -127,7 +128,7 @@ func (t *trial) refusesNone() error {
 		return nil
 	}
 	r := request(plain(t.apis[0]))
-	_, err := describe(connector.NewLeg(r), func(leg *connector.Leg) error {
+	_, err := describe(contract.NewLeg(r), func(leg *connector.Leg) error {
 		return guard(func() error { return t.c.Decode(t.ctx, t.session(r, 4999), nil, leg) })
 	})
 	if panicked(err) {

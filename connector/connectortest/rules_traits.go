@@ -12,9 +12,10 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/check"
 )
 
-// carriable are the members that Carries can have: those for which [connector.Traits.CheckRequest] refuses a request
+// carriable are the members that Carries can have: those for which [check.Rules.Declared] refuses a request
 // otherwise.
 var carriable = []string{
 	"prompt", "prompt_embeds", "text", "input_ids", "prompt_logprobs", "echo", "truncate_prompt_tokens",
@@ -110,7 +111,7 @@ func checkEndsByLength(t *trial) error {
 		return []sample{{api, "with stop strings", shapes[api].body(members)}}
 	}
 	reads := checks || t.traits.Handoff.Named()
-	if t.traits.Ending.EndsByLength && t.traits.CarriesAPI(connector.APIMessages) && !reads {
+	if t.traits.Ending.EndsByLength && check.Of(t.c).Carries(connector.APIMessages) && !reads {
 		return errors.New("its Traits says EndsByLength, which nothing in messages forces: be a PrefillChecker, or " +
 			"read a Handoff")
 	}
@@ -127,7 +128,7 @@ func checkEndsByLength(t *trial) error {
 		switch {
 		case t.traits.Ending.EndsByLength && (left || !forced && smp.api != connector.APIMessages):
 			return errors.New("its Traits says EndsByLength, but the prefill leg can end otherwise: see " +
-				"connector.NewPrefillLeg")
+				"contract.NewPrefillLeg")
 		case !t.traits.Ending.EndsByLength && (!left || forced):
 			return errors.New("the prefill leg is made to end by length, which Traits' EndsByLength must say")
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/connector/plainhttp"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -37,7 +38,7 @@ func session(t testing.TB, api connector.API, body string) *connector.Session {
 	t.Helper()
 	r, err := connector.ParseRequest(api, []byte(body))
 	require.NoError(t, err)
-	return connector.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
+	return contract.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
 }
 
 func encoder(t testing.TB, c connector.KVConnector) connector.Encoder {
@@ -100,27 +101,27 @@ func TestRequestsWithoutMediaSkipTheStage(t *testing.T) {
 func TestAnItemsRequestHoldsThatItemAlone(t *testing.T) {
 	s := session(t, connector.APIChat, chat(cat, dog))
 	e := encoder(t, wrap(t, epd.Options{Type: epd.Example}))
-	leg := connector.NewLeg(s.Request)
+	leg := contract.NewLeg(s.Request)
 	require.NoError(t, e.Encode(s, e.Items(s)[1], leg))
-	body, err := leg.Body()
+	body, err := contract.Body(leg)
 	require.NoError(t, err)
 	assert.Equal(t, `{"model":"m","mm_processor_kwargs":{"fps":1},"messages":[{"role":"user","content":[`+dog+
 		`]}],"max_tokens":1,"stream":false}`, string(body))
-	assert.Equal(t, "/v1/chat/completions", leg.Path())
+	assert.Equal(t, "/v1/chat/completions", contract.Path(leg))
 }
 
 func legs(t *testing.T, c connector.KVConnector, s *connector.Session) (prefill, decode string) {
 	t.Helper()
-	p, d := connector.NewPrefillLeg(s.Request, c.Traits()), connector.NewLeg(s.Request)
+	p, d := contract.NewPrefillLeg(s.Request, c.Traits()), contract.NewLeg(s.Request)
 	require.NoError(t, c.Prefill(context.Background(), s, p))
 	response := `{"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[1]],"remote_engine_id":"e",` +
 		`"remote_request_id":"r","remote_host":"h","remote_port":1}}`
 	require.NoError(
-		t, c.Decode(context.Background(), s, connector.NewPrefillResult(200, nil, []byte(response), time.Now()), d),
+		t, c.Decode(context.Background(), s, &connector.PrefillResult{Status: 200, Body: []byte(response)}, d),
 	)
-	pb, err := p.Body()
+	pb, err := contract.Body(p)
 	require.NoError(t, err)
-	db, err := d.Body()
+	db, err := contract.Body(d)
 	require.NoError(t, err)
 	return string(pb), string(db)
 }
@@ -278,15 +279,15 @@ func FuzzItems(f *testing.F) {
 		if err != nil {
 			return
 		}
-		s := connector.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
+		s := contract.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
 		e := c.(*epd.Connector)
 		items := e.Items(s)
 		require.LessOrEqual(t, len(items), 4)
 		for _, i := range items {
 			require.Contains(t, string(body), string(i.Part))
-			leg := connector.NewLeg(r)
+			leg := contract.NewLeg(r)
 			require.NoError(t, e.Encode(s, i, leg))
-			b, err := leg.Body()
+			b, err := contract.Body(leg)
 			require.NoError(t, err)
 			// what is malformed in the client's members is the engine's to refuse
 			require.True(t, json.Valid(b) || !json.Valid(body), "%s", b)

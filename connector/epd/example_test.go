@@ -12,6 +12,7 @@ import (
 	"github.com/pdkit/pdkit/connector/epd"
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 // An encode stage before NIXL's legs: each media item goes to an encode engine, and the prefill leg carries what the
@@ -31,7 +32,7 @@ func ExampleWrap() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	s := connector.NewSession(r, "client-7", discovery.Endpoint{}, discovery.Endpoint{})
+	s := contract.NewSession(r, "client-7", discovery.Endpoint{}, discovery.Endpoint{})
 
 	encoder, _ := connector.As[connector.Encoder](c)
 	items := encoder.Items(s)
@@ -42,7 +43,7 @@ func ExampleWrap() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	prefill := connector.NewPrefillLeg(r, c.Traits())
+	prefill := contract.NewPrefillLeg(r, c.Traits())
 	if err := c.Prefill(context.Background(), s, prefill); err != nil {
 		log.Fatal(err)
 	}

@@ -34,7 +34,7 @@ func merge(responses []json.RawMessage, needed bool) (json.RawMessage, error) {
 			return nil, err
 		case params == nil || params.Len() == 0:
 			if needed {
-				return nil, connector.NoTransfer("an encode engine's response has no %s", paramsMember)
+				return nil, handoff.NoTransfer("an encode engine's response has no %s", paramsMember)
 			}
 			continue
 		}
@@ -51,7 +51,7 @@ func merge(responses []json.RawMessage, needed bool) (json.RawMessage, error) {
 func paramsOf(response json.RawMessage) (*jsonedit.Doc, error) {
 	d, err := jsonedit.Parse(response)
 	if err != nil {
-		return nil, connector.NoTransfer("an encode engine's response is not one JSON object")
+		return nil, handoff.NoTransfer("an encode engine's response is not one JSON object")
 	}
 	raw, ok := d.Get(paramsMember)
 	if !ok || jsonedit.Kind(raw) == jsonedit.Null {
@@ -59,7 +59,7 @@ func paramsOf(response json.RawMessage) (*jsonedit.Doc, error) {
 	}
 	params, err := jsonedit.Parse(raw)
 	if err != nil || !utf8.Valid(raw) || !handoff.WellFormed(raw) {
-		return nil, connector.NoTransfer("%s is not a well-formed object", paramsMember)
+		return nil, handoff.NoTransfer("%s is not a well-formed object", paramsMember)
 	}
 	return params, nil
 }
@@ -70,14 +70,14 @@ func (m *merged) add(key string, value json.RawMessage) error {
 		m.keys = append(m.keys, key)
 		m.values[key] = value
 	} else if jsonedit.Kind(was) != jsonedit.Kind(value) {
-		return connector.NoTransfer("%s of two encode engines do not fit together", paramsMember)
+		return handoff.NoTransfer("%s of two encode engines do not fit together", paramsMember)
 	}
 	if jsonedit.Kind(value) != jsonedit.Array {
 		return nil
 	}
 	var elements []json.RawMessage
 	if json.Unmarshal(value, &elements) != nil {
-		return connector.NoTransfer("%s holds a malformed list", paramsMember)
+		return handoff.NoTransfer("%s holds a malformed list", paramsMember)
 	}
 	for _, e := range elements {
 		id := key + " " + identity(e)

@@ -25,7 +25,7 @@ func Example() {
 		`{"kv_transfer_params": {"remote_host": "10.0.0.1", "remote_port": 5600, "new": 1}}`,
 		`{"kv_transfer_params": {"remote_host": "10.0.0.1"}}`,
 	} {
-		p := connector.NewPrefillResult(http.StatusOK, nil, []byte(body), time.Now())
+		p := &connector.PrefillResult{Status: http.StatusOK, Body: []byte(body), At: time.Now()}
 		raw, err := handoff.Member(p, connector.ParamsMember, check)
 		fmt.Println(string(raw), err, errors.Is(err, connector.ErrNoTransfer))
 	}

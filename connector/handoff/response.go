@@ -23,17 +23,17 @@ func Member(p *connector.PrefillResult, name string, check func(raw json.RawMess
 		return nil, errNotAnswered
 	}
 	if p.Err() != nil {
-		return nil, connector.NoTransfer("the response is not one JSON object")
+		return nil, NoTransfer("the response is not one JSON object")
 	}
 	raw, ok := p.Field(name)
 	if !ok {
-		return nil, connector.NoTransfer("%s is absent or null: prefill did not end as it must", name)
+		return nil, NoTransfer("%s is absent or null: prefill did not end as it must", name)
 	}
 	if check == nil {
 		return raw, nil
 	}
 	if err := check(raw); err != nil {
-		return nil, connector.NoTransfer("%s: %v", name, err)
+		return nil, NoTransfer("%s: %v", name, err)
 	}
 	return raw, nil
 }
@@ -47,17 +47,17 @@ func Header(p *connector.PrefillResult, name string) (string, error) {
 	values := p.Header[http.CanonicalHeaderKey(name)]
 	switch {
 	case len(values) == 0 || values[0] == "":
-		return "", connector.NoTransfer("the header %s is absent: prefill did not end as it must", name)
+		return "", NoTransfer("the header %s is absent: prefill did not end as it must", name)
 	case len(values) > 1:
-		return "", connector.NoTransfer("the header %s stands there more than once", name)
+		return "", NoTransfer("the header %s stands there more than once", name)
 	case strings.ContainsFunc(values[0], func(r rune) bool { return r <= ' ' || r > '~' }):
-		return "", connector.NoTransfer("the header %s is not visible ASCII", name)
+		return "", NoTransfer("the header %s is not visible ASCII", name)
 	case len(values[0]) > maxHeader:
-		return "", connector.NoTransfer("the header %s is too long", name)
+		return "", NoTransfer("the header %s is too long", name)
 	}
 	return values[0], nil
 }
 
 const maxHeader = 8 << 10
 
-var errNotAnswered = connector.NoTransfer("decode was described before prefill answered")
+var errNotAnswered = NoTransfer("decode was described before prefill answered")

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -23,7 +22,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestMember(t *testing.T) {
 	fine := func(json.RawMessage) error { return nil }
 	response := func(body string) *connector.PrefillResult {
-		return connector.NewPrefillResult(http.StatusOK, nil, []byte(body), time.Now())
+		return &connector.PrefillResult{Status: http.StatusOK, Body: []byte(body)}
 	}
 	raw, err := handoff.Member(response(`{"kv_transfer_params" : { "a":1 } }`), connector.ParamsMember, fine)
 	require.NoError(t, err)
@@ -41,7 +40,7 @@ func TestMember(t *testing.T) {
 
 func TestHeader(t *testing.T) {
 	response := func(values ...string) *connector.PrefillResult {
-		return connector.NewPrefillResult(http.StatusOK, http.Header{"X-Kv-Ticket": values}, nil, time.Now())
+		return &connector.PrefillResult{Status: http.StatusOK, Header: http.Header{"X-Kv-Ticket": values}}
 	}
 	got, err := handoff.Header(response("t-1"), "X-KV-Ticket")
 	require.NoError(t, err)

@@ -28,6 +28,7 @@ import (
 	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
 	"github.com/pdkit/pdkit/connector/internal/settle"
+	"github.com/pdkit/pdkit/connector/names"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -50,7 +51,7 @@ func init() {
 	}, ClassMP)
 	// vllm-ascend's and LMCache's own names for the same class.
 	for _, class := range []string{ClassV1, "LMCacheAscendConnector", "LMCacheConnectorV1Dynamic"} {
-		connector.RegisterClass(class, Choose)
+		names.Register(class, Choose)
 	}
 }
 
@@ -105,7 +106,7 @@ func (*Connector) Traits() connector.Traits {
 		Handoff: connector.Handoff{MultiUse: true, ContentStore: true},
 
 		Serving:   connector.Serving{ReusedInUsage: true},
-		PairRules: []connector.PairRule{attr.Shared(attr.Store), attr.Same(attr.KVCacheDtype)},
+		PairRules: []attr.PairRule{attr.Shared(attr.Store), attr.Same(attr.KVCacheDtype)},
 	}
 }
 

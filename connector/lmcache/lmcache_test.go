@@ -13,13 +13,16 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	_ "github.com/pdkit/pdkit/connector/lmcachepd"
+
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	"github.com/pdkit/pdkit/connector/lmcache"
-	_ "github.com/pdkit/pdkit/connector/lmcachepd"
+	"github.com/pdkit/pdkit/connector/names"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -59,7 +62,7 @@ func session(t testing.TB, api connector.API, body string) *connector.Session {
 	t.Helper()
 	r, err := connector.ParseRequest(api, []byte(body))
 	require.NoError(t, err)
-	return connector.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
+	return contract.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
 }
 
 // The engine's class name stands for two protocols. Its settings decide, in all their spellings. Kthena's issue 1069
@@ -75,10 +78,10 @@ func TestTheClassNameIsResolvedByItsSettings(t *testing.T) {
 		`{"enable_xpyd":1}`: "lmcache-pd",
 		`[true]`:            "lmcache", `{"enable_pd":`: "lmcache",
 	} {
-		assert.Equal(t, name, connector.Resolve(lmcache.ClassV1, json.RawMessage(config)), config)
+		assert.Equal(t, name, names.Resolve(lmcache.ClassV1, json.RawMessage(config)), config)
 		assert.Equal(t, name, lmcache.Choose(json.RawMessage(config)), config)
 	}
-	assert.Equal(t, "lmcache", connector.Resolve(lmcache.ClassMP, json.RawMessage(`{"lmcache.mp.port":6555}`)))
+	assert.Equal(t, "lmcache", names.Resolve(lmcache.ClassMP, json.RawMessage(`{"lmcache.mp.port":6555}`)))
 	c, err := connector.Open(
 		config.Spec{Type: lmcache.ClassV1, Config: json.RawMessage(`{"lmcache.enable_pd":true}`)},
 	)
@@ -146,9 +149,9 @@ func TestThinkingBudgetIsNotSentToPrefill(t *testing.T) {
 	require.NoError(t, err)
 	s := session(t, connector.APIMessages, `{"messages":[],"thinking":{"type":"enabled","budget_tokens":1024},`+
 		`"max_tokens":2048}`)
-	leg := connector.NewPrefillLeg(s.Request, c.Traits())
+	leg := contract.NewPrefillLeg(s.Request, c.Traits())
 	require.NoError(t, c.Prefill(t.Context(), s, leg))
-	body, err := leg.Body()
+	body, err := contract.Body(leg)
 	require.NoError(t, err)
 	assert.NotContains(t, string(body), "thinking")
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/lmcachepd"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 // P learns where D receives KV. D gets the client's request after P's ranks have sent their notices.
@@ -36,13 +37,13 @@ func ExampleNew() {
 	}
 	d.Attributes = map[string]string{"receiverHost": "10.0.0.6", "receiverInitPorts": "8300",
 		"receiverAllocPorts": "8400"}
-	ids := [16]byte{7: 42, 15: 1} // connector.NewSession takes random ones
-	s := connector.NewSessionWith(ids, r, "client-7", p, d)
+	ids := [16]byte{7: 42, 15: 1} // contract.NewSession takes random ones
+	s := contract.NewSessionWith(ids, r, "client-7", p, d)
 	show := func(name string, leg *connector.Leg, err error) {
 		if err != nil {
 			log.Fatal(err)
 		}
-		body, err := leg.Body()
+		body, err := contract.Body(leg)
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -52,10 +53,10 @@ func ExampleNew() {
 		}
 		fmt.Println(name, lines.String())
 	}
-	response := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{}`), time.Now())
-	prefill := connector.NewPrefillLeg(r, c.Traits())
+	response := &connector.PrefillResult{Status: http.StatusOK, Body: []byte(`{}`), At: time.Now()}
+	prefill := contract.NewPrefillLeg(r, c.Traits())
 	show("P", prefill, c.Prefill(context.Background(), s, prefill))
-	decode := connector.NewLeg(r)
+	decode := contract.NewLeg(r)
 	show("D", decode, c.Decode(context.Background(), s, response, decode))
 	// Output:
 	// P {

@@ -10,6 +10,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/handoff"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
@@ -43,20 +44,20 @@ var messageTexts = []string{"content", "reasoning", "reasoning_content"}
 // readResponse reads P's response. The error is [connector.ErrNoTransfer] and names members, never values.
 func readResponse(api connector.API, p *connector.PrefillResult) (*prefillResponse, error) {
 	if p == nil {
-		return nil, connector.NoTransfer("decode was described before prefill answered")
+		return nil, handoff.NoTransfer("decode was described before prefill answered")
 	}
 	// Only the parts that are used are checked. Most of the response are token ids, which are read only once, in
 	// areTokens.
 	choices, okChoices := part(p, "choices")
-	handoff, okParams := part(p, connector.ParamsMember)
+	params, okParams := part(p, connector.ParamsMember)
 	if p.Err() != nil || !okChoices || !okParams {
-		return nil, connector.NoTransfer("the response is not one JSON object")
+		return nil, handoff.NoTransfer("the response is not one JSON object")
 	}
 	a := &prefillResponse{api: api}
 	choice := choices.Get("0")
-	token := handoff.Get("first_tok")
+	token := params.Get("first_tok")
 	if token.Type != gjson.Number || !isToken(token.Raw) {
-		return nil, connector.NoTransfer("kv_transfer_params.first_tok is not a token id")
+		return nil, handoff.NoTransfer("kv_transfer_params.first_tok is not a token id")
 	}
 	a.token = token.Raw
 	if api == connector.APIChat {
@@ -65,11 +66,11 @@ func readResponse(api connector.API, p *connector.PrefillResult) (*prefillRespon
 		a.prompt = json.RawMessage(choice.Get("prompt_token_ids").Raw)
 	}
 	if !areTokens(a.prompt) {
-		return nil, connector.NoTransfer("prompt_token_ids is not a list of token ids")
+		return nil, handoff.NoTransfer("prompt_token_ids is not a list of token ids")
 	}
 	a.reason = choice.Get("finish_reason").Str
 	if a.reason != "length" && a.reason != "stop" {
-		return nil, connector.NoTransfer("finish_reason is neither length nor stop")
+		return nil, handoff.NoTransfer("finish_reason is neither length nor stop")
 	}
 	if api == connector.APIChat {
 		message := choice.Get("message")
@@ -81,12 +82,12 @@ func readResponse(api connector.API, p *connector.PrefillResult) (*prefillRespon
 			}
 		}
 		if !message.IsObject() {
-			return nil, connector.NoTransfer("choices[0].message is not an object")
+			return nil, handoff.NoTransfer("choices[0].message is not an object")
 		}
 	} else {
 		text := choice.Get("text")
 		if text.Type != gjson.String {
-			return nil, connector.NoTransfer("choices[0].text is not a string")
+			return nil, handoff.NoTransfer("choices[0].text is not a string")
 		}
 		a.text = text.Str
 	}

@@ -29,6 +29,7 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
+	"github.com/pdkit/pdkit/connector/handoff"
 	"github.com/pdkit/pdkit/connector/internal/lmcacheconf"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -107,7 +108,7 @@ func (c *Connector) Traits() connector.Traits {
 	t := connector.Traits{
 		Name:      Name,
 		Members:   []string{connector.ParamsMember},
-		PairRules: []connector.PairRule{attr.Same(attr.KVCacheDtype)},
+		PairRules: []attr.PairRule{attr.Same(attr.KVCacheDtype)},
 
 		Serving: connector.Serving{PrefillPairOnly: c.engine.Text("pd_backend_mode") != "sync"},
 	}
@@ -120,12 +121,12 @@ func (c *Connector) Traits() connector.Traits {
 	}
 	if len(c.options.initPorts) == 0 {
 		t.Attributes = append(
-			t.Attributes, connector.Attribute{Name: "receiverInitPorts", Role: discovery.RoleDecode, Remedy: remedy},
+			t.Attributes, attr.Required{Name: "receiverInitPorts", Role: discovery.RoleDecode, Remedy: remedy},
 		)
 	}
 	if len(c.options.allocPorts) == 0 {
 		t.Attributes = append(
-			t.Attributes, connector.Attribute{Name: "receiverAllocPorts", Role: discovery.RoleDecode, Remedy: remedy},
+			t.Attributes, attr.Required{Name: "receiverAllocPorts", Role: discovery.RoleDecode, Remedy: remedy},
 		)
 	}
 	return t
@@ -277,7 +278,7 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector
 		return err
 	}
 	if isLast(s.Request, p) && !json.Valid(p.Body) { // Final would have sent it to the client: nothing is left for D
-		return connector.NoTransfer("the response is not one JSON object")
+		return handoff.NoTransfer("the response is not one JSON object")
 	}
 	return a.continueIn(s.Request, leg)
 }
@@ -296,7 +297,7 @@ type receiverKey struct{ host, own, init, alloc string }
 const maxReceivers = 1024
 
 // Receiver returns where a decode engine receives KV: its host, and two ports for each tensor-parallel rank. The error
-// is a *[connector.EndpointError].
+// is a *[attr.Error].
 func (c *Connector) Receiver(d discovery.Endpoint) (host string, initPorts, allocPorts []int, err error) {
 	r, err := c.receiver(d)
 	if err != nil {
@@ -335,7 +336,7 @@ func (c *Connector) readReceiver(d discovery.Endpoint) (*receiver, error) {
 	}
 	// P makes tcp://HOST:PORT of the host.
 	if strings.ContainsFunc(r.host, func(c rune) bool { return c <= ' ' || strings.ContainsRune("/@", c) }) {
-		return nil, &connector.EndpointError{Endpoint: d.ID, Attribute: "receiverHost",
+		return nil, &attr.Error{Endpoint: d.ID, Attribute: "receiverHost",
 			Problem: "is not a host's name or address"}
 	}
 	var err error
@@ -346,11 +347,11 @@ func (c *Connector) readReceiver(d discovery.Endpoint) (*receiver, error) {
 		return nil, err
 	}
 	if len(r.init) != len(r.alloc) {
-		return nil, &connector.EndpointError{Endpoint: d.ID, Attribute: "receiverAllocPorts",
+		return nil, &attr.Error{Endpoint: d.ID, Attribute: "receiverAllocPorts",
 			Problem: "has not as many ports as receiverInitPorts"}
 	}
 	if r.host == "" {
-		return nil, &connector.EndpointError{Endpoint: d.ID, Attribute: "receiverHost",
+		return nil, &attr.Error{Endpoint: d.ID, Attribute: "receiverHost",
 			Problem: "is missing, and the endpoint has no host"}
 	}
 	b := append([]byte(`","receiver_host":`), connector.Quote(r.host)...)
@@ -370,7 +371,7 @@ func ports(d discovery.Endpoint, name string, def []int) ([]int, error) {
 		list = def
 	}
 	if len(list) == 0 {
-		return nil, &connector.EndpointError{Endpoint: d.ID, Attribute: name, Problem: "is missing"}
+		return nil, &attr.Error{Endpoint: d.ID, Attribute: name, Problem: "is missing"}
 	}
 	return list, nil
 }
@@ -394,7 +395,7 @@ func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
 		return nil
 	}
 	_, err := c.receiver(e)
-	if bad, ok := errors.AsType[*connector.EndpointError](err); ok {
+	if bad, ok := errors.AsType[*attr.Error](err); ok {
 		return &config.FieldError{Path: "attributes." + bad.Attribute, Problem: bad.Problem, Remedy: remedy}
 	}
 	return err

@@ -15,10 +15,12 @@ import (
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	"github.com/pdkit/pdkit/connector/lmcachepd"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -109,7 +111,7 @@ func session(t testing.TB, api connector.API, body string, attributes map[string
 	t.Helper()
 	r, err := connector.ParseRequest(api, []byte(body))
 	require.NoError(t, err)
-	return connector.NewSession(r, "id", discovery.Endpoint{}, decodeEngine(attributes))
+	return contract.NewSession(r, "id", discovery.Endpoint{}, decodeEngine(attributes))
 }
 
 func TestNameAndOrder(t *testing.T) {
@@ -124,11 +126,11 @@ func TestNameAndOrder(t *testing.T) {
 func TestWhereTheReceiverIs(t *testing.T) {
 	spec := func(o *lmcachepd.Options, attributes map[string]string) (string, error) {
 		s := session(t, connector.APICompletions, `{"prompt":"x"}`, attributes)
-		leg := connector.NewPrefillLeg(s.Request, open(t, o).Traits())
+		leg := contract.NewPrefillLeg(s.Request, open(t, o).Traits())
 		if err := open(t, o).Prefill(t.Context(), s, leg); err != nil {
 			return "", err
 		}
-		body, err := leg.Body()
+		body, err := contract.Body(leg)
 		require.NoError(t, err)
 		return strings.ReplaceAll(string(body), s.ID, "ID"), nil
 	}
@@ -162,7 +164,7 @@ func TestWhereTheReceiverIs(t *testing.T) {
 		"a host of two lines": {"receiverHost": "a\r\nb", "receiverInitPorts": "1", "receiverAllocPorts": "2"},
 	} {
 		_, err := spec(nil, attributes)
-		var bad *connector.EndpointError
+		var bad *attr.Error
 		require.ErrorAs(t, err, &bad, rule)
 		c := open(t, nil)
 		faults := config.FieldErrors(c.CheckEndpoint(decodeEngine(attributes)))
@@ -223,16 +225,16 @@ func answerOf(t testing.TB, chat bool, replace map[string]string) *connector.Pre
 		require.Contains(t, string(body), old)
 		body = []byte(strings.Replace(string(body), old, now, 1))
 	}
-	return connector.NewPrefillResult(http.StatusOK, nil, body, time.Now())
+	return &connector.PrefillResult{Status: http.StatusOK, Body: body, At: time.Now()}
 }
 
 func TestDecodeGoesOnFromTheFirstToken(t *testing.T) {
 	c := open(t, &lmcachepd.Options{RetFirstToken: true})
 	decode := func(api connector.API, body string) string {
 		s := session(t, api, body, receiverOfTwo)
-		leg := connector.NewLeg(s.Request)
+		leg := contract.NewLeg(s.Request)
 		require.NoError(t, c.Decode(t.Context(), s, answerOf(t, api == connector.APIChat, nil), leg))
-		out, err := leg.Body()
+		out, err := contract.Body(leg)
 		require.NoError(t, err)
 		return string(out)
 	}
@@ -265,9 +267,9 @@ func TestDecodeGoesOnFromTheFirstToken(t *testing.T) {
 func TestPrefillDoesNotEndBeforeTheFirstTokenThatTheClientWants(t *testing.T) {
 	c := open(t, &lmcachepd.Options{RetFirstToken: true})
 	s := session(t, connector.APICompletions, `{"prompt":"abc","max_tokens":9,"min_tokens":4}`, receiverOfTwo)
-	leg := connector.NewPrefillLeg(s.Request, c.Traits())
+	leg := contract.NewPrefillLeg(s.Request, c.Traits())
 	require.NoError(t, c.Prefill(t.Context(), s, leg))
-	body, err := leg.Body()
+	body, err := contract.Body(leg)
 	require.NoError(t, err)
 	assert.Contains(t, string(body), `"min_tokens":1`)
 	assert.Contains(t, string(body), `"return_token_ids":true`)
@@ -290,14 +292,14 @@ func TestAnswersWithoutAFirstTokenAreRefused(t *testing.T) {
 		"garbage in a member": {`"text":"He"`: `"text":"He","x":[1,,2]`},
 	} {
 		s := session(t, connector.APICompletions, `{"prompt":"abc"}`, receiverOfTwo)
-		err := c.Decode(t.Context(), s, answerOf(t, false, replace), connector.NewLeg(s.Request))
+		err := c.Decode(t.Context(), s, answerOf(t, false, replace), contract.NewLeg(s.Request))
 		require.ErrorIs(t, err, connector.ErrNoTransfer, rule)
 		assert.NotContains(t, err.Error(), "72", rule)
 		_, final := c.Final(s, answerOf(t, false, replace))
 		assert.False(t, final, rule)
 	}
 	s := session(t, connector.APICompletions, `{"prompt":"abc"}`, receiverOfTwo)
-	assert.ErrorIs(t, c.Decode(t.Context(), s, nil, connector.NewLeg(s.Request)), connector.ErrNoTransfer)
+	assert.ErrorIs(t, c.Decode(t.Context(), s, nil, contract.NewLeg(s.Request)), connector.ErrNoTransfer)
 }
 
 // LMCache's own proxy asks D for the remaining tokens even if none remain: for 0 tokens, which D refuses.
@@ -343,12 +345,12 @@ func TestPsAnswerIsTheClientsWhereNothingIsLeft(t *testing.T) {
 }
 
 func TestTheFirstTokenStandsBeforeDsAnswer(t *testing.T) {
-	rewrite := func(api connector.API, p *connector.PrefillResult) connector.EventFunc {
+	rewrite := func(api connector.API, p *connector.PrefillResult) func([]byte) ([]byte, error) {
 		c := open(t, &lmcachepd.Options{RetFirstToken: true})
 		return c.Rewrite(session(t, api, `{"messages":[],"prompt":"x"}`, nil),
 			func() *connector.PrefillResult { return p })
 	}
-	run := func(fn connector.EventFunc, events ...string) []string {
+	run := func(fn func([]byte) ([]byte, error), events ...string) []string {
 		var out []string
 		for _, e := range events {
 			data, err := fn([]byte(e))
@@ -417,7 +419,7 @@ func TestAMalformedLastAnswerIsNotGoneOnFrom(t *testing.T) {
 		p := answerOf(t, true, k.replace)
 		_, final := c.Final(s, p)
 		assert.False(t, final, rule)
-		require.ErrorIs(t, c.Decode(t.Context(), s, p, connector.NewLeg(s.Request)), connector.ErrNoTransfer, rule)
+		require.ErrorIs(t, c.Decode(t.Context(), s, p, contract.NewLeg(s.Request)), connector.ErrNoTransfer, rule)
 	}
 }
 
@@ -431,7 +433,7 @@ func TestTokenIDsOfThePrompt(t *testing.T) {
 	} {
 		s := session(t, connector.APIChat, `{"messages":[],"max_tokens":9}`, receiverOfTwo)
 		err := c.Decode(t.Context(), s, answerOf(t, true, map[string]string{"[259,1,2]": ids}),
-			connector.NewLeg(s.Request))
+			contract.NewLeg(s.Request))
 		if good {
 			assert.NoError(t, err, ids)
 		} else {

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/config"
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/check"
 	"github.com/pdkit/pdkit/connector/lmcachepd"
 )
 
@@ -66,12 +66,12 @@ func TestOnePortOf2025BecomesTwo(t *testing.T) {
 	c, err := factory(json.RawMessage(`{"enable_nixl":true,"nixl_role":"receiver","nixl_peer_host":"localhost",` +
 		`"nixl_peer_port":55555,"nixl_buffer_size":1073741824}`))
 	require.NoError(t, err)
-	require.NoError(t, connector.CheckEndpoint(c, d), "requests are sent there")
+	require.NoError(t, check.Of(c).CheckEndpoint(d), "requests are sent there")
 	_, err = factory(json.RawMessage(`{"enable_nixl":true,"nixl_peer_port":65500}`))
 	faults := config.FieldErrors(err)
 	require.Len(t, faults, 1)
 	assert.Equal(t, "pd_peer_alloc_port", faults[0].Path)
 	c, err = factory(json.RawMessage(`{"enable_pd":true,"pd_peer_init_port":7300}`))
 	require.NoError(t, err)
-	require.ErrorContains(t, connector.CheckEndpoint(c, d), "receiverAllocPorts", "today's names come in pairs")
+	require.ErrorContains(t, check.Of(c).CheckEndpoint(d), "receiverAllocPorts", "today's names come in pairs")
 }

@@ -99,7 +99,7 @@ func (a *prefillResponse) events(r *connector.ClientRequest, p *connector.Prefil
 
 // Rewrite puts P's token before D's response and corrects the usage: D counts this token as the last of its prompt, but
 // it is the first of the response.
-func (c *Connector) Rewrite(s *connector.Session, p func() *connector.PrefillResult) connector.EventFunc {
+func (c *Connector) Rewrite(s *connector.Session, p func() *connector.PrefillResult) func([]byte) ([]byte, error) {
 	if !c.options.RetFirstToken {
 		return nil
 	}

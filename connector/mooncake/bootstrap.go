@@ -91,7 +91,7 @@ func (c *Connector) Prepare(ctx context.Context, s *connector.Session, call conn
 		t.rank = known.ranks[s.Uint64()%uint64(len(known.ranks))]
 	} else {
 		var ok bool
-		if t.rank, ok = known.find(s.PrefillRank()); !ok {
+		if t.rank, ok = known.find(s.PrefillRank); !ok {
 			if time.Since(entry.At) > notAgain {
 				c.cache.Forget(url, entry)
 			}
@@ -121,13 +121,13 @@ func (c *Connector) BootstrapURL(p discovery.Endpoint) (string, error) {
 	if text := strings.TrimSpace(p.Attribute("bootstrapURL")); text != "" {
 		u, err := discovery.ParseURL(text)
 		if err != nil {
-			return "", &connector.EndpointError{Endpoint: p.ID, Attribute: "bootstrapURL",
+			return "", &attr.Error{Endpoint: p.ID, Attribute: "bootstrapURL",
 				Problem: "is not a URL like http://HOST:8998"}
 		}
 		return u.String(), nil
 	}
 	if c.opts.BootstrapServerAddress != "" {
-		return "", &connector.EndpointError{Endpoint: p.ID, Attribute: "bootstrapURL",
+		return "", &attr.Error{Endpoint: p.ID, Attribute: "bootstrapURL",
 			Problem: "is missing, and bootstrap_server_address says that the engine has no server of its own"}
 	}
 	port, err := attr.Port(p, "bootstrapPort", c.opts.port())

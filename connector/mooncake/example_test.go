@@ -13,6 +13,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/mooncake"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 // Before the legs the connector asks P's bootstrap server for P's engine id, which is new at each start. Then both legs
@@ -30,7 +31,7 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	s := connector.NewSession(r, "client-7", p, discovery.Endpoint{})
+	s := contract.NewSession(r, "client-7", p, discovery.Endpoint{})
 	prepared, err := c.Prepare(context.Background(), s, func(r *http.Request) (*http.Response, error) {
 		fmt.Println(r.Method, r.URL)
 		body := `{"0":{"engine_id":"e-1","worker_addr":{"0":{"0":"tcp://10.0.0.5:7001"}}}}`
@@ -41,7 +42,7 @@ func ExampleNew() {
 	}
 	s.Prepared = prepared
 
-	decode := connector.NewLeg(r)
+	decode := contract.NewLeg(r)
 	if err := c.Decode(context.Background(), s, nil, decode); err != nil {
 		log.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/handoff"
 )
 
 // endedByLength checks that P's response says that P stopped because of the length. Each API says it in another member
@@ -15,7 +16,7 @@ import (
 // to 24).
 func endedByLength(api connector.API, p *connector.PrefillResult) error {
 	if err := p.Err(); err != nil {
-		return connector.NoTransfer("the response is not one JSON object")
+		return handoff.NoTransfer("the response is not one JSON object")
 	}
 	var why, length string
 	switch api {
@@ -36,9 +37,9 @@ func endedByLength(api connector.API, p *connector.PrefillResult) error {
 	case length:
 		return nil
 	case "":
-		return connector.NoTransfer("the response does not say why it ended")
+		return handoff.NoTransfer("the response does not say why it ended")
 	}
-	return connector.NoTransfer("the prefill engine did not end by length, and so offers no KV")
+	return handoff.NoTransfer("the prefill engine did not end by length, and so offers no KV")
 }
 
 // onlyReason is the finish_reason of the only choice; "" if there is no choice, or several. Every request runs through

@@ -94,14 +94,14 @@ func (c *Connector) Traits() connector.Traits {
 		Serving:     connector.Serving{ReusedInUsage: true},
 		// RefusalHolds is of the same place, and of send_kv_to_decode.
 		Ending: connector.Ending{EndsByLength: true, Orphans: true, PrefillFinishes: true, RefusalHolds: true},
-		PairRules: []connector.PairRule{attr.Multiple(attr.TPSize), attr.Same(attr.BlockSize),
+		PairRules: []attr.PairRule{attr.Multiple(attr.TPSize), attr.Same(attr.BlockSize),
 			attr.Same(attr.KVCacheDtype)},
 	}
 	if c.opts.Dispatch == dispatchSerial {
 		t.Order, t.OtherOrders[0] = t.OtherOrders[0], t.Order
 	}
 	if c.opts.BootstrapServerAddress != "" { // then the bootstrap server is not P's own
-		t.Attributes = []connector.Attribute{
+		t.Attributes = []attr.Required{
 			{Name: "bootstrapURL", Role: discovery.RolePrefill, Remedy: "the server's address, like http://HOST:8998"},
 		}
 	}

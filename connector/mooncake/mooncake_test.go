@@ -21,8 +21,10 @@ import (
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/mooncake"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -77,7 +79,7 @@ func session(t testing.TB, api connector.API, body string, p discovery.Endpoint)
 	t.Helper()
 	r, err := connector.ParseRequest(api, []byte(body))
 	require.NoError(t, err)
-	return connector.NewSession(r, "id", p, discovery.Endpoint{ID: "d"})
+	return contract.NewSession(r, "id", p, discovery.Endpoint{ID: "d"})
 }
 
 // prepare calls the methods that the flow calls before the legs.
@@ -94,9 +96,9 @@ func chatSession(t testing.TB) *connector.Session {
 
 func decodeOf(t testing.TB, c *mooncake.Connector, s *connector.Session) string {
 	t.Helper()
-	leg := connector.NewLeg(s.Request)
+	leg := contract.NewLeg(s.Request)
 	require.NoError(t, c.Decode(t.Context(), s, nil, leg))
-	body, err := leg.Body()
+	body, err := contract.Body(leg)
 	require.NoError(t, err)
 	return string(body)
 }
@@ -295,9 +297,9 @@ func TestBadBootstrapServers(t *testing.T) {
 			})
 			require.ErrorContains(t, err, k.want)
 			assert.NotContains(t, err.Error(), "10.0.0.1")
-			require.Error(t, c.Decode(t.Context(), s, nil, connector.NewLeg(s.Request)),
+			require.Error(t, c.Decode(t.Context(), s, nil, contract.NewLeg(s.Request)),
 				"D dies of a decode without an engine id")
-			require.Error(t, c.Prefill(t.Context(), s, connector.NewPrefillLeg(s.Request, c.Traits())))
+			require.Error(t, c.Prefill(t.Context(), s, contract.NewPrefillLeg(s.Request, c.Traits())))
 		})
 	}
 	t.Run("unknown members are tolerated", func(t *testing.T) {
@@ -338,10 +340,10 @@ func TestRanksAreChosenAtRandom(t *testing.T) {
 	for range 64 {
 		s := chatSession(t)
 		require.NoError(t, prepare(t.Context(), c, s, b.call))
-		leg := connector.NewPrefillLeg(s.Request, c.Traits())
+		leg := contract.NewPrefillLeg(s.Request, c.Traits())
 		require.NoError(t, c.Prefill(t.Context(), s, leg))
-		require.Len(t, leg.Header(), 1)
-		h := leg.Header()[0]
+		require.Len(t, contract.Leg(leg).Headers, 1)
+		h := contract.Leg(leg).Headers[0]
 		assert.Equal(t, "X-data-parallel-rank", h.Name)
 		assert.Contains(t, decodeOf(t, c, s), `"remote_engine_id":"e`+h.Value+`"`, "both legs name one rank")
 		seen[h.Value]++
@@ -373,7 +375,7 @@ func TestCheckEndpoint(t *testing.T) {
 		faults := config.FieldErrors(c.CheckEndpoint(endpoint(t, "http://h:1", attribute, value)))
 		require.Len(t, faults, 1)
 		assert.Equal(t, "attributes."+attribute, faults[0].Path)
-		var bad *connector.EndpointError
+		var bad *attr.Error
 		require.ErrorAs(
 			t, prepare(t.Context(), c, session(t, connector.APIChat, `{}`, endpoint(t, "http://h:1", attribute, value)),
 				nil), &bad,
@@ -413,8 +415,8 @@ func TestDecodeAfterPrefill(t *testing.T) {
 	require.NoError(t, prepare(t.Context(), c, s, (&server{}).say(oneRank).call))
 	for body, ok := range map[string]bool{`{"choices":[{"finish_reason":"length"}]}`: true,
 		`{"choices":[{"finish_reason":"stop"}]}`: false, `garbage`: false} {
-		err := c.Decode(t.Context(), s, connector.NewPrefillResult(200, nil, []byte(body), time.Now()),
-			connector.NewLeg(s.Request))
+		err := c.Decode(t.Context(), s, &connector.PrefillResult{Status: 200, Body: []byte(body), At: time.Now()},
+			contract.NewLeg(s.Request))
 		if ok {
 			require.NoError(t, err)
 		} else {

@@ -14,6 +14,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/mooncakeascend"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 // P hands over only if it ends by length. D gets the handoff byte for byte.
@@ -26,12 +27,12 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	s := connector.NewSession(r, "client-7", discovery.Endpoint{}, discovery.Endpoint{})
+	s := contract.NewSession(r, "client-7", discovery.Endpoint{}, discovery.Endpoint{})
 	show := func(name string, leg *connector.Leg, err error) {
 		if err != nil {
 			log.Fatal(err)
 		}
-		body, err := leg.Body()
+		body, err := contract.Body(leg)
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -41,15 +42,15 @@ func ExampleNew() {
 		}
 		fmt.Println(name, lines.String())
 	}
-	response := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{"choices":[{"finish_reason":"length"}],
+	response := &connector.PrefillResult{Status: http.StatusOK, Body: []byte(`{"choices":[{"finish_reason":"length"}],
 		"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1]],
 		"remote_engine_id":"e","remote_request_id":"q","remote_host":"10.0.0.5","remote_port":30000,
 		"remote_block_size":128,
 		"num_prompt_blocks":1,		"remote_ptp_size":1,"remote_pcp_size":1,"remote_dcp_size":1,
-		"last_token_id":7,"remote_multi_nodes_meta_mapping":{}}}`), time.Now())
-	prefill := connector.NewPrefillLeg(r, c.Traits())
+		"last_token_id":7,"remote_multi_nodes_meta_mapping":{}}}`), At: time.Now()}
+	prefill := contract.NewPrefillLeg(r, c.Traits())
 	show("P", prefill, c.Prefill(context.Background(), s, prefill))
-	decode := connector.NewLeg(r)
+	decode := contract.NewLeg(r)
 	show("D", decode, c.Decode(context.Background(), s, response, decode))
 	// Output:
 	// P {

@@ -137,7 +137,7 @@ func (c *Connector) Traits() connector.Traits {
 		Ending:       connector.Ending{EndsByLength: true, FailureStop: ascendengine.FailureStop},
 		OwnRequestID: true,
 
-		PairRules: []connector.PairRule{ascendengine.TPRule(), blocks},
+		PairRules: []attr.PairRule{ascendengine.TPRule(), blocks},
 	}
 }
 

@@ -20,6 +20,8 @@ import (
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	"github.com/pdkit/pdkit/connector/mooncakeascend"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
+	"github.com/pdkit/pdkit/internal/request"
 )
 
 // good is a handoff with the keys that request_finished writes, in its order.
@@ -40,17 +42,17 @@ func session(t testing.TB, api connector.API, body string) *connector.Session {
 	t.Helper()
 	r, err := connector.ParseRequest(api, []byte(body))
 	require.NoError(t, err)
-	return connector.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
+	return contract.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
 }
 
 func decode(c connector.KVConnector, s *connector.Session, body string) (string, error) {
-	l := connector.NewLeg(s.Request)
+	l := contract.NewLeg(s.Request)
 	if err := c.Decode(
-		context.Background(), s, connector.NewPrefillResult(http.StatusOK, nil, []byte(body), time.Now()), l,
+		context.Background(), s, &connector.PrefillResult{Status: http.StatusOK, Body: []byte(body)}, l,
 	); err != nil {
 		return "", err
 	}
-	leg, err := l.Body()
+	leg, err := contract.Body(l)
 	return string(leg), err
 }
 
@@ -123,14 +125,15 @@ func TestAResponseWithoutAHandoffIsRefused(t *testing.T) {
 
 func TestBothLegsCarryTheSessionsID(t *testing.T) {
 	c, s := open(t, nil), session(t, connector.APIResponses, `{"input":"x"}`)
-	p, d := connector.NewPrefillLeg(s.Request, c.Traits()), connector.NewLeg(s.Request)
+	p, d := contract.NewPrefillLeg(s.Request, c.Traits()), contract.NewLeg(s.Request)
 	require.NoError(t, c.Prefill(context.Background(), s, p))
 	require.NoError(
-		t, c.Decode(context.Background(), s, connector.NewPrefillResult(200, nil, []byte(`{"kv_transfer_params":`+good+
-			`}`), time.Now()), d),
+		t, c.Decode(context.Background(), s, &connector.PrefillResult{Status: 200,
+			Body: []byte(`{"kv_transfer_params":` + good +
+				`}`)}, d),
 	)
 	for _, leg := range []*connector.Leg{p, d} {
-		assert.Equal(t, []connector.HeaderEdit{{Name: "X-Request-Id", Value: s.ID}}, leg.Header())
+		assert.Equal(t, []request.Header{{Name: "X-Request-Id", Value: s.ID}}, contract.Leg(leg).Headers)
 		id, _ := leg.Current("request_id")
 		assert.Equal(t, `"`+s.ID+`"`, string(id), "/v1/responses ignores the header")
 	}

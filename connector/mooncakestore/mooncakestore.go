@@ -69,7 +69,7 @@ func (*Connector) Traits() connector.Traits {
 		Handoff: connector.Handoff{MultiUse: true, ContentStore: true},
 
 		Serving:   connector.Serving{ReusedInUsage: true},
-		PairRules: []connector.PairRule{attr.Shared(attr.Store)},
+		PairRules: []attr.PairRule{attr.Shared(attr.Store)},
 	}
 }
 

@@ -71,12 +71,12 @@ func (p *pair) prefillRank(rank int) {
 }
 
 // rank is the session's own rank if the endpoint says how many there are. Otherwise it is one of the configured number.
-func rank(own func() int, random uint64, e discovery.Endpoint, size int) int {
+func rank(own int, random uint64, e discovery.Endpoint, size int) int {
 	if size < 2 {
 		return 0
 	}
 	if e.Attribute("dpSize") != "" {
-		return own() % size
+		return own % size
 	}
 	return int(random % uint64(size))
 }
@@ -105,7 +105,7 @@ type Engine struct {
 }
 
 // Engine reads an engine's attributes; those that are missing are the connector's settings. The error is a
-// *[connector.EndpointError].
+// *[attr.Error].
 func (c *Connector) Engine(e discovery.Endpoint) (Engine, error) {
 	at, err := c.engine(e)
 	return Engine{Host: at.host, HandshakePort: at.ports.handshake, NotifyPort: at.ports.notify, TP: at.tp, DP: at.dp,
@@ -117,7 +117,7 @@ func (c *Connector) Engine(e discovery.Endpoint) (Engine, error) {
 func (c *Connector) engine(e discovery.Endpoint) (engine, error) {
 	out := engine{ports: c.ports}
 	bad := func(attribute, problem string) (engine, error) {
-		return engine{}, &connector.EndpointError{Endpoint: e.ID, Attribute: attribute, Problem: problem}
+		return engine{}, &attr.Error{Endpoint: e.ID, Attribute: attribute, Problem: problem}
 	}
 	// P would not wait for an engine of the other mode, or would wait for notices that nobody sends.
 	if mode := e.Attribute(attrMode); mode != "" && mode != c.mode() {
@@ -174,7 +174,7 @@ func pods(e discovery.Endpoint, of *engine) (hosts []string, err error) {
 	}
 	notPlain := func(host string) bool { return !plainHost(host) }
 	if len(hosts) != (of.dp+of.local-1)/of.local || slices.ContainsFunc(hosts, notPlain) {
-		err = &connector.EndpointError{Endpoint: e.ID, Attribute: attrPods,
+		err = &attr.Error{Endpoint: e.ID, Attribute: attrPods,
 			Problem: "does not name the host of each pod"}
 	}
 	return hosts, err

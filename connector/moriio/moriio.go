@@ -163,7 +163,7 @@ func (c *Connector) Traits() connector.Traits {
 		OwnRequestID: true,
 		Serving:      connector.Serving{PairOnly: !c.alone},
 
-		PairRules: []connector.PairRule{attr.Multiple(attr.TPSize),
+		PairRules: []attr.PairRule{attr.Multiple(attr.TPSize),
 			{Attribute: attrMode, Compatible: func(p, d string) bool { return p == own && d == own }}},
 	}
 	if c.read {
@@ -276,7 +276,7 @@ func (c *Connector) handoff(s *connector.Session, e *engine, p *connector.Prefil
 }
 
 // Rewrite replaces the id with the engines' addresses in responses by the client's id.
-func (c *Connector) Rewrite(s *connector.Session, _ func() *connector.PrefillResult) connector.EventFunc {
+func (c *Connector) Rewrite(s *connector.Session, _ func() *connector.PrefillResult) func([]byte) ([]byte, error) {
 	pair, err := c.pair(s)
 	if err != nil {
 		return nil // no leg was sent

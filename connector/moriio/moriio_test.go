@@ -20,9 +20,11 @@ import (
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	"github.com/pdkit/pdkit/connector/moriio"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 func open(t testing.TB, o *moriio.Options) *moriio.Connector {
@@ -43,18 +45,18 @@ func session(t testing.TB, api connector.API, body string, p, d map[string]strin
 	t.Helper()
 	r, err := connector.ParseRequest(api, []byte(body))
 	require.NoError(t, err)
-	return connector.NewSession(r, "id", engine(t, "http://10.0.0.5:8100", discovery.RolePrefill, p),
+	return contract.NewSession(r, "id", engine(t, "http://10.0.0.5:8100", discovery.RolePrefill, p),
 		engine(t, "http://10.0.0.6:8200", discovery.RoleDecode, d))
 }
 
 func responseOf(body string) *connector.PrefillResult {
-	return connector.NewPrefillResult(http.StatusOK, nil, []byte(body), time.Now())
+	return &connector.PrefillResult{Status: http.StatusOK, Body: []byte(body), At: time.Now()}
 }
 
 // legs returns both legs. fromP is P's response, "" for none.
 func legs(t testing.TB, c connector.KVConnector, s *connector.Session, fromP string) (p, d *connector.Leg, err error) {
 	t.Helper()
-	p, d = connector.NewPrefillLeg(s.Request, c.Traits()), connector.NewLeg(s.Request)
+	p, d = contract.NewPrefillLeg(s.Request, c.Traits()), contract.NewLeg(s.Request)
 	if err = c.Prefill(context.Background(), s, p); err != nil {
 		return nil, nil, err
 	}
@@ -72,7 +74,7 @@ func param(l *connector.Leg, name string) string {
 
 func header(l *connector.Leg, name string) string {
 	value := ""
-	for _, h := range l.Header() {
+	for _, h := range contract.Leg(l).Headers {
 		if h.Name == name {
 			value = h.Value
 		}
@@ -210,7 +212,7 @@ func TestDsPodsMustBeNamed(t *testing.T) {
 		require.Len(t, faults, 1, pods)
 		assert.Equal(t, "attributes.pods", faults[0].Path)
 		_, _, err := legs(t, c, session(t, connector.APIChat, `{}`, nil, attributes), "")
-		var bad *connector.EndpointError
+		var bad *attr.Error
 		require.ErrorAs(t, err, &bad, pods)
 	}
 	require.NoError(t, c.CheckEndpoint(engine(t, "http://10.0.0.5:8100", discovery.RolePrefill,
@@ -311,7 +313,7 @@ func TestEndpointsThatCannotBeAddressed(t *testing.T) {
 			require.Len(t, faults, 1, "%s=%s", name, v)
 			assert.Equal(t, "attributes."+name, faults[0].Path)
 			_, _, err := legs(t, c, session(t, connector.APIChat, `{}`, map[string]string{name: v}, nil), "")
-			var bad *connector.EndpointError
+			var bad *attr.Error
 			require.ErrorAs(t, err, &bad, "%s=%s", name, v)
 			assert.Equal(t, name, bad.Attribute)
 			_, err = c.Engine(e)
@@ -359,13 +361,13 @@ func FuzzAnswer(f *testing.F) {
 	f.Fuzz(func(t *testing.T, response []byte) {
 		p := responseOf(string(response))
 		written := w.CheckPrefill(s, p)
-		d := connector.NewLeg(s.Request)
+		d := contract.NewLeg(s.Request)
 		if err := c.Decode(t.Context(), s, p, d); err != nil {
 			require.ErrorIs(t, err, connector.ErrNoTransfer)
 			return
 		}
 		require.NoError(t, written, "what may be read was written")
-		body, err := d.Body()
+		body, err := contract.Body(d)
 		require.NoError(t, err)
 		require.True(t, json.Valid(body), "%s", body)
 		var h struct {
@@ -399,7 +401,7 @@ func TestAnEngineOfTheOtherModeIsPassedOver(t *testing.T) {
 		_, _, err := legs(
 			t, c, session(t, connector.APICompletions, `{"prompt":"x"}`, map[string]string{"mode": other}, nil), "",
 		)
-		var bad *connector.EndpointError
+		var bad *attr.Error
 		require.ErrorAs(t, err, &bad)
 		assert.Equal(t, "mode", bad.Attribute)
 	}

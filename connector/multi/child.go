@@ -13,6 +13,7 @@ import (
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/names"
 )
 
 // Child is one connector of the list.
@@ -93,13 +94,13 @@ func (c *Child) openSpec(raw json.RawMessage) error {
 // open opens the child. typePath and configPath are the paths of its type and its settings in the list, for errors.
 func (c *Child) open(typePath, typ, configPath string, settings json.RawMessage) (err error) {
 	c.Name, c.Config = typ, settings
-	name := connector.Resolve(typ, settings)
+	name := names.Resolve(typ, settings)
 	if why := outsiders[name]; why != "" {
 		return &config.FieldError{Path: typePath, Problem: why, Remedy: outsiderRemedy(name)}
 	}
 	c.KVConnector, err = connector.Open(config.Spec{Type: name, Config: settings})
 	switch {
-	case errors.Is(err, connector.ErrUnknown):
+	case errors.Is(err, names.ErrUnknown):
 		return unknown(typePath, typ)
 	case err != nil:
 		return config.Within(configPath, err)
@@ -126,12 +127,12 @@ func outsiderRemedy(name string) string {
 
 // insiders are the names and classes that the list may have.
 func insiders() []string {
-	return slices.DeleteFunc(append(connector.Names(), connector.Classes()...),
-		func(n string) bool { return outsiders[connector.Resolve(n, nil)] != "" })
+	return slices.DeleteFunc(append(names.Connectors(), names.Classes()...),
+		func(n string) bool { return outsiders[names.Resolve(n, nil)] != "" })
 }
 
 func unknown(path, typ string) error {
-	switch why := connector.ClassRefusal(typ); {
+	switch why := names.Refusal(typ); {
 	case slices.Contains(silentClasses, typ):
 		return &config.FieldError{Path: path, Problem: "is an engine's class that has no name here",
 			Remedy: "write the child as the engine does: {kv_connector: " + typ + ", kv_role: …}"}
@@ -172,7 +173,7 @@ func (c *Child) openEngine(raw json.RawMessage) error {
 	if err != nil {
 		return &config.FieldError{Path: extraPath, Problem: "is not an object"}
 	}
-	name := connector.Resolve(e.Connector, all)
+	name := names.Resolve(e.Connector, all)
 	settings := map[string]json.RawMessage{}
 	maps.Copy(settings, e.Extra)
 	for range len(e.Extra) + 1 {

@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
+	"github.com/pdkit/pdkit/connector/check"
 )
 
 // merge makes one declaration from the children's. If one child does not support something, or leaves something behind,
@@ -18,7 +20,7 @@ func merge(children []Child, order connector.Order) connector.Traits {
 		PairRules: pairRules(children)}
 	for i := range children {
 		c := &children[i].traits
-		t.APIs = slices.DeleteFunc(t.APIs, func(a connector.API) bool { return !c.CarriesAPI(a) })
+		t.APIs = slices.DeleteFunc(t.APIs, func(a connector.API) bool { return !(&check.Rules{Traits: *c}).Carries(a) })
 		t.Carries = slices.DeleteFunc(slices.Clone(t.Carries),
 			func(m string) bool { return !slices.Contains(c.Carries, m) })
 		t.Members = union(t.Members, c.Members)
@@ -62,8 +64,8 @@ func union(a, b []string) []string {
 // them, since D loads from the transfer what its store does not have (multi_connector.py of vLLM 0.32.0:
 // get_num_new_matched_tokens asks one child after the other). If all children are stores, one that both engines share
 // is enough. Then an attribute decides only if every child has a rule for it.
-func pairRules(children []Child) []connector.PairRule {
-	var transfers, stores [][]connector.PairRule
+func pairRules(children []Child) []attr.PairRule {
+	var transfers, stores [][]attr.PairRule
 	for i := range children {
 		if t := &children[i].traits; t.Handoff.ContentStore {
 			stores = append(stores, t.PairRules)
@@ -78,18 +80,18 @@ func pairRules(children []Child) []connector.PairRule {
 }
 
 // anyOf are rules, one for each attribute, that allow a pair if the rule of one child allows it.
-func anyOf(children [][]connector.PairRule) (rules []connector.PairRule) {
+func anyOf(children [][]attr.PairRule) (rules []attr.PairRule) {
 	for _, first := range children[0] {
 		compatible := []func(p, d string) bool{first.Compatible}
 		for _, other := range children[1:] {
-			at := slices.IndexFunc(other, func(r connector.PairRule) bool { return r.Attribute == first.Attribute })
+			at := slices.IndexFunc(other, func(r attr.PairRule) bool { return r.Attribute == first.Attribute })
 			if at < 0 {
 				break
 			}
 			compatible = append(compatible, other[at].Compatible)
 		}
 		if len(compatible) == len(children) {
-			rules = append(rules, connector.PairRule{Attribute: first.Attribute, Compatible: func(p, d string) bool {
+			rules = append(rules, attr.PairRule{Attribute: first.Attribute, Compatible: func(p, d string) bool {
 				return slices.ContainsFunc(compatible, func(f func(p, d string) bool) bool { return f(p, d) })
 			}})
 		}

@@ -14,14 +14,17 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/pdkit/pdkit/config"
-	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/internal/uncarried"
-	"github.com/pdkit/pdkit/connector/multi"
 	_ "github.com/pdkit/pdkit/connector/nixl"          // a child with a handoff
 	_ "github.com/pdkit/pdkit/connector/p2pnccl"       // a child that needs attributes
 	_ "github.com/pdkit/pdkit/connector/sharedstorage" // a child that is a store
+
+	"github.com/pdkit/pdkit/config"
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/check"
+	"github.com/pdkit/pdkit/connector/internal/uncarried"
+	"github.com/pdkit/pdkit/connector/multi"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -45,12 +48,12 @@ func session(t testing.TB, api connector.API, body string) *connector.Session {
 	t.Helper()
 	r, err := connector.ParseRequest(api, []byte(body))
 	require.NoError(t, err)
-	return connector.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
+	return contract.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
 }
 
 func body(t testing.TB, l *connector.Leg) string {
 	t.Helper()
-	b, err := l.Body()
+	b, err := contract.Body(l)
 	require.NoError(t, err)
 	return string(b)
 }
@@ -63,19 +66,20 @@ func TestLegsCarryTheMembersOfAllChildren(t *testing.T) {
 	assert.Equal(t, "multi", c.Traits().Name)
 	assert.Equal(t, connector.PrefillThenDecode, c.Traits().Order)
 	s := session(t, connector.APICompletions, `{"prompt":"x","max_tokens":9}`)
-	leg := connector.NewPrefillLeg(s.Request, c.Traits())
+	leg := contract.NewPrefillLeg(s.Request, c.Traits())
 	require.NoError(t, c.Prefill(context.Background(), s, leg))
 	assert.Equal(t, `{"prompt":"x","max_tokens":1,"stream":false,"kv_transfer_params":{"do_remote_decode":true,`+
 		`"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,`+
 		`"remote_port":null}}`, body(t, leg))
-	leg = connector.NewLeg(s.Request)
+	leg = contract.NewLeg(s.Request)
 	require.NoError(
-		t, c.Decode(context.Background(), s, connector.NewPrefillResult(200, nil, []byte(`{"kv_transfer_params":`+
-			handoff+`}`), time.Now()), leg),
+		t, c.Decode(context.Background(), s, &connector.PrefillResult{Status: 200,
+			Body: []byte(`{"kv_transfer_params":` +
+				handoff + `}`), At: time.Now()}, leg),
 	)
 	assert.Equal(t, `{"prompt":"x","max_tokens":9,"kv_transfer_params":`+handoff+`}`, body(t, leg))
-	err := c.Decode(context.Background(), s, connector.NewPrefillResult(200, nil, []byte(`{}`), time.Now()),
-		connector.NewLeg(s.Request))
+	err := c.Decode(context.Background(), s, &connector.PrefillResult{Status: 200, Body: []byte(`{}`), At: time.Now()},
+		contract.NewLeg(s.Request))
 	require.ErrorIs(t, err, connector.ErrNoTransfer, "the store does not make up for a missing handoff: the engine "+
 		"would not ask it")
 }
@@ -108,7 +112,7 @@ func TestAbilitiesOfTheChildren(t *testing.T) {
 	assert.Equal(t, "recomputed", c.Traits().Ending.FailureStop)
 	c = open(t, `{"connectors":[{"type":"sharedstorage"},{"type":"p2pnccl"}]}`)
 	var fault *config.FieldError
-	require.ErrorAs(t, connector.CheckEndpoint(c, discovery.Endpoint{Role: discovery.RolePrefill}), &fault)
+	require.ErrorAs(t, check.Of(c).CheckEndpoint(discovery.Endpoint{Role: discovery.RolePrefill}), &fault)
 	assert.Equal(t, "attributes.zmqAddress", fault.Path)
 }
 
@@ -221,7 +225,7 @@ func TestChildrenThatNeedNothingOnTheWire(t *testing.T) {
 	assert.Equal(t, connector.PrefillThenDecode, c.Traits().Order)
 	alone := open(t, `{"connectors":[{"type":"nixl"}]}`)
 	s := session(t, connector.APICompletions, `{"prompt":"x","max_tokens":9}`)
-	a, b := connector.NewPrefillLeg(s.Request, c.Traits()), connector.NewPrefillLeg(s.Request, alone.Traits())
+	a, b := contract.NewPrefillLeg(s.Request, c.Traits()), contract.NewPrefillLeg(s.Request, alone.Traits())
 	require.NoError(t, c.Prefill(context.Background(), s, a))
 	require.NoError(t, alone.Prefill(context.Background(), s, b))
 	assert.Equal(t, body(t, b), body(t, a))
@@ -320,7 +324,7 @@ func TestAnEndByLengthSurvivesTheOtherChildren(t *testing.T) {
 	for _, settings := range []string{`{"connectors":[{"type":"test-by-length"},{"type":"sharedstorage"}]}`,
 		`{"connectors":[{"type":"sharedstorage"},{"type":"test-by-length"}]}`} {
 		s := session(t, connector.APICompletions, `{"prompt":"x","stop":"a","min_tokens":5}`)
-		leg := connector.NewPrefillLeg(s.Request, open(t, settings).Traits())
+		leg := contract.NewPrefillLeg(s.Request, open(t, settings).Traits())
 		require.NoError(t, open(t, settings).Prefill(context.Background(), s, leg))
 		assert.Equal(t, `{"prompt":"x","min_tokens":1,"max_tokens":1,"stream":false}`, body(t, leg), settings)
 	}

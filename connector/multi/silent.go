@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/launcher"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -42,8 +43,8 @@ func (silent) Decode(context.Context, *connector.Session, *connector.PrefillResu
 }
 
 // LaunchSettings has nothing besides the engine's own configuration.
-func (s silent) LaunchSettings(discovery.Endpoint) (connector.LaunchSettings, error) {
-	return connector.LaunchSettings{
+func (s silent) LaunchSettings(discovery.Endpoint) (launcher.Settings, error) {
+	return launcher.Settings{
 		KVTransfer: json.RawMessage(`{"kv_connector":` + string(connector.Quote(s.class)) + `,"kv_role":"kv_both"}`),
 	}, nil
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/contract"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
@@ -20,16 +21,16 @@ func BenchmarkLegs(b *testing.B) {
 	s := session(b, connector.APIChat, `{"model":"m","messages":[{"role":"user","content":"`+
 		strings.Repeat("word ", 390)+`"}],"max_tokens":64,"temperature":0,"stream":true}`)
 	blocks := strings.TrimSuffix(strings.Repeat("1000,", 32), ",")
-	p := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{"choices":[],"kv_transfer_params":`+
-		strings.Replace(good, "[13,14]", "["+blocks+"]", 1)+`}`), time.Now())
+	p := &connector.PrefillResult{Status: http.StatusOK, Body: []byte(`{"choices":[],"kv_transfer_params":` +
+		strings.Replace(good, "[13,14]", "["+blocks+"]", 1) + `}`), At: time.Now()}
 	var body jsonedit.Segments
 	b.ReportAllocs()
 	for b.Loop() {
-		prefill := connector.NewPrefillLeg(s.Request, c.Traits())
+		prefill := contract.NewPrefillLeg(s.Request, c.Traits())
 		require.NoError(b, c.Prefill(b.Context(), s, prefill))
-		require.NoError(b, prefill.Splice(&body))
-		decode := connector.NewLeg(s.Request)
+		require.NoError(b, contract.Leg(prefill).Splice(&body))
+		decode := contract.NewLeg(s.Request)
 		require.NoError(b, c.Decode(b.Context(), s, p, decode))
-		require.NoError(b, decode.Splice(&body))
+		require.NoError(b, contract.Leg(decode).Splice(&body))
 	}
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/internal/kvparams"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 // conversational is the connector with the setting bidirectional. After each turn of a conversation D keeps the KV of
@@ -134,7 +135,7 @@ func (c *conversational) Decode(ctx context.Context, s *connector.Session, p *co
 
 // Rewrite remembers D's response if the next turn can use it, and removes the token ids that only the connector asked
 // for. The flow removes what D says of its KV.
-func (c *conversational) Rewrite(s *connector.Session, _ func() *connector.PrefillResult) connector.EventFunc {
+func (c *conversational) Rewrite(s *connector.Session, _ func() *connector.PrefillResult) func([]byte) ([]byte, error) {
 	if !c.remembers(s) {
 		return nil
 	}
@@ -242,7 +243,7 @@ func promptTokens(ctx context.Context, s *connector.Session, call connector.Call
 		ids, _ := s.Field("token_ids")
 		return tokenIDs(ids)
 	}
-	body, err := connector.NewPrefillLeg(s.Request, connector.Traits{}).Body()
+	body, err := contract.Body(contract.NewPrefillLeg(s.Request, connector.Traits{}))
 	if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 // P is asked for one token and for a handoff; D gets that handoff byte for byte.
@@ -26,12 +27,12 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	s := connector.NewSession(r, "client-7", discovery.Endpoint{}, discovery.Endpoint{})
+	s := contract.NewSession(r, "client-7", discovery.Endpoint{}, discovery.Endpoint{})
 	show := func(name string, leg *connector.Leg, err error) {
 		if err != nil {
 			log.Fatal(err)
 		}
-		body, err := leg.Body()
+		body, err := contract.Body(leg)
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -41,12 +42,13 @@ func ExampleNew() {
 		}
 		fmt.Println(name, lines.String())
 	}
-	response := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{"kv_transfer_params":{"do_remote_prefill":true,
+	response := &connector.PrefillResult{Status: http.StatusOK,
+		Body: []byte(`{"kv_transfer_params":{"do_remote_prefill":true,
 		"do_remote_decode":false,"remote_block_ids":[[1]],"remote_engine_id":"e",
-		"remote_request_id":"q","remote_host":"10.0.0.5","remote_port":5600,"tp_size":1}}`), time.Now())
-	prefill := connector.NewPrefillLeg(r, c.Traits())
+		"remote_request_id":"q","remote_host":"10.0.0.5","remote_port":5600,"tp_size":1}}`), At: time.Now()}
+	prefill := contract.NewPrefillLeg(r, c.Traits())
 	show("P", prefill, c.Prefill(context.Background(), s, prefill))
-	decode := connector.NewLeg(r)
+	decode := contract.NewLeg(r)
 	show("D", decode, c.Decode(context.Background(), s, response, decode))
 	// Output:
 	// P {

@@ -12,6 +12,7 @@ import (
 	"github.com/tidwall/sjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 const good = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[13,14]],` +
@@ -136,16 +137,17 @@ func TestResponseWithoutAHandoffIsRefused(t *testing.T) {
 
 func TestDecodeBeforePrefillIsRefused(t *testing.T) {
 	s := session(t, connector.APIChat, `{"messages":[]}`)
-	err := open(t, nil).Decode(context.Background(), s, nil, connector.NewLeg(s.Request))
+	err := open(t, nil).Decode(context.Background(), s, nil, contract.NewLeg(s.Request))
 	require.ErrorIs(t, err, connector.ErrNoTransfer)
 }
 
 func TestARefusedHandoffLeavesTheLegAsItWas(t *testing.T) {
 	s := session(t, connector.APIChat, `{"messages":[]}`)
-	l := connector.NewLeg(s.Request)
-	p := connector.NewPrefillResult(200, nil, []byte(`{"kv_transfer_params":{"do_remote_prefill":true}}`), s.CreatedAt)
+	l := contract.NewLeg(s.Request)
+	p := &connector.PrefillResult{Status: 200, Body: []byte(`{"kv_transfer_params":{"do_remote_prefill":true}}`),
+		At: s.CreatedAt}
 	require.ErrorIs(t, open(t, nil).Decode(context.Background(), s, p, l), connector.ErrNoTransfer)
-	body, err := l.Body()
+	body, err := contract.Body(l)
 	require.NoError(t, err)
 	assert.Equal(t, `{"messages":[]}`, string(body), "decode alone may still send it, under fallback: decode")
 }

@@ -80,7 +80,7 @@ func (c *Connector) Traits() connector.Traits {
 		Members: []string{connector.ParamsMember},
 		// The zero Connector has a lease, too.
 		Handoff:   connector.Handoff{Member: connector.ParamsMember, Lease: cmp.Or(c.lease, DefaultLease)},
-		PairRules: []connector.PairRule{attr.Multiple(attr.TPSize), attr.Same(attr.KVCacheDtype)},
+		PairRules: []attr.PairRule{attr.Multiple(attr.TPSize), attr.Same(attr.KVCacheDtype)},
 
 		Ending: connector.Ending{RefusalReleases: true}, // docs/protocols/nixl.md, recording 25
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -37,26 +38,26 @@ func session(t testing.TB, api connector.API, body string) *connector.Session {
 	t.Helper()
 	r, err := connector.ParseRequest(api, []byte(body))
 	require.NoError(t, err)
-	return connector.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
+	return contract.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
 }
 
 func prefillLeg(t testing.TB, c connector.KVConnector, s *connector.Session) string {
 	t.Helper()
-	l := connector.NewPrefillLeg(s.Request, c.Traits())
+	l := contract.NewPrefillLeg(s.Request, c.Traits())
 	require.NoError(t, c.Prefill(context.Background(), s, l))
-	body, err := l.Body()
+	body, err := contract.Body(l)
 	require.NoError(t, err)
 	return string(body)
 }
 
 // decodeLeg returns the decode leg that follows P's response.
 func decodeLeg(c connector.KVConnector, s *connector.Session, response string) (string, error) {
-	l := connector.NewLeg(s.Request)
-	p := connector.NewPrefillResult(http.StatusOK, nil, []byte(response), time.Now())
+	l := contract.NewLeg(s.Request)
+	p := &connector.PrefillResult{Status: http.StatusOK, Body: []byte(response), At: time.Now()}
 	if err := c.Decode(context.Background(), s, p, l); err != nil {
 		return "", err
 	}
-	body, err := l.Body()
+	body, err := contract.Body(l)
 	return string(body), err
 }
 

@@ -37,7 +37,7 @@ type coordinates struct {
 func coordinatesOf(s *connector.Session) (coordinates, error) {
 	at, ranks, err := readAttributes(s.Prefill)
 	if err == nil && ranks > 1 {
-		rank := s.PrefillRank()
+		rank := s.PrefillRank
 		at.engineID += "_dp" + strconv.Itoa(rank)
 		at.port += rank
 	}
@@ -55,11 +55,11 @@ func readAttributes(e discovery.Endpoint) (at coordinates, ranks int, err error)
 		at.host = e.Host()
 	}
 	if strings.ContainsAny(at.host, " /[]@") {
-		errs[6] = &connector.EndpointError{Endpoint: e.ID, Attribute: attrHost,
+		errs[6] = &attr.Error{Endpoint: e.ID, Attribute: attrHost,
 			Problem: "is not a host's name or address"}
 	}
 	if at.port+ranks-1 > 65535 {
-		errs[5] = &connector.EndpointError{Endpoint: e.ID, Attribute: attrPort,
+		errs[5] = &attr.Error{Endpoint: e.ID, Attribute: attrPort,
 			Problem: "leaves no ports for the other data-parallel ranks"}
 	}
 	for _, err := range errs {

@@ -107,13 +107,13 @@ func (c *Connector) Traits() connector.Traits {
 		Handoff:      connector.Handoff{Member: connector.ParamsMember, Lease: cmp.Or(c.lease, DefaultLease)},
 		OwnRequestID: true,
 		Ending:       connector.Ending{Orphans: true, PrefillFinishes: true},
-		PairRules:    []connector.PairRule{attr.Multiple(attrTPSize), attr.Same(attr.KVCacheDtype)},
+		PairRules:    []attr.PairRule{attr.Multiple(attrTPSize), attr.Same(attr.KVCacheDtype)},
 	}
 	if c.serial {
 		t.Order, t.OtherOrders = connector.PrefillThenDecode, nil
 		return t
 	}
-	t.Attributes = []connector.Attribute{
+	t.Attributes = []attr.Required{
 		{Name: attrEngineID, Role: discovery.RolePrefill, Remedy: remedies[attrEngineID]},
 		{Name: attrPort, Role: discovery.RolePrefill, Remedy: remedies[attrPort]},
 	}
@@ -136,7 +136,7 @@ func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connec
 		// would wait for ever.
 		return &connector.UnsupportedError{Member: "X-data-parallel-rank"}
 	}
-	leg.SetHeader("X-Data-Parallel-Rank", strconv.Itoa(s.PrefillRank()))
+	leg.SetHeader("X-Data-Parallel-Rank", strconv.Itoa(s.PrefillRank))
 	return nil
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	"github.com/pdkit/pdkit/connector/nixlpush"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -92,12 +93,12 @@ func session(t testing.TB, api connector.API, body string, attributes map[string
 	d, err := discovery.New("http://127.0.0.1:8200", discovery.RoleDecode)
 	require.NoError(t, err)
 	p.Attributes = attributes
-	return connector.NewSession(r, "id", p, d)
+	return contract.NewSession(r, "id", p, d)
 }
 
 func response(t testing.TB, body string) *connector.PrefillResult {
 	t.Helper()
-	p := connector.NewPrefillResult(http.StatusOK, nil, []byte(body), time.Now())
+	p := &connector.PrefillResult{Status: http.StatusOK, Body: []byte(body), At: time.Now()}
 	require.NoError(t, p.Err())
 	return p
 }
@@ -119,10 +120,10 @@ func TestOrders(t *testing.T) {
 // A connector that combines others may run this one serially, although both legs could go out together.
 func TestP_HandoffIsRelayedWhereThereIsOne(t *testing.T) {
 	s := session(t, connector.APICompletions, `{"prompt":"x"}`, nil)
-	leg := connector.NewLeg(s.Request)
+	leg := contract.NewLeg(s.Request)
 	require.NoError(t, open(t, nil).Decode(context.Background(), s, response(t, `{"kv_transfer_params":`+handoff(s)+
 		`}`), leg))
-	body, err := leg.Body()
+	body, err := contract.Body(leg)
 	require.NoError(t, err)
 	assert.Equal(t, `{"prompt":"x","kv_transfer_params":`+handoff(s)+`}`, string(body),
 		"to the byte, and without attributes")
@@ -136,7 +137,7 @@ func TestAHandoffWithoutTPSizeIsNotRelayed(t *testing.T) {
 		bad := response(t, `{"kv_transfer_params":`+strings.Replace(handoff(s), `"tp_size":1,`, size, 1)+`}`)
 		for _, dispatch := range []string{"serial", "together"} {
 			err := open(t, &nixlpush.Options{Dispatch: dispatch}).Decode(context.Background(), s, bad,
-				connector.NewLeg(s.Request))
+				contract.NewLeg(s.Request))
 			require.ErrorIs(t, err, connector.ErrNoTransfer, size)
 		}
 	}
@@ -146,8 +147,8 @@ func TestSerialNeedsNoAttributes(t *testing.T) {
 	s := session(t, connector.APICompletions, `{"prompt":"x"}`, nil)
 	serial := open(t, &nixlpush.Options{Dispatch: "serial"})
 	require.NoError(t, serial.CheckEndpoint(s.Prefill))
-	require.NoError(t, serial.Prefill(context.Background(), s, connector.NewPrefillLeg(s.Request, serial.Traits())))
-	require.ErrorIs(t, serial.Decode(context.Background(), s, nil, connector.NewLeg(s.Request)),
+	require.NoError(t, serial.Prefill(context.Background(), s, contract.NewPrefillLeg(s.Request, serial.Traits())))
+	require.ErrorIs(t, serial.Decode(context.Background(), s, nil, contract.NewLeg(s.Request)),
 		connector.ErrNoTransfer, "D would wait for ever")
 }
 
@@ -156,10 +157,10 @@ func TestResponsesCannotNameARank(t *testing.T) {
 	many["dpSize"] = "2"
 	s := session(t, connector.APIResponses, `{"input":"x"}`, many)
 	var bad *connector.UnsupportedError
-	require.ErrorAs(t, open(t, nil).Prefill(context.Background(), s, connector.NewLeg(s.Request)), &bad)
+	require.ErrorAs(t, open(t, nil).Prefill(context.Background(), s, contract.NewLeg(s.Request)), &bad)
 	assert.Equal(t, "X-data-parallel-rank", bad.Member)
 	assert.NoError(
-		t, open(t, &nixlpush.Options{Dispatch: "serial"}).Prefill(context.Background(), s, connector.NewLeg(s.Request)),
+		t, open(t, &nixlpush.Options{Dispatch: "serial"}).Prefill(context.Background(), s, contract.NewLeg(s.Request)),
 		"P's response names the rank that it chose")
 }
 
@@ -167,12 +168,12 @@ func TestEachAttemptHasAnIDOfItsOwn(t *testing.T) {
 	var ids []string
 	for range 2 {
 		s := session(t, connector.APIChat, `{"messages":[],"request_id":"client"}`, attributes())
-		p, d := connector.NewPrefillLeg(s.Request, open(t, nil).Traits()), connector.NewLeg(s.Request)
+		p, d := contract.NewPrefillLeg(s.Request, open(t, nil).Traits()), contract.NewLeg(s.Request)
 		require.NoError(t, open(t, nil).Prefill(context.Background(), s, p))
 		require.NoError(t, open(t, nil).Decode(context.Background(), s, nil, d))
-		require.Equal(t, p.Header(), d.Header(), "P finds D's registration by it")
-		require.Len(t, p.Header(), 1)
-		ids = append(ids, p.Header()[0].Value)
+		require.Equal(t, contract.Leg(p).Headers, contract.Leg(d).Headers, "P finds D's registration by it")
+		require.Len(t, contract.Leg(p).Headers, 1)
+		ids = append(ids, contract.Leg(p).Headers[0].Value)
 	}
 	assert.NotEqual(t, ids[0], ids[1])
 	assert.NotContains(t, ids, "client")

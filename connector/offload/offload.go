@@ -76,7 +76,7 @@ func (c *Connector) Traits() connector.Traits {
 		Order:       connector.Together,
 		OtherOrders: []connector.Order{connector.PrefillThenDecode},
 		Members:     []string{connector.ParamsMember},
-		PairRules:   []connector.PairRule{attr.Same(attr.BlockSize), attr.Same(attr.KVCacheDtype)},
+		PairRules:   []attr.PairRule{attr.Same(attr.BlockSize), attr.Same(attr.KVCacheDtype)},
 	}
 	if c.serial {
 		t.Order, t.OtherOrders[0] = t.OtherOrders[0], t.Order
@@ -92,7 +92,7 @@ func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connec
 	}
 	leg.Params(json.RawMessage(`{"remote_decoder":{"kv_request_id":"` + s.UUID() + `"}}`))
 	if at.ranks > 1 {
-		leg.SetHeader("X-data-parallel-rank", strconv.Itoa(s.PrefillRank()))
+		leg.SetHeader("X-data-parallel-rank", strconv.Itoa(s.PrefillRank))
 	}
 	return nil
 }
@@ -133,7 +133,7 @@ func (c *Connector) addressOf(s *connector.Session) (address, error) {
 		// The leg cannot name the rank, so D would ask a rank that never gets the prompt (docs/protocols/vllm.md §2).
 		return at, &connector.UnsupportedError{Member: "X-data-parallel-rank"}
 	}
-	at.port += s.PrefillRank()
+	at.port += s.PrefillRank
 	return at, nil
 }
 
@@ -151,13 +151,13 @@ func (c *Connector) read(e discovery.Endpoint) (at address, errs []error) {
 	note(err)
 	if at.port+at.ranks-1 > 65535 {
 		note(
-			&connector.EndpointError{Endpoint: e.ID, Attribute: attrPort,
+			&attr.Error{Endpoint: e.ID, Attribute: attrPort,
 				Problem: "leaves no ports for the other data-parallel ranks"},
 		)
 	}
 	at.host = HostOf(e)
 	if strings.ContainsAny(at.host, " /@") || at.host == "" {
-		note(&connector.EndpointError{Endpoint: e.ID, Attribute: attrHost, Problem: "is not a host's name or address"})
+		note(&attr.Error{Endpoint: e.ID, Attribute: attrHost, Problem: "is not a host's name or address"})
 	}
 	return at, errs
 }

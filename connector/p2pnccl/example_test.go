@@ -14,6 +14,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/p2pnccl"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 // Both engines learn the other's address from the id.
@@ -36,13 +37,13 @@ func ExampleNew() {
 		log.Fatal(err)
 	}
 	d.Attributes = map[string]string{"zmqAddress": "10.0.0.6:22001"}
-	ids := [16]byte{7: 42, 15: 1} // connector.NewSession takes random ones
-	s := connector.NewSessionWith(ids, r, "client-7", p, d)
+	ids := [16]byte{7: 42, 15: 1} // contract.NewSession takes random ones
+	s := contract.NewSessionWith(ids, r, "client-7", p, d)
 	show := func(name string, leg *connector.Leg, err error) {
 		if err != nil {
 			log.Fatal(err)
 		}
-		body, err := leg.Body()
+		body, err := contract.Body(leg)
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -50,12 +51,12 @@ func ExampleNew() {
 		if err := json.Indent(&lines, body, "", "  "); err != nil {
 			log.Fatal(err)
 		}
-		fmt.Println(name, leg.Header(), lines.String())
+		fmt.Println(name, contract.Leg(leg).Headers, lines.String())
 	}
-	response := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{}`), time.Now())
-	prefill := connector.NewPrefillLeg(r, c.Traits())
+	response := &connector.PrefillResult{Status: http.StatusOK, Body: []byte(`{}`), At: time.Now()}
+	prefill := contract.NewPrefillLeg(r, c.Traits())
 	show("P", prefill, c.Prefill(context.Background(), s, prefill))
-	decode := connector.NewLeg(r)
+	decode := contract.NewLeg(r)
 	show("D", decode, c.Decode(context.Background(), s, response, decode))
 	// Output:
 	// P [{X-Request-Id ___prefill_addr_10.0.0.5:21001___decode_addr_10.0.0.6:22001_000000000000002a0000000000000001}] {

@@ -76,8 +76,8 @@ func (*Connector) Traits() connector.Traits {
 		OwnRequestID: true,
 		Serving:      connector.Serving{PairOnly: true},
 		Ending:       connector.Ending{Orphans: true},
-		PairRules:    []connector.PairRule{attr.Same(attr.TPSize), attr.Same(attr.PPSize)},
-		Attributes:   []connector.Attribute{{Name: Address, Role: discovery.RoleBoth, Remedy: remedies[Address]}},
+		PairRules:    []attr.PairRule{attr.Same(attr.TPSize), attr.Same(attr.PPSize)},
+		Attributes:   []attr.Required{{Name: Address, Role: discovery.RoleBoth, Remedy: remedies[Address]}},
 	}
 }
 
@@ -103,7 +103,7 @@ func (*Connector) Decode(_ context.Context, s *connector.Session, _ *connector.P
 }
 
 // Rewrite replaces the id with the engines' addresses in responses by the client's id.
-func (*Connector) Rewrite(s *connector.Session, _ func() *connector.PrefillResult) connector.EventFunc {
+func (*Connector) Rewrite(s *connector.Session, _ func() *connector.PrefillResult) func([]byte) ([]byte, error) {
 	id, err := requestID(s)
 	if err != nil {
 		return nil // no leg was sent
@@ -135,7 +135,7 @@ func AddressOf(e discovery.Endpoint) (string, error) {
 	n, notNumber := strconv.Atoi(port)
 	if err != nil || notNumber != nil || n < 1 || n > 65535 || host == "" || strings.Contains(host, "___") ||
 		strings.ContainsFunc(host, notHost) {
-		return "", &connector.EndpointError{Endpoint: e.ID, Attribute: Address, Problem: "is not HOST:PORT"}
+		return "", &attr.Error{Endpoint: e.ID, Attribute: Address, Problem: "is not HOST:PORT"}
 	}
 	return net.JoinHostPort(host, port), nil
 }

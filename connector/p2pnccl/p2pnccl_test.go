@@ -16,8 +16,11 @@ import (
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
+	"github.com/pdkit/pdkit/connector/check"
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -41,7 +44,7 @@ func session(t testing.TB, api connector.API, body, p, d string) *connector.Sess
 	t.Helper()
 	r, err := connector.ParseRequest(api, []byte(body))
 	require.NoError(t, err)
-	return connector.NewSession(r, "the-clients-id", engine(discovery.RolePrefill, p), engine(discovery.RoleDecode, d))
+	return contract.NewSession(r, "the-clients-id", engine(discovery.RolePrefill, p), engine(discovery.RoleDecode, d))
 }
 
 type leg struct{ body, id string }
@@ -49,15 +52,15 @@ type leg struct{ body, id string }
 func legs(t testing.TB, c connector.KVConnector, s *connector.Session) (p, d leg) {
 	t.Helper()
 	read := func(l *connector.Leg) leg {
-		body, err := l.Body()
+		body, err := contract.Body(l)
 		require.NoError(t, err)
-		require.Len(t, l.Header(), 1)
-		require.Equal(t, "X-Request-Id", l.Header()[0].Name)
-		return leg{string(body), l.Header()[0].Value}
+		require.Len(t, contract.Leg(l).Headers, 1)
+		require.Equal(t, "X-Request-Id", contract.Leg(l).Headers[0].Name)
+		return leg{string(body), contract.Leg(l).Headers[0].Value}
 	}
-	pl, dl := connector.NewPrefillLeg(s.Request, c.Traits()), connector.NewLeg(s.Request)
+	pl, dl := contract.NewPrefillLeg(s.Request, c.Traits()), contract.NewLeg(s.Request)
 	require.NoError(t, c.Prefill(context.Background(), s, pl))
-	response := connector.NewPrefillResult(200, nil, []byte(`{"kv_transfer_params":null}`), time.Now())
+	response := &connector.PrefillResult{Status: 200, Body: []byte(`{"kv_transfer_params":null}`), At: time.Now()}
 	require.NoError(t, c.Decode(context.Background(), s, response, dl))
 	return read(pl), read(dl)
 }
@@ -109,20 +112,20 @@ func TestAnAddressThatIsNotOneIsNotSent(t *testing.T) {
 			"P": session(t, connector.APIChat, `{"messages":[]}`, bad, "b:2"),
 			"D": session(t, connector.APIChat, `{"messages":[]}`, "a:1", bad),
 		} {
-			var missing *connector.EndpointError
-			require.ErrorAs(t, c.Prefill(context.Background(), s, connector.NewLeg(s.Request)), &missing, "%s of %s",
+			var missing *attr.Error
+			require.ErrorAs(t, c.Prefill(context.Background(), s, contract.NewLeg(s.Request)), &missing, "%s of %s",
 				bad, name)
 			assert.Equal(t, "zmqAddress", missing.Attribute)
-			require.ErrorAs(t, c.Decode(context.Background(), s, nil, connector.NewLeg(s.Request)), &missing)
+			require.ErrorAs(t, c.Decode(context.Background(), s, nil, contract.NewLeg(s.Request)), &missing)
 		}
 		var fault *config.FieldError
-		require.ErrorAs(t, connector.CheckEndpoint(c, engine(discovery.RoleDecode, bad)), &fault)
+		require.ErrorAs(t, check.Of(c).CheckEndpoint(engine(discovery.RoleDecode, bad)), &fault)
 		assert.Equal(t, "attributes.zmqAddress", fault.Path)
-		assert.NoError(t, connector.CheckEndpoint(c, engine(discovery.RoleEncode, bad)),
+		assert.NoError(t, check.Of(c).CheckEndpoint(engine(discovery.RoleEncode, bad)),
 			"an encode engine takes no part")
-		assert.NoError(t, connector.CheckEndpoint(c, engine(discovery.RoleBoth, bad)), "nor does one that serves alone")
+		assert.NoError(t, check.Of(c).CheckEndpoint(engine(discovery.RoleBoth, bad)), "nor does one that serves alone")
 	}
-	assert.NoError(t, connector.CheckEndpoint(c, engine(discovery.RolePrefill, "p-0.engines:21001")))
+	assert.NoError(t, check.Of(c).CheckEndpoint(engine(discovery.RolePrefill, "p-0.engines:21001")))
 }
 
 func TestDecodeEnginesServeNothingAlone(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/plainhttp"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 // P is asked for one token, D for the whole response; nothing goes from one to the other.
@@ -24,21 +25,21 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	s := connector.NewSession(r, "client-7", discovery.Endpoint{}, discovery.Endpoint{})
+	s := contract.NewSession(r, "client-7", discovery.Endpoint{}, discovery.Endpoint{})
 	show := func(name string, leg *connector.Leg, err error) {
 		if err != nil {
 			log.Fatal(err)
 		}
-		body, err := leg.Body()
+		body, err := contract.Body(leg)
 		if err != nil {
 			log.Fatal(err)
 		}
 		fmt.Println(name, string(body))
 	}
-	response := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{}`), time.Now())
-	prefill := connector.NewPrefillLeg(r, c.Traits())
+	response := &connector.PrefillResult{Status: http.StatusOK, Body: []byte(`{}`), At: time.Now()}
+	prefill := contract.NewPrefillLeg(r, c.Traits())
 	show("P", prefill, c.Prefill(context.Background(), s, prefill))
-	decode := connector.NewLeg(r)
+	decode := contract.NewLeg(r)
 	show("D", decode, c.Decode(context.Background(), s, response, decode))
 	// Output:
 	// P {"prompt":"Hello","max_tokens":1,"stream":false}

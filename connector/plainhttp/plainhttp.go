@@ -78,7 +78,7 @@ func (c *Connector) Traits() connector.Traits {
 		APIs:      connector.APIs(),
 		Handoff:   connector.Handoff{MultiUse: true},
 		Timeouts:  config.Timeouts{Prefill: time.Duration(c.opts.RequestTimeout)},
-		PairRules: []connector.PairRule{attr.Shared(attr.Store)},
+		PairRules: []attr.PairRule{attr.Shared(attr.Store)},
 	}
 	if c.opts.MaxRetries > 0 {
 		t.Retry.MaxAttempts = c.opts.MaxRetries + 1

@@ -17,6 +17,7 @@ import (
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	"github.com/pdkit/pdkit/connector/plainhttp"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -32,22 +33,22 @@ func session(t *testing.T, api connector.API, body string) *connector.Session {
 	t.Helper()
 	r, err := connector.ParseRequest(api, []byte(body))
 	require.NoError(t, err)
-	return connector.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
+	return contract.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
 }
 
 func legs(t *testing.T, c *plainhttp.Connector, s *connector.Session, body string) (prefill, decode string) {
 	t.Helper()
-	p, d := connector.NewPrefillLeg(s.Request, c.Traits()), connector.NewLeg(s.Request)
+	p, d := contract.NewPrefillLeg(s.Request, c.Traits()), contract.NewLeg(s.Request)
 	require.NoError(t, c.Prefill(context.Background(), s, p))
-	response := connector.NewPrefillResult(200, nil, []byte(body), time.Now())
+	response := &connector.PrefillResult{Status: 200, Body: []byte(body), At: time.Now()}
 	require.NoError(t, c.Decode(context.Background(), s, response, d))
-	assert.Empty(t, p.Header())
-	assert.Empty(t, d.Header())
-	assert.Equal(t, s.API.Path(), p.Path())
-	assert.Equal(t, s.API.Path(), d.Path())
-	pb, err := p.Body()
+	assert.Empty(t, contract.Leg(p).Headers)
+	assert.Empty(t, contract.Leg(d).Headers)
+	assert.Equal(t, s.API.Path(), contract.Path(p))
+	assert.Equal(t, s.API.Path(), contract.Path(d))
+	pb, err := contract.Body(p)
 	require.NoError(t, err)
-	db, err := d.Body()
+	db, err := contract.Body(d)
 	require.NoError(t, err)
 	return string(pb), string(db)
 }
@@ -94,7 +95,7 @@ func TestAnyResponseOfPIsEnough(t *testing.T) {
 		_, decode := legs(t, open(t, nil), s, body)
 		assert.Equal(t, `{"messages":[]}`, decode)
 	}
-	require.NoError(t, open(t, nil).Decode(context.Background(), s, nil, connector.NewLeg(s.Request)))
+	require.NoError(t, open(t, nil).Decode(context.Background(), s, nil, contract.NewLeg(s.Request)))
 }
 
 func TestUnsupported(t *testing.T) {

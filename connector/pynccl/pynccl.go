@@ -85,7 +85,7 @@ func New(o *Options) (*Connector, error) {
 // Traits declares the protocol. D can take the KV of a prompt once, but each of several choices would ask for it.
 // Engines of different tensor-parallel sizes hang (vllm#14952).
 func (*Connector) Traits() connector.Traits {
-	return connector.Traits{Name: Name, PairRules: []connector.PairRule{attr.Same(attr.TPSize)}}
+	return connector.Traits{Name: Name, PairRules: []attr.PairRule{attr.Same(attr.TPSize)}}
 }
 
 // Prefill adds nothing: the flow asks P for one token.

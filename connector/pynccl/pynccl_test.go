@@ -16,6 +16,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -31,10 +32,10 @@ func session(t testing.TB, api connector.API, body string) *connector.Session {
 	t.Helper()
 	r, err := connector.ParseRequest(api, []byte(body))
 	require.NoError(t, err)
-	return connector.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
+	return contract.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
 }
 
-var response = connector.NewPrefillResult(200, nil, []byte(`{}`), time.Now())
+var response = &connector.PrefillResult{Status: 200, Body: []byte(`{}`), At: time.Now()}
 
 func TestNothingIsOnTheWire(t *testing.T) {
 	c := open(t, ``)
@@ -42,17 +43,17 @@ func TestNothingIsOnTheWire(t *testing.T) {
 	assert.Equal(t, connector.PrefillThenDecode, c.Traits().Order)
 	s := session(t, connector.APIChat, `{"messages":[],"max_completion_tokens":9,"stream":true,`+
 		`"kv_transfer_params":{}}`)
-	p, d := connector.NewPrefillLeg(s.Request, c.Traits()), connector.NewLeg(s.Request)
+	p, d := contract.NewPrefillLeg(s.Request, c.Traits()), contract.NewLeg(s.Request)
 	require.NoError(t, c.Prefill(context.Background(), s, p))
 	require.NoError(t, c.Decode(context.Background(), s, response, d))
-	body, err := p.Body()
+	body, err := contract.Body(p)
 	require.NoError(t, err)
 	assert.Equal(t, `{"messages":[],"max_completion_tokens":1,"stream":false,"max_tokens":1}`, string(body))
-	body, err = d.Body()
+	body, err = contract.Body(d)
 	require.NoError(t, err)
 	assert.Equal(t, `{"messages":[],"max_completion_tokens":9,"stream":true}`, string(body))
-	assert.Empty(t, p.Header())
-	assert.Empty(t, d.Header())
+	assert.Empty(t, contract.Leg(p).Headers)
+	assert.Empty(t, contract.Leg(d).Headers)
 }
 
 func TestUnsupported(t *testing.T) {

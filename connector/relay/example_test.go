@@ -12,6 +12,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/relay"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 // P's engine answers with a member "transfer", and D's wants it in its request.
@@ -24,15 +25,15 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	s := connector.NewSession(r, "client-7", discovery.Endpoint{}, discovery.Endpoint{})
+	s := contract.NewSession(r, "client-7", discovery.Endpoint{}, discovery.Endpoint{})
 	for _, response := range []string{`{"transfer":{"peer":"10.0.0.5:9000","at":1.50}}`, `{"transfer":{"at":1.50}}`} {
-		decode := connector.NewLeg(r)
-		p := connector.NewPrefillResult(http.StatusOK, nil, []byte(response), time.Now())
+		decode := contract.NewLeg(r)
+		p := &connector.PrefillResult{Status: http.StatusOK, Body: []byte(response), At: time.Now()}
 		if err := c.Decode(context.Background(), s, p, decode); err != nil {
 			fmt.Println(err)
 			continue
 		}
-		body, err := decode.Body()
+		body, err := contract.Body(decode)
 		if err != nil {
 			log.Fatal(err)
 		}

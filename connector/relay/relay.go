@@ -48,7 +48,7 @@ type Connector struct {
 	empty  bool                        // an empty object is passed on
 	length bool
 	lease  time.Duration
-	rules  []connector.PairRule
+	rules  []attr.PairRule
 }
 
 // New checks the settings. nil means defaults: P's kv_transfer_params, of which no key is required.
@@ -184,4 +184,4 @@ func filled(o *handoff.Object, key string, kind jsonedit.ValueKind) {
 	}
 }
 
-var blockRule = []connector.PairRule{attr.Same(attr.BlockSize)}
+var blockRule = []attr.PairRule{attr.Same(attr.BlockSize)}

@@ -17,6 +17,7 @@ import (
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	"github.com/pdkit/pdkit/connector/relay"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 func open(t testing.TB, name, settings string) *relay.Connector {
@@ -30,22 +31,22 @@ func session(t testing.TB, body string) *connector.Session {
 	t.Helper()
 	r, err := connector.ParseRequest(connector.APIChat, []byte(body))
 	require.NoError(t, err)
-	return connector.NewSession(r, "r-1", discovery.Endpoint{}, discovery.Endpoint{})
+	return contract.NewSession(r, "r-1", discovery.Endpoint{}, discovery.Endpoint{})
 }
 
 // decode plays decode after a response of P's.
 func decode(t *testing.T, c *relay.Connector, header http.Header, body string) (string, http.Header, error) {
 	t.Helper()
 	s := session(t, `{"messages":[]}`)
-	leg := connector.NewLeg(s.Request)
-	p := connector.NewPrefillResult(http.StatusOK, header, []byte(body), time.Now())
+	leg := contract.NewLeg(s.Request)
+	p := &connector.PrefillResult{Status: http.StatusOK, Header: header, Body: []byte(body), At: time.Now()}
 	if err := c.Decode(context.Background(), s, p, leg); err != nil {
 		return "", nil, err
 	}
-	raw, err := leg.Body()
+	raw, err := contract.Body(leg)
 	require.NoError(t, err)
 	set := http.Header{}
-	for _, h := range leg.Header() {
+	for _, h := range contract.Leg(leg).Headers {
 		set.Set(h.Name, h.Value)
 	}
 	return string(raw), set, nil

@@ -12,6 +12,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/sglang"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 // Both legs go out at once with the same room, by which the engines find each other.
@@ -32,13 +33,13 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	ids := [16]byte{7: 42, 15: 1} // connector.NewSession takes random ones
-	s := connector.NewSessionWith(ids, r, "client-7", p, d)
+	ids := [16]byte{7: 42, 15: 1} // contract.NewSession takes random ones
+	s := contract.NewSessionWith(ids, r, "client-7", p, d)
 	show := func(name string, leg *connector.Leg, err error) {
 		if err != nil {
 			log.Fatal(err)
 		}
-		body, err := leg.Body()
+		body, err := contract.Body(leg)
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -48,9 +49,9 @@ func ExampleNew() {
 		}
 		fmt.Println(name, lines.String())
 	}
-	prefill := connector.NewPrefillLeg(r, c.Traits())
+	prefill := contract.NewPrefillLeg(r, c.Traits())
 	show("P", prefill, c.Prefill(context.Background(), s, prefill))
-	decode := connector.NewLeg(r)
+	decode := contract.NewLeg(r)
 	show("D", decode, c.Decode(context.Background(), s, nil, decode))
 	// Output:
 	// P {

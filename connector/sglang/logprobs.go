@@ -9,6 +9,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/handoff"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
@@ -20,7 +21,7 @@ var inputLists = [...]string{"input_token_logprobs", "input_top_logprobs", "inpu
 // Rewrite puts P's log probabilities of the prompt before D's, in the whole response or in each event. It does so if
 // the client asks for them with return_logprob and a logprob_start_len of 0 or more. Without logprob_start_len SGLang
 // returns none for the prompt, and nothing is parsed.
-func (*Connector) Rewrite(s *connector.Session, p func() *connector.PrefillResult) connector.EventFunc {
+func (*Connector) Rewrite(s *connector.Session, p func() *connector.PrefillResult) func([]byte) ([]byte, error) {
 	if !wantsInput(s.Request) {
 		return nil
 	}
@@ -132,7 +133,7 @@ func splice(response []byte, value gjson.Result, list string) []byte {
 // s. A response of /v1/messages does not say it: its stop reason is then end_turn.
 func (*Connector) CheckPrefill(s *connector.Session, p *connector.PrefillResult) error {
 	if !json.Valid(p.Body) {
-		return connector.NoTransfer("the response is not well-formed JSON")
+		return handoff.NoTransfer("the response is not well-formed JSON")
 	}
 	whole := gjson.ParseBytes(p.Body)
 	if s.API == connector.APISGLang {
@@ -142,17 +143,17 @@ func (*Connector) CheckPrefill(s *connector.Session, p *connector.PrefillResult)
 		}
 		for i, response := range responses {
 			if response.Get("meta_info.finish_reason.type").Str == "abort" {
-				return connector.NoTransfer("the prefill engine aborted sequence %s", strconv.Itoa(i))
+				return handoff.NoTransfer("the prefill engine aborted sequence %s", strconv.Itoa(i))
 			}
 		}
 		return nil
 	}
 	if whole.Get("object").Str == "error" || whole.Get("status").Str == "failed" {
-		return connector.NoTransfer("the prefill engine answered with an error")
+		return handoff.NoTransfer("the prefill engine answered with an error")
 	}
 	for i, choice := range whole.Get("choices").Array() {
 		if choice.Get("finish_reason").Str == "abort" {
-			return connector.NoTransfer("the prefill engine aborted choice %s", strconv.Itoa(i))
+			return handoff.NoTransfer("the prefill engine aborted choice %s", strconv.Itoa(i))
 		}
 	}
 	return nil

@@ -15,7 +15,7 @@ import (
 
 const wantsLogprobs = `{"text":"x","return_logprob":true,"logprob_start_len":0}`
 
-func rewriter(t testing.TB, body, prefill string) connector.EventFunc {
+func rewriter(t testing.TB, body, prefill string) func([]byte) ([]byte, error) {
 	t.Helper()
 	r, ok := connector.As[connector.Rewriter](open(t, ``))
 	require.True(t, ok)

@@ -22,7 +22,7 @@ type rooms struct {
 // newRooms spreads n rooms evenly over all rooms with the remainder, beginning with a random one. They are not
 // neighbours, because some versions of SGLang count further rooms up from each room of a list.
 func newRooms(s *connector.Session, ranks, n int) rooms {
-	r := rooms{ranks: uint64(ranks), remainder: uint64(s.PrefillRank())}
+	r := rooms{ranks: uint64(ranks), remainder: uint64(s.PrefillRank)}
 	r.space = 1 << 63 / r.ranks
 	r.first = (s.Uint64() >> 1) / r.ranks % r.space
 	r.stride = r.space / uint64(max(n, 1))

@@ -123,7 +123,7 @@ func (*Connector) Traits() connector.Traits {
 			"use_beam_search", "truncation",
 		},
 		Serving: connector.Serving{PairOnly: true},
-		PairRules: []connector.PairRule{
+		PairRules: []attr.PairRule{
 			attr.Same(attr.BlockSize), attr.Same(attr.KVCacheDtype),
 			{Attribute: attr.PPSize, Compatible: func(p, d string) bool { return p == d || d == "1" }},
 		},
@@ -190,7 +190,7 @@ func (c *Connector) rendezvous(s *connector.Session, leg *connector.Leg, rank st
 		leg.Set("bootstrap_room", connector.Int(r.room(0)))
 	}
 	if p.ranks > 1 {
-		leg.Set(rank, connector.Int(s.PrefillRank()))
+		leg.Set(rank, connector.Int(s.PrefillRank))
 	}
 	return nil
 }
@@ -211,7 +211,7 @@ func (c *Connector) serverOf(p discovery.Endpoint) (at server, err error) {
 		at.host = p.Host()
 	}
 	if at.host == "" || strings.ContainsAny(at.host, "/ @") {
-		errs[2] = &connector.EndpointError{Endpoint: p.ID, Attribute: "bootstrapHost",
+		errs[2] = &attr.Error{Endpoint: p.ID, Attribute: "bootstrapHost",
 			Problem: "is not a host's name or address"}
 	}
 	if strings.Contains(at.host, ":") && at.host[0] != '[' {

@@ -18,11 +18,15 @@ import (
 	"github.com/tidwall/gjson"
 	"go.uber.org/goleak"
 
+	_ "github.com/pdkit/pdkit/connector/sglang"
+
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
+	"github.com/pdkit/pdkit/connector/check"
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
-	_ "github.com/pdkit/pdkit/connector/sglang"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -47,27 +51,27 @@ func session(t testing.TB, api connector.API, body string, attributes map[string
 	t.Helper()
 	r, err := connector.ParseRequest(api, []byte(body))
 	require.NoError(t, err)
-	r, err = r.Without(open(t, ``).Traits().Members) // as the flow does it
+	r, err = contract.Without(r, open(t, ``).Traits().Members) // as the flow does it
 	require.NoError(t, err)
-	return connector.NewSessionWith([16]byte{10}, r, "id",
+	return contract.NewSessionWith([16]byte{10}, r, "id",
 		engine(t, "http://p.example:30000", discovery.RolePrefill, attributes),
 		engine(t, "http://d.example:30001", discovery.RoleDecode, nil))
 }
 
 func prefillLeg(t testing.TB, c connector.KVConnector, s *connector.Session) string {
 	t.Helper()
-	l := connector.NewPrefillLeg(s.Request, c.Traits())
+	l := contract.NewPrefillLeg(s.Request, c.Traits())
 	require.NoError(t, c.Prefill(context.Background(), s, l))
-	body, err := l.Body()
+	body, err := contract.Body(l)
 	require.NoError(t, err)
 	return string(body)
 }
 
 func decodeLeg(t testing.TB, c connector.KVConnector, s *connector.Session) string {
 	t.Helper()
-	l := connector.NewLeg(s.Request)
+	l := contract.NewLeg(s.Request)
 	require.NoError(t, c.Decode(context.Background(), s, nil, l))
-	body, err := l.Body()
+	body, err := contract.Body(l)
 	require.NoError(t, err)
 	return string(body)
 }
@@ -165,8 +169,8 @@ func TestBootstrapAddressOfTheEngine(t *testing.T) {
 		assert.Equal(t, k.port, leg.Get("bootstrap_port").Int(), rule)
 	}
 	s := session(t, connector.APICompletions, `{"prompt":"x"}`, map[string]string{"bootstrapPort": "0"})
-	var bad *connector.EndpointError
-	require.ErrorAs(t, open(t, ``).Decode(context.Background(), s, nil, connector.NewLeg(s.Request)), &bad)
+	var bad *attr.Error
+	require.ErrorAs(t, open(t, ``).Decode(context.Background(), s, nil, contract.NewLeg(s.Request)), &bad)
 	assert.Equal(t, "bootstrapPort", bad.Attribute)
 }
 
@@ -225,7 +229,7 @@ func TestRoomChoosesTheRank(t *testing.T) {
 			{}, {0: 255, 1: 255, 2: 255, 3: 255, 4: 255, 5: 255, 6: 255, 7: 255, 8: 255, 9: 255, 10: 255, 11: 255},
 			{1: 7, 5: 200, 7: 128, 8: 13, 11: 1},
 		} {
-			s := connector.NewSessionWith(random, r, "id",
+			s := contract.NewSessionWith(random, r, "id",
 				engine(t, "http://p:1", discovery.RolePrefill, map[string]string{"dpSize": strconv.Itoa(size)}),
 				engine(t, "http://d:1", discovery.RoleDecode, nil))
 			leg := gjson.Parse(decodeLeg(t, c, s))
@@ -234,12 +238,12 @@ func TestRoomChoosesTheRank(t *testing.T) {
 				n, err := strconv.ParseUint(room.Raw, 10, 64)
 				require.NoError(t, err)
 				assert.LessOrEqual(t, n, uint64(math.MaxInt64))
-				assert.EqualValues(t, s.PrefillRank(), n%uint64(size), "size %d", size)
+				assert.EqualValues(t, s.PrefillRank, n%uint64(size), "size %d", size)
 				rooms[n] = true
 			}
 			assert.Len(t, rooms, 5, "size %d", size)
 			assert.Equal(t, size > 1, leg.Get("disagg_prefill_dp_rank").Exists())
-			assert.EqualValues(t, s.PrefillRank(), leg.Get("disagg_prefill_dp_rank").Int())
+			assert.EqualValues(t, s.PrefillRank, leg.Get("disagg_prefill_dp_rank").Int())
 			prefill := gjson.Parse(prefillLeg(t, c, s))
 			assert.False(t, prefill.Get("disagg_prefill_dp_rank").Exists())
 			assert.Equal(t, leg.Get("disagg_prefill_dp_rank").Raw, prefill.Get("routed_dp_rank").Raw)
@@ -254,7 +258,7 @@ func TestRoomsAreNewForEveryAttempt(t *testing.T) {
 	require.NoError(t, err)
 	seen := map[string]bool{}
 	for range 1000 {
-		s := connector.NewSession(r, "same", engine(t, "http://p:1", discovery.RolePrefill, nil),
+		s := contract.NewSession(r, "same", engine(t, "http://p:1", discovery.RolePrefill, nil),
 			engine(t, "http://d:1", discovery.RoleDecode, nil))
 		room := gjson.Get(decodeLeg(t, c, s), "bootstrap_room").Raw
 		assert.False(t, seen[room])
@@ -339,7 +343,7 @@ func TestEndpointsAreChecked(t *testing.T) {
 		{discovery.RolePrefill, map[string]string{"bootstrapHost": "http://p"}, "attributes.bootstrapHost"},
 		{discovery.RoleDecode, map[string]string{"bootstrapPort": "x"}, ""},
 	} {
-		err := connector.CheckEndpoint(open(t, ``), engine(t, "http://p:1", k.role, k.attributes))
+		err := check.Of(open(t, ``)).CheckEndpoint(engine(t, "http://p:1", k.role, k.attributes))
 		if k.path == "" {
 			require.NoError(t, err)
 			continue
@@ -357,10 +361,10 @@ func TestAnEngineWhoseEntryIsMalformedGetsNoLeg(t *testing.T) {
 	for attribute, value := range map[string]string{"dpSize": "four", "bootstrapHost": "http://p",
 		"bootstrapPort": "0"} {
 		s := session(t, connector.APICompletions, `{"prompt":"x"}`, map[string]string{attribute: value})
-		var bad *connector.EndpointError
+		var bad *attr.Error
 		for _, err := range []error{
-			c.Prefill(t.Context(), s, connector.NewPrefillLeg(s.Request, c.Traits())),
-			c.Decode(t.Context(), s, nil, connector.NewLeg(s.Request)),
+			c.Prefill(t.Context(), s, contract.NewPrefillLeg(s.Request, c.Traits())),
+			c.Decode(t.Context(), s, nil, contract.NewLeg(s.Request)),
 		} {
 			require.ErrorAs(t, err, &bad, attribute)
 			assert.Equal(t, attribute, bad.Attribute)
@@ -376,7 +380,7 @@ func TestSessionsAtOnceShareNothing(t *testing.T) {
 			r, err := connector.ParseRequest(connector.APICompletions,
 				[]byte(`{"prompt":["`+strings.Repeat(`x","`, i)+`"]}`))
 			assert.NoError(t, err)
-			s := connector.NewSession(r, "id", engine(t, "http://p:1", discovery.RolePrefill, nil),
+			s := contract.NewSession(r, "id", engine(t, "http://p:1", discovery.RolePrefill, nil),
 				engine(t, "http://d:1", discovery.RoleDecode, nil))
 			want := decodeLeg(t, c, s)
 			for range 20 {
@@ -390,5 +394,5 @@ func TestSessionsAtOnceShareNothing(t *testing.T) {
 }
 
 func result(body string) *connector.PrefillResult {
-	return connector.NewPrefillResult(http.StatusOK, nil, []byte(body), time.Now())
+	return &connector.PrefillResult{Status: http.StatusOK, Body: []byte(body), At: time.Now()}
 }

@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/contract"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
@@ -28,7 +29,7 @@ func (*Connector) CheckRequest(r *connector.ClientRequest) error {
 		}
 	case connector.APIResponses:
 		// Null does not count as absent here: vLLM compares the value with "disabled".
-		if raw, ok := connector.NewLeg(r).Current("truncation"); ok && string(raw) != `"disabled"` {
+		if raw, ok := contract.NewLeg(r).Current("truncation"); ok && string(raw) != `"disabled"` {
 			return deadly("truncation", "must be disabled")
 		}
 	}

@@ -95,7 +95,7 @@ func (c *Connector) Traits() connector.Traits {
 		Handoff: connector.Handoff{MultiUse: true, ContentStore: true},
 
 		Serving:   connector.Serving{ReusedInUsage: true},
-		PairRules: []connector.PairRule{attr.Shared(attr.Store)},
+		PairRules: []attr.PairRule{attr.Shared(attr.Store)},
 	}
 	if c.threshold != nil {
 		t.Order, t.OtherOrders = connector.DecodeFirst, []connector.Order{connector.PrefillThenDecode}

@@ -17,6 +17,7 @@ import (
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
 	"github.com/pdkit/pdkit/connector/sharedstorage"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -32,30 +33,30 @@ func session(t testing.TB, api connector.API, body string) *connector.Session {
 	t.Helper()
 	r, err := connector.ParseRequest(api, []byte(body))
 	require.NoError(t, err)
-	return connector.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
+	return contract.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
 }
 
 func prefill(t testing.TB, c connector.KVConnector, s *connector.Session) string {
 	t.Helper()
-	l := connector.NewPrefillLeg(s.Request, c.Traits())
+	l := contract.NewPrefillLeg(s.Request, c.Traits())
 	require.NoError(t, c.Prefill(context.Background(), s, l))
-	assert.Empty(t, l.Header())
-	body, err := l.Body()
+	assert.Empty(t, contract.Leg(l).Headers)
+	body, err := contract.Body(l)
 	require.NoError(t, err)
 	return string(body)
 }
 
 func decode(t testing.TB, c connector.KVConnector, s *connector.Session, p *connector.PrefillResult) string {
 	t.Helper()
-	l := connector.NewLeg(s.Request)
+	l := contract.NewLeg(s.Request)
 	require.NoError(t, c.Decode(context.Background(), s, p, l))
-	assert.Empty(t, l.Header())
-	body, err := l.Body()
+	assert.Empty(t, contract.Leg(l).Headers)
+	body, err := contract.Body(l)
 	require.NoError(t, err)
 	return string(body)
 }
 
-var response = connector.NewPrefillResult(200, nil, []byte(`{"kv_transfer_params":null}`), time.Now())
+var response = &connector.PrefillResult{Status: 200, Body: []byte(`{"kv_transfer_params":null}`), At: time.Now()}
 
 func TestNothingIsOnTheWire(t *testing.T) {
 	for _, k := range []struct {
@@ -145,7 +146,7 @@ func TestPromptsOfOneTokenAreRefused(t *testing.T) {
 		var refused *connector.RequestError
 		require.ErrorAs(t, err, &refused, x.body)
 		assert.NotEmpty(t, refused.Param)
-		require.Error(t, open(t, ``).Prefill(context.Background(), s, connector.NewLeg(s.Request)),
+		require.Error(t, open(t, ``).Prefill(context.Background(), s, contract.NewLeg(s.Request)),
 			"who describes legs without a flow is told, too")
 	}
 	for _, x := range []k{

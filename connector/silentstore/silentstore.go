@@ -99,7 +99,7 @@ func New(name string, o *Options) (*Connector, error) {
 func (c *Connector) Traits() connector.Traits {
 	return connector.Traits{Name: c.store.name, Handoff: connector.Handoff{MultiUse: true, ContentStore: true},
 		Serving:   connector.Serving{ReusedInUsage: true},
-		PairRules: []connector.PairRule{attr.Shared(attr.Store)}}
+		PairRules: []attr.PairRule{attr.Shared(attr.Store)}}
 }
 
 // Prefill adds nothing: the settings of P make it put its KV into the store.

@@ -14,6 +14,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/trtllm"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 // P gets the client's own limit. D gets P's parameters, and the prompt as P's token ids.
@@ -26,13 +27,13 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	ids := [16]byte{7: 42, 15: 1} // connector.NewSession takes random ones
-	s := connector.NewSessionWith(ids, r, "client-7", discovery.Endpoint{}, discovery.Endpoint{})
+	ids := [16]byte{7: 42, 15: 1} // contract.NewSession takes random ones
+	s := contract.NewSessionWith(ids, r, "client-7", discovery.Endpoint{}, discovery.Endpoint{})
 	show := func(name string, leg *connector.Leg, err error) {
 		if err != nil {
 			log.Fatal(err)
 		}
-		body, err := leg.Body()
+		body, err := contract.Body(leg)
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -42,12 +43,12 @@ func ExampleNew() {
 		}
 		fmt.Println(name, lines.String())
 	}
-	response := connector.NewPrefillResult(http.StatusOK, nil, []byte(`{"prompt_token_ids":[1,15043],
+	response := &connector.PrefillResult{Status: http.StatusOK, Body: []byte(`{"prompt_token_ids":[1,15043],
 		"choices":[{"finish_reason":"length","disaggregated_params":{"request_type":"context_only",
-		"first_gen_tokens":[278],"ctx_request_id":9,"disagg_request_id":4612424890241253376}}]}`), time.Now())
-	prefill := connector.NewPrefillLeg(r, c.Traits())
+		"first_gen_tokens":[278],"ctx_request_id":9,"disagg_request_id":4612424890241253376}}]}`), At: time.Now()}
+	prefill := contract.NewPrefillLeg(r, c.Traits())
 	show("P", prefill, c.Prefill(context.Background(), s, prefill))
-	decode := connector.NewLeg(r)
+	decode := contract.NewLeg(r)
 	show("D", decode, c.Decode(context.Background(), s, response, decode))
 	// Output:
 	// P {

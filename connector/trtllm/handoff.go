@@ -38,16 +38,16 @@ func withObject(raw json.RawMessage, use func(d *jsonedit.Doc) error) (ok bool, 
 // withChoice reads the choice of P's response. There must be exactly one.
 func withChoice(p *connector.PrefillResult, use func(choice *jsonedit.Doc) error) error {
 	if p.Err() != nil {
-		return connector.NoTransfer("the response is not one JSON object")
+		return handoff.NoTransfer("the response is not one JSON object")
 	}
 	raw, _ := p.Field("choices")
 	if jsonedit.Kind(raw) != jsonedit.Array {
-		return connector.NoTransfer("the response has no choices")
+		return handoff.NoTransfer("the response has no choices")
 	}
 	// With exactly one choice there is one object between the brackets, and nothing else.
 	ok, err := withObject(bytes.Trim(raw[1:len(raw)-1], " \t\r\n"), use)
 	if !ok {
-		return connector.NoTransfer("the response must have exactly one choice, an object without duplicate members")
+		return handoff.NoTransfer("the response must have exactly one choice, an object without duplicate members")
 	}
 	return err
 }
@@ -70,10 +70,10 @@ func readHandoff(p *connector.PrefillResult, id uint64) (h transfer, err error) 
 		h.params, _ = p.Field(paramsMember)
 	}
 	if h.params == nil {
-		return h, connector.NoTransfer("disaggregated_params is absent or null")
+		return h, handoff.NoTransfer("disaggregated_params is absent or null")
 	}
 	if !utf8.Valid(h.params) {
-		return h, connector.NoTransfer("disaggregated_params is not UTF-8")
+		return h, handoff.NoTransfer("disaggregated_params is not UTF-8")
 	}
 	var takesUsage bool
 	ok, err := withObject(h.params, func(d *jsonedit.Doc) error {
@@ -81,20 +81,20 @@ func readHandoff(p *connector.PrefillResult, id uint64) (h transfer, err error) 
 		return checkParams(d, id)
 	})
 	if !ok {
-		return h, connector.NoTransfer("disaggregated_params is not an object without duplicate members")
+		return h, handoff.NoTransfer("disaggregated_params is not an object without duplicate members")
 	}
 	if err != nil {
 		return h, err
 	}
 	if ids, ok := p.Field("prompt_token_ids"); ok {
 		if !tokenIDs(ids) {
-			return h, connector.NoTransfer("prompt_token_ids is not a list of token ids")
+			return h, handoff.NoTransfer("prompt_token_ids is not a list of token ids")
 		}
 		h.promptIDs = ids
 	}
 	if usage, ok := p.Field("usage"); ok {
 		if jsonedit.Kind(usage) != jsonedit.Object || !handoff.WellFormed(usage) {
-			return h, connector.NoTransfer("usage is not an object")
+			return h, handoff.NoTransfer("usage is not an object")
 		}
 		if takesUsage {
 			h.usage = usage
@@ -108,35 +108,35 @@ func readHandoff(p *connector.PrefillResult, id uint64) (h transfer, err error) 
 func checkParams(d *jsonedit.Doc, id uint64) error {
 	v, ok := given(d, "ctx_request_id")
 	if !ok {
-		return connector.NoTransfer("ctx_request_id is absent or null")
+		return handoff.NoTransfer("ctx_request_id is absent or null")
 	}
 	if n, isInt := jsonedit.Int(v); !isInt || n < 0 {
-		return connector.NoTransfer("ctx_request_id is not a 64-bit id")
+		return handoff.NoTransfer("ctx_request_id is not a 64-bit id")
 	}
 	// A release that does not tell it back has no such member, and its D finds the KV by ctx_request_id.
 	if v, told := d.Get("disagg_request_id"); told && !isID(v, id) {
-		return connector.NoTransfer("disagg_request_id is not this session's")
+		return handoff.NoTransfer("disagg_request_id is not this session's")
 	}
 	if v, ok := given(d, "first_gen_tokens"); !ok || !tokenIDs(v) {
-		return connector.NoTransfer("first_gen_tokens is not a list of token ids")
+		return handoff.NoTransfer("first_gen_tokens is not a list of token ids")
 	}
 	if v, ok := given(d, "draft_tokens"); ok && !tokenIDs(v) && !isEmptyList(v) {
-		return connector.NoTransfer("draft_tokens is not a list of token ids")
+		return handoff.NoTransfer("draft_tokens is not a list of token ids")
 	}
 	if v, ok := given(d, "ctx_dp_rank"); ok {
 		if n, isInt := jsonedit.Int(v); !isInt || n < 0 {
-			return connector.NoTransfer("ctx_dp_rank is not a rank")
+			return handoff.NoTransfer("ctx_dp_rank is not a rank")
 		}
 	}
 	if v, ok := given(d, "encoded_opaque_state"); ok && jsonedit.Kind(v) != jsonedit.String {
-		return connector.NoTransfer("encoded_opaque_state is not a string")
+		return handoff.NoTransfer("encoded_opaque_state is not a string")
 	}
 	if v, ok := given(d, "ctx_info_endpoint"); ok && jsonedit.Kind(v) != jsonedit.String &&
 		jsonedit.Kind(v) != jsonedit.Array {
-		return connector.NoTransfer("ctx_info_endpoint is neither a string nor a list")
+		return handoff.NoTransfer("ctx_info_endpoint is neither a string nor a list")
 	}
 	if !wellFormed(d) {
-		return connector.NoTransfer("disaggregated_params is not well-formed JSON")
+		return handoff.NoTransfer("disaggregated_params is not well-formed JSON")
 	}
 	return nil
 }
@@ -181,7 +181,7 @@ func edited(raw json.RawMessage, edits ...jsonedit.Edit) (out json.RawMessage, e
 		return nil
 	})
 	if !ok {
-		return nil, connector.NoTransfer("disaggregated_params is not an object without duplicate members")
+		return nil, handoff.NoTransfer("disaggregated_params is not an object without duplicate members")
 	}
 	return out, err
 }
@@ -244,7 +244,7 @@ func isFinal(choice *jsonedit.Doc) bool {
 	return !gaveUp(choice)
 }
 
-var errGaveUp = connector.NoTransfer("the prefill engine gave the request up")
+var errGaveUp = handoff.NoTransfer("the prefill engine gave the request up")
 
 // CheckPrefill refuses a response in which P says that it gave up. With generation first D would wait for a transfer
 // that never comes.
@@ -261,7 +261,7 @@ func (*Connector) CheckPrefill(_ *connector.Session, p *connector.PrefillResult)
 // "encoded_opaque_state": …}}. If the endpoint is a list, it uses the first.
 func readServerInfo(body []byte) (json.RawMessage, error) {
 	bad := func(what string) (json.RawMessage, error) {
-		return nil, connector.NoTransfer("what P's server says of itself %s", what)
+		return nil, handoff.NoTransfer("what P's server says of itself %s", what)
 	}
 	d, err := jsonedit.Parse(body)
 	if err != nil || !utf8.Valid(body) || !handoff.WellFormed(body) {

@@ -13,7 +13,7 @@ import (
 
 	"github.com/tidwall/gjson"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/handoff"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
@@ -61,7 +61,7 @@ func (s *signer) sign(params json.RawMessage) (signature string, err error) {
 		return nil
 	})
 	if !ok {
-		return "", connector.NoTransfer("disaggregated_params is not an object without duplicate members")
+		return "", handoff.NoTransfer("disaggregated_params is not an object without duplicate members")
 	}
 	return signature, err
 }
@@ -86,14 +86,14 @@ func appendPython(dst []byte, raw json.RawMessage, name string) ([]byte, error) 
 		return append(dst, "null"...), nil
 	}
 	if jsonedit.Kind(raw) != jsonedit.String {
-		return nil, connector.NoTransfer("%s is not a string", name)
+		return nil, handoff.NoTransfer("%s is not a string", name)
 	}
 	if plain(raw) { // base64 and addresses are always plain
 		return append(dst, raw...), nil
 	}
 	s, err := jsonedit.Unquote(raw)
 	if err != nil {
-		return nil, connector.NoTransfer("%s is not a string of valid characters", name)
+		return nil, handoff.NoTransfer("%s is not a string of valid characters", name)
 	}
 	dst = append(dst, '"')
 	for _, r := range s {

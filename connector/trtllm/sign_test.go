@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/request"
 )
 
 // The signatures were made with Python 3's own modules:
@@ -40,7 +41,7 @@ func TestSignaturesArePythons(t *testing.T) {
 		_, header, err := decodeLeg(open(t, `{"authKey":`+string(key)+`}`),
 			session(t, connector.APICompletions, `{"prompt":"x"}`), response)
 		require.NoError(t, err)
-		assert.Equal(t, []connector.HeaderEdit{{Name: "X-Trtllm-Disagg-Auth", Value: "sha256=" + k.signature}}, header,
+		assert.Equal(t, []request.Header{{Name: "X-Trtllm-Disagg-Auth", Value: "sha256=" + k.signature}}, header,
 			k.members)
 	}
 }

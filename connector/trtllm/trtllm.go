@@ -35,6 +35,7 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
+	"github.com/pdkit/pdkit/connector/handoff"
 	"github.com/pdkit/pdkit/connector/internal/querycache"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
@@ -122,7 +123,7 @@ func (c *Connector) Traits() connector.Traits {
 		APIs:       []connector.API{connector.APIChat, connector.APICompletions},
 		Members:    []string{paramsMember},
 		Handoff:    connector.Handoff{Member: "choices.0." + paramsMember},
-		PairRules:  []connector.PairRule{attr.Same(attr.BlockSize), attr.Same(attr.KVCacheDtype)},
+		PairRules:  []attr.PairRule{attr.Same(attr.BlockSize), attr.Same(attr.KVCacheDtype)},
 	}
 	if c.together {
 		t.Order, t.Ending.Orphans, t.Handoff = connector.Together, true, connector.Handoff{}
@@ -162,7 +163,7 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector
 		return c.decodeTogether(s, leg)
 	}
 	if p == nil {
-		return connector.NoTransfer("decode was described before prefill answered")
+		return handoff.NoTransfer("decode was described before prefill answered")
 	}
 	h, err := readHandoff(p, c.id(s))
 	if err != nil {
@@ -208,7 +209,7 @@ func (c *Connector) give(leg *connector.Leg, params json.RawMessage) error {
 func (c *Connector) decodeTogether(s *connector.Session, leg *connector.Leg) error {
 	info, ok := s.Prepared.(*querycache.Entry[json.RawMessage])
 	if !ok {
-		return connector.NoTransfer("decode was described before P's server was asked")
+		return handoff.NoTransfer("decode was described before P's server was asked")
 	}
 	id := connector.Int(c.id(s))
 	params, err := edited(info.Value, jsonedit.Edit{Name: "request_type", Value: generationOnly},
@@ -224,7 +225,7 @@ func (c *Connector) decodeTogether(s *connector.Session, leg *connector.Leg) err
 // Prepare asks P's server where P is. Requests to the same P share one query.
 func (c *generationFirst) Prepare(ctx context.Context, s *connector.Session, call connector.Caller) (any, error) {
 	if s.Prefill.URL == nil {
-		return nil, connector.NoTransfer("there is no server to be asked for its parameters")
+		return nil, handoff.NoTransfer("there is no server to be asked for its parameters")
 	}
 	url := infoURL(s)
 	info, err := c.info.Get(ctx, url, func() (json.RawMessage, error) { return askServer(ctx, url, call) })
@@ -250,7 +251,7 @@ const maxServerInfo = 1 << 20
 func askServer(ctx context.Context, url string, call connector.Caller) (json.RawMessage, error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 	if err != nil {
-		return nil, connector.NoTransfer("P's server cannot be asked for its parameters")
+		return nil, handoff.NoTransfer("P's server cannot be asked for its parameters")
 	}
 	resp, err := call(r)
 	if err != nil {
@@ -262,9 +263,9 @@ func askServer(ctx context.Context, url string, call connector.Caller) (json.Raw
 	case err != nil:
 		return nil, err
 	case resp.StatusCode != http.StatusOK:
-		return nil, connector.NoTransfer("P's server answered %d to the question for its parameters", resp.StatusCode)
+		return nil, handoff.NoTransfer("P's server answered %d to the question for its parameters", resp.StatusCode)
 	case len(body) > maxServerInfo:
-		return nil, connector.NoTransfer("what P's server says of itself is too large")
+		return nil, handoff.NoTransfer("what P's server says of itself is too large")
 	}
 	return readServerInfo(body)
 }

@@ -17,11 +17,14 @@ import (
 	"github.com/tidwall/gjson"
 	"go.uber.org/goleak"
 
+	_ "github.com/pdkit/pdkit/connector/trtllm"
+
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/internal/uncarried"
-	_ "github.com/pdkit/pdkit/connector/trtllm"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
+	"github.com/pdkit/pdkit/internal/request"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -45,25 +48,25 @@ func session(t testing.TB, api connector.API, body string) *connector.Session {
 	t.Helper()
 	r, err := connector.ParseRequest(api, []byte(body))
 	require.NoError(t, err)
-	return connector.NewSessionWith([16]byte{}, r, "id", engine(t, "http://p.example:8001", discovery.RolePrefill),
+	return contract.NewSessionWith([16]byte{}, r, "id", engine(t, "http://p.example:8001", discovery.RolePrefill),
 		engine(t, "http://d.example:8002", discovery.RoleDecode))
 }
 
 func result(body string) *connector.PrefillResult {
-	return connector.NewPrefillResult(http.StatusOK, nil, []byte(body), time.Now())
+	return &connector.PrefillResult{Status: http.StatusOK, Body: []byte(body), At: time.Now()}
 }
 
 func prefillLeg(t testing.TB, c connector.KVConnector, s *connector.Session) string {
 	t.Helper()
-	l := connector.NewPrefillLeg(s.Request, c.Traits())
+	l := contract.NewPrefillLeg(s.Request, c.Traits())
 	require.NoError(t, c.Prefill(context.Background(), s, l))
-	body, err := l.Body()
+	body, err := contract.Body(l)
 	require.NoError(t, err)
 	return string(body)
 }
 
-func decodeLeg(c connector.KVConnector, s *connector.Session, response string) (string, []connector.HeaderEdit, error) {
-	l := connector.NewLeg(s.Request)
+func decodeLeg(c connector.KVConnector, s *connector.Session, response string) (string, []request.Header, error) {
+	l := contract.NewLeg(s.Request)
 	var p *connector.PrefillResult
 	if response != "" {
 		p = result(response)
@@ -71,8 +74,8 @@ func decodeLeg(c connector.KVConnector, s *connector.Session, response string) (
 	if err := c.Decode(context.Background(), s, p, l); err != nil {
 		return "", nil, err
 	}
-	body, err := l.Body()
-	return string(body), l.Header(), err
+	body, err := contract.Body(l)
+	return string(body), contract.Leg(l).Headers, err
 }
 
 const id = "4611686018427387904"
@@ -220,7 +223,7 @@ func TestIDs(t *testing.T) {
 	for _, machine := range []int{0, 1, 1023} {
 		c := open(t, `{"dispatch":"generation-first","machineID":`+strconv.Itoa(machine)+`}`)
 		for range 1000 {
-			s := connector.NewSession(r, "same", engine(t, "http://p:1", discovery.RolePrefill),
+			s := contract.NewSession(r, "same", engine(t, "http://p:1", discovery.RolePrefill),
 				engine(t, "http://d:1", discovery.RoleDecode))
 			known, err := c.(connector.Preparer).Prepare(t.Context(), s, func(*http.Request) (*http.Response, error) {
 				return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(info))}, nil

@@ -3,7 +3,7 @@
 
     members.py vllm | sglang        members.sh runs it
 
-P does not see these members, so pdkit must refuse what D would refuse (connector/members.go). Printed is what
+P does not see these members, so pdkit must refuse what D would refuse (internal/request/members.go). Printed is what
 connector/testdata/ENGINE-VERSION-member-values.json holds: for each member, in a request's body, the values that the
 engine accepts and those that it refuses. A request goes the way that it goes in a server: the request model of its
 API, the conversion to sampling parameters, their checks, and the encoding with which they are sent to the engine core.

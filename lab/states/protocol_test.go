@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	read "github.com/pdkit/pdkit/connector/handoff"
 )
 
 // scenario is an order, and what D does in it.
@@ -100,7 +101,7 @@ func (p *protocol) Decode(_ context.Context, s *connector.Session, r *connector.
 		Params struct{ Handoff string } `json:"kv_transfer_params"`
 	}
 	if json.Unmarshal(r.Body, &got) != nil || got.Params.Handoff == "" {
-		return connector.NoTransfer("the handoff is missing")
+		return read.NoTransfer("the handoff is missing")
 	}
 	l.Param("handoff", quoted(got.Params.Handoff))
 	return nil

@@ -16,7 +16,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/check"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 )
@@ -212,7 +212,7 @@ func (p *Prober) follow() {
 }
 
 func (p *Prober) fits(prefill, decode string) bool {
-	return connector.CheckPair(p.o.Flow.Connector(), p.fleet[prefill], p.fleet[decode]) == nil
+	return check.Of(p.o.Flow.Connector()).CheckPair(p.fleet[prefill], p.fleet[decode]) == nil
 }
 
 // tell passes on what has changed.

@@ -9,6 +9,7 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
+	"github.com/pdkit/pdkit/connector/names"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -37,7 +38,7 @@ func (a *apart) CheckEndpoint(e discovery.Endpoint) error {
 		problem := ""
 		if strings.TrimSpace(runs) == "" {
 			problem = "is missing"
-		} else if slices.ContainsFunc(a.others, func(name string) bool { return names(runs, name) }) {
+		} else if slices.ContainsFunc(a.others, func(name string) bool { return namesConnector(runs, name) }) {
 			problem = "names another connector"
 		}
 		if problem != "" {
@@ -70,13 +71,14 @@ func (m *ModelServer) keepApart() {
 // isOthers reports whether an engine says that it runs another connector of this object, and not this one.
 func (m *ModelServer) isOthers(e discovery.Endpoint, c *Connector) bool {
 	runs := e.Attribute(attr.Connector)
-	return !names(runs, c.Name) && slices.ContainsFunc(m.opened, func(o openedAt) bool { return names(runs, o.Name) })
+	return !namesConnector(runs, c.Name) &&
+		slices.ContainsFunc(m.opened, func(o openedAt) bool { return namesConnector(runs, o.Name) })
 }
 
-// names reports whether an attribute connector names a connector, by its name or its class.
-func names(attribute, name string) bool {
+// namesConnector reports whether an attribute connector names a connector, by its name or its class.
+func namesConnector(attribute, name string) bool {
 	for x := range strings.SplitSeq(attribute, ",") {
-		if x = strings.TrimSpace(x); x == name || x != "" && connector.Resolve(x, nil) == name {
+		if x = strings.TrimSpace(x); x == name || x != "" && names.Resolve(x, nil) == name {
 			return true
 		}
 	}

@@ -12,7 +12,9 @@ import (
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/check"
 	"github.com/pdkit/pdkit/connector/epd"
+	"github.com/pdkit/pdkit/connector/names"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -52,11 +54,11 @@ func (c *Connector) Lease() time.Duration { return c.traits().Handoff.Lease }
 
 // open opens the connector that the spec at path names, and those that it falls back to.
 func (m *ModelServer) open(path string, spec config.Spec) *Connector {
-	c := &Connector{Spec: spec, Name: connector.Resolve(spec.Type, spec.Config)}
-	if why := connector.ClassRefusal(spec.Type); why != "" {
+	c := &Connector{Spec: spec, Name: names.Resolve(spec.Type, spec.Config)}
+	if why := names.Refusal(spec.Type); why != "" {
 		m.fault(path+".type", fmt.Sprintf("%.64q %s", spec.Type, why), "write the connector that brings KV from P to D")
 		c.Name = ""
-	} else if !slices.Contains(connector.Names(), c.Name) {
+	} else if !slices.Contains(names.Connectors(), c.Name) {
 		m.fault(path+".type", fmt.Sprintf("%.64q is not a known connector", spec.Type), unknownType(spec.Type))
 		c.Name = ""
 	} else if opened, err := connector.Open(spec); err != nil {
@@ -100,7 +102,7 @@ func (m *ModelServer) check(path string, c *Connector) {
 		if m.isOthers(e, c) {
 			continue
 		}
-		if err := connector.CheckEndpoint(c.KVConnector, e); err != nil {
+		if err := check.Of(c.KVConnector).CheckEndpoint(e); err != nil {
 			m.faults = append(m.faults, config.Within(fmt.Sprintf("%s[%d]", staticPath, i), err))
 		}
 	}
@@ -134,7 +136,7 @@ func (m *ModelServer) targets() []discovery.Endpoint {
 
 // unknownType returns the remedy for an unknown type: the nearest name, and all names.
 func unknownType(typ string) string {
-	known := append(connector.Names(), connector.Classes()...)
+	known := append(names.Connectors(), names.Classes()...)
 	slices.Sort(known)
 	list := "known are " + strings.Join(known, ", ")
 	if near := config.Nearest(typ, known); near != "" {

@@ -16,6 +16,7 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 	"github.com/pdkit/pdkit/internal/cut"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 	"github.com/pdkit/pdkit/internal/verdict"
@@ -87,9 +88,9 @@ func (x *passing) body() (*jsonedit.Segments, *pdflow.Error) {
 	if x.req == nil {
 		return body, nil
 	}
-	req, err := x.req.Without(x.engines.Members)
+	req, err := contract.Without(x.req, x.engines.Members)
 	if err == nil {
-		err = connector.NewLeg(req).Splice(body)
+		err = contract.Leg(contract.NewLeg(req)).Splice(body)
 	}
 	if err != nil {
 		return nil, invalid(err)

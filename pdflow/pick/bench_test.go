@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
@@ -28,7 +27,7 @@ var sharing = map[string]int{"": 1, "/two": 2}
 
 // flows binds a picker to n connectors.
 func flows(p pdflow.Picker, n int) []pdflow.Picker {
-	conns := []*protocol{sameTP(), {name: "a", rules: []connector.PairRule{attr.Multiple("tpSize")}}}
+	conns := []*protocol{sameTP(), {name: "a", rules: []attr.PairRule{attr.Multiple("tpSize")}}}
 	bound := make([]pdflow.Picker, n)
 	for i := range bound {
 		bound[i] = bind(p, conns[i])

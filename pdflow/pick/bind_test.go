@@ -27,7 +27,7 @@ import (
 // ruled is a connector with rules.
 type ruled struct {
 	named
-	rules []connector.PairRule
+	rules []attr.PairRule
 }
 
 func (r *ruled) Traits() connector.Traits { return connector.Traits{Name: r.name, PairRules: r.rules} }
@@ -206,7 +206,7 @@ func TestPickersAreSafeWhileEnginesAndFlowsComeAndGo(t *testing.T) {
 		t.Run(policy.String(), func(t *testing.T) {
 			p, replace := pickerOf(t, policy, ByModel())
 			replace(endpoints("e", 4)...)
-			tp := &ruled{named{"tp"}, []connector.PairRule{attr.Same("tpSize")}}
+			tp := &ruled{named{"tp"}, []attr.PairRule{attr.Same("tpSize")}}
 			kept := []*picker{bound(p, tp), bound(p, named{"nixl"}),
 				p.bind(newPairing(tp, connector.Serving{PairOnly: true}, p.opts))}
 			stop := make(chan struct{})
@@ -262,7 +262,7 @@ func TestTablesHoldExactlyThePairsThatCanMeet(t *testing.T) {
 	of := func(values ...string) string { return values[r.IntN(len(values))] }
 	roles := []discovery.Role{discovery.RolePrefill, discovery.RoleDecode, discovery.RoleBoth}
 	conns := []connector.KVConnector{nil, named{"http"}, named{"nixl"},
-		&ruled{named{"lmcache"}, []connector.PairRule{attr.Multiple("tpSize")}}}
+		&ruled{named{"lmcache"}, []attr.PairRule{attr.Multiple("tpSize")}}}
 	for round := range 60 {
 		var eps []discovery.Endpoint
 		for i := range 1 + r.IntN(24) {

@@ -34,7 +34,7 @@ func (mute) Decode(context.Context, *connector.Session, *connector.PrefillResult
 type protocol struct {
 	mute
 	name  string
-	rules []connector.PairRule
+	rules []attr.PairRule
 	asked atomic.Int32
 }
 
@@ -44,7 +44,7 @@ func (c *protocol) Traits() connector.Traits {
 }
 
 func sameTP() *protocol {
-	return &protocol{name: "same-tp", rules: []connector.PairRule{attr.Same("tpSize")}}
+	return &protocol{name: "same-tp", rules: []attr.PairRule{attr.Same("tpSize")}}
 }
 
 // plain has no rules.
@@ -62,7 +62,7 @@ func (w wrapper) Unwrap() connector.KVConnector { return w.KVConnector }
 // byValue is a connector that Go cannot compare.
 type byValue struct {
 	plain
-	rules []connector.PairRule
+	rules []attr.PairRule
 }
 
 func (c byValue) Traits() connector.Traits { return connector.Traits{Name: c.name, PairRules: c.rules} }
@@ -128,7 +128,7 @@ func TestConnectorsThatCannotBeComparedHaveTheirOwnRules(t *testing.T) {
 	engines := []discovery.Endpoint{ep("p2", prefill, "tpSize=2"), ep("p8", prefill, "tpSize=8"),
 		ep("d8", decode, "tpSize=8")}
 	p := pick.New(newFleet(t, engines...).Set, pick.RoundRobin())
-	rules := []connector.PairRule{attr.Same("tpSize")}
+	rules := []attr.PairRule{attr.Same("tpSize")}
 	for range 2 {
 		require.Len(t, pairs(t, bind(p, byValue{plain{name: "strict"}, rules})), 1)
 		require.Len(t, pairs(t, bind(p, wrapper{byValue{plain{name: "strict"}, rules}})), 1, "nor can what holds one")
@@ -144,7 +144,7 @@ func TestManyConnectorsShareAPicker(t *testing.T) {
 		p := pick.New(newFleet(t, many(1, 2, "tpSize=2")...).Set, policy)
 		for i := range 200 {
 			c := &protocol{name: "c" + strconv.Itoa(i%40),
-				rules: []connector.PairRule{{Attribute: "tpSize", Compatible: func(_, _ string) bool {
+				rules: []attr.PairRule{{Attribute: "tpSize", Compatible: func(_, _ string) bool {
 					return i%2 == 0
 				}}}}
 			x, err := bind(p, c).Pick(context.Background(), input(t, i))

@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/discoverytest"
@@ -188,7 +187,7 @@ func TestAnEngineThatCannotExchangeKVIsRefused(t *testing.T) {
 			"group=other"), at("silent"),
 		at("tp", "tpSize=4"), at("protocol", "connector=lmcache"), at("network", "kvNetwork=eth"),
 		at("version", "version=2"), at("model", "model=n"))
-	conn := &protocol{name: "nixl", rules: []connector.PairRule{attr.Same("tpSize")}}
+	conn := &protocol{name: "nixl", rules: []attr.PairRule{attr.Same("tpSize")}}
 	here := ep("local", decode, "tpSize=2", "connector=nixl", "kvNetwork=ib0,ib1", "version=1", "model=m")
 	p := pick.FromHeader(s, here, nil)
 	nixl, fallback := bind(p, conn), bind(p, &plain{name: "nixl"})

@@ -6,7 +6,7 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 )
 
 // Option is an option of [New].
@@ -14,7 +14,7 @@ type Option func(*options)
 
 type options struct {
 	seed       uint64
-	rules      []connector.PairRule
+	rules      []attr.PairRule
 	anyVersion bool
 	byModel    bool
 	bound      float64
@@ -39,7 +39,7 @@ func newOptions(opts []Option) *options {
 func WithSeed(seed uint64) Option { return func(o *options) { o.seed = seed } }
 
 // WithRules adds rules for pairs to the rules of [New] and to the connector's own.
-func WithRules(rules ...connector.PairRule) Option {
+func WithRules(rules ...attr.PairRule) Option {
 	return func(o *options) { o.rules = append(o.rules, rules...) }
 }
 

@@ -9,32 +9,28 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
+	"github.com/pdkit/pdkit/connector/check"
 	"github.com/pdkit/pdkit/discovery"
 )
 
 // pairing holds the rules of one picker, by which two engines can form a pair or one serves alone.
 type pairing struct {
 	// PairRules are the picker's own and then the connector's. Without a connector all else is zero.
-	traits     connector.Traits
+	rules      *check.Rules
 	serving    connector.Serving // which engines may serve alone
-	checkers   []connector.EndpointChecker
-	decisive   []string // the attributes that rules look at, in the order in which the rules are checked
+	decisive   []string          // the attributes that rules look at, in the order in which the rules are checked
 	anyVersion bool
 }
 
 // newPairing reads the connector's traits. c may be nil.
 func newPairing(c connector.KVConnector, serving connector.Serving, o *options) *pairing {
-	p := &pairing{serving: serving, anyVersion: o.anyVersion}
+	p := &pairing{rules: &check.Rules{}, serving: serving, anyVersion: o.anyVersion}
 	if c != nil {
-		p.traits = c.Traits()
-		p.checkers = append(p.checkers, &p.traits)
-		if own, ok := connector.As[connector.EndpointChecker](c); ok {
-			p.checkers = append(p.checkers, own)
-		}
+		p.rules = check.Of(c)
 	}
-	p.traits.PairRules = slices.Concat(o.rules, p.traits.PairRules)
+	p.rules.Traits.PairRules = slices.Concat(o.rules, p.rules.Traits.PairRules)
 	p.decisive = []string{attr.Connector, attr.Network}
-	for _, r := range p.traits.PairRules {
+	for _, r := range p.rules.Traits.PairRules {
 		p.decisive = append(p.decisive, r.Attribute)
 	}
 	return p
@@ -42,7 +38,7 @@ func newPairing(c connector.KVConnector, serving connector.Serving, o *options) 
 
 // unfit reports whether the connector cannot use an engine at all, so that each request to it would fail.
 func (p *pairing) unfit(e *discovery.Endpoint) bool {
-	return slices.ContainsFunc(p.checkers, func(c connector.EndpointChecker) bool { return c.CheckEndpoint(*e) != nil })
+	return p.rules.CheckEndpoint(*e) != nil
 }
 
 // gap says why two engines cannot form a pair. Gaps are ordered: the greater, the more rules the engines fulfil.
@@ -64,7 +60,7 @@ func (p *pairing) gap(pre, dec *discovery.Endpoint) gap {
 	if p.anyVersion {
 		d.Version = pre.Version
 	}
-	parted, ok := errors.AsType[*connector.PairError](p.traits.CheckPair(*pre, d))
+	parted, ok := errors.AsType[*check.PairError](p.rules.Exchange(*pre, d))
 	if !ok {
 		return gapNone
 	}

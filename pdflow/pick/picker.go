@@ -126,9 +126,9 @@ func (p *picker) pick(t *table, in *pdflow.PickInput) (out pdflow.Pick, ok bool)
 			prefill, decode = nil, first
 		}
 	}
-	out.Decode, out.DecodeRank = *decode.endpoint, connector.RankOf(int(decode.rank))
+	out.Decode, out.DecodeRank = *decode.endpoint, discovery.RankOf(int(decode.rank))
 	if prefill != nil {
-		out.Prefill, out.PrefillRank = *prefill.endpoint, connector.RankOf(int(prefill.rank))
+		out.Prefill, out.PrefillRank = *prefill.endpoint, discovery.RankOf(int(prefill.rank))
 	}
 	if in.Encode > 0 && !single {
 		out.Encode = encoders(from.encodes, q)

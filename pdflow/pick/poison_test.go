@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/contract"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
@@ -19,7 +20,7 @@ import (
 // ended is what a flow tells of an attempt: the client's response is whole, or the prefill engine answered it with the
 // status, or could not be reached (status 0).
 func ended(x pdflow.Pick, r *connector.ClientRequest, good bool, status int) *pdflow.Outcome {
-	o := &pdflow.Outcome{Session: connector.NewSession(r, "", x.Prefill, x.Decode),
+	o := &pdflow.Outcome{Session: contract.NewSession(r, "", x.Prefill, x.Decode),
 		Prefill: pdflow.LegOutcome{Endpoint: x.Prefill.ID}, Decode: pdflow.LegOutcome{Endpoint: x.Decode.ID}}
 	if good {
 		return o

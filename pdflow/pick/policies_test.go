@@ -17,6 +17,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/contract"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
@@ -221,7 +222,7 @@ func TestEachPolicyLetsEnginesAndPairsRest(t *testing.T) {
 	eachPolicy(t, func(t *testing.T, policy pick.Policy) { // two pairs rest, and the request has failed at one of them
 		p := pick.New(newFleet(t, many(1, 3)...).Set, policy)
 		for _, d := range []string{"d0", "d1"} {
-			s := connector.NewSession(request(t, "x", 1), "", ep("p0", prefill), ep(d, decode))
+			s := contract.NewSession(request(t, "x", 1), "", ep("p0", prefill), ep(d, decode))
 			mustPick(t, p, input(t, 0)).Done(&pdflow.Outcome{Session: s, Orphan: true,
 				Err: &pdflow.Error{Code: pdflow.CodeClientGone}})
 		}
@@ -233,7 +234,7 @@ func TestEachPolicyLetsEnginesAndPairsRest(t *testing.T) {
 	})
 	eachPolicy(t, func(t *testing.T, policy pick.Policy) {
 		p := pick.New(newFleet(t, many(2, 1)...).Set, policy)
-		s := connector.NewSession(request(t, "x", 1), "", ep("p0", prefill), ep("d0", decode))
+		s := contract.NewSession(request(t, "x", 1), "", ep("p0", prefill), ep("d0", decode))
 		mustPick(
 			t, p, input(t, 0),
 		).Done(&pdflow.Outcome{Session: s, Orphan: true, Err: &pdflow.Error{Code: pdflow.CodeClientGone}})

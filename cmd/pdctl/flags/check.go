@@ -9,9 +9,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/pdkit/pdkit/config"
-	"github.com/pdkit/pdkit/connector"
 	_ "github.com/pdkit/pdkit/connector/all" // the connectors whose rules about sizes and class names are asked for
+
+	"github.com/pdkit/pdkit/config"
+	"github.com/pdkit/pdkit/connector/names"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -134,7 +135,7 @@ func gatewayName(typ string, config map[string]any) string {
 	if err != nil {
 		raw = nil
 	}
-	return connector.Resolve(typ, raw)
+	return names.Resolve(typ, raw)
 }
 
 // models groups engines by the name that requests use, if each name then has both sides. Otherwise it compares all

@@ -185,7 +185,7 @@ func TestSizesAreFoundWherePickersPartEngines(t *testing.T) {
 			found = slices.DeleteFunc(found, func(code string) bool {
 				return !slices.Contains([]string{"nixl-tp", "nccl-tp-differs", "pair-sizes"}, code)
 			})
-			parted := slices.ContainsFunc(c.Traits().PairRules, func(r connector.PairRule) bool {
+			parted := slices.ContainsFunc(c.Traits().PairRules, func(r attr.PairRule) bool {
 				return r.Attribute == attr.TPSize && !r.Compatible(sizes[0], sizes[1])
 			})
 			assert.Len(t, found, map[bool]int{true: 1}[parted], "%s, %v", class, sizes)

@@ -65,7 +65,7 @@ func (g *model) speakers() (list []speakers) {
 
 // pairRules are the rules of the gateway's connector if it works with typ, otherwise those that typ's connector has
 // without settings. There are none if that connector is not registered or requires settings.
-func (g *model) pairRules(typ string) []connector.PairRule {
+func (g *model) pairRules(typ string) []attr.PairRule {
 	spec := config.Spec{Type: typ}
 	if g.spec != nil && (g.typ == typ || slices.Contains(classesOf[g.typ], typ)) {
 		spec = *g.spec
@@ -78,7 +78,7 @@ func (g *model) pairRules(typ string) []connector.PairRule {
 }
 
 // parted returns the first two engines that a rule does not allow as a pair.
-func (s speakers) parted(r connector.PairRule) []hit {
+func (s speakers) parted(r attr.PairRule) []hit {
 	for _, size := range sizes {
 		if size.attribute != r.Attribute || size.attribute == attr.TPSize && slices.Contains(toldApart, s.typ) {
 			continue

@@ -11,7 +11,7 @@ import (
 
 	"github.com/pdkit/pdkit/cmd/pdctl/launch"
 	"github.com/pdkit/pdkit/config"
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -95,7 +95,7 @@ func TestAscendEnginesThatDoNotFitAreRefused(t *testing.T) {
 	} {
 		_, err := open(t, "mooncake-ascend", ``).Render(launch.Target{Endpoint: p,
 			Engines: []discovery.Endpoint{p, other}})
-		var bad *connector.EndpointError
+		var bad *attr.Error
 		require.ErrorAs(t, err, &bad, rule)
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"strconv"
 
 	"github.com/pdkit/pdkit/config"
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -30,7 +29,7 @@ func ascendSizesOf(e discovery.Endpoint) (s ascendSizes, err error) {
 }
 
 // ascendSettings renders what vllm-ascend's two Mooncake connectors have in common. kvPort is the first kv port of all
-// engines. The error is an *[connector.EndpointError], or a *[config.FieldError] if the engine's role is both.
+// engines. The error is an *[attr.Error], or a *[config.FieldError] if the engine's role is both.
 //
 // Facts: vllm-ascend at 182b75e (2026-08-22): docs/source/tutorials/features/pd_disaggregation_mooncake_multi_node.md,
 // and mooncake_connector.py (_get_prefill_decode_size, which asserts both sizes of both roles; side_channel_port);
@@ -107,10 +106,10 @@ func ascendBothSizes(t Target) (p, d ascendSizes, err error) {
 		case *into == ascendSizes{}:
 			*into = s
 		case into.TP != s.TP:
-			return p, d, &connector.EndpointError{Endpoint: e.ID, Attribute: attr.TPSize,
+			return p, d, &attr.Error{Endpoint: e.ID, Attribute: attr.TPSize,
 				Problem: "is not that of the other engines of its role"}
 		case into.DP != s.DP:
-			return p, d, &connector.EndpointError{Endpoint: e.ID, Attribute: "dpSize",
+			return p, d, &attr.Error{Endpoint: e.ID, Attribute: "dpSize",
 				Problem: "is not that of the other engines of its role"}
 		}
 	}
@@ -120,7 +119,7 @@ func ascendBothSizes(t Target) (p, d ascendSizes, err error) {
 		}
 	}
 	if !attr.PrefillMultiple(attr.TPSize).Compatible(strconv.Itoa(p.TP), strconv.Itoa(d.TP)) {
-		return p, d, &connector.EndpointError{Endpoint: t.Endpoint.ID, Attribute: attr.TPSize,
+		return p, d, &attr.Error{Endpoint: t.Endpoint.ID, Attribute: attr.TPSize,
 			Problem: "does not fit: that of prefill must be a multiple of that of decode"}
 	}
 	return p, d, nil

@@ -4,7 +4,7 @@
 // a shell script, a Docker Compose file, Kubernetes manifests, or Python that makes the engines offline.
 //
 // Each connector of pdkit has a function here that renders its engines' settings; one of elsewhere may be a
-// [connector.Launcher], or [Register] a function. [Model] calls it for each engine of a deployment:
+// [Launcher], or [Register] a function. [Model] calls it for each engine of a deployment:
 //
 //	plan, err := launch.Model(launch.Deployment{Spec: spec, Endpoints: endpoints, Model: "llama2-7b"})
 //	os.Stdout.Write(plan.Shell())

@@ -20,6 +20,7 @@ import (
 	"github.com/pdkit/pdkit/cmd/pdctl/launch"
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/names"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -289,7 +290,7 @@ func TestSettingsThatCannotBeWrittenAreRefused(t *testing.T) {
 	_, err = launch.With(silent{}, launch.Deployment{})
 	require.ErrorIs(t, err, launch.ErrNoSettings)
 	_, err = launch.Model(launch.Deployment{Spec: config.Spec{Type: "nothing"}})
-	require.ErrorIs(t, err, connector.ErrUnknown)
+	require.ErrorIs(t, err, names.ErrUnknown)
 	failed := errors.New("no port")
 	_, err = launch.With(rendering{func(launch.Target) (launch.Settings, error) { return launch.Settings{}, failed }},
 		launch.Deployment{Endpoints: endpoints(t, "http://p:1", "http://d:1"), Model: "m"})

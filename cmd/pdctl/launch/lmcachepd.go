@@ -12,6 +12,7 @@ import (
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/lmcachepd"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -41,7 +42,7 @@ func renderLMCachePD(k connector.KVConnector, _ json.RawMessage, t Target) (Sett
 		discovery.RoleDecode: "receiver"}[t.Endpoint.Role]
 	if role == "" {
 		if engine.Text("pd_backend_mode") != "sync" {
-			return r.out, &connector.EndpointError{Endpoint: t.Endpoint.ID, Attribute: "role",
+			return r.out, &attr.Error{Endpoint: t.Endpoint.ID, Attribute: "role",
 				Problem: "is neither prefill nor decode: LMCache's asynchronous backend knows only sender and receiver"}
 		}
 		role = "both"

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/mooncake"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -100,7 +101,7 @@ func bootstrapPort(c *mooncake.Connector, p discovery.Endpoint) (int, error) {
 	u, err := url.Parse(base)
 	if err != nil {
 		return 0, fmt.Errorf("mooncake: %w",
-			&connector.EndpointError{Endpoint: p.ID, Attribute: "bootstrapURL", Problem: "is not a URL"})
+			&attr.Error{Endpoint: p.ID, Attribute: "bootstrapURL", Problem: "is not a URL"})
 	}
 	switch {
 	case u.Port() != "":

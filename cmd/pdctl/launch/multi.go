@@ -12,6 +12,7 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/multi"
+	"github.com/pdkit/pdkit/connector/names"
 )
 
 // renderMulti puts the children's kv_transfer_configs into one MultiConnector's, in the order of the list, and collects
@@ -75,7 +76,7 @@ func renderChild(c *multi.Child, t Target) (s Settings, kv map[string]any, err e
 			return s, nil, err
 		}
 	}
-	if slices.Contains(connector.Classes(), c.Name) && !slices.Contains(renamedClasses, c.Name) {
+	if slices.Contains(names.Classes(), c.Name) && !slices.Contains(renamedClasses, c.Name) {
 		kv["kv_connector"] = c.Name
 	}
 	if c.Engine != nil {

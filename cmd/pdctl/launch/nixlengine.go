@@ -12,7 +12,6 @@ import (
 	"cmp"
 
 	"github.com/pdkit/pdkit/config"
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -29,7 +28,7 @@ type nixlEngine struct {
 }
 
 // settings renders what all vLLM engines with NIXL have in common: the side channel's address, the lease, the roles.
-// The error is an *[connector.EndpointError].
+// The error is an *[attr.Error].
 //
 // Facts: vLLM 0.32.0's vllm/config/kv_transfer.py and vllm/envs.py; kv_lease_duration took the place of
 // VLLM_NIXL_ABORT_REQUEST_TIMEOUT in 0.22 (vllm#41383).
@@ -112,7 +111,7 @@ func sideChannelPort(t Target, first int) (int, error) {
 		at = skip(at, ranks, taken)
 	}
 	if at > 65535 {
-		return 0, &connector.EndpointError{Endpoint: t.Endpoint.ID, Attribute: "sideChannelPort",
+		return 0, &attr.Error{Endpoint: t.Endpoint.ID, Attribute: "sideChannelPort",
 			Problem: "is missing, and no port above the configured one is left"}
 	}
 	return at, nil

@@ -14,10 +14,11 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/epd"
+	"github.com/pdkit/pdkit/connector/launcher"
 	"github.com/pdkit/pdkit/discovery"
 )
 
-// ErrNoSettings is the error for a connector that is not registered here and is no [connector.Launcher].
+// ErrNoSettings is the error for a connector that is not registered here and is no [Launcher].
 var ErrNoSettings = errors.New("the connector has no launch settings")
 
 // Func renders the settings of one engine. c is the connector, and settings are those that it was made of. It returns
@@ -85,7 +86,7 @@ func rendererOf(c connector.KVConnector) Func {
 	if f := renderers[c.Traits().Name]; f != nil {
 		return f
 	}
-	if _, ok := connector.As[connector.Launcher](c); ok {
+	if _, ok := connector.As[launcher.Launcher](c); ok {
 		return renderLauncher
 	}
 	return nil
@@ -93,7 +94,7 @@ func rendererOf(c connector.KVConnector) Func {
 
 // renderLauncher asks the connector itself.
 func renderLauncher(c connector.KVConnector, _ json.RawMessage, t Target) (Settings, error) {
-	l, ok := connector.As[connector.Launcher](c)
+	l, ok := connector.As[launcher.Launcher](c)
 	if !ok {
 		return Settings{}, ErrNoSettings
 	}

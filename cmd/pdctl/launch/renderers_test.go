@@ -13,6 +13,7 @@ import (
 	"github.com/pdkit/pdkit/cmd/pdctl/launch"
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/launcher"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -24,11 +25,11 @@ type elsewhere struct {
 
 func (elsewhere) Traits() connector.Traits { return connector.Traits{Name: "elsewhere"} }
 
-func (c elsewhere) LaunchSettings(e discovery.Endpoint) (connector.LaunchSettings, error) {
+func (c elsewhere) LaunchSettings(e discovery.Endpoint) (launcher.Settings, error) {
 	if e.Attribute("ticketPort") == "" {
-		return connector.LaunchSettings{}, errors.New("ticketPort is missing")
+		return launcher.Settings{}, errors.New("ticketPort is missing")
 	}
-	s := connector.LaunchSettings{Args: []string{"--ticket-port", e.Attribute("ticketPort")},
+	s := launcher.Settings{Args: []string{"--ticket-port", e.Attribute("ticketPort")},
 		Env: map[string]string{"TICKET_B": "2", "TICKET_A": "1"}}
 	if c.transfer != "" {
 		s.KVTransfer = json.RawMessage(c.transfer)

@@ -22,6 +22,7 @@ import (
 	"github.com/pdkit/pdkit/cmd/pdctl/launch"
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/names"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -42,7 +43,7 @@ func TestTheSettingsAreCompleteConstantAndNameEverySetting(t *testing.T) {
 		tested[r.name] = true
 		t.Run(r.name, func(t *testing.T) { require.NoError(t, r.check()) })
 	}
-	for _, name := range connector.Names() {
+	for _, name := range names.Connectors() {
 		assert.True(t, tested[name], "everyConnector lacks %s", name)
 	}
 }
@@ -318,8 +319,8 @@ func TestEachRuleFailsForWrongSettings(t *testing.T) {
 			set.Args = append(set.Args, "--seed="+strconv.Itoa(calls))
 			return nil
 		}, "not the same twice"},
-		"does not render": {func(launch.Target, *launch.Settings) error { return connector.ErrUnknown },
-			connector.ErrUnknown.Error()},
+		"does not render": {func(launch.Target, *launch.Settings) error { return names.ErrUnknown },
+			names.ErrUnknown.Error()},
 	} {
 		r := right
 		r.how = func(settings string, t launch.Target) (launch.Settings, error) {

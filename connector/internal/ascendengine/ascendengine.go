@@ -11,7 +11,6 @@ import (
 	"strconv"
 
 	"github.com/pdkit/pdkit/config"
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -46,4 +45,4 @@ func CheckEndpoint(e discovery.Endpoint) error {
 // TPRule is the rule for the tensor-parallel sizes of a pair: P's is a multiple of D's. One setting holds the sizes of
 // both roles, so all engines of a role have the same size
 // (docs/source/developer_guide/Design_Documents/disaggregated_prefill.md, Limitations).
-func TPRule() connector.PairRule { return attr.PrefillMultiple(AttrTPSize) }
+func TPRule() attr.PairRule { return attr.PrefillMultiple(AttrTPSize) }

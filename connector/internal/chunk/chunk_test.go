@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"net/http"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -15,7 +14,7 @@ import (
 )
 
 func TestAnEventIsOneLineAndKeepsItsText(t *testing.T) {
-	p := connector.NewPrefillResult(http.StatusOK, nil, []byte("{\"id\": \"c-1\",\n \"created\": 7}"), time.Time{})
+	p := &connector.PrefillResult{Status: http.StatusOK, Body: []byte("{\"id\": \"c-1\",\n \"created\": 7}")}
 	s := Of(connector.APIChat, p)
 	data, err := s.Event(json.RawMessage("{\"delta\":\n {\"content\": \"a < b & c\u2028\"}}"), nil)
 	require.NoError(t, err)

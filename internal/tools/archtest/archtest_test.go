@@ -125,7 +125,7 @@ func TestExtprocKeepsToItself(t *testing.T) {
 	server := g[module+"/extproc"]
 	require.NotNil(t, server)
 	for _, r := range []rule{
-		{never: []string{"connector/*", "discovery/*", "cmd/...", "lab/...", "examples/..."},
+		{never: []string{"connector/*", "discovery/*", "cmd/...", "lab/...", "examples/..."}, but: noProtocols,
 			why: "it serves whatever flow it is given"},
 		{never: []string{"testing/...", "net/http/httptest", "github.com/stretchr/testify/..."},
 			why: "these are for tests"},

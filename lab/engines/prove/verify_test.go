@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/names"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -64,7 +64,7 @@ func TestEachVerificationHasABrokenTwin(t *testing.T) {
 	for i := range verifications {
 		v := &verifications[i]
 		t.Run(v.connector, func(t *testing.T) {
-			assert.Contains(t, connector.Names(), v.connector)
+			assert.Contains(t, names.Connectors(), v.connector)
 			if v.proves != nil {
 				return
 			}

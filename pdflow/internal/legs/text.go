@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/contract"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
@@ -23,7 +24,7 @@ var blank = &http.Request{Method: http.MethodPost, Proto: "HTTP/1.1", ProtoMajor
 // Any other round tripper may keep the request, and text is nil.
 func Request(ctx context.Context, leg *connector.Leg, to *url.URL, own bool) (r *http.Request, text *Text, err error) {
 	text, _ = texts.Get().(*Text)
-	if err := leg.Splice(&text.Segments); err != nil {
+	if err := contract.Leg(leg).Splice(&text.Segments); err != nil {
 		return nil, nil, err
 	}
 	r, u, h := &text.req, &text.url, text.header
@@ -31,7 +32,7 @@ func Request(ctx context.Context, leg *connector.Leg, to *url.URL, own bool) (r 
 		r, u, h = new(http.Request), new(url.URL), make(http.Header, 8)
 	}
 	*u = *to
-	u.Path += leg.Path()
+	u.Path += contract.Path(leg)
 	*r = *blank.WithContext(ctx)
 	r.URL, r.Host, r.Header, r.ContentLength, r.GetBody = u, u.Host, h, text.Len(), text.open
 	if !own {

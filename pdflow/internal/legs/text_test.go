@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 // A body that somebody may still read keeps its memory; one that was read to its end gives it to the next leg.
@@ -23,9 +24,9 @@ func TestALegsBodyKeepsItsMemoryWhileItIsRead(t *testing.T) {
 		if pooled, ok := texts.Get().(*Text); ok {
 			text = pooled
 		}
-		leg := connector.NewLeg(req)
+		leg := contract.NewLeg(req)
 		leg.Set("max_tokens", []byte("1"))
-		require.NoError(t, leg.Splice(&text.Segments))
+		require.NoError(t, contract.Leg(leg).Splice(&text.Segments))
 		return text
 	}
 	for _, whole := range []bool{false, true} {
@@ -68,7 +69,7 @@ func TestALegsMemoryHoldsNothingOfTheLastRequest(t *testing.T) {
 	req, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"mine"}`))
 	require.NoError(t, err)
 	to := &url.URL{Scheme: "http", Host: "p:1"}
-	r, text, err := Request(context.WithValue(t.Context(), key{}, "mine"), connector.NewLeg(req), to, true)
+	r, text, err := Request(context.WithValue(t.Context(), key{}, "mine"), contract.NewLeg(req), to, true)
 	require.NoError(t, err)
 	require.Equal(t, "http://p:1/v1/completions", r.URL.String())
 	r.Header.Set("Authorization", "Bearer mine")
@@ -80,7 +81,7 @@ func TestALegsMemoryHoldsNothingOfTheLastRequest(t *testing.T) {
 	require.Equal(t, http.Request{}, text.req)
 	require.Zero(t, text.Len())
 
-	again, text, err := Request(t.Context(), connector.NewLeg(req), to, true)
+	again, text, err := Request(t.Context(), contract.NewLeg(req), to, true)
 	require.NoError(t, err)
 	again.Header.Set("Authorization", "Bearer mine")
 	text.Over() // keeps its memory, which nobody has read

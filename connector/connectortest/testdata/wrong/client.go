@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/names"
 )
 
 const (
@@ -30,7 +31,7 @@ func finals(what string, alter func(p *connector.PrefillResult, a *connector.Res
 // rewrites makes a fault that alters what becomes of D's responses.
 func rewrites(what string, alter func(data []byte) []byte) Fault {
 	return with(ruleRewrite, what, func(f *faulty) {
-		f.rewrite = func(*connector.Session, func() *connector.PrefillResult) connector.EventFunc {
+		f.rewrite = func(*connector.Session, func() *connector.PrefillResult) func([]byte) ([]byte, error) {
 			return func(data []byte) ([]byte, error) { return alter(data), nil }
 		}
 	})
@@ -59,10 +60,10 @@ var clientFaults = []Fault{
 	rewrites("cuts", func(data []byte) []byte { return data[:len(data)/2] }),
 	rewrites("empties the text", func(data []byte) []byte { return bytes.ReplaceAll(data, []byte("beta-text"), nil) }),
 	with(ruleRewrite, "panics without P's response", func(f *faulty) {
-		f.rewrite = func(_ *connector.Session, p func() *connector.PrefillResult) connector.EventFunc {
+		f.rewrite = func(_ *connector.Session, p func() *connector.PrefillResult) func([]byte) ([]byte, error) {
 			return func(data []byte) ([]byte, error) {
 				if p().Status == 0 {
-					return nil, connector.ErrUnknown
+					return nil, names.ErrUnknown
 				}
 				return data, nil
 			}

@@ -12,6 +12,8 @@ import (
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/handoff"
+	"github.com/pdkit/pdkit/connector/names"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -30,7 +32,7 @@ func relays(rule, what string, relay func(s *connector.Session, p *connector.Pre
 	return with(rule, what, func(f *faulty) {
 		f.decode = func(s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
 			if p == nil {
-				return connector.NoTransfer("prefill has not answered")
+				return handoff.NoTransfer("prefill has not answered")
 			}
 			return relay(s, p, leg)
 		}
@@ -49,7 +51,7 @@ var responseFaults = []Fault{
 		leg *connector.Leg) error {
 		h, ok := p.Field(connector.ParamsMember)
 		if !ok || h[0] != '{' {
-			return connector.NoTransfer("no object")
+			return handoff.NoTransfer("no object")
 		}
 		leg.Set(connector.ParamsMember, h)
 		return nil
@@ -95,7 +97,7 @@ var responseFaults = []Fault{
 		}
 		var m map[string]json.RawMessage
 		if json.Unmarshal(h, &m) != nil || len(m) > 2 {
-			return connector.NoTransfer("an unknown key")
+			return handoff.NoTransfer("an unknown key")
 		}
 		leg.Params(h)
 		return nil
@@ -155,7 +157,7 @@ var endpointFaults = []Fault{
 	with(ruleAttribute, "panics without the attribute", func(f *faulty) {
 		f.prepare = func(ctx context.Context, s *connector.Session, call connector.Caller) (any, error) {
 			if s.Prefill.Attributes["kvPort"][0] == ' ' {
-				return nil, connector.ErrUnknown
+				return nil, names.ErrUnknown
 			}
 			return f.Toy.Prepare(ctx, s, call)
 		}

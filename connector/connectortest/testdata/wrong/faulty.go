@@ -31,7 +31,7 @@ type faulty struct {
 	closes        func() error
 	expect        func(*connector.Session) (func(context.Context) (connector.Event, error), func(error))
 	final         func(*connector.Session, *connector.PrefillResult) (connector.Response, bool)
-	rewrite       func(*connector.Session, func() *connector.PrefillResult) connector.EventFunc
+	rewrite       func(*connector.Session, func() *connector.PrefillResult) func([]byte) ([]byte, error)
 	encode        func(*connector.Session, connector.Item, *connector.Leg) error
 	merge         func([]json.RawMessage) error
 	clean         func(context.Context, *connector.Session) error
@@ -127,7 +127,7 @@ func (f *faulty) Final(s *connector.Session, p *connector.PrefillResult) (connec
 	return f.Toy.Final(s, p)
 }
 
-func (f *faulty) Rewrite(s *connector.Session, p func() *connector.PrefillResult) connector.EventFunc {
+func (f *faulty) Rewrite(s *connector.Session, p func() *connector.PrefillResult) func([]byte) ([]byte, error) {
 	if f.rewrite != nil {
 		return f.rewrite(s, p)
 	}

@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/names"
+	"github.com/pdkit/pdkit/internal/contract"
 )
 
 func raw(s string) json.RawMessage { return json.RawMessage(s) }
@@ -73,7 +75,7 @@ var legFaults = []Fault{
 		leg.SetPath("v1/completions")
 	}),
 	with(ruleLegs, "fails at every request", func(f *faulty) {
-		f.prefill = func(*connector.Session, *connector.Leg) error { return connector.ErrUnknown }
+		f.prefill = func(*connector.Session, *connector.Leg) error { return names.ErrUnknown }
 	}),
 
 	prefills(ruleLimit, "asks for two tokens", func(_ *connector.Session, leg *connector.Leg) { leg.LimitTokens(2) }),
@@ -114,7 +116,7 @@ var legFaults = []Fault{
 
 	decodes(ruleDecode, "sends the body through a map", func(_ *connector.Session, leg *connector.Leg) {
 		var m map[string]any
-		body, err := leg.Body()
+		body, err := contract.Body(leg)
 		if err == nil && json.Unmarshal(body, &m) == nil {
 			if again, err := json.Marshal(m); err == nil {
 				leg.SetBody(again)
@@ -140,7 +142,7 @@ var legFaults = []Fault{
 		}
 	}),
 	decodes(ruleDecode, "writes the body without its white space", func(_ *connector.Session, leg *connector.Leg) {
-		if body, err := leg.Body(); err == nil {
+		if body, err := contract.Body(leg); err == nil {
 			var again bytes.Buffer
 			if json.Compact(&again, body) == nil {
 				leg.SetBody(again.Bytes())

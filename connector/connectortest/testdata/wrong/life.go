@@ -12,6 +12,7 @@ import (
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/names"
 )
 
 const (
@@ -157,7 +158,7 @@ var lifeFaults = []Fault{
 				failed.Store(true)
 			}
 			if failed.Load() {
-				return nil, connector.ErrUnknown
+				return nil, names.ErrUnknown
 			}
 			return v, err
 		}
@@ -199,7 +200,7 @@ var lifeFaults = []Fault{
 	with(ruleCleanup, "panics where nothing was prepared", func(f *faulty) {
 		f.clean = func(_ context.Context, s *connector.Session) error {
 			if s.Prepared.(string) == "" { //nolint:errcheck // that is the fault
-				return connector.ErrUnknown
+				return names.ErrUnknown
 			}
 			return nil
 		}
@@ -220,7 +221,7 @@ var lifeFaults = []Fault{
 		f.start = func(ctx context.Context) error { started.Store(true); return f.Toy.Start(ctx) }
 		f.closes = func() error {
 			if !started.Load() {
-				return connector.ErrUnknown
+				return names.ErrUnknown
 			}
 			return f.Toy.Close()
 		}

@@ -17,29 +17,29 @@ const rulePairs = "rules about pairs are constant, forbid something, and part no
 func pairs(what string, compatible func(prefill, decode string) bool) Fault {
 	return with(rulePairs, what, func(f *faulty) {
 		f.traits = func(t *connector.Traits) {
-			t.PairRules = []connector.PairRule{{Attribute: attr.TPSize, Compatible: compatible}}
+			t.PairRules = []attr.PairRule{{Attribute: attr.TPSize, Compatible: compatible}}
 		}
 	})
 }
 
 var pairFaults = []Fault{
 	with(rulePairs, "has a rule about nothing", func(f *faulty) {
-		f.traits = func(t *connector.Traits) { t.PairRules = []connector.PairRule{attr.Same("")} }
+		f.traits = func(t *connector.Traits) { t.PairRules = []attr.PairRule{attr.Same("")} }
 	}),
 	with(rulePairs, "has a rule that cannot be asked", func(f *faulty) {
-		f.traits = func(t *connector.Traits) { t.PairRules = []connector.PairRule{{Attribute: attr.TPSize}} }
+		f.traits = func(t *connector.Traits) { t.PairRules = []attr.PairRule{{Attribute: attr.TPSize}} }
 	}),
 	with(rulePairs, "has another rule each time", func(f *faulty) {
 		var n atomic.Int32
 		f.traits = func(t *connector.Traits) {
-			t.PairRules = []connector.PairRule{attr.Same([]string{attr.TPSize,
+			t.PairRules = []attr.PairRule{attr.Same([]string{attr.TPSize,
 				attr.PPSize}[n.Add(1)%2])}
 		}
 	}),
 	with(rulePairs, "has a rule more each time", func(f *faulty) {
 		var n atomic.Int32
 		f.traits = func(t *connector.Traits) {
-			t.PairRules = append(t.PairRules, slices.Repeat([]connector.PairRule{attr.Same(attr.PPSize)},
+			t.PairRules = append(t.PairRules, slices.Repeat([]attr.PairRule{attr.Same(attr.PPSize)},
 				int(n.Add(1)))...)
 		}
 	}),
@@ -47,13 +47,13 @@ var pairFaults = []Fault{
 		var n atomic.Int64
 		f.traits = func(t *connector.Traits) {
 			first := n.Add(1) == 1
-			t.PairRules = []connector.PairRule{{Attribute: attr.TPSize,
+			t.PairRules = []attr.PairRule{{Attribute: attr.TPSize,
 				Compatible: func(p, d string) bool { return p == d || first && p == "4" && d == "8" }}}
 		}
 	}),
 	with(rulePairs, "parts the harness's engines", func(f *faulty) {
 		f.traits = func(t *connector.Traits) {
-			t.PairRules = []connector.PairRule{attr.Same(attr.TPSize),
+			t.PairRules = []attr.PairRule{attr.Same(attr.TPSize),
 				attr.Same(attr.Store)}
 		}
 	}),

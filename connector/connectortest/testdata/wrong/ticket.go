@@ -47,7 +47,7 @@ func Tickets() map[string]Ticket {
 	taking := func(good func(values []string) bool) Ticket {
 		return Ticket{func(p *connector.PrefillResult) (string, error) {
 			if p == nil || !good(p.Header.Values(header)) {
-				return "", connector.NoTransfer("no ticket")
+				return "", handoff.NoTransfer("no ticket")
 			}
 			return strings.Join(p.Header.Values(header), ","), nil
 		}}

@@ -19,6 +19,7 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
+	"github.com/pdkit/pdkit/connector/handoff"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -71,9 +72,9 @@ func (*Toy) Traits() connector.Traits {
 		Name:    Name,
 		Members: []string{connector.ParamsMember},
 		Handoff: connector.Handoff{Member: connector.ParamsMember, Lease: time.Minute, MultiUse: true},
-		PairRules: []connector.PairRule{attr.Multiple(attr.TPSize),
+		PairRules: []attr.PairRule{attr.Multiple(attr.TPSize),
 			attr.Shared(attr.Store)},
-		Attributes: []connector.Attribute{
+		Attributes: []attr.Required{
 			{Name: "kvPort", Role: discovery.RolePrefill, Remedy: "the engine's --kv-port"},
 		},
 	}
@@ -161,14 +162,14 @@ func (t *Toy) Decode(_ context.Context, s *connector.Session, p *connector.Prefi
 func Handoff(p *connector.PrefillResult) (json.RawMessage, error) {
 	raw, ok := p.Field(connector.ParamsMember)
 	if !ok {
-		return nil, connector.NoTransfer("kv_transfer_params is absent")
+		return nil, handoff.NoTransfer("kv_transfer_params is absent")
 	}
 	var h struct {
 		Blocks []int64 `json:"remote_blocks"`
 		Token  string  `json:"remote_token"`
 	}
 	if err := json.Unmarshal(raw, &h); err != nil || len(h.Blocks) == 0 || h.Token == "" {
-		return nil, connector.NoTransfer("kv_transfer_params lacks blocks or a token")
+		return nil, handoff.NoTransfer("kv_transfer_params lacks blocks or a token")
 	}
 	return raw, nil
 }
@@ -179,7 +180,7 @@ func CheckEvent(s *connector.Session) error {
 		Ready bool `json:"ready"`
 	}
 	if err := json.Unmarshal(s.Event.Body, &e); err != nil || !e.Ready {
-		return connector.NoTransfer("the notice does not say that the KV is there")
+		return handoff.NoTransfer("the notice does not say that the KV is there")
 	}
 	return nil
 }
@@ -210,7 +211,7 @@ func (*Toy) Final(s *connector.Session, p *connector.PrefillResult) (connector.R
 }
 
 // Rewrite tells which engine decoded, in each response that is not streamed.
-func (*Toy) Rewrite(s *connector.Session, _ func() *connector.PrefillResult) connector.EventFunc {
+func (*Toy) Rewrite(s *connector.Session, _ func() *connector.PrefillResult) func([]byte) ([]byte, error) {
 	if s.Request.Stream {
 		return nil
 	}

@@ -7,6 +7,9 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
+	"github.com/pdkit/pdkit/connector/handoff"
+	"github.com/pdkit/pdkit/connector/names"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -74,7 +77,7 @@ var traitsFaults = []Fault{
 	declares(ruleTraits, "has a store that needs a handoff",
 		func(t *connector.Traits) { t.Handoff.ContentStore = true }),
 	declares(ruleTraits, "has an attribute without a remedy", func(t *connector.Traits) {
-		t.Attributes = append(t.Attributes, connector.Attribute{Name: "kvHost", Role: discovery.RolePrefill})
+		t.Attributes = append(t.Attributes, attr.Required{Name: "kvHost", Role: discovery.RolePrefill})
 	}),
 	declares(ruleTraits, "takes the client's prompt", members("messages")),
 	declares(ruleTraits, "has a path that ends early", members("vllm_xargs.")),
@@ -111,7 +114,7 @@ var traitsFaults = []Fault{
 
 	declares(ruleAttribute, "declares an attribute that it does without", func(t *connector.Traits) {
 		t.Attributes = append(
-			t.Attributes, connector.Attribute{Name: "zone", Role: discovery.RoleDecode, Remedy: "the zone"},
+			t.Attributes, attr.Required{Name: "zone", Role: discovery.RoleDecode, Remedy: "the zone"},
 		)
 	}),
 	declares(ruleAttribute, "needs an attribute that it does not declare", func(t *connector.Traits) {
@@ -124,7 +127,7 @@ var traitsFaults = []Fault{
 		f.traits = func(t *connector.Traits) { t.APIs = connector.APIs() }
 		f.prefill = func(s *connector.Session, leg *connector.Leg) error {
 			if s.API == connector.APISGLang {
-				return connector.ErrUnknown
+				return names.ErrUnknown
 			}
 			return f.rightPrefill(s, leg)
 		}
@@ -158,7 +161,7 @@ var undeclaredFaults = []Fault{
 	undeclared("needs a part of P's response that it does not declare",
 		func(p *connector.PrefillResult, _ *connector.Leg) error {
 			if _, ok := p.Field("usage"); !ok {
-				return connector.NoTransfer("usage is absent")
+				return handoff.NoTransfer("usage is absent")
 			}
 			return nil
 		}),

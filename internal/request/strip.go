@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package connector
+package request
 
 import (
 	"bytes"
+	"encoding/json"
 	"slices"
 	"strings"
 
@@ -12,7 +13,7 @@ import (
 
 // transferMembers have the transfer instructions of the protocols that pdkit knows. They are never accepted from a
 // client, whichever connector serves it: they choose whose memory an engine reads, or kill the engine
-// (docs/protocols/nixl.md §3). A connector declares the other members that it uses in its [Traits], Members.
+// (docs/protocols/nixl.md §3). A connector declares the other members that it uses in its Traits, Members.
 var transferMembers = []string{
 	"kv_transfer_params", "ec_transfer_params", "disaggregated_params",
 	"bootstrap_host", "bootstrap_port", "bootstrap_room",
@@ -27,35 +28,29 @@ var transferHolders = []string{"vllm_xargs", "sampling_params"}
 // abort_request).
 var ids = [...]string{"request_id", "rid"}
 
-// Without returns the request without a client's own transfer members, each a path as in [Traits]; no leg of it carries
-// them. If the body has none it returns r itself and allocates nothing. It also removes top-level members where vLLM
-// reads them again: inside vllm_xargs and sampling_params, and inside extra_args in these. ParseRequest has already
-// removed those of the protocols that pdkit knows. The error is a *[RequestError] if an object on the way names a
-// member twice, since an engine might then read another value than the one that was removed, or if a value on the way
-// is neither an object nor null, since the connector could not set its member there.
-func (r *ClientRequest) Without(members []string) (*ClientRequest, error) {
+// Without returns the edits with which legs start that carry none of these members of the client's, each a path as in
+// connector.Traits. It returns r.Strip itself, and false, if the body has none. It also removes top-level members where
+// vLLM reads them again: inside vllm_xargs and sampling_params, and inside extra_args in these. Parse has already
+// removed those of the protocols that pdkit knows. The error is a *[Fault] if an object on the way names a member
+// twice, since an engine might then read another value than the one that was removed, or if a value on the way is
+// neither an object nor null, since the connector could not set its member there.
+func (r *Request) Without(members []string) (strip []jsonedit.Edit, changed bool, err error) {
 	return r.without(members, false)
 }
 
 // without is Without. If strict is true, it looks into the objects in which vLLM reads members again whatever they
 // contain, and refuses malformed ones.
-func (r *ClientRequest) without(members []string, strict bool) (*ClientRequest, error) {
-	out := r
+func (r *Request) without(members []string, strict bool) (strip []jsonedit.Edit, changed bool, err error) {
+	strip = r.Strip
 	change := func(e jsonedit.Edit) {
-		if out == r {
-			clone := *r
-			clone.strip = slices.Clone(r.strip)
-			out = &clone
+		if !changed {
+			strip, changed = slices.Clone(strip), true
 		}
-		if i := slices.IndexFunc(out.strip, func(was jsonedit.Edit) bool { return was.Name == e.Name }); i >= 0 {
-			out.strip[i] = e
-			return
-		}
-		out.strip = append(out.strip, e)
+		strip = Edit(strip, e)
 	}
 	for _, path := range members {
 		name, below, nested := strings.Cut(path, ".")
-		raw, ok := out.kept(name)
+		raw, ok := Current(&r.Doc, strip, name)
 		if !ok {
 			continue
 		}
@@ -65,40 +60,51 @@ func (r *ClientRequest) without(members []string, strict bool) (*ClientRequest, 
 		}
 		clean, err := stripPath(raw, below)
 		if err != nil {
-			return nil, nestedError(name, err)
+			return nil, false, nestedError(name, err)
 		}
 		if clean != nil {
 			change(jsonedit.Edit{Name: name, Value: clean})
 		}
 	}
 	for _, holder := range transferHolders {
-		raw, ok := out.kept(holder)
+		raw, ok := Current(&r.Doc, strip, holder)
 		if !ok {
 			continue
 		}
 		clean, err := stripHolder(raw, members, strict, true)
 		if err != nil {
-			return nil, nestedError(holder, err)
+			return nil, false, nestedError(holder, err)
 		}
 		if clean != nil {
 			change(jsonedit.Edit{Name: holder, Value: clean})
 		}
 	}
-	return out, nil
+	return strip, changed, nil
 }
 
-// kept returns a top-level member with the edits with which legs start.
-func (r *ClientRequest) kept(name string) ([]byte, bool) {
-	for i := range r.strip {
-		if r.strip[i].Name == name {
-			return r.strip[i].Value, !r.strip[i].Delete
+// Current returns a top-level member with edits applied. It returns null as null.
+func Current(d *jsonedit.Doc, edits []jsonedit.Edit, name string) (json.RawMessage, bool) {
+	for i := range edits {
+		if edits[i].Name == name {
+			return edits[i].Value, !edits[i].Delete
 		}
 	}
-	return r.doc.Get(name)
+	return d.Get(name)
+}
+
+// Edit adds an edit in place of an earlier one of the same member.
+func Edit(edits []jsonedit.Edit, e jsonedit.Edit) []jsonedit.Edit {
+	for i := range edits {
+		if edits[i].Name == e.Name {
+			edits[i] = e
+			return edits
+		}
+	}
+	return append(edits, e)
 }
 
 // stripPath removes a nested member from an object. It returns nil if there is nothing to remove. The error says that
-// [Leg.SetAt] could not set the member there: it must not fail between the legs, when P already holds KV.
+// Leg.SetAt could not set the member there: it must not fail between the legs, when P already holds KV.
 func stripPath(raw []byte, path string) ([]byte, error) {
 	name, below, nested := strings.Cut(path, ".")
 	if jsonedit.Kind(raw) == jsonedit.Null {

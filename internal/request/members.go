@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package connector
+package request
 
 import (
 	"bytes"
@@ -12,24 +12,24 @@ import (
 )
 
 // P must not compute a prompt for which D then refuses the request: nobody would read P's KV, and it would hold P's
-// blocks until its lease ends. P itself does not see the members that its leg loses or changes, so checkMembers holds
+// blocks until its lease ends. P itself does not see the members that its leg loses or changes, so CheckMembers holds
 // each of them to the rules of the engines that would read them on D. The rules' sources are in docs/protocols/vllm.md
 // §4.
 
-// loss says which call takes a member's own value from a prefill leg.
-type loss uint8
+// Loss says what takes a member's own value from a prefill leg.
+type Loss uint8
 
 const (
-	byLimit  loss = iota // LimitTokens
-	toOne                // a prefill leg asks for 1
-	dropped              // a prefill leg lacks it
-	byEnding             // one that must end by length lacks it
+	ByLimit  Loss = iota // the limit of tokens
+	ToOne                // a prefill leg asks for 1
+	Dropped              // a prefill leg lacks it
+	ByEnding             // one that must end by length lacks it
 )
 
-// member is a member that a prefill leg loses or changes, with the engines' rule for it.
-type member struct {
-	name string
-	loss loss
+// Member is a member that a prefill leg loses or changes, with the engines' rule for it.
+type Member struct {
+	Name string
+	Loss Loss
 	rule rule
 }
 
@@ -181,67 +181,67 @@ func integer(raw []byte) (int64, bool) {
 	return int64(f), true
 }
 
-// checkMembers returns a *RequestError if D would refuse a member that the prefill leg loses or changes, or an empty
+// CheckMembers returns a *[Fault] if D would refuse a member that the prefill leg loses or changes, or an empty
 // prompt. sglang is true if the protocol has SGLang's rooms, so that the prefill leg keeps more members. ends is true
 // if the leg must end by length.
-func (r *ClientRequest) checkMembers(sglang, ends bool) error {
-	i := r.API.info()
-	d, prefix := r.samplingDoc(), ""
-	if i.sampling != "" {
-		prefix = i.sampling + "."
+func (r *Request) CheckMembers(sglang, ends bool) error {
+	i := r.API.Info()
+	d, prefix := r.SamplingDoc(), ""
+	if i.Sampling != "" {
+		prefix = i.Sampling + "."
 	}
-	for k := range i.members {
-		m := &i.members[k]
-		if m.loss == byEnding && !ends || m.loss != byLimit && sglang {
+	for k := range i.Members {
+		m := &i.Members[k]
+		if m.Loss == ByEnding && !ends || m.Loss != ByLimit && sglang {
 			continue
 		}
-		raw, ok := field(d, m.name)
+		raw, ok := Field(d, m.Name)
 		if !ok {
 			continue
 		}
 		if problem := m.rule(raw); problem != "" {
-			return &RequestError{Param: prefix + m.name, Message: problem}
+			return &Fault{Param: prefix + m.Name, Message: problem}
 		}
 	}
 	name, problem := i.checkLimits(r, d, sglang)
 	if problem != "" {
-		return &RequestError{Param: prefix + name, Message: problem}
+		return &Fault{Param: prefix + name, Message: problem}
 	}
 	if name = r.emptyPrompt(); name != "" {
-		return &RequestError{Param: name, Message: "must not be empty"}
+		return &Fault{Param: name, Message: "must not be empty"}
 	}
 	if name, problem = r.checkStreamOptions(sglang); problem != "" {
-		return &RequestError{Param: name, Message: problem}
+		return &Fault{Param: name, Message: problem}
 	}
 	if sglang {
 		return nil // it reads the members that follow otherwise, and its prefill legs do not lose them
 	}
 	if name, problem = r.checkPairs(); problem != "" {
-		return &RequestError{Param: name, Message: problem}
+		return &Fault{Param: name, Message: problem}
 	}
 	return nil
 }
 
 // checkLimits holds the limit of tokens to the engines' least one, and the minimum to the limit.
-func (i *apiInfo) checkLimits(r *ClientRequest, d *jsonedit.Doc, sglang bool) (name, problem string) {
-	name = i.limit
-	if _, ok := field(d, i.altLimit); ok && i.altLimit != "" {
-		name = i.altLimit
+func (i *Info) checkLimits(r *Request, d *jsonedit.Doc, sglang bool) (name, problem string) {
+	name = i.Limit
+	if _, ok := Field(d, i.AltLimit); ok && i.AltLimit != "" {
+		name = i.AltLimit
 	}
-	least := i.least
+	least := i.Least
 	switch {
-	case sglang && r.API == APIResponses:
+	case sglang && r.API == Responses:
 		least = 2 // SGLang takes two off
-	case !sglang && r.API == APICompletions && r.truthy("echo"):
+	case !sglang && r.API == Completions && r.truthy("echo"):
 		least = 0 // vLLM then returns the prompt alone
 	}
-	limit := i.implied
+	limit := i.Implied
 	raw, there := d.Get(name)
 	null := there && jsonedit.Kind(raw) == jsonedit.Null
 	switch {
-	case (!there || null) && r.API == APIMessages, null && sglang && r.API == APICompletions:
+	case (!there || null) && r.API == Messages, null && sglang && r.API == Completions:
 		return name, "must be given"
-	case null && i.sampling != "":
+	case null && i.Sampling != "":
 		limit = math.MaxInt64 // null is no limit, while an absent one is 16, or SGLang's 128
 	case there && !null:
 		limit, _ = integer(raw)
@@ -249,9 +249,9 @@ func (i *apiInfo) checkLimits(r *ClientRequest, d *jsonedit.Doc, sglang bool) (n
 			return name, "must be at least " + strconv.FormatInt(least, 10)
 		}
 	}
-	if raw, ok := field(d, i.minimum); ok && i.minimum != "" {
+	if raw, ok := Field(d, i.Minimum); ok && i.Minimum != "" {
 		if n, _ := integer(raw); n > limit {
-			return i.minimum, "must not be above the limit of tokens"
+			return i.Minimum, "must not be above the limit of tokens"
 		}
 	}
 	return "", ""
@@ -259,16 +259,16 @@ func (i *apiInfo) checkLimits(r *ClientRequest, d *jsonedit.Doc, sglang bool) (n
 
 // emptyPrompt returns the member that holds a prompt of no tokens, or "". Text that a chat template surrounds is never
 // empty.
-func (r *ClientRequest) emptyPrompt() string {
-	names := []string{r.API.PromptMember()}
+func (r *Request) emptyPrompt() string {
+	names := []string{r.API.Info().Prompt}
 	switch r.API {
-	case APIChat, APIResponses, APIMessages:
+	case Chat, Responses, Messages:
 		return ""
-	case APICompletions:
+	case Completions:
 		if raw, ok := r.Field("prompt_embeds"); ok && !emptyPrompt(raw) {
 			return ""
 		}
-	case APISGLang:
+	case SGLang:
 		names = append(names, "input_ids")
 	}
 	for _, name := range names {
@@ -279,16 +279,16 @@ func (r *ClientRequest) emptyPrompt() string {
 	return ""
 }
 
-// lacksPrompt returns the member without which every engine refuses the request, or "".
-func (r *ClientRequest) lacksPrompt() string {
-	i := r.API.info()
-	raw, there := r.Field(i.prompt)
+// LacksPrompt returns the member without which every engine refuses the request, or "".
+func (r *Request) LacksPrompt() string {
+	i := r.API.Info()
+	raw, there := r.Field(i.Prompt)
 	_, embeds := r.Field("prompt_embeds")
-	messages := r.API == APIChat || r.API == APIMessages
-	if there && !(messages && emptyArray(raw)) || embeds && r.API == APICompletions {
+	messages := r.API == Chat || r.API == Messages
+	if there && !(messages && emptyArray(raw)) || embeds && r.API == Completions {
 		return ""
 	}
-	return i.prompt
+	return i.Prompt
 }
 
 // emptyPrompt reports whether a prompt, or the only one of a list, is empty.
@@ -306,20 +306,20 @@ func emptyPrompt(raw []byte) bool {
 }
 
 // checkStreamOptions checks stream_options, which every prefill leg loses. SGLang accepts them without a stream.
-func (r *ClientRequest) checkStreamOptions(sglang bool) (name, problem string) {
+func (r *Request) checkStreamOptions(sglang bool) (name, problem string) {
 	raw, ok := r.Field("stream_options")
-	if !ok || r.API != APIChat && r.API != APICompletions && r.API != APIGenerate {
+	if !ok || r.API != Chat && r.API != Completions && r.API != Generate {
 		return "", ""
 	}
 	d, err := jsonedit.Parse(raw)
 	if err != nil {
 		return "stream_options", "is not a well-formed object"
 	}
-	if d.Len() > 0 && !r.Stream && r.API != APIGenerate && !sglang {
+	if d.Len() > 0 && !r.Stream && r.API != Generate && !sglang {
 		return "stream_options", "needs stream: true"
 	}
 	for _, flag := range [...]string{"include_usage", "continuous_usage_stats"} {
-		if v, ok := field(d, flag); ok && boolean(v) != "" {
+		if v, ok := Field(d, flag); ok && boolean(v) != "" {
 			return "stream_options." + flag, boolean(v)
 		}
 	}
@@ -327,11 +327,11 @@ func (r *ClientRequest) checkStreamOptions(sglang bool) (name, problem string) {
 }
 
 // checkPairs checks members that vLLM refuses because of another one.
-func (r *ClientRequest) checkPairs() (name, problem string) {
+func (r *Request) checkPairs() (name, problem string) {
 	switch r.API {
-	case APIChat, APICompletions:
+	case Chat, Completions:
 		_, asked := r.Field("logprobs")
-		if r.API == APIChat {
+		if r.API == Chat {
 			asked = asked && r.truthy("logprobs")
 			if top, ok := r.Field("top_logprobs"); ok && !asked {
 				if n, _ := integer(top); n != 0 || string(top) == "true" {
@@ -342,16 +342,16 @@ func (r *ClientRequest) checkPairs() (name, problem string) {
 		if list, ok := r.Field("logprob_token_ids"); ok && !emptyArray(list) && !asked {
 			return "logprob_token_ids", "needs logprobs"
 		}
-	case APIGenerate:
+	case Generate:
 		return r.checkScores()
-	case APIMessages:
+	case Messages:
 		return r.checkThinking()
 	}
 	return "", ""
 }
 
 // checkScores holds the members of /inference/v1/generate about log probabilities to vLLM's rules for two of them.
-func (r *ClientRequest) checkScores() (name, problem string) {
+func (r *Request) checkScores() (name, problem string) {
 	_, start := r.sampling("prompt_logprob_start")
 	if _, rows := r.sampling("prompt_logprob_token_ids"); start && !rows {
 		return "sampling_params.prompt_logprob_start", "needs prompt_logprob_token_ids"
@@ -374,8 +374,8 @@ func (r *ClientRequest) checkScores() (name, problem string) {
 }
 
 // checkThinking holds a thinking budget to vLLM's rules: P's leg carries it without them, or not at all
-// ([NewPrefillLeg]).
-func (r *ClientRequest) checkThinking() (name, problem string) {
+// (contract.NewPrefillLeg).
+func (r *Request) checkThinking() (name, problem string) {
 	raw, ok := r.Field("thinking")
 	if !ok {
 		return "", ""
@@ -387,7 +387,7 @@ func (r *ClientRequest) checkThinking() (name, problem string) {
 	if err != nil {
 		return "thinking", "is not a well-formed object"
 	}
-	switch kind, _ := field(d, "type"); string(kind) {
+	switch kind, _ := Field(d, "type"); string(kind) {
 	case `"disabled"`, `"adaptive"`:
 		return "", ""
 	case `"enabled"`:
