@@ -111,7 +111,11 @@ func SetRanks(s *connector.Session, prefill, decode discovery.Rank) {
 }
 
 func rank(e discovery.Endpoint, chosen discovery.Rank, r uint32) int {
-	n, err := strconv.ParseUint(e.Attribute("dpSize"), 10, 16) // no engine has more, and a modulus of 0 would panic
+	size := e.Attribute("dpSize")
+	if size == "" {
+		return 0
+	}
+	n, err := strconv.ParseUint(size, 10, 16) // no engine has more, and a modulus of 0 would panic
 	if err != nil || n < 2 {
 		return 0
 	}
