@@ -122,7 +122,7 @@ func printBody(who string, leg *connector.Leg) {
 }
 
 // A response of P without a usable handoff is ErrNoTransfer: the flow then never sends the decode leg.
-func ExampleNoTransfer() {
+func Example_noTransfer() {
 	request, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"Hello"}`))
 	if err != nil {
 		log.Fatal(err)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package connector_test
+package contract_test
 
 import (
 	"regexp"
