@@ -8,14 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"log"
-	"net/http"
 	"time"
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/handoff"
-	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/contract"
 )
 
 // shelf is a complete connector of a third party: P puts a prompt's KV into a store under a key that the gateway makes,
@@ -86,50 +84,31 @@ func Example() {
 	}
 	fmt.Println(c.Traits().Name, c.Traits().Order)
 
-	// The flow does this: it lets the connector edit both legs, and sends them.
-	request, err := connector.ParseRequest(connector.APICompletions,
-		[]byte(`{"prompt":"Hi","max_tokens":9,"stream":true}`))
+	// A flow lets the connector edit both legs, and sends them. Package connectortest only shows them.
+	exchange := connectortest.Exchange{
+		Request:  `{"prompt":"Hi","max_tokens":9,"stream":true}`,
+		ID:       "k1", // 32 random digits, but for this page
+		Response: connectortest.Response{Body: []byte(`{"shelf_stored":true}`)},
+	}
+	prefill, decode, err := exchange.Legs(context.Background(), c)
 	if err != nil {
 		log.Fatal(err)
 	}
-	session := contract.NewSession(request, "request-1", discovery.Endpoint{}, discovery.Endpoint{})
-	session.ID = "k1" // 32 random digits, but for this page
-
-	prefill := contract.NewPrefillLeg(request, c.Traits())
-	if err := c.Prefill(context.Background(), session, prefill); err != nil {
-		log.Fatal(err)
-	}
-	printBody("P gets", prefill)
-
-	response := &connector.PrefillResult{Status: http.StatusOK, Body: []byte(`{"shelf_stored":true}`), At: time.Now()}
-	decode := contract.NewLeg(request)
-	if err := c.Decode(context.Background(), session, response, decode); err != nil {
-		log.Fatal(err)
-	}
-	printBody("D gets", decode)
+	fmt.Println("P gets", prefill.Body)
+	fmt.Println("D gets", decode.Body)
 	// Output:
 	// shelf prefill-then-decode
 	// P gets {"prompt":"Hi","max_tokens":1,"stream":false,"kv_transfer_params":{"do":"put","key":"k1","store":"north"}}
 	// D gets {"prompt":"Hi","max_tokens":9,"stream":true,"kv_transfer_params":{"do":"take","key":"k1","store":"north"}}
 }
 
-func printBody(who string, leg *connector.Leg) {
-	body, err := contract.Body(leg)
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Printf("%s %s\n", who, body)
-}
-
 // A response of P without a usable handoff is ErrNoTransfer: the flow then never sends the decode leg.
-func Example_noTransfer() {
-	request, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"Hello"}`))
-	if err != nil {
-		log.Fatal(err)
+func ExampleKVConnector_noTransfer() {
+	exchange := connectortest.Exchange{
+		Request:  `{"prompt":"Hello"}`,
+		Response: connectortest.Response{Body: []byte(`{"shelf_stored":false}`)},
 	}
-	session := contract.NewSession(request, "request-1", discovery.Endpoint{}, discovery.Endpoint{})
-	response := &connector.PrefillResult{Status: http.StatusOK, Body: []byte(`{"shelf_stored":false}`), At: time.Now()}
-	err = (&shelf{store: "north"}).Decode(context.Background(), session, response, contract.NewLeg(request))
+	_, _, err := exchange.Legs(context.Background(), &shelf{store: "north"})
 	fmt.Println(errors.Is(err, connector.ErrNoTransfer))
 	// Output:
 	// true
