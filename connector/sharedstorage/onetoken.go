@@ -24,7 +24,7 @@ func (*Connector) CheckRequest(r *connector.ClientRequest) error {
 	switch r.API {
 	case connector.APICompletions, connector.APIGenerate:
 		member := r.API.PromptMember()
-		if raw, ok := r.Field(member); ok && jsonedit.Kind(raw) == jsonedit.Array && hasOneToken(raw) {
+		if raw, ok := r.Field(member); ok && jsonedit.Kind(raw) == jsonedit.Array && hasOneToken(raw, true) {
 			return deadly(member, "must have more than one token")
 		}
 	case connector.APIResponses:
@@ -46,34 +46,23 @@ func deadly(member, what string) error {
 		Message: what + ": the engines behind this model cannot take a prompt of one token"}
 }
 
-// hasOneToken reports whether an array is a prompt of one token id or holds such a prompt. The brackets are known to be
-// balanced. It stops at a prompt's second id, so a long prompt costs nothing.
-func hasOneToken(raw []byte) bool {
-	depth, ids, commas := 0, false, 0 // ids and commas are those of the innermost array
-	for i := 0; i < len(raw); i++ {
-		switch b := raw[i]; {
-		case b == '"':
-			for i++; i < len(raw) && raw[i] != '"'; i++ {
-				if raw[i] == '\\' {
-					i++
-				}
-			}
-		case b == '[':
-			depth++
-			ids, commas = false, 0
-		case b == ',':
-			if commas++; depth == 1 && ids {
-				return false
-			}
-		case b == ']':
-			if ids && commas == 0 {
+// hasOneToken reports whether an array is a prompt of one token id or holds such a prompt. It stops at a prompt's second
+// id, so a long prompt costs nothing, and it looks into no array of an array of arrays, which no API takes: a body of
+// brackets alone would cost a pass for each.
+func hasOneToken(raw []byte, list bool) bool {
+	n := 0
+	for item := range jsonedit.Items(raw) {
+		switch jsonedit.Kind(item) {
+		case jsonedit.Array:
+			if list && hasOneToken(item, false) {
 				return true
 			}
-			depth--
-			ids, commas = false, 0
-		case b > ' ' && b != '{' && b != '}' && b != ':':
-			ids = true
+		case jsonedit.String, jsonedit.Object:
+		default:
+			if n++; n == 2 {
+				return false
+			}
 		}
 	}
-	return false
+	return n == 1
 }

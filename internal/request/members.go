@@ -3,7 +3,6 @@
 package request
 
 import (
-	"bytes"
 	"math"
 	"strconv"
 	"strings"
@@ -130,40 +129,12 @@ func falsyTextOrTexts(raw []byte) string {
 
 // each returns problem unless raw is an array whose items all pass ok.
 func each(raw []byte, problem string, ok func(item []byte) bool) string {
-	if jsonedit.Kind(raw) != jsonedit.Array {
-		return problem
-	}
-	rest := raw[1:]
-	for {
-		rest = skipSpace(rest)
-		if rest[0] == ']' {
-			return ""
-		}
-		end := itemEnd(rest)
-		if end == len(rest) || !ok(rest[:end]) { // the former if the array is malformed
-			return problem
-		}
-		rest = bytes.TrimPrefix(skipSpace(rest[end:]), []byte(","))
-		if len(rest) == 0 {
+	for item := range jsonedit.Items(raw) {
+		if item == nil || !ok(item) {
 			return problem
 		}
 	}
-}
-
-func skipSpace(raw []byte) []byte { return bytes.TrimLeft(raw, " \t\r\n") }
-
-// itemEnd returns the offset after the JSON value at the start of b.
-func itemEnd(b []byte) int {
-	switch b[0] {
-	case '"':
-		return stringEnd(b)
-	case '[', '{':
-		return containerEnd(b)
-	}
-	if i := bytes.IndexAny(b, ",] \t\r\n"); i > 0 {
-		return i
-	}
-	return len(b)
+	return ""
 }
 
 // integer returns the value of a number that the engines read as an integer within 64 bits: 16, and also 16.0.
@@ -293,16 +264,40 @@ func (r *Request) LacksPrompt() string {
 
 // emptyPrompt reports whether a prompt, or the only one of a list, is empty.
 func emptyPrompt(raw []byte) bool {
-	if raw[0] == '[' {
-		if severalPrompts(raw) {
+	if jsonedit.Kind(raw) != jsonedit.Array || severalPrompts(raw) {
+		return string(raw) == `""`
+	}
+	for first := range jsonedit.Items(raw) {
+		return string(first) == `""` || emptyArray(first)
+	}
+	return true
+}
+
+// severalPrompts reports whether a JSON array holds more than one prompt. An array of numbers is one prompt of token
+// ids; an array of strings, arrays or objects is a list of prompts. It reads only the first element, so a prompt of a
+// million tokens costs nothing.
+func severalPrompts(raw []byte) bool {
+	n := 0
+	for item := range jsonedit.Items(raw) {
+		if kind := jsonedit.Kind(item); n == 0 && kind != jsonedit.String && kind != jsonedit.Array &&
+			kind != jsonedit.Object {
 			return false
 		}
-		raw = skipSpace(raw[1:])
-		if raw[0] == ']' {
+		if n++; n == 2 {
 			return true
 		}
 	}
-	return len(raw) > 1 && raw[0] == '"' && raw[1] == '"' || raw[0] == '[' && skipSpace(raw[1:])[0] == ']'
+	return false
+}
+
+func emptyArray(raw []byte) bool {
+	if jsonedit.Kind(raw) != jsonedit.Array {
+		return false
+	}
+	for range jsonedit.Items(raw) {
+		return false
+	}
+	return true
 }
 
 // checkStreamOptions checks stream_options, which every prefill leg loses. SGLang accepts them without a stream.
