@@ -3,16 +3,12 @@
 package ascendlayerwise_test
 
 import (
-	"bytes"
-	"context"
-	"encoding/json"
 	"fmt"
 	"log"
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/ascendlayerwise"
-	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/contract"
+	"github.com/pdkit/pdkit/connector/connectortest"
 )
 
 // D's leg goes out first. When D has blocks it calls the gateway back, and P's leg then carries what D sent.
@@ -21,37 +17,44 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"Hello","max_tokens":8}`))
-	if err != nil {
-		log.Fatal(err)
-	}
-	p, err := discovery.New("http://10.0.0.5:8000", discovery.RolePrefill)
-	if err != nil {
-		log.Fatal(err)
-	}
-	d, err := discovery.New("http://10.0.0.6:8000", discovery.RoleDecode)
-	if err != nil {
-		log.Fatal(err)
-	}
-	ids := [16]byte{7: 42, 15: 1} // contract.NewSession takes random ones
-	s := contract.NewSessionWith(ids, r, "client-7", p, d)
-	show := func(name string, leg *connector.Leg, err error) {
-		if err != nil {
-			log.Fatal(err)
-		}
-		body, err := contract.Body(leg)
-		if err != nil {
-			log.Fatal(err)
-		}
-		var lines bytes.Buffer
-		if err := json.Indent(&lines, body, "", "  "); err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println(name, lines.String())
-	}
-	decode := contract.NewLeg(r)
-	show("D", decode, c.Decode(context.Background(), s, nil, decode))
+	fmt.Print(connectortest.Exchange{
+		Request: `{"prompt":"Hello","max_tokens":8}`,
+		Event: connector.Event{Body: []byte(`{"token_ids":[],"request_id":"cmpl-000000000000002a0000000000000001-0",` +
+			`"do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[11,12]],"remote_block_size":[128],` +
+			`"remote_engine_id":"d0","remote_host":"10.0.0.6","remote_port":5000,"remote_tp_size":8,` +
+			`"remote_pcp_size":1,"remote_dcp_size":1,"remote_cached_tokens":0}`)},
+	}.Show(c))
 	// Output:
+	// P X-Request-Id: 000000000000002a0000000000000001
+	// P {
+	//   "prompt": "Hello",
+	//   "max_tokens": 1,
+	//   "stream": false,
+	//   "min_tokens": 1,
+	//   "kv_transfer_params": {
+	//     "token_ids": [],
+	//     "request_id": "cmpl-000000000000002a0000000000000001-0",
+	//     "do_remote_prefill": false,
+	//     "do_remote_decode": true,
+	//     "remote_block_ids": [
+	//       [
+	//         11,
+	//         12
+	//       ]
+	//     ],
+	//     "remote_block_size": [
+	//       128
+	//     ],
+	//     "remote_engine_id": "d0",
+	//     "remote_host": "10.0.0.6",
+	//     "remote_port": 5000,
+	//     "remote_tp_size": 8,
+	//     "remote_pcp_size": 1,
+	//     "remote_dcp_size": 1,
+	//     "remote_cached_tokens": 0
+	//   }
+	// }
+	// D X-Request-Id: 000000000000002a0000000000000001
 	// D {
 	//   "prompt": "Hello",
 	//   "max_tokens": 8,

@@ -3,18 +3,11 @@
 package mooncakeascend_test
 
 import (
-	"bytes"
-	"context"
-	"encoding/json"
 	"fmt"
 	"log"
-	"net/http"
-	"time"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/mooncakeascend"
-	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/contract"
 )
 
 // P hands over only if it ends by length. D gets the handoff byte for byte.
@@ -23,36 +16,17 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"Hello","max_tokens":8}`))
-	if err != nil {
-		log.Fatal(err)
-	}
-	s := contract.NewSession(r, "client-7", discovery.Endpoint{}, discovery.Endpoint{})
-	show := func(name string, leg *connector.Leg, err error) {
-		if err != nil {
-			log.Fatal(err)
-		}
-		body, err := contract.Body(leg)
-		if err != nil {
-			log.Fatal(err)
-		}
-		var lines bytes.Buffer
-		if err := json.Indent(&lines, body, "", "  "); err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println(name, lines.String())
-	}
-	response := &connector.PrefillResult{Status: http.StatusOK, Body: []byte(`{"choices":[{"finish_reason":"length"}],
+	fmt.Print(connectortest.Exchange{
+		Request: `{"prompt":"Hello","max_tokens":8}`,
+		Response: connectortest.Response{Body: []byte(`{"choices":[{"finish_reason":"length"}],
 		"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1]],
 		"remote_engine_id":"e","remote_request_id":"q","remote_host":"10.0.0.5","remote_port":30000,
 		"remote_block_size":128,
 		"num_prompt_blocks":1,		"remote_ptp_size":1,"remote_pcp_size":1,"remote_dcp_size":1,
-		"last_token_id":7,"remote_multi_nodes_meta_mapping":{}}}`), At: time.Now()}
-	prefill := contract.NewPrefillLeg(r, c.Traits())
-	show("P", prefill, c.Prefill(context.Background(), s, prefill))
-	decode := contract.NewLeg(r)
-	show("D", decode, c.Decode(context.Background(), s, response, decode))
+		"last_token_id":7,"remote_multi_nodes_meta_mapping":{}}}`)},
+	}.Show(c))
 	// Output:
+	// P X-Request-Id: 000000000000002a0000000000000001
 	// P {
 	//   "prompt": "Hello",
 	//   "max_tokens": 1,
@@ -67,6 +41,7 @@ func ExampleNew() {
 	//     "remote_port": null
 	//   }
 	// }
+	// D X-Request-Id: 000000000000002a0000000000000001
 	// D {
 	//   "prompt": "Hello",
 	//   "max_tokens": 8,

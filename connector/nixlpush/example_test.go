@@ -3,16 +3,12 @@
 package nixlpush_test
 
 import (
-	"bytes"
-	"context"
-	"encoding/json"
 	"fmt"
 	"log"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/nixlpush"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/contract"
 )
 
 // Both legs go out at once under one id. D learns from P's attributes where P is.
@@ -21,41 +17,13 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"Hello","max_tokens":8}`))
-	if err != nil {
-		log.Fatal(err)
-	}
-	p, err := discovery.New("http://10.0.0.5:8000", discovery.RolePrefill)
-	if err != nil {
-		log.Fatal(err)
-	}
-	p.Attributes = map[string]string{"engineID": "prefill-0", "sideChannelPort": "5600"}
-	d, err := discovery.New("http://10.0.0.6:8000", discovery.RoleDecode)
-	if err != nil {
-		log.Fatal(err)
-	}
-	ids := [16]byte{7: 42, 15: 1} // contract.NewSession takes random ones
-	s := contract.NewSessionWith(ids, r, "client-7", p, d)
-	show := func(name string, leg *connector.Leg, err error) {
-		if err != nil {
-			log.Fatal(err)
-		}
-		body, err := contract.Body(leg)
-		if err != nil {
-			log.Fatal(err)
-		}
-		var lines bytes.Buffer
-		if err := json.Indent(&lines, body, "", "  "); err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println(name, contract.Leg(leg).Headers, lines.String())
-	}
-	prefill := contract.NewPrefillLeg(r, c.Traits())
-	show("P", prefill, c.Prefill(context.Background(), s, prefill))
-	decode := contract.NewLeg(r)
-	show("D", decode, c.Decode(context.Background(), s, nil, decode))
+	fmt.Print(connectortest.Exchange{
+		Request: `{"prompt":"Hello","max_tokens":8}`,
+		Prefill: discovery.Endpoint{Attributes: map[string]string{"engineID": "prefill-0", "sideChannelPort": "5600"}},
+	}.Show(c))
 	// Output:
-	// P [{X-Request-Id 000000000000002a0000000000000001}] {
+	// P X-Request-Id: 000000000000002a0000000000000001
+	// P {
 	//   "prompt": "Hello",
 	//   "max_tokens": 1,
 	//   "stream": false,
@@ -68,7 +36,8 @@ func ExampleNew() {
 	//     "remote_port": null
 	//   }
 	// }
-	// D [{X-Request-Id 000000000000002a0000000000000001}] {
+	// D X-Request-Id: 000000000000002a0000000000000001
+	// D {
 	//   "prompt": "Hello",
 	//   "max_tokens": 8,
 	//   "kv_transfer_params": {
@@ -82,4 +51,5 @@ func ExampleNew() {
 	//     "remote_request_id": "000000000000002a0000000000000001"
 	//   }
 	// }
+	// CheckPrefill: no usable KV handoff in the prefill response: kv_transfer_params is absent or null: prefill did not end as it must
 }

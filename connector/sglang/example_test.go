@@ -3,16 +3,11 @@
 package sglang_test
 
 import (
-	"bytes"
-	"context"
-	"encoding/json"
 	"fmt"
 	"log"
 
-	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/sglang"
-	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/contract"
 )
 
 // Both legs go out at once with the same room, by which the engines find each other.
@@ -21,38 +16,9 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"Hello","max_tokens":8}`))
-	if err != nil {
-		log.Fatal(err)
-	}
-	p, err := discovery.New("http://10.0.0.5:8000", discovery.RolePrefill)
-	if err != nil {
-		log.Fatal(err)
-	}
-	d, err := discovery.New("http://10.0.0.6:8000", discovery.RoleDecode)
-	if err != nil {
-		log.Fatal(err)
-	}
-	ids := [16]byte{7: 42, 15: 1} // contract.NewSession takes random ones
-	s := contract.NewSessionWith(ids, r, "client-7", p, d)
-	show := func(name string, leg *connector.Leg, err error) {
-		if err != nil {
-			log.Fatal(err)
-		}
-		body, err := contract.Body(leg)
-		if err != nil {
-			log.Fatal(err)
-		}
-		var lines bytes.Buffer
-		if err := json.Indent(&lines, body, "", "  "); err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println(name, lines.String())
-	}
-	prefill := contract.NewPrefillLeg(r, c.Traits())
-	show("P", prefill, c.Prefill(context.Background(), s, prefill))
-	decode := contract.NewLeg(r)
-	show("D", decode, c.Decode(context.Background(), s, nil, decode))
+	fmt.Print(connectortest.Exchange{
+		Request: `{"prompt":"Hello","max_tokens":8}`,
+	}.Show(c))
 	// Output:
 	// P {
 	//   "prompt": "Hello",
