@@ -9,17 +9,12 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/ascendlayerwise"
 	"github.com/pdkit/pdkit/connector/connectortest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-func factory(settings json.RawMessage) (connector.KVConnector, error) {
-	return connector.Open(config.Spec{Type: ascendlayerwise.Name, Config: settings})
-}
 
 // callback is the body that D posts for a request id.
 func callback(id string) string {
@@ -40,7 +35,6 @@ func engineID(api connector.API, id string) string {
 func harness() connectortest.Harness {
 	return connectortest.Harness{
 		Name: ascendlayerwise.Name,
-		New:  factory,
 		Config: json.RawMessage(`{"callbackListen":"127.0.0.1:0","callbackURL":"http://gateway.example:8600",` +
 			`"kvPort":36000}`),
 		BadConfig: []json.RawMessage{
@@ -62,6 +56,8 @@ func harness() connectortest.Harness {
 
 func TestConformance(t *testing.T) { connectortest.Run(t, harness()) }
 
-func TestGolden(t *testing.T) { connectortest.Golden(t, factory, "testdata/golden") }
+func TestGolden(t *testing.T) {
+	connectortest.Golden(t, connectortest.Open(ascendlayerwise.Name), "testdata/golden")
+}
 
 func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harness()) }

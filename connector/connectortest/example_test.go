@@ -9,22 +9,16 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/plainhttp"
 )
-
-func newHTTP(settings json.RawMessage) (connector.KVConnector, error) {
-	return connector.Open(config.Spec{Type: plainhttp.Name, Config: settings})
-}
 
 // A connector's own test runs the suite; here it is the connector "http".
 func ExampleRun() {
 	test := func(t *testing.T) {
 		connectortest.Run(t, connectortest.Harness{
 			Name:   plainhttp.Name,
-			New:    newHTTP,
 			Config: json.RawMessage(`{"maxRetries":3}`),
 		})
 	}
@@ -45,7 +39,7 @@ func (s stubborn) Prefill(ctx context.Context, session *connector.Session, leg *
 func ExampleCheck() {
 	err := connectortest.Check(context.Background(), connectortest.Harness{
 		New: func(settings json.RawMessage) (connector.KVConnector, error) {
-			c, err := newHTTP(settings)
+			c, err := connectortest.Open(plainhttp.Name)(settings)
 			return stubborn{c}, err
 		},
 	})

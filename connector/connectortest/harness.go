@@ -19,6 +19,7 @@ import (
 
 	"github.com/tidwall/sjson"
 
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/check"
 	"github.com/pdkit/pdkit/discovery"
@@ -28,8 +29,8 @@ import (
 // Harness is a connector under test and what its protocol has on the other side. Only New is required. What the
 // connector declares in its Traits is not said again: which rules apply, the suite takes from there.
 type Harness struct {
-	// New makes the connector from its settings, as its registered factory does. What it listens on must be free ports
-	// of loopback with Config.
+	// New makes the connector from its settings, as its registered function does, which is the default. What it listens
+	// on must be free ports of loopback with Config.
 	New func(config json.RawMessage) (connector.KVConnector, error)
 
 	Name      string            // the registered name; "" for a connector that is not registered
@@ -133,9 +134,19 @@ const (
 	defaultTimeout = 5 * time.Second
 )
 
+// Open returns the function with which the registered connector of that name, or of that class name, is made.
+func Open(name string) func(settings json.RawMessage) (connector.KVConnector, error) {
+	return func(settings json.RawMessage) (connector.KVConnector, error) {
+		return connector.Open(config.Spec{Type: name, Config: settings})
+	}
+}
+
 func (h *Harness) fill() error {
 	if h.New == nil {
-		return errors.New("it has no New")
+		if h.Name == "" {
+			return errors.New("it has neither New nor Name")
+		}
+		h.New = Open(h.Name)
 	}
 	h.Prefill = fillEndpoint(h.Prefill, idP, hostP+":8100", discovery.RolePrefill)
 	h.Decode = fillEndpoint(h.Decode, idD, hostD+":8200", discovery.RoleDecode)

@@ -5,13 +5,8 @@
 //
 // An author of a connector calls [Run] from a test, and [Golden] for exchanges as the engines' own versions have them:
 //
-//	func factory(settings json.RawMessage) (connector.KVConnector, error) {
-//		return connector.Open(config.Spec{Type: "myproto", Config: settings})
-//	}
-//
 //	var harness = connectortest.Harness{
 //		Name: "myproto",
-//		New:  factory,
 //		// Valid settings, each other than its default: the suite misspells, doubles and removes them.
 //		Config: json.RawMessage(`{"pollInterval":"50ms"}`),
 //		// What the protocol needs to know of its engines. The suite gives URLs and IDs, removes each attribute in
@@ -26,7 +21,7 @@
 //
 //	func TestConformance(t *testing.T) { connectortest.Run(t, harness) }
 //
-//	func TestGolden(t *testing.T) { connectortest.Golden(t, factory, "testdata/golden") }
+//	func TestGolden(t *testing.T) { connectortest.Golden(t, connectortest.Open("myproto"), "testdata/golden") }
 //
 //	func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harness) }
 //

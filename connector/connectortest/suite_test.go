@@ -61,7 +61,8 @@ func TestAFaultOfTheHarnessIsSaid(t *testing.T) {
 		spoil func(h *connectortest.Harness)
 		says  string
 	}{
-		"no New": {func(h *connectortest.Harness) { h.New = nil }, "the harness: it has no New"},
+		"neither New nor Name": {func(h *connectortest.Harness) { h.New, h.Name = nil, "" },
+			"the harness: it has neither New nor Name"},
 		"a bad Config": {func(h *connectortest.Harness) { h.Config = json.RawMessage(`{"blockSise":1}`) },
 			"with the harness's Config: blockSise: unknown field"},
 		"New gives nothing": {func(h *connectortest.Harness) {

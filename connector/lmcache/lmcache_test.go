@@ -27,10 +27,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func factory(settings json.RawMessage) (connector.KVConnector, error) {
-	return connector.Open(config.Spec{Type: lmcache.Name, Config: settings})
-}
-
 // everyKey sets every setting of pdkit and of the design documents to a value that is not its default.
 const everyKey = `{"settleTime":"30s","engineClass":"LMCacheConnectorV1",
 	"serverEndpoints":["lmcache-0.lmcache.default.svc.cluster.local:8080",
@@ -42,7 +38,7 @@ const everyKey = `{"settleTime":"30s","engineClass":"LMCacheConnectorV1",
 
 func harness() connectortest.Harness {
 	return connectortest.Harness{
-		Name: lmcache.Name, New: factory, Config: json.RawMessage(everyKey),
+		Name: lmcache.Name, Config: json.RawMessage(everyKey),
 		BadConfig: []json.RawMessage{
 			json.RawMessage(`{"backendType":"carrier-pigeon"}`), json.RawMessage(`{"backendType":"redis"}`),
 			json.RawMessage(`{"enable_pd":true}`),
@@ -54,7 +50,9 @@ func harness() connectortest.Harness {
 
 func TestConformance(t *testing.T) { connectortest.Run(t, harness()) }
 
-func TestGolden(t *testing.T) { connectortest.Golden(t, factory, "testdata/golden") }
+func TestGolden(t *testing.T) {
+	connectortest.Golden(t, connectortest.Open(lmcache.Name), "testdata/golden")
+}
 
 func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harness()) }
 
@@ -90,12 +88,12 @@ func TestTheClassNameIsResolvedByItsSettings(t *testing.T) {
 }
 
 func TestTheNameMeansTheSharedStore(t *testing.T) {
-	_, err := factory(json.RawMessage(`{"lmcache.enable_pd":true}`))
+	_, err := connectortest.Open(lmcache.Name)(json.RawMessage(`{"lmcache.enable_pd":true}`))
 	faults := config.FieldErrors(err)
 	require.Len(t, faults, 1)
 	assert.Equal(t, "lmcache.enable_pd", faults[0].Path)
 	assert.Contains(t, faults[0].Remedy, "lmcache-pd")
-	c, err := factory(nil)
+	c, err := connectortest.Open(lmcache.Name)(nil)
 	require.NoError(t, err)
 	assert.True(t, c.Traits().Handoff.ContentStore)
 }

@@ -10,6 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/config"
+	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/lmcache"
 )
 
 // This has the config of the design proposal's LMCache example, every key of its Go structs, LMCache's own names beside
@@ -32,7 +34,7 @@ func TestEveryKeyOfTheDesignDocumentsIsRead(t *testing.T) {
 		"the old transfer, switched off": `{"enable_nixl":false,"nixl_role":"sender","nixl_buffer_size":1073741824,` +
 			`"nixl_enable_gc":true}`,
 	} {
-		_, err := factory(json.RawMessage(config))
+		_, err := connectortest.Open(lmcache.Name)(json.RawMessage(config))
 		assert.NoError(t, err, rule)
 	}
 }
@@ -73,7 +75,7 @@ func TestBadValuesAreRefusedAtTheirPath(t *testing.T) {
 		`{"lmcache.enable_xpyd":false,"lmcache.enable_pd":false}`: "lmcache.enable_xpyd",
 		`{"enable_nixl":true}`:                                    "enable_nixl",
 	} {
-		_, err := factory(json.RawMessage(settings))
+		_, err := connectortest.Open(lmcache.Name)(json.RawMessage(settings))
 		faults := config.FieldErrors(err)
 		require.Len(t, faults, 1, settings)
 		assert.Equal(t, path, faults[0].Path, settings)
@@ -82,13 +84,13 @@ func TestBadValuesAreRefusedAtTheirPath(t *testing.T) {
 }
 
 func TestMisspeltNamesOfLMCacheGetTheNearest(t *testing.T) {
-	_, err := factory(json.RawMessage(`{"lmcache.chunk_sise":256}`))
+	_, err := connectortest.Open(lmcache.Name)(json.RawMessage(`{"lmcache.chunk_sise":256}`))
 	require.Error(t, err)
 	assert.Contains(t, err.Error(), "chunk_size")
 }
 
 func TestPasswordsAreInNoErrorText(t *testing.T) {
-	_, err := factory(
+	_, err := connectortest.Open(lmcache.Name)(
 		json.RawMessage(`{"redisConfig":{"host":"","port":-1,"database":-1,"username":"u53r","password":"s3cret"},` +
 			`"remote_url":5,"poolSize":-1}`),
 	)

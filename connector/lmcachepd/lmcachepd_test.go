@@ -25,17 +25,13 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func factory(settings json.RawMessage) (connector.KVConnector, error) {
-	return connector.Open(config.Spec{Type: lmcachepd.Name, Config: settings})
-}
-
 // receiverOfTwo is a decode engine with two tensor-parallel ranks.
 var receiverOfTwo = map[string]string{"receiverHost": "10.0.0.7", "receiverInitPorts": "8300,8301",
 	"receiverAllocPorts": "8400,8401"}
 
 func harness() connectortest.Harness {
 	return connectortest.Harness{
-		Name: lmcachepd.Name, New: factory,
+		Name:   lmcachepd.Name,
 		Config: json.RawMessage(`{"notifyListen":"127.0.0.1:0","notifyTimeout":"7s","notifications":3}`),
 		BadConfig: []json.RawMessage{
 			json.RawMessage(`{"notifyTimeout":"0s"}`), json.RawMessage(`{"notifyListen":"8500"}`),
@@ -85,7 +81,9 @@ func TestConformance(t *testing.T) { connectortest.Run(t, harness()) }
 
 func TestConformanceWithTheFirstTokenFromP(t *testing.T) { connectortest.Run(t, withFirstToken()) }
 
-func TestGolden(t *testing.T) { connectortest.Golden(t, factory, "testdata/golden") }
+func TestGolden(t *testing.T) {
+	connectortest.Golden(t, connectortest.Open(lmcachepd.Name), "testdata/golden")
+}
 
 func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harness()) }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector/check"
+	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/lmcachepd"
 )
 
@@ -38,7 +39,7 @@ func TestBadValuesAreRefusedAtTheirPath(t *testing.T) {
 		`{"enable_pd":true,"lmcache.enable_pd":true}`: "lmcache.enable_pd",
 		`{"lmcache.pd_proxy_hots":"h"}`:               "lmcache.pd_proxy_hots",
 	} {
-		_, err := factory(json.RawMessage(settings))
+		_, err := connectortest.Open(lmcachepd.Name)(json.RawMessage(settings))
 		faults := config.FieldErrors(err)
 		require.Len(t, faults, 1, settings)
 		assert.Equal(t, path, faults[0].Path, settings)
@@ -48,7 +49,7 @@ func TestBadValuesAreRefusedAtTheirPath(t *testing.T) {
 
 // These are all settings that Kthena's issue 1069 tried, but without the switch that keeps P from sending notices.
 func TestTheSettingsOfIssue1069(t *testing.T) {
-	_, err := factory(
+	_, err := connectortest.Open(lmcachepd.Name)(
 		json.RawMessage(
 			`{"lmcache.enable_pd":true,"lmcache.pd_role":"sender","lmcache.transfer_channel":"nixl",
 			"lmcache.nixl_backends":["UCX"],
@@ -63,15 +64,16 @@ func TestTheSettingsOfIssue1069(t *testing.T) {
 // pairs.
 func TestOnePortOf2025BecomesTwo(t *testing.T) {
 	d := decodeEngine(nil)
-	c, err := factory(json.RawMessage(`{"enable_nixl":true,"nixl_role":"receiver","nixl_peer_host":"localhost",` +
-		`"nixl_peer_port":55555,"nixl_buffer_size":1073741824}`))
+	c, err := connectortest.Open(lmcachepd.Name)(json.RawMessage(
+		`{"enable_nixl":true,"nixl_role":"receiver","nixl_peer_host":"localhost",` +
+			`"nixl_peer_port":55555,"nixl_buffer_size":1073741824}`))
 	require.NoError(t, err)
 	require.NoError(t, check.Of(c).CheckEndpoint(d), "requests are sent there")
-	_, err = factory(json.RawMessage(`{"enable_nixl":true,"nixl_peer_port":65500}`))
+	_, err = connectortest.Open(lmcachepd.Name)(json.RawMessage(`{"enable_nixl":true,"nixl_peer_port":65500}`))
 	faults := config.FieldErrors(err)
 	require.Len(t, faults, 1)
 	assert.Equal(t, "pd_peer_alloc_port", faults[0].Path)
-	c, err = factory(json.RawMessage(`{"enable_pd":true,"pd_peer_init_port":7300}`))
+	c, err = connectortest.Open(lmcachepd.Name)(json.RawMessage(`{"enable_pd":true,"pd_peer_init_port":7300}`))
 	require.NoError(t, err)
 	require.ErrorContains(t, check.Of(c).CheckEndpoint(d), "receiverAllocPorts", "today's names come in pairs")
 }

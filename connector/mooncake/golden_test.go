@@ -7,23 +7,18 @@ import (
 	"net/http"
 	"testing"
 
-	"github.com/pdkit/pdkit/config"
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/mooncake"
 	"github.com/pdkit/pdkit/discovery"
 )
 
-func open(settings json.RawMessage) (connector.KVConnector, error) {
-	return connector.Open(config.Spec{Type: mooncake.Name, Config: settings})
+func TestGolden(t *testing.T) {
+	connectortest.Golden(t, connectortest.Open(mooncake.Name), "testdata/golden")
 }
-
-func TestGolden(t *testing.T) { connectortest.Golden(t, open, "testdata/golden") }
 
 func harness() connectortest.Harness {
 	return connectortest.Harness{
 		Name: mooncake.Name,
-		New:  open,
 		Config: json.RawMessage(`{"bootstrapPort":9998,"engineTTL":"7s","abortTimeout":"60s","num_workers":4,` +
 			`"mooncake_protocol":"tcp","device_name":"mlx5_0",` +
 			`"bootstrap_server_address":"10.0.0.9:8999","prefill_side_swa_replay":true}`),

@@ -22,6 +22,7 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
+	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/mooncake"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/internal/contract"
@@ -387,7 +388,7 @@ func TestCheckEndpoint(t *testing.T) {
 }
 
 func TestAbilities(t *testing.T) {
-	c, err := open(nil)
+	c, err := connectortest.Open(mooncake.Name)(nil)
 	require.NoError(t, err)
 	assert.Equal(t, connector.Together, c.Traits().Order)
 	assert.Equal(t, []connector.Order{connector.PrefillThenDecode}, c.Traits().OtherOrders)

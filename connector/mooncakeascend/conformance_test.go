@@ -8,21 +8,12 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/mooncakeascend"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-func factory(settings json.RawMessage) (connector.KVConnector, error) {
-	return connector.Open(config.Spec{Type: mooncakeascend.Name, Config: settings})
-}
-
-func hybridFactory(settings json.RawMessage) (connector.KVConnector, error) {
-	return connector.Open(config.Spec{Type: mooncakeascend.HybridName, Config: settings})
-}
 
 // hybridHandoff has the keys that MooncakeHybridConnector writes, in its order: one group keeps no block.
 const hybridHandoff = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[7,8,9],[]],` +
@@ -32,7 +23,6 @@ const hybridHandoff = `{"do_remote_prefill":true,"do_remote_decode":false,"remot
 func harness() connectortest.Harness {
 	return connectortest.Harness{
 		Name:   mooncakeascend.Name,
-		New:    factory,
 		Config: json.RawMessage(`{"leaseDuration":"90s","kvPort":36000}`),
 		BadConfig: []json.RawMessage{
 			json.RawMessage(`{"leaseDuration":"0s"}`), json.RawMessage(`{"leaseDuration":"1500ms"}`),
@@ -52,7 +42,7 @@ func TestConformance(t *testing.T) { connectortest.Run(t, harness()) }
 
 func TestConformanceOfHybrid(t *testing.T) {
 	h := harness()
-	h.Name, h.New = mooncakeascend.HybridName, hybridFactory
+	h.Name = mooncakeascend.HybridName
 	h.Response = func(*connector.Session, []byte) connectortest.Response {
 		return connectortest.Response{Handoff: hybridHandoff}
 	}
@@ -60,8 +50,8 @@ func TestConformanceOfHybrid(t *testing.T) {
 }
 
 func TestGolden(t *testing.T) {
-	connectortest.Golden(t, factory, "testdata/golden")
-	connectortest.Golden(t, hybridFactory, "testdata/mooncake-hybrid")
+	connectortest.Golden(t, connectortest.Open(mooncakeascend.Name), "testdata/golden")
+	connectortest.Golden(t, connectortest.Open(mooncakeascend.HybridName), "testdata/mooncake-hybrid")
 }
 
 func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harness()) }

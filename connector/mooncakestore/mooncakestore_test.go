@@ -20,10 +20,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func open(settings json.RawMessage) (connector.KVConnector, error) {
-	return connector.Open(config.Spec{Type: mooncakestore.Name, Config: settings})
-}
-
 func newConnector(t testing.TB, o *mooncakestore.Options) *mooncakestore.Connector {
 	t.Helper()
 	c, err := mooncakestore.New(o)
@@ -31,12 +27,13 @@ func newConnector(t testing.TB, o *mooncakestore.Options) *mooncakestore.Connect
 	return c
 }
 
-func TestGolden(t *testing.T) { connectortest.Golden(t, open, "testdata/golden") }
+func TestGolden(t *testing.T) {
+	connectortest.Golden(t, connectortest.Open(mooncakestore.Name), "testdata/golden")
+}
 
 func harness() connectortest.Harness {
 	return connectortest.Harness{
 		Name: mooncakestore.Name,
-		New:  open,
 		Config: json.RawMessage(`{"settleTime":"30s","mode":"embedded","metadata_server":"http://m:8080/metadata",` +
 			`"master_server_address":"m:50052","protocol":"tcp",` +
 			`"device_name":"mlx5_0","global_segment_size":"80GB","local_buffer_size":1073741824,` +

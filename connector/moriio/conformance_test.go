@@ -8,17 +8,12 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/moriio"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-func factory(settings json.RawMessage) (connector.KVConnector, error) {
-	return connector.Open(config.Spec{Type: moriio.Name, Config: settings})
-}
 
 // handoff is the kv_transfer_params in P's response to a session.
 func handoff(s *connector.Session) string {
@@ -34,7 +29,6 @@ var modes = map[string]string{moriio.ModeRead: `"mode":"read",`}
 func harness(mode string) connectortest.Harness {
 	h := connectortest.Harness{
 		Name: moriio.Name,
-		New:  factory,
 		Config: json.RawMessage(`{` + modes[mode] + `"handshakePort":7301,"notifyPort":62005,"tpSize":4,` +
 			`"deferTimeout":"90s"}`),
 		BadConfig: []json.RawMessage{
@@ -64,6 +58,8 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-func TestGolden(t *testing.T) { connectortest.Golden(t, factory, "testdata/golden") }
+func TestGolden(t *testing.T) {
+	connectortest.Golden(t, connectortest.Open(moriio.Name), "testdata/golden")
+}
 
 func FuzzRead(f *testing.F) { connectortest.Fuzz(f, harness(moriio.ModeRead)) }

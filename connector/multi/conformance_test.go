@@ -6,20 +6,14 @@ import (
 	"encoding/json"
 	"testing"
 
-	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	_ "github.com/pdkit/pdkit/connector/mooncakeascend"
 	_ "github.com/pdkit/pdkit/connector/silentstore"
 )
 
-func factory(settings json.RawMessage) (connector.KVConnector, error) {
-	return connector.Open(config.Spec{Type: "multi", Config: settings})
-}
-
 var harness = connectortest.Harness{
 	Name:   "multi",
-	New:    factory,
 	Config: json.RawMessage(nixlAndStore),
 	BadConfig: []json.RawMessage{
 		json.RawMessage(`{"connectors":[]}`), json.RawMessage(`{"connectors":[{"type":"nixl"},{"type":"nixl"}]}`),
@@ -34,15 +28,11 @@ var harness = connectortest.Harness{
 	Except: connectortest.Exceptions{NeedsConfig: true}, // without children there is nothing
 }
 
-func kvbmFactory(settings json.RawMessage) (connector.KVConnector, error) {
-	return connector.Open(config.Spec{Type: "kvbm", Config: settings})
-}
-
 func TestConformance(t *testing.T) { connectortest.Run(t, harness) }
 
 func TestConformanceOfKVBM(t *testing.T) {
 	h := harness
-	h.Name, h.New = "kvbm", kvbmFactory
+	h.Name = "kvbm"
 	h.Config = json.RawMessage(`{"connectors":[{"type":"flexkv"},{"type":"nixl","config":{"leaseDuration":"60s"}}]}`)
 	h.BadConfig = []json.RawMessage{json.RawMessage(`{"connectors":[{"type":"nixl"}]}`),
 		json.RawMessage(`{"connectors":[{"type":"nixl"},{"kv_connector":"DynamoConnector"}]}`),
@@ -52,8 +42,8 @@ func TestConformanceOfKVBM(t *testing.T) {
 }
 
 func TestGolden(t *testing.T) {
-	connectortest.Golden(t, factory, "testdata/golden")
-	connectortest.Golden(t, kvbmFactory, "testdata/kvbm")
+	connectortest.Golden(t, connectortest.Open("multi"), "testdata/golden")
+	connectortest.Golden(t, connectortest.Open("kvbm"), "testdata/kvbm")
 }
 
 func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harness) }

@@ -8,11 +8,12 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/multi"
 )
 
 func TestKVBMNeedsNoSettings(t *testing.T) {
-	c, err := kvbmFactory(nil)
+	c, err := connectortest.Open("kvbm")(nil)
 	require.NoError(t, err)
 	assert.Equal(t, multi.KVBMName, c.Traits().Name)
 }

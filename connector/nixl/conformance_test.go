@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"testing"
 
-	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/nixl"
@@ -27,10 +26,7 @@ const everySetting = `{"leaseDuration":"45s",
 	"retryPolicy":"exponential"}`
 
 var harness = connectortest.Harness{
-	Name: nixl.Name,
-	New: func(settings json.RawMessage) (connector.KVConnector, error) {
-		return connector.Open(config.Spec{Type: nixl.Name, Config: settings})
-	},
+	Name:   nixl.Name,
 	Config: json.RawMessage(everySetting),
 	BadConfig: []json.RawMessage{json.RawMessage(`{"leaseDuration":"0s"}`), json.RawMessage(`{"port":70000}`),
 		json.RawMessage(`{"networkType":"token ring"}`)},

@@ -65,7 +65,9 @@ func decodeLeg(c connector.KVConnector, s *connector.Session, response string) (
 // given (docs/protocols/nixl.md §3). Handoffs whose form makes D die, hang or fail must not reach it. Handoffs that D
 // accepts must, also those whose fault only the engines can see. The recording scripts left "stream" out where false is
 // the default.
-func TestGolden(t *testing.T) { connectortest.Golden(t, harness.New, "testdata/golden") }
+func TestGolden(t *testing.T) {
+	connectortest.Golden(t, connectortest.Open(nixl.Name), "testdata/golden")
+}
 
 // requireNoValue fails if an error's text holds a string or number of the handoff.
 func requireNoValue(t *testing.T, err error, handoff []byte) {

@@ -25,10 +25,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func factory(settings json.RawMessage) (connector.KVConnector, error) {
-	return connector.Open(config.Spec{Type: nixlpush.Name, Config: settings})
-}
-
 // attributes are those that the protocol requires.
 func attributes() map[string]string {
 	return map[string]string{"engineID": "pdkit-prefill", "sideChannelPort": "5600"}
@@ -49,7 +45,7 @@ func handoff(s *connector.Session) string {
 
 func harness(config string) connectortest.Harness {
 	return connectortest.Harness{
-		Name: nixlpush.Name, New: factory, Config: json.RawMessage(config),
+		Name: nixlpush.Name, Config: json.RawMessage(config),
 		BadConfig: []json.RawMessage{
 			json.RawMessage(`{"dispatch":"sometimes"}`), json.RawMessage(`{"leaseDuration":"0s"}`),
 			json.RawMessage(`{"leaseDuration":"-1s"}`),
@@ -75,7 +71,9 @@ func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harness(`{"leaseDuratio
 
 // The golden exchanges are recorded, with one X-Request-Id on both legs. What was not recorded follows the engine's
 // source.
-func TestGolden(t *testing.T) { connectortest.Golden(t, factory, "testdata/golden") }
+func TestGolden(t *testing.T) {
+	connectortest.Golden(t, connectortest.Open(nixlpush.Name), "testdata/golden")
+}
 
 func open(t testing.TB, o *nixlpush.Options) *nixlpush.Connector {
 	t.Helper()

@@ -19,10 +19,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func open(settings json.RawMessage) (connector.KVConnector, error) {
-	return connector.Open(config.Spec{Type: offload.Name, Config: settings})
-}
-
 func newConnector(t testing.TB, o *offload.Options) *offload.Connector {
 	t.Helper()
 	c, err := offload.New(o)
@@ -30,12 +26,13 @@ func newConnector(t testing.TB, o *offload.Options) *offload.Connector {
 	return c
 }
 
-func TestGolden(t *testing.T) { connectortest.Golden(t, open, "testdata/golden") }
+func TestGolden(t *testing.T) {
+	connectortest.Golden(t, connectortest.Open(offload.Name), "testdata/golden")
+}
 
 func harness(dispatch string) connectortest.Harness {
 	return connectortest.Harness{
 		Name: offload.Name,
-		New:  open,
 		Config: json.RawMessage(`{"dispatch":"` + dispatch +
 			`","port":6000,"spec_name":"TieringOffloadingSpec","cpu_bytes_to_use":1073741824,"blocks_per_chunk":2,` +
 			`"eviction_policy":"arc",` +

@@ -6,19 +6,12 @@ import (
 	"encoding/json"
 	"testing"
 
-	"github.com/pdkit/pdkit/config"
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/discovery"
 )
 
-func factory(settings json.RawMessage) (connector.KVConnector, error) {
-	return connector.Open(config.Spec{Type: "p2pnccl", Config: settings})
-}
-
 var harness = connectortest.Harness{
 	Name: "p2pnccl",
-	New:  factory,
 	Config: json.RawMessage(`{"kv_buffer_size":"8e9","kv_port":"21001","kv_ip":"10.0.1.2","proxy_ip":"10.0.1.1",` +
 		`"proxy_port":"30009","http_port":"20001","send_type":"PUT","mem_pool_size_gb":8,"nccl_num_channels":16,` +
 		`"send_wait_timeout":9,"recv_store_timeout":9}`),
@@ -29,6 +22,8 @@ var harness = connectortest.Harness{
 
 func TestConformance(t *testing.T) { connectortest.Run(t, harness) }
 
-func TestGolden(t *testing.T) { connectortest.Golden(t, factory, "testdata/golden") }
+func TestGolden(t *testing.T) {
+	connectortest.Golden(t, connectortest.Open("p2pnccl"), "testdata/golden")
+}
 
 func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harness) }

@@ -6,17 +6,12 @@ import (
 	"encoding/json"
 	"testing"
 
-	"github.com/pdkit/pdkit/config"
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/plainhttp"
 )
 
 var harness = connectortest.Harness{
-	Name: plainhttp.Name,
-	New: func(settings json.RawMessage) (connector.KVConnector, error) {
-		return connector.Open(config.Spec{Type: plainhttp.Name, Config: settings})
-	},
+	Name:   plainhttp.Name,
 	Config: json.RawMessage(`{"requestTimeout":"7s","maxRetries":3,"kvTransferMethod":"implicit"}`),
 	BadConfig: []json.RawMessage{
 		json.RawMessage(`{"kvTransferMethod":"explicit"}`), json.RawMessage(`{"maxRetries":-1}`),

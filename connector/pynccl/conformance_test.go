@@ -6,18 +6,11 @@ import (
 	"encoding/json"
 	"testing"
 
-	"github.com/pdkit/pdkit/config"
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
 )
 
-func factory(settings json.RawMessage) (connector.KVConnector, error) {
-	return connector.Open(config.Spec{Type: "pynccl", Config: settings})
-}
-
 var harness = connectortest.Harness{
 	Name: "pynccl",
-	New:  factory,
 	Config: json.RawMessage(`{"kv_buffer_size":"2e9","kv_port":"15000","kv_ip":"10.0.1.2","kv_rank":0,` +
 		`"kv_parallel_size":2,"kv_buffer_device":"cpu"}`),
 	BadConfig: []json.RawMessage{json.RawMessage(`{"kv_port":0}`), json.RawMessage(`{"kv_parallel_size":4}`)},
@@ -26,6 +19,8 @@ var harness = connectortest.Harness{
 
 func TestConformance(t *testing.T) { connectortest.Run(t, harness) }
 
-func TestGolden(t *testing.T) { connectortest.Golden(t, factory, "testdata/golden") }
+func TestGolden(t *testing.T) {
+	connectortest.Golden(t, connectortest.Open("pynccl"), "testdata/golden")
+}
 
 func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harness) }

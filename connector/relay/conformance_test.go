@@ -9,7 +9,6 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/relay"
@@ -18,9 +17,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func factory(name string) func(json.RawMessage) (connector.KVConnector, error) {
-	return func(settings json.RawMessage) (connector.KVConnector, error) {
-		return connector.Open(config.Spec{Type: name, Config: settings})
-	}
+	return connectortest.Open(name)
 }
 
 const (

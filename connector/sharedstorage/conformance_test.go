@@ -6,18 +6,11 @@ import (
 	"encoding/json"
 	"testing"
 
-	"github.com/pdkit/pdkit/config"
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
 )
 
-func factory(settings json.RawMessage) (connector.KVConnector, error) {
-	return connector.Open(config.Spec{Type: "sharedstorage", Config: settings})
-}
-
 var harness = connectortest.Harness{
 	Name:   "sharedstorage",
-	New:    factory,
 	Config: json.RawMessage(`{"cacheHitThreshold":0.8,"sharedStoragePath":"/kv"}`),
 	BadConfig: []json.RawMessage{json.RawMessage(`{"cacheHitThreshold":2}`),
 		json.RawMessage(`{"cacheHitThreshold":"0.5"}`)},
@@ -26,7 +19,6 @@ var harness = connectortest.Harness{
 // prefillFirst tests the connector without a threshold, which supports all of vLLM's APIs.
 var prefillFirst = connectortest.Harness{
 	Name:   "sharedstorage",
-	New:    factory,
 	Config: json.RawMessage(`{"shared_storage_path":"/kv"}`),
 }
 
@@ -34,6 +26,8 @@ func TestConformance(t *testing.T) { connectortest.Run(t, harness) }
 
 func TestConformanceWithoutAThreshold(t *testing.T) { connectortest.Run(t, prefillFirst) }
 
-func TestGolden(t *testing.T) { connectortest.Golden(t, factory, "testdata/golden") }
+func TestGolden(t *testing.T) {
+	connectortest.Golden(t, connectortest.Open("sharedstorage"), "testdata/golden")
+}
 
 func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harness) }

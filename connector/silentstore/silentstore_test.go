@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/silentstore"
@@ -23,9 +22,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 var names = []string{"ascend-store", "flexkv", "hf3fs", "ucm"}
 
 func factory(name string) func(json.RawMessage) (connector.KVConnector, error) {
-	return func(settings json.RawMessage) (connector.KVConnector, error) {
-		return connector.Open(config.Spec{Type: name, Config: settings})
-	}
+	return connectortest.Open(name)
 }
 
 func open(t testing.TB, typ, settings string) *silentstore.Connector {

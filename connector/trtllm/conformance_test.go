@@ -11,18 +11,12 @@ import (
 
 	"github.com/tidwall/gjson"
 
-	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
 )
 
-func factory(settings json.RawMessage) (connector.KVConnector, error) {
-	return connector.Open(config.Spec{Type: "trtllm", Config: settings})
-}
-
 var contextFirst = connectortest.Harness{
 	Name:      "trtllm",
-	New:       factory,
 	Config:    json.RawMessage(`{"dispatch":"context-first","machineID":7,"authKey":"k"}`),
 	BadConfig: []json.RawMessage{json.RawMessage(`{"dispatch":"generation"}`), json.RawMessage(`{"machineID":1024}`)},
 	// TestAnswersWithoutAHandoffAreRefused tests what the handoff needs, since that depends on its other members.
@@ -63,6 +57,8 @@ func TestConformance(t *testing.T) {
 	t.Run("generation first", func(t *testing.T) { connectortest.Run(t, generationFirst()) })
 }
 
-func TestGolden(t *testing.T) { connectortest.Golden(t, factory, "testdata/golden") }
+func TestGolden(t *testing.T) {
+	connectortest.Golden(t, connectortest.Open("trtllm"), "testdata/golden")
+}
 
 func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, contextFirst) }

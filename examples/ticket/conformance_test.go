@@ -3,22 +3,17 @@
 package ticket_test
 
 import (
-	"encoding/json"
 	"testing"
 
 	_ "example.com/ticket"
 
-	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
 )
 
-// harness has what the suite cannot take from Traits: how to make the connector, and a valid ticket.
+// harness has what the suite cannot take from Traits: its name, and a valid ticket.
 var harness = connectortest.Harness{
 	Name: "ticket",
-	New: func(settings json.RawMessage) (connector.KVConnector, error) {
-		return connector.Open(config.Spec{Type: "ticket", Config: settings})
-	},
 	Response: func(s *connector.Session, _ []byte) connectortest.Response {
 		return connectortest.Response{Handoff: "ticket-" + s.ID}
 	},
