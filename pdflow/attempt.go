@@ -33,7 +33,7 @@ type attempt struct {
 	pair
 	atEngines
 	proceed func() bool // whether the attempt goes on to decode once its prefill has served; nil: it does
-	over    bool        // end was called
+	ended   bool        // end was called
 }
 
 // running is what an attempt holds as long as it runs.
@@ -67,7 +67,7 @@ type event struct {
 
 // pair is of two legs that run beside each other.
 type pair struct {
-	beside     bool             // P runs beside D
+	parallel   bool             // P runs beside D
 	detached   *detachedLeg     // P's leg, where it may run on after the attempt; nil otherwise
 	rendezvous *legs.Rendezvous // of two legs that are sent together; nil otherwise
 	pEnded     chan struct{}    // closed when P's leg has ended; nil if nobody waits for that
@@ -254,7 +254,7 @@ func (f *Flow) briefly(ctx context.Context) (context.Context, context.CancelFunc
 // end is called exactly once per attempt, when nothing of it is wanted any more: it cancels what still runs, waits for
 // it, and tells everybody.
 func (a *attempt) end(e *Error) {
-	a.over = true
+	a.ended = true
 	cause := errOver
 	if e != nil {
 		cause = e.clone()
@@ -317,7 +317,7 @@ const prefillGrace = 100 * time.Millisecond
 // awaitPrefillEnd gives a prefill that still runs a moment to end by itself: D had its KV, so its response is about to
 // come, and the connection can be kept. The client has its response, and waits for no more than its end.
 func (a *attempt) awaitPrefillEnd() {
-	if !a.beside {
+	if !a.parallel {
 		return
 	}
 	ended := make(chan struct{})

@@ -307,7 +307,7 @@ func (b *Body) close() {
 		}
 	}
 	b.drop()
-	if !b.a.over { // else a rescue has failed
+	if !b.a.ended { // else a rescue has failed
 		b.legEnds(e)
 		b.recordStream()
 		b.a.end(e)

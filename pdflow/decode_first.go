@@ -45,11 +45,11 @@ func (a *attempt) decodeThenPrefill() (*Body, *Error) {
 	if a.wait == nil {
 		return a.join(nil, decoded)
 	}
-	asked := make(chan *Error, 1)
+	waited := make(chan *Error, 1)
 	waiting, stop := context.WithCancelCause(a.ctx)
 	defer stop(errOver)
 	a.bg.Go(func() {
-		asked <- a.guard(LegDecode, "event", func() error {
+		waited <- a.guard(LegDecode, "event", func() error {
 			ev, err := a.wait(waiting)
 			if err == nil {
 				a.s.Event = ev
@@ -61,7 +61,7 @@ func (a *attempt) decodeThenPrefill() (*Body, *Error) {
 	case end := <-decoded: // without asking, or failed
 		a.watch.Relax()
 		return end.body, end.e
-	case e := <-asked:
+	case e := <-waited:
 		if e == nil {
 			return a.join(a.goPrefill(), decoded)
 		}

@@ -35,7 +35,7 @@ type detachedLeg struct {
 
 	mu      sync.Mutex
 	sent    bool // P has got the leg, or may have
-	over    bool // its response is read, or its error known
+	read    bool // its response is read, or its error known
 	runsOn  bool // the attempt is over, and the leg is not
 	timer   *time.Timer
 	started time.Time
@@ -138,7 +138,7 @@ func (l *detachedLeg) left() bool {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.over = true
+	l.read = true
 	return l.runsOn
 }
 
@@ -153,7 +153,7 @@ func (a *attempt) leavePrefill(unblock func(context.Context) bool) {
 	if a.x.sender.steps == nil { // a host that sends the legs asks for nothing any more
 		l.unblock = unblock
 	}
-	if l.runsOn = l.sent && !l.over && l.ctx.Err() == nil; !l.runsOn {
+	if l.runsOn = l.sent && !l.read && l.ctx.Err() == nil; !l.runsOn {
 		l.mu.Unlock()
 		<-l.done
 		a.out.Prefill = l.out
@@ -180,7 +180,7 @@ func (a *attempt) leavePrefill(unblock func(context.Context) bool) {
 // ended is the end of the leg's goroutine.
 func (l *detachedLeg) ended() {
 	l.mu.Lock()
-	l.over = true
+	l.read = true
 	if l.timer != nil {
 		l.timer.Stop()
 	}

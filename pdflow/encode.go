@@ -91,7 +91,7 @@ func (a *attempt) encodeItem(ctx context.Context, n int, item connector.Item) (_
 	if e != nil {
 		return nil, e
 	}
-	defer text.Over()
+	defer text.Drop()
 	resp, err := a.x.sender.send(ctx, a, o, req)
 	if err != nil {
 		return nil, a.encodeError(ctx, ep.ID, "send", err)

@@ -90,9 +90,9 @@ func (x *serving) runHedged(a *attempt) (*attempt, *Body, *Error) {
 			break
 		}
 		defer x.f.retries.Give()
-		x.beside = a
+		x.racing = a
 		b := x.second(r, first)
-		x.beside = nil
+		x.racing = nil
 		if b != nil {
 			return x.await(r, first, r.start(b))
 		}
@@ -137,12 +137,12 @@ func (x *serving) await(r *race, first, second *racer) (*attempt, *Body, *Error)
 	case <-r.decided:
 	}
 	fate, loser, result := first, second, hedgeLost
-	if won := r.winner.Load(); won == second.a || won == nil && first.over() {
+	if won := r.winner.Load(); won == second.a || won == nil && first.ended() {
 		fate, loser, result = second, first, hedgeWon
 	}
 	x.tel.Hedged(result)
 	x.current.Store(fate.a)
-	if loser.over() && loser.e != nil && loser.e.EngineFault() {
+	if loser.ended() && loser.e != nil && loser.e.EngineFault() {
 		x.avoid = append(x.avoid, loser.a.failed(loser.e)...)
 	}
 	loser.a.cancel(errOver)
@@ -154,7 +154,7 @@ func (x *serving) await(r *race, first, second *racer) (*attempt, *Body, *Error)
 	return fate.a, fate.body, fate.e
 }
 
-func (o *racer) over() bool {
+func (o *racer) ended() bool {
 	select {
 	case <-o.done:
 		return true

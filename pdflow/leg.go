@@ -72,7 +72,7 @@ func (a *attempt) prefill() (*connector.PrefillResult, *Error) {
 
 func (a *attempt) sendPrefill(ctx context.Context, leg *connector.Leg, o *LegOutcome) (*connector.PrefillResult,
 	*Error) {
-	if !a.beside {
+	if !a.parallel {
 		a.watch.Limit(a.f.limits.Prefill)
 		defer a.watch.Relax()
 	}
@@ -81,7 +81,7 @@ func (a *attempt) sendPrefill(ctx context.Context, leg *connector.Leg, o *LegOut
 	if e != nil {
 		return nil, e
 	}
-	defer text.Over()
+	defer text.Drop()
 	a.detached.sendAgain(req)
 	resp, err := a.x.sender.send(ctx, a, o, req)
 	if err != nil {
@@ -154,7 +154,7 @@ func (a *attempt) sendDecode(ctx context.Context, leg *connector.Leg, o *LegOutc
 	if e != nil {
 		return nil, e
 	}
-	defer text.Over()
+	defer text.Drop()
 	resp, err := a.x.sender.send(ctx, a, o, req)
 	a.sent = err == nil || transport.Classify(err) != transport.SentNothing
 	if err != nil {
@@ -199,11 +199,11 @@ func serves(status int) bool { return status/100 == 2 && status != http.StatusPa
 func (a *attempt) sendError(ctx context.Context, leg LegKind, phase string, err error) *Error {
 	e := &Error{Code: failedCode(leg), Leg: leg, Phase: phase, Endpoint: a.endpoint(leg).ID, Err: err}
 	if ctx.Err() != nil {
-		over := a.f.ended(ctx, leg, phase)
-		if over.Leg == leg && over.Endpoint == "" {
-			over.Endpoint = e.Endpoint
+		ended := a.f.ended(ctx, leg, phase)
+		if ended.Leg == leg && ended.Endpoint == "" {
+			ended.Endpoint = e.Endpoint
 		}
-		return over
+		return ended
 	}
 	if expired, ok := errors.AsType[*Error](err); ok {
 		return expired // refused before it was sent

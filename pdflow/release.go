@@ -110,7 +110,7 @@ func (a *attempt) aside(ctx context.Context, to discovery.Endpoint, params json.
 	if e != nil {
 		return 0
 	}
-	defer text.Over()
+	defer text.Drop()
 	resp, err := a.x.sender.send(ctx, a, nil, req)
 	if err != nil {
 		return 0

@@ -139,12 +139,12 @@ func (b *Body) goOn(e *Error) (next *Body, failure *Error) {
 		if r := recover(); r != nil { // of a picker, a connector or an observer
 			failure = &Error{Code: CodeInternal, Phase: "rescue", Connector: x.f.name, Message: "the gateway failed",
 				Err: fmt.Errorf("panic: %v", r)}
-			for _, a := range []*attempt{x.beside, x.current.Load()} {
-				if a != nil && !a.over {
+			for _, a := range []*attempt{x.racing, x.current.Load()} {
+				if a != nil && !a.ended {
 					a.end(failure)
 				}
 			}
-			x.beside = nil
+			x.racing = nil
 		}
 	}()
 	_, done := old.step(x.life.Base, "rescue", "")

@@ -28,7 +28,7 @@ type serving struct {
 	model string
 	tries
 	rescue  *rescuing // nil: the stream ends with its decode engine
-	beside  *attempt  // of a hedged prefill: the first, while the second begins
+	racing  *attempt  // of a hedged prefill: the first, while the second begins
 	inner   *serving  // that this one fell back to, and that fell back itself
 	phase   atomic.Uint32
 	current atomic.Pointer[attempt]
@@ -308,8 +308,8 @@ func (f *Flow) crashed(x *serving, cause any) *Error {
 	if x == nil {
 		return e
 	}
-	for _, a := range []*attempt{x.beside, x.current.Load()} {
-		if a != nil && !a.over {
+	for _, a := range []*attempt{x.racing, x.current.Load()} {
+		if a != nil && !a.ended {
 			a.end(e)
 		}
 	}

@@ -189,7 +189,7 @@ type Step struct {
 type stepState struct {
 	mu    sync.Mutex
 	taken bool
-	over  bool // a result was given, or nobody waits for one
+	done  bool // a result was given, or nobody waits for one
 }
 
 type stepResult struct {
@@ -313,7 +313,7 @@ func (st *Step) claim() error {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	switch {
-	case st.over || st.ctx.Err() != nil:
+	case st.done || st.ctx.Err() != nil:
 		return st.a.f.ended(st.ctx, st.Leg, "send")
 	case st.taken:
 		return wrongCall("Step", "was taken before: a leg is sent once")
@@ -348,7 +348,7 @@ func (st *Step) Done(resp *http.Response, err error) {
 	case resp.Request != nil && resp.Request.Response != nil:
 		_ = resp.Body.Close()
 		resp, err = nil, hostFault("the client followed an engine's redirect: set its CheckRedirect")
-	case st.over || err != nil:
+	case st.done || err != nil:
 		_ = resp.Body.Close() // nobody waits for it
 	default: // the host's own request may outlive the step
 		context.AfterFunc(st.ctx, func() { _ = resp.Body.Close() })
@@ -358,10 +358,10 @@ func (st *Step) Done(resp *http.Response, err error) {
 
 // finish gives the result. The caller holds the lock.
 func (st *Step) finish(resp *http.Response, err error) {
-	if st.over {
+	if st.done {
 		return
 	}
-	st.over = true
+	st.done = true
 	if st.o != nil && err == nil { // the other leg waits no longer for this one
 		st.a.rendezvous.Arrived(st.side())
 	}
@@ -372,7 +372,7 @@ func (st *Step) finish(resp *http.Response, err error) {
 func (st *Step) giveUp() {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	st.over = true
+	st.done = true
 	select {
 	case got := <-st.result: // came just now
 		if got.resp != nil {

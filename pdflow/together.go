@@ -43,7 +43,7 @@ func (a *attempt) together() (*Body, *Error) {
 // goPrefill runs the prefill leg beside the caller.
 func (a *attempt) goPrefill() <-chan prefillEnd {
 	ch := make(chan prefillEnd, 1)
-	a.beside = true
+	a.parallel = true
 	a.watch.Limit(a.f.limits.Prefill)
 	run := func() {
 		var end prefillEnd

@@ -69,7 +69,7 @@ func (g *checked) ask(connected bool) error {
 	}
 	err := g.check(connected)
 	if g.try != nil {
-		g.try.asked(connected, err)
+		g.try.noteConnection(connected, err)
 	}
 	return err
 }
@@ -133,7 +133,7 @@ func (g *checked) send(ctx context.Context, rt http.RoundTripper, req *http.Requ
 	return resp, nil
 }
 
-func (t *try) asked(connected bool, err error) {
+func (t *try) noteConnection(connected bool, err error) {
 	switch {
 	case err != nil:
 		t.refused.CompareAndSwap(nil, &err)

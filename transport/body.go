@@ -73,7 +73,7 @@ func (b *body) WaitReadable() {
 func (b *body) pause(err error) error {
 	if err == nil {
 		if !b.state.CompareAndSwap(bodyReading, bodyOpen) {
-			b.over(false, bodyClosed)
+			b.end(false, bodyClosed)
 		}
 		return nil
 	}
@@ -88,14 +88,14 @@ func (b *body) pause(err error) error {
 		b.leave(b.keep)
 		return b.err
 	}
-	b.over(false, bodyClosed)
+	b.end(false, bodyClosed)
 	if err == io.EOF {
 		return err
 	}
 	return bodyError(b.ctx, http.ErrBodyReadAfterClose, b.reused)
 }
 
-func (b *body) over(keep bool, state int32) {
+func (b *body) end(keep bool, state int32) {
 	b.leave(keep)
 	b.state.Store(state)
 }

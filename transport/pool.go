@@ -115,7 +115,7 @@ func (p *pool) sweep() {
 
 // sweepHost sweeps one engine's connections, and returns when the first of those that stay is due.
 func (p *pool) sweepHost(key hostKey) (next time.Duration) {
-	var over []*conn
+	var expired []*conn
 	next = p.period()
 	now := time.Now()
 	p.mu.Lock()
@@ -128,7 +128,7 @@ func (p *pool) sweepHost(key hostKey) (next time.Duration) {
 		}
 		// one that was just used was quiet then
 		if left <= 0 || (p.timeout == 0 || left < p.timeout/2) && !c.quiet() {
-			over = append(over, c)
+			expired = append(expired, c)
 			continue
 		}
 		next = min(next, left)
@@ -141,7 +141,7 @@ func (p *pool) sweepHost(key hostKey) (next time.Duration) {
 		delete(p.hosts, key)
 	}
 	p.mu.Unlock()
-	for _, c := range over {
+	for _, c := range expired {
 		c.close()
 	}
 	return next

@@ -20,7 +20,7 @@ import (
 var blank = &http.Request{Method: http.MethodPost, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1}
 
 // Request makes a leg's HTTP request, with an empty header. Its body is read from the client's own bytes and the leg's
-// edits, without a copy. own says that pdkit's own transport sends it: then text.Over must follow the end of sending.
+// edits, without a copy. own says that pdkit's own transport sends it: then text.Drop must follow the end of sending.
 // Any other round tripper may keep the request, and text is nil.
 func Request(ctx context.Context, leg *connector.Leg, to *url.URL, own bool) (r *http.Request, text *Text, err error) {
 	text, _ = texts.Get().(*Text)
@@ -70,8 +70,8 @@ func (t *Text) read() (io.ReadCloser, error) {
 	return &reader{t: t, Reader: *t.NewReader()}, nil
 }
 
-// Over follows the end of sending, after which nobody opens the text again. t may be nil.
-func (t *Text) Over() {
+// Drop follows the end of sending, after which nobody opens the text again. t may be nil.
+func (t *Text) Drop() {
 	if t != nil && t.unread.Load() == 0 {
 		t.Reset()
 		t.req, t.url = http.Request{}, url.URL{}
@@ -86,7 +86,7 @@ func (t *Text) leave() (body func() (io.ReadCloser, error)) {
 		return func() (io.ReadCloser, error) { return io.NopCloser(t.NewReader()), nil }
 	}
 	whole := t.AppendTo(nil)
-	t.Over()
+	t.Drop()
 	return func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(whole)), nil }
 }
 

@@ -45,7 +45,7 @@ func TestALegsBodyKeepsItsMemoryWhileItIsRead(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, read, append(begun[:], rest...))
 		}
-		first.Over()
+		first.Drop()
 		if whole {
 			require.Zero(t, first.Len(), "nothing of a request stays in memory that waits for another")
 			n, err := b.Read(begun[:])
@@ -63,7 +63,7 @@ func TestALegsBodyKeepsItsMemoryWhileItIsRead(t *testing.T) {
 	}
 }
 
-// What Over leaves behind is what the next leg starts with, so nothing of a request may be in it: neither its prompt,
+// What Drop leaves behind is what the next leg starts with, so nothing of a request may be in it: neither its prompt,
 // nor its client's key, nor its context.
 func TestALegsMemoryHoldsNothingOfTheLastRequest(t *testing.T) {
 	req, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"mine"}`))
@@ -75,7 +75,7 @@ func TestALegsMemoryHoldsNothingOfTheLastRequest(t *testing.T) {
 	r.Header.Set("Authorization", "Bearer mine")
 	_, err = io.Copy(io.Discard, r.Body)
 	require.NoError(t, err)
-	text.Over()
+	text.Drop()
 	require.Empty(t, text.header)
 	require.Zero(t, text.url)
 	require.Equal(t, http.Request{}, text.req)
@@ -84,7 +84,7 @@ func TestALegsMemoryHoldsNothingOfTheLastRequest(t *testing.T) {
 	again, text, err := Request(t.Context(), contract.NewLeg(req), to, true)
 	require.NoError(t, err)
 	again.Header.Set("Authorization", "Bearer mine")
-	text.Over() // keeps its memory, which nobody has read
+	text.Drop() // keeps its memory, which nobody has read
 	require.Equal(t, "Bearer mine", again.Header.Get("Authorization"))
 }
 

@@ -136,8 +136,8 @@ type Life struct {
 	Context context.Context         // of the current one
 	Cancel  context.CancelCauseFunc // ends the current one
 
-	mu   sync.Mutex
-	over error // why no further attempt may run
+	mu    sync.Mutex
+	ended error // why no further attempt may run
 }
 
 // Begin begins a life within base.
@@ -152,8 +152,8 @@ func (l *Life) Renew() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.Context, l.Cancel = context.WithCancelCause(transport.WithNewConnection(l.Base))
-	if l.over != nil {
-		l.Cancel(l.over)
+	if l.ended != nil {
+		l.Cancel(l.ended)
 	}
 }
 
@@ -161,6 +161,6 @@ func (l *Life) Renew() {
 func (l *Life) Stop(cause error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.over = cause
+	l.ended = cause
 	l.Cancel(cause)
 }

@@ -17,9 +17,9 @@ type Watchdog struct {
 	due   atomic.Int64 // when the phase must have ended, in nanoseconds since born; 0: no phase is limited now
 	fires atomic.Int64 // when the timer fires; 0: it is not set
 
-	mu    sync.Mutex
-	timer *time.Timer
-	over  bool
+	mu      sync.Mutex
+	timer   *time.Timer
+	stopped bool
 }
 
 // Init sets whom to tell, and a time not after now from which limits are counted. It must come before all else.
@@ -52,7 +52,7 @@ func (w *Watchdog) Deadline() time.Time {
 func (w *Watchdog) set(due int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if at := w.fires.Load(); w.over || at != 0 && at <= due {
+	if at := w.fires.Load(); w.stopped || at != 0 && at <= due {
 		return
 	}
 	w.fires.Store(due)
@@ -81,7 +81,7 @@ func (w *Watchdog) look() {
 func (w *Watchdog) Stop() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.over = true; w.timer != nil {
+	if w.stopped = true; w.timer != nil {
 		w.timer.Stop()
 	}
 }

@@ -68,13 +68,13 @@ type Stream struct {
 	tail     verdict.Tail
 	waits    waiter // resp, if it can wait without a buffer; nil where src, but for faults, may hold parts
 
-	n        int    // bytes of the head in the buffer
-	judged   int    // how much of the head has been looked at
-	known    bool   // the first event with content is in the head
-	first    []byte // its data, until Next
-	ended    bool   // the engine's bytes are at their end
-	unframed bool   // nothing but the connection's end tells the response's
-	received int64
+	n          int    // bytes of the head in the buffer
+	judged     int    // how much of the head has been looked at
+	known      bool   // the first event with content is in the head
+	firstEvent []byte // its data, until Next
+	ended      bool   // the engine's bytes are at their end
+	unframed   bool   // nothing but the connection's end tells the response's
+	received   int64
 }
 
 // Open begins to read a response. s has its Config, and nothing else.
@@ -188,7 +188,7 @@ func (s *Stream) judge() *Failure {
 		case verdict.IsError(data):
 			return &Failure{Event: data}
 		default:
-			s.known, s.first = true, data
+			s.known, s.firstEvent = true, data
 		}
 		s.judged = s.n - len(rest)
 	}
@@ -199,7 +199,7 @@ func (s *Stream) judge() *Failure {
 // valid until Next.
 func (s *Stream) Significant() []byte {
 	if s.Events {
-		return s.first
+		return s.firstEvent
 	}
 	return s.buffer.buf[:s.n]
 }
@@ -219,7 +219,7 @@ func (s *Stream) Received() int64 { return s.received }
 func (s *Stream) Next() ([]byte, error) {
 	if s.n > 0 {
 		head := s.buffer.buf[:s.n]
-		s.n, s.first = 0, nil
+		s.n, s.firstEvent = 0, nil
 		if s.ended {
 			s.Owner.Usage(head)
 		} else { // it has been searched: what two reads cut has not
@@ -286,6 +286,6 @@ func (s *Stream) Finish() {
 // Close gives back the connection and the buffer.
 func (s *Stream) Close() {
 	_ = s.resp.Close()
-	s.n, s.first = 0, nil
+	s.n, s.firstEvent = 0, nil
 	s.buffer.free()
 }
