@@ -8,13 +8,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/pdflow/reuse"
 )
-
-// vLLM's own APIs, which these protocols carry all.
-var vllmAPIs = []connector.API{connector.APIChat, connector.APIResponses, connector.APIMessages, connector.APIGenerate}
 
 func sidePort(e *enginesim.Engine) string {
 	_, port, _ := net.SplitHostPort(e.SideChannel())
@@ -26,16 +22,13 @@ func moriPorts(p, d *enginesim.Engine) (attributes, attributes) {
 		attributes{"handshakePort": sidePort(d), "notifyPort": sidePort(d)}
 }
 
-func init() {
-	loneD := broken{func(_ *testing.T, c *protocol) { c.decode.Connector = "none" }, reuse.NotReused,
-		"never asked its KV connector"}
-	protocols = append(protocols,
+func ascendProtocols() (rows []protocol) {
+	rows = append(rows,
 		protocol{
 			connector: "mooncake-ascend", apis: vllmAPIs,
 			broken: map[string]broken{
 				"D without a connector": loneD,
-				"P without a connector": {func(_ *testing.T, c *protocol) { c.prefill.Connector = "none" },
-					reuse.Failed, "no usable KV handoff"},
+				"P without a connector": loneP,
 			},
 		},
 		protocol{
@@ -91,4 +84,5 @@ func init() {
 			}, reuse.Failed, "no usable KV handoff"}},
 		},
 	)
+	return rows
 }

@@ -155,9 +155,9 @@ func TestARolloutOfTwoKVConnectors(t *testing.T) {
 	x.clean(t)
 }
 
-func init() {
+func hybridProtocols() (rows []protocol) {
 	// Connector http leaves everything to the engines: with a store in common, it is enough.
-	protocols = append(protocols, protocol{connector: "http", apis: vllmAPIs,
+	rows = append(rows, protocol{connector: "http", apis: vllmAPIs,
 		prepare: func(t *testing.T, c *protocol) {
 			sharedFolder(nil)(t, c)
 			c.prefill.Connector, c.decode.Connector = "sharedstorage", "sharedstorage"
@@ -171,4 +171,5 @@ func init() {
 			}, reuse.NotReused, "connector http relays nothing"},
 		},
 	})
+	return rows
 }

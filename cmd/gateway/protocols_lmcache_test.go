@@ -53,15 +53,14 @@ func receivers(_, d *enginesim.Engine) (prefill, decode attributes) {
 		"receiverAllocPorts": strconv.Itoa(alloc)}
 }
 
-func init() {
-	all := []connector.API{connector.APIChat, connector.APIResponses, connector.APIMessages, connector.APIGenerate}
+func lmcacheProtocols() (rows []protocol) {
 	pd := func(name, extraConfig string, extra map[string]string, apis []connector.API) protocol {
 		return protocol{
 			connector: "lmcache-pd", name: name, apis: apis, prepare: notices(extra, extraConfig),
 			attributes: receivers,
 		}
 	}
-	plain := pd("", "", nil, all)
+	plain := pd("", "", nil, vllmAPIs)
 	plain.broken = map[string]broken{
 		"hash seeds that differ": {change("hash_seed", "1"), reuse.NotReused, "PYTHONHASHSEED"},
 		"notices switched off": {func(_ *testing.T, c *protocol) {
@@ -74,10 +73,10 @@ func init() {
 			c.config = strings.Replace(c.config, "20s", "2s", 1)
 		}, reuse.Failed, "notice"},
 	}
-	protocols = append(protocols,
+	rows = append(rows,
 		// Kthena's issue 1069: the engines' responses are the same with and without a store in common.
 		protocol{
-			connector: "lmcache", apis: all, prepare: lmcacheStore(true),
+			connector: "lmcache", apis: vllmAPIs, prepare: lmcacheStore(true),
 			broken: map[string]broken{
 				"stores that are not shared": {func(t *testing.T, c *protocol) { lmcacheStore(false)(t, c) },
 					reuse.NotReused, "store"},
@@ -109,4 +108,5 @@ func init() {
 		plain,
 		pd("first token from P", ", retFirstTok: true", map[string]string{"skip_last_n_tokens": "1"}, nil),
 	)
+	return rows
 }

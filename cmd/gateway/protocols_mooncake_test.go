@@ -6,15 +6,11 @@ import (
 	"maps"
 	"testing"
 
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/pdflow/reuse"
 )
 
-func init() {
-	loneD := broken{func(_ *testing.T, c *protocol) { c.decode.Connector = "none" }, reuse.NotReused,
-		"never asked its KV connector"}
-	apis := []connector.API{connector.APIChat, connector.APIResponses, connector.APIMessages, connector.APIGenerate}
+func mooncakeProtocols() (rows []protocol) {
 	bootstrap := func(p, _ *enginesim.Engine) (attributes, attributes) {
 		return attributes{"bootstrapURL": p.Bootstrap()}, nil
 	}
@@ -28,13 +24,13 @@ func init() {
 			c.decode.Extra = extra
 		}
 	}
-	protocols = append(protocols,
+	rows = append(rows,
 		protocol{
-			connector: "mooncake", apis: apis, attributes: bootstrap,
+			connector: "mooncake", apis: vllmAPIs, attributes: bootstrap,
 			broken: map[string]broken{"D without a connector": loneD},
 		},
 		protocol{
-			connector: "mooncake-store", apis: apis,
+			connector: "mooncake-store", apis: vllmAPIs,
 			prepare: func(t *testing.T, c *protocol) {
 				c.prefill.Extra = map[string]string{"store": t.TempDir()}
 				c.decode.Extra = c.prefill.Extra
@@ -46,13 +42,14 @@ func init() {
 			},
 		},
 		protocol{
-			connector: "offload-p2p", apis: apis, attributes: socket,
+			connector: "offload-p2p", apis: vllmAPIs, attributes: socket,
 			broken: map[string]broken{
 				"hash seeds that differ": {otherwise("PYTHONHASHSEED", "1"), reuse.NotReused, "PYTHONHASHSEED"},
 				"D without a connector":  loneD,
 			},
 		},
-		protocol{name: "serial", connector: "offload-p2p", config: "{dispatch: serial}", apis: apis,
+		protocol{name: "serial", connector: "offload-p2p", config: "{dispatch: serial}", apis: vllmAPIs,
 			attributes: socket},
 	)
+	return rows
 }

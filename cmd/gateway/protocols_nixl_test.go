@@ -20,10 +20,9 @@ import (
 	"github.com/pdkit/pdkit/pdflow/reuse"
 )
 
-func init() {
-	all := []connector.API{connector.APIChat, connector.APIResponses, connector.APIMessages, connector.APIGenerate}
+func nixlPushProtocols() (rows []protocol) {
 	push := protocol{
-		name: "together", connector: "nixl-push", apis: all,
+		name: "together", connector: "nixl-push", apis: vllmAPIs,
 		prefill: enginesim.Config{EngineID: "pdkit-prefill"},
 		attributes: func(p, _ *enginesim.Engine) (attributes, attributes) {
 			host, port, err := net.SplitHostPort(p.SideChannel())
@@ -33,10 +32,8 @@ func init() {
 			return attributes{"engineID": "pdkit-prefill", "sideChannelHost": host, "sideChannelPort": port}, nil
 		},
 		broken: map[string]broken{
-			"D without a connector": {func(_ *testing.T, c *protocol) { c.decode.Connector = "none" },
-				reuse.NotReused, "never asked its KV connector"},
-			"P without a connector": {func(_ *testing.T, c *protocol) { c.prefill.Connector = "none" },
-				reuse.Failed, "no usable KV handoff"},
+			"D without a connector": loneD,
+			"P without a connector": loneP,
 			"an engineID that is not P's": {func(_ *testing.T, c *protocol) { c.prefill.EngineID = "another" },
 				reuse.Failed, ""},
 		},
@@ -44,16 +41,16 @@ func init() {
 	serial := push
 	serial.name, serial.config, serial.attributes = "serial", "{dispatch: serial}", nil
 	serial.broken = map[string]broken{
-		"P without a connector": {func(_ *testing.T, c *protocol) { c.prefill.Connector = "none" }, reuse.Failed,
-			"no usable KV handoff"},
+		"P without a connector": loneP,
 		"P with the pull connector": {func(_ *testing.T, c *protocol) { c.prefill.Connector = "nixl" }, reuse.Failed,
 			"no usable KV handoff"},
 	}
 	bothWays := map[string]string{"bidirectional_kv_xfer": "true"}
-	protocols = append(protocols, push, serial, protocol{
-		name: "bidirectional", connector: "nixl", config: "{bidirectional: true}", apis: all,
+	rows = append(rows, push, serial, protocol{
+		name: "bidirectional", connector: "nixl", config: "{bidirectional: true}", apis: vllmAPIs,
 		prefill: enginesim.Config{Extra: bothWays}, decode: enginesim.Config{Extra: bothWays},
 	})
+	return rows
 }
 
 // A conversation of three turns through the gateway: P takes over from D what D has answered, and computes what is new.

@@ -17,13 +17,9 @@ import (
 	"github.com/pdkit/pdkit/pdflow/reuse"
 )
 
-func init() {
-	loneD := broken{func(_ *testing.T, c *protocol) { c.decode.Connector = "none" }, reuse.NotReused,
-		"never asked its KV connector"}
-	loneP := broken{func(_ *testing.T, c *protocol) { c.prefill.Connector = "none" }, reuse.Failed,
-		"no usable KV handoff"}
+func relayProtocols() (rows []protocol) {
 	relayed := map[string]broken{"D without a connector": loneD, "P without a connector": loneP}
-	protocols = append(protocols,
+	rows = append(rows,
 		protocol{
 			connector: "relay", apis: vllmAPIs, broken: relayed,
 			config: `{required: {uuid: integer, remote_block_ids: list, remote_host: string, remote_port: string}, ` +
@@ -40,7 +36,7 @@ func init() {
 		protocol{connector: "kvbm", apis: vllmAPIs, broken: relayed},
 	)
 	for _, name := range []string{"ascend-store", "flexkv", "hf3fs", "ucm"} {
-		protocols = append(protocols, protocol{
+		rows = append(rows, protocol{
 			connector: name, apis: vllmAPIs,
 			prepare: func(t *testing.T, c *protocol) {
 				c.prefill.Extra = map[string]string{"store": t.TempDir()}
@@ -54,6 +50,7 @@ func init() {
 			},
 		})
 	}
+	return rows
 }
 
 // What a client writes in the member that relay uses never reaches an engine, whether two engines serve the request or

@@ -41,7 +41,7 @@ func records(extra map[string]string) enginesim.Config {
 	return enginesim.Config{Extra: all}
 }
 
-func init() {
+func sglangProtocols() (rows []protocol) {
 	ranked := func(p, d *enginesim.Engine) (attributes, attributes) {
 		a, _ := bootstrapPort(p, d)
 		a["dpSize"] = "4"
@@ -50,7 +50,7 @@ func init() {
 	impatient := map[string]string{"SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "0.3",
 		"SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "0.3"}
 	sglangAPIs := []connector.API{connector.APIChat, connector.APIResponses, connector.APIMessages}
-	protocols = append(protocols,
+	rows = append(rows,
 		protocol{connector: "sglang", alone: true, attributes: bootstrapPort, apis: sglangAPIs,
 			broken: map[string]broken{
 				"P of another port": {func(_ *testing.T, c *protocol) {
@@ -80,10 +80,8 @@ func init() {
 				"SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "20"}},
 			decode: enginesim.Config{Extra: map[string]string{"SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "20"}}},
 		protocol{connector: "trtllm", decode: records(nil), broken: map[string]broken{
-			"D without a connector": {func(_ *testing.T, c *protocol) { c.decode.Connector = "none" }, reuse.NotReused,
-				"never asked its KV connector"},
-			"P without a connector": {func(_ *testing.T, c *protocol) { c.prefill.Connector = "none" }, reuse.Failed,
-				"no usable KV handoff"},
+			"D without a connector": loneD,
+			"P without a connector": loneP,
 		}},
 		// 1.2.1 refuses parameters that it does not know, such as ctx_usage.
 		protocol{connector: "trtllm", name: "1.2.1",
@@ -107,6 +105,7 @@ func init() {
 				map[string]string{"transceiver_runtime": "PYTHON", "internal_request_auth_key": "the-key"},
 			)},
 	)
+	return rows
 }
 
 // SGLang's own API, which no other engine has: one prompt and a list, whole and streamed, with the prompt's log

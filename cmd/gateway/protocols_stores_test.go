@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/enginesim/freeport"
 	"github.com/pdkit/pdkit/pdflow/reuse"
@@ -78,8 +77,7 @@ func TestAPromptOfOneTokenReachesNoEngine(t *testing.T) {
 	}
 }
 
-func init() {
-	all := []connector.API{connector.APIChat, connector.APIResponses, connector.APIMessages, connector.APIGenerate}
+func storesProtocols() (rows []protocol) {
 	plain := map[string]string{"VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1"}
 	otherFolder := broken{func(t *testing.T, c *protocol) {
 		extra := map[string]string{}
@@ -87,27 +85,27 @@ func init() {
 		extra["shared_storage_path"] = t.TempDir()
 		c.decode.Extra = extra
 	}, reuse.NotReused, "the store is not shared"}
-	noConnector := broken{func(_ *testing.T, c *protocol) { c.decode.Connector = "none" }, reuse.NotReused,
-		"never asked its KV connector"}
-	protocols = append(protocols,
-		protocol{connector: "sharedstorage", apis: all, prepare: sharedFolder(nil),
-			broken: map[string]broken{"two folders": otherFolder, "D without a connector": noConnector}},
+
+	rows = append(rows,
+		protocol{connector: "sharedstorage", apis: vllmAPIs, prepare: sharedFolder(nil),
+			broken: map[string]broken{"two folders": otherFolder, "D without a connector": loneD}},
 		protocol{connector: "sharedstorage", name: "decode first", config: "{cacheHitThreshold: 0.5}",
 			prepare: sharedFolder(map[string]string{"cache_hit_threshold": "1"}),
 			broken:  map[string]broken{"two folders": otherFolder}},
 		protocol{connector: "multi", config: "{connectors: [{type: nixl}, {kv_connector: ExampleConnector, kv_role: " +
-			"kv_both}]}", apis: all, prepare: sharedFolder(nil),
-			broken: map[string]broken{"D without a connector": noConnector}},
-		protocol{connector: "multi", name: "of stores", config: "{connectors: [{type: sharedstorage}]}", apis: all,
+			"kv_both}]}", apis: vllmAPIs, prepare: sharedFolder(nil),
+			broken: map[string]broken{"D without a connector": loneD}},
+		protocol{connector: "multi", name: "of stores", config: "{connectors: [{type: sharedstorage}]}", apis: vllmAPIs,
 			prepare: sharedFolder(nil),
 			broken:  map[string]broken{"two folders": otherFolder}},
-		protocol{connector: "p2pnccl", apis: all, alone: true, attributes: zmqAddresses,
+		protocol{connector: "p2pnccl", apis: vllmAPIs, alone: true, attributes: zmqAddresses,
 			prepare: func(_ *testing.T, c *protocol) { c.prefill.Extra, c.decode.Extra = plain, plain },
-			broken:  map[string]broken{"D without a connector": noConnector}},
-		protocol{connector: "pynccl", apis: all, alone: true, prepare: func(t *testing.T, c *protocol) {
+			broken:  map[string]broken{"D without a connector": loneD}},
+		protocol{connector: "pynccl", apis: vllmAPIs, alone: true, prepare: func(t *testing.T, c *protocol) {
 			port := unusedPort(t)
 			c.prefill.SideChannel, c.decode.Extra = "127.0.0.1:"+port,
 				map[string]string{"kv_ip": "127.0.0.1", "kv_port": port}
-		}, broken: map[string]broken{"D without a connector": noConnector}},
+		}, broken: map[string]broken{"D without a connector": loneD}},
 	)
+	return rows
 }

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -23,8 +24,22 @@ import (
 	"github.com/pdkit/pdkit/pdflow/reuse"
 )
 
-// protocol is a connector and engines that speak its protocol. Each connector's cases stand in a file of their own,
-// which adds them to protocols in an init function.
+// protocols is the table of all connectors' cases; those of one family of protocols stand in a file of their own.
+var protocols = slices.Concat(nixlProtocols(), nixlPushProtocols(), mooncakeProtocols(), ascendProtocols(),
+	lmcacheProtocols(), storesProtocols(), sglangProtocols(), relayProtocols(), hybridProtocols())
+
+// vLLM's own APIs, which these protocols carry all.
+var vllmAPIs = []connector.API{connector.APIChat, connector.APIResponses, connector.APIMessages, connector.APIGenerate}
+
+// loneD and loneP are pairs of which one engine has no connector.
+var (
+	loneD = broken{func(_ *testing.T, c *protocol) { c.decode.Connector = "none" }, reuse.NotReused,
+		"never asked its KV connector"}
+	loneP = broken{func(_ *testing.T, c *protocol) { c.prefill.Connector = "none" }, reuse.Failed,
+		"no usable KV handoff"}
+)
+
+// protocol is a connector and engines that speak its protocol.
 type protocol struct {
 	name      string // of the case, where a connector has several
 	connector string // kvConnector.type
@@ -50,8 +65,6 @@ type broken struct {
 	verdict reuse.Verdict
 	reason  string
 }
-
-var protocols []protocol
 
 func (c *protocol) title() string {
 	if c.name != "" {
@@ -315,16 +328,14 @@ func TestEveryConnectorHasACase(t *testing.T) {
 	}
 }
 
-func init() {
-	protocols = append(protocols, protocol{
+func nixlProtocols() (rows []protocol) {
+	rows = append(rows, protocol{
 		connector: "nixl",
-		apis: []connector.API{connector.APIChat, connector.APIResponses, connector.APIMessages,
-			connector.APIGenerate},
+		apis:      vllmAPIs,
 		broken: map[string]broken{
-			"D without a connector": {func(_ *testing.T, c *protocol) { c.decode.Connector = "none" }, reuse.NotReused,
-				"never asked its KV connector"},
-			"P without a connector": {func(_ *testing.T, c *protocol) { c.prefill.Connector = "none" }, reuse.Failed,
-				"no usable KV handoff"},
+			"D without a connector": loneD,
+			"P without a connector": loneP,
 		},
 	})
+	return rows
 }
