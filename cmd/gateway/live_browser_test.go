@@ -23,6 +23,7 @@ import (
 
 // The page in a real browser, under load: wide, on a phone, and dark. PDKIT_UPDATE=1 writes the pictures of the docs.
 func TestTheLiveViewInChromium(t *testing.T) {
+	t.Parallel()
 	g := underLoad(t)
 	for _, c := range []struct {
 		name          string
@@ -79,6 +80,7 @@ func TestTheLiveViewInChromium(t *testing.T) {
 // All that a mouse can open is reached by Tab and the arrow keys, and opens by Enter. One sees where the focus is, and
 // it stays there while the page draws itself anew.
 func TestTheLiveViewByKeyboard(t *testing.T) {
+	t.Parallel()
 	g := underLoad(t)
 	b := openBrowser(t, g.admin+"/debug/live/", 1280, 900, false, false)
 	b.until(`document.querySelectorAll("#ended summary").length > 20`)
@@ -139,6 +141,7 @@ func TestTheLiveViewByKeyboard(t *testing.T) {
 
 // What a screen reader meets has landmarks, headings, and names.
 func TestTheLiveViewForScreenReaders(t *testing.T) {
+	t.Parallel()
 	g := underLoad(t)
 	b := openBrowser(t, g.admin+"/debug/live/", 1280, 900, false, false)
 	b.until(`document.querySelectorAll("#ended summary").length > 20`)

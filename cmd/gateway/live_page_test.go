@@ -84,6 +84,7 @@ func TestTheLivePageMakesNoMarkupOfNames(t *testing.T) {
 // The page says what is wrong: that nothing answers, that the gateway refuses, or that its answer cannot be shown. No
 // key hides that, and the next good answer ends it.
 func TestTheLivePageSaysWhatIsWrong(t *testing.T) {
+	t.Parallel()
 	good := func(w http.ResponseWriter, _ *http.Request) {
 		assert.NoError(t, json.NewEncoder(w).Encode(liveDocument(modelsOf("m"))))
 	}
