@@ -149,13 +149,14 @@ step_servers() {
 # packages prints the packages of all modules in which goroutines meet, or the others: those of programs, of examples,
 # of the laboratory and of internal packages that only compute.
 packages() {
-  local others='^github.com/pdkit/pdkit/(cmd|examples|lab|internal/(compare|jsonedit|resume|sse|tools|verdict))(/|$)' not=
+  local others='^github.com/pdkit/pdkit/(cmd|examples|lab|internal/(contract|jsonedit|request|resume|sse|tools|verdict))(/|$)' not=
   [ "$1" = others ] || not=-v
   # shellcheck disable=SC2046,SC2086 # one word for each module; no word if it is empty
   go list $(go list -m -f '{{.Dir}}' | sed 's#$#/...#') | grep $not -E "$others"
 }
 
-# The race detector needs a C compiler. Without one the tests run all the same.
+# The race detector needs a C compiler. Without one the tests run all the same. The two groups run beside each other,
+# since the tests of both wait most of the time.
 step_test() {
   local race=-race failed=0
   if ! command -v "$(go env CC)" > /dev/null; then
@@ -164,9 +165,11 @@ step_test() {
     echo "without the race detector, which needs a C compiler ($(go env CC))" > "$TMP/$STEP.why"
   fi
   # shellcheck disable=SC2046 # one word for each package
-  tests $race $(packages meeting) || failed=1
+  tests $(packages others) > "$TMP/others.out" 2>&1 &
   # shellcheck disable=SC2046
-  tests $(packages others) || failed=1
+  tests $race $(packages meeting) || failed=1
+  wait $! || failed=1
+  cat "$TMP/others.out"
   return $failed
 }
 
@@ -187,7 +190,7 @@ step_nethttp() {
 tests() {
   local log packages
   log=$(mktemp "$TMP/tests.XXXXXX")
-  go test -vet=off -shuffle=on -timeout 15m -p 3 -parallel 8 "$@" 2>&1 | tee "$log" && return 0
+  go test -vet=off -shuffle=on -timeout 15m -p 2 -parallel 8 "$@" 2>&1 | tee "$log" && return 0
   packages=$(awk -F '\t' '$1 == "FAIL" && $2 ~ /^[a-z]/ && $3 ~ /s$/ { print $2 }' "$log")
   if [ -z "$packages" ] || [ "$(wc -l <<< "$packages")" -gt 3 ] ||
     grep -qE '^WARNING: DATA RACE|^(panic|fatal error): |goleak: |unexpected goroutines|\[(build|setup) failed\]' "$log"; then
@@ -206,7 +209,7 @@ tests() {
 step_fuzz() {
   local targets
   targets=$(find . -path './.?*' -prune -o -name '*_test.go' -print0 |
-    xargs -0 grep -HoE '^func Fuzz[A-Za-z0-9_]*' | sed 's/func //')
+    xargs -0 grep -HoE '^func Fuzz[A-Za-z0-9_]*' | sed 's/func //' | sort) # ten parts are all of them only in one order
   [ -n "$targets" ]
   [ -z "${FUZZ_PART:-}" ] || targets=$(awk -v part="$FUZZ_PART" 'NR % 10 == part' <<< "$targets")
   export FUZZTIME TMP
@@ -378,7 +381,8 @@ if [ $named = no ]; then
     turns=($TURNS)
     wanted="$wanted ${turns[day % ${#turns[@]}]} fuzz"
     FUZZ_PART=$((day % 10))
-    if [ -n "$(git log --since='1 day ago' --format=%h -- '*go.mod' internal/tools/release cmd/images)" ]; then
+    if ! changed=$(git log --since='1 day ago' --format=%h -- '*go.mod' internal/tools/release cmd/images) ||
+      [ -n "$changed" ]; then
       wanted="$wanted release"
     fi
   fi
