@@ -158,7 +158,7 @@ packages() {
 # The race detector needs a C compiler. Without one the tests run all the same. The two groups run beside each other,
 # since the tests of both wait most of the time.
 step_test() {
-  local race=-race failed=0
+  local race=-race failed=0 ATONCE=2
   if ! command -v "$(go env CC)" > /dev/null; then
     [ "$CI" != true ] || skip "the race detector needs a C compiler ($(go env CC))"
     race=
@@ -190,7 +190,7 @@ step_nethttp() {
 tests() {
   local log packages
   log=$(mktemp "$TMP/tests.XXXXXX")
-  go test -vet=off -shuffle=on -timeout 15m -p 2 -parallel 8 "$@" 2>&1 | tee "$log" && return 0
+  go test -vet=off -shuffle=on -timeout 15m -p "${ATONCE:-3}" -parallel 8 "$@" 2>&1 | tee "$log" && return 0
   packages=$(awk -F '\t' '$1 == "FAIL" && $2 ~ /^[a-z]/ && $3 ~ /s$/ { print $2 }' "$log")
   if [ -z "$packages" ] || [ "$(wc -l <<< "$packages")" -gt 3 ] ||
     grep -qE '^WARNING: DATA RACE|^(panic|fatal error): |goleak: |unexpected goroutines|\[(build|setup) failed\]' "$log"; then
