@@ -223,7 +223,7 @@ func (a *attempt) guard(leg LegKind, phase string, call func() error) (e *Error)
 }
 
 // caller reaches the engines of this session, for side calls.
-func (a *attempt) caller(ctx context.Context) func(*http.Request) (*http.Response, error) {
+func (a *attempt) caller(ctx context.Context) connector.Caller {
 	return func(r *http.Request) (*http.Response, error) {
 		if !a.reaches(r.URL.Hostname()) {
 			return nil, errors.New("pdflow: a side call may reach only the engines of its session")

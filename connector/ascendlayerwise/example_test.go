@@ -20,8 +20,9 @@ func ExampleNew() {
 	fmt.Print(connectortest.Exchange{
 		Request: `{"prompt":"Hello","max_tokens":8}`,
 		Event: connector.Event{Body: []byte(`{"token_ids":[],"request_id":"cmpl-000000000000002a0000000000000001-0",` +
-			`"do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[11,12]],"remote_block_size":[128],` +
-			`"remote_engine_id":"d0","remote_host":"10.0.0.6","remote_port":5000,"remote_tp_size":8,` +
+			`"do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[11,12]],` +
+			`"remote_block_size":[128],"remote_engine_id":"d0","remote_host":"10.0.0.6","remote_port":5000,` +
+			`"remote_tp_size":8,` +
 			`"remote_pcp_size":1,"remote_dcp_size":1,"remote_cached_tokens":0}`)},
 	}.Show(c))
 	// Output:

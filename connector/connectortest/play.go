@@ -120,7 +120,7 @@ func (t *trial) before(s *connector.Session, m means) (encode []sent, err error)
 	return encode, nil
 }
 
-func (t *trial) caller(call connector.Caller) func(*http.Request) (*http.Response, error) {
+func (t *trial) caller(call connector.Caller) connector.Caller {
 	return func(r *http.Request) (*http.Response, error) {
 		t.mu.Lock()
 		t.calls = append(t.calls, r.URL.String())

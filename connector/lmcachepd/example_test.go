@@ -19,7 +19,8 @@ func ExampleNew() {
 	}
 	fmt.Print(connectortest.Exchange{
 		Request: `{"prompt":"Hello","max_tokens":8}`,
-		Decode: discovery.Endpoint{Attributes: map[string]string{"receiverHost": "10.0.0.6", "receiverInitPorts": "8300",
+		Decode: discovery.Endpoint{Attributes: map[string]string{
+			"receiverHost": "10.0.0.6", "receiverInitPorts": "8300",
 			"receiverAllocPorts": "8400"}},
 	}.Show(c))
 	// Output:

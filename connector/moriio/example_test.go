@@ -5,6 +5,7 @@ package moriio_test
 import (
 	"fmt"
 	"log"
+	"strings"
 
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/moriio"
@@ -16,11 +17,15 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Print(connectortest.Exchange{
+	legs := connectortest.Exchange{
 		Request: `{"prompt":"Hello","max_tokens":8}`,
-	}.Show(c))
+		Response: connectortest.Response{
+			Handoff: `{"do_remote_prefill":true,"transfer_id":"tx-00000000-0000-402a-8000-000000000001"}`},
+	}.Show(c)
+	fmt.Print(strings.ReplaceAll(legs, "___decode", "\n  ___decode")) // one word, in truth
 	// Output:
-	// P X-Request-Id: ___prefill_addr_host:10.0.0.5,handshake:6301,notify:61005___decode_addr_host:10.0.0.6,handshake:6301,notify:61005_000000000000002a0000000000000001
+	// P X-Request-Id: ___prefill_addr_host:10.0.0.5,handshake:6301,notify:61005
+	//   ___decode_addr_host:10.0.0.6,handshake:6301,notify:61005_000000000000002a0000000000000001
 	// P X-data-parallel-rank: 0
 	// P {
 	//   "prompt": "Hello",
@@ -39,7 +44,8 @@ func ExampleNew() {
 	//     "remote_dp_size": 1
 	//   }
 	// }
-	// D X-Request-Id: ___prefill_addr_host:10.0.0.5,handshake:6301,notify:61005___decode_addr_host:10.0.0.6,handshake:6301,notify:61005_000000000000002a0000000000000001
+	// D X-Request-Id: ___prefill_addr_host:10.0.0.5,handshake:6301,notify:61005
+	//   ___decode_addr_host:10.0.0.6,handshake:6301,notify:61005_000000000000002a0000000000000001
 	// D X-data-parallel-rank: 0
 	// D {
 	//   "prompt": "Hello",
@@ -59,5 +65,4 @@ func ExampleNew() {
 	//     "is_request_leader": true
 	//   }
 	// }
-	// CheckPrefill: no usable KV handoff in the prefill response: kv_transfer_params is absent or null: prefill did not end as it must
 }

@@ -20,6 +20,9 @@ func ExampleNew() {
 	fmt.Print(connectortest.Exchange{
 		Request: `{"prompt":"Hello","max_tokens":8}`,
 		Prefill: discovery.Endpoint{Attributes: map[string]string{"engineID": "prefill-0", "sideChannelPort": "5600"}},
+		Response: connectortest.Response{Handoff: `{"do_remote_prefill":true,"do_remote_decode":false,` +
+			`"remote_block_ids":[[1]],"remote_engine_id":"prefill-0","remote_host":"10.0.0.5","remote_port":5600,` +
+			`"tp_size":1,"remote_request_id":"cmpl-000000000000002a0000000000000001-0"}`},
 	}.Show(c))
 	// Output:
 	// P X-Request-Id: 000000000000002a0000000000000001
@@ -51,5 +54,4 @@ func ExampleNew() {
 	//     "remote_request_id": "000000000000002a0000000000000001"
 	//   }
 	// }
-	// CheckPrefill: no usable KV handoff in the prefill response: kv_transfer_params is absent or null: prefill did not end as it must
 }

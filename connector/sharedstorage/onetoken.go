@@ -46,9 +46,9 @@ func deadly(member, what string) error {
 		Message: what + ": the engines behind this model cannot take a prompt of one token"}
 }
 
-// hasOneToken reports whether an array is a prompt of one token id or holds such a prompt. It stops at a prompt's second
-// id, so a long prompt costs nothing, and it looks into no array of an array of arrays, which no API takes: a body of
-// brackets alone would cost a pass for each.
+// hasOneToken reports whether an array is a prompt of one token id or, as a list, holds such a prompt. It stops at a
+// prompt's second id, so a long prompt costs nothing, and it looks no deeper than prompts of a list: a body of brackets
+// alone would cost a pass for each.
 func hasOneToken(raw []byte, list bool) bool {
 	n := 0
 	for item := range jsonedit.Items(raw) {

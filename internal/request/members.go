@@ -18,6 +18,7 @@ import (
 // Loss says what takes a member's own value from a prefill leg.
 type Loss uint8
 
+// What takes it.
 const (
 	ByLimit  Loss = iota // the limit of tokens
 	ToOne                // a prefill leg asks for 1
