@@ -11,8 +11,8 @@ import (
 var ErrNoTransfer = errors.New("no usable KV handoff in the prefill response")
 
 // UnsupportedError says that two engines cannot serve a request together: because of the protocol ([RequestChecker],
-// check.Request), or because of this pair, as Prefill and Decode may find. The flow's policy then decides: one
-// engine serves the whole request, or the flow refuses it.
+// package check), or because of this pair, as Prefill and Decode may find. The flow's policy then decides: one engine
+// serves the whole request, or the flow refuses it.
 type UnsupportedError struct {
 	Member string // the member of the request, or the header, that prevents it
 }

@@ -28,7 +28,7 @@ type Traits struct {
 
 	// Members are the request members that carry this protocol's transfer instructions, with dots between nested names:
 	// "bootstrap_room", "sampling_params.extra.ticket". Only the connector sets them: the flow removes a client's own,
-	// also if one engine serves the request alone, see internal/request. The first member names the protocol in
+	// also if one engine serves the request alone. The first member names the protocol in
 	// errors.
 	Members []string
 	// Carries are members that mostly keep two engines from serving a request together, but not with this protocol.
@@ -81,7 +81,9 @@ type Serving struct {
 
 // Ending says how legs end, and what becomes of engines then.
 type Ending struct {
-	EndsByLength bool // P transfers nothing unless it ends by length: see request.Leg.Normalize
+	// EndsByLength is true if P transfers nothing unless it ends by length. The prefill leg then has no stop strings or
+	// stop tokens, and asks for one token at least, where the API can say so (docs/protocols/vllm.md §4).
+	EndsByLength bool
 	Orphans      bool // a D whose P failed leaves blocks or tasks behind; the flow counts such legs
 	// PrefillFinishes is true if a prefill leg that was sent beside D's has to run to its end, also if nobody needs its
 	// response any more. Then D is cancelled at once and P's leg is not: D's waiting request holds tasks of P or blocks
