@@ -183,7 +183,7 @@ step_nethttp() {
   TIME=1 internal/tools/flicker/repeat.sh ./internal/cut # so that it can be relied on
 }
 
-# tests runs go test, and packages that failed once more, by themselves: on a machine that others use, too, a test can
+# tests runs go test, and packages that failed once more, one after the other: on a machine that others use, too, a test can
 # wait longer for the processor than for any fault. What passes only then is named in the table. A data race, a leak, a
 # panic, a timeout and what does not build are never forgiven, nor more than three packages. lint has vetted the code.
 # Tests that may run beside others wait most of the time, so there are more of them than processors.
