@@ -82,10 +82,10 @@ type atEngines struct {
 }
 
 // twoLegs reports whether P takes part.
-func (a *attempt) twoLegs() bool { return a.s.Prefill.URL != nil && a.out.Mode != ModeAggregated }
+func (a *attempt) twoLegs() bool { return a.s.Prefill.URL != nil }
 
 func newAttempt(x *serving, n int, mode Mode, pick *Pick) *attempt {
-	s := contract.NewSession(x.req, x.id, pick.Prefill, pick.Decode)
+	s := contract.NewSession(x.request(), x.id, pick.Prefill, pick.Decode)
 	s.Attempt, s.Encode, s.Header = n, pick.Encode, x.header
 	contract.SetRanks(s, pick.PrefillRank, pick.DecodeRank)
 	a := &attempt{x: x, f: x.f, s: s, picked: picked{pick.Done, pick.PrefillDone},
@@ -146,7 +146,7 @@ func (a *attempt) run() (*Body, *Error) {
 
 // aggregated sends the client's request, without transfer members, to one engine.
 func (a *attempt) aggregated() (*Body, *Error) {
-	return a.decodeAlone(a.ctx, contract.NewLeg(a.x.req))
+	return a.decodeAlone(a.ctx, contract.NewLeg(a.s.Request))
 }
 
 func (a *attempt) prepare() *Error {

@@ -58,7 +58,7 @@ func newBody(a *attempt, resp *http.Response) *Body {
 
 // reading says how decode's response is read.
 func (a *attempt) reading(b *Body) stream.Config {
-	api := a.x.req.API
+	api := a.s.API
 	c := stream.Config{Events: b.sse, Guarded: contract.API(api).Guarded, FailureStop: a.failureStop(),
 		Deciding: a.deciding(),
 		Shared:   a.x.sender.steps != nil, Withheld: a.f.withheld, Rewrite: a.changes(b.sse, b.status),
@@ -69,15 +69,15 @@ func (a *attempt) reading(b *Body) stream.Config {
 			c.Depth++ // a stream's last event has the response
 		}
 	}
-	if r := a.x.rescue; r != nil && b.sse && b.status == http.StatusOK {
-		c.Resume = r.follow(a)
+	if b.sse && b.status == http.StatusOK {
+		c.Resume = a.x.rescue.follow(a)
 	}
 	return c
 }
 
 // failureStop is the stop_reason with which decode gives up, "" if it is the end that the client asked for.
 func (a *attempt) failureStop() string {
-	if stop := a.f.traits.Ending.FailureStop; stop != "" && !contract.Request(a.x.req).StopsAt(stop) {
+	if stop := a.f.traits.Ending.FailureStop; stop != "" && !contract.Request(a.s.Request).StopsAt(stop) {
 		return stop
 	}
 	return ""
@@ -92,7 +92,7 @@ type bodyOwner Body
 // Fault returns an error event as it would be without a stream.
 func (o *bodyOwner) Fault(data []byte) []byte {
 	b := (*Body)(o)
-	return errorObject(b.a.x.req.API, b.erroneous(data))
+	return errorObject(b.a.s.API, b.erroneous(data))
 }
 
 // Usage notes what the response's end says, whichever attempt it is of.
@@ -164,7 +164,7 @@ var (
 
 // finalBody is a response that no engine streams.
 func finalBody(a *attempt, response connector.Response) *Body {
-	b := &Body{a: a, x: a.x, status: http.StatusOK, sse: a.x.req.Stream && len(response.Events) > 0}
+	b := &Body{a: a, x: a.x, status: http.StatusOK, sse: a.s.Request.Stream && len(response.Events) > 0}
 	body := response.Body
 	if b.sse {
 		b.header = http.Header{"Content-Type": {"text/event-stream; charset=utf-8"}, "Cache-Control": noCache,
@@ -236,7 +236,7 @@ func (b *Body) piece() ([]byte, error) {
 func (b *Body) breaks(piece []byte, err error) ([]byte, error) {
 	e := b.broke(err)
 	_, judged := errors.AsType[*stream.Failure](err) // of a stream that cannot be rescued
-	if !judged && len(piece) == 0 && b.rescued(e) {
+	if !judged && len(piece) == 0 && b.x.rescue.rescues(b, e) {
 		return b.piece()
 	}
 	b.err = e

@@ -18,6 +18,6 @@ func cutShort(w http.ResponseWriter, r *http.Request, b *Body, limit time.Durati
 	}
 	_ = rc.Flush() // what was read goes out before Close waits for the legs' end
 	_ = b.Close()
-	api := b.a.x.req.API
+	api := b.a.s.API
 	cut.Response(w, r, cut.Words(errorObject(api, e), b.sse, api == connector.APIMessages))
 }

@@ -10,7 +10,7 @@ import (
 
 // decodeFirst asks D first. If its response says that it has too little of the prompt, P runs, and then D again.
 func (a *attempt) decodeFirst() (*Body, *Error) {
-	leg := contract.NewLeg(a.x.req)
+	leg := contract.NewLeg(a.s.Request)
 	if e := a.guard(LegDecode, "describe", func() error { return a.f.conn.Decode(a.ctx, a.s, nil, leg) }); e != nil {
 		return nil, e
 	}
@@ -36,7 +36,7 @@ func (a *attempt) decodeFirst() (*Body, *Error) {
 
 // decodeThenPrefill sends D, which waits; its event starts P. If D answers without asking, it had the prompt.
 func (a *attempt) decodeThenPrefill() (*Body, *Error) {
-	leg := contract.NewLeg(a.x.req)
+	leg := contract.NewLeg(a.s.Request)
 	if e := a.guard(LegDecode, "describe", func() error { return a.f.conn.Decode(a.ctx, a.s, nil, leg) }); e != nil {
 		return nil, e
 	}

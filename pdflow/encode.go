@@ -80,7 +80,7 @@ func (a *attempt) encodeItem(ctx context.Context, n int, item connector.Item) (_
 	ep := a.s.Encode[n%len(a.s.Encode)]
 	ctx, done := a.step(ctx, "encode", ep.ID)
 	defer func() { done(e) }()
-	leg := contract.NewLeg(a.x.req)
+	leg := contract.NewLeg(a.s.Request)
 	if e := a.guard(LegEncode, "describe", func() error { return a.f.encoder.Encode(a.s, item, leg) }); e != nil {
 		return nil, e
 	}

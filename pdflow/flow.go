@@ -331,7 +331,9 @@ func (f *Flow) do(ctx context.Context, c *call) (resp *Response, e *Error) {
 	defer func() {
 		// of a picker, a connector or an observer: this request's failure, and nobody else's
 		if r := recover(); r != nil {
-			resp, e = nil, f.crashed(x, r)
+			if resp, e = nil, f.crashed(x, "run", r); x != nil {
+				x.end(e)
+			}
 		}
 	}()
 	if err := f.Start(ctx); err != nil {

@@ -117,7 +117,7 @@ func (x *serving) second(r *race, first *racer) *attempt {
 	s, avoid := first.a.s, x.avoid
 	x.avoid = append(slices.Clip(avoid), s.Prefill.ID)
 	var pick Pick
-	e := x.pick(ctx, s.Attempt, ModeDisaggregated, &pick) // also in a fallback
+	e := x.pick(ctx, s.Attempt, &pick)
 	x.avoid = avoid
 	if e != nil {
 		return nil

@@ -44,7 +44,7 @@ func (a *attempt) request(ctx context.Context, ep discovery.Endpoint, leg *conne
 // prefill runs the prefill leg until its response is read and known to be good.
 func (a *attempt) prefill() (*connector.PrefillResult, *Error) {
 	a.x.phase.Store(phasePrefill)
-	leg := contract.NewPrefillLeg(a.x.req, a.f.traits)
+	leg := contract.NewPrefillLeg(a.s.Request, a.f.traits)
 	if e := a.guard(LegPrefill, "describe", func() error { return a.f.conn.Prefill(a.ctx, a.s, leg) }); e != nil {
 		return nil, e
 	}
@@ -146,7 +146,7 @@ func (a *attempt) sendDecode(ctx context.Context, leg *connector.Leg, o *LegOutc
 	if a.asksUsage() {
 		leg.SetAt([]string{"stream_options", "include_usage"}, jsonTrue)
 	}
-	a.askTokens(leg)
+	a.x.rescue.ask(leg)
 	if a.rendezvous != nil {
 		ctx = a.rendezvous.Hold(ctx, legs.Decode)
 	}
@@ -184,7 +184,7 @@ func (a *attempt) sendDecode(ctx context.Context, leg *connector.Leg, o *LegOutc
 		b.drop()
 		return nil, e
 	}
-	if r := a.x.rescue; r != nil && r.from != nil && b.s.Resume == nil {
+	if a.x.rest != nil && b.s.Resume == nil {
 		b.drop()
 		return nil, b.failed(CodeDecodeFailed, "the decode engine does not go on with the stream")
 	}

@@ -34,7 +34,7 @@ func (a *attempt) decodeAfter(p *connector.PrefillResult) (*Body, *Error) {
 	if a.f.traits.Handoff.Lease > 0 {
 		a.leaseUntil(p.At.Add(a.f.traits.Handoff.Lease))
 	}
-	leg := contract.NewLeg(a.x.req)
+	leg := contract.NewLeg(a.s.Request)
 	if e := a.guard(LegDecode, "describe", func() error { return a.f.conn.Decode(a.ctx, a.s, p, leg) }); e != nil {
 		return nil, e
 	}

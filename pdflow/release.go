@@ -50,7 +50,7 @@ func (a *attempt) unblocking() func(context.Context) bool {
 		return nil
 	}
 	a.x.header = a.x.header.Clone() // the host's own may be another request's when P refuses late
-	ctx, leg := context.WithoutCancel(a.x.life.Base), contract.NewPrefillLeg(a.x.req, a.f.traits)
+	ctx, leg := context.WithoutCancel(a.x.life.Base), contract.NewPrefillLeg(a.s.Request, a.f.traits)
 	if a.guard(LegPrefill, "cleanup", func() error { return a.f.conn.Prefill(ctx, a.s, leg) }) != nil {
 		return nil
 	}
@@ -100,7 +100,7 @@ func (a *attempt) decodesRefusal(decoded <-chan decodeEnd, e *Error) (d decodeEn
 // members that body begins with. It returns the response's status, 0 if there is none.
 func (a *attempt) aside(ctx context.Context, to discovery.Endpoint, params json.RawMessage,
 	header []contract.Header, body string) int {
-	leg := contract.NewLeg(a.x.req)
+	leg := contract.NewLeg(a.s.Request)
 	leg.SetPath(connector.APICompletions.Path())
 	leg.SetBody([]byte(body + `"` + connector.ParamsMember + `":` + string(params) + `}`))
 	for _, h := range header {

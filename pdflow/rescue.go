@@ -3,9 +3,8 @@
 package pdflow
 
 import (
-	"container/list"
 	"context"
-	"fmt"
+	"errors"
 	"net/http"
 	"time"
 
@@ -39,161 +38,138 @@ func WithRescue(perRequest int) Option {
 	})
 }
 
-// rescuing is what a request needs to let its stream go on at another pair.
-type rescuing struct {
+// rescuer is a layer between the Body of a stream and its attempts: it notes the tokens that pass, and has other pairs
+// make the rest when the decode engine has failed. A nil rescuer leaves the stream to its decode engine.
+type rescuer struct {
+	x      *serving
 	plan   *rescue.Plan
-	reason string         // not "": why the request allows none
-	left   int            // rescues
-	from   *resume.Stream // not nil: the stream as it was cut, while another pair is tried
-	since  time.Time      // when from was cut
-	place  *rescue.Place  // of the current attempt
+	reason string // not "": why the request allows no rescue
+	left   int    // rescues
 }
 
-// askTokens asks D for the ids of its tokens, if its stream may be rescued.
-func (a *attempt) askTokens(leg *connector.Leg) {
-	x := a.x
-	if a.f.opts.rescues == 0 || x.sender.steps != nil || x.given != nil || !x.req.Stream {
-		return
+// continuation is the rest of a stream whose decode engine has failed: what attempts are made for in a rescue.
+type continuation struct {
+	req   *connector.ClientRequest
+	cut   *resume.Stream // the stream as it was cut
+	since time.Time      // when that was
+	place *rescue.Place  // of the current attempt
+}
+
+func newRescuer(x *serving) *rescuer {
+	if x.f.opts.rescues == 0 || x.sender.steps != nil || x.given != nil || !x.req.Stream {
+		return nil
 	}
-	if x.rescue == nil {
-		x.rescue = &rescuing{left: a.f.opts.rescues}
-		x.rescue.plan, x.rescue.reason = rescue.PlanOf(x.req)
-	}
-	if x.rescue.plan != nil {
+	r := &rescuer{x: x, left: x.f.opts.rescues}
+	r.plan, r.reason = rescue.PlanOf(x.req)
+	return r
+}
+
+// ask asks D for the ids of its tokens.
+func (r *rescuer) ask(leg *connector.Leg) {
+	if r != nil && r.plan != nil {
 		leg.Set("return_token_ids", jsonTrue)
 	}
 }
 
-// follow returns what keeps the tokens of decode's stream; nil if it cannot be rescued.
-func (r *rescuing) follow(a *attempt) *resume.Stream {
+// follow returns what keeps the tokens of a stream of D's; nil if it cannot be rescued.
+func (r *rescuer) follow(a *attempt) *resume.Stream {
 	switch {
-	case r.plan == nil:
+	case r == nil || r.plan == nil:
 		return nil
-	case r.from == nil:
-		return resume.New(r.plan.Config(a.failureStop(),
-			func(event []byte) { a.x.current.Load().decodeUsage(event) }))
+	case r.x.rest == nil:
+		return resume.New(r.plan.Config(a.failureStop(), func(event []byte) { r.x.current.Load().decodeUsage(event) }))
 	}
-	next, _ := r.from.Next()
+	next, _ := r.x.rest.cut.Next()
 	return next
 }
 
-// freesWith gives the stream's place to another one when the attempt's prefill leg has served. If the leg has failed,
-// the picker is to know first: see serving.attempt.
-func (r *rescuing) freesWith(a *attempt) {
-	place, tell := r.place, a.prefillDone
-	a.prefillDone = func(o *LegOutcome) {
-		defer func() {
-			if o.Err == nil {
-				a.f.rescues.Give(place, false)
-			}
-		}()
-		if tell != nil {
-			tell(o)
-		}
-	}
-}
-
-// rescued lets the response go on at another pair after e, and reports whether it does.
-func (b *Body) rescued(e *Error) bool {
-	x := b.a.x
-	r := x.rescue
-	if r == nil || !e.EngineFault() || x.life.Base.Err() != nil {
+// rescues lets a response go on at another pair after e, and reports whether it does.
+func (r *rescuer) rescues(b *Body, e *Error) bool {
+	if r == nil || !e.EngineFault() || r.x.life.Base.Err() != nil {
 		return false
 	}
-	reason := r.reason
+	tell, reason := r.x.tel.Rescue, r.reason
 	tokens := b.s.Resume
 	if tokens != nil {
-		r.from = tokens
-		_, reason = r.from.Next()
+		_, reason = tokens.Next()
 	}
 	switch {
-	case reason == "" && tokens == nil:
+	case reason != "":
+	case tokens == nil:
 		reason = "no_stream"
-	case reason == "" && r.left == 0:
+	case r.left == 0:
 		reason = "too_often"
 	}
 	if reason != "" {
-		x.tel.Rescue("refused", reason)
+		tell("refused", reason)
 		return false
 	}
 	r.left--
 	if tokens.Over() {
 		b.s.Finish()
-		x.tel.Rescue("rescued", e.Code.Error())
-		return true
+	} else {
+		next, failure := r.goOn(b, tokens, e)
+		if failure != nil {
+			tell("failed", string(failure.Code))
+			return false
+		}
+		b.a, b.s = next.a, next.s // what the client has seen of b stays as it is
 	}
-	next, failure := b.goOn(e)
-	if failure != nil {
-		x.tel.Rescue("failed", string(failure.Code))
-		return false
-	}
-	b.a, b.s = next.a, next.s // what the client has seen of b stays as it is
-	x.tel.Rescue("rescued", e.Code.Error())
+	tell("rescued", e.Code.Error())
 	return true
 }
 
-// goOn ends the attempt that failed with e, and asks other pairs to go on.
-func (b *Body) goOn(e *Error) (next *Body, failure *Error) {
-	old, x := b.a, b.a.x
+// goOn ends the attempt that failed with e, and asks other pairs for the rest of its stream.
+func (r *rescuer) goOn(b *Body, cut *resume.Stream, e *Error) (next *Body, failure *Error) {
+	old, x := b.a, r.x
 	defer func() {
-		if r := recover(); r != nil { // of a picker, a connector or an observer
-			failure = &Error{Code: CodeInternal, Phase: "rescue", Connector: x.f.name, Message: "the gateway failed",
-				Err: fmt.Errorf("panic: %v", r)}
-			for _, a := range []*attempt{x.racing, x.current.Load()} {
-				if a != nil && !a.ended {
-					a.end(failure)
-				}
-			}
-			x.racing = nil
+		if cause := recover(); cause != nil { // of a picker, a connector or an observer
+			failure = x.f.crashed(x, "rescue", cause)
 		}
 	}()
 	_, done := old.step(x.life.Base, "rescue", "")
 	defer func() { done(failure) }()
-	b.drop()
-	b.legEnds(e)
+	b.discard(e)
 	b.recordStream()
 	old.out.Final = false
 	old.end(e)
-	x.avoid = append(x.avoid, old.failed(e)...)
-	s, _ := x.rescue.from.Next()
-	length := 0
 	x.life.Renew()
-	if x.rescue.plan.Unlimited() {
-		if length, failure = old.contextLength(); failure != nil {
-			if x.life.Context.Err() != nil {
-				failure = old.f.ended(x.life.Context, LegPrefill, "rescue")
-			}
-			return nil, failure
+	req, failure := r.request(old, cut)
+	if failure != nil {
+		return nil, failure
+	}
+	rest := &continuation{req: req, cut: cut, since: time.Now()}
+	x.tries = tries{rest: rest, before: old.s.Attempt, busyUntil: x.busyUntil, avoid: append(x.avoid, old.failed(e)...)}
+	next, failure = x.try()
+	x.f.rescues.Give(rest.place, false) // of one engine that serves alone
+	if failure != nil {
+		return nil, failure
+	}
+	next.a.out.Resumed = cut.Tokens()
+	x.phase.Store(phaseStream)
+	return next, nil
+}
+
+// request makes the request for the rest of a stream, of which old was the last attempt.
+func (r *rescuer) request(old *attempt, cut *resume.Stream) (req *connector.ClientRequest, e *Error) {
+	length := 0
+	if r.plan.Unlimited() {
+		if length, e = old.contextLength(); e != nil && r.x.life.Context.Err() != nil {
+			e = r.x.f.ended(r.x.life.Context, LegPrefill, "rescue")
+		}
+		if e != nil {
+			return nil, e
 		}
 	}
-	req, err := x.rescue.plan.Request(s, length, old.f.opts.telemetry.Usage)
+	s, _ := cut.Next()
+	req, err := r.plan.Request(s, length, r.x.f.opts.telemetry.Usage)
 	if err == nil {
-		req, err = contract.Without(req, old.f.traits.Members)
+		req, err = contract.Without(req, r.x.f.traits.Members)
 	}
 	if err != nil {
 		return nil, invalid(err)
 	}
-	x.req = req
-	x.before, x.rescue.since = old.s.Attempt, time.Now()
-	for n := 1; ; n++ {
-		next, failure = x.attempt(old.s.Attempt+n, ModeDisaggregated)
-		if failure == nil {
-			break
-		}
-		if x.again && x.backoff(n) == nil {
-			continue
-		}
-		if !x.thenDecodesAlone(ModeDisaggregated, failure) {
-			return nil, failure
-		}
-		if next, failure = x.attempt(old.s.Attempt+n+1, ModeFallback); failure != nil {
-			return nil, failure
-		}
-		break
-	}
-	next.a.out.Resumed = s.Tokens()
-	x.phase.Store(phaseStream)
-	return next, nil
+	return req, nil
 }
 
 // contextLength asks P how many tokens fit into its context.
@@ -224,16 +200,14 @@ func (a *attempt) contextLength() (int, *Error) {
 	return n, nil
 }
 
-// rescuing reports whether the attempts of now are to go on with a stream.
-func (x *serving) rescuing() bool { return x.rescue != nil && x.rescue.from != nil }
-
-// pickForRescue picks engines, and waits until the one that is to prefill has a place. The pick is held meanwhile, so
-// that the picker knows what the engine will have to do. Another pick follows if the engine fails, or the list of
-// engines has changed when the stream's turn comes.
-func (x *serving) pickForRescue(n int, mode Mode, p *Pick) (e *Error) {
-	q, r := &x.f.rescues, x.rescue
+// pick picks engines, and waits until the one that is to prefill has a place. The pick is held meanwhile, so that the
+// picker knows what the engine will have to do. Another pick follows if the engine fails, or the list of engines has
+// changed when the stream's turn comes. All waits together take no longer than a leg may take and a response may be
+// silent, if both have limits: by then those of the streams that have places have let it try another engine.
+func (c *continuation) pick(x *serving, n int, p *Pick) *Error {
+	q := &x.f.rescues
 	for {
-		if e = x.pick(x.life.Context, n, mode, p); e != nil {
+		if e := x.pick(x.life.Context, n, p); e != nil {
 			return e
 		}
 		changed := x.f.picker.Changed()
@@ -241,53 +215,58 @@ func (x *serving) pickForRescue(n int, mode Mode, p *Pick) (e *Error) {
 		if p.Prefill.URL == nil {
 			engine, leg = p.Decode.ID, x.f.limits.Decode
 		}
-		if r.place.Held(engine) {
-			return nil // its turn had come
+		if c.place.Held(engine) { // its turn had come
+			c.keepPlace(q, p)
+			return nil
 		}
-		q.Give(r.place, false)
-		turn := q.Enter(engine)
-		placed := turn == nil
-		if !placed {
-			placed, e = x.awaitTurn(engine, turn, leg)
+		q.Give(c.place, false)
+		var until time.Time
+		if idle := x.f.limits.Idle; leg > 0 && idle > 0 {
+			until = c.since.Add(leg + idle)
 		}
-		if placed {
-			r.place = &rescue.Place{Engine: engine}
-			if turn == nil {
-				return nil
-			}
+		place, waited, err := q.Take(x.life.Context, engine, until)
+		if c.place = place; place != nil {
 			select {
 			case <-changed:
 			default:
+				waited = false
+			}
+			if !waited {
+				c.keepPlace(q, p)
 				return nil
 			}
 		}
 		x.decline(p)
-		if e != nil {
-			return e
+		switch {
+		case errors.Is(err, rescue.ErrTooLong):
+			return &Error{Code: CodeOverloaded, Phase: "rescue", Connector: x.f.name, RetryAfter: time.Second,
+				Message: "more streams are to be rescued than the engines can prefill"}
+		case err != nil:
+			return x.f.ended(x.life.Context, "", "rescue")
 		}
 	}
 }
 
-// awaitTurn waits until a stream has a place at an engine. It has none and no error if it is to pick again. All its
-// waits together take no longer than a leg may take and a response may be silent, if both have limits: by then those
-// of the streams that have places have let it try another engine.
-func (x *serving) awaitTurn(engine string, turn *list.Element, leg time.Duration) (placed bool, e *Error) {
-	var tooLong <-chan time.Time
-	if idle := x.f.limits.Idle; leg > 0 && idle > 0 {
-		timer := time.NewTimer(leg + idle - time.Since(x.rescue.since))
-		defer timer.Stop()
-		tooLong = timer.C
+// keepPlace gives the place to another stream when the pick's prefill leg has served, or when its attempt has ended. If
+// that has failed, the picker is to know first, since those that wait may pick again.
+func (c *continuation) keepPlace(q *rescue.Queue, p *Pick) {
+	place, done, prefillDone := c.place, p.Done, p.PrefillDone
+	p.PrefillDone = func(o *LegOutcome) {
+		defer func() {
+			if o.Err == nil {
+				q.Give(place, false)
+			}
+		}()
+		if prefillDone != nil {
+			prefillDone(o)
+		}
 	}
-	ch, _ := turn.Value.(chan bool)
-	select {
-	case placed = <-ch:
-		return placed, nil
-	case <-tooLong:
-		e = &Error{Code: CodeOverloaded, Phase: "rescue", Connector: x.f.name, RetryAfter: time.Second,
-			Message: "more streams are to be rescued than the engines can prefill"}
-	case <-x.life.Context.Done():
-		e = x.f.ended(x.life.Context, "", "rescue")
+	p.Done = func(o *Outcome) {
+		defer func() {
+			q.Give(place, o.Err != nil && o.Err.EngineFault() && o.Err.Endpoint == place.Engine)
+		}()
+		if done != nil {
+			done(o)
+		}
 	}
-	x.f.rescues.Leave(engine, turn)
-	return false, e
 }

@@ -104,7 +104,7 @@ func (x *serving) decline(p *Pick) {
 	if p.Done == nil {
 		return
 	}
-	p.Done(&Outcome{Session: contract.NewSession(x.req, x.id, p.Prefill, p.Decode), Connector: x.f.name,
+	p.Done(&Outcome{Session: contract.NewSession(x.request(), x.id, p.Prefill, p.Decode), Connector: x.f.name,
 		Prefill: LegOutcome{Leg: LegPrefill}, Decode: LegOutcome{Leg: LegDecode}, Err: &Error{Code: CodeCanceled}})
 }
 

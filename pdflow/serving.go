@@ -3,6 +3,7 @@
 package pdflow
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,21 +28,23 @@ type serving struct {
 	call
 	model string
 	tries
-	rescue  *rescuing // nil: the stream ends with its decode engine
-	racing  *attempt  // of a hedged prefill: the first, while the second begins
-	inner   *serving  // that this one fell back to, and that fell back itself
+	rescue  *rescuer // nil: the stream ends with its decode engine
+	racing  *attempt // of a hedged prefill: the first, while the second begins
+	inner   *serving // that this one fell back to, and that fell back itself
 	phase   atomic.Uint32
 	current atomic.Pointer[attempt]
 	ended   bool
 }
 
-// tries is what is known of a request's failed attempts.
+// tries are the attempts at one thing, the request or the rest of its stream, and what is known of those that failed.
 type tries struct {
+	rest        *continuation        // nil: the request itself
+	before      int                  // attempts at what came before
+	alone       Mode                 // not "": one engine serves, in this mode
 	avoid       []string             // IDs of the engines that failed
 	again       bool                 // the last attempt is to be retried
 	why         string               // it is, or is not
 	failure     *Error               // of the last attempt
-	before      int                  // attempts that do not count: those of a stream before it was rescued
 	holdsBudget bool                 // of the flow's retries
 	timedOut    *Error               // of the last prefill that ran out of time and was to be retried elsewhere
 	busyUntil   map[string]time.Time // engines that asked to be left alone, by ID
@@ -61,7 +64,16 @@ func newServing(ctx context.Context, f *Flow, c *call) *serving {
 	}
 	x.tel, ctx = f.tel.Request(ctx, c.req, c.id, c.header)
 	x.life.Begin(ctx)
+	x.rescue = newRescuer(x)
 	return x
+}
+
+// request is what the attempts of now are to serve.
+func (x *serving) request() *connector.ClientRequest {
+	if x.rest != nil {
+		return x.rest.req
+	}
+	return x.req
 }
 
 // Stop ends the request, whichever of its attempts runs.
@@ -73,14 +85,14 @@ func (x *serving) run() (*Body, *Error) {
 	if e != nil {
 		return nil, e
 	}
-	if member != "" {
-		return x.serveAggregated(member)
+	if member == "" {
+		body, e := x.try()
+		if e == nil || e.Code != CodeUnsupported || x.given != nil {
+			return body, e
+		}
+		member = e.Param // a describer's word, of this pair
 	}
-	body, e := x.try(ModeDisaggregated)
-	if e != nil && e.Code == CodeUnsupported && x.given == nil { // a describer's word, of this pair
-		return x.serveAggregated(e.Param)
-	}
-	return body, e
+	return x.serveAggregated(member)
 }
 
 const unsupportedMessage = "prefill and decode engines cannot carry this together; send the request without it"
@@ -93,7 +105,8 @@ func (x *serving) serveAggregated(member string) (*Body, *Error) {
 		x.given != nil && f.checkPick(&Pick{Decode: x.given.Decode}, x.any) != nil {
 		return nil, &Error{Code: CodeUnsupported, Connector: f.name, Param: member, Message: unsupportedMessage}
 	}
-	body, e := x.try(ModeAggregated)
+	x.alone = ModeAggregated
+	body, e := x.try()
 	if e != nil && e.Code == CodeUnsupported { // the picker's word: no engine serves alone
 		e.Connector, e.Param, e.Message = f.name, member, unsupportedMessage
 	}
@@ -101,30 +114,31 @@ func (x *serving) serveAggregated(member string) (*Body, *Error) {
 }
 
 // try makes attempts until one serves or no further one is allowed, and then falls back.
-func (x *serving) try(mode Mode) (*Body, *Error) {
+func (x *serving) try() (*Body, *Error) {
 	var last *Error
 	for n := 1; ; n++ {
-		body, e := x.attempt(n, mode)
+		body, e := x.attempt(n)
 		if e == nil {
 			return body, nil
 		}
 		last = moreTelling(last, e)
 		if !x.again {
-			break
+			return x.fallback(last)
 		}
 		if e := x.backoff(n); e != nil {
 			return nil, e
 		}
 	}
-	if mode != ModeDisaggregated {
-		return nil, last
-	}
-	return x.fallback(last)
 }
 
 // thenDecodesAlone reports whether a failed attempt is followed by one at a decode engine alone.
-func (x *serving) thenDecodesAlone(mode Mode, e *Error) bool {
-	return mode == ModeDisaggregated && x.f.opts.fallback == config.FallbackDecode && e.fallbackable() && x.given == nil
+func (x *serving) thenDecodesAlone(e *Error) bool {
+	return x.fallsBack(e) && x.f.opts.fallback == config.FallbackDecode
+}
+
+// fallsBack reports whether a failure may be followed by a fallback.
+func (x *serving) fallsBack(e *Error) bool {
+	return x.alone == "" && x.given == nil && e.fallbackable()
 }
 
 // moreTelling returns the more telling of two failures: that nobody is ready for a second attempt hides what failed the
@@ -138,11 +152,11 @@ func moreTelling(last, e *Error) *Error {
 
 func (x *serving) fallback(last *Error) (*Body, *Error) {
 	f := x.f
-	if !last.fallbackable() || x.life.Context.Err() != nil || x.given != nil {
+	if !x.fallsBack(last) || x.life.Context.Err() != nil {
 		return nil, last
 	}
 	switch {
-	case f.opts.fallbackFlow != nil:
+	case f.opts.fallbackFlow != nil && x.rest == nil: // another connector's flow cannot go on with this one's stream
 		x.tel.FellBack(codeLabel(last))
 		x.mode = ModeFallback
 		next := x.call
@@ -158,7 +172,8 @@ func (x *serving) fallback(last *Error) (*Body, *Error) {
 		return resp.Body, nil
 	case f.opts.fallback == config.FallbackDecode:
 		x.tel.FellBack(codeLabel(last))
-		body, e := x.attempt(f.retry.MaxAttempts+1, ModeFallback)
+		x.alone = ModeFallback
+		body, e := x.attempt(f.retry.MaxAttempts + 1)
 		if e != nil {
 			return nil, moreTelling(last, e)
 		}
@@ -188,23 +203,18 @@ func (x *serving) check() (member string, e *Error) {
 	return member, nil
 }
 
-// attempt picks engines and runs the legs once. On success the body owns the attempt and ends it.
-func (x *serving) attempt(n int, mode Mode) (body *Body, e *Error) {
-	defer func() {
-		if x.rescue != nil {
-			p := x.rescue.place
-			x.f.rescues.Give(p, p != nil && e != nil && e.EngineFault() && e.Endpoint == p.Engine)
-		}
-	}()
-	a, e := x.begin(n, mode)
+// attempt picks engines and runs the legs once. n counts the attempts at the same thing. On success the body owns the
+// attempt and ends it.
+func (x *serving) attempt(n int) (*Body, *Error) {
+	a, e := x.begin(x.before + n)
 	if e != nil {
 		return nil, e
 	}
-	a, body, e = x.runHedged(a)
+	a, body, e := x.runHedged(a)
 	x.giveBudgetBack()
 	if e != nil {
 		x.again, a.out.Retry = a.mayRetry(e)
-		a.out.Final = !x.again && !x.thenDecodesAlone(mode, e)
+		a.out.Final = !x.again && !x.thenDecodesAlone(e)
 		if x.failure = e; !x.again && a.out.Retry != "" {
 			x.tel.NotRetried(a.out.Retry, e.failure())
 		}
@@ -223,16 +233,16 @@ func (x *serving) attempt(n int, mode Mode) (body *Body, e *Error) {
 
 // begin picks engines for an attempt. It is apart from what runs the legs, since a Pick is large, and each stream keeps
 // the stack that its request needed at most.
-func (x *serving) begin(n int, mode Mode) (*attempt, *Error) {
+func (x *serving) begin(n int) (*attempt, *Error) {
 	x.phase.Store(phasePick)
 	again := x.again
 	x.again = false
 	var pick Pick
 	var e *Error
-	if x.rescuing() {
-		e = x.pickForRescue(n, mode, &pick)
+	if x.rest != nil {
+		e = x.rest.pick(x, n, &pick)
 	} else {
-		e = x.pick(x.life.Context, n, mode, &pick)
+		e = x.pick(x.life.Context, n, &pick)
 	}
 	if e == nil {
 		e = x.admit(&pick)
@@ -245,36 +255,40 @@ func (x *serving) begin(n int, mode Mode) (*attempt, *Error) {
 	if again {
 		x.tel.Retried(x.why, x.failure.failure())
 	}
-	if mode == ModeDisaggregated && pick.Prefill.URL == nil {
+	mode := cmp.Or(x.mode, x.alone)
+	switch {
+	case mode != "":
+	case pick.Prefill.URL == nil:
 		mode = ModeAggregated
+	default:
+		mode = ModeDisaggregated
 	}
-	if x.mode != "" {
-		mode = x.mode
-	}
-	a := newAttempt(x, n, mode, &pick)
-	if x.rescuing() {
-		x.rescue.freesWith(a)
-	}
-	return a, nil
+	return newAttempt(x, n, mode, &pick), nil
 }
 
 // pick fills p.
-func (x *serving) pick(ctx context.Context, n int, mode Mode, p *Pick) *Error {
+func (x *serving) pick(ctx context.Context, n int, p *Pick) *Error {
 	if x.given != nil {
 		*p = *x.given
+		if x.alone != "" {
+			p.Prefill = discovery.Endpoint{}
+		}
 		return nil
 	}
-	in := &PickInput{Request: x.req, Header: x.header, RequestID: x.id, Attempt: n, Avoid: x.avoid,
-		Single: mode != ModeDisaggregated}
+	req := x.request()
+	in := &PickInput{Request: req, Header: x.header, RequestID: x.id, Attempt: n, Avoid: x.avoid, Single: x.alone != ""}
 	if x.f.traits.Ending.PrefillFinishes {
 		in.Avoid = slices.Concat(x.avoid, x.f.runningOn.full())
 	}
 	if x.f.encoder != nil && !in.Single {
-		s := &connector.Session{API: x.req.API, Model: x.req.Model, RequestID: x.id, Request: x.req}
+		s := &connector.Session{API: req.API, Model: req.Model, RequestID: x.id, Request: req}
 		in.Encode = len(x.f.encoder.Items(s))
 	}
 	if e := x.f.pick(ctx, in, p); e != nil {
 		return e
+	}
+	if in.Single {
+		p.Prefill = discovery.Endpoint{} // of a picker that has named one all the same
 	}
 	var e *Error
 	switch {
@@ -301,9 +315,9 @@ func (x *serving) served() Mode {
 	return ""
 }
 
-// crashed ends a request whose picker, connector or observer panicked.
-func (f *Flow) crashed(x *serving, cause any) *Error {
-	e := &Error{Code: CodeInternal, Phase: "run", Connector: f.name, Message: "the gateway failed",
+// crashed ends the attempts of a request whose picker, connector or observer panicked. x may be nil.
+func (f *Flow) crashed(x *serving, phase string, cause any) *Error {
+	e := &Error{Code: CodeInternal, Phase: phase, Connector: f.name, Message: "the gateway failed",
 		Err: fmt.Errorf("panic: %v", cause)}
 	if x == nil {
 		return e
@@ -313,7 +327,7 @@ func (f *Flow) crashed(x *serving, cause any) *Error {
 			a.end(e)
 		}
 	}
-	x.end(e)
+	x.racing = nil
 	return e
 }
 

@@ -23,7 +23,7 @@ type decodeEnd struct {
 // failed prefill cancels decode at once: nobody else tells D, which would wait for minutes (docs/protocols/mooncake.md
 // §4).
 func (a *attempt) together() (*Body, *Error) {
-	decodeLeg := contract.NewLeg(a.x.req)
+	decodeLeg := contract.NewLeg(a.s.Request)
 	if e := a.guard(LegDecode, "describe", func() error {
 		return a.f.conn.Decode(a.ctx, a.s, nil, decodeLeg)
 	}); e != nil {

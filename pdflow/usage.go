@@ -22,7 +22,7 @@ func count(object, path string) int64 {
 
 // prefillUsage notes what P says of the prompt. P's response is small, and it is known to be one JSON object.
 func (a *attempt) prefillUsage(p *connector.PrefillResult) {
-	paths := contract.API(a.x.req.API).Usage
+	paths := contract.API(a.s.API).Usage
 	member, _, _ := strings.Cut(paths.Prompt, ".")
 	raw, _ := p.Field(member)
 	a.out.KVTokens, a.out.Usage.Cached = count(string(raw), paths.Prompt), count(string(raw), paths.Cached)
@@ -30,7 +30,7 @@ func (a *attempt) prefillUsage(p *connector.PrefillResult) {
 
 // decodeUsage notes what D says at the end of its response.
 func (a *attempt) decodeUsage(end []byte) {
-	paths := contract.API(a.x.req.API).Usage
+	paths := contract.API(a.s.API).Usage
 	member, _, _ := strings.Cut(paths.Completion, ".")
 	object := verdict.Usage(end, member)
 	if object == "" {
@@ -50,7 +50,7 @@ var jsonTrue = json.RawMessage("true")
 
 // asksUsage reports whether the flow asks D for the counts of a stream whose client did not.
 func (a *attempt) asksUsage() bool {
-	req := a.x.req
+	req := a.s.Request
 	if !a.f.opts.telemetry.Usage || !req.Stream || req.API != connector.APIChat && req.API != connector.APICompletions {
 		return false
 	}

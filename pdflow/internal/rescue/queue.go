@@ -4,8 +4,11 @@ package rescue
 
 import (
 	"container/list"
+	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // atOnce is how many streams that are rescued a flow lets one engine prefill at a time. A decode engine may die
@@ -33,8 +36,41 @@ type Place struct {
 	free   atomic.Bool
 }
 
-// Enter takes a place at an engine, or queues for one: then turn is not nil. Leave or Give must follow.
-func (q *Queue) Enter(engine string) (turn *list.Element) {
+// ErrTooLong is the error of a wait that took too long.
+var ErrTooLong = errors.New("pdflow: no place came in time")
+
+// Take takes a place at an engine, and waits for one until ctx ends or, if until is not zero, until then. It returns
+// neither a place nor an error if the stream is to pick another engine. Give must follow.
+func (q *Queue) Take(ctx context.Context, engine string, until time.Time) (p *Place, waited bool, err error) {
+	turn, placed := q.enter(engine), true
+	if turn != nil {
+		var tooLong <-chan time.Time
+		if !until.IsZero() {
+			timer := time.NewTimer(time.Until(until))
+			defer timer.Stop()
+			tooLong = timer.C
+		}
+		ch, _ := turn.Value.(chan bool)
+		select {
+		case placed = <-ch:
+		case <-tooLong:
+			err = ErrTooLong
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+	}
+	if err != nil {
+		q.leave(engine, turn)
+		return nil, true, err
+	}
+	if placed {
+		p = &Place{Engine: engine}
+	}
+	return p, turn != nil, nil
+}
+
+// enter takes a place at an engine, or queues for one: then turn is not nil.
+func (q *Queue) enter(engine string) (turn *list.Element) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	at := q.at[engine]
@@ -52,8 +88,8 @@ func (q *Queue) Enter(engine string) (turn *list.Element) {
 	return at.waiting.PushBack(make(chan bool, 1))
 }
 
-// Leave ends the wait of one whose turn did not come, or came too late.
-func (q *Queue) Leave(engine string, turn *list.Element) {
+// leave ends the wait of one whose turn did not come, or came too late.
+func (q *Queue) leave(engine string, turn *list.Element) {
 	q.mu.Lock()
 	if at := q.at[engine]; at != nil {
 		at.waiting.Remove(turn)
