@@ -40,10 +40,10 @@ type attempt struct {
 type running struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	watch  live.Watchdog    // limits the phase that runs
-	held   *holding         // bytes of the responses of P and of encode engines
-	legs   [2]telemetry.Leg // the prefill and the decode leg
-	bg     sync.WaitGroup   // legs that run beside the one the caller waits for
+	watch  live.Watchdog // limits the phase that runs
+	held   *holding      // bytes of the responses of P and of encode engines
+	legs   struct{ prefill, decode telemetry.Leg }
+	bg     sync.WaitGroup // legs that run beside the one the caller waits for
 }
 
 // picked tells the picker. Both may be nil.

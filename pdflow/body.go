@@ -105,7 +105,7 @@ func (b *Body) readHead(ctx context.Context) *Error {
 		return nil
 	}
 	if f, ok := errors.AsType[*stream.Failure](err); !ok {
-		return b.a.sendError(ctx, LegDecode, "response", err)
+		return b.a.sendError(ctx, &b.a.out.Decode, "response", err)
 	} else if f.Event != nil {
 		return b.erroneous(f.Event)
 	}
@@ -254,7 +254,7 @@ func (b *Body) broke(err error) *Error {
 	if errors.Is(err, resume.ErrGaveUp) {
 		return b.failed(CodeStreamBroken, "the decode engine aborted the request")
 	}
-	e := b.a.sendError(b.a.ctx, LegDecode, "stream", err)
+	e := b.a.sendError(b.a.ctx, &b.a.out.Decode, "stream", err)
 	if e.Code == CodeDecodeFailed {
 		e.Code = CodeStreamBroken
 	}
@@ -332,7 +332,7 @@ func (b *Body) hostEnded(err error) {
 		b.err = b.a.f.ended(b.a.ctx, LegDecode, "stream")
 	case b.s != nil || b.a.ctx.Err() != nil:
 	case !serves(b.status):
-		b.err = b.a.refused(LegDecode, &http.Response{StatusCode: b.status}, nil)
+		b.err = b.a.refused(&b.a.out.Decode, &http.Response{StatusCode: b.status}, nil)
 	case err == nil:
 		b.whole = true
 	case !errors.Is(err, context.Canceled):

@@ -4,14 +4,12 @@ package pdflow
 
 import (
 	"context"
-
-	"github.com/pdkit/pdkit/internal/contract"
 )
 
 // decodeFirst asks D first. If its response says that it has too little of the prompt, P runs, and then D again.
 func (a *attempt) decodeFirst() (*Body, *Error) {
-	leg := contract.NewLeg(a.s.Request)
-	if e := a.guard(LegDecode, "describe", func() error { return a.f.conn.Decode(a.ctx, a.s, nil, leg) }); e != nil {
+	leg, e := a.describeDecode(nil)
+	if e != nil {
 		return nil, e
 	}
 	body, e := a.decodeAlone(a.ctx, leg)
@@ -36,8 +34,8 @@ func (a *attempt) decodeFirst() (*Body, *Error) {
 
 // decodeThenPrefill sends D, which waits; its event starts P. If D answers without asking, it had the prompt.
 func (a *attempt) decodeThenPrefill() (*Body, *Error) {
-	leg := contract.NewLeg(a.s.Request)
-	if e := a.guard(LegDecode, "describe", func() error { return a.f.conn.Decode(a.ctx, a.s, nil, leg) }); e != nil {
+	leg, e := a.describeDecode(nil)
+	if e != nil {
 		return nil, e
 	}
 	a.watch.Limit(a.f.limits.Decode)

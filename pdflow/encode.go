@@ -11,7 +11,6 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/internal/contract"
-	"github.com/pdkit/pdkit/internal/intake"
 )
 
 // maxEncodes is how many items of one request are encoded at once.
@@ -87,43 +86,14 @@ func (a *attempt) encodeItem(ctx context.Context, n int, item connector.Item) (_
 	leg.SetHeader(headerRequestID, fmt.Sprintf("%s:%d", a.s.ID, n)) // each item's request is one of its own
 	a.watch.Limit(a.f.limits.Prefill)                               // anew with each item
 	o := &LegOutcome{Leg: LegEncode}
-	req, text, e := a.request(ctx, ep, leg, o)
-	if e != nil {
+	resp, body, e := a.sendWhole(ctx, ep, leg, o)
+	switch {
+	case e != nil:
 		return nil, e
-	}
-	defer text.Drop()
-	resp, err := a.x.sender.send(ctx, a, o, req)
-	if err != nil {
-		return nil, a.encodeError(ctx, ep.ID, "send", err)
-	}
-	defer resp.Body.Close()
-	limit := int64(maxPrefillResponse)
-	if resp.StatusCode >= 300 {
-		limit = maxErrorBody
-	}
-	body, err := intake.ReadAll(resp.Body, resp.ContentLength, limit, a.held.taker())
-	if resp.StatusCode >= 300 && err != nil && ctx.Err() == nil {
-		body, err = nil, nil // too large or cut: the status is what matters
-	}
-	if err != nil {
-		return nil, a.encodeError(ctx, ep.ID, "response", err)
-	}
-	if resp.StatusCode >= 400 && resp.StatusCode < 500 {
-		e := a.refused(LegEncode, resp, body)
-		e.Endpoint = ep.ID
-		return nil, e
-	}
-	if !serves(resp.StatusCode) || !json.Valid(body) {
-		return nil, &Error{Code: CodeEncodeFailed, Leg: LegEncode, Phase: "response", Connector: a.f.name,
-			Endpoint: ep.ID, Status: resp.StatusCode, Message: "an encode engine failed"}
+	case resp.StatusCode/100 == 4:
+		return nil, a.refused(o, resp, body)
+	case !serves(resp.StatusCode) || !json.Valid(body):
+		return nil, a.unusable(o, nil, "an encode engine failed")
 	}
 	return body, nil
-}
-
-func (a *attempt) encodeError(ctx context.Context, endpoint, phase string, err error) *Error {
-	e := a.sendError(ctx, LegEncode, phase, err)
-	if e.Code == CodeEncodeFailed || e.Code == CodeTimeout {
-		e.Endpoint = endpoint
-	}
-	return e
 }

@@ -256,11 +256,11 @@ func (f *Flow) read(ctx context.Context, in *Request) (call, *Error) {
 	}
 	c, e := f.callOf(in)
 	if e != nil {
-		refused := &Refusal{API: in.API, Err: e}
+		refused := Refusal{API: in.API}
 		if validRequestID(in.RequestID) {
 			refused.RequestID = in.RequestID
 		}
-		f.handler.refusals.tell(ctx, refused)
+		f.handler.refusals.tell(ctx, refused, e)
 	}
 	return c, e
 }

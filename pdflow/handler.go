@@ -85,28 +85,18 @@ type ownHandler struct {
 func (h *handler) accept(w http.ResponseWriter, r *http.Request, id string, held *holding) (resp *Response,
 	own ownHandler, e *Error) {
 	own.handler = h
-	api := connector.APIOf(r.URL.Path)
-	if api == connector.APIUnknown || r.Method != http.MethodPost {
-		intake.Closing(w)
-		e := &Error{Code: CodeNotFound, Message: "there is no such path and method here"}
-		h.refusals.tell(r.Context(), &Refusal{RequestID: id, API: api, Err: e})
-		return nil, own, e
-	}
-	req, e := h.read(w, r, api, held)
+	told := Refusal{RequestID: id, API: connector.APIOf(r.URL.Path)}
+	req, flow, e := h.route(w, r, &told, held)
 	if e != nil {
-		h.refusals.tell(r.Context(), &Refusal{RequestID: id, API: api, Err: e})
-		return nil, own, e
-	}
-	flow, e := h.find(req, id)
-	if e != nil {
-		h.refusals.tell(r.Context(), &Refusal{RequestID: id, API: api, Model: req.Model, Err: e})
+		h.refusals.tell(r.Context(), told, e)
 		return nil, own, e
 	}
 	for {
 		c := call{req: req, header: r.Header, id: id, held: held}
 		if h != &flow.handler {
 			if own, e = h.enter(w, r, flow, &c); e != nil {
-				flow.handler.refusals.tell(r.Context(), &Refusal{RequestID: c.id, API: api, Model: req.Model, Err: e})
+				told.RequestID = c.id
+				flow.handler.refusals.tell(r.Context(), told, e)
 				return nil, own, e
 			}
 		}
@@ -122,6 +112,22 @@ func (h *handler) accept(w http.ResponseWriter, r *http.Request, id string, held
 		own.held.giveBack()
 		flow = next
 	}
+}
+
+// route reads a request and finds its flow. told gets what it learns of the request. w and held may be nil.
+func (h *handler) route(w http.ResponseWriter, r *http.Request, told *Refusal, held *holding) (*connector.ClientRequest,
+	*Flow, *Error) {
+	if told.API == connector.APIUnknown || r.Method != http.MethodPost {
+		intake.Closing(w)
+		return nil, nil, &Error{Code: CodeNotFound, Message: "there is no such path and method here"}
+	}
+	req, e := h.read(w, r, told.API, held)
+	if e != nil {
+		return nil, nil, e
+	}
+	told.Model = req.Model
+	flow, e := h.find(req, told.RequestID)
+	return req, flow, e
 }
 
 // enter holds a request that a Mux has read to what its flow has of its own: see NewMux.
@@ -157,7 +163,7 @@ func (h *handler) enter(w http.ResponseWriter, r *http.Request, flow *Flow, c *c
 	return own, nil
 }
 
-// read reads and checks a client's body. w and held may be nil.
+// read reads and checks a client's body.
 func (h *handler) read(w http.ResponseWriter, r *http.Request, api connector.API,
 	held *holding) (*connector.ClientRequest, *Error) {
 	body, fault := intake.Read(w, r, h.maxBody, h.bodyTimeout, false, held.taker())
@@ -196,9 +202,6 @@ func (h *handler) fail(w http.ResponseWriter, r *http.Request, e *Error) {
 		cut.Abort(r)
 		return
 	}
-	if e.mode != "" {
-		w.Header()[headerMode] = modeHeader(e.mode)
-	}
 	rc := http.NewResponseController(w)
 	if h.writeTimeout > 0 && rc.SetWriteDeadline(time.Now().Add(h.writeTimeout)) == nil {
 		defer func() {
@@ -206,8 +209,16 @@ func (h *handler) fail(w http.ResponseWriter, r *http.Request, e *Error) {
 			_ = rc.SetWriteDeadline(time.Time{})
 		}()
 	}
-	h.onError(w, r, e)
+	h.write(w, r, e)
 	intake.Linger(w, r)
+}
+
+// write writes an error, with the way in which the request was served.
+func (h *handler) write(w http.ResponseWriter, r *http.Request, e *Error) {
+	if e.mode != "" {
+		w.Header()[headerMode] = modeHeader(e.mode)
+	}
+	h.onError(w, r, e)
 }
 
 // modeHeaders are the values of X-PD-Mode, made once for all requests.

@@ -22,8 +22,8 @@ import (
 	"github.com/pdkit/pdkit/transport"
 )
 
-// maxPrefillResponse is the largest response of P that is read; a larger one is garbage.
-const maxPrefillResponse = 64 << 20
+// maxWholeResponse is the largest response of P or of an encode engine that is read; a larger one is garbage.
+const maxWholeResponse = 64 << 20
 
 // maxErrorBody is as much of an engine's error response as is passed on.
 const maxErrorBody = 1 << 20
@@ -39,6 +39,36 @@ func (a *attempt) request(ctx context.Context, ep discovery.Endpoint, leg *conne
 	a.f.tel.Inject(ctx, propagation.HeaderCarrier(req.Header))
 	o.Endpoint, o.RequestBytes, o.Start = ep.ID, req.ContentLength, time.Now()
 	return req, text, nil
+}
+
+// sendWhole sends a leg whose response the flow reads to its end.
+func (a *attempt) sendWhole(ctx context.Context, ep discovery.Endpoint, leg *connector.Leg,
+	o *LegOutcome) (*http.Response, []byte, *Error) {
+	req, text, e := a.request(ctx, ep, leg, o)
+	if e != nil {
+		return nil, nil, e
+	}
+	defer text.Drop()
+	a.detached.sendAgain(req)
+	resp, err := a.x.sender.send(ctx, a, o, req)
+	if err != nil {
+		return nil, nil, a.sendError(ctx, o, "send", err)
+	}
+	defer resp.Body.Close()
+	o.Status, o.FirstByte = resp.StatusCode, time.Now()
+	limit := int64(maxWholeResponse)
+	if resp.StatusCode >= 300 {
+		limit = maxErrorBody
+	}
+	body, err := intake.ReadAll(resp.Body, resp.ContentLength, limit, a.held.taker())
+	o.ResponseBytes = int64(len(body))
+	if resp.StatusCode >= 300 && err != nil && ctx.Err() == nil {
+		body, err = nil, nil // too large or cut: the status is what matters
+	}
+	if err != nil {
+		return nil, nil, a.sendError(ctx, o, "response", err)
+	}
+	return resp, body, nil
 }
 
 // prefill runs the prefill leg until its response is read and known to be good.
@@ -76,48 +106,33 @@ func (a *attempt) sendPrefill(ctx context.Context, leg *connector.Leg, o *LegOut
 		a.watch.Limit(a.f.limits.Prefill)
 		defer a.watch.Relax()
 	}
-	ctx = a.holdPrefill(ctx)
-	req, text, e := a.request(ctx, a.s.Prefill, leg, o)
+	resp, body, e := a.sendWhole(a.holdPrefill(ctx), a.s.Prefill, leg, o)
 	if e != nil {
 		return nil, e
 	}
-	defer text.Drop()
-	a.detached.sendAgain(req)
-	resp, err := a.x.sender.send(ctx, a, o, req)
-	if err != nil {
-		return nil, a.sendError(ctx, LegPrefill, "send", err)
-	}
-	defer resp.Body.Close()
-	o.Status, o.FirstByte = resp.StatusCode, time.Now()
-	limit := int64(maxPrefillResponse)
-	if resp.StatusCode >= 300 {
-		limit = maxErrorBody
-	}
-	body, err := intake.ReadAll(resp.Body, resp.ContentLength, limit, a.held.taker())
-	o.ResponseBytes = int64(len(body))
-	if resp.StatusCode >= 300 && err != nil && ctx.Err() == nil {
-		body, err = nil, nil // too large or cut: the status is what matters
-	}
-	if err != nil {
-		return nil, a.sendError(ctx, LegPrefill, "response", err)
-	}
 	if !serves(resp.StatusCode) {
-		return nil, a.refused(LegPrefill, resp, body)
+		return nil, a.refused(o, resp, body)
 	}
 	p := &connector.PrefillResult{Status: resp.StatusCode, Header: resp.Header, Body: body, At: time.Now()}
 	switch _, isError := p.Field("error"); {
 	case isError:
-		return nil, a.badPrefill(p, "the prefill engine answered with an error")
+		return nil, a.unusable(o, p.Err(), "the prefill engine answered with an error")
 	case p.Err() != nil && !contract.API(a.s.API).ListResponse(body):
-		return nil, a.badPrefill(p, "the prefill engine's response is not one JSON object")
+		return nil, a.unusable(o, p.Err(), "the prefill engine's response is not one JSON object")
 	}
 	return p, nil
 }
 
-// badPrefill is a response of P's that no decode engine can use.
-func (a *attempt) badPrefill(p *connector.PrefillResult, message string) *Error {
-	return &Error{Code: CodePrefillFailed, Leg: LegPrefill, Phase: "response", Endpoint: a.s.Prefill.ID,
-		Status: p.Status, Message: message, Err: p.Err()}
+// unusable is a response of a leg's engine with which no other engine can go on.
+func (a *attempt) unusable(o *LegOutcome, err error, message string) *Error {
+	return &Error{Code: failedCode(o.Leg), Leg: o.Leg, Phase: "response", Connector: a.f.name, Endpoint: o.Endpoint,
+		Status: o.Status, Message: message, Err: err}
+}
+
+// describeDecode has the connector describe D's leg. p is P's response; nil if the leg does not wait for it.
+func (a *attempt) describeDecode(p *connector.PrefillResult) (*connector.Leg, *Error) {
+	leg := contract.NewLeg(a.s.Request)
+	return leg, a.guard(LegDecode, "describe", func() error { return a.f.conn.Decode(a.ctx, a.s, p, leg) })
 }
 
 // decode runs the decode leg until its first event is known.
@@ -158,7 +173,7 @@ func (a *attempt) sendDecode(ctx context.Context, leg *connector.Leg, o *LegOutc
 	resp, err := a.x.sender.send(ctx, a, o, req)
 	a.sent = err == nil || transport.Classify(err) != transport.SentNothing
 	if err != nil {
-		return nil, a.sendError(ctx, LegDecode, "send", err)
+		return nil, a.sendError(ctx, o, "send", err)
 	}
 	o.Status = resp.StatusCode
 	if _, relayed := resp.Body.(relayedBody); relayed {
@@ -169,10 +184,10 @@ func (a *attempt) sendDecode(ctx context.Context, leg *connector.Leg, o *LegOutc
 		defer resp.Body.Close()
 		body, err := intake.ReadAll(resp.Body, resp.ContentLength, maxErrorBody, nil)
 		if err != nil && ctx.Err() != nil {
-			return nil, a.sendError(ctx, LegDecode, "response", err)
+			return nil, a.sendError(ctx, o, "response", err)
 		}
 		o.ResponseBytes = int64(len(body))
-		return nil, a.refused(LegDecode, resp, body)
+		return nil, a.refused(o, resp, body)
 	}
 	encoded := intake.Encoded(resp.Header)
 	b := newBody(a, resp)
@@ -196,8 +211,9 @@ func (a *attempt) sendDecode(ctx context.Context, leg *connector.Leg, o *LegOutc
 func serves(status int) bool { return status/100 == 2 && status != http.StatusPartialContent }
 
 // sendError turns a transport's error into ours: first of all, who ended it.
-func (a *attempt) sendError(ctx context.Context, leg LegKind, phase string, err error) *Error {
-	e := &Error{Code: failedCode(leg), Leg: leg, Phase: phase, Endpoint: a.endpoint(leg).ID, Err: err}
+func (a *attempt) sendError(ctx context.Context, o *LegOutcome, phase string, err error) *Error {
+	leg := o.Leg
+	e := &Error{Code: failedCode(leg), Leg: leg, Phase: phase, Endpoint: o.Endpoint, Err: err}
 	if ctx.Err() != nil {
 		ended := a.f.ended(ctx, leg, phase)
 		if ended.Leg == leg && ended.Endpoint == "" {
@@ -234,17 +250,11 @@ func failedCode(leg LegKind) Code {
 	return CodePrefillFailed
 }
 
-func (a *attempt) endpoint(leg LegKind) discovery.Endpoint {
-	if leg == LegDecode {
-		return a.s.Decode
-	}
-	return a.s.Prefill
-}
-
 // refused is a response that is not 2xx. A 4xx is the client's to see, and another pair would answer the same; a 5xx of
 // decode is shown if no other attempt serves; a redirect is never followed.
-func (a *attempt) refused(leg LegKind, resp *http.Response, body []byte) *Error {
-	e := &Error{Code: failedCode(leg), Leg: leg, Phase: "response", Endpoint: a.endpoint(leg).ID,
+func (a *attempt) refused(o *LegOutcome, resp *http.Response, body []byte) *Error {
+	leg := o.Leg
+	e := &Error{Code: failedCode(leg), Leg: leg, Phase: "response", Endpoint: o.Endpoint,
 		Status: resp.StatusCode, Message: "the " + string(leg) + " engine answered with an error",
 		wait: retryAfter(resp.Header)}
 	rejected := resp.StatusCode >= 400 && resp.StatusCode < 500

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/internal/contract"
 	"github.com/pdkit/pdkit/transport"
 )
 
@@ -34,8 +33,8 @@ func (a *attempt) decodeAfter(p *connector.PrefillResult) (*Body, *Error) {
 	if a.f.traits.Handoff.Lease > 0 {
 		a.leaseUntil(p.At.Add(a.f.traits.Handoff.Lease))
 	}
-	leg := contract.NewLeg(a.s.Request)
-	if e := a.guard(LegDecode, "describe", func() error { return a.f.conn.Decode(a.ctx, a.s, p, leg) }); e != nil {
+	leg, e := a.describeDecode(p)
+	if e != nil {
 		return nil, e
 	}
 	if e := a.stale(p); e != nil {

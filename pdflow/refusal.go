@@ -44,12 +44,12 @@ func newRefusals(mp metric.MeterProvider, logger *slog.Logger, observers []Obser
 	return r, err
 }
 
-// tell counts, logs and shows a refusal. The model is no label, since clients can name what they like.
-func (r *refusals) tell(ctx context.Context, refusal *Refusal) {
-	e := refusal.Err
+// tell counts, logs and shows a refusal by e. The model is no label, since clients can name what they like.
+func (r *refusals) tell(ctx context.Context, refusal Refusal, e *Error) {
 	if r == nil || e.Code == CodeClientGone {
 		return
 	}
+	refusal.Err = e
 	if r.counter != nil {
 		r.counter.Add(ctx, 1, metric.WithAttributes(r.attributes...), metric.WithAttributes(
 			attribute.String("error.type", codeLabel(e)), attribute.String("pd.api", refusal.API.String())))
@@ -64,7 +64,7 @@ func (r *refusals) tell(ctx context.Context, refusal *Refusal) {
 	}
 	for _, o := range r.observers {
 		if o.Refused != nil {
-			r.show(ctx, o, refusal)
+			r.show(ctx, o, &refusal)
 		}
 	}
 }
@@ -86,6 +86,6 @@ func (f *Flow) refuse(ctx context.Context, c *call, err error) *Error {
 	if !ok {
 		e = invalid(err)
 	}
-	f.handler.refusals.tell(ctx, &Refusal{RequestID: c.id, API: c.req.API, Model: c.req.Model, Err: e})
+	f.handler.refusals.tell(ctx, Refusal{RequestID: c.id, API: c.req.API, Model: c.req.Model}, e)
 	return e
 }

@@ -67,9 +67,10 @@ func (t *roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 func (t *roundTripper) run(r *http.Request, api connector.API, id string) (*Response, *Error) {
-	req, e := t.f.handler.read(nil, r, api, nil)
+	told := Refusal{RequestID: id, API: api}
+	req, _, e := t.f.handler.route(nil, r, &told, nil)
 	if e != nil {
-		t.f.handler.refusals.tell(r.Context(), &Refusal{RequestID: id, API: api, Err: e})
+		t.f.handler.refusals.tell(r.Context(), told, e)
 		return nil, e
 	}
 	return t.f.do(r.Context(), &call{req: req, header: r.Header, id: id, sender: t.sender})
@@ -77,10 +78,8 @@ func (t *roundTripper) run(r *http.Request, api connector.API, id string) (*Resp
 
 // writeError writes an error for hosts that have no server of ours.
 func (f *Flow) writeError(w http.ResponseWriter, r *http.Request, id string, e *Error) {
-	if w.Header()[headerRequestID] = []string{id}; e.mode != "" {
-		w.Header()[headerMode] = modeHeader(e.mode)
-	}
-	f.handler.onError(w, r, e)
+	w.Header()[headerRequestID] = []string{id}
+	f.handler.write(w, r, e)
 }
 
 func responseTo(r *http.Request, status int, h http.Header, body io.ReadCloser) *http.Response {

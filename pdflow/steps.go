@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"sync"
 	"time"
 
@@ -202,9 +203,13 @@ func (s *Steps) park(ctx context.Context, a *attempt, o *LegOutcome, r *http.Req
 	step := &Step{Method: r.Method, URL: r.URL, Header: r.Header, Deadline: a.watch.Deadline(),
 		s: s, a: a, o: o, ctx: ctx, req: r, result: make(chan stepResult, 1)}
 	if o != nil {
-		step.Leg, step.Endpoint = o.Leg, a.endpoint(o.Leg)
-		if o.Leg == LegDecode {
-			step.Expires = a.freshUntil
+		step.Leg, step.Endpoint = o.Leg, a.s.Prefill
+		switch o.Leg {
+		case LegDecode:
+			step.Endpoint, step.Expires = a.s.Decode, a.freshUntil
+		case LegEncode:
+			i := slices.IndexFunc(a.s.Encode, func(ep discovery.Endpoint) bool { return ep.ID == o.Endpoint })
+			step.Endpoint = a.s.Encode[i]
 		}
 	}
 	defer step.giveUp()

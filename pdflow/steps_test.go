@@ -405,12 +405,17 @@ func TestStepsOfAnEncodeStage(t *testing.T) {
 	x := script(t, c, answer(ok), answer(fromD))
 	pair := x.pair
 	pair.Encode = []discovery.Endpoint{endpoint(t, x.pair.Prefill.URL.String(), discovery.RoleEncode)}
+	pair.Encode[0].ID = "encoder"
 	s := begin(t, x.flow, `{"prompt":"hi"}`, &pair)
+	step, _, err := s.Next(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, pdflow.LegEncode, step.Leg)
+	assert.Equal(t, "encoder", step.Endpoint.ID)
+	step.Send(client.Transport)
 	legs, resp, err := drive(t, s)
 	require.NoError(t, err)
 	_, _ = io.Copy(io.Discard, resp.Body)
-	assert.Contains(t, legs, "encode")
-	assert.Equal(t, "decode", legs[len(legs)-1])
+	assert.Equal(t, []string{"encode", "prefill", "decode"}, legs)
 }
 
 // What a host sends is what Do would have sent, byte for byte.

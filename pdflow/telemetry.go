@@ -72,11 +72,11 @@ func (b *Body) recordStream() {
 
 // legStarted opens a leg's span and tells observers.
 func (a *attempt) legStarted(ctx context.Context, leg LegKind) context.Context {
-	ep, i, age := a.s.Prefill.ID, 0, time.Duration(0)
+	ep, of, age := a.s.Prefill.ID, &a.legs.prefill, time.Duration(0)
 	if leg == LegDecode {
-		ep, i, age = a.s.Decode.ID, 1, a.out.HandoffAge
+		ep, of, age = a.s.Decode.ID, &a.legs.decode, a.out.HandoffAge
 	}
-	a.legs[i], ctx = a.x.tel.Leg(ctx, string(leg), ep, a.s, age)
+	*of, ctx = a.x.tel.Leg(ctx, string(leg), ep, a.s, age)
 	for _, o := range a.f.opts.observers {
 		if o.LegStart != nil {
 			o.LegStart(ctx, a.s, leg)
@@ -86,15 +86,15 @@ func (a *attempt) legStarted(ctx context.Context, leg LegKind) context.Context {
 }
 
 func (a *attempt) legEnded(o *LegOutcome, p *connector.PrefillResult) {
-	i := 0
+	of := &a.legs.prefill
 	if o.Leg == LegDecode {
-		i = 1
+		of = &a.legs.decode
 	}
-	leg := a.legs[i]
+	leg := *of
 	if !leg.Begun() {
 		return
 	}
-	a.legs[i] = telemetry.Leg{}
+	*of = telemetry.Leg{}
 	leg.End(&telemetry.LegEnd{Code: codeLabel(o.Err), Status: o.Status, RequestBytes: o.RequestBytes,
 		ResponseBytes: o.ResponseBytes, Start: o.Start, FirstByte: o.FirstByte, End: o.End})
 	_ = a.guard("", "observe", func() error {

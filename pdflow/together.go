@@ -4,7 +4,6 @@ package pdflow
 
 import (
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/internal/contract"
 	"github.com/pdkit/pdkit/pdflow/internal/legs"
 )
 
@@ -23,10 +22,8 @@ type decodeEnd struct {
 // failed prefill cancels decode at once: nobody else tells D, which would wait for minutes (docs/protocols/mooncake.md
 // §4).
 func (a *attempt) together() (*Body, *Error) {
-	decodeLeg := contract.NewLeg(a.s.Request)
-	if e := a.guard(LegDecode, "describe", func() error {
-		return a.f.conn.Decode(a.ctx, a.s, nil, decodeLeg)
-	}); e != nil {
+	decodeLeg, e := a.describeDecode(nil)
+	if e != nil {
 		return nil, e
 	}
 	a.rendezvous = legs.NewRendezvous()
