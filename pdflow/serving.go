@@ -27,6 +27,7 @@ type serving struct {
 	tel    telemetry.Request
 	call
 	model string
+	ids   []string // id, as the value of each leg's header
 	tries
 	rescue  *rescuer // nil: the stream ends with its decode engine
 	racing  *attempt // of a hedged prefill: the first, while the second begins
@@ -58,7 +59,7 @@ var (
 )
 
 func newServing(ctx context.Context, f *Flow, c *call) *serving {
-	x := &serving{f: f, client: ctx, call: *c, model: c.req.Model}
+	x := &serving{f: f, client: ctx, call: *c, model: c.req.Model, ids: []string{c.id}}
 	if x.sender == nil {
 		x.sender = f.sender
 	}

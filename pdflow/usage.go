@@ -25,7 +25,8 @@ func (a *attempt) prefillUsage(p *connector.PrefillResult) {
 	paths := contract.API(a.s.API).Usage
 	member, _, _ := strings.Cut(paths.Prompt, ".")
 	raw, _ := p.Field(member)
-	a.out.KVTokens, a.out.Usage.Cached = count(string(raw), paths.Prompt), count(string(raw), paths.Cached)
+	object := string(raw)
+	a.out.KVTokens, a.out.Usage.Cached = count(object, paths.Prompt), count(object, paths.Cached)
 }
 
 // decodeUsage notes what D says at the end of its response.
