@@ -132,9 +132,9 @@ func TestASecondPrefillRunsBesideASlowOne(t *testing.T) {
 					n := 0
 					if result == c.told {
 						n = 1
-						require.Contains(t, f.told.events, "pd.hedge "+result)
+						require.Contains(t, f.spans.events, "pd.request>pd.hedge pd.reason="+result)
 					}
-					require.Equal(t, n, f.told.count("pd.hedges /"+result), result)
+					require.Equal(t, n, f.told.why("pd.hedges", " "+result), result)
 				}
 			})
 		})
@@ -194,7 +194,7 @@ func TestSecondPrefillsKeepToTheBudget(t *testing.T) {
 		}
 		all.Wait()
 		require.InDelta(t, 100, len(f.sent())-2*500, 20)
-		require.Positive(t, f.told.count("pd.hedges /budget"))
+		require.Positive(t, f.told.why("pd.hedges", " budget"))
 	})
 }
 

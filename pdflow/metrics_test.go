@@ -3,21 +3,15 @@
 package pdflow_test
 
 import (
-	"context"
 	"io"
 	"net/http"
-	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/metric"
-	metricnoop "go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
@@ -25,82 +19,6 @@ import (
 	"github.com/pdkit/pdkit/connector/plainhttp"
 	"github.com/pdkit/pdkit/pdflow"
 )
-
-// book keeps all measurements: a metric's name and its labels without pd.connector, and the values.
-type book struct {
-	metricnoop.MeterProvider
-	mu     sync.Mutex
-	values map[string][]float64
-}
-
-func newBook() *book { return &book{values: map[string][]float64{}} }
-
-func (b *book) Meter(string, ...metric.MeterOption) metric.Meter { return page{book: b} }
-
-func (b *book) write(name string, set attribute.Set, v float64) {
-	var labels []string
-	for _, kv := range set.ToSlice() {
-		if kv.Key != "pd.connector" {
-			labels = append(labels, string(kv.Key)+"="+kv.Value.String())
-		}
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	key := strings.TrimSpace(name + " " + strings.Join(labels, " "))
-	b.values[key] = append(b.values[key], v)
-}
-
-// of returns the values of a metric with these labels.
-func (b *book) of(key string) []float64 {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return slices.Clone(b.values[key])
-}
-
-// has reports whether anything was measured under a metric's name.
-func (b *book) has(name string) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for key := range b.values {
-		if key == name || strings.HasPrefix(key, name+" ") {
-			return true
-		}
-	}
-	return false
-}
-
-type page struct {
-	metricnoop.Meter
-	book *book
-}
-
-func (p page) Int64Counter(name string, _ ...metric.Int64CounterOption) (metric.Int64Counter, error) {
-	return bookCounter{name: name, book: p.book}, nil
-}
-
-func (p page) Float64Histogram(name string, _ ...metric.Float64HistogramOption) (metric.Float64Histogram, error) {
-	return bookHistogram{name: name, book: p.book}, nil
-}
-
-type bookCounter struct {
-	metricnoop.Int64Counter
-	name string
-	book *book
-}
-
-func (c bookCounter) Add(_ context.Context, n int64, opts ...metric.AddOption) {
-	c.book.write(c.name, metric.NewAddConfig(opts).Attributes(), float64(n))
-}
-
-type bookHistogram struct {
-	metricnoop.Float64Histogram
-	name string
-	book *book
-}
-
-func (h bookHistogram) Record(_ context.Context, v float64, opts ...metric.RecordOption) {
-	h.book.write(h.name, metric.NewRecordConfig(opts).Attributes(), v)
-}
 
 // stream is a decode engine whose events come one by one, each after a pause.
 func stream(pause time.Duration, events ...string) handler {
@@ -153,15 +71,15 @@ func TestTokensAreReusedOnlyWhereDecodeSaysSo(t *testing.T) {
 		"a protocol whose D gives P's count":    {&fake{}, loaded, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBook()
+			b := &book{}
 			x := script(t, c.conn, answer(prefilled), c.decode, metered(b))
 			x.one(t, completion("hi", ""))
 			assert.Equal(t, c.want, b.of("pd.kv.tokens"))
 			assert.Equal(t, []float64{930}, b.of("pd.tokens pd.token.type=input"))
 			assert.Equal(t, []float64{3}, b.of("pd.tokens pd.token.type=output"))
-			assert.False(t, b.has("pd.handoff.age"), "P's response says nowhere where the KV is")
+			assert.Zero(t, b.count("pd.handoff.age"), "P's response says nowhere where the KV is")
 			assert.Zero(t, x.seen.list()[0].HandoffAge)
-			assert.False(t, b.has("pd.transfer.duration"))
+			assert.Zero(t, b.count("pd.transfer.duration"))
 		})
 	}
 }
@@ -173,13 +91,13 @@ func handsOver(t *connector.Traits) { t.Handoff.Member = "kv_transfer_params" }
 func TestTimesOfTokensAreThoseOfStreams(t *testing.T) {
 	const pause = 20 * time.Millisecond
 	const handoff = `{"choices":[],"kv_transfer_params":{"a":1},"usage":{"prompt_tokens":9}}`
-	b := newBook()
+	b := &book{}
 	x := script(t, &fake{more: handsOver}, answer(handoff),
 		answer(`{"choices":[{"text":"hi"}],"usage":{"completion_tokens":3}}`), metered(b))
 	x.one(t, completion("hi", ""))
 	assert.Len(t, b.of("pd.handoff.age"), 1)
 	for _, name := range []string{"pd.time_to_first_chunk", "pd.transfer.duration", "pd.time_per_output_token"} {
-		assert.False(t, b.has(name), "%s of a response that is no stream", name)
+		assert.Zero(t, b.count(name), "%s of a response that is no stream", name)
 	}
 
 	events := []string{`{"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}`,
@@ -241,7 +159,7 @@ func (p *paced) Read(b []byte) (int, error) {
 }
 
 func TestAttemptsAreCountedByTheirOutcome(t *testing.T) {
-	b := newBook()
+	b := &book{}
 	fails := true
 	x := script(t, &fake{}, func(x *scripted, w http.ResponseWriter, r *http.Request, body string) {
 		h := answer(ok)

@@ -51,7 +51,7 @@ func TestRefusedRequestsAreTold(t *testing.T) {
 		"a model that is none": {"/v1/completions", "application/json", unknown, 404, "completions", "no"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b, seen, lines := newBook(), &refusedOnes{}, &bytes.Buffer{}
+			b, seen, lines := &book{}, &refusedOnes{}, &bytes.Buffer{}
 			mux := newMux(t, pdflow.WithMaxBody(1000), metered(b),
 				logsTo(slog.New(slog.NewTextHandler(lines, nil))), pdflow.WithObserver(seen.observer()))
 			x := script(t, &fake{}, answer(ok), answer(ok))
@@ -87,7 +87,7 @@ func (*noStarter) Start(context.Context) error { return errors.New("the port is 
 
 // A flow has an observer of its own for what it refuses, whichever way the request came.
 func TestAFlowTellsWhatItRefuses(t *testing.T) {
-	b, seen := newBook(), &refusedOnes{}
+	b, seen := &book{}, &refusedOnes{}
 	x := script(t, &fake{}, answer(ok), answer(ok), metered(b), pdflow.WithObserver(seen.observer()))
 	const key = "pd.requests.refused error.type=invalid_request pd.api=completions"
 	require.Equal(t, 400, post(t, x.url, "/v1/completions", `[]`).status)

@@ -34,7 +34,7 @@ var refusals = map[string]func(s *setup, d func() *enginesim.Engine){
 func TestBlocksOfARequestThatDRefusesAreReleased(t *testing.T) {
 	for name, refuse := range refusals {
 		t.Run(name, func(t *testing.T) {
-			count, s := meters{told: &tally{counts: map[string]int{}}}, setup{}
+			count, s := &book{}, setup{}
 			s.opts = append(s.opts, metered(count))
 			if name == "and tells P" {
 				refuse(&s, nil)
@@ -50,8 +50,8 @@ func TestBlocksOfARequestThatDRefusesAreReleased(t *testing.T) {
 			require.Eventually(t, func() bool { return x.p.Stats().PinnedBlocks == 0 }, 20*time.Second,
 				time.Millisecond)
 			assert.Zero(t, x.d.Stats().Transfers)
-			assert.Equal(t, 3, count.told.sum("pd.handoffs.released"))
-			assert.Zero(t, count.told.sum("pd.sessions.expired"))
+			assert.Equal(t, 3, count.count("pd.handoffs.released"))
+			assert.Zero(t, count.count("pd.sessions.expired"))
 			assert.NoError(t, x.p.CheckKV())
 			assert.NoError(t, x.d.CheckKV())
 		})
@@ -77,16 +77,16 @@ func TestBlocksThatAreNotReleasedAreCounted(t *testing.T) {
 		"D stays mute": {Kind: enginesim.FaultStall, Count: -1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			count := meters{told: &tally{counts: map[string]int{}}}
+			count := &book{}
 			x := start(t, setup{opts: []pdflow.Option{metered(count),
 				pdflow.WithTimeouts(config.Timeouts{Cleanup: 100 * time.Millisecond})}})
 			x.d.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: 400, Leg: enginesim.LegDecode})
 			x.d.Inject(fault)
 			r := post(t, x.url, "/v1/completions", completion(longPrompt, ""))
 			require.Equal(t, 400, r.status, r.body)
-			require.Eventually(t, func() bool { return count.told.sum("pd.sessions.expired") == 1 }, 20*time.Second,
+			require.Eventually(t, func() bool { return count.count("pd.sessions.expired") == 1 }, 20*time.Second,
 				time.Millisecond)
-			assert.Zero(t, count.told.sum("pd.handoffs.released"))
+			assert.Zero(t, count.count("pd.handoffs.released"))
 			x.d.ClearFaults()
 			require.NotEmpty(t, post(t, x.url, "/v1/completions", completion(longPrompt, "")).text(t))
 		})
@@ -96,7 +96,7 @@ func TestBlocksThatAreNotReleasedAreCounted(t *testing.T) {
 // A prefill that ran on is counted by how it ended.
 func TestPrefillsThatRanOnAreCounted(t *testing.T) {
 	for _, fails := range []bool{false, true} {
-		count := meters{told: &tally{counts: map[string]int{}}}
+		count := &book{}
 		asked := make(chan struct{}) // else the client may leave before D is asked: then D does not wait for P
 		x := newFinishes(t, func(x *scripted, w http.ResponseWriter, r *http.Request, body string) {
 			close(asked)
@@ -112,13 +112,13 @@ func TestPrefillsThatRanOnAreCounted(t *testing.T) {
 		} else {
 			close(x.p.answer)
 		}
-		require.Eventually(t, func() bool { return count.told.sum("pd.prefills.ran_on") == 1 }, 20*time.Second,
+		require.Eventually(t, func() bool { return count.count("pd.prefills.ran_on") == 1 }, 20*time.Second,
 			time.Millisecond)
 		orphans := 0
 		if fails {
 			orphans = 1
 		}
-		require.Eventually(t, func() bool { return count.told.sum("pd.orphans") == orphans }, 20*time.Second,
+		require.Eventually(t, func() bool { return count.count("pd.orphans") == orphans }, 20*time.Second,
 			time.Millisecond, strings.Repeat("P had no end, and D asked ", orphans))
 	}
 }

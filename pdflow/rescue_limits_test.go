@@ -8,14 +8,11 @@ import (
 	"io"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
@@ -37,49 +34,8 @@ func rescuableChat(more string) rescueCase {
 		`{"model":"tiny","messages":[{"role":"user","content":%q}],%s%s}`, longPrompt, greedy, more)}
 }
 
-// rescueCounter counts pd.rescues by result and reason.
-type rescueCounter struct {
-	noop.MeterProvider
-	mu  sync.Mutex
-	got []string
-}
-
-func (c *rescueCounter) Meter(string, ...metric.MeterOption) metric.Meter { return rescueMeter{c: c} }
-
-type rescueMeter struct {
-	noop.Meter
-	c *rescueCounter
-}
-
-func (m rescueMeter) Int64Counter(name string, _ ...metric.Int64CounterOption) (metric.Int64Counter, error) {
-	if name == "pd.rescues" {
-		return rescueSum{c: m.c}, nil
-	}
-	return noop.Int64Counter{}, nil
-}
-
-type rescueSum struct {
-	noop.Int64Counter
-	c *rescueCounter
-}
-
-func (s rescueSum) Add(_ context.Context, _ int64, opts ...metric.AddOption) {
-	set := metric.NewAddConfig(opts).Attributes()
-	result, _ := set.Value("pd.result")
-	reason, _ := set.Value("pd.reason")
-	s.c.mu.Lock()
-	defer s.c.mu.Unlock()
-	s.c.got = append(s.c.got, result.AsString()+" "+reason.AsString())
-}
-
-func (c *rescueCounter) all() []string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return append([]string(nil), c.got...)
-}
-
 func TestOutcomesAndCounterTellARescue(t *testing.T) {
-	count := &rescueCounter{}
+	count := &book{}
 	x, _ := rescuing(t, metered(count))
 	got := x.struck(rescuableChat(""), enginesim.FaultKill, 5)
 	require.NoError(t, got.err)
@@ -93,7 +49,7 @@ func TestOutcomesAndCounterTellARescue(t *testing.T) {
 	assert.Equal(t, 4, second.Resumed, "the client had the role and four tokens")
 	assert.NotEqual(t, first.Session.Decode.ID, second.Session.Decode.ID)
 	assert.Equal(t, 2, second.Session.Attempt)
-	assert.Equal(t, []string{"rescued stream_broken"}, count.all())
+	assert.Equal(t, []string{"rescued stream_broken"}, count.rescues())
 }
 
 func TestWhatIsNotRescuedIsCutAsWithoutRescue(t *testing.T) {
@@ -103,7 +59,7 @@ func TestWhatIsNotRescuedIsCutAsWithoutRescue(t *testing.T) {
 		`,"response_format":{"type":"json_object"}`: "response_format", `,"suffix":"x"`: "member",
 		`,"tools":[{"type":"function"}]`: "tools",
 	} {
-		count := &rescueCounter{}
+		count := &book{}
 		x, _ := rescuing(t, metered(count))
 		c := rescuable(more)
 		if strings.Contains(more, `"temperature"`) {
@@ -116,21 +72,21 @@ func TestWhatIsNotRescuedIsCutAsWithoutRescue(t *testing.T) {
 		}
 		require.ErrorIs(t, got.err, io.ErrUnexpectedEOF, more)
 		require.Equal(t, 3, strings.Count(got.body, "\n\n"), more)
-		require.Equal(t, []string{"refused " + reason}, count.all(), more)
+		require.Equal(t, []string{"refused " + reason}, count.rescues(), more)
 		require.NotContains(t, string(x.d.Requests()[0].Body), "return_token_ids", more)
 		require.Len(t, x.p.Requests(), 1, more)
 	}
 }
 
 func TestAnImageIsNotRescued(t *testing.T) {
-	count := &rescueCounter{}
+	count := &book{}
 	x, _ := rescuing(t, metered(count))
 	got := x.struck(rescueCase{"", "/v1/chat/completions", `{"model":"tiny","messages":[{"role":"user","content":[` +
 		`{"type":"text","text":"` + longPrompt + `"},` +
 		`{"type":"image_url","image_url":{"url":"data:image/png;base64,"}}]}],` + greedy + `}`},
 		enginesim.FaultResetStream, 3)
 	require.Error(t, got.err)
-	require.Equal(t, []string{"refused media"}, count.all())
+	require.Equal(t, []string{"refused media"}, count.rescues())
 }
 
 func TestWithoutTheOptionNothingIsAskedFor(t *testing.T) {
@@ -144,7 +100,7 @@ func TestWithoutTheOptionNothingIsAskedFor(t *testing.T) {
 
 func TestAStreamIsRescuedNoOftenerThanAllowed(t *testing.T) {
 	for allowed, want := range map[int]error{1: io.ErrUnexpectedEOF, 2: nil} {
-		count := &rescueCounter{}
+		count := &book{}
 		x, other := rescuing(t, pdflow.WithRescue(allowed), metered(count))
 		undisturbed := sameOf(post(t, x.url, "/v1/completions", rescuable("").body, "X-Request-Id", "same").body)
 		other.Inject(enginesim.Fault{Kind: enginesim.FaultResetStream, Leg: enginesim.LegDecode, AfterChunks: 4})
@@ -152,11 +108,11 @@ func TestAStreamIsRescuedNoOftenerThanAllowed(t *testing.T) {
 		if want != nil {
 			require.ErrorIs(t, got.err, want)
 			require.Equal(t, 7, strings.Count(got.body, "\n\n"), "what both engines sent reaches the client")
-			require.Equal(t, []string{"rescued stream_broken", "refused too_often"}, count.all())
+			require.Equal(t, []string{"rescued stream_broken", "refused too_often"}, count.rescues())
 			continue
 		}
 		require.NoError(t, got.err)
-		require.Equal(t, []string{"rescued stream_broken", "rescued stream_broken"}, count.all())
+		require.Equal(t, []string{"rescued stream_broken", "rescued stream_broken"}, count.rescues())
 		require.Equal(t, undisturbed, sameOf(got.body))
 	}
 }

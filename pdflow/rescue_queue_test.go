@@ -7,7 +7,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -29,7 +28,7 @@ import (
 type dyingFleet struct {
 	t         *testing.T
 	flow      *pdflow.Flow
-	count     rescueCounter
+	count     book
 	dead      chan struct{} // closed when the first decode engine dies
 	prefills  time.Duration // how long a prefill takes; 0: until the leg is cancelled
 	p, d      [2]discovery.Endpoint
@@ -226,10 +225,6 @@ func nonzero(m map[string]int) map[string]int {
 	return all
 }
 
-func times(all []string, result string) int {
-	return len(slices.DeleteFunc(slices.Clone(all), func(s string) bool { return s != result }))
-}
-
 // A decode engine dies with 200 streams: at each prefill engine four are prefilled at a time, and all go on.
 func TestRescuesOfManyStreamsQueueForPrefill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -244,7 +239,7 @@ func TestRescuesOfManyStreamsQueueForPrefill(t *testing.T) {
 		assert.Equal(t, map[string]int{"p0": 4, "p1": 4}, f.most)
 		assert.Equal(t, 200, f.sent, "one prefill for each stream")
 		assert.Equal(t, 25*time.Second, time.Since(began), "no place is left empty")
-		assert.Equal(t, 200, times(f.count.all(), "rescued stream_broken"))
+		assert.Equal(t, 200, times(f.count.rescues(), "rescued stream_broken"))
 	})
 }
 
@@ -301,7 +296,7 @@ func TestShutdownCutsRescuesThatWait(t *testing.T) {
 		f.end()
 		_, cut := f.whole()
 		assert.Equal(t, 200, cut)
-		assert.Equal(t, 200, times(f.count.all(), "failed draining"))
+		assert.Equal(t, 200, times(f.count.rescues(), "failed draining"))
 		assert.Less(t, f.sent, 20, "but for a few whose turn comes while one after the other is cut")
 		assert.Zero(t, time.Since(began))
 	})
@@ -326,7 +321,7 @@ func TestARescueDoesNotWaitForever(t *testing.T) {
 			whole, cut := f.whole()
 			assert.Equal(t, c.cut, cut)
 			assert.Equal(t, 60-c.cut, whole)
-			assert.Equal(t, c.cut, times(f.count.all(), "failed overloaded"))
+			assert.Equal(t, c.cut, times(f.count.rescues(), "failed overloaded"))
 		})
 	}
 }
@@ -459,7 +454,7 @@ func TestRescuesWaitForEnginesTogether(t *testing.T) {
 		f.end()
 		_, cut := f.whole()
 		assert.Equal(t, 200, cut)
-		assert.Equal(t, 200, times(f.count.all(), "failed no_endpoint"))
+		assert.Equal(t, 200, times(f.count.rescues(), "failed no_endpoint"))
 		assert.Equal(t, 250*time.Millisecond, time.Since(began))
 	})
 }

@@ -18,10 +18,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.opentelemetry.io/otel/metric"
-	metricnoop "go.opentelemetry.io/otel/metric/noop"
-	"go.opentelemetry.io/otel/trace"
-	tracenoop "go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
@@ -34,7 +30,8 @@ import (
 type fakeFleet struct {
 	flow   *pdflow.Flow
 	seen   *outcomes
-	told   *tally
+	told   book
+	spans  tree
 	answer func(host string, nth int) func(*http.Request) (*http.Response, error)
 
 	mu   sync.Mutex
@@ -97,13 +94,13 @@ func newFakeFleet(t *testing.T, c connector.KVConnector, names string, retry con
 		}
 		eps = append(eps, endpoint(t, "http://"+name, role))
 	}
-	f := &fakeFleet{answer: answer, n: map[string]int{}, seen: &outcomes{}, told: &tally{counts: map[string]int{}}}
+	f := &fakeFleet{answer: answer, n: map[string]int{}, seen: &outcomes{}}
 	var err error
 	picker := &openPicks{}
 	f.flow, err = pdflow.New(c, around{pick.New(setOf(t, eps...), pick.RoundRobin(), pick.WithSeed(1)), picker.pick},
 		pdflow.WithTransport(f), pdflow.WithRetry(retry), pdflow.WithoutPickWait(),
 		pdflow.WithTimeouts(config.Timeouts{Prefill: 10 * time.Second, Decode: 10 * time.Second}),
-		metered(meters{told: f.told}), traced(tracers{told: f.told}),
+		metered(&f.told), traced(&f.spans),
 		pdflow.WithObserver(pdflow.Observer{SessionEnd: f.seen.SessionEnd}))
 	require.NoError(t, err)
 	t.Cleanup(func() {
@@ -142,94 +139,6 @@ func hangs(r *http.Request) (*http.Response, error) {
 	return nil, r.Context().Err()
 }
 
-// told collects counters and events of spans: by name, error type and reason.
-type tally struct {
-	mu     sync.Mutex
-	counts map[string]int
-	events []string
-}
-
-func (x *tally) count(key string) int {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.counts[key]
-}
-
-// sum is a counter's, whatever its attributes.
-func (x *tally) sum(name string) (n int) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	for key, count := range x.counts {
-		if strings.HasPrefix(key, name+" ") {
-			n += count
-		}
-	}
-	return n
-}
-
-type meters struct {
-	metricnoop.MeterProvider
-	told *tally
-}
-
-func (m meters) Meter(string, ...metric.MeterOption) metric.Meter { return meter{told: m.told} }
-
-type meter struct {
-	metricnoop.Meter
-	told *tally
-}
-
-func (m meter) Int64Counter(name string, _ ...metric.Int64CounterOption) (metric.Int64Counter, error) {
-	return counter{name: name, told: m.told}, nil
-}
-
-type counter struct {
-	metricnoop.Int64Counter
-	name string
-	told *tally
-}
-
-func (c counter) Add(_ context.Context, n int64, opts ...metric.AddOption) {
-	set := metric.NewAddConfig(opts).Attributes()
-	code, _ := set.Value("error.type")
-	reason, _ := set.Value("pd.reason")
-	c.told.mu.Lock()
-	defer c.told.mu.Unlock()
-	c.told.counts[c.name+" "+code.AsString()+"/"+reason.AsString()] += int(n)
-}
-
-type tracers struct {
-	tracenoop.TracerProvider
-	told *tally
-}
-
-func (p tracers) Tracer(string, ...trace.TracerOption) trace.Tracer { return tracer{told: p.told} }
-
-type tracer struct {
-	tracenoop.Tracer
-	told *tally
-}
-
-func (tr tracer) Start(ctx context.Context, _ string, _ ...trace.SpanStartOption) (context.Context, trace.Span) {
-	return ctx, span{told: tr.told}
-}
-
-type span struct {
-	tracenoop.Span
-	told *tally
-}
-
-func (s span) AddEvent(name string, opts ...trace.EventOption) {
-	config := trace.NewEventConfig(opts...)
-	var values []string
-	for _, kv := range config.Attributes() {
-		values = append(values, kv.Value.AsString())
-	}
-	s.told.mu.Lock()
-	defer s.told.mu.Unlock()
-	s.told.events = append(s.told.events, name+" "+strings.Join(values, "/"))
-}
-
 // leaving is a connector whose decode engines wait for KV, also after their prefill has failed.
 type leaving struct{ fake }
 
@@ -254,31 +163,31 @@ func TestEachRetryAndEachThatIsNotMadeHasAReason(t *testing.T) {
 	}{
 		"prefill runs out of time, and another is there": {serial, "p0 p1 d0", two,
 			map[string]func(*http.Request) (*http.Response, error){"p0": hangs},
-			"p0,p1,d0; timeout", "pd.retries timeout/timeout"},
+			"p0,p1,d0; timeout", "pd.retries timeout timeout"},
 		"prefill runs out of time, and no other is there": {serial, "p0 d0", two,
 			map[string]func(*http.Request) (*http.Response, error){"p0": hangs},
-			"p0 timeout; timeout", "pd.retries.skipped timeout/no_pair"},
+			"p0 timeout; timeout", "pd.retries.skipped timeout no_pair"},
 		"a prefill's timeout is final by policy": {serial, "p0 p1 d0", config.Retry{MaxAttempts: 2, TimeoutFinal: true},
 			map[string]func(*http.Request) (*http.Response, error){"p0": hangs},
-			"p0 timeout; timeout", "pd.retries.skipped timeout/timeout"},
+			"p0 timeout; timeout", "pd.retries.skipped timeout timeout"},
 		"all prefills run out of time": {serial, "p0 p1 d0", two,
 			map[string]func(*http.Request) (*http.Response, error){"p0": hangs, "p1": hangs},
-			"p0,p1 timeout; timeout, attempts", "pd.retries.skipped timeout/attempts"},
+			"p0,p1 timeout; timeout, attempts", "pd.retries.skipped timeout attempts"},
 		"decode runs out of time": {serial, "p0 p1 d0 d1", two,
 			map[string]func(*http.Request) (*http.Response, error){"d0": hangs},
-			"p0,d0 timeout; timeout", "pd.retries.skipped timeout/timeout"},
+			"p0,d0 timeout; timeout", "pd.retries.skipped timeout timeout"},
 		"decode waits for the prefill": {&leaving{fake{order: connector.Together}}, "p0 p1 d0", two,
 			map[string]func(*http.Request) (*http.Response, error){"p0": hangs, "d0": hangs},
-			"d0,p0 timeout; orphan", "pd.retries.skipped timeout/orphan"},
+			"d0,p0 timeout; orphan", "pd.retries.skipped timeout orphan"},
 		"decode does not wait for the prefill": {&fake{order: connector.Together}, "p0 p1 d0", two,
 			map[string]func(*http.Request) (*http.Response, error){"p0": hangs, "d0": hangs},
-			"d0,d0,p0,p1 timeout; timeout, timeout", "pd.retries timeout/timeout"},
+			"d0,d0,p0,p1 timeout; timeout, timeout", "pd.retries timeout timeout"},
 		"prefill fails": {serial, "p0 p1 d0", two,
 			map[string]func(*http.Request) (*http.Response, error){"p0": replies(500)},
-			"p0,p1,d0; failed", "pd.retries prefill_failed/failed"},
+			"p0,p1,d0; failed", "pd.retries prefill_failed failed"},
 		"prefill refuses": {serial, "p0 p1 d0", two,
 			map[string]func(*http.Request) (*http.Response, error){"p0": replies(400)},
-			"p0 prefill_rejected; final", "pd.retries.skipped prefill_rejected/final"},
+			"p0 prefill_rejected; final", "pd.retries.skipped prefill_rejected final"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -305,10 +214,11 @@ func TestEachRetryAndEachThatIsNotMadeHasAReason(t *testing.T) {
 					}
 				}
 				require.Equal(t, c.want, got+"; "+strings.Join(reasons, ", "))
-				require.Equal(t, 1, f.told.count(c.told), "%v", f.told.counts)
-				name, rest, _ := strings.Cut(c.told, " ")
-				event := map[string]string{"pd.retries": "pd.retry", "pd.retries.skipped": "pd.retry.skipped"}[name]
-				require.Contains(t, f.told.events, event+" "+rest)
+				counter, rest, _ := strings.Cut(c.told, " ")
+				require.Equal(t, 1, f.told.why(counter, rest), "%v", f.told.list())
+				code, reason, _ := strings.Cut(rest, " ")
+				event := map[string]string{"pd.retries": "pd.retry", "pd.retries.skipped": "pd.retry.skipped"}[counter]
+				require.Contains(t, f.spans.events, "pd.request>"+event+" error.type="+code+" pd.reason="+reason)
 			})
 		})
 	}
@@ -339,10 +249,10 @@ func TestAnOutageIsNotMultipliedByRetries(t *testing.T) {
 		}
 		all.Wait()
 		retries := len(f.sent()) - requests
-		require.Equal(t, retries, f.told.count("pd.retries prefill_failed/failed"))
+		require.Equal(t, retries, f.told.why("pd.retries", "prefill_failed failed"))
 		// the floor of three at a time comes on top: each is over after 75 ms at the latest
 		require.InDelta(t, requests/5, retries, 60)
-		require.Positive(t, f.told.count("pd.retries.skipped prefill_failed/budget"))
+		require.Positive(t, f.told.why("pd.retries.skipped", "prefill_failed budget"))
 		time.Sleep(time.Minute)
 		before := len(f.sent())
 		require.Error(t, f.do(`{"prompt":"hi"}`))
