@@ -20,8 +20,9 @@
 #               connectors those to which the day of the year turns; with -real-all, all of them, the encode stage and
 #               attestation
 #
-# With -nightly also these. With CI=true one of them is run, to which the day of the year turns, and a tenth of fuzz; and
-# release, if a commit of the last day changed a go.mod or the scripts of releases:
+# With -nightly also these. With CI=true one of them is run, to which the day of the year turns (of race one half, and the
+# other half at its next turn), and a twentieth of fuzz; and release, if a commit of the last day changed a go.mod or the
+# scripts of releases:
 #
 #   alone       each module builds by itself, without go.work
 #   race        with the race detector what the step test ran without
@@ -136,14 +137,27 @@ step_release() {
   go run ./internal/tools/release
 }
 
-# step_servers brings what tests need and are skipped without, except with CI=true.
+# step_servers brings what tests need and are skipped without, except with CI=true. It takes three ways beside each other:
+# what Go builds, what Debian has, since apt-get runs once at a time, and what Python has.
 step_servers() {
-  local script
-  # pyzmq and msgspec, with which engines send notices and announce themselves; client libraries; servers
-  for script in connector/lmcachepd/testdata lab/clients cmd/gateway/prometheus \
-    cmd/gateway/live cmd/images discovery/dns/testdata discovery/kubernetes/testdata extproc/testdata; do
-    "$script/install.sh" || { echo "$script/install.sh failed" >&2; return 1; }
+  local way ways=() failed=0
+  if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
+    apt-get -qq update # once: else each script would do it, and find the lists locked
+  fi
+  for way in "discovery/kubernetes/testdata discovery/dns/testdata" "cmd/gateway/live cmd/images cmd/gateway/prometheus" \
+    "lab/clients connector/lmcachepd/testdata extproc/testdata"; do # lab/clients first: it gets curl
+    install_all $way > "$TMP/${way//\//_}.log" 2>&1 &
+    ways+=($!)
   done
+  for way in "${ways[@]}"; do wait "$way" || failed=1; done
+  cat "$TMP"/*_*.log
+  return $failed
+}
+
+# install_all runs the install.sh of each folder.
+install_all() {
+  local dir
+  for dir; do "$dir/install.sh" || { echo "$dir/install.sh failed" >&2; return 1; }; done
 }
 
 # packages prints the packages of all modules in which goroutines meet, or the others: those of programs, of examples,
@@ -175,8 +189,11 @@ step_test() {
 
 step_race() {
   # shellcheck disable=SC2046
-  tests -race $(packages others)
+  tests -race $(packages others | part 2 "${DAY_OF_TURN:-}")
 }
+
+# part prints of its input every Nth line, and all lines if the second argument is empty: the lines of one day of N.
+part() { awk -v n="$1" -v day="$2" 'day == "" || NR % n == day % n'; }
 
 step_nethttp() {
   PDKIT_TEST_HTTP_CLIENT=nethttp tests -race ./transport ./pdflow
@@ -209,9 +226,9 @@ tests() {
 step_fuzz() {
   local targets
   targets=$(find . -path './.?*' -prune -o -name '*_test.go' -print0 |
-    xargs -0 grep -HoE '^func Fuzz[A-Za-z0-9_]*' | sed 's/func //' | sort) # ten parts are all of them only in one order
+    xargs -0 grep -HoE '^func Fuzz[A-Za-z0-9_]*' | sed 's/func //' | sort) # twenty parts are all of them only in one order
   [ -n "$targets" ]
-  [ -z "${FUZZ_PART:-}" ] || targets=$(awk -v part="$FUZZ_PART" 'NR % 10 == part' <<< "$targets")
+  targets=$(part 20 "${DAY:-}" <<< "$targets")
   export FUZZTIME TMP
   export -f fuzz_one
   xargs -P 2 -n 1 bash -c 'fuzz_one "$1"' fuzz <<< "$targets"
@@ -380,7 +397,7 @@ if [ $named = no ]; then
     day=$((10#$(date -u +%j)))
     turns=($TURNS)
     wanted="$wanted ${turns[day % ${#turns[@]}]} fuzz"
-    FUZZ_PART=$((day % 10))
+    DAY=$day DAY_OF_TURN=$((day / ${#turns[@]}))
     if ! changed=$(git log --since='1 day ago' --format=%h -- '*go.mod' internal/tools/release cmd/images) ||
       [ -n "$changed" ]; then
       wanted="$wanted release"
@@ -396,7 +413,7 @@ wants() { case " $wanted " in *" $1 "*) return 0 ;; esac; return 1; }
 if [ "$named" = no ] && wants install; then
   say "servers and install, beside the next steps"
   set -m
-  { measure servers; measure install; } > "$TMP/install.log" 2>&1 < /dev/null &
+  { measure servers & measure install; wait; } > "$TMP/install.log" 2>&1 < /dev/null &
   BESIDE=$!
   set +m
 fi
