@@ -230,7 +230,7 @@ func TestTheClientsKeyStaysAtTheGateway(t *testing.T) {
 	engines := transport.New(nil)
 	defer engines.Close()
 	seen := make(chan string, 4)
-	spy := roundTripperFunc(func(r *http.Request) (*http.Response, error) {
+	spy := roundTripper(func(r *http.Request) (*http.Response, error) {
 		seen <- r.Header.Get("Authorization")
 		return engines.RoundTrip(r)
 	})
@@ -249,10 +249,6 @@ func TestTheClientsKeyStaysAtTheGateway(t *testing.T) {
 	assert.Equal(t, "Bearer engines-own", <-seen)
 	assert.Equal(t, "Bearer client", r.Header.Get("Authorization"), "the server's request is left as it was")
 }
-
-type roundTripperFunc func(*http.Request) (*http.Response, error)
-
-func (f roundTripperFunc) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // An observer counts the tokens of each model with the program's own counters.
 func Example_accounts() {

@@ -41,20 +41,6 @@ func (s *storing) Traits() connector.Traits {
 	return t
 }
 
-type response = func(*http.Request) (*http.Response, error)
-
-// after is a response that takes its time, and ends with its request.
-func after(d time.Duration, then response) response {
-	return func(r *http.Request) (*http.Response, error) {
-		select {
-		case <-time.After(d):
-			return then(r)
-		case <-r.Context().Done():
-			return nil, r.Context().Err()
-		}
-	}
-}
-
 func TestASecondPrefillRunsBesideASlowOne(t *testing.T) {
 	slow, quick, bad := after(5*time.Second, replies(200)), after(time.Second, replies(200)), replies(500)
 	for name, c := range map[string]struct {

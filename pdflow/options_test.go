@@ -62,7 +62,7 @@ func TestPartlySetOptionsKeepTheOtherDefaults(t *testing.T) {
 func TestRetriesPauseByDefault(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeFleet(t, &fake{}, "p0 d0", config.Retry{MaxAttempts: 3},
-			func(string, int) func(*http.Request) (*http.Response, error) { return replies(http.StatusBadGateway) })
+			func(string, int) response { return replies(http.StatusBadGateway) })
 		begun := time.Now()
 		for range 100 {
 			require.Error(t, f.do(`{"prompt":"hi"}`))

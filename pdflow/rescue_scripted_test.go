@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -161,53 +162,30 @@ func TestARescuedChatIsMeasuredAsAChat(t *testing.T) {
 	assert.NotContains(t, operations, "text_completion")
 }
 
-// ownLegs is a transport that holds no connections: the first prefill goes on while a rescue has begun.
-type ownLegs struct{}
-
-func (ownLegs) RoundTrip(r *http.Request) (*http.Response, error) {
-	_, _ = io.Copy(io.Discard, r.Body)
-	info, _ := pdflow.LegFromContext(r.Context())
-	resp := &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, ContentLength: -1,
-		TransferEncoding: []string{"chunked"}, Request: r}
-	broken := func(s string) io.Reader { return io.MultiReader(strings.NewReader(s), brokenRead{}) }
-	switch {
-	case info.Leg == pdflow.LegPrefill && info.Attempt == 1:
-		time.Sleep(200 * time.Millisecond)
-		resp.Body = io.NopCloser(strings.NewReader("no JSON"))
-	case info.Leg == pdflow.LegPrefill:
-		resp.Body = io.NopCloser(strings.NewReader(ok))
-	case info.Attempt == 1:
-		resp.Header.Set("Content-Type", "text/event-stream")
-		resp.Body = io.NopCloser(broken(token(10, "null", "[1,2,3]") + token(11, "null", "null")))
-	default:
-		resp.Header.Set("Content-Type", "text/event-stream")
-		resp.Body = io.NopCloser(strings.NewReader(token(12, `"length"`, "[1,2,3,10,11]") + theEnd))
-	}
-	return resp, nil
-}
-
-type brokenRead struct{}
-
-func (brokenRead) Read([]byte) (int, error) {
-	time.Sleep(10 * time.Millisecond)
-	return 0, errors.New("broke")
-}
-
-// The race detector sees it if the first prefill reads the request that the rescue replaces.
+// The race detector sees it if the first prefill reads what the rescue replaces.
 func TestAPrefillThatRunsOnKnowsItsOwnRequest(t *testing.T) {
-	for try := 1; ; try++ {
-		x, _, count := scripts(t, &fake{order: connector.Together,
-			more: func(t *connector.Traits) { t.Ending.PrefillFinishes = true }}, answer(ok), goesOn, goesOn,
-			pdflow.WithTransport(ownLegs{}))
-		got := x.stream(t, "")
-		require.NoError(t, got.err)
-		require.NoError(t, x.flow.Shutdown(t.Context()))
-		if got.status != http.StatusOK && try < 10 {
-			continue // the first prefill ended before decode had begun
-		}
-		assert.Equal(t, []string{"rescued stream_broken"}, count.rescues())
-		return
-	}
+	synctest.Test(t, func(t *testing.T) {
+		prefills, decodes := 0, 0
+		var told book
+		f := newFakeFleet(t, &fake{order: connector.Together,
+			more: func(t *connector.Traits) { t.Ending.PrefillFinishes = true }}, "p0 p1 d0 d1",
+			config.Retry{MaxAttempts: 1}, func(host string, _ int) response {
+				switch {
+				case host[0] == 'd':
+					decodes++
+					return []response{streaming(10*time.Millisecond, errors.New("broke"), token(10, "null", "[1,2,3]"),
+						token(11, "null", "null")), streaming(0, io.EOF, token(12, `"length"`, "[1,2,3,10,11]"), theEnd)}[decodes-1]
+				case prefills == 0:
+					prefills++
+					return after(200*time.Millisecond, replies(500))
+				}
+				return replies(200)
+			}, pdflow.WithRescue(1), metered(&told))
+		require.NoError(t, f.do(completion("a", `"stream":true`)))
+		assert.Equal(t, []string{"rescued stream_broken"}, told.rescues())
+		require.NoError(t, f.flow.Shutdown(t.Context()))
+		assert.Equal(t, []string{"prefill_failed"}, told.labels("pd.prefills.ran_on", "error.type"))
+	})
 }
 
 // A rescue that asks P for its context's length is ended as any other.

@@ -5,14 +5,12 @@ package pdflow_test
 import (
 	"context"
 	"errors"
-	"io"
 	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,123 +19,8 @@ import (
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
-	"github.com/pdkit/pdkit/pdflow/pick"
 )
-
-// fakeFleet is engines that are functions, behind a flow, for tests in fake time.
-type fakeFleet struct {
-	flow   *pdflow.Flow
-	seen   *outcomes
-	told   book
-	spans  tree
-	answer func(host string, nth int) func(*http.Request) (*http.Response, error)
-
-	mu   sync.Mutex
-	legs []sentLeg
-	n    map[string]int
-}
-
-type sentLeg struct {
-	host string
-	at   time.Time
-}
-
-// RoundTrip answers a leg as the engine that it goes to.
-func (f *fakeFleet) RoundTrip(r *http.Request) (*http.Response, error) {
-	if r.Body != nil {
-		_, _ = io.Copy(io.Discard, r.Body)
-	}
-	f.mu.Lock()
-	f.legs = append(f.legs, sentLeg{r.URL.Host, time.Now()})
-	f.n[r.URL.Host]++
-	answer := f.answer(r.URL.Host, f.n[r.URL.Host])
-	f.mu.Unlock()
-	return answer(r)
-}
-
-func (f *fakeFleet) sent() []sentLeg {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return slices.Clone(f.legs)
-}
-
-// hosts are the engines that got legs, in that order.
-func (f *fakeFleet) hosts() string {
-	var all []string
-	for _, l := range f.sent() {
-		all = append(all, l.host)
-	}
-	return strings.Join(all, " ")
-}
-
-func (f *fakeFleet) do(body string) error {
-	resp, err := f.flow.Do(context.Background(), &pdflow.Request{API: connector.APICompletions, Body: []byte(body)})
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	_, err = io.Copy(io.Discard, resp.Body)
-	return err
-}
-
-// newFakeFleet starts a flow for engines of these names: p… prefill, d… decode.
-func newFakeFleet(t *testing.T, c connector.KVConnector, names string, retry config.Retry,
-	answer func(host string, nth int) func(*http.Request) (*http.Response, error)) *fakeFleet {
-	t.Helper()
-	var eps []discovery.Endpoint
-	for name := range strings.FieldsSeq(names) {
-		role := discovery.RolePrefill
-		if name[0] == 'd' {
-			role = discovery.RoleDecode
-		}
-		eps = append(eps, endpoint(t, "http://"+name, role))
-	}
-	f := &fakeFleet{answer: answer, n: map[string]int{}, seen: &outcomes{}}
-	var err error
-	picker := &openPicks{}
-	f.flow, err = pdflow.New(c, around{pick.New(setOf(t, eps...), pick.RoundRobin(), pick.WithSeed(1)), picker.pick},
-		pdflow.WithTransport(f), pdflow.WithRetry(retry), pdflow.WithoutPickWait(),
-		pdflow.WithTimeouts(config.Timeouts{Prefill: 10 * time.Second, Decode: 10 * time.Second}),
-		metered(&f.told), traced(&f.spans),
-		pdflow.WithObserver(pdflow.Observer{SessionEnd: f.seen.SessionEnd}))
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		require.NoError(t, f.flow.Shutdown(context.Background()))
-		require.Zero(t, picker.open.Load(), "each pick is told its end, once")
-	})
-	return f
-}
-
-// openPicks counts picks whose end was not told.
-type openPicks struct{ open atomic.Int32 }
-
-func (p *openPicks) pick(ctx context.Context, inner pdflow.Picker, in *pdflow.PickInput) (pdflow.Pick, error) {
-	x, err := inner.Pick(ctx, in)
-	if err == nil {
-		p.open.Add(1)
-		done := x.Done
-		x.Done = func(o *pdflow.Outcome) { p.open.Add(-1); done(o) }
-	}
-	return x, err
-}
-
-func replies(code int, header ...string) func(*http.Request) (*http.Response, error) {
-	return func(*http.Request) (*http.Response, error) {
-		h := http.Header{"Content-Type": {"application/json"}}
-		for i := 0; i+1 < len(header); i += 2 {
-			h.Set(header[i], header[i+1])
-		}
-		return &http.Response{StatusCode: code, Header: h, ContentLength: int64(len(ok)),
-			Body: io.NopCloser(strings.NewReader(ok))}, nil
-	}
-}
-
-func hangs(r *http.Request) (*http.Response, error) {
-	<-r.Context().Done()
-	return nil, r.Context().Err()
-}
 
 // leaving is a connector whose decode engines wait for KV, also after their prefill has failed.
 type leaving struct{ fake }
@@ -157,42 +40,42 @@ func TestEachRetryAndEachThatIsNotMadeHasAReason(t *testing.T) {
 		conn    connector.KVConnector
 		engines string
 		retry   config.Retry
-		answers map[string]func(*http.Request) (*http.Response, error)
+		answers map[string]response
 		want    string // legs, then code, then the reason of each failed attempt
 		told    string // counter and event
 	}{
 		"prefill runs out of time, and another is there": {serial, "p0 p1 d0", two,
-			map[string]func(*http.Request) (*http.Response, error){"p0": hangs},
+			map[string]response{"p0": hangs},
 			"p0,p1,d0; timeout", "pd.retries timeout timeout"},
 		"prefill runs out of time, and no other is there": {serial, "p0 d0", two,
-			map[string]func(*http.Request) (*http.Response, error){"p0": hangs},
+			map[string]response{"p0": hangs},
 			"p0 timeout; timeout", "pd.retries.skipped timeout no_pair"},
 		"a prefill's timeout is final by policy": {serial, "p0 p1 d0", config.Retry{MaxAttempts: 2, TimeoutFinal: true},
-			map[string]func(*http.Request) (*http.Response, error){"p0": hangs},
+			map[string]response{"p0": hangs},
 			"p0 timeout; timeout", "pd.retries.skipped timeout timeout"},
 		"all prefills run out of time": {serial, "p0 p1 d0", two,
-			map[string]func(*http.Request) (*http.Response, error){"p0": hangs, "p1": hangs},
+			map[string]response{"p0": hangs, "p1": hangs},
 			"p0,p1 timeout; timeout, attempts", "pd.retries.skipped timeout attempts"},
 		"decode runs out of time": {serial, "p0 p1 d0 d1", two,
-			map[string]func(*http.Request) (*http.Response, error){"d0": hangs},
+			map[string]response{"d0": hangs},
 			"p0,d0 timeout; timeout", "pd.retries.skipped timeout timeout"},
 		"decode waits for the prefill": {&leaving{fake{order: connector.Together}}, "p0 p1 d0", two,
-			map[string]func(*http.Request) (*http.Response, error){"p0": hangs, "d0": hangs},
+			map[string]response{"p0": hangs, "d0": hangs},
 			"d0,p0 timeout; orphan", "pd.retries.skipped timeout orphan"},
 		"decode does not wait for the prefill": {&fake{order: connector.Together}, "p0 p1 d0", two,
-			map[string]func(*http.Request) (*http.Response, error){"p0": hangs, "d0": hangs},
+			map[string]response{"p0": hangs, "d0": hangs},
 			"d0,d0,p0,p1 timeout; timeout, timeout", "pd.retries timeout timeout"},
 		"prefill fails": {serial, "p0 p1 d0", two,
-			map[string]func(*http.Request) (*http.Response, error){"p0": replies(500)},
+			map[string]response{"p0": replies(500)},
 			"p0,p1,d0; failed", "pd.retries prefill_failed failed"},
 		"prefill refuses": {serial, "p0 p1 d0", two,
-			map[string]func(*http.Request) (*http.Response, error){"p0": replies(400)},
+			map[string]response{"p0": replies(400)},
 			"p0 prefill_rejected; final", "pd.retries.skipped prefill_rejected final"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := newFakeFleet(t, c.conn, c.engines, c.retry,
-					func(host string, _ int) func(*http.Request) (*http.Response, error) {
+					func(host string, _ int) response {
 						if answer := c.answers[host]; answer != nil {
 							return answer
 						}
@@ -240,7 +123,7 @@ func TestAGivenPairIsNotRetriedAndSaysSo(t *testing.T) {
 func TestAnOutageIsNotMultipliedByRetries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeFleet(t, &fake{}, "p0 p1 p2 d0", config.Retry{MaxAttempts: 3},
-			func(string, int) func(*http.Request) (*http.Response, error) { return replies(500) })
+			func(string, int) response { return replies(500) })
 		const requests = 1000
 		var all sync.WaitGroup
 		for range requests {
@@ -285,7 +168,7 @@ func TestAPanicLeavesTheBudgetWhole(t *testing.T) {
 func pauses(t *testing.T, n int, engines string, retry config.Retry, header ...string) []time.Duration {
 	t.Helper()
 	f := newFakeFleet(t, &fake{}, engines, retry,
-		func(host string, nth int) func(*http.Request) (*http.Response, error) {
+		func(host string, nth int) response {
 			if host == "p0" && nth%2 == 1 {
 				return replies(503, header...)
 			}
@@ -339,7 +222,7 @@ func TestRetryAfterOfAnEngineIsHeededUpToTheLongestPause(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeFleet(t, &fake{}, "p0 p1 d0", retry,
-			func(host string, _ int) func(*http.Request) (*http.Response, error) {
+			func(host string, _ int) response {
 				if host == "p0" {
 					return replies(503, "Retry-After", "1")
 				}
@@ -356,7 +239,7 @@ func TestRetryAfterOfAnEngineIsHeededUpToTheLongestPause(t *testing.T) {
 func TestAClientThatLeavesDuringRetryAfterEndsTheWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeFleet(t, &fake{}, "p0 d0", config.Retry{BackoffBase: config.None, BackoffMax: time.Hour},
-			func(string, int) func(*http.Request) (*http.Response, error) {
+			func(string, int) response {
 				return replies(503, "Retry-After", "60")
 			})
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("left"))
@@ -374,7 +257,7 @@ func TestTheBudgetHoldsForAnyLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := rand.New(rand.NewPCG(1, 2))
 		f := newFakeFleet(t, &fake{}, "p0 p1 d0", config.Retry{MaxAttempts: 2, Budget: 0.1},
-			func(host string, nth int) func(*http.Request) (*http.Response, error) { return replies(500) })
+			func(host string, nth int) response { return replies(500) })
 		var all sync.WaitGroup
 		requests := 0
 		for range 30 {

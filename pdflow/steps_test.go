@@ -178,23 +178,6 @@ func TestADecodeLegIsNotGivenOutAfterItsTime(t *testing.T) {
 	})
 }
 
-// inMemory is a flow over two engines that answer after a time, for tests in fake time.
-func inMemory(t *testing.T, answers time.Duration, opts ...pdflow.Option) *fakeFleet {
-	t.Helper()
-	f := &fakeFleet{n: map[string]int{}, seen: &outcomes{}, answer: func(string, int) response {
-		return after(answers, replies(200))
-	}}
-	pair := pdflow.Pick{Prefill: endpoint(t, "http://p0", discovery.RolePrefill),
-		Decode: endpoint(t, "http://d0", discovery.RoleDecode)}
-	var err error
-	f.flow, err = pdflow.New(&fake{}, always(pair),
-		append([]pdflow.Option{pdflow.WithTransport(f), pdflow.WithRetry(config.Retry{MaxAttempts: 1}),
-			pdflow.WithObserver(pdflow.Observer{SessionEnd: f.seen.SessionEnd})}, opts...)...)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, f.flow.Shutdown(context.Background())) })
-	return f
-}
-
 // A host such as Envoy passes decode's response on by itself. It tells the flow the response's status and its end.
 func TestARelayedResponse(t *testing.T) {
 	for name, c := range map[string]struct {
