@@ -332,7 +332,7 @@ func (b *Body) hostEnded(err error) {
 		b.err = b.a.f.ended(b.a.ctx, LegDecode, "stream")
 	case b.s != nil || b.a.ctx.Err() != nil:
 	case !serves(b.status):
-		b.err = b.a.refused(&b.a.out.Decode, &http.Response{StatusCode: b.status}, nil)
+		b.err = b.a.refused(&b.a.out.Decode, nil, nil)
 	case err == nil:
 		b.whole = true
 	case !errors.Is(err, context.Canceled):

@@ -86,13 +86,13 @@ func (a *attempt) encodeItem(ctx context.Context, n int, item connector.Item) (_
 	leg.SetHeader(headerRequestID, fmt.Sprintf("%s:%d", a.s.ID, n)) // each item's request is one of its own
 	a.watch.Limit(a.f.limits.Prefill)                               // anew with each item
 	o := &LegOutcome{Leg: LegEncode}
-	resp, body, e := a.sendWhole(ctx, ep, leg, o)
+	header, body, e := a.sendWhole(ctx, ep, leg, o)
 	switch {
 	case e != nil:
 		return nil, e
-	case resp.StatusCode/100 == 4:
-		return nil, a.refused(o, resp, body)
-	case !serves(resp.StatusCode) || !json.Valid(body):
+	case o.Status/100 == 4:
+		return nil, a.refused(o, header, body)
+	case !serves(o.Status) || !json.Valid(body):
 		return nil, a.unusable(o, nil, "an encode engine failed")
 	}
 	return body, nil

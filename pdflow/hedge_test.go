@@ -120,7 +120,7 @@ func TestASecondPrefillRunsBesideASlowOne(t *testing.T) {
 						n = 1
 						require.Contains(t, f.spans.events, "pd.request>pd.hedge pd.reason="+result)
 					}
-					require.Equal(t, n, f.told.why("pd.hedges", " "+result), result)
+					require.Equal(t, n, f.told.why("pd.hedges", "", result), result)
 				}
 			})
 		})
@@ -180,7 +180,7 @@ func TestSecondPrefillsKeepToTheBudget(t *testing.T) {
 		}
 		all.Wait()
 		require.InDelta(t, 100, len(f.sent())-2*500, 20)
-		require.Positive(t, f.told.why("pd.hedges", " budget"))
+		require.Positive(t, f.told.why("pd.hedges", "", "budget"))
 	})
 }
 

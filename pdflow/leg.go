@@ -41,9 +41,9 @@ func (a *attempt) request(ctx context.Context, ep discovery.Endpoint, leg *conne
 	return req, text, nil
 }
 
-// sendWhole sends a leg whose response the flow reads to its end.
+// sendWhole sends a leg, and reads its response to its end. The status is in o.
 func (a *attempt) sendWhole(ctx context.Context, ep discovery.Endpoint, leg *connector.Leg,
-	o *LegOutcome) (*http.Response, []byte, *Error) {
+	o *LegOutcome) (header http.Header, body []byte, e *Error) {
 	req, text, e := a.request(ctx, ep, leg, o)
 	if e != nil {
 		return nil, nil, e
@@ -60,7 +60,7 @@ func (a *attempt) sendWhole(ctx context.Context, ep discovery.Endpoint, leg *con
 	if resp.StatusCode >= 300 {
 		limit = maxErrorBody
 	}
-	body, err := intake.ReadAll(resp.Body, resp.ContentLength, limit, a.held.taker())
+	body, err = intake.ReadAll(resp.Body, resp.ContentLength, limit, a.held.taker())
 	o.ResponseBytes = int64(len(body))
 	if resp.StatusCode >= 300 && err != nil && ctx.Err() == nil {
 		body, err = nil, nil // too large or cut: the status is what matters
@@ -68,7 +68,7 @@ func (a *attempt) sendWhole(ctx context.Context, ep discovery.Endpoint, leg *con
 	if err != nil {
 		return nil, nil, a.sendError(ctx, o, "response", err)
 	}
-	return resp, body, nil
+	return resp.Header, body, nil
 }
 
 // prefill runs the prefill leg until its response is read and known to be good.
@@ -106,14 +106,14 @@ func (a *attempt) sendPrefill(ctx context.Context, leg *connector.Leg, o *LegOut
 		a.watch.Limit(a.f.limits.Prefill)
 		defer a.watch.Relax()
 	}
-	resp, body, e := a.sendWhole(a.holdPrefill(ctx), a.s.Prefill, leg, o)
+	header, body, e := a.sendWhole(a.holdPrefill(ctx), a.s.Prefill, leg, o)
 	if e != nil {
 		return nil, e
 	}
-	if !serves(resp.StatusCode) {
-		return nil, a.refused(o, resp, body)
+	if !serves(o.Status) {
+		return nil, a.refused(o, header, body)
 	}
-	p := &connector.PrefillResult{Status: resp.StatusCode, Header: resp.Header, Body: body, At: time.Now()}
+	p := &connector.PrefillResult{Status: o.Status, Header: header, Body: body, At: time.Now()}
 	switch _, isError := p.Field("error"); {
 	case isError:
 		return nil, a.unusable(o, p.Err(), "the prefill engine answered with an error")
@@ -187,7 +187,7 @@ func (a *attempt) sendDecode(ctx context.Context, leg *connector.Leg, o *LegOutc
 			return nil, a.sendError(ctx, o, "response", err)
 		}
 		o.ResponseBytes = int64(len(body))
-		return nil, a.refused(o, resp, body)
+		return nil, a.refused(o, resp.Header, body)
 	}
 	encoded := intake.Encoded(resp.Header)
 	b := newBody(a, resp)
@@ -252,20 +252,20 @@ func failedCode(leg LegKind) Code {
 
 // refused is a response that is not 2xx. A 4xx is the client's to see, and another pair would answer the same; a 5xx of
 // decode is shown if no other attempt serves; a redirect is never followed.
-func (a *attempt) refused(o *LegOutcome, resp *http.Response, body []byte) *Error {
-	leg := o.Leg
+func (a *attempt) refused(o *LegOutcome, header http.Header, body []byte) *Error {
+	leg, status := o.Leg, o.Status
 	e := &Error{Code: failedCode(leg), Leg: leg, Phase: "response", Endpoint: o.Endpoint,
-		Status: resp.StatusCode, Message: "the " + string(leg) + " engine answered with an error",
-		wait: retryAfter(resp.Header)}
-	rejected := resp.StatusCode >= 400 && resp.StatusCode < 500
+		Status: status, Message: "the " + string(leg) + " engine answered with an error",
+		wait: retryAfter(header)}
+	rejected := status >= 400 && status < 500
 	if rejected {
 		e.Code, e.Message = CodePrefillRejected, "the engine refused the request"
 		if leg == LegDecode {
 			e.Code = CodeDecodeRejected
 		}
 	}
-	if rejected || leg == LegDecode && resp.StatusCode >= 500 && resp.StatusCode < 600 {
-		e.engine = &engineError{status: resp.StatusCode, retryAfter: resp.Header.Get("Retry-After"),
+	if rejected || leg == LegDecode && status >= 500 && status < 600 {
+		e.engine = &engineError{status: status, retryAfter: header.Get("Retry-After"),
 			said: verdict.FaultOf(body, a.isHost)}
 	}
 	return e

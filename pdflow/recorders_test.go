@@ -81,8 +81,8 @@ func (b *book) labels(name string, labels ...attribute.Key) (all []string) {
 func (b *book) rescues() []string { return b.labels("pd.rescues", "pd.result", "pd.reason") }
 
 // why returns how often a counter of attempts was told this error type and reason.
-func (b *book) why(counter, codeAndReason string) int {
-	return times(b.labels(counter, "error.type", "pd.reason"), codeAndReason)
+func (b *book) why(counter, code, reason string) int {
+	return times(b.labels(counter, "error.type", "pd.reason"), code+" "+reason)
 }
 
 // count returns how often a metric was measured.

@@ -46,31 +46,31 @@ func TestEachRetryAndEachThatIsNotMadeHasAReason(t *testing.T) {
 	}{
 		"prefill runs out of time, and another is there": {serial, "p0 p1 d0", two,
 			map[string]response{"p0": hangs},
-			"p0,p1,d0; timeout", "pd.retries timeout timeout"},
+			"p0,p1,d0; timeout", "pd.retries timeout/timeout"},
 		"prefill runs out of time, and no other is there": {serial, "p0 d0", two,
 			map[string]response{"p0": hangs},
-			"p0 timeout; timeout", "pd.retries.skipped timeout no_pair"},
+			"p0 timeout; timeout", "pd.retries.skipped timeout/no_pair"},
 		"a prefill's timeout is final by policy": {serial, "p0 p1 d0", config.Retry{MaxAttempts: 2, TimeoutFinal: true},
 			map[string]response{"p0": hangs},
-			"p0 timeout; timeout", "pd.retries.skipped timeout timeout"},
+			"p0 timeout; timeout", "pd.retries.skipped timeout/timeout"},
 		"all prefills run out of time": {serial, "p0 p1 d0", two,
 			map[string]response{"p0": hangs, "p1": hangs},
-			"p0,p1 timeout; timeout, attempts", "pd.retries.skipped timeout attempts"},
+			"p0,p1 timeout; timeout, attempts", "pd.retries.skipped timeout/attempts"},
 		"decode runs out of time": {serial, "p0 p1 d0 d1", two,
 			map[string]response{"d0": hangs},
-			"p0,d0 timeout; timeout", "pd.retries.skipped timeout timeout"},
+			"p0,d0 timeout; timeout", "pd.retries.skipped timeout/timeout"},
 		"decode waits for the prefill": {&leaving{fake{order: connector.Together}}, "p0 p1 d0", two,
 			map[string]response{"p0": hangs, "d0": hangs},
-			"d0,p0 timeout; orphan", "pd.retries.skipped timeout orphan"},
+			"d0,p0 timeout; orphan", "pd.retries.skipped timeout/orphan"},
 		"decode does not wait for the prefill": {&fake{order: connector.Together}, "p0 p1 d0", two,
 			map[string]response{"p0": hangs, "d0": hangs},
-			"d0,d0,p0,p1 timeout; timeout, timeout", "pd.retries timeout timeout"},
+			"d0,d0,p0,p1 timeout; timeout, timeout", "pd.retries timeout/timeout"},
 		"prefill fails": {serial, "p0 p1 d0", two,
 			map[string]response{"p0": replies(500)},
-			"p0,p1,d0; failed", "pd.retries prefill_failed failed"},
+			"p0,p1,d0; failed", "pd.retries prefill_failed/failed"},
 		"prefill refuses": {serial, "p0 p1 d0", two,
 			map[string]response{"p0": replies(400)},
-			"p0 prefill_rejected; final", "pd.retries.skipped prefill_rejected final"},
+			"p0 prefill_rejected; final", "pd.retries.skipped prefill_rejected/final"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -98,8 +98,8 @@ func TestEachRetryAndEachThatIsNotMadeHasAReason(t *testing.T) {
 				}
 				require.Equal(t, c.want, got+"; "+strings.Join(reasons, ", "))
 				counter, rest, _ := strings.Cut(c.told, " ")
-				require.Equal(t, 1, f.told.why(counter, rest), "%v", f.told.list())
-				code, reason, _ := strings.Cut(rest, " ")
+				code, reason, _ := strings.Cut(rest, "/")
+				require.Equal(t, 1, f.told.why(counter, code, reason), "%v", f.told.list())
 				event := map[string]string{"pd.retries": "pd.retry", "pd.retries.skipped": "pd.retry.skipped"}[counter]
 				require.Contains(t, f.spans.events, "pd.request>"+event+" error.type="+code+" pd.reason="+reason)
 			})
@@ -132,10 +132,10 @@ func TestAnOutageIsNotMultipliedByRetries(t *testing.T) {
 		}
 		all.Wait()
 		retries := len(f.sent()) - requests
-		require.Equal(t, retries, f.told.why("pd.retries", "prefill_failed failed"))
+		require.Equal(t, retries, f.told.why("pd.retries", "prefill_failed", "failed"))
 		// the floor of three at a time comes on top: each is over after 75 ms at the latest
 		require.InDelta(t, requests/5, retries, 60)
-		require.Positive(t, f.told.why("pd.retries.skipped", "prefill_failed budget"))
+		require.Positive(t, f.told.why("pd.retries.skipped", "prefill_failed", "budget"))
 		time.Sleep(time.Minute)
 		before := len(f.sent())
 		require.Error(t, f.do(`{"prompt":"hi"}`))
