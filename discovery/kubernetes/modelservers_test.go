@@ -242,6 +242,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 func TestAnAPIServerThatDiesTakesNothingAway(t *testing.T) {
+	t.Parallel()
 	c := kubetest.Start(t)
 	install(t, c)
 	namespace := c.Namespace(t)
@@ -267,6 +268,7 @@ func TestAnAPIServerThatDiesTakesNothingAway(t *testing.T) {
 }
 
 func TestDefinitionsComeAndGo(t *testing.T) {
+	t.Parallel()
 	c := kubetest.Start(t)
 	w := watchModelServers(t, kubernetes.ModelServerOptions{Config: c.Admin()})
 	const none = "kubernetes: no ModelServer definition is installed, in networking.matrixinfer.ai or " +
