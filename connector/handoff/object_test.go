@@ -23,7 +23,7 @@ func TestObjects(t *testing.T) {
 		require.NoError(t, check(good, nothing), good)
 	}
 	for _, bad := range []string{``, `[]`, `null`, `{"a":1,"a":2}`, `{"a":1,"\u0061":2}`, `{"a":[1,,]}`, `{"a":1}x`,
-		"{\"a\":\"\xff\"}", `{"a":{"b":01}}`} {
+		"{\"a\":\"\xff\"}", "{\"a\":[\"\xff\"]}", `{"a":{"b":01}}`, `{"a":NaN}`, `{"a":[Infinity]}`, `"a"`, `1`} {
 		require.Error(t, check(bad, nothing), bad)
 	}
 	require.Error(t, check(`{"ids":[1,,]}`, func(o *handoff.Object) { o.Blocks("ids", 1) }, "ids"),

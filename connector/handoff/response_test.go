@@ -27,10 +27,15 @@ func TestMember(t *testing.T) {
 	raw, err := handoff.Member(response(`{"kv_transfer_params" : { "a":1 } }`), connector.ParamsMember, fine)
 	require.NoError(t, err)
 	assert.Equal(t, `{ "a":1 }`, string(raw), "to the byte")
-	for _, p := range []*connector.PrefillResult{nil, response(`[]`), response(`{}`),
-		response(`{"kv_transfer_params":null}`)} {
+	for _, p := range []*connector.PrefillResult{nil, response(``), response(`<html>planted</html>`), response(`[]`),
+		response(`[{"kv_transfer_params":{}}]`), response("data: {}\n\n"), response(`{"kv_transfer_params":{}`),
+		response(`{"kv_transfer_params":{}}planted`), response(`{}`), response(`{"kv_transfer_params":null}`),
+		response(`{"kv_transfer_params":{},"kv_transfer_params":{}}`),
+		response(`{"a":1,"a":2,"kv_transfer_params":{}}`),
+		response(`{"choices":[{"kv_transfer_params":{}}]}`)} { // the last is where nobody reads it
 		_, err := handoff.Member(p, connector.ParamsMember, fine)
 		require.ErrorIs(t, err, connector.ErrNoTransfer)
+		assert.NotContains(t, err.Error(), "planted")
 	}
 	_, err = handoff.Member(response(`{"kv_transfer_params":{}}`), connector.ParamsMember,
 		func(json.RawMessage) error { return errors.New("own") })

@@ -3,26 +3,26 @@
 package nixl_test
 
 import (
-	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/play"
+	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/internal/contract"
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
 // BenchmarkLegs is what the flow asks of the connector for both legs of a chat of 2 KB, with P's response of 32 blocks.
 func BenchmarkLegs(b *testing.B) {
-	c := open(b, nil)
-	s := session(b, connector.APIChat, `{"model":"m","messages":[{"role":"user","content":"`+
+	c := play.Open(b, nixl.Name, ``)
+	s := play.Session(b, connector.APIChat, `{"model":"m","messages":[{"role":"user","content":"`+
 		strings.Repeat("word ", 390)+`"}],"max_tokens":64,"temperature":0,"stream":true}`)
 	blocks := strings.TrimSuffix(strings.Repeat("1000,", 32), ",")
-	p := &connector.PrefillResult{Status: http.StatusOK, Body: []byte(`{"choices":[],"kv_transfer_params":` +
-		strings.Replace(good, "[13,14]", "["+blocks+"]", 1) + `}`), At: time.Now()}
+	p := play.Response(`{"choices":[],"kv_transfer_params":` +
+		strings.Replace(good, "[13,14]", "["+blocks+"]", 1) + `}`)
 	var body jsonedit.Segments
 	b.ReportAllocs()
 	for b.Loop() {

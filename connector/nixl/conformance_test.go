@@ -28,8 +28,6 @@ const everySetting = `{"leaseDuration":"45s",
 var harness = connectortest.Harness{
 	Name:   nixl.Name,
 	Config: json.RawMessage(everySetting),
-	BadConfig: []json.RawMessage{json.RawMessage(`{"leaseDuration":"0s"}`), json.RawMessage(`{"port":70000}`),
-		json.RawMessage(`{"networkType":"token ring"}`)},
 	Response: func(s *connector.Session, _ []byte) connectortest.Response {
 		return connectortest.Response{Handoff: `{"do_remote_prefill":true,"do_remote_decode":false,` +
 			`"remote_block_ids":[[1,2],[3]],` +

@@ -23,9 +23,9 @@ import (
 	"github.com/tidwall/gjson"
 	"github.com/tidwall/sjson"
 
-	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/internal/play"
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -40,9 +40,7 @@ type talk struct {
 }
 
 func newTalk(t *testing.T) *talk {
-	c, err := nixl.New(&nixl.Options{Bidirectional: true})
-	require.NoError(t, err)
-	return &talk{t: t, c: c, decode: "d"}
+	return &talk{t: t, c: play.Open(t, nixl.Name, `{"bidirectional":true}`), decode: "d"}
 }
 
 // back is the handoff in D's response.
@@ -65,10 +63,9 @@ func ids(text string) string {
 }
 
 func (k *talk) session(api connector.API, body string, header ...string) *connector.Session {
-	s := session(k.t, api, body)
-	p, err := discovery.New("http://10.0.0.1:8100/base", discovery.RolePrefill)
-	require.NoError(k.t, err)
-	s.Prefill, s.Decode = p, discovery.Endpoint{ID: k.decode}
+	s := play.Session(k.t, api, body)
+	s.Prefill = play.Engine(k.t, "http://10.0.0.1:8100/base", discovery.RolePrefill, nil)
+	s.Decode = discovery.Endpoint{ID: k.decode}
 	s.Header = http.Header{"X-Session-Id": {"talk-1"}, "Authorization": {"Bearer t"}}
 	for i := 0; i+1 < len(header); i += 2 {
 		if s.Header.Del(header[i]); header[i+1] != "" {
@@ -109,7 +106,7 @@ func (k *talk) prefill(s *connector.Session) string {
 	v, err := k.c.(connector.Preparer).Prepare(context.Background(), s, k.rendering)
 	require.NoError(k.t, err)
 	s.Prepared = v
-	return gjson.Get(prefillLeg(k.t, k.c, s), "kv_transfer_params").Raw
+	return gjson.Get(play.Prefill(k.t, k.c, s).Body, "kv_transfer_params").Raw
 }
 
 // respond gives D's whole response to the connector, and returns what the flow gets. It still has D's handoff,
@@ -184,10 +181,9 @@ func TestRecordedTurns(t *testing.T) {
 			k := newTalk(t)
 			s := k.session(connector.APIOf(r.Path), string(r.Request))
 			k.prefill(s)
-			first, err := decodeLeg(k.c, s, `{"kv_transfer_params":`+gjson.GetBytes(r.Decode, "kv_transfer_params").Raw+
-				`}`)
-			require.NoError(t, err)
-			assert.Equal(t, string(r.Decode), first)
+			first := play.Decode(t, k.c, s, play.Response(`{"kv_transfer_params":`+
+				gjson.GetBytes(r.Decode, "kv_transfer_params").Raw+`}`))
+			assert.Equal(t, string(r.Decode), first.Body)
 			seen := k.respond(s, string(r.DecodeResponse))
 			want := string(r.DecodeResponse)
 			for _, path := range []string{"choices.0.token_ids", promptIDs(s.API)} {
@@ -201,7 +197,7 @@ func TestRecordedTurns(t *testing.T) {
 			}
 			next := k.session(s.API, string(r.Next))
 			require.NotEqual(t, plain, k.prefill(next))
-			assert.Equal(t, string(r.NextPrefill), prefillLeg(t, k.c, next))
+			assert.Equal(t, string(r.NextPrefill), play.Prefill(t, k.c, next).Body)
 			assert.Positive(t, r.Taken)
 		})
 	}
@@ -377,11 +373,6 @@ func TestResponsesThatAreNotOfUseAreNotParsed(t *testing.T) {
 	} {
 		assert.Nil(t, k.c.(connector.Rewriter).Rewrite(s, nil), rule)
 	}
-	assert.Equal(t, connector.Handoff{Member: connector.ParamsMember, Lease: nixl.DefaultLease, FromDecode: true},
-		k.c.Traits().Handoff)
-	alone, err := nixl.New(nil)
-	require.NoError(t, err)
-	assert.False(t, alone.Traits().Handoff.FromDecode)
 }
 
 // streamed are the chunks of a completion whose output comes in two parts, as vLLM 0.33.0 sends them.
@@ -441,9 +432,7 @@ func TestStreamsThatAreNotRemembered(t *testing.T) {
 func TestDecodeAsksForTokenIDsWhereTheyAreOfUse(t *testing.T) {
 	k := newTalk(t)
 	leg := func(s *connector.Session) string {
-		body, err := decodeLeg(k.c, s, `{"kv_transfer_params":`+good+`}`)
-		require.NoError(t, err)
-		return body
+		return play.Decode(t, k.c, s, play.Response(`{"kv_transfer_params":`+good+`}`)).Body
 	}
 	assert.Equal(t, `{"prompt":"x","kv_transfer_params":`+good+`,"return_token_ids":true}`,
 		leg(k.session(connector.APICompletions, `{"prompt":"x"}`)))
@@ -472,10 +461,7 @@ func TestTurnsExpireBeforeD_LetsGo(t *testing.T) {
 func TestAShortTimeIsHalved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := newTalk(t)
-		ttl := config.Duration(20 * time.Second)
-		var err error
-		k.c, err = nixl.New(&nixl.Options{Bidirectional: true, ConversationTTL: &ttl, ConversationHeader: "X-Talk"})
-		require.NoError(t, err)
+		k.c = play.Open(t, nixl.Name, `{"bidirectional":true,"conversationTTL":"20s","conversationHeader":"X-Talk"}`)
 		s := k.session(connector.APICompletions, `{"prompt":"abcd"}`, "X-Talk", "1")
 		k.respond(s, completion("abcd", "efg", back(6)))
 		time.Sleep(10*time.Second - time.Millisecond)
@@ -548,8 +534,7 @@ func TestLongSaltsCostNoMemory(t *testing.T) {
 }
 
 func TestOffByDefault(t *testing.T) {
-	c, err := nixl.New(nil)
-	require.NoError(t, err)
+	c := play.Open(t, nixl.Name, ``)
 	_, prepares := connector.As[connector.Preparer](c)
 	_, rewrites := connector.As[connector.Rewriter](c)
 	assert.False(t, prepares || rewrites, "nothing is asked, and responses are left unparsed")

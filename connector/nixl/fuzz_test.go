@@ -11,6 +11,8 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/play"
+	"github.com/pdkit/pdkit/connector/nixl"
 )
 
 // For any response of P, Decode does not panic. It returns ErrNoTransfer, or a decode leg that is valid JSON and holds
@@ -27,13 +29,15 @@ func FuzzDecode(f *testing.F) {
 	} {
 		f.Add([]byte(response))
 	}
-	c, s := open(f, nil), session(f, connector.APICompletions, `{"prompt":"x","kv_transfer_params":{"client":1}}`)
+	c := play.Open(f, nixl.Name, ``)
+	s := play.Session(f, connector.APICompletions, `{"prompt":"x","kv_transfer_params":{"client":1}}`)
 	f.Fuzz(func(t *testing.T, response []byte) {
-		decode, err := decodeLeg(c, s, string(response))
+		leg, err := play.TryDecode(c, s, play.Response(string(response)))
 		if err != nil {
 			require.ErrorIs(t, err, connector.ErrNoTransfer, "%v", err)
 			return
 		}
+		decode := leg.Body
 		require.True(t, json.Valid([]byte(decode)), "%s", decode)
 		const head, tail = `{"prompt":"x","kv_transfer_params":`, `}`
 		handoff := decode[len(head) : len(decode)-len(tail)]
@@ -69,13 +73,14 @@ func FuzzBlockIDs(f *testing.F) {
 		`[[1] [2]]`, `[[1]]]`, `[[[1]]]`, `[null,[1]]`, `[["1"]]`, `[[1}]`} {
 		f.Add(ids)
 	}
-	c, s := open(f, nil), session(f, connector.APICompletions, `{"prompt":"x"}`)
+	c, s := play.Open(f, nixl.Name, ``), play.Session(f, connector.APICompletions, `{"prompt":"x"}`)
 	f.Fuzz(func(t *testing.T, ids string) {
 		if json.Valid([]byte(`{"a":`+ids+`}`)) != json.Valid([]byte(ids)) {
 			return // ids that end the object and begin another member
 		}
-		_, err := decodeLeg(c, s, `{"kv_transfer_params":{"do_remote_prefill":true,"remote_engine_id":"e",`+
-			`"remote_request_id":"r","remote_host":"h","remote_port":1,"remote_block_ids":`+ids+`}}`)
+		_, err := play.TryDecode(c, s, play.Response(`{"kv_transfer_params":{"do_remote_prefill":true,`+
+			`"remote_engine_id":"e","remote_request_id":"r","remote_host":"h","remote_port":1,`+
+			`"remote_block_ids":`+ids+`}}`))
 		require.Equal(t, usableBlockIDs([]byte(ids)), err == nil, "%s: %v", ids, err)
 	})
 }

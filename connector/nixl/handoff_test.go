@@ -3,7 +3,6 @@
 package nixl_test
 
 import (
-	"context"
 	"strings"
 	"testing"
 
@@ -12,6 +11,8 @@ import (
 	"github.com/tidwall/sjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/play"
+	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/internal/contract"
 )
 
@@ -43,18 +44,18 @@ func TestHandoffIsRelayedByteForByte(t *testing.T) {
 		"counts of null, where D asks": with("remote_num_tokens", `null`),
 	} {
 		t.Run(rule, func(t *testing.T) {
-			s := session(t, connector.APICompletions, `{"prompt":"x"}`)
-			decode, err := decodeLeg(open(t, nil), s, "{ \"id\":1,\n\"kv_transfer_params\" :  "+handoff+"  }")
-			require.NoError(t, err)
-			assert.Equal(t, `{"prompt":"x","kv_transfer_params":`+handoff+`}`, decode)
+			s := play.Session(t, connector.APICompletions, `{"prompt":"x"}`)
+			decode := play.Decode(t, play.Open(t, nixl.Name, ``), s,
+				play.Response("{ \"id\":1,\n\"kv_transfer_params\" :  "+handoff+"  }"))
+			assert.Equal(t, `{"prompt":"x","kv_transfer_params":`+handoff+`}`, decode.Body)
 		})
 	}
 }
 
-// Each case replaces one key of a good handoff; "-" removes the key. None of them may reach D. The error names the key
-// and holds no value.
+// None of these handoffs may reach D.
 func TestMalformedHandoffIsRefused(t *testing.T) {
-	for key, values := range map[string][]string{
+	c, s := play.Open(t, nixl.Name, ``), play.Session(t, connector.APIChat, `{"messages":[]}`)
+	play.Spoilt(t, good, map[string][]string{
 		"do_remote_prefill": {"-", "null", "false", `"true"`, "1", "0"},
 		"remote_engine_id":  {"-", "null", `""`, "1234567", "{}", `["4321"]`, `"\ud800"`},
 		"remote_request_id": {"-", "null", `""`, "1234567", "true"},
@@ -71,83 +72,18 @@ func TestMalformedHandoffIsRefused(t *testing.T) {
 		"remote_num_tokens":            {`"4321"`, "-4321", "1.5"},
 		"remote_prefill_cached_tokens": {`"4321"`, "-4321"},
 		"remote_blocks_expiry_time":    {`"4321"`, "true", "[4321]"},
-	} {
-		for _, value := range values {
-			t.Run(key+"="+value, func(t *testing.T) {
-				bad, err := sjson.Delete(good, key)
-				if value != "-" {
-					bad, err = sjson.SetRaw(good, key, value)
-				}
-				require.NoError(t, err)
-				s := session(t, connector.APIChat, `{"messages":[]}`)
-				_, err = decodeLeg(open(t, nil), s, `{"kv_transfer_params":`+bad+`}`)
-				require.ErrorIs(t, err, connector.ErrNoTransfer)
-				assert.Contains(t, err.Error(), key)
-				requireNoValue(t, err, []byte(bad))
-				for _, v := range []string{"4321", "5678", "10.9.8.7", "cmpl-1", "e3e6", "127.0.0.1"} {
-					assert.NotContains(t, err.Error(), v)
-				}
-			})
-		}
-	}
-}
-
-func TestResponseWithoutAHandoffIsRefused(t *testing.T) {
-	for rule, response := range map[string]string{
-		"no body":                            ``,
-		"not JSON":                           `<html>4321</html>`,
-		"not one object":                     `[` + good + `]`,
-		"a stream":                           "data: {}\n\n",
-		"cut":                                `{"kv_transfer_params":` + good,
-		"trailing bytes":                     `{"kv_transfer_params":` + good + `}4321`,
-		"absent":                             `{"id":"4321"}`,
-		"null":                               `{"kv_transfer_params":null}`,
-		"empty":                              `{"kv_transfer_params":{}}`,
-		"a string":                           `{"kv_transfer_params":"4321"}`,
-		"an array":                           `{"kv_transfer_params":[4321]}`,
-		"a number":                           `{"kv_transfer_params":4321}`,
-		"only nested, where nobody reads it": `{"choices":[{"kv_transfer_params":` + good + `}]}`,
-		"twice": `{"kv_transfer_params":` + good + `,"kv_transfer_params":` + good +
-			`}`,
-		"another key twice in the response": `{"id":1,"id":2,"kv_transfer_params":` + good + `}`,
-		"a key twice in the handoff": `{"kv_transfer_params":` +
-			strings.Replace(good, `{`, `{"remote_port":4321,`, 1) + `}`,
-		"a key twice by escape": `{"kv_transfer_params":` +
-			strings.Replace(good, `{`, `{"remote\u005fport":4321,`, 1) + `}`,
-		"nested garbage under an unknown key": `{"kv_transfer_params":` +
-			strings.Replace(good, `{`, `{"new":[4321,,],`, 1) + `}`,
-		"nested garbage among the block ids": `{"kv_transfer_params":` +
-			strings.Replace(good, `[[13,14]]`, `[[13,,14]]`, 1) + `}`,
-		"a string that is not UTF-8": `{"kv_transfer_params":` +
-			strings.Replace(good, `{`, "{\"new\":\"\xff\",", 1) + `}`,
-		"a nested string that is not UTF-8": `{"kv_transfer_params":` +
-			strings.Replace(good, `{`, "{\"new\":[\"\xff\"],", 1) + `}`,
-		"a number that JSON does not know (NaN)": `{"kv_transfer_params":` + strings.Replace(good, `:60`, `:NaN`, 1) +
-			`}`,
-		"a nested number that JSON does not know": `{"kv_transfer_params":` +
-			strings.Replace(good, `{`, `{"new":[Infinity],`, 1) + `}`,
-	} {
-		t.Run(rule, func(t *testing.T) {
-			_, err := decodeLeg(open(t, nil), session(t, connector.APIChat, `{"messages":[]}`), response)
-			require.ErrorIs(t, err, connector.ErrNoTransfer)
-			assert.NotContains(t, err.Error(), "4321")
-		})
-	}
-}
-
-func TestDecodeBeforePrefillIsRefused(t *testing.T) {
-	s := session(t, connector.APIChat, `{"messages":[]}`)
-	err := open(t, nil).Decode(context.Background(), s, nil, contract.NewLeg(s.Request))
-	require.ErrorIs(t, err, connector.ErrNoTransfer)
+	}, func(bad string) error {
+		_, err := play.TryDecode(c, s, play.Response(`{"kv_transfer_params":`+bad+`}`))
+		return err
+	}, "5678", "10.9.8.7", "cmpl-1", "e3e6", "127.0.0.1")
 }
 
 func TestARefusedHandoffLeavesTheLegAsItWas(t *testing.T) {
-	s := session(t, connector.APIChat, `{"messages":[]}`)
+	s := play.Session(t, connector.APIChat, `{"messages":[]}`)
 	l := contract.NewLeg(s.Request)
-	p := &connector.PrefillResult{Status: 200, Body: []byte(`{"kv_transfer_params":{"do_remote_prefill":true}}`),
-		At: s.CreatedAt}
-	require.ErrorIs(t, open(t, nil).Decode(context.Background(), s, p, l), connector.ErrNoTransfer)
-	body, err := contract.Body(l)
+	p := play.Response(`{"kv_transfer_params":{"do_remote_prefill":true}}`)
+	require.ErrorIs(t, play.Open(t, nixl.Name, ``).Decode(t.Context(), s, p, l), connector.ErrNoTransfer)
+	leg, err := play.Read(l)
 	require.NoError(t, err)
-	assert.Equal(t, `{"messages":[]}`, string(body), "decode alone may still send it, under fallback: decode")
+	assert.Equal(t, `{"messages":[]}`, leg.Body, "decode alone may still send it, under fallback: decode")
 }

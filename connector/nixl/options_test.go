@@ -9,10 +9,10 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/play"
 	"github.com/pdkit/pdkit/connector/nixl"
 )
 
@@ -47,56 +47,39 @@ func TestEveryKeyOfTheDesignDocumentsIsRead(t *testing.T) {
 	}
 }
 
-func TestUnknownKeysAreRefusedWithTheNearestName(t *testing.T) {
-	for typo, near := range map[string]string{
-		`{"leaseDuraton":"30s"}`:             "leaseDuration",
-		`{"LeaseDuration":"30s"}`:            "leaseDuration",
-		`{"clusterEndpoint":[]}`:             "clusterEndpoints",
-		`{"bidirectionl":true}`:              "bidirectional",
-		`{"rdmaConfig":{"queuDepth":1}}`:     "queueDepth",
-		`{"infinibandConfig":{"hcaname":1}}`: "hcaName",
-	} {
-		err := openConfig(typo)
-		require.Error(t, err, typo)
-		assert.Contains(t, err.Error(), near)
-	}
-}
-
 func TestBadValuesAreRefusedAtTheirPath(t *testing.T) {
-	for settings, path := range map[string]string{
-		`{"leaseDuration":"0s"}`:           "leaseDuration",
-		`{"leaseDuration":"-1s"}`:          "leaseDuration",
-		`{"leaseDuration":30}`:             "leaseDuration",
-		`{"leaseDuration":"30"}`:           "leaseDuration",
-		`{"conversationTTL":"10s"}`:        "conversationTTL",
-		`{"conversationHeader":"X Y"}`:     "conversationHeader",
-		`{"bidirectional":"no"}`:           "bidirectional",
-		`{"networkType":"carrier-pigeon"}`: "networkType",
-		`{"protocol":"udp"}`:               "protocol",
-		`{"consistencyLevel":"weak"}`:      "consistencyLevel",
-		`{"compressionType":"gzip"}`:       "compressionType",
-		`{"port":-1}`:                      "port",
-		`{"port":65536}`:                   "port",
-		`{"bufferSize":-1}`:                "bufferSize",
-		`{"bufferSize":"1Mi"}`:             "bufferSize",
-		`{"connectionPoolSize":-1}`:        "connectionPoolSize",
-		`{"maxConnections":-1}`:            "maxConnections",
-		`{"maxConcurrency":-1}`:            "maxConcurrency",
-		`{"maxMemoryPerNode":-1}`:          "maxMemoryPerNode",
-		`{"replicationFactor":-1}`:         "replicationFactor",
-		`{"batchSize":-1}`:                 "batchSize",
-		`{"rdmaConfig":{"port":"x"}}`:      "rdmaConfig.port",
-		`{"clusterEndpoints":"a:1"}`:       "clusterEndpoints",
-		`{"rdmaConfig":{"mtu":-1}}`:        "rdmaConfig.mtu",
-		`{"rdmaConfig":{"queueDepth":-1}}`: "rdmaConfig.queueDepth",
-		`{"readTimeout":"-1s"}`:            "readTimeout",
-		`{"infinibandConfig":{"port":-1}}`: "infinibandConfig.port",
-	} {
-		faults := config.FieldErrors(openConfig(settings))
-		require.Len(t, faults, 1, settings)
-		assert.Equal(t, path, faults[0].Path)
-		assert.NotEmpty(t, faults[0].Remedy, settings)
-	}
+	play.Refuses(t, nixl.Name, map[string]string{
+		`{"leaseDuration":"0s"}`:             "leaseDuration",
+		`{"leaseDuration":"-1s"}`:            "leaseDuration",
+		`{"leaseDuration":30}`:               "leaseDuration",
+		`{"leaseDuration":"30"}`:             "leaseDuration",
+		`{"conversationTTL":"10s"}`:          "conversationTTL",
+		`{"conversationHeader":"X Y"}`:       "conversationHeader",
+		`{"bidirectional":"no"}`:             "bidirectional",
+		`{"networkType":"carrier-pigeon"}`:   "networkType",
+		`{"protocol":"udp"}`:                 "protocol",
+		`{"consistencyLevel":"weak"}`:        "consistencyLevel",
+		`{"compressionType":"gzip"}`:         "compressionType",
+		`{"port":-1}`:                        "port",
+		`{"port":65536}`:                     "port",
+		`{"bufferSize":-1}`:                  "bufferSize",
+		`{"bufferSize":"1Mi"}`:               "bufferSize",
+		`{"connectionPoolSize":-1}`:          "connectionPoolSize",
+		`{"maxConnections":-1}`:              "maxConnections",
+		`{"maxConcurrency":-1}`:              "maxConcurrency",
+		`{"maxMemoryPerNode":-1}`:            "maxMemoryPerNode",
+		`{"replicationFactor":-1}`:           "replicationFactor",
+		`{"batchSize":-1}`:                   "batchSize",
+		`{"rdmaConfig":{"port":"x"}}`:        "rdmaConfig.port",
+		`{"clusterEndpoints":"a:1"}`:         "clusterEndpoints",
+		`{"rdmaConfig":{"mtu":-1}}`:          "rdmaConfig.mtu",
+		`{"rdmaConfig":{"queueDepth":-1}}`:   "rdmaConfig.queueDepth",
+		`{"readTimeout":"-1s"}`:              "readTimeout",
+		`{"infinibandConfig":{"port":-1}}`:   "infinibandConfig.port",
+		`{"leaseDuraton":"30s"}`:             "leaseDuraton … leaseDuration",
+		`{"rdmaConfig":{"queuDepth":1}}`:     "rdmaConfig.queuDepth … queueDepth",
+		`{"infinibandConfig":{"hcaname":1}}`: "infinibandConfig.hcaname … hcaName",
+	})
 }
 
 func TestAllFaultsAreReportedAtOnce(t *testing.T) {
