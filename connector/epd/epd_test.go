@@ -16,7 +16,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/epd"
-	"github.com/pdkit/pdkit/connector/internal/uncarried"
+	"github.com/pdkit/pdkit/connector/internal/play"
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/connector/plainhttp"
 	"github.com/pdkit/pdkit/discovery"
@@ -27,18 +27,9 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func wrap(t testing.TB, o epd.Options) connector.KVConnector {
 	t.Helper()
-	inner, err := nixl.New(nil)
-	require.NoError(t, err)
-	c, err := epd.Wrap(inner, &o)
+	c, err := epd.Wrap(play.Open(t, nixl.Name, ``), &o)
 	require.NoError(t, err)
 	return c
-}
-
-func session(t testing.TB, api connector.API, body string) *connector.Session {
-	t.Helper()
-	r, err := connector.ParseRequest(api, []byte(body))
-	require.NoError(t, err)
-	return contract.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
 }
 
 func encoder(t testing.TB, c connector.KVConnector) connector.Encoder {
@@ -64,7 +55,7 @@ func chat(parts ...string) string {
 
 func TestEachMediaItemOfAChatIsEncoded(t *testing.T) {
 	c := wrap(t, epd.Options{Type: epd.Example})
-	items := encoder(t, c).Items(session(t, connector.APIChat, chat(cat, dog, song, film, talk, cat)))
+	items := encoder(t, c).Items(play.Session(t, connector.APIChat, chat(cat, dog, song, film, talk, cat)))
 	require.Len(t, items, 6)
 	var parts []string
 	for _, i := range items {
@@ -94,36 +85,27 @@ func TestRequestsWithoutMediaSkipTheStage(t *testing.T) {
 			`]}]}`},
 		{connector.APICompletions, `{"prompt":"x","messages":[{"content":[` + cat + `]}]}`},
 	} {
-		assert.Empty(t, e.Items(session(t, k.api, k.body)), k.body)
+		assert.Empty(t, e.Items(play.Session(t, k.api, k.body)), k.body)
 	}
 }
 
 func TestAnItemsRequestHoldsThatItemAlone(t *testing.T) {
-	s := session(t, connector.APIChat, chat(cat, dog))
+	s := play.Session(t, connector.APIChat, chat(cat, dog))
 	e := encoder(t, wrap(t, epd.Options{Type: epd.Example}))
 	leg := contract.NewLeg(s.Request)
 	require.NoError(t, e.Encode(s, e.Items(s)[1], leg))
-	body, err := contract.Body(leg)
+	got, err := play.Read(leg)
 	require.NoError(t, err)
 	assert.Equal(t, `{"model":"m","mm_processor_kwargs":{"fps":1},"messages":[{"role":"user","content":[`+dog+
-		`]}],"max_tokens":1,"stream":false}`, string(body))
+		`]}],"max_tokens":1,"stream":false}`, got.Body)
 	assert.Equal(t, "/v1/chat/completions", contract.Path(leg))
 }
 
 func legs(t *testing.T, c connector.KVConnector, s *connector.Session) (prefill, decode string) {
 	t.Helper()
-	p, d := contract.NewPrefillLeg(s.Request, c.Traits()), contract.NewLeg(s.Request)
-	require.NoError(t, c.Prefill(context.Background(), s, p))
 	response := `{"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[1]],"remote_engine_id":"e",` +
 		`"remote_request_id":"r","remote_host":"h","remote_port":1}}`
-	require.NoError(
-		t, c.Decode(context.Background(), s, &connector.PrefillResult{Status: 200, Body: []byte(response)}, d),
-	)
-	pb, err := contract.Body(p)
-	require.NoError(t, err)
-	db, err := contract.Body(d)
-	require.NoError(t, err)
-	return string(pb), string(db)
+	return play.Prefill(t, c, s).Body, play.Decode(t, c, s, play.Response(response)).Body
 }
 
 func TestTheResponsesAreMergedIntoThePrefillLeg(t *testing.T) {
@@ -156,7 +138,7 @@ func TestTheResponsesAreMergedIntoThePrefillLeg(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := wrap(t, epd.Options{Type: epd.NIXL})
 			body := strings.Replace(chat(cat, dog), `"model"`, `"ec_transfer_params":{"evil":{}},"model"`, 1)
-			s := session(t, connector.APIChat, body)
+			s := play.Session(t, connector.APIChat, body)
 			var responses []json.RawMessage
 			for _, a := range k.responses {
 				responses = append(responses, json.RawMessage(a))
@@ -175,7 +157,7 @@ func TestTheResponsesAreMergedIntoThePrefillLeg(t *testing.T) {
 }
 
 func TestAFolderNeedsNoParameters(t *testing.T) {
-	c, s := wrap(t, epd.Options{Type: epd.Example}), session(t, connector.APIChat, chat(cat))
+	c, s := wrap(t, epd.Options{Type: epd.Example}), play.Session(t, connector.APIChat, chat(cat))
 	require.NoError(t, encoder(t, c).Merge(s, []json.RawMessage{[]byte(`{"id":"x","ec_transfer_params":null}`)}))
 	prefill, _ := legs(t, c, s)
 	assert.NotContains(t, prefill, "ec_transfer_params")
@@ -190,17 +172,17 @@ func TestAResponseThatCannotBeUsedIsRefused(t *testing.T) {
 		"{\"ec_transfer_params\":{\"h\":\"\xff\"}}",
 	} {
 		for _, kind := range epd.Types() {
-			c, s := wrap(t, epd.Options{Type: kind}), session(t, connector.APIChat, chat(cat))
+			c, s := wrap(t, epd.Options{Type: kind}), play.Session(t, connector.APIChat, chat(cat))
 			require.ErrorIs(t, encoder(t, c).Merge(s, []json.RawMessage{[]byte(response)}), connector.ErrNoTransfer,
 				response)
 		}
 	}
-	c, s := wrap(t, epd.Options{Type: epd.NIXL}), session(t, connector.APIChat, chat(cat))
+	c, s := wrap(t, epd.Options{Type: epd.NIXL}), play.Session(t, connector.APIChat, chat(cat))
 	require.ErrorIs(t, encoder(t, c).Merge(s, []json.RawMessage{
 		[]byte(`{"ec_transfer_params":{"ec_items":[]}}`), []byte(`{"ec_transfer_params":{"ec_items":{}}}`),
 	}), connector.ErrNoTransfer)
 	for _, response := range []string{`{}`, `{"ec_transfer_params":null}`, `{"ec_transfer_params":{}}`} {
-		c, s := wrap(t, epd.Options{Type: epd.NIXL}), session(t, connector.APIChat, chat(cat))
+		c, s := wrap(t, epd.Options{Type: epd.NIXL}), play.Session(t, connector.APIChat, chat(cat))
 		require.ErrorIs(t, encoder(t, c).Merge(s, []json.RawMessage{[]byte(response)}), connector.ErrNoTransfer,
 			"P could not find the embedding")
 	}
@@ -208,11 +190,11 @@ func TestAResponseThatCannotBeUsedIsRefused(t *testing.T) {
 
 func TestMoreMediaThanTheStageTakesAreForOneEngine(t *testing.T) {
 	c := wrap(t, epd.Options{Type: epd.Example, MaxItems: 3})
-	assert.Empty(t, uncarried.Member(c, session(t, connector.APIChat, chat(cat, dog, song)).Request))
-	many := session(t, connector.APIChat, chat(cat, dog, song, cat))
-	assert.Equal(t, "messages", uncarried.Member(c, many.Request))
+	assert.Empty(t, play.Uncarried(c, play.Session(t, connector.APIChat, chat(cat, dog, song)).Request))
+	many := play.Session(t, connector.APIChat, chat(cat, dog, song, cat))
+	assert.Equal(t, "messages", play.Uncarried(c, many.Request))
 	assert.Empty(t, encoder(t, c).Items(many))
-	assert.Equal(t, "n", uncarried.Member(c, session(t, connector.APIChat, `{"n":2}`).Request),
+	assert.Equal(t, "n", play.Uncarried(c, play.Session(t, connector.APIChat, `{"n":2}`).Request),
 		"the inner connector's reasons stay")
 }
 

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/internal/play"
 	"github.com/pdkit/pdkit/connector/lmcache"
 )
 
@@ -39,8 +39,9 @@ func TestEveryKeyOfTheDesignDocumentsIsRead(t *testing.T) {
 	}
 }
 
+// The name means the shared store, whatever the class means.
 func TestBadValuesAreRefusedAtTheirPath(t *testing.T) {
-	for settings, path := range map[string]string{
+	play.Refuses(t, lmcache.Name, map[string]string{
 		`{"settleTime":"-1s"}`:                                    "settleTime",
 		`{"settleTime":5}`:                                        "settleTime",
 		`{"engineClass":"NixlConnector"}`:                         "engineClass",
@@ -74,19 +75,11 @@ func TestBadValuesAreRefusedAtTheirPath(t *testing.T) {
 		`{"chunk_size":1,"lmcache.chunk_size":2}`:                 "lmcache.chunk_size",
 		`{"lmcache.enable_xpyd":false,"lmcache.enable_pd":false}`: "lmcache.enable_xpyd",
 		`{"enable_nixl":true}`:                                    "enable_nixl",
-	} {
-		_, err := connectortest.Open(lmcache.Name)(json.RawMessage(settings))
-		faults := config.FieldErrors(err)
-		require.Len(t, faults, 1, settings)
-		assert.Equal(t, path, faults[0].Path, settings)
-		assert.NotEmpty(t, faults[0].Remedy, settings)
-	}
-}
-
-func TestMisspeltNamesOfLMCacheGetTheNearest(t *testing.T) {
-	_, err := connectortest.Open(lmcache.Name)(json.RawMessage(`{"lmcache.chunk_sise":256}`))
-	require.Error(t, err)
-	assert.Contains(t, err.Error(), "chunk_size")
+		`{"lmcache.enable_nixl":"True"}`:                          "lmcache.enable_nixl",
+		`{"lmcache.enable_pd":true}`:                              "lmcache.enable_pd … lmcache-pd",
+		`{"enable_pd":true}`:                                      "enable_pd … lmcache-pd",
+		`{"lmcache.chunk_sise":256}`:                              "lmcache.chunk_sise … chunk_size",
+	})
 }
 
 func TestPasswordsAreInNoErrorText(t *testing.T) {

@@ -15,6 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/play"
+	"github.com/pdkit/pdkit/connector/mooncakeascend"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/pick"
@@ -45,16 +47,14 @@ func run(t *testing.T, decode http.HandlerFunc) (*pdflow.Response, error) {
 	engine := func(h http.HandlerFunc, role discovery.Role) discovery.Endpoint {
 		s := httptest.NewServer(h)
 		t.Cleanup(func() { s.CloseClientConnections(); s.Close() })
-		e, err := discovery.New(s.URL, role)
-		require.NoError(t, err)
-		return e
+		return play.Engine(t, s.URL, role, nil)
 	}
 	prefill := func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"kv_transfer_params":`+good+`}`)
 	}
 	pair := pdflow.Pick{Prefill: engine(prefill, discovery.RolePrefill), Decode: engine(decode, discovery.RoleDecode)}
 	tr := transport.New(nil)
-	flow, err := pdflow.New(open(t, nil), pick.Func(nobody), pdflow.WithTransport(tr))
+	flow, err := pdflow.New(play.Open(t, mooncakeascend.Name, ``), pick.Func(nobody), pdflow.WithTransport(tr))
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		ctx, stop := context.WithTimeout(context.Background(), 20*time.Second)

@@ -3,15 +3,11 @@
 package moriio_test
 
 import (
-	"context"
 	"encoding/json"
-	"net/http"
-	"net/url"
 	"regexp"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -21,79 +17,40 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
-	"github.com/pdkit/pdkit/connector/internal/uncarried"
+	"github.com/pdkit/pdkit/connector/internal/play"
 	"github.com/pdkit/pdkit/connector/moriio"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/contract"
 )
 
-func open(t testing.TB, o *moriio.Options) *moriio.Connector {
-	t.Helper()
-	c, err := moriio.New(o)
-	require.NoError(t, err)
-	return c
-}
-
-func engine(t testing.TB, rawURL string, role discovery.Role, attributes map[string]string) discovery.Endpoint {
-	t.Helper()
-	u, err := url.Parse(rawURL)
-	require.NoError(t, err)
-	return discovery.Endpoint{ID: role.String(), URL: u, Role: role, Attributes: attributes}
-}
-
-func session(t testing.TB, api connector.API, body string, p, d map[string]string) *connector.Session {
-	t.Helper()
-	r, err := connector.ParseRequest(api, []byte(body))
-	require.NoError(t, err)
-	return contract.NewSession(r, "id", engine(t, "http://10.0.0.5:8100", discovery.RolePrefill, p),
-		engine(t, "http://10.0.0.6:8200", discovery.RoleDecode, d))
-}
-
-func responseOf(body string) *connector.PrefillResult {
-	return &connector.PrefillResult{Status: http.StatusOK, Body: []byte(body), At: time.Now()}
-}
+func open(t testing.TB, o *moriio.Options) *moriio.Connector { return play.New(t, moriio.New, o) }
 
 // legs returns both legs. fromP is P's response, "" for none.
-func legs(t testing.TB, c connector.KVConnector, s *connector.Session, fromP string) (p, d *connector.Leg, err error) {
-	t.Helper()
-	p, d = contract.NewPrefillLeg(s.Request, c.Traits()), contract.NewLeg(s.Request)
-	if err = c.Prefill(context.Background(), s, p); err != nil {
-		return nil, nil, err
+func legs(c connector.KVConnector, s *connector.Session, fromP string) (p, d play.Leg, err error) {
+	if p, err = play.TryPrefill(c, s); err != nil {
+		return p, d, err
 	}
 	var result *connector.PrefillResult
 	if fromP != "" {
-		result = responseOf(fromP)
+		result = play.Response(fromP)
 	}
-	return p, d, c.Decode(context.Background(), s, result, d)
+	d, err = play.TryDecode(c, s, result)
+	return p, d, err
 }
 
-func param(l *connector.Leg, name string) string {
-	raw, _ := l.Current(connector.ParamsMember)
-	return gjson.GetBytes(raw, name).Raw
-}
-
-func header(l *connector.Leg, name string) string {
-	value := ""
-	for _, h := range contract.Leg(l).Headers {
-		if h.Name == name {
-			value = h.Value
-		}
-	}
-	return value
-}
+func param(l play.Leg, name string) string { return gjson.Get(l.Body, "kv_transfer_params."+name).Raw }
 
 // Both engines find their peer by vLLM's patterns for the id (moriio_common.py), with the engine's prefix and suffix
 // around it.
 func TestTheIDNamesEachEnginesPeer(t *testing.T) {
 	prefill, decode := regexp.MustCompile(`___prefill_addr_(.+?)___decode_addr_`),
 		regexp.MustCompile(`___decode_addr_(.+)_[0-9a-f]{32}(?:-.*)?$`)
-	s := session(t, connector.APICompletions, `{"prompt":"x"}`,
+	s := play.Session(t, connector.APICompletions, `{"prompt":"x"}`,
 		map[string]string{"handshakePort": "7001", "notifyPort": "7002"},
 		map[string]string{"zmqAddress": "notify:9,host:fd00::1, handshake:8,new:1"})
-	p, d, err := legs(t, open(t, nil), s, "")
+	p, d, err := legs(open(t, nil), s, "")
 	require.NoError(t, err)
-	id := header(p, "X-Request-Id")
-	assert.Equal(t, id, header(d, "X-Request-Id"))
+	id := p.Header.Get("X-Request-Id")
+	assert.Equal(t, id, d.Header.Get("X-Request-Id"))
 	internal := "cmpl-" + id + "-0-1a2b3c4d"
 	assert.Equal(t, "host:10.0.0.5,handshake:7001,notify:7002", prefill.FindStringSubmatch(internal)[1])
 	assert.Equal(t, "host:fd00::1,handshake:8,notify:9", decode.FindStringSubmatch(internal)[1],
@@ -108,15 +65,15 @@ func TestTheIDNamesEachEnginesPeer(t *testing.T) {
 
 // Sizes that are not configured are left out, and engines take their own.
 func TestSizesAreThePeers(t *testing.T) {
-	p, d, err := legs(t, open(t, &moriio.Options{TPSize: 4}),
-		session(t, connector.APIChat, `{}`, map[string]string{"tpSize": "8"}, nil), "")
+	p, d, err := legs(open(t, &moriio.Options{TPSize: 4}),
+		play.Session(t, connector.APIChat, `{}`, map[string]string{"tpSize": "8"}), "")
 	require.NoError(t, err)
-	for leg, want := range map[*connector.Leg]string{p: "4", d: "8"} {
+	for want, leg := range map[string]play.Leg{"4": p, "8": d} {
 		assert.Equal(t, want, param(leg, "tp_size"))
 		assert.Equal(t, want, param(leg, "remote_tp_size"))
 		assert.Equal(t, "1", param(leg, "remote_dp_size"))
 	}
-	p, _, err = legs(t, open(t, nil), session(t, connector.APIChat, `{}`, nil, nil), "")
+	p, _, err = legs(open(t, nil), play.Session(t, connector.APIChat, `{}`), "")
 	require.NoError(t, err)
 	assert.Empty(t, param(p, "tp_size")+param(p, "remote_tp_size"))
 }
@@ -136,18 +93,18 @@ func TestRanks(t *testing.T) {
 	} {
 		seenP, seenD := map[string]bool{}, map[string]bool{}
 		for range 200 {
-			p, d, err := legs(t, open(t, k.o), session(t, connector.APIChat, `{}`, k.p, k.d), "")
+			p, d, err := legs(open(t, k.o), play.Session(t, connector.APIChat, `{}`, k.p, k.d), "")
 			require.NoError(t, err)
-			rank := header(p, "X-data-parallel-rank")
+			rank := p.Header.Get("X-data-parallel-rank")
 			assert.Equal(t, rank, param(d, "remote_dp_rank"), k.what)
 			assert.Equal(t, "true", param(d, "is_request_leader"), "else D tells P only if its rank has P's number")
 			assert.Equal(t, "true", param(d, "remote_dp_rank_override"), "else D reckons with a hash of the id")
 			assert.Equal(t, strconv.Itoa(k.dSize), param(p, "remote_dp_size"))
 			assert.Equal(t, strconv.Itoa(k.pSize), param(d, "remote_dp_size"))
 			if k.pSize == k.dSize {
-				assert.Equal(t, rank, header(d, "X-data-parallel-rank"), k.what)
+				assert.Equal(t, rank, d.Header.Get("X-data-parallel-rank"), k.what)
 			}
-			seenP[rank], seenD[header(d, "X-data-parallel-rank")] = true, true
+			seenP[rank], seenD[d.Header.Get("X-data-parallel-rank")] = true, true
 		}
 		assert.Len(t, seenP, k.pSize, k.what)
 		assert.Len(t, seenD, k.dSize, k.what)
@@ -158,11 +115,11 @@ func TestRanks(t *testing.T) {
 func TestReadPassesBlocksAsTheyAre(t *testing.T) {
 	c := open(t, &moriio.Options{Mode: moriio.ModeRead})
 	for _, blocks := range []string{"[7,8]", "[ 7, 8 ]", "[[7,8]]", "[[7, 8],\n [9]]", "[[],[9007199254740993]]"} {
-		s := session(t, connector.APIChat, `{}`, nil, nil)
+		s := play.Session(t, connector.APIChat, `{}`)
 		response, err := sjson.SetRaw(`{"kv_transfer_params":`+handoff(s)+`}`, "kv_transfer_params.remote_block_ids",
 			blocks)
 		require.NoError(t, err)
-		_, d, err := legs(t, c, s, response)
+		_, d, err := legs(c, s, response)
 		require.NoError(t, err, blocks)
 		assert.Equal(t, blocks, param(d, "remote_block_ids"))
 	}
@@ -181,23 +138,23 @@ func TestSeveralPods(t *testing.T) {
 		"P's pods, named": {nil, map[string]string{"dpSize": "3", "dpSizeLocal": "2", "pods": "a,b"}},
 	} {
 		for range 50 {
-			p, d, err := legs(t, open(t, k.o), session(t, connector.APIChat, `{}`, k.p, pods), "")
+			p, d, err := legs(open(t, k.o), play.Session(t, connector.APIChat, `{}`, k.p, pods), "")
 			require.NoError(t, err, name)
 			assert.Equal(t, `["10.0.0.6","fd00::6"]`, param(p, "remote_hosts"))
 			assert.Equal(t, "6 3", param(p, "remote_dp_size")+" "+param(p, "remote_dp_size_local"))
 			assert.Equal(t, `["10.0.0.5"]`, param(d, "remote_hosts"))
 			assert.Equal(t, "2 2", param(d, "remote_dp_size")+" "+param(d, "remote_dp_size_local"))
-			assert.Contains(t, []string{"0", "1"}, header(p, "X-data-parallel-rank"), name)
-			assert.Equal(t, header(p, "X-data-parallel-rank"), param(d, "remote_dp_rank"))
-			assert.Contains(t, []string{"0", "1", "2"}, header(d, "X-data-parallel-rank"), name)
+			assert.Contains(t, []string{"0", "1"}, p.Header.Get("X-data-parallel-rank"), name)
+			assert.Equal(t, p.Header.Get("X-data-parallel-rank"), param(d, "remote_dp_rank"))
+			assert.Contains(t, []string{"0", "1", "2"}, d.Header.Get("X-data-parallel-rank"), name)
 		}
 	}
-	p, d, err := legs(t, open(t, nil), session(t, connector.APIChat, `{}`, nil, nil), "")
+	p, d, err := legs(open(t, nil), play.Session(t, connector.APIChat, `{}`), "")
 	require.NoError(t, err)
 	assert.Empty(t, param(p, "remote_hosts")+param(d, "remote_hosts")+param(d, "remote_dp_size_local"), "of one pod")
 
-	_, _, err = legs(t, open(t, nil), session(t, connector.APIResponses, `{}`,
-		map[string]string{"dpSize": "2", "dpSizeLocal": "1"}, nil), "")
+	_, _, err = legs(open(t, nil), play.Session(t, connector.APIResponses, `{}`,
+		map[string]string{"dpSize": "2", "dpSizeLocal": "1"}), "")
 	require.NoError(t, err, "a pod of one rank needs no header")
 }
 
@@ -207,15 +164,15 @@ func TestDsPodsMustBeNamed(t *testing.T) {
 	c := open(t, nil)
 	for _, pods := range []string{"", "10.0.0.6", "10.0.0.6,", "10.0.0.6,a b", "a,b,c"} {
 		attributes := map[string]string{"dpSize": "4", "dpSizeLocal": "2", "pods": pods}
-		faults := config.FieldErrors(c.CheckEndpoint(engine(t, "http://10.0.0.6:8200", discovery.RoleDecode,
+		faults := config.FieldErrors(c.CheckEndpoint(play.Engine(t, "http://10.0.0.6:8200", discovery.RoleDecode,
 			attributes)))
 		require.Len(t, faults, 1, pods)
 		assert.Equal(t, "attributes.pods", faults[0].Path)
-		_, _, err := legs(t, c, session(t, connector.APIChat, `{}`, nil, attributes), "")
+		_, _, err := legs(c, play.Session(t, connector.APIChat, `{}`, nil, attributes), "")
 		var bad *attr.Error
 		require.ErrorAs(t, err, &bad, pods)
 	}
-	require.NoError(t, c.CheckEndpoint(engine(t, "http://10.0.0.5:8100", discovery.RolePrefill,
+	require.NoError(t, c.CheckEndpoint(play.Engine(t, "http://10.0.0.5:8100", discovery.RolePrefill,
 		map[string]string{"dpSize": "4", "dpSizeLocal": "2"})))
 }
 
@@ -237,21 +194,18 @@ func TestReleasesWhoseDecodeEnginesServeAlone(t *testing.T) {
 
 // /v1/responses ignores the header that names the rank, and with a wrong rank KV goes to the wrong memory.
 func TestResponsesNeedAPWithoutRanks(t *testing.T) {
-	_, _, err := legs(t, open(t, nil), session(t, connector.APIResponses, `{}`, map[string]string{"dpSize": "2"}, nil),
+	_, _, err := legs(open(t, nil), play.Session(t, connector.APIResponses, `{}`, map[string]string{"dpSize": "2"}),
 		"")
 	var bad *connector.UnsupportedError
 	require.ErrorAs(t, err, &bad)
 	assert.Equal(t, "X-data-parallel-rank", bad.Member)
-	p, _, err := legs(t, open(t, nil), session(t, connector.APIResponses, `{}`, nil, nil), "")
+	_, _, err = legs(open(t, nil), play.Session(t, connector.APIResponses, `{}`), "")
 	require.NoError(t, err)
-	id, _ := p.Current("request_id")
-	assert.Equal(t, `"`+header(p, "X-Request-Id")+`"`, string(id))
 }
 
-// Each case replaces one key of P's response; "-" removes it. The error names the key and holds no value.
 func TestReadRefusesWhatDWouldReadWrongly(t *testing.T) {
-	c := open(t, &moriio.Options{Mode: moriio.ModeRead})
-	for key, values := range map[string][]string{
+	c, s := open(t, &moriio.Options{Mode: moriio.ModeRead}), play.Session(t, connector.APIChat, `{}`)
+	play.Spoilt(t, handoff(s), map[string][]string{
 		"do_remote_prefill": {"-", "false", "null"},
 		"do_remote_decode":  {"true"},
 		"transfer_id":       {"-", "null", `"tx-4321"`, `""`, "4321"},
@@ -259,40 +213,28 @@ func TestReadRefusesWhatDWouldReadWrongly(t *testing.T) {
 		"remote_block_ids": {"-", "null", "[]", "[[]]", `["4321"]`, `[["4321"]]`, "[-4321]", "[[-4321]]",
 			"[4321.5]", "[[[4321]]]", "[4321,[4321]]", "[[4321],4321]", "{}", `"4321"`},
 		"remote_dp_rank": {"1", "-4321", `"4321"`, "1.5"},
-	} {
-		for _, v := range values {
-			s := session(t, connector.APIChat, `{}`, nil, nil)
-			bad, err := sjson.Delete(handoff(s), key)
-			if v != "-" {
-				bad, err = sjson.SetRaw(handoff(s), key, v)
-			}
-			require.NoError(t, err)
-			_, _, err = legs(t, c, s, `{"kv_transfer_params":`+bad+`}`)
-			require.ErrorIs(t, err, connector.ErrNoTransfer, "%s=%s", key, v)
-			assert.Contains(t, err.Error(), key)
-			assert.NotContains(t, err.Error(), "4321")
-			assert.NotContains(t, err.Error(), "10.0.0.5")
-		}
-	}
-	s := session(t, connector.APIChat, `{}`, nil, nil)
-	_, _, err := legs(t, c, s, "")
+	}, func(bad string) error {
+		_, _, err := legs(c, s, `{"kv_transfer_params":`+bad+`}`)
+		return err
+	}, "10.0.0.5")
+	_, _, err := legs(c, s, "")
 	require.ErrorIs(t, err, connector.ErrNoTransfer, "before P has answered")
-	require.NoError(t, c.CheckPrefill(s, responseOf(`{}`)), "that is Decode's part")
+	require.NoError(t, c.CheckPrefill(s, play.Response(`{}`)), "that is Decode's part")
 }
 
 // In WRITE, P writes only if it stopped because of the length, and its response says that. Otherwise D would wait for
 // ever.
 func TestWriteWantsPToHaveEndedByLength(t *testing.T) {
-	c, s := open(t, nil), session(t, connector.APIMessages, `{"max_tokens":9}`, nil, nil)
+	c, s := open(t, nil), play.Session(t, connector.APIMessages, `{"max_tokens":9}`)
 	good := `{"kv_transfer_params":` + handoff(s) + `}`
-	require.NoError(t, c.CheckPrefill(s, responseOf(good)))
-	_, d, err := legs(t, c, s, good)
+	require.NoError(t, c.CheckPrefill(s, play.Response(good)))
+	_, d, err := legs(c, s, good)
 	require.NoError(t, err, "one after the other")
 	assert.Equal(t, "null", param(d, "remote_block_ids"), "P writes all the same")
 	for _, bad := range []string{``, `{}`, `{"kv_transfer_params":null}`, `{"kv_transfer_params":{}}`,
 		strings.Replace(good, "tx-", "tx-0", 1)} {
-		require.ErrorIs(t, c.CheckPrefill(s, responseOf(bad)), connector.ErrNoTransfer, bad)
-		_, _, err = legs(t, c, s, bad+" ")
+		require.ErrorIs(t, c.CheckPrefill(s, play.Response(bad)), connector.ErrNoTransfer, bad)
+		_, _, err = legs(c, s, bad+" ")
 		require.ErrorIs(t, err, connector.ErrNoTransfer, bad)
 	}
 }
@@ -308,11 +250,11 @@ func TestEndpointsThatCannotBeAddressed(t *testing.T) {
 			"host:h\r\nX-Evil,handshake:1,notify:2"},
 	} {
 		for _, v := range values {
-			e := engine(t, "http://10.0.0.5:8100", discovery.RolePrefill, map[string]string{name: v})
+			e := play.Engine(t, "http://10.0.0.5:8100", discovery.RolePrefill, map[string]string{name: v})
 			faults := config.FieldErrors(c.CheckEndpoint(e))
 			require.Len(t, faults, 1, "%s=%s", name, v)
 			assert.Equal(t, "attributes."+name, faults[0].Path)
-			_, _, err := legs(t, c, session(t, connector.APIChat, `{}`, map[string]string{name: v}, nil), "")
+			_, _, err := legs(c, play.Session(t, connector.APIChat, `{}`, map[string]string{name: v}), "")
 			var bad *attr.Error
 			require.ErrorAs(t, err, &bad, "%s=%s", name, v)
 			assert.Equal(t, name, bad.Attribute)
@@ -320,63 +262,36 @@ func TestEndpointsThatCannotBeAddressed(t *testing.T) {
 			require.Error(t, err)
 		}
 	}
-	require.NoError(t, c.CheckEndpoint(engine(t, "http://10.0.0.5:8100", discovery.RolePrefill, nil)))
+	require.NoError(t, c.CheckEndpoint(play.Engine(t, "http://10.0.0.5:8100", discovery.RolePrefill, nil)))
 	require.Error(t, c.CheckEndpoint(discovery.Endpoint{ID: "x"}), "nowhere")
-}
-
-func TestAbilities(t *testing.T) {
-	write, err := connector.Open(config.Spec{Type: "MoRIIOConnector"})
-	require.NoError(t, err)
-	read, err := connector.Open(
-		config.Spec{Type: "moriio", Config: json.RawMessage(`{"mode":"read","deferTimeout":"90s"}`)},
-	)
-	require.NoError(t, err)
-	assert.Equal(t, connector.Together, write.Traits().Order, "the engines' default is WRITE")
-	assert.Equal(t, connector.PrefillThenDecode, read.Traits().Order)
-	for c, orders := range map[connector.KVConnector][]connector.Order{write: {connector.PrefillThenDecode},
-		read: nil} {
-		assert.Equal(t, orders, c.Traits().OtherOrders)
-		assert.True(t, c.Traits().Serving.PairOnly)
-		assert.True(t, c.Traits().Ending.Orphans)
-	}
-	assert.Equal(t, 90*time.Second, read.Traits().Handoff.Lease)
-	var zero moriio.Connector
-	assert.Equal(t, time.Minute, zero.Traits().Handoff.Lease, "defer_timeout")
-	assert.Equal(t, "n", uncarried.Member(open(t, nil), session(t, connector.APIChat, `{"n":2}`, nil, nil).Request))
-	assert.Equal(
-		t, connector.ParamsMember, uncarried.Member(open(t, nil),
-			session(t, connector.APISGLang, `{"text":"a"}`, nil, nil).Request),
-	)
 }
 
 // For any response of P, nothing panics. Decode returns ErrNoTransfer, or a leg that is JSON and has this session's id
 // and blocks.
 func FuzzAnswer(f *testing.F) {
-	c, s := open(f, &moriio.Options{Mode: moriio.ModeRead}), session(f, connector.APIChat, `{"messages":[]}`, nil, nil)
+	c, s := open(f, &moriio.Options{Mode: moriio.ModeRead}), play.Session(f, connector.APIChat, `{"messages":[]}`)
 	w := open(f, nil)
 	for _, seed := range []string{`{"kv_transfer_params":` + handoff(s) + `}`,
 		`{"kv_transfer_params":{"remote_block_ids":[[1]]}}`, `{"kv_transfer_params":null}`, ``, `{}`} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, response []byte) {
-		p := responseOf(string(response))
+		p := play.Response(string(response))
 		written := w.CheckPrefill(s, p)
-		d := contract.NewLeg(s.Request)
-		if err := c.Decode(t.Context(), s, p, d); err != nil {
+		d, err := play.TryDecode(c, s, p)
+		if err != nil {
 			require.ErrorIs(t, err, connector.ErrNoTransfer)
 			return
 		}
 		require.NoError(t, written, "what may be read was written")
-		body, err := contract.Body(d)
-		require.NoError(t, err)
-		require.True(t, json.Valid(body), "%s", body)
+		require.True(t, json.Valid([]byte(d.Body)), "%s", d.Body)
 		var h struct {
 			Blocks []any  `json:"remote_block_ids"`
 			Engine string `json:"remote_engine_id"`
 			ID     string `json:"transfer_id"`
 			Rank   *int   `json:"remote_dp_rank"`
 		}
-		require.NoError(t, json.Unmarshal([]byte(gjson.GetBytes(body, "kv_transfer_params").Raw), &h))
+		require.NoError(t, json.Unmarshal([]byte(gjson.Get(d.Body, "kv_transfer_params").Raw), &h))
 		require.NotEmpty(t, h.Blocks)
 		require.NotEmpty(t, h.Engine)
 		require.Equal(t, "tx-"+s.UUID(), h.ID)
@@ -389,20 +304,18 @@ func FuzzAnswer(f *testing.F) {
 func TestAnEngineOfTheOtherModeIsPassedOver(t *testing.T) {
 	for mode, other := range map[string]string{"write": "read", "read": "write"} {
 		c := open(t, &moriio.Options{Mode: mode})
+		of := func(announced string) error {
+			_, _, err := legs(c, play.Session(t, connector.APICompletions, `{"prompt":"x"}`,
+				map[string]string{"mode": announced}), "")
+			return err
+		}
 		for _, announced := range []string{"", mode} {
-			_, _, err := legs(
-				t, c, session(t, connector.APICompletions, `{"prompt":"x"}`, map[string]string{"mode": announced}, nil),
-				"",
-			)
-			if err != nil { // read mode needs P's response, and there is none
+			if err := of(announced); err != nil { // read mode needs P's response, and there is none
 				require.ErrorIs(t, err, connector.ErrNoTransfer, announced)
 			}
 		}
-		_, _, err := legs(
-			t, c, session(t, connector.APICompletions, `{"prompt":"x"}`, map[string]string{"mode": other}, nil), "",
-		)
 		var bad *attr.Error
-		require.ErrorAs(t, err, &bad)
+		require.ErrorAs(t, of(other), &bad)
 		assert.Equal(t, "mode", bad.Attribute)
 	}
 }

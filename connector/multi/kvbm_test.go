@@ -7,16 +7,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-
-	"github.com/pdkit/pdkit/connector/connectortest"
-	"github.com/pdkit/pdkit/connector/multi"
 )
-
-func TestKVBMNeedsNoSettings(t *testing.T) {
-	c, err := connectortest.Open("kvbm")(nil)
-	require.NoError(t, err)
-	assert.Equal(t, multi.KVBMName, c.Traits().Name)
-}
 
 // vllm-ascend's documentation has MooncakeConnectorV1 bring the KV and AscendStoreConnector keep prefixes beside it.
 func TestAscendsStoreBesideItsTransfer(t *testing.T) {

@@ -3,14 +3,10 @@
 package multi_test
 
 import (
-	"encoding/json"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/config"
-	"github.com/pdkit/pdkit/connector"
 	_ "github.com/pdkit/pdkit/connector/lmcache"
 	_ "github.com/pdkit/pdkit/connector/mooncake"
 )
@@ -40,11 +36,8 @@ func TestTransfersPartEnginesAndStoresBesideThemDoNot(t *testing.T) {
 			"store", "nfs-1", "nfs-2", true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m, err := connector.Open(config.Spec{Type: "multi", Config: json.RawMessage(`{"connectors":[` +
-				c.children + `]}`)})
-			require.NoError(t, err)
 			meet := true
-			for _, r := range m.Traits().PairRules {
+			for _, r := range open(t, `{"connectors":[`+c.children+`]}`).Traits().PairRules {
 				meet = meet && (r.Attribute != c.attribute || r.Compatible(c.p, c.d))
 			}
 			assert.Equal(t, c.meet, meet)

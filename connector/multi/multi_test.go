@@ -21,10 +21,9 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/check"
-	"github.com/pdkit/pdkit/connector/internal/uncarried"
+	"github.com/pdkit/pdkit/connector/internal/play"
 	"github.com/pdkit/pdkit/connector/multi"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/contract"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -34,66 +33,35 @@ func tryOpen(settings string) (connector.KVConnector, error) {
 }
 
 func open(t testing.TB, settings string) connector.KVConnector {
-	t.Helper()
-	c, err := tryOpen(settings)
-	require.NoError(t, err)
-	return c
+	return play.Open(t, multi.Name, settings)
 }
 
 const nixlAndStore = `{"connectors":[{"type":"nixl","config":{"leaseDuration":"9s"}},` +
 	`{"kv_connector":"ExampleConnector","kv_role":"kv_both",` +
 	`"kv_connector_extra_config":{"shared_storage_path":"local_storage"}}]}`
 
-func session(t testing.TB, api connector.API, body string) *connector.Session {
-	t.Helper()
-	r, err := connector.ParseRequest(api, []byte(body))
-	require.NoError(t, err)
-	return contract.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
-}
-
-func body(t testing.TB, l *connector.Leg) string {
-	t.Helper()
-	b, err := contract.Body(l)
-	require.NoError(t, err)
-	return string(b)
-}
-
 const handoff = `{"do_remote_prefill":true,"remote_block_ids":[[1]],"remote_engine_id":"e","remote_request_id":"r",` +
 	`"remote_host":"h","remote_port":1}`
 
 func TestLegsCarryTheMembersOfAllChildren(t *testing.T) {
 	c := open(t, nixlAndStore)
-	assert.Equal(t, "multi", c.Traits().Name)
-	assert.Equal(t, connector.PrefillThenDecode, c.Traits().Order)
-	s := session(t, connector.APICompletions, `{"prompt":"x","max_tokens":9}`)
-	leg := contract.NewPrefillLeg(s.Request, c.Traits())
-	require.NoError(t, c.Prefill(context.Background(), s, leg))
+	s := play.Session(t, connector.APICompletions, `{"prompt":"x","max_tokens":9}`)
 	assert.Equal(t, `{"prompt":"x","max_tokens":1,"stream":false,"kv_transfer_params":{"do_remote_decode":true,`+
 		`"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,`+
-		`"remote_port":null}}`, body(t, leg))
-	leg = contract.NewLeg(s.Request)
-	require.NoError(
-		t, c.Decode(context.Background(), s, &connector.PrefillResult{Status: 200,
-			Body: []byte(`{"kv_transfer_params":` +
-				handoff + `}`), At: time.Now()}, leg),
-	)
-	assert.Equal(t, `{"prompt":"x","max_tokens":9,"kv_transfer_params":`+handoff+`}`, body(t, leg))
-	err := c.Decode(context.Background(), s, &connector.PrefillResult{Status: 200, Body: []byte(`{}`), At: time.Now()},
-		contract.NewLeg(s.Request))
+		`"remote_port":null}}`, play.Prefill(t, c, s).Body)
+	assert.Equal(t, `{"prompt":"x","max_tokens":9,"kv_transfer_params":`+handoff+`}`,
+		play.Decode(t, c, s, play.Response(`{"kv_transfer_params":`+handoff+`}`)).Body)
+	_, err := play.TryDecode(c, s, play.Response(`{}`))
 	require.ErrorIs(t, err, connector.ErrNoTransfer, "the store does not make up for a missing handoff: the engine "+
 		"would not ask it")
 }
 
 func TestAbilitiesOfTheChildren(t *testing.T) {
 	c := open(t, nixlAndStore)
-	assert.Equal(t, 9*time.Second, c.Traits().Handoff.Lease)
-	assert.Equal(t, "n", uncarried.Member(c, session(t, connector.APIChat, `{"n":2}`).Request),
-		"the handoff is single use")
 	checker, ok := connector.As[connector.RequestChecker](c)
 	require.True(t, ok)
-	assert.Error(t, checker.CheckRequest(session(t, connector.APICompletions, `{"prompt":[5],"n":2}`).Request),
+	assert.Error(t, checker.CheckRequest(play.Request(t, connector.APICompletions, `{"prompt":[5],"n":2}`)),
 		"the store child's engine would die")
-	assert.False(t, c.Traits().Handoff.ContentStore)
 	assert.Len(t, c.(interface {
 		Unwrap() []connector.KVConnector
 	}).Unwrap(), 2)
@@ -105,11 +73,6 @@ func TestAbilitiesOfTheChildren(t *testing.T) {
 	assert.True(t, cold.Cold(nil, 200, []byte(`{"choices":[{"finish_reason":"cache_threshold"}]}`)))
 	assert.True(t, c.Traits().Handoff.ContentStore)
 
-	c = open(t, `{"connectors":[{"type":"sharedstorage"},{"type":"p2pnccl"}]}`)
-	assert.True(t, c.Traits().Serving.PairOnly, "one child is enough")
-	assert.True(t, c.Traits().Ending.Orphans)
-	c = open(t, `{"connectors":[{"type":"mooncake-ascend"},{"type":"sharedstorage"}]}`)
-	assert.Equal(t, "recomputed", c.Traits().Ending.FailureStop)
 	c = open(t, `{"connectors":[{"type":"sharedstorage"},{"type":"p2pnccl"}]}`)
 	var fault *config.FieldError
 	require.ErrorAs(t, check.Of(c).CheckEndpoint(discovery.Endpoint{Role: discovery.RolePrefill}), &fault)
@@ -224,11 +187,8 @@ func TestChildrenThatNeedNothingOnTheWire(t *testing.T) {
 		`"kv_connector_extra_config":{"num_cpu_blocks":1000}},{"kv_connector":"HiSparseConnector"}]}`)
 	assert.Equal(t, connector.PrefillThenDecode, c.Traits().Order)
 	alone := open(t, `{"connectors":[{"type":"nixl"}]}`)
-	s := session(t, connector.APICompletions, `{"prompt":"x","max_tokens":9}`)
-	a, b := contract.NewPrefillLeg(s.Request, c.Traits()), contract.NewPrefillLeg(s.Request, alone.Traits())
-	require.NoError(t, c.Prefill(context.Background(), s, a))
-	require.NoError(t, alone.Prefill(context.Background(), s, b))
-	assert.Equal(t, body(t, b), body(t, a))
+	s := play.Session(t, connector.APICompletions, `{"prompt":"x","max_tokens":9}`)
+	assert.Equal(t, play.Prefill(t, alone, s), play.Prefill(t, c, s))
 	_, err := tryOpen(`{"connectors":[{"kv_connector":"HiSparsConnector"}]}`)
 	require.ErrorContains(t, err, "did you mean HiSparseConnector?")
 }
@@ -323,10 +283,9 @@ func TestEachChildIsStartedAndClosedOnce(t *testing.T) {
 func TestAnEndByLengthSurvivesTheOtherChildren(t *testing.T) {
 	for _, settings := range []string{`{"connectors":[{"type":"test-by-length"},{"type":"sharedstorage"}]}`,
 		`{"connectors":[{"type":"sharedstorage"},{"type":"test-by-length"}]}`} {
-		s := session(t, connector.APICompletions, `{"prompt":"x","stop":"a","min_tokens":5}`)
-		leg := contract.NewPrefillLeg(s.Request, open(t, settings).Traits())
-		require.NoError(t, open(t, settings).Prefill(context.Background(), s, leg))
-		assert.Equal(t, `{"prompt":"x","min_tokens":1,"max_tokens":1,"stream":false}`, body(t, leg), settings)
+		s := play.Session(t, connector.APICompletions, `{"prompt":"x","stop":"a","min_tokens":5}`)
+		assert.Equal(t, `{"prompt":"x","min_tokens":1,"max_tokens":1,"stream":false}`,
+			play.Prefill(t, open(t, settings), s).Body, settings)
 	}
 }
 
@@ -362,7 +321,7 @@ func init() {
 }
 
 func TestAllWaitsAreWaitedForAndTheNoticeIsTheEvent(t *testing.T) {
-	s := session(t, connector.APIChat, `{"messages":[]}`)
+	s := play.Session(t, connector.APIChat, `{"messages":[]}`)
 	e, ok := connector.As[connector.Expecter](open(t, nixlAndStore))
 	require.True(t, ok)
 	wait, done := e.Expect(s)

@@ -16,10 +16,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func factory(name string) func(json.RawMessage) (connector.KVConnector, error) {
-	return connectortest.Open(name)
-}
-
 const (
 	relayed   = `{"peer":"10.0.0.5:9000","blocks":[1,2,3],"note":null}`
 	tpuParams = `{"uuid":1043467854563345,"remote_block_ids":[7,8,9],"remote_host":"10.0.0.5","remote_port":"9100"}`
@@ -39,7 +35,7 @@ func harnesses() map[string]connectortest.Harness {
 	}
 	return map[string]connectortest.Harness{
 		"a member": {
-			Name: relay.Name, New: factory(relay.Name), Needs: []string{"peer", "blocks"}, Response: response(relayed),
+			Name: relay.Name, Needs: []string{"peer", "blocks"}, Response: response(relayed),
 			Config: json.RawMessage(`{"member":"engine.transfer","required":{"peer":"string","blocks":"list"},` +
 				`"prefill":{"do_remote_decode":true},"endsByLength":true,"leaseDuration":"20s",` +
 				`"kv_connector":"HouseConnector","kv_connector_module_path":"house.connector",` +
@@ -56,16 +52,16 @@ func harnesses() map[string]connectortest.Harness {
 			),
 		},
 		"a header": {
-			Name: relay.Name, New: factory(relay.Name), Response: response("t-17"),
+			Name: relay.Name, Response: response("t-17"),
 			Config: json.RawMessage(`{"header":"X-KV-Ticket","kv_connector":"TicketConnector","leaseDuration":"20s"}`),
 		},
 		"from a header into a member": {
-			Name: relay.Name, New: factory(relay.Name), Response: response("t-17"),
+			Name: relay.Name, Response: response("t-17"),
 			Config: json.RawMessage(`{"header":"X-KV-Ticket","member":"sampling_params.extra.ticket",` +
 				`"kv_connector":"TicketConnector"}`),
 		},
 		"TPUConnector": {
-			Name: relay.TPUName, New: factory(relay.TPUName), Response: response(tpuParams),
+			Name: relay.TPUName, Response: response(tpuParams),
 			Needs:  []string{"uuid", "remote_block_ids", "remote_host"}, // a port may be a number, too
 			Config: json.RawMessage(`{"leaseDuration":"90s","transferPort":9200,"noticePort":9700}`),
 			BadConfig: bad(`{"leaseDuration":"0s"}`, `{"leaseDuration":"1500ms"}`, `{"transferPort":65536}`,
@@ -92,8 +88,8 @@ func TestConformance(t *testing.T) {
 }
 
 func TestGolden(t *testing.T) {
-	connectortest.Golden(t, factory(relay.Name), "testdata/golden")
-	connectortest.Golden(t, factory(relay.TPUName), "testdata/tpu")
+	connectortest.Golden(t, connectortest.Open(relay.Name), "testdata/golden")
+	connectortest.Golden(t, connectortest.Open(relay.TPUName), "testdata/tpu")
 }
 
 func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harnesses()["a member"]) }

@@ -3,53 +3,23 @@
 package relay_test
 
 import (
-	"context"
-	"encoding/json"
 	"net/http"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/internal/uncarried"
+	"github.com/pdkit/pdkit/connector/internal/play"
 	"github.com/pdkit/pdkit/connector/relay"
-	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/contract"
 )
 
-func open(t testing.TB, name, settings string) *relay.Connector {
-	t.Helper()
-	c, err := connector.Open(config.Spec{Type: name, Config: json.RawMessage(settings)})
-	require.NoError(t, err)
-	return c.(*relay.Connector)
-}
-
-func session(t testing.TB, body string) *connector.Session {
-	t.Helper()
-	r, err := connector.ParseRequest(connector.APIChat, []byte(body))
-	require.NoError(t, err)
-	return contract.NewSession(r, "r-1", discovery.Endpoint{}, discovery.Endpoint{})
-}
-
 // decode plays decode after a response of P's.
-func decode(t *testing.T, c *relay.Connector, header http.Header, body string) (string, http.Header, error) {
+func decode(t *testing.T, c connector.KVConnector, header http.Header, body string) (play.Leg, error) {
 	t.Helper()
-	s := session(t, `{"messages":[]}`)
-	leg := contract.NewLeg(s.Request)
-	p := &connector.PrefillResult{Status: http.StatusOK, Header: header, Body: []byte(body), At: time.Now()}
-	if err := c.Decode(context.Background(), s, p, leg); err != nil {
-		return "", nil, err
-	}
-	raw, err := contract.Body(leg)
-	require.NoError(t, err)
-	set := http.Header{}
-	for _, h := range contract.Leg(leg).Headers {
-		set.Set(h.Name, h.Value)
-	}
-	return string(raw), set, nil
+	p := play.Response(body)
+	p.Header = header
+	return play.TryDecode(c, play.Session(t, connector.APIChat, `{"messages":[]}`), p)
 }
 
 func TestWhereParametersStand(t *testing.T) {
@@ -69,76 +39,46 @@ func TestWhereParametersStand(t *testing.T) {
 		"a header into vLLM's own one": {`{"header":"X-KV-Ticket","member":"kv_transfer_params.id"}`, `{}`,
 			`{"messages":[],"kv_transfer_params":{"id":"t-17"}}`, ""},
 	} {
-		body, header, err := decode(t, open(t, "relay", m.settings), ticket, m.response)
+		leg, err := decode(t, play.Open(t, relay.Name, m.settings), ticket, m.response)
 		require.NoError(t, err, name)
-		assert.Equal(t, m.want, body, name)
-		assert.Equal(t, m.header, header.Get("X-KV-Ticket"), name)
+		assert.Equal(t, m.want, leg.Body, name)
+		assert.Equal(t, m.header, leg.Header.Get("X-KV-Ticket"), name)
 	}
 }
 
 func TestEachRequiredKeyIsOfItsKind(t *testing.T) {
-	c := open(t, "relay", `{"required":{"s":"string","i":"integer","l":"list","o":"object","t":"flag"}}`)
-	good := map[string]string{"s": `"x"`, "i": "-1", "l": "[0]", "o": `{"a":0}`, "t": "true"}
-	write := func(change map[string]string) string {
-		all := map[string]json.RawMessage{}
-		for key, v := range good {
-			if c, ok := change[key]; ok {
-				v = c
-			}
-			if v != "" {
-				all[key] = json.RawMessage(v)
-			}
-		}
-		raw, err := json.Marshal(map[string]any{"kv_transfer_params": all})
-		require.NoError(t, err)
-		return string(raw)
+	c := play.Open(t, relay.Name, `{"required":{"s":"string","i":"integer","l":"list","o":"object","t":"flag"}}`)
+	use := func(params string) error {
+		_, err := decode(t, c, nil, `{"kv_transfer_params":`+params+`}`)
+		return err
 	}
-	_, _, err := decode(t, c, nil, write(nil))
-	require.NoError(t, err)
-	for key, bad := range map[string][]string{"s": {"", `""`, "1", "null"}, "i": {"", "1.5", `"1"`, "null"},
-		"l": {"", "[ ]", "{}", `"x"`}, "o": {"", "{ }", "[1]", "null"}, "t": {"", "false", "1", "null"}} {
-		for _, v := range bad {
-			_, _, err := decode(t, c, nil, write(map[string]string{key: v}))
-			require.ErrorIs(t, err, connector.ErrNoTransfer, "%s: %s", key, v)
-			assert.Contains(t, err.Error(), key)
-		}
-	}
+	const good = `{"s":"x","i":-1,"l":[0],"o":{"a":0},"t":true}`
+	require.NoError(t, use(good))
+	play.Spoilt(t, good, map[string][]string{"s": {"-", `""`, "1", "null"}, "i": {"-", "1.5", `"1"`, "null"},
+		"l": {"-", "[ ]", "{}", `"x"`}, "o": {"-", "{ }", "[1]", "null"}, "t": {"-", "false", "1", "null"}}, use)
 }
 
 func TestAnEmptyObjectIsPassedOnIfTheSettingsSaySo(t *testing.T) {
 	const nothing = `{"kv_transfer_params":{ }}`
-	_, _, err := decode(t, open(t, "relay", `{"required":{"a":"string"}}`), nil, nothing)
+	_, err := decode(t, play.Open(t, relay.Name, `{"required":{"a":"string"}}`), nil, nothing)
 	require.ErrorIs(t, err, connector.ErrNoTransfer)
-	_, _, err = decode(t, open(t, "relay", ``), nil, nothing)
+	_, err = decode(t, play.Open(t, relay.Name, ``), nil, nothing)
 	require.ErrorIs(t, err, connector.ErrNoTransfer)
-	body, _, err := decode(t, open(t, "relay", `{"required":{"a":"string"},"passEmpty":true}`), nil, nothing)
+	leg, err := decode(t, play.Open(t, relay.Name, `{"required":{"a":"string"},"passEmpty":true}`), nil, nothing)
 	require.NoError(t, err)
-	assert.JSONEq(t, `{"messages":[],"kv_transfer_params":{}}`, body)
+	assert.JSONEq(t, `{"messages":[],"kv_transfer_params":{}}`, leg.Body)
 }
 
 // tpu-inference runs an engine on several hosts, each with an address and a port, or with several groups of layers.
 func TestTPUParametersOfSeveralHostsAndGroups(t *testing.T) {
-	c := open(t, "TPUConnector", ``)
+	c := play.Open(t, relay.TPUName, ``)
 	for _, params := range []string{
 		tpuParams,
 		`{"uuid":1,"remote_block_ids":[[1,2],[3]],"remote_host":["10.0.0.5","10.0.0.6"],"remote_port":["9100","9101"]}`,
 		`{"uuid":1,"remote_block_ids":[ [1] ],"remote_host":["fd00::5"],"remote_port":[9100]}`,
 	} {
-		body, _, err := decode(t, c, nil, `{"kv_transfer_params":`+params+`}`)
+		leg, err := decode(t, c, nil, `{"kv_transfer_params":`+params+`}`)
 		require.NoError(t, err)
-		assert.Contains(t, body, `"kv_transfer_params":`+params, "byte for byte")
+		assert.Contains(t, leg.Body, `"kv_transfer_params":`+params, "byte for byte")
 	}
-}
-
-func TestTraits(t *testing.T) {
-	relay := open(t, "relay", `{"leaseDuration":"20s"}`)
-	assert.Equal(t, connector.Handoff{Member: "kv_transfer_params", Lease: 20 * time.Second}, relay.Traits().Handoff)
-	assert.Equal(t, "n", uncarried.Member(relay, session(t, `{"n":2}`).Request), "what P names is read once")
-	assert.Zero(t, open(t, "relay", ``).Traits().Handoff.Lease)
-	tpu := open(t, "tpu", ``).Traits()
-	assert.Equal(t, 180*time.Second, tpu.Handoff.Lease)
-	assert.True(t, tpu.Ending.EndsByLength)
-	header := open(t, "relay", `{"header":"X-KV-Ticket"}`).Traits()
-	assert.Equal(t, connector.Handoff{Header: "X-KV-Ticket"}, header.Handoff)
-	assert.Empty(t, header.Members)
 }

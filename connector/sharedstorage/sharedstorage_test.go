@@ -3,104 +3,62 @@
 package sharedstorage_test
 
 import (
-	"context"
 	"encoding/json"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/internal/uncarried"
+	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/internal/play"
 	"github.com/pdkit/pdkit/connector/sharedstorage"
-	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/contract"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func open(t testing.TB, settings string) connector.KVConnector {
-	t.Helper()
-	c, err := connector.Open(config.Spec{Type: "sharedstorage", Config: json.RawMessage(settings)})
-	require.NoError(t, err)
-	return c
+var harness = connectortest.Harness{
+	Name:   sharedstorage.Name,
+	Config: json.RawMessage(`{"cacheHitThreshold":0.8,"sharedStoragePath":"/kv"}`),
 }
 
-func session(t testing.TB, api connector.API, body string) *connector.Session {
-	t.Helper()
-	r, err := connector.ParseRequest(api, []byte(body))
-	require.NoError(t, err)
-	return contract.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
+// prefillFirst tests the connector without a threshold, which supports all of vLLM's APIs.
+var prefillFirst = connectortest.Harness{
+	Name:   sharedstorage.Name,
+	Config: json.RawMessage(`{"shared_storage_path":"/kv"}`),
 }
 
-func prefill(t testing.TB, c connector.KVConnector, s *connector.Session) string {
-	t.Helper()
-	l := contract.NewPrefillLeg(s.Request, c.Traits())
-	require.NoError(t, c.Prefill(context.Background(), s, l))
-	assert.Empty(t, contract.Leg(l).Headers)
-	body, err := contract.Body(l)
-	require.NoError(t, err)
-	return string(body)
+func TestConformance(t *testing.T) { connectortest.Run(t, harness) }
+
+func TestConformanceWithoutAThreshold(t *testing.T) { connectortest.Run(t, prefillFirst) }
+
+func TestGolden(t *testing.T) {
+	connectortest.Golden(t, connectortest.Open(sharedstorage.Name), "testdata/golden")
 }
 
-func decode(t testing.TB, c connector.KVConnector, s *connector.Session, p *connector.PrefillResult) string {
-	t.Helper()
-	l := contract.NewLeg(s.Request)
-	require.NoError(t, c.Decode(context.Background(), s, p, l))
-	assert.Empty(t, contract.Leg(l).Headers)
-	body, err := contract.Body(l)
-	require.NoError(t, err)
-	return string(body)
-}
-
-var response = &connector.PrefillResult{Status: 200, Body: []byte(`{"kv_transfer_params":null}`), At: time.Now()}
-
-func TestNothingIsOnTheWire(t *testing.T) {
-	for _, k := range []struct {
-		api                     connector.API
-		client, prefill, decode string
-	}{
-		{connector.APICompletions, `{"model":"tiny","prompt":"x","max_tokens":24,` +
-			`"kv_transfer_params":{"do_remote_prefill":true}}`,
-			`{"model":"tiny","prompt":"x","max_tokens":1,"stream":false}`,
-			`{"model":"tiny","prompt":"x","max_tokens":24}`},
-		{connector.APIMessages, `{"max_tokens":2048,"thinking":{"type":"enabled","budget_tokens":1024}}`,
-			`{"max_tokens":1,"stream":false}`, `{"max_tokens":2048,"thinking":{"type":"enabled",` +
-				`"budget_tokens":1024}}`},
-	} {
-		c, s := open(t, ``), session(t, k.api, k.client)
-		assert.Equal(t, k.prefill, prefill(t, c, s))
-		assert.Equal(t, k.decode, decode(t, c, s, response))
-	}
-	c := open(t, `{}`)
-	assert.Equal(t, "sharedstorage", c.Traits().Name)
-	assert.Equal(t, connector.PrefillThenDecode, c.Traits().Order)
-	assert.True(t, c.Traits().Handoff.ContentStore)
-}
+func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harness) }
 
 func TestAThresholdAsksDecodeFirst(t *testing.T) {
-	c := open(t, `{"cacheHitThreshold":0.8}`)
-	assert.Equal(t, connector.DecodeFirst, c.Traits().Order)
-	s := session(t, connector.APIChat, `{"messages":[],"stream":true,"max_tokens":9}`)
-	assert.Equal(t, `{"messages":[],"stream":true,"max_tokens":9,"cache_hit_threshold":0.8}`, decode(t, c, s, nil),
-		"D may refuse")
-	assert.Equal(t, `{"messages":[],"stream":false,"max_tokens":1,"cache_hit_threshold":0}`, prefill(t, c, s),
-		"P must compute")
-	assert.Equal(t, `{"messages":[],"stream":true,"max_tokens":9,"cache_hit_threshold":0}`, decode(t, c, s, response),
-		"D may not refuse again")
+	c, response := play.Open(t, sharedstorage.Name, `{"cacheHitThreshold":0.8}`), play.Response(`{}`)
+	s := play.Session(t, connector.APIChat, `{"messages":[],"stream":true,"max_tokens":9}`)
+	assert.Equal(t, `{"messages":[],"stream":true,"max_tokens":9,"cache_hit_threshold":0.8}`,
+		play.Decode(t, c, s, nil).Body, "D may refuse")
+	assert.Equal(t, `{"messages":[],"stream":false,"max_tokens":1,"cache_hit_threshold":0}`,
+		play.Prefill(t, c, s).Body, "P must compute")
+	assert.Equal(t, `{"messages":[],"stream":true,"max_tokens":9,"cache_hit_threshold":0}`,
+		play.Decode(t, c, s, response).Body, "D may not refuse again")
 
-	s = session(t, connector.APIChat, `{"messages":[],"cache_hit_threshold":1}`)
-	assert.Equal(t, `{"messages":[],"cache_hit_threshold":0.8}`, decode(t, c, s, nil), "in place of the client's")
-	c = open(t, ``)
-	assert.Contains(t, prefill(t, c, s), `"cache_hit_threshold":0`, "the client's own would make P refuse")
-	assert.Contains(t, decode(t, c, s, response), `"cache_hit_threshold":1`, "and is its own wish of D")
+	s = play.Session(t, connector.APIChat, `{"messages":[],"cache_hit_threshold":1}`)
+	assert.Equal(t, `{"messages":[],"cache_hit_threshold":0.8}`, play.Decode(t, c, s, nil).Body,
+		"in place of the client's")
+	c = play.Open(t, sharedstorage.Name, ``)
+	assert.Contains(t, play.Prefill(t, c, s).Body, `"cache_hit_threshold":0`, "the client's own would make P refuse")
+	assert.Contains(t, play.Decode(t, c, s, response).Body, `"cache_hit_threshold":1`, "and is its own wish of D")
 }
 
 func TestColdResponses(t *testing.T) {
-	c, ok := connector.As[connector.ColdDetector](open(t, `{"cacheHitThreshold":1}`))
+	c, ok := connector.As[connector.ColdDetector](play.Open(t, sharedstorage.Name, `{"cacheHitThreshold":1}`))
 	require.True(t, ok)
 	for head, want := range map[string]bool{
 		`{"choices":[{"index":0,"text":"","finish_reason":"cache_threshold"}],"usage":{}}`:              true,
@@ -121,11 +79,7 @@ func TestPromptsOfOneTokenAreRefused(t *testing.T) {
 		api  connector.API
 		body string
 	}
-	checker := func(c connector.KVConnector) connector.RequestChecker {
-		rc, ok := connector.As[connector.RequestChecker](c)
-		require.True(t, ok)
-		return rc
-	}(open(t, ``))
+	c := play.Open(t, sharedstorage.Name, ``).(*sharedstorage.Connector)
 	for _, x := range []k{
 		{connector.APICompletions, `{"prompt":[5]}`},
 		{connector.APICompletions, `{"prompt": [ 5 ] }`},
@@ -141,13 +95,12 @@ func TestPromptsOfOneTokenAreRefused(t *testing.T) {
 		{connector.APIResponses, `{"input":"x","truncation":"auto"}`},
 		{connector.APIResponses, `{"input":"x","truncation":null}`},
 	} {
-		s := session(t, x.api, x.body)
-		err := checker.CheckRequest(s.Request)
+		s := play.Session(t, x.api, x.body)
 		var refused *connector.RequestError
-		require.ErrorAs(t, err, &refused, x.body)
+		require.ErrorAs(t, c.CheckRequest(s.Request), &refused, x.body)
 		assert.NotEmpty(t, refused.Param)
-		require.Error(t, open(t, ``).Prefill(context.Background(), s, contract.NewLeg(s.Request)),
-			"who describes legs without a flow is told, too")
+		_, err := play.TryPrefill(c, s)
+		require.Error(t, err, "who describes legs without a flow is told, too")
 	}
 	for _, x := range []k{
 		{connector.APICompletions, `{"prompt":[5,6]}`},
@@ -163,7 +116,7 @@ func TestPromptsOfOneTokenAreRefused(t *testing.T) {
 		{connector.APIResponses, `{"input":[5],"truncation":"disabled"}`},
 		{connector.APIChat, `{"messages":[5]}`},
 	} {
-		assert.NoError(t, checker.CheckRequest(session(t, x.api, x.body).Request), x.body)
+		assert.NoError(t, c.CheckRequest(play.Request(t, x.api, x.body)), x.body)
 	}
 }
 
@@ -171,7 +124,7 @@ func FuzzPromptOfOneToken(f *testing.F) {
 	for _, p := range []string{`[1]`, `[[1],[2,3]]`, `["a",1]`, `[[],[1]]`, `[ 12 , 3]`, `"x"`} {
 		f.Add(p)
 	}
-	c := open(f, ``).(*sharedstorage.Connector)
+	c := play.Open(f, sharedstorage.Name, ``).(*sharedstorage.Connector)
 	f.Fuzz(func(t *testing.T, prompt string) {
 		r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":`+prompt+`}`))
 		if err != nil {
@@ -191,43 +144,16 @@ func FuzzPromptOfOneToken(f *testing.F) {
 	})
 }
 
-func TestUnsupported(t *testing.T) {
-	plain, first := open(t, ``), open(t, `{"cacheHitThreshold":0.5}`)
-	for _, k := range []struct {
-		api                connector.API
-		body, plain, first string
-	}{
-		{connector.APIChat, `{"n":2}`, "", ""},
-		{connector.APIChat, `{"prompt_logprobs":1}`, "prompt_logprobs", "prompt_logprobs"},
-		{connector.APICompletions, `{"prompt":["a","b"]}`, "prompt", "prompt"},
-		{connector.APIGenerate, `{"token_ids":[1,2]}`, "", "cache_hit_threshold"},
-		{connector.APIResponses, `{"input":"x"}`, "", "cache_hit_threshold"},
-		{connector.APIMessages, `{"messages":[]}`, "", "cache_hit_threshold"},
-		{connector.APISGLang, `{"text":"x"}`, "text", "cache_hit_threshold"},
-	} {
-		for c, want := range map[connector.KVConnector]string{plain: k.plain, first: k.first} {
-			assert.Equal(t, want, uncarried.Member(c, session(t, k.api, k.body).Request), k.body)
-		}
-	}
-}
-
 func TestSettings(t *testing.T) {
 	for _, name := range []string{"sharedstorage", "ExampleConnector", "SharedStorageConnector"} {
-		c, err := connector.Open(
-			config.Spec{Type: name, Config: json.RawMessage(`{"shared_storage_path":"local_storage"}`)},
-		)
-		require.NoError(t, err)
-		assert.IsType(t, &sharedstorage.Connector{}, c)
+		play.Open(t, name, `{"shared_storage_path":"local_storage"}`)
 	}
-	for settings, want := range map[string]string{
+	play.Refuses(t, sharedstorage.Name, map[string]string{
+		`{"cacheHitThreshold":2}`:                             "cacheHitThreshold",
 		`{"cacheHitThreshold":1.5}`:                           "cacheHitThreshold",
 		`{"cacheHitThreshold":-0.1}`:                          "cacheHitThreshold",
 		`{"cacheHitThreshold":"0.5"}`:                         "cacheHitThreshold",
-		`{"cacheHitTreshold":0.5}`:                            "did you mean cacheHitThreshold",
+		`{"cacheHitTreshold":0.5}`:                            "cacheHitTreshold … did you mean cacheHitThreshold",
 		`{"sharedStoragePath":"a","shared_storage_path":"b"}`: "shared_storage_path",
-	} {
-		_, err := connector.Open(config.Spec{Type: "sharedstorage", Config: json.RawMessage(settings)})
-		require.ErrorContains(t, err, want)
-		require.NotEmpty(t, config.FieldErrors(err)[0].Path)
-	}
+	})
 }
