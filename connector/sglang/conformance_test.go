@@ -11,10 +11,9 @@ import (
 )
 
 var harness = connectortest.Harness{
-	Name:      "sglang",
-	Config:    json.RawMessage(`{"bootstrapPort":9000,"prefillCap":true,"transferBackend":"nixl"}`),
-	BadConfig: []json.RawMessage{json.RawMessage(`{"bootstrapPort":65536}`), json.RawMessage(`{"prefillCap":"no"}`)},
-	Prefill:   discovery.Endpoint{Attributes: map[string]string{"bootstrapPort": "9001", "dpSize": "4"}},
+	Name:    "sglang",
+	Config:  json.RawMessage(`{"bootstrapPort":9000,"prefillCap":true,"transferBackend":"nixl"}`),
+	Prefill: discovery.Endpoint{Attributes: map[string]string{"bootstrapPort": "9001", "dpSize": "4"}},
 	Except: connectortest.Exceptions{
 		KeepsLimit:    true, // /v1/responses: SGLang takes two tokens off it, so P gets three
 		KeepsLogprobs: true, // P samples the first token, and gives D its log probability only if it was asked for

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/play"
 )
 
 const wantsLogprobs = `{"text":"x","return_logprob":true,"logprob_start_len":0}`
@@ -19,11 +19,11 @@ func rewriter(t testing.TB, body, prefill string) func([]byte) ([]byte, error) {
 	t.Helper()
 	r, ok := connector.As[connector.Rewriter](open(t, ``))
 	require.True(t, ok)
-	return r.Rewrite(session(t, connector.APISGLang, body, nil), func() *connector.PrefillResult {
+	return r.Rewrite(session(t, connector.APISGLang, body), func() *connector.PrefillResult {
 		if prefill == "" {
 			return nil
 		}
-		return result(prefill)
+		return play.Response(prefill)
 	})
 }
 
@@ -43,8 +43,7 @@ func TestAnswersAreParsedOnlyForLogprobsOfThePrompt(t *testing.T) {
 		assert.Equal(t, parsed, rewriter(t, body, "{}") != nil, body)
 	}
 	r, _ := connector.As[connector.Rewriter](open(t, ``))
-	chat := session(t, connector.APIChat, `{"messages":[],"logprobs":true,"return_logprob":true,"logprob_start_len":0}`,
-		nil)
+	chat := session(t, connector.APIChat, `{"messages":[],"logprobs":true,"return_logprob":true,"logprob_start_len":0}`)
 	assert.Nil(t, r.Rewrite(chat, nil), "chat gives no log probabilities of the prompt")
 }
 
@@ -126,7 +125,7 @@ func TestPrefillThatGaveUpIsNoTransfer(t *testing.T) {
 		{connector.APIResponses, `{"object":"response","status":"failed","error":{"code":"server_error"}}`, false},
 		{connector.APIMessages, `{"type":"message","stop_reason":"max_tokens"}`, true},
 	} {
-		err := check.CheckPrefill(session(t, k.api, `{"text":"x"}`, nil), result(k.body))
+		err := check.CheckPrefill(session(t, k.api, `{"text":"x"}`), play.Response(k.body))
 		if k.good {
 			assert.NoError(t, err, k.body)
 		} else {
@@ -140,16 +139,13 @@ func FuzzMerge(f *testing.F) {
 	f.Add(`[{"meta_info":{"input_top_logprobs":[1]}}]`, `[{"meta_info":{"input_top_logprobs":null}}]`)
 	f.Add(`{"meta_info":{"input_token_logprobs":[ ]}}`, `{"index":-1}`)
 	f.Add(`{"meta_info":{"input_token_logprobs":[1]}}`, `{"meta_info":{"input_token_logprobs":{"a":1}}}`)
-	c, err := connector.Open(config.Spec{Type: "sglang"})
-	if err != nil {
-		f.Fatal(err)
-	}
+	c := open(f, ``)
 	r, _ := connector.As[connector.Rewriter](c)
 	check, _ := connector.As[connector.PrefillChecker](c)
 	f.Fuzz(func(t *testing.T, p, d string) {
-		s := session(t, connector.APISGLang, wantsLogprobs, nil)
-		_ = check.CheckPrefill(s, result(p))
-		got, err := r.Rewrite(s, func() *connector.PrefillResult { return result(p) })([]byte(d))
+		s := session(t, connector.APISGLang, wantsLogprobs)
+		_ = check.CheckPrefill(s, play.Response(p))
+		got, err := r.Rewrite(s, func() *connector.PrefillResult { return play.Response(p) })([]byte(d))
 		require.NoError(t, err)
 		if json.Valid([]byte(d)) {
 			require.True(t, json.Valid(got), "%s and %s gave %s", p, d, got)

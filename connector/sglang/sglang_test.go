@@ -3,28 +3,22 @@
 package sglang_test
 
 import (
-	"context"
-	"encoding/json"
 	"math"
-	"net/http"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"github.com/tidwall/gjson"
 	"go.uber.org/goleak"
 
-	_ "github.com/pdkit/pdkit/connector/sglang"
-
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/check"
-	"github.com/pdkit/pdkit/connector/internal/uncarried"
+	"github.com/pdkit/pdkit/connector/internal/play"
+	"github.com/pdkit/pdkit/connector/sglang"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/internal/contract"
 )
@@ -32,51 +26,20 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func open(t testing.TB, settings string) connector.KVConnector {
-	t.Helper()
-	c, err := connector.Open(config.Spec{Type: "sglang", Config: json.RawMessage(settings)})
-	require.NoError(t, err)
-	return c
-}
-
-func engine(t testing.TB, url string, role discovery.Role, attributes map[string]string) discovery.Endpoint {
-	t.Helper()
-	e, err := discovery.New(url, role)
-	require.NoError(t, err)
-	e.Attributes = attributes
-	return e
+	return play.Open(t, sglang.Name, settings)
 }
 
 // session is a session with a known random number: its room is 5.
-func session(t testing.TB, api connector.API, body string, attributes map[string]string) *connector.Session {
+func session(t testing.TB, api connector.API, body string, attributes ...map[string]string) *connector.Session {
 	t.Helper()
-	r, err := connector.ParseRequest(api, []byte(body))
+	s := play.Known(t, [16]byte{10}, api, body, attributes...)
+	r, err := contract.Without(s.Request, open(t, ``).Traits().Members) // as the flow does it
 	require.NoError(t, err)
-	r, err = contract.Without(r, open(t, ``).Traits().Members) // as the flow does it
-	require.NoError(t, err)
-	return contract.NewSessionWith([16]byte{10}, r, "id",
-		engine(t, "http://p.example:30000", discovery.RolePrefill, attributes),
-		engine(t, "http://d.example:30001", discovery.RoleDecode, nil))
+	s.Request = r
+	return s
 }
 
-func prefillLeg(t testing.TB, c connector.KVConnector, s *connector.Session) string {
-	t.Helper()
-	l := contract.NewPrefillLeg(s.Request, c.Traits())
-	require.NoError(t, c.Prefill(context.Background(), s, l))
-	body, err := contract.Body(l)
-	require.NoError(t, err)
-	return string(body)
-}
-
-func decodeLeg(t testing.TB, c connector.KVConnector, s *connector.Session) string {
-	t.Helper()
-	l := contract.NewLeg(s.Request)
-	require.NoError(t, c.Decode(context.Background(), s, nil, l))
-	body, err := contract.Body(l)
-	require.NoError(t, err)
-	return string(body)
-}
-
-const rendezvous = `"bootstrap_host":"p.example","bootstrap_port":8998,"bootstrap_room":5`
+const rendezvous = `"bootstrap_host":"10.0.0.5","bootstrap_port":8998,"bootstrap_room":5`
 
 func TestBothLegsCarryTheSameRendezvous(t *testing.T) {
 	c := open(t, ``)
@@ -104,16 +67,16 @@ func TestBothLegsCarryTheSameRendezvous(t *testing.T) {
 			`{"messages":[],"max_tokens":9,"stream":true,` + rendezvous + `}`},
 		"what the client sent for one goes": {connector.APICompletions,
 			`{"prompt":"x","bootstrap_host":"evil","bootstrap_room":1}`,
-			`{"prompt":"x","bootstrap_host":"p.example","bootstrap_room":5,"bootstrap_port":8998,"max_tokens":1,` +
+			`{"prompt":"x","bootstrap_host":"10.0.0.5","bootstrap_room":5,"bootstrap_port":8998,"max_tokens":1,` +
 				`"stream":false}`,
-			`{"prompt":"x","bootstrap_host":"p.example","bootstrap_room":5,"bootstrap_port":8998}`},
+			`{"prompt":"x","bootstrap_host":"10.0.0.5","bootstrap_room":5,"bootstrap_port":8998}`},
 		"token ids are one prompt": {connector.APISGLang, `{"input_ids":[1,2,3]}`,
 			`{"input_ids":[1,2,3],` + rendezvous + `,"sampling_params":{"max_new_tokens":1},"stream":false}`,
 			`{"input_ids":[1,2,3],` + rendezvous + `}`},
 	} {
-		s := session(t, k.api, k.body, nil)
-		assert.Equal(t, k.prefill, prefillLeg(t, c, s), rule)
-		assert.Equal(t, k.decode, decodeLeg(t, c, s), rule)
+		s := session(t, k.api, k.body)
+		assert.Equal(t, k.prefill, play.Prefill(t, c, s).Body, rule)
+		assert.Equal(t, k.decode, play.Decode(t, c, s, nil).Body, rule)
 	}
 }
 
@@ -126,23 +89,23 @@ func TestPrefillKeepsWhatShapesTheFirstToken(t *testing.T) {
 		`{"messages":[],"stop":["a"],"stop_token_ids":[7]}`: `"stop":["a"],"stop_token_ids":[7]`,
 		`{"messages":[],"min_tokens":8}`:                    `"min_tokens":1`,
 	} {
-		assert.Contains(t, prefillLeg(t, c, session(t, connector.APIChat, body, nil)), kept)
+		assert.Contains(t, play.Prefill(t, c, session(t, connector.APIChat, body)).Body, kept)
 	}
 	s := session(t, connector.APISGLang, `{"text":"x","return_logprob":true,"logprob_start_len":0,`+
-		`"sampling_params":{"min_new_tokens":3}}`, nil)
-	leg := prefillLeg(t, c, s)
+		`"sampling_params":{"min_new_tokens":3}}`)
+	leg := play.Prefill(t, c, s).Body
 	assert.Contains(t, leg, `"return_logprob":true,"logprob_start_len":0`)
 	assert.Contains(t, leg, `"sampling_params":{"max_new_tokens":1,"min_new_tokens":1}`)
 	for _, zero := range []string{`0`, `0.0`, `-1`, `null`} {
-		assert.NotContains(t, prefillLeg(t, c, session(t, connector.APIChat, `{"messages":[],"min_tokens":`+zero+
-			`}`, nil)), `"min_tokens":1`, zero)
+		assert.NotContains(t, play.Prefill(t, c, session(t, connector.APIChat, `{"messages":[],"min_tokens":`+zero+
+			`}`)).Body, `"min_tokens":1`, zero)
 	}
 }
 
 func TestWithoutTheCapOnlyTheStreamChanges(t *testing.T) {
-	s := session(t, connector.APIChat, `{"messages":[],"stream":true,"max_tokens":9,"min_tokens":2}`, nil)
+	s := session(t, connector.APIChat, `{"messages":[],"stream":true,"max_tokens":9,"min_tokens":2}`)
 	assert.Equal(t, `{"messages":[],"stream":false,"max_tokens":9,"min_tokens":2,`+rendezvous+`}`,
-		prefillLeg(t, open(t, `{"prefillCap":false}`), s))
+		play.Prefill(t, open(t, `{"prefillCap":false}`), s).Body)
 }
 
 func TestBootstrapAddressOfTheEngine(t *testing.T) {
@@ -162,15 +125,16 @@ func TestBootstrapAddressOfTheEngine(t *testing.T) {
 		"IPv6 as an attribute": {``, "http://p.example:1", map[string]string{"bootstrapHost": "fd00::2"}, "[fd00::2]",
 			8998},
 	} {
-		s := session(t, connector.APICompletions, `{"prompt":"x"}`, nil)
-		s.Prefill = engine(t, k.url, discovery.RolePrefill, k.attributes)
-		leg := gjson.Parse(decodeLeg(t, open(t, k.settings), s))
+		s := session(t, connector.APICompletions, `{"prompt":"x"}`)
+		s.Prefill = play.Engine(t, k.url, discovery.RolePrefill, k.attributes)
+		leg := gjson.Parse(play.Decode(t, open(t, k.settings), s, nil).Body)
 		assert.Equal(t, k.host, leg.Get("bootstrap_host").Str, rule)
 		assert.Equal(t, k.port, leg.Get("bootstrap_port").Int(), rule)
 	}
 	s := session(t, connector.APICompletions, `{"prompt":"x"}`, map[string]string{"bootstrapPort": "0"})
 	var bad *attr.Error
-	require.ErrorAs(t, open(t, ``).Decode(context.Background(), s, nil, contract.NewLeg(s.Request)), &bad)
+	_, err := play.TryDecode(open(t, ``), s, nil)
+	require.ErrorAs(t, err, &bad)
 	assert.Equal(t, "bootstrapPort", bad.Attribute)
 }
 
@@ -197,9 +161,9 @@ func TestEachPromptHasARoomOfItsOwn(t *testing.T) {
 		{connector.APISGLang, `{"input_embeds":[[0.1],[0.2]]}`, 0},
 		{connector.APISGLang, `{"input_embeds":[[[0.1]],[[0.2]],[[0.3]]]}`, 3},
 	} {
-		s := session(t, k.api, k.body, nil)
-		require.Empty(t, unsupported(c, s.Request), k.body)
-		prefill, decode := gjson.Parse(prefillLeg(t, c, s)), gjson.Parse(decodeLeg(t, c, s))
+		s := session(t, k.api, k.body)
+		require.Empty(t, play.Uncarried(c, s.Request), k.body)
+		prefill, decode := gjson.Parse(play.Prefill(t, c, s).Body), gjson.Parse(play.Decode(t, c, s, nil).Body)
 		for _, member := range []string{"bootstrap_host", "bootstrap_port", "bootstrap_room"} {
 			assert.Equal(t, prefill.Get(member).Raw, decode.Get(member).Raw, "%s of %s", member, k.body)
 			assert.Equal(t, k.n > 0, decode.Get(member).IsArray(), "%s of %s", member, k.body)
@@ -215,24 +179,17 @@ func TestEachPromptHasARoomOfItsOwn(t *testing.T) {
 	}
 }
 
-func unsupported(c connector.KVConnector, r *connector.ClientRequest) string {
-	return uncarried.Member(c, r)
-}
-
 // A room has 63 bits and fits P's rank, and both legs name the rank.
 func TestRoomChoosesTheRank(t *testing.T) {
 	c := open(t, ``)
-	r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":["a","b","c","d","e"]}`))
-	require.NoError(t, err)
 	for _, size := range []int{1, 2, 3, 8, 1000, 65535} {
 		for _, random := range [][16]byte{
 			{}, {0: 255, 1: 255, 2: 255, 3: 255, 4: 255, 5: 255, 6: 255, 7: 255, 8: 255, 9: 255, 10: 255, 11: 255},
 			{1: 7, 5: 200, 7: 128, 8: 13, 11: 1},
 		} {
-			s := contract.NewSessionWith(random, r, "id",
-				engine(t, "http://p:1", discovery.RolePrefill, map[string]string{"dpSize": strconv.Itoa(size)}),
-				engine(t, "http://d:1", discovery.RoleDecode, nil))
-			leg := gjson.Parse(decodeLeg(t, c, s))
+			s := play.Known(t, random, connector.APICompletions, `{"prompt":["a","b","c","d","e"]}`,
+				map[string]string{"dpSize": strconv.Itoa(size)})
+			leg := gjson.Parse(play.Decode(t, c, s, nil).Body)
 			rooms := map[uint64]bool{}
 			for _, room := range leg.Get("bootstrap_room").Array() {
 				n, err := strconv.ParseUint(room.Raw, 10, 64)
@@ -244,7 +201,7 @@ func TestRoomChoosesTheRank(t *testing.T) {
 			assert.Len(t, rooms, 5, "size %d", size)
 			assert.Equal(t, size > 1, leg.Get("disagg_prefill_dp_rank").Exists())
 			assert.EqualValues(t, s.PrefillRank, leg.Get("disagg_prefill_dp_rank").Int())
-			prefill := gjson.Parse(prefillLeg(t, c, s))
+			prefill := gjson.Parse(play.Prefill(t, c, s).Body)
 			assert.False(t, prefill.Get("disagg_prefill_dp_rank").Exists())
 			assert.Equal(t, leg.Get("disagg_prefill_dp_rank").Raw, prefill.Get("routed_dp_rank").Raw)
 			assert.False(t, leg.Get("routed_dp_rank").Exists(), "D's own rank is D's to choose")
@@ -252,29 +209,15 @@ func TestRoomChoosesTheRank(t *testing.T) {
 	}
 }
 
-func TestRoomsAreNewForEveryAttempt(t *testing.T) {
-	c := open(t, ``)
-	r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"a"}`))
-	require.NoError(t, err)
-	seen := map[string]bool{}
-	for range 1000 {
-		s := contract.NewSession(r, "same", engine(t, "http://p:1", discovery.RolePrefill, nil),
-			engine(t, "http://d:1", discovery.RoleDecode, nil))
-		room := gjson.Get(decodeLeg(t, c, s), "bootstrap_room").Raw
-		assert.False(t, seen[room])
-		seen[room] = true
-	}
-}
-
 // A client's rid could end others' requests, and its ranks would send the legs to different ranks.
 func TestMembersThatWouldPartTheLegsGo(t *testing.T) {
 	c := open(t, ``)
 	s := session(t, connector.APISGLang, `{"text":"x","rid":"","routed_dp_rank":3,"data_parallel_rank":3,`+
-		`"disagg_prefill_dp_rank":1,"bootstrap_pair_key":"k","decode_tp_size":2,"priority":1,"extra_key":"t"}`, nil)
-	assert.Equal(t, `{"text":"x","priority":1,"extra_key":"t",`+rendezvous+`}`, decodeLeg(t, c, s))
+		`"disagg_prefill_dp_rank":1,"bootstrap_pair_key":"k","decode_tp_size":2,"priority":1,"extra_key":"t"}`)
+	assert.Equal(t, `{"text":"x","priority":1,"extra_key":"t",`+rendezvous+`}`, play.Decode(t, c, s, nil).Body)
 	for _, gone := range []string{"rid", "routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank",
 		"bootstrap_pair_key", "decode_tp_size"} {
-		assert.False(t, gjson.Get(prefillLeg(t, c, s), gone).Exists(), gone)
+		assert.False(t, gjson.Get(play.Prefill(t, c, s).Body, gone).Exists(), gone)
 	}
 }
 
@@ -285,10 +228,8 @@ func TestUnsupported(t *testing.T) {
 		body, member string
 	}{
 		{connector.APIChat, `{"messages":[],"n":1,"logprobs":true}`, ""},
-		{connector.APIChat, `{"messages":[],"n":2}`, "n"},
 		{connector.APICompletions, `{"prompt":"a","n":2.0}`, "n"},
 		{connector.APICompletions, `{"prompt":["a","b"],"n":2}`, "n"},
-		{connector.APICompletions, `{"prompt":"a","best_of":2}`, "best_of"},
 		{connector.APISGLang, `{"text":"a","sampling_params":{"n":2}}`, "n"},
 		{connector.APISGLang, `{"text":["a","b"],"sampling_params":{"n":2}}`, "n"},
 		{connector.APICompletions, `{"prompt":"a","echo":true}`, ""},
@@ -301,32 +242,19 @@ func TestUnsupported(t *testing.T) {
 		{connector.APIChat, `{"messages":[],"n":1e15}`, "n"},
 		{connector.APICompletions, `{"prompt":[` + strings.Repeat(`"a",`, 4096) + `"a"]}`, "prompt"},
 		{connector.APIResponses, `{"input":"a","store":true,"truncation":"auto"}`, ""},
-		{connector.APIResponses, `{"input":"a","background":true}`, "background"},
 		{connector.APIResponses, `{"input":"a","previous_response_id":"resp_1"}`, "previous_response_id"},
-		{connector.APIMessages, `{"messages":[]}`, ""},
-		{connector.APIGenerate, `{"token_ids":[1]}`, "bootstrap_room"},
 	} {
-		assert.Equal(t, k.member, unsupported(c, session(t, k.api, k.body, nil).Request), k.body[:min(len(k.body), 80)])
+		assert.Equal(t, k.member, play.Uncarried(c, session(t, k.api, k.body).Request), k.body[:min(len(k.body), 80)])
 	}
 }
 
 func TestSettings(t *testing.T) {
-	for settings, path := range map[string]string{
+	play.Refuses(t, "SGLang", map[string]string{
 		`{"bootstrapPort":-1}`: "bootstrapPort", `{"bootstrapPort":70000}`: "bootstrapPort",
-		`{"bootstrapPort":"1"}`:      "bootstrapPort",
+		`{"bootstrapPort":65536}`: "bootstrapPort", `{"bootstrapPort":"1"}`: "bootstrapPort",
 		`{"transferBackend":"fake"}`: "transferBackend", `{"transferBackend":1}`: "transferBackend",
-		`{"prefillCap":1}`: "prefillCap", `{"bootstrapport":1}`: "bootstrapport",
-	} {
-		_, err := connector.Open(config.Spec{Type: "SGLang", Config: json.RawMessage(settings)})
-		faults := config.FieldErrors(err)
-		require.Len(t, faults, 1, settings)
-		assert.Equal(t, path, faults[0].Path)
-	}
-	c := open(t, ``)
-	assert.Equal(t, "sglang", c.Traits().Name)
-	assert.Equal(t, connector.Together, c.Traits().Order)
-	assert.True(t, c.Traits().Serving.PairOnly)
-	assert.False(t, c.Traits().Ending.Orphans, "a leg that is closed is aborted by its engine, which tells the other")
+		`{"prefillCap":1}`: "prefillCap", `{"prefillCap":"no"}`: "prefillCap", `{"bootstrapport":1}`: "bootstrapport",
+	})
 }
 
 func TestEndpointsAreChecked(t *testing.T) {
@@ -343,7 +271,7 @@ func TestEndpointsAreChecked(t *testing.T) {
 		{discovery.RolePrefill, map[string]string{"bootstrapHost": "http://p"}, "attributes.bootstrapHost"},
 		{discovery.RoleDecode, map[string]string{"bootstrapPort": "x"}, ""},
 	} {
-		err := check.Of(open(t, ``)).CheckEndpoint(engine(t, "http://p:1", k.role, k.attributes))
+		err := check.Of(open(t, ``)).CheckEndpoint(play.Engine(t, "http://p:1", k.role, k.attributes))
 		if k.path == "" {
 			require.NoError(t, err)
 			continue
@@ -362,37 +290,11 @@ func TestAnEngineWhoseEntryIsMalformedGetsNoLeg(t *testing.T) {
 		"bootstrapPort": "0"} {
 		s := session(t, connector.APICompletions, `{"prompt":"x"}`, map[string]string{attribute: value})
 		var bad *attr.Error
-		for _, err := range []error{
-			c.Prefill(t.Context(), s, contract.NewPrefillLeg(s.Request, c.Traits())),
-			c.Decode(t.Context(), s, nil, contract.NewLeg(s.Request)),
-		} {
+		_, onPrefill := play.TryPrefill(c, s)
+		_, onDecode := play.TryDecode(c, s, nil)
+		for _, err := range []error{onPrefill, onDecode} {
 			require.ErrorAs(t, err, &bad, attribute)
 			assert.Equal(t, attribute, bad.Attribute)
 		}
 	}
-}
-
-func TestSessionsAtOnceShareNothing(t *testing.T) {
-	c := open(t, ``)
-	var wg sync.WaitGroup
-	for i := range 32 {
-		wg.Go(func() {
-			r, err := connector.ParseRequest(connector.APICompletions,
-				[]byte(`{"prompt":["`+strings.Repeat(`x","`, i)+`"]}`))
-			assert.NoError(t, err)
-			s := contract.NewSession(r, "id", engine(t, "http://p:1", discovery.RolePrefill, nil),
-				engine(t, "http://d:1", discovery.RoleDecode, nil))
-			want := decodeLeg(t, c, s)
-			for range 20 {
-				assert.Equal(t, want, decodeLeg(t, c, s))
-				assert.Equal(t, gjson.Get(want, "bootstrap_room").Raw,
-					gjson.Get(prefillLeg(t, c, s), "bootstrap_room").Raw)
-			}
-		})
-	}
-	wg.Wait()
-}
-
-func result(body string) *connector.PrefillResult {
-	return &connector.PrefillResult{Status: http.StatusOK, Body: []byte(body), At: time.Now()}
 }

@@ -16,9 +16,8 @@ import (
 )
 
 var contextFirst = connectortest.Harness{
-	Name:      "trtllm",
-	Config:    json.RawMessage(`{"dispatch":"context-first","machineID":7,"authKey":"k"}`),
-	BadConfig: []json.RawMessage{json.RawMessage(`{"dispatch":"generation"}`), json.RawMessage(`{"machineID":1024}`)},
+	Name:   "trtllm",
+	Config: json.RawMessage(`{"dispatch":"context-first","machineID":7,"authKey":"k"}`),
 	// TestAnswersWithoutAHandoffAreRefused tests what the handoff needs, since that depends on its other members.
 	Response: func(_ *connector.Session, prefill []byte) connectortest.Response {
 		id := gjson.GetBytes(prefill, "disaggregated_params.disagg_request_id").Raw

@@ -10,13 +10,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/play"
 )
 
 func final(t *testing.T, config string, s *connector.Session, response string) (connector.Response, bool) {
 	t.Helper()
 	f, ok := connector.As[connector.Finisher](open(t, config))
 	require.True(t, ok)
-	return f.Final(s, result(response))
+	return f.Final(s, play.Response(response))
 }
 
 func texts(events [][]byte) []string {
@@ -100,13 +101,13 @@ func TestPrefillThatGaveUpIsNoTransfer(t *testing.T) {
 	check, ok := connector.As[connector.PrefillChecker](open(t, `{"dispatch":"generation-first"}`))
 	require.True(t, ok)
 	s := session(t, connector.APICompletions, `{"prompt":"x"}`)
-	require.NoError(t, check.CheckPrefill(s, result(finished)))
-	require.NoError(t, check.CheckPrefill(s, result(response)))
+	require.NoError(t, check.CheckPrefill(s, play.Response(finished)))
+	require.NoError(t, check.CheckPrefill(s, play.Response(response)))
 	for _, reason := range []string{"cancelled", "timeout"} {
-		require.ErrorIs(t, check.CheckPrefill(s, result(strings.Replace(response, `"length"`, `"`+reason+`"`, 1))),
-			connector.ErrNoTransfer)
+		ended := strings.Replace(response, `"length"`, `"`+reason+`"`, 1)
+		require.ErrorIs(t, check.CheckPrefill(s, play.Response(ended)), connector.ErrNoTransfer)
 	}
-	require.ErrorIs(t, check.CheckPrefill(s, result(`{"choices":[]}`)), connector.ErrNoTransfer)
+	require.ErrorIs(t, check.CheckPrefill(s, play.Response(`{"choices":[]}`)), connector.ErrNoTransfer)
 }
 
 func FuzzResponses(f *testing.F) {
@@ -124,17 +125,17 @@ func FuzzResponses(f *testing.F) {
 		if chat {
 			s = session(t, connector.APIChat, `{"messages":[],"stream":true}`)
 		}
-		if a, ok := finisher.Final(s, result(response)); ok {
+		if a, ok := finisher.Final(s, play.Response(response)); ok {
 			requireJSON(t, a.Body)
 			for _, e := range a.Events[:len(a.Events)-1] {
 				requireJSON(t, e)
 			}
 		}
-		body, _, err := decodeLeg(c, s, response)
+		leg, err := after(c, s, response)
 		if err != nil {
 			require.ErrorIs(t, err, connector.ErrNoTransfer)
 			return
 		}
-		requireJSON(t, []byte(body))
+		requireJSON(t, []byte(leg.Body))
 	})
 }

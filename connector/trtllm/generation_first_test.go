@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/play"
 )
 
 func requireJSON(t *testing.T, b []byte) {
@@ -45,7 +46,7 @@ func (v *server) call(r *http.Request) (*http.Response, error) {
 	if v.err != nil {
 		return nil, v.err
 	}
-	if r.Method != http.MethodGet || r.URL.String() != "http://p.example:8001/server_info" {
+	if r.Method != http.MethodGet || r.URL.String() != "http://10.0.0.5:8100/server_info" {
 		return nil, errors.New("asked " + r.URL.String())
 	}
 	return &http.Response{StatusCode: v.status, Body: io.NopCloser(strings.NewReader(v.body))}, nil
@@ -69,15 +70,14 @@ func TestGenerationFirstSendsTheServersParametersToDecode(t *testing.T) {
 	s, err := prepare(t.Context(), t, c, &server{status: 200, body: info})
 	require.NoError(t, err)
 	assert.Equal(t, `{"prompt":"x","stream":false,"disaggregated_params":{"request_type":"context_only",`+
-		`"disagg_request_id":`+id+`,"schedule_style":1}}`, prefillLeg(t, c, s))
-	d, _, err := decodeLeg(c, s, "")
-	require.NoError(t, err)
+		`"disagg_request_id":`+id+`,"schedule_style":1}}`, play.Prefill(t, c, s).Body)
 	assert.Equal(t, `{"prompt":"x","stream":true,"disaggregated_params":{"ctx_info_endpoint":"tcp://10.0.0.1:5000",`+
 		`"encoded_opaque_state":"b64","big":18446744073709551615,`+
-		`"request_type":"generation_only","ctx_request_id":`+id+`,"disagg_request_id":`+id+`,"schedule_style":1}}`, d)
+		`"request_type":"generation_only","ctx_request_id":`+id+`,"disagg_request_id":`+id+`,"schedule_style":1}}`,
+		play.Decode(t, c, s, nil).Body)
 
 	s.Prepared = nil
-	_, _, err = decodeLeg(c, s, "")
+	_, err = play.TryDecode(c, s, nil)
 	require.ErrorIs(t, err, connector.ErrNoTransfer)
 }
 
@@ -160,34 +160,4 @@ func TestFaultsOfAServerAreNotKept(t *testing.T) {
 	require.ErrorIs(t, err, broken)
 	_, err = prepare(t.Context(), t, c, &server{status: 200, body: `{"disaggregated_params":{"ctx_info_endpoint":[]}}`})
 	require.NoError(t, err)
-}
-
-// Several requests wait for one query. If the request that runs the query leaves, the others get their result all the
-// same.
-func TestAnAskerThatLeavesTakesNobodyAlong(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := open(t, `{"dispatch":"generation-first"}`)
-		v := &server{status: 200, body: info, wait: time.Second}
-		ctx, leave := context.WithCancel(t.Context())
-		var all sync.WaitGroup
-		all.Go(func() {
-			_, err := prepare(ctx, t, c, v)
-			assert.ErrorIs(t, err, context.Canceled)
-		})
-		synctest.Wait()
-		all.Go(func() {
-			_, err := prepare(t.Context(), t, c, v)
-			assert.NoError(t, err)
-		})
-		gone, leaveToo := context.WithCancel(t.Context())
-		all.Go(func() {
-			_, err := prepare(gone, t, c, v)
-			assert.ErrorIs(t, err, context.Canceled)
-		})
-		synctest.Wait()
-		leaveToo()
-		leave()
-		all.Wait()
-		assert.EqualValues(t, 2, v.asked.Load())
-	})
 }

@@ -4,13 +4,13 @@ package trtllm_test
 
 import (
 	"encoding/json"
+	"net/http"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/internal/request"
 )
 
 // The signatures were made with Python 3's own modules:
@@ -38,18 +38,17 @@ func TestSignaturesArePythons(t *testing.T) {
 		require.NoError(t, err)
 		response := `{"choices":[{"finish_reason":"length","disaggregated_params":{"ctx_request_id":1,` +
 			`"first_gen_tokens":[1],"disagg_request_id":` + id + `,` + k.members + `}}]}`
-		_, header, err := decodeLeg(open(t, `{"authKey":`+string(key)+`}`),
+		leg, err := after(open(t, `{"authKey":`+string(key)+`}`),
 			session(t, connector.APICompletions, `{"prompt":"x"}`), response)
 		require.NoError(t, err)
-		assert.Equal(t, []request.Header{{Name: "X-Trtllm-Disagg-Auth", Value: "sha256=" + k.signature}}, header,
-			k.members)
+		assert.Equal(t, http.Header{"X-Trtllm-Disagg-Auth": {"sha256=" + k.signature}}, leg.Header, k.members)
 	}
 }
 
 func TestOnlyProtectedMembersAreSigned(t *testing.T) {
-	_, header, err := decodeLeg(open(t, `{"authKey":"k"}`), session(t, connector.APICompletions, `{"prompt":"x"}`),
+	leg, err := after(open(t, `{"authKey":"k"}`), session(t, connector.APICompletions, `{"prompt":"x"}`),
 		`{"choices":[{"finish_reason":"length","disaggregated_params":{"ctx_request_id":1,"first_gen_tokens":[1],`+
 			`"disagg_request_id":`+id+`,"encoded_opaque_state":null}}]}`)
 	require.NoError(t, err)
-	assert.Empty(t, header)
+	assert.Empty(t, leg.Header)
 }

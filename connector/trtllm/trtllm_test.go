@@ -3,79 +3,37 @@
 package trtllm_test
 
 import (
-	"context"
-	"encoding/json"
 	"io"
 	"net/http"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"github.com/tidwall/gjson"
 	"go.uber.org/goleak"
 
-	_ "github.com/pdkit/pdkit/connector/trtllm"
-
-	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/internal/uncarried"
-	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/contract"
-	"github.com/pdkit/pdkit/internal/request"
+	"github.com/pdkit/pdkit/connector/internal/play"
+	"github.com/pdkit/pdkit/connector/trtllm"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func open(t testing.TB, settings string) connector.KVConnector {
-	t.Helper()
-	c, err := connector.Open(config.Spec{Type: "trtllm", Config: json.RawMessage(settings)})
-	require.NoError(t, err)
-	return c
-}
-
-func engine(t testing.TB, url string, role discovery.Role) discovery.Endpoint {
-	t.Helper()
-	e, err := discovery.New(url, role)
-	require.NoError(t, err)
-	return e
+	return play.Open(t, trtllm.Name, settings)
 }
 
 // session is a session with a known random number: its id is 2^62 if there is no machine number.
 func session(t testing.TB, api connector.API, body string) *connector.Session {
 	t.Helper()
-	r, err := connector.ParseRequest(api, []byte(body))
-	require.NoError(t, err)
-	return contract.NewSessionWith([16]byte{}, r, "id", engine(t, "http://p.example:8001", discovery.RolePrefill),
-		engine(t, "http://d.example:8002", discovery.RoleDecode))
+	return play.Known(t, [16]byte{}, api, body)
 }
 
-func result(body string) *connector.PrefillResult {
-	return &connector.PrefillResult{Status: http.StatusOK, Body: []byte(body), At: time.Now()}
-}
-
-func prefillLeg(t testing.TB, c connector.KVConnector, s *connector.Session) string {
-	t.Helper()
-	l := contract.NewPrefillLeg(s.Request, c.Traits())
-	require.NoError(t, c.Prefill(context.Background(), s, l))
-	body, err := contract.Body(l)
-	require.NoError(t, err)
-	return string(body)
-}
-
-func decodeLeg(c connector.KVConnector, s *connector.Session, response string) (string, []request.Header, error) {
-	l := contract.NewLeg(s.Request)
-	var p *connector.PrefillResult
-	if response != "" {
-		p = result(response)
-	}
-	if err := c.Decode(context.Background(), s, p, l); err != nil {
-		return "", nil, err
-	}
-	body, err := contract.Body(l)
-	return string(body), contract.Leg(l).Headers, err
+// after describes decode after P's response.
+func after(c connector.KVConnector, s *connector.Session, response string) (play.Leg, error) {
+	return play.TryDecode(c, s, play.Response(response))
 }
 
 const id = "4611686018427387904"
@@ -85,7 +43,7 @@ func TestPrefillAsksForTheContextOnly(t *testing.T) {
 		`"max_tokens":64,"stream":true,"stream_options":{"include_usage":true},"logprobs":true}`)
 	assert.Equal(t, `{"messages":[],"disaggregated_params":{"request_type":"context_only","disagg_request_id":`+id+
 		`},"max_tokens":64,"stream":false,"logprobs":true}`,
-		prefillLeg(t, open(t, ``), s), "the limit of tokens stays: it says whether the first token is the last")
+		play.Prefill(t, open(t, ``), s).Body, "the limit of tokens stays: it says whether the first token is the last")
 }
 
 const response = `{"prompt_token_ids":[1,15043],"usage":{"prompt_tokens":2},"choices":[{"index":0,` +
@@ -99,32 +57,30 @@ const handedOn = `{"request_type":"generation_only","first_gen_tokens":[278],"ct
 
 func TestDecodeGetsTheParametersAndTheTokenIDs(t *testing.T) {
 	c := open(t, ``)
-	got, header, err := decodeLeg(
-		c, session(t, connector.APICompletions, `{"prompt":"Hello","max_tokens":64,"stream":true,`+
-			`"stream_options":{"include_usage":true}}`), response,
-	)
+	got, err := after(c, session(t, connector.APICompletions, `{"prompt":"Hello","max_tokens":64,"stream":true,`+
+		`"stream_options":{"include_usage":true}}`), response)
 	require.NoError(t, err)
 	assert.Equal(t, `{"prompt":[1,15043],"max_tokens":64,"stream":true,"stream_options":{"include_usage":true},`+
-		`"disaggregated_params":`+handedOn+`}`, got)
-	assert.Empty(t, header, "no key, no signature")
+		`"disaggregated_params":`+handedOn+`}`, got.Body)
+	assert.Empty(t, got.Header, "no key, no signature")
 
-	got, _, err = decodeLeg(c, session(t, connector.APIChat, `{"messages":[{"content":"Hello"}]}`), response)
+	got, err = after(c, session(t, connector.APIChat, `{"messages":[{"content":"Hello"}]}`), response)
 	require.NoError(t, err)
 	assert.Equal(t, `{"messages":[{"content":"Hello"}],"prompt_token_ids":[1,15043],"disaggregated_params":`+handedOn+
-		`}`, got, "chat keeps its messages")
+		`}`, got.Body, "chat keeps its messages")
 
 	top := strings.Replace(response, `"disaggregated_params":{`, `"x":{`, 1)
 	top = `{"disaggregated_params":` + gjson.Get(response, "choices.0.disaggregated_params").Raw + "," + top[1:]
-	got, _, err = decodeLeg(c, session(t, connector.APIChat, `{"messages":[{"content":"Hello"}]}`), top)
+	got, err = after(c, session(t, connector.APIChat, `{"messages":[{"content":"Hello"}]}`), top)
 	require.NoError(t, err)
-	assert.Contains(t, got, handedOn, "at the top of the response, too")
+	assert.Contains(t, got.Body, handedOn, "at the top of the response, too")
 
 	bare := `{"choices":[{"finish_reason":"not_finished","disaggregated_params":{"ctx_request_id":7,` +
 		`"disagg_request_id":` + id + `,"first_gen_tokens":[1]}}]}`
-	got, _, err = decodeLeg(c, session(t, connector.APICompletions, `{"prompt":"Hello"}`), bare)
+	got, err = after(c, session(t, connector.APICompletions, `{"prompt":"Hello"}`), bare)
 	require.NoError(t, err)
 	assert.Equal(t, `{"prompt":"Hello","disaggregated_params":{"ctx_request_id":7,"disagg_request_id":`+id+
-		`,"first_gen_tokens":[1],"request_type":"generation_only"}}`, got)
+		`,"first_gen_tokens":[1],"request_type":"generation_only"}}`, got.Body)
 }
 
 // 1.2.1 refuses parameters that it does not know. P's have the key ctx_usage if its release knows it, also as null.
@@ -132,21 +88,21 @@ func TestUsageGoesToReleasesThatKnowIt(t *testing.T) {
 	const params = `{"ctx_request_id":7,"disagg_request_id":` + id + `,"first_gen_tokens":[1]`
 	for told, want := range map[string]string{``: ``, `,"ctx_usage":null`: `{"prompt_tokens":2}`,
 		`,"ctx_usage":{"prompt_tokens":9}`: `{"prompt_tokens":2}`} {
-		got, _, err := decodeLeg(open(t, ``), session(t, connector.APICompletions, `{"prompt":"Hello"}`),
+		got, err := after(open(t, ``), session(t, connector.APICompletions, `{"prompt":"Hello"}`),
 			`{"usage":{"prompt_tokens":2},"choices":[{"finish_reason":"length","disaggregated_params":`+
 				params+told+`}}]}`)
 		require.NoError(t, err)
-		assert.Equal(t, want, gjson.Get(got, "disaggregated_params.ctx_usage").Raw, told)
+		assert.Equal(t, want, gjson.Get(got.Body, "disaggregated_params.ctx_usage").Raw, told)
 	}
 }
 
 // A release that does not tell disagg_request_id back matches the servers by ctx_request_id. D gets P's parameters.
 func TestAnIDThatIsNotToldBack(t *testing.T) {
-	got, _, err := decodeLeg(open(t, ``), session(t, connector.APICompletions, `{"prompt":"Hello"}`),
+	got, err := after(open(t, ``), session(t, connector.APICompletions, `{"prompt":"Hello"}`),
 		`{"choices":[{"finish_reason":"length","disaggregated_params":{"ctx_request_id":7,"first_gen_tokens":[1]}}]}`)
 	require.NoError(t, err)
 	assert.Equal(t, `{"ctx_request_id":7,"first_gen_tokens":[1],"request_type":"generation_only"}`,
-		gjson.Get(got, "disaggregated_params").Raw)
+		gjson.Get(got.Body, "disaggregated_params").Raw)
 }
 
 func TestAnswersWithoutAHandoffAreRefused(t *testing.T) {
@@ -206,33 +162,29 @@ func TestAnswersWithoutAHandoffAreRefused(t *testing.T) {
 		"endpoint a number": choice(`{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":` + id +
 			`,"ctx_info_endpoint":[5]}`),
 	} {
-		_, _, err := decodeLeg(c, session(t, connector.APICompletions, `{"prompt":"x"}`), bad)
+		_, err := after(c, session(t, connector.APICompletions, `{"prompt":"x"}`), bad)
 		require.ErrorIs(t, err, connector.ErrNoTransfer, rule)
 		assert.NotContains(t, err.Error(), "15043", rule)
 	}
-	_, _, err := decodeLeg(c, session(t, connector.APICompletions, `{"prompt":"x"}`), "")
+	_, err := play.TryDecode(c, session(t, connector.APICompletions, `{"prompt":"x"}`), nil)
 	require.ErrorIs(t, err, connector.ErrNoTransfer, "not before P has answered")
 }
 
 // An id is above 2^42, so it is never a server's own. It contains the machine's number, is different for each attempt,
 // and is the same on both legs.
 func TestIDs(t *testing.T) {
-	r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"x"}`))
-	require.NoError(t, err)
 	seen := map[string]bool{}
 	for _, machine := range []int{0, 1, 1023} {
 		c := open(t, `{"dispatch":"generation-first","machineID":`+strconv.Itoa(machine)+`}`)
 		for range 1000 {
-			s := contract.NewSession(r, "same", engine(t, "http://p:1", discovery.RolePrefill),
-				engine(t, "http://d:1", discovery.RoleDecode))
+			s := play.Session(t, connector.APICompletions, `{"prompt":"x"}`)
 			known, err := c.(connector.Preparer).Prepare(t.Context(), s, func(*http.Request) (*http.Response, error) {
 				return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(info))}, nil
 			})
 			require.NoError(t, err)
 			s.Prepared = known
-			p := gjson.Get(prefillLeg(t, c, s), "disaggregated_params.disagg_request_id").Raw
-			d, _, err := decodeLeg(c, s, "")
-			require.NoError(t, err)
+			p := gjson.Get(play.Prefill(t, c, s).Body, "disaggregated_params.disagg_request_id").Raw
+			d := play.Decode(t, c, s, nil).Body
 			require.Equal(t, p, gjson.Get(d, "disaggregated_params.disagg_request_id").Raw)
 			require.Equal(t, p, gjson.Get(d, "disaggregated_params.ctx_request_id").Raw)
 			require.False(t, seen[p])
@@ -245,44 +197,11 @@ func TestIDs(t *testing.T) {
 	}
 }
 
-func TestUnsupported(t *testing.T) {
-	for _, k := range []struct {
-		api          connector.API
-		body, member string
-	}{
-		{connector.APIChat, `{"messages":[],"n":1}`, ""},
-		{connector.APICompletions, `{"prompt":[1,2,3]}`, ""},
-		{connector.APICompletions, `{"prompt":["a"]}`, ""},
-		{connector.APIChat, `{"messages":[],"n":2}`, "n"},
-		{connector.APICompletions, `{"prompt":["a","b"]}`, "prompt"},
-		{connector.APICompletions, `{"prompt":"a","use_beam_search":true}`, "use_beam_search"},
-		{connector.APICompletions, `{"prompt":"a","best_of":4}`, "best_of"},
-		{connector.APIResponses, `{"input":"a"}`, "disaggregated_params"},
-		{connector.APIMessages, `{"messages":[]}`, "disaggregated_params"},
-		{connector.APIGenerate, `{"token_ids":[1]}`, "disaggregated_params"},
-		{connector.APISGLang, `{"text":"a"}`, "disaggregated_params"},
-	} {
-		assert.Equal(t, k.member, uncarried.Member(open(t, ``), session(t, k.api, k.body).Request), k.body)
-	}
-}
-
 func TestSettings(t *testing.T) {
-	for settings, path := range map[string]string{
+	play.Refuses(t, "TensorRT-LLM", map[string]string{
 		`{"dispatch":"both"}`: "dispatch", `{"machineID":1024}`: "machineID", `{"machineID":-1}`: "machineID",
 		`{"machineId":1}`: "machineId", `{"authKey":7}`: "authKey",
-	} {
-		_, err := connector.Open(config.Spec{Type: "TensorRT-LLM", Config: json.RawMessage(settings)})
-		faults := config.FieldErrors(err)
-		require.Len(t, faults, 1, settings)
-		assert.Equal(t, path, faults[0].Path)
-	}
-	assert.Equal(t, connector.PrefillThenDecode, open(t, `{"dispatch":"context-first"}`).Traits().Order)
-	c := open(t, `{"dispatch":"generation-first"}`)
-	assert.Equal(t, connector.Together, c.Traits().Order)
-	assert.Equal(t, "trtllm", c.Traits().Name)
-	assert.True(t, c.Traits().Ending.Orphans)
-	assert.False(t, open(t, ``).Traits().Ending.Orphans, "D is asked when P has the KV")
-	assert.False(t, c.Traits().Serving.PairOnly, "a generation server serves a request alone, too")
+	})
 }
 
 func TestTokenIDsAreReadStrictly(t *testing.T) {
@@ -292,10 +211,10 @@ func TestTokenIDsAreReadStrictly(t *testing.T) {
 		`{}`: false, `[null]`: false, `[1 2]`: false, `[1,,2]`: false, `[1,]`: false,
 	} {
 		body := strings.Replace(response, `[1,15043]`, list, 1)
-		got, _, err := decodeLeg(open(t, ``), session(t, connector.APICompletions, `{"prompt":"x"}`), body)
+		got, err := after(open(t, ``), session(t, connector.APICompletions, `{"prompt":"x"}`), body)
 		if good {
 			require.NoError(t, err, list)
-			assert.Equal(t, list, gjson.Get(got, "prompt").Raw)
+			assert.Equal(t, list, gjson.Get(got.Body, "prompt").Raw)
 		} else {
 			require.ErrorIs(t, err, connector.ErrNoTransfer, list)
 		}

@@ -70,6 +70,14 @@ func Session(t testing.TB, api connector.API, body string, attributes ...map[str
 		Engine(t, "http://10.0.0.6:8200", discovery.RoleDecode, attributes[1]))
 }
 
+// Known is a [Session] whose random bytes are known, by which protocols name transfers.
+func Known(t testing.TB, random [16]byte, api connector.API, body string,
+	attributes ...map[string]string) *connector.Session {
+	t.Helper()
+	s := Session(t, api, body, attributes...)
+	return contract.NewSessionWith(random, s.Request, s.RequestID, s.Prefill, s.Decode)
+}
+
 // Response is P's response to a prefill leg.
 func Response(body string) *connector.PrefillResult {
 	return &connector.PrefillResult{Status: http.StatusOK, Body: []byte(body), At: time.Now()}
