@@ -24,7 +24,7 @@ func harness() connectortest.Harness {
 			`"bootstrap_server_address":"10.0.0.9:8999","prefill_side_swa_replay":true}`),
 		BadConfig: []json.RawMessage{
 			json.RawMessage(`{"bootstrapPort":65536}`), json.RawMessage(`{"engineTTL":30}`),
-			json.RawMessage(`{"abortTimeout":"500ms"}`),
+			json.RawMessage(`{"abortTimeout":"500ms"}`), json.RawMessage(`{"dispatch":"both"}`),
 			json.RawMessage(`{"num_workers":-1}`), json.RawMessage(`{"bootstrap_server_address":"http://h:1"}`),
 			json.RawMessage(`{"bootstrap_server_address":"h:0"}`),
 		},

@@ -18,6 +18,38 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
+// tooLong is a request that both engines refuse: its prompt is longer than their context.
+var tooLong = fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":4}`, strings.Repeat("too long ", 20000))
+
+// refused sends a request to which an engine responds 400.
+func (x *rig) refused(body string) {
+	_, err := x.do(connector.APICompletions, body)
+	var e *pdflow.Error
+	if assert.ErrorAs(x.t, err, &e) {
+		assert.Equal(x.t, 400, e.HTTPStatus())
+	}
+}
+
+// rightSoon is right, and fails if something holds P's tasks.
+func (x *rig) rightSoon() {
+	x.t.Helper()
+	done := make(chan struct{})
+	go func() { defer close(done); x.right(1) }()
+	select {
+	case <-done:
+	case <-time.After(30 * time.Second):
+		x.t.Fatal("earlier requests hold P's tasks")
+	}
+}
+
+// holdsNothing waits until P holds no blocks for anybody, and checks both engines' KV.
+func (x *rig) holdsNothing() {
+	x.t.Helper()
+	require.Eventually(x.t, func() bool { return x.p.Stats().PinnedBlocks == 0 }, 30*time.Second, time.Millisecond)
+	assert.NoError(x.t, x.p.CheckKV())
+	assert.NoError(x.t, x.d.CheckKV())
+}
+
 // slowPrefill makes each prompt of completion take P about two seconds.
 func slowPrefill(p, _ *enginesim.Config) { p.PrefillRate = 100 }
 
@@ -64,18 +96,10 @@ func TestClientsThatLeaveDoNotStopThePrefillEngine(t *testing.T) {
 		assert.False(t, o.Orphan)
 		assert.Equal(t, x.prefill.ID, o.Prefill.Endpoint)
 	}
-	done := make(chan struct{})
-	go func() { defer close(done); x.right(1) }()
-	select {
-	case <-done:
-	case <-time.After(30 * time.Second):
-		t.Fatal("clients that left hold P's tasks")
-	}
+	x.rightSoon()
 	require.NoError(t, x.p.WaitIdle(ctx))
 	assert.EqualValues(t, 6, x.p.Stats().Finished)
-	require.Eventually(t, func() bool { return x.p.Stats().PinnedBlocks == 0 }, 30*time.Second, time.Millisecond)
-	assert.NoError(t, x.p.CheckKV())
-	assert.NoError(t, x.d.CheckKV())
+	x.holdsNothing()
 }
 
 // A body that one of the engines refuses may hold a task of P, too. So what both would refuse is refused before P is
@@ -106,42 +130,23 @@ func TestBodiesThatBothEnginesRefuseAreNotSent(t *testing.T) {
 // that P never gets. So the flow gives P another one.
 func TestRequestsThatBothEnginesRefuseHoldNothing(t *testing.T) {
 	x := newRig(t, map[string]string{"num_workers": "2"})
-	long := fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":4}`, strings.Repeat("too long ", 20000))
 	for range 10 {
-		_, err := x.do(connector.APICompletions, long)
-		var e *pdflow.Error
-		require.ErrorAs(t, err, &e)
-		assert.Equal(t, 400, e.HTTPStatus())
+		x.refused(tooLong)
 	}
 	for _, o := range x.ended() {
 		assert.False(t, o.Orphan)
 	}
-	done := make(chan struct{})
-	go func() { defer close(done); x.right(1) }()
-	select {
-	case <-done:
-	case <-time.After(30 * time.Second):
-		t.Fatal("refused requests hold P's tasks")
-	}
-	require.Eventually(t, func() bool { return x.p.Stats().PinnedBlocks == 0 }, 20*time.Second, time.Millisecond)
-	assert.NoError(t, x.p.CheckKV())
-	assert.NoError(t, x.d.CheckKV())
+	x.rightSoon()
+	x.holdsNothing()
 }
 
 // The same where P is busy and refuses long after D, when the client has its response: P's leg has run on until then.
 func TestRequestsThatPRefusesLateHoldNothing(t *testing.T) {
 	x := newRig(t, map[string]string{"num_workers": "2"})
 	x.p.Inject(enginesim.Fault{Kind: enginesim.FaultDelay, Leg: enginesim.LegPrefill, Delay: time.Second, Count: 10})
-	long := fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":4}`, strings.Repeat("too long ", 20000))
 	var wg sync.WaitGroup
 	for range 10 {
-		wg.Go(func() {
-			_, err := x.do(connector.APICompletions, long)
-			var e *pdflow.Error
-			if assert.ErrorAs(t, err, &e) {
-				assert.Equal(t, 400, e.HTTPStatus())
-			}
-		})
+		wg.Go(func() { x.refused(tooLong) })
 	}
 	wg.Wait()
 	ranOn := 0
@@ -155,17 +160,15 @@ func TestRequestsThatPRefusesLateHoldNothing(t *testing.T) {
 	ctx, stop := context.WithTimeout(t.Context(), 30*time.Second)
 	defer stop()
 	require.NoError(t, x.flow.Shutdown(ctx)) // waits for what P is given to let go
-	require.Eventually(t, func() bool { return x.p.Stats().PinnedBlocks == 0 }, 20*time.Second, time.Millisecond)
+	x.holdsNothing()
 	assert.EqualValues(t, 10, x.p.Stats().Finished)
-	assert.NoError(t, x.p.CheckKV())
-	assert.NoError(t, x.d.CheckKV())
 }
 
 // What P is given to let go is sent when the host may have other use for the body, and reads nothing of it (-race).
 func TestALateRefusalReadsNothingOfTheBody(t *testing.T) {
 	x := newRig(t, map[string]string{"num_workers": "2"})
 	x.p.Inject(enginesim.Fault{Kind: enginesim.FaultDelay, Leg: enginesim.LegPrefill, Delay: time.Second, Count: 1})
-	body := fmt.Appendf(nil, `{"model":"tiny","prompt":%q,"max_tokens":4}`, strings.Repeat("too long ", 20000))
+	body := []byte(tooLong)
 	_, err := x.flow.Do(t.Context(), &pdflow.Request{API: connector.APICompletions, Body: body})
 	require.Error(t, err)
 	for begun := time.Now(); time.Since(begun) < 2*time.Second; { // without a lock that would order it
@@ -182,8 +185,7 @@ func TestAShutdownWaitsForNoSilentEngine(t *testing.T) {
 	x := newRig(t, map[string]string{"num_workers": "2"})
 	x.p.Inject(enginesim.Fault{Kind: enginesim.FaultDelay, Leg: enginesim.LegPrefill, Delay: time.Second, Count: 1})
 	x.p.Inject(enginesim.Fault{Kind: enginesim.FaultStall, Count: -1})
-	long := fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":4}`, strings.Repeat("too long ", 20000))
-	_, err := x.do(connector.APICompletions, long)
+	_, err := x.do(connector.APICompletions, tooLong)
 	require.Error(t, err)
 	time.Sleep(1500 * time.Millisecond) // P refuses, and gets what it does not answer
 	ctx, stop := context.WithTimeout(t.Context(), 100*time.Millisecond)
@@ -197,16 +199,13 @@ func TestAShutdownWaitsForNoSilentEngine(t *testing.T) {
 func TestBodiesThatNoEngineParsesHoldNothing(t *testing.T) {
 	x := newRig(t, map[string]string{"num_workers": "2"})
 	for range 10 {
-		_, err := x.do(connector.APICompletions, `{"model":"tiny","prompt":"hi","max_tokens":4,"temperature":"warm"}`)
-		var e *pdflow.Error
-		require.ErrorAs(t, err, &e)
-		assert.Equal(t, 400, e.HTTPStatus())
+		x.refused(`{"model":"tiny","prompt":"hi","max_tokens":4,"temperature":"warm"}`)
 	}
 	for _, o := range x.ended() {
 		assert.False(t, o.Orphan)
 	}
 	x.right(1)
-	require.Eventually(t, func() bool { return x.p.Stats().PinnedBlocks == 0 }, 20*time.Second, time.Millisecond)
+	x.holdsNothing()
 	assert.EqualValues(t, 1, x.p.Stats().Requests)
 }
 
@@ -244,9 +243,8 @@ func TestSerialDispatchHoldsNothing(t *testing.T) {
 	require.Eventually(t, func() bool { return x.p.Stats().Running == 5 }, 15*time.Second, time.Millisecond)
 	leave()
 	wg.Wait()
-	long := fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":4}`, strings.Repeat("too long ", 20000))
 	for range 10 {
-		_, err := x.do(connector.APICompletions, long)
+		_, err := x.do(connector.APICompletions, tooLong)
 		require.ErrorIs(t, err, pdflow.CodePrefillRejected)
 	}
 	require.Eventually(t, func() bool { return x.p.Stats().Running == 0 }, 5*time.Second, time.Millisecond,
@@ -259,7 +257,5 @@ func TestSerialDispatchHoldsNothing(t *testing.T) {
 	for _, o := range x.ended() {
 		assert.False(t, o.Orphan || o.PrefillRuns)
 	}
-	require.Eventually(t, func() bool { return x.p.Stats().PinnedBlocks == 0 }, 20*time.Second, time.Millisecond)
-	assert.NoError(t, x.p.CheckKV())
-	assert.NoError(t, x.d.CheckKV())
+	x.holdsNothing()
 }

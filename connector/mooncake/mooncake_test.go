@@ -4,7 +4,6 @@ package mooncake_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
@@ -22,10 +21,9 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
-	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/internal/play"
 	"github.com/pdkit/pdkit/connector/mooncake"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/contract"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -59,17 +57,12 @@ func (s *server) call(r *http.Request) (*http.Response, error) {
 }
 
 func newConnector(t testing.TB, o *mooncake.Options) *mooncake.Connector {
-	t.Helper()
-	c, err := mooncake.New(o)
-	require.NoError(t, err)
-	return c
+	return play.New(t, mooncake.New, o)
 }
 
+// endpoint is a prefill engine; attributes are names and values in turn.
 func endpoint(t testing.TB, url string, attributes ...string) discovery.Endpoint {
-	t.Helper()
-	e, err := discovery.New(url, discovery.RolePrefill)
-	require.NoError(t, err)
-	e.Attributes = map[string]string{}
+	e := play.Engine(t, url, discovery.RolePrefill, map[string]string{})
 	for i := 0; i+1 < len(attributes); i += 2 {
 		e.Attributes[attributes[i]] = attributes[i+1]
 	}
@@ -77,10 +70,9 @@ func endpoint(t testing.TB, url string, attributes ...string) discovery.Endpoint
 }
 
 func session(t testing.TB, api connector.API, body string, p discovery.Endpoint) *connector.Session {
-	t.Helper()
-	r, err := connector.ParseRequest(api, []byte(body))
-	require.NoError(t, err)
-	return contract.NewSession(r, "id", p, discovery.Endpoint{ID: "d"})
+	s := play.Session(t, api, body)
+	s.Prefill = p
+	return s
 }
 
 // prepare calls the methods that the flow calls before the legs.
@@ -93,15 +85,6 @@ func prepare(ctx context.Context, c *mooncake.Connector, s *connector.Session, c
 // chatSession is a chat session between the engines that most tests use.
 func chatSession(t testing.TB) *connector.Session {
 	return session(t, connector.APIChat, `{"messages":[]}`, endpoint(t, "http://10.0.0.1:8100"))
-}
-
-func decodeOf(t testing.TB, c *mooncake.Connector, s *connector.Session) string {
-	t.Helper()
-	leg := contract.NewLeg(s.Request)
-	require.NoError(t, c.Decode(t.Context(), s, nil, leg))
-	body, err := contract.Body(leg)
-	require.NoError(t, err)
-	return string(body)
 }
 
 // If many requests begin at once, only one of them sends the query. The others, and later ones, use its response for a
@@ -133,7 +116,7 @@ func TestResponsesOfSeveralServersAreKeptApart(t *testing.T) {
 		other := (&server{}).say(strings.ReplaceAll(oneRank, "e-0", "e-other"))
 		s := session(t, connector.APIChat, `{"messages":[]}`, endpoint(t, "http://10.0.0.2:8100"))
 		require.NoError(t, prepare(t.Context(), c, s, other.call), "a server that hangs holds up only its own requests")
-		assert.Contains(t, decodeOf(t, c, s), `"remote_bootstrap_addr":"http://10.0.0.2:8998",`+
+		assert.Contains(t, play.Decode(t, c, s, nil).Body, `"remote_bootstrap_addr":"http://10.0.0.2:8998",`+
 			`"remote_engine_id":"e-other"`)
 		cancel()
 		require.ErrorIs(t, <-done, context.Canceled)
@@ -151,7 +134,7 @@ func TestResponsesExpire(t *testing.T) {
 		s := chatSession(t)
 		require.NoError(t, prepare(t.Context(), c, s, b.call))
 		assert.EqualValues(t, 2, b.asked.Load())
-		assert.Contains(t, decodeOf(t, c, s), `"e-1"`)
+		assert.Contains(t, play.Decode(t, c, s, nil).Body, `"e-1"`)
 	})
 }
 
@@ -205,75 +188,6 @@ func TestFailedAttemptsForgetTheEngine(t *testing.T) {
 		"an attempt that knew nothing forgets nothing")
 }
 
-// A request that waits for another's query stops waiting when its own context ends. If the request that runs the query
-// leaves, the next one asks.
-func TestContextsOfRequestsThatShareAQuery(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := (&server{hold: make(chan struct{})}).say(oneRank)
-		c := newConnector(t, nil)
-		asker, leaveAsker := context.WithCancel(t.Context())
-		waiter, leaveWaiter := context.WithCancel(t.Context())
-		asks, waits, stays := make(chan error, 1), make(chan error, 1), make(chan error, 1)
-		go func() { asks <- prepare(asker, c, chatSession(t), b.call) }()
-		synctest.Wait()
-		go func() { waits <- prepare(waiter, c, chatSession(t), b.call) }()
-		go func() { stays <- prepare(t.Context(), c, chatSession(t), b.call) }()
-		synctest.Wait()
-		assert.EqualValues(t, 1, b.asked.Load())
-		leaveWaiter()
-		require.ErrorIs(t, <-waits, context.Canceled)
-		assert.Empty(t, stays)
-		leaveAsker()
-		require.ErrorIs(t, <-asks, context.Canceled)
-		synctest.Wait()
-		assert.EqualValues(t, 2, b.asked.Load(), "the next one asks")
-		close(b.hold)
-		require.NoError(t, <-stays)
-	})
-}
-
-func TestQueriesThatFailFailForAllAndAreNotKept(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newConnector(t, nil)
-		hold, failed := make(chan struct{}), errors.New("refused")
-		var asked atomic.Int64
-		call := func(*http.Request) (*http.Response, error) { asked.Add(1); <-hold; return nil, failed }
-		errs := make(chan error, 20)
-		for range cap(errs) {
-			go func() { errs <- prepare(t.Context(), c, chatSession(t), call) }()
-		}
-		synctest.Wait()
-		close(hold)
-		for range cap(errs) {
-			require.ErrorIs(t, <-errs, failed)
-		}
-		assert.EqualValues(t, 1, asked.Load())
-		require.NoError(t, prepare(t.Context(), c, chatSession(t), (&server{}).say(oneRank).call))
-	})
-}
-
-func TestACallThatPanicsLeavesNobodyWaiting(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newConnector(t, nil)
-		hold := make(chan struct{})
-		go func() {
-			defer func() { _ = recover() }()
-			_ = prepare(t.Context(), c, chatSession(t), func(*http.Request) (*http.Response, error) {
-				<-hold
-				panic("boom")
-			})
-		}()
-		synctest.Wait()
-		done := make(chan error)
-		b := (&server{}).say(oneRank)
-		go func() { done <- prepare(t.Context(), c, chatSession(t), b.call) }()
-		synctest.Wait()
-		close(hold)
-		require.NoError(t, <-done)
-		assert.EqualValues(t, 1, b.asked.Load())
-	})
-}
-
 func TestBadBootstrapServers(t *testing.T) {
 	for name, k := range map[string]struct {
 		status     int
@@ -298,21 +212,18 @@ func TestBadBootstrapServers(t *testing.T) {
 			})
 			require.ErrorContains(t, err, k.want)
 			assert.NotContains(t, err.Error(), "10.0.0.1")
-			require.Error(t, c.Decode(t.Context(), s, nil, contract.NewLeg(s.Request)),
-				"D dies of a decode without an engine id")
-			require.Error(t, c.Prefill(t.Context(), s, contract.NewPrefillLeg(s.Request, c.Traits())))
+			_, err = play.TryDecode(c, s, nil)
+			require.Error(t, err, "D dies of a decode without an engine id")
+			_, err = play.TryPrefill(c, s)
+			require.Error(t, err)
 		})
 	}
 	t.Run("unknown members are tolerated", func(t *testing.T) {
 		s, c := chatSession(t), newConnector(t, nil)
-		require.NoError(
-			t, prepare(
-				t.Context(), c, s,
-				(&server{}).say(`{"version":2,"0":{"engine_id":"e-0","tp_size":8,"worker_addr":null},`+
-					`"sizes":{"engine_id":"no rank"}}`).call,
-			),
-		)
-		assert.Contains(t, decodeOf(t, c, s), `"remote_engine_id":"e-0"`)
+		require.NoError(t, prepare(t.Context(), c, s,
+			(&server{}).say(`{"version":2,"0":{"engine_id":"e-0","tp_size":8,"worker_addr":null},`+
+				`"sizes":{"engine_id":"no rank"}}`).call))
+		assert.Contains(t, play.Decode(t, c, s, nil).Body, `"remote_engine_id":"e-0"`)
 	})
 }
 
@@ -341,33 +252,19 @@ func TestRanksAreChosenAtRandom(t *testing.T) {
 	for range 64 {
 		s := chatSession(t)
 		require.NoError(t, prepare(t.Context(), c, s, b.call))
-		leg := contract.NewPrefillLeg(s.Request, c.Traits())
-		require.NoError(t, c.Prefill(t.Context(), s, leg))
-		require.Len(t, contract.Leg(leg).Headers, 1)
-		h := contract.Leg(leg).Headers[0]
-		assert.Equal(t, "X-data-parallel-rank", h.Name)
-		assert.Contains(t, decodeOf(t, c, s), `"remote_engine_id":"e`+h.Value+`"`, "both legs name one rank")
-		seen[h.Value]++
+		rank := play.Prefill(t, c, s).Header.Get("X-data-parallel-rank")
+		require.NotEmpty(t, rank)
+		assert.Contains(t, play.Decode(t, c, s, nil).Body, `"remote_engine_id":"e`+rank+`"`, "both legs name one rank")
+		seen[rank]++
 	}
 	assert.Len(t, seen, 2, "%v", seen)
-}
-
-func TestResponsesOfSeveralRanksIsRefused(t *testing.T) {
-	c := newConnector(t, nil)
-	s := session(t, connector.APIResponses, `{"input":"x"}`, endpoint(t, "http://h:1"))
-	err := prepare(t.Context(), c, s, (&server{}).say(`{"0":{"engine_id":"e0"},"1":{"engine_id":"e1"}}`).call)
-	var bad *connector.UnsupportedError
-	require.ErrorAs(t, err, &bad)
 }
 
 func TestCheckEndpoint(t *testing.T) {
 	c := newConnector(t, nil)
 	require.NoError(t, c.CheckEndpoint(endpoint(t, "http://h:1")), "the default port")
-	require.NoError(
-		t, c.CheckEndpoint(
-			endpoint(t, "http://h:1", "bootstrapPort", "9", "dpSize", "4", "bootstrapURL", "http://b:8998"),
-		),
-	)
+	require.NoError(t, c.CheckEndpoint(
+		endpoint(t, "http://h:1", "bootstrapPort", "9", "dpSize", "4", "bootstrapURL", "http://b:8998")))
 	d := endpoint(t, "http://h:1", "bootstrapPort", "x")
 	d.Role = discovery.RoleDecode
 	require.NoError(t, c.CheckEndpoint(d), "D needs none")
@@ -377,37 +274,12 @@ func TestCheckEndpoint(t *testing.T) {
 		require.Len(t, faults, 1)
 		assert.Equal(t, "attributes."+attribute, faults[0].Path)
 		var bad *attr.Error
-		require.ErrorAs(
-			t, prepare(t.Context(), c, session(t, connector.APIChat, `{}`, endpoint(t, "http://h:1", attribute, value)),
-				nil), &bad,
-		)
+		s := session(t, connector.APIChat, `{}`, endpoint(t, "http://h:1", attribute, value))
+		require.ErrorAs(t, prepare(t.Context(), c, s, nil), &bad)
 		assert.NotContains(t, bad.Error(), value+" ")
 	}
 	alone := newConnector(t, &mooncake.Options{BootstrapServerAddress: "b:8998"})
 	require.ErrorContains(t, alone.CheckEndpoint(endpoint(t, "http://h:1")), "attributes.bootstrapURL")
-}
-
-func TestAbilities(t *testing.T) {
-	c, err := connectortest.Open(mooncake.Name)(nil)
-	require.NoError(t, err)
-	assert.Equal(t, connector.Together, c.Traits().Order)
-	assert.Equal(t, []connector.Order{connector.PrefillThenDecode}, c.Traits().OtherOrders)
-	assert.True(t, c.Traits().Ending.Orphans)
-	assert.True(t, c.Traits().Ending.PrefillFinishes)
-	assert.Equal(t, 480*time.Second, c.Traits().Handoff.Lease)
-	serial := newConnector(t, &mooncake.Options{Dispatch: "serial",
-		AbortTimeout: config.Duration(time.Minute)}).Traits()
-	assert.Equal(t, connector.PrefillThenDecode, serial.Order)
-	assert.Equal(t, []connector.Order{connector.Together}, serial.OtherOrders)
-	assert.Equal(t, time.Minute, serial.Handoff.Lease)
-	_, err = mooncake.New(&mooncake.Options{Dispatch: "both"})
-	require.ErrorContains(t, err, "dispatch")
-	named, err := connector.Open(
-		config.Spec{Type: "MooncakeConnector",
-			Config: json.RawMessage(`{"num_workers":10,"mooncake_protocol":"rdma"}`)},
-	)
-	require.NoError(t, err, "the engine's class, with the engine's own settings")
-	assert.Equal(t, "mooncake", named.Traits().Name)
 }
 
 // In the order prefill-then-decode, Decode gets P's response, and P must have stopped because of the length.
@@ -416,8 +288,7 @@ func TestDecodeAfterPrefill(t *testing.T) {
 	require.NoError(t, prepare(t.Context(), c, s, (&server{}).say(oneRank).call))
 	for body, ok := range map[string]bool{`{"choices":[{"finish_reason":"length"}]}`: true,
 		`{"choices":[{"finish_reason":"stop"}]}`: false, `garbage`: false} {
-		err := c.Decode(t.Context(), s, &connector.PrefillResult{Status: 200, Body: []byte(body), At: time.Now()},
-			contract.NewLeg(s.Request))
+		_, err := play.TryDecode(c, s, play.Response(body))
 		if ok {
 			require.NoError(t, err)
 		} else {
