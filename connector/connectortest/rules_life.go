@@ -50,7 +50,41 @@ func checkPrepareEnds(t *trial) error {
 	if _, err := t.play(t.session(r, 9000)); err != nil {
 		return fmt.Errorf("a later session, once another's side call had been given up: %w", err)
 	}
-	return nil
+	return t.anew(func(u *trial) error { return u.waitEnds(r) })
+}
+
+// waitEnds has a session come while another's side call gets no response, which both may share.
+func (t *trial) waitEnds(r *connector.ClientRequest) error {
+	pr, _ := connector.As[connector.Preparer](t.c)
+	silent := func(ctx context.Context, asked chan<- struct{}) connector.Caller {
+		return func(*http.Request) (*http.Response, error) {
+			select {
+			case asked <- struct{}{}:
+			default:
+			}
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+	}
+	asks, leave := context.WithCancel(t.ctx)
+	asked, ended := make(chan struct{}, 1), make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = guard(func() error { _, err := pr.Prepare(asks, t.session(r, 9001), silent(asks, asked)); return err })
+	}()
+	defer func() { leave(); <-ended }()
+	select {
+	case <-asked:
+	case <-ended: // it asks nobody
+	case <-time.After(t.Timeout):
+		return errors.New("calling Prepare neither asks nor returns")
+	}
+	ctx, cancel := context.WithTimeout(t.ctx, 20*time.Millisecond)
+	defer cancel()
+	return t.within("Prepare with a context that ends while another session's side call has no response", func() error {
+		_, _ = pr.Prepare(ctx, t.session(r, 9002), silent(ctx, nil))
+		return nil
+	})
 }
 
 func checkExpect(t *trial) error {

@@ -96,13 +96,14 @@ func TestACallerThatLeavesEndsNobodyElsesWait(t *testing.T) {
 		synctest.Wait()
 		all.Go(func() { assert.Equal(t, 2, get(t, c, counting(&n))) })
 		waiting, leaveToo := context.WithCancel(t.Context())
-		all.Go(func() {
+		waits := make(chan error, 1)
+		go func() {
 			_, err := c.Get(waiting, url, counting(&n))
-			assert.ErrorIs(t, err, context.Canceled)
-		})
+			waits <- err
+		}()
 		synctest.Wait()
 		leaveToo()
-		synctest.Wait()
+		require.ErrorIs(t, <-waits, context.Canceled, "a caller that waits ends its own wait")
 		leave()
 		all.Wait()
 		assert.Equal(t, 2, n)

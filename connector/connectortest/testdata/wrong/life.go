@@ -131,6 +131,14 @@ var configFaults = []Fault{
 }
 
 var lifeFaults = []Fault{
+	with(rulePrepare, "waits for another session's side call as long as that takes", func(f *faulty) {
+		var one sync.Mutex
+		f.prepare = func(ctx context.Context, s *connector.Session, call connector.Caller) (any, error) {
+			one.Lock()
+			defer one.Unlock()
+			return f.Toy.Prepare(ctx, s, call)
+		}
+	}),
 	with(rulePrepare, "asks again until it is answered", func(f *faulty) {
 		f.prepare = func(ctx context.Context, s *connector.Session, call connector.Caller) (v any, err error) {
 			for end := time.Now().Add(forAMoment); time.Now().Before(end); time.Sleep(time.Millisecond) {
