@@ -20,6 +20,7 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/ascendlayerwise"
+	"github.com/pdkit/pdkit/connector/internal/play"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/internal/contract"
 	"github.com/pdkit/pdkit/pdflow"
@@ -36,20 +37,18 @@ type pair struct {
 
 func newPair(t *testing.T, prefill, decode http.HandlerFunc, opts ...pdflow.Option) *pair {
 	t.Helper()
-	c, err := ascendlayerwise.New(&ascendlayerwise.Options{CallbackListen: "127.0.0.1:0"})
-	require.NoError(t, err)
 	engine := func(h http.HandlerFunc, role discovery.Role) discovery.Endpoint {
 		s := httptest.NewServer(h)
 		t.Cleanup(func() { s.CloseClientConnections(); s.Close() })
-		e, err := discovery.New(s.URL, role)
-		require.NoError(t, err)
-		return e
+		return play.Engine(t, s.URL, role, nil)
 	}
 	x := &pair{
 		t: t, pick: pdflow.Pick{Prefill: engine(prefill, discovery.RolePrefill),
 			Decode: engine(decode, discovery.RoleDecode)},
 	}
+	c := play.Open(t, ascendlayerwise.Name, `{"callbackListen":"127.0.0.1:0"}`)
 	tr := transport.New(nil)
+	var err error
 	x.flow, err = pdflow.New(c, pick.Func(nobody), append([]pdflow.Option{pdflow.WithTransport(tr)}, opts...)...)
 	require.NoError(t, err)
 	t.Cleanup(func() {
@@ -221,9 +220,8 @@ func TestARecomputedResponseIsAFailedOne(t *testing.T) {
 // For any body that is posted, nothing panics. P gets the callback byte for byte, and only one with all that P's engine
 // needs.
 func FuzzCallback(f *testing.F) {
-	c, err := ascendlayerwise.New(nil)
-	require.NoError(f, err)
-	s := session(f, connector.APIChat, `{"messages":[{"role":"user","content":"hi"}]}`)
+	c := play.Open(f, ascendlayerwise.Name, ``)
+	s := play.Session(f, connector.APIChat, `{"messages":[{"role":"user","content":"hi"}]}`)
 	good := callback("chatcmpl-" + s.ID)
 	for _, seed := range []string{good, strings.ReplaceAll(good, ",", " ,\n"), strings.Replace(good, "[128]", "128", 1),
 		strings.Replace(good, `[[11,12]]`, `[]`, 1), `{}`, `[]`, ``, good + `{}`,

@@ -22,38 +22,22 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/ascendlayerwise"
-	"github.com/pdkit/pdkit/connector/internal/uncarried"
-	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/connector/internal/play"
 	"github.com/pdkit/pdkit/enginesim/freeport"
-	"github.com/pdkit/pdkit/internal/contract"
 )
 
-func started(t testing.TB, o *ascendlayerwise.Options) *ascendlayerwise.Connector {
+func started(t testing.TB) *ascendlayerwise.Connector {
 	t.Helper()
-	if o == nil {
-		o = &ascendlayerwise.Options{CallbackListen: "127.0.0.1:0"}
-	}
-	c, err := ascendlayerwise.New(o)
-	require.NoError(t, err)
+	c := play.New(t, ascendlayerwise.New, &ascendlayerwise.Options{CallbackListen: "127.0.0.1:0"})
 	require.NoError(t, c.Start(t.Context()))
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	return c
 }
 
-func session(t testing.TB, api connector.API, body string) *connector.Session {
-	t.Helper()
-	r, err := connector.ParseRequest(api, []byte(body))
-	require.NoError(t, err)
-	return contract.NewSession(r, "id", discovery.Endpoint{}, discovery.Endpoint{})
-}
-
 // metaserver is the URL that D gets.
 func metaserver(t testing.TB, c connector.KVConnector, s *connector.Session) string {
 	t.Helper()
-	leg := contract.NewLeg(s.Request)
-	require.NoError(t, c.Decode(t.Context(), s, nil, leg))
-	raw, _ := leg.Current(connector.ParamsMember)
-	return gjson.GetBytes(raw, "metaserver").String()
+	return gjson.Get(play.Decode(t, c, s, nil).Body, "kv_transfer_params.metaserver").String()
 }
 
 var client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
@@ -109,7 +93,7 @@ func TestACallbackIsAnsweredWithPsResponse(t *testing.T) {
 	for _, api := range []connector.API{connector.APICompletions, connector.APIChat, connector.APIResponses,
 		connector.APIMessages, connector.APIGenerate} {
 		t.Run(api.String(), func(t *testing.T) {
-			c, s := started(t, nil), session(t, api, `{}`)
+			c, s := started(t), play.Session(t, api, `{}`)
 			wait, done := c.Expect(s)
 			url := metaserver(t, c, s)
 			body := callback(engineID(api, s.ID))
@@ -119,7 +103,7 @@ func TestACallbackIsAnsweredWithPsResponse(t *testing.T) {
 			assert.Equal(t, body, string(event.Body), "as D sent it")
 			assert.WithinDuration(t, time.Now(), event.At, 5*time.Second)
 			unanswered(t, got)
-			require.NoError(t, c.CheckPrefill(s, &connector.PrefillResult{Status: 200, Body: []byte(`{}`)}))
+			require.NoError(t, c.CheckPrefill(s, play.Response(`{}`)))
 			assert.Equal(t, reply{200, ok}, soon(t, got))
 			done(errors.New("D broke later"))
 			assert.Equal(t, reply{200, ok}, soon(t, call(t.Context(), t, url, body)), "P's KV was pushed all the same")
@@ -128,7 +112,7 @@ func TestACallbackIsAnsweredWithPsResponse(t *testing.T) {
 }
 
 func TestACallbackWhosePrefillFailedIsAnswered502(t *testing.T) {
-	c, s := started(t, nil), session(t, connector.APIChat, `{}`)
+	c, s := started(t), play.Session(t, connector.APIChat, `{}`)
 	wait, done := c.Expect(s)
 	got := call(t.Context(), t, metaserver(t, c, s), callback("chatcmpl-"+s.ID))
 	_, err := wait(t.Context())
@@ -143,7 +127,7 @@ func TestACallbackWhosePrefillFailedIsAnswered502(t *testing.T) {
 // response.
 func TestRepeatedCallbacksAreAnsweredAlike(t *testing.T) {
 	for _, failure := range []error{nil, errors.New("P failed")} {
-		c, s := started(t, nil), session(t, connector.APIChat, `{}`)
+		c, s := started(t), play.Session(t, connector.APIChat, `{}`)
 		wait, done := c.Expect(s)
 		url, body := metaserver(t, c, s), callback("chatcmpl-"+s.ID)
 		ctx, leave := context.WithCancel(t.Context())
@@ -162,7 +146,7 @@ func TestRepeatedCallbacksAreAnsweredAlike(t *testing.T) {
 }
 
 func TestCallbacksOfNobodyAreRefused(t *testing.T) {
-	c, s := started(t, nil), session(t, connector.APIChat, `{}`)
+	c, s := started(t), play.Session(t, connector.APIChat, `{}`)
 	_, done := c.Expect(s)
 	defer done(nil)
 	url := metaserver(t, c, s)
@@ -202,7 +186,7 @@ func TestCallbacksOfNobodyAreRefused(t *testing.T) {
 // A callback of which P's engine would die ends the session: P could not push, and D would wait for ever. The error
 // names the key and holds no value.
 func TestACallbackThatLacksWhatPNeedsEndsTheSession(t *testing.T) {
-	for key, values := range map[string][]string{
+	play.Spoilt(t, callback("chatcmpl-ID"), map[string][]string{
 		"do_remote_decode":     {"-", "false", "null"},
 		"do_remote_prefill":    {"true"},
 		"remote_engine_id":     {"-", `""`, "4321"},
@@ -214,33 +198,21 @@ func TestACallbackThatLacksWhatPNeedsEndsTheSession(t *testing.T) {
 		"remote_pcp_size":      {"0", "null"},
 		"remote_dcp_size":      {"0", "null"},
 		"remote_cached_tokens": {"-4321", "null", `"4321"`},
-	} {
-		for _, v := range values {
-			c, s := started(t, nil), session(t, connector.APIChat, `{}`)
-			wait, done := c.Expect(s)
-			var m map[string]json.RawMessage
-			require.NoError(t, json.Unmarshal([]byte(callback("chatcmpl-"+s.ID)), &m))
-			if delete(m, key); v != "-" {
-				m[key] = json.RawMessage(v)
-			}
-			body, err := json.Marshal(m)
-			require.NoError(t, err)
-			assert.Equal(t, http.StatusBadRequest,
-				soon(t, call(t.Context(), t, metaserver(t, c, s), string(body))).status, "%s=%s", key, v)
-			_, err = wait(t.Context())
-			require.ErrorIs(t, err, connector.ErrNoTransfer, "%s=%s", key, v)
-			assert.Contains(t, err.Error(), key)
-			assert.NotContains(t, err.Error(), "4321")
-			assert.NotContains(t, err.Error(), "10.0.0.6")
-			done(err)
-		}
-	}
+	}, func(bad string) error {
+		c, s := started(t), play.Session(t, connector.APIChat, `{}`)
+		wait, done := c.Expect(s)
+		got := soon(t, call(t.Context(), t, metaserver(t, c, s), strings.Replace(bad, "ID", s.ID, 1)))
+		assert.Equal(t, http.StatusBadRequest, got.status, bad)
+		_, err := wait(t.Context())
+		done(err)
+		return err
+	}, "10.0.0.6")
 }
 
 // A D that has the whole prompt calls back, too, but does not wait. P's engine cannot read an empty list of blocks.
 func TestACallbackWithoutBlocksStartsNothing(t *testing.T) {
 	for _, blocks := range []string{`[]`, `[[]]`, `[[],[]]`} {
-		c, s := started(t, nil), session(t, connector.APIChat, `{}`)
+		c, s := started(t), play.Session(t, connector.APIChat, `{}`)
 		wait, done := c.Expect(s)
 		body := strings.Replace(callback("chatcmpl-"+s.ID), `[[11,12]]`, blocks, 1)
 		assert.Equal(t, reply{200, ok}, soon(t, call(t.Context(), t, metaserver(t, c, s), body)))
@@ -268,7 +240,7 @@ func TestConnectorsShareTheListenerOfAnAddress(t *testing.T) {
 		CallbackURL: "http://" + address}
 	b := open()
 	require.NoError(t, b.Start(t.Context()), "of a second flow")
-	sa, sb := session(t, connector.APIChat, `{}`), session(t, connector.APIChat, `{}`)
+	sa, sb := play.Session(t, connector.APIChat, `{}`), play.Session(t, connector.APIChat, `{}`)
 	require.Equal(t, "http://"+address+"/v1/metaserver", metaserver(t, a, sa))
 	_, doneA := a.Expect(sa)
 	waitB, doneB := b.Expect(sb)
@@ -302,7 +274,7 @@ func TestCloseEndsEverybodyWhoWaits(t *testing.T) {
 	c, err := ascendlayerwise.New(&ascendlayerwise.Options{CallbackListen: "127.0.0.1:0"})
 	require.NoError(t, err)
 	require.NoError(t, c.Start(t.Context()))
-	asked, idle := session(t, connector.APIChat, `{}`), session(t, connector.APIChat, `{}`)
+	asked, idle := play.Session(t, connector.APIChat, `{}`), play.Session(t, connector.APIChat, `{}`)
 	wait, _ := c.Expect(asked)
 	waitIdle, _ := c.Expect(idle)
 	got := call(t.Context(), t, metaserver(t, c, asked), callback("chatcmpl-"+asked.ID))
@@ -322,11 +294,11 @@ func TestCloseEndsEverybodyWhoWaits(t *testing.T) {
 
 // Hundreds of sessions run at once, and each gets its own callback.
 func TestSessionsAtOnceGetTheirOwnCallbacks(t *testing.T) {
-	c := started(t, nil)
+	c := started(t)
 	var wg sync.WaitGroup
 	for range 200 {
 		wg.Go(func() {
-			s := session(t, connector.APICompletions, `{"prompt":"x"}`)
+			s := play.Session(t, connector.APICompletions, `{"prompt":"x"}`)
 			wait, done := c.Expect(s)
 			got := call(t.Context(), t, metaserver(t, c, s), callback("cmpl-"+s.ID+"-0"))
 			event, err := wait(t.Context())
@@ -341,15 +313,9 @@ func TestSessionsAtOnceGetTheirOwnCallbacks(t *testing.T) {
 	wg.Wait()
 }
 
-func TestAbilities(t *testing.T) {
-	c, err := connector.Open(config.Spec{Type: "MooncakeLayerwiseConnector"})
-	require.NoError(t, err)
-	assert.Equal(t, "ascend-layerwise", c.Traits().Name)
-	assert.Equal(t, connector.DecodeThenPrefill, c.Traits().Order)
-	assert.True(t, c.Traits().Ending.Orphans)
-	var zero ascendlayerwise.Connector
-	require.Error(t, zero.Decode(t.Context(), session(t, connector.APIChat, `{}`), nil, nil),
-		"without an address to give")
+// Each turn of a tool that the engine runs itself would be another request, with another callback.
+func TestBuiltInToolsAreNotCarried(t *testing.T) {
+	c := play.Open(t, "MooncakeLayerwiseConnector", ``)
 	for body, member := range map[string]string{
 		`{"input":"hi","tools":[{"type":"function"}]}`:                                  "",
 		`{"input":"hi","tools":[{"type":"function"},{"type":"code_interpreter"}]}`:      "tools",
@@ -358,12 +324,8 @@ func TestAbilities(t *testing.T) {
 		`{"input":"hi","tools":null}`:                                                   "",
 		`{"input":"hi","tools":[{"type":"mcp","server_url":"http://tools.example/x"}]}`: "tools",
 	} {
-		assert.Equal(t, member, uncarried.Member(c, session(t, connector.APIResponses, body).Request), body)
+		assert.Equal(t, member, play.Uncarried(c, play.Request(t, connector.APIResponses, body)), body)
 	}
-	assert.Equal(t, "prompt", uncarried.Member(c, session(t, connector.APICompletions, `{"prompt":["a","b"]}`).Request))
-	assert.Equal(
-		t, connector.ParamsMember, uncarried.Member(c, session(t, connector.APISGLang, `{"text":"a"}`).Request),
-	)
 }
 
 func TestCallbackURLs(t *testing.T) {
@@ -375,11 +337,13 @@ func TestCallbackURLs(t *testing.T) {
 		{"[::]:9000", "https://[2001:db8::1]/", "https://[2001:db8::1]/v1/metaserver"},
 		{"0.0.0.0:9000", "https://gateway.example/pd/", "https://gateway.example/pd/v1/metaserver"},
 	} {
-		c, err := ascendlayerwise.New(&ascendlayerwise.Options{CallbackListen: k.listen, CallbackURL: k.url})
-		require.NoError(t, err, k.listen)
-		assert.Equal(t, k.want, metaserver(t, c, session(t, connector.APIChat, `{}`)))
+		c := play.New(t, ascendlayerwise.New, &ascendlayerwise.Options{CallbackListen: k.listen, CallbackURL: k.url})
+		assert.Equal(t, k.want, metaserver(t, c, play.Session(t, connector.APIChat, `{}`)))
 	}
-	_, err := ascendlayerwise.New(&ascendlayerwise.Options{CallbackListen: "0.0.0.0:8600"})
+	var zero ascendlayerwise.Connector
+	_, err := play.TryDecode(&zero, play.Session(t, connector.APIChat, `{}`), nil)
+	require.Error(t, err, "without an address to give")
+	_, err = ascendlayerwise.New(&ascendlayerwise.Options{CallbackListen: "0.0.0.0:8600"})
 	faults := config.FieldErrors(err)
 	require.Len(t, faults, 1)
 	assert.Equal(t, "callbackURL", faults[0].Path, "a wildcard is no address that D can reach")

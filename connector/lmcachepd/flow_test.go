@@ -23,6 +23,7 @@ import (
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/play"
 	"github.com/pdkit/pdkit/connector/lmcachepd"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/static"
@@ -72,13 +73,10 @@ func pairOf(t *testing.T, o lmcachepd.Options, extra map[string]string, change .
 // serve puts a flow in front of the engines.
 func (x *pair) serve() {
 	t := x.t
-	prefill, err := discovery.New(x.p.URL(), discovery.RolePrefill)
-	require.NoError(t, err)
-	decode, err := discovery.New(x.d.URL(), discovery.RoleDecode)
-	require.NoError(t, err)
 	host, init, alloc := x.d.Receiver()
-	decode.Attributes = map[string]string{"receiverHost": host, "receiverInitPorts": strconv.Itoa(init),
-		"receiverAllocPorts": strconv.Itoa(alloc)}
+	prefill := play.Engine(t, x.p.URL(), discovery.RolePrefill, nil)
+	decode := play.Engine(t, x.d.URL(), discovery.RoleDecode, map[string]string{"receiverHost": host,
+		"receiverInitPorts": strconv.Itoa(init), "receiverAllocPorts": strconv.Itoa(alloc)})
 	src, err := static.New(prefill, decode)
 	require.NoError(t, err)
 	set := discovery.NewSet(src)

@@ -284,19 +284,6 @@ func TestOneListenerPerAddress(t *testing.T) {
 	require.NoError(t, a.Start(t.Context()), "and may be taken again")
 }
 
-func TestAllAddressesAreOneAddress(t *testing.T) {
-	_, port, err := net.SplitHostPort(freePort(t))
-	require.NoError(t, err)
-	a := start(t, lmcachepd.Options{NotifyListen: ":" + port})
-	b := start(t, lmcachepd.Options{NotifyListen: "0.0.0.0:" + port})
-	assert.Equal(t, a.Addr(), b.Addr())
-}
-
-func TestPort0IsNobodyElses(t *testing.T) {
-	a, b := start(t, lmcachepd.Options{}), start(t, lmcachepd.Options{})
-	assert.NotEqual(t, a.Addr(), b.Addr())
-}
-
 func TestAnAddressThatIsTakenIsToldByStart(t *testing.T) {
 	ln, err := net.Listen("tcp", freePort(t))
 	require.NoError(t, err)

@@ -4,10 +4,8 @@ package lmcachepd_test
 
 import (
 	"encoding/json"
-	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -17,10 +15,9 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/connectortest"
-	"github.com/pdkit/pdkit/connector/internal/uncarried"
+	"github.com/pdkit/pdkit/connector/internal/play"
 	"github.com/pdkit/pdkit/connector/lmcachepd"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/contract"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -33,11 +30,6 @@ func harness() connectortest.Harness {
 	return connectortest.Harness{
 		Name:   lmcachepd.Name,
 		Config: json.RawMessage(`{"notifyListen":"127.0.0.1:0","notifyTimeout":"7s","notifications":3}`),
-		BadConfig: []json.RawMessage{
-			json.RawMessage(`{"notifyTimeout":"0s"}`), json.RawMessage(`{"notifyListen":"8500"}`),
-			json.RawMessage(`{"notifications":-1}`),
-			json.RawMessage(`{"lmcache.pd_skip_proxy_notification":true}`), json.RawMessage(`{"enable_pd":false}`),
-		},
 		Decode: discovery.Endpoint{Attributes: receiverOfTwo},
 		Event: func(s *connector.Session) connector.Event {
 			return connector.Event{Body: []byte("\x82\xa4type\xaaProxyNotif\xa6req_id\xd9\x20" + s.ID)}
@@ -90,52 +82,34 @@ func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harness()) }
 func FuzzFirstToken(f *testing.F) { connectortest.Fuzz(f, withFirstToken()) }
 
 func open(t testing.TB, o *lmcachepd.Options) *lmcachepd.Connector {
-	t.Helper()
-	c, err := lmcachepd.New(o)
-	require.NoError(t, err)
-	return c
+	return play.New(t, lmcachepd.New, o)
 }
 
-func decodeEngine(attributes map[string]string) discovery.Endpoint {
-	e, err := discovery.New("http://10.0.0.2:8200", discovery.RoleDecode)
-	if err != nil {
-		panic(err)
-	}
-	e.Attributes = attributes
-	return e
+// firstToken is the connector with the first token from P.
+func firstToken(t testing.TB) *lmcachepd.Connector {
+	return open(t, &lmcachepd.Options{RetFirstToken: true})
 }
 
-func session(t testing.TB, api connector.API, body string, attributes map[string]string) *connector.Session {
-	t.Helper()
-	r, err := connector.ParseRequest(api, []byte(body))
-	require.NoError(t, err)
-	return contract.NewSession(r, "id", discovery.Endpoint{}, decodeEngine(attributes))
+func decodeEngine(t testing.TB, attributes map[string]string) discovery.Endpoint {
+	return play.Engine(t, "http://10.0.0.6:8200", discovery.RoleDecode, attributes)
 }
 
-func TestNameAndOrder(t *testing.T) {
-	c := open(t, nil)
-	assert.Equal(t, "lmcache-pd", c.Traits().Name)
-	assert.Equal(t, connector.PrefillThenDecode, c.Traits().Order)
-	assert.False(t, connector.KVConnector(c).Traits().Handoff.ContentStore,
-		"a chunk is there once, for one decode engine")
+// session has a decode engine with attributes, which may be left out.
+func session(t testing.TB, api connector.API, body string, attributes ...map[string]string) *connector.Session {
+	return play.Session(t, api, body, append([]map[string]string{nil}, attributes...)...)
 }
 
 // The receiver's host is the engine's own, or an attribute's. Its ports may be in the engines' settings.
 func TestWhereTheReceiverIs(t *testing.T) {
 	spec := func(o *lmcachepd.Options, attributes map[string]string) (string, error) {
 		s := session(t, connector.APICompletions, `{"prompt":"x"}`, attributes)
-		leg := contract.NewPrefillLeg(s.Request, open(t, o).Traits())
-		if err := open(t, o).Prefill(t.Context(), s, leg); err != nil {
-			return "", err
-		}
-		body, err := contract.Body(leg)
-		require.NoError(t, err)
-		return strings.ReplaceAll(string(body), s.ID, "ID"), nil
+		leg, err := play.TryPrefill(open(t, o), s)
+		return strings.ReplaceAll(leg.Body, s.ID, "ID"), err
 	}
 	got, err := spec(nil, map[string]string{"receiverInitPorts": "8300", "receiverAllocPorts": "8400"})
 	require.NoError(t, err)
 	assert.Equal(t, `{"prompt":"x","max_tokens":1,"stream":false,"kv_transfer_params":{"disagg_spec":{"req_id":"ID",`+
-		`"receiver_host":"10.0.0.2","receiver_init_port":[8300],"receiver_alloc_port":[8400]}}}`, got)
+		`"receiver_host":"10.0.0.6","receiver_init_port":[8300],"receiver_alloc_port":[8400]}}}`, got)
 	got, err = spec(
 		nil, map[string]string{"receiverHost": "2001:db8::7", "receiverInitPorts": " 1, 2 ",
 			"receiverAllocPorts": "3,4"},
@@ -165,48 +139,40 @@ func TestWhereTheReceiverIs(t *testing.T) {
 		var bad *attr.Error
 		require.ErrorAs(t, err, &bad, rule)
 		c := open(t, nil)
-		faults := config.FieldErrors(c.CheckEndpoint(decodeEngine(attributes)))
+		faults := config.FieldErrors(c.CheckEndpoint(decodeEngine(t, attributes)))
 		require.Len(t, faults, 1, rule)
 		assert.Equal(t, "attributes."+bad.Attribute, faults[0].Path)
-		prefill := decodeEngine(attributes)
+		prefill := decodeEngine(t, attributes)
 		prefill.Role = discovery.RolePrefill
 		assert.NoError(t, c.CheckEndpoint(prefill), "only engines that decode receive")
 	}
 }
 
-func TestUnsupported(t *testing.T) {
-	plain, first := open(t, nil), open(t, &lmcachepd.Options{RetFirstToken: true})
+func TestWhatTheFirstTokenFromPCannotServe(t *testing.T) {
 	for _, k := range []struct {
-		api               connector.API
-		body              string
-		without, withThat string
+		api          connector.API
+		body, member string
 	}{
-		{connector.APIChat, `{"messages":[]}`, "", ""},
-		{connector.APIChat, `{"n":2}`, "n", "n"},
-		{connector.APICompletions, `{"prompt":["a","b"]}`, "prompt", "prompt"},
-		{connector.APISGLang, `{"text":"a"}`, "kv_transfer_params", "kv_transfer_params"},
-		{connector.APIResponses, `{"input":"a"}`, "", "kv_transfer_params"},
-		{connector.APIMessages, `{"messages":[]}`, "", "kv_transfer_params"},
-		{connector.APIGenerate, `{"token_ids":[1]}`, "", "kv_transfer_params"},
-		{connector.APIChat, `{"tools":[{"type":"function"}]}`, "", "tools"},
+		{connector.APIChat, `{"messages":[]}`, ""},
+		{connector.APIChat, `{"tools":[{"type":"function"}]}`, "tools"},
 		{connector.APIChat, `{"tools":[],"tool_choice":"none","response_format":{"type":"text"},` +
-			`"presence_penalty":0.0,"logprobs":false,"stop":null,"echo":""}`, "", ""},
-		{connector.APIChat, `{"response_format":{"type":"json_object"}}`, "", "response_format"},
-		{connector.APIChat, `{"structured_outputs":{"regex":"a"}}`, "", "structured_outputs"},
-		{connector.APIChat, `{"logprobs":true}`, "", "logprobs"},
-		{connector.APICompletions, `{"prompt":"a","logprobs":3}`, "", "logprobs"},
-		{connector.APICompletions, `{"prompt":"a","stop":["b"]}`, "", "stop"},
-		{connector.APICompletions, `{"prompt":"a","stop":[]}`, "", ""},
-		{connector.APICompletions, `{"prompt":"a","frequency_penalty":0.1}`, "", "frequency_penalty"},
-		{connector.APICompletions, `{"prompt":"a","return_token_ids":true}`, "", "return_token_ids"},
-		{connector.APICompletions, `{"prompt":"a","echo":true}`, "", "echo"},
-		{connector.APIChat, `{"messages":[{"role":"user","content":[{"type":"text","text":"a"}]}]}`, "", ""},
-		{connector.APIChat, `{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{}}]}]}`, "",
+			`"presence_penalty":0.0,"logprobs":false,"stop":null,"echo":""}`, ""},
+		{connector.APIChat, `{"response_format":{"type":"json_object"}}`, "response_format"},
+		{connector.APIChat, `{"structured_outputs":{"regex":"a"}}`, "structured_outputs"},
+		{connector.APIChat, `{"logprobs":true}`, "logprobs"},
+		{connector.APICompletions, `{"prompt":"a","logprobs":3}`, "logprobs"},
+		{connector.APICompletions, `{"prompt":"a","stop":["b"]}`, "stop"},
+		{connector.APICompletions, `{"prompt":"a","stop":[]}`, ""},
+		{connector.APICompletions, `{"prompt":"a","frequency_penalty":0.1}`, "frequency_penalty"},
+		{connector.APICompletions, `{"prompt":"a","return_token_ids":true}`, "return_token_ids"},
+		{connector.APICompletions, `{"prompt":"a","echo":true}`, "echo"},
+		{connector.APIChat, `{"messages":[{"role":"user","content":[{"type":"text","text":"a"}]}]}`, ""},
+		{connector.APIChat, `{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{}}]}]}`,
 			"messages"},
 	} {
-		r := session(t, k.api, k.body, nil).Request
-		assert.Equal(t, k.without, uncarried.Member(plain, r), k.body)
-		assert.Equal(t, k.withThat, uncarried.Member(first, r), "with the first token from P: %s", k.body)
+		r := play.Request(t, k.api, k.body)
+		assert.Empty(t, play.Uncarried(open(t, nil), r), "without it: %s", k.body)
+		assert.Equal(t, k.member, play.Uncarried(firstToken(t), r), k.body)
 	}
 }
 
@@ -223,18 +189,14 @@ func answerOf(t testing.TB, chat bool, replace map[string]string) *connector.Pre
 		require.Contains(t, string(body), old)
 		body = []byte(strings.Replace(string(body), old, now, 1))
 	}
-	return &connector.PrefillResult{Status: http.StatusOK, Body: body, At: time.Now()}
+	return play.Response(string(body))
 }
 
 func TestDecodeGoesOnFromTheFirstToken(t *testing.T) {
-	c := open(t, &lmcachepd.Options{RetFirstToken: true})
+	c := firstToken(t)
 	decode := func(api connector.API, body string) string {
 		s := session(t, api, body, receiverOfTwo)
-		leg := contract.NewLeg(s.Request)
-		require.NoError(t, c.Decode(t.Context(), s, answerOf(t, api == connector.APIChat, nil), leg))
-		out, err := contract.Body(leg)
-		require.NoError(t, err)
-		return string(out)
+		return play.Decode(t, c, s, answerOf(t, api == connector.APIChat, nil)).Body
 	}
 	for client, want := range map[string]string{
 		`{"prompt":"abc","max_tokens":9}`: `{"prompt":[1,2,3,72],"max_tokens":8}`,
@@ -263,19 +225,16 @@ func TestDecodeGoesOnFromTheFirstToken(t *testing.T) {
 // A client's min_tokens above 1 would be an error beside a limit of one token, but P must not end before the first
 // token.
 func TestPrefillDoesNotEndBeforeTheFirstTokenThatTheClientWants(t *testing.T) {
-	c := open(t, &lmcachepd.Options{RetFirstToken: true})
+	c := firstToken(t)
 	s := session(t, connector.APICompletions, `{"prompt":"abc","max_tokens":9,"min_tokens":4}`, receiverOfTwo)
-	leg := contract.NewPrefillLeg(s.Request, c.Traits())
-	require.NoError(t, c.Prefill(t.Context(), s, leg))
-	body, err := contract.Body(leg)
-	require.NoError(t, err)
-	assert.Contains(t, string(body), `"min_tokens":1`)
-	assert.Contains(t, string(body), `"return_token_ids":true`)
-	assert.Contains(t, string(body), `"kv_transfer_params":{"ret_first_tok":true,"disagg_spec":{`)
+	body := play.Prefill(t, c, s).Body
+	assert.Contains(t, body, `"min_tokens":1`)
+	assert.Contains(t, body, `"return_token_ids":true`)
+	assert.Contains(t, body, `"kv_transfer_params":{"ret_first_tok":true,"disagg_spec":{`)
 }
 
 func TestAnswersWithoutAFirstTokenAreRefused(t *testing.T) {
-	c := open(t, &lmcachepd.Options{RetFirstToken: true})
+	c := firstToken(t)
 	for rule, replace := range map[string]map[string]string{
 		"no token":            {`{"first_tok":72}`: `null`},
 		"a text":              {`{"first_tok":72}`: `{"first_tok":"72"}`},
@@ -290,22 +249,20 @@ func TestAnswersWithoutAFirstTokenAreRefused(t *testing.T) {
 		"garbage in a member": {`"text":"He"`: `"text":"He","x":[1,,2]`},
 	} {
 		s := session(t, connector.APICompletions, `{"prompt":"abc"}`, receiverOfTwo)
-		err := c.Decode(t.Context(), s, answerOf(t, false, replace), contract.NewLeg(s.Request))
+		_, err := play.TryDecode(c, s, answerOf(t, false, replace))
 		require.ErrorIs(t, err, connector.ErrNoTransfer, rule)
 		assert.NotContains(t, err.Error(), "72", rule)
 		_, final := c.Final(s, answerOf(t, false, replace))
 		assert.False(t, final, rule)
 	}
-	s := session(t, connector.APICompletions, `{"prompt":"abc"}`, receiverOfTwo)
-	assert.ErrorIs(t, c.Decode(t.Context(), s, nil, contract.NewLeg(s.Request)), connector.ErrNoTransfer)
 }
 
 // LMCache's own proxy asks D for the remaining tokens even if none remain: for 0 tokens, which D refuses.
 func TestPsAnswerIsTheClientsWhereNothingIsLeft(t *testing.T) {
-	c := open(t, &lmcachepd.Options{RetFirstToken: true})
+	c := firstToken(t)
 	stopped := map[string]string{`"finish_reason":"length"`: `"finish_reason":"stop"`}
 
-	a, ok := c.Final(session(t, connector.APICompletions, `{"prompt":"abc","max_tokens":1}`, nil),
+	a, ok := c.Final(session(t, connector.APICompletions, `{"prompt":"abc","max_tokens":1}`),
 		answerOf(t, false, nil))
 	require.True(t, ok)
 	assert.JSONEq(t, `{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,`+
@@ -314,7 +271,7 @@ func TestPsAnswerIsTheClientsWhereNothingIsLeft(t *testing.T) {
 
 	a, ok = c.Final(
 		session(t, connector.APIChat, `{"messages":[],"max_tokens":5,"stream":true,`+
-			`"stream_options":{"include_usage":true}}`, nil), answerOf(t, true, stopped),
+			`"stream_options":{"include_usage":true}}`), answerOf(t, true, stopped),
 	)
 	require.True(t, ok)
 	require.Len(t, a.Events, 4)
@@ -328,7 +285,7 @@ func TestPsAnswerIsTheClientsWhereNothingIsLeft(t *testing.T) {
 		`"usage":{"prompt_tokens":3,"total_tokens":4,"completion_tokens":1}}`, string(a.Events[2]))
 	assert.Equal(t, "[DONE]", string(a.Events[3]))
 
-	a, ok = c.Final(session(t, connector.APICompletions, `{"prompt":"abc","stream":true}`, nil),
+	a, ok = c.Final(session(t, connector.APICompletions, `{"prompt":"abc","stream":true}`),
 		answerOf(t, false, stopped))
 	require.True(t, ok)
 	require.Len(t, a.Events, 2, "no counts unless they are asked for")
@@ -337,15 +294,15 @@ func TestPsAnswerIsTheClientsWhereNothingIsLeft(t *testing.T) {
 		_, ok = c.Final(session(t, connector.APICompletions, body, nil), answerOf(t, false, nil))
 		assert.False(t, ok, body)
 	}
-	_, ok = open(t, nil).Final(session(t, connector.APICompletions, `{"prompt":"abc","max_tokens":1}`, nil),
+	_, ok = open(t, nil).Final(session(t, connector.APICompletions, `{"prompt":"abc","max_tokens":1}`),
 		answerOf(t, false, stopped))
 	assert.False(t, ok, "without the first token from P, D makes it")
 }
 
 func TestTheFirstTokenStandsBeforeDsAnswer(t *testing.T) {
 	rewrite := func(api connector.API, p *connector.PrefillResult) func([]byte) ([]byte, error) {
-		c := open(t, &lmcachepd.Options{RetFirstToken: true})
-		return c.Rewrite(session(t, api, `{"messages":[],"prompt":"x"}`, nil),
+		c := firstToken(t)
+		return c.Rewrite(session(t, api, `{"messages":[],"prompt":"x"}`),
 			func() *connector.PrefillResult { return p })
 	}
 	run := func(fn func([]byte) ([]byte, error), events ...string) []string {
@@ -397,7 +354,7 @@ func TestTheFirstTokenStandsBeforeDsAnswer(t *testing.T) {
 	_, err := rewrite(connector.APIChat, nil)([]byte(`{}`))
 	assert.ErrorIs(t, err, connector.ErrNoTransfer)
 	assert.Nil(
-		t, open(t, nil).Rewrite(session(t, connector.APIChat, `{}`, nil),
+		t, open(t, nil).Rewrite(session(t, connector.APIChat, `{}`),
 			func() *connector.PrefillResult { return nil }), "the stream stays unparsed without need",
 	)
 }
@@ -405,7 +362,7 @@ func TestTheFirstTokenStandsBeforeDsAnswer(t *testing.T) {
 // If P's response is the last one but malformed in a part that is not read, it must not go to the client, and D must
 // not continue after it.
 func TestAMalformedLastAnswerIsNotGoneOnFrom(t *testing.T) {
-	c := open(t, &lmcachepd.Options{RetFirstToken: true})
+	c := firstToken(t)
 	for rule, k := range map[string]struct {
 		limit   string
 		replace map[string]string
@@ -417,21 +374,21 @@ func TestAMalformedLastAnswerIsNotGoneOnFrom(t *testing.T) {
 		p := answerOf(t, true, k.replace)
 		_, final := c.Final(s, p)
 		assert.False(t, final, rule)
-		require.ErrorIs(t, c.Decode(t.Context(), s, p, contract.NewLeg(s.Request)), connector.ErrNoTransfer, rule)
+		_, err := play.TryDecode(c, s, p)
+		require.ErrorIs(t, err, connector.ErrNoTransfer, rule)
 	}
 }
 
 // Token ids are a list of whole numbers in digits, at least one. With others D would fail or read another prompt.
 func TestTokenIDsOfThePrompt(t *testing.T) {
-	c := open(t, &lmcachepd.Options{RetFirstToken: true})
+	c := firstToken(t)
 	for ids, good := range map[string]bool{
 		"[1]": true, "[0, 1 ,\n2 ]": true, "[]": false, "[ ]": false, "[1,]": false, "[,1]": false, "[1 2]": false,
 		"[01]": false, "[-1]": false, "[1.5]": false,
 		"[1e3]": false, "[[1]]": false, `["1"]`: false, "[1,null]": false, "null": false, "7": false, "{}": false,
 	} {
 		s := session(t, connector.APIChat, `{"messages":[],"max_tokens":9}`, receiverOfTwo)
-		err := c.Decode(t.Context(), s, answerOf(t, true, map[string]string{"[259,1,2]": ids}),
-			contract.NewLeg(s.Request))
+		_, err := play.TryDecode(c, s, answerOf(t, true, map[string]string{"[259,1,2]": ids}))
 		if good {
 			assert.NoError(t, err, ids)
 		} else {

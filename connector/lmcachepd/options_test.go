@@ -3,20 +3,17 @@
 package lmcachepd_test
 
 import (
-	"encoding/json"
 	"testing"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector/check"
-	"github.com/pdkit/pdkit/connector/connectortest"
+	"github.com/pdkit/pdkit/connector/internal/play"
 	"github.com/pdkit/pdkit/connector/lmcachepd"
 )
 
 func TestBadValuesAreRefusedAtTheirPath(t *testing.T) {
-	for settings, path := range map[string]string{
+	play.Refuses(t, lmcachepd.Name, map[string]string{
 		`{"notifyListen":"8500"}`:                     "notifyListen",
 		`{"notifyListen":"h:port"}`:                   "notifyListen",
 		`{"notifyListen":"h:65536"}`:                  "notifyListen",
@@ -38,42 +35,26 @@ func TestBadValuesAreRefusedAtTheirPath(t *testing.T) {
 		`{"pd_buffer_size":1,"nixl_buffer_size":2}`:   "pd_buffer_size",
 		`{"enable_pd":true,"lmcache.enable_pd":true}`: "lmcache.enable_pd",
 		`{"lmcache.pd_proxy_hots":"h"}`:               "lmcache.pd_proxy_hots",
-	} {
-		_, err := connectortest.Open(lmcachepd.Name)(json.RawMessage(settings))
-		faults := config.FieldErrors(err)
-		require.Len(t, faults, 1, settings)
-		assert.Equal(t, path, faults[0].Path, settings)
-		assert.NotEmpty(t, faults[0].Remedy, settings)
-	}
+	})
 }
 
 // These are all settings that Kthena's issue 1069 tried, but without the switch that keeps P from sending notices.
 func TestTheSettingsOfIssue1069(t *testing.T) {
-	_, err := connectortest.Open(lmcachepd.Name)(
-		json.RawMessage(
-			`{"lmcache.enable_pd":true,"lmcache.pd_role":"sender","lmcache.transfer_channel":"nixl",
-			"lmcache.nixl_backends":["UCX"],
-		"lmcache.pd_peer_host":"h","lmcache.pd_peer_init_port":"10086","lmcache.pd_peer_alloc_port":"10087",
-		"lmcache.pd_buffer_device":"cuda"}`))
-	require.NoError(t, err)
-	_, err = lmcachepd.New(nil)
-	require.NoError(t, err)
+	play.Open(t, lmcachepd.Name, `{"lmcache.enable_pd":true,"lmcache.pd_role":"sender",
+		"lmcache.transfer_channel":"nixl","lmcache.nixl_backends":["UCX"],"lmcache.pd_peer_host":"h",
+		"lmcache.pd_peer_init_port":"10086","lmcache.pd_peer_alloc_port":"10087","lmcache.pd_buffer_device":"cuda"}`)
 }
 
 // The launch guide's file is used as it is. Its receiver has one port, of which two are made; today's names come in
 // pairs.
 func TestOnePortOf2025BecomesTwo(t *testing.T) {
-	d := decodeEngine(nil)
-	c, err := connectortest.Open(lmcachepd.Name)(json.RawMessage(
-		`{"enable_nixl":true,"nixl_role":"receiver","nixl_peer_host":"localhost",` +
-			`"nixl_peer_port":55555,"nixl_buffer_size":1073741824}`))
-	require.NoError(t, err)
+	d := decodeEngine(t, nil)
+	c := play.Open(t, lmcachepd.Name, `{"enable_nixl":true,"nixl_role":"receiver","nixl_peer_host":"localhost",`+
+		`"nixl_peer_port":55555,"nixl_buffer_size":1073741824}`)
 	require.NoError(t, check.Of(c).CheckEndpoint(d), "requests are sent there")
-	_, err = connectortest.Open(lmcachepd.Name)(json.RawMessage(`{"enable_nixl":true,"nixl_peer_port":65500}`))
-	faults := config.FieldErrors(err)
-	require.Len(t, faults, 1)
-	assert.Equal(t, "pd_peer_alloc_port", faults[0].Path)
-	c, err = connectortest.Open(lmcachepd.Name)(json.RawMessage(`{"enable_pd":true,"pd_peer_init_port":7300}`))
-	require.NoError(t, err)
+	play.Refuses(t, lmcachepd.Name, map[string]string{
+		`{"enable_nixl":true,"nixl_peer_port":65500}`: "pd_peer_alloc_port",
+	})
+	c = play.Open(t, lmcachepd.Name, `{"enable_pd":true,"pd_peer_init_port":7300}`)
 	require.ErrorContains(t, check.Of(c).CheckEndpoint(d), "receiverAllocPorts", "today's names come in pairs")
 }
