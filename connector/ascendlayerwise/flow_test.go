@@ -180,43 +180,6 @@ func TestAClientThatLeavesEndsDsLegAlone(t *testing.T) {
 	assert.Equal(t, http.StatusBadGateway, soon(t, callbacks).status)
 }
 
-// With recompute_scheduler_enable D may give a request up in favour of another one. It says so only by a stop reason,
-// in a response that looks complete. If the client has not got anything yet, another attempt serves the request;
-// otherwise the flow cuts the stream.
-func TestARecomputedResponseIsAFailedOne(t *testing.T) {
-	const recomputed = `{"choices":[{"delta":{},"finish_reason":"stop","stop_reason":"recomputed"}]}`
-	pushed := make(chan struct{})
-	close(pushed)
-	p := func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `{}`) }
-
-	callbacks := make(chan reply, 1)
-	x := newPair(t, p, decodeEngine(t, callbacks, pushed, nil, recomputed, "[DONE]"))
-	_, err := x.do(t.Context(), `{"messages":[{"role":"user","content":"hi"}],"stream":true}`)
-	var e *pdflow.Error
-	require.ErrorAs(t, err, &e)
-	assert.Equal(t, pdflow.CodeDecodeFailed, e.Code)
-	soon(t, callbacks)
-
-	seen := make(chan struct{})
-	x = newPair(t, p, func(w http.ResponseWriter, r *http.Request) {
-		decodeEngine(t, callbacks, pushed, nil, text)(w, r)
-		<-seen
-		_, _ = io.WriteString(w, "data: "+recomputed+"\n\ndata: [DONE]\n\n")
-	})
-	resp, err := x.do(t.Context(), `{"messages":[{"role":"user","content":"hi"}],"stream":true}`)
-	require.NoError(t, err)
-	first := make([]byte, 1)
-	_, err = resp.Body.Read(first)
-	require.NoError(t, err)
-	close(seen)
-	b, err := io.ReadAll(resp.Body)
-	require.Error(t, err, "the client must not take it for whole")
-	require.NoError(t, resp.Body.Close())
-	assert.Contains(t, string(first)+string(b), "word")
-	assert.NotContains(t, string(b), "[DONE]")
-	soon(t, callbacks)
-}
-
 // For any body that is posted, nothing panics. P gets the callback byte for byte, and only one with all that P's engine
 // needs.
 func FuzzCallback(f *testing.F) {

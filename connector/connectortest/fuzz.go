@@ -3,9 +3,13 @@
 package connectortest
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/pdkit/pdkit/connector"
@@ -97,6 +101,49 @@ func (t *trial) fuzz(api connector.API, body, response []byte) error {
 		}
 		if err := same(p.s.Request, l.leg.body, l.free); err != nil {
 			return err
+		}
+		if err := keeps(body, l.leg.body, append(l.free, stripped...)); err != nil {
+			return err
+		}
+		if err := strips(l.leg.body, t.own()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// stripped are the members that no client's request takes to an engine, and the objects in which engines read some.
+var stripped = slices.Concat(transferMembers, []string{"request_id", "rid"}, holders)
+
+var holders = []string{"vllm_xargs", "sampling_params"}
+
+// keeps reads the client's body by itself: each member has the same bytes in the leg, but for the free ones.
+func keeps(client, leg []byte, free []string) error {
+	was, now := mustParse(client), mustParse(leg)
+	for i := range was.Len() {
+		name := was.Name(i)
+		if slices.ContainsFunc(free, func(path string) bool { return path == name || strings.HasPrefix(path, name+".") }) {
+			continue
+		}
+		if got, _ := now.Get(name); !bytes.Equal(got, was.Value(i)) {
+			return fmt.Errorf("the client's member %q is not the same to the byte", name)
+		}
+	}
+	return nil
+}
+
+// strips finds a transfer member in a leg that is not the connector's own.
+func strips(leg []byte, own []string) error {
+	d := mustParse(leg)
+	for _, name := range stripped[:len(stripped)-len(holders)] {
+		if _, left := d.Get(name); left && !slices.Contains(own, name) {
+			return fmt.Errorf("the leg has the client's %s", name)
+		}
+		for _, holder := range holders {
+			raw, _ := d.Get(holder)
+			if _, left := mustParse(raw).Get(name); left && slices.Contains(transferMembers, name) {
+				return fmt.Errorf("the leg has the client's %s in its %s", name, holder)
+			}
 		}
 	}
 	return nil
