@@ -138,6 +138,7 @@ func several(api connector.API) []sample {
 func forged(api connector.API, declared []string) []sample {
 	all := forgery{}
 	all.add("request_id", "")
+	all.add("rid", "")
 	for _, path := range append(slices.Clone(transferMembers), declared...) {
 		name, below, _ := strings.Cut(path, ".")
 		all.add(name, below)

@@ -18,7 +18,7 @@ type Fault struct {
 	Bare   bool // it declares no handoff, so that its harness must give none
 }
 
-// faulty is the toy with some of its methods replaced.
+// faulty is the toy with some of its methods replaced: it has each as a function.
 type faulty struct {
 	*Toy
 	traits        func(*connector.Traits)
@@ -44,7 +44,14 @@ func with(rule, what string, replace func(f *faulty)) Fault {
 		if err != nil {
 			return nil, err
 		}
-		f := &faulty{Toy: t}
+		f := &faulty{
+			Toy: t, traits: func(*connector.Traits) {},
+			checkRequest:  func(*connector.ClientRequest) error { return nil },
+			checkEndpoint: t.CheckEndpoint, prepare: t.Prepare, start: t.Start, closes: t.Close, expect: t.Expect,
+			final: t.Final, rewrite: t.Rewrite, encode: t.Encode,
+			merge: func(responses []json.RawMessage) error { return t.Merge(nil, responses) },
+		}
+		f.prefill, f.decode = f.rightPrefill, f.right
 		replace(f)
 		return f, nil
 	}}
@@ -57,95 +64,53 @@ func configured(rule, what string, read func(config json.RawMessage) (connector.
 
 func (f *faulty) Traits() connector.Traits {
 	t := f.Toy.Traits()
-	if f.traits != nil {
-		f.traits(&t)
-	}
+	f.traits(&t)
 	return t
 }
 
-func (f *faulty) CheckRequest(r *connector.ClientRequest) error {
-	if f.checkRequest != nil {
-		return f.checkRequest(r)
+// declare has the traits changed, if there is something to change.
+func (f *faulty) declare(change func(*connector.Traits)) {
+	if change != nil {
+		f.traits = change
 	}
-	return nil
 }
 
-func (f *faulty) CheckEndpoint(e discovery.Endpoint) error {
-	if f.checkEndpoint != nil {
-		return f.checkEndpoint(e)
-	}
-	return f.Toy.CheckEndpoint(e)
-}
+func (f *faulty) CheckRequest(r *connector.ClientRequest) error { return f.checkRequest(r) }
+func (f *faulty) CheckEndpoint(e discovery.Endpoint) error      { return f.checkEndpoint(e) }
+func (f *faulty) Start(ctx context.Context) error               { return f.start(ctx) }
+func (f *faulty) Close() error                                  { return f.closes() }
 
 func (f *faulty) Prepare(ctx context.Context, s *connector.Session, call connector.Caller) (any, error) {
-	if f.prepare != nil {
-		return f.prepare(ctx, s, call)
-	}
-	return f.Toy.Prepare(ctx, s, call)
+	return f.prepare(ctx, s, call)
 }
 
-func (f *faulty) Prefill(ctx context.Context, s *connector.Session, leg *connector.Leg) error {
-	if f.prefill != nil {
-		return f.prefill(s, leg)
-	}
-	return f.Toy.Prefill(ctx, s, leg)
+func (f *faulty) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
+	return f.prefill(s, leg)
 }
 
-func (f *faulty) Decode(ctx context.Context, s *connector.Session, p *connector.PrefillResult,
+func (f *faulty) Decode(_ context.Context, s *connector.Session, p *connector.PrefillResult,
 	leg *connector.Leg) error {
-	if f.decode != nil {
-		return f.decode(s, p, leg)
-	}
-	return f.Toy.Decode(ctx, s, p, leg)
-}
-
-func (f *faulty) Start(ctx context.Context) error {
-	if f.start != nil {
-		return f.start(ctx)
-	}
-	return f.Toy.Start(ctx)
-}
-
-func (f *faulty) Close() error {
-	if f.closes != nil {
-		return f.closes()
-	}
-	return f.Toy.Close()
+	return f.decode(s, p, leg)
 }
 
 func (f *faulty) Expect(s *connector.Session) (wait func(context.Context) (connector.Event, error), done func(error)) {
-	if f.expect != nil {
-		return f.expect(s)
-	}
-	return f.Toy.Expect(s)
+	return f.expect(s)
 }
 
 func (f *faulty) Final(s *connector.Session, p *connector.PrefillResult) (connector.Response, bool) {
-	if f.final != nil {
-		return f.final(s, p)
-	}
-	return f.Toy.Final(s, p)
+	return f.final(s, p)
 }
 
 func (f *faulty) Rewrite(s *connector.Session, p func() *connector.PrefillResult) func([]byte) ([]byte, error) {
-	if f.rewrite != nil {
-		return f.rewrite(s, p)
-	}
-	return f.Toy.Rewrite(s, p)
+	return f.rewrite(s, p)
 }
 
 func (f *faulty) Encode(s *connector.Session, i connector.Item, leg *connector.Leg) error {
-	if f.encode != nil {
-		return f.encode(s, i, leg)
-	}
-	return f.Toy.Encode(s, i, leg)
+	return f.encode(s, i, leg)
 }
 
-func (f *faulty) Merge(s *connector.Session, responses []json.RawMessage) error {
-	if f.merge != nil {
-		return f.merge(responses)
-	}
-	return f.Toy.Merge(s, responses)
+func (f *faulty) Merge(_ *connector.Session, responses []json.RawMessage) error {
+	return f.merge(responses)
 }
 
 func (f *faulty) Clean(ctx context.Context, s *connector.Session, cause error, call connector.Caller) error {

@@ -19,26 +19,38 @@ import (
 
 func raw(s string) json.RawMessage { return json.RawMessage(s) }
 
+// edit changes a leg that is right.
+type edit = func(s *connector.Session, leg *connector.Leg)
+
 // prefills makes a fault that edits the prefill leg once it is right.
-func prefills(rule, what string, edit func(s *connector.Session, leg *connector.Leg)) Fault {
-	return with(rule, what, func(f *faulty) {
-		f.prefill = func(s *connector.Session, leg *connector.Leg) error {
-			err := f.rightPrefill(s, leg)
-			edit(s, leg)
-			return err
-		}
-	})
-}
+func prefills(rule, what string, wrong edit) Fault { return sends(rule, what, nil, wrong, asIs) }
 
 // decodes makes a fault that edits the decode leg once it is right.
-func decodes(rule, what string, edit func(s *connector.Session, leg *connector.Leg)) Fault {
-	return with(rule, what, func(f *faulty) {
-		f.decode = func(s *connector.Session, p *connector.PrefillResult, leg *connector.Leg) error {
-			err := f.right(s, p, leg)
-			edit(s, leg)
-			return err
+func decodes(rule, what string, wrong edit) Fault { return sends(rule, what, nil, asIs, wrong) }
+
+// keeps gives a leg a member of the client's again.
+func keeps(name string) edit {
+	return func(s *connector.Session, leg *connector.Leg) {
+		if v, ok := s.Field(name); ok {
+			leg.Set(name, v)
 		}
-	})
+	}
+}
+
+func sets(name, value string) edit {
+	return func(_ *connector.Session, leg *connector.Leg) { leg.Set(name, raw(value)) }
+}
+
+func setsHeader(name, value string) edit {
+	return func(_ *connector.Session, leg *connector.Leg) { leg.SetHeader(name, value) }
+}
+
+func drops(names ...string) edit {
+	return func(_ *connector.Session, leg *connector.Leg) {
+		for _, name := range names {
+			leg.Delete(name)
+		}
+	}
 }
 
 const (
@@ -54,23 +66,10 @@ const (
 	ruleBorrowed = "the client's body and the engines' responses are neither changed nor kept"
 )
 
-// keep gives a leg a member of the client's again.
-func keep(s *connector.Session, leg *connector.Leg, name string) {
-	if v, ok := s.Field(name); ok {
-		leg.Set(name, v)
-	}
-}
-
 var legFaults = []Fault{
-	decodes(ruleLegs, "writes a member that is not JSON", func(_ *connector.Session, leg *connector.Leg) {
-		leg.Set(connector.ParamsMember, raw(`{"a":}`))
-	}),
-	prefills(ruleLegs, "sets a header of the transport's", func(_ *connector.Session, leg *connector.Leg) {
-		leg.SetHeader("Content-Length", "3")
-	}),
-	prefills(ruleLegs, "sets a header that ends early", func(_ *connector.Session, leg *connector.Leg) {
-		leg.SetHeader("X-Toy", "a\r\nX-Other: b")
-	}),
+	decodes(ruleLegs, "writes a member that is not JSON", sets(connector.ParamsMember, `{"a":}`)),
+	prefills(ruleLegs, "sets a header of the transport's", setsHeader("Content-Length", "3")),
+	prefills(ruleLegs, "sets a header that ends early", setsHeader("X-Toy", "a\r\nX-Other: b")),
 	decodes(ruleLegs, "sets a path that is none", func(_ *connector.Session, leg *connector.Leg) {
 		leg.SetPath("v1/completions")
 	}),
@@ -79,12 +78,8 @@ var legFaults = []Fault{
 	}),
 
 	prefills(ruleLimit, "asks for two tokens", func(_ *connector.Session, leg *connector.Leg) { leg.LimitTokens(2) }),
-	prefills(ruleLimit, "leaves the limit that wins", func(s *connector.Session, leg *connector.Leg) {
-		keep(s, leg, "max_completion_tokens")
-	}),
-	prefills(ruleLimit, "leaves the minimum above the limit", func(s *connector.Session, leg *connector.Leg) {
-		keep(s, leg, "min_tokens")
-	}),
+	prefills(ruleLimit, "leaves the limit that wins", keeps("max_completion_tokens")),
+	prefills(ruleLimit, "leaves the minimum above the limit", keeps("min_tokens")),
 	prefills(ruleLimit, "forgets where an API keeps its limit", func(s *connector.Session, leg *connector.Leg) {
 		if s.API == connector.APIResponses {
 			leg.Delete("max_output_tokens")
@@ -92,21 +87,13 @@ var legFaults = []Fault{
 		}
 	}),
 
-	prefills(ruleWhole, "leaves the stream", func(s *connector.Session, leg *connector.Leg) { keep(s, leg, "stream") }),
-	prefills(ruleWhole, "leaves the stream's options", func(s *connector.Session, leg *connector.Leg) {
-		keep(s, leg, "stream_options")
-	}),
-	prefills(ruleWhole, "leaves several choices", func(s *connector.Session, leg *connector.Leg) { keep(s, leg, "n") }),
-	prefills(ruleWhole, "leaves log probabilities", func(s *connector.Session, leg *connector.Leg) {
-		keep(s, leg, "logprobs")
-	}),
+	prefills(ruleWhole, "leaves the stream", keeps("stream")),
+	prefills(ruleWhole, "leaves the stream's options", keeps("stream_options")),
+	prefills(ruleWhole, "leaves several choices", keeps("n")),
+	prefills(ruleWhole, "leaves log probabilities", keeps("logprobs")),
 
-	prefills(rulePrefill, "sets the temperature", func(_ *connector.Session, leg *connector.Leg) {
-		leg.Set("temperature", raw("0"))
-	}),
-	prefills(rulePrefill, "drops what it does not know", func(_ *connector.Session, leg *connector.Leg) {
-		leg.Delete("x_unknown")
-	}),
+	prefills(rulePrefill, "sets the temperature", sets("temperature", "0")),
+	prefills(rulePrefill, "drops what it does not know", drops("x_unknown")),
 	prefills(rulePrefill, "drops sampling members that it does not know",
 		func(s *connector.Session, leg *connector.Leg) {
 			if s.API == connector.APIGenerate {
@@ -123,10 +110,7 @@ var legFaults = []Fault{
 			}
 		}
 	}),
-	decodes(ruleDecode, "adds a member of its own that nobody was told of",
-		func(_ *connector.Session, leg *connector.Leg) {
-			leg.Set("return_token_ids", raw("true"))
-		}),
+	decodes(ruleDecode, "adds a member of its own that nobody was told of", sets("return_token_ids", "true")),
 	decodes(ruleDecode, "takes the client's stream away", func(_ *connector.Session, leg *connector.Leg) {
 		leg.NoStream()
 	}),
@@ -150,15 +134,9 @@ var legFaults = []Fault{
 		}
 	}),
 
-	decodes(ruleTransfer, "believes the client's transfer members", func(s *connector.Session, leg *connector.Leg) {
-		keep(s, leg, connector.ParamsMember)
-	}),
-	prefills(ruleTransfer, "believes those inside vllm_xargs", func(s *connector.Session, leg *connector.Leg) {
-		keep(s, leg, "vllm_xargs")
-	}),
-	decodes(ruleTransfer, "believes the request id in the body", func(s *connector.Session, leg *connector.Leg) {
-		keep(s, leg, "request_id")
-	}),
+	decodes(ruleTransfer, "believes the client's transfer members", keeps(connector.ParamsMember)),
+	prefills(ruleTransfer, "believes those inside vllm_xargs", keeps("vllm_xargs")),
+	decodes(ruleTransfer, "believes the request id in the body", keeps("request_id")),
 
 	prefills(ruleClientID, "names the transfer by the client's id in a member",
 		func(s *connector.Session, leg *connector.Leg) {

@@ -31,35 +31,21 @@ const (
 const forAMoment = 2 * time.Second
 
 var identityFaults = []Fault{
-	with(ruleName, "has an upper-case name", func(f *faulty) {
-		f.traits = func(t *connector.Traits) {
-			t.Name = "Conformance-Toy"
-		}
-	}),
-	with(ruleName, "has another name than the registered one", func(f *faulty) {
-		f.traits = func(t *connector.Traits) {
-			t.Name = "another-toy"
-		}
+	declares(ruleName, "has an upper-case name", func(t *connector.Traits) { t.Name = "Conformance-Toy" }),
+	declares(ruleName, "has another name than the registered one", func(t *connector.Traits) {
+		t.Name = "another-toy"
 	}),
 	with(ruleTraits, "has a new name each time", func(f *faulty) {
 		var n atomic.Int32
 		f.traits = func(t *connector.Traits) { t.Name += []string{"", "-1"}[n.Add(1)%2] }
 	}),
 
-	with(ruleOrder, "has an order that nobody knows", func(f *faulty) {
-		f.traits = func(t *connector.Traits) {
-			t.Order = 9
-		}
+	declares(ruleOrder, "has an order that nobody knows", func(t *connector.Traits) { t.Order = 9 }),
+	declares(ruleOrder, "decodes first and cannot tell a cold response", func(t *connector.Traits) {
+		t.Order = connector.DecodeFirst
 	}),
-	with(ruleOrder, "decodes first and cannot tell a cold response", func(f *faulty) {
-		f.traits = func(t *connector.Traits) {
-			t.Order = connector.DecodeFirst
-		}
-	}),
-	with(ruleOrder, "runs both legs together and waits for an event", func(f *faulty) {
-		f.traits = func(t *connector.Traits) {
-			t.Order = connector.Together
-		}
+	declares(ruleOrder, "runs both legs together and waits for an event", func(t *connector.Traits) {
+		t.Order = connector.Together
 	}),
 	with(ruleTraits, "has a new order each time", func(f *faulty) {
 		var n atomic.Int32

@@ -15,19 +15,17 @@ const rulePairs = "rules about pairs are constant, forbid something, and part no
 
 // pairs makes a fault of one rule about tpSize.
 func pairs(what string, compatible func(prefill, decode string) bool) Fault {
-	return with(rulePairs, what, func(f *faulty) {
-		f.traits = func(t *connector.Traits) {
-			t.PairRules = []attr.PairRule{{Attribute: attr.TPSize, Compatible: compatible}}
-		}
+	return declares(rulePairs, what, func(t *connector.Traits) {
+		t.PairRules = []attr.PairRule{{Attribute: attr.TPSize, Compatible: compatible}}
 	})
 }
 
 var pairFaults = []Fault{
-	with(rulePairs, "has a rule about nothing", func(f *faulty) {
-		f.traits = func(t *connector.Traits) { t.PairRules = []attr.PairRule{attr.Same("")} }
+	declares(rulePairs, "has a rule about nothing", func(t *connector.Traits) {
+		t.PairRules = []attr.PairRule{attr.Same("")}
 	}),
-	with(rulePairs, "has a rule that cannot be asked", func(f *faulty) {
-		f.traits = func(t *connector.Traits) { t.PairRules = []attr.PairRule{{Attribute: attr.TPSize}} }
+	declares(rulePairs, "has a rule that cannot be asked", func(t *connector.Traits) {
+		t.PairRules = []attr.PairRule{{Attribute: attr.TPSize}}
 	}),
 	with(rulePairs, "has another rule each time", func(f *faulty) {
 		var n atomic.Int32
@@ -51,11 +49,8 @@ var pairFaults = []Fault{
 				Compatible: func(p, d string) bool { return p == d || first && p == "4" && d == "8" }}}
 		}
 	}),
-	with(rulePairs, "parts the harness's engines", func(f *faulty) {
-		f.traits = func(t *connector.Traits) {
-			t.PairRules = []attr.PairRule{attr.Same(attr.TPSize),
-				attr.Same(attr.Store)}
-		}
+	declares(rulePairs, "parts the harness's engines", func(t *connector.Traits) {
+		t.PairRules = []attr.PairRule{attr.Same(attr.TPSize), attr.Same(attr.Store)}
 	}),
 	pairs("pairs equal engines of one value only", func(p, d string) bool { return p == d && p == "4" }),
 	pairs("lets every two engines form a pair", func(string, string) bool { return true }),

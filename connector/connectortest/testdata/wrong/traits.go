@@ -25,10 +25,9 @@ func declares(rule, what string, change func(t *connector.Traits)) Fault {
 }
 
 // sends makes a fault that declares something else, and edits each leg once it is right.
-func sends(rule, what string, change func(t *connector.Traits), prefill,
-	decode func(s *connector.Session, leg *connector.Leg)) Fault {
+func sends(rule, what string, change func(t *connector.Traits), prefill, decode edit) Fault {
 	return with(rule, what, func(f *faulty) {
-		f.traits = change
+		f.declare(change)
 		f.prefill = func(s *connector.Session, leg *connector.Leg) error {
 			err := f.rightPrefill(s, leg)
 			prefill(s, leg)
@@ -44,12 +43,9 @@ func sends(rule, what string, change func(t *connector.Traits), prefill,
 
 func asIs(*connector.Session, *connector.Leg)        {}
 func ownID(s *connector.Session, leg *connector.Leg) { leg.SetRequestID(s.ID) }
-func byLength(_ *connector.Session, leg *connector.Leg) {
-	leg.Delete("stop")
-	leg.Delete("stop_token_ids")
-}
-func stops(s *connector.Session, leg *connector.Leg)  { keep(s, leg, "stop") }
-func ticket(_ *connector.Session, leg *connector.Leg) { leg.Set("kv_ticket", raw(`"t-1"`)) }
+
+var ticket = sets("kv_ticket", `"t-1"`)
+
 func nested(_ *connector.Session, leg *connector.Leg) {
 	leg.SetAt([]string{"vllm_xargs", "kv", "ticket"}, raw(`"t-1"`))
 }
@@ -94,23 +90,19 @@ var traitsFaults = []Fault{
 			leg.SetRequestID(s.RequestID)
 		}),
 
-	sends(ruleByLength, "says that P ends by length, and leaves stop strings", saysByLength, stops, asIs),
-	sends(ruleByLength, "has P end by length, and does not say so", nil, byLength, asIs),
+	sends(ruleByLength, "says that P ends by length, and leaves stop strings", saysByLength, keeps("stop"), asIs),
+	sends(ruleByLength, "has P end by length, and does not say so", nil, drops("stop", "stop_token_ids"), asIs),
 	sends(ruleByLength, "says that P ends by length, and leaves the end of sequence", saysByLength,
-		func(_ *connector.Session, leg *connector.Leg) {
-			for _, name := range []string{"min_tokens", "ignore_eos"} {
-				leg.Delete(name)
-			}
-		}, asIs),
+		drops("min_tokens", "ignore_eos"), asIs),
 
-	sends(ruleDecode, "sets a member that it does not declare", nil, asIs, ticket),
-	sends(rulePrefill, "sets a member on P's leg that it does not declare", nil, ticket, asIs),
-	sends(ruleDecode, "sets a member within another that it does not declare", nil, asIs, nested),
+	decodes(ruleDecode, "sets a member that it does not declare", ticket),
+	prefills(rulePrefill, "sets a member on P's leg that it does not declare", ticket),
+	decodes(ruleDecode, "sets a member within another that it does not declare", nested),
 	sends(rulePrefill, "declares one member and sets its neighbour", members("vllm_xargs.kv.room"), nested, asIs),
 	sends(ruleTransfer, "lets the client's own declared member pass", members("kv_ticket"), asIs,
-		func(s *connector.Session, leg *connector.Leg) { keep(s, leg, "kv_ticket") }),
+		keeps("kv_ticket")),
 	sends(ruleTransfer, "lets the client's own nested member pass", members("vllm_xargs.kv.ticket"), asIs,
-		func(s *connector.Session, leg *connector.Leg) { keep(s, leg, "vllm_xargs") }),
+		keeps("vllm_xargs")),
 
 	declares(ruleAttribute, "declares an attribute that it does without", func(t *connector.Traits) {
 		t.Attributes = append(
