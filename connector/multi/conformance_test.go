@@ -15,10 +15,6 @@ import (
 var harness = connectortest.Harness{
 	Name:   "multi",
 	Config: json.RawMessage(nixlAndStore),
-	BadConfig: []json.RawMessage{
-		json.RawMessage(`{"connectors":[]}`), json.RawMessage(`{"connectors":[{"type":"nixl"},{"type":"nixl"}]}`),
-		json.RawMessage(`{"connectors":[{"type":"nixl","config":{"leaseDuration":"0s"}}]}`),
-	},
 	Response: func(s *connector.Session, _ []byte) connectortest.Response {
 		return connectortest.Response{Handoff: `{"do_remote_prefill":true,"remote_block_ids":[[1,2]],` +
 			`"remote_engine_id":"e-1",` +

@@ -95,81 +95,46 @@ func TestTheFirstChildThatIsNoStoreDecidesTheOrder(t *testing.T) {
 }
 
 func TestWhatCannotWorkTogetherIsRefusedWhenMade(t *testing.T) {
-	for settings, want := range map[string][]string{
-		`{}`:                                {"connectors", "is empty"},
-		`{"connectors":[]}`:                 {"connectors", "is empty"},
-		`{"connectors":[{}]}`:               {"connectors[0].type", "is missing"},
-		`{"connectors":[null]}`:             {"connectors[0]", "is null"},
-		`{"connectors":["nixl"]}`:           {"connectors[0]", "object"},
-		`{"connectors":[{"type":"nixel"}]}`: {"connectors[0].type", "did you mean nixl? known are", "sharedstorage"},
-		`{"connectors":[{"kv_connector":"NixelConnector"}]}`: {
-			"connectors[0].kv_connector", "did you mean NixlConnector? known are",
-		},
-		`{"connectors":[{"kv_connector":""}]}`: {
-			"connectors[0].kv_connector", "is empty",
-		},
-		`{"connectors":[{"kv_connector":"NixlConnector","kv_rol":"kv_both"}]}`: {
-			"connectors[0].kv_rol", "did you mean kv_role",
-		},
-		`{"connectors":[{"kv_connector":"NixlConnector","kv_role":"both"}]}`: {
-			"connectors[0].kv_role", "kv_both",
-		},
-		`{"connectors":[{"type":"nixl","retry":{}}]}`: {
-			"connectors[0].retry", "unknown field",
-		},
-		`{"connectors":[{"type":"nixl","config":{"leaseDuration":"0s"}}]}`: {
-			"connectors[0].config.leaseDuration", "above 0",
-		},
-		`{"connectors":[{"type":"nixl","parameters":{"leaseDuration":"0s"}}]}`: {
-			"connectors[0].parameters.leaseDuration", "above 0",
-		},
-		`{"connectors":[{"type":"nixl","config":{},"parameters":{}}]}`: {
-			"connectors[0].parameters", "keep one",
-		},
-		`{"connectors":[{"type":"multi","config":{"connectors":[{"type":"nixl"}]}}]}`: {
-			"connectors[0].type", "inside another",
-		},
-		`{"connectors":[{"kv_connector":"MultiConnector"}]}`: {
-			"connectors[0].kv_connector", "inside another",
-		},
-		`{"connectors":[{"type":"test-notified"},{"type":"test-notified2"}]}`: {
-			"connectors[1].type", "did you mean test-notified?",
-		},
-		`{"connectors":[{"type":"http"}]}`: {
-			"connectors[0].type", "no connector of an engine's", "NixlConnector",
-		},
-		`{"connectors":[{"type":""},{"type":"nixl"}]}`: {
-			"connectors[0].type", "is missing",
-		},
-		`{"connectors":[{"type":"nixl"},{"kv_connector":"NixlConnector"}]}`: {
-			"connectors[1]", "needs a handoff in P's response, as connectors[0] (nixl) does", "keep one",
-		},
-		`{"connectors":[{"type":"nixl"},{"type":"test-together"}]}`: {
-			"connectors", "no order of the legs in common", "prefill-then-decode", "test-together) wants together",
-		},
-		`{"connectors":[{"type":"test-together"},{"type":"test-together"}]}`: {
-			"connectors[1]", "parameters of test-together",
-		},
-		`{"connectors":[{"type":"test-preparer"},{"type":"test-flexible"}]}`: {
-			"connectors[1]", "side call",
-		},
-		`{"connectors":[{"type":"test-keys-a"},{"type":"test-keys-b"}]}`: {
-			"connectors[1]", "sets kv_ticket, as connectors[0] (test-keys-a) does",
-		},
-		`{"connectors":[{"type":"test-id-a"},{"type":"test-id-b"}]}`: {
-			"connectors[1]", "X-Request-Id",
-		},
+	play.Refuses(t, multi.Name, map[string]string{
+		`{}`:                                "connectors … is empty",
+		`{"connectors":[]}`:                 "connectors … is empty",
+		`{"connectors":[{}]}`:               "connectors[0].type … is missing",
+		`{"connectors":[null]}`:             "connectors[0] … is null",
+		`{"connectors":["nixl"]}`:           "connectors[0] … object",
+		`{"connectors":[{"type":"nixel"}]}`: "connectors[0].type … did you mean nixl? known are … sharedstorage",
+		`{"connectors":[{"kv_connector":"NixelConnector"}]}`: "connectors[0].kv_connector … " +
+			"did you mean NixlConnector? known are",
+		`{"connectors":[{"kv_connector":""}]}`: "connectors[0].kv_connector … is empty",
+		`{"connectors":[{"kv_connector":"NixlConnector","kv_rol":"kv_both"}]}`: "connectors[0].kv_rol … " +
+			"did you mean kv_role",
+		`{"connectors":[{"kv_connector":"NixlConnector","kv_role":"both"}]}`: "connectors[0].kv_role … kv_both",
+		`{"connectors":[{"type":"nixl","retry":{}}]}`:                        "connectors[0].retry … unknown field",
+		`{"connectors":[{"type":"nixl","config":{"leaseDuration":"0s"}}]}`: "connectors[0].config.leaseDuration … " +
+			"above 0",
+		`{"connectors":[{"type":"nixl","parameters":{"leaseDuration":"0s"}}]}`: "connectors[0].parameters" +
+			".leaseDuration … above 0",
+		`{"connectors":[{"type":"nixl","config":{},"parameters":{}}]}`: "connectors[0].parameters … keep one",
+		`{"connectors":[{"type":"multi","config":{"connectors":[{"type":"nixl"}]}}]}`: "connectors[0].type … " +
+			"inside another",
+		`{"connectors":[{"kv_connector":"MultiConnector"}]}`: "connectors[0].kv_connector … inside another",
+		`{"connectors":[{"type":"test-notified"},{"type":"test-notified2"}]}`: "connectors[1].type … " +
+			"did you mean test-notified?",
+		`{"connectors":[{"type":"http"}]}`: "connectors[0].type … no connector of an engine's … " +
+			"NixlConnector",
+		`{"connectors":[{"type":""},{"type":"nixl"}]}`: "connectors[0].type … is missing",
+		`{"connectors":[{"type":"nixl"},{"kv_connector":"NixlConnector"}]}`: "connectors[1] … " +
+			"needs a handoff in P's response, as connectors[0] (nixl) does … keep one",
+		`{"connectors":[{"type":"nixl"},{"type":"test-together"}]}`: "connectors … " +
+			"no order of the legs in common … prefill-then-decode … test-together) wants together",
+		`{"connectors":[{"type":"test-together"},{"type":"test-together"}]}`: "connectors[1] … " +
+			"parameters of test-together",
+		`{"connectors":[{"type":"test-preparer"},{"type":"test-flexible"}]}`: "connectors[1] … side call",
+		`{"connectors":[{"type":"test-keys-a"},{"type":"test-keys-b"}]}`: "connectors[1] … " +
+			"sets kv_ticket, as connectors[0] (test-keys-a) does",
+		`{"connectors":[{"type":"test-id-a"},{"type":"test-id-b"}]}`: "connectors[1] … X-Request-Id",
 		`{"connectors":[` + strings.Repeat(`{"type":"sharedstorage"},`, 16) +
-			`{"type":"sharedstorage"}]}`: {"connectors[16]", "too many"},
-	} {
-		_, err := tryOpen(settings)
-		require.Error(t, err, settings)
-		faults := config.FieldErrors(err)
-		assert.Equal(t, want[0], faults[0].Path, settings)
-		for _, part := range want[1:] {
-			assert.ErrorContains(t, err, part, settings)
-		}
-	}
+			`{"type":"sharedstorage"}]}`: "connectors[16] … too many",
+	})
 }
 
 func TestAnEnginesOwnLeaseIsTheHandoffs(t *testing.T) {

@@ -15,18 +15,21 @@ import (
 )
 
 // Refuses wants each of the settings to be refused for one fault, at the path of the field that is wrong and with a
-// remedy. A text after "path … " must stand in the error, too.
+// remedy. Texts after "path … " must stand in the error, too, each after its own " … ".
 func Refuses(t *testing.T, name string, wrong map[string]string) {
 	t.Helper()
 	for settings, want := range wrong {
-		path, text, _ := strings.Cut(want, " … ")
+		texts := strings.Split(want, " … ")
 		_, err := connector.Open(config.Spec{Type: name, Config: json.RawMessage(settings)})
 		faults := config.FieldErrors(err)
-		switch {
-		case len(faults) != 1 || faults[0].Path != path:
-			t.Errorf("%.200s: want one fault at %s, got: %v", settings, path, err)
-		case faults[0].Remedy == "" || !strings.Contains(err.Error(), text):
-			t.Errorf("%.200s: want a remedy and %q, got: %v", settings, text, err)
+		if len(faults) != 1 || faults[0].Path != texts[0] || faults[0].Remedy == "" {
+			t.Errorf("%.200s: want one fault at %s with a remedy, got: %v", settings, texts[0], err)
+			continue
+		}
+		for _, text := range texts[1:] {
+			if !strings.Contains(err.Error(), text) {
+				t.Errorf("%.200s: want %q in the error, got: %v", settings, text, err)
+			}
 		}
 	}
 }
