@@ -10,12 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/tidwall/sjson"
 
-	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/check"
 	"github.com/pdkit/pdkit/connector/internal/play"
 	"github.com/pdkit/pdkit/connector/mooncakeascend"
-	"github.com/pdkit/pdkit/discovery"
 )
 
 // good is a handoff with the keys that request_finished writes, in its order.
@@ -67,18 +64,4 @@ func TestHandoffsThatDWouldDieOfOrHangOnAreRefused(t *testing.T) {
 		_, err := play.TryDecode(c, s, play.Response(`{"kv_transfer_params":`+bad+`}`))
 		return err
 	}, "10.0.0.5")
-}
-
-func TestFaultyAttributesAreNamed(t *testing.T) {
-	c := check.Of(play.Open(t, mooncakeascend.Name, ``))
-	for _, name := range []string{"tpSize", "dpSize", "kvPort"} {
-		faults := config.FieldErrors(
-			c.CheckEndpoint(play.Engine(t, "http://d:1", discovery.RoleDecode, map[string]string{name: "0"})),
-		)
-		require.Len(t, faults, 1)
-		assert.Equal(t, "attributes."+name, faults[0].Path)
-	}
-	require.NoError(t, c.CheckEndpoint(
-		play.Engine(t, "http://10.0.0.5:8100", discovery.RolePrefill, map[string]string{"tpSize": "4"}),
-	))
 }

@@ -11,9 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/connector/check"
 	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/internal/play"
 	"github.com/pdkit/pdkit/connector/nixlpush"
@@ -97,7 +95,6 @@ func TestAHandoffWithoutTPSizeIsNotRelayed(t *testing.T) {
 
 func TestSerialNeedsNoAttributes(t *testing.T) {
 	c, s := play.Open(t, nixlpush.Name, serial), play.Session(t, connector.APICompletions, `{"prompt":"x"}`)
-	require.NoError(t, check.Of(c).CheckEndpoint(s.Prefill))
 	play.Prefill(t, c, s)
 	_, err := play.TryDecode(c, s, nil)
 	require.ErrorIs(t, err, connector.ErrNoTransfer, "D would wait for ever")
@@ -112,38 +109,4 @@ func TestResponsesCannotNameARank(t *testing.T) {
 	require.ErrorAs(t, err, &bad)
 	assert.Equal(t, "X-data-parallel-rank", bad.Member)
 	play.Prefill(t, play.Open(t, nixlpush.Name, serial), s) // P's response names the rank that it chose
-}
-
-// TestCheckEndpoint finds at start what would otherwise make requests hang.
-func TestCheckEndpoint(t *testing.T) {
-	for rule, c := range map[string]struct {
-		role       discovery.Role
-		attributes map[string]string
-		paths      []string
-	}{
-		"good":                          {discovery.RolePrefill, attributes(), nil},
-		"a decode engine needs nothing": {discovery.RoleDecode, nil, nil},
-		"both are a prefill engine too": {discovery.RoleBoth, nil,
-			[]string{"attributes.engineID", "attributes.sideChannelPort"}},
-		"all faults at once": {discovery.RolePrefill, map[string]string{"tpSize": "0", "ppSize": "x"},
-			[]string{"attributes.engineID", "attributes.sideChannelPort", "attributes.tpSize", "attributes.ppSize"}},
-		"a URL is no host": {discovery.RolePrefill,
-			map[string]string{"engineID": "e", "sideChannelPort": "1", "sideChannelHost": "tcp://h"},
-			[]string{"attributes.sideChannelHost"}},
-		"no port for the last rank": {discovery.RolePrefill,
-			map[string]string{"engineID": "e", "sideChannelPort": "65535", "dpSize": "2"},
-			[]string{"attributes.sideChannelPort"}},
-		"the last port for the only one": {discovery.RolePrefill,
-			map[string]string{"engineID": "e", "sideChannelPort": "65535"}, nil},
-	} {
-		t.Run(rule, func(t *testing.T) {
-			e := play.Engine(t, "http://127.0.0.1:8100", c.role, c.attributes)
-			var paths []string
-			for _, fault := range config.FieldErrors(check.Of(play.Open(t, nixlpush.Name, ``)).CheckEndpoint(e)) {
-				paths = append(paths, fault.Path)
-				assert.NotEmpty(t, fault.Remedy)
-			}
-			assert.Equal(t, c.paths, paths)
-		})
-	}
 }

@@ -175,11 +175,17 @@ func HostOf(e discovery.Endpoint) string {
 	return host
 }
 
+var remedies = map[string]string{
+	attrHost: "the engine's VLLM_P2P_SIDE_CHANNEL_HOST: a name or an address, without scheme and port",
+	attrPort: "the engine's VLLM_P2P_SIDE_CHANNEL_PORT, which is rank 0's",
+	attrDP:   "the engine's number of data-parallel ranks",
+}
+
 // CheckEndpoint reports what is malformed in a prefill engine's entry.
 func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
 	if !e.Role.Has(discovery.RolePrefill) {
 		return nil
 	}
 	_, errs := c.read(e)
-	return attr.Faults(errors.Join(errs...), nil)
+	return attr.Faults(errors.Join(errs...), remedies)
 }

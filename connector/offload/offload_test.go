@@ -6,12 +6,9 @@ import (
 	"encoding/json"
 	"testing"
 
-	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/pdkit/pdkit/connector/check"
 	"github.com/pdkit/pdkit/connector/connectortest"
-	"github.com/pdkit/pdkit/connector/internal/play"
 	"github.com/pdkit/pdkit/connector/offload"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -51,20 +48,3 @@ func TestConformance(t *testing.T) {
 }
 
 func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harness("together")) }
-
-func TestCheckEndpoint(t *testing.T) {
-	c := check.Of(play.Open(t, offload.Name, ``))
-	engine := func(role discovery.Role, attributes map[string]string) error {
-		return c.CheckEndpoint(play.Engine(t, "http://h:1", role, attributes))
-	}
-	require.NoError(t, engine(discovery.RolePrefill, nil), "host and port have defaults")
-	require.NoError(t, engine(discovery.RoleDecode, map[string]string{"p2pPort": "x"}), "nobody asks D")
-	for want, attributes := range map[string]map[string]string{
-		"attributes.p2pPort: leaves": {"p2pPort": "65535", "dpSize": "2"},
-		"attributes.p2pPort: is not": {"p2pPort": "x"},
-		"attributes.dpSize":          {"dpSize": "0"},
-		"attributes.p2pHost":         {"p2pHost": "http://h"},
-	} {
-		require.ErrorContains(t, engine(discovery.RolePrefill, attributes), want)
-	}
-}

@@ -13,10 +13,8 @@ import (
 	"github.com/tidwall/gjson"
 	"go.uber.org/goleak"
 
-	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
-	"github.com/pdkit/pdkit/connector/check"
 	"github.com/pdkit/pdkit/connector/internal/play"
 	"github.com/pdkit/pdkit/connector/sglang"
 	"github.com/pdkit/pdkit/discovery"
@@ -255,31 +253,6 @@ func TestSettings(t *testing.T) {
 		`{"transferBackend":"fake"}`: "transferBackend", `{"transferBackend":1}`: "transferBackend",
 		`{"prefillCap":1}`: "prefillCap", `{"prefillCap":"no"}`: "prefillCap", `{"bootstrapport":1}`: "bootstrapport",
 	})
-}
-
-func TestEndpointsAreChecked(t *testing.T) {
-	for _, k := range []struct {
-		role       discovery.Role
-		attributes map[string]string
-		path       string
-	}{
-		{discovery.RolePrefill, nil, ""},
-		{discovery.RolePrefill, map[string]string{"bootstrapPort": "8998", "dpSize": "8", "bootstrapHost": "fd00::1"},
-			""},
-		{discovery.RolePrefill, map[string]string{"bootstrapPort": "x"}, "attributes.bootstrapPort"},
-		{discovery.RolePrefill, map[string]string{"dpSize": "0"}, "attributes.dpSize"},
-		{discovery.RolePrefill, map[string]string{"bootstrapHost": "http://p"}, "attributes.bootstrapHost"},
-		{discovery.RoleDecode, map[string]string{"bootstrapPort": "x"}, ""},
-	} {
-		err := check.Of(open(t, ``)).CheckEndpoint(play.Engine(t, "http://p:1", k.role, k.attributes))
-		if k.path == "" {
-			require.NoError(t, err)
-			continue
-		}
-		faults := config.FieldErrors(err)
-		require.Len(t, faults, 1)
-		assert.Equal(t, k.path, faults[0].Path)
-	}
 }
 
 // Entries from discovery are not checked before. Rooms for another number of ranks would send D to a rank on which
