@@ -19,17 +19,6 @@ import (
 	"github.com/pdkit/pdkit/connector/names"
 )
 
-func TestOpenByNameAndByClassName(t *testing.T) {
-	for typ, want := range map[string]string{
-		"": "http", "http": "http", "nixl": "nixl", "NixlConnector": "nixl", "NixlPullConnector": "nixl",
-	} {
-		c, err := connector.Open(config.Spec{Type: typ})
-		require.NoError(t, err, typ)
-		assert.Equal(t, want, c.Traits().Name, typ)
-		assert.Equal(t, want, names.Resolve(typ, nil))
-	}
-}
-
 func TestOpenOfAnUnknownNameListsTheKnownOnes(t *testing.T) {
 	for _, typ := range []string{"nxil", "NIXL", "nixlconnector", " nixl"} {
 		_, err := connector.Open(config.Spec{Type: typ})
@@ -49,12 +38,6 @@ func TestOpenOfARefusedClassSaysWhy(t *testing.T) {
 	require.ErrorIs(t, err, names.ErrUnknown)
 	assert.ErrorContains(t, err, "it keeps everything to itself")
 	assert.NotContains(t, err.Error(), "did you mean")
-}
-
-func TestOpenHandsTheConfigToTheConnector(t *testing.T) {
-	_, err := connector.Open(config.Spec{Type: "nixl", Config: json.RawMessage(`{"leaseDuraton":"30s"}`)})
-	require.Error(t, err)
-	assert.Contains(t, err.Error(), "leaseDuration", "the nearest name")
 }
 
 func TestNamesAreSortedAndLowerCase(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/internal/play"
 	"github.com/pdkit/pdkit/connector/names"
 )
 
@@ -25,7 +26,7 @@ func TestNamesAndClassesMeanTheirProtocol(t *testing.T) {
 		"ascend-layerwise": "ascend-layerwise", "sharedstorage": "sharedstorage",
 		"pynccl": "pynccl", "p2pnccl": "p2pnccl", "moriio": "moriio", "offload-p2p": "offload-p2p",
 		"multi": "multi", "sglang": "sglang", "trtllm": "trtllm",
-		"NixlConnector": "nixl", "NixlPushConnector": "nixl-push",
+		"NixlConnector": "nixl", "NixlPullConnector": "nixl", "NixlPushConnector": "nixl-push",
 		"LMCacheConnectorV1": "lmcache", "LMCacheMPConnector": "lmcache",
 		"MooncakeConnector": "mooncake", "MooncakeStoreConnector": "mooncake-store",
 		"MooncakeConnectorV1":        "mooncake-ascend",
@@ -40,16 +41,8 @@ func TestNamesAndClassesMeanTheirProtocol(t *testing.T) {
 		"LMCacheAscendConnector": "lmcache", "LMCacheConnectorV1Dynamic": "lmcache",
 	} {
 		t.Run(typ, func(t *testing.T) {
-			var settings json.RawMessage
-			switch want {
-			case "multi":
-				settings = json.RawMessage(`{"connectors":[{"type":"nixl"}]}`)
-			case "ascend-layerwise":
-				settings = json.RawMessage(`{"callbackListen":"127.0.0.1:8900","callbackURL":"http://127.0.0.1:8900"}`)
-			}
-			c, err := connector.Open(config.Spec{Type: typ, Config: settings})
-			require.NoError(t, err)
-			assert.Equal(t, want, c.Traits().Name)
+			assert.Equal(t, want, play.Open(t, typ, needed[want]).Traits().Name)
+			assert.Equal(t, want, names.Resolve(typ, nil))
 		})
 	}
 }

@@ -4,7 +4,6 @@ package all_test
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"maps"
 	"slices"
@@ -14,12 +13,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/check"
+	"github.com/pdkit/pdkit/connector/internal/play"
 	"github.com/pdkit/pdkit/connector/names"
-	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/contract"
 )
 
 // sampling has every member that vLLM 0.32's and SGLang 0.5.23's request models read about sampling and streaming, each
@@ -56,8 +53,7 @@ func TestEveryMemberThatAPrefillLegLosesHasARule(t *testing.T) {
 	built := map[string]bool{}
 	vllm, sglang := memberValues(t, vllmValues), memberValues(t, sglangValues)
 	for _, name := range names.Connectors() {
-		c, err := connector.Open(config.Spec{Type: name, Config: json.RawMessage(needed[name])})
-		require.NoError(t, err)
+		c := play.Open(t, name, needed[name])
 		for _, api := range connector.APIs() {
 			if !check.Of(c).Carries(api) {
 				continue
@@ -66,22 +62,16 @@ func TestEveryMemberThatAPrefillLegLosesHasARule(t *testing.T) {
 			if api == connector.APIGenerate || api == connector.APISGLang {
 				body = "{" + prompts[api] + `,"sampling_params":{` + sampling + "}," + others + "}"
 			}
-			r, err := connector.ParseRequest(api, []byte(body))
-			require.NoError(t, err)
-			leg := contract.NewPrefillLeg(r, c.Traits())
-			s := contract.NewSession(r, "id", lostEndpoint(t, "http://10.0.0.1:8100", discovery.RolePrefill),
-				lostEndpoint(t, "http://10.0.0.2:8200", discovery.RoleDecode))
-			if err := c.Prefill(context.Background(), s, leg); err != nil {
+			leg, err := play.TryPrefill(c, play.Session(t, api, body, reachable, reachable))
+			if err != nil {
 				continue // it needs what a side call learns first
 			}
 			built[name] = true
-			sent, err := contract.Body(leg)
-			require.NoError(t, err)
 			asked := vllm
 			if name == "sglang" || api == connector.APISGLang {
 				asked = sglang
 			}
-			for _, path := range lost(t, []byte(body), sent) {
+			for _, path := range lost(t, []byte(body), []byte(leg.Body)) {
 				assert.True(t, slices.ContainsFunc(asked[api], func(m measured) bool { return m.Member == path }),
 					"%s, %s: no engine was asked about %s", name, api, path)
 				bad := spoilt(t, []byte(body), path)
@@ -101,14 +91,10 @@ func TestEveryMemberThatAPrefillLegLosesHasARule(t *testing.T) {
 	}
 }
 
-func lostEndpoint(t *testing.T, url string, role discovery.Role) discovery.Endpoint {
-	e, err := discovery.New(url, role)
-	require.NoError(t, err)
-	e.Attributes = map[string]string{"receiverInitPorts": "8300", "receiverAllocPorts": "8400", "engineID": "e",
-		"sideChannelHost": e.Host(), "sideChannelPort": "5600", "bootstrapPort": "8998", "notifyPort": "61005",
-		"handshakePort": "6301", "p2pPort": "7777"}
-	return e
-}
+// reachable are the attributes that engines must have for any protocol.
+var reachable = map[string]string{"receiverInitPorts": "8300", "receiverAllocPorts": "8400", "engineID": "e",
+	"sideChannelPort": "5600", "bootstrapPort": "8998", "notifyPort": "61005", "handshakePort": "6301",
+	"p2pPort": "7777"}
 
 // lost returns the paths of the client's members that a leg lacks or has with another value.
 func lost(t *testing.T, client, leg []byte) (paths []string) {

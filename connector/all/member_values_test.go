@@ -4,7 +4,6 @@ package all_test
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"os"
@@ -17,11 +16,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/tidwall/gjson"
 
-	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/check"
-	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/contract"
+	"github.com/pdkit/pdkit/connector/internal/play"
 )
 
 // measured is what an engine's own request models say to values of one member, see lab/engines/members.py.
@@ -69,8 +66,7 @@ func TestMemberValuesAgainstTheEnginesOwnModels(t *testing.T) {
 		"sharedstorage":   vllmValues, // several choices can read its handoff
 		"sglang":          sglangValues,
 	} {
-		c, err := connector.Open(config.Spec{Type: name, Config: json.RawMessage(needed[name])})
-		require.NoError(t, err)
+		c := play.Open(t, name, needed[name])
 		t.Run(name, func(t *testing.T) {
 			for api, members := range memberValues(t, file) {
 				for _, m := range members {
@@ -156,7 +152,8 @@ func refusal(c connector.KVConnector, api connector.API, body []byte) error {
 // engines refuse it by itself.
 func hidden(t *testing.T, c connector.KVConnector, api connector.API, body []byte, member string) []string {
 	body = compact(t, body)
-	paths := lost(t, body, prefillBody(t, c, api, body))
+	leg := play.Prefill(t, c, play.Session(t, api, string(body), reachable, reachable)) // what P gets
+	paths := lost(t, body, []byte(leg.Body))
 	if gjson.GetBytes(body, member).Type == gjson.Null && !slices.Contains(paths, member) {
 		return nil
 	}
@@ -167,17 +164,4 @@ func compact(t *testing.T, body []byte) []byte {
 	var b bytes.Buffer
 	require.NoError(t, json.Compact(&b, body))
 	return b.Bytes()
-}
-
-// prefillBody returns what P gets.
-func prefillBody(t *testing.T, c connector.KVConnector, api connector.API, body []byte) []byte {
-	r, err := connector.ParseRequest(api, body)
-	require.NoError(t, err)
-	leg := contract.NewPrefillLeg(r, c.Traits())
-	s := contract.NewSession(r, "id", lostEndpoint(t, "http://10.0.0.1:8100", discovery.RolePrefill),
-		lostEndpoint(t, "http://10.0.0.2:8200", discovery.RoleDecode))
-	require.NoError(t, c.Prefill(context.Background(), s, leg))
-	sent, err := contract.Body(leg)
-	require.NoError(t, err)
-	return sent
 }

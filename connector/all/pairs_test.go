@@ -3,7 +3,6 @@
 package all_test
 
 import (
-	"encoding/json"
 	"os"
 	"regexp"
 	"slices"
@@ -13,10 +12,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/epd"
+	"github.com/pdkit/pdkit/connector/internal/play"
 	"github.com/pdkit/pdkit/connector/names"
 )
 
@@ -96,8 +95,7 @@ var pairs = []struct {
 func TestWhichEnginesCanMeet(t *testing.T) {
 	for _, m := range pairs {
 		t.Run(m.typ+m.config, func(t *testing.T) {
-			c, err := connector.Open(config.Spec{Type: m.typ, Config: json.RawMessage(m.config)})
-			require.NoError(t, err)
+			c := play.Open(t, m.typ, m.config)
 			for _, c := range []connector.KVConnector{c, wrapped(t, c)} {
 				for _, engines := range m.meet {
 					assert.True(t, compatible(t, c, engines), "apart: %s", engines)
@@ -168,9 +166,7 @@ func TestEveryPageSaysWhichEnginesCanMeet(t *testing.T) {
 		for _, m := range row.FindAllStringSubmatch(section, -1) {
 			told = append(told, m[1])
 		}
-		c, err := connector.Open(config.Spec{Type: name, Config: json.RawMessage(needed[name])})
-		require.NoError(t, err)
-		for _, r := range c.Traits().PairRules {
+		for _, r := range play.Open(t, name, needed[name]).Traits().PairRules {
 			want = append(want, r.Attribute)
 		}
 		assert.ElementsMatch(t, want, told, "connector/%s", file)

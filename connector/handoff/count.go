@@ -20,6 +20,13 @@ func count(raw []byte, depth int) (n int, ok bool) {
 	return r.n, ok
 }
 
+// TokenIDs reports whether raw is a JSON list of token ids, with at least one: whole numbers of 0 or more, in digits. A
+// long prompt has very many ids, so they are read once and not copied.
+func TokenIDs(raw []byte) bool {
+	n, ok := count(raw, 1)
+	return ok && n > 0
+}
+
 type reader struct {
 	b  []byte
 	at int

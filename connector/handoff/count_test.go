@@ -38,10 +38,18 @@ func TestCount(t *testing.T) {
 	}
 }
 
+func TestTokenIDs(t *testing.T) {
+	for list, good := range map[string]bool{"[1]": true, "[0, 1 ,\n2 ]": true, "[ 1 , 20,0 ]": true, "[]": false,
+		"[ ]": false, "[01]": false, "[1e3]": false, "[[1]]": false, `["1"]`: false, "{}": false, "7": false} {
+		assert.Equal(t, good, TokenIDs([]byte(list)), list)
+	}
+}
+
 // count accepts exactly what a slow and simple reader accepts.
 func FuzzCount(f *testing.F) {
 	for _, seed := range []string{"[[1,2],[3]]", "[[]]", "[]", "[[1],]", "[[01]]", " [ [ 1 ] ] ",
-		"[[9223372036854775808]]", "[[-1]]", "[[1.0]]"} {
+		"[[9223372036854775808]]", "[[-1]]", "[[1.0]]", "[[\n1\t,\r2]]", "[[9223372036854775807]]", "[[1e2]]",
+		"[[1,]]", "[[1] [2]]", "[[1]]]", "[[[1]]]", "[null,[1]]", `[["1"]]`, "[[1}]"} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, raw string) {

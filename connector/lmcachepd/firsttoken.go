@@ -47,7 +47,7 @@ func readResponse(api connector.API, p *connector.PrefillResult) (*prefillRespon
 		return nil, handoff.NoTransfer("decode was described before prefill answered")
 	}
 	// Only the parts that are used are checked. Most of the response are token ids, which are read only once, in
-	// areTokens.
+	// handoff.TokenIDs.
 	choices, okChoices := part(p, "choices")
 	params, okParams := part(p, connector.ParamsMember)
 	if p.Err() != nil || !okChoices || !okParams {
@@ -65,7 +65,7 @@ func readResponse(api connector.API, p *connector.PrefillResult) (*prefillRespon
 	} else {
 		a.prompt = json.RawMessage(choice.Get("prompt_token_ids").Raw)
 	}
-	if !areTokens(a.prompt) {
+	if !handoff.TokenIDs(a.prompt) {
 		return nil, handoff.NoTransfer("prompt_token_ids is not a list of token ids")
 	}
 	a.reason = choice.Get("finish_reason").Str
@@ -116,37 +116,6 @@ func rawOf(v gjson.Result) string {
 func isToken(raw string) bool {
 	_, err := strconv.ParseUint(raw, 10, 63)
 	return err == nil
-}
-
-// areTokens reports whether raw is a list of whole numbers in digits, [1,2,3], with at least one. What is between the
-// brackets has not been checked before.
-func areTokens(raw []byte) bool {
-	if len(raw) < 2 || raw[0] != '[' || raw[len(raw)-1] != ']' {
-		return false
-	}
-	for rest := raw[1:]; ; { // each inner loop ends at the last byte, which is a bracket
-		i := spaceEnd(rest, 0)
-		start := i
-		for rest[i]-'0' <= 9 {
-			i++
-		}
-		if n := i - start; n == 0 || n > 1 && rest[start] == '0' {
-			return false
-		}
-		i = spaceEnd(rest, i)
-		if rest[i] != ',' {
-			return rest[i] == ']' && i+1 == len(rest)
-		}
-		rest = rest[i+1:]
-	}
-}
-
-// spaceEnd is the index after the white space that begins at i.
-func spaceEnd(s []byte, i int) int {
-	for s[i] == ' ' || s[i] == '\n' || s[i] == '\t' || s[i] == '\r' {
-		i++
-	}
-	return i
 }
 
 // defaultCompletion is vLLM's max_tokens for a completion without one (vllm/entrypoints/openai/completion/protocol.py).

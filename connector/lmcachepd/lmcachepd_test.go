@@ -378,21 +378,3 @@ func TestAMalformedLastAnswerIsNotGoneOnFrom(t *testing.T) {
 		require.ErrorIs(t, err, connector.ErrNoTransfer, rule)
 	}
 }
-
-// Token ids are a list of whole numbers in digits, at least one. With others D would fail or read another prompt.
-func TestTokenIDsOfThePrompt(t *testing.T) {
-	c := firstToken(t)
-	for ids, good := range map[string]bool{
-		"[1]": true, "[0, 1 ,\n2 ]": true, "[]": false, "[ ]": false, "[1,]": false, "[,1]": false, "[1 2]": false,
-		"[01]": false, "[-1]": false, "[1.5]": false,
-		"[1e3]": false, "[[1]]": false, `["1"]`: false, "[1,null]": false, "null": false, "7": false, "{}": false,
-	} {
-		s := session(t, connector.APIChat, `{"messages":[],"max_tokens":9}`, receiverOfTwo)
-		_, err := play.TryDecode(c, s, answerOf(t, true, map[string]string{"[259,1,2]": ids}))
-		if good {
-			assert.NoError(t, err, ids)
-		} else {
-			assert.ErrorIs(t, err, connector.ErrNoTransfer, ids)
-		}
-	}
-}

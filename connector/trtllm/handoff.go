@@ -87,7 +87,7 @@ func readHandoff(p *connector.PrefillResult, id uint64) (h transfer, err error) 
 		return h, err
 	}
 	if ids, ok := p.Field("prompt_token_ids"); ok {
-		if !tokenIDs(ids) {
+		if !handoff.TokenIDs(ids) {
 			return h, handoff.NoTransfer("prompt_token_ids is not a list of token ids")
 		}
 		h.promptIDs = ids
@@ -117,10 +117,10 @@ func checkParams(d *jsonedit.Doc, id uint64) error {
 	if v, told := d.Get("disagg_request_id"); told && !isID(v, id) {
 		return handoff.NoTransfer("disagg_request_id is not this session's")
 	}
-	if v, ok := given(d, "first_gen_tokens"); !ok || !tokenIDs(v) {
+	if v, ok := given(d, "first_gen_tokens"); !ok || !handoff.TokenIDs(v) {
 		return handoff.NoTransfer("first_gen_tokens is not a list of token ids")
 	}
-	if v, ok := given(d, "draft_tokens"); ok && !tokenIDs(v) && !isEmptyList(v) {
+	if v, ok := given(d, "draft_tokens"); ok && !handoff.TokenIDs(v) && !isEmptyList(v) {
 		return handoff.NoTransfer("draft_tokens is not a list of token ids")
 	}
 	if v, ok := given(d, "ctx_dp_rank"); ok {
@@ -187,34 +187,6 @@ func edited(raw json.RawMessage, edits ...jsonedit.Edit) (out json.RawMessage, e
 }
 
 var segments = sync.Pool{New: func() any { return new(jsonedit.Segments) }}
-
-// tokenIDs reports whether raw is a list of whole numbers of 0 or more, with at least one. A long prompt has very many
-// ids, so they are read once and not copied.
-func tokenIDs(raw json.RawMessage) bool {
-	if jsonedit.Kind(raw) != jsonedit.Array {
-		return false
-	}
-	for i := 1; ; i++ { // the brackets are known to be balanced, so there is always a next byte
-		i = space(raw, i)
-		start := i
-		for raw[i]-'0' <= 9 {
-			i++
-		}
-		if n := i - start; n == 0 || n > 1 && raw[start] == '0' {
-			return false
-		}
-		if i = space(raw, i); raw[i] != ',' {
-			return raw[i] == ']' && i+1 == len(raw)
-		}
-	}
-}
-
-func space(b []byte, i int) int {
-	for b[i] == ' ' || b[i] == '\n' || b[i] == '\t' || b[i] == '\r' {
-		i++
-	}
-	return i
-}
 
 func finishReason(choice *jsonedit.Doc) string {
 	raw, ok := choice.Get("finish_reason")

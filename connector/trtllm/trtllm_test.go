@@ -203,20 +203,3 @@ func TestSettings(t *testing.T) {
 		`{"machineId":1}`: "machineId", `{"authKey":7}`: "authKey",
 	})
 }
-
-func TestTokenIDsAreReadStrictly(t *testing.T) {
-	for list, good := range map[string]bool{
-		`[1]`: true, `[ 1 , 20,0 ]`: true, "[1,\n2]": true,
-		`[]`: false, `[01]`: false, `[1.0]`: false, `[1e3]`: false, `[-1]`: false, `[[1]]`: false, `["1"]`: false,
-		`{}`: false, `[null]`: false, `[1 2]`: false, `[1,,2]`: false, `[1,]`: false,
-	} {
-		body := strings.Replace(response, `[1,15043]`, list, 1)
-		got, err := after(open(t, ``), session(t, connector.APICompletions, `{"prompt":"x"}`), body)
-		if good {
-			require.NoError(t, err, list)
-			assert.Equal(t, list, gjson.Get(got.Body, "prompt").Raw)
-		} else {
-			require.ErrorIs(t, err, connector.ErrNoTransfer, list)
-		}
-	}
-}
