@@ -173,7 +173,7 @@ func TestBadPeersHarmNobody(t *testing.T) {
 		_, err = io.Copy(io.Discard, conn)
 		require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "%s: it was not sent away", rule)
 	}
-	dial()                                        // sends nothing
+	dial()                                         // sends nothing
 	_, err := io.WriteString(dial(), hello+"\x04") // stops in the middle of the handshake
 	require.NoError(t, err)
 	require.NoError(t, dial().Close())

@@ -3,6 +3,7 @@
 package sglang_test
 
 import (
+	"encoding/json"
 	"math"
 	"strconv"
 	"strings"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
+	"github.com/pdkit/pdkit/connector/connectortest"
 	"github.com/pdkit/pdkit/connector/internal/play"
 	"github.com/pdkit/pdkit/connector/sglang"
 	"github.com/pdkit/pdkit/discovery"
@@ -22,6 +24,24 @@ import (
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var harness = connectortest.Harness{
+	Name:    sglang.Name,
+	Config:  json.RawMessage(`{"bootstrapPort":9000,"prefillCap":true,"transferBackend":"nixl"}`),
+	Prefill: discovery.Endpoint{Attributes: map[string]string{"bootstrapPort": "9001", "dpSize": "4"}},
+	Except: connectortest.Exceptions{
+		KeepsLimit:    true, // /v1/responses: SGLang takes two tokens off it, so P gets three
+		KeepsLogprobs: true, // P samples the first token, and gives D its log probability only if it was asked for
+	},
+}
+
+func TestConformance(t *testing.T) { connectortest.Run(t, harness) }
+
+func TestGolden(t *testing.T) {
+	connectortest.Golden(t, connectortest.Open(sglang.Name), "testdata/golden")
+}
+
+func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harness) }
 
 func open(t testing.TB, settings string) connector.KVConnector {
 	return play.Open(t, sglang.Name, settings)
