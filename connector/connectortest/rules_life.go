@@ -73,11 +73,15 @@ func (t *trial) waitEnds(r *connector.ClientRequest) error {
 		_ = guard(func() error { _, err := pr.Prepare(asks, t.session(r, 9001), silent(asks, asked)); return err })
 	}()
 	defer func() { leave(); <-ended }()
-	select {
-	case <-asked:
-	case <-ended: // it asks nobody
-	case <-time.After(t.Timeout):
-		return errors.New("calling Prepare neither asks nor returns")
+	err := t.within("Prepare of another session", func() error {
+		select {
+		case <-asked:
+		case <-ended: // it asks nobody
+		}
+		return nil
+	})
+	if err != nil {
+		return err
 	}
 	ctx, cancel := context.WithTimeout(t.ctx, 20*time.Millisecond)
 	defer cancel()

@@ -110,3 +110,15 @@ func TestResponsesCannotNameARank(t *testing.T) {
 	assert.Equal(t, "X-data-parallel-rank", bad.Member)
 	play.Prefill(t, play.Open(t, nixlpush.Name, serial), s) // P's response names the rank that it chose
 }
+
+func TestEachAttemptHasAnIDOfItsOwn(t *testing.T) {
+	c, seen := play.Open(t, nixlpush.Name, ``), map[string]bool{"": true, "client": true, "the-clients-id": true}
+	for range 2 {
+		s := play.Session(t, connector.APIChat, `{"messages":[],"request_id":"client"}`, attributes())
+		p, d := play.Prefill(t, c, s), play.Decode(t, c, s, nil)
+		require.Equal(t, p.Header, d.Header, "P finds D's registration by it")
+		id := p.Header.Get("X-Request-Id")
+		assert.False(t, seen[id], id)
+		seen[id] = true
+	}
+}

@@ -9,7 +9,6 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
-	"testing"
 	"time"
 
 	"github.com/pdkit/pdkit/config"
@@ -19,8 +18,15 @@ import (
 	"github.com/pdkit/pdkit/internal/contract"
 )
 
+// T is what the tests give of their *testing.T. Package testing would add its flags to programs that link this one.
+type T interface {
+	Helper()
+	Fatal(args ...any)
+	Errorf(format string, args ...any)
+}
+
 // Open makes the connector that is registered by a name or a class name.
-func Open(t testing.TB, name, settings string) connector.KVConnector {
+func Open(t T, name, settings string) connector.KVConnector {
 	t.Helper()
 	c, err := connector.Open(config.Spec{Type: name, Config: json.RawMessage(settings)})
 	if err != nil {
@@ -30,9 +36,9 @@ func Open(t testing.TB, name, settings string) connector.KVConnector {
 }
 
 // New makes a connector from its options by its package's New.
-func New[C, O any](t testing.TB, make func(*O) (C, error), o *O) C {
+func New[C, O any](t T, newC func(*O) (C, error), o *O) C {
 	t.Helper()
-	c, err := make(o)
+	c, err := newC(o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +46,7 @@ func New[C, O any](t testing.TB, make func(*O) (C, error), o *O) C {
 }
 
 // Request parses a client's body.
-func Request(t testing.TB, api connector.API, body string) *connector.ClientRequest {
+func Request(t T, api connector.API, body string) *connector.ClientRequest {
 	t.Helper()
 	r, err := connector.ParseRequest(api, []byte(body))
 	if err != nil {
@@ -50,7 +56,7 @@ func Request(t testing.TB, api connector.API, body string) *connector.ClientRequ
 }
 
 // Engine is an engine at a URL.
-func Engine(t testing.TB, url string, role discovery.Role, attributes map[string]string) discovery.Endpoint {
+func Engine(t T, url string, role discovery.Role, attributes map[string]string) discovery.Endpoint {
 	t.Helper()
 	e, err := discovery.New(url, role)
 	if err != nil {
@@ -62,7 +68,7 @@ func Engine(t testing.TB, url string, role discovery.Role, attributes map[string
 
 // Session is a session of http://10.0.0.5:8100 and http://10.0.0.6:8200. The attributes are those of the prefill
 // engine, then those of the decode engine; both may be left out.
-func Session(t testing.TB, api connector.API, body string, attributes ...map[string]string) *connector.Session {
+func Session(t T, api connector.API, body string, attributes ...map[string]string) *connector.Session {
 	t.Helper()
 	attributes = append(attributes, nil, nil)
 	return contract.NewSession(Request(t, api, body), "the-clients-id",
@@ -71,7 +77,7 @@ func Session(t testing.TB, api connector.API, body string, attributes ...map[str
 }
 
 // Known is a [Session] whose random bytes are known, by which protocols name transfers.
-func Known(t testing.TB, random [16]byte, api connector.API, body string,
+func Known(t T, random [16]byte, api connector.API, body string,
 	attributes ...map[string]string) *connector.Session {
 	t.Helper()
 	s := Session(t, api, body, attributes...)
@@ -109,7 +115,7 @@ func TryPrefill(c connector.KVConnector, s *connector.Session) (Leg, error) {
 }
 
 // Prefill describes a prefill leg that must not be refused.
-func Prefill(t testing.TB, c connector.KVConnector, s *connector.Session) Leg {
+func Prefill(t T, c connector.KVConnector, s *connector.Session) Leg {
 	t.Helper()
 	l, err := TryPrefill(c, s)
 	if err != nil {
@@ -128,7 +134,7 @@ func TryDecode(c connector.KVConnector, s *connector.Session, p *connector.Prefi
 }
 
 // Decode describes a decode leg that must not be refused.
-func Decode(t testing.TB, c connector.KVConnector, s *connector.Session, p *connector.PrefillResult) Leg {
+func Decode(t T, c connector.KVConnector, s *connector.Session, p *connector.PrefillResult) Leg {
 	t.Helper()
 	l, err := TryDecode(c, s, p)
 	if err != nil {

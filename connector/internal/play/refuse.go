@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"strings"
-	"testing"
 
 	"github.com/tidwall/sjson"
 
@@ -16,7 +15,7 @@ import (
 
 // Refuses wants each of the settings to be refused for one fault, at the path of the field that is wrong and with a
 // remedy. Texts after "path … " must stand in the error, too, each after its own " … ".
-func Refuses(t *testing.T, name string, wrong map[string]string) {
+func Refuses(t T, name string, wrong map[string]string) {
 	t.Helper()
 	for settings, want := range wrong {
 		texts := strings.Split(want, " … ")
@@ -34,9 +33,9 @@ func Refuses(t *testing.T, name string, wrong map[string]string) {
 	}
 }
 
-// Spoilt replaces one key of a good handoff by each of its wrong values; "-" removes the key. Each must be refused, with
-// an error that names the key and holds none of the secrets. Wrong values have 4321 in them, which is one.
-func Spoilt(t *testing.T, good string, wrong map[string][]string, use func(bad string) error, secrets ...string) {
+// Spoilt replaces one key of a good handoff by each of its wrong values; "-" removes the key. Each must be refused,
+// with an error that names the key and holds none of the secrets. Wrong values have 4321 in them, which is one.
+func Spoilt(t T, good string, wrong map[string][]string, use func(bad string) error, secrets ...string) {
 	t.Helper()
 	for key, values := range wrong {
 		for _, value := range values {
