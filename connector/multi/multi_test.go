@@ -40,20 +40,10 @@ const nixlAndStore = `{"connectors":[{"type":"nixl","config":{"leaseDuration":"9
 	`{"kv_connector":"ExampleConnector","kv_role":"kv_both",` +
 	`"kv_connector_extra_config":{"shared_storage_path":"local_storage"}}]}`
 
-const handoff = `{"do_remote_prefill":true,"remote_block_ids":[[1]],"remote_engine_id":"e","remote_request_id":"r",` +
-	`"remote_host":"h","remote_port":1}`
-
-func TestLegsCarryTheMembersOfAllChildren(t *testing.T) {
-	c := open(t, nixlAndStore)
+func TestAStoreDoesNotMakeUpForAMissingHandoff(t *testing.T) {
 	s := play.Session(t, connector.APICompletions, `{"prompt":"x","max_tokens":9}`)
-	assert.Equal(t, `{"prompt":"x","max_tokens":1,"stream":false,"kv_transfer_params":{"do_remote_decode":true,`+
-		`"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,`+
-		`"remote_port":null}}`, play.Prefill(t, c, s).Body)
-	assert.Equal(t, `{"prompt":"x","max_tokens":9,"kv_transfer_params":`+handoff+`}`,
-		play.Decode(t, c, s, play.Response(`{"kv_transfer_params":`+handoff+`}`)).Body)
-	_, err := play.TryDecode(c, s, play.Response(`{}`))
-	require.ErrorIs(t, err, connector.ErrNoTransfer, "the store does not make up for a missing handoff: the engine "+
-		"would not ask it")
+	_, err := play.TryDecode(open(t, nixlAndStore), s, play.Response(`{}`))
+	require.ErrorIs(t, err, connector.ErrNoTransfer, "the engine would not ask it")
 }
 
 func TestAbilitiesOfTheChildren(t *testing.T) {

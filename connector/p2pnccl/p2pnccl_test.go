@@ -5,6 +5,7 @@ package p2pnccl_test
 import (
 	"encoding/json"
 	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -50,16 +51,6 @@ func session(t *testing.T, api connector.API, body, p, d string) *connector.Sess
 	return play.Session(t, api, body, zmq(p), zmq(d))
 }
 
-func legs(t *testing.T, s *connector.Session) (p, d play.Leg) {
-	c := play.Open(t, p2pnccl.Name, ``)
-	p, d = play.Prefill(t, c, s), play.Decode(t, c, s, play.Response(`{"kv_transfer_params":null}`))
-	assert.Len(t, p.Header, 1)
-	assert.Len(t, d.Header, 1)
-	return p, d
-}
-
-func id(l play.Leg) string { return l.Header.Get("X-Request-Id") }
-
 // These are the engines' own expressions (p2p_nccl_connector.py, parse_request_id): P finds D's address with one, D
 // finds P's with the other.
 var (
@@ -67,29 +58,15 @@ var (
 	findPrefill = regexp.MustCompile(`___prefill_addr_(.*):(\d+)___`)
 )
 
-func TestBothLegsCarryOneIDThatHoldsBothAddresses(t *testing.T) {
-	s := session(t, connector.APICompletions, `{"prompt":"x","max_tokens":9,"stream":true,"request_id":"evil"}`,
-		"10.0.1.2:21001", "10.0.1.3:22001")
-	p, d := legs(t, s)
-	assert.Equal(t, "___prefill_addr_10.0.1.2:21001___decode_addr_10.0.1.3:22001_"+s.ID, id(p))
-	assert.Equal(t, id(p), id(d))
-	assert.Regexp(t, `_[0-9a-f]{32}$`, id(p))
-	assert.NotContains(t, id(p), "the-clients-id")
-	assert.Equal(t, `{"prompt":"x","max_tokens":1,"stream":false}`, p.Body)
-	assert.Equal(t, `{"prompt":"x","max_tokens":9,"stream":true}`, d.Body, "D samples the first token itself")
-
-	internal := "cmpl-" + id(p) + "-0"
-	assert.Equal(t, []string{"10.0.1.3", "22001"}, findDecode.FindStringSubmatch(internal)[1:], "as P parses it")
-	assert.Equal(t, []string{"10.0.1.2", "21001"}, findPrefill.FindStringSubmatch(internal)[1:], "as D parses it")
-
-	again, _ := legs(t, session(t, connector.APICompletions, `{"prompt":"x"}`, "10.0.1.2:21001", "10.0.1.3:22001"))
-	assert.NotEqual(t, id(p), id(again), "each attempt has its own tensors")
-}
-
-func TestIPv6AddressesKeepTheirBrackets(t *testing.T) {
-	p, _ := legs(t, session(t, connector.APIChat, `{"messages":[]}`, "[2001:db8::1]:21001", "[::1]:22001"))
-	assert.Contains(t, id(p), "___prefill_addr_[2001:db8::1]:21001___decode_addr_[::1]:22001_")
-	assert.Equal(t, "[::1]", findDecode.FindStringSubmatch(id(p))[1])
+func TestEnginesFindEachOthersAddressInTheID(t *testing.T) {
+	for p, d := range map[string]string{"10.0.1.2:21001": "10.0.1.3:22001", "p-0.engines:21001": "d-0.engines:22001",
+		"[2001:db8::1]:21001": "[::1]:22001"} {
+		s := session(t, connector.APICompletions, `{"prompt":"x"}`, p, d)
+		id := "cmpl-" + play.Prefill(t, play.Open(t, p2pnccl.Name, ``), s).Header.Get("X-Request-Id") + "-0"
+		assert.NotContains(t, id, "the-clients-id")
+		assert.Equal(t, d, strings.Join(findDecode.FindStringSubmatch(id)[1:], ":"), "as P parses it")
+		assert.Equal(t, p, strings.Join(findPrefill.FindStringSubmatch(id)[1:], ":"), "as D parses it")
+	}
 }
 
 func TestAnAddressThatIsNotOneIsNotSent(t *testing.T) {

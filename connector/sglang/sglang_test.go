@@ -59,45 +59,6 @@ func session(t testing.TB, api connector.API, body string, attributes ...map[str
 
 const rendezvous = `"bootstrap_host":"10.0.0.5","bootstrap_port":8998,"bootstrap_room":5`
 
-func TestBothLegsCarryTheSameRendezvous(t *testing.T) {
-	c := open(t, ``)
-	for rule, k := range map[string]struct {
-		api                   connector.API
-		body, prefill, decode string
-	}{
-		"chat": {connector.APIChat, `{"messages":[],"stream":true,"stream_options":{"include_usage":true},` +
-			`"max_completion_tokens":9}`,
-			`{"messages":[],"stream":false,"max_completion_tokens":1,` + rendezvous + `,"max_tokens":1}`,
-			`{"messages":[],"stream":true,"stream_options":{"include_usage":true},"max_completion_tokens":9,` +
-				rendezvous + `}`},
-		"completions": {connector.APICompletions, `{"prompt":"x","max_tokens":9}`,
-			`{"prompt":"x","max_tokens":1,` + rendezvous + `,"stream":false}`,
-			`{"prompt":"x","max_tokens":9,` + rendezvous + `}`},
-		"generate": {connector.APISGLang, `{"text":"x","sampling_params":{"max_new_tokens":9,"stop":"."}}`,
-			`{"text":"x","sampling_params":{"max_new_tokens":1,"stop":"."},` + rendezvous + `,"stream":false}`,
-			`{"text":"x","sampling_params":{"max_new_tokens":9,"stop":"."},` + rendezvous + `}`},
-		"responses: SGLang takes two tokens off the limit": {connector.APIResponses,
-			`{"input":"x","max_output_tokens":9,"stream":true,"store":true,"request_id":"mine"}`,
-			`{"input":"x","max_output_tokens":3,"stream":false,"store":true,` + rendezvous + `}`,
-			`{"input":"x","max_output_tokens":9,"stream":true,"store":true,` + rendezvous + `}`},
-		"messages": {connector.APIMessages, `{"messages":[],"max_tokens":9,"stream":true}`,
-			`{"messages":[],"max_tokens":1,"stream":false,` + rendezvous + `}`,
-			`{"messages":[],"max_tokens":9,"stream":true,` + rendezvous + `}`},
-		"what the client sent for one goes": {connector.APICompletions,
-			`{"prompt":"x","bootstrap_host":"evil","bootstrap_room":1}`,
-			`{"prompt":"x","bootstrap_host":"10.0.0.5","bootstrap_room":5,"bootstrap_port":8998,"max_tokens":1,` +
-				`"stream":false}`,
-			`{"prompt":"x","bootstrap_host":"10.0.0.5","bootstrap_room":5,"bootstrap_port":8998}`},
-		"token ids are one prompt": {connector.APISGLang, `{"input_ids":[1,2,3]}`,
-			`{"input_ids":[1,2,3],` + rendezvous + `,"sampling_params":{"max_new_tokens":1},"stream":false}`,
-			`{"input_ids":[1,2,3],` + rendezvous + `}`},
-	} {
-		s := session(t, k.api, k.body)
-		assert.Equal(t, k.prefill, play.Prefill(t, c, s).Body, rule)
-		assert.Equal(t, k.decode, play.Decode(t, c, s, nil).Body, rule)
-	}
-}
-
 // P samples the first token, and gives D its log probability only if P's own request asks for log probabilities.
 func TestPrefillKeepsWhatShapesTheFirstToken(t *testing.T) {
 	c := open(t, ``)
@@ -175,6 +136,7 @@ func TestEachPromptHasARoomOfItsOwn(t *testing.T) {
 		{connector.APIResponses, `{"input":[{"role":"user","content":"a"},{"role":"user","content":"b"}]}`, 0},
 		{connector.APIMessages, `{"messages":[{"a":1},{"b":2}]}`, 0},
 		{connector.APISGLang, `{"text":["a","b"]}`, 2},
+		{connector.APISGLang, `{"input_ids":[1,2,3]}`, 0},
 		{connector.APISGLang, `{"input_ids":[ [1], [2] ],"sampling_params":{"n":1}}`, 2},
 		{connector.APISGLang, `{"input_embeds":[[0.1],[0.2]]}`, 0},
 		{connector.APISGLang, `{"input_embeds":[[[0.1]],[[0.2]],[[0.3]]]}`, 3},

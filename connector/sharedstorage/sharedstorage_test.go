@@ -39,17 +39,9 @@ func TestGolden(t *testing.T) {
 
 func FuzzConnector(f *testing.F) { connectortest.Fuzz(f, harness) }
 
-func TestAThresholdAsksDecodeFirst(t *testing.T) {
+func TestAClientsOwnThreshold(t *testing.T) {
 	c, response := play.Open(t, sharedstorage.Name, `{"cacheHitThreshold":0.8}`), play.Response(`{}`)
-	s := play.Session(t, connector.APIChat, `{"messages":[],"stream":true,"max_tokens":9}`)
-	assert.Equal(t, `{"messages":[],"stream":true,"max_tokens":9,"cache_hit_threshold":0.8}`,
-		play.Decode(t, c, s, nil).Body, "D may refuse")
-	assert.Equal(t, `{"messages":[],"stream":false,"max_tokens":1,"cache_hit_threshold":0}`,
-		play.Prefill(t, c, s).Body, "P must compute")
-	assert.Equal(t, `{"messages":[],"stream":true,"max_tokens":9,"cache_hit_threshold":0}`,
-		play.Decode(t, c, s, response).Body, "D may not refuse again")
-
-	s = play.Session(t, connector.APIChat, `{"messages":[],"cache_hit_threshold":1}`)
+	s := play.Session(t, connector.APIChat, `{"messages":[],"cache_hit_threshold":1}`)
 	assert.Equal(t, `{"messages":[],"cache_hit_threshold":0.8}`, play.Decode(t, c, s, nil).Body,
 		"in place of the client's")
 	c = play.Open(t, sharedstorage.Name, ``)

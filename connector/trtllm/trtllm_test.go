@@ -38,14 +38,6 @@ func after(c connector.KVConnector, s *connector.Session, response string) (play
 
 const id = "4611686018427387904"
 
-func TestPrefillAsksForTheContextOnly(t *testing.T) {
-	s := session(t, connector.APIChat, `{"messages":[],"disaggregated_params":{"encoded_opaque_state":"evil"},`+
-		`"max_tokens":64,"stream":true,"stream_options":{"include_usage":true},"logprobs":true}`)
-	assert.Equal(t, `{"messages":[],"disaggregated_params":{"request_type":"context_only","disagg_request_id":`+id+
-		`},"max_tokens":64,"stream":false,"logprobs":true}`,
-		play.Prefill(t, open(t, ``), s).Body, "the limit of tokens stays: it says whether the first token is the last")
-}
-
 const response = `{"prompt_token_ids":[1,15043],"usage":{"prompt_tokens":2},"choices":[{"index":0,` +
 	`"finish_reason":"length","disaggregated_params":` +
 	`{"request_type":"context_only","first_gen_tokens":[278],"ctx_request_id":9007199254740993,"disagg_request_id":` +
@@ -55,23 +47,12 @@ const handedOn = `{"request_type":"generation_only","first_gen_tokens":[278],"ct
 	`"disagg_request_id":` + id + `,"encoded_opaque_state":"b64","draft_tokens":null,` +
 	`"ctx_usage":{"prompt_tokens":2},"x_future":1e400}`
 
-func TestDecodeGetsTheParametersAndTheTokenIDs(t *testing.T) {
+// The golden exchanges have the usual places and members.
+func TestWhereParametersStandInPsResponse(t *testing.T) {
 	c := open(t, ``)
-	got, err := after(c, session(t, connector.APICompletions, `{"prompt":"Hello","max_tokens":64,"stream":true,`+
-		`"stream_options":{"include_usage":true}}`), response)
-	require.NoError(t, err)
-	assert.Equal(t, `{"prompt":[1,15043],"max_tokens":64,"stream":true,"stream_options":{"include_usage":true},`+
-		`"disaggregated_params":`+handedOn+`}`, got.Body)
-	assert.Empty(t, got.Header, "no key, no signature")
-
-	got, err = after(c, session(t, connector.APIChat, `{"messages":[{"content":"Hello"}]}`), response)
-	require.NoError(t, err)
-	assert.Equal(t, `{"messages":[{"content":"Hello"}],"prompt_token_ids":[1,15043],"disaggregated_params":`+handedOn+
-		`}`, got.Body, "chat keeps its messages")
-
 	top := strings.Replace(response, `"disaggregated_params":{`, `"x":{`, 1)
 	top = `{"disaggregated_params":` + gjson.Get(response, "choices.0.disaggregated_params").Raw + "," + top[1:]
-	got, err = after(c, session(t, connector.APIChat, `{"messages":[{"content":"Hello"}]}`), top)
+	got, err := after(c, session(t, connector.APIChat, `{"messages":[{"content":"Hello"}]}`), top)
 	require.NoError(t, err)
 	assert.Contains(t, got.Body, handedOn, "at the top of the response, too")
 
@@ -94,15 +75,6 @@ func TestUsageGoesToReleasesThatKnowIt(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, want, gjson.Get(got.Body, "disaggregated_params.ctx_usage").Raw, told)
 	}
-}
-
-// A release that does not tell disagg_request_id back matches the servers by ctx_request_id. D gets P's parameters.
-func TestAnIDThatIsNotToldBack(t *testing.T) {
-	got, err := after(open(t, ``), session(t, connector.APICompletions, `{"prompt":"Hello"}`),
-		`{"choices":[{"finish_reason":"length","disaggregated_params":{"ctx_request_id":7,"first_gen_tokens":[1]}}]}`)
-	require.NoError(t, err)
-	assert.Equal(t, `{"ctx_request_id":7,"first_gen_tokens":[1],"request_type":"generation_only"}`,
-		gjson.Get(got.Body, "disaggregated_params").Raw)
 }
 
 func TestAnswersWithoutAHandoffAreRefused(t *testing.T) {
