@@ -75,7 +75,7 @@ func TestMalformedHandoffIsRefused(t *testing.T) {
 	}, func(bad string) error {
 		_, err := play.TryDecode(c, s, play.Response(`{"kv_transfer_params":`+bad+`}`))
 		return err
-	}, "5678", "10.9.8.7", "cmpl-1", "e3e6", "127.0.0.1")
+	}, "5678", "1234567", "65536", "10.9.8.7", "cmpl-1", "e3e6", "127.0.0.1", "5600")
 }
 
 func TestARefusedHandoffLeavesTheLegAsItWas(t *testing.T) {

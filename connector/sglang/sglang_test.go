@@ -207,13 +207,6 @@ func TestUnsupported(t *testing.T) {
 		api          connector.API
 		body, member string
 	}{
-		{connector.APIChat, `{"messages":[],"n":1,"logprobs":true}`, ""},
-		{connector.APICompletions, `{"prompt":"a","n":2.0}`, "n"},
-		{connector.APICompletions, `{"prompt":["a","b"],"n":2}`, "n"},
-		{connector.APISGLang, `{"text":"a","sampling_params":{"n":2}}`, "n"},
-		{connector.APISGLang, `{"text":["a","b"],"sampling_params":{"n":2}}`, "n"},
-		{connector.APICompletions, `{"prompt":"a","echo":true}`, ""},
-		{connector.APICompletions, `{"prompt":"a","echo":true,"logprobs":1}`, "echo"},
 		{connector.APISGLang, `{"text":"a","return_logprob":true,"logprob_start_len":0}`, ""},
 		{connector.APISGLang, `{"text":"a","return_hidden_states":true}`, "return_hidden_states"},
 		{connector.APISGLang, `{"text":"a","return_routed_experts":true}`, "return_routed_experts"},
@@ -222,7 +215,6 @@ func TestUnsupported(t *testing.T) {
 		{connector.APIChat, `{"messages":[],"n":1e15}`, "n"},
 		{connector.APICompletions, `{"prompt":[` + strings.Repeat(`"a",`, 4096) + `"a"]}`, "prompt"},
 		{connector.APIResponses, `{"input":"a","store":true,"truncation":"auto"}`, ""},
-		{connector.APIResponses, `{"input":"a","previous_response_id":"resp_1"}`, "previous_response_id"},
 	} {
 		assert.Equal(t, k.member, play.Uncarried(c, session(t, k.api, k.body).Request), k.body[:min(len(k.body), 80)])
 	}
