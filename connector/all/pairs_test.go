@@ -87,9 +87,19 @@ var pairs = []struct {
 	{typ: "hf3fs", meet: []string{"store=a | store=a"}, apart: []string{"store=a | store=b"}},
 	{typ: "ucm", meet: []string{"store=a | store=a"}, apart: []string{"store=a | store=b"}},
 	{typ: "kvbm", meet: []string{"tpSize=2 | tpSize=8"}, apart: []string{"tpSize=2 | tpSize=3"}},
+	// a transfer parts engines, and a store beside it does not
 	{typ: "multi", config: `{"connectors":[{"type":"nixl"},{"type":"lmcache"}]}`,
 		meet:  []string{"tpSize=2,store=a | tpSize=4,store=b"},
 		apart: []string{"tpSize=2,store=a | tpSize=3,store=a"}},
+	{typ: "multi", config: `{"connectors":[{"type":"lmcache"},{"type":"nixl"}]}`, meet: []string{"store=a | store=b"}},
+	{typ: "multi", config: `{"connectors":[{"type":"nixl"},{"type":"mooncake"}]}`,
+		meet: []string{"blockSize=16 | blockSize=16"}, apart: []string{"blockSize=16 | blockSize=32"}},
+	// stores alone need one in common, if all of them have rules
+	{typ: "multi", config: `{"connectors":[{"type":"sharedstorage"},{"type":"lmcache"}]}`,
+		meet:  []string{"store=nfs-1,redis | store=nfs-2,redis", "kvCacheDtype=fp8 | kvCacheDtype=auto"},
+		apart: []string{"store=nfs-1 | store=nfs-2"}},
+	{typ: "multi", config: `{"connectors":[{"type":"sharedstorage"},{"kv_connector":"SimpleCPUOffloadConnector"}]}`,
+		meet: []string{"store=nfs-1 | store=nfs-2"}},
 }
 
 func TestWhichEnginesCanMeet(t *testing.T) {
