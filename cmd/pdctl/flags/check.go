@@ -43,7 +43,7 @@ func Check(engines []Engine, spec *config.Spec) []Finding {
 	for _, g := range models(engines) {
 		g.gateway(spec)
 		for _, r := range rules {
-			for _, h := range together(r.find(g)) {
+			for _, h := range together(r.hits(g)) {
 				found = append(found, h.finding(r))
 			}
 		}
@@ -57,20 +57,64 @@ func Check(engines []Engine, spec *config.Spec) []Finding {
 	return found
 }
 
-// rule is one thing that Check looks for.
+// rule is one thing that Check looks for. It says by one of bad, equal, clash and find what is wrong.
 type rule struct {
 	code     string
 	severity Severity
+	text     string // what is wrong and what it causes
 	remedy   string
-	find     func(g *model) []hit
+
+	when  func(*model) bool    // nil: always
+	among func(*model) []side  // whom it looks at; nil: all engines
+	apart bool                 // it holds only where those run on several machines
+	bad   func(side) bool      // is wrong for one of them, whatever the others have
+	equal func(side) string    // must be the same for all of them
+	clash func(a, b side) bool // is wrong for two of them
+	find  func(g *model) []hit // finds what the other forms cannot
 }
 
-// hit is one place where a rule found something. Its remedy and severity, if set, replace the rule's.
+// hit is one place where a rule found something. Its text, remedy and severity, if set, replace the rule's.
 type hit struct {
 	engines  []*Engine
 	text     string
 	remedy   string
 	severity Severity
+}
+
+// hits are the places where a rule finds something.
+func (r rule) hits(g *model) (hits []hit) {
+	if r.when != nil && !r.when(g) {
+		return nil
+	}
+	if r.find != nil {
+		hits = r.find(g)
+		for i := range hits {
+			hits[i].text = cmp.Or(hits[i].text, r.text)
+		}
+		return hits
+	}
+	all := (*model).all
+	if r.among != nil {
+		all = r.among
+	}
+	list := all(g)
+	if r.apart && !apart(enginesOf(list)) {
+		return nil
+	}
+	for i, a := range list {
+		if r.bad != nil && r.bad(a) {
+			hits = append(hits, hit{engines: []*Engine{a.Engine}, text: r.text})
+		}
+		for _, b := range list[i+1:] {
+			if r.clash != nil && r.clash(a, b) {
+				hits = append(hits, hit{engines: []*Engine{a.Engine, b.Engine}, text: r.text})
+			}
+		}
+	}
+	if r.equal != nil && differ(list, r.equal) {
+		hits = append(hits, hit{engines: enginesOf(list), text: r.text})
+	}
+	return hits
 }
 
 // together merges the hits that say the same of one engine each.
@@ -199,6 +243,15 @@ type side struct {
 	t *Transfer
 }
 
+// all are the engines that hold KV.
+func (g *model) all() []side {
+	list := make([]side, len(g.engines))
+	for i, e := range g.engines {
+		list[i] = side{e, e.Transfer}
+	}
+	return list
+}
+
 // with returns the connectors whose class is one of classes.
 func (g *model) with(classes ...string) []side {
 	var list []side
@@ -210,6 +263,28 @@ func (g *model) with(classes ...string) []side {
 		}
 	}
 	return list
+}
+
+// speaking is with, for a rule.
+func speaking(classes ...string) func(*model) []side {
+	return func(g *model) []side { return g.with(classes...) }
+}
+
+// only are those of a rule's sides for which keep returns true.
+func only(all func(*model) []side, keep func(side) bool) func(*model) []side {
+	return func(g *model) []side {
+		return slices.DeleteFunc(all(g), func(s side) bool { return !keep(s) })
+	}
+}
+
+// program are the engines of a kind.
+func program(name string) func(*model) []side {
+	return only((*model).all, func(s side) bool { return s.Program == name })
+}
+
+// behind reports whether the gateway's connector is the one of a name.
+func behind(typ string) func(*model) bool {
+	return func(g *model) bool { return g.typ == typ }
 }
 
 func enginesOf(sides []side) []*Engine {
@@ -247,35 +322,30 @@ func apart(list []*Engine) bool {
 	return false
 }
 
-// alone returns one hit for each element of which bad is true.
+// alone returns one hit for each element of which bad is true. Its text needs what the rule's text cannot have.
 func alone(list []side, text string, bad func(side) bool) []hit {
-	var hits []hit
-	for _, s := range list {
-		if bad(s) {
-			hits = append(hits, hit{engines: []*Engine{s.Engine}, text: text})
-		}
-	}
-	return hits
+	return rule{text: text, among: func(*model) []side { return list }, bad: bad}.hits(nil)
 }
 
-// taken is a range of ports that an engine uses on its machine.
-type taken struct {
-	engine      *Engine
-	from, until int // until is not in the range
+// asOne returns one hit for all of a list, if there are any.
+func asOne(list []side) []hit {
+	if len(list) == 0 {
+		return nil
+	}
+	return []hit{{engines: enginesOf(list)}}
 }
 
-// clashes returns a hit for each two engines of one machine whose ports overlap.
-func clashes(list []taken, text string) []hit {
-	var hits []hit
-	for i, a := range list {
-		for _, b := range list[i+1:] {
-			if a.engine != b.engine && a.engine.Node == b.engine.Node && a.engine.Node != "" && a.from < b.until &&
-				b.from < a.until {
-				hits = append(hits, hit{engines: []*Engine{a.engine, b.engine}, text: text})
-			}
+// samePort reports whether two engines of one machine need the same port. ports returns the first port that an engine
+// takes and how many it takes from there on.
+func samePort(ports func(side) (first, n int)) func(a, b side) bool {
+	return func(a, b side) bool {
+		if a.Engine == b.Engine || a.Node == "" || a.Node != b.Node {
+			return false
 		}
+		from, n := ports(a)
+		other, m := ports(b)
+		return from < other+m && other < from+n
 	}
-	return hits
 }
 
 func isLoopback(host string) bool {

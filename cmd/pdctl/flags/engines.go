@@ -3,6 +3,7 @@
 package flags
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,19 +25,14 @@ var vllmShort = map[string]string{
 // vllm reads the arguments of `vllm serve` (vllm/engine/arg_utils.py, entrypoints/openai/cli_args.py).
 func (e *Engine) vllm(argv []string, env map[string]string, files map[string][]byte) error {
 	a := split(argv, vllmShort, "served-model-name")
-	if file := a.flags["config"]; file != "" {
-		if err := e.configFile(&a, file, files); err != nil {
-			return err
-		}
+	if err := e.configFile(&a, files); err != nil {
+		return err
 	}
 	if err := e.sizes(a, []string{"tensor-parallel-size"}, []string{"pipeline-parallel-size"},
 		[]string{"data-parallel-size"}); err != nil {
 		return err
 	}
-	e.Model = a.first("model", "model-tag")
-	if e.Model == "" && len(a.positional) > 0 {
-		e.Model = a.positional[0]
-	}
+	e.Model = a.model("model", "model-tag")
 	e.Served = a.lists["served-model-name"]
 	if e.args["kv-cache-dtype"] == "auto" {
 		delete(e.args, "kv-cache-dtype")
@@ -74,16 +70,34 @@ func (e *Engine) vllm(argv []string, env map[string]string, files map[string][]b
 	return e.lmcache(env, files)
 }
 
-// configFile reads the file of `vllm serve --config FILE`. The command line overrides it.
-func (e *Engine) configFile(a *arguments, file string, files map[string][]byte) error {
+// model returns the value of the first of the names that is given, or else the first positional argument.
+func (a arguments) model(names ...string) string {
+	return cmp.Or(a.first(names...), strings.Join(a.positional[:min(len(a.positional), 1)], ""))
+}
+
+// settings reads a configuration file that the engine names. It returns nothing for the name "" and for a file that the
+// caller did not give. what names the file in an error.
+func (e *Engine) settings(file, what string, files map[string][]byte) (map[string]any, error) {
+	if file == "" {
+		return nil, nil
+	}
 	content, ok := files[file]
 	if !ok {
 		e.Unread = append(e.Unread, file)
-		return nil
+		return nil, nil
 	}
 	settings, err := readSettings(content)
 	if err != nil {
-		return fmt.Errorf("--config: %w", err)
+		return nil, fmt.Errorf("%s: %w", what, err)
+	}
+	return settings, nil
+}
+
+// configFile reads the file of `vllm serve --config FILE`. The command line overrides it.
+func (e *Engine) configFile(a *arguments, files map[string][]byte) error {
+	settings, err := e.settings(a.flags["config"], "--config", files)
+	if err != nil {
+		return err
 	}
 	for name, v := range settings {
 		name = strings.ReplaceAll(name, "_", "-")
@@ -208,22 +222,12 @@ func (e *Engine) lmcache(env map[string]string, files map[string][]byte) error {
 		return nil
 	}
 	e.LMCache = map[string]any{}
-	file := env["LMCACHE_CONFIG_FILE"]
-	if file == "" {
-		file = text(extra, "config_path")
+	file := cmp.Or(env["LMCACHE_CONFIG_FILE"], text(extra, "config_path"))
+	settings, err := e.settings(file, "configuration file of LMCache", files)
+	if err != nil {
+		return err
 	}
-	if file != "" {
-		content, ok := files[file]
-		if !ok {
-			e.Unread = append(e.Unread, file)
-		} else {
-			settings, err := readSettings(content)
-			if err != nil {
-				return fmt.Errorf("configuration file of LMCache: %w", err)
-			}
-			maps.Copy(e.LMCache, settings)
-		}
-	}
+	maps.Copy(e.LMCache, settings)
 	for name, v := range env {
 		if key, ok := strings.CutPrefix(name, "LMCACHE_"); ok && key != "CONFIG_FILE" {
 			e.LMCache[strings.ToLower(key)] = plainValue(v)
@@ -256,21 +260,9 @@ func (e *Engine) mooncakeStore(env map[string]string, files map[string][]byte) e
 			e.Mooncake[key] = v
 		}
 	}
-	file := env["MOONCAKE_CONFIG_PATH"]
-	if file == "" {
-		return nil
-	}
-	content, ok := files[file]
-	if !ok {
-		e.Unread = append(e.Unread, file)
-		return nil
-	}
-	settings, err := readSettings(content)
-	if err != nil {
-		return fmt.Errorf("configuration file of Mooncake: %w", err)
-	}
+	settings, err := e.settings(env["MOONCAKE_CONFIG_PATH"], "configuration file of Mooncake", files)
 	maps.Copy(e.Mooncake, settings)
-	return nil
+	return err
 }
 
 // sglang reads the arguments of SGLang's server (sglang/srt/server_args.py).
@@ -281,10 +273,7 @@ func (e *Engine) sglang(argv []string) error {
 		[]string{"dp-size", "dp", "data-parallel-size"}); err != nil {
 		return err
 	}
-	e.Model = a.first("model-path", "model")
-	if e.Model == "" && len(a.positional) > 0 {
-		e.Model = a.positional[0]
-	}
+	e.Model = a.model("model-path", "model")
 	if name := a.flags["served-model-name"]; name != "" {
 		e.Served = []string{name}
 	}
@@ -304,22 +293,10 @@ func (e *Engine) trtllm(argv []string, files map[string][]byte) error {
 	if err := e.sizes(a, []string{"tp-size"}, []string{"pp-size"}, []string{"dp-size"}); err != nil {
 		return err
 	}
-	e.Model = a.flags["model"]
-	if e.Model == "" && len(a.positional) > 0 {
-		e.Model = a.positional[0]
-	}
-	file := a.first("extra-llm-api-options", "config")
-	if file == "" {
-		return nil
-	}
-	content, ok := files[file]
-	if !ok {
-		e.Unread = append(e.Unread, file)
-		return nil
-	}
-	settings, err := readSettings(content)
+	e.Model = a.model("model")
+	settings, err := e.settings(a.first("extra-llm-api-options", "config"), "--extra_llm_api_options", files)
 	if err != nil {
-		return fmt.Errorf("--extra_llm_api_options: %w", err)
+		return err
 	}
 	if transceiver := object(settings, "cache_transceiver_config"); len(transceiver) > 0 {
 		e.args["transceiver-backend"] = strings.ToUpper(text(transceiver, "backend"))

@@ -15,8 +15,7 @@ import (
 )
 
 var gatewayRules = []rule{
-	{
-		code: "gateway-connector", severity: Error,
+	{code: "gateway-connector", severity: Error,
 		find: func(g *model) (hits []hit) {
 			for _, e := range g.engines {
 				if problem, remedy := g.mismatch(e); problem != "" {
@@ -24,36 +23,20 @@ var gatewayRules = []rule{
 				}
 			}
 			return hits
-		},
-	},
-	{
-		code: "gateway-relays-nothing", severity: Error,
+		}},
+	{code: "gateway-relays-nothing", severity: Error, when: behind("http"),
+		text: "waits for a handoff with each request, and the gateway's connector http relays none: every prompt is " +
+			"computed twice",
 		find: func(g *model) (hits []hit) {
-			if g.typ != "http" {
-				return nil
-			}
-			for _, e := range g.engines {
-				for _, t := range e.Transfer.Leaves() {
-					if slices.Contains(handoffs, t.Class) {
-						hits = append(hits, hit{
-							engines: []*Engine{e},
-							text: "waits for a handoff with each request, and the gateway's connector http relays " +
-								"none: every prompt is computed twice",
-							remedy: "write kvConnector.type: " + speaks(e, t),
-						})
-					}
-				}
+			for _, s := range g.with(handoffs...) {
+				hits = append(hits, hit{engines: []*Engine{s.Engine},
+					remedy: "write kvConnector.type: " + speaks(s.Engine, s.t)})
 			}
 			return hits
-		},
-	},
-	{
-		code: "fallback-connector", severity: Warning,
-		remedy: "add its class to the engines as a child of a MultiConnector, or remove the fallback",
+		}},
+	{code: "fallback-connector", severity: Warning,
+		when: func(g *model) bool { return g.spec != nil },
 		find: func(g *model) (hits []hit) {
-			if g.spec == nil {
-				return nil
-			}
 			for next := g.spec.FallbackConnector; next != nil; next = next.FallbackConnector {
 				inner := &model{engines: g.engines}
 				inner.gateway(next)
@@ -67,18 +50,15 @@ var gatewayRules = []rule{
 			}
 			return hits
 		},
-	},
-	{
-		code: "lease-short", severity: Error,
-		remedy: "raise kv_lease_duration on the engines, or lower leaseDuration and timeouts.handoff in the gateway",
+		remedy: "add its class to the engines as a child of a MultiConnector, or remove the fallback"},
+	{code: "lease-short", severity: Error,
+		when: func(g *model) bool {
+			return g.spec != nil && (g.typ == "nixl" || g.typ == "nixl-push" || g.typ == "multi")
+		},
 		find: func(g *model) (hits []hit) {
-			if g.spec == nil || g.typ != "nixl" && g.typ != "nixl-push" && g.typ != "multi" {
-				return nil
-			}
 			promised := g.promisedLease()
-			for _, s := range g.with("NixlConnector", "NixlPullConnector", "NixlPushConnector") {
-				lease := nixlLease(s)
-				if s.Role.Has(prefill) && lease < promised {
+			for _, s := range g.with(nixlClasses...) {
+				if lease := nixlLease(s); s.Role.Has(prefill) && lease < promised {
 					hits = append(hits, hit{engines: []*Engine{s.Engine}, text: fmt.Sprintf(
 						"keeps unread KV for %s, and the gateway uses handoffs for %s: decode then reads blocks that "+
 							"hold another request's KV, and answers 200", lease, promised)})
@@ -86,35 +66,20 @@ var gatewayRules = []rule{
 			}
 			return hits
 		},
-	},
-	{
-		code: "handoff-unlimited", severity: Warning,
-		remedy: "leave timeouts.handoff out, or write less than the lease",
-		find: func(g *model) []hit {
-			sides := g.with("NixlConnector", "NixlPullConnector")
-			if g.spec == nil || len(sides) == 0 || g.spec.Timeouts.Handoff != config.None {
-				return nil
-			}
-			return []hit{{engines: enginesOf(sides),
-				text: "release unread KV when its lease ends, and the gateway uses handoffs of any age " +
-					"(timeouts.handoff is 0)"}}
-		},
-	},
-	{
-		code: "push-engine-id", severity: Error,
+		remedy: "raise kv_lease_duration on the engines, or lower leaseDuration and timeouts.handoff in the gateway"},
+	{code: "handoff-unlimited", severity: Warning,
+		when: func(g *model) bool { return g.spec != nil && g.spec.Timeouts.Handoff == config.None },
+		find: func(g *model) []hit { return asOne(g.with("NixlConnector", "NixlPullConnector")) },
+		text: "release unread KV when its lease ends, and the gateway uses handoffs of any age (timeouts.handoff " +
+			"is 0)",
+		remedy: "leave timeouts.handoff out, or write less than the lease"},
+	{code: "push-engine-id", severity: Error, among: speaking("NixlPushConnector"),
+		when: func(g *model) bool { return text(g.config, "dispatch") != "serial" },
+		bad:  func(s side) bool { return s.Role.Has(prefill) && s.t.EngineID == "" },
+		text: "has no fixed engine_id: the gateway cannot name it to decode before it has answered, and a random one " +
+			"changes at each start",
 		remedy: `write a fixed "engine_id" on each prefill engine and the same as the endpoint's attribute engineID, ` +
-			`or dispatch: serial in the gateway`,
-		find: func(g *model) []hit {
-			if text(g.config, "dispatch") == "serial" {
-				return nil
-			}
-			return alone(g.with("NixlPushConnector"),
-				"has no fixed engine_id: the gateway cannot name it to decode before it has answered, and a random "+
-					"one changes at each start", func(s side) bool {
-					return s.Role.Has(prefill) && s.t.EngineID == ""
-				})
-		},
-	},
+			`or dispatch: serial in the gateway`},
 }
 
 // mismatch says why an engine does not work with the gateway's connector.
@@ -236,82 +201,57 @@ func nixlLease(s side) time.Duration {
 func seconds(n float64) time.Duration { return time.Duration(n * float64(time.Second)) }
 
 var versionRules = []rule{
-	{
-		code: "version-differs", severity: Warning, remedy: "run the same release on all engines",
+	{code: "version-differs", severity: Warning,
 		find: func(g *model) []hit {
-			var known []*Engine
-			for _, e := range g.engines {
-				if e.Version != (launch.Version{}) {
-					known = append(known, e)
-				}
-			}
-			if len(known) < 2 || !differ(known, func(e *Engine) string { return e.Version.String() }) {
+			known := slices.DeleteFunc(slices.Clone(g.engines),
+				func(e *Engine) bool { return e.Version == launch.Version{} })
+			if !differ(known, func(e *Engine) string { return e.Version.String() }) {
 				return nil
 			}
-			h := hit{engines: known, text: "are of different releases: their KV and its keys may differ"}
-			nixl := g.with("NixlConnector", "NixlPullConnector", "NixlPushConnector")
-			strict := slices.ContainsFunc(nixl, func(s side) bool {
-				_, given := s.t.Extra["enforce_handshake_compat"]
-				return !given || yes(s.t.Extra, "enforce_handshake_compat")
-			})
-			if strict {
+			h := hit{engines: known}
+			if slices.ContainsFunc(g.with(nixlClasses...), func(s side) bool { return !lax(s) }) {
 				h.severity, h.text = Error,
 					"are of different releases: NIXL's handshake compares them and refuses, each request fails"
 			}
 			return []hit{h}
 		},
-	},
-	{
-		code: "connector-renamed", severity: Error,
+		text:   "are of different releases: their KV and its keys may differ",
+		remedy: "run the same release on all engines"},
+	{code: "connector-renamed", severity: Error,
 		find: func(g *model) (hits []hit) {
-			for _, s := range g.with("SharedStorageConnector", "ExampleConnector") {
-				switch old := s.Version.Before(0, 13); {
-				case !old && s.t.Class == "SharedStorageConnector":
-					hits = append(hits, hit{engines: []*Engine{s.Engine},
-						text: "names SharedStorageConnector, which is ExampleConnector from vLLM 0.13 on: it does " +
-							"not start", remedy: "write ExampleConnector"})
-				case old && s.t.Class == "ExampleConnector":
-					hits = append(hits, hit{engines: []*Engine{s.Engine},
-						text: "names ExampleConnector, which is SharedStorageConnector before vLLM 0.13: it does " +
-							"not start", remedy: "write SharedStorageConnector"})
+			for _, s := range g.with(folderClasses...) {
+				name, since := "ExampleConnector", "from vLLM 0.13 on"
+				if s.Version.Before(0, 13) {
+					name, since = "SharedStorageConnector", "before vLLM 0.13"
+				}
+				if s.t.Class != name {
+					hits = append(hits, hit{engines: []*Engine{s.Engine}, remedy: "write " + name,
+						text: "names " + s.t.Class + ", which is " + name + " " + since + ": it does not start"})
 				}
 			}
 			return hits
+		}},
+	{code: "connector-too-new", severity: Error,
+		find: func(g *model) []hit {
+			return slices.Concat(
+				alone(g.with("NixlPushConnector"), // vllm#35264, June 2026
+					"names NixlPushConnector, which vLLM has from 0.23 on: it does not start",
+					func(s side) bool { return s.Version.Before(0, 23) }),
+				alone(tiered(g), "has a tier of type p2p, which vLLM has from 0.24 on: it does not start",
+					func(s side) bool { return s.Version.Before(0, 24) }))
 		},
-	},
-	{
-		code: "connector-too-new", severity: Error, remedy: "use a newer engine, or another connector",
-		find: func(g *model) (hits []hit) {
-			for _, s := range g.with("NixlPushConnector", "OffloadingConnector") {
-				switch {
-				case s.t.Class == "NixlPushConnector" && s.Version.Before(0, 23): // vllm#35264, June 2026
-					hits = append(hits, hit{engines: []*Engine{s.Engine},
-						text: "names NixlPushConnector, which vLLM has from 0.23 on: it does not start"})
-				case p2pTier(s.t) != nil && s.Version.Before(0, 24):
-					hits = append(hits, hit{engines: []*Engine{s.Engine},
-						text: "has a tier of type p2p, which vLLM has from 0.24 on: it does not start"})
-				}
-			}
-			return hits
+		remedy: "use a newer engine, or another connector"},
+	{code: "connector-removed", severity: Error,
+		find: func(g *model) []hit {
+			return slices.Concat(
+				alone(g.with("P2pNcclConnector"), "names P2pNcclConnector, which is gone from vLLM 0.23 on: it does "+
+					"not start",
+					func(s side) bool { return !s.Version.Before(0, 23) }),
+				alone(g.with("PyNcclConnector"), // with the engine core that it was for
+					"names PyNcclConnector, which is gone from vLLM 0.11 on: it does not start",
+					func(s side) bool { return !s.Version.Before(0, 11) }))
 		},
-	},
-	{
-		code: "connector-removed", severity: Error,
-		remedy: "use NixlConnector, or an older engine, whose release must be told",
-		find: func(g *model) (hits []hit) {
-			for _, s := range g.with("P2pNcclConnector", "PyNcclConnector") {
-				since, minor := "0.11", 11 // with the engine core that it was for
-				if s.t.Class == "P2pNcclConnector" {
-					since, minor = "0.23", 23
-				}
-				if !s.Version.Before(0, minor) {
-					hits = append(hits, hit{engines: []*Engine{s.Engine},
-						text: "names " + s.t.Class + ", which is gone from vLLM " + since + " on: it does not start"})
-				}
-			}
-			return hits
-		},
-	},
+		remedy: "use NixlConnector, or an older engine, whose release must be told"},
 }
 
 // mlaName matches models whose attention is MLA: all ranks hold the same KV, and LMCache's keys do not have the number

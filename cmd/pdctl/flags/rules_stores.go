@@ -3,9 +3,9 @@
 package flags
 
 import (
+	"cmp"
 	"fmt"
 	"net"
-	"path"
 	"slices"
 	"strings"
 )
@@ -18,12 +18,14 @@ func trimScheme(s string) string {
 }
 
 // hashed are the connectors that find KV by hashes that depend on Python's hash seed.
-func (g *model) hashed() []side {
+func hashed(g *model) []side {
 	return slices.DeleteFunc(g.with("LMCacheConnectorV1", "LMCacheConnector", "MooncakeStoreConnector",
 		"OffloadingConnector"), func(s side) bool {
 		return s.t.Class == "OffloadingConnector" && p2pTier(s.t) == nil
 	})
 }
+
+func hashSeed(s side) string { return s.env["PYTHONHASHSEED"] }
 
 // p2pTier returns the settings of an OffloadingConnector's tier between engines, or nil if there is none.
 func p2pTier(t *Transfer) map[string]any {
@@ -36,175 +38,80 @@ func p2pTier(t *Transfer) map[string]any {
 	return nil
 }
 
+// tiered are the OffloadingConnectors with a tier between engines.
+var tiered = only(speaking("OffloadingConnector"), func(s side) bool { return p2pTier(s.t) != nil })
+
+// folderClasses are the names of the connector that keeps KV in a folder.
+var folderClasses = []string{"ExampleConnector", "SharedStorageConnector"}
+
+func storagePath(s side) string { return folder(s.t.Extra) }
+
 var storeRules = []rule{
-	{
-		code: "hash-seed-missing", severity: Error, remedy: "set PYTHONHASHSEED=0 for all engines",
-		find: func(g *model) []hit {
-			if !g.pair() {
-				return nil
-			}
-			return alone(g.hashed(),
-				"has no PYTHONHASHSEED: its hashes of prompts differ at each start, and no engine finds another's KV",
-				func(s side) bool {
-					seed := s.env["PYTHONHASHSEED"]
-					return seed == "" || seed == "random"
-				})
-		},
-	},
-	{
-		code: "hash-seed-differs", severity: Error, remedy: "set the same PYTHONHASHSEED for all engines",
-		find: func(g *model) []hit {
-			sides := slices.DeleteFunc(g.hashed(), func(s side) bool { return s.env["PYTHONHASHSEED"] == "" })
-			if len(sides) > 0 && differ(sides, func(s side) string { return s.env["PYTHONHASHSEED"] }) {
-				return []hit{{engines: enginesOf(sides),
-					text: "have different PYTHONHASHSEEDs: none finds another's KV"}}
-			}
-			return nil
-		},
-	},
-	{
-		code: "hash-algorithm-differs", severity: Error,
-		remedy: "write the same --prefix-caching-hash-algo for all engines",
-		find: func(g *model) []hit {
-			sides := g.hashed()
-			if len(sides) > 0 && differ(sides, func(s side) string { return s.args["prefix-caching-hash-algo"] }) {
-				return []hit{{engines: enginesOf(sides),
-					text: "hash prompts in different ways (--prefix-caching-hash-algo): none finds another's KV"}}
-			}
-			return nil
-		},
-	},
-	{
-		code: "storage-path-differs", severity: Error, remedy: "write the same shared_storage_path for all engines",
-		find: func(g *model) []hit {
-			sides := g.with("ExampleConnector", "SharedStorageConnector")
-			if len(sides) > 0 && differ(sides, storagePath) {
-				return []hit{{engines: enginesOf(sides),
-					text: "keep KV in different folders (shared_storage_path): none finds the other's"}}
-			}
-			return nil
-		},
-	},
-	{
-		code: "storage-path-local", severity: Error, remedy: "write a folder that all machines mount",
-		find: func(g *model) []hit {
-			sides := g.with("ExampleConnector", "SharedStorageConnector")
-			local := func(s side) bool {
-				p := storagePath(s)
-				return !path.IsAbs(p) || p == "/tmp" || strings.HasPrefix(p, "/tmp/") ||
-					strings.HasPrefix(p, "/dev/shm")
-			}
-			if !apart(enginesOf(sides)) || !slices.ContainsFunc(sides, local) {
-				return nil
-			}
-			return []hit{{engines: enginesOf(sides),
-				text: "keep KV in a folder of each machine's own (shared_storage_path under /tmp, or relative): none " +
-					"finds the other's"}}
-		},
-	},
+	{code: "hash-seed-missing", severity: Error, when: (*model).pair, among: hashed,
+		bad:    func(s side) bool { return hashSeed(s) == "" || hashSeed(s) == "random" },
+		text:   "has no PYTHONHASHSEED: its hashes of prompts differ at each start, and no engine finds another's KV",
+		remedy: "set PYTHONHASHSEED=0 for all engines"},
+	{code: "hash-seed-differs", severity: Error, equal: hashSeed,
+		among:  only(hashed, func(s side) bool { return hashSeed(s) != "" }),
+		text:   "have different PYTHONHASHSEEDs: none finds another's KV",
+		remedy: "set the same PYTHONHASHSEED for all engines"},
+	{code: "hash-algorithm-differs", severity: Error, among: hashed,
+		equal:  func(s side) string { return s.args["prefix-caching-hash-algo"] },
+		text:   "hash prompts in different ways (--prefix-caching-hash-algo): none finds another's KV",
+		remedy: "write the same --prefix-caching-hash-algo for all engines"},
+	{code: "storage-path-differs", severity: Error, among: speaking(folderClasses...), equal: storagePath,
+		text:   "keep KV in different folders (shared_storage_path): none finds the other's",
+		remedy: "write the same shared_storage_path for all engines"},
+	{code: "storage-path-local", severity: Error, find: unshared(speaking(folderClasses...), storagePath),
+		text: "keep KV in a folder of each machine's own (shared_storage_path under /tmp, or relative): none finds " +
+			"the other's",
+		remedy: "write a folder that all machines mount"},
 }
 
-func storagePath(s side) string {
-	p := text(s.t.Extra, "shared_storage_path")
-	if p == "" {
-		return "/tmp"
-	}
-	return path.Clean(p)
-}
+// mooncakeSources are prefill engines with a bootstrap server of their own.
+var mooncakeSources = only(speaking("MooncakeConnector"), func(s side) bool {
+	return s.Role.Has(prefill) && text(s.t.Extra, "bootstrap_server_address") == ""
+})
+
+func bootstrapPort(s side) int { return port(s.env["VLLM_MOONCAKE_BOOTSTRAP_PORT"], 8998) }
 
 var mooncakeRules = []rule{
 	mooncakeDiffers("mooncake-master-differs", "master_server_address",
 		"store to different Mooncake masters: none finds the other's KV"),
 	mooncakeDiffers("mooncake-tenant-differs", "tenant_id",
 		"store for different tenants of Mooncake: none finds the other's KV"),
-	{
-		code: "mooncake-master-loopback", severity: Error,
-		remedy: "write the master's address as all machines reach it",
-		find: func(g *model) []hit {
-			sides := g.with("MooncakeStoreConnector")
-			if !apart(enginesOf(sides)) {
-				return nil
-			}
-			return alone(sides, "looks for Mooncake's master on its own machine, and the engines run on several",
-				func(s side) bool {
-					master := text(s.Mooncake, "master_server_address")
-					host, _, err := net.SplitHostPort(master)
-					return master != "" && err == nil && isLoopback(host)
-				})
+	{code: "mooncake-master-loopback", severity: Error, among: speaking("MooncakeStoreConnector"), apart: true,
+		bad: func(s side) bool {
+			host, _, err := net.SplitHostPort(text(s.Mooncake, "master_server_address"))
+			return err == nil && isLoopback(host)
 		},
-	},
-	{
-		code: "mooncake-prefix-differs", severity: Error, remedy: "write the same cache_prefix for all engines",
+		text:   "looks for Mooncake's master on its own machine, and the engines run on several",
+		remedy: "write the master's address as all machines reach it"},
+	{code: "mooncake-prefix-differs", severity: Error, among: speaking("MooncakeStoreConnector"),
+		equal:  func(s side) string { return text(s.t.Extra, "cache_prefix") },
+		text:   "put different prefixes before their keys (cache_prefix): none finds the other's KV",
+		remedy: "write the same cache_prefix for all engines"},
+	{code: "mooncake-port-twice", severity: Error, among: mooncakeSources,
+		clash:  samePort(func(s side) (int, int) { return bootstrapPort(s), 1 }),
+		text:   "open their bootstrap server on the same port of one machine",
+		remedy: "give each prefill engine of a machine its own VLLM_MOONCAKE_BOOTSTRAP_PORT"},
+	{code: "mooncake-port-gateway", severity: Warning, when: behind("mooncake"),
 		find: func(g *model) []hit {
-			sides := g.with("MooncakeStoreConnector")
-			if len(sides) > 0 && differ(sides, func(s side) string { return text(s.t.Extra, "cache_prefix") }) {
-				return []hit{{engines: enginesOf(sides),
-					text: "put different prefixes before their keys (cache_prefix): none finds the other's KV"}}
-			}
-			return nil
-		},
-	},
-	{
-		code: "mooncake-port-twice", severity: Error,
-		remedy: "give each prefill engine of a machine its own VLLM_MOONCAKE_BOOTSTRAP_PORT",
-		find: func(g *model) []hit {
-			var ports []taken
-			for _, s := range g.with("MooncakeConnector") {
-				if s.Role.Has(prefill) && text(s.t.Extra, "bootstrap_server_address") == "" {
-					p := bootstrapPort(s)
-					ports = append(ports, taken{s.Engine, p, p + 1})
-				}
-			}
-			return clashes(ports, "open their bootstrap server on the same port of one machine")
-		},
-	},
-	{
-		code: "mooncake-port-gateway", severity: Warning,
-		remedy: "write config.bootstrapPort, or the endpoint's attribute bootstrapPort, as the engine's " +
-			"VLLM_MOONCAKE_BOOTSTRAP_PORT",
-		find: func(g *model) []hit {
-			asked := int(number(text(g.config, "bootstrapPort"), 8998))
-			if g.typ != "mooncake" {
-				return nil
-			}
-			return alone(g.with("MooncakeConnector"),
+			asked := port(text(g.config, "bootstrapPort"), 8998)
+			return alone(mooncakeSources(g),
 				fmt.Sprintf("opens its bootstrap server on another port than the gateway asks (%d), unless the "+
-					"endpoint's attribute says so", asked), func(s side) bool {
-					return s.Role.Has(prefill) && bootstrapPort(s) != asked &&
-						text(s.t.Extra, "bootstrap_server_address") == ""
-				})
+					"endpoint's attribute says so", asked), func(s side) bool { return bootstrapPort(s) != asked })
 		},
-	},
-	{
-		code: "mooncake-protocol-differs", severity: Error, remedy: "write the same mooncake_protocol for all engines",
-		find: func(g *model) []hit {
-			sides := g.with("MooncakeConnector")
-			protocol := func(s side) string {
-				if p := text(s.t.Extra, "mooncake_protocol"); p != "" {
-					return p
-				}
-				return "rdma"
-			}
-			if len(sides) > 0 && differ(sides, protocol) {
-				return []hit{{engines: enginesOf(sides),
-					text: "move KV over different transports (mooncake_protocol, default rdma)"}}
-			}
-			return nil
-		},
-	},
+		remedy: "write config.bootstrapPort, or the endpoint's attribute bootstrapPort, as the engine's " +
+			"VLLM_MOONCAKE_BOOTSTRAP_PORT"},
+	{code: "mooncake-protocol-differs", severity: Error, among: speaking("MooncakeConnector"),
+		equal:  func(s side) string { return cmp.Or(text(s.t.Extra, "mooncake_protocol"), "rdma") },
+		text:   "move KV over different transports (mooncake_protocol, default rdma)",
+		remedy: "write the same mooncake_protocol for all engines"},
 }
 
 func mooncakeDiffers(code, key, what string) rule {
-	return rule{
-		code: code, severity: Error, remedy: "write the same " + key + " for all engines",
-		find: func(g *model) []hit {
-			sides := slices.DeleteFunc(g.with("MooncakeStoreConnector"), func(s side) bool { return len(s.Unread) > 0 })
-			if len(sides) > 0 && differ(sides, func(s side) string { return text(s.Mooncake, key) }) {
-				return []hit{{engines: enginesOf(sides), text: what}}
-			}
-			return nil
-		},
-	}
+	return rule{code: code, severity: Error, text: what, remedy: "write the same " + key + " for all engines",
+		among: only(speaking("MooncakeStoreConnector"), func(s side) bool { return len(s.Unread) == 0 }),
+		equal: func(s side) string { return text(s.Mooncake, key) }}
 }
-
-func bootstrapPort(s side) int { return int(number(s.env["VLLM_MOONCAKE_BOOTSTRAP_PORT"], 8998)) }

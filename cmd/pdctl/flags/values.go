@@ -87,6 +87,9 @@ func count(m map[string]any, key string) int {
 	return strings.Count(s, ",") + 1
 }
 
+// port reads a port, or returns def if there is none.
+func port(s string, def float64) int { return int(number(s, def)) }
+
 // number reads a number, or returns def if there is none.
 func number(s string, def float64) float64 {
 	if n, err := strconv.ParseFloat(s, 64); err == nil {
