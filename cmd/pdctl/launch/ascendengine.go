@@ -5,7 +5,6 @@ package launch
 import (
 	"strconv"
 
-	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -35,30 +34,19 @@ func ascendSizesOf(e discovery.Endpoint) (s ascendSizes, err error) {
 // and mooncake_connector.py (_get_prefill_decode_size, which asserts both sizes of both roles; side_channel_port);
 // before 0.11 examples/disaggregated_prefill_v1/mooncake_connector_deployment_guide.md.
 func ascendSettings(t Target, class string, kvPort int) (Settings, error) {
-	out := Settings{Engine: "vllm", Args: []string{"--enable-prompt-tokens-details"}}
+	out := vllm(nil)
 	if t.Endpoint.Role.Has(discovery.RoleBoth) {
-		return out, &config.FieldError{Path: "role",
-			Problem: "is both, and an engine with vllm-ascend's connectors either sends or receives",
-			Remedy:  "write prefill or decode; a decode engine serves requests alone, too"}
+		return out, refuseBoth("vllm-ascend's connectors either sends or receives")
 	}
 	own, err := ascendSizesOf(t.Endpoint)
 	if err != nil {
 		return out, err
 	}
-	for _, n := range []struct {
-		flag  string
-		value int
-	}{{"--tensor-parallel-size", own.TP}, {"--data-parallel-size", own.DP}} {
-		if n.value > 1 {
-			out.Args = append(out.Args, n.flag, strconv.Itoa(n.value))
-		}
-	}
-	if t.CPU {
-		out.Notes = append(out.Notes, Note{Path: "cpu",
-			Text: "vllm-ascend needs Ascend NPUs: these settings are for them"})
-	}
-	out.Notes = append(out.Notes, NoLimits(t.Resources,
-		"Mooncake moves KV from one engine's memory to the other's; --gpu-memory-utilization sizes that")...)
+	out.setSize("--tensor-parallel-size", own.TP)
+	out.setSize("--data-parallel-size", own.DP)
+	out.noteIf(t.CPU, "cpu", "vllm-ascend needs Ascend NPUs: these settings are for them")
+	out.noLimits(t.Resources,
+		"Mooncake moves KV from one engine's memory to the other's; --gpu-memory-utilization sizes that")
 	p, d, err := ascendBothSizes(t)
 	if err != nil {
 		return out, err
@@ -79,10 +67,8 @@ func ascendSettings(t Target, class string, kvPort int) (Settings, error) {
 		}
 		out.KVTransfer.BufferDevice, out.KVTransfer.ParallelSize, out.KVTransfer.Rank = "npu", 1, &rank
 	}
-	if out.KVTransfer.Role == "kv_consumer" {
-		out.Notes = append(out.Notes, Note{Path: "additional-config",
-			Text: "leave recompute_scheduler_enable off: a response that ends as recomputed is a failed one"})
-	}
+	out.noteIf(out.KVTransfer.Role == "kv_consumer", "additional-config",
+		"leave recompute_scheduler_enable off: a response that ends as recomputed is a failed one")
 	return out, nil
 }
 

@@ -3,10 +3,9 @@
 package launch
 
 import (
+	"cmp"
 	"net"
 	"net/url"
-
-	"cmp"
 	"strconv"
 
 	"github.com/pdkit/pdkit/connector"
@@ -20,13 +19,12 @@ func renderAscendLayerwise(_ connector.KVConnector, o *ascendlayerwise.Options, 
 	if err != nil {
 		return out, err
 	}
-	note := func(path, text string) { out.Notes = append(out.Notes, Note{Path: path, Text: text}) }
 	if out.KVTransfer.Role == "kv_consumer" {
-		note("config.callbackListen",
+		out.note("config.callbackListen",
 			"the gateway listens there; it must be open to decode engines, and to nobody else")
-		note("config.callbackURL", "goes with each request; decode engines must reach it")
+		out.note("config.callbackURL", "goes with each request; decode engines must reach it")
 		if at := callbackHost(o); loopback(at) && !loopback(t.Endpoint.Host()) {
-			note("config.callbackURL",
+			out.note("config.callbackURL",
 				"is loopback, which this engine, on another host, cannot reach: it would wait for ever")
 		}
 	}

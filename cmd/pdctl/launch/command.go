@@ -70,7 +70,7 @@ func (p *Plan) program(e *Engine, w where) []string {
 		argv = append(argv, "--host", w.listen(e))
 	}
 	if !has("--port") {
-		argv = append(argv, "--port", port(e))
+		argv = append(argv, "--port", portOf(e.Target.Endpoint))
 	}
 	return argv
 }
@@ -86,19 +86,6 @@ func (w where) listen(e *Engine) string {
 		return "127.0.0.1"
 	}
 	return "0.0.0.0"
-}
-
-func port(e *Engine) string {
-	if e.Target.Endpoint.URL == nil {
-		return "8000"
-	}
-	switch u := e.Target.Endpoint.URL; {
-	case u.Port() != "":
-		return u.Port()
-	case u.Scheme == "https":
-		return "443"
-	}
-	return "80"
 }
 
 func (w where) isOwn(e *Engine, s string) bool {

@@ -3,12 +3,11 @@
 package launch
 
 import (
+	"cmp"
 	"encoding/json"
+	"errors"
 	"strconv"
 
-	"errors"
-
-	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/epd"
 	"github.com/pdkit/pdkit/discovery"
@@ -32,8 +31,8 @@ func renderEncodeStage(k connector.KVConnector, settings json.RawMessage, t Targ
 	}
 	o, encodes := c.Options(), t.Endpoint.Role.Has(discovery.RoleEncode)
 	if t.Version.Before(0, 11) || o.Type == epd.NIXL && t.Version.Before(0, 30) {
-		return s, &config.FieldError{Path: "version", Problem: "has no encode stage of this type",
-			Remedy: "vLLM 0.11 or newer for example, 0.30 or newer for nixl"}
+		return s, refuse("version", "has no encode stage of this type",
+			"vLLM 0.11 or newer for example, 0.30 or newer for nixl")
 	}
 	s.Engine = "vllm"
 	if !encodes {
@@ -51,29 +50,21 @@ func renderEncodeStage(k connector.KVConnector, settings json.RawMessage, t Targ
 	switch o.Type {
 	case epd.NIXL:
 		ec.Connector = "ECCPUConnector"
-		bytes := o.CPUBytes
-		if bytes == 0 {
-			bytes = defaultEncoderBytes
-		}
-		ec.Extra = map[string]any{"ec_enable_nixl": true, "ec_cpu_bytes": bytes}
-		s.Env = append(s.Env, EnvVar{Name: "VLLM_USE_V2_MODEL_RUNNER", Value: "1"})
+		ec.Extra = map[string]any{"ec_enable_nixl": true, "ec_cpu_bytes": cmp.Or(o.CPUBytes, defaultEncoderBytes)}
+		s.set("VLLM_USE_V2_MODEL_RUNNER", "1")
 		if encodes {
 			if host := t.Endpoint.Host(); host != "" {
-				s.Env = append(s.Env, EnvVar{Name: "VLLM_EC_SIDE_CHANNEL_HOST", Value: host})
+				s.set("VLLM_EC_SIDE_CHANNEL_HOST", host)
 			}
 			// Engines on one machine must not listen on the same port.
-			s.Env = append(s.Env, EnvVar{Name: "VLLM_EC_SIDE_CHANNEL_PORT", Value: strconv.Itoa(5601 + t.Index)})
+			s.set("VLLM_EC_SIDE_CHANNEL_PORT", strconv.Itoa(5601+t.Index))
 		}
 	default:
 		ec.Connector = "ECExampleConnector"
 		if o.SharedStoragePath != "" {
 			ec.Extra = map[string]any{"shared_storage_path": o.SharedStoragePath}
-		} else {
-			s.Notes = append(s.Notes,
-				Note{Path: "encoder.sharedStoragePath",
-					Text: "is not set: each engine uses its own /tmp, which is shared only between processes of " +
-						"one machine"})
 		}
+		s.noteIf(o.SharedStoragePath == "", "encoder.sharedStoragePath", ownTmp)
 	}
 	raw, err := json.Marshal(ec)
 	if err != nil {

@@ -60,7 +60,7 @@ func (p *Plan) named(e *Engine) bool { return e.Target.Endpoint.Host() == e.Name
 
 func (p *Plan) pod(b *bytes.Buffer, e *Engine, w where) {
 	p.podHead(b, e.Name, e.Labels, p.named(e))
-	p.container(b, p.process(e, w), p.image(e), port(e), e.Settings.Files)
+	p.container(b, p.process(e, w), p.image(e), portOf(e.Target.Endpoint), e.Settings.Files)
 	for _, c := range e.Settings.Companions {
 		p.container(b, w.companion(c, e), p.image(e), "", e.Settings.Files)
 	}

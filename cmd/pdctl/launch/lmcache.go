@@ -32,52 +32,32 @@ func renderLMCache(k connector.KVConnector, _ json.RawMessage, t Target) (Settin
 	}
 	o, engine := c.Settings()
 	r := &lmcacheEngine{engine: engine, t: t, o: &o}
-	r.out = Settings{
-		Engine:     "vllm",
-		KVTransfer: &KVTransfer{Connector: lmcache.ClassV1, Role: "kv_both", Extra: engine.ExtraConfig()},
-		Args:       []string{"--enable-prompt-tokens-details"},
-		Env:        []EnvVar{{Name: "PYTHONHASHSEED", Value: "0"}},
-	}
-	r.note("settleTime", o.SettleTime != nil,
-		"the gateway waits that long between the legs; no setting of an engine")
-	r.note("engineClass", o.EngineClass != "", "kv_connector")
+	r.Settings = vllm(&KVTransfer{Connector: lmcache.ClassV1, Role: "kv_both", Extra: engine.ExtraConfig()})
+	r.set("PYTHONHASHSEED", "0")
+	r.became(o.SettleTime != nil, "settleTime", settleTime)
+	r.became(o.EngineClass != "", "engineClass", "kv_connector")
 	if r.separate() {
 		r.server()
 	} else {
 		r.inProcess()
 	}
 	for _, e := range engine.Extra {
-		r.note(e.Path, true, "kv_connector_extra_config")
+		r.became(true, e.Path, "kv_connector_extra_config")
 	}
 	for _, e := range engine.Gone {
-		r.noEffect(e.Path, e.Key)
+		r.noEffect(true, e.Path, e.Key)
 	}
-	if t.Resources.MaxBandwidth != "" {
-		r.out.Notes = append(r.out.Notes,
-			Note{NoEffect: true, Path: "resources.maxBandwidth", Text: "LMCache has no limit of bandwidth"})
-	}
-	return r.out, r.err
+	r.idleIf(t.Resources.MaxBandwidth != "", "resources.maxBandwidth", "LMCache has no limit of bandwidth")
+	return r.Settings, r.err
 }
 
 // lmcacheEngine builds one engine's settings.
 type lmcacheEngine struct {
+	lmcacheOutput
 	engine lmcache.EngineConfig
 	o      *lmcache.Options
 	t      Target
-	out    Settings
-	file   lmcacheFile
 	err    error
-}
-
-// note says which engine setting a given setting became.
-func (r *lmcacheEngine) note(key string, given bool, text string) {
-	if given {
-		r.out.Notes = append(r.out.Notes, Note{Path: "config." + key, Text: text})
-	}
-}
-
-func (r *lmcacheEngine) noEffect(key, text string) {
-	r.out.Notes = append(r.out.Notes, Note{NoEffect: true, Path: "config." + key, Text: text})
 }
 
 // separate reports whether LMCache is a server beside the engines.
@@ -96,132 +76,120 @@ func (r *lmcacheEngine) separate() bool {
 // inProcess renders LMCacheConnectorV1: each engine reads a file, and the engines share the store.
 func (r *lmcacheEngine) inProcess() {
 	name := "lmcache-" + r.t.Endpoint.Role.String() + "-" + strconv.Itoa(r.t.Index)
-	if _, given := r.out.KVTransfer.Extra["lmcache_rpc_port"]; !given {
+	if _, given := r.KVTransfer.Extra["lmcache_rpc_port"]; !given {
 		// the name of a local socket, which must differ on one machine
-		r.out.KVTransfer.Extra["lmcache_rpc_port"] = name
+		r.KVTransfer.Extra["lmcache_rpc_port"] = name
 	}
 	r.file.Set("chunk_size", 256)
 	r.memory()
 	r.disk()
 	r.remote()
-	r.policy("cache_policy", func(policy string) { r.file.Set("cache_policy", policy) })
+	if p := r.o.EvictionPolicy; p != "" {
+		r.file.Set("cache_policy", strings.ToUpper(p)) // in LMCache's spelling
+		r.became(true, "evictionPolicy", "LMCache's cache_policy")
+	}
 	r.unmapped()
 	for _, e := range r.engine.File {
-		r.note(e.Path, true, "LMCache's "+e.Key)
+		r.became(true, e.Path, "LMCache's "+e.Key)
 		if e.Key == "remote_url" {
 			r.file.Set(e.Key, r.withoutUser(e.Path, r.engine.Text(e.Key)))
 			continue
 		}
 		r.file.Set(e.Key, e.Value)
 	}
-	if !r.shared() {
-		r.noEffect("backendType",
-			"nothing that is set here is shared: each engine finds only what it has stored itself, and D computes "+
-				"every prompt again; "+
-				"set backendType redis, serverEndpoints or remote_url")
-	}
-	r.out.Files = []File{{Name: name + ".yaml", Content: r.file.String()}}
-	r.out.Env = append(r.out.Env, EnvVar{Name: "LMCACHE_CONFIG_FILE", Value: name + ".yaml"})
+	r.noEffect(!r.shared(), "backendType", "nothing that is set here is shared: each engine finds only what it has "+
+		"stored itself, and D computes every prompt again; set backendType redis, serverEndpoints or remote_url")
+	r.keep(name + ".yaml")
 }
 
 // memory renders the engine's own CPU memory, through which every chunk passes.
 func (r *lmcacheEngine) memory() {
+	const where = "LMCache's max_local_cpu_size, in GB"
 	o := r.o
 	r.file.Set("local_cpu", true)
-	size := int64(0)
-	if l := o.LocalConfig; l != nil {
-		size = l.MaxMemoryMB << 20
-		r.note("localConfig.maxMemoryMB", true, "LMCache's max_local_cpu_size, in GB")
+	size := r.localConfig(where)
+	switch {
+	case o.MaxCacheSize <= 0:
+	case o.BackendType == "redis":
+		r.noEffect(true, "maxCacheSize", "Redis bounds itself: its own maxmemory")
+	case o.BackendType == "disk":
+		r.became(o.DiskConfig.MaxDiskSize == 0, "maxCacheSize", "LMCache's max_local_disk_size, in GB")
+		r.noEffect(o.DiskConfig.MaxDiskSize > 0, "maxCacheSize", "diskConfig.maxDiskSize holds")
+	default:
+		size = r.maxCacheSize(size, where)
 	}
-	if o.MaxCacheSize > 0 {
-		switch {
-		case o.BackendType == "redis":
-			r.noEffect("maxCacheSize", "Redis bounds itself: its own maxmemory")
-		case o.BackendType == "disk":
-			r.note("maxCacheSize", o.DiskConfig.MaxDiskSize == 0, "LMCache's max_local_disk_size, in GB")
-			if o.DiskConfig.MaxDiskSize > 0 {
-				r.noEffect("maxCacheSize", "diskConfig.maxDiskSize holds")
-			}
-		case size == 0:
-			size = o.MaxCacheSize
-			r.note("maxCacheSize", true, "LMCache's max_local_cpu_size, in GB")
-		default:
-			r.noEffect("maxCacheSize", "localConfig.maxMemoryMB holds")
-		}
+	r.file.Set("max_local_cpu_size", gbOr(r.limited(size, "resources.maxMemory", r.t.Resources.MaxMemory), 5))
+	r.noteIf(r.t.Resources.MaxMemory != "", "resources.maxMemory", where)
+}
+
+// localConfig is the size that localConfig names, or 0.
+func (r *lmcacheEngine) localConfig(where string) int64 {
+	if r.o.LocalConfig == nil {
+		return 0
 	}
-	if q := r.t.Resources.MaxMemory; q != "" {
-		limit, err := q.Bytes()
-		if err != nil {
-			r.err = &config.FieldError{Path: "resources.maxMemory", Problem: "cannot be read"}
-		}
-		if size == 0 || limit < size {
-			size = limit
-		}
-		r.out.Notes = append(r.out.Notes,
-			Note{Path: "resources.maxMemory", Text: "LMCache's max_local_cpu_size, in GB"})
+	r.became(true, "localConfig.maxMemoryMB", where)
+	return r.o.LocalConfig.MaxMemoryMB << 20
+}
+
+// maxCacheSize is the size of a memory: that of localConfig, or else maxCacheSize.
+func (r *lmcacheEngine) maxCacheSize(size int64, where string) int64 {
+	r.noEffect(size > 0, "maxCacheSize", "localConfig.maxMemoryMB holds")
+	r.became(size == 0, "maxCacheSize", where)
+	return cmp.Or(size, r.o.MaxCacheSize)
+}
+
+// limited is a size, or a limit of the resources where that is smaller. A size of 0 is not known.
+func (r *lmcacheEngine) limited(size int64, path string, q config.Quantity) int64 {
+	if q == "" {
+		return size
 	}
-	if size > 0 {
-		r.file.Set("max_local_cpu_size", lmcacheGB(size))
-	} else {
-		r.file.Set("max_local_cpu_size", 5)
+	limit, err := q.Bytes()
+	if err != nil {
+		r.err = refuse(path, "cannot be read", "")
 	}
+	if size == 0 || limit < size {
+		return limit
+	}
+	return size
 }
 
 func (r *lmcacheEngine) disk() {
-	d, size := r.o.DiskConfig, int64(0)
-	if d != nil {
-		r.file.Set("local_disk", d.CacheDir)
-		r.note("diskConfig.cacheDir", true,
-			"LMCache's local_disk; its index is in the engine's memory, so that no other engine finds what lies there")
-		size = d.MaxDiskSize
-		r.note("diskConfig.maxDiskSize", size > 0, "LMCache's max_local_disk_size, in GB")
-		if size == 0 && r.o.BackendType == "disk" {
-			size = r.o.MaxCacheSize
-		}
-	}
-	if q := r.t.Resources.MaxDisk; q != "" {
-		limit, err := q.Bytes()
-		if err != nil {
-			r.err = &config.FieldError{Path: "resources.maxDisk", Problem: "cannot be read"}
-		}
-		note := Note{Path: "resources.maxDisk", Text: "LMCache's max_local_disk_size, in GB"}
-		if d == nil {
-			note = Note{NoEffect: true, Path: "resources.maxDisk",
-				Text: "no diskConfig is set, so that LMCache keeps nothing on disk"}
-		} else if size == 0 || limit < size {
-			size = limit
-		}
-		r.out.Notes = append(r.out.Notes, note)
-	}
+	const where = "LMCache's max_local_disk_size, in GB"
+	d, q := r.o.DiskConfig, r.t.Resources.MaxDisk
 	if d == nil {
+		r.limited(0, "resources.maxDisk", q) // tells a limit that cannot be read
+		r.idleIf(q != "", "resources.maxDisk", "no diskConfig is set, so that LMCache keeps nothing on disk")
 		return
 	}
-	if size > 0 {
-		r.file.Set("max_local_disk_size", lmcacheGB(size))
-	} else {
-		r.file.Set("max_local_disk_size", defaultDisk)
+	r.file.Set("local_disk", d.CacheDir)
+	r.became(true, "diskConfig.cacheDir",
+		"LMCache's local_disk; its index is in the engine's memory, so that no other engine finds what lies there")
+	r.became(d.MaxDiskSize > 0, "diskConfig.maxDiskSize", where)
+	size := d.MaxDiskSize
+	if r.o.BackendType == "disk" {
+		size = cmp.Or(size, r.o.MaxCacheSize)
 	}
+	r.file.Set("max_local_disk_size", gbOr(r.limited(size, "resources.maxDisk", q), defaultDisk))
+	r.noteIf(q != "", "resources.maxDisk", where)
 }
 
 // remote renders the store that the engines share. LMCache has one at most.
 func (r *lmcacheEngine) remote() {
 	o, where := r.o, ""
-	r.note("backendType", o.BackendType != "",
+	r.became(o.BackendType != "", "backendType",
 		map[string]string{"local": "LMCache's local_cpu", "redis": "LMCache's remote_url",
 			"disk": "LMCache's local_disk"}[o.BackendType])
 	if o.RedisConfig != nil {
 		where = r.redis()
 	}
 	if len(o.ServerEndpoints) > 0 && where != "" {
-		r.noEffect("serverEndpoints", "LMCache has one remote_url, which redisConfig has taken")
+		r.noEffect(true, "serverEndpoints", "LMCache has one remote_url, which redisConfig has taken")
 	} else if len(o.ServerEndpoints) > 0 {
 		host, port, _ := net.SplitHostPort(o.ServerEndpoints[0])
 		where = "lm://" + net.JoinHostPort(host, port)
-		r.note("serverEndpoints", true, "LMCache's remote_url, the first of them")
-		if len(o.ServerEndpoints) > 1 {
-			r.noEffect("serverEndpoints[1]",
-				"LMCache has one remote_url; this server and those that follow are not used")
-		}
+		r.became(true, "serverEndpoints", "LMCache's remote_url, the first of them")
+		r.noEffect(len(o.ServerEndpoints) > 1, "serverEndpoints[1]",
+			"LMCache has one remote_url; this server and those that follow are not used")
 	}
 	if where != "" {
 		r.file.Set("remote_url", where)
@@ -232,19 +200,16 @@ func (r *lmcacheEngine) remote() {
 // redis returns the address without user and password, which must not be in a file in clear text.
 func (r *lmcacheEngine) redis() string {
 	x := r.o.RedisConfig
-	r.note("redisConfig.host", true, "LMCache's remote_url")
-	r.note("redisConfig.port", true, "LMCache's remote_url")
-	r.note("redisConfig.database", true, "LMCache's remote_url, where it is not 0")
+	r.became(true, "redisConfig.host", "LMCache's remote_url")
+	r.became(true, "redisConfig.port", "LMCache's remote_url")
+	r.became(true, "redisConfig.database", "LMCache's remote_url, where it is not 0")
 	u := url.URL{Scheme: "redis",
 		Host: net.JoinHostPort(strings.Trim(x.Host, "[]"), strconv.Itoa(cmp.Or(x.Port, redisPort)))}
 	if x.Database != 0 {
 		u.Path = "/" + strconv.Itoa(x.Database)
 	}
-	for _, k := range []struct{ name, value string }{{"username", x.Username}, {"password", x.Password}} {
-		if k.value != "" {
-			r.noEffect("redisConfig."+k.name, credentials)
-		}
-	}
+	r.noEffect(x.Username != "", "redisConfig.username", credentials)
+	r.noEffect(x.Password != "", "redisConfig.password", credentials)
 	return u.String()
 }
 
@@ -259,30 +224,16 @@ func (r *lmcacheEngine) withoutUser(path, raw string) string {
 	if !ok || at < 0 {
 		return raw
 	}
-	r.noEffect(path, "user and password: "+credentials)
+	r.noEffect(true, path, "user and password: "+credentials)
 	return scheme + "://" + rest[at+1:]
-}
-
-// policy writes the eviction policy in LMCache's spelling.
-func (r *lmcacheEngine) policy(setting string, set func(string)) {
-	if p := r.o.EvictionPolicy; p != "" {
-		set(strings.ToUpper(p))
-		r.note("evictionPolicy", true, "LMCache's "+setting)
-	}
 }
 
 // unmapped notes the settings that LMCache does not have.
 func (r *lmcacheEngine) unmapped() {
-	if r.o.ConnectionTimeout != nil {
-		r.noEffect("connectionTimeout",
-			"LMCache has no limit for connecting; blocking_timeout_secs bounds how long an engine waits for a chunk")
-	}
-	if r.o.PoolSize != 0 {
-		r.noEffect("poolSize", "LMCache sizes its connections to the store itself")
-	}
-	if r.o.TTL != nil {
-		r.noEffect("ttl", "LMCache's chunks do not expire; they are evicted")
-	}
+	r.noEffect(r.o.ConnectionTimeout != nil, "connectionTimeout",
+		"LMCache has no limit for connecting; blocking_timeout_secs bounds how long an engine waits for a chunk")
+	r.noEffect(r.o.PoolSize != 0, "poolSize", "LMCache sizes its connections to the store itself")
+	r.noEffect(r.o.TTL != nil, "ttl", "LMCache's chunks do not expire; they are evicted")
 }
 
 // shared reports whether the file names a store that other engines read, too.
@@ -293,18 +244,18 @@ func (r *lmcacheEngine) shared() bool {
 
 // server renders LMCacheMPConnector: one LMCache server, with a port for the engines.
 func (r *lmcacheEngine) server() {
-	o, kv := r.o, r.out.KVTransfer
+	o, kv := r.o, r.KVTransfer
 	kv.Connector = lmcache.ClassMP
 	host, port := "tcp://localhost", strconv.Itoa(serverPort)
 	for i, e := range o.ServerEndpoints {
 		if i > 0 {
-			r.noEffect("serverEndpoints[1]",
+			r.noEffect(true, "serverEndpoints[1]",
 				"P and D must use the same server; this one and those that follow are not used")
 			break
 		}
 		h, p, _ := net.SplitHostPort(e)
 		host, port = "tcp://"+bracketed(h), p
-		r.note("serverEndpoints", true, "lmcache.mp.host and lmcache.mp.port")
+		r.became(true, "serverEndpoints", "lmcache.mp.host and lmcache.mp.port")
 	}
 	if _, given := kv.Extra["lmcache.mp.host"]; !given {
 		kv.Extra["lmcache.mp.host"] = host
@@ -316,13 +267,10 @@ func (r *lmcacheEngine) server() {
 	}
 	command := []string{"lmcache", "server", "--port", port, "--chunk-size",
 		cmp.Or(r.engine.Text("chunk_size"), "256"), "--l1-size-gb", r.serverMemory()}
-	policy := "LRU"
-	if o.EvictionPolicy == "lfu" {
-		r.noEffect("evictionPolicy", "lmcache server is known to evict by LRU only")
-	} else {
-		r.note("evictionPolicy", o.EvictionPolicy != "", "--eviction-policy of lmcache server")
-	}
-	command = append(command, "--eviction-policy", policy)
+	r.noEffect(o.EvictionPolicy == "lfu", "evictionPolicy", "lmcache server is known to evict by LRU only")
+	r.became(o.EvictionPolicy != "" && o.EvictionPolicy != "lfu", "evictionPolicy",
+		"--eviction-policy of lmcache server")
+	command = append(command, "--eviction-policy", "LRU")
 	if at := fmt.Sprint(kv.Extra["lmcache.mp.host"]); !loopback(strings.TrimPrefix(at, "tcp://")) {
 		command = append(command, "--host", "0.0.0.0") // by default it listens on localhost only
 	}
@@ -330,41 +278,21 @@ func (r *lmcacheEngine) server() {
 		// By default the server moves the KV itself, which it can do on an accelerator only (LMCache 0.5.6).
 		command = append(command, "--supported-transfer-mode", "engine_driven")
 	}
-	r.out.Companions = []Companion{{Name: "lmcache", Command: command}}
+	r.Companions = []Companion{{Name: "lmcache", Command: command}}
 	r.serverHasNot()
 	r.unmapped()
 }
 
 // serverMemory is the size of the server's first level, in GB.
 func (r *lmcacheEngine) serverMemory() string {
-	o, size := r.o, int64(0)
-	if o.LocalConfig != nil {
-		size = o.LocalConfig.MaxMemoryMB << 20
-		r.note("localConfig.maxMemoryMB", true, "--l1-size-gb of lmcache server")
+	const where = "--l1-size-gb of lmcache server"
+	size := r.localConfig(where)
+	if r.o.MaxCacheSize > 0 {
+		size = r.maxCacheSize(size, where)
 	}
-	if o.MaxCacheSize > 0 {
-		if size == 0 {
-			size = o.MaxCacheSize
-			r.note("maxCacheSize", true, "--l1-size-gb of lmcache server")
-		} else {
-			r.noEffect("maxCacheSize", "localConfig.maxMemoryMB holds")
-		}
-	}
-	if q := r.t.Resources.MaxMemory; q != "" {
-		limit, err := q.Bytes()
-		if err != nil {
-			r.err = &config.FieldError{Path: "resources.maxMemory", Problem: "cannot be read"}
-		}
-		if size == 0 || limit < size {
-			size = limit
-		}
-		r.out.Notes = append(r.out.Notes,
-			Note{Path: "resources.maxMemory", Text: "--l1-size-gb of lmcache server"})
-	}
-	if size == 0 {
-		return "5"
-	}
-	return lmcacheGB(size).String()
+	size = r.limited(size, "resources.maxMemory", r.t.Resources.MaxMemory)
+	r.noteIf(r.t.Resources.MaxMemory != "", "resources.maxMemory", where)
+	return gbOr(size, 5).String()
 }
 
 // serverHasNot notes the settings that only the in-process class has. Where a server keeps KV besides its memory is a
@@ -372,26 +300,15 @@ func (r *lmcacheEngine) serverMemory() string {
 func (r *lmcacheEngine) serverHasNot() {
 	o := r.o
 	const text = "a setting of LMCacheConnectorV1; the second level of lmcache server is configured at the server"
-	if o.BackendType != "" && o.BackendType != "local" {
-		r.noEffect("backendType", text)
-	} else {
-		r.note("backendType", o.BackendType != "", "the memory of lmcache server")
-	}
-	if x := o.RedisConfig; x != nil {
-		r.noEffect("redisConfig", text)
-	}
-	if o.DiskConfig != nil {
-		r.noEffect("diskConfig", text)
-	}
-	if r.t.Resources.MaxDisk != "" {
-		r.out.Notes = append(r.out.Notes, Note{NoEffect: true, Path: "resources.maxDisk", Text: text})
-	}
+	r.noEffect(o.BackendType != "" && o.BackendType != "local", "backendType", text)
+	r.became(o.BackendType == "local", "backendType", "the memory of lmcache server")
+	r.noEffect(o.RedisConfig != nil, "redisConfig", text)
+	r.noEffect(o.DiskConfig != nil, "diskConfig", text)
+	r.idleIf(r.t.Resources.MaxDisk != "", "resources.maxDisk", text)
 	for _, e := range r.engine.File {
-		if e.Key == "chunk_size" {
-			r.note(e.Path, true, "--chunk-size of lmcache server")
-			continue
-		}
-		r.noEffect(e.Path, "a setting of LMCacheConnectorV1's file, which LMCacheMPConnector does not read")
+		chunk := e.Key == "chunk_size"
+		r.became(chunk, e.Path, "--chunk-size of lmcache server")
+		r.noEffect(!chunk, e.Path, "a setting of LMCacheConnectorV1's file, which LMCacheMPConnector does not read")
 	}
 }
 

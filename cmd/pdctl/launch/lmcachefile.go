@@ -10,6 +10,24 @@ import (
 	"strings"
 )
 
+// lmcacheOutput is what is rendered for an engine with LMCache: its settings, and LMCache's file.
+type lmcacheOutput struct {
+	Settings
+	file lmcacheFile
+}
+
+// became notes what a setting of the connector became.
+func (r *lmcacheOutput) became(given bool, key, text string) { r.noteIf(given, "config."+key, text) }
+
+// noEffect notes that a setting of the connector changes nothing.
+func (r *lmcacheOutput) noEffect(given bool, key, why string) { r.idleIf(given, "config."+key, why) }
+
+// keep adds the file under a name.
+func (r *lmcacheOutput) keep(name string) {
+	r.Files = []File{{Name: name, Content: r.file.String()}}
+	r.set("LMCACHE_CONFIG_FILE", name)
+}
+
 // lmcacheFile builds LMCache's configuration file. Keys keep the order in which they were first set.
 type lmcacheFile struct {
 	order  []string
@@ -58,4 +76,12 @@ func lmcacheGB(bytes int64) json.Number {
 		gb = max(gb, 1/step)
 	}
 	return json.Number(strconv.FormatFloat(gb, 'f', -1, 64))
+}
+
+// gbOr is a size in LMCache's unit, or the default if the size is not known.
+func gbOr(bytes, otherwise int64) json.Number {
+	if bytes == 0 {
+		return json.Number(strconv.FormatInt(otherwise, 10))
+	}
+	return lmcacheGB(bytes)
 }

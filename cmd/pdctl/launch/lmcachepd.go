@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"net"
 	"strconv"
-
 	"time"
 
 	"github.com/pdkit/pdkit/config"
@@ -29,54 +28,40 @@ func renderLMCachePD(k connector.KVConnector, _ json.RawMessage, t Target) (Sett
 	}
 	o, engine := c.Settings()
 	r := &lmcachePDEngine{c: c, o: &o, engine: engine, t: t}
-	kv := &KVTransfer{Connector: "LMCacheConnectorV1", Role: KVRole(t.Endpoint.Role),
-		Extra: engine.ExtraConfig()}
-	r.out = Settings{
-		Engine: "vllm", KVTransfer: kv, Args: []string{"--enable-prompt-tokens-details"},
-		Env: []EnvVar{{Name: "PYTHONHASHSEED", Value: "0"}, {Name: "UCX_TLS", Value: "cuda_ipc,cuda_copy,tcp"}},
-	}
-	if t.CPU {
-		r.out.Env[1].Value = "tcp"
-	}
+	r.Settings = vllm(&KVTransfer{Connector: "LMCacheConnectorV1", Role: KVRole(t.Endpoint.Role),
+		Extra: engine.ExtraConfig()})
+	r.set("PYTHONHASHSEED", "0")
+	r.set("UCX_TLS", map[bool]string{false: "cuda_ipc,cuda_copy,tcp", true: "tcp"}[t.CPU])
 	role := map[discovery.Role]string{discovery.RolePrefill: "sender",
 		discovery.RoleDecode: "receiver"}[t.Endpoint.Role]
 	if role == "" {
 		if engine.Text("pd_backend_mode") != "sync" {
-			return r.out, &attr.Error{Endpoint: t.Endpoint.ID, Attribute: "role",
+			return r.Settings, &attr.Error{Endpoint: t.Endpoint.ID, Attribute: "role",
 				Problem: "is neither prefill nor decode: LMCache's asynchronous backend knows only sender and receiver"}
 		}
 		role = "both"
 	}
 	if err := r.write(role); err != nil {
-		return r.out, err
+		return r.Settings, err
 	}
 	r.extraConfig(role)
-	if n := r.ranks(role); n > 1 {
-		r.out.Args = append(r.out.Args, "--tensor-parallel-size", strconv.Itoa(n))
-	}
-	name := "lmcache-pd-" + t.Endpoint.Role.String() + "-" + strconv.Itoa(t.Index) + ".yaml"
-	r.out.Files = []File{{Name: name, Content: r.file.String()}}
-	r.out.Env = append(r.out.Env, EnvVar{Name: "LMCACHE_CONFIG_FILE", Value: name})
-	r.ownSettings()
-	return r.out, nil
+	r.setSize("--tensor-parallel-size", r.ranks(role))
+	r.keep("lmcache-pd-" + t.Endpoint.Role.String() + "-" + strconv.Itoa(t.Index) + ".yaml")
+	// Which engine settings pdkit's own settings became.
+	r.became(o.NotifyListen != "", "notifyListen", "the gateway's; its port is the senders' pd_proxy_port")
+	r.became(o.NotifyTimeout != nil, "notifyTimeout", "the gateway's; LMCache's pd_allocation_timeout_sec follows it")
+	r.became(o.Notifications != 0, "notifications", "the gateway's")
+	r.became(o.RetFirstToken, "retFirstTok", "the gateway's; receivers get skip_last_n_tokens 1")
+	return r.Settings, nil
 }
 
 // lmcachePDEngine builds one engine's settings.
 type lmcachePDEngine struct {
+	lmcacheOutput
 	c      *lmcachepd.Connector
 	o      *lmcachepd.Options
 	engine lmcachepd.EngineConfig
 	t      Target
-	out    Settings
-	file   lmcacheFile
-}
-
-func (r *lmcachePDEngine) note(path, text string) {
-	r.out.Notes = append(r.out.Notes, Note{Path: "config." + path, Text: text})
-}
-
-func (r *lmcachePDEngine) noEffect(path, text string) {
-	r.out.Notes = append(r.out.Notes, Note{NoEffect: true, Path: "config." + path, Text: text})
 }
 
 // write writes LMCache's file in the form of its examples/disagg_prefill/1p1d/configs.
@@ -148,11 +133,9 @@ func (r *lmcachePDEngine) gateway() (host string, port int) {
 	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
 		host = "127.0.0.1"
 	}
-	if _, given := r.engine.Get("pd_proxy_host"); !given && loopback(host) && !loopback(r.t.Endpoint.Host()) {
-		r.out.Notes = append(r.out.Notes,
-			Note{Text: "pd_proxy_host is loopback, for the gateway's host is not known: without notices every " +
-				"request ends with 504"})
-	}
+	_, given := r.engine.Get("pd_proxy_host")
+	r.noteIf(!given && loopback(host) && !loopback(r.t.Endpoint.Host()), "", "pd_proxy_host is loopback, for the "+
+		"gateway's host is not known: without notices every request ends with 504")
 	return host, port
 }
 
@@ -161,22 +144,13 @@ func (r *lmcachePDEngine) bufferSize() (int64, error) {
 	if q := r.t.Resources.MaxMemory; q != "" {
 		n, err := q.Bytes()
 		if err != nil || n < 1 {
-			return 0, &config.FieldError{Path: "resources.maxMemory", Problem: "is no size for a buffer"}
+			return 0, refuse("resources.maxMemory", "is no size for a buffer", "")
 		}
 		size = n
-		r.out.Notes = append(r.out.Notes,
-			Note{Path: "resources.maxMemory", Text: "LMCache's pd_buffer_size, in bytes"})
+		r.note("resources.maxMemory", "LMCache's pd_buffer_size, in bytes")
 	}
-	for _, k := range []struct {
-		path string
-		q    config.Quantity
-	}{{"resources.maxDisk", r.t.Resources.MaxDisk}, {"resources.maxBandwidth", r.t.Resources.MaxBandwidth}} {
-		if k.q != "" {
-			r.out.Notes = append(r.out.Notes,
-				Note{NoEffect: true, Path: k.path,
-					Text: "LMCache has no such limit for transfers from engine to engine"})
-		}
-	}
+	r.noLimits(config.Resources{MaxDisk: r.t.Resources.MaxDisk, MaxBandwidth: r.t.Resources.MaxBandwidth},
+		"LMCache has no such limit for transfers from engine to engine")
 	return size, nil
 }
 
@@ -193,29 +167,27 @@ func (r *lmcachePDEngine) engineSettings(role string) {
 	for _, e := range r.engine.File {
 		switch {
 		case e.Key == "enable_pd":
-			r.note(e.Path, "LMCache's enable_pd")
+			r.became(true, e.Path, "LMCache's enable_pd")
 		case e.Key == "pd_role":
-			if want := r.engine.Text(e.Key); want != role {
-				r.noEffect(e.Path, "the engine's role decides, and makes it a "+role)
-			} else {
-				r.note(e.Path, "LMCache's pd_role")
-			}
+			other := r.engine.Text(e.Key) != role
+			r.noEffect(other, e.Path, "the engine's role decides, and makes it a "+role)
+			r.became(!other, e.Path, "LMCache's pd_role")
 		case ofOneRole[e.Key] != "" && role != "both" && ofOneRole[e.Key] != role:
-			r.noEffect(e.Path, "only a "+ofOneRole[e.Key]+" has LMCache's "+e.Key)
+			r.noEffect(true, e.Path, "only a "+ofOneRole[e.Key]+" has LMCache's "+e.Key)
 		case (e.Key == "pd_peer_init_port" || e.Key == "pd_peer_alloc_port") && r.portsGiven(e.Key):
-			r.noEffect(e.Path, "the endpoint's own attribute holds")
+			r.noEffect(true, e.Path, "the endpoint's own attribute holds")
 		case e.Key == "pd_peer_init_port" && r.engine.OnePort() && !r.portsGiven("pd_peer_alloc_port"):
-			r.note(e.Path, "LMCache's pd_peer_init_port; its pd_peer_alloc_port, which is not given, is "+
+			r.became(true, e.Path, "LMCache's pd_peer_init_port; its pd_peer_alloc_port, which is not given, is "+
 				strconv.Itoa(lmcachepd.AllocAbove)+" above, as in LMCache's examples")
 		case e.Key == "pd_peer_init_port", e.Key == "pd_peer_alloc_port":
-			r.note(e.Path, "LMCache's "+e.Key)
+			r.became(true, e.Path, "LMCache's "+e.Key)
 		default:
 			r.file.Set(e.Key, e.Value)
-			r.note(e.Path, "LMCache's "+e.Key)
+			r.became(true, e.Path, "LMCache's "+e.Key)
 		}
 	}
 	for _, e := range r.engine.Gone {
-		r.noEffect(e.Path, e.Key)
+		r.noEffect(true, e.Path, e.Key)
 	}
 }
 
@@ -231,9 +203,9 @@ func (r *lmcachePDEngine) portsGiven(key string) bool {
 // has stored nothing of it. Without retFirstTok D looks for exactly the prompt that P has stored, and with one token
 // less it would miss the last chunk.
 func (r *lmcachePDEngine) extraConfig(role string) {
-	extra := r.out.KVTransfer.Extra
+	extra := r.KVTransfer.Extra
 	for _, e := range r.engine.Extra {
-		r.note(e.Path, "kv_connector_extra_config")
+		r.became(true, e.Path, "kv_connector_extra_config")
 	}
 	defaults := map[string]any{
 		"discard_partial_chunks": false,
@@ -248,25 +220,6 @@ func (r *lmcachePDEngine) extraConfig(role string) {
 			extra[key] = value
 		}
 	}
-	if extra["discard_partial_chunks"] == true {
-		r.note("discard_partial_chunks",
-			"a prompt shorter than a chunk is then never pushed and never told of: its requests end with 504")
-	}
-}
-
-// ownSettings notes which engine settings pdkit's own settings became.
-func (r *lmcachePDEngine) ownSettings() {
-	o := r.o
-	if o.NotifyListen != "" {
-		r.note("notifyListen", "the gateway's; its port is the senders' pd_proxy_port")
-	}
-	if o.NotifyTimeout != nil {
-		r.note("notifyTimeout", "the gateway's; LMCache's pd_allocation_timeout_sec follows it")
-	}
-	if o.Notifications != 0 {
-		r.note("notifications", "the gateway's")
-	}
-	if o.RetFirstToken {
-		r.note("retFirstTok", "the gateway's; receivers get skip_last_n_tokens 1")
-	}
+	r.became(extra["discard_partial_chunks"] == true, "discard_partial_chunks",
+		"a prompt shorter than a chunk is then never pushed and never told of: its requests end with 504")
 }

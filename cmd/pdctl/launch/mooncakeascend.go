@@ -3,10 +3,9 @@
 package launch
 
 import (
+	"cmp"
 	"strconv"
 	"time"
-
-	"cmp"
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/mooncakeascend"
@@ -23,9 +22,6 @@ func renderMooncakeAscend(c connector.KVConnector, o *mooncakeascend.Options, t 
 	if err != nil {
 		return out, err
 	}
-	out.Env = append(
-		out.Env, EnvVar{Name: "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT",
-			Value: strconv.Itoa(int(c.Traits().Handoff.Lease / time.Second))},
-	)
+	out.set("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", strconv.Itoa(int(c.Traits().Handoff.Lease/time.Second)))
 	return out, nil
 }

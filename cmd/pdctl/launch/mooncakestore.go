@@ -7,10 +7,8 @@ import (
 	"encoding/json"
 	"net"
 	"net/url"
-
 	"strconv"
 
-	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/mooncakestore"
 )
@@ -44,21 +42,17 @@ type storeFile struct {
 // decodes.
 func renderMooncakeStore(_ connector.KVConnector, given *mooncakestore.Options, t Target) (Settings, error) {
 	o := storeOptions{given}
-	s := Settings{
-		Engine:     "vllm",
-		KVTransfer: &KVTransfer{Connector: "MooncakeStoreConnector", Role: "kv_both", Extra: o.extra()},
-		Args:       []string{"--enable-prompt-tokens-details"},
-		Env: []EnvVar{{Name: "PYTHONHASHSEED", Value: "0"},
-			{Name: "MOONCAKE_CONFIG_PATH", Value: storeConfig}},
-	}
+	s := vllm(&KVTransfer{Connector: "MooncakeStoreConnector", Role: "kv_both", Extra: o.extra()})
 	if KVRole(t.Endpoint.Role) == "kv_consumer" {
 		s.KVTransfer.Role = "kv_consumer"
 	}
+	s.set("PYTHONHASHSEED", "0")
+	s.set("MOONCAKE_CONFIG_PATH", storeConfig)
 	if o.LocalHostname != "" {
-		s.Env = append(s.Env, EnvVar{Name: "MOONCAKE_REQUESTER_LOCAL_HOSTNAME", Value: o.LocalHostname})
+		s.set("MOONCAKE_REQUESTER_LOCAL_HOSTNAME", o.LocalHostname)
 	}
 	if o.PreferredSegment != "" {
-		s.Env = append(s.Env, EnvVar{Name: "MOONCAKE_PREFERRED_SEGMENT", Value: o.PreferredSegment})
+		s.set("MOONCAKE_PREFERRED_SEGMENT", o.PreferredSegment)
 	}
 	file, err := o.file(t)
 	if err != nil {
@@ -70,17 +64,12 @@ func renderMooncakeStore(_ connector.KVConnector, given *mooncakestore.Options, 
 	}
 	s.Files = []File{{Name: storeConfig, Content: string(content) + "\n"}}
 	s.Companions = []Companion{o.master()}
-	s.Notes = o.notes(t)
+	o.notes(&s, t)
 	return s, nil
 }
 
 func (o storeOptions) extra() map[string]any {
-	extra := map[string]any{}
-	for _, m := range []struct {
-		key   string
-		value any
-		given bool
-	}{
+	return orNil(addMembers(map[string]any{}, []member{
 		{"load_async", o.LoadAsync, o.LoadAsync != nil},
 		{"lookup_async", o.LookupAsync, o.LookupAsync != nil},
 		{"lookup_rpc_port", o.LookupRPCPort, o.LookupRPCPort != 0},
@@ -89,15 +78,7 @@ func (o storeOptions) extra() map[string]any {
 		{"store_tp_size", o.StoreTPSize, o.StoreTPSize != 0},
 		{"enable_store_tp_lcm", o.EnableStoreTPLCM, o.EnableStoreTPLCM != nil},
 		{"prefill_tp_sizes", o.PrefillTPSizes, len(o.PrefillTPSizes) > 0},
-	} {
-		if m.given {
-			extra[m.key] = m.value
-		}
-	}
-	if len(extra) == 0 {
-		return nil
-	}
-	return extra
+	}))
 }
 
 func (o storeOptions) file(t Target) (storeFile, error) {
@@ -119,8 +100,8 @@ func (o storeOptions) file(t Target) (storeFile, error) {
 	case t.Resources.MaxMemory != "":
 		n, err := t.Resources.MaxMemory.Bytes()
 		if err != nil || n == 0 {
-			return f, &config.FieldError{Path: "resources.maxMemory", Problem: "is not an amount of memory",
-				Remedy: `write a quantity above 0, like "8Gi"`}
+			return f, refuse("resources.maxMemory", "is not an amount of memory",
+				`write a quantity above 0, like "8Gi"`)
 		}
 		f.GlobalSegmentSize = n
 	}
@@ -155,35 +136,26 @@ func (o storeOptions) master() Companion {
 	return Companion{Name: "mooncake-master", Command: command}
 }
 
-func (o storeOptions) notes(t Target) []Note {
-	var notes []Note
-	add := func(given bool, path, text string) {
-		if given {
-			notes = append(notes, Note{Path: path, Text: text})
-		}
-	}
+func (o storeOptions) notes(s *Settings, t Target) {
 	host, _, _ := net.SplitHostPort(cmp.Or(o.MasterServerAddress, defaultMaster))
-	add(loopback(host) && !oneHost(t), "config.master_server_address",
+	s.noteIf(loopback(host) && !oneHost(t), "config.master_server_address",
 		"is a loopback address, but the engines are on several hosts: name the host that mooncake_master runs on")
-	add(o.SettleTime > 0, "config.settleTime", "the gateway waits that long between the legs; no setting of an engine")
-	add(o.Mode == standalone, "config.mode",
+	s.noteIf(o.SettleTime > 0, "config.settleTime", settleTime)
+	s.noteIf(o.Mode == standalone, "config.mode",
 		"needs a mooncake_client beside the engines, which owns the pool; its memory and disk are its own settings")
-	add(o.EnableOffload && o.Mode != standalone, "config.enable_offload",
+	s.noteIf(o.EnableOffload && o.Mode != standalone, "config.enable_offload",
 		"is most commonly used with mode standalone-store, whose mooncake_client needs --enable_offload=true too")
-	add(o.TenantID != "" && o.TenantID != "default", "config.tenant_id",
+	s.noteIf(o.TenantID != "" && o.TenantID != "default", "config.tenant_id",
 		"the master also needs a quota policy that names each tenant")
 	r := t.Resources
-	if r.MaxMemory != "" && (o.GlobalSegmentSize != "" || o.Mode == standalone) {
-		notes = append(notes,
-			NoEffect("resources.maxMemory",
-				"global_segment_size, or the mode standalone-store, says what each rank gives to the pool"))
-	} else {
-		add(r.MaxMemory != "", "resources.maxMemory", "global_segment_size: of each rank, not of all together")
-	}
+	elsewhere := o.GlobalSegmentSize != "" || o.Mode == standalone
+	s.idleIf(r.MaxMemory != "" && elsewhere, "resources.maxMemory",
+		"global_segment_size, or the mode standalone-store, says what each rank gives to the pool")
+	s.noteIf(r.MaxMemory != "" && !elsewhere, "resources.maxMemory",
+		"global_segment_size: of each rank, not of all together")
 	r.MaxMemory = ""
-	return append(notes,
-		NoLimits(r, "the engines have no such limit; a disk's is MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES of "+
-			"mooncake_client")...)
+	s.noLimits(r, "the engines have no such limit; a disk's is MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES of "+
+		"mooncake_client")
 }
 
 // oneHost reports whether all engines run on one host.

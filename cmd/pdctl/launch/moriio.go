@@ -22,40 +22,32 @@ func renderMoRIIO(k connector.KVConnector, o *moriio.Options, t Target) (Setting
 	if !ok {
 		return Settings{}, ErrNoSettings
 	}
-	out := Settings{Engine: "vllm", Args: []string{"--enable-prompt-tokens-details"}}
+	out := vllm(nil)
 	own, err := c.Engine(t.Endpoint)
 	if err != nil {
 		return out, err
 	}
-	for _, n := range []struct {
-		flag  string
-		value int
-	}{{"--tensor-parallel-size", own.TP}, {"--data-parallel-size", own.DP}} {
-		if n.value > 1 {
-			out.Args = append(out.Args, n.flag, strconv.Itoa(n.value))
-		}
-	}
+	out.setSize("--tensor-parallel-size", own.TP)
+	out.setSize("--data-parallel-size", own.DP)
 	if own.Local < own.DP {
 		out.Args = append(out.Args, "--data-parallel-size-local", strconv.Itoa(own.Local), "--data-parallel-hybrid-lb")
-		out.Notes = append(out.Notes, Note{Path: "attributes.dpSizeLocal", Text: "each pod also needs " +
-			"--data-parallel-start-rank, the number of its first rank, and --data-parallel-address, the first pod's"})
+		out.note("attributes.dpSizeLocal", "each pod also needs --data-parallel-start-rank, the number of its first "+
+			"rank, and --data-parallel-address, the first pod's")
 	}
-	if t.CPU {
-		out.Notes = append(out.Notes,
-			Note{Path: "cpu", Text: "MoRIIO needs AMD GPUs with ROCm: these settings are for them"})
-	}
-	out.Notes = append(out.Notes,
-		NoLimits(t.Resources,
-			"MoRIIO moves KV from one engine's memory to the other's; --gpu-memory-utilization sizes that")...)
+	out.noteIf(t.CPU, "cpu", "MoRIIO needs AMD GPUs with ROCm: these settings are for them")
+	out.noLimits(t.Resources,
+		"MoRIIO moves KV from one engine's memory to the other's; --gpu-memory-utilization sizes that")
 	if t.Endpoint.Role.Has(discovery.RoleBoth) {
-		out.Notes = append(out.Notes,
-			Note{Path: "role",
-				Text: "serves requests alone, and so runs without a KV connector: MoRIIOConnector takes every role " +
-					"but kv_producer for a consumer, which serves none alone before vLLM 0.33 (with mode write 0.32)"})
+		out.note("role", "serves requests alone, and so runs without a KV connector: MoRIIOConnector takes every role "+
+			"but kv_producer for a consumer, which serves none alone before vLLM 0.33 (with mode write 0.32)")
 		return out, nil
 	}
+	port, err := strconv.Atoi(portOf(t.Endpoint))
+	if err != nil {
+		return out, err
+	}
 	extra := map[string]any{
-		"proxy_ip": t.Gateway, "proxy_ping_port": 0, "http_port": httpPort(t.Endpoint),
+		"proxy_ip": t.Gateway, "proxy_ping_port": 0, "http_port": port,
 		"handshake_port": own.HandshakePort, "notify_port": own.NotifyPort, "read_mode": o.Mode == moriio.ModeRead,
 		"defer_timeout": c.Traits().Handoff.Lease.Seconds(),
 	}
@@ -65,25 +57,10 @@ func renderMoRIIO(k connector.KVConnector, o *moriio.Options, t Target) (Setting
 	}
 	if t.Gateway != "" {
 		extra["proxy_ping_port"] = pingPort
-		out.Notes = append(out.Notes,
-			Note{Path: "proxy_ping_port",
-				Text: "where spec.discovery.registration listens, if engines are to announce themselves; otherwise " +
-					"make proxy_ip empty"})
+		out.note("proxy_ping_port", "where spec.discovery.registration listens, if engines are to announce themselves; "+
+			"otherwise make proxy_ip empty")
 	}
 	out.KVTransfer = &KVTransfer{Connector: "MoRIIOConnector", Role: KVRole(t.Endpoint.Role),
 		Extra: extra}
 	return out, nil
-}
-
-func httpPort(e discovery.Endpoint) int {
-	if e.URL == nil {
-		return 8000 // vLLM's own
-	}
-	if n, err := strconv.Atoi(e.URL.Port()); err == nil {
-		return n
-	}
-	if e.URL.Scheme == "https" {
-		return 443
-	}
-	return 80
 }

@@ -48,11 +48,8 @@ func renderMulti(k connector.KVConnector, _ json.RawMessage, t Target) (Settings
 	}
 	out.KVTransfer = &KVTransfer{Connector: "MultiConnector", Role: role,
 		Extra: map[string]any{"connectors": list}}
-	if len(children) > 1 {
-		out.Notes = append(out.Notes, Note{Path: "config.connectors",
-			Text: "the engine loads from the first in the list that has the prompt, and has no second chance if " +
-				"that fails"})
-	}
+	out.noteIf(len(children) > 1, "config.connectors",
+		"the engine loads from the first in the list that has the prompt, and has no second chance if that fails")
 	return out, nil
 }
 
@@ -63,12 +60,11 @@ func renderChild(c *multi.Child, t Target) (s Settings, kv map[string]any, err e
 	case !errors.Is(err, ErrNoSettings):
 		return s, nil, err
 	case c.Engine == nil:
-		return s, nil, &config.FieldError{Problem: "has no launch settings",
-			Remedy: "write it as the engine does: {kv_connector, kv_role, kv_connector_extra_config}"}
+		return s, nil, refuse("", "has no launch settings",
+			"write it as the engine does: {kv_connector, kv_role, kv_connector_extra_config}")
 	}
 	if s.Engine != "" && s.Engine != "vllm" || s.KVTransfer == nil && c.Engine == nil {
-		return s, nil, &config.FieldError{Problem: "is no connector of vLLM's",
-			Remedy: "MultiConnector takes vLLM's connectors only"}
+		return s, nil, refuse("", "is no connector of vLLM's", "MultiConnector takes vLLM's connectors only")
 	}
 	kv = map[string]any{}
 	if s.KVTransfer != nil {
@@ -138,8 +134,7 @@ func collect(out, s *Settings, at string) error {
 		case i < 0:
 			out.Env = append(out.Env, e)
 		case out.Env[i].Value != e.Value:
-			errs = append(errs, &config.FieldError{Path: at,
-				Problem: "wants another value of " + e.Name + " than a connector before it", Remedy: keepOne})
+			errs = append(errs, refuse(at, "wants another value of "+e.Name+" than a connector before it", keepOne))
 		}
 	}
 	for _, f := range s.Files {
@@ -148,9 +143,8 @@ func collect(out, s *Settings, at string) error {
 		case i < 0:
 			out.Files = append(out.Files, f)
 		case out.Files[i] != f:
-			errs = append(errs, &config.FieldError{Path: at,
-				Problem: "wants another file " + strconv.Quote(f.Name) + " than a connector before it",
-				Remedy:  keepOne})
+			errs = append(errs,
+				refuse(at, "wants another file "+strconv.Quote(f.Name)+" than a connector before it", keepOne))
 		}
 	}
 	for _, k := range s.Companions {
@@ -179,9 +173,7 @@ func renderKVBM(k connector.KVConnector, settings json.RawMessage, t Target) (Se
 	children := c.Children()
 	switch KVRole(t.Endpoint.Role) {
 	case "kv_both":
-		return Settings{}, &config.FieldError{Path: "role",
-			Problem: "is both, and an engine with PdConnector never loads another engine's KV",
-			Remedy:  "write prefill or decode; a decode engine serves requests alone, too"}
+		return Settings{}, refuseBoth("PdConnector never loads another engine's KV")
 	case "kv_consumer":
 		s, kv, err := renderChild(&children[1], t)
 		if err != nil {
@@ -204,9 +196,7 @@ func renderKVBM(k connector.KVConnector, settings json.RawMessage, t Target) (Se
 	}
 	s.KVTransfer.Connector, s.KVTransfer.ModulePath, s.KVTransfer.Role = "PdConnector",
 		"kvbm.vllm_integration.connector", "kv_both"
-	if children[0].Traits().Name == "DynamoConnector" {
-		s.Notes = append(s.Notes, Note{Path: "config.connectors",
-			Text: "DYN_KVBM_CPU_CACHE_GB must say how much memory P's tier has; DYN_KVBM_DISK_CACHE_GB adds a disk"})
-	}
+	s.noteIf(children[0].Traits().Name == "DynamoConnector", "config.connectors",
+		"DYN_KVBM_CPU_CACHE_GB must say how much memory P's tier has; DYN_KVBM_DISK_CACHE_GB adds a disk")
 	return s, nil
 }

@@ -3,6 +3,7 @@
 package launch
 
 import (
+	"cmp"
 	"errors"
 	"math"
 	"slices"
@@ -27,11 +28,7 @@ func renderNixl(c connector.KVConnector, given *nixl.Options, t Target) (Setting
 		return s, err
 	}
 	o.renderNetwork(t, &s)
-	for _, k := range o.without() {
-		if k.given {
-			s.Notes = append(s.Notes, Note{NoEffect: true, Path: "config." + k.path, Text: k.why})
-		}
-	}
+	o.renderIdle(&s)
 	return s, nil
 }
 
@@ -61,10 +58,6 @@ func (o nixlOptions) renderTurns(t Target, s *Settings) error {
 // renderNetwork adds UCX's settings.
 func (o nixlOptions) renderNetwork(t Target, s *Settings) {
 	network := o.network()
-	set := func(name, value string) { s.Env = append(s.Env, EnvVar{Name: name, Value: value}) }
-	idle := func(path, why string) {
-		s.Notes = append(s.Notes, Note{NoEffect: true, Path: "config." + path, Text: why})
-	}
 	memory := ",cuda_copy,cuda_ipc" // without these UCX cannot reach KV in a GPU's memory
 	if t.CPU {
 		memory = ""
@@ -72,41 +65,32 @@ func (o nixlOptions) renderNetwork(t Target, s *Settings) {
 	var device string
 	switch network {
 	case "tcp":
-		set("UCX_TLS", "tcp"+memory)
+		s.set("UCX_TLS", "tcp"+memory)
 		device = o.NetworkInterface
 	case "rdma", "infiniband":
-		set("UCX_TLS", "rc"+memory)
-		if device = o.ibDevice(network); o.NetworkInterface != "" {
-			idle("networkInterface",
-				"RDMA goes over a device, not over a network interface: rdmaConfig.deviceName or "+
-					"infinibandConfig.hcaName")
-		}
-		o.renderIB(set)
+		s.set("UCX_TLS", "rc"+memory)
+		device = o.ibDevice(network)
+		s.idleIf(o.NetworkInterface != "", "config.networkInterface",
+			"RDMA goes over a device, not over a network interface: rdmaConfig.deviceName or infinibandConfig.hcaName")
+		o.renderIB(s)
 	default:
 		device = o.NetworkInterface
 		if t.CPU {
-			set("UCX_TLS", "tcp")
+			s.set("UCX_TLS", "tcp")
 		}
 	}
-	if device == "" {
-		device = loopbackDevice(t)
-	}
-	if device != "" {
-		set("UCX_NET_DEVICES", device)
+	if device = cmp.Or(device, loopbackDevice(t)); device != "" {
+		s.set("UCX_NET_DEVICES", device)
 	}
 	if o.KeepAliveInterval != nil {
-		set("UCX_KEEPALIVE_INTERVAL", strconv.FormatFloat(time.Duration(*o.KeepAliveInterval).Seconds(), 'f', -1,
+		s.set("UCX_KEEPALIVE_INTERVAL", strconv.FormatFloat(time.Duration(*o.KeepAliveInterval).Seconds(), 'f', -1,
 			64)+"s")
 	}
-	if o.NetworkType != "" && o.Protocol != "" && o.NetworkType != o.Protocol {
-		idle("protocol", "networkType says otherwise, and is what counts")
-	}
-	if o.RDMAConfig != nil && network != "rdma" {
-		idle("rdmaConfig", "networkType is not rdma")
-	}
-	if o.InfiniBandConfig != nil && network != "infiniband" {
-		idle("infinibandConfig", "networkType is not infiniband")
-	}
+	s.idleIf(o.NetworkType != "" && o.Protocol != "" && o.NetworkType != o.Protocol, "config.protocol",
+		"networkType says otherwise, and is what counts")
+	s.idleIf(o.RDMAConfig != nil && network != "rdma", "config.rdmaConfig", "networkType is not rdma")
+	s.idleIf(o.InfiniBandConfig != nil && network != "infiniband", "config.infinibandConfig",
+		"networkType is not infiniband")
 }
 
 // ibDevice is a device and its port in UCX's notation: mlx5_0:1.
@@ -124,10 +108,10 @@ func (o nixlOptions) ibDevice(network string) string {
 	return name + ":" + strconv.Itoa(max(port, 1))
 }
 
-func (o nixlOptions) renderIB(set func(name, value string)) {
+func (o nixlOptions) renderIB(s *Settings) {
 	number := func(name string, n int) {
 		if n > 0 {
-			set(name, strconv.Itoa(n))
+			s.set(name, strconv.Itoa(n))
 		}
 	}
 	if r := o.RDMAConfig; r != nil && o.network() == "rdma" {
@@ -138,7 +122,7 @@ func (o nixlOptions) renderIB(set func(name, value string)) {
 	}
 	if ib := o.InfiniBandConfig; ib != nil && o.network() == "infiniband" {
 		if ib.PartitionKey != "" {
-			set("UCX_IB_PKEY", ib.PartitionKey)
+			s.set("UCX_IB_PKEY", ib.PartitionKey)
 		}
 		number("UCX_IB_SL", ib.ServiceLevel)
 	}
@@ -147,21 +131,10 @@ func (o nixlOptions) renderIB(set func(name, value string)) {
 // pathMTU reports whether InfiniBand has an MTU of n bytes: UCX does not start with another one.
 func pathMTU(n int) bool { return slices.Contains([]int{256, 512, 1024, 2048, 4096}, n) }
 
-func (o nixlOptions) network() string {
-	if o.NetworkType != "" {
-		return o.NetworkType
-	}
-	return o.Protocol
-}
+func (o nixlOptions) network() string { return cmp.Or(o.NetworkType, o.Protocol) }
 
-// idleKey is a key of the documents for which the engines have no setting.
-type idleKey struct {
-	path  string
-	given bool
-	why   string
-}
-
-func (o nixlOptions) without() []idleKey {
+// renderIdle notes the keys of the documents for which the engines have no setting.
+func (o nixlOptions) renderIdle(s *Settings) {
 	const (
 		noCluster = "there is no cluster to join: engines find each other by the handoff, and the gateway finds them " +
 			"by discovery"
@@ -175,7 +148,11 @@ func (o nixlOptions) without() []idleKey {
 	if o.RDMAConfig != nil {
 		rdma = *o.RDMAConfig
 	}
-	return []idleKey{
+	for _, k := range []struct {
+		path  string
+		given bool
+		why   string
+	}{
 		{"clusterEndpoints", len(o.ClusterEndpoints) > 0, noCluster},
 		{"clusterId", o.ClusterID != "", noCluster},
 		{"nodeId", o.NodeID != "",
@@ -204,5 +181,7 @@ func (o nixlOptions) without() []idleKey {
 		{"rdmaConfig.mtu", o.network() == "rdma" && rdma.MTU != 0 && !pathMTU(rdma.MTU),
 			"is none that an InfiniBand path can have: 256, 512, 1024, 2048 or 4096"},
 		{"rdmaConfig.maxSge", o.network() == "rdma" && rdma.MaxSGE != 0, "UCX takes what the device has"},
+	} {
+		s.idleIf(k.given, "config."+k.path, k.why)
 	}
 }

@@ -5,7 +5,6 @@ package launch
 import (
 	"encoding/json"
 	"errors"
-	"strconv"
 	"strings"
 
 	"github.com/pdkit/pdkit/connector"
@@ -33,10 +32,10 @@ func renderNixlPush(c connector.KVConnector, _ json.RawMessage, t Target) (Setti
 		return s, err
 	}
 	if t.CPU {
-		s.Env = append(s.Env, EnvVar{Name: "UCX_TLS", Value: "tcp"})
+		s.set("UCX_TLS", "tcp")
 	}
 	if device := loopbackDevice(t); device != "" {
-		s.Env = append(s.Env, EnvVar{Name: "UCX_NET_DEVICES", Value: device})
+		s.set("UCX_NET_DEVICES", device)
 	}
 	if !prefills {
 		return s, nil
@@ -50,14 +49,9 @@ func renderNixlPush(c connector.KVConnector, _ json.RawMessage, t Target) (Setti
 		if err != nil {
 			return s, err
 		}
-		if n > 1 {
-			s.Args = append(s.Args, size.argument, strconv.Itoa(n))
-		}
+		s.setSize(size.argument, n)
 	}
-	if engine.engineID != "" {
-		s.Notes = append(s.Notes, Note{Path: "attributes.engineID",
-			Text: "the engine keeps this id when it restarts, and decode engines keep what they learnt under it: " +
-				"restart them with it"})
-	}
+	s.noteIf(engine.engineID != "", "attributes.engineID", "the engine keeps this id when it restarts, and decode "+
+		"engines keep what they learnt under it: restart them with it")
 	return s, nil
 }

@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/offload"
@@ -27,8 +26,7 @@ var firstTier, newNames = Version{Minor: 24}, Version{Minor: 28}
 func renderOffload(c connector.KVConnector, given *offload.Options, t Target) (Settings, error) {
 	o := offloadOptions{given}
 	if t.Version.Before(firstTier.Major, firstTier.Minor) {
-		return Settings{},
-			&config.FieldError{Path: "version", Problem: "has no tier of type p2p", Remedy: "vLLM 0.25 or newer"}
+		return Settings{}, refuse("version", "has no tier of type p2p", "vLLM 0.25 or newer")
 	}
 	asPrefill := t.Endpoint // D's own entry is checked as P's is, since P connects back to it
 	asPrefill.Role = discovery.RolePrefill
@@ -40,17 +38,11 @@ func renderOffload(c connector.KVConnector, given *offload.Options, t Target) (S
 		return Settings{},
 			errors.New("offload-p2p: no port is left on this host for the engine's control socket")
 	}
-	s := Settings{
-		Engine:     "vllm",
-		KVTransfer: &KVTransfer{Connector: "OffloadingConnector", Role: "kv_both", Extra: o.extra(t)},
-		Args:       []string{"--enable-prompt-tokens-details"},
-		Env: []EnvVar{
-			{Name: "PYTHONHASHSEED", Value: "0"},
-			{Name: "VLLM_P2P_SIDE_CHANNEL_HOST", Value: host},
-			{Name: "VLLM_P2P_SIDE_CHANNEL_PORT", Value: strconv.Itoa(port)},
-		},
-	}
-	s.Notes = o.notes(t, host, port)
+	s := vllm(&KVTransfer{Connector: "OffloadingConnector", Role: "kv_both", Extra: o.extra(t)})
+	s.set("PYTHONHASHSEED", "0")
+	s.set("VLLM_P2P_SIDE_CHANNEL_HOST", host)
+	s.set("VLLM_P2P_SIDE_CHANNEL_PORT", strconv.Itoa(port))
+	o.notes(&s, t, host, port)
 	return s, nil
 }
 
@@ -58,23 +50,14 @@ func renderOffload(c connector.KVConnector, given *offload.Options, t Target) (S
 type offloadOptions struct{ *offload.Options }
 
 func (o offloadOptions) extra(t Target) map[string]any {
-	extra := map[string]any{"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": o.memory(t)}
-	for _, m := range []struct {
-		key   string
-		value any
-		given bool
-	}{
+	extra := addMembers(map[string]any{"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": o.memory(t)}, []member{
 		{"block_size", o.BlockSize, o.BlockSize > 0},
 		{"blocks_per_chunk", o.BlocksPerChunk, o.BlocksPerChunk > 0},
 		{"eviction_policy", o.EvictionPolicy, o.EvictionPolicy != ""},
 		{"cache_policy_module_path", o.CachePolicyModulePath, o.CachePolicyModulePath != ""},
 		{"offload_prompt_only", o.OffloadPromptOnly, o.OffloadPromptOnly != nil},
 		{"self_describing_kv_events", o.SelfDescribingEvents, o.SelfDescribingEvents != nil},
-	} {
-		if m.given {
-			extra[m.key] = m.value
-		}
-	}
+	})
 	tiers := []map[string]any{{"type": "p2p"}}
 	if o.SecondaryTiers != nil {
 		tiers = nil
@@ -109,41 +92,10 @@ func (o offloadOptions) listens(t Target) int {
 	if port, fixed := o.fixed(t.Endpoint); fixed {
 		return port
 	}
-	taken := map[int]bool{}
-	var free []discovery.Endpoint
-	for _, e := range t.Engines {
-		if e.Host() != t.Endpoint.Host() {
-			continue
-		}
-		port, fixed := o.fixed(e)
-		if !fixed {
-			free = append(free, e)
-			continue
-		}
-		for i := range ranksOf(e) {
-			taken[port+i] = true
-		}
-	}
-	if !slices.ContainsFunc(free, func(e discovery.Endpoint) bool { return e.ID == t.Endpoint.ID }) {
-		free = append(free, t.Endpoint)
-	}
-	next := o.BasePort()
-	for _, e := range free {
-		ranks := ranksOf(e)
-		for i := 0; i < ranks; i++ {
-			if next+i > 65535 {
-				return 0
-			}
-			if taken[next+i] {
-				next, i = next+i+1, -1
-			}
-		}
-		if e.ID == t.Endpoint.ID {
-			return next
-		}
-		next += ranks
-	}
-	return 0
+	return nextPort(t, o.BasePort(), discovery.Endpoint.Host, func(e discovery.Endpoint) (int, int, error) {
+		port, _ := o.fixed(e)
+		return port, ranksOf(e), nil
+	})
 }
 
 // fixed is the port that an engine has whatever ports the others have, if there is one.
@@ -163,42 +115,29 @@ func ranksOf(e discovery.Endpoint) int {
 	return n
 }
 
-func (o offloadOptions) notes(t Target, host string, port int) []Note {
-	var notes []Note
-	add := func(given bool, path, text string) {
-		if given {
-			notes = append(notes, Note{Path: path, Text: text})
-		}
-	}
-	for _, e := range t.Engines {
-		if other, fixed := o.fixed(e); fixed && e.ID != t.Endpoint.ID && e.Host() == t.Endpoint.Host() &&
-			other < port+ranksOf(t.Endpoint) && port < other+ranksOf(e) {
-			add(true, "attributes.p2pPort",
-				"another engine on this host has the same port, or one of its ranks has; give each its own")
-			break
-		}
-	}
-	add(loopback(host), "attributes.p2pHost",
-		"a loopback address works only if all engines are on one machine")
-	add(o.Dispatch != "", "config.dispatch", "how the gateway sends the legs; no setting of an engine")
-	add(o.SpecName != "", "config.spec_name",
+func (o offloadOptions) notes(s *Settings, t Target, host string, port int) {
+	s.noteIf(slices.ContainsFunc(t.Engines, func(e discovery.Endpoint) bool {
+		other, fixed := o.fixed(e)
+		return fixed && e.ID != t.Endpoint.ID && e.Host() == t.Endpoint.Host() &&
+			other < port+ranksOf(t.Endpoint) && port < other+ranksOf(e)
+	}), "attributes.p2pPort", "another engine on this host has the same port, or one of its ranks has; give each its own")
+	s.noteIf(loopback(host), "attributes.p2pHost", "a loopback address works only if all engines are on one machine")
+	s.noteIf(o.Dispatch != "", "config.dispatch", "how the gateway sends the legs; no setting of an engine")
+	s.noteIf(o.SpecName != "", "config.spec_name",
 		"kv_connector_extra_config.spec_name, which has it in any case: no other one has the tier")
-	add(o.Port != 0, "config.port",
+	s.noteIf(o.Port != 0, "config.port",
 		"VLLM_P2P_SIDE_CHANNEL_PORT of engines without the attribute p2pPort; each data-parallel rank takes one more")
-	add(t.Version.Before(newNames.Major, newNames.Minor), "version",
+	s.noteIf(t.Version.Before(newNames.Major, newNames.Minor), "version",
 		"engines from before July 2026 know other names of the keys (prefill, decode), ignore these in silence and "+
 			"compute every prompt twice: see that vllm:kv_offload_tiering_read_bytes rises")
 	given := t.Resources.MaxMemory != ""
-	switch {
-	case o.CPUBytesToUse > 0 && given:
-		notes = append(notes,
-			NoEffect("resources.maxMemory", "cpu_bytes_to_use says how much host memory is taken"))
-	case given:
-		add(true, "resources.maxMemory", "cpu_bytes_to_use: of all workers of an engine together")
-	case o.CPUBytesToUse == 0:
-		add(true, "config.cpu_bytes_to_use", "is not set, and vLLM has no default: 8 GiB are rendered")
-	}
+	s.idleIf(given && o.CPUBytesToUse > 0, "resources.maxMemory",
+		"cpu_bytes_to_use says how much host memory is taken")
+	s.noteIf(given && o.CPUBytesToUse <= 0, "resources.maxMemory",
+		"cpu_bytes_to_use: of all workers of an engine together")
+	s.noteIf(!given && o.CPUBytesToUse == 0, "config.cpu_bytes_to_use",
+		"is not set, and vLLM has no default: 8 GiB are rendered")
 	r := t.Resources
 	r.MaxMemory = ""
-	return append(notes, NoLimits(r, "the tier goes from host memory to host memory, without a limit")...)
+	s.noLimits(r, "the tier goes from host memory to host memory, without a limit")
 }

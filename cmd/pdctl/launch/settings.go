@@ -5,6 +5,7 @@ package launch
 import (
 	"encoding/json"
 	"fmt"
+	"strconv"
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/discovery"
@@ -90,6 +91,82 @@ func NoLimits(r config.Resources, why string) []Note {
 		}
 	}
 	return notes
+}
+
+// vllm begins the settings of an engine of vLLM.
+func vllm(kv *KVTransfer) Settings {
+	return Settings{Engine: "vllm", KVTransfer: kv, Args: []string{"--enable-prompt-tokens-details"}}
+}
+
+// set adds an environment variable.
+func (s *Settings) set(name, value string) { s.Env = append(s.Env, EnvVar{Name: name, Value: value}) }
+
+// setSize adds a parallel size that is above 1.
+func (s *Settings) setSize(flag string, n int) {
+	if n > 1 {
+		s.Args = append(s.Args, flag, strconv.Itoa(n))
+	}
+}
+
+// note adds a note about the setting at path.
+func (s *Settings) note(path, text string) { s.noteIf(true, path, text) }
+
+func (s *Settings) noteIf(given bool, path, text string) {
+	if given {
+		s.Notes = append(s.Notes, Note{Path: path, Text: text})
+	}
+}
+
+// idle adds a note that the setting at path changes nothing.
+func (s *Settings) idle(path, why string) { s.idleIf(true, path, why) }
+
+func (s *Settings) idleIf(given bool, path, why string) {
+	if given {
+		s.Notes = append(s.Notes, NoEffect(path, why))
+	}
+}
+
+// noLimits adds the notes of [NoLimits].
+func (s *Settings) noLimits(r config.Resources, why string) {
+	s.Notes = append(s.Notes, NoLimits(r, why)...)
+}
+
+// orNil is nil for settings without a member, which are then left out.
+func orNil(extra map[string]any) map[string]any {
+	if len(extra) == 0 {
+		return nil
+	}
+	return extra
+}
+
+// member is a member of settings that is written if it is given.
+type member struct {
+	key   string
+	value any
+	given bool
+}
+
+func addMembers(extra map[string]any, members []member) map[string]any {
+	for _, m := range members {
+		if m.given {
+			extra[m.key] = m.value
+		}
+	}
+	return extra
+}
+
+// settleTime is what each connector with a store says of its setting of this name.
+const settleTime = "the gateway waits that long between the legs; no setting of an engine"
+
+// refuse is the error for a value of a target that cannot be rendered.
+func refuse(path, problem, remedy string) error {
+	return &config.FieldError{Path: path, Problem: problem, Remedy: remedy}
+}
+
+// refuseBoth is the error for an engine of the role both. engine says what it is and why that does not work.
+func refuseBoth(engine string) error {
+	return refuse("role", "is both, and an engine with "+engine,
+		"write prefill or decode; a decode engine serves requests alone, too")
 }
 
 // KVRole returns vLLM's kv_role for an endpoint's role.

@@ -17,7 +17,6 @@ import (
 // disaggregation, since it must serve requests without a room.
 func renderSGLang(c connector.KVConnector, o *sglang.Options, t Target) (Settings, error) {
 	out := Settings{Engine: "sglang"}
-	note := func(path, text string) { out.Notes = append(out.Notes, NoEffect(path, text)) }
 	prefill := t.Endpoint.Role.Has(discovery.RolePrefill) && !t.Endpoint.Role.Has(discovery.RoleBoth)
 	decode := t.Endpoint.Role.Has(discovery.RoleDecode) && !t.Endpoint.Role.Has(discovery.RoleBoth)
 	switch {
@@ -31,17 +30,12 @@ func renderSGLang(c connector.KVConnector, o *sglang.Options, t Target) (Setting
 		}
 		out.Args = append(out.Args, "--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port",
 			strconv.Itoa(port))
-		if t.Endpoint.Attribute("bootstrapHost") != "" {
-			out.Notes = append(out.Notes,
-				Note{Path: "attributes.bootstrapHost",
-					Text: "the bootstrap server listens on the engine's --host, which must be an address that decode " +
-						"engines reach"})
-		}
+		out.noteIf(t.Endpoint.Attribute("bootstrapHost") != "", "attributes.bootstrapHost",
+			"the bootstrap server listens on the engine's --host, which must be an address that decode engines reach")
 	case decode:
 		out.Args = append(out.Args, "--disaggregation-mode", "decode")
 	default:
-		out.Notes = append(out.Notes,
-			Note{Path: "role", Text: "serves requests alone: --disaggregation-mode stays null"})
+		out.note("role", "serves requests alone: --disaggregation-mode stays null")
 	}
 	backend := o.TransferBackend
 	switch {
@@ -51,28 +45,19 @@ func renderSGLang(c connector.KVConnector, o *sglang.Options, t Target) (Setting
 		}
 		out.Args = append(out.Args, "--disaggregation-transfer-backend", cmp.Or(backend, "mooncake"))
 	case backend != "":
-		note("config.transferBackend", "an engine of the role both transfers nothing")
+		out.idle("config.transferBackend", "an engine of the role both transfers nothing")
 	}
 	if n, err := attr.Int(t.Endpoint, "dpSize", 1, 1, 65535); err == nil && n > 1 {
 		out.Args = append(out.Args, "--dp-size", strconv.Itoa(n), "--enable-dp-attention")
 	}
 	out.Args = append(out.Args, "--enable-metrics")
-	if t.CPU {
-		out.Notes = append(out.Notes,
-			Note{Path: "cpu",
-				Text: "SGLang 0.5.23 moves KV between engines on CPUs only with its CUDA calls replaced " +
-					"(docs/protocols/sglang.md)"})
-	}
-	if !prefill && o.BootstrapPort != 0 {
-		note("config.bootstrapPort", "only prefill engines listen; a decode engine learns the port from each request")
-	}
-	if o.PrefillCap != nil {
-		out.Notes = append(out.Notes,
-			Note{Path: "config.prefillCap",
-				Text: "pdkit's own: it limits the prefill leg, and engines have no setting for it"})
-	}
-	out.Notes = append(out.Notes,
-		NoLimits(t.Resources,
-			"SGLang sends KV from one engine's memory to the other's; --mem-fraction-static sizes that")...)
+	out.noteIf(t.CPU, "cpu", "SGLang 0.5.23 moves KV between engines on CPUs only with its CUDA calls replaced "+
+		"(docs/protocols/sglang.md)")
+	out.idleIf(!prefill && o.BootstrapPort != 0, "config.bootstrapPort",
+		"only prefill engines listen; a decode engine learns the port from each request")
+	out.noteIf(o.PrefillCap != nil, "config.prefillCap",
+		"pdkit's own: it limits the prefill leg, and engines have no setting for it")
+	out.noLimits(t.Resources,
+		"SGLang sends KV from one engine's memory to the other's; --mem-fraction-static sizes that")
 	return out, nil
 }

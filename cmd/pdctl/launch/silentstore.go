@@ -56,15 +56,8 @@ var silentStores = map[string]silentStore{
 // renderSilentStore gives each engine the store's class, and what the settings have for it.
 func renderSilentStore(c connector.KVConnector, o *silentstore.Options, t Target) (Settings, error) {
 	st := silentStores[c.Traits().Name]
-	s := Settings{
-		Engine: "vllm",
-		KVTransfer: &KVTransfer{Connector: cmp.Or(o.Class, st.class), Role: "kv_both",
-			Extra: maps.Clone(o.Extra)},
-		Args:       []string{"--enable-prompt-tokens-details"},
-		Env:        st.env,
-		Companions: st.beside,
-		Notes:      []Note{st.note},
-	}
+	s := vllm(&KVTransfer{Connector: cmp.Or(o.Class, st.class), Role: "kv_both", Extra: maps.Clone(o.Extra)})
+	s.Env, s.Companions, s.Notes = st.env, st.beside, []Note{st.note}
 	if st.roles {
 		s.KVTransfer.Role = KVRole(t.Endpoint.Role)
 	}
@@ -73,10 +66,7 @@ func renderSilentStore(c connector.KVConnector, o *silentstore.Options, t Target
 		maps.Copy(extra, o.Extra)
 		s.KVTransfer.Extra = extra
 	}
-	if o.SettleTime > 0 {
-		s.Notes = append(s.Notes, Note{Path: "config.settleTime",
-			Text: "the gateway waits that long between the legs; no setting of an engine"})
-	}
-	s.Notes = append(s.Notes, NoLimits(t.Resources, "the store has limits of its own")...)
+	s.noteIf(o.SettleTime > 0, "config.settleTime", settleTime)
+	s.noLimits(t.Resources, "the store has limits of its own")
 	return s, nil
 }

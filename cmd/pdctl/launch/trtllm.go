@@ -17,9 +17,6 @@ import (
 // require.
 func renderTRTLLM(_ connector.KVConnector, o *trtllm.Options, t Target) (Settings, error) {
 	out := Settings{Engine: "trtllm"}
-	note := func(noEffect bool, path, text string) {
-		out.Notes = append(out.Notes, Note{NoEffect: noEffect, Path: path, Text: text})
-	}
 	role, context := "generation", t.Endpoint.Role.Has(discovery.RolePrefill)
 	if context {
 		role = "context"
@@ -33,9 +30,8 @@ func renderTRTLLM(_ connector.KVConnector, o *trtllm.Options, t Target) (Setting
 	}
 	file.WriteString("cache_transceiver_config:\n")
 	if o.Dispatch == trtllm.GenerationFirst {
-		if t.Version.Before(1, 3) {
-			note(false, "config.dispatch", "generation first is in the main branch of 1.3; 1.2 is not known to have it")
-		}
+		out.noteIf(t.Version.Before(1, 3), "config.dispatch",
+			"generation first is in the main branch of 1.3; 1.2 is not known to have it")
 		// Only the Python runtime says before a request where the server is (ctx_info_endpoint).
 		file.WriteString("  backend: NIXL\n  transceiver_runtime: PYTHON\n")
 	} else {
@@ -43,23 +39,15 @@ func renderTRTLLM(_ connector.KVConnector, o *trtllm.Options, t Target) (Setting
 	}
 	if o.AuthKey != "" {
 		file.WriteString("# internal_request_auth_key: the same as pdkit's config.authKey, which is not written here\n")
-		note(false, "config.authKey", "write it into the file as internal_request_auth_key, on all servers alike")
+		out.note("config.authKey", "write it into the file as internal_request_auth_key, on all servers alike")
 	}
 	name := fmt.Sprintf("trtllm-%s-%d.yaml", role, t.Index)
 	out.Files = []File{{Name: name, Content: file.String()}}
 	out.Args = []string{"--extra_llm_api_options", name}
-	if o.MachineID != 0 {
-		note(false, "config.machineID", "pdkit's own: it tells the ids of several gateways apart")
-	}
-	if o.Dispatch == trtllm.ContextFirst {
-		note(false, "config.dispatch", "the servers' own default")
-	}
-	out.Notes = append(out.Notes,
-		NoLimits(t.Resources,
-			"TensorRT-LLM sends KV from one server's memory to the other's; max_tokens_in_buffer and kv_cache_config "+
-				"size that, in tokens")...)
-	if t.CPU {
-		note(false, "cpu", "TensorRT-LLM needs NVIDIA GPUs")
-	}
+	out.noteIf(o.MachineID != 0, "config.machineID", "pdkit's own: it tells the ids of several gateways apart")
+	out.noteIf(o.Dispatch == trtllm.ContextFirst, "config.dispatch", "the servers' own default")
+	out.noLimits(t.Resources, "TensorRT-LLM sends KV from one server's memory to the other's; max_tokens_in_buffer and "+
+		"kv_cache_config size that, in tokens")
+	out.noteIf(t.CPU, "cpu", "TensorRT-LLM needs NVIDIA GPUs")
 	return out, nil
 }
