@@ -13,9 +13,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 	"time"
 	"unicode"
 
@@ -58,7 +56,7 @@ func (c *benchCmd) Run(s streams) error {
 	if err != nil {
 		return err
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := interruptible()
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends pdctl at once
 	for i := range options.Targets {

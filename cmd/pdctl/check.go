@@ -3,7 +3,7 @@
 package main
 
 import (
-	"encoding/json"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -37,11 +37,7 @@ func (c *checkCmd) Run(s streams) error {
 	}
 	var spec *config.Spec
 	if c.File != "" {
-		list, err := readModels(c.File, s.in)
-		if err != nil {
-			return err
-		}
-		m, err := only(list, c.Server)
+		m, err := readModel(c.File, c.Server, s.in)
 		if err != nil {
 			return err
 		}
@@ -87,10 +83,7 @@ func (c *checkCmd) started(s streams) ([]launched, error) {
 			all = append(all, l)
 		}
 	}
-	proc := "/proc"
-	if c.proc != "" {
-		proc = c.proc
-	}
+	proc := cmp.Or(c.proc, "/proc")
 	pids := c.PID
 	if c.AllLocal {
 		local, err := localEngines(proc, os.Getuid())
@@ -130,10 +123,7 @@ func (c *checkCmd) report(out io.Writer, engines []flags.Engine, found []flags.F
 		for i, f := range found {
 			list[i] = finding(f)
 		}
-		enc := json.NewEncoder(out)
-		enc.SetIndent("", "  ")
-		enc.SetEscapeHTML(false)
-		if err := enc.Encode(list); err != nil {
+		if err := writeJSON(out, list); err != nil {
 			return err
 		}
 	} else {

@@ -4,17 +4,14 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
-	"os/signal"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/pdkit/pdkit/cmd/conform"
@@ -63,7 +60,7 @@ func (c *conformCmd) Run(s streams) error {
 	if err != nil {
 		return err
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := interruptible()
 	defer stop()
 	report, err := conform.Run(ctx, g, cases, conform.Options{Parallel: c.Parallel, Timeout: c.Timeout,
 		Progress: func(r conform.Result) {
@@ -96,10 +93,7 @@ func listCases(out io.Writer, cases []conform.Case) error {
 	for i, one := range cases {
 		list[i] = entry{one.ID, one.Group(), one.Severity, one.Rule}
 	}
-	e := json.NewEncoder(out)
-	e.SetIndent("", "  ")
-	e.SetEscapeHTML(false)
-	return e.Encode(list)
+	return writeJSON(out, list)
 }
 
 func (c *conformCmd) write(s streams, report *conform.Report) error {

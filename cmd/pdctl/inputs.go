@@ -95,12 +95,7 @@ func readCommands(file, text string) []launched {
 	var list []launched
 	for _, c := range s.commands {
 		l := launched{name: fmt.Sprintf("%s:%d", filepath.Base(file), c.line), argv: c.argv, env: c.env, home: file,
-			read: func(name string) ([]byte, error) {
-				if content, ok := s.files[name]; ok {
-					return content, nil
-				}
-				return beside(file, name)
-			}}
+			read: s.reader(func(name string) ([]byte, error) { return beside(file, name) })}
 		if c.label != "" && c.label != "*" {
 			// A script that runs one of several programs may do so on several machines.
 			l.name = c.label
@@ -111,6 +106,16 @@ func readCommands(file, text string) []launched {
 		list = append(list, l.container(file)...)
 	}
 	return list
+}
+
+// reader reads the files that a script writes, and others as otherwise does.
+func (s script) reader(otherwise func(name string) ([]byte, error)) func(name string) ([]byte, error) {
+	return func(name string) ([]byte, error) {
+		if content, ok := s.files[name]; ok {
+			return content, nil
+		}
+		return otherwise(name)
+	}
 }
 
 // beside reads a file with an absolute name, or a name relative to another file.
@@ -162,19 +167,11 @@ func (l launched) unwrap() []launched {
 	if i == 0 {
 		return []launched{l}
 	}
-	s := &shell{text: l.argv[i], line: 1, vars: maps.Clone(l.env), exported: maps.Clone(l.env),
-		out: script{files: map[string][]byte{}}}
-	s.run()
+	s := readScriptIn(l.argv[i], l.env)
 	var list []launched
-	for _, c := range s.out.commands {
+	for _, c := range s.commands {
 		inner := l
-		inner.argv, inner.env = c.argv, c.env
-		inner.read = func(name string) ([]byte, error) {
-			if content, ok := s.out.files[name]; ok {
-				return content, nil
-			}
-			return l.read(name)
-		}
+		inner.argv, inner.env, inner.read = c.argv, c.env, s.reader(l.read)
 		list = append(list, inner)
 	}
 	return list
@@ -193,7 +190,7 @@ func composeText(s string) string {
 			i++
 			continue
 		}
-		inner := &shell{text: s[i:], vars: map[string]string{}, exported: map[string]string{}}
+		inner := newShell(s[i:])
 		value, ok := inner.expansion()
 		if !ok {
 			b.WriteByte('$')
@@ -214,17 +211,13 @@ func composeWords(v any) (words []string, given bool) {
 		}
 		return words, true
 	case string:
-		s := &shell{text: strings.NewReplacer("\n", " ").Replace(composeText(v)), line: 1, vars: map[string]string{},
-			exported: map[string]string{}}
+		s := newShell(strings.ReplaceAll(composeText(v), "\n", " "))
 		for s.pos < len(s.text) {
 			s.skipBlanks()
-			before := s.pos
-			for _, w := range s.scan() {
-				words = append(words, w.text)
-			}
-			if s.pos == before {
-				s.pos++
-			}
+			s.word()
+		}
+		for _, w := range s.words {
+			words = append(words, w.text)
 		}
 		return words, true
 	}

@@ -9,10 +9,13 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
+	"syscall"
 
 	"github.com/alecthomas/kong"
 	"github.com/willabides/kongplete"
@@ -70,6 +73,19 @@ var errFaults = errors.New("faults were found")
 
 // errInterrupted makes pdctl exit with 130: a signal came before the command had ended.
 var errInterrupted = errors.New("interrupted")
+
+// interruptible returns a context that Ctrl-C ends, as SIGTERM does.
+func interruptible() (context.Context, context.CancelFunc) {
+	return signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+}
+
+// writeJSON writes a value for other programs.
+func writeJSON(out io.Writer, v any) error {
+	e := json.NewEncoder(out)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(v)
+}
 
 // orInterrupted is the error of a command, or errInterrupted if a signal has ended its context.
 func orInterrupted(ctx context.Context, err error) error {

@@ -78,6 +78,15 @@ func (m *modelServer) readEndpoints(folder string) (err error) {
 	return nil
 }
 
+// readModel reads the ModelServer with the name, or the only one of a file.
+func readModel(file, name string, in io.Reader) (modelServer, error) {
+	list, err := readModels(file, in)
+	if err != nil {
+		return modelServer{}, err
+	}
+	return only(list, name)
+}
+
 // only returns the ModelServer with the name, or the only one.
 func only(list []modelServer, name string) (modelServer, error) {
 	var names []string

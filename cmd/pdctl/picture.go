@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -114,43 +115,29 @@ func (v *view) pairRows(others int, now *picture) int {
 	return min(rows, pairsMost)
 }
 
+// escapes begin and end colours.
+var escapes = regexp.MustCompile(`\x1b[^m]*m`)
+
 // visible is how many characters of a line one sees.
-func visible(line string) (n int) {
-	escape := false
-	for _, r := range line {
-		switch {
-		case r == '\x1b':
-			escape = true
-		case escape:
-			escape = r != 'm'
-		default:
-			n++
-		}
-	}
-	return n
-}
+func visible(line string) int { return width(escapes.ReplaceAllString(line, "")) }
 
 // cut shortens a line to n characters, not counting colours. One that was longer ends with "…".
 func cut(line string, n int) string {
-	var b strings.Builder
+	if visible(line) <= n {
+		return line
+	}
 	seen, escape, end := 0, false, 0
-	for _, r := range line {
+	for i, r := range line {
 		switch {
 		case r == '\x1b':
 			escape = true
 		case escape:
 			escape = r != 'm'
-		default:
-			if seen++; seen == n {
-				end = b.Len()
-			}
+		case seen < n:
+			seen, end = seen+1, i // the last of n characters makes room for "…"
 		}
-		b.WriteRune(r)
 	}
-	if seen <= n {
-		return line
-	}
-	short := b.String()[:end] + "…"
+	short := line[:end] + "…"
 	if strings.Contains(short, "\x1b") {
 		short += "\x1b[0m"
 	}

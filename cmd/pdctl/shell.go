@@ -27,10 +27,21 @@ type command struct {
 
 // readScript reads a shell script or a command line.
 func readScript(text string) script {
-	s := &shell{text: text, line: 1, vars: map[string]string{}, exported: map[string]string{},
-		out: script{files: map[string][]byte{}}}
+	return readScriptIn(text, nil)
+}
+
+// readScriptIn is readScript with exported variables.
+func readScriptIn(text string, env map[string]string) script {
+	s := newShell(text)
+	maps.Copy(s.vars, env)
+	maps.Copy(s.exported, env)
 	s.run()
 	return s.out
+}
+
+func newShell(text string) *shell {
+	return &shell{text: text, line: 1, vars: map[string]string{}, exported: map[string]string{},
+		out: script{files: map[string][]byte{}}}
 }
 
 // shell is the state of reading a script.

@@ -10,9 +10,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/pdkit/pdkit/config"
@@ -52,7 +50,7 @@ func (c *verifyCmd) Run(s streams) error {
 	if err != nil {
 		return config.Within("spec.kvConnector.config", err)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := interruptible()
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
@@ -100,9 +98,7 @@ func (c *verifyCmd) Run(s streams) error {
 		return orInterrupted(ctx, fmt.Errorf("nothing could be judged: %w", err))
 	}
 	if c.JSON {
-		enc := json.NewEncoder(s.out)
-		enc.SetIndent("", "  ")
-		err = enc.Encode(report)
+		err = writeJSON(s.out, report)
 	} else {
 		_, err = fmt.Fprint(s.out, report)
 	}
@@ -130,11 +126,7 @@ func (k keyed) RoundTrip(r *http.Request) (*http.Response, error) {
 // read reads the file, if there is one, and overrides it by the flags.
 func (c *verifyCmd) read(s streams) (m modelServer, err error) {
 	if c.File != "" {
-		list, err := readModels(c.File, s.in)
-		if err != nil {
-			return m, err
-		}
-		if m, err = only(list, c.Server); err != nil {
+		if m, err = readModel(c.File, c.Server, s.in); err != nil {
 			return m, err
 		}
 	}

@@ -11,9 +11,7 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/term"
@@ -117,7 +115,7 @@ func (c *watchCmd) Run(s streams) error {
 	if c.Every <= 0 || c.Rows < 0 {
 		return errors.New("--every and --rows must not be negative, and --every not zero")
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := interruptible()
 	defer stop()
 	live := !c.Once && !c.JSON && terminal(s.out)
 	opened := false

@@ -38,9 +38,7 @@ func (p *Plan) process(e *Engine, w where) process {
 		}
 		argv = append(argv, "--kv-transfer-config", t.JSON())
 	}
-	for _, a := range s.Args {
-		argv = append(argv, w.value(e, a))
-	}
+	argv = append(argv, each(s.Args, func(a string) string { return w.value(e, a) })...)
 	env := slices.Clone(s.Env)
 	for i := range env {
 		env[i].Value = w.value(e, env[i].Value)
@@ -154,10 +152,7 @@ func (w where) companion(c Companion, e *Engine) process {
 	pr := process{name: c.Name, argv: c.Command}
 	if e != nil {
 		pr.name = e.Name + "-" + c.Name
-		pr.argv = nil
-		for _, a := range c.Command {
-			pr.argv = append(pr.argv, w.value(e, a))
-		}
+		pr.argv = each(c.Command, func(a string) string { return w.value(e, a) })
 	}
 	return pr
 }

@@ -43,8 +43,8 @@ func (p *Plan) composeService(b *bytes.Buffer, pr process, image string, files [
 	fmt.Fprintf(b, "  %s:\n", pr.name)
 	writeComments(b, "    ", noteLines(pr.notes))
 	fmt.Fprintf(b, "    image: %s\n    network_mode: host\n    ipc: host\n", scalar(escapeDollars(image)))
-	yamlList(b, "    ", "entrypoint", escapeAll(pr.argv[:1]))
-	yamlList(b, "    ", "command", escapeAll(pr.argv[1:]))
+	yamlList(b, "    ", "entrypoint", each(pr.argv[:1], escapeDollars))
+	yamlList(b, "    ", "command", each(pr.argv[1:], escapeDollars))
 	env := make([]EnvVar, len(pr.env))
 	for i, e := range pr.env {
 		env[i] = EnvVar{Name: e.Name, Value: escapeDollars(e.Value)}

@@ -85,8 +85,8 @@ func (p *Plan) container(b *bytes.Buffer, pr process, image, containerPort strin
 	fmt.Fprintf(b, "    - name: %s\n", scalar(pr.name))
 	writeComments(b, "      ", noteLines(pr.notes))
 	fmt.Fprintf(b, "      image: %s\n", scalar(image))
-	yamlList(b, "      ", "command", kubeAll(pr.argv[:1]))
-	yamlList(b, "      ", "args", kubeAll(pr.argv[1:]))
+	yamlList(b, "      ", "command", each(pr.argv[:1], kube))
+	yamlList(b, "      ", "args", each(pr.argv[1:], kube))
 	if containerPort != "" {
 		fmt.Fprintf(b, "      ports:\n        - containerPort: %s\n", containerPort)
 	}
@@ -113,12 +113,4 @@ func hasIP(s string) bool { return strings.Contains(s, podIP) }
 // kube keeps Kubernetes from replacing anything but the pod's address.
 func kube(s string) string {
 	return strings.ReplaceAll(escapeDollars(s), escapeDollars(podIP), podIP)
-}
-
-func kubeAll(list []string) []string {
-	out := make([]string, len(list))
-	for i, s := range list {
-		out[i] = kube(s)
-	}
-	return out
 }

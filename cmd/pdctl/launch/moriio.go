@@ -57,8 +57,8 @@ func renderMoRIIO(k connector.KVConnector, o *moriio.Options, t Target) (Setting
 	}
 	if t.Gateway != "" {
 		extra["proxy_ping_port"] = pingPort
-		out.note("proxy_ping_port", "where spec.discovery.registration listens, if engines are to announce themselves; "+
-			"otherwise make proxy_ip empty")
+		out.note("proxy_ping_port", "where spec.discovery.registration listens, if engines are to announce "+
+			"themselves; otherwise make proxy_ip empty")
 	}
 	out.KVTransfer = &KVTransfer{Connector: "MoRIIOConnector", Role: KVRole(t.Endpoint.Role),
 		Extra: extra}

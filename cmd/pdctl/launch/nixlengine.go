@@ -62,8 +62,8 @@ func (n nixlEngine) settings(t Target) (Settings, error) {
 		"the side channel's host goes into every handoff: a loopback address works only if all engines are on one "+
 			"machine")
 	// NIXL has no limits: it moves blocks between the engines' own memories and keeps none.
-	s.idleIf(t.Resources.MaxMemory != "", "resources.maxMemory", "NIXL keeps no KV of its own: it lies in the engine's "+
-		"KV cache, which --kv-cache-memory-bytes or --gpu-memory-utilization bounds")
+	s.idleIf(t.Resources.MaxMemory != "", "resources.maxMemory", "NIXL keeps no KV of its own: it lies in the "+
+		"engine's KV cache, which --kv-cache-memory-bytes or --gpu-memory-utilization bounds")
 	s.idleIf(t.Resources.MaxDisk != "", "resources.maxDisk", "NIXL writes nothing to disk")
 	s.idleIf(t.Resources.MaxBandwidth != "", "resources.maxBandwidth",
 		"neither vLLM nor UCX bounds the bandwidth of a transfer")

@@ -120,7 +120,8 @@ func (o offloadOptions) notes(s *Settings, t Target, host string, port int) {
 		other, fixed := o.fixed(e)
 		return fixed && e.ID != t.Endpoint.ID && e.Host() == t.Endpoint.Host() &&
 			other < port+ranksOf(t.Endpoint) && port < other+ranksOf(e)
-	}), "attributes.p2pPort", "another engine on this host has the same port, or one of its ranks has; give each its own")
+	}), "attributes.p2pPort",
+		"another engine on this host has the same port, or one of its ranks has; give each its own")
 	s.noteIf(loopback(host), "attributes.p2pHost", "a loopback address works only if all engines are on one machine")
 	s.noteIf(o.Dispatch != "", "config.dispatch", "how the gateway sends the legs; no setting of an engine")
 	s.noteIf(o.SpecName != "", "config.spec_name",

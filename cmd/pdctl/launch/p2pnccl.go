@@ -50,8 +50,8 @@ func renderP2pNccl(_ connector.KVConnector, o *p2pnccl.Options, t Target) (Setti
 		"an engine announces it only where proxy_ip is set")
 	if !v.Before(0, 14) {
 		s.set("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "1")
-		s.note("env.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "must be 1 on both engines: from 0.14 on they add a random "+
-			"suffix to the id that names the tensors, and D waits for ever")
+		s.note("env.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "must be 1 on both engines: from 0.14 on they add a "+
+			"random suffix to the id that names the tensors, and D waits for ever")
 	}
 	s.noteIf(v == (Version{}), "version", "the connector is gone after vLLM 0.22: run that or an older one")
 	s.note("args.--no-enable-prefix-caching",

@@ -25,7 +25,8 @@ func renderPyNccl(_ connector.KVConnector, o *pynccl.Options, t Target) (Setting
 		BufferSize: o.KVBufferSize.Value, IP: o.KVIP, Port: int(o.KVPort.Value), BufferDevice: o.KVBufferDevice}
 	switch kv.Role {
 	case "kv_both":
-		return Settings{}, refuse("role", "is both, and an engine is either rank 0 or rank 1", "write prefill or decode")
+		return Settings{}, refuse("role", "is both, and an engine is either rank 0 or rank 1",
+			"write prefill or decode")
 	case "kv_consumer":
 		rank = 1
 	}

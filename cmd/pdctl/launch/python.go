@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -145,21 +146,12 @@ func literal(v any, indent string) string {
 		}
 		var b strings.Builder
 		b.WriteString("{\n")
-		for _, k := range sortedKeys(v) {
+		for _, k := range slices.Sorted(maps.Keys(v)) {
 			fmt.Fprintf(&b, "%s    %s: %s,\n", indent, quoted(k), literal(v[k], indent+"    "))
 		}
 		return b.String() + indent + "}"
 	}
 	return "None"
-}
-
-func sortedKeys(m map[string]any) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
 }
 
 // onlyServers are arguments that an engine without a server does not know.
@@ -220,9 +212,5 @@ func identifier(name string) string { return strings.ReplaceAll(name, "-", "_") 
 
 // words writes a command as a shell would take it.
 func words(argv []string) string {
-	quotedWords := make([]string, len(argv))
-	for i, a := range argv {
-		quotedWords[i] = shellQuote(a)
-	}
-	return strings.Join(quotedWords, " ")
+	return strings.Join(each(argv, shellQuote), " ")
 }

@@ -46,8 +46,8 @@ func renderTRTLLM(_ connector.KVConnector, o *trtllm.Options, t Target) (Setting
 	out.Args = []string{"--extra_llm_api_options", name}
 	out.noteIf(o.MachineID != 0, "config.machineID", "pdkit's own: it tells the ids of several gateways apart")
 	out.noteIf(o.Dispatch == trtllm.ContextFirst, "config.dispatch", "the servers' own default")
-	out.noLimits(t.Resources, "TensorRT-LLM sends KV from one server's memory to the other's; max_tokens_in_buffer and "+
-		"kv_cache_config size that, in tokens")
+	out.noLimits(t.Resources, "TensorRT-LLM sends KV from one server's memory to the other's; max_tokens_in_buffer "+
+		"and kv_cache_config size that, in tokens")
 	out.noteIf(t.CPU, "cpu", "TensorRT-LLM needs NVIDIA GPUs")
 	return out, nil
 }

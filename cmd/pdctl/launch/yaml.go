@@ -83,10 +83,11 @@ func asBlock(text string) bool {
 // and read two dollar signs as one.
 func escapeDollars(s string) string { return strings.ReplaceAll(s, "$", "$$") }
 
-func escapeAll(list []string) []string {
+// each returns a list with each text changed.
+func each(list []string, change func(string) string) []string {
 	out := make([]string, len(list))
 	for i, s := range list {
-		out[i] = escapeDollars(s)
+		out[i] = change(s)
 	}
 	return out
 }
