@@ -69,15 +69,3 @@ func idle(s launch.Settings) (paths []string) {
 	}
 	return paths
 }
-
-// note returns the first note about a setting.
-func note(t testing.TB, s launch.Settings, path string) launch.Note {
-	t.Helper()
-	for _, n := range s.Notes {
-		if n.Path == path {
-			return n
-		}
-	}
-	require.Failf(t, "no note", "%s in %v", path, s.Notes)
-	return launch.Note{}
-}
