@@ -122,20 +122,17 @@ func TestTheFlagsOfManifestsAreTaken(t *testing.T) {
 
 // With KServe's arguments the sidecar serves a request and answers KServe's probes.
 func TestAManifestOfKServeIsServed(t *testing.T) {
-	p, d, err := enginesim.Pair(enginesim.Config{}, enginesim.Config{})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
+	p, d := twoEngines(t, enginesim.Config{}, enginesim.Config{})
 	m := manifests["KServe without TLS"]
 	args := append(m.args, "--port=0", "--vllm-port="+portOf(t, d.URL()), "--prefillers="+hostPort(t, p.URL()))
 	x := start(t, nil, args...)
-	status, _, response := ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr+"/health", "")
+	status, _, response := fetch(t, x.addr+"/health")
 	assert.Equal(t, http.StatusOK, status)
 	assert.Empty(t, response)
 	assert.Empty(t, d.Requests(), "the engine has probes of its own")
 	status, _, _ = ask(t, http.DefaultClient, http.MethodHead, "http://"+x.addr+"/health", "")
 	assert.Equal(t, http.StatusOK, status)
-	status, h, response := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
-		completion(0, true), header, hostPort(t, p.URL()))
+	status, h, response := complete(t, x.addr, 0, true, header, hostPort(t, p.URL()))
 	require.Equal(t, http.StatusOK, status, response)
 	assert.Equal(t, "disaggregated", h.Get("X-Pd-Mode"))
 }
@@ -152,11 +149,8 @@ func TestEnginesThatWriteAreServedByTheFlagsOfLLMD(t *testing.T) {
 			c, err := f.connector()
 			require.NoError(t, err)
 			assert.Equal(t, order, c.Traits().Order)
-			p, d, err := enginesim.Pair(enginesim.Config{Connector: "moriio"}, enginesim.Config{Connector: "moriio"})
-			require.NoError(t, err)
-			alone, err := enginesim.Start(enginesim.Config{})
-			require.NoError(t, err)
-			t.Cleanup(func() { _ = p.Close(); _ = d.Close(); _ = alone.Close() })
+			p, d := twoEngines(t, enginesim.Config{Connector: "moriio"}, enginesim.Config{Connector: "moriio"})
+			alone := lone(t, enginesim.Config{})
 			ps, ds := portOf(t, "tcp://"+p.SideChannel()), portOf(t, "tcp://"+d.SideChannel())
 			x := start(t, nil, append(more, "--port=0", "--secure-serving=false", "--vllm-port="+
 				portOf(t, d.URL()), "--prefillers="+hostPort(t, p.URL()),
@@ -164,8 +158,7 @@ func TestEnginesThatWriteAreServedByTheFlagsOfLLMD(t *testing.T) {
 				"--moriio-decode-notify-port="+ds,
 				"--moriio-prefill-handshake-port="+ps, "--moriio-prefill-notify-port="+ps)...)
 			for n, stream := range []bool{false, true} {
-				status, h, response := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
-					completion(n, stream), header, hostPort(t, p.URL()))
+				status, h, response := complete(t, x.addr, n, stream, header, hostPort(t, p.URL()))
 				require.Equal(t, http.StatusOK, status, response)
 				assert.Equal(t, "disaggregated", h.Get("X-Pd-Mode"))
 				_, _, want := ask(t, http.DefaultClient, http.MethodPost, alone.URL()+"/v1/completions",
@@ -173,8 +166,7 @@ func TestEnginesThatWriteAreServedByTheFlagsOfLLMD(t *testing.T) {
 				assert.Equal(t, text(want), text(response))
 			}
 			assert.Positive(t, d.Stats().ExternalKVTransfer)
-			status, _, response := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
-				completion(0, false))
+			status, _, response := complete(t, x.addr, 0, false)
 			assert.Equal(t, http.StatusBadRequest, status, "such a decode engine would wait for ever: %s", response)
 		})
 	}
@@ -184,18 +176,14 @@ func TestEnginesThatWriteAreServedByTheFlagsOfLLMD(t *testing.T) {
 func TestEnginesOverSeveralPods(t *testing.T) {
 	pod := enginesim.Config{Connector: "moriio", Extra: map[string]string{"data_parallel_size": "2",
 		"data_parallel_size_local": "1", "data_parallel_start_rank": "1"}}
-	p, d, err := enginesim.Pair(pod, pod)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
+	p, d := twoEngines(t, pod, pod)
 	ps, ds := portOf(t, "tcp://"+p.SideChannel()), portOf(t, "tcp://"+d.SideChannel())
-	x := start(t, nil, "--port=0", "--secure-serving=false", "--vllm-port="+portOf(t, d.URL()),
-		"--prefillers="+hostPort(t, p.URL()), "--moriio-write-mode", "--moriio-parallel-dispatch",
-		"--moriio-local-pod-ip=127.0.0.1", "--moriio-decode-handshake-port="+ds, "--moriio-decode-notify-port="+ds,
+	x := before(t, d.URL(), nil, "--prefillers="+hostPort(t, p.URL()), "--moriio-write-mode",
+		"--moriio-parallel-dispatch", "--moriio-local-pod-ip=127.0.0.1", "--moriio-decode-handshake-port="+ds, "--moriio-decode-notify-port="+ds,
 		"--moriio-prefill-handshake-port="+ps, "--moriio-prefill-notify-port="+ps, "--moriio-dp-size=2",
 		"--moriio-dp-size-local=1", "--moriio-decode-hosts=127.0.0.2,127.0.0.1",
 		"--moriio-remote-hosts=127.0.0.2,127.0.0.1")
-	status, _, got := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
-		completion(0, false), header, hostPort(t, p.URL()))
+	status, _, got := complete(t, x.addr, 0, false, header, hostPort(t, p.URL()))
 	require.Equal(t, http.StatusOK, status, got)
 	assert.Positive(t, d.Stats().ExternalKVTransfer)
 	told := func(e *enginesim.Engine, name string) string {

@@ -49,14 +49,11 @@ func nameServer(t *testing.T) string {
 
 // A headless service has the pods of prefill engines. The scheduler names them by address, and so does the list.
 func TestTheListCanBeAName(t *testing.T) {
-	p, d, err := enginesim.Pair(enginesim.Config{}, enginesim.Config{})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
-	x := start(t, nil, "--port=0", "--secure-proxy=false", "--vllm-port="+portOf(t, d.URL()),
-		"--prefillers-dns=prefill.pool.svc.cluster.local:"+portOf(t, p.URL()), "--prefillers-dns-server="+nameServer(t))
+	p, d := twoEngines(t, enginesim.Config{}, enginesim.Config{})
+	x := before(t, d.URL(), nil, "--prefillers-dns=prefill.pool.svc.cluster.local:"+portOf(t, p.URL()),
+		"--prefillers-dns-server="+nameServer(t))
 	send := func(to string) int {
-		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
-			completion(0, false), header, to)
+		status, _, _ := complete(t, x.addr, 0, false, header, to)
 		return status
 	}
 	require.Eventually(t, func() bool { return send(hostPort(t, p.URL())) == http.StatusOK }, 20*time.Second,

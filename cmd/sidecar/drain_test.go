@@ -67,19 +67,18 @@ func TestADrainLetsStreamsEndAndTakesNothingNew(t *testing.T) {
 	code := make(chan int, 1)
 	go func() { code <- x.stop() }()
 	health := func() int {
-		status, _, _ := ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr+"/health", "")
+		status, _, _ := fetch(t, x.addr+"/health")
 		return status
 	}
 	require.Eventually(t, func() bool { return health() == http.StatusServiceUnavailable }, 20*time.Second,
 		time.Millisecond, "readiness is still told")
 	for _, headers := range [][]string{{header, at}, nil} {
-		status, h, response := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
-			completion(1, false), headers...)
+		status, h, response := complete(t, x.addr, 1, false, headers...)
 		assert.Equal(t, http.StatusServiceUnavailable, status)
 		assert.NotEmpty(t, h.Get("Retry-After"))
 		assert.Equal(t, "draining", gjson.Get(response, "error.code").String())
 	}
-	status, _, response := ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr+"/v1/models", "")
+	status, _, response := fetch(t, x.addr+"/v1/models")
 	assert.Equal(t, http.StatusServiceUnavailable, status)
 	assert.Equal(t, "draining", gjson.Get(response, "error.code").String())
 	require.Empty(t, code, "it ended while a stream ran")
@@ -101,7 +100,7 @@ func TestADrainWaitsForWhatPassesToTheEngine(t *testing.T) {
 		_, _ = io.WriteString(w, "whole")
 	}))
 	defer engine.Close()
-	x := start(t, nil, "--port=0", "--secure-serving=false", "--vllm-port="+portOf(t, engine.URL), "--prefillers=p:1")
+	x := before(t, engine.URL, nil, "--prefillers=p:1")
 	got := make(chan string, 1)
 	go func() {
 		resp, err := http.Post("http://"+x.addr+"/v1/embeddings", "application/json", strings.NewReader("{}"))

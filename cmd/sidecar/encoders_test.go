@@ -33,19 +33,10 @@ func staged(t *testing.T, kind string) stage {
 		producer["ec_shared_storage_path"], consumer["ec_shared_storage_path"] = dir, dir
 	}
 	var x stage
-	var err error
-	x.p, x.d, err = enginesim.Pair(enginesim.Config{Extra: consumer}, enginesim.Config{})
-	require.NoError(t, err)
-	x.e, err = enginesim.Start(enginesim.Config{Extra: producer, Listen: "127.0.0.1:" + strconv.Itoa(ports(t, 1))})
-	require.NoError(t, err)
-	x.alone, err = enginesim.Start(enginesim.Config{})
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		for _, e := range []*enginesim.Engine{x.e, x.p, x.d, x.alone} {
-			_ = e.Close()
-		}
-	})
-	x.side = start(t, nil, "--port=0", "--secure-serving=false", "--vllm-port="+portOf(t, x.d.URL()), "--ec-connector="+
+	x.p, x.d = twoEngines(t, enginesim.Config{Extra: consumer}, enginesim.Config{})
+	x.e = lone(t, enginesim.Config{Extra: producer, Listen: "127.0.0.1:" + strconv.Itoa(ports(t, 1))})
+	x.alone = lone(t, enginesim.Config{})
+	x.side = before(t, x.d.URL(), nil, "--ec-connector="+
 		kind,
 		"--prefillers="+hostPort(t, x.p.URL()), "--encoders="+hostPort(t, x.e.URL()))
 	return x

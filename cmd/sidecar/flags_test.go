@@ -78,30 +78,18 @@ func TestVariablesOfTheEnvironmentAreDefaults(t *testing.T) {
 
 func TestOldAndNewNamesOfAFlagMeanTheSame(t *testing.T) {
 	for args, want := range map[string]func(*flags) bool{
-		"--vllm-port=8001": func(f *flags) bool {
-			return f.modelServerPort == 8001
-		},
-		"--vllm-port=8001 --model-server-port=8002": func(f *flags) bool {
-			return f.modelServerPort == 8002
-		},
-		"--secure-proxy=false": func(f *flags) bool {
-			return !f.secure
-		},
-		"--secure-serving=false": func(f *flags) bool {
-			return !f.secure
-		},
-		"--connector=sglang": func(f *flags) bool {
-			return f.kvConnector == "sglang"
-		},
+		"--vllm-port=8001":                          func(f *flags) bool { return f.modelServerPort == 8001 },
+		"--vllm-port=8001 --model-server-port=8002": func(f *flags) bool { return f.modelServerPort == 8002 },
+		"--secure-proxy=false":                      func(f *flags) bool { return !f.secure },
+		"--secure-serving=false":                    func(f *flags) bool { return !f.secure },
+		"--connector=sglang":                        func(f *flags) bool { return f.kvConnector == "sglang" },
 		"--enable-tls=prefiller --enable-tls=decoder,encoder": func(f *flags) bool {
 			return f.tls == stages{true, true, true}
 		},
 		"--prefiller-use-tls=true --decoder-use-tls": func(f *flags) bool {
 			return f.tls == stages{prefiller: true, decoder: true}
 		},
-		"--enable-tls=decoder --decoder-use-tls=false": func(f *flags) bool {
-			return f.tls == stages{decoder: true}
-		},
+		"--enable-tls=decoder --decoder-use-tls=false": func(f *flags) bool { return f.tls == stages{decoder: true} },
 		"--decoder-use-tls --decoder-tls-insecure-skip-verify=true": func(f *flags) bool {
 			return f.insecure == stages{decoder: true}
 		},
@@ -114,22 +102,12 @@ func TestOldAndNewNamesOfAFlagMeanTheSame(t *testing.T) {
 		"--pool-group=inference.networking.x-k8s.io": func(f *flags) bool {
 			return f.pool.group == "inference.networking.x-k8s.io"
 		},
-		"--zap-log-level=1": func(f *flags) bool {
-			return f.level == slog.LevelInfo
-		},
-		"--zap-log-level=4": func(f *flags) bool {
-			return f.level == slog.LevelDebug
-		},
-		"--zap-log-level=error": func(f *flags) bool {
-			return f.level == slog.LevelError
-		},
-		"--v=5": func(f *flags) bool {
-			return f.level == slog.LevelDebug
-		},
-		"--zap-encoder=json": func(f *flags) bool { return f.json },
-		"--tls-min-version=VersionTLS13": func(f *flags) bool {
-			return f.minTLS == tls.VersionTLS13
-		},
+		"--zap-log-level=1":              func(f *flags) bool { return f.level == slog.LevelInfo },
+		"--zap-log-level=4":              func(f *flags) bool { return f.level == slog.LevelDebug },
+		"--zap-log-level=error":          func(f *flags) bool { return f.level == slog.LevelError },
+		"--v=5":                          func(f *flags) bool { return f.level == slog.LevelDebug },
+		"--zap-encoder=json":             func(f *flags) bool { return f.json },
+		"--tls-min-version=VersionTLS13": func(f *flags) bool { return f.minTLS == tls.VersionTLS13 },
 		"--tls-cipher-suites=TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256": func(f *flags) bool {
 			return f.ciphers[0] == tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256
 		},
@@ -140,18 +118,12 @@ func TestOldAndNewNamesOfAFlagMeanTheSame(t *testing.T) {
 			"--tracing=false --moriio-dp-size-local=0": func(f *flags) bool { return len(f.warnings) == 0 },
 		"--enable-ssrf-protection " +
 			"--enable-ssrf-protection=true": func(f *flags) bool { return len(f.warnings) == 0 },
-		"--enable-ssrf-protection=false": func(f *flags) bool {
-			return len(f.warnings) == 1
-		},
+		"--enable-ssrf-protection=false": func(f *flags) bool { return len(f.warnings) == 1 },
 		"--enable-p2p-pull --decode-chunk-size=64 --enable-speculative-prefill": func(f *flags) bool {
 			return len(f.warnings) == 3
 		},
-		"--tls-insecure-skip-verify=decoder": func(f *flags) bool {
-			return len(f.warnings) == 1
-		},
-		"--secure-serving=false --cert-path=x": func(f *flags) bool {
-			return len(f.warnings) == 1
-		},
+		"--tls-insecure-skip-verify=decoder":   func(f *flags) bool { return len(f.warnings) == 1 },
+		"--secure-serving=false --cert-path=x": func(f *flags) bool { return len(f.warnings) == 1 },
 	} {
 		f, problem := parse(t, noEnv, append(strings.Fields(args), "--prefillers=p:1")...)
 		if assert.NotNil(t, f, "%s: %s", args, problem) {
@@ -250,9 +222,7 @@ func TestWhatCannotBeBuiltEndsTheStart(t *testing.T) {
 }
 
 func TestClientsAreServedOverTLSByDefault(t *testing.T) {
-	p, d, err := enginesim.Pair(enginesim.Config{}, enginesim.Config{})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
+	p, d := twoEngines(t, enginesim.Config{}, enginesim.Config{})
 	x := start(t, nil, "--port=0", "--vllm-port="+portOf(t, d.URL()), "--prefillers="+hostPort(t, p.URL()))
 	// it is self-signed
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
@@ -293,9 +263,7 @@ func TestACertificateIsReadAgainWhenItChanges(t *testing.T) {
 		return pool
 	}
 	first := write(time.Now().Add(-time.Hour))
-	d, err := enginesim.Start(enginesim.Config{})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = d.Close() })
+	d := lone(t, enginesim.Config{})
 	x := start(t, nil, "--port=0", "--vllm-port="+portOf(t, d.URL()), "--prefillers=p:1", "--cert-path="+dir)
 	trusts := func(pool *x509.CertPool) bool {
 		// looked at below
@@ -316,9 +284,7 @@ func TestACertificateIsReadAgainWhenItChanges(t *testing.T) {
 // The engines have TLS certificates that nobody can verify. Without --tls-insecure-skip-verify the sidecar sends them
 // nothing.
 func TestEnginesAreAskedOverTLSWhereTheFlagsSaySo(t *testing.T) {
-	p, d, err := enginesim.Pair(enginesim.Config{}, enginesim.Config{})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
+	p, d := twoEngines(t, enginesim.Config{}, enginesim.Config{})
 	over := func(e *enginesim.Engine) *httptest.Server {
 		u, err := url.Parse(e.URL())
 		require.NoError(t, err)
@@ -336,8 +302,7 @@ func TestEnginesAreAskedOverTLSWhereTheFlagsSaySo(t *testing.T) {
 	for skip, want := range map[string]int{"prefiller,decoder": http.StatusOK, "prefiller": http.StatusBadGateway,
 		"decoder": http.StatusBadGateway} {
 		x := start(t, nil, append(common, "--tls-insecure-skip-verify="+skip)...)
-		status, _, response := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
-			completion(0, false), header, hostPort(t, sp.URL))
+		status, _, response := complete(t, x.addr, 0, false, header, hostPort(t, sp.URL))
 		assert.Equal(t, want, status, "%s: %s", skip, response)
 	}
 }
@@ -367,9 +332,7 @@ func TestEncodeEnginesAreAskedOverTLSWhereTheFlagsSaySo(t *testing.T) {
 }
 
 func TestTheLowestVersionAndTheSuitesHoldTowardsClients(t *testing.T) {
-	d, err := enginesim.Start(enginesim.Config{})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = d.Close() })
+	d := lone(t, enginesim.Config{})
 	serves := func(client *tls.Config, args ...string) bool {
 		x := start(t, nil, append(args, "--port=0", "--vllm-port="+portOf(t, d.URL()), "--prefillers=p:1")...)
 		client.InsecureSkipVerify = true // it is self-signed

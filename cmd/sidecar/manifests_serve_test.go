@@ -56,10 +56,7 @@ func newDecodePod(t *testing.T, spec *corev1.PodSpec, at, certificates string) *
 	t.Helper()
 	x := &decodePod{t: t, namespace: "ns", spec: spec, sidecar: &spec.InitContainers[0], log: &logBuffer{},
 		scheme: "http", client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
-	var err error
-	x.p, x.d, err = enginesim.Pair(enginesim.Config{Listen: at}, enginesim.Config{ITL: 20 * time.Millisecond})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = x.p.Close(); _ = x.d.Close() })
+	x.p, x.d = twoEngines(t, enginesim.Config{Listen: at}, enginesim.Config{ITL: 20 * time.Millisecond})
 	prefill, decode := x.p.URL(), x.d.URL()
 	if certificates != "" {
 		x.scheme = "https"

@@ -98,10 +98,7 @@ func (n *place) pod(name, ip string, labels map[string]string) {
 // prefiller starts a prefill engine at its own address, as a pod has one, and a decode engine for it.
 func prefiller(t *testing.T, ip string, port int) (p, d *enginesim.Engine) {
 	t.Helper()
-	p, d, err := enginesim.Pair(enginesim.Config{Listen: net.JoinHostPort(ip, strconv.Itoa(port))}, enginesim.Config{})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
-	return p, d
+	return twoEngines(t, enginesim.Config{Listen: net.JoinHostPort(ip, strconv.Itoa(port))}, enginesim.Config{})
 }
 
 // This is KServe's unchanged manifest, with the variables and rights that its controller adds. A request may name the
@@ -110,18 +107,13 @@ func TestAnInferencePoolSaysWhomARequestMayName(t *testing.T) {
 	n := newPlace(t, oldPoolGroup, "v1alpha2")
 	port := ports(t, 1)
 	_, d := prefiller(t, "127.8.0.1", port)
-	other, err := enginesim.Start(
-		enginesim.Config{Listen: net.JoinHostPort("127.8.0.2", strconv.Itoa(port)), Connector: "nixl",
-			KVRole: "kv_producer"},
-	)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = other.Close() })
+	other := lone(t, enginesim.Config{Listen: net.JoinHostPort("127.8.0.2", strconv.Itoa(port)), Connector: "nixl",
+		KVRole: "kv_producer"})
 	env := map[string]string{"INFERENCE_POOL_NAMESPACE": n.name, "INFERENCE_POOL_NAME": "pool",
 		"KUBECONFIG": n.kubeconfig}
 	x := start(t, env, append(manifests["KServe without TLS"].args, "--port=0", "--vllm-port="+portOf(t, d.URL()))...)
 	send := func(ip string, port int) int {
-		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
-			completion(0, false), header, net.JoinHostPort(ip, strconv.Itoa(port)))
+		status, _, _ := complete(t, x.addr, 0, false, header, net.JoinHostPort(ip, strconv.Itoa(port)))
 		return status
 	}
 	becomes := func(ip string, status int, why string) {
@@ -156,8 +148,7 @@ func TestAnInferencePoolSaysWhomARequestMayName(t *testing.T) {
 	n.DeletePod(t, n.name, "prefill", 0)
 	becomes("127.8.0.1", http.StatusForbidden, "a pod that is gone")
 
-	status, h, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
-		completion(0, false))
+	status, h, _ := complete(t, x.addr, 0, false)
 	assert.Equal(t, http.StatusOK, status, "who names nobody is served alone all the time")
 	assert.Equal(t, "aggregated", h.Get("X-Pd-Mode"))
 }
@@ -170,11 +161,9 @@ func TestAllPortsOfAnInferencePoolMayBeNamed(t *testing.T) {
 	n.pool(fmt.Sprintf("{selector: {matchLabels: {app: llm}}, targetPorts: [{number: %d}, {number: %d}]}", port, port+
 		1))
 	n.pod("prefill", "127.8.1.1", map[string]string{"app": "llm"})
-	x := start(t, map[string]string{"KUBECONFIG": n.kubeconfig}, "--port=0", "--secure-serving=false", "--vllm-port="+
-		portOf(t, d.URL()), "--inference-pool="+n.name+"/pool")
+	x := before(t, d.URL(), map[string]string{"KUBECONFIG": n.kubeconfig}, "--inference-pool="+n.name+"/pool")
 	send := func(port int) int {
-		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
-			completion(0, false), header, "127.8.1.1:"+strconv.Itoa(port))
+		status, _, _ := complete(t, x.addr, 0, false, header, "127.8.1.1:"+strconv.Itoa(port))
 		return status
 	}
 	require.Eventually(t, func() bool { return send(port) == http.StatusOK }, 30*time.Second, 50*time.Millisecond, "%s",
@@ -193,25 +182,18 @@ func TestEncodeEnginesAreOfThePoolToo(t *testing.T) {
 	n := newPlace(t, poolGroup, "v1")
 	port := ports(t, 1)
 	at := func(ip string) string { return net.JoinHostPort(ip, strconv.Itoa(port)) }
-	p, d, err := enginesim.Pair(
-		enginesim.Config{Listen: at("127.8.3.1"), Extra: map[string]string{"ec_role": "ec_consumer"}},
-		enginesim.Config{},
-	)
-	require.NoError(t, err)
+	p, d := twoEngines(t, enginesim.Config{Listen: at("127.8.3.1"),
+		Extra: map[string]string{"ec_role": "ec_consumer"}}, enginesim.Config{})
 	var encode [2]*enginesim.Engine
 	for i := range encode {
-		encode[i], err = enginesim.Start(enginesim.Config{Listen: at("127.8.3." +
-			strconv.Itoa(i+2)), Extra: map[string]string{"ec_role": "ec_producer"}})
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = encode[i].Close() })
+		encode[i] = lone(t, enginesim.Config{Listen: at("127.8.3." + strconv.Itoa(i+2)),
+			Extra: map[string]string{"ec_role": "ec_producer"}})
 	}
-	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
 	n.pool(fmt.Sprintf("{selector: {matchLabels: {app: llm}}, targetPorts: [{number: %d}]}", port))
 	n.pod("prefill", "127.8.3.1", map[string]string{"app": "llm"})
 	n.pod("encode", "127.8.3.2", map[string]string{"app": "llm"})
 	n.pod("stranger", "127.8.3.3", map[string]string{"app": "web"})
-	x := start(t, map[string]string{"KUBECONFIG": n.kubeconfig}, "--port=0", "--secure-serving=false", "--vllm-port="+
-		portOf(t, d.URL()), "--ec-connector=ec-nixl",
+	x := before(t, d.URL(), map[string]string{"KUBECONFIG": n.kubeconfig}, "--ec-connector=ec-nixl",
 		"--inference-pool="+n.name+"/pool")
 	require.Eventually(t, func() bool {
 		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/chat/completions",
@@ -229,13 +211,11 @@ func TestAPoolThatMayNotBeReadIsAnEmptyList(t *testing.T) {
 	n := newPlace(t, poolGroup, "v1")
 	stranger := n.Kubeconfig(t, n.ServiceAccount(t, n.name, "stranger"))
 	_, d := prefiller(t, "127.8.2.1", ports(t, 1))
-	x := start(t, map[string]string{"KUBECONFIG": stranger}, "--port=0", "--secure-serving=false", "--vllm-port="+
-		portOf(t, d.URL()), "--inference-pool="+n.name+"/pool")
+	x := before(t, d.URL(), map[string]string{"KUBECONFIG": stranger}, "--inference-pool="+n.name+"/pool")
 	require.Eventually(t, func() bool {
 		return strings.Contains(x.log.String(), "inferencepools cannot be listed: Forbidden")
 	}, 30*time.Second, 50*time.Millisecond, "%s", x.log)
-	status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
-		completion(0, false), header, "127.8.2.1:1")
+	status, _, _ := complete(t, x.addr, 0, false, header, "127.8.2.1:1")
 	assert.Equal(t, http.StatusServiceUnavailable, status, "until there is a list")
 }
 

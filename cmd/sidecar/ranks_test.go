@@ -45,11 +45,7 @@ func ranks(t *testing.T, decode enginesim.Config, env map[string]string, args ..
 	for r := range 2 {
 		config := decode
 		config.Listen = "127.0.0.1:" + strconv.Itoa(d+r)
-		var err error
-		x.prefill[r], x.decode[r], err = enginesim.Pair(enginesim.Config{Listen: "127.0.0.1:" + strconv.Itoa(x.p+r)},
-			config)
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = x.prefill[r].Close(); _ = x.decode[r].Close() })
+		x.prefill[r], x.decode[r] = twoEngines(t, enginesim.Config{Listen: x.prefiller(r)}, config)
 	}
 	x.side = start(t, env, append([]string{"--port=" + strconv.Itoa(x.port), "--vllm-port=" +
 		strconv.Itoa(d), "--data-parallel-size=2", "--secure-serving=false",
@@ -75,24 +71,22 @@ func TestEachRankHasAPortOfItsOwn(t *testing.T) {
 	for rank, want := range [][2]int{{3, 0}, {3, 3}} {
 		for _, stream := range []bool{false, true} {
 			n++
-			status, h, response := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr(rank)+"/v1/completions",
-				completion(n, stream), header, x.prefiller(rank))
+			status, h, response := complete(t, x.addr(rank), n, stream, header, x.prefiller(rank))
 			require.Equal(t, http.StatusOK, status, response)
 			assert.Equal(t, "disaggregated", h.Get("X-Pd-Mode"))
 		}
-		status, h, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr(rank)+"/v1/completions",
-			completion(0, false))
+		status, h, _ := complete(t, x.addr(rank), 0, false)
 		require.Equal(t, http.StatusOK, status)
 		assert.Equal(t, "aggregated", h.Get("X-Pd-Mode"))
 		assert.Equal(t, want, x.served())
 		assert.Positive(t, x.decode[rank].Stats().ExternalKVTransfer)
 		for _, path := range []string{"/health", "/v1/models"} {
-			status, _, _ := ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr(rank)+path, "")
+			status, _, _ := fetch(t, x.addr(rank)+path)
 			assert.Equal(t, http.StatusOK, status, "probes of rank %d: %s", rank, path)
 		}
 	}
 	require.NoError(t, x.decode[1].Close())
-	status, _, _ := ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr(1)+"/v1/models", "")
+	status, _, _ := fetch(t, x.addr(1)+"/v1/models")
 	assert.Equal(t, http.StatusServiceUnavailable, status, "other paths go to the rank's own engine")
 }
 
@@ -101,8 +95,7 @@ func TestTheHeaderChoosesARankAtTheFirstPort(t *testing.T) {
 	x := ranks(t, enginesim.Config{}, map[string]string{"POD_IP": "10.9.8.7"})
 	const name = "x-data-parallel-host-port"
 	send := func(rank int, headers ...string) int {
-		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr(rank)+"/v1/completions",
-			completion(0, false), headers...)
+		status, _, _ := complete(t, x.addr(rank), 0, false, headers...)
 		return status
 	}
 	of := func(rank int) string { return "10.9.8.7:" + strconv.Itoa(x.port+rank) }
@@ -132,7 +125,7 @@ func TestAllRanksDrain(t *testing.T) {
 	go func() { code <- x.side.stop() }()
 	for rank := range streams {
 		require.Eventually(t, func() bool {
-			status, _, _ := ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr(rank)+"/health", "")
+			status, _, _ := fetch(t, x.addr(rank)+"/health")
 			return status == http.StatusServiceUnavailable
 		}, 20*time.Second, time.Millisecond)
 	}
@@ -203,12 +196,10 @@ func TestTheFirstRequestWaitsForAllListedEngines(t *testing.T) {
 // Each address of a headless service stands for all ranks behind it.
 func TestANameCanStandForPortsInARow(t *testing.T) {
 	x := ranks(t, enginesim.Config{}, nil)
-	named := start(t, nil, "--port=0", "--secure-serving=false", "--vllm-port="+portOf(t, x.decode[0].URL()),
-		"--prefillers-dns-server="+nameServer(t),
+	named := before(t, x.decode[0].URL(), nil, "--prefillers-dns-server="+nameServer(t),
 		fmt.Sprintf("--prefillers-dns=prefill.pool.svc.cluster.local:%d-%d", x.p, x.p+1))
 	send := func(to string) int {
-		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+named.addr+"/v1/completions",
-			completion(0, false), header, to)
+		status, _, _ := complete(t, named.addr, 0, false, header, to)
 		return status
 	}
 	require.Eventually(t, func() bool { return send(x.prefiller(0)) == http.StatusOK }, 20*time.Second,

@@ -99,6 +99,31 @@ func start(t *testing.T, env map[string]string, args ...string) *program {
 	return p
 }
 
+// twoEngines starts a prefill and a decode engine, which end with the test.
+func twoEngines(t *testing.T, prefill, decode enginesim.Config) (p, d *enginesim.Engine) {
+	t.Helper()
+	p, d, err := enginesim.Pair(prefill, decode)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
+	return p, d
+}
+
+// lone starts one engine, which ends with the test.
+func lone(t *testing.T, config enginesim.Config) *enginesim.Engine {
+	t.Helper()
+	e, err := enginesim.Start(config)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = e.Close() })
+	return e
+}
+
+// before starts a sidecar before the engine at a URL.
+func before(t *testing.T, engine string, env map[string]string, args ...string) *program {
+	t.Helper()
+	return start(t, env, append([]string{"--port=0", "--secure-proxy=false", "--vllm-port=" + portOf(t, engine)},
+		args...)...)
+}
+
 // pair starts two engines, and a sidecar before the decode engine that lists the prefill engine. Nobody takes the
 // engines' ports when they have ended.
 func pair(t *testing.T, prefill, decode enginesim.Config, env map[string]string, args ...string) (p,
@@ -106,11 +131,8 @@ func pair(t *testing.T, prefill, decode enginesim.Config, env map[string]string,
 	t.Helper()
 	first := ports(t, 2)
 	prefill.Listen, decode.Listen = "127.0.0.1:"+strconv.Itoa(first), "127.0.0.1:"+strconv.Itoa(first+1)
-	p, d, err := enginesim.Pair(prefill, decode)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
-	return p, d, start(t, env, append([]string{"--port=0", "--secure-proxy=false", "--vllm-port=" +
-		portOf(t, d.URL()), "--prefillers=" + hostPort(t, p.URL())}, args...)...)
+	p, d = twoEngines(t, prefill, decode)
+	return p, d, before(t, d.URL(), env, append([]string{"--prefillers=" + hostPort(t, p.URL())}, args...)...)
 }
 
 func hostPort(t *testing.T, raw string) string {
@@ -145,6 +167,20 @@ func ask(t *testing.T, client *http.Client, method, url, body string, headers ..
 	b, err := io.ReadAll(resp.Body)
 	require.NoError(t, err)
 	return resp.StatusCode, resp.Header, string(b)
+}
+
+// complete sends completion(n, stream) to HOST:PORT.
+func complete(t *testing.T, addr string, n int, stream bool, headers ...string) (status int, h http.Header,
+	response string) {
+	t.Helper()
+	return ask(t, http.DefaultClient, http.MethodPost, "http://"+addr+"/v1/completions", completion(n, stream),
+		headers...)
+}
+
+// fetch asks for HOST:PORT/PATH.
+func fetch(t *testing.T, at string, headers ...string) (status int, h http.Header, response string) {
+	t.Helper()
+	return ask(t, http.DefaultClient, http.MethodGet, "http://"+at, "", headers...)
 }
 
 // prompt is 400 bytes, which are 400 tokens of the toy model, more than a chunk of LMCache.
@@ -200,11 +236,8 @@ func TestARequestWithTheHeaderIsServedByBothEngines(t *testing.T) {
 			if c.connector == "lmcache" || c.connector == "sharedstorage" {
 				config = store(t, c.connector)
 			}
-			p, d, err := enginesim.Pair(config, config)
-			require.NoError(t, err)
-			alone, err := enginesim.Start(enginesim.Config{})
-			require.NoError(t, err)
-			t.Cleanup(func() { _ = p.Close(); _ = d.Close(); _ = alone.Close() })
+			p, d := twoEngines(t, config, config)
+			alone := lone(t, enginesim.Config{})
 			env := map[string]string{}
 			args := []string{"--port=0", "--secure-proxy=false", "--model-server-port=" + portOf(t, d.URL()),
 				"--prefillers=" + hostPort(t, p.URL()), c.flag}
@@ -255,8 +288,7 @@ func TestAHeaderThatNamesWhatIsNotListedIsRefused(t *testing.T) {
 		"a path":                          hostPort(t, outside.URL) + "/x",
 		"bytes":                           "\xff\xfe",
 	} {
-		status, h, response := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
-			completion(0, false), header, value)
+		status, h, response := complete(t, x.addr, 0, false, header, value)
 		assert.Equal(t, http.StatusForbidden, status, name)
 		assert.Equal(t, "application/json", h.Get("Content-Type"))
 		assert.Equal(t, "X-Prefiller-Host-Port", gjson.Get(response, "error.param").String(), response)
@@ -281,15 +313,13 @@ func TestSeveralEnginesInTheHeader(t *testing.T) {
 		{header, ", ," + at},
 		{"X-PREFILLER-HOST-PORT", at},
 	} {
-		status, h, response := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
-			completion(n, false), headers...)
+		status, h, response := complete(t, x.addr, n, false, headers...)
 		require.Equal(t, http.StatusOK, status, "%q: %s", headers, response)
 		assert.Equal(t, "disaggregated", h.Get("X-Pd-Mode"), "%q", headers)
 	}
 	assert.Len(t, p.Requests(), 6)
 	for _, blank := range []string{"", " ", ","} {
-		_, h, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(7, false),
-			header, blank)
+		_, h, _ := complete(t, x.addr, 7, false, header, blank)
 		assert.Equal(t, "aggregated", h.Get("X-Pd-Mode"), "%q names nobody", blank)
 	}
 	assert.Len(t, p.Requests(), 6)
@@ -298,8 +328,7 @@ func TestSeveralEnginesInTheHeader(t *testing.T) {
 
 func TestWithoutTheHeaderTheDecodeEngineServesAlone(t *testing.T) {
 	p, d, x := pair(t, enginesim.Config{}, enginesim.Config{}, nil)
-	status, h, response := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
-		completion(0, false))
+	status, h, response := complete(t, x.addr, 0, false)
 	require.Equal(t, http.StatusOK, status, response)
 	assert.Equal(t, "aggregated", h.Get("X-Pd-Mode"))
 	assert.Empty(t, p.Requests())
@@ -315,7 +344,7 @@ func TestOtherPathsGoToTheEngineBesideIt(t *testing.T) {
 		assert.Equal(t, http.StatusOK, status, path)
 		assert.Contains(t, response, part)
 	}
-	status, _, _ := ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr+"/nowhere", "")
+	status, _, _ := fetch(t, x.addr+"/nowhere")
 	assert.Equal(t, http.StatusNotFound, status)
 	assert.Empty(t, p.Requests())
 }
@@ -324,7 +353,7 @@ func TestWhatPassesIsTheClientsRequestWithoutTheSchedulersHeaders(t *testing.T) 
 	got := make(chan *http.Request, 1)
 	engine := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got <- r }))
 	defer engine.Close()
-	x := start(t, nil, "--port=0", "--secure-proxy=false", "--vllm-port="+portOf(t, engine.URL), "--prefillers=p:1")
+	x := before(t, engine.URL, nil, "--prefillers=p:1")
 	status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/tokenize?a=b", `{"prompt":"x"}`,
 		header, "p:1", "Authorization", "Bearer k",
 		encoders, "e:1", "x-data-parallel-host-port", "d:1", "x-kv-cache-source-host-port", "p:2")
@@ -340,7 +369,7 @@ func TestWhatPassesIsTheClientsRequestWithoutTheSchedulersHeaders(t *testing.T) 
 func TestHealthIsTheSidecarsOwn(t *testing.T) {
 	_, d, x := pair(t, enginesim.Config{}, enginesim.Config{}, nil)
 	require.NoError(t, d.Close())
-	status, _, _ := ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr+"/health", "")
+	status, _, _ := fetch(t, x.addr+"/health")
 	assert.Equal(t, http.StatusOK, status, "llm-d's responses without asking the engine")
 }
 
@@ -350,14 +379,13 @@ func TestADecodeEngineThatIsNotThereIs503(t *testing.T) {
 	require.NoError(t, d.Close())
 	for name, send := range map[string]func() (int, http.Header, string){
 		"alone": func() (int, http.Header, string) {
-			return ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, false))
+			return complete(t, x.addr, 0, false)
 		},
 		"a pair": func() (int, http.Header, string) {
-			return ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", completion(0, true),
-				header, hostPort(t, p.URL()))
+			return complete(t, x.addr, 0, true, header, hostPort(t, p.URL()))
 		},
 		"a probe": func() (int, http.Header, string) {
-			return ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr+"/v1/models", "")
+			return fetch(t, x.addr+"/v1/models")
 		},
 	} {
 		status, h, response := send()
@@ -382,16 +410,13 @@ func TestTheDecodeEngineIsCalledAtLoopback(t *testing.T) {
 }
 
 func TestAFurtherAttemptTakesTheNextOfTheNamed(t *testing.T) {
-	p, d, err := enginesim.Pair(enginesim.Config{}, enginesim.Config{})
-	require.NoError(t, err)
+	p, d := twoEngines(t, enginesim.Config{}, enginesim.Config{})
 	dead := "127.0.0.1:" + strconv.Itoa(ports(t, 1)) // which nobody takes meanwhile
-	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
 	common := []string{"--port=0", "--secure-proxy=false", "--vllm-port=" + portOf(t, d.URL()), "--prefillers=" + dead +
 		"," + hostPort(t, p.URL()), "--prefill-retry-backoff=1ms"}
 	for retries, want := range map[string]int{"0": http.StatusBadGateway, "1": http.StatusOK} {
 		x := start(t, nil, append(common, "--prefill-max-retries="+retries)...)
-		status, _, response := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
-			completion(0, false), header, dead+", "+hostPort(t, p.URL()))
+		status, _, response := complete(t, x.addr, 0, false, header, dead+", "+hostPort(t, p.URL()))
 		assert.Equal(t, want, status, "%s retries: %s", retries, response)
 	}
 }
@@ -405,8 +430,7 @@ func TestAPrefillEngineThatFailsEndsTheRequest(t *testing.T) {
 	assert.Equal(t, http.StatusNotFound, status, "its refusal is the client's: %s", response)
 	require.NoError(t, p.Close())
 	for _, stream := range []bool{false, true} {
-		status, _, response = ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
-			completion(0, stream), header, at)
+		status, _, response = complete(t, x.addr, 0, stream, header, at)
 		assert.Equal(t, http.StatusBadGateway, status)
 		assert.Equal(t, "prefill_failed", gjson.Get(response, "error.code").String(), response)
 	}
@@ -414,15 +438,12 @@ func TestAPrefillEngineThatFailsEndsTheRequest(t *testing.T) {
 }
 
 func TestTheListCanBeAFileThatChanges(t *testing.T) {
-	p, d, err := enginesim.Pair(enginesim.Config{}, enginesim.Config{})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
+	p, d := twoEngines(t, enginesim.Config{}, enginesim.Config{})
 	list := filepath.Join(t.TempDir(), "prefillers.yaml")
 	require.NoError(t, os.WriteFile(list, []byte("endpoints: []\n"), 0o600))
-	x := start(t, nil, "--port=0", "--secure-proxy=false", "--vllm-port="+portOf(t, d.URL()), "--prefillers-file="+list)
+	x := before(t, d.URL(), nil, "--prefillers-file="+list)
 	send := func() int {
-		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
-			completion(0, false), header, hostPort(t, p.URL()))
+		status, _, _ := complete(t, x.addr, 0, false, header, hostPort(t, p.URL()))
 		return status
 	}
 	require.Eventually(t, func() bool { return send() == http.StatusForbidden }, 20*time.Second, 20*time.Millisecond,
@@ -436,8 +457,7 @@ func TestDecodeIsNotSentWhenPrefillCannotBeReached(t *testing.T) {
 	p, d, x := pair(t, enginesim.Config{Connector: "sglang"}, enginesim.Config{Connector: "sglang"}, nil,
 		"--kv-connector=sglang")
 	require.NoError(t, p.Close())
-	status, _, response := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
-		completion(0, false), header, hostPort(t, p.URL()))
+	status, _, response := complete(t, x.addr, 0, false, header, hostPort(t, p.URL()))
 	require.Equal(t, http.StatusBadGateway, status, response)
 	assert.Zero(t, d.Stats().Requests, "the engine would wait for KV that nobody computes")
 }

@@ -31,18 +31,17 @@ func (p *program) metrics(t *testing.T) string {
 func TestMetricsAreServedAtAPortOfTheirOwn(t *testing.T) {
 	p, _, x := pair(t, enginesim.Config{}, enginesim.Config{}, map[string]string{"MORIIO_METRICS_ADDR": "127.0.0.1:0"})
 	for n, headers := range [][]string{{header, hostPort(t, p.URL())}, nil} {
-		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
-			completion(n, false), headers...)
+		status, _, _ := complete(t, x.addr, n, false, headers...)
 		require.Equal(t, http.StatusOK, status)
 	}
 	for _, part := range []string{`pd_request_duration_seconds_count{pd_connector="nixl",pd_mode="disaggregated"} 1`,
 		`pd_mode="aggregated"} 1`, "go_goroutines"} {
 		require.Eventually(t, func() bool { // a request is counted a moment after its response
-			status, _, response := ask(t, http.DefaultClient, http.MethodGet, "http://"+x.metrics(t), "")
+			status, _, response := fetch(t, x.metrics(t))
 			return status == http.StatusOK && strings.Contains(response, part)
 		}, 20*time.Second, 10*time.Millisecond, part)
 	}
-	_, _, engines := ask(t, http.DefaultClient, http.MethodGet, "http://"+x.addr+"/metrics", "")
+	_, _, engines := fetch(t, x.addr+"/metrics")
 	assert.Contains(t, engines, "vllm:", "the sidecar's port shows the engine's")
 	assert.NotContains(t, engines, "pd_request_duration")
 }
@@ -79,8 +78,7 @@ func TestSpansAreWritten(t *testing.T) {
 	for share, want := range map[string]int{"1": 1, "0": 0} {
 		p, _, x := pair(t, enginesim.Config{}, enginesim.Config{}, setenv(t, map[string]string{
 			"OTEL_TRACES_SAMPLER_ARG": share, "OTEL_SERVICE_NAME": "routing-proxy"}), "--tracing")
-		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
-			completion(0, false), header, hostPort(t, p.URL()))
+		status, _, _ := complete(t, x.addr, 0, false, header, hostPort(t, p.URL()))
 		require.Equal(t, http.StatusOK, status)
 		require.Equal(t, exitOK, x.stop(), "what is in memory is written at the end")
 		n := 0
@@ -111,8 +109,7 @@ func TestSpansAreSentToACollector(t *testing.T) {
 			c.env["OTEL_TRACES_EXPORTER"], c.env["OTEL_TRACES_SAMPLER_ARG"] = "otlp", "1"
 			c.env["OTEL_EXPORTER_OTLP_ENDPOINT"] = c.url(collector)
 			p, _, x := pair(t, enginesim.Config{}, enginesim.Config{}, setenv(t, c.env), "--tracing")
-			status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
-				completion(0, false), header, hostPort(t, p.URL()))
+			status, _, _ := complete(t, x.addr, 0, false, header, hostPort(t, p.URL()))
 			require.Equal(t, http.StatusOK, status)
 			require.Equal(t, exitOK, x.stop(), "what is in memory is sent at the end")
 			spans := collector.Spans()
@@ -134,8 +131,7 @@ func TestNoSpansAreMadeWithoutTheFlag(t *testing.T) {
 	c := otlptest.Start(t)
 	p, _, x := pair(t, enginesim.Config{}, enginesim.Config{}, setenv(t, map[string]string{
 		"OTEL_TRACES_EXPORTER": "otlp", "OTEL_TRACES_SAMPLER_ARG": "1", "OTEL_EXPORTER_OTLP_ENDPOINT": c.GRPC}))
-	status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
-		completion(0, false), header, hostPort(t, p.URL()))
+	status, _, _ := complete(t, x.addr, 0, false, header, hostPort(t, p.URL()))
 	require.Equal(t, http.StatusOK, status)
 	require.Equal(t, exitOK, x.stop())
 	assert.Empty(t, c.Spans())
@@ -158,8 +154,7 @@ func TestATraceGoesOnToTheEngines(t *testing.T) {
 		"with an exporter that is not known": {"--tracing"}} {
 		p, d, x := pair(t, enginesim.Config{}, enginesim.Config{}, map[string]string{"OTEL_TRACES_EXPORTER": "zipkin"},
 			args...)
-		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions",
-			completion(0, false), header, hostPort(t, p.URL()), "traceparent", trace)
+		status, _, _ := complete(t, x.addr, 0, false, header, hostPort(t, p.URL()), "traceparent", trace)
 		require.Equal(t, http.StatusOK, status)
 		for _, r := range append(p.Requests(), d.Requests()...) {
 			assert.Contains(t, r.Header.Get("Traceparent"), "0af7651916cd43dd8448eb211c80319c", name)
