@@ -179,7 +179,8 @@ func TestEnginesOverSeveralPods(t *testing.T) {
 	p, d := twoEngines(t, pod, pod)
 	ps, ds := portOf(t, "tcp://"+p.SideChannel()), portOf(t, "tcp://"+d.SideChannel())
 	x := before(t, d.URL(), nil, "--prefillers="+hostPort(t, p.URL()), "--moriio-write-mode",
-		"--moriio-parallel-dispatch", "--moriio-local-pod-ip=127.0.0.1", "--moriio-decode-handshake-port="+ds, "--moriio-decode-notify-port="+ds,
+		"--moriio-parallel-dispatch", "--moriio-local-pod-ip=127.0.0.1", "--moriio-decode-handshake-port="+ds,
+		"--moriio-decode-notify-port="+ds,
 		"--moriio-prefill-handshake-port="+ps, "--moriio-prefill-notify-port="+ps, "--moriio-dp-size=2",
 		"--moriio-dp-size-local=1", "--moriio-decode-hosts=127.0.0.2,127.0.0.1",
 		"--moriio-remote-hosts=127.0.0.2,127.0.0.1")
