@@ -26,9 +26,7 @@ import (
 
 func bench(t *testing.T, args ...string) (code int, out, errs string) {
 	t.Helper()
-	var o, e strings.Builder
-	code = run(append([]string{"bench"}, args...), streams{strings.NewReader(""), &o, &e})
-	return code, o.String(), e.String()
+	return pdctl(t, "", append([]string{"bench"}, args...)...)
 }
 
 func TestBenchMeasuresAServer(t *testing.T) {

@@ -48,8 +48,7 @@ func TestAComposeFileIsReadWithItsConfigsAndMounts(t *testing.T) {
 	require.NoError(t, err)
 	_, out, _ = pdctl(t, strings.Replace(string(text), "lm://store", "lm://other", 1), "check", "-")
 	assert.Contains(t, out, "settings-unread", "standard input has no folder to find a mount in")
-	file := filepath.Join(t.TempDir(), "c.yaml")
-	require.NoError(t, os.WriteFile(file, []byte(strings.Replace(string(text), "lm://store", "lm://other", 1)), 0o600))
+	file := written(t, strings.Replace(string(text), "lm://store", "lm://other", 1))
 	for _, name := range []string{"lmcache.yaml", "decode.env"} {
 		content, err := os.ReadFile(filepath.Join("testdata", name))
 		require.NoError(t, err)
@@ -127,8 +126,7 @@ func TestCommandsAndJSON(t *testing.T) {
 }
 
 func TestCheckSaysWhatItCannotRead(t *testing.T) {
-	nothing := filepath.Join(t.TempDir(), "x.yaml")
-	require.NoError(t, os.WriteFile(nothing, []byte("a: 1\n"), 0o600))
+	nothing := written(t, "a: 1\n")
 	for text, args := range map[string][]string{
 		"name files":                   {},
 		"gone.yaml":                    {"gone.yaml"},

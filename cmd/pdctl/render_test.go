@@ -144,21 +144,21 @@ var settings = map[string]struct{ config, prefill, decode string }{
 // releases are the last of vLLM that have a connector, where the newest has not.
 var releases = map[string]string{"pynccl": "0.10.2", "p2pnccl": "0.22.0"}
 
+// written is a file of its own with a content.
+func written(t *testing.T, content string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "file.yaml")
+	require.NoError(t, os.WriteFile(file, []byte(content), 0o600))
+	return file
+}
+
+const modelServerHead = "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\n"
+
 // modelServerFile writes a gateway's configuration for one connector.
 func modelServerFile(t *testing.T, connectorType, config string) string {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "gateway.yaml")
-	if config == "" {
-		config = "{}"
-	}
-	require.NoError(
-		t, os.WriteFile(
-			file, fmt.Appendf(nil, "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nmetadata: "+
-				"{name: one}\nspec:\n  model: Org/Model\n  kvConnector: {type: %s, config: %s}\n", connectorType,
-				config), 0o600,
-		),
-	)
-	return file
+	return written(t, modelServerHead+fmt.Sprintf("metadata: {name: one}\nspec:\n  model: Org/Model\n  kvConnector: "+
+		"{type: %s, config: %s}\n", connectorType, cmp.Or(config, "{}")))
 }
 
 // Check reads what is rendered in each form, and finds nothing.
@@ -299,20 +299,11 @@ func TestRenderWritesAFileForEachModelServer(t *testing.T) {
 }
 
 func TestRenderReadsEndpointsFromWhereverTheyAre(t *testing.T) {
-	dir := t.TempDir()
-	require.NoError(
-		t, os.WriteFile(filepath.Join(dir, "endpoints.yaml"),
-			[]byte("endpoints:\n- {url: \"http://10.0.0.7:1\", role: prefill}\n- {url: \"http://10.0.0.8:2\", role: "+
-				"decode, group: a}\n"), 0o600),
-	)
-	file := filepath.Join(dir, "g.yaml")
-	require.NoError(
-		t, os.WriteFile(
-			file, []byte("apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nmetadata: {name: m}\n"+
-				"spec:\n  model: m\n  workloadSelector: {matchLabels: {app: m}}\n  kvConnector: {type: nixl}\n  "+
-				"discovery: {file: {path: endpoints.yaml}}\n"), 0o600,
-		),
-	)
+	file := written(t, modelServerHead+"metadata: {name: m}\nspec:\n  model: m\n  workloadSelector: {matchLabels: "+
+		"{app: m}}\n  kvConnector: {type: nixl}\n  discovery: {file: {path: endpoints.yaml}}\n")
+	require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(file), "endpoints.yaml"), []byte("endpoints:\n"+
+		"- {url: \"http://10.0.0.7:1\", role: prefill}\n- {url: \"http://10.0.0.8:2\", role: decode, group: a}\n"),
+		0o600))
 	out := rendered(t, "-f", file)
 	assert.Contains(t, out, "--host 10.0.0.7")
 	assert.NotContains(t, out, "lists no engines")
@@ -328,14 +319,8 @@ func TestRenderReadsEndpointsFromWhereverTheyAre(t *testing.T) {
 }
 
 func TestAnEncodeStageIsRendered(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "g.yaml")
-	require.NoError(
-		t, os.WriteFile(
-			file, []byte("apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nmetadata: {name: m}\n"+
-				"spec:\n  model: m\n  kvConnector: {type: nixl}\n  encoder: {type: example, config: "+
-				"{sharedStoragePath: /mnt/ec}}\n"), 0o600,
-		),
-	)
+	file := written(t, modelServerHead+"metadata: {name: m}\nspec:\n  model: m\n  kvConnector: {type: nixl}\n  "+
+		"encoder: {type: example, config: {sharedStoragePath: /mnt/ec}}\n")
 	for _, format := range []string{"shell", "compose", "kubernetes"} {
 		out := rendered(t, "-f", file, "--format", format)
 		assert.Equal(t, 2, strings.Count(out, "--ec-transfer-config"), "the encode engine and the prefill engine")
@@ -343,7 +328,7 @@ func TestAnEncodeStageIsRendered(t *testing.T) {
 		assert.Equal(t, exitOK, code, errs)
 		assert.Equal(t, assumed+"3 engines read: 0 errors, 0 warnings\n", report)
 	}
-	code, _, errs := pdctl(t, "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec: "+
+	code, _, errs := pdctl(t, modelServerHead+"spec: "+
 		"{kvConnector: {type: nixl}, encoder: {type: other}}\n", "render", "-f", "-")
 	assert.Equal(t, exitUsage, code)
 	assert.Contains(t, errs, "spec.encoder")
@@ -372,7 +357,7 @@ func TestRenderSaysWhatItCannotDo(t *testing.T) {
 			assert.Contains(t, errs, c.text)
 		})
 	}
-	code, _, errs := pdctl(t, "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec:\n  "+
+	code, _, errs := pdctl(t, modelServerHead+"spec:\n  "+
 		"kvConnector: {type: nixl, retries: 3}\n", "render", "-f", "-")
 	assert.Equal(t, exitUsage, code)
 	assert.Contains(t, errs, "-:4: spec.kvConnector.retries: unknown field; did you mean retry?")

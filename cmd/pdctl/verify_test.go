@@ -9,8 +9,6 @@ import (
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -23,9 +21,7 @@ import (
 
 func verify(t *testing.T, args ...string) (code int, out, errs string) {
 	t.Helper()
-	var o, e strings.Builder
-	code = run(append([]string{"verify"}, args...), streams{strings.NewReader(""), &o, &e})
-	return code, o.String(), e.String()
+	return pdctl(t, "", append([]string{"verify"}, args...)...)
 }
 
 func simulated(t *testing.T, prefill, decode enginesim.Config) (p, d *enginesim.Engine) {
@@ -69,15 +65,14 @@ func TestVerifyWritesJSON(t *testing.T) {
 
 func TestVerifyReadsAModelServersFile(t *testing.T) {
 	p, d := simulated(t, enginesim.Config{}, enginesim.Config{})
-	file := filepath.Join(t.TempDir(), "gateway.yaml")
-	require.NoError(t, os.WriteFile(file, fmt.Appendf(nil, `apiVersion: networking.matrixinfer.ai/v1alpha1
+	file := written(t, fmt.Sprintf(`apiVersion: networking.matrixinfer.ai/v1alpha1
 kind: ModelServer
 metadata: {name: one}
 spec:
   model: tiny
   kvConnector: {type: nixl}
   discovery: {static: {endpoints: [{url: %q, role: prefill}, {url: %q, role: decode}]}}
-`, p.URL(), d.URL()), 0o600))
+`, p.URL(), d.URL()))
 	code, out, errs := verify(t, "-f", file, "--probes", "1")
 	assert.Equal(t, exitOK, code, "%s%s", out, errs)
 	code, _, errs = verify(t, "-f", file, "--connector", "nixxl")
@@ -89,24 +84,17 @@ spec:
 }
 
 func TestVerifyRefusesWhatItCannotJudge(t *testing.T) {
+	const pair = " --prefill http://127.0.0.1:1 --decode http://127.0.0.1:2"
 	for args, want := range map[string]string{
 		"--connector nixl": "needs a prefill and a decode engine",
-		"--connector nixl --prefill http://127.0.0.1:1 --decode " +
-			"nonsense": "--decode",
-		"--connector nixl --config {] --prefill http://127.0.0.1:1 --decode " +
-			"http://127.0.0.1:1": "--config is not JSON",
-		`--connector nixl --config {"a":1} --prefill http://127.0.0.1:1 --decode ` +
-			`http://127.0.0.1:1`: "unknown",
-		"--connector nixl --prefill http://127.0.0.1:1 --decode " +
-			"http://127.0.0.1:2": "nothing could be judged",
-		"--gateway http://127.0.0.1:3 --header secret --prefill http://127.0.0.1:1 --decode " +
-			"http://127.0.0.1:2": "--header is not NAME: VALUE",
-		"-f /there/is/no/such/file --prefill http://127.0.0.1:1 --decode http://127.0.0.1:2 " +
-			"--connector nixl": "no such file",
-		"--connector nixl --prefill http://127.0.0.1:1 --decode http://127.0.0.1:2 " +
-			"--timeout soon": "timeout",
-		"--connector nixl --prefill http://127.0.0.1:1,http://127.0.0.1:5 --decode http://127.0.0.1:2 " +
-			"--probes notany": "probes",
+		"--connector nixl --prefill http://127.0.0.1:1 --decode nonsense":         "--decode",
+		"--connector nixl --config {]" + pair:                                     "--config is not JSON",
+		`--connector nixl --config {"a":1}` + pair:                                "unknown",
+		"--connector nixl" + pair:                                                 "nothing could be judged",
+		"--gateway http://127.0.0.1:3 --header secret" + pair:                     "--header is not NAME: VALUE",
+		"-f /there/is/no/such/file --connector nixl" + pair:                       "no such file",
+		"--connector nixl --timeout soon" + pair:                                  "timeout",
+		"--connector nixl --probes notany --prefill http://h:1,http://h:5" + pair: "probes",
 	} {
 		code, _, errs := verify(t, strings.Fields(args)...)
 		assert.Equal(t, exitUsage, code, args)
@@ -132,8 +120,7 @@ func TestVerifyBringsTheEnginesTheirKey(t *testing.T) {
 		t.Cleanup(s.Close)
 		return s.URL
 	}
-	key := filepath.Join(t.TempDir(), "key")
-	require.NoError(t, os.WriteFile(key, []byte("k1\n"), 0o600))
+	key := written(t, "k1\n")
 	args := []string{"--connector", "nixl", "--prefill", locked(p), "--decode", locked(d), "--probes", "1"}
 	code, out, errs := verify(t, append(args, "--engine-key", key)...)
 	assert.Equal(t, exitOK, code, "%s%s", out, errs)
