@@ -134,54 +134,51 @@ func TestOldAndNewNamesOfAFlagMeanTheSame(t *testing.T) {
 
 func TestFlagsThatCannotBeServedEndTheStart(t *testing.T) {
 	for args, part := range map[string]string{
-		"": "--inference-pool is missing",
-		"--prefillers=p:1 --prefillers-dns-server=a:1":         "no use",
-		"--prefillers=p:1 x":                                   "unexpected argument",
-		"--prefillers=p:1 --port=70000":                        "--port",
-		"--prefillers=p:1 --port=65535 --data-parallel-size=2": "--port",
-		"--prefillers=p:1 --port=8200":                         "would call itself",
-		"--prefillers=p:1 --port=8193 " +
-			"--data-parallel-size=8": "would call itself",
-		"--prefillers=p:1 --port=8207 " +
-			"--data-parallel-size=8": "would call itself",
-		"--prefillers=p:1 --vllm-port=0": "--model-server-port",
-		"--prefillers=p:1 " +
-			"--data-parallel-size=0": "--data-parallel-size",
-		"--prefillers=p:1 --connector=nixl":         "nixlv2",
-		"--prefillers=p:1 --enable-tls=all":         "want prefiller, decoder",
-		"--prefillers=p:1 --decoder-use-tls=x":      "invalid",
-		"--prefillers=p:1 --prefill-max-retries=-1": "negative",
-		"--prefillers=p:1 " +
-			"--inference-pool=a/b/c": "want NAMESPACE/NAME",
-		"--prefillers=p:1 --ec-connector=ec-foo --encoders=e:1":         "ec-nixl",
-		"--prefillers=p:1 --ec-connector=ec-nixl":                       "--encoders",
-		"--prefillers=p:1 --encoders=e:1":                               "--ec-connector",
-		"--prefillers=p:1 --metrics-port=x":                             "want a port",
-		"--prefillers=p:1 --metrics-port=8000":                          "own ports",
-		"--prefillers=p:1 --tls-min-version=VersionTLS11":               "VersionTLS12",
-		"--prefillers=p:1 --tls-cipher-suites=TLS_RSA_WITH_RC4_128_SHA": "not safe",
-		"--prefillers=p:1 --zap-log-level=loud":                         "want debug",
-		"--prefillers=p:1 --zap-encoder=xml":                            "want json",
-		"--prefillers=p:1 " +
-			"--moriio-parallel-dispatch": "--moriio-write-mode",
-		"--prefillers=p:1 --moriio-write-mode": "--moriio-local-pod-ip",
-		"--prefillers=p:1 --moriio-write-mode " +
-			"--moriio-local-pod-ip=d.ns.svc": "is not an IP address",
-		"--prefillers=p:1 --moriio-write-mode --moriio-local-pod-ip=::1 --kv-connector=sglang": "nixlv2",
-		"--prefillers=p:1 --moriio-write-mode --moriio-local-pod-ip=10.0.0.1 " +
-			"--data-parallel-size=2": "--moriio-dp-size",
-		"--prefillers=p:1 --moriio-write-mode --moriio-local-pod-ip=10.0.0.1 --moriio-dp-size=4 " +
-			"--moriio-dp-size-local=8": "--moriio-dp-size-local",
-		"--prefillers=p:1 --moriio-write-mode --moriio-local-pod-ip=10.0.0.1 --moriio-dp-size=4 " +
-			"--moriio-dp-size-local=2": "--moriio-decode-hosts",
-		"--prefillers=p:1 --moriio-write-mode --moriio-local-pod-ip=10.0.0.1 --moriio-dp-size=4 " +
-			"--moriio-dp-size-local=2 --moriio-decode-hosts=10.0.0.1": "2 pods",
-		"--inference-pool-name=p":                                        "--inference-pool-namespace",
-		"--inference-pool=p --pool-group=x":                              "--pool-group",
+		"":                                  "--inference-pool is missing",
+		"--inference-pool-name=p":           "--inference-pool-namespace",
+		"--inference-pool=p --pool-group=x": "--pool-group",
 		"--inference-pool=p --ec-connector=ec-nixl --enable-tls=encoder": "both or neither",
-		"--prefillers=p:1 --unheard-of":                                  "not defined",
 	} {
 		f, problem := parse(t, noEnv, strings.Fields(args)...)
+		assert.Nil(t, f, args)
+		assert.Contains(t, problem, part, args)
+	}
+	const writes = "--moriio-write-mode --moriio-local-pod-ip=10.0.0.1 "
+	for args, part := range map[string]string{
+		"--prefillers-dns-server=a:1":                        "no use",
+		"x":                                                  "unexpected argument",
+		"--port=70000":                                       "--port",
+		"--port=65535 --data-parallel-size=2":                "--port",
+		"--port=8200":                                        "would call itself",
+		"--port=8193 --data-parallel-size=8":                 "would call itself",
+		"--port=8207 --data-parallel-size=8":                 "would call itself",
+		"--vllm-port=0":                                      "--model-server-port",
+		"--data-parallel-size=0":                             "--data-parallel-size",
+		"--connector=nixl":                                   "nixlv2",
+		"--enable-tls=all":                                   "want prefiller, decoder",
+		"--decoder-use-tls=x":                                "invalid",
+		"--prefill-max-retries=-1":                           "negative",
+		"--inference-pool=a/b/c":                             "want NAMESPACE/NAME",
+		"--ec-connector=ec-foo --encoders=e:1":               "ec-nixl",
+		"--ec-connector=ec-nixl":                             "--encoders",
+		"--encoders=e:1":                                     "--ec-connector",
+		"--metrics-port=x":                                   "want a port",
+		"--metrics-port=8000":                                "own ports",
+		"--tls-min-version=VersionTLS11":                     "VersionTLS12",
+		"--tls-cipher-suites=TLS_RSA_WITH_RC4_128_SHA":       "not safe",
+		"--zap-log-level=loud":                               "want debug",
+		"--zap-encoder=xml":                                  "want json",
+		"--moriio-parallel-dispatch":                         "--moriio-write-mode",
+		"--moriio-write-mode":                                "--moriio-local-pod-ip",
+		"--moriio-write-mode --moriio-local-pod-ip=d.ns.svc": "is not an IP address",
+		"--moriio-write-mode --moriio-local-pod-ip=::1 --kv-connector=sglang":                 "nixlv2",
+		writes + "--data-parallel-size=2":                                                     "--moriio-dp-size",
+		writes + "--moriio-dp-size=4 --moriio-dp-size-local=8":                                "--moriio-dp-size-local",
+		writes + "--moriio-dp-size=4 --moriio-dp-size-local=2":                                "--moriio-decode-hosts",
+		writes + "--moriio-dp-size=4 --moriio-dp-size-local=2 --moriio-decode-hosts=10.0.0.1": "2 pods",
+		"--unheard-of": "not defined",
+	} {
+		f, problem := parse(t, noEnv, append([]string{"--prefillers=p:1"}, strings.Fields(args)...)...)
 		assert.Nil(t, f, args)
 		assert.Contains(t, problem, part, args)
 	}
