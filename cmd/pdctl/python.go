@@ -176,23 +176,30 @@ func (p *pythonReader) arguments(depth int) ([]argument, error) {
 		return nil, errPython{"("}
 	}
 	var list []argument
-	for !p.accept(")") {
+	err := p.until(")", func() (err error) {
 		a := argument{}
 		if m := pythonName.FindStringSubmatch(p.text[p.pos:]); m != nil {
 			a.name = m[1]
 			p.pos += len(m[0])
 		}
-		v, err := p.value(depth + 1)
-		if err != nil {
-			return nil, err
-		}
-		a.value = v
+		a.value, err = p.value(depth + 1)
 		list = append(list, a)
-		if !p.accept(",") && !strings.HasPrefix(p.text[p.pos:], ")") {
-			return nil, errPython{", or )"}
+		return err
+	})
+	return list, err
+}
+
+// until reads items, with commas between them, up to the closing bracket.
+func (p *pythonReader) until(closing string, item func() error) error {
+	for !p.accept(closing) {
+		if err := item(); err != nil {
+			return err
+		}
+		if !p.accept(",") && !strings.HasPrefix(p.text[p.pos:], closing) {
+			return errPython{", or " + closing}
 		}
 	}
-	return list, nil
+	return nil
 }
 
 // pythonDepth bounds lists in lists.
@@ -213,19 +220,26 @@ func (p *pythonReader) value(depth int) (any, error) {
 		return nil, nil
 	case p.accept("["):
 		list := []any{}
-		for !p.accept("]") {
+		err := p.until("]", func() error {
 			v, err := p.value(depth + 1)
-			if err != nil {
-				return nil, err
-			}
 			list = append(list, v)
-			if !p.accept(",") && !strings.HasPrefix(p.text[p.pos:], "]") {
-				return nil, errPython{", or ]"}
-			}
-		}
-		return list, nil
+			return err
+		})
+		return list, err
 	case p.accept("{"):
-		return p.dictionary(depth)
+		members := map[string]any{}
+		err := p.until("}", func() error {
+			key, err := p.value(depth + 1)
+			if err == nil && !p.accept(":") {
+				err = errPython{":"}
+			}
+			if err != nil {
+				return err
+			}
+			members[fmt.Sprint(key)], err = p.value(depth + 1)
+			return err
+		})
+		return members, err
 	}
 	if s := pythonString.FindString(rest); s != "" {
 		p.pos += len(s)
@@ -249,26 +263,4 @@ func (p *pythonReader) value(depth int) (any, error) {
 		return members, err
 	}
 	return nil, errPython{"a value"}
-}
-
-func (p *pythonReader) dictionary(depth int) (any, error) {
-	members := map[string]any{}
-	for !p.accept("}") {
-		key, err := p.value(depth + 1)
-		if err != nil {
-			return nil, err
-		}
-		if !p.accept(":") {
-			return nil, errPython{":"}
-		}
-		v, err := p.value(depth + 1)
-		if err != nil {
-			return nil, err
-		}
-		members[fmt.Sprint(key)] = v
-		if !p.accept(",") && !strings.HasPrefix(p.text[p.pos:], "}") {
-			return nil, errPython{", or }"}
-		}
-	}
-	return members, nil
 }

@@ -4,7 +4,6 @@ package launch
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"net"
 	"net/url"
@@ -12,7 +11,6 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/config"
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/lmcache"
 )
 
@@ -25,11 +23,7 @@ const (
 
 // renderLMCache gives LMCache's file and vLLM's settings for one engine. P and D get the same, since both read and
 // write one store.
-func renderLMCache(k connector.KVConnector, _ json.RawMessage, t Target) (Settings, error) {
-	c, ok := connector.As[*lmcache.Connector](k)
-	if !ok {
-		return Settings{}, ErrNoSettings
-	}
+func renderLMCache(c *lmcache.Connector, t Target) (Settings, error) {
 	o, engine := c.Settings()
 	r := &lmcacheEngine{engine: engine, t: t, o: &o}
 	r.Settings = vllm(&KVTransfer{Connector: lmcache.ClassV1, Role: "kv_both", Extra: engine.ExtraConfig()})

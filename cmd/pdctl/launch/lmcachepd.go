@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/config"
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/connector/lmcachepd"
 	"github.com/pdkit/pdkit/discovery"
@@ -21,11 +20,7 @@ const defaultBuffer = 1 << 30
 
 // renderLMCachePD gives LMCache's file and vLLM's settings for one engine: a sender (prefill) or a receiver (decode).
 // With LMCache's default backend an engine cannot be both, so for the role both it returns an error.
-func renderLMCachePD(k connector.KVConnector, _ json.RawMessage, t Target) (Settings, error) {
-	c, ok := connector.As[*lmcachepd.Connector](k)
-	if !ok {
-		return Settings{}, ErrNoSettings
-	}
+func renderLMCachePD(c *lmcachepd.Connector, t Target) (Settings, error) {
 	o, engine := c.Settings()
 	r := &lmcachePDEngine{c: c, o: &o, engine: engine, t: t}
 	r.Settings = vllm(&KVTransfer{Connector: "LMCacheConnectorV1", Role: KVRole(t.Endpoint.Role),

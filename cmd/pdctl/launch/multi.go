@@ -10,18 +10,13 @@ import (
 	"strings"
 
 	"github.com/pdkit/pdkit/config"
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/multi"
 	"github.com/pdkit/pdkit/connector/names"
 )
 
 // renderMulti puts the children's kv_transfer_configs into one MultiConnector's, in the order of the list, and collects
 // the other settings that they need. A child's own engine configuration overrides what its connector renders.
-func renderMulti(k connector.KVConnector, _ json.RawMessage, t Target) (Settings, error) {
-	c, ok := connector.As[*multi.Connector](k)
-	if !ok {
-		return Settings{}, ErrNoSettings
-	}
+func renderMulti(c *multi.Connector, t Target) (Settings, error) {
 	children := c.Children()
 	out := Settings{Engine: "vllm"}
 	var list []map[string]any
@@ -165,11 +160,7 @@ func collect(out, s *Settings, at string) error {
 }
 
 // renderKVBM makes PdConnector of P's MultiConnector, and gives D its NIXL child alone.
-func renderKVBM(k connector.KVConnector, settings json.RawMessage, t Target) (Settings, error) {
-	c, ok := connector.As[*multi.Connector](k)
-	if !ok {
-		return Settings{}, ErrNoSettings
-	}
+func renderKVBM(c *multi.Connector, t Target) (Settings, error) {
 	children := c.Children()
 	switch KVRole(t.Endpoint.Role) {
 	case "kv_both":
@@ -190,7 +181,7 @@ func renderKVBM(k connector.KVConnector, settings json.RawMessage, t Target) (Se
 		}
 		return out, err
 	}
-	s, err := renderMulti(k, settings, t)
+	s, err := renderMulti(c, t)
 	if err != nil {
 		return s, err
 	}

@@ -37,15 +37,15 @@ func init() {
 		"flexkv":           with(renderSilentStore),
 		"hf3fs":            with(renderSilentStore),
 		"http":             with(renderHTTP),
-		"kvbm":             renderKVBM,
-		"lmcache":          renderLMCache,
-		"lmcache-pd":       renderLMCachePD,
+		"kvbm":             of(renderKVBM),
+		"lmcache":          of(renderLMCache),
+		"lmcache-pd":       of(renderLMCachePD),
 		"mooncake":         with(renderMooncake),
 		"mooncake-ascend":  with(renderMooncakeAscend),
 		"mooncake-hybrid":  with(renderMooncakeAscend),
 		"mooncake-store":   with(renderMooncakeStore),
 		"moriio":           with(renderMoRIIO),
-		"multi":            renderMulti,
+		"multi":            of(renderMulti),
 		"nixl":             with(renderNixl),
 		"nixl-push":        renderNixlPush,
 		"offload-p2p":      with(renderOffload),
@@ -126,6 +126,17 @@ func with[O any](render func(connector.KVConnector, *O, Target) (Settings, error
 			return Settings{}, config.Within("config", err)
 		}
 		return render(c, &o, t)
+	}
+}
+
+// of finds the connector itself for a function, which has its settings already.
+func of[C any](render func(C, Target) (Settings, error)) Func {
+	return func(k connector.KVConnector, _ json.RawMessage, t Target) (Settings, error) {
+		c, ok := connector.As[C](k)
+		if !ok {
+			return Settings{}, ErrNoSettings
+		}
+		return render(c, t)
 	}
 }
 
