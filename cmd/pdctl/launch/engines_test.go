@@ -44,7 +44,7 @@ const plainPrefill = "prefill http://10.0.0.1:8100"
 var everyLimit = config.Resources{MaxMemory: "8Gi", MaxDisk: "1Ti", MaxBandwidth: "1G"}
 
 func TestEnginesAreLaunchedByTheseRules(t *testing.T) {
-	for _, table := range [][]launched{nixlEngines, storeEngines, mooncakeEngines, peerEngines} {
+	for _, table := range [][]launched{nixlEngines, storeEngines, mooncakeEngines, peerEngines, multiEngines} {
 		for _, c := range table {
 			t.Run(c.connector+": "+c.rule, func(t *testing.T) {
 				s, err := c.render(t)
