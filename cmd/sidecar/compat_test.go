@@ -130,8 +130,8 @@ func TestAManifestOfKServeIsServed(t *testing.T) {
 	assert.Equal(t, http.StatusOK, status)
 	assert.Empty(t, response)
 	assert.Empty(t, d.Requests(), "the engine has probes of its own")
-	status, _, _ = ask(t, http.DefaultClient, http.MethodHead, "http://"+x.addr+"/health", "")
-	assert.Equal(t, http.StatusOK, status)
+	assert.Equal(t, http.StatusOK,
+		statusOf(ask(t, http.DefaultClient, http.MethodHead, "http://"+x.addr+"/health", "")))
 	status, h, response := complete(t, x.addr, 0, true, header, hostPort(t, p.URL()))
 	require.Equal(t, http.StatusOK, status, response)
 	assert.Equal(t, "disaggregated", h.Get("X-Pd-Mode"))

@@ -53,8 +53,7 @@ func TestTheListCanBeAName(t *testing.T) {
 	x := before(t, d.URL(), nil, "--prefillers-dns=prefill.pool.svc.cluster.local:"+portOf(t, p.URL()),
 		"--prefillers-dns-server="+nameServer(t))
 	send := func(to string) int {
-		status, _, _ := complete(t, x.addr, 0, false, header, to)
-		return status
+		return statusOf(complete(t, x.addr, 0, false, header, to))
 	}
 	require.Eventually(t, func() bool { return send(hostPort(t, p.URL())) == http.StatusOK }, 20*time.Second,
 		10*time.Millisecond, "%s", x.log)

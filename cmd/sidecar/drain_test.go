@@ -67,8 +67,7 @@ func TestADrainLetsStreamsEndAndTakesNothingNew(t *testing.T) {
 	code := make(chan int, 1)
 	go func() { code <- x.stop() }()
 	health := func() int {
-		status, _, _ := fetch(t, x.addr+"/health")
-		return status
+		return statusOf(fetch(t, x.addr+"/health"))
 	}
 	require.Eventually(t, func() bool { return health() == http.StatusServiceUnavailable }, 20*time.Second,
 		time.Millisecond, "readiness is still told")

@@ -278,22 +278,25 @@ func TestACertificateIsReadAgainWhenItChanges(t *testing.T) {
 	require.Eventually(t, func() bool { return trusts(second) }, 20*time.Second, 50*time.Millisecond)
 }
 
+// unverifiable serves an engine over TLS with a certificate that nobody can verify.
+func unverifiable(t *testing.T, e *enginesim.Engine) *httptest.Server {
+	t.Helper()
+	u, err := url.Parse(e.URL())
+	require.NoError(t, err)
+	proxy := httputil.NewSingleHostReverseProxy(u)
+	proxy.Transport = &http.Transport{DisableKeepAlives: true}
+	s := httptest.NewUnstartedServer(fullDuplex(proxy))
+	s.Config.ErrorLog = log.New(io.Discard, "", 0) // of refused handshakes, which are the test
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	return s
+}
+
 // The engines have TLS certificates that nobody can verify. Without --tls-insecure-skip-verify the sidecar sends them
 // nothing.
 func TestEnginesAreAskedOverTLSWhereTheFlagsSaySo(t *testing.T) {
 	p, d := twoEngines(t, enginesim.Config{}, enginesim.Config{})
-	over := func(e *enginesim.Engine) *httptest.Server {
-		u, err := url.Parse(e.URL())
-		require.NoError(t, err)
-		proxy := httputil.NewSingleHostReverseProxy(u)
-		proxy.Transport = &http.Transport{DisableKeepAlives: true}
-		s := httptest.NewUnstartedServer(fullDuplex(proxy))
-		s.Config.ErrorLog = log.New(io.Discard, "", 0) // of refused handshakes, which are the test
-		s.StartTLS()
-		t.Cleanup(s.Close)
-		return s
-	}
-	sp, sd := over(p), over(d)
+	sp, sd := unverifiable(t, p), unverifiable(t, d)
 	common := []string{"--port=0", "--secure-proxy=false", "--vllm-port=" + portOf(t, sd.URL), "--prefillers=" +
 		hostPort(t, sp.URL), "--enable-tls=prefiller,decoder"}
 	for skip, want := range map[string]int{"prefiller,decoder": http.StatusOK, "prefiller": http.StatusBadGateway,
@@ -307,14 +310,7 @@ func TestEnginesAreAskedOverTLSWhereTheFlagsSaySo(t *testing.T) {
 func TestEncodeEnginesAreAskedOverTLSWhereTheFlagsSaySo(t *testing.T) {
 	for skip, want := range map[string]int{"encoder": http.StatusOK, "": http.StatusBadGateway} {
 		x := staged(t, "ec-nixl")
-		e, err := url.Parse(x.e.URL())
-		require.NoError(t, err)
-		proxy := httputil.NewSingleHostReverseProxy(e)
-		proxy.Transport = &http.Transport{DisableKeepAlives: true}
-		over := httptest.NewUnstartedServer(fullDuplex(proxy))
-		over.Config.ErrorLog = log.New(io.Discard, "", 0) // of refused handshakes, which are the test
-		over.StartTLS()
-		t.Cleanup(over.Close)
+		over := unverifiable(t, x.e)
 		args := []string{"--port=0", "--secure-serving=false", "--vllm-port=" + portOf(t, x.d.URL()),
 			"--ec-connector=ec-nixl", "--prefillers=" + hostPort(t, x.p.URL()),
 			"--encoders=" + hostPort(t, over.URL), "--enable-tls=encoder"}

@@ -113,8 +113,7 @@ func TestAnInferencePoolSaysWhomARequestMayName(t *testing.T) {
 		"KUBECONFIG": n.kubeconfig}
 	x := start(t, env, append(manifests["KServe without TLS"].args, "--port=0", "--vllm-port="+portOf(t, d.URL()))...)
 	send := func(ip string, port int) int {
-		status, _, _ := complete(t, x.addr, 0, false, header, net.JoinHostPort(ip, strconv.Itoa(port)))
-		return status
+		return statusOf(complete(t, x.addr, 0, false, header, net.JoinHostPort(ip, strconv.Itoa(port))))
 	}
 	becomes := func(ip string, status int, why string) {
 		t.Helper()
@@ -163,8 +162,7 @@ func TestAllPortsOfAnInferencePoolMayBeNamed(t *testing.T) {
 	n.pod("prefill", "127.8.1.1", map[string]string{"app": "llm"})
 	x := before(t, d.URL(), map[string]string{"KUBECONFIG": n.kubeconfig}, "--inference-pool="+n.name+"/pool")
 	send := func(port int) int {
-		status, _, _ := complete(t, x.addr, 0, false, header, "127.8.1.1:"+strconv.Itoa(port))
-		return status
+		return statusOf(complete(t, x.addr, 0, false, header, "127.8.1.1:"+strconv.Itoa(port)))
 	}
 	require.Eventually(t, func() bool { return send(port) == http.StatusOK }, 30*time.Second, 50*time.Millisecond, "%s",
 		x.log)
@@ -196,10 +194,9 @@ func TestEncodeEnginesAreOfThePoolToo(t *testing.T) {
 	x := before(t, d.URL(), map[string]string{"KUBECONFIG": n.kubeconfig}, "--ec-connector=ec-nixl",
 		"--inference-pool="+n.name+"/pool")
 	require.Eventually(t, func() bool {
-		status, _, _ := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/chat/completions",
+		return statusOf(ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/chat/completions",
 			chatWith(0, false), header, at("127.8.3.1"),
-			encoders, at("127.8.3.3")+","+at("127.8.3.2"))
-		return status == http.StatusOK
+			encoders, at("127.8.3.3")+","+at("127.8.3.2"))) == http.StatusOK
 	}, 30*time.Second, 50*time.Millisecond, "%s", x.log)
 	assert.EqualValues(t, 2, encode[0].Stats().MediaEncoded)
 	assert.EqualValues(t, 2, p.Stats().MediaLoaded)
@@ -215,8 +212,8 @@ func TestAPoolThatMayNotBeReadIsAnEmptyList(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return strings.Contains(x.log.String(), "inferencepools cannot be listed: Forbidden")
 	}, 30*time.Second, 50*time.Millisecond, "%s", x.log)
-	status, _, _ := complete(t, x.addr, 0, false, header, "127.8.2.1:1")
-	assert.Equal(t, http.StatusServiceUnavailable, status, "until there is a list")
+	assert.Equal(t, http.StatusServiceUnavailable,
+		statusOf(complete(t, x.addr, 0, false, header, "127.8.2.1:1")), "until there is a list")
 }
 
 func TestAFaultOfThePoolIsToldOnceUntilItChanges(t *testing.T) {

@@ -81,13 +81,12 @@ func TestEachRankHasAPortOfItsOwn(t *testing.T) {
 		assert.Equal(t, want, x.served())
 		assert.Positive(t, x.decode[rank].Stats().ExternalKVTransfer)
 		for _, path := range []string{"/health", "/v1/models"} {
-			status, _, _ := fetch(t, x.addr(rank)+path)
-			assert.Equal(t, http.StatusOK, status, "probes of rank %d: %s", rank, path)
+			assert.Equal(t, http.StatusOK, statusOf(fetch(t, x.addr(rank)+path)), "probes of rank %d: %s", rank, path)
 		}
 	}
 	require.NoError(t, x.decode[1].Close())
-	status, _, _ := fetch(t, x.addr(1)+"/v1/models")
-	assert.Equal(t, http.StatusServiceUnavailable, status, "other paths go to the rank's own engine")
+	assert.Equal(t, http.StatusServiceUnavailable,
+		statusOf(fetch(t, x.addr(1)+"/v1/models")), "other paths go to the rank's own engine")
 }
 
 // The old way is for gateways that know only rank 0's port: the header has the pod's address and the rank's port.
@@ -95,8 +94,7 @@ func TestTheHeaderChoosesARankAtTheFirstPort(t *testing.T) {
 	x := ranks(t, enginesim.Config{}, map[string]string{"POD_IP": "10.9.8.7"})
 	const name = "x-data-parallel-host-port"
 	send := func(rank int, headers ...string) int {
-		status, _, _ := complete(t, x.addr(rank), 0, false, headers...)
-		return status
+		return statusOf(complete(t, x.addr(rank), 0, false, headers...))
 	}
 	of := func(rank int) string { return "10.9.8.7:" + strconv.Itoa(x.port+rank) }
 	require.Equal(t, http.StatusOK, send(0, name, of(1)))
@@ -125,8 +123,7 @@ func TestAllRanksDrain(t *testing.T) {
 	go func() { code <- x.side.stop() }()
 	for rank := range streams {
 		require.Eventually(t, func() bool {
-			status, _, _ := fetch(t, x.addr(rank)+"/health")
-			return status == http.StatusServiceUnavailable
+			return statusOf(fetch(t, x.addr(rank)+"/health")) == http.StatusServiceUnavailable
 		}, 20*time.Second, time.Millisecond)
 	}
 	for rank, s := range streams {
@@ -199,8 +196,7 @@ func TestANameCanStandForPortsInARow(t *testing.T) {
 	named := before(t, x.decode[0].URL(), nil, "--prefillers-dns-server="+nameServer(t),
 		fmt.Sprintf("--prefillers-dns=prefill.pool.svc.cluster.local:%d-%d", x.p, x.p+1))
 	send := func(to string) int {
-		status, _, _ := complete(t, named.addr, 0, false, header, to)
-		return status
+		return statusOf(complete(t, named.addr, 0, false, header, to))
 	}
 	require.Eventually(t, func() bool { return send(x.prefiller(0)) == http.StatusOK }, 20*time.Second,
 		10*time.Millisecond)

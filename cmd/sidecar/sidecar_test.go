@@ -183,6 +183,9 @@ func fetch(t *testing.T, at string, headers ...string) (status int, h http.Heade
 	return ask(t, http.DefaultClient, http.MethodGet, "http://"+at, "", headers...)
 }
 
+// statusOf is the status of what ask, complete and fetch return.
+func statusOf(status int, _ http.Header, _ string) int { return status }
+
 // prompt is 400 bytes, which are 400 tokens of the toy model, more than a chunk of LMCache.
 var prompt = strings.Repeat("a cat on a mat that ", 20)
 
@@ -344,8 +347,7 @@ func TestOtherPathsGoToTheEngineBesideIt(t *testing.T) {
 		assert.Equal(t, http.StatusOK, status, path)
 		assert.Contains(t, response, part)
 	}
-	status, _, _ := fetch(t, x.addr+"/nowhere")
-	assert.Equal(t, http.StatusNotFound, status)
+	assert.Equal(t, http.StatusNotFound, statusOf(fetch(t, x.addr+"/nowhere")))
 	assert.Empty(t, p.Requests())
 }
 
@@ -369,8 +371,7 @@ func TestWhatPassesIsTheClientsRequestWithoutTheSchedulersHeaders(t *testing.T) 
 func TestHealthIsTheSidecarsOwn(t *testing.T) {
 	_, d, x := pair(t, enginesim.Config{}, enginesim.Config{}, nil)
 	require.NoError(t, d.Close())
-	status, _, _ := fetch(t, x.addr+"/health")
-	assert.Equal(t, http.StatusOK, status, "llm-d's responses without asking the engine")
+	assert.Equal(t, http.StatusOK, statusOf(fetch(t, x.addr+"/health")), "llm-d's responses without asking the engine")
 }
 
 // 503 is llm-d's status for a decode engine that has not started yet: clients and gateways then try again.
@@ -443,8 +444,7 @@ func TestTheListCanBeAFileThatChanges(t *testing.T) {
 	require.NoError(t, os.WriteFile(list, []byte("endpoints: []\n"), 0o600))
 	x := before(t, d.URL(), nil, "--prefillers-file="+list)
 	send := func() int {
-		status, _, _ := complete(t, x.addr, 0, false, header, hostPort(t, p.URL()))
-		return status
+		return statusOf(complete(t, x.addr, 0, false, header, hostPort(t, p.URL())))
 	}
 	require.Eventually(t, func() bool { return send() == http.StatusForbidden }, 20*time.Second, 20*time.Millisecond,
 		"503 until the list is read")

@@ -31,8 +31,7 @@ func (p *program) metrics(t *testing.T) string {
 func TestMetricsAreServedAtAPortOfTheirOwn(t *testing.T) {
 	p, _, x := pair(t, enginesim.Config{}, enginesim.Config{}, map[string]string{"MORIIO_METRICS_ADDR": "127.0.0.1:0"})
 	for n, headers := range [][]string{{header, hostPort(t, p.URL())}, nil} {
-		status, _, _ := complete(t, x.addr, n, false, headers...)
-		require.Equal(t, http.StatusOK, status)
+		require.Equal(t, http.StatusOK, statusOf(complete(t, x.addr, n, false, headers...)))
 	}
 	for _, part := range []string{`pd_request_duration_seconds_count{pd_connector="nixl",pd_mode="disaggregated"} 1`,
 		`pd_mode="aggregated"} 1`, "go_goroutines"} {
@@ -78,8 +77,7 @@ func TestSpansAreWritten(t *testing.T) {
 	for share, want := range map[string]int{"1": 1, "0": 0} {
 		p, _, x := pair(t, enginesim.Config{}, enginesim.Config{}, setenv(t, map[string]string{
 			"OTEL_TRACES_SAMPLER_ARG": share, "OTEL_SERVICE_NAME": "routing-proxy"}), "--tracing")
-		status, _, _ := complete(t, x.addr, 0, false, header, hostPort(t, p.URL()))
-		require.Equal(t, http.StatusOK, status)
+		require.Equal(t, http.StatusOK, statusOf(complete(t, x.addr, 0, false, header, hostPort(t, p.URL()))))
 		require.Equal(t, exitOK, x.stop(), "what is in memory is written at the end")
 		n := 0
 		for line := range strings.Lines(x.log.String()) {
@@ -109,8 +107,7 @@ func TestSpansAreSentToACollector(t *testing.T) {
 			c.env["OTEL_TRACES_EXPORTER"], c.env["OTEL_TRACES_SAMPLER_ARG"] = "otlp", "1"
 			c.env["OTEL_EXPORTER_OTLP_ENDPOINT"] = c.url(collector)
 			p, _, x := pair(t, enginesim.Config{}, enginesim.Config{}, setenv(t, c.env), "--tracing")
-			status, _, _ := complete(t, x.addr, 0, false, header, hostPort(t, p.URL()))
-			require.Equal(t, http.StatusOK, status)
+			require.Equal(t, http.StatusOK, statusOf(complete(t, x.addr, 0, false, header, hostPort(t, p.URL()))))
 			require.Equal(t, exitOK, x.stop(), "what is in memory is sent at the end")
 			spans := collector.Spans()
 			request := spans["pd.request"]
@@ -131,8 +128,7 @@ func TestNoSpansAreMadeWithoutTheFlag(t *testing.T) {
 	c := otlptest.Start(t)
 	p, _, x := pair(t, enginesim.Config{}, enginesim.Config{}, setenv(t, map[string]string{
 		"OTEL_TRACES_EXPORTER": "otlp", "OTEL_TRACES_SAMPLER_ARG": "1", "OTEL_EXPORTER_OTLP_ENDPOINT": c.GRPC}))
-	status, _, _ := complete(t, x.addr, 0, false, header, hostPort(t, p.URL()))
-	require.Equal(t, http.StatusOK, status)
+	require.Equal(t, http.StatusOK, statusOf(complete(t, x.addr, 0, false, header, hostPort(t, p.URL()))))
 	require.Equal(t, exitOK, x.stop())
 	assert.Empty(t, c.Spans())
 }
@@ -154,8 +150,8 @@ func TestATraceGoesOnToTheEngines(t *testing.T) {
 		"with an exporter that is not known": {"--tracing"}} {
 		p, d, x := pair(t, enginesim.Config{}, enginesim.Config{}, map[string]string{"OTEL_TRACES_EXPORTER": "zipkin"},
 			args...)
-		status, _, _ := complete(t, x.addr, 0, false, header, hostPort(t, p.URL()), "traceparent", trace)
-		require.Equal(t, http.StatusOK, status)
+		require.Equal(t, http.StatusOK,
+			statusOf(complete(t, x.addr, 0, false, header, hostPort(t, p.URL()), "traceparent", trace)))
 		for _, r := range append(p.Requests(), d.Requests()...) {
 			assert.Contains(t, r.Header.Get("Traceparent"), "0af7651916cd43dd8448eb211c80319c", name)
 		}
