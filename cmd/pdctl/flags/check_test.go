@@ -277,3 +277,12 @@ func TestErrorsComeBeforeWarnings(t *testing.T) {
 	found := Check(deploy(t, two("on:h ", "NixlConnector", `.kv_load_failure_policy="recompute"`)...), nil)
 	require.Equal(t, []string{"nixl-port-twice", "load-failure-hidden"}, codes(found))
 }
+
+// What one finding says is not said by another: old names are no missing ones, and two children are no two engines.
+func TestOneFaultHasOneFinding(t *testing.T) {
+	old := seed + "LMCACHE_ENABLE_NIXL=True LMCACHE_NIXL_ROLE=sender " + serve + kv("LMCacheConnectorV1", "producer")
+	assert.NotContains(t, codes(Check(deploy(t, old), nil)), "lmcache-pd-buffer")
+	twice := "on:h " + serve + kv("MultiConnector", "both",
+		"connectors=["+child("NixlConnector")+","+child("NixlPullConnector")+"]")
+	assert.NotContains(t, codes(Check(deploy(t, twice), nil)), "nixl-port-twice")
+}
