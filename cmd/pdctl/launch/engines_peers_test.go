@@ -138,12 +138,6 @@ cache_transceiver_config:
   transceiver_runtime: PYTHON`}},
 	{rule: "the newest has generation first", connector: "trtllm", settings: `{"dispatch":"generation-first"}`,
 		engine: "decode http://d:8002", want: []string{"notes", "idle"}},
-	{rule: "no setting is dropped in silence, and no key shown", connector: "trtllm",
-		settings: `{"machineID":3,"authKey":"the key","dispatch":"context-first"}`, engine: "decode http://d:1",
-		cpu: true, resources: everyLimit, want: []string{
-			"notes config.authKey config.machineID config.dispatch cpu",
-			"idle resources.maxMemory resources.maxDisk resources.maxBandwidth"},
-		has: []string{"# internal_request_auth_key"}, not: []string{"the key"}},
 	{rule: "an engine has its ports and its lease", connector: "tpu", settings: `{"leaseDuration":"90s"}`,
 		want: []string{
 			"env TPU_KV_TRANSFER_PORT=9100 TPU_SIDE_CHANNEL_PORT=9600 TPU_P2P_WAIT_PULL_TIMEOUT=90",
@@ -161,4 +155,13 @@ cache_transceiver_config:
 			"env", "notes  config.requestTimeout config.maxRetries",
 			"idle config.kvTransferMethod resources.maxMemory resources.maxDisk resources.maxBandwidth"},
 		has: []string{"computed twice"}, not: []string{"\nkv "}},
+}
+
+var keysOfTensorRT = []launched{
+	{rule: "no setting is dropped in silence, and no key shown", connector: "trtllm",
+		settings: `{"machineID":3,"authKey":"the key","dispatch":"context-first"}`, engine: "decode http://d:1",
+		cpu: true, resources: everyLimit, want: []string{
+			"notes config.authKey config.machineID config.dispatch cpu",
+			"idle resources.maxMemory resources.maxDisk resources.maxBandwidth"},
+		has: []string{"# internal_request_auth_key"}, not: []string{"the key"}},
 }

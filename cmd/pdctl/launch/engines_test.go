@@ -45,26 +45,36 @@ var everyLimit = config.Resources{MaxMemory: "8Gi", MaxDisk: "1Ti", MaxBandwidth
 
 func TestEnginesAreLaunchedByTheseRules(t *testing.T) {
 	for _, table := range [][]launched{nixlEngines, storeEngines, mooncakeEngines, peerEngines, multiEngines} {
-		for _, c := range table {
-			t.Run(c.connector+": "+c.rule, func(t *testing.T) {
-				s, err := c.render(t)
-				if c.fails != "" {
-					require.ErrorContains(t, err, c.fails)
-					return
-				}
-				require.NoError(t, err)
-				text := lines(s)
-				for _, want := range c.want {
-					assert.Contains(t, text, "\n"+want+"\n")
-				}
-				for _, part := range c.has {
-					assert.Contains(t, text, part)
-				}
-				for _, part := range c.not {
-					assert.NotContains(t, text, part)
-				}
-			})
-		}
+		kept(t, table)
+	}
+}
+
+func TestPasswordsAreNeverRendered(t *testing.T) { kept(t, storePasswords) }
+
+func TestNoSettingIsDroppedInSilenceAndNoKeyShown(t *testing.T) { kept(t, keysOfTensorRT) }
+
+// kept checks the rules of a table.
+func kept(t *testing.T, table []launched) {
+	t.Helper()
+	for _, c := range table {
+		t.Run(c.connector+": "+c.rule, func(t *testing.T) {
+			s, err := c.render(t)
+			if c.fails != "" {
+				require.ErrorContains(t, err, c.fails)
+				return
+			}
+			require.NoError(t, err)
+			text := lines(s)
+			for _, want := range c.want {
+				assert.Contains(t, text, "\n"+want+"\n")
+			}
+			for _, part := range c.has {
+				assert.Contains(t, text, part)
+			}
+			for _, part := range c.not {
+				assert.NotContains(t, text, part)
+			}
+		})
 	}
 }
 
