@@ -188,10 +188,7 @@ func TestErrorsSayHowFarTheRequestGot(t *testing.T) {
 
 			_, err := tr.RoundTrip(req)
 
-			var got *Error
-			require.ErrorAs(t, err, &got)
-			assert.Equal(t, row.sent, got.Sent, "underlying: %v", got.Err)
-			assert.Equal(t, row.kind, got.Kind, "underlying: %v", got.Err)
+			got := failure(t, err, row.sent, row.kind)
 			assert.Equal(t, row.final, got.final)
 			assert.Equal(t, row.sent, Classify(fmt.Errorf("leg: %w", err)))
 			assert.Equal(t, row.kind == KindTimeout || row.kind == KindConnectTimeout, got.Timeout())
@@ -335,10 +332,7 @@ func TestAPostWrittenToADyingConnectionIsNeverSentTwice(t *testing.T) {
 
 			_, err := tr.RoundTrip(post(t, e.url(), "second"))
 
-			var got *Error
-			require.ErrorAs(t, err, &got)
-			assert.Equal(t, SentMaybe, got.Sent)
-			assert.Equal(t, end.kind, got.Kind)
+			got := failure(t, err, SentMaybe, end.kind)
 			assert.True(t, got.Reused)
 			assert.EqualValues(t, 2, e.requests.Load(), "one for each RoundTrip")
 			assert.EqualValues(t, 1, e.accepted.Load(), "no second connection was tried")
@@ -383,10 +377,7 @@ func TestAWriteThatFailsBeforeItsFirstByteIsNotSent(t *testing.T) {
 				assert.EqualValues(t, 2, e.requests.Load())
 				return
 			}
-			var got *Error
-			require.ErrorAs(t, err, &got)
-			assert.Equal(t, SentNothing, got.Sent)
-			assert.Equal(t, KindReset, got.Kind)
+			got := failure(t, err, SentNothing, KindReset)
 			assert.True(t, got.Reused)
 			assert.False(t, got.final, "another connection may well work")
 			assert.EqualValues(t, 1, e.requests.Load())
@@ -409,10 +400,7 @@ func TestAWriteThatFailsOnANewConnectionIsNotTriedAgain(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	_, err := tr.RoundTrip(post(t, e.url(), "x").WithContext(ctx))
-	var got *Error
-	require.ErrorAs(t, err, &got)
-	assert.Equal(t, SentNothing, got.Sent)
-	assert.Equal(t, KindReset, got.Kind)
+	got := failure(t, err, SentNothing, KindReset)
 	assert.False(t, got.Reused)
 	assert.Len(t, d.conns, 1)
 }
@@ -425,10 +413,7 @@ func TestAResetWithinTheBodyIsMaybeSent(t *testing.T) {
 	})
 	tr := newTransport(t, nil)
 	_, err := tr.RoundTrip(post(t, e.url(), strings.Repeat("x", 16<<20)))
-	var got *Error
-	require.ErrorAs(t, err, &got)
-	assert.Equal(t, SentMaybe, got.Sent)
-	assert.Equal(t, KindReset, got.Kind)
+	failure(t, err, SentMaybe, KindReset)
 }
 
 func TestABodyLongerThanItsLengthIsAnErrorAndCutThere(t *testing.T) {
@@ -498,10 +483,7 @@ func TestErrorsOfReadingAResponseAreOfClassAnswered(t *testing.T) {
 
 			_, err = io.ReadAll(resp.Body)
 
-			var got *Error
-			require.ErrorAs(t, err, &got)
-			assert.Equal(t, SentAnswered, got.Sent)
-			assert.Equal(t, row.kind, got.Kind, "underlying: %v", got.Err)
+			failure(t, err, SentAnswered, row.kind)
 			assert.NotContains(t, err.Error(), "127.0.0.1")
 			_ = resp.Body.Close()
 		})

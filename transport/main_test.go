@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -80,6 +81,16 @@ func exchange(t testing.TB, tr http.RoundTripper, req *http.Request) string {
 	resp, err := tr.RoundTrip(req)
 	require.NoError(t, err)
 	return drain(t, resp)
+}
+
+// failure requires an *Error that says how far the request got, and what went wrong.
+func failure(t testing.TB, err error, sent Sent, kind Kind) *Error {
+	t.Helper()
+	var got *Error
+	require.ErrorAs(t, err, &got)
+	assert.Equal(t, sent, got.Sent, "underlying: %v", got.Err)
+	assert.Equal(t, kind, got.Kind, "underlying: %v", got.Err)
+	return got
 }
 
 // engine is a TCP server that plays one script for each connection. A script can do what net/http's server cannot, such

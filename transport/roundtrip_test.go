@@ -149,10 +149,7 @@ func TestTheContextEndsARequestWhereverItIs(t *testing.T) {
 				waiting.Wait()
 				e.requests.Add(1)
 				assert.Less(t, time.Since(start), 20*time.Second)
-				var got *Error
-				require.ErrorAs(t, err, &got)
-				assert.Equal(t, kind, got.Kind)
-				assert.Equal(t, SentMaybe, got.Sent)
+				failure(t, err, SentMaybe, kind)
 			})
 		}
 	}

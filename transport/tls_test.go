@@ -188,10 +188,7 @@ func TestFailedHandshakesAreNotSent(t *testing.T) {
 			}
 			tr := newTransport(t, &Options{TLS: row.config, ConnectTimeout: limit})
 			_, err := tr.RoundTrip(post(t, row.url, "x"))
-			var got *Error
-			require.ErrorAs(t, err, &got)
-			assert.Equal(t, row.kind, got.Kind, "underlying: %v", got.Err)
-			assert.Equal(t, SentNothing, got.Sent)
+			got := failure(t, err, SentNothing, row.kind)
 			assert.Equal(t, row.final, got.final)
 		})
 	}

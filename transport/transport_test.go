@@ -268,10 +268,7 @@ func TestSwitchingProtocolsIsAnError(t *testing.T) {
 				c, err := new(net.Dialer).DialContext(ctx, network, address)
 				return slowWriter{c}, err
 			}}).RoundTrip(req)
-		var got *Error
-		require.ErrorAs(t, err, &got)
-		assert.Equal(t, KindProtocol, got.Kind)
-		assert.Equal(t, SentMaybe, got.Sent)
+		failure(t, err, SentMaybe, KindProtocol)
 		waitFor(t, "closed", func() bool { return int(e.requests.Load()) == 2*(i+1) })
 	}
 }

@@ -12,11 +12,18 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 )
 
-func checkBlocks(t *trial) error {
-	w := t.watch(t.ctx)
-	if err := t.first(0); err != nil {
-		return err
+// started makes a check of one that begins when the source is watched and has published its first list.
+func started(check func(*trial, *watching) error) func(*trial) error {
+	return func(t *trial) error {
+		w := t.watch(t.ctx)
+		if err := t.first(0); err != nil {
+			return err
+		}
+		return check(t, w)
 	}
+}
+
+func checkBlocks(t *trial, w *watching) error {
 	t.settle(w)
 	select {
 	case <-w.returned:
@@ -27,11 +34,7 @@ func checkBlocks(t *trial) error {
 	}
 }
 
-func checkEnds(t *trial) error {
-	w := t.watch(t.ctx)
-	if err := t.first(0); err != nil {
-		return err
-	}
+func checkEnds(t *trial, w *watching) error {
 	t.cancel()
 	if err := t.await(w); err != nil {
 		return err
@@ -75,16 +78,10 @@ func checkAgain(t *trial) error {
 	return nil
 }
 
-func checkFirst(t *trial) error {
-	t.watch(t.ctx)
-	return t.first(0)
-}
+// checkFirst has nothing to add to started.
+func checkFirst(*trial, *watching) error { return nil }
 
-func checkEndpoints(t *trial) error {
-	w := t.watch(t.ctx)
-	if err := t.first(0); err != nil {
-		return err
-	}
+func checkEndpoints(t *trial, w *watching) error {
 	if t.Change != nil {
 		if err := t.change(); err != nil {
 			return err
@@ -118,11 +115,7 @@ func (t *trial) change() error {
 	})
 }
 
-func checkVersions(t *trial) error {
-	t.watch(t.ctx)
-	if err := t.first(0); err != nil {
-		return err
-	}
+func checkVersions(t *trial, _ *watching) error {
 	for range 3 {
 		if err := t.change(); err != nil {
 			return err
@@ -139,11 +132,7 @@ func checkVersions(t *trial) error {
 
 // checkError breaks the backend. The source may then stay silent, publish what it knows, or return an error and be
 // watched again. It must not publish a list without the endpoints that it knew.
-func checkError(t *trial) error {
-	w := t.watch(t.ctx)
-	if err := t.first(0); err != nil {
-		return err
-	}
+func checkError(t *trial, w *watching) error {
 	t.settle(w) // a source may need several lists until its first complete one
 	before := t.all()
 	good := ids(before[len(before)-1].then)
@@ -203,11 +192,7 @@ func (t *trial) recovers(w *watching) error {
 	}
 }
 
-func checkDraining(t *trial) error {
-	w := t.watch(t.ctx)
-	if err := t.first(0); err != nil {
-		return err
-	}
+func checkDraining(t *trial, w *watching) error {
 	t.settle(w)
 	before := len(t.all())
 	id, err := t.Remove()
@@ -239,11 +224,7 @@ func checkDraining(t *trial) error {
 	return nil
 }
 
-func checkAfter(t *trial) error {
-	w := t.watch(t.ctx)
-	if err := t.first(0); err != nil {
-		return err
-	}
+func checkAfter(t *trial, w *watching) error {
 	t.cancel()
 	if err := t.await(w); err != nil {
 		return err
@@ -261,11 +242,7 @@ func checkAfter(t *trial) error {
 	return nil
 }
 
-func checkImmutable(t *trial) error {
-	w := t.watch(t.ctx)
-	if err := t.first(0); err != nil {
-		return err
-	}
+func checkImmutable(t *trial, w *watching) error {
 	if t.Change != nil {
 		for range 2 {
 			if err := t.change(); err != nil {

@@ -46,53 +46,36 @@ type Harness struct {
 type rule struct {
 	name  string
 	check func(*trial) error
-	needs func(Harness) string // what the harness lacks to check the rule, or ""
+	needs string // the functions of the harness without which the rule cannot be checked
 }
 
-func nothing(Harness) string { return "" }
-
-func needsChange(h Harness) string {
-	if h.Change == nil {
-		return "Change"
-	}
-	return ""
-}
-
-func needsBreak(h Harness) string {
-	if h.Break == nil || h.Repair == nil {
-		return "Break and Repair"
-	}
-	return ""
-}
-
-func needsRemove(h Harness) string {
-	if h.Remove == nil {
-		return "Remove"
-	}
-	return ""
+func (h Harness) lacks(functions string) bool {
+	return functions == "Change" && h.Change == nil ||
+		functions == "Break and Repair" && (h.Break == nil || h.Repair == nil) ||
+		functions == "Remove" && h.Remove == nil
 }
 
 // rules are in the order of discovery.Source's documentation.
 var rules = []rule{
-	{"watch blocks until its context ends", checkBlocks, nothing},
-	{"watch returns nil or the context's error", checkEnds, nothing},
-	{"watch returns when its context has ended already", checkEndedContext, nothing},
-	{"a source can be watched again", checkAgain, nothing},
-	{"rule 1: the first snapshot comes by itself", checkFirst, nothing},
-	{"rule 2: endpoints are valid and their ids unique", checkEndpoints, nothing},
-	{"rule 2: versions rise with each change", checkVersions, needsChange},
-	{"rule 3: an error keeps the last good snapshot", checkError, needsBreak},
-	{"rule 4: draining comes before removal", checkDraining, needsRemove},
-	{"rule 5: nothing is published after the return", checkAfter, nothing},
-	{"a published snapshot is never altered", checkImmutable, nothing},
+	{"watch blocks until its context ends", started(checkBlocks), ""},
+	{"watch returns nil or the context's error", started(checkEnds), ""},
+	{"watch returns when its context has ended already", checkEndedContext, ""},
+	{"a source can be watched again", checkAgain, ""},
+	{"rule 1: the first snapshot comes by itself", started(checkFirst), ""},
+	{"rule 2: endpoints are valid and their ids unique", started(checkEndpoints), ""},
+	{"rule 2: versions rise with each change", started(checkVersions), "Change"},
+	{"rule 3: an error keeps the last good snapshot", started(checkError), "Break and Repair"},
+	{"rule 4: draining comes before removal", started(checkDraining), "Remove"},
+	{"rule 5: nothing is published after the return", started(checkAfter), ""},
+	{"a published snapshot is never altered", started(checkImmutable), ""},
 }
 
 // Run checks a source, with one subtest per rule. Each subtest also checks that no two goroutines call publish at once.
 func Run(t *testing.T, h Harness) {
 	t.Helper()
 	for _, r := range rules {
-		if lack := r.needs(h); lack != "" {
-			t.Logf("not checked, since the harness has no %s: %s", lack, r.name)
+		if h.lacks(r.needs) {
+			t.Logf("not checked, since the harness has no %s: %s", r.needs, r.name)
 			continue
 		}
 		t.Run(r.name, func(t *testing.T) {
@@ -111,7 +94,7 @@ func Check(ctx context.Context, h Harness) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if r.needs(h) != "" {
+		if h.lacks(r.needs) {
 			continue
 		}
 		if err := h.try(ctx, r); err != nil {

@@ -26,19 +26,21 @@ func endpoint(t testing.TB, id string) discovery.Endpoint {
 	return e
 }
 
-type publishFunc = func(discovery.Snapshot)
+type (
+	manual      = discoverytest.Manual
+	publishFunc = func(discovery.Snapshot)
+	watchFunc   = func(src *manual, ctx context.Context, publish publishFunc) error
+)
 
 // backend is what the harness of these tests drives: a Manual source, whose Watch a test may replace by a wrong one.
 type backend struct {
-	src  *discoverytest.Manual
+	src  *manual
 	list []discovery.Endpoint
 	made int
 }
 
 // harness makes sources that go wrong in the way of wrong. wrong(nil) is the right one.
-func harness(
-	t *testing.T, wrong func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error,
-) discoverytest.Harness {
+func harness(t *testing.T, wrong watchFunc) discoverytest.Harness {
 	b := &backend{}
 	return discoverytest.Harness{
 		New: func() discovery.Source {
@@ -80,8 +82,8 @@ func TestManualKeepsTheRules(t *testing.T) {
 }
 
 // altered is a source whose snapshots pass through f.
-func altered(f func(snap *discovery.Snapshot)) func(*discoverytest.Manual, context.Context, publishFunc) error {
-	return func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error {
+func altered(f func(snap *discovery.Snapshot)) watchFunc {
+	return func(src *manual, ctx context.Context, publish publishFunc) error {
 		return src.Watch(ctx, func(snap discovery.Snapshot) {
 			snap.Endpoints = append([]discovery.Endpoint(nil), snap.Endpoints...)
 			f(&snap)
@@ -93,39 +95,36 @@ func altered(f func(snap *discovery.Snapshot)) func(*discoverytest.Manual, conte
 func TestEveryBrokenRuleIsReported(t *testing.T) {
 	stubborn := func() { time.Sleep(time.Hour) } // outlives the suite's patience; fake time ends it
 	for name, c := range map[string]struct {
-		wrong  func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error
+		wrong  watchFunc
 		report string
 	}{
-		"returns while its context lives": {
-			func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error {
-				ctx, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
-				defer cancel()
-				_ = src.Watch(ctx, publish)
-				return nil
-			}, "watch blocks until its context ends: Watch returned (<nil>)"},
-		"panics": {func(*discoverytest.Manual, context.Context, publishFunc) error {
+		"returns while its context lives": {func(src *manual, ctx context.Context, publish publishFunc) error {
+			ctx, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+			defer cancel()
+			_ = src.Watch(ctx, publish)
+			return nil
+		}, "watch blocks until its context ends: Watch returned (<nil>)"},
+		"panics": {func(*manual, context.Context, publishFunc) error {
 			panic("boom")
 		}, "watch returns when its context has ended already: Watch returned panic: boom"},
-		"returns another error at the end": {
-			func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error {
-				_ = src.Watch(ctx, publish)
-				return errors.New("closed")
-			}, "watch returns nil or the context's error: Watch returned closed"},
-		"ignores its context": {func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error {
+		"returns another error at the end": {func(src *manual, ctx context.Context, publish publishFunc) error {
+			_ = src.Watch(ctx, publish)
+			return errors.New("closed")
+		}, "watch returns nil or the context's error: Watch returned closed"},
+		"ignores its context": {func(src *manual, ctx context.Context, publish publishFunc) error {
 			_ = src.Watch(ctx, publish)
 			stubborn()
 			return nil
 		}, "watch returns nil or the context's error: Watch has not returned"},
-		"ignores a context that has ended before": {
-			func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error {
-				if ctx.Err() != nil {
-					stubborn()
-				}
-				return src.Watch(ctx, publish)
-			}, "watch returns when its context has ended already: Watch has not returned"},
-		"works once only": {func() func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error {
+		"ignores a context that has ended before": {func(src *manual, ctx context.Context, publish publishFunc) error {
+			if ctx.Err() != nil {
+				stubborn()
+			}
+			return src.Watch(ctx, publish)
+		}, "watch returns when its context has ended already: Watch has not returned"},
+		"works once only": {func() watchFunc {
 			var used atomic.Pointer[discoverytest.Manual]
-			return func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error {
+			return func(src *manual, ctx context.Context, publish publishFunc) error {
 				if used.Swap(src) == src {
 					<-ctx.Done()
 					return nil
@@ -133,7 +132,7 @@ func TestEveryBrokenRuleIsReported(t *testing.T) {
 				return src.Watch(ctx, publish)
 			}
 		}(), "a source can be watched again: the second Watch: after"},
-		"publishes nothing": {func(_ *discoverytest.Manual, ctx context.Context, _ publishFunc) error {
+		"publishes nothing": {func(_ *manual, ctx context.Context, _ publishFunc) error {
 			<-ctx.Done()
 			return nil
 		}, "rule 1: the first snapshot comes by itself: after 5s: no snapshot was published"},
@@ -149,41 +148,39 @@ func TestEveryBrokenRuleIsReported(t *testing.T) {
 		"misses changes": {altered(func(snap *discovery.Snapshot) {
 			snap.Endpoints = snap.Endpoints[:1]
 		}), "rule 2: versions rise with each change: after 5s: the change was not published"},
-		"empties its list on an error": {
-			func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error {
-				err := src.Watch(ctx, publish)
-				if ctx.Err() == nil {
-					publish(discovery.Snapshot{Version: 99})
-				}
+		"empties its list on an error": {func(src *manual, ctx context.Context, publish publishFunc) error {
+			err := src.Watch(ctx, publish)
+			if ctx.Err() == nil {
+				publish(discovery.Snapshot{Version: 99})
+			}
+			return err
+		}, `rule 3: an error keeps the last good snapshot: version 99 lost`},
+		"never comes back from an error": {func(src *manual, ctx context.Context, publish publishFunc) error {
+			if err := src.Watch(ctx, publish); ctx.Err() != nil {
 				return err
-			}, `rule 3: an error keeps the last good snapshot: version 99 lost`},
-		"never comes back from an error": {
-			func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error {
-				if err := src.Watch(ctx, publish); ctx.Err() != nil {
-					return err
-				}
-				<-ctx.Done()
-				return nil
-			}, "rule 3: an error keeps the last good snapshot: after the repair: after 5s: the change was not " +
+			}
+			<-ctx.Done()
+			return nil
+		}, "rule 3: an error keeps the last good snapshot: after the repair: after 5s: the change was not " +
 				"published"},
 		"removes without draining": {altered(func(snap *discovery.Snapshot) {
 			for i := range snap.Endpoints {
 				snap.Endpoints[i].Phase = discovery.PhaseReady
 			}
 		}), `rule 4: draining comes before removal: "a:1" left the list without having been draining`},
-		"never removes": {func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error {
+		"never removes": {func(src *manual, ctx context.Context, publish publishFunc) error {
 			return src.Watch(ctx, func(snap discovery.Snapshot) {
 				if snap.Endpoints[0].ID == "a:1" {
 					publish(snap)
 				}
 			})
 		}, `rule 4: draining comes before removal: after 5s: "a:1" is still on the list`},
-		"publishes after the return": {func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error {
+		"publishes after the return": {func(src *manual, ctx context.Context, publish publishFunc) error {
 			err := src.Watch(ctx, publish)
 			time.AfterFunc(5*time.Millisecond, func() { publish(discovery.Snapshot{Version: 99}) })
 			return err
 		}, "rule 5: nothing is published after the return: 1 snapshots were published"},
-		"uses one slice again": {func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error {
+		"uses one slice again": {func(src *manual, ctx context.Context, publish publishFunc) error {
 			var own [16]discovery.Endpoint
 			return src.Watch(ctx, func(snap discovery.Snapshot) {
 				n := copy(own[:], snap.Endpoints)
@@ -191,20 +188,19 @@ func TestEveryBrokenRuleIsReported(t *testing.T) {
 				publish(discovery.Snapshot{Version: snap.Version, Endpoints: own[:n]})
 			})
 		}, "a published snapshot is never altered: version 1 was altered"},
-		"alters its attributes": {func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error {
+		"alters its attributes": {func(src *manual, ctx context.Context, publish publishFunc) error {
 			return src.Watch(ctx, func(snap discovery.Snapshot) {
 				publish(snap)
 				snap.Endpoints[0].Attributes["port"] += "1"
 			})
 		}, "a published snapshot is never altered: version 1 was altered"},
-		"publishes from two goroutines": {
-			func(src *discoverytest.Manual, ctx context.Context, publish publishFunc) error {
-				done := make(chan struct{})
-				go func() { defer close(done); _ = src.Watch(ctx, publish) }()
-				err := src.Watch(ctx, publish)
-				<-done
-				return err
-			}, "rule 1: the first snapshot comes by itself: publish was called by two goroutines at once"},
+		"publishes from two goroutines": {func(src *manual, ctx context.Context, publish publishFunc) error {
+			done := make(chan struct{})
+			go func() { defer close(done); _ = src.Watch(ctx, publish) }()
+			err := src.Watch(ctx, publish)
+			<-done
+			return err
+		}, "rule 1: the first snapshot comes by itself: publish was called by two goroutines at once"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
