@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"errors"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -63,19 +62,12 @@ func TestARefusedRequestIsNotSent(t *testing.T) {
 		} {
 			t.Run(name+", "+kind, func(t *testing.T) {
 				var served, accepted atomic.Int32
-				s := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
-					served.Add(1)
-				}))
-				s.Config.Protocols = new(http.Protocols)
-				s.Config.Protocols.SetHTTP1(true)
-				s.Config.Protocols.SetUnencryptedHTTP2(true)
-				s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
-					if state == http.StateNew {
-						accepted.Add(1)
-					}
-				}
-				s.Start()
-				defer s.Close()
+				s := newServer(t, func(http.ResponseWriter, *http.Request) { served.Add(1) }, counting(&accepted),
+					func(s *httptest.Server) {
+						s.Config.Protocols = new(http.Protocols)
+						s.Config.Protocols.SetHTTP1(true)
+						s.Config.Protocols.SetUnencryptedHTTP2(true)
+					})
 
 				refuse := true
 				asked := 0

@@ -4,6 +4,7 @@ package transport
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,9 +33,21 @@ func TestErrorsSayHowFarTheRequestGot(t *testing.T) {
 		e.read(r)
 		_, _ = r.ReadByte()
 	}
+	cancelledBy := func(cause error) func(context.Context, *engine) (context.Context, context.CancelFunc) {
+		return func(ctx context.Context, e *engine) (context.Context, context.CancelFunc) {
+			ctx, cancel := context.WithCancelCause(ctx)
+			go func() {
+				for e.requests.Load() == 0 {
+					time.Sleep(time.Millisecond)
+				}
+				cancel(cause)
+			}()
+			return ctx, func() { cancel(nil) }
+		}
+	}
 	for _, row := range []struct {
 		rule    string
-		script  func(*engine, net.Conn)
+		script  func(*engine, net.Conn) // nil: nobody is reached
 		url     string
 		options Options
 		context func(context.Context, *engine) (context.Context, context.CancelFunc)
@@ -48,32 +61,25 @@ func TestErrorsSayHowFarTheRequestGot(t *testing.T) {
 			sent: SentNothing, kind: KindRefused, is: syscall.ECONNREFUSED,
 		},
 		{
-			rule: "a host that does not answer the dial: not sent, within the connect limit", url: "http://engine.test",
+			rule:    "a host that does not answer the dial: not sent, within the connect limit",
 			options: Options{ConnectTimeout: 30 * time.Millisecond, DialContext: blackhole},
 			sent:    SentNothing, kind: KindConnectTimeout,
 		},
 		{
-			rule: "a dial refused by its own limit of time: not sent", url: "http://engine.test",
-			options: Options{DialContext: func(context.Context, string, string) (net.Conn, error) {
-				return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.ErrDeadlineExceeded}
-			}},
-			sent: SentNothing, kind: KindConnectTimeout,
+			rule:    "a dial refused by its own limit of time: not sent",
+			options: Options{DialContext: dialFails(os.ErrDeadlineExceeded)},
+			sent:    SentNothing, kind: KindConnectTimeout,
 		},
 		{
-			rule: "an unknown name: not sent", url: "http://engine.test",
-			options: Options{DialContext: func(context.Context, string, string) (net.Conn, error) {
-				return nil, &net.OpError{Op: "dial", Net: "tcp",
-					Err: &net.DNSError{Err: "no such host", Name: "engine.test", IsNotFound: true}}
-			}},
+			rule: "an unknown name: not sent",
+			options: Options{DialContext: dialFails(
+				&net.DNSError{Err: "no such host", Name: "engine.test", IsNotFound: true})},
 			sent: SentNothing, kind: KindDNS,
 		},
 		{
-			rule: "no route to the engine: not sent", url: "http://engine.test",
-			options: Options{DialContext: func(context.Context, string, string) (net.Conn, error) {
-				return nil, &net.OpError{Op: "dial", Net: "tcp",
-					Err: os.NewSyscallError("connect", syscall.EHOSTUNREACH)}
-			}},
-			sent: SentNothing, kind: KindRefused,
+			rule:    "no route to the engine: not sent",
+			options: Options{DialContext: dialFails(os.NewSyscallError("connect", syscall.EHOSTUNREACH))},
+			sent:    SentNothing, kind: KindRefused,
 		},
 		{
 			rule: "reset after the request was read, before a head: maybe sent",
@@ -85,47 +91,27 @@ func TestErrorsSayHowFarTheRequestGot(t *testing.T) {
 		},
 		{
 			rule:   "closed after the request was read: maybe sent",
-			script: func(e *engine, c net.Conn) { e.read(bufio.NewReader(c)) },
+			script: says(""),
 			sent:   SentMaybe, kind: KindEOF, is: io.EOF,
 		},
 		{
-			rule: "closed within the head: maybe sent",
-			script: func(e *engine, c net.Conn) {
-				e.read(bufio.NewReader(c))
-				_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n")
-			},
-			sent: SentMaybe, kind: KindEOF, is: io.ErrUnexpectedEOF,
+			rule:   "closed within the head: maybe sent",
+			script: says("HTTP/1.1 200 OK\r\n"),
+			sent:   SentMaybe, kind: KindEOF, is: io.ErrUnexpectedEOF,
 		},
 		{
-			rule: "a response that is not HTTP: maybe sent",
-			script: func(e *engine, c net.Conn) {
-				e.read(bufio.NewReader(c))
-				_, _ = io.WriteString(c, "SSH-2.0-OpenSSH_9.9\r\n\r\n")
-			},
-			sent: SentMaybe, kind: KindProtocol,
+			rule:   "a response that is not HTTP: maybe sent",
+			script: says("SSH-2.0-OpenSSH_9.9\r\n\r\n"),
+			sent:   SentMaybe, kind: KindProtocol,
 		},
 		{
 			rule: "a head longer than the limit: maybe sent", options: Options{MaxResponseHeaderBytes: 8 << 10},
-			script: func(e *engine, c net.Conn) {
-				e.read(bufio.NewReader(c))
-				_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nX-Big: "+strings.Repeat("a", 64<<10)+
-					"\r\nContent-Length: 0\r\n\r\n")
-			},
-			sent: SentMaybe, kind: KindProtocol,
+			script: says("HTTP/1.1 200 OK\r\nX-Big: " + strings.Repeat("a", 64<<10) + "\r\nContent-Length: 0\r\n\r\n"),
+			sent:   SentMaybe, kind: KindProtocol,
 		},
 		{
 			rule: "cancelled while the engine works: maybe sent, and the cause is kept", script: hangUntilClosed,
-			context: func(ctx context.Context, e *engine) (context.Context, context.CancelFunc) {
-				ctx, cancel := context.WithCancelCause(ctx)
-				go func() {
-					for e.requests.Load() == 0 {
-						time.Sleep(time.Millisecond)
-					}
-					cancel(errGone)
-				}()
-				return ctx, func() { cancel(nil) }
-			},
-			sent: SentMaybe, kind: KindCanceled, is: errGone,
+			context: cancelledBy(errGone), sent: SentMaybe, kind: KindCanceled, is: errGone,
 		},
 		{
 			rule: "deadline while the engine works: maybe sent", script: hangUntilClosed,
@@ -136,21 +122,11 @@ func TestErrorsSayHowFarTheRequestGot(t *testing.T) {
 		},
 		{
 			rule: "a timer that cancels with a timeout as cause: a timeout", script: hangUntilClosed,
-			context: func(ctx context.Context, e *engine) (context.Context, context.CancelFunc) {
-				ctx, cancel := context.WithCancelCause(ctx)
-				go func() {
-					for e.requests.Load() == 0 {
-						time.Sleep(time.Millisecond)
-					}
-					cancel(os.ErrDeadlineExceeded)
-				}()
-				return ctx, func() { cancel(nil) }
-			},
-			sent: SentMaybe, kind: KindTimeout, is: context.DeadlineExceeded,
+			context: cancelledBy(os.ErrDeadlineExceeded), sent: SentMaybe, kind: KindTimeout,
+			is: context.DeadlineExceeded,
 		},
 		{
-			rule: "cancelled while dialing: not sent", url: "http://engine.test",
-			options: Options{DialContext: blackhole},
+			rule: "cancelled while dialing: not sent", options: Options{DialContext: blackhole},
 			context: func(ctx context.Context, _ *engine) (context.Context, context.CancelFunc) {
 				ctx, cancel := context.WithCancel(ctx)
 				timer := time.AfterFunc(20*time.Millisecond, cancel)
@@ -159,8 +135,7 @@ func TestErrorsSayHowFarTheRequestGot(t *testing.T) {
 			sent: SentNothing, kind: KindCanceled, is: context.Canceled, final: true,
 		},
 		{
-			rule: "deadline while dialing: not sent", url: "http://engine.test",
-			options: Options{DialContext: blackhole},
+			rule: "deadline while dialing: not sent", options: Options{DialContext: blackhole},
 			context: func(ctx context.Context, _ *engine) (context.Context, context.CancelFunc) {
 				return context.WithTimeout(ctx, 20*time.Millisecond)
 			},
@@ -172,7 +147,7 @@ func TestErrorsSayHowFarTheRequestGot(t *testing.T) {
 		},
 	} {
 		t.Run(row.rule, func(t *testing.T) {
-			url := row.url
+			url := cmp.Or(row.url, "http://engine.test")
 			var e *engine
 			if row.script != nil {
 				e = newEngine(t, row.script)
@@ -245,7 +220,7 @@ type controlledDial struct {
 }
 
 func (d *controlledDial) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	raw, err := new(net.Dialer).DialContext(ctx, network, address)
+	raw, err := plainDial(ctx, network, address)
 	if err != nil {
 		return nil, err
 	}
@@ -449,7 +424,6 @@ func TestABodyLongerThanItsLengthIsAnErrorAndCutThere(t *testing.T) {
 }
 
 func TestErrorsOfReadingAResponseAreOfClassAnswered(t *testing.T) {
-	const head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n"
 	for _, row := range []struct {
 		rule string
 		end  func(net.Conn, context.CancelFunc)
@@ -467,7 +441,7 @@ func TestErrorsOfReadingAResponseAreOfClassAnswered(t *testing.T) {
 			e := newEngine(t, func(e *engine, c net.Conn) {
 				r := bufio.NewReader(c)
 				e.read(r)
-				_, _ = io.WriteString(c, head)
+				_, _ = io.WriteString(c, chunkedHead+"3\r\nabc\r\n")
 				<-goOn
 				row.end(c, cancel)
 				_, _ = r.ReadByte()

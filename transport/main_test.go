@@ -51,9 +51,14 @@ func newTransport(t testing.TB, options *Options) *Transport {
 	return tr
 }
 
-func newServer(t testing.TB, h http.HandlerFunc) *httptest.Server {
+// newServer starts a server, after prepare has changed what is to be different.
+func newServer(t testing.TB, h http.HandlerFunc, prepare ...func(*httptest.Server)) *httptest.Server {
 	t.Helper()
-	s := httptest.NewServer(h)
+	s := httptest.NewUnstartedServer(h)
+	for _, f := range prepare {
+		f(s)
+	}
+	s.Start()
 	t.Cleanup(s.Close)
 	return s
 }
@@ -137,6 +142,14 @@ func newEngine(t testing.TB, script func(e *engine, c net.Conn)) *engine {
 	return e
 }
 
+// says returns a script that reads a request, writes a text and ends the connection.
+func says(text string) func(*engine, net.Conn) {
+	return func(e *engine, c net.Conn) {
+		e.read(bufio.NewReader(c))
+		_, _ = io.WriteString(c, text)
+	}
+}
+
 func (e *engine) url() string { return "http://" + e.Addr().String() }
 
 // read takes one whole request from r.
@@ -152,7 +165,10 @@ func (e *engine) read(r *bufio.Reader) bool {
 	return true
 }
 
-const okResponse = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+const (
+	okResponse  = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+	chunkedHead = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
 
 // reset closes c so that the other side sees a reset, not an end.
 func reset(c net.Conn) {
@@ -168,6 +184,18 @@ func refusedAddress(t testing.TB) string {
 	port, err := freeport.One()
 	require.NoError(t, err)
 	return net.JoinHostPort("127.0.0.1", port)
+}
+
+// plainDial opens a connection as a transport does without DialContext.
+func plainDial(ctx context.Context, network, address string) (net.Conn, error) {
+	return new(net.Dialer).DialContext(ctx, network, address)
+}
+
+// dialFails is a DialContext that fails with err.
+func dialFails(err error) func(context.Context, string, string) (net.Conn, error) {
+	return func(context.Context, string, string) (net.Conn, error) {
+		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: err}
+	}
 }
 
 // blackhole dials a host that never answers: packets vanish on the way.

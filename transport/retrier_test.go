@@ -31,7 +31,7 @@ func refuseFirst(n int32) (dial func(context.Context, string, string) (net.Conn,
 		if dials.Add(1) <= n {
 			return nil, &net.OpError{Op: "dial", Net: network, Err: syscall.ECONNREFUSED}
 		}
-		return new(net.Dialer).DialContext(ctx, network, address)
+		return plainDial(ctx, network, address)
 	}, dials
 }
 
@@ -109,7 +109,7 @@ func TestResponsesAreNeverRetried(t *testing.T) {
 
 func TestMaybeSentIsNotRetried(t *testing.T) {
 	for _, first := range []int32{0, 1} { // the first try, and one after a refused dial
-		e := newEngine(t, func(e *engine, c net.Conn) { e.read(bufio.NewReader(c)) })
+		e := newEngine(t, says(""))
 		dial, dials := refuseFirst(first)
 		_, err := NewRetrier(newTransport(t, &Options{DialContext: dial}), atOnce).Do(t.Context(),
 			post(t, e.url(), "x"))
@@ -127,7 +127,7 @@ func TestHopelessRequestsAreTriedOnce(t *testing.T) {
 		TLS: trustOnly(stranger),
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			dials.Add(1)
-			return new(net.Dialer).DialContext(ctx, network, address)
+			return plainDial(ctx, network, address)
 		},
 	})
 	_, err := NewRetrier(tr, atOnce).Do(t.Context(), post(t, s.URL, "x"))
@@ -175,7 +175,7 @@ func TestTheNextBodyIsOpenedBeforeTheWait(t *testing.T) {
 			}
 			defer cancel()
 			req := post(t, "http://engine.test", "x")
-			body := &closes{Reader: strings.NewReader("x")}
+			body := &closeTeller{ReadCloser: http.NoBody}
 			req.GetBody = func() (io.ReadCloser, error) {
 				if !deadline {
 					cancel()
@@ -188,13 +188,6 @@ func TestTheNextBodyIsOpenedBeforeTheWait(t *testing.T) {
 		})
 	}
 }
-
-type closes struct {
-	io.Reader
-	closed bool
-}
-
-func (c *closes) Close() error { c.closed = true; return nil }
 
 // The retrier does not wait for a try that can only fail: its client would wait in vain.
 func TestAWaitBeyondTheDeadlineIsNotBegun(t *testing.T) {

@@ -188,7 +188,7 @@ func TestCloseEndsARunningRead(t *testing.T) {
 	e := newEngine(t, func(e *engine, c net.Conn) {
 		r := bufio.NewReader(c)
 		e.read(r)
-		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+		_, _ = io.WriteString(c, chunkedHead)
 		_, _ = r.ReadByte()
 	})
 	resp, err := newTransport(t, nil).RoundTrip(post(t, e.url(), "x"))
@@ -242,7 +242,7 @@ func TestChunksThatCameTogetherAreReadTogether(t *testing.T) {
 	e := newEngine(t, func(e *engine, c net.Conn) {
 		r := bufio.NewReader(c)
 		e.read(r)
-		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+		_, _ = io.WriteString(c, chunkedHead)
 		for range goOn {
 			_, _ = io.WriteString(c, strings.Repeat("64\r\n"+strings.Repeat("x", 100)+"\r\n", 30)+"64\r\nhalf")
 			<-goOn
@@ -273,11 +273,7 @@ func TestChunksThatCameTogetherAreReadTogether(t *testing.T) {
 // A caller learns from a full read that more is waiting, and takes a larger buffer then. Chunks' framing must not keep
 // reads from ever being full.
 func TestABusyStreamFillsReads(t *testing.T) {
-	e := newEngine(t, func(e *engine, c net.Conn) {
-		e.read(bufio.NewReader(c))
-		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"+
-			strings.Repeat("64\r\n"+strings.Repeat("x", 100)+"\r\n", 4000)+"0\r\n\r\n")
-	})
+	e := newEngine(t, says(chunkedHead+strings.Repeat("64\r\n"+strings.Repeat("x", 100)+"\r\n", 4000)+"0\r\n\r\n"))
 	resp, err := newTransport(t, nil).RoundTrip(post(t, e.url(), "x"))
 	require.NoError(t, err)
 	defer resp.Body.Close()

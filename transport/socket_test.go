@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -58,6 +59,13 @@ func TestConnectionsOfTheListenerAreConnections(t *testing.T) {
 func TestWhatAConnectionCarriesIsWhole(t *testing.T) {
 	for _, size := range []int{1, 1000, 64 << 10, 64<<10 + 1, 8 << 20} {
 		text := strings.Repeat("0123456789abcdef", size/16+1)[:size]
+		whole := func(c net.Conn) {
+			got, err := io.ReadAll(c)
+			require.NoError(t, err)
+			if text != string(got) { // which is too long to be shown
+				require.Failf(t, "not what was written", "%d of %d bytes", len(got), size)
+			}
+		}
 		server, client := accepted(t, listen(t))
 		go func() {
 			for rest, piece := text, 60<<10; len(rest) > 0; piece = 160<<10 - piece { // 60 and 100 KB in turns
@@ -70,50 +78,42 @@ func TestWhatAConnectionCarriesIsWhole(t *testing.T) {
 			_ = server.Close()
 		}()
 		time.Sleep(20 * time.Millisecond) // so that the sender meets a socket without room
-		got, err := io.ReadAll(client)
-		require.NoError(t, err)
-		if text != string(got) { // which is too long to be shown
-			require.Failf(t, "not what was written", "%d of %d bytes", len(got), size)
-		}
+		whole(client)
 
 		receiver, sender := accepted(t, listen(t))
 		go func() {
 			_, _ = io.WriteString(sender, text)
 			_ = sender.Close()
 		}()
-		got, err = io.ReadAll(receiver)
-		require.NoError(t, err)
-		if text != string(got) { // which is too long to be shown
-			require.Failf(t, "not what was written", "%d of %d bytes", len(got), size)
-		}
+		whole(receiver)
 	}
 }
 
 // Errors are net's own, as package net words them.
 func TestErrorsOfAConnectionAreNets(t *testing.T) {
+	fails := func(server net.Conn, reading, writing error) {
+		_, err := server.Read(make([]byte, 10))
+		opError(t, err, "read", reading)
+		_, err = server.Write([]byte("x"))
+		opError(t, err, "write", writing)
+	}
 	server, client := accepted(t, listen(t))
-	require.NoError(t, client.(*net.TCPConn).SetLinger(0)) // Close sends a reset
-	_ = client.Close()
-	_, err := server.Read(make([]byte, 10))
-	var op *net.OpError
-	require.ErrorAs(t, err, &op)
-	assert.Equal(t, "read", op.Op)
-	assert.ErrorContains(t, err, "connection reset by peer")
-	_, err = server.Write([]byte("x"))
-	require.ErrorAs(t, err, &op)
-	assert.Equal(t, "write", op.Op)
-	assert.ErrorContains(t, err, "broken pipe")
+	reset(client)
+	fails(server, syscall.ECONNRESET, syscall.EPIPE)
 
 	server, _ = accepted(t, listen(t))
 	_ = server.Close()
-	_, err = server.Read(make([]byte, 10))
-	assert.ErrorIs(t, err, net.ErrClosed)
-	require.ErrorAs(t, err, &op)
-	assert.Equal(t, "read", op.Op)
-	_, err = server.Write([]byte("x"))
-	assert.ErrorIs(t, err, net.ErrClosed)
-	require.ErrorAs(t, err, &op)
-	assert.Equal(t, "write", op.Op)
+	fails(server, net.ErrClosed, net.ErrClosed)
+}
+
+// opError requires an error as package net makes it, around another one.
+func opError(t *testing.T, err error, op string, inner error) {
+	t.Helper()
+	var got *net.OpError
+	require.ErrorAs(t, err, &got)
+	assert.Equal(t, op, got.Op)
+	require.ErrorIs(t, err, inner)
+	assert.ErrorContains(t, err, inner.Error())
 }
 
 // Only TCP's connections are changed.
@@ -170,6 +170,11 @@ func TestABodyWaitsForItsNextPart(t *testing.T) {
 		require.True(t, ok)
 		return resp, waiter, next
 	}
+	waiting := func(w interface{ WaitReadable() }) <-chan struct{} {
+		came := make(chan struct{})
+		go func() { w.WaitReadable(); close(came) }()
+		return came
+	}
 	read := func(resp *http.Response) string {
 		p := make([]byte, 100)
 		n, err := resp.Body.Read(p)
@@ -180,8 +185,7 @@ func TestABodyWaitsForItsNextPart(t *testing.T) {
 	resp, w, next := begin(t.Context())
 	w.WaitReadable()
 	assert.Equal(t, "first", read(resp))
-	came := make(chan struct{})
-	go func() { w.WaitReadable(); close(came) }()
+	came := waiting(w)
 	if runtime.GOOS == "linux" { // elsewhere it never waits
 		select {
 		case <-came:
@@ -204,29 +208,25 @@ func TestABodyWaitsForItsNextPart(t *testing.T) {
 	w.WaitReadable() // returns at once
 	_ = resp.Body.Close()
 
-	// Close ends it.
-	resp, w, _ = begin(t.Context())
-	assert.Equal(t, "first", read(resp))
-	came = make(chan struct{})
-	go func() { w.WaitReadable(); close(came) }()
-	time.Sleep(20 * time.Millisecond)
-	require.NoError(t, resp.Body.Close())
-	<-came
-	_, err = resp.Body.Read(make([]byte, 100))
-	require.ErrorIs(t, err, http.ErrBodyReadAfterClose)
-
-	// So does the request's context.
-	ctx, cancel := context.WithCancel(t.Context())
-	resp, w, _ = begin(ctx)
-	assert.Equal(t, "first", read(resp))
-	came = make(chan struct{})
-	go func() { w.WaitReadable(); close(came) }()
-	time.Sleep(20 * time.Millisecond)
-	cancel()
-	<-came
-	_, err = resp.Body.Read(make([]byte, 100))
-	require.ErrorIs(t, err, context.Canceled)
-	_ = resp.Body.Close()
+	// Close ends it, and so does the request's context.
+	for want, end := range map[error]func(resp *http.Response, cancel context.CancelFunc){
+		http.ErrBodyReadAfterClose: func(resp *http.Response, _ context.CancelFunc) {
+			require.NoError(t, resp.Body.Close())
+		},
+		context.Canceled: func(_ *http.Response, cancel context.CancelFunc) { cancel() },
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		resp, w, _ = begin(ctx)
+		assert.Equal(t, "first", read(resp))
+		came = waiting(w)
+		time.Sleep(20 * time.Millisecond)
+		end(resp, cancel)
+		<-came
+		_, err = resp.Body.Read(make([]byte, 100))
+		require.ErrorIs(t, err, want)
+		_ = resp.Body.Close()
+		cancel()
+	}
 }
 
 // A body that ends early, or ends with its connection, is read after a wait as it is without one.
@@ -235,30 +235,20 @@ func TestABodyEndsAfterAWaitAsWithoutOne(t *testing.T) {
 		head string
 		end  error
 	}{
-		"length":      {"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", nil},
+		"length":      {"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", io.EOF},
 		"cut short":   {"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n", io.ErrUnexpectedEOF},
-		"until close": {"HTTP/1.0 200 OK\r\n\r\n", nil},
+		"until close": {"HTTP/1.0 200 OK\r\n\r\n", io.EOF},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ln, err := net.Listen("tcp", "127.0.0.1:0")
-			require.NoError(t, err)
-			defer ln.Close()
-			go func() {
-				conn, err := ln.Accept()
-				if err != nil {
-					return
-				}
-				defer conn.Close()
-				_, _ = http.ReadRequest(bufio.NewReader(conn))
+			e := newEngine(t, func(e *engine, conn net.Conn) {
+				e.read(bufio.NewReader(conn))
 				_, _ = io.WriteString(conn, c.head)
 				time.Sleep(20 * time.Millisecond)
 				_, _ = io.WriteString(conn, "hello")
-			}()
+			})
 			tr := New(nil)
 			defer tr.Close()
-			req, err := http.NewRequest(http.MethodGet, "http://"+ln.Addr().String(), nil)
-			require.NoError(t, err)
-			resp, err := tr.RoundTrip(req)
+			resp, err := tr.RoundTrip(post(t, e.url(), ""))
 			require.NoError(t, err)
 			defer resp.Body.Close()
 			var got []byte
@@ -270,11 +260,7 @@ func TestABodyEndsAfterAWaitAsWithoutOne(t *testing.T) {
 				got = append(got, p[:n]...)
 			}
 			assert.Equal(t, "hello", string(got))
-			if c.end == nil {
-				assert.ErrorIs(t, err, io.EOF)
-			} else {
-				assert.ErrorIs(t, err, c.end)
-			}
+			assert.ErrorIs(t, err, c.end)
 		})
 	}
 }

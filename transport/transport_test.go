@@ -90,7 +90,7 @@ func TestProxyVariablesAreIgnored(t *testing.T) {
 	dialed := make(chan string, 1)
 	tr := newTransport(t, &Options{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 		dialed <- address
-		return new(net.Dialer).DialContext(ctx, network, s.Listener.Addr().String())
+		return plainDial(ctx, network, s.Listener.Addr().String())
 	}})
 	assert.Equal(t, "direct", exchange(t, tr, post(t, "http://engine.test:8000/v1", "x")))
 	assert.Equal(t, "engine.test:8000", <-dialed)
@@ -126,6 +126,17 @@ func burst(t *testing.T, tr *Transport, url string, n int) {
 	wg.Wait()
 }
 
+// counting counts the connections of a server.
+func counting(accepted *atomic.Int32) func(*httptest.Server) {
+	return func(s *httptest.Server) {
+		s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+			if state == http.StateNew {
+				accepted.Add(1)
+			}
+		}
+	}
+}
+
 // barrier is an engine that answers once n requests have arrived.
 func barrier(t *testing.T, n int) (url string, accepted *atomic.Int32) {
 	t.Helper()
@@ -133,7 +144,7 @@ func barrier(t *testing.T, n int) (url string, accepted *atomic.Int32) {
 	var arrived atomic.Int32
 	var mu sync.Mutex
 	gate := make(chan struct{})
-	s := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+	s := newServer(t, func(_ http.ResponseWriter, r *http.Request) {
 		mu.Lock()
 		open := gate
 		if int(arrived.Add(1))%n == 0 {
@@ -145,14 +156,7 @@ func barrier(t *testing.T, n int) (url string, accepted *atomic.Int32) {
 		case <-open:
 		case <-r.Context().Done():
 		}
-	}))
-	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
-		if state == http.StateNew {
-			accepted.Add(1)
-		}
-	}
-	s.Start()
-	t.Cleanup(s.Close)
+	}, counting(accepted))
 	return s.URL, accepted
 }
 
@@ -175,12 +179,8 @@ func TestIdleConnectionsEndBeforeTheEngineEndsThem(t *testing.T) {
 		t.Run((pause * time.Millisecond).String(), func(t *testing.T) {
 			t.Parallel()
 			var served atomic.Int32
-			s := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
-				served.Add(1)
-			}))
-			s.Config.IdleTimeout = 2 * time.Second
-			s.Start()
-			t.Cleanup(s.Close)
+			s := newServer(t, func(http.ResponseWriter, *http.Request) { served.Add(1) },
+				func(s *httptest.Server) { s.Config.IdleTimeout = 2 * time.Second })
 			tr := newTransport(t, &Options{IdleTimeout: 1600 * time.Millisecond})
 			for range 8 {
 				exchange(t, tr, post(t, s.URL, "x"))
@@ -207,13 +207,11 @@ func TestAnIdleConnectionIsClosedByThePool(t *testing.T) {
 func TestIPv6LiteralsAreReached(t *testing.T) {
 	l, err := net.Listen("tcp6", "[::1]:0")
 	require.NoError(t, err, "this test needs ::1 on the loopback interface")
-	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.WriteString(w, r.Host)
-	}))
-	require.NoError(t, s.Listener.Close())
-	s.Listener = l
-	s.Start()
-	t.Cleanup(s.Close)
+	newServer(t, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Host) },
+		func(s *httptest.Server) {
+			require.NoError(t, s.Listener.Close())
+			s.Listener = l
+		})
 	assert.Equal(t, l.Addr().String(), exchange(t, newTransport(t, nil), post(t, "http://"+l.Addr().String(), "x")))
 }
 
@@ -265,7 +263,7 @@ func TestSwitchingProtocolsIsAnError(t *testing.T) {
 	for i, own := range []bool{true, false} {
 		_, err = newTransport(t, &Options{NetHTTP: !own,
 			DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-				c, err := new(net.Dialer).DialContext(ctx, network, address)
+				c, err := plainDial(ctx, network, address)
 				return slowWriter{c}, err
 			}}).RoundTrip(req)
 		failure(t, err, SentMaybe, KindProtocol)
@@ -357,12 +355,8 @@ func TestHTTP2IsOptIn(t *testing.T) {
 func TestUnencryptedHTTP2IsOptIn(t *testing.T) {
 	prior := new(http.Protocols)
 	prior.SetUnencryptedHTTP2(true)
-	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.WriteString(w, r.Proto)
-	}))
-	s.Config.Protocols = prior
-	s.Start()
-	t.Cleanup(s.Close)
+	prepare := func(s *httptest.Server) { s.Config.Protocols = prior }
+	s := newServer(t, func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, r.Proto) }, prepare)
 	tr := newTransport(t, &Options{Protocols: prior})
 	assert.Equal(t, "HTTP/2.0", exchange(t, tr, post(t, s.URL, "x")))
 
@@ -370,13 +364,7 @@ func TestUnencryptedHTTP2IsOptIn(t *testing.T) {
 	assert.Equal(t, SentNothing, Classify(err))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	hang := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		cancel()
-		<-r.Context().Done()
-	}))
-	hang.Config.Protocols = prior
-	hang.Start()
-	t.Cleanup(hang.Close)
+	hang := newServer(t, func(_ http.ResponseWriter, r *http.Request) { cancel(); <-r.Context().Done() }, prepare)
 	_, err = tr.RoundTrip(post(t, hang.URL, "x").WithContext(ctx))
 	assert.Equal(t, SentMaybe, Classify(err), "a shared connection tells nothing about one request")
 }
@@ -422,23 +410,19 @@ func TestErrorsOfManyRequestsDoNotMix(t *testing.T) {
 
 // Who keeps a header's value keeps neither the response nor its request.
 func TestAKeptHeaderHoldsNoRequest(t *testing.T) {
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	s := newServer(t, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		w.Header().Set("X-Tag", "0123456789")
-	}))
-	defer s.Close()
+	})
 	tr := New(nil)
 	defer tr.Close()
 	collected := make(chan struct{})
 	kept := func() string {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.URL, strings.NewReader("prompt"))
-		require.NoError(t, err)
+		req := post(t, s.URL, "prompt")
 		runtime.AddCleanup(req, func(c chan struct{}) { close(c) }, collected)
 		resp, err := tr.RoundTrip(req)
 		require.NoError(t, err)
-		_, err = io.Copy(io.Discard, resp.Body)
-		require.NoError(t, err)
-		require.NoError(t, resp.Body.Close())
+		drain(t, resp)
 		return resp.Header.Get("X-Tag")
 	}()
 	require.Eventually(t, func() bool {
@@ -464,13 +448,12 @@ func TestADialContextMayPanicOrEndItsGoroutine(t *testing.T) {
 				return nil, nil
 			}})
 			defer tr.Close()
-			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://127.0.0.1:1/", http.NoBody)
-			require.NoError(t, err)
+			req := post(t, "http://127.0.0.1:1/", "")
 			if name == "panic" {
 				assert.PanicsWithValue(t, "of the host", func() { _, _ = tr.RoundTrip(req) })
 				return
 			}
-			_, err = tr.RoundTrip(req)
+			_, err := tr.RoundTrip(req)
 			assert.ErrorContains(t, errors.Unwrap(err), "DialContext ended its goroutine")
 		})
 	}
@@ -483,10 +466,9 @@ func TestAPanicInTheHandshakeClosesTheConnection(t *testing.T) {
 		GetTLS:      func() *tls.Config { panic("of the host") },
 	})
 	defer tr.Close()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://127.0.0.1:1/", http.NoBody)
-	require.NoError(t, err)
+	req := post(t, "https://127.0.0.1:1/", "")
 	assert.PanicsWithValue(t, "of the host", func() { _, _ = tr.RoundTrip(req) })
 	_ = theirs.SetReadDeadline(time.Now().Add(5 * time.Second)) // fails where the other end is closed already
-	_, err = theirs.Read(make([]byte, 1))
+	_, err := theirs.Read(make([]byte, 1))
 	assert.Equal(t, io.EOF, err)
 }
