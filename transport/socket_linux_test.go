@@ -27,6 +27,7 @@ import (
 func TestConnectionsAreSockets(t *testing.T) {
 	server, _ := accepted(t, listen(t))
 	assert.Implements(t, (*rawsocket.PooledReader)(nil), server)
+	ownOnly(t, "has a pool of its own, which cannot be looked into")
 	e := newEngine(t, keepAlive)
 	tr := newTransport(t, nil)
 	exchange(t, tr, post(t, e.url(), "x"))
