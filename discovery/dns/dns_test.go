@@ -35,7 +35,7 @@ func TestRulesOfSources(t *testing.T) {
 			s.set(append([]string{fmt.Sprintf("decode.test. 0 IN A 127.0.1.%d", n.Add(1))}, pair...)...)
 			return nil
 		},
-		Break:  func() error { s.rcode(wire.RcodeServerFailure); return nil },
+		Break:  func() error { s.twistWith(failing("")); return nil },
 		Repair: func() error { s.twistWith(nil); return nil },
 
 		Timeout: 30 * time.Second,
@@ -117,12 +117,7 @@ func TestAddressesOfNames(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := serve(t, c.zone...)
-			o := quick(s)
-			if c.alt != nil {
-				c.alt(o)
-			}
-			w := watch(t, source(t, o))
+			w := watchQuick(t, serve(t, c.zone...), c.alt)
 			w.becomes(c.want...)
 			assert.Empty(t, w.told())
 		})
@@ -151,25 +146,16 @@ func TestManySRVRecordsComeOverTCP(t *testing.T) {
 		want = append(want, fmt.Sprintf("127.0.0.1:%d prefill", 8000+i))
 	}
 	s := serve(t, zone...)
-	o := quick(s)
-	o.Decode, o.Port, o.MinTTL = "", 0, time.Second
-	w := watch(t, source(t, o))
+	w := watchQuick(t, s, func(o *dns.Options) { o.Decode, o.Port, o.MinTTL = "", 0, time.Second })
 	w.becomes(want...)
 	assert.Contains(t, s.questions(), question{"prefill.test.", wire.TypeSRV, true})
 }
 
 func TestAddressesSentAlongAreNotAskedForAgain(t *testing.T) {
 	s := serve(t, "prefill.test. 0 IN SRV 0 10 8100 p-0.test.")
-	s.twistWith(func(_ wire.ResponseWriter, _, m *wire.Msg) bool {
-		m.Extra = append(
-			m.Extra, records(t, "P-0.test. 0 IN A 127.0.0.1", "other.test. 0 IN A 127.0.0.66",
-				"p-0.test. 0 CH A 127.0.0.66")...,
-		)
-		return false
-	})
-	o := quick(s)
-	o.Decode, o.Port = "", 0
-	w := watch(t, source(t, o))
+	along := records(t, "P-0.test. 0 IN A 127.0.0.1", "other.test. 0 IN A 127.0.0.66", "p-0.test. 0 CH A 127.0.0.66")
+	s.twistWith(alters(func(m *wire.Msg) { m.Extra = append(m.Extra, along...) }))
+	w := watchQuick(t, s, func(o *dns.Options) { o.Decode, o.Port = "", 0 })
 	w.becomes("127.0.0.1:8100 prefill")
 	for _, q := range s.questions() {
 		assert.Equal(t, wire.TypeSRV, q.kind)
@@ -191,7 +177,7 @@ func TestAliasesAcrossMessages(t *testing.T) {
 		}
 		return false
 	})
-	w := watch(t, source(t, quick(s)))
+	w := watchQuick(t, s, nil)
 	w.becomes("127.0.0.2:8000 decode", "127.0.0.7:8000 prefill")
 	loop.Store(true)
 	w.tells("dns: prefill: the name's aliases do not end (the last list stays)")
@@ -201,53 +187,32 @@ func TestAliasesAcrossMessages(t *testing.T) {
 // If the server makes an error of any kind, the list stays, the source reports the reason, and uses the next good
 // answer.
 func TestFailuresKeepTheLastList(t *testing.T) {
+	const noAnswer = "no answer in time"
 	for name, c := range map[string]struct {
-		twist func(w wire.ResponseWriter, q, m *wire.Msg) bool
+		twist twist
 		want  string
 	}{
-		"SERVFAIL": {func(_ wire.ResponseWriter, _, m *wire.Msg) bool {
-			m.Rcode, m.Answer = wire.RcodeServerFailure, nil
-			return false
-		}, "the server answered SERVFAIL"},
-		"REFUSED": {func(_ wire.ResponseWriter, _, m *wire.Msg) bool {
-			m.Rcode, m.Answer = wire.RcodeRefused, nil
-			return false
-		}, "the server answered REFUSED"},
-		"an unknown code": {func(_ wire.ResponseWriter, _, m *wire.Msg) bool {
-			m.Rcode = 14
-			return false
-		}, "the server answered with an unknown code"},
-		"silence": {func(wire.ResponseWriter, *wire.Msg, *wire.Msg) bool { return true }, "no answer in time"},
-		"another id": {func(_ wire.ResponseWriter, _, m *wire.Msg) bool { m.Id++; return false },
-			"no answer in time"},
-		"a question": {func(_ wire.ResponseWriter, _, m *wire.Msg) bool { m.Response = false; return false },
-			"no answer in time"},
-		"another name": {func(_ wire.ResponseWriter, _, m *wire.Msg) bool {
-			m.Question[0].Name = "evil.test."
-			return false
-		}, "no answer in time"},
-		"another type": {func(_ wire.ResponseWriter, _, m *wire.Msg) bool {
-			m.Question[0].Qtype = wire.TypeTXT
-			return false
-		}, "no answer in time"},
-		"another class": {func(_ wire.ResponseWriter, _, m *wire.Msg) bool {
-			m.Question[0].Qclass = wire.ClassCHAOS
-			return false
-		}, "no answer in time"},
-		"another kind of message": {func(_ wire.ResponseWriter, _, m *wire.Msg) bool {
-			m.Opcode = wire.OpcodeNotify
-			return false
-		}, "no answer in time"},
-		"no question": {func(_ wire.ResponseWriter, _, m *wire.Msg) bool { m.Question = nil; return false },
-			"no answer in time"},
+		"SERVFAIL": {failing(""), "the server answered SERVFAIL"},
+		"REFUSED": {alters(func(m *wire.Msg) { m.Rcode, m.Answer = wire.RcodeRefused, nil }),
+			"the server answered REFUSED"},
+		"an unknown code": {alters(func(m *wire.Msg) { m.Rcode = 14 }),
+			"the server answered with an unknown code"},
+		"silence":                 {func(wire.ResponseWriter, *wire.Msg, *wire.Msg) bool { return true }, noAnswer},
+		"another id":              {alters(func(m *wire.Msg) { m.Id++ }), noAnswer},
+		"a question":              {alters(func(m *wire.Msg) { m.Response = false }), noAnswer},
+		"another name":            {alters(func(m *wire.Msg) { m.Question[0].Name = "evil.test." }), noAnswer},
+		"another type":            {alters(func(m *wire.Msg) { m.Question[0].Qtype = wire.TypeTXT }), noAnswer},
+		"another class":           {alters(func(m *wire.Msg) { m.Question[0].Qclass = wire.ClassCHAOS }), noAnswer},
+		"another kind of message": {alters(func(m *wire.Msg) { m.Opcode = wire.OpcodeNotify }), noAnswer},
+		"no question":             {alters(func(m *wire.Msg) { m.Question = nil }), noAnswer},
 		"garbage": {func(w wire.ResponseWriter, _, _ *wire.Msg) bool {
 			_, _ = w.Write([]byte(strings.Repeat("x", 900)))
 			return true
-		}, "no answer in time"},
+		}, noAnswer},
 		"a short message": {func(w wire.ResponseWriter, _, _ *wire.Msg) bool {
 			_, _ = w.Write([]byte("x"))
 			return true
-		}, "no answer in time"},
+		}, noAnswer},
 		"a flood": {func(w wire.ResponseWriter, _, m *wire.Msg) bool {
 			m.Id++
 			for range 300 {
@@ -260,10 +225,9 @@ func TestFailuresKeepTheLastList(t *testing.T) {
 			_ = w.WriteMsg(m)
 			return true
 		}, "the answer cannot be read"},
-		"a referral to other servers": {func(_ wire.ResponseWriter, _, m *wire.Msg) bool {
+		"a referral to other servers": {alters(func(m *wire.Msg) {
 			m.Answer, m.Ns = nil, records(t, "test. 0 IN NS ns.other.")
-			return false
-		}, "the server refers to others"},
+		}), "the server refers to others"},
 		"an alias, and a referral": {func(_ wire.ResponseWriter, q, m *wire.Msg) bool {
 			m.Answer, m.Ns = records(t, q.Question[0].Name+" 0 IN CNAME x.other."),
 				records(t, "other. 0 IN NS ns.other.")
@@ -285,11 +249,11 @@ func TestFailuresKeepTheLastList(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t, pair...)
-			o := quick(s)
-			if c.want == "no answer in time" {
-				o.Timeout = 200 * time.Millisecond
-			}
-			w := watch(t, source(t, o))
+			w := watchQuick(t, s, func(o *dns.Options) {
+				if c.want == noAnswer {
+					o.Timeout = 200 * time.Millisecond
+				}
+			})
 			w.becomes("127.0.0.1:8000 prefill", "127.0.0.2:8000 decode")
 			version := w.set.Load().Version
 			s.twistWith(c.twist)
@@ -309,18 +273,14 @@ func TestFailuresKeepTheLastList(t *testing.T) {
 // Records of other names, other classes and other types in an answer change nothing.
 func TestForeignRecordsAreLeftAlone(t *testing.T) {
 	s := serve(t, pair...)
-	s.twistWith(func(_ wire.ResponseWriter, _, m *wire.Msg) bool {
-		m.Answer = append(
-			m.Answer, records(t, "evil.test. 0 IN A 127.0.0.66", "prefill.test. 0 IN AAAA ::66",
-				"prefill.test. 0 CH A 127.0.0.66", "prefill.test. 0 CH CNAME evil.test.", "prefill.test. 0 IN TXT x",
-				"prefill.test. 0 IN SRV 0 0 1 evil.test.")...,
-		)
+	foreign := records(t, "evil.test. 0 IN A 127.0.0.66", "prefill.test. 0 IN AAAA ::66",
+		"prefill.test. 0 CH A 127.0.0.66", "prefill.test. 0 CH CNAME evil.test.", "prefill.test. 0 IN TXT x",
+		"prefill.test. 0 IN SRV 0 0 1 evil.test.")
+	s.twistWith(alters(func(m *wire.Msg) {
+		m.Answer = append(m.Answer, foreign...)
 		m.Extra = append(m.Extra, records(t, "prefill.test. 0 IN A 127.0.0.66")...)
-		return false
-	})
-	o := quick(s)
-	o.Network = "ip4"
-	w := watch(t, source(t, o))
+	}))
+	w := watchQuick(t, s, func(o *dns.Options) { o.Network = "ip4" })
 	w.becomes("127.0.0.1:8000 prefill", "127.0.0.2:8000 decode")
 	time.Sleep(50 * time.Millisecond)
 	assert.Len(t, w.set.Load().Endpoints, 2)
@@ -339,7 +299,7 @@ func TestTheRightAnswerIsHeardAmongOthers(t *testing.T) {
 		}
 		return false
 	})
-	w := watch(t, source(t, quick(s)))
+	w := watchQuick(t, s, nil)
 	w.becomes("127.0.0.1:8000 prefill", "127.0.0.2:8000 decode")
 	assert.Empty(t, w.told())
 }
@@ -355,7 +315,7 @@ func TestAServerWithoutEDNSIsAskedWithoutIt(t *testing.T) {
 		_ = w.WriteMsg(old)
 		return true
 	})
-	w := watch(t, source(t, quick(s)))
+	w := watchQuick(t, s, nil)
 	w.becomes("127.0.0.1:8000 prefill", "127.0.0.2:8000 decode")
 	assert.Empty(t, w.told())
 }

@@ -14,19 +14,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/dns"
 )
 
 // One role's failure leaves its list and does not keep the other's from changing.
 func TestRolesFailByThemselves(t *testing.T) {
-	s := serve(t, pair...)
-	w := watch(t, source(t, quick(s)))
-	w.becomes("127.0.0.1:8000 prefill", "127.0.0.2:8000 decode")
-	s.twistWith(func(_ wire.ResponseWriter, q, m *wire.Msg) bool {
-		if q.Question[0].Name == "decode.test." {
-			m.Rcode, m.Answer = wire.RcodeServerFailure, nil
-		}
-		return false
-	})
+	s, w := watchPair(t)
+	s.twistWith(failing("decode.test."))
 	s.set("prefill.test. 0 IN A 127.0.0.5")
 	w.becomes("127.0.0.2:8000 decode", "127.0.0.5:8000 prefill")
 	w.tells("dns: decode: the server answered SERVFAIL (the last list stays)")
@@ -35,14 +29,13 @@ func TestRolesFailByThemselves(t *testing.T) {
 // Half an answer, IPv4 without IPv6, is not taken for the whole.
 func TestAKindOfAddressThatFailsFailsTheName(t *testing.T) {
 	s := serve(t, append(pair, "prefill.test. 0 IN AAAA ::1")...)
-	w := watch(t, source(t, quick(s)))
+	w := watchQuick(t, s, nil)
 	w.becomes("127.0.0.1:8000 prefill", "127.0.0.2:8000 decode", "[::1]:8000 prefill")
-	s.twistWith(func(_ wire.ResponseWriter, q, m *wire.Msg) bool {
-		if q.Question[0].Qtype == wire.TypeAAAA {
+	s.twistWith(alters(func(m *wire.Msg) {
+		if m.Question[0].Qtype == wire.TypeAAAA {
 			m.Rcode, m.Answer = wire.RcodeServerFailure, nil
 		}
-		return false
-	})
+	}))
 	w.tells("SERVFAIL")
 	assert.Len(t, w.set.Load().Endpoints, 3)
 }
@@ -51,16 +44,9 @@ func TestAKindOfAddressThatFailsFailsTheName(t *testing.T) {
 func TestATargetThatFailsFailsTheName(t *testing.T) {
 	s := serve(t, "prefill.test. 0 IN SRV 0 0 1 a.test.", "prefill.test. 0 IN SRV 0 0 1 b.test.",
 		"a.test. 0 IN A 127.0.0.1", "b.test. 0 IN A 127.0.0.2")
-	o := quick(s)
-	o.Port, o.Decode = 0, ""
-	w := watch(t, source(t, o))
+	w := watchQuick(t, s, func(o *dns.Options) { o.Port, o.Decode = 0, "" })
 	w.becomes("127.0.0.1:1 prefill", "127.0.0.2:1 prefill")
-	s.twistWith(func(_ wire.ResponseWriter, q, m *wire.Msg) bool {
-		if q.Question[0].Name == "b.test." {
-			m.Rcode, m.Answer = wire.RcodeServerFailure, nil
-		}
-		return false
-	})
+	s.twistWith(failing("b.test."))
 	w.tells("SERVFAIL")
 	assert.Len(t, w.set.Load().Endpoints, 2)
 }
@@ -68,13 +54,8 @@ func TestATargetThatFailsFailsTheName(t *testing.T) {
 // Before the first list each role must have been answered for: prefill engines alone are half a list.
 func TestNoListIsHalf(t *testing.T) {
 	s := serve(t, pair...)
-	s.twistWith(func(_ wire.ResponseWriter, q, m *wire.Msg) bool {
-		if q.Question[0].Name == "decode.test." {
-			m.Rcode, m.Answer = wire.RcodeServerFailure, nil
-		}
-		return false
-	})
-	w := watch(t, source(t, quick(s)))
+	s.twistWith(failing("decode.test."))
+	w := watchQuick(t, s, nil)
 	w.tells("dns: decode: the server answered SERVFAIL (there is no list yet)")
 	assert.Zero(t, w.set.Load().Version)
 	s.twistWith(nil)
@@ -106,12 +87,11 @@ func TestANameThatIsGoneIsToleratedSomeTimes(t *testing.T) {
 					})
 				}))
 				w.becomes("127.0.0.1:8000 prefill", "127.0.0.2:8000 decode")
-				s.twistWith(func(_ wire.ResponseWriter, q, m *wire.Msg) bool {
-					if q.Question[0].Name == "decode.test." && len(m.Answer) == 0 {
+				s.twistWith(alters(func(m *wire.Msg) {
+					if m.Question[0].Name == "decode.test." && len(m.Answer) == 0 {
 						gone.Add(1)
 					}
-					return false
-				})
+				}))
 				s.set(zone...)
 				ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 				defer cancel()
@@ -140,23 +120,21 @@ func TestANameThatComesBackInTimeWasNeverGone(t *testing.T) {
 	w.becomes("127.0.0.1:8000 prefill", "127.0.0.2:8000 decode")
 	version := w.set.Load().Version
 	var n atomic.Int32
-	s.twistWith(func(_ wire.ResponseWriter, _, m *wire.Msg) bool {
+	s.twistWith(alters(func(m *wire.Msg) {
 		if n.Add(1)%12 < 4 { // one round of three: each asks four questions
 			m.Rcode, m.Answer = wire.RcodeNameError, nil
 		}
-		return false
-	})
+	}))
 	require.Eventually(t, func() bool { return n.Load() > 60 }, 30*time.Second, time.Millisecond)
 	assert.Equal(t, version, w.set.Load().Version)
 }
 
 func TestAnOutageIsToldOnce(t *testing.T) {
 	s := serve(t, pair...)
-	o := quick(s)
-	o.Decode, o.Network = "", "ip4" // one question: no round has a part of the outage only, and another reason
-	w := watch(t, source(t, o))
+	// one question: no round has a part of the outage only, and another reason
+	w := watchQuick(t, s, func(o *dns.Options) { o.Decode, o.Network = "", "ip4" })
 	w.becomes("127.0.0.1:8000 prefill")
-	s.rcode(wire.RcodeServerFailure)
+	s.twistWith(failing(""))
 	w.tells("SERVFAIL")
 	time.Sleep(300 * time.Millisecond) // some rounds more
 	assert.Len(t, w.told(), 1)

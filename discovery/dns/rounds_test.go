@@ -20,15 +20,17 @@ import (
 	"github.com/pdkit/pdkit/discovery/dns"
 )
 
-// waits runs one round and returns bounds of the time from its end to the next one, which differ by what it took.
-func waits(t *testing.T, o *dns.Options) (least, most time.Duration) {
+// waits runs one round, and wants the time from its end to the next one to be want, or a tenth more at most.
+func waits(t *testing.T, o *dns.Options, want time.Duration) {
 	t.Helper()
 	s := source(t, o)
 	began := time.Now()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	_ = s.Watch(ctx, func(discovery.Snapshot) { cancel() }) // an error is what some of the rounds have
-	return time.Until(s.Next()), s.Next().Sub(began)
+	_ = s.Watch(ctx, func(discovery.Snapshot) { cancel() })  // an error is what some of the rounds have
+	least, most := time.Until(s.Next()), s.Next().Sub(began) // they differ by what the round took
+	assert.GreaterOrEqual(t, most, want)
+	assert.Less(t, least, want+want/10+time.Millisecond, "a tenth more at most")
 }
 
 func TestTheTimeToTheNextRound(t *testing.T) {
@@ -74,21 +76,9 @@ func TestTheTimeToTheNextRound(t *testing.T) {
 			if c.alt != nil {
 				c.alt(o)
 			}
-			least, most := waits(t, o)
-			assert.GreaterOrEqual(t, most, c.min)
-			assert.Less(t, least, c.min+c.min/10+time.Millisecond, "a tenth more at most")
+			waits(t, o, c.min)
 		})
 	}
-}
-
-// soa has each answer without records say for how long that holds.
-func soa(t *testing.T, s *server, record string) {
-	s.twistWith(func(_ wire.ResponseWriter, _, m *wire.Msg) bool {
-		if len(m.Answer) == 0 {
-			m.Ns = records(t, record)
-		}
-		return false
-	})
 }
 
 func TestHowLongTheLackOfRecordsHolds(t *testing.T) {
@@ -103,12 +93,10 @@ func TestHowLongTheLackOfRecordsHolds(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t)
-			soa(t, s, c.soa)
+			s.twistWith(alters(func(m *wire.Msg) { m.Ns = records(t, c.soa) }))
 			o := quick(s)
 			o.MinTTL = 0
-			least, most := waits(t, o)
-			assert.GreaterOrEqual(t, most, c.want)
-			assert.Less(t, least, c.want+c.want/10+time.Millisecond)
+			waits(t, o, c.want)
 		})
 	}
 }
@@ -116,24 +104,19 @@ func TestHowLongTheLackOfRecordsHolds(t *testing.T) {
 // Of the addresses that came with a service, the one that is to be asked for again first counts.
 func TestTheTimeToLiveOfAddressesSentAlongCounts(t *testing.T) {
 	s := serve(t, "prefill.test. 20 IN SRV 0 0 1 p.test.")
-	s.twistWith(func(_ wire.ResponseWriter, _, m *wire.Msg) bool {
+	s.twistWith(alters(func(m *wire.Msg) {
 		m.Extra = records(t, "p.test. 15 IN A 127.0.0.1", "p.test. 6 IN A 127.0.0.2", "p.test. 15 IN A 127.0.0.3")
-		return false
-	})
+	}))
 	o := quick(s)
 	o.Port, o.Decode = 0, ""
-	least, most := waits(t, o)
-	assert.GreaterOrEqual(t, most, 6*time.Second)
-	assert.Less(t, least, 6601*time.Millisecond)
+	waits(t, o, 6*time.Second)
 }
 
 // The name is asked again when its time is over, and not before.
 func TestNothingIsAskedBeforeItsTimeIsOver(t *testing.T) {
 	s := serve(t, "prefill.test. 1 IN A 127.0.0.1")
-	o := quick(s)
-	o.Decode, o.Network = "", "ip4"
 	began := time.Now()
-	watch(t, source(t, o)).becomes("127.0.0.1:8000 prefill")
+	watchQuick(t, s, func(o *dns.Options) { o.Decode, o.Network = "", "ip4" }).becomes("127.0.0.1:8000 prefill")
 	time.Sleep(1500 * time.Millisecond)
 	asked := len(s.questions())
 	assert.LessOrEqual(t, asked, 1+int(time.Since(began)/time.Second))
@@ -155,13 +138,12 @@ func TestAServerThatFailsIsAskedEverMoreRarely(t *testing.T) {
 		mu.Lock()
 		asked = nil
 		mu.Unlock()
-		s.twistWith(func(_ wire.ResponseWriter, q, m *wire.Msg) bool {
+		s.twistWith(alters(func(m *wire.Msg) {
 			m.Rcode, m.Answer = wire.RcodeServerFailure, nil
 			mu.Lock()
 			defer mu.Unlock()
 			asked = append(asked, time.Now())
-			return false
-		})
+		}))
 	}
 	pauseAfter := func(n int) time.Duration {
 		require.Eventually(t, func() bool { mu.Lock(); defer mu.Unlock(); return len(asked) > 2*n }, 20*time.Second,
@@ -183,18 +165,11 @@ func TestAServerThatFailsIsAskedEverMoreRarely(t *testing.T) {
 // Two outages are two errors, although they are the same.
 func TestTheNextOutageIsToldAgain(t *testing.T) {
 	s := serve(t, pair...)
-	o := quick(s)
-	o.Network = "ip4"
-	w := watch(t, source(t, o))
+	w := watchQuick(t, s, func(o *dns.Options) { o.Network = "ip4" })
 	w.becomes("127.0.0.1:8000 prefill", "127.0.0.2:8000 decode")
 	for i := range 2 {
 		// One question alone: if several failed, a round might have a part of the outage only, and another reason.
-		s.twistWith(func(_ wire.ResponseWriter, q, m *wire.Msg) bool {
-			if q.Question[0].Name == "decode.test." {
-				m.Rcode, m.Answer = wire.RcodeServerFailure, nil
-			}
-			return false
-		})
+		s.twistWith(failing("decode.test."))
 		require.Eventually(t, func() bool { return len(w.told()) > i }, 30*time.Second, time.Millisecond)
 		at := fmt.Sprintf("127.0.1.%d", i)
 		s.twistWith(nil)
@@ -219,12 +194,11 @@ func TestTheNextOutageIsToldAgain(t *testing.T) {
 func TestTheOrderOfAnswersIsNoChange(t *testing.T) {
 	s := serve(t, "prefill.test. 0 IN A 127.0.0.1", "prefill.test. 0 IN A 127.0.0.2", "prefill.test. 0 IN A 127.0.0.3")
 	var n atomic.Int32
-	s.twistWith(func(_ wire.ResponseWriter, _, m *wire.Msg) bool {
+	s.twistWith(alters(func(m *wire.Msg) {
 		if i := n.Add(1); len(m.Answer) == 3 {
 			m.Answer = append(m.Answer[i%3:], m.Answer[:i%3+i%2]...)
 		}
-		return false
-	})
+	}))
 	o := quick(s)
 	o.Decode, o.Network = "", "ip4"
 	ctx, cancel := context.WithCancel(t.Context())
@@ -254,9 +228,7 @@ func TestADatagramIsLost(t *testing.T) {
 		}
 		return lost
 	})
-	o := quick(s)
-	o.Timeout = 2 * time.Second // which a lost one costs
-	w := watch(t, source(t, o))
+	w := watchQuick(t, s, func(o *dns.Options) { o.Timeout = 2 * time.Second }) // which a lost one costs
 	w.becomes("127.0.0.1:8000 prefill", "127.0.0.2:8000 decode")
 	assert.Empty(t, w.told())
 }
@@ -269,9 +241,7 @@ func TestAnAnswerOfSomeSizeComesInOneDatagram(t *testing.T) {
 		want = append(want, fmt.Sprintf("127.0.0.%d:8000 prefill", i+1))
 	}
 	s := serve(t, zone...)
-	o := quick(s)
-	o.Decode = ""
-	watch(t, source(t, o)).becomes(want...)
+	watchQuick(t, s, func(o *dns.Options) { o.Decode = "" }).becomes(want...)
 	for _, q := range s.questions() {
 		assert.False(t, q.tcp)
 	}
@@ -288,7 +258,7 @@ func TestAServerWithEDNSIsNotAskedWithoutIt(t *testing.T) {
 		m.Rcode, m.Answer = wire.RcodeFormatError, nil
 		return false
 	})
-	w := watch(t, source(t, quick(s)))
+	w := watchQuick(t, s, nil)
 	w.tells("FORMERR")
 	assert.Zero(t, without.Load())
 }
@@ -296,10 +266,8 @@ func TestAServerWithEDNSIsNotAskedWithoutIt(t *testing.T) {
 // An alias of a name that is not there is answered for: the name behind it is not asked for by itself.
 func TestAnAliasOfNothingIsAnswered(t *testing.T) {
 	s := serve(t, "prefill.test. 0 IN CNAME nowhere.test.")
-	s.twistWith(func(_ wire.ResponseWriter, _, m *wire.Msg) bool { m.Rcode = wire.RcodeNameError; return false })
-	o := quick(s)
-	o.Decode = ""
-	watch(t, source(t, o)).becomes()
+	s.twistWith(alters(func(m *wire.Msg) { m.Rcode = wire.RcodeNameError }))
+	watchQuick(t, s, func(o *dns.Options) { o.Decode = "" }).becomes()
 	for _, q := range s.questions() {
 		assert.Equal(t, "prefill.test.", q.name)
 	}

@@ -24,8 +24,25 @@ type server struct {
 
 	mu    sync.Mutex
 	zone  []wire.RR
-	twist func(w wire.ResponseWriter, q, m *wire.Msg) bool // alters the answer m; true: it has answered, or will not
+	twist twist
 	asked []question
+}
+
+// twist alters the answer m to q. true means that it has answered itself, or that there is to be no answer.
+type twist func(w wire.ResponseWriter, q, m *wire.Msg) bool
+
+// alters is a twist that changes the answer.
+func alters(change func(m *wire.Msg)) twist {
+	return func(_ wire.ResponseWriter, _, m *wire.Msg) bool { change(m); return false }
+}
+
+// failing is a twist by which the questions of a name get SERVFAIL; "" are those of all names.
+func failing(name string) twist {
+	return alters(func(m *wire.Msg) {
+		if name == "" || m.Question[0].Name == name {
+			m.Rcode, m.Answer = wire.RcodeServerFailure, nil
+		}
+	})
 }
 
 type question struct {
@@ -90,18 +107,10 @@ func (s *server) set(lines ...string) {
 	s.zone = zone
 }
 
-func (s *server) twistWith(f func(w wire.ResponseWriter, q, m *wire.Msg) bool) {
+func (s *server) twistWith(f twist) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.twist = f
-}
-
-// rcode has each answer say code, and nothing else.
-func (s *server) rcode(code int) {
-	s.twistWith(func(_ wire.ResponseWriter, _, m *wire.Msg) bool {
-		m.Rcode, m.Answer, m.Extra = code, nil, nil
-		return false
-	})
 }
 
 func (s *server) questions() []question {
@@ -182,6 +191,25 @@ func source(t testing.TB, o *dns.Options) *dns.Source {
 	require.NoError(t, err)
 	s.TellEvery(0)
 	return s
+}
+
+// watchQuick watches a source at the pace of tests, with options that change may set.
+func watchQuick(t *testing.T, s *server, change func(*dns.Options)) *watched {
+	t.Helper()
+	o := quick(s)
+	if change != nil {
+		change(o)
+	}
+	return watch(t, source(t, o))
+}
+
+// watchPair watches the engines of pair at a server, and waits for them.
+func watchPair(t *testing.T) (*server, *watched) {
+	t.Helper()
+	s := serve(t, pair...)
+	w := watchQuick(t, s, nil)
+	w.becomes("127.0.0.1:8000 prefill", "127.0.0.2:8000 decode")
+	return s, w
 }
 
 func watch(t *testing.T, s discovery.Source) *watched {

@@ -36,12 +36,7 @@ func TestTheSystemsResolver(t *testing.T) {
 		"\nsearch other.test ns.svc.test svc.test\noptions ndots:5\n"), 0o600))
 	w.becomes("127.0.0.1:8000 prefill", "127.0.0.2:8000 decode")
 	// A name that cannot be answered for is not looked for further on: that would be somebody else's.
-	s.twistWith(func(_ wire.ResponseWriter, q, m *wire.Msg) bool {
-		if q.Question[0].Name == "decode.ns.svc.test." {
-			m.Rcode, m.Answer = wire.RcodeServerFailure, nil
-		}
-		return false
-	})
+	s.twistWith(failing("decode.ns.svc.test."))
 	w.tells("dns: decode: the server answered SERVFAIL (the last list stays)")
 	assert.Equal(t, []string{"127.0.0.1:8000 prefill", "127.0.0.2:8000 decode"}, list(w.set.Load()))
 }
@@ -65,7 +60,7 @@ func TestAnotherServerIsAskedWhenOneDoesNotKnow(t *testing.T) {
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
-			first.twistWith(func(_ wire.ResponseWriter, _, m *wire.Msg) bool { twist(m); return false })
+			first.twistWith(alters(twist))
 			o := quick(first)
 			o.Resolver = ""
 			src := source(t, o)
@@ -80,10 +75,7 @@ func TestAnotherServerIsAskedWhenOneDoesNotKnow(t *testing.T) {
 func TestAServerThatIsNotThere(t *testing.T) {
 	port, err := freeport.One()
 	require.NoError(t, err)
-	w := watch(
-		t, source(
-			t, &dns.Options{Prefill: "p.test", Port: 1, Resolver: "127.0.0.1:" + port, MinTTL: time.Millisecond},
-		),
-	)
+	w := watch(t, source(t, &dns.Options{Prefill: "p.test", Port: 1, Resolver: "127.0.0.1:" + port,
+		MinTTL: time.Millisecond}))
 	w.tells("dns: prefill: the server refuses connections (there is no list yet)")
 }
