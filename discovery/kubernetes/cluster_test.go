@@ -354,10 +354,7 @@ func TestTheTokenOfAServiceAccountIsEnough(t *testing.T) {
 	o := grouped(c, ns)
 	o.Config = config
 	s := look(t, o, 0)
-	s.fault(
-		t, fmt.Sprintf("kubernetes: not allowed to list pods in namespace %q: see manifests/rbac.yaml (there is no "+
-			"list yet)", ns),
-	)
+	s.fault(t, denied("list pods", ns, "there is no list yet"))
 	c.Apply(t, c.Admin(), []byte(`
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role

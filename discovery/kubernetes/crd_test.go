@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kubernetes_test
+package kubernetes
 
 import (
 	"encoding/json"
@@ -25,8 +25,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 )
 
-// schema is a part of a definition's schema, or any other object.
-type schema = map[string]any
+// tree is a part of a definition's schema, or any other object.
+type tree = map[string]any
 
 // nested is how many connectors to fall back to have a schema: a schema that the API server accepts cannot contain
 // itself. What is deeper is free in form, and checked when it is used.
@@ -51,23 +51,23 @@ func groups() []string {
 	return all
 }
 
-func readYAML(t testing.TB, file string) schema {
+func readYAML(t testing.TB, file string) tree {
 	t.Helper()
 	data, err := os.ReadFile(file)
 	require.NoError(t, err)
-	var m schema
+	var m tree
 	require.NoError(t, yaml.Unmarshal(data, &m), file)
 	return m
 }
 
-// at returns the object at a path of member names and list indices.
-func at(t testing.TB, from schema, path ...any) schema {
+// part returns the object at a path of member names and list indices.
+func part(t testing.TB, from tree, path ...any) tree {
 	t.Helper()
 	var v any = from
 	for i, p := range path {
 		switch p := p.(type) {
 		case string:
-			m, ok := v.(schema)
+			m, ok := v.(tree)
 			require.True(t, ok, "%v", path[:i])
 			v = m[p]
 		case int:
@@ -76,27 +76,27 @@ func at(t testing.TB, from schema, path ...any) schema {
 			v = l[p]
 		}
 	}
-	m, ok := v.(schema)
+	m, ok := v.(tree)
 	require.True(t, ok, "%v is no object", path)
 	return m
 }
 
-func specSchema(t testing.TB, crd schema) schema {
-	return at(t, crd, "spec", "versions", 0, "schema", "openAPIV3Schema", "properties", "spec")
+func specSchema(t testing.TB, crd tree) tree {
+	return part(t, crd, "spec", "versions", 0, "schema", "openAPIV3Schema", "properties", "spec")
 }
 
 // TestManifestsAreOneSchema writes what follows from the first group's spec.kvConnector, with PDKIT_UPDATE=1.
 func TestManifestsAreOneSchema(t *testing.T) {
 	crd := readYAML(t, crdFile(groups()[0]))
-	properties := at(t, specSchema(t, crd), "properties")
-	main := at(t, properties, "kvConnector")
-	at(t, main, "properties")["fallbackConnector"] = fallback(t, main, nested)
+	properties := part(t, specSchema(t, crd), "properties")
+	main := part(t, properties, "kvConnector")
+	part(t, main, "properties")["fallbackConnector"] = fallback(t, main, nested)
 	rollout := copied(t, main)
 	rollout["description"] = "The other connector."
-	at(t, properties, "rollout", "properties")["kvConnector"] = rollout
+	part(t, properties, "rollout", "properties")["kvConnector"] = rollout
 	for _, group := range groups() {
-		at(t, crd, "metadata")["name"] = "modelservers." + group
-		at(t, crd, "spec")["group"] = group
+		part(t, crd, "metadata")["name"] = "modelservers." + group
+		part(t, crd, "spec")["group"] = group
 		data, err := yaml.Marshal(crd)
 		require.NoError(t, err)
 		want := fmt.Sprintf(crdHead, group) + string(data)
@@ -110,32 +110,32 @@ func TestManifestsAreOneSchema(t *testing.T) {
 }
 
 // fallback returns the schema of a connector to fall back to, without the descriptions, which are the same.
-func fallback(t testing.TB, connector schema, levels int) schema {
+func fallback(t testing.TB, connector tree, levels int) tree {
 	const text = "The connector to fall back to, like kvConnector."
 	if levels == 0 {
-		return schema{"type": "object", "description": text, "x-kubernetes-preserve-unknown-fields": true}
+		return tree{"type": "object", "description": text, "x-kubernetes-preserve-unknown-fields": true}
 	}
 	s := copied(t, connector)
-	silence(s)
+	undescribed(s)
 	s["description"] = text
-	at(t, s, "properties")["fallbackConnector"] = fallback(t, connector, levels-1)
+	part(t, s, "properties")["fallbackConnector"] = fallback(t, connector, levels-1)
 	return s
 }
 
-func copied(t testing.TB, s schema) schema {
+func copied(t testing.TB, s tree) tree {
 	t.Helper()
 	data, err := json.Marshal(s)
 	require.NoError(t, err)
-	var c schema
+	var c tree
 	require.NoError(t, json.Unmarshal(data, &c))
 	return c
 }
 
-func silence(s schema) {
+func undescribed(s tree) {
 	delete(s, "description")
 	for _, v := range s {
-		if m, ok := v.(schema); ok {
-			silence(m)
+		if m, ok := v.(tree); ok {
+			undescribed(m)
 		}
 	}
 }
@@ -144,13 +144,13 @@ func silence(s schema) {
 // that only the schema has is refused by whoever reads the object.
 func TestSchemaHasEveryFieldThatIsRead(t *testing.T) {
 	spec := specSchema(t, readYAML(t, crdFile(groups()[0])))
-	discovery := at(t, spec, "properties", "discovery", "properties")
+	discovery := part(t, spec, "properties", "discovery", "properties")
 	assert.Equal(t, []string{"kubernetes"}, names(discovery),
 		"files, listeners and other clusters are not for an object of a cluster to say")
-	assert.Equal(t, []string{"port", "service"}, names(at(t, discovery, "kubernetes", "properties")))
+	assert.Equal(t, []string{"port", "service"}, names(part(t, discovery, "kubernetes", "properties")))
 	spec = copied(t, spec)
 	// what package modelserver reads
-	at(t, spec, "properties")["discovery"] = schema{"type": "object", "x-kubernetes-preserve-unknown-fields": true}
+	part(t, spec, "properties")["discovery"] = tree{"type": "object", "x-kubernetes-preserve-unknown-fields": true}
 	for _, fault := range differ(spec, reflect.TypeFor[modelserver.Spec](), "spec") {
 		t.Error(fault)
 	}
@@ -158,15 +158,14 @@ func TestSchemaHasEveryFieldThatIsRead(t *testing.T) {
 
 func TestDifferFindsWhatIsMissingAndWhatIsOfAnotherType(t *testing.T) {
 	spec := copied(t, specSchema(t, readYAML(t, crdFile(groups()[0]))))
-	kv := at(t, spec, "properties", "rollout", "properties", "kvConnector", "properties", "fallbackConnector",
+	kv := part(t, spec, "properties", "rollout", "properties", "kvConnector", "properties", "fallbackConnector",
 		"properties")
-	delete(at(t, kv, "timeouts", "properties"), "idle")
+	delete(part(t, kv, "timeouts", "properties"), "idle")
 	delete(kv, "parameters")
-	at(t, kv, "retry", "properties", "maxAttempts")["type"] = "string"
-	at(t, spec, "properties")["zone"] = schema{"type": "string"}
-	at(
-		t, spec, "properties", "workloadSelector", "properties", "matchLabels", "additionalProperties",
-	)["type"] = "integer"
+	part(t, kv, "retry", "properties", "maxAttempts")["type"] = "string"
+	part(t, spec, "properties")["zone"] = tree{"type": "string"}
+	part(t, spec, "properties", "workloadSelector", "properties", "matchLabels",
+		"additionalProperties")["type"] = "integer"
 	const in = "spec.rollout.kvConnector.fallbackConnector"
 	assert.ElementsMatch(t, []string{
 		in + ".timeouts.idle is not in the schema",
@@ -179,7 +178,7 @@ func TestDifferFindsWhatIsMissingAndWhatIsOfAnotherType(t *testing.T) {
 }
 
 // differ compares a schema with a Go type that is decoded strictly.
-func differ(s schema, typ reflect.Type, path string) (faults []string) {
+func differ(s tree, typ reflect.Type, path string) (faults []string) {
 	for typ.Kind() == reflect.Pointer {
 		typ = typ.Elem()
 	}
@@ -213,7 +212,7 @@ func differ(s schema, typ reflect.Type, path string) (faults []string) {
 	}
 	switch typ.Kind() {
 	case reflect.Map:
-		values, _ := s["additionalProperties"].(schema)
+		values, _ := s["additionalProperties"].(tree)
 		return differ(values, typ.Elem(), path+".*")
 	case reflect.Struct:
 		return differFields(s, typ, path)
@@ -221,8 +220,8 @@ func differ(s schema, typ reflect.Type, path string) (faults []string) {
 	return nil
 }
 
-func differFields(s schema, typ reflect.Type, path string) (faults []string) {
-	properties, _ := s["properties"].(schema)
+func differFields(s tree, typ reflect.Type, path string) (faults []string) {
+	properties, _ := s["properties"].(tree)
 	fields := map[string]reflect.Type{}
 	for f := range typ.Fields() {
 		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "-" {
@@ -233,7 +232,7 @@ func differFields(s schema, typ reflect.Type, path string) (faults []string) {
 		fields["parameters"] = reflect.TypeFor[json.RawMessage]() // which only the JSON of a config.Spec has
 	}
 	for name, field := range fields {
-		property, ok := properties[name].(schema)
+		property, ok := properties[name].(tree)
 		if !ok {
 			faults = append(faults, path+"."+name+" is not in the schema")
 			continue
@@ -248,17 +247,17 @@ func differFields(s schema, typ reflect.Type, path string) (faults []string) {
 	return faults
 }
 
-func names(m schema) []string { return slices.Sorted(maps.Keys(m)) }
+func names(m tree) []string { return slices.Sorted(maps.Keys(m)) }
 
 func TestEnumsAreTheKnownValues(t *testing.T) {
-	properties := at(t, specSchema(t, readYAML(t, crdFile(groups()[0]))), "properties")
-	kv := at(t, properties, "kvConnector", "properties")
+	properties := part(t, specSchema(t, readYAML(t, crdFile(groups()[0]))), "properties")
+	kv := part(t, properties, "kvConnector", "properties")
 	known := []any{"", string(config.FallbackError), string(config.FallbackDecode), string(config.FallbackConnector)}
 	assert.ElementsMatch(t, known,
-		at(t, kv, "fallback")["enum"])
+		part(t, kv, "fallback")["enum"])
 	assert.ElementsMatch(t, []any{"", string(config.UnsupportedAggregate), string(config.UnsupportedRefuse)},
-		at(t, kv, "unsupported")["enum"])
-	encoders, ok := at(t, properties, "encoder", "properties", "type")["enum"].([]any)
+		part(t, kv, "unsupported")["enum"])
+	encoders, ok := part(t, properties, "encoder", "properties", "type")["enum"].([]any)
 	require.True(t, ok)
 	assert.Len(t, encoders, len(epd.Types()))
 	for _, typ := range epd.Types() {
@@ -266,10 +265,10 @@ func TestEnumsAreTheKnownValues(t *testing.T) {
 	}
 }
 
-func patternOf(t testing.TB, part, field string) *regexp.Regexp {
+func patternOf(t testing.TB, of, field string) *regexp.Regexp {
 	t.Helper()
-	kv := at(t, specSchema(t, readYAML(t, crdFile(groups()[0]))), "properties", "kvConnector", "properties")
-	pattern, ok := at(t, kv, part, "properties", field)["pattern"].(string)
+	kv := part(t, specSchema(t, readYAML(t, crdFile(groups()[0]))), "properties", "kvConnector", "properties")
+	pattern, ok := part(t, kv, of, "properties", field)["pattern"].(string)
 	require.True(t, ok)
 	return regexp.MustCompile(pattern)
 }

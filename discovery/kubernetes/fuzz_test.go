@@ -49,7 +49,7 @@ func FuzzObjectsBecomeValidEndpoints(f *testing.F) {
 			nothing := func() {}
 			pods := &table[*pod]{convert: m.pod, same: samePod, changed: nothing}
 			parts := &table[*slice]{convert: m.slice, same: sameSlice, changed: nothing}
-			odd := enginePod(named(name), at(ip), inPhase(corev1.PodPhase(phase)), labelled("role", role),
+			odd := enginePod(named(name), atIP(ip), inPhase(corev1.PodPhase(phase)), labelled("role", role),
 				withPort(portName, portNumber), annotated(key, value))
 			if bit(0) {
 				odd.Labels["encode"] = "yes"

@@ -101,7 +101,7 @@ func annotated(key, value string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { metav1.SetMetaDataAnnotation(&p.ObjectMeta, key, value) }
 }
 
-func at(ip string) func(*corev1.Pod) { return func(p *corev1.Pod) { p.Status.PodIP = ip } }
+func atIP(ip string) func(*corev1.Pod) { return func(p *corev1.Pod) { p.Status.PodIP = ip } }
 
 func inPhase(phase corev1.PodPhase) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Status.Phase = phase }
@@ -180,14 +180,14 @@ func TestPodBecomesAnEndpoint(t *testing.T) {
 			"default/p-0 http://10.0.0.1:8000 both draining", ""},
 		"deleted, not ready any more": {plain, enginePod(deleted, unready),
 			"default/p-0 http://10.0.0.1:8000 both draining", ""},
-		"no address yet": {plain, enginePod(at("")), "", ""},
+		"no address yet": {plain, enginePod(atIP("")), "", ""},
 		"succeeded":      {plain, enginePod(inPhase(corev1.PodSucceeded)), "", ""},
 		"failed":         {plain, enginePod(inPhase(corev1.PodFailed), deleted), "", ""},
-		"IPv6": {plain, enginePod(at("FD00::0:1")),
+		"IPv6": {plain, enginePod(atIP("FD00::0:1")),
 			"default/p-0 http://[fd00::1]:8000 both ready", ""},
-		"garbage for an address": {plain, enginePod(at("10.0.0.1:80/x")), "",
+		"garbage for an address": {plain, enginePod(atIP("10.0.0.1:80/x")), "",
 			`pod "p-0": its address is none`},
-		"an address of a zone": {plain, enginePod(at("fe80::1%eth0")), "",
+		"an address of a zone": {plain, enginePod(atIP("fe80::1%eth0")), "",
 			`pod "p-0": its address is none`},
 		"zone label and node": {plain, enginePod(labelled(zoneLabel, "z1"), onNode),
 			"default/p-0 http://10.0.0.1:8000 both ready zone=z1 node=n1", ""},
@@ -225,7 +225,7 @@ func TestPodBecomesAnEndpoint(t *testing.T) {
 				annotated("pdkit.dev/x", "$(POD_NAME)@$(NODE_NAME)$(OTHER)")),
 			"default/p-0 http://10.0.0.1:8000 both ready node=n1 x:p-0@n1$(OTHER) zmqAddress:10.0.0.1:21001", ""},
 		"IPv6 before a port": {plain,
-			enginePod(at("fd00::1"), annotated("pdkit.dev/a", "$(POD_IP):1"), annotated("pdkit.dev/b", "$(POD_IP)")),
+			enginePod(atIP("fd00::1"), annotated("pdkit.dev/a", "$(POD_IP):1"), annotated("pdkit.dev/b", "$(POD_IP)")),
 			"default/p-0 http://[fd00::1]:8000 both ready a:[fd00::1]:1 b:fd00::1", ""},
 		"attributes of all": {with(plain, func(o *Options) {
 			o.Attributes = map[string]string{"a": "1", "b": "$(POD_IP)"}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kubernetes_test
+package kubernetes
 
 import (
 	"bufio"
@@ -56,7 +56,7 @@ func objects(t testing.TB, c *kubetest.Cluster, group, namespace string) dynamic
 var strict = metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict}
 
 // decoded reads YAML, with whole numbers as such.
-func decoded(t testing.TB, text []byte) (m schema) {
+func decoded(t testing.TB, text []byte) (m tree) {
 	t.Helper()
 	raw, err := yaml.YAMLToJSONStrict(text)
 	require.NoError(t, err)
@@ -116,7 +116,7 @@ func TestAPIServerAcceptsTheDefinitions(t *testing.T) {
 		require.NoError(t, err)
 		conditions := map[any]any{}
 		for _, item := range list {
-			condition := item.(schema)
+			condition := item.(tree)
 			conditions[condition["type"]] = condition["status"]
 		}
 		assert.Equal(t, map[any]any{"Established": "True", "NamesAccepted": "True"}, conditions,
@@ -247,7 +247,7 @@ func TestUnknownFieldsAreDroppedOnlyFromWhoDoesNotAsk(t *testing.T) {
 	c := kubetest.Shared(t)
 	install(t, c)
 	o := modelServers(t, []byte(minimal))[0]
-	o.Object["spec"].(schema)["zone"] = "z"
+	o.Object["spec"].(tree)["zone"] = "z"
 	list := objects(t, c, groups()[0], c.Namespace(t))
 	_, err := list.Create(t.Context(), o, strict)
 	require.ErrorContains(t, err, `unknown field "spec.zone"`)

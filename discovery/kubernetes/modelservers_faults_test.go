@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kubernetes_test
+package kubernetes
 
 import (
 	"context"
@@ -14,8 +14,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"k8s.io/client-go/rest"
-
-	"github.com/pdkit/pdkit/discovery/kubernetes"
 )
 
 // What a real API server does rarely is played here: each test's handler answers lists and watches of one group.
@@ -39,7 +37,7 @@ func play(t *testing.T, answer func(w http.ResponseWriter, r *http.Request, call
 }
 
 func (p *played) watch(t *testing.T) *watched {
-	return watchModelServers(t, kubernetes.ModelServerOptions{Config: p.Config, Groups: groups()[:1]})
+	return watchModelServers(t, ModelServerOptions{Config: p.Config, Groups: groups()[:1]})
 }
 
 // listOf writes a list of objects, each with its name as its model.
@@ -190,7 +188,7 @@ func TestAFaultOfAllGroupsIsToldOnce(t *testing.T) {
 			listOf(w, "a")
 		}
 	})
-	w := watchModelServers(t, kubernetes.ModelServerOptions{Config: p.Config})
+	w := watchModelServers(t, ModelServerOptions{Config: p.Config})
 	assert.Len(t, w.next(t), 2)
 	assert.Len(t, w.faults, 1)
 }
@@ -243,13 +241,13 @@ func TestWatchEndsWithItsContext(t *testing.T) {
 		asked <- struct{}{}
 		<-r.Context().Done() // an API server that hangs
 	})
-	m, err := kubernetes.NewModelServers(&kubernetes.ModelServerOptions{Config: p.Config, OnError: func(err error) {
+	m, err := NewModelServers(&ModelServerOptions{Config: p.Config, OnError: func(err error) {
 		t.Error(err)
 	}})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
-	go func() { ended <- m.Watch(ctx, func([]kubernetes.ModelServer) { t.Error("published") }) }()
+	go func() { ended <- m.Watch(ctx, func([]ModelServer) { t.Error("published") }) }()
 	receive(t, asked)
 	cancel()
 	assert.NoError(t, receive(t, ended), "and it was no fault")
@@ -265,12 +263,12 @@ func TestNothingIsPublishedAfterTheContextHasEnded(t *testing.T) {
 			_, _ = fmt.Fprintf(w, `{"type":"MODIFIED","object":%s}`, objectOf("a", fmt.Sprint(i)))
 		}
 	})
-	m, err := kubernetes.NewModelServers(&kubernetes.ModelServerOptions{Config: p.Config})
+	m, err := NewModelServers(&ModelServerOptions{Config: p.Config})
 	require.NoError(t, err)
 	for range 50 {
 		ctx, cancel := context.WithCancel(t.Context())
 		published := 0
-		require.NoError(t, m.Watch(ctx, func([]kubernetes.ModelServer) {
+		require.NoError(t, m.Watch(ctx, func([]ModelServer) {
 			if published++; published == 3 {
 				cancel()
 			}

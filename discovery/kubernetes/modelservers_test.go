@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kubernetes_test
+package kubernetes
 
 import (
 	"context"
@@ -24,36 +24,35 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 
-	"github.com/pdkit/pdkit/discovery/kubernetes"
 	"github.com/pdkit/pdkit/discovery/kubernetes/kubetest"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 )
 
 // watched is a watch, and all that it has reported, in order.
 type watched struct {
-	lists  chan []kubernetes.ModelServer
+	lists  chan []ModelServer
 	faults chan error
 
 	mu  sync.Mutex
-	all [][]kubernetes.ModelServer
+	all [][]ModelServer
 }
 
 // watchModelServers watches until the end of the test, with definitions that are not there looked for at short
-// intervals.
-func watchModelServers(t testing.TB, o kubernetes.ModelServerOptions, also ...func(*kubernetes.ModelServers)) *watched {
+// intervals, and faults told at once.
+func watchModelServers(t testing.TB, o ModelServerOptions, also ...func(*ModelServers)) *watched {
 	t.Helper()
-	w := &watched{lists: make(chan []kubernetes.ModelServer, 10_000), faults: make(chan error, 10_000)}
+	w := &watched{lists: make(chan []ModelServer, 10_000), faults: make(chan error, 10_000)}
 	o.OnError = func(err error) { w.faults <- err }
-	m, err := kubernetes.NewModelServers(&o)
+	m, err := NewModelServers(&o)
 	require.NoError(t, err)
-	m.Hurry()
+	m.absent, m.confirm, m.patience = 100*time.Millisecond, 10*time.Millisecond, 0
 	for _, set := range also {
 		set(m)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- m.Watch(ctx, func(list []kubernetes.ModelServer) {
+		ended <- m.Watch(ctx, func(list []ModelServer) {
 			w.mu.Lock()
 			w.all = append(w.all, list)
 			w.mu.Unlock()
@@ -68,7 +67,7 @@ func watchModelServers(t testing.TB, o kubernetes.ModelServerOptions, also ...fu
 }
 
 // next returns the next list.
-func (w *watched) next(t testing.TB) []kubernetes.ModelServer {
+func (w *watched) next(t testing.TB) []ModelServer {
 	t.Helper()
 	return receive(t, w.lists)
 }
@@ -90,7 +89,7 @@ func receive[T any](t testing.TB, from <-chan T) T {
 }
 
 // shown writes a list as GROUP/NAME=MODEL, with the first part of the group only.
-func shown(list []kubernetes.ModelServer) string {
+func shown(list []ModelServer) string {
 	var out []string
 	for _, s := range list {
 		var o struct{ Spec struct{ Model string } }
@@ -101,7 +100,7 @@ func shown(list []kubernetes.ModelServer) string {
 }
 
 // until returns the first list that is shown as want. Lists before it are those of a change that is not over yet.
-func (w *watched) until(t testing.TB, want string) []kubernetes.ModelServer {
+func (w *watched) until(t testing.TB, want string) []ModelServer {
 	t.Helper()
 	var last string
 	deadline := time.After(2 * time.Minute)
@@ -118,9 +117,9 @@ func (w *watched) until(t testing.TB, want string) []kubernetes.ModelServer {
 }
 
 func newObject(group, name, model string) *unstructured.Unstructured {
-	return &unstructured.Unstructured{Object: schema{
-		"apiVersion": group + "/v1alpha1", "kind": modelserver.Kind, "metadata": schema{"name": name},
-		"spec": schema{"model": model},
+	return &unstructured.Unstructured{Object: tree{
+		"apiVersion": group + "/v1alpha1", "kind": modelserver.Kind, "metadata": tree{"name": name},
+		"spec": tree{"model": model},
 	}}
 }
 
@@ -150,10 +149,10 @@ func TestModelServersComeChangeAndGoInBothGroups(t *testing.T) {
 	first, second := objects(t, c, groups()[0], namespace), objects(t, c, groups()[1], namespace)
 	o := newObject(groups()[0], "b", "one")
 	o.SetLabels(map[string]string{"team": "x"})
-	o.Object["spec"].(schema)["kvConnector"] = schema{"type": "nixl",
-		"config": schema{"port": int64(7777), "text": "<&>"}}
+	o.Object["spec"].(tree)["kvConnector"] = tree{"type": "nixl",
+		"config": tree{"port": int64(7777), "text": "<&>"}}
 	stored := create(t, first, o)
-	w := watchModelServers(t, kubernetes.ModelServerOptions{Config: c.Admin(), Namespace: namespace})
+	w := watchModelServers(t, ModelServerOptions{Config: c.Admin(), Namespace: namespace})
 
 	list := w.next(t)
 	require.Len(t, list, 1)
@@ -162,7 +161,7 @@ func TestModelServersComeChangeAndGoInBothGroups(t *testing.T) {
 		"spec": {"model": "one", "kvConnector": {"type": "nixl", "config": {"port": 7777, "text": "<&>"}}}}`,
 		namespace), string(list[0].Object))
 	list[0].Object = nil
-	assert.Equal(t, kubernetes.ModelServer{
+	assert.Equal(t, ModelServer{
 		Group: groups()[0], Namespace: namespace, Name: "b", UID: string(stored.GetUID()), Generation: 1,
 		ResourceVersion: stored.GetResourceVersion(),
 	}, list[0])
@@ -195,7 +194,7 @@ func TestOnlyAnotherSpecIsNews(t *testing.T) {
 	namespace := c.Namespace(t)
 	in := objects(t, c, groups()[0], namespace)
 	old := create(t, in, newObject(groups()[0], "a", "one"))
-	w := watchModelServers(t, kubernetes.ModelServerOptions{Config: c.Admin(), Namespace: namespace})
+	w := watchModelServers(t, ModelServerOptions{Config: c.Admin(), Namespace: namespace})
 	assert.Equal(t, "matrixinfer/a=one", shown(w.next(t)))
 
 	patch(t, in, "a", `{"status": {"readyReplicas": 3}}`, "status")
@@ -228,8 +227,8 @@ func TestAWatchThatTheServerEndsMissesNothing(t *testing.T) {
 		})
 	})
 	create(t, in, newObject(groups()[0], "a", "0"))
-	w := watchModelServers(t, kubernetes.ModelServerOptions{Config: config, Namespace: namespace, Groups: groups()[:1]},
-		(*kubernetes.ModelServers).ShortWatches)
+	w := watchModelServers(t, ModelServerOptions{Config: config, Namespace: namespace, Groups: groups()[:1]},
+		func(m *ModelServers) { m.length = time.Second })
 	for i := 1; watches.Load() < 4; i++ {
 		patch(t, in, "a", fmt.Sprintf(`{"spec": {"model": "%d"}}`, i))
 		w.until(t, fmt.Sprint("matrixinfer/a=", i))
@@ -248,7 +247,7 @@ func TestAnAPIServerThatDiesTakesNothingAway(t *testing.T) {
 	namespace := c.Namespace(t)
 	first, second := objects(t, c, groups()[0], namespace), objects(t, c, groups()[1], namespace)
 	create(t, first, newObject(groups()[0], "a", "one"))
-	w := watchModelServers(t, kubernetes.ModelServerOptions{Config: c.Admin(), Namespace: namespace})
+	w := watchModelServers(t, ModelServerOptions{Config: c.Admin(), Namespace: namespace})
 	w.until(t, "matrixinfer/a=one")
 	c.KillAPIServer()
 	assert.ErrorContains(t, w.fault(t), "kubernetes: the API server does not answer")
@@ -270,7 +269,7 @@ func TestAnAPIServerThatDiesTakesNothingAway(t *testing.T) {
 func TestDefinitionsComeAndGo(t *testing.T) {
 	t.Parallel()
 	c := kubetest.Start(t)
-	w := watchModelServers(t, kubernetes.ModelServerOptions{Config: c.Admin()})
+	w := watchModelServers(t, ModelServerOptions{Config: c.Admin()})
 	const none = "kubernetes: no ModelServer definition is installed, in networking.matrixinfer.ai or " +
 		"networking.serving.volcano.sh"
 	require.EqualError(t, w.fault(t), none)
@@ -322,12 +321,9 @@ func TestDeniedVerbsAreNamed(t *testing.T) {
 	namespace := c.Namespace(t)
 	config := c.ServiceAccount(t, namespace, "gateway")
 	create(t, objects(t, c, groups()[0], namespace), newObject(groups()[0], "a", "one"))
-	w := watchModelServers(t, kubernetes.ModelServerOptions{Config: config, Namespace: namespace, Groups: groups()[:1]})
-	denied := func(verb string) string {
-		return fmt.Sprintf("kubernetes: not allowed to %s modelservers.networking.matrixinfer.ai in namespace %q: "+
-			"see manifests/rbac.yaml", verb, namespace)
-	}
-	require.EqualError(t, w.fault(t), denied("list")+" (there is no list yet)")
+	w := watchModelServers(t, ModelServerOptions{Config: config, Namespace: namespace, Groups: groups()[:1]})
+	const of = "modelservers.networking.matrixinfer.ai"
+	require.EqualError(t, w.fault(t), denied("list "+of, namespace, "there is no list yet"))
 	assert.Empty(t, w.lists, "nothing is known, which is not the same as an empty list")
 
 	roles := c.Client().RbacV1().Roles(namespace)
@@ -346,7 +342,7 @@ func TestDeniedVerbsAreNamed(t *testing.T) {
 	}, metav1.CreateOptions{})
 	require.NoError(t, err)
 	w.until(t, "matrixinfer/a=one")
-	require.EqualError(t, w.fault(t), denied("watch")+" (the last list stays)")
+	require.EqualError(t, w.fault(t), denied("watch "+of, namespace, "the last list stays"))
 	patch(t, objects(t, c, groups()[0], namespace), "a", `{"spec": {"model": "two"}}`)
 	w.until(t, "matrixinfer/a=two") // by lists alone
 
@@ -358,26 +354,28 @@ func TestDeniedVerbsAreNamed(t *testing.T) {
 	assert.Empty(t, w.faults, "each is told once")
 }
 
+// denied is the fault of a verb with a resource, and what follows from it.
+func denied(call, namespace, so string) string {
+	return fmt.Sprintf("kubernetes: not allowed to %s in namespace %q: see manifests/rbac.yaml (%s)", call, namespace,
+		so)
+}
+
 func TestModelServerOptions(t *testing.T) {
 	config := &rest.Config{Host: "https://127.0.0.1:1"}
-	for want, o := range map[string]*kubernetes.ModelServerOptions{
+	for want, o := range map[string]*ModelServerOptions{
 		"kubernetes: ModelServerOptions.Config is missing": {},
 		`kubernetes: "a/b" is not a namespace`:             {Config: config, Namespace: "a/b"},
 		`kubernetes: "a b" is not an API group`:            {Config: config, Groups: []string{"a b"}},
 		`kubernetes: API group "example.org" is given twice`: {Config: config,
 			Groups: []string{"example.org", "example.org"}},
 	} {
-		_, err := kubernetes.NewModelServers(o)
+		_, err := NewModelServers(o)
 		assert.EqualError(t, err, want)
 	}
-	_, err := kubernetes.NewModelServers(nil)
+	_, err := NewModelServers(nil)
 	assert.Error(t, err)
-	_, err = kubernetes.NewModelServers(
-		&kubernetes.ModelServerOptions{
-			Config: &rest.Config{Host: "https://127.0.0.1:1",
-				TLSClientConfig: rest.TLSClientConfig{CAFile: "no/such/file"}},
-		},
-	)
+	config.CAFile = "no/such/file"
+	_, err = NewModelServers(&ModelServerOptions{Config: config})
 	assert.Error(t, err)
-	assert.Equal(t, groups(), kubernetes.ModelServerGroups(), "what is watched is what is read")
+	assert.Equal(t, groups(), ModelServerGroups(), "what is watched is what is read")
 }

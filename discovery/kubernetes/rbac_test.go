@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kubernetes_test
+package kubernetes
 
 import (
 	"bytes"
@@ -11,7 +11,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"text/tabwriter"
 	"time"
@@ -21,7 +20,6 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -35,7 +33,6 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/discovery/kubernetes"
 	"github.com/pdkit/pdkit/discovery/kubernetes/kubetest"
 )
 
@@ -121,10 +118,10 @@ var (
 	nodeResource  = resource{"", "nodes"}
 )
 
-// asked are the resources and verbs of the table: those of discovery, what belongs to them, and what a thief would
+// askable are the resources and verbs of the table: those of discovery, what belongs to them, and what a thief would
 // like.
 var (
-	asked = []resource{
+	askable = []resource{
 		podResource, sliceResource,
 		{"networking.matrixinfer.ai", "modelservers"}, {"networking.serving.volcano.sh", "modelservers"},
 		nodeResource,
@@ -153,7 +150,7 @@ func rights(t *testing.T, config *rest.Config, own, other string) (allowed map[s
 	fmt.Fprintln(w, "RESOURCE\tITS NAMESPACE\tANOTHER\tALL")
 	allowed = map[string]string{}
 	ask := asker(t, config)
-	for _, r := range asked {
+	for _, r := range askable {
 		fmt.Fprint(w, strings.TrimSuffix(r.name+"."+r.group, "."))
 		for _, place := range []struct{ name, namespace string }{{"own", own}, {"another", other}, {"all", ""}} {
 			yes := slices.DeleteFunc(slices.Clone(verbs), func(verb string) bool {
@@ -226,8 +223,8 @@ func TestCallsOfTheAccount(t *testing.T) {
 	own, other := c.Namespace(t), c.Namespace(t)
 	for _, namespace := range []string{own, other} {
 		c.Pod(t, namespace, "prefill-0", nil, nil)
-		makeSlice(t, c, namespace, "prefill", "10.77.0.11")
-		for _, group := range kubernetes.ModelServerGroups() {
+		makeSlice(t, c, namespace)
+		for _, group := range ModelServerGroups() {
 			c.Apply(t, c.Admin(), []byte("apiVersion: "+group+
 				"/v1alpha1\nkind: ModelServer\nmetadata: {name: prefill-0}\nspec: {model: m}"), namespace)
 		}
@@ -321,94 +318,18 @@ func forbidden(t *testing.T, verb string, err error) {
 	assert.ErrorContains(t, err, ":"+account+`" cannot `+verb+" resource")
 }
 
-// makeSlice makes the EndpointSlice of a service, as its controller would.
-func makeSlice(t *testing.T, c *kubetest.Cluster, namespace, service, address string) {
+// makeSlice makes the EndpointSlice of the service prefill, as its controller would.
+func makeSlice(t *testing.T, c *kubetest.Cluster, namespace string) {
 	t.Helper()
-	port, zone, ready := int32(8100), "zone-of-slice", true
-	_, err := c.Client().DiscoveryV1().EndpointSlices(namespace).Create(t.Context(), &discoveryv1.EndpointSlice{
-		ObjectMeta: metav1.ObjectMeta{Name: service + "-x",
-			Labels: map[string]string{discoveryv1.LabelServiceName: service}},
-		AddressType: discoveryv1.AddressTypeIPv4,
-		Endpoints: []discoveryv1.Endpoint{{
-			Addresses: []string{address}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}, Zone: &zone,
-			TargetRef: &corev1.ObjectReference{Kind: "Pod", Name: service + "-0"},
-		}},
-		Ports: []discoveryv1.EndpointPort{{Port: &port}},
-	}, metav1.CreateOptions{})
+	e := of("", "10.77.0.11", isReady)
+	e.Zone, e.TargetRef = new("zone-of-slice"), &corev1.ObjectReference{Kind: "Pod", Name: "prefill-0"}
+	_, err := c.Client().DiscoveryV1().EndpointSlices(namespace).Create(t.Context(), endpointSlice("prefill-x", e),
+		metav1.CreateOptions{})
 	require.NoError(t, err)
 }
 
-// observed is what a source has said so far.
-type observed struct {
-	mu     sync.Mutex
-	list   []discovery.Endpoint
-	faults []string
-}
-
-func (o *observed) fault(err error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.faults = append(o.faults, err.Error())
-}
-
-// awaitList waits for a list that is as wanted.
-func (o *observed) awaitList(t *testing.T, want ...string) {
-	t.Helper()
-	require.EventuallyWithT(t, func(t *assert.CollectT) {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		have := []string{}
-		for _, e := range o.list {
-			have = append(have, fmt.Sprintf("%s %s %s %s", e.ID[strings.Index(e.ID, "/")+1:], e.Role, e.URL, e.Zone))
-		}
-		assert.Equal(t, want, have, "%q", o.faults)
-	}, time.Minute, 10*time.Millisecond)
-}
-
-// awaitFault waits for a fault that has all the words.
-func (o *observed) awaitFault(t *testing.T, words ...string) {
-	t.Helper()
-	require.EventuallyWithT(t, func(t *assert.CollectT) {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		assert.True(t, slices.ContainsFunc(o.faults, func(fault string) bool {
-			return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(fault, word) })
-		}), "%q in %q", words, o.faults)
-	}, time.Minute, 10*time.Millisecond)
-}
-
-func (o *observed) noFault(t *testing.T) {
-	t.Helper()
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	assert.Empty(t, o.faults)
-}
-
-// follow watches until the test's end.
-func follow(t *testing.T, options kubernetes.Options) *observed {
-	t.Helper()
-	seen := &observed{}
-	options.OnError = seen.fault
-	source, err := kubernetes.New(&options)
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		assert.NoError(t, source.Watch(ctx, func(s discovery.Snapshot) {
-			seen.mu.Lock()
-			defer seen.mu.Unlock()
-			seen.list = s.Endpoints
-		}))
-	})
-	t.Cleanup(func() {
-		cancel()
-		wg.Wait()
-	})
-	return seen
-}
-
-func prefillPods() kubernetes.Selector {
-	return kubernetes.Selector{PDGroup: &kubernetes.PDGroup{PrefillLabels: map[string]string{"role": "prefill"}}}
+func prefillPods() Selector {
+	return Selector{PDGroup: &PDGroup{PrefillLabels: map[string]string{"role": "prefill"}}}
 }
 
 func TestSourceOfPodsWorksWithTheseRights(t *testing.T) {
@@ -417,48 +338,49 @@ func TestSourceOfPodsWorksWithTheseRights(t *testing.T) {
 	c.Pod(t, namespace, "prefill-0", map[string]string{"role": "prefill"}, nil)
 	c.SetPod(t, namespace, "prefill-0", "127.0.0.11", true)
 
-	config := c.ServiceAccount(t, namespace, account)
-	seen := follow(t, kubernetes.Options{Config: config, Namespace: namespace, Selector: prefillPods()})
-	seen.awaitFault(t, "not allowed to list pods in namespace", namespace, "manifests/rbac.yaml")
+	o := Options{Config: c.ServiceAccount(t, namespace, account), Namespace: namespace, Selector: prefillPods()}
+	seen := look(t, o, patience)
+	seen.fault(t, denied("list pods", namespace, "there is no list yet"))
 
 	grant(t, c, namespace)
-	seen.awaitList(t, "prefill-0 prefill http://127.0.0.11:8000 ")
+	const line = "/prefill-0 http://%s:8000 prefill ready node=node"
+	seen.list(t, namespace+fmt.Sprintf(line, "127.0.0.11"))
 	c.SetPod(t, namespace, "prefill-0", "127.0.0.12", true)
-	seen.awaitList(t, "prefill-0 prefill http://127.0.0.12:8000 ")
+	seen.list(t, namespace+fmt.Sprintf(line, "127.0.0.12"))
 
-	seen = follow(t, kubernetes.Options{Config: config, Namespace: namespace, Selector: prefillPods()})
-	seen.awaitList(t, "prefill-0 prefill http://127.0.0.12:8000 ")
-	seen.noFault(t)
+	seen = look(t, o, patience)
+	seen.list(t, namespace+fmt.Sprintf(line, "127.0.0.12"))
+	assert.Empty(t, seen.told())
 }
 
 func TestSourceOfServicesWithRolesNeedsNoRightToPods(t *testing.T) {
 	c := kubetest.Shared(t)
 	namespace := c.Namespace(t)
-	makeSlice(t, c, namespace, "prefill", "10.77.0.11")
+	makeSlice(t, c, namespace)
 	config := grant(t, c, namespace)
 	awaitRight(t, config, namespace, podResource, true)
 	revoke(t, c, namespace, "pods")
 	awaitRight(t, config, namespace, podResource, false)
 
-	services := []kubernetes.Service{{Name: "prefill", Role: discovery.RolePrefill}}
-	seen := follow(t, kubernetes.Options{Config: config, Namespace: namespace, Services: services})
-	seen.awaitList(t, "prefill-0 prefill http://10.77.0.11:8100 zone-of-slice")
-	seen.noFault(t)
+	const line = "/prefill-0 http://10.77.0.11:8100 prefill ready zone=zone-of-slice"
+	services := []Service{{Name: "prefill", Role: discovery.RolePrefill}}
+	o := Options{Config: config, Namespace: namespace, Services: services}
+	seen := look(t, o, patience)
+	seen.list(t, namespace+line)
+	assert.Empty(t, seen.told())
 
 	// A service without a role asks the pods.
-	seen = follow(
-		t, kubernetes.Options{Config: config, Namespace: namespace, Services: []kubernetes.Service{{Name: "prefill"}},
-			Selector: prefillPods()},
-	)
-	seen.awaitFault(t, "not allowed to list pods in namespace", namespace)
+	o.Services, o.Selector = []Service{{Name: "prefill"}}, prefillPods()
+	seen = look(t, o, patience)
+	seen.fault(t, denied("list pods", namespace, "there is no list yet"))
 	c.Pod(t, namespace, "prefill-0", map[string]string{"role": "prefill"}, nil)
 	grant(t, c, namespace)
-	seen.awaitList(t, "prefill-0 prefill http://10.77.0.11:8100 zone-of-slice")
+	seen.list(t, namespace+line+" node=node")
 
 	revoke(t, c, namespace, "endpointslices")
 	awaitRight(t, config, namespace, sliceResource, false)
-	seen = follow(t, kubernetes.Options{Config: config, Namespace: namespace, Services: services})
-	seen.awaitFault(t, "not allowed to list endpointslices in namespace", namespace)
+	seen = look(t, Options{Config: config, Namespace: namespace, Services: services}, patience)
+	seen.fault(t, denied("list endpointslices", namespace, "there is no list yet"))
 }
 
 func TestSourceWithNodesWorksWithTheOptionalRight(t *testing.T) {
@@ -466,10 +388,8 @@ func TestSourceWithNodesWorksWithTheOptionalRight(t *testing.T) {
 	namespace := c.Namespace(t)
 	node := "node-" + namespace
 	// The pod is older than its node, so that the API server has no zone to label it with: as before Kubernetes 1.35.
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "prefill-0",
-			Labels: map[string]string{"role": "prefill"}},
-	}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "prefill-0",
+		Labels: map[string]string{"role": "prefill"}}}
 	pod.Spec = corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "engine", Image: "engine"}}}
 	c.CreatePod(t, pod)
 	c.SetPod(t, namespace, "prefill-0", "127.0.0.11", true)
@@ -477,17 +397,19 @@ func TestSourceWithNodesWorksWithTheOptionalRight(t *testing.T) {
 	config := grant(t, c, namespace)
 	awaitRight(t, config, namespace, podResource, true)
 
-	options := kubernetes.Options{Config: config, Namespace: namespace, Selector: prefillPods(), Nodes: true}
-	seen := follow(t, options)
-	seen.awaitFault(t, "not allowed to list nodes")
-	seen.awaitList(t, "prefill-0 prefill http://127.0.0.11:8000 ")
+	line := namespace + "/prefill-0 http://127.0.0.11:8000 prefill ready%s node=" + node
+	options := Options{Config: config, Namespace: namespace, Selector: prefillPods(), Nodes: true}
+	seen := look(t, options, patience)
+	seen.fault(t, "kubernetes: not allowed to list nodes: see manifests/rbac.yaml (zones that only nodes know are "+
+		"missing)")
+	seen.list(t, fmt.Sprintf(line, ""))
 	grantNodes(t, c, namespace)
-	seen.awaitList(t, "prefill-0 prefill http://127.0.0.11:8000 zone-of-node")
+	seen.list(t, fmt.Sprintf(line, " zone=zone-of-node"))
 
 	awaitRight(t, config, "", nodeResource, true)
-	seen = follow(t, options)
-	seen.awaitList(t, "prefill-0 prefill http://127.0.0.11:8000 zone-of-node")
-	seen.noFault(t)
+	seen = look(t, options, patience)
+	seen.list(t, fmt.Sprintf(line, " zone=zone-of-node"))
+	assert.Empty(t, seen.told())
 }
 
 func TestModelServersAreWatchedWithTheseRights(t *testing.T) {
@@ -495,37 +417,19 @@ func TestModelServersAreWatchedWithTheseRights(t *testing.T) {
 	install(t, c)
 	namespace := c.Namespace(t)
 	config := c.ServiceAccount(t, namespace, account)
-	for _, group := range kubernetes.ModelServerGroups() {
-		c.Apply(t, c.Admin(), []byte("apiVersion: "+group+
-			"/v1alpha1\nkind: ModelServer\nmetadata: {name: m}\nspec: {model: m}"), namespace)
+	make := func(group, name string) {
+		c.Apply(t, c.Admin(), []byte("apiVersion: "+group+"/v1alpha1\nkind: ModelServer\nmetadata: {name: "+name+
+			"}\nspec: {model: m}"), namespace)
 	}
-	seen := &observed{}
-	servers, err := kubernetes.NewModelServers(
-		&kubernetes.ModelServerOptions{Config: config, Namespace: namespace, OnError: seen.fault},
-	)
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	lists := make(chan []kubernetes.ModelServer, 100)
-	var wg sync.WaitGroup
-	wg.Go(func() { assert.NoError(t, servers.Watch(ctx, func(list []kubernetes.ModelServer) { lists <- list })) })
-	defer wg.Wait()
-	defer cancel()
-	for _, group := range kubernetes.ModelServerGroups() {
-		seen.awaitFault(t, "not allowed to list modelservers."+group, namespace, "manifests/rbac.yaml")
+	var want []string
+	for _, group := range groups() {
+		make(group, "m")
+		want = append(want, denied("list modelservers."+group, namespace, "there is no list yet"))
 	}
-	next := func() []kubernetes.ModelServer {
-		limit := time.NewTimer(time.Minute)
-		defer limit.Stop()
-		select {
-		case list := <-lists:
-			return list
-		case <-limit.C:
-			return nil
-		}
-	}
+	w := watchModelServers(t, ModelServerOptions{Config: config, Namespace: namespace})
+	assert.ElementsMatch(t, want, []string{w.fault(t).Error(), w.fault(t).Error()})
 	grant(t, c, namespace)
-	assert.Len(t, next(), 2)
-	c.Apply(t, c.Admin(), []byte("apiVersion: "+kubernetes.ModelServerGroups()[1]+
-		"/v1alpha1\nkind: ModelServer\nmetadata: {name: other}\nspec: {model: m}"), namespace)
-	assert.Len(t, next(), 3, "by a watch")
+	assert.Len(t, w.next(t), 2)
+	make(groups()[1], "other")
+	assert.Len(t, w.next(t), 3, "by a watch")
 }

@@ -323,8 +323,7 @@ func TestRightsThatAreMissingAreTold(t *testing.T) {
 	}
 	f.refusing(refused("list pods", "watch pods"))
 	s := look(t, llmPods(f), 0)
-	s.fault(t, `kubernetes: not allowed to list pods in namespace "default": see manifests/rbac.yaml (there is no `+
-		`list yet)`)
+	s.fault(t, denied("list pods", "default", "there is no list yet"))
 	assert.Empty(t, s.published())
 
 	f.refusing(refused("watch pods")) // which a list does not make good
