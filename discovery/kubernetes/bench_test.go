@@ -29,8 +29,7 @@ func BenchmarkOneOf10000Changes(b *testing.B) {
 			o := c.o.clone()
 			m := newMaker(&o)
 			nothing := func() {}
-			pods := &table[*pod]{convert: m.pod, same: samePod, changed: nothing}
-			parts := &table[*slice]{convert: m.slice, same: sameSlice, changed: nothing}
+			pods, parts := m.podTable(nothing, nothing), m.sliceTable(nothing, nothing)
 			before := heap()
 			for i := 0; i < engines && (len(o.Services) == 0 || m.join); i++ {
 				_ = pods.Add(enginePod(named(podName(i)), onNode, annotated("pdkit.dev/bootstrapPort", "8998")))

@@ -179,6 +179,12 @@ func sameEndpoint(a, b *discovery.Endpoint) bool {
 		a.Model == b.Model && a.Version == b.Version && maps.Equal(a.Attributes, b.Attributes)
 }
 
+// zoneTable returns a table of nodes' zones. The functions are those of [table].
+func zoneTable(changed, listed func()) *table[string] {
+	return &table[string]{convert: nodeZone, same: func(a, b string) bool { return a == b }, changed: changed,
+		listed: listed}
+}
+
 // nodeZone returns a node's zone, all that is kept of a node.
 func nodeZone(object any) (string, bool) {
 	node, ok := object.(*metav1.PartialObjectMetadata)

@@ -47,8 +47,7 @@ func FuzzObjectsBecomeValidEndpoints(f *testing.F) {
 			}
 			m := newMaker(&o)
 			nothing := func() {}
-			pods := &table[*pod]{convert: m.pod, same: samePod, changed: nothing}
-			parts := &table[*slice]{convert: m.slice, same: sameSlice, changed: nothing}
+			pods, parts := m.podTable(nothing, nothing), m.sliceTable(nothing, nothing)
 			odd := enginePod(named(name), atIP(ip), inPhase(corev1.PodPhase(phase)), labelled("role", role),
 				withPort(portName, portNumber), annotated(key, value))
 			if bit(0) {

@@ -3,7 +3,6 @@
 package kubernetes
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -28,9 +27,7 @@ func made(t testing.TB, o Options, objects ...any) ([]discovery.Endpoint, error)
 	require.NoError(t, o.check())
 	m := newMaker(&o)
 	quiet := func() {}
-	pods := &table[*pod]{convert: m.pod, same: samePod, changed: quiet}
-	parts := &table[*slice]{convert: m.slice, same: sameSlice, changed: quiet}
-	nodes := &table[string]{convert: nodeZone, same: func(a, b string) bool { return a == b }, changed: quiet}
+	pods, parts, nodes := m.podTable(quiet, quiet), m.sliceTable(quiet, quiet), zoneTable(quiet, quiet)
 	for _, object := range objects {
 		var err error
 		switch object.(type) {
@@ -49,6 +46,24 @@ func made(t testing.TB, o Options, objects ...any) ([]discovery.Endpoint, error)
 		require.NoError(t, e.Validate())
 	}
 	return list, f.news()
+}
+
+// outcome is a cluster's objects, and what a source with these options makes of them: the endpoints as told writes
+// them, and what it leaves out ("" is nothing).
+type outcome struct {
+	options     Options
+	objects     []any
+	want, fault string
+}
+
+func (r outcome) check(t *testing.T) {
+	list, err := made(t, r.options, r.objects...)
+	assert.Equal(t, r.want, told(list))
+	if r.fault == "" {
+		assert.NoError(t, err)
+	} else {
+		assert.EqualError(t, err, "kubernetes: left out: "+r.fault)
+	}
 }
 
 // told writes endpoints in one line each, without the fields that are empty.
@@ -143,61 +158,54 @@ func TestPodBecomesAnEndpoint(t *testing.T) {
 	with := func(o Options, change func(*Options)) Options { change(&o); return o }
 	port := func(port string) Options { return with(plain, func(o *Options) { o.Port = port }) }
 
+	const at = "default/p-0 http://10.0.0.1:8000"
 	for name, c := range map[string]struct {
-		options Options
-		pod     *corev1.Pod
-		want    string // "" is none
-		fault   string
+		options     Options
+		pod         *corev1.Pod
+		want, fault string
 	}{
-		"without pdGroup it is of role both": {plain, enginePod(), "default/p-0 http://10.0.0.1:8000 both ready", ""},
-		"prefill": {grouped, enginePod(),
-			"default/p-0 http://10.0.0.1:8000 prefill ready group=a", ""},
+		"without pdGroup it is of role both": {plain, enginePod(), at + " both ready", ""},
+		"prefill":                            {grouped, enginePod(), at + " prefill ready group=a", ""},
 		"decode": {grouped, enginePod(labelled("role", "decode")),
-			"default/p-0 http://10.0.0.1:8000 decode ready group=a", ""},
+			at + " decode ready group=a", ""},
 		"labels of neither role": {grouped, enginePod(labelled("role", "router")), "", ""},
 		"no role label":          {grouped, enginePod(labelled("role", "")), "", ""},
 		"no group label":         {grouped, enginePod(labelled("group", "")), "", ""},
 		"not chosen":             {grouped, enginePod(labelled("app", "web")), "", ""},
 		"encode": {grouped, enginePod(labelled("role", "x"), labelled("encode", "yes")),
-			"default/p-0 http://10.0.0.1:8000 encode ready group=a", ""},
+			at + " encode ready group=a", ""},
 		"encode and another role is two": {grouped, enginePod(labelled("encode", "yes")),
-			"default/p-0 http://10.0.0.1:8000 prefill ready group=a\ndefault/p-0/encode http://10.0.0.1:8000 encode " +
+			at + " prefill ready group=a\ndefault/p-0/encode http://10.0.0.1:8000 encode " +
 				"ready group=a", ""},
 		"a cluster is before IDs and groups": {with(grouped, func(o *Options) {
 			o.Cluster, o.Namespace = "east", "llm"
 		}), enginePod(), "east/llm/p-0 http://10.0.0.1:8000 prefill ready group=east/a", ""},
 		"and is a group where there are none": {with(plain, func(o *Options) { o.Cluster = "east" }), enginePod(),
 			"east/default/p-0 http://10.0.0.1:8000 both ready group=east/", ""},
-		"not ready": {plain, enginePod(unready),
-			"default/p-0 http://10.0.0.1:8000 both not-ready", ""},
+		"not ready": {plain, enginePod(unready), at + " both not-ready", ""},
 		"no conditions yet": {plain, enginePod(func(p *corev1.Pod) { p.Status.Conditions = nil }),
-			"default/p-0 http://10.0.0.1:8000 both not-ready", ""},
+			at + " both not-ready", ""},
 		"pending, whatever its condition says": {plain, enginePod(inPhase(corev1.PodPending)),
-			"default/p-0 http://10.0.0.1:8000 both not-ready", ""},
-		"lost with its node": {plain, enginePod(inPhase(corev1.PodUnknown)),
-			"default/p-0 http://10.0.0.1:8000 both not-ready", ""},
-		"deleted, ready still": {plain, enginePod(deleted),
-			"default/p-0 http://10.0.0.1:8000 both draining", ""},
-		"deleted, not ready any more": {plain, enginePod(deleted, unready),
-			"default/p-0 http://10.0.0.1:8000 both draining", ""},
-		"no address yet": {plain, enginePod(atIP("")), "", ""},
-		"succeeded":      {plain, enginePod(inPhase(corev1.PodSucceeded)), "", ""},
-		"failed":         {plain, enginePod(inPhase(corev1.PodFailed), deleted), "", ""},
+			at + " both not-ready", ""},
+		"lost with its node":          {plain, enginePod(inPhase(corev1.PodUnknown)), at + " both not-ready", ""},
+		"deleted, ready still":        {plain, enginePod(deleted), at + " both draining", ""},
+		"deleted, not ready any more": {plain, enginePod(deleted, unready), at + " both draining", ""},
+		"no address yet":              {plain, enginePod(atIP("")), "", ""},
+		"succeeded":                   {plain, enginePod(inPhase(corev1.PodSucceeded)), "", ""},
+		"failed":                      {plain, enginePod(inPhase(corev1.PodFailed), deleted), "", ""},
 		"IPv6": {plain, enginePod(atIP("FD00::0:1")),
 			"default/p-0 http://[fd00::1]:8000 both ready", ""},
 		"garbage for an address": {plain, enginePod(atIP("10.0.0.1:80/x")), "",
 			`pod "p-0": its address is none`},
-		"an address of a zone": {plain, enginePod(atIP("fe80::1%eth0")), "",
-			`pod "p-0": its address is none`},
+		"an address of a zone": {plain, enginePod(atIP("fe80::1%eth0")), "", `pod "p-0": its address is none`},
 		"zone label and node": {plain, enginePod(labelled(zoneLabel, "z1"), onNode),
-			"default/p-0 http://10.0.0.1:8000 both ready zone=z1 node=n1", ""},
+			at + " both ready zone=z1 node=n1", ""},
 		"https": {with(plain, func(o *Options) { o.Scheme = "https" }), enginePod(),
 			"default/p-0 https://10.0.0.1:8000 both ready", ""},
 
 		"the port named http": {plain, enginePod(withPort("metrics", 9090), withPort("http", 8100)),
 			"default/p-0 http://10.0.0.1:8100 both ready", ""},
-		"no port named http": {plain, enginePod(withPort("metrics", 9090)),
-			"default/p-0 http://10.0.0.1:8000 both ready", ""},
+		"no port named http": {plain, enginePod(withPort("metrics", 9090)), at + " both ready", ""},
 		"a port by number": {port("8200"), enginePod(withPort("http", 8100)),
 			"default/p-0 http://10.0.0.1:8200 both ready", ""},
 		"a port by name": {port("api"), enginePod(withPort("http", 8100), withPort("api", 8300)),
@@ -216,37 +224,29 @@ func TestPodBecomesAnEndpoint(t *testing.T) {
 
 		"annotations": {plain,
 			enginePod(annotated("pdkit.dev/bootstrapPort", "8998"), annotated("other.example/x", "y")),
-			"default/p-0 http://10.0.0.1:8000 both ready bootstrapPort:8998", ""},
+			at + " both ready bootstrapPort:8998", ""},
 		"model and version": {plain,
 			enginePod(annotated("pdkit.dev/model", "m"), annotated("pdkit.dev/version", "0.32.0")),
-			"default/p-0 http://10.0.0.1:8000 both ready model=m version=0.32.0", ""},
+			at + " both ready model=m version=0.32.0", ""},
 		"variables": {plain,
 			enginePod(onNode, annotated("pdkit.dev/zmqAddress", "$(POD_IP):21001"),
 				annotated("pdkit.dev/x", "$(POD_NAME)@$(NODE_NAME)$(OTHER)")),
-			"default/p-0 http://10.0.0.1:8000 both ready node=n1 x:p-0@n1$(OTHER) zmqAddress:10.0.0.1:21001", ""},
+			at + " both ready node=n1 x:p-0@n1$(OTHER) zmqAddress:10.0.0.1:21001", ""},
 		"IPv6 before a port": {plain,
 			enginePod(atIP("fd00::1"), annotated("pdkit.dev/a", "$(POD_IP):1"), annotated("pdkit.dev/b", "$(POD_IP)")),
 			"default/p-0 http://[fd00::1]:8000 both ready a:[fd00::1]:1 b:fd00::1", ""},
 		"attributes of all": {with(plain, func(o *Options) {
 			o.Attributes = map[string]string{"a": "1", "b": "$(POD_IP)"}
-		}), enginePod(), "default/p-0 http://10.0.0.1:8000 both ready a:1 b:10.0.0.1", ""},
+		}), enginePod(), at + " both ready a:1 b:10.0.0.1", ""},
 		"an annotation is before them": {with(plain, func(o *Options) {
 			o.Attributes = map[string]string{"a": "1", "b": "2"}
-		}), enginePod(annotated("pdkit.dev/b", "3")), "default/p-0 http://10.0.0.1:8000 both ready a:1 b:3", ""},
+		}), enginePod(annotated("pdkit.dev/b", "3")), at + " both ready a:1 b:3", ""},
 		"an annotation without a name": {plain, enginePod(annotated("pdkit.dev/", "x")), "",
 			`pod "p-0": an annotation of pdkit.dev/ names no attribute`},
 		"values are taken as they stand": {plain, enginePod(annotated("pdkit.dev/a", "$(POD_IP")),
-			"default/p-0 http://10.0.0.1:8000 both ready a:$(POD_IP", ""},
+			at + " both ready a:$(POD_IP", ""},
 	} {
-		t.Run(name, func(t *testing.T) {
-			list, err := made(t, c.options, c.pod)
-			assert.Equal(t, c.want, told(list))
-			if c.fault == "" {
-				assert.NoError(t, err)
-			} else {
-				assert.EqualError(t, err, "kubernetes: left out: "+c.fault)
-			}
-		})
+		t.Run(name, outcome{c.options, []any{c.pod}, c.want, c.fault}.check)
 	}
 }
 
@@ -264,18 +264,6 @@ default/p-1 http://10.0.0.1:8000 both ready zone=z1 node=n1
 default/p-2 http://10.0.0.1:8000 both ready node=n2`, told(list), "a label of the pod is nearer")
 }
 
-func TestEndpointsAreInTheOrderOfTheirNames(t *testing.T) {
-	var pods []any
-	for _, i := range []int{3, 1, 0, 2} {
-		pods = append(pods, enginePod(named(fmt.Sprintf("p-%d", i))))
-	}
-	list, err := made(t, Options{Selector: Selector{MatchLabels: map[string]string{"app": "llm"}}}, pods...)
-	require.NoError(t, err)
-	for i, e := range list {
-		assert.Equal(t, fmt.Sprintf("default/p-%d", i), e.ID)
-	}
-}
-
 func TestAttributesOfOnePodAreNotThoseOfAnother(t *testing.T) {
 	o := Options{Selector: Selector{MatchLabels: map[string]string{"app": "llm"}},
 		Attributes: map[string]string{"a": "$(POD_NAME)", "b": "1"}}
@@ -289,8 +277,7 @@ default/p-2 http://10.0.0.1:8000 both ready a:p-2 b:1`, told(list))
 
 func TestATableFollowsItsReflector(t *testing.T) {
 	changes := 0
-	zones := &table[string]{convert: nodeZone, same: func(a, b string) bool { return a == b },
-		changed: func() { changes++ }, listed: func() {}}
+	zones := zoneTable(func() { changes++ }, func() {})
 	node := func(name, zone string) any {
 		return &metav1.PartialObjectMetadata{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{zoneLabel: zone}},

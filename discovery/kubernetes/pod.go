@@ -27,6 +27,11 @@ func samePod(a, b *pod) bool {
 	return a.uid == b.uid && a.listed == b.listed && a.fault == b.fault && sameEndpoint(&a.endpoint, &b.endpoint)
 }
 
+// podTable returns a table of pods. The functions are those of [table].
+func (m *maker) podTable(changed, listed func()) *table[*pod] {
+	return &table[*pod]{convert: m.pod, same: samePod, changed: changed, listed: listed}
+}
+
 // pod converts a pod.
 func (m *maker) pod(object any) (*pod, bool) {
 	p, ok := object.(*corev1.Pod)

@@ -40,6 +40,11 @@ func sameSlice(a, b *slice) bool {
 		})
 }
 
+// sliceTable returns a table of EndpointSlices. The functions are those of [table].
+func (m *maker) sliceTable(changed, listed func()) *table[*slice] {
+	return &table[*slice]{convert: m.slice, same: sameSlice, changed: changed, listed: listed}
+}
+
 // slice converts an EndpointSlice.
 func (m *maker) slice(object any) (*slice, bool) {
 	s, ok := object.(*discoveryv1.EndpointSlice)

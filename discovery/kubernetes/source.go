@@ -161,19 +161,18 @@ func (s *Source) newView() *view {
 	c, ns := s.clients, s.opts.Namespace
 	if len(s.opts.Services) == 0 || s.maker.join {
 		ask := c.askFor(c.core, "pods", ns, s.pods, func() runtime.Object { return &corev1.PodList{} })
-		v.pods = &table[*pod]{convert: s.maker.pod, same: samePod, changed: v.change, listed: v.heardOf(ask)}
+		v.pods = s.maker.podTable(v.change, v.heardOf(ask))
 		v.reflect(ask, &corev1.Pod{}, v.pods)
 	}
 	if len(s.opts.Services) > 0 {
 		ask := c.askFor(c.slices, "endpointslices", ns, s.slices,
 			func() runtime.Object { return &discoveryv1.EndpointSliceList{} })
-		v.slices = &table[*slice]{convert: s.maker.slice, same: sameSlice, changed: v.change, listed: v.heardOf(ask)}
+		v.slices = s.maker.sliceTable(v.change, v.heardOf(ask))
 		v.reflect(ask, &discoveryv1.EndpointSlice{}, v.slices)
 	}
 	if s.opts.Nodes {
 		ask := c.askFor(c.core, "nodes", "", "", func() runtime.Object { return &metav1.PartialObjectMetadataList{} })
-		v.nodes = &table[string]{convert: nodeZone, same: func(a, b string) bool { return a == b }, changed: v.change,
-			listed: v.heardOf(ask)}
+		v.nodes = zoneTable(v.change, v.heardOf(ask))
 		v.reflect(ask, &metav1.PartialObjectMetadata{}, v.nodes)
 	}
 	return v
