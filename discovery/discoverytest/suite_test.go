@@ -162,7 +162,7 @@ func TestEveryBrokenRuleIsReported(t *testing.T) {
 			<-ctx.Done()
 			return nil
 		}, "rule 3: an error keeps the last good snapshot: after the repair: after 5s: the change was not " +
-				"published"},
+			"published"},
 		"removes without draining": {altered(func(snap *discovery.Snapshot) {
 			for i := range snap.Endpoints {
 				snap.Endpoints[i].Phase = discovery.PhaseReady
