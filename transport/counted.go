@@ -33,9 +33,7 @@ func (c *counted) note(err error) {
 
 func (c *counted) Write(p []byte) (int, error) {
 	n, err := c.Conn.Write(p)
-	if n > 0 {
-		c.written.Add(int64(n))
-	}
+	c.written.Add(int64(max(n, 0)))
 	if err != nil {
 		c.note(err)
 	}
@@ -44,9 +42,7 @@ func (c *counted) Write(p []byte) (int, error) {
 
 func (c *counted) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
-	if n > 0 {
-		c.read.Add(int64(n))
-	}
+	c.read.Add(int64(max(n, 0)))
 	if err != nil {
 		c.note(err)
 	}

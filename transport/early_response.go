@@ -3,6 +3,7 @@
 package transport
 
 import (
+	"cmp"
 	"net/http"
 	"time"
 )
@@ -36,18 +37,10 @@ func (c *conn) converseLong(req *http.Request, m *message) (h *head, whole bool,
 	w := c.watchEarly(methodOf(req))
 	connErr, bodyErr := m.writeTo(c)
 	if w.timer.Stop() {
-		switch {
-		case bodyErr != nil:
+		if bodyErr != nil {
 			return nil, false, requestFault{bodyErr}
-		case connErr != nil && c.written == 0 && c.reused:
-			return nil, false, connErr
-		case connErr != nil:
-			h, err = c.lastWords(methodOf(req), connErr)
-			return h, false, err
 		}
-		m.free()
-		h, err = c.readHead(methodOf(req))
-		return h, true, err
+		return c.answer(req, m, connErr)
 	}
 	if bodyErr != nil {
 		c.abort()
@@ -71,9 +64,4 @@ func (c *conn) converseLong(req *http.Request, m *message) (h *head, whole bool,
 	return w.h, false, w.err
 }
 
-func methodOf(req *http.Request) string {
-	if req.Method == "" {
-		return http.MethodGet
-	}
-	return req.Method
-}
+func methodOf(req *http.Request) string { return cmp.Or(req.Method, http.MethodGet) }

@@ -3,6 +3,7 @@
 package transport
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"net"
@@ -88,22 +89,14 @@ func (o *Options) withDefaults() Options {
 	if o != nil {
 		out = *o
 	}
-	out.ConnectTimeout = orDefault(out.ConnectTimeout, defaultConnectTimeout)
-	out.IdleTimeout = orDefault(out.IdleTimeout, defaultIdleTimeout)
-	out.MaxIdlePerHost = orDefault(out.MaxIdlePerHost, defaultMaxIdlePerHost)
-	out.ReadBuffer = max(orDefault(max(out.ReadBuffer, 0), defaultReadBuffer), minBuffer)
-	out.WriteBuffer = max(orDefault(max(out.WriteBuffer, 0), defaultWriteBuffer), minBuffer)
-	out.MaxResponseHeaderBytes = orDefault(max(out.MaxResponseHeaderBytes, 0), defaultMaxResponseHeaderBytes)
+	out.ConnectTimeout = cmp.Or(out.ConnectTimeout, defaultConnectTimeout)
+	out.IdleTimeout = cmp.Or(out.IdleTimeout, defaultIdleTimeout)
+	out.MaxIdlePerHost = cmp.Or(out.MaxIdlePerHost, defaultMaxIdlePerHost)
+	out.ReadBuffer = max(cmp.Or(max(out.ReadBuffer, 0), defaultReadBuffer), minBuffer)
+	out.WriteBuffer = max(cmp.Or(max(out.WriteBuffer, 0), defaultWriteBuffer), minBuffer)
+	out.MaxResponseHeaderBytes = cmp.Or(max(out.MaxResponseHeaderBytes, 0), defaultMaxResponseHeaderBytes)
 	if out.DialContext == nil {
 		out.DialContext = (&net.Dialer{}).DialContext
 	}
 	return out
-}
-
-func orDefault[T comparable](v, fallback T) T {
-	var zero T
-	if v == zero {
-		return fallback
-	}
-	return v
 }

@@ -3,6 +3,7 @@
 package transport
 
 import (
+	"cmp"
 	"errors"
 	"net/http"
 	"strconv"
@@ -41,10 +42,7 @@ func checkTarget(req *http.Request) error {
 // The head always gives the length by Content-Length. Framing fields of the request's header are left out, in any
 // spelling, since two fields that disagree let one request be smuggled into another.
 func appendHead(b []byte, req *http.Request, length int64) (head []byte, last bool, err error) {
-	method := req.Method
-	if method == "" {
-		method = http.MethodGet
-	}
+	method := methodOf(req)
 	if !only(method, tokenBytes) || method == http.MethodConnect {
 		return b, false, errMethod
 	}
@@ -52,10 +50,7 @@ func appendHead(b []byte, req *http.Request, length int64) (head []byte, last bo
 	if target == "" || !only(target, targetBytes) {
 		return b, false, errTarget
 	}
-	host := req.Host
-	if host == "" {
-		host = req.URL.Host
-	}
+	host := cmp.Or(req.Host, req.URL.Host)
 	if !only(host, hostBytes) {
 		return b, false, errHost
 	}

@@ -3,6 +3,7 @@
 package transport
 
 import (
+	"cmp"
 	"context"
 	"math/rand/v2"
 	"net/http"
@@ -41,9 +42,9 @@ type Retrier struct {
 // NewRetrier returns a Retrier over rt, usually a [*Transport] or an instrumented round tripper over one. rt gets each
 // try as a request of its own. The Retrier never closes rt's idle connections.
 func NewRetrier(rt http.RoundTripper, policy RetryPolicy) *Retrier {
-	policy.Max = max(orDefault(policy.Max, defaultRetryMax), 0)
-	policy.BackoffBase = max(orDefault(policy.BackoffBase, defaultBackoffBase), 0)
-	policy.BackoffMax = max(orDefault(policy.BackoffMax, defaultBackoffMax), 0)
+	policy.Max = max(cmp.Or(policy.Max, defaultRetryMax), 0)
+	policy.BackoffBase = max(cmp.Or(policy.BackoffBase, defaultBackoffBase), 0)
+	policy.BackoffMax = max(cmp.Or(policy.BackoffMax, defaultBackoffMax), 0)
 	return &Retrier{rt: rt, policy: policy}
 }
 

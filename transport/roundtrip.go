@@ -185,16 +185,22 @@ func (c *conn) converse(req *http.Request, m *message) (h *head, whole bool, err
 	if m.body != nil {
 		return c.converseLong(req, m)
 	}
-	if err, _ := m.writeTo(c); err != nil {
-		if c.written == 0 && c.reused {
-			return nil, false, err
-		}
-		h, err := c.lastWords(methodOf(req), err)
-		return h, false, err
+	connErr, _ := m.writeTo(c)
+	return c.answer(req, m, connErr)
+}
+
+// answer reads the head of the response to a message that was written whole, or, with connErr, was not.
+func (c *conn) answer(req *http.Request, m *message, connErr error) (h *head, whole bool, err error) {
+	switch {
+	case connErr == nil:
+		m.free()
+		h, err = c.readHead(methodOf(req))
+		return h, true, err
+	case c.written == 0 && c.reused:
+		return nil, false, connErr
 	}
-	m.free()
-	h, err = c.readHead(methodOf(req))
-	return h, true, err
+	h, err = c.lastWords(methodOf(req), connErr)
+	return h, false, err
 }
 
 // lastWords reads the response of an engine that no longer reads the request, because the request is too large or

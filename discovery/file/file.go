@@ -4,6 +4,7 @@ package file
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -65,12 +66,8 @@ func (o *Options) withDefaults() Options {
 	if o != nil {
 		out = *o
 	}
-	if out.Poll <= 0 {
-		out.Poll = 5 * time.Second
-	}
-	if out.Quiet <= 0 {
-		out.Quiet = 50 * time.Millisecond
-	}
+	out.Poll = cmp.Or(max(out.Poll, 0), 5*time.Second)
+	out.Quiet = cmp.Or(max(out.Quiet, 0), 50*time.Millisecond)
 	return out
 }
 

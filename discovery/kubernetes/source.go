@@ -161,31 +161,27 @@ func (s *Source) newView() *view {
 	c, ns := s.clients, s.opts.Namespace
 	if len(s.opts.Services) == 0 || s.maker.join {
 		ask := c.askFor(c.core, "pods", ns, s.pods, func() runtime.Object { return &corev1.PodList{} })
-		v.pods = s.maker.podTable(v.change, v.heardOf(ask))
-		v.reflect(ask, &corev1.Pod{}, v.pods)
+		v.pods = follow(v, ask, &corev1.Pod{}, s.maker.podTable)
 	}
 	if len(s.opts.Services) > 0 {
 		ask := c.askFor(c.slices, "endpointslices", ns, s.slices,
 			func() runtime.Object { return &discoveryv1.EndpointSliceList{} })
-		v.slices = s.maker.sliceTable(v.change, v.heardOf(ask))
-		v.reflect(ask, &discoveryv1.EndpointSlice{}, v.slices)
+		v.slices = follow(v, ask, &discoveryv1.EndpointSlice{}, s.maker.sliceTable)
 	}
 	if s.opts.Nodes {
 		ask := c.askFor(c.core, "nodes", "", "", func() runtime.Object { return &metav1.PartialObjectMetadataList{} })
-		v.nodes = zoneTable(v.change, v.heardOf(ask))
-		v.reflect(ask, &metav1.PartialObjectMetadata{}, v.nodes)
+		v.nodes = follow(v, ask, &metav1.PartialObjectMetadata{}, zoneTable)
 	}
 	return v
 }
 
-// heardOf returns a function that ends the fault of a list. The response alone does not end it, since a list may come
-// as a stream, which may break.
-func (v *view) heardOf(a asked) func() {
-	return func() { v.troubles.hear(a.call("list"), nil) }
-}
-
-func (v *view) reflect(a asked, expected runtime.Object, store cache.ReflectorStore) {
-	v.reflectors = append(v.reflectors, v.troubles.reflector(a, expected, store))
+// follow makes the table of a resource, and the reflector that fills it. The whole list ends the fault of a list: the
+// response alone does not, since a list may come as a stream, which may break.
+func follow[V any](v *view, a asked, expected runtime.Object, newTable func(changed, listed func()) *table[V],
+) *table[V] {
+	t := newTable(v.change, func() { v.troubles.hear(a.call("list"), nil) })
+	v.reflectors = append(v.reflectors, v.troubles.reflector(a, expected, t))
+	return t
 }
 
 // synced reports whether everything needed for a list is known. Nodes are not needed: if they are refused, the list

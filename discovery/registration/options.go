@@ -3,6 +3,7 @@
 package registration
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -43,9 +44,9 @@ func New(o *Options) (*Source, error) {
 		o = &Options{}
 	}
 	s := &Source{opts: *o}
-	s.opts.Expiry = defaultTo(o.Expiry, DefaultExpiry)
-	s.opts.Lease = defaultTo(o.Lease, DefaultLease)
-	s.opts.MaxEndpoints = defaultTo(o.MaxEndpoints, DefaultMaxEndpoints)
+	s.opts.Expiry = cmp.Or(o.Expiry, DefaultExpiry)
+	s.opts.Lease = cmp.Or(o.Lease, DefaultLease)
+	s.opts.MaxEndpoints = cmp.Or(o.MaxEndpoints, DefaultMaxEndpoints)
 	var errs []error
 	errs = append(errs, checkAddress("Listen", o.Listen), checkAddress("HTTP", o.HTTP))
 	if o.Listen != "" && o.Listen == o.HTTP {
@@ -69,14 +70,6 @@ func New(o *Options) (*Source, error) {
 	s.registry = newRegistry(s.opts.Expiry, s.opts.MaxEndpoints)
 	s.handler = newHandler(s.registry, tokens, s.opts.Lease)
 	return s, nil
-}
-
-func defaultTo[T comparable](value, def T) T {
-	var zero T
-	if value == zero {
-		return def
-	}
-	return value
 }
 
 func checkAddress(name, address string) error {
