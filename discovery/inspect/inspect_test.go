@@ -73,6 +73,12 @@ func (e *engines) set(key, body string) {
 	e.bodies[key] = body
 }
 
+func (e *engines) setDown(host string, down bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.down[host] = down
+}
+
 func (e *engines) questions() []string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -143,8 +149,23 @@ func run(t *testing.T, client *engines, o inspect.Options) *world {
 	return &world{src, list, set, errs}
 }
 
-// settle lets everything happen that happens within a moment.
-func settle() { time.Sleep(100 * time.Millisecond); synctest.Wait() }
+// after lets time pass, and everything happen that happens by then. settle is after a moment.
+func after(d time.Duration) { time.Sleep(d); synctest.Wait() }
+func settle()               { after(100 * time.Millisecond) }
+
+// visited runs a source over a list of one engine, a:1, and lets it visit that.
+func visited(t *testing.T, client *engines, o inspect.Options) *world {
+	t.Helper()
+	w := run(t, client, o)
+	w.list.Publish(endpoint(t, "a:1", nil))
+	settle()
+	return w
+}
+
+// inBubble runs a subtest in a bubble of fake time.
+func inBubble(t *testing.T, name string, f func(t *testing.T)) {
+	t.Run(name, func(t *testing.T) { synctest.Test(t, f) })
+}
 
 func (w *world) one(t *testing.T) discovery.Endpoint {
 	t.Helper()
@@ -224,8 +245,7 @@ func TestAListIsPublishedBeforeItsEnginesAnswer(t *testing.T) {
 		w.list.Publish(endpoint(t, "a:1", nil))
 		synctest.Wait() // no time has passed
 		assert.Equal(t, endpoint(t, "a:1", nil), w.one(t))
-		time.Sleep(1500 * time.Millisecond)
-		synctest.Wait()
+		after(1500 * time.Millisecond)
 		require.NotEmpty(t, *w.errs)
 		assert.EqualError(t, (*w.errs)[0], "inspect: GET /v1/models: no whole response in time")
 	})
@@ -233,21 +253,17 @@ func TestAListIsPublishedBeforeItsEnginesAnswer(t *testing.T) {
 
 func TestSGLangTellsItsRanksAndBootstrapPort(t *testing.T) {
 	for _, path := range []string{"/server_info", "/get_server_info"} {
-		t.Run(path, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				client := &engines{bodies: map[string]string{"a:1" +
-					path: sglangInfo, "a:1/metrics": "sglang:num_queue_reqs{tp_rank=\"0\"} 7\n" +
-					"sglang:num_queue_reqs{tp_rank=\"1\"} 7\n"}}
-				w := run(t, client, inspect.Options{})
-				w.list.Publish(endpoint(t, "a:1", nil))
-				settle()
-				e := w.one(t)
-				assert.Equal(t, "0.5.9", e.Version)
-				assert.Equal(t, map[string]string{"dpSize": "4", "bootstrapPort": "8997"}, e.Attributes)
-				r, _ := w.Reading("a:1")
-				assert.Equal(t, 7, r.Load.Waiting, "the ranks of one tensor-parallel group tell of the same queue")
-				assert.NotContains(t, fmt.Sprintf("%+v", r), "secret")
-			})
+		inBubble(t, path, func(t *testing.T) {
+			client := &engines{bodies: map[string]string{"a:1" +
+				path: sglangInfo, "a:1/metrics": "sglang:num_queue_reqs{tp_rank=\"0\"} 7\n" +
+				"sglang:num_queue_reqs{tp_rank=\"1\"} 7\n"}}
+			w := visited(t, client, inspect.Options{})
+			e := w.one(t)
+			assert.Equal(t, "0.5.9", e.Version)
+			assert.Equal(t, map[string]string{"dpSize": "4", "bootstrapPort": "8997"}, e.Attributes)
+			r, _ := w.Reading("a:1")
+			assert.Equal(t, 7, r.Load.Waiting, "the ranks of one tensor-parallel group tell of the same queue")
+			assert.NotContains(t, fmt.Sprintf("%+v", r), "secret")
 		})
 	}
 }
@@ -255,20 +271,18 @@ func TestSGLangTellsItsRanksAndBootstrapPort(t *testing.T) {
 func TestMooncakesServerIsAskedWhereTheListNamesIt(t *testing.T) {
 	for name, attributes := range map[string]map[string]string{"port": {"bootstrapPort": "8998"},
 		"URL": {"bootstrapURL": "http://a:8998/"}} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				client := &engines{bodies: map[string]string{"a:8998/query": mooncake}}
-				w := run(t, client, inspect.Options{Header: http.Header{"Authorization": {"Bearer k"}}})
-				w.list.Publish(endpoint(t, "a:1", attributes))
-				settle()
-				r, _ := w.Reading("a:1")
-				assert.Equal(t, map[int]string{0: "a-0", 1: "a-1"}, r.EngineIDs)
-				assert.Equal(t, "2", w.one(t).Attribute("dpSize"))
-				for i, key := range client.questions() {
-					assert.Equal(t, strings.HasPrefix(key, "a:1/"), client.headers[i].Get("Authorization") != "",
-						"who gets the key of engines: %s", key)
-				}
-			})
+		inBubble(t, name, func(t *testing.T) {
+			client := &engines{bodies: map[string]string{"a:8998/query": mooncake}}
+			w := run(t, client, inspect.Options{Header: http.Header{"Authorization": {"Bearer k"}}})
+			w.list.Publish(endpoint(t, "a:1", attributes))
+			settle()
+			r, _ := w.Reading("a:1")
+			assert.Equal(t, map[int]string{0: "a-0", 1: "a-1"}, r.EngineIDs)
+			assert.Equal(t, "2", w.one(t).Attribute("dpSize"))
+			for i, key := range client.questions() {
+				assert.Equal(t, strings.HasPrefix(key, "a:1/"), client.headers[i].Get("Authorization") != "",
+					"who gets the key of engines: %s", key)
+			}
 		})
 	}
 }
@@ -276,14 +290,14 @@ func TestMooncakesServerIsAskedWhereTheListNamesIt(t *testing.T) {
 // A server whose ranks do not count from 0 is one of several that share a world: requests must not be sent to the
 // others' ranks.
 func TestRanksElsewhereAreNotCounted(t *testing.T) {
-	for engine, want := range map[string]string{"3": "", "0": ""} {
-		synctest.Test(t, func(t *testing.T) {
+	for name, ranks := range map[string][]string{"one, which is another": {"3"}, "one": {"0"}, "with a gap": {"1", "2"}} {
+		inBubble(t, name, func(t *testing.T) {
 			client := vllm("a:1")
-			client.bodies["a:1/metrics"] = `vllm:num_requests_running{engine="` + engine + `"} 0` + "\n"
-			w := run(t, client, inspect.Options{})
-			w.list.Publish(endpoint(t, "a:1", nil))
-			settle()
-			assert.Equal(t, want, w.one(t).Attribute("dpSize"), "engine %s", engine)
+			client.bodies["a:1/metrics"] = ""
+			for _, rank := range ranks {
+				client.bodies["a:1/metrics"] += `vllm:num_requests_running{engine="` + rank + `"} 0` + "\n"
+			}
+			assert.Empty(t, visited(t, client, inspect.Options{}).one(t).Attribute("dpSize"))
 		})
 	}
 }
@@ -301,23 +315,21 @@ func TestResponsesThatMakeNoSenseChangeNothing(t *testing.T) {
 		"huge": strings.Repeat("a", 17<<20),
 		"sum":  strings.Repeat("vllm:num_requests_running 999999999999\n", 4),
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				client := vllm()
-				client.serve = func(*http.Request) (*http.Response, error) { return respond(http.StatusOK, body), nil }
-				w := run(t, client, inspect.Options{})
-				given := endpoint(t, "a:1", map[string]string{"bootstrapPort": "8998"})
-				w.list.Publish(given)
-				settle()
-				if name == "long" {
-					// the one thing that it says well
-					given.Attributes = map[string]string{"bootstrapPort": "8998", "dpSize": "2"}
-				}
-				assert.Equal(t, given, w.one(t))
-				r, ok := w.Reading("a:1")
-				assert.True(t, ok)
-				assert.Equal(t, inspect.Load{}, r.Load)
-			})
+		inBubble(t, name, func(t *testing.T) {
+			client := vllm()
+			client.serve = func(*http.Request) (*http.Response, error) { return respond(http.StatusOK, body), nil }
+			w := run(t, client, inspect.Options{})
+			given := endpoint(t, "a:1", map[string]string{"bootstrapPort": "8998"})
+			w.list.Publish(given)
+			settle()
+			if name == "long" {
+				// the one thing that it says well
+				given.Attributes = map[string]string{"bootstrapPort": "8998", "dpSize": "2"}
+			}
+			assert.Equal(t, given, w.one(t))
+			r, ok := w.Reading("a:1")
+			assert.True(t, ok)
+			assert.Equal(t, inspect.Load{}, r.Load)
 		})
 	}
 }
@@ -342,30 +354,25 @@ func TestEnginesThatMisbehaveCostNothingElse(t *testing.T) {
 			return r, nil
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				client := vllm()
-				client.serve = serve
-				w := run(t, client, inspect.Options{})
-				w.list.Publish(endpoint(t, "a:1", nil))
-				settle()
-				assert.Equal(t, endpoint(t, "a:1", nil), w.one(t))
-				for _, key := range client.questions() {
-					assert.True(t, strings.HasPrefix(key, "a:1/"), "it led elsewhere: %s", key)
-				}
-				require.NotEmpty(t, *w.errs)
-				for _, err := range *w.errs {
-					assert.NotContains(t, err.Error(), "10.1.2.3")
-				}
-				// and it is found when it is well
-				client.mu.Lock()
-				client.serve = nil
-				maps.Copy(client.bodies, vllm("a:1").bodies)
-				client.mu.Unlock()
-				time.Sleep(35 * time.Second)
-				synctest.Wait()
-				assert.Equal(t, "0.32.0", w.one(t).Version)
-			})
+		inBubble(t, name, func(t *testing.T) {
+			client := vllm()
+			client.serve = serve
+			w := visited(t, client, inspect.Options{})
+			assert.Equal(t, endpoint(t, "a:1", nil), w.one(t))
+			for _, key := range client.questions() {
+				assert.True(t, strings.HasPrefix(key, "a:1/"), "it led elsewhere: %s", key)
+			}
+			require.NotEmpty(t, *w.errs)
+			for _, err := range *w.errs {
+				assert.NotContains(t, err.Error(), "10.1.2.3")
+			}
+			// and it is found when it is well
+			client.mu.Lock()
+			client.serve = nil
+			maps.Copy(client.bodies, vllm("a:1").bodies)
+			client.mu.Unlock()
+			after(35 * time.Second)
+			assert.Equal(t, "0.32.0", w.one(t).Version)
 		})
 	}
 }
@@ -377,9 +384,7 @@ func (broken) Read([]byte) (int, error) { return 0, errors.New("reset by 10.1.2.
 func TestResponsesAreKeptAndAskedForAgainAfterTheInterval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := vllm("a:1")
-		w := run(t, client, inspect.Options{Interval: 10 * time.Second})
-		w.list.Publish(endpoint(t, "a:1", nil))
-		settle()
+		w := visited(t, client, inspect.Options{Interval: 10 * time.Second})
 		client.forget()
 		time.Sleep(9 * time.Second)
 		zoned := endpoint(t, "a:1", nil)
@@ -407,14 +412,10 @@ func TestAnEngineThatRestartsIsAskedAgain(t *testing.T) {
 	next := func(client *engines) { client.set("a:1/version", `{"version":"0.33.0"}`) }
 	for name, restart := range map[string]func(t *testing.T, client *engines, w *world){
 		"a visit fails": func(_ *testing.T, client *engines, _ *world) {
-			client.mu.Lock()
-			client.down["a:1"] = true
-			client.mu.Unlock()
+			client.setDown("a:1", true)
 			time.Sleep(20 * time.Second) // of which a reading of the load notices it
 			next(client)
-			client.mu.Lock()
-			client.down["a:1"] = false
-			client.mu.Unlock()
+			client.setDown("a:1", false)
 			time.Sleep(20 * time.Second)
 		},
 		"its process is another": func(_ *testing.T, client *engines, _ *world) {
@@ -445,17 +446,13 @@ func TestAnEngineThatRestartsIsAskedAgain(t *testing.T) {
 			w.list.Publish(moved)
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				client := vllm("a:1")
-				w := run(t, client, inspect.Options{Interval: 10 * minute, LoadInterval: 10 * time.Second})
-				w.list.Publish(endpoint(t, "a:1", nil))
-				settle()
-				require.Equal(t, "0.32.0", w.one(t).Version)
-				restart(t, client, w)
-				settle()
-				assert.Equal(t, "0.33.0", w.one(t).Version)
-			})
+		inBubble(t, name, func(t *testing.T) {
+			client := vllm("a:1")
+			w := visited(t, client, inspect.Options{Interval: 10 * minute, LoadInterval: 10 * time.Second})
+			require.Equal(t, "0.32.0", w.one(t).Version)
+			restart(t, client, w)
+			settle()
+			assert.Equal(t, "0.33.0", w.one(t).Version)
 		})
 	}
 }
@@ -463,20 +460,14 @@ func TestAnEngineThatRestartsIsAskedAgain(t *testing.T) {
 func TestAnEngineThatIsDownKeepsWhatItSaid(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := vllm("a:1")
-		w := run(t, client, inspect.Options{Interval: 5 * time.Second})
-		w.list.Publish(endpoint(t, "a:1", nil))
-		settle()
-		client.mu.Lock()
-		client.down["a:1"] = true
-		client.mu.Unlock()
-		time.Sleep(time.Minute)
-		synctest.Wait()
+		w := visited(t, client, inspect.Options{Interval: 5 * time.Second})
+		client.setDown("a:1", true)
+		after(time.Minute)
 		assert.Equal(t, "0.32.0", w.one(t).Version)
 		assert.NotEmpty(t, *w.errs)
 		w.list.Fail(errors.New("down")) // nor does a failure of the list cost anything
 		w.list.Publish(endpoint(t, "a:1", nil))
-		time.Sleep(time.Second)
-		synctest.Wait()
+		after(time.Second)
 		assert.Equal(t, "0.32.0", w.one(t).Version)
 	})
 }
@@ -484,14 +475,11 @@ func TestAnEngineThatIsDownKeepsWhatItSaid(t *testing.T) {
 func TestTheLoadIsReadMoreOftenAndIsNoSnapshot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := vllm("a:1")
-		w := run(t, client, inspect.Options{Interval: time.Hour, LoadInterval: time.Second})
-		w.list.Publish(endpoint(t, "a:1", nil))
-		settle()
+		w := visited(t, client, inspect.Options{Interval: time.Hour, LoadInterval: time.Second})
 		version := w.set.Load().Version
 		client.forget()
 		client.set("a:1/metrics", strings.ReplaceAll(vllmMetrics, "4.0", "40.0"))
-		time.Sleep(3 * time.Second)
-		synctest.Wait()
+		after(3 * time.Second)
 		r, _ := w.Reading("a:1")
 		assert.Equal(t, 41, r.Load.Waiting)
 		assert.Equal(t, "0.32.0", r.Version, "a reading of the load forgot the rest")
@@ -512,8 +500,7 @@ func TestVisitsAreBoundedAndJoinedInFewSnapshots(t *testing.T) {
 		client.delay = time.Millisecond
 		w := run(t, client, inspect.Options{Concurrency: 3})
 		w.list.Publish(list...)
-		time.Sleep(time.Second)
-		synctest.Wait()
+		after(time.Second)
 		for _, e := range w.set.Load().Endpoints {
 			assert.Equal(t, "0.32.0", e.Version)
 		}
@@ -525,15 +512,12 @@ func TestVisitsAreBoundedAndJoinedInFewSnapshots(t *testing.T) {
 func TestEnginesThatLeaveAreForgottenAndDrainingOnesLeftAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := vllm("a:1")
-		w := run(t, client, inspect.Options{Interval: time.Second})
-		w.list.Publish(endpoint(t, "a:1", nil))
-		settle()
+		w := visited(t, client, inspect.Options{Interval: time.Second})
 		e := endpoint(t, "a:1", nil)
 		e.Phase = discovery.PhaseDraining
 		w.list.Publish(e)
 		client.forget()
-		time.Sleep(time.Minute)
-		synctest.Wait()
+		after(time.Minute)
 		assert.Empty(t, client.questions())
 		assert.Equal(t, "0.32.0", w.one(t).Version, "its last requests lost its attributes")
 		w.list.Publish()
@@ -552,9 +536,7 @@ func TestAPanicOfTheListIsItsFailure(t *testing.T) {
 func TestNoMoreIsAskedThanWhatOneWants(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := vllm("a:1")
-		w := run(t, client, inspect.Options{Ask: inspect.Version})
-		w.list.Publish(endpoint(t, "a:1", nil))
-		settle()
+		visited(t, client, inspect.Options{Ask: inspect.Version})
 		assert.Equal(t, []string{"a:1/version"}, client.questions())
 	})
 }

@@ -34,16 +34,14 @@ func TestWhatOnlyAPrefillEngineIsGiven(t *testing.T) {
 		"a port beyond ports": {discovery.RolePrefill, strings.Replace(sglangInfo, "8997", "65536", 1),
 			""},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := run(t, &engines{bodies: map[string]string{"a:1/server_info": c.info}}, inspect.Options{})
-				e := endpoint(t, "a:1", nil)
-				e.Role = c.role
-				w.list.Publish(e)
-				settle()
-				assert.Equal(t, c.want, w.one(t).Attribute("bootstrapPort"))
-				assert.Equal(t, "4", w.one(t).Attribute("dpSize"))
-			})
+		inBubble(t, name, func(t *testing.T) {
+			w := run(t, &engines{bodies: map[string]string{"a:1/server_info": c.info}}, inspect.Options{})
+			e := endpoint(t, "a:1", nil)
+			e.Role = c.role
+			w.list.Publish(e)
+			settle()
+			assert.Equal(t, c.want, w.one(t).Attribute("bootstrapPort"))
+			assert.Equal(t, "4", w.one(t).Attribute("dpSize"))
 		})
 	}
 }
@@ -54,25 +52,11 @@ func TestTheBeginningOfAResponseIsNone(t *testing.T) {
 		client := vllm("a:1")
 		client.bodies["a:1/version"] += strings.Repeat(" ", 5<<10)
 		client.bodies["a:1/metrics"] += strings.Repeat("# a long page\n", 2<<20)
-		w := run(t, client, inspect.Options{})
-		w.list.Publish(endpoint(t, "a:1", nil))
-		settle()
+		w := visited(t, client, inspect.Options{})
 		assert.Equal(t, "tiny", w.one(t).Model)
 		assert.Empty(t, w.one(t).Version)
 		r, _ := w.Reading("a:1")
 		assert.Equal(t, []any{0, inspect.Load{}}, []any{r.DPSize, r.Load})
-	})
-}
-
-func TestRanksWithAGapAreNotCounted(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		client := vllm("a:1")
-		client.bodies["a:1/metrics"] = "vllm:num_requests_running{engine=\"1\"} 0\n" +
-			"vllm:num_requests_running{engine=\"2\"} 0\n"
-		w := run(t, client, inspect.Options{})
-		w.list.Publish(endpoint(t, "a:1", nil))
-		settle()
-		assert.Empty(t, w.one(t).Attribute("dpSize"))
 	})
 }
 
@@ -97,8 +81,7 @@ func TestEachResponseIsClosed(t *testing.T) {
 		}
 		w := run(t, client, inspect.Options{Interval: time.Second})
 		w.list.Publish(endpoint(t, "a:1", nil))
-		time.Sleep(time.Minute)
-		synctest.Wait()
+		after(time.Minute)
 		assert.Zero(t, open.Load())
 		assert.Greater(t, n, 100)
 	})
@@ -110,21 +93,16 @@ func TestAnEngineThatIsNotThereYetIsAskedOnceAndSoonAgain(t *testing.T) {
 		"nobody listens": func(*http.Request) (*http.Response, error) { return nil, io.EOF },
 		"it says so":     func(*http.Request) (*http.Response, error) { return respond(503, ""), nil },
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				client := vllm("a:1")
-				client.serve = starting
-				w := run(t, client, inspect.Options{})
-				w.list.Publish(endpoint(t, "a:1", nil))
-				settle()
-				assert.Equal(t, []string{"a:1/v1/models"}, client.questions())
-				client.mu.Lock()
-				client.serve = nil
-				client.mu.Unlock()
-				time.Sleep(1200 * time.Millisecond)
-				synctest.Wait()
-				assert.Equal(t, "0.32.0", w.one(t).Version)
-			})
+		inBubble(t, name, func(t *testing.T) {
+			client := vllm("a:1")
+			client.serve = starting
+			w := visited(t, client, inspect.Options{})
+			assert.Equal(t, []string{"a:1/v1/models"}, client.questions())
+			client.mu.Lock()
+			client.serve = nil
+			client.mu.Unlock()
+			after(1200 * time.Millisecond)
+			assert.Equal(t, "0.32.0", w.one(t).Version)
 		})
 	}
 }
@@ -134,15 +112,10 @@ func TestPausesBeginAnewAfterAGoodVisit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := vllm("a:1")
 		w := run(t, client, inspect.Options{Interval: time.Hour})
-		down := func(is bool) {
-			client.mu.Lock()
-			defer client.mu.Unlock()
-			client.down["a:1"] = is
-		}
+		down := func(is bool) { client.setDown("a:1", is) }
 		down(true)
 		w.list.Publish(endpoint(t, "a:1", nil))
-		time.Sleep(10 * time.Minute)
-		synctest.Wait()
+		after(10 * time.Minute)
 		assert.LessOrEqual(t, len(client.questions()), 11, "1 s, 2 s, 4 s …")
 		down(false)
 		w.Refresh("a:1")
@@ -152,8 +125,7 @@ func TestPausesBeginAnewAfterAGoodVisit(t *testing.T) {
 		w.Refresh("a:1")
 		settle()
 		client.forget()
-		time.Sleep(1500 * time.Millisecond)
-		synctest.Wait()
+		after(1500 * time.Millisecond)
 		assert.Len(t, client.questions(), 1)
 	})
 }
@@ -173,8 +145,7 @@ func TestAnotherAddressIsAnotherEngine(t *testing.T) {
 		settle()
 		assert.Empty(t, w.one(t).Version)
 		client.forget()
-		time.Sleep(time.Minute)
-		synctest.Wait()
+		after(time.Minute)
 		assert.NotEmpty(t, client.questions())
 		for _, key := range client.questions() {
 			assert.True(t, strings.HasPrefix(key, "b:1/"), "the old address is asked still")
@@ -191,15 +162,12 @@ func TestEnginesThatLeaveAndComeBack(t *testing.T) {
 		w.list.Publish(endpoint(t, "a:1", nil))
 		time.Sleep(500 * time.Millisecond) // in the midst of the first question
 		w.list.Publish()
-		time.Sleep(5 * time.Second)
-		synctest.Wait()
+		after(5 * time.Second)
 		client.forget()
-		time.Sleep(time.Minute)
-		synctest.Wait()
+		after(time.Minute)
 		assert.Empty(t, client.questions())
 		w.list.Publish(endpoint(t, "a:1", nil))
-		time.Sleep(5 * time.Second)
-		synctest.Wait()
+		after(5 * time.Second)
 		assert.Equal(t, "0.32.0", w.one(t).Version)
 	})
 }
@@ -213,8 +181,7 @@ func TestARefreshDuringAVisitIsAnotherVisit(t *testing.T) {
 		w.list.Publish(endpoint(t, "a:1", nil))
 		time.Sleep(1500 * time.Millisecond)
 		w.Refresh("a:1")
-		time.Sleep(6 * time.Second)
-		synctest.Wait()
+		after(6 * time.Second)
 		assert.Len(t, client.questions(), 6)
 	})
 }
