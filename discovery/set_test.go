@@ -77,6 +77,12 @@ func say(s *discovery.Snapshot) []string {
 	return out
 }
 
+// publish lets a source publish a list, and the set take it in.
+func publish(m *discoverytest.Manual, list ...discovery.Endpoint) {
+	m.Publish(list...)
+	synctest.Wait()
+}
+
 func TestBeforeAnySourceHasSpoken(t *testing.T) {
 	set := discovery.NewSet(discoverytest.NewManual())
 	require.NotNil(t, set.Load())
@@ -134,13 +140,10 @@ func TestALaterSourceShowsWhenTheEarlierDropsTheID(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		first, second := discoverytest.NewManual(), discoverytest.NewManual()
 		set, f := run(t, first, second)
-		first.Publish(endpoint(t, "a", zone("first")))
-		synctest.Wait()
-		second.Publish(endpoint(t, "a", zone("second")))
-		synctest.Wait()
+		publish(first, endpoint(t, "a", zone("first")))
+		publish(second, endpoint(t, "a", zone("second")))
 		require.Equal(t, []string{"a:first:ready"}, say(set.Load()))
-		first.Publish()
-		synctest.Wait()
+		publish(first)
 		assert.Equal(t, []string{"a:second:ready"}, say(set.Load()))
 		assert.Empty(t, f.all(), "overlapping sources are no fault")
 	})
@@ -150,15 +153,12 @@ func TestWhatIsLeftOutIsReportedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := discoverytest.NewManual()
 		set, f := run(t, m)
-		m.Publish(endpoint(t, "a"), endpoint(t, "a"), discovery.Endpoint{ID: "b"})
-		synctest.Wait()
-		m.Publish(endpoint(t, "a"), endpoint(t, "a"), discovery.Endpoint{ID: "b"}, endpoint(t, "c"))
-		synctest.Wait()
+		publish(m, endpoint(t, "a"), endpoint(t, "a"), discovery.Endpoint{ID: "b"})
+		publish(m, endpoint(t, "a"), endpoint(t, "a"), discovery.Endpoint{ID: "b"}, endpoint(t, "c"))
 		assert.Equal(t, []string{`discovery source 0: left out: endpoint "a" is listed twice, and 1 more`}, f.all())
 		assert.Equal(t, []string{"a::ready", "c::ready"}, say(set.Load()))
 		m.Publish(endpoint(t, "a"))
-		m.Publish(endpoint(t, "a"), endpoint(t, "a"))
-		synctest.Wait()
+		publish(m, endpoint(t, "a"), endpoint(t, "a"))
 		assert.Equal(t, `discovery source 0: left out: endpoint "a" is listed twice`, f.all()[1],
 			"and again when it comes back")
 	})
@@ -169,11 +169,9 @@ func TestTheSameListAgainIsNoNewVersion(t *testing.T) {
 		m := discoverytest.NewManual()
 		set, _ := run(t, m)
 		labelled := func(e *discovery.Endpoint) { e.Attributes = map[string]string{"k": "v"} }
-		m.Publish(endpoint(t, "a", labelled), endpoint(t, "b"))
-		synctest.Wait()
+		publish(m, endpoint(t, "a", labelled), endpoint(t, "b"))
 		before := set.Load()
-		m.Publish(endpoint(t, "a", labelled), endpoint(t, "b")) // other pointers, same meaning
-		synctest.Wait()
+		publish(m, endpoint(t, "a", labelled), endpoint(t, "b")) // other pointers, same meaning
 		assert.Same(t, before, set.Load())
 		for name, change := range map[string]func(*discovery.Endpoint){
 			"role": role(discovery.RoleDecode), "phase": phase(discovery.PhaseNotReady), "zone": zone("z"),
@@ -186,11 +184,9 @@ func TestTheSameListAgainIsNoNewVersion(t *testing.T) {
 			"path":       func(e *discovery.Endpoint) { e.URL.Path = "/base" },
 			"attributes": func(e *discovery.Endpoint) { e.Attributes = map[string]string{"k": "w"} },
 		} {
-			m.Publish(endpoint(t, "a", labelled), endpoint(t, "b"))
-			synctest.Wait()
+			publish(m, endpoint(t, "a", labelled), endpoint(t, "b"))
 			before, changed := set.Load(), set.Changed()
-			m.Publish(endpoint(t, "a", labelled, change), endpoint(t, "b"))
-			synctest.Wait()
+			publish(m, endpoint(t, "a", labelled, change), endpoint(t, "b"))
 			assert.Equal(t, before.Version+1, set.Load().Version, name)
 			select {
 			case <-changed:
@@ -205,8 +201,7 @@ func TestAnEmptyFirstListIsAVersion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := discoverytest.NewManual()
 		set, _ := run(t, m)
-		m.Publish()
-		synctest.Wait()
+		publish(m)
 		assert.EqualValues(t, 1, set.Load().Version)
 	})
 }
@@ -215,8 +210,7 @@ func TestVerdictsOfProbes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := discoverytest.NewManual()
 		set, _ := run(t, m)
-		m.Publish(endpoint(t, "a"), endpoint(t, "b"), endpoint(t, "c", phase(discovery.PhaseDraining)))
-		synctest.Wait()
+		publish(m, endpoint(t, "a"), endpoint(t, "b"), endpoint(t, "c", phase(discovery.PhaseDraining)))
 		first := set.Load()
 
 		set.SetHealthy("a", true)
@@ -232,8 +226,7 @@ func TestVerdictsOfProbes(t *testing.T) {
 		set.SetHealthy("a", false)
 		assert.Same(t, second, set.Load())
 
-		m.Publish(endpoint(t, "b"), endpoint(t, "a", zone("z")))
-		synctest.Wait()
+		publish(m, endpoint(t, "b"), endpoint(t, "a", zone("z")))
 		assert.Equal(t, []string{"b::ready", "a:z:not-ready"}, say(set.Load()),
 			"a verdict outlives the source's changes")
 
@@ -242,13 +235,11 @@ func TestVerdictsOfProbes(t *testing.T) {
 
 		set.SetHealthy("a", false)
 		m.Publish(endpoint(t, "b"))
-		m.Publish(endpoint(t, "b"), endpoint(t, "a"))
-		synctest.Wait()
+		publish(m, endpoint(t, "b"), endpoint(t, "a"))
 		assert.Equal(t, []string{"b::ready", "a::ready"}, say(set.Load()), "forgotten when the endpoint leaves")
 
 		set.SetHealthy("a", false)
-		m.Publish(endpoint(t, "b"), endpoint(t, "a", func(e *discovery.Endpoint) { e.URL.Host = "moved:1" }))
-		synctest.Wait()
+		publish(m, endpoint(t, "b"), endpoint(t, "a", func(e *discovery.Endpoint) { e.URL.Host = "moved:1" }))
 		assert.Equal(t, []string{"b::ready", "a::ready"}, say(set.Load()), "forgotten with another address")
 	})
 }
@@ -257,14 +248,12 @@ func TestAFailedSourceKeepsItsListAndIsWatchedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := discoverytest.NewManual()
 		set, f := run(t, m)
-		m.Publish(endpoint(t, "a"))
-		synctest.Wait()
+		publish(m, endpoint(t, "a"))
 		m.Fail(errors.New("backend down"))
 		synctest.Wait()
 		assert.Equal(t, []string{"a::ready"}, say(set.Load()))
 		assert.Equal(t, []string{"discovery source 0: backend down"}, f.all())
-		m.Publish(endpoint(t, "a"), endpoint(t, "b"))
-		synctest.Wait()
+		publish(m, endpoint(t, "a"), endpoint(t, "b"))
 		assert.Len(t, set.Load().Endpoints, 1, "there is a pause")
 		time.Sleep(100 * time.Millisecond)
 		synctest.Wait()
@@ -431,10 +420,8 @@ func TestAnUnusableEndpointIsReportedThoughAnEarlierSourceHasItsID(t *testing.T)
 	synctest.Test(t, func(t *testing.T) {
 		first, second := discoverytest.NewManual(), discoverytest.NewManual()
 		set, f := run(t, first, second)
-		first.Publish(endpoint(t, "a"))
-		synctest.Wait()
-		second.Publish(discovery.Endpoint{ID: "a"})
-		synctest.Wait()
+		publish(first, endpoint(t, "a"))
+		publish(second, discovery.Endpoint{ID: "a"})
 		assert.Equal(t, []string{"a::ready"}, say(set.Load()))
 		assert.Equal(t, []string{`discovery source 1: left out: endpoint "a" has no URL`}, f.all())
 	})
@@ -449,8 +436,7 @@ func TestASetKeepsItsOwnListOfSources(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- set.Run(ctx) }()
-		m.Publish(endpoint(t, "a"))
-		synctest.Wait()
+		publish(m, endpoint(t, "a"))
 		assert.Len(t, set.Load().Endpoints, 1)
 		cancel()
 		require.NoError(t, <-done)
@@ -533,10 +519,8 @@ func TestASourceIsNotBlamedForAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		first, second := discoverytest.NewManual(), discoverytest.NewManual()
 		set, f := run(t, first, second)
-		first.Publish(endpoint(t, "a"), discovery.Endpoint{ID: "b"})
-		synctest.Wait()
-		second.Publish(endpoint(t, "c"))
-		synctest.Wait()
+		publish(first, endpoint(t, "a"), discovery.Endpoint{ID: "b"})
+		publish(second, endpoint(t, "c"))
 		assert.Equal(t, []string{"a::ready", "c::ready"}, say(set.Load()))
 		assert.Equal(t, []string{`discovery source 0: left out: endpoint "b" has no URL`}, f.all())
 	})

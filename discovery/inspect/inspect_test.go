@@ -290,7 +290,8 @@ func TestMooncakesServerIsAskedWhereTheListNamesIt(t *testing.T) {
 // A server whose ranks do not count from 0 is one of several that share a world: requests must not be sent to the
 // others' ranks.
 func TestRanksElsewhereAreNotCounted(t *testing.T) {
-	for name, ranks := range map[string][]string{"one, which is another": {"3"}, "one": {"0"}, "with a gap": {"1", "2"}} {
+	for name, ranks := range map[string][]string{"one, which is another": {"3"}, "one": {"0"},
+		"with a gap": {"1", "2"}} {
 		inBubble(t, name, func(t *testing.T) {
 			client := vllm("a:1")
 			client.bodies["a:1/metrics"] = ""
