@@ -146,7 +146,7 @@ func (a *attempt) run() (*Body, *Error) {
 
 // aggregated sends the client's request, without transfer members, to one engine.
 func (a *attempt) aggregated() (*Body, *Error) {
-	return a.decodeAlone(a.ctx, contract.NewLeg(a.s.Request))
+	return a.decodeInTime(a.ctx, contract.NewLeg(a.s.Request))
 }
 
 func (a *attempt) prepare() *Error {
@@ -156,7 +156,7 @@ func (a *attempt) prepare() *Error {
 	a.x.phase.Store(phasePrepare)
 	a.watch.Limit(a.f.limits.Prefill)
 	defer a.watch.Relax()
-	ctx, done := a.step(a.ctx, "prepare", a.s.Prefill.ID)
+	ctx, done := a.span(a.ctx, "prepare", a.s.Prefill.ID)
 	e := a.prepareBy(ctx)
 	done(e)
 	return e
@@ -169,7 +169,7 @@ func (a *attempt) prepareBy(ctx context.Context) *Error {
 		return err
 	}); e != nil {
 		if a.ctx.Err() != nil {
-			return a.f.ended(a.ctx, LegPrefill, "prepare")
+			return a.f.whyEnded(a.ctx, LegPrefill, "prepare")
 		}
 		if e.Code == CodeInternal {
 			e.Code, e.Message, e.Endpoint = CodePrefillFailed,
@@ -239,7 +239,7 @@ func (a *attempt) Expire() { a.cancel(errPhaseTimeout) }
 func (a *attempt) clean(e *Error) {
 	ctx, stop := a.f.briefly(context.WithoutCancel(a.x.life.Base))
 	defer stop()
-	ctx, done := a.step(ctx, "cleanup", "")
+	ctx, done := a.span(ctx, "cleanup", "")
 	done(a.guard("", "cleanup", func() error { return a.f.cleaner.Clean(ctx, a.s, e, a.caller(ctx)) }))
 }
 

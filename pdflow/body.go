@@ -28,7 +28,7 @@ type Body struct {
 	mu       sync.Mutex     // held by what reads and by what closes
 	a        *attempt       // the last, of a stream that was rescued
 	x        *serving       // a's
-	outer    *serving       // the first of those that fell back until this flow served; see serving.inner
+	outer    *serving       // what the client asked, if it fell back; inner leads from it towards x
 	s        *stream.Stream // a's response; nil if the caller passes it on by itself
 	response stream.Stream  // what s is until a stream is rescued
 
@@ -236,7 +236,7 @@ func (b *Body) piece() ([]byte, error) {
 func (b *Body) breaks(piece []byte, err error) ([]byte, error) {
 	e := b.broke(err)
 	_, judged := errors.AsType[*stream.Failure](err) // of a stream that cannot be rescued
-	if !judged && len(piece) == 0 && b.x.rescue.rescues(b, e) {
+	if !judged && len(piece) == 0 && b.x.rescue.takeOver(b, e) {
 		return b.piece()
 	}
 	b.err = e
@@ -303,7 +303,7 @@ func (b *Body) close() {
 		e = &Error{Code: CodeClientGone, Leg: LegDecode, Phase: "stream", Connector: b.a.f.name,
 			Message: "the response was closed before its end"}
 		if b.a.ctx.Err() != nil {
-			e = b.a.f.ended(b.a.ctx, LegDecode, "stream")
+			e = b.a.f.whyEnded(b.a.ctx, LegDecode, "stream")
 		}
 	}
 	b.drop()
@@ -329,7 +329,7 @@ func (b *Body) hostEnded(err error) {
 	switch {
 	case b.err != nil || b.closed:
 	case errors.Is(err, errForgotten):
-		b.err = b.a.f.ended(b.a.ctx, LegDecode, "stream")
+		b.err = b.a.f.whyEnded(b.a.ctx, LegDecode, "stream")
 	case b.s != nil || b.a.ctx.Err() != nil:
 	case !serves(b.status):
 		b.err = b.a.refused(&b.a.out.Decode, nil, nil)

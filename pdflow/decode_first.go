@@ -12,7 +12,7 @@ func (a *attempt) decodeFirst() (*Body, *Error) {
 	if e != nil {
 		return nil, e
 	}
-	body, e := a.decodeAlone(a.ctx, leg)
+	body, e := a.decodeInTime(a.ctx, leg)
 	if e != nil {
 		return nil, e
 	}
@@ -65,7 +65,7 @@ func (a *attempt) decodeThenPrefill() (*Body, *Error) {
 		}
 		ended := waiting.Err() != nil
 		if ended {
-			e = a.f.ended(waiting, LegDecode, "event")
+			e = a.f.whyEnded(waiting, LegDecode, "event")
 		} else if e.Code == CodeInternal {
 			e.Code, e.Message = CodeTimeout, "decode did not ask for a prefill in time"
 		}

@@ -55,8 +55,8 @@ func newDetachedLeg(a *attempt) *detachedLeg {
 	return l
 }
 
-// send notes whether the leg goes out now or waits. The error says that the attempt is over. l may be nil.
-func (l *detachedLeg) send(now bool) error {
+// noteSending notes whether the leg goes out now or waits. The error says that the attempt is over. l may be nil.
+func (l *detachedLeg) noteSending(now bool) error {
 	if l == nil {
 		return nil
 	}
@@ -66,15 +66,15 @@ func (l *detachedLeg) send(now bool) error {
 	return context.Cause(l.a.ctx)
 }
 
-// sendAgain lets the transport try the leg again, where provably no byte of it was sent. Until the further try is sent,
-// the leg ends with the attempt, as before the first one. l may be nil.
-func (l *detachedLeg) sendAgain(req *http.Request) {
+// watchResend lets the transport try the leg again, where provably no byte of it was sent. Until the further try is
+// sent, the leg ends with the attempt, as before the first one. l may be nil.
+func (l *detachedLeg) watchResend(req *http.Request) {
 	if l == nil || req.GetBody == nil {
 		return
 	}
 	body := req.GetBody
 	req.GetBody = func() (io.ReadCloser, error) { // called before the wait for a further try
-		if err := l.send(false); err != nil {
+		if err := l.noteSending(false); err != nil {
 			return nil, err
 		}
 		return body()
@@ -88,13 +88,13 @@ func (a *attempt) holdPrefill(ctx context.Context) context.Context {
 	}
 	return transport.BeforeSend(ctx, func(connected bool) error {
 		// a round tripper that has read the body, and so looked as if it had sent the leg, may yet have to connect
-		if err := a.detached.send(false); err != nil {
+		if err := a.detached.noteSending(false); err != nil {
 			return err
 		}
 		if err := a.rendezvous.Wait(ctx, legs.Prefill, connected); err != nil {
 			return err
 		}
-		return a.detached.send(true)
+		return a.detached.noteSending(true)
 	})
 }
 
@@ -119,7 +119,7 @@ func (a *attempt) prefillsWord(prefilled <-chan prefillEnd, e *Error) prefillEnd
 		return p
 	case <-a.ctx.Done():
 	}
-	late := a.f.ended(a.ctx, LegPrefill, "response")
+	late := a.f.whyEnded(a.ctx, LegPrefill, "response")
 	if late.Code == CodeTimeout {
 		late.Endpoint = a.s.Prefill.ID
 		return prefillEnd{e: late}
@@ -130,9 +130,9 @@ func (a *attempt) prefillsWord(prefilled <-chan prefillEnd, e *Error) prefillEnd
 	return prefillEnd{}
 }
 
-// left notes that the leg's end is known, and reports whether its attempt is over. Then the leg must not touch the
+// noteEnd notes that the leg's end is known, and reports whether its attempt is over. Then the leg must not touch the
 // attempt's outcome any more. l may be nil.
-func (l *detachedLeg) left() bool {
+func (l *detachedLeg) noteEnd() bool {
 	if l == nil {
 		return false
 	}

@@ -77,7 +77,7 @@ func (a *attempt) encode() *Error {
 
 func (a *attempt) encodeItem(ctx context.Context, n int, item connector.Item) (_ json.RawMessage, e *Error) {
 	ep := a.s.Encode[n%len(a.s.Encode)]
-	ctx, done := a.step(ctx, "encode", ep.ID)
+	ctx, done := a.span(ctx, "encode", ep.ID)
 	defer func() { done(e) }()
 	leg := contract.NewLeg(a.s.Request)
 	if e := a.guard(LegEncode, "describe", func() error { return a.f.encoder.Encode(a.s, item, leg) }); e != nil {

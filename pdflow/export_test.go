@@ -13,7 +13,7 @@ func WithoutPickWait() Option {
 func LetRunOn(f *Flow, n int) { f.runningOn.most = n }
 
 // RescuePlaces returns how many engines have rescues under way.
-func RescuePlaces(f *Flow) int { return f.rescues.Engines() }
+func RescuePlaces(f *Flow) int { return f.rescueQueue.Engines() }
 
 // RunningOn returns how many prefill legs of requests that are over have not ended.
 func RunningOn(f *Flow) int { return f.runningOn.Count() }

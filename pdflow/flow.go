@@ -80,10 +80,10 @@ type start struct {
 
 // inFlight is what runs, and what bounds it.
 type inFlight struct {
-	live      live.Set[*serving]
-	runningOn runningOn
-	retries   *live.Retries
-	rescues   rescue.Queue
+	live        live.Set[*serving]
+	runningOn   runningOn
+	retries     *live.Retries
+	rescueQueue rescue.Queue
 }
 
 // New makes a flow, and binds the picker to the connector's rules. The error says which option or ability is missing.

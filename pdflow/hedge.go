@@ -70,9 +70,9 @@ func (r *race) start(a *attempt) *racer {
 	return one
 }
 
-// runHedged runs an attempt. If its prefill has not ended within Retry.Hedge, it runs a second one at another prefill
+// runAttempt runs an attempt. If its prefill has not ended within Retry.Hedge, it runs a second one at another prefill
 // engine, within the budget of retries. It returns the attempt that decides the request's fate.
-func (x *serving) runHedged(a *attempt) (*attempt, *Body, *Error) {
+func (x *serving) runAttempt(a *attempt) (*attempt, *Body, *Error) {
 	if !a.twoLegs() || x.given != nil || x.sender.steps != nil || !x.f.hedges() {
 		body, e := a.run()
 		return a, body, e

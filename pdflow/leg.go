@@ -19,6 +19,7 @@ import (
 	"github.com/pdkit/pdkit/internal/intake"
 	"github.com/pdkit/pdkit/internal/verdict"
 	"github.com/pdkit/pdkit/pdflow/internal/legs"
+	"github.com/pdkit/pdkit/pdflow/internal/telemetry"
 	"github.com/pdkit/pdkit/transport"
 )
 
@@ -49,7 +50,7 @@ func (a *attempt) sendWhole(ctx context.Context, ep discovery.Endpoint, leg *con
 		return nil, nil, e
 	}
 	defer text.Drop()
-	a.detached.sendAgain(req)
+	a.detached.watchResend(req)
 	resp, err := a.x.sender.send(ctx, a, o, req)
 	if err != nil {
 		return nil, nil, a.sendError(ctx, o, "send", err)
@@ -92,7 +93,7 @@ func (a *attempt) prefill() (*connector.PrefillResult, *Error) {
 		e.Connector = a.f.name
 	}
 	a.legEnded(o, p)
-	if a.detached.left() || e != nil {
+	if a.detached.noteEnd() || e != nil {
 		return nil, e
 	}
 	a.prefillUsage(p)
@@ -150,8 +151,8 @@ func (a *attempt) decode(ctx context.Context, leg *connector.Leg) (*Body, *Error
 	return body, nil
 }
 
-// decodeAlone is decode while no prefill leg runs.
-func (a *attempt) decodeAlone(ctx context.Context, leg *connector.Leg) (*Body, *Error) {
+// decodeInTime is decode while no prefill leg runs.
+func (a *attempt) decodeInTime(ctx context.Context, leg *connector.Leg) (*Body, *Error) {
 	a.watch.Limit(a.f.limits.Decode)
 	defer a.watch.Relax()
 	return a.decode(ctx, leg)
@@ -215,7 +216,7 @@ func (a *attempt) sendError(ctx context.Context, o *LegOutcome, phase string, er
 	leg := o.Leg
 	e := &Error{Code: failedCode(leg), Leg: leg, Phase: phase, Endpoint: o.Endpoint, Err: err}
 	if ctx.Err() != nil {
-		ended := a.f.ended(ctx, leg, phase)
+		ended := a.f.whyEnded(ctx, leg, phase)
 		if ended.Leg == leg && ended.Endpoint == "" {
 			ended.Endpoint = e.Endpoint
 		}
@@ -293,4 +294,44 @@ func (a *attempt) reaches(host string) bool {
 func (a *attempt) isHost(word string) bool {
 	return a.reaches(word) || slices.ContainsFunc(a.s.Encode,
 		func(e discovery.Endpoint) bool { return e.Host() == word })
+}
+
+// legStarted opens a leg's span and tells observers.
+func (a *attempt) legStarted(ctx context.Context, leg LegKind) context.Context {
+	ep, of, age := a.s.Prefill.ID, &a.legs.prefill, time.Duration(0)
+	if leg == LegDecode {
+		ep, of, age = a.s.Decode.ID, &a.legs.decode, a.out.HandoffAge
+	}
+	*of, ctx = a.x.tel.Leg(ctx, string(leg), ep, a.s, age)
+	for _, o := range a.f.opts.observers {
+		if o.LegStart != nil {
+			o.LegStart(ctx, a.s, leg)
+		}
+	}
+	return ctx
+}
+
+func (a *attempt) legEnded(o *LegOutcome, p *connector.PrefillResult) {
+	of := &a.legs.prefill
+	if o.Leg == LegDecode {
+		of = &a.legs.decode
+	}
+	leg := *of
+	if !leg.Begun() {
+		return
+	}
+	*of = telemetry.Leg{}
+	leg.End(&telemetry.LegEnd{Code: codeLabel(o.Err), Status: o.Status, RequestBytes: o.RequestBytes,
+		ResponseBytes: o.ResponseBytes, Start: o.Start, FirstByte: o.FirstByte, End: o.End})
+	_ = a.guard("", "observe", func() error {
+		for _, ob := range a.f.opts.observers {
+			if ob.LegEnd != nil {
+				ob.LegEnd(a.x.client, a.s, o, p)
+			}
+		}
+		return nil
+	})
+	if o.Leg == LegPrefill && a.prefillDone != nil {
+		_ = a.guard("", "done", func() error { a.prefillDone(o); return nil })
+	}
 }

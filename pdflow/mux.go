@@ -76,7 +76,7 @@ func (o *options) checkMux() error {
 		{o.fallback != "", "WithFallback"},
 		{len(o.checkers) > 0, "WithRequestCheckers"},
 		{o.unsupported != "", "WithUnsupported"},
-		{o.rescues > 0, "WithRescue"},
+		{o.maxRescues > 0, "WithRescue"},
 		{len(o.forward) > 0, "WithForwardHeaders"},
 		{measured.TracerProvider != nil || measured.Propagator != nil || measured.SpanName != nil ||
 			measured.GenAI != "" || measured.Usage,

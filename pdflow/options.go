@@ -34,7 +34,7 @@ type options struct {
 	pickWait     time.Duration // how long a request waits for engines when none is ready
 	observers    []Observer
 	telemetry    Telemetry
-	rescues      int // of one request
+	maxRescues   int // of one request
 	forward      []string
 }
 

@@ -116,7 +116,7 @@ func (f *Flow) pickLater(ctx context.Context, in *PickInput, p *Pick, err error)
 
 func (f *Flow) pickError(ctx context.Context, err error) *Error {
 	if ctx.Err() != nil {
-		return f.ended(ctx, "", "pick")
+		return f.whyEnded(ctx, "", "pick")
 	}
 	var e *Error
 	if errors.As(err, &e) && e.Code != CodeNoEndpoint {

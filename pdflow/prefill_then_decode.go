@@ -17,9 +17,9 @@ func (a *attempt) prefillThenDecode() (*Body, *Error) {
 		return nil, e
 	}
 	if a.proceed != nil && !a.proceed() {
-		return nil, a.f.ended(a.ctx, LegPrefill, "response")
+		return nil, a.f.whyEnded(a.ctx, LegPrefill, "response")
 	}
-	if body, ok, e := a.final(p); ok || e != nil {
+	if body, ok, e := a.prefillsResponse(p); ok || e != nil {
 		return body, e
 	}
 	if e := a.awaitEvent(); e != nil {
@@ -45,9 +45,9 @@ func (a *attempt) decodeAfter(p *connector.PrefillResult) (*Body, *Error) {
 	}
 	if a.ctx.Err() != nil {
 		// Once the client has left, no new leg is sent, not even to free P's blocks: they wait for the lease.
-		return nil, a.f.ended(a.ctx, LegDecode, "send")
+		return nil, a.f.whyEnded(a.ctx, LegDecode, "send")
 	}
-	body, e := a.decodeAlone(a.whileFresh(p), leg)
+	body, e := a.decodeInTime(a.whileFresh(p), leg)
 	if e != nil && e.Code == CodeDecodeRejected {
 		a.release(leg)
 	}
@@ -102,7 +102,7 @@ func (a *attempt) awaitEvent() *Error {
 	defer a.watch.Relax()
 	if e := a.guard(LegPrefill, "event", func() (err error) { ev, err = a.wait(a.ctx); return err }); e != nil {
 		if a.ctx.Err() != nil {
-			return a.f.ended(a.ctx, LegPrefill, "event")
+			return a.f.whyEnded(a.ctx, LegPrefill, "event")
 		}
 		if e.Code == CodeInternal {
 			e.Code, e.Message = CodeTimeout, "the engines' notice did not come in time"
@@ -113,8 +113,8 @@ func (a *attempt) awaitEvent() *Error {
 	return nil
 }
 
-// final lets P's response be the client's, where the protocol says that P has finished.
-func (a *attempt) final(p *connector.PrefillResult) (*Body, bool, *Error) {
+// prefillsResponse lets P's response be the client's, where the protocol says that P has finished.
+func (a *attempt) prefillsResponse(p *connector.PrefillResult) (*Body, bool, *Error) {
 	if a.f.finisher == nil {
 		return nil, false, nil
 	}

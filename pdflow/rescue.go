@@ -33,13 +33,16 @@ import (
 // both together since the stream broke. Rescues are not counted in Retry.Budget; their retries and hedged prefills are.
 func WithRescue(perRequest int) Option {
 	return optionFunc(func(o *options) error {
-		o.rescues = perRequest
+		o.maxRescues = perRequest
 		return needs("WithRescue", perRequest >= 0, "a number that is not negative")
 	})
 }
 
 // rescuer is a layer between the Body of a stream and its attempts: it notes the tokens that pass, and has other pairs
 // make the rest when the decode engine has failed. A nil rescuer leaves the stream to its decode engine.
+//
+// The flow asks it when it makes D's leg (ask), when it opens D's stream (follow) and when that has broken (takeOver).
+// The attempts that follow are picked by the continuation, which waits for its turn, and serve what it says.
 type rescuer struct {
 	x      *serving
 	plan   *rescue.Plan
@@ -56,10 +59,10 @@ type continuation struct {
 }
 
 func newRescuer(x *serving) *rescuer {
-	if x.f.opts.rescues == 0 || x.sender.steps != nil || x.given != nil || !x.req.Stream {
+	if x.f.opts.maxRescues == 0 || x.sender.steps != nil || x.given != nil || !x.req.Stream {
 		return nil
 	}
-	r := &rescuer{x: x, left: x.f.opts.rescues}
+	r := &rescuer{x: x, left: x.f.opts.maxRescues}
 	r.plan, r.reason = rescue.PlanOf(x.req)
 	return r
 }
@@ -83,8 +86,8 @@ func (r *rescuer) follow(a *attempt) *resume.Stream {
 	return next
 }
 
-// rescues lets a response go on at another pair after e, and reports whether it does.
-func (r *rescuer) rescues(b *Body, e *Error) bool {
+// takeOver lets a response go on at another pair after e, and reports whether it does.
+func (r *rescuer) takeOver(b *Body, e *Error) bool {
 	if r == nil || !e.EngineFault() || r.x.life.Base.Err() != nil {
 		return false
 	}
@@ -127,7 +130,7 @@ func (r *rescuer) goOn(b *Body, cut *resume.Stream, e *Error) (next *Body, failu
 			failure = x.f.crashed(x, "rescue", cause)
 		}
 	}()
-	_, done := old.step(x.life.Base, "rescue", "")
+	_, done := old.span(x.life.Base, "rescue", "")
 	defer func() { done(failure) }()
 	b.discard(e)
 	b.recordStream()
@@ -141,7 +144,7 @@ func (r *rescuer) goOn(b *Body, cut *resume.Stream, e *Error) (next *Body, failu
 	rest := &continuation{req: req, cut: cut, since: time.Now()}
 	x.tries = tries{rest: rest, before: old.s.Attempt, busyUntil: x.busyUntil, avoid: append(x.avoid, old.failed(e)...)}
 	next, failure = x.try()
-	x.f.rescues.Give(rest.place, false) // of one engine that serves alone
+	x.f.rescueQueue.Give(rest.place, false) // of one engine that serves alone
 	if failure != nil {
 		return nil, failure
 	}
@@ -154,10 +157,11 @@ func (r *rescuer) goOn(b *Body, cut *resume.Stream, e *Error) (next *Body, failu
 func (r *rescuer) request(old *attempt, cut *resume.Stream) (req *connector.ClientRequest, e *Error) {
 	length := 0
 	if r.plan.Unlimited() {
-		if length, e = old.contextLength(); e != nil && r.x.life.Context.Err() != nil {
-			e = r.x.f.ended(r.x.life.Context, LegPrefill, "rescue")
-		}
-		if e != nil {
+		length, e = old.contextLength()
+		switch {
+		case e != nil && r.x.life.Context.Err() != nil:
+			return nil, r.x.f.whyEnded(r.x.life.Context, LegPrefill, "rescue")
+		case e != nil:
 			return nil, e
 		}
 	}
@@ -205,7 +209,7 @@ func (a *attempt) contextLength() (int, *Error) {
 // changed when the stream's turn comes. All waits together take no longer than a leg may take and a response may be
 // silent, if both have limits: by then those of the streams that have places have let it try another engine.
 func (c *continuation) pick(x *serving, n int, p *Pick) *Error {
-	q := &x.f.rescues
+	q := &x.f.rescueQueue
 	for {
 		if e := x.pick(x.life.Context, n, p); e != nil {
 			return e
@@ -242,7 +246,7 @@ func (c *continuation) pick(x *serving, n int, p *Pick) *Error {
 			return &Error{Code: CodeOverloaded, Phase: "rescue", Connector: x.f.name, RetryAfter: time.Second,
 				Message: "more streams are to be rescued than the engines can prefill"}
 		case err != nil:
-			return x.f.ended(x.life.Context, "", "rescue")
+			return x.f.whyEnded(x.life.Context, "", "rescue")
 		}
 	}
 }

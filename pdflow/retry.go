@@ -43,7 +43,7 @@ func (a *attempt) mayRetry(e *Error) (again bool, reason string) {
 	case !a.f.retries.Take():
 		return false, overBudget
 	}
-	x.holdsBudget = true
+	x.holdsRetry = true
 	if e.Code == CodeTimeout {
 		x.timedOut = e
 	}
@@ -75,10 +75,10 @@ func (a *attempt) retryReason(e *Error) (reason string, ok bool) {
 	return retryFailed, true
 }
 
-// giveBudgetBack gives back what mayRetry took.
-func (x *serving) giveBudgetBack() {
-	if x.holdsBudget {
-		x.holdsBudget = false
+// giveRetryBack gives back what mayRetry took.
+func (x *serving) giveRetryBack() {
+	if x.holdsRetry {
+		x.holdsRetry = false
 		x.f.retries.Give()
 	}
 }
@@ -139,7 +139,7 @@ func (x *serving) pause(d time.Duration) *Error {
 	case <-timer.C:
 		return nil
 	case <-x.life.Context.Done():
-		return x.f.ended(x.life.Context, "", "backoff")
+		return x.f.whyEnded(x.life.Context, "", "backoff")
 	}
 }
 

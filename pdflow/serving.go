@@ -31,7 +31,7 @@ type serving struct {
 	tries
 	rescue  *rescuer // nil: the stream ends with its decode engine
 	racing  *attempt // of a hedged prefill: the first, while the second begins
-	inner   *serving // that this one fell back to, and that fell back itself
+	inner   *serving // what this one fell back to, and what fell back itself: see Body.outer
 	phase   atomic.Uint32
 	current atomic.Pointer[attempt]
 	ended   bool
@@ -39,16 +39,16 @@ type serving struct {
 
 // tries are the attempts at one thing, the request or the rest of its stream, and what is known of those that failed.
 type tries struct {
-	rest        *continuation        // nil: the request itself
-	before      int                  // attempts at what came before
-	alone       Mode                 // not "": one engine serves, in this mode
-	avoid       []string             // IDs of the engines that failed
-	again       bool                 // the last attempt is to be retried
-	why         string               // it is, or is not
-	failure     *Error               // of the last attempt
-	holdsBudget bool                 // of the flow's retries
-	timedOut    *Error               // of the last prefill that ran out of time and was to be retried elsewhere
-	busyUntil   map[string]time.Time // engines that asked to be left alone, by ID
+	rest       *continuation        // nil: the request itself
+	before     int                  // attempts at what came before
+	alone      Mode                 // not "": one engine serves, in this mode
+	avoid      []string             // IDs of the engines that failed
+	again      bool                 // the last attempt is to be retried
+	why        string               // it is, or is not
+	failure    *Error               // of the last attempt
+	holdsRetry bool                 // of the flow's retries
+	timedOut   *Error               // of the last prefill that ran out of time and was to be retried elsewhere
+	busyUntil  map[string]time.Time // engines that asked to be left alone, by ID
 }
 
 // Causes with which pdflow cancels its own contexts; anything else is the client's leaving.
@@ -211,8 +211,8 @@ func (x *serving) attempt(n int) (*Body, *Error) {
 	if e != nil {
 		return nil, e
 	}
-	a, body, e := x.runHedged(a)
-	x.giveBudgetBack()
+	a, body, e := x.runAttempt(a)
+	x.giveRetryBack()
 	if e != nil {
 		x.again, a.out.Retry = a.mayRetry(e)
 		a.out.Final = !x.again && !x.thenDecodesAlone(e)
@@ -221,7 +221,7 @@ func (x *serving) attempt(n int) (*Body, *Error) {
 		}
 		x.why = a.out.Retry
 		a.end(e)
-		x.life.Cancel(errOver)
+		x.life.Cancel(errOver) // a hedged attempt had a context of its own within it
 		x.life.Renew()
 		x.heed(e)
 		if e.EngineFault() {
@@ -340,7 +340,7 @@ func (x *serving) end(e *Error) {
 	}
 	x.ended = true
 	x.life.Cancel(errOver)
-	x.giveBudgetBack()
+	x.giveRetryBack()
 	if e != nil && e.mode == "" {
 		e.mode = x.served()
 	}
@@ -379,8 +379,8 @@ func (x *serving) log(e *Error) {
 	}
 }
 
-// ended says why a context ended: a phase's time, a sibling's failure, the shutdown, or the client.
-func (f *Flow) ended(ctx context.Context, leg LegKind, phase string) *Error {
+// whyEnded says why a context ended: a phase's time, a sibling's failure, the shutdown, or the client.
+func (f *Flow) whyEnded(ctx context.Context, leg LegKind, phase string) *Error {
 	cause := context.Cause(ctx)
 	e := &Error{Leg: leg, Phase: phase, Connector: f.name, Err: cause}
 	var sibling *Error

@@ -300,8 +300,8 @@ func (st *Step) Send(rt http.RoundTripper) {
 // arrived lets the other leg go out without waiting for this one, whose connection the flow cannot see.
 func (st *Step) arrived() error {
 	st.a.rendezvous.Arrived(st.side())
-	if st.Leg == LegPrefill && st.a.detached.send(true) != nil {
-		return st.a.f.ended(st.a.ctx, LegPrefill, "send")
+	if st.Leg == LegPrefill && st.a.detached.noteSending(true) != nil {
+		return st.a.f.whyEnded(st.a.ctx, LegPrefill, "send")
 	}
 	return nil
 }
@@ -319,7 +319,7 @@ func (st *Step) claim() error {
 	defer st.mu.Unlock()
 	switch {
 	case st.done || st.ctx.Err() != nil:
-		return st.a.f.ended(st.ctx, st.Leg, "send")
+		return st.a.f.whyEnded(st.ctx, st.Leg, "send")
 	case st.taken:
 		return wrongCall("Step", "was taken before: a leg is sent once")
 	case !st.Expires.IsZero() && time.Now().After(st.Expires):

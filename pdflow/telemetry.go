@@ -6,7 +6,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/pdflow/internal/telemetry"
 )
 
@@ -36,8 +35,8 @@ func (e *Error) failure() telemetry.Failure {
 	return telemetry.Failure{Code: string(e.Code), Leg: string(e.Leg)}
 }
 
-// step opens a span for a part of an attempt that is no leg of its own, and returns what ends it.
-func (a *attempt) step(ctx context.Context, operation, endpoint string) (context.Context, func(*Error)) {
+// span opens a span for a part of an attempt that is no leg of its own, and returns what ends it.
+func (a *attempt) span(ctx context.Context, operation, endpoint string) (context.Context, func(*Error)) {
 	ctx, end := a.x.tel.Step(ctx, operation, a.s, endpoint)
 	return ctx, func(e *Error) { end(codeLabel(e)) }
 }
@@ -68,44 +67,4 @@ func (b *Body) recordStream() {
 		handoff = p.At
 	}
 	a.x.tel.Streamed(string(a.out.Mode), o.FirstByte, o.End, output, handoff)
-}
-
-// legStarted opens a leg's span and tells observers.
-func (a *attempt) legStarted(ctx context.Context, leg LegKind) context.Context {
-	ep, of, age := a.s.Prefill.ID, &a.legs.prefill, time.Duration(0)
-	if leg == LegDecode {
-		ep, of, age = a.s.Decode.ID, &a.legs.decode, a.out.HandoffAge
-	}
-	*of, ctx = a.x.tel.Leg(ctx, string(leg), ep, a.s, age)
-	for _, o := range a.f.opts.observers {
-		if o.LegStart != nil {
-			o.LegStart(ctx, a.s, leg)
-		}
-	}
-	return ctx
-}
-
-func (a *attempt) legEnded(o *LegOutcome, p *connector.PrefillResult) {
-	of := &a.legs.prefill
-	if o.Leg == LegDecode {
-		of = &a.legs.decode
-	}
-	leg := *of
-	if !leg.Begun() {
-		return
-	}
-	*of = telemetry.Leg{}
-	leg.End(&telemetry.LegEnd{Code: codeLabel(o.Err), Status: o.Status, RequestBytes: o.RequestBytes,
-		ResponseBytes: o.ResponseBytes, Start: o.Start, FirstByte: o.FirstByte, End: o.End})
-	_ = a.guard("", "observe", func() error {
-		for _, ob := range a.f.opts.observers {
-			if ob.LegEnd != nil {
-				ob.LegEnd(a.x.client, a.s, o, p)
-			}
-		}
-		return nil
-	})
-	if o.Leg == LegPrefill && a.prefillDone != nil {
-		_ = a.guard("", "done", func() error { a.prefillDone(o); return nil })
-	}
 }
