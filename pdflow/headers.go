@@ -59,7 +59,7 @@ func fillEngineHeader(h, client http.Header, requestID, more []string) {
 
 // fillHeader fills the header of one leg. Each leg has its own, since round trippers set headers in place.
 func (x *serving) fillHeader(h http.Header, edits []contract.Header) {
-	fillEngineHeader(h, x.header, x.ids, x.f.opts.forward)
+	fillEngineHeader(h, x.header, []string{x.id}, x.f.opts.forward)
 	h["Content-Type"] = jsonType
 	for _, e := range edits {
 		h[http.CanonicalHeaderKey(e.Name)] = []string{e.Value}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/config"
@@ -107,4 +108,21 @@ func TestLegsShareNoHeaderValues(t *testing.T) {
 		require.Equal(t, "one", one[name][1])
 	}
 	require.Empty(t, values[:2][1])
+}
+
+// A round tripper may change its leg's header in place: the other leg's is another one.
+func TestLegsShareNoRequestID(t *testing.T) {
+	var got []string
+	var fleet *fakeFleet
+	fleet = newFakeFleet(t, &fake{}, "p0 d0", config.Retry{MaxAttempts: 1},
+		func(string, int) response { return replies(http.StatusOK) },
+		pdflow.WithTransport(roundTripper(func(r *http.Request) (*http.Response, error) {
+			v := r.Header["X-Request-Id"]
+			v[0] += "-" + r.URL.Host
+			got = append(got, v[0])
+			return fleet.RoundTrip(r)
+		})))
+	require.NoError(t, fleet.do(completion("a", "")))
+	require.Len(t, got, 2)
+	assert.NotContains(t, got[1], "-p0")
 }

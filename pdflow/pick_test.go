@@ -8,8 +8,10 @@ import (
 	"net/http"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/config"
@@ -111,4 +113,24 @@ func TestAPickThatIsRefusedIsGivenBack(t *testing.T) {
 	require.ErrorIs(t, err, pdflow.CodeInternal)
 	require.Zero(t, picker.open.Load())
 	require.NoError(t, flow.Shutdown(t.Context()))
+}
+
+// A picker that names a prefill engine although one engine is to serve is taken at half its word.
+func TestOneEngineServesWhateverThePickerNames(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pair := pdflow.Pick{Prefill: endpoint(t, "http://p0", discovery.RolePrefill),
+			Decode: endpoint(t, "http://d0", discovery.RoleDecode)}
+		engines := inMemory(t, 0)
+		engines.answer = func(host string, _ int) response {
+			return replies(map[string]int{"p0": http.StatusInternalServerError, "d0": http.StatusOK}[host])
+		}
+		flow, err := pdflow.New(&fake{}, always(pair), pdflow.WithTransport(engines),
+			pdflow.WithRetry(config.Retry{MaxAttempts: 1}), pdflow.WithFallback(config.FallbackDecode))
+		require.NoError(t, err)
+		engines.flow, flow = flow, engines.flow
+		require.NoError(t, engines.do(completion("a", "")))
+		assert.Equal(t, "p0 d0", engines.hosts())
+		require.NoError(t, engines.flow.Shutdown(t.Context()))
+		engines.flow = flow
+	})
 }

@@ -142,9 +142,11 @@ func (r *rescuer) goOn(b *Body, cut *resume.Stream, e *Error) (next *Body, failu
 		return nil, failure
 	}
 	rest := &continuation{req: req, cut: cut, since: time.Now()}
-	x.tries = tries{rest: rest, before: old.s.Attempt, busyUntil: x.busyUntil, avoid: append(x.avoid, old.failed(e)...)}
+	// At the first event of one engine that serves alone; and where a picker panics while no pick has the place.
+	defer func() { x.f.rescueQueue.Give(rest.place, false) }()
+	x.tries = tries{rest: rest, before: old.s.Attempt, avoid: append(x.avoid, old.failed(e)...),
+		timedOut: x.timedOut, busyUntil: x.busyUntil} // what is known of engines
 	next, failure = x.try()
-	x.f.rescueQueue.Give(rest.place, false) // of one engine that serves alone
 	if failure != nil {
 		return nil, failure
 	}
@@ -230,12 +232,13 @@ func (c *continuation) pick(x *serving, n int, p *Pick) *Error {
 		}
 		place, waited, err := q.Take(x.life.Context, engine, until)
 		if c.place = place; place != nil {
+			stale := false
 			select {
 			case <-changed:
+				stale = waited
 			default:
-				waited = false
 			}
-			if !waited {
+			if !stale {
 				c.keepPlace(q, p)
 				return nil
 			}

@@ -479,3 +479,61 @@ func TestRescuesOutliveAMomentWithoutEngines(t *testing.T) {
 		assert.Equal(t, 5200*time.Millisecond, time.Since(began))
 	})
 }
+
+// A picker panics when a stream's turn has come and the list of engines has changed. The stream is cut, and its place
+// is another one's.
+func TestAPickThatPanicsKeepsNoPlaceOfARescue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newDyingFleet(t, time.Second)
+		f.gone, f.changes = f.p[1].ID, make(chan struct{})
+		f.stream(t.Context(), 8)
+		close(f.dead)
+		time.Sleep(500 * time.Millisecond)
+		f.mu.Lock()
+		close(f.changes)
+		f.changes = nil
+		f.picker = pick.Func(func(context.Context, *pdflow.PickInput) (pdflow.Pick, error) { panic("picker") })
+		f.mu.Unlock()
+		f.end()
+		whole, cut := f.whole()
+		assert.Equal(t, []int{4, 4}, []int{whole, cut})
+	})
+}
+
+// The same of a pick's Done, when the flow gives the pick back.
+func TestADoneThatPanicsKeepsNoPlaceOfARescue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newDyingFleet(t, time.Second)
+		f.changes = make(chan struct{})
+		f.picker = pick.Func(func(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
+			return pdflow.Pick{Prefill: f.p[0], Decode: f.d[1], Done: func(o *pdflow.Outcome) {
+				if o.Err != nil {
+					panic("done")
+				}
+			}}, nil
+		})
+		f.stream(t.Context(), 8)
+		close(f.dead)
+		time.Sleep(500 * time.Millisecond)
+		f.mu.Lock()
+		close(f.changes)
+		f.changes = nil
+		f.mu.Unlock()
+		f.end()
+	})
+}
+
+// The flow to which requests fall back has another connector, which cannot go on with a stream of this one's.
+func TestARescueDoesNotFallBackToAnotherFlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		other := inMemory(t, 0)
+		f := newDyingFleet(t, time.Second, pdflow.WithFallback(config.FallbackConnector, other.flow))
+		f.stream(t.Context(), 1)
+		f.back = make(chan struct{})
+		close(f.dead)
+		f.end()
+		_, cut := f.whole()
+		assert.Equal(t, 1, cut)
+		assert.Empty(t, other.hosts())
+	})
+}

@@ -27,7 +27,6 @@ type serving struct {
 	tel    telemetry.Request
 	call
 	model string
-	ids   []string // id, as the value of each leg's header
 	tries
 	rescue  *rescuer // nil: the stream ends with its decode engine
 	racing  *attempt // of a hedged prefill: the first, while the second begins
@@ -59,7 +58,7 @@ var (
 )
 
 func newServing(ctx context.Context, f *Flow, c *call) *serving {
-	x := &serving{f: f, client: ctx, call: *c, model: c.req.Model, ids: []string{c.id}}
+	x := &serving{f: f, client: ctx, call: *c, model: c.req.Model}
 	if x.sender == nil {
 		x.sender = f.sender
 	}

@@ -29,8 +29,8 @@ type engineQueue struct {
 	failed  int       // failures in a row
 }
 
-// Place is what a stream holds from its pick until the prefill leg has ended, or, where one engine serves alone,
-// until its first event.
+// Place is what a stream holds from its pick until the prefill leg has served or its attempt has failed, or, where one
+// engine serves alone, until its first event.
 type Place struct {
 	Engine string // its ID
 	free   atomic.Bool
@@ -40,7 +40,7 @@ type Place struct {
 var ErrTooLong = errors.New("pdflow: no place came in time")
 
 // Take takes a place at an engine, and waits for one until ctx ends or, if until is not zero, until then. It returns
-// neither a place nor an error if the stream is to pick another engine. Give must follow.
+// neither a place nor an error if the stream is to pick another engine. Give of the place must follow.
 func (q *Queue) Take(ctx context.Context, engine string, until time.Time) (p *Place, waited bool, err error) {
 	turn, placed := q.enter(engine), true
 	if turn != nil {
