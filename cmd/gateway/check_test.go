@@ -79,9 +79,7 @@ func TestSettingsWithoutEffectAreTold(t *testing.T) {
 		"{type: nixl, fallback: connector, fallbackConnector: {type: lmcache, config: {backendType: redis, " +
 			"redisConfig: {host: h}, ttl: 1m}}}": {"fallbackConnector.config.ttl"},
 	} {
-		_, stdout, stderr := check(t, "-config",
-			write(t, "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec:\n  model: m\n  "+
-				"kvConnector: "+spec+"\n"))
+		_, stdout, stderr := check(t, "-config", write(t, serverYAML("m", "  kvConnector: "+spec+"\n")))
 		var told []string
 		for line := range strings.Lines(stdout) {
 			if rest, ok := strings.CutPrefix(line, "without effect: "); ok {
@@ -111,38 +109,6 @@ func TestALimitIsRenderedOrWithoutEffect(t *testing.T) {
 		}
 		assert.Contains(t, stdout, "without effect: ", connector)
 	}
-}
-
-func TestFlagsOverrideTheFile(t *testing.T) {
-	file := write(t, modelYAML("")+"---\napiVersion: pdkit.dev/v1alpha1\nkind: Gateway\nspec: {listen: 127.0.0.1:1, "+
-		"admin: 127.0.0.1:2}\n")
-	_, stdout, _ := check(t, "-config", file)
-	assert.Contains(t, stdout, "listen        127.0.0.1:1\nadmin         127.0.0.1:2\n")
-	_, stdout, _ = check(t, "-config", file, "-listen", "127.0.0.1:3", "-admin", "127.0.0.1:4")
-	assert.Contains(t, stdout, "listen        127.0.0.1:3\nadmin         127.0.0.1:4\n")
-	_, stdout, _ = check(t, "-config", file, "-admin", "")
-	assert.Contains(t, stdout, "admin         off\n")
-}
-
-func TestAWrongCommandLineEndsWith2(t *testing.T) {
-	file := write(t, modelYAML(""))
-	for _, args := range [][]string{
-		{}, {"-config", ""}, {"-config", file, "extra"}, {"-config", file, "-nonsense"},
-		{"-config", file, "-log-level", "loud"},
-		{"-config", file, "-listen", "8000"}, {"-config", file, "-admin", "nowhere"},
-		{"-config", file, "-listen", "127.0.0.1:9000"},
-	} {
-		code, stdout, stderr := check(t, args...)
-		assert.Equal(t, exitWrong, code, args)
-		assert.Empty(t, stdout, args)
-		assert.NotEmpty(t, stderr, args)
-	}
-}
-
-func TestHelpIsNoFault(t *testing.T) {
-	code, _, stderr := check(t, "-help")
-	assert.Equal(t, exitOK, code)
-	assert.Contains(t, stderr, "-config FILE")
 }
 
 func TestTheExampleFileIsGood(t *testing.T) {

@@ -75,21 +75,12 @@ type site struct {
 func newSite(t *testing.T) *site {
 	t.Helper()
 	shape := enginesim.Config{MaxModelLen: 8192, ITL: time.Millisecond}
-	p, d, err := enginesim.Pair(shape, shape)
-	require.NoError(t, err)
-	alone, err := enginesim.Start(enginesim.Config{MaxModelLen: 8192})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = p.Close(); _ = d.Close(); _ = alone.Close() })
+	p, d := simPair(t, shape, shape)
+	alone := newSim(t, enginesim.Config{MaxModelLen: 8192})
 	none := filepath.Join(t.TempDir(), "none.yaml")
 	require.NoError(t, os.WriteFile(none, []byte("endpoints: []\n"), 0o600))
-	g := start(t, gatewayYAML("")+nixlYAML(p, d)+`apiVersion: networking.matrixinfer.ai/v1alpha1
-kind: ModelServer
-spec:
-  model: dark
-  kvConnector: {type: nixl}
-  discovery: {file: {path: `+none+`}}
----
-`)
+	g := start(t, gatewayYAML("")+simYAML("", p, d)+
+		serverYAML("dark", "  kvConnector: {type: nixl}\n  discovery: {file: {path: "+none+"}}\n"))
 	return &site{g, p, d, alone}
 }
 
@@ -174,7 +165,7 @@ func (s *site) settled(t *testing.T) {
 	defer cancel()
 	for _, e := range []*enginesim.Engine{s.p, s.d} {
 		require.NoError(t, e.WaitIdle(ctx), "a leg goes on")
-		require.Eventually(t, func() bool { return e.Stats().UsedBlocks == 0 }, 20*time.Second, time.Millisecond)
+		eventually(t, func() bool { return e.Stats().UsedBlocks == 0 })
 		stats := e.Stats()
 		assert.Zero(t, stats.Running+stats.Waiting+stats.PinnedBlocks)
 	}

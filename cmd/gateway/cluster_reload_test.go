@@ -29,7 +29,7 @@ func TestTheFileGoesBeforeTheCluster(t *testing.T) {
 	stop()
 	assert.Empty(t, failures(), "of %d; %s", sent(), g.log)
 	assert.Positive(t, sent())
-	_, _, debug := do(t, http.MethodGet, g.admin+"/debug/pd", "")
+	debug := g.page("/debug/pd")
 	assert.NotContains(t, debug, `"rejected"`)
 	assert.Contains(t, debug, `"nixl"`)
 }

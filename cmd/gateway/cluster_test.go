@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
 	"net"
 	"net/http"
@@ -156,10 +155,10 @@ func completionOf(model string) string {
 // becomes waits until a request for the model is answered so.
 func (n *namespace) becomes(g *program, model string, status int) {
 	n.t.Helper()
-	require.Eventually(n.t, func() bool {
-		got, _, _ := do(n.t, http.MethodPost, g.client+"/v1/completions", completionOf(model))
+	eventually(n.t, func() bool {
+		got, _, _ := g.complete(completionOf(model))
 		return got == status
-	}, 20*time.Second, 20*time.Millisecond, "%s", g.log)
+	}, "%s", g.log)
 }
 
 // The ModelServers of the design documents, applied as they stand, are served over the pods that they choose.
@@ -179,14 +178,13 @@ func TestTheDocumentsModelServersAreServedFromACluster(t *testing.T) {
 
 			_, d := n.engines(ms.Main.Name, ms.Model(), "group-a", ms.Spec.WorkloadSelector.MatchLabels)
 			n.becomes(g, ms.Model(), http.StatusOK)
-			status, h, body := do(t, http.MethodPost, g.client+"/v1/completions",
-				strings.Replace(completionOf(ms.Model()), "Where", "When", 1))
+			status, h, body := g.complete(strings.Replace(completionOf(ms.Model()), "Where", "When", 1))
 			assert.Equal(t, http.StatusOK, status, body)
 			assert.Equal(t, "disaggregated", h.Get("X-PD-Mode"))
 			if ms.Main.Name != "http" {
 				assert.NotZero(t, d.Stats().ExternalKVTransfer, "decode has taken KV over")
 			}
-			status, _, body = do(t, http.MethodGet, g.admin+"/readyz", "")
+			status, body = g.ready()
 			assert.Equal(t, http.StatusOK, status, body)
 			assert.Contains(t, body, n.name+"/"+ms.Name)
 		})
@@ -214,11 +212,11 @@ const selecting = `, workloadSelector: {matchLabels: {app: m}, pdGroup: {groupKe
 func TestAModelServerChangesWhileRequestsRun(t *testing.T) {
 	n := newNamespace(t)
 	g := n.serve()
-	require.Eventually(t, func() bool {
-		status, _, body := do(t, http.MethodGet, g.admin+"/readyz", "")
+	eventually(t, func() bool {
+		status, body := g.ready()
 		require.Equal(t, http.StatusServiceUnavailable, status)
 		return strings.Contains(body, "there is no ModelServer")
-	}, 20*time.Second, 10*time.Millisecond)
+	})
 	n.engines("nixl", "m", "a", map[string]string{"app": "m"})
 	n.modelServer("m", `{model: m, kvConnector: {type: nixl}`+selecting+`}`)
 	n.becomes(g, "m", http.StatusOK)
@@ -231,15 +229,13 @@ func TestAModelServerChangesWhileRequestsRun(t *testing.T) {
 	}
 	n.modelServer("m", `{model: m, kvConnector: {type: nixl, config: {leaseDuration: never}}`+selecting+`}`)
 	n.logged(g, "a ModelServer is not served as it is.*leaseDuration: is not a duration.*servedAsBefore=true")
-	_, _, debug := do(t, http.MethodGet, g.admin+"/debug/pd", "")
-	assert.Contains(t, debug, `"rejected"`)
+	assert.Contains(t, g.page("/debug/pd"), `"rejected"`)
 	n.modelServer("m", `{model: m, kvConnector: {type: http}`+selecting+`}`)
 	n.logged(g, "ModelServer is served.*connector=http")
 	stop()
 	assert.Empty(t, failures(), "of %d requests; %s", sent(), g.log)
 	assert.Positive(t, sent())
-	_, _, debug = do(t, http.MethodGet, g.admin+"/debug/pd", "")
-	assert.NotContains(t, debug, `"rejected"`)
+	assert.NotContains(t, g.page("/debug/pd"), `"rejected"`)
 
 	n.remove("m")
 	n.becomes(g, "m", http.StatusNotFound)
@@ -251,14 +247,14 @@ func TestAModelServerChangesWhileRequestsRun(t *testing.T) {
 func (n *namespace) logged(g *program, pattern string) {
 	n.t.Helper()
 	wanted := regexp.MustCompile(pattern)
-	require.Eventually(n.t, func() bool {
+	eventually(n.t, func() bool {
 		for line := range strings.SplitSeq(g.log.String(), "\n") {
 			if wanted.MatchString(line) {
 				return true
 			}
 		}
 		return false
-	}, 20*time.Second, 5*time.Millisecond, "%s\n%s", pattern, g.log)
+	}, "%s\n%s", pattern, g.log)
 }
 
 // keepAsking sends requests one after the other, on four lines, until stop.
@@ -271,7 +267,7 @@ func (n *namespace) keepAsking(g *program, model string) (stop func(), failures 
 	for range 4 {
 		wg.Go(func() {
 			for ctx.Err() == nil {
-				status, _, body := do(n.t, http.MethodPost, g.client+"/v1/completions", completionOf(model))
+				status, _, body := g.complete(completionOf(model))
 				count.Add(1)
 				if status != http.StatusOK {
 					mu.Lock()
@@ -332,16 +328,11 @@ func TestAStreamOutlivesItsModelServer(t *testing.T) {
 	}
 	n.modelServer("m", `{model: m, kvConnector: {type: http}`+selecting+`}`)
 	n.becomes(g, "m", http.StatusOK)
-	resp, err := http.Post(g.client+"/v1/completions", "application/json",
-		strings.NewReader(`{"model":"m","prompt":"x","stream":true}`))
-	require.NoError(t, err)
-	defer resp.Body.Close()
+	s := openStream(t, g)
 	n.remove("m")
 	n.becomes(g, "m", http.StatusNotFound)
 	close(hold)
-	response, err := io.ReadAll(resp.Body)
-	require.NoError(t, err)
-	assert.Contains(t, string(response), "[DONE]")
+	assert.Equal(t, "data: [DONE]", s.rest(t))
 }
 
 // A changed ModelServer does not try the engines again that are known not to answer.
@@ -360,10 +351,10 @@ func TestASuccessorKnowsWhoDoesNotAnswer(t *testing.T) {
 		return fmt.Sprintf(`{model: m, kvConnector: {type: nixl, retry: {maxAttempts: %d}}%s}`, attempts, found)
 	}
 	n.modelServer("m", spec(1))
-	require.Eventually(t, func() bool {
-		_, _, debug := do(t, http.MethodGet, g.admin+"/debug/pd", "")
+	eventually(t, func() bool {
+		debug := g.page("/debug/pd")
 		return strings.Count(debug, `"healthy": false`) == 8
-	}, 20*time.Second, 50*time.Millisecond, "%s", g.log)
+	}, "%s", g.log)
 
 	stop, failures, sent := n.keepAsking(g, "m")
 	n.modelServer("m", spec(2))
@@ -427,10 +418,7 @@ func TestAListenerEndsWithItsModelServer(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, conn.Close())
 	n.remove("m")
-	require.Eventually(t, func() bool {
-		ln, err := net.Listen("tcp", addr)
-		return err == nil && ln.Close() == nil
-	}, 20*time.Second, 10*time.Millisecond, "%s", g.log)
+	isFree(t, addr, "%s", g.log)
 }
 
 // The API server takes the Deployment that the project ships, and the gateway its configuration.
@@ -462,18 +450,16 @@ func TestASuccessorIsWaitedFor(t *testing.T) {
 	n.modelServer("other", `{model: other, kvConnector: {type: nixl}`+selecting+`}`)
 	n.logged(g, "ModelServer is served.*model=other")
 	for range 20 {
-		status, _, body := do(t, http.MethodPost, g.client+"/v1/completions", completionOf("m"))
+		status, _, body := g.complete(completionOf("m"))
 		require.Equal(t, http.StatusOK, status, body)
 	}
 	assert.NotContains(t, g.log.String(), "connector=http")
-	_, _, debug := do(t, http.MethodGet, g.admin+"/debug/pd", "")
-	assert.Contains(t, debug, "its engines are not known yet")
+	assert.Contains(t, g.page("/debug/pd"), "its engines are not known yet")
 
 	n.rights("pods")
 	n.logged(g, "ModelServer is served.*connector=http")
 	n.becomes(g, "m", http.StatusOK)
-	_, _, debug = do(t, http.MethodGet, g.admin+"/debug/pd", "")
-	assert.NotContains(t, debug, "its engines are not known yet")
+	assert.NotContains(t, g.page("/debug/pd"), "its engines are not known yet")
 }
 
 // One that was to take over and never has ends with the gateway, and what it listens on with it.
@@ -486,16 +472,13 @@ func TestASuccessorThatNeverServedEndsWithTheGateway(t *testing.T) {
 	n.rights("endpointslices")
 	addr := "127.0.0.1:" + unusedPort(t)
 	n.modelServer("m", `{model: m, kvConnector: {type: lmcache-pd, config: {notifyListen: "`+addr+`"}}`+otherwise+`}`)
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		conn, err := net.Dial("tcp", addr)
 		return err == nil && conn.Close() == nil
-	}, 20*time.Second, 10*time.Millisecond, "%s", g.log)
+	}, "%s", g.log)
 	g.signal()
 	g.ended(exitOK)
-	require.Eventually(t, func() bool {
-		ln, err := net.Listen("tcp", addr)
-		return err == nil && ln.Close() == nil
-	}, 20*time.Second, 10*time.Millisecond, "%s", g.log)
+	isFree(t, addr, "%s", g.log)
 }
 
 // rights lets the gateway's account list and watch ModelServers and this resource, and nothing else.
@@ -515,8 +498,7 @@ func (n *namespace) rights(resource string) {
 	require.NoError(n.t, err)
 	// The API server's authorizer takes it over by a watch of its own, so it is asked until it has.
 	for _, about := range []string{"pods", "endpointslices"} {
-		require.Eventually(n.t, func() bool { return n.may(about) == (about == resource) }, 30*time.Second,
-			20*time.Millisecond, about)
+		eventually(n.t, func() bool { return n.may(about) == (about == resource) }, about)
 	}
 }
 
@@ -552,7 +534,7 @@ func TestModelsGoRound(t *testing.T) {
 		var debug struct {
 			Models []struct{ Model, Name string }
 		}
-		_, _, body := do(t, http.MethodGet, g.admin+"/debug/pd", "")
+		body := g.page("/debug/pd")
 		require.NoError(t, json.Unmarshal([]byte(body), &debug))
 		for _, m := range debug.Models {
 			require.Empty(t, names[m.Model], "each model has one server: %s", body)
@@ -569,8 +551,7 @@ func TestModelsGoRound(t *testing.T) {
 		names := served()
 		return names["m1"] == "b" && names["m2"] == "a"
 	}, 45*time.Second, 50*time.Millisecond, "%s", g.log)
-	_, _, debug := do(t, http.MethodGet, g.admin+"/debug/pd", "")
-	assert.NotContains(t, debug, `"rejected"`)
+	assert.NotContains(t, g.page("/debug/pd"), `"rejected"`)
 }
 
 // listenEngine is newEngine at an address.

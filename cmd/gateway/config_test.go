@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/config/yamlfile"
-	"github.com/pdkit/pdkit/discovery"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -57,7 +56,7 @@ func TestAMissingFileIsAFault(t *testing.T) {
 	require.ErrorContains(t, err, "none.yaml:1: file: cannot be read; ")
 }
 
-// modelYAML is a ModelServer with two engines and further lines of its spec.
+// modelYAML is a ModelServer with two engines that nobody asks, and further lines of its spec.
 func modelYAML(spec string) string {
 	return `apiVersion: networking.matrixinfer.ai/v1alpha1
 kind: ModelServer
@@ -80,46 +79,32 @@ func mustParse(t *testing.T, yaml string) *configuration {
 }
 
 func TestDefaultsOfTheGateway(t *testing.T) {
+	const head = "apiVersion: pdkit.dev/v1alpha1\nkind: Gateway\nspec: "
 	want := gatewaySpec{Listen: "127.0.0.1:8000", Admin: "127.0.0.1:9000", MaxBodyBytes: 33554432, DrainTimeout: 30e9}
 	assert.Equal(t, want, mustParse(t, modelYAML("")).gateway, "without a Gateway")
-	assert.Equal(
-		t, want, mustParse(t, modelYAML("")+"---\napiVersion: pdkit.dev/v1alpha1\nkind: Gateway\nspec: "+
-			"{listen: null}\n").gateway, "null is left out",
-	)
-	off := mustParse(t, modelYAML("")+"---\napiVersion: pdkit.dev/v1alpha1\nkind: Gateway\nspec: {admin: \"\"}\n")
+	assert.Equal(t, want, mustParse(t, head+"{listen: null}\n---\n"+modelYAML("")).gateway, "null is left out")
+	off := mustParse(t, head+"{admin: \"\"}\n---\n"+modelYAML(""))
 	assert.Empty(t, off.gateway.Admin, `"" turns it off`)
 }
 
 func TestYAMLIsReadAsPeopleWriteIt(t *testing.T) {
-	for name, spec := range map[string]string{
-		"anchors and merges": `
-  trafficPolicy: {x: &defaults {prefill: 30s, decode: 1s}}
-  kvConnector:
-    timeouts: {<<: *defaults, decode: 5s}
-`,
-		"aliases":           "  trafficPolicy: {x: &t {prefill: 30s, decode: 5s}}\n  kvConnector: {timeouts: *t}\n",
-		"CRLF":              "  kvConnector:\r\n    timeouts:\r\n      prefill: 30s\r\n      decode: 5s\r\n",
-		"quoted":            "  'kvConnector': {\"timeouts\": {prefill: '30s', decode: \"5s\"}}\n",
-		"JSON":              `  kvConnector: {"timeouts": {"prefill": "30s", "decode": "5s"}}` + "\n",
-		"documents' words":  "  kvConnector: {parameters: {}, timeouts: {prefill: 30s, decode: 5s}}\n",
-		"empty documents":   "  kvConnector: {timeouts: {prefill: 30s, decode: 5s}}\n---\n# nothing\n---\n",
-		"an end of a file":  "  kvConnector: {timeouts: {prefill: 30s, decode: 5s}}\n...\n",
-		"comments anywhere": "  # before\n  kvConnector: # here\n    timeouts: {prefill: 30s, decode: 5s} # there\n",
+	const limits = "timeouts: {prefill: 30s, decode: 5s}}"
+	for name, yaml := range map[string]string{
+		"aliases":           modelYAML("  trafficPolicy: {x: &t {prefill: 30s, decode: 5s}}\n  kvConnector: {timeouts: *t}\n"),
+		"CRLF":              modelYAML("  kvConnector:\r\n    timeouts:\r\n      prefill: 30s\r\n      decode: 5s\r\n"),
+		"documents' words":  modelYAML("  kvConnector: {parameters: {}, " + limits + "\n"),
+		"empty documents":   modelYAML("  kvConnector: {" + limits + "\n---\n# nothing\n---\n"),
+		"an end of a file":  modelYAML("  kvConnector: {" + limits + "\n...\n"),
+		"a byte order mark": "\ufeff" + modelYAML("  kvConnector: {"+limits+"\n"),
 	} {
-		t.Run(name, func(t *testing.T) {
-			cfg := mustParse(t, modelYAML(strings.TrimPrefix(spec, "\n")))
-			limits := cfg.models[0].Main.Timeouts()
-			assert.Equal(t, "30s 5s", limits.Prefill.String()+" "+limits.Decode.String())
-		})
+		cfg := mustParse(t, yaml)
+		got := cfg.models[0].Main.Timeouts()
+		assert.Equal(t, "30s 5s", got.Prefill.String()+" "+got.Decode.String(), name)
 	}
-	bom := mustParse(t, "\ufeff"+modelYAML(""))
-	assert.Len(t, bom.models, 1)
-	numbers := mustParse(t, modelYAML("")+"---\napiVersion: pdkit.dev/v1alpha1\nkind: Gateway\nspec: "+
-		"{maxBodyBytes: 1e6}\n")
-	assert.EqualValues(t, 1_000_000, numbers.gateway.MaxBodyBytes)
-	hex := mustParse(t, modelYAML("")+"---\napiVersion: pdkit.dev/v1alpha1\nkind: Gateway\nspec: {maxBodyBytes: "+
-		"0x1_000}\n")
-	assert.EqualValues(t, 4096, hex.gateway.MaxBodyBytes)
+	for number, want := range map[string]int64{"1e6": 1_000_000, "0x1_000": 4096} {
+		cfg := mustParse(t, gatewayYAML(", maxBodyBytes: "+number)+modelYAML(""))
+		assert.Equal(t, want, cfg.gateway.MaxBodyBytes)
+	}
 }
 
 func TestMetadataAndStatusAreFree(t *testing.T) {
@@ -129,55 +114,15 @@ func TestMetadataAndStatusAreFree(t *testing.T) {
 	)
 }
 
-func TestStaticEndpoints(t *testing.T) {
-	cfg := mustParse(t, `apiVersion: networking.serving.volcano.sh/v1alpha1
-kind: ModelServer
-spec:
-  discovery:
-    static:
-      endpoints:
-        - {url: "https://p.example/base/", role: prefill, group: a, zone: z1, attributes: {bootstrapPort: "8998"}}
-        - {url: "http://[::1]:8200", role: both}
-`)
-	m := cfg.models[0]
-	require.Len(t, m.Endpoints, 2)
-	p, d := m.Endpoints[0], m.Endpoints[1]
-	assert.Equal(t, "https://p.example/base", p.URL.String())
-	assert.Equal(t, []any{discovery.RolePrefill, "a", "z1", "8998"},
-		[]any{p.Role, p.Group, p.Zone, p.Attribute("bootstrapPort")})
-	assert.Equal(t, []any{discovery.RoleBoth, "[::1]:8200"}, []any{d.Role, d.ID})
-	assert.Equal(t, "*", m.Model(), "a model left out serves all names")
-}
-
 func TestTypesAreNamesOrClassNames(t *testing.T) {
 	for typ, want := range map[string]string{
 		"": "http", "http": "http", "nixl": "nixl", "NixlConnector": "nixl", "mooncake": "mooncake",
 		"MooncakeConnector":  "mooncake",
 		"LMCacheConnectorV1": "lmcache", "SharedStorageConnector": "sharedstorage", "sglang": "sglang",
 	} {
-		assert.Equal(
-			t, want, mustParse(t, modelYAML(fmt.Sprintf("  kvConnector: {type: %q}\n", typ))).models[0].Main.Name, typ,
-		)
+		cfg := mustParse(t, modelYAML(fmt.Sprintf("  kvConnector: {type: %q}\n", typ)))
+		assert.Equal(t, want, cfg.models[0].Main.Name, typ)
 	}
-	for _, key := range []string{"enable_pd", "lmcache.enable_pd", "enable_nixl"} {
-		spec := "  kvConnector: {type: LMCacheConnectorV1, config: {" + key + ": true}}\n"
-		endpoints := strings.Replace(modelYAML(spec), "role: decode",
-			`role: decode, attributes: {receiverInitPorts: "8300", receiverAllocPorts: "8400"}`, 1)
-		assert.Equal(t, "lmcache-pd", mustParse(t, endpoints).models[0].Main.Name, key)
-	}
-}
-
-func TestOlderDefaultsOfTheHTTPConnector(t *testing.T) {
-	read := func(spec string) (string, int) {
-		m := mustParse(t, modelYAML(spec)).models[0]
-		limits := m.Main.Timeouts()
-		return limits.Prefill.String(), m.Main.Retry().MaxAttempts
-	}
-	prefill, attempts := read("  kvConnector: {type: http, config: {requestTimeout: 7s, maxRetries: 3}}\n")
-	assert.Equal(t, []any{"7s", 4}, []any{prefill, attempts})
-	prefill, attempts = read("  kvConnector: {type: http, config: {requestTimeout: 7s, maxRetries: 3}, timeouts: " +
-		"{prefill: 9s}, retry: {maxAttempts: 1}}\n")
-	assert.Equal(t, []any{"9s", 1}, []any{prefill, attempts}, "the newer words win")
 }
 
 func FuzzParse(f *testing.F) {

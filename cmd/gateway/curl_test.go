@@ -7,7 +7,6 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -56,7 +55,7 @@ func TestCurl(t *testing.T) {
 			assert.Equal(t, want, answerOf(t, out))
 			out, code = curl(t, s.client+path, "{"+ask+`12,"stream":true}`)
 			require.Equal(t, curlFine, code, out)
-			assert.Equal(t, want.Texts[0], streamedText(t, out))
+			assert.Equal(t, want.Texts[0], texts(t, out))
 			assert.True(t, strings.HasSuffix(out, "data: [DONE]\n\n"), out)
 			s.settled(t)
 
@@ -66,38 +65,12 @@ func TestCurl(t *testing.T) {
 			s.d.Inject(enginesim.Fault{Kind: enginesim.FaultResetStream, AfterChunks: 8})
 			out, code = curl(t, s.client+path, "{"+ask+`12,"stream":true}`)
 			assert.Equal(t, curlPartial, code, out)
-			assert.NotEmpty(t, streamedText(t, out))
+			assert.NotEmpty(t, texts(t, out))
 
 			before := s.d.Stats().Aborted
 			_, code = curl(t, s.client+path, "{"+ask+`7000,"stream":true}`, "--max-time", "2")
 			assert.Equal(t, curlTimeout, code)
-			require.Eventually(t, func() bool { return s.d.Stats().Aborted == before+1 }, 20*time.Second,
-				time.Millisecond, "the decode leg goes on")
+			eventually(t, func() bool { return s.d.Stats().Aborted == before+1 }, "the decode leg goes on")
 		})
 	}
-}
-
-// streamedText joins the text of a stream of any API.
-func streamedText(t *testing.T, stream string) string {
-	t.Helper()
-	var text strings.Builder
-	for line := range strings.Lines(stream) {
-		data, ok := strings.CutPrefix(strings.TrimSpace(line), "data: {")
-		if !ok {
-			continue
-		}
-		var e struct {
-			Choices []struct {
-				Text  string
-				Delta struct{ Content string }
-			}
-			Delta struct{ Text string }
-		}
-		require.NoError(t, json.Unmarshal([]byte("{"+data), &e), line)
-		text.WriteString(e.Delta.Text)
-		for _, c := range e.Choices {
-			text.WriteString(c.Text + c.Delta.Content)
-		}
-	}
-	return text.String()
 }

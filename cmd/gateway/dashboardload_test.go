@@ -105,18 +105,11 @@ func eventfulFleet(t *testing.T) (yaml string, happen func(at float64)) {
 	t.Helper()
 	var p, d [2]*enginesim.Engine
 	for i := range p {
-		var err error
-		p[i], d[i], err = enginesim.Pair(enginesim.Config{PrefillRate: 2500, Blocks: 160},
+		p[i], d[i] = simPair(t, enginesim.Config{PrefillRate: 2500, Blocks: 160},
 			enginesim.Config{ITL: time.Duration(14+4*i) * time.Millisecond, Blocks: 160, MaxRunning: 10})
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = p[i].Close(); _ = d[i].Close() })
 	}
-	yaml = strings.TrimSuffix(nixlYAML(p[0], d[0]), "---\n") + fmt.Sprintf(
-		"        - {url: %q, role: prefill, group: a}\n        - {url: %q, role: decode, group: a}\n"+
-			"  rescue: {mode: on}\n"+
-			"  admission: {mode: fixed, inFlightPerPrefill: 2, inFlightPerDecode: 32, queue: 8, queueTimeout: 1s}\n"+
-			"---\n",
-		p[1].URL(), d[1].URL())
+	yaml = simYAML("  rescue: {mode: on}\n  admission: {mode: fixed, inFlightPerPrefill: 2, inFlightPerDecode: 32, "+
+		"queue: 8, queueTimeout: 1s}\n", p[0], d[0], p[1], d[1])
 	reset := enginesim.Fault{Kind: enginesim.FaultResetStream, Leg: enginesim.LegDecode, AfterChunks: 4}
 	troubles := []struct {
 		from, to, every float64

@@ -37,7 +37,7 @@ func TestADecodeEngineOfMoRIIOServesAloneIfItsReleaseDoes(t *testing.T) {
 				decode: enginesim.Config{Extra: extra}, attributes: moriPorts}
 			x := c.start(t)
 			request := `{"model":"tiny","prompt":["one of two prompts","the other"],"max_tokens":9,"temperature":0}`
-			status, h, got := do(t, http.MethodPost, x.gateway.client+"/v1/completions", request)
+			status, h, got := x.gateway.complete(request)
 			assert.Equal(t, k.status, status, "%s\n%s", got, x.gateway.log)
 			assert.Equal(t, k.mode, h.Get("X-PD-Mode"))
 			if status != http.StatusOK {
@@ -58,7 +58,7 @@ func TestADecodeEngineOfMoRIIOIsAFallback(t *testing.T) {
 	x := c.start(t)
 	require.NoError(t, x.p.Close())
 	request := body(connector.APICompletions, 951, false)
-	status, h, got := do(t, http.MethodPost, x.gateway.client+"/v1/completions", request)
+	status, h, got := x.gateway.complete(request)
 	require.Equal(t, http.StatusOK, status, "%s\n%s", got, x.gateway.log)
 	assert.Equal(t, "fallback", h.Get("X-PD-Mode"))
 	_, _, want := do(t, http.MethodPost, x.alone.URL()+"/v1/completions", request)

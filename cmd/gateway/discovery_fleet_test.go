@@ -3,7 +3,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -13,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	wire "github.com/miekg/dns"
 	"github.com/stretchr/testify/assert"
@@ -89,7 +87,7 @@ type fleet struct {
 // team is one model's engines, and how they are lost and found again.
 type team struct {
 	p, d       *enginesim.Engine
-	yaml       string // of kvConnector and discovery
+	yaml       string
 	lose, find func(t *testing.T, f *fleet)
 }
 
@@ -101,20 +99,8 @@ func newTeam(t *testing.T, model, connector string, extra map[string]string) *te
 	}
 	decode := config // whose ports are its own, also while it is down
 	decode.Listen, decode.SideChannel = "127.0.0.1:"+unusedPort(t), "127.0.0.1:"+unusedPort(t)
-	p, d, err := enginesim.Pair(config, decode)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
+	p, d := simPair(t, config, decode)
 	return &team{p: p, d: d}
-}
-
-func listOf(e ...*enginesim.Engine) string {
-	text := "endpoints: []\n"
-	for i, role := range []string{"prefill", "decode"} {
-		if i < len(e) {
-			text = strings.Replace(text, " []", "", 1) + fmt.Sprintf("- {url: %q, role: %s}\n", e[i].URL(), role)
-		}
-	}
-	return text
 }
 
 // newFleet starts four pairs: NIXL found in a file, the shared folder by DNS, P2pNccl by registration, SGLang as
@@ -124,16 +110,17 @@ func newFleet(t *testing.T) *fleet {
 	f := &fleet{teams: map[string]*team{}}
 	file := newTeam(t, "by-file", "nixl", nil)
 	path := filepath.Join(t.TempDir(), "engines.yaml")
-	lists(t, path, listOf(file.p, file.d))
-	file.yaml = "kvConnector: {type: nixl}, discovery: {file: {path: " + path + "}}"
-	file.lose = func(t *testing.T, _ *fleet) { lists(t, path, listOf(file.p)) }
-	file.find = func(t *testing.T, _ *fleet) { lists(t, path, listOf(file.p, file.d)) }
+	p, d := as("prefill", file.p), as("decode", file.d)
+	lists(t, path, listYAML(p, d))
+	file.yaml = serverYAML("by-file", "  kvConnector: {type: nixl}\n  discovery: {file: {path: "+path+"}}\n")
+	file.lose = func(t *testing.T, _ *fleet) { lists(t, path, listYAML(p)) }
+	file.find = func(t *testing.T, _ *fleet) { lists(t, path, listYAML(p, d)) }
 	f.teams["by-file"] = file
 
 	names := newNameServer(t)
 	dns := newTeam(t, "by-dns", "sharedstorage", map[string]string{"shared_storage_path": t.TempDir()})
-	dns.yaml = fmt.Sprintf("kvConnector: {type: sharedstorage}, discovery: {dns: {prefill: prefill.test, decode: "+
-		"decode.test, resolver: %q}}", names.addr)
+	dns.yaml = serverYAML("by-dns", "  kvConnector: {type: sharedstorage}\n  discovery: {dns: {prefill: prefill.test, "+
+		"decode: decode.test, resolver: \""+names.addr+"\"}}\n")
 	dns.lose = func(t *testing.T, _ *fleet) { names.set(t, "decode.test") }
 	dns.find = func(t *testing.T, _ *fleet) { names.set(t, "prefill.test", dns.p); names.set(t, "decode.test", dns.d) }
 	dns.find(t, f)
@@ -141,51 +128,37 @@ func newFleet(t *testing.T) *fleet {
 
 	announced := newTeam(t, "by-registration", "p2pnccl",
 		map[string]string{"VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1"})
-	announced.yaml = "kvConnector: {type: p2pnccl}, discovery: {registration: {http: 127.0.0.1:0}}"
-	api := func(f *fleet) string {
-		for line := range strings.Lines(f.log.String()) {
-			if _, rest, ok := strings.Cut(line, `msg="engines may announce themselves" http=`); ok {
-				return "http://" + strings.Fields(rest)[0] + "/v1/endpoints"
-			}
-		}
-		return ""
-	}
-	register := func(t *testing.T, f *fleet, id string, e *enginesim.Engine) {
-		status, _, response := do(t, http.MethodPost, api(f), fmt.Sprintf(
-			`{"id":%q,"url":%q,"role":%q,"leaseSeconds":3600,"attributes":{"zmqAddress":%q}}`, id, e.URL(), id,
-			e.SideChannel()))
-		require.Less(t, status, 300, response)
-	}
+	announced.yaml = announcing("by-registration", "p2pnccl", "http: 127.0.0.1:0")
 	announced.lose = func(t *testing.T, f *fleet) {
-		status, _, response := do(t, http.MethodDelete, api(f)+"/decode", "")
+		status, _, response := do(t, http.MethodDelete, f.api()+"/decode", "")
 		require.Equal(t, http.StatusNoContent, status, response)
 	}
 	announced.find = func(t *testing.T, f *fleet) {
-		register(t, f, "prefill", announced.p)
-		register(t, f, "decode", announced.d)
+		for role, e := range map[string]*enginesim.Engine{"prefill": announced.p, "decode": announced.d} {
+			require.Less(t, f.register(role, e.URL(), role, attributes{"zmqAddress": e.SideChannel()}), 300)
+		}
 	}
 	f.teams["by-registration"] = announced
 
 	listed := newTeam(t, "by-list", "sglang", nil)
-	boot, err := url.Parse(listed.p.Bootstrap())
-	require.NoError(t, err)
-	listed.yaml = fmt.Sprintf(`kvConnector: {type: sglang}, discovery: {static: {endpoints: [{url: %q, role: prefill,`+
-		` attributes: {bootstrapPort: %q}}, {url: %q, role: decode}]}}`,
-		listed.p.URL(), boot.Port(), listed.d.URL())
-	listed.lose = func(*testing.T, *fleet) { listed.d.Kill() } // the probes notice it
+	boot, _ := bootstrapPort(listed.p, listed.d)
+	listed.yaml = serverYAML("by-list", "  kvConnector: {type: sglang}\n", entry(listed.p.URL(), "prefill", boot),
+		as("decode", listed.d))
+	listed.lose = func(t *testing.T, f *fleet) { // a request finds nobody, and the probes notice it
+		listed.d.Kill()
+		status, _, response := f.complete(`{"model":"by-list","prompt":"x"}`)
+		assert.Contains(t, []int{http.StatusBadGateway, http.StatusServiceUnavailable}, status, response)
+	}
 	listed.find = func(t *testing.T, _ *fleet) { require.NoError(t, listed.d.Restart()) }
 	f.teams["by-list"] = listed
 
 	yaml := gatewayYAML("")
-	for model, team := range f.teams {
-		yaml += fmt.Sprintf("apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nmetadata: {name: "+
-			"%s}\nspec: {model: %s, %s}\n---\n", model, model, team.yaml)
+	for _, team := range f.teams {
+		yaml += team.yaml
 	}
 	f.program = start(t, yaml)
 	announced.find(t, f)
-	f.alone, err = enginesim.Start(enginesim.Config{})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = f.alone.Close() })
+	f.alone = newSim(t, enginesim.Config{})
 	return f
 }
 
@@ -193,8 +166,8 @@ func newFleet(t *testing.T) *fleet {
 func (f *fleet) notReady(t *testing.T, want ...string) {
 	t.Helper()
 	reasons := map[string]string{}
-	require.Eventually(t, func() bool {
-		status, _, response := do(t, http.MethodGet, f.admin+"/readyz", "")
+	eventually(t, func() bool {
+		status, response := f.ready()
 		var r readiness
 		require.NoError(t, json.Unmarshal([]byte(response), &r))
 		clear(reasons)
@@ -210,7 +183,7 @@ func (f *fleet) notReady(t *testing.T, want ...string) {
 			ok = ok && reasons[model] != ""
 		}
 		return ok
-	}, 30*time.Second, 20*time.Millisecond, "want %v; not ready: %v", want, reasons)
+	}, "want %v; not ready: %v", want, reasons)
 	for _, model := range want {
 		assert.Contains(t, reasons[model], "decode", "the reason says what is missing")
 	}
@@ -221,7 +194,7 @@ func (f *fleet) serves(t *testing.T, model string, n int) {
 	t.Helper()
 	prompt := strings.Repeat(fmt.Sprintf("%s %d ", model, n), 40)
 	body := fmt.Sprintf(`{"model":%q,"prompt":%q,"max_tokens":8,"temperature":0}`, model, prompt)
-	status, h, response := do(t, http.MethodPost, f.client+"/v1/completions", body)
+	status, h, response := f.complete(body)
 	require.Equal(t, http.StatusOK, status, "%s: %s\n%s", model, response, f.log)
 	assert.Equal(t, "disaggregated", h.Get("X-PD-Mode"), model)
 	_, _, want := do(t, http.MethodPost, f.alone.URL()+"/v1/completions",
@@ -245,8 +218,7 @@ func TestAMixedFleetWhoseEnginesAreFoundInFourWays(t *testing.T) {
 				f.serves(t, model, n)
 				continue
 			}
-			status, h, response := do(t, http.MethodPost, f.client+"/v1/completions",
-				fmt.Sprintf(`{"model":%q,"prompt":"x"}`, model))
+			status, h, response := f.complete(fmt.Sprintf(`{"model":%q,"prompt":"x"}`, model))
 			assert.Equal(t, http.StatusServiceUnavailable, status, response)
 			assert.NotEmpty(t, h.Get("Retry-After"))
 		}
@@ -261,12 +233,7 @@ func TestAMixedFleetWhoseEnginesAreFoundInFourWays(t *testing.T) {
 		all("")
 	}
 	for model, team := range f.teams {
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-		require.NoError(t, team.p.WaitIdle(ctx))
-		require.NoError(t, team.d.WaitIdle(ctx))
-		cancel()
-		assert.NoError(t, team.p.CheckKV(), model)
-		assert.NoError(t, team.d.CheckKV(), model)
+		pairOf{p: team.p, d: team.d}.clean(t)
 		assert.Positive(t, team.d.Stats().ExternalKVTransfer, "%s: decode computed all prompts itself", model)
 		for _, e := range []*enginesim.Engine{team.p, team.d} {
 			for _, r := range e.Requests() {

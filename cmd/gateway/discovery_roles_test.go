@@ -26,26 +26,18 @@ type roleFile struct {
 }
 
 // startRoles starts one over a list, with a connector.
-func startRoles(t *testing.T, connector, list string) *roleFile {
+func startRoles(t *testing.T, connector string, engines ...string) *roleFile {
 	t.Helper()
 	f := &roleFile{path: filepath.Join(t.TempDir(), "engines.yaml")}
-	lists(t, f.path, list)
-	f.program = start(
-		t, gatewayYAML("")+fmt.Sprintf("apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec: "+
-			"{model: tiny, kvConnector: {type: %s}, discovery: {file: {path: %q}}}\n", connector, f.path),
-	)
-	f.knows(strings.Count(list, "- {"))
+	lists(t, f.path, listYAML(engines...))
+	f.program = start(t, gatewayYAML("")+serverYAML("tiny",
+		fmt.Sprintf("  kvConnector: {type: %s}\n  discovery: {file: {path: %q}}\n", connector, f.path)))
+	f.knows(len(engines))
 	return f
 }
 
-// listed is an engine's line of the list.
-func listed(e *enginesim.Engine, role string, attributes ...string) string {
-	line := fmt.Sprintf("- {url: %q, role: %s", e.URL(), role)
-	if len(attributes) > 0 {
-		line += ", attributes: {" + strings.Join(attributes, ", ") + "}"
-	}
-	return line + "}\n"
-}
+// as is an engine's entry of the list.
+func as(role string, e *enginesim.Engine) string { return entry(e.URL(), role, nil) }
 
 func newSim(t *testing.T, c enginesim.Config) *enginesim.Engine {
 	t.Helper()
@@ -60,9 +52,8 @@ var anyRole = enginesim.Config{Connector: "nixl", KVRole: enginesim.RoleBoth}
 // post sends a completion with further members, and returns how it was served.
 func (f *roleFile) post(t *testing.T, n int, members string) (status int, mode, response string) {
 	t.Helper()
-	status, h, response := do(t, http.MethodPost, f.client+"/v1/completions",
-		fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":4,`+
-			`"temperature":0%s}`, strings.Repeat(fmt.Sprintf("roles %d ", n), 40), members))
+	status, h, response := f.complete(fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":4,`+
+		`"temperature":0%s}`, strings.Repeat(fmt.Sprintf("roles %d ", n), 40), members))
 	return status, h.Get("X-PD-Mode"), response
 }
 
@@ -85,13 +76,13 @@ func legs(e *enginesim.Engine) (prefill, decode, whole int) {
 
 func TestAnEngineOfRoleBothServesAlone(t *testing.T) {
 	e := newSim(t, anyRole)
-	f := startRoles(t, "nixl", "endpoints:\n"+listed(e, "both"))
+	f := startRoles(t, "nixl", as("both", e))
 	for n := range 5 {
 		status, mode, response := f.post(t, n, "")
 		require.Equal(t, http.StatusOK, status, response)
 		assert.Equal(t, "aggregated", mode)
 	}
-	status, _, response := do(t, http.MethodGet, f.admin+"/readyz", "")
+	status, response := f.ready()
 	assert.Equal(t, http.StatusOK, status, response)
 	p, d, whole := legs(e)
 	assert.Equal(t, [3]int{0, 0, 5}, [3]int{p, d, whole}, "no transfer member reaches it")
@@ -101,21 +92,21 @@ func TestAnEngineOfRoleBothServesAlone(t *testing.T) {
 func TestEnginesOfRoleBothTakePartInPairs(t *testing.T) {
 	a, b, p, d := newSim(t, anyRole), newSim(t, anyRole), newSim(t, anyRole), newSim(t, anyRole)
 	for name, c := range map[string]struct {
-		list     string
+		list     []string
 		prefills []*enginesim.Engine
 		decodes  []*enginesim.Engine
 	}{
-		"two of both": {listed(a, "both") + listed(b, "both"), []*enginesim.Engine{a, b},
+		"two of both": {[]string{as("both", a), as("both", b)}, []*enginesim.Engine{a, b},
 			[]*enginesim.Engine{a, b}},
-		"both and prefill": {listed(a, "both") + listed(p, "prefill"), []*enginesim.Engine{p},
+		"both and prefill": {[]string{as("both", a), as("prefill", p)}, []*enginesim.Engine{p},
 			[]*enginesim.Engine{a}},
-		"both and decode": {listed(a, "both") + listed(d, "decode"), []*enginesim.Engine{a},
+		"both and decode": {[]string{as("both", a), as("decode", d)}, []*enginesim.Engine{a},
 			[]*enginesim.Engine{d}},
-		"one of each, and it": {listed(p, "prefill") + listed(d, "decode") + listed(b, "both"), []*enginesim.Engine{p},
+		"one of each, and it": {[]string{as("prefill", p), as("decode", d), as("both", b)}, []*enginesim.Engine{p},
 			[]*enginesim.Engine{d, b}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := startRoles(t, "nixl", "endpoints:\n"+c.list)
+			f := startRoles(t, "nixl", c.list...)
 			type count struct{ prefill, decode int }
 			before := map[*enginesim.Engine]count{}
 			for _, e := range []*enginesim.Engine{a, b, p, d} {
@@ -144,27 +135,24 @@ func TestEnginesOfRoleBothTakePartInPairs(t *testing.T) {
 // What SGLang's pairs cannot carry goes to an engine of role both, which takes no part in pairs; without one it is
 // refused.
 func TestWhatSGLangsPairsCannotCarryGoesToAnEngineOfRoleBoth(t *testing.T) {
-	p, d, err := enginesim.Pair(enginesim.Config{Connector: "sglang"}, enginesim.Config{Connector: "sglang"})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
+	p, d := simPair(t, enginesim.Config{Connector: "sglang"}, enginesim.Config{Connector: "sglang"})
 	both := newSim(t, enginesim.Config{Connector: "sglang", KVRole: enginesim.RoleBoth})
 	boot, _ := bootstrapPort(p, d)
-	pair := "endpoints:\n" + listed(p, "prefill", fmt.Sprintf("bootstrapPort: %q", boot["bootstrapPort"])) +
-		listed(d, "decode")
+	pair := []string{entry(p.URL(), "prefill", boot), as("decode", d)}
 	const unsupported = `,"echo":true,"logprobs":1`
 
-	f := startRoles(t, "sglang", pair)
+	f := startRoles(t, "sglang", pair...)
 	status, _, response := f.post(t, 1, unsupported)
 	assert.Equal(t, http.StatusBadRequest, status, response)
 	status, mode, response := f.post(t, 2, "")
 	require.Equal(t, http.StatusOK, status, response)
 	assert.Equal(t, "disaggregated", mode)
 
-	lists(t, f.path, pair+listed(both, "both"))
-	require.Eventually(t, func() bool {
-		_, _, response := do(t, http.MethodGet, f.admin+"/debug/pd", "")
+	lists(t, f.path, listYAML(append(pair, as("both", both))...))
+	eventually(t, func() bool {
+		response := f.page("/debug/pd")
 		return strings.Contains(response, both.URL())
-	}, 20*time.Second, 10*time.Millisecond)
+	})
 	for n := range 6 {
 		status, mode, response = f.post(t, 10+n, unsupported)
 		require.Equal(t, http.StatusOK, status, response)
@@ -179,12 +167,12 @@ func TestWhatSGLangsPairsCannotCarryGoesToAnEngineOfRoleBoth(t *testing.T) {
 	assert.Len(t, both.Requests(), 6, "it takes no part in pairs")
 
 	// Alone, it serves everything.
-	lists(t, f.path, "endpoints:\n"+listed(both, "both"))
-	require.Eventually(t, func() bool {
+	lists(t, f.path, listYAML(as("both", both)))
+	eventually(t, func() bool {
 		status, mode, _ = f.post(t, 40, "")
 		return status == http.StatusOK && mode == "aggregated"
-	}, 20*time.Second, 10*time.Millisecond)
-	status, _, response = do(t, http.MethodGet, f.admin+"/readyz", "")
+	})
+	status, response = f.ready()
 	assert.Equal(t, http.StatusOK, status, "who serves is ready: %s", response)
 }
 
@@ -196,14 +184,13 @@ func TestRolesChangeByTheFileWhileRequestsRun(t *testing.T) {
 	for range 4 {
 		engines = append(engines, newSim(t, anyRole))
 	}
-	list := func(turn int) string {
-		text := "endpoints:\n"
+	list := func(turn int) (entries []string) {
 		for i, e := range engines {
-			text += listed(e, map[bool]string{true: "prefill", false: "decode"}[(i+turn)%4 < 2])
+			entries = append(entries, as(map[bool]string{true: "prefill", false: "decode"}[(i+turn)%4 < 2], e))
 		}
-		return text
+		return entries
 	}
-	f := startRoles(t, "nixl", list(0))
+	f := startRoles(t, "nixl", list(0)...)
 	reaches := func(turn int) { // until each engine has got what it is for now
 		t.Helper()
 		type count struct{ prefill, decode int }
@@ -211,7 +198,7 @@ func TestRolesChangeByTheFileWhileRequestsRun(t *testing.T) {
 		for i, e := range engines {
 			before[i].prefill, before[i].decode, _ = legs(e)
 		}
-		require.Eventually(t, func() bool {
+		eventually(t, func() bool {
 			for i, e := range engines {
 				p, d, _ := legs(e)
 				if (i+turn)%4 < 2 && p == before[i].prefill || (i+turn)%4 >= 2 && d == before[i].decode {
@@ -219,7 +206,7 @@ func TestRolesChangeByTheFileWhileRequestsRun(t *testing.T) {
 				}
 			}
 			return true
-		}, 20*time.Second, 10*time.Millisecond, "turn %d", turn)
+		}, "turn %d", turn)
 	}
 
 	var sent, failed atomic.Int64
@@ -255,7 +242,7 @@ func TestRolesChangeByTheFileWhileRequestsRun(t *testing.T) {
 	t.Cleanup(stop)
 	reaches(0)
 	for turn := 1; turn <= 12; turn++ {
-		lists(t, f.path, list(turn))
+		lists(t, f.path, listYAML(list(turn)...))
 		reaches(turn)
 	}
 	stop()

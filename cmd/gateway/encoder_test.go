@@ -3,12 +3,10 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -18,8 +16,8 @@ import (
 
 // stage is a gateway in front of an encode engine and a pair.
 type stage struct {
-	e, p, d, alone *enginesim.Engine
-	gateway        *program
+	pairOf
+	e *enginesim.Engine
 }
 
 func startStage(t *testing.T, kind string) stage {
@@ -33,34 +31,10 @@ func startStage(t *testing.T, kind string) stage {
 		kind = "example"
 		producer["ec_shared_storage_path"], consumer["ec_shared_storage_path"] = t.TempDir(), t.TempDir()
 	}
-	var x stage
-	var err error
-	x.p, x.d, err = enginesim.Pair(enginesim.Config{Extra: consumer}, enginesim.Config{})
-	require.NoError(t, err)
-	x.e, err = enginesim.Start(enginesim.Config{Extra: producer, Listen: "127.0.0.1:" + unusedPort(t)})
-	require.NoError(t, err)
-	x.alone, err = enginesim.Start(enginesim.Config{})
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		for _, e := range []*enginesim.Engine{x.e, x.p, x.d, x.alone} {
-			_ = e.Close()
-		}
-	})
-	x.gateway = start(t, gatewayYAML("")+fmt.Sprintf(`apiVersion: networking.matrixinfer.ai/v1alpha1
-kind: ModelServer
-spec:
-  model: tiny
-  kvConnector: {type: nixl, retry: {maxAttempts: 1}}
-  encoder: {type: %s}
-  discovery:
-    static:
-      endpoints:
-        - {url: %q, role: encode}
-        - {url: %q, role: prefill}
-        - {url: %q, role: decode}
----
-`, kind, x.e.URL(), x.p.URL(), x.d.URL()))
-	return x
+	e := newSim(t, enginesim.Config{Extra: producer, Listen: "127.0.0.1:" + unusedPort(t)})
+	return stage{hybrid(t, enginesim.Config{Extra: consumer}, enginesim.Config{},
+		"  kvConnector: {type: nixl, retry: {maxAttempts: 1}}\n  encoder: {type: "+kind+"}\n",
+		entry(e.URL(), "encode", nil)), e}
 }
 
 func chatOf(parts string, stream bool) string {
@@ -93,12 +67,7 @@ func TestMediaAreEncodedBeforeTheLegs(t *testing.T) {
 			}
 			assert.Zero(t, x.p.Stats().MediaComputed)
 			assert.Positive(t, x.d.Stats().ExternalKVTransfer)
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-			defer cancel()
-			require.NoError(t, x.p.WaitIdle(ctx))
-			require.NoError(t, x.d.WaitIdle(ctx))
-			assert.NoError(t, x.p.CheckKV())
-			assert.NoError(t, x.d.CheckKV())
+			x.clean(t)
 		})
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -111,7 +112,7 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			data = append(data, map[string]any{"id": id, "object": "model"})
 		}
 		_ = json.NewEncoder(w).Encode(map[string]any{"object": "list", "data": data})
-	case strings.Contains(string(body), `"stream":true`) || r.URL.Path == "/v1/slow":
+	case strings.Contains(string(body), `"stream":true`):
 		w.Header().Set("Content-Type", "text/event-stream")
 		_, _ = io.WriteString(w, "data: {\"choices\":[{\"text\":\"a\"}]}\n\n")
 		_ = http.NewResponseController(w).Flush()
@@ -135,6 +136,13 @@ func (e *engine) set(change func(*engine)) {
 	change(e)
 }
 
+// holds keeps the engine's streams from ending until the channel is closed.
+func (e *engine) holds() chan struct{} {
+	hold := make(chan struct{})
+	e.set(func(e *engine) { e.hold = hold })
+	return hold
+}
+
 func (e *engine) last() seen {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -150,19 +158,44 @@ func (e *engine) count() int {
 	return len(e.seen)
 }
 
+// serverYAML is a ModelServer with lines of its spec, and with a list of its engines unless the spec finds them in
+// another way. An engine is an entry.
+func serverYAML(model, spec string, engines ...string) string {
+	yaml := fmt.Sprintf("apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec:\n  model: %q\n%s",
+		model, spec)
+	if len(engines) > 0 {
+		yaml += "  discovery:\n    static:\n      endpoints:\n        - " + strings.Join(engines, "\n        - ") + "\n"
+	}
+	return yaml + "---\n"
+}
+
+type attributes = map[string]string
+
+// entry is an engine in a list.
+func entry(url, role string, a attributes) string {
+	if a == nil {
+		a = attributes{}
+	}
+	var text strings.Builder // JSON, which is YAML, too
+	enc := json.NewEncoder(&text)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(a); err != nil {
+		panic(err) // they are strings
+	}
+	return fmt.Sprintf("{url: %q, role: %s, attributes: %s}", url, role, strings.TrimSpace(text.String()))
+}
+
 // pairYAML is a ModelServer over P and D with the connector http.
 func pairYAML(model string, p, d *engine, spec string) string {
-	return fmt.Sprintf(`apiVersion: networking.matrixinfer.ai/v1alpha1
-kind: ModelServer
-spec:
-  model: %q
-  discovery:
-    static:
-      endpoints:
-        - {url: %q, role: prefill}
-        - {url: %q, role: decode}
-%s---
-`, model, p.URL, d.URL, spec)
+	return serverYAML(model, spec, entry(p.URL, "prefill", nil), entry(d.URL, "decode", nil))
+}
+
+// startHTTP starts a gateway of a model m over two stand-ins, with further settings of the Gateway, lines of the
+// ModelServer's spec, and flags.
+func startHTTP(t *testing.T, gateway, spec string, args ...string) (g *program, p, d *engine) {
+	t.Helper()
+	p, d = newEngine(t, "m"), newEngine(t, "m")
+	return start(t, gatewayYAML(gateway)+pairYAML("m", p, d, spec), args...), p, d
 }
 
 func gatewayYAML(spec string) string {
@@ -261,6 +294,44 @@ func (p *program) ended(code int) {
 	}
 }
 
+// complete sends the body of a completion.
+func (p *program) complete(body string, header ...string) (status int, h http.Header, response string) {
+	p.t.Helper()
+	return do(p.t, http.MethodPost, p.client+"/v1/completions", body, header...)
+}
+
+// page returns a page of the operators' side.
+func (p *program) page(path string) string {
+	p.t.Helper()
+	_, _, body := do(p.t, http.MethodGet, p.admin+path, "")
+	return body
+}
+
+// ready returns the status of /readyz, and what it says.
+func (p *program) ready() (status int, body string) {
+	p.t.Helper()
+	status, _, body = do(p.t, http.MethodGet, p.admin+"/readyz", "")
+	return status, body
+}
+
+// becomes waits until the status of /readyz is so.
+func (p *program) becomes(status int) {
+	p.t.Helper()
+	eventually(p.t, func() bool { got, _ := p.ready(); return got == status })
+}
+
+// shows waits until the page of metrics has a text.
+func (p *program) shows(metric string) {
+	p.t.Helper()
+	eventually(p.t, func() bool { return strings.Contains(p.page("/metrics"), metric) }, metric)
+}
+
+// eventually waits as long as the busiest machine needs.
+func eventually(t *testing.T, condition func() bool, says ...any) {
+	t.Helper()
+	require.Eventually(t, condition, 30*time.Second, 5*time.Millisecond, says...)
+}
+
 // do sends one request on a connection of its own.
 func do(t *testing.T, method, url, body string, header ...string) (status int, h http.Header, response string) {
 	t.Helper()
@@ -279,4 +350,13 @@ func do(t *testing.T, method, url, body string, header ...string) (status int, h
 	b, err := io.ReadAll(resp.Body)
 	require.NoError(t, err)
 	return resp.StatusCode, resp.Header, string(b)
+}
+
+// isFree waits until nobody listens at an address.
+func isFree(t *testing.T, addr string, says ...any) {
+	t.Helper()
+	eventually(t, func() bool {
+		ln, err := net.Listen("tcp", addr)
+		return err == nil && ln.Close() == nil
+	}, says...)
 }

@@ -201,38 +201,31 @@ func underLoad(t *testing.T) *program {
 // liveFleet is a model with two prefill and three decode engines that take their time; one of these fails now and then.
 func liveFleet(t *testing.T) string {
 	t.Helper()
-	yaml := ""
+	var engines []*enginesim.Engine
 	for i := range 3 {
-		p, d, err := enginesim.Pair(enginesim.Config{PrefillRate: 350},
+		p, d := simPair(t, enginesim.Config{PrefillRate: 350},
 			enginesim.Config{ITL: time.Duration(6+3*i) * time.Millisecond})
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
-		if i == 0 {
-			yaml = nixlYAML(p, d)
-			continue
-		}
-		yaml = strings.TrimSuffix(yaml, "---\n") + fmt.Sprintf("        - {url: %q, role: decode, group: a}\n", d.URL())
-		if i == 1 {
-			yaml += fmt.Sprintf("        - {url: %q, role: prefill, group: a}\n", p.URL())
-		} else {
-			d.Inject(enginesim.Fault{Kind: enginesim.FaultResetStream, Leg: enginesim.LegDecode, AfterChunks: 8,
-				Count: 2})
-			fail := time.NewTicker(time.Second)
-			t.Cleanup(fail.Stop)
-			go func() {
-				for {
-					select {
-					case <-t.Context().Done():
-						return
-					case <-fail.C:
-						d.Inject(enginesim.Fault{Kind: enginesim.FaultResetStream, Leg: enginesim.LegDecode,
-							AfterChunks: 8, Count: 1})
-					}
-				}
-			}()
-		}
+		engines = append(engines, p, d)
 	}
-	return yaml + "  admission: {mode: fixed, inFlightPerPrefill: 1, inFlightPerDecode: 64}\n---\n"
+	engines[4] = nil
+	fails := func(count int) {
+		engines[5].Inject(enginesim.Fault{Kind: enginesim.FaultResetStream, Leg: enginesim.LegDecode, AfterChunks: 8,
+			Count: count})
+	}
+	fails(2)
+	fail := time.NewTicker(time.Second)
+	t.Cleanup(fail.Stop)
+	go func() {
+		for {
+			select {
+			case <-t.Context().Done():
+				return
+			case <-fail.C:
+				fails(1)
+			}
+		}
+	}()
+	return simYAML("  admission: {mode: fixed, inFlightPerPrefill: 1, inFlightPerDecode: 64}\n", engines...)
 }
 
 // liveRequest sends one request and reads its response, however it ends.

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 )
 
 // servePage serves the page of the live view, which gets live.json from answer.
@@ -96,8 +95,7 @@ func TestTheLivePageSaysWhatIsWrong(t *testing.T) {
 	state := func() string { return eval[string](b, `(document.getElementById("state") || {}).textContent || ""`) }
 	says := func(want string) {
 		t.Helper()
-		require.Eventually(t, func() bool { return strings.Contains(state(), want) }, 20*time.Second,
-			50*time.Millisecond, "%q", want)
+		eventually(t, func() bool { return strings.Contains(state(), want) }, "%q", want)
 	}
 	says("ready")
 	for _, c := range []struct {

@@ -132,14 +132,12 @@ func TestTheLiveViewOfAProcessUnderLoad(t *testing.T) {
 		length, err = time.ParseDuration(v)
 		require.NoError(t, err)
 	}
-	p, d, err := enginesim.Pair(enginesim.Config{KeepRequests: -1}, enginesim.Config{KeepRequests: -1})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
-	g, cmd := startProcess(t, gatewayYAML("")+nixlYAML(p, d), nil)
-	require.Eventually(t, func() bool {
+	p, d := simPair(t, enginesim.Config{KeepRequests: -1}, enginesim.Config{KeepRequests: -1})
+	g, cmd := startProcess(t, gatewayYAML("")+simYAML("", p, d), nil)
+	eventually(t, func() bool {
 		s, _ := g.live()
 		return s.Models[0].Ready
-	}, 20*time.Second, 10*time.Millisecond)
+	})
 
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 32}}
 	defer client.CloseIdleConnections()

@@ -54,26 +54,23 @@ func (p *program) live() (s liveState, body string) {
 }
 
 func TestTheLiveViewHasEachRequestsTimeline(t *testing.T) {
-	p, d := startPair(t)
-	g := start(t, gatewayYAML("")+nixlYAML(p, d), "-inspect", "50ms")
-	status, _, body := do(t, http.MethodPost, g.client+"/v1/completions",
-		`{"model":"tiny","prompt":"my secret","max_tokens":3}`, "X-Request-Id", "first")
+	g, _, d := startSim(t, "", "-inspect", "50ms")
+	status, _, body := g.complete(`{"model":"tiny","prompt":"my secret","max_tokens":3}`, "X-Request-Id", "first")
 	require.Equal(t, http.StatusOK, status, body)
 	d.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: 400, Leg: enginesim.LegDecode, Count: 1})
-	status, _, _ = do(t, http.MethodPost, g.client+"/v1/completions",
-		`{"model":"tiny","prompt":"my secret","max_tokens":3}`, "X-Request-Id", "second")
+	status, _, _ = g.complete(`{"model":"tiny","prompt":"my secret","max_tokens":3}`, "X-Request-Id", "second")
 	require.Equal(t, http.StatusBadRequest, status)
 	d.Inject(enginesim.Fault{Kind: enginesim.FaultStallStream, Leg: enginesim.LegDecode, AfterChunks: 1, Count: 1})
-	s := openStreamOf(t, g, `{"model":"tiny","prompt":"my secret","max_tokens":9,"stream":true}`)
+	s := g.stream("/v1/completions", `{"model":"tiny","prompt":"my secret","max_tokens":9,"stream":true}`)
 	defer s.resp.Body.Close()
 	var state liveState
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		state, body = g.live()
 		m := state.Models[0]
 		return len(state.Requests) == 3 && state.Requests[0].Phase == "stream" && m.Endpoints[1].Engine != nil &&
 			m.Phases["stream"] == 1 && m.Totals.Served == 1 && len(m.Totals.Errors) == 1 &&
 			len(m.Pairs) == 1 && m.Pairs[0].Served+m.Pairs[0].Failed == 2
-	}, 20*time.Second, 10*time.Millisecond)
+	})
 	assert.NotContains(t, body, "secret")
 	if os.Getenv("PDKIT_UPDATE") != "" { // what pdctl watch is tested with
 		require.NoError(t, os.WriteFile("../pdctl/testdata/live.json", []byte(body), 0o600))
@@ -116,30 +113,29 @@ func TestTheLiveViewHasEachRequestsTimeline(t *testing.T) {
 // The tokens that decode took over are those of its responses, as in the metrics, and what engines count besides.
 func TestTheLiveViewHasTheKVThatMoved(t *testing.T) {
 	x := (&protocol{connector: "sharedstorage", prepare: sharedFolder(nil)}).start(t)
-	status, _, body := do(t, http.MethodPost, x.gateway.client+"/v1/completions", fmt.Sprintf(
+	status, _, body := x.gateway.complete(fmt.Sprintf(
 		`{"model":"tiny","prompt":"%s","max_tokens":2}`, strings.Repeat("some words ", 40)))
 	require.Equal(t, http.StatusOK, status, body)
 	var s liveState
-	require.Eventually(t, func() bool { // a page is not read at one moment
+	eventually(t, func() bool { // a page is not read at one moment
 		s, _ = x.gateway.live()
 		return s.Models[0].Totals.Served == 1 && len(s.Models[0].Pairs) == 1 && len(s.Requests) == 1 &&
 			!s.Requests[0].Running
-	}, 20*time.Second, time.Millisecond)
+	})
 	m := s.Models[0]
-	_, _, metrics := do(t, http.MethodGet, x.gateway.admin+"/metrics", "")
+	metrics := x.gateway.page("/metrics")
 	assert.Positive(t, m.Totals.Reused)
 	assert.Regexp(t, fmt.Sprintf(`(?m)^pd_kv_tokens_total\{.*\} %d$`, m.Totals.Reused), metrics)
 	assert.Equal(t, m.Totals.Reused, m.Pairs[0].Reused)
 	assert.Equal(t, m.Totals.Reused, s.Requests[0].Reused)
 	assert.Nil(t, m.KV, "engines are not asked without -inspect")
 
-	p, d := startPair(t)
-	g := start(t, gatewayYAML("")+nixlYAML(p, d), "-inspect", "50ms")
-	require.Eventually(t, func() bool {
+	g, _, _ := startSim(t, "", "-inspect", "50ms")
+	eventually(t, func() bool {
 		s, _ = g.live() // what was counted before is not the gateway's to show
 		return s.Models[0].Endpoints[1].Engine != nil
-	}, 20*time.Second, time.Millisecond)
-	status, _, body = do(t, http.MethodPost, g.client+"/v1/completions", fmt.Sprintf(
+	})
+	status, _, body = g.complete(fmt.Sprintf(
 		`{"model":"tiny","prompt":"%s","max_tokens":2}`, strings.Repeat("some words ", 40)))
 	require.Equal(t, http.StatusOK, status, body)
 	require.EventuallyWithT(t, func(c *assert.CollectT) { // the engine may be asked while the page is made
@@ -154,15 +150,14 @@ func TestTheLiveViewHasTheKVThatMoved(t *testing.T) {
 
 // An engine that cannot be reached has a cooldown; what corrupts KV is in quarantine, which hides a cooldown.
 func TestTheLiveViewHasCooldownsAndQuarantine(t *testing.T) {
-	p, d := startPair(t)
-	g := start(t, gatewayYAML("")+nixlYAML(p, d))
+	g, _, d := startSim(t, "")
 	require.NoError(t, d.Close())
 	var s liveState
-	require.Eventually(t, func() bool { // a cooldown is short, and a slow look finds it ended
-		status, _, _ := do(t, http.MethodPost, g.client+"/v1/completions", `{"model":"tiny","prompt":"a b c d"}`)
+	eventually(t, func() bool { // a cooldown is short, and a slow look finds it ended
+		status, _, _ := g.complete(`{"model":"tiny","prompt":"a b c d"}`)
 		s, _ = g.live()
 		return assert.GreaterOrEqual(t, status, 500) && s.Models[0].Endpoints[1].State == "cooldown"
-	}, 20*time.Second, 10*time.Millisecond)
+	})
 	e := s.Models[0].Endpoints[1]
 	assert.Positive(t, e.Left)
 	assert.Empty(t, s.Models[0].Endpoints[0].State)
@@ -177,40 +172,43 @@ func TestTheLiveViewHasCooldownsAndQuarantine(t *testing.T) {
 		"d2": {Decode: "d2", State: "quarantine"}}, engines)
 }
 
+// queueing starts a gateway whose prefill engine has one request at a time, at so many tokens a second, and one waits.
+func queueing(t *testing.T, rate float64) *program {
+	t.Helper()
+	p, d := simPair(t, enginesim.Config{PrefillRate: rate}, enginesim.Config{})
+	return start(t, gatewayYAML("")+
+		simYAML("  admission: {mode: fixed, inFlightPerPrefill: 1, queue: 1, queueTimeout: 30s}\n", p, d))
+}
+
 // A request that has to wait for an engine with room shows how long it did, and one that is refused shows that.
 func TestTheLiveViewHasTheQueue(t *testing.T) {
 	t.Parallel()
-	p, d, err := enginesim.Pair(enginesim.Config{PrefillRate: 100}, enginesim.Config{})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
-	g := start(t, gatewayYAML("")+strings.TrimSuffix(nixlYAML(p, d), "---\n")+
-		"  admission: {mode: fixed, inFlightPerPrefill: 1, queue: 1, queueTimeout: 30s}\n---\n")
+	g := queueing(t, 100)
 	var clients sync.WaitGroup
 	ask := func(id string, words, want int) {
-		status, _, body := do(t, http.MethodPost, g.client+"/v1/completions", fmt.Sprintf(
+		status, _, body := g.complete(fmt.Sprintf(
 			`{"model":"tiny","prompt":"%s","max_tokens":1}`, strings.Repeat("word ", words)), "X-Request-Id", id)
 		assert.Equal(t, want, status, body)
 	}
 	clients.Go(func() { ask("first", 200, http.StatusOK) })
-	require.Eventually(t, func() bool { s, _ := g.live(); return s.Models[0].Phases["prefill"] == 1 }, 20*time.Second,
-		time.Millisecond)
+	eventually(t, func() bool { s, _ := g.live(); return s.Models[0].Phases["prefill"] == 1 })
 	clients.Go(func() { ask("second", 1, http.StatusOK) })
 	var s liveState
 	var a *liveAdmission
-	require.Eventually(t, func() bool { // a page is not read at one moment: a request may be in a part of it only
+	eventually(t, func() bool { // a page is not read at one moment: a request may be in a part of it only
 		s, _ = g.live()
 		a = s.Models[0].Admission
 		return a != nil && a.Queued == 1 && s.Models[0].Phases["pick"] == 1 && len(s.Requests) == 2
-	}, 20*time.Second, time.Millisecond)
+	})
 	assert.Equal(t, occupancy{InFlight: 1, Limit: 1}, a.Prefill)
 	assert.Equal(t, "pick", s.Requests[1].Phase)
 	assert.Nil(t, s.Requests[1].Picked, "it waits")
 	ask("third", 1, http.StatusServiceUnavailable)
 	clients.Wait()
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		s, _ = g.live()
 		return len(s.Requests) == 3 && !slices.ContainsFunc(s.Requests, func(r timeline) bool { return r.Running })
-	}, 20*time.Second, time.Millisecond)
+	})
 	assert.EqualValues(t, 1, s.Models[0].Admission.Refused["queue_full"])
 	for _, r := range s.Requests {
 		switch r.RequestID {
@@ -228,8 +226,7 @@ func TestTheLiveViewHasTheQueue(t *testing.T) {
 
 // The page needs nothing from elsewhere, and may load nothing.
 func TestTheLivePageKeepsToItself(t *testing.T) {
-	p, d := newEngine(t), newEngine(t)
-	g := start(t, gatewayYAML("")+pairYAML("m", p, d, ""))
+	g, _, _ := startHTTP(t, "", "")
 	for path, kind := range map[string]string{"": "text/html; charset=utf-8", "live.css": "text/css; charset=utf-8",
 		"live.js": "text/javascript; charset=utf-8"} {
 		status, h, body := do(t, http.MethodGet, g.admin+"/debug/live/"+path, "")

@@ -3,17 +3,12 @@
 package main
 
 import (
-	"fmt"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/enginesim"
@@ -26,21 +21,17 @@ func lmcachePD(t *testing.T) (p, d *enginesim.Engine, port string, receiver attr
 	notices(nil, "")(t, c)
 	port = c.prefill.Extra["pd_proxy_port"]
 	c.prefill.Connector, c.decode.Connector = "lmcache-pd", "lmcache-pd"
-	p, d, err := enginesim.Pair(c.prefill, c.decode)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
+	p, d = simPair(t, c.prefill, c.decode)
 	_, receiver = receivers(p, d)
 	return p, d, port, receiver
 }
 
-// listIn is a file of endpoints: with a static list that has a fault the gateway does not start.
-func listIn(t *testing.T, p, role string, runs attributes, d string, receiver attributes) string {
+// listIn finds engines in a file: with a static list that has a fault the gateway does not start.
+func listIn(t *testing.T, engines ...string) string {
 	t.Helper()
 	list := filepath.Join(t.TempDir(), "endpoints.yaml")
-	require.NoError(t, os.WriteFile(list, fmt.Appendf(nil, "endpoints:\n- {url: %q, role: %s, attributes: %s}\n"+
-		"- {url: %q, role: decode, attributes: %s}\n", p, role, flowMapping(t, runs), d,
-		flowMapping(t, receiver)), 0o600))
-	return "  discovery: {file: {path: " + strconv.Quote(list) + "}}\n---\n"
+	lists(t, list, listYAML(engines...))
+	return "  discovery: {file: {path: " + strconv.Quote(list) + "}}\n"
 }
 
 // Each way on which a gateway may send a request that computes tokens to an engine, and none that ends a sender.
@@ -85,9 +76,8 @@ func TestNothingWithoutDisaggSpecReachesASender(t *testing.T) {
 			if typ == "" {
 				typ = `lmcache-pd, config: {notifyListen: "127.0.0.1:` + port + `", notifyTimeout: 20s}`
 			}
-			g := start(t, gatewayYAML(passing)+"apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\n"+
-				"spec:\n  model: tiny\n  kvConnector: {type: "+typ+c.spec+"}\n"+
-				listIn(t, p.URL(), c.role, runs, d.URL(), receiver))
+			g := start(t, gatewayYAML(passing)+serverYAML("tiny", "  kvConnector: {type: "+typ+c.spec+"}\n"+
+				listIn(t, entry(p.URL(), c.role, runs), entry(d.URL(), "decode", receiver))))
 			g.knows(2)
 			for n := range 3 { // round robin
 				text := c.body
@@ -106,13 +96,10 @@ func TestNothingWithoutDisaggSpecReachesASender(t *testing.T) {
 // Embeddings and similar requests go only to engines of role decode, even if engines of role both are there.
 func TestNoSenderGetsWhatPasses(t *testing.T) {
 	p, d := newEngine(t), newEngine(t)
-	g := start(t, gatewayYAML(passing)+"apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec:\n"+
-		"  model: m\n  kvConnector: {type: lmcache-pd, config: {notifyListen: \"127.0.0.1:"+unusedPort(t)+"\"}}\n"+
-		listIn(t, p.URL, "both", nil, d.URL, attributes{"receiverInitPorts": "1", "receiverAllocPorts": "2"}))
-	require.Eventually(t, func() bool {
-		_, _, page := do(t, http.MethodGet, g.admin+"/debug/pd", "")
-		return strings.Contains(page, d.URL)
-	}, 20*time.Second, 10*time.Millisecond)
+	g := start(t, gatewayYAML(passing)+serverYAML("m", "  kvConnector: {type: lmcache-pd, config: {notifyListen: "+
+		"\"127.0.0.1:"+unusedPort(t)+"\"}}\n"+listIn(t, entry(p.URL, "both", nil),
+		entry(d.URL, "decode", attributes{"receiverInitPorts": "1", "receiverAllocPorts": "2"}))))
+	g.knows(2)
 	for range 4 {
 		status, _, got := do(t, http.MethodPost, g.client+"/v1/embeddings", `{"model":"m","input":"x"}`)
 		assert.Equal(t, http.StatusOK, status, got)
@@ -155,9 +142,8 @@ func TestCheckFindsConnectorsThatWouldEndASender(t *testing.T) {
 			"{url: \"http://d:1\", role: decode, attributes: " + ports + "}", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			code, _, stderr := check(t, "-config", write(t, "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: "+
-				"ModelServer\nspec:\n  model: m\n  kvConnector: "+c.connector+"\n  discovery:\n    "+
-				"static:\n      endpoints:\n        - "+c.prefill+"\n        - "+c.decode+"\n"))
+			code, _, stderr := check(t, "-config",
+				write(t, serverYAML("m", "  kvConnector: "+c.connector+"\n", c.prefill, c.decode)))
 			if c.found == "" {
 				assert.Equal(t, exitOK, code, stderr)
 				return

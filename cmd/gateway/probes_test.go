@@ -7,10 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -46,48 +44,33 @@ func TestProbesOfEnginesThatLeaveAreForgotten(t *testing.T) {
 func TestReadinessAsksForEachFlowThatRequestsReach(t *testing.T) {
 	p, d := newEngine(t), newEngine(t)
 	for weight, want := range map[int]int{50: http.StatusServiceUnavailable, 0: http.StatusOK} {
-		g := start(t, gatewayYAML("")+fmt.Sprintf(`apiVersion: networking.matrixinfer.ai/v1alpha1
-kind: ModelServer
-spec:
-  model: m
-  rollout: {weight: %d, kvConnector: {type: nixl}}
-  discovery:
-    static:
-      endpoints:
-      - {url: %q, role: prefill, attributes: {tpSize: "2"}}
-      - {url: %q, role: decode, attributes: {tpSize: "3"}}
-`, weight, p.URL, d.URL))
-		require.Eventually(t, func() bool {
-			status, _, body := do(t, http.MethodGet, g.admin+"/readyz", "")
+		g := start(t, gatewayYAML("")+serverYAML("m",
+			fmt.Sprintf("  rollout: {weight: %d, kvConnector: {type: nixl}}\n", weight),
+			entry(p.URL, "prefill", attributes{"tpSize": "2"}), entry(d.URL, "decode", attributes{"tpSize": "3"})))
+		eventually(t, func() bool {
+			status, body := g.ready()
 			return status == want && (status == http.StatusOK || strings.Contains(body, "tpSize"))
-		}, 20*time.Second, 10*time.Millisecond)
+		})
 	}
 }
 
 // An engine that no pair can be made with fails no request, and its operator hears why.
 func TestEnginesWithoutWhatTheConnectorNeedsAreTold(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "engines.yaml")
-	lists(t, file, fmt.Sprintf(`endpoints:
-- {url: %q, role: prefill, attributes: {zmqAddress: "127.0.0.1:2"}}
-- {url: %q, role: prefill, attributes: {zmqAdress: "127.0.0.1:2"}}
-- {url: %q, role: decode, attributes: {zmqAdress: "127.0.0.1:2"}}
-`, newEngine(t).URL, newEngine(t).URL, newEngine(t).URL))
-	g := start(t, gatewayYAML("")+`apiVersion: networking.matrixinfer.ai/v1alpha1
-kind: ModelServer
-spec: {model: m, kvConnector: {type: p2pnccl}, discovery: {file: {path: `+file+`}}}
-`)
-	require.Eventually(t, func() bool {
+	misspelt := attributes{"zmqAdress": "127.0.0.1:2"}
+	g := start(t, gatewayYAML("")+serverYAML("m", "  kvConnector: {type: p2pnccl}\n"+listIn(t,
+		entry(newEngine(t).URL, "prefill", attributes{"zmqAddress": "127.0.0.1:2"}),
+		entry(newEngine(t).URL, "prefill", misspelt), entry(newEngine(t).URL, "decode", misspelt))))
+	eventually(t, func() bool {
 		return strings.Contains(g.log.String(), "engines are left out of pairs") &&
 			strings.Contains(g.log.String(), "zmqAddress") && strings.Contains(g.log.String(), "others=1")
-	}, 20*time.Second, time.Millisecond, "%s", g.log)
-	status, _, body := do(t, http.MethodGet, g.admin+"/readyz", "")
+	}, "%s", g.log)
+	status, body := g.ready()
 	assert.Equal(t, http.StatusServiceUnavailable, status)
 	assert.Contains(t, body, "attributes that the connector needs")
 }
 
 func TestEnginesAreAskedForWhatTheirListLacks(t *testing.T) {
-	p, d := newEngine(t), newEngine(t)
-	start(t, gatewayYAML("")+pairYAML("m", p, d, ""), "-inspect", "1h")
+	_, p, d := startHTTP(t, "", "", "-inspect", "1h")
 	asked := func(e *engine) bool {
 		e.mu.Lock()
 		defer e.mu.Unlock()
@@ -98,9 +81,5 @@ func TestEnginesAreAskedForWhatTheirListLacks(t *testing.T) {
 		}
 		return false
 	}
-	require.Eventually(t, func() bool { return asked(p) && asked(d) }, 20*time.Second, 10*time.Millisecond)
-
-	code, _, stderr := check(t, "-config", write(t, gatewayYAML("")+pairYAML("m", p, d, "")), "-inspect", "-1s")
-	assert.Equal(t, exitWrong, code)
-	assert.Contains(t, stderr, "-inspect: is negative")
+	eventually(t, func() bool { return asked(p) && asked(d) })
 }

@@ -30,8 +30,6 @@ func TestExitCodesAndSignalsOfAProcess(t *testing.T) {
 		"check of a wrong one": {[]string{"-config", bad, "-check"}, 2, "",
 			": spce: unknown field; did you mean spec?"},
 		"start of a wrong one": {[]string{"-config", bad}, 2, "", ": spce: unknown field; did you mean spec?"},
-		"no file":              {nil, 2, "", "-config FILE is missing"},
-		"help":                 {[]string{"-h"}, 0, "", "-log-level"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var stdout, stderr strings.Builder
@@ -46,7 +44,7 @@ func TestExitCodesAndSignalsOfAProcess(t *testing.T) {
 	for _, sig := range []os.Signal{syscall.SIGTERM, os.Interrupt} {
 		t.Run(sig.String(), func(t *testing.T) {
 			g, cmd := startProcess(t, yaml, nil)
-			status, _, _ := do(t, http.MethodPost, g.client+"/v1/completions", completion)
+			status, _, _ := g.complete(completion)
 			assert.Equal(t, http.StatusOK, status)
 			require.NoError(t, cmd.Process.Signal(sig))
 			require.NoError(t, cmd.Wait(), "exit code 0 after a drain")

@@ -176,10 +176,10 @@ func watchedBy(t *testing.T, admin, every string) (w watcher) {
 	w.over = func(expr string, from, to time.Time) ([]series, error) {
 		return ranged(get, expr, from, to)
 	}
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		up, err := w.ask("up")
 		return err == nil && slices.Equal(up, []string{"1"})
-	}, 30*time.Second, 100*time.Millisecond, "%s", log)
+	}, "%s", log)
 	w.firing = func() []string {
 		var out struct {
 			Data struct {
@@ -238,8 +238,7 @@ func ranged(get func(string, any) error, expr string, from, to time.Time) (all [
 
 // A real Prometheus reads the gateway under load: no alert fires while all is well, and then those of what happens.
 func TestAlertsAndTheDashboardOfARealPrometheus(t *testing.T) {
-	p, d := startPair(t)
-	g := start(t, gatewayYAML("")+nixlYAML(p, d), "-synthetic-probe", "500ms")
+	g, _, d := startSim(t, "", "-synthetic-probe", "500ms")
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
@@ -269,13 +268,12 @@ func TestAlertsAndTheDashboardOfARealPrometheus(t *testing.T) {
 	checkDrawing(t, w, began)
 	d.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: 500, Leg: enginesim.LegDecode, Count: -1})
 	var got []string
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		got = w.firing()
 		return slices.Contains(got, "PDErrors") && slices.Contains(got, "PDReuseUnchecked") &&
 			!slices.Contains(got, "PDReuseLost") && !slices.Contains(got, "PDNoEngines")
-	}, 30*time.Second, 200*time.Millisecond, "%v", &got)
+	}, "%v", &got)
 	d.ClearFaults()
 	require.NoError(t, d.Close())
-	require.Eventually(t, func() bool { return slices.Contains(w.firing(), "PDNoEngines") }, 30*time.Second,
-		200*time.Millisecond)
+	eventually(t, func() bool { return slices.Contains(w.firing(), "PDNoEngines") })
 }

@@ -18,27 +18,13 @@ import (
 	"github.com/pdkit/pdkit/pdflow/reuse"
 )
 
-// hybrid is a gateway that has several connectors for one pair of engines.
-func hybrid(t *testing.T, prefill, decode enginesim.Config, spec string) pairOf {
+// hybrid is a gateway with lines of its ModelServer's spec, over a pair of engines and others.
+func hybrid(t *testing.T, prefill, decode enginesim.Config, spec string, others ...string) (x pairOf) {
 	t.Helper()
-	var x pairOf
-	var err error
-	x.p, x.d, err = enginesim.Pair(prefill, decode)
-	require.NoError(t, err)
-	x.alone, err = enginesim.Start(enginesim.Config{})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = x.p.Close(); _ = x.d.Close(); _ = x.alone.Close() })
-	x.gateway = start(t, gatewayYAML("")+fmt.Sprintf(`apiVersion: networking.matrixinfer.ai/v1alpha1
-kind: ModelServer
-spec:
-  model: tiny
-%s  discovery:
-    static:
-      endpoints:
-        - {url: %q, role: prefill}
-        - {url: %q, role: decode}
----
-`, spec, x.p.URL(), x.d.URL()))
+	x.p, x.d = simPair(t, prefill, decode)
+	x.alone = newSim(t, enginesim.Config{})
+	x.gateway = start(t, gatewayYAML("")+serverYAML("tiny", spec, append(others,
+		entry(x.p.URL(), "prefill", nil), entry(x.d.URL(), "decode", nil))...))
 	return x
 }
 
@@ -46,7 +32,7 @@ spec:
 func (x pairOf) served(t *testing.T, n int, stream bool, header ...string) (mode string) {
 	t.Helper()
 	request := body(connector.APICompletions, n, stream)
-	status, h, response := do(t, http.MethodPost, x.gateway.client+"/v1/completions", request, header...)
+	status, h, response := x.gateway.complete(request, header...)
 	require.Equal(t, http.StatusOK, status, "%s\n%s", response, x.gateway.log)
 	_, _, want := do(t, http.MethodPost, x.alone.URL()+"/v1/completions", request)
 	require.NotEmpty(t, texts(t, want))
@@ -54,6 +40,7 @@ func (x pairOf) served(t *testing.T, n int, stream bool, header ...string) (mode
 	return h.Get("X-PD-Mode")
 }
 
+// clean waits for the engines, and wants each handoff used once and no KV lost.
 func (x pairOf) clean(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -113,8 +100,7 @@ func TestAFallbackChainOfConnectors(t *testing.T) {
 	t.Run("all fail", func(t *testing.T) {
 		x := hybrid(t, enginesim.Config{}, enginesim.Config{}, nixlLMCacheHTTP)
 		x.p.Inject(failing(3))
-		status, _, response := do(t, http.MethodPost, x.gateway.client+"/v1/completions",
-			body(connector.APICompletions, 1, false))
+		status, _, response := x.gateway.complete(body(connector.APICompletions, 1, false))
 		assert.Equal(t, http.StatusBadGateway, status, response)
 		assert.Empty(t, x.d.Requests())
 		x.clean(t)

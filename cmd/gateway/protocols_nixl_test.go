@@ -104,18 +104,13 @@ func TestConversationThroughTheGateway(t *testing.T) {
 	}
 	// A prompt of the same conversation that goes another way takes nothing.
 	before := x.p.Stats().ExternalKVTransfer
-	status, _, _ := do(t, http.MethodPost, x.gateway.client+"/v1/completions",
+	status, _, _ := x.gateway.complete(
 		`{"model":"tiny","prompt":"something else altogether, and long enough for a block or two","max_tokens":4}`,
 		"X-Session-ID", "talk-completionsfalse")
 	assert.Equal(t, http.StatusOK, status)
 	assert.Equal(t, before, x.p.Stats().ExternalKVTransfer)
 
-	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
-	defer cancel()
-	require.NoError(t, x.p.WaitIdle(ctx))
-	require.NoError(t, x.d.WaitIdle(ctx))
-	assert.NoError(t, x.p.CheckKV(), "prefill engine")
-	assert.NoError(t, x.d.CheckKV(), "decode engine")
+	x.clean(t)
 }
 
 // D waits for a P that never writes until its client leaves, so whatever P's leg ends with but KV must end D's leg at
@@ -159,8 +154,7 @@ func TestPushLeavesNoDecodeWaiting(t *testing.T) {
 				e.Inject(c.fault)
 			}
 			begun := time.Now()
-			status, _, response := do(t, http.MethodPost, x.gateway.client+"/v1/completions",
-				body(connector.APICompletions, 1, false))
+			status, _, response := x.gateway.complete(body(connector.APICompletions, 1, false))
 			assert.Equal(t, c.status, status, response)
 			assert.Less(t, time.Since(begun), 15*time.Second)
 			ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
@@ -168,7 +162,7 @@ func TestPushLeavesNoDecodeWaiting(t *testing.T) {
 			require.NoError(t, x.d.WaitIdle(ctx), "D still waits")
 
 			request := body(connector.APICompletions, 2, false)
-			status, _, response = do(t, http.MethodPost, x.gateway.client+"/v1/completions", request)
+			status, _, response = x.gateway.complete(request)
 			require.Equal(t, http.StatusOK, status, "%s\n%s", response, x.gateway.log)
 			_, _, want := do(t, http.MethodPost, x.alone.URL()+"/v1/completions", request)
 			assert.Equal(t, texts(t, want), texts(t, response))

@@ -78,17 +78,11 @@ func TestAClientsOwnRelayedMemberReachesNoEngine(t *testing.T) {
 				t.Cleanup(s.Close)
 				return s.URL
 			}
-			g := start(t, gatewayYAML("")+fmt.Sprintf(`apiVersion: networking.matrixinfer.ai/v1alpha1
-kind: ModelServer
-spec:
-  model: tiny
-  kvConnector: {type: relay, config: %s}
-  discovery: {static: {endpoints: [{url: %q, role: prefill}, {url: %q, role: decode}]}}
----
-`, m.config, engine("prefill"), engine("decode")))
+			g := start(t, gatewayYAML("")+serverYAML("tiny", "  kvConnector: {type: relay, config: "+m.config+"}\n",
+				entry(engine("prefill"), "prefill", nil), entry(engine("decode"), "decode", nil)))
 			send := func(more string) string {
-				status, h, got := do(t, http.MethodPost, g.client+"/v1/completions",
-					`{"model":"tiny","prompt":"x","max_tokens":3,"sampling_params":{"ticket":"mine"}`+more+`}`)
+				status, h, got := g.complete(
+					`{"model":"tiny","prompt":"x","max_tokens":3,"sampling_params":{"ticket":"mine"}` + more + `}`)
 				require.Equal(t, http.StatusOK, status, got)
 				return h.Get("X-PD-Mode")
 			}

@@ -113,9 +113,7 @@ func sglangProtocols() (rows []protocol) {
 func TestSGLangsOwnAPI(t *testing.T) {
 	c := protocol{connector: "sglang", attributes: bootstrapPort}
 	x := c.start(t)
-	lone, err := enginesim.Start(enginesim.Config{Connector: "sglang"})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = lone.Close() })
+	lone := newSim(t, enginesim.Config{Connector: "sglang"})
 	const rest = `,"sampling_params":{"max_new_tokens":12,"temperature":0},"return_logprob":true,` +
 		`"logprob_start_len":0,"stream":`
 	words := strings.Repeat("words of a prompt. ", 20)
@@ -145,9 +143,7 @@ func TestSGLangsOwnAPI(t *testing.T) {
 		}
 		assert.Contains(t, got, "data: [DONE]")
 	}
-	require.NoError(t, x.p.WaitIdle(t.Context()))
-	assert.NoError(t, x.p.CheckKV())
-	assert.NoError(t, x.d.CheckKV())
+	x.clean(t)
 }
 
 // SGLang's engines give all samples of a prompt one room, so that D waits until its time-out (300 s). Such a request
@@ -172,19 +168,9 @@ func TestSGLangWithSeveralSamples(t *testing.T) {
 	assert.Equal(t, http.StatusBadRequest, status, got)
 	assert.Zero(t, x.p.Stats().Requests+x.d.Stats().Requests, "neither engine got one")
 
-	g := start(t, gatewayYAML("")+fmt.Sprintf(`kind: ModelServer
-apiVersion: networking.matrixinfer.ai/v1alpha1
-spec:
-  model: tiny
-  kvConnector: {type: sglang, unsupported: aggregate}
-  discovery:
-    static:
-      endpoints:
-        - {url: %q, role: prefill, attributes: {bootstrapPort: %q}}
-        - {url: %q, role: decode}
-        - {url: %q, role: both}
----
-`, x.p.URL(), bootstrapOf(x.p), x.d.URL(), x.alone.URL()))
+	g := start(t, gatewayYAML("")+serverYAML("tiny", "  kvConnector: {type: sglang, unsupported: aggregate}\n",
+		entry(x.p.URL(), "prefill", attributes{"bootstrapPort": bootstrapOf(x.p)}), as("decode", x.d),
+		as("both", x.alone)))
 	for path, request := range requests {
 		status, h, got := do(t, http.MethodPost, g.client+path, request)
 		assert.Equal(t, http.StatusOK, status, "%s: %s", path, got)
@@ -235,7 +221,7 @@ func TestAResponseThatEndsAtTheContextServer(t *testing.T) {
 		if i == 1 {
 			request += `,"stream_options":{"include_usage":true}`
 		}
-		status, _, got := do(t, http.MethodPost, x.gateway.client+"/v1/completions", request+"}")
+		status, _, got := x.gateway.complete(request + "}")
 		require.Equal(t, http.StatusOK, status, "%s\n%s", got, x.gateway.log)
 		assert.Contains(t, got, `"finish_reason":"stop"`)
 		assert.NotContains(t, got, "disaggregated_params")
@@ -263,7 +249,7 @@ func TestRoomsAndIDsOfManyAtOnce(t *testing.T) {
 				}
 				request := fmt.Sprintf(`{"model":"tiny","prompt":%s,"max_tokens":6,"temperature":0,"stream":%t}`,
 					prompt, i%3 == 0)
-				status, _, got := do(t, http.MethodPost, x.gateway.client+"/v1/completions", request)
+				status, _, got := x.gateway.complete(request)
 				_, _, want := do(t, http.MethodPost, x.alone.URL()+"/v1/completions", request)
 				assert.Equal(t, http.StatusOK, status, got)
 				assert.Len(t, texts(t, got), len(texts(t, want)))
@@ -273,9 +259,6 @@ func TestRoomsAndIDsOfManyAtOnce(t *testing.T) {
 			})
 		}
 		all.Wait()
-		require.NoError(t, x.p.WaitIdle(t.Context()))
-		require.NoError(t, x.d.WaitIdle(t.Context()))
-		assert.NoError(t, x.p.CheckKV())
-		assert.NoError(t, x.d.CheckKV())
+		x.clean(t)
 	}
 }

@@ -67,7 +67,7 @@ func TestAPromptOfOneTokenReachesNoEngine(t *testing.T) {
 				`{"model":"tiny","prompt":"long enough","truncate_prompt_tokens":1}`,
 				`{"model":"tiny","prompt":"long enough","truncate_prompt_tokens":-1}`,
 			} {
-				status, _, response := do(t, http.MethodPost, x.gateway.client+"/v1/completions", body)
+				status, _, response := x.gateway.complete(body)
 				assert.Equal(t, http.StatusBadRequest, status, response)
 				assert.Contains(t, response, "one token")
 			}

@@ -3,15 +3,13 @@
 package main
 
 import (
-	"bytes"
-	"context"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -58,8 +56,6 @@ type protocol struct {
 	broken map[string]broken
 }
 
-type attributes = map[string]string
-
 type broken struct {
 	change  func(t *testing.T, c *protocol)
 	verdict reuse.Verdict
@@ -90,50 +86,20 @@ func (c *protocol) start(t *testing.T) pairOf {
 		}
 	}
 	var x pairOf
-	var err error
-	x.p, x.d, err = enginesim.Pair(c.prefill, c.decode)
-	require.NoError(t, err)
+	x.p, x.d = simPair(t, c.prefill, c.decode)
 	var alone enginesim.Config
 	if c.connector == "sglang" {
 		alone.Connector = c.connector // its API and its count of a limit are SGLang's own
 	}
-	x.alone, err = enginesim.Start(alone)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = x.p.Close(); _ = x.d.Close(); _ = x.alone.Close() })
+	x.alone = newSim(t, alone)
 	var pa, da attributes
 	if c.attributes != nil {
 		pa, da = c.attributes(x.p, x.d)
 	}
-	config := c.config
-	if config == "" {
-		config = "{}"
-	}
-	x.gateway = start(t, gatewayYAML("")+fmt.Sprintf(`apiVersion: networking.matrixinfer.ai/v1alpha1
-kind: ModelServer
-spec:
-  model: tiny
-  kvConnector: {type: %s, config: %s, retry: {maxAttempts: 1}, timeouts: {prefill: 20s, decode: 20s}}
-%s  discovery:
-    static:
-      endpoints:
-        - {url: %q, role: prefill, attributes: %s}
-        - {url: %q, role: decode, attributes: %s}
----
-`, c.connector, config, c.spec, x.p.URL(), flowMapping(t, pa), x.d.URL(), flowMapping(t, da)))
+	x.gateway = start(t, gatewayYAML("")+serverYAML("tiny", fmt.Sprintf("  kvConnector: {type: %s, config: %s, retry: "+
+		"{maxAttempts: 1}, timeouts: {prefill: 20s, decode: 20s}}\n%s", c.connector, cmp.Or(c.config, "{}"), c.spec),
+		entry(x.p.URL(), "prefill", pa), entry(x.d.URL(), "decode", da)))
 	return x
-}
-
-// flowMapping writes attributes as YAML, of which JSON is a part.
-func flowMapping(t *testing.T, m attributes) string {
-	t.Helper()
-	if m == nil {
-		m = attributes{}
-	}
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	require.NoError(t, enc.Encode(m))
-	return strings.TrimSpace(b.String())
 }
 
 // body is a request that no engine has seen.
@@ -213,8 +179,8 @@ func collect(b *strings.Builder, v map[string]any) {
 	}
 }
 
-// One request of each API that the protocol carries, streamed and not: the text is that of one engine alone, and no KV
-// was lost, used twice or computed again.
+// One request of each API that the protocol carries, streamed and not: the text is that of one engine alone, the client
+// sees its own id and no addresses, and no KV was lost, used twice or computed again. verify says so, too.
 func TestEachConnectorThroughTheGateway(t *testing.T) {
 	t.Parallel()
 	for _, c := range protocols {
@@ -229,22 +195,29 @@ func TestEachConnectorThroughTheGateway(t *testing.T) {
 			for _, api := range apis {
 				for _, stream := range []bool{false, true} {
 					n++
-					request := body(api, n, stream)
-					status, h, response := do(t, http.MethodPost, x.gateway.client+api.Path(), request)
+					request, id := body(api, n, stream), fmt.Sprint("client-", n)
+					status, h, response := do(t, http.MethodPost, x.gateway.client+api.Path(), request, "X-Request-Id",
+						id)
 					require.Equal(t, http.StatusOK, status, "%s: %s\n%s", api, response, x.gateway.log)
 					assert.Equal(t, "disaggregated", h.Get("X-PD-Mode"))
+					assert.Equal(t, id, h.Get("X-Request-Id"))
+					assert.NotContains(t, response, "_addr_", api)
+					assert.NotContains(t, response, "127.0.0.1", api)
+					if api == connector.APICompletions && (c.connector == "p2pnccl" || c.connector == "moriio") {
+						assert.Contains(t, response, "cmpl-"+id, "the legs' own id holds addresses")
+					}
 					_, _, want := do(t, http.MethodPost, x.alone.URL()+api.Path(), request)
 					require.NotEmpty(t, texts(t, response), response)
 					assert.Equal(t, texts(t, want), texts(t, response), "%s, stream %t", api, stream)
 				}
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-			defer cancel()
-			require.NoError(t, x.p.WaitIdle(ctx))
-			require.NoError(t, x.d.WaitIdle(ctx))
-			assert.NoError(t, x.p.CheckKV(), "prefill engine")
-			assert.NoError(t, x.d.CheckKV(), "decode engine")
+			x.clean(t)
 			assert.Positive(t, x.d.Stats().ExternalKVTransfer, "decode computed all prompts itself")
+			assert.Zero(t, x.d.Stats().FailedTransfers)
+			r := x.verify(t, &c)
+			assert.Equal(t, reuse.Reused, r.Verdict, "%s\n%s", r, x.gateway.log)
+			assert.Zero(t, r.Different)
+			assert.False(t, r.Disturbed, "nobody else was there")
 		})
 	}
 }
@@ -275,20 +248,6 @@ func (x pairOf) verify(t *testing.T, c *protocol) *reuse.Report {
 	r, err := reuse.Verify(t.Context(), target, reuse.Options{Probes: 2})
 	require.NoError(t, err)
 	return r
-}
-
-func TestVerifyProvesEachConnector(t *testing.T) {
-	t.Parallel()
-	for _, c := range protocols {
-		t.Run(c.title(), func(t *testing.T) {
-			t.Parallel()
-			x := c.start(t)
-			r := x.verify(t, &c)
-			assert.Equal(t, reuse.Reused, r.Verdict, "%s\n%s", r, x.gateway.log)
-			assert.Zero(t, r.Different)
-			assert.False(t, r.Disturbed, "nobody else was there")
-		})
-	}
 }
 
 func TestVerifyFindsBrokenTransfers(t *testing.T) {

@@ -10,7 +10,6 @@ import (
 	"net/http/httptest"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -51,8 +50,7 @@ func TestAModelWhoseConnectorFailsIsNotReady(t *testing.T) {
 		g.admin().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/readyz", nil))
 		return w.Code, w.Body.String()
 	}
-	require.Eventually(t, func() bool { status, _ := readyz(); return status == http.StatusOK }, 20*time.Second,
-		time.Millisecond)
+	eventually(t, func() bool { status, _ := readyz(); return status == http.StatusOK })
 	lost.Store(true)
 	status, body := readyz()
 	assert.Equal(t, http.StatusServiceUnavailable, status)

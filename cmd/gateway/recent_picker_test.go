@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/pdflow"
 )
 
@@ -25,11 +24,11 @@ func unhealthy(t *testing.T, spec string, prefill, decode bool) *program {
 	p.set(func(e *engine) { e.sick = prefill })
 	d.set(func(e *engine) { e.sick = decode })
 	g := start(t, gatewayYAML("")+pairYAML("m", p, d, spec))
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		s, _ := g.live()
 		e := s.Models[0].Endpoints
 		return len(e) == 2 && e[0].Healthy != prefill && e[1].Healthy != decode
-	}, 20*time.Second, 10*time.Millisecond)
+	})
 	return g
 }
 
@@ -38,8 +37,7 @@ func TestTheLiveViewOfAnOutage(t *testing.T) {
 	t.Parallel()
 	g := unhealthy(t, "", true, true)
 	for i := range 3 {
-		status, _, body := do(t, http.MethodPost, g.client+"/v1/completions", `{"model":"m","prompt":"a"}`,
-			"X-Request-Id", fmt.Sprint("waits-", i))
+		status, _, body := g.complete(`{"model":"m","prompt":"a"}`, "X-Request-Id", fmt.Sprint("waits-", i))
 		require.Equal(t, http.StatusServiceUnavailable, status, body)
 	}
 	s, _ := g.live()
@@ -80,13 +78,13 @@ func TestTheLiveViewOfAnOutage(t *testing.T) {
 func TestTheLiveViewOfAFallback(t *testing.T) {
 	t.Parallel()
 	g := unhealthy(t, "  kvConnector: {type: http, fallback: decode}\n", true, false)
-	status, _, body := do(t, http.MethodPost, g.client+"/v1/completions", `{"model":"m","prompt":"a"}`)
+	status, _, body := g.complete(`{"model":"m","prompt":"a"}`)
 	require.Equal(t, http.StatusOK, status, body)
 	var s liveState
-	require.Eventually(t, func() bool { // for a moment it is in flight and ended
+	eventually(t, func() bool { // for a moment it is in flight and ended
 		s, _ = g.live()
 		return s.Models[0].Totals.Served == 1 && len(s.Requests) == 1 && !s.Requests[0].Running
-	}, 20*time.Second, time.Millisecond)
+	})
 	assert.Empty(t, s.Models[0].Totals.Errors)
 	assert.Equal(t, "fallback", s.Requests[0].Mode)
 	assert.Greater(t, *s.Requests[0].Picked, 200., "the wait for a pair is its queue")
@@ -94,11 +92,7 @@ func TestTheLiveViewOfAFallback(t *testing.T) {
 
 // A client that leaves the queue of admission is in the view, too.
 func TestTheLiveViewOfAClientThatLeavesTheQueue(t *testing.T) {
-	p, d, err := enginesim.Pair(enginesim.Config{PrefillRate: 20}, enginesim.Config{})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
-	g := start(t, gatewayYAML("")+strings.TrimSuffix(nixlYAML(p, d), "---\n")+
-		"  admission: {mode: fixed, inFlightPerPrefill: 1, queue: 1, queueTimeout: 30s}\n---\n")
+	g := queueing(t, 20)
 	var clients sync.WaitGroup
 	defer clients.Wait()
 	first, stop := context.WithCancel(t.Context())
@@ -106,19 +100,17 @@ func TestTheLiveViewOfAClientThatLeavesTheQueue(t *testing.T) {
 	clients.Go(func() {
 		liveRequest(first, g, `{"model":"tiny","prompt":"`+strings.Repeat("word ", 400)+`","max_tokens":1}`)
 	})
-	require.Eventually(t, func() bool { s, _ := g.live(); return s.Models[0].Phases["prefill"] == 1 }, 20*time.Second,
-		time.Millisecond)
+	eventually(t, func() bool { s, _ := g.live(); return s.Models[0].Phases["prefill"] == 1 })
 	second, leave := context.WithCancel(t.Context())
 	defer leave()
 	clients.Go(func() { liveRequest(second, g, `{"model":"tiny","prompt":"a","max_tokens":1}`) })
-	require.Eventually(t, func() bool { s, _ := g.live(); return s.Models[0].Admission.Queued == 1 }, 20*time.Second,
-		time.Millisecond)
+	eventually(t, func() bool { s, _ := g.live(); return s.Models[0].Admission.Queued == 1 })
 	leave()
 	var s liveState
-	require.Eventually(t, func() bool { // for a moment it is in flight and ended
+	eventually(t, func() bool { // for a moment it is in flight and ended
 		s, _ = g.live()
 		return len(s.Models[0].Totals.Errors) > 0 && len(s.Requests) == 2 && !s.Requests[1].Running
-	}, 20*time.Second, time.Millisecond)
+	})
 	assert.Equal(t, map[string]int64{"client_gone": 1}, s.Models[0].Totals.Errors)
 	assert.Equal(t, "client_gone", s.Requests[1].Error)
 	assert.Nil(t, s.Requests[1].Picked)

@@ -3,67 +3,64 @@
 package main
 
 import (
-	"fmt"
+	"encoding/json"
 	"io"
 	"net"
 	"net/http"
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
-const announcedYAML = `apiVersion: networking.matrixinfer.ai/v1alpha1
-kind: ModelServer
-spec:
-  model: m
-  kvConnector: {type: %s}
-  discovery: {registration: {%s}}
----
-`
+// announcing is a ModelServer whose engines announce themselves.
+func announcing(model, connector, registration string) string {
+	return serverYAML(model, "  kvConnector: {type: "+connector+"}\n  discovery: {registration: {"+registration+"}}\n")
+}
 
-var announceLine = regexp.MustCompile(`msg="engines may announce themselves"(?: listen=(\S+))?(?: http=(\S+))? model=m`)
+// announceLine says where they do, by ZeroMQ and by HTTP.
+var announceLine = regexp.MustCompile(`msg="engines may announce themselves"(?: listen=(\S+))?(?: http=(\S+))?`)
 
-// announcing starts a gateway, and returns where engines announce themselves.
-func announcing(t *testing.T, connector, registration string) (p *program, zmq, api string) {
-	t.Helper()
-	p = start(t, gatewayYAML("")+fmt.Sprintf(announcedYAML, connector, registration))
+// api is the URL of the engines that have announced themselves.
+func (p *program) api() string {
 	m := announceLine.FindStringSubmatch(p.log.String())
-	require.NotNil(t, m, "%s", p.log)
-	return p, m[1], "http://" + m[2]
+	require.NotNil(p.t, m, "%s", p.log)
+	return "http://" + m[2] + "/v1/endpoints"
+}
+
+// register announces an engine for an hour, and returns the status of the response.
+func (p *program) register(id, url, role string, more attributes, header ...string) int {
+	p.t.Helper()
+	body, err := json.Marshal(map[string]any{"id": id, "url": url, "role": role, "leaseSeconds": 3600,
+		"attributes": more})
+	require.NoError(p.t, err)
+	status, _, _ := do(p.t, http.MethodPost, p.api(), string(body), header...)
+	return status
 }
 
 func TestEnginesRegisterByHTTP(t *testing.T) {
 	pe, de := newEngine(t, "m"), newEngine(t, "m")
-	p, _, api := announcing(t, "http", "http: 127.0.0.1:"+unusedPort(t))
-	status, _, _ := do(t, http.MethodGet, p.admin+"/readyz", "")
+	p := start(t, gatewayYAML("")+announcing("m", "http", "http: 127.0.0.1:"+unusedPort(t)))
+	api := p.api()
+	status, _ := p.ready()
 	assert.Equal(t, http.StatusServiceUnavailable, status)
-	for _, e := range [][2]string{{pe.URL, "prefill"}, {de.URL, "decode"}} {
-		status, _, response := do(t, http.MethodPost, api+"/v1/endpoints",
-			fmt.Sprintf(`{"id": %q, "url": %q, "role": %q, "leaseSeconds": 3600}`, e[1], e[0], e[1]))
-		require.Equal(t, http.StatusCreated, status, response)
-	}
+	require.Equal(t, http.StatusCreated, p.register("prefill", pe.URL, "prefill", nil))
+	require.Equal(t, http.StatusCreated, p.register("decode", de.URL, "decode", nil))
 	serves := func(want int) {
 		t.Helper()
-		require.Eventually(t, func() bool {
-			status, _, _ := do(t, http.MethodGet, p.admin+"/readyz", "")
-			return status == want
-		}, 20*time.Second, 5*time.Millisecond)
-		status, _, response := do(t, http.MethodPost, p.client+"/v1/completions", `{"model":"m","prompt":"x"}`)
+		p.becomes(want)
+		status, _, response := p.complete(`{"model":"m","prompt":"x"}`)
 		assert.Equal(t, want, status, response)
 	}
 	serves(http.StatusOK)
 	assert.Positive(t, pe.count())
 
-	status, _, _ = do(t, http.MethodPost, api+"/v1/endpoints/decode/drain", "")
+	status, _, _ = do(t, http.MethodPost, api+"/decode/drain", "")
 	assert.Equal(t, http.StatusOK, status)
 	serves(http.StatusServiceUnavailable)
-	status, _, _ = do(t, http.MethodPost, api+"/v1/endpoints",
-		fmt.Sprintf(`{"id": "decode", "url": %q, "role": "both", "leaseSeconds": 3600}`, de.URL))
-	assert.Equal(t, http.StatusOK, status)
+	assert.Equal(t, http.StatusOK, p.register("decode", de.URL, "both", nil))
 	serves(http.StatusOK)
 
 	// The clients' side and the operators' know nothing of it.
@@ -71,13 +68,10 @@ func TestEnginesRegisterByHTTP(t *testing.T) {
 		status, _, _ = do(t, http.MethodGet, side+"/v1/endpoints", "")
 		assert.Equal(t, http.StatusNotFound, status)
 	}
-	address := strings.TrimPrefix(api, "http://")
+	address := strings.Split(api, "/")[2]
 	p.signal()
 	p.ended(exitOK)
-	require.Eventually(t, func() bool {
-		ln, err := net.Listen("tcp", address)
-		return err == nil && ln.Close() == nil
-	}, 20*time.Second, 10*time.Millisecond, "the listener ends with the gateway")
+	isFree(t, address, "the listener ends with the gateway")
 }
 
 // ping is a message of P2pNccl's engines, on a connection that stays until the test ends.
@@ -97,46 +91,33 @@ func ping(t *testing.T, address, kind string, e *engine) {
 
 func TestEnginesAnnounceThemselvesByZeroMQ(t *testing.T) {
 	pe, de := newEngine(t, "m"), newEngine(t, "m")
-	p, zmq, _ := announcing(t, "p2pnccl", "listen: 127.0.0.1:0")
+	p := start(t, gatewayYAML("")+announcing("m", "p2pnccl", "listen: 127.0.0.1:0"))
+	zmq := announceLine.FindStringSubmatch(p.log.String())[1]
 	ping(t, zmq, "P", pe)
 	ping(t, zmq, "D", de)
-	require.Eventually(t, func() bool {
-		status, _, _ := do(t, http.MethodGet, p.admin+"/readyz", "")
-		return status == http.StatusOK
-	}, 20*time.Second, 5*time.Millisecond, "%s", p.log)
-	status, _, response := do(t, http.MethodPost, p.client+"/v1/completions", `{"model":"m","prompt":"x"}`)
+	p.becomes(http.StatusOK)
+	status, _, response := p.complete(`{"model":"m","prompt":"x"}`)
 	require.Equal(t, http.StatusOK, status, response)
 	id := de.last().header.Get("X-Request-Id")
 	assert.Regexp(t, `^___prefill_addr_127\.0\.0\.1:21001___decode_addr_127\.0\.0\.1:21002_[0-9a-f]{32}$`, id)
 	assert.Equal(t, id, pe.last().header.Get("X-Request-Id"))
 }
 
-func TestARegistrationAddressThatIsTaken(t *testing.T) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer ln.Close()
-	log := &logBuffer{}
-	yaml := gatewayYAML("") + fmt.Sprintf(announcedYAML, "http", "listen: 127.0.0.1:0, http: "+ln.Addr().String())
-	assert.Equal(t, exitFailed, run([]string{"-config", write(t, yaml)}, log, log, nil))
-	assert.Contains(t, log.String(), "cannot listen for HTTP")
-}
-
 // A client of the gateway must not be able to register an engine.
 func TestRegistrationHasAddressesOfItsOwn(t *testing.T) {
-	other := strings.Replace(announcedYAML, "model: m", "model: n", 1)
 	for rule, k := range map[string]struct{ yaml, want string }{
-		"one that is free": {gatewayYAML("") + fmt.Sprintf(announcedYAML, "http", "http: 127.0.0.1:8000"), ""},
-		"their default": {fmt.Sprintf(announcedYAML, "http", "http: 127.0.0.1:8000"),
+		"one that is free": {gatewayYAML("") + announcing("m", "http", "http: 127.0.0.1:8000"), ""},
+		"their default": {announcing("m", "http", "http: 127.0.0.1:8000"),
 			"spec.discovery.registration.http: is the address of the Gateway's listen too"},
-		"the operators'": {fmt.Sprintf(announcedYAML, "http", `listen: ":9000"`),
+		"the operators'": {announcing("m", "http", `listen: ":9000"`),
 			"spec.discovery.registration.listen: is the address of the Gateway's admin too"},
-		"both of one": {fmt.Sprintf(announcedYAML, "http", "listen: 127.0.0.1:30001, http: 127.0.0.1:30001"),
+		"both of one": {announcing("m", "http", "listen: 127.0.0.1:30001, http: 127.0.0.1:30001"),
 			"http: is the address of spec.discovery.registration.listen on line 6 too"},
-		"another model's": {fmt.Sprintf(announcedYAML, "http", "listen: 127.0.0.1:30001") +
-			fmt.Sprintf(other, "http", "listen: 0.0.0.0:30001"),
+		"another model's": {announcing("m", "http", "listen: 127.0.0.1:30001") +
+			announcing("n", "http", "listen: 0.0.0.0:30001"),
 			"is the address of spec.discovery.registration.listen on line"},
-		"no other's": {fmt.Sprintf(announcedYAML, "http", "listen: 127.0.0.1:30001") +
-			fmt.Sprintf(other, "http", "listen: 127.0.0.1:30002"), ""},
+		"no other's": {announcing("m", "http", "listen: 127.0.0.1:30001") +
+			announcing("n", "http", "listen: 127.0.0.1:30002"), ""},
 	} {
 		_, err := load(write(t, k.yaml))
 		if k.want == "" {

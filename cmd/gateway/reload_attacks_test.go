@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -48,8 +47,7 @@ func TestAConfigMapIsFollowed(t *testing.T) {
 	p.start()
 	models := func(want int) {
 		t.Helper()
-		require.Eventually(t, func() bool { return len(p.debug().Models) == want }, 30*time.Second, 10*time.Millisecond,
-			"%s", p.log)
+		eventually(t, func() bool { return len(p.debug().Models) == want }, "%s", p.log)
 	}
 	swap(holds(one + pairYAML("n", e, d, "")))
 	models(2)
@@ -64,12 +62,12 @@ func TestAConfigMapIsFollowed(t *testing.T) {
 		require.Eventually(t, func() bool { return strings.Contains(p.debug().Configuration.Error, why) },
 			30*time.Second, 10*time.Millisecond, "%s: %+v", why, p.debug().Configuration)
 		assert.Len(t, p.debug().Models, 1)
-		status, _, body := do(t, http.MethodPost, p.client+"/v1/completions", completion)
+		status, _, body := p.complete(completion)
 		assert.Equal(t, http.StatusOK, status, body)
 	}
 	swap(holds(one + pairYAML("n", e, d, "")))
 	models(2)
-	require.Eventually(t, func() bool { return p.debug().Configuration.Error == "" }, 20*time.Second, time.Millisecond)
+	eventually(t, func() bool { return p.debug().Configuration.Error == "" })
 }
 
 // Twice 50 SIGHUPs, most of them with another file, while 200 requests a second run: none is lost, and afterwards the
@@ -97,7 +95,7 @@ func TestManyReloadsLeaveNothingBehind(t *testing.T) {
 		return len(list)
 	}
 	stacks := func() string {
-		_, _, page := do(t, http.MethodGet, p.admin+"/debug/pprof/goroutine?debug=1", "")
+		page := p.page("/debug/pprof/goroutine?debug=1")
 		return page
 	}
 	running := func() (n int) {
@@ -146,27 +144,20 @@ func TestManyReloadsLeaveNothingBehind(t *testing.T) {
 func TestAModelThatIsTakenAwayEndsItsStreams(t *testing.T) {
 	t.Parallel()
 	e, d := newEngine(t), newEngine(t)
-	hold := make(chan struct{})
-	d.set(func(d *engine) { d.hold = hold })
+	hold := d.holds()
 	p := start(t, gatewayYAML("")+pairYAML("m", e, d, "")+pairYAML("n", e, d, ""))
-	var streams []*http.Response
+	var streams []*stream
 	for range 10 {
-		resp, err := http.Post(p.client+"/v1/completions", "application/json",
-			strings.NewReader(`{"model":"m","prompt":"x","stream":true}`))
-		require.NoError(t, err)
-		defer resp.Body.Close()
-		streams = append(streams, resp)
+		streams = append(streams, openStream(t, p))
 	}
 	p.configure(gatewayYAML("") + pairYAML("n", e, d, ""))
 	p.logs(1, `msg="a ModelServer ends"`)
-	status, _, _ := do(t, http.MethodPost, p.client+"/v1/completions", completion)
+	status, _, _ := p.complete(completion)
 	assert.Equal(t, http.StatusNotFound, status)
 	time.Sleep(2 * afterlife)
 	close(hold)
-	for _, resp := range streams {
-		text, err := io.ReadAll(resp.Body)
-		require.NoError(t, err)
-		assert.Contains(t, string(text), "[DONE]")
+	for _, s := range streams {
+		assert.Equal(t, "data: [DONE]", s.rest(t))
 	}
 }
 
@@ -175,115 +166,50 @@ func TestAModelThatIsTakenAwayEndsItsStreams(t *testing.T) {
 // what they count.
 func TestARefusedReloadLeavesAdmissionAsItWas(t *testing.T) {
 	e, d := newEngine(t), newEngine(t)
-	hold := make(chan struct{})
-	d.set(func(d *engine) { d.hold = hold })
+	hold := d.holds()
 	config := func(most, attempts int) string {
 		return gatewayYAML("") + pairYAML("m", e, d, retries(attempts)+
 			fmt.Sprintf("  admission: {mode: fixed, inFlightPerDecode: %d, queue: 0}\n", most))
 	}
 	p := start(t, config(1, 2))
-	ended := make(chan string)
-	go func() {
-		_, _, body := do(t, http.MethodPost, p.client+"/v1/completions", `{"model":"m","prompt":"a","stream":true}`)
-		ended <- body
-	}()
-	require.Eventually(t, func() bool { return d.count() == 1 }, 20*time.Second, 5*time.Millisecond)
+	s := openStream(t, p)
 	p.configure(config(2, 2) + pairYAML("n", e, d, "  kvConnector: {type: ascend-layerwise, config: "+
 		"{callbackListen: \""+busy(t)+"\"}}\n"))
 	p.logs(1, refusedLine)
 	p.configure(config(1, 3)) // the limits that serve
 	p.logs(1, reloadedLine)
-	status, _, body := do(t, http.MethodPost, p.client+"/v1/completions", completion)
+	status, _, body := p.complete(completion)
 	assert.Equal(t, http.StatusServiceUnavailable, status, "the stream still counts: %s", body)
 	p.configure(config(2, 3)) // those of the refused file
 	p.logs(2, reloadedLine)
 	p.logs(3, `msg="a ModelServer is served"`)
 	close(hold)
-	assert.Contains(t, <-ended, "[DONE]")
+	assert.Equal(t, "data: [DONE]", s.rest(t))
 	p.logs(2, `msg="a ModelServer ends"`)
-	require.Eventually(t, func() bool {
-		_, _, metrics := do(t, http.MethodGet, p.admin+"/metrics", "")
-		return strings.Contains(metrics, `pd_admission_queued{gen_ai_request_model="m"} 0`)
-	}, 20*time.Second, 50*time.Millisecond)
+	p.shows(`pd_admission_queued{gen_ai_request_model="m"} 0`)
 }
 
 // A client that leaves while its request waits gives back its place in the queue and its bytes, and nothing was sent
 // for it.
 func TestAClientMayLeaveWhileQueued(t *testing.T) {
 	e, d := newEngine(t), newEngine(t)
-	hold := make(chan struct{})
-	d.set(func(d *engine) { d.hold = hold })
+	hold := d.holds()
 	p := start(t, gatewayYAML("")+pairYAML("m", e, d,
 		"  admission: {mode: fixed, inFlightPerDecode: 1, queue: 8, queueTimeout: 60s}\n"))
-	ended := make(chan string)
-	go func() {
-		_, _, body := do(t, http.MethodPost, p.client+"/v1/completions", `{"model":"m","prompt":"a","stream":true}`)
-		ended <- body
-	}()
-	require.Eventually(t, func() bool { return d.count() == 1 }, 20*time.Second, 5*time.Millisecond)
-	metric := func(want string) {
-		t.Helper()
-		require.Eventually(t, func() bool {
-			_, _, metrics := do(t, http.MethodGet, p.admin+"/metrics", "")
-			return strings.Contains(metrics, want)
-		}, 20*time.Second, 20*time.Millisecond, want)
-	}
+	s := openStream(t, p)
 	ctx, leave := context.WithCancel(t.Context())
 	for range 8 {
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.client+"/v1/completions",
-			strings.NewReader(completion))
-		require.NoError(t, err)
-		req.Header.Set("Content-Type", "application/json")
-		go func() {
-			resp, err := http.DefaultClient.Do(req)
-			if err == nil {
-				_ = resp.Body.Close()
-			}
-		}()
+		go liveRequest(ctx, p, completion)
 	}
-	metric(`pd_admission_queued{gen_ai_request_model="m"} 8`)
+	p.shows(`pd_admission_queued{gen_ai_request_model="m"} 8`)
 	leave()
-	metric(`pd_admission_queued{gen_ai_request_model="m"} 0`)
+	p.shows(`pd_admission_queued{gen_ai_request_model="m"} 0`)
 	assert.Equal(t, 1, e.count())
 	close(hold)
-	assert.Contains(t, <-ended, "[DONE]")
-	metric("\npd_bytes_in_flight 0\n")
-	status, _, body := do(t, http.MethodPost, p.client+"/v1/completions", completion)
+	assert.Equal(t, "data: [DONE]", s.rest(t))
+	p.shows("\npd_bytes_in_flight 0\n")
+	status, _, body := p.complete(completion)
 	assert.Equal(t, http.StatusOK, status, body)
-}
-
-// A reload that changes something else about a model, or its connections, does not let an engine that corrupts KV serve
-// again.
-func TestAReloadKeepsTheQuarantine(t *testing.T) {
-	p1, d1 := startPair(t)
-	p2, d2 := startPair(t)
-	config := func(more, every string) string {
-		yaml := strings.Replace(nixlYAML(p1, d1), "  discovery:", fmt.Sprintf(
-			"  attestation: {mode: quarantine, every: %s}\n  discovery:", every), 1)
-		yaml = strings.Replace(yaml, "leaseDuration: 30s}", "leaseDuration: 30s}"+more, 1)
-		return gatewayYAML("") + strings.Replace(yaml, "\n---\n", fmt.Sprintf(
-			"\n        - {url: %q, role: prefill, group: a}\n        - {url: %q, role: decode, group: a}\n---\n",
-			p2.URL(), d2.URL()), 1)
-	}
-	d2.Inject(enginesim.Fault{Kind: enginesim.FaultCorruptKV, Leg: enginesim.LegDecode, Count: -1})
-	g := start(t, config("", "1ms"))
-	g.logs(1, "corrupts KV")
-	named := fmt.Sprintf(`pd_decode=%q`, strings.TrimPrefix(d2.URL(), "http://"))
-	for i, more := range []string{", retry: {maxAttempts: 3}", ", timeouts: {connect: 7s}"} {
-		g.configure(config(more, "1h"))
-		g.logs(i+1, `msg="a ModelServer ends"`)
-		require.Eventually(t, func() bool {
-			_, _, metrics := do(t, http.MethodGet, g.admin+"/metrics", "")
-			return strings.Contains(metrics, named)
-		}, 20*time.Second, 20*time.Millisecond, "still named")
-		for n := range 12 {
-			body := fmt.Sprintf(`{"model":"tiny","prompt":"%d is asked, %d","max_tokens":8}`, n, i)
-			status, _, got := do(t, http.MethodPost, g.client+"/v1/completions", body)
-			require.Equal(t, http.StatusOK, status)
-			_, _, alone := do(t, http.MethodPost, d1.URL()+"/v1/completions", body)
-			require.Equal(t, text(t, alone), text(t, got))
-		}
-	}
 }
 
 // Files that are spoilt when the configuration is read again open the gateway to nobody: a certificate with another
@@ -300,7 +226,7 @@ func TestSpoiltFilesOpenNothing(t *testing.T) {
 	config := func(certificate, ca string, attempts int) string {
 		return gatewayYAML(fmt.Sprintf(", registrationTokenFile: token, tls: {certFile: %s.pem, "+
 			"keyFile: gateway-key.pem, clientCAFile: %s}", certificate, ca)) + pairYAML("n", e, d, retries(attempts)) +
-			fmt.Sprintf(announcedYAML, "http", "http: 127.0.0.1:0")
+			announcing("m", "http", "http: 127.0.0.1:0")
 	}
 	lists(t, filepath.Join(dir, "ca.pem"), string(own.pem))
 	lists(t, filepath.Join(dir, "empty.pem"), "")
@@ -320,7 +246,7 @@ func TestSpoiltFilesOpenNothing(t *testing.T) {
 		assert.Equal(t, http.StatusOK, resp.StatusCode)
 		return resp.Body.Close()
 	}
-	api := "http://" + announceLine.FindStringSubmatch(p.log.String())[2] + "/v1/endpoints"
+	api := p.api()
 	registers := func(authorization string) int {
 		status, _, _ := do(t, http.MethodGet, api, "", "Authorization", authorization)
 		return status
@@ -400,20 +326,10 @@ func TestAReloadTellsNoSecret(t *testing.T) {
 func TestNoProbeIsSentInADrain(t *testing.T) {
 	t.Parallel()
 	all := enginesim.Config{KeepRequests: 1 << 20}
-	p, d, err := enginesim.Pair(all, all)
-	require.NoError(t, err)
-	p2, d2, err := enginesim.Pair(all, all)
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		for _, e := range []*enginesim.Engine{p, d, p2, d2} {
-			_ = e.Close()
-		}
-	})
-	yaml := strings.Replace(nixlYAML(p, d), "\n---\n", fmt.Sprintf(
-		"\n        - {url: %q, role: prefill, group: a}\n        - {url: %q, role: decode, group: a}\n---\n",
-		p2.URL(), d2.URL()), 1)
-	probing := gatewayYAML("") + strings.Replace(yaml, "  discovery:",
-		"  attestation: {mode: quarantine, every: 1ms}\n  discovery:", 1)
+	p, d := simPair(t, all, all)
+	p2, d2 := simPair(t, all, all)
+	plain := gatewayYAML("") + simYAML("", p, d, p2, d2)
+	probing := gatewayYAML("") + simYAML(attesting("quarantine", "1ms"), p, d, p2, d2)
 	g := start(t, probing)
 	quiet := func() { // once a probe that has begun is over
 		t.Helper()
@@ -423,28 +339,27 @@ func TestNoProbeIsSentInADrain(t *testing.T) {
 			return before == len(d.Requests())+len(d2.Requests())
 		}, 20*time.Second, time.Millisecond)
 	}
-	require.Eventually(t, func() bool { return len(d.Requests()) > 5 }, 20*time.Second, 5*time.Millisecond)
-	g.configure(gatewayYAML("") + yaml)
+	eventually(t, func() bool { return len(d.Requests()) > 5 })
+	g.configure(plain)
 	g.logs(1, `msg="a ModelServer ends"`)
 	quiet()
 	g.configure(probing)
 	g.logs(2, `msg="a ModelServer ends"`)
 	more := len(d.Requests()) + 5
-	require.Eventually(t, func() bool { return len(d.Requests()) > more }, 20*time.Second, 5*time.Millisecond)
+	eventually(t, func() bool { return len(d.Requests()) > more })
 	for _, e := range []*enginesim.Engine{p, p2} {
 		e.Inject(enginesim.Fault{Kind: enginesim.FaultDelay, Delay: 2 * time.Second, Leg: enginesim.LegPrefill,
 			Count: -1})
 	}
 	sent := make(chan int)
 	go func() {
-		status, _, _ := do(t, http.MethodPost, g.client+"/v1/completions",
-			`{"model":"tiny","prompt":"x","max_tokens":2}`, "X-Request-Id", "asked")
+		status, _, _ := g.complete(`{"model":"tiny","prompt":"x","max_tokens":2}`, "X-Request-Id", "asked")
 		sent <- status
 	}()
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		s, _ := g.live()
 		return slices.ContainsFunc(s.Requests, func(r timeline) bool { return r.RequestID == "asked" })
-	}, 20*time.Second, time.Millisecond)
+	})
 	g.signal()
 	g.logs(1, "msg=draining")
 	quiet()

@@ -52,7 +52,7 @@ type debugged struct {
 
 func (p *program) debug() (d debugged) {
 	p.t.Helper()
-	_, _, body := do(p.t, http.MethodGet, p.admin+"/debug/pd", "")
+	body := p.page("/debug/pd")
 	require.NoError(p.t, json.Unmarshal([]byte(body), &d), body)
 	return d
 }
@@ -197,8 +197,7 @@ func TestAReloadLosesNoRequest(t *testing.T) {
 }
 
 func TestAChangedFileIsServed(t *testing.T) {
-	e, d := newEngine(t), newEngine(t)
-	p := start(t, gatewayYAML("")+pairYAML("m", e, d, ""))
+	p, e, d := startHTTP(t, "", "")
 	first := p.debug()
 	p.configure(gatewayYAML("") + pairYAML("m", e, d, "") + pairYAML("n", e, d, ""))
 	p.logs(1, reloadedLine)
@@ -206,12 +205,12 @@ func TestAChangedFileIsServed(t *testing.T) {
 	assert.Len(t, second.Models, 2)
 	assert.True(t, second.Configuration.LoadedAt.After(first.Configuration.LoadedAt))
 	for _, model := range []string{"m", "n"} {
-		status, _, body := do(t, http.MethodPost, p.client+"/v1/completions", `{"model":"`+model+`","prompt":"x"}`)
+		status, _, body := p.complete(`{"model":"` + model + `","prompt":"x"}`)
 		assert.Equal(t, http.StatusOK, status, body)
 	}
 	p.configure(gatewayYAML("") + pairYAML("n", e, d, ""))
 	p.logs(2, reloadedLine)
-	status, _, _ := do(t, http.MethodPost, p.client+"/v1/completions", `{"model":"m","prompt":"x"}`)
+	status, _, _ := p.complete(`{"model":"m","prompt":"x"}`)
 	assert.Equal(t, http.StatusNotFound, status)
 }
 
@@ -237,7 +236,7 @@ func TestABadFileChangesNothing(t *testing.T) {
 		assert.Contains(t, p.log.String(), filepath.Base(p.file)+":", "the log names file and line")
 		assert.Equal(t, loaded, p.debug().Configuration.LoadedAt)
 		assert.Len(t, p.debug().Models, 1)
-		status, _, body := do(t, http.MethodPost, p.client+"/v1/completions", completion)
+		status, _, body := p.complete(completion)
 		assert.Equal(t, http.StatusOK, status, body)
 	}
 	require.NoError(t, os.Remove(p.file))
@@ -260,16 +259,11 @@ func busy(t *testing.T) string {
 // What is not changed keeps its flows: a stream that runs in them stays where it is while the others are replaced.
 func TestAnUnchangedModelKeepsItsFlows(t *testing.T) {
 	e, d := newEngine(t), newEngine(t)
-	hold := make(chan struct{})
-	d.set(func(d *engine) { d.hold = hold })
+	hold := d.holds()
 	p := start(t, gatewayYAML("")+pairYAML("m", e, d, "")+pairYAML("n", e, d, ""))
-	streams := map[string]*http.Response{}
+	streams := map[string]*stream{}
 	for _, model := range []string{"m", "n"} {
-		resp, err := http.Post(p.client+"/v1/completions", "application/json",
-			strings.NewReader(`{"model":"`+model+`","prompt":"x","stream":true}`))
-		require.NoError(t, err)
-		defer resp.Body.Close()
-		streams[model] = resp
+		streams[model] = p.stream("/v1/completions", `{"model":"`+model+`","prompt":"x","stream":true}`)
 	}
 	p.configure("# a comment\n" + gatewayYAML("") + pairYAML("m", e, d, "") + pairYAML("n", e, d, retries(3)))
 	p.logs(1, reloadedLine)
@@ -281,10 +275,8 @@ func TestAnUnchangedModelKeepsItsFlows(t *testing.T) {
 	assert.Equal(t, map[string]int{"m": 1, "n": 0}, sessions, "n has new flows")
 	assert.Equal(t, 1, strings.Count(p.log.String(), `msg="a ModelServer ends"`))
 	close(hold)
-	for model, resp := range streams {
-		text, err := io.ReadAll(resp.Body)
-		require.NoError(t, err)
-		assert.Contains(t, string(text), "[DONE]", model)
+	for model, s := range streams {
+		assert.Equal(t, "data: [DONE]", s.rest(t), model)
 	}
 }
 
@@ -321,7 +313,7 @@ func TestARolloutGoesForthAndBack(t *testing.T) {
 
 // servedBy counts the requests that have ended, by connector.
 func servedBy(p *program) map[string]float64 {
-	_, _, metrics := do(p.t, http.MethodGet, p.admin+"/metrics", "")
+	metrics := p.page("/metrics")
 	counts := map[string]float64{}
 	for line := range strings.Lines(metrics) {
 		if !strings.HasPrefix(line, "pd_request_duration_seconds_count{") {
@@ -358,10 +350,7 @@ func TestAReloadKeepsListeners(t *testing.T) {
 	assert.NotContains(t, p.log.String(), refusedLine)
 	p.configure(gatewayYAML("") + pairYAML("m", e, d, ""))
 	p.logs(6, reloadedLine)
-	require.Eventually(t, func() bool {
-		ln, err := net.Listen("tcp", addr)
-		return err == nil && ln.Close() == nil
-	}, 20*time.Second, 10*time.Millisecond, "the port is free when nobody needs it")
+	isFree(t, addr, "the port is free when nobody needs it")
 }
 
 // Engines that have announced themselves stay known while their model changes.
@@ -370,14 +359,11 @@ func TestAReloadKeepsAnnouncedEngines(t *testing.T) {
 	pe, de := newEngine(t, "m"), newEngine(t, "m")
 	addr := "127.0.0.1:" + unusedPort(t)
 	config := func(attempts int) string {
-		return gatewayYAML("") + fmt.Sprintf(announcedYAML,
-			fmt.Sprintf("http, retry: {maxAttempts: %d}", attempts), "http: "+addr)
+		return gatewayYAML("") + announcing("m", fmt.Sprintf("http, retry: {maxAttempts: %d}", attempts), "http: "+addr)
 	}
 	p := start(t, config(2))
 	for url, role := range map[string]string{pe.URL: "prefill", de.URL: "decode"} {
-		status, _, response := do(t, http.MethodPost, "http://"+addr+"/v1/endpoints",
-			fmt.Sprintf(`{"id": %q, "url": %q, "role": %q, "leaseSeconds": 3600}`, role, url, role))
-		require.Equal(t, http.StatusCreated, status, response)
+		require.Equal(t, http.StatusCreated, p.register(role, url, role, nil))
 	}
 	reaches(t, p, pe, de)
 	// the second change makes new connections, and so a new pool, at the listener that is there
@@ -387,21 +373,20 @@ func TestAReloadKeepsAnnouncedEngines(t *testing.T) {
 		p.configure(changed)
 		p.logs(i+1, reloadedLine)
 		for range 20 {
-			status, _, body := do(t, http.MethodPost, p.client+"/v1/completions", completion)
+			status, _, body := p.complete(completion)
 			assert.Equal(t, http.StatusOK, status, body)
 			time.Sleep(10 * time.Millisecond)
 		}
 		p.logs(i+2, `msg="a ModelServer is served"`)
 	}
 	assert.NotContains(t, p.log.String(), refusedLine)
-	status, _, _ := do(t, http.MethodGet, "http://"+addr+"/v1/endpoints", "")
+	status, _, _ := do(t, http.MethodGet, p.api(), "")
 	assert.Equal(t, http.StatusOK, status, "the listener is there")
 }
 
 // What holds from the program's start is told, and the rest of the file is served.
 func TestAReloadTellsWhatNeedsARestart(t *testing.T) {
-	e, d := newEngine(t), newEngine(t)
-	p := start(t, gatewayYAML("")+pairYAML("m", e, d, ""))
+	p, e, d := startHTTP(t, "", "")
 	status, _, _ := do(t, http.MethodGet, p.client+"/v1/other", "")
 	assert.Equal(t, http.StatusNotFound, status)
 	p.configure("apiVersion: pdkit.dev/v1alpha1\nkind: Gateway\nspec: {listen: 127.0.0.1:1, admin: \"\", " +
@@ -417,22 +402,15 @@ func TestAReloadTellsWhatNeedsARestart(t *testing.T) {
 
 // SIGHUP is no second signal: it cuts nothing while the gateway drains.
 func TestSIGHUPDoesNotEndADrain(t *testing.T) {
-	e, d := newEngine(t), newEngine(t)
-	hold := make(chan struct{})
-	d.set(func(d *engine) { d.hold = hold })
-	p := start(t, gatewayYAML("")+pairYAML("m", e, d, ""))
-	resp, err := http.Post(p.client+"/v1/completions", "application/json",
-		strings.NewReader(`{"model":"m","prompt":"x","stream":true}`))
-	require.NoError(t, err)
-	defer resp.Body.Close()
+	p, _, d := startHTTP(t, "", "")
+	hold := d.holds()
+	s := openStream(t, p)
 	p.signal()
 	p.logs(1, "msg=draining")
 	p.signals <- syscall.SIGHUP
-	require.Eventually(t, func() bool { return len(p.signals) == 0 }, 20*time.Second, time.Millisecond)
+	eventually(t, func() bool { return len(p.signals) == 0 })
 	time.Sleep(50 * time.Millisecond)
 	close(hold)
-	text, err := io.ReadAll(resp.Body)
-	require.NoError(t, err)
-	assert.Contains(t, string(text), "[DONE]")
+	assert.Equal(t, "data: [DONE]", s.rest(t))
 	p.ended(exitOK)
 }

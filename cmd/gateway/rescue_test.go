@@ -24,13 +24,10 @@ func TestAStreamIsRescuedWhereItsModelServerSaysSo(t *testing.T) {
 			p, d := startPair(t)
 			_, other := startPair(t)
 			_, _, want := do(t, http.MethodPost, other.URL()+"/v1/completions", body)
-			yaml := strings.Replace(nixlYAML(p, d), "  discovery:", spec+"  discovery:", 1)
-			yaml = strings.Replace(yaml, "\n---\n", fmt.Sprintf("\n        - {url: %q, role: decode, group: a}\n---\n",
-				other.URL()), 1)
 			d.Inject(enginesim.Fault{Kind: enginesim.FaultKill, Leg: enginesim.LegDecode, AfterChunks: 4})
 			var got string
 			var cut bool
-			g := start(t, gatewayYAML("")+yaml)
+			g := start(t, gatewayYAML("")+simYAML(spec, p, d, nil, other))
 			for range 5 { // until the engine that dies is chosen
 				if d.Dead() {
 					break
@@ -47,10 +44,9 @@ func TestAStreamIsRescuedWhereItsModelServerSaysSo(t *testing.T) {
 			if cut {
 				return
 			}
-			_, _, metrics := do(t, http.MethodGet, g.admin+"/metrics", "")
-			assert.Equal(t, text(t, want), text(t, got))
+			assert.Equal(t, texts(t, want), texts(t, got))
 			assert.Equal(t, 1, strings.Count(got, "[DONE]"), got)
-			assert.Regexp(t, `pd_rescues_total\{.*pd_result="rescued".*\} 1\n`, metrics)
+			assert.Regexp(t, `pd_rescues_total\{.*pd_result="rescued".*\} 1\n`, g.page("/metrics"))
 		})
 	}
 }

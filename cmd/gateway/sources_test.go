@@ -3,26 +3,27 @@
 package main
 
 import (
-	"fmt"
-	"net"
 	"net/http"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"testing"
-	"time"
 
-	wire "github.com/miekg/dns"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
 // foundYAML is a ModelServer whose engines are found in the given way.
 func foundYAML(discovery string) string {
-	return gatewayYAML("") + "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec: {model: m, " +
-		"discovery: {" + discovery + "}}\n"
+	return gatewayYAML("") + serverYAML("m", "  discovery: {"+discovery+"}\n")
+}
+
+// listYAML is a file of engines, each an entry.
+func listYAML(engines ...string) string {
+	if len(engines) == 0 {
+		return "endpoints: []\n"
+	}
+	return "endpoints:\n- " + strings.Join(engines, "\n- ") + "\n"
 }
 
 // lists writes a list of engines as a file, by renaming.
@@ -33,36 +34,35 @@ func lists(t *testing.T, path, text string) {
 }
 
 func pairList(p, d *engine) string {
-	return fmt.Sprintf("endpoints:\n- {url: %q, role: prefill}\n- {url: %q, role: decode}\n", p.URL, d.URL)
+	return listYAML(entry(p.URL, "prefill", nil), entry(d.URL, "decode", nil))
 }
 
 // reaches sends requests until both engines have got some.
 func reaches(t *testing.T, g *program, p, d *engine) {
 	t.Helper()
 	beforeP, beforeD := p.count(), d.count()
-	require.Eventually(t, func() bool {
-		status, _, _ := do(t, http.MethodPost, g.client+"/v1/completions", completion)
+	eventually(t, func() bool {
+		status, _, _ := g.complete(completion)
 		return status == http.StatusOK && p.count() > beforeP && d.count() > beforeD
-	}, 30*time.Second, 10*time.Millisecond, "%s", g.log)
+	}, "%s", g.log)
 }
 
 // knows waits until so many engines of the first model are known: a request waits only a moment for that.
 func (p *program) knows(engines int) {
 	p.t.Helper()
-	require.Eventually(p.t, func() bool { return len(p.debug().Models[0].Endpoints) == engines }, 20*time.Second,
-		time.Millisecond, "%s", p.log)
+	eventually(p.t, func() bool { return len(p.debug().Models[0].Endpoints) == engines }, "%s", p.log)
 }
 
 func TestEnginesAreFoundInAFile(t *testing.T) {
 	p, d, d2 := newEngine(t), newEngine(t), newEngine(t)
 	path := filepath.Join(t.TempDir(), "engines.yaml")
 	g := start(t, foundYAML("file: {path: "+path+"}"))
-	status, h, _ := do(t, http.MethodPost, g.client+"/v1/completions", completion)
+	status, h, _ := g.complete(completion)
 	assert.Equal(t, http.StatusServiceUnavailable, status, "there is no list yet")
 	assert.NotEmpty(t, h.Get("Retry-After"))
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		return strings.Contains(g.log.String(), "cannot be read: no such file or directory (there is no list yet)")
-	}, 20*time.Second, time.Millisecond)
+	})
 
 	lists(t, path, pairList(p, d))
 	reaches(t, g, p, d)
@@ -70,9 +70,9 @@ func TestEnginesAreFoundInAFile(t *testing.T) {
 	reaches(t, g, p, d2)
 
 	lists(t, path, pairList(p, d)+"- {url: hunter2, rol: prefill}\n")
-	require.Eventually(t, func() bool {
+	eventually(t, func() bool {
 		return strings.Contains(g.log.String(), "line 4: endpoints[2].rol: unknown field")
-	}, 30*time.Second, time.Millisecond)
+	})
 	assert.NotContains(t, g.log.String(), "hunter2")
 	reaches(t, g, p, d2)
 }
@@ -88,42 +88,4 @@ func TestTheFilesPathStartsAtTheConfiguration(t *testing.T) {
 	code, stdout, stderr := check(t, "-config", file)
 	assert.Equal(t, exitOK, code, stderr)
 	assert.Contains(t, stdout, "discovery       file lists/engines.yaml, 2 endpoints now\n    prefill       "+p.URL)
-}
-
-func TestEnginesAreFoundByName(t *testing.T) {
-	t.Parallel()
-	p, d, d2 := newEngine(t), newEngine(t), newEngine(t)
-	var decode atomic.Pointer[engine]
-	decode.Store(d)
-	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
-	require.NoError(t, err)
-	started, done := make(chan struct{}), make(chan error)
-	server := &wire.Server{PacketConn: conn, NotifyStartedFunc: func() { close(started) }}
-	server.Handler = wire.HandlerFunc(func(w wire.ResponseWriter, q *wire.Msg) {
-		m := new(wire.Msg).SetReply(q)
-		at := map[string]*engine{"prefill.test.": p, "decode.test.": decode.Load()}[q.Question[0].Name]
-		switch ask := q.Question[0]; {
-		case ask.Qtype == wire.TypeSRV && at != nil:
-			u, _ := url.Parse(at.URL)
-			rr, _ := wire.NewRR(ask.Name + " 1 IN SRV 0 0 " + u.Port() + " e.test.")
-			m.Answer = append(m.Answer, rr)
-		case ask.Qtype == wire.TypeA:
-			rr, _ := wire.NewRR(ask.Name + " 1 IN A 127.0.0.1")
-			m.Answer = append(m.Answer, rr)
-		}
-		_ = w.WriteMsg(m)
-	})
-	go func() { done <- server.ActivateAndServe() }()
-	<-started
-	t.Cleanup(func() {
-		_ = server.Shutdown()
-		<-done
-	})
-
-	g := start(
-		t, foundYAML(fmt.Sprintf("dns: {prefill: prefill.test, decode: decode.test, resolver: %q}", conn.LocalAddr())),
-	)
-	reaches(t, g, p, d)
-	decode.Store(d2)
-	reaches(t, g, p, d2)
 }

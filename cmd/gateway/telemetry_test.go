@@ -28,10 +28,9 @@ func TestSpansAndMetricsAreSentToACollector(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", c.HTTP)
 	t.Setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
 	file := filepath.Join(t.TempDir(), "spans.json")
-	p, d := startPair(t)
-	g := start(t, gatewayYAML("")+nixlYAML(p, d), "-trace", file)
-	status, _, body := do(t, http.MethodPost, g.client+"/v1/completions",
-		`{"model":"tiny","prompt":"hi","max_tokens":2}`, "Traceparent", sentTraceparent)
+	g, _, _ := startSim(t, "", "-trace", file)
+	status, _, body := g.complete(`{"model":"tiny","prompt":"my secret","max_tokens":2}`, "Traceparent",
+		sentTraceparent)
 	require.Equal(t, http.StatusOK, status, body)
 	g.sample(`pd_request_duration_seconds_count\{.*\}`)
 	g.signal()
@@ -52,6 +51,7 @@ func TestSpansAndMetricsAreSentToACollector(t *testing.T) {
 	written, err := os.ReadFile(file)
 	require.NoError(t, err)
 	assert.Equal(t, 3, strings.Count(string(written), "\n"), "the file has the same spans")
+	assert.NotContains(t, string(written), "secret")
 
 	metrics := c.Metrics()
 	for _, name := range []string{"pd.request.duration", "pd.leg.duration", "pd.endpoints", "pd.bytes.in_flight"} {
@@ -66,31 +66,11 @@ func TestMetricsAreSentWithoutAnAdminAddress(t *testing.T) {
 	c := otlptest.Start(t)
 	t.Setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", c.HTTP+"/v1/metrics")
 	t.Setenv("OTEL_SERVICE_NAME", "edge")
-	p, d := startPair(t)
-	g := start(t, gatewayYAML("")+nixlYAML(p, d), "-admin", "")
+	g, _, _ := startSim(t, "", "-admin", "")
 	g.signal()
 	g.ended(exitOK)
 	assert.Equal(t, "edge", c.Metrics()["pd.endpoints"].Service)
 	assert.Empty(t, c.Spans())
-}
-
-func TestAWrongVariableOfTelemetryEndsWith1(t *testing.T) {
-	t.Setenv("OTEL_TRACES_EXPORTER", "zipkin")
-	p, d := newEngine(t), newEngine(t)
-	log := &logBuffer{}
-	assert.Equal(t, exitFailed, run([]string{"-config", write(t, gatewayYAML("")+pairYAML("m", p, d, ""))}, log, log,
-		nil))
-	assert.Contains(t, log.String(), "OTEL_TRACES_EXPORTER is wrong; write otlp, console or none")
-}
-
-// What was made for metrics ends, too: the test looks for goroutines that are left.
-func TestAFileOfSpansThatCannotBeOpenedEndsWith1(t *testing.T) {
-	t.Setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", otlptest.Start(t).HTTP+"/v1/metrics")
-	p, d := newEngine(t), newEngine(t)
-	log := &logBuffer{}
-	assert.Equal(t, exitFailed, run([]string{"-config", write(t, gatewayYAML("")+pairYAML("m", p, d, "")), "-trace",
-		filepath.Join(t.TempDir(), "none", "spans.json")}, log, log, nil))
-	assert.Contains(t, log.String(), "trace: the file cannot be opened for writing")
 }
 
 // A collector that takes connections and never responds costs the end a bounded time, and nothing but a warning.
@@ -102,7 +82,7 @@ func TestACollectorThatHangsDoesNotHoldUpTheEnd(t *testing.T) {
 	p, d := newEngine(t), newEngine(t)
 	g, cmd := startProcess(t, gatewayYAML("")+pairYAML("m", p, d, ""),
 		[]string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + collector.URL})
-	do(t, http.MethodPost, g.client+"/v1/completions", completion)
+	g.complete(completion)
 	begun := time.Now()
 	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 	require.NoError(t, cmd.Wait(), "exit code 0")
@@ -114,9 +94,8 @@ func TestACollectorThatHangsDoesNotHoldUpTheEnd(t *testing.T) {
 // A collector that is not there costs nothing but a warning.
 func TestACollectorThatIsNotThereIsReported(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:"+unusedPort(t)+"/v1/traces")
-	p, d := newEngine(t), newEngine(t)
-	g := start(t, gatewayYAML("")+pairYAML("m", p, d, ""))
-	status, _, _ := do(t, http.MethodPost, g.client+"/v1/completions", completion)
+	g, _, _ := startHTTP(t, "", "")
+	status, _, _ := g.complete(completion)
 	assert.Equal(t, http.StatusOK, status)
 	g.signal()
 	g.ended(exitOK)

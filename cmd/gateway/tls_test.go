@@ -11,7 +11,6 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
-	"fmt"
 	"io"
 	"log"
 	"math/big"
@@ -189,16 +188,16 @@ func TestAnEngineOfAnotherAuthorityIsRefused(t *testing.T) {
 	lists(t, filepath.Join(dir, "engines.pem"), string(right.pem))
 	right.issue(t, dir, "client")
 	g.start()
-	status, _, body := do(t, http.MethodPost, g.client+"/v1/completions", completion)
+	status, _, body := g.complete(completion)
 	assert.Contains(t, []int{http.StatusBadGateway, http.StatusServiceUnavailable}, status)
 	assert.NotContains(t, body, "certificate")
 	g.logs(2, "the engine's certificate is signed by an unknown authority")
 	assert.Zero(t, e.count()+d.count())
 	lists(t, filepath.Join(dir, "engines.pem"), string(wrong.pem))
-	require.Eventually(t, func() bool {
-		status, _, _ := do(t, http.MethodPost, g.client+"/v1/completions", completion)
+	eventually(t, func() bool {
+		status, _, _ := g.complete(completion)
 		return status == http.StatusOK
-	}, 30*time.Second, 50*time.Millisecond, "%s", g.log)
+	}, "%s", g.log)
 }
 
 // Files that cannot be used are told by -check, end a start, and leave a reload without effect.
@@ -209,7 +208,7 @@ func TestFilesOfTLSThatCannotBeUsed(t *testing.T) {
 		"spec.tls: transport: certificate file ": gatewayYAML(", tls: {certFile: none.pem, keyFile: none.pem}") +
 			pairYAML("m", e, d, ""),
 		"registration: token file ": gatewayYAML(", registrationTokenFile: none.pem") +
-			fmt.Sprintf(announcedYAML, "http", "http: 127.0.0.1:0"),
+			announcing("m", "http", "http: 127.0.0.1:0"),
 	} {
 		t.Run(field, func(t *testing.T) {
 			g := prepare(t, yaml)
@@ -232,15 +231,12 @@ func TestFilesOfTLSThatCannotBeUsed(t *testing.T) {
 func TestEnginesRegisterWithAToken(t *testing.T) {
 	e := newEngine(t)
 	g := prepare(t, gatewayYAML(", registrationTokenFile: token")+
-		fmt.Sprintf(announcedYAML, "http", "http: 127.0.0.1:0"), "-log-level", "debug")
+		announcing("m", "http", "http: 127.0.0.1:0"), "-log-level", "debug")
 	token := filepath.Join(filepath.Dir(g.file), "token")
 	lists(t, token, "first-secret\n")
 	g.start()
-	api := "http://" + announceLine.FindStringSubmatch(g.log.String())[2] + "/v1/endpoints"
 	register := func(authorization string) int {
-		status, _, _ := do(t, http.MethodPost, api, fmt.Sprintf(`{"id":"p","url":%q,"role":"both"}`, e.URL),
-			"Authorization", authorization)
-		return status
+		return g.register("p", e.URL, "both", nil, "Authorization", authorization)
 	}
 	assert.Equal(t, http.StatusUnauthorized, register(""))
 	assert.Equal(t, http.StatusUnauthorized, register("Bearer second-secret"))
@@ -253,6 +249,5 @@ func TestEnginesRegisterWithAToken(t *testing.T) {
 	g.logs(1, reloadedLine)
 	assert.Equal(t, http.StatusOK, register("Bearer second-secret"))
 	assert.NotContains(t, g.log.String(), "-secret")
-	_, _, debug := do(t, http.MethodGet, g.admin+"/debug/pd", "")
-	assert.NotContains(t, debug, "-secret")
+	assert.NotContains(t, g.page("/debug/pd"), "-secret")
 }

@@ -69,11 +69,3 @@ func TestTheTutorial(t *testing.T) {
 	}
 	require.NotNil(t, g, "the page starts a gateway")
 }
-
-// What the tutorial applies is taken by a real API server.
-func TestTheManifestIsTaken(t *testing.T) {
-	n := newNamespace(t) // with what lies in discovery/kubernetes/manifests
-	manifest, err := os.ReadFile("kubernetes.yaml")
-	require.NoError(t, err)
-	n.Apply(t, n.Admin(), manifest, n.name)
-}

@@ -308,6 +308,11 @@ func TestTimeoutsInEffect(t *testing.T) {
 	limits := ms.Main.Timeouts()
 	assert.Equal(t, 7*time.Second, limits.Prefill, "the design documents' requestTimeout")
 	assert.Equal(t, 5, ms.Main.Retry().MaxAttempts, "and maxRetries")
+	ms, err = modelserver.Read(object(`{"kvConnector":{"type":"http","config":{"requestTimeout":"7s","maxRetries":3},` +
+		`"timeouts":{"prefill":"9s"},"retry":{"maxAttempts":1}}}`))
+	require.NoError(t, err)
+	assert.Equal(t, 9*time.Second, ms.Main.Timeouts().Prefill, "the newer words win")
+	assert.Equal(t, 1, ms.Main.Retry().MaxAttempts)
 
 	ms, err = modelserver.Read(
 		object(`{"kvConnector":{"type":"nixl","config":{"leaseDuration":"20s"},"timeouts":{"handoff":"3s"}}}`),
