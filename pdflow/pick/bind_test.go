@@ -202,8 +202,10 @@ func TestAnEngineKeepsItsLoadWhileItIsListed(t *testing.T) {
 }
 
 func TestPickersAreSafeWhileEnginesAndFlowsComeAndGo(t *testing.T) {
-	for _, policy := range []Policy{RoundRobin(), LeastLoad(), PrefixAffinity(), Sticky()} {
-		t.Run(policy.String(), func(t *testing.T) {
+	for _, name := range Policies() {
+		t.Run(name, func(t *testing.T) {
+			policy, err := ParsePolicy(name)
+			require.NoError(t, err)
 			p, replace := pickerOf(t, policy, ByModel())
 			replace(endpoints("e", 4)...)
 			tp := &ruled{named{"tp"}, []attr.PairRule{attr.Same("tpSize")}}
@@ -230,7 +232,11 @@ func TestPickersAreSafeWhileEnginesAndFlowsComeAndGo(t *testing.T) {
 						if x.PrefillDone != nil && i%2 == 0 {
 							x.PrefillDone(nil)
 						}
-						x.Done(&pdflow.Outcome{})
+						o := &pdflow.Outcome{}
+						if i%17 == 0 {
+							o.Err = &pdflow.Error{Code: pdflow.CodeDecodeFailed, Leg: pdflow.LegDecode, Endpoint: x.Decode.ID}
+						}
+						x.Done(o)
 					}
 				})
 			}
@@ -238,6 +244,7 @@ func TestPickersAreSafeWhileEnginesAndFlowsComeAndGo(t *testing.T) {
 				eps := endpoints("e", 2+i%4)
 				for k := range eps {
 					eps[k].Model = []string{"", "m"}[i%2]
+					eps[k].Attributes = map[string]string{"dpSize": strconv.Itoa(1 + i%3)}
 				}
 				replace(eps...)
 				replace(endpoints("e", 150+i)...)

@@ -27,28 +27,14 @@ func addressed(t testing.TB, id, url string, role discovery.Role) discovery.Endp
 	return e
 }
 
-func setOf(t testing.TB, endpoints ...discovery.Endpoint) (*discovery.Set, *discoverytest.Manual) {
-	t.Helper()
-	src := discoverytest.NewManual()
-	s := discovery.NewSet(src)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() { defer close(done); _ = s.Run(ctx) }()
-	t.Cleanup(func() { cancel(); <-done })
-	src.Publish(endpoints...)
-	require.NoError(t, s.WaitReady(ctx, func(s *discovery.Snapshot) bool { return s.Version > 0 }))
-	return s, src
-}
-
 func sidecarSet(t testing.TB) *discovery.Set {
 	t.Helper()
 	sick := addressed(t, "sick", "http://10.0.0.9:8000", prefill)
 	sick.Phase = discovery.PhaseNotReady
-	s, _ := setOf(t, addressed(t, "p1", "http://10.0.0.1:8000", prefill),
+	return newFleet(t, addressed(t, "p1", "http://10.0.0.1:8000", prefill),
 		addressed(t, "p2", "http://Prefill-2.Pool:8000", prefill),
 		addressed(t, "p3", "http://[fd00::3]:8000", prefill), addressed(t, "x", "http://10.0.0.4", both),
-		addressed(t, "d2", "http://10.0.0.5:8000", decode), sick)
-	return s
+		addressed(t, "d2", "http://10.0.0.5:8000", decode), sick).Set
 }
 
 func named(values ...string) *pdflow.PickInput {
@@ -125,11 +111,10 @@ func TestBeforeTheFirstListNobodyIsRefused(t *testing.T) {
 }
 
 func TestTheHeaderIsReadAgainstTheLatestList(t *testing.T) {
-	s, src := setOf(t, addressed(t, "p1", "http://10.0.0.1:8000", prefill))
-	p := pick.FromHeader(s, localDecode(t), nil)
+	f := newFleet(t, addressed(t, "p1", "http://10.0.0.1:8000", prefill))
+	p := pick.FromHeader(f.Set, localDecode(t), nil)
 	assert.Equal(t, "p1+local", pair(t, p, named("10.0.0.1:8000")))
-	src.Publish(addressed(t, "p2", "http://10.0.0.2:8000", prefill))
-	require.NoError(t, s.WaitReady(t.Context(), func(s *discovery.Snapshot) bool { return s.Version == 2 }))
+	f.replace(addressed(t, "p2", "http://10.0.0.2:8000", prefill))
 	_, err := p.Pick(t.Context(), named("10.0.0.1:8000"))
 	assert.ErrorIs(t, err, pdflow.CodeInvalid)
 	assert.Equal(t, "p2+local", pair(t, p, named("10.0.0.2:8000")))
@@ -182,11 +167,11 @@ func TestAnEngineThatCannotExchangeKVIsRefused(t *testing.T) {
 		e.URL = addressed(t, id, "http://"+id+":8000", prefill).URL
 		return e
 	}
-	s, _ := setOf(
+	s := newFleet(
 		t, at("good", "tpSize=2", "connector=NixlConnector, lmcache", "kvNetwork=ib0", "version=1", "model=m",
 			"group=other"), at("silent"),
 		at("tp", "tpSize=4"), at("protocol", "connector=lmcache"), at("network", "kvNetwork=eth"),
-		at("version", "version=2"), at("model", "model=n"))
+		at("version", "version=2"), at("model", "model=n")).Set
 	conn := &protocol{name: "nixl", rules: []attr.PairRule{attr.Same("tpSize")}}
 	here := ep("local", decode, "tpSize=2", "connector=nixl", "kvNetwork=ib0,ib1", "version=1", "model=m")
 	p := pick.FromHeader(s, here, nil)

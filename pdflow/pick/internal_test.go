@@ -4,13 +4,11 @@ package pick
 
 import (
 	"context"
-	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 )
 
@@ -31,42 +29,14 @@ func TestAPairThatMeetsAgainCrowdsNobodyOut(t *testing.T) {
 // The picker compares an engine's load with the total load. The totals must be exact even if requests begin and end
 // while a new snapshot is taken over.
 func TestTotalsFollowLoadsFromSnapshotToSnapshot(t *testing.T) {
-	lists := make(chan int)
-	set := discovery.NewSet(discovery.SourceFunc(func(ctx context.Context, publish func(discovery.Snapshot)) error {
-		for v := uint64(1); ; v++ {
-			select {
-			case n := <-lists:
-				var eps []discovery.Endpoint
-				for i := range 2 * n {
-					e, err := discovery.New("http://e"+strconv.Itoa(i)+":1",
-						[]discovery.Role{discovery.RolePrefill, discovery.RoleDecode}[i%2])
-					if err != nil {
-						return err
-					}
-					eps = append(eps, e)
-				}
-				publish(discovery.Snapshot{Version: v, Endpoints: eps})
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-		}
-	}))
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan struct{})
-	go func() { defer close(ended); _ = set.Run(ctx) }()
-	defer func() { cancel(); <-ended }()
-
-	p, ok := New(set, LeastLoad(), WithSeed(1)).(*picker)
-	require.True(t, ok)
+	p, replace := pickerOf(t, LeastLoad(), WithSeed(1))
 	flows := []*picker{p, p.bind(newPairing(nil, connector.Serving{PairOnly: true}, p.opts)), bound(p, named{"nixl"})}
 	var open []func(*pdflow.Outcome)
-	for round, n := range []int{5, 9, 4, 300, 2, 6} {
-		changed := set.Changed()
-		lists <- n
-		<-changed
+	for _, n := range []int{5, 9, 4, 300, 2, 6} {
+		replace(endpoints("e", n)...)
 		for i := range 60 {
 			flows[i%3].rebuild()
-			x, err := flows[i%3].Pick(ctx, &pdflow.PickInput{})
+			x, err := flows[i%3].Pick(t.Context(), &pdflow.PickInput{})
 			require.NoError(t, err)
 			open = append(open, x.Done)
 		}
@@ -74,20 +44,7 @@ func TestTotalsFollowLoadsFromSnapshotToSnapshot(t *testing.T) {
 			done(&pdflow.Outcome{})
 		}
 		open = open[len(open)/2:]
-		places := map[*slot]int{}
-		for _, flow := range flows {
-			for _, l := range flow.latest.table.Load().lists {
-				sum := int64(0)
-				for _, x := range l.targets {
-					sum += x.slot.load.Load()
-					places[x.slot]++
-				}
-				require.Equal(t, sum, l.total.Load(), "round %d", round)
-			}
-		}
-		for s, n := range places {
-			require.Len(t, s.cur, n, "a slot counts in lists of the current tables only")
-		}
+		counted(t, flows...)
 	}
 }
 

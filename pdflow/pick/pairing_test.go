@@ -86,11 +86,14 @@ func TestBothVersionsServeDuringAnUpgrade(t *testing.T) {
 	})
 }
 
-// A pick that finds no pair says what the nearest two engines lack, and names neither.
+// A pick that finds no pair says which role is missing, or what the nearest two engines lack, and names neither.
 func TestWhatKeepsEnginesApartIsNamed(t *testing.T) {
 	const cannot = "no prefill and decode engines that can exchange KV are ready: "
 	tp := pick.WithRules(attr.Same("tpSize"), attr.Same("blockSize"))
 	for message, engines := range map[string][]discovery.Endpoint{
+		"no engine is ready":         nil,
+		"no prefill engine is ready": {ep("d", decode)},
+		"no decode engine is ready":  {ep("p", prefill)},
 		"no prefill and decode engines of one group are ready": {ep("p", prefill, "group=a"),
 			ep("d", decode, "group=b")},
 		cannot + "they do not both run this connector": {ep("p", prefill, "connector=nixl"),

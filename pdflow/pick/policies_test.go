@@ -8,15 +8,14 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/discoverytest"
 	"github.com/pdkit/pdkit/internal/contract"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/pick"
@@ -25,23 +24,13 @@ import (
 // fleet is a set whose list a test replaces.
 type fleet struct {
 	*discovery.Set
-	t    testing.TB
-	send chan []discovery.Endpoint
+	source *discoverytest.Manual
 }
 
 func newFleet(t testing.TB, eps ...discovery.Endpoint) *fleet {
 	t.Helper()
-	f := &fleet{t: t, send: make(chan []discovery.Endpoint)}
-	f.Set = discovery.NewSet(discovery.SourceFunc(func(ctx context.Context, publish func(discovery.Snapshot)) error {
-		for v := uint64(1); ; v++ {
-			select {
-			case list := <-f.send:
-				publish(discovery.Snapshot{Version: v, Endpoints: list})
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-		}
-	}))
+	f := &fleet{source: discoverytest.NewManual()}
+	f.Set = discovery.NewSet(f.source)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); _ = f.Run(ctx) }()
@@ -52,14 +41,9 @@ func newFleet(t testing.TB, eps ...discovery.Endpoint) *fleet {
 
 // replace returns when the list is the set's.
 func (f *fleet) replace(eps ...discovery.Endpoint) {
-	f.t.Helper()
 	changed := f.Changed()
-	f.send <- eps
-	select {
-	case <-changed:
-	case <-time.After(20 * time.Second):
-		require.FailNow(f.t, "the set takes no list")
-	}
+	f.source.Publish(eps...)
+	<-changed
 }
 
 // ep makes an endpoint; mods are group=, model=, version=, zone= or an attribute.
@@ -354,45 +338,5 @@ func TestALargeSnapshotIsTakenOverBesideThePicks(t *testing.T) {
 		f.replace(append(many(300, 0), ep("d-new", decode))...)
 		require.Eventually(t, func() bool { return strings.HasSuffix(pair(t, p, input(t, 1)), "+d-new") },
 			20*time.Second, time.Millisecond)
-	})
-}
-
-func TestPicksAreSafeWhileEnginesComeAndGo(t *testing.T) {
-	eachPolicy(t, func(t *testing.T, policy pick.Policy) {
-		f := newFleet(t, many(4, 4)...)
-		p := pick.New(f.Set, policy)
-		flows, apart := flowsOf(p)
-		stop := make(chan struct{})
-		var wg sync.WaitGroup
-		for g := range 4 {
-			wg.Go(func() {
-				for i := g; ; i++ {
-					select {
-					case <-stop:
-						return
-					default:
-					}
-					flow := flows[i%3]
-					if i%7 == 0 {
-						flow = apart[i%3]
-					}
-					x, err := flow.Pick(context.Background(), input(t, i))
-					if !assert.NoError(t, err) {
-						return
-					}
-					o := &pdflow.Outcome{}
-					if i%17 == 0 {
-						o = failed(pdflow.LegDecode, x.Decode.ID)
-					}
-					x.Done(o)
-				}
-			})
-		}
-		for i := range 15 {
-			f.replace(many(1+i%5, 1+(i*3)%7, "dpSize="+strconv.Itoa(1+i%3))...)
-			f.replace(many(260+i, 20)...)
-		}
-		close(stop)
-		wg.Wait()
 	})
 }

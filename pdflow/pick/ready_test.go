@@ -78,10 +78,10 @@ func TestReadyTakesNoTurn(t *testing.T) {
 }
 
 func TestReadinessOfASidecar(t *testing.T) {
-	none, _ := setOf(t, addressed(t, "d2", "http://10.0.0.5:8000", decode))
+	none := newFleet(t, addressed(t, "d2", "http://10.0.0.5:8000", decode)).Set
 	sick := addressed(t, "p", "http://10.0.0.1:8000", prefill)
 	sick.Phase = discovery.PhaseNotReady
-	ill, _ := setOf(t, sick)
+	ill := newFleet(t, sick).Set
 	for name, c := range map[string]struct {
 		set      *discovery.Set
 		pairOnly bool
