@@ -32,21 +32,25 @@ func hostile(t *testing.T, value, count string) *httptest.Server {
 	return s
 }
 
+// answering is an engine that is both P and D, and responses that are all the same.
+func answering(engine *httptest.Server, response string) reuse.Target {
+	return reuse.Target{Prefill: []string{engine.URL}, Decode: []string{engine.URL},
+		Client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
+		Ask: func(context.Context, []byte) (int, string, []byte, error) {
+			return http.StatusOK, "disaggregated", []byte(response), nil
+		}}
+}
+
 // Verify returns, and its ratio is between 0 and 1, whatever numbers engines report: it runs beside live traffic, with
 // engines that may be broken.
 func TestNumbersThatNoEngineCountsToAreSurvived(t *testing.T) {
 	for _, value := range []string{"NaN", "+Inf", "-Inf", "-5", "1e300", "9223372036854775807", "0"} {
 		for _, tokens := range []string{"-5", "-9223372036854775808", "0", "9223372036854775807", "7"} {
 			engine := hostile(t, value, "1")
-			target := reuse.Target{Prefill: []string{engine.URL}, Decode: []string{engine.URL, engine.URL},
-				Client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
-				Ask: func(context.Context, []byte) (int, string, []byte, error) {
-					return http.StatusOK, "disaggregated",
-						[]byte(`{"choices":[{"text":"a"}],"usage":{"prompt_tokens":` + tokens + `}}`), nil
-				}}
-			r, err := reuse.Verify(t.Context(), target,
+			target := answering(engine, `{"choices":[{"text":"a"}],"usage":{"prompt_tokens":`+tokens+`}}`)
+			target.Decode = append(target.Decode, engine.URL)
+			r := verified(t, target,
 				reuse.Options{Probes: 2, SkipText: true, Patience: time.Millisecond})
-			require.NoError(t, err)
 			assert.GreaterOrEqual(t, r.Ratio(), 0.0, "%s %s", value, tokens)
 			assert.LessOrEqual(t, r.Ratio(), 1.0, "%s %s", value, tokens)
 			assert.GreaterOrEqual(t, r.Bytes, int64(0), "%s %s", value, tokens)
@@ -65,14 +69,8 @@ func TestCountersThatJumpAreSurvived(t *testing.T) {
 	}))
 	defer engine.Close()
 	for range values {
-		target := reuse.Target{Prefill: []string{engine.URL}, Decode: []string{engine.URL},
-			Client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
-			Ask: func(context.Context, []byte) (int, string, []byte, error) {
-				return http.StatusOK, "", []byte(`{"choices":[],"usage":{"prompt_tokens":9223372036854775807}}`), nil
-			}}
-		r, err := reuse.Verify(t.Context(), target,
+		r := verified(t, answering(engine, `{"choices":[],"usage":{"prompt_tokens":9223372036854775807}}`),
 			reuse.Options{Probes: 3, SkipText: true, Patience: time.Millisecond})
-		require.NoError(t, err)
 		assert.GreaterOrEqual(t, r.Ratio(), 0.0)
 		assert.LessOrEqual(t, r.Ratio(), 1.0)
 	}
@@ -82,16 +80,12 @@ func TestCountersThatJumpAreSurvived(t *testing.T) {
 func TestATokenizerThatCountsWronglyMakesNoEndlessPrompt(t *testing.T) {
 	engine := hostile(t, "0", "1")
 	longest := 0
-	target := reuse.Target{Prefill: []string{engine.URL}, Decode: []string{engine.URL},
-		Client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
-		Ask: func(_ context.Context, body []byte) (int, string, []byte, error) {
-			longest = max(longest, len(body))
-			return http.StatusOK, "", []byte(`{"choices":[],"usage":{"prompt_tokens":1}}`), nil
-		}}
-	_, err := reuse.Verify(
-		t.Context(), target, reuse.Options{Probes: 1, Tokens: 4000, SkipText: true, Patience: time.Millisecond},
-	)
-	require.NoError(t, err)
+	target := answering(engine, "")
+	target.Ask = func(_ context.Context, body []byte) (int, string, []byte, error) {
+		longest = max(longest, len(body))
+		return http.StatusOK, "", []byte(`{"choices":[],"usage":{"prompt_tokens":1}}`), nil
+	}
+	verified(t, target, reuse.Options{Probes: 1, Tokens: 4000, SkipText: true, Patience: time.Millisecond})
 	assert.Less(t, longest, 20*4000)
 }
 
@@ -102,10 +96,8 @@ func TestRedirectsOfEnginesAreNotFollowed(t *testing.T) {
 	defer elsewhere.Close()
 	engine := httptest.NewServer(http.RedirectHandler(elsewhere.URL, http.StatusFound))
 	defer engine.Close()
-	target := reuse.Target{Prefill: []string{engine.URL}, Decode: []string{engine.URL},
-		Ask: func(context.Context, []byte) (int, string, []byte, error) {
-			return http.StatusOK, "", []byte(`{}`), nil
-		}}
+	target := answering(engine, `{}`)
+	target.Client = nil // Verify's own
 	_, err := reuse.Verify(t.Context(), target, reuse.Options{Probes: 1, SkipText: true, Patience: time.Millisecond})
 	require.Error(t, err)
 	assert.False(t, followed)

@@ -21,6 +21,7 @@ import (
 	"github.com/pdkit/pdkit/connector/lmcachepd"
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/connector/plainhttp"
+	"github.com/pdkit/pdkit/connector/trtllm"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/static"
 	"github.com/pdkit/pdkit/enginesim"
@@ -78,6 +79,14 @@ func (x pair) target(c connector.KVConnector) reuse.Target {
 		Decode: []string{x.d.URL()}, Model: "tiny"}
 }
 
+// verified verifies a target that can be judged.
+func verified(t *testing.T, target reuse.Target, o reuse.Options) *reuse.Report {
+	t.Helper()
+	r, err := reuse.Verify(t.Context(), target, o)
+	require.NoError(t, err)
+	return r
+}
+
 func conn[C connector.KVConnector](c C, err error) connector.KVConnector {
 	if err != nil {
 		panic(err)
@@ -88,8 +97,7 @@ func conn[C connector.KVConnector](c C, err error) connector.KVConnector {
 func TestReuseIsProvenByTheEnginesCounters(t *testing.T) {
 	c := conn(nixl.New(nil))
 	x := start(t, c, enginesim.Config{}, enginesim.Config{})
-	r, err := reuse.Verify(t.Context(), x.target(c), reuse.Options{})
-	require.NoError(t, err)
+	r := verified(t, x.target(c), reuse.Options{})
 	require.Equal(t, reuse.Reused, r.Verdict, "%s", r)
 	require.Len(t, r.Probes, 3)
 	require.Equal(t, r.PromptTokens, r.Reused)
@@ -115,31 +123,10 @@ func TestAGatewayIsAskedOverHTTP(t *testing.T) {
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	target := x.target(c)
 	target.Ask = reuse.Gateway(s.URL+"/", client, http.Header{"Authorization": {"Bearer k"}})
-	r, err := reuse.Verify(t.Context(), target, reuse.Options{Probes: 2})
-	require.NoError(t, err)
+	r := verified(t, target, reuse.Options{Probes: 2})
 	require.Equal(t, reuse.Reused, r.Verdict, "%s", r)
 	require.Equal(t, "disaggregated", r.Probes[0].Mode)
 	require.EqualValues(t, 2, keys.Load())
-}
-
-func TestRightResponsesWithoutReuseAreFoundOut(t *testing.T) {
-	c := conn(plainhttp.New(nil))
-	x := start(t, c, enginesim.Config{}, enginesim.Config{})
-	r, err := reuse.Verify(t.Context(), x.target(c), reuse.Options{Probes: 1})
-	require.NoError(t, err)
-	require.Equal(t, reuse.NotReused, r.Verdict, "%s", r)
-	require.Zero(t, r.Reused)
-	require.Zero(t, r.Different, "the text is right all the same")
-	require.Contains(t, r.String(), "connector http relays nothing")
-}
-
-func TestADecodeEngineWithoutAConnectorIsFoundOut(t *testing.T) {
-	c := conn(nixl.New(nil))
-	x := start(t, c, enginesim.Config{}, enginesim.Config{Connector: "none"})
-	r, err := reuse.Verify(t.Context(), x.target(c), reuse.Options{Probes: 1})
-	require.NoError(t, err)
-	require.Equal(t, reuse.NotReused, r.Verdict, "%s", r)
-	require.Contains(t, r.String(), "never asked its KV connector")
 }
 
 func TestAWrongTextIsFoundOut(t *testing.T) {
@@ -151,53 +138,70 @@ func TestAWrongTextIsFoundOut(t *testing.T) {
 		status, mode, response, err := ask(ctx, body)
 		return status, mode, []byte(strings.Replace(string(response), `"text":"`, `"text":"x`, 1)), err
 	}
-	r, err := reuse.Verify(t.Context(), target, reuse.Options{Probes: 2})
-	require.NoError(t, err)
+	r := verified(t, target, reuse.Options{Probes: 2})
 	require.Equal(t, reuse.Wrong, r.Verdict, "%s", r)
 	require.Equal(t, 2, r.Different)
 }
 
-// D keeps KV that it took over in its own prefix cache, so that the right text can only come from a request which that
-// cache does not serve.
-func TestWrongKVIsFoundOutThoughDecodeKeepsIt(t *testing.T) {
-	c := conn(nixl.New(nil))
-	x := start(t, c, enginesim.Config{}, enginesim.Config{})
-	x.p.Inject(
-		enginesim.Fault{Kind: enginesim.FaultMutateHandoff, Leg: enginesim.LegPrefill, Count: -1,
-			Mutate: func(m map[string]any) {
-				slices.Reverse(m["remote_block_ids"].([]any)[0].([]any))
-			}})
-	r, err := reuse.Verify(t.Context(), x.target(c), reuse.Options{Probes: 1})
-	require.NoError(t, err)
-	require.Equal(t, reuse.Wrong, r.Verdict, "%s", r)
-	require.Equal(t, r.PromptTokens, r.Reused, "the counters alone show nothing")
-	asked := x.d.Requests()
-	require.Contains(t, string(asked[len(asked)-1].Body), `"cache_salt":"pdkit-`,
-		"D alone must not answer from what it has taken over")
-}
-
-func TestFailuresAreNamed(t *testing.T) {
+// What Verify says of pairs that do not do what they should, and the reason that it gives.
+func TestWhatIsBrokenIsNamed(t *testing.T) {
+	mutated := func(mutate func(m map[string]any)) enginesim.Fault {
+		return enginesim.Fault{Kind: enginesim.FaultMutateHandoff, Leg: enginesim.LegPrefill, Mutate: mutate}
+	}
+	noHost := mutated(func(m map[string]any) { delete(m, "remote_host") })
+	once := pdflow.WithRetry(config.Retry{MaxAttempts: 1})
 	for name, c := range map[string]struct {
-		fault  enginesim.Fault
-		reason string
+		conn     connector.KVConnector // nil: nixl
+		decode   enginesim.Config
+		ofP, ofD enginesim.Fault
+		opt      pdflow.Option
+		verdict  reuse.Verdict
+		says     string
 	}{
-		"no handoff": {
-			enginesim.Fault{Kind: enginesim.FaultMutateHandoff, Count: -1,
-				Mutate: func(m map[string]any) { delete(m, "remote_host") }}, "no usable KV handoff",
-		},
-		"P fails": {enginesim.Fault{Kind: enginesim.FaultStatus, Status: 500, Count: -1},
-			"the prefill engine failed"},
-		"P answers junk": {enginesim.Fault{Kind: enginesim.FaultGarbage, Count: -1}, "the prefill engine failed"},
+		"right responses without reuse": {conn: conn(plainhttp.New(nil)), opt: once, verdict: reuse.NotReused,
+			says: "connector http relays nothing"},
+		"a decode engine without a connector": {decode: enginesim.Config{Connector: "none"}, opt: once,
+			verdict: reuse.NotReused, says: "never asked its KV connector"},
+		"no handoff": {ofP: noHost, opt: once, verdict: reuse.Failed, says: "no usable KV handoff"},
+		"P fails": {ofP: enginesim.Fault{Kind: enginesim.FaultStatus, Status: 500, Leg: enginesim.LegPrefill},
+			opt: once, verdict: reuse.Failed, says: "the prefill engine failed"},
+		"P answers junk": {ofP: enginesim.Fault{Kind: enginesim.FaultGarbage, Leg: enginesim.LegPrefill}, opt: once,
+			verdict: reuse.Failed, says: "the prefill engine failed"},
+		"a fallback": {ofP: noHost, opt: pdflow.WithFallback(config.FallbackDecode), verdict: reuse.NotReused,
+			says: "X-PD-Mode: fallback"},
+		"a load that fails in silence": {decode: enginesim.Config{LoadFailure: enginesim.LoadFailureRecompute},
+			ofD: enginesim.Fault{Kind: enginesim.FaultLoadFailure, Leg: enginesim.LegDecode}, opt: once,
+			verdict: reuse.NotReused, says: "failed transfers"},
+		// The counters alone show nothing.
+		"wrong KV": {ofP: mutated(func(m map[string]any) { slices.Reverse(m["remote_block_ids"].([]any)[0].([]any)) }),
+			opt: once, verdict: reuse.Wrong, says: "decode read KV that is not the prompt's"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			k := conn(nixl.New(nil))
-			x := start(t, k, enginesim.Config{}, enginesim.Config{}, pdflow.WithRetry(config.Retry{MaxAttempts: 1}))
-			c.fault.Leg = enginesim.LegPrefill
-			x.p.Inject(c.fault)
-			r, err := reuse.Verify(t.Context(), x.target(k), reuse.Options{Probes: 1})
-			require.NoError(t, err)
-			require.Equal(t, reuse.Failed, r.Verdict, "%s", r)
-			require.Contains(t, r.String(), c.reason)
+			k := c.conn
+			if k == nil {
+				k = conn(nixl.New(nil))
+			}
+			x := start(t, k, enginesim.Config{}, c.decode, c.opt)
+			for e, fault := range map[*enginesim.Engine]enginesim.Fault{x.p: c.ofP, x.d: c.ofD} {
+				if fault.Kind != 0 {
+					fault.Count = -1
+					e.Inject(fault)
+				}
+			}
+			r := verified(t, x.target(k), reuse.Options{Probes: 1})
+			require.Equal(t, c.verdict, r.Verdict, "%s", r)
+			require.Contains(t, r.String(), c.says)
+			require.Equal(t, c.verdict == reuse.Wrong, r.Different > 0, "all other texts are right")
+			if c.verdict == reuse.NotReused {
+				require.Zero(t, r.Reused)
+			}
+			if c.verdict == reuse.Wrong {
+				// D keeps KV that it took over in its own prefix cache, so that the right text can only come from a
+				// request which that cache does not serve.
+				require.Equal(t, r.PromptTokens, r.Reused)
+				asked := x.d.Requests()
+				require.Contains(t, string(asked[len(asked)-1].Body), `"cache_salt":"pdkit-`)
+			}
 		})
 	}
 }
@@ -217,51 +221,30 @@ func TestAnEngineThatASyntheticProbeEndsIsJudged(t *testing.T) {
 			}
 			return http.StatusBadGateway, "", []byte(`{"error":{"code":"prefill_failed"}}`), nil
 		}
-		r, err := reuse.Verify(t.Context(), target, reuse.Options{Probes: 3})
-		require.NoError(t, err)
+		r := verified(t, target, reuse.Options{Probes: 3})
 		require.Equal(t, reuse.Failed, r.Verdict, "%s", r)
 		require.Contains(t, r.String(), "the prefill engine failed")
 		require.Len(t, r.Probes, gone)
 	}
 }
 
-func TestAFallbackIsNoReuse(t *testing.T) {
-	k := conn(nixl.New(nil))
-	x := start(t, k, enginesim.Config{}, enginesim.Config{}, pdflow.WithFallback(config.FallbackDecode))
-	x.p.Inject(
-		enginesim.Fault{Kind: enginesim.FaultMutateHandoff, Leg: enginesim.LegPrefill, Count: -1,
-			Mutate: func(m map[string]any) { delete(m, "remote_host") }},
-	)
-	r, err := reuse.Verify(t.Context(), x.target(k), reuse.Options{Probes: 1})
-	require.NoError(t, err)
-	require.Equal(t, reuse.NotReused, r.Verdict, "%s", r)
-	require.Contains(t, r.String(), "X-PD-Mode: fallback")
-}
-
-func TestALoadThatFailsInSilenceIsNoReuse(t *testing.T) {
-	k := conn(nixl.New(nil))
-	x := start(t, k, enginesim.Config{}, enginesim.Config{LoadFailure: enginesim.LoadFailureRecompute})
-	x.d.Inject(enginesim.Fault{Kind: enginesim.FaultLoadFailure, Leg: enginesim.LegDecode, Count: -1})
-	r, err := reuse.Verify(t.Context(), x.target(k), reuse.Options{Probes: 1})
-	require.NoError(t, err)
-	require.Equal(t, reuse.NotReused, r.Verdict, "%s", r)
-	require.Contains(t, r.String(), "failed transfers")
-}
-
 func TestWhatCannotBeJudgedIsAnError(t *testing.T) {
 	k := conn(nixl.New(nil))
 	x := start(t, k, enginesim.Config{}, enginesim.Config{})
-	blind := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = w.Write([]byte("up 1\n"))
-	}))
-	defer blind.Close()
 	target := x.target(k)
-	target.Decode = []string{blind.URL}
-	_, err := reuse.Verify(t.Context(), target, reuse.Options{})
-	require.ErrorContains(t, err, "nothing can be proven")
+	for page, described := range map[string]connector.KVConnector{"up 1\n": k, "up 2\n": conn(trtllm.New(nil)),
+		"{}": conn(trtllm.New(nil))} { // without counters, and without records
+		blind := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = w.Write([]byte(page))
+		}))
+		target.Decode, target.Connector = []string{blind.URL}, described
+		_, err := reuse.Verify(t.Context(), target, reuse.Options{})
+		blind.Close()
+		require.ErrorContains(t, err, "nothing can be proven")
+	}
 
 	target.Decode = nil
-	_, err = reuse.Verify(t.Context(), target, reuse.Options{})
+	_, err := reuse.Verify(t.Context(), target, reuse.Options{})
 	require.ErrorContains(t, err, "needs a way to ask")
 
 	ctx, cancel := context.WithCancel(t.Context())
@@ -273,8 +256,7 @@ func TestWhatCannotBeJudgedIsAnError(t *testing.T) {
 func TestPromptsFitTheModel(t *testing.T) {
 	k := conn(nixl.New(nil))
 	x := start(t, k, enginesim.Config{MaxModelLen: 256}, enginesim.Config{MaxModelLen: 256})
-	r, err := reuse.Verify(t.Context(), x.target(k), reuse.Options{Probes: 1})
-	require.NoError(t, err)
+	r := verified(t, x.target(k), reuse.Options{Probes: 1})
 	require.Equal(t, reuse.Reused, r.Verdict, "%s", r)
 }
 
@@ -293,8 +275,7 @@ func TestOtherTrafficIsTold(t *testing.T) {
 		http.DefaultClient.CloseIdleConnections()
 		return ask(ctx, body)
 	}
-	r, err := reuse.Verify(t.Context(), target, reuse.Options{Probes: 1})
-	require.NoError(t, err)
+	r := verified(t, target, reuse.Options{Probes: 1})
 	require.True(t, r.Disturbed)
 	require.Less(t, r.Reused, r.PromptTokens)
 	require.Contains(t, r.String(), "other traffic")
