@@ -120,7 +120,8 @@ func (p *Prober) ask(ctx context.Context, pick pdflow.Pick, text string) (*respo
 	ctx, cancel := context.WithTimeout(ctx, p.o.Timeout)
 	defer cancel()
 	resp, err := p.o.Flow.Do(ctx, &pdflow.Request{API: connector.APICompletions, Header: p.o.Header, Body: raw,
-		Pick: &pick, AnyPair: pick.Prefill.URL == nil && slices.ContainsFunc(p.o.Alone, sameID(pick.Decode))})
+		Pick: &pick, AnyPair: pick.Prefill.URL == nil && slices.ContainsFunc(p.o.Alone,
+			func(e discovery.Endpoint) bool { return e.ID == pick.Decode.ID })})
 	if err != nil {
 		return nil, "", err
 	}
@@ -133,10 +134,6 @@ func (p *Prober) ask(ctx context.Context, pick pdflow.Pick, text string) (*respo
 	}
 	r, err := parse(data)
 	return r, resp.Mode, err
-}
-
-func sameID(e discovery.Endpoint) func(discovery.Endpoint) bool {
-	return func(x discovery.Endpoint) bool { return x.ID == e.ID }
 }
 
 func parse(data []byte) (*response, error) {

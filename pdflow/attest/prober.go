@@ -3,6 +3,7 @@
 package attest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -76,26 +77,14 @@ func New(o Options) (*Prober, error) {
 	if o.Flow == nil || o.Endpoints == nil {
 		return nil, errors.New("attest: a Prober needs a Flow and Endpoints")
 	}
-	def := func(v *time.Duration, otherwise time.Duration) {
-		if *v <= 0 {
-			*v = otherwise
-		}
-	}
-	def(&o.Every, time.Second)
-	def(&o.Timeout, 30*time.Second)
+	o.Every = cmp.Or(max(o.Every, 0), time.Second)
+	o.Timeout = cmp.Or(max(o.Timeout, 0), 30*time.Second)
 	if o.Characters < 32 { // less would not be unique
 		o.Characters = 512
 	}
-	if o.MaxTokens <= 0 {
-		o.MaxTokens = 8
-	}
-	if o.Logprobs == 0 {
-		o.Logprobs = 5
-	}
-	o.Logprobs = max(0, o.Logprobs)
-	if o.Tolerance <= 0 {
-		o.Tolerance = 0.3
-	}
+	o.MaxTokens = cmp.Or(max(o.MaxTokens, 0), 8)
+	o.Logprobs = max(cmp.Or(o.Logprobs, 5), 0)
+	o.Tolerance = cmp.Or(max(o.Tolerance, 0), 0.3)
 	p := &Prober{o: o, store: o.Flow.Connector().Traits().Handoff.ContentStore}
 	if o.Previous != nil {
 		p.estimator, p.findings, p.o.Previous = o.Previous.estimator, o.Previous.findings, nil
@@ -155,11 +144,9 @@ func (p *Prober) Run(ctx context.Context) error {
 	for {
 		every := time.Duration(slower * float64(p.o.Every))
 		pause := every*9/10 + rand.N(every/5+1) //nolint:gosec // jitter, guards nothing
-		timer := time.NewTimer(pause)
 		select {
-		case <-timer.C:
+		case <-time.After(pause):
 		case <-ctx.Done():
-			timer.Stop()
 			return nil
 		}
 		if p.o.Hold != nil && p.o.Hold() {
@@ -233,15 +220,17 @@ func (p *Prober) tell(named, released []Finding) {
 
 // references returns whom to compare a pair with: up to two requests, each for one engine alone or for a second pair.
 func (p *Prober) references(pair pdflow.Pick) []pdflow.Pick {
-	if len(p.o.Alone) > 0 {
-		refs := []pdflow.Pick{{Decode: p.o.Alone[0]}}
-		return append(refs, picks(p.o.Alone[1:])...)
+	var others, own []pdflow.Pick
+	for _, e := range p.o.Alone {
+		others = append(others, pdflow.Pick{Decode: e})
+	}
+	if len(others) > 0 {
+		return others
 	}
 	traits := p.o.Flow.Connector().Traits()
 	if p.store {
 		return []pdflow.Pick{{Decode: pair.Prefill}}
 	}
-	var others, own []pdflow.Pick
 	p.turn++
 	for i := range p.known {
 		e := p.known[(i+p.turn)%len(p.known)]
@@ -260,14 +249,6 @@ func (p *Prober) references(pair pdflow.Pick) []pdflow.Pick {
 		refs = p.otherPairs(pair)
 	}
 	return refs[:min(2, len(refs))]
-}
-
-func picks(list []discovery.Endpoint) []pdflow.Pick {
-	var out []pdflow.Pick
-	for _, e := range list {
-		out = append(out, pdflow.Pick{Decode: e})
-	}
-	return out
 }
 
 // otherPairs returns up to two pairs that share no engine with a pair, nor with each other, and of which nothing is

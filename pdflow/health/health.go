@@ -67,24 +67,17 @@ func New(set *discovery.Set, o *Options) *Prober {
 	if o != nil {
 		p.o = *o
 	}
-	p.o.Interval = orDefault(p.o.Interval, 2*time.Second)
-	p.o.Timeout = orDefault(p.o.Timeout, 2*time.Second)
-	p.o.Failures = orDefault(p.o.Failures, 2)
-	p.o.Successes = orDefault(p.o.Successes, 1)
-	p.o.Concurrency = orDefault(p.o.Concurrency, 1024)
+	p.o.Interval = cmp.Or(max(p.o.Interval, 0), 2*time.Second)
+	p.o.Timeout = cmp.Or(max(p.o.Timeout, 0), 2*time.Second)
+	p.o.Failures = cmp.Or(max(p.o.Failures, 0), 2)
+	p.o.Successes = cmp.Or(max(p.o.Successes, 0), 1)
+	p.o.Concurrency = cmp.Or(max(p.o.Concurrency, 0), 1024)
 	p.o.Path = "/" + strings.TrimLeft(cmp.Or(p.o.Path, "/health"), "/")
 	if p.o.Client == nil {
 		p.own = newTransport(p.o.Timeout)
 		p.o.Client = p.own
 	}
 	return p
-}
-
-func orDefault[T int | time.Duration](v, otherwise T) T {
-	if v <= 0 {
-		return otherwise
-	}
-	return v
 }
 
 // Answered says that an endpoint has served a request. It is then asked less often, every fourth time at least: who

@@ -172,7 +172,7 @@ func (r *Report) explainMiss(v *verification) {
 		r.because("the decode engine never asked its KV connector for anything: it has none, or only as a producer",
 			"launch it with --kv-transfer-config of the connector's class, as kv_consumer or kv_both; pdctl render "+
 				"prints it")
-	case v.store():
+	case v.traits().Handoff.ContentStore:
 		r.explainStore(v)
 	case r.Connector == "offload-p2p":
 		r.because("the decode engine passed over the peer's coordinates in silence: it has no secondary tier of type "+

@@ -5,7 +5,6 @@ package reuse
 import (
 	"bufio"
 	"context"
-	"fmt"
 	"io"
 	"net/http"
 	"slices"
@@ -59,20 +58,13 @@ const maxPage = 16 << 20
 // page is the lines of an engine's /metrics page that vLLM or SGLang itself writes, at one time.
 type page []string
 
-// by reports whether the page is that of an engine whose metrics begin so: "vllm:" or "sglang:".
+// by reports whether a line begins so: with a metric's name, or with "vllm:" or "sglang:" for all of that engine's.
 func (p page) by(prefix string) bool {
 	return slices.ContainsFunc(p, func(line string) bool { return strings.HasPrefix(line, prefix) })
 }
 
 // bySource reports whether the engine counts where prompt tokens came from.
-func (p page) bySource() bool {
-	for _, line := range p {
-		if strings.HasPrefix(line, takenOver.name) {
-			return true
-		}
-	}
-	return false
-}
+func (p page) bySource() bool { return p.by(takenOver.name) }
 
 func (p page) sum(s series) int64 {
 	total := 0.0
@@ -121,24 +113,12 @@ func (p page) label(metric, name string) int64 {
 	return 0
 }
 
-// noPage is an error: the HTTP status of an engine that has no /metrics page.
-type noPage int
-
-func (n noPage) Error() string { return fmt.Sprintf("GET /metrics answered %d", int(n)) }
-
 func readPage(ctx context.Context, client *http.Client, engine string) (page, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, engine+"/metrics", nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := client.Do(req)
+	resp, err := send(ctx, client, http.MethodGet, engine, "/metrics", nil)
 	if err != nil {
 		return nil, err
 	}
 	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return nil, noPage(resp.StatusCode)
-	}
 	var lines page
 	scanner := bufio.NewScanner(io.LimitReader(resp.Body, maxPage))
 	scanner.Buffer(make([]byte, 0, 64<<10), 1<<20)

@@ -105,28 +105,14 @@ func sizedPrompt(ctx context.Context, client *http.Client, engine, model string,
 }
 
 func tokenise(ctx context.Context, client *http.Client, engine, model, prompt string) int {
-	if engine == "" {
-		return 0
-	}
 	body, _ := json.Marshal(struct {
 		Model  string `json:"model,omitempty"`
 		Prompt string `json:"prompt"`
 	}{model, prompt}) // cannot fail: these are strings
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, engine+"/tokenize", bytes.NewReader(body))
-	if err != nil {
-		return 0
-	}
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := client.Do(req)
-	if err != nil {
-		return 0
-	}
-	defer resp.Body.Close()
 	var response struct {
 		Count int `json:"count"`
 	}
-	if resp.StatusCode != http.StatusOK ||
-		json.NewDecoder(io.LimitReader(resp.Body, maxResponse)).Decode(&response) != nil {
+	if readJSON(ctx, client, http.MethodPost, engine, "/tokenize", body, &response) != nil {
 		return 0
 	}
 	return response.Count

@@ -3,6 +3,7 @@
 package reuse
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -44,18 +45,15 @@ func NewSyntheticProber(o SyntheticProberOptions) (*SyntheticProber, error) {
 	if o.Targets == nil {
 		return nil, errors.New("reuse: a SyntheticProber needs Targets")
 	}
-	if o.Every <= 0 {
-		o.Every = time.Minute
-	}
+	o.Every = cmp.Or(max(o.Every, 0), time.Minute)
 	if o.Probe.Probes <= 0 {
 		o.Probe.Probes, o.Probe.SkipText = 1, true
 	}
-	mp := o.Meter
-	if mp == nil {
-		mp = noop.NewMeterProvider()
+	if o.Meter == nil {
+		o.Meter = noop.NewMeterProvider()
 	}
 	c := &SyntheticProber{opts: o}
-	m := mp.Meter("github.com/pdkit/pdkit/pdflow/reuse")
+	m := o.Meter.Meter("github.com/pdkit/pdkit/pdflow/reuse")
 	var errs [5]error
 	c.checks, errs[0] = m.Int64Counter("pd.reuse.checks", metric.WithUnit("{check}"),
 		metric.WithDescription("Checks that decode takes KV over, by verdict"))
@@ -100,11 +98,9 @@ func (c *SyntheticProber) Run(ctx context.Context) error {
 	defer func() { _ = c.registration.Unregister() }()
 	for {
 		pause := c.opts.Every*9/10 + rand.N(c.opts.Every/5+1) //nolint:gosec // jitter, guards nothing
-		timer := time.NewTimer(pause)
 		select {
-		case <-timer.C:
+		case <-time.After(pause):
 		case <-ctx.Done():
-			timer.Stop()
 			return nil
 		}
 		r, err := c.check(ctx)

@@ -4,9 +4,7 @@ package reuse
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
-	"io"
+	"errors"
 	"net/http"
 )
 
@@ -16,18 +14,6 @@ import (
 // Without the settings return_perf_metrics and perf_metrics_max_requests the list is always empty. ok is false if the
 // engine has no such page.
 func records(ctx context.Context, client *http.Client, engine string) (c counts, ok bool, err error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, engine+"/perf_metrics", nil)
-	if err != nil {
-		return nil, false, err
-	}
-	resp, err := client.Do(req)
-	if err != nil {
-		return nil, false, err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return nil, false, nil
-	}
 	type timing struct {
 		Size float64 `json:"kv_cache_size"`
 	}
@@ -36,8 +22,12 @@ func records(ctx context.Context, client *http.Client, engine string) (c counts,
 			Timing timing `json:"timing_metrics"`
 		} `json:"perf_metrics"`
 	}
-	if err := json.NewDecoder(io.LimitReader(resp.Body, maxPage)).Decode(&list); err != nil {
-		return nil, false, fmt.Errorf("GET /perf_metrics: not a list of records")
+	err = readJSON(ctx, client, http.MethodGet, engine, "/perf_metrics", nil, &list)
+	if _, absent := errors.AsType[noPage](err); absent {
+		return nil, false, nil
+	}
+	if err != nil {
+		return nil, false, err
 	}
 	c = counts{recorded: int64(len(list))}
 	for _, r := range list {

@@ -4,8 +4,6 @@ package reuse
 
 import (
 	"context"
-	"encoding/json"
-	"io"
 	"net/http"
 )
 
@@ -14,20 +12,10 @@ import (
 // disaggregation_mode other than decode. It returns false if they have none.
 func servesAlone(ctx context.Context, client *http.Client, engine string) bool {
 	for _, path := range []string{"/server_info", "/get_server_info"} {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, engine+path, nil)
-		if err != nil {
-			return false
-		}
-		resp, err := client.Do(req)
-		if err != nil {
-			return false
-		}
 		var info struct {
 			Mode *string `json:"disaggregation_mode"`
 		}
-		err = json.NewDecoder(io.LimitReader(resp.Body, maxResponse)).Decode(&info)
-		_ = resp.Body.Close()
-		if resp.StatusCode == http.StatusOK && err == nil && info.Mode != nil {
+		if readJSON(ctx, client, http.MethodGet, engine, path, nil, &info) == nil && info.Mode != nil {
 			return *info.Mode != "decode"
 		}
 	}

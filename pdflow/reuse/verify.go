@@ -3,11 +3,10 @@
 package reuse
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net/http"
 	"slices"
@@ -44,18 +43,10 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	if o.Probes <= 0 {
-		o.Probes = 3
-	}
-	if o.Tokens <= 0 {
-		o.Tokens = 600
-	}
-	if o.MaxTokens <= 0 {
-		o.MaxTokens = 16
-	}
-	if o.Patience <= 0 {
-		o.Patience = 3 * time.Second
-	}
+	o.Probes = cmp.Or(max(o.Probes, 0), 3)
+	o.Tokens = cmp.Or(max(o.Tokens, 0), 600)
+	o.MaxTokens = cmp.Or(max(o.MaxTokens, 0), 16)
+	o.Patience = cmp.Or(max(o.Patience, 0), 3*time.Second)
 	return o
 }
 
@@ -68,8 +59,12 @@ func bases(urls []string) []string {
 	return out
 }
 
-func (t *Target) prefillPairOnly() bool {
-	return t.Connector != nil && t.Connector.Traits().Serving.PrefillPairOnly
+// traits are the connector's; none if that is unknown.
+func (t *Target) traits() (traits connector.Traits) {
+	if t.Connector != nil {
+		traits = t.Connector.Traits()
+	}
+	return traits
 }
 
 // verification is one run of [Verify].
@@ -99,14 +94,12 @@ func Verify(ctx context.Context, t Target, o Options) (*Report, error) {
 	}
 	t.Prefill, t.Decode = bases(t.Prefill), bases(t.Decode)
 	t.Alone = strings.TrimSuffix(t.Alone, "/")
-	if t.prefillPairOnly() && slices.Contains(t.Prefill, t.Alone) {
+	if t.traits().Serving.PrefillPairOnly && slices.Contains(t.Prefill, t.Alone) {
 		return nil, errors.New("reuse: the engine that is to be asked alone is a prefill engine, which a request " +
 			"without a decode engine ends: name another")
 	}
-	v := &verification{Target: t, Options: o.withDefaults(), client: t.Client, report: &Report{Model: t.Model}}
-	if t.Connector != nil {
-		v.report.Connector = t.Connector.Traits().Name
-	}
+	v := &verification{Target: t, Options: o.withDefaults(), client: t.Client,
+		report: &Report{Model: t.Model, Connector: t.traits().Name}}
 	if v.client == nil {
 		own := &http.Transport{DisableKeepAlives: true} // so that no connection is left afterwards
 		v.client = &http.Client{Transport: own, Timeout: 60 * time.Second,
@@ -159,7 +152,7 @@ func (v *verification) look(ctx context.Context) error {
 	if v.sglang {
 		v.alone = slices.ContainsFunc(v.Decode, func(engine string) bool { return servesAlone(ctx, v.client, engine) })
 	}
-	if v.sglang || v.pairOnly() {
+	if v.sglang || v.traits().Serving.PairOnly {
 		return nil
 	}
 	if _, ok, err := records(ctx, v.client, v.Decode[0]); err == nil && ok {
@@ -175,38 +168,21 @@ func (v *verification) look(ctx context.Context) error {
 // proof enough.
 func (v *verification) page(ctx context.Context, engine string) (page, error) {
 	pg, err := readPage(ctx, v.client, engine)
-	if _, ok := errors.AsType[noPage](err); ok && v.pairOnly() {
+	if _, ok := errors.AsType[noPage](err); ok && v.traits().Serving.PairOnly {
 		return nil, nil
 	}
 	return pg, err
 }
 
-func (v *verification) pairOnly() bool {
-	return v.Connector != nil && v.Connector.Traits().Serving.PairOnly
-}
-
-func (v *verification) store() bool {
-	return v.Connector != nil && v.Connector.Traits().Handoff.ContentStore
-}
-
 // fit returns the number of tokens per prompt, at most what the model can hold.
 func (v *verification) fit(ctx context.Context) int {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, v.Decode[0]+"/v1/models", nil)
-	if err != nil {
-		return v.Tokens
-	}
-	resp, err := v.client.Do(req)
-	if err != nil {
-		return v.Tokens
-	}
-	defer resp.Body.Close()
 	var list struct {
 		Data []struct {
 			ID  string `json:"id"`
 			Max int    `json:"max_model_len"`
 		} `json:"data"`
 	}
-	if json.NewDecoder(io.LimitReader(resp.Body, maxResponse)).Decode(&list) != nil {
+	if readJSON(ctx, v.client, http.MethodGet, v.Decode[0], "/v1/models", nil, &list) != nil {
 		return v.Tokens
 	}
 	for _, m := range list.Data {
@@ -367,11 +343,9 @@ func (v *verification) settle(ctx context.Context, before delta, result *Synthet
 		if !v.report.metrics && !v.sglang || result.Status != http.StatusOK || done || time.Now().After(end) {
 			return d, nil
 		}
-		timer := time.NewTimer(50 * time.Millisecond)
 		select {
-		case <-timer.C:
+		case <-time.After(50 * time.Millisecond):
 		case <-ctx.Done():
-			timer.Stop()
 			return delta{}, context.Cause(ctx)
 		}
 	}
@@ -389,13 +363,13 @@ func (v *verification) compare(ctx context.Context) error {
 	case v.SkipText:
 		return nil
 	case engine != "":
-	case v.pairOnly():
+	case v.traits().Serving.PairOnly:
 		return nil
-	case v.store():
+	case v.traits().Handoff.ContentStore:
 		engine = v.Prefill[0]
 	default:
 		engine = v.Decode[0]
-		if v.prefillPairOnly() && slices.Contains(v.Prefill, engine) {
+		if v.traits().Serving.PrefillPairOnly && slices.Contains(v.Prefill, engine) {
 			return nil
 		}
 	}
