@@ -60,7 +60,7 @@ func (m *model) startAttestation(g *gateway) {
 	failing := false
 	var prober *attest.Prober
 	o := attest.Options{
-		Flow: m.flows.Main, Every: time.Duration(a.Every), Hold: g.draining.Load,
+		Flow: m.flows.Main, Model: m.asked(), Every: time.Duration(a.Every), Hold: g.draining.Load,
 		Endpoints: func() []discovery.Endpoint { return m.set.Load().Endpoints },
 		OnFinding: func(f attest.Finding, released bool) {
 			if released {
@@ -84,9 +84,6 @@ func (m *model) startAttestation(g *gateway) {
 			}
 			failing = err != nil
 		},
-	}
-	if m.Model() != "*" {
-		o.Model = m.Model()
 	}
 	if a.Mode == modelserver.AttestationQuarantine {
 		o.Quarantine = m.picker

@@ -55,6 +55,14 @@ type model struct {
 	parts sync.WaitGroup
 }
 
+// asked is the model that the gateway's own requests name; "" where it serves all names.
+func (m *model) asked() string {
+	if m.Model() == "*" {
+		return ""
+	}
+	return m.Model()
+}
+
 // build makes the gateway of a configuration. It does not dial and does not listen, and serves no model yet.
 func build(cfg *configuration, tel *telemetry, log *slog.Logger) (*gateway, error) {
 	g := &gateway{log: log, tel: tel}

@@ -21,11 +21,16 @@ import (
 
 // configuration is a whole configuration: at most one Gateway and any number of ModelServers.
 type configuration struct {
-	file           string
-	content        []byte // of the file
-	gateway        gatewaySpec
-	models         []*modelServer
-	notes          []note
+	flagSettings
+	file    string
+	content []byte // of the file
+	gateway gatewaySpec
+	models  []*modelServer
+	notes   []note
+}
+
+// flagSettings are those of the command line that no file has.
+type flagSettings struct {
 	syntheticProbe time.Duration // period of checks that KV is reused; 0: none
 	inspect        time.Duration // period at which engines are asked for what their list lacks; 0: never
 	pick           pick.Policy   // the zero policy takes engines in turn

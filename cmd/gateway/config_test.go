@@ -52,7 +52,7 @@ func TestEveryFaultIsToldWithLineFieldAndRemedy(t *testing.T) {
 }
 
 func TestAMissingFileIsAFault(t *testing.T) {
-	_, err := load(filepath.Join(t.TempDir(), "none.yaml"))
+	_, err := load(filepath.Join(t.TempDir(), "none.yaml"), nil)
 	require.ErrorContains(t, err, "none.yaml:1: file: cannot be read; ")
 }
 

@@ -17,16 +17,12 @@ import (
 
 // flags are the command line. Listen and admin override the file where they are given, "" for admin included.
 type flags struct {
-	config                  string
-	listen, admin           *string
-	level                   slog.Level
-	check                   bool
-	trace                   string
-	pprof                   bool
-	genAI                   string
-	syntheticProbe, inspect time.Duration
-	pick                    pick.Policy
-	netHTTP                 bool // net/http's client speaks to the engines
+	flagSettings
+	config        string
+	listen, admin *string
+	level         slog.Level
+	check         bool
+	trace         string
 }
 
 var errUsage = errors.New("usage")
@@ -92,8 +88,7 @@ func (f flags) read(data []byte) (*configuration, error) {
 // override lays the command line over the file's Gateway.
 func (f flags) override(cfg *configuration) error {
 	g := &cfg.gateway
-	cfg.syntheticProbe, cfg.inspect, cfg.pick, cfg.netHTTP = f.syntheticProbe, f.inspect, f.pick, f.netHTTP
-	cfg.pprof, cfg.genAI = f.pprof, f.genAI
+	cfg.flagSettings = f.flagSettings
 	var errs []error
 	for _, period := range []struct {
 		flag string

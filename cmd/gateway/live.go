@@ -149,7 +149,7 @@ func listRequests(running, ended []timeline) []timeline {
 
 // newest returns the newest attempts, and besides some that failed: those are rare, and are what one looks for.
 func newest(ended []timeline) []timeline {
-	slices.SortStableFunc(ended, newestFirst)
+	slices.SortStableFunc(ended, func(a, b timeline) int { return b.Start.Compare(a.Start) })
 	all, failed := ended[:min(len(ended), liveEnded)], 0
 	for _, t := range ended[len(all):] {
 		if t.Error != "" && failed < liveFailures {

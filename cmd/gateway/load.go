@@ -21,13 +21,13 @@ const (
 	gatewayVersion = "pdkit.dev/v1alpha1"
 )
 
-// load reads and checks a configuration file. The error is of type yamlfile.Faults and holds all that is wrong.
-func load(file string) (*configuration, error) {
+// load reads a configuration file. The error is of type yamlfile.Faults, or what read returns.
+func load(file string, read func(data []byte) (*configuration, error)) (*configuration, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
 		return nil, wholeFile(file, "cannot be read", "name a file that exists and may be read with -config")
 	}
-	return parse(file, data)
+	return read(data)
 }
 
 // wholeFile is a fault of a file as a whole.
@@ -36,7 +36,7 @@ func wholeFile(file, problem, remedy string) yamlfile.Faults {
 		FieldError: &config.FieldError{Path: "file", Problem: problem, Remedy: remedy}}}
 }
 
-// parse reads and checks a configuration.
+// parse reads and checks a configuration. The error is of type yamlfile.Faults and holds all that is wrong.
 func parse(file string, data []byte) (*configuration, error) {
 	docs, faults := yamlfile.Read(file, data)
 	l := &loader{cfg: &configuration{file: file, content: data, gateway: defaultGateway()}, faults: faults}

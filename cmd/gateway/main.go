@@ -47,10 +47,7 @@ func run(args []string, stdout, stderr io.Writer, signals <-chan os.Signal) int 
 	if err != nil {
 		return exitWrong
 	}
-	cfg, err := load(f.config)
-	if err == nil {
-		err = f.override(cfg)
-	}
+	cfg, err := load(f.config, f.read)
 	if err != nil {
 		fmt.Fprintln(stderr, err)
 		return exitWrong

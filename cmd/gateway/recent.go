@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -237,14 +236,9 @@ func timelineOf(model string, o *pdflow.Outcome, waited time.Duration, now time.
 	return t
 }
 
-// list returns the attempts, the newest first, and the totals.
-func (r *recent) list() ([]timeline, liveTotals) {
-	all, totals := r.kept()
-	slices.SortStableFunc(all, newestFirst) // after r.mu is free: requests wait for it
-	return all, totals
-}
-
-func (r *recent) kept() (all []timeline, totals liveTotals) {
+// list returns the attempts that are remembered, in no order: requests wait while r.mu is held. It also returns the
+// totals.
+func (r *recent) list() (all []timeline, totals liveTotals) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, kind := range r.rings {
@@ -261,5 +255,3 @@ func (r *recent) countedPairs() ([]livePair, otherPairs) {
 	defer r.mu.Unlock()
 	return r.pairs.counted()
 }
-
-func newestFirst(a, b timeline) int { return b.Start.Compare(a.Start) }

@@ -119,7 +119,7 @@ func TestRegistrationHasAddressesOfItsOwn(t *testing.T) {
 		"no other's": {announcing("m", "http", "listen: 127.0.0.1:30001") +
 			announcing("n", "http", "listen: 127.0.0.1:30002"), ""},
 	} {
-		_, err := load(write(t, k.yaml))
+		_, err := parse("config.yaml", []byte(k.yaml))
 		if k.want == "" {
 			assert.NoError(t, err, rule)
 		} else {
