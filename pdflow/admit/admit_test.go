@@ -79,6 +79,13 @@ func overloaded(t *testing.T, err error) {
 	assert.GreaterOrEqual(t, e.RetryAfter, time.Second)
 }
 
+// full says that a first attempt is refused now.
+func full(t *testing.T, p *admit.Picker) {
+	t.Helper()
+	_, err := p.Pick(t.Context(), &pdflow.PickInput{Attempt: 1})
+	overloaded(t, err)
+}
+
 func TestRequestsWaitInOrderForAPrefillEngine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPicker(t, onePair(), &admit.Options{PrefillLimit: 1})
@@ -115,8 +122,7 @@ func TestADecodeEngineIsFullUntilTheResponseHasEnded(t *testing.T) {
 		p := newPicker(t, onePair(), &admit.Options{DecodeLimit: 1, Queue: -1})
 		x := pickOf(t, p)
 		x.PrefillDone(&pdflow.LegOutcome{})
-		_, err := p.Pick(t.Context(), &pdflow.PickInput{Attempt: 1})
-		overloaded(t, err)
+		full(t, p)
 		again, err := p.Pick(t.Context(), &pdflow.PickInput{Attempt: 2})
 		require.NoError(t, err, "a request that was admitted is not refused at its second attempt")
 		again.Done(&pdflow.Outcome{})
@@ -134,8 +140,7 @@ func TestAFullEngineIsPassedBy(t *testing.T) {
 		used = append(used, x.Prefill.ID+x.Decode.ID)
 	}
 	assert.Equal(t, []string{"p1d1", "p1d2", "p2d3"}, used)
-	_, err := p.Pick(t.Context(), &pdflow.PickInput{Attempt: 1})
-	overloaded(t, err)
+	full(t, p)
 	assert.EqualValues(t, 1, f.returned.Load(), "a pick that is not used is given back")
 }
 
@@ -148,8 +153,7 @@ func TestStateTellsPlacesQueueAndRefusals(t *testing.T) {
 		ctx, leave := context.WithCancel(t.Context())
 		go func() { _, _ = p.Pick(ctx, &pdflow.PickInput{Attempt: 1}) }()
 		synctest.Wait()
-		_, err := p.Pick(t.Context(), &pdflow.PickInput{Attempt: 1})
-		overloaded(t, err)
+		full(t, p)
 		s := p.State()
 		assert.Equal(t, 1, s.Queued)
 		assert.Equal(t, map[string]int64{"queue_full": 1, "wait": 0, "timeout": 0}, s.Refused)
@@ -174,8 +178,7 @@ func TestRefusalsOfTheQueue(t *testing.T) {
 			synctest.Wait()
 		}
 		wait(t.Context())
-		_, err := p.Pick(t.Context(), &pdflow.PickInput{Attempt: 1})
-		overloaded(t, err)
+		full(t, p)
 		assert.Zero(t, time.Since(start), "the queue is full")
 		overloaded(t, <-errs)
 		assert.Equal(t, 3*time.Second, time.Since(start))
@@ -311,11 +314,9 @@ func TestADecodeEnginesOwnQueueIsItsLimit(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		load = inspect.Load{At: time.Now(), Running: 20, Waiting: 10}
-		_, err := p.Pick(t.Context(), &pdflow.PickInput{Attempt: 1})
-		overloaded(t, err)
+		full(t, p)
 		done(&pdflow.Outcome{})
-		_, err = p.Pick(t.Context(), &pdflow.PickInput{Attempt: 1})
-		overloaded(t, err)
+		full(t, p)
 	})
 }
 

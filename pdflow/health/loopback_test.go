@@ -102,22 +102,3 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 	}))
 	assert.Zero(t, followed.Load())
 }
-
-func TestAnEngineThatDiesAndComesBack(t *testing.T) {
-	var up atomic.Bool
-	up.Store(true)
-	url := server(t, func(w http.ResponseWriter, _ *http.Request) {
-		if !up.Load() {
-			panic(http.ErrAbortHandler) // the connection is reset
-		}
-	}, nil)
-	set := serve(t, &health.Options{Interval: 5 * time.Millisecond}, url)
-	is := func(p discovery.Phase) func(*discovery.Snapshot) bool {
-		return func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 1 && s.Endpoints[0].Phase == p }
-	}
-	require.NoError(t, set.WaitReady(t.Context(), is(discovery.PhaseReady)))
-	up.Store(false)
-	require.NoError(t, set.WaitReady(t.Context(), is(discovery.PhaseNotReady)))
-	up.Store(true)
-	require.NoError(t, set.WaitReady(t.Context(), is(discovery.PhaseReady)))
-}
