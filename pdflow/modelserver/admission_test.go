@@ -25,8 +25,7 @@ func TestAdmission(t *testing.T) {
 			DecodeLimit: 8, Queue: 9, QueueTimeout: 3 * time.Second},
 		`{"mode":"adaptive","inFlightPerPrefill":4,"queue":0}`: {Adaptive: true, PrefillLimit: 4, Queue: -1},
 	} {
-		ms, err := modelserver.Read(object(`{"model":"m","admission":` + admission + `}`))
-		require.NoError(t, err, admission)
+		ms := read(t, `{"model":"m","admission":`+admission+`}`)
 		assert.Equal(t, want, ms.AdmitOptions(), admission)
 	}
 	for admission, fault := range map[string]string{
@@ -42,11 +41,9 @@ func TestAdmission(t *testing.T) {
 		require.Error(t, err, admission)
 		assert.Contains(t, lines(err)[0], fault)
 	}
-	ms, err := modelserver.Read(object(`{"model":"m","admission":{"mode":"adaptive","priorityHeader":"x-rank"}}`))
-	require.NoError(t, err)
+	ms := read(t, `{"model":"m","admission":{"mode":"adaptive","priorityHeader":"x-rank"}}`)
 	assert.Equal(t, 7, ms.AdmitOptions().Priority(&pdflow.PickInput{Header: http.Header{"X-Rank": {"7"}}}))
-	ms, err = modelserver.Read(object(`{"model":"m","admission":{"queue":3}}`))
-	require.NoError(t, err)
+	ms = read(t, `{"model":"m","admission":{"queue":3}}`)
 	require.NotEmpty(t, ms.Notes)
 	assert.Contains(t, ms.Notes[len(ms.Notes)-1].Error(), "spec.admission: its mode is off")
 }

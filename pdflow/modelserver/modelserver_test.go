@@ -36,6 +36,17 @@ func object(spec string) []byte {
 		`"metadata":{"name":"m"},"spec":` + spec + `}`)
 }
 
+// read reads a ModelServer with this spec.
+func read(t *testing.T, spec string) *modelserver.ModelServer {
+	t.Helper()
+	ms, err := modelserver.Read(object(spec))
+	require.NoError(t, err, spec)
+	return ms
+}
+
+// nobody is a picker without engines.
+func nobody() pdflow.Picker { return pick.New(discovery.NewSet(), pick.RoundRobin()) }
+
 func lines(err error) (all []string) {
 	for _, fe := range config.FieldErrors(err) {
 		all = append(all, fe.Error())
@@ -111,7 +122,7 @@ func TestEachFaultIsTold(t *testing.T) {
 			ms, err := modelserver.Read(c.object)
 			require.Error(t, err)
 			assert.True(t, hasPrefix(lines(err), c.want), "%q", lines(err))
-			_, err = ms.Flows(pick.New(discovery.NewSet(), pick.RoundRobin()), nil)
+			_, err = ms.Flows(nobody(), nil)
 			require.Error(t, err, "what was read with faults makes no flows")
 		})
 	}
@@ -147,18 +158,14 @@ func TestDiscoveryIsOneOfItsMembers(t *testing.T) {
 		`{"discovery":{"dns":{"prefill":"p"}}}`: "dns", `{"discovery":{"registration":{"http":"a:1"}}}`: "registration",
 		`{"discovery":{"static":{"endpoints":[{"url":"http://a:1","role":"both"}]}}}`: "static",
 	} {
-		m, err := modelserver.Read(object(spec))
-		require.NoError(t, err, spec)
+		m := read(t, spec)
 		assert.Equal(t, want, m.FoundBy, spec)
 	}
 }
 
 func TestNotesTellWhatIsOddOrWithoutEffect(t *testing.T) {
-	ms, err := modelserver.Read(
-		object(`{"trafficPolicy":{"timeout":"10s"},"workloadSelector":{"matchLabels":{"app":"m"}},` +
-			`"kvConnector":{"type":"mooncake"}}`),
-	)
-	require.NoError(t, err)
+	ms := read(t, `{"trafficPolicy":{"timeout":"10s"},"workloadSelector":{"matchLabels":{"app":"m"}},`+
+		`"kvConnector":{"type":"mooncake"}}`)
 	require.Len(t, ms.Notes, 2)
 	assert.True(t, ms.Notes[0].NoEffect)
 	assert.Equal(t, "spec.trafficPolicy", ms.Notes[0].Path)
@@ -174,9 +181,8 @@ func TestSettingsWithoutEffectAreTheCallersToName(t *testing.T) {
 		"":   {"prefill.example", "decode.example"},
 		list: {"p", "d"},
 	} {
-		ms, err := modelserver.Read(object(`{"kvConnector":{"type":"nixl","fallback":"connector",` +
-			`"fallbackConnector":{"type":"http"}}` + engines + `}`))
-		require.NoError(t, err)
+		ms := read(t, `{"kvConnector":{"type":"nixl","fallback":"connector",`+
+			`"fallbackConnector":{"type":"http"}}`+engines+`}`)
 		before := len(ms.Notes)
 		ms.NoteIdle(func(c *modelserver.Connector, engines []discovery.Endpoint) []config.FieldError {
 			var got []string
@@ -206,8 +212,7 @@ func served(t *testing.T, spec string, engines ...discovery.Endpoint) (*modelser
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = set.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-ended })
-	ms, err := modelserver.Read(object(spec))
-	require.NoError(t, err)
+	ms := read(t, spec)
 	flows, err := ms.Flows(pick.New(set, pick.RoundRobin()), nil)
 	require.NoError(t, err)
 	require.NoError(t, flows.Start(ctx))
@@ -301,23 +306,16 @@ func TestAnUnsupportedRequestIsRefusedWhereTheObjectSaysSo(t *testing.T) {
 }
 
 func TestTimeoutsInEffect(t *testing.T) {
-	ms, err := modelserver.Read(
-		object(`{"kvConnector":{"type":"http","config":{"requestTimeout":"7s","maxRetries":4}}}`),
-	)
-	require.NoError(t, err)
+	ms := read(t, `{"kvConnector":{"type":"http","config":{"requestTimeout":"7s","maxRetries":4}}}`)
 	limits := ms.Main.Timeouts()
 	assert.Equal(t, 7*time.Second, limits.Prefill, "the design documents' requestTimeout")
 	assert.Equal(t, 5, ms.Main.Retry().MaxAttempts, "and maxRetries")
-	ms, err = modelserver.Read(object(`{"kvConnector":{"type":"http","config":{"requestTimeout":"7s","maxRetries":3},` +
-		`"timeouts":{"prefill":"9s"},"retry":{"maxAttempts":1}}}`))
-	require.NoError(t, err)
+	ms = read(t, `{"kvConnector":{"type":"http","config":{"requestTimeout":"7s","maxRetries":3},`+
+		`"timeouts":{"prefill":"9s"},"retry":{"maxAttempts":1}}}`)
 	assert.Equal(t, 9*time.Second, ms.Main.Timeouts().Prefill, "the newer words win")
 	assert.Equal(t, 1, ms.Main.Retry().MaxAttempts)
 
-	ms, err = modelserver.Read(
-		object(`{"kvConnector":{"type":"nixl","config":{"leaseDuration":"20s"},"timeouts":{"handoff":"3s"}}}`),
-	)
-	require.NoError(t, err)
+	ms = read(t, `{"kvConnector":{"type":"nixl","config":{"leaseDuration":"20s"},"timeouts":{"handoff":"3s"}}}`)
 	assert.Equal(t, 20*time.Second, ms.Main.Lease())
 	assert.Equal(t, 3*time.Second, ms.Main.Timeouts().Handoff)
 }
@@ -325,11 +323,8 @@ func TestTimeoutsInEffect(t *testing.T) {
 // A transport that is given serves the connectors of its timeout; the others have one of their own, which ends with the
 // flows.
 func TestFlowsBringTheTransportsThatTheyAreNotGiven(t *testing.T) {
-	ms, err := modelserver.Read(
-		object(`{"kvConnector":{"type":"nixl","timeouts":{"connect":0},"fallback":"connector",` +
-			`"fallbackConnector":{"type":"http"}}}`),
-	)
-	require.NoError(t, err)
+	ms := read(t, `{"kvConnector":{"type":"nixl","timeouts":{"connect":0},"fallback":"connector",`+
+		`"fallbackConnector":{"type":"http"}}}`)
 	given, err := ms.NewTransport(0, false)
 	require.NoError(t, err)
 	defer given.Close()
@@ -351,13 +346,11 @@ func TestFlowsNeedTheFilesOfTLS(t *testing.T) {
 	_, err := modelserver.Read(object(`{"tls":{"certFile":"client.pem"}}`))
 	require.ErrorContains(t, err, "spec.tls")
 	none := filepath.Join(t.TempDir(), "none.pem")
-	ms, err := modelserver.Read(object(fmt.Sprintf(`{"tls":{"caFile":%q}}`, none)))
-	require.NoError(t, err)
-	_, err = ms.Flows(pick.New(discovery.NewSet(), pick.RoundRobin()), nil)
+	ms := read(t, fmt.Sprintf(`{"tls":{"caFile":%q}}`, none))
+	_, err = ms.Flows(nobody(), nil)
 	require.ErrorContains(t, err, "spec.tls: transport: CA file "+none)
-	ms, err = modelserver.Read(object(`{"tls":{"serverName":"x"},"discovery":{"static":{"endpoints":[` +
-		`{"url":"http://10.0.0.1:1","role":"both"}]}}}`))
-	require.NoError(t, err)
+	ms = read(t, `{"tls":{"serverName":"x"},"discovery":{"static":{"endpoints":[`+
+		`{"url":"http://10.0.0.1:1","role":"both"}]}}}`)
 	require.Len(t, ms.Notes, 1)
 	assert.Equal(t, "spec.tls", ms.Notes[0].Path)
 }
@@ -377,7 +370,7 @@ func FuzzRead(f *testing.F) {
 		if ms.Spec.TLS != (modelserver.TLS{}) {
 			return // whose files Flows reads
 		}
-		flows, ferr := ms.Flows(pick.New(discovery.NewSet(), pick.RoundRobin()), nil)
+		flows, ferr := ms.Flows(nobody(), nil)
 		if (err == nil) != (ferr == nil) {
 			t.Fatalf("read: %v, flows: %v", err, ferr)
 		}
@@ -392,10 +385,9 @@ func FuzzRead(f *testing.F) {
 
 // The encode stage goes before each connector, with its own settings.
 func TestAnEncodeStageGoesBeforeEachConnector(t *testing.T) {
-	ms, err := modelserver.Read(object(`{"encoder":{"type":"nixl","config":{"maxItems":3}},
+	ms := read(t, `{"encoder":{"type":"nixl","config":{"maxItems":3}},
 		"kvConnector":{"type":"nixl","fallback":"connector","fallbackConnector":{"type":"http"}},
-		"rollout":{"weight":1,"kvConnector":{"type":"http"}}}`))
-	require.NoError(t, err)
+		"rollout":{"weight":1,"kvConnector":{"type":"http"}}}`)
 	for _, c := range []*modelserver.Connector{ms.Main, ms.Main.Fallback, ms.Rollout} {
 		_, encodes := connector.As[connector.Encoder](c.KVConnector)
 		assert.True(t, encodes, c.Name)
