@@ -3,7 +3,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -14,7 +13,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -207,6 +205,17 @@ func (n *namespace) only() *modelserver.ModelServer {
 const selecting = `, workloadSelector: {matchLabels: {app: m}, pdGroup: {groupKey: group, prefillLabels: {role: ` +
 	`prefill}, decodeLabels: {role: decode}}}`
 
+// servesPair starts a gateway that serves the model m over two engines, for a ModelServer of this name.
+func servesPair(t *testing.T, name string) (*namespace, *program) {
+	t.Helper()
+	n := newNamespace(t)
+	g := n.serve()
+	n.engines("nixl", "m", "a", map[string]string{"app": "m"})
+	n.modelServer(name, `{model: m, kvConnector: {type: nixl}`+selecting+`}`)
+	n.becomes(g, "m", http.StatusOK)
+	return n, g
+}
+
 // A ModelServer comes, changes, changes wrongly, and goes, while requests run: none fails that one of its forms could
 // have served.
 func TestAModelServerChangesWhileRequestsRun(t *testing.T) {
@@ -221,7 +230,7 @@ func TestAModelServerChangesWhileRequestsRun(t *testing.T) {
 	n.modelServer("m", `{model: m, kvConnector: {type: nixl}`+selecting+`}`)
 	n.becomes(g, "m", http.StatusOK)
 
-	stop, failures, sent := n.keepAsking(g, "m")
+	tr := send(t, g.client+"/v1/completions", func(int64) string { return completionOf("m") }, 200)
 	for i := range 5 {
 		n.modelServer("m", fmt.Sprintf(`{model: m, kvConnector: {type: nixl, retry: {maxAttempts: %d}}%s}`, 3+
 			i, selecting))
@@ -232,9 +241,8 @@ func TestAModelServerChangesWhileRequestsRun(t *testing.T) {
 	assert.Contains(t, g.page("/debug/pd"), `"rejected"`)
 	n.modelServer("m", `{model: m, kvConnector: {type: http}`+selecting+`}`)
 	n.logged(g, "ModelServer is served.*connector=http")
-	stop()
-	assert.Empty(t, failures(), "of %d requests; %s", sent(), g.log)
-	assert.Positive(t, sent())
+	assert.Empty(t, tr.end(), "of %d requests; %s", tr.sent.Load(), g.log)
+	assert.Positive(t, tr.sent.Load())
 	assert.NotContains(t, g.page("/debug/pd"), `"rejected"`)
 
 	n.remove("m")
@@ -255,30 +263,6 @@ func (n *namespace) logged(g *program, pattern string) {
 		}
 		return false
 	}, "%s\n%s", pattern, g.log)
-}
-
-// keepAsking sends requests one after the other, on four lines, until stop.
-func (n *namespace) keepAsking(g *program, model string) (stop func(), failures func() []string, sent func() int64) {
-	ctx, cancel := context.WithCancel(n.t.Context())
-	var wg sync.WaitGroup
-	var mu sync.Mutex
-	var failed []string
-	var count atomic.Int64
-	for range 4 {
-		wg.Go(func() {
-			for ctx.Err() == nil {
-				status, _, body := g.complete(completionOf(model))
-				count.Add(1)
-				if status != http.StatusOK {
-					mu.Lock()
-					failed = append(failed, fmt.Sprint(status, " ", body))
-					mu.Unlock()
-				}
-				time.Sleep(5 * time.Millisecond)
-			}
-		})
-	}
-	return func() { cancel(); wg.Wait() }, func() []string { mu.Lock(); defer mu.Unlock(); return failed }, count.Load
 }
 
 // A user who may write ModelServers in a namespace cannot make the gateway send requests to other hosts.
@@ -302,11 +286,7 @@ func TestAnObjectLeadsNowhereElse(t *testing.T) {
 
 // If two objects name the same model, the one that serves it keeps it, and the other is reported as rejected.
 func TestAModelHasOneServer(t *testing.T) {
-	n := newNamespace(t)
-	g := n.serve()
-	n.engines("nixl", "m", "a", map[string]string{"app": "m"})
-	n.modelServer("second", `{model: m, kvConnector: {type: nixl}`+selecting+`}`)
-	n.becomes(g, "m", http.StatusOK)
+	n, g := servesPair(t, "second")
 	n.modelServer("first", `{model: m, kvConnector: {type: sglang}}`)
 	n.logged(g, "not served as it is.*name=.*first.*spec.model is served by.*second")
 	n.becomes(g, "m", http.StatusOK)
@@ -356,14 +336,13 @@ func TestASuccessorKnowsWhoDoesNotAnswer(t *testing.T) {
 		return strings.Count(debug, `"healthy": false`) == 8
 	}, "%s", g.log)
 
-	stop, failures, sent := n.keepAsking(g, "m")
+	tr := send(t, g.client+"/v1/completions", func(int64) string { return completionOf("m") }, 200)
 	n.modelServer("m", spec(2))
 	n.logged(g, "ModelServer is served.*generation=2")
 	n.modelServer("m", spec(1))
 	n.logged(g, "ModelServer is served.*generation=3")
-	stop()
-	assert.Empty(t, failures(), "of %d", sent())
-	assert.Positive(t, sent())
+	assert.Empty(t, tr.end(), "of %d requests; %s", tr.sent.Load(), g.log)
+	assert.Positive(t, tr.sent.Load())
 }
 
 // What one object says is bounded in logs and responses, and read once.
@@ -439,11 +418,7 @@ const otherwise = `, workloadPort: {port: 8000}` + selecting
 
 // A changed ModelServer takes over when its engines are known, however long that takes; nothing else waits for it.
 func TestASuccessorIsWaitedFor(t *testing.T) {
-	n := newNamespace(t)
-	g := n.serve()
-	n.engines("nixl", "m", "a", map[string]string{"app": "m"})
-	n.modelServer("m", `{model: m, kvConnector: {type: nixl}`+selecting+`}`)
-	n.becomes(g, "m", http.StatusOK)
+	n, g := servesPair(t, "m")
 
 	n.rights("endpointslices") // and pods no more
 	n.modelServer("m", `{model: m, kvConnector: {type: http}`+otherwise+`}`)
@@ -464,11 +439,7 @@ func TestASuccessorIsWaitedFor(t *testing.T) {
 
 // One that was to take over and never has ends with the gateway, and what it listens on with it.
 func TestASuccessorThatNeverServedEndsWithTheGateway(t *testing.T) {
-	n := newNamespace(t)
-	g := n.serve()
-	n.engines("nixl", "m", "a", map[string]string{"app": "m"})
-	n.modelServer("m", `{model: m, kvConnector: {type: nixl}`+selecting+`}`)
-	n.becomes(g, "m", http.StatusOK)
+	n, g := servesPair(t, "m")
 	n.rights("endpointslices")
 	addr := "127.0.0.1:" + unusedPort(t)
 	n.modelServer("m", `{model: m, kvConnector: {type: lmcache-pd, config: {notifyListen: "`+addr+`"}}`+otherwise+`}`)

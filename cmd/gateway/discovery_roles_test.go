@@ -4,14 +4,10 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"net/http"
 	"path/filepath"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -209,44 +205,15 @@ func TestRolesChangeByTheFileWhileRequestsRun(t *testing.T) {
 		}, "turn %d", turn)
 	}
 
-	var sent, failed atomic.Int64
-	quit := make(chan struct{})
-	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 8}, Timeout: 30 * time.Second}
-	var clients sync.WaitGroup
-	for range 8 {
-		clients.Go(func() {
-			for {
-				select {
-				case <-quit:
-					return
-				case <-time.After(20 * time.Millisecond):
-				}
-				body := fmt.Sprintf(`{"model":"tiny","prompt":"roles change, request %d","max_tokens":4}`, sent.Add(1))
-				resp, err := client.Post(f.client+"/v1/completions", "application/json", strings.NewReader(body))
-				if !assert.NoError(t, err) {
-					return
-				}
-				response, err := io.ReadAll(resp.Body)
-				_ = resp.Body.Close()
-				if !assert.NoError(t, err) || !assert.Equal(t, http.StatusOK, resp.StatusCode, string(response)) {
-					failed.Add(1)
-				}
-			}
-		})
-	}
-	stop := sync.OnceFunc(func() {
-		close(quit)
-		clients.Wait()
-		client.CloseIdleConnections()
-	})
-	t.Cleanup(stop)
+	tr := send(t, f.client+"/v1/completions", func(n int64) string {
+		return fmt.Sprintf(`{"model":"tiny","prompt":"roles change, request %d","max_tokens":4}`, n)
+	}, 200)
 	reaches(0)
 	for turn := 1; turn <= 12; turn++ {
 		lists(t, f.path, listYAML(list(turn)...))
 		reaches(turn)
 	}
-	stop()
-	t.Logf("%d requests while roles changed 12 times, %d failed", sent.Load(), failed.Load())
+	assert.Empty(t, tr.end(), "of %d", tr.sent.Load())
 	for _, e := range engines {
 		require.NoError(t, e.WaitIdle(t.Context()))
 		assert.NoError(t, e.CheckKV())
