@@ -90,7 +90,8 @@ func TestDefaultsOfTheGateway(t *testing.T) {
 func TestYAMLIsReadAsPeopleWriteIt(t *testing.T) {
 	const limits = "timeouts: {prefill: 30s, decode: 5s}}"
 	for name, yaml := range map[string]string{
-		"aliases":           modelYAML("  trafficPolicy: {x: &t {prefill: 30s, decode: 5s}}\n  kvConnector: {timeouts: *t}\n"),
+		"aliases": modelYAML("  trafficPolicy: {x: &t {prefill: 30s, decode: 5s}}\n" +
+			"  kvConnector: {timeouts: *t}\n"),
 		"CRLF":              modelYAML("  kvConnector:\r\n    timeouts:\r\n      prefill: 30s\r\n      decode: 5s\r\n"),
 		"documents' words":  modelYAML("  kvConnector: {parameters: {}, " + limits + "\n"),
 		"empty documents":   modelYAML("  kvConnector: {" + limits + "\n---\n# nothing\n---\n"),

@@ -144,9 +144,11 @@ func (p *Prober) Run(ctx context.Context) error {
 	for {
 		every := time.Duration(slower * float64(p.o.Every))
 		pause := every*9/10 + rand.N(every/5+1) //nolint:gosec // jitter, guards nothing
+		timer := time.NewTimer(pause)
 		select {
-		case <-time.After(pause):
+		case <-timer.C:
 		case <-ctx.Done():
+			timer.Stop()
 			return nil
 		}
 		if p.o.Hold != nil && p.o.Hold() {

@@ -234,7 +234,8 @@ func TestPickersAreSafeWhileEnginesAndFlowsComeAndGo(t *testing.T) {
 						}
 						o := &pdflow.Outcome{}
 						if i%17 == 0 {
-							o.Err = &pdflow.Error{Code: pdflow.CodeDecodeFailed, Leg: pdflow.LegDecode, Endpoint: x.Decode.ID}
+							o.Err = &pdflow.Error{Code: pdflow.CodeDecodeFailed, Leg: pdflow.LegDecode,
+								Endpoint: x.Decode.ID}
 						}
 						x.Done(o)
 					}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"time"
 )
 
 // noPage is an error: the HTTP status of an engine that has no such page.
@@ -51,4 +52,16 @@ func readJSON(ctx context.Context, client *http.Client, method, engine, path str
 		return fmt.Errorf("%s %s: the response is not what it should be", method, path)
 	}
 	return nil
+}
+
+// sleep waits, and reports whether ctx has not ended meanwhile.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }

@@ -98,9 +98,7 @@ func (c *SyntheticProber) Run(ctx context.Context) error {
 	defer func() { _ = c.registration.Unregister() }()
 	for {
 		pause := c.opts.Every*9/10 + rand.N(c.opts.Every/5+1) //nolint:gosec // jitter, guards nothing
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
+		if !sleep(ctx, pause) {
 			return nil
 		}
 		r, err := c.check(ctx)

@@ -343,9 +343,7 @@ func (v *verification) settle(ctx context.Context, before delta, result *Synthet
 		if !v.report.metrics && !v.sglang || result.Status != http.StatusOK || done || time.Now().After(end) {
 			return d, nil
 		}
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-ctx.Done():
+		if !sleep(ctx, 50*time.Millisecond) {
 			return delta{}, context.Cause(ctx)
 		}
 	}
