@@ -3,6 +3,7 @@
 package main
 
 import (
+	"fmt"
 	"net"
 	"net/http"
 	"path/filepath"
@@ -76,6 +77,15 @@ func TestPoliciesAndClientsServe(t *testing.T) {
 		require.NoError(t, f.override(&cfg))
 		assert.Equal(t, flag == "-http-client=nethttp", cfg.netHTTP)
 	}
+
+	p2, d2 := startPair(t)
+	g := start(t, gatewayYAML("")+simYAML("", p, d, p2, d2), "-pick=session=X-User")
+	before := p.Stats().Requests
+	for i := range 8 {
+		status, _, body := g.complete(fmt.Sprintf(`{"model":"tiny","prompt":"%d","max_tokens":1}`, i), "X-User", "one")
+		require.Equal(t, http.StatusOK, status, body)
+	}
+	assert.Contains(t, []int64{0, 8}, int64(p.Stats().Requests-before), "a session stays where it is")
 }
 
 // What was made before the fault ends, too: the tests look for goroutines that are left.
