@@ -85,8 +85,6 @@ type Config struct {
 	KeepAlive time.Duration
 	// ExitDelay is how long a dead engine still answers 503 and 500 before its port closes. Default 50 ms.
 	ExitDelay time.Duration
-	// ChunksPerWrite joins that many stream events in one write when ITL is 0. Default 1.
-	ChunksPerWrite int
 	// KeepRequests bounds Requests. Default 1024; negative keeps none.
 	KeepRequests int
 }
@@ -123,7 +121,6 @@ func (c Config) withDefaults() (Config, error) {
 	setDefault(&c.SideChannel, "127.0.0.1:0")
 	setDefault(&c.KeepAlive, 5*time.Second)
 	setDefault(&c.ExitDelay, 50*time.Millisecond)
-	setDefault(&c.ChunksPerWrite, 1)
 	setDefault(&c.KeepRequests, 1024)
 	if c.BlockSize > 0 && c.Blocks > 0 {
 		setDefault(&c.MaxModelLen, min(32768, c.BlockSize*c.Blocks))
@@ -152,9 +149,8 @@ func (c Config) validate() error {
 	if c.LoadFailure != LoadFailureFail && c.LoadFailure != LoadFailureRecompute {
 		bad("unknown LoadFailure %q: want %s or %s", c.LoadFailure, LoadFailureFail, LoadFailureRecompute)
 	}
-	if c.BlockSize < 1 || c.Blocks < 1 || c.MaxRunning < 1 || c.MaxModelLen < 2 || c.DefaultMaxTokens < 1 ||
-		c.ChunksPerWrite < 1 {
-		bad("BlockSize, Blocks, MaxRunning, MaxModelLen, DefaultMaxTokens and ChunksPerWrite must be positive")
+	if c.BlockSize < 1 || c.Blocks < 1 || c.MaxRunning < 1 || c.MaxModelLen < 2 || c.DefaultMaxTokens < 1 {
+		bad("BlockSize, Blocks, MaxRunning, MaxModelLen and DefaultMaxTokens must be positive")
 	} else if c.MaxModelLen > c.Blocks*c.BlockSize {
 		bad("MaxModelLen %d does not fit %d blocks of %d tokens", c.MaxModelLen, c.Blocks, c.BlockSize)
 	}

@@ -62,16 +62,12 @@ func (e *Engine) boot() (*server.Node, error) {
 	}
 	id := e.id
 	e.mu.Unlock()
-	events := 1
-	if cfg.ITL == 0 {
-		events = cfg.ChunksPerWrite
-	}
 	return server.Start(server.Config{
 		Core: cfg.core(),
 		API: api.Engine{Model: cfg.Model, MaxModelLen: cfg.MaxModelLen, DefaultMaxTokens: cfg.DefaultMaxTokens,
 			StreamParams: cfg.StreamParams},
 		Extra: cfg.Extra, Listen: cfg.Listen, KeepAlive: cfg.KeepAlive, ExitDelay: cfg.ExitDelay,
-		HandshakeTimeout: cfg.HandshakeTimeout, EventsPerWrite: events, Received: e.log.add, Strike: e.faults.strike,
+		HandshakeTimeout: cfg.HandshakeTimeout, Received: e.log.add, Strike: e.faults.strike,
 		Connect: func(c *core.Core, n *server.Node) (core.Connector, error) {
 			return starters()[cfg.Connector](&proto.Host{
 				ID: id, Model: cfg.Model, Role: cfg.KVRole, Extra: cfg.Extra, SideChannel: cfg.SideChannel,

@@ -55,21 +55,6 @@ func TestRequestsAreKeptAsReceived(t *testing.T) {
 	assert.Equal(t, "c", got[1].Header.Get("X-Request-Id"))
 }
 
-// TestChunksPerWrite changes how events are written, not what they say.
-func TestChunksPerWrite(t *testing.T) {
-	texts := map[string]bool{}
-	for _, n := range []int{1, 20} {
-		e, err := enginesim.Start(enginesim.Config{ChunksPerWrite: n})
-		require.NoError(t, err)
-		a := simtest.NewClient(t).Post(t.Context(), e, simtest.Completions,
-			simtest.With(simtest.Completion("x"), simtest.Obj{"stream": true, "max_tokens": 50}))
-		assert.Len(t, a.Events(), 51)
-		texts[simtest.StreamText(a)] = true
-		require.NoError(t, e.Close())
-	}
-	assert.Len(t, texts, 1)
-}
-
 func TestConfigIsChecked(t *testing.T) {
 	rows := map[string]enginesim.Config{
 		"Connector":     {Connector: "pigeon"},

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"math"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -20,6 +19,7 @@ import (
 
 // Call is one request of a client API, parsed: the generations it asks for and how its response is written.
 type Call struct {
+	id           string // of the response
 	model        string
 	known        bool // the model was named
 	created      int64
@@ -36,7 +36,10 @@ type Call struct {
 	Gens         []*core.Generation
 	streamParams bool // Engine.StreamParams
 	anyOptions   bool // stream_options may stand without stream
+	demand       demand
 
+	sse  *SSE
+	made []int // tokens of each generation that a stream has written
 	format
 }
 
@@ -57,11 +60,71 @@ func (o *streamOptions) UnmarshalJSON(data []byte) error {
 type format interface {
 	// Whole is a response that is not streamed.
 	Whole(outs []*core.Outcome) any
-	// Begin opens a stream; step and end write to it.
-	Begin(s *SSE)
-	Step(st core.Step)
-	End(outs []*core.Outcome)
+	// begin opens a stream; step and end write to it.
+	begin()
+	step(st core.Step)
+	end(outs []*core.Outcome)
 }
+
+// Begin opens a stream.
+func (c *Call) Begin(s *SSE) {
+	c.sse, c.made = s, make([]int, len(c.Gens))
+	c.begin()
+}
+
+// Step writes what one token adds to a stream.
+func (c *Call) Step(st core.Step) {
+	c.step(st)
+	if st.HasOne {
+		c.made[st.Index]++
+	}
+}
+
+// End ends a stream.
+func (c *Call) End(outs []*core.Outcome) { c.end(outs) }
+
+// chunk is a chunk of a chat's or a completion's stream, as far as all chunks are alike.
+func (c *Call) chunk(object string, choices []python.Object) python.Object {
+	return python.Object{"id", c.id, "object", object, "created", c.created, "model", c.model, "choices", choices}
+}
+
+// told adds what a chat's or a completion's chunk with a step tells besides: its usage, if the client wants that of each
+// chunk, and at the end the fingerprint and the transfer's parameters.
+func (c *Call) told(chunk python.Object, s core.Step) python.Object {
+	if c.options != nil && c.options.ContinuousUsage {
+		made := c.made[s.Index]
+		if s.HasOne {
+			made++
+		}
+		chunk = append(chunk, "usage", counted(len(c.Gens[s.Index].Prompt), made))
+	}
+	if s.Reason != "" && !c.wantsUsage() {
+		chunk = append(chunk, "system_fingerprint", fingerprint)
+	}
+	if c.streamParams {
+		chunk = append(chunk, "kv_transfer_params", s.Params)
+	}
+	return chunk
+}
+
+// close ends a stream. If the client wants the usage, it comes in a chunk of its own, with more members.
+func (c *Call) close(chunk python.Object, outs []*core.Outcome, chat bool, more ...any) {
+	if c.wantsUsage() {
+		c.sse.json(append(append(chunk, "usage", c.usage(outs, chat, false)), more...))
+	}
+	c.sse.done()
+}
+
+// when is a member that is null unless the client asks for it.
+func when(asked bool, v any) any {
+	if asked {
+		return v
+	}
+	return nil
+}
+
+// reasonOrNull is a finish_reason: a stream's choices have none before the last.
+func reasonOrNull(reason string) any { return when(reason != "", reason) }
 
 // sampling has the members that most APIs share.
 type sampling struct {
@@ -144,7 +207,8 @@ func DecodeBody(body []byte, v any) *Error {
 		return nil
 	case errors.As(err, &wrong):
 		kind := map[bool]string{true: "int", false: "string"}[strings.HasPrefix(wrong.Type.Kind().String(), "int")]
-		return BadField(strings.TrimPrefix(wrong.Field, "sampling."), kind+"_type", "Input should be a valid "+kind,
+		field := strings.TrimPrefix(strings.TrimPrefix(wrong.Field, "sampling."), "tooling.")
+		return BadField(field, kind+"_type", "Input should be a valid "+kind,
 			"'<"+wrong.Value+">'")
 	default:
 		return BadField("", "json_invalid", "JSON decode error", "{}")
@@ -310,44 +374,6 @@ func (c *Call) Came(r *http.Request, body []byte) {
 	for _, g := range c.Gens {
 		g.Origin = core.Origin{Header: r.Header, Path: r.URL.Path, Body: body}
 	}
-}
-
-// streamed is a chunk's kv_transfer_params, nil if chunks have none.
-func (c *Call) streamed(s core.Step) any {
-	switch {
-	case !c.streamParams:
-		return nil
-	case s.Params == nil:
-		return null
-	}
-	return s.Params
-}
-
-// WithMembers adds what a connector has to say to a whole response.
-func WithMembers(data []byte, outs []*core.Outcome) []byte {
-	if !slices.ContainsFunc(outs, func(o *core.Outcome) bool { return o.Members != nil || o.Choice != nil }) {
-		return data
-	}
-	var response map[string]json.RawMessage
-	if json.Unmarshal(data, &response) != nil {
-		return data
-	}
-	var choices []map[string]json.RawMessage
-	_ = json.Unmarshal(response["choices"], &choices)
-	for i, o := range outs {
-		for name, v := range o.Members {
-			response[name] = python.Encode(v)
-		}
-		for name, v := range o.Choice {
-			if i < len(choices) {
-				choices[i][name] = python.Encode(v)
-			}
-		}
-	}
-	if choices != nil {
-		response["choices"] = python.Encode(choices)
-	}
-	return python.Encode(response)
 }
 
 // requestName is the client's id of a request: the header wins over the body.

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"net/http"
+	"slices"
 
 	"github.com/pdkit/pdkit/enginesim/internal/core"
 	"github.com/pdkit/pdkit/enginesim/internal/python"
@@ -13,15 +14,13 @@ import (
 
 type chatRequest struct {
 	sampling
-	Messages            []chatMessage     `json:"messages"`
-	MaxCompletionTokens *whole            `json:"max_completion_tokens"`
-	Tools               []json.RawMessage `json:"tools"`
-	NoPromptEnd         *bool             `json:"add_generation_prompt"`
-	Logprobs            flag              `json:"logprobs"`
-	TopLogprobs         whole             `json:"top_logprobs"`
-	ToolChoice          json.RawMessage   `json:"tool_choice"`
-	Parallel            *bool             `json:"parallel_tool_calls"`
-	Format              json.RawMessage   `json:"response_format"`
+	tooling
+	Messages            []chatMessage   `json:"messages"`
+	MaxCompletionTokens *whole          `json:"max_completion_tokens"`
+	NoPromptEnd         *bool           `json:"add_generation_prompt"`
+	Logprobs            flag            `json:"logprobs"`
+	TopLogprobs         whole           `json:"top_logprobs"`
+	Format              json.RawMessage `json:"response_format"`
 }
 
 type chatMessage struct {
@@ -96,19 +95,33 @@ func ParseChat(e *Engine, r *http.Request, body []byte) (*Call, *Error) {
 		c.limitName = "max_completion_tokens"
 	}
 	if len(q.Messages) == 0 {
-		return nil, BadField("messages", "too_short", "List should have at least 1 item after validation", "[]")
+		return nil, errNoMessages()
 	}
-	prompt := render(q.Messages, q.Tools, q.NoPromptEnd == nil || *q.NoPromptEnd)
+	c.id, c.streamParams = "chatcmpl-"+requestName(r, q.RequestID), e.StreamParams
+	c.chat(&q.sampling, &q.tooling, c.id, render(q.Messages, q.Tools, q.NoPromptEnd == nil || *q.NoPromptEnd), q.Format)
+	c.format = &chatFormat{call: c, q: &q, media: e.Media(r.Context(), body)}
+	return c, nil
+}
+
+func errNoMessages() *Error {
+	return BadField("messages", "too_short", "List should have at least 1 item after validation", "[]")
+}
+
+// chat makes the generations of rendered messages, and holds them to what the request demands.
+func (c *Call) chat(s *sampling, t *tooling, name string, prompt []int32, format json.RawMessage) {
 	if ids, ok := promptTokens(c.Params); ok {
 		prompt = ids
 	}
-	id := "chatcmpl-" + requestName(r, q.RequestID)
-	c.add(&q.sampling, id, prompt, false)
-	c.streamParams = e.StreamParams
-	d := chosen(q.Tools, q.ToolChoice, q.Parallel == nil || *q.Parallel).orElse(formatted(q.Format))
-	c.guide(d)
-	c.format = &chatFormat{call: c, q: &q, id: id, demand: d, media: e.Media(r.Context(), body)}
-	return c, nil
+	c.add(s, name, prompt, false)
+	c.demand = chosen(t.Tools, t.ToolChoice, t.Parallel == nil || *t.Parallel)
+	if c.demand.guided == nil {
+		c.demand = formatted(format)
+	}
+	if c.demand.guided != nil {
+		for _, g := range c.Gens {
+			g.Guide = (&guide{todo: slices.Clone(c.demand.guided)}).next
+		}
+	}
 }
 
 // promptTokens takes the prompt out of kv_transfer_params.
@@ -125,180 +138,73 @@ func promptTokens(params core.Params) ([]int32, bool) {
 type chatFormat struct {
 	call   *Call
 	q      *chatRequest
-	id     string
-	demand demand
-	sse    *SSE
-	seen   []int
 	within []calling
 
 	media any // ec_transfer_params
 }
 
-type chatOutput struct {
-	Role         string     `json:"role"`
-	Content      string     `json:"content"`
-	Refusal      any        `json:"refusal"`
-	Annotations  any        `json:"annotations"`
-	Audio        any        `json:"audio"`
-	FunctionCall any        `json:"function_call"`
-	ToolCalls    []chatCall `json:"tool_calls,omitempty"`
-	Reasoning    any        `json:"reasoning"`
-}
-
-type chatChoice struct {
-	Index         int        `json:"index"`
-	Message       chatOutput `json:"message"`
-	Logprobs      any        `json:"logprobs"`
-	FinishReason  string     `json:"finish_reason"`
-	StopReason    any        `json:"stop_reason"`
-	TokenIDs      []int32    `json:"token_ids"`
-	RoutedExperts any        `json:"routed_experts"`
-}
-
-type chatBody struct {
-	ID             string       `json:"id"`
-	Object         string       `json:"object"`
-	Created        int64        `json:"created"`
-	Model          string       `json:"model"`
-	Choices        []chatChoice `json:"choices"`
-	ServiceTier    any          `json:"service_tier"`
-	Fingerprint    string       `json:"system_fingerprint"`
-	Usage          *usage       `json:"usage"`
-	PromptLogprobs any          `json:"prompt_logprobs"`
-	PromptTokenIDs []int32      `json:"prompt_token_ids"`
-	PromptText     any          `json:"prompt_text"`
-	KVParams       any          `json:"kv_transfer_params"`
-	ECParams       any          `json:"ec_transfer_params"`
-	Metrics        any          `json:"metrics"`
-}
-
 func (f *chatFormat) Whole(outs []*core.Outcome) any {
 	c := f.call
-	b := &chatBody{
-		ID: f.id, Object: "chat.completion", Created: c.created, Model: c.model, Fingerprint: fingerprint,
-		Usage: usageOf(c, outs, true), KVParams: outs[0].Params, ECParams: f.media,
-	}
-	if f.q.ReturnTokens {
-		b.PromptTokenIDs = c.Gens[0].Prompt
-	}
-	if f.q.PromptLogs != nil {
-		b.PromptLogprobs = promptLogprobs(c.Gens[0].Prompt)
-	}
+	var choices []python.Object
 	for i, o := range outs {
-		choice := chatChoice{Index: i, Message: chatOutput{Role: "assistant", Content: o.Text},
-			FinishReason: f.demand.reason(o.Reason), StopReason: o.Stop}
-		if f.demand.tools != nil {
-			choice.Message.Content, choice.Message.ToolCalls = "", f.demand.chatCalls(o.Tokens)
+		message := python.Object{"role", "assistant", "content", o.Text, "refusal", nil, "annotations", nil, "audio", nil,
+			"function_call", nil}
+		if c.demand.tools != nil {
+			message = message.With(python.Object{"content", "", "tool_calls", c.demand.chatCalls(o.Tokens)})
 		}
-		if f.q.ReturnTokens {
-			choice.TokenIDs = o.Tokens
-		}
+		choice := python.Object{"index", i, "message", append(message, "reasoning", nil), "logprobs", nil,
+			"finish_reason", c.demand.reason(o.Reason), "stop_reason", o.Stop,
+			"token_ids", when(f.q.ReturnTokens, o.Tokens), "routed_experts", nil}
 		if f.q.Logprobs {
-			choice.Logprobs = chatLogprobs(o.Tokens, int(f.q.TopLogprobs))
+			choice = choice.With(python.Object{"logprobs", chatLogprobs(o.Tokens, int(f.q.TopLogprobs))})
 		}
-		b.Choices = append(b.Choices, choice)
+		choices = append(choices, choice.With(o.Choice))
 	}
-	return b
+	var logs any
+	if f.q.PromptLogs != nil {
+		logs = promptLogprobs(c.Gens[0].Prompt)
+	}
+	return python.Object{"id", c.id, "object", "chat.completion", "created", c.created, "model", c.model,
+		"choices", choices, "service_tier", nil, "system_fingerprint", fingerprint, "usage", c.usage(outs, true, true),
+		"prompt_logprobs", logs, "prompt_token_ids", when(f.q.ReturnTokens, c.Gens[0].Prompt), "prompt_text", nil,
+		"kv_transfer_params", outs[0].Params, "ec_transfer_params", f.media, "metrics", nil}.With(outs[0].Members)
 }
 
-type chatChunk struct {
-	ID             string       `json:"id"`
-	Object         string       `json:"object"`
-	Created        int64        `json:"created"`
-	Model          string       `json:"model"`
-	Choices        any          `json:"choices"`
-	Usage          *streamUsage `json:"usage,omitempty"`
-	PromptTokenIDs any          `json:"prompt_token_ids,omitempty"`
-	PromptText     any          `json:"prompt_text,omitempty"`
-	Fingerprint    string       `json:"system_fingerprint,omitempty"`
-	KVParams       any          `json:"kv_transfer_params,omitempty"`
+func (f *chatFormat) chunk(choices ...python.Object) python.Object {
+	return f.call.chunk("chat.completion.chunk", choices)
 }
 
-type chatDelta struct {
-	Role      string          `json:"role,omitempty"`
-	Content   any             `json:"content,omitempty"` // a string, "" too
-	ToolCalls []chatCallDelta `json:"tool_calls,omitempty"`
-}
-
-// A chunk's choice comes in three shapes: the role, a token, the last token.
-type chatOpening struct {
-	Index        int       `json:"index"`
-	Delta        chatDelta `json:"delta"`
-	Logprobs     any       `json:"logprobs"`
-	FinishReason any       `json:"finish_reason"`
-}
-
-type chatToken struct {
-	chatOpening
-	TokenIDs []int32 `json:"token_ids"`
-}
-
-type chatLastToken struct {
-	chatOpening
-	StopReason any     `json:"stop_reason"`
-	TokenIDs   []int32 `json:"token_ids"`
-}
-
-func (f *chatFormat) chunk(choices any) *chatChunk {
-	return &chatChunk{ID: f.id, Object: "chat.completion.chunk", Created: f.call.created, Model: f.call.model,
-		Choices: choices}
-}
-
-// null is a JSON null that omitempty keeps.
-var null = json.RawMessage("null")
-
-func (f *chatFormat) Begin(s *SSE) {
-	f.sse = s
-	f.seen = make([]int, len(f.call.Gens))
+func (f *chatFormat) begin() {
 	f.within = make([]calling, len(f.call.Gens))
-	for i := range f.call.Gens {
-		chunk := f.chunk([]chatOpening{{Index: i, Delta: chatDelta{Role: "assistant", Content: ""}}})
-		chunk.PromptTokenIDs, chunk.PromptText = null, null
-		if f.q.ReturnTokens {
-			chunk.PromptTokenIDs = f.call.Gens[i].Prompt
-		}
-		f.sse.data(python.Encode(chunk))
+	for i, g := range f.call.Gens {
+		f.call.sse.json(append(f.chunk(python.Object{"index", i, "delta", python.Object{"role", "assistant", "content", ""},
+			"logprobs", nil, "finish_reason", nil}),
+			"prompt_token_ids", when(f.q.ReturnTokens, g.Prompt), "prompt_text", nil))
 	}
 }
 
-func (f *chatFormat) Step(s core.Step) {
-	open := chatOpening{Index: s.Index, Delta: chatDelta{Content: s.Text}}
-	if f.demand.tools != nil {
-		open.Delta = chatDelta{ToolCalls: f.demand.chatDelta(&f.within[s.Index], s)}
+// step writes a choice: the last one has a reason besides.
+func (f *chatFormat) step(s core.Step) {
+	delta := python.Object{"content", s.Text}
+	if f.call.demand.tools != nil {
+		delta = f.call.demand.chatDelta(&f.within[s.Index], s)
 	}
 	var ids []int32
-	if s.HasOne {
-		f.seen[s.Index]++
-		if f.q.ReturnTokens {
-			ids = []int32{s.Token}
-		}
-		if f.q.Logprobs {
-			open.Logprobs = chatLogprobs([]int32{s.Token}, int(f.q.TopLogprobs))
-		}
+	var logs any
+	if s.HasOne && f.q.ReturnTokens {
+		ids = []int32{s.Token}
 	}
-	var chunk *chatChunk
-	if s.Reason == "" {
-		chunk = f.chunk([]chatToken{{open, ids}})
-	} else {
-		open.FinishReason = f.demand.reason(s.Reason)
-		chunk = f.chunk([]chatLastToken{{open, s.Stop, ids}})
-		if !f.call.wantsUsage() {
-			chunk.Fingerprint = fingerprint
-		}
+	if s.HasOne && bool(f.q.Logprobs) {
+		logs = chatLogprobs([]int32{s.Token}, int(f.q.TopLogprobs))
 	}
-	chunk.KVParams = f.call.streamed(s)
-	if f.call.options != nil && f.call.options.ContinuousUsage {
-		n, made := len(f.call.Gens[s.Index].Prompt), f.seen[s.Index]
-		chunk.Usage = &streamUsage{Prompt: n, Total: n + made, Completion: made}
+	choice := python.Object{"index", s.Index, "delta", delta, "logprobs", logs,
+		"finish_reason", reasonOrNull(f.call.demand.reason(s.Reason))}
+	if s.Reason != "" {
+		choice = append(choice, "stop_reason", s.Stop)
 	}
-	f.sse.data(python.Encode(chunk))
+	f.call.sse.json(f.call.told(f.chunk(append(choice, "token_ids", ids)), s))
 }
 
-func (f *chatFormat) End(outs []*core.Outcome) {
-	if f.call.wantsUsage() {
-		chunk := f.chunk([]struct{}{})
-		chunk.Usage, chunk.Fingerprint = streamUsageOf(f.call, outs, true), fingerprint
-		f.sse.data(python.Encode(chunk))
-	}
-	f.sse.data([]byte("[DONE]"))
+func (f *chatFormat) end(outs []*core.Outcome) {
+	f.call.close(f.chunk(), outs, true, "system_fingerprint", fingerprint)
 }

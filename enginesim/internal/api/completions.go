@@ -5,6 +5,7 @@ package api
 import (
 	"encoding/json"
 	"net/http"
+	"slices"
 	"strconv"
 
 	"github.com/pdkit/pdkit/enginesim/internal/core"
@@ -31,12 +32,11 @@ func ParseCompletion(e *Engine, r *http.Request, body []byte) (*Call, *Error) {
 		return nil, bad
 	}
 	c.defaultLimit = 16
-	id := "cmpl-" + requestName(r, q.RequestID)
+	c.id, c.streamParams = "cmpl-"+requestName(r, q.RequestID), e.StreamParams
 	for i, prompt := range prompts {
-		c.add(&q.sampling, id+"-"+strconv.Itoa(i), prompt, bool(q.Echo) && q.Logprobs != nil)
+		c.add(&q.sampling, c.id+"-"+strconv.Itoa(i), prompt, bool(q.Echo) && q.Logprobs != nil)
 	}
-	c.streamParams = e.StreamParams
-	c.format = &completionFormat{call: c, q: &q, id: id}
+	c.format = &completionFormat{call: c, q: &q}
 	return c, nil
 }
 
@@ -72,137 +72,57 @@ func completionPrompts(raw json.RawMessage) ([][]int32, *Error) {
 type completionFormat struct {
 	call *Call
 	q    *completionRequest
-	id   string
-	sse  *SSE
-
-	seen  []int // tokens per choice
-	total int
-}
-
-type completionChoice struct {
-	Index          int     `json:"index"`
-	Text           string  `json:"text"`
-	Logprobs       any     `json:"logprobs"`
-	FinishReason   *string `json:"finish_reason"`
-	StopReason     any     `json:"stop_reason"`
-	TokenIDs       []int32 `json:"token_ids"`
-	PromptLogprobs any     `json:"prompt_logprobs"`
-	PromptTokenIDs []int32 `json:"prompt_token_ids"`
-	RoutedExperts  any     `json:"routed_experts"`
-}
-
-type completionBody struct {
-	ID          string             `json:"id"`
-	Object      string             `json:"object"`
-	Created     int64              `json:"created"`
-	Model       string             `json:"model"`
-	Choices     []completionChoice `json:"choices"`
-	ServiceTier any                `json:"service_tier"`
-	Fingerprint string             `json:"system_fingerprint"`
-	Usage       *usage             `json:"usage"`
-	KVParams    any                `json:"kv_transfer_params"`
-	ECParams    any                `json:"ec_transfer_params"`
-	Metrics     any                `json:"metrics"`
 }
 
 func (f *completionFormat) Whole(outs []*core.Outcome) any {
 	c := f.call
-	b := &completionBody{
-		ID: f.id, Object: "text_completion", Created: c.created, Model: c.model, Fingerprint: fingerprint,
-		Usage: usageOf(c, outs, false), KVParams: outs[0].Params,
-	}
+	var choices []python.Object
 	for i, o := range outs {
-		g := c.Gens[i]
-		choice := completionChoice{Index: i, Text: o.Text, FinishReason: &o.Reason, StopReason: o.Stop}
-		if f.q.ReturnTokens {
-			choice.TokenIDs, choice.PromptTokenIDs = o.Tokens, g.Prompt
-		}
-		logged := o.Tokens
+		prompt, text, logged := c.Gens[i].Prompt, o.Text, o.Tokens
 		if f.q.Echo {
-			choice.Text = core.Detokenise(g.Prompt) + o.Text
-			logged = append(append([]int32{}, g.Prompt...), o.Tokens...)
+			text, logged = core.Detokenise(prompt)+o.Text, slices.Concat(prompt, o.Tokens)
 		}
+		var logs, promptLogs any
 		if f.q.Logprobs != nil {
-			choice.Logprobs = completionLogprobs(logged, 0, bool(f.q.Echo))
+			logs = completionLogprobs(logged, 0, bool(f.q.Echo))
 		}
 		if f.q.PromptLogs != nil {
-			choice.PromptLogprobs = promptLogprobs(g.Prompt)
+			promptLogs = promptLogprobs(prompt)
 		}
-		b.Choices = append(b.Choices, choice)
+		choices = append(choices, python.Object{"index", i, "text", text, "logprobs", logs, "finish_reason", o.Reason,
+			"stop_reason", o.Stop, "token_ids", when(f.q.ReturnTokens, o.Tokens), "prompt_logprobs", promptLogs,
+			"prompt_token_ids", when(f.q.ReturnTokens, prompt), "routed_experts", nil}.With(o.Choice))
 	}
-	return b
+	return python.Object{"id", c.id, "object", "text_completion", "created", c.created, "model", c.model,
+		"choices", choices, "service_tier", nil, "system_fingerprint", fingerprint,
+		"usage", c.usage(outs, false, true), "kv_transfer_params", outs[0].Params, "ec_transfer_params", nil,
+		"metrics", nil}.With(outs[0].Members)
 }
 
-type completionChunkChoice struct {
-	Index          int     `json:"index"`
-	Text           string  `json:"text"`
-	Logprobs       any     `json:"logprobs"`
-	FinishReason   *string `json:"finish_reason"`
-	StopReason     any     `json:"stop_reason"`
-	PromptTokenIDs []int32 `json:"prompt_token_ids"`
-	TokenIDs       []int32 `json:"token_ids"`
+func (f *completionFormat) chunk(choices ...python.Object) python.Object {
+	return f.call.chunk("text_completion", choices)
 }
 
-type completionChunk struct {
-	ID          string                  `json:"id"`
-	Object      string                  `json:"object"`
-	Created     int64                   `json:"created"`
-	Model       string                  `json:"model"`
-	Choices     []completionChunkChoice `json:"choices"`
-	Usage       *streamUsage            `json:"usage,omitempty"`
-	Fingerprint string                  `json:"system_fingerprint,omitempty"`
-	KVParams    any                     `json:"kv_transfer_params,omitempty"`
+func (f *completionFormat) begin() {}
+
+func (f *completionFormat) step(s core.Step) {
+	prompt, text, made := f.call.Gens[s.Index].Prompt, s.Text, f.call.made[s.Index]
+	if made == 0 && bool(f.q.Echo) {
+		text = core.Detokenise(prompt) + text
+	}
+	var ids []int32
+	var logs any
+	if s.HasOne && f.q.ReturnTokens {
+		ids = []int32{s.Token}
+	}
+	if s.HasOne && f.q.Logprobs != nil {
+		logs = completionLogprobs([]int32{s.Token}, made, false)
+	}
+	f.call.sse.json(f.call.told(f.chunk(python.Object{"index", s.Index, "text", text, "logprobs", logs,
+		"finish_reason", reasonOrNull(s.Reason), "stop_reason", s.Stop,
+		"prompt_token_ids", when(made == 0 && f.q.ReturnTokens, prompt), "token_ids", ids}), s))
 }
 
-func (f *completionFormat) chunk() *completionChunk {
-	return &completionChunk{ID: f.id, Object: "text_completion", Created: f.call.created, Model: f.call.model,
-		Choices: []completionChunkChoice{}}
-}
-
-func (f *completionFormat) Begin(s *SSE) { f.sse, f.seen = s, make([]int, len(f.call.Gens)) }
-
-func (f *completionFormat) Step(s core.Step) {
-	g := f.call.Gens[s.Index]
-	choice := completionChunkChoice{Index: s.Index, Text: s.Text, StopReason: s.Stop}
-	if s.Reason != "" {
-		choice.FinishReason = &s.Reason
-	}
-	if f.seen[s.Index] == 0 {
-		if f.q.Echo {
-			choice.Text = core.Detokenise(g.Prompt) + choice.Text
-		}
-		if f.q.ReturnTokens {
-			choice.PromptTokenIDs = g.Prompt
-		}
-	}
-	if s.HasOne {
-		if f.q.ReturnTokens {
-			choice.TokenIDs = []int32{s.Token}
-		}
-		if f.q.Logprobs != nil {
-			choice.Logprobs = completionLogprobs([]int32{s.Token}, f.seen[s.Index], false)
-		}
-		f.seen[s.Index]++
-		f.total++
-	}
-	chunk := f.chunk()
-	chunk.Choices = append(chunk.Choices, choice)
-	chunk.KVParams = f.call.streamed(s)
-	if s.Reason != "" && !f.call.wantsUsage() {
-		chunk.Fingerprint = fingerprint
-	}
-	if f.call.options != nil && f.call.options.ContinuousUsage {
-		chunk.Usage = &streamUsage{Prompt: len(g.Prompt), Total: len(g.Prompt) + f.seen[s.Index],
-			Completion: f.seen[s.Index]}
-	}
-	f.sse.data(python.Encode(chunk))
-}
-
-func (f *completionFormat) End(outs []*core.Outcome) {
-	if f.call.wantsUsage() {
-		chunk := f.chunk()
-		chunk.Usage, chunk.Fingerprint = streamUsageOf(f.call, outs, false), fingerprint
-		f.sse.data(python.Encode(chunk))
-	}
-	f.sse.data([]byte("[DONE]"))
+func (f *completionFormat) end(outs []*core.Outcome) {
+	f.call.close(f.chunk(), outs, false, "system_fingerprint", fingerprint)
 }

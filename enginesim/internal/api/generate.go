@@ -39,109 +39,45 @@ func parseGenerate(_ *Engine, r *http.Request, body []byte) (*Call, *Error) {
 		return nil, bad
 	}
 	c.defaultLimit, c.anyOptions = 16, true
-	id := "generate-tokens-" + requestName(r, q.RequestID)
-	c.add(&s, id, q.TokenIDs, false)
-	c.format = &generateFormat{call: c, q: &q, id: id}
+	c.id = "generate-tokens-" + requestName(r, q.RequestID)
+	c.add(&s, c.id, q.TokenIDs, false)
+	c.format = &generateFormat{call: c, q: &q}
 	return c, nil
 }
 
 type generateFormat struct {
 	call *Call
 	q    *generateRequest
-	id   string
-	sse  *SSE
-}
-
-type weightVersion struct {
-	Version string `json:"version"`
-	Start   int    `json:"start"`
-	End     int    `json:"end"`
-}
-
-type generateChoice struct {
-	Index         int             `json:"index"`
-	FinishReason  *string         `json:"finish_reason"`
-	StopReason    any             `json:"stop_reason"`
-	TokenIDs      []int32         `json:"token_ids"`
-	RoutedExperts any             `json:"routed_experts"`
-	SamplingMask  any             `json:"sampling_mask"`
-	Weights       []weightVersion `json:"weight_versions"`
-	Logprobs      any             `json:"logprobs"`
-}
-
-type generateBody struct {
-	RequestID      string           `json:"request_id"`
-	Model          string           `json:"model"`
-	Created        int64            `json:"created"`
-	Usage          *usage           `json:"usage"`
-	PromptLogprobs any              `json:"prompt_logprobs"`
-	PromptIDLogs   any              `json:"prompt_token_id_logprobs"`
-	PromptTokenIDs []int32          `json:"prompt_token_ids"`
-	Placeholders   any              `json:"mm_placeholders"`
-	Metrics        any              `json:"metrics"`
-	KVParams       any              `json:"kv_transfer_params"`
-	ECParams       any              `json:"ec_transfer_params"`
-	OutputMode     string           `json:"output_mode"`
-	Choices        []generateChoice `json:"choices"`
 }
 
 func (f *generateFormat) Whole(outs []*core.Outcome) any {
 	c := f.call
-	b := &generateBody{RequestID: f.id, Model: c.model, Created: c.created, Usage: usageOf(c, outs, false),
-		KVParams: outs[0].Params, OutputMode: "tokens"}
-	if f.q.ReturnTokens {
-		b.PromptTokenIDs = c.Gens[0].Prompt
-	}
+	var choices []python.Object
 	for i, o := range outs {
-		b.Choices = append(b.Choices, generateChoice{
-			Index: i, FinishReason: &o.Reason, StopReason: o.Stop, TokenIDs: o.Tokens,
-			Weights: []weightVersion{{"default", 0, len(o.Tokens)}},
-		})
+		choices = append(choices, python.Object{"index", i, "finish_reason", o.Reason, "stop_reason", o.Stop,
+			"token_ids", o.Tokens, "routed_experts", nil, "sampling_mask", nil,
+			"weight_versions", []python.Object{{"version", "default", "start", 0, "end", len(o.Tokens)}},
+			"logprobs", nil})
 	}
-	return b
+	return python.Object{"request_id", c.id, "model", c.model, "created", c.created,
+		"usage", c.usage(outs, false, true), "prompt_logprobs", nil, "prompt_token_id_logprobs", nil,
+		"prompt_token_ids", when(f.q.ReturnTokens, c.Gens[0].Prompt), "mm_placeholders", nil, "metrics", nil,
+		"kv_transfer_params", outs[0].Params, "ec_transfer_params", nil, "output_mode", "tokens", "choices", choices}
 }
 
-type generateChunkChoice struct {
-	Index        int     `json:"index"`
-	TokenIDs     []int32 `json:"token_ids"`
-	Logprobs     any     `json:"logprobs"`
-	FinishReason *string `json:"finish_reason"`
-	StopReason   any     `json:"stop_reason"`
+func (f *generateFormat) chunk(choices ...python.Object) python.Object {
+	return python.Object{"request_id", f.call.id, "model", f.call.model, "created", f.call.created, "choices", choices}
 }
 
-type generateChunk struct {
-	RequestID string                `json:"request_id"`
-	Model     string                `json:"model"`
-	Created   int64                 `json:"created"`
-	Choices   []generateChunkChoice `json:"choices"`
-	Usage     *streamUsage          `json:"usage,omitempty"`
-}
+func (f *generateFormat) begin() {}
 
-func (f *generateFormat) chunk() *generateChunk {
-	return &generateChunk{RequestID: f.id, Model: f.call.model, Created: f.call.created,
-		Choices: []generateChunkChoice{}}
-}
-
-func (f *generateFormat) Begin(s *SSE) { f.sse = s }
-
-func (f *generateFormat) Step(s core.Step) {
-	choice := generateChunkChoice{Index: s.Index, TokenIDs: []int32{}, StopReason: s.Stop}
+func (f *generateFormat) step(s core.Step) {
+	ids := []int32{}
 	if s.HasOne {
-		choice.TokenIDs = append(choice.TokenIDs, s.Token)
+		ids = append(ids, s.Token)
 	}
-	if s.Reason != "" {
-		choice.FinishReason = &s.Reason
-	}
-	chunk := f.chunk()
-	chunk.Choices = append(chunk.Choices, choice)
-	f.sse.data(python.Encode(chunk))
+	f.call.sse.json(f.chunk(python.Object{"index", s.Index, "token_ids", ids, "logprobs", nil,
+		"finish_reason", reasonOrNull(s.Reason), "stop_reason", s.Stop}))
 }
 
-func (f *generateFormat) End(outs []*core.Outcome) {
-	if f.call.wantsUsage() {
-		chunk := f.chunk()
-		chunk.Usage = streamUsageOf(f.call, outs, false)
-		f.sse.data(python.Encode(chunk))
-	}
-	f.sse.data([]byte("[DONE]"))
-}
+func (f *generateFormat) end(outs []*core.Outcome) { f.call.close(f.chunk(), outs, false) }

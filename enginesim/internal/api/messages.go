@@ -12,13 +12,11 @@ import (
 
 type messagesRequest struct {
 	sampling
+	tooling
 	Messages      []chatMessage `json:"messages"`
 	System        *chatContent  `json:"system"`
 	StopSequences []string      `json:"stop_sequences"`
-
-	Tools      []json.RawMessage `json:"tools"`
-	ToolChoice json.RawMessage   `json:"tool_choice"`
-	Output     struct {
+	Output        struct {
 		Format json.RawMessage `json:"format"`
 	} `json:"output_config"`
 }
@@ -35,155 +33,128 @@ func parseMessages(_ *Engine, r *http.Request, body []byte) (*Call, *Error) {
 	case !c.limited:
 		return nil, BadField("max_tokens", "missing", "Field required", "{}")
 	case len(q.Messages) == 0:
-		return nil, BadField("messages", "too_short", "List should have at least 1 item after validation", "[]")
+		return nil, errNoMessages()
 	}
 	messages := q.Messages
 	if q.System != nil {
 		messages = append([]chatMessage{{Role: "system", Content: *q.System}}, messages...)
 	}
-	prompt := render(messages, q.Tools, true)
-	if ids, ok := promptTokens(c.Params); ok {
-		prompt = ids
-	}
-	id := "chatcmpl-" + requestName(r, q.RequestID)
-	c.add(&q.sampling, id, prompt, false)
 	var choice struct {
 		OneAtATime bool `json:"disable_parallel_tool_use"`
 	}
 	_ = json.Unmarshal(q.ToolChoice, &choice) // without it, calls are parallel
-	d := chosen(q.Tools, q.ToolChoice, !choice.OneAtATime).orElse(formatted(q.Output.Format))
-	c.guide(d)
-	c.format = &messagesFormat{call: c, id: id, demand: d}
+	parallel := !choice.OneAtATime
+	q.Parallel = &parallel
+	c.id = "chatcmpl-" + requestName(r, q.RequestID)
+	c.chat(&q.sampling, &q.tooling, c.id, render(messages, q.Tools, true), q.Output.Format)
+	c.format = &messagesFormat{call: c}
 	return c, nil
 }
 
 type messagesFormat struct {
 	call   *Call
-	id     string
-	demand demand
-	sse    *SSE
 	within calling
 
 	undone bool // its stream ends without [DONE]
 }
 
-type messagesUsage struct {
-	Input   int `json:"input_tokens"`
-	Output  int `json:"output_tokens"`
-	Created int `json:"cache_creation_input_tokens"`
-	Read    int `json:"cache_read_input_tokens"`
-}
-
-type messagesText struct {
-	Type string `json:"type"`
-	Text string `json:"text"`
-}
-
-type messagesCall struct {
-	Type  string          `json:"type"`
-	ID    string          `json:"id"`
-	Name  string          `json:"name"`
-	Input json.RawMessage `json:"input"`
-}
-
-type messagesBody struct {
-	ID         string        `json:"id"`
-	Type       string        `json:"type"`
-	Role       string        `json:"role"`
-	Content    []any         `json:"content"` // messagesText and messagesCall
-	Model      string        `json:"model"`
-	StopReason string        `json:"stop_reason,omitempty"`
-	Usage      messagesUsage `json:"usage"`
-	KVParams   any           `json:"kv_transfer_params,omitempty"`
-}
-
 var messagesReasons = map[string]string{core.ReasonLength: "max_tokens", core.ReasonStop: "end_turn",
 	"tool_calls": "tool_use"}
 
-func (f *messagesFormat) body() *messagesBody {
-	return &messagesBody{ID: f.id, Type: "message", Role: "assistant", Content: []any{}, Model: f.call.model}
+// body is a message with some content, and with more members.
+func (f *messagesFormat) body(content []python.Object, more ...any) python.Object {
+	return append(python.Object{"id", f.call.id, "type", "message", "role", "assistant", "content", content,
+		"model", f.call.model}, more...)
+}
+
+func messagesUsage(input, output, created, read int) python.Object {
+	return python.Object{"input_tokens", input, "output_tokens", output, "cache_creation_input_tokens", created,
+		"cache_read_input_tokens", read}
 }
 
 // used counts as that API does: what the cache gave or took is not input.
-func (f *messagesFormat) used(o *core.Outcome) messagesUsage {
-	return messagesUsage{Input: len(f.call.Gens[0].Prompt) - o.Cached - o.Created, Output: len(o.Tokens),
-		Created: o.Created, Read: o.Cached}
+func (f *messagesFormat) used(o *core.Outcome) python.Object {
+	return messagesUsage(len(f.call.Gens[0].Prompt)-o.Cached-o.Created, len(o.Tokens), o.Created, o.Cached)
 }
 
 func (f *messagesFormat) Whole(outs []*core.Outcome) any {
-	o, b := outs[0], f.body()
-	for _, call := range f.demand.calls(o.Tokens, chatCallID) {
+	o, d := outs[0], f.call.demand
+	var content []python.Object
+	for _, call := range d.calls(o.Tokens, chatCallID) {
 		input := json.RawMessage(call.Arguments)
 		if !json.Valid(input) { // cut by the limit
 			input = json.RawMessage("{}")
 		}
-		b.Content = append(b.Content, messagesCall{"tool_use", call.ID, call.Name, input})
+		content = append(content, toolUse(call.ID, call.Name, input))
 	}
-	if f.demand.tools == nil {
-		b.Content = append(b.Content, messagesText{"text", o.Text})
+	if d.tools == nil {
+		content = append(content, python.Object{"type", "text", "text", o.Text})
 	}
-	b.StopReason, b.Usage, b.KVParams = f.reason(o.Reason), f.used(o), o.Params
+	b := f.body(content, "stop_reason", f.reason(o.Reason), "usage", f.used(o))
+	if o.Params != nil {
+		b = append(b, "kv_transfer_params", o.Params)
+	}
 	return b
 }
 
+func toolUse(id, name string, input json.RawMessage) python.Object {
+	return python.Object{"type", "tool_use", "id", id, "name", name, "input", input}
+}
+
 func (f *messagesFormat) reason(reason string) string {
-	reason = f.demand.reason(reason)
+	reason = f.call.demand.reason(reason)
 	if r, ok := messagesReasons[reason]; ok {
 		return r
 	}
 	return reason
 }
 
-func (f *messagesFormat) send(kind string, fields map[string]any) {
-	fields["type"] = kind
-	f.sse.named(kind, python.Encode(fields))
+func (f *messagesFormat) begin() {
+	f.call.sse.typed("message_start", map[string]any{"message": f.body(nil, "usage",
+		messagesUsage(len(f.call.Gens[0].Prompt), 0, 0, 0))})
 }
 
-func (f *messagesFormat) Begin(s *SSE) {
-	f.sse = s
-	b := f.body()
-	b.Usage.Input = len(f.call.Gens[0].Prompt)
-	f.send("message_start", map[string]any{"message": b})
-}
-
-func (f *messagesFormat) Step(s core.Step) {
-	if f.demand.tools != nil {
+func (f *messagesFormat) step(s core.Step) {
+	sse := f.call.sse
+	if f.call.demand.tools != nil {
 		f.callStep(s)
 		return
 	}
 	if !f.within.open {
 		f.within.open = true
-		f.send("content_block_start", map[string]any{"index": 0, "content_block": messagesText{Type: "text"}})
+		sse.typed("content_block_start", map[string]any{"index": 0, "content_block": python.Object{"type", "text",
+			"text", ""}})
 	}
 	if s.Text != "" {
-		f.send("content_block_delta", map[string]any{"index": 0, "delta": messagesText{"text_delta", s.Text}})
+		sse.typed("content_block_delta", map[string]any{"index": 0, "delta": python.Object{"type", "text_delta",
+			"text", s.Text}})
 	}
 }
 
 // callStep writes a token of a tool's call.
 func (f *messagesFormat) callStep(s core.Step) {
-	at := f.within.at
+	at, sse := f.within.at, f.call.sse
 	opens, closes := f.within.take(s)
 	if opens {
-		f.send("content_block_start", map[string]any{"index": at, "content_block": messagesCall{"tool_use",
-			chatCallID(), f.demand.tools[at], json.RawMessage("{}")}})
+		sse.typed("content_block_start", map[string]any{"index": at,
+			"content_block": toolUse(chatCallID(), f.call.demand.tools[at], json.RawMessage("{}"))})
 	}
 	if s.Text != "" {
-		f.send("content_block_delta", map[string]any{"index": at,
+		sse.typed("content_block_delta", map[string]any{"index": at,
 			"delta": map[string]string{"type": "input_json_delta", "partial_json": s.Text}})
 	}
 	if closes {
-		f.send("content_block_stop", map[string]any{"index": at})
+		sse.typed("content_block_stop", map[string]any{"index": at})
 	}
 }
 
-func (f *messagesFormat) End(outs []*core.Outcome) {
-	o := outs[0]
-	f.send("content_block_stop", map[string]any{"index": f.within.at})
-	f.send("message_delta", map[string]any{"delta": map[string]string{"stop_reason": f.reason(o.Reason)},
+func (f *messagesFormat) end(outs []*core.Outcome) {
+	o, sse := outs[0], f.call.sse
+	sse.typed("content_block_stop", map[string]any{"index": f.within.at})
+	sse.typed("message_delta", map[string]any{"delta": map[string]string{"stop_reason": f.reason(o.Reason)},
 		"usage": f.used(o)})
-	f.send("message_stop", map[string]any{})
+	sse.typed("message_stop", map[string]any{})
 	if !f.undone {
-		f.sse.data([]byte("[DONE]"))
+		sse.done()
 	}
 }

@@ -7,49 +7,18 @@ import (
 	"net/http"
 
 	"github.com/pdkit/pdkit/enginesim/internal/core"
+	"github.com/pdkit/pdkit/enginesim/internal/python"
 )
-
-type modelPermission struct {
-	ID         string  `json:"id"`
-	Object     string  `json:"object"`
-	Created    int64   `json:"created"`
-	CreateOwn  bool    `json:"allow_create_engine"`
-	Sampling   bool    `json:"allow_sampling"`
-	Logprobs   bool    `json:"allow_logprobs"`
-	Indices    bool    `json:"allow_search_indices"`
-	View       bool    `json:"allow_view"`
-	FineTuning bool    `json:"allow_fine_tuning"`
-	Org        string  `json:"organization"`
-	Group      *string `json:"group"`
-	IsBlocking bool    `json:"is_blocking"`
-}
-
-type modelCard struct {
-	ID          string            `json:"id"`
-	Object      string            `json:"object"`
-	Created     int64             `json:"created"`
-	OwnedBy     string            `json:"owned_by"`
-	Root        string            `json:"root"`
-	Parent      *string           `json:"parent"`
-	MaxModelLen int               `json:"max_model_len"`
-	Permission  []modelPermission `json:"permission"`
-}
-
-type modelList struct {
-	Object string      `json:"object"`
-	Data   []modelCard `json:"data"`
-}
 
 // Models is the list of /v1/models.
 func Models(e *Engine, created int64) any {
-	return modelList{Object: "list", Data: []modelCard{{
-		ID: e.Model, Object: "model", Created: created, OwnedBy: "vllm", Root: e.Model, MaxModelLen: e.MaxModelLen,
-		Permission: []modelPermission{{
-			ID: "modelperm-" + core.RandomHex(8), Object: "model_permission", Created: created, Sampling: true,
-			Logprobs: true,
-			View:     true, Org: "*",
-		}},
-	}}}
+	permission := python.Object{"id", "modelperm-" + core.RandomHex(8), "object", "model_permission",
+		"created", created, "allow_create_engine", false, "allow_sampling", true, "allow_logprobs", true,
+		"allow_search_indices", false, "allow_view", true, "allow_fine_tuning", false, "organization", "*",
+		"group", nil, "is_blocking", false}
+	return python.Object{"object", "list", "data", []python.Object{{"id", e.Model, "object", "model",
+		"created", created, "owned_by", "vllm", "root", e.Model, "parent", nil, "max_model_len", e.MaxModelLen,
+		"permission", []python.Object{permission}}}}
 }
 
 // plainAPI answers a POST request that makes no tokens.
@@ -91,18 +60,12 @@ func tokenize(e *Engine, _ *http.Request, body []byte) (any, *Error) {
 	default:
 		return nil, BadField("prompt", "missing", "Field required", "{}")
 	}
-	response := struct {
-		Count       int      `json:"count"`
-		MaxModelLen int      `json:"max_model_len"`
-		Tokens      []int32  `json:"tokens"`
-		Strings     []string `json:"token_strs"`
-	}{len(tokens), e.MaxModelLen, tokens, nil}
-	if q.Strings {
-		for _, t := range tokens {
-			response.Strings = append(response.Strings, core.Detokenise([]int32{t}))
-		}
+	var texts []string
+	for _, t := range tokens {
+		texts = append(texts, core.Detokenise([]int32{t}))
 	}
-	return response, nil
+	return python.Object{"count", len(tokens), "max_model_len", e.MaxModelLen, "tokens", tokens,
+		"token_strs", when(q.Strings, texts)}, nil
 }
 
 func detokenize(_ *Engine, _ *http.Request, body []byte) (any, *Error) {
@@ -113,4 +76,34 @@ func detokenize(_ *Engine, _ *http.Request, body []byte) (any, *Error) {
 		return nil, bad
 	}
 	return map[string]string{"prompt": core.Detokenise(q.Tokens)}, nil
+}
+
+func renderCompletion(e *Engine, r *http.Request, body []byte) (any, *Error) {
+	return rendering(e, r, body, ParseCompletion)
+}
+
+func renderChat(e *Engine, r *http.Request, body []byte) (any, *Error) {
+	all, bad := rendering(e, r, body, ParseChat)
+	if bad != nil {
+		return nil, bad
+	}
+	return all[0], nil
+}
+
+// rendering has the part of GenerateRequest that tells of the prompt.
+func rendering(e *Engine, r *http.Request, body []byte, parse Parser) ([]python.Object, *Error) {
+	c, bad := parse(e, r, body)
+	if bad == nil {
+		bad = c.Check(e)
+	}
+	if bad != nil {
+		return nil, bad
+	}
+	all := make([]python.Object, 0, len(c.Gens))
+	for _, g := range c.Gens {
+		all = append(all, python.Object{"request_id", g.Name, "token_ids", g.Prompt, "features", nil,
+			"content_parts", nil, "sampling_params", map[string]int{"max_tokens": g.MaxTokens}, "model", c.model,
+			"stream", false})
+	}
+	return all, nil
 }

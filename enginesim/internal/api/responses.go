@@ -12,15 +12,13 @@ import (
 
 type responsesRequest struct {
 	sampling
-	Input           json.RawMessage   `json:"input"`
-	Instructions    *string           `json:"instructions"`
-	MaxOutputTokens *whole            `json:"max_output_tokens"`
-	Tools           []json.RawMessage `json:"tools"`
-	TopP            *float64          `json:"top_p"`
-	Metadata        json.RawMessage   `json:"metadata"`
-	User            *string           `json:"user"`
-	ToolChoice      json.RawMessage   `json:"tool_choice"`
-	Parallel        *bool             `json:"parallel_tool_calls"`
+	tooling
+	Input           json.RawMessage `json:"input"`
+	Instructions    *string         `json:"instructions"`
+	MaxOutputTokens *whole          `json:"max_output_tokens"`
+	TopP            *float64        `json:"top_p"`
+	Metadata        json.RawMessage `json:"metadata"`
+	User            *string         `json:"user"`
 	Text            struct {
 		Format json.RawMessage `json:"format"`
 	} `json:"text"`
@@ -44,18 +42,11 @@ func parseResponses(_ *Engine, _ *http.Request, body []byte) (*Call, *Error) {
 	if q.Instructions != nil {
 		messages = append([]chatMessage{{Role: "system", Content: chatContent(*q.Instructions)}}, messages...)
 	}
-	prompt := render(messages, q.Tools, true)
-	if ids, ok := promptTokens(c.Params); ok {
-		prompt = ids
+	if c.id = q.RequestID; c.id == "" {
+		c.id = "resp_" + core.RandomHex(8)
 	}
-	id := q.RequestID
-	if id == "" {
-		id = "resp_" + core.RandomHex(8)
-	}
-	c.add(&q.sampling, id+"_0", prompt, false)
-	d := chosen(q.Tools, q.ToolChoice, q.Parallel == nil || *q.Parallel).orElse(formatted(q.Text.Format))
-	c.guide(d)
-	c.format = &responsesFormat{call: c, q: &q, id: id, message: "msg_" + core.RandomHex(8), demand: d}
+	c.chat(&q.sampling, &q.tooling, c.id+"_0", render(messages, q.Tools, true), q.Text.Format)
+	c.format = &responsesFormat{call: c, q: &q, message: "msg_" + core.RandomHex(8)}
 	return c, nil
 }
 
@@ -73,31 +64,13 @@ func responsesInput(raw json.RawMessage) ([]chatMessage, *Error) {
 }
 
 type responsesFormat struct {
-	call        *Call
-	q           *responsesRequest
-	id, message string
-	sse         *SSE
-	seq         int
-	text        string
-	demand      demand
-	within      calling
-	made        []responsesCall // in the stream so far
-}
-
-type responsesText struct {
-	Annotations []any  `json:"annotations"`
-	Text        string `json:"text"`
-	Type        string `json:"type"`
-	Logprobs    any    `json:"logprobs"`
-}
-
-type responsesMessage struct {
-	ID      string          `json:"id"`
-	Content []responsesText `json:"content"`
-	Role    string          `json:"role"`
-	Status  string          `json:"status"`
-	Type    string          `json:"type"`
-	Phase   any             `json:"phase"`
+	call    *Call
+	q       *responsesRequest
+	message string // its id
+	seq     int
+	text    string
+	within  calling
+	made    []responsesCall // in the stream so far
 }
 
 type responsesCall struct {
@@ -109,59 +82,6 @@ type responsesCall struct {
 	Status    string `json:"status"`
 }
 
-type responsesUsage struct {
-	Input        int `json:"input_tokens"`
-	InputDetails struct {
-		Cached        int   `json:"cached_tokens"`
-		Written       int   `json:"cache_write_tokens"`
-		PerTurn       []int `json:"input_tokens_per_turn"`
-		CachedPerTurn []int `json:"cached_tokens_per_turn"`
-	} `json:"input_tokens_details"`
-	Output        int `json:"output_tokens"`
-	OutputDetails struct {
-		Reasoning   int   `json:"reasoning_tokens"`
-		Tools       int   `json:"tool_output_tokens"`
-		PerTurn     []int `json:"output_tokens_per_turn"`
-		ToolPerTurn []int `json:"tool_output_tokens_per_turn"`
-	} `json:"output_tokens_details"`
-	Total int `json:"total_tokens"`
-}
-
-type responsesBody struct {
-	ID               string            `json:"id"`
-	CreatedAt        int64             `json:"created_at"`
-	Incomplete       any               `json:"incomplete_details"`
-	Instructions     *string           `json:"instructions"`
-	Metadata         json.RawMessage   `json:"metadata"`
-	Model            string            `json:"model"`
-	Object           string            `json:"object"`
-	Output           []any             `json:"output"` // responsesMessage or responsesCall
-	ParallelTools    bool              `json:"parallel_tool_calls"`
-	Temperature      json.RawMessage   `json:"temperature"`
-	ToolChoice       any               `json:"tool_choice"`
-	Tools            []json.RawMessage `json:"tools"`
-	TopP             json.RawMessage   `json:"top_p"`
-	Background       bool              `json:"background"`
-	MaxOutputTokens  int               `json:"max_output_tokens"`
-	MaxToolCalls     any               `json:"max_tool_calls"`
-	Previous         any               `json:"previous_response_id"`
-	Prompt           any               `json:"prompt"`
-	Reasoning        any               `json:"reasoning"`
-	ServiceTier      string            `json:"service_tier"`
-	Status           string            `json:"status"`
-	Text             any               `json:"text"`
-	TopLogprobs      any               `json:"top_logprobs"`
-	Truncation       string            `json:"truncation"`
-	Usage            *responsesUsage   `json:"usage"`
-	User             *string           `json:"user"`
-	PresencePenalty  json.RawMessage   `json:"presence_penalty"`
-	FrequencyPenalty json.RawMessage   `json:"frequency_penalty"`
-	KVParams         any               `json:"kv_transfer_params"`
-	ECParams         any               `json:"ec_transfer_params"`
-	InputMessages    any               `json:"input_messages"`
-	OutputMessages   any               `json:"output_messages"`
-}
-
 // float writes a number as Python does: 0.0, not 0.
 func float(v *float64, otherwise float64) json.RawMessage {
 	if v == nil {
@@ -170,75 +90,84 @@ func float(v *float64, otherwise float64) json.RawMessage {
 	return json.RawMessage(python.Number(*v))
 }
 
-// shell is the response without its output.
-func (f *responsesFormat) shell(status string) *responsesBody {
+// body is the response with what is known of it: a status, and at the end the output and the outcome.
+func (f *responsesFormat) body(status string, output []any, o *core.Outcome) python.Object {
 	c, q := f.call, f.q
-	b := &responsesBody{
-		ID: f.id, CreatedAt: c.created, Instructions: q.Instructions, Metadata: q.Metadata, Model: c.model,
-		Object: "response",
-		Output: []any{}, ParallelTools: true, Temperature: float(q.Temperature, 1), ToolChoice: "none",
-		Tools: q.Tools,
-		TopP:  float(q.TopP, 1), MaxOutputTokens: c.Gens[0].MaxTokens, ServiceTier: "auto", Status: status,
-		Truncation: "disabled", User: q.User,
-		PresencePenalty: float(nil, 0), FrequencyPenalty: float(nil, 0),
+	var incomplete, usage, params any
+	if o != nil {
+		usage, params = f.usage(o), o.Params
+		if o.Reason != core.ReasonStop {
+			status, incomplete = "incomplete", map[string]string{"reason": "max_output_tokens"}
+		}
 	}
-	if b.Tools == nil {
-		b.Tools = []json.RawMessage{}
-	} else {
-		b.ToolChoice = "auto"
+	tools, choice := q.Tools, any("auto")
+	if tools == nil {
+		tools, choice = []json.RawMessage{}, "none"
 	}
 	if len(q.ToolChoice) > 0 {
-		b.ToolChoice = q.ToolChoice
+		choice = q.ToolChoice
 	}
-	return b
+	return python.Object{"id", c.id, "created_at", c.created, "incomplete_details", incomplete,
+		"instructions", q.Instructions, "metadata", q.Metadata, "model", c.model, "object", "response",
+		"output", output, "parallel_tool_calls", true, "temperature", float(q.Temperature, 1), "tool_choice", choice,
+		"tools", tools, "top_p", float(q.TopP, 1), "background", false, "max_output_tokens", c.Gens[0].MaxTokens,
+		"max_tool_calls", nil, "previous_response_id", nil, "prompt", nil, "reasoning", nil, "service_tier", "auto",
+		"status", status, "text", nil, "top_logprobs", nil, "truncation", "disabled", "usage", usage, "user", q.User,
+		"presence_penalty", float(nil, 0), "frequency_penalty", float(nil, 0), "kv_transfer_params", params,
+		"ec_transfer_params", nil, "input_messages", nil, "output_messages", nil}
 }
 
-func (f *responsesFormat) item(status, text string) responsesMessage {
-	return responsesMessage{
-		ID: f.message, Role: "assistant", Status: status, Type: "message",
-		Content: []responsesText{{Annotations: []any{}, Text: text, Type: "output_text"}},
-	}
+func (f *responsesFormat) usage(o *core.Outcome) python.Object {
+	input, output := len(f.call.Gens[0].Prompt), len(o.Tokens)
+	return python.Object{"input_tokens", input,
+		"input_tokens_details", python.Object{"cached_tokens", o.Cached, "cache_write_tokens", o.Created,
+			"input_tokens_per_turn", []int{}, "cached_tokens_per_turn", []int{}},
+		"output_tokens", output,
+		"output_tokens_details", python.Object{"reasoning_tokens", 0, "tool_output_tokens", 0,
+			"output_tokens_per_turn", []int{}, "tool_output_tokens_per_turn", []int{}},
+		"total_tokens", input + output}
+}
+
+// item is a message with its parts.
+func (f *responsesFormat) item(status string, content ...python.Object) python.Object {
+	return python.Object{"id", f.message, "content", content, "role", "assistant", "status", status,
+		"type", "message", "phase", nil}
+}
+
+func (f *responsesFormat) itemOf(text string) python.Object {
+	return f.item("completed", python.Object{"annotations", []any{}, "text", text, "type", "output_text",
+		"logprobs", nil})
 }
 
 func (f *responsesFormat) Whole(outs []*core.Outcome) any {
-	o := outs[0]
-	b := f.shell("completed")
-	if o.Reason != core.ReasonStop {
-		b.Status = "incomplete"
-		b.Incomplete = map[string]string{"reason": "max_output_tokens"}
-	}
+	o, d := outs[0], f.call.demand
 	calls := f.made
 	if calls == nil {
-		for _, c := range f.demand.calls(o.Tokens, responsesCallID) {
+		for _, c := range d.calls(o.Tokens, responsesCallID) {
 			calls = append(calls, f.called(c, "completed"))
 		}
 	}
+	output := make([]any, 0, 1)
 	for _, c := range calls {
-		b.Output = append(b.Output, c)
+		output = append(output, c)
 	}
-	if f.demand.tools == nil {
-		b.Output = append(b.Output, f.item("completed", o.Text))
+	if d.tools == nil {
+		output = append(output, f.itemOf(o.Text))
 	}
-	u := &responsesUsage{Input: len(f.call.Gens[0].Prompt), Output: len(o.Tokens)}
-	u.Total = u.Input + u.Output
-	u.InputDetails.Cached, u.InputDetails.Written = o.Cached, o.Created
-	u.InputDetails.PerTurn, u.InputDetails.CachedPerTurn = []int{}, []int{}
-	u.OutputDetails.PerTurn, u.OutputDetails.ToolPerTurn = []int{}, []int{}
-	b.Usage, b.KVParams = u, o.Params
-	return b
+	return f.body("completed", output, o)
 }
 
 // send writes one typed event with its number.
 func (f *responsesFormat) send(kind string, fields map[string]any) {
-	fields["type"], fields["sequence_number"] = kind, f.seq
+	fields["sequence_number"] = f.seq
 	f.seq++
-	f.sse.named(kind, python.Encode(fields))
+	f.call.sse.typed(kind, fields)
 }
 
-func (f *responsesFormat) Begin(s *SSE) {
-	f.sse = s
-	f.send("response.created", map[string]any{"response": f.shell("in_progress")})
-	f.send("response.in_progress", map[string]any{"response": f.shell("in_progress")})
+func (f *responsesFormat) begin() {
+	for _, kind := range []string{"response.created", "response.in_progress"} {
+		f.send(kind, map[string]any{"response": f.body("in_progress", []any{}, nil)})
+	}
 }
 
 func (f *responsesFormat) part(text string) map[string]any {
@@ -250,15 +179,13 @@ func (f *responsesFormat) at(fields map[string]any) map[string]any {
 	return fields
 }
 
-func (f *responsesFormat) Step(s core.Step) {
-	if f.demand.tools != nil {
+func (f *responsesFormat) step(s core.Step) {
+	if f.call.demand.tools != nil {
 		f.callStep(s)
 		return
 	}
 	if f.seq == 2 {
-		item := f.item("in_progress", "")
-		item.Content = []responsesText{}
-		f.send("response.output_item.added", map[string]any{"output_index": 0, "item": item})
+		f.send("response.output_item.added", map[string]any{"output_index": 0, "item": f.item("in_progress")})
 		f.send("response.content_part.added", f.at(map[string]any{"part": f.part("")}))
 	}
 	if s.Text != "" {
@@ -279,7 +206,7 @@ func (f *responsesFormat) callStep(s core.Step) {
 	at := f.within.at
 	opens, closes := f.within.take(s)
 	if opens {
-		c := f.called(toolCall{ID: responsesCallID(), Name: f.demand.tools[at]}, "in_progress")
+		c := f.called(toolCall{ID: responsesCallID(), Name: f.call.demand.tools[at]}, "in_progress")
 		f.made = append(f.made, c)
 		f.send("response.output_item.added", map[string]any{"output_index": at, "item": c})
 	}
@@ -296,13 +223,11 @@ func (f *responsesFormat) callStep(s core.Step) {
 	}
 }
 
-func (f *responsesFormat) End(outs []*core.Outcome) {
-	if f.demand.tools != nil {
-		f.send("response.completed", map[string]any{"response": f.Whole(outs)})
-		return
+func (f *responsesFormat) end(outs []*core.Outcome) {
+	if f.call.demand.tools == nil {
+		f.send("response.output_text.done", f.at(map[string]any{"text": f.text, "logprobs": []any{}}))
+		f.send("response.content_part.done", f.at(map[string]any{"part": f.part(f.text)}))
+		f.send("response.output_item.done", map[string]any{"output_index": 0, "item": f.itemOf(f.text)})
 	}
-	f.send("response.output_text.done", f.at(map[string]any{"text": f.text, "logprobs": []any{}}))
-	f.send("response.content_part.done", f.at(map[string]any{"part": f.part(f.text)}))
-	f.send("response.output_item.done", map[string]any{"output_index": 0, "item": f.item("completed", f.text)})
 	f.send("response.completed", map[string]any{"response": f.Whole(outs)})
 }

@@ -124,53 +124,36 @@ type sglangFormat struct {
 	q         *sglangRequest
 	prefilled bool // the prompt is computed elsewhere, so nothing is known of its log probabilities
 	begun     time.Time
-	sse       *SSE
 
 	texts  []string
 	tokens [][]int32
 }
 
-type sglangResponse struct {
-	Index  *int       `json:"index,omitempty"`
-	Text   string     `json:"text"`
-	Output []int32    `json:"output_ids"`
-	Meta   sglangMeta `json:"meta_info"`
-}
-
-type sglangMeta struct {
-	ID         string  `json:"id"`
-	Finish     any     `json:"finish_reason"`
-	Prompt     int     `json:"prompt_tokens"`
-	Input      *[]any  `json:"input_token_logprobs,omitempty"`
-	OutputLogs *[]any  `json:"output_token_logprobs,omitempty"`
-	Completion int     `json:"completion_tokens"`
-	Cached     int     `json:"cached_tokens"`
-	Latency    float64 `json:"e2e_latency,omitempty"`
-}
-
-func (f *sglangFormat) response(i int, text string, tokens []int32, cached int, reason string,
-	stop any) *sglangResponse {
+// response is one sequence's part; before and after are members at the beginning, and at the end of meta_info.
+func (f *sglangFormat) response(before python.Object, i int, text string, tokens []int32, cached int, reason string,
+	stop any, after ...any) python.Object {
 	g := f.call.Gens[i]
-	a := &sglangResponse{Text: text, Output: append([]int32{}, tokens...)}
-	a.Meta = sglangMeta{ID: g.Name, Prompt: len(g.Prompt), Completion: len(tokens), Cached: cached}
+	var finish any
 	switch reason {
 	case "":
 	case core.ReasonStop:
-		a.Meta.Finish = map[string]any{"type": "stop", "matched": stop}
+		finish = map[string]any{"type": "stop", "matched": stop}
 	case core.ReasonLength:
-		a.Meta.Finish = map[string]any{"type": "length", "length": len(tokens)}
+		finish = map[string]any{"type": "length", "length": len(tokens)}
 	default:
-		a.Meta.Finish = map[string]any{"type": "abort", "message": "Abort in waiting queue",
+		finish = map[string]any{"type": "abort", "message": "Abort in waiting queue",
 			"status_code": http.StatusInternalServerError}
 	}
+	meta := python.Object{"id", g.Name, "finish_reason", finish, "prompt_tokens", len(g.Prompt)}
 	if f.q.returning {
-		input, output := f.input(g.Prompt), []any{}
+		output := []any{}
 		for at, t := range tokens {
 			output = append(output, []any{logprob(t, at), t, nil})
 		}
-		a.Meta.Input, a.Meta.OutputLogs = &input, &output
+		meta = append(meta, "input_token_logprobs", f.input(g.Prompt), "output_token_logprobs", output)
 	}
-	return a
+	meta = append(append(meta, "completion_tokens", len(tokens), "cached_tokens", cached), after...)
+	return append(before, "text", text, "output_ids", append([]int32{}, tokens...), "meta_info", meta)
 }
 
 // input are the log probabilities of the prompt from logprob_start_len on; the very first token has none.
@@ -190,10 +173,10 @@ func (f *sglangFormat) input(prompt []int32) []any {
 }
 
 func (f *sglangFormat) Whole(outs []*core.Outcome) any {
-	list := make([]*sglangResponse, len(outs))
+	list := make([]python.Object, len(outs))
 	for i, o := range outs {
-		list[i] = f.response(i, o.Text, o.Tokens, o.Cached, o.Reason, o.Stop)
-		list[i].Meta.Latency = time.Since(f.begun).Seconds()
+		list[i] = f.response(nil, i, o.Text, o.Tokens, o.Cached, o.Reason, o.Stop,
+			"e2e_latency", time.Since(f.begun).Seconds())
 	}
 	if !f.q.batch {
 		return list[0]
@@ -201,22 +184,21 @@ func (f *sglangFormat) Whole(outs []*core.Outcome) any {
 	return list
 }
 
-func (f *sglangFormat) Begin(s *SSE) {
-	f.sse = s
+func (f *sglangFormat) begin() {
 	f.texts, f.tokens = make([]string, len(f.call.Gens)), make([][]int32, len(f.call.Gens))
 }
 
-func (f *sglangFormat) Step(s core.Step) {
+func (f *sglangFormat) step(s core.Step) {
 	i := s.Index
 	f.texts[i] += s.Text
 	if s.HasOne {
 		f.tokens[i] = append(f.tokens[i], s.Token)
 	}
-	a := f.response(i, f.texts[i], f.tokens[i], 0, s.Reason, s.Stop)
+	var index python.Object
 	if f.q.batch {
-		a.Index = &i
+		index = python.Object{"index", i}
 	}
-	f.sse.data(python.Encode(a))
+	f.call.sse.json(f.response(index, i, f.texts[i], f.tokens[i], 0, s.Reason, s.Stop))
 }
 
-func (f *sglangFormat) End([]*core.Outcome) { f.sse.data([]byte("[DONE]")) }
+func (f *sglangFormat) end([]*core.Outcome) { f.call.sse.done() }

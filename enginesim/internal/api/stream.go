@@ -5,18 +5,18 @@ package api
 import (
 	"net/http"
 	"sync"
+
+	"github.com/pdkit/pdkit/enginesim/internal/python"
 )
 
 // SSE writes a stream of server-sent events. Who writes events, or reads Broken, holds its lock.
 type SSE struct {
 	sync.Mutex
 
-	w       http.ResponseWriter
-	flush   *http.ResponseController
-	join    int // events per write
-	buf     []byte
-	pending int // events in buf
-	events  int // all events so far
+	w      http.ResponseWriter
+	flush  *http.ResponseController
+	buf    []byte
+	events int // so far
 
 	fault  func() // happens once, after the event with the number after
 	after  int
@@ -24,9 +24,9 @@ type SSE struct {
 	broken bool
 }
 
-// NewSSE makes a stream that writes so many events at a time, and sends the response's headers.
-func NewSSE(w http.ResponseWriter, eventsPerWrite int) *SSE {
-	s := &SSE{w: w, flush: http.NewResponseController(w), join: eventsPerWrite}
+// NewSSE makes a stream, and sends the response's headers.
+func NewSSE(w http.ResponseWriter) *SSE {
+	s := &SSE{w: w, flush: http.NewResponseController(w)}
 	_ = s.flush.Flush()
 	return s
 }
@@ -41,47 +41,40 @@ func (s *SSE) Script(after int, breaks bool, fault func()) {
 // Broken reports whether a fault has broken the stream.
 func (s *SSE) Broken() bool { return s.broken }
 
-// data writes one event without a name.
+// data writes one event without a name, at once.
 func (s *SSE) data(payload []byte) {
-	s.buf = append(s.buf, "data: "...)
-	s.buf = append(s.buf, payload...)
-	s.buf = append(s.buf, "\n\n"...)
-	s.events++
-	if s.pending++; s.pending >= s.join {
-		s.Send()
+	s.buf = append(append(append(s.buf, "data: "...), payload...), "\n\n"...)
+	if !s.broken {
+		_, _ = s.w.Write(s.buf)
+		_ = s.flush.Flush()
 	}
-	if s.fault != nil && s.events >= s.after {
+	s.buf = s.buf[:0]
+	if s.events++; s.fault != nil && s.events >= s.after {
 		s.strike()
 	}
 }
 
-// named writes one event with a name.
-func (s *SSE) named(name string, payload []byte) {
-	s.buf = append(s.buf, "event: "...)
-	s.buf = append(s.buf, name...)
-	s.buf = append(s.buf, '\n')
-	s.data(payload)
+// json writes one event without a name.
+func (s *SSE) json(v any) { s.data(python.Encode(v)) }
+
+// typed writes one event with a name, which is its type as well.
+func (s *SSE) typed(kind string, fields map[string]any) {
+	fields["type"] = kind
+	s.buf = append(append(append(s.buf, "event: "...), kind...), '\n')
+	s.json(fields)
 }
+
+func (s *SSE) done() { s.data([]byte("[DONE]")) }
 
 func (s *SSE) strike() {
 	fault := s.fault
 	s.fault = nil
-	s.Send()
 	s.broken = s.breaks
 	fault()
-}
-
-// Send writes the events that were joined so far.
-func (s *SSE) Send() {
-	if !s.broken && s.pending > 0 {
-		_, _ = s.w.Write(s.buf)
-		_ = s.flush.Flush()
-	}
-	s.buf, s.pending = s.buf[:0], 0
 }
 
 // Fail ends a stream with an error event.
 func (s *SSE) Fail(e *Error) {
 	s.data([]byte(e.spaced()))
-	s.data([]byte("[DONE]"))
+	s.done()
 }

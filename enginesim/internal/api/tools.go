@@ -9,6 +9,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/enginesim/internal/core"
+	"github.com/pdkit/pdkit/enginesim/internal/python"
 )
 
 // demand is what a request wants a response to be held to: calls of tools, or JSON of a schema. A client that leaves
@@ -21,6 +22,13 @@ type demand struct {
 
 // endOfCall is the token between two calls. It has no text.
 const endOfCall = core.TokenIMEnd
+
+// tooling has the members by which chats, messages and responses name tools.
+type tooling struct {
+	Tools      []json.RawMessage `json:"tools"`
+	ToolChoice json.RawMessage   `json:"tool_choice"`
+	Parallel   *bool             `json:"parallel_tool_calls"`
+}
 
 // chosen reads the tools and tool_choice of any API. vLLM's model may call several tools for "required"; the toy model
 // calls all, unless the client refuses parallel calls.
@@ -72,24 +80,6 @@ func formatted(format json.RawMessage) demand {
 	return demand{}
 }
 
-// orElse is the other demand where this one asks for nothing.
-func (d demand) orElse(other demand) demand {
-	if d.guided == nil {
-		return other
-	}
-	return d
-}
-
-// guide holds a call's generations to the demand.
-func (c *Call) guide(d demand) {
-	if d.guided == nil {
-		return
-	}
-	for _, g := range c.Gens {
-		g.Guide = (&guide{todo: slices.Clone(d.guided)}).next
-	}
-}
-
 // toolCall is a call as a response has it.
 type toolCall struct {
 	ID, Name, Arguments string
@@ -120,29 +110,11 @@ func (d demand) reason(reason string) string {
 	return reason
 }
 
-// Chats have the calls in the message, and streams a piece of one in each delta.
-type chatFunction struct {
-	Name      string `json:"name,omitempty"`
-	Arguments string `json:"arguments"`
-}
-
-type chatCall struct {
-	ID       string       `json:"id"`
-	Type     string       `json:"type"`
-	Function chatFunction `json:"function"`
-}
-
-type chatCallDelta struct {
-	ID       string       `json:"id,omitempty"`
-	Type     string       `json:"type,omitempty"`
-	Index    int          `json:"index"`
-	Function chatFunction `json:"function"`
-}
-
 // chatCalls are the tool_calls of a message, with ids as vLLM's.
-func (d demand) chatCalls(tokens []int32) (all []chatCall) {
+func (d demand) chatCalls(tokens []int32) (all []python.Object) {
 	for _, c := range d.calls(tokens, chatCallID) {
-		all = append(all, chatCall{c.ID, "function", chatFunction{c.Name, c.Arguments}})
+		all = append(all, python.Object{"id", c.ID, "type", "function",
+			"function", python.Object{"name", c.Name, "arguments", c.Arguments}})
 	}
 	return all
 }
@@ -167,15 +139,16 @@ func (c *calling) take(s core.Step) (opens, closes bool) {
 	return opens, closes
 }
 
-// chatDelta is the delta of a step; nil if it says nothing.
-func (d demand) chatDelta(c *calling, s core.Step) []chatCallDelta {
+// chatDelta is the delta of a step in a chat's call: of the first one, with the call's id and name.
+func (d demand) chatDelta(c *calling, s core.Step) python.Object {
 	opens, _ := c.take(s)
 	if s.Text == "" {
-		return nil
+		return python.Object{}
 	}
-	delta := chatCallDelta{Index: c.at, Function: chatFunction{Arguments: s.Text}}
+	function, delta := python.Object{"arguments", s.Text}, python.Object{"index", c.at}
 	if opens {
-		delta.ID, delta.Type, delta.Function.Name = chatCallID(), "function", d.tools[c.at]
+		function = append(python.Object{"name", d.tools[c.at]}, function...)
+		delta = append(python.Object{"id", chatCallID(), "type", "function"}, delta...)
 	}
-	return []chatCallDelta{delta}
+	return python.Object{"tool_calls", []python.Object{append(delta, "function", function)}}
 }

@@ -6,6 +6,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+
+	"github.com/pdkit/pdkit/enginesim/internal/python"
 )
 
 // Params is a request's kv_transfer_params as raw JSON, nil when there is none. A connector judges the types itself,
@@ -107,7 +109,7 @@ type teller interface {
 // decorator adds members to a whole response, after Finished.
 type decorator interface {
 	// Members returns members for the response itself, and choice for each of its choices.
-	Members(s *Sequence, reason string) (members, choice map[string]any)
+	Members(s *Sequence, reason string) (members, choice python.Object)
 }
 
 // LoadError is a KV load that failed. kv_load_failure_policy decides what follows.

@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"strings"
 	"time"
+
+	"github.com/pdkit/pdkit/enginesim/internal/python"
 )
 
 // Finish reasons.
@@ -74,7 +76,7 @@ type Outcome struct {
 	Created int // usage's created_cache_tokens
 	Params  any // kv_transfer_params
 
-	Members, Choice map[string]any // what the connector adds to the response and to its choice
+	Members, Choice python.Object // what the connector adds to the response and to its choice
 }
 
 // ErrLoadFailed is the 500 of a failed KV load under the policy fail.

@@ -184,7 +184,7 @@ func (n *Node) serve(ctx context.Context, w http.ResponseWriter, r *http.Request
 		n.writeFailure(w, err)
 		return
 	}
-	data := api.WithMembers(python.Encode(c.Whole(outs)), outs)
+	data := python.Encode(c.Whole(outs))
 	if fault != nil && (fault.Kind == EffectResetStream || fault.Kind == EffectStallStream) {
 		n.breakBody(ctx, w, data, fault)
 		return

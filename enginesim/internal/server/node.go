@@ -25,7 +25,6 @@ type Config struct {
 	KeepAlive        time.Duration // of idle HTTP connections
 	ExitDelay        time.Duration // a dead engine still answers 503 and 500 for that long
 	HandshakeTimeout time.Duration // bounds the release of a handoff that a refused request names
-	EventsPerWrite   int           // of a stream
 	// Connect makes the connector.
 	Connect func(*core.Core, *Node) (core.Connector, error)
 	// Received is called with each POST request.

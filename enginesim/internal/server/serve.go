@@ -49,13 +49,12 @@ func (n *Node) serveStream(ctx context.Context, w http.ResponseWriter, c *api.Ca
 	h.Set("Content-Type", "text/event-stream; charset=utf-8")
 	h.Set("Vary", "Origin")
 	w.WriteHeader(http.StatusOK)
-	s := api.NewSSE(w, n.cfg.EventsPerWrite)
+	s := api.NewSSE(w)
 	s.Lock()
 	defer s.Unlock()
 	n.script(ctx, s, w, fault)
 
 	c.Begin(s)
-	s.Send() // the first events wait for no token
 	s.Unlock()
 	var last []core.Step // those that wait for what the connector says at the end
 	outs, err := n.run(ctx, c, func(st core.Step) error {
@@ -90,7 +89,7 @@ func (n *Node) serveStream(ctx context.Context, w http.ResponseWriter, c *api.Ca
 	default:
 		panic(http.ErrAbortHandler)
 	}
-	if s.Send(); s.Broken() {
+	if s.Broken() {
 		panic(http.ErrAbortHandler)
 	}
 }

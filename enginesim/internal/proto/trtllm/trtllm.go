@@ -112,20 +112,19 @@ func (c *trtllm) Serve(w http.ResponseWriter, r *http.Request) bool {
 func (c *trtllm) serverInfo(w http.ResponseWriter) {
 	where := c.where()
 	if c.python {
-		where["ctx_info_endpoint"] = []any{where["ctx_info_endpoint"]}
+		where = where.With(python.Object{"ctx_info_endpoint", []string{"tcp://" + c.SideAddress()}})
 	}
 	api.WriteJSON(w, http.StatusOK, python.Encode(map[string]any{"disaggregated_params": where}))
 }
 
 // where says how other servers reach this one.
-func (c *trtllm) where() map[string]any {
-	host, port := c.Side.Address()
-	address := net.JoinHostPort(host, strconv.Itoa(port))
+func (c *trtllm) where() python.Object {
+	address := c.SideAddress()
 	if c.python {
-		return map[string]any{"ctx_info_endpoint": "tcp://" + address, "encoded_opaque_state": nil}
+		return python.Object{"ctx_info_endpoint", "tcp://" + address, "encoded_opaque_state", nil}
 	}
-	return map[string]any{"encoded_opaque_state": base64.StdEncoding.EncodeToString([]byte(address)),
-		"ctx_info_endpoint": nil}
+	return python.Object{"ctx_info_endpoint", nil,
+		"encoded_opaque_state", base64.StdEncoding.EncodeToString([]byte(address))}
 }
 
 // placeOf reads what where has written.
@@ -344,19 +343,17 @@ func (t *trtTransfer) Finished(s *core.Sequence, reason string) any {
 }
 
 // Members are what a context response has besides.
-func (t *trtTransfer) Members(s *core.Sequence, _ string) (members, choice map[string]any) {
+func (t *trtTransfer) Members(s *core.Sequence, _ string) (members, choice python.Object) {
 	if t.pulls {
 		return nil, nil
 	}
-	params := t.c.where()
-	params["request_type"], params["first_gen_tokens"] = "context_only", s.Output
-	params["draft_tokens"], params["ctx_dp_rank"] = nil, 0
-	params["ctx_request_id"] = json.RawMessage(t.id)
+	params := append(t.c.where(), "request_type", "context_only", "first_gen_tokens", s.Output, "draft_tokens", nil,
+		"ctx_dp_rank", 0, "ctx_request_id", json.RawMessage(t.id))
 	if !t.c.noID {
-		params["disagg_request_id"] = t.params["disagg_request_id"]
+		params = append(params, "disagg_request_id", t.params["disagg_request_id"])
 	}
 	if slices.Contains(t.c.known, "ctx_usage") {
-		params["ctx_usage"] = nil // the proxy fills it in
+		params = append(params, "ctx_usage", nil) // the proxy fills it in
 	}
-	return map[string]any{"prompt_token_ids": t.prompt}, map[string]any{"disaggregated_params": params}
+	return python.Object{"prompt_token_ids", t.prompt}, python.Object{"disaggregated_params", params}
 }
