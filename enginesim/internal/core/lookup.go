@@ -5,6 +5,7 @@ package core
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 )
 
@@ -25,70 +26,48 @@ var ErrBufferClosed = errors.New("enginesim: lookup buffer closed")
 // LookupBuffer turns the FIFO of a [Pipe] into a lookup by tokens. What leaves the prefill engine as A, B, C may be
 // asked for as C, A, B: each request still finds its own KV, and takes it out. All methods may be called concurrently.
 type LookupBuffer struct {
-	mu      sync.Mutex
-	held    map[TokenKey][]KV
-	waiting map[TokenKey][]*selector
-	count   int
-	closed  error
-}
-
-type selector struct {
-	request uint64
-	found   chan KV // of size 1
+	mu     sync.Mutex
+	held   map[TokenKey][]KV
+	came   chan struct{} // closed and replaced when KV comes: who waits looks again
+	closed bool
 }
 
 // NewLookupBuffer makes an empty buffer.
 func NewLookupBuffer() *LookupBuffer {
-	return &LookupBuffer{held: map[TokenKey][]KV{}, waiting: map[TokenKey][]*selector{}}
+	return &LookupBuffer{held: map[TokenKey][]KV{}, came: make(chan struct{})}
 }
 
-// Insert puts the KV of tokens in, or gives it to a caller of DropSelect that waits for it.
+// Insert puts the KV of tokens in.
 func (b *LookupBuffer) Insert(tokens TokenKey, kv KV) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.insert(tokens, kv)
-}
-
-func (b *LookupBuffer) insert(tokens TokenKey, kv KV) {
-	if b.closed != nil {
+	if b.closed {
 		return
 	}
-	for i, s := range b.waiting[tokens] {
-		if s.request == 0 || s.request == kv.Request {
-			b.dropWaiting(tokens, i)
-			s.found <- kv
-			return
-		}
-	}
 	b.held[tokens] = append(b.held[tokens], kv)
-	b.count++
+	close(b.came)
+	b.came = make(chan struct{})
 }
 
-// DropSelect takes the KV of tokens out of the buffer, waiting until it is there or ctx ends. request chooses among
-// equal tokens; 0 takes the oldest.
+// DropSelect takes the KV of tokens that was sent for a request out of the buffer, waiting until it is there or ctx
+// ends.
 func (b *LookupBuffer) DropSelect(ctx context.Context, tokens TokenKey, request uint64) (KV, error) {
-	b.mu.Lock()
-	if b.closed != nil {
-		defer b.mu.Unlock()
-		return KV{}, b.closed
-	}
-	for i, kv := range b.held[tokens] {
-		if request == 0 || kv.Request == request {
-			b.dropHeld(tokens, i)
-			b.mu.Unlock()
+	for {
+		b.mu.Lock()
+		kv, found := b.drop(tokens, request)
+		came, closed := b.came, b.closed
+		b.mu.Unlock()
+		switch {
+		case found:
 			return kv, kv.Err
+		case closed:
+			return KV{}, ErrBufferClosed
 		}
-	}
-	s := &selector{request: request, found: make(chan KV, 1)}
-	b.waiting[tokens] = append(b.waiting[tokens], s)
-	b.mu.Unlock()
-
-	select {
-	case kv := <-s.found:
-		return kv, kv.Err
-	case <-ctx.Done():
-		b.forget(tokens, s)
-		return KV{}, context.Cause(ctx)
+		select {
+		case <-came:
+		case <-ctx.Done():
+			return KV{}, context.Cause(ctx)
+		}
 	}
 }
 
@@ -96,68 +75,40 @@ func (b *LookupBuffer) DropSelect(ctx context.Context, tokens TokenKey, request 
 func (b *LookupBuffer) Discard(tokens TokenKey, request uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for i, kv := range b.held[tokens] {
-		if kv.Request == request {
-			b.dropHeld(tokens, i)
-			return
-		}
+	b.drop(tokens, request)
+}
+
+func (b *LookupBuffer) drop(tokens TokenKey, request uint64) (kv KV, found bool) {
+	held := b.held[tokens]
+	i := slices.IndexFunc(held, func(kv KV) bool { return kv.Request == request })
+	if i < 0 {
+		return KV{}, false
 	}
+	kv = held[i]
+	if b.held[tokens] = slices.Delete(held, i, i+1); len(held) == 1 {
+		delete(b.held, tokens)
+	}
+	return kv, true
 }
 
 // Len is the number of KVs that wait to be asked for.
 func (b *LookupBuffer) Len() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.count
+	n := 0
+	for _, held := range b.held {
+		n += len(held)
+	}
+	return n
 }
 
 // Close ends the waiting with [ErrBufferClosed] and empties the buffer.
 func (b *LookupBuffer) Close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.closed = ErrBufferClosed
-	for _, waiting := range b.waiting {
-		for _, s := range waiting {
-			s.found <- KV{Err: ErrBufferClosed}
-		}
+	if !b.closed {
+		close(b.came)
 	}
-	clear(b.waiting)
+	b.closed = true
 	clear(b.held)
-	b.count = 0
-}
-
-func (b *LookupBuffer) dropHeld(tokens TokenKey, i int) {
-	rest := append(b.held[tokens][:i:i], b.held[tokens][i+1:]...)
-	b.count--
-	if len(rest) == 0 {
-		delete(b.held, tokens)
-		return
-	}
-	b.held[tokens] = rest
-}
-
-func (b *LookupBuffer) dropWaiting(tokens TokenKey, i int) {
-	rest := append(b.waiting[tokens][:i:i], b.waiting[tokens][i+1:]...)
-	if len(rest) == 0 {
-		delete(b.waiting, tokens)
-		return
-	}
-	b.waiting[tokens] = rest
-}
-
-// forget takes back a selector whose caller has left. KV that reached the selector meanwhile goes back into the buffer.
-func (b *LookupBuffer) forget(tokens TokenKey, s *selector) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for i, w := range b.waiting[tokens] {
-		if w == s {
-			b.dropWaiting(tokens, i)
-			return
-		}
-	}
-	select {
-	case kv := <-s.found:
-		b.insert(tokens, kv)
-	default:
-	}
 }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -194,38 +195,41 @@ func TestLookupBufferDropsWhatItSelects(t *testing.T) {
 	b := core.NewLookupBuffer()
 	key := core.KeyOf([]int32{1, 2, 3})
 	b.Insert(key, core.KV{Request: 1})
-	_, err := b.DropSelect(t.Context(), key, 0)
+	_, err := b.DropSelect(t.Context(), key, 1)
 	require.NoError(t, err)
 	ctx, stop := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer stop()
-	_, err = b.DropSelect(ctx, key, 0)
+	_, err = b.DropSelect(ctx, key, 1)
 	assert.ErrorIs(t, err, context.DeadlineExceeded)
 }
 
 func TestLookupBufferTellsEqualTokensApart(t *testing.T) {
 	b := core.NewLookupBuffer()
 	key := core.KeyOf([]int32{1})
-	for _, request := range []uint64{1, 2, 3} {
-		b.Insert(key, core.KV{Request: request})
+	for _, first := range []string{"sent", "asked"} {
+		var wg sync.WaitGroup
+		ask := func() {
+			for _, request := range []uint64{2, 3, 1} {
+				wg.Go(func() {
+					got, err := b.DropSelect(t.Context(), key, request)
+					assert.NoError(t, err)
+					assert.Equal(t, request, got.Request)
+				})
+			}
+		}
+		if first == "asked" {
+			ask()
+			time.Sleep(10 * time.Millisecond)
+		}
+		for _, request := range []uint64{1, 2, 3} {
+			b.Insert(key, core.KV{Request: request})
+		}
+		if first == "sent" {
+			ask()
+		}
+		wg.Wait()
+		assert.Zero(t, b.Len())
 	}
-	for _, request := range []uint64{2, 3, 1} {
-		got, err := b.DropSelect(t.Context(), key, request)
-		require.NoError(t, err)
-		assert.Equal(t, request, got.Request)
-	}
-	var wg sync.WaitGroup
-	for _, request := range []uint64{4, 5, 6} {
-		wg.Go(func() { // waits before it is there
-			got, err := b.DropSelect(t.Context(), key, request)
-			assert.NoError(t, err)
-			assert.Equal(t, request, got.Request)
-		})
-	}
-	time.Sleep(10 * time.Millisecond)
-	for _, request := range []uint64{5, 4, 6} {
-		b.Insert(key, core.KV{Request: request})
-	}
-	wg.Wait()
 	b.Insert(key, core.KV{Request: 9})
 	b.Discard(key, 8)
 	assert.Equal(t, 1, b.Len())
@@ -260,20 +264,17 @@ func TestLookupBufferLosesNothing(t *testing.T) {
 	key := core.KeyOf([]int32{1})
 	const all = 500
 	var wg sync.WaitGroup
-	var mu sync.Mutex
-	taken := 0
+	var taken atomic.Int64
 	for range all {
 		wg.Go(func() {
 			ctx, stop := context.WithTimeout(t.Context(), time.Millisecond)
 			defer stop()
 			if _, err := b.DropSelect(ctx, key, 0); err == nil {
-				mu.Lock()
-				taken++
-				mu.Unlock()
+				taken.Add(1)
 			}
 		})
 		wg.Go(func() { b.Insert(key, core.KV{}) })
 	}
 	wg.Wait()
-	assert.Equal(t, all, taken+b.Len())
+	assert.EqualValues(t, all, int(taken.Load())+b.Len())
 }
