@@ -3,7 +3,9 @@
 package proto
 
 import (
+	"context"
 	"encoding/json"
+	"strconv"
 
 	"github.com/pdkit/pdkit/enginesim/internal/core"
 )
@@ -19,8 +21,7 @@ func Remote(params core.Params) Place {
 
 // Addressed reports whether params name the other engine.
 func Addressed(params core.Params) bool {
-	return params.Has("remote_engine_id") && params.Has("remote_host") && params.Has("remote_port") &&
-		params.Has("remote_request_id")
+	return Missing(params, "remote_engine_id", "remote_host", "remote_port", "remote_request_id") == ""
 }
 
 // BlockIDs reads [[int,...]]: one inner array per KV cache group, of which there is one here.
@@ -30,4 +31,48 @@ func BlockIDs(raw json.RawMessage) ([]int64, bool) {
 		return nil, false
 	}
 	return groups[0], true
+}
+
+// Legs is one request's side of a protocol in which two flags say what becomes of the prompt's KV. A transfer that
+// embeds it writes only what it does.
+type Legs struct {
+	core.NoTransfer
+	Request  *core.Request
+	Pulls    bool // it comes from elsewhere
+	Produces bool // it is handed off
+}
+
+// LegsOf reads the two flags.
+func LegsOf(r *core.Request) Legs {
+	return Legs{Request: r, Pulls: !r.Local && r.Params.Is("do_remote_prefill"),
+		Produces: r.Params.Is("do_remote_decode")}
+}
+
+// External implements core.Transfer.
+func (t *Legs) External() bool { return t.Pulls }
+
+// Ended reports whether a request came to its own end: by its limit, or by what it was to stop at.
+func Ended(reason string) bool { return reason == core.ReasonLength || reason == core.ReasonStop }
+
+// Missing gives the first of some keys that params have not, "" if they have all.
+func Missing(params core.Params, keys ...string) string {
+	for _, key := range keys {
+		if !params.Has(key) {
+			return key
+		}
+	}
+	return ""
+}
+
+// RankOf is the data-parallel rank, of so many, that a request's header names. ok is false if it names none:
+// /v1/responses ignores it.
+func RankOf(r *core.Request, ranks int) (rank int, ok bool) {
+	rank, err := strconv.Atoi(r.Header.Get("X-data-parallel-rank"))
+	return rank, err == nil && rank >= 0 && rank < ranks && r.Path != "/v1/responses"
+}
+
+// Hang waits until the client leaves.
+func Hang(ctx context.Context) error {
+	<-ctx.Done()
+	return context.Cause(ctx)
 }

@@ -211,11 +211,25 @@ func (w *Wire) ReadNamed(ctx context.Context, s *core.Sequence, from Place, name
 func (w *Wire) ReadNamedOf(ctx context.Context, p *Peer, s *core.Sequence, name string) error {
 	first := s.Computed / w.Core.BlockSize
 	count := core.BlocksFor(s.Prompt, w.Core.BlockSize) - first
-	if err := w.Fetch(ctx, p, s, s.Prompt, AskMessage{Name: name, First: first, Count: count}); err != nil {
+	return w.Take(ctx, p, s, s.Prompt, AskMessage{Name: name, First: first, Count: count})
+}
+
+// ReadRequest reads the blocks of a request by their ids, and tells the other engine that they were read.
+func (w *Wire) ReadRequest(ctx context.Context, s *core.Sequence, from Place, request string, ids []int64) error {
+	p, err := w.Connect(ctx, from)
+	if err != nil {
 		return err
 	}
-	if p.Release(ctx, RequestMessage{Name: name}) != nil {
-		w.Host.Core.Stats.Add(&w.Host.Core.Stats.FailedNotifications, 1)
+	return w.Take(ctx, p, s, s.Prompt, AskMessage{Request: request, Blocks: ids})
+}
+
+// Take reads the blocks that m names, and tells the other engine that they were read.
+func (w *Wire) Take(ctx context.Context, p *Peer, s *core.Sequence, upto int, m AskMessage) error {
+	if err := w.Fetch(ctx, p, s, upto, m); err != nil {
+		return err
+	}
+	if p.Release(ctx, RequestMessage{Request: m.Request, Name: m.Name}) != nil {
+		w.Core.Stats.Add(&w.Core.Stats.FailedNotifications, 1)
 	}
 	return nil
 }

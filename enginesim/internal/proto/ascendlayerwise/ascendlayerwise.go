@@ -79,38 +79,12 @@ func (c *layerwise) Close() {
 	c.notice.Close()
 }
 
-func (c *layerwise) Begin(r *core.Request) core.Transfer {
-	return &layerPush{
-		c: c, request: r, produces: r.Params.Is("do_remote_decode"),
-		waits: !r.Local && r.Params.Is("do_remote_prefill"),
-	}
-}
+func (c *layerwise) Begin(r *core.Request) core.Transfer { return &layerPush{proto.LegsOf(r), c} }
 
 // layerPush is one request's side.
 type layerPush struct {
-	core.NoTransfer
-	c               *layerwise
-	request         *core.Request
-	waits, produces bool
-}
-
-func (t *layerPush) External() bool { return t.waits }
-
-// callback is what D posts, with the keys of the real one in order.
-type callback struct {
-	TokenIDs        []int32   `json:"token_ids"`
-	RequestID       string    `json:"request_id"`
-	DoRemotePrefill bool      `json:"do_remote_prefill"`
-	DoRemoteDecode  bool      `json:"do_remote_decode"`
-	BlockIDs        [][]int32 `json:"remote_block_ids"`
-	BlockSize       []int     `json:"remote_block_size"`
-	EngineID        string    `json:"remote_engine_id"`
-	Host            string    `json:"remote_host"`
-	Port            int       `json:"remote_port"`
-	TPSize          int       `json:"remote_tp_size"`
-	PCPSize         int       `json:"remote_pcp_size"`
-	DCPSize         int       `json:"remote_dcp_size"`
-	CachedTokens    int       `json:"remote_cached_tokens"`
+	proto.Legs
+	c *layerwise
 }
 
 // Load calls back and waits for P's push, forever if none comes. If the client leaves meanwhile, the blocks are lost: P
@@ -124,7 +98,7 @@ func (t *layerPush) Load(ctx context.Context, s *core.Sequence) error {
 }
 
 func (t *layerPush) receive(ctx context.Context, s *core.Sequence) error {
-	name := t.request.Name
+	name := t.Request.Name
 	wait := &layerWait{from: make(chan proto.Place, 1), done: make(chan bool, 1)}
 	defer close(wait.done)
 	t.c.waits.Lock()
@@ -138,14 +112,13 @@ func (t *layerPush) receive(ctx context.Context, s *core.Sequence) error {
 		}
 	}()
 	host, _ := t.c.Side.Address()
-	body := python.Encode(callback{
-		TokenIDs: []int32{}, RequestID: name, DoRemoteDecode: true, BlockIDs: [][]int32{s.Blocks},
-		BlockSize: []int{t.c.Core.BlockSize},
-		EngineID:  t.c.Host.ID, Host: host, Port: t.c.noticePort(), TPSize: 1, PCPSize: 1, DCPSize: 1,
-		CachedTokens: s.Computed,
-	})
-	if !t.request.Params.Is("do_virtual") {
-		url := t.request.Params.Text("metaserver")
+	body := python.Encode(python.Object{ // the keys of the real one, in order
+		"token_ids", []int32{}, "request_id", name, "do_remote_prefill", false, "do_remote_decode", true,
+		"remote_block_ids", [][]int32{s.Blocks}, "remote_block_size", []int{t.c.Core.BlockSize},
+		"remote_engine_id", t.c.Host.ID, "remote_host", host, "remote_port", t.c.noticePort(),
+		"remote_tp_size", 1, "remote_pcp_size", 1, "remote_dcp_size", 1, "remote_cached_tokens", s.Computed})
+	if !t.Request.Params.Is("do_virtual") {
+		url := t.Request.Params.Text("metaserver")
 		t.c.Spawn(func() { t.c.call(url, body) })
 	}
 	select {
@@ -206,8 +179,8 @@ func (c *layerwise) noticed(pipe *core.Pipe) {
 
 // Arrived reads what the real P reads without asking whether it is there.
 func (t *layerPush) Arrived(context.Context, *core.Sequence) (string, error) {
-	params := t.request.Params
-	if !t.produces {
+	params := t.Request.Params
+	if !t.Produces {
 		return "", nil
 	}
 	for _, key := range []string{"remote_cached_tokens", "remote_block_ids", "remote_block_size"} {
@@ -223,10 +196,10 @@ func (t *layerPush) Arrived(context.Context, *core.Sequence) (string, error) {
 
 // Finished pushes, whatever the reason: the layers are out before it is known. The response tells nothing.
 func (t *layerPush) Finished(s *core.Sequence, reason string) any {
-	if !t.produces || reason != core.ReasonLength && reason != core.ReasonStop {
+	if !t.Produces || !proto.Ended(reason) {
 		return nil
 	}
-	name, to := t.request.Name, proto.Remote(t.request.Params)
+	name, to := t.Request.Name, proto.Remote(t.Request.Params)
 	t.c.Offer(s, name)
 	t.c.Spawn(func() {
 		if t.c.tell(to, name) {

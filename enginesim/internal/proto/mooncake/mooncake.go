@@ -43,8 +43,8 @@ func Start(h *proto.Host) (core.Connector, error) {
 	set := h.Settings()
 	port := set.Count("VLLM_MOONCAKE_BOOTSTRAP_PORT", 0)
 	c := &mooncake{
-		patience: set.Seconds("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", 480), ranks: max(1,
-			set.Count("data_parallel_size", 1)),
+		patience: set.Seconds("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", 480),
+		ranks:    max(1, set.Count("data_parallel_size", 1)),
 		// An orphan with num_workers 2 stopped every later pair, and one with 10 stopped none (recordings 17, 18). P's
 		// log names two waits for each orphan: the read, and the empty read of its abort. So many tasks fit that,
 		// whatever the sources start.
@@ -89,20 +89,16 @@ func nameOf(engine, id string) string {
 }
 
 func (c *mooncake) Begin(r *core.Request) core.Transfer {
-	t := &write{c: c, request: r, id: r.Params.Text("transfer_id")}
-	t.pulls = !r.Local && r.Params.Is("do_remote_prefill")
-	t.produces = !t.pulls && r.Params.Is("do_remote_decode")
-	if t.produces {
+	t := &write{Legs: proto.LegsOf(r), c: c, id: r.Params.Text("transfer_id")}
+	if t.Produces = t.Produces && !t.Pulls; t.Produces {
 		t.rank = c.rankFor(r)
 	}
 	return t
 }
 
-// rankFor is the data-parallel rank that serves a request: the one that the header names, which /v1/responses ignores,
-// else the next in turn.
+// rankFor is the data-parallel rank that serves a request: the one that the header names, else the next in turn.
 func (c *mooncake) rankFor(r *core.Request) int {
-	n, err := strconv.Atoi(r.Header.Get("X-data-parallel-rank"))
-	if err == nil && n >= 0 && n < c.ranks && r.Path != "/v1/responses" {
+	if n, ok := proto.RankOf(r, c.ranks); ok {
 		return n
 	}
 	return int(c.next.Add(1) % uint64(c.ranks))
@@ -112,14 +108,7 @@ func (c *mooncake) rankFor(r *core.Request) int {
 // recording 15).
 var needed = []string{"remote_engine_id", "remote_bootstrap_addr", "transfer_id"}
 
-func missing(params core.Params) bool {
-	for _, key := range needed {
-		if !params.Has(key) {
-			return true
-		}
-	}
-	return false
-}
+func missing(params core.Params) bool { return proto.Missing(params, needed...) != "" }
 
 // Rejected lets P go, as D does for a request that its API refused: it asks P for no block.
 func (c *mooncake) Rejected(ctx context.Context, params core.Params) {
@@ -250,42 +239,36 @@ func (c *mooncake) ready(name string) (request string, ready, over bool) {
 
 // write is one request's side, on either engine.
 type write struct {
-	core.NoTransfer
-	c        *mooncake
-	request  *core.Request
-	id       string
-	rank     int
-	pulls    bool
-	produces bool
+	proto.Legs
+	c    *mooncake
+	id   string
+	rank int
 }
-
-func (t *write) External() bool { return t.pulls }
 
 // Arrived holds vLLM's assertions: the roles are kept, or the engine core dies.
 func (t *write) Arrived(context.Context, *core.Sequence) (string, error) {
 	role := t.c.Host.Role
 	switch {
-	case t.pulls && role == proto.RoleProducer:
+	case t.Pulls && role == proto.RoleProducer:
 		return "", &core.Death{Why: "do_remote_prefill on a kv_producer"}
-	case t.produces && role == proto.RoleConsumer:
+	case t.Produces && role == proto.RoleConsumer:
 		return "", &core.Death{Why: "do_remote_decode on a kv_consumer"}
 	}
 	return "", nil
 }
 
 func (t *write) Dropped(release bool) {
-	if t.pulls && release {
-		t.c.Briefly(func(ctx context.Context) { t.c.Rejected(ctx, t.request.Params) })
+	if t.Pulls && release {
+		t.c.Briefly(func(ctx context.Context) { t.c.Rejected(ctx, t.Request.Params) })
 	}
 }
 
 // Load asks P, and waits. It fails at once in two cases only: the bootstrap server does not know the engine id, or P
 // says that it has waited too long. In all others D waits.
 func (t *write) Load(ctx context.Context, s *core.Sequence) error {
-	params := t.request.Params
+	params := t.Request.Params
 	if missing(params) {
-		<-ctx.Done()
-		cause := context.Cause(ctx)
+		cause := proto.Hang(ctx)
 		if !errors.Is(cause, context.Canceled) || !params.Has("transfer_id") {
 			return cause
 		}
@@ -326,14 +309,14 @@ func (t *write) Load(ctx context.Context, s *core.Sequence) error {
 // askLate asks P for a request whose client left before D had found P: D's worker does not know that it left, and only
 // then comes the empty read of the abort. left has ended.
 func (t *write) askLate(left context.Context, prompt core.TokenKey) {
-	engine := t.request.Params.Text("remote_engine_id")
+	engine := t.Request.Params.Text("remote_engine_id")
 	if t.c.Silenced() {
 		return
 	}
 	t.c.Spawn(func() {
 		ctx, stop := context.WithTimeout(t.c.Ctx, t.c.patience)
 		defer stop()
-		to, err := t.c.find(ctx, t.request.Params.Text("remote_bootstrap_addr"), engine)
+		to, err := t.c.find(ctx, t.Request.Params.Text("remote_bootstrap_addr"), engine)
 		if err != nil {
 			return
 		}
@@ -346,7 +329,7 @@ func (t *write) askLate(left context.Context, prompt core.TokenKey) {
 // Finished offers the prompt's KV, if the response ended by length. Else P frees the blocks, and a reader that asks for
 // them waits (recording 08).
 func (t *write) Finished(s *core.Sequence, reason string) any {
-	if t.produces && t.id != "" && reason == core.ReasonLength {
+	if t.Produces && t.id != "" && reason == core.ReasonLength {
 		t.c.Offer(s, nameOf(t.c.engine(t.rank), t.id))
 	}
 	return nil

@@ -35,10 +35,7 @@ func Start(h *proto.Host) (core.Connector, error) {
 }
 
 func (c *mooncakeAscend) Begin(r *core.Request) core.Transfer {
-	return &ascendPull{
-		c: c, request: r, produces: r.Params.Is("do_remote_decode"),
-		pulls: !r.Local && r.Params.Is("do_remote_prefill"),
-	}
+	return &ascendPull{Legs: proto.LegsOf(r), c: c}
 }
 
 // Rejected is the empty receive that lets P free its blocks.
@@ -50,28 +47,24 @@ func (c *mooncakeAscend) Rejected(ctx context.Context, params core.Params) {
 
 // ascendPull is one request's side.
 type ascendPull struct {
-	core.NoTransfer
-	c               *mooncakeAscend
-	request         *core.Request
-	pulls, produces bool
+	proto.Legs
+	c *mooncakeAscend
 }
 
-func (t *ascendPull) External() bool { return t.pulls }
 func (t *ascendPull) Dropped(release bool) {
-	if t.pulls && release {
-		t.c.Briefly(func(ctx context.Context) { t.c.Rejected(ctx, t.request.Params) })
+	if t.Pulls && release {
+		t.c.Briefly(func(ctx context.Context) { t.c.Rejected(ctx, t.Request.Params) })
 	}
 }
 
 func (t *ascendPull) Load(ctx context.Context, s *core.Sequence) error {
-	params := t.request.Params
+	params := t.Request.Params
 	groups := params["remote_block_ids"]
 	if !python.Truthy(groups) {
 		return &core.Death{Why: "assertion: tokens are promised, but there are no remote block ids"}
 	}
 	if !proto.Addressed(params) {
-		<-ctx.Done() // "Got invalid KVTransferParams", and nothing follows
-		return context.Cause(ctx)
+		return proto.Hang(ctx) // "Got invalid KVTransferParams", and nothing follows
 	}
 	ids, ok := proto.BlockIDs(groups)
 	need := len(s.Blocks) - s.Computed/t.c.Core.BlockSize
@@ -82,50 +75,22 @@ func (t *ascendPull) Load(ctx context.Context, s *core.Sequence) error {
 	if len(ids) < need {
 		return &core.LoadError{Failures: 1, Err: proto.ErrOutOfRange}
 	}
-	ids = ids[len(ids)-need:]
-	p, err := t.c.Connect(ctx, proto.Remote(params))
-	if err != nil {
-		return err
-	}
-	request := params.Text("remote_request_id")
-	if err := t.c.Fetch(ctx, p, s, s.Prompt, proto.AskMessage{Request: request, Blocks: ids}); err != nil {
-		return err
-	}
-	return p.Release(ctx, proto.RequestMessage{Request: request})
+	return t.c.ReadRequest(ctx, s, proto.Remote(params), params.Text("remote_request_id"), ids[len(ids)-need:])
 }
 
-// ascendHandoff is what P answers, with the keys of request_finished in order.
-type ascendHandoff struct {
-	DoRemotePrefill bool           `json:"do_remote_prefill"`
-	DoRemoteDecode  bool           `json:"do_remote_decode"`
-	BlockIDs        [][]int32      `json:"remote_block_ids"`
-	EngineID        string         `json:"remote_engine_id"`
-	RequestID       string         `json:"remote_request_id"`
-	Host            string         `json:"remote_host"`
-	Port            int            `json:"remote_port"`
-	PCPSize         int            `json:"remote_pcp_size"`
-	DCPSize         int            `json:"remote_dcp_size"`
-	PTPSize         int            `json:"remote_ptp_size"`
-	LastToken       int32          `json:"last_token_id"`
-	Nodes           map[string]any `json:"remote_multi_nodes_meta_mapping"`
-	PromptBlocks    int            `json:"num_prompt_blocks"`
-	BlockSize       int            `json:"remote_block_size"`
-}
-
-// Finished hands off only what ended by length.
+// Finished hands off only what ended by length, with the keys of request_finished in order.
 func (t *ascendPull) Finished(s *core.Sequence, reason string) any {
-	if !t.produces || reason != core.ReasonLength {
+	if !t.Produces || reason != core.ReasonLength {
 		return nil
 	}
-	last := s.Tokens[len(s.Tokens)-1]
-	blocks := t.c.Core.Pin(s, core.KeyOf(s.Tokens[:s.Prompt]))
-	host, port := t.c.Side.Address()
-	size := t.c.Core.BlockSize
-	prompt := core.BlocksFor(s.Prompt, size)
-	return &ascendHandoff{
-		DoRemotePrefill: true, BlockIDs: [][]int32{blocks[:prompt]}, EngineID: t.c.Host.ID, RequestID: s.ID, Host: host,
-		Port:    port,
-		PCPSize: 1, DCPSize: 1, PTPSize: 1, LastToken: last, PromptBlocks: prompt, BlockSize: size,
-		Nodes: map[string]any{"0": map[string]any{"host": host, "engine_id": t.c.Host.ID, "handshake_port": port}},
-	}
+	c, id := t.c, t.c.Host.ID
+	host, port := c.Side.Address()
+	last, prompt := s.Tokens[len(s.Tokens)-1], core.BlocksFor(s.Prompt, c.Core.BlockSize)
+	return python.Object{"do_remote_prefill", true, "do_remote_decode", false,
+		"remote_block_ids", [][]int32{c.Core.Pin(s, core.KeyOf(s.Tokens[:s.Prompt]))[:prompt]},
+		"remote_engine_id", id, "remote_request_id", s.ID, "remote_host", host, "remote_port", port,
+		"remote_pcp_size", 1, "remote_dcp_size", 1, "remote_ptp_size", 1, "last_token_id", last,
+		"remote_multi_nodes_meta_mapping", map[string]any{"0": map[string]any{"host": host, "engine_id": id,
+			"handshake_port": port}},
+		"num_prompt_blocks", prompt, "remote_block_size", c.Core.BlockSize}
 }

@@ -68,11 +68,9 @@ func (c *moriio) Begin(r *core.Request) core.Transfer {
 	return &mori{c: c, request: r, rank: c.start + c.rankFor(r)}
 }
 
-// rankFor is the pod's rank that serves a request: the one that the header names, which /v1/responses ignores, else the
-// pod's last.
+// rankFor is the pod's rank that serves a request: the one that the header names, else the pod's last.
 func (c *moriio) rankFor(r *core.Request) int {
-	n, err := strconv.Atoi(r.Header.Get("X-data-parallel-rank"))
-	if err == nil && n >= 0 && n < c.local && r.Path != "/v1/responses" {
+	if n, ok := proto.RankOf(r, c.local); ok {
 		return n
 	}
 	return c.local - 1
@@ -221,8 +219,7 @@ func (t *mori) Dropped(release bool) {
 func (t *mori) Load(ctx context.Context, s *core.Sequence) error {
 	err := t.take(ctx, s)
 	if _, failed := errors.AsType[*core.LoadError](err); failed { // it is told to nobody: the request stays pending
-		<-ctx.Done()
-		err = context.Cause(ctx)
+		err = proto.Hang(ctx)
 	}
 	if err != nil && !t.c.read {
 		t.c.Core.Lose(s) // P might still write into its blocks
@@ -239,8 +236,7 @@ func (t *mori) take(ctx context.Context, s *core.Sequence) error {
 		return t.pull(ctx, s, id)
 	}
 	if !params.Is("do_remote_prefill") || !strings.HasPrefix(id, "tx") || !t.notifies() {
-		<-ctx.Done() // nobody was told of the blocks
-		return context.Cause(ctx)
+		return proto.Hang(ctx) // nobody was told of the blocks
 	}
 	if _, err := t.c.Connect(ctx, t.peer.at(t.peer.handshake)); err != nil {
 		return err
@@ -311,23 +307,6 @@ func (t *mori) blockIDs() (ids []int64, ok bool) {
 	return groups[0], true
 }
 
-// moriHandoff is what P's response holds.
-type moriHandoff struct {
-	DoRemotePrefill bool   `json:"do_remote_prefill"`
-	DoRemoteDecode  bool   `json:"do_remote_decode"`
-	BlockIDs        any    `json:"remote_block_ids"`
-	EngineID        string `json:"remote_engine_id"`
-	Host            string `json:"remote_host"`
-	HandshakePort   int    `json:"remote_handshake_port"`
-	NotifyPort      int    `json:"remote_notify_port"`
-	DPRank          int    `json:"remote_dp_rank"`
-	DPRankOverride  bool   `json:"remote_dp_rank_override"`
-	DPSize          int    `json:"remote_dp_size"`
-	DPSizeLocal     int    `json:"remote_dp_size_local"`
-	TPSize          int    `json:"tp_size"`
-	TransferID      string `json:"transfer_id"`
-}
-
 // Finished hands off what ended by length. It frees anything else at once, even if D waits for it.
 func (t *mori) Finished(s *core.Sequence, reason string) any {
 	if !t.c.producer || !t.request.Params.Is("do_remote_decode") || reason != core.ReasonLength {
@@ -349,13 +328,12 @@ func (t *mori) Finished(s *core.Sequence, reason string) any {
 	}
 	host, port := t.c.Side.Address()
 	blocks = blocks[:core.BlocksFor(s.Prompt, t.c.Core.BlockSize)]
-	h := &moriHandoff{
-		DoRemotePrefill: true, BlockIDs: blocks, EngineID: host + ":" + strconv.Itoa(port),
-		Host: host, HandshakePort: port, NotifyPort: port, DPRank: t.rank, DPRankOverride: true, DPSize: t.c.size,
-		DPSizeLocal: t.c.local, TPSize: 1, TransferID: id,
-	}
+	ids := any(blocks)
 	if t.c.grouped {
-		h.BlockIDs = [][]int32{blocks}
+		ids = [][]int32{blocks}
 	}
-	return h
+	return python.Object{"do_remote_prefill", true, "do_remote_decode", false, "remote_block_ids", ids,
+		"remote_engine_id", host + ":" + strconv.Itoa(port), "remote_host", host, "remote_handshake_port", port,
+		"remote_notify_port", port, "remote_dp_rank", t.rank, "remote_dp_rank_override", true,
+		"remote_dp_size", t.c.size, "remote_dp_size_local", t.c.local, "tp_size", 1, "transfer_id", id}
 }

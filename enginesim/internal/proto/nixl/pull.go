@@ -14,6 +14,7 @@ import (
 	"github.com/pdkit/pdkit/enginesim/internal/core"
 	"github.com/pdkit/pdkit/enginesim/internal/metrics"
 	"github.com/pdkit/pdkit/enginesim/internal/proto"
+	"github.com/pdkit/pdkit/enginesim/internal/python"
 )
 
 // Connector is the pull connector: the prefill engine pins its blocks and hands their ids to the client, the decode
@@ -32,28 +33,24 @@ func (c *Connector) Metrics(p *metrics.Page) { c.Core.WriteTransfers(p) }
 
 // Begin decides by the two flags alone, as the engine does.
 func (c *Connector) Begin(r *core.Request) core.Transfer {
-	t := &pull{nixl: c, request: r, produces: r.Params.Is("do_remote_decode")}
-	switch {
-	case r.Local:
-	case r.Params.Is("do_remote_prefill"):
-		t.pulls = true
-	case t.produces && c.turns.on && r.Params.Given("remote_block_ids") && proto.Addressed(r.Params):
-		t.pulls, t.turn = true, true
-	case t.produces && r.Params.Given("remote_block_ids"):
-		// A decode handoff sent back with its flags swapped looks like a second turn whose KV lies on the other engine,
-		// and waits forever (docs/protocols/nixl.md, recording 39).
-		t.pulls, t.swapped = true, true
+	t := &pull{Legs: proto.LegsOf(r), nixl: c}
+	// A decode handoff sent back with its flags swapped looks like a second turn whose KV lies on the other engine, and
+	// without turns it waits forever (docs/protocols/nixl.md, recording 39).
+	if !r.Local && !t.Pulls && t.Produces && r.Params.Given("remote_block_ids") {
+		t.turn = c.turns.on && proto.Addressed(r.Params)
+		t.Pulls, t.swapped = true, !t.turn
 	}
-	if t.pulls {
-		c.track(t)
-	}
+	c.track(t)
 	return t
 }
 
+// track keeps a load that is to come in mind.
 func (c *Connector) track(t *pull) {
 	c.pulls.Lock()
 	defer c.pulls.Unlock()
-	c.active[t] = struct{}{}
+	if t.Pulls {
+		c.active[t] = struct{}{}
+	}
 }
 
 // Start starts the pull connector of an engine.
@@ -122,30 +119,26 @@ func (c *Connector) heartbeats() {
 
 // pull is one request's side of the connector, on either engine.
 type pull struct {
-	nixl     *Connector
-	request  *core.Request
-	pulls    bool // the prompt's KV is to come from elsewhere
-	swapped  bool
-	turn     bool // it comes from the decode engine of the last turn,
-	upto     int  // up to this token
-	beating  atomic.Bool
-	produces bool // the prompt's KV is to be handed off
+	proto.Legs
+	nixl    *Connector
+	swapped bool
+	turn    bool // the KV comes from the decode engine of the last turn,
+	upto    int  // up to this token
+	beating atomic.Bool
 }
-
-func (t *pull) External() bool { return t.pulls }
 
 func (t *pull) Reported() (int, bool) {
 	var n int
-	if !t.pulls || !t.request.Params.Given("remote_prefill_cached_tokens") {
+	if !t.Pulls || !t.Request.Params.Given("remote_prefill_cached_tokens") {
 		return 0, false
 	}
-	err := json.Unmarshal(t.request.Params["remote_prefill_cached_tokens"], &n)
+	err := json.Unmarshal(t.Request.Params["remote_prefill_cached_tokens"], &n)
 	return n, err == nil
 }
 
 // Queued sends the first heartbeat at once: the lease must not end while the request stands in line.
 func (t *pull) Queued() {
-	if t.pulls && !t.swapped && !t.turn {
+	if t.Pulls && !t.swapped && !t.turn {
 		t.nixl.Spawn(t.heartbeat)
 	}
 }
@@ -153,7 +146,7 @@ func (t *pull) Queued() {
 // heartbeat extends the lease of the handoff. One runs at a time, since the first may have to connect to the other
 // engine.
 func (t *pull) heartbeat() {
-	params := t.request.Params
+	params := t.Request.Params
 	if t.swapped || t.turn || !proto.Addressed(params) || !params.Given("tp_size") ||
 		!t.beating.CompareAndSwap(false, true) {
 		return
@@ -166,22 +159,21 @@ func (t *pull) heartbeat() {
 
 // Dropped gives up a handoff that was not read: the other engine may let go.
 func (t *pull) Dropped(release bool) {
-	if !t.pulls {
+	if !t.Pulls {
 		return
 	}
 	t.nixl.done(t)
 	if release && !t.swapped {
-		t.nixl.Briefly(func(ctx context.Context) { t.nixl.LetGoOf(ctx, t.request.Params) })
+		t.nixl.Briefly(func(ctx context.Context) { t.nixl.LetGoOf(ctx, t.Request.Params) })
 	}
 }
 
 // Load reads the missing blocks. Here a wrong handoff shows, in the ways of docs/protocols/nixl.md §3.
 func (t *pull) Load(ctx context.Context, s *core.Sequence) error {
 	defer t.nixl.done(t)
-	params := t.request.Params
+	params := t.Request.Params
 	if t.swapped {
-		<-ctx.Done()
-		return context.Cause(ctx)
+		return proto.Hang(ctx)
 	}
 	first := s.Computed / t.nixl.Core.BlockSize
 	ids, ok := proto.BlockIDs(params["remote_block_ids"])
@@ -197,8 +189,7 @@ func (t *pull) Load(ctx context.Context, s *core.Sequence) error {
 	// It reads the last ones, since it takes the first for cached.
 	ids = ids[len(ids)-need:]
 	if !proto.Addressed(params) {
-		<-ctx.Done()
-		if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+		if cause := proto.Hang(ctx); !errors.Is(cause, context.Canceled) {
 			return cause
 		}
 		return &core.Death{Why: "abort of a request whose handoff names no engine"}
@@ -210,62 +201,38 @@ func (t *pull) Load(ctx context.Context, s *core.Sequence) error {
 	if t.turn && t.expired() {
 		return &core.LoadError{Err: errExpired}
 	}
-	request := params.Text("remote_request_id")
-	if err := t.nixl.Fetch(ctx, p, s, upto, proto.AskMessage{Request: request, Blocks: ids}); err != nil {
-		return err
-	}
-	if p.Release(ctx, proto.RequestMessage{Request: request}) != nil {
-		t.nixl.Core.Stats.Add(&t.nixl.Core.Stats.FailedNotifications, 1)
-	}
-	return nil
+	return t.nixl.Take(ctx, p, s, upto, proto.AskMessage{Request: params.Text("remote_request_id"), Blocks: ids})
 }
 
-// handoff is the kv_transfer_params of vLLM 0.32.0, with its keys in order: 14 of pull, 13 of push.
-type handoff struct {
-	DoRemotePrefill bool      `json:"do_remote_prefill"`
-	DoRemoteDecode  bool      `json:"do_remote_decode"`
-	BlockIDs        [][]int32 `json:"remote_block_ids"`
-	EngineID        string    `json:"remote_engine_id"`
-	RequestID       string    `json:"remote_request_id"`
-	Host            string    `json:"remote_host"`
-	Port            int       `json:"remote_port"`
-	TPSize          int       `json:"tp_size"`
-	DCPSize         int       `json:"dcp_size"`
-	PPSize          int       `json:"pp_size"`
-	NumTokens       int       `json:"remote_num_tokens"`
-	// BlocksExpiryTime is left out by push, and null for a prompt.
-	BlocksExpiryTime json.RawMessage `json:"remote_blocks_expiry_time,omitempty"`
-	TransferMode     string          `json:"transfer_mode"`
-	// PrefillCached is left out when more than the prompt was computed (docs/protocols/nixl.md, recording 21).
-	PrefillCached *int `json:"remote_prefill_cached_tokens,omitempty"`
-}
-
-// handoff hands off all that a sequence has computed. The caller pins or offers its blocks.
-func (c *Connector) handoff(s *core.Sequence, mode string) *handoff {
+// handoff is the kv_transfer_params of vLLM 0.32.0 for all that a sequence has computed, with their keys in order: 14 of
+// pull, 13 of push. The caller pins or offers its blocks. expires, of pull alone, is null for a prompt.
+func (c *Connector) handoff(s *core.Sequence, mode string, expires any) python.Object {
 	host, port := c.Side.Address()
-	h := &handoff{
-		DoRemotePrefill: true, EngineID: c.Host.ID, RequestID: s.ID, Host: host, Port: port,
-		TPSize: 1, DCPSize: 1, PPSize: 1, NumTokens: s.Computed, TransferMode: mode,
-		BlockIDs: [][]int32{s.Blocks[:core.BlocksFor(s.Computed, c.Core.BlockSize)]},
+	back := expires != nil // from decode to prefill
+	h := python.Object{"do_remote_prefill", !back, "do_remote_decode", back,
+		"remote_block_ids", [][]int32{s.Blocks[:core.BlocksFor(s.Computed, c.Core.BlockSize)]},
+		"remote_engine_id", c.Host.ID, "remote_request_id", s.ID, "remote_host", host, "remote_port", port,
+		"tp_size", 1, "dcp_size", 1, "pp_size", 1, "remote_num_tokens", s.Computed}
+	if mode == "pull" {
+		h = append(h, "remote_blocks_expiry_time", expires)
 	}
-	if s.Computed == s.Prompt {
-		cached := s.Cached
-		h.PrefillCached = &cached
+	h = append(h, "transfer_mode", mode)
+	if s.Computed == s.Prompt && !back { // else more than the prompt was computed (docs/protocols/nixl.md, recording 21)
+		h = append(h, "remote_prefill_cached_tokens", s.Cached)
 	}
 	return h
 }
 
 func (t *pull) Finished(s *core.Sequence, reason string) any {
 	switch {
-	case reason != core.ReasonLength && reason != core.ReasonStop:
+	case !proto.Ended(reason):
 		return nil
-	case !t.produces && t.pulls && t.nixl.turns.on:
+	case !t.Produces && t.Pulls && t.nixl.turns.on:
 		return t.kept(s)
-	case !t.produces:
+	case !t.Produces:
 		return nil
 	}
-	h := t.nixl.handoff(s, "pull")
-	h.BlocksExpiryTime = json.RawMessage("null")
+	h := t.nixl.handoff(s, "pull", nil)
 	t.nixl.Core.Pin(s, core.KeyOf(s.Tokens[:s.Prompt]))
 	return h
 }

@@ -29,11 +29,8 @@ func StartPush(h *proto.Host) (core.Connector, error) {
 }
 
 func (c *nixlPush) Begin(r *core.Request) core.Transfer {
-	pulls := !r.Local && r.Params.Is("do_remote_prefill")
-	t := &pull{nixl: c.Connector, request: r, produces: r.Params.Is("do_remote_decode"), pulls: pulls}
-	if t.pulls {
-		c.track(t)
-	}
+	t := &pull{Legs: proto.LegsOf(r), nixl: c.Connector}
+	c.track(t)
 	return &push{t}
 }
 
@@ -49,19 +46,16 @@ var registration = []string{"remote_engine_id", "remote_host", "remote_port", "t
 func (t *push) Load(ctx context.Context, s *core.Sequence) error {
 	c := t.nixl
 	defer c.done(t.pull)
-	for _, key := range registration {
-		if !t.request.Params.Has(key) {
-			return &core.Death{Why: "registration without " + key}
-		}
+	if key := proto.Missing(t.Request.Params, registration...); key != "" {
+		return &core.Death{Why: "registration without " + key}
 	}
-	to := proto.Remote(t.request.Params)
+	to := proto.Remote(t.Request.Params)
 	if _, err := c.Connect(ctx, to); err != nil {
 		return err // the handshake failed: nobody has the registration
 	}
-	err := c.ReadNamed(ctx, s, to, t.request.Name)
+	err := c.ReadNamed(ctx, s, to, t.Request.Name)
 	if _, failed := errors.AsType[*core.LoadError](err); failed {
-		<-ctx.Done()
-		err = context.Cause(ctx)
+		err = proto.Hang(ctx)
 	}
 	if err != nil {
 		c.Core.Lose(s)
@@ -70,10 +64,10 @@ func (t *push) Load(ctx context.Context, s *core.Sequence) error {
 }
 
 func (t *push) Finished(s *core.Sequence, reason string) any {
-	if !t.produces || reason != core.ReasonLength && reason != core.ReasonStop {
+	if !t.Produces || !proto.Ended(reason) {
 		return nil
 	}
-	h := t.nixl.handoff(s, "push")
-	t.nixl.Offer(s, t.request.Name)
+	h := t.nixl.handoff(s, "push", nil)
+	t.nixl.Offer(s, t.Request.Name)
 	return h
 }

@@ -40,7 +40,7 @@ func (t *pull) Promised(s *core.Sequence) int {
 		return s.Prompt
 	}
 	var remote int
-	_ = json.Unmarshal(t.request.Params["remote_num_tokens"], &remote)
+	_ = json.Unmarshal(t.Request.Params["remote_num_tokens"], &remote)
 	upto := min(remote, s.Prompt)
 	if upto <= s.Computed || upto-s.Computed < t.nixl.turns.threshold {
 		t.Dropped(true)
@@ -53,7 +53,7 @@ func (t *pull) Promised(s *core.Sequence) int {
 // turnBlocks are the blocks to read for a turn: those that hold the tokens from the first missing one on, by position.
 func (t *pull) turnBlocks(s *core.Sequence) ([]int64, bool) {
 	size := t.nixl.Core.BlockSize
-	ids, ok := proto.BlockIDs(t.request.Params["remote_block_ids"])
+	ids, ok := proto.BlockIDs(t.Request.Params["remote_block_ids"])
 	first, end := s.Computed/size, core.BlocksFor(t.upto, size)
 	if !ok || end > len(ids) {
 		return nil, false
@@ -69,20 +69,17 @@ var errExpired = errors.New("the other engine is about to let go of the blocks")
 // expired reports whether D is about to let go of a turn's KV.
 func (t *pull) expired() bool {
 	var at float64
-	if json.Unmarshal(t.request.Params["remote_blocks_expiry_time"], &at) != nil || at == 0 {
+	if json.Unmarshal(t.Request.Params["remote_blocks_expiry_time"], &at) != nil || at == 0 {
 		return false
 	}
 	return float64(time.Now().Add(expiryMargin).UnixMilli())/1e3 > at
 }
 
 // kept pins a finished response's blocks for the next turn, and is the handoff for it.
-func (t *pull) kept(s *core.Sequence) *handoff {
+func (t *pull) kept(s *core.Sequence) python.Object {
 	c := t.nixl
-	h := c.handoff(s, "pull")
-	h.DoRemotePrefill, h.DoRemoteDecode, h.PrefillCached = false, true, nil
 	// Here all engines share a clock; vLLM's compare theirs in the handshake.
-	expires := float64(time.Now().Add(c.turns.ttl).UnixMilli()) / 1e3
-	h.BlocksExpiryTime = python.Encode(expires)
+	h := c.handoff(s, "pull", float64(time.Now().Add(c.turns.ttl).UnixMilli())/1e3)
 	c.Core.Keep(s, core.KeyOf(s.Tokens[:s.Computed]), c.turns.ttl)
 	return h
 }

@@ -82,14 +82,13 @@ func (t *byAddress) External() bool { return !t.sends && t.peer.Port != "" }
 func (t *byAddress) Load(ctx context.Context, s *core.Sequence) error {
 	m := p2pDecodeAddress.FindStringSubmatch(t.id)
 	if m == nil || net.JoinHostPort(m[1], m[2]) != t.c.SideAddress() {
-		<-ctx.Done()
-		return context.Cause(ctx)
+		return proto.Hang(ctx)
 	}
 	return t.c.ReadNamed(ctx, s, t.peer, t.id)
 }
 
 func (t *byAddress) Finished(s *core.Sequence, reason string) any {
-	if t.sends && (reason == core.ReasonLength || reason == core.ReasonStop) {
+	if t.sends && proto.Ended(reason) {
 		t.c.Offer(s, t.id)
 	}
 	return nil

@@ -62,7 +62,7 @@ func (t *dropSelect) Load(ctx context.Context, s *core.Sequence) error {
 }
 
 func (t *dropSelect) Finished(s *core.Sequence, reason string) any {
-	if t.inserts && (reason == core.ReasonLength || reason == core.ReasonStop) {
+	if t.inserts && proto.Ended(reason) {
 		t.c.Offer(s, t.c.entry(s))
 	}
 	return nil

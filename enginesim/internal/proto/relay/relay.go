@@ -16,6 +16,7 @@ import (
 
 	"github.com/pdkit/pdkit/enginesim/internal/core"
 	"github.com/pdkit/pdkit/enginesim/internal/proto"
+	"github.com/pdkit/pdkit/enginesim/internal/python"
 )
 
 // connector is one engine's side.
@@ -36,21 +37,18 @@ func Start(h *proto.Host) (core.Connector, error) {
 	return &connector{w}, nil
 }
 
+// Begin decides by the role: P's requests carry no flag, and D's whatever P has answered.
 func (c *connector) Begin(r *core.Request) core.Transfer {
-	produces := c.Host.Role != proto.RoleConsumer
-	return &relayed{c: c, params: r.Params, produces: produces,
-		pulls: !produces && !r.Local && len(r.Params) > 0}
+	t := &relayed{proto.Legs{Request: r, Produces: c.Host.Role != proto.RoleConsumer}, c}
+	t.Pulls = !t.Produces && !r.Local && len(r.Params) > 0
+	return t
 }
 
 // relayed is one request's side.
 type relayed struct {
-	core.NoTransfer
-	c               *connector
-	params          core.Params
-	produces, pulls bool
+	proto.Legs
+	c *connector
 }
-
-func (t *relayed) External() bool { return t.pulls }
 
 // whole are the tokens of a prompt's whole blocks: nothing else is transferred.
 func (t *relayed) whole(s *core.Sequence) int {
@@ -60,60 +58,49 @@ func (t *relayed) whole(s *core.Sequence) int {
 // Promised is all that P has, whatever D's own cache has. If that has it all, D only tells P so.
 func (t *relayed) Promised(s *core.Sequence) int {
 	if t.whole(s) <= s.Computed {
-		t.c.Briefly(func(ctx context.Context) { t.c.LetGo(ctx, proto.Remote(t.params), t.name()) })
+		t.c.Briefly(func(ctx context.Context) {
+			t.c.LetGo(ctx, proto.Remote(t.Request.Params), proto.RequestMessage{Name: t.name()})
+		})
 		return 0
 	}
 	return t.whole(s)
 }
 
-func (t *relayed) name() proto.RequestMessage {
-	return proto.RequestMessage{Name: string(t.params["uuid"])}
-}
+func (t *relayed) name() string { return string(t.Request.Params["uuid"]) }
 
 // Load ends the engine where the real one indexes a key that is not there.
 func (t *relayed) Load(ctx context.Context, s *core.Sequence) error {
-	for _, key := range []string{"uuid", "remote_block_ids", "remote_host", "remote_port"} {
-		if !t.params.Has(key) {
-			return &core.Death{Why: "KeyError: " + key}
-		}
+	params := t.Request.Params
+	if key := proto.Missing(params, "uuid", "remote_block_ids", "remote_host", "remote_port"); key != "" {
+		return &core.Death{Why: "KeyError: " + key}
 	}
 	var ids []int64
 	size := t.c.Core.BlockSize
-	if json.Unmarshal(t.params["remote_block_ids"], &ids) != nil || len(ids) != t.whole(s)/size {
+	if json.Unmarshal(params["remote_block_ids"], &ids) != nil || len(ids) != t.whole(s)/size {
 		return &core.LoadError{Failures: 1, Err: proto.ErrOutOfRange}
 	}
-	p, err := t.c.Connect(ctx, proto.Remote(t.params))
+	p, err := t.c.Connect(ctx, proto.Remote(params))
 	if err != nil {
 		return err
 	}
 	first := s.Computed / size
-	ask := proto.AskMessage{Name: t.name().Name, First: first, Count: len(ids) - first}
-	if err := t.c.Fetch(ctx, p, s, t.whole(s), ask); err != nil {
-		return err
-	}
-	return p.Release(ctx, t.name())
-}
-
-// params are what P answers. A port is text, since the engine reads it from its environment.
-type params struct {
-	UUID   int64   `json:"uuid"`
-	Blocks []int32 `json:"remote_block_ids"`
-	Host   string  `json:"remote_host"`
-	Port   string  `json:"remote_port"`
+	return t.c.Take(ctx, p, s, t.whole(s), proto.AskMessage{Name: t.name(), First: first, Count: len(ids) - first})
 }
 
 // Finished names the KV of what ended by length. Without a whole block there is none, and P says so by an empty object.
+// A port is text, since the engine reads it from its environment.
 func (t *relayed) Finished(s *core.Sequence, reason string) any {
-	if !t.produces || reason != core.ReasonLength {
+	if !t.Produces || reason != core.ReasonLength {
 		return nil
 	}
 	upto := t.whole(s)
 	if upto == 0 {
-		return struct{}{}
+		return python.Object{}
 	}
 	uuid := rand.Int64N(1 << 50)
 	blocks := t.c.Core.Pin(s, core.KeyOf(s.Tokens[:upto]))
 	t.c.Side.Offers.Put(strconv.FormatInt(uuid, 10), s.ID)
 	host, port := t.c.Side.Address()
-	return &params{UUID: uuid, Blocks: blocks[:upto/t.c.Core.BlockSize], Host: host, Port: strconv.Itoa(port)}
+	return python.Object{"uuid", uuid, "remote_block_ids", blocks[:upto/t.c.Core.BlockSize], "remote_host", host,
+		"remote_port", strconv.Itoa(port)}
 }
