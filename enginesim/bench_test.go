@@ -23,8 +23,7 @@ func BenchmarkBothLegs(b *testing.B) {
 			rest := strings.Repeat("x", size-16)
 			for i := 0; b.Loop(); i++ {
 				body := simtest.Obj{"prompt": fmt.Sprintf("%016d", i) + rest, "max_tokens": 16}
-				require.Equal(b, 200, s.Decode(simtest.Completions, body,
-					s.Prefill(simtest.Completions, body)).Status)
+				require.Equal(b, 200, s.Decode(body, s.Prefill(body)).Status)
 			}
 		})
 	}

@@ -82,15 +82,13 @@ func TestScriptedFaults(t *testing.T) {
 			row.fault.Count = 2
 			s.O.Inject(row.fault)
 			for range 2 {
-				row.check(t, s.Post(t.Context(), s.O, simtest.Completions, body))
+				row.check(t, s.Ask(s.O, body))
 			}
 			s.Alive(s.O)
 			if strings.HasPrefix(name, "path") {
-				assert.Error(t, s.Post(t.Context(), s.O, simtest.Chat,
-					simtest.Obj{"messages": []simtest.Obj{{"role": "user", "content": "x"}}}).Err)
+				assert.Error(t, s.Ask(s.O, simtest.Obj{"messages": []simtest.Obj{{"role": "user", "content": "x"}}}).Err)
 				s.O.ClearFaults()
-				assert.NoError(t, s.Post(t.Context(), s.O, simtest.Chat,
-					simtest.Obj{"messages": []simtest.Obj{{"role": "user", "content": "x"}}}).Err)
+				assert.NoError(t, s.Ask(s.O, simtest.Obj{"messages": []simtest.Obj{{"role": "user", "content": "x"}}}).Err)
 			}
 		})
 	}
@@ -133,14 +131,14 @@ func TestFaultsStrikeOneLeg(t *testing.T) {
 	s.P.Inject(enginesim.Fault{Kind: enginesim.FaultMutateHandoff, Leg: enginesim.LegPrefill,
 		Mutate: func(h map[string]any) { delete(h, "remote_host") }})
 	body := simtest.Completion("x")
-	assert.Equal(t, 200, s.Post(t.Context(), s.D, simtest.Completions, body).Status, "no leg of a pair")
-	h := s.Prefill(simtest.Completions, body)
+	assert.Equal(t, 200, s.Ask(s.D, body).Status, "no leg of a pair")
+	h := s.Prefill(body)
 	assert.NotContains(t, h, "remote_host")
 	assert.Len(t, h, 13)
-	h = s.Prefill(simtest.Completions, body)
+	h = s.Prefill(body)
 	assert.Len(t, h, 14)
-	assert.Equal(t, 500, s.Decode(simtest.Completions, body, h).Status)
-	assert.Equal(t, 200, s.Decode(simtest.Completions, body, h).Status)
+	assert.Equal(t, 500, s.Decode(body, h).Status)
+	assert.Equal(t, 200, s.Decode(body, h).Status)
 }
 
 // TestScriptedLoadFailure is a 500 before any token, or an error event.
@@ -148,12 +146,11 @@ func TestScriptedLoadFailure(t *testing.T) {
 	s := simtest.New(t)
 	body := simtest.Completion("x")
 	s.D.Inject(enginesim.Fault{Kind: enginesim.FaultLoadFailure, Count: 2})
-	a := s.Decode(simtest.Completions, body, s.Prefill(simtest.Completions, body))
+	a := s.Decode(body, s.Prefill(body))
 	assert.Equal(t, 500, a.Status)
 	assert.Equal(t, 8, s.P.Stats().PinnedBlocks, "P's blocks stay until the lease ends, as in recording 57")
 	assert.Equal(t, simtest.InternalError, a.Get("error.message").String())
-	a = s.Decode(simtest.Completions, simtest.With(body, simtest.Obj{"stream": true}),
-		s.Prefill(simtest.Completions, body))
+	a = s.Decode(simtest.With(body, simtest.Obj{"stream": true}), s.Prefill(body))
 	assert.Equal(t, 200, a.Status)
 	events := a.Events()
 	require.Len(t, events, 2)
@@ -165,13 +162,13 @@ func TestScriptedLoadFailure(t *testing.T) {
 func TestRefusedPortOpensAgain(t *testing.T) {
 	s := simtest.New(t, simtest.OwnPorts(t))
 	body := simtest.Completion("x")
-	h := s.Prefill(simtest.Completions, body)
+	h := s.Prefill(body)
 	s.D.Inject(enginesim.Fault{Kind: enginesim.FaultRefuse})
 	for range 2 {
-		assert.ErrorIs(t, s.Decode(simtest.Completions, body, h).Err, syscall.ECONNREFUSED)
+		assert.ErrorIs(t, s.Decode(body, h).Err, syscall.ECONNREFUSED)
 	}
 	s.D.ClearFaults()
-	assert.Equal(t, s.Alone(simtest.Completions, body), s.Decode(simtest.Completions, body, h).Text())
+	s.Right(body, s.Decode(body, h))
 	assert.NoError(t, s.P.CheckKV())
 }
 
@@ -198,8 +195,7 @@ func TestScriptedTerminationAndDeath(t *testing.T) {
 	for _, stream := range []bool{true, false} {
 		ask := func(s *simtest.Scene, kind enginesim.FaultKind) simtest.Response {
 			s.O.Inject(enginesim.Fault{Kind: kind, AfterChunks: 5})
-			a := s.Post(t.Context(), s.O, simtest.Completions,
-				simtest.With(simtest.Completion("x"), simtest.Obj{"stream": stream, "max_tokens": 1500}))
+			a := s.Ask(s.O, simtest.With(simtest.Completion("x"), simtest.Obj{"stream": stream, "max_tokens": 1500}))
 			require.NoError(t, a.Err)
 			if stream {
 				assert.Equal(t, 200, a.Status)
@@ -224,7 +220,7 @@ func TestScriptedTerminationAndDeath(t *testing.T) {
 func TestKilledInPlaceOfAResponse(t *testing.T) {
 	s := simtest.New(t, simtest.OwnPorts(t))
 	s.P.Inject(enginesim.Fault{Kind: enginesim.FaultKill})
-	assert.Error(t, s.Post(t.Context(), s.P, simtest.Completions, simtest.Completion("x")).Err)
+	assert.Error(t, s.Ask(s.P, simtest.Completion("x")).Err)
 	s.Dies(s.P)
 	require.NoError(t, s.P.Restart())
 	s.HTTP.CloseIdleConnections() // those of the life before
@@ -237,8 +233,7 @@ func TestTerminatedWhileStreaming(t *testing.T) {
 	s := simtest.New(t, func(p, _ *enginesim.Config) { p.ITL = 10 * time.Millisecond }, simtest.OwnPorts(t))
 	got := make(chan simtest.Response)
 	go func() {
-		got <- s.Post(t.Context(), s.P, simtest.Completions,
-			simtest.With(simtest.Completion("x"), simtest.Obj{"stream": true, "max_tokens": 1500}))
+		got <- s.Ask(s.P, simtest.With(simtest.Completion("x"), simtest.Obj{"stream": true, "max_tokens": 1500}))
 	}()
 	simtest.WaitFor(t, "tokens", func() bool { return s.P.Stats().GenerationTokens > 3 })
 	s.P.Terminate()
@@ -256,7 +251,7 @@ func TestTerminatedWhileStreaming(t *testing.T) {
 func TestTerminateAnswersWhatRuns(t *testing.T) {
 	s := simtest.New(t, func(p, _ *enginesim.Config) { p.ITL = time.Hour })
 	got := make(chan simtest.Response)
-	go func() { got <- s.Post(t.Context(), s.P, simtest.Completions, simtest.Completion("x")) }()
+	go func() { got <- s.Ask(s.P, simtest.Completion("x")) }()
 	simtest.WaitFor(t, "tokens", func() bool { return s.P.Stats().GenerationTokens > 0 })
 	s.P.Terminate()
 	a := <-got
@@ -270,8 +265,7 @@ func TestTerminateThawsFirst(t *testing.T) {
 	s := simtest.New(t, func(p, _ *enginesim.Config) { p.ITL = 10 * time.Millisecond })
 	got := make(chan simtest.Response)
 	go func() {
-		got <- s.Post(t.Context(), s.P, simtest.Completions,
-			simtest.With(simtest.Completion("x"), simtest.Obj{"max_tokens": 1500}))
+		got <- s.Ask(s.P, simtest.With(simtest.Completion("x"), simtest.Obj{"max_tokens": 1500}))
 	}()
 	simtest.WaitFor(t, "tokens", func() bool { return s.P.Stats().GenerationTokens > 0 })
 	s.P.Freeze()
@@ -291,7 +285,7 @@ func TestFrozenEngine(t *testing.T) {
 	defer stop()
 	assert.ErrorIs(t, s.Post(ctx, s.O, simtest.Completions, body).Err, context.DeadlineExceeded)
 	got := make(chan simtest.Response)
-	go func() { got <- s.Post(t.Context(), s.O, simtest.Completions, body) }()
+	go func() { got <- s.Ask(s.O, body) }()
 	select {
 	case <-got:
 		assert.Fail(t, "a frozen engine answered")
@@ -305,7 +299,7 @@ func TestFrozenEngine(t *testing.T) {
 // TestLeaseOfAFrozenEngine ends when it thaws, not before.
 func TestLeaseOfAFrozenEngine(t *testing.T) {
 	s := simtest.New(t, func(p, _ *enginesim.Config) { p.Lease = 1500 * time.Millisecond })
-	s.Prefill(simtest.Completions, simtest.Completion("x"))
+	s.Prefill(simtest.Completion("x"))
 	s.P.Freeze()
 	time.Sleep(1600 * time.Millisecond)
 	assert.Equal(t, 8, s.P.Stats().PinnedBlocks)
@@ -342,7 +336,7 @@ func TestRestartWaitsForThePort(t *testing.T) {
 func TestRestartForgets(t *testing.T) {
 	s := simtest.New(t, simtest.OwnPorts(t))
 	body := simtest.Completion("x")
-	s.Prefill(simtest.Completions, body)
+	s.Prefill(body)
 	s.P.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: 418})
 	s.P.Kill()
 	assert.True(t, s.P.Dead())
@@ -351,9 +345,9 @@ func TestRestartForgets(t *testing.T) {
 	assert.False(t, s.P.Dead())
 	assert.Equal(t, enginesim.Stats{}, s.P.Stats())
 	assert.NoError(t, s.P.CheckKV())
-	assert.Equal(t, 418, s.Post(t.Context(), s.P, simtest.Completions, body).Status)
+	assert.Equal(t, 418, s.Ask(s.P, body).Status)
 	assert.Len(t, s.P.Requests(), 2)
-	a := s.Post(t.Context(), s.P, simtest.Completions, body)
+	a := s.Ask(s.P, body)
 	assert.Zero(t, a.Get("usage.prompt_tokens_details.cached_tokens").Int())
 }
 

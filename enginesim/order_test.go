@@ -25,22 +25,21 @@ func TestDecodeInAnotherOrderThanPrefill(t *testing.T) {
 	prepare := func(round string) {
 		for i := range requests {
 			bodies[i] = simtest.Completion(fmt.Sprint(round, " request ", i))
-			handoffs[i] = s.Prefill(simtest.Completions, bodies[i])
-			want[i] = s.Alone(simtest.Completions, bodies[i])
+			handoffs[i] = s.Prefill(bodies[i])
+			want[i] = s.Alone(bodies[i])
 		}
 	}
 	prepare("backwards")
 	for i := requests - 1; i >= 0; i-- {
-		assert.Equal(t, want[i], s.Decode(simtest.Completions, bodies[i], handoffs[i]).Text())
+		assert.Equal(t, want[i], s.Decode(bodies[i], handoffs[i]).Text())
 	}
 	prepare("together")
 	var wg sync.WaitGroup
 	for i := range requests {
-		wg.Go(func() { assert.Equal(t, want[i], s.Decode(simtest.Completions, bodies[i], handoffs[i]).Text()) })
+		wg.Go(func() { assert.Equal(t, want[i], s.Decode(bodies[i], handoffs[i]).Text()) })
 	}
 	wg.Wait()
-	assert.NoError(t, s.P.CheckKV())
-	assert.NoError(t, s.D.CheckKV())
+	s.Clean()
 	assert.EqualValues(t, 2*requests*240, s.D.Stats().ExternalKVTransfer)
 }
 
@@ -58,10 +57,10 @@ func TestManyClientsOnASmallCache(t *testing.T) {
 			for i := 0; i < 4 || i < 100 && s.D.Stats().Preemptions == 0; i++ {
 				body := simtest.With(simtest.Completion(fmt.Sprint("client ", c, " request ", i)),
 					simtest.Obj{"max_tokens": 60})
-				h := s.Prefill(simtest.Completions, body)
-				a := s.Decode(simtest.Completions, body, h)
+				h := s.Prefill(body)
+				a := s.Decode(body, h)
 				if assert.Equal(t, 200, a.Status, a.Body) {
-					assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
+					s.Right(body, a)
 				}
 			}
 		})
@@ -69,8 +68,7 @@ func TestManyClientsOnASmallCache(t *testing.T) {
 	wg.Wait()
 	require.NoError(t, s.P.WaitIdle(t.Context()))
 	require.NoError(t, s.D.WaitIdle(t.Context()))
-	assert.NoError(t, s.P.CheckKV())
-	assert.NoError(t, s.D.CheckKV())
+	s.Clean()
 	assert.Positive(t, s.D.Stats().Preemptions, "the cache was small enough")
 	for _, e := range []*enginesim.Engine{s.P, s.D} {
 		assert.Zero(t, e.Stats().UsedBlocks)
@@ -86,30 +84,30 @@ func TestOneMegabytePrompt(t *testing.T) {
 	body := simtest.Obj{"model": "tiny", "prompt": strings.Repeat("0123456789abcdef", size/16), "max_tokens": 8,
 		"temperature": 0}
 	begun := time.Now()
-	a := s.Decode(simtest.Completions, body, s.Prefill(simtest.Completions, body))
+	a := s.Decode(body, s.Prefill(body))
 	t.Log("both legs took", time.Since(begun))
 	require.Equal(t, 200, a.Status)
 	assert.EqualValues(t, size*8, s.D.Stats().BytesTransferred)
-	assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
+	s.Right(body, a)
 }
 
 // TestTextDependsOnEveryTokenAndSeed: else equal text would prove nothing.
 func TestTextDependsOnEveryTokenAndSeed(t *testing.T) {
 	s := simtest.New(t)
 	base := simtest.Completion("x")
-	seen := map[string]bool{s.Alone(simtest.Completions, base): true}
+	seen := map[string]bool{s.Alone(base): true}
 	text := base["prompt"].(string)
 	for _, at := range []int{0, 1, 31, 32, 33, 100, 224, 238, 239} {
 		other := []byte(text)
 		other[at] ^= 1
-		seen[s.Alone(simtest.Completions, simtest.With(base, simtest.Obj{"prompt": string(other)}))] = true
+		seen[s.Alone(simtest.With(base, simtest.Obj{"prompt": string(other)}))] = true
 	}
 	assert.Len(t, seen, 10)
 
 	seeded, err := enginesim.Start(enginesim.Config{Seed: 1})
 	require.NoError(t, err)
 	defer seeded.Close()
-	a := s.Post(t.Context(), seeded, simtest.Completions, base)
+	a := s.Ask(seeded, base)
 	assert.False(t, seen[a.Text()])
 	for _, r := range a.Text() {
 		assert.True(t, r >= 32 && r < 127, "printable: %q", r)
@@ -120,7 +118,7 @@ func TestTextDependsOnEveryTokenAndSeed(t *testing.T) {
 func TestPrefixCache(t *testing.T) {
 	s := simtest.New(t)
 	cached := func(more simtest.Obj) int64 {
-		a := s.Post(t.Context(), s.O, simtest.Completions, simtest.With(simtest.Completion("x"), more))
+		a := s.Ask(s.O, simtest.With(simtest.Completion("x"), more))
 		require.Equal(t, 200, a.Status)
 		return a.Get("usage.prompt_tokens_details.cached_tokens").Int()
 	}
@@ -131,7 +129,7 @@ func TestPrefixCache(t *testing.T) {
 	assert.EqualValues(t, 96, cached(simtest.Obj{"prompt": simtest.Prompt(240, "x")[:100] + "otherwise"}),
 		"a shared beginning")
 	assert.EqualValues(t, 0, cached(simtest.Obj{"prompt_logprobs": 1}), "prompt logprobs need the prompt computed")
-	assert.Len(t, s.Alone(simtest.Completions, simtest.Completion("x")), 24)
+	assert.Len(t, s.Alone(simtest.Completion("x")), 24)
 }
 
 // TestPromptLogprobsLeaveTheHandoff to expire: D computes the prompt itself .
@@ -141,9 +139,8 @@ func TestPromptLogprobsLeaveTheHandoff(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := simtest.New(t)
 			body := simtest.With(simtest.Completion("x"), more)
-			a := s.Decode(simtest.Completions, body, s.Prefill(simtest.Completions, simtest.Completion("x")))
-			require.Equal(t, 200, a.Status, a.Body)
-			assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
+			a := s.Decode(body, s.Prefill(simtest.Completion("x")))
+			s.Right(body, a)
 			assert.EqualValues(t, 240, s.D.Stats().LocalCompute)
 			assert.Zero(t, s.D.Stats().Transfers)
 			assert.Equal(t, 8, s.P.Stats().PinnedBlocks)
@@ -159,11 +156,10 @@ func TestLatencyModel(t *testing.T) {
 	})
 	body := simtest.Completion("x")
 	begun := time.Now()
-	h := s.Prefill(simtest.Completions, body)
+	h := s.Prefill(body)
 	assert.GreaterOrEqual(t, time.Since(begun), 500*time.Millisecond)
 	begun = time.Now()
-	require.Equal(t, 200, s.Decode(simtest.Completions, simtest.With(body, simtest.Obj{"max_tokens": 5}),
-		h).Status)
+	require.Equal(t, 200, s.Decode(simtest.With(body, simtest.Obj{"max_tokens": 5}), h).Status)
 	assert.GreaterOrEqual(t, time.Since(begun), 20*time.Millisecond)
 	assert.Zero(t, s.D.Stats().LocalCompute, "nothing was computed, which would take the time of the prompt")
 }

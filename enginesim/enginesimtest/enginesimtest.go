@@ -38,12 +38,45 @@ type Response struct {
 // Get reads a member of the response by its path.
 func (a Response) Get(path string) gjson.Result { return gjson.Get(a.Body, path) }
 
-// Text is the response of one choice, whichever API it came by.
+// Text is what the model has written in a whole response of any API.
 func (a Response) Text() string {
-	if c := a.Get("choices.0.message.content"); c.Exists() {
-		return c.String()
+	for _, path := range []string{"choices.0.message.content", "choices.0.text", "output.0.content.0.text",
+		"content.0.text"} {
+		if r := a.Get(path); r.Exists() {
+			return r.String()
+		}
 	}
-	return a.Get("choices.0.text").String()
+	var text strings.Builder
+	for _, id := range a.Get("choices.0.token_ids").Array() {
+		text.WriteByte(byte(id.Int()))
+	}
+	return text.String()
+}
+
+// StreamText is the text of a stream of any API, piece by piece.
+func (a Response) StreamText() string {
+	var text strings.Builder
+	for _, e := range a.Events() {
+		for _, path := range []string{"choices.0.delta.content", "choices.0.text", "delta.text"} {
+			text.WriteString(gjson.Get(e, path).String())
+		}
+		if gjson.Get(e, "type").String() == "response.output_text.delta" {
+			text.WriteString(gjson.Get(e, "delta").String())
+		}
+		for _, id := range gjson.Get(e, "choices.0.token_ids").Array() {
+			text.WriteByte(byte(id.Int()))
+		}
+	}
+	return text.String()
+}
+
+// Params is the handoff that the response names.
+func (a Response) Params(t testing.TB) Obj {
+	t.Helper()
+	answered(t, a)
+	h := Obj{}
+	must(t, json.Unmarshal([]byte(a.Get("kv_transfer_params").Raw), &h))
+	return h
 }
 
 // Events are the data of a stream's events.
@@ -197,29 +230,59 @@ const (
 	Chat        = "/v1/chat/completions"
 )
 
-// Prefill runs the prefill leg and gives the handoff.
-func (s *Scene) Prefill(path string, body Obj) Obj {
+// Ask sends a chat, which has messages, or a completion to an engine.
+func (s *Scene) Ask(e *enginesim.Engine, body Obj, headers ...string) Response {
 	s.T.Helper()
-	a := s.Post(s.T.Context(), s.P, path, With(body,
-		Obj{"max_tokens": 1, "stream": false, "kv_transfer_params": Obj{"do_remote_decode": true}}))
+	return s.Post(s.T.Context(), e, pathOf(body), body, headers...)
+}
+
+func pathOf(body Obj) string {
+	if _, chat := body["messages"]; chat {
+		return Chat
+	}
+	return Completions
+}
+
+// Prefill runs the prefill leg and gives the handoff.
+func (s *Scene) Prefill(body Obj) Obj {
+	s.T.Helper()
+	return s.PrefillOnly(With(body, Obj{"kv_transfer_params": Obj{"do_remote_decode": true}})).Params(s.T)
+}
+
+// PrefillOnly runs a prefill leg, which must be served: without parameters unless the body has some.
+func (s *Scene) PrefillOnly(body Obj, headers ...string) Response {
+	s.T.Helper()
+	a := s.Ask(s.P, With(body, Obj{"max_tokens": 1, "stream": false}), headers...)
 	answered(s.T, a)
-	h := Obj{}
-	must(s.T, json.Unmarshal([]byte(a.Get("kv_transfer_params").Raw), &h))
-	return h
+	return a
 }
 
 // Decode runs the decode leg with a handoff.
-func (s *Scene) Decode(path string, body, handoff Obj) Response {
+func (s *Scene) Decode(body, handoff Obj) Response {
 	s.T.Helper()
-	return s.Post(s.T.Context(), s.D, path, With(body, Obj{"kv_transfer_params": handoff}))
+	return s.Ask(s.D, With(body, Obj{"kv_transfer_params": handoff}))
 }
 
 // Alone is the text that one engine gives.
-func (s *Scene) Alone(path string, body Obj) string {
+func (s *Scene) Alone(body Obj) string {
 	s.T.Helper()
-	a := s.Post(s.T.Context(), s.O, path, body)
+	a := s.Ask(s.O, body)
 	answered(s.T, a)
 	return a.Text()
+}
+
+// Right asserts that a response is the one that one engine gives alone.
+func (s *Scene) Right(body Obj, a Response) {
+	s.T.Helper()
+	answered(s.T, a)
+	want := s.Alone(body)
+	expect(s.T, a.Text() == want, "the text is %q, that of one engine alone %q", a.Text(), want)
+}
+
+// First is the text of the first token that a prompt gives.
+func (s *Scene) First(body Obj) string {
+	s.T.Helper()
+	return s.Alone(With(body, Obj{"max_tokens": 1}))
 }
 
 // Completion is a completion request of 24 tokens.
@@ -246,38 +309,6 @@ func Request(path, name string, tokens int) Obj {
 	return Obj{"model": "tiny", "prompt": text, "max_tokens": tokens, "temperature": 0}
 }
 
-// WholeText is the text of a whole response of any API.
-func WholeText(a Response) string {
-	for _, path := range []string{"choices.0.message.content", "choices.0.text", "output.0.content.0.text",
-		"content.0.text"} {
-		if r := a.Get(path); r.Exists() {
-			return r.String()
-		}
-	}
-	var text strings.Builder
-	for _, id := range a.Get("choices.0.token_ids").Array() {
-		text.WriteByte(byte(id.Int()))
-	}
-	return text.String()
-}
-
-// StreamText is the text of a stream of any API, piece by piece.
-func StreamText(a Response) string {
-	var text strings.Builder
-	for _, e := range a.Events() {
-		for _, path := range []string{"choices.0.delta.content", "choices.0.text", "delta.text"} {
-			text.WriteString(gjson.Get(e, path).String())
-		}
-		if gjson.Get(e, "type").String() == "response.output_text.delta" {
-			text.WriteString(gjson.Get(e, "delta").String())
-		}
-		for _, id := range gjson.Get(e, "choices.0.token_ids").Array() {
-			text.WriteByte(byte(id.Int()))
-		}
-	}
-	return text.String()
-}
-
 // Messages of an engine's errors.
 const (
 	InternalError = "Internal server error"
@@ -289,8 +320,7 @@ func (s *Scene) Alive(e *enginesim.Engine) {
 	s.T.Helper()
 	expect(s.T, s.Get(e, "/health").Status == 200, "the engine is not healthy")
 	body := Completion("still there?")
-	want, got := s.Alone(Completions, body), s.Post(s.T.Context(), e, Completions, body).Text()
-	expect(s.T, got == want, "it answers %q, one engine alone %q", got, want)
+	s.Right(body, s.Ask(e, body))
 	expect(s.T, !e.Dead(), "the engine is dead")
 }
 
@@ -354,14 +384,6 @@ func (s *Scene) Waits(decode Obj, headers ...string) (leave func()) {
 			s.T.Fatalf("the decode ended with %v", err)
 		}
 	}
-}
-
-// PrefillOnly runs the prefill leg of a protocol without parameters.
-func (s *Scene) PrefillOnly(path string, body Obj) Response {
-	s.T.Helper()
-	a := s.Post(s.T.Context(), s.P, path, With(body, Obj{"max_tokens": 1, "stream": false}))
-	answered(s.T, a)
-	return a
 }
 
 // Clean asserts that both engines are idle and that each handoff was used exactly once.

@@ -27,30 +27,26 @@ func TestEveryAPIOverBothLegs(t *testing.T) {
 			body := simtest.Request(path, "x", 24)
 			one := s.Post(t.Context(), s.O, path, body)
 			require.Equal(t, 200, one.Status, one.Body)
-			want := simtest.WholeText(one)
+			want := one.Text()
 			require.Len(t, want, 24)
 
 			first := simtest.With(simtest.Request(path, "x", 1),
 				simtest.Obj{"kv_transfer_params": simtest.Obj{"do_remote_decode": true}})
 			for _, stream := range []bool{false, true} {
 				a := s.Post(t.Context(), s.P, path, first)
-				require.Equal(t, 200, a.Status, a.Body)
-				h := simtest.Obj{}
-				require.NoError(t, json.Unmarshal([]byte(a.Get("kv_transfer_params").Raw), &h))
-				got := s.Decode(path, simtest.With(body,
-					simtest.Obj{"stream": stream, "cache_salt": map[bool]string{true: "s", false: "w"}[stream]}), h)
+				got := s.Post(t.Context(), s.D, path, simtest.With(body, simtest.Obj{"stream": stream,
+					"cache_salt": map[bool]string{true: "s", false: "w"}[stream], "kv_transfer_params": a.Params(t)}))
 				require.Equal(t, 200, got.Status, got.Body)
 				if stream {
 					assert.Equal(t, "text/event-stream; charset=utf-8", got.Header.Get("Content-Type"))
-					assert.Equal(t, want, simtest.StreamText(got))
+					assert.Equal(t, want, got.StreamText())
 				} else {
-					assert.Equal(t, want, simtest.WholeText(got))
+					assert.Equal(t, want, got.Text())
 				}
 			}
 			assert.EqualValues(t, 2, s.D.Stats().Transfers)
 			assert.Zero(t, s.D.Stats().LocalCompute)
-			assert.NoError(t, s.P.CheckKV())
-			assert.NoError(t, s.D.CheckKV())
+			s.Clean()
 		})
 	}
 }
@@ -121,7 +117,7 @@ func TestRequestIDs(t *testing.T) {
 // (docs/protocols/nixl.md, recording 20).
 func TestStopsEndEarly(t *testing.T) {
 	s := simtest.New(t)
-	full := s.Alone(simtest.Completions, simtest.Completion("x"))
+	full := s.Alone(simtest.Completion("x"))
 	rows := map[string]struct {
 		more   simtest.Obj
 		text   string
@@ -139,7 +135,7 @@ func TestStopsEndEarly(t *testing.T) {
 	}
 	for name, row := range rows {
 		t.Run(name, func(t *testing.T) {
-			a := s.Post(t.Context(), s.O, simtest.Completions, simtest.With(simtest.Completion("x"), row.more))
+			a := s.Ask(s.O, simtest.With(simtest.Completion("x"), row.more))
 			require.Equal(t, 200, a.Status, a.Body)
 			if name != "token, min first" {
 				assert.Equal(t, row.text, a.Text())
@@ -148,21 +144,20 @@ func TestStopsEndEarly(t *testing.T) {
 			} else {
 				assert.EqualValues(t, 24, a.Get("usage.completion_tokens").Int())
 			}
-			streamed := s.Post(t.Context(), s.O, simtest.Completions,
-				simtest.With(simtest.With(simtest.Completion("x"), row.more), simtest.Obj{"stream": true}))
-			assert.Equal(t, a.Text(), simtest.StreamText(streamed))
+			streamed := s.Ask(s.O, simtest.With(simtest.With(simtest.Completion("x"), row.more), simtest.Obj{"stream": true}))
+			assert.Equal(t, a.Text(), streamed.StreamText())
 		})
 	}
-	h := s.Prefill(simtest.Completions, simtest.With(simtest.Completion("x"), simtest.Obj{"stop": full[:1]}))
+	h := s.Prefill(simtest.With(simtest.Completion("x"), simtest.Obj{"stop": full[:1]}))
 	assert.Len(t, h, 14, "a prefill that stops early is handed off all the same")
-	assert.Equal(t, full, s.Decode(simtest.Completions, simtest.Completion("x"), h).Text())
+	assert.Equal(t, full, s.Decode(simtest.Completion("x"), h).Text())
 }
 
 // TestSampling: children and seeds differ from each other, and repeat.
 func TestSampling(t *testing.T) {
 	s := simtest.New(t)
 	ask := func(more simtest.Obj) simtest.Response {
-		return s.Post(t.Context(), s.O, simtest.Completions, simtest.With(simtest.Completion("x"), more))
+		return s.Ask(s.O, simtest.With(simtest.Completion("x"), more))
 	}
 	a := ask(simtest.Obj{"n": 3, "temperature": 0.8, "seed": 1})
 	texts := map[string]bool{}
@@ -221,7 +216,7 @@ func TestRefusedRequests(t *testing.T) {
 			assert.EqualValues(t, row.status, a.Get("error.code").Int())
 		})
 	}
-	a := s.Post(t.Context(), s.O, simtest.Completions, simtest.Obj{"prompt": "x"}, "Content-Type", "text/plain")
+	a := s.Ask(s.O, simtest.Obj{"prompt": "x"}, "Content-Type", "text/plain")
 	assert.Equal(t, 400, a.Status)
 	assert.Equal(t, 405, s.Get(s.O, simtest.Completions).Status)
 	assert.Equal(t, 404, s.Get(s.O, "/nothing").Status)
@@ -285,8 +280,7 @@ func TestRenderSaysWhichTokensAPromptHas(t *testing.T) {
 	asked := simtest.Obj{"model": "tiny", "messages": []simtest.Obj{{"role": "user", "content": "abc"}},
 		"max_tokens": 1, "return_token_ids": true}
 	a = s.Post(t.Context(), s.P, simtest.Chat+"/render", asked)
-	assert.JSONEq(t, s.Post(t.Context(), s.P, simtest.Chat, asked).Get("prompt_token_ids").Raw,
-		a.Get("token_ids").Raw)
+	assert.JSONEq(t, s.Ask(s.P, asked).Get("prompt_token_ids").Raw, a.Get("token_ids").Raw)
 	assert.Equal(t, 404, s.Post(t.Context(), s.P, simtest.Completions+"/render",
 		simtest.Obj{"model": "other", "prompt": "a"}).Status)
 }

@@ -124,11 +124,11 @@ func TestToolsAreCalledOnDemand(t *testing.T) {
 					assert.Regexp(t, want[i], calls[i])
 				}
 				if choice == "auto" {
-					assert.Len(t, simtest.WholeText(whole), 300, "the model writes text")
+					assert.Len(t, whole.Text(), 300, "the model writes text")
 					return
 				}
 				assert.Equal(t, stop[map[bool]int{choice == "time": 1}[true]], finish)
-				assert.Empty(t, simtest.WholeText(whole))
+				assert.Empty(t, whole.Text())
 				streamed, finish := called(t, path, s.Post(t.Context(), s.O, path,
 					simtest.With(body, simtest.Obj{"stream": true})))
 				assert.Equal(t, calls, streamed)
@@ -158,18 +158,18 @@ func TestATextIsJSONOfASchemaOnDemand(t *testing.T) {
 		t.Run(path, func(t *testing.T) {
 			s := simtest.New(t)
 			body := simtest.With(simtest.Request(path, "x", 300), member)
-			whole := simtest.WholeText(s.Post(t.Context(), s.O, path, body))
+			whole := s.Post(t.Context(), s.O, path, body).Text()
 			assert.Regexp(t, `^\{"city": "[a-z]{8}", "days": [1-9]\d, "unit": "[CF]"\}$`, whole)
 			streamed := s.Post(t.Context(), s.O, path, simtest.With(body, simtest.Obj{"stream": true}))
-			assert.Equal(t, whole, simtest.StreamText(streamed))
+			assert.Equal(t, whole, streamed.StreamText())
 			other := simtest.With(simtest.Request(path, "y", 300), member)
-			assert.NotEqual(t, whole, simtest.WholeText(s.Post(t.Context(), s.O, path, other)), "the model fills it in")
+			assert.NotEqual(t, whole, s.Post(t.Context(), s.O, path, other).Text(), "the model fills it in")
 		})
 	}
 	s := simtest.New(t)
 	body := simtest.With(simtest.Request(simtest.Chat, "x", 300),
 		simtest.Obj{"response_format": simtest.Obj{"type": "json_object"}})
-	assert.Equal(t, "{}", simtest.WholeText(s.Post(t.Context(), s.O, simtest.Chat, body)))
+	assert.Equal(t, "{}", s.Ask(s.O, body).Text())
 }
 
 // A schema that refers to itself, or is too large, still ends.
@@ -186,7 +186,7 @@ func TestASchemaWithoutEndEnds(t *testing.T) {
 	} {
 		body := simtest.With(simtest.Request(simtest.Chat, "x", 3000), simtest.Obj{"response_format": simtest.Obj{
 			"type": "json_schema", "json_schema": simtest.Obj{"name": "w", "schema": json.RawMessage(schema)}}})
-		text := simtest.WholeText(s.Post(t.Context(), e, simtest.Chat, body))
+		text := s.Post(t.Context(), e, simtest.Chat, body).Text()
 		assert.True(t, json.Valid([]byte(text)), "%s: %.80s", schema, text)
 	}
 }

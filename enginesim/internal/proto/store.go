@@ -73,6 +73,21 @@ func (b *Store) Get(key core.TokenKey, size int) ([]byte, error) {
 	return block, err
 }
 
+// Load fills a sequence's blocks with what the store has under the keys of the tokens up to upto, and counts those as
+// computed.
+func (b *Store) Load(c *core.Core, s *core.Sequence, upto int) (blocks int, err error) {
+	var contents [][]byte
+	for i := s.Computed / c.BlockSize; i*c.BlockSize < upto; i++ {
+		content, err := b.Get(s.Keys[i], c.BlockBytes)
+		if err != nil {
+			return 0, err
+		}
+		contents = append(contents, content)
+	}
+	c.Fill(s, contents, upto)
+	return len(contents), nil
+}
+
 // Has counts how many of the keys, from the first on, are there.
 func (b *Store) Has(keys []core.TokenKey) int {
 	for i, key := range keys {

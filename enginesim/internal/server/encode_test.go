@@ -33,27 +33,25 @@ func picture(name string) simtest.Obj {
 
 func TestMediaArePartOfThePrompt(t *testing.T) {
 	s, _ := encodeScene(t)
-	assert.NotEqual(t, s.Alone(simtest.Chat, picture("cat")), s.Alone(simtest.Chat, picture("dog")))
-	assert.Equal(t, s.Alone(simtest.Chat, picture("cat")), s.Alone(simtest.Chat, picture("cat")))
+	assert.NotEqual(t, s.Alone(picture("cat")), s.Alone(picture("dog")))
+	assert.Equal(t, s.Alone(picture("cat")), s.Alone(picture("cat")))
 }
 
 func TestAConsumerTakesOverWhatItsParametersName(t *testing.T) {
 	s, e := encodeScene(t)
-	a := s.Post(t.Context(), e, simtest.Chat, picture("cat"))
+	a := s.Ask(e, picture("cat"))
 	require.Equal(t, 200, a.Status, a.Body)
 	var params simtest.Obj
 	require.NoError(t, json.Unmarshal([]byte(a.Get("ec_transfer_params").Raw), &params))
 	require.Len(t, params, 1)
 	assert.EqualValues(t, 1, e.Stats().MediaEncoded)
 
-	s.Post(t.Context(), s.P, simtest.Chat, simtest.With(picture("cat"),
-		simtest.Obj{"ec_transfer_params": params}))
+	s.Ask(s.P, simtest.With(picture("cat"), simtest.Obj{"ec_transfer_params": params}))
 	assert.EqualValues(t, 1, s.P.Stats().MediaLoaded)
 	assert.Zero(t, s.P.Stats().MediaComputed)
-	s.Post(t.Context(), s.P, simtest.Chat, picture("cat"))
+	s.Ask(s.P, picture("cat"))
 	assert.EqualValues(t, 1, s.P.Stats().MediaComputed, "without parameters it encodes itself")
-	s.Post(t.Context(), s.P, simtest.Chat, simtest.With(picture("dog"),
-		simtest.Obj{"ec_transfer_params": params}))
+	s.Ask(s.P, simtest.With(picture("dog"), simtest.Obj{"ec_transfer_params": params}))
 	assert.EqualValues(t, 2, s.P.Stats().MediaComputed, "they are another picture's")
-	assert.Equal(t, "null", s.Post(t.Context(), s.O, simtest.Chat, picture("cat")).Get("ec_transfer_params").Raw)
+	assert.Equal(t, "null", s.Ask(s.O, picture("cat")).Get("ec_transfer_params").Raw)
 }

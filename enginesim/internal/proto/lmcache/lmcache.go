@@ -93,18 +93,12 @@ func (t *chunked) Promised(s *core.Sequence) int {
 }
 
 func (t *chunked) Load(_ context.Context, s *core.Sequence) error {
-	size := t.host.Core.BlockSize
-	var contents [][]byte
-	begun := time.Now()
-	for i := s.Computed / size; i*size < t.found; i++ {
-		block, err := t.store.Get(s.Keys[i], t.host.Core.BlockBytes)
-		if err != nil {
-			return &core.LoadError{Failures: 1, Err: err}
-		}
-		contents = append(contents, block)
+	c, begun := t.host.Core, time.Now()
+	blocks, err := t.store.Load(c, s, t.found)
+	if err != nil {
+		return &core.LoadError{Failures: 1, Err: err}
 	}
-	t.host.Core.Fill(s, contents, t.found)
-	t.host.Core.Stats.Transferred(len(contents)*t.host.Core.BlockBytes, len(contents), time.Since(begun))
+	c.Stats.Transferred(blocks*c.BlockBytes, blocks, time.Since(begun))
 	return nil
 }
 

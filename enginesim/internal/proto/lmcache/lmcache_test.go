@@ -32,9 +32,8 @@ func lmcacheScene(t *testing.T, change func(p, d *enginesim.Config)) *simtest.Sc
 // both runs a prompt at P, for one token, and then at D.
 func both(s *simtest.Scene, body simtest.Obj) simtest.Response {
 	s.T.Helper()
-	require.Equal(s.T, 200, s.Post(s.T.Context(), s.P, simtest.Completions,
-		simtest.With(body, simtest.Obj{"max_tokens": 1})).Status)
-	return s.Post(s.T.Context(), s.D, simtest.Completions, body)
+	require.Equal(s.T, 200, s.Ask(s.P, simtest.With(body, simtest.Obj{"max_tokens": 1})).Status)
+	return s.Ask(s.D, body)
 }
 
 // Chunks of 64: of 240 tokens three are whole, and the rest is computed.
@@ -42,21 +41,19 @@ func TestLMCacheLoadsWholeChunks(t *testing.T) {
 	s := lmcacheScene(t, nil)
 	body := simtest.Completion("one")
 	got := both(s, body)
-	require.Equal(t, 200, got.Status)
-	assert.Equal(t, s.Alone(simtest.Completions, body), got.Text())
+	s.Right(body, got)
 	assert.EqualValues(t, 192, s.D.Stats().ExternalKVTransfer)
 	assert.EqualValues(t, 48, s.D.Stats().LocalCompute)
 	assert.EqualValues(t, 192, got.Get("usage.prompt_tokens_details.cached_tokens").Int())
 	assert.Zero(t, s.P.Stats().ExternalKVTransfer)
-	assert.NoError(t, s.P.CheckKV())
-	assert.NoError(t, s.D.CheckKV())
+	s.Clean()
 }
 
 // A prompt of whole chunks only: its last token is computed all the same, for the response starts from it.
 func TestLMCacheComputesTheLastToken(t *testing.T) {
 	s := lmcacheScene(t, nil)
 	body := simtest.With(simtest.Completion("one"), simtest.Obj{"prompt": simtest.Prompt(128, "one")})
-	assert.Equal(t, s.Alone(simtest.Completions, body), both(s, body).Text())
+	s.Right(body, both(s, body))
 	assert.EqualValues(t, 127, s.D.Stats().ExternalKVTransfer)
 }
 
@@ -84,8 +81,7 @@ func TestLMCacheFindsNothing(t *testing.T) {
 			s := lmcacheScene(t, change)
 			body := simtest.Completion("one")
 			got := both(s, body)
-			require.Equal(t, 200, got.Status)
-			assert.Equal(t, s.Alone(simtest.Completions, body), got.Text())
+			s.Right(body, got)
 			assert.Zero(t, s.D.Stats().ExternalKVTransfer)
 			assert.EqualValues(t, 240, s.D.Stats().LocalCompute)
 		})

@@ -72,8 +72,7 @@ func (x *lmcachePair) spec() simtest.Obj {
 
 func (x *lmcachePair) prefill(body, params simtest.Obj) simtest.Response {
 	x.T.Helper()
-	return x.Post(x.T.Context(), x.P, simtest.Completions,
-		simtest.With(body, simtest.Obj{"max_tokens": 1, "kv_transfer_params": params}))
+	return x.Ask(x.P, simtest.With(body, simtest.Obj{"max_tokens": 1, "kv_transfer_params": params}))
 }
 
 func (x *lmcachePair) noNotice() {
@@ -92,13 +91,13 @@ func TestLMCachePDPushesThenTells(t *testing.T) {
 	require.Equal(t, 200, a.Status, a.Body)
 	assert.Equal(t, "null", a.Get("kv_transfer_params").Raw, "no first token unless it is asked for")
 	assert.Equal(t, "r-1", <-x.notices)
-	got := x.Post(t.Context(), x.D, simtest.Completions, body)
-	assert.Equal(t, x.Alone(simtest.Completions, body), got.Text())
+	got := x.Ask(x.D, body)
+	x.Right(body, got)
 	assert.EqualValues(t, 239, x.D.Stats().ExternalKVTransfer, "all but the last token, partial chunk included")
 	assert.EqualValues(t, 8*simtest.Block*16, x.P.Stats().BytesTransferred, "the sender writes")
 	assert.NoError(t, x.D.CheckKV())
 
-	x.Post(t.Context(), x.D, simtest.Completions, simtest.With(body, simtest.Obj{"cache_salt": "no local hit"}))
+	x.Ask(x.D, simtest.With(body, simtest.Obj{"cache_salt": "no local hit"}))
 	assert.EqualValues(t, 239, x.D.Stats().ExternalKVTransfer, "a chunk that was read is gone")
 }
 
@@ -114,10 +113,9 @@ func TestLMCachePDGivesTheFirstToken(t *testing.T) {
 	for i, id := range ids {
 		tokens[i] = id.Int()
 	}
-	got := x.Post(t.Context(), x.D, simtest.Completions, simtest.Obj{"prompt": tokens, "max_tokens": 23,
-		"temperature": 0})
+	got := x.Ask(x.D, simtest.Obj{"prompt": tokens, "max_tokens": 23, "temperature": 0})
 	require.Equal(t, 200, got.Status, got.Body)
-	assert.Equal(t, x.Alone(simtest.Completions, simtest.Completion("one")), a.Text()+got.Text())
+	assert.Equal(t, x.Alone(simtest.Completion("one")), a.Text()+got.Text())
 	assert.EqualValues(t, 240, x.D.Stats().ExternalKVTransfer)
 	assert.EqualValues(t, 1, x.D.Stats().LocalCompute, "the first token's own KV")
 }
@@ -149,8 +147,8 @@ func TestLMCachePDOfAWrongProxy(t *testing.T) {
 			a := x.prefill(simtest.Completion("one"), simtest.Obj{"disagg_spec": spec(x)})
 			require.Equal(t, 200, a.Status, "P answers all the same")
 			x.noNotice()
-			got := x.Post(t.Context(), x.D, simtest.Completions, simtest.Completion("one"))
-			assert.Equal(t, x.Alone(simtest.Completions, simtest.Completion("one")), got.Text())
+			got := x.Ask(x.D, simtest.Completion("one"))
+			x.Right(simtest.Completion("one"), got)
 			assert.Zero(t, x.D.Stats().ExternalKVTransfer)
 		})
 	}
@@ -173,11 +171,10 @@ func TestLMCachePDDecodeBeforeTheNoticeAnswersWrongly(t *testing.T) {
 	x := newLMCachePair(t, map[string]string{"push_delay": "3s"})
 	body := simtest.Completion("one")
 	require.Equal(t, 200, x.prefill(body, simtest.Obj{"disagg_spec": x.spec()}).Status)
-	right, tries := x.Alone(simtest.Completions, body), 0
+	right, tries := x.Alone(body), 0
 	simtest.WaitFor(t, "D finds the chunks", func() bool {
 		tries++ // with another salt each time, so that D's own cache cannot answer
-		early := x.Post(t.Context(), x.D, simtest.Completions,
-			simtest.With(body, simtest.Obj{"cache_salt": strconv.Itoa(tries)}))
+		early := x.Ask(x.D, simtest.With(body, simtest.Obj{"cache_salt": strconv.Itoa(tries)}))
 		require.Equal(t, 200, early.Status)
 		return early.Text() != right
 	})

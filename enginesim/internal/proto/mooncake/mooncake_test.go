@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"strings"
 	"testing"
 	"time"
 
@@ -71,7 +70,7 @@ func mooncakeRight(s *simtest.Scene, body simtest.Obj, p, d simtest.Response) {
 	require.Equal(s.T, 200, p.Status, p.Body)
 	require.Equal(s.T, 200, d.Status, d.Body)
 	assert.Equal(s.T, gjson.Null, p.Get("kv_transfer_params").Type, "P says nothing of the transfer")
-	assert.Equal(s.T, s.Alone(simtest.Completions, body), d.Text())
+	s.Right(body, d)
 	assert.EqualValues(s.T, 240, d.Get("usage.prompt_tokens_details.cached_tokens").Int(), "unlike NIXL")
 }
 
@@ -80,7 +79,7 @@ func mooncakePair(s *simtest.Scene, body simtest.Obj, id string) {
 	s.T.Helper()
 	prefill, decode := mooncakeLegs(s, body, id)
 	d := s.Later(s.T.Context(), s.D, simtest.Completions, decode)
-	mooncakeRight(s, body, s.Post(s.T.Context(), s.P, simtest.Completions, prefill), <-d)
+	mooncakeRight(s, body, s.Ask(s.P, prefill), <-d)
 }
 
 // Either leg may come first, also long before the other (docs/protocols/mooncake.md, recordings 01, 03, 04).
@@ -98,12 +97,12 @@ func TestMooncakeLegsInAnyOrder(t *testing.T) {
 			prefill, decode := mooncakeLegs(s, body, "xfer-1")
 			var p, d simtest.Response
 			if wait == nil {
-				p = s.Post(t.Context(), s.P, simtest.Completions, prefill)
-				d = s.Post(t.Context(), s.D, simtest.Completions, decode)
+				p = s.Ask(s.P, prefill)
+				d = s.Ask(s.D, decode)
 			} else {
 				ch := s.Later(t.Context(), s.D, simtest.Completions, decode)
 				wait(s)
-				p, d = s.Post(t.Context(), s.P, simtest.Completions, prefill), <-ch
+				p, d = s.Ask(s.P, prefill), <-ch
 			}
 			mooncakeRight(s, body, p, d)
 			stats := s.D.Stats()
@@ -113,9 +112,7 @@ func TestMooncakeLegsInAnyOrder(t *testing.T) {
 				return s.P.Stats().BytesTransferred == (240+simtest.Block-1)/simtest.Block*simtest.Block*16
 			})
 			assert.Zero(t, stats.BytesTransferred)
-			assert.Zero(t, s.P.Stats().PinnedBlocks)
-			assert.NoError(t, s.P.CheckKV())
-			assert.NoError(t, s.D.CheckKV())
+			s.Clean()
 			metrics := s.Get(s.D, "/metrics").Body
 			assert.Contains(t, metrics, `source="external_kv_transfer"} 240.0`)
 			assert.NotContains(t, metrics, "nixl", "no metric of its own (docs/protocols/mooncake.md §5)")
@@ -128,13 +125,9 @@ func TestMooncakeStreams(t *testing.T) {
 	body := simtest.Completion("stream")
 	prefill, decode := mooncakeLegs(s, body, "xfer-1")
 	d := s.Later(t.Context(), s.D, simtest.Completions, simtest.With(decode, simtest.Obj{"stream": true}))
-	require.Equal(t, 200, s.Post(t.Context(), s.P, simtest.Completions,
-		simtest.With(prefill, simtest.Obj{"stream": true})).Status, "a streamed prefill works too (06)")
-	var text strings.Builder
-	for _, e := range (<-d).Events() {
-		text.WriteString(gjson.Get(e, "choices.0.text").String())
-	}
-	assert.Equal(t, s.Alone(simtest.Completions, body), text.String())
+	p := s.Ask(s.P, simtest.With(prefill, simtest.Obj{"stream": true}))
+	require.Equal(t, 200, p.Status, "a streamed prefill works too (06)")
+	assert.Equal(t, s.Alone(body), (<-d).StreamText())
 }
 
 // The bootstrap server's address stays, the engine's id is new at each start (docs/protocols/mooncake.md, recording
@@ -160,16 +153,16 @@ func TestMooncakeUnknownEngine(t *testing.T) {
 	s := simtest.New(t, mooncakes)
 	_, decode := mooncakeLegs(s, simtest.Completion("x"), "xfer-1")
 	decode["kv_transfer_params"].(simtest.Obj)["remote_engine_id"] = "nobody"
-	a := s.Post(t.Context(), s.D, simtest.Completions, decode)
+	a := s.Ask(s.D, decode)
 	assert.Equal(t, 500, a.Status)
 	assert.Equal(t, simtest.InternalError, a.Get("error.message").String())
 	s.Alive(s.D)
 	mooncakePair(s, simtest.Completion("y"), "xfer-2")
 
 	s = simtest.New(t, mooncakes, func(_, d *enginesim.Config) { d.LoadFailure = enginesim.LoadFailureRecompute })
-	a = s.Post(t.Context(), s.D, simtest.Completions, decode)
+	a = s.Ask(s.D, decode)
 	assert.Equal(t, 200, a.Status, "with recompute D does it itself: %s", a.Body)
-	assert.Equal(t, s.Alone(simtest.Completions, simtest.Completion("x")), a.Text())
+	s.Right(simtest.Completion("x"), a)
 	assert.EqualValues(t, 240, s.D.Stats().LocalCompute)
 }
 
@@ -199,7 +192,7 @@ func TestMooncakeWaitsForEnginesThatAreGone(t *testing.T) {
 		prefill, decode := mooncakeLegs(s, simtest.Completion("y"), "xfer-2")
 		s.HTTP.CloseIdleConnections() // a POST is not sent again
 		require.NoError(t, s.P.Restart())
-		require.Equal(t, 200, s.Post(t.Context(), s.P, simtest.Completions, prefill).Status)
+		require.Equal(t, 200, s.Ask(s.P, prefill).Status)
 		s.Waits(decode)()
 		s.Alive(s.D)
 	})
@@ -228,13 +221,12 @@ func TestMooncakeIncompleteParams(t *testing.T) {
 		prefill, decode := mooncakeLegs(s, body, "xfer-1")
 		prefill["kv_transfer_params"].(simtest.Obj)["x"], decode["kv_transfer_params"].(simtest.Obj)["x"] = 1,
 			simtest.Obj{"y": 2}
-		p := s.Post(t.Context(), s.P, simtest.Completions, prefill)
-		mooncakeRight(s, body, p, s.Post(t.Context(), s.D, simtest.Completions, decode))
+		p := s.Ask(s.P, prefill)
+		mooncakeRight(s, body, p, s.Ask(s.D, decode))
 	})
 	t.Run("none at all: D computes (12)", func(t *testing.T) {
 		s := simtest.New(t, mooncakes)
-		assert.Equal(t, s.Alone(simtest.Completions, simtest.Completion("x")),
-			s.Post(t.Context(), s.D, simtest.Completions, simtest.Completion("x")).Text())
+		assert.Equal(t, s.Alone(simtest.Completion("x")), s.Ask(s.D, simtest.Completion("x")).Text())
 		assert.EqualValues(t, 240, s.D.Stats().LocalCompute)
 		assert.Equal(t, enginesim.KVNoTransfer, simtest.FirstFault(t, s.D))
 	})
@@ -244,9 +236,9 @@ func TestMooncakeIncompleteParams(t *testing.T) {
 func TestMooncakeRoles(t *testing.T) {
 	s := simtest.New(t, mooncakes, simtest.OwnPorts(t))
 	prefill, decode := mooncakeLegs(s, simtest.Completion("x"), "xfer-1")
-	assert.Equal(t, 500, s.Post(t.Context(), s.D, simtest.Completions, prefill).Status)
+	assert.Equal(t, 500, s.Ask(s.D, prefill).Status)
 	s.Dies(s.D)
-	assert.Equal(t, 500, s.Post(t.Context(), s.P, simtest.Completions, decode).Status)
+	assert.Equal(t, 500, s.Ask(s.P, decode).Status)
 	s.Dies(s.P)
 }
 
@@ -258,8 +250,7 @@ func TestMooncakePrefillThatOffersNothing(t *testing.T) {
 			t.Parallel()
 			s := simtest.New(t, mooncakesWith(patience, "4"))
 			body := simtest.Completion("x")
-			first := s.Post(t.Context(), s.O, simtest.Completions,
-				simtest.With(body, simtest.Obj{"max_tokens": 1, "return_token_ids": true}))
+			first := s.Ask(s.O, simtest.With(body, simtest.Obj{"max_tokens": 1, "return_token_ids": true}))
 			more := map[string]simtest.Obj{
 				"ends by a stop token": {"stop_token_ids": []int64{first.Get("choices.0.token_ids.0").Int()}},
 				"is rejected":          {"min_tokens": 5},
@@ -268,7 +259,7 @@ func TestMooncakePrefillThatOffersNothing(t *testing.T) {
 			prefill, decode := mooncakeLegs(s, body, "xfer-1")
 			d := s.Later(t.Context(), s.D, simtest.Completions, decode)
 			simtest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
-			p := s.Post(t.Context(), s.P, simtest.Completions, simtest.With(prefill, more))
+			p := s.Ask(s.P, simtest.With(prefill, more))
 			if name == "is rejected" {
 				assert.Equal(t, 400, p.Status)
 			} else {
@@ -296,7 +287,7 @@ func TestMooncakeOrphans(t *testing.T) {
 		prefill, decode := mooncakeLegs(s, body, "xfer-2")
 		begun := time.Now()
 		d := s.Later(t.Context(), s.D, simtest.Completions, decode)
-		p := s.Post(t.Context(), s.P, simtest.Completions, prefill)
+		p := s.Ask(s.P, prefill)
 		assert.Equal(t, 200, p.Status)
 		time.Sleep(300 * time.Millisecond)
 		assert.Empty(t, d, "P's senders wait for the orphan's prompt")
@@ -341,7 +332,7 @@ func TestMooncakePrefillAfterTheOrphan(t *testing.T) {
 	prefill, decode := mooncakeLegs(s, simtest.Completion("x"), "xfer-1")
 	s.Waits(decode)()
 	simtest.WaitFor(t, "P knows", func() bool { return s.P.Stats().Orphans == 1 })
-	require.Equal(t, 200, s.Post(t.Context(), s.P, simtest.Completions, prefill).Status)
+	require.Equal(t, 200, s.Ask(s.P, prefill).Status)
 	simtest.WaitFor(t, "P lets go", func() bool { return s.P.Stats().PinnedBlocks == 0 })
 	assert.NoError(t, s.P.CheckKV())
 }
@@ -351,10 +342,9 @@ func TestMooncakePrefillAfterTheOrphan(t *testing.T) {
 func TestMooncakeRefusedDecodeAndReusedID(t *testing.T) {
 	s := simtest.New(t, mooncakes)
 	prefill, decode := mooncakeLegs(s, simtest.Completion("x"), "xfer-1")
-	require.Equal(t, 200, s.Post(t.Context(), s.P, simtest.Completions, prefill).Status)
+	require.Equal(t, 200, s.Ask(s.P, prefill).Status)
 	assert.NotZero(t, s.P.Stats().PinnedBlocks)
-	assert.Equal(t, 404, s.Post(t.Context(), s.D, simtest.Completions,
-		simtest.With(decode, simtest.Obj{"model": "other"})).Status)
+	assert.Equal(t, 404, s.Ask(s.D, simtest.With(decode, simtest.Obj{"model": "other"})).Status)
 	simtest.WaitFor(t, "P lets go", func() bool { return s.P.Stats().PinnedBlocks == 0 })
 	mooncakePair(s, simtest.Completion("y"), "xfer-1")
 	mooncakePair(s, simtest.Completion("z"), "xfer-1")
@@ -367,13 +357,13 @@ func TestMooncakeRanks(t *testing.T) {
 	body := simtest.Completion("x")
 	prefill, decode := mooncakeLegs(s, body, "xfer-1")
 	decode["kv_transfer_params"].(simtest.Obj)["remote_engine_id"] = engineOf(s, "2")
-	require.Equal(t, 200, s.Post(t.Context(), s.P, simtest.Completions, prefill, "X-data-parallel-rank", "1").Status)
+	require.Equal(t, 200, s.Ask(s.P, prefill, "X-data-parallel-rank", "1").Status)
 	leave := s.Waits(decode)
 	leave()
 	prefill, decode = mooncakeLegs(s, body, "xfer-2")
 	decode["kv_transfer_params"].(simtest.Obj)["remote_engine_id"] = engineOf(s, "2")
-	p := s.Post(t.Context(), s.P, simtest.Completions, prefill, "X-data-parallel-rank", "2")
-	mooncakeRight(s, body, p, s.Post(t.Context(), s.D, simtest.Completions, decode))
+	p := s.Ask(s.P, prefill, "X-data-parallel-rank", "2")
+	mooncakeRight(s, body, p, s.Ask(s.D, decode))
 }
 
 func TestMooncakeSettings(t *testing.T) {

@@ -24,25 +24,21 @@ func ascending(p, d *enginesim.Config) {
 func TestAscendPull(t *testing.T) {
 	s := simtest.New(t, ascending)
 	body := simtest.Completion("x")
-	h := s.Prefill(simtest.Completions, body)
+	h := s.Prefill(body)
 	assert.Len(t, h, 14)
 	assert.EqualValues(t, (240+simtest.Block-1)/simtest.Block, h["num_prompt_blocks"])
-	a := s.Decode(simtest.Completions, body, h)
-	require.Equal(t, 200, a.Status, a.Body)
-	assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
+	a := s.Decode(body, h)
+	s.Right(body, a)
 	assert.EqualValues(t, 240, s.D.Stats().ExternalKVTransfer)
-	assert.Zero(t, s.P.Stats().PinnedBlocks)
-	assert.NoError(t, s.P.CheckKV())
-	assert.NoError(t, s.D.CheckKV())
+	s.Clean()
 }
 
 // TestAscendPrefillThatEndsByStopGivesNothing: request_finished wants length.
 func TestAscendPrefillThatEndsByStopGivesNothing(t *testing.T) {
 	s := simtest.New(t, ascending)
 	body := simtest.Completion("x")
-	first := s.Post(t.Context(), s.O, simtest.Completions,
-		simtest.With(body, simtest.Obj{"max_tokens": 1})).Text()
-	a := s.Post(t.Context(), s.P, simtest.Completions, simtest.With(body,
+	first := s.Ask(s.O, simtest.With(body, simtest.Obj{"max_tokens": 1})).Text()
+	a := s.Ask(s.P, simtest.With(body,
 		simtest.Obj{"max_tokens": 1, "stop": first, "kv_transfer_params": simtest.Obj{"do_remote_decode": true}}))
 	require.Equal(t, 200, a.Status)
 	assert.Equal(t, "stop", a.Get("choices.0.finish_reason").String())
@@ -60,47 +56,46 @@ func TestAscendHandoffsThatHarm(t *testing.T) {
 	} {
 		t.Run(name+" kills", func(t *testing.T) {
 			s := simtest.New(t, ascending, simtest.OwnPorts(t))
-			h := s.Prefill(simtest.Completions, simtest.Completion("x"))
+			h := s.Prefill(simtest.Completion("x"))
 			change(h)
-			assert.Equal(t, 500, s.Decode(simtest.Completions, simtest.Completion("x"), h).Status)
+			assert.Equal(t, 500, s.Decode(simtest.Completion("x"), h).Status)
 			s.Dies(s.D)
 		})
 	}
 	for _, key := range []string{"remote_engine_id", "remote_host", "remote_port", "remote_request_id"} {
 		t.Run("without "+key+" it hangs", func(t *testing.T) {
 			s := simtest.New(t, ascending)
-			h := s.Prefill(simtest.Completions, simtest.Completion("x"))
+			h := s.Prefill(simtest.Completion("x"))
 			delete(h, key)
 			s.Hangs(simtest.Completion("x"), h)
 		})
 	}
 	t.Run("without do_remote_prefill D computes itself", func(t *testing.T) {
 		s := simtest.New(t, ascending)
-		h := s.Prefill(simtest.Completions, simtest.Completion("x"))
+		h := s.Prefill(simtest.Completion("x"))
 		delete(h, "do_remote_prefill")
-		a := s.Decode(simtest.Completions, simtest.Completion("x"), h)
-		assert.Equal(t, s.Alone(simtest.Completions, simtest.Completion("x")), a.Text())
+		a := s.Decode(simtest.Completion("x"), h)
+		s.Right(simtest.Completion("x"), a)
 		assert.Equal(t, enginesim.KVNoTransfer, simtest.FirstFault(t, s.D))
 		assert.Positive(t, s.P.Stats().PinnedBlocks)
 	})
 	t.Run("another engine answers there: 500", func(t *testing.T) {
 		s := simtest.New(t, ascending)
-		h := s.Prefill(simtest.Completions, simtest.Completion("x"))
+		h := s.Prefill(simtest.Completion("x"))
 		h["remote_engine_id"] = "other"
-		assert.Equal(t, 500, s.Decode(simtest.Completions, simtest.Completion("x"), h).Status)
+		assert.Equal(t, 500, s.Decode(simtest.Completion("x"), h).Status)
 	})
 	t.Run("a decode that the API refuses lets P go", func(t *testing.T) {
 		s := simtest.New(t, ascending)
-		h := s.Prefill(simtest.Completions, simtest.Completion("x"))
-		assert.Equal(t, 400, s.Decode(simtest.Completions,
-			simtest.With(simtest.Completion("x"), simtest.Obj{"max_tokens": 100000}), h).Status)
+		h := s.Prefill(simtest.Completion("x"))
+		assert.Equal(t, 400, s.Decode(simtest.With(simtest.Completion("x"), simtest.Obj{"max_tokens": 100000}), h).Status)
 		simtest.WaitFor(t, "P is free", func() bool { return s.P.Stats().PinnedBlocks == 0 })
 	})
 	t.Run("blocks wait for the time that the environment gives", func(t *testing.T) {
 		s := simtest.New(t, ascending, func(p, _ *enginesim.Config) {
 			p.Extra = map[string]string{"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": "0.05"}
 		})
-		s.Prefill(simtest.Completions, simtest.Completion("x"))
+		s.Prefill(simtest.Completion("x"))
 		simtest.WaitFor(t, "the time is over", func() bool { return s.P.Stats().Expired == 1 })
 	})
 }

@@ -82,20 +82,14 @@ func (t *pooled) Promised(s *core.Sequence) int {
 }
 
 func (t *pooled) Load(_ context.Context, s *core.Sequence) error {
-	size := t.c.host.Core.BlockSize
-	var blocks [][]byte
-	for _, key := range s.Keys[s.Computed/size : t.upto/size] {
-		block, err := t.c.store.Get(key, t.c.host.Core.BlockBytes)
-		if err != nil {
-			return &core.LoadError{Err: err}
-		}
-		blocks = append(blocks, block)
+	blocks, err := t.c.store.Load(t.c.host.Core, s, t.upto)
+	if err != nil {
+		return &core.LoadError{Err: err}
 	}
-	t.c.host.Core.Fill(s, blocks, t.upto)
 	t.c.mu.Lock()
 	defer t.c.mu.Unlock()
-	t.c.gets += int64(len(blocks))
-	t.c.bytesGot += int64(len(blocks) * t.c.host.Core.BlockBytes)
+	t.c.gets += int64(blocks)
+	t.c.bytesGot += int64(blocks * t.c.host.Core.BlockBytes)
 	return nil
 }
 

@@ -30,9 +30,8 @@ func pooling(t *testing.T, more map[string]string) func(p, d *enginesim.Config) 
 // storeLegs runs P, then D, with nothing of P's response.
 func storeLegs(s *simtest.Scene, body simtest.Obj) simtest.Response {
 	s.T.Helper()
-	require.Equal(s.T, 200, s.Post(s.T.Context(), s.P, simtest.Completions,
-		simtest.With(body, simtest.Obj{"max_tokens": 1})).Status)
-	return s.Post(s.T.Context(), s.D, simtest.Completions, body)
+	require.Equal(s.T, 200, s.Ask(s.P, simtest.With(body, simtest.Obj{"max_tokens": 1})).Status)
+	return s.Ask(s.D, body)
 }
 
 // D finds whole blocks, and computes what is left of the prompt (docs/protocols/mooncake-store.md).
@@ -40,14 +39,12 @@ func TestMooncakeStoreSharesWholeBlocks(t *testing.T) {
 	s := simtest.New(t, pooling(t, nil))
 	body := simtest.With(simtest.Completion("x"), simtest.Obj{"prompt": simtest.Prompt(250, "x")})
 	a := storeLegs(s, body)
-	require.Equal(t, 200, a.Status, a.Body)
-	assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
+	s.Right(body, a)
 	d := s.D.Stats()
 	assert.EqualValues(t, 224, d.ExternalKVTransfer, "7 blocks of 32")
 	assert.EqualValues(t, 26, d.LocalCompute)
 	assert.Zero(t, d.BytesTransferred)
-	assert.NoError(t, s.P.CheckKV())
-	assert.NoError(t, s.D.CheckKV())
+	s.Clean()
 	assert.Contains(t, s.Get(s.P, "/metrics").Body,
 		`vllm:mooncake_store_operation_bytes_total{engine="0",model_name="tiny",operation="save_put",`+
 			`status="ok"} 3584.0`)
@@ -63,8 +60,8 @@ func TestMooncakeStoreFindsPrefixes(t *testing.T) {
 	s.HTTP.CloseIdleConnections() // a POST is not sent again
 	require.NoError(t, s.D.Restart())
 	longer := simtest.With(simtest.Completion("x"), simtest.Obj{"prompt": simtest.Prompt(400, "x")})
-	a := s.Post(t.Context(), s.D, simtest.Completions, longer)
-	assert.Equal(t, s.Alone(simtest.Completions, longer), a.Text())
+	a := s.Ask(s.D, longer)
+	s.Right(longer, a)
 	assert.EqualValues(t, 224, s.D.Stats().ExternalKVTransfer)
 }
 
@@ -77,7 +74,7 @@ func TestMooncakeStoreMisses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := simtest.New(t, pooling(t, more))
 			a := storeLegs(s, simtest.Completion("x"))
-			assert.Equal(t, s.Alone(simtest.Completions, simtest.Completion("x")), a.Text())
+			s.Right(simtest.Completion("x"), a)
 			assert.EqualValues(t, 240, s.D.Stats().LocalCompute)
 			assert.Equal(t, enginesim.KVNoTransfer, simtest.FirstFault(t, s.D))
 		})

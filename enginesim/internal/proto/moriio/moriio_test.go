@@ -72,8 +72,7 @@ func at(e *enginesim.Engine) simtest.Obj {
 }
 
 func moriPrefill(s *simtest.Scene, body, params simtest.Obj, id string) simtest.Response {
-	return s.Post(s.T.Context(), s.P, simtest.Completions,
-		simtest.With(body, simtest.Obj{"max_tokens": 1, "kv_transfer_params": params}), "X-Request-Id", id)
+	return s.Ask(s.P, simtest.With(body, simtest.Obj{"max_tokens": 1, "kv_transfer_params": params}), "X-Request-Id", id)
 }
 
 func moriDecode(ctx context.Context, s *simtest.Scene, body, params simtest.Obj, id string,
@@ -88,13 +87,10 @@ func moriDecode(ctx context.Context, s *simtest.Scene, body, params simtest.Obj,
 
 func moriRight(s *simtest.Scene, body simtest.Obj, a simtest.Response) {
 	s.T.Helper()
-	require.NoError(s.T, a.Err)
-	require.Equal(s.T, 200, a.Status, a.Body)
-	assert.Equal(s.T, s.Alone(simtest.Completions, body), a.Text())
+	s.Right(body, a)
 	assert.EqualValues(s.T, 240, s.D.Stats().ExternalKVTransfer)
 	simtest.WaitFor(s.T, "P is free", func() bool { return s.P.Stats().PinnedBlocks == 0 })
-	assert.NoError(s.T, s.P.CheckKV())
-	assert.NoError(s.T, s.D.CheckKV())
+	s.Clean()
 }
 
 // TestMoRIIOWrites: either leg may come first, and each finds its peer by the params or by the request's id.
@@ -207,13 +203,13 @@ func TestMoRIIODecodeAlone(t *testing.T) {
 	for _, k := range [][2]string{{"false", "0.32"}, {"false", "0.33"}, {"true", "0.33"}, {"true", ""}} {
 		s := simtest.New(t, moriOf(k[0], k[1]))
 		body := simtest.Completion("x")
-		a := s.Post(t.Context(), s.D, simtest.Completions, body)
+		a := s.Ask(s.D, body)
 		require.Equal(t, 200, a.Status, a.Body)
-		assert.Equal(t, s.Alone(simtest.Completions, body), a.Text(), "%v", k)
+		assert.Equal(t, s.Alone(body), a.Text(), "%v", k)
 	}
 	s := simtest.New(t, moriOf("true", "0.32"))
-	a := s.Post(t.Context(), s.D, simtest.Completions, simtest.Completion("x"))
-	assert.NotEqual(t, s.Alone(simtest.Completions, simtest.Completion("x")), a.Text(), "READ of 0.32")
+	a := s.Ask(s.D, simtest.Completion("x"))
+	assert.NotEqual(t, s.Alone(simtest.Completion("x")), a.Text(), "READ of 0.32")
 	_, err := enginesim.Start(enginesim.Config{Connector: "moriio", Extra: map[string]string{"version": "0.31"}})
 	require.ErrorContains(t, err, "version")
 }
@@ -278,8 +274,7 @@ func TestMoRIIODecodeThatNobodyWritesTo(t *testing.T) {
 
 // first is the first token that a prompt gives.
 func first(s *simtest.Scene, body simtest.Obj) string {
-	return s.Post(s.T.Context(), s.O, simtest.Completions,
-		simtest.With(body, simtest.Obj{"max_tokens": 1})).Text()
+	return s.Ask(s.O, simtest.With(body, simtest.Obj{"max_tokens": 1})).Text()
 }
 
 // TestMoRIIODecodeThatReadsNothing is answered all the same, from memory that nobody wrote, before 0.33.
@@ -300,7 +295,7 @@ func TestMoRIIODecodeThatReadsNothing(t *testing.T) {
 			change(h)
 			a := <-moriDecode(t.Context(), s, body, h, "x")
 			require.Equal(t, 200, a.Status, a.Body)
-			assert.NotEqual(t, s.Alone(simtest.Completions, body), a.Text())
+			assert.NotEqual(t, s.Alone(body), a.Text())
 			assert.Equal(t, enginesim.KVNoTransfer, simtest.FirstFault(t, s.D))
 		})
 	}
@@ -312,7 +307,7 @@ func TestMoRIIODecodeThatReadsNothing(t *testing.T) {
 			&h))
 		slices.Reverse(h["remote_block_ids"].([]any)[0].([]any))
 		a := <-moriDecode(t.Context(), s, body, h, "x")
-		assert.NotEqual(t, s.Alone(simtest.Completions, body), a.Text())
+		assert.NotEqual(t, s.Alone(body), a.Text())
 		assert.Equal(t, enginesim.KVForeignRead, simtest.FirstFault(t, s.P))
 	})
 	t.Run("another transfer: P's blocks wait for defer_timeout", func(t *testing.T) {
@@ -406,10 +401,9 @@ func TestMoRIIOResponses(t *testing.T) {
 	a := s.Post(t.Context(), s.P, "/v1/responses", simtest.With(body,
 		simtest.Obj{"max_output_tokens": 1, "kv_transfer_params": asks(s.D)}))
 	require.Equal(t, 200, a.Status, a.Body)
-	d := s.Post(t.Context(), s.D, "/v1/responses", simtest.With(body,
-		simtest.Obj{"kv_transfer_params": takes(nil)}))
+	d := s.Post(t.Context(), s.D, "/v1/responses", simtest.With(body, simtest.Obj{"kv_transfer_params": takes(nil)}))
 	require.Equal(t, 200, d.Status, "P's part is found: "+d.Body)
-	assert.Equal(t, simtest.WholeText(s.Post(t.Context(), s.O, "/v1/responses", body)), simtest.WholeText(d))
+	assert.Equal(t, s.Post(t.Context(), s.O, "/v1/responses", body).Text(), d.Text())
 	assert.Equal(t, 500, s.Post(t.Context(), s.P, "/v1/responses",
 		simtest.With(body, simtest.Obj{"max_output_tokens": 1,
 			"kv_transfer_params": asks(nil)})).Status, "D's is not")

@@ -29,10 +29,10 @@ func combined(t *testing.T) *simtest.Scene {
 func TestTheFirstChildWithThePromptServesIt(t *testing.T) {
 	s := combined(t)
 	body := simtest.Completion("a")
-	h := s.Prefill(simtest.Completions, body)
+	h := s.Prefill(body)
 	assert.Len(t, h, 14)
-	a := s.Decode(simtest.Completions, body, h)
-	assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
+	a := s.Decode(body, h)
+	s.Right(body, a)
 	assert.EqualValues(t, 240, s.D.Stats().ExternalKVTransfer)
 	assert.EqualValues(t, 1, s.D.Stats().Transfers)
 	assert.NoError(t, s.P.CheckKV())
@@ -42,8 +42,8 @@ func TestTheFirstChildWithThePromptServesIt(t *testing.T) {
 func TestWithoutParametersTheStoreServes(t *testing.T) {
 	s := combined(t)
 	body := simtest.Completion("a")
-	s.PrefillOnly(simtest.Completions, body)
-	assert.Equal(t, s.Alone(simtest.Completions, body), s.Post(t.Context(), s.D, simtest.Completions, body).Text())
+	s.PrefillOnly(body)
+	s.Right(body, s.Ask(s.D, body))
 	assert.EqualValues(t, 224, s.D.Stats().ExternalKVTransfer)
 	assert.Zero(t, s.D.Stats().Transfers)
 }
@@ -52,9 +52,9 @@ func TestWithoutParametersTheStoreServes(t *testing.T) {
 func TestAFailedLoadHasNoSecondChance(t *testing.T) {
 	s := combined(t)
 	body := simtest.Completion("a")
-	h := s.Prefill(simtest.Completions, body)
+	h := s.Prefill(body)
 	h["remote_engine_id"] = "another"
-	a := s.Decode(simtest.Completions, body, h)
+	a := s.Decode(body, h)
 	require.Equal(t, 500, a.Status)
 	assert.Equal(t, simtest.InternalError, a.Get("error.message").String())
 	s.Alive(s.D)

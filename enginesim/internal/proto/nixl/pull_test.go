@@ -40,12 +40,11 @@ func TestHandoffsThatWorkAllTheSame(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := simtest.New(t)
 			body := simtest.Completion("x")
-			h := s.Prefill(simtest.Completions, body)
+			h := s.Prefill(body)
 			require.Len(t, h, 14)
 			change(h)
-			a := s.Decode(simtest.Completions, body, h)
-			require.Equal(t, 200, a.Status, a.Body)
-			assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
+			a := s.Decode(body, h)
+			s.Right(body, a)
 			assert.EqualValues(t, 240, s.D.Stats().ExternalKVTransfer)
 			assert.NoError(t, s.P.CheckKV())
 		})
@@ -58,32 +57,30 @@ func TestHandoffsThatGiveWrongText(t *testing.T) {
 	t.Run("blocks in another order", func(t *testing.T) {
 		s := simtest.New(t)
 		body := simtest.Completion("x")
-		h := s.Prefill(simtest.Completions, body)
+		h := s.Prefill(body)
 		slices.Reverse(ids(h))
-		a := s.Decode(simtest.Completions, body, h)
+		a := s.Decode(body, h)
 		require.Equal(t, 200, a.Status, a.Body)
-		assert.NotEqual(t, s.Alone(simtest.Completions, body), a.Text())
+		assert.NotEqual(t, s.Alone(body), a.Text())
 		assert.Zero(t, s.D.Stats().FailedTransfers)
 		assert.Equal(t, enginesim.KVForeignRead, simtest.FirstFault(t, s.P))
 	})
 	t.Run("another prompt of the same length", func(t *testing.T) {
 		s := simtest.New(t)
-		a := s.Decode(simtest.Completions, simtest.Completion("other"),
-			s.Prefill(simtest.Completions, simtest.Completion("first")))
+		a := s.Decode(simtest.Completion("other"), s.Prefill(simtest.Completion("first")))
 		require.Equal(t, 200, a.Status, a.Body)
-		assert.Equal(t, s.Alone(simtest.Completions, simtest.Completion("first")), a.Text(),
-			"the response to the prefilled prompt")
+		assert.Equal(t, s.Alone(simtest.Completion("first")), a.Text(), "the response to the prefilled prompt")
 		assert.Zero(t, s.D.Stats().FailedTransfers)
 		assert.Equal(t, enginesim.KVForeignRead, simtest.FirstFault(t, s.P))
 	})
 	t.Run("prompt shorter than prefilled", func(t *testing.T) {
 		s := simtest.New(t)
-		h := s.Prefill(simtest.Completions, simtest.Completion("x"))
+		h := s.Prefill(simtest.Completion("x"))
 		shorter := simtest.With(simtest.Completion("x"), simtest.Obj{"prompt": simtest.Prompt(240, "x")[:140]})
-		a := s.Decode(simtest.Completions, shorter, h)
+		a := s.Decode(shorter, h)
 		require.Equal(t, 200, a.Status, a.Body)
-		assert.NotEqual(t, s.Alone(simtest.Completions, shorter), a.Text())
-		assert.NotEqual(t, s.Alone(simtest.Completions, simtest.Completion("x")), a.Text())
+		assert.NotEqual(t, s.Alone(shorter), a.Text())
+		assert.NotEqual(t, s.Alone(simtest.Completion("x")), a.Text())
 	})
 }
 
@@ -108,9 +105,9 @@ func TestHandoffsThatKillDecode(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := simtest.New(t, simtest.OwnPorts(t))
 			body := simtest.Completion("x")
-			h := s.Prefill(simtest.Completions, body)
+			h := s.Prefill(body)
 			change(h)
-			a := s.Decode(simtest.Completions, body, h)
+			a := s.Decode(body, h)
 			assert.Equal(t, 500, a.Status)
 			assert.Equal(t, simtest.EngineError, a.Get("error.message").String())
 			s.Dies(s.D)
@@ -118,9 +115,8 @@ func TestHandoffsThatKillDecode(t *testing.T) {
 	}
 	t.Run("prompt longer than the blocks", func(t *testing.T) {
 		s := simtest.New(t, simtest.OwnPorts(t))
-		h := s.Prefill(simtest.Completions, simtest.Completion("x"))
-		a := s.Decode(simtest.Completions, simtest.With(simtest.Completion("x"),
-			simtest.Obj{"prompt": simtest.Prompt(280, "x")}), h)
+		h := s.Prefill(simtest.Completion("x"))
+		a := s.Decode(simtest.With(simtest.Completion("x"), simtest.Obj{"prompt": simtest.Prompt(280, "x")}), h)
 		assert.Equal(t, 500, a.Status)
 		assert.Equal(t, simtest.EngineError, a.Get("error.message").String())
 		s.Dies(s.D)
@@ -133,14 +129,13 @@ func TestHandoffsThatHangAndKill(t *testing.T) {
 	for _, key := range []string{"remote_engine_id", "remote_host", "remote_port", "remote_request_id"} {
 		t.Run("without "+key, func(t *testing.T) {
 			t.Parallel()
-			s := simtest.New(t, func(_, d *enginesim.Config) { d.ExitDelay = 3 * time.Second },
-				simtest.OwnPorts(t))
+			s := simtest.New(t, func(_, d *enginesim.Config) { d.ExitDelay = 3 * time.Second }, simtest.OwnPorts(t))
 			body := simtest.Completion("x")
-			h := s.Prefill(simtest.Completions, body)
+			h := s.Prefill(body)
 			delete(h, key)
 			s.Hangs(body, h)
 			simtest.WaitFor(t, "503 on /health", func() bool { return s.Get(s.D, "/health").Status == 503 })
-			a := s.Post(t.Context(), s.D, simtest.Completions, body)
+			a := s.Ask(s.D, body)
 			assert.Equal(t, 500, a.Status)
 			assert.Equal(t, simtest.EngineError, a.Get("error.message").String())
 			s.Dies(s.D)
@@ -152,7 +147,7 @@ func TestHandoffsThatHangAndKill(t *testing.T) {
 func TestHandoffWithSwappedFlagsHangs(t *testing.T) {
 	s := simtest.New(t)
 	body := simtest.Completion("x")
-	h := s.Prefill(simtest.Completions, body)
+	h := s.Prefill(body)
 	h["do_remote_prefill"], h["do_remote_decode"] = false, true
 	s.Hangs(body, h)
 	s.Alive(s.D)
@@ -199,10 +194,10 @@ func TestLoadsThatFail(t *testing.T) {
 					}
 				})
 				body := simtest.Completion("x")
-				h := s.Prefill(simtest.Completions, body)
+				h := s.Prefill(body)
 				row.change(h)
 				begun := time.Now()
-				a := s.Decode(simtest.Completions, body, h)
+				a := s.Decode(body, h)
 				if row.slow {
 					assert.GreaterOrEqual(t, time.Since(begun), 300*time.Millisecond, "waits for the handshake")
 				}
@@ -214,7 +209,7 @@ func TestLoadsThatFail(t *testing.T) {
 					assert.Equal(t, simtest.InternalError, a.Get("error.message").String())
 				} else {
 					assert.Equal(t, 200, a.Status)
-					assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
+					s.Right(body, a)
 					assert.EqualValues(t, 240, stats.LocalCompute)
 				}
 				assert.Equal(t, 8, s.P.Stats().PinnedBlocks, "P's blocks stay until the lease ends, as in recording 57")
@@ -232,8 +227,7 @@ func TestEnginesThatDoNotMatch(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := simtest.New(t, shape)
-			a := s.Decode(simtest.Completions, simtest.Completion("x"),
-				s.Prefill(simtest.Completions, simtest.Completion("x")))
+			a := s.Decode(simtest.Completion("x"), s.Prefill(simtest.Completion("x")))
 			assert.Equal(t, 500, a.Status)
 			assert.EqualValues(t, 1, s.D.Stats().FailedTransfers)
 		})
@@ -244,11 +238,11 @@ func TestEnginesThatDoNotMatch(t *testing.T) {
 func TestDecodeEngineKilledWhileItWaits(t *testing.T) {
 	s := simtest.New(t)
 	warm := simtest.Completion("warm")
-	require.Equal(t, 200, s.Decode(simtest.Completions, warm, s.Prefill(simtest.Completions, warm)).Status)
-	h := s.Prefill(simtest.Completions, simtest.Completion("x"))
+	require.Equal(t, 200, s.Decode(warm, s.Prefill(warm)).Status)
+	h := s.Prefill(simtest.Completion("x"))
 	s.P.Freeze()
 	got := make(chan simtest.Response)
-	go func() { got <- s.Decode(simtest.Completions, simtest.Completion("x"), h) }()
+	go func() { got <- s.Decode(simtest.Completion("x"), h) }()
 	simtest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
 	s.D.Kill()
 	assert.Error(t, (<-got).Err)
@@ -264,7 +258,7 @@ func TestClientLeavesDuringHandshake(t *testing.T) {
 	defer silent.Close()
 	s := simtest.New(t, func(_, d *enginesim.Config) { d.HandshakeTimeout = time.Minute })
 	body := simtest.Completion("x")
-	h := s.Prefill(simtest.Completions, body)
+	h := s.Prefill(body)
 	h["remote_port"], h["remote_engine_id"] = silent.Addr().(*net.TCPAddr).Port, "33333333-0000-0000-0000-000000000000"
 	s.Hangs(body, h)
 	simtest.WaitFor(t, "the request to be aborted", func() bool { return s.D.Stats().Aborted == 1 })
@@ -277,10 +271,10 @@ func TestClientLeavesDuringHandshake(t *testing.T) {
 func TestUnknownRequestID(t *testing.T) {
 	s := simtest.New(t)
 	body := simtest.Completion("x")
-	h := s.Prefill(simtest.Completions, body)
+	h := s.Prefill(body)
 	h["remote_request_id"] = "cmpl-nobody-0-00000000"
-	a := s.Decode(simtest.Completions, body, h)
-	assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
+	a := s.Decode(body, h)
+	s.Right(body, a)
 	stats := s.P.Stats()
 	assert.EqualValues(t, 1, stats.AfterExpiry)
 	assert.Equal(t, 8, stats.PinnedBlocks)
@@ -295,14 +289,14 @@ func TestHandoffUsedTwice(t *testing.T) {
 		t.Run(map[bool]string{false: "at once", true: "after reuse"}[reused], func(t *testing.T) {
 			s := simtest.New(t, small)
 			body := simtest.Completion("x")
-			h := s.Prefill(simtest.Completions, body)
-			right := s.Alone(simtest.Completions, body)
-			assert.Equal(t, right, s.Decode(simtest.Completions, body, h).Text())
+			h := s.Prefill(body)
+			right := s.Alone(body)
+			assert.Equal(t, right, s.Decode(body, h).Text())
 			if reused {
 				fill(s, s.P, 6)
 			}
 			// Another salt, so that D's own cache cannot answer.
-			a := s.Decode(simtest.Completions, simtest.With(body, simtest.Obj{"cache_salt": "second"}), h)
+			a := s.Decode(simtest.With(body, simtest.Obj{"cache_salt": "second"}), h)
 			require.Equal(t, 200, a.Status)
 			assert.Equal(t, !reused, a.Text() == right)
 			assert.EqualValues(t, 1, s.P.Stats().AfterExpiry)
@@ -316,8 +310,7 @@ func TestHandoffUsedTwice(t *testing.T) {
 func fill(s *simtest.Scene, e *enginesim.Engine, prompts int) {
 	s.T.Helper()
 	for i := range prompts {
-		require.Equal(s.T, 200, s.Post(s.T.Context(), e, simtest.Completions,
-			simtest.Completion("filler "+string(rune('a'+i)))).Status)
+		require.Equal(s.T, 200, s.Ask(e, simtest.Completion("filler "+string(rune('a'+i)))).Status)
 	}
 }
 
@@ -330,15 +323,15 @@ func TestExpiredHandoff(t *testing.T) {
 				p.Blocks, p.MaxModelLen, p.Lease = 24, 768, time.Second
 			})
 			body := simtest.Completion("x")
-			h := s.Prefill(simtest.Completions, body)
+			h := s.Prefill(body)
 			assert.Equal(t, 8, s.P.Stats().PinnedBlocks)
 			simtest.WaitFor(t, "the lease to end", func() bool { return s.P.Stats().PinnedBlocks == 0 })
 			if reused {
 				fill(s, s.P, 6)
 			}
-			a := s.Decode(simtest.Completions, body, h)
+			a := s.Decode(body, h)
 			require.Equal(t, 200, a.Status)
-			assert.Equal(t, !reused, a.Text() == s.Alone(simtest.Completions, body))
+			assert.Equal(t, !reused, a.Text() == s.Alone(body))
 			p, d := s.P.Stats(), s.D.Stats()
 			assert.EqualValues(t, 1, p.Expired)
 			assert.EqualValues(t, 1, p.AfterExpiry)
@@ -359,11 +352,11 @@ func TestPrefillEngineGone(t *testing.T) {
 					time.Minute
 			}, simtest.OwnPorts(t))
 			warm := simtest.Completion("warm")
-			require.Equal(t, 200, s.Decode(simtest.Completions, warm, s.Prefill(simtest.Completions, warm)).Status)
+			require.Equal(t, 200, s.Decode(warm, s.Prefill(warm)).Status)
 			body := simtest.Completion("x")
-			h := s.Prefill(simtest.Completions, body)
+			h := s.Prefill(body)
 			s.P.Kill()
-			a := s.Decode(simtest.Completions, body, h)
+			a := s.Decode(body, h)
 			stats := s.D.Stats()
 			assert.EqualValues(t, 2, stats.FailedTransfers)
 			assert.EqualValues(t, 1, stats.FailedNotifications)
@@ -371,7 +364,7 @@ func TestPrefillEngineGone(t *testing.T) {
 				assert.Equal(t, 500, a.Status)
 				assert.Equal(t, simtest.InternalError, a.Get("error.message").String())
 			} else {
-				assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
+				s.Right(body, a)
 			}
 			s.Alive(s.D)
 		})
@@ -379,15 +372,15 @@ func TestPrefillEngineGone(t *testing.T) {
 	t.Run("restarted", func(t *testing.T) {
 		s := simtest.New(t, simtest.OwnPorts(t))
 		body := simtest.Completion("x")
-		h, id, url := s.Prefill(simtest.Completions, body), s.P.EngineID(), s.P.URL()
+		h, id, url := s.Prefill(body), s.P.EngineID(), s.P.URL()
 		require.NoError(t, s.P.Restart())
 		s.HTTP.CloseIdleConnections() // those of the life before
 		assert.NotEqual(t, id, s.P.EngineID())
 		assert.Equal(t, url, s.P.URL())
-		assert.Equal(t, 500, s.Decode(simtest.Completions, body, h).Status)
-		again := s.Prefill(simtest.Completions, body)
+		assert.Equal(t, 500, s.Decode(body, h).Status)
+		again := s.Prefill(body)
 		assert.Equal(t, h["remote_port"], again["remote_port"])
-		assert.Equal(t, s.Alone(simtest.Completions, body), s.Decode(simtest.Completions, body, again).Text())
+		s.Right(body, s.Decode(body, again))
 	})
 }
 
@@ -396,9 +389,9 @@ func TestPrefillEngineGone(t *testing.T) {
 func TestPrefillEngineFrozen(t *testing.T) {
 	s := simtest.New(t)
 	warm := simtest.Completion("warm")
-	require.Equal(t, 200, s.Decode(simtest.Completions, warm, s.Prefill(simtest.Completions, warm)).Status)
+	require.Equal(t, 200, s.Decode(warm, s.Prefill(warm)).Status)
 	body := simtest.Completion("x")
-	h := s.Prefill(simtest.Completions, body)
+	h := s.Prefill(body)
 	s.P.Freeze()
 	leave := s.Waits(simtest.With(body, simtest.Obj{"kv_transfer_params": h}))
 	time.Sleep(time.Second) // P, which is frozen, does not show that it was asked
@@ -408,8 +401,7 @@ func TestPrefillEngineFrozen(t *testing.T) {
 	simtest.WaitFor(t, "P lets go", func() bool { return s.P.Stats().PinnedBlocks == 0 })
 	assert.Zero(t, s.P.Stats().Expired)
 	fresh := simtest.Completion("fresh")
-	assert.Equal(t, s.Alone(simtest.Completions, fresh), s.Decode(simtest.Completions, fresh,
-		s.Prefill(simtest.Completions, fresh)).Text())
+	s.Right(fresh, s.Decode(fresh, s.Prefill(fresh)))
 }
 
 // TestRejectedDecodeConsumesTheHandoff (docs/protocols/nixl.md, recording 25), but for one whose params are no object.
@@ -430,19 +422,18 @@ func TestRejectedDecodeConsumesTheHandoff(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := simtest.New(t)
 			body := simtest.Completion("x")
-			h := s.Prefill(simtest.Completions, body)
+			h := s.Prefill(body)
 			require.Equal(t, 8, s.P.Stats().PinnedBlocks)
-			assert.Equal(t, row.status, s.Decode(simtest.Completions, simtest.With(body, row.change), h).Status)
+			assert.Equal(t, row.status, s.Decode(simtest.With(body, row.change), h).Status)
 			assert.Zero(t, s.P.Stats().PinnedBlocks)
 			assert.EqualValues(t, 0, s.P.Stats().AfterExpiry)
 		})
 	}
 	t.Run("params of the wrong type", func(t *testing.T) {
 		s := simtest.New(t)
-		s.Prefill(simtest.Completions, simtest.Completion("x"))
+		s.Prefill(simtest.Completion("x"))
 		for _, params := range []any{"abc", []int{1}, 5, true} {
-			a := s.Post(t.Context(), s.D, simtest.Completions,
-				simtest.With(simtest.Completion("x"), simtest.Obj{"kv_transfer_params": params}))
+			a := s.Ask(s.D, simtest.With(simtest.Completion("x"), simtest.Obj{"kv_transfer_params": params}))
 			assert.Equal(t, 400, a.Status)
 			assert.Contains(t, a.Get("error.message").String(), "dict_type")
 		}
@@ -457,11 +448,11 @@ func TestUnreadHandoffsFillTheCache(t *testing.T) {
 	s := simtest.New(t, func(p, _ *enginesim.Config) { p.Blocks, p.MaxModelLen, p.Lease = 24, 768, lease })
 	begun := time.Now()
 	for _, name := range []string{"a", "b", "c"} {
-		s.Prefill(simtest.Completions, simtest.Completion(name))
+		s.Prefill(simtest.Completion(name))
 	}
 	assert.Less(t, time.Since(begun), lease)
 	assert.InDelta(t, 1, s.Counters(s.P)["vllm:kv_cache_usage_perc"], 1e-9)
-	s.Prefill(simtest.Completions, simtest.Completion("d"))
+	s.Prefill(simtest.Completion("d"))
 	assert.GreaterOrEqual(t, time.Since(begun), lease)
 	assert.GreaterOrEqual(t, s.P.Stats().Expired, int64(1))
 }
@@ -486,14 +477,13 @@ func TestHeartbeatKeepsTheLease(t *testing.T) {
 					simtest.Obj{"max_tokens": 1500}))
 			}()
 			simtest.WaitFor(t, "D is busy", func() bool { return s.D.Stats().Running == 1 })
-			h := s.Prefill(simtest.Completions, simtest.Completion("x"))
+			h := s.Prefill(simtest.Completion("x"))
 			if !heartbeat {
 				delete(h, "tp_size")
 			}
 			decoded := make(chan simtest.Response)
 			go func() {
-				decoded <- s.Decode(simtest.Completions, simtest.With(simtest.Completion("x"),
-					simtest.Obj{"max_tokens": 2}), h)
+				decoded <- s.Decode(simtest.With(simtest.Completion("x"), simtest.Obj{"max_tokens": 2}), h)
 			}()
 			simtest.WaitFor(t, "D's queue", func() bool { return s.D.Stats().Waiting == 1 })
 			if heartbeat {
@@ -520,7 +510,7 @@ func TestDecodeDroppedFromTheQueueReleases(t *testing.T) {
 			simtest.Obj{"max_tokens": 1500}))
 	}()
 	simtest.WaitFor(t, "D is busy", func() bool { return s.D.Stats().Running == 1 })
-	s.Hangs(simtest.Completion("x"), s.Prefill(simtest.Completions, simtest.Completion("x")))
+	s.Hangs(simtest.Completion("x"), s.Prefill(simtest.Completion("x")))
 	simtest.WaitFor(t, "P lets go", func() bool { return s.P.Stats().PinnedBlocks == 0 })
 	stop()
 	<-left
@@ -529,7 +519,7 @@ func TestDecodeDroppedFromTheQueueReleases(t *testing.T) {
 // TestStreamedPrefillPinsForNobody: its chunks carry no handoff (docs/protocols/nixl.md, recording 04).
 func TestStreamedPrefillPinsForNobody(t *testing.T) {
 	s := simtest.New(t)
-	a := s.Post(t.Context(), s.P, simtest.Completions, simtest.With(simtest.Completion("x"),
+	a := s.Ask(s.P, simtest.With(simtest.Completion("x"),
 		simtest.Obj{"max_tokens": 1, "stream": true, "kv_transfer_params": simtest.Obj{"do_remote_decode": true}}))
 	assert.NotContains(t, a.Body, "kv_transfer_params")
 	assert.Equal(t, 8, s.P.Stats().PinnedBlocks)
@@ -542,9 +532,8 @@ func TestDecodeWithoutTransferIsTold(t *testing.T) {
 	s := simtest.New(t)
 	for _, params := range []any{nil, simtest.Obj{}} {
 		body := simtest.Completion("x")
-		a := s.Post(t.Context(), s.D, simtest.Completions,
-			simtest.With(body, simtest.Obj{"kv_transfer_params": params, "cache_salt": "s"}))
-		assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
+		a := s.Ask(s.D, simtest.With(body, simtest.Obj{"kv_transfer_params": params, "cache_salt": "s"}))
+		s.Right(body, a)
 	}
 	stats := s.D.Stats()
 	assert.EqualValues(t, 240+16, stats.LocalCompute)
@@ -556,9 +545,9 @@ func TestDecodeWithoutTransferIsTold(t *testing.T) {
 func TestCheckKVJoinsEveryFault(t *testing.T) {
 	s := simtest.New(t)
 	body := simtest.Completion("x")
-	h := s.Prefill(simtest.Completions, body)
+	h := s.Prefill(body)
 	for range 3 {
-		s.Decode(simtest.Completions, body, h)
+		s.Decode(body, h)
 	}
 	joined, ok := s.P.CheckKV().(interface{ Unwrap() []error })
 	require.True(t, ok)

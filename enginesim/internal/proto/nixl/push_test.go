@@ -32,9 +32,8 @@ func pushParams(s *simtest.Scene, id string) simtest.Obj {
 }
 
 func pushPrefill(s *simtest.Scene, body simtest.Obj, id string) simtest.Response {
-	return s.Post(s.T.Context(), s.P, simtest.Completions,
-		simtest.With(body, simtest.Obj{"max_tokens": 1,
-			"kv_transfer_params": simtest.Obj{"do_remote_decode": true}}), "X-Request-Id", id)
+	return s.Ask(s.P, simtest.With(body, simtest.Obj{"max_tokens": 1,
+		"kv_transfer_params": simtest.Obj{"do_remote_decode": true}}), "X-Request-Id", id)
 }
 
 // pushDecode sends a decode leg and gives its response when it comes.
@@ -50,9 +49,7 @@ func pushDecode(ctx context.Context, s *simtest.Scene, body, params simtest.Obj,
 
 func pushedRight(s *simtest.Scene, body simtest.Obj, a simtest.Response) {
 	s.T.Helper()
-	require.NoError(s.T, a.Err)
-	require.Equal(s.T, 200, a.Status, a.Body)
-	assert.Equal(s.T, s.Alone(simtest.Completions, body), a.Text())
+	s.Right(body, a)
 	p, d := s.P.Stats(), s.D.Stats()
 	assert.EqualValues(s.T, 240, d.ExternalKVTransfer)
 	assert.Zero(s.T, d.LocalCompute)
@@ -60,8 +57,7 @@ func pushedRight(s *simtest.Scene, body simtest.Obj, a simtest.Response) {
 		"P is the writer, and counts")
 	assert.Zero(s.T, d.BytesTransferred)
 	assert.Zero(s.T, p.PinnedBlocks)
-	assert.NoError(s.T, s.P.CheckKV())
-	assert.NoError(s.T, s.D.CheckKV())
+	s.Clean()
 }
 
 // TestPushSerial is docs/protocols/nixl-push.md, recording 01: P's handoff of 13 keys, relayed as it is.
@@ -115,8 +111,7 @@ func TestPushThatNobodyWrites(t *testing.T) {
 			return pushParams(s, "a")
 		},
 		"P did not know what its leg is for": func(s *simtest.Scene, body simtest.Obj) simtest.Obj {
-			require.Equal(s.T, 200, s.Post(s.T.Context(), s.P, simtest.Completions,
-				simtest.With(body, simtest.Obj{"max_tokens": 1}), "X-Request-Id", "a").Status)
+			require.Equal(s.T, 200, s.Ask(s.P, simtest.With(body, simtest.Obj{"max_tokens": 1}), "X-Request-Id", "a").Status)
 			return pushParams(s, "a")
 		},
 	} {

@@ -21,7 +21,7 @@ func bothWays(p, d *enginesim.Config) {
 // firstTurn runs a turn over both engines, and gives D's handoff and the prompt of the next turn.
 func firstTurn(s *simtest.Scene, body simtest.Obj) (back simtest.Obj, next string) {
 	s.T.Helper()
-	a := s.Decode(simtest.Completions, body, s.Prefill(simtest.Completions, body))
+	a := s.Decode(body, s.Prefill(body))
 	require.Equal(s.T, 200, a.Status, a.Body)
 	require.NoError(s.T, json.Unmarshal([]byte(a.Get("kv_transfer_params").Raw), &back), a.Body)
 	return back, body["prompt"].(string) + a.Text() + " and what follows from that?"
@@ -29,8 +29,7 @@ func firstTurn(s *simtest.Scene, body simtest.Obj) (back simtest.Obj, next strin
 
 func prefillWith(s *simtest.Scene, body, params simtest.Obj) simtest.Obj {
 	s.T.Helper()
-	a := s.Post(s.T.Context(), s.P, simtest.Completions, simtest.With(body,
-		simtest.Obj{"max_tokens": 1, "kv_transfer_params": params}))
+	a := s.Ask(s.P, simtest.With(body, simtest.Obj{"max_tokens": 1, "kv_transfer_params": params}))
 	require.Equal(s.T, 200, a.Status, a.Body)
 	h := simtest.Obj{}
 	require.NoError(s.T, json.Unmarshal([]byte(a.Get("kv_transfer_params").Raw), &h))
@@ -59,10 +58,9 @@ func TestKVOfATurnGoesBackToPrefill(t *testing.T) {
 	h := prefillWith(s, body, back)
 	assert.EqualValues(t, 263, s.P.Stats().ExternalKVTransfer)
 	assert.Zero(t, s.D.Stats().PinnedBlocks, "D lets go once it was read")
-	a := s.Decode(simtest.Completions, body, h)
-	assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
-	assert.NoError(t, s.P.CheckKV())
-	assert.NoError(t, s.D.CheckKV())
+	a := s.Decode(body, h)
+	s.Right(body, a)
+	s.Clean()
 }
 
 // P compares no tokens: a prompt that is not the last turn's continuation is answered wrongly, with 200.
@@ -71,9 +69,9 @@ func TestKVOfATurnIsTakenByPosition(t *testing.T) {
 	back, next := firstTurn(s, simtest.Completion("turn"))
 	restartP(s)
 	body := simtest.With(simtest.Completion("turn"), simtest.Obj{"prompt": "X" + next[1:]})
-	a := s.Decode(simtest.Completions, body, prefillWith(s, body, back))
+	a := s.Decode(body, prefillWith(s, body, back))
 	assert.Equal(t, 200, a.Status)
-	assert.NotEqual(t, s.Alone(simtest.Completions, body), a.Text())
+	assert.NotEqual(t, s.Alone(body), a.Text())
 	assert.Equal(t, enginesim.KVForeignRead, simtest.FirstFault(t, s.D))
 }
 
@@ -104,7 +102,7 @@ func TestKVOfATurnThatIsAboutToExpireIsDeclined(t *testing.T) {
 	})
 	back, next := firstTurn(s, simtest.Completion("turn"))
 	restartP(s)
-	a := s.Post(t.Context(), s.P, simtest.Completions, simtest.With(simtest.Completion("turn"),
+	a := s.Ask(s.P, simtest.With(simtest.Completion("turn"),
 		simtest.Obj{"prompt": next, "max_tokens": 1, "kv_transfer_params": back}))
 	assert.Equal(t, 500, a.Status, a.Body)
 }
@@ -123,7 +121,7 @@ func TestKVOfATurnIsGivenOnce(t *testing.T) {
 func TestEnginesThatWereNotToldGiveNothingBack(t *testing.T) {
 	s := simtest.New(t)
 	body := simtest.Completion("turn")
-	a := s.Decode(simtest.Completions, body, s.Prefill(simtest.Completions, body))
+	a := s.Decode(body, s.Prefill(body))
 	assert.Equal(t, "null", a.Get("kv_transfer_params").Raw)
 	_, err := enginesim.Start(enginesim.Config{Connector: "nixl-push",
 		Extra: map[string]string{"bidirectional_kv_xfer": "true"}})

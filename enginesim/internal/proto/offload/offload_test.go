@@ -50,25 +50,23 @@ func TestOffloadLegsInAnyOrder(t *testing.T) {
 			prefill, decode := p2pLegs(s, body, "id-1")
 			var p, d simtest.Response
 			if name == "P first" {
-				p = s.Post(t.Context(), s.P, simtest.Completions, prefill)
-				d = s.Post(t.Context(), s.D, simtest.Completions, decode)
+				p = s.Ask(s.P, prefill)
+				d = s.Ask(s.D, decode)
 			} else {
 				ch := s.Later(t.Context(), s.D, simtest.Completions, decode)
 				if name == "D first" {
 					time.Sleep(100 * time.Millisecond)
 				}
-				p, d = s.Post(t.Context(), s.P, simtest.Completions, prefill), <-ch
+				p, d = s.Ask(s.P, prefill), <-ch
 			}
 			require.Equal(t, 200, p.Status, p.Body)
 			require.Equal(t, 200, d.Status, d.Body)
 			assert.Equal(t, "null", p.Get("kv_transfer_params").Raw, "P says nothing of the transfer")
-			assert.Equal(t, s.Alone(simtest.Completions, body), d.Text())
+			s.Right(body, d)
 			stats := s.D.Stats()
 			assert.EqualValues(t, 224, stats.ExternalKVTransfer, "whole blocks")
 			assert.EqualValues(t, 26, stats.LocalCompute)
-			assert.Zero(t, s.P.Stats().PinnedBlocks)
-			assert.NoError(t, s.P.CheckKV())
-			assert.NoError(t, s.D.CheckKV())
+			s.Clean()
 			assert.Contains(t, s.Get(s.D, "/metrics").Body,
 				`vllm:kv_offload_tiering_read_bytes_total{engine="0",model_name="tiny",tier="1:p2p"} 3584.0`)
 			assert.Contains(t, s.Get(s.P, "/metrics").Body,
@@ -81,15 +79,12 @@ func TestOffloadLegsInAnyOrder(t *testing.T) {
 func TestOffloadPrefillThatStops(t *testing.T) {
 	s := simtest.New(t, offloading(map[string]string{"load_timeout": "20"}))
 	body := simtest.Completion("x")
-	first := s.Post(t.Context(), s.O, simtest.Completions,
-		simtest.With(body, simtest.Obj{"max_tokens": 1,
-			"return_token_ids": true})).Get("choices.0.token_ids.0").Int()
+	first := s.Ask(s.O, simtest.With(body, simtest.Obj{"max_tokens": 1,
+		"return_token_ids": true})).Get("choices.0.token_ids.0").Int()
 	prefill, decode := p2pLegs(s, body, "id-1")
-	p := s.Post(t.Context(), s.P, simtest.Completions, simtest.With(prefill,
-		simtest.Obj{"stop_token_ids": []int64{first}}))
+	p := s.Ask(s.P, simtest.With(prefill, simtest.Obj{"stop_token_ids": []int64{first}}))
 	assert.Equal(t, "stop", p.Get("choices.0.finish_reason").String())
-	assert.Equal(t, s.Alone(simtest.Completions, body), s.Post(t.Context(), s.D, simtest.Completions,
-		decode).Text())
+	s.Right(body, s.Ask(s.D, decode))
 	assert.EqualValues(t, 224, s.D.Stats().ExternalKVTransfer)
 }
 
@@ -118,11 +113,10 @@ func TestOffloadFallsBackToComputing(t *testing.T) {
 			prefill, decode := p2pLegs(s, body, "id-1")
 			change(s, prefill, decode)
 			if !s.P.Dead() {
-				require.Equal(t, 200, s.Post(t.Context(), s.P, simtest.Completions, prefill).Status)
+				require.Equal(t, 200, s.Ask(s.P, prefill).Status)
 			}
-			a := s.Post(t.Context(), s.D, simtest.Completions, decode)
-			require.Equal(t, 200, a.Status, a.Body)
-			assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
+			a := s.Ask(s.D, decode)
+			s.Right(body, a)
 			assert.Zero(t, s.D.Stats().ExternalKVTransfer)
 			assert.Equal(t, enginesim.KVNoTransfer, simtest.FirstFault(t, s.D))
 		})
@@ -130,9 +124,9 @@ func TestOffloadFallsBackToComputing(t *testing.T) {
 	t.Run("another hash seed is turned away at once", func(t *testing.T) {
 		s := simtest.New(t, offloading(map[string]string{"PYTHONHASHSEED": "0", "load_timeout": "20"}))
 		prefill, decode := p2pLegs(s, simtest.Completion("x"), "id-1")
-		require.Equal(t, 200, s.Post(t.Context(), s.P, simtest.Completions, prefill).Status)
+		require.Equal(t, 200, s.Ask(s.P, prefill).Status)
 		begun := time.Now()
-		assert.Equal(t, 200, s.Post(t.Context(), s.D, simtest.Completions, decode).Status)
+		assert.Equal(t, 200, s.Ask(s.D, decode).Status)
 		assert.Less(t, time.Since(begun), 10*time.Second)
 		assert.EqualValues(t, 240, s.D.Stats().LocalCompute)
 		assert.Contains(t, s.Get(s.D, "/metrics").Body,
@@ -150,11 +144,10 @@ func TestOffloadUnboundBlocks(t *testing.T) {
 		p.Extra = map[string]string{"PYTHONHASHSEED": "42", "unbound_store_timeout_s": "2"}
 	})
 	prefill, decode := p2pLegs(s, simtest.Completion("x"), "id-1")
-	require.Equal(t, 200, s.Post(t.Context(), s.P, simtest.Completions, prefill).Status)
+	require.Equal(t, 200, s.Ask(s.P, prefill).Status)
 	assert.NotZero(t, s.P.Stats().PinnedBlocks)
 	simtest.WaitFor(t, "P lets go", func() bool { return s.P.Stats().PinnedBlocks == 0 })
-	assert.Equal(t, s.Alone(simtest.Completions, simtest.Completion("x")),
-		s.Post(t.Context(), s.D, simtest.Completions, decode).Text())
+	s.Right(simtest.Completion("x"), s.Ask(s.D, decode))
 	assert.EqualValues(t, 240, s.D.Stats().LocalCompute)
 }
 
@@ -170,9 +163,8 @@ func TestOffloadClientLeaves(t *testing.T) {
 	require.ErrorIs(t, (<-got).Err, context.Canceled)
 	simtest.WaitFor(t, "P is told", func() bool { return s.P.Stats().Orphans == 1 })
 	prefill, decode := p2pLegs(s, simtest.Completion("y"), "id-2")
-	require.Equal(t, 200, s.Post(t.Context(), s.P, simtest.Completions, prefill).Status)
-	assert.Equal(t, s.Alone(simtest.Completions, simtest.Completion("y")),
-		s.Post(t.Context(), s.D, simtest.Completions, decode).Text())
+	require.Equal(t, 200, s.Ask(s.P, prefill).Status)
+	s.Right(simtest.Completion("y"), s.Ask(s.D, decode))
 	assert.NoError(t, s.P.CheckKV())
 }
 

@@ -24,14 +24,12 @@ func TestALookupBufferGivesAPromptOnce(t *testing.T) {
 		p.SideChannel, d.Extra = "127.0.0.1:"+port, map[string]string{"kv_ip": "127.0.0.1", "kv_port": port}
 	})
 	for range 2 { // the same prompt twice
-		s.PrefillOnly(simtest.Completions, simtest.Completion("a"))
+		s.PrefillOnly(simtest.Completion("a"))
 	}
 	for range 2 {
-		assert.Equal(t, s.Alone(simtest.Completions, simtest.Completion("a")),
-			s.Post(t.Context(), s.D, simtest.Completions, simtest.Completion("a")).Text())
+		assert.Equal(t, s.Alone(simtest.Completion("a")), s.Ask(s.D, simtest.Completion("a")).Text())
 	}
-	assert.NoError(t, s.P.CheckKV())
-	assert.NoError(t, s.D.CheckKV())
+	s.Clean()
 	assert.Positive(t, s.D.Stats().ExternalKVTransfer)
 	s.Unanswered(simtest.Completion("a"))
 }

@@ -21,7 +21,7 @@ func relaying(p, d *enginesim.Config) { p.Connector, d.Connector = "tpu", "tpu" 
 // prefill runs P's leg, which carries no parameters.
 func prefill(t *testing.T, s *simtest.Scene, body simtest.Obj) gjson.Result {
 	t.Helper()
-	a := s.Post(t.Context(), s.P, simtest.Completions, simtest.With(body, simtest.Obj{"max_tokens": 1}))
+	a := s.Ask(s.P, simtest.With(body, simtest.Obj{"max_tokens": 1}))
 	require.Equal(t, 200, a.Status, a.Body)
 	return a.Get("kv_transfer_params")
 }
@@ -40,13 +40,10 @@ func TestDReadsTheWholeBlocks(t *testing.T) {
 	h := object(t, prefill(t, s, body))
 	assert.Len(t, h, 4)
 	assert.IsType(t, "", h["remote_port"])
-	a := s.Decode(simtest.Completions, body, h)
-	require.Equal(t, 200, a.Status, a.Body)
-	assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
+	a := s.Decode(body, h)
+	s.Right(body, a)
 	assert.EqualValues(t, 240/simtest.Block*simtest.Block, s.D.Stats().ExternalKVTransfer)
-	assert.Zero(t, s.P.Stats().PinnedBlocks)
-	assert.NoError(t, s.P.CheckKV())
-	assert.NoError(t, s.D.CheckKV())
+	s.Clean()
 }
 
 func TestAPromptWithoutAWholeBlock(t *testing.T) {
@@ -55,7 +52,7 @@ func TestAPromptWithoutAWholeBlock(t *testing.T) {
 	h := prefill(t, s, body)
 	assert.Equal(t, "{}", h.Raw)
 	assert.Zero(t, s.P.Stats().PinnedBlocks)
-	assert.Equal(t, 200, s.Decode(simtest.Completions, body, simtest.Obj{}).Status)
+	assert.Equal(t, 200, s.Decode(body, simtest.Obj{}).Status)
 }
 
 func TestWhatHarmsD(t *testing.T) {
@@ -64,7 +61,7 @@ func TestWhatHarmsD(t *testing.T) {
 			s := simtest.New(t, relaying, simtest.OwnPorts(t))
 			h := object(t, prefill(t, s, simtest.Completion("x")))
 			delete(h, key)
-			assert.Equal(t, 500, s.Decode(simtest.Completions, simtest.Completion("x"), h).Status)
+			assert.Equal(t, 500, s.Decode(simtest.Completion("x"), h).Status)
 			s.Dies(s.D)
 		})
 	}
@@ -72,7 +69,7 @@ func TestWhatHarmsD(t *testing.T) {
 		s := simtest.New(t, relaying)
 		h := object(t, prefill(t, s, simtest.Completion("x")))
 		h["remote_block_ids"] = []int{1}
-		assert.Equal(t, 500, s.Decode(simtest.Completions, simtest.Completion("x"), h).Status)
+		assert.Equal(t, 500, s.Decode(simtest.Completion("x"), h).Status)
 	})
 	t.Run("the lease ends", func(t *testing.T) {
 		s := simtest.New(t, relaying, func(p, _ *enginesim.Config) {

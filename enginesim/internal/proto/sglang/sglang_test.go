@@ -73,8 +73,7 @@ func TestSGLangLegsMeetInTheirRoom(t *testing.T) {
 		legs := simtest.With(body, rendezvous(s, uint64(1)<<63-1))
 		p, d := together(s, path, legs, legs)
 		require.Equal(t, 200, p.Status, p.Body)
-		require.Equal(t, 200, d.Status, d.Body)
-		assert.Equal(t, s.Alone(path, body), d.Text())
+		s.Right(body, d)
 		assert.EqualValues(t, 1, p.Get("usage.completion_tokens").Int(), "P makes one token whatever the limit")
 		assert.Equal(t, "length", p.Get("choices.0.finish_reason").String())
 		stats := s.D.Stats()
@@ -121,7 +120,7 @@ func TestSGLangBatchesHaveARoomEach(t *testing.T) {
 	s := simtest.New(t, sglangs(nil))
 	body := simtest.Obj{"model": "tiny", "prompt": []string{simtest.Prompt(100, "a"), simtest.Prompt(70, "b")},
 		"max_tokens": 6, "seed": 5}
-	alone := s.Post(t.Context(), s.O, simtest.Completions, body)
+	alone := s.Ask(s.O, body)
 	require.Equal(t, 200, alone.Status)
 	m := rendezvous(s, nil)
 	many := func(v any) []any { return []any{v, v} }
@@ -140,7 +139,7 @@ func TestSGLangBatchesHaveARoomEach(t *testing.T) {
 
 	for rule, rooms := range map[string]any{"too few": []int{1}, "a text": "1", "negative": -1, "null": nil,
 		"a fraction": 1.5, "too large": uint64(1) << 63} {
-		a := s.Post(t.Context(), s.D, simtest.Completions, simtest.With(body, rendezvous(s, rooms)))
+		a := s.Ask(s.D, simtest.With(body, rendezvous(s, rooms)))
 		assert.Equal(t, 400, a.Status, rule)
 	}
 	s.Clean()
@@ -158,7 +157,7 @@ func TestSGLangHangsWithSeveralSamples(t *testing.T) {
 		begun := time.Now()
 		prefill := s.Later(t.Context(), s.P, simtest.Completions, simtest.With(one, rooms))
 		assert.Equal(t, 200, (<-prefill).Status)
-		d := s.Post(t.Context(), s.D, simtest.Completions, simtest.With(one, rooms))
+		d := s.Ask(s.D, simtest.With(one, rooms))
 		assert.Equal(t, 500, d.Status, d.Body)
 		assert.GreaterOrEqual(t, time.Since(begun), 300*time.Millisecond)
 	}
@@ -210,19 +209,18 @@ func TestSGLangsResponsesAndMessages(t *testing.T) {
 func TestSGLangNeedsARoom(t *testing.T) {
 	s := simtest.New(t, sglangs(nil))
 	for _, e := range []*enginesim.Engine{s.P, s.D} {
-		a := s.Post(t.Context(), e, simtest.Completions, simtest.Completion("x"))
+		a := s.Ask(e, simtest.Completion("x"))
 		assert.Equal(t, 400, a.Status)
 		assert.Contains(t, a.Body, "without bootstrap room id")
 	}
-	assert.Equal(t, 200, s.Post(t.Context(), sglangAlone(t), simtest.Completions, simtest.Completion("x")).Status,
-		"one without does not")
+	assert.Equal(t, 200, s.Ask(sglangAlone(t), simtest.Completion("x")).Status, "one without does not")
 }
 
 // P's response comes after the transfer, so who waits for it before D is sent waits for the time-out.
 func TestSGLangPrefillAloneTimesOut(t *testing.T) {
 	s := simtest.New(t, sglangs(map[string]string{bootstrapTimeout: "0.2"}))
 	begun := time.Now()
-	a := s.Post(t.Context(), s.P, simtest.Completions, simtest.With(simtest.Completion("x"), rendezvous(s, 1)))
+	a := s.Ask(s.P, simtest.With(simtest.Completion("x"), rendezvous(s, 1)))
 	assert.Equal(t, 500, a.Status)
 	assert.GreaterOrEqual(t, time.Since(begun), 200*time.Millisecond)
 	s.Clean()
@@ -235,7 +233,7 @@ func TestSGLangDecodeAloneTimesOut(t *testing.T) {
 	assert.Equal(t, 500, p.Status, "another room")
 	assert.Equal(t, 500, d.Status)
 	s.Clean()
-	a := s.Post(t.Context(), s.D, simtest.Completions, simtest.With(simtest.Completion("x"),
+	a := s.Ask(s.D, simtest.With(simtest.Completion("x"),
 		simtest.Obj{"bootstrap_host": "127.0.0.1", "bootstrap_port": 1, "bootstrap_room": 3}))
 	assert.Equal(t, 500, a.Status, "nobody is there")
 }
@@ -260,20 +258,19 @@ func TestSGLangRoomsAreUsedOnce(t *testing.T) {
 	require.Equal(t, 200, d.Status)
 	require.NoError(t, s.P.WaitIdle(t.Context()))
 	time.Sleep(time.Second) // P leaves the room after it has answered
-	assert.Equal(t, 500, s.Post(t.Context(), s.P, simtest.Completions, legs).Status, "a tombstone")
-	assert.Equal(t, 500, s.Post(t.Context(), s.D, simtest.Completions, legs).Status)
+	assert.Equal(t, 500, s.Ask(s.P, legs).Status, "a tombstone")
+	assert.Equal(t, 500, s.Ask(s.D, legs).Status)
 
 	legs = simtest.With(simtest.Completion("x"), rendezvous(s, 2))
 	leave := s.Waits(legs)
 	time.Sleep(time.Second) // it has entered, which P does not show
-	assert.Equal(t, 500, s.Post(t.Context(), s.D, simtest.Completions, legs).Status, "a second receiver is rejected")
+	assert.Equal(t, 500, s.Ask(s.D, legs).Status, "a second receiver is rejected")
 	leave()
 
 	legs = simtest.With(simtest.Completion("x"), rendezvous(s, 3))
 	first := s.Later(t.Context(), s.P, simtest.Completions, legs)
 	simtest.WaitFor(t, "P waits", func() bool { return s.P.Stats().Requests == 3 })
-	assert.Equal(t, 500, s.Post(t.Context(), s.P, simtest.Completions, legs).Status,
-		"two that live crash the scheduler")
+	assert.Equal(t, 500, s.Ask(s.P, legs).Status, "two that live crash the scheduler")
 	assert.Equal(t, 500, (<-first).Status)
 	s.Dies(s.P)
 }

@@ -34,26 +34,22 @@ func stored(t *testing.T, extra map[string]string, more ...func(p, d *enginesim.
 func TestAStoredPromptIsLoaded(t *testing.T) {
 	s := stored(t, nil)
 	body := simtest.Completion("a")
-	assert.Equal(t, gjson.Null, s.PrefillOnly(simtest.Completions, body).Get("kv_transfer_params").Type,
-		"nothing is on the wire")
-	a := s.Post(t.Context(), s.D, simtest.Completions, body)
-	assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
+	assert.Equal(t, gjson.Null, s.PrefillOnly(body).Get("kv_transfer_params").Type, "nothing is on the wire")
+	a := s.Ask(s.D, body)
+	s.Right(body, a)
 	assert.EqualValues(t, 224, a.Get("usage.prompt_tokens_details.cached_tokens").Int())
 	st := s.D.Stats()
 	assert.EqualValues(t, 224, st.ExternalKVTransfer)
 	assert.EqualValues(t, 16, st.LocalCompute)
 	assert.Contains(t, s.Get(s.D, "/metrics").Body, `source="external_unspecified"} 224.0`)
-	assert.NoError(t, s.P.CheckKV())
-	assert.NoError(t, s.D.CheckKV())
+	s.Clean()
 
 	salted := simtest.With(simtest.Completion("a"), simtest.Obj{"cache_salt": "s"})
-	assert.EqualValues(t, 224, s.Post(t.Context(), s.D, simtest.Completions,
-		salted).Get("usage.prompt_tokens_details.cached_tokens").Int(), "the salt is no part of the key (10)")
+	assert.EqualValues(t, 224, s.Ask(s.D, salted).Get("usage.prompt_tokens_details.cached_tokens").Int(), "the salt is no part of the key (10)")
 
 	s = stored(t, nil)
-	s.PrefillOnly(simtest.Completions, body)
-	s.Post(t.Context(), s.D, simtest.Completions, simtest.With(body,
-		simtest.Obj{"prompt": simtest.Prompt(300, "a")}))
+	s.PrefillOnly(body)
+	s.Ask(s.D, simtest.With(body, simtest.Obj{"prompt": simtest.Prompt(300, "a")}))
 	assert.Zero(t, s.D.Stats().ExternalKVTransfer, "only a whole prompt is found (07)")
 }
 
@@ -62,15 +58,14 @@ func TestWhatTheFolderNeverHolds(t *testing.T) {
 	for length, want := range map[int]int64{2: 0, 32: 0, 33: 0, 34: 32, 64: 32, 65: 0, 66: 64} {
 		s := stored(t, nil)
 		body := simtest.With(simtest.Completion("x"), simtest.Obj{"prompt": simtest.Prompt(length, "x")})
-		s.PrefillOnly(simtest.Completions, body)
-		a := s.Post(t.Context(), s.D, simtest.Completions, body)
-		assert.Equal(t, s.Alone(simtest.Completions, body), a.Text())
+		s.PrefillOnly(body)
+		a := s.Ask(s.D, body)
+		s.Right(body, a)
 		assert.Equal(t, want, s.D.Stats().ExternalKVTransfer, "a prompt of %d tokens", length)
 	}
 	s := stored(t, nil)
-	assert.Equal(t, s.Alone(simtest.Completions, simtest.Completion("y")),
-		s.Post(t.Context(), s.D, simtest.Completions,
-			simtest.Completion("y")).Text(), "without a prefill D computes all")
+	assert.Equal(t, s.Alone(simtest.Completion("y")),
+		s.Ask(s.D, simtest.Completion("y")).Text(), "without a prefill D computes all")
 	assert.Zero(t, s.D.Stats().ExternalKVTransfer)
 }
 
@@ -78,8 +73,7 @@ func TestWhatTheFolderNeverHolds(t *testing.T) {
 func TestAPromptOfOneTokenKillsTheEngine(t *testing.T) {
 	s := stored(t, nil, simtest.OwnPorts(t))
 	for _, e := range []*enginesim.Engine{s.P, s.D} {
-		a := s.Post(t.Context(), e, simtest.Completions, simtest.Obj{"model": "tiny", "prompt": []int{65},
-			"max_tokens": 1})
+		a := s.Ask(e, simtest.Obj{"model": "tiny", "prompt": []int{65}, "max_tokens": 1})
 		assert.Equal(t, 500, a.Status)
 		assert.Equal(t, simtest.EngineError, a.Get("error.message").String())
 		s.Dies(e)
@@ -89,7 +83,7 @@ func TestAPromptOfOneTokenKillsTheEngine(t *testing.T) {
 func TestAnEngineWithAThresholdRefusesAColdPrompt(t *testing.T) {
 	s := stored(t, map[string]string{"cache_hit_threshold": "1"})
 	body := simtest.With(simtest.Completion("a"), simtest.Obj{"cache_hit_threshold": 0.9})
-	cold := s.Post(t.Context(), s.D, simtest.Completions, body)
+	cold := s.Ask(s.D, body)
 	assert.Equal(t, "cache_threshold", cold.Get("choices.0.finish_reason").String())
 	assert.Empty(t, cold.Text())
 	for _, path := range []string{simtest.Completions, simtest.Chat} {
@@ -99,11 +93,9 @@ func TestAnEngineWithAThresholdRefusesAColdPrompt(t *testing.T) {
 		assert.Contains(t, a.Body, `"finish_reason":"cache_threshold"`)
 	}
 	assert.Zero(t, s.D.Stats().LocalCompute, "nothing was computed")
-	s.PrefillOnly(simtest.Completions, simtest.With(body, simtest.Obj{"cache_hit_threshold": 0}))
-	assert.Equal(t, s.Alone(simtest.Completions, simtest.Completion("a")),
-		s.Post(t.Context(), s.D, simtest.Completions, body).Text(), "224 of 240 tokens are enough")
+	s.PrefillOnly(simtest.With(body, simtest.Obj{"cache_hit_threshold": 0}))
+	assert.Equal(t, s.Alone(simtest.Completion("a")), s.Ask(s.D, body).Text(), "224 of 240 tokens are enough")
 
 	s = stored(t, nil)
-	assert.Len(t, s.Post(t.Context(), s.D, simtest.Completions, body).Text(), 24,
-		"vLLM 0.32.0 does not know the member")
+	assert.Len(t, s.Ask(s.D, body).Text(), 24, "vLLM 0.32.0 does not know the member")
 }

@@ -59,8 +59,7 @@ func TestTRTLLMContextThenGeneration(t *testing.T) {
 				"the limit is not lowered, and yet it makes one token")
 			d := s.Post(t.Context(), s.D, path, simtest.With(body,
 				simtest.Obj{member: tokens, "disaggregated_params": params}))
-			require.Equal(t, 200, d.Status, d.Body)
-			assert.Equal(t, s.Alone(path, body), d.Text())
+			s.Right(body, d)
 			assert.Equal(t, d.Get("usage.prompt_tokens").Int(), s.D.Stats().ExternalKVTransfer)
 			assert.EqualValues(t, 0, d.Get("usage.prompt_tokens_details.cached_tokens").Int(),
 				"as the context server had it")
@@ -74,19 +73,16 @@ func TestTRTLLMGivesOutTheFirstTokenItIsTold(t *testing.T) {
 	body := simtest.Completion("x")
 	params, tokens := contextOnly(s, simtest.Completions, body)
 	params["first_gen_tokens"] = []int{'@'}
-	d := s.Post(t.Context(), s.D, simtest.Completions, simtest.With(body,
-		simtest.Obj{"prompt": tokens, "disaggregated_params": params}))
+	d := s.Ask(s.D, simtest.With(body, simtest.Obj{"prompt": tokens, "disaggregated_params": params}))
 	require.Equal(t, 200, d.Status)
 	assert.Equal(t, byte('@'), d.Text()[0])
 }
 
 func TestTRTLLMEndsAtTheContextServer(t *testing.T) {
 	s := simtest.New(t, trtllms(nil))
-	body := simtest.With(simtest.Completion("x"),
-		simtest.Obj{"stop": s.Alone(simtest.Completions, simtest.Completion("x"))[:1]})
-	a := s.Post(t.Context(), s.P, simtest.Completions, simtest.With(body,
-		simtest.Obj{"disaggregated_params": simtest.Obj{"request_type": "context_only",
-			"disagg_request_id": globalID}}))
+	body := simtest.With(simtest.Completion("x"), simtest.Obj{"stop": s.Alone(simtest.Completion("x"))[:1]})
+	a := s.Ask(s.P, simtest.With(body, simtest.Obj{"disaggregated_params": simtest.Obj{"request_type": "context_only",
+		"disagg_request_id": globalID}}))
 	assert.Equal(t, "stop", a.Get("choices.0.finish_reason").String())
 	assert.Zero(t, s.P.Stats().PinnedBlocks, "nothing is kept")
 	assert.NoError(t, s.P.CheckKV())
@@ -102,13 +98,11 @@ func TestTRTLLMGenerationFirst(t *testing.T) {
 			"ctx_request_id": globalID, "disagg_request_id": globalID, "schedule_style": 1,
 			"ctx_info_endpoint": endpoint}}))
 	simtest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
-	p := s.Post(t.Context(), s.P, simtest.Completions, simtest.With(body,
-		simtest.Obj{"disaggregated_params": simtest.Obj{"request_type": "context_only",
-			"disagg_request_id": globalID, "schedule_style": 1}}))
+	p := s.Ask(s.P, simtest.With(body, simtest.Obj{"disaggregated_params": simtest.Obj{"request_type": "context_only",
+		"disagg_request_id": globalID, "schedule_style": 1}}))
 	require.Equal(t, 200, p.Status)
 	d := <-got
-	require.Equal(t, 200, d.Status, d.Body)
-	assert.Equal(t, s.Alone(simtest.Completions, body), d.Text())
+	s.Right(body, d)
 	s.Clean()
 }
 
@@ -130,17 +124,13 @@ func TestTRTLLMRefusesIncompleteParameters(t *testing.T) {
 	} {
 		changed := simtest.With(params, nil)
 		k.change(changed)
-		a := s.Post(t.Context(), s.D, simtest.Completions,
-			simtest.With(body, simtest.Obj{"prompt": tokens, "disaggregated_params": changed}))
+		a := s.Ask(s.D, simtest.With(body, simtest.Obj{"prompt": tokens, "disaggregated_params": changed}))
 		assert.Equal(t, k.status, a.Status, rule)
 	}
-	assert.Equal(t, 400, s.Post(t.Context(), s.P, simtest.Completions,
-		simtest.With(body, simtest.Obj{"n": 2, "temperature": 1,
-			"disaggregated_params": simtest.Obj{"request_type": "context_only"}})).Status)
-	assert.Equal(t, 400, s.Post(t.Context(), s.P, simtest.Completions,
-		simtest.With(body, simtest.Obj{"disaggregated_params": "x"})).Status)
-	assert.Equal(t, 200, s.Post(t.Context(), s.P, simtest.Completions, body).Status,
-		"a request without is served alone")
+	assert.Equal(t, 400, s.Ask(s.P, simtest.With(body, simtest.Obj{"n": 2, "temperature": 1,
+		"disaggregated_params": simtest.Obj{"request_type": "context_only"}})).Status)
+	assert.Equal(t, 400, s.Ask(s.P, simtest.With(body, simtest.Obj{"disaggregated_params": "x"})).Status)
+	assert.Equal(t, 200, s.Ask(s.P, body).Status, "a request without is served alone")
 }
 
 // Both releases refuse parameters that they do not know; 1.2 knows no ctx_usage, and does not give it out.
@@ -150,8 +140,7 @@ func TestTRTLLMReleases(t *testing.T) {
 		body := simtest.Completion("x")
 		params, tokens := contextOnly(s, simtest.Completions, body)
 		leg := func(params simtest.Obj) simtest.Response {
-			return s.Post(t.Context(), s.D, simtest.Completions,
-				simtest.With(body, simtest.Obj{"prompt": tokens, "disaggregated_params": params}))
+			return s.Ask(s.D, simtest.With(body, simtest.Obj{"prompt": tokens, "disaggregated_params": params}))
 		}
 		assert.Equal(t, 400, leg(simtest.With(params, simtest.Obj{"else": 1})).Status)
 		require.Equal(t, status, leg(params).Status, version)
@@ -172,10 +161,8 @@ func TestTRTLLMThatTellsNoID(t *testing.T) {
 	body := simtest.Completion("x")
 	params, tokens := contextOnly(s, simtest.Completions, body)
 	delete(params, "disagg_request_id")
-	d := s.Post(t.Context(), s.D, simtest.Completions,
-		simtest.With(body, simtest.Obj{"prompt": tokens, "disaggregated_params": params}))
-	require.Equal(t, 200, d.Status, d.Body)
-	assert.Equal(t, s.Alone(simtest.Completions, body), d.Text())
+	d := s.Ask(s.D, simtest.With(body, simtest.Obj{"prompt": tokens, "disaggregated_params": params}))
+	s.Right(body, d)
 	s.Clean()
 }
 
@@ -188,9 +175,9 @@ func TestTRTLLMSignatures(t *testing.T) {
 	mac.Write([]byte(`{"ctx_info_endpoint":null,"encoded_opaque_state":"` + params["encoded_opaque_state"].(string) +
 		`"}`))
 	good := "sha256=" + hex.EncodeToString(mac.Sum(nil))
-	assert.Equal(t, 400, s.Post(t.Context(), s.D, simtest.Completions, leg).Status)
-	assert.Equal(t, 400, s.Post(t.Context(), s.D, simtest.Completions, leg, "x-trtllm-disagg-auth", good+"0").Status)
-	assert.Equal(t, 200, s.Post(t.Context(), s.D, simtest.Completions, leg, "x-trtllm-disagg-auth", good).Status)
+	assert.Equal(t, 400, s.Ask(s.D, leg).Status)
+	assert.Equal(t, 400, s.Ask(s.D, leg, "x-trtllm-disagg-auth", good+"0").Status)
+	assert.Equal(t, 200, s.Ask(s.D, leg, "x-trtllm-disagg-auth", good).Status)
 	s.Clean()
 }
 
@@ -204,7 +191,7 @@ func TestTRTLLMTimers(t *testing.T) {
 	simtest.WaitFor(t, "KV is let go", func() bool { return s.P.Stats().PinnedBlocks == 0 })
 	assert.Equal(t, enginesim.KVLeak, simtest.FirstFault(t, s.P))
 	begun := time.Now()
-	a := s.Post(t.Context(), s.D, simtest.Completions, simtest.With(simtest.Completion("x"),
+	a := s.Ask(s.D, simtest.With(simtest.Completion("x"),
 		simtest.Obj{"disaggregated_params": simtest.Obj{"request_type": "generation_only", "ctx_request_id": 1,
 			"schedule_style": 1, "encoded_opaque_state": s.Get(s.P,
 				"/server_info").Get("disaggregated_params.encoded_opaque_state").String()}}))
@@ -219,10 +206,9 @@ func TestTRTLLMRecords(t *testing.T) {
 	body := simtest.Completion("x")
 	params, tokens := contextOnly(s, simtest.Completions, body)
 	for range 2 {
-		require.Equal(t, 200, s.Post(t.Context(), s.D, simtest.Completions, simtest.Completion("alone")).Status)
+		require.Equal(t, 200, s.Ask(s.D, simtest.Completion("alone")).Status)
 	}
-	require.Equal(t, 200, s.Post(t.Context(), s.D, simtest.Completions,
-		simtest.With(body, simtest.Obj{"prompt": tokens, "disaggregated_params": params})).Status)
+	require.Equal(t, 200, s.Ask(s.D, simtest.With(body, simtest.Obj{"prompt": tokens, "disaggregated_params": params})).Status)
 	records := s.Get(s.D, "/perf_metrics")
 	assert.EqualValues(t, 2, records.Get("#").Int(), "no more than asked for, the newest")
 	assert.False(t, records.Get("0.perf_metrics.timing_metrics.kv_cache_size").Exists())
@@ -233,6 +219,6 @@ func TestTRTLLMRecords(t *testing.T) {
 	assert.Equal(t, "[]", s.Get(s.D, "/metrics").Body, "none of vLLM's counters")
 
 	off := simtest.New(t, trtllms(nil))
-	require.Equal(t, 200, off.Post(t.Context(), off.D, simtest.Completions, body).Status)
+	require.Equal(t, 200, off.Ask(off.D, body).Status)
 	assert.Equal(t, "[]", off.Get(off.D, "/perf_metrics").Body)
 }
