@@ -331,17 +331,32 @@ func (s *Scene) Dies(e *enginesim.Engine) {
 	expect(s.T, e.Dead(), "its port is closed, but it is not dead")
 }
 
-// Unanswered sends a decode that D must not answer, leaves, and waits until D is idle.
+// Unanswered sends a decode that D must not answer, leaves, and waits until D has given up.
 func (s *Scene) Unanswered(decode Obj, headers ...string) {
 	s.T.Helper()
 	s.Waits(decode, headers...)()
-	WaitFor(s.T, "D is idle", func() bool { return s.D.Stats().Waiting == 0 })
+	WaitFor(s.T, "D has given up", func() bool { return s.D.Stats().Waiting == 0 && s.D.Stats().Running == 0 })
+}
+
+// Loses is Unanswered where D never gets the decode's blocks back: another engine might yet write into them.
+func (s *Scene) Loses(decode Obj, headers ...string) {
+	s.T.Helper()
+	s.Unanswered(decode, headers...)
+	expect(s.T, s.D.Stats().UsedBlocks == 240/Block+1, "D uses %d blocks", s.D.Stats().UsedBlocks)
 }
 
 // Hangs asserts that a decode waits in D and is not answered, and leaves.
 func (s *Scene) Hangs(body, handoff Obj) {
 	s.T.Helper()
 	s.Waits(With(body, Obj{"kv_transfer_params": handoff}))()
+}
+
+// Kills asserts that a request has killed its engine: it is answered with 500, and the port closes.
+func (s *Scene) Kills(e *enginesim.Engine, a Response) {
+	s.T.Helper()
+	expect(s.T, a.Status == http.StatusInternalServerError, "status %d: %s", a.Status, a.Body)
+	expect(s.T, a.Get("error.message").String() == EngineError, "it says %s", a.Body)
+	s.Dies(e)
 }
 
 // Without takes a key out of a handoff.
@@ -369,12 +384,17 @@ func (s *Scene) Later(ctx context.Context, e *enginesim.Engine, path string, bod
 	return ch
 }
 
+// AskLater is Ask whose response comes when it comes.
+func (s *Scene) AskLater(e *enginesim.Engine, body Obj, headers ...string) <-chan Response {
+	return s.Later(s.T.Context(), e, pathOf(body), body, headers...)
+}
+
 // Waits sends a decode that D must not answer, and gives what makes its client leave.
 func (s *Scene) Waits(decode Obj, headers ...string) (leave func()) {
 	s.T.Helper()
 	ctx, cancel := context.WithCancel(s.T.Context())
 	waiting := s.D.Stats().Waiting
-	got := s.Later(ctx, s.D, Completions, decode, headers...)
+	got := s.Later(ctx, s.D, pathOf(decode), decode, headers...)
 	WaitFor(s.T, "D waits", func() bool { return s.D.Stats().Waiting == waiting+1 })
 	time.Sleep(50 * time.Millisecond)
 	expect(s.T, len(got) == 0, "it was answered")

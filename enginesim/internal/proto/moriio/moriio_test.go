@@ -3,8 +3,6 @@
 package moriio_test
 
 import (
-	"context"
-	"encoding/json"
 	"maps"
 	"net"
 	"slices"
@@ -59,8 +57,7 @@ func asks(peer *enginesim.Engine) simtest.Obj {
 }
 
 func takes(peer *enginesim.Engine) simtest.Obj {
-	return simtest.With(simtest.Obj{"do_remote_decode": false, "do_remote_prefill": true, "remote_engine_id": nil,
-		"remote_block_ids": nil, "transfer_id": "tx-1"}, at(peer))
+	return simtest.With(asks(peer), simtest.Obj{"do_remote_decode": false, "do_remote_prefill": true})
 }
 
 func at(e *enginesim.Engine) simtest.Obj {
@@ -71,18 +68,17 @@ func at(e *enginesim.Engine) simtest.Obj {
 		"remote_notify_port": sidePort(e)}
 }
 
-func moriPrefill(s *simtest.Scene, body, params simtest.Obj, id string) simtest.Response {
-	return s.Ask(s.P, simtest.With(body, simtest.Obj{"max_tokens": 1, "kv_transfer_params": params}), "X-Request-Id", id)
+// leg is one of the two legs.
+func leg(body, params simtest.Obj) simtest.Obj {
+	return simtest.With(body, simtest.Obj{"kv_transfer_params": params})
 }
 
-func moriDecode(ctx context.Context, s *simtest.Scene, body, params simtest.Obj, id string,
-	header ...string) <-chan simtest.Response {
-	ch := make(chan simtest.Response, 1)
-	go func() {
-		ch <- s.Post(ctx, s.D, simtest.Completions, simtest.With(body, simtest.Obj{"kv_transfer_params": params}),
-			append(header, "X-Request-Id", id)...)
-	}()
-	return ch
+func moriPrefill(s *simtest.Scene, body, params simtest.Obj, id string) simtest.Response {
+	return s.Ask(s.P, simtest.With(leg(body, params), simtest.Obj{"max_tokens": 1}), "X-Request-Id", id)
+}
+
+func moriDecode(s *simtest.Scene, body, params simtest.Obj, id string) <-chan simtest.Response {
+	return s.AskLater(s.D, leg(body, params), "X-Request-Id", id)
 }
 
 func moriRight(s *simtest.Scene, body simtest.Obj, a simtest.Response) {
@@ -107,14 +103,14 @@ func TestMoRIIOWrites(t *testing.T) {
 			}
 			var got <-chan simtest.Response
 			if k.dFirst {
-				got = moriDecode(t.Context(), s, body, d, id)
+				got = moriDecode(s, body, d, id)
 				simtest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
 			}
 			a := moriPrefill(s, body, p, id)
 			require.Equal(t, 200, a.Status, a.Body)
 			assert.Equal(t, "tx-1", a.Get("kv_transfer_params.transfer_id").String())
 			if !k.dFirst {
-				got = moriDecode(t.Context(), s, body, d, id)
+				got = moriDecode(s, body, d, id)
 			}
 			moriRight(s, body, <-got)
 			assert.Positive(t, s.P.Stats().BytesTransferred, "P is the writer, and counts")
@@ -131,11 +127,9 @@ func TestMoRIIOReads(t *testing.T) {
 			s := simtest.New(t, moriOf("1", version))
 			body := simtest.Completion("x")
 			a := moriPrefill(s, body, asks(s.D), "x")
-			require.Equal(t, 200, a.Status, a.Body)
-			var h simtest.Obj
-			require.NoError(t, json.Unmarshal([]byte(a.Get("kv_transfer_params").Raw), &h))
+			h := a.Params(t)
 			assert.EqualValues(t, (240+simtest.Block-1)/simtest.Block, a.Get("kv_transfer_params."+path).Int())
-			moriRight(s, body, <-moriDecode(t.Context(), s, body, h, "x"))
+			moriRight(s, body, <-moriDecode(s, body, h, "x"))
 			assert.Positive(t, s.D.Stats().BytesTransferred, "D is the reader, and counts")
 		})
 	}
@@ -161,20 +155,14 @@ func TestMoRIIORanks(t *testing.T) {
 				d.Extra["data_parallel_size_local"] = "3"
 			})
 			body := simtest.Completion("x")
-			ctx, leave := context.WithCancel(t.Context())
-			defer leave()
-			got := moriDecode(ctx, s, body, simtest.With(takes(s.P), simtest.With(simtest.Obj{"remote_dp_rank": 0},
-				k.params)), "x", "X-data-parallel-rank", k.rank)
 			require.Equal(t, 200, moriPrefill(s, body, asks(s.D), "x").Status)
+			decode := leg(body, simtest.With(simtest.With(takes(s.P), simtest.Obj{"remote_dp_rank": 0}), k.params))
+			header := []string{"X-Request-Id", "x", "X-data-parallel-rank", k.rank}
 			if k.served {
-				moriRight(s, body, <-got)
-				return
+				moriRight(s, body, s.Ask(s.D, decode, header...))
+			} else {
+				s.Waits(decode, header...)()
 			}
-			simtest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
-			time.Sleep(50 * time.Millisecond)
-			assert.Empty(t, got, "it was answered")
-			leave()
-			<-got
 		})
 	}
 }
@@ -187,14 +175,12 @@ func TestMoRIIOSeveralPods(t *testing.T) {
 			p.Extra["data_parallel_size"], p.Extra["data_parallel_start_rank"] = "2", "1"
 		})
 		body := simtest.Completion("x")
-		a := moriPrefill(s, body, asks(s.D), "x")
-		var h simtest.Obj
-		require.NoError(t, json.Unmarshal([]byte(a.Get("kv_transfer_params").Raw), &h))
+		h := moriPrefill(s, body, asks(s.D), "x").Params(t)
 		assert.EqualValues(t, 1, h["remote_dp_rank"])
 		assert.EqualValues(t, 2, h["remote_dp_size"])
 		assert.EqualValues(t, 1, h["remote_dp_size_local"])
 		h["is_request_leader"], h["remote_hosts"] = true, []string{"192.0.2.1", "127.0.0.1"}
-		moriRight(s, body, <-moriDecode(t.Context(), s, body, h, "x"))
+		moriRight(s, body, <-moriDecode(s, body, h, "x"))
 	}
 }
 
@@ -217,68 +203,58 @@ func TestMoRIIODecodeAlone(t *testing.T) {
 // TestMoRIIODecodeThatNobodyWritesTo waits until its client leaves: before 0.32 also a plain request, since a consumer
 // counts every one as remote.
 func TestMoRIIODecodeThatNobodyWritesTo(t *testing.T) {
-	for name, act := range map[string]func(s *simtest.Scene, body simtest.Obj) simtest.Obj{
-		"plain":          func(*simtest.Scene, simtest.Obj) simtest.Obj { return nil },
-		"empty params":   func(*simtest.Scene, simtest.Obj) simtest.Obj { return simtest.Obj{} },
-		"P is not asked": func(s *simtest.Scene, _ simtest.Obj) simtest.Obj { return takes(s.P) },
-		"without its flag": func(s *simtest.Scene, body simtest.Obj) simtest.Obj {
-			moriPrefill(s, body, asks(s.D), "x")
-			return simtest.With(takes(s.P), simtest.Obj{"do_remote_prefill": false})
-		},
-		"another transfer": func(s *simtest.Scene, body simtest.Obj) simtest.Obj {
-			moriPrefill(s, body, asks(s.D), "x")
-			return simtest.With(takes(s.P), simtest.Obj{"transfer_id": "tx-2"})
-		},
-		"an id without tx": func(s *simtest.Scene, body simtest.Obj) simtest.Obj {
-			moriPrefill(s, body, simtest.With(asks(s.D), simtest.Obj{"transfer_id": "1"}), "x")
-			return simtest.With(takes(s.P), simtest.Obj{"transfer_id": "1"})
-		},
-		"P was told another D": func(s *simtest.Scene, body simtest.Obj) simtest.Obj {
-			moriPrefill(s, body, asks(s.O), "x")
-			return takes(s.P)
-		},
-		"D was told another P": func(s *simtest.Scene, body simtest.Obj) simtest.Obj {
-			moriPrefill(s, body, asks(s.D), "x")
-			return simtest.With(takes(s.P), simtest.Obj{"remote_handshake_port": 1})
-		},
-		"a wrong rank": func(s *simtest.Scene, body simtest.Obj) simtest.Obj {
-			moriPrefill(s, body, asks(s.D), "x")
-			return simtest.With(takes(s.P), simtest.Obj{"remote_dp_rank": 1})
-		},
-		"P ended by stop": func(s *simtest.Scene, body simtest.Obj) simtest.Obj {
-			moriPrefill(s, simtest.With(body, simtest.Obj{"stop": first(s, body)}), asks(s.D), "x")
-			return takes(s.P)
-		},
-		"P did not know for whom": func(s *simtest.Scene, body simtest.Obj) simtest.Obj {
-			moriPrefill(s, body, simtest.With(asks(s.D), simtest.Obj{"do_remote_decode": false}), "x")
-			return takes(s.P)
-		},
+	stops := func(s *simtest.Scene) simtest.Obj { return simtest.Obj{"stop": s.First(simtest.Completion("x"))} }
+	for name, k := range map[string]struct {
+		prefill func(s *simtest.Scene) simtest.Obj // P's parameters; nil: P is not asked
+		body    func(s *simtest.Scene) simtest.Obj // that P's leg has besides
+		plain   bool                               // D is told nothing
+		decode  simtest.Obj                        // that D's parameters have otherwise
+	}{
+		"plain":            {plain: true},
+		"empty params":     {plain: true, decode: simtest.Obj{}},
+		"P is not asked":   {},
+		"without its flag": {prefill: asksD, decode: simtest.Obj{"do_remote_prefill": false}},
+		"another transfer": {prefill: asksD, decode: simtest.Obj{"transfer_id": "tx-2"}},
+		"an id without tx": {prefill: func(s *simtest.Scene) simtest.Obj {
+			return simtest.With(asksD(s), simtest.Obj{"transfer_id": "1"})
+		}, decode: simtest.Obj{"transfer_id": "1"}},
+		"P was told another D": {prefill: func(s *simtest.Scene) simtest.Obj { return asks(s.O) }},
+		"D was told another P": {prefill: asksD, decode: simtest.Obj{"remote_handshake_port": 1}},
+		"a wrong rank":         {prefill: asksD, decode: simtest.Obj{"remote_dp_rank": 1}},
+		"P ended by stop":      {prefill: asksD, body: stops},
+		"P did not know for whom": {prefill: func(s *simtest.Scene) simtest.Obj {
+			return simtest.With(asksD(s), simtest.Obj{"do_remote_decode": false})
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := simtest.New(t, moriOf("false", "0.28"))
-			body := simtest.Completion("x")
-			params := act(s, body)
-			ctx, leave := context.WithCancel(t.Context())
-			defer leave()
-			got := moriDecode(ctx, s, body, params, "x")
-			simtest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
-			time.Sleep(50 * time.Millisecond)
-			assert.Empty(t, got, "it was answered")
-			leave()
-			require.ErrorIs(t, (<-got).Err, context.Canceled)
-			simtest.WaitFor(t, "D has given up", func() bool { return s.D.Stats().Waiting == 0 })
-			assert.Equal(t, 240/simtest.Block+1, s.D.Stats().UsedBlocks, "its blocks are lost")
+			body, first := simtest.Completion("x"), simtest.Completion("x")
+			if k.body != nil {
+				first = simtest.With(first, k.body(s))
+			}
+			if k.prefill != nil {
+				moriPrefill(s, first, k.prefill(s), "x")
+			}
+			params := k.decode
+			if !k.plain {
+				params = simtest.With(takes(s.P), k.decode)
+			}
+			s.Loses(leg(body, params), "X-Request-Id", "x")
 		})
 	}
 }
 
-// first is the first token that a prompt gives.
-func first(s *simtest.Scene, body simtest.Obj) string {
-	return s.Ask(s.O, simtest.With(body, simtest.Obj{"max_tokens": 1})).Text()
+func asksD(s *simtest.Scene) simtest.Obj { return asks(s.D) }
+
+// readHandoff runs P in READ mode and gives what its response names.
+func readHandoff(s *simtest.Scene) simtest.Obj {
+	s.T.Helper()
+	return moriPrefill(s, simtest.Completion("x"), asks(s.D), "x").Params(s.T)
 }
 
 // TestMoRIIODecodeThatReadsNothing is answered all the same, from memory that nobody wrote, before 0.33.
 func TestMoRIIODecodeThatReadsNothing(t *testing.T) {
+	body := simtest.Completion("x")
 	for name, change := range map[string]func(simtest.Obj){
 		"plain":                     func(h simtest.Obj) { clear(h) },
 		"no blocks":                 simtest.Set("remote_block_ids", nil),
@@ -288,12 +264,9 @@ func TestMoRIIODecodeThatReadsNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := simtest.New(t, moriOf("true", "0.32"))
-			body := simtest.Completion("x")
-			var h simtest.Obj
-			require.NoError(t,
-				json.Unmarshal([]byte(moriPrefill(s, body, asks(s.D), "x").Get("kv_transfer_params").Raw), &h))
+			h := readHandoff(s)
 			change(h)
-			a := <-moriDecode(t.Context(), s, body, h, "x")
+			a := <-moriDecode(s, body, h, "x")
 			require.Equal(t, 200, a.Status, a.Body)
 			assert.NotEqual(t, s.Alone(body), a.Text())
 			assert.Equal(t, enginesim.KVNoTransfer, simtest.FirstFault(t, s.D))
@@ -301,76 +274,52 @@ func TestMoRIIODecodeThatReadsNothing(t *testing.T) {
 	}
 	t.Run("other blocks", func(t *testing.T) {
 		s := simtest.New(t, mori("true"))
-		body := simtest.Completion("x")
-		var h simtest.Obj
-		require.NoError(t, json.Unmarshal([]byte(moriPrefill(s, body, asks(s.D), "x").Get("kv_transfer_params").Raw),
-			&h))
+		h := readHandoff(s)
 		slices.Reverse(h["remote_block_ids"].([]any)[0].([]any))
-		a := <-moriDecode(t.Context(), s, body, h, "x")
-		assert.NotEqual(t, s.Alone(body), a.Text())
+		assert.NotEqual(t, s.Alone(body), (<-moriDecode(s, body, h, "x")).Text())
 		assert.Equal(t, enginesim.KVForeignRead, simtest.FirstFault(t, s.P))
 	})
 	t.Run("another transfer: P's blocks wait for defer_timeout", func(t *testing.T) {
 		s := simtest.New(t, mori("true"), func(p, _ *enginesim.Config) { p.Extra["defer_timeout"] = "0.2" })
-		body := simtest.Completion("x")
-		var h simtest.Obj
-		require.NoError(t, json.Unmarshal([]byte(moriPrefill(s, body, asks(s.D), "x").Get("kv_transfer_params").Raw),
-			&h))
+		h := readHandoff(s)
 		h["transfer_id"] = "tx-2"
-		require.Equal(t, 200, (<-moriDecode(t.Context(), s, body, h, "x")).Status)
+		require.Equal(t, 200, (<-moriDecode(s, body, h, "x")).Status)
 		simtest.WaitFor(t, "the time is over", func() bool { return s.P.Stats().Expired == 1 })
 	})
 }
 
 func TestMoRIIOParamsThatKill(t *testing.T) {
+	body := simtest.Completion("x")
 	for name, k := range map[string]struct {
-		p, d func(s *simtest.Scene) simtest.Obj
-		id   string
+		without string // a key; "": all that names the peer
+		onD     bool
+		id      string
 	}{
-		"P without transfer_id": {p: func(s *simtest.Scene) simtest.Obj {
-			h := asks(s.D)
-			delete(h,
-				"transfer_id")
-			return h
-		}},
-		"P without remote_block_ids": {p: func(s *simtest.Scene) simtest.Obj {
-			h := asks(s.D)
-			delete(h,
-				"remote_block_ids")
-			return h
-		}},
-		"P without remote_engine_id": {p: func(s *simtest.Scene) simtest.Obj {
-			h := asks(s.D)
-			delete(h,
-				"remote_engine_id")
-			return h
-		}},
-		"P without an address": {p: func(*simtest.Scene) simtest.Obj { return asks(nil) }},
-		"P with half an address": {p: func(s *simtest.Scene) simtest.Obj {
-			h := asks(s.D)
-			delete(h,
-				"remote_notify_port")
-			return h
-		}},
-		"P with a broken id": {p: func(*simtest.Scene) simtest.Obj { return asks(nil) },
-			id: "___prefill_addr_host:1___decode_addr_host:2_" + moriHex},
-		"D without transfer_id": {d: func(s *simtest.Scene) simtest.Obj {
-			h := takes(s.P)
-			delete(h,
-				"transfer_id")
-			return h
-		}},
-		"D without an address": {d: func(*simtest.Scene) simtest.Obj { return takes(nil) }},
+		"P without transfer_id":      {without: "transfer_id"},
+		"P without remote_block_ids": {without: "remote_block_ids"},
+		"P without remote_engine_id": {without: "remote_engine_id"},
+		"P without an address":       {},
+		"P with half an address":     {without: "remote_notify_port"},
+		"P with a broken id":         {id: "___prefill_addr_host:1___decode_addr_host:2_" + moriHex},
+		"D without transfer_id":      {without: "transfer_id", onD: true},
+		"D without an address":       {onD: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := simtest.New(t, mori("false"), simtest.OwnPorts(t))
-			if k.p != nil {
-				assert.Equal(t, 500, moriPrefill(s, simtest.Completion("x"), k.p(s), k.id).Status)
-				s.Dies(s.P)
-				return
+			params, peer := asks, s.D
+			if k.onD {
+				params, peer = takes, s.P
 			}
-			assert.Equal(t, 500, (<-moriDecode(t.Context(), s, simtest.Completion("x"), k.d(s), "x")).Status)
-			s.Dies(s.D)
+			if k.without == "" {
+				peer = nil
+			}
+			h := params(peer)
+			delete(h, k.without)
+			if k.onD {
+				s.Kills(s.D, <-moriDecode(s, body, h, "x"))
+			} else {
+				s.Kills(s.P, moriPrefill(s, body, h, k.id))
+			}
 		})
 	}
 	for name, k := range map[string]struct {
@@ -383,13 +332,9 @@ func TestMoRIIOParamsThatKill(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := simtest.New(t, moriOf("true", k.version), simtest.OwnPorts(t))
-			var h simtest.Obj
-			require.NoError(t,
-				json.Unmarshal([]byte(moriPrefill(s, simtest.Completion("x"), asks(s.D),
-					"x").Get("kv_transfer_params").Raw), &h))
+			h := readHandoff(s)
 			h["remote_block_ids"] = k.blocks
-			assert.Equal(t, 500, (<-moriDecode(t.Context(), s, simtest.Completion("x"), h, "x")).Status)
-			s.Dies(s.D)
+			s.Kills(s.D, <-moriDecode(s, body, h, "x"))
 		})
 	}
 }
@@ -417,8 +362,7 @@ func TestMoRIIODecodeThatIsRefusedLetsPGo(t *testing.T) {
 		require.Equal(t, 200, moriPrefill(s, simtest.Completion("x"), asks(s.D), "x").Status)
 		require.Positive(t, s.P.Stats().PinnedBlocks)
 		time.Sleep(time.Second) // P offers it after it has answered
-		a := <-moriDecode(t.Context(), s, simtest.With(simtest.Completion("x"),
-			simtest.Obj{"prompt": strings.Repeat("x", 3000)}), takes(s.P), "x")
+		a := <-moriDecode(s, simtest.Obj{"prompt": strings.Repeat("x", 3000)}, takes(s.P), "x")
 		require.Equal(t, 400, a.Status)
 		simtest.WaitFor(t, "P is free in mode "+mode, func() bool { return s.P.Stats().PinnedBlocks == 0 })
 	}
