@@ -257,6 +257,21 @@ func (s *Scene) PrefillOnly(body Obj, headers ...string) Response {
 	return a
 }
 
+// Pair runs both legs, the second with the first one's handoff.
+func (s *Scene) Pair(body Obj) Response {
+	s.T.Helper()
+	return s.Decode(body, s.Prefill(body))
+}
+
+// Busy has D at work until stop, with a place for one request and a stream that is slow: others wait in line.
+func (s *Scene) Busy() (stop func()) {
+	s.T.Helper()
+	ctx, cancel := context.WithCancel(s.T.Context())
+	got := s.Later(ctx, s.D, Completions, With(Completion("long"), Obj{"max_tokens": 1500}))
+	WaitFor(s.T, "D is busy", func() bool { return s.D.Stats().Running == 1 })
+	return func() { cancel(); <-got }
+}
+
 // Decode runs the decode leg with a handoff.
 func (s *Scene) Decode(body, handoff Obj) Response {
 	s.T.Helper()
@@ -349,6 +364,17 @@ func (s *Scene) Loses(decode Obj, headers ...string) {
 func (s *Scene) Hangs(body, handoff Obj) {
 	s.T.Helper()
 	s.Waits(With(body, Obj{"kv_transfer_params": handoff}))()
+}
+
+// LoadFails asserts what D answers under its policy when KV could not be loaded: 500, or the text that it computes.
+func (s *Scene) LoadFails(policy string, body Obj, a Response) {
+	s.T.Helper()
+	if policy == enginesim.LoadFailureRecompute {
+		s.Right(body, a)
+		return
+	}
+	expect(s.T, a.Status == http.StatusInternalServerError, "status %d: %s", a.Status, a.Body)
+	expect(s.T, a.Get("error.message").String() == InternalError, "it says %s", a.Body)
 }
 
 // Kills asserts that a request has killed its engine: it is answered with 500, and the port closes.
