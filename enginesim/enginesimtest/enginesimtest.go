@@ -11,6 +11,7 @@ import (
 	"errors"
 	"io"
 	"maps"
+	"net"
 	"net/http"
 	"regexp"
 	"strconv"
@@ -188,6 +189,18 @@ func New(t testing.TB, shape ...func(p, d *enginesim.Config)) *Scene {
 	return s
 }
 
+// Of gives the engines of a scene a connector, and settings of its own, as names and values in turn.
+func Of(connector string, settings ...string) func(p, d *enginesim.Config) {
+	return func(p, d *enginesim.Config) {
+		for _, c := range []*enginesim.Config{p, d} {
+			c.Connector, c.Extra = connector, map[string]string{}
+			for i := 0; i+1 < len(settings); i += 2 {
+				c.Extra[settings[i]] = settings[i+1]
+			}
+		}
+	}
+}
+
 // OwnPorts gives the engines of a scene ports that nobody else gets while an engine is down. settings name further
 // ports, which are in Extra: it comes after shapes that set Extra then.
 func OwnPorts(t testing.TB, settings ...string) func(p, d *enginesim.Config) {
@@ -224,6 +237,19 @@ func With(base Obj, more Obj) Obj {
 	return out
 }
 
+// Leg is a request with parameters of a transfer.
+func Leg(body, params Obj) Obj { return With(body, Obj{"kv_transfer_params": params}) }
+
+// Side is where an engine's side channel listens.
+func Side(t testing.TB, e *enginesim.Engine) (host string, port int) {
+	t.Helper()
+	host, text, err := net.SplitHostPort(e.SideChannel())
+	must(t, err)
+	port, err = strconv.Atoi(text)
+	must(t, err)
+	return host, port
+}
+
 // Paths of the two APIs that most tests use.
 const (
 	Completions = "/v1/completions"
@@ -246,7 +272,7 @@ func pathOf(body Obj) string {
 // Prefill runs the prefill leg and gives the handoff.
 func (s *Scene) Prefill(body Obj) Obj {
 	s.T.Helper()
-	return s.PrefillOnly(With(body, Obj{"kv_transfer_params": Obj{"do_remote_decode": true}})).Params(s.T)
+	return s.PrefillOnly(Leg(body, Obj{"do_remote_decode": true})).Params(s.T)
 }
 
 // PrefillOnly runs a prefill leg, which must be served: without parameters unless the body has some.
@@ -263,6 +289,25 @@ func (s *Scene) Pair(body Obj) Response {
 	return s.Decode(body, s.Prefill(body))
 }
 
+// Orders are those in which two legs may come.
+var Orders = []string{"P first", "D first", "both at once"}
+
+// Both runs two legs in an order.
+func (s *Scene) Both(order string, prefill, decode Obj, headers ...string) (p, d Response) {
+	s.T.Helper()
+	if order == "P first" {
+		p = s.Ask(s.P, prefill, headers...)
+		return p, s.Ask(s.D, decode, headers...)
+	}
+	came := s.D.Stats().Requests
+	later := s.AskLater(s.D, decode, headers...)
+	if order == "D first" {
+		WaitFor(s.T, "D is asked", func() bool { return s.D.Stats().Requests > came })
+		time.Sleep(100 * time.Millisecond) // it waits, which not every connector shows
+	}
+	return s.Ask(s.P, prefill, headers...), <-later
+}
+
 // Busy has D at work until stop, with a place for one request and a stream that is slow: others wait in line.
 func (s *Scene) Busy() (stop func()) {
 	s.T.Helper()
@@ -275,7 +320,7 @@ func (s *Scene) Busy() (stop func()) {
 // Decode runs the decode leg with a handoff.
 func (s *Scene) Decode(body, handoff Obj) Response {
 	s.T.Helper()
-	return s.Ask(s.D, With(body, Obj{"kv_transfer_params": handoff}))
+	return s.Ask(s.D, Leg(body, handoff))
 }
 
 // Alone is the text that one engine gives.
@@ -353,17 +398,18 @@ func (s *Scene) Unanswered(decode Obj, headers ...string) {
 	WaitFor(s.T, "D has given up", func() bool { return s.D.Stats().Waiting == 0 && s.D.Stats().Running == 0 })
 }
 
-// Loses is Unanswered where D never gets the decode's blocks back: another engine might yet write into them.
-func (s *Scene) Loses(decode Obj, headers ...string) {
+// Lost waits until D has given up, and asserts that it never gets the decode's blocks back: another engine might yet
+// write into them.
+func (s *Scene) Lost() {
 	s.T.Helper()
-	s.Unanswered(decode, headers...)
+	WaitFor(s.T, "D has given up", func() bool { return s.D.Stats().Waiting == 0 && s.D.Stats().Running == 0 })
 	expect(s.T, s.D.Stats().UsedBlocks == 240/Block+1, "D uses %d blocks", s.D.Stats().UsedBlocks)
 }
 
 // Hangs asserts that a decode waits in D and is not answered, and leaves.
 func (s *Scene) Hangs(body, handoff Obj) {
 	s.T.Helper()
-	s.Waits(With(body, Obj{"kv_transfer_params": handoff}))()
+	s.Waits(Leg(body, handoff))()
 }
 
 // LoadFails asserts what D answers under its policy when KV could not be loaded: 500, or the text that it computes.

@@ -18,15 +18,12 @@ import (
 	"github.com/tidwall/gjson"
 	"go.uber.org/goleak"
 
-	"github.com/pdkit/pdkit/enginesim"
 	simtest "github.com/pdkit/pdkit/enginesim/enginesimtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func layered(p, d *enginesim.Config) {
-	p.Connector, d.Connector = "ascend-layerwise", "ascend-layerwise"
-}
+var layered = simtest.Of("ascend-layerwise")
 
 // proxy is a proxy's callback server: it gives the callbacks, and answers them with a status.
 func proxy(t *testing.T, status int) (url string, callbacks <-chan string, calls *atomic.Int64) {

@@ -20,19 +20,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func mooncakes(p, d *enginesim.Config) { p.Connector, d.Connector = "mooncake", "mooncake" }
-
-// mooncakesWith are engines with settings of the connector's, both the same.
-func mooncakesWith(extra ...string) func(p, d *enginesim.Config) {
-	return func(p, d *enginesim.Config) {
-		mooncakes(p, d)
-		p.Extra = map[string]string{}
-		for i := 0; i+1 < len(extra); i += 2 {
-			p.Extra[extra[i]] = extra[i+1]
-		}
-		d.Extra = p.Extra
-	}
-}
+var mooncakes = simtest.Of("mooncake")
 
 const (
 	patience      = "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"
@@ -248,7 +236,7 @@ func TestMooncakePrefillThatOffersNothing(t *testing.T) {
 	for _, name := range []string{"ends by a stop token", "is rejected", "has no transfer id"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := simtest.New(t, mooncakesWith(patience, "4"))
+			s := simtest.New(t, simtest.Of("mooncake", patience, "4"))
 			body := simtest.Completion("x")
 			first := s.Ask(s.O, simtest.With(body, simtest.Obj{"max_tokens": 1, "return_token_ids": true}))
 			more := map[string]simtest.Obj{
@@ -278,7 +266,7 @@ func TestMooncakePrefillThatOffersNothing(t *testing.T) {
 // (docs/protocols/mooncake.md, recordings 17, 18).
 func TestMooncakeOrphans(t *testing.T) {
 	t.Run("2 workers", func(t *testing.T) {
-		s := simtest.New(t, mooncakesWith("num_workers", "2", patience, "5"))
+		s := simtest.New(t, simtest.Of("mooncake", "num_workers", "2", patience, "5"))
 		_, orphan := mooncakeLegs(s, simtest.Completion("x"), "xfer-1")
 		s.Waits(orphan)()
 		simtest.WaitFor(t, "P counts it", func() bool { return s.P.Stats().Orphans == 1 })
@@ -353,7 +341,7 @@ func TestMooncakeRefusedDecodeAndReusedID(t *testing.T) {
 // With several data-parallel ranks D must ask the one whose engine id it has, and P must have been told which
 // (mooncake_connector.py).
 func TestMooncakeRanks(t *testing.T) {
-	s := simtest.New(t, mooncakesWith("data_parallel_size", "3"))
+	s := simtest.New(t, simtest.Of("mooncake", "data_parallel_size", "3"))
 	body := simtest.Completion("x")
 	prefill, decode := mooncakeLegs(s, body, "xfer-1")
 	decode["kv_transfer_params"].(simtest.Obj)["remote_engine_id"] = engineOf(s, "2")

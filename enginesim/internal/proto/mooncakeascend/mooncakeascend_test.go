@@ -16,9 +16,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func ascending(p, d *enginesim.Config) {
-	p.Connector, d.Connector = "mooncake-ascend", "mooncake-ascend"
-}
+var ascending = simtest.Of("mooncake-ascend")
 
 // TestAscendPull is the way of vllm-ascend's MooncakeConnectorV1: P's handoff of 14 keys, relayed as it is.
 func TestAscendPull(t *testing.T) {

@@ -3,7 +3,7 @@
 package moriio_test
 
 import (
-	"maps"
+	"fmt"
 	"net"
 	"slices"
 	"strconv"
@@ -25,29 +25,19 @@ func mori(mode string) func(p, d *enginesim.Config) { return moriOf(mode, "") }
 
 // moriOf is mori of a release of vLLM.
 func moriOf(mode, version string) func(p, d *enginesim.Config) {
-	return func(p, d *enginesim.Config) {
-		p.Connector, d.Connector = "moriio", "moriio"
-		p.Extra = map[string]string{"read_mode": mode, "version": version}
-		d.Extra = maps.Clone(p.Extra)
-	}
+	return simtest.Of("moriio", "read_mode", mode, "version", version)
 }
 
 const moriHex = "00112233445566778899aabbccddeeff"
 
-func sidePort(e *enginesim.Engine) int {
-	_, port, _ := net.SplitHostPort(e.SideChannel())
-	n, _ := strconv.Atoi(port)
-	return n
-}
-
-func zmqAddress(e *enginesim.Engine) string {
-	port := strconv.Itoa(sidePort(e))
-	return "host:127.0.0.1,handshake:" + port + ",notify:" + port
+func zmqAddress(s *simtest.Scene, e *enginesim.Engine) string {
+	_, port := simtest.Side(s.T, e)
+	return fmt.Sprintf("host:127.0.0.1,handshake:%d,notify:%[1]d", port)
 }
 
 // moriID is the X-Request-Id by which engines find each other.
 func moriID(s *simtest.Scene) string {
-	return "___prefill_addr_" + zmqAddress(s.P) + "___decode_addr_" + zmqAddress(s.D) + "_" + moriHex
+	return "___prefill_addr_" + zmqAddress(s, s.P) + "___decode_addr_" + zmqAddress(s, s.D) + "_" + moriHex
 }
 
 // asks are P's params, takes are D's; peer, if not nil, is named in them.
@@ -64,21 +54,17 @@ func at(e *enginesim.Engine) simtest.Obj {
 	if e == nil {
 		return nil
 	}
-	return simtest.Obj{"remote_host": "127.0.0.1", "remote_handshake_port": sidePort(e),
-		"remote_notify_port": sidePort(e)}
-}
-
-// leg is one of the two legs.
-func leg(body, params simtest.Obj) simtest.Obj {
-	return simtest.With(body, simtest.Obj{"kv_transfer_params": params})
+	_, port, _ := net.SplitHostPort(e.SideChannel())
+	n, _ := strconv.Atoi(port)
+	return simtest.Obj{"remote_host": "127.0.0.1", "remote_handshake_port": n, "remote_notify_port": n}
 }
 
 func moriPrefill(s *simtest.Scene, body, params simtest.Obj, id string) simtest.Response {
-	return s.Ask(s.P, simtest.With(leg(body, params), simtest.Obj{"max_tokens": 1}), "X-Request-Id", id)
+	return s.Ask(s.P, simtest.With(simtest.Leg(body, params), simtest.Obj{"max_tokens": 1}), "X-Request-Id", id)
 }
 
 func moriDecode(s *simtest.Scene, body, params simtest.Obj, id string) <-chan simtest.Response {
-	return s.AskLater(s.D, leg(body, params), "X-Request-Id", id)
+	return s.AskLater(s.D, simtest.Leg(body, params), "X-Request-Id", id)
 }
 
 func moriRight(s *simtest.Scene, body simtest.Obj, a simtest.Response) {
@@ -91,30 +77,21 @@ func moriRight(s *simtest.Scene, body simtest.Obj, a simtest.Response) {
 
 // TestMoRIIOWrites: either leg may come first, and each finds its peer by the params or by the request's id.
 func TestMoRIIOWrites(t *testing.T) {
-	for name, k := range map[string]struct{ embedded, dFirst bool }{
-		"addresses in the params, P first": {false, false}, "addresses in the params, D first": {false, true},
-		"addresses in the id, P first": {true, false}, "addresses in the id, D first": {true, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := simtest.New(t, mori("false"))
-			body, id, p, d := simtest.Completion("x"), "plain", asks(s.D), takes(s.P)
-			if k.embedded {
-				id, p, d = moriID(s), asks(nil), takes(nil)
-			}
-			var got <-chan simtest.Response
-			if k.dFirst {
-				got = moriDecode(s, body, d, id)
-				simtest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
-			}
-			a := moriPrefill(s, body, p, id)
-			require.Equal(t, 200, a.Status, a.Body)
-			assert.Equal(t, "tx-1", a.Get("kv_transfer_params.transfer_id").String())
-			if !k.dFirst {
-				got = moriDecode(s, body, d, id)
-			}
-			moriRight(s, body, <-got)
-			assert.Positive(t, s.P.Stats().BytesTransferred, "P is the writer, and counts")
-		})
+	for _, order := range simtest.Orders {
+		for name, embedded := range map[string]bool{"addresses in the params": false, "addresses in the id": true} {
+			t.Run(name+", "+order, func(t *testing.T) {
+				s := simtest.New(t, mori("false"))
+				body, id, p, d := simtest.Completion("x"), "plain", asks(s.D), takes(s.P)
+				if embedded {
+					id, p, d = moriID(s), asks(nil), takes(nil)
+				}
+				first := simtest.With(simtest.Leg(body, p), simtest.Obj{"max_tokens": 1})
+				a, got := s.Both(order, first, simtest.Leg(body, d), "X-Request-Id", id)
+				assert.Equal(t, "tx-1", a.Params(t)["transfer_id"])
+				moriRight(s, body, got)
+				assert.Positive(t, s.P.Stats().BytesTransferred, "P is the writer, and counts")
+			})
+		}
 	}
 }
 
@@ -156,7 +133,7 @@ func TestMoRIIORanks(t *testing.T) {
 			})
 			body := simtest.Completion("x")
 			require.Equal(t, 200, moriPrefill(s, body, asks(s.D), "x").Status)
-			decode := leg(body, simtest.With(simtest.With(takes(s.P), simtest.Obj{"remote_dp_rank": 0}), k.params))
+			decode := simtest.Leg(body, simtest.With(simtest.With(takes(s.P), simtest.Obj{"remote_dp_rank": 0}), k.params))
 			header := []string{"X-Request-Id", "x", "X-data-parallel-rank", k.rank}
 			if k.served {
 				moriRight(s, body, s.Ask(s.D, decode, header...))
@@ -239,7 +216,8 @@ func TestMoRIIODecodeThatNobodyWritesTo(t *testing.T) {
 			if !k.plain {
 				params = simtest.With(takes(s.P), k.decode)
 			}
-			s.Loses(leg(body, params), "X-Request-Id", "x")
+			s.Waits(simtest.Leg(body, params), "X-Request-Id", "x")()
+			s.Lost()
 		})
 	}
 }

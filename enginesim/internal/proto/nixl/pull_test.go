@@ -220,7 +220,7 @@ func TestDecodeEngineKilledWhileItWaits(t *testing.T) {
 	require.Equal(t, 200, s.Pair(simtest.Completion("warm")).Status)
 	h := s.Prefill(simtest.Completion("x"))
 	s.P.Freeze()
-	got := s.AskLater(s.D, simtest.With(simtest.Completion("x"), simtest.Obj{"kv_transfer_params": h}))
+	got := s.AskLater(s.D, simtest.Leg(simtest.Completion("x"), h))
 	simtest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
 	s.D.Kill()
 	assert.Error(t, (<-got).Err)
@@ -344,7 +344,7 @@ func TestPrefillEngineFrozen(t *testing.T) {
 	body := simtest.Completion("x")
 	h := s.Prefill(body)
 	s.P.Freeze()
-	leave := s.Waits(simtest.With(body, simtest.Obj{"kv_transfer_params": h}))
+	leave := s.Waits(simtest.Leg(body, h))
 	time.Sleep(time.Second) // P, which is frozen, does not show that it was asked
 	leave()
 	s.Alive(s.D)

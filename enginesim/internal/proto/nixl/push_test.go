@@ -3,10 +3,6 @@
 package nixl_test
 
 import (
-	"context"
-	"encoding/json"
-	"net"
-	"strconv"
 	"testing"
 	"time"
 
@@ -22,29 +18,15 @@ func pushing(p, d *enginesim.Config) {
 }
 
 // pushParams are what a proxy tells D before P has answered (docs/protocols/nixl-push.md, recording 05).
-func pushParams(s *simtest.Scene, id string) simtest.Obj {
-	host, port, err := net.SplitHostPort(s.P.SideChannel())
-	require.NoError(s.T, err)
-	number, err := strconv.Atoi(port)
-	require.NoError(s.T, err)
+func pushParams(s *simtest.Scene) simtest.Obj {
+	host, port := simtest.Side(s.T, s.P)
 	return simtest.Obj{"do_remote_decode": false, "do_remote_prefill": true, "remote_engine_id": "pdkit-prefill",
-		"remote_host": host, "remote_port": number, "tp_size": 1, "pp_size": 1, "remote_request_id": id}
+		"remote_host": host, "remote_port": port, "tp_size": 1, "pp_size": 1, "remote_request_id": "a"}
 }
 
-func pushPrefill(s *simtest.Scene, body simtest.Obj, id string) simtest.Response {
-	return s.Ask(s.P, simtest.With(body, simtest.Obj{"max_tokens": 1,
-		"kv_transfer_params": simtest.Obj{"do_remote_decode": true}}), "X-Request-Id", id)
-}
-
-// pushDecode sends a decode leg and gives its response when it comes.
-func pushDecode(ctx context.Context, s *simtest.Scene, body, params simtest.Obj,
-	id string) <-chan simtest.Response {
-	ch := make(chan simtest.Response, 1)
-	go func() {
-		ch <- s.Post(ctx, s.D, simtest.Completions, simtest.With(body, simtest.Obj{"kv_transfer_params": params}),
-			"X-Request-Id", id)
-	}()
-	return ch
+// pushLeg is P's leg.
+func pushLeg(body simtest.Obj) simtest.Obj {
+	return simtest.With(simtest.Leg(body, simtest.Obj{"do_remote_decode": true}), simtest.Obj{"max_tokens": 1})
 }
 
 func pushedRight(s *simtest.Scene, body simtest.Obj, a simtest.Response) {
@@ -56,7 +38,6 @@ func pushedRight(s *simtest.Scene, body simtest.Obj, a simtest.Response) {
 	assert.EqualValues(s.T, (240+simtest.Block-1)/simtest.Block*simtest.Block*16, p.BytesTransferred,
 		"P is the writer, and counts")
 	assert.Zero(s.T, d.BytesTransferred)
-	assert.Zero(s.T, p.PinnedBlocks)
 	s.Clean()
 }
 
@@ -64,35 +45,25 @@ func pushedRight(s *simtest.Scene, body simtest.Obj, a simtest.Response) {
 func TestPushSerial(t *testing.T) {
 	s := simtest.New(t, pushing)
 	body := simtest.Completion("serial")
-	p := pushPrefill(s, body, "a")
-	var h simtest.Obj
-	require.NoError(t, json.Unmarshal([]byte(p.Get("kv_transfer_params").Raw), &h), p.Body)
+	h := s.Ask(s.P, pushLeg(body), "X-Request-Id", "a").Params(t)
 	assert.Len(t, h, 12+1)
 	assert.Equal(t, "push", h["transfer_mode"])
 	assert.Regexp(t, `^cmpl-a-0-[0-9a-f]{8}$`, h["remote_request_id"])
-	a := <-pushDecode(t.Context(), s, body, h, "a")
+	a := s.Ask(s.D, simtest.Leg(body, h), "X-Request-Id", "a")
 	pushedRight(s, body, a)
 	assert.Zero(t, a.Get("usage.prompt_tokens_details.cached_tokens").Int(), "P's own count")
 }
 
 // TestPushTogether are docs/protocols/nixl-push.md, recording 05: either leg may come first.
 func TestPushTogether(t *testing.T) {
-	for _, first := range []string{"D", "P"} {
-		t.Run(first+" first", func(t *testing.T) {
+	for _, order := range simtest.Orders {
+		t.Run(order, func(t *testing.T) {
 			s := simtest.New(t, pushing)
 			body := simtest.Completion("together")
-			var got <-chan simtest.Response
-			if first == "D" {
-				got = pushDecode(t.Context(), s, body, pushParams(s, "a"), "a")
-				simtest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
-			}
-			require.Equal(t, 200, pushPrefill(s, body, "a").Status)
-			if first == "P" {
-				got = pushDecode(t.Context(), s, body, pushParams(s, "a"), "a")
-			}
-			a := <-got
-			pushedRight(s, body, a)
-			assert.EqualValues(t, 240, a.Get("usage.prompt_tokens_details.cached_tokens").Int(),
+			p, d := s.Both(order, pushLeg(body), simtest.Leg(body, pushParams(s)), "X-Request-Id", "a")
+			require.Equal(t, 200, p.Status)
+			pushedRight(s, body, d)
+			assert.EqualValues(t, 240, d.Get("usage.prompt_tokens_details.cached_tokens").Int(),
 				"nobody told P's count")
 		})
 	}
@@ -101,38 +72,24 @@ func TestPushTogether(t *testing.T) {
 // TestPushThatNobodyWrites are docs/protocols/nixl-push.md, recordings 04, 06 and 09: D waits until its client leaves,
 // and never gets its blocks back.
 func TestPushThatNobodyWrites(t *testing.T) {
-	for name, act := range map[string]func(s *simtest.Scene, body simtest.Obj) simtest.Obj{
-		"other X-Request-Id on P": func(s *simtest.Scene, body simtest.Obj) simtest.Obj {
-			require.Equal(s.T, 200, pushPrefill(s, body, "b").Status)
-			return pushParams(s, "a")
-		},
-		"P refused its leg": func(s *simtest.Scene, body simtest.Obj) simtest.Obj {
-			require.Equal(s.T, 400, pushPrefill(s, simtest.With(body, simtest.Obj{"min_tokens": 5}), "a").Status)
-			return pushParams(s, "a")
-		},
-		"P did not know what its leg is for": func(s *simtest.Scene, body simtest.Obj) simtest.Obj {
-			require.Equal(s.T, 200, s.Ask(s.P, simtest.With(body, simtest.Obj{"max_tokens": 1}), "X-Request-Id", "a").Status)
-			return pushParams(s, "a")
-		},
+	body := simtest.Completion("orphan")
+	for name, k := range map[string]struct {
+		prefill simtest.Obj
+		id      string
+		status  int
+	}{
+		"other X-Request-Id on P":            {pushLeg(body), "b", 200},
+		"P refused its leg":                  {simtest.With(pushLeg(body), simtest.Obj{"min_tokens": 5}), "a", 400},
+		"P did not know what its leg is for": {simtest.With(body, simtest.Obj{"max_tokens": 1}), "a", 200},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := simtest.New(t, pushing)
-			body := simtest.Completion("orphan")
-			params := act(s, body)
-			ctx, leave := context.WithCancel(t.Context())
-			defer leave()
-			got := pushDecode(ctx, s, body, params, "a")
-			simtest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
+			require.Equal(t, k.status, s.Ask(s.P, k.prefill, "X-Request-Id", k.id).Status)
+			leave := s.Waits(simtest.Leg(body, pushParams(s)), "X-Request-Id", "a")
 			time.Sleep(time.Second) // D has registered, which P does not show
-			assert.Empty(t, got, "it was answered")
 			leave()
-			require.ErrorIs(t, (<-got).Err, context.Canceled)
-			simtest.WaitFor(t, "D has given up", func() bool {
-				return s.D.Stats().Running == 0 &&
-					s.D.Stats().Waiting == 0
-			})
-			assert.Equal(t, 240/simtest.Block+1, s.D.Stats().UsedBlocks, "its blocks are lost")
+			s.Lost()
 			simtest.WaitFor(t, "they belong to nobody", func() bool { return s.D.CheckKV() != nil })
 			s.Alive(s.D)
 		})
@@ -142,25 +99,21 @@ func TestPushThatNobodyWrites(t *testing.T) {
 func TestPushWithFieldsThatDoNotFit(t *testing.T) {
 	t.Run("an engine id that does not answer there: 500", func(t *testing.T) {
 		s := simtest.New(t, pushing)
-		body := simtest.Completion("x")
-		a := <-pushDecode(t.Context(), s, body, simtest.With(pushParams(s, "a"),
-			simtest.Obj{"remote_engine_id": "other"}), "a")
-		assert.Equal(t, 500, a.Status)
+		params := simtest.With(pushParams(s), simtest.Obj{"remote_engine_id": "other"})
+		assert.Equal(t, 500, s.Decode(simtest.Completion("x"), params).Status)
 		s.Alive(s.D)
 	})
 	for _, key := range []string{"remote_engine_id", "remote_host", "remote_port", "tp_size", "remote_request_id"} {
 		t.Run("without "+key+" the engine dies", func(t *testing.T) {
 			s := simtest.New(t, pushing, simtest.OwnPorts(t))
-			params := pushParams(s, "a")
+			params := pushParams(s)
 			delete(params, key)
-			a := <-pushDecode(t.Context(), s, simtest.Completion("x"), params, "a")
-			assert.Equal(t, 500, a.Status)
-			s.Dies(s.D)
+			s.Kills(s.D, s.Decode(simtest.Completion("x"), params))
 		})
 	}
 	t.Run("a leg that stays away: P's blocks wait for the lease", func(t *testing.T) {
 		s := simtest.New(t, pushing, func(p, _ *enginesim.Config) { p.Lease = 50 * time.Millisecond })
-		require.Equal(t, 200, pushPrefill(s, simtest.Completion("x"), "a").Status)
+		require.Equal(t, 200, s.Ask(s.P, pushLeg(simtest.Completion("x"))).Status)
 		simtest.WaitFor(t, "the lease ends", func() bool { return s.P.Stats().Expired == 1 })
 		assert.Equal(t, enginesim.KVLeak, simtest.FirstFault(t, s.P))
 	})

@@ -3,7 +3,6 @@
 package nixl_test
 
 import (
-	"encoding/json"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -13,27 +12,18 @@ import (
 	simtest "github.com/pdkit/pdkit/enginesim/enginesimtest"
 )
 
-func bothWays(p, d *enginesim.Config) {
-	p.Extra = map[string]string{"bidirectional_kv_xfer": "true"}
-	d.Extra = p.Extra
-}
+var bothWays = simtest.Of("nixl", "bidirectional_kv_xfer", "true")
 
 // firstTurn runs a turn over both engines, and gives D's handoff and the prompt of the next turn.
 func firstTurn(s *simtest.Scene, body simtest.Obj) (back simtest.Obj, next string) {
 	s.T.Helper()
-	a := s.Decode(body, s.Prefill(body))
-	require.Equal(s.T, 200, a.Status, a.Body)
-	require.NoError(s.T, json.Unmarshal([]byte(a.Get("kv_transfer_params").Raw), &back), a.Body)
-	return back, body["prompt"].(string) + a.Text() + " and what follows from that?"
+	a := s.Pair(body)
+	return a.Params(s.T), body["prompt"].(string) + a.Text() + " and what follows from that?"
 }
 
 func prefillWith(s *simtest.Scene, body, params simtest.Obj) simtest.Obj {
 	s.T.Helper()
-	a := s.Ask(s.P, simtest.With(body, simtest.Obj{"max_tokens": 1, "kv_transfer_params": params}))
-	require.Equal(s.T, 200, a.Status, a.Body)
-	h := simtest.Obj{}
-	require.NoError(s.T, json.Unmarshal([]byte(a.Get("kv_transfer_params").Raw), &h))
-	return h
+	return s.PrefillOnly(simtest.Leg(body, params)).Params(s.T)
 }
 
 // restartP empties P's prefix cache, in which it would find the first prompt.
@@ -58,8 +48,7 @@ func TestKVOfATurnGoesBackToPrefill(t *testing.T) {
 	h := prefillWith(s, body, back)
 	assert.EqualValues(t, 263, s.P.Stats().ExternalKVTransfer)
 	assert.Zero(t, s.D.Stats().PinnedBlocks, "D lets go once it was read")
-	a := s.Decode(body, h)
-	s.Right(body, a)
+	s.Right(body, s.Decode(body, h))
 	s.Clean()
 }
 

@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func relaying(p, d *enginesim.Config) { p.Connector, d.Connector = "tpu", "tpu" }
+var relaying = simtest.Of("tpu")
 
 // prefill runs P's leg, which carries no parameters.
 func prefill(t *testing.T, s *simtest.Scene, body simtest.Obj) gjson.Result {

@@ -19,11 +19,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func sglangs(extra map[string]string) func(p, d *enginesim.Config) {
-	return func(p, d *enginesim.Config) {
-		p.Connector, d.Connector = "sglang", "sglang"
-		p.Extra, d.Extra = extra, extra
-	}
+func sglangs(settings ...string) func(p, d *enginesim.Config) {
+	return simtest.Of("sglang", settings...)
 }
 
 const (
@@ -63,7 +60,7 @@ func sglangAlone(t *testing.T) *enginesim.Engine {
 
 func TestSGLangLegsMeetInTheirRoom(t *testing.T) {
 	for _, path := range []string{simtest.Completions, simtest.Chat} {
-		s := simtest.New(t, sglangs(nil))
+		s := simtest.New(t, sglangs())
 		body := simtest.Completion("one")
 		if path == simtest.Chat {
 			body = simtest.Obj{"model": "tiny",
@@ -85,7 +82,7 @@ func TestSGLangLegsMeetInTheirRoom(t *testing.T) {
 }
 
 func TestSGLangsOwnAPI(t *testing.T) {
-	s := simtest.New(t, sglangs(nil))
+	s := simtest.New(t, sglangs())
 	lone := sglangAlone(t)
 	body := simtest.Obj{"text": simtest.Prompt(240, "g"),
 		"sampling_params": simtest.Obj{"max_new_tokens": 8,
@@ -117,7 +114,7 @@ func TestSGLangsOwnAPI(t *testing.T) {
 }
 
 func TestSGLangBatchesHaveARoomEach(t *testing.T) {
-	s := simtest.New(t, sglangs(nil))
+	s := simtest.New(t, sglangs())
 	body := simtest.Obj{"model": "tiny", "prompt": []string{simtest.Prompt(100, "a"), simtest.Prompt(70, "b")},
 		"max_tokens": 6, "seed": 5}
 	alone := s.Ask(s.O, body)
@@ -148,7 +145,7 @@ func TestSGLangBatchesHaveARoomEach(t *testing.T) {
 // With n above 1 all samples of a prompt get its first room, whatever rooms the request has: P answers at once and
 // sends nothing, and D waits until its time-out.
 func TestSGLangHangsWithSeveralSamples(t *testing.T) {
-	s := simtest.New(t, sglangs(map[string]string{waitingTimeout: "0.3"}))
+	s := simtest.New(t, sglangs(waitingTimeout, "0.3"))
 	one := simtest.Obj{"model": "tiny", "prompt": simtest.Prompt(100, "a"), "max_tokens": 6, "seed": 5, "n": 2}
 	m := rendezvous(s, nil)
 	lists := simtest.Obj{"bootstrap_host": []any{m["bootstrap_host"], m["bootstrap_host"]},
@@ -166,7 +163,7 @@ func TestSGLangHangsWithSeveralSamples(t *testing.T) {
 
 // /v1/responses and /v1/messages read the bootstrap members; older engines have no such members there, and refuse.
 func TestSGLangsResponsesAndMessages(t *testing.T) {
-	s := simtest.New(t, sglangs(map[string]string{waitingTimeout: "30", bootstrapTimeout: "30"}))
+	s := simtest.New(t, sglangs(waitingTimeout, "30", bootstrapTimeout, "30"))
 	messages := simtest.Obj{"model": "tiny", "max_tokens": 12, "temperature": 0,
 		"messages": []simtest.Obj{{"role": "user", "content": simtest.Prompt(240, "m")}}}
 	responses := simtest.Obj{"model": "tiny", "max_output_tokens": 12, "temperature": 0,
@@ -197,7 +194,7 @@ func TestSGLangsResponsesAndMessages(t *testing.T) {
 	assert.Equal(t, 400, s.Post(t.Context(), s.P, "/v1/responses", legs).Status, "two tokens off one")
 	s.Clean()
 
-	old := simtest.New(t, sglangs(map[string]string{"pd_routing_fields": "0"}))
+	old := simtest.New(t, sglangs("pd_routing_fields", "0"))
 	for path, body := range map[string]simtest.Obj{"/v1/messages": messages, "/v1/responses": responses} {
 		a := old.Post(t.Context(), old.P, path, simtest.With(body, rendezvous(old, 1)))
 		assert.Equal(t, 400, a.Status, path)
@@ -207,7 +204,7 @@ func TestSGLangsResponsesAndMessages(t *testing.T) {
 
 // An engine in a mode of disaggregation refuses what has no room.
 func TestSGLangNeedsARoom(t *testing.T) {
-	s := simtest.New(t, sglangs(nil))
+	s := simtest.New(t, sglangs())
 	for _, e := range []*enginesim.Engine{s.P, s.D} {
 		a := s.Ask(e, simtest.Completion("x"))
 		assert.Equal(t, 400, a.Status)
@@ -218,7 +215,7 @@ func TestSGLangNeedsARoom(t *testing.T) {
 
 // P's response comes after the transfer, so who waits for it before D is sent waits for the time-out.
 func TestSGLangPrefillAloneTimesOut(t *testing.T) {
-	s := simtest.New(t, sglangs(map[string]string{bootstrapTimeout: "0.2"}))
+	s := simtest.New(t, sglangs(bootstrapTimeout, "0.2"))
 	begun := time.Now()
 	a := s.Ask(s.P, simtest.With(simtest.Completion("x"), rendezvous(s, 1)))
 	assert.Equal(t, 500, a.Status)
@@ -227,7 +224,7 @@ func TestSGLangPrefillAloneTimesOut(t *testing.T) {
 }
 
 func TestSGLangDecodeAloneTimesOut(t *testing.T) {
-	s := simtest.New(t, sglangs(map[string]string{waitingTimeout: "0.2", bootstrapTimeout: "0.2"}))
+	s := simtest.New(t, sglangs(waitingTimeout, "0.2", bootstrapTimeout, "0.2"))
 	p, d := together(s, simtest.Completions, simtest.With(simtest.Completion("x"), rendezvous(s, 1)),
 		simtest.With(simtest.Completion("x"), rendezvous(s, 2)))
 	assert.Equal(t, 500, p.Status, "another room")
@@ -240,7 +237,7 @@ func TestSGLangDecodeAloneTimesOut(t *testing.T) {
 
 // D's leaving tells P, which ends with an error.
 func TestSGLangDecodeThatLeavesEndsPrefill(t *testing.T) {
-	s := simtest.New(t, sglangs(nil), func(p, _ *enginesim.Config) { p.PrefillRate = 80 })
+	s := simtest.New(t, sglangs(), func(p, _ *enginesim.Config) { p.PrefillRate = 80 })
 	legs := simtest.With(simtest.Completion("x"), rendezvous(s, 1))
 	leave := s.Waits(legs)
 	p := s.Later(t.Context(), s.P, simtest.Completions, legs)
@@ -251,7 +248,7 @@ func TestSGLangDecodeThatLeavesEndsPrefill(t *testing.T) {
 }
 
 func TestSGLangRoomsAreUsedOnce(t *testing.T) {
-	s := simtest.New(t, sglangs(nil), simtest.OwnPorts(t))
+	s := simtest.New(t, sglangs(), simtest.OwnPorts(t))
 	legs := simtest.With(simtest.Completion("x"), rendezvous(s, 1))
 	p, d := together(s, simtest.Completions, legs, legs)
 	require.Equal(t, 200, p.Status)
@@ -277,14 +274,14 @@ func TestSGLangRoomsAreUsedOnce(t *testing.T) {
 
 // P's rank is the room modulo the ranks, unless the request names another: D looks where it believes P to be.
 func TestSGLangRanksFollowTheRoom(t *testing.T) {
-	s := simtest.New(t, sglangs(map[string]string{"dp_size": "4"}))
+	s := simtest.New(t, sglangs("dp_size", "4"))
 	meet := func(room int, more simtest.Obj) simtest.Obj {
 		return simtest.With(simtest.With(simtest.Completion("x"), rendezvous(s, room)), more)
 	}
 	p, d := together(s, simtest.Completions, meet(7, nil), meet(7, simtest.Obj{"disagg_prefill_dp_rank": 3}))
 	assert.Equal(t, 200, p.Status)
 	assert.Equal(t, 200, d.Status)
-	s = simtest.New(t, sglangs(map[string]string{"dp_size": "4", waitingTimeout: "0.2", bootstrapTimeout: "0.2"}))
+	s = simtest.New(t, sglangs("dp_size", "4", waitingTimeout, "0.2", bootstrapTimeout, "0.2"))
 	p, d = together(s, simtest.Completions, meet(8, nil), meet(8, simtest.Obj{"disagg_prefill_dp_rank": 3}))
 	assert.Equal(t, 500, p.Status, "rank 0, not 3")
 	assert.Equal(t, 500, d.Status)
@@ -295,14 +292,13 @@ func TestSGLangRanksFollowTheRoom(t *testing.T) {
 
 // With round_robin P's rank follows from nothing in the request, unless the request names it.
 func TestSGLangRanksByRoundRobin(t *testing.T) {
-	s := simtest.New(t, sglangs(map[string]string{"dp_size": "4", "load_balance_method": "round_robin",
-		waitingTimeout: "0.2", bootstrapTimeout: "0.2"}))
+	s := simtest.New(t, sglangs("dp_size", "4", "load_balance_method", "round_robin", waitingTimeout, "0.2", bootstrapTimeout, "0.2"))
 	legs := simtest.With(simtest.Completion("x"), rendezvous(s, 7))
 	told := simtest.With(legs, simtest.Obj{"disagg_prefill_dp_rank": 3})
 	p, d := together(s, simtest.Completions, legs, told)
 	assert.Equal(t, []int{500, 500}, []int{p.Status, d.Status}, "rank 1, not 3")
 	s.Clean()
-	s = simtest.New(t, sglangs(map[string]string{"dp_size": "4", "load_balance_method": "round_robin"}))
+	s = simtest.New(t, sglangs("dp_size", "4", "load_balance_method", "round_robin"))
 	legs, told = simtest.With(legs, rendezvous(s, 11)), simtest.With(told, rendezvous(s, 11))
 	p, d = together(s, simtest.Completions, simtest.With(legs, simtest.Obj{"routed_dp_rank": 3}), told)
 	assert.Equal(t, []int{200, 200}, []int{p.Status, d.Status})
@@ -310,7 +306,7 @@ func TestSGLangRanksByRoundRobin(t *testing.T) {
 }
 
 func TestSGLangsOtherRoutes(t *testing.T) {
-	s := simtest.New(t, sglangs(map[string]string{"dp_size": "2"}),
+	s := simtest.New(t, sglangs("dp_size", "2"),
 		simtest.OwnPorts(t, "disaggregation_bootstrap_port"))
 	assert.Equal(t, "prefill", s.Get(s.P, "/server_info").Get("disaggregation_mode").String())
 	assert.Equal(t, "decode", s.Get(s.D, "/server_info").Get("disaggregation_mode").String())
@@ -331,7 +327,7 @@ func TestSGLangsOtherRoutes(t *testing.T) {
 
 // GET /metrics is there only with --enable-metrics, in SGLang's own names: P tells what it has sent.
 func TestSGLangTellsWhatItSent(t *testing.T) {
-	s := simtest.New(t, sglangs(map[string]string{"enable_metrics": "1"}))
+	s := simtest.New(t, sglangs("enable_metrics", "1"))
 	body := simtest.Completion("x")
 	rendezvous := rendezvous(s, 77)
 	p, d := together(s, simtest.Completions, simtest.With(body, rendezvous), simtest.With(body, rendezvous))
@@ -343,6 +339,6 @@ func TestSGLangTellsWhatItSent(t *testing.T) {
 	assert.Contains(t, s.Get(s.D, "/metrics").Body,
 		`sglang:kv_transfer_total_mb_count{model_name="tiny",tp_rank="0"} 0.0`)
 
-	off := simtest.New(t, sglangs(nil))
+	off := simtest.New(t, sglangs())
 	assert.Equal(t, 404, off.Get(off.P, "/metrics").Status)
 }

@@ -20,11 +20,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func trtllms(extra map[string]string) func(p, d *enginesim.Config) {
-	return func(p, d *enginesim.Config) {
-		p.Connector, d.Connector = "trtllm", "trtllm"
-		p.Extra, d.Extra = extra, extra
-	}
+func trtllms(settings ...string) func(p, d *enginesim.Config) {
+	return simtest.Of("trtllm", settings...)
 }
 
 const globalID = int64(1)<<62 + 12345
@@ -45,9 +42,9 @@ func contextOnly(s *simtest.Scene, path string, body simtest.Obj) (params simtes
 }
 
 func TestTRTLLMContextThenGeneration(t *testing.T) {
-	for _, extra := range []map[string]string{nil, {"transceiver_runtime": "PYTHON"}} {
+	for _, settings := range [][]string{nil, {"transceiver_runtime", "PYTHON"}} {
 		for _, path := range []string{simtest.Completions, simtest.Chat} {
-			s := simtest.New(t, trtllms(extra))
+			s := simtest.New(t, trtllms(settings...))
 			body, member := simtest.Completion("one"), "prompt"
 			if path == simtest.Chat {
 				body, member = simtest.Obj{"model": "tiny",
@@ -69,7 +66,7 @@ func TestTRTLLMContextThenGeneration(t *testing.T) {
 }
 
 func TestTRTLLMGivesOutTheFirstTokenItIsTold(t *testing.T) {
-	s := simtest.New(t, trtllms(nil))
+	s := simtest.New(t, trtllms())
 	body := simtest.Completion("x")
 	params, tokens := contextOnly(s, simtest.Completions, body)
 	params["first_gen_tokens"] = []int{'@'}
@@ -79,7 +76,7 @@ func TestTRTLLMGivesOutTheFirstTokenItIsTold(t *testing.T) {
 }
 
 func TestTRTLLMEndsAtTheContextServer(t *testing.T) {
-	s := simtest.New(t, trtllms(nil))
+	s := simtest.New(t, trtllms())
 	body := simtest.With(simtest.Completion("x"), simtest.Obj{"stop": s.Alone(simtest.Completion("x"))[:1]})
 	a := s.Ask(s.P, simtest.With(body, simtest.Obj{"disaggregated_params": simtest.Obj{"request_type": "context_only",
 		"disagg_request_id": globalID}}))
@@ -89,7 +86,7 @@ func TestTRTLLMEndsAtTheContextServer(t *testing.T) {
 }
 
 func TestTRTLLMGenerationFirst(t *testing.T) {
-	s := simtest.New(t, trtllms(map[string]string{"transceiver_runtime": "PYTHON"}))
+	s := simtest.New(t, trtllms("transceiver_runtime", "PYTHON"))
 	body := simtest.Completion("x")
 	endpoint := s.Get(s.P, "/server_info").Get("disaggregated_params.ctx_info_endpoint.0").String()
 	require.NotEmpty(t, endpoint)
@@ -107,7 +104,7 @@ func TestTRTLLMGenerationFirst(t *testing.T) {
 }
 
 func TestTRTLLMRefusesIncompleteParameters(t *testing.T) {
-	s := simtest.New(t, trtllms(nil))
+	s := simtest.New(t, trtllms())
 	body := simtest.Completion("x")
 	params, tokens := contextOnly(s, simtest.Completions, body)
 	for rule, k := range map[string]struct {
@@ -136,7 +133,7 @@ func TestTRTLLMRefusesIncompleteParameters(t *testing.T) {
 // Both releases refuse parameters that they do not know; 1.2 knows no ctx_usage, and does not give it out.
 func TestTRTLLMReleases(t *testing.T) {
 	for version, status := range map[string]int{"": 200, "1.3": 200, "1.2": 400} {
-		s := simtest.New(t, trtllms(map[string]string{"version": version}))
+		s := simtest.New(t, trtllms("version", version))
 		body := simtest.Completion("x")
 		params, tokens := contextOnly(s, simtest.Completions, body)
 		leg := func(params simtest.Obj) simtest.Response {
@@ -157,7 +154,7 @@ func TestTRTLLMReleases(t *testing.T) {
 // A context server that does not tell disagg_request_id back keeps the KV under it all the same, as its own
 // ctx_request_id.
 func TestTRTLLMThatTellsNoID(t *testing.T) {
-	s := simtest.New(t, trtllms(map[string]string{"tells_no_id": "1"}))
+	s := simtest.New(t, trtllms("tells_no_id", "1"))
 	body := simtest.Completion("x")
 	params, tokens := contextOnly(s, simtest.Completions, body)
 	delete(params, "disagg_request_id")
@@ -167,7 +164,7 @@ func TestTRTLLMThatTellsNoID(t *testing.T) {
 }
 
 func TestTRTLLMSignatures(t *testing.T) {
-	s := simtest.New(t, trtllms(map[string]string{"internal_request_auth_key": "key"}))
+	s := simtest.New(t, trtllms("internal_request_auth_key", "key"))
 	body := simtest.Completion("x")
 	params, tokens := contextOnly(s, simtest.Completions, body)
 	leg := simtest.With(body, simtest.Obj{"prompt": tokens, "disaggregated_params": params})
@@ -183,7 +180,7 @@ func TestTRTLLMSignatures(t *testing.T) {
 
 // KV that nobody reads is kept until the time-out; who waits for none gives up then.
 func TestTRTLLMTimers(t *testing.T) {
-	s := simtest.New(t, trtllms(map[string]string{"kv_transfer_timeout_ms": "150"}), func(p, _ *enginesim.Config) {
+	s := simtest.New(t, trtllms("kv_transfer_timeout_ms", "150"), func(p, _ *enginesim.Config) {
 		p.Extra = map[string]string{"kv_transfer_timeout_ms": "2000"}
 	})
 	contextOnly(s, simtest.Completions, simtest.Completion("x"))
@@ -202,7 +199,7 @@ func TestTRTLLMTimers(t *testing.T) {
 // GET /perf_metrics tells of each request once, and of the KV that came for it; only where the server was told to keep
 // records.
 func TestTRTLLMRecords(t *testing.T) {
-	s := simtest.New(t, trtllms(map[string]string{"perf_metrics_max_requests": "2"}))
+	s := simtest.New(t, trtllms("perf_metrics_max_requests", "2"))
 	body := simtest.Completion("x")
 	params, tokens := contextOnly(s, simtest.Completions, body)
 	for range 2 {
@@ -218,7 +215,7 @@ func TestTRTLLMRecords(t *testing.T) {
 		"P receives none")
 	assert.Equal(t, "[]", s.Get(s.D, "/metrics").Body, "none of vLLM's counters")
 
-	off := simtest.New(t, trtllms(nil))
+	off := simtest.New(t, trtllms())
 	require.Equal(t, 200, off.Ask(off.D, body).Status)
 	assert.Equal(t, "[]", off.Get(off.D, "/perf_metrics").Body)
 }
