@@ -289,6 +289,13 @@ func (s *Scene) Pair(body Obj) Response {
 	return s.Decode(body, s.Prefill(body))
 }
 
+// Silent runs both legs, the second with nothing of the first one's response.
+func (s *Scene) Silent(body Obj) Response {
+	s.T.Helper()
+	s.PrefillOnly(body)
+	return s.Ask(s.D, body)
+}
+
 // Orders are those in which two legs may come.
 var Orders = []string{"P first", "D first", "both at once"}
 

@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/enginesim"
@@ -29,18 +28,11 @@ func lmcacheScene(t *testing.T, change func(p, d *enginesim.Config)) *simtest.Sc
 	})
 }
 
-// both runs a prompt at P, for one token, and then at D.
-func both(s *simtest.Scene, body simtest.Obj) simtest.Response {
-	s.T.Helper()
-	require.Equal(s.T, 200, s.Ask(s.P, simtest.With(body, simtest.Obj{"max_tokens": 1})).Status)
-	return s.Ask(s.D, body)
-}
-
 // Chunks of 64: of 240 tokens three are whole, and the rest is computed.
 func TestLMCacheLoadsWholeChunks(t *testing.T) {
 	s := lmcacheScene(t, nil)
 	body := simtest.Completion("one")
-	got := both(s, body)
+	got := s.Silent(body)
 	s.Right(body, got)
 	assert.EqualValues(t, 192, s.D.Stats().ExternalKVTransfer)
 	assert.EqualValues(t, 48, s.D.Stats().LocalCompute)
@@ -53,7 +45,7 @@ func TestLMCacheLoadsWholeChunks(t *testing.T) {
 func TestLMCacheComputesTheLastToken(t *testing.T) {
 	s := lmcacheScene(t, nil)
 	body := simtest.With(simtest.Completion("one"), simtest.Obj{"prompt": simtest.Prompt(128, "one")})
-	s.Right(body, both(s, body))
+	s.Right(body, s.Silent(body))
 	assert.EqualValues(t, 127, s.D.Stats().ExternalKVTransfer)
 }
 
@@ -63,15 +55,12 @@ func TestLMCacheFindsNothing(t *testing.T) {
 		"another store":          func(_, d *enginesim.Config) { d.Extra["store"] += "/other" },
 		"another PYTHONHASHSEED": func(_, d *enginesim.Config) { d.Extra["hash_seed"] = "1" },
 		"no PYTHONHASHSEED": func(p, d *enginesim.Config) {
-			delete(p.Extra,
-				"hash_seed")
+			delete(p.Extra, "hash_seed")
 			delete(d.Extra, "hash_seed")
 		},
 		"chunks of another size": func(_, d *enginesim.Config) { d.Extra["chunk_size"] = "128" },
-		"chunks longer than the prompt": func(p,
-			d *enginesim.Config) {
-			p.Extra["chunk_size"] = "256"
-			d.Extra["chunk_size"] = "256"
+		"chunks longer than the prompt": func(p, d *enginesim.Config) {
+			p.Extra["chunk_size"], d.Extra["chunk_size"] = "256", "256"
 		},
 		"a put that is not done":             func(p, _ *enginesim.Config) { p.Extra["put_delay"] = "10s" },
 		"a prefill engine that only reads":   func(p, _ *enginesim.Config) { p.KVRole = enginesim.RoleConsumer },
@@ -80,7 +69,7 @@ func TestLMCacheFindsNothing(t *testing.T) {
 		t.Run(rule, func(t *testing.T) {
 			s := lmcacheScene(t, change)
 			body := simtest.Completion("one")
-			got := both(s, body)
+			got := s.Silent(body)
 			s.Right(body, got)
 			assert.Zero(t, s.D.Stats().ExternalKVTransfer)
 			assert.EqualValues(t, 240, s.D.Stats().LocalCompute)

@@ -43,13 +43,14 @@ func engineOf(s *simtest.Scene, rank string) string {
 
 // mooncakeLegs are the two legs of a pair, as recorded (docs/protocols/mooncake.md, recording 01).
 func mooncakeLegs(s *simtest.Scene, body simtest.Obj, id string) (prefill, decode simtest.Obj) {
-	prefill = simtest.With(body, simtest.Obj{"max_tokens": 1, "stream": false,
-		"kv_transfer_params": simtest.Obj{"do_remote_decode": true, "do_remote_prefill": false, "transfer_id": id}})
-	decode = simtest.With(body,
-		simtest.Obj{"kv_transfer_params": simtest.Obj{"do_remote_decode": false, "do_remote_prefill": true,
-			"remote_bootstrap_addr": s.P.Bootstrap(), "remote_engine_id": engineOf(s, "0"), "transfer_id": id}})
-	return prefill, decode
+	prefill = simtest.With(simtest.Leg(body, simtest.Obj{"do_remote_decode": true, "do_remote_prefill": false,
+		"transfer_id": id}), simtest.Obj{"max_tokens": 1, "stream": false})
+	return prefill, simtest.Leg(body, simtest.Obj{"do_remote_decode": false, "do_remote_prefill": true,
+		"remote_bootstrap_addr": s.P.Bootstrap(), "remote_engine_id": engineOf(s, "0"), "transfer_id": id})
 }
+
+// params are the parameters of a leg.
+func params(leg simtest.Obj) simtest.Obj { return leg["kv_transfer_params"].(simtest.Obj) }
 
 func mooncakeRight(s *simtest.Scene, body simtest.Obj, p, d simtest.Response) {
 	s.T.Helper()
@@ -66,32 +67,18 @@ func mooncakeRight(s *simtest.Scene, body simtest.Obj, p, d simtest.Response) {
 func mooncakePair(s *simtest.Scene, body simtest.Obj, id string) {
 	s.T.Helper()
 	prefill, decode := mooncakeLegs(s, body, id)
-	d := s.Later(s.T.Context(), s.D, simtest.Completions, decode)
-	mooncakeRight(s, body, s.Ask(s.P, prefill), <-d)
+	p, d := s.Both("both at once", prefill, decode)
+	mooncakeRight(s, body, p, d)
 }
 
 // Either leg may come first, also long before the other (docs/protocols/mooncake.md, recordings 01, 03, 04).
 func TestMooncakeLegsInAnyOrder(t *testing.T) {
-	for name, wait := range map[string]func(s *simtest.Scene){
-		"D first": func(s *simtest.Scene) {
-			simtest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
-		},
-		"both":       func(*simtest.Scene) {},
-		"P finished": nil,
-	} {
-		t.Run(name, func(t *testing.T) {
+	for _, order := range simtest.Orders {
+		t.Run(order, func(t *testing.T) {
 			s := simtest.New(t, mooncakes)
-			body := simtest.Completion(name)
+			body := simtest.Completion(order)
 			prefill, decode := mooncakeLegs(s, body, "xfer-1")
-			var p, d simtest.Response
-			if wait == nil {
-				p = s.Ask(s.P, prefill)
-				d = s.Ask(s.D, decode)
-			} else {
-				ch := s.Later(t.Context(), s.D, simtest.Completions, decode)
-				wait(s)
-				p, d = s.Ask(s.P, prefill), <-ch
-			}
+			p, d := s.Both(order, prefill, decode)
 			mooncakeRight(s, body, p, d)
 			stats := s.D.Stats()
 			assert.EqualValues(t, 240, stats.ExternalKVTransfer)
@@ -112,7 +99,7 @@ func TestMooncakeStreams(t *testing.T) {
 	s := simtest.New(t, mooncakes)
 	body := simtest.Completion("stream")
 	prefill, decode := mooncakeLegs(s, body, "xfer-1")
-	d := s.Later(t.Context(), s.D, simtest.Completions, simtest.With(decode, simtest.Obj{"stream": true}))
+	d := s.AskLater(s.D, simtest.With(decode, simtest.Obj{"stream": true}))
 	p := s.Ask(s.P, simtest.With(prefill, simtest.Obj{"stream": true}))
 	require.Equal(t, 200, p.Status, "a streamed prefill works too (06)")
 	assert.Equal(t, s.Alone(body), (<-d).StreamText())
@@ -140,7 +127,7 @@ func TestMooncakeBootstrapServer(t *testing.T) {
 func TestMooncakeUnknownEngine(t *testing.T) {
 	s := simtest.New(t, mooncakes)
 	_, decode := mooncakeLegs(s, simtest.Completion("x"), "xfer-1")
-	decode["kv_transfer_params"].(simtest.Obj)["remote_engine_id"] = "nobody"
+	params(decode)["remote_engine_id"] = "nobody"
 	a := s.Ask(s.D, decode)
 	assert.Equal(t, 500, a.Status)
 	assert.Equal(t, simtest.InternalError, a.Get("error.message").String())
@@ -160,7 +147,7 @@ func TestMooncakeWaitsForEnginesThatAreGone(t *testing.T) {
 	t.Run("bootstrap address closed", func(t *testing.T) {
 		s := simtest.New(t, mooncakes)
 		_, decode := mooncakeLegs(s, simtest.Completion("x"), "xfer-1")
-		decode["kv_transfer_params"].(simtest.Obj)["remote_bootstrap_addr"] = "http://127.0.0.1:1"
+		params(decode)["remote_bootstrap_addr"] = "http://127.0.0.1:1"
 		s.Waits(decode)()
 		s.Alive(s.D)
 	})
@@ -194,7 +181,7 @@ func TestMooncakeIncompleteParams(t *testing.T) {
 		t.Run(key, func(t *testing.T) {
 			s := simtest.New(t, mooncakes, simtest.OwnPorts(t))
 			_, decode := mooncakeLegs(s, simtest.Completion("x"), "xfer-1")
-			delete(decode["kv_transfer_params"].(simtest.Obj), key)
+			delete(params(decode), key)
 			s.Waits(decode)()
 			if kills {
 				s.Dies(s.D)
@@ -207,7 +194,7 @@ func TestMooncakeIncompleteParams(t *testing.T) {
 		s := simtest.New(t, mooncakes)
 		body := simtest.Completion("x")
 		prefill, decode := mooncakeLegs(s, body, "xfer-1")
-		prefill["kv_transfer_params"].(simtest.Obj)["x"], decode["kv_transfer_params"].(simtest.Obj)["x"] = 1,
+		params(prefill)["x"], params(decode)["x"] = 1,
 			simtest.Obj{"y": 2}
 		p := s.Ask(s.P, prefill)
 		mooncakeRight(s, body, p, s.Ask(s.D, decode))
@@ -245,7 +232,7 @@ func TestMooncakePrefillThatOffersNothing(t *testing.T) {
 				"has no transfer id":   {"kv_transfer_params": simtest.Obj{"do_remote_decode": true}},
 			}[name]
 			prefill, decode := mooncakeLegs(s, body, "xfer-1")
-			d := s.Later(t.Context(), s.D, simtest.Completions, decode)
+			d := s.AskLater(s.D, decode)
 			simtest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
 			p := s.Ask(s.P, simtest.With(prefill, more))
 			if name == "is rejected" {
@@ -274,7 +261,7 @@ func TestMooncakeOrphans(t *testing.T) {
 		body := simtest.Completion("y")
 		prefill, decode := mooncakeLegs(s, body, "xfer-2")
 		begun := time.Now()
-		d := s.Later(t.Context(), s.D, simtest.Completions, decode)
+		d := s.AskLater(s.D, decode)
 		p := s.Ask(s.P, prefill)
 		assert.Equal(t, 200, p.Status)
 		time.Sleep(300 * time.Millisecond)
@@ -307,7 +294,7 @@ func TestMooncakeOrphanOfAClientThatLeftEarly(t *testing.T) {
 		_, _ = io.WriteString(w, found)
 	}))
 	defer slow.Close()
-	orphan["kv_transfer_params"].(simtest.Obj)["remote_bootstrap_addr"] = slow.URL
+	params(orphan)["remote_bootstrap_addr"] = slow.URL
 	leave := s.Waits(orphan)
 	simtest.WaitFor(t, "D looks for P", func() bool { return len(asked) == 1 })
 	leave()
@@ -344,12 +331,12 @@ func TestMooncakeRanks(t *testing.T) {
 	s := simtest.New(t, simtest.Of("mooncake", "data_parallel_size", "3"))
 	body := simtest.Completion("x")
 	prefill, decode := mooncakeLegs(s, body, "xfer-1")
-	decode["kv_transfer_params"].(simtest.Obj)["remote_engine_id"] = engineOf(s, "2")
+	params(decode)["remote_engine_id"] = engineOf(s, "2")
 	require.Equal(t, 200, s.Ask(s.P, prefill, "X-data-parallel-rank", "1").Status)
 	leave := s.Waits(decode)
 	leave()
 	prefill, decode = mooncakeLegs(s, body, "xfer-2")
-	decode["kv_transfer_params"].(simtest.Obj)["remote_engine_id"] = engineOf(s, "2")
+	params(decode)["remote_engine_id"] = engineOf(s, "2")
 	p := s.Ask(s.P, prefill, "X-data-parallel-rank", "2")
 	mooncakeRight(s, body, p, s.Ask(s.D, decode))
 }

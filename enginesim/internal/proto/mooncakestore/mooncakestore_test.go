@@ -27,18 +27,11 @@ func pooling(t *testing.T, more map[string]string) func(p, d *enginesim.Config) 
 	}
 }
 
-// storeLegs runs P, then D, with nothing of P's response.
-func storeLegs(s *simtest.Scene, body simtest.Obj) simtest.Response {
-	s.T.Helper()
-	require.Equal(s.T, 200, s.Ask(s.P, simtest.With(body, simtest.Obj{"max_tokens": 1})).Status)
-	return s.Ask(s.D, body)
-}
-
 // D finds whole blocks, and computes what is left of the prompt (docs/protocols/mooncake-store.md).
 func TestMooncakeStoreSharesWholeBlocks(t *testing.T) {
 	s := simtest.New(t, pooling(t, nil))
 	body := simtest.With(simtest.Completion("x"), simtest.Obj{"prompt": simtest.Prompt(250, "x")})
-	a := storeLegs(s, body)
+	a := s.Silent(body)
 	s.Right(body, a)
 	d := s.D.Stats()
 	assert.EqualValues(t, 224, d.ExternalKVTransfer, "7 blocks of 32")
@@ -56,7 +49,7 @@ func TestMooncakeStoreSharesWholeBlocks(t *testing.T) {
 // A prefix that another prompt has put is found too, and a prompt is found again by any number of requests.
 func TestMooncakeStoreFindsPrefixes(t *testing.T) {
 	s := simtest.New(t, pooling(t, nil), simtest.OwnPorts(t))
-	require.Equal(t, 200, storeLegs(s, simtest.Completion("x")).Status)
+	require.Equal(t, 200, s.Silent(simtest.Completion("x")).Status)
 	s.HTTP.CloseIdleConnections() // a POST is not sent again
 	require.NoError(t, s.D.Restart())
 	longer := simtest.With(simtest.Completion("x"), simtest.Obj{"prompt": simtest.Prompt(400, "x")})
@@ -73,7 +66,7 @@ func TestMooncakeStoreMisses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := simtest.New(t, pooling(t, more))
-			a := storeLegs(s, simtest.Completion("x"))
+			a := s.Silent(simtest.Completion("x"))
 			s.Right(simtest.Completion("x"), a)
 			assert.EqualValues(t, 240, s.D.Stats().LocalCompute)
 			assert.Equal(t, enginesim.KVNoTransfer, simtest.FirstFault(t, s.D))
@@ -81,7 +74,7 @@ func TestMooncakeStoreMisses(t *testing.T) {
 	}
 	t.Run("a prompt shorter than a block", func(t *testing.T) {
 		s := simtest.New(t, pooling(t, nil))
-		storeLegs(s, simtest.With(simtest.Completion("x"), simtest.Obj{"prompt": "short"}))
+		s.Silent(simtest.With(simtest.Completion("x"), simtest.Obj{"prompt": "short"}))
 		assert.EqualValues(t, 5, s.D.Stats().LocalCompute)
 	})
 	_, err := enginesim.Start(enginesim.Config{Connector: "mooncake-store"})

@@ -4,9 +4,6 @@ package offload_test
 
 import (
 	"context"
-	"maps"
-	"net"
-	"strconv"
 	"testing"
 	"time"
 
@@ -20,45 +17,31 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func offloading(more map[string]string) func(p, d *enginesim.Config) {
+// offloading are engines with settings of D's besides.
+func offloading(more ...string) func(p, d *enginesim.Config) {
 	return func(p, d *enginesim.Config) {
-		p.Connector, d.Connector = "offload-p2p", "offload-p2p"
-		p.Extra = map[string]string{"PYTHONHASHSEED": "42", "load_timeout": "0.3"}
-		d.Extra = maps.Clone(p.Extra)
-		maps.Copy(d.Extra, more)
+		simtest.Of("offload-p2p", "PYTHONHASHSEED", "42", "load_timeout", "0.3")(p, d)
+		for i := 0; i+1 < len(more); i += 2 {
+			d.Extra[more[i]] = more[i+1]
+		}
 	}
 }
 
 // p2pLegs are the two legs of a pair (docs/protocols/offload-p2p.md).
 func p2pLegs(s *simtest.Scene, body simtest.Obj, id string) (prefill, decode simtest.Obj) {
-	host, port, err := net.SplitHostPort(s.P.SideChannel())
-	require.NoError(s.T, err)
-	number, err := strconv.Atoi(port)
-	require.NoError(s.T, err)
-	return simtest.With(body, simtest.Obj{"max_tokens": 1,
-			"kv_transfer_params": simtest.Obj{"remote_decoder": simtest.Obj{"kv_request_id": id}}}),
-		simtest.With(body,
-			simtest.Obj{"kv_transfer_params": simtest.Obj{"remote_prefiller": simtest.Obj{"kv_request_id": id,
-				"remote_host": host, "remote_port": number}}})
+	host, port := simtest.Side(s.T, s.P)
+	prefill = simtest.Leg(body, simtest.Obj{"remote_decoder": simtest.Obj{"kv_request_id": id}})
+	return simtest.With(prefill, simtest.Obj{"max_tokens": 1}), simtest.Leg(body, simtest.Obj{
+		"remote_prefiller": simtest.Obj{"kv_request_id": id, "remote_host": host, "remote_port": port}})
 }
 
 func TestOffloadLegsInAnyOrder(t *testing.T) {
-	for _, name := range []string{"P first", "both", "D first"} {
+	for _, name := range simtest.Orders {
 		t.Run(name, func(t *testing.T) {
-			s := simtest.New(t, offloading(map[string]string{"load_timeout": "20"}))
+			s := simtest.New(t, offloading("load_timeout", "20"))
 			body := simtest.With(simtest.Completion(name), simtest.Obj{"prompt": simtest.Prompt(250, name)})
 			prefill, decode := p2pLegs(s, body, "id-1")
-			var p, d simtest.Response
-			if name == "P first" {
-				p = s.Ask(s.P, prefill)
-				d = s.Ask(s.D, decode)
-			} else {
-				ch := s.Later(t.Context(), s.D, simtest.Completions, decode)
-				if name == "D first" {
-					time.Sleep(100 * time.Millisecond)
-				}
-				p, d = s.Ask(s.P, prefill), <-ch
-			}
+			p, d := s.Both(name, prefill, decode)
 			require.Equal(t, 200, p.Status, p.Body)
 			require.Equal(t, 200, d.Status, d.Body)
 			assert.Equal(t, "null", p.Get("kv_transfer_params").Raw, "P says nothing of the transfer")
@@ -77,12 +60,10 @@ func TestOffloadLegsInAnyOrder(t *testing.T) {
 
 // P offers its blocks however its response ends, unlike Mooncake.
 func TestOffloadPrefillThatStops(t *testing.T) {
-	s := simtest.New(t, offloading(map[string]string{"load_timeout": "20"}))
+	s := simtest.New(t, offloading("load_timeout", "20"))
 	body := simtest.Completion("x")
-	first := s.Ask(s.O, simtest.With(body, simtest.Obj{"max_tokens": 1,
-		"return_token_ids": true})).Get("choices.0.token_ids.0").Int()
 	prefill, decode := p2pLegs(s, body, "id-1")
-	p := s.Ask(s.P, simtest.With(prefill, simtest.Obj{"stop_token_ids": []int64{first}}))
+	p := s.Ask(s.P, simtest.With(prefill, simtest.Obj{"stop": s.First(body)}))
 	assert.Equal(t, "stop", p.Get("choices.0.finish_reason").String())
 	s.Right(body, s.Ask(s.D, decode))
 	assert.EqualValues(t, 224, s.D.Stats().ExternalKVTransfer)
@@ -108,7 +89,7 @@ func TestOffloadFallsBackToComputing(t *testing.T) {
 		"P is gone":     func(s *simtest.Scene, _, _ simtest.Obj) { s.P.Kill() },
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := simtest.New(t, offloading(nil), simtest.OwnPorts(t))
+			s := simtest.New(t, offloading(), simtest.OwnPorts(t))
 			body := simtest.Completion("x")
 			prefill, decode := p2pLegs(s, body, "id-1")
 			change(s, prefill, decode)
@@ -122,7 +103,7 @@ func TestOffloadFallsBackToComputing(t *testing.T) {
 		})
 	}
 	t.Run("another hash seed is turned away at once", func(t *testing.T) {
-		s := simtest.New(t, offloading(map[string]string{"PYTHONHASHSEED": "0", "load_timeout": "20"}))
+		s := simtest.New(t, offloading("PYTHONHASHSEED", "0", "load_timeout", "20"))
 		prefill, decode := p2pLegs(s, simtest.Completion("x"), "id-1")
 		require.Equal(t, 200, s.Ask(s.P, prefill).Status)
 		begun := time.Now()
@@ -140,7 +121,7 @@ func prefiller(decode simtest.Obj) simtest.Obj {
 
 // P keeps blocks that nobody asks for only for a while; who asks later computes.
 func TestOffloadUnboundBlocks(t *testing.T) {
-	s := simtest.New(t, offloading(nil), func(p, _ *enginesim.Config) {
+	s := simtest.New(t, offloading(), func(p, _ *enginesim.Config) {
 		p.Extra = map[string]string{"PYTHONHASHSEED": "42", "unbound_store_timeout_s": "2"}
 	})
 	prefill, decode := p2pLegs(s, simtest.Completion("x"), "id-1")
@@ -153,7 +134,7 @@ func TestOffloadUnboundBlocks(t *testing.T) {
 
 // A client that leaves while D waits ends that, and both engines serve on.
 func TestOffloadClientLeaves(t *testing.T) {
-	s := simtest.New(t, offloading(map[string]string{"load_timeout": "20"}))
+	s := simtest.New(t, offloading("load_timeout", "20"))
 	_, orphan := p2pLegs(s, simtest.Completion("x"), "id-1")
 	ctx, leave := context.WithCancel(t.Context())
 	got := s.Later(ctx, s.D, simtest.Completions, orphan)

@@ -3,6 +3,7 @@
 package sglang_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/url"
 	"testing"
@@ -33,11 +34,8 @@ func rendezvous(s *simtest.Scene, room any) simtest.Obj {
 	s.T.Helper()
 	at, err := url.Parse(s.P.Bootstrap())
 	require.NoError(s.T, err)
-	var port int
-	for _, c := range at.Port() {
-		port = port*10 + int(c-'0')
-	}
-	return simtest.Obj{"bootstrap_host": at.Hostname(), "bootstrap_port": port, "bootstrap_room": room}
+	return simtest.Obj{"bootstrap_host": at.Hostname(), "bootstrap_port": json.RawMessage(at.Port()),
+		"bootstrap_room": room}
 }
 
 // together sends both legs at once.
@@ -61,12 +59,7 @@ func sglangAlone(t *testing.T) *enginesim.Engine {
 func TestSGLangLegsMeetInTheirRoom(t *testing.T) {
 	for _, path := range []string{simtest.Completions, simtest.Chat} {
 		s := simtest.New(t, sglangs())
-		body := simtest.Completion("one")
-		if path == simtest.Chat {
-			body = simtest.Obj{"model": "tiny",
-				"messages": []simtest.Obj{{"role": "user",
-					"content": simtest.Prompt(240, "one")}}, "max_tokens": 24, "temperature": 0}
-		}
+		body := simtest.Request(path, "one", 24)
 		legs := simtest.With(body, rendezvous(s, uint64(1)<<63-1))
 		p, d := together(s, path, legs, legs)
 		require.Equal(t, 200, p.Status, p.Body)
@@ -152,7 +145,7 @@ func TestSGLangHangsWithSeveralSamples(t *testing.T) {
 		"bootstrap_port": []any{m["bootstrap_port"], m["bootstrap_port"]}, "bootstrap_room": []int{8, 9}}
 	for _, rooms := range []simtest.Obj{rendezvous(s, 7), lists} {
 		begun := time.Now()
-		prefill := s.Later(t.Context(), s.P, simtest.Completions, simtest.With(one, rooms))
+		prefill := s.AskLater(s.P, simtest.With(one, rooms))
 		assert.Equal(t, 200, (<-prefill).Status)
 		d := s.Ask(s.D, simtest.With(one, rooms))
 		assert.Equal(t, 500, d.Status, d.Body)
@@ -240,7 +233,7 @@ func TestSGLangDecodeThatLeavesEndsPrefill(t *testing.T) {
 	s := simtest.New(t, sglangs(), func(p, _ *enginesim.Config) { p.PrefillRate = 80 })
 	legs := simtest.With(simtest.Completion("x"), rendezvous(s, 1))
 	leave := s.Waits(legs)
-	p := s.Later(t.Context(), s.P, simtest.Completions, legs)
+	p := s.AskLater(s.P, legs)
 	time.Sleep(100 * time.Millisecond)
 	leave()
 	assert.NotNil(t, <-p)
@@ -265,7 +258,7 @@ func TestSGLangRoomsAreUsedOnce(t *testing.T) {
 	leave()
 
 	legs = simtest.With(simtest.Completion("x"), rendezvous(s, 3))
-	first := s.Later(t.Context(), s.P, simtest.Completions, legs)
+	first := s.AskLater(s.P, legs)
 	simtest.WaitFor(t, "P waits", func() bool { return s.P.Stats().Requests == 3 })
 	assert.Equal(t, 500, s.Ask(s.P, legs).Status, "two that live crash the scheduler")
 	assert.Equal(t, 500, (<-first).Status)

@@ -26,12 +26,15 @@ func trtllms(settings ...string) func(p, d *enginesim.Config) {
 
 const globalID = int64(1)<<62 + 12345
 
+// legOf is a request with the parameters of one leg.
+func legOf(body, params simtest.Obj) simtest.Obj {
+	return simtest.With(body, simtest.Obj{"disaggregated_params": params})
+}
+
 // contextOnly runs the context leg and gives what D's leg is to carry.
-func contextOnly(s *simtest.Scene, path string, body simtest.Obj) (params simtest.Obj, tokens []any) {
+func contextOnly(s *simtest.Scene, body simtest.Obj) (params simtest.Obj, tokens []any) {
 	s.T.Helper()
-	a := s.Post(s.T.Context(), s.P, path, simtest.With(body,
-		simtest.Obj{"stream": false, "disaggregated_params": simtest.Obj{"request_type": "context_only",
-			"disagg_request_id": globalID}}))
+	a := s.Ask(s.P, legOf(body, simtest.Obj{"request_type": "context_only", "disagg_request_id": globalID}))
 	require.Equal(s.T, 200, a.Status, a.Body)
 	require.NoError(s.T, json.Unmarshal([]byte(a.Get("choices.0.disaggregated_params").Raw), &params))
 	require.NoError(s.T, json.Unmarshal([]byte(a.Get("prompt_token_ids").Raw), &tokens))
@@ -41,17 +44,20 @@ func contextOnly(s *simtest.Scene, path string, body simtest.Obj) (params simtes
 	return params, tokens
 }
 
+// generation is D's leg of a completion.
+func generation(body simtest.Obj, tokens []any, params simtest.Obj) simtest.Obj {
+	return legOf(simtest.With(body, simtest.Obj{"prompt": tokens}), params)
+}
+
 func TestTRTLLMContextThenGeneration(t *testing.T) {
 	for _, settings := range [][]string{nil, {"transceiver_runtime", "PYTHON"}} {
 		for _, path := range []string{simtest.Completions, simtest.Chat} {
 			s := simtest.New(t, trtllms(settings...))
-			body, member := simtest.Completion("one"), "prompt"
+			body, member := simtest.Request(path, "one", 24), "prompt"
 			if path == simtest.Chat {
-				body, member = simtest.Obj{"model": "tiny",
-					"messages": []simtest.Obj{{"role": "user",
-						"content": simtest.Prompt(240, "one")}}, "max_tokens": 24, "temperature": 0}, "prompt_token_ids"
+				member = "prompt_token_ids"
 			}
-			params, tokens := contextOnly(s, path, body)
+			params, tokens := contextOnly(s, body)
 			assert.EqualValues(t, 1, s.P.Stats().GenerationTokens,
 				"the limit is not lowered, and yet it makes one token")
 			d := s.Post(t.Context(), s.D, path, simtest.With(body,
@@ -68,9 +74,9 @@ func TestTRTLLMContextThenGeneration(t *testing.T) {
 func TestTRTLLMGivesOutTheFirstTokenItIsTold(t *testing.T) {
 	s := simtest.New(t, trtllms())
 	body := simtest.Completion("x")
-	params, tokens := contextOnly(s, simtest.Completions, body)
+	params, tokens := contextOnly(s, body)
 	params["first_gen_tokens"] = []int{'@'}
-	d := s.Ask(s.D, simtest.With(body, simtest.Obj{"prompt": tokens, "disaggregated_params": params}))
+	d := s.Ask(s.D, generation(body, tokens, params))
 	require.Equal(t, 200, d.Status)
 	assert.Equal(t, byte('@'), d.Text()[0])
 }
@@ -78,8 +84,8 @@ func TestTRTLLMGivesOutTheFirstTokenItIsTold(t *testing.T) {
 func TestTRTLLMEndsAtTheContextServer(t *testing.T) {
 	s := simtest.New(t, trtllms())
 	body := simtest.With(simtest.Completion("x"), simtest.Obj{"stop": s.Alone(simtest.Completion("x"))[:1]})
-	a := s.Ask(s.P, simtest.With(body, simtest.Obj{"disaggregated_params": simtest.Obj{"request_type": "context_only",
-		"disagg_request_id": globalID}}))
+	a := s.Ask(s.P, legOf(body, simtest.Obj{"request_type": "context_only",
+		"disagg_request_id": globalID}))
 	assert.Equal(t, "stop", a.Get("choices.0.finish_reason").String())
 	assert.Zero(t, s.P.Stats().PinnedBlocks, "nothing is kept")
 	assert.NoError(t, s.P.CheckKV())
@@ -90,13 +96,12 @@ func TestTRTLLMGenerationFirst(t *testing.T) {
 	body := simtest.Completion("x")
 	endpoint := s.Get(s.P, "/server_info").Get("disaggregated_params.ctx_info_endpoint.0").String()
 	require.NotEmpty(t, endpoint)
-	got := s.Later(t.Context(), s.D, simtest.Completions, simtest.With(body,
-		simtest.Obj{"disaggregated_params": simtest.Obj{"request_type": "generation_only",
-			"ctx_request_id": globalID, "disagg_request_id": globalID, "schedule_style": 1,
-			"ctx_info_endpoint": endpoint}}))
+	got := s.AskLater(s.D, legOf(body, simtest.Obj{"request_type": "generation_only",
+		"ctx_request_id": globalID, "disagg_request_id": globalID, "schedule_style": 1,
+		"ctx_info_endpoint": endpoint}))
 	simtest.WaitFor(t, "D waits", func() bool { return s.D.Stats().Waiting == 1 })
-	p := s.Ask(s.P, simtest.With(body, simtest.Obj{"disaggregated_params": simtest.Obj{"request_type": "context_only",
-		"disagg_request_id": globalID, "schedule_style": 1}}))
+	p := s.Ask(s.P, legOf(body, simtest.Obj{"request_type": "context_only",
+		"disagg_request_id": globalID, "schedule_style": 1}))
 	require.Equal(t, 200, p.Status)
 	d := <-got
 	s.Right(body, d)
@@ -106,7 +111,7 @@ func TestTRTLLMGenerationFirst(t *testing.T) {
 func TestTRTLLMRefusesIncompleteParameters(t *testing.T) {
 	s := simtest.New(t, trtllms())
 	body := simtest.Completion("x")
-	params, tokens := contextOnly(s, simtest.Completions, body)
+	params, tokens := contextOnly(s, body)
 	for rule, k := range map[string]struct {
 		change func(simtest.Obj)
 		status int
@@ -121,7 +126,7 @@ func TestTRTLLMRefusesIncompleteParameters(t *testing.T) {
 	} {
 		changed := simtest.With(params, nil)
 		k.change(changed)
-		a := s.Ask(s.D, simtest.With(body, simtest.Obj{"prompt": tokens, "disaggregated_params": changed}))
+		a := s.Ask(s.D, generation(body, tokens, changed))
 		assert.Equal(t, k.status, a.Status, rule)
 	}
 	assert.Equal(t, 400, s.Ask(s.P, simtest.With(body, simtest.Obj{"n": 2, "temperature": 1,
@@ -135,9 +140,9 @@ func TestTRTLLMReleases(t *testing.T) {
 	for version, status := range map[string]int{"": 200, "1.3": 200, "1.2": 400} {
 		s := simtest.New(t, trtllms("version", version))
 		body := simtest.Completion("x")
-		params, tokens := contextOnly(s, simtest.Completions, body)
+		params, tokens := contextOnly(s, body)
 		leg := func(params simtest.Obj) simtest.Response {
-			return s.Ask(s.D, simtest.With(body, simtest.Obj{"prompt": tokens, "disaggregated_params": params}))
+			return s.Ask(s.D, generation(body, tokens, params))
 		}
 		assert.Equal(t, 400, leg(simtest.With(params, simtest.Obj{"else": 1})).Status)
 		require.Equal(t, status, leg(params).Status, version)
@@ -156,9 +161,9 @@ func TestTRTLLMReleases(t *testing.T) {
 func TestTRTLLMThatTellsNoID(t *testing.T) {
 	s := simtest.New(t, trtllms("tells_no_id", "1"))
 	body := simtest.Completion("x")
-	params, tokens := contextOnly(s, simtest.Completions, body)
+	params, tokens := contextOnly(s, body)
 	delete(params, "disagg_request_id")
-	d := s.Ask(s.D, simtest.With(body, simtest.Obj{"prompt": tokens, "disaggregated_params": params}))
+	d := s.Ask(s.D, generation(body, tokens, params))
 	s.Right(body, d)
 	s.Clean()
 }
@@ -166,8 +171,8 @@ func TestTRTLLMThatTellsNoID(t *testing.T) {
 func TestTRTLLMSignatures(t *testing.T) {
 	s := simtest.New(t, trtllms("internal_request_auth_key", "key"))
 	body := simtest.Completion("x")
-	params, tokens := contextOnly(s, simtest.Completions, body)
-	leg := simtest.With(body, simtest.Obj{"prompt": tokens, "disaggregated_params": params})
+	params, tokens := contextOnly(s, body)
+	leg := generation(body, tokens, params)
 	mac := hmac.New(sha256.New, []byte("key"))
 	mac.Write([]byte(`{"ctx_info_endpoint":null,"encoded_opaque_state":"` + params["encoded_opaque_state"].(string) +
 		`"}`))
@@ -183,7 +188,7 @@ func TestTRTLLMTimers(t *testing.T) {
 	s := simtest.New(t, trtllms("kv_transfer_timeout_ms", "150"), func(p, _ *enginesim.Config) {
 		p.Extra = map[string]string{"kv_transfer_timeout_ms": "2000"}
 	})
-	contextOnly(s, simtest.Completions, simtest.Completion("x"))
+	contextOnly(s, simtest.Completion("x"))
 	assert.Positive(t, s.P.Stats().PinnedBlocks)
 	simtest.WaitFor(t, "KV is let go", func() bool { return s.P.Stats().PinnedBlocks == 0 })
 	assert.Equal(t, enginesim.KVLeak, simtest.FirstFault(t, s.P))
@@ -201,11 +206,11 @@ func TestTRTLLMTimers(t *testing.T) {
 func TestTRTLLMRecords(t *testing.T) {
 	s := simtest.New(t, trtllms("perf_metrics_max_requests", "2"))
 	body := simtest.Completion("x")
-	params, tokens := contextOnly(s, simtest.Completions, body)
+	params, tokens := contextOnly(s, body)
 	for range 2 {
 		require.Equal(t, 200, s.Ask(s.D, simtest.Completion("alone")).Status)
 	}
-	require.Equal(t, 200, s.Ask(s.D, simtest.With(body, simtest.Obj{"prompt": tokens, "disaggregated_params": params})).Status)
+	require.Equal(t, 200, s.Ask(s.D, generation(body, tokens, params)).Status)
 	records := s.Get(s.D, "/perf_metrics")
 	assert.EqualValues(t, 2, records.Get("#").Int(), "no more than asked for, the newest")
 	assert.False(t, records.Get("0.perf_metrics.timing_metrics.kv_cache_size").Exists())
