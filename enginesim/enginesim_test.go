@@ -17,16 +17,10 @@ func TestDecodeWithHandoffGivesTheTextOfOneEngine(t *testing.T) {
 	for _, path := range []string{simtest.Completions, simtest.Chat} {
 		t.Run(path, func(t *testing.T) {
 			s := simtest.New(t)
-			body := simtest.Completion("one")
-			if path == simtest.Chat {
-				body = simtest.Obj{"model": "tiny", "messages": []simtest.Obj{{"role": "user",
-					"content": simtest.Prompt(240, "one")}}, "max_tokens": 24, "temperature": 0}
-			}
-			want := s.Alone(body)
-			got := s.Decode(body, s.Prefill(body))
-			assert.Equal(t, 200, got.Status, got.Body)
-			assert.Equal(t, want, got.Text())
-			assert.Len(t, want, 24)
+			body := simtest.Request(path, "one", 24)
+			got := s.Pair(body)
+			s.Right(body, got)
+			assert.Len(t, got.Text(), 24)
 
 			d, n := s.D.Stats(), got.Get("usage.prompt_tokens").Int()
 			assert.Equal(t, n, d.ExternalKVTransfer, "tokens read from P")

@@ -85,10 +85,10 @@ func TestScriptedFaults(t *testing.T) {
 				row.check(t, s.Ask(s.O, body))
 			}
 			s.Alive(s.O)
-			if strings.HasPrefix(name, "path") {
-				assert.Error(t, s.Ask(s.O, simtest.Obj{"messages": []simtest.Obj{{"role": "user", "content": "x"}}}).Err)
+			if chat := simtest.Request(simtest.Chat, "x", 4); strings.HasPrefix(name, "path") {
+				assert.Error(t, s.Ask(s.O, chat).Err)
 				s.O.ClearFaults()
-				assert.NoError(t, s.Ask(s.O, simtest.Obj{"messages": []simtest.Obj{{"role": "user", "content": "x"}}}).Err)
+				assert.NoError(t, s.Ask(s.O, chat).Err)
 			}
 		})
 	}
@@ -150,7 +150,7 @@ func TestScriptedLoadFailure(t *testing.T) {
 	assert.Equal(t, 500, a.Status)
 	assert.Equal(t, 8, s.P.Stats().PinnedBlocks, "P's blocks stay until the lease ends, as in recording 57")
 	assert.Equal(t, simtest.InternalError, a.Get("error.message").String())
-	a = s.Decode(simtest.With(body, simtest.Obj{"stream": true}), s.Prefill(body))
+	a = s.Decode(simtest.Streamed(body), s.Prefill(body))
 	assert.Equal(t, 200, a.Status)
 	events := a.Events()
 	require.Len(t, events, 2)
@@ -169,7 +169,7 @@ func TestRefusedPortOpensAgain(t *testing.T) {
 	}
 	s.D.ClearFaults()
 	s.Right(body, s.Decode(body, h))
-	assert.NoError(t, s.P.CheckKV())
+	s.Clean()
 }
 
 // TestKilledWhileStreaming ends in the middle of the body, without [DONE] (docs/protocols/nixl.md, recording 55).
@@ -179,8 +179,7 @@ func TestKilledWhileStreaming(t *testing.T) {
 		t.Run(path, func(t *testing.T) {
 			s := simtest.New(t, simtest.OwnPorts(t))
 			s.O.Inject(enginesim.Fault{Kind: enginesim.FaultKill, AfterChunks: 5})
-			a := s.Post(t.Context(), s.O, path, simtest.With(simtest.Request(path, "x", 24),
-				simtest.Obj{"stream": true}))
+			a := s.Post(t.Context(), s.O, path, simtest.Streamed(simtest.Request(path, "x", 24)))
 			assert.Equal(t, 200, a.Status)
 			assert.Error(t, a.Err)
 			assert.Len(t, a.Events(), 5)
@@ -231,10 +230,7 @@ func TestKilledInPlaceOfAResponse(t *testing.T) {
 // recording 55b).
 func TestTerminatedWhileStreaming(t *testing.T) {
 	s := simtest.New(t, func(p, _ *enginesim.Config) { p.ITL = 10 * time.Millisecond }, simtest.OwnPorts(t))
-	got := make(chan simtest.Response)
-	go func() {
-		got <- s.Ask(s.P, simtest.With(simtest.Completion("x"), simtest.Obj{"stream": true, "max_tokens": 1500}))
-	}()
+	got := s.AskLater(s.P, simtest.With(simtest.Completion("x"), simtest.Obj{"stream": true, "max_tokens": 1500}))
 	simtest.WaitFor(t, "tokens", func() bool { return s.P.Stats().GenerationTokens > 3 })
 	s.P.Terminate()
 	a := <-got
@@ -247,33 +243,24 @@ func TestTerminatedWhileStreaming(t *testing.T) {
 	assert.Zero(t, s.P.Stats().UsedBlocks)
 }
 
-// TestTerminateAnswersWhatRuns, streamed or not, and whatever hangs.
+// TestTerminateAnswersWhatRuns, whatever hangs; it thaws a frozen engine first, which held the response up.
 func TestTerminateAnswersWhatRuns(t *testing.T) {
-	s := simtest.New(t, func(p, _ *enginesim.Config) { p.ITL = time.Hour })
-	got := make(chan simtest.Response)
-	go func() { got <- s.Ask(s.P, simtest.Completion("x")) }()
-	simtest.WaitFor(t, "tokens", func() bool { return s.P.Stats().GenerationTokens > 0 })
-	s.P.Terminate()
-	a := <-got
-	assert.Equal(t, 200, a.Status)
-	assert.Equal(t, "abort", a.Get("choices.0.finish_reason").String())
-	assert.EqualValues(t, 1, s.P.Stats().Aborted)
-}
-
-// TestTerminateThawsFirst: what a frozen engine held up is answered too.
-func TestTerminateThawsFirst(t *testing.T) {
-	s := simtest.New(t, func(p, _ *enginesim.Config) { p.ITL = 10 * time.Millisecond })
-	got := make(chan simtest.Response)
-	go func() {
-		got <- s.Ask(s.P, simtest.With(simtest.Completion("x"), simtest.Obj{"max_tokens": 1500}))
-	}()
-	simtest.WaitFor(t, "tokens", func() bool { return s.P.Stats().GenerationTokens > 0 })
-	s.P.Freeze()
-	time.Sleep(5 * time.Millisecond)
-	s.P.Terminate()
-	a := <-got
-	assert.Equal(t, 200, a.Status)
-	assert.Equal(t, "abort", a.Get("choices.0.finish_reason").String())
+	for name, itl := range map[string]time.Duration{"between two tokens": time.Hour, "frozen": 10 * time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			s := simtest.New(t, func(p, _ *enginesim.Config) { p.ITL = itl })
+			got := s.AskLater(s.P, simtest.With(simtest.Completion("x"), simtest.Obj{"max_tokens": 1500}))
+			simtest.WaitFor(t, "tokens", func() bool { return s.P.Stats().GenerationTokens > 0 })
+			if name == "frozen" {
+				s.P.Freeze()
+				time.Sleep(5 * time.Millisecond)
+			}
+			s.P.Terminate()
+			a := <-got
+			assert.Equal(t, 200, a.Status)
+			assert.Equal(t, "abort", a.Get("choices.0.finish_reason").String())
+			assert.EqualValues(t, 1, s.P.Stats().Aborted)
+		})
+	}
 }
 
 // TestFrozenEngine keeps connections, answers nothing, and goes on when thawed.
@@ -284,8 +271,7 @@ func TestFrozenEngine(t *testing.T) {
 	ctx, stop := context.WithTimeout(t.Context(), 80*time.Millisecond)
 	defer stop()
 	assert.ErrorIs(t, s.Post(ctx, s.O, simtest.Completions, body).Err, context.DeadlineExceeded)
-	got := make(chan simtest.Response)
-	go func() { got <- s.Ask(s.O, body) }()
+	got := s.AskLater(s.O, body)
 	select {
 	case <-got:
 		assert.Fail(t, "a frozen engine answered")

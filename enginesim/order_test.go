@@ -179,11 +179,7 @@ func TestClientLeaving(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := simtest.New(t, row.shape)
 			ctx, stop := context.WithCancel(t.Context())
-			left := make(chan struct{})
-			go func() {
-				defer close(left)
-				s.Post(ctx, s.P, simtest.Completions, simtest.With(simtest.Completion("x"), row.more))
-			}()
+			left := s.Later(ctx, s.P, simtest.Completions, simtest.With(simtest.Completion("x"), row.more))
 			simtest.WaitFor(t, "running", func() bool { return s.P.Stats().Running == 1 })
 			stop()
 			<-left

@@ -230,12 +230,17 @@ func Prompt(n int, name string) string {
 }
 
 // With is base with the members of more.
-func With(base Obj, more Obj) Obj {
+func With(base Obj, more ...Obj) Obj {
 	out := Obj{}
 	maps.Copy(out, base)
-	maps.Copy(out, more)
+	for _, m := range more {
+		maps.Copy(out, m)
+	}
 	return out
 }
+
+// Streamed is a request for a stream.
+func Streamed(body Obj) Obj { return With(body, Obj{"stream": true}) }
 
 // Leg is a request with parameters of a transfer.
 func Leg(body, params Obj) Obj { return With(body, Obj{"kv_transfer_params": params}) }

@@ -30,8 +30,7 @@ func TestEveryAPIOverBothLegs(t *testing.T) {
 			want := one.Text()
 			require.Len(t, want, 24)
 
-			first := simtest.With(simtest.Request(path, "x", 1),
-				simtest.Obj{"kv_transfer_params": simtest.Obj{"do_remote_decode": true}})
+			first := simtest.Leg(simtest.Request(path, "x", 1), simtest.Obj{"do_remote_decode": true})
 			for _, stream := range []bool{false, true} {
 				a := s.Post(t.Context(), s.P, path, first)
 				got := s.Post(t.Context(), s.D, path, simtest.With(body, simtest.Obj{"stream": stream,
@@ -63,8 +62,7 @@ func eventTypes(a simtest.Response) []string {
 
 func TestResponsesEvents(t *testing.T) {
 	s := simtest.New(t)
-	a := s.Post(t.Context(), s.O, "/v1/responses", simtest.With(simtest.Request("/v1/responses", "x", 4),
-		simtest.Obj{"stream": true}))
+	a := s.Post(t.Context(), s.O, "/v1/responses", simtest.Streamed(simtest.Request("/v1/responses", "x", 4)))
 	assert.Equal(t, []string{
 		"response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
 		"response.output_text.delta",
@@ -81,8 +79,7 @@ func TestResponsesEvents(t *testing.T) {
 
 func TestMessagesEvents(t *testing.T) {
 	s := simtest.New(t)
-	a := s.Post(t.Context(), s.O, "/v1/messages", simtest.With(simtest.Request("/v1/messages", "x", 4),
-		simtest.Obj{"stream": true}))
+	a := s.Post(t.Context(), s.O, "/v1/messages", simtest.Streamed(simtest.Request("/v1/messages", "x", 4)))
 	assert.Equal(t, []string{"message_start", "content_block_start", "content_block_delta", "content_block_stop",
 		"message_delta", "message_stop", ""}, eventTypes(a))
 	events := a.Events()
@@ -94,8 +91,8 @@ func TestMessagesEvents(t *testing.T) {
 func TestRequestIDs(t *testing.T) {
 	s := simtest.New(t)
 	ask := func(path string, more simtest.Obj, header ...string) simtest.Response {
-		return s.Post(t.Context(), s.P, path, simtest.With(simtest.With(simtest.Request(path, "x", 1), more),
-			simtest.Obj{"kv_transfer_params": simtest.Obj{"do_remote_decode": true}}), header...)
+		body := simtest.With(simtest.Request(path, "x", 1), more)
+		return s.Post(t.Context(), s.P, path, simtest.Leg(body, simtest.Obj{"do_remote_decode": true}), header...)
 	}
 	internal := func(a simtest.Response) string { return a.Get("kv_transfer_params.remote_request_id").String() }
 	a := ask(simtest.Completions, simtest.Obj{"request_id": "body"}, "X-Request-Id", "header")
@@ -144,7 +141,7 @@ func TestStopsEndEarly(t *testing.T) {
 			} else {
 				assert.EqualValues(t, 24, a.Get("usage.completion_tokens").Int())
 			}
-			streamed := s.Ask(s.O, simtest.With(simtest.With(simtest.Completion("x"), row.more), simtest.Obj{"stream": true}))
+			streamed := s.Ask(s.O, simtest.Streamed(simtest.With(simtest.Completion("x"), row.more)))
 			assert.Equal(t, a.Text(), streamed.StreamText())
 		})
 	}

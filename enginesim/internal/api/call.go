@@ -88,7 +88,7 @@ func (c *Call) chunk(object string, choices []python.Object) python.Object {
 	return python.Object{"id", c.id, "object", object, "created", c.created, "model", c.model, "choices", choices}
 }
 
-// told adds what a chat's or a completion's chunk with a step tells besides: its usage, if the client wants that of each
+// told adds what a step's chunk of a chat or a completion tells besides: the usage, if the client wants that of each
 // chunk, and at the end the fingerprint and the transfer's parameters.
 func (c *Call) told(chunk python.Object, s core.Step) python.Object {
 	if c.options != nil && c.options.ContinuousUsage {

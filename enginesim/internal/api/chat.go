@@ -147,8 +147,8 @@ func (f *chatFormat) Whole(outs []*core.Outcome) any {
 	c := f.call
 	var choices []python.Object
 	for i, o := range outs {
-		message := python.Object{"role", "assistant", "content", o.Text, "refusal", nil, "annotations", nil, "audio", nil,
-			"function_call", nil}
+		message := python.Object{"role", "assistant", "content", o.Text, "refusal", nil, "annotations", nil,
+			"audio", nil, "function_call", nil}
 		if c.demand.tools != nil {
 			message = message.With(python.Object{"content", "", "tool_calls", c.demand.chatCalls(o.Tokens)})
 		}
@@ -177,9 +177,9 @@ func (f *chatFormat) chunk(choices ...python.Object) python.Object {
 func (f *chatFormat) begin() {
 	f.within = make([]calling, len(f.call.Gens))
 	for i, g := range f.call.Gens {
-		f.call.sse.json(append(f.chunk(python.Object{"index", i, "delta", python.Object{"role", "assistant", "content", ""},
-			"logprobs", nil, "finish_reason", nil}),
-			"prompt_token_ids", when(f.q.ReturnTokens, g.Prompt), "prompt_text", nil))
+		chunk := f.chunk(python.Object{"index", i, "delta", python.Object{"role", "assistant", "content", ""},
+			"logprobs", nil, "finish_reason", nil})
+		f.call.sse.json(append(chunk, "prompt_token_ids", when(f.q.ReturnTokens, g.Prompt), "prompt_text", nil))
 	}
 }
 

@@ -53,8 +53,7 @@ func toolBody(path, choice string, limit int) simtest.Obj {
 	case choice != "time":
 		named, more = "required", simtest.Obj{"parallel_tool_calls": choice != "one"}
 	}
-	return simtest.With(simtest.With(simtest.Request(path, "x", limit),
-		simtest.Obj{"tools": tools, "tool_choice": named}), more)
+	return simtest.With(simtest.Request(path, "x", limit), simtest.Obj{"tools": tools, "tool_choice": named}, more)
 }
 
 // tight is JSON without its spaces: an input of a whole message has none.
@@ -129,8 +128,7 @@ func TestToolsAreCalledOnDemand(t *testing.T) {
 				}
 				assert.Equal(t, stop[map[bool]int{choice == "time": 1}[true]], finish)
 				assert.Empty(t, whole.Text())
-				streamed, finish := called(t, path, s.Post(t.Context(), s.O, path,
-					simtest.With(body, simtest.Obj{"stream": true})))
+				streamed, finish := called(t, path, s.Post(t.Context(), s.O, path, simtest.Streamed(body)))
 				assert.Equal(t, calls, streamed)
 				assert.Equal(t, stop[map[bool]int{choice == "time": 1}[true]], finish)
 
@@ -160,7 +158,7 @@ func TestATextIsJSONOfASchemaOnDemand(t *testing.T) {
 			body := simtest.With(simtest.Request(path, "x", 300), member)
 			whole := s.Post(t.Context(), s.O, path, body).Text()
 			assert.Regexp(t, `^\{"city": "[a-z]{8}", "days": [1-9]\d, "unit": "[CF]"\}$`, whole)
-			streamed := s.Post(t.Context(), s.O, path, simtest.With(body, simtest.Obj{"stream": true}))
+			streamed := s.Post(t.Context(), s.O, path, simtest.Streamed(body))
 			assert.Equal(t, whole, streamed.StreamText())
 			other := simtest.With(simtest.Request(path, "y", 300), member)
 			assert.NotEqual(t, whole, s.Post(t.Context(), s.O, path, other).Text(), "the model fills it in")

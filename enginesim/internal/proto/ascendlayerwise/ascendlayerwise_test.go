@@ -3,7 +3,6 @@
 package ascendlayerwise_test
 
 import (
-	"context"
 	"encoding/json"
 	"io"
 	"net"
@@ -41,25 +40,17 @@ func proxy(t *testing.T, status int) (url string, callbacks <-chan string, calls
 	return server.URL + "/v1/metaserver", ch, calls
 }
 
-// layerDecode sends D's leg.
-func layerDecode(ctx context.Context, s *simtest.Scene, path string, body simtest.Obj, url,
-	id string) <-chan simtest.Response {
-	ch := make(chan simtest.Response, 1)
-	go func() {
-		ch <- s.Post(ctx, s.D, path, simtest.With(body,
-			simtest.Obj{"kv_transfer_params": simtest.Obj{"do_remote_decode": false, "do_remote_prefill": true,
-				"metaserver": url}}), "X-Request-Id", id)
-	}()
-	return ch
+// layerDecode is D's leg.
+func layerDecode(body simtest.Obj, url string) simtest.Obj {
+	return simtest.Leg(body, simtest.Obj{"do_remote_decode": false, "do_remote_prefill": true, "metaserver": url})
 }
 
-func layerPrefill(s *simtest.Scene, path string, body simtest.Obj, params, id string) simtest.Response {
-	return s.Post(s.T.Context(), s.P, path, simtest.With(body,
-		simtest.Obj{"max_tokens": 1, "min_tokens": 1, "stream": false,
-			"kv_transfer_params": json.RawMessage(params)}), "X-Request-Id", id)
+func layerPrefill(s *simtest.Scene, body simtest.Obj, params, id string) simtest.Response {
+	return s.Ask(s.P, simtest.With(body, simtest.Obj{"max_tokens": 1, "min_tokens": 1, "stream": false,
+		"kv_transfer_params": json.RawMessage(params)}), "X-Request-Id", id)
 }
 
-func next(t *testing.T, callbacks <-chan string) string {
+func next(t testing.TB, callbacks <-chan string) string {
 	t.Helper()
 	select {
 	case c := <-callbacks:
@@ -77,18 +68,15 @@ func TestLayerwisePush(t *testing.T) {
 			s := simtest.New(t, layered)
 			url, callbacks, _ := proxy(t, 200)
 			body := simtest.Request(path, "x", 12)
-			got := layerDecode(t.Context(), s, path, body, url, "a")
+			got := s.AskLater(s.D, layerDecode(body, url), "X-Request-Id", "a")
 			c := next(t, callbacks)
 			assert.Equal(t, id, gjson.Get(c, "request_id").String())
 			assert.True(t, gjson.Get(c, "do_remote_decode").Bool())
 			assert.Len(t, gjson.Parse(c).Map(), 13)
-			p := layerPrefill(s, path, body, c, "a")
+			p := layerPrefill(s, body, c, "a")
 			require.Equal(t, 200, p.Status, p.Body)
 			assert.Equal(t, gjson.Null, p.Get("kv_transfer_params").Type)
-			a := <-got
-			require.Equal(t, 200, a.Status, a.Body)
-			alone := s.Post(t.Context(), s.O, path, body)
-			assert.Equal(t, alone.Text(), a.Text())
+			s.Right(body, <-got)
 			assert.Positive(t, s.P.Stats().BytesTransferred, "P is the writer, and counts")
 			assert.Zero(t, s.D.Stats().BytesTransferred)
 			simtest.WaitFor(t, "P is free", func() bool { return s.P.Stats().PinnedBlocks == 0 })
@@ -101,40 +89,31 @@ func TestLayerwisePush(t *testing.T) {
 // status is not read.
 func TestLayerwiseDecodeThatNobodyPushesTo(t *testing.T) {
 	for name, act := range map[string]func(s *simtest.Scene, body simtest.Obj, callbacks <-chan string){
-		"P is not asked": func(s *simtest.Scene, _ simtest.Obj,
-			callbacks <-chan string) {
-			next(s.T.(*testing.T), callbacks)
+		"P is not asked": func(s *simtest.Scene, _ simtest.Obj, callbacks <-chan string) {
+			next(s.T, callbacks)
 		},
 		"P has another id": func(s *simtest.Scene, body simtest.Obj, callbacks <-chan string) {
-			require.Equal(s.T, 200, layerPrefill(s, simtest.Completions, body, next(s.T.(*testing.T), callbacks),
+			require.Equal(s.T, 200, layerPrefill(s, body, next(s.T, callbacks),
 				"b").Status)
 		},
 		"P is not told what for": func(s *simtest.Scene, body simtest.Obj, callbacks <-chan string) {
-			c := next(s.T.(*testing.T), callbacks)
+			c := next(s.T, callbacks)
 			var m simtest.Obj
 			require.NoError(s.T, json.Unmarshal([]byte(c), &m))
 			delete(m, "do_remote_decode")
 			raw, _ := json.Marshal(m)
-			require.Equal(s.T, 200, layerPrefill(s, simtest.Completions, body, string(raw), "a").Status)
+			require.Equal(s.T, 200, layerPrefill(s, body, string(raw), "a").Status)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := simtest.New(t, layered)
 			url, callbacks, calls := proxy(t, http.StatusBadGateway)
-			ctx, leave := context.WithCancel(t.Context())
-			defer leave()
-			got := layerDecode(ctx, s, simtest.Completions, simtest.Completion("x"), url, "a")
+			leave := s.Waits(layerDecode(simtest.Completion("x"), url), "X-Request-Id", "a")
 			act(s, simtest.Completion("x"), callbacks)
 			time.Sleep(50 * time.Millisecond)
-			assert.Empty(t, got, "it was answered")
 			assert.EqualValues(t, 1, calls.Load(), "a status is no reason to try again")
 			leave()
-			require.ErrorIs(t, (<-got).Err, context.Canceled)
-			simtest.WaitFor(t, "D has given up", func() bool {
-				return s.D.Stats().Waiting == 0 &&
-					s.D.Stats().Running == 0
-			})
-			assert.Equal(t, 240/simtest.Block+1, s.D.Stats().UsedBlocks, "its blocks are lost")
+			s.Lost()
 			simtest.WaitFor(t, "P keeps nothing", func() bool { return s.P.Stats().PinnedBlocks == 0 })
 		})
 	}
@@ -158,14 +137,11 @@ func TestLayerwiseCallbackIsTriedThreeTimes(t *testing.T) {
 		}
 	}()
 	s := simtest.New(t, layered)
-	ctx, leave := context.WithCancel(t.Context())
-	got := layerDecode(ctx, s, simtest.Completions, simtest.Completion("x"),
-		"http://"+ln.Addr().String()+"/v1/metaserver", "a")
+	leave := s.Waits(layerDecode(simtest.Completion("x"), "http://"+ln.Addr().String()+"/v1/metaserver"))
 	simtest.WaitFor(t, "it gives up", func() bool { return calls.Load() == 3 })
 	time.Sleep(50 * time.Millisecond)
 	assert.EqualValues(t, 3, calls.Load())
 	leave()
-	<-got
 	require.NoError(t, ln.Close())
 	<-ended
 }
@@ -185,9 +161,7 @@ func TestLayerwisePrefillDiesOfMissingKeys(t *testing.T) {
 			params := simtest.With(good, nil)
 			change(params)
 			raw, _ := json.Marshal(params)
-			assert.Equal(t, 500, layerPrefill(s, simtest.Completions, simtest.Completion("x"), string(raw),
-				"a").Status)
-			s.Dies(s.P)
+			s.Kills(s.P, layerPrefill(s, simtest.Completion("x"), string(raw), "a"))
 		})
 	}
 }

@@ -99,8 +99,8 @@ func TestMooncakeStreams(t *testing.T) {
 	s := simtest.New(t, mooncakes)
 	body := simtest.Completion("stream")
 	prefill, decode := mooncakeLegs(s, body, "xfer-1")
-	d := s.AskLater(s.D, simtest.With(decode, simtest.Obj{"stream": true}))
-	p := s.Ask(s.P, simtest.With(prefill, simtest.Obj{"stream": true}))
+	d := s.AskLater(s.D, simtest.Streamed(decode))
+	p := s.Ask(s.P, simtest.Streamed(prefill))
 	require.Equal(t, 200, p.Status, "a streamed prefill works too (06)")
 	assert.Equal(t, s.Alone(body), (<-d).StreamText())
 }

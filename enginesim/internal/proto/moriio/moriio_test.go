@@ -133,7 +133,7 @@ func TestMoRIIORanks(t *testing.T) {
 			})
 			body := simtest.Completion("x")
 			require.Equal(t, 200, moriPrefill(s, body, asks(s.D), "x").Status)
-			decode := simtest.Leg(body, simtest.With(simtest.With(takes(s.P), simtest.Obj{"remote_dp_rank": 0}), k.params))
+			decode := simtest.Leg(body, simtest.With(takes(s.P), simtest.Obj{"remote_dp_rank": 0}, k.params))
 			header := []string{"X-Request-Id", "x", "X-data-parallel-rank", k.rank}
 			if k.served {
 				moriRight(s, body, s.Ask(s.D, decode, header...))

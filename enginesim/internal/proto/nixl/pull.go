@@ -204,8 +204,9 @@ func (t *pull) Load(ctx context.Context, s *core.Sequence) error {
 	return t.nixl.Take(ctx, p, s, upto, proto.AskMessage{Request: params.Text("remote_request_id"), Blocks: ids})
 }
 
-// handoff is the kv_transfer_params of vLLM 0.32.0 for all that a sequence has computed, with their keys in order: 14 of
-// pull, 13 of push. The caller pins or offers its blocks. expires, of pull alone, is null for a prompt.
+// handoff is the kv_transfer_params of vLLM 0.32.0 for all that a sequence has computed, with their keys in order: 14
+// of pull, 13 of push. The caller pins or offers its blocks. expires, of pull alone, is null for a prompt. A handoff of
+// more than the prompt does not tell what was cached (docs/protocols/nixl.md, recording 21).
 func (c *Connector) handoff(s *core.Sequence, mode string, expires any) python.Object {
 	host, port := c.Side.Address()
 	back := expires != nil // from decode to prefill
@@ -217,7 +218,7 @@ func (c *Connector) handoff(s *core.Sequence, mode string, expires any) python.O
 		h = append(h, "remote_blocks_expiry_time", expires)
 	}
 	h = append(h, "transfer_mode", mode)
-	if s.Computed == s.Prompt && !back { // else more than the prompt was computed (docs/protocols/nixl.md, recording 21)
+	if s.Computed == s.Prompt && !back {
 		h = append(h, "remote_prefill_cached_tokens", s.Cached)
 	}
 	return h

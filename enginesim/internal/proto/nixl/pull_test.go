@@ -258,16 +258,18 @@ func TestUnknownRequestID(t *testing.T) {
 	assert.Equal(t, enginesim.KVStaleRead, simtest.FirstFault(t, s.P))
 }
 
-// TestHandoffOfBlocksThatWereLetGo is used twice (docs/protocols/nixl.md, recordings 34 and 34b), or after its lease (46,
-// 60): the text is right while the memory is untouched, and wrong when other prompts have taken the blocks. D notices
-// neither.
+// TestHandoffOfBlocksThatWereLetGo: they are used twice (docs/protocols/nixl.md, recordings 34 and 34b), or after the
+// lease (46, 60). The text is right while the memory is untouched, and wrong when other prompts have taken the blocks.
+// D notices neither.
 func TestHandoffOfBlocksThatWereLetGo(t *testing.T) {
 	for name, k := range map[string]struct {
 		twice, reused bool
 		fault         enginesim.KVFaultKind
 	}{
-		"used twice": {true, false, enginesim.KVDoubleUse}, "used twice, after reuse": {true, true, enginesim.KVDoubleUse},
-		"expired": {false, false, enginesim.KVLeak}, "expired and reused": {false, true, enginesim.KVLeak},
+		"used twice":            {true, false, enginesim.KVDoubleUse},
+		"used twice and reused": {true, true, enginesim.KVDoubleUse},
+		"expired":               {false, false, enginesim.KVLeak},
+		"expired and reused":    {false, true, enginesim.KVLeak},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := simtest.New(t, func(p, d *enginesim.Config) {

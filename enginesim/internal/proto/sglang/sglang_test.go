@@ -95,7 +95,7 @@ func TestSGLangsOwnAPI(t *testing.T) {
 	assert.Equal(t, alone.Get("meta_info.output_token_logprobs").Raw, d.Get("meta_info.output_token_logprobs").Raw)
 
 	legs = simtest.With(legs, rendezvous(s, 8))
-	p, d = together(s, "/generate", legs, simtest.With(legs, simtest.Obj{"stream": true}))
+	p, d = together(s, "/generate", legs, simtest.Streamed(legs))
 	require.Equal(t, 200, p.Status)
 	events := d.Events()
 	require.Greater(t, len(events), 3)
@@ -175,7 +175,7 @@ func TestSGLangsResponsesAndMessages(t *testing.T) {
 		assert.Zero(t, s.D.Stats().LocalCompute)
 
 		legs = simtest.With(k.body, rendezvous(s, 2*i+2))
-		_, d = together(s, k.path, legs, simtest.With(legs, simtest.Obj{"stream": true}))
+		_, d = together(s, k.path, legs, simtest.Streamed(legs))
 		require.Equal(t, 200, d.Status, d.Body)
 		assert.NotContains(t, d.Body, "[DONE]")
 		assert.Equal(t, 400, s.Post(t.Context(), s.D, k.path, k.body).Status, "without a room")
@@ -183,7 +183,7 @@ func TestSGLangsResponsesAndMessages(t *testing.T) {
 	refused := s.Post(t.Context(), s.P, "/v1/messages", messages)
 	assert.Equal(t, "error", refused.Get("type").String(), refused.Body)
 	assert.Equal(t, "invalid_request_error", refused.Get("error.type").String())
-	legs := simtest.With(simtest.With(responses, simtest.Obj{"max_output_tokens": 1}), rendezvous(s, 9))
+	legs := simtest.With(responses, simtest.Obj{"max_output_tokens": 1}, rendezvous(s, 9))
 	assert.Equal(t, 400, s.Post(t.Context(), s.P, "/v1/responses", legs).Status, "two tokens off one")
 	s.Clean()
 
@@ -269,7 +269,7 @@ func TestSGLangRoomsAreUsedOnce(t *testing.T) {
 func TestSGLangRanksFollowTheRoom(t *testing.T) {
 	s := simtest.New(t, sglangs("dp_size", "4"))
 	meet := func(room int, more simtest.Obj) simtest.Obj {
-		return simtest.With(simtest.With(simtest.Completion("x"), rendezvous(s, room)), more)
+		return simtest.With(simtest.Completion("x"), rendezvous(s, room), more)
 	}
 	p, d := together(s, simtest.Completions, meet(7, nil), meet(7, simtest.Obj{"disagg_prefill_dp_rank": 3}))
 	assert.Equal(t, 200, p.Status)
@@ -285,7 +285,8 @@ func TestSGLangRanksFollowTheRoom(t *testing.T) {
 
 // With round_robin P's rank follows from nothing in the request, unless the request names it.
 func TestSGLangRanksByRoundRobin(t *testing.T) {
-	s := simtest.New(t, sglangs("dp_size", "4", "load_balance_method", "round_robin", waitingTimeout, "0.2", bootstrapTimeout, "0.2"))
+	s := simtest.New(t, sglangs("dp_size", "4", "load_balance_method", "round_robin", waitingTimeout, "0.2",
+		bootstrapTimeout, "0.2"))
 	legs := simtest.With(simtest.Completion("x"), rendezvous(s, 7))
 	told := simtest.With(legs, simtest.Obj{"disagg_prefill_dp_rank": 3})
 	p, d := together(s, simtest.Completions, legs, told)

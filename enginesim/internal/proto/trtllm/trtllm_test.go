@@ -84,8 +84,7 @@ func TestTRTLLMGivesOutTheFirstTokenItIsTold(t *testing.T) {
 func TestTRTLLMEndsAtTheContextServer(t *testing.T) {
 	s := simtest.New(t, trtllms())
 	body := simtest.With(simtest.Completion("x"), simtest.Obj{"stop": s.Alone(simtest.Completion("x"))[:1]})
-	a := s.Ask(s.P, legOf(body, simtest.Obj{"request_type": "context_only",
-		"disagg_request_id": globalID}))
+	a := s.Ask(s.P, legOf(body, simtest.Obj{"request_type": "context_only", "disagg_request_id": globalID}))
 	assert.Equal(t, "stop", a.Get("choices.0.finish_reason").String())
 	assert.Zero(t, s.P.Stats().PinnedBlocks, "nothing is kept")
 	assert.NoError(t, s.P.CheckKV())
