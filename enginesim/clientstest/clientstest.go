@@ -5,6 +5,7 @@
 package clientstest
 
 import (
+	"cmp"
 	"encoding/json"
 	"os"
 	"os/exec"
@@ -126,21 +127,8 @@ func Start(t *testing.T, name string) *Client {
 // Ask asks one question and waits for the answer.
 func (c *Client) Ask(t *testing.T, q Question) Answer {
 	t.Helper()
-	if q.API == "" {
-		q.API = "chat"
-	}
-	if q.Model == "" {
-		q.Model = "tiny"
-	}
-	if q.Limit == 0 {
-		q.Limit = 12
-	}
-	if q.N == 0 {
-		q.N = 1
-	}
-	if q.Timeout == 0 {
-		q.Timeout = 20
-	}
+	q.API, q.Model = cmp.Or(q.API, "chat"), cmp.Or(q.Model, "tiny")
+	q.Limit, q.N, q.Timeout = cmp.Or(q.Limit, 12), cmp.Or(q.N, 1), cmp.Or(q.Timeout, 20)
 	noError(t, c.in.Encode(q))
 	var a Answer
 	noError(t, c.out.Decode(&a))

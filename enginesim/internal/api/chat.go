@@ -127,7 +127,7 @@ func (c *Call) chat(s *sampling, t *tooling, name string, prompt []int32, format
 // promptTokens takes the prompt out of kv_transfer_params.
 func promptTokens(params core.Params) ([]int32, bool) {
 	var ids []int32
-	if !params.Given("prompt_token_ids") || json.Unmarshal(params["prompt_token_ids"], &ids) != nil {
+	if !params.Read("prompt_token_ids", &ids) {
 		return nil, false
 	}
 	delete(params, "prompt_token_ids")

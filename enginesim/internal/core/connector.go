@@ -23,13 +23,13 @@ func (p Params) Has(key string) bool { _, ok := p[key]; return ok }
 // Given reports whether a key is there with a value other than null.
 func (p Params) Given(key string) bool { return p.Has(key) && string(p[key]) != "null" }
 
+// Read reads a key's value into v. It reports whether the key is there with a value of that type.
+func (p Params) Read(key string, v any) bool { return p.Given(key) && json.Unmarshal(p[key], v) == nil }
+
 // Text is a key's string, "" for anything else.
-func (p Params) Text(key string) string {
-	var s string
-	if json.Unmarshal(p[key], &s) != nil {
-		return ""
-	}
-	return s
+func (p Params) Text(key string) (text string) {
+	p.Read(key, &text)
+	return text
 }
 
 // Connector is how an engine's scheduler hands KV to other engines and takes it from them: vLLM's KV connector, cut

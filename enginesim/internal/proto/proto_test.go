@@ -40,7 +40,7 @@ func newHost(t *testing.T, model string, extra map[string]string) *proto.Host {
 
 func newWire(t *testing.T, model string, options proto.Options) (*proto.Wire, proto.Place) {
 	t.Helper()
-	w, err := proto.StartWire(newHost(t, model, nil), options)
+	w, err := proto.StartWire(newHost(t, model, nil).Settings(), options)
 	require.NoError(t, err)
 	t.Cleanup(w.Close)
 	host, port := w.Side.Address()

@@ -12,11 +12,12 @@ import (
 // Settings reads Config.Extra and keeps the errors for the end.
 type Settings struct {
 	Extra map[string]string
+	host  *Host
 	errs  []error
 }
 
 // Settings starts to read the settings of the host.
-func (h *Host) Settings() *Settings { return &Settings{Extra: h.Extra} }
+func (h *Host) Settings() *Settings { return &Settings{Extra: h.Extra, host: h} }
 
 // Fail notes an error.
 func (s *Settings) Fail(err error) { s.errs = append(s.errs, err) }

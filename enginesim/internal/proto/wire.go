@@ -41,6 +41,8 @@ type peerSlot struct {
 
 // Options say how a protocol differs from others on the wire.
 type Options struct {
+	// Lease is how long handoffs pin their blocks; 0: as long as the engine says.
+	Lease time.Duration
 	// Writes says that the engine whose blocks are read moves the bytes, and counts them.
 	Writes bool
 	// Named, if set, answers a read by name in place of GiveOffered, in a goroutine of its own.
@@ -49,8 +51,15 @@ type Options struct {
 	Left func(name string)
 }
 
-// StartWire opens the side channel of an engine.
-func StartWire(h *Host, options Options) (*Wire, error) {
+// StartWire opens the side channel of an engine, unless the settings that were read are wrong.
+func StartWire(set *Settings, options Options) (*Wire, error) {
+	h := set.host
+	if err := set.Err(); err != nil {
+		return nil, err
+	}
+	if options.Lease > 0 {
+		h.Core.SetLease(options.Lease)
+	}
 	pipes, err := ListenPipes(h.SideChannel)
 	if err != nil {
 		return nil, err

@@ -51,7 +51,7 @@ func Start(h *proto.Host) (core.Connector, error) {
 	if err != nil {
 		return nil, err
 	}
-	w, err := proto.StartWire(h, proto.Options{Writes: true})
+	w, err := proto.StartWire(set, proto.Options{Writes: true})
 	if err != nil {
 		notice.Close()
 		return nil, err

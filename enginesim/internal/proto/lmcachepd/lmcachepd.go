@@ -7,7 +7,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net"
 	"strconv"
 	"sync"
@@ -53,10 +52,9 @@ type lmcachePD struct {
 func Start(h *proto.Host) (core.Connector, error) {
 	set := h.Settings()
 	c := &lmcachePD{
-		host: h, chunk: lmcache.ChunkBlocks(h,
-			set) * h.Core.BlockSize, whole: h.Extra["discard_partial_chunks"] == "true",
-		seed: core.TokenKey{}.Extend(core.Tokenise(lmcache.HashSeed(h))), skip: set.Count("skip_last_n_tokens",
-			0), delay: set.Duration("push_delay"),
+		host: h, chunk: lmcache.ChunkBlocks(h, set) * h.Core.BlockSize, skip: set.Count("skip_last_n_tokens", 0),
+		seed:  core.KeyOf(core.Tokenise(lmcache.HashSeed(h))),
+		whole: h.Extra["discard_partial_chunks"] == "true", delay: set.Duration("push_delay"),
 		notifies: h.Extra["pd_skip_proxy_notification"] != "true",
 	}
 	room := set.Count("pd_buffer_size", 1<<30)
@@ -105,8 +103,8 @@ func (c *lmcachePD) Begin(r *core.Request) core.Transfer {
 	t := &pushed{lmcachePD: c, local: r.Local, firstToken: r.Params.Has("ret_first_tok")}
 	if c.host.Role != proto.RoleConsumer {
 		t.spec = new(disaggSpec)
-		t.bad = !r.Params.Given("disagg_spec") || json.Unmarshal(r.Params["disagg_spec"], t.spec) != nil ||
-			t.spec.ReqID == nil || t.spec.Host == nil || t.spec.InitPort == nil || t.spec.AllocPort == nil
+		t.bad = !r.Params.Read("disagg_spec", t.spec) || t.spec.ReqID == nil || t.spec.Host == nil ||
+			t.spec.InitPort == nil || t.spec.AllocPort == nil
 	}
 	return t
 }
@@ -295,12 +293,8 @@ func (c *lmcachePD) notify(request string) error {
 			return push.Send(data)
 		}
 		// ZeroMQ's sockets connect for as long as they are open.
-		pause := time.NewTimer(20 * time.Millisecond)
-		select {
-		case <-c.ctx.Done():
-			pause.Stop()
-			return fmt.Errorf("notice: %w", err)
-		case <-pause.C:
+		if core.Sleep(c.ctx, 20*time.Millisecond) != nil {
+			return err
 		}
 	}
 }

@@ -51,14 +51,11 @@ func Start(h *proto.Host) (core.Connector, error) {
 		senders: make(chan struct{}, max(1, set.Count("num_workers", 10))),
 		workers: map[string]proto.Place{}, asking: map[string]chan struct{}{}, client: proto.NewClient(),
 	}
-	if err := set.Err(); err != nil {
-		return nil, err
-	}
 	var err error
-	if c.Wire, err = proto.StartWire(h, proto.Options{Writes: true, Named: c.asked, Left: c.left}); err != nil {
+	if c.Wire, err = proto.StartWire(set, proto.Options{Writes: true, Named: c.asked, Left: c.left,
+		Lease: c.patience}); err != nil {
 		return nil, err
 	}
-	h.Core.SetLease(c.patience)
 	if h.Role != proto.RoleConsumer {
 		if c.Bootstrap, err = proto.ListenBootstrap(h, "VLLM_MOONCAKE_BOOTSTRAP_PORT", port,
 			c.answerQuery); err != nil {

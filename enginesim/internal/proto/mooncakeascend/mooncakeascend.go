@@ -8,7 +8,6 @@ package mooncakeascend
 
 import (
 	"context"
-	"encoding/json"
 
 	"github.com/pdkit/pdkit/enginesim/internal/core"
 	"github.com/pdkit/pdkit/enginesim/internal/proto"
@@ -22,15 +21,10 @@ type mooncakeAscend struct{ *proto.Wire }
 // Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	set := h.Settings()
-	lease := set.Seconds("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", 480)
-	if err := set.Err(); err != nil {
-		return nil, err
-	}
-	w, err := proto.StartWire(h, proto.Options{})
+	w, err := proto.StartWire(set, proto.Options{Lease: set.Seconds("VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", 480)})
 	if err != nil {
 		return nil, err
 	}
-	h.Core.SetLease(lease)
 	return &mooncakeAscend{w}, nil
 }
 
@@ -69,7 +63,7 @@ func (t *ascendPull) Load(ctx context.Context, s *core.Sequence) error {
 	ids, ok := proto.BlockIDs(groups)
 	need := len(s.Blocks) - s.Computed/t.c.Core.BlockSize
 	var prompt int
-	if _ = json.Unmarshal(params["num_prompt_blocks"], &prompt); !ok || prompt < need {
+	if params.Read("num_prompt_blocks", &prompt); !ok || prompt < need {
 		return &core.Death{Why: "assertion in the worker: the prompt has fewer blocks than are promised"}
 	}
 	if len(ids) < need {

@@ -10,7 +10,6 @@ package moriio
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"regexp"
@@ -50,16 +49,12 @@ func Start(h *proto.Host) (core.Connector, error) {
 	} else if version < 0 {
 		set.Fail(fmt.Errorf("setting version of Extra is none of %v", versions))
 	}
-	if err := set.Err(); err != nil {
-		return nil, err
-	}
 	mode := strings.ToLower(strings.TrimSpace(h.Extra["read_mode"]))
 	read := mode == "true" || mode == "1"
-	w, err := proto.StartWire(h, proto.Options{Writes: !read})
+	w, err := proto.StartWire(set, proto.Options{Writes: !read, Lease: lease})
 	if err != nil {
 		return nil, err
 	}
-	h.Core.SetLease(lease)
 	return &moriio{Wire: w, read: read, ranks: of, grouped: version > 0, plain: version > 1 || version > 0 && !read,
 		producer: h.Role == proto.RoleProducer}, nil // kv_both counts as a consumer
 }
@@ -103,17 +98,9 @@ func (a address) at(port int) proto.Place { return proto.Place{Host: a.host, Por
 // explicit reads the peer from the params.
 func explicit(params core.Params) (address, bool) {
 	var handshake, notify int
-	err := errors.Join(json.Unmarshal(orNull(params["remote_handshake_port"]), &handshake),
-		json.Unmarshal(orNull(params["remote_notify_port"]), &notify))
+	ok := params.Read("remote_handshake_port", &handshake) && params.Read("remote_notify_port", &notify)
 	a := address{params.Text("remote_host"), handshake, notify}
-	return a.ofRank(params), err == nil && a.host != "" && handshake != 0 && notify != 0
-}
-
-func orNull(raw json.RawMessage) json.RawMessage {
-	if len(raw) == 0 {
-		return json.RawMessage("null")
-	}
-	return raw
+	return a.ofRank(params), ok && a.host != "" && handshake != 0 && notify != 0
 }
 
 // ofRank finds P's rank: each pod has a host of its own, and its ranks listen for notices one after another. P's params
@@ -121,9 +108,9 @@ func orNull(raw json.RawMessage) json.RawMessage {
 func (a address) ofRank(params core.Params) address {
 	var rank, local int
 	var hosts []string
-	_ = json.Unmarshal(orNull(params["remote_dp_rank"]), &rank)
-	_ = json.Unmarshal(orNull(params["remote_dp_size_local"]), &local)
-	_ = json.Unmarshal(orNull(params["remote_hosts"]), &hosts)
+	params.Read("remote_dp_rank", &rank)
+	params.Read("remote_dp_size_local", &local)
+	params.Read("remote_hosts", &hosts)
 	if local > 0 && params.Has("remote_dp_rank") {
 		if pod := rank / local; pod < len(hosts) {
 			a.host = hosts[pod]
@@ -253,7 +240,7 @@ func (t *mori) notifies() bool {
 	}
 	var owner int
 	if python.Truthy(params["remote_dp_rank_override"]) {
-		_ = json.Unmarshal(orNull(params["remote_dp_rank"]), &owner)
+		params.Read("remote_dp_rank", &owner)
 	}
 	return t.rank == owner
 }
@@ -296,12 +283,11 @@ func (t *mori) pull(ctx context.Context, s *core.Sequence, id string) error {
 
 // blockIDs reads P's blocks. The model has one cache group.
 func (t *mori) blockIDs() (ids []int64, ok bool) {
-	raw := t.request.Params["remote_block_ids"]
-	if !t.c.grouped {
-		return ids, json.Unmarshal(raw, &ids) == nil
-	}
 	var groups [][]int64
-	if json.Unmarshal(raw, &groups) != nil || len(groups) != 1 {
+	if !t.c.grouped {
+		return ids, t.request.Params.Read("remote_block_ids", &ids)
+	}
+	if !t.request.Params.Read("remote_block_ids", &groups) || len(groups) != 1 {
 		return nil, false
 	}
 	return groups[0], true

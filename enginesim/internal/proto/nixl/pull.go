@@ -5,7 +5,6 @@ package nixl
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"sync"
 	"sync/atomic"
@@ -66,10 +65,7 @@ func Start(h *proto.Host) (core.Connector, error) {
 func New(h *proto.Host, writes bool) (*Connector, error) {
 	set := h.Settings()
 	turns := turnsOf(set)
-	if err := set.Err(); err != nil {
-		return nil, err
-	}
-	w, err := proto.StartWire(h, proto.Options{Writes: writes})
+	w, err := proto.StartWire(set, proto.Options{Writes: writes})
 	if err != nil {
 		return nil, err
 	}
@@ -129,11 +125,8 @@ type pull struct {
 
 func (t *pull) Reported() (int, bool) {
 	var n int
-	if !t.Pulls || !t.Request.Params.Given("remote_prefill_cached_tokens") {
-		return 0, false
-	}
-	err := json.Unmarshal(t.Request.Params["remote_prefill_cached_tokens"], &n)
-	return n, err == nil
+	ok := t.Pulls && t.Request.Params.Read("remote_prefill_cached_tokens", &n)
+	return n, ok
 }
 
 // Queued sends the first heartbeat at once: the lease must not end while the request stands in line.

@@ -3,7 +3,6 @@
 package nixl
 
 import (
-	"encoding/json"
 	"errors"
 	"time"
 
@@ -40,7 +39,7 @@ func (t *pull) Promised(s *core.Sequence) int {
 		return s.Prompt
 	}
 	var remote int
-	_ = json.Unmarshal(t.Request.Params["remote_num_tokens"], &remote)
+	t.Request.Params.Read("remote_num_tokens", &remote)
 	upto := min(remote, s.Prompt)
 	if upto <= s.Computed || upto-s.Computed < t.nixl.turns.threshold {
 		t.Dropped(true)
@@ -69,10 +68,8 @@ var errExpired = errors.New("the other engine is about to let go of the blocks")
 // expired reports whether D is about to let go of a turn's KV.
 func (t *pull) expired() bool {
 	var at float64
-	if json.Unmarshal(t.Request.Params["remote_blocks_expiry_time"], &at) != nil || at == 0 {
-		return false
-	}
-	return float64(time.Now().Add(expiryMargin).UnixMilli())/1e3 > at
+	return t.Request.Params.Read("remote_blocks_expiry_time", &at) && at != 0 &&
+		float64(time.Now().Add(expiryMargin).UnixMilli())/1e3 > at
 }
 
 // kept pins a finished response's blocks for the next turn, and is the handoff for it.

@@ -37,14 +37,10 @@ func Start(h *proto.Host) (core.Connector, error) {
 	set := h.Settings()
 	lease := set.Seconds("unbound_store_timeout_s", 60)
 	c := &offload{seed: h.Extra["PYTHONHASHSEED"], wait: set.Seconds("load_timeout", 30)}
-	if err := set.Err(); err != nil {
-		return nil, err
-	}
 	var err error
-	if c.Wire, err = proto.StartWire(h, proto.Options{Writes: true, Named: c.asked}); err != nil {
+	if c.Wire, err = proto.StartWire(set, proto.Options{Writes: true, Named: c.asked, Lease: lease}); err != nil {
 		return nil, err
 	}
-	h.Core.SetLease(lease)
 	return c, nil
 }
 
@@ -57,7 +53,8 @@ type peerOf struct {
 }
 
 func peerIn(p core.Params, key string) (o peerOf, ok bool) {
-	return o, p.Given(key) && json.Unmarshal(p[key], &o) == nil
+	ok = p.Read(key, &o)
+	return o, ok
 }
 
 func (c *offload) Begin(r *core.Request) core.Transfer {

@@ -26,7 +26,7 @@ type p2pNCCL struct {
 
 // Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
-	w, err := proto.StartWire(h, proto.Options{Writes: h.Role != proto.RoleConsumer})
+	w, err := proto.StartWire(h.Settings(), proto.Options{Writes: h.Role != proto.RoleConsumer})
 	if err != nil {
 		return nil, err
 	}

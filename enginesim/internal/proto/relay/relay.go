@@ -10,7 +10,6 @@ package relay
 
 import (
 	"context"
-	"encoding/json"
 	"math/rand/v2"
 	"strconv"
 
@@ -25,15 +24,10 @@ type connector struct{ *proto.Wire }
 // Start starts the connector of an engine.
 func Start(h *proto.Host) (core.Connector, error) {
 	set := h.Settings()
-	lease := set.Seconds("TPU_P2P_WAIT_PULL_TIMEOUT", 180)
-	if err := set.Err(); err != nil {
-		return nil, err
-	}
-	w, err := proto.StartWire(h, proto.Options{})
+	w, err := proto.StartWire(set, proto.Options{Lease: set.Seconds("TPU_P2P_WAIT_PULL_TIMEOUT", 180)})
 	if err != nil {
 		return nil, err
 	}
-	h.Core.SetLease(lease)
 	return &connector{w}, nil
 }
 
@@ -76,7 +70,7 @@ func (t *relayed) Load(ctx context.Context, s *core.Sequence) error {
 	}
 	var ids []int64
 	size := t.c.Core.BlockSize
-	if json.Unmarshal(params["remote_block_ids"], &ids) != nil || len(ids) != t.whole(s)/size {
+	if !params.Read("remote_block_ids", &ids) || len(ids) != t.whole(s)/size {
 		return &core.LoadError{Failures: 1, Err: proto.ErrOutOfRange}
 	}
 	p, err := t.c.Connect(ctx, proto.Remote(params))

@@ -73,11 +73,8 @@ func Start(h *proto.Host) (core.Connector, error) {
 		ranks:    max(1, uint64(set.Count("dp_size", 1))),
 		rooms:    map[string]*sglangRoom{}, used: map[string]sglangAux{}, client: proto.NewClient(),
 	}
-	if err := set.Err(); err != nil {
-		return nil, err
-	}
 	var err error
-	if c.Wire, err = proto.StartWire(h, proto.Options{Writes: true, Named: c.enter, Left: c.leave}); err != nil {
+	if c.Wire, err = proto.StartWire(set, proto.Options{Writes: true, Named: c.enter, Left: c.leave}); err != nil {
 		return nil, err
 	}
 	if h.Role == proto.RoleProducer {

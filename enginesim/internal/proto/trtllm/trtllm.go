@@ -76,14 +76,10 @@ func Start(h *proto.Host) (core.Connector, error) {
 	default:
 		set.Fail(errors.New("setting version of Extra is neither 1.2 nor 1.3"))
 	}
-	if err := set.Err(); err != nil {
-		return nil, err
-	}
 	var err error
-	if c.Wire, err = proto.StartWire(h, proto.Options{Writes: true, Named: c.asked}); err != nil {
+	if c.Wire, err = proto.StartWire(set, proto.Options{Writes: true, Named: c.asked, Lease: c.patient}); err != nil {
 		return nil, err
 	}
-	h.Core.SetLease(c.patient)
 	return c, nil
 }
 
@@ -276,8 +272,7 @@ func (t *trtTransfer) Reported() (int, bool) {
 			Cached *int `json:"cached_tokens"`
 		} `json:"prompt_tokens_details"`
 	}
-	if !t.params.Given("ctx_usage") || json.Unmarshal(t.params["ctx_usage"], &usage) != nil ||
-		usage.Details.Cached == nil {
+	if !t.params.Read("ctx_usage", &usage) || usage.Details.Cached == nil {
 		return 0, false
 	}
 	return *usage.Details.Cached, true
@@ -286,8 +281,8 @@ func (t *trtTransfer) Reported() (int, bool) {
 // Told are the tokens that the context server has made: they are given out again.
 func (t *trtTransfer) Told() []int32 {
 	var tokens []int32
-	if !t.pulls || json.Unmarshal(t.params["first_gen_tokens"], &tokens) != nil {
-		return nil
+	if t.pulls {
+		t.params.Read("first_gen_tokens", &tokens)
 	}
 	return tokens
 }
