@@ -40,7 +40,7 @@ func Start(cfg Config) (*Engine, error) {
 		return nil, err
 	}
 	e.node = n
-	e.cfg.Listen = n.Ln.Addr().String()
+	e.cfg.Listen = n.Addr.String()
 	if c, ok := n.Conn.(interface{ SideAddress() string }); ok {
 		e.cfg.SideChannel = c.SideAddress()
 	}

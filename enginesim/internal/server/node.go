@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/pdkit/pdkit/enginesim/internal/api"
@@ -42,21 +43,22 @@ type Node struct {
 	media   *media
 	started time.Time
 
-	Ln     *portListener
-	server *http.Server
-	conns  sync.WaitGroup // HTTP connections
-	served chan struct{}  // closed when the listener's loop has ended
-	stopMu sync.Mutex     // one stop at a time
-	gone   bool           // everything has ended
+	Addr    net.Addr // also while the port is closed
+	server  *http.Server
+	serving sync.WaitGroup // at a listener
+	conns   sync.WaitGroup // HTTP connections
+	stopMu  sync.Mutex     // one stop at a time
+	gone    bool           // everything has ended
+
+	portMu   sync.Mutex   // one change of the port at a time
+	ln       net.Listener // nil while the port is closed
+	portGone bool         // the port is closed for good
 
 	mu       sync.Mutex
 	open     map[net.Conn]http.ConnState
-	active   int           // connections that are in the middle of a response
-	quiet    chan struct{} // closed and replaced when there is none
 	requests map[*handled]struct{}
-	idle     chan struct{} // closed and replaced when the last request ends
-	ending   error         // why no request may start any more
-	stopped  bool          // no stop may be started in the background any more
+	ending   error // why no request may start any more
+	stopped  bool  // no stop may be started in the background any more
 	stopping sync.WaitGroup
 }
 
@@ -65,17 +67,14 @@ type handled struct{ cancel context.CancelCauseFunc }
 
 // Start starts a life of an engine. It serves when Start returns.
 func Start(cfg Config) (*Node, error) {
-	n := &Node{
-		cfg: cfg, started: time.Now(), served: make(chan struct{}), open: map[net.Conn]http.ConnState{},
-		quiet: make(chan struct{}), requests: map[*handled]struct{}{}, idle: make(chan struct{}),
-	}
+	n := &Node{cfg: cfg, started: time.Now(), open: map[net.Conn]http.ConnState{}, requests: map[*handled]struct{}{}}
 	n.Core = core.New(cfg.Core, n.die)
-	ln, err := listenPort(cfg.Listen)
+	ln, err := net.Listen("tcp", cfg.Listen)
 	if err != nil {
 		return nil, fmt.Errorf("enginesim: %w", err)
 	}
-	n.Ln = ln
-	n.media = newMedia(cfg.Extra, n.Core.Stats, ln.Addr())
+	n.Addr = ln.Addr()
+	n.media = newMedia(cfg.Extra, n.Core.Stats, n.Addr)
 	n.cfg.API.Media = n.media.encode
 	if n.Conn, err = cfg.Connect(n.Core, n); err != nil {
 		_ = ln.Close()
@@ -85,11 +84,14 @@ func Start(cfg Config) (*Node, error) {
 		Handler: n, IdleTimeout: cfg.KeepAlive, ReadHeaderTimeout: 30 * time.Second,
 		ConnState: n.connState, ErrorLog: core.Silent(),
 	}
-	go func() {
-		defer close(n.served)
-		_ = n.server.Serve(ln)
-	}()
+	n.serveAt(ln)
 	return n, nil
+}
+
+// serveAt serves at a listener until that is closed.
+func (n *Node) serveAt(ln net.Listener) {
+	n.ln = ln
+	n.serving.Go(func() { _ = n.server.Serve(ln) })
 }
 
 func (n *Node) connState(conn net.Conn, state http.ConnState) {
@@ -101,38 +103,31 @@ func (n *Node) connState(conn net.Conn, state http.ConnState) {
 	case http.StateClosed, http.StateHijacked:
 		n.conns.Done()
 	}
-	before := n.open[conn]
 	if n.open[conn] = state; state == http.StateClosed || state == http.StateHijacked {
 		delete(n.open, conn)
 	}
-	switch {
-	case before != http.StateActive && state == http.StateActive:
-		n.active++
-	case before == http.StateActive && state != http.StateActive:
-		if n.active--; n.active == 0 {
-			close(n.quiet)
-			n.quiet = make(chan struct{})
-		}
-	}
 }
 
-// waitResponses waits until no connection is in the middle of a response.
-func (n *Node) waitResponses(limit time.Duration) {
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	for {
-		n.mu.Lock()
-		active, quiet := n.active, n.quiet
-		n.mu.Unlock()
-		if active == 0 {
-			return
-		}
-		select {
-		case <-quiet:
-		case <-timer.C:
-			return
+// responding reports whether a connection is in the middle of a response.
+func (n *Node) responding() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, state := range n.open {
+		if state == http.StateActive {
+			return true
 		}
 	}
+	return false
+}
+
+// until waits for what is rare enough to look for it again and again.
+func until(ctx context.Context, done func() bool) error {
+	for !done() {
+		if err := core.Sleep(ctx, time.Millisecond); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // begin registers a request; finish takes it out again.
@@ -153,10 +148,6 @@ func (n *Node) finish(f *handled) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.requests, f)
-	if len(n.requests) == 0 {
-		close(n.idle)
-		n.idle = make(chan struct{})
-	}
 }
 
 // InFlight is how many requests are being served.
@@ -168,19 +159,10 @@ func (n *Node) InFlight() int {
 
 // WaitIdle waits until no request is served.
 func (n *Node) WaitIdle(ctx context.Context) error {
-	for {
-		n.mu.Lock()
-		left, idle := len(n.requests), n.idle
-		n.mu.Unlock()
-		if left == 0 {
-			return nil
-		}
-		select {
-		case <-idle:
-		case <-ctx.Done():
-			return fmt.Errorf("enginesim: %d requests still run: %w", left, context.Cause(ctx))
-		}
+	if err := until(ctx, func() bool { return n.InFlight() == 0 }); err != nil {
+		return fmt.Errorf("enginesim: %d requests still run: %w", n.InFlight(), err)
 	}
+	return nil
 }
 
 // end cancels all requests for a reason, and lets no new one start.
@@ -271,14 +253,19 @@ func (n *Node) stop(grace time.Duration) {
 		return
 	}
 	n.gone = true
-	_ = n.Ln.Close()
+	n.portMu.Lock()
+	n.portGone = true
+	n.closePort()
+	n.portMu.Unlock()
 	if grace > 0 {
-		n.waitResponses(grace)
+		ctx, stop := context.WithTimeout(context.Background(), grace)
+		_ = until(ctx, func() bool { return !n.responding() })
+		stop()
 		n.end(core.ErrKilled)
 	}
 	n.Core.Gate.End()
 	_ = n.server.Close()
-	<-n.served
+	n.serving.Wait()
 	n.conns.Wait()
 	n.Conn.Close()
 	n.Core.Close()
@@ -286,13 +273,44 @@ func (n *Node) stop(grace time.Duration) {
 
 // Refuse closes the port and its connections, or opens the port again.
 func (n *Node) Refuse(refuse bool) {
-	if err := n.Ln.shut(refuse); err != nil || !refuse {
+	n.portMu.Lock()
+	defer n.portMu.Unlock()
+	if !refuse {
+		if n.ln == nil && !n.portGone {
+			_ = Again(func() error {
+				ln, err := net.Listen("tcp", n.Addr.String())
+				if err == nil {
+					n.serveAt(ln)
+				}
+				return err
+			})
+		}
 		return
 	}
+	n.closePort()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for conn := range n.open {
 		_ = conn.Close()
+	}
+}
+
+// closePort closes the port, unless it is closed. The caller holds its lock.
+func (n *Node) closePort() {
+	if n.ln != nil {
+		_ = n.ln.Close()
+		n.ln = nil
+	}
+}
+
+// Again calls listen until its port is free. The system may have given the port of an engine that is dead to a client's
+// connection of another program.
+func Again(listen func() error) error {
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		err := listen()
+		if !errors.Is(err, syscall.EADDRINUSE) || time.Now().After(deadline) {
+			return err
+		}
 	}
 }
 
