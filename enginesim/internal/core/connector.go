@@ -36,32 +36,13 @@ func (p Params) Text(key string) (text string) {
 // down to what a simulation needs.
 type Connector interface {
 	// Begin looks at a request when it enters the scheduler.
-	Begin(r *Request) Transfer
+	Begin(g *Generation) Transfer
 	// Rejected is called when the API has refused a request with these params.
 	Rejected(ctx context.Context, params Params)
 	// Freeze stops all conversations with other engines, or lets them go on.
 	Freeze(frozen bool)
 	// Close ends everything that runs.
 	Close()
-}
-
-// Request is what a connector may know of a request.
-type Request struct {
-	ID     string // the engine's own, with its random suffix
-	Name   string // the same without the suffix: cmpl-<X-Request-Id>-0
-	Params Params
-	Prompt []int32
-	Local  bool // the prompt is computed here, whatever the params say: prompt logprobs need it
-	Origin
-}
-
-// Member is a member of the request's JSON beside kv_transfer_params, nil when it is absent or null.
-func (r *Request) Member(name string) json.RawMessage {
-	var members map[string]json.RawMessage
-	if json.Unmarshal(r.Body, &members) != nil || string(members[name]) == "null" {
-		return nil
-	}
-	return members[name]
 }
 
 // Transfer is a connector's side of one request.
@@ -138,7 +119,7 @@ var (
 type NoConnector struct{}
 
 // Begin implements Connector.
-func (NoConnector) Begin(*Request) Transfer { return NoTransfer{} }
+func (NoConnector) Begin(*Generation) Transfer { return NoTransfer{} }
 
 // Rejected implements Connector.
 func (NoConnector) Rejected(context.Context, Params) {}

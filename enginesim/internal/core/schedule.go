@@ -23,9 +23,9 @@ const (
 
 // Generation is one request to the engine core. Every client API turns its requests into generations.
 type Generation struct {
-	ID         string // internal
-	Name       string // the same without its random suffix
-	Origin     Origin
+	ID   string // internal
+	Name string // the same without its random suffix: cmpl-<X-Request-Id>-0
+	Origin
 	Prompt     []int32
 	MaxTokens  int
 	MinTokens  int
@@ -36,7 +36,7 @@ type Generation struct {
 	Children   int
 	Salt       string
 	Params     Params
-	Local      bool // compute the prompt here: prompt logprobs are asked for
+	Local      bool // compute the prompt here, whatever Params say: prompt logprobs are asked for
 	Mutate     func(map[string]any)
 	FailLoad   bool
 	Corrupt    bool // flip a bit of the KV that is handed off, or that comes from another engine
@@ -51,8 +51,13 @@ type Origin struct {
 	Body   []byte
 }
 
-func (g *Generation) kvRequest() *Request {
-	return &Request{ID: g.ID, Name: g.Name, Params: g.Params, Prompt: g.Prompt, Local: g.Local, Origin: g.Origin}
+// Member is a member of the request's JSON beside kv_transfer_params, nil when it is absent or null.
+func (o *Origin) Member(name string) json.RawMessage {
+	var members map[string]json.RawMessage
+	if json.Unmarshal(o.Body, &members) != nil || string(members[name]) == "null" {
+		return nil
+	}
+	return members[name]
 }
 
 // Step is what one token adds to the response.
@@ -87,7 +92,7 @@ var ErrLoadFailed = errors.New("enginesim: KV load failed")
 func (c *Core) Generate(ctx context.Context, conn Connector, g *Generation, emit func(Step) error) (*Outcome, error) {
 	s := &Sequence{ID: g.ID, Tokens: append(make([]int32, 0, len(g.Prompt)+min(g.MaxTokens, 1024)), g.Prompt...),
 		Prompt: len(g.Prompt), salt: g.Salt, noCache: g.Local, corrupt: g.Corrupt}
-	t := conn.Begin(g.kvRequest())
+	t := conn.Begin(g)
 	c.Stats.Add(&c.Stats.Requests, 1)
 	defer c.release(s)
 

@@ -37,13 +37,13 @@ func BlockIDs(raw json.RawMessage) ([]int64, bool) {
 // embeds it writes only what it does.
 type Legs struct {
 	core.NoTransfer
-	Request  *core.Request
+	Request  *core.Generation
 	Pulls    bool // it comes from elsewhere
 	Produces bool // it is handed off
 }
 
 // LegsOf reads the two flags.
-func LegsOf(r *core.Request) Legs {
+func LegsOf(r *core.Generation) Legs {
 	return Legs{Request: r, Pulls: !r.Local && r.Params.Is("do_remote_prefill"),
 		Produces: r.Params.Is("do_remote_decode")}
 }
@@ -66,7 +66,7 @@ func Missing(params core.Params, keys ...string) string {
 
 // RankOf is the data-parallel rank, of so many, that a request's header names. ok is false if it names none:
 // /v1/responses ignores it.
-func RankOf(r *core.Request, ranks int) (rank int, ok bool) {
+func RankOf(r *core.Generation, ranks int) (rank int, ok bool) {
 	rank, err := strconv.Atoi(r.Header.Get("X-data-parallel-rank"))
 	return rank, err == nil && rank >= 0 && rank < ranks && r.Path != "/v1/responses"
 }

@@ -59,8 +59,8 @@ type roomTransfer struct {
 	room
 }
 
-func (c room) Begin(*core.Request) core.Transfer { return roomTransfer{room: c} }
-func (t roomTransfer) External() bool            { return t.from != nil }
+func (c room) Begin(*core.Generation) core.Transfer { return roomTransfer{room: c} }
+func (t roomTransfer) External() bool               { return t.from != nil }
 func (t roomTransfer) Load(ctx context.Context, s *core.Sequence) error {
 	return t.wire.ReadNamed(ctx, s, *t.from, "room")
 }

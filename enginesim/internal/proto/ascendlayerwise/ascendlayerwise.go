@@ -79,7 +79,7 @@ func (c *layerwise) Close() {
 	c.notice.Close()
 }
 
-func (c *layerwise) Begin(r *core.Request) core.Transfer { return &layerPush{proto.LegsOf(r), c} }
+func (c *layerwise) Begin(r *core.Generation) core.Transfer { return &layerPush{proto.LegsOf(r), c} }
 
 // layerPush is one request's side.
 type layerPush struct {

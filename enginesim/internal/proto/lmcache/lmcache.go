@@ -68,7 +68,9 @@ func ChunkBlocks(h *proto.Host, set *proto.Settings) int {
 	return tokens / h.Core.BlockSize
 }
 
-func (c *lmcache) Begin(r *core.Request) core.Transfer { return &chunked{lmcache: c, local: r.Local} }
+func (c *lmcache) Begin(r *core.Generation) core.Transfer {
+	return &chunked{lmcache: c, local: r.Local}
+}
 
 func (c *lmcache) Close() {
 	c.cancel()

@@ -99,7 +99,7 @@ type disaggSpec struct {
 	AllocPort json.RawMessage `json:"receiver_alloc_port"`
 }
 
-func (c *lmcachePD) Begin(r *core.Request) core.Transfer {
+func (c *lmcachePD) Begin(r *core.Generation) core.Transfer {
 	t := &pushed{lmcachePD: c, local: r.Local, firstToken: r.Params.Has("ret_first_tok")}
 	if c.host.Role != proto.RoleConsumer {
 		t.spec = new(disaggSpec)

@@ -85,7 +85,7 @@ func nameOf(engine, id string) string {
 	return id + "@" + rank
 }
 
-func (c *mooncake) Begin(r *core.Request) core.Transfer {
+func (c *mooncake) Begin(r *core.Generation) core.Transfer {
 	t := &write{Legs: proto.LegsOf(r), c: c, id: r.Params.Text("transfer_id")}
 	if t.Produces = t.Produces && !t.Pulls; t.Produces {
 		t.rank = c.rankFor(r)
@@ -94,7 +94,7 @@ func (c *mooncake) Begin(r *core.Request) core.Transfer {
 }
 
 // rankFor is the data-parallel rank that serves a request: the one that the header names, else the next in turn.
-func (c *mooncake) rankFor(r *core.Request) int {
+func (c *mooncake) rankFor(r *core.Generation) int {
 	if n, ok := proto.RankOf(r, c.ranks); ok {
 		return n
 	}

@@ -28,7 +28,7 @@ func Start(h *proto.Host) (core.Connector, error) {
 	return &mooncakeAscend{w}, nil
 }
 
-func (c *mooncakeAscend) Begin(r *core.Request) core.Transfer {
+func (c *mooncakeAscend) Begin(r *core.Generation) core.Transfer {
 	return &ascendPull{Legs: proto.LegsOf(r), c: c}
 }
 

@@ -41,7 +41,7 @@ func Start(h *proto.Host) (core.Connector, error) {
 	return &mooncakeStore{host: h, store: store}, nil
 }
 
-func (c *mooncakeStore) Begin(r *core.Request) core.Transfer {
+func (c *mooncakeStore) Begin(r *core.Generation) core.Transfer {
 	role := c.host.Role
 	return &pooled{c: c, puts: role != proto.RoleConsumer, gets: role != proto.RoleProducer && !r.Local}
 }

@@ -59,12 +59,12 @@ func Start(h *proto.Host) (core.Connector, error) {
 		producer: h.Role == proto.RoleProducer}, nil // kv_both counts as a consumer
 }
 
-func (c *moriio) Begin(r *core.Request) core.Transfer {
+func (c *moriio) Begin(r *core.Generation) core.Transfer {
 	return &mori{c: c, request: r, rank: c.start + c.rankFor(r)}
 }
 
 // rankFor is the pod's rank that serves a request: the one that the header names, else the pod's last.
-func (c *moriio) rankFor(r *core.Request) int {
+func (c *moriio) rankFor(r *core.Generation) int {
 	if n, ok := proto.RankOf(r, c.local); ok {
 		return n
 	}
@@ -152,7 +152,7 @@ func embedded(id string, producer bool, params core.Params) (address, bool) {
 type mori struct {
 	core.NoTransfer
 	c       *moriio
-	request *core.Request
+	request *core.Generation
 	rank    int // that serves the request, of all of the engine's
 	peer    address
 }

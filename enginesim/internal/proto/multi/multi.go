@@ -36,7 +36,7 @@ func Start(h *proto.Host) (core.Connector, error) {
 	return &multi{nixl: pull, store: store}, nil
 }
 
-func (c *multi) Begin(r *core.Request) core.Transfer {
+func (c *multi) Begin(r *core.Generation) core.Transfer {
 	return &combined{handoff: c.nixl.Begin(r), file: c.store.Begin(r)}
 }
 

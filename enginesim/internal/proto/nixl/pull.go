@@ -31,7 +31,7 @@ type Connector struct {
 func (c *Connector) Metrics(p *metrics.Page) { c.Core.WriteTransfers(p) }
 
 // Begin decides by the two flags alone, as the engine does.
-func (c *Connector) Begin(r *core.Request) core.Transfer {
+func (c *Connector) Begin(r *core.Generation) core.Transfer {
 	t := &pull{Legs: proto.LegsOf(r), nixl: c}
 	// A decode handoff sent back with its flags swapped looks like a second turn whose KV lies on the other engine, and
 	// without turns it waits forever (docs/protocols/nixl.md, recording 39).

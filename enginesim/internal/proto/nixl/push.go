@@ -28,7 +28,7 @@ func StartPush(h *proto.Host) (core.Connector, error) {
 	return &nixlPush{c}, nil
 }
 
-func (c *nixlPush) Begin(r *core.Request) core.Transfer {
+func (c *nixlPush) Begin(r *core.Generation) core.Transfer {
 	t := &pull{Legs: proto.LegsOf(r), nixl: c.Connector}
 	c.track(t)
 	return &push{t}

@@ -57,7 +57,7 @@ func peerIn(p core.Params, key string) (o peerOf, ok bool) {
 	return o, ok
 }
 
-func (c *offload) Begin(r *core.Request) core.Transfer {
+func (c *offload) Begin(r *core.Generation) core.Transfer {
 	t := &promotion{c: c}
 	if o, ok := peerIn(r.Params, "remote_decoder"); ok {
 		t.stores = o.ID // without one the store fails, and nobody is told

@@ -33,7 +33,7 @@ func Start(h *proto.Host) (core.Connector, error) {
 	return &p2pNCCL{Wire: w, plain: h.Extra["VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"] == "1"}, nil
 }
 
-func (c *p2pNCCL) Begin(r *core.Request) core.Transfer {
+func (c *p2pNCCL) Begin(r *core.Generation) core.Transfer {
 	t := &byAddress{c: c, id: r.ID, sends: c.Host.Role != proto.RoleConsumer}
 	if c.plain {
 		t.id = r.Name

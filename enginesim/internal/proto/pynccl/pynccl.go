@@ -36,7 +36,7 @@ func Start(h *proto.Host) (core.Connector, error) {
 		count: map[core.TokenKey]int{}}, nil
 }
 
-func (c *pyNCCL) Begin(*core.Request) core.Transfer {
+func (c *pyNCCL) Begin(*core.Generation) core.Transfer {
 	return &dropSelect{c: c, inserts: c.Host.Role != proto.RoleConsumer}
 }
 

@@ -32,7 +32,7 @@ func Start(h *proto.Host) (core.Connector, error) {
 }
 
 // Begin decides by the role: P's requests carry no flag, and D's whatever P has answered.
-func (c *connector) Begin(r *core.Request) core.Transfer {
+func (c *connector) Begin(r *core.Generation) core.Transfer {
 	t := &relayed{proto.Legs{Request: r, Produces: c.Host.Role != proto.RoleConsumer}, c}
 	t.Pulls = !t.Produces && !r.Local && len(r.Params) > 0
 	return t

@@ -94,7 +94,7 @@ func (c *sglangDisagg) Close() {
 // disaggregated reports whether the engine refuses requests without a room.
 func (c *sglangDisagg) disaggregated() bool { return c.Host.Role != proto.RoleBoth }
 
-func (c *sglangDisagg) Begin(r *core.Request) core.Transfer {
+func (c *sglangDisagg) Begin(r *core.Generation) core.Transfer {
 	if !c.disaggregated() {
 		return core.NoTransfer{}
 	}

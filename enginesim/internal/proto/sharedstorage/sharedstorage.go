@@ -35,7 +35,7 @@ func Start(h *proto.Host) (core.Connector, error) {
 	return &sharedStorage{host: h, store: store, threshold: h.Extra["cache_hit_threshold"] == "1"}, nil
 }
 
-func (c *sharedStorage) Begin(r *core.Request) core.Transfer { return &filed{c: c, request: r} }
+func (c *sharedStorage) Begin(r *core.Generation) core.Transfer { return &filed{c: c, request: r} }
 
 // Unspecified says where /metrics counts what was found: no tier that it knows.
 func (*sharedStorage) Unspecified() bool { return true }
@@ -44,7 +44,7 @@ func (*sharedStorage) Unspecified() bool { return true }
 type filed struct {
 	core.NoTransfer
 	c       *sharedStorage
-	request *core.Request
+	request *core.Generation
 	found   int // tokens in the folder
 	loads   bool
 }

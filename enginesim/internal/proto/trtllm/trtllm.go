@@ -222,7 +222,7 @@ func (c *trtllm) authentic(params core.Params, signature string) bool {
 	return hmac.Equal([]byte(signature), []byte("sha256="+hex.EncodeToString(mac.Sum(nil))))
 }
 
-func (c *trtllm) Begin(r *core.Request) core.Transfer {
+func (c *trtllm) Begin(r *core.Generation) core.Transfer {
 	kind := r.Params.Text("request_type")
 	if kind == "" {
 		return trtAlone{c: c}
