@@ -252,7 +252,7 @@ func TestTerminateAnswersWhatRuns(t *testing.T) {
 			simtest.WaitFor(t, "tokens", func() bool { return s.P.Stats().GenerationTokens > 0 })
 			if name == "frozen" {
 				s.P.Freeze()
-				time.Sleep(5 * time.Millisecond)
+				time.Sleep(50 * time.Millisecond) // it waits before the next token
 			}
 			s.P.Terminate()
 			a := <-got
