@@ -13,8 +13,8 @@
 // model's own, and so depend on the KV, too. With tool_choice "auto" it writes text.
 //
 // This package is the face. The rooms behind it are internal: core has the KV, the scheduler, and the pipe and the
-// lookup buffer through which KV moves between two engines over TCP; api has a file for each client API; proto has a
-// package for each of pdkit's connectors, and what they share; server runs one life of an engine.
+// lookup buffer through which KV moves between two engines over TCP; api has a file for each client API; proto has what
+// the protocols of pdkit's connectors share, and a package for each family of them; server runs one life of an engine.
 //
 // Responses, errors, metrics and the ways to fail follow exchanges recorded from vLLM 0.32.0. What was not recorded is
 // made after vLLM's sources and may differ in detail: the events of responses, messages and generate streams, the texts

@@ -13,10 +13,9 @@ import (
 	"github.com/pdkit/pdkit/enginesim/internal/proto/mooncakestore"
 	"github.com/pdkit/pdkit/enginesim/internal/proto/moriio"
 	"github.com/pdkit/pdkit/enginesim/internal/proto/multi"
+	"github.com/pdkit/pdkit/enginesim/internal/proto/nccl"
 	"github.com/pdkit/pdkit/enginesim/internal/proto/nixl"
 	"github.com/pdkit/pdkit/enginesim/internal/proto/offload"
-	"github.com/pdkit/pdkit/enginesim/internal/proto/p2pnccl"
-	"github.com/pdkit/pdkit/enginesim/internal/proto/pynccl"
 	"github.com/pdkit/pdkit/enginesim/internal/proto/relay"
 	"github.com/pdkit/pdkit/enginesim/internal/proto/sglang"
 	"github.com/pdkit/pdkit/enginesim/internal/proto/sharedstorage"
@@ -50,8 +49,8 @@ func starters() map[string]func(*proto.Host) (core.Connector, error) {
 		"sglang":           sglang.Start,
 		"trtllm":           trtllm.Start,
 		"sharedstorage":    sharedstorage.Start,
-		"p2pnccl":          p2pnccl.Start,
-		"pynccl":           pynccl.Start,
+		"p2pnccl":          nccl.StartP2P,
+		"pynccl":           nccl.StartPy,
 		"multi":            multi.Start,
 		"kvbm":             nixl.Start, // on the wire
 		"relay":            relay.Start,

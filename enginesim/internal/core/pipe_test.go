@@ -276,5 +276,5 @@ func TestLookupBufferLosesNothing(t *testing.T) {
 		wg.Go(func() { b.Insert(key, core.KV{}) })
 	}
 	wg.Wait()
-	assert.EqualValues(t, all, int(taken.Load())+b.Len())
+	assert.Equal(t, all, int(taken.Load())+b.Len())
 }

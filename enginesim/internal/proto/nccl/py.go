@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pynccl is PyNcclConnector of vLLM's V0 engine, which is gone since 0.11.
-package pynccl
+package nccl
 
 import (
 	"context"
@@ -26,8 +25,8 @@ type pyNCCL struct {
 	count map[core.TokenKey]int // how often a prompt was inserted, or asked for
 }
 
-// Start starts the connector of an engine.
-func Start(h *proto.Host) (core.Connector, error) {
+// StartPy starts the PyNcclConnector of an engine.
+func StartPy(h *proto.Host) (core.Connector, error) {
 	w, err := proto.StartWire(h.Settings(), proto.Options{Writes: h.Role != proto.RoleConsumer})
 	if err != nil {
 		return nil, err

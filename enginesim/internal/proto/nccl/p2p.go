@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package p2pnccl is vLLM's P2pNcclConnector, which is gone after 0.22.
-package p2pnccl
+// Package nccl is vLLM's connectors over NCCL: P2pNcclConnector, which is gone after 0.22, and PyNcclConnector of the
+// V0 engine, which is gone since 0.11.
+package nccl
 
 import (
 	"context"
@@ -24,8 +25,8 @@ type p2pNCCL struct {
 	plain bool
 }
 
-// Start starts the connector of an engine.
-func Start(h *proto.Host) (core.Connector, error) {
+// StartP2P starts the P2pNcclConnector of an engine.
+func StartP2P(h *proto.Host) (core.Connector, error) {
 	w, err := proto.StartWire(h.Settings(), proto.Options{Writes: h.Role != proto.RoleConsumer})
 	if err != nil {
 		return nil, err
