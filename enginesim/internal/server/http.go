@@ -49,12 +49,9 @@ func (n *Node) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		"/metrics": n.metrics,
 	}[r.URL.Path]
 	switch {
-	case !ok && n.knownPost(r.URL.Path):
-		api.WriteError(w, &api.Error{Message: "Method Not Allowed", Type: "Method Not Allowed",
-			Code: http.StatusMethodNotAllowed})
-	case !ok:
+	case !ok && !n.knownPost(r.URL.Path):
 		api.WriteError(w, api.ErrNotFound())
-	case r.Method != http.MethodGet && r.Method != http.MethodHead:
+	case !ok || r.Method != http.MethodGet && r.Method != http.MethodHead:
 		api.WriteError(w, &api.Error{Message: "Method Not Allowed", Type: "Method Not Allowed",
 			Code: http.StatusMethodNotAllowed})
 	default:

@@ -8,7 +8,6 @@ import (
 	"context"
 
 	"github.com/pdkit/pdkit/enginesim/internal/core"
-	"github.com/pdkit/pdkit/enginesim/internal/metrics"
 	"github.com/pdkit/pdkit/enginesim/internal/proto"
 	"github.com/pdkit/pdkit/enginesim/internal/proto/nixl"
 	"github.com/pdkit/pdkit/enginesim/internal/proto/sharedstorage"
@@ -19,7 +18,7 @@ import (
 //
 // Config.Extra is that of both children.
 type multi struct {
-	nixl  *nixl.Connector
+	*nixl.Connector
 	store core.Connector
 }
 
@@ -33,24 +32,18 @@ func Start(h *proto.Host) (core.Connector, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &multi{nixl: pull, store: store}, nil
+	return &multi{pull, store}, nil
 }
 
-func (c *multi) Begin(r *core.Generation) core.Transfer {
-	return &combined{handoff: c.nixl.Begin(r), file: c.store.Begin(r)}
+func (c *multi) Begin(g *core.Generation) core.Transfer {
+	return &combined{Transfer: c.Connector.Begin(g), file: c.store.Begin(g)}
 }
 
-func (c *multi) Rejected(ctx context.Context, params core.Params) { c.nixl.Rejected(ctx, params) }
-func (c *multi) Freeze(frozen bool)                               { c.nixl.Freeze(frozen) }
-func (c *multi) Close()                                           { c.nixl.Close() }
-func (c *multi) SideAddress() string                              { return c.nixl.SideAddress() }
-
-func (c *multi) Metrics(p *metrics.Page) { c.nixl.Metrics(p) }
-
-// combined is one request's side of both children.
+// combined is one request's side of both children. The handoff's is embedded: it hears of all that has no method here.
 type combined struct {
-	handoff, file core.Transfer
-	chosen        core.Transfer // that loads; nil if none does
+	core.Transfer
+	file   core.Transfer
+	chosen core.Transfer // that loads; nil if none does
 }
 
 func (t *combined) Arrived(ctx context.Context, s *core.Sequence) (string, error) {
@@ -60,10 +53,10 @@ func (t *combined) Arrived(ctx context.Context, s *core.Sequence) (string, error
 	return "", nil
 }
 
-func (t *combined) External() bool { return t.handoff.External() || t.file.External() }
+func (t *combined) External() bool { return t.Transfer.External() || t.file.External() }
 
 func (t *combined) Promised(s *core.Sequence) int {
-	for _, child := range []core.Transfer{t.handoff, t.file} {
+	for _, child := range []core.Transfer{t.Transfer, t.file} {
 		if !child.External() {
 			continue
 		}
@@ -86,20 +79,12 @@ func (t *combined) Reported() (int, bool) {
 	return t.chosen.Reported()
 }
 
-func (t *combined) Queued() { t.handoff.Queued() }
-
 func (t *combined) Load(ctx context.Context, s *core.Sequence) error { return t.chosen.Load(ctx, s) }
 
-func (t *combined) Dropped(release bool) { t.handoff.Dropped(release) }
-
 func (t *combined) Prefilled(ctx context.Context, s *core.Sequence) {
-	for _, child := range []core.Transfer{t.handoff, t.file} {
+	for _, child := range []core.Transfer{t.Transfer, t.file} {
 		if v, ok := child.(core.Saver); ok {
 			v.Prefilled(ctx, s)
 		}
 	}
-}
-
-func (t *combined) Finished(s *core.Sequence, reason string) any {
-	return t.handoff.Finished(s, reason)
 }
