@@ -38,6 +38,15 @@ func rendezvous(s *simtest.Scene, room any) simtest.Obj {
 		"bootstrap_room": room}
 }
 
+// twoRooms holds lists of bootstrap members.
+func twoRooms(s *simtest.Scene, rooms ...int) simtest.Obj {
+	m := rendezvous(s, rooms)
+	for _, name := range []string{"bootstrap_host", "bootstrap_port"} {
+		m[name] = []any{m[name], m[name]}
+	}
+	return m
+}
+
 // together sends both legs at once.
 func together(s *simtest.Scene, path string, prefill, decode simtest.Obj) (p, d simtest.Response) {
 	s.T.Helper()
@@ -77,9 +86,8 @@ func TestSGLangLegsMeetInTheirRoom(t *testing.T) {
 func TestSGLangsOwnAPI(t *testing.T) {
 	s := simtest.New(t, sglangs())
 	lone := sglangAlone(t)
-	body := simtest.Obj{"text": simtest.Prompt(240, "g"),
-		"sampling_params": simtest.Obj{"max_new_tokens": 8,
-			"temperature": 0}, "return_logprob": true, "logprob_start_len": 0}
+	body := simtest.Obj{"text": simtest.Prompt(240, "g"), "return_logprob": true, "logprob_start_len": 0,
+		"sampling_params": simtest.Obj{"max_new_tokens": 8, "temperature": 0}}
 	alone := s.Post(t.Context(), lone, "/generate", body)
 	require.Equal(t, 200, alone.Status, alone.Body)
 	legs := simtest.With(body, rendezvous(s, 7))
@@ -112,18 +120,15 @@ func TestSGLangBatchesHaveARoomEach(t *testing.T) {
 		"max_tokens": 6, "seed": 5}
 	alone := s.Ask(s.O, body)
 	require.Equal(t, 200, alone.Status)
-	m := rendezvous(s, nil)
-	many := func(v any) []any { return []any{v, v} }
-	legs := simtest.With(body, simtest.Obj{"bootstrap_host": many(m["bootstrap_host"]),
-		"bootstrap_port": many(m["bootstrap_port"]), "bootstrap_room": []int{4, 3}})
+	legs := simtest.With(body, twoRooms(s, 4, 3))
 	p, d := together(s, simtest.Completions, legs, legs)
 	require.Equal(t, 200, p.Status, p.Body)
 	require.Equal(t, 200, d.Status, d.Body)
 	for _, i := range []string{"0", "1"} {
 		assert.Equal(t, alone.Get("choices."+i+".text").String(), d.Get("choices."+i+".text").String())
 	}
-	p, d = together(s, simtest.Completions, simtest.With(body, rendezvous(s, 100)),
-		simtest.With(body, rendezvous(s, 100)))
+	legs = simtest.With(body, rendezvous(s, 100))
+	p, d = together(s, simtest.Completions, legs, legs)
 	assert.Equal(t, 200, p.Status, "one room counts up")
 	assert.Equal(t, 200, d.Status)
 
@@ -140,13 +145,9 @@ func TestSGLangBatchesHaveARoomEach(t *testing.T) {
 func TestSGLangHangsWithSeveralSamples(t *testing.T) {
 	s := simtest.New(t, sglangs(waitingTimeout, "0.3"))
 	one := simtest.Obj{"model": "tiny", "prompt": simtest.Prompt(100, "a"), "max_tokens": 6, "seed": 5, "n": 2}
-	m := rendezvous(s, nil)
-	lists := simtest.Obj{"bootstrap_host": []any{m["bootstrap_host"], m["bootstrap_host"]},
-		"bootstrap_port": []any{m["bootstrap_port"], m["bootstrap_port"]}, "bootstrap_room": []int{8, 9}}
-	for _, rooms := range []simtest.Obj{rendezvous(s, 7), lists} {
+	for _, rooms := range []simtest.Obj{rendezvous(s, 7), twoRooms(s, 8, 9)} {
 		begun := time.Now()
-		prefill := s.AskLater(s.P, simtest.With(one, rooms))
-		assert.Equal(t, 200, (<-prefill).Status)
+		assert.Equal(t, 200, s.Ask(s.P, simtest.With(one, rooms)).Status)
 		d := s.Ask(s.D, simtest.With(one, rooms))
 		assert.Equal(t, 500, d.Status, d.Body)
 		assert.GreaterOrEqual(t, time.Since(begun), 300*time.Millisecond)
@@ -157,10 +158,7 @@ func TestSGLangHangsWithSeveralSamples(t *testing.T) {
 // /v1/responses and /v1/messages read the bootstrap members; older engines have no such members there, and refuse.
 func TestSGLangsResponsesAndMessages(t *testing.T) {
 	s := simtest.New(t, sglangs(waitingTimeout, "30", bootstrapTimeout, "30"))
-	messages := simtest.Obj{"model": "tiny", "max_tokens": 12, "temperature": 0,
-		"messages": []simtest.Obj{{"role": "user", "content": simtest.Prompt(240, "m")}}}
-	responses := simtest.Obj{"model": "tiny", "max_output_tokens": 12, "temperature": 0,
-		"input": simtest.Prompt(240, "r")}
+	messages, responses := simtest.Request("/v1/messages", "m", 12), simtest.Request("/v1/responses", "r", 12)
 	for i, k := range []struct {
 		path   string
 		body   simtest.Obj
