@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/pdkit/pdkit/enginesim/internal/python"
 )
@@ -19,30 +20,10 @@ type histogram struct {
 	sum    float64
 }
 
-// bucketsOf are the buckets of vLLM 0.32.0's histograms (its /metrics page).
-var bucketsOf = map[string][]float64{
-	"nixl_xfer_time_seconds": {.005, .01, .025, .05, .075, .1, .2, .3, .5, .75, 1, 5},
-	"nixl_post_time_seconds": {.001, .005, .01, .025, .05, .075, .1, .2, .3, .5, .75, 1, 5},
-	"nixl_bytes_transferred": {1 << 11, 1 << 13, 1 << 15, 1 << 17, 1 << 19, 1 << 21, 1 << 23, 1 << 25,
-		1 << 27, 1 << 29, 1 << 31, 1 << 33},
-	"nixl_num_descriptors":               {10, 20, 30, 50, 75, 100, 200, 400, 1000, 2000, 4000, 10000, 20000, 50000},
-	"request_prompt_tokens":              tokenBuckets,
-	"request_generation_tokens":          tokenBuckets,
-	"request_max_num_generation_tokens":  tokenBuckets,
-	"request_params_max_tokens":          tokenBuckets,
-	"request_prefill_kv_computed_tokens": tokenBuckets,
-	"iteration_tokens_total":             {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384},
-	"request_params_n":                   {1, 2, 5, 10, 20},
-	"time_to_first_token_seconds": {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10,
-		20, 40, 80, 160, 640, 2560},
-	"inter_token_latency_seconds":           tokenTimeBuckets,
-	"request_time_per_output_token_seconds": tokenTimeBuckets,
-	"e2e_request_latency_seconds":           phaseBuckets,
-	"request_queue_time_seconds":            phaseBuckets,
-	"request_inference_time_seconds":        phaseBuckets,
-	"request_prefill_time_seconds":          phaseBuckets,
-	"request_decode_time_seconds":           phaseBuckets,
-	"request_num_preemptions":               {1, 2, 3, 4, 5, 10, 20},
+// A Kind is a histogram's name and its buckets.
+type Kind struct {
+	name   string
+	bounds []float64
 }
 
 var (
@@ -52,19 +33,34 @@ var (
 		7680}
 )
 
-// RequestHistograms are the histograms that each engine has, in the order of the page.
-var RequestHistograms = []string{
-	"request_prompt_tokens", "request_generation_tokens", "iteration_tokens_total",
-	"request_max_num_generation_tokens", "request_params_n", "request_params_max_tokens",
-	"time_to_first_token_seconds", "inter_token_latency_seconds", "request_time_per_output_token_seconds",
-	"e2e_request_latency_seconds", "request_queue_time_seconds", "request_inference_time_seconds",
-	"request_prefill_time_seconds", "request_decode_time_seconds", "request_num_preemptions",
-	"request_prefill_kv_computed_tokens",
+// RequestHistograms are the histograms that each engine of vLLM 0.32.0 has, in the order of its /metrics page.
+var RequestHistograms = []Kind{
+	{"request_prompt_tokens", tokenBuckets},
+	{"request_generation_tokens", tokenBuckets},
+	{"iteration_tokens_total", []float64{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}},
+	{"request_max_num_generation_tokens", tokenBuckets},
+	{"request_params_n", []float64{1, 2, 5, 10, 20}},
+	{"request_params_max_tokens", tokenBuckets},
+	{"time_to_first_token_seconds", []float64{.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10,
+		20, 40, 80, 160, 640, 2560}},
+	{"inter_token_latency_seconds", tokenTimeBuckets},
+	{"request_time_per_output_token_seconds", tokenTimeBuckets},
+	{"e2e_request_latency_seconds", phaseBuckets},
+	{"request_queue_time_seconds", phaseBuckets},
+	{"request_inference_time_seconds", phaseBuckets},
+	{"request_prefill_time_seconds", phaseBuckets},
+	{"request_decode_time_seconds", phaseBuckets},
+	{"request_num_preemptions", []float64{1, 2, 3, 4, 5, 10, 20}},
+	{"request_prefill_kv_computed_tokens", tokenBuckets},
 }
 
 // TransferHistograms are those of vLLM's NIXL connectors.
-var TransferHistograms = []string{
-	"nixl_xfer_time_seconds", "nixl_post_time_seconds", "nixl_bytes_transferred", "nixl_num_descriptors",
+var TransferHistograms = []Kind{
+	{"nixl_xfer_time_seconds", []float64{.005, .01, .025, .05, .075, .1, .2, .3, .5, .75, 1, 5}},
+	{"nixl_post_time_seconds", []float64{.001, .005, .01, .025, .05, .075, .1, .2, .3, .5, .75, 1, 5}},
+	{"nixl_bytes_transferred", []float64{1 << 11, 1 << 13, 1 << 15, 1 << 17, 1 << 19, 1 << 21, 1 << 23, 1 << 25,
+		1 << 27, 1 << 29, 1 << 31, 1 << 33}},
+	{"nixl_num_descriptors", []float64{10, 20, 30, 50, 75, 100, 200, 400, 1000, 2000, 4000, 10000, 20000, 50000}},
 }
 
 // Histograms are an engine's histograms, by name.
@@ -72,9 +68,9 @@ type Histograms map[string]*histogram
 
 // NewHistograms makes all histograms, without observations.
 func NewHistograms() Histograms {
-	all := make(Histograms, len(bucketsOf))
-	for name, bounds := range bucketsOf {
-		all[name] = &histogram{bounds: bounds, counts: make([]int64, len(bounds)+1)}
+	all := Histograms{}
+	for _, k := range slices.Concat(RequestHistograms, TransferHistograms) {
+		all[k.name] = &histogram{bounds: k.bounds, counts: make([]int64, len(k.bounds)+1)}
 	}
 	return all
 }
@@ -138,10 +134,10 @@ func (p *Page) By(name, kind, label string, values []string, counts ...int64) {
 	p.Family(name, kind, samples...)
 }
 
-// Histograms writes the histograms with these names.
-func (p *Page) Histograms(all Histograms, names []string) {
-	for _, name := range names {
-		p.histogram(name, all[name])
+// Histograms writes the histograms of some kinds.
+func (p *Page) Histograms(all Histograms, kinds []Kind) {
+	for _, k := range kinds {
+		p.histogram(k.name, all[k.name])
 	}
 }
 
