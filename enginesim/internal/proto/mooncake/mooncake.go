@@ -153,10 +153,7 @@ func (c *mooncake) find(ctx context.Context, bootstrap, engine string) (proto.Pl
 }
 
 func (c *mooncake) query(ctx context.Context, bootstrap, engine string) (proto.Place, error) {
-	var ranks map[string]struct {
-		EngineID string                       `json:"engine_id"`
-		Workers  map[string]map[string]string `json:"worker_addr"`
-	}
+	var ranks map[string]rank
 	if err := proto.GetJSON(ctx, c.client, bootstrap+"/query", &ranks); err != nil {
 		return proto.Place{}, errNoBootstrap
 	}

@@ -10,12 +10,14 @@ import (
 	"github.com/pdkit/pdkit/enginesim/internal/python"
 )
 
+// rank is what a bootstrap server says of one of P's data-parallel ranks.
+type rank struct {
+	EngineID string                       `json:"engine_id"`
+	Workers  map[string]map[string]string `json:"worker_addr"`
+}
+
 // answerQuery answers GET /query as recorded (docs/protocols/mooncake.md, recording 00).
 func (c *mooncake) answerQuery(w http.ResponseWriter, r *http.Request) {
-	type rank struct {
-		EngineID string                       `json:"engine_id"`
-		Workers  map[string]map[string]string `json:"worker_addr"`
-	}
 	w.Header().Set("Server", "uvicorn")
 	switch {
 	case r.URL.Path != "/query":
