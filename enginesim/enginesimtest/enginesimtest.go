@@ -126,9 +126,7 @@ func (c *Client) Post(ctx context.Context, e *enginesim.Engine, path string, bod
 // Get asks an engine for a path.
 func (c *Client) Get(e *enginesim.Engine, path string) Response {
 	c.T.Helper()
-	r, err := http.NewRequestWithContext(c.T.Context(), http.MethodGet, e.URL()+path, nil)
-	must(c.T, err)
-	return c.do(r)
+	return c.Fetch(e.URL() + path)
 }
 
 func (c *Client) do(r *http.Request) Response {

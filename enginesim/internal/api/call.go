@@ -22,7 +22,7 @@ type Call struct {
 	id           string // of the response
 	model        string
 	known        bool // the model was named
-	created      int64
+	created      int  // Unix seconds
 	Stream       bool
 	options      *streamOptions
 	greedy       bool
@@ -255,7 +255,7 @@ func newCall(s *sampling) (*Call, *Error) {
 		return nil, bad
 	}
 	c := &Call{
-		Stream: s.Stream, options: s.StreamOptions, created: time.Now().Unix(), minTokens: int(s.MinTokens),
+		Stream: s.Stream, options: s.StreamOptions, created: int(time.Now().Unix()), minTokens: int(s.MinTokens),
 		Params: params, limitName: "max_tokens", N: 1, greedy: s.Temperature != nil && *s.Temperature == 0,
 	}
 	if s.Model != nil {

@@ -189,11 +189,7 @@ func (f *chatFormat) step(s core.Step) {
 	if f.call.demand.tools != nil {
 		delta = f.call.demand.chatDelta(&f.within[s.Index], s)
 	}
-	var ids []int32
 	var logs any
-	if s.HasOne && f.q.ReturnTokens {
-		ids = []int32{s.Token}
-	}
 	if s.HasOne && bool(f.q.Logprobs) {
 		logs = chatLogprobs([]int32{s.Token}, int(f.q.TopLogprobs))
 	}
@@ -202,7 +198,8 @@ func (f *chatFormat) step(s core.Step) {
 	if s.Reason != "" {
 		choice = append(choice, "stop_reason", s.Stop)
 	}
-	f.call.sse.json(f.call.told(f.chunk(append(choice, "token_ids", ids)), s))
+	choice = append(choice, "token_ids", when(s.HasOne && f.q.ReturnTokens, []int32{s.Token}))
+	f.call.sse.json(f.call.told(f.chunk(choice), s))
 }
 
 func (f *chatFormat) end(outs []*core.Outcome) {

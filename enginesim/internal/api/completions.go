@@ -110,17 +110,14 @@ func (f *completionFormat) step(s core.Step) {
 	if made == 0 && bool(f.q.Echo) {
 		text = core.Detokenise(prompt) + text
 	}
-	var ids []int32
 	var logs any
-	if s.HasOne && f.q.ReturnTokens {
-		ids = []int32{s.Token}
-	}
 	if s.HasOne && f.q.Logprobs != nil {
 		logs = completionLogprobs([]int32{s.Token}, made, false)
 	}
 	f.call.sse.json(f.call.told(f.chunk(python.Object{"index", s.Index, "text", text, "logprobs", logs,
 		"finish_reason", reasonOrNull(s.Reason), "stop_reason", s.Stop,
-		"prompt_token_ids", when(made == 0 && f.q.ReturnTokens, prompt), "token_ids", ids}), s))
+		"prompt_token_ids", when(made == 0 && f.q.ReturnTokens, prompt),
+		"token_ids", when(s.HasOne && f.q.ReturnTokens, []int32{s.Token})}), s))
 }
 
 func (f *completionFormat) end(outs []*core.Outcome) {
