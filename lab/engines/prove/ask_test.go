@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+
+	"github.com/pdkit/pdkit/lab/internal/apis"
 )
 
 // These are the responses that a client may get for a request whose right text is "right".
@@ -55,9 +57,9 @@ func TestAnswersAreJudgedAsAClientSeesThem(t *testing.T) {
 				}
 			}))
 			defer server.Close()
-			a := ask(t.Context(), server.URL, question{api: completions, stream: test.stream, prompt: "p"}, "", nil)
+			a := ask(t.Context(), server.URL, question{api: apis.Completions, stream: test.stream, prompt: "p"}, nil)
 			assert.Equal(t, test.status, a.status)
-			assert.Equal(t, test.whole, a.whole)
+			assert.Equal(t, test.whole, a.Whole)
 			if test.wrong {
 				assert.Error(t, wrong(a, "right", false))
 			} else {

@@ -12,11 +12,10 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/discovery/static"
+	"github.com/pdkit/pdkit/lab/internal/endpoints"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/attest"
 	"github.com/pdkit/pdkit/pdflow/pick"
@@ -145,15 +144,10 @@ func newest(parent string) (name string) {
 }
 
 func (f *flipper) prober(ctx context.Context, p *pair) (*attest.Prober, func(), error) {
-	source, err := static.New(p.endpoints...)
+	set, end, err := endpoints.Run(ctx, p.endpoints...)
 	if err != nil {
 		return nil, nil, err
 	}
-	set := discovery.NewSet(source)
-	ctx, cancel := context.WithCancel(ctx)
-	var running sync.WaitGroup
-	running.Go(func() { _ = set.Run(ctx) }) // a static list cannot fail
-	end := func() { cancel(); running.Wait() }
 	flow, err := pdflow.New(p.conn, pick.New(set, pick.RoundRobin()), pdflow.WithTransport(f))
 	if err != nil {
 		end()

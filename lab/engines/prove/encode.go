@@ -15,18 +15,16 @@ import (
 	"image/png"
 	"io"
 	"net/http"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"text/tabwriter"
 	"time"
 
-	"github.com/pdkit/pdkit/cmd/pdctl/launch"
 	"github.com/pdkit/pdkit/connector/epd"
 	nixlconn "github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/lab/internal/apis"
 )
 
 // stand is where the encode stage is proven. The encode engine E writes embeddings into a folder. P reads them through
@@ -58,13 +56,12 @@ type seen struct {
 }
 
 func (s seen) right() bool {
-	r := s.response
-	return r.status == http.StatusOK && r.whole && r.err == nil && r.text == s.reference
+	return s.response.right(s.reference)
 }
 
 // carried reports whether E encoded each image once, and D took over the whole prompt.
 func (s seen) carried() bool {
-	return s.encoded == s.look.images && s.response.promptTokens > 0 && s.tokens == s.response.promptTokens
+	return s.encoded == s.look.images && s.response.PromptTokens > 0 && s.tokens == s.response.PromptTokens
 }
 
 // proveEncode proves the encode stage with nixl behind it, and then cuts the link: the proof must find that.
@@ -112,7 +109,7 @@ func encodeProblems(all []seen) []string {
 		}
 		if !s.carried() {
 			problems = append(problems, fmt.Sprintf("%s: %d of %d images encoded, %d of %d prompt tokens taken over",
-				s.look.question, s.encoded, s.look.images, s.tokens, s.response.promptTokens))
+				s.look.question, s.encoded, s.look.images, s.tokens, s.response.PromptTokens))
 		}
 	}
 	return problems
@@ -152,15 +149,10 @@ func newStand(ctx context.Context, lab *lab) (*stand, error) {
 	for i, setup := range setups {
 		o := &wanted[i]
 		o.role = setup.role.String()
-		if o.port, err = freePort(); err == nil {
-			o.side, err = freePort()
-		}
-		if err != nil {
+		if o.port, o.side, err = twoPorts(); err != nil {
 			return nil, err
 		}
-		s.endpoints = append(s.endpoints, discovery.Endpoint{ID: o.role, Role: setup.role,
-			URL:        &url.URL{Scheme: "http", Host: "127.0.0.1:" + o.port},
-			Attributes: map[string]string{"sideChannelPort": o.side}})
+		s.endpoints = append(s.endpoints, endpoint(setup.role, o.port, map[string]string{"sideChannelPort": o.side}))
 	}
 	for i, setup := range setups {
 		more, err := s.settings(s.endpoints[i], setup.folder)
@@ -197,25 +189,8 @@ func (s *stand) settings(e discovery.Endpoint, folder string) ([]string, error) 
 	if err != nil {
 		return nil, err
 	}
-	version, err := launch.ParseVersion(engineVersion)
-	if err != nil {
-		return nil, err
-	}
-	settings, err := launch.Render(stage, nil,
-		launch.Target{Endpoint: e, Engines: s.endpoints, Model: "tiny", Version: version, CPU: true},
-	)
-	if err != nil {
-		return nil, err
-	}
-	var more []string
-	for _, env := range settings.Env {
-		more = append(more, env.Name+"="+env.Value)
-	}
-	more = append(more, settings.Args...)
-	if settings.KVTransfer != nil {
-		more = append(more, "--kv-transfer-config", settings.KVTransfer.JSON())
-	}
-	return more, nil
+	settings, err := render(stage, nil, e, s.endpoints, engineVersion)
+	return arguments(settings), err
 }
 
 // cut makes P's folder an empty one.
@@ -252,9 +227,9 @@ func (s *stand) observe(ctx context.Context, gateway string, looks []look) ([]se
 		if err != nil {
 			return nil, err
 		}
-		one := seen{look: l, response: ask(ctx, gateway, l.question, "", nil)}
+		one := seen{look: l, response: ask(ctx, gateway, l.question, nil)}
 		after, err := waitFor(ctx, s.d, 3*time.Second, func(m metrics) bool {
-			return rise(before, m, takenOver) >= one.response.promptTokens
+			return rise(before, m, takenOver) >= one.response.PromptTokens
 		})
 		if err != nil {
 			return nil, err
@@ -279,18 +254,12 @@ func (s *stand) embeddings() (int, error) {
 }
 
 func printSeen(w io.Writer, all []seen) {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "request\tstatus\tserved\tseconds\ttext equal\timages\tencoded\tprompt tokens\ttaken over")
+	table := newTable(w, "text equal\timages\tencoded\tprompt tokens\ttaken over")
 	for _, s := range all {
-		equal := "yes"
-		if !s.right() {
-			equal = "NO"
-		}
-		r := s.response
-		fmt.Fprintf(table, "%s\t%d\t%s\t%.2f\t%s\t%d\t%d\t%d\t%d\n", s.look.question, r.status, r.mode,
-			r.took.Seconds(), equal, s.look.images, s.encoded, r.promptTokens, s.tokens)
+		table.row(s.look.question, s.response, yesOrNo(s.right()), s.look.images, s.encoded, s.response.PromptTokens,
+			s.tokens)
 	}
-	_ = table.Flush()
+	table.flush()
 }
 
 // looks are the chats of a round: with images that no engine has seen in a round before.
@@ -306,16 +275,14 @@ func looks(round int) []look {
 }
 
 func newLook(name string, stream bool, distinct int, pictures ...string) look {
-	images := &api{name: name, path: chat.path, body: func(prompt string, maxTokens int) map[string]any {
-		var content []any
-		for _, p := range pictures {
-			content = append(content, map[string]any{"type": "image_url", "image_url": map[string]string{"url": p}})
-		}
-		content = append(content, map[string]string{"type": "text", "text": prompt})
-		return map[string]any{"messages": []any{map[string]any{"role": "user", "content": content}},
-			"max_tokens": maxTokens, "temperature": 0}
-	}}
-	return look{question: newQuestion(images, stream, 60, 32), images: distinct}
+	q := newQuestion(apis.Chat, stream, 60, 32)
+	var content []any
+	for _, p := range pictures {
+		content = append(content, map[string]any{"type": "image_url", "image_url": map[string]string{"url": p}})
+	}
+	content = append(content, map[string]string{"type": "text", "text": q.prompt})
+	return look{images: distinct, question: q.with(name,
+		map[string]any{"messages": []any{map[string]any{"role": "user", "content": content}}})}
 }
 
 // picture returns a data: URL. Each number gives another picture.

@@ -18,8 +18,8 @@ import (
 
 // sight is a chat with one image that went as it must.
 func sight(change func(*seen)) []seen {
-	s := seen{look: look{question: question{api: &api{name: "one image"}}, images: 1}, encoded: 1, tokens: 96,
-		response: &response{status: http.StatusOK, whole: true, text: "a", promptTokens: 96}, reference: "a"}
+	s := seen{look: look{question: question{name: "one image"}, images: 1}, encoded: 1, tokens: 96,
+		response: answered(http.StatusOK, "a", 96), reference: "a"}
 	change(&s)
 	return []seen{s}
 }
@@ -27,14 +27,14 @@ func sight(change func(*seen)) []seen {
 func TestTheEncodeStageIsProvenByTextsFilesAndCounters(t *testing.T) {
 	assert.Empty(t, encodeProblems(sight(func(*seen) {})))
 	for name, wrong := range map[string]func(*seen){
-		"P did not see the image":           func(s *seen) { s.response.text = "b" },
-		"the response was cut":              func(s *seen) { s.response.whole = false },
+		"P did not see the image":           func(s *seen) { s.response.Texts[0] = "b" },
+		"the response was cut":              func(s *seen) { s.response.Whole = false },
 		"an error":                          func(s *seen) { s.response.status = http.StatusBadGateway },
 		"E encoded nothing":                 func(s *seen) { s.encoded = 0 },
 		"E encoded the same image twice":    func(s *seen) { s.encoded = 2 },
 		"D computed the prompt by itself":   func(s *seen) { s.tokens = 0 },
 		"D computed the image by itself":    func(s *seen) { s.tokens = 80 },
-		"no prompt tokens were counted":     func(s *seen) { s.response.promptTokens, s.tokens = 0, 0 },
+		"no prompt tokens were counted":     func(s *seen) { s.response.PromptTokens, s.tokens = 0, 0 },
 		"an image where the text has none":  func(s *seen) { s.look.images = 0 },
 		"the embeddings of another request": func(s *seen) { s.encoded = 3 },
 	} {
@@ -43,7 +43,7 @@ func TestTheEncodeStageIsProvenByTextsFilesAndCounters(t *testing.T) {
 }
 
 func TestTheCutFolderMustShowInTheTextsOfImagesOnly(t *testing.T) {
-	wrongText := func(s *seen) { s.response.text = "b" }
+	wrongText := func(s *seen) { s.response.Texts[0] = "b" }
 	assert.Empty(t, uncutProblems(sight(wrongText)))
 	assert.NotEmpty(t, uncutProblems(sight(func(*seen) {})), "the text is right although P had no embedding")
 	assert.Empty(t, uncutProblems(sight(func(s *seen) { s.look.images, s.encoded = 0, 0 })))
@@ -62,7 +62,7 @@ func TestEachRoundOfChatsHasPicturesOfItsOwn(t *testing.T) {
 	for round := range 2 {
 		for _, l := range looks(round) {
 			number += l.images
-			body := l.question.api.body(l.question.prompt, 1)
+			body := l.question.body()
 			content := body["messages"].([]any)[0].(map[string]any)["content"].([]any)
 			for _, part := range content[:len(content)-1] {
 				address := part.(map[string]any)["image_url"].(map[string]string)["url"]

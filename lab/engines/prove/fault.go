@@ -13,6 +13,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/pdkit/pdkit/lab/internal/apis"
 )
 
 // fault is one thing that goes wrong during a request, and what the client must get in that case.
@@ -73,7 +75,7 @@ func (s *scene) outlast() error {
 	case <-time.After(s.lease + time.Second):
 	}
 	for range 6 {
-		if _, err := alone(s.ctx, s.p.url, newQuestion(completions, false, 400, 1)); err != nil {
+		if _, err := alone(s.ctx, s.p.url, newQuestion(apis.Completions, false, 400, 1)); err != nil {
 			return err
 		}
 	}
@@ -127,8 +129,8 @@ func (l *lab) playFault(ctx context.Context, f fault, p, d *process, others ...*
 	}
 	s.hooks.Wait()
 	for _, engine := range []*process{p, d} {
-		if !engine.ended() {
-			err = errors.Join(err, engine.signal(syscall.SIGCONT))
+		if !engine.Ended() {
+			err = errors.Join(err, engine.Signal(syscall.SIGCONT))
 		}
 	}
 	err = errors.Join(err, errors.Join(s.problems...), f.judge(s, a), wrong(a, s.reference, f.measured))
@@ -151,7 +153,7 @@ func (l *lab) playFault(ctx context.Context, f fault, p, d *process, others ...*
 // askUntilPlayed asks until the fault has happened: the gateway uses several engines one after the other.
 func (s *scene) askUntilPlayed(q question, pairs int) (a *response, err error) {
 	for range 2 * pairs {
-		a = ask(s.ctx, s.gateway.url, q, "", s.onText)
+		a = ask(s.ctx, s.gateway.url, q, s.onText)
 		if s.hasHappened() {
 			return a, nil
 		}
@@ -166,9 +168,9 @@ func describe(a *response, reference string) string {
 	switch {
 	case a.status != http.StatusOK:
 		return a.String()
-	case a.text == reference:
+	case a.Text() == reference:
 		return a.String() + ", right text"
-	case strings.HasPrefix(reference, a.text):
+	case strings.HasPrefix(reference, a.Text()):
 		return a.String() + ", right so far"
 	default:
 		return a.String() + ", WRONG TEXT"
@@ -178,11 +180,11 @@ func describe(a *response, reference string) string {
 // wrong refuses a response that looks complete but has another text.
 func wrong(a *response, reference string, measured bool) error {
 	switch {
-	case a.status != http.StatusOK && (!a.whole || a.err == nil):
+	case a.status != http.StatusOK && (!a.Whole || a.Err == nil):
 		return fmt.Errorf("status %d without an error object", a.status)
-	case a.status == http.StatusOK && !strings.HasPrefix(reference, a.text) && !measured:
+	case a.status == http.StatusOK && !strings.HasPrefix(reference, a.Text()) && !measured:
 		return errors.New("WRONG TEXT")
-	case a.status == http.StatusOK && a.whole && a.err == nil && a.text != reference && !measured:
+	case a.status == http.StatusOK && a.Whole && a.Err == nil && a.Text() != reference && !measured:
 		return errors.New("WRONG TEXT: short, yet it looks whole")
 	}
 	return nil
@@ -191,17 +193,17 @@ func wrong(a *response, reference string, measured bool) error {
 // settle shows that no engine has died: all are alive and healthy, and together they serve a new request. The gateway
 // may need a moment to notice.
 func (s *scene) settle(source *process) error {
-	q := newQuestion(chat, false, 200, 16)
+	q := newQuestion(apis.Chat, false, 200, 16)
 	reference, err := alone(s.ctx, source.url, q)
 	if err != nil {
 		return err
 	}
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(500 * time.Millisecond) {
-		a := ask(s.ctx, s.gateway.url, q, "", nil)
+		a := ask(s.ctx, s.gateway.url, q, nil)
 		if err := wrong(a, reference, false); err != nil {
 			return err
 		}
-		if a.status == http.StatusOK && a.whole {
+		if a.status == http.StatusOK && a.Whole {
 			break
 		}
 		if time.Now().After(end) {
@@ -209,8 +211,8 @@ func (s *scene) settle(source *process) error {
 		}
 	}
 	for _, engine := range []*process{source, s.d} {
-		if engine.ended() || !answersOK(s.ctx, engine.url+"/health") {
-			return fmt.Errorf("the %s engine is dead:\n%s", engine.name, engine.tail())
+		if engine.Ended() || !answersOK(s.ctx, engine.url+"/health") {
+			return fmt.Errorf("the %s engine is dead:\n%s", engine.Name, engine.Tail())
 		}
 	}
 	return nil

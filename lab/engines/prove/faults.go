@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/pdkit/pdkit/lab/internal/apis"
 )
 
 const (
@@ -69,9 +71,9 @@ func frozenPrefill() fault {
 	return fault{
 		name:     "prefill engine frozen between the legs",
 		gateway:  gatewayOptions{decode: limit},
-		question: newQuestion(completions, false, 300, 24),
+		question: newQuestion(apis.Completions, false, 300, 24),
 		arrange: func(s *scene) {
-			s.toP.afterAnswer(func() { s.happens(s.p.signal(syscall.SIGSTOP)) })
+			s.toP.afterAnswer(func() { s.happens(s.p.Signal(syscall.SIGSTOP)) })
 		},
 		judge: status(http.StatusGatewayTimeout, limit+slack),
 	}
@@ -80,14 +82,14 @@ func frozenPrefill() fault {
 func killedDecode() fault {
 	return fault{
 		name:     "decode engine killed while it streams",
-		question: newQuestion(chat, true, 300, 600),
-		arrange:  func(s *scene) { s.inStream(func() { s.happens(s.d.kill()) }) },
+		question: newQuestion(apis.Chat, true, 300, 600),
+		arrange:  func(s *scene) { s.inStream(func() { s.happens(s.d.Kill()) }) },
 		judge: func(s *scene, a *response) error {
-			if a.status != http.StatusOK || a.whole || a.err == nil || a.text == "" {
+			if a.status != http.StatusOK || a.Whole || a.Err == nil || a.Text() == "" {
 				return errors.New("the client must see a stream that is cut: not whole, not an error in its place")
 			}
-			next := ask(s.ctx, s.gateway.url, newQuestion(chat, false, 100, 4), "", nil)
-			if next.status < 500 || s.p.ended() || !answersOK(s.ctx, s.p.url+"/health") {
+			next := ask(s.ctx, s.gateway.url, newQuestion(apis.Chat, false, 100, 4), nil)
+			if next.status < 500 || s.p.Ended() || !answersOK(s.ctx, s.p.url+"/health") {
 				return fmt.Errorf("without a decode engine a request gets %s, and the prefill engine must live", next)
 			}
 			return nil
@@ -104,26 +106,26 @@ func drainedDecode(other *process) fault {
 	return fault{
 		name:     "decode engine drains (SIGTERM) while it streams, another one is there",
 		gateway:  gatewayOptions{decodes: []string{other.url}},
-		question: newQuestion(chat, true, 300, 600),
+		question: newQuestion(apis.Chat, true, 300, 600),
 		arrange: func(s *scene) {
 			s.inStream(func() {
 				s.happens(s.d.terminate())
 				s.hooks.Go(func() {
 					end := time.Now().Add(90 * time.Second) // longer than the engine's own limit
-					for ; !s.d.ended() && s.ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
+					for ; !s.d.Ended() && s.ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
 						if time.Now().After(end) {
 							s.happens(errors.New("the engine does not end"))
 							return
 						}
-						q := newQuestion(chat, false, 100, 8)
+						q := newQuestion(apis.Chat, false, 100, 8)
 						questions = append(questions, q)
-						responses = append(responses, ask(s.ctx, s.gateway.url, q, "", nil))
+						responses = append(responses, ask(s.ctx, s.gateway.url, q, nil))
 					}
 				})
 			})
 		},
 		judge: func(s *scene, a *response) error {
-			if a.status != http.StatusOK || !a.whole {
+			if a.status != http.StatusOK || !a.Whole {
 				return errors.New("the stream must come to its end")
 			}
 			if len(responses) < 5 {
@@ -134,7 +136,7 @@ func drainedDecode(other *process) fault {
 				if err != nil {
 					return err
 				}
-				if r := responses[i]; r.status != http.StatusOK || r.text != reference {
+				if r := responses[i]; r.status != http.StatusOK || r.Text() != reference {
 					return fmt.Errorf("request %d of %d that came meanwhile: %s", i+1, len(responses),
 						describe(r, reference))
 				}
@@ -167,8 +169,8 @@ func killedPrefill() fault {
 	return fault{
 		name:     "prefill engine killed between the legs, another one is there",
 		gateway:  gatewayOptions{lease: shortLease, handoff: 3 * time.Second},
-		question: newQuestion(chat, false, 300, 24),
-		arrange:  func(s *scene) { s.toP.afterAnswer(func() { s.happens(s.p.kill()) }) },
+		question: newQuestion(apis.Chat, false, 300, 24),
+		arrange:  func(s *scene) { s.toP.afterAnswer(func() { s.happens(s.p.Kill()) }) },
 		judge:    status(http.StatusOK, 20*time.Second),
 	}
 }
@@ -176,14 +178,14 @@ func killedPrefill() fault {
 func killedOnlyPrefill() fault {
 	return fault{
 		name:     "prefill engine killed between the legs, the only one",
-		question: newQuestion(completions, true, 300, 24),
-		arrange:  func(s *scene) { s.toP.afterAnswer(func() { s.happens(s.p.kill()) }) },
+		question: newQuestion(apis.Completions, true, 300, 24),
+		arrange:  func(s *scene) { s.toP.afterAnswer(func() { s.happens(s.p.Kill()) }) },
 		judge: func(s *scene, a *response) error {
 			if a.status < 500 {
 				return errors.New("the client must get an error")
 			}
-			if _, err := alone(s.ctx, s.d.url, newQuestion(completions, false, 100, 8)); err != nil {
-				return fmt.Errorf("the decode engine must live and serve: %w\n%s", err, s.d.tail())
+			if _, err := alone(s.ctx, s.d.url, newQuestion(apis.Completions, false, 100, 8)); err != nil {
+				return fmt.Errorf("the decode engine must live and serve: %w\n%s", err, s.d.Tail())
 			}
 			return nil
 		},
@@ -197,7 +199,7 @@ func unreachableDecode() fault {
 	return fault{
 		name:     "decode engine out of reach until the lease is over, blocks reused",
 		gateway:  gatewayOptions{lease: shortLease, connect: 10 * time.Second, handoff: 3 * time.Second},
-		question: newQuestion(completions, false, 300, 24),
+		question: newQuestion(apis.Completions, false, 300, 24),
 		arrange: func(s *scene) {
 			s.toP.afterAnswer(func() {
 				s.happens(s.toD.door.shut())
@@ -225,7 +227,7 @@ func heldAnswerUnbounded() fault {
 	return fault{
 		name:     "prefill response held up past the lease, prefill timeout of 60 s",
 		gateway:  gatewayOptions{lease: shortLease, handoff: 3 * time.Second},
-		question: newQuestion(completions, false, 300, 24),
+		question: newQuestion(apis.Completions, false, 300, 24),
 		arrange: func(s *scene) {
 			s.hooks.Add(1)
 			s.toP.afterAnswer(func() {
@@ -245,7 +247,7 @@ func droppedRequest() fault {
 	return fault{
 		name:     "decode leg held up past the lease and broken off, blocks reused",
 		gateway:  gatewayOptions{lease: shortLease, handoff: 3 * time.Second},
-		question: newQuestion(chat, true, 300, 24),
+		question: newQuestion(apis.Chat, true, 300, 24),
 		arrange: func(s *scene) {
 			s.toD.beforeRequest(func() error {
 				s.happens(s.outlast())
@@ -270,11 +272,11 @@ func frozenDecodeUnbounded() fault {
 	return fault{
 		name:     "decode engine frozen past the lease, decode timeout of 60 s",
 		gateway:  gatewayOptions{lease: shortLease, handoff: 3 * time.Second, decode: time.Minute},
-		question: newQuestion(completions, false, 300, 24),
+		question: newQuestion(apis.Completions, false, 300, 24),
 		arrange: func(s *scene) {
 			s.toD.beforeRequest(func() error {
-				s.happens(s.d.signal(syscall.SIGSTOP))
-				s.hooks.Go(func() { s.happens(s.outlast(), s.d.signal(syscall.SIGCONT)) })
+				s.happens(s.d.Signal(syscall.SIGSTOP))
+				s.hooks.Go(func() { s.happens(s.outlast(), s.d.Signal(syscall.SIGCONT)) })
 				return nil
 			})
 		},
@@ -286,7 +288,7 @@ func frozenDecodeUnbounded() fault {
 // status requires a status within a time; for 200 it also requires a whole response.
 func status(want int, within time.Duration) func(*scene, *response) error {
 	return func(_ *scene, a *response) error {
-		if a.status != want || !a.whole || a.took > within {
+		if a.status != want || !a.Whole || a.took > within {
 			return fmt.Errorf("must be %d within %s", want, within)
 		}
 		return nil
@@ -295,7 +297,7 @@ func status(want int, within time.Duration) func(*scene, *response) error {
 
 // rightOrError requires a whole response or an error of the gateway. All faults check that the text is right.
 func rightOrError(_ *scene, a *response) error {
-	if a.status != http.StatusOK && a.status < 500 || !a.whole {
+	if a.status != http.StatusOK && a.status < 500 || !a.Whole {
 		return errors.New("must be a whole response or an error")
 	}
 	return nil

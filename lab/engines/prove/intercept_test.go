@@ -28,7 +28,7 @@ func newTestIntercept(t *testing.T, engine http.HandlerFunc) *intercept {
 	return i
 }
 
-func post(t *testing.T, url string) (string, error) {
+func postTo(t *testing.T, url string) (string, error) {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader("question"))
 	require.NoError(t, err)
@@ -53,7 +53,7 @@ func TestHookAfterAnswerRunsOnceBeforeTheGatewaySeesIt(t *testing.T) {
 		assert.True(t, engineAnswered, "the hook is between the legs, not before them")
 	})
 	for range 2 {
-		text, err := post(t, i.url)
+		text, err := postTo(t, i.url)
 		require.NoError(t, err)
 		assert.Equal(t, "response", text)
 	}
@@ -64,10 +64,10 @@ func TestHookBeforeRequestCanKeepItFromTheEngine(t *testing.T) {
 	requests := 0
 	i := newTestIntercept(t, func(http.ResponseWriter, *http.Request) { requests++ })
 	i.beforeRequest(func() error { return errors.New("drop it") })
-	_, err := post(t, i.url)
+	_, err := postTo(t, i.url)
 	require.Error(t, err, "the gateway must see a broken connection, not a response")
 	assert.Zero(t, requests)
-	_, err = post(t, i.url)
+	_, err = postTo(t, i.url)
 	require.NoError(t, err)
 	assert.Equal(t, 1, requests)
 }
@@ -80,6 +80,6 @@ func TestShutDoorLetsNobodyInUntilItOpens(t *testing.T) {
 	require.ErrorAs(t, err, &timeout)
 	require.True(t, timeout.Timeout())
 	i.door.open()
-	_, err = post(t, i.url)
+	_, err = postTo(t, i.url)
 	require.NoError(t, err)
 }

@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/enginesim/freeport"
+	"github.com/pdkit/pdkit/lab/internal/proc"
 )
 
 // lab starts the engines and gateways of one run, and stops those that still run at the end.
@@ -37,12 +39,19 @@ func (l *lab) close() {
 
 func (l *lab) start(cmd *exec.Cmd, name, url string) (*process, error) {
 	log := filepath.Join(l.dir, fmt.Sprintf("%02d-%s.log", len(l.started), name))
-	p, err := startProcess(cmd, name, url, log)
-	if err == nil {
-		l.started = append(l.started, p)
-		err = l.reaper.watch(p)
+	started, err := proc.Start(cmd, name, log, (*exec.Cmd).Start)
+	if err != nil {
+		return nil, err
 	}
-	return p, err
+	p := &process{Process: started, url: url}
+	l.started = append(l.started, p)
+	return p, l.reaper.watch(p)
+}
+
+// twoPorts are free ports: of an engine and of its side channel, or of a gateway and of its admin server.
+func twoPorts() (one, other string, err error) {
+	first, err := freeport.Find(2)
+	return strconv.Itoa(first), strconv.Itoa(first + 1), err
 }
 
 type engineOptions struct {
@@ -65,11 +74,7 @@ func (l *lab) startEngines(ctx context.Context, wanted ...engineOptions) ([]*pro
 	defer cancel()
 	var engines []*process
 	for _, o := range wanted {
-		free, err := freePort()
-		if err != nil {
-			return nil, err
-		}
-		side, err := freePort()
+		free, side, err := twoPorts()
 		if err != nil {
 			return nil, err
 		}
@@ -167,35 +172,32 @@ spec:
 
 // startGateway starts a gateway and waits until it has a ready pair.
 func (l *lab) startGateway(ctx context.Context, o gatewayOptions) (*process, error) {
-	var addresses [2]string
-	for i := range addresses {
-		port, err := freePort()
-		if err != nil {
-			return nil, err
-		}
-		addresses[i] = fmt.Sprintf("127.0.0.1:%s", port)
+	listen, admin, err := twoPorts()
+	if err != nil {
+		return nil, err
 	}
+	listen, admin = "127.0.0.1:"+listen, "127.0.0.1:"+admin
 	file := filepath.Join(l.dir, fmt.Sprintf("%02d-gateway.yaml", len(l.started)))
-	if err := os.WriteFile(file, []byte(o.yaml(addresses[0], addresses[1])), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(o.yaml(listen, admin)), 0o600); err != nil {
 		return nil, err
 	}
 	//nolint:gosec // G204: as above
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), l.gateway, "-config", file)
-	gateway, err := l.start(cmd, "gateway", "http://"+addresses[0])
+	gateway, err := l.start(cmd, "gateway", "http://"+listen)
 	if err != nil {
 		return nil, err
 	}
 	gateway.config = file
 	ctx, cancel := context.WithTimeoutCause(ctx, 30*time.Second, fmt.Errorf("30 seconds were not enough"))
 	defer cancel()
-	return gateway, gateway.ready(ctx, "http://"+addresses[1]+"/readyz")
+	return gateway, gateway.ready(ctx, "http://"+admin+"/readyz")
 }
 
 // stopGateway stops a gateway as an operator does. The gateway must drain and exit with 0.
 func stopGateway(gateway *process) error {
 	gateway.stop()
-	if gateway.err != nil {
-		return fmt.Errorf("the gateway ended with: %w\n%s", gateway.err, gateway.tail())
+	if gateway.Err != nil {
+		return fmt.Errorf("the gateway ended with: %w\n%s", gateway.Err, gateway.Tail())
 	}
 	return nil
 }

@@ -24,12 +24,13 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/pdkit/pdkit/lab/internal/proc"
 )
 
 // errNotProven says that the proof ran and something was wrong. The table has already shown what.
@@ -109,11 +110,8 @@ func run(ctx context.Context, o options) (err error) {
 		return err
 	}
 	if lab.gateway == "" && !o.wire && !o.attest {
-		lab.gateway = filepath.Join(lab.dir, "gateway")
-		//nolint:gosec // G204: only the output file varies, and it is ours
-		build := exec.CommandContext(ctx, "go", "build", "-o", lab.gateway, "github.com/pdkit/pdkit/cmd/gateway")
-		if output, err := build.CombinedOutput(); err != nil {
-			return fmt.Errorf("building the gateway: %w\n%s", err, output)
+		if lab.gateway, err = proc.Build(ctx, lab.dir, proc.Gateway); err != nil {
+			return err
 		}
 	}
 	if lab.reaper, err = startReaper(); err != nil {
@@ -124,11 +122,8 @@ func run(ctx context.Context, o options) (err error) {
 		return (&wire{lab: lab, all: o.all, names: o.verified, out: os.Stdout}).run(ctx)
 	}
 	if o.verify {
-		//nolint:gosec // G204: only the output file varies, and it is ours
-		build := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(lab.dir, "pdctl"),
-			"github.com/pdkit/pdkit/cmd/pdctl")
-		if output, err := build.CombinedOutput(); err != nil {
-			return fmt.Errorf("building pdctl: %w\n%s", err, output)
+		if _, err := proc.Build(ctx, lab.dir, "github.com/pdkit/pdkit/cmd/pdctl"); err != nil {
+			return err
 		}
 		return verifyAll(ctx, lab, o.verified)
 	}

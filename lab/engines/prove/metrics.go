@@ -5,11 +5,7 @@
 package main
 
 import (
-	"bufio"
 	"context"
-	"fmt"
-	"io"
-	"net/http"
 	"strconv"
 	"strings"
 	"time"
@@ -37,32 +33,17 @@ var (
 type metrics []string
 
 func readMetrics(ctx context.Context, engine string) (metrics, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, engine+"/metrics", nil)
-	if err != nil {
-		return nil, err
-	}
-	response, err := plain.Do(request)
-	if err != nil {
-		return nil, err
-	}
-	defer response.Body.Close()
-	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("GET /metrics answered %s", response.Status)
-	}
-	return parseMetrics(response.Body)
+	page, err := get(ctx, engine+"/metrics", 10*time.Second)
+	return parseMetrics(string(page)), err
 }
 
-func parseMetrics(page io.Reader) (metrics, error) {
-	var lines metrics
-	scanner := bufio.NewScanner(page)
-	for scanner.Scan() {
-		if line := scanner.Text(); line != "" && line[0] != '#' {
+func parseMetrics(page string) (lines metrics) {
+	for line := range strings.Lines(page) {
+		if line = strings.TrimSpace(line); line != "" && line[0] != '#' {
 			lines = append(lines, line)
 		}
 	}
-	return lines, scanner.Err()
+	return lines
 }
 
 // sum is the sum of the series that s names.

@@ -24,6 +24,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	_ "github.com/pdkit/pdkit/connector/all" // the connectors that a verification may name
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/enginesim/freeport"
 )
 
 // pair is one prefill and one decode engine of a verification, with the programs beside them.
@@ -61,8 +62,7 @@ func newPair(v *verification, lab *lab) (*pair, error) {
 			name, value, _ := strings.Cut(a, "=")
 			attributes[name] = p.expand(value)
 		}
-		p.endpoints = append(p.endpoints, discovery.Endpoint{ID: role.String(), Role: role, Attributes: attributes,
-			URL: &url.URL{Scheme: "http", Host: p.expand("127.0.0.1:$" + role.String())}})
+		p.endpoints = append(p.endpoints, endpoint(role, p.expand("$"+role.String()), attributes))
 	}
 	return p, nil
 }
@@ -71,7 +71,7 @@ func newPair(v *verification, lab *lab) (*pair, error) {
 func (p *pair) expand(text string) string {
 	return os.Expand(text, func(name string) string {
 		if p.values[name] == "" {
-			p.values[name], _ = freePort() // "" is no port, which whoever is given it refuses
+			p.values[name], _ = freeport.One() // "" is no port, which whoever is given it refuses
 		}
 		return p.values[name]
 	})
@@ -161,13 +161,7 @@ func (p *pair) wanted(e discovery.Endpoint, s stage) (started, error) {
 
 // render asks the connector for an engine's settings.
 func (p *pair) render(e discovery.Endpoint) (next started, err error) {
-	version, err := launch.ParseVersion(engineVersion)
-	if err != nil {
-		return next, err
-	}
-	s, err := launch.Render(p.conn, p.config,
-		launch.Target{Endpoint: e, Engines: p.endpoints, Model: "tiny", Version: version, CPU: true},
-	)
+	s, err := render(p.conn, p.config, e, p.endpoints, engineVersion)
 	if err != nil {
 		return next, err
 	}
@@ -177,15 +171,10 @@ func (p *pair) render(e discovery.Endpoint) (next started, err error) {
 	if p.v.module != "" {
 		s.KVTransfer.ModulePath = p.v.module
 	}
-	for _, env := range s.Env {
-		next.more = append(next.more, env.Name+"="+env.Value)
-	}
+	next.more, next.files = arguments(s), s.Files
 	if p.v.connector == "mooncake" {
 		next.more = append(next.more, "VLLM_MOONCAKE_BOOTSTRAP_PORT="+p.expand("$"+strings.ToUpper(e.ID)))
 	}
-	next.more = append(next.more, s.Args...)
-	next.more = append(next.more, "--kv-transfer-config", s.KVTransfer.JSON())
-	next.files = s.Files
 	for _, c := range s.Companions {
 		command := slices.Clone(c.Command)
 		for _, argument := range p.v.beside {
@@ -194,6 +183,35 @@ func (p *pair) render(e discovery.Endpoint) (next started, err error) {
 		next.beside = append(next.beside, command)
 	}
 	return next, nil
+}
+
+// render asks a connector for the settings of one of the engines.
+func render(conn connector.KVConnector, config json.RawMessage, e discovery.Endpoint, engines []discovery.Endpoint,
+	engineVersion string) (launch.Settings, error) {
+	version, err := launch.ParseVersion(engineVersion)
+	if err != nil {
+		return launch.Settings{}, err
+	}
+	return launch.Render(conn, config,
+		launch.Target{Endpoint: e, Engines: engines, Model: "tiny", Version: version, CPU: true})
+}
+
+// arguments are rendered settings as arguments of engine.sh.
+func arguments(s launch.Settings) (more []string) {
+	for _, env := range s.Env {
+		more = append(more, env.Name+"="+env.Value)
+	}
+	more = append(more, s.Args...)
+	if s.KVTransfer != nil {
+		more = append(more, "--kv-transfer-config", s.KVTransfer.JSON())
+	}
+	return more
+}
+
+// endpoint is the entry of an engine of this machine.
+func endpoint(role discovery.Role, port string, attributes map[string]string) discovery.Endpoint {
+	return discovery.Endpoint{ID: role.String(), Role: role, Attributes: attributes,
+		URL: &url.URL{Scheme: "http", Host: "127.0.0.1:" + port}}
 }
 
 // swap replaces texts wherever they are. Each must be somewhere, else the twin is not broken.
@@ -256,7 +274,7 @@ func (p *pair) startBeside(ctx context.Context, command []string) error {
 	p.beside[key] = program
 	ctx, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("a minute was not enough"))
 	defer cancel()
-	return program.until(ctx, func() bool { return listens(ctx, "127.0.0.1:"+command[at+1]) })
+	return program.Until(ctx, 100*time.Millisecond, func() bool { return listens(ctx, "127.0.0.1:"+command[at+1]) })
 }
 
 func listens(ctx context.Context, address string) bool {

@@ -9,12 +9,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"os"
 	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"github.com/pdkit/pdkit/lab/internal/apis"
 )
 
 // row is one request of the proof: what the client got, and what it should get.
@@ -27,14 +28,11 @@ type row struct {
 }
 
 // served reports whether the client got the right text, in whatever way it was made.
-func (r row) served() bool {
-	got := r.response
-	return got.status == http.StatusOK && got.whole && got.err == nil && got.text == r.reference
-}
+func (r row) served() bool { return r.response.right(r.reference) }
 
 // reused reports whether D took over exactly the prompt, and NIXL moved exactly its blocks.
 func (r row) reused() bool {
-	return r.response.promptTokens > 0 && r.tokens == r.response.promptTokens && r.bytes == r.wantBytes
+	return r.response.PromptTokens > 0 && r.tokens == r.response.PromptTokens && r.bytes == r.wantBytes
 }
 
 // proof has all rows, and what the engines counted during all of them.
@@ -50,14 +48,14 @@ func (p proof) problems() []string {
 	var problems []string
 	texts := map[string]bool{}
 	for _, r := range p.rows {
-		texts[r.response.text] = true
+		texts[r.response.Text()] = true
 		if !r.served() {
 			problems = append(problems, fmt.Sprintf("%s: the response is not that of one engine alone", r.question))
 		}
 		if !r.reused() {
 			problems = append(
 				problems, fmt.Sprintf("%s: the decode engine took over %d of %d prompt tokens, %d of %d bytes",
-					r.question, r.tokens, r.response.promptTokens, r.bytes, r.wantBytes))
+					r.question, r.tokens, r.response.PromptTokens, r.bytes, r.wantBytes))
 		}
 	}
 	if len(texts) != len(p.rows) {
@@ -80,21 +78,40 @@ func (p proof) problems() []string {
 }
 
 func (p proof) print(w io.Writer) {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "request\tstatus\tserved\tseconds\ttext equal\tprompt tokens\ttaken over\tbytes "+
-		"moved\texpected")
+	table := newTable(w, "text equal\tprompt tokens\ttaken over\tbytes moved\texpected")
 	for _, r := range p.rows {
-		equal := "yes"
-		if !r.served() {
-			equal = "NO"
-		}
-		fmt.Fprintf(table, "%s\t%d\t%s\t%.2f\t%s\t%d\t%d\t%d\t%d\n", r.question, r.response.status, r.response.mode,
-			r.response.took.Seconds(), equal, r.response.promptTokens, r.tokens, r.bytes, r.wantBytes)
+		table.row(r.question, r.response, yesOrNo(r.served()), r.response.PromptTokens, r.tokens, r.bytes, r.wantBytes)
 	}
-	_ = table.Flush()
+	table.flush()
 	fmt.Fprintf(w, "failed transfers or notifications: %d; handoffs expired or read late: %d; prefill engine's "+
 		"blocks released: %t\n",
 		p.failed, p.late, p.released)
+}
+
+// table shows one line for each request: what the client got, and what the proof compares.
+type table struct{ *tabwriter.Writer }
+
+func newTable(w io.Writer, more string) table {
+	t := table{tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)}
+	fmt.Fprintln(t, "request\tstatus\tserved\tseconds\t"+more)
+	return t
+}
+
+func (t table) row(q question, a *response, more ...any) {
+	fmt.Fprintf(t, "%s\t%d\t%s\t%.2f", q, a.status, a.mode, a.took.Seconds())
+	for _, cell := range more {
+		fmt.Fprintf(t, "\t%v", cell)
+	}
+	fmt.Fprintln(t)
+}
+
+func (t table) flush() { _ = t.Flush() }
+
+func yesOrNo(yes bool) string {
+	if yes {
+		return "yes"
+	}
+	return "NO"
 }
 
 // prove shows a connector's proof. It returns errNotProven if there is a problem.
@@ -151,10 +168,10 @@ func collect(ctx context.Context, lab *lab, connector string, p, d *process) (pr
 // questions has a request of each API: with more and less than whole blocks, and with exactly two blocks.
 func questions() []question {
 	return []question{
-		newQuestion(completions, false, 300, 32), newQuestion(completions, true, 64, 32),
-		newQuestion(chat, false, 31, 32), newQuestion(chat, true, 500, 32),
-		newQuestion(responses, false, 100, 32), newQuestion(messages, false, 101, 32),
-		newQuestion(generate, false, 96, 32),
+		newQuestion(apis.Completions, false, 300, 32), newQuestion(apis.Completions, true, 64, 32),
+		newQuestion(apis.Chat, false, 31, 32), newQuestion(apis.Chat, true, 500, 32),
+		newQuestion(apis.Responses, false, 100, 32), newQuestion(apis.Messages, false, 101, 32),
+		newQuestion(apis.Generate, false, 96, 32),
 	}
 }
 
@@ -176,13 +193,13 @@ func observe(ctx context.Context, gateway, p, d string, patience time.Duration) 
 	var result proof
 	last := dBefore
 	for _, q := range questions() {
-		r := row{question: q, response: ask(ctx, gateway, q, "", nil)}
-		r.wantBytes = (r.response.promptTokens + cache.blockTokens - 1) / cache.blockTokens * cache.blockBytes
+		r := row{question: q, response: ask(ctx, gateway, q, nil)}
+		r.wantBytes = (r.response.PromptTokens + cache.blockTokens - 1) / cache.blockTokens * cache.blockBytes
 		if r.reference, err = alone(ctx, p, q); err != nil {
 			return proof{}, err
 		}
 		now, err := waitFor(ctx, d, patience, func(m metrics) bool {
-			return rise(last, m, takenOver) >= r.response.promptTokens && rise(last, m, bytesMoved) >= r.wantBytes
+			return rise(last, m, takenOver) >= r.response.PromptTokens && rise(last, m, bytesMoved) >= r.wantBytes
 		})
 		if err != nil {
 			return proof{}, fmt.Errorf("decode engine: %w", err)

@@ -16,6 +16,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/lab/internal/apis"
 )
 
 // counters is an engine that has only a metrics page, whose counters the gateway can raise.
@@ -75,11 +77,11 @@ func observeFakes(t *testing.T, r rules) proof {
 			prompt += string(rune(token))
 		}
 		format := map[string]string{
-			completions.path: `{"choices":[{"text":%q}],"usage":{"prompt_tokens":%d}}`,
-			chat.path:        `{"choices":[{"message":{"content":%q}}],"usage":{"prompt_tokens":%d}}`,
-			responses.path:   `{"output":[{"content":[{"text":%q}]}],"usage":{"input_tokens":%d}}`,
-			messages.path:    `{"content":[{"text":%q}],"usage":{"input_tokens":%d}}`,
-			generate.path:    `{"choices":[{"text":%q,"token_ids":null}],"usage":{"prompt_tokens":%d}}`,
+			apis.Completions.Path: `{"choices":[{"text":%q}],"usage":{"prompt_tokens":%d}}`,
+			apis.Chat.Path:        `{"choices":[{"message":{"content":%q}}],"usage":{"prompt_tokens":%d}}`,
+			apis.Responses.Path:   `{"output":[{"content":[{"text":%q}]}],"usage":{"input_tokens":%d}}`,
+			apis.Messages.Path:    `{"content":[{"text":%q}],"usage":{"input_tokens":%d}}`,
+			apis.Generate.Path:    `{"choices":[{"text":%q,"token_ids":null}],"usage":{"prompt_tokens":%d}}`,
 		}[request.URL.Path]
 		if body.Stream {
 			format = "data: " + format + "\n\ndata: [DONE]\n\n"
@@ -151,18 +153,8 @@ func TestProofFails(t *testing.T) {
 }
 
 func TestSumAddsUpOnlyTheNamedSeries(t *testing.T) {
-	page, err := parseMetrics(
-		strings.NewReader("# HELP a\na{x=\"1\"} 2\na{x=\"2\"} 3.0\na_total 5\nab{x=\"1\"} 7\na 1e1\n\n"),
-	)
-	require.NoError(t, err)
+	page := parseMetrics("# HELP a\na{x=\"1\"} 2\na{x=\"2\"} 3.0\na_total 5\nab{x=\"1\"} 7\na 1e1\n\n")
 	assert.InDelta(t, 15, page.sum(sample{"a", ""}), 0)
 	assert.InDelta(t, 2, page.sum(sample{"a", `x="1"`}), 0)
 	assert.Zero(t, page.sum(sample{"absent", ""}))
-}
-
-func TestTokensOfGenerateAreText(t *testing.T) {
-	var p piece
-	require.NoError(t, json.Unmarshal([]byte(`{"choices":[{"token_ids":[91,74,58]}]}`), &p))
-	assert.Equal(t, "[J:", p.text())
-	assert.Equal(t, []int{91, 74, 58}, tokens("[J:"))
 }

@@ -31,7 +31,7 @@ func startReaper() (*reaper, error) {
 }
 
 func (r *reaper) watch(p *process) error {
-	_, err := fmt.Fprintln(r.groups, p.cmd.Process.Pid)
+	_, err := fmt.Fprintln(r.groups, p.Cmd.Process.Pid)
 	return err
 }
 

@@ -12,16 +12,19 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/lab/internal/proc"
 )
 
 // startFamily starts a shell with a child in the same group, as an engine is.
 func startFamily(t *testing.T) *process {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "sh", "-c", "sleep 60 & wait")
-	p, err := startProcess(cmd, "family", "", filepath.Join(t.TempDir(), "log"))
+	p, err := proc.Start(cmd, "family", filepath.Join(t.TempDir(), "log"), (*exec.Cmd).Start)
 	require.NoError(t, err)
-	t.Cleanup(p.stop)
-	return p
+	family := &process{Process: p}
+	t.Cleanup(family.stop)
+	return family
 }
 
 func TestEnginesDoNotOutliveTheProgram(t *testing.T) {
@@ -34,8 +37,8 @@ func TestEnginesDoNotOutliveTheProgram(t *testing.T) {
 	require.NoError(t, r.groups.Close(), "what the kernel does when the program is killed")
 	for _, p := range families {
 		select {
-		case <-p.done:
-			assert.ErrorContains(t, p.err, "signal: killed")
+		case <-p.Done:
+			assert.ErrorContains(t, p.Err, "signal: killed")
 		case <-time.After(20 * time.Second):
 			assert.Fail(t, "still alive")
 		}
@@ -49,7 +52,7 @@ func TestReaperSparesEnginesOfAProgramThatEndsWell(t *testing.T) {
 	p := startFamily(t)
 	require.NoError(t, r.watch(p))
 	r.close()
-	assert.False(t, p.ended())
+	assert.False(t, p.Ended())
 	p.stop()
-	assert.ErrorContains(t, p.err, "signal: terminated", "a stop asks first")
+	assert.ErrorContains(t, p.Err, "signal: terminated", "a stop asks first")
 }

@@ -6,7 +6,6 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/rand"
@@ -22,6 +21,8 @@ import (
 	"time"
 
 	"github.com/tidwall/gjson"
+
+	"github.com/pdkit/pdkit/lab/internal/apis"
 )
 
 // stream is one request whose stream is broken after each of its events.
@@ -209,13 +210,7 @@ var running = sample{"vllm:num_requests_running", ""}
 func streamOf(ctx context.Context, base, path string, body []byte, onEvent func(events int)) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 60*time.Second)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, base+path, bytes.NewReader(body))
-	if err != nil {
-		return "", err
-	}
-	request.Header.Set("Content-Type", "application/json")
-	request.Header.Set("X-Request-Id", "the-same-id")
-	got, err := plain.Do(request)
+	got, err := post(ctx, base+path, json.RawMessage(body), "X-Request-Id", "the-same-id")
 	if err != nil {
 		return "", err
 	}
@@ -282,7 +277,7 @@ func findTies(ctx context.Context, out io.Writer, engine string) error {
 	const responses, length = 8, 64
 	places, found := 0, 0
 	for n := range responses {
-		ids, err := tokensAfter(ctx, engine, newQuestion(completions, false, 40+30*n, 1).prompt, length)
+		ids, err := tokensAfter(ctx, engine, newQuestion(apis.Completions, false, 40+30*n, 1).prompt, length)
 		if err != nil {
 			return err
 		}
@@ -383,7 +378,7 @@ func killOnce(ctx context.Context, s stream, gateway, alone string, pair []*proc
 		}
 		for i, d := range pair {
 			if m, err := readMetrics(ctx, d.url); err == nil && m.sum(running) > 0 {
-				killed, killErr = i, d.kill()
+				killed, killErr = i, d.Kill()
 				return
 			}
 		}

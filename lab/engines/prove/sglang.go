@@ -11,19 +11,15 @@ import (
 	"io"
 	"math"
 	"net/http"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
-	"strings"
-	"text/tabwriter"
 	"time"
 
-	"github.com/pdkit/pdkit/cmd/pdctl/launch"
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/lab/internal/apis"
 )
 
 // sglangVersion is the version that sglang/install.sh installs.
@@ -45,7 +41,6 @@ const sglangTokenBytes = 2 * 2 * 2 * 32 * 4
 type sglangLab struct {
 	*lab
 	conn      connector.KVConnector
-	at        [2]launchedEngine // P and D
 	pair      []discovery.Endpoint
 	p, d, one *process
 }
@@ -65,20 +60,15 @@ func proveSGLang(ctx context.Context, l *lab) (err error) {
 	}
 	s := &sglangLab{lab: l, conn: conn}
 	begin := time.Now()
-	for i := range s.at {
-		if s.at[i], err = newEngine(); err != nil {
-			return err
-		}
-	}
-	s.pair = []discovery.Endpoint{s.prefill(s.at[0]), s.at[1].endpoint(discovery.RoleDecode, nil)}
-	other, err := newEngine()
+	all, err := sglangEndpoints(discovery.RolePrefill, discovery.RoleDecode, discovery.RoleBoth)
 	if err != nil {
 		return err
 	}
-	started, err := s.launch(ctx, nil, s.pair[0], s.pair[1], other.endpoint(discovery.RoleBoth, nil))
+	s.pair = all[:2:2]
+	started, err := s.launch(ctx, nil, all...)
 	defer func() {
 		for _, engine := range s.started {
-			if engine.name != "gateway" {
+			if engine.Name != "gateway" {
 				engine.stop()
 			}
 		}
@@ -98,19 +88,20 @@ func proveSGLang(ctx context.Context, l *lab) (err error) {
 	)
 }
 
-// launchedEngine is where an engine listens.
-type launchedEngine struct{ port, side string }
-
-func newEngine() (e launchedEngine, err error) {
-	if e.port, err = freePort(); err == nil {
-		e.side, err = freePort()
+// sglangEndpoints are entries of engines that do not run yet.
+func sglangEndpoints(roles ...discovery.Role) (all []discovery.Endpoint, err error) {
+	for _, role := range roles {
+		port, bootstrap, err := twoPorts()
+		if err != nil {
+			return nil, err
+		}
+		var attributes map[string]string
+		if role == discovery.RolePrefill {
+			attributes = map[string]string{"bootstrapPort": bootstrap}
+		}
+		all = append(all, endpoint(role, port, attributes))
 	}
-	return e, err
-}
-
-func (e launchedEngine) endpoint(role discovery.Role, attributes map[string]string) discovery.Endpoint {
-	return discovery.Endpoint{ID: role.String(), URL: &url.URL{Scheme: "http", Host: "127.0.0.1:" + e.port}, Role: role,
-		Attributes: attributes}
+	return all, nil
 }
 
 func timed(what string, do func() error) error {
@@ -120,33 +111,19 @@ func timed(what string, do func() error) error {
 	return err
 }
 
-func (*sglangLab) prefill(e launchedEngine) discovery.Endpoint {
-	return e.endpoint(discovery.RolePrefill, map[string]string{"bootstrapPort": e.side})
-}
-
 // launch starts engines with the settings that the connector renders, and more arguments of the script.
 func (s *sglangLab) launch(ctx context.Context, more []string, engines ...discovery.Endpoint) ([]*process, error) {
-	version, err := launch.ParseVersion(sglangVersion)
-	if err != nil {
-		return nil, err
-	}
 	var wanted []engineOptions
 	for _, e := range engines {
-		settings, err := launch.Render(s.conn, nil,
-			launch.Target{Endpoint: e, Engines: engines, Model: "tiny", Version: version, CPU: true},
-		)
+		settings, err := render(s.conn, nil, e, engines, sglangVersion)
 		if err != nil {
 			return nil, err
 		}
 		o := engineOptions{script: filepath.Join(filepath.Dir(s.script), "sglang", "engine.sh"),
-			role: e.Role.String(), port: e.URL.Port(), more: slices.Clone(more)}
+			role: e.Role.String(), port: e.URL.Port(), more: append(arguments(settings), more...)}
 		if e.Role.Has(discovery.RoleBoth) {
 			o.role = "alone"
 		}
-		for _, env := range settings.Env {
-			o.more = append(o.more, env.Name+"="+env.Value)
-		}
-		o.more = append(o.more, settings.Args...)
 		wanted = append(wanted, o)
 	}
 	return s.startEngines(ctx, wanted...)
@@ -159,42 +136,26 @@ func (s *sglangLab) judge(ctx context.Context, typ string, want int, says string
 	if err != nil {
 		return err
 	}
-	//nolint:gosec // G204: the program is built by this one
-	cmd := exec.CommandContext(ctx, filepath.Join(s.dir, "pdctl"), "verify", "-f", gateway.config, "--gateway",
-		gateway.url, "--alone", s.one.url)
-	output, err := cmd.CombinedOutput()
-	status := 0
-	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-		status, err = exit.ExitCode(), nil
-	}
-	fmt.Printf("sglang, kvConnector.type %s: pdctl verify ends with %d\n%s", typ, status, output)
-	var odd []string
-	if status != want || !strings.Contains(string(output), says) {
-		odd = append(odd, fmt.Sprintf("pdctl verify was to end with %d and to say %q", want, says))
-	}
+	odd, err := s.verify(ctx, gateway, "sglang, kvConnector.type "+typ, want, says, "--alone", s.one.url)
 	if err == nil && want == 0 {
 		var more []string
 		more, err = s.survey(ctx, gateway.url)
 		odd = append(odd, more...)
 	}
-	if err = errors.Join(err, stopGateway(gateway)); err != nil || len(odd) == 0 {
-		return err
-	}
-	fmt.Printf("NOT as it must be:\n  - %s\n", strings.Join(odd, "\n  - "))
-	return errNotProven
+	return asItMustBe(odd, errors.Join(err, stopGateway(gateway)))
 }
 
 // sglangRow is what one request got, and what the engines counted meanwhile.
 type sglangRow struct {
-	request      sglangRequest
-	reply        *sglangReply
+	request      question
+	reply        *response
 	wrong        string // what differs from the reply of one engine alone; "": nothing
 	taken, moved int    // prompt tokens that D did not compute, and bytes that P sent
 }
 
 // problem says what is not proven by a row; "" if nothing.
 func (r sglangRow) problem() string {
-	n := r.reply.promptTokens
+	n := r.reply.PromptTokens
 	switch {
 	case r.wrong != "":
 		return r.wrong
@@ -221,9 +182,9 @@ func (s *sglangLab) survey(ctx context.Context, gateway string) (odd []string, e
 		rows = append(rows, row)
 	}
 	printSGLang(os.Stdout, rows)
-	for _, q := range []sglangRequest{
-		sglangOf(chat, false, 40, 8).with("chat, n: 2", map[string]any{"n": 2}),
-		sglangGenerate("generate, n: 2", false, newPrompt(40), 8,
+	for _, q := range []question{
+		newQuestion(apis.Chat, false, 40, 8).with("chat, n: 2", map[string]any{"n": 2}),
+		newQuestion(apis.SGLang, false, 40, 8).with("generate, n: 2",
 			map[string]any{"sampling_params": map[string]any{"n": 2}}),
 	} {
 		a := askSGLang(ctx, gateway, q, nil)
@@ -235,10 +196,10 @@ func (s *sglangLab) survey(ctx context.Context, gateway string) (odd []string, e
 	return odd, nil
 }
 
-func (s *sglangLab) compare(ctx context.Context, gateway string, q sglangRequest) (sglangRow, error) {
+func (s *sglangLab) compare(ctx context.Context, gateway string, q question) (sglangRow, error) {
 	one := askSGLang(ctx, s.one.url, q, nil)
-	if one.err != nil || one.status != http.StatusOK || !one.whole || len(one.texts) == 0 {
-		return sglangRow{}, fmt.Errorf("%s: one engine alone: %s: %w", q, one, errors.Join(one.err))
+	if one.Err != nil || one.status != http.StatusOK || !one.Whole || len(one.Texts) == 0 {
+		return sglangRow{}, fmt.Errorf("%s: one engine alone: %s: %w", q, one, errors.Join(one.Err))
 	}
 	before, err := s.counters(ctx)
 	if err != nil {
@@ -254,7 +215,7 @@ func (s *sglangLab) compare(ctx context.Context, gateway string, q sglangRequest
 		prompts := rise(before[1], now[1], sglangPrompts)
 		row.taken = prompts - rise(before[1], now[1], sglangComputed)
 		row.moved = int(math.Round((now[0].sum(sglangMoved) - before[0].sum(sglangMoved)) * (1 << 20)))
-		n := row.reply.promptTokens
+		n := row.reply.PromptTokens
 		if prompts >= n && row.moved >= n*sglangTokenBytes || row.wrong != "" || time.Now().After(end) {
 			return row, nil
 		}
@@ -265,24 +226,21 @@ func (s *sglangLab) compare(ctx context.Context, gateway string, q sglangRequest
 func (s *sglangLab) counters(ctx context.Context) (pages [2]metrics, err error) {
 	for i, engine := range []*process{s.p, s.d} {
 		if pages[i], err = readMetrics(ctx, engine.url); err != nil {
-			return pages, fmt.Errorf("%s engine: %w", engine.name, err)
+			return pages, fmt.Errorf("%s engine: %w", engine.Name, err)
 		}
 	}
 	return pages, nil
 }
 
 func printSGLang(w io.Writer, rows []sglangRow) {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "request\tstatus\tserved\tseconds\tas one engine\tprompt tokens\ttaken over\t"+
-		"bytes moved\texpected")
+	table := newTable(w, "as one engine\tprompt tokens\ttaken over\tbytes moved\texpected")
 	for _, r := range rows {
 		equal := "yes"
 		if r.wrong != "" {
 			equal = "NO: " + r.wrong
 		}
-		fmt.Fprintf(table, "%s\t%d\t%s\t%.2f\t%s\t%d\t%d\t%d\t%d\n", r.request, r.reply.status, r.reply.mode,
-			r.reply.took.Seconds(), equal, r.reply.promptTokens, r.taken, r.moved,
-			r.reply.promptTokens*sglangTokenBytes)
+		table.row(r.request, r.reply, equal, r.reply.PromptTokens, r.taken, r.moved,
+			r.reply.PromptTokens*sglangTokenBytes)
 	}
-	_ = table.Flush()
+	table.flush()
 }

@@ -9,7 +9,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"strings"
@@ -19,6 +18,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/lab/internal/apis"
 )
 
 // sglangPatience is how long an engine may take to end what it was doing. SGLang looks every 4 s whether the client of
@@ -45,25 +45,14 @@ type sglangLoad struct {
 	} `json:"disaggregation"`
 }
 
-func readSGLangLoad(ctx context.Context, engine string) (total sglangLoad, err error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, engine+"/v1/loads", nil)
+func readSGLangLoad(ctx context.Context, engine string) (load sglangLoad, err error) {
+	content, err := get(ctx, engine+"/v1/loads", 10*time.Second)
 	if err != nil {
-		return total, err
-	}
-	response, err := plain.Do(request)
-	if err != nil {
-		return total, err
-	}
-	defer response.Body.Close()
-	content, err := io.ReadAll(io.LimitReader(response.Body, 1<<20))
-	if err != nil {
-		return total, err
+		return load, err
 	}
 	var page struct{ Loads []sglangLoad }
 	if err := json.Unmarshal(content, &page); err != nil || len(page.Loads) != 1 {
-		return total, fmt.Errorf("GET /v1/loads answered %s, which is not the load of one rank", response.Status)
+		return load, fmt.Errorf("GET /v1/loads answered %.200s, which is not the load of one rank", content)
 	}
 	return page.Loads[0], nil
 }
@@ -76,7 +65,7 @@ func awaitLoad(ctx context.Context, engine *process, what string, ok func(sglang
 			return nil
 		}
 		if time.Now().After(end) {
-			return errors.Join(fmt.Errorf("the %s engine %s: %+v", engine.name, what, load), err)
+			return errors.Join(fmt.Errorf("the %s engine %s: %+v", engine.Name, what, load), err)
 		}
 	}
 }
@@ -124,18 +113,14 @@ func (s *sglangLab) playSGLangFaults(ctx context.Context) error {
 		play(f)
 	}
 	begin := time.Now()
-	if err := s.d.kill(); err != nil && !s.d.ended() {
+	if err := s.d.Kill(); err != nil && !s.d.Ended() {
 		return err
 	}
-	second, err := newEngine()
+	fresh, err := sglangEndpoints(discovery.RolePrefill, discovery.RoleDecode)
 	if err != nil {
 		return err
 	}
-	third, err := newEngine()
-	if err != nil {
-		return err
-	}
-	other, spare := s.prefill(second), third.endpoint(discovery.RoleDecode, nil)
+	other, spare := fresh[0], fresh[1]
 	started, err := s.launch(ctx, []string{sglangRelease}, other, s.pair[1], spare)
 	if err != nil {
 		return err
@@ -145,10 +130,10 @@ func (s *sglangLab) playSGLangFaults(ctx context.Context) error {
 		time.Since(begin).Seconds())
 	play(sglangFault{name: "decode engine drains (SIGTERM) while it streams, another one is there", play: drainsDecode,
 		others: []discovery.Endpoint{spare}})
-	s.d, s.at[1], s.pair[1] = started[2], third, spare
+	s.d, s.pair[1] = started[2], spare
 	play(sglangFault{name: "prefill engine killed between the legs, another one is there", play: killsPrefill,
 		others: []discovery.Endpoint{other}})
-	s.p, s.at[0], s.pair[0] = started[0], second, other
+	s.p, s.pair[0] = started[0], other
 	play(sglangFault{name: "prefill engine killed between the legs, the only one", play: killsOnlyPrefill, last: true})
 	return result
 }
@@ -187,7 +172,7 @@ func (s *sglangLab) playSGLang(ctx context.Context, f sglangFault) (got string, 
 // as by one engine, unless no pair is left.
 func (s *sglangScene) settled(last bool) error {
 	for _, engine := range []*process{s.p, s.d} {
-		if engine.ended() {
+		if engine.Ended() {
 			continue
 		}
 		err := awaitLoad(s.ctx, engine, "still holds a request", func(l sglangLoad) bool { return l == sglangLoad{} })
@@ -201,7 +186,7 @@ func (s *sglangScene) settled(last bool) error {
 	if last {
 		return nil
 	}
-	q := sglangOf(chat, false, 150, 16)
+	q := newQuestion(apis.Chat, false, 150, 16)
 	one := askSGLang(s.ctx, s.one.url, q, nil)
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(500 * time.Millisecond) {
 		a := askSGLang(s.ctx, s.gateway, q, nil)
@@ -223,10 +208,10 @@ func (p *process) healthy(ctx context.Context) error {
 }
 
 // leaving sends a request whose client leaves when the fault has happened.
-func (s *sglangScene) leaving(q sglangRequest) (string, error) {
+func (s *sglangScene) leaving(q question) (string, error) {
 	ctx, leave := context.WithCancel(s.ctx)
 	defer leave()
-	got := make(chan *sglangReply, 1)
+	got := make(chan *response, 1)
 	go func() { got <- askSGLang(ctx, s.gateway, q, nil) }()
 	select {
 	case err := <-s.happened:
@@ -246,7 +231,7 @@ func leavesBeforePrefill(s *sglangScene) (string, error) {
 		s.happened <- awaitLoad(s.ctx, s.d, "does not wait", waits)
 		return errors.New("dropped: its client has left")
 	})
-	return s.leaving(sglangOf(completions, false, 300, 16))
+	return s.leaving(newQuestion(apis.Completions, false, 300, 16))
 }
 
 // leavesBeforeDecode holds D's leg up. P has its own, and waits for D's address.
@@ -255,22 +240,22 @@ func leavesBeforeDecode(s *sglangScene) (string, error) {
 		s.happened <- awaitLoad(s.ctx, s.p, "does not wait", waits)
 		return errors.New("dropped: its client has left")
 	})
-	return s.leaving(sglangOf(chat, true, 300, 16))
+	return s.leaving(newQuestion(apis.Chat, true, 300, 16))
 }
 
 // leavesInTransfer freezes D once it has told P where its memory is. P computes and then cannot send.
 func leavesInTransfer(s *sglangScene) (got string, err error) {
 	s.toP.beforeRequest(func() error {
 		err := awaitLoad(s.ctx, s.d, "does not wait", func(l sglangLoad) bool { return l.Disagg.Transfer == 1 })
-		err = errors.Join(err, s.d.signal(syscall.SIGSTOP))
+		err = errors.Join(err, s.d.Signal(syscall.SIGSTOP))
 		go func() {
 			sends := func(l sglangLoad) bool { return l.Disagg.Inflight == 1 }
 			s.happened <- errors.Join(err, awaitLoad(s.ctx, s.p, "sends nothing", sends))
 		}()
 		return nil
 	})
-	got, err = s.leaving(sglangGenerate("generate", false, newPrompt(3000), 16, nil))
-	return got, errors.Join(err, s.d.signal(syscall.SIGCONT))
+	got, err = s.leaving(newQuestion(apis.SGLang, false, 3000, 16))
+	return got, errors.Join(err, s.d.Signal(syscall.SIGCONT))
 }
 
 // leavesStream leaves when decode has streamed some tokens of many.
@@ -278,12 +263,12 @@ func leavesStream(s *sglangScene) (string, error) {
 	ctx, leave := context.WithCancel(s.ctx)
 	defer leave()
 	events := 0
-	a := askSGLang(ctx, s.gateway, sglangOf(chat, true, 300, 2000), func() {
+	a := askSGLang(ctx, s.gateway, newQuestion(apis.Chat, true, 300, 2000), func() {
 		if events++; events == 20 {
 			leave()
 		}
 	})
-	if a.whole || events < 20 {
+	if a.Whole || events < 20 {
 		return a.String(), errors.New("the stream must be cut")
 	}
 	return fmt.Sprintf("the client has left after %d events", events), nil
@@ -295,11 +280,11 @@ func breaksPrefill(s *sglangScene) (string, error) {
 		s.happened <- awaitLoad(s.ctx, s.d, "does not wait", waits)
 		return errors.New("broken off")
 	})
-	return s.served(sglangOf(completions, true, 300, 16))
+	return s.served(newQuestion(apis.Completions, true, 300, 16))
 }
 
 // served requires the reply of one engine, after the fault has happened.
-func (s *sglangScene) served(q sglangRequest) (string, error) {
+func (s *sglangScene) served(q question) (string, error) {
 	one := askSGLang(s.ctx, s.one.url, q, nil)
 	for range 4 { // several prefill engines take turns
 		a := askSGLang(s.ctx, s.gateway, q, nil)
@@ -318,16 +303,16 @@ func (s *sglangScene) served(q sglangRequest) (string, error) {
 // freezesDecode stops D before it gets its leg. P waits for it, so it is the prefill leg whose time is over.
 func freezesDecode(s *sglangScene) (got string, err error) {
 	s.toD.beforeRequest(func() error {
-		s.happened <- s.d.signal(syscall.SIGSTOP)
+		s.happened <- s.d.Signal(syscall.SIGSTOP)
 		return nil
 	})
-	a := askSGLang(s.ctx, s.gateway, sglangOf(completions, false, 300, 16), nil)
+	a := askSGLang(s.ctx, s.gateway, newQuestion(apis.Completions, false, 300, 16), nil)
 	select {
 	case err = <-s.happened:
 	default:
 		err = errors.New("decode has got no leg")
 	}
-	if err = errors.Join(err, s.d.signal(syscall.SIGCONT)); err != nil {
+	if err = errors.Join(err, s.d.Signal(syscall.SIGCONT)); err != nil {
 		return a.String(), err
 	}
 	if a.status != http.StatusGatewayTimeout || a.took < 4*time.Second || a.took > 4*time.Second+slack {
@@ -339,7 +324,7 @@ func freezesDecode(s *sglangScene) (got string, err error) {
 // drainsDecode tells D to end while it streams. SGLang lets requests run to their end, and is no longer well by its
 // /health; those that come meanwhile must be served, by the other one or by both.
 func drainsDecode(s *sglangScene) (string, error) {
-	q := sglangOf(chat, true, 300, 500)
+	q := newQuestion(apis.Chat, true, 300, 500)
 	one := askSGLang(s.ctx, s.one.url, q, nil)
 	var began atomic.Bool
 	s.toD.beforeRequest(func() error {
@@ -351,8 +336,8 @@ func drainsDecode(s *sglangScene) (string, error) {
 	served, events := 0, 0
 	serve := func() {
 		end := time.Now().Add(90 * time.Second)
-		for ; !s.d.ended() && s.ctx.Err() == nil && problem == nil; time.Sleep(200 * time.Millisecond) {
-			q := sglangOf(chat, false, 100, 8)
+		for ; !s.d.Ended() && s.ctx.Err() == nil && problem == nil; time.Sleep(200 * time.Millisecond) {
+			q := newQuestion(apis.Chat, false, 100, 8)
 			if wrong := askSGLang(s.ctx, s.gateway, q, nil).differs(askSGLang(s.ctx, s.one.url, q, nil)); wrong != "" {
 				problem = fmt.Errorf("request %d that came meanwhile: %s", served+1, wrong)
 			}
@@ -390,16 +375,16 @@ func drainsDecode(s *sglangScene) (string, error) {
 }
 
 func killsDecode(s *sglangScene) (string, error) {
-	q := sglangOf(chat, true, 300, 2000)
+	q := newQuestion(apis.Chat, true, 300, 2000)
 	one := askSGLang(s.ctx, s.one.url, q, nil)
 	var killed error
 	events := 0
 	a := askSGLang(s.ctx, s.gateway, q, func() {
 		if events++; events == 20 {
-			killed = s.d.kill()
+			killed = s.d.Kill()
 		}
 	})
-	if a.status != http.StatusOK || a.whole || a.err == nil || a.texts[0] == "" || !a.startsLike(one) {
+	if a.status != http.StatusOK || a.Whole || a.Err == nil || a.Texts[0] == "" || !a.startsLike(one) {
 		return a.String(), errors.New("the client must see a stream that is cut, and right so far")
 	}
 	return a.String() + ", right so far", killed
@@ -409,20 +394,20 @@ func killsDecode(s *sglangScene) (string, error) {
 func (s *sglangScene) killPrefill() {
 	s.toP.beforeRequest(func() error {
 		err := awaitLoad(s.ctx, s.d, "does not wait", waits)
-		err = errors.Join(err, s.p.signal(syscall.SIGSTOP))
-		time.AfterFunc(300*time.Millisecond, func() { s.happened <- errors.Join(err, s.p.kill()) })
+		err = errors.Join(err, s.p.Signal(syscall.SIGSTOP))
+		time.AfterFunc(300*time.Millisecond, func() { s.happened <- errors.Join(err, s.p.Kill()) })
 		return nil
 	})
 }
 
 func killsPrefill(s *sglangScene) (string, error) {
 	s.killPrefill()
-	return s.served(sglangOf(chat, false, 300, 16))
+	return s.served(newQuestion(apis.Chat, false, 300, 16))
 }
 
 func killsOnlyPrefill(s *sglangScene) (string, error) {
 	s.killPrefill()
-	a := askSGLang(s.ctx, s.gateway, sglangOf(completions, false, 300, 16), nil)
+	a := askSGLang(s.ctx, s.gateway, newQuestion(apis.Completions, false, 300, 16), nil)
 	select {
 	case err := <-s.happened:
 		if a.status < 500 || a.took > 10*time.Second {

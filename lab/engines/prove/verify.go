@@ -6,7 +6,6 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"net/http"
@@ -18,6 +17,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/lab/internal/apis"
 )
 
 // verifyAll proves the named connectors, or all if none is named, with one pair of engines after the other.
@@ -114,36 +114,44 @@ func (p *pair) judge(ctx context.Context, s stage) error {
 	if err != nil {
 		return err
 	}
+	want := 0
+	if s.reason != "" {
+		want = 1
+	}
+	odd, err := p.lab.verify(ctx, gateway, strings.TrimSuffix(p.v.connector+", "+s.what, ", "), want, s.reason)
+	if s.reason == "" && err == nil {
+		var more []string
+		more, err = p.survey(ctx, gateway.url)
+		odd = append(odd, more...)
+	}
+	return asItMustBe(odd, errors.Join(err, stopGateway(gateway)))
+}
+
+// verify runs pdctl verify against a gateway. It says what is odd if pdctl does not end with a status, or does not say
+// something.
+func (l *lab) verify(ctx context.Context, gateway *process, what string, want int, says string, more ...string) (
+	odd []string, err error) {
+	args := append([]string{"verify", "-f", gateway.config, "--gateway", gateway.url}, more...)
 	//nolint:gosec // G204: the program is built by this one
-	cmd := exec.CommandContext(ctx, filepath.Join(p.lab.dir, "pdctl"), "verify", "-f", gateway.config, "--gateway",
-		gateway.url)
-	output, err := cmd.CombinedOutput()
-	status, want := 0, 0
+	output, err := exec.CommandContext(ctx, filepath.Join(l.dir, "pdctl"), args...).CombinedOutput()
+	status := 0
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		status, err = exit.ExitCode(), nil
 	}
-	fmt.Printf("%s: pdctl verify ends with %d\n%s", strings.TrimSuffix(p.v.connector+", "+s.what, ", "), status, output)
-	var odd []string
-	if s.reason == "" && err == nil {
-		odd, err = p.survey(ctx, gateway.url)
+	fmt.Printf("%s: pdctl verify ends with %d\n%s", what, status, output)
+	if status != want || !strings.Contains(string(output), says) {
+		odd = append(odd, fmt.Sprintf("pdctl verify was to end with %d and to say %q", want, says))
 	}
-	if err = errors.Join(err, stopGateway(gateway)); err != nil {
+	return odd, err
+}
+
+// asItMustBe prints what is odd, unless the proof itself failed. It returns errNotProven if something is.
+func asItMustBe(odd []string, err error) error {
+	if err != nil || len(odd) == 0 {
 		return err
 	}
-	if s.reason != "" {
-		want = 1
-		if !strings.Contains(string(output), s.reason) {
-			odd = append(odd, fmt.Sprintf("pdctl verify was to find that %q", s.reason))
-		}
-	}
-	if status != want {
-		odd = append(odd, fmt.Sprintf("pdctl verify was to end with %d", want))
-	}
-	if len(odd) > 0 {
-		fmt.Printf("NOT as it must be:\n  - %s\n", strings.Join(odd, "\n  - "))
-		return errNotProven
-	}
-	return nil
+	fmt.Printf("NOT as it must be:\n  - %s\n", strings.Join(odd, "\n  - "))
+	return errNotProven
 }
 
 // orphan breaks the prefill leg off after decode was sent. An engine would let that decode wait for ever, and keep its
@@ -173,24 +181,17 @@ func (p *pair) orphan(ctx context.Context) error {
 				return errors.New("dropped")
 			})
 		}
-		q := newQuestion(completions, false, 200, 16)
-		a := ask(ctx, gateway.url, q, "", nil)
+		q := newQuestion(apis.Completions, false, 200, 16)
+		a := ask(ctx, gateway.url, q, nil)
 		want := p.alone(ctx, q)
-		if a.err != nil || a.text != want.text || a.status != http.StatusOK || a.mode != "disaggregated" ||
+		if a.Err != nil || a.Text() != want.Text() || a.status != http.StatusOK || a.mode != "disaggregated" ||
 			a.took > 10*time.Second {
 			odd = append(odd, fmt.Sprintf("request %d after a prefill that broke off: %s, served %q, text equal: %t", i+
-				1, a, a.mode, a.text == want.text))
+				1, a, a.mode, a.Text() == want.Text()))
 		}
 	}
 	fmt.Printf("  prefill broken off with decode in flight: 3 requests, %d not as they must be\n", len(odd))
-	if err := stopGateway(gateway); err != nil {
-		return err
-	}
-	if len(odd) > 0 {
-		fmt.Printf("NOT as it must be:\n  - %s\n", strings.Join(odd, "\n  - "))
-		return errNotProven
-	}
-	return nil
+	return asItMustBe(odd, stopGateway(gateway))
 }
 
 // alone asks one engine, which computes the whole prompt: P, since D would find in a store what P has put there.
@@ -199,7 +200,7 @@ func (p *pair) alone(ctx context.Context, q question) *response {
 	if p.v.aloneOnD {
 		one = p.endpoints[1]
 	}
-	return ask(ctx, one.URL.String(), q, rand.Text(), nil)
+	return ask(ctx, one.URL.String(), q.salted(), nil)
 }
 
 // survey sends a request of each client API that the connector carries, streamed and not, and says what is wrong: the
@@ -215,18 +216,18 @@ func (p *pair) survey(ctx context.Context, gateway string) (odd []string, err er
 	all := questions()
 	if apis := p.conn.Traits().APIs; apis != nil {
 		all = slices.DeleteFunc(all, func(q question) bool {
-			return !slices.ContainsFunc(apis, func(api connector.API) bool { return api.Path() == q.api.path })
+			return !slices.ContainsFunc(apis, func(api connector.API) bool { return api.Path() == q.api.Path })
 		})
 	}
 	for _, q := range all {
-		a := ask(ctx, gateway, q, "", nil)
+		a := ask(ctx, gateway, q, nil)
 		want := p.alone(ctx, q)
-		if !want.whole || want.status != http.StatusOK {
+		if !want.Whole || want.status != http.StatusOK {
 			return nil, fmt.Errorf("one engine alone: %s", want)
 		}
-		tokens += a.promptTokens
-		if a.err != nil || !a.whole || a.text != want.text || a.mode != "disaggregated" {
-			odd = append(odd, fmt.Sprintf("%s: %s, served %q, text equal: %t", q, a, a.mode, a.text == want.text))
+		tokens += a.PromptTokens
+		if a.Err != nil || !a.Whole || a.Text() != want.Text() || a.mode != "disaggregated" {
+			odd = append(odd, fmt.Sprintf("%s: %s, served %q, text equal: %t", q, a, a.mode, a.Text() == want.Text()))
 		}
 	}
 	after, err := waitFor(ctx, d, 3*time.Second, func(m metrics) bool { return 2*rise(before, m, takenOver) >= tokens })

@@ -19,6 +19,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/pdkit/pdkit/enginesim/freeport"
 )
 
 // recordings is where the recorded exchanges are.
@@ -171,7 +173,7 @@ func (w *wire) start(ctx context.Context, connector, config string) (*wirePair, 
 	if err != nil {
 		return nil, err
 	}
-	side, err := freePort()
+	side, err := freeport.One()
 	if err != nil {
 		return nil, err
 	}
