@@ -14,7 +14,7 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/plainhttp"
-	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/lab/internal/endpoints"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/admit"
 	"github.com/pdkit/pdkit/pdflow/pick"
@@ -113,21 +113,12 @@ func request(ctx context.Context, flow *pdflow.Flow) (first time.Time, err error
 // gateway is a flow before one pair of engines.
 func gateway(ctx context.Context, r run) (*pdflow.Flow, func(), error) {
 	engines := newPair(r.capacity, r.decode, r.by)
-	source, err := engines.endpoints()
-	if err != nil {
-		return nil, nil, err
-	}
 	conn, err := plainhttp.New(nil)
 	if err != nil {
 		return nil, nil, err
 	}
-	set := discovery.NewSet(source)
-	ctx, cancel := context.WithCancel(ctx)
-	ended := make(chan struct{})
-	go func() { defer close(ended); _ = set.Run(ctx) }()
-	stop := func() { cancel(); <-ended }
-	if err := set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 2 }); err != nil {
-		stop()
+	set, stop, err := endpoints.Run(ctx, engines.endpoints()...)
+	if err != nil {
 		return nil, nil, err
 	}
 	picker := pick.New(set, pick.RoundRobin())

@@ -10,7 +10,7 @@ import (
 	"strconv"
 
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/discovery/static"
+	"github.com/pdkit/pdkit/lab/internal/endpoints"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
@@ -67,7 +67,7 @@ func (s *simulation) plan(at float64, do func(now float64)) {
 
 // simulate runs the trace in simulated time. The picker is the real one, and its Done is called at each request's end.
 func simulate(ctx context.Context, f fleet, policy pick.Policy, seed uint64, jobs []*job) (*result, error) {
-	set, stop, err := f.set(ctx)
+	set, stop, err := f.run(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -110,8 +110,8 @@ func simulate(ctx context.Context, f fleet, policy pick.Policy, seed uint64, job
 	return s.out, nil
 }
 
-// set returns a running discovery.Set with the fleet's engines.
-func (f fleet) set(ctx context.Context) (*discovery.Set, func(), error) {
+// run returns a running discovery.Set with the fleet's engines.
+func (f fleet) run(ctx context.Context) (*discovery.Set, func(), error) {
 	var all []discovery.Endpoint
 	for i := range f.prefill + f.decode {
 		role, name := discovery.RolePrefill, "p"+strconv.Itoa(i)
@@ -125,26 +125,7 @@ func (f fleet) set(ctx context.Context) (*discovery.Set, func(), error) {
 		e.ID, e.Zone = name, "zone"+strconv.Itoa(i%f.zones)
 		all = append(all, e)
 	}
-	source, err := static.New(all...)
-	if err != nil {
-		return nil, nil, err
-	}
-	set := discovery.NewSet(source)
-	ctx, cancel := context.WithCancel(ctx)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_ = set.Run(ctx) // static sources do not fail
-	}()
-	stop := func() {
-		cancel()
-		<-ended
-	}
-	if err := set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return len(s.Endpoints) == len(all) }); err != nil {
-		stop()
-		return nil, nil, err
-	}
-	return set, stop, nil
+	return endpoints.Run(ctx, all...)
 }
 
 // arrive picks a pair and queues the request at its prefill engine.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/enginesim"
+	"github.com/pdkit/pdkit/lab/internal/proc"
 )
 
 // chaos is a run: clients send requests all the time while faults are played at the engines of each order.
@@ -21,7 +22,7 @@ type chaos struct {
 	seed    uint64
 	took    time.Duration
 	gateway netip.Addr // where it is on the wire
-	tallies map[string]*tally
+	tallies tallies
 
 	mu     sync.Mutex
 	faults map[string]map[string]int // by order and kind
@@ -51,13 +52,13 @@ func runChaos(ctx context.Context, length time.Duration, workers int, seed uint6
 		return nil, err
 	}
 	defer f.close()
-	c := &chaos{fleet: f, seed: seed, tallies: map[string]*tally{}, faults: map[string]map[string]int{},
+	c := &chaos{fleet: f, seed: seed, tallies: newTallies(f), faults: map[string]map[string]int{},
 		sound: map[string]time.Duration{}, gateway: netip.MustParseAddr(wirePrefix + "1")}
 	for _, m := range f.models {
-		c.tallies[m.name], c.faults[m.name] = newTally(), map[string]int{}
+		c.faults[m.name] = map[string]int{}
 	}
 	c.check("before the faults", c.settled(ctx)) // also makes each connection once
-	_ = pause(ctx, idlePause)
+	_ = proc.Pause(ctx, idlePause)
 	if c.before, err = f.gauges(ctx); err != nil {
 		return nil, err
 	}
@@ -116,7 +117,7 @@ func (c *chaos) work(ctx context.Context, m *model, r *rand.Rand) {
 			leave = span(r, 5*time.Millisecond, 200*time.Millisecond)
 		}
 		c.fleet.send(ctx, q, leave, c.tallies[m.name])
-		_ = pause(ctx, span(r, 0, 100*time.Millisecond))
+		_ = proc.Pause(ctx, span(r, 0, 100*time.Millisecond))
 	}
 }
 
@@ -193,13 +194,5 @@ func (c *chaos) leaks(ctx context.Context) {
 
 // err says whether anything was as it must not be.
 func (c *chaos) err() error {
-	errs := c.errs
-	for _, m := range c.fleet.models {
-		for _, verdict := range []string{wrong, cutSilent, hung, lost} {
-			if n := c.tallies[m.name].count(verdict); n > 0 {
-				errs = append(errs, fmt.Errorf("%s: %d %s", m.name, n, verdict))
-			}
-		}
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(c.errs, c.tallies.errs(c.fleet)...)...)
 }

@@ -18,14 +18,16 @@ import (
 	"time"
 
 	"github.com/tidwall/gjson"
+
+	"github.com/pdkit/pdkit/lab/internal/apis"
 )
 
 // request is one request of a client.
 type request struct {
 	model  *model
-	path   string
+	api    *apis.API
 	stream bool
-	body   string
+	body   []byte
 	opened func() // called with the response's first byte, unless it is nil
 }
 
@@ -33,7 +35,7 @@ var prompts atomic.Uint64
 
 // newRequest makes a request with a prompt that no engine has seen.
 func newRequest(m *model, r *rand.Rand, promptBytes, tokens int) request {
-	q := request{model: m, path: m.paths[r.IntN(len(m.paths))], stream: r.IntN(2) == 0}
+	q := request{model: m, api: m.apis[r.IntN(len(m.apis))], stream: r.IntN(2) == 0}
 	q.write(promptBytes, tokens)
 	return q
 }
@@ -42,37 +44,9 @@ func newRequest(m *model, r *rand.Rand, promptBytes, tokens int) request {
 func (q *request) write(promptBytes, tokens int) {
 	head := fmt.Sprintf("%d: ", prompts.Add(1))
 	filler := strings.Repeat("the crane stands at the east pier. ", promptBytes/35+1)
-	prompt := head + filler[:max(0, promptBytes-len(head))]
-	message := fmt.Sprintf(`"messages":[{"role":"user","content":%q}],"max_tokens":%d`, prompt, tokens)
-	var members string
-	switch q.path {
-	case pathCompletions:
-		members = fmt.Sprintf(`"prompt":%q,"max_tokens":%d`, prompt, tokens)
-	case pathChat, pathMessages:
-		members = message
-	case pathResponses:
-		members = fmt.Sprintf(`"input":%q,"max_output_tokens":%d`, prompt, tokens)
-	case pathSGLang:
-		q.body = fmt.Sprintf(`{"text":%q,"sampling_params":{"max_new_tokens":%d,"temperature":0},"stream":%t}`, prompt,
-			tokens, q.stream)
-		if q.model != nil {
-			q.body = fmt.Sprintf(`{"model":%q,`, q.model.name) + q.body[1:]
-		}
-		return
-	case pathGenerate:
-		ids := make([]int, len(prompt))
-		for i := range ids {
-			ids[i] = int(prompt[i])
-		}
-		list, _ := json.Marshal(ids) // numbers always can be
-		members = fmt.Sprintf(`"token_ids":%s,"sampling_params":{"max_tokens":%d,"temperature":0}`, list, tokens)
-	}
-	temperature := `"temperature":0,`
-	if q.path == pathGenerate {
-		temperature = ""
-	}
-	q.body = fmt.Sprintf(`{"model":%q,%s%s}`, q.model.name, temperature,
-		fmt.Sprintf(`"stream":%t,`, q.stream)+members)
+	body := q.api.Body(head+filler[:max(0, promptBytes-len(head))], tokens)
+	body["model"], body["stream"] = q.model.name, q.stream
+	q.body, _ = json.Marshal(body) // strings, numbers and booleans always can be
 }
 
 // Verdicts on a response.
@@ -98,6 +72,29 @@ type tally struct {
 
 func newTally() *tally { return &tally{verdicts: map[string]int{}, codes: map[string]int{}} }
 
+// tallies are those of all orders.
+type tallies map[string]*tally
+
+func newTallies(f *fleet) tallies {
+	t := tallies{}
+	for _, m := range f.models {
+		t[m.name] = newTally()
+	}
+	return t
+}
+
+// errs are the verdicts that must not be.
+func (t tallies) errs(f *fleet) (errs []error) {
+	for _, m := range f.models {
+		for _, verdict := range []string{wrong, cutSilent, hung, lost} {
+			if n := t[m.name].count(verdict); n > 0 {
+				errs = append(errs, fmt.Errorf("%s: %d %s", m.name, n, verdict))
+			}
+		}
+	}
+	return errs
+}
+
 // add counts a verdict. The first ones that must not be are shown with their reasons.
 func (t *tally) add(q request, verdict, why string) {
 	t.mu.Lock()
@@ -108,13 +105,13 @@ func (t *tally) add(q request, verdict, why string) {
 		t.codes[code]++
 		if strings.HasPrefix(code, "4") && t.shown < 10 { // no fault is the client's
 			t.shown++
-			_, _ = fmt.Fprintf(os.Stderr, "%s %s, stream %t: %s: %s\n", q.model.name, q.path, q.stream, code, message)
+			_, _ = fmt.Fprintf(os.Stderr, "%s %s, stream %t: %s: %s\n", q.model.name, q.api.Path, q.stream, code, message)
 		}
 		return
 	}
 	if bad(verdict) && t.shown < 10 {
 		t.shown++
-		_, _ = fmt.Fprintf(os.Stderr, "%s %s %s, stream %t: %s\n", q.model.name, verdict, q.path, q.stream, why)
+		_, _ = fmt.Fprintf(os.Stderr, "%s %s %s, stream %t: %s\n", q.model.name, verdict, q.api.Path, q.stream, why)
 	}
 }
 
@@ -165,7 +162,7 @@ func (f *fleet) send(ctx context.Context, q request, leave time.Duration, t *tal
 	default:
 		verdict, why = f.judge(ctx, q, body)
 		if verdict == cutSilent && q.model.terminated.Load() > begun.UnixNano() &&
-			(q.path == pathResponses || q.path == pathMessages) {
+			(q.api == apis.Responses || q.api == apis.Messages) {
 			// On SIGTERM vLLM aborts its requests. These two APIs of it have no word for that: the response is whole,
 			// and says that it is complete (entrypoints/openai/responses/serving.py of 0.32.0).
 			verdict = cutAsDone
@@ -176,7 +173,7 @@ func (f *fleet) send(ctx context.Context, q request, leave time.Duration, t *tal
 }
 
 func (f *fleet) post(ctx context.Context, base string, q request) (status int, body string, headers bool, err error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, base+q.path, strings.NewReader(q.body))
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, base+q.api.Path, bytes.NewReader(q.body))
 	if err != nil {
 		return 0, "", false, err
 	}
@@ -215,8 +212,8 @@ func judgeError(status int, body string) (verdict, why string) {
 
 // judge compares a response with status 200 with that of the lone engine.
 func (f *fleet) judge(ctx context.Context, q request, body string) (verdict, why string) {
-	got := read(q.path, body, q.stream)
-	if got.failed {
+	got := apis.Read(strings.NewReader(body), q.stream, nil)
+	if got.Failed && q.stream {
 		return cutAloud, "an error event"
 	}
 	q.opened = nil
@@ -224,18 +221,19 @@ func (f *fleet) judge(ctx context.Context, q request, body string) (verdict, why
 	if err != nil || status != http.StatusOK {
 		return wrong, fmt.Sprintf("the lone engine answers %d, %v: %.200s", status, err, text)
 	}
-	want := read(q.path, text, q.stream)
+	want := apis.Read(strings.NewReader(text), q.stream, nil)
 	switch {
-	case want.text == "" || !want.whole:
+	case want.Text() == "" || !want.Whole:
 		return wrong, fmt.Sprintf("the lone engine's response has no text: %.300s", text)
-	case !got.whole:
-		return cutSilent, fmt.Sprintf("%d of %d events: %.300s", got.events, want.events, body[max(0, len(body)-300):])
-	case got.text == want.text && got.end == want.end:
+	case !got.Whole:
+		return cutSilent, fmt.Sprintf("%d of %d events: %.300s", got.Events, want.Events, body[max(0, len(body)-300):])
+	case got.Text() == want.Text() && got.End == want.End && !got.Failed:
 		return right, ""
-	case strings.Contains(got.end, "abort") && strings.HasPrefix(want.text, got.text):
+	case strings.Contains(got.End, "abort") && strings.HasPrefix(want.Text(), got.Text()):
 		return cutAloud, "finish reason abort"
-	case len(got.text) < len(want.text) && strings.HasPrefix(want.text, got.text):
-		return cutSilent, fmt.Sprintf("%d of %d bytes of text, end %q", len(got.text), len(want.text), got.end)
+	case len(got.Text()) < len(want.Text()) && strings.HasPrefix(want.Text(), got.Text()):
+		return cutSilent, fmt.Sprintf("%d of %d bytes of text, end %q", len(got.Text()), len(want.Text()), got.End)
 	}
-	return wrong, fmt.Sprintf("text %.40q, end %q in place of %.40q, end %q", got.text, got.end, want.text, want.end)
+	return wrong, fmt.Sprintf("text %.40q, end %q in place of %.40q, end %q", got.Text(), got.End, want.Text(),
+		want.End)
 }

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/pdkit/pdkit/lab/internal/proc"
 )
 
 // faultKind is a fault that can be played at the engines of one order. It ends by itself, with all as it was.
@@ -51,7 +53,7 @@ func ended(sig syscall.Signal, moves bool) func(context.Context, *chaos, *model,
 			m.terminated.Store(time.Now().Add(time.Second).UnixNano()) // it goes on for a moment
 		}
 		e.end(sig)
-		_ = pause(ctx, span(r, 200*time.Millisecond, 2500*time.Millisecond))
+		_ = proc.Pause(ctx, span(r, 200*time.Millisecond, 2500*time.Millisecond))
 		if moves {
 			e.config = m.engineConfig(e.role, ipOf(e.config.Listen), m.dir, e.lives)
 		}
@@ -73,7 +75,7 @@ func frozen(ctx context.Context, _ *chaos, m *model, r *rand.Rand) error {
 	}
 	defer e.faults.Unlock()
 	e.signal(syscall.SIGSTOP)
-	_ = pause(ctx, span(r, 500*time.Millisecond, 7*time.Second))
+	_ = proc.Pause(ctx, span(r, 500*time.Millisecond, 7*time.Second))
 	e.signal(syscall.SIGCONT)
 	return nil
 }
@@ -99,7 +101,7 @@ func linked(kv bool, from, to time.Duration, rules func(*rand.Rand) rule) func(c
 			}
 		}
 		apply(rules(r))
-		_ = pause(ctx, span(r, from, to))
+		_ = proc.Pause(ctx, span(r, from, to))
 		apply(rule{})
 		return nil
 	}
@@ -125,7 +127,7 @@ func flapping(ctx context.Context, _ *chaos, m *model, r *rand.Rand) error {
 		if err != nil {
 			return err
 		}
-		_ = pause(ctx, span(r, 60*time.Millisecond, 500*time.Millisecond))
+		_ = proc.Pause(ctx, span(r, 60*time.Millisecond, 500*time.Millisecond))
 	}
 	return m.list(m.engines)
 }
@@ -165,7 +167,7 @@ func storeGone(ctx context.Context, _ *chaos, m *model, r *rand.Rand) error {
 	if err := os.WriteFile(store, nil, 0o600); err != nil { // so that no engine can make it anew
 		return err
 	}
-	_ = pause(ctx, span(r, time.Second, 5*time.Second))
+	_ = proc.Pause(ctx, span(r, time.Second, 5*time.Second))
 	return errors.Join(os.Remove(store), os.Rename(store+".away", store))
 }
 
@@ -179,7 +181,7 @@ func storeTorn(ctx context.Context, _ *chaos, m *model, r *rand.Rand) error {
 	defer m.flaps.Unlock()
 	store := filepath.Join(m.dir, "store")
 	until := time.Now().Add(span(r, time.Second, 4*time.Second))
-	for time.Now().Before(until) && pause(ctx, time.Millisecond) == nil {
+	for time.Now().Before(until) && proc.Pause(ctx, time.Millisecond) == nil {
 		files, err := os.ReadDir(store)
 		if err != nil {
 			return err
@@ -254,7 +256,7 @@ func (c *chaos) play(ctx context.Context, m *model, r *rand.Rand) error {
 	for {
 		r.Shuffle(len(kinds), func(i, j int) { kinds[i], kinds[j] = kinds[j], kinds[i] })
 		for _, k := range kinds {
-			if pause(ctx, span(r, 100*time.Millisecond, time.Second)) != nil {
+			if proc.Pause(ctx, span(r, 100*time.Millisecond, time.Second)) != nil {
 				return nil //nolint:nilerr // the end of the run
 			}
 			switch err := k.play(ctx, c, m, r); {

@@ -24,14 +24,14 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/enginesim"
+	"github.com/pdkit/pdkit/enginesim/freeport"
+	"github.com/pdkit/pdkit/lab/internal/proc"
 )
 
 const (
 	prefill = "prefill"
 	decode  = "decode"
 )
-
-const gatewayPackage = "github.com/pdkit/pdkit/cmd/gateway"
 
 var errNoNamespace = errors.New("no network namespace can be had here")
 
@@ -42,8 +42,7 @@ type fleet struct {
 	wire    *wire // nil: all on loopback, and no fault of the network
 	models  []*model
 	client  *http.Client // to the gateway and the lone engines
-	gateway *exec.Cmd
-	exited  chan struct{}
+	gateway *proc.Process
 	url     string
 	admin   string
 
@@ -104,12 +103,12 @@ func openFleet(ctx context.Context, opt fleetOptions) (f *fleet, err error) {
 	if err != nil {
 		return nil, err
 	}
-	callback, err := freeAddress(here)
+	callback, err := freeport.One()
 	if err != nil {
 		return nil, err
 	}
 	number := 2
-	for _, o := range opt.orders(callback) {
+	for _, o := range opt.orders(net.JoinHostPort(here, callback)) {
 		m := &model{order: o, dir: filepath.Join(f.dir, o.name)}
 		f.models = append(f.models, m)
 		if err := os.Mkdir(m.dir, 0o750); err != nil {
@@ -120,7 +119,7 @@ func openFleet(ctx context.Context, opt fleetOptions) (f *fleet, err error) {
 			if i >= opt.each {
 				e.role = decode
 			}
-			e.config = o.engineConfig(e.role, prefix+text(number), m.dir, 0)
+			e.config = o.engineConfig(e.role, prefix+strconv.Itoa(number), m.dir, 0)
 			if opt.tune != nil {
 				opt.tune(o, &e.config)
 			}
@@ -203,48 +202,31 @@ spec:
 
 // startGateway builds and starts the real gateway, and waits until all of its models are ready.
 func (f *fleet) startGateway(ctx context.Context, opt fleetOptions) error {
-	binary := filepath.Join(f.dir, "gateway")
-	build := exec.CommandContext(ctx, "go", "build", "-o", binary, gatewayPackage)
-	if out, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("build the gateway: %w\n%s", err, out)
-	}
-	listen, err := freeAddress("127.0.0.1")
+	binary, err := proc.Build(ctx, f.dir, proc.Gateway)
 	if err != nil {
 		return err
 	}
-	admin, err := freeAddress("127.0.0.1")
+	first, err := freeport.Find(2)
 	if err != nil {
 		return err
 	}
+	listen, admin := join("127.0.0.1", first), join("127.0.0.1", first+1)
 	file := filepath.Join(f.dir, "gateway.yaml")
 	if err := os.WriteFile(file, []byte(f.configuration(opt, listen, admin)), 0o600); err != nil {
 		return err
 	}
-	log, err := os.Create(f.log())
-	if err != nil {
-		return err
-	}
-	defer log.Close()
-	f.gateway = exec.CommandContext(context.WithoutCancel(ctx), binary, "-config", file) // #nosec G204 -- built above
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), binary, "-config", file) // #nosec G204 -- built above
 	// Go's own target for garbage: the gateway's default has a floor under the heap, which hides what grows.
-	f.gateway.Env = append(os.Environ(), "GOGC=100")
-	f.gateway.Stderr = log
-	f.url, f.admin, f.exited = "http://"+listen, "http://"+admin, make(chan struct{})
-	if err := f.gateway.Start(); err != nil {
+	cmd.Env = append(os.Environ(), "GOGC=100")
+	f.url, f.admin = "http://"+listen, "http://"+admin
+	if f.gateway, err = proc.Start(cmd, "gateway", filepath.Join(f.dir, "gateway.log"), (*exec.Cmd).Start); err != nil {
 		return err
 	}
-	go func() {
-		_ = f.gateway.Wait() // how it ended shows its log
-		close(f.exited)
-	}()
 	if err := f.ready(ctx, 20*time.Second); err != nil {
-		words, _ := os.ReadFile(f.log())
-		return fmt.Errorf("%w\n%s", err, words)
+		return fmt.Errorf("%w\n%s", err, f.gateway.Tail())
 	}
 	return nil
 }
-
-func (f *fleet) log() string { return filepath.Join(f.dir, "gateway.log") }
 
 // ready waits until the gateway says that each model can be served.
 func (f *fleet) ready(ctx context.Context, limit time.Duration) error {
@@ -266,7 +248,7 @@ func eventually(ctx context.Context, limit time.Duration, what string, check fun
 		if err == nil {
 			return nil
 		}
-		if pause(ctx, 50*time.Millisecond) != nil {
+		if proc.Pause(ctx, 50*time.Millisecond) != nil {
 			return fmt.Errorf("%s after %s: %w", what, limit, err)
 		}
 	}
@@ -329,14 +311,8 @@ func (f *fleet) gauges(ctx context.Context) (g gauges, err error) {
 
 // close ends all processes.
 func (f *fleet) close() {
-	if f.gateway != nil && f.gateway.Process != nil {
-		_ = f.gateway.Process.Signal(syscall.SIGTERM)
-		select {
-		case <-f.exited:
-		case <-time.After(40 * time.Second):
-			_ = f.gateway.Process.Kill()
-			<-f.exited
-		}
+	if f.gateway != nil {
+		f.gateway.Stop(40 * time.Second)
 	}
 	for _, m := range f.models {
 		for _, e := range m.engines {
@@ -354,27 +330,3 @@ func (f *fleet) close() {
 }
 
 func (e *engine) addr() netip.Addr { return e.host.addr }
-
-// freeAddress finds a free port. If another process takes it before the program does, the start fails and says so.
-func freeAddress(ip string) (string, error) {
-	l, err := net.Listen("tcp", net.JoinHostPort(ip, "0"))
-	if err != nil {
-		return "", err
-	}
-	defer l.Close()
-	return l.Addr().String(), nil
-}
-
-// pause waits, or returns the context's error.
-func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-func text(n int) string { return strconv.Itoa(n) }

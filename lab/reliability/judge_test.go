@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/enginesim"
+	"github.com/pdkit/pdkit/lab/internal/apis"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -32,7 +34,7 @@ func scene(t *testing.T, o *order, gateway func(w http.ResponseWriter, right str
 	f := &fleet{client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, patience: 20 * time.Second}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
-		_, text, _, err := f.post(r.Context(), m.lone.URL(), request{model: m, path: r.URL.Path, body: string(body)})
+		_, text, _, err := f.post(r.Context(), m.lone.URL(), request{model: m, api: &apis.API{Path: r.URL.Path}, body: body})
 		if r.Context().Err() == nil && assert.NoError(t, err) { // or the client has left
 			gateway(w, text)
 		}
@@ -46,7 +48,7 @@ func scene(t *testing.T, o *order, gateway func(w http.ResponseWriter, right str
 // differs or its end is missing.
 func TestTheJudgeSeesWhatIsWrong(t *testing.T) {
 	for _, o := range orders("127.0.0.1:0")[:3] {
-		for _, path := range o.paths {
+		for _, api := range o.apis {
 			for _, stream := range []bool{false, true} {
 				cut := cutAloud // a whole response ends short of its length, and the client's read fails
 				if stream {
@@ -56,10 +58,10 @@ func TestTheJudgeSeesWhatIsWrong(t *testing.T) {
 					right: func(w http.ResponseWriter, s string) { _, _ = io.WriteString(w, s) },
 					cut: func(w http.ResponseWriter, s string) {
 						if !stream {
-							w.Header().Set("Content-Length", text(len(s)))
+							w.Header().Set("Content-Length", strconv.Itoa(len(s)))
 						}
 						end := strings.LastIndex(strings.TrimSpace(s), "data: ")
-						if path == pathMessages { // message_stop, and nothing after it
+						if api == apis.Messages { // message_stop, and nothing after it
 							end = strings.LastIndex(s, "event: message_stop")
 						}
 						_, _ = io.WriteString(w, s[:max(end, len(s)/3)])
@@ -71,11 +73,11 @@ func TestTheJudgeSeesWhatIsWrong(t *testing.T) {
 					lost: func(http.ResponseWriter, string) { panic(http.ErrAbortHandler) },
 				} {
 					f, m := scene(t, o, gateway)
-					q := request{model: m, path: path, stream: stream}
+					q := request{model: m, api: api, stream: stream}
 					q.write(100, 12)
 					tally := newTally()
 					tally.shown = 10 // what is wrong here is meant to be
-					assert.Equal(t, want, f.send(t.Context(), q, 0, tally), "%s %s, stream %t", o.name, path, stream)
+					assert.Equal(t, want, f.send(t.Context(), q, 0, tally), "%s %s, stream %t", o.name, api.Path, stream)
 				}
 			}
 		}
@@ -84,26 +86,26 @@ func TestTheJudgeSeesWhatIsWrong(t *testing.T) {
 
 func TestTheJudgeSeesOtherText(t *testing.T) {
 	o := orders("127.0.0.1:0")[0]
-	for _, path := range o.paths {
-		other := request{path: path, model: &model{order: o}}
+	for _, api := range o.apis {
+		other := request{api: api, model: &model{order: o}}
 		other.write(100, 12)
 		f, m := scene(t, o, nil)
-		q := request{model: m, path: path}
+		q := request{model: m, api: api}
 		q.write(100, 12)
 		_, text, _, err := f.post(t.Context(), m.lone.URL(), other)
 		require.NoError(t, err)
 		verdict, why := f.judge(t.Context(), q, text)
-		assert.Equal(t, wrong, verdict, "%s: %s", path, why)
+		assert.Equal(t, wrong, verdict, "%s: %s", api.Path, why)
 	}
 	f, m := scene(t, o, nil)
-	q := request{model: m, path: pathCompletions}
+	q := request{model: m, api: apis.Completions}
 	q.write(100, 12)
 	_, text, _, err := f.post(t.Context(), m.lone.URL(), q)
 	require.NoError(t, err)
-	said := read(pathCompletions, text, false).text
+	said := apis.Read(strings.NewReader(text), false, nil).Text()
 	short, err := sjson.Set(text, "choices.0.text", said[:6]) // not by its bytes: JSON escapes some
 	require.NoError(t, err)
-	require.Equal(t, said[:6], read(pathCompletions, short, false).text)
+	require.Equal(t, said[:6], apis.Read(strings.NewReader(short), false, nil).Text())
 	verdict, _ := f.judge(t.Context(), q, short)
 	assert.Equal(t, cutSilent, verdict, "a response that is whole and lacks text")
 }

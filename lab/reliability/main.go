@@ -36,6 +36,10 @@ func run(args []string) error {
 	}
 	flags := flag.NewFlagSet(args[0], flag.ExitOnError)
 	out := flags.String("o", "", "write the report to this file too")
+	seed := func() *uint64 {
+		return flags.Uint64("seed", uint64(time.Now().UnixNano()), "of the faults and the requests")
+	}
+	var measure func(ctx context.Context) (result, error)
 	switch args[0] {
 	case "engine":
 		return runEngine(os.Stdin, os.Stdout)
@@ -49,72 +53,46 @@ func run(args []string) error {
 		}
 		return err
 	case "chaos":
-		return mainChaos(flags, args[1:], out)
+		length := flags.Duration("for", time.Minute, "how long faults are played")
+		workers := flags.Int("clients", 4, "clients of each order")
+		seed := seed()
+		measure = func(ctx context.Context) (result, error) {
+			wired := true
+			if err := inNamespace(); errors.Is(err, errNoNamespace) {
+				wired = false
+				fmt.Fprintln(os.Stderr, "no fault of the network is played:", err)
+			} else if err != nil {
+				return nil, err
+			}
+			return runChaos(ctx, *length, *workers, *seed, wired)
+		}
 	case "soak":
-		return mainSoak(flags, args[1:], out)
+		requests := flags.Int("requests", 50_000, "how many")
+		workers := flags.Int("clients", 24, "requests at a time")
+		seed := seed()
+		measure = func(ctx context.Context) (result, error) { return runSoak(ctx, *requests, *workers, *seed) }
 	case "streams":
-		return mainStreams(flags, args[1:], out)
+		open := flags.Int("n", 8000, "streams through a gateway process, at a time")
+		inMemory := flags.Int("memory", 10_000, "streams through a handler in this process, over no network; 0: none")
+		tokens := flags.Int("tokens", 40, "of each stream, one in 2 s")
+		measure = func(ctx context.Context) (result, error) { return runStreams(ctx, *open, *inMemory, *tokens) }
+	default:
+		return fmt.Errorf("unknown command %q", args[0])
 	}
-	return fmt.Errorf("unknown command %q", args[0])
-}
-
-// interruptible is a context that ends with Ctrl-C.
-func interruptible() (context.Context, context.CancelFunc) {
-	return signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-}
-
-func mainChaos(flags *flag.FlagSet, args []string, out *string) error {
-	length := flags.Duration("for", time.Minute, "how long faults are played")
-	workers := flags.Int("clients", 4, "clients of each order")
-	seed := flags.Uint64("seed", uint64(time.Now().UnixNano()), "of the faults and the requests")
-	_ = flags.Parse(args) // it ends the program itself
-	wired := true
-	if err := inNamespace(); errors.Is(err, errNoNamespace) {
-		wired = false
-		fmt.Fprintln(os.Stderr, "no fault of the network is played:", err)
-	} else if err != nil {
-		return err
-	}
-	ctx, stop := interruptible()
+	_ = flags.Parse(args[1:]) // it ends the program itself
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	c, err := runChaos(ctx, *length, *workers, *seed, wired)
+	r, err := measure(ctx)
 	if err != nil {
 		return err
 	}
-	return errors.Join(publish(*out, c.report), c.err())
+	return errors.Join(publish(*out, r.report), r.err())
 }
 
-func mainSoak(flags *flag.FlagSet, args []string, out *string) error {
-	requests := flags.Int("requests", 50_000, "how many")
-	workers := flags.Int("clients", 24, "requests at a time")
-	seed := flags.Uint64("seed", uint64(time.Now().UnixNano()), "of the faults and the requests")
-	_ = flags.Parse(args)
-	ctx, stop := interruptible()
-	defer stop()
-	s, err := runSoak(ctx, *requests, *workers, *seed)
-	if err != nil {
-		return err
-	}
-	return errors.Join(publish(*out, s.report), s.err())
-}
-
-func mainStreams(flags *flag.FlagSet, args []string, out *string) error {
-	open := flags.Int("n", 8000, "streams through a gateway process, at a time")
-	inMemory := flags.Int("memory", 10_000, "streams through a handler in this process, over no network; 0: none")
-	tokens := flags.Int("tokens", 40, "of each stream, one in 2 s")
-	_ = flags.Parse(args)
-	ctx, stop := interruptible()
-	defer stop()
-	m, err := measureInMemory(ctx, *inMemory)
-	if err != nil {
-		return err
-	}
-	s, err := runStreams(ctx, *open, *tokens)
-	if err != nil {
-		return err
-	}
-	s.memory = m
-	return errors.Join(publish(*out, s.report), s.err())
+// result is what came of a run.
+type result interface {
+	report(w io.Writer)
+	err() error // what was not as it must be
 }
 
 // publish writes a report to standard output, and to a file if one is named.

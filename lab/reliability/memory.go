@@ -16,7 +16,8 @@ import (
 
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/discovery/static"
+	"github.com/pdkit/pdkit/lab/internal/apis"
+	"github.com/pdkit/pdkit/lab/internal/endpoints"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
@@ -112,7 +113,7 @@ func measureInMemory(ctx context.Context, n int) (*inMemory, error) {
 	for range n {
 		all.Go(func() {
 			c := &counter{h: http.Header{}, first: func() { opened.Add(1) }}
-			r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://gateway"+pathCompletions,
+			r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://gateway"+apis.Completions.Path,
 				bytes.NewReader(body))
 			if err != nil {
 				return
@@ -157,15 +158,10 @@ func flowOver(ctx context.Context, rt http.RoundTripper) (flow *pdflow.Flow, sto
 	if err != nil {
 		return nil, nil, err
 	}
-	src, err := static.New(p, d)
+	set, stop, err := endpoints.Run(ctx, p, d)
 	if err != nil {
 		return nil, nil, err
 	}
-	set := discovery.NewSet(src)
-	ctx, cancel := context.WithCancel(ctx)
-	done := make(chan struct{})
-	go func() { defer close(done); _ = set.Run(ctx) }()
-	stop = func() { cancel(); <-done }
 	flow, err = pdflow.New(c, pick.New(set, pick.RoundRobin()), pdflow.WithTransport(rt))
 	if err != nil {
 		stop()

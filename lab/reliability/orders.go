@@ -7,22 +7,15 @@ import (
 	"net"
 	"net/url"
 	"path/filepath"
+	"strconv"
 	"time"
 
 	"github.com/pdkit/pdkit/enginesim"
+	"github.com/pdkit/pdkit/lab/internal/apis"
 )
 
-// Paths of the clients' APIs.
-const (
-	pathCompletions = "/v1/completions"
-	pathChat        = "/v1/chat/completions"
-	pathResponses   = "/v1/responses"
-	pathMessages    = "/v1/messages"
-	pathGenerate    = "/inference/v1/generate"
-	pathSGLang      = "/generate"
-)
-
-var vllmPaths = []string{pathCompletions, pathChat, pathResponses, pathMessages, pathGenerate}
+// vllmAPIs are the APIs of vLLM and of its simulation.
+var vllmAPIs = []*apis.API{apis.Completions, apis.Chat, apis.Responses, apis.Messages, apis.Generate}
 
 // order is a connector whose two legs stand in an order of their own, with the engines that speak its protocol. Its
 // name is also the model's.
@@ -30,7 +23,7 @@ type order struct {
 	name     string
 	legs     string // for the report
 	settings string // kvConnector.config, as one line of YAML
-	paths    []string
+	apis     []*apis.API
 	role     [2]string // the engines' kv_role, of prefill and decode; empty: producer and consumer
 	extra    map[string]string
 	lone     string // the connector of the lone engine
@@ -47,16 +40,16 @@ const leaseSeconds = "15"
 
 func orders(callback string) []*order {
 	return []*order{
-		{name: "nixl", legs: "P, then D with P's handoff", settings: "{leaseDuration: 15s}", paths: vllmPaths},
-		{name: "mooncake", legs: "both together; D asks P by a transfer id", paths: vllmPaths,
+		{name: "nixl", legs: "P, then D with P's handoff", settings: "{leaseDuration: 15s}", apis: vllmAPIs},
+		{name: "mooncake", legs: "both together; D asks P by a transfer id", apis: vllmAPIs,
 			extra: map[string]string{"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": leaseSeconds}},
 		{name: "sglang", legs: "both together; they meet in a room", lone: "sglang",
-			paths: []string{pathCompletions, pathChat, pathResponses, pathMessages, pathSGLang},
+			apis: append(vllmAPIs[:4:4], apis.SGLang),
 			extra: map[string]string{"SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": leaseSeconds,
 				"SGLANG_DISAGGREGATION_WAITING_TIMEOUT": leaseSeconds}},
-		{name: "sharedstorage", legs: "P, then D, which looks into a folder", paths: vllmPaths, store: true,
+		{name: "sharedstorage", legs: "P, then D, which looks into a folder", apis: vllmAPIs, store: true,
 			role: [2]string{enginesim.RoleBoth, enginesim.RoleBoth}},
-		{name: "ascend-layerwise", legs: "D, which calls back, then P", paths: vllmPaths,
+		{name: "ascend-layerwise", legs: "D, which calls back, then P", apis: vllmAPIs,
 			settings: `{callbackListen: "` + callback + `"}`,
 			// a real D never lets go of blocks into which a lost P might still write: so it needs many
 			blocks: 1 << 14},
@@ -92,11 +85,11 @@ func (o *order) engineConfig(role, ip, dir string, moves int) enginesim.Config {
 	}
 	switch o.name {
 	case "mooncake":
-		extra["VLLM_MOONCAKE_BOOTSTRAP_PORT"] = text(portBootstrap + moves)
+		extra["VLLM_MOONCAKE_BOOTSTRAP_PORT"] = strconv.Itoa(portBootstrap + moves)
 	case "sglang":
-		extra["disaggregation_bootstrap_port"] = text(portBootstrap + moves)
+		extra["disaggregation_bootstrap_port"] = strconv.Itoa(portBootstrap + moves)
 	case "ascend-layerwise":
-		extra["kv_port"] = text(portNotice + moves)
+		extra["kv_port"] = strconv.Itoa(portNotice + moves)
 	case "sharedstorage":
 		extra["shared_storage_path"] = filepath.Join(dir, "store")
 	}
@@ -132,4 +125,4 @@ func (o *order) attributes(e *engine) map[string]string {
 	return nil
 }
 
-func join(ip string, port int) string { return net.JoinHostPort(ip, text(port)) }
+func join(ip string, port int) string { return net.JoinHostPort(ip, strconv.Itoa(port)) }

@@ -8,17 +8,43 @@ import (
 	"maps"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/pdkit/pdkit/enginesim"
 )
 
+// printer writes lines of a report, beginning with its head.
+func printer(w io.Writer, title, command string) func(format string, args ...any) {
+	p := func(format string, args ...any) { _, _ = fmt.Fprintf(w, format+"\n", args...) }
+	p("# %s\n\n<!-- written by go run ./lab/reliability %s -->\n", title, command)
+	return p
+}
+
+// must writes what is not as it must be.
+func must(p func(string, ...any), err error) {
+	if err != nil {
+		p("\n**Not as it must be:**\n\n```\n%s\n```", err)
+	}
+}
+
+// cells are the cells of a table with the counts of verdicts, and for refused requests with their codes.
+func (t *tally) cells(verdicts ...string) string {
+	var cells []string
+	for _, verdict := range verdicts {
+		if verdict == refused && len(t.codes) > 0 {
+			cells = append(cells, codes(t.codes))
+		} else {
+			cells = append(cells, strconv.Itoa(t.count(verdict)))
+		}
+	}
+	return strings.Join(cells, " | ")
+}
+
 // report writes a run as Markdown.
 func (c *chaos) report(w io.Writer) {
-	p := func(format string, args ...any) { _, _ = fmt.Fprintf(w, format+"\n", args...) }
-	p("# Chaos\n")
-	p("<!-- written by go run ./lab/reliability chaos -->\n")
+	p := printer(w, "Chaos", "chaos")
 	p("%s of faults on %d CPUs, seed %d. One gateway process serves all orders at once; behind it two prefill and two "+
 		"decode engines of each, %d processes. Two faults at a time are played at each order while clients send "+
 		"requests, streamed or not, over all APIs that the order carries. A request is tried at up to three pairs. "+
@@ -26,24 +52,21 @@ func (c *chaos) report(w io.Writer) {
 		runtime.NumCPU(), c.seed, 4*len(c.fleet.models))
 	p("| order | legs | faults | requests | right | refused by code | cut, and told | cut as complete | left | wrong " +
 		"| silently cut | hung | lost |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|")
-	sum := map[string]int{}
-	requests, faults := 0, 0
+	verdicts := []string{right, refused, cutAloud, cutAsDone, left, wrong, cutSilent, hung, lost}
+	sum, faults := newTally(), 0
 	for _, m := range c.fleet.models {
 		t := c.tallies[m.name]
 		played := 0
 		for _, n := range c.faults[m.name] {
 			played += n
 		}
-		p("| `%s` | %s | %d | %d | %d | %s | %d | %d | %d | %d | %d | %d | %d |", m.name, m.legs, played, t.all(),
-			t.count(right), codes(t.codes), t.count(cutAloud), t.count(cutAsDone), t.count(left), t.count(wrong),
-			t.count(cutSilent), t.count(hung), t.count(lost))
+		p("| `%s` | %s | %d | %d | %s |", m.name, m.legs, played, t.all(), t.cells(verdicts...))
 		for verdict, n := range t.verdicts {
-			sum[verdict] += n
+			sum.verdicts[verdict] += n
 		}
-		requests, faults = requests+t.all(), faults+played
+		faults += played
 	}
-	p("| all | | %d | %d | %d | %d | %d | %d | %d | %d | %d | %d | %d |\n", faults, requests, sum[right], sum[refused],
-		sum[cutAloud], sum[cutAsDone], sum[left], sum[wrong], sum[cutSilent], sum[hung], sum[lost])
+	p("| all | | %d | %d | %s |\n", faults, sum.all(), sum.cells(verdicts...))
 	p("*Refused* is an error response with a status and a code that names no engine. *Cut, and told*: decode died in " +
 		"mid-stream, and the client saw its connection break, an error event or the finish reason `abort`. *Cut as " +
 		"complete*: a decode engine that was told to end aborted the request, and its `/v1/responses` or " +
@@ -55,9 +78,6 @@ func (c *chaos) report(w io.Writer) {
 
 // codes writes the codes of refused requests, most frequent first.
 func codes(counts map[string]int) string {
-	if len(counts) == 0 {
-		return "0"
-	}
 	names := slices.SortedFunc(maps.Keys(counts), func(a, b string) int { return counts[b] - counts[a] })
 	parts := make([]string, 0, len(names))
 	for _, name := range names {
@@ -75,7 +95,7 @@ func (c *chaos) reportFaults(p func(string, ...any)) {
 	for _, k := range faultKinds {
 		row := []string{k.name, k.what}
 		for _, m := range c.fleet.models {
-			cell := text(c.faults[m.name][k.name])
+			cell := strconv.Itoa(c.faults[m.name][k.name])
 			if k.wire && c.fleet.wire == nil {
 				cell = "not here"
 			}
@@ -126,9 +146,7 @@ func (c *chaos) reportEnd(p func(string, ...any)) {
 		"read after the lease was on its way while the link was cut: TCP delivers it up to 13 s later. Its request "+
 		"was given up by then, since prefill, the handoff's age and decode's first byte may take 13 s together, and "+
 		"the lease is %s: no response rests on it.", lease)
-	if err := c.err(); err != nil {
-		p("\n**Not as it must be:**\n\n```\n%s\n```", err)
-	}
+	must(p, c.err())
 }
 
 func mib(n int64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }

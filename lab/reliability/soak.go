@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/enginesim"
+	"github.com/pdkit/pdkit/lab/internal/proc"
 )
 
 // soak is a long run of mixed requests, of which a few meet a fault. It looks for what grows.
@@ -22,7 +23,7 @@ type soak struct {
 	requests int
 	seed     uint64
 	took     time.Duration
-	tallies  map[string]*tally
+	tallies  tallies
 	injected map[string]int // by the kind's name
 	mu       sync.Mutex
 	samples  []gauges // after each part; heap is the least that was seen during it
@@ -60,10 +61,7 @@ func runSoak(ctx context.Context, requests, workers int, seed uint64) (*soak, er
 		return nil, err
 	}
 	defer f.close()
-	s := &soak{fleet: f, requests: requests, seed: seed, tallies: map[string]*tally{}, injected: map[string]int{}}
-	for _, m := range f.models {
-		s.tallies[m.name] = newTally()
-	}
+	s := &soak{fleet: f, requests: requests, seed: seed, tallies: newTallies(f), injected: map[string]int{}}
 	begun := time.Now()
 	parts := 10
 	if requests < 20_000 {
@@ -117,7 +115,7 @@ func (s *soak) part(ctx context.Context, part, requests, workers int) (gauges, e
 		}
 		return err
 	})
-	_ = pause(ctx, idlePause)
+	_ = proc.Pause(ctx, idlePause)
 	if err == nil {
 		g, err = s.fleet.gauges(ctx)
 	}
@@ -132,7 +130,7 @@ func (s *soak) leastHeap(ctx context.Context) (least *int64, stop func()) {
 	least = new(int64)
 	go func() {
 		defer close(done)
-		for pause(ctx, 100*time.Millisecond) == nil {
+		for proc.Pause(ctx, 100*time.Millisecond) == nil {
 			if g, err := s.fleet.gauges(ctx); err == nil && (*least == 0 || g.heap < *least) {
 				*least = g.heap
 			}
@@ -170,14 +168,7 @@ func (s *soak) one(ctx context.Context, r *rand.Rand) {
 
 // err says whether anything was as it must not be.
 func (s *soak) err() error {
-	errs := s.errs
-	for _, m := range s.fleet.models {
-		for _, verdict := range []string{wrong, cutSilent, hung, lost} {
-			if n := s.tallies[m.name].count(verdict); n > 0 {
-				errs = append(errs, fmt.Errorf("%s: %d %s", m.name, n, verdict))
-			}
-		}
-	}
+	errs := append(s.errs, s.tallies.errs(s.fleet)...)
 	// The first part fills pools. After that nothing grows with the number of requests.
 	first, last := s.samples[1], s.samples[len(s.samples)-1]
 	if last.goroutines > first.goroutines+slack {
@@ -193,9 +184,7 @@ func (s *soak) err() error {
 }
 
 func (s *soak) report(w io.Writer) {
-	p := func(format string, args ...any) { _, _ = fmt.Fprintf(w, format+"\n", args...) }
-	p("# Soak\n")
-	p("<!-- written by go run ./lab/reliability soak -->\n")
+	p := printer(w, "Soak", "soak")
 	faults := 0
 	for _, n := range s.injected {
 		faults += n
@@ -208,8 +197,7 @@ func (s *soak) report(w io.Writer) {
 		"|---|---|---|---|---|---|---|---|---|---|")
 	for _, m := range s.fleet.models {
 		t := s.tallies[m.name]
-		p("| `%s` | %d | %d | %s | %d | %d | %d | %d | %d | %d |", m.name, t.all(), t.count(right), codes(t.codes),
-			t.count(cutAloud), t.count(left), t.count(wrong), t.count(cutSilent), t.count(hung), t.count(lost))
+		p("| `%s` | %d | %s |", m.name, t.all(), t.cells(right, refused, cutAloud, left, wrong, cutSilent, hung, lost))
 	}
 	p("\n| fault | injected |\n|---|---|")
 	for _, fault := range soakFaults {
@@ -222,7 +210,5 @@ func (s *soak) report(w io.Writer) {
 		p("| %d | %s | %s | %d | %d |", s.requests/len(s.samples)*(i+1), mib(g.heap), mib(g.resident), g.goroutines,
 			g.descriptors)
 	}
-	if err := s.err(); err != nil {
-		p("\n**Not as it must be:**\n\n```\n%s\n```", err)
-	}
+	must(p, s.err())
 }

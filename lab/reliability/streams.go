@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/enginesim"
+	"github.com/pdkit/pdkit/lab/internal/apis"
+	"github.com/pdkit/pdkit/lab/internal/proc"
 )
 
 // streams is a run of many slow streams at a time.
@@ -35,8 +37,12 @@ type streams struct {
 const slowITL = 2 * time.Second
 
 // runStreams opens streams through one gateway process, holds them all open, and compares each with the lone engine's.
-func runStreams(ctx context.Context, open, tokens int) (*streams, error) {
+// Before that it opens streams in memory, if inMemory is not 0.
+func runStreams(ctx context.Context, open, inMemory, tokens int) (_ *streams, err error) {
 	s := &streams{open: open, tokens: tokens, tally: newTally()}
+	if s.memory, err = measureInMemory(ctx, inMemory); err != nil {
+		return nil, err
+	}
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
 		return nil, err
@@ -65,7 +71,7 @@ func runStreams(ctx context.Context, open, tokens int) (*streams, error) {
 
 func (s *streams) run(ctx context.Context) (err error) {
 	m := s.fleet.models[0]
-	m.paths = []string{pathCompletions, pathChat, pathMessages, pathResponses}
+	m.apis = []*apis.API{apis.Completions, apis.Chat, apis.Messages, apis.Responses}
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 20 { // code and pools
 		q := newRequest(m, r, 200, 1)
@@ -82,7 +88,7 @@ func (s *streams) run(ctx context.Context) (err error) {
 		q.stream, q.opened = true, func() { opened.Add(1) }
 		q.write(200, s.tokens)
 		all.Go(func() { s.fleet.send(ctx, q, 0, s.tally) })
-		if err := pause(ctx, time.Millisecond); err != nil {
+		if err := proc.Pause(ctx, time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -94,7 +100,7 @@ func (s *streams) run(ctx context.Context) (err error) {
 	})
 	s.opening = time.Since(begun)
 	if err == nil {
-		err = pause(ctx, 2*slowITL)
+		err = proc.Pause(ctx, 2*slowITL)
 	}
 	if err == nil {
 		s.during, err = s.fleet.gauges(ctx)
@@ -133,28 +139,25 @@ func (s *streams) err() error {
 }
 
 func (s *streams) report(w io.Writer) {
-	p := func(format string, args ...any) { _, _ = fmt.Fprintf(w, format+"\n", args...) }
-	each := func(of func(gauges) int64) string {
-		return fmt.Sprintf("%.1f KiB", float64(of(s.during)-of(s.before))/1024/float64(s.open))
-	}
-	p("# Many slow streams\n")
-	p("<!-- written by go run ./lab/reliability streams -->\n")
+	p := printer(w, "Many slow streams", "streams")
 	p("%d streams at a time through one gateway process (connector nixl, a token in %s, %d tokens each, four APIs, at "+
 		"most %d open files, %d CPUs). All were open after %s, and all had ended after %s. %d of %d are, byte for "+
 		"byte of text, those of an engine that serves alone.\n", s.open, slowITL, s.tokens, s.openFile,
 		runtime.NumCPU(), s.opening.Round(time.Second), s.took.Round(time.Second), s.tally.count(right), s.open)
 	p("| gateway | before | all open | after | each stream |\n|---|---|---|---|---|")
-	p("| resident memory | %s | %s | %s | %s |", mib(s.before.resident), mib(s.during.resident), mib(s.after.resident),
-		each(func(g gauges) int64 { return g.resident }))
-	p("| heap in use | %s | %s | %s | %s |", mib(s.before.heap), mib(s.during.heap), mib(s.after.heap),
-		each(func(g gauges) int64 { return g.heap }))
-	p("| goroutines | %d | %d | %d | %.1f |", s.before.goroutines, s.during.goroutines, s.after.goroutines,
-		float64(s.during.goroutines-s.before.goroutines)/float64(s.open))
-	p("| file descriptors | %d | %d | %d | %.1f |", s.before.descriptors, s.during.descriptors, s.after.descriptors,
-		float64(s.during.descriptors-s.before.descriptors)/float64(s.open))
+	bytes := func(name string, of func(gauges) int64) {
+		p("| %s | %s | %s | %s | %.1f KiB |", name, mib(of(s.before)), mib(of(s.during)), mib(of(s.after)),
+			float64(of(s.during)-of(s.before))/1024/float64(s.open))
+	}
+	counts := func(name string, of func(gauges) int) {
+		p("| %s | %d | %d | %d | %.1f |", name, of(s.before), of(s.during), of(s.after),
+			float64(of(s.during)-of(s.before))/float64(s.open))
+	}
+	bytes("resident memory", func(g gauges) int64 { return g.resident })
+	bytes("heap in use", func(g gauges) int64 { return g.heap })
+	counts("goroutines", func(g gauges) int { return g.goroutines })
+	counts("file descriptors", func(g gauges) int { return g.descriptors })
 	p("| sessions | %d | %d | %d | |", s.before.sessions, s.during.sessions, s.after.sessions)
 	s.memory.report(p)
-	if err := s.err(); err != nil {
-		p("\n**Not as it must be:**\n\n```\n%s\n```", err)
-	}
+	must(p, s.err())
 }

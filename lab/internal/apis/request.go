@@ -34,9 +34,6 @@ var (
 	}}
 )
 
-// All are the APIs.
-var All = []*API{Completions, Chat, Responses, Messages, Generate, SGLang}
-
 func user(prompt string) []any { return []any{map[string]string{"role": "user", "content": prompt}} }
 
 // tokens are the tokens of the tiny model and of simulated engines: one for each byte, with the byte's value.

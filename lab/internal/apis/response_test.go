@@ -30,7 +30,7 @@ func TestResponsesOfEachAPIAreRead(t *testing.T) {
 			`[[null,57,null],[-5.5,49,null]],"output_token_logprobs":[[-0.9,37,null]]}}`,
 			texts: map[int]string{0: "ab"}, tokens: 2, numbers: map[int][]float64{0: {57, -5.5, 49, -0.9, 37}}},
 		"generate, two prompts": {
-			body: `[{"text":"ab","meta_info":{"prompt_tokens":2}},{"text":"c","meta_info":{"prompt_tokens":5}}]`,
+			body:  `[{"text":"ab","meta_info":{"prompt_tokens":2}},{"text":"c","meta_info":{"prompt_tokens":5}}]`,
 			texts: map[int]string{0: "ab", 1: "c"}, tokens: 7},
 		"generate, two prompts, streamed": {stream: true,
 			body: "data: {\"text\":\"c\",\"meta_info\":{\"prompt_tokens\":5},\"index\":1}\n\n" +
