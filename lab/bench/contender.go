@@ -34,7 +34,7 @@ func (l *lab) contenders(ctx context.Context, peers []peer) ([]*contender, error
 // ensure starts a contender that does not run, or no more, and begins a series for it.
 func (l *lab) ensure(ctx context.Context, c *contender) series {
 	s := series{name: c.recipe.name}
-	if c.program != nil && !c.program.hasExited() {
+	if c.program != nil && !c.program.Ended() {
 		return s
 	}
 	var err error
@@ -55,12 +55,13 @@ func (l *lab) takePeer(ctx context.Context, s scenario, c *contender, to *series
 	}
 	got, err := l.slice(ctx, s, c.program)
 	if ctx.Err() != nil {
-		return errStopped
+		return ctx.Err()
 	}
 	to.add(got, c.recipe.site.board)
 	switch {
-	case c.program.hasExited(), err != nil && c.program.exitsWithin(time.Second):
-		to.why = fmt.Sprintf("ended: %v", c.program.cmd.ProcessState)
+	case err != nil && c.program.EndsWithin(time.Second), c.program.Ended():
+		// a connection to it, or its CPU time, tells of its end a moment earlier
+		to.why = fmt.Sprintf("ended: %v", c.program.Cmd.ProcessState)
 	case err != nil:
 		to.why = firstLine(err)
 	default:
@@ -132,21 +133,4 @@ func (l *lab) peerFootprint(ctx context.Context, c *contender) footprint {
 func firstLine(err error) string {
 	line, _, _ := strings.Cut(err.Error(), "\n")
 	return line
-}
-
-func (p *program) hasExited() bool { return p.exitsWithin(0) }
-
-// exitsWithin waits for the process's end: a connection to it, or its CPU time, tells of that a moment earlier.
-func (p *program) exitsWithin(patience time.Duration) bool {
-	select {
-	case <-p.exited:
-		return true
-	default:
-	}
-	select {
-	case <-p.exited:
-		return true
-	case <-time.After(patience):
-		return false
-	}
 }

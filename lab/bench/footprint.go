@@ -9,6 +9,7 @@ import (
 
 	"github.com/pdkit/pdkit/lab/bench/internal/cpu"
 	"github.com/pdkit/pdkit/lab/bench/internal/load"
+	"github.com/pdkit/pdkit/lab/internal/proc"
 )
 
 // footprint lists a program's resident memory in bytes: one figure for each process that was started for it.
@@ -45,7 +46,7 @@ func (l *lab) look(ctx context.Context, r recipe, f *footprint) error {
 	if err := l.warm(ctx, p); err != nil {
 		return err
 	}
-	before, err := cpu.ResidentOfTree(p.cmd.Process.Pid)
+	before, err := cpu.ResidentOfTree(p.Cmd.Process.Pid)
 	if err != nil {
 		return err
 	}
@@ -56,10 +57,10 @@ func (l *lab) look(ctx context.Context, r recipe, f *footprint) error {
 	if err := crowd.open(ctx); err != nil {
 		return err
 	}
-	if err := pause(ctx, l.pace.settle); err != nil {
+	if err := proc.Pause(ctx, l.pace.settle); err != nil {
 		return err
 	}
-	after, err := cpu.ResidentOfTree(p.cmd.Process.Pid)
+	after, err := cpu.ResidentOfTree(p.Cmd.Process.Pid)
 	if err != nil {
 		return err
 	}
@@ -76,31 +77,25 @@ func (l *lab) warm(ctx context.Context, p *program) error {
 	crowd := l.crowd(scenario{size: 2 << 10, stream: true, perWrite: 1, chunks: 10}, p, 4, &load.Meter{}, &stop)
 	defer crowd.end()
 	crowd.begin(ctx, 0, 4)
-	if err := pause(ctx, 500*time.Millisecond); err != nil {
+	if err := proc.Pause(ctx, 500*time.Millisecond); err != nil {
 		return err
 	}
 	crowd.end()
-	return pause(ctx, time.Second)
+	return proc.Pause(ctx, time.Second)
 }
 
 // starts measures several times how long a program needs from exec to its first response.
-type starts struct {
-	name  string
-	times []time.Duration
-}
-
-func (l *lab) starts(ctx context.Context, r recipe) (starts, error) {
-	s := starts{name: r.name}
+func (l *lab) starts(ctx context.Context, r recipe) (times []time.Duration, err error) {
 	for range l.pace.starts {
 		p, took, err := l.start(ctx, r)
 		if err != nil {
-			return s, err
+			return nil, err
 		}
-		s.times = append(s.times, took)
+		times = append(times, took)
 		if err := p.stop(); err != nil {
-			return s, err
+			return nil, err
 		}
 	}
 	l.board.Settle()
-	return s, nil
+	return times, nil
 }

@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"runtime"
 	"runtime/debug"
 
@@ -17,10 +15,7 @@ import (
 	"github.com/pdkit/pdkit/lab/bench/internal/load"
 )
 
-const (
-	gatewayPackage = "github.com/pdkit/pdkit/cmd/gateway"
-	minimalPackage = "github.com/pdkit/pdkit/lab/bench/minimal"
-)
+const minimalPackage = "github.com/pdkit/pdkit/lab/bench/minimal"
 
 // lab runs the programs under test on one CPU, and clients and engines (this process) on another.
 type lab struct {
@@ -96,16 +91,6 @@ func (l *lab) close() error {
 func (l *lab) say(format string, args ...any) {
 	// An error in writing the progress does not change the measurement, so it is ignored.
 	_, _ = fmt.Fprintf(l.progress, format+"\n", args...)
-}
-
-// build compiles a program of this repository.
-func (l *lab) build(ctx context.Context, pkg string) (string, error) {
-	binary := filepath.Join(l.dir, filepath.Base(pkg))
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", binary, pkg)
-	if text, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build %s: %w\n%s", pkg, err, text)
-	}
-	return binary, nil
 }
 
 // siteOf returns the site that a program's clients belong to. Direct legs, whose program is nil, are pdkit's own.

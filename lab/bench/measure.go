@@ -10,16 +10,17 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/lab/bench/internal/load"
+	"github.com/pdkit/pdkit/lab/internal/proc"
 )
 
 // measureAll compares the gateway with minimal in every figure that the project has a target for, and peers with
 // minimal in the same slices. If before is not "", it is the program of an earlier gateway, and takes minimal's place.
 func (l *lab) measureAll(ctx context.Context, peers []peer, only, before string) (*report, error) {
-	gatewayBinary, err := l.build(ctx, gatewayPackage)
+	gatewayBinary, err := proc.Build(ctx, l.dir, proc.Gateway)
 	if err != nil {
 		return nil, err
 	}
-	minimalBinary, err := l.build(ctx, minimalPackage)
+	minimalBinary, err := proc.Build(ctx, l.dir, minimalPackage)
 	if err != nil {
 		return nil, err
 	}
@@ -85,10 +86,9 @@ func (l *lab) peersAlone(ctx context.Context, r *report, contenders []*contender
 	for _, c := range contenders {
 		f := l.peerFootprint(ctx, c)
 		if ctx.Err() != nil {
-			return errStopped
+			return ctx.Err()
 		}
 		r.footprints = append(r.footprints, f)
-		r.starts = append(r.starts, starts{name: f.name, times: f.started})
 	}
 	return nil
 }
@@ -112,15 +112,15 @@ func (l *lab) atHalfLoad(ctx context.Context, gateway, minimal *program, peers [
 // alone measures the start and the memory of each program by itself.
 func (l *lab) alone(ctx context.Context, r *report, recipes ...recipe) error {
 	for _, recipe := range recipes {
-		s, err := l.starts(ctx, recipe)
+		times, err := l.starts(ctx, recipe)
 		if err != nil {
 			return err
 		}
-		r.starts = append(r.starts, s)
 		f, err := l.footprint(ctx, recipe)
 		if err != nil {
 			return err
 		}
+		f.started = times
 		r.footprints = append(r.footprints, f)
 	}
 	return nil
@@ -176,7 +176,7 @@ const calibration = 20 * time.Microsecond
 // checkItself tests the benchmark: it must find two equal programs equal, and a program that burns a known time for
 // each request dearer by that time.
 func (l *lab) checkItself(ctx context.Context, only string) (*report, error) {
-	binary, err := l.build(ctx, minimalPackage)
+	binary, err := proc.Build(ctx, l.dir, minimalPackage)
 	if err != nil {
 		return nil, err
 	}

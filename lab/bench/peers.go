@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/lab/bench/internal/load"
+	"github.com/pdkit/pdkit/lab/internal/proc"
 )
 
 // peer is another project's gateway for prefill and decode. It is measured beside pdkit's, in the same slices.
@@ -64,7 +65,7 @@ func registerWithSMG(ctx context.Context, listen string, engines *load.Engines) 
 	defer cancel()
 	workers := "http://" + listen + "/workers"
 	for ready(ctx, workers) < 0 {
-		if err := pause(ctx, 10*time.Millisecond); err != nil {
+		if err := proc.Pause(ctx, 10*time.Millisecond); err != nil {
 			return fmt.Errorf("%s does not listen", listen)
 		}
 	}
@@ -91,7 +92,7 @@ func registerWithSMG(ctx context.Context, listen string, engines *load.Engines) 
 	}
 	all := len(engines.Prefill) + len(engines.Decode)
 	for ready(ctx, workers) < all {
-		if err := pause(ctx, 20*time.Millisecond); err != nil {
+		if err := proc.Pause(ctx, 20*time.Millisecond); err != nil {
 			n := ready(context.WithoutCancel(ctx), workers)
 			return fmt.Errorf("%d of %d workers are ready after %v", n, all, peerPatience)
 		}
@@ -180,8 +181,8 @@ func (p peer) title() string { return p.name + " " + p.version }
 // recipe says how the peer is started for the engines of a site.
 func (p peer) recipe(s site) recipe {
 	r := recipe{name: p.title(), site: s, binary: p.binary, patience: peerPatience}
-	r.args = func(ctx context.Context, listen string) ([]string, error) {
-		metrics, err := freeAddress(ctx, listen)
+	r.args = func(listen string) ([]string, error) {
+		metrics, err := freeAddress()
 		if err != nil {
 			return nil, err
 		}

@@ -28,10 +28,9 @@ func withPeers() *report {
 	r.compared = append(r.compared, stream)
 	r.endpoints = []compared{endpoints}
 	r.footprints = append(r.footprints,
-		footprint{name: "right 1.0", atRest: []float64{30 << 20}, perStream: []float64{90 << 10}},
+		footprint{name: "right 1.0", atRest: []float64{30 << 20}, perStream: []float64{90 << 10},
+			started: []time.Duration{time.Second}},
 		footprint{name: "faulty 2.0", why: "only 900 of 1000 streams are open"})
-	r.starts = append(r.starts,
-		starts{name: "right 1.0", times: []time.Duration{time.Second}}, starts{name: "faulty 2.0"})
 	half := stream
 	half.scenario = halfLoad
 	half.scenario.rate = 1000.0 / 16

@@ -155,7 +155,7 @@ func TestAPeerThatEndsIsShownAndStartedAgain(t *testing.T) {
 	assert.Empty(t, s.slices)
 	again := l.ensure(t.Context(), c)
 	assert.Empty(t, again.why)
-	assert.False(t, c.program.hasExited())
+	assert.False(t, c.program.Ended())
 }
 
 func TestAPeerThatDoesNotStartIsShown(t *testing.T) {
@@ -171,7 +171,7 @@ func TestAPeerThatDoesNotStartIsShown(t *testing.T) {
 func TestAPeerThatEndsWhileItRegistersIsNotWaitedFor(t *testing.T) {
 	l := testLab(t)
 	c := fake(t, l, "nothing")
-	c.recipe.args = func(context.Context, string) ([]string, error) { return []string{"-nonsense"}, nil }
+	c.recipe.args = func(string) ([]string, error) { return []string{"-nonsense"}, nil }
 	c.recipe.register = func(ctx context.Context, _ string) error {
 		<-ctx.Done()
 		return ctx.Err()
@@ -188,7 +188,7 @@ func TestAPeerWithManyEndpointsIsComparedWithItself(t *testing.T) {
 	assert.Empty(t, r.why)
 	assert.Len(t, r.ratios, 2)
 	assert.Zero(t, r.failed, r.reason)
-	assert.False(t, c.program.hasExited())
+	assert.False(t, c.program.Ended())
 
 	c.recipe.binary = filepath.Join(t.TempDir(), "missing")
 	require.NoError(t, c.program.stop())
@@ -221,10 +221,10 @@ func TestPeersAreFoundWithTheirVersions(t *testing.T) {
 func TestArgumentsNameAllEnginesAndBothAddresses(t *testing.T) {
 	engines := &load.Engines{Prefill: []string{"p1", "p2"}, Decode: []string{"d1", "d2"}}
 	for _, p := range knownPeers {
-		args, err := p.recipe(site{engines: engines}).args(t.Context(), "127.0.0.2:99")
+		args, err := p.recipe(site{engines: engines}).args("127.0.0.1:99")
 		require.NoError(t, err)
 		text := strings.Join(args, " ")
-		assert.Contains(t, text, "--host 127.0.0.2 --port 99 --prometheus-host 127.0.0.2 --prometheus-port ")
+		assert.Contains(t, text, "--host 127.0.0.1 --port 99 --prometheus-host 127.0.0.1 --prometheus-port ")
 		assert.Contains(t, text, "--policy round_robin")
 		assert.Equal(t, p.register == nil, strings.Contains(text, "--prefill http://p1 --prefill http://p2 "+
 			"--decode http://d1 --decode http://d2"))

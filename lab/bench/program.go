@@ -7,30 +7,26 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
+	"github.com/pdkit/pdkit/enginesim/freeport"
 	"github.com/pdkit/pdkit/lab/bench/internal/cpu"
 	"github.com/pdkit/pdkit/lab/bench/internal/load"
+	"github.com/pdkit/pdkit/lab/internal/proc"
 )
 
 // program is a proxy under test, running as a process of its own.
 type program struct {
-	name    string
+	*proc.Process
 	site    site
 	address string
-	log     string
-	cmd     *exec.Cmd
-	exited  chan struct{}
 	started time.Time
-	ended   bool
 }
 
 // recipe says how a program is started.
@@ -38,7 +34,7 @@ type recipe struct {
 	name   string
 	site   site
 	binary string
-	args   func(ctx context.Context, listen string) ([]string, error)
+	args   func(listen string) ([]string, error)
 	env    []string // beside the usual
 	// register tells a program that has just been started of its engines; nil: its arguments do.
 	register func(ctx context.Context, listen string) error
@@ -48,7 +44,7 @@ type recipe struct {
 
 // minimal is the proxy that the gateway is compared with. Flags make variants of it.
 func (l *lab) minimal(binary, name string, extra ...string) recipe {
-	args := func(_ context.Context, listen string) ([]string, error) {
+	args := func(listen string) ([]string, error) {
 		return append([]string{
 			"-listen", listen,
 			"-prefill", "http://" + l.engines.Prefill[0],
@@ -60,8 +56,8 @@ func (l *lab) minimal(binary, name string, extra ...string) recipe {
 
 // gateway is cmd/gateway with default settings and an admin address, for the given engines.
 func (l *lab) gateway(binary, name string, engines *load.Engines) recipe {
-	args := func(ctx context.Context, listen string) ([]string, error) {
-		admin, err := freeAddress(ctx, listen)
+	args := func(listen string) ([]string, error) {
+		admin, err := freeAddress()
 		if err != nil {
 			return nil, err
 		}
@@ -101,54 +97,32 @@ spec:
 	return y.String()
 }
 
-// freeAddress finds a free loopback port that is not taken, an address that was found before: nobody listens there
-// yet. If another process takes the port before the program does, the start fails with an error that says so.
-//
-// It is not on 127.0.0.1, where connections that this machine makes begin: one of them could have the port while a slow
-// program starts. One that firstResponse makes could even begin at the port that it asks for, and so connect to itself.
-func freeAddress(ctx context.Context, taken string) (string, error) {
-	for {
-		var lc net.ListenConfig
-		l, err := lc.Listen(ctx, "tcp", "127.0.0.2:0")
-		if err != nil {
-			return "", err
-		}
-		address := l.Addr().String()
-		if err := l.Close(); err != nil || address != taken {
-			return address, err
-		}
-	}
+// freeAddress finds a loopback address at which nobody listens, and no connection of this machine begins.
+func freeAddress() (string, error) {
+	port, err := freeport.One()
+	return "127.0.0.1:" + port, err
 }
 
 // start runs a program on the CPU of the programs under test and returns when it has answered one request.
 func (l *lab) start(ctx context.Context, r recipe) (*program, time.Duration, error) {
-	listen, err := freeAddress(ctx, "")
+	listen, err := freeAddress()
 	if err != nil {
 		return nil, 0, err
 	}
-	args, err := r.args(ctx, listen)
+	args, err := r.args(listen)
 	if err != nil {
 		return nil, 0, err
 	}
-	p := &program{name: r.name, site: r.site, address: listen, exited: make(chan struct{})}
-	p.log = filepath.Join(l.dir, r.name+".log")
-	log, err := os.Create(p.log)
+	p := &program{site: r.site, address: listen}
+	cmd := exec.CommandContext(ctx, r.binary, args...)
+	cmd.Env = append(append(slices.DeleteFunc(os.Environ(), tunesGo), "GOMAXPROCS=1"), r.env...)
+	p.Process, err = proc.Start(cmd, r.name, filepath.Join(l.dir, r.name+".log"), func(cmd *exec.Cmd) error {
+		return l.exec(p, cmd)
+	})
 	if err != nil {
-		return nil, 0, err
-	}
-	defer log.Close()
-	p.cmd = exec.CommandContext(ctx, r.binary, args...)
-	p.cmd.Stdout, p.cmd.Stderr = log, log
-	p.cmd.Env = append(append(slices.DeleteFunc(os.Environ(), tunesGo), "GOMAXPROCS=1"), r.env...)
-	if err := l.exec(p); err != nil {
 		return nil, 0, err
 	}
 	l.running = append(l.running, p)
-	go func() {
-		// ProcessState says how it ended. A program that was stopped may end with any status.
-		_ = p.cmd.Wait()
-		close(p.exited)
-	}()
 	if r.register != nil {
 		err = p.whileItRuns(ctx, func(ctx context.Context) error { return r.register(ctx, listen) })
 	}
@@ -157,7 +131,7 @@ func (l *lab) start(ctx context.Context, r recipe) (*program, time.Duration, err
 		took, err = l.firstResponse(ctx, p, cmp.Or(r.patience, 20*time.Second))
 	}
 	if err != nil {
-		return nil, 0, errors.Join(fmt.Errorf("%s: %w%s", p.name, err, p.lastWords()), p.stop())
+		return nil, 0, errors.Join(fmt.Errorf("%s: %w%s", p.Name, err, p.lastWords()), p.stop())
 	}
 	return p, took, nil
 }
@@ -168,14 +142,14 @@ func (p *program) whileItRuns(ctx context.Context, do func(ctx context.Context) 
 	defer cancel()
 	go func() {
 		select {
-		case <-p.exited:
+		case <-p.Done:
 			cancel()
 		case <-ctx.Done():
 		}
 	}()
 	err := do(ctx)
-	if err != nil && p.hasExited() {
-		return fmt.Errorf("ended before it answered: %v", p.cmd.ProcessState)
+	if err != nil && p.Ended() {
+		return fmt.Errorf("ended before it answered: %v", p.Cmd.ProcessState)
 	}
 	return err
 }
@@ -187,7 +161,7 @@ func tunesGo(variable string) bool {
 }
 
 // exec starts the process from a thread that runs on the CPU for programs under test: the process inherits the CPU.
-func (l *lab) exec(p *program) error {
+func (l *lab) exec(p *program, cmd *exec.Cmd) error {
 	result := make(chan error)
 	go func() {
 		// The thread is not unlocked, so the runtime ends it with this goroutine: nothing else runs on that CPU.
@@ -195,7 +169,7 @@ func (l *lab) exec(p *program) error {
 		err := cpu.PinThread(l.theirs)
 		if err == nil {
 			p.started = time.Now()
-			err = p.cmd.Start()
+			err = cmd.Start()
 		}
 		result <- err
 	}()
@@ -216,33 +190,22 @@ func (l *lab) firstResponse(ctx context.Context, p *program, patience time.Durat
 			return 0, fmt.Errorf("no response within %v: %w", patience, err)
 		}
 		select {
-		case <-p.exited:
-			return 0, fmt.Errorf("ended before it answered: %v", p.cmd.ProcessState)
+		case <-p.Done:
+			return 0, fmt.Errorf("ended before it answered: %v", p.Cmd.ProcessState)
 		default:
 		}
-		if err := pause(ctx, 200*time.Microsecond); err != nil {
+		if err := proc.Pause(ctx, 200*time.Microsecond); err != nil {
 			return 0, err
 		}
 	}
 }
 
-// stop ends the process with SIGTERM, as an operator would.
+// stop ends the process with SIGTERM, as an operator would. It may end with any status.
 func (p *program) stop() error {
-	if p.ended {
+	if p.Ended() || p.Stop(10*time.Second) {
 		return nil
 	}
-	p.ended = true
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return err
-	}
-	if p.exitsWithin(10 * time.Second) {
-		return nil
-	}
-	err := p.cmd.Process.Kill()
-	if errors.Is(err, os.ErrProcessDone) { // whoever waits for its end has not run yet
-		return nil
-	}
-	return errors.Join(fmt.Errorf("%s does not end on SIGTERM", p.name), err)
+	return fmt.Errorf("%s does not end on SIGTERM", p.Name)
 }
 
 // lastWords returns the last lines of a program's log, to be shown when the program fails; empty for a nil program.
@@ -250,11 +213,7 @@ func (p *program) lastWords() string {
 	if p == nil {
 		return ""
 	}
-	text, err := os.ReadFile(p.log)
-	if err != nil || len(text) == 0 {
-		return ""
-	}
-	return "\n" + string(text[max(0, len(text)-2000):])
+	return "\n" + p.Tail()
 }
 
 // usedBy returns the CPU time that a program has used so far; 0 for nil, which stands for the direct legs.
@@ -262,5 +221,5 @@ func usedBy(p *program) (time.Duration, error) {
 	if p == nil {
 		return 0, nil
 	}
-	return cpu.UsedByTree(p.cmd.Process.Pid)
+	return cpu.UsedByTree(p.Cmd.Process.Pid)
 }

@@ -20,7 +20,6 @@ type report struct {
 	peers       []peer
 	pictures    []picture // files beside the report
 
-	starts     []starts
 	footprints []footprint
 	compared   []compared
 	endpoints  []compared
@@ -49,10 +48,8 @@ func (r *report) findings() []finding {
 		list = append(list, finding{c.scenario.name, median(c.ratios), targetEndpoints})
 	}
 	if len(r.footprints) > 0 {
-		list = append(list, finding{"memory per open stream", median(r.footprints[0].perStream), targetStreamBytes})
-	}
-	if len(r.starts) > 0 {
-		list = append(list, finding{"start to first response", float64(middleOf(r.starts[0])), float64(targetStart)})
+		list = append(list, finding{"memory per open stream", median(r.footprints[0].perStream), targetStreamBytes},
+			finding{"start to first response", float64(middleOf(r.footprints[0].started)), float64(targetStart)})
 	}
 	return list
 }
@@ -110,6 +107,6 @@ func (r *report) spinSeen() float64 {
 	return median(more) / (float64(calibration) / 1e3)
 }
 
-func middleOf(s starts) time.Duration {
-	return percentile(slices.Sorted(slices.Values(s.times)), 50)
+func middleOf(times []time.Duration) time.Duration {
+	return percentile(slices.Sorted(slices.Values(times)), 50)
 }

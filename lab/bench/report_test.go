@@ -30,12 +30,10 @@ func measured(ratio float64) *report {
 		pace:     full,
 		compared: []compared{c},
 		footprints: []footprint{
-			{name: "gateway", atRest: []float64{9 << 20}, perStream: []float64{40 << 10, 50 << 10, 42 << 10}},
-			{name: "minimal", atRest: []float64{8 << 20}, perStream: []float64{30 << 10}},
-		},
-		starts: []starts{
-			{name: "gateway", times: []time.Duration{20 * time.Millisecond}},
-			{name: "minimal", times: []time.Duration{5 * time.Millisecond}},
+			{name: "gateway", atRest: []float64{9 << 20}, perStream: []float64{40 << 10, 50 << 10, 42 << 10},
+				started: []time.Duration{20 * time.Millisecond}},
+			{name: "minimal", atRest: []float64{8 << 20}, perStream: []float64{30 << 10},
+				started: []time.Duration{5 * time.Millisecond}},
 		},
 	}
 }
@@ -97,7 +95,7 @@ func TestOnlyTheQuickPaceFailsAndOnlyFarBeyondATarget(t *testing.T) {
 	r.footprints[0].perStream = []float64{113 << 10}
 	require.ErrorContains(t, r.verdict(short), "memory per open stream")
 	r = measured(1)
-	r.starts[0].times = []time.Duration{126 * time.Millisecond}
+	r.footprints[0].started = []time.Duration{126 * time.Millisecond}
 	require.ErrorContains(t, r.verdict(short), "start to first response")
 	r = measured(1)
 	r.endpoints = []compared{{scenario: scenario{name: "endpoints"}, ratios: []float64{2.6}}}

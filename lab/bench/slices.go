@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/pdkit/pdkit/lab/bench/internal/cpu"
 	"github.com/pdkit/pdkit/lab/bench/internal/load"
+	"github.com/pdkit/pdkit/lab/internal/proc"
 )
 
 // slice is what was measured of one program under one load for a short time.
@@ -61,7 +61,7 @@ type rival struct {
 // compare runs slices of programs in the order A, B, P, Q and then back, P and Q being peers, and compares each slice
 // with the base's next to it. A machine that becomes slower, or a noisy neighbour, then affects all programs alike.
 func (l *lab) compare(ctx context.Context, s scenario, subject, base *program, peers ...*contender) (compared, error) {
-	c := compared{scenario: s, subject: series{name: subject.name}, base: series{name: base.name},
+	c := compared{scenario: s, subject: series{name: subject.Name}, base: series{name: base.Name},
 		direct: series{name: "direct"}}
 	take := func(p *program, to *series) error {
 		got, err := l.slice(ctx, s, p)
@@ -143,7 +143,7 @@ func (l *lab) slice(ctx context.Context, s scenario, p *program) (slice, error) 
 	} else {
 		crowd.begin(ctx, 0, s.clients)
 	}
-	if err := pause(ctx, l.pace.lead); err != nil {
+	if err := proc.Pause(ctx, l.pace.lead); err != nil {
 		return slice{}, err
 	}
 	count := &meter.Requests
@@ -155,13 +155,13 @@ func (l *lab) slice(ctx context.Context, s scenario, p *program) (slice, error) 
 		return slice{}, err
 	}
 	meter.Sampling.Store(true)
-	if err := pause(ctx, l.pace.slice); err != nil {
+	if err := proc.Pause(ctx, l.pace.slice); err != nil {
 		return slice{}, err
 	}
 	after, err := l.reading(p, count)
 	// On a busy machine a short slice may end before any large request does. Then the slice goes on.
 	for more := 0; err == nil && after.units-before.units < leastUnits && more < 10; more++ {
-		if err = pause(ctx, l.pace.slice); err == nil {
+		if err = proc.Pause(ctx, l.pace.slice); err == nil {
 			after, err = l.reading(p, count)
 		}
 	}
@@ -239,7 +239,7 @@ func (c *crowd) begin(ctx context.Context, from, to int) {
 func (c *crowd) open(ctx context.Context) error {
 	for from := 0; from < len(c.clients); from += 50 {
 		c.begin(ctx, from, min(from+50, len(c.clients)))
-		if err := pause(ctx, 50*time.Millisecond); err != nil {
+		if err := proc.Pause(ctx, 50*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -252,7 +252,7 @@ func (c *crowd) waitOpen(ctx context.Context, n int64) error {
 		if time.Now().After(deadline) {
 			return fmt.Errorf("only %d of %d streams are open after 20 s", c.meter.Open.Load(), n)
 		}
-		if err := pause(ctx, 10*time.Millisecond); err != nil {
+		if err := proc.Pause(ctx, 10*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -274,18 +274,4 @@ func (c *crowd) samples() []time.Duration {
 		all = append(all, client.Samples...)
 	}
 	return all
-}
-
-var errStopped = errors.New("stopped")
-
-// pause sleeps for d, or until ctx ends.
-func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return errStopped
-	}
 }

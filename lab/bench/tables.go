@@ -252,39 +252,34 @@ func (r *report) writeFootprints(m *strings.Builder) {
 	head(m, append(columns, "target", "")...)
 	fmt.Fprintf(m, "| KB per open stream at %s streams: median of %d (least to greatest) | %s | %d | %s |\n",
 		count(streamsOpen), len(subject.perStream),
-		r.footprintCells(func(f footprint) []float64 { return f.perStream }),
+		r.footprintCells(func(f footprint) string { return kilobytes(f, f.perStream) }),
 		targetStreamBytes>>10, mark(median(subject.perStream) <= targetStreamBytes))
 	fmt.Fprintf(m, "| KB at rest | %s | | |\n",
-		r.footprintCells(func(f footprint) []float64 { return f.atRest }))
-	var times []string
-	for _, s := range r.starts {
-		times = append(times, startText(s))
-	}
+		r.footprintCells(func(f footprint) string { return kilobytes(f, f.atRest) }))
 	fmt.Fprintf(m, "| exec to first response, ms: median (greatest; times) | %s | %d | %s |\n",
-		strings.Join(times, " | "), targetStart.Milliseconds(), mark(middleOf(r.starts[0]) <= targetStart))
+		r.footprintCells(startText), targetStart.Milliseconds(), mark(middleOf(subject.started) <= targetStart))
 }
 
-func (r *report) footprintCells(of func(footprint) []float64) string {
+func (r *report) footprintCells(of func(footprint) string) string {
 	var cells []string
 	for _, f := range r.footprints {
-		if f.why != "" {
-			cells = append(cells, "– "+plain(f.why))
-		} else {
-			cells = append(cells, kilobytes(of(f)))
-		}
+		cells = append(cells, of(f))
 	}
 	return strings.Join(cells, " | ")
 }
 
-func kilobytes(list []float64) string {
+func kilobytes(f footprint, list []float64) string {
+	if f.why != "" {
+		return "– " + plain(f.why)
+	}
 	return fmt.Sprintf("%.1f (%.1f to %.1f)", median(list)/1024, slices.Min(list)/1024, slices.Max(list)/1024)
 }
 
-func startText(s starts) string {
-	if len(s.times) == 0 {
+func startText(f footprint) string {
+	if len(f.started) == 0 {
 		return "–"
 	}
-	return fmt.Sprintf("%.1f (%.1f; %d)", inMS(middleOf(s)), inMS(slices.Max(s.times)), len(s.times))
+	return fmt.Sprintf("%.1f (%.1f; %d)", inMS(middleOf(f.started)), inMS(slices.Max(f.started)), len(f.started))
 }
 
 func mark(met bool) string {
