@@ -105,7 +105,8 @@ func (t *tally) add(q request, verdict, why string) {
 		t.codes[code]++
 		if strings.HasPrefix(code, "4") && t.shown < 10 { // no fault is the client's
 			t.shown++
-			_, _ = fmt.Fprintf(os.Stderr, "%s %s, stream %t: %s: %s\n", q.model.name, q.api.Path, q.stream, code, message)
+			_, _ = fmt.Fprintf(os.Stderr, "%s %s, stream %t: %s: %s\n", q.model.name, q.api.Path, q.stream, code,
+				message)
 		}
 		return
 	}

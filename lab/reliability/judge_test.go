@@ -34,7 +34,8 @@ func scene(t *testing.T, o *order, gateway func(w http.ResponseWriter, right str
 	f := &fleet{client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, patience: 20 * time.Second}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
-		_, text, _, err := f.post(r.Context(), m.lone.URL(), request{model: m, api: &apis.API{Path: r.URL.Path}, body: body})
+		q := request{model: m, api: &apis.API{Path: r.URL.Path}, body: body}
+		_, text, _, err := f.post(r.Context(), m.lone.URL(), q)
 		if r.Context().Err() == nil && assert.NoError(t, err) { // or the client has left
 			gateway(w, text)
 		}
@@ -77,7 +78,8 @@ func TestTheJudgeSeesWhatIsWrong(t *testing.T) {
 					q.write(100, 12)
 					tally := newTally()
 					tally.shown = 10 // what is wrong here is meant to be
-					assert.Equal(t, want, f.send(t.Context(), q, 0, tally), "%s %s, stream %t", o.name, api.Path, stream)
+					got := f.send(t.Context(), q, 0, tally)
+					assert.Equal(t, want, got, "%s %s, stream %t", o.name, api.Path, stream)
 				}
 			}
 		}
