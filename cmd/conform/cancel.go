@@ -11,15 +11,14 @@ import (
 
 // cancelCases are about clients that leave. Engines that go on for nobody are the load that kills a busy fleet.
 var cancelCases = []Case{
-	{ID: "cancel/prefill", Severity: Must, Check: leavesWhile(func(s *Scene) ([]*enginesim.Engine, enginesim.Fault) {
-		return s.P, enginesim.Fault{Kind: enginesim.FaultStall}
-	}, false), Rule: "The client leaves while P computes: P's leg ends within 1 s."},
+	{ID: "cancel/prefill", Severity: Must, Check: func(ctx context.Context, s *Scene) error {
+		return s.leavesWhile(ctx, s.P, body("stream", false))
+	}, Rule: "The client leaves while P computes: P's leg ends within 1 s."},
 	{ID: "cancel/prefill-no-decode", Severity: Must, Check: noDecode,
 		Rule: "The client leaves while P computes: D is not asked, and no KV is left for nobody."},
-	{ID: "cancel/decode-waiting", Severity: Must, Check: leavesWhile(func(s *Scene) ([]*enginesim.Engine,
-		enginesim.Fault) {
-		return s.D, enginesim.Fault{Kind: enginesim.FaultStall}
-	}, true), Rule: "The client leaves while its request waits in D's queue: D's leg ends within 1 s."},
+	{ID: "cancel/decode-waiting", Severity: Must, Check: func(ctx context.Context, s *Scene) error {
+		return s.leavesWhile(ctx, s.D, body("stream", true))
+	}, Rule: "The client leaves while its request waits in D's queue: D's leg ends within 1 s."},
 	{ID: "cancel/stream", Severity: Must, Check: leavesStream,
 		Rule: "The client leaves a stream: D's leg ends within 1 s, and its KV is free."},
 	{ID: "cancel/unary", Severity: Must, Check: leavesUnary,
@@ -48,36 +47,33 @@ func (s *Scene) reached(engines []*enginesim.Engine) bool {
 	return false
 }
 
-func leavesWhile(fault func(*Scene) ([]*enginesim.Engine, enginesim.Fault), stream bool) func(context.Context,
-	*Scene) error {
-	return func(ctx context.Context, s *Scene) error {
-		side, f := fault(s)
-		everywhere(side, f)
-		asking, leave := context.WithCancel(ctx)
-		defer leave()
-		ended := make(chan answer, 1)
-		go func() { ended <- s.post(asking, completions, body("stream", stream)) }()
-		ok := s.reached(side)
-		leave()
-		a := <-ended
-		if !ok {
-			return breach("a leg at the engines", "none: %s", a)
-		}
-		return s.within1s(ctx)
+// leave sends a completion whose client leaves once an engine of a side works on it, and a time is over.
+func (s *Scene) leave(ctx context.Context, side []*enginesim.Engine, content string, wait time.Duration) error {
+	asking, leave := context.WithCancel(ctx)
+	defer leave()
+	ended := make(chan answer, 1)
+	go func() { ended <- s.post(asking, completions, content) }()
+	ok := s.reached(side)
+	time.Sleep(wait)
+	leave()
+	if a := <-ended; !ok {
+		return breach("a leg at the engines", "none: %s", a)
 	}
+	return nil
+}
+
+func (s *Scene) leavesWhile(ctx context.Context, side []*enginesim.Engine, content string) error {
+	everywhere(side, enginesim.Fault{Kind: enginesim.FaultStall})
+	if err := s.leave(ctx, side, content, 0); err != nil {
+		return err
+	}
+	return s.within1s(ctx)
 }
 
 func noDecode(ctx context.Context, s *Scene) error {
 	everywhere(s.P, enginesim.Fault{Kind: enginesim.FaultDelay, Delay: 500 * time.Millisecond})
-	asking, leave := context.WithCancel(ctx)
-	defer leave()
-	ended := make(chan answer, 1)
-	go func() { ended <- s.post(asking, completions, body()) }()
-	ok := s.reached(s.P)
-	leave()
-	a := <-ended
-	if !ok {
-		return breach("a prefill leg", "none: %s", a)
+	if err := s.leave(ctx, s.P, body(), 0); err != nil {
+		return err
 	}
 	time.Sleep(soon) // P would have answered by now
 	if n := len(s.legs(s.D)); n > 0 {
@@ -87,33 +83,24 @@ func noDecode(ctx context.Context, s *Scene) error {
 }
 
 func leavesStream(ctx context.Context, s *Scene) error {
-	t, err := s.open(ctx, completions, body("stream", true, "max_tokens", 5000))
+	t, err := s.begun(ctx, body("stream", true, "max_tokens", 5000), 3)
 	if err != nil {
 		return err
 	}
-	err = t.next(3)
 	t.leave()
-	if err != nil {
-		return breach("chunks", "%s", cause(err))
-	}
-	if err := s.within1s(ctx); err != nil {
-		return err
-	}
-	return s.clean(ctx)
+	return s.freed(ctx)
 }
 
 func leavesUnary(ctx context.Context, s *Scene) error {
-	asking, leave := context.WithCancel(ctx)
-	defer leave()
-	ended := make(chan answer, 1)
-	go func() { ended <- s.post(asking, completions, body("max_tokens", 5000)) }()
-	ok := s.reached(s.D)
-	time.Sleep(100 * time.Millisecond) // D has the KV then, and decodes
-	leave()
-	a := <-ended
-	if !ok {
-		return breach("a decode leg", "none: %s", a)
+	// D has the KV after the wait, and decodes
+	if err := s.leave(ctx, s.D, body("max_tokens", 5000), 100*time.Millisecond); err != nil {
+		return err
 	}
+	return s.freed(ctx)
+}
+
+// freed is a breach if engines still work after a second, or hold KV.
+func (s *Scene) freed(ctx context.Context) error {
 	if err := s.within1s(ctx); err != nil {
 		return err
 	}
@@ -122,15 +109,11 @@ func leavesUnary(ctx context.Context, s *Scene) error {
 
 func leavesSilent(ctx context.Context, s *Scene) error {
 	everywhere(s.D, enginesim.Fault{Kind: enginesim.FaultStallStream, AfterChunks: 3})
-	t, err := s.open(ctx, completions, body("stream", true, "max_tokens", 5000))
+	t, err := s.begun(ctx, body("stream", true, "max_tokens", 5000), 1) // a gateway may hold some back
 	if err != nil {
 		return err
 	}
-	err = t.next(1) // a gateway may hold some back
 	t.leave()
-	if err != nil {
-		return breach("chunks", "%s", cause(err))
-	}
 	return s.within1s(ctx)
 }
 

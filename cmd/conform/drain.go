@@ -24,14 +24,11 @@ var drainCases = []Case{
 
 func drainStream(ctx context.Context, s *Scene) error {
 	content := body("stream", true, "max_tokens", 500)
-	t, err := s.open(ctx, completions, content)
+	t, err := s.begun(ctx, content, 3)
 	if err != nil {
 		return err
 	}
 	defer t.leave()
-	if err := t.next(3); err != nil {
-		return breach("chunks", "%s", cause(err))
-	}
 	if err := s.gateway.Terminate(); err != nil {
 		return err
 	}
@@ -61,14 +58,11 @@ func drainPrefill(ctx context.Context, s *Scene) error {
 }
 
 func drainNew(ctx context.Context, s *Scene) error {
-	t, err := s.open(ctx, completions, body("stream", true, "max_tokens", 500))
+	t, err := s.begun(ctx, body("stream", true, "max_tokens", 500), 3)
 	if err != nil {
 		return err
 	}
 	defer t.leave()
-	if err := t.next(3); err != nil {
-		return breach("chunks", "%s", cause(err))
-	}
 	if err := s.gateway.Terminate(); err != nil {
 		return err
 	}

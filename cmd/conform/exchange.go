@@ -201,7 +201,6 @@ type stream struct {
 	status int
 	got    bytes.Buffer
 	lines  *bufio.Reader
-	body   io.ReadCloser
 	leave  context.CancelFunc // breaks the connection, as a client that leaves does
 }
 
@@ -212,10 +211,23 @@ func (s *Scene) open(ctx context.Context, path, content string) (*stream, error)
 		leave()
 		return nil, breach("a stream", "no response: %s", cause(err))
 	}
-	return &stream{status: resp.StatusCode, body: resp.Body, lines: bufio.NewReader(resp.Body), leave: func() {
+	return &stream{status: resp.StatusCode, lines: bufio.NewReader(resp.Body), leave: func() {
 		leave()
 		_ = resp.Body.Close()
 	}}, nil
+}
+
+// begun opens a stream, and reads its first chunks.
+func (s *Scene) begun(ctx context.Context, content string, chunks int) (*stream, error) {
+	t, err := s.open(ctx, completions, content)
+	if err != nil {
+		return nil, err
+	}
+	if err := t.next(chunks); err != nil {
+		t.leave()
+		return nil, breach("chunks", "%s", cause(err))
+	}
+	return t, nil
 }
 
 // next reads so many events with data.
