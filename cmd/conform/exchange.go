@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/big"
 	"net/http"
 	"slices"
@@ -310,15 +311,7 @@ func same(a, b any) bool {
 		return ok && slices.EqualFunc(x, y, same)
 	case map[string]any:
 		y, ok := b.(map[string]any)
-		if !ok || len(x) != len(y) {
-			return false
-		}
-		for name, value := range x {
-			if other, has := y[name]; !has || !same(value, other) {
-				return false
-			}
-		}
-		return true
+		return ok && maps.EqualFunc(x, y, same)
 	}
 	return a == b
 }

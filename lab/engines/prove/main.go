@@ -42,30 +42,32 @@ func main() {
 	flag.StringVar(&o.gateway, "gateway", "", "the gateway's binary (default: build cmd/gateway)")
 	flag.StringVar(&o.logs, "logs", "", "folder that keeps logs and configurations (default: a temporary one, "+
 		"removed at the end)")
-	flag.BoolVar(&o.verify, "verify", false, "let pdctl verify judge CONNECTOR..., or all that run on a CPU, each "+
-		"with engines launched as the connector renders them")
-	flag.BoolVar(&o.today, "today", false, "like -verify, for the connectors that are proven each day, and for those "+
-		"to which the day of the year turns")
-	flag.BoolVar(&o.rescue, "rescue", false, "prove that streams outlive their decode engine, byte for byte")
-	flag.BoolVar(&o.encode, "encode", false, "prove the encode stage instead, with images")
-	flag.BoolVar(&o.attest, "attest", false, "flip bytes of KV in ExampleConnector's files instead, and let "+
-		"synthetic probes find it")
-	flag.BoolVar(&o.wire, "wire", false, "replay docs/protocols/recordings, or those of the named connectors, or "+
-		"those whose names begin like nixl/25, and print where a response has another shape than the recorded one")
+	for name, usage := range map[string]string{
+		"verify": "let pdctl verify judge CONNECTOR..., or all that run on a CPU, each with engines launched as the " +
+			"connector renders them",
+		"today": "like -verify, for the connectors that are proven each day, and for those to which the day of the " +
+			"year turns",
+		"rescue": "prove that streams outlive their decode engine, byte for byte",
+		"encode": "prove the encode stage instead, with images",
+		"attest": "flip bytes of KV in ExampleConnector's files instead, and let synthetic probes find it",
+		"wire": "replay docs/protocols/recordings, or those of the named connectors, or those whose names begin like " +
+			"nixl/25, and print where a response has another shape than the recorded one",
+	} {
+		flag.BoolFunc(name, usage, func(string) error {
+			o.mode = name
+			return nil
+		})
+	}
 	flag.BoolVar(&o.all, "all", false, "also show that connector http is found out, and play the faults; with -wire, "+
 		"also replay the recordings that need engines of their own")
 	flag.Parse()
-	o.connector = "nixl"
-	o.verified = flag.Args()
-	if o.today {
-		o.verify, o.verified = true, today(time.Now().UTC().YearDay())
+	o.named = flag.Args()
+	if o.mode == "today" {
+		o.mode, o.named = "verify", today(time.Now().UTC().YearDay())
 		fmt.Printf("today: %s\nall: lab/engines/prove.sh -verify, or ./test.sh -real-all; one: "+
-			"lab/engines/prove.sh -verify CONNECTOR\n\n", strings.Join(o.verified, ", "))
+			"lab/engines/prove.sh -verify CONNECTOR\n\n", strings.Join(o.named, ", "))
 	}
-	if flag.NArg() > 0 {
-		o.connector = flag.Arg(0)
-	}
-	if flag.NArg() > 1 && !o.verify && !o.wire {
+	if flag.NArg() > 1 && o.mode != "verify" && o.mode != "wire" {
 		fmt.Fprintln(os.Stderr, "prove: one connector at a time")
 		os.Exit(2)
 	}
@@ -73,7 +75,7 @@ func main() {
 	err := run(ctx, o)
 	stop()
 	switch {
-	case err == nil && o.wire:
+	case err == nil && o.mode == "wire":
 		fmt.Println("SAME")
 	case err == nil:
 		fmt.Println("PROVEN")
@@ -90,10 +92,10 @@ func main() {
 }
 
 type options struct {
-	connector, script, gateway, logs string
-	all, verify, today, wire         bool
-	verified                         []string
-	encode, rescue, attest           bool
+	script, gateway, logs string
+	mode                  string   // a flag's name; "": the proof of one connector
+	named                 []string // connectors, or recordings
+	all                   bool
 }
 
 func run(ctx context.Context, o options) (err error) {
@@ -109,7 +111,7 @@ func run(ctx context.Context, o options) (err error) {
 	} else if err := os.MkdirAll(lab.dir, 0o750); err != nil {
 		return err
 	}
-	if lab.gateway == "" && !o.wire && !o.attest {
+	if lab.gateway == "" && o.mode != "wire" && o.mode != "attest" {
 		if lab.gateway, err = proc.Build(ctx, lab.dir, proc.Gateway); err != nil {
 			return err
 		}
@@ -118,22 +120,19 @@ func run(ctx context.Context, o options) (err error) {
 		return err
 	}
 	defer lab.close()
-	if o.wire {
-		return (&wire{lab: lab, all: o.all, names: o.verified, out: os.Stdout}).run(ctx)
-	}
-	if o.verify {
+	switch o.mode {
+	case "wire":
+		return (&wire{lab: lab, all: o.all, names: o.named, out: os.Stdout}).run(ctx)
+	case "verify":
 		if _, err := proc.Build(ctx, lab.dir, "github.com/pdkit/pdkit/cmd/pdctl"); err != nil {
 			return err
 		}
-		return verifyAll(ctx, lab, o.verified)
-	}
-	if o.encode {
+		return verifyAll(ctx, lab, o.named)
+	case "encode":
 		return proveEncode(ctx, lab)
-	}
-	if o.rescue {
+	case "rescue":
 		return proveRescue(ctx, lab, os.Stdout)
-	}
-	if o.attest {
+	case "attest":
 		return proveAttestation(ctx, lab)
 	}
 
@@ -145,7 +144,7 @@ func run(ctx context.Context, o options) (err error) {
 	fmt.Printf("prefill and decode engine ready after %.0f s\n\n", time.Since(begin).Seconds())
 	p, d := engines[0], engines[1]
 
-	proven := prove(ctx, lab, o.connector, p, d)
+	proven := prove(ctx, lab, append(o.named, "nixl")[0], p, d)
 	if !o.all {
 		return proven
 	}

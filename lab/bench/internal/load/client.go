@@ -84,7 +84,9 @@ func (c *Client) Run(ctx context.Context, stop *atomic.Bool) {
 	for failed := 0; !stop.Load() && ctx.Err() == nil && failed < 10; {
 		if c.plan.Every > 0 {
 			time.Sleep(time.Until(next))
-			next = latest(next.Add(c.plan.Every), time.Now())
+			if next = next.Add(c.plan.Every); next.Before(time.Now()) {
+				next = time.Now()
+			}
 			if stop.Load() {
 				return
 			}
@@ -98,13 +100,6 @@ func (c *Client) Run(ctx context.Context, stop *atomic.Bool) {
 		}
 		failed = 0
 	}
-}
-
-func latest(a, b time.Time) time.Time {
-	if a.Before(b) {
-		return b
-	}
-	return a
 }
 
 // Close ends the client's connections.

@@ -6,7 +6,9 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"maps"
 	"math/big"
+	"slices"
 	"strconv"
 	"sync/atomic"
 )
@@ -198,27 +200,10 @@ func same(a, b any) bool {
 	switch a := a.(type) {
 	case map[string]any:
 		b, ok := b.(map[string]any)
-		if !ok || len(a) != len(b) {
-			return false
-		}
-		for name, value := range a {
-			other, ok := b[name]
-			if !ok || !same(value, other) {
-				return false
-			}
-		}
-		return true
+		return ok && maps.EqualFunc(a, b, same)
 	case []any:
 		b, ok := b.([]any)
-		if !ok || len(a) != len(b) {
-			return false
-		}
-		for i := range a {
-			if !same(a[i], b[i]) {
-				return false
-			}
-		}
-		return true
+		return ok && slices.EqualFunc(a, b, same)
 	case json.Number:
 		b, ok := b.(json.Number)
 		return ok && sameNumber(a.String(), b.String())
