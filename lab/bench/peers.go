@@ -40,11 +40,11 @@ var knownPeers = []peer{
 func vllmRouterArgs(engines *load.Engines) []string {
 	args := []string{"--vllm-pd-disaggregation", "--kv-connector", "nixl", "--policy", "round_robin",
 		"--log-level", "warning"}
-	for _, address := range engines.Prefill {
-		args = append(args, "--prefill", "http://"+address)
+	for _, url := range urls(engines.Prefill) {
+		args = append(args, "--prefill", url)
 	}
-	for _, address := range engines.Decode {
-		args = append(args, "--decode", "http://"+address)
+	for _, url := range urls(engines.Decode) {
+		args = append(args, "--decode", url)
 	}
 	return args
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/pdkit/pdkit/enginesim/freeport"
 	"github.com/pdkit/pdkit/lab/bench/internal/cpu"
 	"github.com/pdkit/pdkit/lab/bench/internal/load"
+	"github.com/pdkit/pdkit/lab/internal/gateway"
 	"github.com/pdkit/pdkit/lab/internal/proc"
 )
 
@@ -62,39 +63,25 @@ func (l *lab) gateway(binary, name string, engines *load.Engines) recipe {
 			return nil, err
 		}
 		file := filepath.Join(l.dir, name+".yaml")
-		if err := os.WriteFile(file, []byte(gatewayConfig(listen, admin, engines)), 0o600); err != nil {
+		content, err := gatewayConfig(listen, admin, engines)
+		if err != nil {
 			return nil, err
 		}
-		return []string{"-config", file}, nil
+		return []string{"-config", file}, os.WriteFile(file, content, 0o600)
 	}
 	return recipe{name: name, site: site{board: l.board, engines: engines}, binary: binary, args: args}
 }
 
-func gatewayConfig(listen, admin string, engines *load.Engines) string {
-	var y strings.Builder
-	fmt.Fprintf(&y, `apiVersion: pdkit.dev/v1alpha1
-kind: Gateway
-spec:
-  listen: %s
-  admin: %s
----
-apiVersion: networking.matrixinfer.ai/v1alpha1
-kind: ModelServer
-metadata: {name: bench, namespace: default}
-spec:
-  model: bench
-  kvConnector: {type: nixl}
-  discovery:
-    static:
-      endpoints:
-`, listen, admin)
-	for _, address := range engines.Prefill {
-		fmt.Fprintf(&y, "        - {url: \"http://%s\", role: prefill}\n", address)
+func gatewayConfig(listen, admin string, engines *load.Engines) ([]byte, error) {
+	return gateway.Config(listen, admin, gateway.Object{"model": "bench", "kvConnector": gateway.Object{"type": "nixl"},
+		"discovery": gateway.Static(urls(engines.Prefill), urls(engines.Decode))})
+}
+
+func urls(addresses []string) (list []string) {
+	for _, address := range addresses {
+		list = append(list, "http://"+address)
 	}
-	for _, address := range engines.Decode {
-		fmt.Fprintf(&y, "        - {url: \"http://%s\", role: decode}\n", address)
-	}
-	return y.String()
+	return list
 }
 
 // freeAddress finds a loopback address at which nobody listens, and no connection of this machine begins.

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -25,6 +24,7 @@ import (
 
 	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/enginesim/freeport"
+	"github.com/pdkit/pdkit/lab/internal/gateway"
 	"github.com/pdkit/pdkit/lab/internal/proc"
 )
 
@@ -68,19 +68,22 @@ type fleetOptions struct {
 	orders func(callback string) []*order
 	each   int // engines of each role and order
 	tune   func(o *order, cfg *enginesim.Config)
-	retry  int    // attempts at a pair
-	limits string // timeouts, as one line of YAML
+	retry  int            // attempts at a pair
+	limits gateway.Object // timeouts
 }
 
 // shortTimeouts let an engine that is gone be left within seconds.
-const shortTimeouts = "{connect: 1s, prefill: 4s, handoff: 3s, decode: 6s, idle: 4s, cleanup: 2s, healthCheck: 1s}"
+var shortTimeouts = gateway.Object{"connect": "1s", "prefill": "4s", "handoff": "3s", "decode": "6s", "idle": "4s",
+	"cleanup": "2s", "healthCheck": "1s"}
 
 // patience is how long a client waits for a whole response. It is beyond what those timeouts of all attempts come to.
 const patience = 60 * time.Second
 
 // openFleet starts everything, and returns when the gateway is ready.
 func openFleet(ctx context.Context, opt fleetOptions) (f *fleet, err error) {
-	opt.limits = cmp.Or(opt.limits, shortTimeouts)
+	if opt.limits == nil {
+		opt.limits = shortTimeouts
+	}
 	f = &fleet{patience: patience,
 		client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true,
 			IdleConnTimeout: 4 * time.Second}}} // less than the 5 s after which the lone engines close
@@ -152,14 +155,7 @@ func (m *model) list(engines []*engine) error {
 		y.WriteString("  []\n")
 	}
 	for _, e := range engines {
-		attributes, err := json.Marshal(m.attributes(e))
-		if err != nil {
-			return err
-		}
-		if string(attributes) == "null" {
-			attributes = []byte("{}")
-		}
-		fmt.Fprintf(&y, "  - {url: %q, role: %s, attributes: %s}\n", e.url(), e.role, attributes)
+		fmt.Fprintf(&y, "  - {url: %q, role: %s, attributes: {%s}}\n", e.url(), e.role, m.attributes(e))
 	}
 	return m.write(y.String())
 }
@@ -175,29 +171,15 @@ func (m *model) write(list string) error {
 	return os.Rename(path+".new", path)
 }
 
-func (f *fleet) configuration(opt fleetOptions, listen, admin string) string {
-	var y strings.Builder
-	fmt.Fprintf(&y, "apiVersion: pdkit.dev/v1alpha1\nkind: Gateway\nspec: {listen: %q, admin: %q}\n", listen, admin)
+func (f *fleet) configuration(opt fleetOptions, listen, admin string) ([]byte, error) {
+	var servers []gateway.Object
 	for _, m := range f.models {
-		settings := m.settings
-		if settings == "" {
-			settings = "{}"
-		}
-		fmt.Fprintf(&y, `---
-apiVersion: networking.matrixinfer.ai/v1alpha1
-kind: ModelServer
-metadata: {name: %[1]s}
-spec:
-  model: %[1]s
-  kvConnector:
-    type: %[1]s
-    config: %[2]s
-    retry: {maxAttempts: %[3]d}
-    timeouts: %[4]s
-  discovery: {file: {path: %[5]q}}
-`, m.name, settings, opt.retry, opt.limits, filepath.Join(m.dir, "endpoints.yaml"))
+		servers = append(servers, gateway.Object{"model": m.name,
+			"kvConnector": gateway.Object{"type": m.name, "config": m.settings, "timeouts": opt.limits,
+				"retry": gateway.Object{"maxAttempts": opt.retry}},
+			"discovery": gateway.Object{"file": gateway.Object{"path": filepath.Join(m.dir, "endpoints.yaml")}}})
 	}
-	return y.String()
+	return gateway.Config(listen, admin, servers...)
 }
 
 // startGateway builds and starts the real gateway, and waits until all of its models are ready.
@@ -212,7 +194,11 @@ func (f *fleet) startGateway(ctx context.Context, opt fleetOptions) error {
 	}
 	listen, admin := join("127.0.0.1", first), join("127.0.0.1", first+1)
 	file := filepath.Join(f.dir, "gateway.yaml")
-	if err := os.WriteFile(file, []byte(f.configuration(opt, listen, admin)), 0o600); err != nil {
+	content, err := f.configuration(opt, listen, admin)
+	if err == nil {
+		err = os.WriteFile(file, content, 0o600)
+	}
+	if err != nil {
 		return err
 	}
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), binary, "-config", file) // #nosec G204 -- built above

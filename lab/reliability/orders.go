@@ -3,15 +3,17 @@
 package main
 
 import (
+	"fmt"
 	"maps"
 	"net"
-	"net/url"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/lab/internal/apis"
+	"github.com/pdkit/pdkit/lab/internal/gateway"
 )
 
 // vllmAPIs are the APIs of vLLM and of its simulation.
@@ -21,8 +23,8 @@ var vllmAPIs = []*apis.API{apis.Completions, apis.Chat, apis.Responses, apis.Mes
 // name is also the model's.
 type order struct {
 	name     string
-	legs     string // for the report
-	settings string // kvConnector.config, as one line of YAML
+	legs     string         // for the report
+	settings gateway.Object // kvConnector.config
 	apis     []*apis.API
 	role     [2]string // the engines' kv_role, of prefill and decode; empty: producer and consumer
 	extra    map[string]string
@@ -40,7 +42,7 @@ const leaseSeconds = "15"
 
 func orders(callback string) []*order {
 	return []*order{
-		{name: "nixl", legs: "P, then D with P's handoff", settings: "{leaseDuration: 15s}", apis: vllmAPIs},
+		{name: "nixl", legs: "P, then D with P's handoff", settings: gateway.Object{"leaseDuration": "15s"}, apis: vllmAPIs},
 		{name: "mooncake", legs: "both together; D asks P by a transfer id", apis: vllmAPIs,
 			extra: map[string]string{"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": leaseSeconds}},
 		{name: "sglang", legs: "both together; they meet in a room", lone: "sglang",
@@ -50,7 +52,7 @@ func orders(callback string) []*order {
 		{name: "sharedstorage", legs: "P, then D, which looks into a folder", apis: vllmAPIs, store: true,
 			role: [2]string{enginesim.RoleBoth, enginesim.RoleBoth}},
 		{name: "ascend-layerwise", legs: "D, which calls back, then P", apis: vllmAPIs,
-			settings: `{callbackListen: "` + callback + `"}`,
+			settings: gateway.Object{"callbackListen": callback},
 			// a real D never lets go of blocks into which a lost P might still write: so it needs many
 			blocks: 1 << 14},
 	}
@@ -107,22 +109,16 @@ func (o *order) loneConfig() enginesim.Config {
 	return cfg
 }
 
-// attributes are what the connector must know of an engine's entry in discovery.
-func (o *order) attributes(e *engine) map[string]string {
-	if e.role != prefill {
-		return nil
+// attributes are what the connector must know of an engine's entry in discovery, as members of a YAML object.
+func (o *order) attributes(e *engine) string {
+	switch {
+	case e.role == prefill && o.name == "mooncake":
+		return fmt.Sprintf("bootstrapURL: %q", e.bootstrap())
+	case e.role == prefill && o.name == "sglang":
+		_, port, _ := net.SplitHostPort(strings.TrimPrefix(e.bootstrap(), "http://"))
+		return fmt.Sprintf("bootstrapPort: %q", port)
 	}
-	switch o.name {
-	case "mooncake":
-		return map[string]string{"bootstrapURL": e.bootstrap()}
-	case "sglang":
-		u, err := url.Parse(e.bootstrap())
-		if err != nil {
-			return nil
-		}
-		return map[string]string{"bootstrapPort": u.Port()}
-	}
-	return nil
+	return ""
 }
 
 func join(ip string, port int) string { return net.JoinHostPort(ip, strconv.Itoa(port)) }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/lab/internal/apis"
+	"github.com/pdkit/pdkit/lab/internal/gateway"
 	"github.com/pdkit/pdkit/lab/internal/proc"
 )
 
@@ -53,7 +54,7 @@ func runStreams(ctx context.Context, open, inMemory, tokens int) (_ *streams, er
 	}
 	f, err := openFleet(ctx, fleetOptions{each: 1, retry: 2,
 		orders: func(callback string) []*order { return orders(callback)[:1] },
-		limits: "{prefill: 60s, decode: 60s, idle: 30s}",
+		limits: gateway.Object{"prefill": "60s", "decode": "60s", "idle": "30s"},
 		tune: func(_ *order, cfg *enginesim.Config) {
 			cfg.PrefillRate, cfg.MaxRunning, cfg.Blocks, cfg.Lease = 0, 1<<16, 1<<17, 30*time.Second
 			if cfg.KVRole == enginesim.RoleConsumer {

@@ -7,18 +7,17 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/enginesim/freeport"
+	"github.com/pdkit/pdkit/lab/internal/gateway"
 	"github.com/pdkit/pdkit/lab/internal/proc"
 )
 
@@ -116,58 +115,40 @@ type gatewayOptions struct {
 	connect, prefill, handoff, decode time.Duration
 }
 
-func (o gatewayOptions) yaml(listen, admin string) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, `apiVersion: pdkit.dev/v1alpha1
-kind: Gateway
-spec:
-  listen: %q
-  admin: %q
----
-apiVersion: networking.matrixinfer.ai/v1alpha1
-kind: ModelServer
-metadata: {name: tiny}
-spec:
-  model: tiny
-  kvConnector:
-    type: %s
-`, listen, admin, o.connector)
+func (o gatewayOptions) write(file, listen, admin string) error {
+	kv := gateway.Object{"type": o.connector}
 	switch {
 	case o.config != "":
-		fmt.Fprintf(&b, "    config: %s\n", o.config)
+		kv["config"] = json.RawMessage(o.config)
 	case o.lease > 0:
-		fmt.Fprintf(&b, "    config: {leaseDuration: %s}\n", o.lease)
+		kv["config"] = gateway.Object{"leaseDuration": o.lease.String()}
 	}
-	b.WriteString("    timeouts:\n      healthCheck: 2s\n")
-	for _, timeout := range []struct {
-		name  string
-		value time.Duration
-	}{{"connect", o.connect}, {"prefill", o.prefill}, {"handoff", o.handoff}, {"decode", o.decode}} {
-		if timeout.value > 0 {
-			fmt.Fprintf(&b, "      %s: %s\n", timeout.name, timeout.value)
+	timeouts := gateway.Object{"healthCheck": "2s"}
+	for name, value := range map[string]time.Duration{"connect": o.connect, "prefill": o.prefill, "handoff": o.handoff,
+		"decode": o.decode} {
+		if value > 0 {
+			timeouts[name] = value.String()
 		}
 	}
+	kv["timeouts"] = timeouts
+	var engines []gateway.Object
+	for _, e := range o.endpoints {
+		engines = append(engines, gateway.Object{"url": e.URL.String(), "role": e.Role.String(),
+			"attributes": e.Attributes})
+	}
+	spec := gateway.Object{"model": "tiny", "kvConnector": kv,
+		"discovery": gateway.Static(o.prefills, o.decodes, engines...)}
 	if o.encoder != "" {
-		fmt.Fprintf(&b, "  encoder: {type: %s}\n", o.encoder)
+		spec["encoder"] = gateway.Object{"type": o.encoder}
 	}
 	if o.rescue {
-		b.WriteString("  rescue: {mode: on}\n")
+		spec["rescue"] = gateway.Object{"mode": "on"}
 	}
-	b.WriteString("  discovery:\n    static:\n      endpoints:\n")
-	for _, url := range o.prefills {
-		fmt.Fprintf(&b, "        - {url: %q, role: prefill}\n", url)
+	content, err := gateway.Config(listen, admin, spec)
+	if err != nil {
+		return err
 	}
-	for _, url := range o.decodes {
-		fmt.Fprintf(&b, "        - {url: %q, role: decode}\n", url)
-	}
-	for _, e := range o.endpoints {
-		fmt.Fprintf(&b, "        - {url: %q, role: %s, attributes: {", e.URL, e.Role)
-		for _, name := range slices.Sorted(maps.Keys(e.Attributes)) {
-			fmt.Fprintf(&b, "%s: %q, ", name, e.Attributes[name])
-		}
-		b.WriteString("}}\n")
-	}
-	return b.String()
+	return os.WriteFile(file, content, 0o600)
 }
 
 // startGateway starts a gateway and waits until it has a ready pair.
@@ -178,19 +159,19 @@ func (l *lab) startGateway(ctx context.Context, o gatewayOptions) (*process, err
 	}
 	listen, admin = "127.0.0.1:"+listen, "127.0.0.1:"+admin
 	file := filepath.Join(l.dir, fmt.Sprintf("%02d-gateway.yaml", len(l.started)))
-	if err := os.WriteFile(file, []byte(o.yaml(listen, admin)), 0o600); err != nil {
+	if err := o.write(file, listen, admin); err != nil {
 		return nil, err
 	}
 	//nolint:gosec // G204: as above
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), l.gateway, "-config", file)
-	gateway, err := l.start(cmd, "gateway", "http://"+listen)
+	started, err := l.start(cmd, "gateway", "http://"+listen)
 	if err != nil {
 		return nil, err
 	}
-	gateway.config = file
+	started.config = file
 	ctx, cancel := context.WithTimeoutCause(ctx, 30*time.Second, fmt.Errorf("30 seconds were not enough"))
 	defer cancel()
-	return gateway, gateway.ready(ctx, "http://"+admin+"/readyz")
+	return started, started.ready(ctx, "http://"+admin+"/readyz")
 }
 
 // stopGateway stops a gateway as an operator does. The gateway must drain and exit with 0.
