@@ -42,7 +42,8 @@ const leaseSeconds = "15"
 
 func orders(callback string) []*order {
 	return []*order{
-		{name: "nixl", legs: "P, then D with P's handoff", settings: gateway.Object{"leaseDuration": "15s"}, apis: vllmAPIs},
+		{name: "nixl", legs: "P, then D with P's handoff", apis: vllmAPIs,
+			settings: gateway.Object{"leaseDuration": "15s"}},
 		{name: "mooncake", legs: "both together; D asks P by a transfer id", apis: vllmAPIs,
 			extra: map[string]string{"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": leaseSeconds}},
 		{name: "sglang", legs: "both together; they meet in a room", lone: "sglang",
