@@ -110,6 +110,8 @@ func TestTheJudgeSeesOtherText(t *testing.T) {
 	require.Equal(t, said[:6], apis.Read(strings.NewReader(short), false, nil).Text())
 	verdict, _ := f.judge(t.Context(), q, short)
 	assert.Equal(t, cutSilent, verdict, "a response that is whole and lacks text")
+	verdict, _ = f.judge(t.Context(), q, `{"error":{"message":"sorry"}}`)
+	assert.True(t, bad(verdict), "an error with status 200 in place of a response: %s", verdict)
 }
 
 func TestTheJudgeSeesWhatErrorsMustNotSay(t *testing.T) {

@@ -60,6 +60,7 @@ func TestAnswersAreJudgedAsAClientSeesThem(t *testing.T) {
 			a := ask(t.Context(), server.URL, question{api: apis.Completions, stream: test.stream, prompt: "p"}, nil)
 			assert.Equal(t, test.status, a.status)
 			assert.Equal(t, test.whole, a.Whole)
+			assert.True(t, a.Whole || a.Err != nil, "what is not whole has a reason")
 			if test.wrong {
 				assert.Error(t, wrong(a, "right", false))
 			} else {

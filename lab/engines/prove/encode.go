@@ -256,10 +256,13 @@ func (s *stand) embeddings() (int, error) {
 func printSeen(w io.Writer, all []seen) {
 	table := newTable(w, "text equal\timages\tencoded\tprompt tokens\ttaken over")
 	for _, s := range all {
-		table.row(s.look.question, s.response, yesOrNo(s.right()), s.look.images, s.encoded, s.response.PromptTokens,
-			s.tokens)
+		equal := "yes"
+		if !s.right() {
+			equal = "NO"
+		}
+		table.row(s.look.question, s.response, equal, s.look.images, s.encoded, s.response.PromptTokens, s.tokens)
 	}
-	table.flush()
+	_ = table.Flush()
 }
 
 // looks are the chats of a round: with images that no engine has seen in a round before.

@@ -22,13 +22,10 @@ import (
 type row struct {
 	question         question
 	response         *response
-	reference        string // the text of one engine alone
+	wrong            string // what differs from the response of one engine alone; "": nothing
 	tokens           int    // prompt tokens that D took over from another engine
 	bytes, wantBytes int    // bytes that NIXL moved, and should move
 }
-
-// served reports whether the client got the right text, in whatever way it was made.
-func (r row) served() bool { return r.response.right(r.reference) }
 
 // reused reports whether D took over exactly the prompt, and NIXL moved exactly its blocks.
 func (r row) reused() bool {
@@ -49,7 +46,7 @@ func (p proof) problems() []string {
 	texts := map[string]bool{}
 	for _, r := range p.rows {
 		texts[r.response.Text()] = true
-		if !r.served() {
+		if r.wrong != "" {
 			problems = append(problems, fmt.Sprintf("%s: the response is not that of one engine alone", r.question))
 		}
 		if !r.reused() {
@@ -78,14 +75,22 @@ func (p proof) problems() []string {
 }
 
 func (p proof) print(w io.Writer) {
-	table := newTable(w, "text equal\tprompt tokens\ttaken over\tbytes moved\texpected")
-	for _, r := range p.rows {
-		table.row(r.question, r.response, yesOrNo(r.served()), r.response.PromptTokens, r.tokens, r.bytes, r.wantBytes)
-	}
-	table.flush()
+	printRows(w, p.rows)
 	fmt.Fprintf(w, "failed transfers or notifications: %d; handoffs expired or read late: %d; prefill engine's "+
 		"blocks released: %t\n",
 		p.failed, p.late, p.released)
+}
+
+func printRows(w io.Writer, rows []row) {
+	table := newTable(w, "as one engine\tprompt tokens\ttaken over\tbytes moved\texpected")
+	for _, r := range rows {
+		equal := "yes"
+		if r.wrong != "" {
+			equal = "NO: " + r.wrong
+		}
+		table.row(r.question, r.response, equal, r.response.PromptTokens, r.tokens, r.bytes, r.wantBytes)
+	}
+	_ = table.Flush()
 }
 
 // table shows one line for each request: what the client got, and what the proof compares.
@@ -103,15 +108,6 @@ func (t table) row(q question, a *response, more ...any) {
 		fmt.Fprintf(t, "\t%v", cell)
 	}
 	fmt.Fprintln(t)
-}
-
-func (t table) flush() { _ = t.Flush() }
-
-func yesOrNo(yes bool) string {
-	if yes {
-		return "yes"
-	}
-	return "NO"
 }
 
 // prove shows a connector's proof. It returns errNotProven if there is a problem.
@@ -141,7 +137,7 @@ func refute(ctx context.Context, lab *lab, p, d *process) error {
 	}
 	proof.print(os.Stdout)
 	for _, r := range proof.rows {
-		if !r.served() || r.tokens != 0 || r.bytes != 0 {
+		if r.wrong != "" || r.tokens != 0 || r.bytes != 0 {
 			fmt.Printf("%s: neither served as by one engine nor without KV reuse\n\n", r.question)
 			return errNotProven
 		}
@@ -195,8 +191,12 @@ func observe(ctx context.Context, gateway, p, d string, patience time.Duration) 
 	for _, q := range questions() {
 		r := row{question: q, response: ask(ctx, gateway, q, nil)}
 		r.wantBytes = (r.response.PromptTokens + cache.blockTokens - 1) / cache.blockTokens * cache.blockBytes
-		if r.reference, err = alone(ctx, p, q); err != nil {
+		reference, err := alone(ctx, p, q)
+		if err != nil {
 			return proof{}, err
+		}
+		if !r.response.right(reference) {
+			r.wrong = "another text"
 		}
 		now, err := waitFor(ctx, d, patience, func(m metrics) bool {
 			return rise(last, m, takenOver) >= r.response.PromptTokens && rise(last, m, bytesMoved) >= r.wantBytes

@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"net/http"
 	"os"
@@ -145,43 +144,34 @@ func (s *sglangLab) judge(ctx context.Context, typ string, want int, says string
 	return asItMustBe(odd, errors.Join(err, stopGateway(gateway)))
 }
 
-// sglangRow is what one request got, and what the engines counted meanwhile.
-type sglangRow struct {
-	request      question
-	reply        *response
-	wrong        string // what differs from the reply of one engine alone; "": nothing
-	taken, moved int    // prompt tokens that D did not compute, and bytes that P sent
-}
-
-// problem says what is not proven by a row; "" if nothing.
-func (r sglangRow) problem() string {
-	n := r.reply.PromptTokens
+// sglangProblem says what is not proven by a row; "" if nothing.
+func sglangProblem(r row) string {
 	switch {
 	case r.wrong != "":
 		return r.wrong
-	case r.reply.mode != "disaggregated":
+	case r.response.mode != "disaggregated":
 		return "not served by two engines"
-	case n == 0 || r.taken != n || r.moved != n*sglangTokenBytes:
-		return fmt.Sprintf("decode took over %d of %d prompt tokens, %d of %d bytes", r.taken, n, r.moved,
-			n*sglangTokenBytes)
+	case !r.reused():
+		return fmt.Sprintf("decode took over %d of %d prompt tokens, %d of %d bytes", r.tokens,
+			r.response.PromptTokens, r.bytes, r.wantBytes)
 	}
 	return ""
 }
 
 // survey sends each request to the gateway and to the engine alone, and a request that the legs cannot carry.
 func (s *sglangLab) survey(ctx context.Context, gateway string) (odd []string, err error) {
-	var rows []sglangRow
+	var rows []row
 	for _, q := range sglangRequests() {
 		row, err := s.compare(ctx, gateway, q)
 		if err != nil {
 			return nil, err
 		}
-		if problem := row.problem(); problem != "" {
+		if problem := sglangProblem(row); problem != "" {
 			odd = append(odd, fmt.Sprintf("%s: %s", q, problem))
 		}
 		rows = append(rows, row)
 	}
-	printSGLang(os.Stdout, rows)
+	printRows(os.Stdout, rows)
 	for _, q := range []question{
 		newQuestion(apis.Chat, false, 40, 8).with("chat, n: 2", map[string]any{"n": 2}),
 		newQuestion(apis.SGLang, false, 40, 8).with("generate, n: 2",
@@ -196,28 +186,27 @@ func (s *sglangLab) survey(ctx context.Context, gateway string) (odd []string, e
 	return odd, nil
 }
 
-func (s *sglangLab) compare(ctx context.Context, gateway string, q question) (sglangRow, error) {
+func (s *sglangLab) compare(ctx context.Context, gateway string, q question) (row, error) {
 	one := askSGLang(ctx, s.one.url, q, nil)
 	if one.Err != nil || one.status != http.StatusOK || !one.Whole || len(one.Texts) == 0 {
-		return sglangRow{}, fmt.Errorf("%s: one engine alone: %s: %w", q, one, errors.Join(one.Err))
+		return row{}, fmt.Errorf("%s: one engine alone: %s: %w", q, one, errors.Join(one.Err))
 	}
 	before, err := s.counters(ctx)
 	if err != nil {
-		return sglangRow{}, err
+		return row{}, err
 	}
-	row := sglangRow{request: q, reply: askSGLang(ctx, gateway, q, nil)}
-	row.wrong = row.reply.differs(one)
+	r := row{question: q, response: askSGLang(ctx, gateway, q, nil)}
+	r.wrong, r.wantBytes = r.response.differs(one), r.response.PromptTokens*sglangTokenBytes
 	for end := time.Now().Add(3 * time.Second); ; time.Sleep(100 * time.Millisecond) {
 		now, err := s.counters(ctx)
 		if err != nil {
-			return row, err
+			return r, err
 		}
 		prompts := rise(before[1], now[1], sglangPrompts)
-		row.taken = prompts - rise(before[1], now[1], sglangComputed)
-		row.moved = int(math.Round((now[0].sum(sglangMoved) - before[0].sum(sglangMoved)) * (1 << 20)))
-		n := row.reply.PromptTokens
-		if prompts >= n && row.moved >= n*sglangTokenBytes || row.wrong != "" || time.Now().After(end) {
-			return row, nil
+		r.tokens = prompts - rise(before[1], now[1], sglangComputed)
+		r.bytes = int(math.Round((now[0].sum(sglangMoved) - before[0].sum(sglangMoved)) * (1 << 20)))
+		if prompts >= r.response.PromptTokens && r.bytes >= r.wantBytes || r.wrong != "" || time.Now().After(end) {
+			return r, nil
 		}
 	}
 }
@@ -230,17 +219,4 @@ func (s *sglangLab) counters(ctx context.Context) (pages [2]metrics, err error) 
 		}
 	}
 	return pages, nil
-}
-
-func printSGLang(w io.Writer, rows []sglangRow) {
-	table := newTable(w, "as one engine\tprompt tokens\ttaken over\tbytes moved\texpected")
-	for _, r := range rows {
-		equal := "yes"
-		if r.wrong != "" {
-			equal = "NO: " + r.wrong
-		}
-		table.row(r.request, r.reply, equal, r.reply.PromptTokens, r.taken, r.moved,
-			r.reply.PromptTokens*sglangTokenBytes)
-	}
-	table.flush()
 }

@@ -42,18 +42,17 @@ func TestAResponseThatIsNotThatOfOneEngineDiffers(t *testing.T) {
 }
 
 func TestASGLangRowProvesNothingUnlessDecodeTookOverThePrompt(t *testing.T) {
-	good := sglangRow{reply: reply("disaggregated", 10), taken: 10,
-		moved: 10 * sglangTokenBytes}
-	require.Empty(t, good.problem())
-	for what, spoil := range map[string]func(*sglangRow){
-		"another text":   func(r *sglangRow) { r.wrong = "another text" },
-		"one engine":     func(r *sglangRow) { r.reply = reply("aggregated", 10) },
-		"computed again": func(r *sglangRow) { r.taken = 0 },
-		"not moved":      func(r *sglangRow) { r.moved = 0 },
-		"no prompt":      func(r *sglangRow) { r.reply = reply("disaggregated", 0) },
+	good := row{response: reply("disaggregated", 10), tokens: 10, bytes: 99, wantBytes: 99}
+	require.Empty(t, sglangProblem(good))
+	for what, spoil := range map[string]func(*row){
+		"another text":   func(r *row) { r.wrong = "another text" },
+		"one engine":     func(r *row) { r.response = reply("aggregated", 10) },
+		"computed again": func(r *row) { r.tokens = 0 },
+		"not moved":      func(r *row) { r.bytes = 0 },
+		"no prompt":      func(r *row) { r.response = reply("disaggregated", 0) },
 	} {
-		row := good
-		spoil(&row)
-		require.NotEmpty(t, row.problem(), what)
+		one := good
+		spoil(&one)
+		require.NotEmpty(t, sglangProblem(one), what)
 	}
 }

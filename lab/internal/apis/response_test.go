@@ -44,6 +44,7 @@ func TestResponsesOfEachAPIAreRead(t *testing.T) {
 			body: "event: response.created\n" +
 				"data: {\"type\":\"response.created\",\"response\":{\"output\":[],\"usage\":null}}\n\n" +
 				"data: {\"type\":\"response.output_text.delta\",\"delta\":\"a\"}\n\n" +
+				"data: {\"type\":\"response.reasoning_text.delta\",\"delta\":\"b\"}\n\n" +
 				"data: {\"type\":\"response.output_text.done\",\"text\":\"a\"}\n\n" +
 				"data: {\"type\":\"response.incomplete\",\"response\":{\"usage\":{\"input_tokens\":9}}}\n\n",
 			texts: map[int]string{0: "a"}, tokens: 9},
