@@ -184,7 +184,7 @@ func TestReportsHaveAllFormats(t *testing.T) {
 }
 
 func TestCommandsAreFilledForEachEngine(t *testing.T) {
-	f := &filler{ctx: t.Context(), prefill: []string{"p1", "p2"}, decode: []string{"d1", "d2"},
+	f := &filler{prefill: []string{"p1", "p2"}, decode: []string{"d1", "d2"},
 		words: map[string]string{"{port}": "1", "{config}": "c"}}
 	assert.Equal(t, []string{"g", "--port=1", "--prefill", "p1", "--prefill", "p2", "--decode=d1", "--decode=d2", "c"},
 		f.args([]string{"g", "--port={port}", "--prefill", "{prefill}", "--decode={decode}", "{config}"}))

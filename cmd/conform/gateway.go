@@ -6,17 +6,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/pdkit/pdkit/enginesim/freeport"
 )
 
 // Gateway is what is tested: a *Command, a *Running, or a test's own.
@@ -62,8 +61,7 @@ func (c *Command) Start(ctx context.Context, prefill, decode []string) (*Instanc
 	if err != nil {
 		return nil, err
 	}
-	f := &filler{ctx: ctx, prefill: prefill, decode: decode, words: map[string]string{"{config}": filepath.Join(dir,
-		"config")}}
+	f := &filler{prefill: prefill, decode: decode, words: map[string]string{"{config}": filepath.Join(dir, "config")}}
 	args, config := f.args(c.Args), f.lines(c.Config)
 	url := "http://127.0.0.1:" + f.fill("{port}")
 	if f.err == nil {
@@ -102,7 +100,6 @@ func (c *Command) Start(ctx context.Context, prefill, decode []string) (*Instanc
 
 // filler replaces placeholders.
 type filler struct {
-	ctx             context.Context
 	prefill, decode []string
 	words           map[string]string
 	err             error
@@ -113,11 +110,8 @@ var portWord = regexp.MustCompile(`\{port\d*\}|\{config\}`)
 func (f *filler) fill(text string) string {
 	return portWord.ReplaceAllStringFunc(text, func(word string) string {
 		if f.words[word] == "" {
-			port, err := freePort(f.ctx)
-			if err != nil {
-				f.err = err
-			}
-			f.words[word] = strconv.Itoa(port)
+			port, err := freeport.One()
+			f.words[word], f.err = port, errors.Join(f.err, err)
 		}
 		return f.words[word]
 	})
@@ -187,29 +181,6 @@ func (f *filler) setup(ctx context.Context, i *Instance, words []string) error {
 		}
 	}
 	return f.err
-}
-
-var ports = struct {
-	sync.Mutex
-	given map[int]bool
-}{given: map[int]bool{}}
-
-// freePort finds a port below those that the system gives to others, so that it is still free a moment later.
-func freePort(ctx context.Context) (int, error) {
-	ports.Lock()
-	defer ports.Unlock()
-	for range 1000 {
-		port := 12000 + rand.IntN(20000) //nolint:gosec // no secret
-		if ports.given[port] {
-			continue
-		}
-		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
-		if err == nil {
-			ports.given[port] = true
-			return port, l.Close()
-		}
-	}
-	return 0, errors.New("no free port on 127.0.0.1")
 }
 
 // tail keeps the end of what is written.

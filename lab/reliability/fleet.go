@@ -263,6 +263,14 @@ type gauges struct {
 	sessions                int
 }
 
+// grown is an error if there are more goroutines or descriptors than before.
+func (g gauges) grown(before gauges) error {
+	if g.goroutines > before.goroutines+slack || g.descriptors > before.descriptors+slack {
+		return fmt.Errorf("the gateway holds %+v, before %+v", g, before)
+	}
+	return nil
+}
+
 // gauges reads them from /metrics and /debug/pd.
 func (f *fleet) gauges(ctx context.Context) (g gauges, err error) {
 	f.client.CloseIdleConnections() // or else each is a goroutine and a descriptor of the gateway

@@ -171,12 +171,7 @@ func (s *soak) err() error {
 	errs := append(s.errs, s.tallies.errs(s.fleet)...)
 	// The first part fills pools. After that nothing grows with the number of requests.
 	first, last := s.samples[1], s.samples[len(s.samples)-1]
-	if last.goroutines > first.goroutines+slack {
-		errs = append(errs, fmt.Errorf("goroutines grow from %d to %d", first.goroutines, last.goroutines))
-	}
-	if last.descriptors > first.descriptors+slack {
-		errs = append(errs, fmt.Errorf("file descriptors grow from %d to %d", first.descriptors, last.descriptors))
-	}
+	errs = append(errs, last.grown(first))
 	if last.heap > first.heap*5/4+2<<20 {
 		errs = append(errs, fmt.Errorf("the heap grows from %s to %s", mib(first.heap), mib(last.heap)))
 	}

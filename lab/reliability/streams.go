@@ -116,16 +116,9 @@ func (s *streams) run(ctx context.Context) (err error) {
 		if s.after, err = s.fleet.gauges(ctx); err != nil {
 			return err
 		}
-		return s.leaks()
+		return s.after.grown(s.before)
 	})
 	return err
-}
-
-func (s *streams) leaks() error {
-	if s.after.goroutines > s.before.goroutines+slack || s.after.descriptors > s.before.descriptors+slack {
-		return fmt.Errorf("the gateway leaks: %+v, before %+v", s.after, s.before)
-	}
-	return nil
 }
 
 func (s *streams) err() error {
@@ -136,7 +129,7 @@ func (s *streams) err() error {
 	if s.during.sessions != s.open {
 		errs = append(errs, fmt.Errorf("%d sessions at a time in place of %d", s.during.sessions, s.open))
 	}
-	return errors.Join(append(errs, s.leaks())...)
+	return errors.Join(append(errs, s.after.grown(s.before))...)
 }
 
 func (s *streams) report(w io.Writer) {
