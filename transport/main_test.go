@@ -80,12 +80,17 @@ func drain(t testing.TB, resp *http.Response) string {
 	return string(b)
 }
 
-// roundTrip sends a request that must succeed.
-func exchange(t testing.TB, tr http.RoundTripper, req *http.Request) string {
+// roundTrip sends a request that must succeed. exchange reads its response, too.
+func roundTrip(t testing.TB, tr http.RoundTripper, req *http.Request) *http.Response {
 	t.Helper()
 	resp, err := tr.RoundTrip(req)
 	require.NoError(t, err)
-	return drain(t, resp)
+	return resp
+}
+
+func exchange(t testing.TB, tr http.RoundTripper, req *http.Request) string {
+	t.Helper()
+	return drain(t, roundTrip(t, tr, req))
 }
 
 // failure requires an *Error that says how far the request got, and what went wrong.

@@ -139,8 +139,7 @@ func TestAReusedConnectionThatDiesTakesTheIdleOnesOfItsEngineWithIt(t *testing.T
 	exchange(t, tr, post(t, other.url(), "x"))
 	var open []*http.Response
 	for range 5 {
-		resp, err := tr.RoundTrip(post(t, e.url(), "x"))
-		require.NoError(t, err)
+		resp := roundTrip(t, tr, post(t, e.url(), "x"))
 		open = append(open, resp)
 	}
 	for _, resp := range open {

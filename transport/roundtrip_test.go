@@ -51,8 +51,7 @@ func TestAResponseBeforeTheBodyWasReadIsReturned(t *testing.T) {
 			e := newEngine(t, row.script)
 			tr := newTransport(t, nil)
 			start := time.Now()
-			resp, err := tr.RoundTrip(post(t, e.url(), strings.Repeat("x", 64<<20)))
-			require.NoError(t, err)
+			resp := roundTrip(t, tr, post(t, e.url(), strings.Repeat("x", 64<<20)))
 			assert.Equal(t, http.StatusRequestEntityTooLarge, resp.StatusCode)
 			assert.Equal(t, "too large", drain(t, resp))
 			assert.Less(t, time.Since(start), 20*time.Second)
@@ -206,8 +205,7 @@ func TestCloseBesideReadNeverHarmsTheNextRequest(t *testing.T) {
 	e := newEngine(t, keepAlive)
 	tr := newTransport(t, nil)
 	for range 300 {
-		resp, err := tr.RoundTrip(post(t, e.url(), "x"))
-		require.NoError(t, err)
+		resp := roundTrip(t, tr, post(t, e.url(), "x"))
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
@@ -250,8 +248,7 @@ func TestChunksThatCameTogetherAreReadTogether(t *testing.T) {
 		}
 	})
 	defer close(goOn)
-	resp, err := newTransport(t, nil).RoundTrip(post(t, e.url(), "x"))
-	require.NoError(t, err)
+	resp := roundTrip(t, newTransport(t, nil), post(t, e.url(), "x"))
 	defer resp.Body.Close()
 	b := resp.Body.(*body)
 	for _, room := range []int{4 << 10, 32 << 10, 8 << 10} {

@@ -164,8 +164,7 @@ func TestABodyWaitsForItsNextPart(t *testing.T) {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL, nil)
 		require.NoError(t, err)
 		go func() { next <- "first" }()
-		resp, err := tr.RoundTrip(req)
-		require.NoError(t, err)
+		resp := roundTrip(t, tr, req)
 		waiter, ok := resp.Body.(interface{ WaitReadable() })
 		require.True(t, ok)
 		return resp, waiter, next

@@ -21,21 +21,6 @@ func ownAddress(t *testing.T) string {
 	return "127.0.0.1:" + port
 }
 
-func TestADeadZeroMQListenerIsRestarted(t *testing.T) {
-	s, err := New(&Options{Listen: ownAddress(t)})
-	require.NoError(t, err)
-	require.NoError(t, s.Start(t.Context()))
-	defer func() { assert.NoError(t, s.Close()) }()
-	s.run.zmq.Fail()
-	require.Eventually(t, func() bool {
-		conn, err := net.Dial("tcp", s.Addr())
-		if err == nil {
-			_ = conn.Close()
-		}
-		return err == nil
-	}, 10*time.Second, time.Millisecond)
-}
-
 func TestADeadListenerIsToldOfAndRestarted(t *testing.T) {
 	for name, fail := range map[string]func(r *running){
 		"ZeroMQ": func(r *running) { r.zmq.Fail() }, "HTTP": func(r *running) { r.ln.Fail() },
