@@ -145,13 +145,10 @@ func agree(t *testing.T, tr *Transport, method, text string, pieces []byte, room
 		return
 	}
 	require.NoError(t, want.headErr, "net/http does not read: %q", text)
-	assert.Equal(t, want.resp.Status, got.resp.Status)
-	assert.Equal(t, want.resp.StatusCode, got.resp.StatusCode)
-	assert.Equal(t, want.resp.Proto, got.resp.Proto)
-	assert.Equal(t, want.resp.ProtoMinor, got.resp.ProtoMinor)
-	assert.Equal(t, want.resp.ContentLength, got.resp.ContentLength)
-	assert.Equal(t, want.resp.TransferEncoding, got.resp.TransferEncoding)
-	assert.Equal(t, want.resp.Close, got.resp.Close)
+	line := func(r *http.Response) []any {
+		return []any{r.Status, r.StatusCode, r.Proto, r.ProtoMinor, r.ContentLength, r.TransferEncoding, r.Close}
+	}
+	assert.Equal(t, line(want.resp), line(got.resp))
 	if _, ok := got.resp.Header["Pragma"]; ok {
 		delete(want.resp.Header, "Cache-Control") // net/http makes one up
 		delete(got.resp.Header, "Cache-Control")

@@ -78,6 +78,23 @@ func watch(t *testing.T, path string, o *file.Options) *watched {
 	return w
 }
 
+// watchList writes a list of engines, and watches it until the set has them.
+func watchList(t *testing.T, o *file.Options, names ...string) (path string, w *watched) {
+	t.Helper()
+	path = newFile(t, names...)
+	w = watch(t, path, o)
+	w.becomes(names...)
+	return path, w
+}
+
+// newFile writes a list of engines.
+func newFile(t *testing.T, names ...string) (path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "endpoints.yaml")
+	write(t, path, list(names...))
+	return path
+}
+
 func (w *watched) told() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -165,10 +182,7 @@ func TestChangesAreNoticed(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			path := filepath.Join(t.TempDir(), "endpoints.yaml")
-			write(t, path, list("a"))
-			w := watch(t, path, unpolled)
-			w.becomes("a")
+			path, w := watchList(t, unpolled, "a")
 			change(t, path, list("b", "c"))
 			w.becomes("b", "c")
 			change(t, path, list())
@@ -287,8 +301,7 @@ func TestPollingFindsWhatIsNotNotified(t *testing.T) {
 }
 
 func TestASourceIsWatchedOnceAtATime(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "endpoints.yaml")
-	write(t, path, list("a"))
+	path := newFile(t, "a")
 	s, err := file.New(path, nil)
 	require.NoError(t, err)
 	set := discovery.NewSet(s)
@@ -304,10 +317,7 @@ func TestASourceIsWatchedOnceAtATime(t *testing.T) {
 
 // The source never publishes a mixture of two versions of the file, even if the file changes very often.
 func TestNoListIsEverHalf(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "endpoints.yaml")
-	write(t, path, list("a", "a2"))
-	w := watch(t, path, &file.Options{Poll: time.Millisecond, Quiet: time.Millisecond})
-	w.becomes("a", "a2")
+	path, w := watchList(t, &file.Options{Poll: time.Millisecond, Quiet: time.Millisecond}, "a", "a2")
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -332,8 +342,7 @@ func TestNoListIsEverHalf(t *testing.T) {
 }
 
 func TestAFileThatIsAsItWasIsNotPublishedAgain(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "endpoints.yaml")
-	write(t, path, list("a"))
+	path := newFile(t, "a")
 	s, err := file.New(path, &file.Options{Poll: 2 * time.Millisecond, Quiet: time.Millisecond})
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -347,10 +356,7 @@ func TestAFileThatIsAsItWasIsNotPublishedAgain(t *testing.T) {
 }
 
 func TestAFileThatGoesAgainIsToldAgain(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "endpoints.yaml")
-	write(t, path, list("a"))
-	w := watch(t, path, &file.Options{Poll: 2 * time.Millisecond, Quiet: time.Millisecond})
-	w.becomes("a")
+	path, w := watchList(t, &file.Options{Poll: 2 * time.Millisecond, Quiet: time.Millisecond}, "a")
 	require.Eventually(t, func() bool { // as often as it takes for both states to be read
 		require.NoError(t, os.Remove(path))
 		assert.Contains(t, w.tells(1), "no such file")

@@ -83,10 +83,7 @@ func TestAFileBeingWrittenIsNotRead(t *testing.T) {
 // says nothing.
 func TestAMomentWithoutTheFileIsNoFault(t *testing.T) {
 	t.Parallel()
-	path := filepath.Join(t.TempDir(), "endpoints.yaml")
-	write(t, path, list("a"))
-	w := watch(t, path, &file.Options{Poll: 800 * time.Millisecond, Quiet: 3 * time.Second})
-	w.becomes("a")
+	path, w := watchList(t, &file.Options{Poll: 800 * time.Millisecond, Quiet: 3 * time.Second}, "a")
 	write(t, path, list("b"))
 	w.becomes("b")
 	require.NoError(t, os.Remove(path)) // the time to the next poll has just begun
@@ -99,8 +96,7 @@ func TestAMomentWithoutTheFileIsNoFault(t *testing.T) {
 // A file that never stops changing is still read from time to time.
 func TestAFileThatIsNeverStillIsRead(t *testing.T) {
 	t.Parallel()
-	path := filepath.Join(t.TempDir(), "endpoints.yaml")
-	write(t, path, list("a"))
+	path := newFile(t, "a")
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
 	require.NoError(t, err)
 	stop, ended := make(chan struct{}), make(chan struct{})

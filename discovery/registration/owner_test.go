@@ -3,7 +3,6 @@
 package registration_test
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -58,19 +57,12 @@ func TestOnePeerCannotSpeakForTheEngineOfAnother(t *testing.T) {
 			set := watched(t, s)
 			pings(t, s.Addr(), p2p("P", 1))
 			until(t, set, map[string]string{id: "prefill/ready"})
-			ctx, cancel := context.WithCancel(t.Context())
-			watching := make(chan struct{})
-			go func() {
-				defer close(watching)
-				for snap := range set.Changes(ctx) {
-					for _, e := range snap.Endpoints {
-						if e.ID == id {
-							assert.Equal(t, "prefill/ready 10.0.1.1:21001", e.Role.String()+"/"+e.Phase.String()+" "+
-								e.Attribute("zmqAddress"))
-						}
-					}
+			unchanged := always(t, s, func(e discovery.Endpoint) {
+				if e.ID == id {
+					assert.Equal(t, "prefill/ready 10.0.1.1:21001", e.Role.String()+"/"+e.Phase.String()+" "+
+						e.Attribute("zmqAddress"))
 				}
-			}()
+			})
 			send, _ := engine(t, s.Addr())
 			send(p2p("P", 1)) // who repeats what is known has no more right for it
 			for range 5 {
@@ -78,8 +70,7 @@ func TestOnePeerCannotSpeakForTheEngineOfAnother(t *testing.T) {
 			}
 			require.Eventually(t, func() bool { return s.Counts().Held == 5 }, 20*time.Second, time.Millisecond, "%+v",
 				s.Counts())
-			cancel()
-			<-watching
+			unchanged()
 			until(t, set, map[string]string{id: "prefill/ready"})
 		})
 	}

@@ -148,6 +148,21 @@ func until(t testing.TB, set *discovery.Set, want map[string]string) {
 	require.NoError(t, err, "want %v, last saw %v", want, got)
 }
 
+// always looks at each endpoint of all lists that a source publishes until stop.
+func always(t testing.TB, source discovery.Source, look func(discovery.Endpoint)) (stop func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	watching := make(chan struct{})
+	go func() {
+		defer close(watching)
+		_ = source.Watch(ctx, func(snap discovery.Snapshot) {
+			for _, e := range snap.Endpoints {
+				look(e)
+			}
+		})
+	}()
+	return func() { cancel(); <-watching }
+}
+
 // call uses the HTTP side without a connection.
 func call(t testing.TB, h http.Handler, method, path string, body any, header ...string) (int, obj) {
 	t.Helper()
@@ -290,36 +305,15 @@ func TestAnEngineThatFallsSilentDrainsAndLeaves(t *testing.T) {
 	set, h := recorded(t, s)
 	send, _ := engine(t, s.Addr())
 	send(p2p("P", 1))
-	stop, ended := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
-		for {
-			send(p2p("D", 2))
-			select {
-			case <-time.After(50 * time.Millisecond):
-			case <-stop:
-				return
-			}
-		}
-	}()
+	stop := pings(t, s.Addr(), p2p("D", 2))
 	until(t, set, map[string]string{idOf(1): "prefill/ready", idOf(2): "decode/ready"})
-	ctx, cancel := context.WithCancel(t.Context())
-	watching := make(chan struct{})
-	go func() {
-		defer close(watching)
-		_ = s.Watch(ctx, func(snap discovery.Snapshot) {
-			for _, e := range snap.Endpoints {
-				assert.False(t, e.ID == idOf(2) && e.Phase != discovery.PhaseReady,
-					"an engine that is heard does not waver")
-			}
-		})
-	}()
+	steady := always(t, s, func(e discovery.Endpoint) {
+		assert.False(t, e.ID == idOf(2) && e.Phase != discovery.PhaseReady, "an engine that is heard does not waver")
+	})
 	h.until(t, map[string]string{idOf(1): "prefill/draining", idOf(2): "decode/ready"})
 	until(t, set, map[string]string{idOf(2): "decode/ready"})
-	cancel()
-	<-watching
-	close(stop)
-	<-ended
+	steady()
+	stop()
 	send(p2p("P", 1))
 	until(t, set, map[string]string{idOf(1): "prefill/ready", idOf(2): "decode/ready"})
 }
