@@ -3,6 +3,7 @@
 package kubernetes
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -14,7 +15,6 @@ import (
 	"sync"
 	"time"
 
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
@@ -115,32 +115,36 @@ func (m *ModelServers) Watch(ctx context.Context, publish func([]ModelServer)) e
 		wg.Wait()
 		(&clients{http: m.http}).closeIdle()
 	}()
-	reports := make(chan modelServerReport)
+	wake := make(waker, 1)
 	t := &troubles{tell: m.tell, changed: func() {}, patience: m.patience, calls: map[call]*trouble{}}
+	watches := make([]*modelServerWatch, len(m.groups))
 	for i, group := range m.groups {
-		of := schema.GroupVersionResource{Group: group, Version: "v1alpha1", Resource: "modelservers"}
-		w := &modelServerWatch{
-			ModelServers: m, index: i, resource: of.GroupResource().String(),
-			client:  m.client.Resource(of).Namespace(m.namespace),
-			reports: reports, troubles: t,
-		}
-		wg.Go(func() { w.run(ctx) })
+		watches[i] = m.newWatch(group, t, wake.up)
+		wg.Go(func() { watches[i].run(ctx) })
 	}
-	v := modelServerView{groups: m.groups, latest: make([]modelServerReport, len(m.groups))}
-	for {
-		var r modelServerReport
+	var last []ModelServer
+	for without, published := false, false; ; {
 		select {
 		case <-ctx.Done():
 			return nil
-		case r = <-reports:
+		case <-wake:
 		}
-		changed, fault := v.take(r)
-		if fault != nil {
-			m.tell(fault)
+		if ctx.Err() != nil {
+			return nil
 		}
-		if changed {
+		if slices.ContainsFunc(watches, func(w *modelServerWatch) bool { return !w.table.isSynced() }) {
+			continue
+		}
+		was := without
+		without = !slices.ContainsFunc(watches, func(w *modelServerWatch) bool { return !w.without.Load() })
+		if without && !was {
+			m.tell(fmt.Errorf("kubernetes: no ModelServer definition is installed, in %s",
+				strings.Join(m.groups, " or ")))
+		}
+		if list := allModelServers(watches); !published || !slices.EqualFunc(last, list, sameModelServer) {
+			last, published = list, true
 			t.published()
-			publish(v.all())
+			publish(list)
 		}
 	}
 }
@@ -151,31 +155,13 @@ func (m *ModelServers) tell(err error) {
 	}
 }
 
-// modelServerView is the state of all groups.
-type modelServerView struct {
-	groups    []string
-	latest    []modelServerReport // the latest report of each group
-	published bool
-}
-
-// take stores a report. It returns whether the list must be published, and a fault to report.
-func (v *modelServerView) take(r modelServerReport) (changed bool, fault error) {
-	v.latest[r.index] = r
-	if slices.ContainsFunc(v.latest, func(r modelServerReport) bool { return !r.known }) {
-		return false, nil
-	}
-	if !slices.ContainsFunc(v.latest, func(r modelServerReport) bool { return !r.absent }) {
-		fault = fmt.Errorf("kubernetes: no ModelServer definition is installed, in %s", strings.Join(v.groups, " or "))
-	}
-	changed = r.changed || !v.published
-	v.published = true
-	return changed, fault
-}
-
-func (v *modelServerView) all() []ModelServer {
+// allModelServers returns the objects of all groups.
+func allModelServers(watches []*modelServerWatch) []ModelServer {
 	all := []ModelServer{}
-	for _, r := range v.latest {
-		all = append(all, r.list...)
+	for _, w := range watches {
+		for _, r := range w.table.snapshot() {
+			all = append(all, r.value)
+		}
 	}
 	slices.SortFunc(all, func(a, b ModelServer) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name),
@@ -183,3 +169,6 @@ func (v *modelServerView) all() []ModelServer {
 	})
 	return all
 }
+
+// sameModelServer reports whether two objects are the same, with the same spec.
+func sameModelServer(a, b ModelServer) bool { return a.UID == b.UID && bytes.Equal(a.Object, b.Object) }

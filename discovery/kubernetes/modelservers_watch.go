@@ -3,17 +3,16 @@
 package kubernetes
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
-	"maps"
 	"math/rand/v2"
-	"slices"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
 )
@@ -30,29 +29,26 @@ const (
 	modelServerWatchGrace  = 30 * time.Second // for a server that does not end a watch on request
 )
 
-// modelServerReport is the state of one group's watch.
-type modelServerReport struct {
-	index   int
-	known   bool // false only in the zero report
-	absent  bool // the definition is not installed
-	list    []ModelServer
-	changed bool // an object appeared, disappeared, or has another spec
-}
-
 // modelServerWatch keeps the objects of one group. It lists them and watches for changes; when the watch has ended, for
 // whatever reason, it lists them again. The objects are few, and a new list is correct whatever happened meanwhile.
 type modelServerWatch struct {
 	*ModelServers
-	index    int
 	resource string // its name in errors
 	client   dynamic.ResourceInterface
-	reports  chan<- modelServerReport
 	troubles *troubles
+	changed  func() // wakes the goroutine that publishes
 
-	known    bool // a first report has been sent
-	isAbsent bool
-	missing  int                    // how many looks in a row found no definition
-	objects  map[string]ModelServer // by name; a stored object never changes
+	table   *table[ModelServer]
+	without atomic.Bool // the definition is not installed
+	missing int         // how many looks in a row found no definition
+}
+
+func (m *ModelServers) newWatch(group string, t *troubles, changed func()) *modelServerWatch {
+	of := schema.GroupVersionResource{Group: group, Version: "v1alpha1", Resource: "modelservers"}
+	w := &modelServerWatch{ModelServers: m, resource: of.GroupResource().String(),
+		client: m.client.Resource(of).Namespace(m.namespace), troubles: t, changed: changed}
+	w.table = &table[ModelServer]{convert: readModelServer, same: sameModelServer, changed: changed, listed: func() {}}
+	return w
 }
 
 func (w *modelServerWatch) run(ctx context.Context) {
@@ -90,26 +86,22 @@ func (w *modelServerWatch) list(ctx context.Context) (version string, err error)
 		return "", err
 	}
 	w.missing = 0
-	w.hear(ctx, "list", nil)
-	objects := make(map[string]ModelServer, len(list.Items))
+	objects := make([]any, len(list.Items))
 	for i := range list.Items {
-		s := w.read(&list.Items[i])
-		objects[s.Name] = s
+		objects[i] = &list.Items[i]
 	}
-	w.replace(ctx, objects, false)
-	return list.GetResourceVersion(), nil
+	return list.GetResourceVersion(), w.replace(ctx, objects, false)
 }
 
 // lost handles a server that says there is no such resource. If there was one before, lost believes only the second
 // such response, since a server that has just started, or one of several, may not know its definitions yet.
 func (w *modelServerWatch) lost(ctx context.Context) {
 	w.missing++
-	if w.known && w.missing == 1 {
+	if w.table.isSynced() && w.missing == 1 {
 		w.pause(ctx, w.confirm)
 		return
 	}
-	w.hear(ctx, "list", nil)
-	w.replace(ctx, nil, true)
+	_ = w.replace(ctx, nil, true) // cannot fail: there are no objects
 	w.pause(ctx, w.absent)
 }
 
@@ -130,38 +122,27 @@ func (w *modelServerWatch) watch(ctx context.Context, version string) {
 	}
 	defer events.Stop()
 	for event := range events.ResultChan() {
-		object, ok := event.Object.(*unstructured.Unstructured)
-		if !ok {
-			return
-		}
-		s := w.read(object)
-		objects := maps.Clone(w.objects) // a reported map is never changed
 		switch event.Type {
 		case watch.Added, watch.Modified:
-			objects[s.Name] = s
+			err = w.table.Update(event.Object)
 		case watch.Deleted:
-			delete(objects, s.Name)
+			err = w.table.Delete(event.Object)
 		default: // an error, mostly because the version is too old
 			return
 		}
-		w.replace(ctx, objects, false)
+		if err != nil {
+			return
+		}
 	}
 }
 
-// replace stores the objects. It sends a report if a spec is new, or if the definition was installed or removed.
-func (w *modelServerWatch) replace(ctx context.Context, objects map[string]ModelServer, absent bool) {
-	same := func(a, b ModelServer) bool { return a.UID == b.UID && bytes.Equal(a.Object, b.Object) }
-	r := modelServerReport{index: w.index, known: true, absent: absent,
-		changed: !maps.EqualFunc(w.objects, objects, same)}
-	if w.known && w.isAbsent == absent && !r.changed {
-		return
+// replace stores a whole list, which is empty without a definition.
+func (w *modelServerWatch) replace(ctx context.Context, objects []any, without bool) error {
+	w.hear(ctx, "list", nil)
+	if w.without.Swap(without) != without {
+		defer w.changed()
 	}
-	w.known, w.isAbsent, w.objects = true, absent, objects
-	r.list = slices.Collect(maps.Values(objects))
-	select {
-	case <-ctx.Done():
-	case w.reports <- r:
-	}
+	return w.table.Replace(objects, "")
 }
 
 // hear reports how a call ended, unless ctx has ended.
@@ -176,8 +157,12 @@ func (w *modelServerWatch) pause(ctx context.Context, d time.Duration) {
 	sleep(ctx, d/2+rand.N(d/2+1)) //nolint:gosec // jitter, guards nothing
 }
 
-// read keeps those parts of an object that say how to serve a model.
-func (w *modelServerWatch) read(o *unstructured.Unstructured) ModelServer {
+// readModelServer keeps those parts of an object that say how to serve a model.
+func readModelServer(from any) (ModelServer, bool) {
+	o, ok := from.(*unstructured.Unstructured)
+	if !ok {
+		return ModelServer{}, false
+	}
 	object := map[string]any{
 		"apiVersion": o.GetAPIVersion(),
 		"kind":       o.GetKind(),
@@ -190,5 +175,5 @@ func (w *modelServerWatch) read(o *unstructured.Unstructured) ModelServer {
 	return ModelServer{
 		Group: o.GroupVersionKind().Group, Namespace: o.GetNamespace(), Name: o.GetName(), UID: string(o.GetUID()),
 		Generation: o.GetGeneration(), ResourceVersion: o.GetResourceVersion(), Object: raw,
-	}
+	}, true
 }

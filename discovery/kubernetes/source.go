@@ -151,12 +151,12 @@ type view struct {
 
 	troubles   *troubles
 	reflectors []*cache.Reflector
-	wake       chan struct{} // something has changed
+	wake       waker
 }
 
 func (s *Source) newView() *view {
-	v := &view{wake: make(chan struct{}, 1)}
-	v.troubles = &troubles{tell: s.tell, changed: v.change, patience: s.patience, calls: map[call]*trouble{},
+	v := &view{wake: make(waker, 1)}
+	v.troubles = &troubles{tell: s.tell, changed: v.wake.up, patience: s.patience, calls: map[call]*trouble{},
 		stays: s.version > 0}
 	c, ns := s.clients, s.opts.Namespace
 	if len(s.opts.Services) == 0 || s.maker.join {
@@ -179,7 +179,7 @@ func (s *Source) newView() *view {
 // response alone does not, since a list may come as a stream, which may break.
 func follow[V any](v *view, a asked, expected runtime.Object, newTable func(changed, listed func()) *table[V],
 ) *table[V] {
-	t := newTable(v.change, func() { v.troubles.hear(a.call("list"), nil) })
+	t := newTable(v.wake.up, func() { v.troubles.hear(a.call("list"), nil) })
 	v.reflectors = append(v.reflectors, v.troubles.reflector(a, expected, t))
 	return t
 }
@@ -195,10 +195,12 @@ func (v *view) stock() stock {
 	return stock{pods: v.pods.snapshot(), slices: v.slices.snapshot(), nodes: v.nodes.snapshot()}
 }
 
-// change wakes the goroutine that makes lists.
-func (v *view) change() {
+// waker is a channel of one element, from which a goroutine learns that something has changed.
+type waker chan struct{}
+
+func (w waker) up() {
 	select {
-	case v.wake <- struct{}{}:
+	case w <- struct{}{}:
 	default:
 	}
 }
