@@ -150,8 +150,8 @@ func TestTheContextEndsTheWait(t *testing.T) {
 		time.AfterFunc(30*time.Millisecond, func() { cancel(errGone) }) // not before the first try
 		return refuse(ctx, network, address)
 	}
-	r := NewRetrier(newTransport(t, &Options{DialContext: dial}), RetryPolicy{Max: 5})
-	r.policy = RetryPolicy{Max: 5, BackoffBase: time.Hour, BackoffMax: time.Hour}
+	r := NewRetrier(newTransport(t, &Options{DialContext: dial}),
+		RetryPolicy{Max: 5, BackoffBase: time.Hour, BackoffMax: time.Hour})
 	start := time.Now()
 	_, err := r.Do(ctx, post(t, "http://engine.test", "x"))
 	assert.Less(t, time.Since(start), 30*time.Second)
@@ -162,13 +162,15 @@ func TestTheContextEndsTheWait(t *testing.T) {
 }
 
 // The next try's body is opened before the wait, and closed if no try follows: pdflow learns by it that the leg is not
-// on its way.
+// on its way. The retrier does not wait for a try that can only fail, beyond the deadline: its client would wait in
+// vain.
 func TestTheNextBodyIsOpenedBeforeTheWait(t *testing.T) {
 	for name, deadline := range map[string]bool{"the context ends": false, "the deadline is too near": true} {
 		t.Run(name, func(t *testing.T) {
 			dial, _ := refuseFirst(100)
-			r := NewRetrier(newTransport(t, &Options{DialContext: dial}), RetryPolicy{})
-			r.policy = RetryPolicy{Max: 5, BackoffBase: 100_000 * time.Hour, BackoffMax: 100_000 * time.Hour}
+			// The random wait is below 30 seconds with a chance of 1 to 12,000,000.
+			r := NewRetrier(newTransport(t, &Options{DialContext: dial}),
+				RetryPolicy{Max: 5, BackoffBase: 100_000 * time.Hour, BackoffMax: 100_000 * time.Hour})
 			ctx, cancel := context.WithCancel(t.Context())
 			if deadline {
 				ctx, cancel = context.WithTimeout(t.Context(), 30*time.Second)
@@ -182,27 +184,17 @@ func TestTheNextBodyIsOpenedBeforeTheWait(t *testing.T) {
 				}
 				return body, nil
 			}
+			start := time.Now()
 			_, err := r.Do(ctx, req)
-			require.Error(t, err)
+			assert.Less(t, time.Since(start), 15*time.Second)
 			require.True(t, body.closed)
+			if deadline {
+				failure(t, err, SentNothing, KindRefused) // the engine's failure, not the deadline's
+			} else {
+				failure(t, err, SentNothing, KindCanceled)
+			}
 		})
 	}
-}
-
-// The retrier does not wait for a try that can only fail: its client would wait in vain.
-func TestAWaitBeyondTheDeadlineIsNotBegun(t *testing.T) {
-	dial, _ := refuseFirst(100)
-	// The random wait is below 30 seconds with a chance of 1 to 12,000,000.
-	r := NewRetrier(newTransport(t, &Options{DialContext: dial}),
-		RetryPolicy{BackoffBase: 100_000 * time.Hour, BackoffMax: 100_000 * time.Hour})
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	start := time.Now()
-	_, err := r.Do(ctx, post(t, "http://engine.test", "x"))
-	assert.Less(t, time.Since(start), 15*time.Second)
-	var got *Error
-	require.ErrorAs(t, err, &got)
-	assert.Equal(t, KindRefused, got.Kind, "the engine's failure, not the deadline's")
 }
 
 func TestWaitsGrowAndAreCappedAndDiffer(t *testing.T) {

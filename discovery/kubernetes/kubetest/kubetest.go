@@ -211,7 +211,7 @@ func (c *Cluster) launch(peers string) error {
 	if err := c.etcd.await(c.plain, c.etcdURL+"/health"); err != nil {
 		return err
 	}
-	if err := c.startAPIServer(nil); err != nil {
+	if err := c.startAPIServer(); err != nil {
 		return err
 	}
 	if c.client, err = kubernetes.NewForConfig(c.Admin()); err != nil {
@@ -233,7 +233,7 @@ func (c *Cluster) launch(peers string) error {
 	return err
 }
 
-func (c *Cluster) startAPIServer(extra []string) error {
+func (c *Cluster) startAPIServer() error {
 	flags := []string{
 		"--etcd-servers=" + c.etcdURL, "--bind-address=127.0.0.1", "--secure-port=" + c.apiPort,
 		"--advertise-address=127.0.0.1",   // without it the server needs a default route
@@ -246,7 +246,7 @@ func (c *Cluster) startAPIServer(extra []string) error {
 		"--disable-admission-plugins=ServiceAccount", // no controller makes the default account that pods would need
 		"--enable-priority-and-fairness=false",
 	}
-	flags = append(append(flags, c.options.flags...), extra...)
+	flags = append(flags, c.options.flags...)
 	var err error
 	if c.apiServer, err = c.run("kube-apiserver", flags...); err != nil {
 		return err
@@ -275,10 +275,10 @@ func (c *Cluster) KillAPIServer() {
 
 // StartAPIServer starts the killed API server again, on the same port and with the same data, and waits until it is
 // ready.
-func (c *Cluster) StartAPIServer(t testing.TB, extraFlags ...string) {
+func (c *Cluster) StartAPIServer(t testing.TB) {
 	t.Helper()
 	require.Nil(t, c.apiServer, "the API server has not been killed")
-	if err := c.startAPIServer(extraFlags); err != nil {
+	if err := c.startAPIServer(); err != nil {
 		t.Fatal(err, "\n", c.log("kube-apiserver"))
 	}
 }
