@@ -500,13 +500,6 @@ func TestASnapshotNeverReplacesThatOfALaterWatch(t *testing.T) {
 	require.NoError(t, <-done)
 }
 
-func TestWaitReadyAsksOfTheEmptySetToo(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		set, _ := run(t, discoverytest.NewManual())
-		require.NoError(t, set.WaitReady(t.Context(), func(s *discovery.Snapshot) bool { return s.Version == 0 }))
-	})
-}
-
 func TestChangesAreNoneWhenTheContextHasEnded(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -262,10 +262,6 @@ func fakeHarness(t *testing.T, noStream bool, options func(*fakeAPI) Options,
 	}
 }
 
-func TestAnEmptyListIsPublishedToo(t *testing.T) {
-	look(t, llmPods(newFakeAPI(t)), 0).list(t, "")
-}
-
 func TestOneWatchAtATime(t *testing.T) {
 	o := llmPods(newFakeAPI(t))
 	source, err := New(&o)
