@@ -80,6 +80,11 @@ type Pick struct {
 	PrefillRank, DecodeRank discovery.Rank
 }
 
+// onlyDecode leaves the whole request to D.
+func (p *Pick) onlyDecode() {
+	p.Prefill, p.PrefillRank, p.Encode = discovery.Endpoint{}, discovery.Rank{}, nil
+}
+
 // pick asks the picker, and waits for a change, bounded by pickWait, as long as nobody is there. It fills p.
 func (f *Flow) pick(ctx context.Context, in *PickInput, p *Pick) *Error {
 	var err error

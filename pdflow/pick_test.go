@@ -119,17 +119,24 @@ func TestAPickThatIsRefusedIsGivenBack(t *testing.T) {
 func TestOneEngineServesWhateverThePickerNames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pair := pdflow.Pick{Prefill: endpoint(t, "http://p0", discovery.RolePrefill),
-			Decode: endpoint(t, "http://d0", discovery.RoleDecode)}
-		engines := inMemory(t, 0)
+			PrefillRank: discovery.RankOf(5), Encode: []discovery.Endpoint{endpoint(t, "http://e0", discovery.RoleEncode)}}
+		pair.Decode = endpoint(t, "http://d0", discovery.RoleDecode)
+		pair.Prefill.Attributes = map[string]string{"dpSize": "8"}
+		engines, seen := inMemory(t, 0), &outcomes{}
 		engines.answer = func(host string, _ int) response {
 			return replies(map[string]int{"p0": http.StatusInternalServerError, "d0": http.StatusOK}[host])
 		}
 		flow, err := pdflow.New(&fake{}, always(pair), pdflow.WithTransport(engines),
-			pdflow.WithRetry(config.Retry{MaxAttempts: 1}), pdflow.WithFallback(config.FallbackDecode))
+			pdflow.WithRetry(config.Retry{MaxAttempts: 1}), pdflow.WithFallback(config.FallbackDecode),
+			pdflow.WithObserver(pdflow.Observer{SessionEnd: seen.SessionEnd}))
 		require.NoError(t, err)
 		engines.flow, flow = flow, engines.flow
 		require.NoError(t, engines.do(completion("a", "")))
 		assert.Equal(t, "p0 d0", engines.hosts())
+		both, alone := seen.list()[0].Session, seen.list()[1].Session
+		assert.Equal(t, 5, both.PrefillRank)
+		assert.Zero(t, alone.PrefillRank)
+		assert.Empty(t, alone.Encode)
 		require.NoError(t, engines.flow.Shutdown(t.Context()))
 		engines.flow = flow
 	})

@@ -142,8 +142,13 @@ func (r *rescuer) goOn(b *Body, cut *resume.Stream, e *Error) (next *Body, failu
 		return nil, failure
 	}
 	rest := &continuation{req: req, cut: cut, since: time.Now()}
-	// At the first event of one engine that serves alone; and where a picker panics while no pick has the place.
-	defer func() { x.f.rescueQueue.Give(rest.place, false) }()
+	defer func() {
+		if q := &x.f.rescueQueue; next != nil { // one engine serves alone, whose first event is here
+			q.Served(rest.place)
+		} else { // a picker has panicked while no pick had the place
+			q.Give(rest.place)
+		}
+	}()
 	x.tries = tries{rest: rest, before: old.s.Attempt, avoid: append(x.avoid, old.failed(e)...),
 		timedOut: x.timedOut, busyUntil: x.busyUntil} // what is known of engines
 	next, failure = x.try()
@@ -225,7 +230,7 @@ func (c *continuation) pick(x *serving, n int, p *Pick) *Error {
 			c.keepPlace(q, p)
 			return nil
 		}
-		q.Give(c.place, false)
+		q.Give(c.place)
 		var until time.Time
 		if idle := x.f.limits.Idle; leg > 0 && idle > 0 {
 			until = c.since.Add(leg + idle)
@@ -261,7 +266,7 @@ func (c *continuation) keepPlace(q *rescue.Queue, p *Pick) {
 	p.PrefillDone = func(o *LegOutcome) {
 		defer func() {
 			if o.Err == nil {
-				q.Give(place, false)
+				q.Served(place)
 			}
 		}()
 		if prefillDone != nil {
@@ -270,7 +275,11 @@ func (c *continuation) keepPlace(q *rescue.Queue, p *Pick) {
 	}
 	p.Done = func(o *Outcome) {
 		defer func() {
-			q.Give(place, o.Err != nil && o.Err.EngineFault() && o.Err.Endpoint == place.Engine)
+			if o.Err != nil && o.Err.EngineFault() && o.Err.Endpoint == place.Engine {
+				q.Failed(place)
+			} else {
+				q.Give(place)
+			}
 		}()
 		if done != nil {
 			done(o)

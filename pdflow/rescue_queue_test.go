@@ -297,7 +297,7 @@ func TestShutdownCutsRescuesThatWait(t *testing.T) {
 		_, cut := f.whole()
 		assert.Equal(t, 200, cut)
 		assert.Equal(t, 200, times(f.count.rescues(), "failed draining"))
-		assert.Less(t, f.sent, 20, "but for a few whose turn comes while one after the other is cut")
+		assert.Less(t, f.sent, 100, "but for some whose turn comes while one after the other is cut")
 		assert.Zero(t, time.Since(began))
 	})
 }

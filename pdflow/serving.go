@@ -271,7 +271,7 @@ func (x *serving) pick(ctx context.Context, n int, p *Pick) *Error {
 	if x.given != nil {
 		*p = *x.given
 		if x.alone != "" {
-			p.Prefill = discovery.Endpoint{}
+			p.onlyDecode()
 		}
 		return nil
 	}
@@ -288,7 +288,7 @@ func (x *serving) pick(ctx context.Context, n int, p *Pick) *Error {
 		return e
 	}
 	if in.Single {
-		p.Prefill = discovery.Endpoint{} // of a picker that has named one all the same
+		p.onlyDecode() // of a picker that has named more all the same
 	}
 	var e *Error
 	switch {

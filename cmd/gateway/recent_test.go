@@ -66,10 +66,11 @@ func TestThePairsOfALargeFleetAreBounded(t *testing.T) {
 	now := time.Unix(1000, 0)
 	const each = 4096 * 3
 	for i := range each {
+		now := now.Add(2 * time.Duration(i) * pairEvery) // one leaves its place for this pair, and one for the busy one
 		r.add(outcomeOf(i, ""), 0, now)
 		if i%100 == 0 && i > each/2 { // a busy pair that comes late
-			r.add(outcomeOf(7, pdflow.CodeTimeout), 0, now)
-			r.add(outcomeOf(7, ""), 0, now)
+			r.add(outcomeOf(7, pdflow.CodeTimeout), 0, now.Add(pairEvery))
+			r.add(outcomeOf(7, ""), 0, now.Add(pairEvery))
 		}
 	}
 	require.Len(t, r.pairs.m, pairsKept)

@@ -40,7 +40,8 @@ type Place struct {
 var ErrTooLong = errors.New("pdflow: no place came in time")
 
 // Take takes a place at an engine, and waits for one until ctx ends or, if until is not zero, until then. It returns
-// neither a place nor an error if the stream is to pick another engine. Give of the place must follow.
+// neither a place nor an error if the stream is to pick another engine. Give, Served or Failed of the
+// place must follow.
 func (q *Queue) Take(ctx context.Context, engine string, until time.Time) (p *Place, waited bool, err error) {
 	turn, placed := q.enter(engine), true
 	if turn != nil {
@@ -99,16 +100,25 @@ func (q *Queue) leave(engine string, turn *list.Element) {
 	select {
 	case placed := <-ch:
 		if placed {
-			q.Give(&Place{Engine: engine}, false)
+			q.Give(&Place{Engine: engine})
 		}
 	default:
 	}
 }
 
-// Give gives a place back, once, after a leg or an attempt by which the engine has failed or not. p may be nil. When
-// the engine has failed, and has failed two times in a row, four, eight …, all that wait for it pick again: at each
-// failure they would pick far too often, and at the first alone the picker may not know enough yet.
-func (q *Queue) Give(p *Place, failed bool) {
+// Give gives back a place at which the engine has neither served nor failed. Of a place only the first Give, Served or
+// Failed counts. p may be nil.
+func (q *Queue) Give(p *Place) { q.give(p, func(failures int) int { return failures }, false) }
+
+// Served gives back the place of a leg that the engine has served.
+func (q *Queue) Served(p *Place) { q.give(p, func(int) int { return 0 }, false) }
+
+// Failed gives back the place of an attempt by which the engine has failed. When it has failed once, two times in a
+// row, four, eight …, all that wait for it pick again: at each failure they would pick far too often, and at the first
+// alone the picker may not know enough yet.
+func (q *Queue) Failed(p *Place) { q.give(p, func(failures int) int { return failures + 1 }, true) }
+
+func (q *Queue) give(p *Place, row func(failures int) int, failed bool) {
 	if p == nil || p.free.Swap(true) {
 		return
 	}
@@ -116,12 +126,8 @@ func (q *Queue) Give(p *Place, failed bool) {
 	defer q.mu.Unlock()
 	at := q.at[p.Engine]
 	at.taken--
-	if failed {
-		at.failed++
-	} else {
-		at.failed = 0
-	}
-	again := at.failed > 0 && at.failed&(at.failed-1) == 0
+	at.failed = row(at.failed)
+	again := failed && at.failed&(at.failed-1) == 0
 	for w := at.waiting.Front(); w != nil && (again || at.taken < atOnce); w = at.waiting.Front() {
 		turn, _ := at.waiting.Remove(w).(chan bool)
 		if !again {

@@ -50,18 +50,18 @@ func TestThoseThatWaitGetPlacesInTheirOrder(t *testing.T) {
 		other, waited, _ := q.Take(t.Context(), "other", time.Time{})
 		assert.True(t, other.Held("other") && !waited, "another engine has places of its own")
 		first, second := wait(t.Context(), q, time.Time{}), wait(t.Context(), q, time.Time{})
-		q.Give(places[0], false)
-		q.Give(places[0], false) // a place is given back once
+		q.Give(places[0])
+		q.Give(places[0]) // a place is given back once
 		synctest.Wait()
 		assert.Empty(t, second)
 		got := <-first
 		assert.True(t, got.place.Held("p") && got.waited)
 		assert.False(t, places[0].Held("p"))
-		q.Give(got.place, false)
-		q.Give((<-second).place, false)
-		q.Give(other, false)
+		q.Give(got.place)
+		q.Give((<-second).place)
+		q.Give(other)
 		for _, p := range places[1:] {
-			q.Give(p, false)
+			q.Give(p)
 		}
 		assert.Zero(t, q.Engines())
 	})
@@ -73,7 +73,7 @@ func TestThoseThatWaitPickAgainWhenTheEngineHasFailed(t *testing.T) {
 		q, places := full(t)
 		for n, again := range []bool{true, true, false, true} {
 			waiting := wait(t.Context(), q, time.Time{})
-			q.Give(places[n], true)
+			q.Failed(places[n])
 			got := <-waiting
 			require.NoError(t, got.err)
 			assert.Equal(t, again, got.place == nil, "after failure %d", n+1)
@@ -83,6 +83,32 @@ func TestThoseThatWaitPickAgainWhenTheEngineHasFailed(t *testing.T) {
 				places[len(places)-1] = p
 			}
 		}
+	})
+}
+
+// A place that came to nothing, because its pick was declined, says nothing of the engine.
+func TestOnlyALegThatServesEndsARowOfFailures(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, places := full(t)
+		fail := func(p *Place) (again bool) {
+			waiting := wait(t.Context(), q, time.Time{})
+			q.Failed(p)
+			got := <-waiting
+			if got.place == nil {
+				got.place, _, _ = q.Take(t.Context(), "p", time.Time{}) // the place that is free now
+				again = true
+			}
+			places = append(places, got.place)
+			return again
+		}
+		assert.True(t, fail(places[0]), "the first failure")
+		assert.True(t, fail(places[1]), "the second")
+		q.Give(places[2])
+		places[2], _, _ = q.Take(t.Context(), "p", time.Time{})
+		assert.False(t, fail(places[2]), "the third, whatever a place says that was not used")
+		q.Served(places[3])
+		places[3], _, _ = q.Take(t.Context(), "p", time.Time{})
+		assert.True(t, fail(places[3]), "the first again")
 	})
 }
 
@@ -98,7 +124,7 @@ func TestAWaitEndsWithItsTimeOrItsContext(t *testing.T) {
 		require.ErrorIs(t, (<-late).err, ErrTooLong)
 		assert.Equal(t, time.Second, time.Since(start))
 		for _, p := range places {
-			q.Give(p, false)
+			q.Give(p)
 		}
 		assert.Zero(t, q.Engines(), "nobody waits any more")
 	})
@@ -108,7 +134,7 @@ func TestAWaitEndsWithItsTimeOrItsContext(t *testing.T) {
 func TestAPlaceThatComesTooLateIsGivenOn(t *testing.T) {
 	q, places := full(t)
 	turn := q.enter("p")
-	q.Give(places[0], false)
+	q.Give(places[0])
 	q.leave("p", turn)
 	p, waited, err := q.Take(t.Context(), "p", time.Time{})
 	require.NoError(t, err)
