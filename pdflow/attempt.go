@@ -29,8 +29,8 @@ type attempt struct {
 	running
 	picked
 	prefilled
-	event
-	pair
+	expected
+	concurrent
 	atEngines
 	proceed func() bool // whether the attempt goes on to decode once its prefill has served; nil: it does
 	ended   bool        // end was called
@@ -59,14 +59,14 @@ type prefilled struct {
 	expires    atomic.Int64 // end of the lease, Unix nanoseconds, for operators
 }
 
-// event is what a connector.Expecter waits for.
-type event struct {
+// expected is what a connector.Expecter waits for.
+type expected struct {
 	wait func(context.Context) (connector.Event, error)
 	done func(error)
 }
 
-// pair is of two legs that run beside each other.
-type pair struct {
+// concurrent is what two legs that run beside each other share.
+type concurrent struct {
 	parallel   bool             // P runs beside D
 	detached   *detachedLeg     // P's leg, where it may run on after the attempt; nil otherwise
 	rendezvous *legs.Rendezvous // of two legs that are sent together; nil otherwise

@@ -29,8 +29,8 @@ const maxWholeResponse = 64 << 20
 // maxErrorBody is as much of an engine's error response as is passed on.
 const maxErrorBody = 1 << 20
 
-// request makes a leg's HTTP request.
-func (a *attempt) request(ctx context.Context, ep discovery.Endpoint, leg *connector.Leg, o *LegOutcome) (*http.Request,
+// legRequest makes a leg's HTTP request.
+func (a *attempt) legRequest(ctx context.Context, ep discovery.Endpoint, leg *connector.Leg, o *LegOutcome) (*http.Request,
 	*legs.Text, *Error) {
 	req, text, err := legs.Request(ctx, leg, ep.URL, a.x.sender.own)
 	if err != nil {
@@ -45,7 +45,7 @@ func (a *attempt) request(ctx context.Context, ep discovery.Endpoint, leg *conne
 // sendWhole sends a leg, and reads its response to its end. The status is in o.
 func (a *attempt) sendWhole(ctx context.Context, ep discovery.Endpoint, leg *connector.Leg,
 	o *LegOutcome) (header http.Header, body []byte, e *Error) {
-	req, text, e := a.request(ctx, ep, leg, o)
+	req, text, e := a.legRequest(ctx, ep, leg, o)
 	if e != nil {
 		return nil, nil, e
 	}
@@ -166,7 +166,7 @@ func (a *attempt) sendDecode(ctx context.Context, leg *connector.Leg, o *LegOutc
 	if a.rendezvous != nil {
 		ctx = a.rendezvous.Hold(ctx, legs.Decode)
 	}
-	req, text, e := a.request(ctx, a.s.Decode, leg, o)
+	req, text, e := a.legRequest(ctx, a.s.Decode, leg, o)
 	if e != nil {
 		return nil, e
 	}

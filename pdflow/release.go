@@ -106,7 +106,7 @@ func (a *attempt) aside(ctx context.Context, to discovery.Endpoint, params json.
 	for _, h := range header {
 		leg.SetHeader(h.Name, h.Value)
 	}
-	req, text, e := a.request(ctx, to, leg, &LegOutcome{})
+	req, text, e := a.legRequest(ctx, to, leg, &LegOutcome{})
 	if e != nil {
 		return 0
 	}

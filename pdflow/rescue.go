@@ -52,10 +52,10 @@ type rescuer struct {
 
 // continuation is the rest of a stream whose decode engine has failed: what attempts are made for in a rescue.
 type continuation struct {
-	req   *connector.ClientRequest
-	cut   *resume.Stream // the stream as it was cut
-	since time.Time      // when that was
-	place *rescue.Place  // of the current attempt
+	req    *connector.ClientRequest
+	broken *resume.Stream // the stream up to where it broke
+	since  time.Time      // when that was
+	place  *rescue.Place  // of the current attempt
 }
 
 func newRescuer(x *serving) *rescuer {
@@ -82,7 +82,7 @@ func (r *rescuer) follow(a *attempt) *resume.Stream {
 	case r.x.rest == nil:
 		return resume.New(r.plan.Config(a.failureStop(), func(event []byte) { r.x.current.Load().decodeUsage(event) }))
 	}
-	next, _ := r.x.rest.cut.Next()
+	next, _ := r.x.rest.broken.Next()
 	return next
 }
 
@@ -123,7 +123,7 @@ func (r *rescuer) takeOver(b *Body, e *Error) bool {
 }
 
 // goOn ends the attempt that failed with e, and asks other pairs for the rest of its stream.
-func (r *rescuer) goOn(b *Body, cut *resume.Stream, e *Error) (next *Body, failure *Error) {
+func (r *rescuer) goOn(b *Body, broken *resume.Stream, e *Error) (next *Body, failure *Error) {
 	old, x := b.a, r.x
 	defer func() {
 		if cause := recover(); cause != nil { // of a picker, a connector or an observer
@@ -137,11 +137,11 @@ func (r *rescuer) goOn(b *Body, cut *resume.Stream, e *Error) (next *Body, failu
 	old.out.Final = false
 	old.end(e)
 	x.life.Renew()
-	req, failure := r.request(old, cut)
+	req, failure := r.restOf(old, broken)
 	if failure != nil {
 		return nil, failure
 	}
-	rest := &continuation{req: req, cut: cut, since: time.Now()}
+	rest := &continuation{req: req, broken: broken, since: time.Now()}
 	defer func() {
 		if q := &x.f.rescueQueue; next != nil { // one engine serves alone, whose first event is here
 			q.Served(rest.place)
@@ -155,13 +155,13 @@ func (r *rescuer) goOn(b *Body, cut *resume.Stream, e *Error) (next *Body, failu
 	if failure != nil {
 		return nil, failure
 	}
-	next.a.out.Resumed = cut.Tokens()
+	next.a.out.Resumed = broken.Tokens()
 	x.phase.Store(phaseStream)
 	return next, nil
 }
 
-// request makes the request for the rest of a stream, of which old was the last attempt.
-func (r *rescuer) request(old *attempt, cut *resume.Stream) (req *connector.ClientRequest, e *Error) {
+// restOf makes the request for the rest of a stream, of which old was the last attempt.
+func (r *rescuer) restOf(old *attempt, broken *resume.Stream) (req *connector.ClientRequest, e *Error) {
 	length := 0
 	if r.plan.Unlimited() {
 		length, e = old.contextLength()
@@ -172,7 +172,7 @@ func (r *rescuer) request(old *attempt, cut *resume.Stream) (req *connector.Clie
 			return nil, e
 		}
 	}
-	s, _ := cut.Next()
+	s, _ := broken.Next()
 	req, err := r.plan.Request(s, length, r.x.f.opts.telemetry.Usage)
 	if err == nil {
 		req, err = contract.Without(req, r.x.f.traits.Members)
