@@ -30,8 +30,8 @@ const maxWholeResponse = 64 << 20
 const maxErrorBody = 1 << 20
 
 // legRequest makes a leg's HTTP request.
-func (a *attempt) legRequest(ctx context.Context, ep discovery.Endpoint, leg *connector.Leg, o *LegOutcome) (*http.Request,
-	*legs.Text, *Error) {
+func (a *attempt) legRequest(ctx context.Context, ep discovery.Endpoint, leg *connector.Leg,
+	o *LegOutcome) (*http.Request, *legs.Text, *Error) {
 	req, text, err := legs.Request(ctx, leg, ep.URL, a.x.sender.own)
 	if err != nil {
 		return nil, nil, a.guard(o.Leg, "describe", func() error { return err })
