@@ -32,6 +32,9 @@ const (
 type Config struct {
 	// Model is the served model name. Default "tiny".
 	Model string
+	// Adapters are LoRA adapters that the engine is launched with. /v1/models lists them with Model as their parent.
+	// See Engine.LoadAdapter.
+	Adapters []string
 	// Connector is the KV connector: "none", "nixl" (pull), or another one of pdkit's connector names. Default "nixl"
 	// when KVRole is set, else "none".
 	Connector string

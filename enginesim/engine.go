@@ -65,7 +65,7 @@ func (e *Engine) boot() (*server.Node, error) {
 	return server.Start(server.Config{
 		Core: cfg.core(),
 		API: api.Engine{Model: cfg.Model, MaxModelLen: cfg.MaxModelLen, DefaultMaxTokens: cfg.DefaultMaxTokens,
-			StreamParams: cfg.StreamParams},
+			StreamParams: cfg.StreamParams, Adapters: api.NewAdapters(cfg.Adapters)},
 		Extra: cfg.Extra, Listen: cfg.Listen, KeepAlive: cfg.KeepAlive, ExitDelay: cfg.ExitDelay,
 		HandshakeTimeout: cfg.HandshakeTimeout, Received: e.log.add, Strike: e.faults.strike,
 		Connect: func(c *core.Core, n *server.Node) (core.Connector, error) {
@@ -111,6 +111,14 @@ func (e *Engine) EngineID() string {
 	defer e.mu.Unlock()
 	return e.id
 }
+
+// LoadAdapter loads a LoRA adapter as POST /v1/load_lora_adapter does: the engine serves it as a model of that name. A
+// Restart loses it, as vLLM does.
+func (e *Engine) LoadAdapter(name string) { e.current().Adapters().Set(name, true) }
+
+// UnloadAdapter unloads a LoRA adapter. The engine answers 404 to requests for it, as it does to those for any model
+// that it does not have.
+func (e *Engine) UnloadAdapter(name string) { e.current().Adapters().Set(name, false) }
 
 // Dead reports whether the engine serves no more: its core died, or it was killed, terminated or closed.
 func (e *Engine) Dead() bool { return e.current().Ended() != nil }

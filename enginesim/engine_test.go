@@ -55,6 +55,44 @@ func TestRequestsAreKeptAsReceived(t *testing.T) {
 	assert.Equal(t, "c", got[1].Header.Get("X-Request-Id"))
 }
 
+// Adapters come and go at run time, and a restart loses those that came.
+func TestAdapters(t *testing.T) {
+	e, err := enginesim.Start(enginesim.Config{Adapters: []string{"first"}})
+	require.NoError(t, err)
+	defer e.Close()
+	c := simtest.NewClient(t)
+	ask := func(model string) (status int, text string) {
+		r := c.Post(t.Context(), e, simtest.Completions, `{"model":"`+model+`","prompt":"hello","max_tokens":8}`)
+		if r.Status != 200 {
+			require.Contains(t, string(r.Body), `"type":"NotFoundError","param":"model","code":404`)
+		} else {
+			require.Contains(t, string(r.Body), `"model":"`+model+`"`)
+		}
+		return r.Status, r.Text()
+	}
+	_, base := ask("tiny")
+	_, first := ask("first")
+	assert.NotEqual(t, base, first, "an adapter's text is its own")
+	_, again := ask("tiny")
+	assert.Equal(t, base, again, "nobody finds the KV of an adapter")
+	status, _ := ask("second")
+	assert.Equal(t, 404, status)
+	loaded := c.Post(t.Context(), e, "/v1/load_lora_adapter", `{"lora_name":"second","lora_path":"/x"}`)
+	assert.Equal(t, 200, loaded.Status)
+	status, _ = ask("second")
+	assert.Equal(t, 200, status)
+	list := string(c.Get(e, "/v1/models").Body)
+	assert.Regexp(t, `"id":"first".*"parent":"tiny".*"id":"second".*"parent":"tiny"`, list)
+	e.UnloadAdapter("first")
+	status, _ = ask("first")
+	assert.Equal(t, 404, status)
+	require.NoError(t, e.Restart())
+	status, _ = ask("second")
+	assert.Equal(t, 404, status, "lost")
+	status, _ = ask("first")
+	assert.Equal(t, 200, status, "it is launched with this one")
+}
+
 func TestConfigIsChecked(t *testing.T) {
 	rows := map[string]enginesim.Config{
 		"Connector":     {Connector: "pigeon"},

@@ -74,6 +74,7 @@ type Error struct {
 	mode   Mode          // how the request was served when it failed
 	engine *engineError  // the engine's own error, to be passed on
 	wait   time.Duration // for which the engine wants to be left alone: its Retry-After
+	scope  verdict.Scope // of what the engine's refusal speaks
 }
 
 // engineError is what passes of an engine's response with an error status.
@@ -171,6 +172,10 @@ func (e *Error) EngineFault() bool {
 	return false
 }
 
+// ModelMissing reports whether the engine at fault (Endpoint) does not have the model that the request names: a LoRA
+// adapter, say, that only others have loaded. [pick.New]'s pickers remember it for that engine and that model.
+func (e *Error) ModelMissing() bool { return e.scope == verdict.ScopeModel }
+
 // retryable reports whether another pair, with a new prefill, may serve the request. Of timeouts attempt.retryReason
 // decides. A connection that could not be made in time is no timeout, but a failed leg.
 func (e *Error) retryable() bool {
@@ -181,9 +186,12 @@ func (e *Error) retryable() bool {
 	return false
 }
 
+// nobody reports whether a picker found no engines, or none that has the model.
+func (e *Error) nobody() bool { return e.Code == CodeNoEndpoint || e.Code == CodeNotFound }
+
 // fallbackable reports whether the fallback policy applies, because no pair could serve with KV transfer.
 func (e *Error) fallbackable() bool {
-	return e.retryable() || e.Code == CodeNoEndpoint
+	return e.retryable() || e.Code == CodeNoEndpoint || e.Code == CodePrefillRejected && e.scope != verdict.ScopeRequest
 }
 
 // errorType is the "type" member of OpenAI's error object.

@@ -251,14 +251,15 @@ func failedCode(leg LegKind) Code {
 	return CodePrefillFailed
 }
 
-// refused is a response that is not 2xx. A 4xx is the client's to see, and another pair would answer the same; a 5xx of
-// decode is shown if no other attempt serves; a redirect is never followed.
+// refused is a response that is not 2xx. A 4xx is the client's to see, and another pair would answer the same unless
+// verdict.Refusals say that it speaks of the engine; a 5xx of decode is shown if no other attempt serves; a redirect is
+// never followed.
 func (a *attempt) refused(o *LegOutcome, header http.Header, body []byte) *Error {
 	leg, status := o.Leg, o.Status
 	e := &Error{Code: failedCode(leg), Leg: leg, Phase: "response", Endpoint: o.Endpoint,
 		Status: status, Message: "the " + string(leg) + " engine answered with an error",
 		wait: retryAfter(header)}
-	rejected := status >= 400 && status < 500
+	rejected := status >= 400 && status < 500 || status == http.StatusNotImplemented
 	if rejected {
 		e.Code, e.Message = CodePrefillRejected, "the engine refused the request"
 		if leg == LegDecode {
@@ -268,6 +269,7 @@ func (a *attempt) refused(o *LegOutcome, header http.Header, body []byte) *Error
 	if rejected || leg == LegDecode && status >= 500 && status < 600 {
 		e.engine = &engineError{status: status, retryAfter: header.Get("Retry-After"),
 			said: verdict.FaultOf(body, a.isHost)}
+		e.scope = a.scopeOf(status, e.engine.said)
 	}
 	return e
 }

@@ -5,17 +5,20 @@ package pdflow
 import (
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/internal/contract"
+	"github.com/pdkit/pdkit/internal/verdict"
 )
 
 // Why a failed attempt is retried, or is not: the values of Outcome.Retry and of the attribute pd.reason.
 const (
 	retryNotAccepted = "not_accepted" // retried: the engine that failed has not got the request
 	retryFailed      = "failed"       // retried: an engine failed
+	retryElsewhere   = "elsewhere"    // retried, whatever the limits: the engine that refused speaks for itself alone
 	retryTimeout     = "timeout"      // retried if prefill ran out of time, else not
 	retryFinal       = "final"        // not: another pair would fail the same way
 	retryOrphan      = "orphan"       // not: decode waits for this prefill, and prefill is not free before that ends
@@ -36,7 +39,10 @@ func (a *attempt) mayRetry(e *Error) (again bool, reason string) {
 		return false, reason
 	case x.given != nil:
 		return false, retryGiven
-	case a.s.Attempt-x.before >= a.f.retry.MaxAttempts:
+	case reason == retryElsewhere:
+		x.refusal, x.refusedBy = e, append(x.refusedBy, e.Endpoint)
+		return true, reason
+	case a.s.Attempt-x.before-len(x.refusedBy) >= a.f.retry.MaxAttempts:
 		return false, retryAttempts
 	case e.Code == CodeTransferMissing && a.f.opts.fallback == config.FallbackDecode: // D can do without at once
 		return false, retryFallback
@@ -67,6 +73,8 @@ func (a *attempt) retryReason(e *Error) (reason string, ok bool) {
 		return retryTimeout, false
 	case e.caller, e.Code == CodeClientGone, e.Code == CodeDraining, e.Code == CodeForgotten:
 		return "", false
+	case a.speaksForItself(e):
+		return retryElsewhere, true
 	case !e.retryable():
 		return retryFinal, false
 	case e.Phase == "connect":
@@ -74,6 +82,35 @@ func (a *attempt) retryReason(e *Error) (reason string, ok bool) {
 	}
 	return retryFailed, true
 }
+
+// maxElsewhere is how many engines that do not have a model are asked for it one after the other. Which engines have
+// one is known where discovery/inspect lists it, and pickers remember those that have not.
+const maxElsewhere = 8
+
+// speaksForItself reports whether an engine has refused a request that another one may take: see verdict.Refusals.
+func (a *attempt) speaksForItself(e *Error) bool {
+	switch n := len(a.x.refusedBy); e.scope {
+	case verdict.ScopeModel:
+		return n < maxElsewhere
+	case verdict.ScopeEngine, verdict.ScopeContext:
+		return n == 0
+	}
+	return false
+}
+
+// scopeOf says of what a refusal speaks. One about the context's length speaks of the engine only where engines are
+// known to differ in that.
+func (a *attempt) scopeOf(status int, said *verdict.Fault) verdict.Scope {
+	scope := verdict.ScopeOf(status, said)
+	p, d := a.s.Prefill.Attribute(attrMaxModelLen), a.s.Decode.Attribute(attrMaxModelLen)
+	if scope == verdict.ScopeContext && (p == d || p == "" || d == "") {
+		return verdict.ScopeRequest
+	}
+	return scope
+}
+
+// attrMaxModelLen is the attribute of an endpoint with the length of its context, in tokens: discovery/inspect adds it.
+const attrMaxModelLen = "maxModelLen"
 
 // giveRetryBack gives back what mayRetry took.
 func (x *serving) giveRetryBack() {
@@ -84,10 +121,19 @@ func (x *serving) giveRetryBack() {
 }
 
 // admit looks at a pick before anything is sent. It refuses the engine at which this request's prefill ran out of time:
-// that means that no other is there, and the engine has enough to do. And it waits as long as an engine of the pick has
+// that means that no other is there, and the engine has enough to do. It refuses those that have refused the request
+// while others might have taken it. And it waits as long as an engine of the pick has
 // asked for by Retry-After, but no longer than the longest pause.
 func (x *serving) admit(p *Pick) *Error {
-	if last := x.timedOut; last != nil && last.Endpoint == p.Prefill.ID && p.Prefill.ID != "" {
+	last := x.timedOut
+	switch {
+	case last != nil && last.Endpoint == p.Prefill.ID && p.Prefill.ID != "":
+	case slices.Contains(x.refusedBy, p.Decode.ID), p.Prefill.ID != "" && slices.Contains(x.refusedBy, p.Prefill.ID):
+		last = x.refusal
+	default:
+		last = nil
+	}
+	if last != nil {
 		x.tel.NotRetried(retryNoPair, last.failure())
 		x.decline(p)
 		return last

@@ -47,6 +47,8 @@ type tries struct {
 	failure    *Error               // of the last attempt
 	holdsRetry bool                 // of the flow's retries
 	timedOut   *Error               // of the last prefill that ran out of time and was to be retried elsewhere
+	refusal    *Error               // of the last engine that spoke for itself alone
+	refusedBy  []string             // IDs of all such engines
 	busyUntil  map[string]time.Time // engines that asked to be left alone, by ID
 }
 
@@ -125,6 +127,9 @@ func (x *serving) try() (*Body, *Error) {
 		if !x.again {
 			return x.fallback(last)
 		}
+		if x.why == retryElsewhere { // nobody has too much to do
+			continue
+		}
 		if e := x.backoff(n); e != nil {
 			return nil, e
 		}
@@ -141,10 +146,10 @@ func (x *serving) fallsBack(e *Error) bool {
 	return x.alone == "" && x.given == nil && e.fallbackable()
 }
 
-// moreTelling returns the more telling of two failures: that nobody is ready for a second attempt hides what failed the
+// moreTelling returns the more telling of two failures: that nobody is there for a second attempt hides what failed the
 // first.
 func moreTelling(last, e *Error) *Error {
-	if last != nil && e.Code == CodeNoEndpoint {
+	if last != nil && e.nobody() {
 		return last
 	}
 	return e
@@ -173,7 +178,7 @@ func (x *serving) fallback(last *Error) (*Body, *Error) {
 	case f.opts.fallback == config.FallbackDecode:
 		x.tel.FellBack(codeLabel(last))
 		x.alone = ModeFallback
-		body, e := x.attempt(f.retry.MaxAttempts + 1)
+		body, e := x.attempt(f.retry.MaxAttempts + 1 + len(x.refusedBy))
 		if e != nil {
 			return nil, moreTelling(last, e)
 		}
@@ -223,7 +228,7 @@ func (x *serving) attempt(n int) (*Body, *Error) {
 		x.life.Cancel(errOver) // a hedged attempt had a context of its own within it
 		x.life.Renew()
 		x.heed(e)
-		if e.EngineFault() {
+		if e.EngineFault() || x.why == retryElsewhere {
 			x.avoid = append(x.avoid, a.failed(e)...)
 		}
 		return nil, e
@@ -246,7 +251,7 @@ func (x *serving) begin(n int) (*attempt, *Error) {
 	}
 	if e == nil {
 		e = x.admit(&pick)
-	} else if again && e.Code == CodeNoEndpoint {
+	} else if again && e.nobody() {
 		x.tel.NotRetried(retryNoPair, x.failure.failure())
 	}
 	if e != nil {

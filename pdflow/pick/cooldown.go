@@ -36,6 +36,8 @@ type cooldowns struct {
 	n    atomic.Int64 // entries of m: 0 in the common case, and then no pick takes the lock
 	mu   sync.RWMutex
 	m    map[cooldownKey]cooldown
+
+	missing missing
 }
 
 // cooldownKey names an engine, or a pair if decode is not "".
@@ -161,6 +163,9 @@ func (c *cooldowns) rank(key cooldownKey, roll uint64) int {
 // lower its share and start no cooldown, which would give all of its load to the others.
 func (c *cooldowns) done(o *pdflow.Outcome) {
 	if o.Err == nil {
+		if o.Session != nil && o.Session.Request != nil {
+			c.missing.served(o.Session.Request.Model, o.Prefill.Endpoint, o.Decode.Endpoint)
+		}
 		if c.n.Load() > 0 {
 			c.served(cooldownKey{engine: o.Prefill.Endpoint}, cooldownKey{engine: o.Decode.Endpoint},
 				cooldownKey{o.Prefill.Endpoint, o.Decode.Endpoint})
@@ -173,6 +178,8 @@ func (c *cooldowns) done(o *pdflow.Outcome) {
 	}
 	switch p, d := o.Prefill.Endpoint, o.Decode.Endpoint; {
 	case e.Endpoint == "":
+	case e.ModelMissing():
+		c.missing.add(e.Endpoint, o.Session.Request.Model)
 	case e.Status == http.StatusTooManyRequests || e.Status == http.StatusServiceUnavailable:
 		c.overloaded(cooldownKey{engine: e.Endpoint}, bodyOf(o))
 	case !e.EngineFault():

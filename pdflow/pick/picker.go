@@ -62,10 +62,11 @@ type state struct {
 // cooldown of one second, which doubles with each further fault up to 8 s. So does an engine at which two different
 // bodies failed while it served no request, since one body alone may draw a fault from every engine, and a pair that
 // left an orphan or whose decode engine failed after prefill. After a cooldown, and when it is ready again, an engine
-// gets a tenth of its picks, then more and more; one that answers 429 or 503 gets fewer for 8 s. If only such engines
-// are left, the picker uses them. An engine whose attribute dpSize is 2 to 1,024 counts as that many targets, and the
-// pick names the rank on each leg. If no pair is found, the error says what the nearest prefill and decode engines lack
-// to form one, without their names.
+// gets a tenth of its picks, then more and more; one that answers 429 or 503 gets fewer for 8 s. An engine that has
+// answered that it does not have a model (pdflow.Error.ModelMissing) is not picked for that model for 10 s. If only
+// such engines are left, the picker uses them. An engine whose attribute dpSize is 2 to 1,024 counts as that many
+// targets, and the pick names the rank on each leg. If no pair is found, the error says what the nearest prefill and
+// decode engines lack to form one, without their names.
 //
 // The time of a pick is constant or grows with the logarithm of the number of engines, and a pick allocates nothing,
 // unless nearly all engines are in a cooldown. The picker prepares a snapshot of more than 256 endpoints in a goroutine
@@ -91,34 +92,52 @@ func (p *picker) Changed() <-chan struct{} { return p.set.Changed() }
 // Pick does not block.
 func (p *picker) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
 	t := p.load()
-	choice, ok := p.pick(t, in)
-	if !ok && t.snap != p.set.Load() { // the newer snapshot may have a pair
+	choice, found := p.pick(t, in)
+	if found != pair && t.snap != p.set.Load() { // the newer snapshot may have a pair
 		t = p.rebuild()
-		choice, ok = p.pick(t, in)
+		choice, found = p.pick(t, in)
 	}
-	if !ok {
+	switch found {
+	case nobody:
 		return pdflow.Pick{}, t.notReady(in, p.pairing)
+	case withoutModel:
+		return pdflow.Pick{}, &pdflow.Error{Code: pdflow.CodeNotFound, Phase: "pick", Param: "model",
+			Message: "no engine that is ready has the model"}
 	}
 	return choice, nil
 }
 
-func (p *picker) pick(t *table, in *pdflow.PickInput) (out pdflow.Pick, ok bool) {
+// finding is what a pick has found.
+type finding int
+
+const (
+	pair finding = iota
+	nobody
+	// The best pair does not have the model, as one of its engines has said. A request's first attempt takes it all the
+	// same, since engines load adapters at any time. When another engine has just said the same, it does not.
+	withoutModel
+)
+
+func (p *picker) pick(t *table, in *pdflow.PickInput) (out pdflow.Pick, found finding) {
 	from := t.part(in)
 	l, single := from.candidates(in, p.pairing.serving)
 	if len(l.targets) == 0 {
-		return out, false
+		return out, nobody
 	}
 	q := p.query(in, single)
 	defer p.release(q)
 	first := p.choose(l, q)
 	if first == nil {
-		return out, false
+		return out, nobody
 	}
 	var second *target
 	if !single {
 		q.peer = first
 		second = p.choose(first.peers, q)
 		q.peer = nil
+	}
+	if in.Attempt > 1 && (q.missing[first.endpoint.ID] || second != nil && q.missing[second.endpoint.ID]) {
+		return out, withoutModel
 	}
 	prefill, decode := second, first
 	if first.leg == prefillLeg {
@@ -140,7 +159,7 @@ func (p *picker) pick(t *table, in *pdflow.PickInput) (out pdflow.Pick, ok bool)
 		t := p.ticket(q, prefill, decode)
 		out.Done, out.PrefillDone = t.done, t.ended
 	}
-	return out, true
+	return out, pair
 }
 
 // candidates returns the engines of which one is chosen first. single is true if it serves the whole request.
@@ -184,7 +203,11 @@ func (s *state) query(in *pdflow.PickInput, single bool) *query {
 	if q == nil {
 		q = &query{opts: s.opts, cooldowns: &s.cooldowns}
 	}
-	q.in, q.single, q.clean = in, single, len(in.Avoid) == 0 && s.cooldowns.n.Load() == 0
+	q.in, q.single = in, single
+	if in.Request != nil {
+		q.missing = s.cooldowns.missing.engines(in.Request.Model)
+	}
+	q.clean = len(in.Avoid) == 0 && q.missing == nil && s.cooldowns.n.Load() == 0
 	q.number = s.picks.Add(1) - 1
 	q.random = s.opts.seed + scramble(q.number)
 	q.roll = q.random
@@ -198,7 +221,7 @@ func (s *state) query(in *pdflow.PickInput, single bool) *query {
 }
 
 func (s *state) release(q *query) {
-	q.in, q.peer, q.memo = nil, nil, nil
+	q.in, q.peer, q.memo, q.missing = nil, nil, nil, nil
 	s.queries.Put(q)
 }
 

@@ -10,6 +10,7 @@ const (
 	good        = iota
 	recovering  // the engine or the pair has had its share of picks; see cooldowns
 	coolingDown // the engine is in a cooldown, or the pair is, or all engines that it could be paired with are
+	lacking     // the engine has said that it does not have the model
 	avoided     // the engine failed this very request, or all engines that it could be paired with did
 	lonely      // it can be paired with no engine, and would serve the whole request
 	never       // it is the engine of the other leg
@@ -21,7 +22,8 @@ type query struct {
 	single    bool // one engine serves the whole request
 	opts      *options
 	cooldowns *cooldowns
-	clean     bool // nothing is in a cooldown and nothing is to be avoided: the common case
+	clean     bool            // nothing is in a cooldown, to be avoided or without the model: the common case
+	missing   map[string]bool // engines that do not have the model; nil: none
 	random    uint64
 	roll      uint64  // the same for the whole pick
 	number    uint64  // of the pick, counted by the picker
@@ -68,6 +70,8 @@ func (q *query) rankAlone(t *target) int {
 		return good
 	case q.in.Avoids(t.endpoint.ID):
 		return avoided
+	case q.missing[t.endpoint.ID]:
+		return lacking
 	}
 	return q.cooldowns.engine(t.endpoint.ID, q.roll)
 }

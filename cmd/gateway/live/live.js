@@ -271,6 +271,7 @@ const names = { queue: "queue", prepare: "prepare", prefill: "prefill", handoff:
 
 // Why a failed attempt was retried or was not, by Outcome.Retry: docs/metrics.md.
 const retries = { not_accepted: "retried: the engine had not got the request", failed: "retried: an engine failed",
+  elsewhere: "retried: the engine that refused speaks of itself alone",
   timeout: "ran out of time", no_pair: "not retried: no other engine is ready",
   orphan: "not retried: a decode engine waits for this prefill's KV",
   budget: "not retried: retries have used up their share", attempts: "not retried: enough attempts",

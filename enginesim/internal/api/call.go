@@ -303,12 +303,20 @@ func (c *Call) add(s *sampling, id string, prompt []int32, local bool) {
 
 // Check refuses what vLLM's API refuses, with the same message.
 func (c *Call) Check(e *Engine) *Error {
-	if c.known && c.model != e.Model {
+	adapter := c.known && c.model != e.Model && e.Adapters.has(c.model)
+	if c.known && c.model != e.Model && !adapter {
 		bad := BadRequest("model", "The model `%s` does not exist. Valid aliases: %s.", c.model, e.Model)
 		bad.Type, bad.Code = "NotFoundError", http.StatusNotFound
 		return bad
 	}
-	c.model = e.Model
+	if adapter { // its KV and its text are not those of the model
+		for _, g := range c.Gens {
+			g.Salt += "\x00" + c.model
+			g.Variant = core.Mix(g.Variant, core.KeyOf(core.Tokenise(c.model))[0])
+		}
+	} else {
+		c.model = e.Model
+	}
 	switch {
 	case c.options != nil && c.options.given && !c.Stream && !c.anyOptions:
 		return BadRequest("stream_options",

@@ -16,9 +16,15 @@ func Models(e *Engine, created int64) any {
 		"created", created, "allow_create_engine", false, "allow_sampling", true, "allow_logprobs", true,
 		"allow_search_indices", false, "allow_view", true, "allow_fine_tuning", false, "organization", "*",
 		"group", nil, "is_blocking", false}
-	return python.Object{"object", "list", "data", []python.Object{{"id", e.Model, "object", "model",
-		"created", created, "owned_by", "vllm", "root", e.Model, "parent", nil, "max_model_len", e.MaxModelLen,
-		"permission", []python.Object{permission}}}}
+	card := func(name, root string, parent, length any) python.Object {
+		return python.Object{"id", name, "object", "model", "created", created, "owned_by", "vllm", "root", root,
+			"parent", parent, "max_model_len", length, "permission", []python.Object{permission}}
+	}
+	data := []python.Object{card(e.Model, e.Model, nil, e.MaxModelLen)}
+	for _, name := range e.Adapters.names() {
+		data = append(data, card(name, "/adapters/"+name, e.Model, nil))
+	}
+	return python.Object{"object", "list", "data", data}
 }
 
 // plainAPI answers a POST request that makes no tokens.
@@ -29,6 +35,7 @@ type plainAPI = func(e *Engine, r *http.Request, body []byte) (any, *Error)
 var PlainAPIs = map[string]plainAPI{
 	"/tokenize": tokenize, "/detokenize": detokenize,
 	"/v1/completions/render": renderCompletion, "/v1/chat/completions/render": renderChat,
+	"/v1/load_lora_adapter": loadAdapter, "/v1/unload_lora_adapter": unloadAdapter,
 }
 
 // tokenize counts and lists the tokens of a prompt or of rendered messages.

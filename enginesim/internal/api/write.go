@@ -16,6 +16,7 @@ type Engine struct {
 	MaxModelLen      int
 	DefaultMaxTokens int
 	StreamParams     bool // chunks have kv_transfer_params, as from vLLM 0.33.0 on
+	Adapters         *Adapters
 	// Media does the engine's part of the encode stage for a chat and returns the chat's ec_transfer_params.
 	Media func(ctx context.Context, body []byte) any
 }

@@ -128,6 +128,9 @@ func (n *Node) models(w http.ResponseWriter) {
 	api.WriteJSON(w, http.StatusOK, python.Encode(api.Models(&n.cfg.API, n.started.Unix())))
 }
 
+// Adapters are those that this life of the engine has loaded.
+func (n *Node) Adapters() *api.Adapters { return n.cfg.API.Adapters }
+
 func isJSON(r *http.Request) bool {
 	kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	return err == nil && kind == "application/json"

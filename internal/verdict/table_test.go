@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package verdict_test
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/internal/verdict"
+)
+
+// TestTheTable holds the table of docs/retries.md against the code that decides, and writes it with PDKIT_UPDATE=1.
+func TestTheTable(t *testing.T) {
+	const page, begin, end = "../../docs/retries.md", "|---|---|---|\n", "<!-- /refusals -->"
+	does := map[verdict.Scope]string{
+		verdict.ScopeModel: "asks up to 8 others; the picker avoids the engine for this model for 10 s",
+		verdict.ScopeContext: "asks one other, if the attributes `maxModelLen` of P and D are known and differ; with " +
+			"`fallback: decode` D serves alone if P refuses",
+		verdict.ScopeEngine: "asks one other",
+	}
+	var rows strings.Builder
+	for _, r := range verdict.Refusals {
+		answer := fmt.Sprint(r.Status)
+		for _, member := range [][2]string{{"type", r.Type}, {"param", r.Param}, {"code", r.Code}} {
+			if member[1] != "" {
+				answer += fmt.Sprintf(", `%s: %s`", member[0], member[1])
+			}
+		}
+		if text := strings.ReplaceAll(r.Message, "`", ""); text != "" {
+			answer += ", “" + text + "…"
+			if r.Holds != "" {
+				answer += " " + r.Holds + "…"
+			}
+			answer += "”"
+		}
+		fmt.Fprintf(&rows, "| %s | %s | %s |\n", answer, r.Engine, does[r.Scope])
+		require.NotEmpty(t, does[r.Scope])
+	}
+	text, err := os.ReadFile(page)
+	require.NoError(t, err)
+	_, rest, found := strings.Cut(string(text), "<!-- Written by: PDKIT_UPDATE=1 go test -run TheTable ")
+	require.True(t, found)
+	at := strings.Index(rest, begin) + len(begin)
+	is, _, found := strings.Cut(rest[at:], end)
+	require.True(t, found)
+	if os.Getenv("PDKIT_UPDATE") == "1" {
+		now := strings.Replace(string(text), begin+is+end, begin+rows.String()+end, 1)
+		require.NoError(t, os.WriteFile(page, []byte(now), 0o600))
+		return
+	}
+	assert.Equal(t, rows.String(), is, "PDKIT_UPDATE=1 writes it")
+}
+
+func TestARefusalSpeaksOfTheRequestUnlessItIsKnown(t *testing.T) {
+	for status, said := range map[int]*verdict.Fault{
+		400: {Message: "The model `m` does not exist."}, // a status of another meaning
+		404: {Type: "NotFoundError", Param: "response_id", Message: "Response with id 'r' not found."},
+		422: nil, 409: {}, 403: nil,
+	} {
+		assert.Equal(t, verdict.ScopeRequest, verdict.ScopeOf(status, said), status)
+	}
+	for _, r := range verdict.Refusals {
+		said := &verdict.Fault{Message: r.Message + " x " + r.Holds}
+		for _, member := range []struct {
+			to   *any
+			text string
+		}{{&said.Type, r.Type}, {&said.Param, r.Param}, {&said.Code, r.Code}} {
+			if member.text != "" {
+				*member.to = member.text
+			}
+		}
+		assert.Equal(t, r.Scope, verdict.ScopeOf(r.Status, said), "%+v", r)
+	}
+}
