@@ -64,9 +64,9 @@ func TestAdapters(t *testing.T) {
 	ask := func(model string) (status int, text string) {
 		r := c.Post(t.Context(), e, simtest.Completions, `{"model":"`+model+`","prompt":"hello","max_tokens":8}`)
 		if r.Status != 200 {
-			require.Contains(t, string(r.Body), `"type":"NotFoundError","param":"model","code":404`)
+			require.Contains(t, r.Body, `"type":"NotFoundError","param":"model","code":404`)
 		} else {
-			require.Contains(t, string(r.Body), `"model":"`+model+`"`)
+			require.Contains(t, r.Body, `"model":"`+model+`"`)
 		}
 		return r.Status, r.Text()
 	}
@@ -81,7 +81,7 @@ func TestAdapters(t *testing.T) {
 	assert.Equal(t, 200, loaded.Status)
 	status, _ = ask("second")
 	assert.Equal(t, 200, status)
-	list := string(c.Get(e, "/v1/models").Body)
+	list := c.Get(e, "/v1/models").Body
 	assert.Regexp(t, `"id":"first".*"parent":"tiny".*"id":"second".*"parent":"tiny"`, list)
 	e.UnloadAdapter("first")
 	status, _ = ask("first")

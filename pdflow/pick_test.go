@@ -119,7 +119,8 @@ func TestAPickThatIsRefusedIsGivenBack(t *testing.T) {
 func TestOneEngineServesWhateverThePickerNames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pair := pdflow.Pick{Prefill: endpoint(t, "http://p0", discovery.RolePrefill),
-			PrefillRank: discovery.RankOf(5), Encode: []discovery.Endpoint{endpoint(t, "http://e0", discovery.RoleEncode)}}
+			PrefillRank: discovery.RankOf(5),
+			Encode:      []discovery.Endpoint{endpoint(t, "http://e0", discovery.RoleEncode)}}
 		pair.Decode = endpoint(t, "http://d0", discovery.RoleDecode)
 		pair.Prefill.Attributes = map[string]string{"dpSize": "8"}
 		engines, seen := inMemory(t, 0), &outcomes{}

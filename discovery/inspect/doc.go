@@ -12,6 +12,8 @@
 // These are the questions, and the engines whose responses are known (tests play recorded responses):
 //
 //   - GET /v1/models: the first model that is nobody's adapter (vLLM 0.32.0: data[].id, data[].parent) becomes Model.
+//     Its max_model_len becomes the attribute maxModelLen, and the adapters of any model the attribute adapters,
+//     separated by commas. Adapters come and go while an engine runs: they are asked for in each visit.
 //   - GET /version: vLLM 0.32.0's {"version": "0.32.0"} becomes Version.
 //   - GET /metrics: the engine label of vLLM's gauges becomes the attribute dpSize, if it counts from 0 without a gap.
 //     The KV usage and the queue (vllm:kv_cache_usage_perc, vllm:num_requests_running, vllm:num_requests_waiting; of

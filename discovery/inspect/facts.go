@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -19,18 +20,23 @@ const (
 	attrDPSize        = "dpSize"
 	attrBootstrapPort = "bootstrapPort"
 	attrBootstrapURL  = "bootstrapURL"
+	attrMaxModelLen   = "maxModelLen"
+	attrAdapters      = "adapters"
 )
 
 const (
 	maxText  = 256   // bytes of a model's name, a version, an engine id
 	maxRanks = 65535 // no engine has more
+
+	maxAdapters = 1024 // of an engine that go into its entry
 )
 
 var errSenseless = errors.New("the response makes no sense")
 
 // sameFacts reports whether two readings add the same facts to an endpoint.
 func (r *Reading) sameFacts(o *Reading) bool {
-	return r.Model == o.Model && r.Version == o.Version && r.DPSize == o.DPSize && r.BootstrapPort == o.BootstrapPort
+	return r.Model == o.Model && r.Version == o.Version && r.DPSize == o.DPSize &&
+		r.BootstrapPort == o.BootstrapPort && r.MaxModelLen == o.MaxModelLen && slices.Equal(r.Adapters, o.Adapters)
 }
 
 // fill adds the facts that the list lacks. It copies the attributes, since the list shares its map.
@@ -48,6 +54,12 @@ func (r *Reading) fill(e *discovery.Endpoint) {
 	if _, said := e.Attributes[attrBootstrapPort]; !said && r.BootstrapPort > 0 && e.Role.Has(discovery.RolePrefill) {
 		add[attrBootstrapPort] = strconv.Itoa(r.BootstrapPort)
 	}
+	if _, said := e.Attributes[attrMaxModelLen]; !said && r.MaxModelLen > 0 {
+		add[attrMaxModelLen] = strconv.Itoa(r.MaxModelLen)
+	}
+	if _, said := e.Attributes[attrAdapters]; !said && len(r.Adapters) > 0 {
+		add[attrAdapters] = strings.Join(r.Adapters, ",")
+	}
 	if len(add) == 0 {
 		return
 	}
@@ -61,23 +73,42 @@ func goodText(s string) bool {
 		!strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
 }
 
-// parseModels returns the first model that is not an adapter of another model.
-func parseModels(body []byte) (string, error) {
+// models is what /v1/models says.
+type models struct {
+	name     string // of the first model that is not an adapter of another one
+	length   int    // of its context, in tokens; 0: not said
+	adapters []string
+}
+
+func parseModels(body []byte) (m models, err error) {
 	var list struct {
 		Data []struct {
 			ID     string  `json:"id"`
 			Parent *string `json:"parent"`
+			Length *int    `json:"max_model_len"`
 		} `json:"data"`
 	}
 	if json.Unmarshal(body, &list) != nil {
-		return "", errSenseless
+		return m, errSenseless
 	}
-	for _, m := range list.Data {
-		if (m.Parent == nil || *m.Parent == "") && goodText(m.ID) {
-			return m.ID, nil
+	for _, one := range list.Data {
+		switch isAdapter := one.Parent != nil && *one.Parent != ""; {
+		case !goodText(one.ID):
+		case !isAdapter && m.name == "":
+			m.name = one.ID
+			if one.Length != nil && *one.Length > 0 {
+				m.length = *one.Length
+			}
+		case isAdapter && len(m.adapters) < maxAdapters && !strings.Contains(one.ID, ","):
+			m.adapters = append(m.adapters, one.ID)
 		}
 	}
-	return "", errSenseless
+	if m.name == "" {
+		return m, errSenseless
+	}
+	slices.Sort(m.adapters)
+	m.adapters = slices.Compact(m.adapters)
+	return m, nil
 }
 
 func parseVersion(body []byte) (string, error) {

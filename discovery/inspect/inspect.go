@@ -23,7 +23,8 @@ const (
 	Metrics                             // GET /metrics
 	MooncakeQuery                       // GET <bootstrap>/query
 	SGLangInfo                          // GET /server_info
-	All           = Models | Version | Metrics | MooncakeQuery | SGLangInfo
+	Adapters                            // GET /v1/models in each visit, also in those of LoadInterval
+	All           = Models | Version | Metrics | MooncakeQuery | SGLangInfo | Adapters
 )
 
 // Options are a [Source]'s settings. A zero or negative number means the default.
@@ -31,7 +32,7 @@ type Options struct {
 	Ask Questions // default All
 
 	Interval     time.Duration // between two full visits of one engine, with a jitter of 5 %; default 30 s
-	LoadInterval time.Duration // between two readings of /metrics; default: only in full visits
+	LoadInterval time.Duration // between two readings of /metrics and of adapters; default: only in full visits
 	Timeout      time.Duration // of one question with its whole response; default 2 s
 	Concurrency  int           // engines visited at once; a visit asks one question after another; default 8
 
@@ -54,8 +55,11 @@ type Reading struct {
 	DPSize        int            // data-parallel ranks behind the endpoint
 	BootstrapPort int            // of an SGLang prefill engine
 	EngineIDs     map[int]string // Mooncake's, by rank; not to be changed
+	MaxModelLen   int            // tokens of the model's context
+	Adapters      []string       // LoRA adapters that are loaded, in order; not to be changed
 	Load          Load
 
+	listed  bool    // /v1/models told of adapters, if only that there are none
 	started float64 // process_start_time_seconds; it changes when the process restarts
 }
 

@@ -211,7 +211,7 @@ func TestWhatTheListLacksComesFromTheEngine(t *testing.T) {
 		e := w.one(t)
 		assert.Equal(t, "tiny", e.Model, "an adapter is not the model")
 		assert.Equal(t, "0.32.0", e.Version)
-		assert.Equal(t, map[string]string{"sideChannelPort": "5600", "dpSize": "2"}, e.Attributes)
+		assert.Equal(t, map[string]string{"sideChannelPort": "5600", "dpSize": "2", "adapters": "lora"}, e.Attributes)
 		assert.Equal(t, map[string]string{"sideChannelPort": "5600"}, given, "the list's own map was written to")
 		r, ok := w.Reading("a:1")
 		require.True(t, ok)
@@ -225,7 +225,7 @@ func TestWhatTheListSaysWinsAndIsNotAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := vllm("a:1")
 		w := run(t, client, inspect.Options{})
-		listed := endpoint(t, "a:1", map[string]string{"dpSize": "8"})
+		listed := endpoint(t, "a:1", map[string]string{"dpSize": "8", "adapters": ""})
 		listed.Model, listed.Version = "mine", "1"
 		w.list.Publish(listed)
 		settle()
@@ -485,7 +485,40 @@ func TestTheLoadIsReadMoreOftenAndIsNoSnapshot(t *testing.T) {
 		assert.Equal(t, 41, r.Load.Waiting)
 		assert.Equal(t, "0.32.0", r.Version, "a reading of the load forgot the rest")
 		assert.Equal(t, version, w.set.Load().Version)
-		assert.Subset(t, []string{"a:1/metrics"}, client.questions())
+		assert.Subset(t, []string{"a:1/metrics", "a:1/v1/models"}, client.questions())
+	})
+}
+
+// Adapters are loaded and unloaded while the engine runs, and lost when it restarts.
+func TestAdaptersAreFollowed(t *testing.T) {
+	card := func(id, parent string) string { return `{"id":"` + id + `","parent":` + parent + `,"max_model_len":null}` }
+	const model = `{"id":"m","parent":null,"max_model_len":4096}`
+	synctest.Test(t, func(t *testing.T) {
+		client := vllm("a:1")
+		w := visited(t, client, inspect.Options{Interval: time.Hour, LoadInterval: time.Second})
+		require.Equal(t, "lora", w.one(t).Attribute("adapters"))
+		for _, c := range []struct {
+			data []string
+			want string
+		}{
+			{[]string{model, card("b", `"m"`), card("a", `"m"`), card("a", `"m"`)}, "a,b"},
+			{[]string{card("b", `"m"`), model, card("has,comma", `"m"`), card("\\u0007", `"m"`)}, "b"},
+			{[]string{model}, ""},
+			{[]string{model, card("c", `"m"`)}, "c"},
+		} {
+			client.set("a:1/v1/models", `{"data":[`+strings.Join(c.data, ",")+`]}`)
+			after(2 * time.Second)
+			assert.Equal(t, c.want, w.one(t).Attribute("adapters"))
+		}
+		version := w.set.Load().Version
+		client.set("a:1/v1/models", `{"data":7}`)
+		after(10 * time.Second)
+		assert.Equal(t, "c", w.one(t).Attribute("adapters"), "nonsense says nothing")
+		assert.Equal(t, version, w.set.Load().Version, "what has not changed is no snapshot")
+		w.Refresh("a:1")
+		client.set("a:1/v1/models", `{"data":[`+model+`]}`)
+		after(time.Second)
+		assert.Equal(t, map[string]string{"dpSize": "2", "maxModelLen": "4096"}, w.one(t).Attributes)
 	})
 }
 

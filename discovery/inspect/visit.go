@@ -81,18 +81,19 @@ func (v *visit) run(ctx context.Context) (a outcome) {
 	}()
 	if !v.full {
 		m := v.metrics(ctx)
+		v.models(ctx, &a.reading)
 		if m == nil {
-			return outcome{failed: v.dead}
+			a.failed = v.dead
+			return a
 		}
 		// Compare with the engine's own last value, since the clocks of two machines differ.
 		restarted := m.started != v.old.started && m.started > 0 && v.old.started > 0
-		return outcome{reading: Reading{Load: m.loadAt(time.Now())}, restarted: restarted}
+		a.reading.Load, a.restarted = m.loadAt(time.Now()), restarted
+		return a
 	}
 	r := &a.reading
 	ask := v.s.o.Ask
-	if ask&Models != 0 && v.e.Model == "" {
-		v.get(ctx, "/v1/models", maxModels, func(b []byte) (err error) { r.Model, err = parseModels(b); return err })
-	}
+	v.models(ctx, r)
 	if ask&Version != 0 && v.e.Version == "" {
 		v.get(ctx, "/version", maxVersion, func(b []byte) (err error) { r.Version, err = parseVersion(b); return err })
 	}
@@ -121,6 +122,26 @@ func (v *visit) run(ctx context.Context) (a outcome) {
 	}
 	r.At = time.Now()
 	return a
+}
+
+// models asks for the model that the list does not know, and for adapters.
+func (v *visit) models(ctx context.Context, r *Reading) {
+	unknown := v.full && v.s.o.Ask&Models != 0 && v.e.Model == ""
+	_, said := v.e.Attributes[attrAdapters]
+	follow := v.s.o.Ask&Adapters != 0 && !said
+	if !unknown && !follow {
+		return
+	}
+	v.get(ctx, "/v1/models", maxModels, func(b []byte) error {
+		m, err := parseModels(b)
+		if unknown {
+			r.Model = m.name
+		}
+		if err == nil && follow {
+			r.listed, r.MaxModelLen, r.Adapters = true, m.length, m.adapters
+		}
+		return err
+	})
 }
 
 func (v *visit) serverInfo(ctx context.Context, r *Reading) {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -241,7 +242,10 @@ func (w *watch) take(r result) (news bool) {
 		w.s.learn(t.e.ID, t.url, r.reading)
 		news = !had || !old.sameFacts(&r.reading)
 	default:
-		old.Load = r.reading.Load
+		if old.Load = r.reading.Load; r.reading.listed {
+			news = !slices.Equal(old.Adapters, r.reading.Adapters)
+			old.Adapters = r.reading.Adapters
+		}
 		w.s.learn(t.e.ID, t.url, old)
 	}
 	if o.LoadInterval > 0 {

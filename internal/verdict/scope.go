@@ -10,6 +10,7 @@ import (
 // Scope says of what an engine's refusal speaks.
 type Scope string
 
+// The scopes of refusals.
 const (
 	ScopeRequest Scope = ""        // of the request: each engine would say the same
 	ScopeModel   Scope = "model"   // of this engine and this model or adapter: others may have it

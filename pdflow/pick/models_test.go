@@ -78,6 +78,40 @@ func TestEachPolicyChoosesByTheRequestsModel(t *testing.T) {
 	})
 }
 
+// Engines that have loaded an adapter serve the requests for it. Where there is no pair of them, the others are to load
+// it.
+func TestRequestsForAnAdapterGoWhereItIsLoaded(t *testing.T) {
+	of := func(model string) *pdflow.PickInput {
+		r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"model":"`+model+`","prompt":"x"}`))
+		require.NoError(t, err)
+		return &pdflow.PickInput{Request: r, Encode: 1}
+	}
+	for _, byModel := range []bool{false, true} {
+		eachPolicy(t, func(t *testing.T, policy pick.Policy) {
+			f := newFleet(t, ep("p0", prefill, "model=m"), ep("d0", decode, "model=m", "adapters=y"),
+				ep("p1", prefill, "model=m", "adapters=x,y"), ep("d1", decode, "model=m", "adapters=x"),
+				ep("p2", prefill, "model=n"), ep("d2", decode, "model=n"),
+				ep("e1", discovery.RoleEncode, "model=m"), ep("e2", discovery.RoleEncode, "model=n"))
+			opts := []pick.Option{pick.WithSeed(1)}
+			if byModel {
+				opts = append(opts, pick.ByModel())
+			}
+			p := pick.New(f.Set, policy, opts...)
+			for model, want := range map[string]string{"x": "p1+d1 e1", "y": "p1+d0 e1"} {
+				for range 20 {
+					x := mustPick(t, p, of(model))
+					require.Equal(t, want, x.Prefill.ID+"+"+x.Decode.ID+" "+x.Encode[0].ID)
+				}
+			}
+			f.replace(ep("p0", prefill), ep("d0", decode), ep("d1", decode, "adapters=x"))
+			require.Equal(t, "p0", mustPick(t, p, of("x")).Prefill.ID, "no prefill engine has loaded it")
+			alone := of("x")
+			alone.Single = true
+			require.Equal(t, "d1", mustPick(t, p, alone).Decode.ID)
+		})
+	}
+}
+
 func TestWithoutByModelARequestMayNameAnything(t *testing.T) {
 	p := pick.New(newFleet(t, many(1, 1, "model=base")...).Set, pick.RoundRobin())
 	require.Equal(t, "p0+d0", pair(t, p, input(t, 1)))

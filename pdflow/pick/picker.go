@@ -119,7 +119,7 @@ const (
 )
 
 func (p *picker) pick(t *table, in *pdflow.PickInput) (out pdflow.Pick, found finding) {
-	from := t.part(in)
+	from := t.part(in, p.pairing.serving)
 	l, single := from.candidates(in, p.pairing.serving)
 	if len(l.targets) == 0 {
 		return out, nobody
@@ -178,7 +178,7 @@ func (p *part) candidates(in *pdflow.PickInput, serving connector.Serving) (l *l
 // Ready tells, without choosing, whether Pick would find engines for a request.
 func (p *picker) Ready(in *pdflow.PickInput) error {
 	t := p.rebuild()
-	from := t.part(in)
+	from := t.part(in, p.pairing.serving)
 	switch l, single := from.candidates(in, p.pairing.serving); {
 	case t.snap.Version == 0:
 		return &pdflow.Error{Code: pdflow.CodeNoEndpoint, Message: "the engines are not known yet"}

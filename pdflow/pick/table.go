@@ -7,8 +7,10 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 
+	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 )
@@ -20,8 +22,10 @@ type table struct {
 	all     *part
 	models  map[string]*part // with ByModel, else nil
 	unknown *part            // with ByModel: for a model that no engine is known to serve
-	lists   []*list          // the lists of all parts, with those of partners
-	joined  bool             // its lists count loads
+	// Engines that have loaded an adapter, by its name: their attribute adapters tells.
+	adapters map[string]*part
+	lists    []*list // the lists of all parts, with those of partners
+	joined   bool    // its lists count loads
 }
 
 // part holds the engines that can serve some requests: all engines, or those of one model.
@@ -88,6 +92,11 @@ func newTable(snap *discovery.Snapshot, old *table, s *state, rules *pairing) *t
 		}
 	}
 	t.all = build(all, old.all)
+	t.adapters = map[string]*part{}
+	loaded := loadedBy(all)
+	for _, name := range slices.Sorted(maps.Keys(loaded)) {
+		t.adapters[name] = build(loaded[name], old.adapters[name])
+	}
 	if !s.opts.byModel {
 		return t
 	}
@@ -106,12 +115,51 @@ func newTable(snap *discovery.Snapshot, old *table, s *state, rules *pairing) *t
 	return t
 }
 
-// part returns the engines that can serve a request.
-func (t *table) part(in *pdflow.PickInput) *part {
-	if t.models == nil || in.Request == nil || in.Request.Model == "" {
+// adaptersMost is how many adapters get lists of their own: engines could tell any number of names.
+const adaptersMost = 1024
+
+// loadedBy returns the engines that have loaded an adapter, by its name, and the encode engines of their model, which
+// know no adapters.
+func loadedBy(endpoints []*discovery.Endpoint) map[string][]*discovery.Endpoint {
+	loaded := map[string][]*discovery.Endpoint{}
+	var encoders []*discovery.Endpoint
+	for _, e := range endpoints {
+		if e.Role.Has(discovery.RoleEncode) {
+			encoders = append(encoders, e)
+		}
+		for name := range strings.SplitSeq(e.Attribute("adapters"), ",") {
+			if _, known := loaded[name]; name != "" && (known || len(loaded) < adaptersMost) {
+				loaded[name] = append(loaded[name], e)
+			}
+		}
+	}
+	for name, all := range loaded {
+		for _, e := range encoders {
+			same := func(x *discovery.Endpoint) bool { return x.Model == e.Model }
+			if e.Model == "" || slices.ContainsFunc(all, same) {
+				loaded[name] = append(loaded[name], e)
+			}
+		}
+	}
+	return loaded
+}
+
+// part returns the engines of which some are to serve a request: those that have loaded its adapter, or else all that
+// may have the model, and could load the adapter.
+func (t *table) part(in *pdflow.PickInput, serving connector.Serving) *part {
+	model := ""
+	if in.Request != nil {
+		model = in.Request.Model
+	}
+	if p := t.adapters[model]; p != nil {
+		if l, _ := p.candidates(in, serving); len(l.targets) > 0 {
+			return p
+		}
+	}
+	if t.models == nil || model == "" {
 		return t.all
 	}
-	if p := t.models[in.Request.Model]; p != nil {
+	if p := t.models[model]; p != nil {
 		return p
 	}
 	return t.unknown
@@ -333,7 +381,7 @@ func (b *builder) list(kind listKind, key classKey, targets []*target) *list {
 
 // notReady returns an error that says what is missing, without names of engines.
 func (t *table) notReady(in *pdflow.PickInput, who *pairing) error {
-	p := t.part(in)
+	p := t.part(in, who.serving)
 	var msg string
 	switch {
 	case p.listed == 0 && len(t.snap.Endpoints) > 0:
