@@ -491,7 +491,9 @@ func TestTheLoadIsReadMoreOftenAndIsNoSnapshot(t *testing.T) {
 
 // Adapters are loaded and unloaded while the engine runs, and lost when it restarts.
 func TestAdaptersAreFollowed(t *testing.T) {
-	card := func(id, parent string) string { return `{"id":"` + id + `","parent":` + parent + `,"max_model_len":null}` }
+	card := func(id, parent string) string {
+		return `{"id":"` + id + `","parent":` + parent + `,"max_model_len":null}`
+	}
 	const model = `{"id":"m","parent":null,"max_model_len":4096}`
 	synctest.Test(t, func(t *testing.T) {
 		client := vllm("a:1")
