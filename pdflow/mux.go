@@ -7,7 +7,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 	"sync/atomic"
 
 	"github.com/pdkit/pdkit/config"
@@ -18,17 +20,28 @@ import (
 type Server interface {
 	// flowFor returns the flow that serves a request.
 	flowFor(r *connector.ClientRequest, requestID string) *Flow
+	// serves reports whether it serves a model that is not its own: an adapter.
+	serves(model string) bool
 	// Ready returns nil if requests can be served now: see Flow.Ready.
 	Ready(ctx context.Context) error
 }
 
 func (f *Flow) flowFor(*connector.ClientRequest, string) *Flow { return f }
 
-// Mux serves several models behind one listener. A request goes to the flow of the model that it names. One that names
-// no model goes to the only flow, or else to the flow for any model. Routes may be replaced while it serves.
+func (f *Flow) serves(model string) bool { return f.opts.adapters != nil && f.opts.adapters(model) }
+
+// Mux serves several models behind one listener. A request goes to the flow of the model that it names, or of whose
+// model it names an adapter ([WithAdapters]). One that names no model goes to the only flow, or else to the flow for any
+// model, as does one whose model nobody else serves. Routes may be replaced while it serves.
 type Mux struct {
 	handler handler
-	routes  atomic.Pointer[map[string]Server]
+	routes  atomic.Pointer[routes]
+}
+
+// routes are a Mux's.
+type routes struct {
+	models map[string]Server
+	order  []Server // by the names of their models
 }
 
 // NewMux makes a Mux without routes. Its options are those of the client's side: WithMaxBody, WithBudget,
@@ -58,7 +71,7 @@ func NewMux(opts ...Option) (*Mux, error) {
 	if o.errorHandler != nil {
 		m.handler.onError = o.errorHandler
 	}
-	m.routes.Store(&map[string]Server{})
+	m.routes.Store(&routes{})
 	return m, nil
 }
 
@@ -78,6 +91,7 @@ func (o *options) checkMux() error {
 		{o.unsupported != "", "WithUnsupported"},
 		{o.maxRescues > 0, "WithRescue"},
 		{len(o.forward) > 0, "WithForwardHeaders"},
+		{o.adapters != nil, "WithAdapters"},
 		{measured.TracerProvider != nil || measured.Propagator != nil || measured.SpanName != nil ||
 			measured.GenAI != "" || measured.Usage,
 			"WithTelemetry, but for Logger, MeterProvider and Attributes,"},
@@ -91,9 +105,9 @@ func (o *options) checkMux() error {
 
 // SetRoutes replaces all routes: model name to flow or split. "" and "*" both stand for any model. Requests in flight
 // go on. A flow may be shut down once its route is replaced: its successor serves the requests that reach it too late.
-func (m *Mux) SetRoutes(routes map[string]Server) error {
-	own := make(map[string]Server, len(routes))
-	for model, s := range routes {
+func (m *Mux) SetRoutes(models map[string]Server) error {
+	own := make(map[string]Server, len(models))
+	for model, s := range models {
 		if f, isFlow := s.(*Flow); s == nil || isFlow && f == nil {
 			return errors.New("pdflow: SetRoutes: a model without a flow")
 		}
@@ -115,7 +129,11 @@ func (m *Mux) SetRoutes(routes map[string]Server) error {
 		}
 		own[model] = s
 	}
-	m.routes.Store(&own)
+	all := &routes{models: own}
+	for _, model := range slices.Sorted(maps.Keys(own)) {
+		all.order = append(all.order, own[model])
+	}
+	m.routes.Store(all)
 	return nil
 }
 
@@ -131,16 +149,19 @@ func flowsOf(s Server) []*Flow {
 
 // Lookup returns what serves a model, by the rules of Mux.
 func (m *Mux) Lookup(model string) (Server, bool) {
-	routes := *m.routes.Load()
-	if s, ok := routes[model]; ok {
+	all := m.routes.Load()
+	if s, ok := all.models[model]; ok {
 		return s, true
 	}
-	if model == "" && len(routes) == 1 {
-		for _, s := range routes {
+	if model == "" && len(all.order) == 1 {
+		return all.order[0], true
+	}
+	for _, s := range all.order {
+		if model != "" && s.serves(model) {
 			return s, true
 		}
 	}
-	s, ok := routes[""]
+	s, ok := all.models[""]
 	return s, ok
 }
 

@@ -36,6 +36,7 @@ type options struct {
 	telemetry    Telemetry
 	maxRescues   int // of one request
 	forward      []string
+	adapters     func(model string) bool
 }
 
 // clientSide are the options of a flow and of a Mux.
@@ -245,6 +246,17 @@ func needs(option string, ok bool, what string) error {
 		return nil
 	}
 	return errors.New(option + " needs " + what)
+}
+
+// WithAdapters lets a [Mux] give the flow the requests for models that have no route of their own and that serves
+// reports: LoRA adapters of the flow's model. [pick.Adapters] follows those that engines list. serves must be quick, and
+// safe for concurrent use. Of several flows that serve an adapter, the one whose model comes first in the alphabet gets
+// its requests.
+func WithAdapters(serves func(model string) bool) Option {
+	return optionFunc(func(o *options) error {
+		o.adapters = serves
+		return needs("WithAdapters", serves != nil, "a function")
+	})
 }
 
 // WithForwardHeaders adds client headers to those that legs carry. Cookies, hop-by-hop headers, Accept-Encoding, Expect

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"math"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -330,4 +331,31 @@ func TestDoRefusesAnEmptyPick(t *testing.T) {
 	}
 	_, err = flow.Do(context.Background(), nil)
 	assert.ErrorIs(t, err, pdflow.CodeInvalid, "no request at all")
+}
+
+// A model's own route goes before an adapter of its name, an adapter before the route for any model, and of two flows
+// that serve it the first.
+func TestAMuxRoutesAdapters(t *testing.T) {
+	serves := func(names ...string) pdflow.Option {
+		return pdflow.WithAdapters(func(model string) bool { return slices.Contains(names, model) })
+	}
+	flow := func(opts ...pdflow.Option) *pdflow.Flow {
+		f, _ := newFlow(t, nil, nil, opts...)
+		return f
+	}
+	a, b, c, rest := flow(serves("a-lora", "both", "c")), flow(serves("b-lora", "both")), flow(), flow(serves("rest-lora"))
+	split, err := c.Split(flow(serves("c-lora")), 50)
+	require.NoError(t, err)
+	m, err := pdflow.NewMux()
+	require.NoError(t, err)
+	require.NoError(t, m.SetRoutes(map[string]pdflow.Server{"b": b, "a": a, "c": split, "*": rest}))
+	for model, want := range map[string]pdflow.Server{"a-lora": a, "b-lora": b, "both": a, "c": split, "c-lora": split,
+		"rest-lora": rest, "none": rest, "": rest} {
+		got, ok := m.Lookup(model)
+		require.True(t, ok)
+		require.Same(t, want, got, model)
+	}
+	require.NoError(t, m.SetRoutes(map[string]pdflow.Server{"b": b, "a": a}))
+	_, ok := m.Lookup("c-lora")
+	require.False(t, ok)
 }

@@ -52,10 +52,10 @@ func (s *split) Ready(ctx context.Context) error {
 
 // Ready returns nil if all routes are ready, else the reasons of those that are not, in the order of their models.
 func (m *Mux) Ready(ctx context.Context) error {
-	routes := *m.routes.Load()
+	models := m.routes.Load().models
 	var errs []error
-	for _, model := range slices.Sorted(maps.Keys(routes)) {
-		if err := routes[model].Ready(ctx); err != nil {
+	for _, model := range slices.Sorted(maps.Keys(models)) {
+		if err := models[model].Ready(ctx); err != nil {
 			errs = append(errs, fmt.Errorf("model %q: %w", model, err))
 		}
 	}

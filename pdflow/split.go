@@ -36,3 +36,5 @@ func (s *split) flowFor(_ *connector.ClientRequest, id string) *Flow {
 	}
 	return s.main
 }
+
+func (s *split) serves(model string) bool { return s.main.serves(model) || s.other.serves(model) }

@@ -22,6 +22,8 @@ import (
 // lone is a picker that picks one engine, which serves each request alone.
 type lone struct{ e discovery.Endpoint }
 
+func (*meanwhile) serves(string) bool { return false }
+
 func (p lone) Pick(context.Context, *PickInput) (Pick, error)       { return Pick{Decode: p.e}, nil }
 func (lone) Changed() <-chan struct{}                               { return nil }
 func (lone) Ready(*PickInput) error                                 { return nil }

@@ -120,6 +120,9 @@ func (g *gateway) buildModel(ms *modelServer, before []*pool) (*model, error) {
 		pdflow.WithObserver(m.pool.answers()), pdflow.WithObserver(m.recent.observer()),
 		pdflow.WithTelemetry(pdflow.Telemetry{Logger: m.probes.log, GenAI: cfg.genAI,
 			Attributes: []attribute.KeyValue{attribute.String("gen_ai.request.model", ms.Model())}}))
+	if serves := ms.Spec.Adapters.Serves(m.set); serves != nil {
+		opts = append(opts, pdflow.WithAdapters(serves))
+	}
 	m.flows, err = ms.Flows(recentPicker{picker, m.recent}, &modelserver.FlowOptions{
 		Transport: func(connect time.Duration) http.RoundTripper {
 			if connect == main {

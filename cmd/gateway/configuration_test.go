@@ -40,6 +40,7 @@ var defaults = map[string]string{
 	"spec.drainTimeout":                            "30s",
 	"spec.modelServers.namespace":                  "default",
 	"spec.model":                                   `"*"`,
+	"spec.adapters":                                "auto",
 	"spec.workloadPort.port":                       "8000",
 	"spec.kvConnector.type":                        "http",
 	"spec.kvConnector.timeouts.connect":            "2s",
@@ -134,6 +135,8 @@ var abouts = map[string]string{
 		"[rescue](reliability/rescue.md)",
 	"spec.attestation.mode": "`report` finds engines and pairs that corrupt KV, by synthetic probes, and tells " +
 		"them; `quarantine` also keeps requests away from them: see [attestation](attestation.md)",
+	"spec.adapters": "LoRA adapters of the model, which requests name in its place: `auto` asks the engines every few " +
+		"seconds which they have loaded, `off` has none; or their names",
 	"spec.encoder.config": "the stage's own settings: maxItems, sharedStoragePath, cpuBytes",
 }
 
@@ -326,6 +329,8 @@ func kindOf(typ reflect.Type) string {
 		return "quantity"
 	case reflect.TypeFor[json.RawMessage]():
 		return "mapping"
+	case reflect.TypeFor[modelserver.Adapters]():
+		return "string or list of strings"
 	case reflect.TypeFor[map[string]string]():
 		return "mapping of strings"
 	}

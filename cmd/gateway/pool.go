@@ -60,6 +60,9 @@ type announced struct {
 	users atomic.Int64 // pools
 }
 
+// adaptersEvery is how often engines are asked which adapters they have loaded.
+const adaptersEvery = 5 * time.Second
+
 // poolKey tells which ModelServers can have the same pool: it holds all that newPool reads, but a static list, which
 // may change.
 func poolKey(ms *modelServer) string {
@@ -68,7 +71,7 @@ func poolKey(ms *modelServer) string {
 	found.Static = modelserver.Static{}
 	key, err := json.Marshal([]any{ms.Model(), ms.Namespace, ms.owner != nil, found, ms.FoundBy,
 		ms.Spec.WorkloadSelector, ms.Spec.WorkloadPort, limits.Connect, limits.HealthCheck, ms.Spec.TLS,
-		ms.AdmitOptions() != nil})
+		ms.AdmitOptions() != nil, ms.Spec.Adapters.Auto()})
 	if err != nil { // JSON that has been read can be written
 		panic(err)
 	}
@@ -108,13 +111,22 @@ func (g *gateway) poolFor(ms *modelServer, before []*pool) (*pool, error) {
 		}
 		p.announced.users.Add(1)
 	}
-	if cfg.inspect > 0 {
-		o := &inspect.Options{Interval: cfg.inspect, Client: p.legs}
+	o := &inspect.Options{Ask: inspect.All, Interval: cfg.inspect, Client: p.legs}
+	switch follow := ms.Spec.Adapters.Auto(); {
+	case cfg.inspect > 0:
+		if follow {
+			o.LoadInterval = min(cfg.inspect, adaptersEvery)
+		} else {
+			o.Ask &^= inspect.Adapters
+		}
 		if ms.AdmitOptions() != nil {
 			o.LoadInterval = time.Second
 		}
 		p.inspected = inspect.Wrap(source, o)
 		source = p.inspected
+	case follow:
+		o.Ask, o.Interval = inspect.Adapters, adaptersEvery
+		source = inspect.Wrap(source, o)
 	}
 	p.set = discovery.NewSet(source)
 	p.choosing = pick.New(p.set, cfg.pick)

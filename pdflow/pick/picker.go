@@ -118,8 +118,19 @@ const (
 	withoutModel
 )
 
+// pick picks engines that have loaded the adapter that the request names, or else from all that can serve it: they may
+// load it.
 func (p *picker) pick(t *table, in *pdflow.PickInput) (out pdflow.Pick, found finding) {
-	from := t.part(in, p.pairing.serving)
+	if from := t.loaded(in, p.pairing.serving); from != nil {
+		if out, found = p.pickFrom(from, in, true); found == pair {
+			return out, found
+		}
+	}
+	return p.pickFrom(t.part(in), in, in.Attempt > 1)
+}
+
+// pickFrom picks some of a part's engines. strict says that they must have the model, for all that is known.
+func (p *picker) pickFrom(from *part, in *pdflow.PickInput, strict bool) (out pdflow.Pick, found finding) {
 	l, single := from.candidates(in, p.pairing.serving)
 	if len(l.targets) == 0 {
 		return out, nobody
@@ -136,7 +147,7 @@ func (p *picker) pick(t *table, in *pdflow.PickInput) (out pdflow.Pick, found fi
 		second = p.choose(first.peers, q)
 		q.peer = nil
 	}
-	if in.Attempt > 1 && (q.missing[first.endpoint.ID] || second != nil && q.missing[second.endpoint.ID]) {
+	if strict && (q.missing[first.endpoint.ID] || second != nil && q.missing[second.endpoint.ID]) {
 		return out, withoutModel
 	}
 	prefill, decode := second, first
@@ -178,7 +189,10 @@ func (p *part) candidates(in *pdflow.PickInput, serving connector.Serving) (l *l
 // Ready tells, without choosing, whether Pick would find engines for a request.
 func (p *picker) Ready(in *pdflow.PickInput) error {
 	t := p.rebuild()
-	from := t.part(in, p.pairing.serving)
+	from := t.part(in)
+	if loaded := t.loaded(in, p.pairing.serving); loaded != nil {
+		from = loaded
+	}
 	switch l, single := from.candidates(in, p.pairing.serving); {
 	case t.snap.Version == 0:
 		return &pdflow.Error{Code: pdflow.CodeNoEndpoint, Message: "the engines are not known yet"}

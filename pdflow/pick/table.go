@@ -127,7 +127,7 @@ func loadedBy(endpoints []*discovery.Endpoint) map[string][]*discovery.Endpoint 
 		if e.Role.Has(discovery.RoleEncode) {
 			encoders = append(encoders, e)
 		}
-		for name := range strings.SplitSeq(e.Attribute("adapters"), ",") {
+		for name := range strings.SplitSeq(e.Attribute(attrAdapters), ",") {
 			if _, known := loaded[name]; name != "" && (known || len(loaded) < adaptersMost) {
 				loaded[name] = append(loaded[name], e)
 			}
@@ -144,22 +144,27 @@ func loadedBy(endpoints []*discovery.Endpoint) map[string][]*discovery.Endpoint 
 	return loaded
 }
 
-// part returns the engines of which some are to serve a request: those that have loaded its adapter, or else all that
-// may have the model, and could load the adapter.
-func (t *table) part(in *pdflow.PickInput, serving connector.Serving) *part {
-	model := ""
-	if in.Request != nil {
-		model = in.Request.Model
+// loaded returns the engines that have loaded the adapter that a request names; nil if they cannot serve it.
+func (t *table) loaded(in *pdflow.PickInput, serving connector.Serving) *part {
+	if in.Request == nil || len(t.adapters) == 0 {
+		return nil
 	}
-	if p := t.adapters[model]; p != nil {
-		if l, _ := p.candidates(in, serving); len(l.targets) > 0 {
-			return p
-		}
+	p := t.adapters[in.Request.Model]
+	if p == nil {
+		return nil
 	}
-	if t.models == nil || model == "" {
+	if l, _ := p.candidates(in, serving); len(l.targets) == 0 {
+		return nil
+	}
+	return p
+}
+
+// part returns the engines that can serve a request.
+func (t *table) part(in *pdflow.PickInput) *part {
+	if t.models == nil || in.Request == nil || in.Request.Model == "" {
 		return t.all
 	}
-	if p := t.models[model]; p != nil {
+	if p := t.models[in.Request.Model]; p != nil {
 		return p
 	}
 	return t.unknown
@@ -381,7 +386,7 @@ func (b *builder) list(kind listKind, key classKey, targets []*target) *list {
 
 // notReady returns an error that says what is missing, without names of engines.
 func (t *table) notReady(in *pdflow.PickInput, who *pairing) error {
-	p := t.part(in, who.serving)
+	p := t.part(in)
 	var msg string
 	switch {
 	case p.listed == 0 && len(t.snap.Endpoints) > 0:

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"net/http"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/enginesim"
+)
+
+// Two base models, each with an adapter on one of its two pairs. A request that names an adapter reaches the pair that
+// has loaded it; which one that is changes while the gateway runs.
+func TestRequestsNameAdapters(t *testing.T) {
+	config := gatewayYAML("")
+	engines := map[string][]*enginesim.Engine{} // p0, d0, p1, d1 of each model
+	for _, model := range []string{"m", "n"} {
+		var entries []string
+		for range 2 {
+			p, d, err := enginesim.Pair(enginesim.Config{Model: model}, enginesim.Config{})
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
+			engines[model] = append(engines[model], p, d)
+			entries = append(entries, entry(p.URL(), "prefill", nil), entry(d.URL(), "decode", nil))
+		}
+		config += serverYAML(model, "  kvConnector: {type: nixl}\n", entries...)
+	}
+	load := func(model, adapter string, pair int, loaded bool) {
+		for _, e := range engines[model][2*pair : 2*pair+2] {
+			if loaded {
+				e.LoadAdapter(adapter)
+			} else {
+				e.UnloadAdapter(adapter)
+			}
+		}
+	}
+	load("m", "m-lora", 1, true)
+	load("n", "n-lora", 0, true)
+	g := start(t, config)
+	ask := func(model string) (status int, response string) {
+		status, _, response = g.complete(`{"model":"` + model + `","prompt":"hello","max_tokens":4}`)
+		return status, response
+	}
+	for _, model := range []string{"m-lora", "n-lora"} {
+		eventually(t, func() bool { status, _ := ask(model); return status == http.StatusOK }, model)
+		for range 10 {
+			status, response := ask(model)
+			require.Equal(t, http.StatusOK, status, response)
+			require.Contains(t, response, `"model":"`+model+`"`)
+		}
+	}
+	before := engines["m"][0].Stats().Requests
+	status, response := ask("x-lora")
+	assert.Equal(t, http.StatusNotFound, status, response)
+	assert.Equal(t, before, engines["m"][0].Stats().Requests, "no engine is asked for a name that none has listed")
+	_, _, list := do(t, http.MethodGet, g.client+"/v1/models", "")
+	assert.Contains(t, list, `"m-lora"`)
+
+	load("m", "m-lora", 1, false) // moved to the other pair
+	load("m", "m-lora", 0, true)
+	for range 10 {
+		status, response := ask("m-lora")
+		require.Equal(t, http.StatusOK, status, response)
+	}
+	load("n", "n-lora", 0, false)
+	eventually(t, func() bool { status, _ := ask("n-lora"); return status == http.StatusNotFound }, "nobody has it any more")
+}
