@@ -31,8 +31,8 @@ func (f *Flow) flowFor(*connector.ClientRequest, string) *Flow { return f }
 func (f *Flow) serves(model string) bool { return f.opts.adapters != nil && f.opts.adapters(model) }
 
 // Mux serves several models behind one listener. A request goes to the flow of the model that it names, or of whose
-// model it names an adapter ([WithAdapters]). One that names no model goes to the only flow, or else to the flow for any
-// model, as does one whose model nobody else serves. Routes may be replaced while it serves.
+// model it names an adapter ([WithAdapters]). One that names no model goes to the only flow, or else to the flow for
+// any model, as does one whose model nobody else serves. Routes may be replaced while it serves.
 type Mux struct {
 	handler handler
 	routes  atomic.Pointer[routes]

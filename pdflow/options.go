@@ -249,9 +249,9 @@ func needs(option string, ok bool, what string) error {
 }
 
 // WithAdapters lets a [Mux] give the flow the requests for models that have no route of their own and that serves
-// reports: LoRA adapters of the flow's model. [pick.Adapters] follows those that engines list. serves must be quick, and
-// safe for concurrent use. Of several flows that serve an adapter, the one whose model comes first in the alphabet gets
-// its requests.
+// reports: LoRA adapters of the flow's model. Adapters of package pick follows those that engines list. serves must be
+// quick, and safe for concurrent use. Of several flows that serve an adapter, the one whose model comes first in the
+// alphabet gets its requests.
 func WithAdapters(serves func(model string) bool) Option {
 	return optionFunc(func(o *options) error {
 		o.adapters = serves

@@ -343,7 +343,8 @@ func TestAMuxRoutesAdapters(t *testing.T) {
 		f, _ := newFlow(t, nil, nil, opts...)
 		return f
 	}
-	a, b, c, rest := flow(serves("a-lora", "both", "c")), flow(serves("b-lora", "both")), flow(), flow(serves("rest-lora"))
+	a, b := flow(serves("a-lora", "both", "c")), flow(serves("b-lora", "both"))
+	c, rest := flow(), flow(serves("rest-lora"))
 	split, err := c.Split(flow(serves("c-lora")), 50)
 	require.NoError(t, err)
 	m, err := pdflow.NewMux()

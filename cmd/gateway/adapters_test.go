@@ -66,5 +66,6 @@ func TestRequestsNameAdapters(t *testing.T) {
 		require.Equal(t, http.StatusOK, status, response)
 	}
 	load("n", "n-lora", 0, false)
-	eventually(t, func() bool { status, _ := ask("n-lora"); return status == http.StatusNotFound }, "nobody has it any more")
+	gone, _ := ask("n-lora")
+	assert.Equal(t, http.StatusNotFound, gone, "nobody has it any more")
 }

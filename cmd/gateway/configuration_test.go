@@ -135,8 +135,8 @@ var abouts = map[string]string{
 		"[rescue](reliability/rescue.md)",
 	"spec.attestation.mode": "`report` finds engines and pairs that corrupt KV, by synthetic probes, and tells " +
 		"them; `quarantine` also keeps requests away from them: see [attestation](attestation.md)",
-	"spec.adapters": "LoRA adapters of the model, which requests name in its place: `auto` asks the engines every few " +
-		"seconds which they have loaded, `off` has none; or their names",
+	"spec.adapters": "LoRA adapters of the model, which requests name in its place: `auto` asks the engines every " +
+		"few seconds which they have loaded, `off` has none; or their names",
 	"spec.encoder.config": "the stage's own settings: maxItems, sharedStoragePath, cpuBytes",
 }
 

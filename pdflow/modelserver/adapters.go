@@ -31,7 +31,8 @@ func (a *Adapters) UnmarshalJSON(raw []byte) error {
 	}
 	var names []string
 	if json.Unmarshal(raw, &names) != nil || names == nil || slices.Contains(names, "") {
-		return &config.FieldError{Problem: "is neither a mode nor a list of names", Remedy: "write auto, off or [NAME, …]"}
+		return &config.FieldError{Problem: "is neither a mode nor a list of names",
+			Remedy: "write auto, off or [NAME, …]"}
 	}
 	*a = names
 	return nil

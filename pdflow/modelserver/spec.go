@@ -29,7 +29,7 @@ type object struct {
 type Spec struct {
 	// the model that requests name; "" and "*" serve all names
 	Model            string           `json:"model"`
-	Adapters         Adapters         `json:"adapters"`        // LoRA adapters of the model, which requests name in its place
+	Adapters         Adapters         `json:"adapters"`        // which LoRA adapters are the model's
 	InferenceEngine  string           `json:"inferenceEngine"` // vLLM, SGLang …; without effect
 	WorkloadSelector WorkloadSelector `json:"workloadSelector"`
 	WorkloadPort     WorkloadPort     `json:"workloadPort"`
