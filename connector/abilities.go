@@ -21,8 +21,9 @@ type Starter interface {
 	Start(ctx context.Context) error
 }
 
-// Caller sends a side call. It reaches only the hosts of the session's engines and of URLs among their attributes. Its
-// transport errors have no addresses.
+// Caller sends a side call. It reaches only the hosts of the session's engines and of URLs among their attributes. A
+// call to the server that gets a leg has the leg's header, the client's key included, where r sets none of that name.
+// Its transport errors have no addresses.
 type Caller func(r *http.Request) (*http.Response, error)
 
 // Preparer makes a side call before the legs (Mooncake's bootstrap query). Prefill and Decode read the value by

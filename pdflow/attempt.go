@@ -228,6 +228,9 @@ func (a *attempt) caller(ctx context.Context) connector.Caller {
 		if !a.reaches(r.URL.Hostname()) {
 			return nil, errors.New("pdflow: a side call may reach only the engines of its session")
 		}
+		if a.asksEngine(r.URL) {
+			a.x.fillAbsent(r)
+		}
 		return a.x.sender.send(ctx, a, nil, r)
 	}
 }

@@ -59,14 +59,16 @@ func TestHeadersToEnginesAreAnAllowList(t *testing.T) {
 	post(t, x.url, "/v1/completions", completion(longPrompt, ""), "Authorization", "Bearer k", "Accept", "text/x",
 		"User-Agent", "ua", "X-Session-ID", "s",
 		"X-Vllm-Priority", "3", "traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate",
-		"a=b", "X-Tenant", "t",
+		"a=b", "X-Tenant", "t", "X-Api-Key", "sk", "anthropic-version", "2023-06-01", "anthropic-beta", "b",
+		"OpenAI-Organization", "org", "OpenAI-Project", "p",
 		"Cookie", "c=1", "Accept-Encoding", "gzip", "X-data-parallel-rank", "7", "X-Forwarded-For", "1.2.3.4", "Expect",
 		"100-continue", "Te", "trailers")
 	for _, leg := range []http.Header{x.p.Requests()[0].Header, x.d.Requests()[0].Header} {
 		for name, want := range map[string]string{"Authorization": "Bearer k", "Accept": "text/x", "User-Agent": "ua",
 			"X-Session-Id": "s", "X-Vllm-Priority": "3",
 			"Traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "Tracestate": "a=b",
-			"Content-Type": "application/json", "X-Tenant": "t"} {
+			"Content-Type": "application/json", "X-Tenant": "t", "X-Api-Key": "sk", "Anthropic-Version": "2023-06-01",
+			"Anthropic-Beta": "b", "Openai-Organization": "org", "Openai-Project": "p"} {
 			require.Equal(t, []string{want}, leg[name], name)
 		}
 		for _, name := range []string{"Cookie", "Accept-Encoding", "X-Data-Parallel-Rank", "X-Forwarded-For", "Expect",

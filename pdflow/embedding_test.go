@@ -82,6 +82,7 @@ func checkKeys(valid func(authorization string) bool, next http.Handler) http.Ha
 		}
 		r = r.Clone(r.Context())
 		r.Header.Del("Authorization") // the client's key stays here
+		r.Header.Del("X-Api-Key")
 		next.ServeHTTP(w, r)
 	})
 }
@@ -231,7 +232,7 @@ func TestTheClientsKeyStaysAtTheGateway(t *testing.T) {
 	defer engines.Close()
 	seen := make(chan string, 4)
 	spy := roundTripper(func(r *http.Request) (*http.Response, error) {
-		seen <- r.Header.Get("Authorization")
+		seen <- r.Header.Get("Authorization") + r.Header.Get("X-Api-Key")
 		return engines.RoundTrip(r)
 	})
 	flow := exampleFlow(prefill, decode, pdflow.WithTransport(engineKey{next: spy, key: "engines-own"}))
@@ -241,6 +242,7 @@ func TestTheClientsKeyStaysAtTheGateway(t *testing.T) {
 	r := httptest.NewRequest(http.MethodPost, "/v1/completions", strings.NewReader(`{"prompt":`+prompt+`}`))
 	r.Header.Set("Content-Type", "application/json")
 	r.Header.Set("Authorization", "Bearer client")
+	r.Header.Set("X-Api-Key", "client's")
 	w := httptest.NewRecorder()
 	handler.ServeHTTP(w, r)
 	assert.Equal(t, http.StatusOK, w.Code)

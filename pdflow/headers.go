@@ -5,6 +5,7 @@ package pdflow
 import (
 	"crypto/rand"
 	"encoding/hex"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -13,9 +14,11 @@ import (
 )
 
 // forwarded are the client's headers that engines get. It is an allow-list, because whatever else a client sends
-// (cookies, the wish for gzip, a data-parallel rank) would reach the engines unread.
-var forwarded = []string{"Authorization", "Content-Type", "Accept", "User-Agent", "X-Session-Id", "X-Vllm-Priority",
-	"Traceparent", "Tracestate"}
+// (cookies, the wish for gzip, a data-parallel rank) would reach the engines unread. Anthropic's clients send their key
+// in X-Api-Key, and the version and the additions of their API beside it; OpenAI's clients send who pays.
+var forwarded = []string{"Authorization", "X-Api-Key", "Content-Type", "Accept", "User-Agent", "X-Session-Id",
+	"X-Vllm-Priority", "Traceparent", "Tracestate", "Anthropic-Version", "Anthropic-Beta", "Openai-Organization",
+	"Openai-Project"}
 
 const (
 	headerRequestID = "X-Request-Id"
@@ -32,10 +35,14 @@ func neverForwarded(canonical string) bool {
 }
 
 // EngineHeader makes the header that a flow's legs get: X-Request-Id, and of the client's headers Authorization,
-// Content-Type, Accept, User-Agent, X-Session-Id, X-Vllm-Priority, Traceparent, Tracestate and those that more names.
-// It is for hosts that send other requests to engines themselves.
+// X-Api-Key, Content-Type, Accept, User-Agent, X-Session-Id, X-Vllm-Priority, Traceparent, Tracestate,
+// Anthropic-Version, Anthropic-Beta, Openai-Organization, Openai-Project and those that more names. A name that
+// [WithForwardHeaders] refuses is left out. It is for hosts that send other requests to engines themselves.
 func (r *Request) EngineHeader(more ...string) http.Header {
 	h := make(http.Header, 8)
+	more = slices.DeleteFunc(slices.Clone(more), func(name string) bool {
+		return neverForwarded(http.CanonicalHeaderKey(name))
+	})
 	fillEngineHeader(h, r.Header, []string{r.ID()}, more)
 	return h
 }
@@ -64,6 +71,15 @@ func (x *serving) fillHeader(h http.Header, edits []contract.Header) {
 	for _, e := range edits {
 		h[http.CanonicalHeaderKey(e.Name)] = []string{e.Value}
 	}
+}
+
+// fillAbsent gives a request of the connector's own to one of the session's engines the header of a leg, but for what
+// the connector has set: an engine that wants a key wants it here, too.
+func (x *serving) fillAbsent(r *http.Request) {
+	own := r.Header
+	r.Header = make(http.Header, 8)
+	x.fillHeader(r.Header, nil)
+	maps.Copy(r.Header, own)
 }
 
 var (

@@ -292,6 +292,13 @@ func (a *attempt) reaches(host string) bool {
 	return false
 }
 
+// asksEngine reports whether a side call goes to a server that gets a leg.
+func (a *attempt) asksEngine(u *url.URL) bool {
+	return slices.ContainsFunc([]*url.URL{a.s.Prefill.URL, a.s.Decode.URL}, func(of *url.URL) bool {
+		return of != nil && of.Scheme == u.Scheme && of.Host == u.Host
+	})
+}
+
 // isHost reports whether a word of an engine's text is the host of an engine that serves the request.
 func (a *attempt) isHost(word string) bool {
 	return a.reaches(word) || slices.ContainsFunc(a.s.Encode,

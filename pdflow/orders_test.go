@@ -337,6 +337,28 @@ func TestASideCallBeforeTheLegs(t *testing.T) {
 	require.Equal(t, 502, r.status, "a side call reached a host that is none of the session's")
 }
 
+// An engine that wants a key wants it for a connector's questions, too. What has its own port is another server.
+func TestASideCallToAnEngineHasTheHeaderOfALeg(t *testing.T) {
+	c := &preparing{}
+	var seen []http.Header
+	x := script(t, c, func(x *scripted, w http.ResponseWriter, r *http.Request, b string) {
+		seen = append(seen, r.Header)
+		answer(ok)(x, w, r, b)
+	}, answer(ok), pdflow.WithForwardHeaders("X-Tenant"))
+	other := serve(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { seen = append(seen, r.Header) }))
+	for url, key := range map[string]string{x.pair.Prefill.URL.String() + "/info": "sk", other: ""} {
+		c.url, seen = url, nil
+		require.Equal(t, 200, post(t, x.url, "/v1/completions", completion("a", ""), "X-Api-Key", "sk", "X-Tenant", "t",
+			"X-Request-Id", "mine", "Cookie", "c=1").status)
+		require.Len(t, seen, 2, "the side call and the leg")
+		for _, name := range []string{"X-Api-Key", "X-Tenant", "X-Request-Id"} {
+			require.Equal(t, key != "", seen[0].Get(name) != "", name)
+			require.NotEmpty(t, seen[1].Get(name))
+		}
+		require.Empty(t, seen[0].Get("Cookie"))
+	}
+}
+
 type finishing struct{ fake }
 
 func (*finishing) Final(_ *connector.Session, p *connector.PrefillResult) (connector.Response, bool) {

@@ -197,7 +197,6 @@ func (a *attempt) contextLength() (int, *Error) {
 	if err != nil {
 		return 0, failure
 	}
-	a.x.fillHeader(r.Header, nil)
 	resp, err := a.caller(ctx)(r)
 	if err != nil {
 		return 0, failure

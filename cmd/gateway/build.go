@@ -116,7 +116,7 @@ func (g *gateway) buildModel(ms *modelServer, before []*pool) (*model, error) {
 		engines.release()
 		return nil, err
 	}
-	opts := append(g.tel.options(), pdflow.WithBudget(g.budget),
+	opts := append(g.tel.options(), pdflow.WithBudget(g.budget), pdflow.WithForwardHeaders(cfg.gateway.ForwardHeaders...),
 		pdflow.WithObserver(m.pool.answers()), pdflow.WithObserver(m.recent.observer()),
 		pdflow.WithTelemetry(pdflow.Telemetry{Logger: m.probes.log, GenAI: cfg.genAI,
 			Attributes: []attribute.KeyValue{attribute.String("gen_ai.request.model", ms.Model())}}))
@@ -137,7 +137,7 @@ func (g *gateway) buildModel(ms *modelServer, before []*pool) (*model, error) {
 		m.release()
 		return m, err
 	}
-	m.passing = m.pass()
+	m.passing = m.pass(cfg.gateway.ForwardHeaders)
 	return m, nil
 }
 

@@ -41,6 +41,9 @@ func printCheck(w io.Writer, cfg *configuration) error {
 	if g.Passthrough != "" {
 		fmt.Fprintln(b, "passthrough   other /v1 paths go to a decode engine")
 	}
+	if len(g.ForwardHeaders) > 0 {
+		fmt.Fprintf(b, "headers       of clients that engines get, too: %s\n", strings.Join(g.ForwardHeaders, ", "))
+	}
 	if g.TLS != nil {
 		text := "HTTPS for clients"
 		if g.TLS.ClientCAFile != "" {

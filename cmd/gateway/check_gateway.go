@@ -6,10 +6,13 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net"
+	"net/http"
 	"strconv"
+	"strings"
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/config/yamlfile"
+	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/transport"
 )
 
@@ -39,6 +42,20 @@ func (l *loader) checkGateway(d *yamlfile.Document, g gatewaySpec) {
 	if p := g.Passthrough; p != "" && p != "decode" {
 		l.fault(d, "spec.passthrough", "is not a known value", "write decode, or leave it out")
 	}
+	for i, name := range g.ForwardHeaders {
+		path := fmt.Sprintf("spec.forwardHeaders[%d]", i)
+		client := pdflow.Request{Header: http.Header{http.CanonicalHeaderKey(name): {"x"}}, RequestID: "none"}
+		switch {
+		case name == "" || strings.ContainsFunc(name, notInHeaderName):
+			l.fault(d, path, "is not a header's name", "write a name like X-Tenant")
+		case client.EngineHeader(name).Get(name) != "x":
+			l.fault(d, path, "must not reach engines", "leave it out")
+		}
+	}
+}
+
+func notInHeaderName(r rune) bool {
+	return r != '-' && r != '_' && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z')
 }
 
 // serverTLS returns what clients' connections are served with.

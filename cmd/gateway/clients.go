@@ -4,6 +4,8 @@ package main
 
 import (
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/pdkit/pdkit/pdflow"
@@ -46,11 +48,15 @@ func (g *gateway) engines(name string) (*passthrough.Engines, *pdflow.Error) {
 }
 
 // pass says how requests that are no inference reach the model's engines.
-func (m *model) pass() *passthrough.Engines {
-	e := &passthrough.Engines{Set: m.set, Picker: m.picker, Transport: m.legs, Timeouts: m.Main.Timeouts()}
+func (m *model) pass(headers []string) *passthrough.Engines {
+	e := &passthrough.Engines{Set: m.set, Picker: m.picker, Transport: m.legs, Timeouts: m.Main.Timeouts(),
+		ForwardHeaders: slices.Clone(headers)}
 	for _, f := range m.flows.All() {
 		t := f.Connector().Traits()
 		e.Members, e.DecodeOnly = append(e.Members, t.Members...), e.DecodeOnly || t.Serving.PrefillPairOnly
+		e.ForwardHeaders = slices.DeleteFunc(e.ForwardHeaders, func(name string) bool {
+			return strings.EqualFold(name, t.Handoff.Header) // a client's own is believed no more than a member
+		})
 	}
 	return e
 }

@@ -73,6 +73,8 @@ type gatewaySpec struct {
 	DrainTimeout config.Duration `json:"drainTimeout"`
 	// decode sends other inference paths to a decode engine; "" answers 404
 	Passthrough string `json:"passthrough"`
+	// headers of clients that engines get besides the usual ones (pdflow.WithForwardHeaders)
+	ForwardHeaders []string `json:"forwardHeaders"`
 
 	TLS *serverTLS `json:"tls"`
 	// a file with the bearer tokens, one a line, that engines must send to register by HTTP; "" asks for none

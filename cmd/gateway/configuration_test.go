@@ -93,6 +93,7 @@ var defaults = map[string]string{
 	"spec.workloadSelector.matchLabels":            "all pods of the groups",
 	"spec.workloadSelector.pdGroup.groupKey":       "one group",
 	"spec.passthrough":                             `""`,
+	"spec.forwardHeaders":                          "none",
 	"spec.tls.certFile":                            "none; a Gateway with tls needs it",
 	"spec.tls.keyFile":                             "none; a Gateway with tls needs it",
 	"spec.tls.clientCAFile":                        `""`,
@@ -114,6 +115,8 @@ var defaults = map[string]string{
 
 // abouts are said in place of a field's comment, where that speaks to a programmer.
 var abouts = map[string]string{
+	"spec.forwardHeaders": "headers of clients that engines get besides [the usual ones](embedding.md#api-keys); " +
+		"cookies and hop-by-hop headers are refused",
 	"spec.kvConnector.config": "the connector's own settings; `parameters` is another word for it",
 	"spec.kvConnector.timeouts.handoff": "the oldest handoff that decode may still use, from the last byte of " +
 		"P's response; of a lease under 10s the default is half",
@@ -333,6 +336,8 @@ func kindOf(typ reflect.Type) string {
 		return "string or list of strings"
 	case reflect.TypeFor[map[string]string]():
 		return "mapping of strings"
+	case reflect.TypeFor[[]string]():
+		return "list of strings"
 	}
 	switch typ.Kind() {
 	case reflect.String:

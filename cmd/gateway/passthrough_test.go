@@ -129,6 +129,36 @@ func TestPassedRequestsWithoutLimits(t *testing.T) {
 	}
 }
 
+// Engines that want a key get that of Anthropic's clients, too, whatever the path, and what the configuration names.
+func TestEnginesThatWantAKeyGetIt(t *testing.T) {
+	wants := func() *engine {
+		e := newEngine(t, "m")
+		e.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			h := r.Header
+			known := h.Get("X-Api-Key") == "sk" && h.Get("X-Tenant") == "t" && h.Get("Cookie") == ""
+			api := h.Get("Anthropic-Version") + h.Get("Anthropic-Beta") + h.Get("Openai-Organization") +
+				h.Get("Openai-Project")
+			if r.URL.Path != "/health" && (!known || r.Method == http.MethodPost && api != "2023-06-01toolsorgp") {
+				http.Error(w, "", http.StatusUnauthorized)
+				return
+			}
+			e.ServeHTTP(w, r)
+		})
+		return e
+	}
+	p, d := wants(), wants()
+	g := start(t, gatewayYAML(passing+", forwardHeaders: [x-tenant]")+pairYAML("m", p, d, ""))
+	for _, path := range []string{"/v1/messages", "/v1/chat/completions", "/v1/messages/count_tokens"} {
+		status, _, body := do(t, http.MethodPost, g.client+path,
+			`{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"hi"}]}`, "X-Api-Key", "sk",
+			"anthropic-version", "2023-06-01", "anthropic-beta", "tools", "OpenAI-Organization", "org",
+			"OpenAI-Project", "p", "X-Tenant", "t", "Cookie", "a=b")
+		assert.Equal(t, http.StatusOK, status, "%s: %s", path, body)
+	}
+	_, _, list := do(t, http.MethodGet, g.client+modelsPath, "", "X-Api-Key", "sk", "X-Tenant", "t")
+	assert.Contains(t, list, `"id":"m"`)
+}
+
 // What a client may not say to a connector, it may not say beside it.
 func TestMembersOfTheConnectorDoNotPass(t *testing.T) {
 	g, _, d := startHTTP(t, passing, "  kvConnector: {type: sglang}\n")

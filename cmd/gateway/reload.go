@@ -164,6 +164,7 @@ func (g gatewaySpec) needRestart(next gatewaySpec) (fields []string) {
 	}{
 		{"spec.listen", g.Listen == next.Listen}, {"spec.admin", g.Admin == next.Admin},
 		{"spec.maxBodyBytes", g.MaxBodyBytes == next.MaxBodyBytes},
+		{"spec.forwardHeaders", slices.Equal(g.ForwardHeaders, next.ForwardHeaders)},
 		{"spec.tls", (g.TLS == nil) == (next.TLS == nil)},
 		{"spec.registrationTokenFile", g.RegistrationTokenFile == next.RegistrationTokenFile},
 		{"spec.modelServers", reflect.DeepEqual(g.ModelServers, next.ModelServers)},

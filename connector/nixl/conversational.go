@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"slices"
 	"time"
 
 	"github.com/tidwall/gjson"
@@ -254,9 +253,6 @@ func promptTokens(ctx context.Context, s *connector.Session, call connector.Call
 		return nil, err
 	}
 	r.Header.Set("Content-Type", "application/json")
-	if auth := s.Header.Values("Authorization"); len(auth) > 0 {
-		r.Header["Authorization"] = slices.Clone(auth)
-	}
 	resp, err := call(r)
 	if err != nil {
 		return nil, err

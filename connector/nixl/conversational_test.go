@@ -66,7 +66,7 @@ func (k *talk) session(api connector.API, body string, header ...string) *connec
 	s := play.Session(k.t, api, body)
 	s.Prefill = play.Engine(k.t, "http://10.0.0.1:8100/base", discovery.RolePrefill, nil)
 	s.Decode = discovery.Endpoint{ID: k.decode}
-	s.Header = http.Header{"X-Session-Id": {"talk-1"}, "Authorization": {"Bearer t"}}
+	s.Header = http.Header{"X-Session-Id": {"talk-1"}}
 	for i := 0; i+1 < len(header); i += 2 {
 		if s.Header.Del(header[i]); header[i+1] != "" {
 			s.Header.Set(header[i], header[i+1])
@@ -157,7 +157,6 @@ func TestTheNextTurnTakesTheLastOnesKV(t *testing.T) {
 	assert.Equal(t, back(6), k.next("abcdefgh"), "D's own handoff, to the byte")
 	require.Len(t, k.calls, 1)
 	assert.Equal(t, "http://10.0.0.1:8100/base/v1/completions/render", k.calls[0].URL.String())
-	assert.Equal(t, "Bearer t", k.calls[0].Header.Get("Authorization"))
 	assert.Equal(t, plain, k.next("abcdefgh"), "D gives its KV once")
 	assert.Len(t, k.calls, 1, "nobody is asked where nothing is remembered")
 }

@@ -79,11 +79,7 @@ func newFlow(ctx context.Context, o *options) (*pdflow.Flow, error) {
 	}
 	set := discovery.NewSet(source)
 	go func() { _ = set.Run(ctx) }() // its error is always nil
-	opts := []pdflow.Option{pdflow.WithRequestID(requestID)}
-	if o.forwardKey {
-		opts = append(opts, pdflow.WithForwardHeaders("X-Api-Key")) // Authorization is sent on anyway
-	}
-	return pdflow.New(conn, pick.New(set, pick.RoundRobin()), opts...)
+	return pdflow.New(conn, pick.New(set, pick.RoundRobin()), pdflow.WithRequestID(requestID))
 }
 
 // requestID gives engines and clients the ID that chi's own logs have. chi makes host/counter, and a slash is not

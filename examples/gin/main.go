@@ -76,11 +76,7 @@ func newRouter(o *options) (*router, error) {
 	if err != nil {
 		return nil, err
 	}
-	var opts []pdflow.Option
-	if o.forwardKey {
-		opts = append(opts, pdflow.WithForwardHeaders("X-Api-Key")) // Authorization is sent on anyway
-	}
-	flow, err := pdflow.New(conn, pick.Func(noPick), opts...)
+	flow, err := pdflow.New(conn, pick.Func(noPick))
 	return &router{flow: flow, prefill: o.prefill, decode: o.decode}, err
 }
 

@@ -22,10 +22,10 @@ const (
 	modelsTimeout  = 2 * time.Second // for all engines together: an engine that is slower is left out
 	modelsAtOnce   = 32              // engines asked at once
 	maxModelsBytes = 1 << 20         // of one engine's response
-	maxModelsKept  = 64              // lists kept, one for each Authorization
+	maxModelsKept  = 64              // lists kept, one for each key of clients
 )
 
-// modelList keeps the lists of models, apart by the client's Authorization, since engines may ask for a key.
+// modelList keeps the lists of models, apart by the client's key, since engines may ask for one.
 type modelList struct {
 	all   func() []*Engines
 	mu    sync.Mutex
@@ -43,7 +43,7 @@ type list struct {
 
 // list answers with the union of what the ready decode engines list.
 func (h *Handler) list(w http.ResponseWriter, r *http.Request, id string) {
-	l := h.models.get(r.Context(), r.Header.Values("Authorization"), id)
+	l := h.models.get(r, id)
 	select {
 	case <-l.done:
 	case <-r.Context().Done():
@@ -61,12 +61,13 @@ func (h *Handler) list(w http.ResponseWriter, r *http.Request, id string) {
 }
 
 // get returns the fresh list, or begins one, which outlives the client that asks first.
-func (m *modelList) get(ctx context.Context, authorization []string, id string) *list {
-	auth := ""
-	if len(authorization) == 1 {
-		auth = authorization[0]
-	}
-	key := sha256.Sum256([]byte(auth))
+func (m *modelList) get(r *http.Request, id string) *list {
+	all := m.all() // not in the goroutine: a panic of the host's there would end the process
+	header := keyOf(r.Header, all)
+	key := listKey{}
+	sum := sha256.New()
+	_ = header.Write(sum) // a hash takes all bytes
+	sum.Sum(key[:0])
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if l := m.lists[key]; l != nil && time.Since(l.begun) < modelsFresh {
@@ -75,23 +76,42 @@ func (m *modelList) get(ctx context.Context, authorization []string, id string) 
 	if len(m.lists) >= maxModelsKept {
 		clear(m.lists)
 	}
-	all := m.all() // not in the goroutine: a panic of the host's there would end the process
 	l := &list{begun: time.Now(), done: make(chan struct{})}
 	m.lists[key] = l
 	go func() {
 		defer close(l.done)
-		l.body = collect(context.WithoutCancel(ctx), all, auth, id)
+		header.Set("Accept", "application/json")
+		l.body = collect(context.WithoutCancel(r.Context()), all, &pdflow.Request{Header: header, RequestID: id})
 	}()
 	return l
 }
 
+// keyOf returns the headers by which engines may tell a client from another.
+func keyOf(client http.Header, all []*Engines) http.Header {
+	h := http.Header{}
+	take := func(names ...string) {
+		for _, name := range names {
+			if v := client.Values(name); len(v) > 0 {
+				h[http.CanonicalHeaderKey(name)] = v
+			}
+		}
+	}
+	take("Authorization", "X-Api-Key")
+	for _, engines := range all {
+		if engines != nil {
+			take(engines.ForwardHeaders...)
+		}
+	}
+	return h
+}
+
 // collect asks all ready decode engines, and joins what they say in the order of the models.
-func collect(ctx context.Context, all []*Engines, auth, id string) []byte {
+func collect(ctx context.Context, all []*Engines, in *pdflow.Request) []byte {
 	ctx, cancel := context.WithTimeout(ctx, modelsTimeout)
 	defer cancel()
 	type target struct {
-		legs http.RoundTripper
-		url  string
+		*Engines
+		url string
 	}
 	var targets []target
 	known := map[string]bool{}
@@ -105,7 +125,7 @@ func collect(ctx context.Context, all []*Engines, auth, id string) []byte {
 				continue
 			}
 			known[e.URL.String()] = true
-			targets = append(targets, target{engines.Transport, e.URL.String()})
+			targets = append(targets, target{engines, e.URL.String()})
 		}
 	}
 	found := make([][]json.RawMessage, len(targets))
@@ -115,7 +135,7 @@ func collect(ctx context.Context, all []*Engines, auth, id string) []byte {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			found[i] = ask(ctx, t.legs, t.url, auth, id)
+			found[i] = t.ask(ctx, t.url, in)
 		})
 	}
 	wg.Wait()
@@ -123,17 +143,13 @@ func collect(ctx context.Context, all []*Engines, auth, id string) []byte {
 }
 
 // ask returns what one engine lists, nil if it does not answer as it should.
-func ask(ctx context.Context, legs http.RoundTripper, url, auth, id string) []json.RawMessage {
+func (e *Engines) ask(ctx context.Context, url string, in *pdflow.Request) []json.RawMessage {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+modelsPath, nil)
 	if err != nil {
 		return nil
 	}
-	in := pdflow.Request{Header: http.Header{"Accept": {"application/json"}}, RequestID: id}
-	req.Header = in.EngineHeader()
-	if auth != "" {
-		req.Header.Set("Authorization", auth)
-	}
-	resp, err := legs.RoundTrip(req)
+	req.Header = in.EngineHeader(e.ForwardHeaders...)
+	resp, err := e.Transport.RoundTrip(req)
 	if err != nil {
 		return nil
 	}

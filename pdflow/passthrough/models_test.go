@@ -146,9 +146,18 @@ func TestAListIsKeptForAMoment(t *testing.T) {
 		assert.Equal(t, 1, f.asked["one"])
 		get(t, h, "Authorization", "Bearer 2")
 		assert.Equal(t, 2, f.asked["one"], "another key may list others")
+		only.ForwardHeaders = []string{"x-tenant"}
+		for i, name := range []string{"X-Api-Key", "X-Tenant"} {
+			for range 2 {
+				get(t, h, name, "1", "Cookie", "2")
+				assert.Equal(t, 3+i, f.asked["one"], "so may one in %s", name)
+				assert.Equal(t, "1", f.header.Get(name))
+				assert.Empty(t, f.header.Get("Cookie"))
+			}
+		}
 		time.Sleep(2 * time.Second)
 		get(t, h, "Authorization", "Bearer 1")
-		assert.Equal(t, 3, f.asked["one"])
+		assert.Equal(t, 5, f.asked["one"])
 		assert.Empty(t, get(t, handler(t, unknown, nil)), "nobody's")
 	})
 }

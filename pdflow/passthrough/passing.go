@@ -111,7 +111,7 @@ func (x *passing) send(to discovery.Endpoint, body *jsonedit.Segments) (*http.Re
 		req.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(body.NewReader()), nil }
 		req.Body, _ = req.GetBody()
 	}
-	req.Header = (&pdflow.Request{Header: x.r.Header, RequestID: x.id}).EngineHeader()
+	req.Header = (&pdflow.Request{Header: x.r.Header, RequestID: x.id}).EngineHeader(x.engines.ForwardHeaders...)
 	x.limit(x.limits.Decode)
 	resp, err := x.engines.Transport.RoundTrip(req)
 	if err != nil {

@@ -41,6 +41,10 @@ type Engines struct {
 	// those that no client may set whatever the connector is.
 	Members []string
 
+	// ForwardHeaders are further headers of clients that engines get: see pdflow.WithForwardHeaders. What that refuses
+	// is left out. Of a connector whose handoff is a header (Traits.Handoff) it must not name that.
+	ForwardHeaders []string
+
 	// DecodeOnly lets no engine serve that can prefill: see PrefillPairOnly of connector.Traits.
 	DecodeOnly bool
 
@@ -83,8 +87,9 @@ type Options struct {
 //   - the administration of engines, however the path is spelt: a path does not pass if one of its segments begins like
 //     an order to the engine (load, sleep, reset, abort, …), or if an engine could read it as another path.
 //
-// GET /v1/models is the union of what the ready decode engines list. It is kept for two seconds for each
-// Authorization. An engine that fails, or takes longer than two seconds, is left out.
+// GET /v1/models is the union of what the ready decode engines list. It is kept for two seconds for each key of clients
+// (Authorization, X-Api-Key, Engines.ForwardHeaders). An engine that fails, or takes longer than two seconds, is left
+// out.
 //
 // All else goes to one decode engine of the model that the body names. A body must be one JSON object. The engine gets
 // the client's query, the header of [pdflow.Request.EngineHeader], and the body without transfer members. The client

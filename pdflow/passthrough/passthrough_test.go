@@ -139,10 +139,11 @@ func do(h http.Handler, r *http.Request) *httptest.ResponseRecorder {
 
 func TestARequestPassesWithoutWhatNoClientMaySet(t *testing.T) {
 	e := newEngine(t, answers(http.StatusAccepted, `{"tokens":[1]}`))
-	e.Members = []string{"kv_ticket", "extra.ticket"}
+	e.Members, e.ForwardHeaders = []string{"kv_ticket", "extra.ticket"}, []string{"X-Tenant", "Cookie"}
 	w := do(handler(t, e.find, nil), post("/tokenize?x=1",
 		`{"model":"m", "kv_ticket":"t","prompt":"x","kv_transfer_params":{},"extra":{"ticket":1,"a":2}}`,
-		"X-Request-Id", "mine", "Authorization", "Bearer k", "Cookie", "a=b", "Connection", "X-Mine", "X-Mine", "1"))
+		"X-Request-Id", "mine", "Authorization", "Bearer k", "Cookie", "a=b", "Connection", "X-Mine", "X-Mine", "1",
+		"X-Api-Key", "sk", "Anthropic-Version", "v", "X-Tenant", "t"))
 	assert.Equal(t, http.StatusAccepted, w.Code)
 	assert.Equal(t, `{"tokens":[1]}`, w.Body.String())
 	assert.Equal(t, http.Header{"Content-Type": {"application/json"}, "X-Pd-Mode": {"aggregated"},
@@ -152,6 +153,8 @@ func TestARequestPassesWithoutWhatNoClientMaySet(t *testing.T) {
 	assert.Equal(t, `{"model":"m", "prompt":"x","extra":{"a":2}}`, e.bodies[0])
 	assert.Equal(t, "Bearer k", e.requests[0].Header.Get("Authorization"))
 	assert.Equal(t, "mine", e.requests[0].Header.Get("X-Request-Id"))
+	assert.Equal(t, "sk v t", e.requests[0].Header.Get("X-Api-Key")+" "+
+		e.requests[0].Header.Get("Anthropic-Version")+" "+e.requests[0].Header.Get("X-Tenant"))
 	for _, name := range []string{"Cookie", "X-Mine", "Connection", "X-Forwarded-For"} {
 		assert.Empty(t, e.requests[0].Header.Values(name), name)
 	}
