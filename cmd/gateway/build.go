@@ -35,6 +35,7 @@ type gateway struct {
 	modelSet *modelSet
 	draining atomic.Bool
 	list     atomic.Pointer[[]*model]
+	other    atomic.Pointer[passthrough.Handler] // of what no flow serves
 
 	secure    atomic.Pointer[tls.Config] // of the clients' connections; nil without TLS
 	reloading reloading
@@ -78,6 +79,11 @@ func build(cfg *configuration, tel *telemetry, log *slog.Logger) (*gateway, erro
 	if g.mux, err = pdflow.NewMux(opts...); err != nil {
 		return nil, err
 	}
+	other, err := g.passthrough(cfg.gateway)
+	if err != nil {
+		return nil, err
+	}
+	g.other.Store(other)
 	g.list.Store(&[]*model{})
 	g.modelSet = newModelSet(g)
 	if cfg.gateway.ModelServers != nil {

@@ -39,7 +39,10 @@ func printCheck(w io.Writer, cfg *configuration) error {
 	}
 	fmt.Fprintf(b, "drain         %s\n", span(time.Duration(g.DrainTimeout), "at once"))
 	if g.Passthrough != "" {
-		fmt.Fprintln(b, "passthrough   other /v1 paths go to a decode engine")
+		fmt.Fprintln(b, "passthrough   what is no inference goes to a decode engine")
+		if len(g.PassthroughPaths) > 0 {
+			fmt.Fprintf(b, "              by its own list and %s\n", strings.Join(g.PassthroughPaths, ", "))
+		}
 	}
 	if len(g.ForwardHeaders) > 0 {
 		fmt.Fprintf(b, "headers       of clients that engines get, too: %s\n", strings.Join(g.ForwardHeaders, ", "))

@@ -13,6 +13,7 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/config/yamlfile"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/passthrough"
 	"github.com/pdkit/pdkit/transport"
 )
 
@@ -41,6 +42,17 @@ func (l *loader) checkGateway(d *yamlfile.Document, g gatewaySpec) {
 	}
 	if p := g.Passthrough; p != "" && p != "decode" {
 		l.fault(d, "spec.passthrough", "is not a known value", "write decode, or leave it out")
+	}
+	nobody := func(string) (*passthrough.Engines, *pdflow.Error) { return nil, nil }
+	for i, p := range g.PassthroughPaths {
+		if _, err := passthrough.New(nobody, &passthrough.Options{Paths: []string{p}}); err != nil {
+			l.fault(d, fmt.Sprintf("spec.passthroughPaths[%d]", i), "must not pass",
+				"write a path like /v1/files or /v1/files/*, which is no order to engines")
+		}
+	}
+	if len(g.PassthroughPaths) > 0 && g.Passthrough == "" {
+		l.cfg.notes = append(l.cfg.notes, note{withoutEffect, d.Fault(&config.FieldError{Path: "spec.passthroughPaths",
+			Problem: "passthrough is off", Remedy: "write passthrough: decode"})})
 	}
 	for i, name := range g.ForwardHeaders {
 		path := fmt.Sprintf("spec.forwardHeaders[%d]", i)

@@ -16,12 +16,20 @@ const modelsPath = "/v1/models"
 
 // clients is the clients' side: the PD flow, the list of models, and what may pass to a decode engine. All else is the
 // mux's 404.
-func (g *gateway) clients() (http.Handler, error) {
-	other, err := passthrough.New(g.engines, &passthrough.Options{
-		MaxBody: g.cfg.Load().gateway.MaxBodyBytes,
+func (g *gateway) clients() http.Handler {
+	return withPicking(g.mux.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		g.other.Load().Middleware(g.mux).ServeHTTP(w, r)
+	})))
+}
+
+// passthrough makes what serves the clients' requests that are no inference.
+func (g *gateway) passthrough(spec gatewaySpec) (*passthrough.Handler, error) {
+	return passthrough.New(g.engines, &passthrough.Options{
+		MaxBody: spec.MaxBodyBytes,
 		Budget:  g.budget,
+		Paths:   spec.PassthroughPaths,
 		Allow: func(r *http.Request) bool {
-			return g.cfg.Load().gateway.Passthrough != "" || r.Method == http.MethodGet && r.URL.Path == modelsPath
+			return spec.Passthrough != "" || r.Method == http.MethodGet && r.URL.Path == modelsPath
 		},
 		All: func() (all []*passthrough.Engines) {
 			for _, m := range g.models() {
@@ -30,10 +38,6 @@ func (g *gateway) clients() (http.Handler, error) {
 			return all
 		},
 	})
-	if err != nil {
-		return nil, err
-	}
-	return withPicking(g.mux.Middleware(other.Middleware(g.mux))), nil
 }
 
 // engines returns those that requests for a model pass to.

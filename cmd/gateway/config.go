@@ -73,6 +73,8 @@ type gatewaySpec struct {
 	DrainTimeout config.Duration `json:"drainTimeout"`
 	// decode sends other inference paths to a decode engine; "" answers 404
 	Passthrough string `json:"passthrough"`
+	// paths that passthrough lets pass besides those of its own list
+	PassthroughPaths []string `json:"passthroughPaths"`
 	// headers of clients that engines get besides the usual ones (pdflow.WithForwardHeaders)
 	ForwardHeaders []string `json:"forwardHeaders"`
 

@@ -94,6 +94,7 @@ var defaults = map[string]string{
 	"spec.workloadSelector.pdGroup.groupKey":       "one group",
 	"spec.passthrough":                             `""`,
 	"spec.forwardHeaders":                          "none",
+	"spec.passthroughPaths":                        "none",
 	"spec.tls.certFile":                            "none; a Gateway with tls needs it",
 	"spec.tls.keyFile":                             "none; a Gateway with tls needs it",
 	"spec.tls.clientCAFile":                        `""`,
@@ -115,6 +116,9 @@ var defaults = map[string]string{
 
 // abouts are said in place of a field's comment, where that speaks to a programmer.
 var abouts = map[string]string{
+	"spec.passthroughPaths": "paths that may pass besides those of " +
+		"[passthrough's list](../cmd/gateway/README.md#the-clients-side); `*` stands for any one element, and as the " +
+		"last one for one or more",
 	"spec.forwardHeaders": "headers of clients that engines get besides [the usual ones](embedding.md#api-keys); " +
 		"cookies and hop-by-hop headers are refused",
 	"spec.kvConnector.config": "the connector's own settings; `parameters` is another word for it",

@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-const passing = ", passthrough: decode"
+const passing = ", passthrough: decode, passthroughPaths: [/v1/redirect, /v1/hang, /v1/slow]"
 
 func TestOtherPathsPassToADecodeEngine(t *testing.T) {
 	g, p, d := startHTTP(t, passing, "")
@@ -49,7 +49,8 @@ func TestOtherPathsPassToADecodeEngine(t *testing.T) {
 func TestOrdersNeverReachAnEngine(t *testing.T) {
 	g, p, d := startHTTP(t, passing, "")
 	for _, line := range []string{"POST /sleep", "POST /v1/../sleep", "POST /v1/%2e%2e/sleep", "POST /v1//../sleep",
-		"POST /v1/load_lora_adapter",
+		"POST /v1/load_lora_adapter", "POST /v1/shutdown", "POST /v1/update_weights", "POST /v1/profile", "GET /v1/loads",
+		"DELETE /v1/models/m",
 		"POST /v1/%6coad_lora_adapter", "PATCH /v1/embeddings", "OPTIONS *", "GET /health", "TRACE /v1/models",
 		"POST http://other/sleep"} {
 		conn, err := net.Dial("tcp", strings.TrimPrefix(g.client, "http://"))

@@ -137,6 +137,11 @@ func (g *gateway) replace(cfg *configuration) error {
 			return err
 		}
 	}
+	spec := before.gateway.reloaded(cfg.gateway)
+	other, err := g.passthrough(spec)
+	if err != nil {
+		return err
+	}
 	if err := g.modelSet.replace(cfg); err != nil {
 		return err
 	}
@@ -146,8 +151,9 @@ func (g *gateway) replace(cfg *configuration) error {
 	if secure != nil {
 		g.secure.Store(secure)
 	}
-	cfg.gateway = before.gateway.reloaded(cfg.gateway)
+	cfg.gateway = spec
 	g.cfg.Store(cfg)
+	g.other.Store(other)
 	for _, n := range cfg.notes {
 		if !slices.ContainsFunc(before.notes, func(old note) bool { return old.String() == n.String() }) {
 			n.log(g.log)
@@ -178,7 +184,7 @@ func (g gatewaySpec) needRestart(next gatewaySpec) (fields []string) {
 
 // reloaded returns g with what may change while the program runs.
 func (g gatewaySpec) reloaded(next gatewaySpec) gatewaySpec {
-	g.DrainTimeout, g.Passthrough = next.DrainTimeout, next.Passthrough
+	g.DrainTimeout, g.Passthrough, g.PassthroughPaths = next.DrainTimeout, next.Passthrough, next.PassthroughPaths
 	if g.TLS != nil && next.TLS != nil {
 		g.TLS = next.TLS
 	}

@@ -390,7 +390,8 @@ func TestAReloadTellsWhatNeedsARestart(t *testing.T) {
 	status, _, _ := do(t, http.MethodGet, p.client+"/v1/other", "")
 	assert.Equal(t, http.StatusNotFound, status)
 	p.configure("apiVersion: pdkit.dev/v1alpha1\nkind: Gateway\nspec: {listen: 127.0.0.1:1, admin: \"\", " +
-		"maxBodyBytes: 10, forwardHeaders: [X-Tenant], passthrough: decode, drainTimeout: 77s}\n---\n" + pairYAML("m", e, d, ""))
+		"maxBodyBytes: 10, forwardHeaders: [X-Tenant], passthrough: decode, " +
+		"passthroughPaths: [/v1/other], drainTimeout: 77s}\n---\n" + pairYAML("m", e, d, ""))
 	p.logs(1, reloadedLine)
 	p.logs(1, `msg="a change needs a restart" fields="spec.listen, spec.admin, spec.maxBodyBytes, `+
 		`spec.forwardHeaders"`)

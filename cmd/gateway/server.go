@@ -54,11 +54,7 @@ func serve(ctx context.Context, f flags, cfg *configuration, log *slog.Logger, s
 	defer cut()
 	s := &servers{log: log, failed: make(chan error, 2)}
 	defer s.close()
-	handler, err := g.clients()
-	if err != nil {
-		return err
-	}
-	clients, err := s.listen(requests, "clients", cfg.gateway.Listen, handler)
+	clients, err := s.listen(requests, "clients", cfg.gateway.Listen, g.clients())
 	if err != nil {
 		return err
 	}

@@ -81,7 +81,7 @@ func ask(t *testing.T, address string) string {
 	require.NoError(t, err)
 	defer c.Close()
 	require.NoError(t, c.SetDeadline(time.Now().Add(10*time.Second)))
-	_, err = io.WriteString(c, "GET /v1/x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+	_, err = io.WriteString(c, "GET /v1/responses/x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
 	require.NoError(t, err)
 	all, _ := io.ReadAll(c)
 	return string(all)

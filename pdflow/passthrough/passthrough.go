@@ -68,6 +68,10 @@ type Options struct {
 	// request that names no model.
 	All func() []*Engines
 
+	// Paths pass, too, by GET, HEAD, POST and DELETE: /v1/files, /v1/files/*/content. An element * stands for any one
+	// element, and as the last one for one or more. New refuses a path that names an order to engines.
+	Paths []string
+
 	// Allow narrows what the handler serves, GET /v1/models included, by path or method. It is asked for nothing that
 	// the handler would not serve without it.
 	Allow func(r *http.Request) bool
@@ -80,12 +84,17 @@ type Options struct {
 	ErrorHandler func(w http.ResponseWriter, r *http.Request, e *pdflow.Error)
 }
 
-// Handler serves, by GET, HEAD, POST and DELETE, the paths below /v1/ and /tokenize, /detokenize, /score, /rerank and
-// /pooling; all others are 404. It never serves
+// Handler serves
 //
-//   - inference, POST on the paths of client APIs: that is a flow's,
-//   - the administration of engines, however the path is spelt: a path does not pass if one of its segments begins like
-//     an order to the engine (load, sleep, reset, abort, …), or if an engine could read it as another path.
+//   - GET and HEAD on /v1/models and below it; GET, HEAD and DELETE below /v1/responses/, and POST on
+//     /v1/responses/ID/cancel,
+//   - POST on /v1/embeddings, /v1/score, /v1/rerank, /v1/classify, /v1/tokenize, /v1/detokenize, /tokenize,
+//     /detokenize, /score, /rerank and /pooling, on /v1/messages/count_tokens, on /render below the paths of chat/completions,
+//     completions, responses and messages, on /derender below the first two, and below /v1/audio/,
+//   - Options.Paths.
+//
+// All others are 404, and so is each path that an engine could read as another one. Inference, POST on the paths of
+// client APIs, is a flow's. The handler never serves the administration of engines (load, sleep, reset, abort, …).
 //
 // GET /v1/models is the union of what the ready decode engines list. It is kept for two seconds for each key of clients
 // (Authorization, X-Api-Key, Engines.ForwardHeaders). An engine that fails, or takes longer than two seconds, is left
@@ -97,9 +106,10 @@ type Options struct {
 // error. If the engine breaks after the response's head, the response is cut as a flow's is: see
 // [pdflow.Flow.ServeHTTP].
 type Handler struct {
-	find   func(model string) (*Engines, *pdflow.Error)
-	o      Options
-	models modelList
+	find    func(model string) (*Engines, *pdflow.Error)
+	o       Options
+	further []string // entries, by Options.Paths
+	models  modelList
 }
 
 // New makes a handler. find returns the engines of a model, or an error for the client; nil and nil is an unknown model
@@ -114,6 +124,10 @@ func New(find func(model string) (*Engines, *pdflow.Error), o *Options) (*Handle
 	}
 	if err := h.o.Timeouts.Check(); err != nil {
 		return nil, fmt.Errorf("passthrough: %w", err)
+	}
+	var err error
+	if h.further, err = further(h.o.Paths); err != nil {
+		return nil, err
 	}
 	h.o.MaxBody = cmp.Or(h.o.MaxBody, 32<<20)
 	if h.o.ErrorHandler == nil {

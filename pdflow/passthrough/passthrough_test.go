@@ -170,7 +170,11 @@ func TestARequestPassesWithoutWhatNoClientMaySet(t *testing.T) {
 func TestARequestWithoutABodyPasses(t *testing.T) {
 	e := newEngine(t, answers(http.StatusNotModified, ""))
 	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodDelete, http.MethodPost} {
-		w := do(handler(t, e.find, nil), httptest.NewRequest(method, "/v1/responses/resp_1", nil))
+		path := "/v1/responses/resp_1"
+		if method == http.MethodPost {
+			path += "/cancel"
+		}
+		w := do(handler(t, e.find, nil), httptest.NewRequest(method, path, nil))
 		assert.Equal(t, http.StatusNotModified, w.Code, method)
 		last := e.requests[len(e.requests)-1]
 		assert.Equal(t, method, last.Method)
@@ -336,7 +340,7 @@ func TestSilenceBetweenPieces(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			e := newEngine(t, streams(io.EOF, c.waits...))
 			e.Timeouts.Idle = c.idle
-			w := do(handler(t, e.find, nil), post("/v1/x", `{}`))
+			w := do(handler(t, e.find, nil), post("/v1/embeddings", `{}`))
 			assert.Equal(t, c.broken != "", strings.Contains(w.Body.String(), `"code":"`+string(c.broken)+`"`), name)
 			if o := e.outcome(t); c.broken != "" {
 				assert.Equal(t, c.broken, o.Err.Code, name)
@@ -373,7 +377,7 @@ func TestASlowClientIsNoSilenceOfTheEngine(t *testing.T) {
 		e := newEngine(t, streams(io.EOF, time.Second, time.Second))
 		e.Timeouts.Idle = 2 * time.Second
 		w := &slow{ResponseRecorder: httptest.NewRecorder(), takes: 10 * time.Second}
-		handler(t, e.find, nil).ServeHTTP(w, post("/v1/x", `{}`))
+		handler(t, e.find, nil).ServeHTTP(w, post("/v1/embeddings", `{}`))
 		assert.Nil(t, e.outcome(t).Err)
 		assert.Equal(t, "data: x\n\ndata: x\n\n", w.Body.String())
 		assert.True(t, w.deadline.IsZero(), "the connection serves more requests")
@@ -386,7 +390,7 @@ func TestAClientThatReadsNothingHoldsNoEngine(t *testing.T) {
 		e.Timeouts.Write = 5 * time.Second
 		w := &slow{ResponseRecorder: httptest.NewRecorder(), takes: time.Hour}
 		begun := time.Now()
-		handler(t, e.find, nil).ServeHTTP(w, post("/v1/x", `{}`))
+		handler(t, e.find, nil).ServeHTTP(w, post("/v1/embeddings", `{}`))
 		assert.Equal(t, 6*time.Second, time.Since(begun))
 		o := e.outcome(t)
 		assert.Equal(t, pdflow.CodeClientGone, o.Err.Code)
@@ -406,7 +410,7 @@ func TestAClientThatLeavesIsNoFaultOfTheEngine(t *testing.T) {
 			leave()
 			return nil, r.Context().Err()
 		})
-		do(handler(t, e.find, nil), post("/v1/x", `{}`).WithContext(ctx))
+		do(handler(t, e.find, nil), post("/v1/embeddings", `{}`).WithContext(ctx))
 		o := e.outcome(t)
 		assert.Equal(t, pdflow.CodeClientGone, o.Err.Code)
 		assert.False(t, o.Err.EngineFault())
@@ -420,7 +424,7 @@ func TestALimitOfTheHostsOwnIsNoFaultOfTheEngine(t *testing.T) {
 		<-r.Context().Done()
 		return nil, r.Context().Err()
 	})
-	w := do(handler(t, e.find, nil), post("/v1/x", `{}`).WithContext(ctx))
+	w := do(handler(t, e.find, nil), post("/v1/embeddings", `{}`).WithContext(ctx))
 	assert.Equal(t, http.StatusGatewayTimeout, w.Code)
 	assert.Empty(t, e.outcome(t).Err.Endpoint, "the picker spares nobody")
 }
@@ -463,10 +467,10 @@ func TestDecodeOnlySendsNothingToAnEngineThatCanPrefill(t *testing.T) {
 			return response(200, "application/json", strings.NewReader("{}")), nil
 		})
 		e.role, e.DecodeOnly = role, true
-		w := do(handler(t, e.find, nil), httptest.NewRequest(http.MethodGet, "/v1/embeddings", nil))
+		w := do(handler(t, e.find, nil), httptest.NewRequest(http.MethodPost, "/v1/embeddings", nil))
 		assert.Equal(t, status, w.Code, role)
 		assert.Equal(t, status == 200, len(e.requests) == 1, role)
-		do(handler(t, e.find, nil), httptest.NewRequest(http.MethodGet, "/v1/embeddings", nil))
+		do(handler(t, e.find, nil), httptest.NewRequest(http.MethodPost, "/v1/embeddings", nil))
 		assert.Equal(t, []connector.Serving{{PrefillPairOnly: true}}, e.bound, "the picker is told, once")
 	}
 }

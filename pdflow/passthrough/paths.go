@@ -3,6 +3,7 @@
 package passthrough
 
 import (
+	"fmt"
 	"net/http"
 	"path"
 	"slices"
@@ -11,42 +12,100 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// Engines take orders from whoever reaches them: load this adapter, forget that cache, sleep. So only what serves
-// requests may pass, and nothing that begins like an order, at any depth.
-var (
-	methods = []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodDelete}
-	exact   = []string{"/tokenize", "/detokenize", "/score", "/rerank", "/pooling"}
-	orders  = []string{
-		"abort", "reset", "sleep", "wake", "is_sleeping", "load", "unload", "start_", "stop_", "pause", "resume",
-		"scale", "update", "init", "collective", "flush", "release", "set_", "server_", "destroy",
+// Engines take orders from whoever reaches them: load this adapter, forget that cache, sleep. New releases bring new
+// ones, so what passes is listed. An entry is a method and a path, GET stands for HEAD, too. See match for the path.
+// Sources: the routes of vLLM 0.32.0 (vllm/entrypoints) and of SGLang 0.5.23 (srt/entrypoints/http_server.py), and
+// OpenAI's API of audio.
+var served = []string{
+	"GET /v1/models", "GET /v1/models/*",
+	"GET /v1/responses/*", "DELETE /v1/responses/*", "POST /v1/responses/*/cancel",
+	"POST /v1/messages/count_tokens",
+	"POST /v1/chat/completions/render", "POST /v1/completions/render", "POST /v1/responses/render",
+	"POST /v1/messages/render", "POST /v1/chat/completions/derender", "POST /v1/completions/derender",
+	"POST /v1/audio/*",
+	"POST /v1/embeddings", "POST /v1/score", "POST /v1/rerank", "POST /v1/classify", "POST /v1/tokenize",
+	"POST /v1/detokenize",
+	"POST /tokenize", "POST /detokenize", "POST /score", "POST /rerank", "POST /pooling",
+}
+
+// orders are how the names of orders begin, in both engines, at any depth of a path. What a host adds to the list must
+// name none, and where it says *, none passes.
+var orders = []string{
+	"abort", "reset", "sleep", "wake", "is_", "load", "unload", "start_", "stop_", "pause", "resume", "continue_",
+	"scale", "update", "init", "collective", "flush", "release", "set_", "get_", "server_", "destroy", "shutdown",
+	"begin_", "end_", "finish_", "weight", "freeze", "slow_down", "configure", "dump", "register", "unregister",
+	"pd_role", "fault_tolerance", "profile",
+}
+
+// further returns the entries of the paths that a host adds.
+func further(paths []string) (entries []string, err error) {
+	for _, p := range paths {
+		if !strings.HasPrefix(p, "/") || strings.Trim(p, "/") == "" || path.Clean(p) != p || !plain(p, "*") ||
+			slices.ContainsFunc(strings.Split(p, "/"), func(s string) bool { return strings.Contains(s, "*") && s != "*" }) {
+			return nil, fmt.Errorf("passthrough: %q is not a path like /v1/files or /v1/files/*", p)
+		}
+		if isOrder(p) {
+			return nil, fmt.Errorf("passthrough: %s is an order to engines, which no client may give", p)
+		}
+		entries = append(entries, "GET "+p, "POST "+p, "DELETE "+p)
 	}
-)
+	return entries, nil
+}
 
 // serves reports whether a request is the handler's.
 func (h *Handler) serves(r *http.Request) bool {
 	inference := r.Method == http.MethodPost && connector.APIOf(r.URL.Path) != connector.APIUnknown
-	return slices.Contains(methods, r.Method) && !inference && passes(r) && (h.o.Allow == nil || h.o.Allow(r))
+	return !inference && h.passes(r) && (h.o.Allow == nil || h.o.Allow(r))
 }
 
-// passes reports whether a path may go to an engine. Any spelling that an engine might read as another path (encoded
-// bytes, dots, doubled slashes, a slash at the end, parameters) does not.
-func passes(r *http.Request) bool {
+// passes reports whether a request may go to an engine. Any spelling of a path that an engine might read as another one
+// (encoded bytes, dots, doubled slashes, a slash at the end, parameters) may not.
+func (h *Handler) passes(r *http.Request) bool {
 	p := r.URL.Path
-	if r.URL.EscapedPath() != p || path.Clean(p) != p || !strings.HasPrefix(p, "/v1/") && !slices.Contains(exact, p) {
+	if r.URL.EscapedPath() != p || path.Clean(p) != p || !plain(p, "") {
 		return false
 	}
-	for _, c := range p {
-		plain := 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' ||
-			strings.ContainsRune("/-_.:", c)
-		if !plain {
+	method := r.Method
+	if method == http.MethodHead {
+		method = http.MethodGet
+	}
+	is := func(entry string) bool { return match(entry, method+" "+p) }
+	return slices.ContainsFunc(served, is) || slices.ContainsFunc(h.further, is) && !isOrder(p)
+}
+
+// match reports whether a path is the one of an entry. An element * stands for any one element, and as the last one for
+// one or more.
+func match(entry, p string) bool {
+	for {
+		want, more, deeper := strings.Cut(entry, "/")
+		got, rest, below := strings.Cut(p, "/")
+		switch {
+		case want == "*" && !deeper:
+			return got != ""
+		case want != "*" && want != got, deeper != below:
 			return false
+		case !deeper:
+			return true
+		}
+		entry, p = more, rest
+	}
+}
+
+// plain reports whether a path has letters, digits, "/-_.:" and those of more only.
+func plain(p, more string) bool {
+	return !strings.ContainsFunc(p, func(c rune) bool {
+		return (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') &&
+			!strings.ContainsRune("/-_.:", c) && !strings.ContainsRune(more, c)
+	})
+}
+
+// isOrder reports whether an element of a path begins like an order to an engine.
+func isOrder(p string) bool {
+	for element := range strings.SplitSeq(strings.ToLower(p), "/") {
+		element = strings.ReplaceAll(element, "-", "_")
+		if slices.ContainsFunc(orders, func(order string) bool { return strings.HasPrefix(element, order) }) {
+			return true
 		}
 	}
-	for segment := range strings.SplitSeq(strings.ToLower(p), "/") {
-		segment = strings.ReplaceAll(segment, "-", "_")
-		if slices.ContainsFunc(orders, func(order string) bool { return strings.HasPrefix(segment, order) }) {
-			return false
-		}
-	}
-	return true
+	return false
 }
