@@ -119,7 +119,8 @@ func (h *handler) route(w http.ResponseWriter, r *http.Request, told *Refusal, h
 	*Flow, *Error) {
 	if told.API == connector.APIUnknown || r.Method != http.MethodPost {
 		intake.Closing(w)
-		return nil, nil, &Error{Code: CodeNotFound, Message: "there is no such path and method here"}
+		fault := intake.Unserved(r)
+		return nil, nil, &Error{Code: Code(fault.Code), Message: fault.Message}
 	}
 	req, e := h.read(w, r, told.API, held)
 	if e != nil {

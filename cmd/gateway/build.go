@@ -122,7 +122,8 @@ func (g *gateway) buildModel(ms *modelServer, before []*pool) (*model, error) {
 		engines.release()
 		return nil, err
 	}
-	opts := append(g.tel.options(), pdflow.WithBudget(g.budget), pdflow.WithForwardHeaders(cfg.gateway.ForwardHeaders...),
+	opts := append(g.tel.options(), pdflow.WithBudget(g.budget),
+		pdflow.WithForwardHeaders(cfg.gateway.ForwardHeaders...),
 		pdflow.WithObserver(m.pool.answers()), pdflow.WithObserver(m.recent.observer()),
 		pdflow.WithTelemetry(pdflow.Telemetry{Logger: m.probes.log, GenAI: cfg.genAI,
 			Attributes: []attribute.KeyValue{attribute.String("gen_ai.request.model", ms.Model())}}))

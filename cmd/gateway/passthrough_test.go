@@ -4,8 +4,10 @@ package main
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
+	"mime/multipart"
 	"net"
 	"net/http"
 	"strings"
@@ -49,8 +51,8 @@ func TestOtherPathsPassToADecodeEngine(t *testing.T) {
 func TestOrdersNeverReachAnEngine(t *testing.T) {
 	g, p, d := startHTTP(t, passing, "")
 	for _, line := range []string{"POST /sleep", "POST /v1/../sleep", "POST /v1/%2e%2e/sleep", "POST /v1//../sleep",
-		"POST /v1/load_lora_adapter", "POST /v1/shutdown", "POST /v1/update_weights", "POST /v1/profile", "GET /v1/loads",
-		"DELETE /v1/models/m",
+		"POST /v1/load_lora_adapter", "POST /v1/shutdown", "POST /v1/update_weights", "POST /v1/profile",
+		"GET /v1/loads", "DELETE /v1/models/m",
 		"POST /v1/%6coad_lora_adapter", "PATCH /v1/embeddings", "OPTIONS *", "GET /health", "TRACE /v1/models",
 		"POST http://other/sleep"} {
 		conn, err := net.Dial("tcp", strings.TrimPrefix(g.client, "http://"))
@@ -167,6 +169,40 @@ func TestMembersOfTheConnectorDoNotPass(t *testing.T) {
 		`{"input":"x","data_parallel_rank":3,"bootstrap_room":1}`)
 	assert.Equal(t, http.StatusOK, status, body)
 	assert.Equal(t, `{"input":"x"}`, d.last().body)
+}
+
+// Audio comes as a form, which goes to an engine of the model that it names. There is no WebSocket.
+func TestAudioPassesAsAForm(t *testing.T) {
+	p, d, other := newEngine(t), newEngine(t), newEngine(t)
+	g := start(t, gatewayYAML(passing+", maxBodyBytes: 1000")+pairYAML("m", p, d, "")+pairYAML("whisper", p, other, ""))
+	send := func(field, value, audio string) (int, string, string) {
+		var b strings.Builder
+		form := multipart.NewWriter(&b)
+		file, err := form.CreateFormFile("file", "speech.wav")
+		require.NoError(t, err)
+		_, err = io.WriteString(file, audio)
+		require.NoError(t, err)
+		require.NoError(t, errors.Join(form.WriteField("model", "whisper"), form.WriteField(field, value), form.Close()))
+		status, _, body := do(t, http.MethodPost, g.client+"/v1/audio/transcriptions", b.String(), "Content-Type",
+			form.FormDataContentType())
+		return status, body, b.String()
+	}
+	status, body, sent := send("response_format", "json", "RIFF\x00\xff")
+	assert.Equal(t, http.StatusOK, status, body)
+	assert.Equal(t, sent, other.last().body)
+	status, body, _ = send("kv_transfer_params", `{"remote_host":"h"}`, "RIFF")
+	assert.Equal(t, http.StatusBadRequest, status)
+	assert.Contains(t, body, `"param":"kv_transfer_params"`)
+	status, _, _ = send("response_format", "json", strings.Repeat("x", 1000))
+	assert.Equal(t, http.StatusRequestEntityTooLarge, status)
+	for _, upgrade := range []string{"websocket", ""} {
+		status, _, body = do(t, http.MethodGet, g.client+"/v1/realtime?model=m", "", "Connection", "Upgrade", "Upgrade",
+			upgrade)
+		assert.Equal(t, http.StatusBadRequest, status)
+		assert.Contains(t, body, "WebSocket")
+	}
+	assert.Zero(t, p.count()+d.count())
+	assert.Equal(t, 1, other.count())
 }
 
 // A list of engines that stands in the file is known when the gateway says that it serves.

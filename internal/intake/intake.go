@@ -45,8 +45,8 @@ func (t Taker) take(n int) error {
 
 // Read reads a request's body whole before anything else: only then net/http notices a client that leaves, and an
 // engine's connection is not torn down with the client's body (docs/go-facts.md §1). A body must be JSON; an optional
-// one may be missing. limit is in bytes; a timeout of 0 is none. After a fault net/http closes the connection.
-// Without w there is no timeout, and nothing to close.
+// one may be missing, and its caller looks at its form: see [CheckJSON]. limit is in bytes; a timeout of 0 is none.
+// After a fault net/http closes the connection. Without w there is no timeout, and nothing to close.
 func Read(w http.ResponseWriter, r *http.Request, limit int64, timeout time.Duration, optional bool,
 	budget Taker) ([]byte, *Fault) {
 	if w == nil {
@@ -65,8 +65,10 @@ func Read(w http.ResponseWriter, r *http.Request, limit int64, timeout time.Dura
 }
 
 func read(r *http.Request, limit int64, optional bool, budget Taker) ([]byte, *Fault) {
-	if fault := checkHeader(r.Header); fault != nil && !optional {
-		return nil, fault
+	if !optional {
+		if fault := CheckJSON(r.Header); fault != nil {
+			return nil, fault
+		}
 	}
 	if r.ContentLength > limit {
 		return nil, TooLarge(limit)
@@ -86,7 +88,7 @@ func read(r *http.Request, limit int64, optional bool, budget Taker) ([]byte, *F
 	case err == nil && len(body) == 0:
 		return nil, nil
 	case err == nil:
-		return body, checkHeader(r.Header)
+		return body, nil
 	case errors.Is(err, ErrTooLarge):
 		return nil, TooLarge(limit)
 	case errors.Is(err, ErrNoMemory):
@@ -200,11 +202,17 @@ func fill(r io.Reader, b []byte) ([]byte, error) {
 	return b, nil
 }
 
-// checkHeader wants JSON: bodies in another form or encoding could not be looked through for transfer members.
-func checkHeader(h http.Header) *Fault {
+// CheckJSON wants the header of JSON: bodies in another form or encoding could not be looked through for transfer
+// members.
+func CheckJSON(h http.Header) *Fault {
 	if types := h["Content-Type"]; len(types) != 1 || !isJSON(types[0]) {
 		return &Fault{Code: "unsupported_media_type", Message: "Content-Type must be application/json"}
 	}
+	return CheckEncoding(h)
+}
+
+// CheckEncoding refuses the header of a compressed body.
+func CheckEncoding(h http.Header) *Fault {
 	if Encoded(h) {
 		return &Fault{Code: "unsupported_media_type", Message: "Content-Encoding must be identity"}
 	}

@@ -16,9 +16,7 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/contract"
 	"github.com/pdkit/pdkit/internal/cut"
-	"github.com/pdkit/pdkit/internal/jsonedit"
 	"github.com/pdkit/pdkit/internal/verdict"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/transport"
@@ -29,7 +27,7 @@ type passing struct {
 	w       http.ResponseWriter
 	r       *http.Request
 	id      string
-	req     *connector.ClientRequest // nil: without a body
+	body    *body // nil: none
 	engines *Engines
 	limits  config.Timeouts
 	outcome pdflow.Outcome
@@ -46,18 +44,18 @@ var (
 
 // run sends the request to an engine and its response to the client. An error is one that the client has not been told.
 func (x *passing) run() *pdflow.Error {
-	body, e := x.body()
+	body, e := x.body.payload(x.engines.Members)
 	if e != nil {
 		return e
 	}
-	choice, err := x.engines.pick(x.r.Context(), &pdflow.PickInput{Request: x.req, Header: x.r.Header,
+	choice, err := x.engines.pick(x.r.Context(), &pdflow.PickInput{Request: x.body.request(), Header: x.r.Header,
 		RequestID: x.id, Attempt: 1, Single: true})
 	if err != nil {
 		return &pdflow.Error{Code: pdflow.CodeNoEndpoint, Message: "no engine is ready for this model",
 			RetryAfter: time.Second, Err: err}
 	}
 	x.outcome = pdflow.Outcome{Mode: pdflow.ModeAggregated, Final: true, Decode: pdflow.LegOutcome{
-		Leg: pdflow.LegDecode, Endpoint: choice.Decode.ID, Start: time.Now(), RequestBytes: body.Len()}}
+		Leg: pdflow.LegDecode, Endpoint: choice.Decode.ID, Start: time.Now(), RequestBytes: body.size}}
 	defer func() {
 		x.outcome.Decode.End = time.Now()
 		if choice.Done != nil {
@@ -82,24 +80,8 @@ func (x *passing) run() *pdflow.Error {
 	return nil
 }
 
-// body is what the engine gets: the client's body, which is not copied, without transfer members.
-func (x *passing) body() (*jsonedit.Segments, *pdflow.Error) {
-	body := new(jsonedit.Segments)
-	if x.req == nil {
-		return body, nil
-	}
-	req, err := contract.Without(x.req, x.engines.Members)
-	if err == nil {
-		err = contract.Leg(contract.NewLeg(req)).Splice(body)
-	}
-	if err != nil {
-		return nil, invalid(err)
-	}
-	return body, nil
-}
-
 // send returns the response's head.
-func (x *passing) send(to discovery.Endpoint, body *jsonedit.Segments) (*http.Response, error) {
+func (x *passing) send(to discovery.Endpoint, body *payload) (*http.Response, error) {
 	target := *to.URL
 	target.Path += x.r.URL.Path
 	target.RawQuery = x.r.URL.RawQuery
@@ -107,8 +89,8 @@ func (x *passing) send(to discovery.Endpoint, body *jsonedit.Segments) (*http.Re
 	if err != nil {
 		return nil, err
 	}
-	if req.ContentLength = body.Len(); req.ContentLength > 0 {
-		req.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(body.NewReader()), nil }
+	if req.ContentLength = body.size; req.ContentLength > 0 {
+		req.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(body.open()), nil }
 		req.Body, _ = req.GetBody()
 	}
 	req.Header = (&pdflow.Request{Header: x.r.Header, RequestID: x.id}).EngineHeader(x.engines.ForwardHeaders...)

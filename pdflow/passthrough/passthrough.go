@@ -89,8 +89,8 @@ type Options struct {
 //   - GET and HEAD on /v1/models and below it; GET, HEAD and DELETE below /v1/responses/, and POST on
 //     /v1/responses/ID/cancel,
 //   - POST on /v1/embeddings, /v1/score, /v1/rerank, /v1/classify, /v1/tokenize, /v1/detokenize, /tokenize,
-//     /detokenize, /score, /rerank and /pooling, on /v1/messages/count_tokens, on /render below the paths of chat/completions,
-//     completions, responses and messages, on /derender below the first two, and below /v1/audio/,
+//     /detokenize, /score, /rerank and /pooling, on /v1/messages/count_tokens, on /render below the paths of
+//     chat/completions, completions, responses and messages, on /derender below the first two, and below /v1/audio/,
 //   - Options.Paths.
 //
 // All others are 404, and so is each path that an engine could read as another one. Inference, POST on the paths of
@@ -100,7 +100,8 @@ type Options struct {
 // (Authorization, X-Api-Key, Engines.ForwardHeaders). An engine that fails, or takes longer than two seconds, is left
 // out.
 //
-// All else goes to one decode engine of the model that the body names. A body must be one JSON object. The engine gets
+// All else goes to one decode engine of the model that the body names. A body must be one JSON object, below /v1/audio/
+// also a form (multipart/form-data), whose bytes pass as they came unless it has a transfer member. The engine gets
 // the client's query, the header of [pdflow.Request.EngineHeader], and the body without transfer members. The client
 // gets the engine's status, Content-Type and body as it comes, or an error in the shape of its API. A redirect is an
 // error. If the engine breaks after the response's head, the response is cut as a flow's is: see
@@ -145,7 +146,7 @@ func New(find func(model string) (*Engines, *pdflow.Error), o *Options) (*Handle
 	return h, nil
 }
 
-// ServeHTTP answers 404 to what the handler does not serve.
+// ServeHTTP answers 404 to what the handler does not serve, and 400 to who wants a WebSocket.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if h.serves(r) {
 		h.serve(w, r)
@@ -153,8 +154,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set(headerRequestID, h.requestID(r))
 	intake.Closing(w)
-	e := &pdflow.Error{Code: pdflow.CodeNotFound, Message: "there is no such path and method here"}
-	h.fail(w, r, e, h.o.Timeouts)
+	h.fail(w, r, refusal(intake.Unserved(r)), h.o.Timeouts)
 }
 
 // Middleware hands to next what the handler does not serve.
@@ -184,14 +184,14 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	budget, release := h.budget()
 	defer release()
-	req, e := h.read(w, r, budget)
+	b, e := h.read(w, r, budget)
 	if e != nil {
 		h.fail(w, r, e, h.o.Timeouts)
 		return
 	}
-	x := &passing{w: w, r: r, id: id, req: req, limits: h.o.Timeouts}
+	x := &passing{w: w, r: r, id: id, body: b, limits: h.o.Timeouts}
 	model := ""
-	if req != nil {
+	if req := b.request(); req != nil {
 		model = req.Model
 	}
 	switch x.engines, e = h.find(model); {

@@ -40,8 +40,9 @@ var orders = []string{
 // further returns the entries of the paths that a host adds.
 func further(paths []string) (entries []string, err error) {
 	for _, p := range paths {
+		partly := func(element string) bool { return strings.Contains(element, "*") && element != "*" }
 		if !strings.HasPrefix(p, "/") || strings.Trim(p, "/") == "" || path.Clean(p) != p || !plain(p, "*") ||
-			slices.ContainsFunc(strings.Split(p, "/"), func(s string) bool { return strings.Contains(s, "*") && s != "*" }) {
+			slices.ContainsFunc(strings.Split(p, "/"), partly) {
 			return nil, fmt.Errorf("passthrough: %q is not a path like /v1/files or /v1/files/*", p)
 		}
 		if isOrder(p) {
