@@ -231,6 +231,7 @@ func TestMuxRoutesByModel(t *testing.T) {
 	ask := func(model string) int {
 		return post(t, url, "/v1/completions", `{"prompt":"abc","max_tokens":2`+model+`}`).status
 	}
+	require.NoError(t, mux.SetRoutes(nil))
 	require.Equal(t, 404, ask(`,"model":"tiny"`))
 
 	require.NoError(t, mux.SetRoutes(map[string]pdflow.Server{"tiny": a.flow}))
@@ -247,6 +248,32 @@ func TestMuxRoutesByModel(t *testing.T) {
 	require.Len(t, b.p.Requests(), before+2)
 	require.Error(t, mux.SetRoutes(map[string]pdflow.Server{"": a.flow, "*": b.flow}))
 	require.Error(t, mux.SetRoutes(map[string]pdflow.Server{"x": nil}))
+}
+
+// Until a host knows its models, clients are told to try again: 404 would be final. It is so from the start.
+func TestModelsThatAreNotKnownYet(t *testing.T) {
+	x := start(t, setup{})
+	mux := newMux(t)
+	url := serve(t, mux)
+	ask := func(model string) reply {
+		return post(t, url, "/v1/completions", `{"prompt":"abc","max_tokens":2`+model+`}`)
+	}
+	for _, routes := range []map[string]pdflow.Server{nil, {"tiny": x.flow, "*": pdflow.NotYet}} {
+		if routes != nil {
+			require.NoError(t, mux.SetRoutes(routes))
+			require.Equal(t, 200, ask(`,"model":"tiny"`).status)
+		}
+		for _, model := range []string{"", `,"model":"other"`} {
+			r := ask(model)
+			require.Equal(t, 503, r.status)
+			require.Equal(t, "1", r.header.Get("Retry-After"))
+			require.Contains(t, r.body, `"code":"no_endpoint","message":"the models are not known yet"`)
+		}
+		require.ErrorIs(t, mux.Ready(t.Context()), pdflow.CodeNoEndpoint)
+	}
+	require.NoError(t, mux.SetRoutes(map[string]pdflow.Server{"tiny": x.flow}))
+	require.Equal(t, 404, ask(`,"model":"other"`).status)
+	require.NoError(t, mux.Ready(t.Context()))
 }
 
 func TestSplitSharesByRequestID(t *testing.T) {

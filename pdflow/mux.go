@@ -11,14 +11,15 @@ import (
 	"net/http"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 )
 
-// Server is what a [Mux] routes to: a [*Flow], or two of them by [Flow.Split].
+// Server is what a [Mux] routes to: a [*Flow], two of them by [Flow.Split], or [NotYet].
 type Server interface {
-	// flowFor returns the flow that serves a request.
+	// flowFor returns the flow that serves a request, nil if nobody knows yet.
 	flowFor(r *connector.ClientRequest, requestID string) *Flow
 	// serves reports whether it serves a model that is not its own: an adapter.
 	serves(model string) bool
@@ -29,6 +30,22 @@ type Server interface {
 func (f *Flow) flowFor(*connector.ClientRequest, string) *Flow { return f }
 
 func (f *Flow) serves(model string) bool { return f.opts.adapters != nil && f.opts.adapters(model) }
+
+// NotYet stands for models of which a host does not know yet whether it serves them, since the list of them has not
+// come. Their requests get 503 with Retry-After and [CodeNoEndpoint]: 404 would tell clients not to try again.
+var NotYet Server = notYet{}
+
+type notYet struct{}
+
+func (notYet) flowFor(*connector.ClientRequest, string) *Flow { return nil }
+
+func (notYet) serves(string) bool { return false }
+
+func (notYet) Ready(context.Context) error { return errNotYet() }
+
+func errNotYet() *Error {
+	return &Error{Code: CodeNoEndpoint, Message: "the models are not known yet", RetryAfter: time.Second}
+}
 
 // Mux serves several models behind one listener. A request goes to the flow of the model that it names, or of whose
 // model it names an adapter ([WithAdapters]). One that names no model goes to the only flow, or else to the flow for
@@ -44,10 +61,10 @@ type routes struct {
 	order  []Server // by the names of their models
 }
 
-// NewMux makes a Mux without routes. Its options are those of the client's side: WithMaxBody, WithBudget,
-// WithErrorHandler, WithRequestID and of WithTimeouts Body and Write; and, for requests that no flow gets (their model
-// is served nowhere), WithObserver and of WithTelemetry Logger, MeterProvider and Attributes. Each other option is a
-// flow's, and an error here.
+// NewMux makes a Mux whose only route is [NotYet], for any model, until SetRoutes. Its options are those of the
+// client's side: WithMaxBody, WithBudget, WithErrorHandler, WithRequestID and of WithTimeouts Body and Write; and, for
+// requests that no flow gets (their model is served nowhere), WithObserver and of WithTelemetry Logger, MeterProvider
+// and Attributes. Each other option is a flow's, and an error here.
 //
 // A flow keeps what it has of its own: its error handler, its request IDs and its Write limit hold for its requests,
 // its budget counts their bodies, too, and its limit of bodies is kept to. [Mux.SetRoutes] refuses a flow that needs
@@ -71,7 +88,7 @@ func NewMux(opts ...Option) (*Mux, error) {
 	if o.errorHandler != nil {
 		m.handler.onError = o.errorHandler
 	}
-	m.routes.Store(&routes{})
+	m.setRoutes(map[string]Server{"": NotYet})
 	return m, nil
 }
 
@@ -129,12 +146,16 @@ func (m *Mux) SetRoutes(models map[string]Server) error {
 		}
 		own[model] = s
 	}
-	all := &routes{models: own}
-	for _, model := range slices.Sorted(maps.Keys(own)) {
-		all.order = append(all.order, own[model])
+	m.setRoutes(own)
+	return nil
+}
+
+func (m *Mux) setRoutes(models map[string]Server) {
+	all := &routes{models: models}
+	for _, model := range slices.Sorted(maps.Keys(models)) {
+		all.order = append(all.order, models[model])
 	}
 	m.routes.Store(all)
-	return nil
 }
 
 func flowsOf(s Server) []*Flow {
@@ -147,30 +168,37 @@ func flowsOf(s Server) []*Flow {
 	return nil
 }
 
-// Lookup returns what serves a model, by the rules of Mux.
+// Lookup returns what serves a model, by the rules of Mux. It returns [NotYet] and false if that is not known yet.
 func (m *Mux) Lookup(model string) (Server, bool) {
+	s := m.lookup(model)
+	return s, s != nil && s != NotYet
+}
+
+func (m *Mux) lookup(model string) Server {
 	all := m.routes.Load()
 	if s, ok := all.models[model]; ok {
-		return s, true
+		return s
 	}
 	if model == "" && len(all.order) == 1 {
-		return all.order[0], true
+		return all.order[0]
 	}
 	for _, s := range all.order {
 		if model != "" && s.serves(model) {
-			return s, true
+			return s
 		}
 	}
-	s, ok := all.models[""]
-	return s, ok
+	return all.models[""]
 }
 
 func (m *Mux) find(req *connector.ClientRequest, id string) (*Flow, *Error) {
-	s, ok := m.Lookup(req.Model)
-	if !ok {
+	s := m.lookup(req.Model)
+	if s == nil {
 		return nil, &Error{Code: CodeNotFound, Param: "model", Message: "no such model is served here"}
 	}
-	return s.flowFor(req, id), nil
+	if f := s.flowFor(req, id); f != nil {
+		return f, nil
+	}
+	return nil, errNotYet()
 }
 
 // ServeHTTP serves the client APIs' paths by POST, and answers 404 to everything else.

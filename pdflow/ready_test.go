@@ -189,6 +189,7 @@ func TestReadinessOfSplitsAndMuxes(t *testing.T) {
 		assert.Equal(t, c.ready, split.Ready(t.Context()) == nil, "%d percent", c.percent)
 	}
 	mux := newMux(t)
+	require.NoError(t, mux.SetRoutes(nil))
 	require.NoError(t, mux.Ready(t.Context()), "nothing is served that could not be")
 	require.NoError(t, mux.SetRoutes(map[string]pdflow.Server{"b": good, "a": poor, "": poor}))
 	err := mux.Ready(t.Context())

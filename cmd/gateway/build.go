@@ -97,11 +97,14 @@ func build(cfg *configuration, tel *telemetry, log *slog.Logger) (*gateway, erro
 // models are those that are served now.
 func (g *gateway) models() []*model { return *g.list.Load() }
 
-// setModels replaces the models that are served.
-func (g *gateway) setModels(models []*model) error {
+// setModels replaces the models that are served. Until all are known, names that none of these has get 503.
+func (g *gateway) setModels(models []*model, known bool) error {
 	routes := make(map[string]pdflow.Server, len(models))
 	for _, m := range models {
 		routes[m.Model()] = m.flows.Server
+	}
+	if !known {
+		routes["*"] = pdflow.NotYet // also in place of a model of the file: an object may have the name
 	}
 	g.routing.Lock()
 	defer g.routing.Unlock()
@@ -264,15 +267,15 @@ func (m *model) drain(ctx context.Context, log *slog.Logger) {
 	}
 }
 
-// find returns the model that serves a request, by the same rules as the mux.
-func (g *gateway) find(name string) *model {
+// find returns the model that serves a request, by the same rules as the mux. known is false if that is not known yet.
+func (g *gateway) find(name string) (m *model, known bool) {
 	g.routing.RLock()
 	defer g.routing.RUnlock()
 	server, _ := g.mux.Lookup(name)
 	for _, m := range g.models() {
 		if m.flows.Server == server {
-			return m
+			return m, true
 		}
 	}
-	return nil
+	return nil, server != pdflow.NotYet
 }

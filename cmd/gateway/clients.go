@@ -3,6 +3,8 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"net/http"
 	"slices"
 	"strings"
@@ -18,6 +20,11 @@ const modelsPath = "/v1/models"
 // mux's 404.
 func (g *gateway) clients() http.Handler {
 	return withPicking(g.mux.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, known := g.find(""); !known && len(g.models()) == 0 && r.URL.Path == modelsPath {
+			w.Header().Set("X-Request-Id", (&pdflow.Request{Header: r.Header}).ID())
+			writeError(w, r, notYet()) // an empty list would say that there are none
+			return
+		}
 		g.other.Load().Middleware(g.mux).ServeHTTP(w, r)
 	})))
 }
@@ -45,10 +52,20 @@ func (g *gateway) engines(name string) (*passthrough.Engines, *pdflow.Error) {
 	if g.draining.Load() {
 		return nil, &pdflow.Error{Code: pdflow.CodeDraining, Message: "shutting down", RetryAfter: time.Second}
 	}
-	if m := g.find(name); m != nil {
+	m, known := g.find(name)
+	switch {
+	case m != nil:
 		return m.passing, nil
+	case !known:
+		return nil, notYet()
 	}
 	return nil, nil
+}
+
+// notYet is the error until the cluster has sent its list of models.
+func notYet() *pdflow.Error {
+	e, _ := errors.AsType[*pdflow.Error](pdflow.NotYet.Ready(context.Background()))
+	return e
 }
 
 // pass says how requests that are no inference reach the model's engines.

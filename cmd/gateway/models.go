@@ -256,7 +256,7 @@ func (r *modelSet) settle() {
 	for _, model := range slices.Sorted(maps.Keys(routes)) {
 		models = append(models, routes[model].model)
 	}
-	if err := r.g.setModels(models); err != nil {
+	if err := r.g.setModels(models, r.cluster == nil || r.cluster.listed); err != nil {
 		r.g.log.Error("routes", "error", err) // they are one for each model, so this does not happen
 	}
 	before := r.routes
