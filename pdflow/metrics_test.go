@@ -3,6 +3,7 @@
 package pdflow_test
 
 import (
+	"errors"
 	"io"
 	"net/http"
 	"strings"
@@ -174,4 +175,23 @@ func TestAttemptsAreCountedByTheirOutcome(t *testing.T) {
 	assert.Len(t, b.of("pd.sessions error.type=prefill_failed pd.mode=disaggregated"), 1)
 	assert.Len(t, b.of("pd.sessions pd.mode=disaggregated"), 1)
 	assert.Len(t, b.of("pd.retries error.type=prefill_failed pd.leg=prefill pd.reason=failed"), 1)
+}
+
+// Who counts how requests are served learns why one engine served what two could.
+func TestAPickSaysWhyOneEngineServes(t *testing.T) {
+	b := &book{}
+	x := script(t, &fake{}, answer(ok), answer(ok), metered(b))
+	for _, pick := range []pdflow.Pick{{Decode: x.pair.Decode, Alone: "no_header"},
+		{Prefill: x.pair.Prefill, Decode: x.pair.Decode, Alone: "two engines do"}} {
+		resp, err := x.flow.Do(t.Context(), &pdflow.Request{API: connector.APICompletions,
+			Body: []byte(`{"prompt":"hi"}`), Pick: &pick})
+		require.NoError(t, err)
+		_, err = io.Copy(io.Discard, resp.Body)
+		require.NoError(t, errors.Join(err, resp.Body.Close()))
+	}
+	for _, name := range []string{"pd.sessions", "pd.request.duration"} {
+		assert.Len(t, b.of(name+" pd.mode=aggregated pd.reason=no_header"), 1)
+		assert.Len(t, b.of(name+" pd.mode=disaggregated"), 1)
+	}
+	assert.Equal(t, "no_header", x.seen.list()[0].Alone)
 }

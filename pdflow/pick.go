@@ -75,6 +75,11 @@ type Pick struct {
 	// leg was never begun.
 	PrefillDone func(*LegOutcome)
 
+	// Alone is why the picker has named no prefill engine although the request could have one, in a word like
+	// no_header; "" if there is nothing to say. It is Outcome.Alone and pd.reason of the metrics, so let it have few
+	// values.
+	Alone string
+
 	// The data-parallel ranks that Session.PrefillRank and Session.DecodeRank give to the connector. Zero leaves the
 	// choice to them.
 	PrefillRank, DecodeRank discovery.Rank

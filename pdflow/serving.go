@@ -266,7 +266,7 @@ func (x *serving) begin(n int) (*attempt, *Error) {
 	case pick.Prefill.URL == nil:
 		mode = ModeAggregated
 	default:
-		mode = ModeDisaggregated
+		mode, pick.Alone = ModeDisaggregated, ""
 	}
 	return newAttempt(x, n, mode, &pick), nil
 }
@@ -356,10 +356,14 @@ func (x *serving) end(e *Error) {
 // recordEnd records the end of the request.
 func (x *serving) recordEnd(e *Error) {
 	var u telemetry.Usage
-	if a := x.current.Load(); a != nil && e == nil {
-		u = telemetry.Usage(a.out.Usage)
+	alone := ""
+	if a := x.current.Load(); a != nil {
+		alone = a.out.Alone
+		if e == nil {
+			u = telemetry.Usage(a.out.Usage)
+		}
 	}
-	x.tel.End(string(x.served()), codeLabel(e), u)
+	x.tel.End(string(x.served()), alone, codeLabel(e), u)
 }
 
 // log tells failures as warnings, and the rest for debugging only.

@@ -174,7 +174,8 @@ func TestMembersOfTheConnectorDoNotPass(t *testing.T) {
 // Audio comes as a form, which goes to an engine of the model that it names. There is no WebSocket.
 func TestAudioPassesAsAForm(t *testing.T) {
 	p, d, other := newEngine(t), newEngine(t), newEngine(t)
-	g := start(t, gatewayYAML(passing+", maxBodyBytes: 1000")+pairYAML("m", p, d, "")+pairYAML("whisper", p, other, ""))
+	g := start(t, gatewayYAML(passing+", maxBodyBytes: 1000")+pairYAML("m", p, d, "")+
+		pairYAML("whisper", p, other, ""))
 	send := func(field, value, audio string) (int, string, string) {
 		var b strings.Builder
 		form := multipart.NewWriter(&b)

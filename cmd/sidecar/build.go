@@ -52,13 +52,14 @@ func build(f *flags, log *slog.Logger, tel *telemetry) (*sidecar, error) {
 	if err := s.local(conn); err != nil {
 		return nil, err
 	}
-	o := &pick.HeaderOptions{PairOnly: conn.Traits().Serving.PairOnly}
+	o := &pick.HeaderOptions{PairOnly: f.requireHeader || conn.Traits().Serving.PairOnly}
 	if f.sampling {
 		o.Sample = rand.IntN
 	}
 	s.legs = newEngines(f, s.set, s.decode)
 	picker := &picker{Picker: pick.FromHeader(s.set, s.decode[0], o), set: s.set, decode: s.decode,
-		encode: f.ecConnector != "", anyone: f.pooled(), log: log, told: new(sync.Once)}
+		encode: f.ecConnector != "", anyone: f.pooled(), log: log,
+		toldEncode: new(sync.Once), toldAlone: new(sync.Once)}
 	s.flow, err = pdflow.New(conn, picker, append(tel.options(),
 		pdflow.WithTransport(s.legs),
 		pdflow.WithRetry(config.Retry{MaxAttempts: 1 + f.retries,

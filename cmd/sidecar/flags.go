@@ -30,6 +30,7 @@ type flags struct {
 	moriio                moriioFlags
 	ecConnector           string
 	sampling              bool
+	requireHeader         bool // refuse requests that name no prefill engine
 	retries               int
 	backoff               time.Duration
 	maxIdle               int
@@ -189,6 +190,8 @@ func (f *flags) engines(fs *flag.FlagSet, getenv func(string) string) {
 	sampling, _ := strconv.ParseBool(getenv("ENABLE_PREFILLER_SAMPLING"))
 	fs.BoolVar(&f.sampling, "enable-prefiller-sampling", sampling,
 		"of several engines in the header, try a random one first")
+	fs.BoolVar(&f.requireHeader, "require-prefiller-header", false, "answer 400 to requests that name no prefill "+
+		"engine, in place of having the decode engine serve them alone")
 	fs.IntVar(&f.retries, "prefill-max-retries", 0, "further `ATTEMPTS` after one that failed by an engine's fault")
 	fs.DurationVar(&f.backoff, "prefill-retry-backoff", 200*time.Millisecond,
 		"the pause before the first of them; it doubles")

@@ -15,6 +15,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
 // Headers of llm-d's scheduler, besides pick.PrefillerHeader (llm-d-router ebab6879, pkg/common/routing/common.go).
@@ -36,7 +37,8 @@ type picker struct {
 	encode        bool                 // there is an encode stage
 	anyone        bool                 // the list has no roles, so each engine may encode
 	log           *slog.Logger
-	told          *sync.Once
+
+	toldEncode, toldAlone *sync.Once
 }
 
 // Bind binds the picker of the header.
@@ -52,13 +54,19 @@ func (p *picker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, e
 	if err != nil {
 		return out, err
 	}
+	if out.Alone == pick.NoHeader {
+		p.toldAlone.Do(func() {
+			p.log.Warn("requests name no prefill engine: the decode engine serves them alone. The metrics count them",
+				"header", pick.PrefillerHeader, "pd_reason", pick.NoHeader)
+		})
+	}
 	rank, _ := ctx.Value(rankKey{}).(int)
 	out.Decode = p.decode[rank]
 	if !p.encode {
 		return out, nil
 	}
 	if out.Encode = p.encoders(in.Header); len(out.Encode) > 0 && out.Prefill.URL == nil {
-		p.told.Do(func() {
+		p.toldEncode.Do(func() {
 			p.log.Warn("requests name encode engines and no prefill engine: the decode engine encodes their " +
 				"media itself")
 		})

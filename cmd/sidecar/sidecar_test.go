@@ -334,8 +334,24 @@ func TestWithoutTheHeaderTheDecodeEngineServesAlone(t *testing.T) {
 	status, h, response := complete(t, x.addr, 0, false)
 	require.Equal(t, http.StatusOK, status, response)
 	assert.Equal(t, "aggregated", h.Get("X-Pd-Mode"))
+	assert.Equal(t, http.StatusOK, statusOf(complete(t, x.addr, 1, false)))
 	assert.Empty(t, p.Requests())
-	assert.Len(t, d.Requests(), 1)
+	assert.Len(t, d.Requests(), 2)
+	assert.Equal(t, 1, strings.Count(x.log.String(), "requests name no prefill engine"), "told once")
+}
+
+// Where each request must come from the scheduler, one that has gone round it is refused, also one that a single engine
+// would serve anyway.
+func TestTheHeaderCanBeRequired(t *testing.T) {
+	p, d, x := pair(t, enginesim.Config{}, enginesim.Config{}, nil, "--require-prefiller-header")
+	for _, body := range []string{`{"prompt":"hello"}`, `{"prompt":["a","b"]}`} {
+		status, _, response := ask(t, http.DefaultClient, http.MethodPost, "http://"+x.addr+"/v1/completions", body)
+		assert.Equal(t, http.StatusBadRequest, status, response)
+		assert.Contains(t, response, `"param":"X-Prefiller-Host-Port"`)
+	}
+	assert.Empty(t, d.Requests())
+	require.Equal(t, http.StatusOK, statusOf(complete(t, x.addr, 0, false, header, hostPort(t, p.URL()))))
+	assert.Equal(t, http.StatusOK, statusOf(fetch(t, x.addr+"/v1/models")), "other paths need no scheduler")
 }
 
 func TestOtherPathsGoToTheEngineBesideIt(t *testing.T) {

@@ -22,6 +22,10 @@ import (
 // (llm-d-router ebab6879, pkg/common/routing/common.go: PrefillEndpointHeader).
 const PrefillerHeader = "X-Prefiller-Host-Port"
 
+// NoHeader is the Alone of a pick of [FromHeader] whose request names no prefill engine: pd.reason of the metrics. If
+// the scheduler names one for each request, such a request has gone round the scheduler.
+const NoHeader = "no_header"
+
 // maxNamed is how many engines a request may name.
 const maxNamed = 64
 
@@ -35,7 +39,8 @@ type HeaderOptions struct {
 	// be safe for concurrent use.
 	Sample func(n int) int
 	// PairOnly refuses requests without the header. Set it for connectors whose decode engines cannot serve alone
-	// (PairOnly of [connector.Traits]). Without it the decode engine serves such a request alone, as in llm-d.
+	// (PairOnly of [connector.Traits]), and where each request must come from the scheduler. Without it the decode
+	// engine serves such a request alone, as in llm-d, and the pick says so: see [NoHeader].
 	PairOnly bool
 }
 
@@ -115,11 +120,12 @@ func (f *fromHeader) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick,
 	case in.Single && f.pairing.serving.PairOnly && !f.decode.Role.Has(discovery.RoleBoth):
 		return pdflow.Pick{}, &pdflow.Error{Code: pdflow.CodeNoEndpoint,
 			Message: "the decode engine here serves no request alone"}
-	case in.Single:
-	case named:
-		pick.Prefill = *prefill
-	case f.o.PairOnly:
+	case !named && f.o.PairOnly:
 		return pdflow.Pick{}, f.refused("is missing, and the decode engine here serves no request alone")
+	case !named:
+		pick.Alone = NoHeader
+	case !in.Single:
+		pick.Prefill = *prefill
 	}
 	return pick, nil
 }

@@ -62,11 +62,24 @@ func TestTheHeaderNamesThePrefillEngine(t *testing.T) {
 func TestWithoutTheHeaderDecodeServesAlone(t *testing.T) {
 	p := pick.FromHeader(sidecarSet(t), localDecode(t), nil)
 	for _, in := range []*pdflow.PickInput{{}, named(), named(""), named(" , "), named("", "")} {
+		for _, in.Single = range []bool{true, false} {
+			chosen, err := p.Pick(t.Context(), in)
+			require.NoError(t, err)
+			assert.Equal(t, "no_header", chosen.Alone, "it has gone round the scheduler")
+		}
 		assert.Equal(t, "+local", pair(t, p, in))
 	}
+	in := named("10.0.0.1:8000")
+	for _, in.Single = range []bool{true, false} {
+		chosen, err := p.Pick(t.Context(), in)
+		require.NoError(t, err)
+		assert.Empty(t, chosen.Alone)
+	}
 	p = pick.FromHeader(sidecarSet(t), localDecode(t), &pick.HeaderOptions{PairOnly: true})
-	_, err := p.Pick(t.Context(), &pdflow.PickInput{})
-	require.ErrorIs(t, err, pdflow.CodeInvalid)
+	for _, single := range []bool{true, false} {
+		_, err := p.Pick(t.Context(), &pdflow.PickInput{Single: single})
+		require.ErrorIs(t, err, pdflow.CodeInvalid)
+	}
 }
 
 func TestWhatIsNotListedForPrefillIsRefused(t *testing.T) {
