@@ -183,7 +183,8 @@ func TestAudioPassesAsAForm(t *testing.T) {
 		require.NoError(t, err)
 		_, err = io.WriteString(file, audio)
 		require.NoError(t, err)
-		require.NoError(t, errors.Join(form.WriteField("model", "whisper"), form.WriteField(field, value), form.Close()))
+		require.NoError(t, errors.Join(form.WriteField("model", "whisper"), form.WriteField(field, value),
+			form.Close()))
 		status, _, body := do(t, http.MethodPost, g.client+"/v1/audio/transcriptions", b.String(), "Content-Type",
 			form.FormDataContentType())
 		return status, body, b.String()

@@ -62,6 +62,7 @@ func build(f *flags, log *slog.Logger, tel *telemetry) (*sidecar, error) {
 		toldEncode: new(sync.Once), toldAlone: new(sync.Once)}
 	s.flow, err = pdflow.New(conn, picker, append(tel.options(),
 		pdflow.WithTransport(s.legs),
+		pdflow.WithForwardHeaders(f.forward...),
 		pdflow.WithRetry(config.Retry{MaxAttempts: 1 + f.retries,
 			BackoffBase: f.backoff, BackoffMax: max(f.backoff, 2*time.Second)}),
 		pdflow.WithErrorHandler(writeError),

@@ -30,7 +30,8 @@ type flags struct {
 	moriio                moriioFlags
 	ecConnector           string
 	sampling              bool
-	requireHeader         bool // refuse requests that name no prefill engine
+	requireHeader         bool     // refuse requests that name no prefill engine
+	forward               []string // headers of clients that engines get besides the usual ones
 	retries               int
 	backoff               time.Duration
 	maxIdle               int
@@ -192,6 +193,11 @@ func (f *flags) engines(fs *flag.FlagSet, getenv func(string) string) {
 		"of several engines in the header, try a random one first")
 	fs.BoolVar(&f.requireHeader, "require-prefiller-header", false, "answer 400 to requests that name no prefill "+
 		"engine, in place of having the decode engine serve them alone")
+	fs.Func("forward-headers", "further `HEADERS` of clients that both engines get, separated by commas",
+		func(s string) error {
+			f.forward = append(f.forward, strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' })...)
+			return nil
+		})
 	fs.IntVar(&f.retries, "prefill-max-retries", 0, "further `ATTEMPTS` after one that failed by an engine's fault")
 	fs.DurationVar(&f.backoff, "prefill-retry-backoff", 200*time.Millisecond,
 		"the pause before the first of them; it doubles")

@@ -203,6 +203,7 @@ func TestWhatCannotBeBuiltEndsTheStart(t *testing.T) {
 		"--prefillers=p:1 --kv-connector-config=7":            "not a JSON object",
 		"--prefillers=p:1 --kv-connector-config={\"nope\":1}": "nope",
 		"--prefillers=p:1 --kv-connector=p2pnccl":             "zmqAddress",
+		"--prefillers=p:1 --forward-headers=X-A,cookie":       "Cookie must not reach engines",
 	} {
 		var said logBuffer
 		assert.Equal(t, exitWrong, run(t.Context(), strings.Fields(args), noEnv, &said), args)

@@ -340,6 +340,17 @@ func TestWithoutTheHeaderTheDecodeEngineServesAlone(t *testing.T) {
 	assert.Equal(t, 1, strings.Count(x.log.String(), "requests name no prefill engine"), "told once")
 }
 
+func TestEnginesGetTheHeadersThatAFlagNames(t *testing.T) {
+	p, d, x := pair(t, enginesim.Config{}, enginesim.Config{}, nil, "--forward-headers=x-tenant,X-Zone")
+	require.Equal(t, http.StatusOK, statusOf(complete(t, x.addr, 0, false, header, hostPort(t, p.URL()),
+		"X-Tenant", "t", "X-Zone", "z", "X-Api-Key", "k", "X-Other", "o")))
+	for _, e := range []*enginesim.Engine{p, d} {
+		h := e.Requests()[0].Header
+		assert.Equal(t, "t z k ", strings.Join([]string{h.Get("X-Tenant"), h.Get("X-Zone"), h.Get("X-Api-Key"),
+			h.Get("X-Other")}, " "))
+	}
+}
+
 // Where each request must come from the scheduler, one that has gone round it is refused, also one that a single engine
 // would serve anyway.
 func TestTheHeaderCanBeRequired(t *testing.T) {

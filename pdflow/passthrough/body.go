@@ -10,6 +10,7 @@ import (
 	"mime"
 	"mime/multipart"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -48,7 +49,7 @@ func (h *Handler) read(w http.ResponseWriter, r *http.Request, budget intake.Tak
 	if fault != nil || len(raw) == 0 {
 		return nil, refusal(fault)
 	}
-	if boundary := boundaryOf(r); boundary != "" {
+	if boundary := h.boundaryOf(r); boundary != "" {
 		if fault := intake.CheckEncoding(r.Header); fault != nil {
 			return nil, refusal(fault)
 		}
@@ -101,11 +102,11 @@ const (
 	maxName  = 128     // bytes of its name
 )
 
-// boundaryOf returns what parts a form, "" where the body is none or the path takes none: engines take audio as a file
-// of a form (OpenAI's API; vLLM 0.32.0's and SGLang 0.5.23's /v1/audio/transcriptions).
-func boundaryOf(r *http.Request) string {
+// boundaryOf returns what parts a form, "" where the body is none or the path takes none. Of the listed paths those of
+// audio take one: a file and fields (OpenAI's API; /v1/audio/transcriptions of vLLM 0.32.0 and SGLang 0.5.23).
+func (h *Handler) boundaryOf(r *http.Request) string {
 	types := r.Header["Content-Type"]
-	if len(types) != 1 || !match("/v1/audio/*", r.URL.Path) {
+	if len(types) != 1 || !match("/v1/audio/*", r.URL.Path) && !h.added(r) {
 		return ""
 	}
 	media, params, err := mime.ParseMediaType(types[0])
@@ -168,8 +169,8 @@ func member(name string, value []byte) []byte {
 		object = value
 	}
 	elements := strings.FieldsFunc(name, func(r rune) bool { return r == '[' || r == ']' || r == '.' })
-	for i := len(elements) - 1; i >= 0; i-- {
-		object, _ = json.Marshal(map[string]json.RawMessage{elements[i]: object}) // valid JSON only
+	for _, element := range slices.Backward(elements) {
+		object, _ = json.Marshal(map[string]json.RawMessage{element: object}) // valid JSON only
 	}
 	return object
 }

@@ -37,11 +37,11 @@ func TestAFormPassesAsItCame(t *testing.T) {
 	h := handler(t, func(model string) (*passthrough.Engines, *pdflow.Error) {
 		asked = append(asked, model)
 		return e.Engines, nil
-	}, nil)
+	}, &passthrough.Options{Paths: []string{"/v1/images/*"}})
 	e.Members = []string{"kv_ticket"}
 	sent := form("model=whisper", "timestamp_granularities[]=word", "timestamp_granularities[]=segment", "stream=true",
 		"temperature=0.2", `prompt={"kv_`, `vllm_xargs={"a":1}`, "language=")
-	for _, path := range []string{"/v1/audio/transcriptions", "/v1/audio/translations"} {
+	for _, path := range []string{"/v1/audio/transcriptions", "/v1/audio/translations", "/v1/images/edits"} {
 		w := do(h, post(path, sent, "Content-Type", formType))
 		require.Equal(t, http.StatusOK, w.Code, w.Body)
 		last := len(e.requests) - 1
@@ -50,7 +50,7 @@ func TestAFormPassesAsItCame(t *testing.T) {
 		assert.Equal(t, formType, e.requests[last].Header.Get("Content-Type"))
 		assert.Equal(t, "whisper", e.picks[last].Request.Model)
 	}
-	assert.Equal(t, []string{"whisper", "whisper"}, asked)
+	assert.Equal(t, []string{"whisper", "whisper", "whisper"}, asked)
 }
 
 func TestFormsThatAreRefused(t *testing.T) {
@@ -71,7 +71,7 @@ func TestFormsThatAreRefused(t *testing.T) {
 		"one in brackets, deeper":    {body: form("vllm_xargs[extra_args][kv_ticket]=1"), param: "vllm_xargs"},
 		"one with a dot":             {body: form("extra.ticket=1"), param: "extra"},
 		"one of a list":              {body: form("bootstrap_room[]=1"), param: "bootstrap_room"},
-		"as a file":                  {body: strings.Replace(form("x=1"), `"file"`, `"kv_ticket"`, 1), param: "kv_ticket"},
+		"as a file":                  {body: strings.Replace(form(), `"file"`, `"kv_ticket"`, 1), param: "kv_ticket"},
 		"the model twice":            {body: form("model=m", "model=n"), param: "model"},
 		"a model that is no text":    {body: form("model=\xff"), status: 200}, // U+FFFD, which nobody serves
 		"a member twice in a value":  {body: form(`vllm_xargs={"a":1,"a":2}`), param: "vllm_xargs"},

@@ -66,12 +66,19 @@ func (h *Handler) passes(r *http.Request) bool {
 	if r.URL.EscapedPath() != p || path.Clean(p) != p || !plain(p, "") {
 		return false
 	}
+	return listed(served, r) || h.added(r)
+}
+
+// added reports whether the host has added a request's method and path to what passes.
+func (h *Handler) added(r *http.Request) bool { return listed(h.further, r) && !isOrder(r.URL.Path) }
+
+// listed reports whether entries have a request's method and path.
+func listed(entries []string, r *http.Request) bool {
 	method := r.Method
 	if method == http.MethodHead {
 		method = http.MethodGet
 	}
-	is := func(entry string) bool { return match(entry, method+" "+p) }
-	return slices.ContainsFunc(served, is) || slices.ContainsFunc(h.further, is) && !isOrder(p)
+	return slices.ContainsFunc(entries, func(entry string) bool { return match(entry, method+" "+r.URL.Path) })
 }
 
 // match reports whether a path is the one of an entry. An element * stands for any one element, and as the last one for
