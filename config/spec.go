@@ -65,7 +65,10 @@ type Timeouts struct {
 	HealthCheck time.Duration `json:"healthCheck"` // one probe of package pdflow/health; default 2 s
 
 	// The client's side. A Spec has no words for these.
-	Body  time.Duration `json:"-"` // reading the client's body; default 60 s
+
+	// reading the client's body; default 60 s. A body that brings nothing in a sixth of it, or then too little to fill
+	// the memory that it was given in time, is ended earlier
+	Body  time.Duration `json:"-"`
 	Write time.Duration `json:"-"` // one write to the client; default 30 s
 	// for how long the caller of pdflow's Flow.Begin may make no call on its request, reads of the response's Body
 	// included, before the flow ends the request; a relayed response must end within it; default 15 min

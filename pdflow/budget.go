@@ -13,20 +13,35 @@ import (
 // the responses of prefill and encode engines, until their attempts have; of a prefill leg that runs on
 // (connector.Ending.PrefillFinishes) both until it has ended. All flows, muxes and handlers that are given
 // the same budget share it. A request for which nothing is left is refused with [CodeOverloaded]. Bytes are taken when
-// memory is: a client that announces a large body and sends nothing takes 1 MiB at most.
+// memory is, and memory grows with what has arrived: a client that announces a large body and sends nothing takes
+// 16 KiB at most. Bodies and responses of more than 64 KiB leave an eighth of the bytes to the others, so that large
+// ones, however many, do not keep small ones out.
 //
 // The bodies that [Flow.Do], [Flow.Begin] and [Flow.RoundTripper] get are their callers', who may count them by Take.
 type Budget struct {
-	// Bytes are how many may be taken. It should hold several of the largest bodies and of the prefill engines' largest
-	// responses, and must not change while the budget is used.
+	// Bytes are how many may be taken. Seven eighths of it should hold several of the largest bodies and of the prefill
+	// engines' largest responses. It must not change while the budget is used.
 	Bytes int64
 
 	inUse, refused atomic.Int64
 }
 
-// Take takes n bytes, or none and returns false if so many are not left.
-func (b *Budget) Take(n int64) bool {
-	for used := b.inUse.Load(); n <= b.Bytes-used; used = b.inUse.Load() {
+// What is larger than smallBody leaves 1/smallShare of the budget to what is not.
+const (
+	smallBody  = 64 << 10
+	smallShare = 8
+)
+
+// Take takes the n bytes of a body, or none and returns false if so many are not left.
+func (b *Budget) Take(n int64) bool { return b.TakePart(n, n) }
+
+// TakePart is Take for n bytes of a body that has size bytes in all, as far as that is known.
+func (b *Budget) TakePart(n, size int64) bool {
+	most := b.Bytes
+	if size > smallBody {
+		most -= most / smallShare
+	}
+	for used := b.inUse.Load(); n <= most-used; used = b.inUse.Load() {
 		if b.inUse.CompareAndSwap(used, used+n) {
 			return true
 		}
@@ -72,8 +87,8 @@ func (h *holding) taker() intake.Taker {
 	if h == nil {
 		return nil
 	}
-	return func(n int64) bool {
-		ok := h.b.Take(n)
+	return func(n, size int64) bool {
+		ok := h.b.TakePart(n, size)
 		if ok {
 			h.n.Add(n)
 		}

@@ -156,7 +156,7 @@ func (h *handler) enter(w http.ResponseWriter, r *http.Request, flow *Flow, c *c
 	}
 	if o.budget != nil && o.budget != h.budget {
 		own.held = o.budget.hold()
-		if !own.held.taker()(size) {
+		if !own.held.taker()(size, size) {
 			return own, noMemory("", "body", intake.ErrNoMemory)
 		}
 		c.held = own.held

@@ -36,8 +36,9 @@ func (l *loader) checkGateway(d *yamlfile.Document, g gatewaySpec) {
 			}
 		}
 	}
-	if g.MaxBytesInFlight != 0 && g.MaxBytesInFlight < g.MaxBodyBytes {
-		l.fault(d, "spec.maxBytesInFlight", "is less than maxBodyBytes, so the largest bodies could never be served",
+	if g.MaxBytesInFlight != 0 && g.MaxBytesInFlight-g.MaxBytesInFlight/8 < g.MaxBodyBytes {
+		l.fault(d, "spec.maxBytesInFlight", "is, without the eighth that is kept for small bodies, less than "+
+			"maxBodyBytes, so the largest bodies could never be served",
 			"write several times maxBodyBytes, or lower that")
 	}
 	if p := g.Passthrough; p != "" && p != "decode" {

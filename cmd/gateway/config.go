@@ -67,7 +67,8 @@ type gatewaySpec struct {
 	Admin  string `json:"admin"`  // the address for operators, HOST:PORT; "" turns it off
 	// a client's larger body gets 413, and nothing is sent to an engine
 	MaxBodyBytes int64 `json:"maxBodyBytes"`
-	// bytes of bodies and of prefill responses in flight, all together; a request for which nothing is left gets 503
+	// bytes of bodies and of prefill responses in flight, all together; a request for which nothing is left gets 503.
+	// An eighth is kept for bodies of up to 64 KiB
 	MaxBytesInFlight int64 `json:"maxBytesInFlight"`
 	// how long running streams may go on after SIGTERM; 0 cuts them at once
 	DrainTimeout config.Duration `json:"drainTimeout"`
@@ -111,7 +112,7 @@ func defaultGateway() gatewaySpec {
 }
 
 // bytesInFlight is MaxBytesInFlight, or its default: a quarter of the memory limit, or 1 GiB without one, and at least
-// one body.
+// what one body needs beside the eighth that is kept for small ones.
 func (g *gatewaySpec) bytesInFlight() int64 {
 	if g.MaxBytesInFlight > 0 {
 		return g.MaxBytesInFlight
@@ -120,7 +121,7 @@ func (g *gatewaySpec) bytesInFlight() int64 {
 	if limit := debug.SetMemoryLimit(-1); limit < math.MaxInt64 {
 		most = limit / 4
 	}
-	return max(most, g.MaxBodyBytes)
+	return max(most, g.MaxBodyBytes+g.MaxBodyBytes/7+1)
 }
 
 // modelServer is one model with its engines: kind ModelServer.

@@ -33,11 +33,12 @@ var ErrTooLarge = errors.New("pdflow: larger than the limit")
 // ErrNoMemory is the error of a body for which a Taker has nothing left.
 var ErrNoMemory = errors.New("pdflow: the budget of bytes in flight is used up")
 
-// Taker takes bytes of a budget. It returns false if so many are not left. A nil Taker has any number.
-type Taker func(bytes int64) bool
+// Taker takes bytes of a budget. size is that of the body they are for, as far as it is known. It returns false if so
+// many are not left. A nil Taker has any number.
+type Taker func(bytes, size int64) bool
 
-func (t Taker) take(n int) error {
-	if t == nil || t(int64(n)) {
+func (t Taker) take(n, size int) error {
+	if t == nil || t(int64(n), int64(size)) {
 		return nil
 	}
 	return ErrNoMemory
@@ -45,26 +46,27 @@ func (t Taker) take(n int) error {
 
 // Read reads a request's body whole before anything else: only then net/http notices a client that leaves, and an
 // engine's connection is not torn down with the client's body (docs/go-facts.md §1). A body must be JSON; an optional
-// one may be missing, and its caller looks at its form: see [CheckJSON]. limit is in bytes; a timeout of 0 is none.
-// After a fault net/http closes the connection. Without w there is no timeout, and nothing to close.
+// one may be missing, and its caller looks at its form: see [CheckJSON]. limit is in bytes; a timeout of 0 is none. A
+// body that fills the memory which it holds too slowly is ended earlier: see pace. After a fault net/http closes the
+// connection. Without w there is no timeout, and nothing to close.
 func Read(w http.ResponseWriter, r *http.Request, limit int64, timeout time.Duration, optional bool,
 	budget Taker) ([]byte, *Fault) {
 	if w == nil {
-		return read(r, limit, optional, budget)
+		return read(r, limit, optional, budget, nil)
 	}
-	rc := http.NewResponseController(w)
-	limited := timeout > 0 && rc.SetReadDeadline(time.Now().Add(timeout)) == nil
-	body, fault := read(r, limit, optional, budget)
+	p := pace{w: w, timeout: timeout}
+	limited := p.begin()
+	body, fault := read(r, limit, optional, budget, &p)
 	switch {
 	case fault != nil && fault.Code != Gone:
 		Closing(w) // with a deadline for what is left of the body
 	case limited:
-		_ = rc.SetReadDeadline(time.Time{})
+		_ = p.set(time.Time{})
 	}
 	return body, fault
 }
 
-func read(r *http.Request, limit int64, optional bool, budget Taker) ([]byte, *Fault) {
+func read(r *http.Request, limit int64, optional bool, budget Taker, p *pace) ([]byte, *Fault) {
 	if !optional {
 		if fault := CheckJSON(r.Header); fault != nil {
 			return nil, fault
@@ -83,7 +85,7 @@ func read(r *http.Request, limit int64, optional bool, budget Taker) ([]byte, *F
 	if length == 0 {
 		length = -1 // of a client's request, 0 beside a body is an unknown length
 	}
-	body, err := ReadAll(r.Body, length, limit, budget)
+	body, err := readAll(r.Body, length, limit, budget, p)
 	switch {
 	case err == nil && len(body) == 0:
 		return nil, nil
@@ -109,41 +111,41 @@ func TooLarge(limit int64) *Fault {
 // believed is how much memory an announced length is given before any byte has come, in bytes. Each byte that has come
 // is believed to have perByte more behind it.
 const (
-	believed = 1 << 20
+	believed = 16 << 10
 	perByte  = 8
 )
 
 // ReadAll reads r to its end, up to limit bytes. length is what it announces, -1 if nothing. Who lies about it must not
 // cost memory, so the buffer grows towards it with what has come. Memory is taken of the budget before it is allocated.
 func ReadAll(r io.Reader, length, limit int64, budget Taker) ([]byte, error) {
+	return readAll(r, length, limit, budget, nil)
+}
+
+func readAll(r io.Reader, length, limit int64, budget Taker, p *pace) ([]byte, error) {
 	if length > limit {
 		return nil, ErrTooLarge
 	}
 	if length < 0 {
-		return readPieces(r, limit, budget)
+		return readPieces(r, limit, budget, p)
 	}
-	first := length
-	for first > believed {
-		first = (first + perByte - 1) / perByte // the buffers before the last, whole one are a seventh of it together
+	size := length
+	for size > believed {
+		size = (size + perByte - 1) / perByte // the buffers before the last, whole one are a seventh of it together
 	}
-	if err := budget.take(int(first)); err != nil {
-		return nil, err
-	}
-	b := uncleared(int(first))
-	for {
-		n, err := io.ReadFull(r, b[len(b):cap(b)])
-		b = b[:len(b)+n]
-		if err != nil && n == 0 && len(b) > 0 {
-			err = io.ErrUnexpectedEOF
-		}
-		if err != nil || int64(len(b)) == length {
-			return b, err
-		}
-		size := min(length, int64(cap(b))*perByte)
-		if err := budget.take(int(size) - cap(b)); err != nil {
+	for b := []byte(nil); ; size = min(length, size*perByte) {
+		if err := budget.take(int(size)-cap(b), int(length)); err != nil {
 			return nil, err
 		}
-		b = append(uncleared(int(size)), b...)
+		p.holds(int(size) - len(b))
+		var err error
+		switch b, err = fill(r, append(uncleared(int(size)), b...), p); {
+		case int64(len(b)) == length:
+			return b, nil
+		case errors.Is(err, io.EOF) && len(b) > 0:
+			return b, io.ErrUnexpectedEOF
+		case err != nil:
+			return b, err
+		}
 	}
 }
 
@@ -165,14 +167,15 @@ const (
 
 // readPieces reads what announces no length. It keeps pieces until the end is known: a buffer that grows leaves twice
 // its bytes behind, and for a response that turns out too large all of that is for nothing.
-func readPieces(r io.Reader, limit int64, budget Taker) ([]byte, error) {
+func readPieces(r io.Reader, limit int64, budget Taker, p *pace) ([]byte, error) {
 	var pieces [][]byte
 	total := 0
 	for size := firstPiece; ; size = min(2*size, mostPiece) {
-		if err := budget.take(size); err != nil {
+		if err := budget.take(size, total+size); err != nil {
 			return nil, err
 		}
-		piece, err := fill(r, make([]byte, 0, size))
+		p.holds(size)
+		piece, err := fill(r, make([]byte, 0, size), p)
 		pieces, total = append(pieces, piece), total+len(piece)
 		if int64(total) > limit {
 			return nil, ErrTooLarge
@@ -192,11 +195,14 @@ func readPieces(r io.Reader, limit int64, budget Taker) ([]byte, error) {
 
 // fill reads until b's capacity is used up or r fails. io.ReadFull would not tell r's end from r's own
 // io.ErrUnexpectedEOF, which is that of a response that was cut.
-func fill(r io.Reader, b []byte) ([]byte, error) {
+func fill(r io.Reader, b []byte, p *pace) ([]byte, error) {
 	for len(b) < cap(b) {
 		n, err := r.Read(b[len(b):cap(b)])
 		if b = b[:len(b)+n]; err != nil {
 			return b, err
+		}
+		if len(b) < cap(b) {
+			p.came(n)
 		}
 	}
 	return b, nil

@@ -215,8 +215,8 @@ func (h *Handler) budget() (intake.Taker, func()) {
 		return nil, func() {}
 	}
 	held := int64(0)
-	return func(n int64) bool {
-		ok := h.o.Budget.Take(n)
+	return func(n, size int64) bool {
+		ok := h.o.Budget.TakePart(n, size)
 		if ok {
 			held += n
 		}
