@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -19,8 +20,8 @@ import (
 const (
 	modelsPath     = "/v1/models"
 	modelsFresh    = 2 * time.Second // how long a list is handed out before the engines are asked again
-	modelsTimeout  = 2 * time.Second // for all engines together: an engine that is slower is left out
-	modelsAtOnce   = 32              // engines asked at once
+	modelsTimeout  = 2 * time.Second // for each engine, which is left out if it is slower; and for its turn to come
+	modelsAtOnce   = 32              // engines asked at once, over all lists that are being made
 	maxModelsBytes = 1 << 20         // of one engine's response
 	maxModelsKept  = 64              // lists kept, one for each key of clients
 )
@@ -28,26 +29,42 @@ const (
 // modelList keeps the lists of models, apart by the client's key, since engines may ask for one.
 type modelList struct {
 	all   func() []*Engines
+	turn  chan struct{} // of the list whose engines are next: each list gets all it needs, one after another
+	slots chan struct{} // one for each engine that is asked at once
 	mu    sync.Mutex
 	lists map[listKey]*list
+}
+
+func newModelList(all func() []*Engines) *modelList {
+	return &modelList{all: all, turn: make(chan struct{}, 1), slots: make(chan struct{}, modelsAtOnce),
+		lists: map[listKey]*list{}}
 }
 
 type listKey [sha256.Size]byte
 
 // list is one list, being made until done is closed.
 type list struct {
-	begun time.Time
-	done  chan struct{}
-	body  []byte
+	key     listKey
+	begun   time.Time
+	waiting int // clients; the list's making ends with the last
+	end     context.CancelFunc
+	done    chan struct{}
+	body    []byte // nil: too many lists were asked for
 }
 
 // list answers with the union of what the ready decode engines list.
 func (h *Handler) list(w http.ResponseWriter, r *http.Request, id string) {
 	l := h.models.get(r, id)
+	defer h.models.leave(l)
 	select {
 	case <-l.done:
 	case <-r.Context().Done():
 		h.fail(w, r, &pdflow.Error{Code: pdflow.CodeClientGone}, h.o.Timeouts)
+		return
+	}
+	if l.body == nil {
+		h.fail(w, r, &pdflow.Error{Code: pdflow.CodeOverloaded, RetryAfter: time.Second,
+			Message: "too many lists of models are asked for at the same time"}, h.o.Timeouts)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
@@ -60,7 +77,8 @@ func (h *Handler) list(w http.ResponseWriter, r *http.Request, id string) {
 	_ = rc.Flush()
 }
 
-// get returns the fresh list, or begins one, which outlives the client that asks first.
+// get returns the fresh list, or begins one, which outlives the client that asks first if others wait for it. The
+// client leaves it when it needs it no more.
 func (m *modelList) get(r *http.Request, id string) *list {
 	all := m.all() // not in the goroutine: a panic of the host's there would end the process
 	header := keyOf(r.Header, all)
@@ -70,20 +88,56 @@ func (m *modelList) get(r *http.Request, id string) *list {
 	sum.Sum(key[:0])
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if l := m.lists[key]; l != nil && time.Since(l.begun) < modelsFresh {
-		return l
-	}
-	if len(m.lists) >= maxModelsKept {
-		clear(m.lists)
-	}
-	l := &list{begun: time.Now(), done: make(chan struct{})}
-	m.lists[key] = l
-	go func() {
-		defer close(l.done)
+	l := m.lists[key]
+	if l == nil || time.Since(l.begun) >= modelsFresh {
+		l = &list{key: key, begun: time.Now(), done: make(chan struct{})}
+		m.keep(l)
+		var ctx context.Context
+		ctx, l.end = context.WithCancel(context.WithoutCancel(r.Context()))
 		header.Set("Accept", "application/json")
-		l.body = collect(context.WithoutCancel(r.Context()), all, &pdflow.Request{Header: header, RequestID: id})
-	}()
+		go func() {
+			defer l.end()
+			defer close(l.done)
+			l.body = m.collect(ctx, all, &pdflow.Request{Header: header, RequestID: id})
+		}()
+	}
+	l.waiting++
 	return l
+}
+
+// keep remembers a list in place of the oldest. The caller holds the lock.
+func (m *modelList) keep(l *list) {
+	delete(m.lists, l.key)
+	if len(m.lists) >= maxModelsKept {
+		var oldest *list
+		for _, other := range m.lists {
+			if oldest == nil || other.begun.Before(oldest.begun) {
+				oldest = other
+			}
+		}
+		delete(m.lists, oldest.key)
+	}
+	m.lists[l.key] = l
+}
+
+// leave ends a list's making if nobody waits for it any more. Nobody gets what was not made.
+func (m *modelList) leave(l *list) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if l.waiting--; l.waiting > 0 {
+		return
+	}
+	select {
+	case <-l.done:
+		if l.body != nil {
+			return
+		}
+	default:
+		l.end()
+	}
+	if m.lists[l.key] == l {
+		delete(m.lists, l.key)
+	}
 }
 
 // keyOf returns the headers by which engines may tell a client from another.
@@ -105,10 +159,9 @@ func keyOf(client http.Header, all []*Engines) http.Header {
 	return h
 }
 
-// collect asks all ready decode engines, and joins what they say in the order of the models.
-func collect(ctx context.Context, all []*Engines, in *pdflow.Request) []byte {
-	ctx, cancel := context.WithTimeout(ctx, modelsTimeout)
-	defer cancel()
+// collect asks all ready decode engines, and joins what they say in the order of the models. It returns nil if none
+// has said anything and some could not be asked.
+func (m *modelList) collect(ctx context.Context, all []*Engines, in *pdflow.Request) []byte {
 	type target struct {
 		*Engines
 		url string
@@ -130,20 +183,44 @@ func collect(ctx context.Context, all []*Engines, in *pdflow.Request) []byte {
 	}
 	found := make([][]json.RawMessage, len(targets))
 	var wg sync.WaitGroup
-	slots := make(chan struct{}, modelsAtOnce)
-	for i, t := range targets {
-		slots <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			found[i] = t.ask(ctx, t.url, in)
-		})
+	asked := 0
+	turn, stop := context.WithTimeout(ctx, modelsTimeout) // to begin with each engine
+	defer stop()
+	if take(turn, m.turn) {
+		for asked < len(targets) && take(turn, m.slots) {
+			i, t := asked, targets[asked]
+			wg.Go(func() {
+				defer func() { <-m.slots }()
+				found[i] = t.ask(ctx, t.url, in)
+			})
+			asked++
+		}
+		<-m.turn
 	}
 	wg.Wait()
+	if asked < len(targets) && !slices.ContainsFunc(found, func(l []json.RawMessage) bool { return len(l) > 0 }) {
+		return nil
+	}
 	return joinModels(found)
+}
+
+// take waits for a place in c until ctx ends.
+func take(ctx context.Context, c chan struct{}) bool {
+	select {
+	case c <- struct{}{}:
+		if ctx.Err() == nil {
+			return true
+		}
+		<-c
+	case <-ctx.Done():
+	}
+	return false
 }
 
 // ask returns what one engine lists, nil if it does not answer as it should.
 func (e *Engines) ask(ctx context.Context, url string, in *pdflow.Request) []json.RawMessage {
+	ctx, cancel := context.WithTimeout(ctx, modelsTimeout)
+	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+modelsPath, nil)
 	if err != nil {
 		return nil

@@ -8,8 +8,10 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -30,6 +32,8 @@ type fleet struct {
 	mu     sync.Mutex
 	asked  map[string]int
 	header http.Header // of the last request
+	now    int         // requests at the moment
+	most   int         // at once
 }
 
 func (f *fleet) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -37,7 +41,14 @@ func (f *fleet) RoundTrip(r *http.Request) (*http.Response, error) {
 	f.mu.Lock()
 	f.asked[host]++
 	f.header = r.Header
+	f.now++
+	f.most = max(f.most, f.now)
 	f.mu.Unlock()
+	defer func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.now--
+	}()
 	switch list := f.lists[host]; list {
 	case "":
 		<-r.Context().Done()
@@ -162,18 +173,108 @@ func TestAListIsKeptForAMoment(t *testing.T) {
 	})
 }
 
-// If the client whose request started the query leaves, other clients that wait for the same list still get it.
-func TestAListOutlivesItsFirstClient(t *testing.T) {
+// If the client whose request started the query leaves, other clients that wait for the same list still get it. With
+// the last of them the query ends.
+func TestAListLivesAsLongAsSomebodyWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fleet{t: t, asked: map[string]int{}, lists: map[string]string{"one": "late"}}
 		only := f.engines("decode@one")
 		h := handler(t, func(string) (*passthrough.Engines, *pdflow.Error) { return only, nil }, nil)
-		ctx, leave := context.WithCancel(t.Context())
-		go func() { time.Sleep(time.Second); leave() }()
-		w := do(h, httptest.NewRequest(http.MethodGet, "/v1/models", nil).WithContext(ctx))
-		assert.NotEqual(t, http.StatusOK, w.Code)
-		assert.Equal(t, "late", get(t, h))
+		second := make(chan string)
+		go func() { time.Sleep(time.Second / 2); second <- get(t, h) }()
+		waitFor := func(d time.Duration) {
+			ctx, leave := context.WithTimeout(t.Context(), d)
+			defer leave()
+			w := do(h, httptest.NewRequest(http.MethodGet, "/v1/models", nil).WithContext(ctx))
+			assert.NotEqual(t, http.StatusOK, w.Code)
+		}
+		waitFor(time.Second)
+		assert.Equal(t, "late", <-second)
 		assert.Equal(t, 1, f.asked["one"])
+
+		time.Sleep(modelsFresh)
+		waitFor(time.Second)
+		synctest.Wait()
+		assert.Zero(t, f.now, "the query has ended")
+		assert.Equal(t, "late", get(t, h), "and what it had is nobody's list")
+		assert.Equal(t, 3, f.asked["one"])
+	})
+}
+
+const modelsFresh = 2 * time.Second
+
+// Of 2,000 clients, each with an Authorization of its own, each cost a request to each engine, all of them at once, and
+// went on when its client had left.
+func TestManyListsAskFewEngines(t *testing.T) {
+	for name, c := range map[string]struct {
+		stay         time.Duration
+		asked, lists int // at most; at least
+	}{
+		"clients that leave at once": {time.Millisecond, 600, 0},
+		"clients that wait":          {time.Minute, 100, 10},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f, hosts := &fleet{t: t, asked: map[string]int{}, lists: map[string]string{}}, []string(nil)
+				for _, host := range []string{"one", "two", "three", "four", "five", "six"} {
+					f.lists[host] = "late"
+					hosts = append(hosts, "decode@"+host)
+				}
+				all := f.engines(hosts...)
+				h := handler(t, func(string) (*passthrough.Engines, *pdflow.Error) { return all, nil }, nil)
+				var wg sync.WaitGroup
+				var lists, refused atomic.Int64
+				for i := range 2000 {
+					wg.Go(func() {
+						ctx, leave := context.WithTimeout(t.Context(), c.stay)
+						defer leave()
+						r := httptest.NewRequest(http.MethodGet, "/v1/models", nil).WithContext(ctx)
+						r.Header.Set("Authorization", strconv.Itoa(i))
+						switch w := do(h, r); {
+						case strings.Contains(w.Body.String(), "late"):
+							lists.Add(1)
+						case w.Code == http.StatusServiceUnavailable:
+							refused.Add(1)
+						case ctx.Err() == nil:
+							t.Error("neither a list nor the truth", w.Code, w.Body)
+						}
+					})
+				}
+				wg.Wait()
+				synctest.Wait()
+				asked := 0
+				for _, n := range f.asked {
+					asked += n
+				}
+				t.Logf("%d requests to engines, %d at once; %d lists, %d refused", asked, f.most, lists.Load(),
+					refused.Load())
+				assert.LessOrEqual(t, asked, c.asked)
+				assert.LessOrEqual(t, f.most, 32)
+				assert.GreaterOrEqual(t, int(lists.Load()), c.lists)
+				assert.Zero(t, f.now)
+				time.Sleep(modelsFresh)
+				assert.Equal(t, "late", get(t, h), "nothing is left behind")
+			})
+		})
+	}
+}
+
+// Of the lists that are kept the oldest goes for a new one, and no other.
+func TestTheOldestListGoes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fleet{t: t, asked: map[string]int{}, lists: map[string]string{"one": `{"data":[{"id":"a"}]}`}}
+		only := f.engines("decode@one")
+		h := handler(t, func(string) (*passthrough.Engines, *pdflow.Error) { return only, nil }, nil)
+		for i := range 65 {
+			get(t, h, "Authorization", strconv.Itoa(i))
+			time.Sleep(time.Millisecond)
+		}
+		for i := 64; i > 0; i-- {
+			get(t, h, "Authorization", strconv.Itoa(i))
+		}
+		assert.Equal(t, 65, f.asked["one"])
+		get(t, h, "Authorization", "0")
+		assert.Equal(t, 66, f.asked["one"])
 	})
 }
 

@@ -98,7 +98,8 @@ type Options struct {
 //
 // GET /v1/models is the union of what the ready decode engines list. It is kept for two seconds for each key of clients
 // (Authorization, X-Api-Key, Engines.ForwardHeaders). An engine that fails, or takes longer than two seconds, is left
-// out.
+// out. 32 engines are asked at once, for all clients together; if so many clients ask that no engine's turn comes, the
+// response is 503.
 //
 // All else goes to one decode engine of the model that the body names. A body must be one JSON object; below /v1/audio/
 // and on Options.Paths it may be a form (multipart/form-data). The engine gets the client's query, the header of
@@ -110,7 +111,7 @@ type Handler struct {
 	find    func(model string) (*Engines, *pdflow.Error)
 	o       Options
 	further []string // entries, by Options.Paths
-	models  modelList
+	models  *modelList
 }
 
 // New makes a handler. find returns the engines of a model, or an error for the client; nil and nil is an unknown model
@@ -142,7 +143,7 @@ func New(find func(model string) (*Engines, *pdflow.Error), o *Options) (*Handle
 			return nil
 		}
 	}
-	h.models = modelList{all: h.o.All, lists: map[listKey]*list{}}
+	h.models = newModelList(h.o.All)
 	return h, nil
 }
 
