@@ -89,9 +89,13 @@ func (a *attempt) deciding() bool { return a.f.order == connector.DecodeFirst &&
 // bodyOwner is what a Body is for its stream.
 type bodyOwner Body
 
-// Fault returns an error event as it would be without a stream.
+// Fault returns an error event as it would be without a stream. That of the Responses API is the response itself, and
+// stays so.
 func (o *bodyOwner) Fault(data []byte) []byte {
 	b := (*Body)(o)
+	if failed := verdict.Failed(data, b.a.engineNames()); failed != nil {
+		return failed
+	}
 	return errorObject(b.a.s.API, b.erroneous(data))
 }
 
@@ -116,7 +120,7 @@ func (b *Body) readHead(ctx context.Context) *Error {
 func (b *Body) erroneous(data []byte) *Error {
 	e := b.failed(CodeDecodeFailed, "the decode engine reported an error instead of a response")
 	e.Status = 500
-	e.engine = &engineError{status: 500, said: verdict.FaultOf(data, b.a.isHost)}
+	e.engine = &engineError{status: 500, said: verdict.FaultOf(data, b.a.engineNames())}
 	return e
 }
 

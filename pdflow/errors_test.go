@@ -3,6 +3,7 @@
 package pdflow_test
 
 import (
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 )
 
@@ -167,4 +169,35 @@ func TestAnEnginesErrorTellsNoAddress(t *testing.T) {
 	require.Equal(t, 404, r.status)
 	require.NotContains(t, r.body, "10.0.0.7")
 	require.Equal(t, "prefill_rejected", gjson.Get(r.body, "error.code").String())
+}
+
+// Engines that the request never saw are not named either, however the engine spells their names, and however it spells
+// the event that does so.
+func TestNoErrorNamesAnEngineOfTheSet(t *testing.T) {
+	const said = "cannot reach prefill_9, llm/prefill-8:8100, rank-7, fd00::7:8100 or /opt/engine/kv.py"
+	const want = "cannot reach (address), (address), (address), (address) or (address)"
+	first, second := endpoint(t, "http://prefill_9:8100", discovery.RolePrefill), endpoint(t, "http://10.0.0.8:8100",
+		discovery.RolePrefill)
+	first.Phase, second.Phase = discovery.PhaseNotReady, discovery.PhaseNotReady
+	second.ID, second.Attributes = "llm/prefill-8", map[string]string{"engineID": "rank-7"}
+	for name, event := range map[string]string{
+		"as engines write it":  `data: {"error":{"message":"` + said + `"}}`,
+		"with spaces":          `data: { "error" : {"message":"` + said + `"}}`,
+		"without a space":      `data:{"error":{"message":"` + said + `"}}`,
+		"not the first member": `data: {"id":"x","choices":[],"error":{"message":"` + said + `"}}`,
+		"by its name":          "event: error\ndata: {\"message\":\"" + said + `"}`,
+		"of older engines":     `data: {"object":"error","message":"` + said + `"}`,
+		"a response's end":     `data: {"type":"response.failed","response":{"error":{"message":"` + said + `"}}}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := script(t, &fake{}, answer(ok), func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
+				w.Header().Set("Content-Type", "text/event-stream")
+				_, _ = io.WriteString(w, `data: {"choices":[{"text":"a"}]}`+"\n\n"+event+"\n\n")
+			})
+			flow, _ := newFlow(t, &fake{}, []discovery.Endpoint{x.pair.Prefill, x.pair.Decode, first, second})
+			r := post(t, serve(t, flow), "/v1/chat/completions", `{"messages":[],"max_tokens":4,"stream":true}`)
+			require.Contains(t, r.body, `"message":"`+want+`"`)
+			require.NotContains(t, r.body, "prefill")
+		})
+	}
 }

@@ -236,7 +236,8 @@ func sendError(w http.ResponseWriter, r *http.Request, e *Error) { e.Send(w, r) 
 
 // Send writes the error to the client of r, as an object in the shape of the API that the client speaks: Anthropic's
 // for /v1/messages, OpenAI's for the rest. Where an engine refused the request, the object has the engine's own
-// message, type, param and code, and "(address)" in place of URLs, host names and addresses.
+// message, type, param and code, and "(address)" in place of URLs, host names, addresses,
+// paths, and the names of engines.
 func (e *Error) Send(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h["Content-Type"] = jsonType

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
-	"slices"
 	"strings"
 	"time"
 
@@ -19,6 +18,7 @@ import (
 	"github.com/pdkit/pdkit/internal/intake"
 	"github.com/pdkit/pdkit/internal/verdict"
 	"github.com/pdkit/pdkit/pdflow/internal/legs"
+	"github.com/pdkit/pdkit/pdflow/internal/names"
 	"github.com/pdkit/pdkit/pdflow/internal/telemetry"
 	"github.com/pdkit/pdkit/transport"
 )
@@ -268,7 +268,7 @@ func (a *attempt) refused(o *LegOutcome, header http.Header, body []byte) *Error
 	}
 	if rejected || leg == LegDecode && status >= 500 && status < 600 {
 		e.engine = &engineError{status: status, retryAfter: header.Get("Retry-After"),
-			said: verdict.FaultOf(body, a.isHost)}
+			said: verdict.FaultOf(body, a.engineNames())}
 		e.scope = a.scopeOf(status, e.engine.said)
 	}
 	return e
@@ -299,10 +299,14 @@ func (a *attempt) asksEngine(u *url.URL) bool {
 	})
 }
 
-// isHost reports whether a word of an engine's text is the host of an engine that serves the request.
-func (a *attempt) isHost(word string) bool {
-	return a.reaches(word) || slices.ContainsFunc(a.s.Encode,
-		func(e discovery.Endpoint) bool { return e.Host() == word })
+// engineNames returns what tells whether a word of an engine's text names an engine.
+func (a *attempt) engineNames() func(word string) bool {
+	own := map[string]bool{}
+	for _, e := range append([]discovery.Endpoint{a.s.Prefill, a.s.Decode}, a.s.Encode...) {
+		names.Of(&e, func(name string) { own[name] = true })
+	}
+	set, _ := a.f.picker.(EngineNamer)
+	return func(word string) bool { return own[word] || set != nil && set.NamesEngine(word) }
 }
 
 // legStarted opens a leg's span and tells observers.

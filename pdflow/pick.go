@@ -47,6 +47,16 @@ type Picker interface {
 	Bind(c connector.KVConnector, serving connector.Serving) Picker
 }
 
+// EngineNamer is a [Picker] that knows all engines of its set by name. A flow keeps these names out of the error texts
+// of engines that clients get; with a picker that is none it knows the engines of the attempt only. The pickers of
+// package pdflow/pick are. One that asks another picker hands the question on.
+type EngineNamer interface {
+	// NamesEngine reports whether a word names an engine: as its host, its ID, or another name that the engines have
+	// for it. The word is in lower case, and without a port unless the ID has one. It may be called concurrently, once
+	// for each word of an error text.
+	NamesEngine(word string) bool
+}
+
 // PickInput is what a picker may look at.
 type PickInput struct {
 	Request   *connector.ClientRequest // model, API, body

@@ -113,6 +113,12 @@ func (p recentPicker) Pick(ctx context.Context, in *pdflow.PickInput) (pick pdfl
 	return pick, nil
 }
 
+// NamesEngine asks the inner picker: see pdflow.EngineNamer.
+func (p recentPicker) NamesEngine(word string) bool {
+	n, ok := p.Picker.(pdflow.EngineNamer)
+	return ok && n.NamesEngine(word)
+}
+
 // Bind binds the picker. What is remembered is the model's, of all its flows.
 func (p recentPicker) Bind(c connector.KVConnector, serving connector.Serving) pdflow.Picker {
 	return recentPicker{p.Picker.Bind(c, serving), p.r}

@@ -48,6 +48,12 @@ func (p *picker) Bind(c connector.KVConnector, serving connector.Serving) pdflow
 	return &bound
 }
 
+// NamesEngine asks the picker of the header: see pdflow.EngineNamer.
+func (p *picker) NamesEngine(word string) bool {
+	n, ok := p.Picker.(pdflow.EngineNamer)
+	return ok && n.NamesEngine(word)
+}
+
 // Pick does not block.
 func (p *picker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
 	out, err := p.Picker.Pick(ctx, in)

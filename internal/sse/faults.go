@@ -7,29 +7,32 @@ import (
 	"io"
 )
 
-// Faults passes a stream on, and puts the data of each event that tells an error through a function. Events are passed
-// on as they come; only from an error on, near a stream's end, are they put together first.
+// Faults passes a stream on, and puts each event that may tell an error through a function: one whose data has the word
+// "error" as a JSON string, and one that is named so. Events are passed on as they come; from the first such event on,
+// near a stream's end, they are put together.
+//
+// An event that a read cuts is held back until it is whole, or longer than maxHeld. Of a longer one the rest is passed
+// on unseen unless its beginning has the word.
 type Faults struct {
 	src  io.Reader
-	fn   func(data []byte) ([]byte, error)
-	mid  bool   // what went by does not end with a line
-	held []byte // may begin a line that tells an error
+	fn   func(event, data []byte) ([]byte, error)
+	mid  bool   // what went by ends within an event
+	line bool   // and with a line
+	held []byte // the beginning of an event
 	out  []byte // for a reader with less room than that
 	rest io.Reader
 }
 
-// faultMarks are how lines begin whose data is an error of the OpenAI or the Anthropic API, as engines write them.
-var faultMarks = [][]byte{[]byte("data: {\"error\":"), []byte("data: {\"type\":\"error\""),
-	[]byte("data: {\"type\": \"error\"")}
+const (
+	maxHeld   = 1 << 10
+	smallRead = 2 * maxHeld // what is held and the next read find room in more
+)
 
-// markName is where in a faultMark the name of the event's first member begins, with e or t.
-const markName = len("data: {\"")
+var fault = []byte("error")
 
-// smallRead is less than what a Faults may hold.
-const smallRead = 64
-
-// Watch makes f a reader of the stream src. fn is called with the data of an error, and with that of what follows it.
-func (f *Faults) Watch(src io.Reader, fn func(data []byte) ([]byte, error)) {
+// Watch makes f a reader of the stream src. fn is called with an event that may be an error, and with each that follows
+// it. It returns data itself to leave the event as it is.
+func (f *Faults) Watch(src io.Reader, fn func(event, data []byte) ([]byte, error)) {
 	*f = Faults{src: src, fn: fn}
 }
 
@@ -57,56 +60,71 @@ func (f *Faults) read(p []byte) (int, error) {
 	for f.rest == nil {
 		n, err := f.src.Read(p[copy(p, f.held):])
 		b := p[:len(f.held)+n]
-		f.held = nil
+		f.held = f.held[:0]
 		at := f.find(b)
 		if at >= 0 {
-			f.rest = NewRewriter(io.MultiReader(bytes.NewReader(bytes.Clone(b[at:])), &ended{f.src, err}), true, f.fn)
+			f.rest = &Rewriter{src: io.MultiReader(bytes.NewReader(bytes.Clone(b[at:])), &ended{f.src, err}),
+				events: true, judge: f.fn}
 			b, err = b[:at], nil
 		} else if err == nil {
 			b = f.hold(b)
 		}
 		if len(b) > 0 || err != nil {
-			f.mid = len(b) > 0 && b[len(b)-1] != '\n'
+			f.mid = f.end(b) < len(b)
+			f.line = len(b) > 0 && b[len(b)-1] == '\n'
 			return len(b), err
 		}
 	}
 	return f.rest.Read(p)
 }
 
-// find returns where in b the first error begins, -1 if there is none. It looks at the beginnings of lines only: a
-// search for a word would stop at each quote.
+// find returns where in b the first event begins that may be an error, -1 if there is none. Of the letters of error it
+// looks for the r, which events have least of, and then for its second one.
 func (f *Faults) find(b []byte) int {
-	for at := 0; ; {
-		if name := at + markName; name < len(b) && (b[name] == 'e' || b[name] == 't') && (at > 0 || !f.mid) {
-			for _, mark := range faultMarks {
-				if bytes.HasPrefix(b[at:], mark) {
-					return at
-				}
-			}
+	for at := 2; at < len(b); at++ {
+		j := bytes.IndexByte(b[at:], 'r')
+		if j < 0 {
+			break
 		}
-		next := bytes.IndexByte(b[at:], '\n')
-		if next < 0 {
-			return -1
+		if at += j; at+1 == len(b) || b[at+1] != 'r' || !bytes.HasPrefix(b[at-1:], fault) {
+			continue
 		}
-		for at += next + 1; at < len(b) && b[at] == '\n'; at++ {
+		word, end := at-1, at-1+len(fault)
+		quoted := b[word-1] == '"' && end < len(b) && b[end] == '"'
+		if !quoted && string(bytes.TrimRight(b[bytes.LastIndexByte(b[:word], '\n')+1:word], " ")) != "event:" {
+			continue
+		}
+		if start := f.end(b[:word]); start > 0 || !f.mid {
+			return start
 		}
 	}
+	return -1
 }
 
-// hold keeps back the last line of b if it may tell an error.
+// hold keeps back the last event of b if it is not whole.
 func (f *Faults) hold(b []byte) []byte {
-	at := bytes.LastIndexByte(b, '\n') + 1
-	last := b[at:]
-	if len(last) == 0 || at == 0 && f.mid {
-		return b
-	}
-	for _, mark := range faultMarks {
-		if bytes.HasPrefix(mark, last) {
-			f.held = bytes.Clone(last)
-			return b[:at]
-		}
+	at := f.end(b)
+	if last := b[at:]; len(last) <= maxHeld && (at > 0 || !f.mid) {
+		f.held = append(f.held, last...)
+		return b[:at]
 	}
 	return b
+}
+
+// end returns where in b the last event ends that ends in it, 0 if none does.
+func (f *Faults) end(b []byte) int {
+	for end := len(b); end > 0; {
+		i := bytes.LastIndexByte(b[:end], '\n')
+		before := bytes.TrimSuffix(b[:max(i, 0)], []byte("\r"))
+		switch n := len(before); {
+		case i < 0:
+			return 0
+		case n > 0 && before[n-1] == '\n', n == 0 && f.mid && f.line:
+			return i + 1
+		}
+		end = i
+	}
+	return 0
 }
 
 // ended is a reader that may have said already how it ended.

@@ -6,6 +6,7 @@ package sse
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"io"
 	"slices"
@@ -75,6 +76,7 @@ type Rewriter struct {
 	src    io.Reader
 	events bool
 	fn     func(data []byte) ([]byte, error)
+	judge  func(event, data []byte) ([]byte, error) // in place of fn, where not nil
 
 	in    []byte // read; what begins at from is not yet an event
 	from  int
@@ -136,8 +138,12 @@ func (r *Rewriter) fill() {
 	if !errors.Is(err, io.EOF) {
 		return
 	}
-	if r.events {
-		r.out = append(r.out, r.in[r.from:]...) // a last event without its empty line
+	if r.events { // a last event without its empty line
+		if last := r.in[r.from:]; r.judge != nil {
+			r.err = cmp.Or(r.change(last, last), err)
+		} else {
+			r.out = append(r.out, last...)
+		}
 	} else if r.out, err = r.fn(r.in); err != nil {
 		r.err = err
 	}
@@ -154,17 +160,45 @@ func (r *Rewriter) rewriteEvents() {
 		}
 		r.at = 0
 		whole := in[:len(in)-len(rest)]
-		data := Data(event)
-		if len(data) == 0 || bytes.Equal(data, Done) {
-			r.out = append(r.out, whole...)
-		} else if changed, err := r.fn(data); err != nil {
-			r.err = err
+		if r.err = r.change(event, whole); r.err != nil {
 			return
-		} else if changed != nil {
-			r.out = AppendEvent(r.out, event, changed)
 		}
 		r.from += len(whole)
 	}
+}
+
+// change puts an event through the function. whole is the event with its empty line.
+func (r *Rewriter) change(event, whole []byte) error {
+	data := Data(event)
+	if len(data) == 0 || bytes.Equal(data, Done) {
+		r.out = append(r.out, whole...)
+		return nil
+	}
+	var changed []byte
+	var err error
+	if r.judge != nil {
+		changed, err = r.judge(event, data)
+	} else {
+		changed, err = r.fn(data)
+	}
+	switch {
+	case err != nil || changed == nil:
+	case r.judge != nil && &changed[0] == &data[0]:
+		r.out = append(r.out, whole...)
+	default:
+		r.out = AppendEvent(r.out, event, changed)
+	}
+	return err
+}
+
+// Named reports whether an event has a name: its field event.
+func Named(event []byte, name string) bool {
+	for line := range bytes.Lines(event) {
+		if value, ok := bytes.CutPrefix(bytes.TrimRight(line, "\r\n"), []byte("event:")); ok {
+			return string(bytes.TrimPrefix(value, []byte(" "))) == name
+		}
+	}
+	return false
 }
 
 // AppendEvent writes an event with new data and its other fields as they were.

@@ -11,7 +11,8 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// IsError knows vLLM's {"error":{…}} the Messages API's {"type":"error",…} and the Responses API's response.failed.
+// IsError knows {"error":{…}}, the {"object":"error",…} of older engines, the Messages API's {"type":"error",…} and the
+// Responses API's response.failed.
 func IsError(data []byte) bool {
 	if !bytes.Contains(data, []byte(`"error"`)) {
 		return false
@@ -19,6 +20,9 @@ func IsError(data []byte) bool {
 	s := view(data)
 	switch gjson.Get(s, "type").String() {
 	case "error", "response.failed":
+		return true
+	}
+	if gjson.Get(s, "object").Str == "error" {
 		return true
 	}
 	e := gjson.Get(s, "error")

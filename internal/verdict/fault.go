@@ -3,6 +3,7 @@
 package verdict
 
 import (
+	"encoding/json"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -23,9 +24,9 @@ type Fault struct {
 }
 
 // FaultOf reads an engine's error response: {"error":{…}}, vLLM's older {"object":"error",…} or {"error":"…"}. It
-// replaces URLs, addresses and host names in all texts; known reports that a word is an engine's host. The result is
-// nil if the response is not a JSON object with a message.
-func FaultOf(body []byte, known func(host string) bool) *Fault {
+// replaces URLs, addresses, host names and paths in all texts; known reports that a word, in lower case, names an
+// engine. The result is nil if the response is not a JSON object with a message.
+func FaultOf(body []byte, known func(name string) bool) *Fault {
 	if !gjson.ValidBytes(body) {
 		return nil
 	}
@@ -52,15 +53,36 @@ func FaultOf(body []byte, known func(host string) bool) *Fault {
 		Code: value("code"), Anthropic: e.Raw != top.Raw && top.Get("type").Str == "error"}
 }
 
+// failedMessage is where response.failed of the Responses API has an engine's text.
+const failedMessage = "response.error.message"
+
+// Failed returns the data of an event response.failed as clients may read it, nil for another event: see FaultOf.
+func Failed(data []byte, known func(name string) bool) []byte {
+	message := gjson.GetBytes(data, failedMessage)
+	if message.Type != gjson.String || message.Index == 0 {
+		return nil
+	}
+	text, _ := json.Marshal(withoutAddresses(message.Str, known)) // of a string
+	return slices.Concat(data[:message.Index], text, data[message.Index+len(message.Raw):])
+}
+
 const replaced = "(address)"
 
 var (
 	urls = regexp.MustCompile(`[A-Za-z][A-Za-z0-9+.-]*://[^\s"'<>(){}]*`)
+	// What a name of the set may be: an ID may have slashes, colons and a port.
+	ids  = regexp.MustCompile(`\w(?:[\w./:@~+-]*\w)?`)
+	port = regexp.MustCompile(`:\d+$`)
+	// A path of the engine's machine: from the root, two names or more.
+	paths = regexp.MustCompile("(?:^|[\\s\"'`(\\[<=:,])/(?:[\\w.@+~-]+/)+[\\w.@+~-]*\\w/?")
 	// Not bounded by words: a request ID of p2pnccl or moriio has addresses within.
-	v4    = regexp.MustCompile(`\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?`)
-	v6    = regexp.MustCompile(`\[?[0-9A-Fa-f]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%\w+)?(?:\]:\d+|\])?`)
-	named = regexp.MustCompile(`(?i)(\bhost(?:name)?['"]?\s*[=:]\s*['"]?)[\w.-]+`)
-	words = regexp.MustCompile(`\w(?:[\w.-]*\w)?(?::\d+\b)?`)
+	v4       = regexp.MustCompile(`\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?`)
+	v6       = regexp.MustCompile(`\[?[0-9A-Fa-f]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%\w+)?(?:\]:\d+|\])?`)
+	named    = regexp.MustCompile(`(?i)(\bhost(?:name)?['"]?\s*[=:]\s*['"]?)[\w.-]+`)
+	words    = regexp.MustCompile(`\w(?:[\w.-]*\w)?(?::\d+\b)?`)
+	behindV6 = regexp.MustCompile(`^\]?(?::\d+)?`)
+	// A name of Compose's: the number of an instance follows, which that of no member does.
+	numbered = regexp.MustCompile(`_\d+$`)
 )
 
 // suffixes are last labels of host names that stand in no engine's text for something else. Without this list
@@ -68,31 +90,87 @@ var (
 var suffixes = strings.Fields("local localdomain localhost internal svc lan corp intranet private arpa example test " +
 	"invalid com net org edu gov io ai dev cloud app cn de eu uk us")
 
+// served are how paths begin that a client knows: where engines serve, and the members of a body.
+var served = strings.Fields("v1 v2 inference generate tokenize detokenize score rerank pooling body messages input " +
+	"prompt tools")
+
+// maxText is how much of a text is searched and passed on, in bytes.
+const maxText = 64 << 10
+
 // withoutAddresses replaces what tells a client where an engine or its peer is. A text that only looks like an address
 // may be replaced with it.
-func withoutAddresses(text string, known func(host string) bool) string {
+func withoutAddresses(text string, known func(name string) bool) string {
+	if len(text) > maxText {
+		text = strings.ToValidUTF8(text[:maxText], "") + " …"
+	}
 	text = urls.ReplaceAllLiteralString(text, replaced)
-	text = v4.ReplaceAllLiteralString(text, replaced)
-	text = v6.ReplaceAllStringFunc(text, func(s string) string {
-		address, _, _ := strings.Cut(strings.TrimPrefix(s, "["), "]")
-		for _, a := range []string{address, strings.TrimRight(address, ":.")} { // a sentence goes on, or ends
-			if _, err := netip.ParseAddr(a); err == nil && strings.ContainsAny(a, "0123456789") { // not std::bad
-				return replaced + address[len(a):]
-			}
+	text = ids.ReplaceAllStringFunc(text, func(s string) string {
+		name := strings.ToLower(s)
+		if strings.ContainsAny(s, "/:@~+") && (known(name) || known(port.ReplaceAllLiteralString(name, ""))) {
+			return replaced
 		}
-		return s
+		return s // words finds a shorter name in it
 	})
+	text = paths.ReplaceAllStringFunc(text, func(s string) string {
+		before, path, _ := strings.Cut(s, "/")
+		if first, _, _ := strings.Cut(path, "/"); slices.Contains(served, first) {
+			return s
+		}
+		return before + replaced
+	})
+	text = v4.ReplaceAllLiteralString(text, replaced)
+	text = v6.ReplaceAllStringFunc(text, func(s string) string { return withoutV6(s, known) })
 	text = named.ReplaceAllString(text, "${1}"+replaced)
 	return words.ReplaceAllStringFunc(text, func(s string) string {
-		name, port, _ := strings.Cut(strings.ToLower(s), ":")
+		name, number, _ := strings.Cut(strings.ToLower(s), ":")
 		label := name[strings.LastIndexByte(name, '.')+1:]
 		switch dotted := len(label) < len(name); {
 		case known(name), name == "localhost", dotted && slices.Contains(suffixes, label):
 			return replaced
-		case port != "" && (dotted || len(port) >= 3) && !strings.Contains(name, "_") &&
+		case number != "" && (dotted || len(number) >= 3) &&
+			(!strings.Contains(name, "_") || len(number) >= 4 && numbered.MatchString(name)) &&
 			strings.ContainsFunc(name, func(r rune) bool { return r >= 'a' && r <= 'z' }):
 			return replaced
 		}
 		return s
 	})
+}
+
+// maxV6 is longer than any IPv6 address in text, with its zone.
+const maxV6 = 64
+
+// withoutV6 replaces the IPv6 addresses in a text of hexadecimal numbers and colons, with the port that may follow. A
+// word and a colon may stand before one, and a sentence may go on or end behind it.
+func withoutV6(s string, known func(name string) bool) string {
+	var out strings.Builder
+	for at := 0; at < len(s); {
+		if at > 0 && s[at-1] != ':' && s[at-1] != '[' || s[at] == '[' {
+			out.WriteByte(s[at])
+			at++
+			continue
+		}
+		n := v6Length(s[at:min(len(s), at+maxV6)], known)
+		if n == 0 {
+			out.WriteByte(s[at])
+			at++
+			continue
+		}
+		out.WriteString(replaced)
+		at += n + len(behindV6.FindString(s[at+n:]))
+	}
+	return strings.ReplaceAll(out.String(), "["+replaced, replaced)
+}
+
+// v6Length returns how long the address is with which s begins, 0 if it begins with none.
+func v6Length(s string, known func(name string) bool) int {
+	for n := len(s); n > 1; n-- {
+		if n < len(s) && !strings.Contains(":.]", s[n:n+1]) {
+			continue
+		}
+		a, err := netip.ParseAddr(s[:n])
+		if err == nil && (strings.ContainsAny(s[:n], "0123456789") || known(a.String())) { // not std::bad
+			return n
+		}
+	}
+	return 0
 }

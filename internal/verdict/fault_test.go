@@ -4,7 +4,10 @@ package verdict_test
 
 import (
 	"encoding/json"
+	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -12,7 +15,9 @@ import (
 	"github.com/pdkit/pdkit/internal/verdict"
 )
 
-func known(host string) bool { return host == "prefill-0" }
+func known(name string) bool {
+	return slices.Contains([]string{"prefill-0", "llm/prefill-1", "prefill_7", "p0", "dead::beef"}, name)
+}
 
 func TestAnErrorTellsNoAddress(t *testing.T) {
 	for said, want := range map[string]string{
@@ -32,6 +37,21 @@ func TestAnErrorTellsNoAddress(t *testing.T) {
 		"no route to p.ns.svc.cluster.local.":            "no route to (address).",
 		"ip-10-0-0-7.ec2.internal, localhost":            "(address), (address)",
 		"Prefill-0 (prefill-01) refused":                 "(address) (prefill-01) refused",
+		// names of the set, and names that look like an engine's
+		"no KV at llm/prefill-1, prefill_7 or P0":   "no KV at (address), (address) or (address)",
+		"from llm/prefill-1:8100 of p0.":            "from (address) of (address).",
+		"peer llm/prefill-1:8100 (prefill_7:81)":    "peer (address) ((address))",
+		"Cannot connect to host_2:8100":             "Cannot connect to (address)",
+		"compose_prefill_1:8100 refused":            "(address) refused",
+		"open /opt/vllm/engine.py: no such file":    "open (address): no such file",
+		`File "/home/a/site-packages/v.py", line 3`: `File "(address)", line 3`,
+		"shm=/dev/shm/nixl.0.":                      "shm=(address).",
+		// IPv6 without brackets
+		"peer:fd00::1":                            "peer:(address)",
+		"error:fd00::1:8100: refused":             "error:(address): refused",
+		"peer fd00:0:0:0:0:0:0:1:8100 refused":    "peer (address) refused",
+		"peer=2001:db8:1:2:3:4:5:6, 2001:db8::7.": "peer=(address), (address).",
+		"at dead::beef or std::bad":               "at (address) or std::bad",
 	} {
 		body, err := json.Marshal(map[string]any{"error": map[string]any{"message": said}})
 		require.NoError(t, err)
@@ -42,7 +62,8 @@ func TestAnErrorTellsNoAddress(t *testing.T) {
 		"sampling_params.max_tokens: must be at least 1, got -1.", "messages.0.content: Field required",
 		"torch.cuda.OutOfMemoryError on cuda:10 with vllm 0.32.0", "the model `meta-llama/Llama-3.1-8B` does not exist",
 		"at 2026-11-22T12:30:45, max_tokens:16384", "[{'type': 'missing', 'loc': ('body', 'messages')}]",
-		"std::bad_alloc, e.g. 7", "host memory is full",
+		"std::bad_alloc, e.g. 7", "host memory is full", "POST /v1/chat/completions: and/or 3/4 tokens/s",
+		"/messages/0/content is wrong", "block_size_16:32", "a::b, c[1:2:3], 12:30:45:1",
 	} {
 		body, err := json.Marshal(map[string]any{"error": map[string]any{"message": said}})
 		require.NoError(t, err)
@@ -67,5 +88,18 @@ func TestFaultsOfEngines(t *testing.T) {
 		``:                                                         nil,
 	} {
 		assert.Equal(t, want, verdict.FaultOf([]byte(body), known), body)
+	}
+}
+
+// A hostile engine's text costs little time, whatever it looks like.
+func TestALongTextIsCut(t *testing.T) {
+	for _, part := range []string{"1:", "fd00::1:", "/a", "a_1:8100 ", "[", "é", "10.0.0.7 "} {
+		body, err := json.Marshal(map[string]any{"error": strings.Repeat(part, 1<<20/len(part))})
+		require.NoError(t, err)
+		begun := time.Now()
+		f := verdict.FaultOf(body, known)
+		assert.Less(t, time.Since(begun), 30*time.Second, part)
+		assert.Less(t, len(f.Message), 1<<20, part)
+		assert.True(t, strings.HasSuffix(f.Message, " …"), part)
 	}
 }

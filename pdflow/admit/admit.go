@@ -103,6 +103,12 @@ func (p *Picker) Bind(c connector.KVConnector, serving connector.Serving) pdflow
 	return &Picker{p.inner.Bind(c, serving), p.admission}
 }
 
+// NamesEngine asks the inner picker: see [pdflow.EngineNamer].
+func (p *Picker) NamesEngine(word string) bool {
+	n, ok := p.inner.(pdflow.EngineNamer)
+	return ok && n.NamesEngine(word)
+}
+
 // Close ends the picker's metrics.
 func (p *Picker) Close() error { return p.tel.close() }
 

@@ -38,6 +38,12 @@ func (q *Quarantine) Bind(c connector.KVConnector, serving connector.Serving) pd
 	return &Quarantine{q.inner.Bind(c, serving), q.state}
 }
 
+// NamesEngine asks the inner picker: see [pdflow.EngineNamer].
+func (q *Quarantine) NamesEngine(word string) bool {
+	n, ok := q.inner.(pdflow.EngineNamer)
+	return ok && n.NamesEngine(word)
+}
+
 // Adopt keeps requests away from what another quarantine keeps them away from now, and from nothing else, until a
 // prober says otherwise; with nil, from nothing. A picker that replaces another one begins so, and a quarantine whose
 // prober has ended is released so.

@@ -17,8 +17,11 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/internal/cut"
+	"github.com/pdkit/pdkit/internal/jsonedit"
+	"github.com/pdkit/pdkit/internal/sse"
 	"github.com/pdkit/pdkit/internal/verdict"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/internal/names"
 	"github.com/pdkit/pdkit/transport"
 )
 
@@ -31,6 +34,7 @@ type passing struct {
 	engines *Engines
 	limits  config.Timeouts
 	outcome pdflow.Outcome
+	engine  discovery.Endpoint // that serves it
 
 	ctx     context.Context // of the engine's side
 	silence *time.Timer     // ends ctx when the engine has been silent for too long
@@ -54,6 +58,7 @@ func (x *passing) run() *pdflow.Error {
 		return &pdflow.Error{Code: pdflow.CodeNoEndpoint, Message: "no engine is ready for this model",
 			RetryAfter: time.Second, Err: err}
 	}
+	x.engine = choice.Decode
 	x.outcome = pdflow.Outcome{Mode: pdflow.ModeAggregated, Final: true, Decode: pdflow.LegOutcome{
 		Leg: pdflow.LegDecode, Endpoint: choice.Decode.ID, Start: time.Now(), RequestBytes: body.size}}
 	defer func() {
@@ -106,7 +111,7 @@ func (x *passing) send(to discovery.Endpoint, body *payload) (*http.Response, er
 		return nil, errRedirect
 	}
 	if resp.StatusCode >= 400 && x.r.Method != http.MethodHead {
-		x.rewriteError(resp, to)
+		x.rewriteError(resp)
 	}
 	return resp, nil
 }
@@ -115,18 +120,37 @@ func (x *passing) send(to discovery.Endpoint, body *payload) (*http.Response, er
 const maxErrorBody = 1 << 20
 
 // rewriteError leaves of an engine's error what a client may know, as a flow does.
-func (x *passing) rewriteError(resp *http.Response, from discovery.Endpoint) {
+func (x *passing) rewriteError(resp *http.Response) {
 	x.limit(x.limits.Idle)
 	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody)) // of a broken one, the status is what matters
 	x.silence.Stop()
 	_ = resp.Body.Close()
-	f := verdict.FaultOf(body, func(host string) bool { return host == from.Host() })
+	body = x.fault(body, resp.StatusCode)
+	resp.Body = io.NopCloser(bytes.NewReader(body))
+	resp.Header = http.Header{"Content-Type": {"application/json"}, "Content-Length": {strconv.Itoa(len(body))},
+		"Retry-After": resp.Header["Retry-After"]}
+}
+
+// clean leaves of an error within a stream what a client may know.
+func (x *passing) clean(event, data []byte) ([]byte, error) {
+	if !verdict.IsError(data) && !sse.Named(event, "error") {
+		return data, nil
+	}
+	if failed := verdict.Failed(data, x.engineNames()); failed != nil {
+		return failed, nil
+	}
+	return x.fault(data, http.StatusInternalServerError), nil
+}
+
+// fault is an engine's error as a client may read it.
+func (x *passing) fault(body []byte, status int) []byte {
+	f := verdict.FaultOf(body, x.engineNames())
 	if f == nil {
 		f = &verdict.Fault{Message: "the engine refused the request", Code: pdflow.CodeDecodeRejected}
 	}
 	if f.Type == nil {
 		f.Type = "invalid_request_error"
-		if resp.StatusCode >= 500 {
+		if status >= 500 {
 			f.Type = "api_error"
 		}
 	}
@@ -135,9 +159,15 @@ func (x *passing) rewriteError(resp *http.Response, from discovery.Endpoint) {
 		object = map[string]any{"type": "error", "error": map[string]any{"type": f.Type, "message": f.Message}}
 	}
 	body, _ = json.Marshal(object) // strings and numbers only
-	resp.Body = io.NopCloser(bytes.NewReader(body))
-	resp.Header = http.Header{"Content-Type": {"application/json"}, "Content-Length": {strconv.Itoa(len(body))},
-		"Retry-After": resp.Header["Retry-After"]}
+	return body
+}
+
+// engineNames returns what tells whether a word of an engine's text names an engine.
+func (x *passing) engineNames() func(word string) bool {
+	own := map[string]bool{}
+	names.Of(&x.engine, func(name string) { own[name] = true })
+	e := x.engines
+	return func(word string) bool { return own[word] || e.Set != nil && e.names.Has(e.Set.Load(), word) }
 }
 
 // limit bounds the engine's silence from now on.
@@ -159,10 +189,16 @@ func (x *passing) relay(resp *http.Response) *pdflow.Error {
 	}
 	x.w.WriteHeader(resp.StatusCode)
 	rc := http.NewResponseController(x.w)
+	from := io.Reader(resp.Body)
+	if isStream(resp.Header) {
+		faults := new(sse.Faults)
+		faults.Watch(resp.Body, x.clean)
+		from = faults
+	}
 	buf := make([]byte, 32<<10)
 	for {
 		x.limit(x.limits.Idle)
-		n, err := resp.Body.Read(buf)
+		n, err := from.Read(buf)
 		x.silence.Stop() // from here on the client may be slow, not the engine
 		x.outcome.Decode.ResponseBytes += int64(n)
 		if n > 0 {
@@ -174,7 +210,7 @@ func (x *passing) relay(resp *http.Response) *pdflow.Error {
 				werr = rc.Flush()
 			}
 			if werr != nil && !errors.Is(werr, http.ErrNotSupported) {
-				return x.fault(&pdflow.Error{Code: pdflow.CodeClientGone, Message: "the client left", Err: werr})
+				return x.note(&pdflow.Error{Code: pdflow.CodeClientGone, Message: "the client left", Err: werr})
 			}
 		}
 		switch {
@@ -195,18 +231,18 @@ func (x *passing) failed(code pdflow.Code, message string, err error) *pdflow.Er
 	te, _ := errors.AsType[*transport.Error](err)
 	switch left := x.r.Context().Err(); {
 	case left != nil && !errors.Is(left, context.DeadlineExceeded):
-		return x.fault(&pdflow.Error{Code: pdflow.CodeClientGone, Message: "the client left", Err: err})
+		return x.note(&pdflow.Error{Code: pdflow.CodeClientGone, Message: "the client left", Err: err})
 	case left != nil: // a limit of the host's own, which is no fault of the engine
-		return x.fault(&pdflow.Error{Code: pdflow.CodeTimeout, Message: "the time for this request is over", Err: err})
+		return x.note(&pdflow.Error{Code: pdflow.CodeTimeout, Message: "the time for this request is over", Err: err})
 	case errors.Is(context.Cause(x.ctx), errSilent), te != nil && te.Timeout():
 		code, message = pdflow.CodeTimeout, "the engine did not answer in time"
 	}
-	return x.fault(&pdflow.Error{Code: code, Leg: pdflow.LegDecode, Endpoint: x.outcome.Decode.Endpoint,
+	return x.note(&pdflow.Error{Code: code, Leg: pdflow.LegDecode, Endpoint: x.outcome.Decode.Endpoint,
 		Message: message, Err: err})
 }
 
-// fault notes an error for the picker.
-func (x *passing) fault(e *pdflow.Error) *pdflow.Error {
+// note notes an error for the picker.
+func (x *passing) note(e *pdflow.Error) *pdflow.Error {
 	x.outcome.Err, x.outcome.Decode.Err = e, e
 	return e
 }
@@ -215,8 +251,12 @@ func (x *passing) fault(e *pdflow.Error) *pdflow.Error {
 func (x *passing) lastWords(e *pdflow.Error) []byte {
 	object := &memory{header: http.Header{}}
 	e.Send(object, x.r)
-	stream := strings.HasPrefix(strings.ToLower(x.w.Header().Get("Content-Type")), "text/event-stream")
-	return cut.Words(object.Bytes(), stream, strings.HasPrefix(x.r.URL.Path, connector.APIMessages.Path()))
+	messages := strings.HasPrefix(x.r.URL.Path, connector.APIMessages.Path())
+	return cut.Words(object.Bytes(), isStream(x.w.Header()), messages)
+}
+
+func isStream(h http.Header) bool {
+	return strings.HasPrefix(strings.ToLower(h.Get("Content-Type")), "text/event-stream")
 }
 
 // memory is a ResponseWriter that keeps a body.

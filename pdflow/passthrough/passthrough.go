@@ -25,11 +25,13 @@ import (
 	"github.com/pdkit/pdkit/internal/cut"
 	"github.com/pdkit/pdkit/internal/intake"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/internal/names"
 )
 
 // Engines are those of one model. Picker and Transport must not be nil. Make them once, not for each request.
 type Engines struct {
-	Set       *discovery.Set    // whose ready decode engines are asked for their models; nil: none
+	// whose ready decode engines are asked for their models, and whose names clients may not read; nil: none
+	Set       *discovery.Set
 	Picker    pdflow.Picker     // chooses the decode engine of each request
 	Transport http.RoundTripper // sends to engines. It must not follow redirects
 
@@ -48,6 +50,7 @@ type Engines struct {
 	// DecodeOnly lets no engine serve that can prefill: see PrefillPairOnly of connector.Traits.
 	DecodeOnly bool
 
+	names  names.Index
 	bind   sync.Once
 	picker pdflow.Picker // Picker, bound to DecodeOnly
 }

@@ -269,6 +269,21 @@ func TestFaultsOfTheEngine(t *testing.T) {
 	assert.JSONEq(t, `{"type":"error","error":{"type":"x_error","message":"(address)"}}`, w.Body.String())
 }
 
+// An error within a stream tells as little as one without, and engines of the set that the request never saw are not
+// named either.
+func TestFaultsWithinAStream(t *testing.T) {
+	const token = `data: {"text":"a"}` + "\n\n"
+	e := newEngine(t, func(*http.Request) (*http.Response, error) {
+		return response(200, "text/event-stream", strings.NewReader(token+
+			"event: error\ndata: { \"error\" : {\"message\":\"no KV at decode-9\"}}\n\n"+token)), nil
+	})
+	e.Set = (&fleet{t: t}).engines("decode@decode-9").Set
+	w := do(handler(t, e.find, nil), post("/v1/audio/speech", `{"model":"m"}`))
+	assert.Equal(t, token+"event: error\ndata: "+
+		`{"error":{"code":null,"message":"no KV at (address)","param":null,"type":"api_error"}}`+"\n\n"+token,
+		w.Body.String())
+}
+
 func TestAnEngineThatIsSilent(t *testing.T) {
 	for name, c := range map[string]struct {
 		limits config.Timeouts

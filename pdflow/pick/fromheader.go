@@ -16,6 +16,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/internal/names"
 )
 
 // PrefillerHeader is the header in which llm-d's scheduler names the prefill engine to the decode engine's sidecar
@@ -56,6 +57,7 @@ type sidecar struct {
 	decode discovery.Endpoint
 	o      HeaderOptions
 	listed atomic.Pointer[listed]
+	names  names.Index
 }
 
 // listed are the prefill engines of one snapshot by host and port.
@@ -95,6 +97,9 @@ func (f *fromHeader) Bind(c connector.KVConnector, serving connector.Serving) pd
 
 // Changed is closed at the set's next snapshot.
 func (f *fromHeader) Changed() <-chan struct{} { return f.set.Changed() }
+
+// NamesEngine reports whether a word names an engine of the set. Those of decode the flow knows.
+func (f *fromHeader) NamesEngine(word string) bool { return f.names.Has(f.set.Load(), word) }
 
 // Ready tells whether a request that names the right engine would find it. Where decode serves alone, none is needed.
 func (f *fromHeader) Ready(*pdflow.PickInput) error {

@@ -10,6 +10,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/internal/names"
 )
 
 // chooser makes a policy's choices. choose returns a target of l, which is not empty, or nil. If the target is nil or
@@ -36,6 +37,7 @@ type state struct {
 	picks        atomic.Uint64
 	queries      sync.Pool
 	tickets      sync.Pool
+	names        names.Index
 
 	mu    sync.Mutex // held while a table is made
 	snap  *discovery.Snapshot
@@ -88,6 +90,9 @@ func New(set *discovery.Set, policy Policy, opts ...Option) pdflow.Picker {
 
 // Changed is closed at the set's next snapshot.
 func (p *picker) Changed() <-chan struct{} { return p.set.Changed() }
+
+// NamesEngine reports whether a word names an engine of the set.
+func (p *picker) NamesEngine(word string) bool { return p.names.Has(p.set.Load(), word) }
 
 // Pick does not block.
 func (p *picker) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {

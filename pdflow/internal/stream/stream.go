@@ -110,8 +110,8 @@ func (s *Stream) chain() {
 }
 
 // fault makes an error within a stream what it would be without one.
-func (s *Stream) fault(data []byte) ([]byte, error) {
-	if !verdict.IsError(data) {
+func (s *Stream) fault(event, data []byte) ([]byte, error) {
+	if !verdict.IsError(data) && !sse.Named(event, "error") {
 		return data, nil
 	}
 	return s.Owner.Fault(data), nil
