@@ -125,6 +125,9 @@ func (g *gateway) buildModel(ms *modelServer, before []*pool) (*model, error) {
 		engines.release()
 		return nil, err
 	}
+	if m.admission == nil {
+		m.recent.goodput = &goodput{log: g.log, model: ms.Model()}
+	}
 	opts := append(g.tel.options(), pdflow.WithBudget(g.budget),
 		pdflow.WithForwardHeaders(cfg.gateway.ForwardHeaders...),
 		pdflow.WithObserver(m.pool.answers()), pdflow.WithObserver(m.recent.observer()),

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
@@ -49,6 +50,8 @@ func (t *telemetry) observeModels(models func() []*model) error {
 	seconds := counter("pd.engine.kv.transfer.duration", "s", "Time that the moves of pd.engine.kv.bytes took")
 	failed := counter("pd.engine.kv.failures", "{transfer}", "Moves of KV that failed, as the engines count them")
 	expired := counter("pd.engine.kv.expired", "{request}", "Requests whose KV nobody read within the lease")
+	collapsing := gauge("pd.goodput.collapsing", "{model}", "1 where admission is off and a quarter of the attempts "+
+		"of the last 10 s came too late: they ran out of time, or their clients gave up; else 0")
 	totals := t.engines
 	_, err := m.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		all := models()
@@ -56,6 +59,13 @@ func (t *telemetry) observeModels(models func() []*model) error {
 			model := attribute.String("gen_ai.request.model", m.Model())
 			observe := func(i metric.Float64Observable, v float64, more ...attribute.KeyValue) {
 				o.ObserveFloat64(i, v, metric.WithAttributes(append(more, model)...))
+			}
+			if g := m.recent.goodput; g != nil {
+				low := 0.0
+				if g.collapses(time.Now()) {
+					low = 1
+				}
+				observe(collapsing, low)
 			}
 			for k, n := range m.known() {
 				observe(endpoints, n, attribute.String("pd.role", k.role), attribute.String("pd.phase", k.phase))
@@ -81,7 +91,7 @@ func (t *telemetry) observeModels(models func() []*model) error {
 		}
 		totals.keep(all)
 		return nil
-	}, endpoints, inFlight, running, waiting, usage, held, prompt, bytes, seconds, failed, expired)
+	}, collapsing, endpoints, inFlight, running, waiting, usage, held, prompt, bytes, seconds, failed, expired)
 	return errors.Join(append(errs, err)...)
 }
 

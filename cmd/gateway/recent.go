@@ -60,7 +60,8 @@ type liveTotals struct {
 // recent is what a model remembers of its attempts. Its memory has a limit: one ring for those that served, one for
 // each code of an error, a table of pairs, and the marks of requests in flight.
 type recent struct {
-	model string
+	model   string
+	goodput *goodput // nil: the model has admission
 
 	mu      sync.Mutex
 	rings   map[string]*ring // by the error's code; "": served
@@ -161,6 +162,7 @@ func (r *recent) add(o *pdflow.Outcome, waited time.Duration, now time.Time) {
 	if o.Err != nil {
 		code = string(o.Err.Code)
 	}
+	r.goodput.add(o, now)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.count(code)

@@ -36,7 +36,7 @@ Without admission the queue in front of the prefill engine grows until each requ
 
 ## What the limits do
 
-- Admission is off by default, although nothing is refused at 0.8 of capacity: a gateway should refuse requests only if its operator asked for that.
+- Admission is off by default, although nothing is refused at 0.8 of capacity: a gateway should refuse requests only if its operator asked for that. A gateway without it says when goodput collapses, that is when a quarter of the attempts of the last 10 s came too late: by a line of the log, the metric ` + "`pd.goodput.collapsing`" + ` and the alert [PDGoodputCollapses](../runbook.md#pdgoodputcollapses).
 - Admission decides when the picker picks the pair, before the flow sends anything. It does not refuse a request's further attempts.
 - ` + "`inFlightPerPrefill`" + ` counts until the prefill leg has ended, ` + "`inFlightPerDecode`" + ` until the response has. With mode fixed they are the limits; with adaptive the limits never get higher. The documentation of package ` + "`pdflow/admit`" + ` says how adaptive finds them.
 - With the gateway's ` + "`-inspect`" + `, each decode engine's own load counts too, read every second: one whose KV cache is above 95 % gets nothing while it serves other requests, and adaptive takes an engine's own queue for a limit that was too high.
