@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/pdflow/internal/live"
 )
 
 // What came of a second prefill: the values of pd.reason of pd.hedges, beside overBudget and retryNoPair.
@@ -85,11 +86,11 @@ func (x *serving) runAttempt(a *attempt) (*attempt, *Body, *Error) {
 	case <-first.done:
 	case <-r.decided:
 	case <-timer.C:
-		if !x.f.retries.Take() {
+		if !x.f.retries.Take(live.Transport) {
 			x.tel.Hedged(overBudget)
 			break
 		}
-		defer x.f.retries.Give()
+		defer x.f.retries.Give(live.Transport)
 		x.racing = a
 		b := x.second(r, first)
 		x.racing = nil

@@ -12,6 +12,7 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/internal/contract"
 	"github.com/pdkit/pdkit/internal/verdict"
+	"github.com/pdkit/pdkit/pdflow/internal/live"
 )
 
 // Why a failed attempt is retried, or is not: the values of Outcome.Retry and of the attribute pd.reason.
@@ -23,6 +24,7 @@ const (
 	retryFinal       = "final"        // not: another pair would fail the same way
 	retryOrphan      = "orphan"       // not: decode waits for this prefill, and prefill is not free before that ends
 	retryGiven       = "given"        // not: the caller has chosen the engines
+	retryBody        = "body"         // not: two engines have answered this body with an error
 	retryAttempts    = "attempts"     // not: Retry.MaxAttempts
 	retryFallback    = "fallback"     // not: a decode engine serves the request alone
 	overBudget       = "budget"       // not: Retry.Budget
@@ -42,18 +44,41 @@ func (a *attempt) mayRetry(e *Error) (again bool, reason string) {
 	case reason == retryElsewhere:
 		x.refusal, x.refusedBy = e, append(x.refusedBy, e.Endpoint)
 		return true, reason
+	case e.answered() && x.drew != "" && x.drew != e.Endpoint:
+		x.f.retries.Drawn()
+		return false, retryBody
 	case a.s.Attempt-x.before-len(x.refusedBy) >= a.f.retry.MaxAttempts:
 		return false, retryAttempts
 	case e.Code == CodeTransferMissing && a.f.opts.fallback == config.FallbackDecode: // D can do without at once
 		return false, retryFallback
-	case !a.f.retries.Take():
+	case !a.f.retries.Take(e.retryCause()):
 		return false, overBudget
 	}
-	x.holdsRetry = true
+	x.holdsRetry, x.retryCause = true, e.retryCause()
+	if e.answered() && x.drew == "" {
+		x.drew = e.Endpoint
+	}
 	if e.Code == CodeTimeout {
 		x.timedOut = e
 	}
 	return true, reason
+}
+
+// answered reports whether an engine has answered with a fault that the request's body may have drawn. An engine that
+// has no room, or whose own engine cannot be reached, says nothing of the body.
+func (e *Error) answered() bool {
+	switch e.Status {
+	case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		return false
+	}
+	return e.retryable() && e.retryCause() == live.Answered
+}
+
+func (e *Error) retryCause() live.Cause {
+	if e.Status >= 500 || e.Code == CodeTransferMissing {
+		return live.Answered
+	}
+	return live.Transport
 }
 
 // retryReason says what kind of failure e is, and whether that kind is retried. The reason is "" if the request ended
@@ -116,7 +141,7 @@ const attrMaxModelLen = "maxModelLen"
 func (x *serving) giveRetryBack() {
 	if x.holdsRetry {
 		x.holdsRetry = false
-		x.f.retries.Give()
+		x.f.retries.Give(x.retryCause)
 	}
 }
 

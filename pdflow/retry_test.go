@@ -5,12 +5,14 @@ package pdflow_test
 import (
 	"context"
 	"errors"
+	"io"
 	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -139,7 +141,7 @@ func TestAnOutageIsNotMultipliedByRetries(t *testing.T) {
 		time.Sleep(time.Minute)
 		before := len(f.sent())
 		require.Error(t, f.do(`{"prompt":"hi"}`))
-		require.Equal(t, 3, len(f.sent())-before, "a lone request is retried as often as it may be")
+		require.Equal(t, 2, len(f.sent())-before, "a lone request is retried until two engines have failed it")
 	})
 }
 
@@ -273,4 +275,88 @@ func TestTheBudgetHoldsForAnyLoad(t *testing.T) {
 		require.Greater(t, retries, requests/20)
 		require.Less(t, retries, requests/10+30*3+1)
 	})
+}
+
+// roundTrips is a transport that is a function.
+type roundTrips func(*http.Request) (*http.Response, error)
+
+func (f roundTrips) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// A client whose bodies draw an error from every engine leaves others their retries: P closes every fourth connection,
+// and nobody else sees it.
+func TestBodiesThatEveryEngineFailsLeaveOthersTheirRetries(t *testing.T) {
+	for name, c := range map[string]struct {
+		status int // that the bodies draw
+		every  time.Duration
+	}{
+		"of 500":     {500, 20 * time.Millisecond},
+		"of 503":     {503, 20 * time.Millisecond},
+		"many of it": {500, 5 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var closed, legs atomic.Int64
+				f := newFakeFleet(t, &fake{}, "p0 p1 d0", config.Retry{MaxAttempts: 3}, nil,
+					pdflow.WithTransport(roundTrips(func(r *http.Request) (*http.Response, error) {
+						body, _ := io.ReadAll(r.Body)
+						switch bad := strings.Contains(string(body), "bad"); {
+						case bad && r.URL.Host != "d0":
+							legs.Add(1)
+							return replies(c.status)(r)
+						case r.URL.Host == "p0" && closed.Add(1)%4 == 0:
+							return nil, io.ErrUnexpectedEOF
+						}
+						return replies(200)(r)
+					})))
+				var all sync.WaitGroup
+				var bad, failed, good atomic.Int64
+				begun := time.Now()
+				all.Go(func() {
+					for ; time.Since(begun) < 30*time.Second; time.Sleep(c.every) {
+						body := `{"prompt":"bad ` + strconv.Itoa(int(bad.Add(1))) + `"}`
+						all.Go(func() { require.Error(t, f.do(body)) })
+					}
+				})
+				for ; time.Since(begun) < 30*time.Second; time.Sleep(333 * time.Millisecond) {
+					good.Add(1)
+					all.Go(func() {
+						if f.do(`{"prompt":"good"}`) != nil {
+							failed.Add(1)
+						}
+					})
+				}
+				all.Wait()
+				t.Logf("%d of %d others failed; %d bad ones had %d legs", failed.Load(), good.Load(), bad.Load(),
+					legs.Load())
+				require.Zero(t, failed.Load())
+				if c.status == 500 {
+					require.LessOrEqual(t, legs.Load(), 2*bad.Load())
+				}
+			})
+		})
+	}
+}
+
+// What two engines have answered to the same body is its own fault: a third one is not asked.
+func TestWhatTwoEnginesAnswerIsFinal(t *testing.T) {
+	for name, c := range map[string]struct {
+		status int
+		want   string
+	}{
+		"an error of the body's": {500, "p0 p1; failed/body"},
+		"engines that are full":  {503, "p0 p1 p2; failed/failed/attempts"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFakeFleet(t, &fake{}, "p0 p1 p2 d0", config.Retry{MaxAttempts: 3},
+					func(string, int) response { return replies(c.status) })
+				require.Error(t, f.do(`{"prompt":"hi"}`))
+				var reasons []string
+				for _, o := range f.seen.list() {
+					reasons = append(reasons, o.Retry)
+				}
+				require.Equal(t, c.want, f.hosts()+"; "+strings.Join(reasons, "/"))
+			})
+		})
+	}
 }

@@ -46,6 +46,8 @@ type tries struct {
 	why        string               // it is, or is not
 	failure    *Error               // of the last attempt
 	holdsRetry bool                 // of the flow's retries
+	retryCause live.Cause           // of that
+	drew       string               // ID of the first engine that has answered the body with an error
 	timedOut   *Error               // of the last prefill that ran out of time and was to be retried elsewhere
 	refusal    *Error               // of the last engine that spoke for itself alone
 	refusedBy  []string             // IDs of all such engines

@@ -13,20 +13,40 @@ const (
 )
 
 // Retries bounds the retries of all requests of a flow to a share of these requests. Else an outage would double
-// the load on the engines that are left.
+// the load on the engines that are left. What engines answer may be the doing of one client, whose bodies draw it: so
+// retries after an answer leave a quarter of the share, and places of their own, to those after a fault of the
+// transport, and what a body drew from two engines does not count against these at all.
 type Retries struct {
 	share float64
 	born  time.Time
 
 	mu       sync.Mutex
 	counts   [budgetSeconds]budgetCount // a ring
-	underWay int                        // retries that are under way, their pauses included
+	underWay [2]int                     // retries that are under way, their pauses included: by Cause
 }
+
+// Cause is after what a retry comes.
+type Cause uint8
+
+// The causes.
+const (
+	Transport Cause = iota // the engine has not answered
+	Answered
+)
+
+// answeredShare is how much of the share retries after an answer may take.
+const answeredShare = 0.75
 
 // NewRetries bounds retries to a share of the requests.
 func NewRetries(share float64) *Retries { return &Retries{share: share, born: time.Now()} }
 
-type budgetCount struct{ second, requests, retries int }
+// budgetCount counts what began in a second. drawn are retries whose bodies drew an error from two engines: they are
+// not among retries any more.
+type budgetCount struct {
+	second, requests int
+	retries          [2]int
+	drawn            int
+}
 
 // now returns the count of this second. The caller holds the lock.
 func (b *Retries) now() *budgetCount {
@@ -46,27 +66,46 @@ func (b *Retries) Request() {
 }
 
 // Take reports whether one more retry is within the budget, and counts it. Then Give must follow.
-func (b *Retries) Take() bool {
+func (b *Retries) Take(after Cause) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := b.now()
-	requests, retries := 0, 0
-	for _, c := range b.counts {
-		if c.second > now.second-budgetSeconds {
-			requests, retries = requests+c.requests, retries+c.retries
-		}
-	}
-	if b.underWay >= budgetFloor && float64(retries) >= b.share*float64(requests) {
+	if b.underWay[after] >= budgetFloor && !b.room(now.second, after) {
 		return false
 	}
-	now.retries++
-	b.underWay++
+	now.retries[after]++
+	b.underWay[after]++
 	return true
 }
 
+func (b *Retries) room(second int, after Cause) bool {
+	var sum budgetCount
+	for _, c := range b.counts {
+		if c.second > second-budgetSeconds {
+			sum.requests, sum.drawn = sum.requests+c.requests, sum.drawn+c.drawn
+			for cause, n := range c.retries {
+				sum.retries[cause] += n
+			}
+		}
+	}
+	most := b.share * float64(sum.requests)
+	all, answered := float64(sum.retries[Transport]+sum.retries[Answered]), float64(sum.retries[Answered])
+	return all < most && (after == Transport ||
+		answered < answeredShare*most && answered+float64(sum.drawn) < most)
+}
+
 // Give ends a retry.
-func (b *Retries) Give() {
+func (b *Retries) Give(after Cause) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.underWay--
+	b.underWay[after]--
+}
+
+// Drawn notes that the body of a retry after an answer has drawn an error from another engine, too.
+func (b *Retries) Drawn() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := b.now()
+	now.retries[Answered]--
+	now.drawn++
 }
