@@ -291,7 +291,7 @@ func TestBodiesThatEveryEngineFailsLeaveOthersTheirRetries(t *testing.T) {
 	}{
 		"of 500":     {500, 20 * time.Millisecond},
 		"of 503":     {503, 20 * time.Millisecond},
-		"many of it": {500, 5 * time.Millisecond},
+		"many of it": {500, 10 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
