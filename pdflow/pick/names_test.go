@@ -21,7 +21,7 @@ func TestPickersKnowEnginesByName(t *testing.T) {
 	e, err := discovery.New("http://prefill-7:8100", discovery.RolePrefill)
 	require.NoError(t, err)
 	e.ID = "llm/rank-7"
-	set, _ := setOf(t, e)
+	set := newFleet(t, e).Set
 	limits, err := admit.New(attest.NewQuarantine(pick.New(set, pick.RoundRobin())), nil)
 	require.NoError(t, err)
 	for _, p := range []pdflow.Picker{limits, pick.FromHeader(set, discovery.Endpoint{}, nil)} {
