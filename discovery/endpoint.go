@@ -123,8 +123,8 @@ func New(rawURL string, role Role) (Endpoint, error) {
 	return Endpoint{ID: u.Host + u.Path, URL: u, Role: role}, nil
 }
 
-// ParseURL reads an engine's base URL: http or https, a host, no user info, query or fragment. A trailing slash
-// is removed. The error says which part is wrong and shows no more of the URL than that part.
+// ParseURL reads an engine's base URL: http or https, a host, no user info, query or fragment, and no path that each
+// request adds itself, like /v1. A trailing slash is removed. The error says which part is wrong and shows no more of the URL than that part.
 func ParseURL(raw string) (*url.URL, error) {
 	u, err := url.Parse(raw)
 	if err != nil {

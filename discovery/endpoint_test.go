@@ -20,6 +20,8 @@ func TestParseURL(t *testing.T) {
 		"https://h/base/":     "https://h/base",
 		"http://[::1]:8000/":  "http://[::1]:8000",
 		"http://h:8000/a/b//": "http://h:8000/a/b",
+		"http://h/v1/engine":  "http://h/v1/engine",
+		"http://h/api-v1":     "http://h/api-v1",
 	} {
 		u, err := discovery.ParseURL(raw)
 		require.NoError(t, err, raw)
@@ -42,6 +44,11 @@ func TestParseURL(t *testing.T) {
 		"http://h:0":          "port",
 		"http://h/secret%0A":  "control characters",
 		"http://h/secret%ff":  "control characters",
+		"http://h/v1":         "the path ends in /v1, which each request adds itself",
+		"http://h/secret/v1/": "ends in /v1,",
+		"http://h/health":     "ends in /health",
+
+		"http://h/secret/v1/chat/completions": "ends in /v1/chat/completions",
 	} {
 		_, err := discovery.ParseURL(raw)
 		require.Error(t, err, raw)

@@ -50,8 +50,17 @@ func checkURL(u *url.URL) error {
 	case u.RawQuery != "" || u.Fragment != "" || u.ForceQuery:
 		return errors.New("query and fragment are not allowed in an engine's URL")
 	}
+	for _, own := range requestPaths {
+		if strings.HasSuffix(strings.TrimRight(u.Path, "/"), own) {
+			return errors.New("the path ends in " + own + ", which each request adds itself: want http://HOST:PORT")
+		}
+	}
 	return nil
 }
+
+// requestPaths are what people copy from a client's settings into an engine's base URL. An engine would get
+// /v1/v1/chat/completions.
+var requestPaths = []string{"/v1", "/v1/chat/completions", "/v1/completions", "/v1/models", "/health"}
 
 // validPort reports whether a port is empty, for the scheme's port, or a number from 1 to 65535.
 func validPort(port string) bool {

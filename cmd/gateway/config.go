@@ -25,6 +25,7 @@ type configuration struct {
 	file    string
 	content []byte // of the file
 	gateway gatewaySpec
+	doc     *yamlfile.Document // of the Gateway; nil without one
 	models  []*modelServer
 	notes   []note
 }

@@ -78,7 +78,7 @@ func (l *loader) document(d *yamlfile.Document) {
 		l.fault(d, "kind", fmt.Sprintf("is a second Gateway, the first is on line %d", l.gateway.Line),
 			"keep one of the two")
 	default:
-		l.gateway = d
+		l.gateway, l.cfg.doc = d, d
 		o := gatewayObject{Spec: defaultGateway()}
 		l.add(d, config.Decode(d.JSON, &o))
 		l.checkGateway(d, o.Spec)

@@ -48,6 +48,9 @@ func run(args []string, stdout, stderr io.Writer, signals <-chan os.Signal) int 
 		return exitWrong
 	}
 	cfg, err := load(f.config, f.read)
+	if err == nil && f.check {
+		err = cfg.unusable()
+	}
 	if err != nil {
 		fmt.Fprintln(stderr, err)
 		return exitWrong

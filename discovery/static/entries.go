@@ -15,7 +15,8 @@ import (
 
 // Entry is one engine of a list in a file: of a gateway's configuration, or of package discovery/file.
 type Entry struct {
-	URL   string `json:"url"`   // http://HOST:PORT or https://HOST:PORT
+	// http://HOST:PORT or https://HOST:PORT; a path goes before that of each request and probe, and may not be /v1
+	URL   string `json:"url"`
 	Role  string `json:"role"`  // prefill, decode, both or encode
 	Group string `json:"group"` // P and D are paired inside one group
 	Zone  string `json:"zone"`  // where it runs, for the picking policy zone

@@ -190,7 +190,8 @@ func TestTwoFailuresMakeNotReadyAndOneSuccessReady(t *testing.T) {
 		time.Sleep(2100 * time.Millisecond)
 		synctest.Wait()
 		assert.Equal(t, ready, w.phases(), "one success is enough")
-		assert.Equal(t, []string{"p:1 true status 503", "p:1 false status 503", "p:1 true <nil>"}, observed)
+		assert.Equal(t, []string{"p:1 true GET /health: status 503", "p:1 false GET /health: status 503",
+			"p:1 true <nil>"}, observed, "what was asked is told: a 404 may be of a wrong path")
 	})
 }
 

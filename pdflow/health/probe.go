@@ -79,7 +79,7 @@ func (r *run) get(t *target, buf []byte) error {
 		}
 	}
 	if resp.StatusCode < 200 || resp.StatusCode > 299 {
-		return fmt.Errorf("status %d", resp.StatusCode)
+		return fmt.Errorf("GET %s: status %d", t.request.URL.Path, resp.StatusCode)
 	}
 	return nil
 }
