@@ -46,8 +46,8 @@ func Register(name string, open func(settings json.RawMessage) (KVConnector, err
 }
 
 // Open makes the connector that a spec names by its registered name or by an engine's class name. An empty type is
-// "http". For an unknown name the error is [names.ErrUnknown] and lists the known names: those whose packages the
-// program imports; package connector/all imports all.
+// "http". For an unknown name the error is [names.ErrUnknown] and names the nearest one of those whose packages the
+// program imports, or lists them; package connector/all imports all.
 func Open(spec config.Spec) (KVConnector, error) {
 	name := names.Resolve(spec.Type, spec.Config)
 	registry.RLock()
@@ -57,13 +57,7 @@ func Open(spec config.Spec) (KVConnector, error) {
 		return nil, fmt.Errorf("%w %.64q: it %s", names.ErrUnknown, spec.Type, why)
 	}
 	if f == nil {
-		known := append(names.Connectors(), names.Classes()...)
-		remedy := ""
-		if near := config.Nearest(spec.Type, known); near != "" {
-			remedy = "; did you mean " + near + "?"
-		}
-		return nil, fmt.Errorf("%w %.64q%s registered are %s",
-			names.ErrUnknown, cmp.Or(spec.Type, name), cmp.Or(remedy, ":"), strings.Join(known, ", "))
+		return nil, fmt.Errorf("%w %.64q; %s", names.ErrUnknown, cmp.Or(spec.Type, name), names.Suggest(spec.Type))
 	}
 	return f(spec.Config)
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -19,12 +20,13 @@ import (
 	"github.com/pdkit/pdkit/connector/names"
 )
 
-func TestOpenOfAnUnknownNameListsTheKnownOnes(t *testing.T) {
-	for _, typ := range []string{"nxil", "NIXL", "nixlconnector", " nixl"} {
+func TestOpenOfAnUnknownNameNamesTheNearestOne(t *testing.T) {
+	for typ, want := range map[string]string{"nxil": "did you mean nixl?", "NIXL": "did you mean nixl?",
+		"nixlconnector": "did you mean NixlConnector?", " nixl": "did you mean nixl?",
+		"quantum": "known are " + strings.Join(names.Connectors(), ", ")} {
 		_, err := connector.Open(config.Spec{Type: typ})
 		require.ErrorIs(t, err, names.ErrUnknown, typ)
-		assert.Contains(t, err.Error(), "http, ")
-		assert.Contains(t, err.Error(), "nixl")
+		assert.True(t, strings.HasSuffix(err.Error(), "; "+want), err)
 		assert.Equal(t, typ, names.Resolve(typ, nil), "as it is")
 	}
 }

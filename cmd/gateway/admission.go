@@ -6,10 +6,11 @@ import (
 	"encoding/json"
 	"sync/atomic"
 
+	"go.opentelemetry.io/otel/attribute"
+
 	"github.com/pdkit/pdkit/discovery/inspect"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/admit"
-	"go.opentelemetry.io/otel/attribute"
 )
 
 // admission is the limits of a pool. A model that changes keeps them, with what they count and have measured, unless

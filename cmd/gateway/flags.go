@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pdkit/pdkit/cmd/internal/cmdline"
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
@@ -23,15 +24,13 @@ type flags struct {
 	level         slog.Level
 	check         bool
 	trace         string
+	version       bool // print the version and end
 }
 
-var errUsage = errors.New("usage")
-
-// parseFlags reads the command line. The error has been written to stderr; it is flag.ErrHelp or errUsage.
+// parseFlags reads the command line. The error has been written to stderr; it is flag.ErrHelp or cmdline.ErrWrong.
 func parseFlags(args []string, stderr io.Writer) (flags, error) {
 	var f flags
 	fs := flag.NewFlagSet("gateway", flag.ContinueOnError)
-	fs.SetOutput(stderr)
 	fs.StringVar(&f.config, "config", "",
 		"the configuration `FILE`: a YAML stream of one Gateway and any number of ModelServers")
 	fs.Func("listen", "the `ADDR` for clients, in place of spec.listen (127.0.0.1:8000)",
@@ -58,22 +57,16 @@ func parseFlags(args []string, stderr io.Writer) (flags, error) {
 		}
 		return nil
 	})
-	if err := fs.Parse(args); err != nil {
-		if !errors.Is(err, flag.ErrHelp) {
-			err = errUsage
-		}
-		return f, err
-	}
+	fs.BoolVar(&f.version, "version", false, "print the version and end")
+	err := cmdline.Parse(fs, args, stderr)
 	switch {
+	case err != nil:
 	case fs.NArg() > 0:
-		fmt.Fprintf(stderr, "gateway: unexpected argument %q\n", fs.Arg(0))
-	case f.config == "":
-		fmt.Fprintln(stderr, "gateway: -config FILE is missing")
-	default:
-		return f, nil
+		err = cmdline.Wrong(fs, stderr, fmt.Sprintf("unexpected argument %q", fs.Arg(0)))
+	case f.config == "" && !f.version:
+		err = cmdline.Wrong(fs, stderr, "-config FILE is missing")
 	}
-	fs.Usage()
-	return f, errUsage
+	return f, err
 }
 
 // read reads a content of the configuration file under the command line.

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pdkit/pdkit/cmd/internal/cmdline"
 	"github.com/pdkit/pdkit/cmd/otlp/otlptest"
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
@@ -121,4 +122,19 @@ func TestAStartThatFailsEndsWith1(t *testing.T) {
 			assert.Contains(t, log.String(), c.says)
 		})
 	}
+}
+
+func TestTheVersionIsTold(t *testing.T) {
+	var out, errs strings.Builder
+	assert.Equal(t, exitOK, run([]string{"-version"}, &out, &errs, nil))
+	assert.Equal(t, cmdline.Line("gateway")+"\n", out.String())
+	assert.Empty(t, errs.String())
+	g := start(t, gatewayYAML("")+pairYAML("m", newEngine(t), newEngine(t), ""))
+	first, _, _ := strings.Cut(g.log.String(), "\n")
+	assert.Contains(t, first, "version="+cmdline.Version())
+}
+
+func TestAWrongFlagGetsTheNearestName(t *testing.T) {
+	_, _, stderr := check(t, "-confg", "x")
+	assert.Equal(t, "gateway: there is no flag -confg; did you mean -config? (gateway -help lists the flags)\n", stderr)
 }

@@ -21,6 +21,8 @@ import (
 	"syscall"
 
 	_ "golang.org/x/crypto/x509roots/fallback" // authorities where the system has none, as in an image
+
+	"github.com/pdkit/pdkit/cmd/internal/cmdline"
 )
 
 const (
@@ -47,6 +49,10 @@ func run(args []string, stdout, stderr io.Writer, signals <-chan os.Signal) int 
 	if err != nil {
 		return exitWrong
 	}
+	if f.version {
+		fmt.Fprintln(stdout, cmdline.Line("gateway"))
+		return exitOK
+	}
 	cfg, err := load(f.config, f.read)
 	if err == nil && f.check {
 		err = cfg.unusable()
@@ -63,6 +69,7 @@ func run(args []string, stdout, stderr io.Writer, signals <-chan os.Signal) int 
 		return exitOK
 	}
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: f.level}))
+	log.Info("pdkit gateway", "version", cmdline.Version())
 	for _, n := range cfg.notes {
 		n.log(log)
 	}

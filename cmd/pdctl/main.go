@@ -15,12 +15,14 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 
 	"github.com/alecthomas/kong"
 	"github.com/willabides/kongplete"
 	_ "golang.org/x/crypto/x509roots/fallback" // authorities where the system has none, as in an image
 
+	"github.com/pdkit/pdkit/cmd/internal/cmdline"
 	_ "github.com/pdkit/pdkit/connector/all"
 )
 
@@ -43,6 +45,8 @@ type cli struct {
 
 	Bench      benchCmd      `cmd:"" help:"${bench}"`
 	Completion completionCmd `cmd:"" help:"${completion}"`
+
+	Version kong.VersionFlag `help:"Print the version and end."`
 }
 
 // description stands above the commands in the usage.
@@ -122,7 +126,11 @@ func runOf(commands any, args []string, s streams) (code int) {
 	if bare { // the usage helps more than an error that names the commands
 		argv, s.out = []string{"--help"}, s.err
 	}
-	parser, err := kong.New(commands, kong.Name("pdctl"), help, kong.Description(description),
+	if slices.Equal(argv, []string{"-version"}) { // as the gateway and the sidecar have it
+		argv = []string{"--version"}
+	}
+	parser, err := kong.New(commands, kong.Name("pdctl"), help, kong.Vars{"version": cmdline.Line("pdctl")},
+		kong.Description(description),
 		kong.Writers(s.out, s.err), kong.Exit(func(code int) { panic(ended{code}) }), kong.UsageOnError())
 	if err != nil {
 		fmt.Fprintln(s.err, "pdctl:", err)

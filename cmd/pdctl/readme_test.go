@@ -11,6 +11,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/cmd/internal/cmdline"
 )
 
 // The README's commands run unchanged in the root of the repository, and print what the README says.
@@ -70,4 +72,13 @@ func TestWithoutACommandItPrintsTheUsage(t *testing.T) {
 	assert.Empty(t, out)
 	assert.Contains(t, errs, "Usage: pdctl <command>")
 	assert.Contains(t, errs, "pdctl render -f gateway.yaml")
+}
+
+func TestTheVersionIsTold(t *testing.T) {
+	for _, flag := range []string{"--version", "-version"} {
+		code, out, errs := pdctl(t, "", flag)
+		assert.Equal(t, exitOK, code)
+		assert.Equal(t, cmdline.Line("pdctl")+"\n", out)
+		assert.Empty(t, errs)
+	}
 }

@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/pdkit/pdkit/cmd/internal/cmdline"
 )
 
 // flags has the names and defaults of llm-d-router ebab6879, pkg/sidecar/proxy/options.go, those of 0186107d after it,
@@ -54,6 +56,7 @@ type flags struct {
 	level                slog.Level
 	json                 bool     // the log is JSON
 	warnings             []string // about flags that are accepted and have no effect
+	version              bool     // print the version and end
 }
 
 // listFlags are flags that list the engines of one role that requests may name.
@@ -80,14 +83,11 @@ func (s *stages) set(text string) error {
 
 const maxRanks = 1024 // each rank has a listener
 
-var errUsage = errors.New("usage")
-
 // parseFlags reads the command line and the configuration that it names. It writes an error to stderr, and returns
-// flag.ErrHelp or errUsage.
+// flag.ErrHelp or cmdline.ErrWrong.
 func parseFlags(args []string, getenv func(string) string, stderr io.Writer) (*flags, error) {
 	f := &flags{podIP: getenv("POD_IP"), sglangPort: port(getenv, "SGLANG_BOOTSTRAP_PORT", 8998)}
 	fs := flag.NewFlagSet("sidecar", flag.ContinueOnError)
-	fs.SetOutput(stderr)
 	modelServer, vllm := -1, -1
 	f.serving(fs, &modelServer, &vllm)
 	f.engines(fs, getenv)
@@ -95,16 +95,14 @@ func parseFlags(args []string, getenv func(string) string, stderr io.Writer) (*f
 	f.telemetry(fs, getenv)
 	f.withoutEffect(fs)
 	f.moriio.define(fs, getenv)
+	fs.BoolVar(&f.version, "version", false, "print the version and end")
 	inline := fs.String("configuration", "", "the flags that are not on the command line, as `YAML`")
 	file := fs.String("configuration-file", "", "the same in a `FILE`")
 
 	rest := args
 	for {
-		if err := fs.Parse(rest); err != nil {
-			if !errors.Is(err, flag.ErrHelp) {
-				err = errUsage
-			}
-			return nil, err
+		if err := cmdline.Parse(fs, rest, stderr); err != nil || f.version {
+			return f, err
 		}
 		// A template leaves an empty argument if its condition is false (KServe's does without TLS).
 		if rest = fs.Args(); len(rest) == 0 || rest[0] != "" {
@@ -131,8 +129,7 @@ func parseFlags(args []string, getenv func(string) string, stderr io.Writer) (*f
 		f.warn("--cert-path has no effect without --secure-serving")
 	}
 	if problem = cmp.Or(problem, f.check(rest)); problem != "" {
-		fmt.Fprintln(stderr, "sidecar:", problem)
-		return nil, errUsage
+		return nil, cmdline.Wrong(fs, stderr, problem)
 	}
 	return f, nil
 }

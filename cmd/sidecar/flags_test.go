@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pdkit/pdkit/cmd/internal/cmdline"
 	"github.com/pdkit/pdkit/enginesim"
 )
 
@@ -176,7 +177,7 @@ func TestFlagsThatCannotBeServedEndTheStart(t *testing.T) {
 		writes + "--moriio-dp-size=4 --moriio-dp-size-local=8":                                "--moriio-dp-size-local",
 		writes + "--moriio-dp-size=4 --moriio-dp-size-local=2":                                "--moriio-decode-hosts",
 		writes + "--moriio-dp-size=4 --moriio-dp-size-local=2 --moriio-decode-hosts=10.0.0.1": "2 pods",
-		"--unheard-of": "not defined",
+		"--unheard-of": "there is no flag -unheard-of",
 	} {
 		f, problem := parse(t, noEnv, append([]string{"--prefillers=p:1"}, strings.Fields(args)...)...)
 		assert.Nil(t, f, args)
@@ -200,13 +201,14 @@ func TestWhatCannotBeBuiltEndsTheStart(t *testing.T) {
 		"--prefillers-dns=a..b":                               "--prefillers-dns",
 		"--prefillers=p:1/x":                                  "HOST:PORT",
 		"--prefillers=p:1 --kv-connector=nixlv3":              "--kv-connector",
+		"--kv-conector=nixlv2":                                "did you mean -kv-connector?",
 		"--prefillers=p:1 --kv-connector-config=7":            "not a JSON object",
 		"--prefillers=p:1 --kv-connector-config={\"nope\":1}": "nope",
 		"--prefillers=p:1 --kv-connector=p2pnccl":             "zmqAddress",
 		"--prefillers=p:1 --forward-headers=X-A,cookie":       "Cookie must not reach engines",
 	} {
 		var said logBuffer
-		assert.Equal(t, exitWrong, run(t.Context(), strings.Fields(args), noEnv, &said), args)
+		assert.Equal(t, exitWrong, run(t.Context(), strings.Fields(args), noEnv, io.Discard, &said), args)
 		assert.Contains(t, said.String(), part, args)
 	}
 	for name, args := range map[string][]string{
@@ -214,7 +216,8 @@ func TestWhatCannotBeBuiltEndsTheStart(t *testing.T) {
 		"--metrics-cert-dir": {"--metrics-port=1", "--metrics-cert-dir=" + t.TempDir()},
 	} {
 		var said logBuffer
-		assert.Equal(t, exitFailed, run(t.Context(), append(args, "--port=0", "--prefillers=p:1"), noEnv, &said))
+		args = append(args, "--port=0", "--prefillers=p:1")
+		assert.Equal(t, exitFailed, run(t.Context(), args, noEnv, io.Discard, &said))
 		assert.Contains(t, said.String(), name)
 	}
 }
@@ -345,4 +348,11 @@ func TestTheLowestVersionAndTheSuitesHoldTowardsClients(t *testing.T) {
 	assert.True(t, serves(narrow.Clone()))
 	assert.False(t, serves(narrow.Clone(), "--tls-cipher-suites="+suite))
 	assert.True(t, serves(old(), "--tls-cipher-suites="+suite))
+}
+
+func TestTheVersionIsTold(t *testing.T) {
+	var out, errs strings.Builder
+	assert.Equal(t, exitOK, run(t.Context(), []string{"-version"}, noEnv, &out, &errs))
+	assert.Equal(t, cmdline.Line("sidecar")+"\n", out.String())
+	assert.Empty(t, errs.String())
 }

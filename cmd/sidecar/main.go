@@ -24,6 +24,7 @@ import (
 
 	_ "golang.org/x/crypto/x509roots/fallback" // authorities where the system has none, as in an image
 
+	"github.com/pdkit/pdkit/cmd/internal/cmdline"
 	"github.com/pdkit/pdkit/cmd/otlp"
 	_ "github.com/pdkit/pdkit/connector/all" // the connectors that a flag may name
 )
@@ -39,13 +40,13 @@ func main() {
 	// when they change. So a signal that asks for a reload must not end the requests in flight.
 	signal.Ignore(syscall.SIGHUP)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
-	code := run(ctx, os.Args[1:], os.Getenv, os.Stderr)
+	code := run(ctx, os.Args[1:], os.Getenv, os.Stdout, os.Stderr)
 	stop()
 	os.Exit(code)
 }
 
 // run is the program. It serves until ctx ends, drains, and returns the exit code.
-func run(ctx context.Context, args []string, getenv func(string) string, stderr io.Writer) int {
+func run(ctx context.Context, args []string, getenv func(string) string, stdout, stderr io.Writer) int {
 	f, err := parseFlags(args, getenv, stderr)
 	if errors.Is(err, flag.ErrHelp) {
 		return exitOK
@@ -53,11 +54,16 @@ func run(ctx context.Context, args []string, getenv func(string) string, stderr 
 	if err != nil {
 		return exitWrong
 	}
+	if f.version {
+		fmt.Fprintln(stdout, cmdline.Line("sidecar"))
+		return exitOK
+	}
 	var form slog.Handler = slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: f.level})
 	if f.json {
 		form = slog.NewJSONHandler(stderr, &slog.HandlerOptions{Level: f.level})
 	}
 	log := slog.New(form)
+	log.Info("pdkit sidecar", "version", cmdline.Version())
 	otlp.LogTo(log)
 	tel, err := newTelemetry(ctx, f, getenv, stderr)
 	if err != nil {

@@ -143,7 +143,8 @@ func TestARankThatCannotListenEndsTheStart(t *testing.T) {
 	var said logBuffer
 	assert.Equal(
 		t, exitFailed, run(t.Context(), []string{"--port=" +
-			strconv.Itoa(first), "--data-parallel-size=2", "--secure-serving=false", "--prefillers=p:1"}, noEnv, &said),
+			strconv.Itoa(first), "--data-parallel-size=2", "--secure-serving=false", "--prefillers=p:1"}, noEnv,
+			io.Discard, &said),
 	)
 	assert.Contains(t, said.String(), "cannot listen")
 	ln, err := net.Listen("tcp", ":"+strconv.Itoa(first))

@@ -86,7 +86,7 @@ func start(t *testing.T, env map[string]string, args ...string) *program {
 	p := &program{log: &logBuffer{}}
 	ctx, cancel := context.WithCancel(context.Background())
 	code := make(chan int, 1)
-	go func() { code <- run(ctx, args, func(name string) string { return env[name] }, p.log) }()
+	go func() { code <- run(ctx, args, func(name string) string { return env[name] }, io.Discard, p.log) }()
 	p.stop = sync.OnceValue(func() int { cancel(); return <-code })
 	t.Cleanup(func() { assert.Equal(t, exitOK, p.stop(), "%s", p.log); http.DefaultClient.CloseIdleConnections() })
 	require.Eventually(t, func() bool {

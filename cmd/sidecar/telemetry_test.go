@@ -4,6 +4,7 @@ package main
 
 import (
 	"crypto/tls"
+	"io"
 	"net/http"
 	"regexp"
 	"strconv"
@@ -15,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/tidwall/gjson"
 
+	"github.com/pdkit/pdkit/cmd/internal/cmdline"
 	"github.com/pdkit/pdkit/cmd/otlp/otlptest"
 	"github.com/pdkit/pdkit/enginesim"
 )
@@ -139,7 +141,7 @@ func TestAnEndpointThatIsNoURLEndsWith1(t *testing.T) {
 		"OTEL_EXPORTER_OTLP_ENDPOINT": "http://user:s3cret@[::1"})
 	var said logBuffer
 	assert.Equal(t, exitFailed, run(t.Context(), []string{"--port=0", "--prefillers=p:1", "--tracing"},
-		func(name string) string { return env[name] }, &said))
+		func(name string) string { return env[name] }, io.Discard, &said))
 	assert.Contains(t, said.String(), "--tracing: OTEL_EXPORTER_OTLP_ENDPOINT is no URL")
 	assert.NotContains(t, said.String(), "s3cret")
 }
@@ -163,6 +165,8 @@ func TestATraceGoesOnToTheEngines(t *testing.T) {
 func TestTheLogCanBeJSON(t *testing.T) {
 	var said logBuffer
 	assert.Equal(t, exitFailed, run(t.Context(), []string{"--port=0", "--prefillers=p:1", "--cert-path=" +
-		t.TempDir(), "--zap-encoder=json"}, noEnv, &said))
-	assert.Equal(t, "cannot serve", gjson.Get(said.String(), "msg").String(), said.String())
+		t.TempDir(), "--zap-encoder=json"}, noEnv, io.Discard, &said))
+	first, last, _ := strings.Cut(said.String(), "\n")
+	assert.Equal(t, cmdline.Version(), gjson.Get(first, "version").String(), "the first line tells the version")
+	assert.Equal(t, "cannot serve", gjson.Get(last, "msg").String(), last)
 }

@@ -139,12 +139,8 @@ func unknown(path, typ string) error {
 	case why != "":
 		return &config.FieldError{Path: path, Problem: why, Remedy: "list connectors that bring KV from P to D"}
 	}
-	known := append(insiders(), silentClasses...)
-	remedy := "known are " + strings.Join(known, ", ")
-	if near := config.Nearest(typ, known); near != "" {
-		remedy = "did you mean " + near + "? " + remedy
-	}
-	return &config.FieldError{Path: path, Problem: "is not a known connector", Remedy: remedy}
+	return &config.FieldError{Path: path, Problem: "is not a known connector",
+		Remedy: config.Suggest(typ, append(insiders(), silentClasses...))}
 }
 
 const extraPath = "kv_connector_extra_config"

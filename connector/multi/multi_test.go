@@ -86,14 +86,15 @@ func TestTheFirstChildThatIsNoStoreDecidesTheOrder(t *testing.T) {
 
 func TestWhatCannotWorkTogetherIsRefusedWhenMade(t *testing.T) {
 	play.Refuses(t, multi.Name, map[string]string{
-		`{}`:                                "connectors … is empty",
-		`{"connectors":[]}`:                 "connectors … is empty",
-		`{"connectors":[{}]}`:               "connectors[0].type … is missing",
-		`{"connectors":[null]}`:             "connectors[0] … is null",
-		`{"connectors":["nixl"]}`:           "connectors[0] … object",
-		`{"connectors":[{"type":"nixel"}]}`: "connectors[0].type … did you mean nixl? known are … sharedstorage",
+		`{}`:                                  "connectors … is empty",
+		`{"connectors":[]}`:                   "connectors … is empty",
+		`{"connectors":[{}]}`:                 "connectors[0].type … is missing",
+		`{"connectors":[null]}`:               "connectors[0] … is null",
+		`{"connectors":["nixl"]}`:             "connectors[0] … object",
+		`{"connectors":[{"type":"nixel"}]}`:   "connectors[0].type … did you mean nixl?",
+		`{"connectors":[{"type":"quantum"}]}`: "connectors[0].type … known are … sharedstorage",
 		`{"connectors":[{"kv_connector":"NixelConnector"}]}`: "connectors[0].kv_connector … " +
-			"did you mean NixlConnector? known are",
+			"did you mean NixlConnector?",
 		`{"connectors":[{"kv_connector":""}]}`: "connectors[0].kv_connector … is empty",
 		`{"connectors":[{"kv_connector":"NixlConnector","kv_rol":"kv_both"}]}`: "connectors[0].kv_rol … " +
 			"did you mean kv_role",

@@ -10,7 +10,10 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
+
+	"github.com/pdkit/pdkit/config"
 )
 
 // ErrUnknown says that no connector is registered under a name.
@@ -77,6 +80,15 @@ func Resolve(typ string, config json.RawMessage) string {
 		return choose(config)
 	}
 	return typ
+}
+
+// Suggest returns the remedy for an unknown type: the nearest name or class or, if none is near, the names of all
+// connectors.
+func Suggest(typ string) string {
+	if near := config.Nearest(typ, append(Connectors(), Classes()...)); near != "" {
+		return "did you mean " + near + "?"
+	}
+	return "known are " + strings.Join(Connectors(), ", ")
 }
 
 // Classes returns the engines' class names that stand for a connector, sorted.

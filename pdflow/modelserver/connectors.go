@@ -59,7 +59,7 @@ func (m *ModelServer) open(path string, spec config.Spec) *Connector {
 		m.fault(path+".type", fmt.Sprintf("%.64q %s", spec.Type, why), "write the connector that brings KV from P to D")
 		c.Name = ""
 	} else if !slices.Contains(names.Connectors(), c.Name) {
-		m.fault(path+".type", fmt.Sprintf("%.64q is not a known connector", spec.Type), unknownType(spec.Type))
+		m.fault(path+".type", fmt.Sprintf("%.64q is not a known connector", spec.Type), names.Suggest(spec.Type))
 		c.Name = ""
 	} else if opened, err := connector.Open(spec); err != nil {
 		m.openFaults(path, err)
@@ -132,17 +132,6 @@ func (m *ModelServer) targets() []discovery.Endpoint {
 			URL: &url.URL{Scheme: "http", Host: role.String() + ".example:8000"}, Role: role})
 	}
 	return pair
-}
-
-// unknownType returns the remedy for an unknown type: the nearest name, and all names.
-func unknownType(typ string) string {
-	known := append(names.Connectors(), names.Classes()...)
-	slices.Sort(known)
-	list := "known are " + strings.Join(known, ", ")
-	if near := config.Nearest(typ, known); near != "" {
-		return "did you mean " + near + "? " + list
-	}
-	return list
 }
 
 // openFaults adds the faults that a connector finds in its settings, below the member that holds them.
