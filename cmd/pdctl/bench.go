@@ -11,7 +11,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"net/http"
-	"net/url"
 	"os"
 	"strings"
 	"time"
@@ -23,36 +22,38 @@ import (
 )
 
 type benchCmd struct {
-	URL      []string      `name:"url" sep:"none" required:"" placeholder:"URL" help:"${bench_url}"`
+	URL      []string      `name:"url" aliases:"base-url" sep:"none" required:"" placeholder:"URL" help:"${bench_url}"`
 	Model    string        `placeholder:"MODEL" help:"${bench_model}"`
-	Rate     float64       `placeholder:"N" help:"${bench_rate}"`
-	Clients  int           `placeholder:"N" help:"${bench_clients}"`
-	Duration time.Duration `placeholder:"TIME" help:"How long to load each target; 30s without --requests."`
-	Requests int           `placeholder:"N" help:"How many requests to send to each target."`
+	Rate     []float64     `aliases:"request-rate" placeholder:"N" help:"${bench_rate}"`
+	Clients  []int         `aliases:"concurrency,max-concurrency,connections" placeholder:"N" help:"${bench_clients}"`
+	Duration time.Duration `placeholder:"TIME" help:"${bench_duration}"`
+	Requests int           `aliases:"num-prompts,request-count" placeholder:"N" help:"${bench_requests}"`
 
 	Prompts      string `placeholder:"FILE" type:"existingfile" help:"${bench_prompts}"`
-	PromptTokens int    `default:"256" placeholder:"N" help:"${bench_prompt_tokens}"`
+	PromptTokens int    `aliases:"random-input-len" default:"256" placeholder:"N" help:"${bench_prompt_tokens}"`
 	PrefixTokens int    `default:"0" placeholder:"N" help:"${bench_prefix_tokens}"`
 	Prefixes     int    `default:"1" placeholder:"N" help:"How many prefixes there are; each request draws one."`
-	MaxTokens    int    `default:"64" placeholder:"N" help:"The longest response, in tokens."`
+	MaxTokens    int    `aliases:"random-output-len" default:"64" placeholder:"N" help:"${bench_max_tokens}"`
 	API          string `name:"api" enum:"chat,completions" default:"chat" help:"${bench_api}"`
 	IgnoreEOS    bool   `name:"ignore-eos" help:"${bench_ignore_eos}"`
 
 	SLOTTFT time.Duration `name:"slo-ttft" placeholder:"TIME" help:"${bench_slo_ttft}"`
-	SLOITL  time.Duration `name:"slo-itl" placeholder:"TIME" help:"${bench_slo_itl}"`
+	SLOTPOT time.Duration `name:"slo-tpot" aliases:"slo-itl" placeholder:"TIME" help:"${bench_slo_tpot}"`
+	SLOE2E  time.Duration `name:"slo-e2e" aliases:"slo-e2el" placeholder:"TIME" help:"${bench_slo_e2e}"`
 	Seed    uint64        `placeholder:"N" help:"${bench_seed}"`
 	Rounds  int           `default:"3" placeholder:"N" help:"${bench_rounds}"`
 	Timeout time.Duration `default:"5m" placeholder:"TIME" help:"How long one request may take."`
 	Header  []string      `sep:"none" placeholder:"'NAME: VALUE'" help:"${bench_header}"`
 
 	JSON bool   `name:"json" help:"Write the report as JSON."`
+	File string `name:"output" short:"o" aliases:"result-filename" placeholder:"FILE" help:"${bench_output}"`
 	HTML string `name:"html" placeholder:"FILE" help:"Write the report with its plots as one page, too."`
 	PNG  string `name:"png" placeholder:"FILE" help:"Write the plots as a picture, too."`
 }
 
 // Run sends the load and writes what was measured, also if it is interrupted.
 func (c *benchCmd) Run(s streams) error {
-	options, err := c.options()
+	options, loads, err := c.options()
 	if err != nil {
 		return err
 	}
@@ -70,7 +71,10 @@ func (c *benchCmd) Run(s streams) error {
 	if terminal(s.err) {
 		options.Progress = func(p measure.Progress) { _, _ = io.WriteString(s.err, progressBar(p)) }
 	}
-	report, err := measure.Run(ctx, options)
+	if g, ok := options.Prompts.(measure.Generator); ok {
+		options.Prompts = g.Sized(ctx, options)
+	}
+	report, err := c.measure(ctx, options, loads)
 	if options.Progress != nil {
 		_, _ = io.WriteString(s.err, "\r\x1b[K")
 	}
@@ -81,7 +85,7 @@ func (c *benchCmd) Run(s streams) error {
 		return err
 	}
 	switch {
-	case report.Interrupted:
+	case report.Stopped():
 		return errInterrupted
 	case report.Failed() > 0:
 		return errFaults
@@ -89,7 +93,25 @@ func (c *benchCmd) Run(s streams) error {
 	return nil
 }
 
-func (c *benchCmd) write(s streams, report *measure.Report) error {
+// result is a report of one load, or the curve of several.
+type result interface {
+	Text(io.Writer) error
+	JSON(io.Writer) error
+	HTML(io.Writer) error
+	PNG(io.Writer) error
+	Failed() int
+	Stopped() bool
+}
+
+func (c *benchCmd) measure(ctx context.Context, o measure.Options, loads []measure.Load) (result, error) {
+	if len(loads) > 1 {
+		return measure.Sweep(ctx, o, loads)
+	}
+	o.Load = loads[0]
+	return measure.Run(ctx, o)
+}
+
+func (c *benchCmd) write(s streams, report result) error {
 	write := report.Text
 	if c.JSON {
 		write = report.JSON
@@ -100,7 +122,7 @@ func (c *benchCmd) write(s streams, report *measure.Report) error {
 	for _, file := range []struct {
 		name  string
 		write func(io.Writer) error
-	}{{c.HTML, report.HTML}, {c.PNG, report.PNG}} {
+	}{{c.File, report.JSON}, {c.HTML, report.HTML}, {c.PNG, report.PNG}} {
 		if file.name == "" {
 			continue
 		}
@@ -115,41 +137,54 @@ func (c *benchCmd) write(s streams, report *measure.Report) error {
 	return nil
 }
 
-// options checks the flags.
-func (c *benchCmd) options() (o measure.Options, err error) {
+// options checks the flags. Several loads are a sweep.
+func (c *benchCmd) options() (o measure.Options, loads []measure.Load, err error) {
 	switch {
 	case len(c.URL) > 2:
-		return o, errors.New("--url can be given twice, to compare two targets")
-	case (c.Rate == 0) == (c.Clients == 0):
-		return o, errors.New("name the load: --rate for an open loop, or --clients for a closed one")
-	case math.IsNaN(c.Rate) || math.IsInf(c.Rate, 0):
-		return o, errors.New("--rate is a number of requests a second")
-	case c.Rate < 0 || c.Clients < 0 || c.Requests < 0 || min(c.Duration, c.Timeout, c.SLOTTFT, c.SLOITL) < 0:
-		return o, errors.New("a rate, a number, a duration and an SLO cannot be negative")
+		return o, nil, errors.New("--url can be given twice, to compare two targets")
+	case (len(c.Rate) == 0) == (len(c.Clients) == 0):
+		return o, nil, errors.New("name the load: --rate for an open loop, or --clients for a closed one")
+	case c.Requests < 0 || min(c.Duration, c.Timeout, c.SLOTTFT, c.SLOTPOT, c.SLOE2E) < 0:
+		return o, nil, errors.New("a number, a duration and an SLO cannot be negative")
 	case c.PromptTokens < 1 || c.PrefixTokens < 0 || c.Prefixes < 1 || c.MaxTokens < 1 || c.Rounds < 1:
-		return o, errors.New("--prompt-tokens, --prefixes, --max-tokens and --rounds are at least 1, --prefix-tokens 0")
+		return o, nil, errors.New("--prompt-tokens, --prefixes, --max-tokens and --rounds are at least 1, " +
+			"--prefix-tokens 0")
+	}
+	load := measure.Load{Duration: c.Duration, Requests: c.Requests}
+	if c.Duration == 0 && c.Requests == 0 {
+		load.Duration = 30 * time.Second
+	}
+	for _, rate := range c.Rate {
+		if !(rate > 0) || math.IsInf(rate, 0) { // so written, NaN is refused
+			return o, nil, errors.New("--rate is a number of requests a second above 0, or several with commas")
+		}
+		load.Rate = rate
+		loads = append(loads, load)
+	}
+	for _, clients := range c.Clients {
+		if clients < 1 {
+			return o, nil, errors.New("--clients is a number from 1 on, or several with commas")
+		}
+		load.Clients = clients
+		loads = append(loads, load)
 	}
 	for _, text := range c.URL {
-		u, err := url.Parse(text)
-		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-			return o, errors.New("--url is no URL; write one like http://127.0.0.1:8000")
+		base, err := baseURL("--url", text)
+		if err != nil {
+			return o, nil, err
 		}
-		o.Targets = append(o.Targets, measure.Target{URL: text, Model: c.Model})
+		o.Targets = append(o.Targets, measure.Target{URL: base, Model: c.Model})
 	}
-	o.Load = measure.Load{Rate: c.Rate, Clients: c.Clients, Duration: c.Duration, Requests: c.Requests}
-	if c.Duration == 0 && c.Requests == 0 {
-		o.Load.Duration = 30 * time.Second
-	}
-	o.SLO = measure.SLO{TTFT: c.SLOTTFT, ITL: c.SLOITL}
+	o.SLO = measure.SLO{TTFT: c.SLOTTFT, TPOT: c.SLOTPOT, E2E: c.SLOE2E}
 	o.Rounds, o.Timeout = c.Rounds, c.Timeout
 	for o.Seed = c.Seed; o.Seed == 0; {
 		o.Seed = uint64(rand.Uint32()) //nolint:gosec // a load, no secret; 32 bits are easy to type again
 	}
 	if o.Header, err = headers(c.Header); err != nil {
-		return o, err
+		return o, nil, err
 	}
 	o.Prompts, err = c.prompts(o.Seed)
-	return o, err
+	return o, loads, err
 }
 
 func (c *benchCmd) prompts(seed uint64) (measure.Prompts, error) {
@@ -173,10 +208,11 @@ func (c *benchCmd) prompts(seed uint64) (measure.Prompts, error) {
 		PromptTokens: c.PromptTokens, MaxTokens: c.MaxTokens, IgnoreEOS: c.IgnoreEOS}, nil
 }
 
-// firstModel asks a server for the models that it serves.
+// firstModel asks a server for the models that it serves. Errors name the server.
 func firstModel(ctx context.Context, base string, header http.Header) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
+	name := measure.WithoutSecrets(base)
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, measure.Address(base, "/v1/models"), http.NoBody)
 	if err != nil {
 		return "", errors.New("--url is no URL; write one like http://127.0.0.1:8000")
@@ -185,16 +221,22 @@ func firstModel(ctx context.Context, base string, header http.Header) (string, e
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	resp, err := client.Do(req)
 	if err != nil {
-		return "", errors.New("a target does not answer: is --url right?")
+		return "", fmt.Errorf("%s does not answer: %s", name, measure.Reason(err))
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxPicture))
 	model := gjson.GetBytes(body, "data.0.id").Str
-	if err != nil || resp.StatusCode != http.StatusOK || model == "" {
-		return "", errors.New("a target does not list its models (/v1/models): name one with --model")
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("%s/v1/models: the response broke off: %s", name, measure.Reason(err))
+	case resp.StatusCode != http.StatusOK:
+		return "", fmt.Errorf("%s/v1/models: status %d; name a model with --model, a key with --header", name,
+			resp.StatusCode)
+	case model == "":
+		return "", fmt.Errorf("%s/v1/models lists no model: name one with --model", name)
 	}
 	if strings.ContainsFunc(model, unicode.IsControl) { // it would reach the terminal
-		return "", errors.New("a target's model has control characters in its name: name one with --model")
+		return "", fmt.Errorf("%s/v1/models: control characters in the model's name: name one with --model", name)
 	}
 	return model, nil
 }

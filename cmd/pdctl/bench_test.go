@@ -65,16 +65,26 @@ func TestBenchRefusesWhatItCannotMeasure(t *testing.T) {
 		_, _ = w.Write([]byte(`{"data":[{"id":"a\u001b[2J"}]}`))
 	}))
 	defer escapes.Close()
+	refuses := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusUnauthorized)
+	}))
+	defer refuses.Close()
 	for args, want := range map[string]string{
 		"--clients 1":                                        "--url",
 		"--url nonsense --clients 1":                         "--url is no URL",
+		"--url ftp://127.0.0.1:1 --clients 1":                "--url is no URL",
 		"--url http://127.0.0.1:1":                           "--rate for an open loop",
 		"--url http://127.0.0.1:1 --rate 1 --clients 1":      "--rate for an open loop",
 		"--url http://127.0.0.1:1 --rate NaN":                "--rate is a number",
 		"--url http://127.0.0.1:1 --rate +Inf":               "--rate is a number",
-		"--url http://127.0.0.1:1 --rate=-1":                 "negative",
+		"--url http://127.0.0.1:1 --rate=-1":                 "--rate is a number",
+		"--url http://127.0.0.1:1 --clients 0":               "--clients is a number",
+		"--url http://127.0.0.1:1 --clients 4,0":             "--clients is a number",
+		"--url http://127.0.0.1:1 --rate 1 --requests=-1":    "negative",
 		"--url http://127.0.0.1:1 --clients 1 --rounds 0":    "at least 1",
-		"--url http://127.0.0.1:1 --clients 1":               "does not answer",
+		"--url http://127.0.0.1:1 --clients 1":               "http://127.0.0.1:1 does not answer: connection refused",
+		"--url http://me:hush@127.0.0.1:1 --clients 1":       "pdctl: http://127.0.0.1:1 does not answer",
+		"--url " + refuses.URL + "/v1 --clients 1":           refuses.URL + "/v1/models: status 401",
 		"--url http://127.0.0.1:1 --clients 1 --prompts /no": "prompts",
 		"--url " + escapes.URL + " --clients 1":              "control characters",
 	} {
@@ -83,6 +93,29 @@ func TestBenchRefusesWhatItCannotMeasure(t *testing.T) {
 		assert.Empty(t, out, args)
 		assert.Contains(t, errs, want, args)
 	}
+}
+
+// Those who come from vllm bench serve, genai-perf and wrk find their words.
+func TestBenchKnowsTheWordsOfOthers(t *testing.T) {
+	e, err := enginesim.Start(enginesim.Config{})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = e.Close() })
+	file := filepath.Join(t.TempDir(), "result.json")
+	code, out, errs := bench(t, "--base-url", strings.TrimPrefix(e.URL(), "http://"), "--concurrency", "1,2",
+		"--num-prompts", "3", "--random-input-len", "50", "--random-output-len", "3", "--slo-itl", "1m",
+		"--slo-e2el", "1m", "--result-filename", file)
+	require.Equal(t, exitOK, code, "%s%s", out, errs)
+	assert.Contains(t, out, "closed loops of 1, 2 clients, 3 requests each")
+	assert.Contains(t, out, "goodput: TPOT ≤ 6e+04 ms, E2E ≤ 6e+04 ms")
+	raw, err := os.ReadFile(file)
+	require.NoError(t, err)
+	var c measure.Curve
+	require.NoError(t, json.Unmarshal(raw, &c))
+	require.Len(t, c.Points, 2)
+	assert.Equal(t, 3, c.Points[1].Targets[0].Served)
+	code, out, errs = bench(t, "--url", e.URL(), "--request-rate", "50", "--request-count", "3")
+	assert.Equal(t, exitOK, code, errs)
+	assert.Contains(t, out, "open loop, 50 requests/s (Poisson), 3 requests")
 }
 
 // Ctrl-C ends a real process soon, and it writes what was measured until then. The server holds the request of each
@@ -95,7 +128,7 @@ func TestBenchEndsAtCtrlC(t *testing.T) {
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			_, _ = w.Write([]byte("data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n"))
 			_ = http.NewResponseController(w).Flush()
-			if asked.Add(1) > 8 {
+			if asked.Add(1) > 9 { // the first one asks how many tokens a word is
 				held.Add(1)
 				<-r.Context().Done()
 				return

@@ -117,6 +117,10 @@ func (c *conformCmd) gateway(s streams) (conform.Gateway, error) {
 		return nil, errors.New("--config and --setup go with --cmd")
 	}
 	if c.URL != "" {
+		var err error
+		if c.URL, err = baseURL("--url", c.URL); err != nil {
+			return nil, err
+		}
 		g := &conform.Running{URL: c.URL, ReadyPath: c.Ready, Announce: func(prefill, decode []string) {
 			fmt.Fprintf(s.err, "pdctl: the gateway at %s must have the prefill engines %s and the decode engines %s\n",
 				c.URL, strings.Join(prefill, " "), strings.Join(decode, " "))

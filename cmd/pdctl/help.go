@@ -57,18 +57,27 @@ var help = kong.Vars{
 	"conform_table":   "Print these reports (--format json) side by side, as Markdown, and run nothing.",
 	"bench": "Send load to a server with OpenAI's API and measure: TTFT, ITL, throughput, goodput. Ends with 1 if " +
 		"requests failed.",
-	"bench_url":     "The server's base address, with or without /v1. Twice: two servers are compared, A, then B.",
-	"bench_model":   "The model to ask for; otherwise the first one that the server lists.",
-	"bench_rate":    "Open loop: this many requests a second on average, with Poisson arrivals.",
-	"bench_clients": "Closed loop: so many clients, each of which sends one request after the other.",
+	"bench_url":   "The server's base address, with or without /v1. Twice: two servers are compared, A, then B.",
+	"bench_model": "The model to ask for; otherwise the first one that the server lists.",
+	"bench_rate": "Open loop: this many requests a second on average, with Poisson arrivals. Several with commas are " +
+		"measured one after the other, and give a curve. Also --request-rate.",
+	"bench_clients": "Closed loop: so many clients, each of which sends one request after the other. Several as for " +
+		"--rate. Also --concurrency.",
+	"bench_duration": "How long to load each target; 30s without --requests. Of a sweep: with each load.",
+	"bench_requests": "How many requests to send to each target. Of a sweep: with each load. Also --num-prompts.",
+	"bench_output":   "Write the report to this file as JSON, too.",
 	"bench_prompts": "JSON lines: bodies with prompt or messages, and max_tokens. They are sent in order, again and " +
 		"again. Without it, prompts are random words.",
-	"bench_prompt_tokens": "The length of each generated prompt after its prefix. A word is about one token.",
+	"bench_prompt_tokens": "The length of each generated prompt after its prefix. Two short requests before the load " +
+		"tell how many tokens the server makes of a word. Also --random-input-len.",
+	"bench_max_tokens":    "The longest response, in tokens. Also --random-output-len.",
 	"bench_prefix_tokens": "The length of a prefix that generated prompts share.",
 	"bench_api":           "The API for generated prompts: chat or completions.",
 	"bench_ignore_eos":    "Let generated prompts ask for exactly --max-tokens (ignore_eos of vLLM and SGLang).",
 	"bench_slo_ttft":      "Goodput counts requests whose first token came within this time.",
-	"bench_slo_itl":       "Goodput counts requests whose mean time between tokens is at most this.",
+	"bench_slo_tpot": "Goodput counts requests whose time per output token, the mean time between two tokens, is at " +
+		"most this. Also --slo-itl.",
+	"bench_slo_e2e": "Goodput counts requests whose response ended within this time.",
 	"bench_seed": "Repeats the prompts and arrivals of a run, whose report tells its seed. A server that caches " +
 		"prefixes knows those prompts already.",
 	"bench_rounds": "With two servers: the load goes to them in slices A B B A, so many times; each gives a ratio.",
@@ -98,7 +107,8 @@ var examples = map[string][]string{
 	"watch": {"pdctl watch --admin http://127.0.0.1:9000", "pdctl watch --once --json"},
 	"conform": {"pdctl conform --cmd 'my-gateway --port {port} --prefill {prefill} --decode {decode}'",
 		"pdctl conform --list"},
-	"bench": {"pdctl bench --url http://127.0.0.1:8000 --rate 10 --slo-ttft 500ms --slo-itl 50ms",
+	"bench": {"pdctl bench --url http://127.0.0.1:8000 --rate 10 --slo-ttft 500ms --slo-tpot 50ms",
+		"pdctl bench --url http://127.0.0.1:8000 --concurrency 1,2,4,8,16 --duration 1m --html curve.html",
 		"pdctl bench --url http://a:8000 --url http://b:8000 --clients 16 --html report.html"},
 	"completion": {"source <(pdctl completion bash)", "pdctl completion fish > ~/.config/fish/completions/pdctl.fish"},
 }

@@ -60,7 +60,7 @@ Examples:
   pdctl verify -f gateway.yaml --gateway http://127.0.0.1:8000
   pdctl watch --admin http://127.0.0.1:9000
   pdctl conform --cmd 'my-gateway --port {port} --prefill {prefill} --decode {decode}'
-  pdctl bench --url http://127.0.0.1:8000 --rate 10 --slo-ttft 500ms --slo-itl 50ms
+  pdctl bench --url http://127.0.0.1:8000 --rate 10 --slo-ttft 500ms --slo-tpot 50ms
 
 Exit status: 0; 1 if faults were found or requests failed; 2 for a wrong command line, or an input or gateway that
 cannot be read; 130 after Ctrl-C, where a command had not ended. Each command's --help tells its own.

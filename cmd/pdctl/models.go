@@ -168,7 +168,11 @@ func given(text, role string) (discovery.Endpoint, error) {
 		}
 		attributes[key] = value
 	}
-	e, err := endpoint(fields[0], role, attributes)
+	base, err := baseURL("--"+role, fields[0])
+	if err != nil {
+		return discovery.Endpoint{}, err
+	}
+	e, err := endpoint(base, role, attributes)
 	if err != nil {
 		return e, fmt.Errorf("--%s: %w", role, err)
 	}

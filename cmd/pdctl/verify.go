@@ -63,6 +63,17 @@ func (c *verifyCmd) Run(s streams) error {
 		}
 		engines.Transport = keyed{engines.Transport, "Bearer " + strings.TrimSpace(string(key))}
 	}
+	for _, address := range []struct {
+		flag string
+		url  *string
+	}{{"--gateway", &c.Gateway}, {"--alone", &c.Alone}} {
+		if *address.url == "" {
+			continue
+		}
+		if *address.url, err = baseURL(address.flag, *address.url); err != nil {
+			return err
+		}
+	}
 	t := reuse.Target{Connector: conn, Model: cmp.Or(c.Model, m.model), Alone: c.Alone, Client: engines}
 	if t.Model == "*" {
 		t.Model = ""

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/pdflow/reuse"
@@ -60,6 +61,8 @@ func TestVerifyWritesJSON(t *testing.T) {
 	assert.Positive(t, r.Probes[0].PromptTokens)
 	require.NotEmpty(t, r.Reasons)
 	assert.Contains(t, out, `"remedy": "name the protocol`)
+	took := gjson.Get(out, "probes.0.tookSeconds").Float()
+	assert.True(t, took > 0 && took < 60, "in seconds: %v", took)
 	assert.NotContains(t, out, "keys and values of this prompt", "no prompt")
 }
 
@@ -81,6 +84,20 @@ spec:
 	code, _, errs = verify(t, "-f", file, "--server", "two")
 	assert.Equal(t, exitUsage, code)
 	assert.Contains(t, errs, "--server")
+}
+
+func TestAddressesNeedNoScheme(t *testing.T) {
+	p, d := simulated(t, enginesim.Config{}, enginesim.Config{})
+	bare := func(url string) string { return strings.TrimPrefix(url, "http://") }
+	code, out, errs := verify(t, "--connector", "http", "--prefill", bare(p.URL()), "--decode", bare(d.URL()),
+		"--gateway", bare(d.URL()), "--alone", bare(p.URL()), "--model", "tiny", "--probes", "1")
+	assert.Equal(t, exitFaults, code, errs)
+	assert.Contains(t, out, "not reused")
+	for _, flag := range []string{"--gateway", "--alone"} {
+		code, _, errs = verify(t, "--connector", "http", "--prefill", p.URL(), "--decode", d.URL(), flag, "nonsense")
+		assert.Equal(t, exitUsage, code)
+		assert.Equal(t, "pdctl: "+flag+" is no URL; write one like http://127.0.0.1:8000\n", errs)
+	}
 }
 
 func TestVerifyRefusesWhatItCannotJudge(t *testing.T) {

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/term"
+
+	"github.com/pdkit/pdkit/cmd/pdctl/measure"
 )
 
 type watchCmd struct {
@@ -115,6 +117,10 @@ func (c *watchCmd) Run(s streams) error {
 	if c.Every <= 0 || c.Rows < 0 {
 		return errors.New("--every and --rows must not be negative, and --every not zero")
 	}
+	var err error
+	if c.Admin, err = baseURL("--admin", c.Admin); err != nil {
+		return err
+	}
 	ctx, stop := interruptible()
 	defer stop()
 	live := !c.Once && !c.JSON && terminal(s.out)
@@ -203,14 +209,14 @@ func terminal(out io.Writer) bool {
 func (c *watchCmd) ask(ctx context.Context) ([]byte, *picture, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimRight(c.Admin, "/")+"/debug/live/live.json",
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.Admin+"/debug/live/live.json",
 		http.NoBody)
 	if err != nil {
 		return nil, nil, errors.New("--admin is no URL; write one like http://127.0.0.1:9000")
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return nil, nil, fmt.Errorf("%s %w", c.Admin, errNoAnswer)
+		return nil, nil, fmt.Errorf("%s %w: %s", c.Admin, errNoAnswer, measure.Reason(err))
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxPicture))

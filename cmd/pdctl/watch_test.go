@@ -64,8 +64,8 @@ func TestWatchTrustsNobody(t *testing.T) {
 	for want, url := range map[string]string{
 		"status 403":                        admin(t, 403, nil),
 		"not that of a gateway's live view": admin(t, 200, []byte("<html>")),
-		"http://127.0.0.1:1 does not answer: name the gateway's admin address with --admin": "http://127.0.0.1:1",
-		"--admin is no URL; write one like":                                                 "http://\x7f",
+		"http://127.0.0.1:1 does not answer: connection refused: name the gateway's admin": "http://127.0.0.1:1",
+		"--admin is no URL; write one like":                                                "http://\x7f",
 	} {
 		code, out, errs := pdctl(t, "", "watch", "--once", "--admin", url)
 		assert.Equal(t, exitUsage, code)

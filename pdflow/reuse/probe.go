@@ -75,9 +75,18 @@ type SyntheticProbe struct {
 	PromptTokens int64         `json:"promptTokens"`   // from the response's usage
 	Reused       int64         `json:"reused"`         // prompt tokens whose KV decode took over
 	Bytes        int64         `json:"bytes"`          // of KV that moved for them, if an engine counts bytes
-	Took         time.Duration `json:"tookNanoseconds"`
-	Text         string        `json:"-"` // the response's
+	Took         time.Duration `json:"-"`              // as JSON it is tookSeconds
+	Text         string        `json:"-"`              // the response's
 	prompt       string
+}
+
+// MarshalJSON writes the fields, and Took as a number of seconds.
+func (p SyntheticProbe) MarshalJSON() ([]byte, error) {
+	type fields SyntheticProbe
+	return json.Marshal(struct {
+		fields
+		Took float64 `json:"tookSeconds"`
+	}{fields(p), p.Took.Seconds()})
 }
 
 // newPrompt returns a prompt that is random from its first character, so that no cache has even its first block.

@@ -10,10 +10,13 @@ import (
 	"errors"
 	"io"
 	"maps"
+	"net"
 	"net/http"
+	"net/url"
 	"regexp"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/tidwall/gjson"
@@ -85,6 +88,9 @@ func (r *run) ask(ctx context.Context, t Target, p Prompt, planned time.Time) (s
 	resp, err := r.client.Do(req)
 	if err != nil {
 		s.fault = faultConnect
+		if dial, ok := errors.AsType[*net.OpError](err); ok && dial.Op == "dial" {
+			s.fault += ": " + Reason(err)
+		}
 		var late interface{ Timeout() bool }
 		if errors.As(err, &late) && late.Timeout() {
 			s.fault = faultTimeout
@@ -102,6 +108,24 @@ func (r *run) ask(ctx context.Context, t Target, p Prompt, planned time.Time) (s
 	s.fault = s.read(resp.Body, planned)
 	s.total = time.Since(planned)
 	return s
+}
+
+// Reason tells in a few words, without an address, why a server did not answer.
+func Reason(err error) string {
+	if name, ok := errors.AsType[*net.DNSError](err); ok {
+		return name.Err
+	}
+	if number, ok := errors.AsType[syscall.Errno](err); ok {
+		return number.Error()
+	}
+	var late interface{ Timeout() bool }
+	if errors.As(err, &late) && late.Timeout() {
+		return "timeout"
+	}
+	if of, ok := errors.AsType[*url.Error](err); ok {
+		return of.Err.Error()
+	}
+	return err.Error()
 }
 
 // Address joins a base address, with or without /v1, and a path.
@@ -138,7 +162,7 @@ func (s *sample) read(body io.Reader, planned time.Time) (fault string) {
 		if event.Get("choices.0.finish_reason").Str == "abort" {
 			fault = faultAbort
 		}
-		if !content(event) {
+		if !hasContent(event) {
 			continue
 		}
 		if s.events++; s.events == 1 {
@@ -160,8 +184,8 @@ func (s *sample) read(body io.Reader, planned time.Time) (fault string) {
 	return faultEnd
 }
 
-// content reports whether an event has something of the answer: text, a thought or a tool call.
-func content(event gjson.Result) bool {
+// hasContent reports whether an event has something of the answer: text, a thought or a tool call.
+func hasContent(event gjson.Result) bool {
 	for _, choice := range event.Get("choices").Array() {
 		for _, path := range []string{"text", "delta.content", "delta.reasoning_content", "delta.reasoning"} {
 			if choice.Get(path).Str != "" {

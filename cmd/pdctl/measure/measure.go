@@ -34,7 +34,8 @@ type Load struct {
 // SLO is what a request must meet to count as goodput. 0 asks for nothing.
 type SLO struct {
 	TTFT time.Duration // time to the first token
-	ITL  time.Duration // mean time between two tokens of the request
+	TPOT time.Duration // time per output token: the mean time between two tokens of the request
+	E2E  time.Duration // end to end: the time to the end of the response
 }
 
 // Options describe a run.
@@ -44,6 +45,7 @@ type Options struct {
 	SLO     SLO
 	Prompts Prompts
 	Seed    uint64        // of arrivals; the same seed gives the same times
+	First   int           // number of the first prompt: runs that follow each other need other prompts
 	Rounds  int           // of two targets: the load is sent in slices A B B A, that often
 	Timeout time.Duration // of one request; 0: none
 	Header  http.Header   // of each request
@@ -102,6 +104,9 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	defer transport.CloseIdleConnections()
 	r := &run{Options: o, client: &http.Client{Transport: transport, Timeout: o.Timeout}, began: time.Now(),
 		sent: make([]int, len(o.Targets)), walls: map[[2]int]time.Duration{}}
+	for i := range r.sent {
+		r.sent[i] = o.First
+	}
 	slices := r.slices()
 	for i, s := range slices {
 		if ctx.Err() != nil {

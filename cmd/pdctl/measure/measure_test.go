@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"github.com/tidwall/gjson"
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/enginesim"
@@ -70,7 +71,9 @@ func TestTTFTAndITLAreThoseOfTheEngine(t *testing.T) {
 			assert.Less(t, 60.0, s.TTFT.P50)
 			assert.Greater(t, 10_000.0, s.TTFT.P50)
 			assert.Greater(t, s.ITL.P50, 9.0) // milliseconds; a busy machine adds to it
-			assert.LessOrEqual(t, s.TTFT.P50+90, s.Total.P50)
+			assert.Greater(t, s.TPOT.P50, 9.0)
+			assert.LessOrEqual(t, s.TPOT.P99, s.ITL.P99, "a request's mean hides its slowest token")
+			assert.LessOrEqual(t, s.TTFT.P50+90, s.E2E.P50)
 			assert.LessOrEqual(t, s.TTFT.P50, s.TTFT.P90)
 			assert.LessOrEqual(t, s.TTFT.P90, s.TTFT.P99)
 			assert.InDelta(t, s.TokensPerSecond, 11*s.RequestsPerSecond, .01)
@@ -109,10 +112,12 @@ func TestGoodputDependsOnTheSLO(t *testing.T) {
 		slo SLO
 		all bool
 	}{
-		"met":        {SLO{TTFT: time.Minute, ITL: time.Minute}, true},
+		"met":        {SLO{TTFT: time.Minute, TPOT: time.Minute}, true},
 		"TTFT alone": {SLO{TTFT: time.Minute}, true},
-		"late first": {SLO{TTFT: 10 * time.Millisecond, ITL: time.Minute}, false},
-		"slow after": {SLO{TTFT: time.Minute, ITL: time.Nanosecond}, false}, // the reader may be late for the first
+		"late first": {SLO{TTFT: 10 * time.Millisecond, TPOT: time.Minute}, false},
+		"late end":   {SLO{E2E: 10 * time.Millisecond}, false},
+		"in time":    {SLO{E2E: time.Minute}, true},
+		"slow after": {SLO{TTFT: time.Minute, TPOT: time.Nanosecond}, false}, // the reader may be late for the first
 	} {
 		e := engine(t, enginesim.Config{PrefillRate: 10000, ITL: 5 * time.Millisecond})
 		s := measured(t, Options{Targets: at(e.URL()), Load: load, SLO: c.slo}).Targets[0]
@@ -170,7 +175,7 @@ func TestTwoTargetsAreToldApart(t *testing.T) {
 		assert.LessOrEqual(t, ratio.Least, ratio.Median, ratio.Name)
 		assert.LessOrEqual(t, ratio.Median, ratio.Most, ratio.Name)
 		switch ratio.Name {
-		case "ITL ms p50", "total ms p50":
+		case "ITL ms p50", "E2E ms p50":
 			assert.Less(t, 1.5, ratio.Median, ratio.Name)
 		case "requests/s", "tokens/s":
 			assert.Greater(t, 0.8, ratio.Median, ratio.Name)
@@ -372,4 +377,89 @@ func TestOptionsThatMakeNoSense(t *testing.T) {
 		_, err := Run(t.Context(), o)
 		assert.ErrorContains(t, err, want)
 	}
+}
+
+// A simulated engine makes five tokens of a word or so. With the generator's own idea of a word the prompts are too
+// long, and the report says so.
+func TestPromptsHaveTheLengthThatWasAsked(t *testing.T) {
+	e := engine(t, enginesim.Config{})
+	for _, path := range []string{Completions, Chat} {
+		g := Generator{Seed: 1, Path: path, PrefixTokens: 100, PromptTokens: 200, Prefixes: 1, MaxTokens: 2}
+		o := Options{Targets: at(e.URL()), Load: Load{Clients: 2, Requests: 20}, Prompts: g}
+		r := measured(t, o)
+		assert.Greater(t, r.Targets[0].PromptTokens, 600.0)
+		require.NotEmpty(t, r.Warnings)
+		assert.Regexp(t, `^prompts had 1?\d{3} tokens on average, not the 300 that were asked for$`, r.Warnings[0])
+
+		o.Prompts = g.Sized(t.Context(), o)
+		r = measured(t, o)
+		assert.InDelta(t, 300, r.Targets[0].PromptTokens, 25)
+		assert.NotContains(t, strings.Join(r.Warnings, "\n"), "asked for")
+		assert.Contains(t, strings.Join(r.Notes(), "\n"), " in (300 asked)")
+	}
+	silent := httptest.NewServer(oneAtATime(0))
+	defer silent.Close()
+	assert.Equal(t, prompts, prompts.Sized(t.Context(), Options{Targets: at(silent.URL)}), "no usage, no idea")
+}
+
+// A sweep has a row for each load, whose prompts no load before it had.
+func TestASweepIsACurve(t *testing.T) {
+	e := engine(t, enginesim.Config{ITL: time.Millisecond})
+	o := Options{Targets: at(e.URL()), Seed: 1, Prompts: prompts, SLO: SLO{TTFT: time.Minute}}
+	c, err := Sweep(t.Context(), o, []Load{{Clients: 1, Requests: 5}, {Clients: 4, Requests: 5}})
+	require.NoError(t, err)
+	require.Len(t, c.Points, 2)
+	assert.Zero(t, c.Failed())
+	assert.False(t, c.Stopped())
+	seen := map[string]bool{}
+	for _, r := range e.Requests() {
+		seen[string(r.Body)] = true
+	}
+	assert.Len(t, seen, 10)
+	table := c.Table()
+	require.Len(t, table, 3)
+	assert.Equal(t, "clients requests/s tokens/s goodput/s TTFT ms p50", strings.Join(table[0][:5], " "))
+	assert.Equal(t, "1", table[1][0])
+	assert.Equal(t, "4", table[2][0])
+	var text, raw, page bytes.Buffer
+	require.NoError(t, c.Text(&text))
+	assert.Contains(t, text.String(), "closed loops of 1, 4 clients, 5 requests each; seed 1;")
+	assert.Contains(t, text.String(), "warning: 1, 4: p99 of 5 requests is their maximum", "each is told once")
+	require.NoError(t, c.JSON(&raw))
+	assert.Len(t, gjson.GetBytes(raw.Bytes(), "points.#.targets.0.tpotMs.p50").Array(), 2)
+	require.NoError(t, c.HTML(&page))
+	assert.Contains(t, page.String(), "<th>4</th>")
+	assert.Contains(t, page.String(), "data:image/png")
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	c, err = Sweep(ctx, o, []Load{{Rate: 1, Requests: 5}, {Rate: 2, Requests: 5}})
+	require.NoError(t, err)
+	assert.Len(t, c.Points, 1)
+	assert.True(t, c.Stopped())
+	require.NoError(t, c.PNG(io.Discard), "of nothing, too")
+}
+
+func TestTheReasonIsTold(t *testing.T) {
+	for url, want := range map[string]string{"http://127.0.0.1:1": "no connection: connection refused",
+		"http://nobody.invalid": "no connection: no such host"} {
+		s := measured(t, Options{Targets: at(url), Load: Load{Clients: 1, Requests: 1}}).Targets[0]
+		require.Len(t, s.Errors, 1)
+		for got := range s.Errors {
+			if strings.HasPrefix(got, "no connection: no such host") || !strings.Contains(url, "invalid") {
+				assert.Equal(t, want, got)
+			} // a machine without a name server has another reason
+		}
+	}
+}
+
+// The legend stands above the curves, which end at 100 %.
+func TestTheLegendIsNotOverTheCurve(t *testing.T) {
+	r := &Report{Targets: []Summary{{}, {}}, samples: []sample{{first: time.Millisecond},
+		{target: 1, first: 9 * time.Millisecond}}}
+	first := func(s *sample) []time.Duration { return []time.Duration{s.first} }
+	p, err := r.distribution("", 5*time.Millisecond, first)
+	require.NoError(t, err)
+	assert.True(t, p.Legend.Top)
+	assert.GreaterOrEqual(t, p.Y.Max, 100+3*8.0, "room for A, B and the SLO")
 }

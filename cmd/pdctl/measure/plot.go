@@ -37,7 +37,7 @@ func (r *Report) PNG(w io.Writer) error {
 	}{
 		{"Time to first token", r.slo.TTFT, func(s *sample) []time.Duration { return []time.Duration{s.first} }},
 		{"Time between tokens", 0, func(s *sample) []time.Duration { return s.gaps }},
-		{"Whole response", 0, func(s *sample) []time.Duration { return []time.Duration{s.total} }},
+		{"Whole response", r.slo.E2E, func(s *sample) []time.Duration { return []time.Duration{s.total} }},
 	}
 	var plots []*plot.Plot
 	for _, d := range distributions {
@@ -52,6 +52,11 @@ func (r *Report) PNG(w io.Writer) error {
 		return err
 	}
 	plots = append(plots, p)
+	return drawn(w, plots)
+}
+
+// drawn writes four plots as one picture.
+func drawn(w io.Writer, plots []*plot.Plot) error {
 	canvas := vgimg.NewWith(vgimg.UseWH(26*vg.Centimeter, 18*vg.Centimeter), vgimg.UseDPI(144))
 	tiles := draw.Tiles{Rows: 2, Cols: 2, PadX: vg.Points(18), PadY: vg.Points(18), PadTop: vg.Points(8),
 		PadBottom: vg.Points(4), PadLeft: vg.Points(6), PadRight: vg.Points(14)}
@@ -61,12 +66,12 @@ func (r *Report) PNG(w io.Writer) error {
 			grid[row][column].Draw(c)
 		}
 	}
-	_, err = vgimg.PngCanvas{Canvas: canvas}.WriteTo(w)
+	_, err := vgimg.PngCanvas{Canvas: canvas}.WriteTo(w)
 	return err
 }
 
 // empty is a plot without data.
-func (r *Report) empty(title, x, y string) *plot.Plot {
+func empty(title, x, y string) *plot.Plot {
 	p := plot.New()
 	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = title, x, y
 	p.Title.Padding = vg.Points(8)
@@ -103,9 +108,16 @@ func ticks(least, most float64) (all []plot.Tick) {
 
 // distribution draws the share of times that are at most so long, by about 1,000 points.
 func (r *Report) distribution(title string, slo time.Duration, of func(*sample) []time.Duration) (*plot.Plot, error) {
-	p := r.empty(title, "ms", "% of them within")
+	p := empty(title, "ms", "% of them within")
 	p.Y.Max, p.X.Max = 100, 0
-	p.Legend.XOffs, p.Legend.YOffs = -vg.Points(6), vg.Points(6) // low at the right, where each curve is at 100 %
+	p.Y.Tick.Marker = plot.TickerFunc(func(float64, float64) []plot.Tick { return ticks(0, 100) })
+	named := 0
+	name := func(text string, line *plotter.Line) {
+		p.Legend.Add(text, line)
+		named++
+		p.Y.Max = 103 + 8*float64(named) // the legend stands above the curves, which end at 100
+	}
+	p.Legend.Top, p.Legend.XOffs = true, -vg.Points(6)
 	for i := range r.Targets {
 		var list []time.Duration
 		for j := range r.samples {
@@ -129,32 +141,29 @@ func (r *Report) distribution(title string, slo time.Duration, of func(*sample) 
 		p.Add(line)
 		p.X.Max = max(p.X.Max, 1.03*points[len(points)-1].X)
 		if len(r.Targets) > 1 {
-			p.Legend.Add(r.name(i), line)
+			name(r.name(i), line)
 		}
 	}
-	return p, r.mark(p, slo)
-}
-
-// mark draws the SLO, if it lies within what is drawn.
-func (r *Report) mark(p *plot.Plot, slo time.Duration) error {
 	p.X.Max = max(p.X.Max, 1)
-	if slo <= 0 || ms(slo) > 3*p.X.Max {
-		return nil
+	if slo <= 0 || ms(slo) > 3*p.X.Max { // far from what is drawn
+		return p, nil
 	}
-	p.X.Max = max(p.X.Max, 1.25*ms(slo)) // the line does not run into the legend
 	line, err := plotter.NewLine(plotter.XYs{{X: ms(slo), Y: 0}, {X: ms(slo), Y: 100}})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	line.Color, line.Dashes = ink, []vg.Length{vg.Points(4), vg.Points(3)}
+	line.Color, line.Dashes = ink, dashed
 	p.Add(line)
-	p.Legend.Add("SLO", line)
-	return nil
+	p.X.Max = max(p.X.Max, 1.05*ms(slo))
+	name("SLO "+slo.String(), line)
+	return p, nil
 }
+
+var dashed = []vg.Length{vg.Points(4), vg.Points(3)}
 
 // course draws each request's TTFT at its arrival.
 func (r *Report) course() (*plot.Plot, error) {
-	p := r.empty("Time to first token over the run", "s since the start, by arrival", "ms")
+	p := empty("Time to first token over the run", "s since the start, by arrival", "ms")
 	for i := range r.Targets {
 		var points plotter.XYs
 		for j := range r.samples {

@@ -4,12 +4,17 @@ package measure
 
 import (
 	"bufio"
+	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
+	"net/http"
 	"strings"
+	"time"
 )
 
 // Prompt is a request's path and body, which lacks the model and how it is streamed.
@@ -29,9 +34,9 @@ type Prompts interface {
 	Prompt(target, n int) Prompt
 }
 
-// Generator makes prompts of random words, some of which begin alike. A word is about one token: what it really was,
-// the server's usage says. Each target has prompts of its own, of the same lengths, so that neither finds the other's
-// prompts in a cache that both may use.
+// Generator makes prompts of random words, some of which begin alike. [Generator.Sized] asks a server how many tokens a
+// word is; without it, a word counts as one. Each target has prompts of its own, of the same lengths, so that neither
+// finds the other's prompts in a cache that both may use.
 type Generator struct {
 	Seed         uint64
 	Path         string // Chat or Completions
@@ -40,6 +45,44 @@ type Generator struct {
 	PromptTokens int    // length of what follows it, of each request its own
 	MaxTokens    int
 	IgnoreEOS    bool // ask for exactly MaxTokens, which vLLM and SGLang can
+
+	PerWord float64 // tokens of a word on average; 0: 1
+	Around  float64 // tokens that a prompt has besides its words, those of a chat template
+}
+
+// count is how many words have so many tokens.
+func (g Generator) count(tokens float64) int { return int(math.Round(tokens / cmp.Or(g.PerWord, 1))) }
+
+// Sized returns the generator for a server's tokenizer. It sends two short requests, and compares what the usage of
+// their responses says with their words. If a server tells no usage, the generator stays as it is.
+func (g Generator) Sized(ctx context.Context, o Options) Generator {
+	r := &run{Options: o, client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: o.Timeout}}
+	const times = 3
+	tokens := func(times int) float64 {
+		text := strings.TrimSpace(strings.Repeat(strings.Join(words, " ")+" ", times))
+		return float64(r.ask(ctx, o.Targets[0], g.asks(text, 1), time.Now()).promptTokens)
+	}
+	one := tokens(1)
+	if one <= 0 {
+		return g
+	}
+	g.PerWord = one / float64(len(words))
+	if more := tokens(times) - one; more > 0 {
+		g.PerWord = more / float64((times-1)*len(words))
+		g.Around = max(one-g.PerWord*float64(len(words)), 0)
+	}
+	return g
+}
+
+// asks is a request for a text.
+func (g Generator) asks(text string, maxTokens int) Prompt {
+	p := Prompt{Path: g.Path, Body: map[string]any{"max_tokens": maxTokens, "temperature": 0}}
+	if g.Path == Completions {
+		p.Body["prompt"] = text
+	} else {
+		p.Body["messages"] = []map[string]string{{"role": "user", "content": text}}
+	}
+	return p
 }
 
 // Prompt returns the n-th prompt of a target.
@@ -47,17 +90,12 @@ func (g Generator) Prompt(target, n int) Prompt {
 	own := g.rand(target, 1+uint64(n)) // number 0 and those from prefixes on belong to no request
 	var text strings.Builder
 	if g.PrefixTokens > 0 && g.Prefixes > 0 {
-		write(&text, g.rand(target, prefixes+own.Uint64N(uint64(g.Prefixes))), g.PrefixTokens)
+		write(&text, g.rand(target, prefixes+own.Uint64N(uint64(g.Prefixes))), g.count(float64(g.PrefixTokens)))
 	}
-	write(&text, own, g.PromptTokens)
-	p := Prompt{Path: g.Path, Body: map[string]any{"max_tokens": g.MaxTokens, "temperature": 0}}
+	write(&text, own, max(g.count(float64(g.PromptTokens)-g.Around), 1))
+	p := g.asks(text.String(), g.MaxTokens)
 	if g.IgnoreEOS {
 		p.Body["ignore_eos"] = true
-	}
-	if g.Path == Completions {
-		p.Body["prompt"] = text.String()
-	} else {
-		p.Body["messages"] = []map[string]string{{"role": "user", "content": text.String()}}
 	}
 	return p
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"net/url"
 	"slices"
 	"time"
@@ -25,13 +26,16 @@ type Report struct {
 	Warnings    []string  `json:"warnings,omitempty"`
 
 	slo     SLO
+	load    Load
+	asked   int // tokens of generated prompts; 0 for others
 	samples []sample
 }
 
 // Limits are an SLO as it is written.
 type Limits struct {
 	TTFT float64 `json:"ttftMs,omitempty"`
-	ITL  float64 `json:"itlMs,omitempty"`
+	TPOT float64 `json:"tpotMs,omitempty"`
+	E2E  float64 `json:"e2eMs,omitempty"`
 }
 
 // Summary is what was measured of one target. Latencies are those of served requests.
@@ -52,10 +56,11 @@ type Summary struct {
 	FromUsage         int      `json:"tokensFromUsage"`            // responses whose tokens the server told
 	FromEvents        int      `json:"tokensFromEvents"`           // responses whose events with content were counted
 
-	TTFT  Quantiles  `json:"ttftMs"`
-	ITL   Quantiles  `json:"itlMs"`
-	Total Quantiles  `json:"totalMs"`
-	Lag   *Quantiles `json:"lagMs,omitempty"` // how late the client sent requests of an open loop
+	TTFT Quantiles  `json:"ttftMs"`          // time to the first token
+	TPOT Quantiles  `json:"tpotMs"`          // time per output token: each request's mean time between tokens
+	ITL  Quantiles  `json:"itlMs"`           // each time between two events with content, of all requests
+	E2E  Quantiles  `json:"e2eMs"`           // end to end: to the end of the response
+	Lag  *Quantiles `json:"lagMs,omitempty"` // how late the client sent requests of an open loop
 }
 
 // Quantiles of times, in milliseconds.
@@ -82,12 +87,17 @@ func (r *Report) Failed() (n int) {
 	return n
 }
 
+// Stopped reports whether the run was interrupted.
+func (r *Report) Stopped() bool { return r.Interrupted }
+
 // JSON writes the report as one object.
-func (r *Report) JSON(w io.Writer) error {
+func (r *Report) JSON(w io.Writer) error { return writeJSON(w, r) }
+
+func writeJSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
 	e.SetEscapeHTML(false)
-	return e.Encode(r)
+	return e.Encode(v)
 }
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
@@ -107,13 +117,14 @@ func quantiles(list []time.Duration) Quantiles {
 
 // good reports whether a request met the SLO.
 func (o SLO) good(s *sample) bool {
-	return s.fault == "" && (o.TTFT == 0 || s.first <= o.TTFT) && (o.ITL == 0 || s.perToken() <= o.ITL)
+	return s.fault == "" && (o.TTFT == 0 || s.first <= o.TTFT) && (o.TPOT == 0 || s.perToken() <= o.TPOT) &&
+		(o.E2E == 0 || s.total <= o.E2E)
 }
 
 // summarise computes the numbers of one target's samples, which were measured within a time.
 func summarise(samples []*sample, wall time.Duration, slo SLO, open bool) Summary {
 	t := Summary{Seconds: wall.Seconds(), Errors: map[string]int{}, Modes: map[string]int{}}
-	var first, gaps, total, lag []time.Duration
+	var first, perToken, gaps, total, lag []time.Duration
 	var tokens, promptTokens, good int
 	for _, s := range samples {
 		lag = append(lag, s.lag)
@@ -127,6 +138,9 @@ func summarise(samples []*sample, wall time.Duration, slo SLO, open bool) Summar
 			t.Modes[s.mode]++
 		}
 		first, total, gaps = append(first, s.first), append(total, s.total), append(gaps, s.gaps...)
+		if s.count() > 1 {
+			perToken = append(perToken, s.perToken())
+		}
 		tokens += s.count()
 		promptTokens += s.promptTokens
 		if s.tokens > 0 {
@@ -145,7 +159,7 @@ func summarise(samples []*sample, wall time.Duration, slo SLO, open bool) Summar
 	}
 	t.Tokens = float64(tokens) / float64(max(t.Served, 1))
 	t.PromptTokens = float64(promptTokens) / float64(max(t.FromUsage, 1))
-	t.TTFT, t.ITL, t.Total = quantiles(first), quantiles(gaps), quantiles(total)
+	t.TTFT, t.TPOT, t.ITL, t.E2E = quantiles(first), quantiles(perToken), quantiles(gaps), quantiles(total)
 	if open {
 		t.Lag = new(quantiles(lag))
 	}
@@ -155,13 +169,16 @@ func summarise(samples []*sample, wall time.Duration, slo SLO, open bool) Summar
 // report summarises the run.
 func (r *run) report(interrupted bool) *Report {
 	rep := &Report{Date: r.began.UTC().Format("2006-01-02 15:04"), Load: r.words(), Seed: r.Seed, slo: r.SLO,
-		samples: r.samples, Unfinished: r.dropped, Interrupted: interrupted}
+		load: r.Load, samples: r.samples, Unfinished: r.dropped, Interrupted: interrupted}
+	if g, ok := r.Prompts.(Generator); ok {
+		rep.asked = g.PrefixTokens + g.PromptTokens
+	}
 	if r.SLO != (SLO{}) {
-		rep.SLO = &Limits{ms(r.SLO.TTFT), ms(r.SLO.ITL)}
+		rep.SLO = &Limits{ms(r.SLO.TTFT), ms(r.SLO.TPOT), ms(r.SLO.E2E)}
 	}
 	for i, target := range r.Targets {
 		t := r.summary(i, -1)
-		t.URL, t.Model = withoutSecrets(target.URL), target.Model
+		t.URL, t.Model = WithoutSecrets(target.URL), target.Model
 		rep.Targets = append(rep.Targets, t)
 	}
 	if len(r.Targets) == 2 {
@@ -213,8 +230,9 @@ func numbers(slo SLO) []number {
 		of   func(*Summary) *Quantiles
 	}{
 		{"TTFT ms", func(t *Summary) *Quantiles { return &t.TTFT }},
+		{"TPOT ms", func(t *Summary) *Quantiles { return &t.TPOT }},
 		{"ITL ms", func(t *Summary) *Quantiles { return &t.ITL }},
-		{"total ms", func(t *Summary) *Quantiles { return &t.Total }},
+		{"E2E ms", func(t *Summary) *Quantiles { return &t.E2E }},
 	} {
 		list = append(list,
 			number{time.name + " p50", func(t *Summary) float64 { return time.of(t).P50 }},
@@ -259,14 +277,20 @@ func (r *run) words() string {
 	if r.Load.Rate > 0 {
 		text = fmt.Sprintf("open loop, %.4g requests/s (Poisson)", r.Load.Rate)
 	}
-	if r.Load.Requests > 0 {
-		text += fmt.Sprintf(", %d requests", r.Load.Requests)
-	}
-	if r.Load.Duration > 0 {
-		text += ", " + r.Load.Duration.String()
-	}
+	text += r.Load.extent()
 	if len(r.Targets) == 2 {
 		text += fmt.Sprintf(" to each target, in %d slices", 4*max(r.Rounds, 1))
+	}
+	return text
+}
+
+// extent tells how long a load is.
+func (l Load) extent() (text string) {
+	if l.Requests > 0 {
+		text += fmt.Sprintf(", %d requests", l.Requests)
+	}
+	if l.Duration > 0 {
+		text += ", " + l.Duration.String()
 	}
 	return text
 }
@@ -286,6 +310,10 @@ func (r *Report) warn() {
 			add("%sthis client was late itself: 1 of 100 requests left %.0f ms or more after its arrival, which the "+
 				"latencies contain. Lower the rate, or give the client more CPU", name, t.Lag.P99)
 		}
+		if d := t.PromptTokens - float64(r.asked); r.asked > 0 && t.FromUsage > 0 &&
+			math.Abs(d) > max(0.1*float64(r.asked), 8) {
+			add("%sprompts had %.0f tokens on average, not the %d that were asked for", name, t.PromptTokens, r.asked)
+		}
 		if t.FromEvents > 0 {
 			add("%s%d of %d responses told no usage: their tokens are events with content, which may hold several "+
 				"tokens each", name, t.FromEvents, t.Served)
@@ -299,8 +327,8 @@ func (r *Report) warn() {
 	}
 }
 
-// withoutSecrets leaves out what a URL may hold beside the address.
-func withoutSecrets(text string) string {
+// WithoutSecrets leaves out what a URL may hold beside the address.
+func WithoutSecrets(text string) string {
 	u, err := url.Parse(text)
 	if err != nil {
 		return "a target"

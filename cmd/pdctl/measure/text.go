@@ -65,19 +65,28 @@ func digits(v float64) string {
 }
 
 // Notes are the sentences below the table.
-func (r *Report) Notes() (notes []string) {
-	if r.SLO != nil {
-		var terms []string
-		if r.SLO.TTFT > 0 {
-			terms = append(terms, fmt.Sprintf("TTFT ≤ %.4g ms", r.SLO.TTFT))
-		}
-		if r.SLO.ITL > 0 {
-			terms = append(terms, fmt.Sprintf("mean ITL of the request ≤ %.4g ms", r.SLO.ITL))
-		}
-		notes = append(notes, "goodput: "+strings.Join(terms, ", "))
+func (r *Report) Notes() []string { return slices.Concat(r.objectives(), r.tokens(), r.counts()) }
+
+// objectives says what goodput means.
+func (r *Report) objectives() []string {
+	if r.SLO == nil {
+		return nil
 	}
+	var terms []string
+	for _, o := range []struct {
+		name string
+		most float64
+	}{{"TTFT", r.SLO.TTFT}, {"TPOT", r.SLO.TPOT}, {"E2E", r.SLO.E2E}} {
+		if o.most > 0 {
+			terms = append(terms, fmt.Sprintf("%s ≤ %.4g ms", o.name, o.most))
+		}
+	}
+	return []string{"goodput: " + strings.Join(terms, ", ")}
+}
+
+// tokens says how long prompts and responses were.
+func (r *Report) tokens() (notes []string) {
 	for i, t := range r.Targets {
-		name := r.name(i)
 		source := "the servers' usage"
 		switch {
 		case t.FromUsage == 0:
@@ -85,13 +94,24 @@ func (r *Report) Notes() (notes []string) {
 		case t.FromEvents > 0:
 			source = "usage where the server told it, else events with content"
 		}
-		notes = append(notes, fmt.Sprintf("%stokens: %.4g in, %.4g out on average, counted by %s", name, t.PromptTokens,
-			t.Tokens, source))
+		in := fmt.Sprintf("%.4g in", t.PromptTokens)
+		if r.asked > 0 {
+			in += fmt.Sprintf(" (%d asked)", r.asked)
+		}
+		notes = append(notes, fmt.Sprintf("%stokens: %s, %.4g out on average, counted by %s", r.name(i), in, t.Tokens,
+			source))
+	}
+	return notes
+}
+
+// counts says how requests were served, and how they failed.
+func (r *Report) counts() (notes []string) {
+	for i, t := range r.Targets {
 		if len(t.Modes) > 0 {
-			notes = append(notes, fmt.Sprintf("%sserved as: %s", name, shares(t.Modes, t.Served)))
+			notes = append(notes, fmt.Sprintf("%sserved as: %s", r.name(i), shares(t.Modes, t.Served)))
 		}
 		if len(t.Errors) > 0 {
-			notes = append(notes, fmt.Sprintf("%serrors: %s", name, counted(t.Errors)))
+			notes = append(notes, fmt.Sprintf("%serrors: %s", r.name(i), counted(t.Errors)))
 		}
 	}
 	return notes
@@ -157,12 +177,16 @@ func (r *Report) Text(w io.Writer) error {
 		fmt.Fprintln(&b)
 	}
 	fmt.Fprintln(&b)
-	for _, note := range r.Notes() {
-		fmt.Fprintln(&b, note)
-	}
-	for _, warning := range r.Warnings {
-		fmt.Fprintln(&b, "warning:", warning)
-	}
+	writeNotes(&b, r.Notes(), r.Warnings)
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+func writeNotes(b *strings.Builder, notes, warnings []string) {
+	for _, note := range notes {
+		fmt.Fprintln(b, note)
+	}
+	for _, warning := range warnings {
+		fmt.Fprintln(b, "warning:", warning)
+	}
 }
