@@ -2,7 +2,7 @@
 
 package pdflow
 
-const Version = version
+var Version = built
 
 // WithoutPickWait makes requests fail at once where no engine is ready.
 func WithoutPickWait() Option {

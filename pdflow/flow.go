@@ -28,7 +28,7 @@ import (
 	"github.com/pdkit/pdkit/transport"
 )
 
-// version is the SDK's version, sent as User-Agent where a client names none, and the scope version of its telemetry.
+// version is the version that is released next, or that a tag has. See built for the one that is told.
 const version = "0.1.0"
 
 // Flow runs requests over pairs of engines with one connector. It is an http.Handler. Make it with [New].

@@ -83,7 +83,7 @@ func (x *serving) fillAbsent(r *http.Request) {
 }
 
 var (
-	userAgent = []string{"pdkit/" + version}
+	userAgent = []string{"pdkit/" + built}
 	jsonType  = []string{"application/json"}
 )
 

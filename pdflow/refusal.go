@@ -38,7 +38,7 @@ func newRefusals(mp metric.MeterProvider, logger *slog.Logger, observers []Obser
 		return r, nil
 	}
 	var err error
-	meter := mp.Meter(telemetry.Scope, metric.WithInstrumentationVersion(version))
+	meter := mp.Meter(telemetry.Scope, metric.WithInstrumentationVersion(built))
 	r.counter, err = meter.Int64Counter("pd.requests.refused",
 		metric.WithUnit("{request}"), metric.WithDescription("Requests that no flow took: a wrong path, body or model"))
 	return r, err

@@ -11,7 +11,7 @@ import (
 
 func newTelemetry(f *Flow) (*telemetry.Instruments, error) {
 	t := &f.opts.telemetry
-	c := telemetry.Config{Version: version, Connector: f.name, Order: f.order.String(),
+	c := telemetry.Config{Version: built, Connector: f.name, Order: f.order.String(),
 		TracerProvider: t.TracerProvider, Propagator: t.Propagator, SpanName: t.SpanName,
 		MeterProvider: t.MeterProvider, Attributes: t.Attributes, GenAI: t.GenAI, Active: f.live.Count}
 	if f.traits.Ending.PrefillFinishes {

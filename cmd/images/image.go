@@ -152,6 +152,12 @@ func (im *image) layer(b binary) ([]byte, error) {
 			}
 		}
 	}
+	for _, l := range b.licences {
+		h := tar.Header{Name: "licenses/" + l.name, Mode: 0o444, ModTime: b.committed}
+		if err := add(w, h, l.content); err != nil {
+			return nil, err
+		}
+	}
 	return out.Bytes(), w.Close()
 }
 

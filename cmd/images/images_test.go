@@ -29,6 +29,8 @@ func makeRepo(t *testing.T) string {
 	dir := t.TempDir()
 	files := map[string]string{ // the go command reads the root's go.mod to find the versions of a nested module
 		"go.mod":     "module github.com/pdkit/sample\n\ngo 1.26.0\n",
+		"LICENSE":    "terms",
+		"NOTICE":     "terms",
 		"cmd/go.mod": "module github.com/pdkit/sample/cmd\n\ngo 1.26.0\n",
 	}
 	for _, p := range programs {
@@ -95,7 +97,7 @@ func unpack(t *testing.T, archive string) (folder string, index v1.ImageIndex) {
 	return folder, index
 }
 
-func TestAnImageHoldsOneStaticFileAndSaysHowToRunIt(t *testing.T) {
+func TestAnImageHoldsOneProgramAndSaysHowToRunIt(t *testing.T) {
 	repo := makeRepo(t)
 	out := makeImages(t, repo)
 	for name, ports := range map[string][]string{"gateway": {"8000/tcp", "9000/tcp"}, "sidecar": {"8000/tcp"},
@@ -154,8 +156,22 @@ func checkLayer(t *testing.T, img v1.Image, name string) {
 		assert.Equal(t, want, tar.Header{Typeflag: h.Typeflag, Name: h.Name, Linkname: h.Linkname, Mode: h.Mode,
 			Uid: h.Uid, Gid: h.Gid})
 	}
-	_, err = r.Next()
-	assert.Equal(t, io.EOF, err, "nothing else")
+	for _, want := range []string{"LICENSE", "NOTICE", "go/LICENSE"} {
+		h, err = r.Next()
+		require.NoError(t, err)
+		assert.Equal(t, "licenses/"+want, h.Name)
+		assert.Equal(t, int64(0o444), h.Mode)
+		if want == "go/LICENSE" {
+			continue
+		}
+		text, err := io.ReadAll(r)
+		require.NoError(t, err)
+		assert.Equal(t, "terms", string(text))
+	}
+	for h, err = r.Next(); err == nil; h, err = r.Next() {
+		assert.Equal(t, "licenses/go/PATENTS", h.Name, "nothing else")
+	}
+	assert.Equal(t, io.EOF, err)
 }
 
 func TestTheSameCommitGivesTheSameBytes(t *testing.T) {

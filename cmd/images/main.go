@@ -166,6 +166,7 @@ type binary struct {
 	file, arch        string
 	version, revision string
 	committed         time.Time
+	licences          []licence
 }
 
 // kept are the settings of the go command that say whence modules come and where it keeps them and what it has built.
@@ -225,6 +226,9 @@ func compile(ctx context.Context, clone, program, arch, file string) (binary, er
 	}
 	if b.revision == "" || b.committed.IsZero() || !strings.HasPrefix(b.version, "v") {
 		return b, fmt.Errorf("%s: the build tells no version and commit: %s", program, info)
+	}
+	if err == nil {
+		b.licences, err = licences(ctx, clone, program, env)
 	}
 	return b, err
 }
