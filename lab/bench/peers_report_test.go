@@ -84,6 +84,9 @@ func TestTheClosingTextIsMadeFromTheFigures(t *testing.T) {
 	r.compared[0].subject.slices[0].others = 300 * time.Millisecond
 	_, closing, _ = strings.Cut(written(t, r), "## What this shows")
 	assert.Contains(t, closing, "The gateway meets 3 of 5 targets. Missed: 2 KB, 16 clients (1.53 times the target); ")
+	r.compared[0].ratios = []float64{0.9003}
+	_, closing, _ = strings.Cut(written(t, r), "## What this shows")
+	assert.Contains(t, closing, "Missed: 2 KB, 16 clients (less than 1 % above the target); ")
 	assert.Contains(t, closing, "The machine was not quiet: others used up to 15 %")
 }
 

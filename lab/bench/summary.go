@@ -25,7 +25,11 @@ func (r *report) aims() []string {
 	all := r.findings()
 	for _, f := range all {
 		if f.value > f.target {
-			missed = append(missed, fmt.Sprintf("%s (%.3g times the target)", f.name, f.value/f.target))
+			by := fmt.Sprintf("%.3g times the target", f.value/f.target)
+			if strings.HasPrefix(by, "1 ") { // what rounds to the target is a miss all the same
+				by = "less than 1 % above the target"
+			}
+			missed = append(missed, fmt.Sprintf("%s (%s)", f.name, by))
 		}
 	}
 	if len(all) == 0 {
