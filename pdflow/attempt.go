@@ -156,7 +156,7 @@ func (a *attempt) prepare() *Error {
 	a.x.phase.Store(phasePrepare)
 	a.watch.Limit(a.f.limits.Prefill)
 	defer a.watch.Relax()
-	ctx, done := a.span(a.ctx, "prepare", a.s.Prefill.ID)
+	ctx, done := a.span(a.ctx, "prepare", &a.s.Prefill, "")
 	e := a.prepareBy(ctx)
 	done(e)
 	return e
@@ -242,7 +242,7 @@ func (a *attempt) Expire() { a.cancel(errPhaseTimeout) }
 func (a *attempt) clean(e *Error) {
 	ctx, stop := a.f.briefly(context.WithoutCancel(a.x.life.Base))
 	defer stop()
-	ctx, done := a.span(ctx, "cleanup", "")
+	ctx, done := a.span(ctx, "cleanup", nil, "")
 	done(a.guard("", "cleanup", func() error { return a.f.cleaner.Clean(ctx, a.s, e, a.caller(ctx)) }))
 }
 

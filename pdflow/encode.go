@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"sync"
 	"time"
 
@@ -76,8 +77,8 @@ func (a *attempt) encode() *Error {
 }
 
 func (a *attempt) encodeItem(ctx context.Context, n int, item connector.Item) (_ json.RawMessage, e *Error) {
-	ep := a.s.Encode[n%len(a.s.Encode)]
-	ctx, done := a.span(ctx, "encode", ep.ID)
+	ep := &a.s.Encode[n%len(a.s.Encode)]
+	ctx, done := a.span(ctx, "encode", ep, http.MethodPost)
 	defer func() { done(e) }()
 	leg := contract.NewLeg(a.s.Request)
 	if e := a.guard(LegEncode, "describe", func() error { return a.f.encoder.Encode(a.s, item, leg) }); e != nil {
@@ -86,7 +87,7 @@ func (a *attempt) encodeItem(ctx context.Context, n int, item connector.Item) (_
 	leg.SetHeader(headerRequestID, fmt.Sprintf("%s:%d", a.s.ID, n)) // each item's request is one of its own
 	a.watch.Limit(a.f.limits.Prefill)                               // anew with each item
 	o := &LegOutcome{Leg: LegEncode}
-	header, body, e := a.sendWhole(ctx, ep, leg, o)
+	header, body, e := a.sendWhole(ctx, *ep, leg, o)
 	switch {
 	case e != nil:
 		return nil, e

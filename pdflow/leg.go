@@ -312,9 +312,9 @@ func (a *attempt) engineNames() func(word string) bool {
 
 // legStarted opens a leg's span and tells observers.
 func (a *attempt) legStarted(ctx context.Context, leg LegKind) context.Context {
-	ep, of, age := a.s.Prefill.ID, &a.legs.prefill, time.Duration(0)
+	ep, of, age := &a.s.Prefill, &a.legs.prefill, time.Duration(0)
 	if leg == LegDecode {
-		ep, of, age = a.s.Decode.ID, &a.legs.decode, a.out.HandoffAge
+		ep, of, age = &a.s.Decode, &a.legs.decode, a.out.HandoffAge
 	}
 	*of, ctx = a.x.tel.Leg(ctx, string(leg), ep, a.s, age)
 	for _, o := range a.f.opts.observers {

@@ -130,7 +130,7 @@ func (r *rescuer) goOn(b *Body, broken *resume.Stream, e *Error) (next *Body, fa
 			failure = x.f.crashed(x, "rescue", cause)
 		}
 	}()
-	_, done := old.span(x.life.Base, "rescue", "")
+	_, done := old.span(x.life.Base, "rescue", nil, "")
 	defer func() { done(failure) }()
 	b.discard(e)
 	b.recordStream()

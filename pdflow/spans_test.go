@@ -58,6 +58,15 @@ func TestEachStageHasItsSpan(t *testing.T) {
 		case "pd.encode":
 			assert.Equal(t, encode.ID, n.attributes["pd.endpoint"])
 		}
+		of, engine := map[string]discovery.Endpoint{"pd.prefill": s.pair.Prefill, "pd.prepare": s.pair.Prefill,
+			"pd.decode": s.pair.Decode, "pd.encode": encode}[n.name]
+		if engine { // service maps find engines so
+			assert.Equal(t, of.URL.Hostname(), n.attributes["server.address"], n.name)
+			assert.Equal(t, of.URL.Port(), n.attributes["server.port"], n.name)
+			if n.name != "pd.prepare" {
+				assert.Equal(t, "POST", n.attributes["http.request.method"], n.name)
+			}
+		}
 		for _, v := range n.attributes {
 			assert.NotContains(t, v, "secret")
 		}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow/internal/telemetry"
 )
 
@@ -35,9 +36,11 @@ func (e *Error) failure() telemetry.Failure {
 	return telemetry.Failure{Code: string(e.Code), Leg: string(e.Leg)}
 }
 
-// span opens a span for a part of an attempt that is no leg of its own, and returns what ends it.
-func (a *attempt) span(ctx context.Context, operation, endpoint string) (context.Context, func(*Error)) {
-	ctx, end := a.x.tel.Step(ctx, operation, a.s, endpoint)
+// span opens a span for a part of an attempt that is no leg of its own, and returns what ends it. Its requests, if it
+// has any, go to e, by the method if that is known.
+func (a *attempt) span(ctx context.Context, operation string, e *discovery.Endpoint, method string) (context.Context,
+	func(*Error)) {
+	ctx, end := a.x.tel.Step(ctx, operation, a.s, e, method)
 	return ctx, func(e *Error) { end(codeLabel(e)) }
 }
 

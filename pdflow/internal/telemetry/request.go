@@ -5,6 +5,7 @@ package telemetry
 import (
 	"context"
 	"net/http"
+	"strconv"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -14,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
 )
 
 // Request is one client's request, to which all that is recorded of it belongs. Its methods may be called concurrently.
@@ -72,18 +74,20 @@ func (x *Request) End(mode, alone, code string, u Usage) {
 	endSpan(x.span, code)
 }
 
-// Step opens a span for a part of an attempt that is no leg of its own, and returns what ends it.
-func (x *Request) Step(ctx context.Context, operation string, s *connector.Session, endpoint string) (context.Context,
-	func(code string)) {
+// Step opens a span for a part of an attempt that is no leg of its own, and returns what ends it. Its requests, if it
+// has any, go to e, by the method if that is known.
+func (x *Request) Step(ctx context.Context, operation string, s *connector.Session, e *discovery.Endpoint,
+	method string) (context.Context, func(code string)) {
 	if x.tracer == nil {
 		return ctx, func(string) {}
 	}
 	attributes := []attribute.KeyValue{attribute.String("pd.connector", x.config.Connector),
 		attribute.String("pd.session_id", s.ID), attribute.Int("pd.attempt", s.Attempt)}
-	if endpoint != "" {
-		attributes = append(attributes, attribute.String("pd.endpoint", endpoint))
+	kind := trace.SpanKindInternal
+	if e != nil {
+		kind, attributes = trace.SpanKindClient, append(attributes, engine(e, method)...)
 	}
-	ctx, span := x.tracer.Start(ctx, x.config.SpanName(x.config.Connector, operation),
+	ctx, span := x.tracer.Start(ctx, x.config.SpanName(x.config.Connector, operation), trace.WithSpanKind(kind),
 		trace.WithAttributes(attributes...))
 	return ctx, func(code string) { endSpan(span, code) }
 }
@@ -222,21 +226,39 @@ type LegEnd struct {
 }
 
 // Leg begins a leg at an engine. Its span is a sibling of the other leg's. age is that of the handoff, if there is one.
-func (x *Request) Leg(ctx context.Context, kind, endpoint string, s *connector.Session, age time.Duration) (Leg,
-	context.Context) {
+func (x *Request) Leg(ctx context.Context, kind string, e *discovery.Endpoint, s *connector.Session,
+	age time.Duration) (Leg, context.Context) {
 	l := Leg{x: x, kind: kind}
 	if x.tracer == nil {
 		return l, ctx
 	}
+	attributes := append(engine(e, http.MethodPost), attribute.String("pd.leg", kind),
+		attribute.String("pd.connector", x.config.Connector), attribute.String("pd.session_id", s.ID),
+		attribute.String("pd.pair", s.Prefill.ID+" "+s.Decode.ID), attribute.Int("pd.attempt", s.Attempt))
 	ctx, l.span = x.tracer.Start(ctx, x.config.SpanName(x.config.Connector, kind),
-		trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
-			attribute.String("pd.leg", kind), attribute.String("pd.connector", x.config.Connector),
-			attribute.String("pd.session_id", s.ID), attribute.String("pd.endpoint", endpoint),
-			attribute.String("pd.pair", s.Prefill.ID+" "+s.Decode.ID), attribute.Int("pd.attempt", s.Attempt)))
+		trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(attributes...))
 	if age > 0 {
 		l.span.SetAttributes(attribute.Float64("pd.handoff.age", age.Seconds()))
 	}
 	return l, ctx
+}
+
+// engine says which engine a span is about, for pdkit's readers and for service maps, which look for the attributes of
+// OpenTelemetry's conventions for HTTP clients. method is "" where a connector chooses it.
+func engine(e *discovery.Endpoint, method string) []attribute.KeyValue {
+	attributes := []attribute.KeyValue{attribute.String("pd.endpoint", e.ID)}
+	if e.URL != nil {
+		port, err := strconv.Atoi(e.URL.Port())
+		if err != nil {
+			port = map[string]int{"http": 80, "https": 443}[e.URL.Scheme]
+		}
+		attributes = append(attributes, attribute.String("server.address", e.URL.Hostname()),
+			attribute.Int("server.port", port))
+	}
+	if method != "" {
+		attributes = append(attributes, attribute.String("http.request.method", method))
+	}
+	return attributes
 }
 
 // Begun reports whether the leg has begun.
