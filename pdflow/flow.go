@@ -44,7 +44,7 @@ type Flow struct {
 	owned   *transport.Transport // made by New, closed by Shutdown
 	tel     *telemetry.Instruments
 	handler handler
-	warned  sync.Once // of a writer that cannot flush
+	warned  sync.Map // by the types of writers that lack a method: see warnOfWriter
 	start   start
 	inFlight
 }

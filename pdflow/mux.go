@@ -64,7 +64,8 @@ type routes struct {
 // NewMux makes a Mux whose only route is [NotYet], for any model, until SetRoutes. Its options are those of the
 // client's side: WithMaxBody, WithBudget, WithErrorHandler, WithRequestID and of WithTimeouts Body and Write; and, for
 // requests that no flow gets (their model is served nowhere), WithObserver and of WithTelemetry Logger, MeterProvider
-// and Attributes. Each other option is a flow's, and an error here.
+// and Attributes. In place of a Logger or a MeterProvider that is not given the Mux uses that of a flow: of the one
+// whose model comes first in the alphabet. Each other option is a flow's, and an error here.
 //
 // A flow keeps what it has of its own: its error handler, its request IDs and its Write limit hold for its requests,
 // its budget counts their bodies, too, and its limit of bodies is kept to. [Mux.SetRoutes] refuses a flow that needs
@@ -83,6 +84,7 @@ func NewMux(opts ...Option) (*Mux, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pdflow: NewMux: %w", err)
 	}
+	refusals.flows = m.flowsRefusals
 	m.handler = handler{refusals: refusals, maxBody: cmp.Or(o.maxBody, defaultMaxBody), budget: o.budget,
 		onError: sendError, requestID: o.requestID, bodyTimeout: t.Body, writeTimeout: t.Write, find: m.find}
 	if o.errorHandler != nil {
@@ -156,6 +158,16 @@ func (m *Mux) setRoutes(models map[string]Server) {
 		all.order = append(all.order, models[model])
 	}
 	m.routes.Store(all)
+}
+
+// flowsRefusals is nil as long as no route has a flow.
+func (m *Mux) flowsRefusals() *refusals {
+	for _, s := range m.routes.Load().order {
+		if flows := flowsOf(s); len(flows) > 0 {
+			return flows[0].handler.refusals
+		}
+	}
+	return nil
 }
 
 func flowsOf(s Server) []*Flow {

@@ -29,6 +29,26 @@ type refusals struct {
 	attributes []attribute.KeyValue
 	logger     *slog.Logger
 	observers  []Observer
+
+	// flows returns those of a Mux's flow, whose counter and logger a Mux without its own uses; nil for a flow's.
+	flows func() *refusals
+}
+
+// to returns where a refusal is counted and logged.
+func (r *refusals) to() (metric.Int64Counter, *slog.Logger) {
+	counter, logger := r.counter, r.logger
+	if r.flows == nil || counter != nil && logger != silent.Logger {
+		return counter, logger
+	}
+	if of := r.flows(); of != nil {
+		if counter == nil {
+			counter = of.counter
+		}
+		if logger == silent.Logger {
+			logger = of.logger
+		}
+	}
+	return counter, logger
 }
 
 func newRefusals(mp metric.MeterProvider, logger *slog.Logger, observers []Observer,
@@ -50,16 +70,17 @@ func (r *refusals) tell(ctx context.Context, refusal Refusal, e *Error) {
 		return
 	}
 	refusal.Err = e
-	if r.counter != nil {
-		r.counter.Add(ctx, 1, metric.WithAttributes(r.attributes...), metric.WithAttributes(
+	counter, logger := r.to()
+	if counter != nil {
+		counter.Add(ctx, 1, metric.WithAttributes(r.attributes...), metric.WithAttributes(
 			attribute.String("error.type", codeLabel(e)), attribute.String("pd.api", refusal.API.String())))
 	}
 	level := slog.LevelInfo // the client's fault
 	if e.HTTPStatus() >= 500 {
 		level = slog.LevelWarn
 	}
-	if r.logger.Enabled(ctx, level) {
-		r.logger.LogAttrs(ctx, level, "request refused", slog.String("request_id", refusal.RequestID),
+	if logger.Enabled(ctx, level) {
+		logger.LogAttrs(ctx, level, "request refused", slog.String("request_id", refusal.RequestID),
 			slog.String("api", refusal.API.String()), slog.Any("error", e))
 	}
 	for _, o := range r.observers {

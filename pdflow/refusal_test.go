@@ -80,6 +80,30 @@ func TestRefusedRequestsAreTold(t *testing.T) {
 	}
 }
 
+// A Mux without a meter and a logger of its own uses those of a flow: no refused request is hidden.
+func TestAMuxWithoutTelemetryTellsByThatOfItsFlows(t *testing.T) {
+	const key = "pd.requests.refused error.type=not_found pd.api=completions"
+	mux := newMux(t)
+	url := serve(t, mux)
+	require.Equal(t, 404, post(t, url, "/v1/completions", completion("hi", "")).status, "no flow, nobody to tell")
+	b, second, lines := &book{}, &book{}, &logBuffer{}
+	x := script(t, &fake{}, answer(ok), answer(ok), metered(b), logsTo(slog.New(slog.NewTextHandler(lines, nil))))
+	y := script(t, &fake{}, answer(ok), answer(ok), metered(second))
+	require.NoError(t, mux.SetRoutes(map[string]pdflow.Server{"b": y.flow, "a": x.flow}))
+	require.Equal(t, 404, post(t, url, "/v1/completions", `{"model":"no","prompt":"hi"}`).status)
+	assert.Len(t, b.of(key), 1)
+	assert.Empty(t, second.of(key), "counted once")
+	assert.Equal(t, 1, strings.Count(lines.String(), "request refused"))
+
+	own := &book{}
+	mux = newMux(t, metered(own))
+	require.NoError(t, mux.SetRoutes(map[string]pdflow.Server{"a": x.flow}))
+	require.Equal(t, 404, post(t, serve(t, mux), "/v1/completions", `{"model":"no","prompt":"hi"}`).status)
+	assert.Len(t, own.of(key), 1)
+	assert.Len(t, b.of(key), 1, "the Mux has its own")
+	assert.Equal(t, 2, strings.Count(lines.String(), "request refused"), "but no logger")
+}
+
 // noStarter is a connector that cannot start.
 type noStarter struct{ fake }
 

@@ -8,6 +8,9 @@ import (
 	"log/slog"
 	"maps"
 	"net/http"
+	"reflect"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -44,7 +47,7 @@ func (resp *Response) send(w http.ResponseWriter, r *http.Request, limit time.Du
 				due = now + limit + writeEvery
 				if rc.SetWriteDeadline(start.Add(due)) != nil {
 					bound = false
-					b.flow().warnOfWriter("SetWriteDeadline")
+					b.flow().warnOfWriter(w)
 				}
 			}
 			_, werr := w.Write(piece)
@@ -52,7 +55,7 @@ func (resp *Response) send(w http.ResponseWriter, r *http.Request, limit time.Du
 				werr = rc.Flush()
 			}
 			if errors.Is(werr, http.ErrNotSupported) {
-				b.flow().warnOfWriter("Flush")
+				b.flow().warnOfWriter(w)
 			} else if werr != nil {
 				err = b.fail("the client left", werr)
 			}
@@ -101,11 +104,35 @@ func (b *Body) flow() *Flow {
 	return b.a.f
 }
 
-// warnOfWriter logs, once for each flow, that middleware hides what a stream needs.
-func (f *Flow) warnOfWriter(missing string) {
-	f.warned.Do(func() {
-		f.opts.telemetry.Logger.Warn("middleware hides methods of the ResponseWriter: streams may be buffered, and "+
-			"clients that read nothing may hold engines; an Unwrap method on its writer helps",
-			slog.String("missing", missing))
-	})
+// warnOfWriter logs, once for each type of writer, that middleware hides what a stream needs.
+func (f *Flow) warnOfWriter(w http.ResponseWriter) {
+	of := reflect.TypeOf(w)
+	if _, told := f.warned.LoadOrStore(of, true); told {
+		return
+	}
+	f.opts.telemetry.Logger.Warn("middleware hides methods of the ResponseWriter: streams may be buffered, and "+
+		"clients that read nothing may hold engines; an Unwrap method on its writer helps",
+		slog.String("writer", of.String()), slog.String("missing", strings.Join(hiddenMethods(w), ", ")))
+}
+
+// hiddenMethods names what http.ResponseController does not find, of all that reading a body and writing a stream need.
+func hiddenMethods(w http.ResponseWriter) []string {
+	missing := map[string]bool{"Flush": true, "SetReadDeadline": true, "SetWriteDeadline": true}
+	for {
+		switch w.(type) {
+		case http.Flusher, interface{ FlushError() error }:
+			delete(missing, "Flush")
+		}
+		if _, ok := w.(interface{ SetReadDeadline(time.Time) error }); ok {
+			delete(missing, "SetReadDeadline")
+		}
+		if _, ok := w.(interface{ SetWriteDeadline(time.Time) error }); ok {
+			delete(missing, "SetWriteDeadline")
+		}
+		inner, ok := w.(interface{ Unwrap() http.ResponseWriter })
+		if !ok {
+			return slices.Sorted(maps.Keys(missing))
+		}
+		w = inner.Unwrap()
+	}
 }

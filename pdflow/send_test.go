@@ -120,7 +120,7 @@ func TestAClientThatReadsNothingFreesDecode(t *testing.T) {
 	}
 }
 
-func TestAWriterThatCannotStreamIsLoggedOnce(t *testing.T) {
+func TestAWriterThatCannotStreamIsLoggedOnceWithAllThatItLacks(t *testing.T) {
 	out := &logBuffer{}
 	x := start(t, setup{opts: []pdflow.Option{logsTo(slog.New(slog.NewTextHandler(out, nil)))}})
 	post(t, x.url, "/v1/completions", completion("a", `"stream":true`))
@@ -130,13 +130,12 @@ func TestAWriterThatCannotStreamIsLoggedOnce(t *testing.T) {
 		post(t, url, "/v1/completions", completion("a", `"stream":true`)).text(t)
 	}
 	require.Equal(t, 1, strings.Count(out.String(), "level=WARN"), out.String())
-	require.Contains(t, out.String(), "missing=SetWriteDeadline")
+	require.Contains(t, out.String(), `missing="Flush, SetReadDeadline, SetWriteDeadline"`)
 
-	out = &logBuffer{}
-	x = start(t, setup{opts: []pdflow.Option{logsTo(slog.New(slog.NewTextHandler(out, nil)))}})
 	noFlush := swallow(func(w http.ResponseWriter) http.ResponseWriter { return bounded{w} })
 	post(t, serve(t, noFlush(x.flow)), "/v1/completions", completion("a", `"stream":true`)).text(t)
-	require.Contains(t, out.String(), "missing=Flush")
+	require.Equal(t, 2, strings.Count(out.String(), "level=WARN"), "another writer of the same flow: %s", out)
+	require.Contains(t, out.String(), `writer=pdflow_test.bounded missing="Flush, SetReadDeadline"`)
 }
 
 // bounded is a writer that supports write deadlines, but not Flush.
