@@ -4,6 +4,7 @@ package enginesim
 
 import (
 	"encoding/json"
+	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"sync"
@@ -56,6 +57,19 @@ const (
 	// token is computed, or in what a decode leg got from the other engine. Nothing but the decode's text shows it.
 	FaultCorruptKV = FaultKind(server.EffectCorruptKV)
 )
+
+// String returns the kind's name without Fault, as in ResetStream.
+func (k FaultKind) String() string {
+	name, ok := map[FaultKind]string{FaultStatus: "Status", FaultReset: "Reset", FaultResetStream: "ResetStream",
+		FaultStall: "Stall", FaultStallStream: "StallStream", FaultGarbage: "Garbage", FaultRedirect: "Redirect",
+		FaultOversize: "Oversize", FaultDelay: "Delay", FaultMutateHandoff: "MutateHandoff",
+		FaultLoadFailure: "LoadFailure", FaultKill: "Kill", FaultTerminate: "Terminate", FaultDeath: "Death",
+		FaultRefuse: "Refuse", FaultCorruptKV: "CorruptKV"}[k]
+	if !ok {
+		return fmt.Sprintf("FaultKind(%d)", int(k))
+	}
+	return name
+}
 
 // Legs of a request, told by its kv_transfer_params.
 const (

@@ -342,3 +342,15 @@ func readFile(t *testing.T, name string) string {
 	require.NoError(t, err)
 	return string(data)
 }
+
+// A test's message names the kind, not its number.
+func TestEachKindOfFaultHasAName(t *testing.T) {
+	seen := map[string]bool{}
+	for k := enginesim.FaultStatus; k <= enginesim.FaultCorruptKV; k++ {
+		assert.Regexp(t, `^[A-Z][A-Za-z]+$`, k.String())
+		seen[k.String()] = true
+	}
+	assert.Len(t, seen, int(enginesim.FaultCorruptKV))
+	assert.Equal(t, "ResetStream", enginesim.FaultResetStream.String())
+	assert.Equal(t, "FaultKind(99)", enginesim.FaultKind(99).String())
+}

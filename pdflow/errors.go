@@ -13,7 +13,8 @@ import (
 	"github.com/pdkit/pdkit/internal/verdict"
 )
 
-// Code says what went wrong, for programs. It is the "code" member of the error object of OpenAI's APIs, and an error
+// Code says what went wrong, for programs. It is the "code" member of the error object of OpenAI's APIs, unless an
+// engine refused the request: then that member is the engine's own, which vLLM writes as a number. A Code is an error
 // by itself: errors.Is(err, pdflow.CodeTimeout) tells an error's code, and a picker may return CodeNoEndpoint.
 type Code string
 
