@@ -172,8 +172,8 @@ func TestAttemptsAreCountedByTheirOutcome(t *testing.T) {
 	}, answer(ok), metered(b), pdflow.WithRetry(config.Retry{MaxAttempts: 2, BackoffBase: 1}))
 	require.Equal(t, http.StatusOK, post(t, x.url, "/v1/completions", completion("hi", "")).status)
 	require.Eventually(t, func() bool { return len(x.seen.list()) == 2 }, 20*time.Second, time.Millisecond)
-	assert.Len(t, b.of("pd.sessions error.type=prefill_failed pd.mode=disaggregated"), 1)
-	assert.Len(t, b.of("pd.sessions pd.mode=disaggregated"), 1)
+	assert.Len(t, b.of("pd.attempts error.type=prefill_failed pd.mode=disaggregated"), 1)
+	assert.Len(t, b.of("pd.attempts pd.mode=disaggregated"), 1)
 	assert.Len(t, b.of("pd.retries error.type=prefill_failed pd.leg=prefill pd.reason=failed"), 1)
 }
 

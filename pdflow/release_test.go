@@ -51,7 +51,7 @@ func TestBlocksOfARequestThatDRefusesAreReleased(t *testing.T) {
 				time.Millisecond)
 			assert.Zero(t, x.d.Stats().Transfers)
 			assert.Equal(t, 3, count.count("pd.handoffs.released"))
-			assert.Zero(t, count.count("pd.sessions.expired"))
+			assert.Zero(t, count.count("pd.attempts.expired"))
 			assert.NoError(t, x.p.CheckKV())
 			assert.NoError(t, x.d.CheckKV())
 		})
@@ -84,7 +84,7 @@ func TestBlocksThatAreNotReleasedAreCounted(t *testing.T) {
 			x.d.Inject(fault)
 			r := post(t, x.url, "/v1/completions", completion(longPrompt, ""))
 			require.Equal(t, 400, r.status, r.body)
-			require.Eventually(t, func() bool { return count.count("pd.sessions.expired") == 1 }, 20*time.Second,
+			require.Eventually(t, func() bool { return count.count("pd.attempts.expired") == 1 }, 20*time.Second,
 				time.Millisecond)
 			assert.Zero(t, count.count("pd.handoffs.released"))
 			x.d.ClearFaults()

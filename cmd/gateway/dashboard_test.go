@@ -163,7 +163,7 @@ var dashboard = []dashboardRow{
 			quantiles("pd_handoff_age_seconds")},
 		{"KV that nobody reads", "Handoffs left to their lease, and decode engines left without one.", "reqps", false,
 			noneYet, []query{
-				{"unread", "sum(rate(pd_sessions_expired_total{M}[$__rate_interval]))"},
+				{"unread", "sum(rate(pd_attempts_expired_total{M}[$__rate_interval]))"},
 				{"orphans", "sum(rate(pd_orphans_total{M}[$__rate_interval]))"},
 			}},
 		{"Reuse", "Share of a synthetic probe's prompt that decode took over (-synthetic-probe).", "percentunit",

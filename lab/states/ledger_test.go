@@ -300,7 +300,7 @@ func (b *ledger) check(w *world) {
 	}
 	b.checkRescues(breach, w)
 	b.spans.check(breach, len(w.clients), legsStarted)
-	b.meter.check(breach, map[string]int{"pd.request.duration": len(w.clients), "pd.sessions": sessions,
+	b.meter.check(breach, map[string]int{"pd.request.duration": len(w.clients), "pd.attempts": sessions,
 		"pd.leg.duration": b.measured, "pd.prefills.ran_on": ranOn})
 	n, more := b.meter.count("pd.retries"), sessions-len(b.requests)-rescues-hedges
 	if n != more {
@@ -316,7 +316,7 @@ func (b *ledger) check(w *world) {
 			unread++
 		}
 	}
-	if n := b.meter.count("pd.sessions.expired"); n < unread && w.protocol.hands() {
+	if n := b.meter.count("pd.attempts.expired"); n < unread && w.protocol.hands() {
 		breach("KV that waits for its lease was not counted: " + strconv.Itoa(n) + " of " + strconv.Itoa(unread))
 	}
 }

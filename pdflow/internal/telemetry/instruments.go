@@ -123,10 +123,10 @@ func (t *Instruments) makeAll(m metric.Meter) (errs []error) {
 		to               *metric.Int64Counter
 		name, unit, help string
 	}{
-		{&t.sessions, "pd.sessions", "{session}", "Attempts that have ended, by their outcome"},
+		{&t.sessions, "pd.attempts", "{attempt}", "Attempts that have ended, by their outcome"},
 		{&t.tokens, "pd.tokens", "{token}", "Tokens as engines count them: input, output, and of the input those " +
 			"that prefill had in its cache"},
-		{&t.expired, "pd.sessions.expired", "{session}",
+		{&t.expired, "pd.attempts.expired", "{attempt}",
 			"Attempts whose handoff became too old, or was left to its lease"},
 		{&t.retries, "pd.retries", "{attempt}", "Attempts after the first, by why they were made"},
 		{&t.hedges, "pd.hedges", "{attempt}", "Second prefills beside slow ones, by what came of them"},
@@ -135,7 +135,7 @@ func (t *Instruments) makeAll(m metric.Meter) (errs []error) {
 		{&t.unsupported, "pd.unsupported", "{request}",
 			"Requests that two engines cannot carry, by the member that prevents it"},
 		{&t.kvTokens, "pd.kv.tokens", "{token}", "Prompt tokens that decode did not compute, where its response tells"},
-		{&t.orphans, "pd.orphans", "{session}", "Decode legs that were sent and whose prefill gave them nothing"},
+		{&t.orphans, "pd.orphans", "{attempt}", "Decode legs that were sent and whose prefill gave them nothing"},
 		{&t.ranOn, "pd.prefills.ran_on", "{leg}",
 			"Prefill legs that ran on after their request, since their protocol lets them finish"},
 		{&t.rescues, "pd.rescues", "{stream}", "Streams whose decode engine died, by whether they went on"},
@@ -151,7 +151,7 @@ func (t *Instruments) makeAll(m metric.Meter) (errs []error) {
 
 // observeActive counts what is in flight when it is asked, which costs requests nothing.
 func (t *Instruments) observeActive(m metric.Meter) error {
-	active, err := m.Int64ObservableUpDownCounter("pd.sessions.active", metric.WithUnit("{session}"),
+	active, err := m.Int64ObservableUpDownCounter("pd.requests.active", metric.WithUnit("{request}"),
 		metric.WithDescription("Requests in flight"))
 	if err != nil {
 		return err
