@@ -36,6 +36,7 @@ type body struct {
 	resp   *http.Response
 	err    error // the result of all further reads
 	reused bool
+	begun  bool // bytes of the body have come
 	keep   bool // the connection may be used again
 
 	left    int64 // bytes to read; -1 if the body ends with its chunks or the connection
@@ -56,6 +57,13 @@ func (b *body) Read(p []byte) (int, error) {
 		return 0, b.pause(nil)
 	}
 	n, err := b.read(p)
+	if n > 0 && !b.begun {
+		b.begun = true
+		if b.c.echo.misplacedBody(b.c.id, p[:n]) {
+			b.c.t.suspect(b.c.key)
+			n, err = 0, errMisplaced
+		}
+	}
 	return n, b.pause(err)
 }
 
@@ -192,6 +200,9 @@ func (b *body) readChunked(p []byte) (int, error) {
 		b.bulk = m == len(p)
 		n, used, err := b.chunks.decode(p, p[:m])
 		if used < m {
+			if b.keep && err == io.EOF && unasked(p[used:m]) {
+				b.c.t.suspect(b.c.key)
+			}
 			b.keep = false // the engine sent more than the response
 		}
 		if n > 0 || err != nil {

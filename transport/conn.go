@@ -26,6 +26,10 @@ type conn struct {
 	abort      func()      // ends reads and writes at once; any goroutine may call it
 
 	reused bool        // it has carried a request before
+	hasty  int         // requests since it had last rested (restFor), but for the first
+	rested time.Time   // when that was
+	id     string      // the last request's X-Request-Id
+	echo   echo        // of its requests' ids
 	since  time.Time   // when it became idle
 	stop   func() bool // detaches abort from the request's context; nil between requests
 
@@ -39,7 +43,7 @@ type conn struct {
 }
 
 func (t *Transport) newConn(key hostKey, raw net.Conn, secured *tls.Conn) *conn {
-	c := &conn{raw: raw, rw: raw, key: key, t: t, quietCheck: rawsocket.QuietCheck(raw)}
+	c := &conn{raw: raw, rw: raw, key: key, t: t, rested: time.Now(), quietCheck: rawsocket.QuietCheck(raw)}
 	// abort closes the socket under TLS without TLS's close_notify alert, which would wait for a write that hangs.
 	c.abort = func() { _ = raw.Close() }
 	if secured != nil {
@@ -69,6 +73,9 @@ func (c *conn) end(keep bool) {
 		c.stop = nil
 	}
 	if c.w > c.r || c.failed != nil {
+		if keep && unasked(c.buffered()) {
+			c.t.suspect(c.key)
+		}
 		keep = false // the engine sent more than the response, or the connection's end
 	}
 	c.release()
@@ -86,6 +93,25 @@ func (c *conn) close() { _ = c.rw.Close() }
 // quiet reports whether an idle connection may be used: nothing has arrived on it, not even its end.
 func (c *conn) quiet() bool { return c.quietCheck == nil || c.quietCheck() }
 
+// closeIdle closes a connection that was idle. If bytes have arrived that nobody asked for, its engine is a suspect.
+func (c *conn) closeIdle() {
+	defer c.close()
+	if c.quiet() {
+		return
+	}
+	first := rawsocket.Arrived(c.raw)
+	if len(first) > 0 && c.tls != nil {
+		// They may be an alert or a session ticket. What has come whole is read without a wait.
+		_ = c.rw.SetReadDeadline(time.Now().Add(time.Millisecond))
+		first = first[:cap(first)]
+		n, _ := c.rw.Read(first)
+		first = first[:max(n, 0)]
+	}
+	if unasked(first) {
+		c.t.suspect(c.key)
+	}
+}
+
 // tlsQuiet reports whether TLS holds no bytes that it has read beyond the response, which quietCheck cannot see.
 // Because of the deadline in the past it does not read the socket.
 func (c *conn) tlsQuiet() bool {
@@ -95,8 +121,11 @@ func (c *conn) tlsQuiet() bool {
 	if c.rw.SetReadDeadline(longAgo) != nil {
 		return false
 	}
-	var one [1]byte
-	n, err := c.rw.Read(one[:])
+	var first [16]byte
+	n, err := c.rw.Read(first[:])
+	if n > 0 && unasked(first[:n]) {
+		c.t.suspect(c.key)
+	}
 	return n == 0 && isTimeout(err) && c.rw.SetReadDeadline(time.Time{}) == nil
 }
 

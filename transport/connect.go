@@ -29,7 +29,11 @@ func (t *Transport) dial(ctx context.Context, address string, secure bool) (net.
 	defer cancel()
 	raw, err := t.options.DialContext(ctx, "tcp", address)
 	if err != nil {
-		return nil, nil, newConnectError(err, false)
+		failed := newConnectError(err, false)
+		if failed.kind == KindRefused {
+			t.suspects.clear(address)
+		}
+		return nil, nil, failed
 	}
 	raw = rawsocket.New(raw)
 	if !secure {

@@ -5,7 +5,10 @@ package transport
 import (
 	"crypto/tls"
 	"errors"
+	"io"
 	"net"
+	"net/http"
+	"sync"
 	"sync/atomic"
 )
 
@@ -16,9 +19,16 @@ import (
 // the error it returns.
 type counted struct {
 	net.Conn
-	tls *tls.ConnectionState // nil on plain connections
+	tls     *tls.ConnectionState // nil on plain connections
+	suspect func()               // makes the engine a suspect
 
 	written, read atomic.Int64
+
+	requests atomic.Int64 // that have got the connection
+	running  atomic.Int64 // the number of the one that was begun to be written; 0 after its response
+
+	mu   sync.Mutex
+	echo echo // of its requests' ids
 
 	// fault is the first error of reading or writing. When a write fails, net/http closes the connection, and may then
 	// report that its own reader found it closed.
@@ -32,6 +42,7 @@ func (c *counted) note(err error) {
 }
 
 func (c *counted) Write(p []byte) (int, error) {
+	c.running.Store(c.requests.Load())
 	n, err := c.Conn.Write(p)
 	c.written.Add(int64(max(n, 0)))
 	if err != nil {
@@ -40,8 +51,27 @@ func (c *counted) Write(p []byte) (int, error) {
 	return n, err
 }
 
+// misplaced reports whether a response is to another request, by its header or by the first bytes of its body. The next
+// request may have the connection already.
+func (c *counted) misplaced(id string, header http.Header, body []byte) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return header != nil && c.echo.misplacedHead(id, header) || body != nil && c.echo.misplacedBody(id, body)
+}
+
+// end is called after the response, when another request may have the connection already.
+func (c *counted) end(request int64) { c.running.CompareAndSwap(request, 0) }
+
+// Read reads from the engine. net/http always reads, also while no request runs. What comes then ends the connection;
+// net/http would also write its first bytes, which may be a client's response, to the program's log.
 func (c *counted) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
+	if n > 0 && c.running.Load() == 0 {
+		if unasked(p[:n]) {
+			c.suspect()
+		}
+		return 0, io.EOF
+	}
 	c.read.Add(int64(max(n, 0)))
 	if err != nil {
 		c.note(err)

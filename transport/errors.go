@@ -66,7 +66,7 @@ const (
 	KindEOF
 	// KindCanceled: the request's context was cancelled.
 	KindCanceled
-	// KindProtocol: what the engine sent is not HTTP, or its head is too long.
+	// KindProtocol: what the engine sent is not HTTP, its head is too long, or it is the response to another request.
 	KindProtocol
 )
 
@@ -111,16 +111,18 @@ type Error struct {
 // Error returns a text without URL, address or anything of the request.
 func (e *Error) Error() string {
 	text := "transport: " + e.Kind.String() + " (" + e.Sent.String() + ")"
-	if why := certificateFault(e.Err); why != "" {
+	if why := reason(e.Err); why != "" {
 		text += ": " + why
 	}
 	return text
 }
 
-// certificateFault says what is wrong with a certificate, without the names in it; "" for other faults.
-func certificateFault(err error) string {
+// reason says what is wrong with a certificate, without the names in it, or with a response; "" for other faults.
+func reason(err error) string {
 	var invalid x509.CertificateInvalidError
 	switch {
+	case errors.Is(err, errMisplaced):
+		return "the response is to another request"
 	case errors.As(err, new(x509.UnknownAuthorityError)):
 		return "the engine's certificate is signed by an unknown authority"
 	case errors.As(err, new(x509.HostnameError)):
@@ -156,7 +158,7 @@ func (e *Error) LogValue() slog.Value {
 	group := []slog.Attr{
 		slog.String("kind", e.Kind.String()), slog.String("sent", e.Sent.String()), slog.Bool("reused", e.Reused),
 	}
-	if why := certificateFault(e.Err); why != "" {
+	if why := reason(e.Err); why != "" {
 		group = append(group, slog.String("why", why))
 	}
 	return slog.GroupValue(group...)

@@ -4,6 +4,7 @@ package transport
 
 import (
 	"context"
+	"crypto/tls"
 	"io"
 	"net"
 	"net/http"
@@ -42,6 +43,17 @@ func newStandard(t *Transport, protocols *http.Protocols) *standard {
 	return s
 }
 
+// connection returns what net/http reads a response of HTTP/1 from.
+func (s *standard) connection(raw net.Conn, state *tls.ConnectionState, address string) *counted {
+	c := &counted{Conn: raw, tls: state}
+	c.suspect = func() {
+		if s.t.suspects.add(address) {
+			s.base.CloseIdleConnections() // of all engines, since those of one cannot be named
+		}
+	}
+	return c
+}
+
 func (s *standard) dialPlain(ctx context.Context, _, address string) (net.Conn, error) {
 	raw, _, err := s.t.dial(ctx, address, false)
 	if err != nil {
@@ -50,7 +62,7 @@ func (s *standard) dialPlain(ctx context.Context, _, address string) (net.Conn, 
 	if s.plainHTTP2 {
 		return raw, nil // many requests share it, so its bytes tell nothing about one
 	}
-	return &counted{Conn: raw}, nil
+	return s.connection(raw, nil, address), nil
 }
 
 func (s *standard) dialTLS(ctx context.Context, _, address string) (net.Conn, error) {
@@ -62,7 +74,7 @@ func (s *standard) dialTLS(ctx context.Context, _, address string) (net.Conn, er
 	if state.NegotiatedProtocol == "h2" {
 		return secured, nil // net/http must see the type to speak HTTP/2
 	}
-	return &counted{Conn: secured, tls: &state}, nil
+	return s.connection(secured, &state, address), nil
 }
 
 // RoundTrip implements http.RoundTripper.
@@ -78,7 +90,7 @@ func (s *standard) send(ctx context.Context, req *http.Request) (*http.Response,
 		w, pooled = newWatch(), false
 	}
 	base := s.base
-	if wantsNew(ctx) {
+	if wantsNew(ctx) || s.t.suspects.has(keyOf(req)) {
 		base = s.unpooled
 	}
 	resp, err := base.RoundTrip(req.WithContext(httptrace.WithClientTrace(ctx, &w.trace)))
@@ -91,15 +103,27 @@ func (s *standard) send(ctx context.Context, req *http.Request) (*http.Response,
 		err = errSwitch // nobody here writes to an engine outside of requests
 		w.sent = true   // an answer can come before net/http's writer has counted what was written
 	}
+	if err == nil && w.conn != nil && w.conn.misplaced(idOf(req), resp.Header, nil) {
+		_ = resp.Body.Close()
+		err = errMisplaced
+		w.sent = true
+	}
 	if err != nil {
-		resp, err = nil, w.failure(ctx, err)
+		failed := w.failure(ctx, err)
+		if w.reused && failed.Kind == KindProtocol && w.conn != nil {
+			w.conn.suspect()
+		}
+		resp, err = nil, failed
 	} else {
 		resp.Request = req
 		if resp.TLS == nil && w.conn != nil {
 			resp.TLS = w.conn.tls
 		}
 		if resp.Body != http.NoBody {
-			resp.Body = &standardBody{ReadCloser: resp.Body, ctx: ctx, reused: w.reused}
+			resp.Body = &standardBody{ReadCloser: resp.Body, ctx: ctx, reused: w.reused, id: idOf(req),
+				conn: w.conn, request: w.request}
+		} else if w.conn != nil {
+			w.conn.end(w.request)
 		}
 	}
 	if pooled {
@@ -112,9 +136,13 @@ func (s *standard) send(ctx context.Context, req *http.Request) (*http.Response,
 // standardBody turns errors of reading a response into this package's, which hold no address.
 type standardBody struct {
 	io.ReadCloser
-	ctx    context.Context
-	reused bool
-	closed atomic.Bool
+	ctx     context.Context
+	reused  bool
+	closed  atomic.Bool
+	id      string   // the request's X-Request-Id
+	begun   bool     // bytes of the body have come
+	conn    *counted // nil on HTTP/2
+	request int64    // its number on conn
 }
 
 // Close closes the body.
@@ -125,6 +153,16 @@ func (b *standardBody) Close() error {
 
 func (b *standardBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
+	if n > 0 && !b.begun && b.conn != nil {
+		if b.begun = true; b.conn.misplaced(b.id, nil, p[:n]) {
+			_ = b.ReadCloser.Close()
+			b.conn.suspect()
+			n, err = 0, errMisplaced
+		}
+	}
+	if err == io.EOF && b.conn != nil {
+		b.conn.end(b.request)
+	}
 	if b.closed.Load() && err != nil {
 		err = http.ErrBodyReadAfterClose
 	}

@@ -68,7 +68,8 @@ type Options struct {
 	GetTLS func() *tls.Config
 
 	// NetHTTP sends all requests by net/http's own transport. Buffers are then held for a connection's whole life, and
-	// GET and its kin may be sent again after a connection broke.
+	// GET and its kin may be sent again after a connection broke. A second response that comes together with the first
+	// is dropped, as ever, but does not show here, and net/http writes its first bytes to the program's log.
 	NetHTTP bool
 
 	// Protocols chooses HTTP versions. nil means HTTP/1.1 alone: engines under uvicorn speak nothing else, and one

@@ -5,6 +5,7 @@ package transport
 import (
 	"cmp"
 	"maps"
+	"net/http"
 	"slices"
 	"sync"
 	"time"
@@ -14,6 +15,10 @@ import (
 type hostKey struct {
 	secure bool
 	host   string // with the port if the URL has one
+}
+
+func keyOf(req *http.Request) hostKey {
+	return hostKey{secure: req.URL.Scheme == "https", host: req.URL.Host}
 }
 
 // pool keeps idle connections. It has no goroutine. While there are connections, a timer closes those that were idle
@@ -29,30 +34,51 @@ type pool struct {
 	armed  bool
 }
 
-// take returns the quiet connection that was used last, since the engine is least likely to close it now; nil if there
-// is none.
+// take returns a quiet connection; nil if there is none.
 func (p *pool) take(key hostKey) *conn {
 	for {
 		c := p.pop(key)
 		if c == nil || (p.timeout == 0 || time.Since(c.since) < p.timeout) && c.quiet() {
 			return c
 		}
-		c.close()
+		c.closeIdle()
 	}
 }
 
 func (p *pool) pop(key hostKey) *conn {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	idle := p.hosts[key]
-	if len(idle) == 0 {
+	idle, now := p.hosts[key], time.Now()
+	i := choose(idle, now)
+	if i < 0 {
 		return nil
 	}
-	last := len(idle) - 1
-	c := idle[last]
-	idle[last] = nil
-	p.hosts[key] = idle[:last]
+	c := idle[i]
+	p.hosts[key] = slices.Delete(idle, i, i+1)
+	if c.hasty++; now.Sub(c.since) >= restFor {
+		c.hasty, c.rested = 0, now
+	}
 	return c
+}
+
+// choose returns which of an engine's idle connections serves next, -1 if none may. It is the one that was used last,
+// since the engine is least likely to close it now; but if any has rested, the last of those that have.
+func choose(idle []*conn, now time.Time) int {
+	rested, _ := slices.BinarySearchFunc(idle, now.Add(-restFor), func(c *conn, t time.Time) int {
+		return c.since.Compare(t)
+	})
+	if rested > 0 {
+		return rested - 1
+	}
+	for i, c := range slices.Backward(idle) {
+		if c.mayServe(now) {
+			return i
+		}
+	}
+	if len(idle) > maxResting {
+		return 0
+	}
+	return -1
 }
 
 // put keeps c, or closes it if the pool is full.
@@ -142,7 +168,7 @@ func (p *pool) sweepHost(key hostKey) (next time.Duration) {
 	}
 	p.mu.Unlock()
 	for _, c := range expired {
-		c.close()
+		c.closeIdle()
 	}
 	return next
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"net/url"
 	"time"
 )
 
@@ -43,6 +44,9 @@ func (t *Transport) roundTrip(ctx context.Context, req *http.Request) (*http.Res
 			// likely killed the engine's other idle ones too.
 			t.pool.drop(c.key)
 		}
+		if failed.Reused && failed.Kind == KindProtocol {
+			t.suspect(c.key)
+		}
 		if !died || failed.Sent != SentNothing || !m.rewind(req) {
 			return nil, failed
 		}
@@ -55,8 +59,8 @@ func (t *Transport) connection(ctx context.Context, req *http.Request) (*conn, e
 		cause := context.Cause(ctx)
 		return nil, &Error{Sent: SentNothing, Kind: requestKind(ctx, cause), Err: cause, final: true}
 	}
-	key := hostKey{secure: req.URL.Scheme == "https", host: req.URL.Host}
-	if !wantsNew(ctx) {
+	key := keyOf(req)
+	if !wantsNew(ctx) && !t.suspects.has(key) {
 		if c := t.pool.take(key); c != nil {
 			return c, nil
 		}
@@ -79,15 +83,18 @@ func (t *Transport) connection(ctx context.Context, req *http.Request) (*conn, e
 }
 
 // address returns the host and port to dial.
-func address(req *http.Request) string {
-	if req.URL.Port() != "" {
-		return req.URL.Host
+func address(req *http.Request) string { return keyOf(req).address() }
+
+func (k hostKey) address() string {
+	u := url.URL{Host: k.host}
+	if u.Port() != "" {
+		return k.host
 	}
 	port := "80"
-	if req.URL.Scheme == "https" {
+	if k.secure {
 		port = "443"
 	}
-	return net.JoinHostPort(req.URL.Hostname(), port)
+	return net.JoinHostPort(u.Hostname(), port)
 }
 
 // rewind prepares the message for another connection. It returns false if the body cannot be read again.
@@ -111,7 +118,12 @@ func (m *message) rewind(req *http.Request) bool {
 func (c *conn) roundTrip(ctx context.Context, req *http.Request, m *message) (*http.Response, *Error) {
 	reused := c.reused
 	c.begin(ctx)
+	c.id = idOf(req)
 	h, whole, err := c.converse(req, m)
+	if err == nil && (c.echo.misplacedHead(c.id, h.header) ||
+		!whole && reused && h.code < http.StatusMultipleChoices) { // no engine serves half a request
+		err = errMisplaced
+	}
 	if err != nil {
 		failed := c.failure(ctx, err)
 		c.end(false)

@@ -18,9 +18,13 @@ import (
 // that waits for a response or for its next part costs no goroutine.
 //
 // A connection is used again after its response's body was read to the end; Close before that closes it. If anything
-// arrived while a connection was idle, its end or unexpected bytes, it is not used again. No request is ever sent twice
-// after a byte of it may have left, whatever its method. If nothing left because the idle connection had died, the
-// request goes out on another one.
+// arrived while a connection was idle, its end or unexpected bytes, it is not used again. An engine that has sent bytes
+// that nobody asked for, or a response to another request, gets a new connection for each request, for 5 minutes since
+// it last did so or until its address has refused a connection. A response is known to be another's by the request's
+// X-Request-Id, if the engine repeats it: in that header, or at the begin of its responses, as vLLM does.
+//
+// No request is ever sent twice after a byte of it may have left, whatever its method. If nothing left because the idle
+// connection had died, the request goes out on another one.
 //
 // A body that fits the write buffer together with the head is read first, then sent with the head in one call. A body
 // of unknown length is also read first, whole, since requests always have a Content-Length. A larger body writes itself
@@ -30,7 +34,8 @@ import (
 //
 // A response may come before the whole body is written. If writing then fails, or is stuck for about 200 ms, writing
 // ends, the response is returned, and its connection is not used again. If the whole body can be written, the response
-// is returned as usual, however early it came.
+// is returned as usual, however early it came. A response of status 2xx to a request that was not written whole cannot
+// be the engine's response to it: on a reused connection it is an error.
 //
 // Requests must have an ASCII host, no trailers, and another method than CONNECT. Of their header, Host,
 // Content-Length, Transfer-Encoding and Trailer are not sent. The transport adds no User-Agent. It skips interim
@@ -45,6 +50,8 @@ type Transport struct {
 	other   *standard // nil if only this package's HTTP/1.1 is used
 	pool    pool
 	closed  atomic.Bool
+
+	suspects suspects
 
 	readBuffers, writeBuffers, bodyBuffers sync.Pool // *[]byte
 }

@@ -22,7 +22,8 @@ type watch struct {
 	wrote, read int64    // conn's counters when the request got it
 	connected   bool
 	reused      bool
-	sent        bool // something was sent on an earlier connection, or on a connection without counters
+	request     int64 // the request's number on conn
+	sent        bool  // something was sent on an earlier connection, or on a connection without counters
 }
 
 func newWatch() *watch {
@@ -40,7 +41,7 @@ func (w *watch) gotConn(info httptrace.GotConnInfo) {
 		w.conn, w.sent = nil, true
 		return
 	}
-	w.conn, w.wrote, w.read = c, c.written.Load(), c.read.Load()
+	w.conn, w.wrote, w.read, w.request = c, c.written.Load(), c.read.Load(), c.requests.Add(1)
 }
 
 func (w *watch) wroteAny() bool {

@@ -32,6 +32,21 @@ func QuietCheck(raw net.Conn) func() bool {
 	}
 }
 
+// Arrived returns the first bytes of what has arrived on raw, up to 16, and leaves them there.
+func Arrived(raw net.Conn) []byte {
+	socket, ok := raw.(syscall.Conn)
+	if !ok {
+		return nil
+	}
+	rc, err := socket.SyscallConn()
+	if err != nil {
+		return nil
+	}
+	first, n := make([]byte, 16), 0
+	_ = rc.Control(func(fd uintptr) { n, _ = retried(rawPeek, fd, first) })
+	return first[:n]
+}
+
 // retried makes a call again that a signal has interrupted.
 func retried(call func(fd uintptr, p []byte) (int, syscall.Errno), fd uintptr, p []byte) (int, syscall.Errno) {
 	for {
