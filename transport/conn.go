@@ -31,6 +31,7 @@ type conn struct {
 	id     string      // the last request's X-Request-Id
 	echo   echo        // of its requests' ids
 	since  time.Time   // when it became idle
+	ends   time.Time   // it serves no request that begins later; zero: no limit
 	stop   func() bool // detaches abort from the request's context; nil between requests
 
 	written int64 // bytes of the running request given to the socket
@@ -43,7 +44,8 @@ type conn struct {
 }
 
 func (t *Transport) newConn(key hostKey, raw net.Conn, secured *tls.Conn) *conn {
-	c := &conn{raw: raw, rw: raw, key: key, t: t, rested: time.Now(), quietCheck: rawsocket.QuietCheck(raw)}
+	c := &conn{raw: raw, rw: raw, key: key, t: t, rested: time.Now(), ends: t.options.connectionEnds(),
+		quietCheck: rawsocket.QuietCheck(raw)}
 	// abort closes the socket under TLS without TLS's close_notify alert, which would wait for a write that hangs.
 	c.abort = func() { _ = raw.Close() }
 	if secured != nil {

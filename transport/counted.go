@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // counted counts what a connection of net/http carries. It sits above TLS, so that alerts and handshakes do not count
@@ -21,6 +22,7 @@ type counted struct {
 	net.Conn
 	tls     *tls.ConnectionState // nil on plain connections
 	suspect func()               // makes the engine a suspect
+	ends    time.Time            // see conn
 
 	written, read atomic.Int64
 
@@ -42,7 +44,13 @@ func (c *counted) note(err error) {
 }
 
 func (c *counted) Write(p []byte) (int, error) {
-	c.running.Store(c.requests.Load())
+	for begun := false; !begun; {
+		was := c.running.Load()
+		if was == closing {
+			return 0, net.ErrClosed
+		}
+		begun = c.running.CompareAndSwap(was, c.requests.Load())
+	}
 	n, err := c.Conn.Write(p)
 	c.written.Add(int64(max(n, 0)))
 	if err != nil {
@@ -59,8 +67,18 @@ func (c *counted) misplaced(id string, header http.Header, body []byte) bool {
 	return header != nil && c.echo.misplacedHead(id, header) || body != nil && c.echo.misplacedBody(id, body)
 }
 
-// end is called after the response, when another request may have the connection already.
-func (c *counted) end(request int64) { c.running.CompareAndSwap(request, 0) }
+// closing is the value of counted.running from which on nothing is written.
+const closing = -1
+
+// end is called after the response, when another request may have the connection already. If the connection is too
+// old, it closes it; a request that was given it and not written then goes out on another one.
+func (c *counted) end(request int64) {
+	if !tooOld(c.ends, time.Now()) {
+		c.running.CompareAndSwap(request, 0)
+	} else if c.running.CompareAndSwap(request, closing) {
+		_ = c.Close()
+	}
+}
 
 // Read reads from the engine. net/http always reads, also while no request runs. What comes then ends the connection;
 // net/http would also write its first bytes, which may be a client's response, to the program's log.

@@ -45,7 +45,7 @@ func newStandard(t *Transport, protocols *http.Protocols) *standard {
 
 // connection returns what net/http reads a response of HTTP/1 from.
 func (s *standard) connection(raw net.Conn, state *tls.ConnectionState, address string) *counted {
-	c := &counted{Conn: raw, tls: state}
+	c := &counted{Conn: raw, tls: state, ends: s.t.options.connectionEnds()}
 	c.suspect = func() {
 		if s.t.suspects.add(address) {
 			s.base.CloseIdleConnections() // of all engines, since those of one cannot be named

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"time"
@@ -20,6 +21,9 @@ const (
 	// SGLang, closes an idle connection. Where both sides' limits meet, a POST is written into a socket that the engine
 	// is closing, and nobody can tell whether it was read.
 	defaultIdleTimeout = 4 * time.Second
+
+	// defaultMaxConnectionAge gives the processes behind one port new connections to share now and then.
+	defaultMaxConnectionAge = 5 * time.Minute
 
 	// defaultMaxIdlePerHost keeps the connections of a burst. net/http's own default is 2: of 200 concurrent streams to
 	// one engine 198 connections would be thrown away after use.
@@ -47,6 +51,13 @@ type Options struct {
 	// IdleTimeout is how long an unused connection is kept. It must stay below the engines' own keep-alive limit. 0
 	// means 4 s, a negative value no limit.
 	IdleTimeout time.Duration
+
+	// MaxConnectionAge is how old a connection gets. A random fifth of it or less is taken off for each connection, so
+	// that those of a burst do not end together. A request that runs is never cut: an older connection ends after its
+	// response. Where several processes listen on an engine's port, as vLLM's API servers do, the system chooses one
+	// for each new connection, and all share the load only if connections end. 0 means 5 min, a negative value no
+	// limit. It does not hold for HTTP/2.
+	MaxConnectionAge time.Duration
 
 	// MaxIdlePerHost is how many unused connections are kept for each engine. 0 means 256, a negative value keeps none.
 	// There is no limit over all engines.
@@ -84,6 +95,18 @@ type Options struct {
 
 const minBuffer = 1 << 10
 
+// connectionEnds returns when a connection that is opened now is too old; the zero time if never.
+func (o *Options) connectionEnds() time.Time {
+	age := o.MaxConnectionAge
+	if age < 0 {
+		return time.Time{}
+	}
+	return time.Now().Add(age - rand.N(age/5+1)) //nolint:gosec // jitter, guards nothing
+}
+
+// tooOld reports whether a connection has passed its end.
+func tooOld(ends, now time.Time) bool { return !ends.IsZero() && now.After(ends) }
+
 // withDefaults returns a copy of o (nil allowed) without zero values that stand for a default.
 func (o *Options) withDefaults() Options {
 	var out Options
@@ -92,6 +115,7 @@ func (o *Options) withDefaults() Options {
 	}
 	out.ConnectTimeout = cmp.Or(out.ConnectTimeout, defaultConnectTimeout)
 	out.IdleTimeout = cmp.Or(out.IdleTimeout, defaultIdleTimeout)
+	out.MaxConnectionAge = cmp.Or(out.MaxConnectionAge, defaultMaxConnectionAge)
 	out.MaxIdlePerHost = cmp.Or(out.MaxIdlePerHost, defaultMaxIdlePerHost)
 	out.ReadBuffer = max(cmp.Or(max(out.ReadBuffer, 0), defaultReadBuffer), minBuffer)
 	out.WriteBuffer = max(cmp.Or(max(out.WriteBuffer, 0), defaultWriteBuffer), minBuffer)

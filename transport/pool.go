@@ -5,6 +5,7 @@ package transport
 import (
 	"cmp"
 	"maps"
+	"math/rand/v2"
 	"net/http"
 	"slices"
 	"sync"
@@ -26,6 +27,7 @@ func keyOf(req *http.Request) hostKey {
 type pool struct {
 	limit   int           // of each host
 	timeout time.Duration // 0 means none
+	sure    time.Duration // a connection that was idle for less is surely alive
 
 	mu     sync.Mutex
 	closed bool
@@ -37,19 +39,20 @@ type pool struct {
 // take returns a quiet connection; nil if there is none.
 func (p *pool) take(key hostKey) *conn {
 	for {
-		c := p.pop(key)
-		if c == nil || (p.timeout == 0 || time.Since(c.since) < p.timeout) && c.quiet() {
+		now := time.Now()
+		c := p.pop(key, now)
+		if c == nil || (p.timeout == 0 || now.Sub(c.since) < p.timeout) && !tooOld(c.ends, now) && c.quiet() {
 			return c
 		}
 		c.closeIdle()
 	}
 }
 
-func (p *pool) pop(key hostKey) *conn {
+func (p *pool) pop(key hostKey, now time.Time) *conn {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	idle, now := p.hosts[key], time.Now()
-	i := choose(idle, now)
+	idle := p.hosts[key]
+	i := p.choose(idle, now)
 	if i < 0 {
 		return nil
 	}
@@ -61,24 +64,34 @@ func (p *pool) pop(key hostKey) *conn {
 	return c
 }
 
-// choose returns which of an engine's idle connections serves next, -1 if none may. It is the one that was used last,
-// since the engine is least likely to close it now; but if any has rested, the last of those that have.
-func choose(idle []*conn, now time.Time) int {
-	rested, _ := slices.BinarySearchFunc(idle, now.Add(-restFor), func(c *conn, t time.Time) int {
-		return c.since.Compare(t)
-	})
-	if rested > 0 {
-		return rested - 1
+// choose returns which of an engine's idle connections serves next, -1 if none may. Of those that have rested and are
+// surely alive it is any: the one used last would keep the load at one of the processes behind the engine's port. Else
+// it is the one used last that may serve without a rest, and of those that are idle for long the one used last, since
+// the engine is least likely to close it now.
+func (p *pool) choose(idle []*conn, now time.Time) int {
+	sure, rested := idleSince(idle, now.Add(-p.sure)), idleSince(idle, now.Add(-restFor))
+	if sure < rested {
+		return sure + rand.IntN(rested-sure) //nolint:gosec // spreads load, guards nothing
 	}
-	for i, c := range slices.Backward(idle) {
-		if c.mayServe(now) {
-			return i
+	last, first := -1, max(rested, len(idle)-maxResting)
+	for i, c := range slices.Backward(idle[first:]) {
+		if c.hasty < fewHasty {
+			return first + i
+		}
+		if last < 0 && c.mayServe(now) {
+			last = first + i
 		}
 	}
-	if len(idle) > maxResting {
-		return 0
+	if last < 0 && first > 0 {
+		last = first - 1
 	}
-	return -1
+	return last
+}
+
+// idleSince returns the index of the first connection that has been idle since t or later.
+func idleSince(idle []*conn, t time.Time) int {
+	i, _ := slices.BinarySearchFunc(idle, t, func(c *conn, t time.Time) int { return c.since.Compare(t) })
+	return i
 }
 
 // put keeps c, or closes it if the pool is full.
@@ -86,7 +99,7 @@ func (p *pool) put(c *conn) {
 	c.since = time.Now()
 	p.mu.Lock()
 	idle := p.hosts[c.key]
-	if p.closed || len(idle) >= p.limit {
+	if p.closed || len(idle) >= p.limit || tooOld(c.ends, c.since) {
 		p.mu.Unlock()
 		c.close()
 		return

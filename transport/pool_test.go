@@ -146,9 +146,11 @@ func TestAReusedConnectionThatDiesTakesTheIdleOnesOfItsEngineWithIt(t *testing.T
 		drain(t, resp)
 	}
 	key := hostKey{host: e.Addr().String()}
-	newest := tr.pool.hosts[key][4].raw.(*controlled) //nolint:forcetypeassert // what the dialer returned
-	newest.readErr = syscall.ECONNRESET
-	require.NoError(t, newest.SetReadDeadline(longAgo))
+	for _, c := range tr.pool.hosts[key] {
+		raw := c.raw.(*controlled) //nolint:forcetypeassert // what the dialer returned
+		raw.readErr = syscall.ECONNRESET
+		require.NoError(t, raw.SetReadDeadline(longAgo))
+	}
 	_, err := tr.RoundTrip(post(t, e.url(), "x"))
 	var got *Error
 	require.ErrorAs(t, err, &got)

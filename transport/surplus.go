@@ -88,14 +88,15 @@ func unasked(b []byte) bool {
 // few connections more.
 const (
 	restFor     = 10 * time.Millisecond
-	maxHasty    = 24                     // requests of a connection that came without a rest before them
-	maxRestless = 100 * time.Millisecond // of a connection that has two of them
+	fewHasty    = 2                      // requests of a connection that came without a rest before them
+	maxHasty    = 24                     // the same, if they came
+	maxRestless = 100 * time.Millisecond // within this time
 	maxResting  = 8                      // connections to an engine that rest while a request opens another
 )
 
 // mayServe reports whether an idle connection that has not rested may serve the next request all the same.
 func (c *conn) mayServe(now time.Time) bool {
-	return c.hasty < 2 || c.hasty < maxHasty && now.Sub(c.rested) < maxRestless
+	return c.hasty < fewHasty || c.hasty < maxHasty && now.Sub(c.rested) < maxRestless
 }
 
 // echo is what a connection has shown of the ids of its requests: what stands before the id, in the header X-Request-Id

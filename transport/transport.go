@@ -17,7 +17,9 @@ import (
 // of the response's body reads from the connection. An idle connection costs no goroutine and no buffer. A connection
 // that waits for a response or for its next part costs no goroutine.
 //
-// A connection is used again after its response's body was read to the end; Close before that closes it. If anything
+// A connection is used again after its response's body was read to the end, until it is as old as
+// [Options].MaxConnectionAge says; Close before that end closes it. Of an engine's idle connections that are surely
+// alive any may be used next; net/http's own transport uses the one used last. If anything
 // arrived while a connection was idle, its end or unexpected bytes, it is not used again. An engine that has sent bytes
 // that nobody asked for, or a response to another request, gets a new connection for each request, for 5 minutes since
 // it last did so or until its address has refused a connection. A response is known to be another's by the request's
@@ -60,6 +62,7 @@ type Transport struct {
 func New(options *Options) *Transport {
 	t := &Transport{options: options.withDefaults()}
 	t.pool.limit, t.pool.timeout = max(t.options.MaxIdlePerHost, 0), max(t.options.IdleTimeout, 0)
+	t.pool.sure = max(t.pool.period()/2, restFor)
 	t.readBuffers.New = buffersOf(t.options.ReadBuffer)
 	t.writeBuffers.New = buffersOf(t.options.WriteBuffer)
 	t.bodyBuffers.New = buffersOf(bodyBuffer)
