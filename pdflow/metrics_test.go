@@ -189,7 +189,7 @@ func TestAPickSaysWhyOneEngineServes(t *testing.T) {
 		_, err = io.Copy(io.Discard, resp.Body)
 		require.NoError(t, errors.Join(err, resp.Body.Close()))
 	}
-	for _, name := range []string{"pd.sessions", "pd.request.duration"} {
+	for _, name := range []string{"pd.attempts", "pd.request.duration"} {
 		assert.Len(t, b.of(name+" pd.mode=aggregated pd.reason=no_header"), 1)
 		assert.Len(t, b.of(name+" pd.mode=disaggregated"), 1)
 	}

@@ -37,7 +37,7 @@ func TestMetricsAreServedAtAPortOfTheirOwn(t *testing.T) {
 	}
 	for _, part := range []string{`pd_request_duration_seconds_count{pd_connector="nixl",pd_mode="disaggregated"} 1`,
 		`pd_request_duration_seconds_count{pd_connector="nixl",pd_mode="aggregated",pd_reason="no_header"} 1`,
-		`pd_sessions_total{pd_connector="nixl",pd_mode="aggregated",pd_reason="no_header"} 1`, "go_goroutines"} {
+		`pd_attempts_total{pd_connector="nixl",pd_mode="aggregated",pd_reason="no_header"} 1`, "go_goroutines"} {
 		require.Eventually(t, func() bool { // a request is counted a moment after its response
 			status, _, response := fetch(t, x.metrics(t))
 			return status == http.StatusOK && strings.Contains(response, part)
