@@ -188,7 +188,7 @@ func (*Connector) Prefill(_ context.Context, s *connector.Session, leg *connecto
 	if _, err := checkCallback(raw); err != nil {
 		return handoff.NoTransfer("the callback: %v", err)
 	}
-	leg.Params(raw)
+	leg.Params(handoff.WithoutNulls(raw, optional[:]...))
 	leg.SetRequestID(s.ID)
 	return nil
 }

@@ -42,10 +42,14 @@ func callbackID(body []byte) (id string, ok bool) {
 	return id, err == nil && id != ""
 }
 
+// optional are the keys that P gets only if they are not null.
+var optional = [...]string{"remote_cached_tokens", "remote_block_size", "remote_tp_size", "remote_pcp_size",
+	"remote_dcp_size"}
+
 // checkCallback refuses a callback of which P's engine would die, or for which it would not push. Without
 // remote_block_ids, remote_block_size or remote_tp_size P's worker calculates with None; a missing remote_cached_tokens
-// ends the scheduler. The sizes may be absent, since older engines of both sides did not have them. blocks is how many
-// blocks D waits for; if it is 0, P has nothing to push.
+// ends the scheduler. The [optional] keys may be absent, since older engines of both sides did not have them. blocks is
+// how many blocks D waits for; if it is 0, P has nothing to push.
 func checkCallback(body json.RawMessage) (blocks int, err error) {
 	o := handoff.Read(body, "remote_block_ids")
 	o.Text("request_id")
@@ -54,15 +58,15 @@ func checkCallback(body json.RawMessage) (blocks int, err error) {
 	o.Text("remote_engine_id")
 	o.Text("remote_host")
 	o.Port("remote_port")
-	for _, key := range []string{"remote_tp_size", "remote_pcp_size", "remote_dcp_size"} {
-		o.OptionalInt(key, 1, 1<<20, false)
+	for _, key := range optional[2:] {
+		o.OptionalInt(key, 1, 1<<20)
 	}
-	o.OptionalInt("remote_cached_tokens", 0, 1<<40, false)
+	o.OptionalInt("remote_cached_tokens", 0, 1<<40)
 	// remote_block_size is a number, or a list with a number for each group of the cache.
 	if raw, ok := o.Get("remote_block_size"); ok && jsonedit.Kind(raw) == jsonedit.Array {
 		o.SomeBlocks("remote_block_size", 1)
 	} else {
-		o.OptionalInt("remote_block_size", 1, 1<<20, false)
+		o.OptionalInt("remote_block_size", 1, 1<<20)
 	}
 	blocks = o.Blocks("remote_block_ids", 2)
 	return blocks, o.Close()

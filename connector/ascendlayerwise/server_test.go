@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"github.com/tidwall/gjson"
+	"github.com/tidwall/sjson"
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
@@ -194,10 +195,10 @@ func TestACallbackThatLacksWhatPNeedsEndsTheSession(t *testing.T) {
 		"remote_port":          {"-", "0", "65536", `"4321"`},
 		"remote_block_ids":     {"-", "null", "[4321]", `[["4321"]]`, "[[-4321]]", "{}"},
 		"remote_block_size":    {"0", "[]", "[0.5]", "[[4321]]", `"4321"`},
-		"remote_tp_size":       {"0", "null", `"4321"`},
-		"remote_pcp_size":      {"0", "null"},
-		"remote_dcp_size":      {"0", "null"},
-		"remote_cached_tokens": {"-4321", "null", `"4321"`},
+		"remote_tp_size":       {"0", `"4321"`},
+		"remote_pcp_size":      {"0"},
+		"remote_dcp_size":      {"0"},
+		"remote_cached_tokens": {"-4321", `"4321"`},
 	}, func(bad string) error {
 		c, s := started(t), play.Session(t, connector.APIChat, `{}`)
 		wait, done := c.Expect(s)
@@ -207,6 +208,22 @@ func TestACallbackThatLacksWhatPNeedsEndsTheSession(t *testing.T) {
 		done(err)
 		return err
 	}, "10.0.0.6")
+}
+
+// P's engine has a default for these keys if they are absent, and calculates with None if they are null.
+func TestWhatMayBeAbsentIsAbsentIfItIsNull(t *testing.T) {
+	s := play.Session(t, connector.APIChat, `{}`)
+	null, want := callback("chatcmpl-"+s.ID), callback("chatcmpl-"+s.ID)
+	for _, key := range []string{"remote_block_size", "remote_tp_size", "remote_pcp_size", "remote_dcp_size",
+		"remote_cached_tokens"} {
+		var err error
+		null, err = sjson.SetRaw(null, key, "null")
+		require.NoError(t, err)
+		want, err = sjson.Delete(want, key)
+		require.NoError(t, err)
+	}
+	s.Event = connector.Event{Body: []byte(null)}
+	assert.Contains(t, play.Prefill(t, started(t), s).Body, `"kv_transfer_params":`+want)
 }
 
 // A D that has the whole prompt calls back, too, but does not wait. P's engine cannot read an empty list of blocks.

@@ -31,6 +31,7 @@
 //   - APIs, Carries, MultiUse: each such request is played, in Order and in OtherOrders;
 //   - Members: a leg sets no other member, and a client's own value of one reaches no leg, however it is spelt;
 //   - Handoff: a response without a good one never becomes a decode leg; without it, decode reads nothing of the body;
+//     each member that is null does what it does if it is absent, so let Response have the optional keys, too;
 //   - OwnRequestID, EndsByLength: the legs are so exactly if it is declared;
 //   - Attributes: the legs fail without each of them, and without no other.
 //
@@ -77,6 +78,7 @@ var rules = []rule{
 	{"the client's body and the engines' responses are neither changed nor kept", checkBorrowed, false},
 	{"a malformed prefill response never becomes a decode leg", checkBadResponses, false},
 	{"decode reads nothing of P's response that Traits does not declare", checkUndeclaredHandoff, false},
+	{"a member of an engine's that is null is as one that is absent", checkNulls, false},
 	{"unknown keys and big integers of a handoff are no fault and keep their digits", checkHandoffKeeps, false},
 	{"whatever engines respond, nothing panics", checkHostile, false},
 	{"a response that P has finished is whole, and tells the client nothing of the transfer", checkFinal, false},

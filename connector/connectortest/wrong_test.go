@@ -29,7 +29,7 @@ var toy = connectortest.Harness{
 	Prefill:   discovery.Endpoint{Attributes: map[string]string{"kvPort": "9000", "store": "a, b"}},
 	Decode:    discovery.Endpoint{Attributes: map[string]string{"zone": "a", "store": "b"}},
 	Response: func(s *connector.Session, _ []byte) connectortest.Response {
-		return connectortest.Response{Handoff: `{"remote_blocks":[1,2],"remote_token":"` + s.ID + `"}`}
+		return connectortest.Response{Handoff: `{"remote_blocks":[1,2],"remote_size":2,"remote_token":"` + s.ID + `"}`}
 	},
 	Needs: []string{"remote_blocks", "remote_token"},
 	Call: func(r *http.Request) (*http.Response, error) {

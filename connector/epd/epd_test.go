@@ -127,9 +127,9 @@ func TestTheResponsesAreMergedIntoThePrefillLeg(t *testing.T) {
 				`{"ec_transfer_params":{"ec_items":[{"mm_hash":"h2"},{"mm_hash":"h1"}]}}`},
 			`{"ec_items":[{"mm_hash":"h1","grid":[1]},{"mm_hash":"h2"}]}`},
 		"what a later version says besides": {
-			[]string{`{"ec_transfer_params":{"version":2,"more":["a"],"none":null}}`,
-				`{"ec_transfer_params":{"version":2,"more":["b","a"],"h2":"x"}}`},
-			`{"version":2,"more":["a","b"],"none":null,"h2":"x"}`},
+			[]string{`{"ec_transfer_params":{"version":2,"more":["a"],"h2":null,"none":null}}`,
+				`{"ec_transfer_params":{"version":2,"more":["b","a"],"h2":{"x":null}}}`},
+			`{"version":2,"more":["a","b"],"h2":{"x":null}}`},
 		"the same picture twice": {
 			[]string{`{"ec_transfer_params":{"h1":{"peer_host":"a"}}}`,
 				`{"ec_transfer_params":{"h1":{"peer_host":"b"}}}`},

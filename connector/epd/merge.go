@@ -14,8 +14,8 @@ import (
 // merged collects the ec_transfer_params of several responses, key by key in the order of the responses. A response of
 // vLLM has an object for each item, {"<mm_hash>":{"metadata":{…},"peer_host":…,"peer_port":…,"size_bytes":…}}
 // (vllm#47941). Before that change it had a list of them, {"ec_items":[{"mm_hash":…,…},…]}. So merged joins lists under
-// the same key. Of other values under the same key it keeps the first: two requests had the same picture. Everything
-// else passes unchanged.
+// the same key. Of other values under the same key it keeps the first: two requests had the same picture. A key that is
+// null is as one that is absent. Everything else passes unchanged.
 type merged struct {
 	keys   []string
 	values map[string]json.RawMessage
@@ -32,16 +32,21 @@ func merge(responses []json.RawMessage, needed bool) (json.RawMessage, error) {
 		switch {
 		case err != nil:
 			return nil, err
-		case params == nil || params.Len() == 0:
-			if needed {
-				return nil, handoff.NoTransfer("an encode engine's response has no %s", paramsMember)
-			}
-			continue
+		case params == nil:
+			params = new(jsonedit.Doc)
 		}
+		some := false
 		for i := range params.Len() {
+			if jsonedit.Kind(params.Value(i)) == jsonedit.Null {
+				continue
+			}
 			if err := m.add(params.Name(i), params.Value(i)); err != nil {
 				return nil, err
 			}
+			some = true
+		}
+		if needed && !some {
+			return nil, handoff.NoTransfer("an encode engine's response has no %s", paramsMember)
 		}
 	}
 	return m.raw(), nil

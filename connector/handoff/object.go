@@ -4,11 +4,14 @@ package handoff
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"sync"
 	"unicode/utf8"
+
+	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
@@ -70,13 +73,15 @@ func (o *Object) Fault(key, problem string) {
 	}
 }
 
-// Get returns a key's value as a part of the bytes that Read was given. ok is false if the value is absent or null.
+// Get returns a key's value as a part of the bytes that Read was given. A null is absent: raw is nil and ok is false.
 func (o *Object) Get(key string) (raw []byte, ok bool) {
 	if o.err != nil {
 		return nil, false
 	}
-	raw, ok = o.d.Get(key)
-	return raw, ok && jsonedit.Kind(raw) != jsonedit.Null
+	if raw, ok = o.d.Get(key); jsonedit.Kind(raw) == jsonedit.Null {
+		return nil, false
+	}
+	return raw, ok
 }
 
 // True requires true.
@@ -119,17 +124,10 @@ func (o *Object) Int(key string, low, high int64) {
 	}
 }
 
-// OptionalInt is Int for a key that may be absent. nullable allows null as well: an engine's default often applies only
-// if the key is absent.
-func (o *Object) OptionalInt(key string, low, high int64, nullable bool) {
-	if o.err != nil {
-		return
-	}
-	raw, ok := o.d.Get(key)
-	if !ok || nullable && jsonedit.Kind(raw) == jsonedit.Null {
-		return
-	}
-	if !within(raw, low, high) {
+// OptionalInt is Int for a key that may be absent or null. If the engine's default applies only to an absent key, the
+// leg gets the object without the null: see [WithoutNulls].
+func (o *Object) OptionalInt(key string, low, high int64) {
+	if raw, ok := o.Get(key); ok && !within(raw, low, high) {
 		o.Fault(key, notWithin(low, high))
 	}
 }
@@ -151,17 +149,14 @@ func notWithin(low, high int64) string {
 	return "is not a count"
 }
 
-// OptionalObject requires an object if the key is there. Null is a fault.
+// OptionalObject requires an object if the key is there and not null.
 func (o *Object) OptionalObject(key string) {
-	if o.err != nil {
-		return
-	}
-	if raw, ok := o.d.Get(key); ok && jsonedit.Kind(raw) != jsonedit.Object {
+	if raw, ok := o.Get(key); ok && jsonedit.Kind(raw) != jsonedit.Object {
 		o.Fault(key, "is not an object")
 	}
 }
 
-// OptionalNumber requires a number of any kind, or null, if the key is there.
+// OptionalNumber requires a number of any kind if the key is there and not null.
 func (o *Object) OptionalNumber(key string) {
 	if raw, ok := o.Get(key); ok && jsonedit.Kind(raw) != jsonedit.Number {
 		o.Fault(key, "is not a number")
@@ -186,4 +181,22 @@ func (o *Object) SomeBlocks(key string, depths ...int) {
 	if o.Blocks(key, depths...) == 0 {
 		o.Fault(key, "is empty")
 	}
+}
+
+// WithoutNulls returns an object without those of the keys that are null in it. Engines in Python read an optional key
+// by dict.get with a default, which a null does not get: they calculate with None and die. Null is absent to pdkit, so
+// such an engine gets no key. If none of them is null, WithoutNulls returns raw itself.
+func WithoutNulls(raw json.RawMessage, keys ...string) json.RawMessage {
+	if !bytes.Contains(raw, []byte("null")) {
+		return raw
+	}
+	for _, key := range keys {
+		if v := gjson.GetBytes(raw, key); v.Type != gjson.Null || !v.Exists() {
+			continue
+		}
+		if out, err := jsonedit.DeleteIn(raw, key); err == nil {
+			raw = out
+		}
+	}
+	return raw
 }

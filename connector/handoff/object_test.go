@@ -48,12 +48,10 @@ func TestKinds(t *testing.T) {
 			[]string{"-", "null", "0", "65536", "-4321", "4321.5", `"4321"`, "4.321e3"}},
 		{"int", func(o *handoff.Object) { o.Int(key, 0, 3) }, []string{"0", "3"},
 			[]string{"-", "null", "4321", "-4321"}},
-		{"optional int", func(o *handoff.Object) { o.OptionalInt(key, 1, 9, false) }, []string{"-", "1"},
-			[]string{"null", "0", `"4321"`}},
-		{"nullable int", func(o *handoff.Object) { o.OptionalInt(key, 1, 9, true) }, []string{"-", "1", "null"},
+		{"optional int", func(o *handoff.Object) { o.OptionalInt(key, 1, 9) }, []string{"-", "1", "null"},
 			[]string{"0", `"4321"`}},
-		{"optional object", func(o *handoff.Object) { o.OptionalObject(key) }, []string{"-", "{}"},
-			[]string{"null", "[4321]", `"4321"`}},
+		{"optional object", func(o *handoff.Object) { o.OptionalObject(key) }, []string{"-", "null", "{}"},
+			[]string{"[4321]", `"4321"`}},
 		{"optional number", func(o *handoff.Object) { o.OptionalNumber(key) }, []string{"-", "null", "1.50e+3", "0"},
 			[]string{"true", `"4321"`, "[4321]"}},
 		{"blocks", func(o *handoff.Object) { o.Blocks(key, 2) }, []string{"[]", "[[]]", "[[4321]]"},
@@ -84,7 +82,20 @@ func TestTheFirstFaultIsKept(t *testing.T) {
 		o.True("first")
 		o.Text("second")
 		o.Port("third")
-		o.OptionalInt("a", 1, 2, false)
+		o.OptionalInt("a", 1, 2)
 	})
 	assert.EqualError(t, err, "first is not true")
+}
+
+// A key that is null goes to no engine for which only an absent key has a default.
+func TestWithoutNulls(t *testing.T) {
+	for raw, want := range map[string]string{
+		`{"a":1,"b":[1,2],"c":"null"}`:                        `{"a":1,"b":[1,2],"c":"null"}`,
+		`{"a":null,"b":2,"c":null,"d":[{"a":null}],"e":null}`: `{"b":2,"d":[{"a":null}],"e":null}`,
+		`{ "a" : null }`:                                      `{ }`,
+		`{"x":null}`:                                          `{"x":null}`,
+		`null`:                                                `null`,
+	} {
+		assert.Equal(t, want, string(handoff.WithoutNulls([]byte(raw), "a", "c")), raw)
+	}
 }

@@ -5,7 +5,8 @@
 // values.
 //
 // A connector declares where the handoff is ([connector.Handoff]) and reads it there, with [Member] or [Header]. It
-// checks the keys that the decode engine needs ([Read]), and passes the bytes on unchanged.
+// checks the keys that the decode engine needs ([Read]), and passes the bytes on unchanged. To all checks, a key
+// that is null is as one that is absent: releases differ in which optional keys they write as null.
 package handoff
 
 import (

@@ -155,7 +155,7 @@ func (*Connector) Decode(_ context.Context, s *connector.Session, p *connector.P
 	if err != nil {
 		return err
 	}
-	leg.Params(raw)
+	leg.Params(handoff.WithoutNulls(raw, noNulls[:]...))
 	leg.SetRequestID(s.ID)
 	return nil
 }
@@ -168,7 +168,8 @@ func (*Connector) Decode(_ context.Context, s *connector.Session, p *connector.P
 //   - num_prompt_blocks absent counts as 0, and an assertion ends the worker;
 //   - do_remote_prefill not true: D computes the prompt itself, and P keeps its blocks until the lease ends.
 //
-// The sizes have defaults if they are absent. Those of remote_ptp_size and remote_block_size also apply to null.
+// The sizes have defaults if they are absent. Those of remote_ptp_size and remote_block_size also apply to null; the
+// others of [noNulls] do not.
 func checkHandoff(raw json.RawMessage) error {
 	o := handoff.Read(raw, "remote_block_ids")
 	o.True("do_remote_prefill")
@@ -178,16 +179,16 @@ func checkHandoff(raw json.RawMessage) error {
 	o.Text("remote_host")
 	o.Port("remote_port")
 	o.Int("num_prompt_blocks", 1, 1<<40)
-	for _, key := range []string{"remote_pcp_size", "remote_dcp_size"} {
-		o.OptionalInt(key, 1, 1<<20, false)
-	}
-	for _, key := range []string{"remote_ptp_size", "remote_block_size"} {
-		o.OptionalInt(key, 1, 1<<20, true)
+	for _, key := range [...]string{"remote_pcp_size", "remote_dcp_size", "remote_ptp_size", "remote_block_size"} {
+		o.OptionalInt(key, 1, 1<<20)
 	}
 	o.OptionalObject("remote_multi_nodes_meta_mapping")
 	o.SomeBlocks("remote_block_ids", 2)
 	return o.Close()
 }
+
+// noNulls are the optional keys with which D calculates also if they are null.
+var noNulls = [...]string{"remote_pcp_size", "remote_dcp_size", "remote_multi_nodes_meta_mapping"}
 
 // CheckEndpoint checks the attributes that launch settings need: kvPort, tpSize, dpSize.
 func (*Connector) CheckEndpoint(e discovery.Endpoint) error { return ascendengine.CheckEndpoint(e) }

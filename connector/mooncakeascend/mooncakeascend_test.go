@@ -89,6 +89,22 @@ func TestHandoffIsRelayedByteForByte(t *testing.T) {
 	}
 }
 
+// D has a default for these if they are absent, and calculates with None if they are null.
+func TestWhatMayBeAbsentIsAbsentIfItIsNull(t *testing.T) {
+	null := good
+	want := good
+	for _, key := range []string{"remote_pcp_size", "remote_dcp_size", "remote_multi_nodes_meta_mapping"} {
+		var err error
+		null, err = sjson.SetRaw(null, key, "null")
+		require.NoError(t, err)
+		want, err = sjson.Delete(want, key)
+		require.NoError(t, err)
+	}
+	got := play.Decode(t, play.Open(t, mooncakeascend.Name, ``),
+		play.Session(t, connector.APICompletions, `{"prompt":"x"}`), play.Response(`{"kv_transfer_params":`+null+`}`))
+	assert.Equal(t, `{"prompt":"x","kv_transfer_params":`+want+`}`, got.Body)
+}
+
 func TestHandoffsThatDWouldDieOfOrHangOnAreRefused(t *testing.T) {
 	c, s := play.Open(t, mooncakeascend.Name, ``), play.Session(t, connector.APIChat, `{"messages":[]}`)
 	play.Spoilt(t, good, map[string][]string{
@@ -101,11 +117,11 @@ func TestHandoffsThatDWouldDieOfOrHangOnAreRefused(t *testing.T) {
 		"remote_block_ids": {"-", "null", "[]", "[[]]", "[4321]", `[["4321"]]`, "[[4321.5]]",
 			"[[-4321]]", "{}"},
 		"num_prompt_blocks":               {"-", "null", "0", `"4321"`, "-4321"},
-		"remote_pcp_size":                 {"null", "0", `"4321"`},
-		"remote_dcp_size":                 {"null", "0"},
+		"remote_pcp_size":                 {"0", `"4321"`},
+		"remote_dcp_size":                 {"0"},
 		"remote_ptp_size":                 {"0", `"4321"`},
 		"remote_block_size":               {"0", `"4321"`, "[4321]"},
-		"remote_multi_nodes_meta_mapping": {"null", "[]", `"4321"`},
+		"remote_multi_nodes_meta_mapping": {"[]", `"4321"`},
 	}, func(bad string) error {
 		_, err := play.TryDecode(c, s, play.Response(`{"kv_transfer_params":`+bad+`}`))
 		return err

@@ -265,7 +265,7 @@ func (c *Connector) handoff(s *connector.Session, e *engine, p *connector.Prefil
 			a.engine = o.Text("remote_engine_id")
 			o.SomeBlocks("remote_block_ids", 1, 2) // flat, and since vLLM 0.32.0 one list for each cache group
 			a.blocks, _ = o.Get("remote_block_ids")
-			o.OptionalInt("remote_dp_rank", 0, int64(e.dp)-1, true)
+			o.OptionalInt("remote_dp_rank", 0, int64(e.dp)-1)
 			if raw, ok := o.Get("remote_dp_rank"); ok {
 				a.rank = digits(raw) % e.local // P counts the ranks of all its pods
 			}

@@ -36,7 +36,8 @@ var harness = connectortest.Harness{
 		return connectortest.Response{Handoff: `{"do_remote_prefill":true,"do_remote_decode":false,` +
 			`"remote_block_ids":[[1,2],[3]],` +
 			`"remote_engine_id":"e-1","remote_request_id":"cmpl-` + s.ID +
-			`","remote_host":"10.0.0.1","remote_port":5600,"tp_size":1,"remote_num_tokens":33}`}
+			`","remote_host":"10.0.0.1","remote_port":5600,"tp_size":1,"dcp_size":1,"pp_size":1,` +
+			`"remote_num_tokens":33,"remote_prefill_cached_tokens":0,"remote_blocks_expiry_time":1234.5}`}
 	},
 	Needs: []string{"do_remote_prefill", "remote_block_ids", "remote_engine_id", "remote_request_id", "remote_host",
 		"remote_port"},

@@ -66,9 +66,9 @@ func TestMalformedHandoffIsRefused(t *testing.T) {
 			`[["4321"]]`, "[[4321,null]]",
 			"[[-4321]]", "[[4321.5]]", "[[[4321]]]", "[{}]", "[[{}]]", "[[9223372036854775808]]", "[null]", "[true]",
 		},
-		"tp_size":                      {`"4321"`, "0", "-4321", "1.5", "null", "{}"},
-		"dcp_size":                     {`"4321"`, "0", "null"},
-		"pp_size":                      {`"4321"`, "0", "null"},
+		"tp_size":                      {`"4321"`, "0", "-4321", "1.5", "{}"},
+		"dcp_size":                     {`"4321"`, "0"},
+		"pp_size":                      {`"4321"`, "0"},
 		"remote_num_tokens":            {`"4321"`, "-4321", "1.5"},
 		"remote_prefill_cached_tokens": {`"4321"`, "-4321"},
 		"remote_blocks_expiry_time":    {`"4321"`, "true", "[4321]"},
@@ -86,4 +86,17 @@ func TestARefusedHandoffLeavesTheLegAsItWas(t *testing.T) {
 	leg, err := play.Read(l)
 	require.NoError(t, err)
 	assert.Equal(t, `{"messages":[]}`, leg.Body, "decode alone may still send it, under fallback: decode")
+}
+
+// D has a default for a size that is absent, and its engine ends at one that is null.
+func TestASizeOfNullIsAbsent(t *testing.T) {
+	for _, key := range []string{"tp_size", "dcp_size", "pp_size"} {
+		null, err := sjson.SetRaw(good, key, "null")
+		require.NoError(t, err)
+		want, err := sjson.Delete(null, key)
+		require.NoError(t, err)
+		got := play.Decode(t, play.Open(t, nixl.Name, ``), play.Session(t, connector.APICompletions, `{"prompt":"x"}`),
+			play.Response(`{"kv_transfer_params":`+null+`}`))
+		assert.Equal(t, `{"prompt":"x","kv_transfer_params":`+want+`}`, got.Body)
+	}
 }

@@ -101,6 +101,6 @@ func (*Connector) Decode(_ context.Context, _ *connector.Session, p *connector.P
 	if err != nil {
 		return err
 	}
-	leg.Params(raw)
+	leg.Params(kvparams.ForDecode(raw))
 	return nil
 }

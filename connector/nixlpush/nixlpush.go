@@ -156,7 +156,7 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, p *connector
 	if err != nil {
 		return err
 	}
-	leg.Params(raw)
+	leg.Params(kvparams.ForDecode(raw))
 	return nil
 }
 

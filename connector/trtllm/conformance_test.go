@@ -26,7 +26,7 @@ var contextFirst = connectortest.Harness{
 				`"finish_reason":"length"}]}`),
 			Handoff: `{"request_type":"context_only","first_gen_tokens":[278],"ctx_request_id":` + id +
 				`,"disagg_request_id":` + id +
-				`,"encoded_opaque_state":"b64"}`,
+				`,"encoded_opaque_state":"b64","draft_tokens":[7],"ctx_dp_rank":0,"ctx_info_endpoint":"tcp://c:5000"}`,
 		}
 	},
 	Except: connectortest.Exceptions{
@@ -44,7 +44,8 @@ func generationFirst() connectortest.Harness {
 	h.Call = func(*http.Request) (*http.Response, error) {
 		return &http.Response{StatusCode: http.StatusOK,
 				Body: io.NopCloser(
-					strings.NewReader(`{"disaggregated_params":{"ctx_info_endpoint":["tcp://c:5000"]}}`),
+					strings.NewReader(`{"disaggregated_params":{"ctx_info_endpoint":["tcp://c:5000"],` +
+						`"encoded_opaque_state":"b64"}}`),
 				)},
 			nil
 	}

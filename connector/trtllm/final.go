@@ -69,9 +69,9 @@ func events(s *connector.Session, p *connector.PrefillResult, choice []byte) (ev
 
 // chatChunk makes a chunk's choice from a whole response's choice: message becomes delta, and tool calls get numbers.
 func chatChunk(choice []byte) ([]byte, error) {
-	delta := gjson.GetBytes(choice, "message").Raw
-	if delta == "" {
-		delta = "{}"
+	delta := "{}"
+	if message := gjson.GetBytes(choice, "message"); message.IsObject() {
+		delta = message.Raw
 	}
 	out, err := sjson.DeleteBytes(choice, "message")
 	if err == nil {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/internal/play"
@@ -95,6 +96,16 @@ func TestAStreamOfAFinishedAnswer(t *testing.T) {
 			`"finish_reason":"tool_calls","delta":{"role":"assistant","content":"Yes","tool_calls":[{"id":"a",` +
 			`"function":{"name":"f"},"index":0},{"id":"b","index":1}]}}]}`,
 		`[DONE]`}, texts(got.Events), "no usage is made up")
+}
+
+// Clients read the delta of each choice.
+func TestAChunkHasADeltaIfTheMessageIsNull(t *testing.T) {
+	f, ok := connector.As[connector.Finisher](open(t, ``))
+	require.True(t, ok)
+	a, ok := f.Final(session(t, connector.APIChat, `{"messages":[],"stream":true}`),
+		play.Response(`{"choices":[{"index":0,"message":null,"finish_reason":"stop"}]}`))
+	require.True(t, ok)
+	assert.Equal(t, `{}`, gjson.GetBytes(a.Events[0], "choices.0.delta").Raw)
 }
 
 func TestPrefillThatGaveUpIsNoTransfer(t *testing.T) {

@@ -77,7 +77,7 @@ func readHandoff(p *connector.PrefillResult, id uint64) (h transfer, err error) 
 	}
 	var takesUsage bool
 	ok, err := withObject(h.params, func(d *jsonedit.Doc) error {
-		_, takesUsage = d.Get("ctx_usage")
+		_, takesUsage = d.Get("ctx_usage") // a null also shows that P's release, and so D's, has the member
 		return checkParams(d, id)
 	})
 	if !ok {
@@ -113,8 +113,8 @@ func checkParams(d *jsonedit.Doc, id uint64) error {
 	if n, isInt := jsonedit.Int(v); !isInt || n < 0 {
 		return handoff.NoTransfer("ctx_request_id is not a 64-bit id")
 	}
-	// A release that does not tell it back has no such member, and its D finds the KV by ctx_request_id.
-	if v, told := d.Get("disagg_request_id"); told && !isID(v, id) {
+	// A release that does not tell it back has no such member or null in it; its D finds the KV by ctx_request_id.
+	if v, told := given(d, "disagg_request_id"); told && !isID(v, id) {
 		return handoff.NoTransfer("disagg_request_id is not this session's")
 	}
 	if v, ok := given(d, "first_gen_tokens"); !ok || !handoff.TokenIDs(v) {

@@ -64,6 +64,15 @@ func TestWhereParametersStandInPsResponse(t *testing.T) {
 		`,"first_gen_tokens":[1],"request_type":"generation_only"}}`, got.Body)
 }
 
+// A release that does not tell the attempt's id back may write it as null. Its D finds the KV by ctx_request_id.
+func TestAnIDThatIsNullIsNotTold(t *testing.T) {
+	const params = `{"ctx_request_id":7,"disagg_request_id":null,"first_gen_tokens":[1]`
+	got, err := after(open(t, ``), session(t, connector.APICompletions, `{"prompt":"Hello"}`),
+		`{"choices":[{"finish_reason":"length","disaggregated_params":`+params+`}}]}`)
+	require.NoError(t, err)
+	assert.Equal(t, `{"prompt":"Hello","disaggregated_params":`+params+`,"request_type":"generation_only"}}`, got.Body)
+}
+
 // 1.2.1 refuses parameters that it does not know. P's have the key ctx_usage if its release knows it, also as null.
 func TestUsageGoesToReleasesThatKnowIt(t *testing.T) {
 	const params = `{"ctx_request_id":7,"disagg_request_id":` + id + `,"first_gen_tokens":[1]`
@@ -102,19 +111,18 @@ func TestAnswersWithoutAHandoffAreRefused(t *testing.T) {
 		"text":             choice(`"x"`),
 		"twice": choice(`{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":` + id +
 			`,"a":1,"a":2}`),
-		"no ctx_request_id":      choice(`{"disagg_request_id":` + id + `}`),
-		"null ctx_request_id":    choice(`{"ctx_request_id":null,"disagg_request_id":` + id + `}`),
-		"null disagg_request_id": choice(`{"ctx_request_id":2,"first_gen_tokens":[1],"disagg_request_id":null}`),
-		"id a fraction":          choice(`{"ctx_request_id":1.5,"disagg_request_id":` + id + `}`),
-		"id too large":           choice(`{"ctx_request_id":1,"disagg_request_id":9223372036854775808}`),
-		"id negative":            choice(`{"ctx_request_id":1,"disagg_request_id":-2}`),
-		"token ids text":         strings.Replace(response, `[1,15043]`, `["a"]`, 1),
-		"token ids fractions":    strings.Replace(response, `[1,15043]`, `[1.5]`, 1),
-		"token ids none":         strings.Replace(response, `[1,15043]`, `[]`, 1),
-		"token ids no list":      strings.Replace(response, `[1,15043]`, `"12"`, 1),
-		"usage text":             strings.Replace(response, `{"prompt_tokens":2}`, `"x"`, 1),
-		"cancelled":              strings.Replace(response, `"length"`, `"cancelled"`, 1),
-		"timeout":                strings.Replace(response, `"length"`, `"timeout"`, 1),
+		"no ctx_request_id":   choice(`{"disagg_request_id":` + id + `}`),
+		"null ctx_request_id": choice(`{"ctx_request_id":null,"disagg_request_id":` + id + `}`),
+		"id a fraction":       choice(`{"ctx_request_id":1.5,"disagg_request_id":` + id + `}`),
+		"id too large":        choice(`{"ctx_request_id":1,"disagg_request_id":9223372036854775808}`),
+		"id negative":         choice(`{"ctx_request_id":1,"disagg_request_id":-2}`),
+		"token ids text":      strings.Replace(response, `[1,15043]`, `["a"]`, 1),
+		"token ids fractions": strings.Replace(response, `[1,15043]`, `[1.5]`, 1),
+		"token ids none":      strings.Replace(response, `[1,15043]`, `[]`, 1),
+		"token ids no list":   strings.Replace(response, `[1,15043]`, `"12"`, 1),
+		"usage text":          strings.Replace(response, `{"prompt_tokens":2}`, `"x"`, 1),
+		"cancelled":           strings.Replace(response, `"length"`, `"cancelled"`, 1),
+		"timeout":             strings.Replace(response, `"length"`, `"timeout"`, 1),
 		"state no string": choice(`{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":` + id +
 			`,"encoded_opaque_state":{"a":1}}`),
 		"state half a surrogate": choice(`{"ctx_request_id":1,"first_gen_tokens":[1],"disagg_request_id":` + id +

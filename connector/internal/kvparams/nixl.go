@@ -32,9 +32,8 @@ const (
 //     leaves;
 //   - flag not true: it hangs. flag is do_remote_prefill, or do_remote_decode for KV that goes from D to P.
 //
-// The other keys may be missing or unknown. Those with which D calculates must be numbers: tp_size, dcp_size and
-// pp_size, which have defaults if they are missing but not if they are null, and remote_num_tokens and
-// remote_blocks_expiry_time, which may be null.
+// The other keys may be missing, null or unknown. Those with which D calculates must be numbers: [sizes],
+// remote_num_tokens and remote_blocks_expiry_time.
 func NIXL(raw json.RawMessage, flag string) error {
 	o := handoff.Read(raw, Blocks)
 	CheckNIXL(o, flag)
@@ -51,12 +50,18 @@ func CheckNIXL(o *handoff.Object, flag string) {
 	o.Text("remote_request_id")
 	o.Text("remote_host")
 	o.Port("remote_port")
-	for _, key := range [...]string{"tp_size", "dcp_size", "pp_size"} {
-		o.OptionalInt(key, 1, math.MaxInt64, false)
+	for _, key := range sizes {
+		o.OptionalInt(key, 1, math.MaxInt64)
 	}
 	for _, key := range [...]string{"remote_num_tokens", "remote_prefill_cached_tokens"} {
-		o.OptionalInt(key, 0, math.MaxInt64, true)
+		o.OptionalInt(key, 0, math.MaxInt64)
 	}
 	o.OptionalNumber("remote_blocks_expiry_time")
 	o.SomeBlocks(Blocks, 2)
 }
+
+// sizes are the keys that have a default in D if they are absent, and end its engine if they are null.
+var sizes = [...]string{"tp_size", "dcp_size", "pp_size"}
+
+// ForDecode is a checked handoff as D gets it: P's bytes, without sizes that are null.
+func ForDecode(raw json.RawMessage) json.RawMessage { return handoff.WithoutNulls(raw, sizes[:]...) }

@@ -3,10 +3,12 @@
 package wrong
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 
@@ -20,6 +22,7 @@ import (
 const (
 	ruleResponses = "a malformed prefill response never becomes a decode leg"
 	ruleHandoff   = "unknown keys and big integers of a handoff are no fault and keep their digits"
+	ruleNulls     = "a member of an engine's that is null is as one that is absent"
 	ruleHostile   = "whatever engines respond, nothing panics"
 	ruleIPv6      = "IPv6 engines get brackets where an address has a port"
 	ruleAttribute = "an engine without a declared attribute is refused, and needs no other"
@@ -101,6 +104,46 @@ var responseFaults = []Fault{
 		}
 		leg.Params(h)
 		return nil
+	}),
+
+	relays(ruleNulls, "refuses a null where the key may be absent", func(_ *connector.Session,
+		p *connector.PrefillResult, leg *connector.Leg) error {
+		h, err := Handoff(p)
+		if err != nil {
+			return err
+		}
+		var m map[string]json.RawMessage
+		if json.Unmarshal(h, &m) != nil || string(m["remote_size"]) == "null" {
+			return handoff.NoTransfer("no size")
+		}
+		leg.Params(h)
+		return nil
+	}),
+	relays(ruleNulls, "reads a null as a value", func(_ *connector.Session, p *connector.PrefillResult,
+		leg *connector.Leg) error {
+		h, err := Handoff(p)
+		if err != nil {
+			return err
+		}
+		leg.Params(h)
+		if bytes.Contains(h, []byte(`"remote_size":null`)) {
+			leg.Param("size", raw("0"))
+		}
+		return nil
+	}),
+	with(ruleNulls, "takes a null where the key must not be absent", func(f *faulty) {
+		f.prepare = func(ctx context.Context, s *connector.Session, call connector.Caller) (any, error) {
+			v, err := f.Toy.Prepare(ctx, s, func(r *http.Request) (*http.Response, error) {
+				resp, err := call(r)
+				if err == nil {
+					body, _ := io.ReadAll(resp.Body)
+					body = bytes.ReplaceAll(body, []byte(`null`), []byte(`"none"`))
+					resp.Body = io.NopCloser(bytes.NewReader(body))
+				}
+				return resp, err
+			})
+			return v, err
+		}
 	}),
 
 	with(ruleHostile, "panics where a response has no choices", func(f *faulty) {
