@@ -29,7 +29,7 @@ func bareLeg(t testing.TB, r *connector.ClientRequest) string {
 
 // normalized is the prefill leg before a connector adds its own members.
 func normalized(t testing.TB, r *connector.ClientRequest) string {
-	return bodyOf(t, contract.NewPrefillLeg(r, connector.Traits{}))
+	return bodyOf(t, contract.NewPrefillLeg(r, &connector.Traits{}))
 }
 
 func legOf(t testing.TB, r *connector.ClientRequest, edit func(*connector.Leg)) string {
@@ -316,7 +316,7 @@ func TestLimitTokensToMoreThanOne(t *testing.T) {
 func TestALegOfAnUnknownAPICannotBeLimited(t *testing.T) {
 	r := parse(t, connector.APIUnknown, `{"a":1}`)
 	assert.Equal(t, `{"a":1}`, bareLeg(t, r))
-	_, err := contract.Body(contract.NewPrefillLeg(r, connector.Traits{}))
+	_, err := contract.Body(contract.NewPrefillLeg(r, &connector.Traits{}))
 	assert.ErrorContains(t, err, "unknown", "rather than a leg without any limit")
 }
 
@@ -338,7 +338,7 @@ func TestAPrefillLegHasNoThinkingBudgetAboveItsLimit(t *testing.T) {
 		{"absent", `{}`, `{"max_tokens":1,"stream":false}`, false},
 	} {
 		t.Run(c.rule, func(t *testing.T) {
-			l := contract.NewPrefillLeg(parse(t, connector.APIMessages, c.client), connector.Traits{})
+			l := contract.NewPrefillLeg(parse(t, connector.APIMessages, c.client), &connector.Traits{})
 			if c.remote {
 				l.Param("do_remote_decode", json.RawMessage("true"))
 			}
@@ -347,7 +347,7 @@ func TestAPrefillLegHasNoThinkingBudgetAboveItsLimit(t *testing.T) {
 	}
 	const client = `{"thinking":{"budget_tokens":1024}}`
 	assert.Contains(t, normalized(t, parse(t, connector.APIChat, client)), "budget", "other APIs do not know it")
-	raw := contract.NewPrefillLeg(parse(t, connector.APIMessages, client), connector.Traits{RawPrefill: true})
+	raw := contract.NewPrefillLeg(parse(t, connector.APIMessages, client), &connector.Traits{RawPrefill: true})
 	assert.Equal(t, client, bodyOf(t, raw))
 }
 
@@ -398,7 +398,7 @@ func TestALegCostsLittleWhateverThePromptsSize(t *testing.T) {
 		contract.NewLeg(r) // the first two lie in the request
 		contract.NewLeg(r)
 		return testing.AllocsPerRun(20, func() {
-			l := contract.NewPrefillLeg(r, connector.Traits{})
+			l := contract.NewPrefillLeg(r, &connector.Traits{})
 			var s jsonedit.Segments
 			require.NoError(t, contract.Leg(l).Splice(&s))
 		})

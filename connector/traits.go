@@ -75,8 +75,12 @@ type Serving struct {
 	// another connector must not have such prefill engines in its list, as main, as rollout or as fallback.
 	PrefillPairOnly bool
 	// ReusedInUsage is true if the tokens that D took over, and only those and its own cache's, are the cached tokens
-	// of its response's usage. Other engines give P's count there, or none.
+	// of its response's usage. The true count is then P's: the flow gives it to the client, unless pdflow's
+	// WithEngineUsage is set. Other engines give P's count there, or none.
 	ReusedInUsage bool
+	// CountKey is a key of the handoff from which D takes P's count for its usage, so that D's count is P's, whatever
+	// ReusedInUsage says. If P's handoff lacks it, as that of older releases, ReusedInUsage counts. "" is none.
+	CountKey string
 }
 
 // Ending says how legs end, and what becomes of engines then.

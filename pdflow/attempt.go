@@ -55,6 +55,7 @@ type picked struct {
 // prefilled is what P's response has said.
 type prefilled struct {
 	p          atomic.Pointer[connector.PrefillResult]
+	tookOver   tookOver
 	freshUntil time.Time    // when the handoff is too old for decode; zero: it does not age
 	expires    atomic.Int64 // end of the lease, Unix nanoseconds, for operators
 }
@@ -67,7 +68,7 @@ type expected struct {
 
 // concurrent is what two legs that run beside each other share.
 type concurrent struct {
-	parallel   bool             // P runs beside D
+	parallel   atomic.Bool      // P runs beside D, or has
 	detached   *detachedLeg     // P's leg, where it may run on after the attempt; nil otherwise
 	rendezvous *legs.Rendezvous // of two legs that are sent together; nil otherwise
 	pEnded     chan struct{}    // closed when P's leg has ended; nil if nobody waits for that
@@ -320,7 +321,7 @@ const prefillGrace = 100 * time.Millisecond
 // awaitPrefillEnd gives a prefill that still runs a moment to end by itself: D had its KV, so its response is about to
 // come, and the connection can be kept. The client has its response, and waits for no more than its end.
 func (a *attempt) awaitPrefillEnd() {
-	if !a.parallel {
+	if !a.parallel.Load() {
 		return
 	}
 	ended := make(chan struct{})

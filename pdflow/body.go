@@ -61,8 +61,8 @@ func (a *attempt) reading(b *Body) stream.Config {
 	api := a.s.API
 	c := stream.Config{Events: b.sse, Guarded: contract.API(api).Guarded, FailureStop: a.failureStop(),
 		Deciding: a.deciding(),
-		Shared:   a.x.sender.steps != nil, Withheld: a.f.withheld, Rewrite: a.changes(b.sse, b.status),
-		Owner: (*bodyOwner)(b)}
+		Shared:   a.x.sender.steps != nil, Withheld: a.f.withheld, Owner: (*bodyOwner)(b)}
+	c.Rewrite, c.Mark = a.changes(b.sse, b.status)
 	if c.Withheld != nil {
 		c.Depth = c.Withheld.Depth
 		if b.sse && api == connector.APIResponses {

@@ -38,6 +38,9 @@ func (a *attempt) decodeThenPrefill() (*Body, *Error) {
 	if e != nil {
 		return nil, e
 	}
+	if a.correctsUsage() {
+		a.pEnded = make(chan struct{})
+	}
 	a.watch.Limit(a.f.limits.Decode)
 	decoded := a.goDecode(leg)
 	if a.wait == nil {

@@ -76,7 +76,7 @@ func (a *attempt) sendWhole(ctx context.Context, ep discovery.Endpoint, leg *con
 // prefill runs the prefill leg until its response is read and known to be good.
 func (a *attempt) prefill() (*connector.PrefillResult, *Error) {
 	a.x.phase.Store(phasePrefill)
-	leg := contract.NewPrefillLeg(a.s.Request, a.f.traits)
+	leg := contract.NewPrefillLeg(a.s.Request, &a.f.traits)
 	if e := a.guard(LegPrefill, "describe", func() error { return a.f.conn.Prefill(a.ctx, a.s, leg) }); e != nil {
 		return nil, e
 	}
@@ -104,7 +104,7 @@ func (a *attempt) prefill() (*connector.PrefillResult, *Error) {
 
 func (a *attempt) sendPrefill(ctx context.Context, leg *connector.Leg, o *LegOutcome) (*connector.PrefillResult,
 	*Error) {
-	if !a.parallel {
+	if !a.parallel.Load() {
 		a.watch.Limit(a.f.limits.Prefill)
 		defer a.watch.Relax()
 	}

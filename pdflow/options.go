@@ -37,6 +37,7 @@ type options struct {
 	maxRescues   int // of one request
 	forward      []string
 	adapters     func(model string) bool
+	engineUsage  bool // the client gets the counts that D tells
 }
 
 // clientSide are the options of a flow and of a Mux.
@@ -272,4 +273,13 @@ func WithForwardHeaders(names ...string) Option {
 		}
 		return nil
 	})
+}
+
+// WithEngineUsage leaves the usage of responses as decode engines write it. By default, where a decode engine counts
+// what it took over as cached (connector.Serving.ReusedInUsage), the client gets prefill's count of cached tokens, of
+// all client APIs, in whole responses and in streams: clients are billed by it. If prefill's response has no count, as
+// from a vLLM without --enable-prompt-tokens-details, it is 0. A flow that corrects the usage reads decode's responses
+// itself: [Step.Relayable] is false.
+func WithEngineUsage() Option {
+	return optionFunc(func(o *options) error { o.engineUsage = true; return nil })
 }

@@ -50,7 +50,7 @@ func (a *attempt) unblocking() func(context.Context) bool {
 		return nil
 	}
 	a.x.header = a.x.header.Clone() // the host's own may be another request's when P refuses late
-	ctx, leg := context.WithoutCancel(a.x.life.Base), contract.NewPrefillLeg(a.s.Request, a.f.traits)
+	ctx, leg := context.WithoutCancel(a.x.life.Base), contract.NewPrefillLeg(a.s.Request, &a.f.traits)
 	if a.guard(LegPrefill, "cleanup", func() error { return a.f.conn.Prefill(ctx, a.s, leg) }) != nil {
 		return nil
 	}

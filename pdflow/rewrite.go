@@ -22,21 +22,28 @@ func withheldMember(t *connector.Traits) *sse.Member {
 	return nil
 }
 
-// changes returns how each event of decode's response is changed for the client, nil if it is not.
-func (a *attempt) changes(sse bool, status int) func([]byte) ([]byte, error) {
+// changes returns how each event of decode's response that has mark is changed for the client, nil if none is.
+func (a *attempt) changes(sse bool, status int) (change func([]byte) ([]byte, error), mark []byte) {
 	fn := a.rewriting(status)
+	all := fn != nil
+	if status == http.StatusOK && a.correctsUsage() {
+		fn, mark = a.withPrefillsCount(fn), cachedMark(a.s.API)
+	}
 	if sse && a.asksUsage() && status == http.StatusOK {
-		fn = withoutUsage(fn, a.decodeUsage)
+		fn, mark = withoutUsage(fn, a.decodeUsage), usageMark
+	}
+	if all {
+		mark = nil
 	}
 	if fn == nil {
-		return nil
+		return nil, nil
 	}
 	return func(data []byte) (out []byte, err error) {
 		if e := a.guard(LegDecode, "rewrite", func() error { out, err = fn(data); return err }); e != nil {
 			return nil, e
 		}
 		return out, nil
-	}
+	}, mark
 }
 
 // rewriting returns how the connector changes this response of decode's, nil if it does not.
@@ -55,7 +62,7 @@ func (a *attempt) rewriting(status int) (fn func([]byte) ([]byte, error)) {
 
 // awaitPrefill returns P's response. Where both legs run together it waits for it.
 func (a *attempt) awaitPrefill() *connector.PrefillResult {
-	if a.pEnded != nil {
+	if a.pEnded != nil && a.parallel.Load() {
 		select {
 		case <-a.pEnded:
 		case <-a.ctx.Done():

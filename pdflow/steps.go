@@ -390,8 +390,8 @@ func (st *Step) giveUp() {
 // Relay tells that decode answered with status, and that the caller passes that response on by itself, so that the flow
 // sees nothing more of it until End. It is for hosts, like an Envoy, whose responses go another way. While a prefill
 // runs beside decode, Next returns only when that has ended, and the caller passes nothing on before. The error is
-// of [CodeUnsupported] for a leg that is not decode, where the connector changes decode's response, and where decode's
-// response decides whether a prefill follows.
+// of [CodeUnsupported] for a leg that is not decode, where the connector changes decode's response or the flow its
+// usage ([WithEngineUsage]), and where decode's response decides whether a prefill follows.
 func (st *Step) Relay(status int) error {
 	st.s.touch()
 	if !st.Relayable() {
@@ -418,5 +418,6 @@ func (a *attempt) relayable() bool {
 	if a.f.order == connector.DecodeFirst && a.p.Load() == nil {
 		return false
 	}
-	return !(a.twoLegs() && a.f.traits.Handoff.FromDecode) && a.rewriting(http.StatusOK) == nil
+	return !(a.twoLegs() && a.f.traits.Handoff.FromDecode) && !a.correctsUsage() &&
+		a.rewriting(http.StatusOK) == nil
 }

@@ -30,7 +30,7 @@ func (a *attempt) together() (*Body, *Error) {
 	if a.x.sender.steps != nil {
 		a.pGiven = make(chan struct{})
 	}
-	if a.f.rewriter != nil {
+	if a.f.rewriter != nil || a.correctsUsage() {
 		a.pEnded = make(chan struct{})
 	}
 	prefilled := a.goPrefill()
@@ -40,7 +40,7 @@ func (a *attempt) together() (*Body, *Error) {
 // goPrefill runs the prefill leg beside the caller.
 func (a *attempt) goPrefill() <-chan prefillEnd {
 	ch := make(chan prefillEnd, 1)
-	a.parallel = true
+	a.parallel.Store(true)
 	a.watch.Limit(a.f.limits.Prefill)
 	run := func() {
 		var end prefillEnd

@@ -5,7 +5,10 @@ package pdflow
 import (
 	"bytes"
 	"encoding/json"
+	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/tidwall/gjson"
 
@@ -42,9 +45,145 @@ func (a *attempt) decodeUsage(end []byte) {
 	switch cached := count(object, paths.Cached); {
 	case !a.twoLegs(): // one engine: what it reused is its cache's
 		u.Cached = cached
-	case a.f.traits.Serving.ReusedInUsage:
+	case a.tookOver.known:
+		u.Reused = a.tookOver.tokens // the client's usage has P's count
+	case a.f.traits.Serving.ReusedInUsage && !a.countsPrefills(a.p.Load()):
 		u.Reused = cached
 	}
+}
+
+// tookOver is D's own count of cached tokens, where the client got another one.
+type tookOver struct {
+	tokens int64
+	known  bool
+}
+
+// correctsUsage reports whether the client gets P's count of cached tokens in place of D's.
+func (a *attempt) correctsUsage() bool {
+	return a.f.traits.Serving.ReusedInUsage && !a.f.opts.engineUsage && a.twoLegs() && !a.deciding() &&
+		!a.countsPrefills(a.p.Load())
+}
+
+// countsPrefills reports whether D has P's count from the handoff. Engines write the key last.
+func (a *attempt) countsPrefills(p *connector.PrefillResult) bool {
+	t := &a.f.traits
+	if t.Serving.CountKey == "" || p == nil {
+		return false
+	}
+	raw, _ := p.Field(t.Handoff.Member)
+	at := bytes.LastIndex(raw, []byte(t.Serving.CountKey+`"`))
+	if at < 0 {
+		return false
+	}
+	value := bytes.TrimLeft(raw[at+len(t.Serving.CountKey)+1:], " \t\r\n:")
+	return len(value) > 0 && value[0] >= '0' && value[0] <= '9'
+}
+
+// usageMark is in each event of chats and completions that has counts.
+var usageMark = []byte(`"usage"`)
+
+// cachedMark is in each event of an API that has a count of cached tokens.
+func cachedMark(api connector.API) []byte {
+	path := contract.API(api).Usage.Cached
+	return []byte(`"` + path[strings.LastIndexByte(path, '.')+1:] + `"`)
+}
+
+// withPrefillsCount changes the counts of cached tokens in what next returns.
+func (a *attempt) withPrefillsCount(next func([]byte) ([]byte, error)) func([]byte) ([]byte, error) {
+	return func(data []byte) ([]byte, error) {
+		if next != nil {
+			var err error
+			if data, err = next(data); err != nil || data == nil {
+				return data, err
+			}
+		}
+		return a.corrected(data), nil
+	}
+}
+
+// usageHolders are the objects of events that have the usage of a whole response.
+var usageHolders = [...]string{"", "response.", "message."}
+
+// corrected gives an event, or a whole response, P's count of cached tokens. What is no usage stays: only the paths of
+// the API's own usage are looked at.
+func (a *attempt) corrected(data []byte) []byte {
+	paths := contract.API(a.s.API).Usage
+	for _, holder := range usageHolders {
+		cached := gjson.GetBytes(data, holder+paths.Cached)
+		if cached.Type != gjson.Number {
+			continue
+		}
+		if holder == "message." && cached.Int() == 0 {
+			return data // a stream's beginning, when D has not counted yet
+		}
+		p := a.prefillThatCounted()
+		if p == nil && !a.parallel.Load() || a.countsPrefills(p) {
+			return data // D had the prompt, or knows P's count
+		}
+		a.tookOver = tookOver{cached.Int(), true}
+		return a.counted(data, holder, p)
+	}
+	return data
+}
+
+// counted writes P's counts into the usage of data that stands in holder. p is nil if P's response is not there.
+func (a *attempt) counted(data []byte, holder string, p *connector.PrefillResult) []byte {
+	paths := contract.API(a.s.API).Usage
+	of := func(path string) int64 { return gjson.GetBytes(data, holder+path).Int() }
+	member, _, _ := strings.Cut(paths.Cached, ".")
+	raw, _ := p.Field(member)
+	cached, created := count(string(raw), paths.Cached), count(string(raw), paths.Created)
+	switch a.s.API {
+	case connector.APIMessages: // input_tokens are those that the cache neither gave nor took
+		all := max(of(paths.Prompt)+of(paths.Cached)+of(paths.Created), 0)
+		cached = min(cached, all)
+		created = min(created, all-cached)
+		data = withCount(data, holder+paths.Prompt, all-cached-created)
+	case connector.APIResponses:
+		const first = "usage.input_tokens_details.cached_tokens_per_turn.0" // P made the first turn
+		turn := cached
+		if gjson.GetBytes(data, holder+first).Type == gjson.Number {
+			cached = max(of(paths.Cached)-of(first)+turn, 0)
+		}
+		data = withCount(data, holder+first, turn)
+	case connector.APICompletions:
+		if rest := a.x.rest; rest != nil { // tokens of the output are in its prompt; rescue takes them off again
+			next, _ := rest.cut.Next()
+			given := int64(next.Given())
+			cached = min(cached, max(of(paths.Prompt)-given, 0)) + given
+		}
+	}
+	data = withCount(data, holder+paths.Cached, cached)
+	return withCount(data, holder+paths.Created, created)
+}
+
+// withCount sets a number in data, if there is one.
+func withCount(data []byte, path string, n int64) []byte {
+	v := gjson.GetBytes(data, path)
+	if v.Type != gjson.Number || v.Index <= 0 {
+		return data
+	}
+	out := strconv.AppendInt(slices.Clip(data[:v.Index]), n, 10)
+	return append(out, data[v.Index+len(v.Raw):]...)
+}
+
+// countGrace is how long the end of D's response may wait for P's, which has the count: D has P's KV, so P has ended.
+const countGrace = time.Second
+
+// prefillThatCounted returns P's response, nil if it does not come.
+func (a *attempt) prefillThatCounted() *connector.PrefillResult {
+	p := a.p.Load()
+	if p != nil || a.pEnded == nil || !a.parallel.Load() {
+		return p
+	}
+	timer := time.NewTimer(countGrace)
+	defer timer.Stop()
+	select {
+	case <-a.pEnded:
+	case <-timer.C:
+	case <-a.ctx.Done():
+	}
+	return a.p.Load()
 }
 
 var jsonTrue = json.RawMessage("true")

@@ -66,6 +66,7 @@ var defaults = map[string]string{
 	"spec.rollout.kvConnector":                     required,
 	"spec.rescue.mode":                             "off",
 	"spec.rescue.maxPerRequest":                    "1",
+	"spec.usage":                                   "corrected",
 	"spec.admission.mode":                          "off",
 	"spec.admission.inFlightPerPrefill":            "no limit",
 	"spec.admission.inFlightPerDecode":             "no limit",
@@ -140,6 +141,8 @@ var abouts = map[string]string{
 		"one engine, `refuse` answers 400",
 	"spec.rescue.mode": "`on` lets greedy streams go on at another pair when their decode engine dies: see " +
 		"[rescue](reliability/rescue.md)",
+	"spec.usage": "`corrected` gives clients prefill's count of cached tokens where decode's engine counts what it " +
+		"took over; `engine` leaves responses as they are: see [the prompt's members](protocols/prompt-members.md)",
 	"spec.attestation.mode": "`report` finds engines and pairs that corrupt KV, by synthetic probes, and tells " +
 		"them; `quarantine` also keeps requests away from them: see [attestation](attestation.md)",
 	"spec.adapters": "LoRA adapters of the model, which requests name in its place: `auto` asks the engines every " +

@@ -34,31 +34,37 @@ const (
 const (
 	store   = "prefill-then-decode, many readers, store, reuse in usage"
 	relayed = "prefill-then-decode, handoff kv_transfer_params"
-	ascend  = ", failure stop recomputed, own id, by length"
+	counted = "reuse in usage, count in remote_prefill_cached_tokens"
+	ascend  = ", failure stop recomputed, own id, reuse in usage"
 	task    = "reuse in usage, by length, orphans, prefill finishes, refusal holds"
-	moriIO  = "own id, pair only, by length, orphans, prefill finishes"
+	// of those of which D gets P's handoff
+	ascendEnd = ", count in remote_prefill_cached_tokens, by length"
+	moriIO    = "own id, pair only, reuse in usage, by length, orphans, prefill finishes"
 )
 
 // declared have what each connector declares: the orders, the handoff, what becomes of engines. Then come the members
 // for which it refuses a request, and the APIs that it does not carry, each with the member that the error names.
 var declared = []struct{ typ, config, declares, refuses string }{
 	{"http", ``, "prefill-then-decode, many readers", shared}, // no handoff, so none that only one could read
-	{"nixl", ``, relayed + ", lease 30s, refusal releases", params},
-	{"nixl", `{"leaseDuration":"7s"}`, relayed + ", lease 7s, refusal releases", params},
-	{"nixl", `{"bidirectional":true}`, relayed + ", lease 30s, from decode, refusal releases", params},
-	{"nixl-push", ``, "together or " + relayed + ", lease 30s, own id, orphans, prefill finishes", params},
+	{"nixl", ``, relayed + ", lease 30s, " + counted + ", refusal releases", params},
+	{"nixl", `{"leaseDuration":"7s"}`, relayed + ", lease 7s, " + counted + ", refusal releases", params},
+	{"nixl", `{"bidirectional":true}`, relayed + ", lease 30s, from decode, " + counted + ", refusal releases", params},
+	{"nixl-push", ``, "together or " + relayed + ", lease 30s, own id, reuse in usage, orphans, prefill finishes",
+		params},
 	// nothing but P's response says where P is, so there is no other order
-	{"nixl-push", `{"dispatch":"serial"}`, relayed + ", lease 30s, own id, orphans, prefill finishes", params},
+	{"nixl-push", `{"dispatch":"serial"}`, relayed + ", lease 30s, own id, " + counted + ", orphans, prefill finishes",
+		params},
 	{"mooncake", ``, "together or prefill-then-decode, lease 8m0s, " + task, params}, // 480 s, as in vLLM
 	{"mooncake", `{"dispatch":"serial","abortTimeout":"1m"}`, "prefill-then-decode or together, lease 1m0s, " + task,
 		params},
-	{"mooncake-ascend", ``, relayed + ", lease 8m0s" + ascend, params}, // VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT
-	{"mooncake-ascend", `{"leaseDuration":"90s"}`, relayed + ", lease 1m30s" + ascend, params},
-	{"mooncake-hybrid", ``, relayed + ", lease 8m0s" + ascend, params},
-	{"ascend-layerwise", ``, "decode-then-prefill" + ascend + ", orphans, prefill finishes", params},
+	// VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT
+	{"mooncake-ascend", ``, relayed + ", lease 8m0s" + ascend + ascendEnd, params},
+	{"mooncake-ascend", `{"leaseDuration":"90s"}`, relayed + ", lease 1m30s" + ascend + ascendEnd, params},
+	{"mooncake-hybrid", ``, relayed + ", lease 8m0s" + ascend + ascendEnd, params},
+	{"ascend-layerwise", ``, "decode-then-prefill" + ascend + ", by length, orphans, prefill finishes", params},
 	{"moriio", ``, "together or " + relayed + ", lease 1m0s, " + moriIO, params}, // defer_timeout; the default is write
 	{"moriio", `{"mode":"read","deferTimeout":"90s"}`, relayed + ", lease 1m30s, " + moriIO, params},
-	{"p2pnccl", ``, "prefill-then-decode, own id, pair only, orphans", once + " sglang:text"},
+	{"p2pnccl", ``, "prefill-then-decode, own id, pair only, reuse in usage, orphans", once + " sglang:text"},
 	{"pynccl", ``, "prefill-then-decode", once + " sglang:text"}, // the buffer gives a prompt's KV once
 	// a leg that is closed is aborted by its engine, which tells the other, so there are no orphans
 	{"sglang", ``, "together, pair only", "n best_of background generate:bootstrap_room"},
@@ -66,8 +72,10 @@ var declared = []struct{ typ, config, declares, refuses string }{
 		fmt.Sprintf(two, "disaggregated_params")}, // D is asked when P has the KV, so there are no orphans
 	{"trtllm", `{"dispatch":"generation-first"}`, "together, orphans", fmt.Sprintf(two, "disaggregated_params")},
 	{"lmcache", ``, store, shared + " sglang:text"},
-	{"lmcache-pd", ``, "prefill-then-decode, prefill pair only", params}, // a chunk is there once, for one D: no store
-	{"lmcache-pd", `{"retFirstTok":true}`, relayed + ", prefill pair only", fmt.Sprintf(two, "kv_transfer_params")},
+	// a chunk is there once, for one D: no store
+	{"lmcache-pd", ``, "prefill-then-decode, prefill pair only, reuse in usage", params},
+	{"lmcache-pd", `{"retFirstTok":true}`, relayed + ", prefill pair only, reuse in usage",
+		fmt.Sprintf(two, "kv_transfer_params")},
 	{"mooncake-store", ``, store, shared + " sglang:text"}, // nothing is known of the KV's life, so no lease
 	{"ascend-store", ``, store, shared + " sglang:text"},
 	{"flexkv", ``, store, shared + " sglang:text"},
@@ -77,20 +85,20 @@ var declared = []struct{ typ, config, declares, refuses string }{
 	{"sharedstorage", `{"cacheHitThreshold":0.5}`, "decode-first or " + store,
 		strings.TrimPrefix(fmt.Sprintf(two, "cache_hit_threshold"), "n best_of ")},
 	// D waits 30 s at most and blocks nothing, so there are no orphans
-	{"offload-p2p", ``, "together or prefill-then-decode", params},
-	{"offload-p2p", `{"dispatch":"together"}`, "together or prefill-then-decode", params},
-	{"offload-p2p", `{"dispatch":"serial"}`, "prefill-then-decode or together", params},
+	{"offload-p2p", ``, "together or prefill-then-decode, reuse in usage", params},
+	{"offload-p2p", `{"dispatch":"together"}`, "together or prefill-then-decode, reuse in usage", params},
+	{"offload-p2p", `{"dispatch":"serial"}`, "prefill-then-decode or together, reuse in usage", params},
 	{"relay", ``, relayed, params},
 	{"relay", `{"leaseDuration":"20s"}`, relayed + ", lease 20s", params},
 	{"relay", `{"header":"X-KV-Ticket"}`, "prefill-then-decode, handoff header X-KV-Ticket", once + " sglang:text"},
-	{"tpu", ``, relayed + ", lease 3m0s, by length", params},
-	{"kvbm", ``, relayed + ", lease 30s, refusal releases", params},
+	{"tpu", ``, relayed + ", lease 3m0s, reuse in usage, by length", params},
+	{"kvbm", ``, relayed + ", lease 30s, " + counted + ", refusal releases", params},
 	{"multi", `{"connectors":[{"type":"nixl","config":{"leaseDuration":"9s"}},{"type":"sharedstorage"}]}`,
-		relayed + ", lease 9s, refusal releases", params},
+		relayed + ", lease 9s, " + counted + ", refusal releases", params},
 	{"multi", `{"connectors":[{"type":"sharedstorage"},{"type":"p2pnccl"}]}`,
-		"prefill-then-decode, own id, pair only, orphans", once + " sglang:text"}, // one such child is enough
+		"prefill-then-decode, own id, pair only, reuse in usage, orphans", once + " sglang:text"}, // one such child is enough
 	{"multi", `{"connectors":[{"type":"mooncake-ascend"},{"type":"sharedstorage"}]}`,
-		relayed + ", lease 8m0s" + ascend, params},
+		relayed + ", lease 8m0s" + ascend + ascendEnd, params},
 }
 
 func TestWhatEachConnectorDeclares(t *testing.T) {
@@ -133,7 +141,7 @@ func declaration(d connector.Traits) string {
 		{"many readers", h.MultiUse}, {"store", h.ContentStore}, {"from decode", h.FromDecode},
 		{"own id", d.OwnRequestID},
 		{"pair only", d.Serving.PairOnly}, {"prefill pair only", d.Serving.PrefillPairOnly},
-		{"reuse in usage", d.Serving.ReusedInUsage},
+		{"reuse in usage", d.Serving.ReusedInUsage}, {"count in " + d.Serving.CountKey, d.Serving.CountKey != ""},
 		{"by length", d.Ending.EndsByLength}, {"orphans", d.Ending.Orphans},
 		{"prefill finishes", d.Ending.PrefillFinishes}, {"refusal releases", d.Ending.RefusalReleases},
 		{"refusal holds", d.Ending.RefusalHolds},

@@ -84,6 +84,7 @@ func (*Connector) Traits() connector.Traits {
 		Order:        connector.DecodeThenPrefill,
 		Members:      []string{connector.ParamsMember},
 		OwnRequestID: true,
+		Serving:      connector.Serving{ReusedInUsage: true},
 		Ending: connector.Ending{EndsByLength: true, Orphans: true, PrefillFinishes: true,
 			FailureStop: ascendengine.FailureStop},
 		PairRules: []attr.PairRule{ascendengine.TPRule(), attr.DecodeMultiple(attr.BlockSize)},

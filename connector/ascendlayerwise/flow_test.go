@@ -193,7 +193,7 @@ func FuzzCallback(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
 		s.Event = connector.Event{Body: body}
-		leg := contract.NewPrefillLeg(s.Request, c.Traits())
+		leg := contract.NewPrefillLeg(s.Request, new(c.Traits()))
 		if err := c.Prefill(t.Context(), s, leg); err != nil {
 			require.ErrorIs(t, err, connector.ErrNoTransfer)
 			return

@@ -175,7 +175,7 @@ func (t *trial) both(p *played, m means) error {
 
 // prefillLeg describes prefill and reads P's response.
 func (t *trial) prefillLeg(p *played, m means) (result *connector.PrefillResult, err error) {
-	p.prefill, err = describe(contract.NewPrefillLeg(p.s.Request, t.traits),
+	p.prefill, err = describe(contract.NewPrefillLeg(p.s.Request, &t.traits),
 		func(leg *connector.Leg) error { return t.c.Prefill(t.ctx, p.s, leg) })
 	if err != nil {
 		return nil, fmt.Errorf("calling Prefill: %w", err)

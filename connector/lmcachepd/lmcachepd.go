@@ -110,7 +110,8 @@ func (c *Connector) Traits() connector.Traits {
 		Members:   []string{connector.ParamsMember},
 		PairRules: []attr.PairRule{attr.Same(attr.KVCacheDtype)},
 
-		Serving: connector.Serving{PrefillPairOnly: c.engine.Text("pd_backend_mode") != "sync"},
+		Serving: connector.Serving{PrefillPairOnly: c.engine.Text("pd_backend_mode") != "sync",
+			ReusedInUsage: true},
 	}
 	if c.options.Notifications == 0 {
 		t.PairRules = append(t.PairRules, attr.Same(attr.TPSize))

@@ -136,6 +136,7 @@ func (c *Connector) Traits() connector.Traits {
 		Handoff:      connector.Handoff{Member: connector.ParamsMember, Lease: cmp.Or(c.lease, DefaultLease)},
 		Ending:       connector.Ending{EndsByLength: true, FailureStop: ascendengine.FailureStop},
 		OwnRequestID: true,
+		Serving:      kvparams.Usage,
 
 		PairRules: []attr.PairRule{ascendengine.TPRule(), blocks},
 	}

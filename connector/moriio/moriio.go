@@ -161,7 +161,7 @@ func (c *Connector) Traits() connector.Traits {
 		Handoff:      connector.Handoff{Member: connector.ParamsMember, Lease: cmp.Or(c.deferred, DefaultDeferTimeout)},
 		Ending:       connector.Ending{EndsByLength: true, Orphans: true, PrefillFinishes: true},
 		OwnRequestID: true,
-		Serving:      connector.Serving{PairOnly: !c.alone},
+		Serving:      connector.Serving{PairOnly: !c.alone, ReusedInUsage: true},
 
 		PairRules: []attr.PairRule{attr.Multiple(attr.TPSize),
 			{Attribute: attrMode, Compatible: func(p, d string) bool { return p == own && d == own }}},

@@ -3,6 +3,7 @@
 package multi
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/pdkit/pdkit/connector"
@@ -42,6 +43,7 @@ func merge(children []Child, order connector.Order) connector.Traits {
 		t.Serving.PrefillPairOnly = t.Serving.PrefillPairOnly || c.Serving.PrefillPairOnly
 		t.Ending.Orphans = t.Ending.Orphans || c.Ending.Orphans
 		t.Serving.ReusedInUsage = t.Serving.ReusedInUsage && c.Serving.ReusedInUsage
+		t.Serving.CountKey = cmp.Or(t.Serving.CountKey, c.Serving.CountKey)
 		t.Ending.RefusalReleases = t.Ending.RefusalReleases && (c.Ending.RefusalReleases || c.Handoff.ContentStore)
 		t.Ending.RefusalHolds = t.Ending.RefusalHolds || c.Ending.RefusalHolds
 		t.Ending.PrefillFinishes = t.Ending.PrefillFinishes || c.Ending.PrefillFinishes

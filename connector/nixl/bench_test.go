@@ -26,7 +26,7 @@ func BenchmarkLegs(b *testing.B) {
 	var body jsonedit.Segments
 	b.ReportAllocs()
 	for b.Loop() {
-		prefill := contract.NewPrefillLeg(s.Request, c.Traits())
+		prefill := contract.NewPrefillLeg(s.Request, new(c.Traits()))
 		require.NoError(b, c.Prefill(b.Context(), s, prefill))
 		require.NoError(b, contract.Leg(prefill).Splice(&body))
 		decode := contract.NewLeg(s.Request)

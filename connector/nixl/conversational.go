@@ -242,7 +242,7 @@ func promptTokens(ctx context.Context, s *connector.Session, call connector.Call
 		ids, _ := s.Field("token_ids")
 		return tokenIDs(ids)
 	}
-	body, err := contract.Body(contract.NewPrefillLeg(s.Request, connector.Traits{}))
+	body, err := contract.Body(contract.NewPrefillLeg(s.Request, &connector.Traits{}))
 	if err != nil {
 		return nil, err
 	}

@@ -81,6 +81,7 @@ func (c *Connector) Traits() connector.Traits {
 		// The zero Connector has a lease, too.
 		Handoff:   connector.Handoff{Member: connector.ParamsMember, Lease: cmp.Or(c.lease, DefaultLease)},
 		PairRules: []attr.PairRule{attr.Multiple(attr.TPSize), attr.Same(attr.KVCacheDtype)},
+		Serving:   kvparams.Usage,
 
 		Ending: connector.Ending{RefusalReleases: true}, // docs/protocols/nixl.md, recording 25
 	}

@@ -107,10 +107,12 @@ func (c *Connector) Traits() connector.Traits {
 		Handoff:      connector.Handoff{Member: connector.ParamsMember, Lease: cmp.Or(c.lease, DefaultLease)},
 		OwnRequestID: true,
 		Ending:       connector.Ending{Orphans: true, PrefillFinishes: true},
+		Serving:      connector.Serving{ReusedInUsage: true},
 		PairRules:    []attr.PairRule{attr.Multiple(attrTPSize), attr.Same(attr.KVCacheDtype)},
 	}
 	if c.serial {
 		t.Order, t.OtherOrders = connector.PrefillThenDecode, nil
+		t.Serving = kvparams.Usage // only here D gets P's handoff
 		return t
 	}
 	t.Attributes = []attr.Required{

@@ -76,6 +76,7 @@ func (c *Connector) Traits() connector.Traits {
 		Order:       connector.Together,
 		OtherOrders: []connector.Order{connector.PrefillThenDecode},
 		Members:     []string{connector.ParamsMember},
+		Serving:     connector.Serving{ReusedInUsage: true},
 		PairRules:   []attr.PairRule{attr.Same(attr.BlockSize), attr.Same(attr.KVCacheDtype)},
 	}
 	if c.serial {

@@ -74,7 +74,7 @@ func (*Connector) Traits() connector.Traits {
 	return connector.Traits{
 		Name:         Name,
 		OwnRequestID: true,
-		Serving:      connector.Serving{PairOnly: true},
+		Serving:      connector.Serving{PairOnly: true, ReusedInUsage: true},
 		Ending:       connector.Ending{Orphans: true},
 		PairRules:    []attr.PairRule{attr.Same(attr.TPSize), attr.Same(attr.PPSize)},
 		Attributes:   []attr.Required{{Name: Address, Role: discovery.RoleBoth, Remedy: remedies[Address]}},

@@ -48,6 +48,7 @@ type Connector struct {
 	empty  bool                        // an empty object is passed on
 	length bool
 	lease  time.Duration
+	usage  connector.Serving
 	rules  []attr.PairRule
 }
 
@@ -73,7 +74,7 @@ func New(o *Options) (*Connector, error) {
 // Traits declares the protocol as the settings have it. What P's response names is read once.
 func (c *Connector) Traits() connector.Traits {
 	t := connector.Traits{Name: c.name, Handoff: connector.Handoff{Lease: c.lease},
-		Ending: connector.Ending{EndsByLength: c.length}, PairRules: c.rules}
+		Ending: connector.Ending{EndsByLength: c.length}, PairRules: c.rules, Serving: c.usage}
 	if c.member != nil {
 		t.Members = []string{strings.Join(c.member, ".")}
 	}

@@ -53,7 +53,7 @@ func NewTPU(o *TPUOptions) (*Connector, error) {
 		o = &TPUOptions{}
 	}
 	c := &Connector{name: TPUName, member: []string{connector.ParamsMember}, check: checkTPU, empty: true, length: true,
-		lease: DefaultTPULease, rules: blockRule}
+		lease: DefaultTPULease, usage: connector.Serving{ReusedInUsage: true}, rules: blockRule}
 	var errs []error
 	if d := o.LeaseDuration; d != nil {
 		if c.lease = time.Duration(*d); c.lease < time.Second || c.lease%time.Second != 0 {

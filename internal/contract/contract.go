@@ -37,7 +37,7 @@ type Header = request.Header
 
 // NewPrefillLeg starts a prefill leg: the client's request without transfer members and, unless t.RawPrefill says
 // otherwise, normalized ([request.Leg.Normalize]).
-func NewPrefillLeg(r *connector.ClientRequest, t connector.Traits) *connector.Leg {
+func NewPrefillLeg(r *connector.ClientRequest, t *connector.Traits) *connector.Leg {
 	l := NewLeg(r)
 	if !t.RawPrefill {
 		Leg(l).Normalize(t.Ending.EndsByLength)

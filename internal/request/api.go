@@ -29,7 +29,8 @@ const (
 )
 
 // Usage are the JSON paths (dots between members) of the token counts in a response; "" if it does not have them.
-type Usage struct{ Prompt, Completion, Cached string }
+// Created are the tokens of the prompt that went into the cache.
+type Usage struct{ Prompt, Completion, Cached, Created string }
 
 // Info is what is known of an API.
 type Info struct {
@@ -50,8 +51,11 @@ type Info struct {
 
 var openAIUsage = Usage{
 	"usage.prompt_tokens", "usage.completion_tokens", "usage.prompt_tokens_details.cached_tokens",
+	"usage.prompt_tokens_details.created_cache_tokens",
 }
-var anthropicUsage = Usage{"usage.input_tokens", "usage.output_tokens", "usage.cache_read_input_tokens"}
+var anthropicUsage = Usage{
+	"usage.input_tokens", "usage.output_tokens", "usage.cache_read_input_tokens", "usage.cache_creation_input_tokens",
+}
 
 // vllmMembers are the same in three APIs of vLLM.
 var vllmMembers = []Member{
@@ -87,7 +91,10 @@ var apis = [apiCount]Info{
 			{"top_logprobs", Dropped, logprobCount}, {"stop", ByEnding, falsyTextOrTexts},
 			{"stop_token_ids", ByEnding, tokenIDs}, {"ignore_eos", ByEnding, boolean},
 		},
-		Usage: Usage{"usage.input_tokens", "usage.output_tokens", "usage.input_tokens_details.cached_tokens"},
+		Usage: Usage{
+			"usage.input_tokens", "usage.output_tokens", "usage.input_tokens_details.cached_tokens",
+			"usage.input_tokens_details.cache_write_tokens",
+		},
 	},
 	Messages: {
 		Name: "messages", Path: "/v1/messages", Prompt: "messages", Usage: anthropicUsage,
@@ -111,7 +118,7 @@ var apis = [apiCount]Info{
 			{"max_new_tokens", ByLimit, strictIntegral}, {"min_new_tokens", ByLimit, strictMinimum},
 			{"n", ToOne, strictIntegral}, {"stop", ByEnding, textOrTexts}, {"stop_token_ids", ByEnding, tokenIDs},
 		},
-		Usage: Usage{"meta_info.prompt_tokens", "meta_info.completion_tokens", "meta_info.cached_tokens"},
+		Usage: Usage{"meta_info.prompt_tokens", "meta_info.completion_tokens", "meta_info.cached_tokens", ""},
 	},
 }
 

@@ -75,6 +75,7 @@ var ErrTooLarge = errors.New("sse: an event of the response is too large")
 type Rewriter struct {
 	src    io.Reader
 	events bool
+	mark   []byte
 	fn     func(data []byte) ([]byte, error)
 	judge  func(event, data []byte) ([]byte, error) // in place of fn, where not nil
 
@@ -87,13 +88,26 @@ type Rewriter struct {
 }
 
 // NewRewriter returns a reader of src as fn changes it. A nil result of fn drops the event. data is valid until fn
-// returns. events is false for a response that is no stream.
-func NewRewriter(src io.Reader, events bool, fn func(data []byte) ([]byte, error)) *Rewriter {
-	return &Rewriter{src: src, events: events, fn: fn}
+// returns. events is false for a response that is no stream. A stream's events without mark stay as they are; nil is in
+// every event.
+func NewRewriter(src io.Reader, events bool, mark []byte, fn func(data []byte) ([]byte, error)) *Rewriter {
+	return &Rewriter{src: src, events: events, mark: mark, fn: fn}
 }
+
+// Holds reports whether the next Read may have something to return without reading the source.
+func (r *Rewriter) Holds() bool { return r.taken < len(r.out) || r.err != nil }
 
 // Read implements io.Reader.
 func (r *Rewriter) Read(p []byte) (int, error) {
+	if r.events && r.mark != nil && len(r.in) == r.from && !r.Holds() {
+		n, err := r.src.Read(p)
+		if !bytes.Contains(p[:n], r.mark) && endsEvent(p[:n]) {
+			return n, err // as most reads are: whole events, and nothing to change
+		}
+		r.in, r.from = append(r.in[:0], p[:n]...), 0
+		r.out, r.taken = reused(r.out, nil), 0
+		r.filled(err)
+	}
 	for r.taken == len(r.out) {
 		if r.err != nil {
 			return 0, r.err
@@ -124,6 +138,16 @@ func (r *Rewriter) fill() {
 	r.in = slices.Grow(r.in, readSize)
 	n, err := r.src.Read(r.in[len(r.in) : len(r.in)+readSize])
 	r.in = r.in[:len(r.in)+n]
+	r.filled(err)
+}
+
+// endsEvent reports whether b ends where an event does.
+func endsEvent(b []byte) bool {
+	return len(b) == 0 || bytes.HasSuffix(b, []byte("\n\n")) || bytes.HasSuffix(b, []byte("\n\r\n"))
+}
+
+// filled rewrites what has been read; err came with it.
+func (r *Rewriter) filled(err error) {
 	if len(r.in) > maxRewritten {
 		r.err = ErrTooLarge
 		return
@@ -170,7 +194,7 @@ func (r *Rewriter) rewriteEvents() {
 // change puts an event through the function. whole is the event with its empty line.
 func (r *Rewriter) change(event, whole []byte) error {
 	data := Data(event)
-	if len(data) == 0 || bytes.Equal(data, Done) {
+	if len(data) == 0 || bytes.Equal(data, Done) || r.mark != nil && !bytes.Contains(data, r.mark) {
 		r.out = append(r.out, whole...)
 		return nil
 	}

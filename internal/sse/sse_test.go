@@ -64,14 +64,14 @@ func TestRewriter(t *testing.T) {
 		"with its end": iotest.DataErrReader(strings.NewReader(stream)),
 		"half by half": iotest.HalfReader(strings.NewReader(stream)),
 	} {
-		got, err := io.ReadAll(sse.NewRewriter(src, true, upper))
+		got, err := io.ReadAll(sse.NewRewriter(src, true, nil, upper))
 		require.NoError(t, err, name)
 		assert.Equal(t, want, string(got), name)
 	}
-	got, err := io.ReadAll(sse.NewRewriter(strings.NewReader("\ufeffdata: a\n\ndata: b\n\n"), true, upper))
+	got, err := io.ReadAll(sse.NewRewriter(strings.NewReader("\ufeffdata: a\n\ndata: b\n\n"), true, nil, upper))
 	require.NoError(t, err)
 	assert.Equal(t, "data: A\n\ndata: B\n\n", string(got), "the mark of the byte order keeps no data")
-	got, err = io.ReadAll(sse.NewRewriter(iotest.OneByteReader(strings.NewReader("whole")), false, upper))
+	got, err = io.ReadAll(sse.NewRewriter(iotest.OneByteReader(strings.NewReader("whole")), false, nil, upper))
 	require.NoError(t, err)
 	assert.Equal(t, "WHOLE", string(got))
 }
@@ -80,15 +80,16 @@ func TestRewriterErrors(t *testing.T) {
 	broken, refused := errors.New("broken"), errors.New("refused")
 	same := func(data []byte) ([]byte, error) { return data, nil }
 	got, err := io.ReadAll(
-		sse.NewRewriter(io.MultiReader(strings.NewReader("data: a\n\ndata: b"), iotest.ErrReader(broken)), true, same),
+		sse.NewRewriter(io.MultiReader(strings.NewReader("data: a\n\ndata: b"), iotest.ErrReader(broken)), true, nil,
+			same),
 	)
 	require.ErrorIs(t, err, broken)
 	assert.Equal(t, "data: a\n\n", string(got), "what was whole came through")
-	_, err = io.ReadAll(sse.NewRewriter(strings.NewReader("data: a\n\n"), true, func([]byte) ([]byte, error) {
+	_, err = io.ReadAll(sse.NewRewriter(strings.NewReader("data: a\n\n"), true, nil, func([]byte) ([]byte, error) {
 		return nil, refused
 	}))
 	require.ErrorIs(t, err, refused)
-	_, err = io.ReadAll(sse.NewRewriter(io.LimitReader(zeros{}, 65<<20), true, same))
+	_, err = io.ReadAll(sse.NewRewriter(io.LimitReader(zeros{}, 65<<20), true, nil, same))
 	require.ErrorIs(t, err, sse.ErrTooLarge)
 }
 
@@ -102,15 +103,37 @@ func TestRewriterReusesItsBuffers(t *testing.T) {
 	for _, size := range []int{1, 3, 100, 4096, 5000, 1 << 20} {
 		src := iotest.HalfReader(strings.NewReader(stream.String()))
 		var got bytes.Buffer
-		_, err := io.CopyBuffer(struct{ io.Writer }{&got}, sse.NewRewriter(src, true, same), make([]byte, size))
+		_, err := io.CopyBuffer(struct{ io.Writer }{&got}, sse.NewRewriter(src, true, nil, same), make([]byte, size))
 		require.NoError(t, err)
 		require.Equal(t, stream.String(), got.String(), "reads of %d bytes", size)
 	}
 	p := make([]byte, 4<<10)
-	paced := sse.NewRewriter(&endless{[]byte("data: " + strings.Repeat("x", 200) + "\n\n"), 1 << 20}, true, same)
+	paced := sse.NewRewriter(&endless{[]byte("data: " + strings.Repeat("x", 200) + "\n\n"), 1 << 20}, true, nil, same)
 	assert.Zero(t, testing.AllocsPerRun(1000, func() { _, _ = paced.Read(p) }))
 }
 
 type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+// Events without the mark pass to the byte, however the reads cut them, and only the others reach the function.
+func TestARewriterThatLooksForAMark(t *testing.T) {
+	const in = "event: a\ndata: {\"text\":\"x\"}\n\n: comment\n\ndata: {\"n\":1}\r\n\r\ndata: {\"usage\":1}\n\n" +
+		"data:{\"text\":\"y\"}\n\nevent: b\ndata: {\"usage\":2}\n\ndata: [DONE]\n\n"
+	want := strings.NewReplacer(`{"usage":1}`, `{"usage":7}`, `{"usage":2}`, `{"usage":7}`).Replace(in)
+	for size := range len(in) {
+		var pieces []io.Reader
+		for rest := in; rest != ""; {
+			n := min(size+1, len(rest))
+			pieces = append(pieces, strings.NewReader(rest[:n]))
+			rest = rest[n:]
+		}
+		r := sse.NewRewriter(io.MultiReader(pieces...), true, []byte(`"usage"`), func(data []byte) ([]byte, error) {
+			require.Contains(t, string(data), `"usage"`)
+			return []byte(`{"usage":7}`), nil
+		})
+		got, err := io.ReadAll(r)
+		require.NoError(t, err)
+		require.Equal(t, want, string(got), "pieces of %d bytes", size+1)
+	}
+}

@@ -179,6 +179,9 @@ func (b *builder) flow(c *Connector) (*pdflow.Flow, error) {
 		pdflow.WithUnsupported(c.Spec.Unsupported),
 		pdflow.WithRescue(b.m.Spec.Rescue.perRequest()),
 		pdflow.WithRequestCheckers(b.requestCheckers()...))
+	if b.m.Spec.Usage == UsageEngine {
+		opts = append(opts, pdflow.WithEngineUsage())
+	}
 	var others []*pdflow.Flow
 	if c.Fallback != nil {
 		next, err := b.flow(c.Fallback)

@@ -86,6 +86,7 @@ func TestEachFaultIsTold(t *testing.T) {
 		"setting, other word": {object(`{"kvConnector":{"type":"nixl","parameters":{"leaseDuration":"never"}}}`),
 			"spec.kvConnector.parameters.leaseDuration: is not a duration"},
 		"rescue": {object(`{"rescue":{"mode":"sometimes"}}`), "spec.rescue.mode: is not a known mode"},
+		"usage":  {object(`{"usage":"none"}`), "spec.usage: is not a known way to count"},
 		"rescue, how often": {object(`{"rescue":{"mode":"on","maxPerRequest":0}}`),
 			"spec.rescue.maxPerRequest: is not a number of 1 or more"},
 		"fallback impossible": {object(`{"kvConnector":{"type":"sglang","fallback":"decode"}}`),

@@ -76,6 +76,7 @@ func Read(raw []byte) (*ModelServer, error) {
 		m.readRollout()
 	}
 	m.checkRescue()
+	m.checkUsage()
 	m.checkAdmission()
 	m.keepApart()
 	for _, p := range m.opened {

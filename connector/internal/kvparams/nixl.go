@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"math"
 
+	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/handoff"
 )
 
@@ -40,6 +41,14 @@ func NIXL(raw json.RawMessage, flag string) error {
 	return o.Close()
 }
 
+// CachedTokens is the key of P's count of cached tokens, which the scheduler of vLLM 0.31.0 and later adds to every
+// handoff with [RemotePrefill]. A D of that release tells it in its usage in place of its own count, in which all that
+// it took over is cached (docs/protocols/prompt-members.md).
+const CachedTokens = "remote_prefill_cached_tokens"
+
+// Usage is what vLLM's engines say of cached tokens where D gets P's handoff.
+var Usage = connector.Serving{ReusedInUsage: true, CountKey: CachedTokens}
+
 // Blocks is the key of the lists of block ids.
 const Blocks = "remote_block_ids"
 
@@ -53,7 +62,7 @@ func CheckNIXL(o *handoff.Object, flag string) {
 	for _, key := range sizes {
 		o.OptionalInt(key, 1, math.MaxInt64)
 	}
-	for _, key := range [...]string{"remote_num_tokens", "remote_prefill_cached_tokens"} {
+	for _, key := range [...]string{"remote_num_tokens", CachedTokens} {
 		o.OptionalInt(key, 0, math.MaxInt64)
 	}
 	o.OptionalNumber("remote_blocks_expiry_time")

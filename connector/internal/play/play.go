@@ -107,7 +107,7 @@ func Read(l *connector.Leg) (Leg, error) {
 
 // TryPrefill describes the prefill leg.
 func TryPrefill(c connector.KVConnector, s *connector.Session) (Leg, error) {
-	l := contract.NewPrefillLeg(s.Request, c.Traits())
+	l := contract.NewPrefillLeg(s.Request, new(c.Traits()))
 	if err := c.Prefill(context.Background(), s, l); err != nil {
 		return Leg{}, err
 	}

@@ -81,7 +81,8 @@ type waiter interface{ WaitReadable() }
 // before the engine's bytes has something left.
 func (s *Stream) wait() {
 	b := &s.buffer
-	if s.waits == nil || b.bulk != nil || b.full || s.n > 0 || b.pooled == nil || s.faults.Holds() {
+	if s.waits == nil || b.bulk != nil || b.full || s.n > 0 || b.pooled == nil || s.faults.Holds() ||
+		s.rewriter != nil && s.rewriter.Holds() {
 		return
 	}
 	b.free()

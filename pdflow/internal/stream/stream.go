@@ -29,7 +29,8 @@ type Config struct {
 	Length      int64  // of the response in bytes as the client is told it, -1 if it is not
 	Depth       int    // of Withheld in an event, in objects around it
 
-	Rewrite  func(data []byte) ([]byte, error) // the connector's change of each event; nil: none
+	Rewrite  func(data []byte) ([]byte, error) // the change of each event, or of a whole response; nil: none
+	Mark     []byte                            // what each event has that Rewrite changes; nil: it may change all
 	Withheld *sse.Member                       // what clients must not see; nil: nothing
 	Resume   *resume.Stream                    // keeps the tokens of a stream that can be rescued; nil: it cannot
 	Owner    Owner
@@ -63,6 +64,7 @@ type Stream struct {
 	resp     io.Closer
 	src      io.Reader // the end of the chain
 	buffer   buffer
+	rewriter *sse.Rewriter // nil: none
 	withheld sse.Withheld
 	faults   sse.Faults
 	tail     verdict.Tail
@@ -85,7 +87,7 @@ func (s *Stream) Open(resp *http.Response) {
 	s.buffer.shared = c.Shared
 	s.chain()
 	s.buffer.small()
-	if c.Events && !c.Shared && c.Rewrite == nil && c.Resume == nil {
+	if c.Events && !c.Shared && (c.Rewrite == nil || c.Mark != nil) && c.Resume == nil {
 		s.waits, _ = resp.Body.(waiter)
 	}
 }
@@ -93,7 +95,8 @@ func (s *Stream) Open(resp *http.Response) {
 // chain puts the filters behind each other, from the engine to the client.
 func (s *Stream) chain() {
 	if s.Rewrite != nil {
-		s.src = sse.NewRewriter(s.src, s.Events, s.Rewrite)
+		s.rewriter = sse.NewRewriter(s.src, s.Events, s.Mark, s.Rewrite)
+		s.src = s.rewriter
 	}
 	if s.Events {
 		s.faults.Watch(s.src, s.fault)
