@@ -86,6 +86,18 @@ func (r *rescuer) follow(a *attempt) *resume.Stream {
 	return next
 }
 
+// givenTokens is how many tokens of the output stand in the prompt of the rest of a stream, 0 for any other request.
+func (x *serving) givenTokens() int64 {
+	if x.rest == nil {
+		return 0
+	}
+	next, _ := x.rest.cut.Next()
+	if next == nil {
+		return 0
+	}
+	return int64(next.Given())
+}
+
 // takeOver lets a response go on at another pair after e, and reports whether it does.
 func (r *rescuer) takeOver(b *Body, e *Error) bool {
 	if r == nil || !e.EngineFault() || r.x.life.Base.Err() != nil {

@@ -334,3 +334,20 @@ func TestDoneOfAStepThatNobodyTookLetsTheOtherLegGo(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, fromD, string(body))
 }
+
+// The prompt of the rest of a stream has tokens of the output, too. What prefill had cached of it counts only as far as
+// it is the client's prompt.
+func TestTheCachedTokensOfARescuedStream(t *testing.T) {
+	const usage = `"usage":{"prompt_tokens":5,"total_tokens":6,"completion_tokens":1,"prompt_tokens_details":{` +
+		`"cached_tokens":%d}}`
+	for had, want := range map[int]int{0: 0, 2: 2, 5: 3} {
+		x, _, _ := scripts(t, &fake{more: tellsReused}, answer(`{"choices":[],`+fmt.Sprintf(usage, had)+`}`),
+			writes(token(10, "null", "[1,2,3]"), token(11, "null", "null"), ""),
+			writes(token(12, `"length"`, "[1,2,3,10,11]"), `data: {"id":"c","object":"text_completion","created":1,`+
+				`"model":"m","choices":[],`+fmt.Sprintf(usage, 5)+`}`+"\n\n", theEnd))
+		got := x.stream(t, `,"stream_options":{"include_usage":true}`)
+		require.NoError(t, got.err)
+		assert.Contains(t, got.body, `"prompt_tokens":3,`)
+		assert.Contains(t, got.body, fmt.Sprintf(`"cached_tokens":%d}`, want), had)
+	}
+}

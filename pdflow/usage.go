@@ -147,9 +147,7 @@ func (a *attempt) counted(data []byte, holder string, p *connector.PrefillResult
 		}
 		data = withCount(data, holder+first, turn)
 	case connector.APICompletions:
-		if rest := a.x.rest; rest != nil { // tokens of the output are in its prompt; rescue takes them off again
-			next, _ := rest.cut.Next()
-			given := int64(next.Given())
+		if given := a.x.givenTokens(); given > 0 { // they are in this prompt, too, and rescue takes them off again
 			cached = min(cached, max(of(paths.Prompt)-given, 0)) + given
 		}
 	}

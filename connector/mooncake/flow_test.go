@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -212,4 +213,34 @@ func TestFlowIDsAreTheAttemptsOwn(t *testing.T) {
 	wg.Wait()
 	assert.NoError(t, x.p.CheckKV())
 	assert.NoError(t, x.d.CheckKV())
+}
+
+// D counts the whole prompt as cached, which it has from P. The client's usage has P's count, in every API, whole and
+// streamed: none at first, and then all blocks of a prompt that P has seen.
+func TestTheUsageHasWhatPHadCached(t *testing.T) {
+	x := newRig(t, nil)
+	for i, api := range []connector.API{connector.APIChat, connector.APICompletions, connector.APIResponses,
+		connector.APIMessages} {
+		prompt := strings.Repeat(strconv.Itoa(i)+" is the number of this API. ", 10)
+		body := map[connector.API]string{
+			connector.APIChat:        `"messages":[{"role":"user","content":"` + prompt + `"}],"max_tokens":3`,
+			connector.APICompletions: `"prompt":"` + prompt + `","max_tokens":3`,
+			connector.APIResponses:   `"input":"` + prompt + `","max_output_tokens":3`,
+			connector.APIMessages:    `"messages":[{"role":"user","content":"` + prompt + `"}],"max_tokens":3`,
+		}[api]
+		stream := `,"stream":true`
+		if api == connector.APIChat || api == connector.APICompletions {
+			stream += `,"stream_options":{"include_usage":true}`
+		}
+		for n, more := range []string{``, ``, stream} {
+			got, err := x.do(api, `{"model":"tiny",`+body+more+`}`)
+			require.NoError(t, err)
+			counts := regexp.MustCompile(`"(cached_tokens|cache_read_input_tokens)": ?(\d+)`).
+				FindAllStringSubmatch(got, -1)
+			require.NotEmpty(t, counts, got)
+			last, _ := strconv.Atoi(counts[len(counts)-1][2])
+			assert.Equal(t, n > 0, last > 0, "%s %d: %s", api, n, got)
+			assert.Zero(t, last%32, "whole blocks of P's: %d", last)
+		}
+	}
 }
