@@ -63,6 +63,7 @@ func (a *attempt) reading(b *Body) stream.Config {
 		Deciding: a.deciding(),
 		Shared:   a.x.sender.steps != nil, Withheld: a.f.withheld, Owner: (*bodyOwner)(b)}
 	c.Rewrite, c.Mark = a.changes(b.sse, b.status)
+	c.Foreign = a.foreign(&c, b.status)
 	if c.Withheld != nil {
 		c.Depth = c.Withheld.Depth
 		if b.sse && api == connector.APIResponses {
@@ -112,6 +113,8 @@ func (b *Body) readHead(ctx context.Context) *Error {
 		return b.a.sendError(ctx, &b.a.out.Decode, "response", err)
 	} else if f.Event != nil {
 		return b.erroneous(f.Event)
+	} else if f.Foreign {
+		return b.a.cannotCarry(errForeign)
 	}
 	return b.failed(CodeDecodeFailed, err.Error())
 }
@@ -252,7 +255,10 @@ func (b *Body) breaks(piece []byte, err error) ([]byte, error) {
 
 // broke is the error of a stream that broke.
 func (b *Body) broke(err error) *Error {
-	if _, judged := errors.AsType[*stream.Failure](err); judged {
+	if f, judged := errors.AsType[*stream.Failure](err); judged {
+		if f.Foreign {
+			b.a.f.foreignSeen.Store(true)
+		}
 		return b.failed(CodeStreamBroken, err.Error())
 	}
 	if errors.Is(err, resume.ErrGaveUp) {

@@ -104,6 +104,9 @@ func TestTheClientGetsPrefillsCountOfCachedTokens(t *testing.T) {
 				r := post(t, x.url, api.Path(), requestOf(api, k.more))
 				require.Equal(t, http.StatusOK, r.status, r.body)
 				assert.Equal(t, counts(k.body, 48, 32), r.body)
+				if k.more == "" {
+					assert.Equal(t, strconv.Itoa(len(r.body)), r.header.Get("Content-Length"))
+				}
 				u := usageOf(t, x.seen)
 				assert.Equal(t, []int64{48, 89}, []int64{u.Cached, u.Reused}, "cached on P, reused on D")
 			})
@@ -124,8 +127,8 @@ func requestOf(api connector.API, more string) string {
 // What D took over is still counted where the flow alone asked for the counts.
 func TestTheFlowsOwnCountsAreDecodes(t *testing.T) {
 	form := usageForms[connector.APIChat]
-	x := script(t, &fake{more: tellsReused}, sending(counts(form.whole, 48, 32), 0), sending(counts(form.stream, 89, 0), 0),
-		usage)
+	x := script(t, &fake{more: tellsReused}, sending(counts(form.whole, 48, 32), 0),
+		sending(counts(form.stream, 89, 0), 0), usage)
 	r := post(t, x.url, "/v1/chat/completions", bodyOf(connector.APIChat, `"stream":true`))
 	assert.NotContains(t, r.body, `"usage"`)
 	u := usageOf(t, x.seen)

@@ -38,7 +38,7 @@ func (a *attempt) decodeThenPrefill() (*Body, *Error) {
 	if e != nil {
 		return nil, e
 	}
-	if a.correctsUsage() {
+	if a.correctsUsage() || a.mergesMembers(a.s.Request.Stream) {
 		a.pEnded = make(chan struct{})
 	}
 	a.watch.Limit(a.f.limits.Decode)

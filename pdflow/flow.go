@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -57,6 +58,8 @@ type protocol struct {
 	name     string
 	order    connector.Order
 	withheld *sse.Member // of D's responses
+
+	foreignSeen atomic.Bool // a response of D's had members that only P can know, and P's had not
 }
 
 // abilities are those of the connector; nil: it has not that one.

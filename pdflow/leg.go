@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -200,6 +201,9 @@ func (a *attempt) sendDecode(ctx context.Context, leg *connector.Leg, o *LegOutc
 	if e := b.readHead(ctx); e != nil {
 		b.drop()
 		return nil, e
+	}
+	if n, ok := b.s.Rewritten(); ok {
+		b.header["Content-Length"] = []string{strconv.Itoa(n)}
 	}
 	if a.x.rest != nil && b.s.Resume == nil {
 		b.drop()

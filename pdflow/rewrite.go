@@ -29,6 +29,9 @@ func (a *attempt) changes(sse bool, status int) (change func([]byte) ([]byte, er
 	if status == http.StatusOK && a.correctsUsage() {
 		fn, mark = a.withPrefillsCount(fn), cachedMark(a.s.API)
 	}
+	if status == http.StatusOK && a.mergesMembers(sse) {
+		fn, all = a.withPrefillsMembers(fn), true
+	}
 	if sse && a.asksUsage() && status == http.StatusOK {
 		fn, mark = withoutUsage(fn, a.decodeUsage), usageMark
 	}

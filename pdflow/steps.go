@@ -419,5 +419,5 @@ func (a *attempt) relayable() bool {
 		return false
 	}
 	return !(a.twoLegs() && a.f.traits.Handoff.FromDecode) && !a.correctsUsage() &&
-		a.rewriting(http.StatusOK) == nil
+		!(a.p.Load() != nil && a.mergesMembers(a.s.Request.Stream)) && a.rewriting(http.StatusOK) == nil
 }

@@ -30,7 +30,7 @@ func (a *attempt) together() (*Body, *Error) {
 	if a.x.sender.steps != nil {
 		a.pGiven = make(chan struct{})
 	}
-	if a.f.rewriter != nil || a.correctsUsage() {
+	if a.f.rewriter != nil || a.correctsUsage() || a.mergesMembers(a.s.Request.Stream) {
 		a.pEnded = make(chan struct{})
 	}
 	prefilled := a.goPrefill()

@@ -96,7 +96,8 @@ var declared = []struct{ typ, config, declares, refuses string }{
 	{"multi", `{"connectors":[{"type":"nixl","config":{"leaseDuration":"9s"}},{"type":"sharedstorage"}]}`,
 		relayed + ", lease 9s, " + counted + ", refusal releases", params},
 	{"multi", `{"connectors":[{"type":"sharedstorage"},{"type":"p2pnccl"}]}`,
-		"prefill-then-decode, own id, pair only, reuse in usage, orphans", once + " sglang:text"}, // one such child is enough
+		// one such child is enough
+		"prefill-then-decode, own id, pair only, reuse in usage, orphans", once + " sglang:text"},
 	{"multi", `{"connectors":[{"type":"mooncake-ascend"},{"type":"sharedstorage"}]}`,
 		relayed + ", lease 8m0s" + ascend + ascendEnd, params},
 }

@@ -20,7 +20,9 @@ const maxPrompts = 4096
 //
 //   - echo with logprobs of completions: D has no log probabilities of the prompt, and there is no known way to put P's
 //     before them;
-//   - return_hidden_states and return_routed_experts: those of the prompt stay on P;
+//   - return_hidden_states, return_routed_experts and return_indexer_topk: those of the prompt stay on P;
+//   - logprob_start_len with return_meta_info of another API than /generate, and return_flat_raw_top_logprobs with log
+//     probabilities of the prompt: Rewrite does not know where P's would stand, or their form;
 //   - session_params: a session's KV is on one engine;
 //   - more prompts than 4096.
 func (*Connector) CheckRequest(r *connector.ClientRequest) error {
@@ -34,10 +36,16 @@ func unsupported(r *connector.ClientRequest) string {
 	if r.API == connector.APICompletions && on(r, "echo") && asked(r, "logprobs") {
 		return "echo"
 	}
-	for _, name := range [...]string{"return_hidden_states", "return_routed_experts"} {
+	for _, name := range [...]string{"return_hidden_states", "return_routed_experts", "return_indexer_topk"} {
 		if on(r, name) {
 			return name
 		}
+	}
+	if flat := "return_flat_raw_top_logprobs"; wantsInput(r) && on(r, flat) {
+		return flat
+	}
+	if r.API != connector.APISGLang && on(r, "return_meta_info") && fromPrompt(r) {
+		return "logprob_start_len"
 	}
 	if asked(r, "session_params") {
 		return "session_params"

@@ -32,9 +32,11 @@ func (*Connector) Rewrite(s *connector.Session, p func() *connector.PrefillResul
 // wantsInput reports whether the client asks for log probabilities of the prompt. Both members may be lists with one
 // item for each prompt.
 func wantsInput(r *connector.ClientRequest) bool {
-	if r.API != connector.APISGLang || !on(r, "return_logprob") {
-		return false
-	}
+	return r.API == connector.APISGLang && on(r, "return_logprob") && fromPrompt(r)
+}
+
+// fromPrompt reports whether log probabilities shall begin in the prompt.
+func fromPrompt(r *connector.ClientRequest) bool {
 	raw, ok := r.Field("logprob_start_len")
 	if !ok {
 		return false

@@ -210,6 +210,17 @@ func TestUnsupported(t *testing.T) {
 		{connector.APISGLang, `{"text":"a","return_logprob":true,"logprob_start_len":0}`, ""},
 		{connector.APISGLang, `{"text":"a","return_hidden_states":true}`, "return_hidden_states"},
 		{connector.APISGLang, `{"text":"a","return_routed_experts":true}`, "return_routed_experts"},
+		{connector.APISGLang, `{"text":"a","return_indexer_topk":true}`, "return_indexer_topk"},
+		{connector.APIChat, `{"messages":[],"return_routed_experts":true}`, "return_routed_experts"},
+		{connector.APIChat, `{"messages":[],"return_indexer_topk":false,"return_meta_info":true,` +
+			`"logprob_start_len":-1}`, ""},
+		{connector.APIChat, `{"messages":[],"logprobs":true,"logprob_start_len":0}`, ""},
+		{connector.APIChat, `{"messages":[],"logprobs":true,"logprob_start_len":0,"return_meta_info":true}`,
+			"logprob_start_len"},
+		{connector.APISGLang, `{"text":"a","return_logprob":true,"logprob_start_len":0,` +
+			`"return_flat_raw_top_logprobs":true}`, "return_flat_raw_top_logprobs"},
+		{connector.APISGLang, `{"text":"a","return_logprob":true,"return_flat_raw_top_logprobs":true}`, ""},
+		{connector.APICompletions, `{"prompt":"a","echo":true,"logprobs":1}`, "echo"},
 		{connector.APISGLang, `{"text":"a","session_params":{"id":"s"}}`, "session_params"},
 		{connector.APIChat, `{"messages":[],"n":999999999999}`, "n"},
 		{connector.APIChat, `{"messages":[],"n":1e15}`, "n"},

@@ -269,3 +269,14 @@ func askServer(ctx context.Context, url string, call connector.Caller) (json.Raw
 	}
 	return readServerInfo(body)
 }
+
+// CheckRequest names the member because of which D's response would lack what P has computed: with
+// return_context_logits the logits of the prompt are in P's response alone (tensorrt_llm/serve/openai_protocol.py,
+// CompletionResponseChoice.context_logits).
+func (*Connector) CheckRequest(r *connector.ClientRequest) error {
+	const member = "return_context_logits"
+	if raw, ok := r.Field(member); ok && string(raw) != "false" {
+		return &connector.UnsupportedError{Member: member}
+	}
+	return nil
+}

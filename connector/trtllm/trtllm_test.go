@@ -183,3 +183,13 @@ func TestSettings(t *testing.T) {
 		`{"machineId":1}`: "machineId", `{"authKey":7}`: "authKey",
 	})
 }
+
+// The logits of the prompt are in P's response alone.
+func TestUnsupported(t *testing.T) {
+	for body, member := range map[string]string{`{"prompt":"a","return_context_logits":true}`: "return_context_logits",
+		`{"prompt":"a","return_context_logits":false}`: "", `{"prompt":"a","return_context_logits":null}`: "",
+		`{"prompt":"a","prompt_logprobs":1}`: "prompt_logprobs", `{"prompt":"a"}`: ""} {
+		c := open(t, ``)
+		assert.Equal(t, member, play.Uncarried(c, session(t, connector.APICompletions, body).Request), body)
+	}
+}

@@ -97,6 +97,10 @@ func NewRewriter(src io.Reader, events bool, mark []byte, fn func(data []byte) (
 // Holds reports whether the next Read may have something to return without reading the source.
 func (r *Rewriter) Holds() bool { return r.taken < len(r.out) || r.err != nil }
 
+// Whole returns a whole response that has been rewritten. ok is false before the first Read has returned, and of a
+// stream.
+func (r *Rewriter) Whole() (b []byte, ok bool) { return r.out, !r.events && errors.Is(r.err, io.EOF) }
+
 // Read implements io.Reader.
 func (r *Rewriter) Read(p []byte) (int, error) {
 	if r.events && r.mark != nil && len(r.in) == r.from && !r.Holds() {

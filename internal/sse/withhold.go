@@ -48,6 +48,53 @@ func (m *Member) index(p []byte) int {
 	return -1
 }
 
+// Forbid passes a response on until it may hold a member that is not null. Then Read returns an error.
+type Forbid struct {
+	src    io.Reader
+	member *Member
+	err    error
+	end    [32]byte // of what went by: the member may begin there
+	ends   int
+}
+
+// Forbid makes f a reader of src that returns err in place of a piece with the member. The member's name is short.
+func (f *Forbid) Forbid(src io.Reader, m *Member, err error) {
+	*f = Forbid{src: src, member: m, err: err}
+}
+
+// Read implements io.Reader.
+func (f *Forbid) Read(p []byte) (int, error) {
+	n, err := f.src.Read(p)
+	if n == 0 {
+		return n, err
+	}
+	var buf [2 * len(f.end)]byte
+	border := append(append(buf[:0], f.end[:f.ends]...), p[:min(n, len(f.end))]...)
+	if f.ends > 0 && f.member.In(border) || f.member.In(p[:n]) {
+		return 0, f.err
+	}
+	if n >= len(f.end) {
+		border = p[n-len(f.end) : n]
+	}
+	f.ends = copy(f.end[:], border[max(0, len(border)-len(f.end)):])
+	return n, err
+}
+
+// In reports whether b has the member, at any depth, with the beginning of a value that is not null.
+func (m *Member) In(b []byte) bool {
+	for {
+		j := m.index(b)
+		if j < 0 {
+			return false
+		}
+		b = b[j+len(m.needle):]
+		value, ok := bytes.CutPrefix(bytes.TrimLeft(b, " \t\r\n"), []byte(":"))
+		if value = bytes.TrimLeft(value, " \t\r\n"); ok && len(value) > 0 && value[0] != 'n' {
+			return true
+		}
+	}
+}
+
 // Withheld passes a response on, and empties one member on the way: an object, a list or a text loses what is in it,
 // and null and numbers stay. The same name elsewhere, as in a text that speaks of the member, passes untouched.
 //

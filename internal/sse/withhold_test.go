@@ -3,6 +3,7 @@
 package sse_test
 
 import (
+	"errors"
 	"io"
 	"strings"
 	"testing"
@@ -163,4 +164,43 @@ func TestAStreamIsPassedOnWithoutACopy(t *testing.T) {
 	src := &endless{[]byte(strings.Repeat(tokenEvent+"}\n\n", 100)), 1 << 20}
 	w.Withhold(src, m, m.Depth, true, -1)
 	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = w.Read(p) }))
+}
+
+// A member that is not null is found, however the reads cut the response, and nothing else is.
+func TestForbid(t *testing.T) {
+	found := errors.New("found")
+	for body, want := range map[string]error{
+		`{"choices":[{"text":"a","routed_experts":null}],"x":1}`:                 nil,
+		`{"choices":[{"text":"a","routed_experts" : null}],"x":1}`:               nil,
+		`{"choices":[{"text":"\"routed_experts\":\"x\"","b":"routed_experts"}]}`: nil,
+		`{"choices":[{"text":"a","routed_experts":"k05VTVBZ"}],"x":1}`:           found,
+		`{"choices":[{"routed_experts" :` + "\n" + ` "k05VTVBZ"}]}`:              found,
+	} {
+		for size := 1; size <= len(body); size++ {
+			var f sse.Forbid
+			f.Forbid(&chunks{body, size}, sse.MemberAt("routed_experts"), found)
+			got, err := io.ReadAll(&f)
+			require.Equal(t, want, err, "%s in pieces of %d", body, size)
+			if want == nil {
+				require.Equal(t, body, string(got))
+			} else {
+				require.NotContains(t, string(got), "k05")
+			}
+		}
+	}
+}
+
+// chunks is a text in reads of one size.
+type chunks struct {
+	rest string
+	size int
+}
+
+func (c *chunks) Read(p []byte) (int, error) {
+	if c.rest == "" {
+		return 0, io.EOF
+	}
+	n := copy(p, c.rest[:min(c.size, len(c.rest))])
+	c.rest = c.rest[n:]
+	return n, nil
 }

@@ -3,8 +3,10 @@
 package archtest
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -51,6 +53,37 @@ func TestEveryRecordingIsOnItsPage(t *testing.T) {
 		assert.Contains(t, string(page), "(recordings/"+folder+"/"+name+")",
 			"a recording that nothing leads to only costs space")
 	}
+}
+
+// Each row of the page on what only P knows names a test that is there.
+func TestEachMemberOfThePromptHasATest(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join(root, protocols, "prompt-members.md"))
+	require.NoError(t, err)
+	named := regexp.MustCompile("`(Test[A-Za-z]+)`")
+	tests := map[string]bool{}
+	require.NoError(t, filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		code, err := os.ReadFile(path)
+		for _, m := range regexp.MustCompile(`(?m)^func (Test[A-Za-z]+)\(`).FindAllStringSubmatch(string(code), -1) {
+			tests[m[1]] = true
+		}
+		return err
+	}))
+	rows := 0
+	for line := range strings.Lines(string(page)) {
+		cells := strings.Split(line, "|")
+		if len(cells) == 7 && !strings.Contains(line, "---") && cells[5] != " test " {
+			rows++
+			found := named.FindAllStringSubmatch(cells[5], -1)
+			assert.NotEmpty(t, found, "no test: %s", line)
+			for _, m := range found {
+				assert.True(t, tests[m[1]], "%s is no test: %s", m[1], line)
+			}
+		}
+	}
+	assert.Greater(t, rows, 20)
 }
 
 func TestCitationsOfOtherPlacesAreFound(t *testing.T) {

@@ -32,6 +32,7 @@ type Config struct {
 	Rewrite  func(data []byte) ([]byte, error) // the change of each event, or of a whole response; nil: none
 	Mark     []byte                            // what each event has that Rewrite changes; nil: it may change all
 	Withheld *sse.Member                       // what clients must not see; nil: nothing
+	Foreign  *sse.Member                       // what D cannot know, so that a response with it is none; nil: nothing
 	Resume   *resume.Stream                    // keeps the tokens of a stream that can be rescued; nil: it cannot
 	Owner    Owner
 }
@@ -46,6 +47,7 @@ type Owner interface {
 type Failure struct {
 	Message string
 	Event   []byte // the engine's error event; nil if there is none
+	Foreign bool   // it has what Config.Foreign names
 }
 
 func (f *Failure) Error() string { return f.Message }
@@ -57,6 +59,8 @@ const (
 	cutOff  = "the decode engine closed the connection before [DONE]"
 )
 
+var errForeign = &Failure{Message: "the decode engine's response has members that only prefill can know", Foreign: true}
+
 // Stream is a response on its way: what was read while the head was awaited, then the engine's bytes. It is for one
 // goroutine.
 type Stream struct {
@@ -65,6 +69,7 @@ type Stream struct {
 	src      io.Reader // the end of the chain
 	buffer   buffer
 	rewriter *sse.Rewriter // nil: none
+	forbid   sse.Forbid
 	withheld sse.Withheld
 	faults   sse.Faults
 	tail     verdict.Tail
@@ -94,6 +99,10 @@ func (s *Stream) Open(resp *http.Response) {
 
 // chain puts the filters behind each other, from the engine to the client.
 func (s *Stream) chain() {
+	if s.Foreign != nil {
+		s.forbid.Forbid(s.src, s.Foreign, errForeign)
+		s.src = &s.forbid
+	}
 	if s.Rewrite != nil {
 		s.rewriter = sse.NewRewriter(s.src, s.Events, s.Mark, s.Rewrite)
 		s.src = s.rewriter
@@ -212,6 +221,16 @@ func (s *Stream) Begun() bool { return s.known }
 
 // Ended reports whether the engine's bytes are at their end.
 func (s *Stream) Ended() bool { return s.ended }
+
+// Rewritten returns the length of a whole response that has been rewritten, in bytes, once its head has been read. It
+// is not known, and ok is false, if the response has something to be withheld.
+func (s *Stream) Rewritten() (n int, ok bool) {
+	if s.rewriter == nil {
+		return 0, false
+	}
+	b, ok := s.rewriter.Whole()
+	return len(b), ok && (s.Withheld == nil || !s.Withheld.In(b))
+}
 
 // Received returns how many bytes have come.
 func (s *Stream) Received() int64 { return s.received }
