@@ -91,7 +91,7 @@ func (x *serving) givenTokens() int64 {
 	if x.rest == nil {
 		return 0
 	}
-	next, _ := x.rest.cut.Next()
+	next, _ := x.rest.broken.Next()
 	if next == nil {
 		return 0
 	}
