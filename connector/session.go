@@ -38,8 +38,8 @@ type Session struct {
 	// Random is what the attempt's random numbers and ids come from, so that both legs get the same. Two sessions with
 	// the same bytes would read each other's KV.
 	Random [16]byte
-	// PrefillRank and DecodeRank are the data-parallel ranks of P and D that this attempt uses: from 0 to dpSize-1 of
-	// the engine's attribute dpSize, or 0 without that attribute.
+	// PrefillRank and DecodeRank are the data-parallel ranks of P and D that this attempt uses, among those behind the
+	// engine's URL: from 0 to Local-1 of attr.RanksOf. The number among all ranks of the engine is higher by Start.
 	PrefillRank, DecodeRank int
 }
 

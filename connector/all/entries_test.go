@@ -30,6 +30,8 @@ var entries = []struct {
 		"engineID=e,sideChannelPort=1,sideChannelHost=tcp://h", []string{"sideChannelHost"}},
 	{"no port for the last rank", "nixl-push", ``, discovery.RolePrefill,
 		"engineID=e,sideChannelPort=65535,dpSize=2", []string{"sideChannelPort"}},
+	{"nor for the last rank of the second pod", "nixl-push", ``, discovery.RolePrefill,
+		"engineID=e,sideChannelPort=65530,dpSize=4,dpStartRank=4", []string{"sideChannelPort"}},
 	{"the last port for the only one", "nixl-push", ``, discovery.RolePrefill, "engineID=e,sideChannelPort=65535", nil},
 	{"P's response says where P is", "nixl-push", `{"dispatch":"serial"}`, discovery.RolePrefill, "", nil},
 
@@ -37,6 +39,9 @@ var entries = []struct {
 	{"nobody asks D", "offload-p2p", ``, discovery.RoleDecode, "p2pPort=x", nil},
 	{"no port for the last rank", "offload-p2p", ``, discovery.RolePrefill, "p2pPort=65535,dpSize=2",
 		[]string{"p2pPort: leaves"}},
+	{"more ranks here than there are", "offload-p2p", ``, discovery.RolePrefill, "dpSize=2,dpSizeLocal=4",
+		[]string{"dpSizeLocal"}},
+	{"no number of a rank", "offload-p2p", ``, discovery.RolePrefill, "dpStartRank=-1", []string{"dpStartRank"}},
 	{"no port", "offload-p2p", ``, discovery.RolePrefill, "p2pPort=x", []string{"p2pPort: is not"}},
 	{"no ranks", "offload-p2p", ``, discovery.RolePrefill, "dpSize=0", []string{"dpSize"}},
 	{"a URL is no host", "offload-p2p", ``, discovery.RolePrefill, "p2pHost=http://h", []string{"p2pHost"}},

@@ -69,15 +69,16 @@ func prepared(s *connector.Session) (*target, error) {
 	return nil, errNotPrepared
 }
 
-// Prepare finds the engine id of the rank of P that this attempt uses. If P's attribute dpSize gives the number of
-// ranks, the rank is the session's; otherwise it is one that P's bootstrap server names. After an error the flow tries
-// another pair.
+// Prepare finds the engine id of the rank of P that this attempt uses. If P's attributes give the number of ranks, the
+// rank is the session's; otherwise it is one that P's bootstrap server names. If the ranks are spread over several
+// pods, each pod has a bootstrap server, which counts the pod's ranks from 0 (mooncake_connector.py of vLLM 0.32.0:
+// local_engines_only). After an error the flow tries another pair.
 func (c *Connector) Prepare(ctx context.Context, s *connector.Session, call connector.Caller) (any, error) {
 	url, err := c.BootstrapURL(s.Prefill)
 	if err != nil {
 		return nil, err
 	}
-	dp, err := attr.Int(s.Prefill, "dpSize", 0, 1, 65535)
+	ranks, err := attr.RanksOf(s.Prefill)
 	if err != nil {
 		return nil, err
 	}
@@ -86,8 +87,8 @@ func (c *Connector) Prepare(ctx context.Context, s *connector.Session, call conn
 		return nil, err
 	}
 	known := entry.Value
-	t := &target{url: url, entry: entry, ranks: max(dp, len(known.ranks))}
-	if dp == 0 {
+	t := &target{url: url, entry: entry, ranks: max(ranks.Local, len(known.ranks))}
+	if s.Prefill.Attribute(attr.DPSize) == "" && s.Prefill.Attribute(attr.DPSizeLocal) == "" {
 		t.rank = known.ranks[s.Uint64()%uint64(len(known.ranks))]
 	} else {
 		var ok bool
@@ -198,6 +199,6 @@ func (c *Connector) CheckEndpoint(e discovery.Endpoint) error {
 		return nil
 	}
 	_, faulty := c.BootstrapURL(e)
-	_, odd := attr.Int(e, "dpSize", 0, 1, 65535)
+	_, odd := attr.RanksOf(e)
 	return attr.Faults(errors.Join(faulty, odd), nil)
 }

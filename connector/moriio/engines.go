@@ -16,7 +16,7 @@ import (
 const (
 	attrMode  = "mode"
 	attrPods  = "pods"
-	attrLocal = "dpSizeLocal"
+	attrLocal = attr.DPSizeLocal
 )
 
 // maxSize bounds the tensor- and data-parallel sizes. No engine has more ranks.
@@ -70,12 +70,14 @@ func (p *pair) prefillRank(rank int) {
 	}
 }
 
-// rank is the session's own rank if the endpoint says how many there are. Otherwise it is one of the configured number.
+// rank is the session's own rank if the endpoint says how many are behind its URL. Otherwise it is one of the
+// configured number. It needs no number among the ranks of all pods: an engine counts its ports from its pod's first
+// rank (moriio_common.py of vLLM 0.32.0: fold_local_rank).
 func rank(own int, random uint64, e discovery.Endpoint, size int) int {
 	if size < 2 {
 		return 0
 	}
-	if e.Attribute("dpSize") != "" {
+	if e.Attribute(attr.DPSize) != "" || e.Attribute(attrLocal) != "" {
 		return own % size
 	}
 	return int(random % uint64(size))

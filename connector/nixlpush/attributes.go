@@ -20,7 +20,6 @@ const (
 	attrPort     = "sideChannelPort" // VLLM_NIXL_SIDE_CHANNEL_PORT
 	attrTPSize   = attr.TPSize       // its tensor-parallel size
 	attrPPSize   = attr.PPSize       // its pipeline-parallel size
-	attrDPSize   = "dpSize"          // its data-parallel size
 )
 
 // maxRanks bounds the sizes. No engine has more ranks, so a larger number is a mistake.
@@ -33,24 +32,25 @@ type coordinates struct {
 }
 
 // coordinatesOf reads P's attributes. If P has several data-parallel ranks, each rank has its own engine id,
-// "<engine_id>_dp<rank>", and its own side channel, at the first port plus the rank (docs/protocols/vllm.md §8).
+// "<engine_id>_dp<rank>", and its own side channel, at the first port plus the rank (docs/protocols/vllm.md §8). The
+// rank is the number among those of all pods.
 func coordinatesOf(s *connector.Session) (coordinates, error) {
 	at, ranks, err := readAttributes(s.Prefill)
-	if err == nil && ranks > 1 {
-		rank := s.PrefillRank
+	if err == nil && ranks.Size > 1 {
+		rank := ranks.Start + s.PrefillRank
 		at.engineID += "_dp" + strconv.Itoa(rank)
 		at.port += rank
 	}
 	return at, err
 }
 
-func readAttributes(e discovery.Endpoint) (at coordinates, ranks int, err error) {
+func readAttributes(e discovery.Endpoint) (at coordinates, ranks attr.Ranks, err error) {
 	var errs [7]error
 	at.engineID, errs[0] = attr.Text(e, attrEngineID)
 	at.port, errs[1] = attr.Port(e, attrPort, 0)
 	at.tp, errs[2] = attr.Int(e, attrTPSize, 1, 1, maxRanks)
 	at.pp, errs[3] = attr.Int(e, attrPPSize, 1, 1, maxRanks)
-	ranks, errs[4] = attr.Int(e, attrDPSize, 1, 1, maxRanks)
+	ranks, errs[4] = attr.RanksOf(e)
 	if at.host = strings.TrimSpace(e.Attribute(attrHost)); at.host == "" {
 		at.host = e.Host()
 	}
@@ -58,13 +58,13 @@ func readAttributes(e discovery.Endpoint) (at coordinates, ranks int, err error)
 		errs[6] = &attr.Error{Endpoint: e.ID, Attribute: attrHost,
 			Problem: "is not a host's name or address"}
 	}
-	if at.port+ranks-1 > 65535 {
+	if at.port+ranks.Start+ranks.Local-1 > 65535 {
 		errs[5] = &attr.Error{Endpoint: e.ID, Attribute: attrPort,
 			Problem: "leaves no ports for the other data-parallel ranks"}
 	}
 	for _, err := range errs {
 		if err != nil {
-			return at, 0, errors.Join(errs[:]...)
+			return at, ranks, errors.Join(errs[:]...)
 		}
 	}
 	return at, ranks, nil
@@ -106,8 +106,10 @@ var remedies = map[string]string{
 	attrEngineID: "the engine_id of the prefill engine's kv_transfer_config, which must be fixed there",
 	attrHost: "the prefill engine's VLLM_NIXL_SIDE_CHANNEL_HOST, as decode engines reach it; the URL's host " +
 		"where left out",
-	attrPort:   "the prefill engine's VLLM_NIXL_SIDE_CHANNEL_PORT",
-	attrTPSize: "the prefill engine's tensor-parallel size, 1 where left out",
-	attrPPSize: "the prefill engine's pipeline-parallel size, 1 where left out",
-	attrDPSize: "the prefill engine's data-parallel size, 1 where left out",
+	attrPort:         "the prefill engine's VLLM_NIXL_SIDE_CHANNEL_PORT",
+	attrTPSize:       "the prefill engine's tensor-parallel size, 1 where left out",
+	attrPPSize:       "the prefill engine's pipeline-parallel size, 1 where left out",
+	attr.DPSize:      "the prefill engine's data-parallel size, 1 where left out",
+	attr.DPSizeLocal: "how many of its ranks are behind this URL, all where left out",
+	attr.DPStartRank: "the number of the first rank behind this URL, 0 where left out",
 }

@@ -122,15 +122,16 @@ func (c *Connector) Traits() connector.Traits {
 	return t
 }
 
-// Prefill asks P for one token, under the attempt's id. If P has several ranks, the leg names the attempt's rank.
+// Prefill asks P for one token, under the attempt's id. If several ranks are behind P's URL, the leg names the
+// attempt's rank.
 func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connector.Leg) error {
 	leg.SetRequestID(s.ID)
 	leg.Params(kvparams.Ask)
 	if c.serial {
 		return nil // P's response names the rank that P chose
 	}
-	ranks, err := attr.Int(s.Prefill, attrDPSize, 1, 1, maxRanks)
-	if err != nil || ranks == 1 {
+	ranks, err := attr.RanksOf(s.Prefill)
+	if err != nil || ranks.Local == 1 {
 		return err
 	}
 	if s.API == connector.APIResponses {

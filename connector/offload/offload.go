@@ -6,7 +6,8 @@
 // P computes the prompt, copies its whole blocks to host memory and keeps them under an id. D gets that id and the
 // address of P's control socket, and fetches the blocks before it schedules the request. The id is made for the
 // attempt. P's response says nothing about the transfer, so the socket's address comes from the settings and the
-// engine's attributes: each data-parallel rank has one, at the base port plus the rank. The legs may come in any order.
+// engine's attributes: each data-parallel rank has one, at the base port plus the rank's number among those of all pods
+// of the engine. The legs may come in any order.
 //
 // If anything goes wrong, D computes the prompt itself, after 30 s at most, and answers 200. Reasons are a wrong port,
 // another hash seed, and other names of the keys, which changed in July 2026 (prefill, decode and p2p became
@@ -92,7 +93,7 @@ func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connec
 		return err
 	}
 	leg.Params(json.RawMessage(`{"remote_decoder":{"kv_request_id":"` + s.UUID() + `"}}`))
-	if at.ranks > 1 {
+	if at.ranks.Local > 1 {
 		leg.SetHeader("X-data-parallel-rank", strconv.Itoa(s.PrefillRank))
 	}
 	return nil
@@ -114,15 +115,14 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, _ *connector
 // The attributes of a prefill engine.
 const (
 	attrHost = "p2pHost" // VLLM_P2P_SIDE_CHANNEL_HOST; default: the URL's host
-	attrPort = "p2pPort" // VLLM_P2P_SIDE_CHANNEL_PORT of rank 0
-	attrDP   = "dpSize"
+	attrPort = "p2pPort" // VLLM_P2P_SIDE_CHANNEL_PORT, which is rank 0's
 )
 
 // address is where a control socket listens.
 type address struct {
 	host  string
-	port  int // of the chosen rank, or of rank 0 if none was chosen
-	ranks int
+	port  int // of the session's rank
+	ranks attr.Ranks
 }
 
 func (c *Connector) addressOf(s *connector.Session) (address, error) {
@@ -130,15 +130,15 @@ func (c *Connector) addressOf(s *connector.Session) (address, error) {
 	if len(errs) > 0 {
 		return at, errs[0]
 	}
-	if at.ranks > 1 && s.API == connector.APIResponses {
+	if at.ranks.Local > 1 && s.API == connector.APIResponses {
 		// The leg cannot name the rank, so D would ask a rank that never gets the prompt (docs/protocols/vllm.md §2).
 		return at, &connector.UnsupportedError{Member: "X-data-parallel-rank"}
 	}
-	at.port += s.PrefillRank
+	at.port += at.ranks.Start + s.PrefillRank
 	return at, nil
 }
 
-// read reads a prefill engine's attributes.
+// read reads a prefill engine's attributes. The port is the base port.
 func (c *Connector) read(e discovery.Endpoint) (at address, errs []error) {
 	note := func(err error) {
 		if err != nil {
@@ -148,9 +148,9 @@ func (c *Connector) read(e discovery.Endpoint) (at address, errs []error) {
 	var err error
 	at.port, err = attr.Port(e, attrPort, c.port)
 	note(err)
-	at.ranks, err = attr.Int(e, attrDP, 1, 1, 65535)
+	at.ranks, err = attr.RanksOf(e)
 	note(err)
-	if at.port+at.ranks-1 > 65535 {
+	if at.port+at.ranks.Start+at.ranks.Local-1 > 65535 {
 		note(
 			&attr.Error{Endpoint: e.ID, Attribute: attrPort,
 				Problem: "leaves no ports for the other data-parallel ranks"},
@@ -177,9 +177,11 @@ func HostOf(e discovery.Endpoint) string {
 }
 
 var remedies = map[string]string{
-	attrHost: "the engine's VLLM_P2P_SIDE_CHANNEL_HOST: a name or an address, without scheme and port",
-	attrPort: "the engine's VLLM_P2P_SIDE_CHANNEL_PORT, which is rank 0's",
-	attrDP:   "the engine's number of data-parallel ranks",
+	attrHost:         "the engine's VLLM_P2P_SIDE_CHANNEL_HOST: a name or an address, without scheme and port",
+	attrPort:         "the engine's VLLM_P2P_SIDE_CHANNEL_PORT, which is rank 0's",
+	attr.DPSize:      "the engine's number of data-parallel ranks",
+	attr.DPSizeLocal: "how many of them are behind this URL",
+	attr.DPStartRank: "the number of the first rank behind this URL",
 }
 
 // CheckEndpoint reports what is malformed in a prefill engine's entry.

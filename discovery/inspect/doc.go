@@ -16,6 +16,8 @@
 //     separated by commas. Adapters come and go while an engine runs: they are asked for in each visit.
 //   - GET /version: vLLM 0.32.0's {"version": "0.32.0"} becomes Version.
 //   - GET /metrics: the engine label of vLLM's gauges becomes the attribute dpSize, if it counts from 0 without a gap.
+//     If it counts from a higher number, the other ranks are in other pods or at other ports, and it becomes
+//     dpSizeLocal and dpStartRank (v1/engine/core_client.py of 0.32.0: engine_ranks_managed).
 //     The KV usage and the queue (vllm:kv_cache_usage_perc, vllm:num_requests_running, vllm:num_requests_waiting; of
 //     SGLang sglang:token_usage, sglang:num_running_reqs, sglang:num_queue_reqs) become the [Load] of a [Reading],
 //     and so does what they count of KV (vllm:prompt_tokens_by_source_total, vllm:nixl_…, sglang:kv_transfer_…,
@@ -28,7 +30,7 @@
 //     disaggregation_mode, disaggregation_bootstrap_port, and version): Version and the attributes dpSize and, of a
 //     prefill engine, bootstrapPort. All else in that response, which may hold the server's API key, is dropped unread.
 //
-// A number of ranks of 1 never becomes an attribute: if ranks have servers of their own, each server shows only one.
+// One rank 0 never becomes an attribute: if ranks have servers of their own, each server shows only one.
 //
 // Engines are not trusted. Responses are bounded in size and time, and texts in length. Redirects are not followed. A
 // response that makes no sense counts as none. No address is taken from a response, so an engine cannot lead requests

@@ -18,6 +18,8 @@ import (
 // The attributes that the source can add, by the names that connectors read.
 const (
 	attrDPSize        = "dpSize"
+	attrDPSizeLocal   = "dpSizeLocal"
+	attrDPStartRank   = "dpStartRank"
 	attrBootstrapPort = "bootstrapPort"
 	attrBootstrapURL  = "bootstrapURL"
 	attrMaxModelLen   = "maxModelLen"
@@ -36,7 +38,8 @@ var errSenseless = errors.New("the response makes no sense")
 // sameFacts reports whether two readings add the same facts to an endpoint.
 func (r *Reading) sameFacts(o *Reading) bool {
 	return r.Model == o.Model && r.Version == o.Version && r.DPSize == o.DPSize &&
-		r.BootstrapPort == o.BootstrapPort && r.MaxModelLen == o.MaxModelLen && slices.Equal(r.Adapters, o.Adapters)
+		r.DPStartRank == o.DPStartRank && r.BootstrapPort == o.BootstrapPort &&
+		r.MaxModelLen == o.MaxModelLen && slices.Equal(r.Adapters, o.Adapters)
 }
 
 // fill adds the facts that the list lacks. It copies the attributes, since the list shares its map.
@@ -48,14 +51,24 @@ func (r *Reading) fill(e *discovery.Endpoint) {
 		e.Version = r.Version
 	}
 	add := map[string]string{}
-	if _, said := e.Attributes[attrDPSize]; !said && r.DPSize > 1 {
-		add[attrDPSize] = strconv.Itoa(r.DPSize)
+	set := func(name string, n int) {
+		if _, said := e.Attributes[name]; !said {
+			add[name] = strconv.Itoa(n)
+		}
 	}
-	if _, said := e.Attributes[attrBootstrapPort]; !said && r.BootstrapPort > 0 && e.Role.Has(discovery.RolePrefill) {
-		add[attrBootstrapPort] = strconv.Itoa(r.BootstrapPort)
+	if r.DPStartRank == 0 && r.DPSize > 1 {
+		set(attrDPSize, r.DPSize)
 	}
-	if _, said := e.Attributes[attrMaxModelLen]; !said && r.MaxModelLen > 0 {
-		add[attrMaxModelLen] = strconv.Itoa(r.MaxModelLen)
+	size, said := e.Attributes[attrDPSize]
+	if n, err := strconv.Atoi(size); r.DPStartRank > 0 && (!said || err == nil && n >= r.DPSize) {
+		set(attrDPSizeLocal, r.DPSize)
+		set(attrDPStartRank, r.DPStartRank)
+	}
+	if r.BootstrapPort > 0 && e.Role.Has(discovery.RolePrefill) {
+		set(attrBootstrapPort, r.BootstrapPort)
+	}
+	if r.MaxModelLen > 0 {
+		set(attrMaxModelLen, r.MaxModelLen)
 	}
 	if _, said := e.Attributes[attrAdapters]; !said && len(r.Adapters) > 0 {
 		add[attrAdapters] = strings.Join(r.Adapters, ",")
@@ -163,13 +176,16 @@ func parseServerInfo(body []byte) (info serverInfo, err error) {
 	return info, nil
 }
 
-// ranksOf returns n if the ranks are 0 to n-1, else 0. If ranks are missing, they are elsewhere, and a number would
-// send requests to ranks that are not here.
-func ranksOf[T any](ranks map[int]T) int {
+// ranksOf returns the first rank and how many there are, without a gap. If ranks are missing between, they are
+// elsewhere, and a number would send requests to ranks that are not here: then both are 0.
+func ranksOf[T any](ranks map[int]T) (start, n int) {
+	if len(ranks) > 0 {
+		start = slices.Min(slices.Collect(maps.Keys(ranks)))
+	}
 	for i := range len(ranks) {
-		if _, ok := ranks[i]; !ok {
-			return 0
+		if _, ok := ranks[start+i]; !ok {
+			return 0, 0
 		}
 	}
-	return len(ranks)
+	return start, len(ranks)
 }

@@ -53,6 +53,7 @@ type Reading struct {
 	Model         string         // only if the list has none
 	Version       string         // only if the list has none
 	DPSize        int            // data-parallel ranks behind the endpoint
+	DPStartRank   int            // the number of the first of them among all ranks of the engine
 	BootstrapPort int            // of an SGLang prefill engine
 	EngineIDs     map[int]string // Mooncake's, by rank; not to be changed
 	MaxModelLen   int            // tokens of the model's context

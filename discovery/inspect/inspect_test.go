@@ -288,17 +288,33 @@ func TestMooncakesServerIsAskedWhereTheListNamesIt(t *testing.T) {
 }
 
 // A server whose ranks do not count from 0 is one of several that share a world: requests must not be sent to the
-// others' ranks.
+// others' ranks, and the engine's ports are those of its own ranks.
 func TestRanksElsewhereAreNotCounted(t *testing.T) {
-	for name, ranks := range map[string][]string{"one, which is another": {"3"}, "one": {"0"},
-		"with a gap": {"1", "2"}} {
+	type attributes = map[string]string
+	for name, c := range map[string]struct {
+		ranks      []string
+		list, want attributes
+	}{
+		"one, which is another": {ranks: []string{"3"}, want: attributes{"dpSizeLocal": "1", "dpStartRank": "3"}},
+		"one":                   {ranks: []string{"0"}},
+		"with a gap":            {ranks: []string{"1", "3"}},
+		"those of the second pod": {ranks: []string{"3", "2"}, list: attributes{"dpSize": "4"},
+			want: attributes{"dpSize": "4", "dpSizeLocal": "2", "dpStartRank": "2"}},
+		"the list counts the ports from the pod's first rank": {ranks: []string{"2", "3"},
+			list: attributes{"dpStartRank": "0"}, want: attributes{"dpSizeLocal": "2", "dpStartRank": "0"}},
+		"the list says that there are fewer": {ranks: []string{"2", "3"}, list: attributes{"dpSize": "1"},
+			want: attributes{"dpSize": "1"}},
+	} {
 		inBubble(t, name, func(t *testing.T) {
 			client := vllm("a:1")
 			client.bodies["a:1/metrics"] = ""
-			for _, rank := range ranks {
+			for _, rank := range c.ranks {
 				client.bodies["a:1/metrics"] += `vllm:num_requests_running{engine="` + rank + `"} 0` + "\n"
 			}
-			assert.Empty(t, visited(t, client, inspect.Options{}).one(t).Attribute("dpSize"))
+			w := run(t, client, inspect.Options{})
+			w.list.Publish(endpoint(t, "a:1", c.list))
+			settle()
+			assert.Equal(t, c.want, w.one(t).Attributes)
 		})
 	}
 }

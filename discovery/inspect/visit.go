@@ -101,7 +101,7 @@ func (v *visit) run(ctx context.Context) (a outcome) {
 	if ask&Metrics != 0 {
 		if m := v.metrics(ctx); m != nil {
 			r.Load, r.started = m.loadAt(time.Now()), m.started
-			r.DPSize = ranksOf(m.engines)
+			r.DPStartRank, r.DPSize = ranksOf(m.engines)
 			vllm = m.vllm
 		}
 	}
@@ -110,8 +110,9 @@ func (v *visit) run(ctx context.Context) (a outcome) {
 			r.EngineIDs, err = parseQuery(b)
 			return err
 		})
-		if r.DPSize == 0 && !vllm {
-			r.DPSize = ranksOf(r.EngineIDs)
+		// The server of one pod counts the pod's ranks from 0, so another first rank makes no sense.
+		if start, n := ranksOf(r.EngineIDs); start == 0 && r.DPSize == 0 && !vllm {
+			r.DPSize = n
 		}
 	}
 	if ask&SGLangInfo != 0 && !vllm && len(r.EngineIDs) == 0 {

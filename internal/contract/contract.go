@@ -9,10 +9,10 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
-	"strconv"
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/internal/contract/hooks"
 	"github.com/pdkit/pdkit/internal/jsonedit"
@@ -112,16 +112,12 @@ func SetRanks(s *connector.Session, prefill, decode discovery.Rank) {
 }
 
 func rank(e discovery.Endpoint, chosen discovery.Rank, r uint32) int {
-	size := e.Attribute("dpSize")
-	if size == "" {
+	ranks, err := attr.RanksOf(e)
+	if err != nil || ranks.Local < 2 {
 		return 0
 	}
-	n, err := strconv.ParseUint(size, 10, 16) // no engine has more, and a modulus of 0 would panic
-	if err != nil || n < 2 {
-		return 0
-	}
-	if c, ok := chosen.Get(); ok && c < int(n) {
+	if c, ok := chosen.Get(); ok && c < ranks.Local {
 		return c
 	}
-	return int(r % uint32(n))
+	return int(r % uint32(ranks.Local))
 }

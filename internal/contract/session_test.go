@@ -76,6 +76,11 @@ func TestRanksCoverTheEnginesDataParallelSize(t *testing.T) {
 		assert.Zero(t, s.PrefillRank, "dpSize %q", size)
 		assert.Zero(t, s.DecodeRank)
 	}
+	for range 100 {
+		s := contract.NewSession(r, "", endpoint("p", map[string]string{"dpSize": "16", "dpSizeLocal": "2",
+			"dpStartRank": "4"}), endpoint("d", nil))
+		assert.Less(t, s.PrefillRank, 2, "the ranks behind the URL")
+	}
 	// The number is larger than the range from which the rank is drawn: no modulus of 0, so no panic.
 	s := contract.NewSession(r, "", endpoint("p", map[string]string{"dpSize": "4294967296"}), endpoint("d", nil))
 	assert.Zero(t, s.PrefillRank)

@@ -249,7 +249,7 @@ func TestEachPolicyPicksOneEngineForAWholeRequest(t *testing.T) {
 
 func TestEachPolicyNeverPairsAnEngineWithItself(t *testing.T) {
 	eachPolicy(t, func(t *testing.T, policy pick.Policy) {
-		p := pick.New(newFleet(t, ep("x", both, "dpSize=3"), ep("y", both)).Set, policy)
+		p := pick.New(newFleet(t, ep("x", both, "dpSize=9", "dpSizeLocal=3"), ep("y", both)).Set, policy)
 		for i := range 100 {
 			require.Contains(t, []string{"x+y", "y+x"}, pair(t, p, input(t, i)))
 		}

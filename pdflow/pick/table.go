@@ -6,11 +6,11 @@ import (
 	"encoding/binary"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"sync/atomic"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 )
@@ -59,14 +59,14 @@ const (
 	peersOf
 )
 
-// ranksMost is the largest dpSize whose ranks become targets, since a wrong attribute must not cost memory. For a
-// larger one, the connector's sessions choose ranks.
+// ranksMost is the largest number of ranks behind a URL that become targets, since a wrong attribute must not cost
+// memory. For a larger one, the connector's sessions choose ranks.
 const ranksMost = 1024
 
 // ranksOf returns how many targets an endpoint has.
 func ranksOf(e *discovery.Endpoint) int {
-	if n, err := strconv.ParseUint(e.Attribute("dpSize"), 10, 16); err == nil && n > 1 && n <= ranksMost {
-		return int(n)
+	if ranks, err := attr.RanksOf(*e); err == nil && ranks.Local <= ranksMost {
+		return ranks.Local
 	}
 	return 1
 }

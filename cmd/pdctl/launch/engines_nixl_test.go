@@ -65,6 +65,11 @@ var nixlEngines = []launched{
 			`kv NixlPushConnector kv_producer engine_id="pdkit-prefill" ` +
 				`connector_extra_config={"kv_lease_duration":45} load_failure_policy="fail"`,
 			"notes attributes.engineID", "idle"}},
+	{rule: "a pod of P is launched with its own ranks", connector: "nixl-push",
+		engine: "prefill http://10.0.0.1:8100 engineID=e sideChannelPort=5600 dpSize=4 dpSizeLocal=2 dpStartRank=2",
+		want: []string{"args --enable-prompt-tokens-details --data-parallel-size 4 --data-parallel-size-local 2 " +
+			"--data-parallel-start-rank 2",
+			"notes attributes.dpStartRank attributes.engineID"}},
 	{rule: "D needs no fixed id, and P has the first port of their host", connector: "nixl-push",
 		engine: "decode http://10.0.0.1:8001", cpu: true,
 		beside:    []string{"prefill http://10.0.0.1:8100 engineID=pdkit-prefill sideChannelPort=5600"},

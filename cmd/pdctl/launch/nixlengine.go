@@ -104,11 +104,11 @@ func sideChannelPort(t Target, first int) (int, error) {
 }
 
 // sideChannelPorts returns the port that an engine's entry fixes, or 0, and how many ports the engine needs from there
-// on: one for each data-parallel rank.
+// on: one for each data-parallel rank, up to the last one behind the engine's URL.
 func sideChannelPorts(e discovery.Endpoint) (port, ranks int, err error) {
 	if port, err = attr.Int(e, "sideChannelPort", 0, 1, 65535); err != nil {
 		return 0, 0, err
 	}
-	ranks, err = attr.Int(e, "dpSize", 1, 1, 65535)
-	return port, ranks, err
+	of, err := attr.RanksOf(e)
+	return port, of.Start + of.Local, err
 }

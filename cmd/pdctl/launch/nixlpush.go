@@ -43,7 +43,6 @@ func renderNixlPush(c connector.KVConnector, _ json.RawMessage, t Target) (Setti
 	// The gateway tells decode engines these sizes, so the engine must be launched with them.
 	for _, size := range []struct{ attribute, argument string }{
 		{attr.TPSize, "--tensor-parallel-size"}, {attr.PPSize, "--pipeline-parallel-size"},
-		{"dpSize", "--data-parallel-size"},
 	} {
 		n, err := attr.Int(t.Endpoint, size.attribute, 1, 1, 65535)
 		if err != nil {
@@ -51,6 +50,11 @@ func renderNixlPush(c connector.KVConnector, _ json.RawMessage, t Target) (Setti
 		}
 		s.setSize(size.argument, n)
 	}
+	ranks, err := attr.RanksOf(t.Endpoint)
+	if err != nil {
+		return s, err
+	}
+	s.setRanks(ranks)
 	s.noteIf(engine.engineID != "", "attributes.engineID", "the engine keeps this id when it restarts, and decode "+
 		"engines keep what they learnt under it: restart them with it")
 	return s, nil

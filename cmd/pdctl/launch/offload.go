@@ -107,12 +107,13 @@ func (o offloadOptions) fixed(e discovery.Endpoint) (int, bool) {
 	return 0, false
 }
 
+// ranksOf returns how many ports an engine's ranks take, from its base port to the last rank behind its URL.
 func ranksOf(e discovery.Endpoint) int {
-	n, err := attr.Int(e, "dpSize", 1, 1, 65535)
+	ranks, err := attr.RanksOf(e)
 	if err != nil {
 		return 1
 	}
-	return n
+	return ranks.Start + ranks.Local
 }
 
 func (o offloadOptions) notes(s *Settings, t Target, host string, port int) {

@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"github.com/pdkit/pdkit/config"
+	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -105,6 +106,17 @@ func (s *Settings) set(name, value string) { s.Env = append(s.Env, EnvVar{Name: 
 func (s *Settings) setSize(flag string, n int) {
 	if n > 1 {
 		s.Args = append(s.Args, flag, strconv.Itoa(n))
+	}
+}
+
+// setRanks adds an engine's data-parallel sizes, and which of its ranks are behind the entry's URL if not all are.
+func (s *Settings) setRanks(r attr.Ranks) {
+	s.setSize("--data-parallel-size", r.Size)
+	if r.Local < r.Size {
+		s.Args = append(s.Args, "--data-parallel-size-local", strconv.Itoa(r.Local), "--data-parallel-start-rank",
+			strconv.Itoa(r.Start))
+		s.note("attributes."+attr.DPStartRank, "each of the engine's pods also needs --data-parallel-address, the "+
+			"first pod's")
 	}
 }
 
