@@ -80,6 +80,7 @@ var defaults = map[string]string{
 	"spec.discovery.kubernetes.kubeconfig":         "the cluster that the gateway runs in",
 	"spec.discovery.kubernetes.namespace":          "the namespace in metadata",
 	"spec.discovery.kubernetes.port":               "that of workloadPort",
+	"spec.discovery.kubernetes.ports":              "one port",
 	"spec.modelServers.kubeconfig":                 "the cluster that the gateway runs in",
 	"spec.workloadSelector.pdGroup.encodeLabels":   "no encode engines",
 	"spec.discovery.registration.listen":           "no ZeroMQ",
@@ -337,6 +338,8 @@ func kindOf(typ reflect.Type) string {
 		return "duration"
 	case reflect.TypeFor[config.Quantity]():
 		return "quantity"
+	case reflect.TypeFor[config.Ports]():
+		return "list of ports"
 	case reflect.TypeFor[json.RawMessage]():
 		return "mapping"
 	case reflect.TypeFor[modelserver.Adapters]():

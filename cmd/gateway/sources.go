@@ -43,8 +43,10 @@ func (m *modelServer) source(cfg *configuration, onError func(error)) (discovery
 func (m *modelServer) cluster(onError func(error)) (discovery.Source, error) {
 	k, sel := m.Spec.Discovery.Kubernetes, m.Spec.WorkloadSelector
 	o := &kubernetes.Options{Config: m.owner, Namespace: cmp.Or(k.Namespace, m.Namespace), OnError: onError,
-		Selector: kubernetes.Selector{MatchLabels: sel.MatchLabels},
-		Port:     strconv.Itoa(m.port())}
+		Selector: kubernetes.Selector{MatchLabels: sel.MatchLabels}, Ports: k.Ports}
+	if k.Ports == nil {
+		o.Port = strconv.Itoa(m.port())
+	}
 	if g := sel.PDGroup; g != nil {
 		o.Selector.PDGroup = &kubernetes.PDGroup{GroupKey: g.GroupKey, PrefillLabels: g.PrefillLabels,
 			DecodeLabels: g.DecodeLabels, EncodeLabels: g.EncodeLabels}
@@ -72,7 +74,7 @@ func (m *modelServer) selects() bool {
 	return len(sel.MatchLabels) > 0 || sel.PDGroup != nil
 }
 
-// port is where the engines that Kubernetes lists are asked.
+// port is where the engines that Kubernetes lists are asked, if they have one port.
 func (m *modelServer) port() int {
 	return cmp.Or(m.Spec.Discovery.Kubernetes.Port, m.Spec.WorkloadPort.Port, 8000)
 }
@@ -104,6 +106,9 @@ func (m *modelServer) describePods() string {
 	}
 	for _, key := range slices.Sorted(maps.Keys(m.Spec.WorkloadSelector.MatchLabels)) {
 		text += fmt.Sprintf(", %s=%s", key, m.Spec.WorkloadSelector.MatchLabels[key])
+	}
+	if k.Ports != nil {
+		return fmt.Sprintf("%s, ports %s", text, k.Ports)
 	}
 	return fmt.Sprintf("%s, port %d", text, m.port())
 }

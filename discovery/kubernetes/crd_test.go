@@ -147,7 +147,7 @@ func TestSchemaHasEveryFieldThatIsRead(t *testing.T) {
 	discovery := part(t, spec, "properties", "discovery", "properties")
 	assert.Equal(t, []string{"kubernetes"}, names(discovery),
 		"files, listeners and other clusters are not for an object of a cluster to say")
-	assert.Equal(t, []string{"port", "service"}, names(part(t, discovery, "kubernetes", "properties")))
+	assert.Equal(t, []string{"port", "ports", "service"}, names(part(t, discovery, "kubernetes", "properties")))
 	spec = copied(t, spec)
 	// what package modelserver reads
 	part(t, spec, "properties")["discovery"] = tree{"type": "object", "x-kubernetes-preserve-unknown-fields": true}

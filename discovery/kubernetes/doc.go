@@ -31,6 +31,13 @@
 // so that the template of a Deployment can have zmqAddress: "$(POD_IP):21001". An IPv6 address before a colon gets
 // brackets.
 //
+// If each data-parallel rank of a pod has a port of its own (vLLM's --data-parallel-multi-port-external-lb),
+// Options.Ports or the annotation pdkit.dev/ports lists the ports in the order of the ranks: "8000-8007". Each is an
+// endpoint; an annotation pdkit.dev/NAME.PORT is the attribute NAME of that endpoint alone. Of the pods of a
+// LeaderWorkerSet the label worker-index tells the number of the pod's first rank: the index times the ranks of one
+// pod, which are its ports, else its attribute dpSizeLocal, else dpSize. It becomes the attribute dpStartRank, by which
+// connectors find the ports of a rank (see connector/attr).
+//
 // The package is a module of its own, so that nobody else compiles client-go. It only needs the rights to list and
 // watch; see manifests/rbac.yaml.
 package kubernetes

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -18,7 +19,7 @@ import (
 )
 
 // The annotations that are read: annotationPrefix and an attribute's name. Two of them are fields of an endpoint
-// instead.
+// instead, and annotationPorts are a pod's ports.
 const (
 	annotationPrefix  = "pdkit.dev/"
 	annotationModel   = annotationPrefix + "model"
@@ -139,6 +140,7 @@ func (m *maker) annotate(e *discovery.Endpoint, annotations map[string]string, v
 		case !ours:
 		case name == "" || strings.Contains(name, "/"):
 			return errors.New("an annotation of " + annotationPrefix + " names no attribute")
+		case key == annotationPorts:
 		case key == annotationModel:
 			e.Model = v.expand(value)
 		case key == annotationVersion:
@@ -169,6 +171,10 @@ func appendEndpoints(list []discovery.Endpoint, e discovery.Endpoint) []discover
 		list = append(list, e)
 	}
 	return list
+}
+
+func sameEndpoints(a, b []discovery.Endpoint) bool {
+	return slices.EqualFunc(a, b, func(a, b discovery.Endpoint) bool { return sameEndpoint(&a, &b) })
 }
 
 // sameEndpoint reports whether two endpoints are equal.

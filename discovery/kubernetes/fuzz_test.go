@@ -16,7 +16,9 @@ import (
 
 // From any response of an API server the source makes only valid endpoints with unique IDs.
 func FuzzObjectsBecomeValidEndpoints(f *testing.F) {
-	for how := range byte(8) {
+	for how := range byte(16) {
+		f.Add(how, "", "p-1", "10.0.0.2", "Running", "prefill", "http-0", int32(8100), "pdkit.dev/ports", "8000-8001",
+			"IPv4", "10.0.0.2", byte(0x60))
 		f.Add(how, "", "p-0", "10.0.0.1", "Running", "prefill", "http", int32(8100), "pdkit.dev/a", "$(POD_IP):1",
 			"IPv4", "10.0.0.1", byte(0))
 		f.Add(how, "api", "p-1", "fd00::1", "Failed", "decode", "api", int32(-1), "pdkit.dev/", "$(", "IPv6", "fd00::1",
@@ -40,6 +42,9 @@ func FuzzObjectsBecomeValidEndpoints(f *testing.F) {
 				if how&4 != 0 {
 					o.Services[0].Role, o.Services[1].Role = discovery.RolePrefill, discovery.RoleDecode
 				}
+			}
+			if how&8 != 0 {
+				o.Ports = []int{8000, 8001}
 			}
 			o = o.clone()
 			if o.check() != nil {
@@ -78,7 +83,7 @@ func FuzzObjectsBecomeValidEndpoints(f *testing.F) {
 			seen := map[string]bool{}
 			for _, e := range m.endpoints(stock{pods: pods.snapshot(), slices: parts.snapshot()}, &faults) {
 				require.NoError(t, e.Validate())
-				if !strings.Contains(name, "/") { // which no real server has
+				if !strings.ContainsAny(name, "/:") { // which no real server has
 					require.False(t, seen[e.ID], "%s is listed twice", e.ID)
 				}
 				seen[e.ID] = true

@@ -35,11 +35,23 @@ func (m *maker) endpoints(s stock, f *faults) []discovery.Endpoint {
 	if len(m.roles) > 0 {
 		return m.ofServices(s, f)
 	}
-	list := make([]discovery.Endpoint, 0, len(s.pods))
+	list, g, ranks := make([]discovery.Endpoint, 0, len(s.pods)), podHostsOf(s.pods), false
 	for _, r := range s.pods {
-		if r.value.listed {
-			list = appendEndpoints(list, zoned(r.value.endpoint, s.nodes))
+		ranks = ranks || r.value.ranks
+		for _, e := range r.value.endpoints {
+			if !r.value.ranks {
+				e = g.named(e, r.value.worker)
+			}
+			list = appendEndpoints(list, zoned(e, s.nodes))
 		}
+	}
+	return byID(list, ranks)
+}
+
+// byID sorts a list in which ports follow the names of pods: the list is by these names already.
+func byID(list []discovery.Endpoint, ranks bool) []discovery.Endpoint {
+	if ranks {
+		slices.SortFunc(list, func(a, b discovery.Endpoint) int { return cmp.Compare(a.ID, b.ID) })
 	}
 	return list
 }
@@ -73,16 +85,25 @@ func (m *maker) ofServices(s stock, f *faults) []discovery.Endpoint {
 			found[id] = both
 		}
 	}
-	sorted := slices.SortedFunc(maps.Values(found), func(a, b *sliceEndpoint) int {
+	entries := slices.SortedFunc(maps.Values(found), func(a, b *sliceEndpoint) int {
 		return cmp.Compare(a.endpoint.ID, b.endpoint.ID)
 	})
-	list := make([]discovery.Endpoint, 0, len(sorted))
-	for _, e := range sorted {
-		if joined, ok := m.joined(e, s.pods); ok {
-			list = appendEndpoints(list, zoned(joined, s.nodes))
+	list, g, ranks := make([]discovery.Endpoint, 0, len(entries)), podHostsOf(s.pods), false
+	for _, e := range entries {
+		if e.endpoint.Role != 0 {
+			list = appendEndpoints(list, zoned(e.endpoint, s.nodes))
+			continue
+		}
+		joined, err := m.joined(e, s.pods, g)
+		ranks = ranks || len(joined) > 0 && joined[0].ID != e.endpoint.ID
+		if err != nil {
+			f.note("pod/"+e.pod, quoted("pod", e.pod, err))
+		}
+		for _, engine := range joined {
+			list = appendEndpoints(list, zoned(engine, s.nodes))
 		}
 	}
-	return list
+	return byID(list, ranks)
 }
 
 // ofService merges the slices of one service, by ID.
@@ -138,7 +159,7 @@ func (e *sliceEndpoint) and(other *sliceEndpoint) (*sliceEndpoint, error) {
 			return other, nil
 		}
 		return e, nil
-	case *e.endpoint.URL != *other.endpoint.URL:
+	case *e.endpoint.URL != *other.endpoint.URL || !slices.Equal(e.ports.numbers, other.ports.numbers):
 		return e, errors.New("two services have different ports or addresses of it: the first one counts")
 	}
 	both := *e
@@ -149,21 +170,20 @@ func (e *sliceEndpoint) and(other *sliceEndpoint) (*sliceEndpoint, error) {
 	return &both, nil
 }
 
-// joined adds what the pod of a slice's endpoint says, for services that need it.
-func (m *maker) joined(e *sliceEndpoint, pods rows[*pod]) (discovery.Endpoint, bool) {
-	joined := e.endpoint
-	if joined.Role != 0 {
-		return joined, true
-	}
+// joined returns the engines of a slice's entry whose pod says what they are.
+func (m *maker) joined(e *sliceEndpoint, pods rows[*pod], g podHosts) ([]discovery.Endpoint, error) {
 	p := pods.get(e.pod)
-	if p == nil || !p.listed || e.uid != "" && p.uid != e.uid {
-		return joined, false // the selector does not match it, or it is not known yet, or gone already
+	if p == nil || len(p.endpoints) == 0 || e.uid != "" && p.uid != e.uid {
+		return nil, nil // the selector does not match it, or it is not known yet, or gone already
 	}
-	of := p.endpoint
-	of.URL, of.Phase = joined.URL, joined.Phase
-	if p.endpoint.Phase == discovery.PhaseDraining {
-		of.Phase = discovery.PhaseDraining // the slice will say so later
+	of := p.endpoints[0]
+	if of.Phase != discovery.PhaseDraining { // otherwise the slice will say so later
+		of.Phase = e.endpoint.Phase
 	}
-	of.Node, of.Zone = cmp.Or(joined.Node, of.Node), cmp.Or(joined.Zone, of.Zone)
-	return of, true
+	of.Node, of.Zone = cmp.Or(e.endpoint.Node, of.Node), cmp.Or(e.endpoint.Zone, of.Zone)
+	at := p.noted.of(e.ports)
+	if !at.ranks {
+		of = g.named(of, p.worker)
+	}
+	return m.spread(of, e.endpoint.URL.Hostname(), at, p.worker)
 }

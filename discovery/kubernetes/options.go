@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/rest"
 
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -41,7 +42,13 @@ type Options struct {
 
 	// Port is the engines' port: a number, or the name of a container's port (with Services, of the service's port). ""
 	// means the container port named http, else 8000; with Services the service's only port, else its port named http.
+	// Ports of a service that are named alike but for a number (http-0, http-1) are those of ranks, as Ports are.
 	Port string
+
+	// Ports are the ports of each pod, one for each data-parallel rank, in the order of the ranks, in place of Port:
+	// each port is an engine with an endpoint of its own, whose ID ends in the port. See the package's documentation.
+	// Copied.
+	Ports []int
 
 	// of the engines' URLs: http (default) or https. A URL's host is always an IP address, and so is the name in a
 	// certificate
@@ -96,7 +103,7 @@ func (o *Options) clone() Options {
 	c.Namespace = cmp.Or(o.Namespace, "default")
 	c.Scheme = cmp.Or(o.Scheme, "http")
 	c.Services = slices.Clone(o.Services)
-	c.Attributes = maps.Clone(o.Attributes)
+	c.Attributes, c.Ports = maps.Clone(o.Attributes), slices.Clone(o.Ports)
 	c.Selector.MatchLabels = maps.Clone(o.Selector.MatchLabels)
 	if g := o.Selector.PDGroup; g != nil {
 		c.Selector.PDGroup = &PDGroup{
@@ -124,6 +131,11 @@ func (o *Options) check() error {
 	}
 	if _, _, err := parsePort(o.Port); err != nil {
 		return err
+	}
+	if len(o.Ports) > 0 {
+		if _, err := config.ParsePorts(config.Ports(o.Ports).String()); err != nil || o.Port != "" {
+			return errors.New("kubernetes: Ports are not ports from 1 to 65535, each once, or there is a Port, too")
+		}
 	}
 	return cmp.Or(o.Selector.check(), checkServices(o.Services))
 }

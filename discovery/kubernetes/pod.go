@@ -17,14 +17,20 @@ const zoneLabel = corev1.LabelTopologyZone
 
 // pod holds what is kept of a pod.
 type pod struct {
-	uid      types.UID
-	listed   bool               // it is an engine, and has an address
-	endpoint discovery.Endpoint // without a URL if a service's slices list the engines
-	fault    string             // why it is not listed although its labels match
+	uid types.UID
+	// Its engines, if it has an address: one for each of its ports. If a service's slices list the engines, it is one
+	// endpoint without a URL, and noted is what its annotations say of ports.
+	endpoints []discovery.Endpoint
+	noted     *portNotes
+	worker    *worker // nil if it belongs to no LeaderWorkerSet
+	host      string  // its address, if it belongs to one
+	ranks     bool    // each endpoint is that of one port
+	fault     string  // why it is not listed although its labels match
 }
 
 func samePod(a, b *pod) bool {
-	return a.uid == b.uid && a.listed == b.listed && a.fault == b.fault && sameEndpoint(&a.endpoint, &b.endpoint)
+	return a.uid == b.uid && a.fault == b.fault && a.host == b.host && a.ranks == b.ranks &&
+		sameWorker(a.worker, b.worker) && samePortNotes(a.noted, b.noted) && sameEndpoints(a.endpoints, b.endpoints)
 }
 
 // podTable returns a table of pods. The functions are those of [table].
@@ -39,6 +45,9 @@ func (m *maker) pod(object any) (*pod, bool) {
 		return nil, false
 	}
 	v := &pod{uid: p.UID}
+	if v.worker = workerOf(p.Labels, p.Annotations); v.worker != nil {
+		v.host = podHost(p)
+	}
 	role := m.role(p.Labels)
 	if role == 0 || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed ||
 		p.Status.PodIP == "" && !m.join {
@@ -49,28 +58,48 @@ func (m *maker) pod(object any) (*pod, bool) {
 		Node: p.Spec.NodeName,
 	}
 	err := m.annotate(&e, p.Annotations, variables{p.Status.PodIP, p.Name, p.Spec.NodeName})
-	if err == nil && !m.join {
-		err = m.address(&e, p)
+	if err == nil {
+		v.noted, err = portNotesOf(p.Annotations)
+	}
+	if err == nil && m.join {
+		v.endpoints = []discovery.Endpoint{e}
+	} else if err == nil {
+		err = m.address(v, e, p)
 	}
 	if err != nil {
 		v.fault = quoted("pod", p.Name, err)
-		return v, true
 	}
-	v.listed, v.endpoint = true, e
 	return v, true
 }
 
-func (m *maker) address(e *discovery.Endpoint, p *corev1.Pod) error {
+// podHost returns a pod's address, or "" if it has none.
+func podHost(p *corev1.Pod) string {
 	ip, err := netip.ParseAddr(p.Status.PodIP)
 	if err != nil || ip.Zone() != "" {
+		return ""
+	}
+	return ip.String()
+}
+
+// address makes the pod's endpoints of what they have in common.
+func (m *maker) address(v *pod, e discovery.Endpoint, p *corev1.Pod) error {
+	host := podHost(p)
+	if host == "" {
 		return errors.New("its address is none")
 	}
-	port, err := m.podPort(p)
-	if err != nil {
-		return err
+	at := ports{m.o.Ports, true}
+	if len(m.o.Ports) == 0 && (v.noted == nil || v.noted.own == nil) {
+		port, err := m.podPort(p)
+		if err != nil {
+			return err
+		}
+		at = onePort(port)
 	}
-	e.URL = m.url(ip.String(), port)
-	return nil
+	at = v.noted.of(at)
+	var err error
+	v.noted, v.ranks = nil, at.ranks
+	v.endpoints, err = m.spread(e, host, at, v.worker)
+	return err
 }
 
 // podPhase returns the phase of a pod that has not ended.

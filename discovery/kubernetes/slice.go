@@ -6,10 +6,10 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -25,18 +25,21 @@ type slice struct {
 	fault     string // why endpoints of it are not listed
 }
 
-// sliceEndpoint is an engine in one slice. Its role is 0 if the pod behind it decides.
+// sliceEndpoint is an engine in one slice. If the pod behind it decides its role, it is 0, and there is one for all
+// ports.
 type sliceEndpoint struct {
 	pod      string // "" in a slice that was written by hand
 	uid      types.UID
 	family   discoveryv1.AddressType
+	ports    ports // if the role is 0
 	endpoint discovery.Endpoint
 }
 
 func sameSlice(a, b *slice) bool {
 	return a.service == b.service && a.fault == b.fault &&
 		slices.EqualFunc(a.endpoints, b.endpoints, func(a, b sliceEndpoint) bool {
-			return a.pod == b.pod && a.uid == b.uid && a.family == b.family && sameEndpoint(&a.endpoint, &b.endpoint)
+			return a.pod == b.pod && a.uid == b.uid && a.family == b.family && a.ports.ranks == b.ports.ranks &&
+				slices.Equal(a.ports.numbers, b.ports.numbers) && sameEndpoint(&a.endpoint, &b.endpoint)
 		})
 }
 
@@ -56,52 +59,63 @@ func (m *maker) slice(object any) (*slice, bool) {
 	if !known || len(s.Endpoints) == 0 {
 		return v, true // an empty slice may have no port yet
 	}
-	port, err := m.slicePort(s.Ports)
+	at, err := m.slicePorts(s.Ports)
 	if err != nil {
 		v.fault = quoted("service", v.service, err)
 		return v, true
 	}
 	v.endpoints = make([]sliceEndpoint, 0, len(s.Endpoints))
 	for i := range s.Endpoints {
-		e, err := m.sliceEndpoint(s, &s.Endpoints[i], port, role)
-		if err != nil {
+		if v.endpoints, err = m.sliceEndpoints(v.endpoints, s, &s.Endpoints[i], at, role); err != nil {
 			v.fault = quoted("service", v.service, err)
-			continue
 		}
-		v.endpoints = append(v.endpoints, e)
 	}
 	return v, true
 }
 
-func (m *maker) sliceEndpoint(s *discoveryv1.EndpointSlice, from *discoveryv1.Endpoint, port int,
-	role discovery.Role) (sliceEndpoint, error) {
+// sliceEndpoints appends what an entry of a slice is.
+func (m *maker) sliceEndpoints(list []sliceEndpoint, s *discoveryv1.EndpointSlice, from *discoveryv1.Endpoint,
+	at ports, role discovery.Role) ([]sliceEndpoint, error) {
 	if len(from.Addresses) == 0 {
-		return sliceEndpoint{}, errors.New("an endpoint has no address")
+		return list, errors.New("an endpoint has no address")
 	}
 	host, err := hostOf(from.Addresses[0], s.AddressType) // the API says to ignore the others
 	if err != nil {
-		return sliceEndpoint{}, err
+		return list, err
 	}
 	v := sliceEndpoint{family: s.AddressType, endpoint: discovery.Endpoint{
-		URL: m.url(host, port), Role: role, Phase: slicePhase(from.Conditions), Zone: value(from.Zone),
+		Role: role, Phase: slicePhase(from.Conditions), Zone: value(from.Zone),
 		Node: value(from.NodeName),
 	}}
 	if t := from.TargetRef; t != nil && t.Kind == "Pod" && t.Name != "" &&
 		(t.Namespace == "" || t.Namespace == m.o.Namespace) {
 		v.pod, v.uid = t.Name, t.UID
 		v.endpoint.ID = m.ids + t.Name
-	} else {
-		v.endpoint.ID = m.ids + s.Labels[discoveryv1.LabelServiceName] + "/" +
-			net.JoinHostPort(host, strconv.Itoa(port))
 	}
-	switch {
-	case role != 0:
-		v.endpoint.Group = m.group(s.Labels) // a slice has its service's labels
-		return v, m.annotate(&v.endpoint, s.Annotations, variables{host, v.pod, v.endpoint.Node})
-	case v.pod == "":
-		return sliceEndpoint{}, errors.New("an endpoint has no pod that could say its role: want Service.Role")
+	if role == 0 {
+		if v.pod == "" {
+			return list, errors.New("an endpoint has no pod that could say its role: want Service.Role")
+		}
+		v.endpoint.URL, v.ports = m.url(host, at.numbers[0]), at
+		return append(list, v), nil
 	}
-	return v, nil
+	v.endpoint.Group = m.group(s.Labels) // a slice has its service's labels
+	err = m.annotate(&v.endpoint, s.Annotations, variables{host, v.pod, v.endpoint.Node})
+	var n *portNotes
+	if err == nil {
+		n, err = portNotesOf(s.Annotations)
+	}
+	if err != nil {
+		return list, err
+	}
+	engines, err := m.spread(v.endpoint, host, n.of(at), nil)
+	for _, e := range engines {
+		if v.endpoint = e; v.pod == "" {
+			v.endpoint.ID = m.ids + s.Labels[discoveryv1.LabelServiceName] + "/" + e.URL.Host
+		}
+		list = append(list, v)
+	}
+	return list, err
 }
 
 func hostOf(address string, family discoveryv1.AddressType) (string, error) {
@@ -133,30 +147,64 @@ func slicePhase(c discoveryv1.EndpointConditions) discovery.Phase {
 	return discovery.PhaseNotReady
 }
 
-// slicePort finds the engines' port among the ports of a slice.
-func (m *maker) slicePort(ports []discoveryv1.EndpointPort) (int, error) {
-	if m.port != 0 {
-		return m.port, nil
+// slicePorts finds the engines' ports among the ports of a slice: the one of the wanted name, else those whose names
+// are this name and a number (http-0, http-1), which are the ports of ranks. If no name is wanted, the only port will
+// do, and so will several whose names differ only in their numbers.
+func (m *maker) slicePorts(all []discoveryv1.EndpointPort) (ports, error) {
+	switch {
+	case len(m.o.Ports) > 0:
+		return ports{m.o.Ports, true}, nil
+	case m.port != 0:
+		return onePort(m.port), nil
 	}
-	var found []int
-	for _, p := range ports {
+	wanted := cmp.Or(m.portName, defaultPortName)
+	found, byBase := []int{}, map[string][]numbered{}
+	for _, p := range all {
 		if p.Port == nil || *p.Port < 1 || *p.Port > 65535 || p.Protocol != nil && !tcp(*p.Protocol) {
 			continue
 		}
-		if value(p.Name) == cmp.Or(m.portName, defaultPortName) {
-			return int(*p.Port), nil
+		name, port := value(p.Name), int(*p.Port)
+		if name == wanted {
+			return onePort(port), nil
 		}
-		found = append(found, int(*p.Port))
+		found = append(found, port)
+		base := strings.TrimRight(name, "0123456789")
+		if n, err := strconv.ParseUint(name[len(base):], 10, 16); err == nil {
+			base = strings.TrimSuffix(base, "-")
+			byBase[base] = append(byBase[base], numbered{int(n), port})
+		}
+	}
+	ranks := byBase[wanted]
+	if m.portName == "" && len(byBase) == 1 && len(ranks) == 0 {
+		for _, ranks = range byBase {
+			if len(ranks) < len(found) { // the others are something else
+				ranks = nil
+			}
+		}
 	}
 	switch {
+	case len(ranks) > 1:
+		return inOrder(ranks), nil
 	case m.portName != "":
-		return 0, fmt.Errorf("it has no port named %q", m.portName)
+		return ports{}, fmt.Errorf("it has no port named %q", m.portName)
 	case len(found) == 0:
-		return 0, errors.New("it has no port: want Options.Port")
+		return ports{}, errors.New("it has no port: want Options.Port")
 	case len(found) > 1:
-		return 0, errors.New("it has several ports: want one of them in Options.Port")
+		return ports{}, errors.New("it has several ports: want one of them in Options.Port, or Options.Ports")
 	}
-	return found[0], nil
+	return onePort(found[0]), nil
+}
+
+// numbered is a port with the number in its name.
+type numbered struct{ number, port int }
+
+func inOrder(ranks []numbered) ports {
+	slices.SortFunc(ranks, func(a, b numbered) int { return cmp.Compare(a.number, b.number) })
+	p := ports{ranks: true}
+	for _, r := range ranks {
+		p.numbers = append(p.numbers, r.port)
+	}
+	return p
 }
 
 func value(s *string) string {

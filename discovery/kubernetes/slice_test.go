@@ -162,7 +162,7 @@ func TestSlicesBecomeEndpoints(t *testing.T) {
 		"several, one named http": {prefill, ports(slicePort("metrics", 9090), slicePort("http", 8300)),
 			"default/p-0 http://10.0.0.1:8300 prefill ready", ""},
 		"several, none named http": {prefill, ports(slicePort("metrics", 9090), slicePort("api", 8300)), "",
-			`service "prefill": it has several ports: want one of them in Options.Port`},
+			`service "prefill": it has several ports: want one of them in Options.Port, or Options.Ports`},
 		"no port": {prefill, ports(), "", `service "prefill": it has no port: want Options.Port`},
 		"no number, UDP, no port": {prefill, ports(discoveryv1.EndpointPort{},
 			discoveryv1.EndpointPort{Port: new(int32(53)), Protocol: new(corev1.ProtocolUDP)}, slicePort("x", 0)), "",

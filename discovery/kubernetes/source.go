@@ -32,7 +32,7 @@ var errBusy = errors.New("kubernetes: the source is being watched already")
 
 // Source publishes the engines of one namespace of one cluster, sorted by ID. An ID is CLUSTER/NAMESPACE/POD, or
 // NAMESPACE/POD if Options.Cluster is empty; for an entry of a slice that names no pod, it has /SERVICE/HOST:PORT in
-// place of /POD.
+// place of /POD. Where a pod has a port for each rank, :PORT follows.
 //
 // A pod is draining from its deletion on (an entry of a slice while it is terminating), ready if its condition Ready is
 // true, else not ready. It is listed from when it has an address until it ends. A new pod with the name of a removed

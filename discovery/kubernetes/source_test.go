@@ -131,6 +131,8 @@ func TestOptionsThatCannotWorkAreRefused(t *testing.T) {
 			Selector: llm, Namespace: "../x"},
 		"kubernetes: Scheme is not http or https": {Config: config,
 			Selector: llm, Scheme: "ftp"},
+		"kubernetes: Ports are not ports from 1 to 65535, each once, or there is a Port, too": {Config: config,
+			Selector: llm, Ports: []int{8000, 8000}},
 		"kubernetes: Port is neither one of 1 to 65535 nor the name of a port": {Config: config,
 			Selector: llm, Port: "70000"},
 		"kubernetes: Selector.MatchLabels has an entry that is not a label": {Config: config,

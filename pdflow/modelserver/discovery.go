@@ -52,6 +52,8 @@ type Kubernetes struct {
 	Namespace  string `json:"namespace"`  // of the pods or the service
 	Service    string `json:"service"`    // a service whose EndpointSlices list the engines; "" lists pods
 	Port       int    `json:"port"`       // the engines' port
+	// the ports of each pod, one for each data-parallel rank: [8000-8007], in place of port
+	Ports config.Ports `json:"ports"`
 }
 
 // Registration are addresses at which engines announce themselves.
@@ -107,6 +109,9 @@ func (m *ModelServer) checkKind(kind string) {
 		m.checkPort(discoveryPath+".dns.port", d.DNS.Port)
 	case "kubernetes":
 		m.checkPort(discoveryPath+".kubernetes.port", d.Kubernetes.Port)
+		if d.Kubernetes.Port != 0 && d.Kubernetes.Ports != nil {
+			m.fault(discoveryPath+".kubernetes.ports", "is given besides port", "write one of them")
+		}
 		if !selects && d.Kubernetes.Service == "" {
 			m.note(false, "spec.workloadSelector", "is left out, so no pod can be chosen",
 				"write its matchLabels and pdGroup")

@@ -110,6 +110,10 @@ func TestEachFaultIsTold(t *testing.T) {
 			object(`{"discovery":{"static":{"endpoints":[{"url":"http://a","role":"both"},{"url":"http://A:80",` +
 				`"role":"both"}]}}}`), "spec.discovery.static.endpoints[1].url: is listed twice, first as [0]",
 		},
+		"ports of discovery": {object(`{"discovery":{"kubernetes":{"ports":["8000-"]}}}`),
+			"spec.discovery.kubernetes.ports: is not a list of ports"},
+		"a port and ports": {object(`{"discovery":{"kubernetes":{"port":8000,"ports":[8000,8001]}}}`),
+			"spec.discovery.kubernetes.ports: is given besides port; write one of them"},
 		"port of discovery": {object(`{"discovery":{"kubernetes":{"port":-1}}}`),
 			"spec.discovery.kubernetes.port: is not a port"},
 		"encoder's setting": {object(`{"encoder":{"type":"nixl","config":{"maxItem":1}}}`),
