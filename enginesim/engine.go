@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"strconv"
 	"sync"
 
 	"github.com/pdkit/pdkit/enginesim/internal/api"
@@ -62,10 +63,11 @@ func (e *Engine) boot() (*server.Node, error) {
 	}
 	id := e.id
 	e.mu.Unlock()
+	ranks, _ := strconv.Atoi(cfg.Extra["data_parallel_size_local"]) // the connector refuses what is no number
 	return server.Start(server.Config{
 		Core: cfg.core(),
 		API: api.Engine{Model: cfg.Model, MaxModelLen: cfg.MaxModelLen, DefaultMaxTokens: cfg.DefaultMaxTokens,
-			StreamParams: cfg.StreamParams, Adapters: api.NewAdapters(cfg.Adapters)},
+			StreamParams: cfg.StreamParams, Adapters: api.NewAdapters(cfg.Adapters), Ranks: ranks},
 		Extra: cfg.Extra, Listen: cfg.Listen, KeepAlive: cfg.KeepAlive, ExitDelay: cfg.ExitDelay,
 		HandshakeTimeout: cfg.HandshakeTimeout, Received: e.log.add, Strike: e.faults.strike,
 		Connect: func(c *core.Core, n *server.Node) (core.Connector, error) {

@@ -45,7 +45,7 @@ type debugged struct {
 	Configuration reloaded
 	Models        []struct {
 		Model, Connector string
-		Endpoints        []struct{ URL string }
+		Endpoints        []struct{ ID, URL string }
 		Sessions         []json.RawMessage
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/pdkit/pdkit/connector/moriio"
 	"github.com/pdkit/pdkit/discovery"
 )
 
@@ -116,6 +117,16 @@ func TestAnEngineOfSeveralPodsNamesThem(t *testing.T) {
 			annotated("pdkit.dev/pods", "x,y")), worker}, a + " pods:x,y" + b + pods, ""},
 	} {
 		t.Run(name, c.check)
+	}
+
+	o.Attributes = map[string]string{"dpSize": "4", "dpSizeLocal": "2"}
+	list, err := made(t, o, enginePod(ofGroup("0", 0), labelled("role", "decode")),
+		enginePod(named("p-0-1"), atIP("10.0.0.2"), ofGroup("0", 1), labelled("role", "decode")))
+	require.NoError(t, err)
+	k, err := moriio.New(nil)
+	require.NoError(t, err)
+	for _, e := range list {
+		assert.NoError(t, k.CheckEndpoint(e))
 	}
 }
 

@@ -301,6 +301,16 @@ func (c *Call) add(s *sampling, id string, prompt []int32, local bool) {
 	}
 }
 
+// CheckRank refuses a data-parallel rank that is not behind this server. A rank that is no number is ignored, and so is
+// each on /v1/responses.
+func CheckRank(e *Engine, r *http.Request) *Error {
+	n, err := strconv.Atoi(r.Header.Get("X-data-parallel-rank"))
+	if err == nil && e.Ranks > 0 && r.URL.Path != "/v1/responses" && (n < 0 || n >= e.Ranks) {
+		return BadRequest("", "data_parallel_rank %d is out of range [0, %d).", n, e.Ranks)
+	}
+	return nil
+}
+
 // Check refuses what vLLM's API refuses, with the same message.
 func (c *Call) Check(e *Engine) *Error {
 	adapter := c.known && c.model != e.Model && e.Adapters.has(c.model)

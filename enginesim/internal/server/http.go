@@ -152,6 +152,9 @@ func (n *Node) serve(ctx context.Context, w http.ResponseWriter, r *http.Request
 	if bad == nil {
 		bad = c.Check(&n.cfg.API)
 	}
+	if bad == nil {
+		bad = api.CheckRank(&n.cfg.API, r)
+	}
 	if bad != nil {
 		// A call that could not be parsed has no params to release by. The release goes on even if the client leaves.
 		if c != nil {

@@ -5,13 +5,18 @@
 // into its own host memory before it schedules the request.
 //
 // It reads these of Config.Extra: PYTHONHASHSEED, which must be equal, unbound_store_timeout_s (60: how long P keeps
-// blocks that nobody asks for) and load_timeout (30 seconds, a constant of the real engine: how long D waits). One
-// data-parallel rank is simulated, whose control port is that of the side channel.
+// blocks that nobody asks for) and load_timeout (30 seconds, a constant of the real engine: how long D waits). Two more
+// are those of data parallelism: data_parallel_size_local (1), the ranks behind the engine's HTTP port, and
+// data_parallel_start_rank (0), the number of the first of them among all ranks. Each rank has a control port, that of
+// the side channel plus the rank's number among all, and gives at this port only what it has computed itself.
 package offload
 
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"net"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -24,9 +29,11 @@ import (
 // offload follows vllm/v1/kv_offload/tiering/p2p/manager.py (017e9f44, between 0.27.1 and 0.28;
 // docs/features/kv_offloading_usage.md, 0078e9d2); it was not recorded.
 type offload struct {
-	*proto.Wire
-	seed string
-	wait time.Duration
+	*proto.Wire // of the first rank
+	others      []*proto.Wire
+	base        string // the address from which the ranks count their ports
+	seed        string
+	wait        time.Duration
 
 	mu                            sync.Mutex
 	bytesRead, bytesWrote, failed int64
@@ -37,11 +44,81 @@ func Start(h *proto.Host) (core.Connector, error) {
 	set := h.Settings()
 	lease := set.Seconds("unbound_store_timeout_s", 60)
 	c := &offload{seed: h.Extra["PYTHONHASHSEED"], wait: set.Seconds("load_timeout", 30)}
-	var err error
-	if c.Wire, err = proto.StartWire(set, proto.Options{Writes: true, Named: c.asked, Lease: lease}); err != nil {
+	local, start := max(set.Count("data_parallel_size_local", 1), 1), set.Count("data_parallel_start_rank", 0)
+	if err := set.Err(); err != nil {
 		return nil, err
 	}
+	for i := range local {
+		w, err := c.listen(h, start+i, lease)
+		if err != nil {
+			if i > 0 {
+				c.Close()
+			}
+			return nil, err
+		}
+		if i == 0 {
+			c.Wire = w
+		} else {
+			c.others = append(c.others, w)
+		}
+	}
+	if c.base = h.SideChannel; start == 0 {
+		c.base = c.Wire.SideAddress()
+	}
 	return c, nil
+}
+
+// listen opens the control port of the rank with this number.
+func (c *offload) listen(h *proto.Host, rank int, lease time.Duration) (w *proto.Wire, err error) {
+	of := *h
+	if rank > 0 {
+		host, text, err := net.SplitHostPort(h.SideChannel)
+		if err != nil {
+			return nil, err
+		}
+		port, err := strconv.Atoi(text)
+		if err != nil || port == 0 {
+			return nil, errors.New("data-parallel ranks need a SideChannel with a port")
+		}
+		of.SideChannel = net.JoinHostPort(host, strconv.Itoa(port+rank))
+	}
+	started := make(chan struct{})
+	named := func(pipe *core.Pipe, f core.Frame, m proto.AskMessage) {
+		<-started
+		c.asked(w, pipe, f, m)
+	}
+	w, err = proto.StartWire(of.Settings(), proto.Options{Lease: lease, Writes: true, Named: named})
+	close(started)
+	return w, err
+}
+
+// SideAddress is where rank 0 listens, or would.
+func (c *offload) SideAddress() string { return c.base }
+
+// Freeze stops serving other engines, or goes on.
+func (c *offload) Freeze(frozen bool) {
+	c.Wire.Freeze(frozen)
+	for _, w := range c.others {
+		w.Freeze(frozen)
+	}
+}
+
+// Close ends all connections.
+func (c *offload) Close() {
+	c.Wire.Close()
+	for _, w := range c.others {
+		w.Close()
+	}
+}
+
+// rankOf returns the wire of the rank that serves a request: the one that the header names by its number behind the
+// HTTP port, else the last. The API has refused other numbers.
+func (c *offload) rankOf(r *core.Generation) *proto.Wire {
+	ranks := append([]*proto.Wire{c.Wire}, c.others...)
+	if n, ok := proto.RankOf(r, len(ranks)); ok {
+		return ranks[n]
+	}
+	return ranks[len(ranks)-1]
 }
 
 // peerOf is one of the sub-objects of kv_transfer_params. Its names before July 2026 (prefill, decode, p2p) are unknown
@@ -58,7 +135,7 @@ func peerIn(p core.Params, key string) (o peerOf, ok bool) {
 }
 
 func (c *offload) Begin(r *core.Generation) core.Transfer {
-	t := &promotion{c: c}
+	t := &promotion{c: c, rank: c.rankOf(r)}
 	if o, ok := peerIn(r.Params, "remote_decoder"); ok {
 		t.stores = o.ID // without one the store fails, and nobody is told
 	}
@@ -70,22 +147,22 @@ func (c *offload) Begin(r *core.Generation) core.Transfer {
 	return t
 }
 
-// asked serves a fetch on P. It refuses peers with another hash seed at once, and waits for an id that nobody has
-// stored yet.
-func (c *offload) asked(pipe *core.Pipe, f core.Frame, m proto.AskMessage) {
+// asked serves a fetch at the control port of one of P's ranks. It refuses peers with another hash seed at once, and
+// waits for an id under which this rank has stored nothing yet.
+func (c *offload) asked(rank *proto.Wire, pipe *core.Pipe, f core.Frame, m proto.AskMessage) {
 	seed, _, _ := strings.Cut(m.Name, "/")
 	if seed != c.seed {
 		proto.Refuse(pipe, f)
 		return
 	}
-	request, ok := c.Side.Await(m.Name)
+	request, ok := rank.Side.Await(m.Name)
 	if !ok {
 		return
 	}
 	c.mu.Lock()
 	c.bytesWrote += int64(m.Count * c.Core.BlockBytes)
 	c.mu.Unlock()
-	c.Side.GiveNamed(pipe, f, m, request)
+	rank.Side.GiveNamed(pipe, f, m, request)
 }
 
 // Metrics are those that the connector adds to the page. Tier 0 is the host memory.
@@ -106,8 +183,9 @@ func (c *offload) Metrics(p *metrics.Page) {
 type promotion struct {
 	core.NoTransfer
 	c      *offload
-	stores string // the id under which P keeps the prompt's blocks
-	loads  string // the id for which D asks
+	rank   *proto.Wire // of the rank that serves the request
+	stores string      // the id under which P keeps the prompt's blocks
+	loads  string      // the id for which D asks
 	from   proto.Place
 	blocks [][]byte // in D's host memory
 }
@@ -157,7 +235,7 @@ func (t *promotion) Load(_ context.Context, s *core.Sequence) error {
 // then; here they stay where they are.
 func (t *promotion) Finished(s *core.Sequence, _ string) any {
 	if t.stores != "" && s.Prompt >= t.c.Core.BlockSize {
-		t.c.Offer(s, t.c.seed+"/"+t.stores)
+		t.rank.Offer(s, t.c.seed+"/"+t.stores)
 	}
 	return nil
 }
