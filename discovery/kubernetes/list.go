@@ -89,12 +89,14 @@ func (m *maker) ofServices(s stock, f *faults) []discovery.Endpoint {
 		return cmp.Compare(a.endpoint.ID, b.endpoint.ID)
 	})
 	list, g, ranks := make([]discovery.Endpoint, 0, len(entries)), podHostsOf(s.pods), false
+	var joined []discovery.Endpoint
 	for _, e := range entries {
 		if e.endpoint.Role != 0 {
 			list = appendEndpoints(list, zoned(e.endpoint, s.nodes))
 			continue
 		}
-		joined, err := m.joined(e, s.pods, g)
+		var err error
+		joined, err = m.joined(joined[:0], e, s.pods, g)
 		ranks = ranks || len(joined) > 0 && joined[0].ID != e.endpoint.ID
 		if err != nil {
 			f.note("pod/"+e.pod, quoted("pod", e.pod, err))
@@ -170,11 +172,12 @@ func (e *sliceEndpoint) and(other *sliceEndpoint) (*sliceEndpoint, error) {
 	return &both, nil
 }
 
-// joined returns the engines of a slice's entry whose pod says what they are.
-func (m *maker) joined(e *sliceEndpoint, pods rows[*pod], g podHosts) ([]discovery.Endpoint, error) {
+// joined appends the engines of a slice's entry whose pod says what they are.
+func (m *maker) joined(list []discovery.Endpoint, e *sliceEndpoint, pods rows[*pod],
+	g podHosts) ([]discovery.Endpoint, error) {
 	p := pods.get(e.pod)
 	if p == nil || len(p.endpoints) == 0 || e.uid != "" && p.uid != e.uid {
-		return nil, nil // the selector does not match it, or it is not known yet, or gone already
+		return list, nil // the selector does not match it, or it is not known yet, or gone already
 	}
 	of := p.endpoints[0]
 	if of.Phase != discovery.PhaseDraining { // otherwise the slice will say so later
@@ -182,8 +185,8 @@ func (m *maker) joined(e *sliceEndpoint, pods rows[*pod], g podHosts) ([]discove
 	}
 	of.Node, of.Zone = cmp.Or(e.endpoint.Node, of.Node), cmp.Or(e.endpoint.Zone, of.Zone)
 	at := p.noted.of(e.ports)
-	if !at.ranks {
+	if of.URL = e.endpoint.URL; !at.ranks {
 		of = g.named(of, p.worker)
 	}
-	return m.spread(of, e.endpoint.URL.Hostname(), at, p.worker)
+	return m.spread(list, of, of.Host(), at, p.worker)
 }

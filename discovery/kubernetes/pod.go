@@ -23,13 +23,12 @@ type pod struct {
 	endpoints []discovery.Endpoint
 	noted     *portNotes
 	worker    *worker // nil if it belongs to no LeaderWorkerSet
-	host      string  // its address, if it belongs to one
-	ranks     bool    // each endpoint is that of one port
 	fault     string  // why it is not listed although its labels match
+	ranks     bool    // each endpoint is that of one port
 }
 
 func samePod(a, b *pod) bool {
-	return a.uid == b.uid && a.fault == b.fault && a.host == b.host && a.ranks == b.ranks &&
+	return a.uid == b.uid && a.fault == b.fault && a.ranks == b.ranks &&
 		sameWorker(a.worker, b.worker) && samePortNotes(a.noted, b.noted) && sameEndpoints(a.endpoints, b.endpoints)
 }
 
@@ -44,10 +43,7 @@ func (m *maker) pod(object any) (*pod, bool) {
 	if !ok {
 		return nil, false
 	}
-	v := &pod{uid: p.UID}
-	if v.worker = workerOf(p.Labels, p.Annotations); v.worker != nil {
-		v.host = podHost(p)
-	}
+	v := &pod{uid: p.UID, worker: workerOf(p)}
 	role := m.role(p.Labels)
 	if role == 0 || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed ||
 		p.Status.PodIP == "" && !m.join {
@@ -98,7 +94,7 @@ func (m *maker) address(v *pod, e discovery.Endpoint, p *corev1.Pod) error {
 	at = v.noted.of(at)
 	var err error
 	v.noted, v.ranks = nil, at.ranks
-	v.endpoints, err = m.spread(e, host, at, v.worker)
+	v.endpoints, err = m.spread(nil, e, host, at, v.worker)
 	return err
 }
 

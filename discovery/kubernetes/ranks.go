@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -45,11 +47,13 @@ const (
 type worker struct {
 	group string
 	index int
-	size  int // pods in the group; 0 if it is not known
+	size  int    // pods in the group; 0 if it is not known
+	host  string // its address, "" if it has none
 }
 
 // workerOf returns nil for a pod of no LeaderWorkerSet.
-func workerOf(labels, annotations map[string]string) *worker {
+func workerOf(p *corev1.Pod) *worker {
+	labels := p.Labels
 	text, ok := labels[lwsWorker]
 	if !ok {
 		return nil
@@ -58,8 +62,8 @@ func workerOf(labels, annotations map[string]string) *worker {
 	if err != nil || index >= maxWorkers {
 		return nil
 	}
-	w := &worker{group: labels[lwsName] + "/" + labels[lwsGroup], index: int(index)}
-	if size, err := strconv.ParseUint(annotations[lwsSize], 10, 16); err == nil && size > index && size <= maxWorkers {
+	w := &worker{group: labels[lwsName] + "/" + labels[lwsGroup], index: int(index), host: podHost(p)}
+	if size, err := strconv.ParseUint(p.Annotations[lwsSize], 10, 16); err == nil && size > index && size <= maxWorkers {
 		w.size = int(size)
 	}
 	return w
@@ -126,24 +130,28 @@ func samePortNotes(a, b *portNotes) bool {
 
 func sameWorker(a, b *worker) bool { return a == b || a != nil && b != nil && *a == *b }
 
-// spread returns the endpoints of one pod: one for each port, with the attributes of the rank behind it. The ID of a
-// rank's endpoint is the pod's with the port.
-func (m *maker) spread(e discovery.Endpoint, host string, p ports, w *worker) ([]discovery.Endpoint, error) {
-	w = cmp.Or(w, &worker{})
-	start, err := startRank(&e, &p, w)
+// spread appends the endpoints of one pod: one for each port, with the attributes of the rank behind it. The ID of a
+// rank's endpoint is the pod's with the port. If there is one port, e may have its URL already.
+func (m *maker) spread(list []discovery.Endpoint, e discovery.Endpoint, host string, p ports,
+	w *worker) ([]discovery.Endpoint, error) {
+	if w == nil {
+		w = &worker{}
+	}
+	start, err := startRank(e.Attributes, len(p.numbers), w)
 	if err != nil {
-		return nil, err
+		return list, err
 	}
 	if !p.ranks {
-		e.URL = m.url(host, p.numbers[0])
+		if e.URL == nil {
+			e.URL = m.url(host, p.numbers[0])
+		}
 		if start > 0 && e.Attribute(attrDPStartRank) == "" {
 			e.Attributes = with(e.Attributes, attrDPStartRank, strconv.Itoa(start))
 		}
-		return []discovery.Endpoint{e}, nil
+		return append(list, e), nil
 	}
 	// The attribute decides whether rank 0 alone is a whole engine, so it must be there.
 	size := strconv.Itoa(max(w.size*len(p.numbers), start+len(p.numbers)))
-	list := make([]discovery.Endpoint, 0, len(p.numbers))
 	for i, port := range p.numbers {
 		if port == 0 {
 			continue
@@ -164,20 +172,20 @@ func (m *maker) spread(e discovery.Endpoint, host string, p ports, w *worker) ([
 
 // startRank returns the number of a pod's first rank among all ranks of its engine: what the attribute says, else the
 // ranks of the pods before it in its group.
-func startRank(e *discovery.Endpoint, p *ports, w *worker) (int, error) {
+func startRank(attributes map[string]string, ports int, w *worker) (int, error) {
 	number := func(name string) (int, error) {
-		n, err := strconv.ParseUint(strings.TrimSpace(e.Attribute(name)), 10, 16)
+		n, err := strconv.ParseUint(strings.TrimSpace(attributes[name]), 10, 16)
 		return int(n), err
 	}
-	if e.Attribute(attrDPStartRank) != "" {
+	if attributes[attrDPStartRank] != "" {
 		start, err := number(attrDPStartRank)
 		if err != nil {
 			return 0, errors.New("attribute " + attrDPStartRank + " is not the number of a rank")
 		}
 		return start, nil
 	}
-	if len(p.numbers) > 1 {
-		return w.index * len(p.numbers), nil
+	if ports > 1 || w.index == 0 {
+		return w.index * ports, nil
 	}
 	// If both are given, dpSize counts the ranks of all pods. The connectors refuse values that are none.
 	size, _ := number(attrDPSize)
@@ -220,7 +228,7 @@ type podHosts map[string][]string
 func podHostsOf(pods rows[*pod]) (g podHosts) {
 	for _, r := range pods {
 		w := r.value.worker
-		if w == nil || w.size < 2 || r.value.host == "" {
+		if w == nil || w.size < 2 || w.host == "" {
 			continue
 		}
 		if g == nil {
@@ -229,7 +237,7 @@ func podHostsOf(pods rows[*pod]) (g podHosts) {
 		if len(g[w.group]) != w.size {
 			g[w.group] = make([]string, w.size)
 		}
-		g[w.group][w.index] = r.value.host
+		g[w.group][w.index] = w.host
 	}
 	return g
 }

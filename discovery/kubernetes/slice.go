@@ -108,7 +108,7 @@ func (m *maker) sliceEndpoints(list []sliceEndpoint, s *discoveryv1.EndpointSlic
 	if err != nil {
 		return list, err
 	}
-	engines, err := m.spread(v.endpoint, host, n.of(at), nil)
+	engines, err := m.spread(nil, v.endpoint, host, n.of(at), nil)
 	for _, e := range engines {
 		if v.endpoint = e; v.pod == "" {
 			v.endpoint.ID = m.ids + s.Labels[discoveryv1.LabelServiceName] + "/" + e.URL.Host
