@@ -5,6 +5,7 @@ package attr
 import (
 	"cmp"
 	"errors"
+	"strings"
 
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -15,6 +16,9 @@ const (
 	DPSize      = "dpSize"      // the ranks of the whole engine: --data-parallel-size
 	DPSizeLocal = "dpSizeLocal" // those behind this URL: --data-parallel-size-local; all, if it is left out
 	DPStartRank = "dpStartRank" // the number of the first rank behind this URL: --data-parallel-start-rank; else 0
+	// Pods are the hosts of all pods of the engine, in the order of their ranks, separated by commas. Without it the
+	// URL's host is that of all ranks behind it.
+	Pods = "pods"
 )
 
 // maxRanks bounds the sizes. No engine has more ranks, so a larger number is a mistake.
@@ -43,4 +47,21 @@ func RanksOf(e discovery.Endpoint) (Ranks, error) {
 		return Ranks{}, errors.Join(err, errLocal, errStart)
 	}
 	return Ranks{Local: local, Start: start, Size: max(size, start+local)}, nil
+}
+
+// Host returns the host of the pod in which rank n behind the URL of e runs. That is another one than the URL's if one
+// URL serves for all pods of the engine (vLLM's --headless) and [Pods] names them. The error is an *[Error].
+func (r Ranks) Host(e discovery.Endpoint, n int) (string, error) {
+	text := e.Attribute(Pods)
+	if text == "" || r.Local < r.Size {
+		return e.Host(), nil
+	}
+	hosts := strings.Split(text, ",")
+	for i, host := range hosts {
+		hosts[i] = strings.TrimSpace(host)
+		if hosts[i] == "" || strings.ContainsAny(hosts[i], " /[]@") {
+			return "", bad(e, Pods, "is not a list of hosts' names or addresses")
+		}
+	}
+	return hosts[min(n*len(hosts)/r.Size, len(hosts)-1)], nil
 }

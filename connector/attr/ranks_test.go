@@ -3,6 +3,7 @@
 package attr_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -32,7 +33,33 @@ func TestWhichRanksAreBehindAURL(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, c.want, got, "%+v", c)
 	}
-	_, err := attr.RanksOf(discovery.Endpoint{Attributes: map[string]string{attr.DPSize: "4", attr.DPSizeLocal: "5",
+	e, err := discovery.New("http://10.0.0.1:8000", discovery.RolePrefill)
+	require.NoError(t, err)
+	for _, c := range []struct {
+		size, local, pods string
+		want              string // the hosts of the ranks
+	}{
+		{"2", "", "", "10.0.0.1,10.0.0.1"},
+		{"4", "", "10.0.0.1,10.0.0.2", "10.0.0.1,10.0.0.1,10.0.0.2,10.0.0.2"},
+		{"2", "", "a,b, c ,d", "a,c"}, // a rank is in two pods: the first one counts
+		{"4", "2", "10.0.0.1,10.0.0.2", "10.0.0.1,10.0.0.1"},
+		{"", "", "a,b", "a"},
+	} {
+		e.Attributes = map[string]string{attr.DPSize: c.size, attr.DPSizeLocal: c.local, attr.Pods: c.pods}
+		ranks, err := attr.RanksOf(e)
+		require.NoError(t, err)
+		var hosts []string
+		for n := range ranks.Local {
+			host, err := ranks.Host(e, n)
+			require.NoError(t, err)
+			hosts = append(hosts, host)
+		}
+		assert.Equal(t, c.want, strings.Join(hosts, ","), "%+v", c)
+	}
+	e.Attributes = map[string]string{attr.DPSize: "2", attr.Pods: "a,"}
+	_, err = attr.Ranks{Local: 2, Size: 2}.Host(e, 0)
+	require.EqualError(t, err, "endpoint 10.0.0.1:8000: attribute pods is not a list of hosts' names or addresses")
+	_, err = attr.RanksOf(discovery.Endpoint{Attributes: map[string]string{attr.DPSize: "4", attr.DPSizeLocal: "5",
 		attr.DPStartRank: "-1"}})
 	var wrong []string
 	for _, fault := range config.FieldErrors(attr.Faults(err, nil)) {

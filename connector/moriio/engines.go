@@ -15,7 +15,7 @@ import (
 // The attributes that hold the mode that an engine announces, the hosts of its pods, and the ranks of one pod.
 const (
 	attrMode  = "mode"
-	attrPods  = "pods"
+	attrPods  = attr.Pods
 	attrLocal = attr.DPSizeLocal
 )
 

@@ -16,7 +16,7 @@ import (
 // The attributes of a prefill engine.
 const (
 	attrEngineID = "engineID"        // engine_id of its kv_transfer_config
-	attrHost     = "sideChannelHost" // VLLM_NIXL_SIDE_CHANNEL_HOST; the URL's host where left out
+	attrHost     = "sideChannelHost" // VLLM_NIXL_SIDE_CHANNEL_HOST; the host of the rank's pod where left out
 	attrPort     = "sideChannelPort" // VLLM_NIXL_SIDE_CHANNEL_PORT
 	attrTPSize   = attr.TPSize       // its tensor-parallel size
 	attrPPSize   = attr.PPSize       // its pipeline-parallel size
@@ -40,12 +40,15 @@ func coordinatesOf(s *connector.Session) (coordinates, error) {
 		rank := ranks.Start + s.PrefillRank
 		at.engineID += "_dp" + strconv.Itoa(rank)
 		at.port += rank
+		if strings.TrimSpace(s.Prefill.Attribute(attrHost)) == "" {
+			at.host, err = ranks.Host(s.Prefill, s.PrefillRank)
+		}
 	}
 	return at, err
 }
 
 func readAttributes(e discovery.Endpoint) (at coordinates, ranks attr.Ranks, err error) {
-	var errs [7]error
+	var errs [8]error
 	at.engineID, errs[0] = attr.Text(e, attrEngineID)
 	at.port, errs[1] = attr.Port(e, attrPort, 0)
 	at.tp, errs[2] = attr.Int(e, attrTPSize, 1, 1, maxRanks)
@@ -53,6 +56,9 @@ func readAttributes(e discovery.Endpoint) (at coordinates, ranks attr.Ranks, err
 	ranks, errs[4] = attr.RanksOf(e)
 	if at.host = strings.TrimSpace(e.Attribute(attrHost)); at.host == "" {
 		at.host = e.Host()
+	}
+	if errs[4] == nil {
+		_, errs[7] = ranks.Host(e, 0)
 	}
 	if strings.ContainsAny(at.host, " /[]@") {
 		errs[6] = &attr.Error{Endpoint: e.ID, Attribute: attrHost,
@@ -112,4 +118,5 @@ var remedies = map[string]string{
 	attr.DPSize:      "the prefill engine's data-parallel size, 1 where left out",
 	attr.DPSizeLocal: "how many of its ranks are behind this URL, all where left out",
 	attr.DPStartRank: "the number of the first rank behind this URL, 0 where left out",
+	attr.Pods:        "the hosts of all pods of the engine, in the order of their ranks: 10.0.0.5,10.0.0.7",
 }

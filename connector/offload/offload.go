@@ -114,7 +114,7 @@ func (c *Connector) Decode(_ context.Context, s *connector.Session, _ *connector
 
 // The attributes of a prefill engine.
 const (
-	attrHost = "p2pHost" // VLLM_P2P_SIDE_CHANNEL_HOST; default: the URL's host
+	attrHost = "p2pHost" // VLLM_P2P_SIDE_CHANNEL_HOST; default: the host of the rank's pod
 	attrPort = "p2pPort" // VLLM_P2P_SIDE_CHANNEL_PORT, which is rank 0's
 )
 
@@ -135,7 +135,12 @@ func (c *Connector) addressOf(s *connector.Session) (address, error) {
 		return at, &connector.UnsupportedError{Member: "X-data-parallel-rank"}
 	}
 	at.port += at.ranks.Start + s.PrefillRank
-	return at, nil
+	if strings.TrimSpace(s.Prefill.Attribute(attrHost)) != "" {
+		return at, nil
+	}
+	host, err := at.ranks.Host(s.Prefill, s.PrefillRank)
+	at.host = bracketed(host)
+	return at, err
 }
 
 // read reads a prefill engine's attributes. The port is the base port.
@@ -157,6 +162,10 @@ func (c *Connector) read(e discovery.Endpoint) (at address, errs []error) {
 		)
 	}
 	at.host = HostOf(e)
+	if err == nil {
+		_, err = at.ranks.Host(e, 0)
+		note(err)
+	}
 	if strings.ContainsAny(at.host, " /@") || at.host == "" {
 		note(&attr.Error{Endpoint: e.ID, Attribute: attrHost, Problem: "is not a host's name or address"})
 	}
@@ -170,6 +179,10 @@ func HostOf(e discovery.Endpoint) string {
 	if host == "" {
 		host = e.Host()
 	}
+	return bracketed(host)
+}
+
+func bracketed(host string) string {
 	if ip, err := netip.ParseAddr(host); err == nil && ip.Is6() {
 		return "[" + host + "]"
 	}
@@ -182,6 +195,7 @@ var remedies = map[string]string{
 	attr.DPSize:      "the engine's number of data-parallel ranks",
 	attr.DPSizeLocal: "how many of them are behind this URL",
 	attr.DPStartRank: "the number of the first rank behind this URL",
+	attr.Pods:        "the hosts of all pods of the engine, in the order of their ranks: 10.0.0.5,10.0.0.7",
 }
 
 // CheckEndpoint reports what is malformed in a prefill engine's entry.

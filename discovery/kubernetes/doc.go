@@ -36,7 +36,7 @@
 // endpoint; an annotation pdkit.dev/NAME.PORT is the attribute NAME of that endpoint alone. Of the pods of a
 // LeaderWorkerSet the label worker-index tells the number of the pod's first rank: the index times the ranks of one
 // pod, which are its ports, else its attribute dpSizeLocal, else dpSize. It becomes the attribute dpStartRank, by which
-// connectors find the ports of a rank (see connector/attr).
+// connectors find the ports of a rank (see connector/attr). The hosts of all pods of a group become the attribute pods.
 //
 // The package is a module of its own, so that nobody else compiles client-go. It only needs the rights to list and
 // watch; see manifests/rbac.yaml.

@@ -35,12 +35,12 @@ func (m *maker) endpoints(s stock, f *faults) []discovery.Endpoint {
 	if len(m.roles) > 0 {
 		return m.ofServices(s, f)
 	}
-	list, g, ranks := make([]discovery.Endpoint, 0, len(s.pods)), podHostsOf(s.pods), false
+	list, g, ranks := make([]discovery.Endpoint, 0, len(s.pods)), lwsGroupsOf(s.pods), false
 	for _, r := range s.pods {
 		ranks = ranks || r.value.ranks
 		for _, e := range r.value.endpoints {
 			if !r.value.ranks {
-				e = g.named(e, r.value.worker)
+				e = g.complete(e, r.value.worker)
 			}
 			list = appendEndpoints(list, zoned(e, s.nodes))
 		}
@@ -88,7 +88,7 @@ func (m *maker) ofServices(s stock, f *faults) []discovery.Endpoint {
 	entries := slices.SortedFunc(maps.Values(found), func(a, b *sliceEndpoint) int {
 		return cmp.Compare(a.endpoint.ID, b.endpoint.ID)
 	})
-	list, g, ranks := make([]discovery.Endpoint, 0, len(entries)), podHostsOf(s.pods), false
+	list, g, ranks := make([]discovery.Endpoint, 0, len(entries)), lwsGroupsOf(s.pods), false
 	var joined []discovery.Endpoint
 	for _, e := range entries {
 		if e.endpoint.Role != 0 {
@@ -174,7 +174,7 @@ func (e *sliceEndpoint) and(other *sliceEndpoint) (*sliceEndpoint, error) {
 
 // joined appends the engines of a slice's entry whose pod says what they are.
 func (m *maker) joined(list []discovery.Endpoint, e *sliceEndpoint, pods rows[*pod],
-	g podHosts) ([]discovery.Endpoint, error) {
+	g lwsGroups) ([]discovery.Endpoint, error) {
 	p := pods.get(e.pod)
 	if p == nil || len(p.endpoints) == 0 || e.uid != "" && p.uid != e.uid {
 		return list, nil // the selector does not match it, or it is not known yet, or gone already
@@ -186,7 +186,7 @@ func (m *maker) joined(list []discovery.Endpoint, e *sliceEndpoint, pods rows[*p
 	of.Node, of.Zone = cmp.Or(e.endpoint.Node, of.Node), cmp.Or(e.endpoint.Zone, of.Zone)
 	at := p.noted.of(e.ports)
 	if of.URL = e.endpoint.URL; !at.ranks {
-		of = g.named(of, p.worker)
+		of = g.complete(of, p.worker)
 	}
 	return m.spread(list, of, of.Host(), at, p.worker)
 }

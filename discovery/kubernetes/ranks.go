@@ -63,7 +63,8 @@ func workerOf(p *corev1.Pod) *worker {
 		return nil
 	}
 	w := &worker{group: labels[lwsName] + "/" + labels[lwsGroup], index: int(index), host: podHost(p)}
-	if size, err := strconv.ParseUint(p.Annotations[lwsSize], 10, 16); err == nil && size > index && size <= maxWorkers {
+	size, err := strconv.ParseUint(p.Annotations[lwsSize], 10, 16)
+	if err == nil && size > index && size <= maxWorkers {
 		w.size = int(size)
 	}
 	return w
@@ -222,36 +223,51 @@ func with(all map[string]string, name, value string) map[string]string {
 	return all
 }
 
-// podHosts are the hosts of LeaderWorkerSets' pods, by group and worker index; "" where a pod is not known.
-type podHosts map[string][]string
+// lwsGroups are what is known of the groups of LeaderWorkerSets, by worker.group.
+type lwsGroups map[string]*lwsGroupOfPods
 
-func podHostsOf(pods rows[*pod]) (g podHosts) {
+type lwsGroupOfPods struct {
+	hosts   []string // of the pods, by worker index; "" where a pod is not known
+	engines int      // pods that are endpoints of their own
+}
+
+func lwsGroupsOf(pods rows[*pod]) (all lwsGroups) {
 	for _, r := range pods {
 		w := r.value.worker
 		if w == nil || w.size < 2 || w.host == "" {
 			continue
 		}
-		if g == nil {
-			g = podHosts{}
+		if all == nil {
+			all = lwsGroups{}
 		}
-		if len(g[w.group]) != w.size {
-			g[w.group] = make([]string, w.size)
+		g := all[w.group]
+		if g == nil || len(g.hosts) != w.size {
+			g = &lwsGroupOfPods{hosts: make([]string, w.size)}
+			all[w.group] = g
 		}
-		g[w.group][w.index] = w.host
+		g.hosts[w.index] = w.host
+		if len(r.value.endpoints) > 0 {
+			g.engines++
+		}
 	}
-	return g
+	return all
 }
 
-// named adds the hosts of all pods of an engine's group, if they are known and no annotation names them. What has a
-// port for each rank needs them not: each rank is addressed by its own endpoint.
-func (g podHosts) named(e discovery.Endpoint, w *worker) discovery.Endpoint {
-	if w == nil || w.size < 2 {
+// complete adds to an engine with one port what the other pods of its group tell. What has a port for each rank needs
+// it not: each rank is addressed by its own endpoint.
+func (all lwsGroups) complete(e discovery.Endpoint, w *worker) discovery.Endpoint {
+	if w == nil || all[w.group] == nil || len(all[w.group].hosts) != w.size {
 		return e
 	}
-	hosts := g[w.group]
-	if len(hosts) != w.size || slices.Contains(hosts, "") || e.Attribute(attrPods) != "" {
-		return e
+	g := all[w.group]
+	size, err := strconv.ParseUint(strings.TrimSpace(e.Attribute(attrDPSize)), 10, 16)
+	if err == nil && g.engines > 1 && e.Attribute(attrDPSizeLocal) == "" {
+		// dpSize counts the ranks of this pod, since others serve their own.
+		e.Attributes = with(e.Attributes, attrDPSizeLocal, strconv.Itoa(int(size)))
+		e.Attributes[attrDPSize] = strconv.Itoa(int(size) * w.size)
 	}
-	e.Attributes = with(e.Attributes, attrPods, strings.Join(hosts, ","))
+	if !slices.Contains(g.hosts, "") && e.Attribute(attrPods) == "" {
+		e.Attributes = with(e.Attributes, attrPods, strings.Join(g.hosts, ","))
+	}
 	return e
 }

@@ -119,6 +119,17 @@ func TestAnEngineOfSeveralPodsNamesThem(t *testing.T) {
 		t.Run(name, c.check)
 	}
 
+	for name, c := range map[string]outcome{
+		"pods that serve their own ranks": {o, []any{enginePod(named("set-0"), ofGroup("0", 0),
+			annotated("pdkit.dev/dpSize", "8")), enginePod(named("set-0-1"), atIP("10.0.0.2"), ofGroup("0", 1),
+			annotated("pdkit.dev/dpSize", "8"))}, a + " dpSize:16 dpSizeLocal:8" + pods + b +
+			" dpSize:16 dpSizeLocal:8 dpStartRank:8" + pods, ""},
+		"a pod that serves the ranks of all": {o, []any{enginePod(named("set-0"), ofGroup("0", 0),
+			annotated("pdkit.dev/dpSize", "16")), headless}, a + " dpSize:16" + pods, ""},
+	} {
+		t.Run(name, c.check)
+	}
+
 	o.Attributes = map[string]string{"dpSize": "4", "dpSizeLocal": "2"}
 	list, err := made(t, o, enginePod(ofGroup("0", 0), labelled("role", "decode")),
 		enginePod(named("p-0-1"), atIP("10.0.0.2"), ofGroup("0", 1), labelled("role", "decode")))
