@@ -96,8 +96,11 @@ func portNotesOf(annotations map[string]string) (n *portNotes, err error) {
 	for _, name := range activePorts {
 		if text, ok := annotations[name]; ok {
 			n = cmp.Or(n, &portNotes{})
-			n.active, _ = config.ParsePorts(text) // none is active if it is not a list
 			n.filtered = true
+			for part := range strings.SplitSeq(text, ",") {
+				port, _ := config.ParsePorts(part) // what is no port is not active, as there
+				n.active = append(n.active, port...)
+			}
 			break
 		}
 	}

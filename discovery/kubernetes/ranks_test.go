@@ -43,7 +43,7 @@ func TestEachPortOfAPodIsARank(t *testing.T) {
 		"no list": {two, enginePod(annotated("pdkit.dev/ports", "8000-")), "",
 			`pod "p-0": annotation pdkit.dev/ports is not a list of ports like 8000-8007`},
 		"a port without an engine, by llm-d's annotation": {two,
-			enginePod(annotated("llm-d.ai/active-ports", "8001,9000")),
+			enginePod(annotated("llm-d.ai/active-ports", "x, 8001,8001,9000")),
 			second + "dpSize:2 dpSizeLocal:1 dpStartRank:1", ""},
 		"and by its older name": {two, enginePod(annotated("inference.networking.k8s.io/active-ports", "8000")),
 			first + "dpSize:2 dpSizeLocal:1 dpStartRank:0", ""},
