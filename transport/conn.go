@@ -25,14 +25,14 @@ type conn struct {
 	quietCheck func() bool // reports that nothing has arrived; nil if the system cannot tell
 	abort      func()      // ends reads and writes at once; any goroutine may call it
 
-	reused bool        // it has carried a request before
-	hasty  int         // requests since it had last rested (restFor), but for the first
-	rested time.Time   // when that was
-	id     string      // the last request's X-Request-Id
-	echo   echo        // of its requests' ids
-	since  time.Time   // when it became idle
-	ends   time.Time   // it serves no request that begins later; zero: no limit
-	stop   func() bool // detaches abort from the request's context; nil between requests
+	reused   bool        // it has carried a request before
+	unpaused int         // requests since its last pause (minPause), but for the first
+	paused   time.Time   // when that was
+	id       string      // the last request's X-Request-Id
+	echo     echo        // of its requests' ids
+	since    time.Time   // when it became idle
+	ends     time.Time   // it serves no request that begins later; zero: no limit
+	stop     func() bool // detaches abort from the request's context; nil between requests
 
 	written int64 // bytes of the running request given to the socket
 	read    int64 // bytes of its response, interim ones included
@@ -44,7 +44,7 @@ type conn struct {
 }
 
 func (t *Transport) newConn(key hostKey, raw net.Conn, secured *tls.Conn) *conn {
-	c := &conn{raw: raw, rw: raw, key: key, t: t, rested: time.Now(), ends: t.options.connectionEnds(),
+	c := &conn{raw: raw, rw: raw, key: key, t: t, paused: time.Now(), ends: t.options.connectionEnds(),
 		quietCheck: rawsocket.QuietCheck(raw)}
 	// abort closes the socket under TLS without TLS's close_notify alert, which would wait for a write that hangs.
 	c.abort = func() { _ = raw.Close() }

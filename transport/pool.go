@@ -58,24 +58,24 @@ func (p *pool) pop(key hostKey, now time.Time) *conn {
 	}
 	c := idle[i]
 	p.hosts[key] = slices.Delete(idle, i, i+1)
-	if c.hasty++; now.Sub(c.since) >= restFor {
-		c.hasty, c.rested = 0, now
+	if c.unpaused++; now.Sub(c.since) >= minPause {
+		c.unpaused, c.paused = 0, now
 	}
 	return c
 }
 
-// choose returns which of an engine's idle connections serves next, -1 if none may. Of those that have rested and are
+// choose returns which of an engine's idle connections serves next, -1 if none may. Of those that had a pause and are
 // surely alive it is any: the one used last would keep the load at one of the processes behind the engine's port. Else
-// it is the one used last that may serve without a rest, and of those that are idle for long the one used last, since
+// it is the one used last that may serve without a pause, and of those that are idle for long the one used last, since
 // the engine is least likely to close it now.
 func (p *pool) choose(idle []*conn, now time.Time) int {
-	sure, rested := idleSince(idle, now.Add(-p.sure)), idleSince(idle, now.Add(-restFor))
-	if sure < rested {
-		return sure + rand.IntN(rested-sure) //nolint:gosec // spreads load, guards nothing
+	sure, paused := idleSince(idle, now.Add(-p.sure)), idleSince(idle, now.Add(-minPause))
+	if sure < paused {
+		return sure + rand.IntN(paused-sure) //nolint:gosec // spreads load, guards nothing
 	}
-	last, first := -1, max(rested, len(idle)-maxResting)
+	last, first := -1, max(paused, len(idle)-maxPausing)
 	for i, c := range slices.Backward(idle[first:]) {
-		if c.hasty < fewHasty {
+		if c.unpaused < fewUnpaused {
 			return first + i
 		}
 		if last < 0 && c.mayServe(now) {

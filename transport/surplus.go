@@ -82,21 +82,22 @@ func unasked(b []byte) bool {
 	return len(bytes.Trim(b, "\r\n")) > 0 && !says408
 }
 
-// The rest of a connection between two requests is when a response that comes late and unasked for is seen. Where one
-// request follows another at once, there is none, and responses stay shifted for as long as that goes on. So the pool
-// prefers connections that have rested, and a connection rests after some requests at once. For that an engine has a
-// few connections more.
+// A response that nobody asked for is seen if it comes while the connection is idle. If one request follows another at
+// once, the connection is never idle, and responses stay shifted for as long as that goes on. So the pool prefers
+// connections that were idle for minPause, and a connection that went without such a pause for too long must have one.
+// For that an engine has a few connections more.
 const (
-	restFor     = 10 * time.Millisecond
-	fewHasty    = 2                      // requests of a connection that came without a rest before them
-	maxHasty    = 24                     // the same, if they came
-	maxRestless = 100 * time.Millisecond // within this time
-	maxResting  = 8                      // connections to an engine that rest while a request opens another
+	minPause    = 10 * time.Millisecond
+	fewUnpaused = 2                      // requests that followed at once: so many a connection serves in any case,
+	unpausedFor = 100 * time.Millisecond // others only for so long since its last pause, or for minPause each,
+	maxUnpaused = 24                     // and no more than so many
+	maxPausing  = 8                      // connections to an engine that pause while a request opens another
 )
 
-// mayServe reports whether an idle connection that has not rested may serve the next request all the same.
+// mayServe reports whether an idle connection may serve the next request without a pause.
 func (c *conn) mayServe(now time.Time) bool {
-	return c.hasty < fewHasty || c.hasty < maxHasty && now.Sub(c.rested) < maxRestless
+	limit := max(unpausedFor, time.Duration(c.unpaused)*minPause)
+	return c.unpaused < fewUnpaused || c.unpaused < maxUnpaused && now.Sub(c.paused) < limit
 }
 
 // echo is what a connection has shown of the ids of its requests: what stands before the id, in the header X-Request-Id

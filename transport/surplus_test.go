@@ -125,8 +125,8 @@ func TestAResponseWithTheIDOfAnotherRequestIsNotServed(t *testing.T) {
 }
 
 // An engine that repeats no ids can shift responses for as long as requests follow at once, but not for ever: its
-// connection rests after some requests, and then what it has sent too much is seen.
-func TestResponsesStayShiftedOnlyUntilAConnectionRests(t *testing.T) {
+// connection pauses after some requests, and then what it has sent too much is seen.
+func TestResponsesStayShiftedOnlyUntilAConnectionPauses(t *testing.T) {
 	ownOnly(t, "gives a connection to the next request at once")
 	e := newEngine(t, surplus{late: 3 * time.Millisecond, takes: 25 * time.Millisecond}.serve)
 	wrong, failed := attack(t, newTransport(t, nil), e, 1)
@@ -279,8 +279,9 @@ func TestAResponseToHalfARequestIsSomebodyElses(t *testing.T) {
 			}
 		})
 		tr := newTransport(t, nil)
+		large := post(t, e.url(), strings.Repeat("x", 64<<20))
 		exchange(t, tr, post(t, e.url(), "x"))
-		resp, err := tr.RoundTrip(post(t, e.url(), strings.Repeat("x", 64<<20)))
+		resp, err := tr.RoundTrip(large)
 		if served {
 			require.NoError(t, err)
 			drain(t, resp)
@@ -325,4 +326,8 @@ func TestHowIDsAreCompared(t *testing.T) {
 		assert.Equal(t, row.misplaced, row.then(&e), name)
 		assert.False(t, e.misplacedHead("", http.Header{"X-Request-Id": {"5"}}), "a request without an id")
 	}
+	e, head, text := echo{}, http.Header{"X-Request-Id": {mine}}, []byte(`{"id":"cmpl-1234"}`)
+	assert.Zero(t, testing.AllocsPerRun(100, func() {
+		_ = e.misplacedHead(mine, head) || e.misplacedBody(mine, text)
+	}))
 }

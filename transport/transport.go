@@ -62,7 +62,7 @@ type Transport struct {
 func New(options *Options) *Transport {
 	t := &Transport{options: options.withDefaults()}
 	t.pool.limit, t.pool.timeout = max(t.options.MaxIdlePerHost, 0), max(t.options.IdleTimeout, 0)
-	t.pool.sure = max(t.pool.period()/2, restFor)
+	t.pool.sure = max(t.pool.period()/2, minPause)
 	t.readBuffers.New = buffersOf(t.options.ReadBuffer)
 	t.writeBuffers.New = buffersOf(t.options.WriteBuffer)
 	t.bodyBuffers.New = buffersOf(bodyBuffer)
