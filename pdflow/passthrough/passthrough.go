@@ -106,10 +106,10 @@ type Options struct {
 //
 // All else goes to one decode engine of the model that the body names. A body must be one JSON object; below /v1/audio/
 // and on Options.Paths it may be a form (multipart/form-data). The engine gets the client's query, the header of
-// [pdflow.Request.EngineHeader], and the body without transfer members; a form that has one is refused, and passes as it
-// came otherwise. The client gets the engine's status, Content-Type and body as it comes, or an error in the shape of
-// its API. A redirect is an error. If the engine breaks after the response's head, the response is cut as a flow's is:
-// see [pdflow.Flow.ServeHTTP].
+// [pdflow.Request.EngineHeader], and the body without transfer members. A form that has one is refused; any other
+// passes as it came. The client gets the engine's status, Content-Type and body as it comes, or an error in the shape
+// of its API. A redirect is an error. If the engine breaks after the response's head, the response is cut as a flow's
+// is: see [pdflow.Flow.ServeHTTP].
 type Handler struct {
 	find    func(model string) (*Engines, *pdflow.Error)
 	o       Options
