@@ -204,6 +204,9 @@ func (m *model) start(ctx context.Context, g *gateway) error {
 			told = m.tellUnfit(snap.Endpoints, told, m.probes.log)
 		}
 	})
+	if m.inspected != nil {
+		m.parts.Go(func() { m.followKV(g.tel.engines) })
+	}
 	if prober != nil {
 		m.parts.Go(func() { ended(m.probes.log, "synthetic probe", prober.Run(m.ctx)) })
 	}

@@ -20,8 +20,8 @@ var liveFiles embed.FS
 
 const (
 	liveRunning  = 100 // requests in flight that are listed
-	liveEnded    = 200 // attempts that have ended and are listed
-	liveFailures = 100 // of those that failed and are not among the newest: listed besides
+	liveEnded    = 150 // attempts that have ended and are listed
+	liveFailures = 30  // of those that failed and are not among the newest: listed besides
 )
 
 // livePicture is live.json.
@@ -42,6 +42,9 @@ type liveModel struct {
 	OtherPairs *otherPairs        `json:"otherPairs,omitempty"` // those that are not listed, added up
 	Phases     map[string]float64 `json:"phases"`               // requests in flight
 	Totals     liveTotals         `json:"totals"`
+	Minute     liveSpan           `json:"minute"`
+	Hour       liveSpan           `json:"hour"`
+	Past       livePast           `json:"past"`
 	Admission  *liveAdmission     `json:"admission,omitempty"` // nil: it is off
 	KV         *liveKV            `json:"kv,omitempty"`        // what engines count, with -inspect
 }
@@ -72,6 +75,7 @@ type liveKV struct {
 
 type liveEndpoint struct {
 	debugEndpoint
+	Recent  *liveRecent `json:"recent,omitempty"` // nil: it had no requests
 	Engine  *engineLoad `json:"engine,omitempty"` // what it says of itself, with -inspect
 	Prefill *occupancy  `json:"prefill,omitempty"`
 	Decode  *occupancy  `json:"decode,omitempty"`
@@ -128,7 +132,7 @@ func (g *gateway) liveData(w http.ResponseWriter, r *http.Request) {
 	var running, ended []timeline
 	for i, m := range models {
 		d := m.debug(ready.Models[i])
-		l := m.live(d, g.tel.engines)
+		l := m.live(d, g.tel.engines, out.Time)
 		var past []timeline
 		past, l.Totals = m.recent.list()
 		ended = append(ended, past...)
@@ -160,11 +164,14 @@ func newest(ended []timeline) []timeline {
 }
 
 // live is all of a model but its totals.
-func (m *model) live(d debugModel, totals *engineTotals) liveModel {
+func (m *model) live(d debugModel, totals *engineTotals, now time.Time) liveModel {
 	l := liveModel{modelReadiness: d.modelReadiness, Connector: d.Connector, Rollout: d.Rollout, Phases: m.doing(),
 		Endpoints: make([]liveEndpoint, 0, len(d.Endpoints))}
 	var states map[string]livePair
 	l.Pairs, l.OtherPairs, states = m.livePairs()
+	l.KV = m.readKV(totals, now)
+	var recent map[string]*liveRecent
+	l.Minute, l.Hour, l.Past, recent = m.recent.spans(now)
 	load, places := loads(d.Sessions), map[string]admit.EngineState{}
 	if m.admission != nil {
 		s := m.admission.State()
@@ -175,8 +182,8 @@ func (m *model) live(d debugModel, totals *engineTotals) liveModel {
 	}
 	for _, e := range d.Endpoints {
 		e.Load = load[e.ID]
-		x := liveEndpoint{debugEndpoint: e, Engine: m.engineLoad(e.ID), State: states[e.ID].State,
-			Left: states[e.ID].Left}
+		x := liveEndpoint{debugEndpoint: e, Recent: recent[e.ID], Engine: m.engineLoad(e.ID),
+			State: states[e.ID].State, Left: states[e.ID].Left}
 		if place, ok := places[e.ID]; ok {
 			if e.Role != discovery.RoleDecode.String() {
 				l.Admission.Prefill.add(place.Prefill)
@@ -189,16 +196,38 @@ func (m *model) live(d debugModel, totals *engineTotals) liveModel {
 		}
 		l.Endpoints = append(l.Endpoints, x)
 	}
-	if roles := totals.of(m); roles != nil {
-		l.KV = &liveKV{}
-		for role, s := range roles {
-			if role != discovery.RolePrefill.String() {
-				l.KV.Taken += s.counted.Taken
-			}
-			l.KV.Bytes = max(l.KV.Bytes, s.counted.Bytes) // both sides of a move may count it
+	return l
+}
+
+// readKV returns what the model's engines count, nil if they are not asked.
+func (m *model) readKV(totals *engineTotals, now time.Time) *liveKV {
+	roles := totals.of(m)
+	if roles == nil {
+		return nil
+	}
+	kv := &liveKV{}
+	for role, s := range roles {
+		if role != discovery.RolePrefill.String() {
+			kv.Taken += s.counted.Taken
+		}
+		kv.Bytes = max(kv.Bytes, s.counted.Bytes) // both sides of a move may count it
+	}
+	m.recent.readKV(*kv, now)
+	return kv
+}
+
+// followKV reads what the engines count, whether somebody looks or not, so that each minute has its own.
+func (m *model) followKV(totals *engineTotals) {
+	tick := time.NewTicker(slotLength)
+	defer tick.Stop()
+	for {
+		select {
+		case <-m.ctx.Done():
+			return
+		case now := <-tick.C:
+			m.readKV(totals, now)
 		}
 	}
-	return l
 }
 
 // loads counts the requests that engines work for. Prefill has done its part when the response streams.

@@ -58,7 +58,8 @@ func TestTheLivePageMakesNoMarkupOfNames(t *testing.T) {
 	ms := 1.0
 	m := liveModel{modelReadiness: modelReadiness{Model: evil, Reason: evil}, Connector: evil, Rollout: evil,
 		Endpoints: []liveEndpoint{{debugEndpoint: debugEndpoint{ID: evil, URL: evil, Role: evil, Phase: evil,
-			Group: evil, Zone: evil, LastFault: evil}, State: evil}},
+			Group: evil, Zone: evil, LastFault: evil}, State: evil, Recent: &liveRecent{Attempts: 9, Failed: 9,
+			Marks: []liveMark{{Word: evil, Count: 9, Of: 9}, {Word: "failing", Count: 9, Of: 9}}, Past: []int{9}}}},
 		Pairs:     []livePair{{Prefill: evil, Decode: evil, Served: 1, State: evil}},
 		Admission: &liveAdmission{Refused: map[string]int64{evil: 1}}}
 	ended := timeline{RequestID: evil, Model: evil, Connector: evil, Mode: evil, Attempt: 1, Prefill: evil,
@@ -76,6 +77,7 @@ func TestTheLivePageMakesNoMarkupOfNames(t *testing.T) {
 	eval[any](b, `document.querySelectorAll("details").forEach((d) => { d.open = true; })`)
 	b.until(`["running", "ended"].every((id) => document.querySelectorAll("#" + id + " dl").length === 1)`)
 	assert.Contains(t, eval[string](b, `document.body.innerText`), evil, "it is shown")
+	assert.Contains(t, eval[string](b, `document.querySelector(".sick").innerText`), evil)
 	assert.Zero(t, eval[int](b, `document.images.length`))
 	assert.NotEqual(t, "hit", eval[string](b, `document.title`))
 }
@@ -152,7 +154,7 @@ func TestTheLivePageTellsThingsApart(t *testing.T) {
 		assert.NoError(t, json.NewEncoder(w).Encode(doc.Load()))
 	}), 1280, 900, false, false)
 	b.until(`document.querySelectorAll("#running li").length === 4`)
-	b.until(`last !== null && before !== null`)
+	b.until(`$("time").textContent !== ""`)
 	assert.Equal(t, 4, eval[int](b, `document.querySelectorAll("#running li").length`), "drawn twice")
 	assert.Contains(t, eval[string](b, `document.body.innerText`), "kv not found 1")
 	titles := `[...document.querySelectorAll("#models h3")]`

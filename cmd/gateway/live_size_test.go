@@ -21,7 +21,7 @@ func podName(role string, i int) string {
 	return "inference/" + strings.Repeat("a", most-len(end)) + end
 }
 
-// live.json is largest when all rows are there and each has all its fields: 100 requests in flight and 300 that ended,
+// live.json is largest when all rows are there and each has all its fields: 100 requests in flight and 180 that ended,
 // whose ids have 128 characters, 100 pairs and 128 engines that are asked what they do. It stays below liveBound then.
 func TestTheLiveViewIsBounded(t *testing.T) {
 	g, m := fleetOf128(t)
@@ -51,7 +51,7 @@ func TestTheLiveViewIsBounded(t *testing.T) {
 		states[pairKey{p.Prefill, p.Decode}] = p
 	}
 	l := m.live(m.debug(modelReadiness{Model: row(0).Model, Name: "inference/" + strings.Repeat("m", 63), Ready: true}),
-		g.tel.engines)
+		g.tel.engines, now)
 	l.Connector, l.Rollout = row(0).Connector, row(0).Connector
 	l.Pairs, l.OtherPairs = busiest(nil, otherPairs{Served: 1}, states)
 	l.Phases = m.doing()
@@ -61,12 +61,29 @@ func TestTheLiveViewIsBounded(t *testing.T) {
 	}
 	l.Admission = &liveAdmission{Queued: 1000, Prefill: occupancy{1000, 1000}, Decode: occupancy{1000, 1000},
 		Refused: map[string]int64{"queue_full": 1234567, "queue_timeout": 1234567}}
+	count := modelCount{123456789, 123456789, 123456789, 123456789, 123456789, 123456789, 12345678901, 12345678901,
+		12345678901, 1234567890123456, histogram{}}
+	l.Minute = liveSpan{count, 123.456, &percentiles{*ms(0), *ms(1)}}
+	l.Hour = l.Minute
+	marks := make([]liveMark, 0, faultKinds)
+	for _, rule := range markRules {
+		marks = append(marks, liveMark{rule.word, now.Truncate(time.Second), 1234567, 1234567})
+	}
+	var percents []int
+	for range hourMinutes {
+		p := &l.Past
+		p.Served, p.Failed = append(p.Served, 1234567), append(p.Failed, 1234567)
+		p.First, p.Output = append(p.First, *ms(0)), append(p.Output, 123456789)
+		p.Taken, p.Bytes = append(p.Taken, 123456789), append(p.Bytes, 12345678901234)
+		percents = append(percents, 100)
+	}
 	l.KV = &liveKV{Taken: 12345678901, Bytes: 1234567890123456}
 	require.Len(t, l.Endpoints, 128)
 	for i := range l.Endpoints {
 		l.Endpoints[i] = liveEndpoint{debugEndpoint: debugEndpoint{ID: podName("prefill", i),
 			URL: "http://10.123.123.123:8000", Role: "prefill", Phase: "terminating", Group: "inference/group-a",
 			Zone: "europe-west4-a", Healthy: true, LastFault: strings.Repeat("f", 64), Load: 1000},
+			Recent: &liveRecent{1234567, 1234567, &percentiles{*ms(0), *ms(1)}, marks, *ms(0), percents},
 			Engine: &engineLoad{Running: 1000, Waiting: 1000, KVUsage: 0.8765432109876543, Taken: 12345678901,
 				Bytes: 1234567890123456},
 			Prefill: &occupancy{1000, 1000}, Decode: &occupancy{1000, 1000}, State: "quarantine", Left: *ms(0)}
@@ -79,6 +96,7 @@ func TestTheLiveViewIsBounded(t *testing.T) {
 	filled(t, reflect.ValueOf(picture.Requests[0]), "a request")
 	filled(t, reflect.ValueOf(l.Pairs[0]), "a pair")
 	filled(t, reflect.ValueOf(l.Endpoints[0]), "an engine")
+	filled(t, reflect.ValueOf(l.Past), "the last hour")
 	size := func(v any) int {
 		body, err := json.Marshal(v)
 		require.NoError(t, err)

@@ -27,10 +27,14 @@ type liveState struct {
 		Ready     bool
 		Phases    map[string]int
 		Totals    liveTotals
+		Minute    liveSpan
+		Hour      liveSpan
+		Past      livePast
 		Endpoints []struct {
 			ID      string
 			Healthy bool
 			Load    int
+			Recent  *liveRecent
 			Engine  *engineLoad
 			Decode  *occupancy
 			State   string

@@ -58,7 +58,7 @@ type liveTotals struct {
 }
 
 // recent is what a model remembers of its attempts. Its memory has a limit: one ring for those that served, one for
-// each code of an error, a table of pairs, and the marks of requests in flight.
+// each code of an error, a table of pairs, the last hour in counts, and the marks of requests in flight.
 type recent struct {
 	model   string
 	goodput *goodput // nil: the model has admission
@@ -67,6 +67,7 @@ type recent struct {
 	rings   map[string]*ring // by the error's code; "": served
 	totals  liveTotals
 	pairs   pairTable
+	windows windows
 	running map[string]*marks // attempts in flight, by the session's ID
 }
 
@@ -171,6 +172,7 @@ func (r *recent) add(o *pdflow.Outcome, waited time.Duration, now time.Time) {
 		r.totals.Reused += o.Usage.Reused
 	}
 	r.pairs.add(o, now)
+	r.windows.attempt(o, now)
 	r.keep(code, now, func() timeline { return timelineOf(r.model, o, waited, now) })
 }
 
@@ -184,6 +186,32 @@ func (r *recent) unserved(w *picking, e *pdflow.Error, now time.Time) {
 		return timeline{RequestID: w.requestID, Model: r.model, Attempt: w.attempt, Start: w.begin,
 			End: milliseconds(now.Sub(w.begin)), Error: code, Failing: e.Phase}
 	})
+}
+
+// requestEnded counts a client's request by how its last attempt ended. first is how long the client waited for the
+// first token of a stream, 0 if that is not known; broken is how many of its attempts failed.
+func (r *recent) requestEnded(code pdflow.Code, first time.Duration, broken int64, now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c := r.windows.advance(now)
+	switch {
+	case code == "":
+		c.Served, c.Mended = c.Served+1, c.Mended+broken
+		if first > 0 {
+			c.first.observe(first)
+		}
+	case code == pdflow.CodeOverloaded:
+		c.Failed, c.Refused = c.Failed+1, c.Refused+1
+	case breaks(code):
+		c.Failed++
+	}
+}
+
+// readKV is told what the model's engines have counted.
+func (r *recent) readKV(kv liveKV, now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.windows.readKV(kv, now)
 }
 
 // count and keep are for who holds r.mu.
@@ -249,6 +277,14 @@ func (r *recent) list() (all []timeline, totals liveTotals) {
 	totals = r.totals
 	totals.Errors = maps.Clone(r.totals.Errors)
 	return all, totals
+}
+
+// spans returns what the last minute and the last hour came to, and each engine's part.
+func (r *recent) spans(now time.Time) (minute, hour liveSpan, past livePast, engines map[string]*liveRecent) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	minute, hour, past = r.windows.spans(now)
+	return minute, hour, past, r.windows.engineSpans()
 }
 
 // countedPairs returns a copy of the pairs, since requests wait while r.mu is held.

@@ -22,6 +22,13 @@ type picking struct {
 	begin     time.Time // of that wait
 	waits     bool      // it has got no engines yet
 	shown     bool      // an attempt of the request is among the timelines
+
+	// What its end will tell: see ended.
+	since  time.Time // it first asked for engines
+	served bool
+	first  time.Duration // until its first token, 0 if it is not known
+	code   pdflow.Code   // of what failed last
+	broken int64         // attempts that failed
 }
 
 type pickingKey struct{}
@@ -29,7 +36,9 @@ type pickingKey struct{}
 // withPicking gives each of the clients' requests a picking.
 func withPicking(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), pickingKey{}, &picking{})))
+		p := &picking{}
+		defer p.ended() // also if the handler panics, as it does to cut a response
+		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), pickingKey{}, p)))
 	})
 }
 
@@ -46,6 +55,9 @@ func pickingOf(ctx context.Context) *picking {
 func (p *picking) asks(r *recent, in *pdflow.PickInput) time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.since.IsZero() {
+		p.since = time.Now()
+	}
 	if !p.waits || p.recent != r || p.shown && p.attempt != in.Attempt {
 		p.recent, p.requestID, p.attempt, p.begin, p.waits = r, in.RequestID, in.Attempt, time.Now(), true
 	}
@@ -58,10 +70,35 @@ func (p *picking) picked() {
 	p.waits = false
 }
 
-func (p *picking) show() {
+// attempted is told of an attempt that has ended.
+func (p *picking) attempted(o *pdflow.Outcome) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.shown = true
+	if o.Err != nil {
+		if p.code = o.Err.Code; breaks(p.code) {
+			p.broken++
+		}
+		return
+	}
+	p.served = true
+	// a response that is no stream has its first byte when its last token is made
+	if d := &o.Decode; o.Session.Request != nil && o.Session.Request.Stream && d.FirstByte.After(p.since) {
+		p.first = d.FirstByte.Sub(p.since)
+	}
+}
+
+// ended counts the request, unless it never asked for engines.
+func (p *picking) ended() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.recent == nil:
+	case p.served:
+		p.recent.requestEnded("", p.first, p.broken, time.Now())
+	case p.code != "":
+		p.recent.requestEnded(p.code, 0, p.broken, time.Now())
+	}
 }
 
 // failed is told of the error with which a client's request ends. If the request has no timeline, or ends while a
@@ -71,6 +108,7 @@ func failed(ctx context.Context, e *pdflow.Error) {
 	p := pickingOf(ctx)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.code = e.Code
 	if p.recent != nil && (!p.shown || p.waits && e.Phase == "pick" && e.Leg == "") {
 		p.shown = true
 		p.recent.unserved(p, e, time.Now())
@@ -102,7 +140,7 @@ func (p recentPicker) Pick(ctx context.Context, in *pdflow.PickInput) (pick pdfl
 	pick.Done = func(o *pdflow.Outcome) {
 		defer func() {
 			if o.Session != nil && o.Mode != "" { // not a pick that is given back unused
-				request.show()
+				request.attempted(o)
 				p.r.add(o, waited, time.Now())
 			}
 		}()

@@ -146,7 +146,7 @@ func TestTheRecentRequestsThatGotNoEngines(t *testing.T) {
 				case 'p':
 					request.picked()
 				case 's':
-					request.show()
+					request.attempted(outcomeOf(1, pdflow.CodeDecodeFailed))
 				default:
 					pickingOf(ctx).asks(r, &pdflow.PickInput{RequestID: "x", Attempt: int(step - '0')})
 				}

@@ -24,6 +24,7 @@ func outcomeOf(i int, code pdflow.Code) *pdflow.Outcome {
 		Decode:  discovery.Endpoint{ID: fmt.Sprintf("10.0.1.%d:8000", i/64%64)}}
 	o := &pdflow.Outcome{Session: s, Mode: pdflow.ModeDisaggregated, HandoffAge: 3 * time.Millisecond,
 		Usage: pdflow.Usage{Input: 100, Output: 10, Reused: 64}}
+	o.Prefill.Endpoint, o.Decode.Endpoint = s.Prefill.ID, s.Decode.ID
 	if code != "" {
 		o.Err, o.Usage = &pdflow.Error{Code: code}, pdflow.Usage{}
 	}

@@ -4,7 +4,6 @@
 const $ = (id) => document.getElementById(id);
 let paused = false;
 let last = null; // the newest answer
-let before = null; // the one before, for rates
 let fault = ""; // why the newest answer is not shown; it stays until there is a good one
 
 // el makes an element. Text never becomes markup.
@@ -17,6 +16,9 @@ function el(tag, cls, ...children) {
 
 const sum = (o) => Object.values(o || {}).reduce((a, b) => a + b, 0);
 const short = (id) => (id.length > 18 ? id.slice(0, 8) + "…" + id.slice(-8) : id);
+const tail = (id) => (id.length > 16 ? "…" + id.slice(-15) : id); // of an engine: names of pods differ at their ends
+const clock = (time) => time.slice(11, 19);
+const percent = (n, of) => (of && n ? (n / of < 0.01 ? "below 1 %" : Math.round((100 * n) / of) + " %") : "0 %");
 
 function number(n) {
   if (n >= 1e9) return (n / 1e9).toFixed(1) + "G";
@@ -52,44 +54,80 @@ function same(parent, wanted) {
   }
 }
 
-// rate is how much a count has risen each second since the answer before; of takes it from a model.
-function rate(m, of, text = number) {
-  const old = before && before.models.find((x) => x.model === m.model);
-  const seconds = before ? (Date.parse(last.time) - Date.parse(before.time)) / 1000 : 0;
-  if (!old || seconds <= 0) return "–";
-  return text(Math.max(0, of(m) - of(old)) / seconds) + "/s";
-}
-
-function fact(name, value, note) {
-  const dd = el("dd", "", value);
+function fact(name, value, note, ...more) {
+  const dd = el("dd", "", value, ...more);
   if (note) dd.append(el("small", "", note));
   return el("div", "", el("dt", "", name), dd);
 }
+
+// line draws a value for each minute of the last hour, the newest at the right. Values below 0 are not known.
+function line(cls, name, values, most, text) {
+  const path = ["0 100%"];
+  values.forEach((v, i) => {
+    const x = (at) => ((60 - values.length + at) * 100) / 60 + "% ";
+    const y = 100 - (100 * Math.max(0, v)) / most + "%";
+    path.push(x(i) + "100%", x(i) + y, x(i + 1) + y, x(i + 1) + "100%");
+  });
+  const area = el("i", cls);
+  area.style.clipPath = "polygon(" + path.join(", ") + ")";
+  const l = el("span", "line", area);
+  const known = values.filter((v) => v >= 0);
+  l.setAttribute("role", "img");
+  l.setAttribute("aria-label", name + ", each minute of the last hour: " + (known.length
+    ? text(Math.min(...known)) + " to " + text(Math.max(...known)) : "nothing"));
+  return l;
+}
+
+// counts draws a line of counts, without the minute that is not over yet.
+function counts(cls, name, values, text = number) {
+  const whole = (values || []).slice(0, values && values.length > 1 ? -1 : 1);
+  return line(cls, name, whole, Math.max(1, ...whole), text);
+}
+
+// rate is a count of the last minute for each second.
+const rate = (m, count, text = number) => text(count / Math.max(1, m.minute.seconds)) + "/s";
+
+const hour = (m) => (m.hour.seconds > 3500 ? "in the last hour"
+  : "in " + (m.hour.seconds >= 120 ? Math.round(m.hour.seconds / 60) + " min" : Math.round(m.hour.seconds) + " s"));
 
 const place = (o) => o.inFlight + (o.limit ? " of " + o.limit : "");
 
 // kvFacts never guess: what neither responses nor engines count has a dash.
 function kvFacts(m) {
-  const taken = (x) => (x.totals.reused ? x.totals.reused : x.kv ? x.kv.taken : 0);
-  const moved = (x) => (x.kv ? x.kv.bytes : 0);
+  const by = m.totals.reused ? "responses" : m.kv && m.kv.taken ? "engines" : "";
+  const taken = (span) => (m.totals.reused ? span.reused : span.taken);
+  const moved = m.kv && m.kv.bytes;
   return [
-    fact("KV taken over", taken(m) ? rate(m, taken) : "–", taken(m)
-      ? number(taken(m)) + " tokens, " + (m.totals.reused ? "by responses" : "by engines") : "nobody counts it"),
-    fact("KV moved", moved(m) ? rate(m, moved, bytes) : "–", moved(m)
-      ? bytes(moved(m)) + ", by engines" : "nobody counts it"),
+    fact("KV taken over", by ? rate(m, taken(m.minute)) : "–",
+      by ? number(taken(m.hour)) + " tokens " + hour(m) + ", by " + by : "nobody counts it",
+      ...(by ? [counts("", "tokens taken over", m.past.taken)] : [])),
+    fact("KV moved", moved ? rate(m, m.minute.bytes, bytes) : "–",
+      moved ? bytes(m.hour.bytes) + " " + hour(m) + ", by engines" : "nobody counts it",
+      ...(moved ? [counts("", "KV moved", m.past.bytes, bytes)] : [])),
   ];
 }
 
+const times = (q) => (q ? duration(q.p50) + " / " + duration(q.p99) : "–");
+
 function facts(m) {
   const phase = (...names) => names.reduce((n, name) => n + (m.phases[name] || 0), 0);
-  const errors = (x) => sum(x.totals.errors);
   const a = m.admission;
+  const lost = m.minute.failed ? "bad" : "";
+  const first = m.past.first || [];
   const out = [
-    fact("in flight", String(sum(m.phases)), "requests"),
-    fact("served", rate(m, (x) => x.totals.served), number(m.totals.served) + " in all"),
-    fact("failed", rate(m, errors), number(errors(m)) + " in all"),
-    fact("tokens out", m.totals.output ? rate(m, (x) => x.totals.output) : "–",
-      m.totals.output ? number(m.totals.output) + " in all" : "not counted"),
+    fact("served", rate(m, m.minute.served), number(m.hour.served) + " " + hour(m),
+      counts("", "served", m.past.served)),
+    fact("failed for clients", el("span", lost, rate(m, m.minute.failed)),
+      number(m.hour.failed) + " " + hour(m), counts("failed", "failed for clients", m.past.failed)),
+    fact("failed attempts", rate(m, m.minute.broken), number(m.hour.broken) + " " + hour(m) +
+      "; another attempt served " + number(m.hour.mended) + " of them"),
+    fact("TTFT p50 / p99", times(m.minute.first), m.hour.first ? times(m.hour.first) + " " + hour(m)
+      : "no streams", ...(m.hour.first ? [line("", "99th percentile of the time to the first token", first,
+        Math.max(1, ...first), duration)] : [])),
+    fact("tokens out", m.totals.output ? rate(m, m.minute.output) : "–",
+      m.totals.output ? number(m.hour.output) + " " + hour(m) : "not counted",
+      ...(m.totals.output ? [counts("", "tokens out", m.past.output)] : [])),
+    fact("in flight", String(sum(m.phases)), "requests, now"),
     fact("queue", String(a ? a.queued : phase("pick")), "wait, " + phase("backoff") + " to retry"),
     fact("prefill", a ? place(a.prefill) : String(phase("prepare", "encode", "prefill", "event")), "in flight"),
     fact("decode", a ? place(a.decode) : String(phase("decode", "stream")), "in flight"),
@@ -97,12 +135,13 @@ function facts(m) {
   if (a) {
     const reasons = Object.entries(a.refused).filter(([, n]) => n);
     const why = reasons.map(([reason, n]) => reason.replaceAll("_", " ") + " " + n);
-    out.push(fact("refused", rate(m, (x) => sum(x.admission && x.admission.refused)), why.join(", ") || "none yet"));
+    out.push(fact("refused", rate(m, m.minute.refused), number(m.hour.refused) + " " + hour(m) +
+      (why.length ? "; since the start " + why.join(", ") : "")));
   }
   return [...out, ...kvFacts(m)];
 }
 
-// cells makes a row. Each cell is [class, content]; the first one heads the row.
+// row makes a row. Each cell is [class, content]; the first one heads the row.
 function row(...cells) {
   const tr = el("tr", "");
   cells.forEach(([cls, ...content], i) => {
@@ -144,33 +183,86 @@ function choose(list, all, said, busy) {
 
 const well = (e) => e.healthy && e.phase === "ready";
 
-function engines(m, all) {
+// troubles are what is wrong with an engine, the worst first. A cooldown alone comes with few faults.
+const words = ["cooldown", "slow", "overloaded", "cut streams", "failing", "quarantine", "not ready"];
+function troubles(e) {
+  const out = ((e.recent || {}).marks || []).map((mark) => ({ ...mark, text: mark.word }));
+  if (e.state) out.push({ word: e.state, text: stands(e) });
+  if (!well(e)) {
+    out.push({ word: "not ready", text: e.phase === "ready" ? "not ready" : e.phase.replaceAll("_", " ") });
+  }
+  for (const x of out) x.rank = words.indexOf(x.word);
+  return out.sort((a, b) => b.rank - a.rank);
+}
+const worst = (e) => Math.max(-1, ...troubles(e).map((x) => x.rank));
+const sick = (e) => worst(e) > 0;
+const colour = (rank) => (words.indexOf("slow") >= rank ? "warn" : "bad");
+
+// byHealth orders engines: the worst first.
+function byHealth(a, b) {
   const order = ["encode", "prefill", "both", "decode"];
-  const list = choose(m.endpoints, all, (e) => !!e.state || !well(e), (e) => e.load);
-  const most = Math.max(1, ...list.map((e) => e.load));
-  list.sort((a, b) => order.indexOf(a.role) - order.indexOf(b.role) || (a.id < b.id ? -1 : 1));
+  const share = (e) => (e.recent && e.recent.attempts ? Math.round((20 * e.recent.failed) / e.recent.attempts) : 0);
+  return worst(b) - worst(a) || (sick(a) && share(b) - share(a)) ||
+    order.indexOf(a.role) - order.indexOf(b.role) || (a.id < b.id ? -1 : 1);
+}
+
+// says tells more of what is wrong with an engine.
+function says(e, x) {
+  const r = e.recent || {};
+  const share = x.of ? percent(x.count, x.of) + " of " + number(x.of) : "";
+  const why = { failing: share + " attempts failed", "cut streams": share + " attempts ended in a cut stream",
+    overloaded: share + " attempts got status 429 or 503", "not ready": e.lastProbeFault };
+  if (x.word === "slow" && r.first) {
+    why.slow = share + " first tokens came later than " + duration(r.limit || 0) + ": p50 " + duration(r.first.p50) +
+      ", p99 " + duration(r.first.p99);
+  }
+  return [why[x.word], x.since && "since " + clock(x.since)].filter(Boolean).join(", ");
+}
+
+const sickFirst = 5; // engines that are named before the table
+
+function sickList(m) {
+  const list = m.endpoints.filter(sick).sort(byHealth);
+  const rows = list.slice(0, sickFirst).map((e) => {
+    const x = troubles(e)[0];
+    return el("li", "", el("span", "mark " + colour(x.rank), x.text), el("span", "id", e.id), el("span", "", e.role),
+      el("span", "soft", says(e, x)));
+  });
+  if (list.length > sickFirst) rows.push(el("li", "soft", "and " + (list.length - sickFirst) + " more"));
+  return rows;
+}
+
+function engines(m, all) {
+  const list = choose(m.endpoints, all, (e) => worst(e) + 1, (e) => e.load).sort(byHealth);
+  const most = Math.max(1, ...list.map((e) => (e.recent || {}).attempts || 0));
   const rows = list.map((e) => {
-    const phase = e.phase === "ready" ? "ill" : e.phase.replaceAll("_", " ");
-    const state = [e.state ? stands(e) : well(e) ? "ready" : phase];
+    const what = troubles(e);
+    const state = what.map((x) => el("span", "state", el("span", colour(x.rank), x.text),
+      ...(x.since ? [el("small", "soft", "since " + clock(x.since))] : [])));
+    if (!what.length) state.push(el("span", "soft", "ready"));
     if (e.lastProbeFault && !well(e)) state.push(el("small", "", e.lastProbeFault));
     const limit = Math.max((e.prefill || {}).limit || 0, (e.decode || {}).limit || 0);
     const said = (value) => (e.engine ? value(e.engine) : "–");
-    const colour = e.state === "cooldown" ? "warn" : well(e) && !e.state ? "good" : "bad";
-    return row(["id", e.id], ["", e.role], [colour, ...state],
-      ["number", e.load + (limit ? " of " + limit : "")], ["wide", meter(["", e.load / most])],
+    const r = e.recent || { attempts: 0, failed: 0, past: [] };
+    return row(["id", e.id], ["", e.role], ["", ...state], ["number wide", number(r.attempts)],
+      [r.failed ? "number bad" : "number",
+        r.failed ? number(r.failed) + " (" + percent(r.failed, r.attempts) + ")" : "0"],
+      ["wide", meter(["", (r.attempts - r.failed) / most], ["failed", r.failed / most])],
+      ["number wide", times(r.first)],
+      ["wide", line("failed", e.id + ": failed or late", r.past, Math.max(10, ...r.past), (v) => v + " %")],
+      ["number wide", e.load + (limit ? " of " + limit : "")],
       ["number wide", said((x) => x.running + " / " + x.waiting)],
-      ["number wide", said((x) => Math.round(100 * x.kvUsage) + " %")],
-      ["number wide", said((x) => (x.taken ? number(x.taken) : "–"))],
-      ["number wide", said((x) => (x.bytes ? bytes(x.bytes) : "–"))]);
+      ["number wide", said((x) => Math.round(100 * x.kvUsage) + " %")]);
   });
-  return table("Engines of " + m.model, [["", "engine"], ["", "role"], ["", "state"], ["number", "requests"],
-    ["wide", ""], ["number wide", "runs / waits"], ["number wide", "KV used"], ["number wide", "tokens taken over"],
-    ["number wide", "KV moved"]], rows);
+  return table("Engines of " + m.model, [["", "engine"], ["", "role"], ["", "state"], ["number wide", "attempts"],
+    ["number", "failed"], ["wide", ""], ["number wide", "TTFT p50 / p99"], ["wide", "last hour"],
+    ["number wide", "in flight"], ["number wide", "runs / waits"], ["number wide", "KV used"]], rows);
 }
 
 function pairs(m, all) {
   const busy = (p) => p.served + p.failed;
-  const list = choose(m.pairs, all, (p) => !!p.state, busy);
+  const share = (p) => Math.round((20 * p.failed) / Math.max(1, busy(p)));
+  const list = choose(m.pairs, all, (p) => !!p.state, busy).sort((a, b) => share(b) - share(a));
   const most = Math.max(1, ...list.map(busy));
   const told = list.some((p) => p.reused);
   const rows = list.map((p) => row(["id pair", el("span", "", p.prefill), el("span", "", "→ " + p.decode),
@@ -207,14 +299,15 @@ function show(p, n, note, drawn) {
 }
 
 function newCard(m) {
-  const c = { head: el("header", ""), facts: el("dl", "facts"), engines: part("Engines"), pairs: part("Pairs"),
-    others: el("p", "soft"), errors: el("p", "soft") };
+  const c = { head: el("header", ""), sick: el("ul", "sick"), facts: el("dl", "facts"), engines: part("Engines"),
+    pairs: part("Pairs"), others: el("p", "soft"), errors: el("p", "soft") };
   c.title = c.head.appendChild(el("h3", "", m.model || "any model"));
   c.title.id = "model-" + made++;
   c.about = c.head.appendChild(el("span", "soft"));
   c.ready = c.head.appendChild(el("span", ""));
+  c.sick.setAttribute("aria-label", "Engines of " + m.model + " that are not well");
   c.pairs.d.append(c.others);
-  c.card = el("article", "card", c.head, c.facts, c.engines.d, c.pairs.d, c.errors);
+  c.card = el("article", "card", c.head, c.sick, c.facts, c.engines.d, c.pairs.d, c.errors);
   c.card.setAttribute("aria-labelledby", c.title.id);
   return c;
 }
@@ -225,16 +318,21 @@ function model(m) {
   c.about.textContent = m.connector + (m.rollout ? ", rollout " + m.rollout : "");
   c.ready.className = m.ready ? "good" : "bad";
   c.ready.textContent = m.ready ? "ready" : m.reason;
+  const ill = sickList(m);
+  if (!ill.length) ill.push(el("li", "soft", "No engine is worse than the others."));
+  c.sick.replaceChildren(...ill);
   c.facts.replaceChildren(...facts(m));
-  show(c.engines, m.endpoints.length, "", engines(m, c.engines.all));
+  show(c.engines, m.endpoints.length, ", in the last minute; TTFT: the engine's part of the time to the " +
+    "first token", engines(m, c.engines.all));
   c.pairs.d.hidden = !m.pairs.length;
-  show(c.pairs, m.pairs.length, m.otherPairs ? ", the busiest" : "", pairs(m, c.pairs.all));
+  show(c.pairs, m.pairs.length, (m.otherPairs ? ", the busiest" : "") + ", since the start", pairs(m, c.pairs.all));
   const o = m.otherPairs;
   if (o) c.others.textContent = "Other pairs: " + number(o.served) + " served, " + number(o.failed) + " failed";
   c.others.hidden = !o;
   const errors = Object.entries(m.totals.errors || {}).sort((a, b) => b[1] - a[1]);
   c.errors.textContent = errors.length
-    ? "Failed so far: " + errors.map(([code, n]) => code.replaceAll("_", " ") + " " + n).join(", ") : "";
+    ? "Attempts that failed since the start: " +
+      errors.map(([code, n]) => code.replaceAll("_", " ") + " " + n).join(", ") : "";
   return c.card;
 }
 
@@ -315,6 +413,14 @@ function what(r) {
   return r.running ? (r.phase === "pick" ? "queue" : r.phase) : r.mode;
 }
 
+// served names the engines of a request.
+function served(r) {
+  const names = [r.prefill, r.decode].filter(Boolean);
+  const e = el("span", "engines soft", names.map(tail).join(" → ") || "–");
+  if (names.length) e.title = names.join(" → ");
+  return e;
+}
+
 // fill draws a request into its row, which stays the same element.
 function fill(li, r, scale) {
   const bar = el("span", r.end > scale ? "bar cut" : "bar");
@@ -328,7 +434,8 @@ function fill(li, r, scale) {
   bar.setAttribute("role", "img");
   bar.setAttribute("aria-label", parts(r).map(([cls, ms]) => names[cls] + " " + duration(ms)).join(", "));
   const summary = li.firstChild.firstChild;
-  summary.replaceChildren(el("span", "id", short(r.requestId) + (r.attempt > 1 ? " #" + r.attempt : "")),
+  summary.replaceChildren(el("span", "id", short(r.requestId), ...(r.attempt > 1
+    ? [el("span", "again", "#" + r.attempt)] : [])), served(r),
     el("span", r.error ? "what bad" : "what soft", what(r)), bar,
     el("span", "took", duration(r.end) + (r.output ? " · " + r.output + " tok" : "")));
   while (summary.nextSibling) summary.nextSibling.remove(); // and not the summary, which may have the focus
@@ -411,7 +518,9 @@ function draw() {
 }
 
 function paint() {
-  $("time").textContent = last.time.slice(11, 19) + " UTC";
+  $("time").textContent = clock(last.time) + " UTC";
+  const ill = last.models.reduce((n, m) => n + m.endpoints.filter(sick).length, 0);
+  $("sick").textContent = ill ? ill + (ill > 1 ? " engines are" : " engine is") + " not well" : "";
   same($("models"), last.models.map(model));
   for (const name of cards.keys()) if (!last.models.some((m) => m.model === name)) cards.delete(name);
   const filter = $("filter").value;
@@ -441,9 +550,7 @@ async function load() {
 async function ask() {
   if (!paused) {
     try {
-      const now = await load();
-      before = last;
-      last = now;
+      last = await load();
       fault = "";
     } catch (e) {
       fault = e.message;
