@@ -95,14 +95,18 @@ func (a *admissionRow) facts() []string {
 	return []string{"queue " + count(a.Queued), place("prefill", a.Prefill), place("decode", a.Decode), refused}
 }
 
-// stands is an engine's state in a word, and that word's colour. What the gateway does about an engine that is well
-// counts more than that.
+// stands is an engine's state in a word, and that word's colour: the worst of what is wrong with it, as in the live
+// view.
 func (e *engineRow) stands() (word, colour string) {
-	switch {
-	case e.State != "":
-		return e.State, stateColour(e.State)
+	switch marks := e.Recent.Marks; {
+	case e.State == "quarantine":
+		return e.State, bad
 	case !e.Healthy:
 		return "ill", bad
+	case len(marks) > 0:
+		return marks[0].Word, stateColour(marks[0].Word)
+	case e.State != "":
+		return e.State, stateColour(e.State)
 	case e.Phase == "ready":
 		return e.Phase, good
 	case e.Phase == "draining":
@@ -111,12 +115,23 @@ func (e *engineRow) stands() (word, colour string) {
 	return strings.ReplaceAll(e.Phase, "_", " "), bad
 }
 
-// stateColour is that of a cooldown, which ends by itself, or of a quarantine.
+// rank orders engines: those that are not well stand before the others.
+func (e *engineRow) rank() int {
+	switch _, colour := e.stands(); colour {
+	case bad:
+		return 0
+	case attention:
+		return 1
+	}
+	return 2
+}
+
+// stateColour is that of a cooldown, which ends by itself, of a mark, or of a quarantine.
 func stateColour(state string) string {
 	switch state {
 	case "":
 		return ""
-	case "cooldown":
+	case "cooldown", "slow", "overloaded":
 		return attention
 	}
 	return bad
@@ -126,7 +141,8 @@ func (v *view) engines(endpoints []engineRow) []string {
 	order := []string{"encode", "prefill", "both", "decode"}
 	list := slices.Clone(endpoints)
 	slices.SortStableFunc(list, func(x, y engineRow) int {
-		return cmp.Or(cmp.Compare(slices.Index(order, x.Role), slices.Index(order, y.Role)), cmp.Compare(x.ID, y.ID))
+		return cmp.Or(cmp.Compare(x.rank(), y.rank()), cmp.Compare(slices.Index(order, x.Role),
+			slices.Index(order, y.Role)), cmp.Compare(x.ID, y.ID))
 	})
 	var ids, roles, states, colours, loads, runs, waits, used []string
 	for i := range list {
@@ -142,7 +158,7 @@ func (v *view) engines(endpoints []engineRow) []string {
 		runs, waits = append(runs, strconv.Itoa(e.Engine.Running)), append(waits, strconv.Itoa(e.Engine.Waiting))
 		used = append(used, fmt.Sprintf("%.0f %%", 100*e.Engine.KVUsage))
 	}
-	state := texts("state", 10, states)
+	state := texts("state", 11, states)
 	state.colours = colours
 	columns := v.fit([]column{texts("engine", 36, slices.Clone(ids)), texts("role", 7, roles), state,
 		figures("requests", 8, loads), figures("runs", 5, runs), figures("waits", 5, waits), figures("KV", 5, used)},

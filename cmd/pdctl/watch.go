@@ -62,7 +62,12 @@ type engineRow struct {
 	Healthy bool   `json:"healthy"`
 	State   string `json:"state"` // cooldown, quarantine; "": neither
 	Load    int    `json:"load"`
-	Engine  *struct {
+	Recent  struct {
+		Marks []struct {
+			Word string `json:"word"` // failing, slow …: the worst first
+		} `json:"marks"`
+	} `json:"recent"` // of the last minute
+	Engine *struct {
 		Running int     `json:"running"`
 		Waiting int     `json:"waiting"`
 		KVUsage float64 `json:"kvUsage"`

@@ -118,9 +118,13 @@ func TestWatchTellsWhichEnginesAreReady(t *testing.T) {
 		"\x1b[32mready":      `"healthy":true,"phase":"ready"`,
 		"\x1b[33mcooldown":   `"healthy":true,"phase":"ready","state":"cooldown","left":900`,
 		"\x1b[31mquarantine": `"healthy":true,"phase":"ready","state":"quarantine"`,
-		"\x1b[31mill":        `"healthy":false,"phase":"ready","lastProbeFault":"status 503"`,
-		"\x1b[33mdraining":   `"healthy":true,"phase":"draining"`,
-		"\x1b[31mnot ready":  `"healthy":true,"phase":"not_ready"`,
+		"\x1b[31mfailing": `"healthy":true,"phase":"ready","state":"cooldown","recent":{"marks":[{"word":"failing"},` +
+			`{"word":"slow"}]}`,
+		"\x1b[31mcut streams": `"healthy":true,"phase":"ready","recent":{"marks":[{"word":"cut streams"}]}`,
+		"\x1b[33mslow":        `"healthy":true,"phase":"ready","recent":{"marks":[{"word":"slow"}]}`,
+		"\x1b[31mill":         `"healthy":false,"phase":"ready","lastProbeFault":"status 503"`,
+		"\x1b[33mdraining":    `"healthy":true,"phase":"draining"`,
+		"\x1b[31mnot ready":   `"healthy":true,"phase":"not_ready"`,
 	} {
 		url := admin(t, 200, []byte(`{"models":[{"ready":true,"endpoints":[{"id":"engine-0","role":"decode",`+
 			fields+`}]}]}`))
@@ -131,6 +135,11 @@ func TestWatchTellsWhichEnginesAreReady(t *testing.T) {
 		assert.Contains(t, out, "\n  engine-0  decode  "+word+strings.Repeat(" ", max(5-len(word), 0))+
 			"         0      –      –      –\n")
 	}
+	url := admin(t, 200, []byte(`{"models":[{"ready":true,"endpoints":[{"id":"a","role":"prefill","healthy":true,`+
+		`"phase":"ready"},{"id":"b","role":"decode","healthy":true,"phase":"ready","recent":{"marks":[{"word":"slow"}]}},`+
+		`{"id":"c","role":"decode","healthy":true,"phase":"ready","recent":{"marks":[{"word":"failing"}]}}]}]}`))
+	_, out, _ := pdctl(t, "", "watch", "--once", "--admin", url)
+	assert.Regexp(t, `(?s)\n  c .*\n  b .*\n  a `, out, "the worst first")
 	now := &picture{Models: []modelRow{{Ready: true}, {Reason: "no decode engine is ready"}}}
 	v := &view{width: 80}
 	assert.True(t, strings.HasPrefix(v.draw(now, nil, nil)[0], "pdkit gateway  not ready  "))
