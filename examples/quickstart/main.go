@@ -3,7 +3,7 @@
 // Quickstart shows one LLM request served by two engines, in one process and with nothing to install:
 //
 //	go run ./examples/quickstart            # a few seconds, then it ends; exit status 0 if all it claims was seen
-//	go run ./examples/quickstart -serve     # the same, then it stays up for curl until Ctrl-C
+//	go run ./examples/quickstart -serve     # the same, then it stays up until Ctrl-C, with a live view, for curl
 //
 // # What happens
 //
@@ -34,7 +34,7 @@
 //
 // The files: main.go is the story, gateway.go the two engines and the handler (copy from there, or from
 // examples/nethttp), ask.go a client, show.go what is printed, proof.go what is checked, serve.go the part after
-// -serve.
+// -serve, live.go the program cmd/gateway, which has the live view and needs no more than live.go's configuration.
 package main
 
 import (
@@ -66,7 +66,7 @@ func run(ctx context.Context, args []string, out io.Writer, colour bool) int {
 	flags := flag.NewFlagSet("quickstart", flag.ContinueOnError)
 	flags.SetOutput(out)
 	connectorName := flags.String("connector", "nixl", "nixl carries the KV handoff from P to D; http carries nothing")
-	stay := flags.Bool("serve", false, "stay up for curl until Ctrl-C")
+	stay := flags.Bool("serve", false, "stay up until Ctrl-C, for curl, and open a live view")
 	listen := flags.String("listen", "127.0.0.1:8000", "with -serve: the gateway's address")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
@@ -91,9 +91,13 @@ func run(ctx context.Context, args []string, out io.Writer, colour bool) int {
 	}
 	err = tell(ctx, lab, show)
 	if err == nil && *stay {
-		show.invite(lab)
+		view := show.openLive(ctx, lab, *connectorName)
+		show.invite(lab, view)
 		<-ctx.Done()
 		show.draining()
+		if view != nil {
+			err = view.stop()
+		}
 	}
 	if err = errors.Join(err, lab.stop()); err != nil {
 		show.failed(err)

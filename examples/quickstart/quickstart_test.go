@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"io"
 	"net"
 	"net/http"
@@ -216,7 +217,7 @@ func TestServeStaysUpAndItsCommandsWork(t *testing.T) {
 	defer interrupt()
 	out, ended := &paper{}, make(chan int, 1)
 	go func() { ended <- run(ctx, []string{"-serve", "-listen", "127.0.0.1:0"}, out, false) }()
-	require.Eventually(t, func() bool { return strings.Contains(out.String(), "Ctrl-C ends.") }, 20*time.Second,
+	require.Eventually(t, func() bool { return strings.Contains(out.String(), "Ctrl-C ends.") }, 5*time.Minute,
 		10*time.Millisecond)
 
 	commands := regexp.MustCompile(`(?m)^  (curl .*)$`).FindAllStringSubmatch(out.String(), -1)
@@ -242,6 +243,17 @@ func TestServeStaysUpAndItsCommandsWork(t *testing.T) {
 			c.label)
 	}
 
+	// The live view is that of the gateway that the commands ask.
+	page := regexp.MustCompile(`(?m)^  (http://127\.0\.0\.1:\d+/debug/live/)$`).FindStringSubmatch(out.String())
+	require.NotNil(t, page, out)
+	assert.Contains(t, execute(t, "curl -s "+page[1]), "<title>pdkit gateway</title>")
+	var state struct {
+		Models []struct{ Totals struct{ Served int } }
+	}
+	require.NoError(t, json.Unmarshal([]byte(execute(t, "curl -s "+page[1]+"live.json")), &state))
+	require.Len(t, state.Models, 1)
+	assert.Equal(t, len(requests)+2, state.Models[0].Totals.Served)
+
 	url := regexp.MustCompile(`gateway +(http://\S+)`).FindStringSubmatch(out.String())[1]
 	last, err := ask(t.Context(), url, chat2(), func(s string) {
 		if s != "" {
@@ -259,6 +271,25 @@ func TestServeStaysUpAndItsCommandsWork(t *testing.T) {
 	assert.Contains(t, out.String(), "Draining")
 	_, err = ask(t.Context(), url, chat2(), func(string) {})
 	require.Error(t, err, "it still serves")
+	_, err = net.Dial("tcp", strings.Split(page[1], "/")[2])
+	require.Error(t, err, "the gateway of the live view still serves")
+}
+
+// Where the gateway cannot be built there is no live view, and all else is there.
+func TestServeWithoutALiveView(t *testing.T) {
+	t.Setenv("PATH", t.TempDir()) // no Go
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	out, ended := &paper{}, make(chan int, 1)
+	go func() { ended <- run(ctx, []string{"-serve", "-listen", "127.0.0.1:0"}, out, false) }()
+	require.Eventually(t, func() bool { return strings.Contains(out.String(), "Ctrl-C ends.") }, time.Minute,
+		10*time.Millisecond)
+	assert.Contains(t, out.String(), "There is no live view. It needs pdkit's repository and Go: ")
+	assert.NotContains(t, out.String(), "/debug/live/")
+	url := regexp.MustCompile(`gateway +(http://\S+)`).FindStringSubmatch(out.String())[1]
+	assert.Contains(t, out.String(), "curl -si "+url+"/v1/completions")
+	interrupt()
+	require.Equal(t, exitOK, <-ended, out)
 }
 
 func chat2() request { return chat("Which lamp is new?"+notes, true) }

@@ -2,12 +2,18 @@
 
 package main
 
-// invite prints what to try while the gateway stays up.
-func (s *screen) invite(l *lab) {
+// invite prints what to try while the gateway stays up. view is nil if there is no live view.
+func (s *screen) invite(l *lab, view *live) {
+	url := l.url
+	if view != nil {
+		url = view.url
+		s.printf("\n%s\n\n  %s\n", s.paint(bold, "The live view of cmd/gateway, which serves with the same P and D:"),
+			view.page)
+	}
 	counters := "curl -s " + l.decode.URL() + `/metrics | grep -E ` +
 		`'prompt_tokens_by_source_total|nixl_bytes_transferred_sum'`
 	post := func(flags, path, body string) string {
-		return "curl " + flags + " " + l.url + path + " -H 'Content-Type: application/json' -d '" + body + "'"
+		return "curl " + flags + " " + url + path + " -H 'Content-Type: application/json' -d '" + body + "'"
 	}
 	s.printf("\n%s\n", s.paint(bold, "The gateway stays up. In another terminal:"))
 	for _, c := range []struct{ what, command string }{
