@@ -54,7 +54,7 @@ func modelsOf(names ...string) (models []liveModel) {
 
 // Whatever a gateway, an engine or a client names itself is text on the page.
 func TestTheLivePageMakesNoMarkupOfNames(t *testing.T) {
-	const evil = `<img src=x onerror="document.title='hit'">`
+	evil := `<img src=x onerror="document.title='hit'">` + "\u202e" + strings.Repeat("x", 300) + `"'&amp;</script>`
 	ms := 1.0
 	m := liveModel{modelReadiness: modelReadiness{Model: evil, Reason: evil}, Connector: evil, Rollout: evil,
 		Endpoints: []liveEndpoint{{debugEndpoint: debugEndpoint{ID: evil, URL: evil, Role: evil, Phase: evil,
@@ -78,6 +78,10 @@ func TestTheLivePageMakesNoMarkupOfNames(t *testing.T) {
 	b.until(`["running", "ended"].every((id) => document.querySelectorAll("#" + id + " dl").length === 1)`)
 	assert.Contains(t, eval[string](b, `document.body.innerText`), evil, "it is shown")
 	assert.Contains(t, eval[string](b, `document.querySelector(".sick").innerText`), evil)
+	assert.Empty(t, eval[[]string](b, `[...document.querySelectorAll("body *:not(.bar > *)")].filter((e) =>
+		e.getClientRects().length && getComputedStyle(e).position !== "absolute" &&
+		e.getBoundingClientRect().right > innerWidth + 1).map((e) => e.tagName + "." + e.className)`),
+		"a long name makes it scroll sideways")
 	assert.Zero(t, eval[int](b, `document.images.length`))
 	assert.NotEqual(t, "hit", eval[string](b, `document.title`))
 }

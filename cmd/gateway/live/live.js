@@ -244,7 +244,7 @@ function engines(m, all) {
     const limit = Math.max((e.prefill || {}).limit || 0, (e.decode || {}).limit || 0);
     const said = (value) => (e.engine ? value(e.engine) : "–");
     const r = e.recent || { attempts: 0, failed: 0, past: [] };
-    return row(["id", e.id], ["", e.role], ["", ...state], ["number wide", number(r.attempts)],
+    return row(["id", e.id], ["role", e.role], ["", ...state], ["number wide", number(r.attempts)],
       [r.failed ? "number bad" : "number",
         r.failed ? number(r.failed) + " (" + percent(r.failed, r.attempts) + ")" : "0"],
       ["wide", meter(["", (r.attempts - r.failed) / most], ["failed", r.failed / most])],
