@@ -116,6 +116,8 @@ type debugEndpoint struct {
 	Healthy   bool   `json:"healthy"`
 	LastFault string `json:"lastProbeFault,omitempty"`
 	Load      int    `json:"load"` // requests in flight that use it
+
+	IllSince *time.Time `json:"illSince,omitempty"` // when its health probes began to fail; nil: it is healthy
 }
 
 // debugs reports whether a request names a host under which operators reach the admin address: loopback, an IP address,
@@ -183,9 +185,13 @@ func (m *model) debug(r modelReadiness) debugModel {
 	}
 	for _, e := range m.set.Load().Endpoints {
 		p := m.probes.of(e.ID)
-		d.Endpoints = append(d.Endpoints, debugEndpoint{ID: e.ID, URL: e.URL.String(), Role: e.Role.String(),
+		x := debugEndpoint{ID: e.ID, URL: e.URL.String(), Role: e.Role.String(),
 			Phase: e.Phase.String(), Group: e.Group, Zone: e.Zone,
-			Healthy: p.healthy, LastFault: p.failure, Load: load[e.ID]})
+			Healthy: p.healthy, LastFault: p.failure, Load: load[e.ID]}
+		if !p.healthy {
+			x.IllSince = &p.since
+		}
+		d.Endpoints = append(d.Endpoints, x)
 	}
 	return d
 }

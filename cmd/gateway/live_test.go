@@ -33,12 +33,14 @@ type liveState struct {
 		Endpoints []struct {
 			ID      string
 			Healthy bool
-			Load    int
-			Recent  *liveRecent
-			Engine  *engineLoad
-			Decode  *occupancy
-			State   string
-			Left    float64
+
+			IllSince *time.Time
+			Load     int
+			Recent   *liveRecent
+			Engine   *engineLoad
+			Decode   *occupancy
+			State    string
+			Left     float64
 		}
 		Pairs      []livePair
 		OtherPairs *otherPairs

@@ -5,6 +5,7 @@ package main
 import (
 	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/pdkit/pdkit/discovery"
 )
@@ -19,8 +20,9 @@ type probeBook struct {
 
 type verdict struct {
 	healthy bool
-	failure string // the last failed probe
-	url     string // of the engine, "" until a snapshot with the verdict is there
+	failure string    // the last failed probe
+	since   time.Time // it is not healthy
+	url     string    // of the engine, "" until a snapshot with the verdict is there
 }
 
 // observe is told of failed probes, and of the good one that ends a failure.
@@ -30,7 +32,10 @@ func (b *probeBook) observe(id string, healthy bool, err error) {
 		b.failed = map[string]verdict{}
 	}
 	was, known := b.failed[id]
-	now := verdict{healthy: healthy, failure: was.failure, url: was.url}
+	now := verdict{healthy: healthy, failure: was.failure, since: was.since, url: was.url}
+	if !healthy && (!known || was.healthy) {
+		now.since = time.Now().UTC()
+	}
 	if err != nil {
 		now.failure = err.Error()
 	}

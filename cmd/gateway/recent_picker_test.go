@@ -35,7 +35,13 @@ func unhealthy(t *testing.T, spec string, prefill, decode bool) *program {
 // While no engine is there each request is in the view once, whether it waits to the end or its client leaves.
 func TestTheLiveViewOfAnOutage(t *testing.T) {
 	t.Parallel()
+	begin := time.Now()
 	g := unhealthy(t, "", true, true)
+	state, _ := g.live()
+	for _, e := range state.Models[0].Endpoints {
+		require.NotNil(t, e.IllSince)
+		assert.WithinRange(t, *e.IllSince, begin, time.Now())
+	}
 	for i := range 3 {
 		status, _, body := g.complete(`{"model":"m","prompt":"a"}`, "X-Request-Id", fmt.Sprint("waits-", i))
 		require.Equal(t, http.StatusServiceUnavailable, status, body)

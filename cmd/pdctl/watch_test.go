@@ -136,7 +136,8 @@ func TestWatchTellsWhichEnginesAreReady(t *testing.T) {
 			"         0      –      –      –\n")
 	}
 	url := admin(t, 200, []byte(`{"models":[{"ready":true,"endpoints":[{"id":"a","role":"prefill","healthy":true,`+
-		`"phase":"ready"},{"id":"b","role":"decode","healthy":true,"phase":"ready","recent":{"marks":[{"word":"slow"}]}},`+
+		`"phase":"ready"},{"id":"b","role":"decode","healthy":true,"phase":"ready","recent":{"marks":[`+
+		`{"word":"slow"}]}},`+
 		`{"id":"c","role":"decode","healthy":true,"phase":"ready","recent":{"marks":[{"word":"failing"}]}}]}]}`))
 	_, out, _ := pdctl(t, "", "watch", "--once", "--admin", url)
 	assert.Regexp(t, `(?s)\n  c .*\n  b .*\n  a `, out, "the worst first")

@@ -189,7 +189,8 @@ function troubles(e) {
   const out = ((e.recent || {}).marks || []).map((mark) => ({ ...mark, text: mark.word }));
   if (e.state) out.push({ word: e.state, text: stands(e) });
   if (!well(e)) {
-    out.push({ word: "not ready", text: e.phase === "ready" ? "not ready" : e.phase.replaceAll("_", " ") });
+    const text = e.phase === "ready" ? "not ready" : e.phase.replaceAll("_", " ");
+    out.push({ word: "not ready", text, since: e.illSince });
   }
   for (const x of out) x.rank = words.indexOf(x.word);
   return out.sort((a, b) => b.rank - a.rank);
