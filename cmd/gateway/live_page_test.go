@@ -146,6 +146,34 @@ func TestTheLivePageSaysWhatIsWrong(t *testing.T) {
 	b.bad = nil
 }
 
+// Engines that drain or have a cooldown are not named as ones that are not well. The others are, the worst first.
+func TestTheLivePageOrdersEngines(t *testing.T) {
+	t.Parallel()
+	engine := func(id, phase, state string, healthy bool, words ...string) liveEndpoint {
+		e := liveEndpoint{debugEndpoint: debugEndpoint{ID: id, Role: "decode", Phase: phase, Healthy: healthy},
+			State: state, Recent: &liveRecent{Attempts: 10, Past: []int{-1, 0}}}
+		for _, word := range words {
+			e.Recent.Marks = append(e.Recent.Marks, liveMark{Word: word, Since: time.Unix(1000, 0).UTC(), Count: 5, Of: 10})
+		}
+		return e
+	}
+	models := modelsOf("m")
+	models[0].Endpoints = []liveEndpoint{engine("e0", "ready", "", true), engine("e1", "draining", "", true),
+		engine("e2", "ready", "cooldown", true), engine("e3", "ready", "", true, "slow"),
+		engine("e4", "ready", "cooldown", true, "failing", "slow"), engine("e5", "not-ready", "", false),
+		engine("e6", "ready", "quarantine", true), engine("e7", "ready", "", true, "overloaded")}
+	b := openBrowser(t, servePage(t, func(w http.ResponseWriter, _ *http.Request) {
+		assert.NoError(t, json.NewEncoder(w).Encode(liveDocument(models)))
+	}), 1280, 900, false, false)
+	b.until(`document.querySelectorAll("tbody th").length === 8`)
+	assert.Equal(t, "e5 e6 e4 e7 e3 e2 e1 e0", eval[string](b,
+		`[...document.querySelectorAll("tbody th")].map((e) => e.textContent).join(" ")`))
+	assert.Equal(t, []string{"not ready e5", "quarantine e6", "failing e4", "overloaded e7", "slow e3"},
+		eval[[]string](b, `[...document.querySelectorAll(".sick li")].map((li) =>
+			li.children[0].textContent + " " + li.children[1].textContent)`))
+	assert.Equal(t, "5 engines are not well", eval[string](b, `document.getElementById("sick").textContent`))
+}
+
 // Each card has an id of its own, and each request in flight a row, also when clients give all the same id.
 func TestTheLivePageTellsThingsApart(t *testing.T) {
 	var doc atomic.Value

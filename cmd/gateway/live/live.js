@@ -170,7 +170,7 @@ function meter(...parts) {
   return m;
 }
 
-const stands = (x) => (x.state === "cooldown" ? "cooldown " + duration(x.left) : x.state);
+const stands = (x) => (x.state === "cooldown" ? "cooldown " + duration(x.left || 0) : x.state);
 
 const rowsFirst = 12; // engines, and pairs, that are shown before one asks for all
 
@@ -183,20 +183,21 @@ function choose(list, all, said, busy) {
 
 const well = (e) => e.healthy && e.phase === "ready";
 
-// troubles are what is wrong with an engine, the worst first. A cooldown alone comes with few faults.
-const words = ["cooldown", "slow", "overloaded", "cut streams", "failing", "quarantine", "not ready"];
+// troubles are what is wrong with an engine, the worst first. One that drains is well, and a cooldown alone comes with
+// few faults.
+const words = ["draining", "cooldown", "slow", "overloaded", "cut streams", "failing", "quarantine", "not ready"];
 function troubles(e) {
   const out = ((e.recent || {}).marks || []).map((mark) => ({ ...mark, text: mark.word }));
   if (e.state) out.push({ word: e.state, text: stands(e) });
   if (!well(e)) {
-    const text = e.phase === "ready" ? "not ready" : e.phase.replaceAll("_", " ");
-    out.push({ word: "not ready", text, since: e.illSince });
+    const word = e.phase === "draining" ? "draining" : "not ready";
+    out.push({ word, text: word, since: e.illSince });
   }
   for (const x of out) x.rank = words.indexOf(x.word);
   return out.sort((a, b) => b.rank - a.rank);
 }
 const worst = (e) => Math.max(-1, ...troubles(e).map((x) => x.rank));
-const sick = (e) => worst(e) > 0;
+const sick = (e) => worst(e) > words.indexOf("cooldown");
 const colour = (rank) => (words.indexOf("slow") >= rank ? "warn" : "bad");
 
 // byHealth orders engines: the worst first.
