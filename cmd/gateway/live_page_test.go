@@ -153,7 +153,8 @@ func TestTheLivePageOrdersEngines(t *testing.T) {
 		e := liveEndpoint{debugEndpoint: debugEndpoint{ID: id, Role: "decode", Phase: phase, Healthy: healthy},
 			State: state, Recent: &liveRecent{Attempts: 10, Past: []int{-1, 0}}}
 		for _, word := range words {
-			e.Recent.Marks = append(e.Recent.Marks, liveMark{Word: word, Since: time.Unix(1000, 0).UTC(), Count: 5, Of: 10})
+			e.Recent.Marks = append(e.Recent.Marks,
+				liveMark{Word: word, Since: time.Unix(1000, 0).UTC(), Count: 5, Of: 10})
 		}
 		return e
 	}
