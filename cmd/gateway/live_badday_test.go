@@ -30,36 +30,32 @@ type badDay struct {
 // for four in ten.
 func startBadDay(t *testing.T) *badDay {
 	t.Helper()
-	day, yaml := &badDay{}, ""
+	day := &badDay{}
+	var engines []*enginesim.Engine
 	for i := range 3 {
 		p, d, err := enginesim.Pair(enginesim.Config{KeepRequests: -1}, enginesim.Config{KeepRequests: -1})
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
-		entry := func(url, role string) {
-			yaml = strings.TrimSuffix(yaml, "---\n")
-			yaml += fmt.Sprintf("        - {url: %q, role: %s, group: a}\n", url, role)
-		}
 		switch i {
 		case 0:
-			yaml = nixlYAML(p, d)
+			engines = append(engines, p, d)
 			d.Inject(enginesim.Fault{Kind: enginesim.FaultResetStream, Leg: enginesim.LegDecode, AfterChunks: 5,
 				Count: -1, Share: .05})
 		case 1:
-			entry(p.URL(), "prefill")
-			entry(d.URL(), "decode")
+			engines = append(engines, p, d)
 			p.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: 500, Leg: enginesim.LegPrefill, Count: -1,
 				Share: .1})
 			d.Inject(enginesim.Fault{Kind: enginesim.FaultDelay, Leg: enginesim.LegDecode,
 				Delay: 900 * time.Millisecond, Count: -1, Share: .4})
 		case 2:
-			entry(d.URL(), "decode")
+			engines = append(engines, nil, d)
 		}
 		if i < 2 {
 			day.p = append(day.p, strings.TrimPrefix(p.URL(), "http://"))
 		}
 		day.d = append(day.d, strings.TrimPrefix(d.URL(), "http://"))
 	}
-	day.program = start(t, gatewayYAML("")+yaml, "-inspect", "5s")
+	day.program = start(t, gatewayYAML("")+simYAML("", engines...), "-inspect", "5s")
 	ctx, stop := context.WithCancel(t.Context())
 	var clients sync.WaitGroup
 	day.end = func() { stop(); clients.Wait() }
