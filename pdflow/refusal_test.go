@@ -85,7 +85,7 @@ func TestAMuxWithoutTelemetryTellsByThatOfItsFlows(t *testing.T) {
 	const key = "pd.requests.refused error.type=not_found pd.api=completions"
 	mux := newMux(t)
 	url := serve(t, mux)
-	require.Equal(t, 404, post(t, url, "/v1/completions", completion("hi", "")).status, "no flow, nobody to tell")
+	require.Equal(t, 503, post(t, url, "/v1/completions", completion("hi", "")).status, "no flow, nobody to tell")
 	b, second, lines := &book{}, &book{}, &logBuffer{}
 	x := script(t, &fake{}, answer(ok), answer(ok), metered(b), logsTo(slog.New(slog.NewTextHandler(lines, nil))))
 	y := script(t, &fake{}, answer(ok), answer(ok), metered(second))
