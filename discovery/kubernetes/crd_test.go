@@ -191,6 +191,7 @@ func differ(s tree, typ reflect.Type, path string) (faults []string) {
 		}
 		return nil
 	case typ == reflect.TypeFor[json.RawMessage](), typ == reflect.TypeFor[modelserver.Discovery](),
+		typ == reflect.TypeFor[modelserver.Adapters](), // a word or a list
 		typ == reflect.TypeFor[config.Spec]() && s["x-kubernetes-preserve-unknown-fields"] == true:
 		if s["x-kubernetes-preserve-unknown-fields"] != true || s["properties"] != nil {
 			return []string{path + " is not free in form"}
