@@ -73,7 +73,8 @@ func (p *pool) choose(idle []*conn, now time.Time) int {
 	if sure < paused {
 		return sure + rand.IntN(paused-sure) //nolint:gosec // spreads load, guards nothing
 	}
-	last, first := -1, max(paused, len(idle)-maxPausing)
+	const some = 16 // to look at all of a large burst's would take long
+	last, first := -1, max(paused, len(idle)-some)
 	for i, c := range slices.Backward(idle[first:]) {
 		if c.unpaused < fewUnpaused {
 			return first + i
@@ -82,10 +83,13 @@ func (p *pool) choose(idle []*conn, now time.Time) int {
 			last = first + i
 		}
 	}
-	if last < 0 && first > 0 {
-		last = first - 1
+	switch {
+	case last >= 0:
+		return last
+	case len(idle)-paused > maxPausing:
+		return paused
 	}
-	return last
+	return paused - 1
 }
 
 // idleSince returns the index of the first connection that has been idle since t or later.

@@ -63,7 +63,7 @@ func singles(t *testing.T, tr http.RoundTripper, url string, requests int, pause
 // After a burst, single requests go to all processes of the engine, not to the one whose connection was used last.
 func TestSingleRequestsReachAllProcessesBehindAPort(t *testing.T) {
 	ownOnly(t, "uses the connection that was used last")
-	for pause, least := range map[time.Duration]int{0: 8, 2 * time.Millisecond: 20, 20 * time.Millisecond: 20} {
+	for pause, least := range map[time.Duration]int{0: 10, 2 * time.Millisecond: 20, 20 * time.Millisecond: 20} {
 		url := processes(t, 8, 5*time.Millisecond)
 		tr := newTransport(t, nil)
 		burst(t, tr, url, 64)

@@ -91,7 +91,7 @@ const (
 	fewUnpaused = 2                      // requests that followed at once: so many a connection serves in any case,
 	unpausedFor = 100 * time.Millisecond // others only for so long since its last pause, or for minPause each,
 	maxUnpaused = 24                     // and no more than so many
-	maxPausing  = 8                      // connections to an engine that pause while a request opens another
+	maxPausing  = 2                      // connections to an engine that pause while a request opens another
 )
 
 // mayServe reports whether an idle connection may serve the next request without a pause.
