@@ -124,7 +124,8 @@ func New(rawURL string, role Role) (Endpoint, error) {
 }
 
 // ParseURL reads an engine's base URL: http or https, a host, no user info, query or fragment, and no path that each
-// request adds itself, like /v1. A trailing slash is removed. The error says which part is wrong and shows no more of the URL than that part.
+// request adds itself, like /v1. A trailing slash is removed. The error says which part is wrong and shows no more of
+// the URL than that part.
 func ParseURL(raw string) (*url.URL, error) {
 	u, err := url.Parse(raw)
 	if err != nil {

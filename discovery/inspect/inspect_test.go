@@ -505,41 +505,6 @@ func TestTheLoadIsReadMoreOftenAndIsNoSnapshot(t *testing.T) {
 	})
 }
 
-// Adapters are loaded and unloaded while the engine runs, and lost when it restarts.
-func TestAdaptersAreFollowed(t *testing.T) {
-	card := func(id, parent string) string {
-		return `{"id":"` + id + `","parent":` + parent + `,"max_model_len":null}`
-	}
-	const model = `{"id":"m","parent":null,"max_model_len":4096}`
-	synctest.Test(t, func(t *testing.T) {
-		client := vllm("a:1")
-		w := visited(t, client, inspect.Options{Interval: time.Hour, LoadInterval: time.Second})
-		require.Equal(t, "lora", w.one(t).Attribute("adapters"))
-		for _, c := range []struct {
-			data []string
-			want string
-		}{
-			{[]string{model, card("b", `"m"`), card("a", `"m"`), card("a", `"m"`)}, "a,b"},
-			{[]string{card("b", `"m"`), model, card("has,comma", `"m"`), card("\\u0007", `"m"`)}, "b"},
-			{[]string{model}, ""},
-			{[]string{model, card("c", `"m"`)}, "c"},
-		} {
-			client.set("a:1/v1/models", `{"data":[`+strings.Join(c.data, ",")+`]}`)
-			after(2 * time.Second)
-			assert.Equal(t, c.want, w.one(t).Attribute("adapters"))
-		}
-		version := w.set.Load().Version
-		client.set("a:1/v1/models", `{"data":7}`)
-		after(10 * time.Second)
-		assert.Equal(t, "c", w.one(t).Attribute("adapters"), "nonsense says nothing")
-		assert.Equal(t, version, w.set.Load().Version, "what has not changed is no snapshot")
-		w.Refresh("a:1")
-		client.set("a:1/v1/models", `{"data":[`+model+`]}`)
-		after(time.Second)
-		assert.Equal(t, map[string]string{"dpSize": "2", "maxModelLen": "4096"}, w.one(t).Attributes)
-	})
-}
-
 func TestVisitsAreBoundedAndJoinedInFewSnapshots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var hosts []string
