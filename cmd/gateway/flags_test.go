@@ -38,7 +38,7 @@ func TestAWrongCommandLineEndsWith2(t *testing.T) {
 		"":                                    "-config FILE is missing",
 		"-config=":                            "-config FILE is missing",
 		"-config=FILE extra":                  "unexpected argument",
-		"-config=FILE -nonsense":              "not defined",
+		"-config=FILE -nonsense":              "there is no flag -nonsense",
 		"-config=FILE -log-level=loud":        "loud",
 		"-config=FILE -listen=8000":           "-listen: is not an address",
 		"-config=FILE -admin=nowhere":         "-admin: is not an address",

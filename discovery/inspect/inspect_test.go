@@ -311,7 +311,7 @@ func TestRanksElsewhereAreNotCounted(t *testing.T) {
 			for _, rank := range c.ranks {
 				client.bodies["a:1/metrics"] += `vllm:num_requests_running{engine="` + rank + `"} 0` + "\n"
 			}
-			w := run(t, client, inspect.Options{})
+			w := run(t, client, inspect.Options{Ask: inspect.All &^ inspect.Adapters})
 			w.list.Publish(endpoint(t, "a:1", c.list))
 			settle()
 			assert.Equal(t, c.want, w.one(t).Attributes)
