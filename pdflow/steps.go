@@ -418,6 +418,6 @@ func (a *attempt) relayable() bool {
 	if a.f.order == connector.DecodeFirst && a.p.Load() == nil {
 		return false
 	}
-	return !(a.twoLegs() && a.f.traits.Handoff.FromDecode) && !a.correctsUsage() &&
+	return !(a.twoLegs() && a.f.traits.Handoff.FromDecode) &&
 		!(a.p.Load() != nil && a.mergesMembers(a.s.Request.Stream)) && a.rewriting(http.StatusOK) == nil
 }
