@@ -278,8 +278,8 @@ func WithForwardHeaders(names ...string) Option {
 // WithEngineUsage leaves the usage of responses as decode engines write it. By default, where a decode engine counts
 // what it took over as cached (connector.Serving.ReusedInUsage), the client gets prefill's count of cached tokens, of
 // all client APIs, in whole responses and in streams: clients are billed by it. If prefill's response has no count, as
-// from a vLLM without --enable-prompt-tokens-details, it is 0. A response that a host passes on by itself ([Step.Relay])
-// keeps the engine's counts.
+// from a vLLM without --enable-prompt-tokens-details, it is 0. A response that a host passes on by itself
+// ([Step.Relay]) keeps the engine's counts.
 func WithEngineUsage() Option {
 	return optionFunc(func(o *options) error { o.engineUsage = true; return nil })
 }
