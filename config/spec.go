@@ -60,7 +60,8 @@ type Timeouts struct {
 	Handoff time.Duration `json:"handoff"`
 	// the decode leg (together: from P's response), until its first byte; default 600 s
 	Decode      time.Duration `json:"decode"`
-	Idle        time.Duration `json:"idle"`        // silence between two reads of a response; default 60 s
+	Idle        time.Duration `json:"idle"`        // silence of a response until its engine is probed; default 60 s
+	Silence     time.Duration `json:"silence"`     // silence of a response whose engine is well; default 10 min
 	Cleanup     time.Duration `json:"cleanup"`     // a connector's cleaning up; default 5 s
 	HealthCheck time.Duration `json:"healthCheck"` // one probe of package pdflow/health; default 2 s
 
@@ -88,7 +89,7 @@ func (t Timeouts) Resolve(lease time.Duration) Timeouts {
 	}
 	return t.Or(Timeouts{
 		Connect: 2 * time.Second, Prefill: 60 * time.Second, Handoff: handoff, Decode: 600 * time.Second,
-		Idle: 60 * time.Second, Cleanup: 5 * time.Second, HealthCheck: 2 * time.Second,
+		Idle: 60 * time.Second, Silence: 10 * time.Minute, Cleanup: 5 * time.Second, HealthCheck: 2 * time.Second,
 		Body: 60 * time.Second, Write: 30 * time.Second, Steps: 15 * time.Minute,
 	})
 }
@@ -102,10 +103,10 @@ func (t Timeouts) Or(other Timeouts) Timeouts {
 	return t
 }
 
-func (t *Timeouts) all() [10]*time.Duration {
+func (t *Timeouts) all() [11]*time.Duration {
 	return [...]*time.Duration{
-		&t.Connect, &t.Prefill, &t.Handoff, &t.Decode, &t.Idle, &t.Cleanup, &t.HealthCheck, &t.Body, &t.Write,
-		&t.Steps,
+		&t.Connect, &t.Prefill, &t.Handoff, &t.Decode, &t.Idle, &t.Silence, &t.Cleanup, &t.HealthCheck, &t.Body,
+		&t.Write, &t.Steps,
 	}
 }
 
@@ -126,6 +127,7 @@ type timeoutsJSON struct {
 	Handoff     *Duration `json:"handoff,omitempty"`
 	Decode      *Duration `json:"decode,omitempty"`
 	Idle        *Duration `json:"idle,omitempty"`
+	Silence     *Duration `json:"silence,omitempty"`
 	Cleanup     *Duration `json:"cleanup,omitempty"`
 	HealthCheck *Duration `json:"healthCheck,omitempty"`
 }
@@ -135,14 +137,14 @@ func (t *Timeouts) UnmarshalJSON(raw []byte) error {
 	var in timeoutsJSON
 	err := Decode(raw, &in)
 	*t = Timeouts{given(in.Connect), given(in.Prefill), given(in.Handoff), given(in.Decode), given(in.Idle),
-		given(in.Cleanup), given(in.HealthCheck), t.Body, t.Write, t.Steps}
+		given(in.Silence), given(in.Cleanup), given(in.HealthCheck), t.Body, t.Write, t.Steps}
 	return err
 }
 
 // MarshalJSON writes what UnmarshalJSON reads.
 func (t Timeouts) MarshalJSON() ([]byte, error) {
 	return json.Marshal(timeoutsJSON{told(t.Connect), told(t.Prefill), told(t.Handoff), told(t.Decode), told(t.Idle),
-		told(t.Cleanup), told(t.HealthCheck)})
+		told(t.Silence), told(t.Cleanup), told(t.HealthCheck)})
 }
 
 // given is a duration of a JSON document, where 0 is no limit and what is left out is the default.

@@ -42,7 +42,8 @@ func TestSpecDefaults(t *testing.T) {
 		require.NoError(t, err, raw)
 		assert.Equal(t, config.Timeouts{
 			Connect: 2 * time.Second, Prefill: time.Minute, Handoff: 25 * time.Second, Decode: 10 * time.Minute,
-			Idle: time.Minute, Cleanup: 5 * time.Second, HealthCheck: 2 * time.Second, Body: time.Minute,
+			Idle: time.Minute, Silence: 10 * time.Minute, Cleanup: 5 * time.Second, HealthCheck: 2 * time.Second,
+			Body:  time.Minute,
 			Write: 30 * time.Second, Steps: 15 * time.Minute,
 		}, spec.Timeouts.Resolve(30*time.Second))
 		assert.Equal(t, config.Retry{MaxAttempts: 2, BackoffBase: 50 * time.Millisecond, BackoffMax: 2 * time.Second,

@@ -41,7 +41,8 @@ type running struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	watch  live.Watchdog // limits the phase that runs
-	held   *holding      // bytes of the responses of P and of encode engines
+	silent silence
+	held   *holding // bytes of the responses of P and of encode engines
 	legs   struct{ prefill, decode telemetry.Leg }
 	bg     sync.WaitGroup // legs that run beside the one the caller waits for
 }
@@ -236,8 +237,12 @@ func (a *attempt) caller(ctx context.Context) connector.Caller {
 	}
 }
 
-// Expire ends the attempt because a phase ran out of time.
-func (a *attempt) Expire() { a.cancel(errPhaseTimeout) }
+// Expire ends the attempt because a phase ran out of time, unless it is the silence of an engine that is well.
+func (a *attempt) Expire() {
+	if !a.mayBeSilent() {
+		a.cancel(errPhaseTimeout)
+	}
+}
 
 // clean lets the connector free what a failed attempt left behind.
 func (a *attempt) clean(e *Error) {
@@ -267,6 +272,7 @@ func (a *attempt) end(e *Error) {
 	}
 	a.watch.Stop()
 	a.cancel(cause)
+	a.watch.Wait()
 	a.bg.Wait()
 	unblock := a.unblocking()
 	a.leavePrefill(unblock)

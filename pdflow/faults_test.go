@@ -408,7 +408,7 @@ func TestPhasesThatRunOutOfTime(t *testing.T) {
 
 func TestASilentStreamIsCut(t *testing.T) {
 	for limit := 250 * time.Millisecond; ; limit *= 4 {
-		x := start(t, setup{opts: []pdflow.Option{pdflow.WithTimeouts(config.Timeouts{Idle: limit})}})
+		x := start(t, setup{opts: []pdflow.Option{pdflow.WithTimeouts(config.Timeouts{Idle: limit, Silence: limit})}})
 		x.d.Inject(enginesim.Fault{Kind: enginesim.FaultStallStream, AfterChunks: 3, Count: -1})
 		r := post(t, x.url, "/v1/completions", completion(longPrompt, `"stream":true`))
 		require.Error(t, r.err)

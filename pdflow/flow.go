@@ -87,6 +87,7 @@ type inFlight struct {
 	runningOn   runningOn
 	retries     *live.Retries
 	rescueQueue rescue.Queue
+	probes      probes
 }
 
 // New makes a flow, and binds the picker to the connector's rules. The error says which option or ability is missing.

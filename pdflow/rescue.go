@@ -18,9 +18,9 @@ import (
 )
 
 // WithRescue lets a stream outlive its decode engine: when that dies, breaks the connection, gives the request up or
-// stays silent for longer than Timeouts.Idle in mid-stream, a new pair goes on with the tokens that the client has, and
-// the client's stream goes on, no byte repeated and none missing. A request's stream is rescued at most perRequest
-// times. Default, and 0: never.
+// stays silent in mid-stream for longer than Timeouts.Idle without being well, or than Timeouts.Silence, a new pair
+// goes on with the tokens that the client has, and the client's stream goes on, no byte repeated and none missing. A
+// request's stream is rescued at most perRequest times. Default, and 0: never.
 //
 // Only greedy streams of chats and completions with one choice are rescued, and only if the engine tells token ids as
 // vLLM does (return_token_ids, which the flow asks for and takes out again); docs/reliability/rescue.md has the whole

@@ -136,7 +136,7 @@ func TestAStreamIsCutWhereNoEngineIsLeft(t *testing.T) {
 func TestASilentDecodeEngineIsADeadOne(t *testing.T) {
 	t.Parallel()
 	for idle := time.Second; ; idle *= 4 {
-		x, _ := rescuing(t, pdflow.WithTimeouts(config.Timeouts{Idle: idle}))
+		x, _ := rescuing(t, pdflow.WithTimeouts(config.Timeouts{Idle: idle, Silence: idle}))
 		want := sameOf(post(t, x.url, "/v1/completions", rescuable("").body, "X-Request-Id", "same").body)
 		got := x.struck(rescuable(""), enginesim.FaultStallStream, 3)
 		if got.err != nil && idle < 10*time.Second {

@@ -27,6 +27,8 @@ type SessionInfo struct {
 	Decode    string        `json:"decode,omitempty"`
 	Phase     string        `json:"phase"`
 	Age       time.Duration `json:"ageNanoseconds"`
+	// for how long decode has sent nothing in mid-stream, if that is longer than Timeouts.Idle
+	Silent    time.Duration `json:"silentNanoseconds,omitempty"`
 	ExpiresAt time.Time     `json:"expiresAt,omitzero"` // end of the KV lease
 }
 
@@ -35,6 +37,7 @@ func (x *serving) info() SessionInfo {
 		Age: time.Since(x.tel.Start)}
 	if a := x.current.Load(); a != nil {
 		i.ID, i.Attempt, i.Prefill, i.Decode = a.s.ID, a.s.Attempt, a.s.Prefill.ID, a.s.Decode.ID
+		i.Silent = a.silentFor()
 		if exp := a.expires.Load(); exp != 0 {
 			i.ExpiresAt = time.Unix(0, exp)
 		}

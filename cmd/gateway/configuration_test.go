@@ -48,6 +48,7 @@ var defaults = map[string]string{
 	"spec.kvConnector.timeouts.handoff":            "the connector's lease less 5s",
 	"spec.kvConnector.timeouts.decode":             "600s",
 	"spec.kvConnector.timeouts.idle":               "60s",
+	"spec.kvConnector.timeouts.silence":            "10m",
 	"spec.kvConnector.timeouts.cleanup":            "5s",
 	"spec.kvConnector.timeouts.healthCheck":        "2s",
 	"spec.kvConnector.retry.maxAttempts":           "2",
@@ -126,6 +127,9 @@ var abouts = map[string]string{
 	"spec.kvConnector.config": "the connector's own settings; `parameters` is another word for it",
 	"spec.kvConnector.timeouts.handoff": "the oldest handoff that decode may still use, from the last byte of " +
 		"P's response; of a lease under 10s the default is half",
+	"spec.kvConnector.timeouts.idle": "silence of a response in mid-stream; then the engine is probed, and the " +
+		"response cut if the engine is not well",
+	"spec.kvConnector.timeouts.silence":     "silence of a response in mid-stream whose engine is well",
 	"spec.kvConnector.timeouts.cleanup":     "what a connector does after a failed request",
 	"spec.kvConnector.timeouts.healthCheck": "one probe of an engine",
 	"spec.kvConnector.retry.maxAttempts":    "attempts at pairs of engines, the first included; at least 1",

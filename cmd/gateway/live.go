@@ -257,7 +257,7 @@ func (m *model) inFlight(sessions []pdflow.SessionInfo, now time.Time) []timelin
 		out = append(out, timeline{RequestID: s.RequestID, Session: s.ID, Model: m.Model(), Connector: s.Connector,
 			Attempt: s.Attempt, Prefill: s.Prefill, Decode: s.Decode, Start: begin, End: milliseconds(now.Sub(begin)),
 			Picked: at(known.picked), PrefillStart: at(known.prefillStart), PrefillEnd: at(known.prefillEnd),
-			DecodeStart: at(known.decodeStart), Running: true, Phase: s.Phase})
+			DecodeStart: at(known.decodeStart), Running: true, Phase: s.Phase, Silent: milliseconds(s.Silent)})
 	}
 	return out
 }

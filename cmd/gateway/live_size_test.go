@@ -28,13 +28,17 @@ func TestTheLiveViewIsBounded(t *testing.T) {
 	now := time.Date(2026, 11, 24, 17, 0, 0, 123456789, time.UTC)
 	ms := func(v float64) *float64 { v += 123456.789; return &v }
 	row := func(i int) timeline {
+		silent := 0.
+		if i < liveRunning {
+			silent = *ms(6)
+		}
 		return timeline{RequestID: fmt.Sprintf("%0128d", i), Session: fmt.Sprintf("%032d", i),
 			Model: "meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8", Connector: "ascend-layerwise",
 			Mode: "disaggregated", Attempt: 2, Prefill: podName("prefill", i%64), Decode: podName("decode", i%64),
 			Start: now.Add(time.Duration(i) * time.Second), Picked: ms(0), PrefillStart: ms(1), PrefillEnd: ms(2),
 			DecodeStart: ms(3), FirstToken: ms(4), End: *ms(5), Input: 131072, Output: 32768, Reused: 131072,
 			Resumed: 16384, Error: "transfer_missing", Leg: "prefill", Failing: "response", Status: 503,
-			Retry: "not_accepted", Running: i < liveRunning, Phase: "prefill"}
+			Retry: "not_accepted", Running: i < liveRunning, Phase: "prefill", Silent: silent}
 	}
 	var running, ended []timeline
 	for i := range liveRunning + liveEnded + liveFailures + 100 {

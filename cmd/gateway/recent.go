@@ -46,7 +46,8 @@ type timeline struct {
 	Status       int       `json:"status,omitempty"`  // of the engine's response, if that is the fault
 	Retry        string    `json:"retry,omitempty"`   // why it was retried, or was not
 	Running      bool      `json:"running,omitempty"`
-	Phase        string    `json:"phase,omitempty"` // of one that runs
+	Phase        string    `json:"phase,omitempty"`  // of one that runs
+	Silent       float64   `json:"silent,omitempty"` // ms that its decode engine has sent nothing for, if that is long
 }
 
 // liveTotals are a model's attempts since it is served.

@@ -105,7 +105,7 @@ func newWorld(s setting) *world {
 			pdflow.WithTelemetry(pdflow.Telemetry{TracerProvider: &w.spans, MeterProvider: &w.meter}),
 			pdflow.WithRescue(s.protocol.rescues),
 			pdflow.WithTimeouts(config.Timeouts{Prefill: prefillLimit, Handoff: handoffLimit, Decode: decodeLimit,
-				Idle: idleLimit, Write: writeLimit}),
+				Idle: idleLimit, Silence: idleLimit, Write: writeLimit}),
 			pdflow.WithRetry(config.Retry{MaxAttempts: attempts, Hedge: s.protocol.hedge})))
 	}
 	w.flow, w.next = make1(), make1()

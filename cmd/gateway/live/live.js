@@ -412,6 +412,7 @@ function about(r) {
 function what(r) {
   if (r.error) return r.error.replaceAll("_", " ");
   if (r.resumed) return "rescued";
+  if (r.silent) return "silent for " + Math.round(r.silent / 1000) + " s";
   return r.running ? (r.phase === "pick" ? "queue" : r.phase) : r.mode;
 }
 

@@ -20,6 +20,8 @@ type Watchdog struct {
 	mu      sync.Mutex
 	timer   *time.Timer
 	stopped bool
+
+	expiring sync.Mutex // while the owner is told
 }
 
 // Init sets whom to tell, and a time not after now from which limits are counted. It must come before all else.
@@ -71,10 +73,37 @@ func (w *Watchdog) look() {
 	switch due := w.due.Load(); {
 	case due == 0:
 	case due <= int64(time.Since(w.born)):
-		w.owner.Expire()
+		w.expiring.Lock()
+		defer w.expiring.Unlock()
+		if w.Over() { // else it has ended while the last one that expired was told
+			w.owner.Expire()
+		}
 	default:
 		w.set(due)
 	}
+}
+
+// Over reports whether the running phase has taken too long.
+func (w *Watchdog) Over() bool {
+	due := w.due.Load()
+	return due != 0 && due <= int64(time.Since(w.born))
+}
+
+// Extend gives the running phase d more from now on, if it has taken too long.
+func (w *Watchdog) Extend(d time.Duration) {
+	old, due := w.due.Load(), int64(time.Since(w.born)+d)
+	if old == 0 || old > due-int64(d) || !w.due.CompareAndSwap(old, due) {
+		return
+	}
+	if at := w.fires.Load(); at == 0 || at > due {
+		w.set(due)
+	}
+}
+
+// Wait returns when the owner is not being told of a phase any more. It comes after Stop.
+func (w *Watchdog) Wait() {
+	w.expiring.Lock()
+	defer w.expiring.Unlock()
 }
 
 // Stop ends the watch for good.

@@ -55,7 +55,7 @@ type histograms struct {
 
 type counters struct {
 	sessions, expired, retries, unretried, hedges, fallbacks, unsupported metric.Int64Counter
-	kvTokens, tokens, orphans, ranOn, rescues, released                   metric.Int64Counter
+	kvTokens, tokens, orphans, ranOn, rescues, released, silences         metric.Int64Counter
 }
 
 // labelSet is one attribute set as the instruments take it: slices that are made once, and not at each call.
@@ -139,6 +139,8 @@ func (t *Instruments) makeAll(m metric.Meter) (errs []error) {
 		{&t.ranOn, "pd.prefills.ran_on", "{leg}",
 			"Prefill legs that ran on after their request, since their protocol lets them finish"},
 		{&t.rescues, "pd.rescues", "{stream}", "Streams whose decode engine died, by whether they went on"},
+		{&t.silences, "pd.silences", "{silence}",
+			"Engines that sent nothing for longer than Timeouts.Idle in mid-stream, by what their probe said"},
 		{&t.released, "pd.handoffs.released", "{handoff}",
 			"Handoffs of requests that decode refused, which the flow then had decode release"},
 	} {

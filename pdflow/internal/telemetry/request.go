@@ -179,6 +179,14 @@ func (x *Request) FellBack(code string) {
 	}
 }
 
+// Silent notes that decode is silent in mid-stream: well, ill or for too long.
+func (x *Request) Silent(result string) {
+	x.silences.Add(x.client, 1, x.set(labels{result: result}).add...)
+	if x.span != nil {
+		x.span.AddEvent("pd.silence", trace.WithAttributes(attribute.String("pd.result", result)))
+	}
+}
+
 // Rescue notes what became of a stream whose decode engine died: rescued, with the code of its failure; failed, with
 // the code of the rescue's; or refused, with why it cannot go on.
 func (x *Request) Rescue(result, reason string) {
