@@ -438,12 +438,12 @@ func (e *encoding) Merge(_ *connector.Session, responses []json.RawMessage) erro
 
 func TestAnEncodeStage(t *testing.T) {
 	var encoded atomic.Int32
-	fail := false
+	fail := 0
 	enc := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		b, _ := io.ReadAll(r.Body)
 		encoded.Add(1)
-		if fail && strings.Contains(string(b), `"b"`) {
-			w.WriteHeader(500)
+		if fail > 0 && strings.Contains(string(b), `"b"`) {
+			w.WriteHeader(fail)
 			return
 		}
 		_, _ = w.Write(b)
@@ -466,8 +466,12 @@ func TestAnEncodeStage(t *testing.T) {
 	require.Equal(t, "hi", post(t, url, "/v1/completions", body).text(t))
 	require.EqualValues(t, 2, encoded.Load(), "equal items are encoded once")
 	require.Equal(t, []string{`{"item":"a"}`, `{"item":"b"}`, `{"item":"a"}`}, e.merged)
-	fail = true
+	fail = 500
 	require.Equal(t, 502, post(t, url, "/v1/completions", body).status, "one failed item fails the request")
+	fail = 401
+	encoded.Store(0)
+	require.Equal(t, 401, post(t, url, "/v1/completions", body).status)
+	require.LessOrEqual(t, encoded.Load(), int32(2), "a refusal is the client's: other picks have the same encode engines")
 }
 
 type cleaning struct {

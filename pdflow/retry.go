@@ -114,6 +114,9 @@ const maxElsewhere = 8
 
 // speaksForItself reports whether an engine has refused a request that another one may take: see verdict.Refusals.
 func (a *attempt) speaksForItself(e *Error) bool {
+	if e.Leg == LegEncode { // another pick may name the same encode engines
+		return false
+	}
 	switch n := len(a.x.refusedBy); e.scope {
 	case verdict.ScopeModel:
 		return n < maxElsewhere
