@@ -471,7 +471,7 @@ func TestAnEncodeStage(t *testing.T) {
 	fail = 401
 	encoded.Store(0)
 	require.Equal(t, 401, post(t, url, "/v1/completions", body).status)
-	require.LessOrEqual(t, encoded.Load(), int32(2), "a refusal is the client's: other picks have the same encode engines")
+	require.LessOrEqual(t, encoded.Load(), int32(2), "other picks have the same encode engines")
 }
 
 type cleaning struct {
