@@ -16,7 +16,7 @@
 #   quickstart  examples/quickstart proves that KV is reused, and sees when it is not
 #   install     real engines into .engines, once: some minutes and 3 GB (only with -real)
 #   real        compares the values that their request models accept with the committed ones;
-#               lab/engines proves reuse with them (only with -real): nixl, lmcache and sglang, and of the other
+#               lab/engines proves reuse with them (only with -real): nixl and lmcache, and of the other
 #               connectors those to which the day of the year turns; with -real-all, all of them, the encode stage and
 #               attestation
 #

@@ -7,7 +7,7 @@
 #   prove.sh -encode                    an encode engine before prefill and decode, with images
 #   prove.sh -attest                    flipped bytes in ExampleConnector's files, found by synthetic probes
 #   prove.sh -verify [CONNECTOR ...]    engines of each connector that runs on a CPU, judged by pdctl verify
-#   prove.sh -today                     the same for lmcache and sglang, and for those to which the day of the year turns
+#   prove.sh -today                     the same for lmcache, and for two others by the day of the year
 #
 # Installs the engines if need be (see install.sh; sglang/install.sh for sglang), starts two of them and the gateway, and
 # prints the proof. Exit status: 0 when KV was reused, 1 when not (as with connector http), 2 when it could not be tried. With
