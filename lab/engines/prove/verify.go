@@ -52,9 +52,9 @@ const aDay = 2
 func today(yearDay int) (list []string) {
 	var others []string
 	for _, name := range connectors() {
-		switch {
-		case name == "nixl":
-		case name == "lmcache":
+		switch name {
+		case "nixl":
+		case "lmcache":
 			list = append(list, name)
 		default:
 			others = append(others, name)
