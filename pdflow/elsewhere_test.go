@@ -3,11 +3,13 @@
 package pdflow_test
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -121,6 +123,24 @@ func TestWhoseWordARefusalIs(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Who sends one new name after another must not have all engines asked for each.
+func TestAFloodOfNamesIsNotMultiplied(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeFleet(t, &fake{}, "p0 p1 p2 p3 p4 p5 p6 p7 d0", config.Retry{MaxAttempts: 1},
+			func(string, int) response {
+				return saysNo(404, `{"error":{"message":"The model is unknown","code":"model_not_found"}}`)
+			})
+		for i := range 200 {
+			require.Error(t, f.do(fmt.Sprintf(`{"model":"m%d","prompt":"hi"}`, i)))
+		}
+		assert.LessOrEqual(t, len(f.sent()), 2*200+100, "two each, and a hundred a second besides")
+		time.Sleep(time.Second)
+		before := len(f.sent())
+		require.Error(t, f.do(`{"model":"another","prompt":"hi"}`))
+		assert.Len(t, f.sent(), before+8, "a single name is looked for everywhere")
+	})
 }
 
 // P and D may be launched with contexts of different lengths.

@@ -88,6 +88,7 @@ type inFlight struct {
 	retries     *live.Retries
 	rescueQueue rescue.Queue
 	probes      probes
+	further     further
 }
 
 // New makes a flow, and binds the picker to the connector's rules. The error says which option or ability is missing.

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/pdkit/pdkit/config"
@@ -112,6 +113,27 @@ func (a *attempt) retryReason(e *Error) (reason string, ok bool) {
 // one is known where discovery/inspect lists it, and pickers remember those that have not.
 const maxElsewhere = 8
 
+// furtherASecond is how many requests of a flow may be sent to a third engine, and to further ones, in a second: who
+// sends one new name after another must not have all engines asked for each.
+const furtherASecond = 100
+
+// further counts them.
+type further struct {
+	mu     sync.Mutex
+	second int64
+	n      int
+}
+
+func (f *further) take(now time.Time) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if now.Unix() != f.second {
+		f.second, f.n = now.Unix(), 0
+	}
+	f.n++
+	return f.n <= furtherASecond
+}
+
 // speaksForItself reports whether an engine has refused a request that another one may take: see verdict.Refusals.
 func (a *attempt) speaksForItself(e *Error) bool {
 	if e.Leg == LegEncode { // another pick may name the same encode engines
@@ -119,7 +141,7 @@ func (a *attempt) speaksForItself(e *Error) bool {
 	}
 	switch n := len(a.x.refusedBy); e.scope {
 	case verdict.ScopeModel:
-		return n < maxElsewhere
+		return n == 0 || n < maxElsewhere && a.f.further.take(time.Now())
 	case verdict.ScopeEngine, verdict.ScopeContext:
 		return n == 0
 	}

@@ -74,8 +74,13 @@ func (a *attempt) silentFor() time.Duration {
 	return time.Since(time.Unix(0, a.silent.since.Load()))
 }
 
-// probe asks an engine whether it is well.
-func (a *attempt) probe(ctx context.Context, e discovery.Endpoint) bool {
+// probe asks an engine whether it is well. A transport of the host's that panics has no goroutine to end but a timer's.
+func (a *attempt) probe(ctx context.Context, e discovery.Endpoint) (well bool) {
+	_ = a.guard(LegDecode, "probe", func() error { well = a.healthy(ctx, e); return nil })
+	return well
+}
+
+func (a *attempt) healthy(ctx context.Context, e discovery.Endpoint) bool {
 	limit := a.f.limits.HealthCheck
 	if limit <= 0 {
 		limit = 2 * time.Second

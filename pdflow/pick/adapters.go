@@ -3,6 +3,7 @@
 package pick
 
 import (
+	"iter"
 	"strings"
 	"sync/atomic"
 
@@ -26,13 +27,23 @@ func Adapters(set *discovery.Set) func(model string) bool {
 		if a == nil || a.snap != snap {
 			a = &adapters{snap: snap, loaded: map[string]bool{}}
 			for i := range snap.Endpoints {
-				for name := range strings.SplitSeq(snap.Endpoints[i].Attribute(attrAdapters), ",") {
+				for name := range adaptersOf(&snap.Endpoints[i]) {
 					a.loaded[name] = true
 				}
 			}
-			delete(a.loaded, "")
 			latest.Store(a)
 		}
 		return a.loaded[model]
+	}
+}
+
+// adaptersOf returns the adapters that an endpoint has loaded.
+func adaptersOf(e *discovery.Endpoint) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for name := range strings.SplitSeq(e.Attribute(attrAdapters), ",") {
+			if name = strings.TrimSpace(name); name != "" && !yield(name) {
+				return
+			}
+		}
 	}
 }

@@ -4,6 +4,7 @@ package pick
 
 import (
 	"maps"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,6 +15,7 @@ import (
 const (
 	missingFor  = 10 * time.Second
 	missingMost = 256 // models: clients name what they like
+	missingName = 512 // bytes of a name; a longer one is not remembered
 )
 
 // missing remembers which engines do not have a model, for all pickers of one New.
@@ -27,6 +29,10 @@ type missing struct {
 
 // add notes that an engine does not have a model. If it had it, much may have changed, and the others are asked again.
 func (m *missing) add(engine, model string) {
+	if len(model) > missingName {
+		return
+	}
+	model = strings.Clone(model) // else the client's whole body would be kept
 	now := time.Now()
 	m.mu.Lock()
 	defer m.mu.Unlock()

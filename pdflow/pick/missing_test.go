@@ -4,6 +4,7 @@ package pick
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -38,4 +39,7 @@ func TestTheMemoryOfModelsIsBounded(t *testing.T) {
 	assert.Len(t, m.m, missingMost)
 	m.served("never named", "p0")
 	assert.Len(t, m.m, missingMost)
+	long := strings.Repeat("m", missingName+1)
+	m.add("p0", long)
+	assert.Nil(t, m.engines(long), "a name may be as long as a body")
 }

@@ -89,7 +89,7 @@ func TestRequestsForAnAdapterGoWhereItIsLoaded(t *testing.T) {
 	for _, byModel := range []bool{false, true} {
 		eachPolicy(t, func(t *testing.T, policy pick.Policy) {
 			f := newFleet(t, ep("p0", prefill, "model=m"), ep("d0", decode, "model=m", "adapters=y"),
-				ep("p1", prefill, "model=m", "adapters=x,y"), ep("d1", decode, "model=m", "adapters=x"),
+				ep("p1", prefill, "model=m", "adapters=x, y,,x"), ep("d1", decode, "model=m", "adapters=x"),
 				ep("p2", prefill, "model=n"), ep("d2", decode, "model=n"),
 				ep("e1", discovery.RoleEncode, "model=m"), ep("e2", discovery.RoleEncode, "model=n"))
 			opts := []pick.Option{pick.WithSeed(1)}

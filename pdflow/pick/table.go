@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"maps"
 	"slices"
-	"strings"
 	"sync/atomic"
 
 	"github.com/pdkit/pdkit/connector"
@@ -127,10 +126,11 @@ func loadedBy(endpoints []*discovery.Endpoint) map[string][]*discovery.Endpoint 
 		if e.Role.Has(discovery.RoleEncode) {
 			encoders = append(encoders, e)
 		}
-		for name := range strings.SplitSeq(e.Attribute(attrAdapters), ",") {
-			if _, known := loaded[name]; name != "" && (known || len(loaded) < adaptersMost) {
-				loaded[name] = append(loaded[name], e)
+		for name := range adaptersOf(e) {
+			if have, known := loaded[name]; known && have[len(have)-1] == e || !known && len(loaded) == adaptersMost {
+				continue
 			}
+			loaded[name] = append(loaded[name], e)
 		}
 	}
 	for name, all := range loaded {
