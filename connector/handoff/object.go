@@ -187,10 +187,10 @@ func (o *Object) SomeBlocks(key string, depths ...int) {
 // by dict.get with a default, which a null does not get: they calculate with None and die. Null is absent to pdkit, so
 // such an engine gets no key. If none of them is null, WithoutNulls returns raw itself.
 func WithoutNulls(raw json.RawMessage, keys ...string) json.RawMessage {
-	if !bytes.Contains(raw, []byte("null")) {
-		return raw
-	}
 	for _, key := range keys {
+		if !mayBeNull(raw, key) {
+			continue
+		}
 		if v := gjson.GetBytes(raw, key); v.Type != gjson.Null || !v.Exists() {
 			continue
 		}
@@ -199,4 +199,19 @@ func WithoutNulls(raw json.RawMessage, keys ...string) json.RawMessage {
 		}
 	}
 	return raw
+}
+
+// mayBeNull reports whether null follows the key somewhere in an object. It is cheap, since each request asks.
+func mayBeNull(raw []byte, key string) bool {
+	for {
+		i := bytes.Index(raw, []byte("null"))
+		if i < 0 {
+			return false
+		}
+		before, isValue := bytes.CutSuffix(bytes.TrimRight(raw[:i], " \t\r\n"), []byte(":"))
+		if before = bytes.TrimRight(before, " \t\r\n\""); isValue && bytes.HasSuffix(before, []byte(key)) {
+			return true
+		}
+		raw = raw[i+len("null"):]
+	}
 }

@@ -56,6 +56,9 @@ func (f *Faults) Read(p []byte) (int, error) {
 // Holds reports whether the next Read may have something to return without reading the source.
 func (f *Faults) Holds() bool { return f.rest != nil || len(f.out) > 0 }
 
+// Held returns how many bytes of the last read are held back, of those that it had room for.
+func (f *Faults) Held() int { return len(f.held) }
+
 func (f *Faults) read(p []byte) (int, error) {
 	for f.rest == nil {
 		n, err := f.src.Read(p[copy(p, f.held):])

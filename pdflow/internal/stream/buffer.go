@@ -66,9 +66,9 @@ func (b *buffer) choose() {
 	}
 }
 
-// took notes that a read gave n bytes.
-func (b *buffer) took(n int) {
-	if b.full = n == len(b.buf); n > smallBuffer {
+// took notes that a read gave n bytes, and held others back.
+func (b *buffer) took(n, held int) {
+	if b.full = n+held >= len(b.buf); n > smallBuffer {
 		b.smallReads = 0
 	}
 }

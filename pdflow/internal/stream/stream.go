@@ -257,7 +257,7 @@ func (s *Stream) Next() ([]byte, error) {
 	n, err := s.src.Read(s.buffer.buf)
 	s.received += int64(n)
 	piece := s.buffer.buf[:n]
-	s.buffer.took(n)
+	s.buffer.took(n, s.faults.Held())
 	end := errors.Is(err, io.EOF)
 	if cut := s.gaveUp(piece, end); cut >= 0 {
 		return piece[:cut], failure(aborted)
