@@ -84,6 +84,10 @@ type Config struct {
 	// Listen is the HTTP address, SideChannel that of the KV side channel. Default "127.0.0.1:0" for both. Restart uses
 	// the ports again.
 	Listen, SideChannel string
+	// APIServers is how many processes accept connections at Listen, as vLLM's --api-server-count has it: each
+	// connection belongs to one of them, and Request.Process tells which got a request. They share one engine. Default
+	// 1.
+	APIServers int
 	// KeepAlive is how long an idle HTTP connection stays open. Default 5 s, as uvicorn has it.
 	KeepAlive time.Duration
 	// ExitDelay is how long a dead engine still answers 503 and 500 before its port closes. Default 50 ms.

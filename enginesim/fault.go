@@ -28,7 +28,9 @@ const (
 	FaultResetStream = FaultKind(server.EffectResetStream)
 	// FaultStall never answers, until the client leaves.
 	FaultStall = FaultKind(server.EffectStall)
-	// FaultStallStream stops after the headers and AfterChunks stream events, until the client leaves.
+	// FaultStallStream stops after the headers and AfterChunks stream events, until the client leaves. With a Delay the
+	// stream goes on after it, as that of an engine whose tool parser holds a call's arguments back until they are
+	// whole, or which hides reasoning.
 	FaultStallStream = FaultKind(server.EffectStallStream)
 	// FaultGarbage answers 200 with Body, by default text that is not JSON.
 	FaultGarbage = FaultKind(server.EffectGarbage)
@@ -56,6 +58,9 @@ const (
 	// FaultCorruptKV serves the request and flips a bit of its KV: in what a prefill leg leaves in memory after its own
 	// token is computed, or in what a decode leg got from the other engine. Nothing but the decode's text shows it.
 	FaultCorruptKV = FaultKind(server.EffectCorruptKV)
+	// FaultSurplus serves the request and sends one response more on its connection, 200 with Body, Delay after the
+	// request has come. Let Delay be longer than the request takes.
+	FaultSurplus = FaultKind(server.EffectSurplus)
 )
 
 // String returns the kind's name without Fault, as in ResetStream.
@@ -64,7 +69,7 @@ func (k FaultKind) String() string {
 		FaultStall: "Stall", FaultStallStream: "StallStream", FaultGarbage: "Garbage", FaultRedirect: "Redirect",
 		FaultOversize: "Oversize", FaultDelay: "Delay", FaultMutateHandoff: "MutateHandoff",
 		FaultLoadFailure: "LoadFailure", FaultKill: "Kill", FaultTerminate: "Terminate", FaultDeath: "Death",
-		FaultRefuse: "Refuse", FaultCorruptKV: "CorruptKV"}[k]
+		FaultRefuse: "Refuse", FaultCorruptKV: "CorruptKV", FaultSurplus: "Surplus"}[k]
 	if !ok {
 		return fmt.Sprintf("FaultKind(%d)", int(k))
 	}

@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+
+	"github.com/pdkit/pdkit/enginesim/internal/server"
 )
 
 // Request is one HTTP request as the engine received it.
@@ -13,6 +15,7 @@ type Request struct {
 	Method, Path string
 	Header       http.Header
 	Body         []byte
+	Process      int // that got it: see Config.APIServers
 }
 
 // requestLogBytes bounds the bodies that are kept.
@@ -33,7 +36,8 @@ func (l *requestLog) add(r *http.Request, body []byte) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.kept = append(l.kept, Request{Method: r.Method, Path: r.URL.Path, Header: r.Header.Clone(), Body: body})
+	l.kept = append(l.kept, Request{Method: r.Method, Path: r.URL.Path, Header: r.Header.Clone(), Body: body,
+		Process: server.ProcessOf(r)})
 	l.bytes += len(body)
 	for len(l.kept) > l.limit || l.bytes > requestLogBytes && len(l.kept) > 1 {
 		l.bytes -= len(l.kept[0].Body)

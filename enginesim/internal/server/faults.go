@@ -3,7 +3,9 @@
 package server
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"io"
 	"maps"
 	"net"
@@ -36,6 +38,7 @@ const (
 	EffectDeath
 	EffectRefuse
 	EffectCorruptKV
+	EffectSurplus
 )
 
 // Effect is a scripted fault that strikes a request.
@@ -74,6 +77,10 @@ func (n *Node) script(ctx context.Context, s *api.SSE, w http.ResponseWriter, fa
 	case EffectResetStream:
 		s.Script(fault.AfterChunks, true, func() { resetLater(w) })
 	case EffectStallStream:
+		if fault.Delay > 0 {
+			s.Script(fault.AfterChunks, false, func() { _ = core.Sleep(ctx, fault.Delay) })
+			return
+		}
 		s.Script(fault.AfterChunks, true, func() { <-ctx.Done() })
 	case EffectKill:
 		s.Script(fault.AfterChunks, true, n.killSoon)
@@ -117,10 +124,22 @@ func (n *Node) strike(ctx context.Context, w http.ResponseWriter, f *Effect) boo
 			panic(http.ErrAbortHandler)
 		}
 		return false
+	case EffectSurplus:
+		surplus(connOf(ctx), f)
+		return false
 	default:
 		return false
 	}
 	return true
+}
+
+// surplus sends a response that nobody has asked for on the connection of a request, some time after its own.
+func surplus(conn *accepted, f *Effect) {
+	body := cmp.Or(f.Body, "{}")
+	time.AfterFunc(f.Delay, func() {
+		_, _ = fmt.Fprintf(conn, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
+			len(body), body)
+	})
 }
 
 // oversize answers with size bytes of valid JSON.
@@ -142,15 +161,19 @@ func oversize(w http.ResponseWriter, size int) {
 	_, _ = io.WriteString(w, tail)
 }
 
-// breakBody sends half of a response, then breaks the connection or falls silent.
+// breakBody sends half of a response, then breaks the connection or falls silent, for some time or for ever.
 func (n *Node) breakBody(ctx context.Context, w http.ResponseWriter, data []byte, f *Effect) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(data)))
 	_, _ = w.Write(data[:len(data)/2])
 	_ = http.NewResponseController(w).Flush()
-	if f.Kind == EffectResetStream {
+	switch {
+	case f.Kind == EffectResetStream:
 		resetLater(w)
-	} else {
+	case f.Delay > 0 && core.Sleep(ctx, f.Delay) == nil:
+		_, _ = w.Write(data[len(data)/2:])
+		return
+	default:
 		<-ctx.Done()
 	}
 	panic(http.ErrAbortHandler)

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"sync"
@@ -26,6 +27,7 @@ type Config struct {
 	KeepAlive        time.Duration // of idle HTTP connections
 	ExitDelay        time.Duration // a dead engine still answers 503 and 500 for that long
 	HandshakeTimeout time.Duration // bounds the release of a handoff that a refused request names
+	APIServers       int           // processes behind the port; not above 1: one
 	// Connect makes the connector.
 	Connect func(*core.Core, *Node) (core.Connector, error)
 	// Received is called with each POST request.
@@ -82,10 +84,40 @@ func Start(cfg Config) (*Node, error) {
 	}
 	n.server = &http.Server{
 		Handler: n, IdleTimeout: cfg.KeepAlive, ReadHeaderTimeout: 30 * time.Second,
-		ConnState: n.connState, ErrorLog: core.Silent(),
+		ConnState: n.connState, ConnContext: n.accepted, ErrorLog: core.Silent(),
 	}
 	n.serveAt(ln)
 	return n, nil
+}
+
+// accepted is a connection that one of the processes behind the port has.
+type accepted struct {
+	net.Conn
+	process int
+}
+
+type acceptedKey struct{}
+
+// accepted gives a new connection to one of the processes behind the port, as the kernel does.
+func (n *Node) accepted(ctx context.Context, conn net.Conn) context.Context {
+	a := &accepted{Conn: conn}
+	if n.cfg.APIServers > 1 {
+		a.process = rand.IntN(n.cfg.APIServers) //nolint:gosec // guards nothing
+	}
+	return context.WithValue(ctx, acceptedKey{}, a)
+}
+
+func connOf(ctx context.Context) *accepted {
+	a, _ := ctx.Value(acceptedKey{}).(*accepted)
+	return a
+}
+
+// ProcessOf returns which of the processes behind the port has a request.
+func ProcessOf(r *http.Request) int {
+	if a := connOf(r.Context()); a != nil {
+		return a.process
+	}
+	return 0
 }
 
 // serveAt serves at a listener until that is closed.
