@@ -118,7 +118,7 @@ func (g *gateway) buildModel(ms *modelServer, before []*pool) (*model, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &model{modelServer: ms, pool: engines, recent: newRecent(ms.Model())}
+	m := &model{modelServer: ms, pool: engines, recent: newRecent(ms.Model(), g.log)}
 	cfg, main := g.cfg.Load(), ms.Main.Timeouts().Connect
 	picker, err := m.admitting(g.tel)
 	if err != nil {

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"log/slog"
 	"maps"
 	"sync"
 	"time"
@@ -101,9 +102,9 @@ func (r *ring) add(t *timeline, most int) {
 	r.next++
 }
 
-func newRecent(model string) *recent {
+func newRecent(model string, log *slog.Logger) *recent {
 	return &recent{model: model, rings: map[string]*ring{}, totals: liveTotals{Errors: map[string]int64{}},
-		running: map[string]*marks{}}
+		windows: windows{model: model, log: log}, running: map[string]*marks{}}
 }
 
 // observer sees attempts begin and end. Those whose pick is not a recentPicker's, as synthetic probes are, have no part
@@ -203,6 +204,8 @@ func (r *recent) requestEnded(code pdflow.Code, first time.Duration, broken int6
 		}
 	case code == pdflow.CodeOverloaded:
 		c.Failed, c.Refused = c.Failed+1, c.Refused+1
+	case code == pdflow.CodeClientGone:
+		c.Left++
 	case breaks(code):
 		c.Failed++
 	}

@@ -20,6 +20,7 @@ const (
 	faultFailing engineFault = iota // it breaks connections, answers with errors or garbage, or not in time
 	faultCut                        // it breaks streams off
 	faultBusy                       // it answers 429 or 503
+	faultLacks                      // it says that it does not serve the model
 	faultSlow                       // its first tokens come late
 	faultKinds
 )
@@ -34,6 +35,7 @@ var markRules = [faultKinds]struct {
 	faultFailing: {"failing", 3, .02},
 	faultCut:     {"cut streams", 3, .02},
 	faultBusy:    {"overloaded", 3, .02},
+	faultLacks:   {"lacks the model", 3, .02},
 	faultSlow:    {"slow", 5, .1},
 }
 
@@ -188,6 +190,11 @@ func (w *windows) engineAttempt(o *pdflow.Outcome, now time.Time) {
 	}
 	kind := faultFailing
 	switch {
+	case e.ModelMissing():
+		if s.Request == nil || s.Request.Model != w.model { // clients name what they like
+			return
+		}
+		kind = faultLacks
 	case e.Status == http.StatusTooManyRequests || e.Status == http.StatusServiceUnavailable:
 		kind = faultBusy
 	case !e.EngineFault():
@@ -246,10 +253,13 @@ func (w *windows) mark(now time.Time) {
 			n, of := e.struck(kind, c)
 			has := !e.since[kind].IsZero()
 			switch marked := kind.marked(n, of, has); {
-			case !marked:
+			case has && !marked:
 				e.since[kind] = time.Time{}
-			case !has:
+				w.log.Info("engine is well again", "model", w.model, "endpoint", id, "fault", markRules[kind].word)
+			case marked && !has:
 				e.since[kind] = now
+				w.log.Warn("engine is not well", "model", w.model, "endpoint", id, "fault", markRules[kind].word,
+					"attempts", n, "of", of)
 			}
 		}
 	}

@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"strings"
 	"sync"
@@ -145,7 +146,7 @@ func TestTheRecentRequestsThatGotNoEngines(t *testing.T) {
 		"the same, and a second was refused":           {"1p1s2", overloaded, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r, request := newRecent("m"), &picking{}
+			r, request := newRecent("m", slog.New(slog.DiscardHandler)), &picking{}
 			ctx := context.WithValue(t.Context(), pickingKey{}, request)
 			for _, step := range c.met {
 				switch step {

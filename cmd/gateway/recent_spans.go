@@ -3,6 +3,7 @@
 package main
 
 import (
+	"log/slog"
 	"math/bits"
 	"time"
 
@@ -19,6 +20,8 @@ const (
 // windows counts what a model's requests came to in the last minute and in the last hour, and what each of its engines
 // did. Who holds recent's mutex may call it.
 type windows struct {
+	model   string
+	log     *slog.Logger
 	begin   time.Time // of the first slot
 	slot    int64     // the newest: Unix time in slotLengths
 	slots   [minuteSlots]modelCount
@@ -33,6 +36,7 @@ type modelCount struct {
 	Served   int64   `json:"served"`   // requests
 	Failed   int64   `json:"failed"`   // requests: their clients got an error or a cut stream, and have not left before
 	Refused  int64   `json:"refused"`  // of Failed: by a limit, before anything was sent
+	Left     int64   `json:"left"`     // requests: their clients left before the end
 	Attempts int64   `json:"attempts"` // at pairs
 	Broken   int64   `json:"broken"`   // of Attempts: those that failed
 	Mended   int64   `json:"mended"`   // of Broken: another attempt has served their request
@@ -45,6 +49,7 @@ type modelCount struct {
 
 func (c *modelCount) add(o *modelCount) {
 	c.Served, c.Failed, c.Refused = c.Served+o.Served, c.Failed+o.Failed, c.Refused+o.Refused
+	c.Left += o.Left
 	c.Attempts, c.Broken, c.Mended = c.Attempts+o.Attempts, c.Broken+o.Broken, c.Mended+o.Mended
 	c.Output, c.Reused = c.Output+o.Output, c.Reused+o.Reused
 	c.Taken, c.Bytes = c.Taken+o.Taken, c.Bytes+o.Bytes

@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"log/slog"
 	"slices"
 	"testing"
 	"time"
@@ -130,7 +131,7 @@ func TestTheMarksOfEngines(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r, begin := newRecent("m"), time.Unix(6000, 0)
+			r, begin := newRecent("m", slog.New(slog.DiscardHandler)), time.Unix(6000, 0)
 			for i := range 600 {
 				at := begin.Add(time.Duration(i) * 100 * time.Millisecond)
 				for _, p := range c.prefill {
@@ -164,7 +165,7 @@ func TestTheMarksOfEngines(t *testing.T) {
 // A single request of a quiet minute that fails is a mark: it is all that is known of the engine.
 func TestTheMarkOfAQuietEngine(t *testing.T) {
 	t.Parallel()
-	r, begin := newRecent("m"), time.Unix(6000, 0)
+	r, begin := newRecent("m", slog.New(slog.DiscardHandler)), time.Unix(6000, 0)
 	o := legsOf(t, "P0", "D0", begin, 0)
 	prefillFails(o, 500)
 	r.add(o, 0, begin)
@@ -177,7 +178,7 @@ func TestTheMarkOfAQuietEngine(t *testing.T) {
 // The last minute and the last hour forget what is older, and requests are told apart from attempts.
 func TestTheSpansOfAModel(t *testing.T) {
 	t.Parallel()
-	r, begin := newRecent("m"), time.Unix(6000, 0)
+	r, begin := newRecent("m", slog.New(slog.DiscardHandler)), time.Unix(6000, 0)
 	at := func(d time.Duration) time.Time { return begin.Add(d) }
 	failing := legsOf(t, "P0", "D0", begin, 0)
 	prefillFails(failing, 500)
@@ -196,7 +197,7 @@ func TestTheSpansOfAModel(t *testing.T) {
 	r.readKV(liveKV{Taken: 1000, Bytes: 1}, at(3*time.Second)) // what was counted before is not of this hour
 	r.readKV(liveKV{Taken: 1500, Bytes: 4}, at(8*time.Second))
 	minute, hour, past, engines := r.spans(at(10 * time.Second))
-	want := modelCount{Served: 8, Failed: 3, Refused: 1, Attempts: 20, Broken: 12, Mended: 8, Taken: 500, Bytes: 3}
+	want := modelCount{Served: 8, Failed: 3, Refused: 1, Left: 1, Attempts: 20, Broken: 12, Mended: 8, Taken: 500, Bytes: 3}
 	counted := func(s liveSpan) modelCount { s.first = histogram{}; return s.modelCount }
 	assert.Equal(t, want, counted(minute))
 	assert.Equal(t, want, counted(hour))
@@ -257,7 +258,7 @@ func TestTheHistogramOfTimes(t *testing.T) {
 // Engines come and go: the one that was used longest ago leaves its place.
 func TestTheEnginesOfTheLastHourAreBounded(t *testing.T) {
 	t.Parallel()
-	r, begin := newRecent("m"), time.Unix(6000, 0)
+	r, begin := newRecent("m", slog.New(slog.DiscardHandler)), time.Unix(6000, 0)
 	for i := range 2 * enginesKept {
 		r.add(legsOf(t, "P", fmt.Sprint("D", i), begin, 0), 0, begin.Add(time.Duration(i)*time.Second))
 	}

@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"log/slog"
 	"slices"
 	"strconv"
 	"testing"
@@ -34,7 +35,7 @@ func outcomeOf(i int, code pdflow.Code) *pdflow.Outcome {
 // At a thousand requests a second the view keeps some of each second, and the totals count all. A flood of one error
 // does not push out the other ones.
 func TestTheLiveViewSamples(t *testing.T) {
-	r := newRecent("m")
+	r := newRecent("m", slog.New(slog.DiscardHandler))
 	now := time.Unix(1000, 0)
 	at := func(i int) time.Time { return now.Add(time.Duration(i) * time.Millisecond) }
 	r.add(outcomeOf(0, pdflow.CodeStreamBroken), 0, at(0))
@@ -63,7 +64,7 @@ func TestTheLiveViewSamples(t *testing.T) {
 
 // Of 4,096 pairs the busy ones stay in the table, whenever they come, and what the others had is added up.
 func TestThePairsOfALargeFleetAreBounded(t *testing.T) {
-	r := newRecent("m")
+	r := newRecent("m", slog.New(slog.DiscardHandler))
 	now := time.Unix(1000, 0)
 	const each = 4096 * 3
 	for i := range each {
@@ -225,7 +226,7 @@ func TestThePairsTimes(t *testing.T) {
 
 // BenchmarkRecent is what one request costs the view, with each pair of a fleet of 64 by 64 engines in turn.
 func BenchmarkRecent(b *testing.B) {
-	r := newRecent("m")
+	r := newRecent("m", slog.New(slog.DiscardHandler))
 	observer := r.observer()
 	outcomes := make([]*pdflow.Outcome, 4096)
 	for i := range outcomes {

@@ -121,6 +121,7 @@ function facts(m) {
       number(m.hour.failed) + " " + hour(m), counts("failed", "failed for clients", m.past.failed)),
     fact("failed attempts", rate(m, m.minute.broken), number(m.hour.broken) + " " + hour(m) +
       "; another attempt served " + number(m.hour.mended) + " of them"),
+    fact("clients left", rate(m, m.minute.left), number(m.hour.left) + " " + hour(m) + ", before the end"),
     fact("TTFT p50 / p99", times(m.minute.first), m.hour.first ? times(m.hour.first) + " " + hour(m)
       : "no streams", ...(m.hour.first ? [line("", "99th percentile of the time to the first token", first,
         Math.max(1, ...first), duration)] : [])),
@@ -213,7 +214,8 @@ function says(e, x) {
   const r = e.recent || {};
   const share = x.of ? percent(x.count, x.of) + " of " + number(x.of) : "";
   const why = { failing: share + " attempts failed", "cut streams": share + " attempts ended in a cut stream",
-    overloaded: share + " attempts got status 429 or 503", "not ready": e.lastProbeFault };
+    overloaded: share + " attempts got status 429 or 503",
+    "lacks the model": share + " attempts were told that it does not serve the model", "not ready": e.lastProbeFault };
   if (x.word === "slow" && r.first) {
     why.slow = share + " first tokens came later than " + duration(r.limit || 0) + ": p50 " + duration(r.first.p50) +
       ", p99 " + duration(r.first.p99);
