@@ -86,8 +86,8 @@ func (f *played) clients(perSecond int) {
 			all.Go(func() {
 				ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 				defer cancel()
-				liveRequest(ctx, f.program, fmt.Sprintf(`{"model":"tiny","prompt":"%d %s","max_tokens":16,"stream":true}`,
-					i, strings.Repeat("some words ", 5+i%40)))
+				liveRequest(ctx, f.program, fmt.Sprintf(`{"model":"tiny","prompt":"%d %s","max_tokens":16,
+					"stream":true}`, i, strings.Repeat("some words ", 5+i%40)))
 			})
 		}
 	})
@@ -139,7 +139,8 @@ var incidents = []struct {
 	{"a prefill engine is killed", func(t *testing.T) (*played, func()) {
 		f := newPlayed(t, nil)
 		return f.serve(t, gatewayYAML("")+simYAML("", f.engines...)), f.p[0].Kill
-	}, `"engine is not ready" model=tiny endpoint=<P0> error.kind=refused`, "Start it again; requests go to the others."},
+	}, `"engine is not ready" model=tiny endpoint=<P0> error.kind=refused`,
+		"Start it again; requests go to the others."},
 	{"a decode engine is killed in mid-stream", func(t *testing.T) (*played, func()) {
 		f := newPlayed(t, nil)
 		return f.serve(t, gatewayYAML("")+simYAML("", f.engines...)), func() {
@@ -175,8 +176,8 @@ var incidents = []struct {
 		f := newPlayed(t, nil)
 		f.serve(t, gatewayYAML("")+simYAML("", f.engines...))
 		return f, func() { f.configure(strings.Replace(f.yaml, "kvConnector", "kvConector", 1)) }
-	}, `"the configuration is not reloaded, and nothing has changed" .*config.yaml:\d+: spec.kvConector: unknown field; ` +
-		`did you mean kvConnector`, "Mend the line. `-check` finds it before."},
+	}, `"the configuration is not reloaded, and nothing has changed" .*config.yaml:\d+: spec.kvConector: ` +
+		`unknown field; did you mean kvConnector`, "Mend the line. `-check` finds it before."},
 	{"the certificate of an engine is over", func(t *testing.T) (*played, func()) {
 		f := newPlayed(t, nil)
 		front := newExpiring(t, f.p[0].URL())
@@ -223,14 +224,9 @@ func TestTheCauseOfAnIncidentIsNamed(t *testing.T) {
 			t.Run(x.what, func(t *testing.T) {
 				t.Parallel()
 				f, goesWrong := x.play(t)
-				expected := x.names
-				for n, e := range f.p {
-					expected = strings.ReplaceAll(expected, fmt.Sprintf("<P%d>", n), strings.TrimPrefix(e.URL(), "http://"))
-				}
-				for n, e := range f.d {
-					expected = strings.ReplaceAll(expected, fmt.Sprintf("<D%d>", n), strings.TrimPrefix(e.URL(), "http://"))
-				}
-				expected = strings.ReplaceAll(expected, `<P\d>`, `\S+`)
+				address := func(e *enginesim.Engine) string { return strings.TrimPrefix(e.URL(), "http://") }
+				expected := strings.NewReplacer("<P0>", address(f.p[0]), "<D0>", address(f.d[0]), `<P\d>`, `\S+`).
+					Replace(x.names)
 				named := regexp.MustCompile(expected)
 				time.Sleep(2 * time.Second) // all is well
 				if x.what != "prefill and decode engines have different stores" {

@@ -65,8 +65,8 @@ func TestTheLiveViewIsBounded(t *testing.T) {
 	}
 	l.Admission = &liveAdmission{Queued: 1000, Prefill: occupancy{1000, 1000}, Decode: occupancy{1000, 1000},
 		Refused: map[string]int64{"queue_full": 1234567, "queue_timeout": 1234567}}
-	count := modelCount{123456789, 123456789, 123456789, 123456789, 123456789, 123456789, 123456789, 12345678901, 12345678901,
-		12345678901, 1234567890123456, histogram{}}
+	count := modelCount{123456789, 123456789, 123456789, 123456789, 123456789, 123456789, 123456789, 12345678901,
+		12345678901, 12345678901, 1234567890123456, histogram{}}
 	l.Minute = liveSpan{count, 123.456, &percentiles{*ms(0), *ms(1)}}
 	l.Hour = l.Minute
 	marks := make([]liveMark, 0, faultKinds)
