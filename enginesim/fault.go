@@ -58,8 +58,8 @@ const (
 	// FaultCorruptKV serves the request and flips a bit of its KV: in what a prefill leg leaves in memory after its own
 	// token is computed, or in what a decode leg got from the other engine. Nothing but the decode's text shows it.
 	FaultCorruptKV = FaultKind(server.EffectCorruptKV)
-	// FaultSurplus serves the request and sends one response more on its connection, 200 with Body, Delay after the
-	// request has come. Let Delay be longer than the request takes.
+	// FaultSurplus serves the request and sends one response more on its connection, 200 with Body, Delay after its
+	// own.
 	FaultSurplus = FaultKind(server.EffectSurplus)
 )
 

@@ -42,12 +42,12 @@ type Case struct {
 func (c Case) Group() string { group, _, _ := strings.Cut(c.ID, "/"); return group }
 
 // Groups are the rules' groups, in the order of reports.
-var Groups = []string{"wire", "coupling", "retry", "stream", "cancel", "security", "drain"}
+var Groups = []string{"wire", "coupling", "retry", "stream", "cancel", "security", "drain", "field"}
 
 // Cases returns all cases, in the order of reports.
 func Cases() []Case {
 	return slices.Concat(wireCases, headerCases, couplingCases, retryCases, streamCases, cancelCases, securityCases,
-		drainCases)
+		drainCases, fieldCases)
 }
 
 // Select returns the cases whose id or group matches one of the patterns, as path.Match does. No pattern selects all.

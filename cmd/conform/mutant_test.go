@@ -4,6 +4,7 @@ package conform
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -33,6 +34,7 @@ type proxy struct {
 	last            map[string]json.RawMessage // the handoff of each prompt, for the fault that uses it again
 	draining        atomic.Bool
 	gone            atomic.Bool
+	announced       atomic.Int64    // bytes of bodies
 	life            context.Context // ends with the gateway
 }
 
@@ -42,7 +44,9 @@ type gateway struct{ fault string }
 func (g gateway) Ready() string { return "/health" }
 
 func (g gateway) Start(ctx context.Context, prefill, decode []string) (*Instance, error) {
-	transport := &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true}
+	// A connection that is kept meets one process of an engine, and may bring the response to another request.
+	transport := &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true,
+		DisableKeepAlives: g.fault != "asks one connection" && g.fault != "shifts responses"}
 	p := &proxy{prefill: prefill, decode: decode, fault: g.fault, last: map[string]json.RawMessage{},
 		engines: &http.Client{Transport: transport}}
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
@@ -131,6 +135,15 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if p.gone.Load() {
 		p.fail(w, http.StatusServiceUnavailable, "no engine is left")
+		return
+	}
+	defer p.announced.Add(-max(r.ContentLength, 0))
+	if p.announced.Add(max(r.ContentLength, 0)) > 256<<20 && p.is("has little memory") {
+		p.fail(w, http.StatusServiceUnavailable, "no memory")
+		return
+	}
+	if r.URL.Path != completions && r.URL.Path != chats && !p.is("obeys") {
+		p.fail(w, http.StatusNotFound, "not found")
 		return
 	}
 	if p.is("knows short prompts") && r.ContentLength > 1<<19 ||
@@ -288,7 +301,10 @@ func (p *proxy) prefillLeg(w http.ResponseWriter, r *http.Request, m map[string]
 	}
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
+	text = p.withoutAddresses(resp.StatusCode, text)
 	switch {
+	case p.speaksForItself(resp) && !last:
+		return nil, false
 	case p.is("retries 400") && resp.StatusCode == http.StatusBadRequest && !last:
 		return nil, false
 	case p.is("decodes after 400") && resp.StatusCode == http.StatusBadRequest:
@@ -369,11 +385,43 @@ func (p *proxy) decodeLeg(w http.ResponseWriter, r *http.Request, m map[string]j
 		return p.lastly(w, last, err)
 	}
 	defer resp.Body.Close()
-	if resp.StatusCode >= 500 && !last {
+	if (resp.StatusCode >= 500 || p.speaksForItself(resp)) && !last {
 		return false
+	}
+	if resp.Header.Get("Content-Type") == "application/json" {
+		text, err := io.ReadAll(resp.Body)
+		if bytes.Contains(text, []byte(`"finish_reason":"error"`)) && !p.is("relays any ending") {
+			return p.lastly(w, last, errors.New("the engine failed"))
+		}
+		text = p.withoutAddresses(resp.StatusCode, text)
+		resp.ContentLength = max(resp.ContentLength, int64(len(text))) // of a response that was cut, the engine's
+		if resp.StatusCode >= 400 {
+			resp.ContentLength = int64(len(text))
+		}
+		resp.Body = io.NopCloser(io.MultiReader(bytes.NewReader(text), ends{err}))
 	}
 	p.copy(w, resp)
 	return true
+}
+
+// ends is a reader that ends with an error; nil is its end.
+type ends struct{ err error }
+
+func (e ends) Read([]byte) (int, error) { return 0, cmp.Or(e.err, io.EOF) }
+
+// speaksForItself reports whether an engine's refusal says nothing of others: it lacks the model, or has another key.
+func (p *proxy) speaksForItself(resp *http.Response) bool {
+	return (resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusUnauthorized) &&
+		!p.is("asks one engine")
+}
+
+var address = regexp.MustCompile(`(http://)?127\.0\.0\.1:\d+`)
+
+func (p *proxy) withoutAddresses(status int, text []byte) []byte {
+	if status < 400 || p.is("tells engines' texts") {
+		return text
+	}
+	return address.ReplaceAll(text, []byte("(address)"))
 }
 
 // copy sends D's response to the client.
@@ -465,8 +513,8 @@ func (p *proxy) send(r *http.Request, url string, body []byte) (*http.Response, 
 	if p.is("copies all headers") {
 		maps.Copy(req.Header, r.Header)
 	}
-	for _, name := range []string{"Authorization", "X-Request-Id", "Traceparent"} {
-		if v := r.Header.Get(name); v != "" && !p.is("drops headers") {
+	for _, name := range []string{"Authorization", "X-Api-Key", "X-Request-Id", "Traceparent"} {
+		if v := r.Header.Get(name); v != "" && !p.is("drops headers") && (name != "X-Api-Key" || !p.is("drops keys")) {
 			req.Header.Set(name, v)
 		}
 	}

@@ -124,9 +124,6 @@ func (n *Node) strike(ctx context.Context, w http.ResponseWriter, f *Effect) boo
 			panic(http.ErrAbortHandler)
 		}
 		return false
-	case EffectSurplus:
-		surplus(connOf(ctx), f)
-		return false
 	default:
 		return false
 	}
@@ -134,6 +131,7 @@ func (n *Node) strike(ctx context.Context, w http.ResponseWriter, f *Effect) boo
 }
 
 // surplus sends a response that nobody has asked for on the connection of a request, some time after its own.
+// The request's handler calls it last.
 func surplus(conn *accepted, f *Effect) {
 	body := cmp.Or(f.Body, "{}")
 	time.AfterFunc(f.Delay, func() {

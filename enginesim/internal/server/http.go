@@ -89,6 +89,9 @@ func (n *Node) post(w http.ResponseWriter, r *http.Request) {
 	if fault != nil && n.strike(ctx, w, fault) {
 		return
 	}
+	if fault != nil && fault.Kind == EffectSurplus {
+		defer surplus(connOf(ctx), fault)
+	}
 	if !n.Pass() {
 		panic(http.ErrAbortHandler)
 	}

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conform
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/pdkit/pdkit/enginesim"
+)
+
+// fieldCases are what people who run such fleets have reported.
+var fieldCases = []Case{
+	{ID: "field/adapter-on-one-prefill", Severity: Should,
+		Check: elsewhere(func(s *Scene) *enginesim.Engine { return s.P[0] }, http.StatusNotFound, noModel),
+		Rule: "One prefill engine has lost an adapter and answers 404 for it: the other serves the requests, none is " +
+			"lost."},
+	{ID: "field/adapter-on-one-decode", Severity: Should,
+		Check: elsewhere(func(s *Scene) *enginesim.Engine { return s.D[0] }, http.StatusNotFound, noModel),
+		Rule:  "The same of one decode engine."},
+	{ID: "field/key-of-one-engine", Severity: Should,
+		Check: elsewhere(func(s *Scene) *enginesim.Engine { return s.P[0] }, http.StatusUnauthorized,
+			`{"error":"Unauthorized"}`),
+		Rule: "One engine has a new key already and answers 401: requests go to the other while keys are changed."},
+	{ID: "field/error-ending", Severity: Must, Check: errorEnding,
+		Rule: `D ends a response by finish_reason "error": the client gets 5xx, a broken connection, or the right ` +
+			"answer of a further attempt, never such a response as a good one."},
+	{ID: "field/api-key", Severity: Should, Check: header("X-Api-Key", "conform"),
+		Rule: "X-Api-Key reaches both engines: clients of the Messages API have their key there."},
+	{ID: "field/orders", Severity: Must, Check: orders,
+		Rule: "Orders to engines reach none: load or unload an adapter, forget the cache, sleep, new weights, profile."},
+	{ID: "field/heads", Severity: Must, Check: heads,
+		Rule: "520 clients that announce bodies of 32 MB and send none keep no other client from its answer."},
+	{ID: "field/processes", Severity: Should, Check: processes,
+		Rule: "One request after another, after a burst, reaches at least two of eight API servers behind an engine's " +
+			"port."},
+	{ID: "field/surplus-response", Severity: Must, Check: surplusResponse,
+		Rule: "An engine sends a response too many, some milliseconds late: no client gets the response to another's request."},
+	{ID: "field/silence-within", Severity: Must, Check: silenceWithin,
+		Rule: "A stream that is silent for 5 s between two events goes on: a tool parser holds a call's arguments " +
+			"back until they are whole."},
+	{ID: "field/names-in-errors", Severity: Should, Check: namesInErrors,
+		Rule: "Addresses in the text of an engine's error do not reach the client."},
+}
+
+// noModel is what vLLM answers for a model that it does not serve.
+const noModel = `{"error":{"message":"The model ` + "`" + model + "`" + ` does not exist.","type":"NotFoundError",` +
+	`"param":"model","code":404}}`
+
+// elsewhere has one engine refuse all requests with what says something of that engine only.
+func elsewhere(of func(*Scene) *enginesim.Engine, status int, text string) func(context.Context, *Scene) error {
+	return func(ctx context.Context, s *Scene) error {
+		e := of(s)
+		everywhere([]*enginesim.Engine{e}, enginesim.Fault{Kind: enginesim.FaultStatus, Status: status, Body: text})
+		for range 8 {
+			content := body()
+			if err := s.whole(ctx, s.post(ctx, completions, content), completions, content); err != nil {
+				return err
+			}
+		}
+		if len(s.legs([]*enginesim.Engine{e})) == 0 {
+			return errSkip("no request reached that engine")
+		}
+		return nil
+	}
+}
+
+const endedByError = `{"id":"cmpl-1","object":"text_completion","created":1,"model":"tiny","choices":[{"index":0,` +
+	`"text":"","logprobs":null,"finish_reason":"error","stop_reason":null}],"usage":{"prompt_tokens":200,` +
+	`"completion_tokens":0,"total_tokens":200}}`
+
+func errorEnding(ctx context.Context, s *Scene) error {
+	for _, d := range s.D {
+		d.Inject(enginesim.Fault{Kind: enginesim.FaultGarbage, Leg: enginesim.LegDecode, Body: endedByError})
+	}
+	content := body()
+	a := s.post(ctx, completions, content)
+	if a.broken() || a.status >= http.StatusInternalServerError {
+		return nil
+	}
+	return s.whole(ctx, a, completions, content)
+}
+
+func orders(ctx context.Context, s *Scene) error {
+	for _, order := range []string{"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/reset_prefix_cache", "/sleep",
+		"/wake_up", "/collective_rpc", "/start_profile", "/update_weights_from_disk", "/flush_cache",
+		"/abort_request", "/scale_elastic_ep", "/v1/shutdown"} {
+		s.post(ctx, order, body())
+		for _, l := range s.legs(s.engines()) {
+			if l.Path == order {
+				return breach("no order at an engine", "%s reached one", order)
+			}
+		}
+	}
+	return nil
+}
+
+func heads(ctx context.Context, s *Scene) error {
+	var all sync.WaitGroup
+	conns := make(chan net.Conn, 520)
+	for range cap(conns) {
+		all.Go(func() {
+			conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", s.host())
+			if err != nil {
+				return
+			}
+			_, _ = fmt.Fprintf(conn, "%sContent-Length: %d\r\n\r\n", head, 32<<20)
+			conns <- conn
+		})
+	}
+	all.Wait()
+	close(conns)
+	defer func() {
+		for conn := range conns {
+			_ = conn.Close()
+		}
+	}()
+	if len(conns) < cap(conns)/2 {
+		return errSkip("not enough connections could be opened")
+	}
+	for range 8 {
+		content := body()
+		if err := s.whole(ctx, s.post(ctx, completions, content), completions, content); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// apiServers is how many processes each engine of a scene has behind its port.
+const apiServers = 8
+
+func processes(ctx context.Context, s *Scene) error {
+	var burst sync.WaitGroup
+	for range 64 {
+		burst.Go(func() { s.post(ctx, completions, body()) })
+	}
+	burst.Wait()
+	if err := s.idle(ctx, 5*time.Second); err != nil {
+		return err
+	}
+	s.mark()
+	for range 40 {
+		content := body()
+		if err := s.whole(ctx, s.post(ctx, completions, content), completions, content); err != nil {
+			return err
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	for _, e := range s.engines() {
+		met := map[int]bool{}
+		legs := s.legs([]*enginesim.Engine{e})
+		for _, l := range legs {
+			met[l.Process] = true
+		}
+		if len(legs) > 10 && len(met) < 2 {
+			return breach("at least two of eight processes to get requests", "one got all %d", len(legs))
+		}
+	}
+	return nil
+}
+
+// ofAnother is the response that nobody asked for.
+const ofAnother = `{"id":"cmpl-of-another","object":"text_completion","created":1,"model":"tiny","choices":[{"index":0,` +
+	`"text":"of another client","finish_reason":"length"}],"usage":{"prompt_tokens":1,"completion_tokens":1,` +
+	`"total_tokens":2}}`
+
+// surplusResponse sends requests without a pause: on a connection that is idle when the surplus response comes, anybody
+// sees it.
+func surplusResponse(ctx context.Context, s *Scene) error {
+	for _, d := range s.D {
+		d.Inject(enginesim.Fault{Kind: enginesim.FaultSurplus, Leg: enginesim.LegDecode, Count: 4,
+			Delay: 3 * time.Millisecond, Body: ofAnother})
+	}
+	type exchange struct {
+		content string
+		answer  answer
+	}
+	var clients sync.WaitGroup
+	all := make([][30]exchange, 4)
+	for i := range all {
+		clients.Go(func() {
+			for n := range all[i] {
+				content := body()
+				all[i][n] = exchange{content, s.post(ctx, completions, content)}
+			}
+		})
+	}
+	clients.Wait()
+	for i := range all {
+		for _, x := range all[i] {
+			if x.answer.status >= http.StatusInternalServerError || x.answer.broken() {
+				continue // it has been noticed
+			}
+			if err := s.whole(ctx, x.answer, completions, x.content); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func silenceWithin(ctx context.Context, s *Scene) error {
+	everywhere(s.D, enginesim.Fault{Kind: enginesim.FaultStallStream, AfterChunks: 3, Delay: 5 * time.Second,
+		Leg: enginesim.LegDecode})
+	content := body("stream", true)
+	return s.whole(ctx, s.post(ctx, completions, content), completions, content)
+}
+
+func namesInErrors(ctx context.Context, s *Scene) error {
+	for _, side := range [][]*enginesim.Engine{s.D, s.P} {
+		for _, e := range s.engines() {
+			e.ClearFaults()
+		}
+		peer := strings.TrimPrefix(s.P[0].URL(), "http://")
+		text, err := json.Marshal(map[string]any{"error": map[string]any{"type": "BadRequestError", "code": 400,
+			"message": "no KV from " + peer + " (see http://" + peer + "/health)"}})
+		if err != nil {
+			return err
+		}
+		everywhere(side, enginesim.Fault{Kind: enginesim.FaultStatus, Status: http.StatusBadRequest,
+			Body: string(text)})
+		if a := s.post(ctx, completions, body()); strings.Contains(string(a.body), peer) {
+			return breach("no engine's address in the response", "one, with status %d", a.status)
+		}
+	}
+	return nil
+}
