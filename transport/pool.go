@@ -94,6 +94,9 @@ func (p *pool) choose(idle []*conn, now time.Time) int {
 
 // idleSince returns the index of the first connection that has been idle since t or later.
 func idleSince(idle []*conn, t time.Time) int {
+	if len(idle) == 0 || !idle[0].since.Before(t) { // most often
+		return 0
+	}
 	i, _ := slices.BinarySearchFunc(idle, t, func(c *conn, t time.Time) int { return c.since.Compare(t) })
 	return i
 }

@@ -187,10 +187,10 @@ func (o *Object) SomeBlocks(key string, depths ...int) {
 // by dict.get with a default, which a null does not get: they calculate with None and die. Null is absent to pdkit, so
 // such an engine gets no key. If none of them is null, WithoutNulls returns raw itself.
 func WithoutNulls(raw json.RawMessage, keys ...string) json.RawMessage {
+	if !mayBeNull(raw, keys) {
+		return raw
+	}
 	for _, key := range keys {
-		if !mayBeNull(raw, key) {
-			continue
-		}
 		if v := gjson.GetBytes(raw, key); v.Type != gjson.Null || !v.Exists() {
 			continue
 		}
@@ -201,17 +201,17 @@ func WithoutNulls(raw json.RawMessage, keys ...string) json.RawMessage {
 	return raw
 }
 
-// mayBeNull reports whether null follows the key somewhere in an object. It is cheap, since each request asks.
-func mayBeNull(raw []byte, key string) bool {
-	for {
-		i := bytes.Index(raw, []byte("null"))
-		if i < 0 {
+// mayBeNull reports whether null follows one of the keys somewhere in an object. It is cheap, since each request asks.
+func mayBeNull(raw []byte, keys []string) bool {
+	for null := []byte("null"); ; {
+		before, after, found := bytes.Cut(raw, null)
+		if !found {
 			return false
 		}
-		before, isValue := bytes.CutSuffix(bytes.TrimRight(raw[:i], " \t\r\n"), []byte(":"))
-		if before = bytes.TrimRight(before, " \t\r\n\""); isValue && bytes.HasSuffix(before, []byte(key)) {
+		before = bytes.TrimRight(before, ": \t\r\n\"")
+		if slices.ContainsFunc(keys, func(key string) bool { return bytes.HasSuffix(before, []byte(key)) }) {
 			return true
 		}
-		raw = raw[i+len("null"):]
+		raw = after
 	}
 }
