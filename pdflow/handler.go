@@ -118,7 +118,7 @@ func (h *handler) accept(w http.ResponseWriter, r *http.Request, id string, held
 func (h *handler) route(w http.ResponseWriter, r *http.Request, told *Refusal, held *holding) (*connector.ClientRequest,
 	*Flow, *Error) {
 	if told.API == connector.APIUnknown || r.Method != http.MethodPost {
-		intake.Closing(w)
+		intake.Closing(w, r)
 		fault := intake.Unserved(r)
 		return nil, nil, &Error{Code: Code(fault.Code), Message: fault.Message}
 	}

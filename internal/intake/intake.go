@@ -59,7 +59,7 @@ func Read(w http.ResponseWriter, r *http.Request, limit int64, timeout time.Dura
 	body, fault := read(r, limit, optional, budget, &p)
 	switch {
 	case fault != nil && fault.Code != Gone:
-		Closing(w) // with a deadline for what is left of the body
+		Closing(w, r) // with a deadline for what is left of the body
 	case limited:
 		_ = p.set(time.Time{})
 	}
@@ -246,8 +246,13 @@ const leftover = time.Second
 // Closing makes net/http close the connection after a response that leaves some of the body unread. net/http reads on
 // for a while, so that the client sees the response. Without a deadline a slow client would hold the connection for
 // ever. Where the client asked for the connection's end, [Linger] must follow the response.
-func Closing(w http.ResponseWriter) {
-	w.Header().Set("Connection", "close")
+//
+// Over HTTP/2 only the stream ends: its connection may carry the requests of many clients, and its end drops those that
+// are on their way.
+func Closing(w http.ResponseWriter, r *http.Request) {
+	if r.ProtoMajor < 2 {
+		w.Header().Set("Connection", "close")
+	}
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(leftover))
 }
 

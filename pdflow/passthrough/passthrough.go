@@ -157,7 +157,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set(headerRequestID, h.requestID(r))
-	intake.Closing(w)
+	intake.Closing(w, r)
 	h.fail(w, r, refusal(intake.Unserved(r)), h.o.Timeouts)
 }
 
