@@ -10,10 +10,12 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/pdflow"
 )
 
@@ -56,6 +58,43 @@ func TestARefusedRequestEndsNothingButItsStream(t *testing.T) {
 		_ = resp.Body.Close()
 		assert.Equal(t, 2, resp.ProtoMajor)
 		assert.Equal(t, r.status, resp.StatusCode, r.path)
+	}
+	assert.EqualValues(t, 1, connections.Load())
+}
+
+// A client that reads nothing of its stream holds an engine no longer than Timeouts.Write, and the other streams of its
+// connection go on.
+func TestAStreamThatNobodyReadsEndsAlone(t *testing.T) {
+	ended := make(chan struct{})
+	endless := func(x *scripted, w http.ResponseWriter, r *http.Request, body string) {
+		if strings.Contains(body, "short") {
+			_, _ = io.WriteString(w, fromD)
+			return
+		}
+		defer close(ended)
+		w.Header().Set("Content-Type", "text/event-stream")
+		event := "data: {\"choices\":[{\"text\":\"" + strings.Repeat("a", 32<<10) + "\"}]}\n\n"
+		for r.Context().Err() == nil {
+			if _, err := io.WriteString(w, event); err != nil {
+				return
+			}
+		}
+	}
+	x := script(t, &fake{}, answer(ok), endless, pdflow.WithTimeouts(config.Timeouts{Write: 200 * time.Millisecond}))
+	url, c, connections := overHTTP2(t, x.flow)
+	resp, err := c.Post(url+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"hi","stream":true}`))
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	for range 20 {
+		other, err := c.Post(url+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"short"}`))
+		require.NoError(t, err)
+		_ = other.Body.Close()
+		assert.Equal(t, http.StatusOK, other.StatusCode)
+	}
+	select {
+	case <-ended:
+	case <-time.After(20 * time.Second):
+		t.Error("the engine is held by a client that does not read")
 	}
 	assert.EqualValues(t, 1, connections.Load())
 }
