@@ -96,12 +96,15 @@ func read(r *http.Request, limit int64, optional bool, budget Taker, p *pace) ([
 	case errors.Is(err, ErrNoMemory):
 		return nil, &Fault{Code: "overloaded", Message: "too many large requests at the same time", Err: err}
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, &Fault{Code: "body_timeout", Message: "the body did not come in time"}
+		return nil, Late()
 	case r.Context().Err() != nil:
 		return nil, &Fault{Code: Gone, Err: err}
 	}
 	return nil, &Fault{Code: "invalid_request", Message: "the body could not be read to its end", Err: err}
 }
+
+// Late is the fault of a body that did not end in time.
+func Late() *Fault { return &Fault{Code: "body_timeout", Message: "the body did not come in time"} }
 
 // TooLarge is the fault of a body above a limit, in bytes.
 func TooLarge(limit int64) *Fault {
@@ -193,13 +196,22 @@ func readPieces(r io.Reader, limit int64, budget Taker, p *pace) ([]byte, error)
 	}
 }
 
+// maxEmpty is how many reads in a row may give neither bytes nor an error, as in package bufio.
+const maxEmpty = 100
+
 // fill reads until b's capacity is used up or r fails. io.ReadFull would not tell r's end from r's own
 // io.ErrUnexpectedEOF, which is that of a response that was cut.
 func fill(r io.Reader, b []byte, p *pace) ([]byte, error) {
+	empty := 0
 	for len(b) < cap(b) {
 		n, err := r.Read(b[len(b):cap(b)])
 		if b = b[:len(b)+n]; err != nil {
 			return b, err
+		}
+		if empty++; n > 0 {
+			empty = 0
+		} else if empty == maxEmpty {
+			return b, io.ErrNoProgress
 		}
 		if len(b) < cap(b) {
 			p.came(n)
