@@ -64,7 +64,8 @@ type Options struct {
 // s. The next Watch publishes the last list and goes on asking, at first after 1 s and later every 5 s (within MinTTL
 // and MaxTTL). Reasons name roles, never names or addresses.
 //
-// The source leaves out addresses that no engine can have (unspecified, multicast, link-local).
+// The source leaves out addresses that no engine can have (unspecified, multicast, link-local). A name with more than
+// 10,000 engines counts as one without an answer.
 type Source struct {
 	opts Options
 	busy atomic.Bool

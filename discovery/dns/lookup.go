@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -37,7 +38,12 @@ const maxAliases = 8
 // maxAtOnce bounds how many targets of SRV records are looked up at once.
 const maxAtOnce = 8
 
+// maxHosts bounds the engines of a name. Each port of an SRV target counts at each of the target's addresses, so that
+// two small messages could list millions.
+const maxHosts = 10_000
+
 var (
+	errTooMany   = fmt.Errorf("the name has more than %d engines", maxHosts)
 	errNoServers = errors.New("the system names no server to ask")
 	errAliases   = errors.New("the name's aliases do not end")
 	errReferral  = errors.New("the server refers to others")
@@ -156,6 +162,9 @@ func (a *asker) services(ctx context.Context, name string) found {
 	}
 	for _, s := range got.services {
 		at := targets[s.target]
+		if len(f.hosts)+len(at.addrs) > maxHosts {
+			return found{err: errTooMany}
+		}
 		f.ttl = min(f.ttl, at.ttl)
 		for _, addr := range at.addrs {
 			f.hosts = append(f.hosts, netip.AddrPortFrom(addr, s.port))
