@@ -89,11 +89,20 @@ func (x *running) run(flow *pdflow.Flow, in *pdflow.Request) error {
 			if head := in.m.GetResponseHeaders(); head != nil && x.given != nil {
 				x.head = head
 				_ = x.given.Relay(statusOf(head)) // it is relayable; now run waits for the flow
-			} else if err := x.envoy.Send(proceed(in.m)); err != nil {
+			} else if err := x.proceed(in.m); err != nil {
 				return err
 			}
 		}
 	}
+}
+
+// proceed lets a message through, but no bytes after the client's body: Envoy would add them to decode's leg, behind its
+// Content-Length, where the engine reads the next request.
+func (x *running) proceed(m *extproc.ProcessingRequest) error {
+	if _, more := m.Request.(*extproc.ProcessingRequest_RequestBody); more {
+		return errStreamed
+	}
+	return x.envoy.Send(proceed(m))
 }
 
 // pump gives run what the flow wants.
@@ -180,7 +189,7 @@ func (x *running) follow(ctx context.Context, inbox <-chan message) error {
 				return nil // the client left, or decode broke: Envoy does not say which
 			}
 			whole = whole || in.m.GetResponseBody().GetEndOfStream() || in.m.GetResponseTrailers() != nil
-			if err := x.envoy.Send(proceed(in.m)); err != nil {
+			if err := x.proceed(in.m); err != nil {
 				return err
 			}
 		case <-keep.C:

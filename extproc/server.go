@@ -115,13 +115,16 @@ func checkModes(c *extproc.ProtocolConfiguration) error {
 		return nil // an Envoy before 1.33 does not tell
 	}
 	if c.RequestBodyMode != mode.ProcessingMode_BUFFERED {
-		return status.Error(codes.FailedPrecondition, "processing_mode.request_body_mode must be BUFFERED")
+		return errStreamed
 	}
 	if m := c.ResponseBodyMode; m != mode.ProcessingMode_NONE && m != mode.ProcessingMode_STREAMED {
 		return status.Error(codes.FailedPrecondition, "processing_mode.response_body_mode must be NONE or STREAMED")
 	}
 	return nil
 }
+
+// errStreamed is also for an Envoy that does not tell its modes, and sends a body in several messages.
+var errStreamed = status.Error(codes.FailedPrecondition, "processing_mode.request_body_mode must be BUFFERED")
 
 // newRequest is the client's request without its body. Its context ends with Envoy's stream.
 func newRequest(ctx context.Context, head *extproc.HttpHeaders) *http.Request {
