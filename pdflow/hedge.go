@@ -86,11 +86,11 @@ func (x *serving) runAttempt(a *attempt) (*attempt, *Body, *Error) {
 	case <-first.done:
 	case <-r.decided:
 	case <-timer.C:
-		if !x.f.retries.Take(live.Transport) {
+		if !x.f.retries.Take(live.Hedge) {
 			x.tel.Hedged(overBudget)
 			break
 		}
-		defer x.f.retries.Give(live.Transport)
+		defer x.f.retries.Give(live.Hedge)
 		x.racing = a
 		b := x.second(r, first)
 		x.racing = nil

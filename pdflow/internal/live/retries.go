@@ -13,16 +13,17 @@ const (
 )
 
 // Retries bounds the retries of all requests of a flow to a share of these requests. Else an outage would double
-// the load on the engines that are left. What engines answer may be the doing of one client, whose bodies draw it: so
-// retries after an answer leave a quarter of the share, and places of their own, to those after a fault of the
-// transport, and what a body drew from two engines does not count against these at all.
+// the load on the engines that are left. What engines answer, and how long they take, may be the doing of one client,
+// whose bodies draw it: so retries after an answer, and second prefills, leave a quarter of the share, and places of
+// their own, to those after a fault of the transport. What a body drew from two engines does not count against these at
+// all.
 type Retries struct {
 	share float64
 	born  time.Time
 
 	mu       sync.Mutex
 	counts   [budgetSeconds]budgetCount // a ring
-	underWay [2]int                     // retries that are under way, their pauses included: by Cause
+	underWay [causes]int                // retries that are under way, their pauses included: by Cause
 }
 
 // Cause is after what a retry comes.
@@ -32,10 +33,13 @@ type Cause uint8
 const (
 	Transport Cause = iota // the engine has not answered
 	Answered
+	Hedge  // none: a prefill is slow, and has a second one beside it
+	causes = iota
 )
 
-// answeredShare is how much of the share retries after an answer may take.
-const answeredShare = 0.75
+// drawnShare is how much of the share retries after an answer and second prefills may take together, and hedgeShare how
+// much the latter.
+const drawnShare, hedgeShare = 0.75, 0.5
 
 // NewRetries bounds retries to a share of the requests.
 func NewRetries(share float64) *Retries { return &Retries{share: share, born: time.Now()} }
@@ -44,7 +48,7 @@ func NewRetries(share float64) *Retries { return &Retries{share: share, born: ti
 // not among retries any more.
 type budgetCount struct {
 	second, requests int
-	retries          [2]int
+	retries          [causes]int
 	drawn            int
 }
 
@@ -89,9 +93,16 @@ func (b *Retries) room(second int, after Cause) bool {
 		}
 	}
 	most := b.share * float64(sum.requests)
-	all, answered := float64(sum.retries[Transport]+sum.retries[Answered]), float64(sum.retries[Answered])
-	return all < most && (after == Transport ||
-		answered < answeredShare*most && answered+float64(sum.drawn) < most)
+	answered, hedges := float64(sum.retries[Answered]), float64(sum.retries[Hedge])
+	switch all := float64(sum.retries[Transport]) + answered + hedges; {
+	case all >= most:
+		return false
+	case after == Transport:
+		return true
+	case after == Hedge && hedges >= hedgeShare*most, answered+hedges >= drawnShare*most:
+		return false
+	}
+	return after == Hedge || answered+float64(sum.drawn) < most
 }
 
 // Give ends a retry.
