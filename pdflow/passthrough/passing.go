@@ -17,6 +17,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/internal/cut"
+	"github.com/pdkit/pdkit/internal/intake"
 	"github.com/pdkit/pdkit/internal/sse"
 	"github.com/pdkit/pdkit/internal/verdict"
 	"github.com/pdkit/pdkit/pdflow"
@@ -43,6 +44,7 @@ var (
 	errSilent     = errors.New("the engine is silent")
 	errMayPrefill = errors.New("the picker named an engine that can prefill")
 	errRedirect   = errors.New("the engine did not answer with a response")
+	errEncoded    = errors.New("the response is compressed")
 )
 
 // run sends the request to an engine and its response to the client. An error is one that the client has not been told.
@@ -109,8 +111,12 @@ func (x *passing) send(to discovery.Endpoint, body *payload) (*http.Response, er
 		_ = resp.Body.Close()
 		return nil, errRedirect
 	}
-	if resp.StatusCode >= 400 && x.r.Method != http.MethodHead {
+	switch {
+	case resp.StatusCode >= 400 && x.r.Method != http.MethodHead:
 		x.rewriteError(resp)
+	case intake.Encoded(resp.Header): // nobody asked for it, and what clients must not see could not be found in it
+		_ = resp.Body.Close()
+		return nil, errEncoded
 	}
 	return resp, nil
 }
@@ -177,7 +183,7 @@ func (x *passing) limit(d time.Duration) {
 }
 
 // relayed are the headers of an engine's response that the client gets.
-var relayed = []string{"Content-Type", "Content-Encoding", "Content-Length", "Retry-After"}
+var relayed = []string{"Content-Type", "Content-Length", "Retry-After"}
 
 // relay writes the response to the client, each piece at once. After an error the response is to be cut.
 func (x *passing) relay(resp *http.Response) *pdflow.Error {

@@ -242,6 +242,11 @@ func TestFaultsOfTheEngine(t *testing.T) {
 		"redirects": answers(http.StatusTemporaryRedirect, ""),
 		"switches":  answers(http.StatusSwitchingProtocols, ""),
 		"partial":   answers(http.StatusPartialContent, "{}"),
+		"is compressed": func(*http.Request) (*http.Response, error) { // what a client must not see cannot be found in it
+			r := response(200, "text/event-stream", strings.NewReader("\x1f\x8b10.0.0.1"))
+			r.Header.Set("Content-Encoding", "gzip")
+			return r, nil
+		},
 	} {
 		e := newEngine(t, answer)
 		w := do(handler(t, e.find, nil), post("/tokenize", `{}`))
