@@ -76,6 +76,7 @@ type Error struct {
 	engine *engineError  // the engine's own error, to be passed on
 	wait   time.Duration // for which the engine wants to be left alone: its Retry-After
 	scope  verdict.Scope // of what the engine's refusal speaks
+	proven bool          // another engine serves what this one refuses
 }
 
 // engineError is what passes of an engine's response with an error status.
@@ -170,7 +171,7 @@ func (e *Error) EngineFault() bool {
 	case CodePrefillFailed, CodeTransferMissing, CodeDecodeFailed, CodeStreamBroken, CodeEncodeFailed, CodeTimeout:
 		return !e.caller
 	}
-	return false
+	return e.proven
 }
 
 // ModelMissing reports whether the engine at fault (Endpoint) does not have the model that the request names: a LoRA

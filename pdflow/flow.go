@@ -89,6 +89,7 @@ type inFlight struct {
 	rescueQueue rescue.Queue
 	probes      probes
 	further     further
+	doubts      doubts
 }
 
 // New makes a flow, and binds the picker to the connector's rules. The error says which option or ability is missing.

@@ -274,7 +274,13 @@ func (a *attempt) refused(o *LegOutcome, header http.Header, body []byte) *Error
 	if rejected || leg == LegDecode && status >= 500 && status < 600 {
 		e.engine = &engineError{status: status, retryAfter: header.Get("Retry-After"),
 			said: verdict.FaultOf(body, a.engineNames())}
-		e.scope = a.scopeOf(status, e.engine.said)
+		if e.scope = a.scopeOf(status, e.engine.said); rejected && e.scope == verdict.ScopeRequest &&
+			status != http.StatusTooManyRequests {
+			ask, fault := a.f.doubts.refused(o.Endpoint)
+			if e.proven = fault; ask {
+				e.scope = verdict.ScopeEngine
+			}
+		}
 	}
 	return e
 }
@@ -333,6 +339,9 @@ func (a *attempt) legEnded(o *LegOutcome, p *connector.PrefillResult) {
 	of := &a.legs.prefill
 	if o.Leg == LegDecode {
 		of = &a.legs.decode
+	}
+	if o.Err == nil && serves(o.Status) {
+		a.f.doubts.served(o.Endpoint)
 	}
 	leg := *of
 	if !leg.Begun() {

@@ -123,10 +123,14 @@ func (x *serving) try() (*Body, *Error) {
 	for n := 1; ; n++ {
 		body, e := x.attempt(n)
 		if e == nil {
+			x.f.doubts.settle(x.refusedBy, true)
 			return body, nil
 		}
 		last = moreTelling(last, e)
 		if !x.again {
+			if e.engine != nil && e.engine.status < 500 && !e.proven {
+				x.f.doubts.settle(x.refusedBy, false)
+			}
 			return x.fallback(last)
 		}
 		if x.why == retryElsewhere { // nobody has too much to do
