@@ -96,8 +96,8 @@ func (x *running) run(flow *pdflow.Flow, in *pdflow.Request) error {
 	}
 }
 
-// proceed lets a message through, but no bytes after the client's body: Envoy would add them to decode's leg, behind its
-// Content-Length, where the engine reads the next request.
+// proceed lets a message through, but no bytes after the client's body: Envoy would add them to decode's leg, behind
+// its Content-Length, where the engine reads the next request.
 func (x *running) proceed(m *extproc.ProcessingRequest) error {
 	if _, more := m.Request.(*extproc.ProcessingRequest_RequestBody); more {
 		return errStreamed

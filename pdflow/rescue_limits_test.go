@@ -323,20 +323,16 @@ func TestARoundTripperRescuesAndChosenPairsAndStepsDoNot(t *testing.T) {
 // A decode engine that first says that it has too little of the prompt gets a prefill, also where it goes on for
 // another one.
 func TestARescueInTheOrderDecodeFirst(t *testing.T) {
-	chunk := func(text, ids, reason string, prompt bool) string {
-		p := "null"
-		if prompt {
-			p = "[1,2,3]"
-		}
+	chunk := func(text, ids, reason, prompt string) string {
 		return fmt.Sprintf(`data: {"id":"x","object":"text_completion","created":1,"model":"m","choices":[{"index":0,`+
 			`"text":%q,"logprobs":null,"finish_reason":%s,"stop_reason":null,"prompt_token_ids":%s,"token_ids":%s}]}`+
-			"\n\n", text, reason, p, ids)
+			"\n\n", text, reason, prompt, ids)
 	}
 	const done = "data: [DONE]\n\n"
-	cold := chunk("", "[]", `"cache_threshold"`, false) + done
+	cold := chunk("", "[]", `"cache_threshold"`, "null") + done
 	var bodies []string
-	replies := []string{cold, chunk("a", "[7]", "null", true) + chunk("b", "[8]", "null", false), cold,
-		chunk("c", "[9]", `"length"`, true) + done}
+	replies := []string{cold, chunk("a", "[7]", "null", "[1,2,3]") + chunk("b", "[8]", "null", "null"), cold,
+		chunk("c", "[9]", `"length"`, "[1,2,3,7,8]") + done}
 	x := script(t, &coldFake{fake: fake{order: connector.DecodeFirst}}, answer(ok),
 		func(x *scripted, w http.ResponseWriter, _ *http.Request, body string) {
 			x.mu.Lock()
@@ -356,8 +352,8 @@ func TestARescueInTheOrderDecodeFirst(t *testing.T) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	require.Contains(t, bodies[2], `"prompt":[1,2,3,7,8]`)
-	want := chunk("a", "null", "null", false) + chunk("b", "null", "null", false)
-	require.Equal(t, want+chunk("c", "null", `"length"`, false)+done, got.body)
+	want := chunk("a", "null", "null", "null") + chunk("b", "null", "null", "null")
+	require.Equal(t, want+chunk("c", "null", `"length"`, "null")+done, got.body)
 }
 
 // coldFake decodes first.

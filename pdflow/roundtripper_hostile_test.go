@@ -88,7 +88,9 @@ func TestOddBodiesBehindTheRoundTripper(t *testing.T) {
 		"fails": {func() io.ReadCloser {
 			return newOddBody(func(p []byte) (int, error) { return copy(p, text), errors.New("no more") })
 		}, -1, 400},
-		"stands still": {func() io.ReadCloser { return newOddBody(func([]byte) (int, error) { return 0, nil }) }, -1, 400},
+		"stands still": {func() io.ReadCloser {
+			return newOddBody(func([]byte) (int, error) { return 0, nil })
+		}, -1, 400},
 		"none":         {func() io.ReadCloser { return nil }, 0, 400},
 		"empty":        {func() io.ReadCloser { return http.NoBody }, 0, 400},
 	} {
@@ -144,7 +146,8 @@ func TestOddRequestsBehindTheRoundTripper(t *testing.T) {
 
 // A body that never ends is refused after Timeouts.Body, as by ServeHTTP.
 func TestABodyIsLateBehindTheRoundTripper(t *testing.T) {
-	x := script(t, &fake{}, answer(ok), answer(fromD), pdflow.WithTimeouts(config.Timeouts{Body: 20 * time.Millisecond}))
+	x := script(t, &fake{}, answer(ok), answer(fromD),
+		pdflow.WithTimeouts(config.Timeouts{Body: 20 * time.Millisecond}))
 	body, _ := io.Pipe()
 	within(t, "RoundTrip", func() {
 		resp, err := x.flow.RoundTripper(&http.Transport{}).RoundTrip(odd(t.Context(), t, body))

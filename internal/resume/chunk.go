@@ -67,6 +67,7 @@ func (s *Stream) first(c *chunk) []byte {
 	if prompt.IsArray() && s.prompt == 0 && s.lost == "" && ok {
 		s.ids, ok = numbers(prompt)
 		s.prompt = len(s.ids)
+		ok = ok && s.sameAsAsked()
 	}
 	if !ok || s.tooMany(n) {
 		s.lose(shape)
@@ -122,6 +123,16 @@ func (s *Stream) judge(c *chunk, text gjson.Result, ids int) {
 	}
 }
 
+// sameAsAsked reports whether the engine's prompt is the client's, as far as that is known. An engine that has another
+// one, or its response to another request, must not have a third engine go on with that.
+func (s *Stream) sameAsAsked() bool {
+	if len(s.Asked) == 0 || s.Asked[0] != '[' {
+		return true
+	}
+	var asked []uint32
+	return json.Unmarshal(s.Asked, &asked) == nil && slices.Equal(asked, s.ids)
+}
+
 // tooMany reports whether n more tokens are more than any engine may make.
 func (s *Stream) tooMany(n int) bool {
 	return s.Tokens()+n > min(cmp.Or(s.Limit, maxTokens), maxTokens)
@@ -154,6 +165,9 @@ func (s *Stream) goOn(c *chunk) ([]byte, error) {
 	}
 	text, ids := c.get("choices.0.text"), c.get("choices.0.token_ids")
 	made, ok := numbers(ids)
+	if prompt, told := numbers(c.get("choices.0.prompt_token_ids")); len(prompt) > 0 || !told {
+		ok = ok && slices.Equal(prompt, s.ids[:s.prompt+s.given])
+	}
 	if !ok || text.Type != gjson.String || len(made) == 0 && len(text.Str) > 0 {
 		return nil, ErrDiverged
 	}

@@ -38,6 +38,9 @@ type Config struct {
 	StopReach int
 	StopShown bool
 
+	// Asked is the client's prompt as it stands in its request: a list of token ids, or what says nothing of them.
+	Asked []byte
+
 	// Limit is how many tokens of output the engine may make; 0: it is not known. A stream with more cannot go on
 	// elsewhere.
 	Limit int

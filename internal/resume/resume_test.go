@@ -404,3 +404,22 @@ func TestALargeEventLeavesNoMemoryBehind(t *testing.T) {
 	runtime.KeepAlive(r)
 	require.NoError(t, engine.Close())
 }
+
+// An engine that computes another prompt than the client's, or than the one to go on with, tells so by its ids: no
+// other engine goes on with what it says, and it goes on with no stream.
+func TestAnotherPromptIsNotGoneOnWith(t *testing.T) {
+	for prompt, want := range map[string]string{`"a"`: "", `[1]`: "", `[ 1 ]`: "", `[2]`: "shape", `[1,1]`: "shape"} {
+		s, _, _ := readTo(resume.Config{Asked: []byte(prompt)}, firstToken)
+		_, reason := s.Next()
+		assert.Equal(t, want, reason, prompt)
+	}
+	for ids, want := range map[string]error{"null": nil, "[1,5]": nil, "[1]": resume.ErrDiverged,
+		"[1,6]": resume.ErrDiverged, "[7,8,9]": resume.ErrDiverged} {
+		s, _, _ := readTo(resume.Config{}, firstToken)
+		later, reason := s.Next()
+		require.Empty(t, reason)
+		_, err := io.ReadAll(later.Reader(strings.NewReader(`data: {"id":"c","choices":[{"index":0,"text":"b",` +
+			`"finish_reason":"stop","prompt_token_ids":` + ids + `,"token_ids":[6]}]}` + "\n\ndata: [DONE]\n\n")))
+		assert.ErrorIs(t, err, want, ids)
+	}
+}

@@ -136,7 +136,11 @@ func stopReach(stop gjson.Result) (reach int, ok bool) {
 // Config says how the stream's tokens are kept. failureStop is the stop_reason with which the engine gives up, "" for
 // none; usage gets an event with the counts that the client did not ask for.
 func (p *Plan) Config(failureStop string, usage func(event []byte)) resume.Config {
-	return resume.Config{Chat: p.req.API == connector.APIChat, KeepIDs: p.keepIDs, KeepUsage: p.usage,
+	var asked []byte
+	if p.req.API == connector.APICompletions {
+		asked, _ = p.req.Field("prompt")
+	}
+	return resume.Config{Asked: asked, Chat: p.req.API == connector.APIChat, KeepIDs: p.keepIDs, KeepUsage: p.usage,
 		StopReach: p.reach, StopShown: p.shown, Limit: p.limit, FailureStop: failureStop, Usage: usage}
 }
 
