@@ -91,8 +91,8 @@ func TestOddBodiesBehindTheRoundTripper(t *testing.T) {
 		"stands still": {func() io.ReadCloser {
 			return newOddBody(func([]byte) (int, error) { return 0, nil })
 		}, -1, 400},
-		"none":         {func() io.ReadCloser { return nil }, 0, 400},
-		"empty":        {func() io.ReadCloser { return http.NoBody }, 0, 400},
+		"none":  {func() io.ReadCloser { return nil }, 0, 400},
+		"empty": {func() io.ReadCloser { return http.NoBody }, 0, 400},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := odd(t.Context(), t, c.body())
