@@ -13,7 +13,7 @@ import (
 // body's bytes, which must not change while it is used.
 type ClientRequest struct {
 	API    API
-	Model  string // "" if the request names none
+	Model  string // as engines serve it (see pdflow.WithModel); "" if the request names none
 	Stream bool
 
 	in request.Request
@@ -33,7 +33,8 @@ func ParseRequest(api API, body []byte) (*ClientRequest, error) {
 	return r, nil
 }
 
-// Field returns the raw value of a top-level member as the client sent it. A member that is null is absent.
+// Field returns the raw value of a top-level member as the client sent it, but for model, which is Model. A member that
+// is null is absent.
 func (r *ClientRequest) Field(name string) (json.RawMessage, bool) { return r.in.Field(name) }
 
 // Body returns the client's body, which must not be changed.

@@ -94,7 +94,7 @@ type bodyOwner Body
 // stays so.
 func (o *bodyOwner) Fault(data []byte) []byte {
 	b := (*Body)(o)
-	if failed := verdict.Failed(data, b.a.engineNames()); failed != nil {
+	if failed := verdict.Failed(data, b.a.private()); failed != nil {
 		return failed
 	}
 	return errorObject(b.a.s.API, b.erroneous(data))
@@ -123,7 +123,7 @@ func (b *Body) readHead(ctx context.Context) *Error {
 func (b *Body) erroneous(data []byte) *Error {
 	e := b.failed(CodeDecodeFailed, "the decode engine reported an error instead of a response")
 	e.Status = 500
-	e.engine = &engineError{status: 500, said: verdict.FaultOf(data, b.a.engineNames())}
+	e.engine = &engineError{status: 500, said: verdict.FaultOf(data, b.a.private())}
 	return e
 }
 

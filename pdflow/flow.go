@@ -22,6 +22,7 @@ import (
 	"github.com/pdkit/pdkit/connector/check"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/internal/contract"
+	"github.com/pdkit/pdkit/internal/modelname"
 	"github.com/pdkit/pdkit/internal/sse"
 	"github.com/pdkit/pdkit/pdflow/internal/live"
 	"github.com/pdkit/pdkit/pdflow/internal/rescue"
@@ -246,7 +247,9 @@ func (f *Flow) Do(ctx context.Context, in *Request) (*Response, error) {
 // call is one request on its way through a flow.
 type call struct {
 	req    *connector.ClientRequest
-	header http.Header // the client's
+	asked  string           // the model that the client has named; "" if engines serve it by that name
+	names  *modelname.Names // by which engines got another name
+	header http.Header      // the client's
 	id     string
 	given  *Pick    // not nil: the caller has chosen the engines
 	any    bool     // given need not keep the connector's rules
@@ -350,6 +353,7 @@ func (f *Flow) do(ctx context.Context, c *call) (resp *Response, e *Error) {
 		return nil, f.refuse(ctx, c, err)
 	}
 	c.req = req
+	f.exchange(c)
 	x = newServing(ctx, f, c)
 	if !f.live.Enter(x) {
 		e = &Error{Code: CodeDraining, Connector: f.name, Message: "shutting down", RetryAfter: time.Second}

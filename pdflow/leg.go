@@ -273,7 +273,7 @@ func (a *attempt) refused(o *LegOutcome, header http.Header, body []byte) *Error
 	}
 	if rejected || leg == LegDecode && status >= 500 && status < 600 {
 		e.engine = &engineError{status: status, retryAfter: header.Get("Retry-After"),
-			said: verdict.FaultOf(body, a.engineNames())}
+			said: verdict.FaultOf(body, a.private())}
 		if e.scope = a.scopeOf(status, e.engine.said); rejected && e.scope == verdict.ScopeRequest &&
 			status != http.StatusTooManyRequests {
 			ask, fault := a.f.doubts.refused(o.Endpoint)
@@ -310,14 +310,15 @@ func (a *attempt) asksEngine(u *url.URL) bool {
 	})
 }
 
-// engineNames returns what tells whether a word of an engine's text names an engine.
-func (a *attempt) engineNames() func(word string) bool {
+// private returns what no client may read in an engine's text.
+func (a *attempt) private() verdict.Private {
 	own := map[string]bool{}
 	for _, e := range append([]discovery.Endpoint{a.s.Prefill, a.s.Decode}, a.s.Encode...) {
 		names.Of(&e, func(name string) { own[name] = true })
 	}
 	set, _ := a.f.picker.(EngineNamer)
-	return func(word string) bool { return own[word] || set != nil && set.NamesEngine(word) }
+	return verdict.Private{Models: a.x.names.Hide, Asked: a.x.asked,
+		Engine: func(word string) bool { return own[word] || set != nil && set.NamesEngine(word) }}
 }
 
 // legStarted opens a leg's span and tells observers.

@@ -21,6 +21,8 @@ import (
 type Server interface {
 	// flowFor returns the flow that serves a request, nil if nobody knows yet.
 	flowFor(r *connector.ClientRequest, requestID string) *Flow
+	// names are the clients' names of its models: see WithModel.
+	names() []string
 	// serves reports whether it serves a model that is not its own: an adapter.
 	serves(model string) bool
 	// Ready returns nil if requests can be served now: see Flow.Ready.
@@ -28,6 +30,8 @@ type Server interface {
 }
 
 func (f *Flow) flowFor(*connector.ClientRequest, string) *Flow { return f }
+
+func (f *Flow) names() []string { return f.opts.models.All() }
 
 func (f *Flow) serves(model string) bool { return f.opts.adapters != nil && f.opts.adapters(model) }
 
@@ -39,6 +43,8 @@ type notYet struct{}
 
 func (notYet) flowFor(*connector.ClientRequest, string) *Flow { return nil }
 
+func (notYet) names() []string { return nil }
+
 func (notYet) serves(string) bool { return false }
 
 func (notYet) Ready(context.Context) error { return errNotYet() }
@@ -47,8 +53,8 @@ func errNotYet() *Error {
 	return &Error{Code: CodeNoEndpoint, Message: "the models are not known yet", RetryAfter: time.Second}
 }
 
-// Mux serves several models behind one listener. A request goes to the flow of the model that it names, or of whose
-// model it names an adapter ([WithAdapters]). One that names no model goes to the only flow, or else to the flow for
+// Mux serves several models behind one listener. A request goes to the flow of the model that it names, or that has the
+// name ([WithModel]), or of whose model it names an adapter ([WithAdapters]). One that names no model goes to the only flow, or else to the flow for
 // any model, as does one whose model nobody else serves. Routes may be replaced while it serves.
 type Mux struct {
 	handler handler
@@ -58,7 +64,8 @@ type Mux struct {
 // routes are a Mux's.
 type routes struct {
 	models map[string]Server
-	order  []Server // by the names of their models
+	named  map[string]Server // by the names of WithModel
+	order  []Server          // by the names of their models
 }
 
 // NewMux makes a Mux whose only route is [NotYet], for any model, until SetRoutes. Its options are those of the
@@ -111,6 +118,7 @@ func (o *options) checkMux() error {
 		{o.maxRescues > 0, "WithRescue"},
 		{len(o.forward) > 0, "WithForwardHeaders"},
 		{o.adapters != nil, "WithAdapters"},
+		{o.models != nil, "WithModel"},
 		{measured.TracerProvider != nil || measured.Propagator != nil || measured.SpanName != nil ||
 			measured.GenAI != "" || measured.Usage,
 			"WithTelemetry, but for Logger, MeterProvider and Attributes,"},
@@ -155,7 +163,16 @@ func (m *Mux) SetRoutes(models map[string]Server) error {
 func (m *Mux) setRoutes(models map[string]Server) {
 	all := &routes{models: models}
 	for _, model := range slices.Sorted(maps.Keys(models)) {
-		all.order = append(all.order, models[model])
+		s := models[model]
+		all.order = append(all.order, s)
+		for _, name := range s.names() {
+			if all.named == nil {
+				all.named = map[string]Server{}
+			}
+			if all.named[name] == nil {
+				all.named[name] = s
+			}
+		}
 	}
 	m.routes.Store(all)
 }
@@ -189,6 +206,9 @@ func (m *Mux) Lookup(model string) (Server, bool) {
 func (m *Mux) lookup(model string) Server {
 	all := m.routes.Load()
 	if s, ok := all.models[model]; ok {
+		return s
+	}
+	if s, ok := all.named[model]; ok {
 		return s
 	}
 	if model == "" && len(all.order) == 1 {

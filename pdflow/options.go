@@ -17,6 +17,7 @@ import (
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/modelname"
 )
 
 // errorHandler writes an error to the client: see WithErrorHandler.
@@ -37,7 +38,8 @@ type options struct {
 	maxRescues   int // of one request
 	forward      []string
 	adapters     func(model string) bool
-	engineUsage  bool // the client gets the counts that D tells
+	models       *modelname.Names // nil: clients name models as engines do
+	engineUsage  bool             // the client gets the counts that D tells
 }
 
 // clientSide are the options of a flow and of a Mux.

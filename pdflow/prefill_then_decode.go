@@ -126,5 +126,5 @@ func (a *attempt) prefillsResponse(p *connector.PrefillResult) (*Body, bool, *Er
 	}); e != nil || !ok {
 		return nil, false, e
 	}
-	return finalBody(a, response), true, nil
+	return finalBody(a, a.askedModel(response)), true, nil
 }

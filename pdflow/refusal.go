@@ -107,6 +107,6 @@ func (f *Flow) refuse(ctx context.Context, c *call, err error) *Error {
 	if !ok {
 		e = invalid(err)
 	}
-	f.handler.refusals.tell(ctx, Refusal{RequestID: c.id, API: c.req.API, Model: c.req.Model}, e)
+	f.handler.refusals.tell(ctx, Refusal{RequestID: c.id, API: c.req.API, Model: c.model()}, e)
 	return e
 }

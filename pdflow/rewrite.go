@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/modelname"
 	"github.com/pdkit/pdkit/internal/sse"
 )
 
@@ -34,6 +35,10 @@ func (a *attempt) changes(sse bool, status int) (change func([]byte) ([]byte, er
 	}
 	if sse && a.asksUsage() && status == http.StatusOK {
 		fn, mark = withoutUsage(fn, a.decodeUsage), usageMark
+	}
+	if a.x.asked != "" {
+		all = all || fn != nil
+		fn, mark = withAskedModel(fn, a.x.asked), modelname.Mark
 	}
 	if all {
 		mark = nil

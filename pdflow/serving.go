@@ -26,7 +26,6 @@ type serving struct {
 	life   live.Life       // whose base has the request's span
 	tel    telemetry.Request
 	call
-	model string
 	tries
 	rescue  *rescuer // nil: the stream ends with its decode engine
 	racing  *attempt // of a hedged prefill: the first, while the second begins
@@ -62,11 +61,11 @@ var (
 )
 
 func newServing(ctx context.Context, f *Flow, c *call) *serving {
-	x := &serving{f: f, client: ctx, call: *c, model: c.req.Model}
+	x := &serving{f: f, client: ctx, call: *c}
 	if x.sender == nil {
 		x.sender = f.sender
 	}
-	x.tel, ctx = f.tel.Request(ctx, c.req, c.id, c.header)
+	x.tel, ctx = f.tel.Request(ctx, c.req, c.model(), c.id, c.header)
 	x.life.Begin(ctx)
 	x.rescue = newRescuer(x)
 	return x

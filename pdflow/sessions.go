@@ -33,7 +33,7 @@ type SessionInfo struct {
 }
 
 func (x *serving) info() SessionInfo {
-	i := SessionInfo{RequestID: x.id, Model: x.model, Connector: x.f.name, Phase: phaseNames[x.phase.Load()],
+	i := SessionInfo{RequestID: x.id, Model: x.model(), Connector: x.f.name, Phase: phaseNames[x.phase.Load()],
 		Age: time.Since(x.tel.Start)}
 	if a := x.current.Load(); a != nil {
 		i.ID, i.Attempt, i.Prefill, i.Decode = a.s.ID, a.s.Attempt, a.s.Prefill.ID, a.s.Decode.ID

@@ -37,4 +37,6 @@ func (s *split) flowFor(_ *connector.ClientRequest, id string) *Flow {
 	return s.main
 }
 
+func (s *split) names() []string { return append(s.main.names(), s.other.names()...) }
+
 func (s *split) serves(model string) bool { return s.main.serves(model) || s.other.serves(model) }

@@ -391,7 +391,8 @@ func (st *Step) giveUp() {
 // sees nothing more of it until End. It is for hosts, like an Envoy, whose responses go another way. While a prefill
 // runs beside decode, Next returns only when that has ended, and the caller passes nothing on before. The error is
 // of [CodeUnsupported] for a leg that is not decode, where the connector changes decode's response or the flow its
-// usage ([WithEngineUsage]), and where decode's response decides whether a prefill follows.
+// usage ([WithEngineUsage]) or the model's name in it ([WithModel]), and where decode's response decides whether a
+// prefill follows.
 func (st *Step) Relay(status int) error {
 	st.s.touch()
 	if !st.Relayable() {
@@ -415,7 +416,7 @@ func (relayedBody) Close() error             { return nil }
 
 // relayable reports whether decode's response may go past the flow.
 func (a *attempt) relayable() bool {
-	if a.f.order == connector.DecodeFirst && a.p.Load() == nil {
+	if a.f.order == connector.DecodeFirst && a.p.Load() == nil || a.x.asked != "" {
 		return false
 	}
 	return !(a.twoLegs() && a.f.traits.Handoff.FromDecode) &&

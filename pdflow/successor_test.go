@@ -22,6 +22,7 @@ import (
 // lone is a picker that picks one engine, which serves each request alone.
 type lone struct{ e discovery.Endpoint }
 
+func (*meanwhile) names() []string    { return nil }
 func (*meanwhile) serves(string) bool { return false }
 
 func (p lone) Pick(context.Context, *PickInput) (Pick, error)       { return Pick{Decode: p.e}, nil }

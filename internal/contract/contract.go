@@ -8,6 +8,7 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"time"
 
@@ -75,6 +76,14 @@ func Without(r *connector.ClientRequest, members []string) (*connector.ClientReq
 	clone := *r
 	Request(&clone).Strip = strip
 	return &clone, nil
+}
+
+// Served returns a request whose legs name the model as engines do. raw is the name as JSON.
+func Served(r *connector.ClientRequest, model string, raw json.RawMessage) *connector.ClientRequest {
+	clone := *r
+	clone.Model = model
+	Request(&clone).Serve(model, raw)
+	return &clone
 }
 
 // Refusal makes a *[request.Fault] a *[connector.RequestError].

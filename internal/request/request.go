@@ -21,7 +21,9 @@ type Request struct {
 	Model  string // "" if the request names none
 	Stream bool
 	Doc    jsonedit.Doc
-	Strip  []jsonedit.Edit // the edits with which every leg starts: they remove the client's transfer members
+	// the edits with which every leg starts: they remove the client's transfer members, and name the engines' model
+	Strip  []jsonedit.Edit
+	served json.RawMessage // the engines' name of the model; nil if it is the client's
 }
 
 // Parse reads a request body. The error is a *[Fault] if the body is not one JSON object, names a top-level member
@@ -150,8 +152,21 @@ func nestedError(holder string, err error) error {
 	return &Fault{Param: holder, Message: "is not a well-formed object", Err: err}
 }
 
-// Field returns the raw value of a top-level member as the client sent it. A member that is null is absent.
-func (r *Request) Field(name string) (json.RawMessage, bool) { return Field(&r.Doc, name) }
+// Serve has all legs name the model as engines do. raw is the name as JSON.
+func (r *Request) Serve(model string, raw json.RawMessage) {
+	r.Model, r.served = model, raw
+	start := append(make([]jsonedit.Edit, 0, len(r.Strip)+1), r.Strip...)
+	r.Strip = Edit(start, jsonedit.Edit{Name: "model", Value: raw})
+}
+
+// Field returns the raw value of a top-level member as the client sent it, but for a model's name after Serve. A member
+// that is null is absent.
+func (r *Request) Field(name string) (json.RawMessage, bool) {
+	if r.served != nil && name == "model" {
+		return r.served, true
+	}
+	return Field(&r.Doc, name)
+}
 
 // Field returns a member's raw value. A member that is null is absent.
 func Field(d *jsonedit.Doc, name string) (json.RawMessage, bool) {

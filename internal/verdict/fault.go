@@ -23,10 +23,17 @@ type Fault struct {
 	Anthropic bool `json:"-"` // the engine wrote an error of Anthropic's API
 }
 
+// Private are the names that no client may read in an engine's text.
+type Private struct {
+	Engine func(word string) bool          // reports whether a word, in lower case, names an engine
+	Models func(text, asked string) string // puts clients' names of models in place of engines'
+	Asked  string                          // by which name the client asked for its model; "": by the engines' own
+}
+
 // FaultOf reads an engine's error response: {"error":{…}}, vLLM's older {"object":"error",…} or {"error":"…"}. It
-// replaces URLs, addresses, host names and paths in all texts; known reports that a word, in lower case, names an
-// engine. The result is nil if the response is not a JSON object with a message.
-func FaultOf(body []byte, known func(name string) bool) *Fault {
+// replaces URLs, addresses, host names, paths and private names in all texts. The result is nil if the response is not a
+// JSON object with a message.
+func FaultOf(body []byte, private Private) *Fault {
 	if !gjson.ValidBytes(body) {
 		return nil
 	}
@@ -43,13 +50,13 @@ func FaultOf(body []byte, known func(name string) bool) *Fault {
 	value := func(name string) any {
 		switch v := e.Get(name); v.Type {
 		case gjson.String:
-			return withoutAddresses(v.Str, known)
+			return private.hide(v.Str)
 		case gjson.Number:
 			return v.Num
 		}
 		return nil
 	}
-	return &Fault{Message: withoutAddresses(message.Str, known), Type: value("type"), Param: value("param"),
+	return &Fault{Message: private.hide(message.Str), Type: value("type"), Param: value("param"),
 		Code: value("code"), Anthropic: e.Raw != top.Raw && top.Get("type").Str == "error"}
 }
 
@@ -57,12 +64,12 @@ func FaultOf(body []byte, known func(name string) bool) *Fault {
 const failedMessage = "response.error.message"
 
 // Failed returns the data of an event response.failed as clients may read it, nil for another event: see FaultOf.
-func Failed(data []byte, known func(name string) bool) []byte {
+func Failed(data []byte, private Private) []byte {
 	message := gjson.GetBytes(data, failedMessage)
 	if message.Type != gjson.String || message.Index == 0 {
 		return nil
 	}
-	text, _ := json.Marshal(withoutAddresses(message.Str, known)) // of a string
+	text, _ := json.Marshal(private.hide(message.Str)) // of a string
 	return slices.Concat(data[:message.Index], text, data[message.Index+len(message.Raw):])
 }
 
@@ -97,12 +104,20 @@ var served = strings.Fields("v1 v2 inference generate tokenize detokenize score 
 // maxText is how much of a text is searched and passed on, in bytes.
 const maxText = 64 << 10
 
-// withoutAddresses replaces what tells a client where an engine or its peer is. A text that only looks like an address
-// may be replaced with it.
-func withoutAddresses(text string, known func(name string) bool) string {
+// hide replaces what is private in a text. Models go first: the name of one may look like a path.
+func (p *Private) hide(text string) string {
 	if len(text) > maxText {
 		text = strings.ToValidUTF8(text[:maxText], "") + " …"
 	}
+	if p.Asked != "" {
+		text = p.Models(text, p.Asked)
+	}
+	return withoutAddresses(text, p.Engine)
+}
+
+// withoutAddresses replaces what tells a client where an engine or its peer is. A text that only looks like an address
+// may be replaced with it.
+func withoutAddresses(text string, known func(name string) bool) string {
 	text = urls.ReplaceAllLiteralString(text, replaced)
 	text = ids.ReplaceAllStringFunc(text, func(s string) string {
 		name := strings.ToLower(s)

@@ -55,7 +55,7 @@ func TestAnErrorTellsNoAddress(t *testing.T) {
 	} {
 		body, err := json.Marshal(map[string]any{"error": map[string]any{"message": said}})
 		require.NoError(t, err)
-		assert.Equal(t, want, verdict.FaultOf(body, known).Message)
+		assert.Equal(t, want, verdict.FaultOf(body, verdict.Private{Engine: known}).Message)
 	}
 	for _, said := range []string{
 		"This model's maximum context length is 4096 tokens. However, you requested 5000 tokens",
@@ -67,7 +67,7 @@ func TestAnErrorTellsNoAddress(t *testing.T) {
 	} {
 		body, err := json.Marshal(map[string]any{"error": map[string]any{"message": said}})
 		require.NoError(t, err)
-		assert.Equal(t, said, verdict.FaultOf(body, known).Message)
+		assert.Equal(t, said, verdict.FaultOf(body, verdict.Private{Engine: known}).Message)
 	}
 }
 
@@ -87,7 +87,7 @@ func TestFaultsOfEngines(t *testing.T) {
 		`{"error":`:                                                nil,
 		``:                                                         nil,
 	} {
-		assert.Equal(t, want, verdict.FaultOf([]byte(body), known), body)
+		assert.Equal(t, want, verdict.FaultOf([]byte(body), verdict.Private{Engine: known}), body)
 	}
 }
 
@@ -97,7 +97,7 @@ func TestALongTextIsCut(t *testing.T) {
 		body, err := json.Marshal(map[string]any{"error": strings.Repeat(part, 1<<20/len(part))})
 		require.NoError(t, err)
 		begun := time.Now()
-		f := verdict.FaultOf(body, known)
+		f := verdict.FaultOf(body, verdict.Private{Engine: known})
 		assert.Less(t, time.Since(begun), 30*time.Second, part)
 		assert.Less(t, len(f.Message), 1<<20, part)
 		assert.True(t, strings.HasSuffix(f.Message, " …"), part)

@@ -18,6 +18,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/internal/cut"
 	"github.com/pdkit/pdkit/internal/intake"
+	"github.com/pdkit/pdkit/internal/modelname"
 	"github.com/pdkit/pdkit/internal/sse"
 	"github.com/pdkit/pdkit/internal/verdict"
 	"github.com/pdkit/pdkit/pdflow"
@@ -35,6 +36,8 @@ type passing struct {
 	limits  config.Timeouts
 	outcome pdflow.Outcome
 	engine  discovery.Endpoint // that serves it
+	asked   string             // the model that the client has named; "" if engines serve it by that name
+	models  *modelname.Names   // by which engines got another name
 
 	ctx     context.Context // of the engine's side
 	silence *time.Timer     // ends ctx when the engine has been silent for too long
@@ -141,7 +144,7 @@ func (x *passing) clean(event, data []byte) ([]byte, error) {
 	if !verdict.IsError(data) && !sse.Named(event, "error") {
 		return data, nil
 	}
-	if failed := verdict.Failed(data, x.engineNames()); failed != nil {
+	if failed := verdict.Failed(data, x.private()); failed != nil {
 		return failed, nil
 	}
 	return x.fault(data, http.StatusInternalServerError), nil
@@ -149,7 +152,7 @@ func (x *passing) clean(event, data []byte) ([]byte, error) {
 
 // fault is an engine's error as a client may read it.
 func (x *passing) fault(body []byte, status int) []byte {
-	f := verdict.FaultOf(body, x.engineNames())
+	f := verdict.FaultOf(body, x.private())
 	if f == nil {
 		f = &verdict.Fault{Message: "the engine refused the request", Code: pdflow.CodeDecodeRejected}
 	}
@@ -167,12 +170,13 @@ func (x *passing) fault(body []byte, status int) []byte {
 	return body
 }
 
-// engineNames returns what tells whether a word of an engine's text names an engine.
-func (x *passing) engineNames() func(word string) bool {
+// private returns what no client may read in an engine's text.
+func (x *passing) private() verdict.Private {
 	own := map[string]bool{}
 	names.Of(&x.engine, func(name string) { own[name] = true })
 	e := x.engines
-	return func(word string) bool { return own[word] || e.Set != nil && e.names.Has(e.Set.Load(), word) }
+	return verdict.Private{Models: x.models.Hide, Asked: x.asked,
+		Engine: func(word string) bool { return own[word] || e.Set != nil && e.names.Has(e.Set.Load(), word) }}
 }
 
 // limit bounds the engine's silence from now on.

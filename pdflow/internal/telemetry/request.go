@@ -33,9 +33,9 @@ type Failure struct{ Code, Leg string }
 // Usage are the tokens of an attempt that has served: see pdflow.Usage.
 type Usage struct{ Input, Output, Cached, Reused int64 }
 
-// Request begins a request. The context that it returns has the request's span.
-func (t *Instruments) Request(ctx context.Context, r *connector.ClientRequest, id string, header http.Header) (Request,
-	context.Context) {
+// Request begins a request of a client that has named model. The context that it returns has the request's span.
+func (t *Instruments) Request(ctx context.Context, r *connector.ClientRequest, model, id string,
+	header http.Header) (Request, context.Context) {
 	x := Request{Instruments: t, Start: time.Now(), client: ctx, api: r.API}
 	if t.tracer == nil {
 		return x, ctx
@@ -45,8 +45,11 @@ func (t *Instruments) Request(ctx context.Context, r *connector.ClientRequest, i
 		attribute.String("gen_ai.operation.name", operation(r.API)),
 		attribute.String("pd.connector", t.config.Connector), attribute.String("pd.order", t.config.Order),
 		attribute.String("pd.request_id", id),
-		attribute.String("pd.api", r.API.String()), attribute.String("gen_ai.request.model", r.Model),
+		attribute.String("pd.api", r.API.String()), attribute.String("gen_ai.request.model", model),
 		attribute.Bool("gen_ai.request.stream", r.Stream)))
+	if model != r.Model {
+		x.span.SetAttributes(attribute.String("gen_ai.response.model", r.Model))
+	}
 	return x, ctx
 }
 
