@@ -3,6 +3,7 @@
 package modelname
 
 import (
+	"io"
 	"unsafe"
 
 	"github.com/tidwall/gjson"
@@ -35,5 +36,103 @@ func PutBack(asked string) func(data []byte) []byte {
 			return buf
 		}
 		return data
+	}
+}
+
+// Reader returns a reader of a whole response that has the name that a client has asked for at its top level. It holds
+// nothing back, so that the response may be of any size.
+func Reader(src io.Reader, asked string) io.Reader {
+	return &reader{src: src, name: jsonedit.Quote(asked), in: make([]byte, 32<<10)}
+}
+
+type reader struct {
+	src  io.Reader
+	name []byte // as JSON
+	in   []byte
+	out  []byte // what Read has not returned yet
+	err  error
+
+	depth   int // objects and arrays that are open
+	text    bool
+	escaped bool // after a backslash in a text
+	matched int  // bytes of the text that are of the member's name; -1: it is another one
+	key     bool // the name was read, and may be a key
+	value   bool // its colon was read
+	drop    bool // the text is the engine's name
+	done    bool // the rest stays as it is
+}
+
+const member = "model"
+
+func (r *reader) Read(p []byte) (int, error) {
+	if r.done && len(r.out) == 0 && r.err == nil {
+		return r.src.Read(p)
+	}
+	for len(r.out) == 0 && r.err == nil {
+		var n int
+		n, r.err = r.src.Read(r.in)
+		r.out = r.out[:0]
+		for i, c := range r.in[:n] {
+			if r.done {
+				r.out = append(r.out, r.in[i:n]...)
+				break
+			}
+			r.next(c)
+		}
+	}
+	if len(r.out) == 0 {
+		return 0, r.err
+	}
+	n := copy(p, r.out)
+	r.out = r.out[n:]
+	return n, nil
+}
+
+// next reads one byte.
+func (r *reader) next(c byte) {
+	if r.text {
+		r.inText(c)
+		return
+	}
+	switch c {
+	case ' ', '\t', '\r', '\n':
+	case '"':
+		if r.text, r.matched = true, -1; r.value {
+			r.drop = true
+			r.out = append(r.out, r.name...)
+			return
+		}
+		if r.key = false; r.depth == 1 {
+			r.matched = 0
+		}
+	case ':':
+		r.key, r.value = false, r.key
+	default:
+		switch r.key, r.value = false, false; c {
+		case '{', '[':
+			r.depth++
+		case '}', ']':
+			r.depth--
+		}
+	}
+	r.out = append(r.out, c)
+}
+
+// inText is next within a text.
+func (r *reader) inText(c byte) {
+	if !r.drop {
+		r.out = append(r.out, c)
+	}
+	switch {
+	case r.escaped:
+		r.escaped = false
+	case c == '\\':
+		r.escaped, r.matched = true, -1
+	case c == '"':
+		r.text, r.key, r.done = false, r.matched == len(member), r.drop
+	case r.matched >= 0 && r.matched < len(member) && member[r.matched] == c:
+		r.matched++
+	default:
+		r.matched = -1
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/pdkit/pdkit/internal/contract"
 	"github.com/pdkit/pdkit/internal/intake"
 	"github.com/pdkit/pdkit/internal/jsonedit"
+	"github.com/pdkit/pdkit/internal/modelname"
 	"github.com/pdkit/pdkit/pdflow"
 )
 
@@ -26,6 +27,7 @@ type body struct {
 	req    *connector.ClientRequest   // its members; of a form the model alone
 	raw    []byte                     // a form, which passes as it came
 	fields []*connector.ClientRequest // of the form, each as a member
+	model  struct{ from, to int }     // where in the form the model's name is
 }
 
 // request returns the members, nil without a body.
@@ -63,6 +65,19 @@ func (h *Handler) read(w http.ResponseWriter, r *http.Request, budget intake.Tak
 		return nil, invalid(err)
 	}
 	return &body{req: req}, nil
+}
+
+// serve has the body name its model as engines do.
+func (b *body) serve(model modelname.Served) *pdflow.Error {
+	if b.raw != nil {
+		from, to := b.model.from, b.model.to
+		if string(b.raw[from:to]) != b.req.Model {
+			return badForm("the form's model cannot be told from what stands around it", nil)
+		}
+		b.raw = slices.Concat(b.raw[:from], []byte(model.Name), b.raw[to:])
+	}
+	b.req = contract.Served(b.req, model.Name, model.JSON)
+	return nil
 }
 
 // payload is what the engine gets: the client's bytes, which are not copied, without transfer members. A form that has
@@ -148,6 +163,7 @@ func readForm(raw []byte, boundary string) (*body, *pdflow.Error) {
 				return nil, &pdflow.Error{Code: pdflow.CodeInvalid, Param: name, Message: "stands twice in the form"}
 			}
 			model, _ = json.Marshal(map[string]string{name: string(value)}) // strings only
+			b.model.from, b.model.to = partAt(raw, boundary, len(b.fields))
 		}
 		field, err := connector.ParseRequest(connector.APIUnknown, member(name, value))
 		if err != nil {
@@ -160,6 +176,31 @@ func readForm(raw []byte, boundary string) (*body, *pdflow.Error) {
 		return nil, invalid(err)
 	}
 	return b, nil
+}
+
+// partAt returns where in a form the content of a part is, 0 and 0 where this form is written too oddly to say so.
+func partAt(raw []byte, boundary string, part int) (from, to int) {
+	delimiter := []byte("--" + boundary)
+	at := 0
+	for n := 0; ; n++ {
+		i := bytes.Index(raw[at:], delimiter)
+		if i < 0 {
+			return 0, 0
+		}
+		if at += i + len(delimiter); n < part {
+			continue
+		}
+		head := bytes.Index(raw[at:], []byte("\r\n\r\n"))
+		if head < 0 {
+			return 0, 0
+		}
+		from = at + head + len("\r\n\r\n")
+		size := bytes.Index(raw[from:], append([]byte("\r\n"), delimiter...))
+		if size < 0 {
+			return 0, 0
+		}
+		return from, from + size
+	}
 }
 
 // member is a field as an object: a[b] is b inside a. Of its value only an object matters here, which may hold others.

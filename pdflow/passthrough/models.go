@@ -10,10 +10,15 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/tidwall/gjson"
+
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/jsonedit"
+	"github.com/pdkit/pdkit/internal/modelname"
 	"github.com/pdkit/pdkit/pdflow"
 )
 
@@ -52,8 +57,25 @@ type list struct {
 	body    []byte // nil: too many lists were asked for
 }
 
-// list answers with the union of what the ready decode engines list.
-func (h *Handler) list(w http.ResponseWriter, r *http.Request, id string) {
+// listed reports whether a request is for the list, or for its entry of a model that engines do not know by this name.
+func (h *Handler) listed(r *http.Request) (model string, ok bool) {
+	model, below := strings.CutPrefix(r.URL.Path, modelsPath+"/")
+	switch {
+	case r.Method != http.MethodGet:
+		return "", false
+	case !below:
+		return "", r.URL.Path == modelsPath
+	}
+	engines, _ := h.find(model)
+	if engines == nil {
+		return "", false
+	}
+	names, err := engines.modelNames()
+	return model, err == nil && names.Has(model)
+}
+
+// list answers with the union of what the ready decode engines list, or with its entry of a model.
+func (h *Handler) list(w http.ResponseWriter, r *http.Request, id, model string) {
 	l := h.models.get(r, id)
 	defer h.models.leave(l)
 	select {
@@ -67,13 +89,21 @@ func (h *Handler) list(w http.ResponseWriter, r *http.Request, id string) {
 			Message: "too many lists of models are asked for at the same time"}, h.o.Timeouts)
 		return
 	}
+	body := l.body
+	if model != "" {
+		if body = entryOf(body, model); body == nil {
+			h.fail(w, r, &pdflow.Error{Code: pdflow.CodeNotFound, Param: "model", Message: "no engine lists this model"},
+				h.o.Timeouts)
+			return
+		}
+	}
 	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Content-Length", strconv.Itoa(len(l.body)))
+	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	rc := http.NewResponseController(w)
 	if d := h.o.Timeouts.Resolve(0).Write; d > 0 && rc.SetWriteDeadline(time.Now().Add(d)) == nil {
 		defer func() { _ = rc.SetWriteDeadline(time.Time{}) }() // the connection serves more requests
 	}
-	_, _ = w.Write(l.body)
+	_, _ = w.Write(body)
 	_ = rc.Flush()
 }
 
@@ -241,7 +271,56 @@ func (e *Engines) ask(ctx context.Context, url string, in *pdflow.Request) []jso
 	if json.Unmarshal(body, &list) != nil {
 		return nil
 	}
-	return list.Data
+	return e.asClientsNameThem(list.Data)
+}
+
+// asClientsNameThem lists each model by its names of ModelNames; one that has none stays as it is.
+func (e *Engines) asClientsNameThem(models []json.RawMessage) []json.RawMessage {
+	names, err := e.modelNames()
+	if err != nil || len(names.All()) == 0 {
+		return models
+	}
+	var all []json.RawMessage
+	for _, raw := range models {
+		card := gjson.ParseBytes(raw)
+		parent, _ := jsonedit.SetIn(raw, "parent", jsonedit.Quote(nameOf(names, card.Get("parent").Str)))
+		if card.Get("parent").Type == gjson.String && parent != nil {
+			raw = parent
+		}
+		public := names.Public(card.Get("id").Str)
+		if len(public) == 0 {
+			all = append(all, raw)
+		}
+		for _, name := range public {
+			named, err := jsonedit.SetIn(raw, "id", jsonedit.Quote(name))
+			if err == nil && card.Get("root").Type == gjson.String {
+				named, err = jsonedit.SetIn(named, "root", jsonedit.Quote(name))
+			}
+			if err == nil {
+				all = append(all, named)
+			}
+		}
+	}
+	return all
+}
+
+// nameOf is by which name clients know what engines serve by this one: by the same, if that is among them.
+func nameOf(names *modelname.Names, served string) string {
+	public := names.Public(served)
+	if len(public) == 0 || slices.Contains(public, served) {
+		return served
+	}
+	return public[0]
+}
+
+// entryOf returns the entry of a model in a list, nil if there is none.
+func entryOf(list []byte, model string) []byte {
+	for _, card := range gjson.GetBytes(list, "data").Array() {
+		if card.Get("id").Str == model {
+			return []byte(card.Raw)
+		}
+	}
+	return nil
 }
 
 // joinModels makes one list, each model once, as its first engine describes it.

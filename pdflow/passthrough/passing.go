@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"mime"
 	"net/http"
 	"strconv"
 	"strings"
@@ -49,6 +50,20 @@ var (
 	errRedirect   = errors.New("the engine did not answer with a response")
 	errEncoded    = errors.New("the response is compressed")
 )
+
+// exchange has the request name its model as the engines do.
+func (x *passing) exchange(asked string) *pdflow.Error {
+	names, err := x.engines.modelNames()
+	if err != nil {
+		return &pdflow.Error{Code: pdflow.CodeInternal, Message: "the names of the models are wrong", Err: err}
+	}
+	served := names.Of(asked, x.engines.Adapters)
+	if served.Name == "" || served.Name == asked {
+		return nil
+	}
+	x.asked, x.models = asked, names
+	return x.body.serve(served)
+}
 
 // run sends the request to an engine and its response to the client. An error is one that the client has not been told.
 func (x *passing) run() *pdflow.Error {
@@ -191,6 +206,7 @@ var relayed = []string{"Content-Type", "Content-Length", "Retry-After"}
 
 // relay writes the response to the client, each piece at once. After an error the response is to be cut.
 func (x *passing) relay(resp *http.Response) *pdflow.Error {
+	from := x.asAsked(resp)
 	for _, name := range relayed {
 		if v := resp.Header[name]; len(v) > 0 {
 			x.w.Header()[name] = v
@@ -198,10 +214,9 @@ func (x *passing) relay(resp *http.Response) *pdflow.Error {
 	}
 	x.w.WriteHeader(resp.StatusCode)
 	rc := http.NewResponseController(x.w)
-	from := io.Reader(resp.Body)
 	if isStream(resp.Header) {
 		faults := new(sse.Faults)
-		faults.Watch(resp.Body, x.clean)
+		faults.Watch(from, x.clean)
 		from = faults
 	}
 	buf := make([]byte, 32<<10)
@@ -233,6 +248,25 @@ func (x *passing) relay(resp *http.Response) *pdflow.Error {
 			return x.failed(pdflow.CodeStreamBroken, "the engine broke the response", err)
 		}
 	}
+}
+
+// asAsked is a response's body with the name of the model that the client has asked for. An error has been rewritten
+// already.
+func (x *passing) asAsked(resp *http.Response) io.Reader {
+	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
+	switch {
+	case x.asked == "" || resp.StatusCode >= 400 || resp.Header.Get("Content-Encoding") != "":
+	case isStream(resp.Header):
+		put := modelname.PutBack(x.asked)
+		delete(resp.Header, "Content-Length")
+		return sse.NewRewriter(resp.Body, true, modelname.Mark, func(data []byte) ([]byte, error) {
+			return put(data), nil
+		})
+	case media == "application/json":
+		delete(resp.Header, "Content-Length")
+		return modelname.Reader(resp.Body, x.asked)
+	}
+	return resp.Body
 }
 
 // failed says why the engine's side failed.

@@ -24,6 +24,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/internal/cut"
 	"github.com/pdkit/pdkit/internal/intake"
+	"github.com/pdkit/pdkit/internal/modelname"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/internal/names"
 )
@@ -47,12 +48,28 @@ type Engines struct {
 	// is left out. Of a connector whose handoff is a header (Traits.Handoff) it must not name that.
 	ForwardHeaders []string
 
+	// ModelNames are the names by which clients ask for the models of these engines, each with that by which the engines
+	// serve it; "*" stands for all other names, but those of Adapters. Requests and responses are changed as a flow does
+	// it: see pdflow.WithModel. GET /v1/models lists a model that has names here by these alone.
+	ModelNames map[string]string
+	Adapters   func(model string) bool // see pdflow.WithAdapters; nil: there are none
+
 	// DecodeOnly lets no engine serve that can prefill: see PrefillPairOnly of connector.Traits.
 	DecodeOnly bool
 
 	names  names.Index
 	bind   sync.Once
 	picker pdflow.Picker // Picker, bound to DecodeOnly
+
+	naming   sync.Once
+	models   *modelname.Names // ModelNames
+	badNames error
+}
+
+// modelNames makes names of ModelNames, once.
+func (e *Engines) modelNames() (*modelname.Names, error) {
+	e.naming.Do(func() { e.models, e.badNames = modelname.Of(e.ModelNames) })
+	return e.models, e.badNames
 }
 
 // pick chooses the engine of a request.
@@ -102,7 +119,7 @@ type Options struct {
 // GET /v1/models is the union of what the ready decode engines list. It is kept for two seconds for each key of clients
 // (Authorization, X-Api-Key, Engines.ForwardHeaders). An engine that fails, or takes longer than two seconds, is left
 // out. 32 engines are asked at once, for all clients together; if so many clients ask that no engine's turn comes, the
-// response is 503.
+// response is 503. GET /v1/models/NAME of a name in Engines.ModelNames is its entry of that list.
 //
 // All else goes to one decode engine of the model that the body names. A body must be one JSON object; below /v1/audio/
 // and on Options.Paths it may be a form (multipart/form-data). The engine gets the client's query, the header of
@@ -182,8 +199,8 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request) {
 		// from being read as another request.
 		w.Header().Set("Connection", "close")
 	}
-	if r.Method == http.MethodGet && r.URL.Path == modelsPath {
-		h.list(w, r, id)
+	if model, listed := h.listed(r); listed {
+		h.list(w, r, id, model)
 		return
 	}
 	budget, release := h.budget()
@@ -206,7 +223,9 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request) {
 		e = &pdflow.Error{Code: pdflow.CodeInternal, Message: "the model's engines have no picker or no transport"}
 	default:
 		x.limits = x.engines.Timeouts.Or(h.o.Timeouts).Resolve(0)
-		e = x.run()
+		if e = x.exchange(model); e == nil {
+			e = x.run()
+		}
 	}
 	if e != nil {
 		h.fail(w, r, e, x.limits)
