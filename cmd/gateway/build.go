@@ -64,6 +64,14 @@ func (m *model) asked() string {
 	return m.Model()
 }
 
+// served is asked as engines know it, for who asks them directly.
+func (m *model) served() string {
+	if m.ServedModel() == "*" {
+		return ""
+	}
+	return m.ServedModel()
+}
+
 // build makes the gateway of a configuration. It does not dial and does not listen, and serves no model yet.
 func build(cfg *configuration, tel *telemetry, log *slog.Logger) (*gateway, error) {
 	g := &gateway{log: log, tel: tel}

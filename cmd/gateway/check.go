@@ -85,6 +85,9 @@ func printModel(w io.Writer, cfg *configuration, m *modelServer) {
 	if m.Has("spec.encoder") {
 		row(w, "encoder", m.Spec.Encoder.Type)
 	}
+	for _, name := range slices.Sorted(maps.Keys(m.Spec.ModelNames)) {
+		row(w, "name", fmt.Sprintf("%q is %q at the engines", name, m.Spec.ModelNames[name]))
+	}
 	m.printAdmission(w)
 	kind := m.FoundBy
 	endpoints := m.Endpoints

@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"errors"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -71,7 +72,11 @@ func notYet() *pdflow.Error {
 // pass says how requests that are no inference reach the model's engines.
 func (m *model) pass(headers []string) *passthrough.Engines {
 	e := &passthrough.Engines{Set: m.set, Picker: m.picker, Transport: m.legs, Timeouts: m.Main.Timeouts(),
-		ForwardHeaders: slices.Clone(headers)}
+		ForwardHeaders: slices.Clone(headers), ModelNames: maps.Clone(m.Spec.ModelNames),
+		Adapters: m.Spec.Adapters.Serves(m.set)}
+	if model := m.Model(); len(e.ModelNames) > 0 && model != "*" {
+		e.ModelNames[model] = m.ServedModel() // listed, too, since requests may name it
+	}
 	for _, f := range m.flows.All() {
 		t := f.Connector().Traits()
 		e.Members, e.DecodeOnly = append(e.Members, t.Members...), e.DecodeOnly || t.Serving.PrefillPairOnly

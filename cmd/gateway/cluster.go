@@ -16,6 +16,7 @@ import (
 
 	"k8s.io/client-go/rest"
 
+	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/config/yamlfile"
 	"github.com/pdkit/pdkit/discovery/kubernetes"
 )
@@ -78,18 +79,41 @@ type claim struct {
 	parsed *modelServer
 }
 
+// takenNames are names of models, and who has them.
+type takenNames map[string]string
+
+func (t takenNames) take(m *modelServer, by string) {
+	for _, name := range m.called() {
+		t[name] = by
+	}
+}
+
+// by says who has a name of a ModelServer's already, nil if nobody has one.
+func (t takenNames) by(m *modelServer) error {
+	if other := t[m.Model()]; other != "" {
+		return fmt.Errorf("spec.model is served by %s already", other)
+	}
+	for _, name := range m.further() {
+		if other := t[name]; other != "" {
+			return fmt.Errorf("%s is served by %s already", config.FieldPath("spec.modelNames", name), other)
+		}
+	}
+	return nil
+}
+
 // followObjects adds to wanted the forms of the cluster's objects. An object that serves its model already goes before
 // one that does not yet.
 func (r *modelSet) followObjects(ctx context.Context, wanted map[string]*object) {
-	taken := map[string]string{} // models, and who has them
+	taken := takenNames{}
 	for _, o := range wanted {
-		taken[o.model.Model()] = "the configuration file"
+		taken.take(o.model.modelServer, "the configuration file")
 	}
 	var refused []rejected
 	keep := func(name string) (kept bool) { // what it was, if nobody has its model now
 		o := r.wanted[name]
-		if kept = o != nil && taken[o.model.Model()] == ""; kept {
-			wanted[name], taken[o.model.Model()] = o, name
+		if kept = o != nil && taken.by(o.model.modelServer) == nil; kept {
+			wanted[name] = o
+			taken.take(o.model.modelServer, name)
 		}
 		return kept
 	}
@@ -117,10 +141,8 @@ func (r *modelSet) followObjects(ctx context.Context, wanted map[string]*object)
 	var lost []string
 	for _, x := range claims {
 		o := &object{name: x.name, raw: x.Object, generation: x.Generation}
-		var err error
-		if other := taken[x.parsed.Model()]; other != "" {
-			err = fmt.Errorf("spec.model is served by %s already", other)
-		} else {
+		err := taken.by(x.parsed)
+		if err == nil {
 			err = r.start(ctx, o, x.parsed)
 		}
 		if err != nil {
@@ -128,7 +150,8 @@ func (r *modelSet) followObjects(ctx context.Context, wanted map[string]*object)
 			lost = append(lost, x.name)
 			continue
 		}
-		wanted[x.name], taken[x.parsed.Model()] = o, x.name
+		wanted[x.name] = o
+		taken.take(x.parsed, x.name)
 	}
 	for _, name := range lost { // last, since models may go round
 		keep(name)

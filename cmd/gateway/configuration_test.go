@@ -41,6 +41,7 @@ var defaults = map[string]string{
 	"spec.modelServers.namespace":                  "default",
 	"spec.model":                                   `"*"`,
 	"spec.adapters":                                "auto",
+	"spec.modelNames":                              "clients name models as engines do",
 	"spec.workloadPort.port":                       "8000",
 	"spec.kvConnector.type":                        "http",
 	"spec.kvConnector.timeouts.connect":            "2s",
@@ -152,6 +153,9 @@ var abouts = map[string]string{
 		"them; `quarantine` also keeps requests away from them: see [attestation](attestation.md)",
 	"spec.adapters": "LoRA adapters of the model, which requests name in its place: `auto` asks the engines every " +
 		"few seconds which they have loaded, `off` has none; or their names",
+	"spec.modelNames": "names by which clients ask for the model or an adapter, each with that by which the engines " +
+		"serve it; `\"*\"` stands for all other names. Clients " +
+		"get their own back, and `/v1/models` lists them",
 	"spec.encoder.config": "the stage's own settings: maxItems, sharedStoragePath, cpuBytes",
 }
 

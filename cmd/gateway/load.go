@@ -5,6 +5,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 
@@ -94,7 +95,7 @@ func (l *loader) modelServer(d *yamlfile.Document) *modelServer {
 	l.add(d, err)
 	m.NoteIdle(func(c *modelserver.Connector, engines []discovery.Endpoint) (idle []config.FieldError) {
 		for _, n := range launch.Idle(c.KVConnector,
-			launch.Deployment{Spec: c.Spec, Endpoints: engines, Model: m.Model()}) {
+			launch.Deployment{Spec: c.Spec, Endpoints: engines, Model: m.ServedModel()}) {
 			idle = append(idle, config.FieldError{Path: n.Path, Problem: n.Text})
 		}
 		return idle
@@ -141,7 +142,7 @@ func (l *loader) kind(d *yamlfile.Document) (string, bool) {
 	return kind, true
 }
 
-// checkUnique finds ModelServers with the same name or the same model.
+// checkUnique finds ModelServers with the same name, or models of the same name.
 func (l *loader) checkUnique() {
 	names, models := map[string]int{}, map[string]int{}
 	for _, m := range l.cfg.models {
@@ -159,7 +160,43 @@ func (l *loader) checkUnique() {
 			models[m.Model()] = m.doc.LineOf("spec.model")
 		}
 	}
+	l.checkModelNames(models)
 }
+
+// checkModelNames finds names of models that another ModelServer has, too: as its model, as a name or as an adapter's.
+// models are the lines of those of spec.model.
+func (l *loader) checkModelNames(models map[string]int) {
+	named := map[string]int{}
+	for _, m := range l.cfg.models {
+		for _, name := range m.further() {
+			path := config.FieldPath("spec.modelNames", name)
+			line, taken := models[name]
+			if !taken {
+				line, taken = named[name]
+			}
+			for _, other := range l.cfg.models {
+				if !taken && other != m && slices.Contains(other.Spec.Adapters, name) {
+					line, taken = other.doc.LineOf("spec.adapters"), true
+				}
+			}
+			if taken {
+				l.fault(m.doc, path, fmt.Sprintf("is a name of another ModelServer too, on line %d", line),
+					"give each its own names")
+			} else {
+				named[name] = m.doc.LineOf(path)
+			}
+		}
+	}
+}
+
+// further are the names, sorted, by which requests may ask for the model and its adapters beside its own.
+func (m *modelServer) further() []string {
+	names := slices.Sorted(maps.Keys(m.Spec.ModelNames))
+	return slices.DeleteFunc(names, func(name string) bool { return name == "*" || name == m.Model() })
+}
+
+// called are all names by which requests may ask for the model and its adapters, but for those of engines' lists.
+func (m *modelServer) called() []string { return append([]string{m.Model()}, m.further()...) }
 
 // fullName returns NAMESPACE/NAME, "" without a name.
 func (m *modelServer) fullName() string {

@@ -51,7 +51,7 @@ var errNoPair = errors.New("no pair of engines is ready")
 
 // reuseTarget is the model's main flow and the engines that are ready now.
 func (m *model) reuseTarget() (reuse.Target, error) {
-	t := reuse.Target{Ask: reuse.Flow(m.flows.Main, nil), Connector: m.flows.Main.Connector(), Model: m.asked(),
+	t := reuse.Target{Ask: reuse.Flow(m.flows.Main, nil), Connector: m.flows.Main.Connector(), Model: m.served(),
 		Client: &http.Client{Transport: m.legs,
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
 	for _, e := range m.set.Load().Endpoints {

@@ -45,9 +45,12 @@ func readModels(name string, in io.Reader) ([]modelServer, error) {
 		}
 		m, err := modelserver.Read(doc.JSON)
 		faults = append(faults, doc.Faults(err)...)
-		list = append(list, modelServer{ModelServer: m, name: cmp.Or(m.Name, m.Spec.Model, "model"),
-			model: m.Spec.Model,
-			spec:  m.Spec.KVConnector, endpoints: m.Endpoints})
+		model := m.Spec.Model
+		if len(m.Spec.ModelNames) > 0 {
+			model = m.ServedModel() // engines are launched for it, and asked for it
+		}
+		list = append(list, modelServer{ModelServer: m, name: cmp.Or(m.Name, m.Spec.Model, "model"), model: model,
+			spec: m.Spec.KVConnector, endpoints: m.Endpoints})
 	}
 	if len(faults) > 0 {
 		return nil, faults.Sorted()

@@ -179,6 +179,7 @@ func (b *builder) flow(c *Connector) (*pdflow.Flow, error) {
 		pdflow.WithUnsupported(c.Spec.Unsupported),
 		pdflow.WithRescue(b.m.Spec.Rescue.perRequest()),
 		pdflow.WithRequestCheckers(b.requestCheckers()...))
+	opts = append(opts, b.m.namedModels()...)
 	if b.m.Spec.Usage == UsageEngine {
 		opts = append(opts, pdflow.WithEngineUsage())
 	}

@@ -75,6 +75,7 @@ func Read(raw []byte) (*ModelServer, error) {
 	if m.Has("spec.rollout") {
 		m.readRollout()
 	}
+	m.checkModelNames()
 	m.checkRescue()
 	m.checkUsage()
 	m.checkAdmission()

@@ -28,21 +28,23 @@ type object struct {
 // Spec is a ModelServer's spec.
 type Spec struct {
 	// the model that requests name; "" and "*" serve all names
-	Model            string           `json:"model"`
-	Adapters         Adapters         `json:"adapters"`        // which LoRA adapters are the model's
-	InferenceEngine  string           `json:"inferenceEngine"` // vLLM, SGLang …; without effect
-	WorkloadSelector WorkloadSelector `json:"workloadSelector"`
-	WorkloadPort     WorkloadPort     `json:"workloadPort"`
-	TrafficPolicy    json.RawMessage  `json:"trafficPolicy"` // without effect: kvConnector has retries and timeouts
-	KVConnector      config.Spec      `json:"kvConnector"`
-	Attestation      Attestation      `json:"attestation"`
-	Encoder          Encoder          `json:"encoder"`
-	Rollout          Rollout          `json:"rollout"`
-	Rescue           Rescue           `json:"rescue"`
-	Usage            Usage            `json:"usage"` // whose count of cached tokens clients get: corrected or engine
-	Admission        Admission        `json:"admission"`
-	Discovery        Discovery        `json:"discovery"`
-	TLS              TLS              `json:"tls"`
+	Model    string   `json:"model"`
+	Adapters Adapters `json:"adapters"` // which LoRA adapters are the model's
+	// clients' names of the model and of its adapters, each with that by which engines serve it; "*" is all others
+	ModelNames       map[string]string `json:"modelNames"`
+	InferenceEngine  string            `json:"inferenceEngine"` // vLLM, SGLang …; without effect
+	WorkloadSelector WorkloadSelector  `json:"workloadSelector"`
+	WorkloadPort     WorkloadPort      `json:"workloadPort"`
+	TrafficPolicy    json.RawMessage   `json:"trafficPolicy"` // without effect: kvConnector has retries and timeouts
+	KVConnector      config.Spec       `json:"kvConnector"`
+	Attestation      Attestation       `json:"attestation"`
+	Encoder          Encoder           `json:"encoder"`
+	Rollout          Rollout           `json:"rollout"`
+	Rescue           Rescue            `json:"rescue"`
+	Usage            Usage             `json:"usage"` // whose count of cached tokens clients get: corrected or engine
+	Admission        Admission         `json:"admission"`
+	Discovery        Discovery         `json:"discovery"`
+	TLS              TLS               `json:"tls"`
 }
 
 // TLS is for engines with https URLs: PEM files, which are read again when they change. A relative path starts at the
