@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -295,6 +296,48 @@ func Example_ownTransport() {
 	// 200 disaggregated
 	// TLS without its files is an error: true
 	// streams have no end: true
+}
+
+// Clients ask for gpt-4o, and engines serve tiny. Each side reads its own name.
+func ExampleWithModel() {
+	prefill, decode := exampleEngines()
+	defer prefill.Close()
+	defer decode.Close()
+
+	flow := exampleFlow(prefill, decode, pdflow.WithModel("tiny", "gpt-4o", "gpt-4o-mini"))
+	defer flow.Shutdown(context.Background())
+
+	mux, err := pdflow.NewMux()
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := mux.SetRoutes(map[string]pdflow.Server{"gpt-4o": flow}); err != nil { // and gpt-4o-mini by its name
+		log.Fatal(err)
+	}
+	for _, model := range []string{"gpt-4o", "gpt-4o-mini", "tiny"} {
+		w := httptest.NewRecorder()
+		r := httptest.NewRequest(http.MethodPost, "/v1/completions",
+			strings.NewReader(`{"model":"`+model+`","max_tokens":1,"prompt":`+prompt+`}`))
+		r.Header.Set("Content-Type", "application/json")
+		mux.ServeHTTP(w, r)
+		var response struct{ Model string }
+		_ = json.Unmarshal(w.Body.Bytes(), &response)
+		fmt.Println(w.Code, response.Model)
+	}
+	fmt.Println("the engines were asked for", legModel(prefill), "and", legModel(decode))
+	// Output:
+	// 200 gpt-4o
+	// 200 gpt-4o-mini
+	// 404
+	// the engines were asked for tiny and tiny
+}
+
+// legModel is the model that the last leg to an engine names.
+func legModel(e *enginesim.Engine) string {
+	legs := e.Requests()
+	var leg struct{ Model string }
+	_ = json.Unmarshal(legs[len(legs)-1].Body, &leg)
+	return leg.Model
 }
 
 var goBlock = regexp.MustCompile("(?s)```go\n(.*?)```")

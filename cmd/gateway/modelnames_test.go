@@ -120,7 +120,7 @@ func TestObjectsDoNotTakeEachOthersNames(t *testing.T) {
 		return &modelServer{ModelServer: m}
 	}
 	taken := takenNames{}
-	taken.take(model(`{"model":"m","modelNames":{"a":"m","*":"m","m":"big"}}`), "llm/m")
+	taken.take(model(`{"model":"m","modelNames":{"a":"big","*":"big","m":"big"}}`), "llm/m")
 	for spec, why := range map[string]string{
 		`{"model":"n","modelNames":{"b":"n","*":"n"}}`: "",
 		`{"model":"m"}`:                        "spec.model is served by llm/m already",
