@@ -322,7 +322,7 @@ func ExampleWithModel() {
 		mux.ServeHTTP(w, r)
 		var response struct{ Model string }
 		_ = json.Unmarshal(w.Body.Bytes(), &response)
-		fmt.Println(w.Code, response.Model)
+		fmt.Println(strings.TrimSpace(fmt.Sprint(w.Code, " ", response.Model)))
 	}
 	fmt.Println("the engines were asked for", legModel(prefill), "and", legModel(decode))
 	// Output:

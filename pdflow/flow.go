@@ -247,8 +247,8 @@ func (f *Flow) Do(ctx context.Context, in *Request) (*Response, error) {
 // call is one request on its way through a flow.
 type call struct {
 	req    *connector.ClientRequest
-	asked  string           // the model that the client has named; "" if engines serve it by that name
-	names  *modelname.Names // by which engines got another name
+	asked  string           // the model that the client has named, where engines got another name
+	names  *modelname.Names // what the response is named by; nil: by what engines say
 	header http.Header      // the client's
 	id     string
 	given  *Pick    // not nil: the caller has chosen the engines

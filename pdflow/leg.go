@@ -317,8 +317,12 @@ func (a *attempt) private() verdict.Private {
 		names.Of(&e, func(name string) { own[name] = true })
 	}
 	set, _ := a.f.picker.(EngineNamer)
-	return verdict.Private{Models: a.x.names.Hide, Asked: a.x.asked,
+	p := verdict.Private{Asked: a.x.asked,
 		Engine: func(word string) bool { return own[word] || set != nil && set.NamesEngine(word) }}
+	if a.x.names != nil {
+		p.Models = a.x.names.Hide
+	}
+	return p
 }
 
 // legStarted opens a leg's span and tells observers.

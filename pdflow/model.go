@@ -18,8 +18,8 @@ import (
 //
 // Legs, pickers, connectors and what observers see of a session have the served name. The client has its own: in the
 // response and in each event of it (model, response.model of the Responses API, message.model of the Messages API), and
-// in error texts of engines. So have spans, [Refusal] and [SessionInfo]. A request that names no model, or names it as
-// engines do, is not changed, and neither is its response. A [Mux] gives the flow the requests for names, unless it has
+// in error texts of engines. So have spans, [Refusal] and [SessionInfo]. A request that names its model as engines do is
+// not changed, and neither is its response. The response to one that names none has the first of names. A [Mux] gives the flow the requests for names, unless it has
 // a route of its own for one; of several flows that have the name, to the one whose model comes first in the alphabet.
 func WithModel(served string, names ...string) Option {
 	return optionFunc(func(o *options) error {
@@ -46,19 +46,21 @@ func (f *Flow) exchange(c *call) {
 	}
 	asked := c.model()
 	served := f.opts.models.Of(asked, f.opts.adapters)
-	if served.Name == "" || served.Name == c.req.Model {
-		return
+	switch {
+	case asked == "" && f.opts.models.Hides():
+		c.names = f.opts.models // the engines choose the model, and name it in the response
+	case served.Name != "" && served.Name != c.req.Model:
+		c.asked, c.names = asked, f.opts.models
+		c.req = contract.Served(c.req, served.Name, served.JSON)
 	}
-	c.asked, c.names = asked, f.opts.models
-	c.req = contract.Served(c.req, served.Name, served.JSON)
 }
 
 // model is the one that the client has named.
 func (c *call) model() string { return cmp.Or(c.asked, c.req.Model) }
 
 // withAskedModel puts the name that the client has asked for into what next returns.
-func withAskedModel(next func([]byte) ([]byte, error), asked string) func([]byte) ([]byte, error) {
-	put := modelname.PutBack(asked)
+func (a *attempt) withAskedModel(next func([]byte) ([]byte, error)) func([]byte) ([]byte, error) {
+	put := a.x.names.PutBack(a.x.asked)
 	return func(data []byte) ([]byte, error) {
 		if next != nil {
 			var err error
@@ -72,10 +74,10 @@ func withAskedModel(next func([]byte) ([]byte, error), asked string) func([]byte
 
 // askedModel is a response that a connector has made of P's, with the name that the client has asked for.
 func (a *attempt) askedModel(r connector.Response) connector.Response {
-	if a.x.asked == "" {
+	if a.x.names == nil {
 		return r
 	}
-	put := modelname.PutBack(a.x.asked)
+	put := a.x.names.PutBack(a.x.asked)
 	r.Body = bytes.Clone(put(r.Body))
 	events := r.Events
 	r.Events = make([][]byte, len(events))

@@ -158,6 +158,27 @@ func TestOnlyTheModelsNameChanges(t *testing.T) {
 	}
 }
 
+// Who names no model reads none of the engines' names either.
+func TestARequestThatNamesNoModel(t *testing.T) {
+	for name, k := range map[string]struct {
+		opts []pdflow.Option
+		want string
+	}{
+		"by its first name": {[]pdflow.Option{pdflow.WithModel("big", "gpt-4o", "gpt-4")}, "gpt-4"},
+		"any":               {[]pdflow.Option{pdflow.WithModel("big")}, "big"},
+		"its own, too":      {[]pdflow.Option{pdflow.WithModel("big", "big", "a")}, "big"},
+	} {
+		x := script(t, &fake{}, answer(ok), answer(`{"choices":[{"text":"a"}],"model":"big"}`), k.opts...)
+		assert.Equal(t, `{"choices":[{"text":"a"}],"model":"`+k.want+`"}`,
+			post(t, x.url, "/v1/completions", `{"prompt":"a"}`).body, name)
+		x = script(t, &fake{}, answer(ok), func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
+			w.WriteHeader(http.StatusBadRequest)
+			_, _ = io.WriteString(w, `{"error":{"message":"big says no"}}`)
+		}, k.opts...)
+		assert.Contains(t, post(t, x.url, "/v1/completions", `{"prompt":"a"}`).body, k.want+" says no", name)
+	}
+}
+
 // An engine's words about its models are the client's words when they reach it.
 func TestErrorTextsHaveTheClientsNames(t *testing.T) {
 	const said = "The model `big` does not exist. Valid aliases: big, some-lora, bigger, a/big, big.1. Not big: 'big'."

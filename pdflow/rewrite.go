@@ -36,9 +36,9 @@ func (a *attempt) changes(sse bool, status int) (change func([]byte) ([]byte, er
 	if sse && a.asksUsage() && status == http.StatusOK {
 		fn, mark = withoutUsage(fn, a.decodeUsage), usageMark
 	}
-	if a.x.asked != "" {
+	if a.x.names != nil {
 		all = all || fn != nil
-		fn, mark = withAskedModel(fn, a.x.asked), modelname.Mark
+		fn, mark = a.withAskedModel(fn), modelname.Mark
 	}
 	if all {
 		mark = nil

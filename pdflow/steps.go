@@ -416,7 +416,7 @@ func (relayedBody) Close() error             { return nil }
 
 // relayable reports whether decode's response may go past the flow.
 func (a *attempt) relayable() bool {
-	if a.f.order == connector.DecodeFirst && a.p.Load() == nil || a.x.asked != "" {
+	if a.f.order == connector.DecodeFirst && a.p.Load() == nil || a.x.names != nil {
 		return false
 	}
 	return !(a.twoLegs() && a.f.traits.Handoff.FromDecode) &&

@@ -106,6 +106,19 @@ func (n *Names) Public(served string) []string {
 	return n.public[served]
 }
 
+// First returns by which name clients know what engines serve by this one: by the same if that is among its names, or
+// if it has none.
+func (n *Names) First(served string) string {
+	public := n.Public(served)
+	if len(public) == 0 || slices.Contains(public, served) {
+		return served
+	}
+	return public[0]
+}
+
+// Hides reports whether engines have names that are not for clients.
+func (n *Names) Hides() bool { return n != nil && len(n.public) > 0 }
+
 // All returns the clients' names, sorted, without Any.
 func (n *Names) All() []string {
 	if n == nil {
@@ -116,7 +129,8 @@ func (n *Names) All() []string {
 }
 
 // Hide puts clients' names in place of engines' in a text that is for a client who has asked for one: that name, or for
-// another model the first of its names. What has no name of a client's stays, and so does a name within a longer word.
+// another model the first of its names. asked is "" if the client has named none. What has no name of a client's stays,
+// and so does a name within a longer word.
 func (n *Names) Hide(text, asked string) string {
 	if n == nil {
 		return text
@@ -134,10 +148,7 @@ func (n *Names) Hide(text, asked string) string {
 			}
 			public := asked
 			if served != mine {
-				public = served
-				if all := n.public[served]; len(all) > 0 {
-					public = all[0]
-				}
+				public = n.First(served)
 			}
 			out.WriteString(text[from:i])
 			out.WriteString(public)

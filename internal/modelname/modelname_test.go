@@ -58,7 +58,7 @@ func TestTextsForClients(t *testing.T) {
 }
 
 func TestWhereAResponseNamesItsModel(t *testing.T) {
-	put := modelname.PutBack(`a "b"`)
+	put := names(t, nil).PutBack(`a "b"`)
 	for said, want := range map[string]string{
 		`{"model":"big","n":1}`:                           `{"model":"a \"b\"","n":1}`,
 		`{"n":{"model":"big"},"model" :  "b\"ig" }`:       `{"n":{"model":"big"},"model" :  "a \"b\"" }`,
@@ -70,6 +70,10 @@ func TestWhereAResponseNamesItsModel(t *testing.T) {
 	} {
 		assert.Equal(t, want, string(put([]byte(said))), said)
 	}
+	unnamed := names(t, map[string]string{"first": "big", "second": "big", "own": "own", "o": "own"}).PutBack("")
+	for said, want := range map[string]string{"big": "first", "own": "own", "x": "x"} {
+		assert.Equal(t, `{"model":"`+want+`"}`, string(unnamed([]byte(`{"model":"`+said+`"}`))))
+	}
 	event := []byte(`{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"big","choices":[]}`)
 	assert.Zero(t, testing.AllocsPerRun(100, func() { put(event) }), "an event of a stream")
 }
@@ -80,10 +84,11 @@ func FuzzReader(f *testing.F) {
 		`["model","x"]`, `{"model":{"model":"x"}}`, `{"model":null,"b":[{"model":"x"}]}`, `{"model" : "a\\\"b" }`} {
 		f.Add([]byte(seed))
 	}
+	n := names(f, map[string]string{"first": "big"})
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		got, err := io.ReadAll(modelname.Reader(strings.NewReader(string(raw)), `new "name"`))
+		got, err := io.ReadAll(n.Reader(strings.NewReader(string(raw)), `new "name"`))
 		require.NoError(t, err)
-		slow, err := io.ReadAll(iotest.OneByteReader(modelname.Reader(iotest.OneByteReader(
+		slow, err := io.ReadAll(iotest.OneByteReader(n.Reader(iotest.OneByteReader(
 			strings.NewReader(string(raw))), `new "name"`)))
 		require.NoError(t, err)
 		require.Equal(t, string(got), string(slow))
@@ -91,7 +96,10 @@ func FuzzReader(f *testing.F) {
 			return
 		}
 		require.True(t, json.Valid(got), "%s", got)
-		require.Equal(t, string(modelname.PutBack(`new "name"`)(onlyTop(t, raw))), string(onlyTop(t, got)))
+		unnamed, err := io.ReadAll(n.Reader(strings.NewReader(string(raw)), ""))
+		require.NoError(t, err)
+		require.JSONEq(t, string(n.PutBack("")(onlyTop(t, raw))), string(onlyTop(t, unnamed)))
+		require.Equal(t, string(n.PutBack(`new "name"`)(onlyTop(t, raw))), string(onlyTop(t, got)))
 	})
 }
 

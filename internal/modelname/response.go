@@ -19,11 +19,24 @@ var Mark = []byte(`"model"`)
 // Responses API, and in message_start of the Messages API.
 var places = [...]string{"model", "response.model", "message.model"}
 
-// PutBack returns a function that writes the name that a client has asked for into an event or a whole response,
-// whichever name the engine has written: one that serves a model by several names writes the first. What the function
-// returns is valid until its next call, and is data itself if that names no model.
-func PutBack(asked string) func(data []byte) []byte {
+// namer returns the name for the client, as JSON, in place of an engine's.
+type namer func(engines string) []byte
+
+// namer returns a function that gives a client who has asked for a name that one, whichever name the engine has written:
+// one that serves a model by several names writes the first. A client that has named no model, asked being "", gets the
+// first of the clients' names.
+func (n *Names) namer(asked string) namer {
+	if asked == "" {
+		return func(engines string) []byte { return jsonedit.Quote(n.First(engines)) }
+	}
 	name := jsonedit.Quote(asked)
+	return func(string) []byte { return name }
+}
+
+// PutBack returns a function that writes the name that a client has asked for into an event or a whole response. What
+// the function returns is valid until its next call, and is data itself if that names no model.
+func (n *Names) PutBack(asked string) func(data []byte) []byte {
+	name := n.namer(asked)
 	var buf []byte
 	return func(data []byte) []byte {
 		text := unsafe.String(unsafe.SliceData(data), len(data)) // data does not change meanwhile
@@ -32,7 +45,7 @@ func PutBack(asked string) func(data []byte) []byte {
 			if v.Type != gjson.String || v.Index <= 0 {
 				continue
 			}
-			buf = append(append(append(buf[:0], data[:v.Index]...), name...), data[v.Index+len(v.Raw):]...)
+			buf = append(append(append(buf[:0], data[:v.Index]...), name(v.Str)...), data[v.Index+len(v.Raw):]...)
 			return buf
 		}
 		return data
@@ -40,14 +53,14 @@ func PutBack(asked string) func(data []byte) []byte {
 }
 
 // Reader returns a reader of a whole response that has the name that a client has asked for at its top level. It holds
-// nothing back, so that the response may be of any size.
-func Reader(src io.Reader, asked string) io.Reader {
-	return &reader{src: src, name: jsonedit.Quote(asked), in: make([]byte, 32<<10)}
+// nothing back but an engine's name, so that the response may be of any size.
+func (n *Names) Reader(src io.Reader, asked string) io.Reader {
+	return &reader{src: src, name: n.namer(asked), in: make([]byte, 32<<10)}
 }
 
 type reader struct {
 	src  io.Reader
-	name []byte // as JSON
+	name namer
 	in   []byte
 	out  []byte // what Read has not returned yet
 	err  error
@@ -59,10 +72,14 @@ type reader struct {
 	key     bool // the name was read, and may be a key
 	value   bool // its colon was read
 	drop    bool // the text is the engine's name
+	dropped []byte
 	done    bool // the rest stays as it is
 }
 
-const member = "model"
+const (
+	member  = "model"
+	maxName = 4 << 10 // bytes of an engine's name
+)
 
 func (r *reader) Read(p []byte) (int, error) {
 	if r.done && len(r.out) == 0 && r.err == nil {
@@ -99,7 +116,6 @@ func (r *reader) next(c byte) {
 	case '"':
 		if r.text, r.matched = true, -1; r.value {
 			r.drop = true
-			r.out = append(r.out, r.name...)
 			return
 		}
 		if r.key = false; r.depth == 1 {
@@ -120,8 +136,11 @@ func (r *reader) next(c byte) {
 
 // inText is next within a text.
 func (r *reader) inText(c byte) {
-	if !r.drop {
+	switch {
+	case !r.drop:
 		r.out = append(r.out, c)
+	case len(r.dropped) < maxName:
+		r.dropped = append(r.dropped, c)
 	}
 	switch {
 	case r.escaped:
@@ -130,6 +149,10 @@ func (r *reader) inText(c byte) {
 		r.escaped, r.matched = true, -1
 	case c == '"':
 		r.text, r.key, r.done = false, r.matched == len(member), r.drop
+		if r.drop {
+			engines, _ := jsonedit.Unquote(append([]byte(`"`), r.dropped...))
+			r.out = append(r.out, r.name(engines)...)
+		}
 	case r.matched >= 0 && r.matched < len(member) && member[r.matched] == c:
 		r.matched++
 	default:

@@ -26,8 +26,8 @@ type Fault struct {
 // Private are the names that no client may read in an engine's text.
 type Private struct {
 	Engine func(word string) bool          // reports whether a word, in lower case, names an engine
-	Models func(text, asked string) string // puts clients' names of models in place of engines'
-	Asked  string                          // by which name the client asked for its model; "": by the engines' own
+	Models func(text, asked string) string // puts clients' names of models in place of engines'; nil: they are the same
+	Asked  string                          // by which name the client asked for its model
 }
 
 // FaultOf reads an engine's error response: {"error":{…}}, vLLM's older {"object":"error",…} or {"error":"…"}. It
@@ -109,7 +109,7 @@ func (p *Private) hide(text string) string {
 	if len(text) > maxText {
 		text = strings.ToValidUTF8(text[:maxText], "") + " …"
 	}
-	if p.Asked != "" {
+	if p.Models != nil {
 		text = p.Models(text, p.Asked)
 	}
 	return withoutAddresses(text, p.Engine)

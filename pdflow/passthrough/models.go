@@ -18,7 +18,6 @@ import (
 
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/internal/jsonedit"
-	"github.com/pdkit/pdkit/internal/modelname"
 	"github.com/pdkit/pdkit/pdflow"
 )
 
@@ -283,7 +282,7 @@ func (e *Engines) asClientsNameThem(models []json.RawMessage) []json.RawMessage 
 	var all []json.RawMessage
 	for _, raw := range models {
 		card := gjson.ParseBytes(raw)
-		parent, _ := jsonedit.SetIn(raw, "parent", jsonedit.Quote(nameOf(names, card.Get("parent").Str)))
+		parent, _ := jsonedit.SetIn(raw, "parent", jsonedit.Quote(names.First(card.Get("parent").Str)))
 		if card.Get("parent").Type == gjson.String && parent != nil {
 			raw = parent
 		}
@@ -302,15 +301,6 @@ func (e *Engines) asClientsNameThem(models []json.RawMessage) []json.RawMessage 
 		}
 	}
 	return all
-}
-
-// nameOf is by which name clients know what engines serve by this one: by the same, if that is among them.
-func nameOf(names *modelname.Names, served string) string {
-	public := names.Public(served)
-	if len(public) == 0 || slices.Contains(public, served) {
-		return served
-	}
-	return public[0]
 }
 
 // entryOf returns the entry of a model in a list, nil if there is none.

@@ -35,7 +35,7 @@ func TestPassthroughNamesTheEnginesModel(t *testing.T) {
 			`{"data":[{"model":"big","x":"a\\\"\"model\":\"big\""}], "model" : "gpt-4o", "object":"model","usage":{}}`},
 		"/v1/score":      {`"input":"x"`, `{"model":null,"data":[]}`, `{"model":null,"data":[]}`},
 		"/v1/rerank":     {`"input":"x"`, `["model","big"]`, `["model","big"]`},
-		"/v1/classify":   {`"input":"x"`, `{"a":"model","model":"big`, `{"a":"model","model":"gpt-4o"`},
+		"/v1/classify":   {`"input":"x"`, `{"a":"model","model":"big`, `{"a":"model","model":`},
 		"/v1/detokenize": {`"input":"x"`, `{"model":{"model":"big"},"b":"model"}`, `{"model":{"model":"big"},"b":"model"}`},
 	} {
 		e, h := named(t, func(*http.Request) (*http.Response, error) {
@@ -77,6 +77,17 @@ func TestAFormNamesTheEnginesModel(t *testing.T) {
 	odd := strings.ReplaceAll(form("model=gpt-4o"), "\r\n", "\n")
 	assert.Equal(t, http.StatusBadRequest,
 		do(h, post("/v1/audio/transcriptions", odd, "Content-Type", formType)).Code, "never sent by a name of its own")
+}
+
+// A response that a client asks for once more names its model; the request does not.
+func TestAResponseThatIsAskedForByItsID(t *testing.T) {
+	_, h := named(t, answers(http.StatusOK, `{"id":"resp_1","metadata":{"model":"big"},"model":"big"}`))
+	w := do(h, httptest.NewRequest(http.MethodGet, "/v1/responses/resp_1", nil))
+	require.Equal(t, http.StatusOK, w.Code)
+	assert.Equal(t, `{"id":"resp_1","metadata":{"model":"big"},"model":"gpt-4o"}`, w.Body.String())
+	_, h = named(t, answers(http.StatusNotFound, `{"error":{"message":"big has no such response"}}`))
+	w = do(h, httptest.NewRequest(http.MethodGet, "/v1/responses/resp_1", nil))
+	assert.Contains(t, w.Body.String(), "gpt-4o has no such response")
 }
 
 func TestErrorsThatPassHaveTheClientsName(t *testing.T) {

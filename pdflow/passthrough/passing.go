@@ -37,8 +37,8 @@ type passing struct {
 	limits  config.Timeouts
 	outcome pdflow.Outcome
 	engine  discovery.Endpoint // that serves it
-	asked   string             // the model that the client has named; "" if engines serve it by that name
-	models  *modelname.Names   // by which engines got another name
+	asked   string             // the model that the client has named, where the engine got another name
+	models  *modelname.Names   // what the response is named by; nil: by what the engine says
 
 	ctx     context.Context // of the engine's side
 	silence *time.Timer     // ends ctx when the engine has been silent for too long
@@ -58,6 +58,9 @@ func (x *passing) exchange(asked string) *pdflow.Error {
 		return &pdflow.Error{Code: pdflow.CodeInternal, Message: "the names of the models are wrong", Err: err}
 	}
 	served := names.Of(asked, x.engines.Adapters)
+	if asked == "" && names.Hides() {
+		x.models = names // as of a response that the client asks for once more
+	}
 	if served.Name == "" || served.Name == asked {
 		return nil
 	}
@@ -190,8 +193,12 @@ func (x *passing) private() verdict.Private {
 	own := map[string]bool{}
 	names.Of(&x.engine, func(name string) { own[name] = true })
 	e := x.engines
-	return verdict.Private{Models: x.models.Hide, Asked: x.asked,
+	p := verdict.Private{Asked: x.asked,
 		Engine: func(word string) bool { return own[word] || e.Set != nil && e.names.Has(e.Set.Load(), word) }}
+	if x.models != nil {
+		p.Models = x.models.Hide
+	}
+	return p
 }
 
 // limit bounds the engine's silence from now on.
@@ -255,16 +262,16 @@ func (x *passing) relay(resp *http.Response) *pdflow.Error {
 func (x *passing) asAsked(resp *http.Response) io.Reader {
 	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	switch {
-	case x.asked == "" || resp.StatusCode >= 400 || resp.Header.Get("Content-Encoding") != "":
+	case x.models == nil || resp.StatusCode >= 400 || resp.Header.Get("Content-Encoding") != "":
 	case isStream(resp.Header):
-		put := modelname.PutBack(x.asked)
+		put := x.models.PutBack(x.asked)
 		delete(resp.Header, "Content-Length")
 		return sse.NewRewriter(resp.Body, true, modelname.Mark, func(data []byte) ([]byte, error) {
 			return put(data), nil
 		})
 	case media == "application/json":
 		delete(resp.Header, "Content-Length")
-		return modelname.Reader(resp.Body, x.asked)
+		return x.models.Reader(resp.Body, x.asked)
 	}
 	return resp.Body
 }
