@@ -383,3 +383,23 @@ func TestNamesThatAreRefused(t *testing.T) {
 		require.ErrorContains(t, err, "WithModel", name)
 	}
 }
+
+// BenchmarkNamedModel is what exchanging a model's name costs: beside BenchmarkRequest2KB and BenchmarkStreamPiece, for
+// a request, and for an event of its stream.
+func BenchmarkNamedModel(b *testing.B) {
+	b.Run("request", func(b *testing.B) {
+		flow := benchFlowOver(b, "http://p:1", "http://d:1", pdflow.WithTransport(stubs{}), pdflow.WithModel("big"))
+		body := body2KB()
+		b.ReportAllocs()
+		for b.Loop() {
+			flow.ServeHTTP(&discard{http.Header{}}, request2KB(body))
+		}
+	})
+	b.Run("event", func(b *testing.B) {
+		s := &streamStub{piece: []byte(tokenEvent), left: b.N}
+		flow := benchFlowOver(b, "http://p:1", "http://d:1", pdflow.WithTransport(s), pdflow.WithModel("big"))
+		b.ReportAllocs()
+		b.ResetTimer()
+		flow.ServeHTTP(&deadlines{discard: discard{http.Header{}}}, streamRequest())
+	})
+}
