@@ -13,14 +13,17 @@ import (
 )
 
 // WithModel says by which name the flow's engines serve the models that clients name so: served is the model, or a LoRA
-// adapter of it. Without names it goes for all others but those of adapters ([WithAdapters]). It may be given for several
-// served names.
+// adapter of it. Without names it goes for all others of at most 512 bytes, but for those of adapters ([WithAdapters]).
+// It may be given for several served names.
 //
 // Legs, pickers, connectors and what observers see of a session have the served name. The client has its own: in the
 // response and in each event of it (model, response.model of the Responses API, message.model of the Messages API), and
-// in error texts of engines. So have spans, [Refusal] and [SessionInfo]. A request that names its model as engines do is
-// not changed, and neither is its response. The response to one that names none has the first of names. A [Mux] gives the flow the requests for names, unless it has
-// a route of its own for one; of several flows that have the name, to the one whose model comes first in the alphabet.
+// in error texts of engines. So have spans, [Refusal] and [SessionInfo]. A request that names its model as engines do
+// is not changed, and neither is its response. The response to one that names none has the name that comes first in the
+// alphabet.
+//
+// A [Mux] gives the flow the requests for names, unless it has a route of its own for one. If several flows have a
+// name, its requests go to the flow whose model comes first in the alphabet.
 func WithModel(served string, names ...string) Option {
 	return optionFunc(func(o *options) error {
 		if o.models == nil {

@@ -182,7 +182,8 @@ func TestARequestThatNamesNoModel(t *testing.T) {
 // An engine's words about its models are the client's words when they reach it.
 func TestErrorTextsHaveTheClientsNames(t *testing.T) {
 	const said = "The model `big` does not exist. Valid aliases: big, some-lora, bigger, a/big, big.1. Not big: 'big'."
-	const told = "The model `gpt-4o` does not exist. Valid aliases: gpt-4o, b, bigger, a/big, big.1. Not gpt-4o: 'gpt-4o'."
+	const told = "The model `gpt-4o` does not exist. Valid aliases: gpt-4o, b, bigger, a/big, big.1. " +
+		"Not gpt-4o: 'gpt-4o'."
 	opts := []pdflow.Option{pdflow.WithModel("big", "gpt-4", "gpt-4o"), pdflow.WithModel("some-lora", "b")}
 	refusal := func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
 		w.WriteHeader(http.StatusNotFound)
@@ -201,7 +202,8 @@ func TestErrorTextsHaveTheClientsNames(t *testing.T) {
 		"decode":          {p: answer(ok), d: refusal, status: 404},
 		"the first event": {p: answer(ok), d: failing(`{"error":{"message":"` + said + `"}}`), status: 500},
 		"an event":        {p: answer(ok), d: later(`{"error":{"message":"` + said + `"}}`), status: 200},
-		"response.failed": {p: answer(ok), d: later(`{"type":"response.failed","response":{"error":{"message":"` + said + `"}}}`), status: 200},
+		"response.failed": {p: answer(ok), d: later(`{"type":"response.failed","response":{"error":` +
+			`{"message":"` + said + `"}}}`), status: 200},
 	} {
 		t.Run(name, func(t *testing.T) {
 			x := script(t, &fake{}, k.p, k.d, opts...)
@@ -237,7 +239,8 @@ func TestNamesOfAModelAndOfItsAdapters(t *testing.T) {
 		flow   *pdflow.Flow
 		served string
 	}{"a": {named, "tiny"}, "b": {named, "some-lora"}, "some-lora": {any, "some-lora"}, "whatever": {any, "tiny"}} {
-		r := post(t, serve(t, want.flow), "/v1/completions", strings.Replace(completion(longPrompt, ""), "tiny", model, 1))
+		body := strings.Replace(completion(longPrompt, ""), "tiny", model, 1)
+		r := post(t, serve(t, want.flow), "/v1/completions", body)
 		assert.Equal(t, text[want.served], r.text(t), model)
 		assert.Contains(t, r.body, `"model":"`+model+`"`)
 	}
@@ -262,7 +265,8 @@ func TestMuxRoutesByNames(t *testing.T) {
 		assert.Equal(t, want, post(t, url, "/v1/completions", `{"model":"`+model+`","prompt":"a"}`).text(t), model)
 	}
 	for _, model := range []string{"*", "one", "two", "x"} {
-		assert.Equal(t, http.StatusNotFound, post(t, url, "/v1/completions", `{"model":"`+model+`","prompt":"a"}`).status)
+		r := post(t, url, "/v1/completions", `{"model":"`+model+`","prompt":"a"}`)
+		assert.Equal(t, http.StatusNotFound, r.status, model)
 	}
 	_, err = pdflow.NewMux(pdflow.WithModel("m"))
 	require.ErrorContains(t, err, "WithModel is for flows")

@@ -54,8 +54,9 @@ func errNotYet() *Error {
 }
 
 // Mux serves several models behind one listener. A request goes to the flow of the model that it names, or that has the
-// name ([WithModel]), or of whose model it names an adapter ([WithAdapters]). One that names no model goes to the only flow, or else to the flow for
-// any model, as does one whose model nobody else serves. Routes may be replaced while it serves.
+// name ([WithModel]), or of whose model it names an adapter ([WithAdapters]). One that names no model goes to the only
+// flow, or else to the flow for any model, as does one whose model nobody else serves. Routes may be replaced while it
+// serves.
 type Mux struct {
 	handler handler
 	routes  atomic.Pointer[routes]

@@ -15,8 +15,11 @@ import (
 	"github.com/pdkit/pdkit/internal/jsonedit"
 )
 
-// Any stands for all names that are not given.
+// Any stands for all names that are not given and no longer than maxAny.
 const Any = "*"
+
+// maxAny bounds, in bytes, what a client can have repeated in each event of its stream.
+const maxAny = 512
 
 // Names say by which name engines serve the model that a client asks for. The zero value and nil exchange nothing. Any
 // number of goroutines may read them.
@@ -83,7 +86,7 @@ func (n *Names) Of(asked string, adapter func(string) bool) Served {
 	if s, own := n.own[asked]; own {
 		return s
 	}
-	if adapter != nil && adapter(asked) {
+	if len(asked) > maxAny || adapter != nil && adapter(asked) {
 		return Served{}
 	}
 	return n.served[Any]

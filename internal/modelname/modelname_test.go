@@ -30,6 +30,8 @@ func TestWhatEnginesGetForAName(t *testing.T) {
 		"other": "other", "c-lora": "", "x": "other", "": "", "*": "other"} {
 		assert.Equal(t, want, n.Of(asked, adapter).Name, asked)
 	}
+	assert.Equal(t, "other", n.Of(strings.Repeat("x", 512), nil).Name)
+	assert.Empty(t, n.Of(strings.Repeat("x", 513), nil).Name, "each event would repeat it")
 	assert.Equal(t, `"b\"se"`, string(names(t, map[string]string{"a": `b"se`}).Of("a", nil).JSON))
 	assert.Equal(t, []string{"a", "b", "base"}, n.All())
 	assert.Equal(t, []string{"a", "base"}, n.Public("base"))
@@ -46,7 +48,9 @@ func TestTextsForClients(t *testing.T) {
 		"*": "v1.2", "org": "org/big"})
 	for said, want := range map[string]string{
 		"The model `big` does not exist.": "The model `gpt-4o` does not exist.",
-		"big":                             "gpt-4o", "big, big": "gpt-4o, gpt-4o", "model:big:x=big.": "model:gpt-4o:x=gpt-4o.",
+		"big":                             "gpt-4o",
+		"big, big":                        "gpt-4o, gpt-4o",
+		"model:big:x=big.":                "model:gpt-4o:x=gpt-4o.",
 		"bigger big-2 a/big big.1 x.big Big bigé": "bigger big-2 a/big big.1 x.big Big bigé",
 		"['big', \"some-lora\"]":                  "['gpt-4o', \"b\"]",
 		"/models/big and org/big":                 "c and org",
@@ -54,7 +58,7 @@ func TestTextsForClients(t *testing.T) {
 	} {
 		assert.Equal(t, want, n.Hide(said, "gpt-4o"), said)
 	}
-	assert.Equal(t, "whatever, gpt-4", n.Hide("v1.2, big", "whatever"), "the model that was asked for; another's first")
+	assert.Equal(t, "whatever, gpt-4", n.Hide("v1.2, big", "whatever"), "the one asked for; another's first")
 }
 
 func TestWhereAResponseNamesItsModel(t *testing.T) {
@@ -66,7 +70,9 @@ func TestWhereAResponseNamesItsModel(t *testing.T) {
 		`{"message":{"x":{"model":"big"},"model":"M"}}`:   `{"message":{"x":{"model":"big"},"model":"a \"b\""}}`,
 		`{"item":{"model":"big"}}`:                        `{"item":{"model":"big"}}`,
 		`{"message":"model","response":"\"model\":\"\""}`: `{"message":"model","response":"\"model\":\"\""}`,
-		`{"model":null}`:                                  `{"model":null}`, `["model"]`: `["model"]`, ``: ``, `{"model":`: `{"model":`,
+		`{"model":null}`:                                  `{"model":null}`,
+		`["model"]`:                                       `["model"]`,
+		``:                                                ``, `{"model":`: `{"model":`,
 	} {
 		assert.Equal(t, want, string(put([]byte(said))), said)
 	}
@@ -80,7 +86,8 @@ func TestWhereAResponseNamesItsModel(t *testing.T) {
 
 // A whole response is what it would be in one piece, however it comes.
 func FuzzReader(f *testing.F) {
-	for _, seed := range []string{`{"model":"big","a":"model"}`, `{"a":{"model":"x"},"b":"\"model\":\"y\"","model":"z"}`,
+	for _, seed := range []string{`{"model":"big","a":"model"}`,
+		`{"a":{"model":"x"},"b":"\"model\":\"y\"","model":"z"}`,
 		`["model","x"]`, `{"model":{"model":"x"}}`, `{"model":null,"b":[{"model":"x"}]}`, `{"model" : "a\\\"b" }`} {
 		f.Add([]byte(seed))
 	}

@@ -22,7 +22,7 @@ var places = [...]string{"model", "response.model", "message.model"}
 // namer returns the name for the client, as JSON, in place of an engine's.
 type namer func(engines string) []byte
 
-// namer returns a function that gives a client who has asked for a name that one, whichever name the engine has written:
+// namer returns a function that gives a client the name that it has asked for, whichever name the engine has written:
 // one that serves a model by several names writes the first. A client that has named no model, asked being "", gets the
 // first of the clients' names.
 func (n *Names) namer(asked string) namer {

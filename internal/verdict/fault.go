@@ -31,8 +31,8 @@ type Private struct {
 }
 
 // FaultOf reads an engine's error response: {"error":{…}}, vLLM's older {"object":"error",…} or {"error":"…"}. It
-// replaces URLs, addresses, host names, paths and private names in all texts. The result is nil if the response is not a
-// JSON object with a message.
+// replaces URLs, addresses, host names, paths and private names in all texts. The result is nil if the response is not
+// a JSON object with a message.
 func FaultOf(body []byte, private Private) *Fault {
 	if !gjson.ValidBytes(body) {
 		return nil

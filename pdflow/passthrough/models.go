@@ -91,8 +91,8 @@ func (h *Handler) list(w http.ResponseWriter, r *http.Request, id, model string)
 	body := l.body
 	if model != "" {
 		if body = entryOf(body, model); body == nil {
-			h.fail(w, r, &pdflow.Error{Code: pdflow.CodeNotFound, Param: "model", Message: "no engine lists this model"},
-				h.o.Timeouts)
+			h.fail(w, r, &pdflow.Error{Code: pdflow.CodeNotFound, Param: "model",
+				Message: "no engine lists this model"}, h.o.Timeouts)
 			return
 		}
 	}

@@ -33,10 +33,11 @@ func TestPassthroughNamesTheEnginesModel(t *testing.T) {
 		"/v1/embeddings": {`"input":"gpt-4o"`,
 			`{"data":[{"model":"big","x":"a\\\"\"model\":\"big\""}], "model" : "b\"\\ig", "object":"model","usage":{}}`,
 			`{"data":[{"model":"big","x":"a\\\"\"model\":\"big\""}], "model" : "gpt-4o", "object":"model","usage":{}}`},
-		"/v1/score":      {`"input":"x"`, `{"model":null,"data":[]}`, `{"model":null,"data":[]}`},
-		"/v1/rerank":     {`"input":"x"`, `["model","big"]`, `["model","big"]`},
-		"/v1/classify":   {`"input":"x"`, `{"a":"model","model":"big`, `{"a":"model","model":`},
-		"/v1/detokenize": {`"input":"x"`, `{"model":{"model":"big"},"b":"model"}`, `{"model":{"model":"big"},"b":"model"}`},
+		"/v1/score":    {`"input":"x"`, `{"model":null,"data":[]}`, `{"model":null,"data":[]}`},
+		"/v1/rerank":   {`"input":"x"`, `["model","big"]`, `["model","big"]`},
+		"/v1/classify": {`"input":"x"`, `{"a":"model","model":"big`, `{"a":"model","model":`},
+		"/v1/detokenize": {`"input":"x"`, `{"model":{"model":"big"},"b":"model"}`,
+			`{"model":{"model":"big"},"b":"model"}`},
 	} {
 		e, h := named(t, func(*http.Request) (*http.Response, error) {
 			return response(http.StatusOK, "application/json", iotest.OneByteReader(strings.NewReader(k.says))), nil
@@ -91,7 +92,8 @@ func TestAResponseThatIsAskedForByItsID(t *testing.T) {
 }
 
 func TestErrorsThatPassHaveTheClientsName(t *testing.T) {
-	_, h := named(t, answers(http.StatusNotFound, `{"error":{"message":"The model big does not exist, some-lora does"}}`))
+	_, h := named(t, answers(http.StatusNotFound,
+		`{"error":{"message":"The model big does not exist, some-lora does"}}`))
 	w := do(h, post("/tokenize", `{"model":"gpt-4o","prompt":"x"}`))
 	assert.Equal(t, http.StatusNotFound, w.Code)
 	assert.Contains(t, w.Body.String(), "The model gpt-4o does not exist, b does")

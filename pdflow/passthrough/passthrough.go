@@ -48,9 +48,9 @@ type Engines struct {
 	// is left out. Of a connector whose handoff is a header (Traits.Handoff) it must not name that.
 	ForwardHeaders []string
 
-	// ModelNames are the names by which clients ask for the models of these engines, each with that by which the engines
-	// serve it; "*" stands for all other names, but those of Adapters. Requests and responses are changed as a flow does
-	// it: see pdflow.WithModel. GET /v1/models lists a model that has names here by these alone.
+	// ModelNames are the names by which clients ask for the models of these engines, each with that by which the
+	// engines serve it; "*" stands for all other names, but those of Adapters. Requests and responses are changed as a
+	// flow does it: see pdflow.WithModel. GET /v1/models lists a model that has names here by these alone.
 	ModelNames map[string]string
 	Adapters   func(model string) bool // see pdflow.WithAdapters; nil: there are none
 
