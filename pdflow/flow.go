@@ -217,6 +217,13 @@ type Request struct {
 	RequestID string      // "": see ID
 	Pick      *Pick       // a pair that the caller has chosen: the picker is not asked, and there is one attempt
 	AnyPair   bool        // Pick need not keep the connector's rules about pairs and entries, PrefillPairOnly apart
+
+	// Instead of Pick: the ID of an engine of the picker's set that is to prefill, or to decode. The picker chooses the
+	// other engine, by its rules. Retries, hedges, rescues and the fallback keep the named engine, which may be asked
+	// again after a failure, and vary the other. Where one engine serves the whole request, Prefill says nothing.
+	// The error is of CodeNoEndpoint where the engine is listed and not ready, and of CodeNotFound where it is not
+	// listed. See [PickInput].
+	Prefill, Decode string
 }
 
 // Response is the client's response, from [Flow.Do], [Steps.Next] and the hosts that are built on them. Body must be
@@ -256,6 +263,8 @@ type call struct {
 	mode   Mode     // not "": another flow fell back to this one
 	sender *sender  // nil: the flow's own
 	held   *holding // the body, in the budget; nil: it is not counted
+
+	prefill, decode string // IDs of engines that are chosen, while the picker chooses the others: see PickInput
 }
 
 // read checks a caller's request.
@@ -282,9 +291,13 @@ func (f *Flow) callOf(in *Request) (call, *Error) {
 	if err != nil {
 		return call{}, invalid(err).of(in.API)
 	}
-	c := call{req: req, header: in.Header, id: in.ID(), given: in.Pick, any: in.AnyPair}
+	c := call{req: req, header: in.Header, id: in.ID(), given: in.Pick, any: in.AnyPair,
+		prefill: in.Prefill, decode: in.Decode}
 	if in.RequestID != "" && !validRequestID(in.RequestID) {
 		return call{}, wrongCall("RequestID", "must be 1 to 128 letters, digits or -_.:").of(in.API)
+	}
+	if c.given != nil && (c.prefill != "" || c.decode != "") {
+		return call{}, wrongCall("Pick", "must be nil where Prefill or Decode names an engine")
 	}
 	if c.given != nil && c.given.Decode.URL == nil {
 		return call{}, wrongCall("Pick", "must name a decode engine with a URL; a Pick without Prefill is served by "+

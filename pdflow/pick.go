@@ -66,6 +66,22 @@ type PickInput struct {
 	Avoid     []string // IDs of engines that failed in earlier attempts: used only if no others are there
 	Single    bool     // one engine for the whole request: only Pick.Decode is wanted
 	Encode    int      // engines wanted for an encode stage, 0 for none
+
+	// IDs of engines that are chosen already: the picker chooses the other engine of the pair, and ranks. "" leaves the
+	// choice to it; with Single, Prefill says nothing. No other engine may take their place, not even if they are in
+	// Avoid. The error is an *[Error] of [CodeNoEndpoint] if such an engine is known and cannot serve now, and of
+	// [CodeNotFound], with the Param "prefill" or "decode", if the picker knows no engine of this ID for that role.
+	Prefill, Decode string
+}
+
+// names reports whether a choice has the engines that were chosen already. One that needs no prefill engine, and so is
+// served by Decode alone, has the one that was to prefill.
+func (in *PickInput) names(p *Pick) bool {
+	prefill := p.Prefill.ID
+	if p.Prefill.URL == nil {
+		prefill = p.Decode.ID
+	}
+	return (in.Decode == "" || in.Decode == p.Decode.ID) && (in.Prefill == "" || in.Single || in.Prefill == prefill)
 }
 
 // Avoids reports whether an endpoint is to be avoided.

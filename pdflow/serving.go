@@ -286,7 +286,8 @@ func (x *serving) pick(ctx context.Context, n int, p *Pick) *Error {
 		return nil
 	}
 	req := x.request()
-	in := &PickInput{Request: req, Header: x.header, RequestID: x.id, Attempt: n, Avoid: x.avoid, Single: x.alone != ""}
+	in := &PickInput{Request: req, Header: x.header, RequestID: x.id, Attempt: n, Avoid: x.avoid, Single: x.alone != "",
+		Prefill: x.prefill, Decode: x.decode}
 	if x.f.traits.Ending.PrefillFinishes {
 		in.Avoid = slices.Concat(x.avoid, x.f.runningOn.full())
 	}
@@ -304,6 +305,9 @@ func (x *serving) pick(ctx context.Context, n int, p *Pick) *Error {
 	switch {
 	case p.Decode.URL == nil:
 		e = &Error{Code: CodeInternal, Phase: "pick", Connector: x.f.name, Message: "the picker named no decode engine"}
+	case !in.names(p):
+		e = &Error{Code: CodeInternal, Phase: "pick", Connector: x.f.name, Message: "the picker named another engine " +
+			"than the request does"}
 	case x.f.traits.Serving.PrefillPairOnly && p.Decode.Role != discovery.RoleDecode:
 		e = &Error{Code: CodeInternal, Phase: "pick", Connector: x.f.name, Message: "the picker named an engine to " +
 			"decode that may prefill, and such an engine ends without a decode engine"}
