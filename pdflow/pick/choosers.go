@@ -26,7 +26,12 @@ func (random) choose(l *list, q *query) *target { return q.sample(l) }
 
 type leastLoad struct{}
 
-func (leastLoad) choose(l *list, q *query) *target { return l.tree.least(q) }
+func (leastLoad) choose(l *list, q *query) *target {
+	if l.tree == nil { // the ranks of a named engine
+		return q.lighter(l)
+	}
+	return l.tree.least(q)
+}
 
 type twoChoices struct{}
 
@@ -54,6 +59,9 @@ func (l *list) weigh() {
 }
 
 func (weighted) choose(l *list, q *query) *target {
+	if l.weights == nil { // the ranks of a named engine
+		return q.sample(l)
+	}
 	sum := l.weights[len(l.weights)-1]
 	if sum == 0 {
 		return q.sample(l)

@@ -81,6 +81,8 @@ type listed struct {
 // If the header names several engines, the first attempt takes the first ready one, and a later attempt the first ready
 // one that has not failed this request yet, if there is one. If none is ready, or before the set's first snapshot, the
 // error wraps [pdflow.CodeNoEndpoint]. The picker names no encode engines.
+//
+// Where the program itself has chosen the prefill engine ([pdflow.Request].Prefill), the header is not read.
 func FromHeader(set *discovery.Set, decode discovery.Endpoint, o *HeaderOptions) pdflow.Picker {
 	s := &sidecar{set: set, decode: decode}
 	if o != nil {
@@ -116,6 +118,9 @@ func (f *fromHeader) Ready(*pdflow.PickInput) error {
 
 // Pick does not block.
 func (f *fromHeader) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+	if in.Decode != "" && in.Decode != f.decode.ID {
+		return pdflow.Pick{}, notHere("decode")
+	}
 	pick := pdflow.Pick{Decode: f.decode}
 	again := in.Attempt > 1 // the header was good at the first attempt, but engines may have left the list since
 	prefill, named, err := f.prefill(in, again)
@@ -137,6 +142,10 @@ func (f *fromHeader) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick,
 
 // prefill returns the engine that the header names; named is false if it names none.
 func (f *fromHeader) prefill(in *pdflow.PickInput, again bool) (e *discovery.Endpoint, named bool, err error) {
+	if in.Prefill != "" && !in.Single {
+		e, err = f.chosen(in.Prefill)
+		return e, true, err
+	}
 	var few [4]*discovery.Endpoint // nearly always one is enough
 	candidates := few[:0]
 	for _, line := range in.Header[f.o.Header] {
@@ -170,6 +179,23 @@ func (f *fromHeader) prefill(in *pdflow.PickInput, again bool) (e *discovery.End
 			Message: "the prefill engine that the request names is not ready"}
 	}
 	return e, true, nil
+}
+
+// chosen returns the prefill engine that the program has chosen.
+func (f *fromHeader) chosen(id string) (*discovery.Endpoint, error) {
+	snap := f.set.Load()
+	switch e := find(snap, id); {
+	case snap.Version == 0:
+		return nil, notNow("the engines are not known yet")
+	case e == nil || e.URL == nil || !e.Role.Has(discovery.RolePrefill):
+		return nil, notHere("prefill")
+	case e.Phase != discovery.PhaseReady:
+		return nil, notNow("the prefill engine that is to serve this request is not ready")
+	case f.pairing.gap(e, &f.decode) != gapNone:
+		return nil, notNow("the prefill engine that is to serve this request cannot exchange KV with the decode engine here")
+	default:
+		return e, nil
+	}
 }
 
 func (f *fromHeader) choose(candidates []*discovery.Endpoint, in *pdflow.PickInput) (second *discovery.Endpoint) {

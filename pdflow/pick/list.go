@@ -41,6 +41,7 @@ type list struct {
 	weights []uint64         // running sums: entry i is the weights of targets 0 to i
 	zones   map[string]*list // these lists have targets and no indexes
 	index   map[uint32]int32 // targets by slot
+	named   engines
 }
 
 // needs says which indexes a policy wants in its lists.

@@ -137,19 +137,25 @@ func (p *picker) pick(t *table, in *pdflow.PickInput) (out pdflow.Pick, found fi
 // pickFrom picks some of a part's engines. strict says that they must have the model, for all that is known.
 func (p *picker) pickFrom(from *part, in *pdflow.PickInput, strict bool) (out pdflow.Pick, found finding) {
 	l, single := from.candidates(in, p.pairing.serving)
-	if len(l.targets) == 0 {
+	l, other := p.named(l, in, single)
+	if l == nil || len(l.targets) == 0 {
 		return out, nobody
 	}
 	q := p.query(in, single)
 	defer p.release(q)
+	q.second = other
 	first := p.choose(l, q)
 	if first == nil {
 		return out, nobody
 	}
 	var second *target
 	if !single {
+		peers := first.peers
+		if other != "" {
+			peers = peers.of(other)
+		}
 		q.peer = first
-		second = p.choose(first.peers, q)
+		second = p.choose(peers, q)
 		q.peer = nil
 	}
 	if strict && (q.missing[first.endpoint.ID] || second != nil && q.missing[second.endpoint.ID]) {
@@ -181,7 +187,7 @@ func (p *picker) pickFrom(from *part, in *pdflow.PickInput, strict bool) (out pd
 // candidates returns the engines of which one is chosen first. single is true if it serves the whole request.
 func (p *part) candidates(in *pdflow.PickInput, serving connector.Serving) (l *list, single bool) {
 	switch {
-	case !in.Single && (!serving.PairOnly || len(p.pairs.targets) > 0):
+	case !in.Single && (!serving.PairOnly || len(p.pairs.targets) > 0 && !p.servesBoth(in.Decode)):
 		return p.pairs, false
 	case serving.PairOnly:
 		return p.boths, true
@@ -191,6 +197,9 @@ func (p *part) candidates(in *pdflow.PickInput, serving connector.Serving) (l *l
 	return p.singles, true
 }
 
+// servesBoth reports whether an engine is named that has the role both.
+func (p *part) servesBoth(id string) bool { return id != "" && p.boths.of(id) != nil }
+
 // Ready tells, without choosing, whether Pick would find engines for a request.
 func (p *picker) Ready(in *pdflow.PickInput) error {
 	t := p.rebuild()
@@ -198,10 +207,12 @@ func (p *picker) Ready(in *pdflow.PickInput) error {
 	if loaded := t.loaded(in, p.pairing.serving); loaded != nil {
 		from = loaded
 	}
-	switch l, single := from.candidates(in, p.pairing.serving); {
+	l, single := from.candidates(in, p.pairing.serving)
+	l, _ = p.named(l, in, single)
+	switch {
 	case t.snap.Version == 0:
 		return &pdflow.Error{Code: pdflow.CodeNoEndpoint, Message: "the engines are not known yet"}
-	case len(l.targets) == 0:
+	case l == nil || len(l.targets) == 0:
 		return t.notReady(in, p.pairing)
 	case in.Encode > 0 && !single && len(from.encodes) == 0:
 		return &pdflow.Error{Code: pdflow.CodeNoEndpoint, Message: "no encode engine is ready"}

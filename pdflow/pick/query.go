@@ -28,6 +28,7 @@ type query struct {
 	roll      uint64  // the same for the whole pick
 	number    uint64  // of the pick, counted by the picker
 	peer      *target // the target chosen for the other leg; nil while the first leg is chosen
+	second    string  // not "": the ID of the engine that the request names for the leg that is chosen second
 	cost      [2]int64
 
 	prompt prompt
@@ -52,6 +53,8 @@ func (q *query) rank(t *target) int {
 		return q.rankWith(t, q.peer)
 	case q.single:
 		return q.rankAlone(t)
+	case q.second != "":
+		return q.rankNamed(t)
 	case t.lonely:
 		return lonely
 	case q.clean:
@@ -194,7 +197,7 @@ func (q *query) scan(l *list) *target {
 // rankApart returns the rank of a target whatever its peers have done: its own, or that of the best of its pairs.
 func (q *query) rankApart(t *target) int {
 	own := q.rankAlone(t)
-	if q.peer != nil || q.single || own == avoided || len(t.peers.targets) == 0 {
+	if q.peer != nil || q.single || q.second != "" || own == avoided || len(t.peers.targets) == 0 {
 		return own
 	}
 	best := never

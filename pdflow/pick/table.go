@@ -386,6 +386,9 @@ func (b *builder) list(kind listKind, key classKey, targets []*target) *list {
 
 // notReady returns an error that says what is missing, without names of engines.
 func (t *table) notReady(in *pdflow.PickInput, who *pairing) error {
+	if err := t.notNamed(in, who); err != nil {
+		return err
+	}
 	p := t.part(in)
 	var msg string
 	switch {
