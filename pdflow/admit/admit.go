@@ -180,7 +180,7 @@ func (p *Picker) arrive(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick,
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.queue.len() == 0 || in.Attempt > 1 {
+	if p.next() == nil || in.Attempt > 1 {
 		if pick, ok, err := p.try(ctx, in); ok || err != nil {
 			return pick, nil, err
 		}
@@ -191,7 +191,12 @@ func (p *Picker) arrive(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick,
 	if p.queue.len() >= p.o.Queue {
 		p.queue.dropLast()
 	}
-	return pdflow.Pick{}, p.queue.add(priority), nil
+	w := p.queue.add(priority)
+	w.named = [2]string{prefillRole: in.Prefill, decodeRole: in.Decode}
+	if in.Single {
+		w.named[prefillRole] = ""
+	}
+	return pdflow.Pick{}, w, nil
 }
 
 // try picks, and takes the places at the engines. It returns false if there is no room. The caller holds p.mu.
@@ -239,14 +244,42 @@ func (p *Picker) wait(ctx context.Context, in *pdflow.PickInput, w *waiter) (pdf
 	}
 }
 
-// turn tries to pick if the request is the first of the queue.
+// next returns the first request of the queue whose engines have room, where it names any: requests that must wait for
+// one engine do not hold up those that others can serve. Nil: there is none. The caller holds a.mu.
+func (a *admission) next() *waiter {
+	for at := a.queue.l.Front(); at != nil; at = at.Next() {
+		if w := waiterAt(at); !a.waitsForNamed(w) {
+			return w
+		}
+	}
+	return nil
+}
+
+// waitsForNamed reports whether an engine that a request names has no room.
+func (a *admission) waitsForNamed(w *waiter) bool {
+	for role, id := range w.named {
+		if e := a.engines[id]; id != "" && e != nil && a.full(e, role) {
+			return true
+		}
+	}
+	return false
+}
+
+func (a *admission) wakeNext() {
+	if w := a.next(); w != nil {
+		w.rouse()
+	}
+}
+
+// turn tries to pick if it is the request's turn.
 func (p *Picker) turn(ctx context.Context, in *pdflow.PickInput, w *waiter) (pdflow.Pick, bool, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if w.dropped {
 		return pdflow.Pick{}, false, p.refused(ctx, reasonFull)
 	}
-	if p.queue.first() != w {
+	if p.next() != w {
+		p.wakeNext() // it may have become another's turn because this one's engine has no room
 		return pdflow.Pick{}, false, nil
 	}
 	pick, ok, err := p.try(ctx, in)
@@ -262,7 +295,7 @@ func (a *admission) leave(w *waiter) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.queue.remove(w)
-	a.queue.wakeFirst()
+	a.wakeNext()
 }
 
 func (a *admission) refused(ctx context.Context, reason string) error {

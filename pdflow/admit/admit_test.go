@@ -3,6 +3,7 @@
 package admit_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -36,10 +37,10 @@ type fleet struct {
 }
 
 func (f *fleet) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
-	choose := func(ids []string, role discovery.Role) discovery.Endpoint {
-		id := ids[0]
+	choose := func(ids []string, role discovery.Role, named string) discovery.Endpoint {
+		id := cmp.Or(named, ids[0])
 		for _, other := range ids {
-			if !in.Avoids(other) {
+			if !in.Avoids(other) && named == "" {
 				id = other
 				break
 			}
@@ -49,8 +50,8 @@ func (f *fleet) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, erro
 	if f.err != nil {
 		return pdflow.Pick{}, f.err
 	}
-	return pdflow.Pick{Prefill: choose(f.prefill, discovery.RolePrefill),
-		Decode: choose(f.decode, discovery.RoleDecode), Done: func(*pdflow.Outcome) { f.returned.Add(1) }}, nil
+	return pdflow.Pick{Prefill: choose(f.prefill, discovery.RolePrefill, in.Prefill),
+		Decode: choose(f.decode, discovery.RoleDecode, in.Decode), Done: func(*pdflow.Outcome) { f.returned.Add(1) }}, nil
 }
 
 func onePair() *fleet { return &fleet{prefill: []string{"p"}, decode: []string{"d"}} }
@@ -128,6 +129,46 @@ func TestADecodeEngineIsFullUntilTheResponseHasEnded(t *testing.T) {
 		again.Done(&pdflow.Outcome{})
 		x.Done(&pdflow.Outcome{})
 		pickOf(t, p)
+	})
+}
+
+// A request that names a full engine waits for that one, and holds up nobody whom another engine can serve.
+func TestARequestWaitsForTheEngineThatItNames(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPicker(t, &fleet{prefill: []string{"p0", "p1"}, decode: []string{"d0", "d1"}},
+			&admit.Options{DecodeLimit: 1})
+		named := &pdflow.PickInput{Attempt: 1, Decode: "d0"}
+		first, err := p.Pick(t.Context(), named)
+		require.NoError(t, err)
+		require.Equal(t, "d0", first.Decode.ID)
+		got := make(chan pdflow.Pick, 3)
+		wait := func(in *pdflow.PickInput) {
+			go func() {
+				x, err := p.Pick(t.Context(), in)
+				if assert.NoError(t, err) {
+					got <- x
+				}
+			}()
+			synctest.Wait()
+		}
+		wait(named)
+		require.Equal(t, 1, p.Queued())
+		second := pickOf(t, p)
+		require.Equal(t, "d1", second.Decode.ID, "at once")
+		wait(&pdflow.PickInput{Attempt: 1})
+		require.Equal(t, 2, p.Queued(), "all engines are full")
+		second.Done(&pdflow.Outcome{})
+		synctest.Wait()
+		third := <-got
+		require.Equal(t, "d1", third.Decode.ID, "who came later goes first, since d0 is still full")
+		wait(&pdflow.PickInput{Attempt: 1})
+		first.Done(&pdflow.Outcome{})
+		synctest.Wait()
+		require.Equal(t, "d0", (<-got).Decode.ID)
+		require.Equal(t, 1, p.Queued(), "the named one came first")
+		require.Empty(t, got)
+		third.Done(&pdflow.Outcome{})
+		require.Equal(t, "d1", (<-got).Decode.ID)
 	})
 }
 

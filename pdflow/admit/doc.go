@@ -8,7 +8,8 @@
 // A request is admitted when its pair is picked, before anything is sent to an engine. An engine that has as many
 // requests in flight as its limit allows gets no further one. If all engines of a role are at their limits, requests
 // wait, first come first served, and are refused if they would wait too long: an *[pdflow.Error] of
-// [pdflow.CodeOverloaded], which a client sees as 503 with Retry-After.
+// [pdflow.CodeOverloaded], which a client sees as 503 with Retry-After. A request that names its engine waits for that
+// one, and those behind it that others can serve go before it.
 //
 // Without admission a fleet that gets more than it can serve serves nothing: each request waits at the prefill engine
 // until its time is up, and the engine computes prompts for clients whose requests have ended. docs/reliability/

@@ -189,5 +189,5 @@ func (x *place) release(role int, s *sample) {
 		}
 	}
 	a.atLimit(e)
-	a.queue.wakeFirst()
+	a.wakeNext()
 }

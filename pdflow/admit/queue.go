@@ -46,7 +46,8 @@ type waiter struct {
 	at    *list.Element
 
 	priority int
-	dropped  bool // another request has taken its place
+	dropped  bool      // another request has taken its place
+	named    [2]string // IDs of the engines that the request names, by role; "": any
 }
 
 func (q *queue) len() int { return q.l.Len() }
@@ -69,8 +70,6 @@ func (q *queue) add(priority int) *waiter {
 	}
 	return w
 }
-
-func (q *queue) first() *waiter { return waiterAt(q.l.Front()) }
 
 // waiterAt returns the request of a place in the queue, nil for nil.
 func waiterAt(e *list.Element) *waiter {
@@ -95,12 +94,6 @@ func (q *queue) remove(w *waiter) {
 	}
 }
 
-func (q *queue) wakeFirst() {
-	if w := q.first(); w != nil {
-		w.rouse()
-	}
-}
-
 func (w *waiter) rouse() {
 	select {
 	case w.wake <- struct{}{}:
@@ -108,7 +101,7 @@ func (w *waiter) rouse() {
 	}
 }
 
-// granted notes that the first request leaves for an engine.
+// granted notes that a request leaves for an engine.
 func (q *queue) granted(now time.Time) {
 	if !q.last.IsZero() {
 		q.gap = mean(q.gap, now.Sub(q.last).Seconds(), 16)
