@@ -33,7 +33,8 @@ type attempt struct {
 	concurrent
 	atEngines
 	proceed func() bool // whether the attempt goes on to decode once its prefill has served; nil: it does
-	ended   bool        // end was called
+	ended   bool        // finish was called
+	again   bool        // it is to be retried
 }
 
 // running is what an attempt holds as long as it runs.
@@ -260,9 +261,15 @@ func (f *Flow) briefly(ctx context.Context) (context.Context, context.CancelFunc
 	return context.WithTimeout(ctx, f.limits.Cleanup)
 }
 
-// end is called exactly once per attempt, when nothing of it is wanted any more: it cancels what still runs, waits for
-// it, and tells everybody.
+// end ends the attempt and tells everybody.
 func (a *attempt) end(e *Error) {
+	a.finish(e)
+	a.tell(a.out.Final)
+}
+
+// finish is called exactly once per attempt, when nothing of it is wanted any more: it cancels what still runs, waits
+// for it, and tells the picker.
+func (a *attempt) finish(e *Error) {
 	a.ended = true
 	cause := errOver
 	if e != nil {
@@ -298,10 +305,28 @@ func (a *attempt) end(e *Error) {
 		}
 		return nil
 	})
+}
+
+// tell tells the observers how the attempt ended. final says whether it was the last one after all: the picker has the
+// outcome as it was.
+func (a *attempt) tell(final bool) {
+	out := &a.out
+	if final != out.Final {
+		last := a.out
+		last.Final = final
+		switch {
+		case !a.again:
+		case a.x.life.Context.Err() != nil:
+			last.Retry = ""
+		default:
+			last.Retry = retryNoPair
+		}
+		out = &last
+	}
 	_ = a.guard("", "observe", func() error {
 		for _, o := range a.f.opts.observers {
 			if o.SessionEnd != nil {
-				o.SessionEnd(a.x.client, &a.out)
+				o.SessionEnd(a.x.client, out)
 			}
 		}
 		return nil

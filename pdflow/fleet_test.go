@@ -82,6 +82,16 @@ func (f *fakeFleet) do(body string) error {
 func newFakeFleet(t *testing.T, c connector.KVConnector, names string, retry config.Retry,
 	answer func(host string, nth int) response, opts ...pdflow.Option) *fakeFleet {
 	t.Helper()
+	return newFakeFleetOf(t, func(ctx context.Context, inner pdflow.Picker, in *pdflow.PickInput) (pdflow.Pick, error) {
+		return inner.Pick(ctx, in)
+	}, c, names, retry, answer, opts...)
+}
+
+// newFakeFleetOf is newFakeFleet with a function between the flow and its picker.
+func newFakeFleetOf(t *testing.T, asks func(context.Context, pdflow.Picker, *pdflow.PickInput) (pdflow.Pick, error),
+	c connector.KVConnector, names string, retry config.Retry, answer func(host string, nth int) response,
+	opts ...pdflow.Option) *fakeFleet {
+	t.Helper()
 	var eps []discovery.Endpoint
 	for name := range strings.FieldsSeq(names) {
 		role := discovery.RolePrefill
@@ -93,7 +103,8 @@ func newFakeFleet(t *testing.T, c connector.KVConnector, names string, retry con
 	f := &fakeFleet{answer: answer, n: map[string]int{}, seen: &outcomes{}}
 	var err error
 	picker := &openPicks{}
-	f.flow, err = pdflow.New(c, around{pick.New(setOf(t, eps...), pick.RoundRobin(), pick.WithSeed(1)), picker.pick},
+	inner := around{pick.New(setOf(t, eps...), pick.RoundRobin(), pick.WithSeed(1)), picker.pick}
+	f.flow, err = pdflow.New(c, around{inner, asks},
 		append([]pdflow.Option{pdflow.WithTransport(f), pdflow.WithRetry(retry), pdflow.WithoutPickWait(),
 			pdflow.WithTimeouts(config.Timeouts{Prefill: 10 * time.Second, Decode: 10 * time.Second}),
 			metered(&f.told), traced(&f.spans),

@@ -74,8 +74,9 @@ type Outcome struct {
 	// Leg and Endpoint; Observer.LegEnd and Pick.PrefillDone come when the leg ends
 	PrefillRuns bool
 	Err         *Error // nil if the client got a whole response
-	// no further attempt of this flow follows; a fallback flow has its own. False: one is to follow, unless the request
-	// ends before, as by the client's leaving
+	// no further attempt of this flow follows; a fallback flow has its own. Observers are told of a failed attempt once
+	// that is known. Pick.Done is told before the next pick: false there says that one is to follow, if engines are
+	// found and the request does not end before
 	Final bool
 	// Why a failed attempt is retried, or is not: a value of pd.reason, which docs/metrics.md lists. "" if the client
 	// got its response or left.

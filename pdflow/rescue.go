@@ -147,7 +147,8 @@ func (r *rescuer) goOn(b *Body, broken *resume.Stream, e *Error) (next *Body, fa
 	b.discard(e)
 	b.recordStream()
 	old.out.Final = false
-	old.end(e)
+	old.finish(e)
+	x.untold = old
 	x.life.Renew()
 	req, failure := r.restOf(old, broken)
 	if failure != nil {

@@ -29,7 +29,7 @@ const (
 	retryAttempts    = "attempts"     // not: Retry.MaxAttempts
 	retryFallback    = "fallback"     // not: a decode engine serves the request alone
 	overBudget       = "budget"       // not: Retry.Budget
-	retryNoPair      = "no_pair"      // not, although it may be: only the engine that ran out of time is there
+	retryNoPair      = "no_pair"      // not, although it may be: no other engines are there
 )
 
 // mayRetry reports whether to retry after the attempt has failed with e, and why. If so, the request holds a part of

@@ -360,3 +360,74 @@ func TestWhatTwoEnginesAnswerIsFinal(t *testing.T) {
 		})
 	}
 }
+
+// Where the attempt that was to follow finds no engines, or the client has left, the one before was the last.
+func TestTheLastAttemptThatAnybodySeesIsFinal(t *testing.T) {
+	lost := streaming(0, io.ErrUnexpectedEOF, token(10, "null", "[1,2,3]"), token(11, "null", "null"))
+	var leave context.CancelFunc
+	for name, c := range map[string]struct {
+		engines  string
+		retry    config.Retry
+		d0       response
+		stream   bool
+		fallback bool
+		want     string // of each attempt: its end, Final, Retry
+	}{
+		"nobody else may serve": {engines: "p0 d0", d0: replies(500), retry: config.Retry{MaxAttempts: 2},
+			want: "decode_failed true no_pair"},
+		"nor alone": {engines: "p0 d0", d0: replies(500), fallback: true, retry: config.Retry{MaxAttempts: 1},
+			want: "decode_failed true attempts"},
+		"the client leaves in between": {engines: "p0 d0 d1", retry: config.Retry{MaxAttempts: 2,
+			BackoffBase: time.Hour, BackoffMax: time.Hour}, d0: func(r *http.Request) (*http.Response, error) {
+			time.AfterFunc(time.Second, leave)
+			return replies(500)(r)
+		}, want: "decode_failed true "},
+		"nobody goes on with the stream": {engines: "p0 d0", d0: lost, stream: true,
+			retry: config.Retry{MaxAttempts: 1}, want: "stream_broken true "},
+		"another follows": {engines: "p0 d0 d1", d0: replies(500), retry: config.Retry{MaxAttempts: 2},
+			want: "decode_failed false failed, served true "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				gone := false
+				opts := []pdflow.Option{pdflow.WithRescue(1)}
+				if c.fallback {
+					opts = append(opts, pdflow.WithFallback(config.FallbackDecode))
+				}
+				f := newFakeFleetOf(t, func(ctx context.Context, inner pdflow.Picker, in *pdflow.PickInput) (
+					pdflow.Pick, error) {
+					if gone && c.engines == "p0 d0" {
+						return pdflow.Pick{}, pdflow.CodeNoEndpoint
+					}
+					gone = true
+					return inner.Pick(ctx, in)
+				}, &fake{}, c.engines, c.retry, func(host string, _ int) response {
+					if host == "d0" {
+						return c.d0
+					}
+					return replies(200)
+				}, opts...)
+				in := &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`)}
+				if c.stream {
+					in.Body = []byte(completion("a", `"stream":true`))
+				}
+				var ctx context.Context
+				ctx, leave = context.WithCancel(t.Context())
+				if resp, err := f.flow.Do(ctx, in); err == nil {
+					_, _ = io.Copy(io.Discard, resp.Body)
+					_ = resp.Body.Close()
+				}
+				leave()
+				var got []string
+				for _, o := range f.seen.list() {
+					end := "served"
+					if o.Err != nil {
+						end = string(o.Err.Code)
+					}
+					got = append(got, end+" "+strconv.FormatBool(o.Final)+" "+o.Retry)
+				}
+				require.Equal(t, c.want, strings.Join(got, ", "))
+			})
+		})
+	}
+}

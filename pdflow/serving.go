@@ -29,6 +29,7 @@ type serving struct {
 	tries
 	rescue  *rescuer // nil: the stream ends with its decode engine
 	racing  *attempt // of a hedged prefill: the first, while the second begins
+	untold  *attempt // has failed; observers are told once it is known whether another one follows
 	inner   *serving // what this one fell back to, and what fell back itself: see Body.outer
 	phase   atomic.Uint32
 	current atomic.Pointer[attempt]
@@ -169,6 +170,7 @@ func (x *serving) fallback(last *Error) (*Body, *Error) {
 	case f.opts.fallbackFlow != nil && x.rest == nil: // another connector's flow cannot go on with this one's stream
 		x.tel.FellBack(codeLabel(last))
 		x.mode = ModeFallback
+		x.tellLast(true)
 		next := x.call
 		next.mode = ModeFallback
 		if next.sender == f.sender {
@@ -228,8 +230,10 @@ func (x *serving) attempt(n int) (*Body, *Error) {
 		if x.failure = e; !x.again && a.out.Retry != "" {
 			x.tel.NotRetried(a.out.Retry, e.failure())
 		}
-		x.why = a.out.Retry
-		a.end(e)
+		x.why, a.again, x.untold = a.out.Retry, x.again, a
+		if a.finish(e); a.out.Final {
+			x.tellLast(true)
+		}
 		x.life.Cancel(errOver) // a hedged attempt had a context of its own within it
 		x.life.Renew()
 		x.heed(e)
@@ -239,6 +243,14 @@ func (x *serving) attempt(n int) (*Body, *Error) {
 		return nil, e
 	}
 	return body, nil
+}
+
+// tellLast tells how the last attempt ended, unless that was told. final says that no other attempt follows.
+func (x *serving) tellLast(final bool) {
+	if a := x.untold; a != nil {
+		x.untold = nil
+		a.tell(final)
+	}
 }
 
 // begin picks engines for an attempt. It is apart from what runs the legs, since a Pick is large, and each stream keeps
@@ -262,6 +274,7 @@ func (x *serving) begin(n int) (*attempt, *Error) {
 	if e != nil {
 		return nil, e
 	}
+	x.tellLast(false)
 	if again {
 		x.tel.Retried(x.why, x.failure.failure())
 	}
@@ -352,6 +365,7 @@ func (x *serving) end(e *Error) {
 		return
 	}
 	x.ended = true
+	x.tellLast(true)
 	x.life.Cancel(errOver)
 	x.giveRetryBack()
 	if e != nil && e.mode == "" {

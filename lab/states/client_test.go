@@ -99,13 +99,6 @@ func (w *world) clientOf(name string) *client {
 
 func (w *world) byID(id string) *client { return w.clientOf(strings.ReplaceAll(id, "-", " ")) }
 
-// between reports whether the request may have ended between two attempts: nothing that an engine did ended it.
-func (c *client) between() bool {
-	return c.end == "gone" || c.code == pdflow.CodeClientGone || c.code == pdflow.CodeDraining ||
-		c.code == pdflow.CodeTimeout && c.left ||
-		c.end == "cut" && c.rescuable() && (c.left || c.w.draining != nil) // while it waited for another pair
-}
-
 // rescuable reports whether another pair may go on with the client's stream.
 func (c *client) rescuable() bool {
 	return c.w.protocol.rescues > 0 && c.stream && c.greedy && c.entrance != bySteps

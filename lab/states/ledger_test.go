@@ -24,7 +24,6 @@ type ledger struct {
 	picks    []*choiceOf
 	spans    spans
 	meter    meter
-	unpicked map[string]int  // picks that found nothing, by request id
 	givers   map[string]*leg // D's legs that made tokens which the client had not, by room
 	measured int             // legs that were begun and described
 	cut      int             // legs that a shutdown has cut
@@ -32,7 +31,7 @@ type ledger struct {
 
 func (b *ledger) init() {
 	b.handoffs, b.seen = map[string]*handoff{}, map[string]int{}
-	b.unpicked, b.givers = map[string]int{}, map[string]*leg{}
+	b.givers = map[string]*leg{}
 	b.sessions, b.requests = map[string]*session{}, map[string][]*session{}
 	b.meter.init()
 }
@@ -139,9 +138,6 @@ func (c *counted) Bind(conn connector.KVConnector, serving connector.Serving) pd
 func (c *counted) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
 	p, err := c.Picker.Pick(ctx, in)
 	if err != nil {
-		c.w.ledger.mu.Lock()
-		c.w.unpicked[in.RequestID]++
-		c.w.ledger.mu.Unlock()
 		return p, err
 	}
 	b := &choiceOf{}
@@ -153,9 +149,7 @@ func (c *counted) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, 
 		c.w.ledger.mu.Lock()
 		b.done++
 		b.session, b.runs = o.Session.ID, o.PrefillRuns
-		if b.declined = c.w.sessions[b.session] == nil; b.declined {
-			c.w.unpicked[in.RequestID]++ // it named the engine at which the last prefill ran out of time
-		}
+		b.declined = c.w.sessions[b.session] == nil // it named the engine at which the last prefill ran out of time
 		c.w.ledger.mu.Unlock()
 		if done != nil {
 			done(o)
@@ -285,14 +279,12 @@ func (b *ledger) check(w *world) {
 	if len(b.picks) != sessions+declined {
 		breach("not every pick became a session")
 	}
-	for id, list := range b.requests {
+	for _, list := range b.requests {
 		hedges += len(list)
 		list = checkHedges(breach, list)
 		hedges -= len(list)
 		for i, s := range list {
-			// A request may end before the attempt that was to follow.
-			between := w.byID(id).between() || b.unpicked[id] > 0
-			if last := i == len(list)-1; s.out.Final && !last || last && !s.out.Final && !between {
+			if last := i == len(list)-1; s.out.Final != last {
 				breach("Final is not told of the last attempt, and of no other")
 			}
 		}
