@@ -23,7 +23,8 @@ func twoGroups() []discovery.Endpoint {
 	for _, group := range []string{"a", "b"} {
 		for i := range 3 {
 			n := strconv.Itoa(i)
-			eps = append(eps, ep("p"+group+n, prefill, "group="+group), ep("d"+group+n, decode, "group="+group, "dpSize=2"))
+			eps = append(eps, ep("p"+group+n, prefill, "group="+group),
+				ep("d"+group+n, decode, "group="+group, "dpSize=2"))
 		}
 	}
 	return eps
@@ -103,7 +104,8 @@ func TestWhyANamedEngineDoesNotServe(t *testing.T) {
 		{pdflow.PickInput{Prefill: "x", Decode: "db0"}, pairOnly, pdflow.CodeNoEndpoint, ""},
 		{pdflow.PickInput{Decode: "da0", Single: true}, pairOnly, pdflow.CodeUnsupported, ""},
 		{pdflow.PickInput{Decode: "da1", Single: true}, pairOnly, pdflow.CodeUnsupported, ""},
-		{pdflow.PickInput{Decode: "x", Single: true}, connector.Serving{PrefillPairOnly: true}, pdflow.CodeUnsupported, ""},
+		{pdflow.PickInput{Decode: "x", Single: true}, connector.Serving{PrefillPairOnly: true},
+			pdflow.CodeUnsupported, ""},
 	} {
 		for _, policy := range []pick.Policy{pick.RoundRobin(), pick.PrefixAffinity()} {
 			p := pick.New(f.Set, policy).Bind(nil, c.serving)

@@ -251,7 +251,7 @@ func (s *state) query(in *pdflow.PickInput, single bool) *query {
 }
 
 func (s *state) release(q *query) {
-	q.in, q.peer, q.memo, q.missing = nil, nil, nil, nil
+	q.in, q.peer, q.best, q.memo, q.missing = nil, nil, best{}, nil, nil
 	s.queries.Put(q)
 }
 

@@ -111,6 +111,7 @@ func eachPolicy(t *testing.T, rule func(t *testing.T, policy pick.Policy)) {
 			rule(t, policy)
 		})
 	}
+	t.Run("score", func(t *testing.T) { rule(t, pick.Score(nil)) })
 }
 
 // inputs differ in what policies look at.

@@ -29,6 +29,7 @@ type query struct {
 	number    uint64  // of the pick, counted by the picker
 	peer      *target // the target chosen for the other leg; nil while the first leg is chosen
 	second    string  // not "": the ID of the engine that the request names for the leg that is chosen second
+	best      best    // of Score: both engines, which it chooses together
 	cost      [2]int64
 
 	prompt prompt
