@@ -139,6 +139,7 @@ func New(c connector.KVConnector, p Picker, opts ...Option) (*Flow, error) {
 	if f.opts.errorHandler != nil {
 		f.handler.onError = f.opts.errorHandler
 	}
+	f.tellOfReady()
 	return f, nil
 }
 

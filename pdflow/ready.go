@@ -17,6 +17,7 @@ import (
 //   - the engines of one request are not there: an *[Error], as a rule [CodeNoEndpoint]. The picker tells it by the
 //     connector's own rules; with an encode stage it needs an encode engine, too. See Ready of [Picker].
 //
+// A picker that cannot tell, as one that is a function, counts as ready whatever engines are there; [New] logs that.
 // What the flow falls back to is not asked. Ready sends nothing to engines. The health check may take
 // Timeouts.HealthCheck.
 func (f *Flow) Ready(ctx context.Context) error {
@@ -39,6 +40,14 @@ func (f *Flow) Ready(ctx context.Context) error {
 		return fmt.Errorf("connector %s: %w", f.name, err)
 	}
 	return nil
+}
+
+// tellOfReady logs that Ready is of no use, for operators whose readiness probe asks it.
+func (f *Flow) tellOfReady() {
+	if f.picker.Changed() == nil {
+		f.opts.telemetry.Logger.Info("the picker does not tell which engines are there: the flow counts as ready without "+
+			"any, and does not wait for them", "connector", f.name)
+	}
 }
 
 func (s *split) Ready(ctx context.Context) error {

@@ -3,9 +3,12 @@
 package pdflow_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -58,6 +61,21 @@ func (staged) Items(*connector.Session) []connector.Item                       {
 func (staged) Encode(*connector.Session, connector.Item, *connector.Leg) error { return nil }
 func (staged) Merge(*connector.Session, []json.RawMessage) error               { return nil }
 func (s staged) Unwrap() connector.KVConnector                                 { return s.KVConnector }
+
+// Whose readiness probe asks such a flow must read somewhere that it always says yes.
+func TestAPickerThatCannotTellWhoIsThereIsLogged(t *testing.T) {
+	function := pick.Func(func(context.Context, *pdflow.PickInput) (pdflow.Pick, error) {
+		return pdflow.Pick{}, pdflow.CodeNoEndpoint
+	})
+	for want, picker := range map[bool]pdflow.Picker{true: function, false: pick.New(setOf(t), pick.Score(nil))} {
+		var log bytes.Buffer
+		flow, err := pdflow.New(newChecked(t), picker, logsTo(slog.New(slog.NewTextHandler(&log, nil))))
+		require.NoError(t, err)
+		assert.Equal(t, want, flow.Ready(t.Context()) == nil)
+		assert.Equal(t, want, strings.Contains(log.String(), "the flow counts as ready"))
+		require.NoError(t, flow.Shutdown(t.Context()))
+	}
+}
 
 func TestReadyFollowsTheConnectorsRules(t *testing.T) {
 	p, d := endpoint(t, "http://p:1", discovery.RolePrefill), endpoint(t, "http://d:1", discovery.RoleDecode)

@@ -51,7 +51,7 @@ func TestEachRetryAndEachThatIsNotMadeHasAReason(t *testing.T) {
 			"p0,p1,d0; timeout", "pd.retries timeout/timeout"},
 		"prefill runs out of time, and no other is there": {serial, "p0 d0", two,
 			map[string]response{"p0": hangs},
-			"p0 timeout; timeout", "pd.retries.skipped timeout/no_pair"},
+			"p0 timeout; no_pair", "pd.retries.skipped timeout/no_pair"},
 		"a prefill's timeout is final by policy": {serial, "p0 p1 d0", config.Retry{MaxAttempts: 2, TimeoutFinal: true},
 			map[string]response{"p0": hangs},
 			"p0 timeout; timeout", "pd.retries.skipped timeout/timeout"},

@@ -51,7 +51,8 @@ func (f *fleet) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, erro
 		return pdflow.Pick{}, f.err
 	}
 	return pdflow.Pick{Prefill: choose(f.prefill, discovery.RolePrefill, in.Prefill),
-		Decode: choose(f.decode, discovery.RoleDecode, in.Decode), Done: func(*pdflow.Outcome) { f.returned.Add(1) }}, nil
+		Decode: choose(f.decode, discovery.RoleDecode, in.Decode),
+		Done:   func(*pdflow.Outcome) { f.returned.Add(1) }}, nil
 }
 
 func onePair() *fleet { return &fleet{prefill: []string{"p"}, decode: []string{"d"}} }

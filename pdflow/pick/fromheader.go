@@ -192,8 +192,7 @@ func (f *fromHeader) chosen(id string) (*discovery.Endpoint, error) {
 	case e.Phase != discovery.PhaseReady:
 		return nil, notNow("the prefill engine that is to serve this request is not ready")
 	case f.pairing.gap(e, &f.decode) != gapNone:
-		return nil, notNow("the prefill engine that is to serve this request cannot exchange KV with the decode engine " +
-			"here")
+		return nil, notNow("the prefill engine that is to serve this request cannot exchange KV with the engine here")
 	default:
 		return e, nil
 	}

@@ -10,8 +10,10 @@ import (
 )
 
 // Func is a function as a picker, for a scheduler that chooses engines by itself. It has no use for the connector's
-// rules: the function must know which engines can form a pair. It does not tell when engines change, so a flow does not
-// wait for them, and it counts as ready. A scheduler that knows more has the methods of [pdflow.Picker] itself.
+// rules: the function must know which engines can form a pair, and obey all that [pdflow.PickInput] says. It does not
+// tell when engines change, so a flow does not wait for them, and counts as ready even if no engine is there. A
+// scheduler that only knows which pair is best has [Score], which leaves all of this to the picker; one that knows more
+// has the methods of [pdflow.Picker] itself.
 type Func func(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error)
 
 // Pick calls the function.

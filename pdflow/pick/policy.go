@@ -17,8 +17,8 @@ type Policy struct {
 	make  func(*options) chooser
 }
 
-// String returns the policy's name as [ParsePolicy] reads it, without a =VALUE. That of [Score], which it cannot read, is
-// score.
+// String returns the policy's name as [ParsePolicy] reads it, without a =VALUE. For [Score], which that cannot read, it
+// returns score.
 func (p Policy) String() string {
 	if p.make == nil {
 		return RoundRobin().name
