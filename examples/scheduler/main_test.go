@@ -57,7 +57,7 @@ func start(t *testing.T, decode enginesim.Config, opts ...pdflow.Option) *world 
 	var err error
 	w.scheduler, err = newScheduler(ctx, w.p[0].URL()+","+w.p[1].URL(), w.d[0].URL()+","+w.d[1].URL(), opts...)
 	require.NoError(t, err)
-	w.hooks = append(w.hooks, func(_ *request, p, d string, o *pdflow.Outcome) {
+	w.hooks = append(w.hooks, func(_ request, p, d string, o *pdflow.Outcome) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		x := seen{p, d, ""}
@@ -66,7 +66,7 @@ func start(t *testing.T, decode enginesim.Config, opts ...pdflow.Option) *world 
 		}
 		w.seen = append(w.seen, x)
 	})
-	server := httptest.NewUnstartedServer(w)
+	server := httptest.NewUnstartedServer(w.flow)
 	server.Config.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
 		_ = c.(*net.TCPConn).SetWriteBuffer(4096) // so that a client that reads nothing is noticed soon
 		return ctx
@@ -100,6 +100,14 @@ func (w *world) busy() int {
 	}
 	return sum
 }
+
+func (w *world) occupy(engine string, tokens int) {
+	w.scheduler.mu.Lock()
+	defer w.scheduler.mu.Unlock()
+	w.load[engine] += tokens
+}
+
+func idOf(e *enginesim.Engine) string { return strings.TrimPrefix(e.URL(), "http://") }
 
 func body(n int, stream bool) string {
 	prompt := strings.Repeat("a cat on a mat that ", 40)
@@ -168,7 +176,8 @@ func TestAClientThatReadsNothingFreesTheEngines(t *testing.T) {
 	defer conn.Close()
 	require.NoError(t, conn.(*net.TCPConn).SetReadBuffer(4096))
 	b := strings.Replace(body(0, true), `"max_tokens":12`, `"max_tokens":20000`, 1)
-	_, err = fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(b), b)
+	_, err = fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"+
+		"Content-Length: %d\r\n\r\n%s", len(b), b)
 	require.NoError(t, err)
 	aborted := func() bool { return w.d[0].Stats().Aborted+w.d[1].Stats().Aborted == 1 }
 	require.Eventually(t, aborted, 20*time.Second, 5*time.Millisecond,
@@ -180,44 +189,35 @@ func TestAClientThatReadsNothingFreesTheEngines(t *testing.T) {
 
 func TestASuccessIsRememberedForTheNextPromptThatBeginsLikeIt(t *testing.T) {
 	w := start(t, enginesim.Config{})
-	first := w.schedule(&request{})[0].Prefill.ID
-	occupy := func(tokens int) {
-		w.scheduler.mu.Lock()
-		defer w.scheduler.mu.Unlock()
-		w.load[first] += tokens
-	}
 	for i := range 8 {
 		if i == 4 {
-			occupy(100_000) // so that the other prompt goes to the other engine once
+			w.occupy(w.hooked()[0].prefill, 100_000) // so that the other prompt goes to the other engine once
 		}
 		status, _, response := post(t, w.url+"/v1/completions", body(i/4, false))
 		require.Equal(t, http.StatusOK, status, response)
 		require.Eventually(t, func() bool { return len(w.hooked()) == i+1 }, 20*time.Second, time.Millisecond)
 		if i == 4 {
-			occupy(-100_000)
+			w.occupy(w.hooked()[0].prefill, -100_000)
 		}
 	}
 	for i, x := range w.hooked() {
-		assert.Equal(t, i < 4, first == x.prefill, "request %d went where its prefix is not", i)
+		assert.Equal(t, i < 4, w.hooked()[0].prefill == x.prefill, "request %d went where its prefix is not", i)
 	}
 }
 
 func TestTheNextPairServesWhatTheFirstCouldNot(t *testing.T) {
 	w := start(t, enginesim.Config{})
-	first := w.schedule(&request{})[0]
-	for i := range w.p {
-		if strings.HasSuffix(w.p[i].URL(), first.Prefill.ID) {
-			require.NoError(t, w.p[i].Close())
-		}
-	}
+	first, other := idOf(w.p[0]), idOf(w.p[1])
+	w.occupy(other, 100_000)
+	require.NoError(t, w.p[0].Close())
 	status, _, response := post(t, w.url+"/v1/completions", body(0, false))
 	require.Equal(t, http.StatusOK, status, response)
 	require.Eventually(t, func() bool { return len(w.hooked()) == 2 }, 20*time.Second, time.Millisecond)
 	got := w.hooked()
-	want := seen{first.Prefill.ID, first.Decode.ID, pdflow.CodePrefillFailed}
-	assert.Equal(t, want, got[0], "post-hooks hear of failures, too")
+	assert.Equal(t, []string{first, other}, []string{got[0].prefill, got[1].prefill})
+	assert.Equal(t, pdflow.CodePrefillFailed, got[0].err, "post-hooks hear of failures, too")
 	assert.Empty(t, got[1].err)
-	assert.NotEqual(t, got[0].prefill, got[1].prefill)
+	w.occupy(other, -100_000)
 	assert.Zero(t, w.busy())
 }
 
@@ -236,11 +236,10 @@ func TestWhatIsRefusedLeavesNoReservation(t *testing.T) {
 func TestWithoutAPairNothingIsServed(t *testing.T) {
 	w := start(t, enginesim.Config{})
 	for _, p := range w.p {
-		w.set.SetHealthy(strings.TrimPrefix(p.URL(), "http://"), false)
+		w.set.SetHealthy(idOf(p), false)
 	}
 	status, h, _ := post(t, w.url+"/v1/completions", body(0, false))
 	assert.Equal(t, http.StatusServiceUnavailable, status)
 	assert.Equal(t, "1", h.Get("Retry-After"))
-	_, err := w.pick(t.Context(), &pdflow.PickInput{})
-	require.ErrorIs(t, err, pdflow.CodeNoEndpoint)
+	require.ErrorIs(t, w.flow.Ready(t.Context()), pdflow.CodeNoEndpoint)
 }

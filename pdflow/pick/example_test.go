@@ -117,6 +117,40 @@ func ExampleByModel() {
 	// Output: p-large d-large
 }
 
+// A host that knows which pair is best says only that. Here the engines that hold a session's KV are best, unless they
+// have failed the request: that is the picker's to see.
+func ExampleScore() {
+	set, stop := running(map[string]discovery.Endpoint{
+		"p-0": {Role: discovery.RolePrefill}, "p-1": {Role: discovery.RolePrefill},
+		"d-0": {Role: discovery.RoleDecode}, "d-1": {Role: discovery.RoleDecode},
+	})
+	defer stop()
+
+	holds := map[string]bool{"p-1": true, "d-0": true}
+	picker := pick.New(set, pick.Score(func(_ *pdflow.PickInput, p, d *discovery.Endpoint) (score float64) {
+		if p != nil && holds[p.ID] { // nil: one engine is to serve alone
+			score += 2
+		}
+		if holds[d.ID] {
+			score++
+		}
+		return score
+	}))
+	for _, in := range []*pdflow.PickInput{{}, {Avoid: []string{"p-1"}}, {Decode: "d-1"}, {Single: true}} {
+		pair, err := picker.Pick(context.Background(), in)
+		if err != nil {
+			panic(err)
+		}
+		fmt.Printf("%q %q\n", pair.Prefill.ID, pair.Decode.ID)
+		pair.Done(&pdflow.Outcome{})
+	}
+	// Output:
+	// "p-1" "d-0"
+	// "p-0" "d-0"
+	// "p-1" "d-1"
+	// "" "d-0"
+}
+
 // A scheduler that chooses the pair by itself is a picker, too.
 func ExampleFunc() {
 	prefill, err := discovery.New("http://10.0.0.1:8000", discovery.RolePrefill)
