@@ -35,7 +35,9 @@ type client struct {
 	name     string // and its prompt
 	entrance string
 	stream   bool
-	greedy   bool // the request's content allows a rescue
+	greedy   bool   // the request's content allows a rescue
+	prefill  string // the ID of the engine that the request names, or ""
+	decode   string
 	late     bool // the gateway takes no new requests any more
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
@@ -64,7 +66,15 @@ type client struct {
 
 // start sends a request. Only a greedy one may be rescued.
 func (w *world) start(entrance string, stream, greedy bool) *client {
-	c := &client{w: w, name: "client " + strconv.Itoa(len(w.clients)), entrance: entrance, stream: stream,
+	return w.startAt(entrance, stream, greedy, "", "")
+}
+
+// startAt sends a request that names one of its engines, which the handler's cannot.
+func (w *world) startAt(entrance string, stream, greedy bool, prefill, decode string) *client {
+	if entrance == byHandler {
+		prefill, decode = "", ""
+	}
+	c := &client{prefill: prefill, decode: decode, w: w, name: "client " + strconv.Itoa(len(w.clients)), entrance: entrance, stream: stream,
 		greedy: greedy, over: make(chan struct{}), stop: make(chan struct{}), done: make(chan struct{})}
 	c.ctx, c.cancel = context.WithCancelCause(context.Background())
 	c.late = w.draining != nil
@@ -179,7 +189,7 @@ func (p *protocol) outlives(l *leg) bool { return p.finishes && l.role == prefil
 func (c *client) do() {
 	defer c.returns()
 	resp, err := c.w.flow.Do(c.ctx, &pdflow.Request{API: connector.APICompletions, Body: []byte(c.request()),
-		RequestID: c.id()})
+		RequestID: c.id(), Prefill: c.prefill, Decode: c.decode})
 	if err != nil {
 		c.failed(err)
 		return
@@ -310,7 +320,7 @@ func (w *committed) WriteHeader(status int) {
 func (c *client) drive() {
 	defer c.returns()
 	s, err := c.w.flow.Begin(c.ctx, &pdflow.Request{API: connector.APICompletions, Body: []byte(c.request()),
-		RequestID: c.id()})
+		RequestID: c.id(), Prefill: c.prefill, Decode: c.decode})
 	if err != nil {
 		c.failed(err)
 		return

@@ -279,13 +279,17 @@ func (b *ledger) check(w *world) {
 	if len(b.picks) != sessions+declined {
 		breach("not every pick became a session")
 	}
-	for _, list := range b.requests {
+	for id, list := range b.requests {
+		c := w.byID(id)
 		hedges += len(list)
 		list = checkHedges(breach, list)
 		hedges -= len(list)
 		for i, s := range list {
 			if last := i == len(list)-1; s.out.Final != last {
 				breach("Final is not told of the last attempt, and of no other")
+			}
+			if x := s.out.Session; c.decode != "" && c.decode != x.Decode.ID || c.prefill != "" && c.prefill != x.Prefill.ID {
+				breach("an attempt left the engine that its request names")
 			}
 		}
 		rescues += b.checkAttempts(breach, w, list)

@@ -148,7 +148,8 @@ func (w *world) step(s step) string {
 		}
 	case begin:
 		if len(w.clients) < mostClients {
-			c := w.start(entrances[s.Which%3], s.Which%2 == 1, s.Which%8 > 1)
+			named := [8][2]string{{"", "d1:1"}, {"p2:1", ""}}[s.Which/8]
+			c := w.startAt(entrances[s.Which%3], s.Which%2 == 1, s.Which%8 > 1, named[0], named[1])
 			return c.name + " asks by " + c.entrance
 		}
 	case fails:
