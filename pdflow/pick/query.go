@@ -198,7 +198,7 @@ func (q *query) scan(l *list) *target {
 // rankApart returns the rank of a target whatever its peers have done: its own, or that of the best of its pairs.
 func (q *query) rankApart(t *target) int {
 	own := q.rankAlone(t)
-	if q.peer != nil || q.single || q.second != "" || own == avoided || len(t.peers.targets) == 0 {
+	if q.peer != nil || q.single || own == avoided || len(t.peers.targets) == 0 {
 		return own
 	}
 	best := never
