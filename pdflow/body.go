@@ -62,6 +62,9 @@ func (a *attempt) reading(b *Body) stream.Config {
 	c := stream.Config{Events: b.sse, Guarded: contract.API(api).Guarded, FailureStop: a.failureStop(),
 		Deciding: a.deciding(),
 		Shared:   a.x.sender.steps != nil, Withheld: a.f.withheld, Owner: (*bodyOwner)(b)}
+	if !a.inBackground() {
+		c.Endings = contract.API(api).Endings
+	}
 	c.Rewrite, c.Mark = a.changes(b.sse, b.status)
 	c.Foreign = a.foreign(&c, b.status)
 	if c.Withheld != nil {
@@ -82,6 +85,15 @@ func (a *attempt) failureStop() string {
 		return stop
 	}
 	return ""
+}
+
+// inBackground reports whether the client may cancel the response by itself, which is no failure then.
+func (a *attempt) inBackground() bool {
+	if a.s.API != connector.APIResponses {
+		return false
+	}
+	value, _ := a.s.Request.Field("background")
+	return string(value) == "true"
 }
 
 // deciding reports whether decode's response decides if a prefill is needed.

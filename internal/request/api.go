@@ -47,6 +47,8 @@ type Info struct {
 	// Guarded is true if the bytes of a response are enough to find its finish reason. In the Responses and Messages
 	// APIs a response repeats JSON made by the client or the model, which may look like a finish reason.
 	Guarded bool
+	// Endings are the names of the events that end a stream of such an API, and say how.
+	Endings []string
 }
 
 var openAIUsage = Usage{
@@ -85,7 +87,8 @@ var apis = [apiCount]Info{
 	},
 	Responses: {
 		Name: "responses", Path: "/v1/responses", Prompt: "input",
-		Limit: "max_output_tokens", Least: 1, Implied: math.MaxInt64,
+		Endings: []string{"response.completed", "response.incomplete", "response.failed"},
+		Limit:   "max_output_tokens", Least: 1, Implied: math.MaxInt64,
 		Members: []Member{
 			{"max_output_tokens", ByLimit, integral(1)}, {"min_tokens", ByLimit, integral(0)},
 			{"top_logprobs", Dropped, logprobCount}, {"stop", ByEnding, falsyTextOrTexts},
@@ -98,7 +101,8 @@ var apis = [apiCount]Info{
 	},
 	Messages: {
 		Name: "messages", Path: "/v1/messages", Prompt: "messages", Usage: anthropicUsage,
-		Limit: "max_tokens", Least: 1, Implied: math.MaxInt64,
+		Endings: []string{"message_delta"},
+		Limit:   "max_tokens", Least: 1, Implied: math.MaxInt64,
 		Members: []Member{
 			{"max_tokens", ByLimit, integral(1)}, {"min_tokens", ByLimit, integral(0)},
 			{"stop_sequences", ByEnding, texts},

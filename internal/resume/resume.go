@@ -290,7 +290,7 @@ func (s *Stream) chunk(data []byte) ([]byte, error) {
 		s.fault = bytes.Clone(data)
 		return nil, ErrGaveUp
 	case s.lost != "" && !s.later: // the client gets what it would get without this package
-	case slices.Contains([]string{"abort", "cache_threshold"}, reason.String()),
+	case verdict.Fails(verdict.FinishReason, reason.String()), reason.String() == "cache_threshold",
 		s.FailureStop != "" && stop == s.FailureStop:
 		return nil, ErrGaveUp
 	}

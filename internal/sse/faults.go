@@ -8,13 +8,15 @@ import (
 )
 
 // Faults passes a stream on, and puts each event that may tell an error through a function: one whose data has the word
-// "error" as a JSON string, and one that is named so. Events are passed on as they come; from the first such event on,
-// near a stream's end, they are put together.
+// "error" as a JSON string, one that is named so, and one that by its name is the stream's ending, unless the function
+// leaves it as it is. Events are passed on as they come; from the first such event on, near a stream's end, they are
+// put together.
 //
 // An event that a read cuts is held back until it is whole, or longer than maxHeld. Of a longer one the rest is passed
 // on unseen unless its beginning has the word.
 type Faults struct {
 	src  io.Reader
+	ends []string // names of events
 	fn   func(event, data []byte) ([]byte, error)
 	mid  bool   // what went by ends within an event
 	line bool   // and with a line
@@ -28,12 +30,16 @@ const (
 	smallRead = 2 * maxHeld // what is held and the next read find room in more
 )
 
-var fault = []byte("error")
+var (
+	fault = []byte("error")
+	named = []byte("event:")
+)
 
-// Watch makes f a reader of the stream src. fn is called with an event that may be an error, and with each that follows
-// it. It returns data itself to leave the event as it is.
-func (f *Faults) Watch(src io.Reader, fn func(event, data []byte) ([]byte, error)) {
-	*f = Faults{src: src, fn: fn}
+// Watch makes f a reader of the stream src. fn is called with an event that may be an error or has one of the names in
+// ends, and with each that follows it. It returns data itself to leave the event as it is. With an error the stream
+// ends, behind the data that fn returns with it.
+func (f *Faults) Watch(src io.Reader, ends []string, fn func(event, data []byte) ([]byte, error)) {
+	*f = Faults{src: src, ends: ends, fn: fn}
 }
 
 // Read implements io.Reader.
@@ -65,6 +71,9 @@ func (f *Faults) read(p []byte) (int, error) {
 		b := p[:len(f.held)+n]
 		f.held = f.held[:0]
 		at := f.find(b)
+		if f.ends != nil {
+			at = f.findEnd(b, at)
+		}
 		if at >= 0 {
 			f.rest = &Rewriter{src: io.MultiReader(bytes.NewReader(bytes.Clone(b[at:])), &ended{f.src, err}),
 				events: true, judge: f.fn}
@@ -103,6 +112,49 @@ func (f *Faults) find(b []byte) int {
 	}
 	return -1
 }
+
+// findEnd returns where in b an event begins that has the name of an ending, unless fn leaves it as it is, or it will
+// be held until it is whole. at is where another event begins that is put through fn, or -1: the first one counts.
+func (f *Faults) findEnd(b []byte, at int) int {
+	for from := 0; ; {
+		j := bytes.Index(b[from:], named)
+		if j < 0 || at >= 0 && from+j >= at {
+			return at
+		}
+		line := from + j
+		from = line + len(named)
+		name := bytes.TrimPrefix(b[from:], space)
+		n := bytes.IndexByte(name, '\n')
+		if n < 0 || line > 0 && b[line-1] != '\n' || !f.isEnd(bytes.TrimSuffix(name[:n], cr)) {
+			continue
+		}
+		start := f.end(b[:line])
+		switch event, _, whole := Next(b[start:]); {
+		case start == 0 && f.mid: // its beginning has been passed on
+		case !whole && len(b)-start > maxHeld:
+			return start
+		case whole:
+			data := Data(event)
+			if changed, err := f.fn(event, data); err != nil || len(changed) == 0 || &changed[0] != &data[0] {
+				return start
+			}
+		}
+	}
+}
+
+func (f *Faults) isEnd(name []byte) bool {
+	for _, end := range f.ends {
+		if string(name) == end {
+			return true
+		}
+	}
+	return false
+}
+
+var (
+	space = []byte(" ")
+	cr    = []byte("\r")
+)
 
 // hold keeps back the last event of b if it is not whole.
 func (f *Faults) hold(b []byte) []byte {

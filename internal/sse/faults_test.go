@@ -53,7 +53,7 @@ func TestFaultsOfAStream(t *testing.T) {
 		}
 		read := func(rule string, src io.Reader, wrap func(io.Reader) io.Reader) {
 			var f sse.Faults
-			f.Watch(src, fn)
+			f.Watch(src, nil, fn)
 			got, err := io.ReadAll(wrap(&f))
 			require.NoError(t, err)
 			assert.Equal(t, c.want, string(got), "%s, %s", name, rule)
@@ -73,7 +73,7 @@ func TestFaultsOfAStream(t *testing.T) {
 func TestFaultsPassABreakOn(t *testing.T) {
 	for _, in := range []string{"data: {}\n\ndata: {\"e", "data: {}\n\ndata: {\"error\":1}\n\n", "data: {\"error\":1"} {
 		var f sse.Faults
-		f.Watch(io.MultiReader(strings.NewReader(in), iotest.ErrReader(io.ErrUnexpectedEOF)),
+		f.Watch(io.MultiReader(strings.NewReader(in), iotest.ErrReader(io.ErrUnexpectedEOF)), nil,
 			func(_, data []byte) ([]byte, error) { return data, nil })
 		got, err := io.ReadAll(&f)
 		require.ErrorIs(t, err, io.ErrUnexpectedEOF)
@@ -85,7 +85,7 @@ func TestFaultsPassABreakOn(t *testing.T) {
 func TestFaultsHoldNoTokenBack(t *testing.T) {
 	var f sse.Faults
 	r, w := io.Pipe()
-	f.Watch(r, func(_, data []byte) ([]byte, error) { return data, nil })
+	f.Watch(r, nil, func(_, data []byte) ([]byte, error) { return data, nil })
 	go func() { _, _ = w.Write([]byte("data: {\"choices\":[]}\n\n")) }()
 	p := make([]byte, 100)
 	n, err := f.Read(p)
@@ -101,7 +101,7 @@ func BenchmarkFaults(b *testing.B) {
 			b.SetBytes(int64(len(c.piece)))
 			p := make([]byte, max(4096, len(c.piece)))
 			var f sse.Faults
-			f.Watch(&endless{[]byte(c.piece), b.N}, nil)
+			f.Watch(&endless{[]byte(c.piece), b.N}, nil, nil)
 			for {
 				if _, err := f.Read(p); err != nil {
 					return

@@ -77,7 +77,7 @@ type Rewriter struct {
 	events bool
 	mark   []byte
 	fn     func(data []byte) ([]byte, error)
-	judge  func(event, data []byte) ([]byte, error) // in place of fn, where not nil
+	judge  func(event, data []byte) ([]byte, error) // in place of fn, where not nil; an error may come with data
 
 	in    []byte // read; what begins at from is not yet an event
 	from  int
@@ -210,7 +210,7 @@ func (r *Rewriter) change(event, whole []byte) error {
 		changed, err = r.fn(data)
 	}
 	switch {
-	case err != nil || changed == nil:
+	case changed == nil || err != nil && r.judge == nil:
 	case r.judge != nil && &changed[0] == &data[0]:
 		r.out = append(r.out, whole...)
 	default:

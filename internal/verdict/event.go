@@ -35,7 +35,7 @@ func IsPreamble(data []byte) bool {
 	s := view(data)
 	switch gjson.Get(s, "type").String() {
 	case "response.created", "response.in_progress", "response.queued", "message_start", "ping", "content_block_start",
-		"response.output_item.added", "response.content_part.added":
+		"content_block_stop", "response.output_item.added", "response.content_part.added":
 		return true
 	}
 	if !bytes.Contains(data, []byte(`"role"`)) {

@@ -41,19 +41,42 @@ func TestTheTable(t *testing.T) {
 		fmt.Fprintf(&rows, "| %s | %s | %s |\n", answer, r.Engine, does[r.Scope])
 		require.NotEmpty(t, does[r.Scope])
 	}
+	inPage(t, page, begin, end, rows.String())
+}
+
+// TestTheTableOfEndings does so with the endings. Those of one member that mean the same share a row where their engines
+// do.
+func TestTheTableOfEndings(t *testing.T) {
+	apis := map[string]string{verdict.FinishReason: "chat, completions, both generate APIs",
+		verdict.StopReason: "messages", verdict.Status: "responses", verdict.IncompleteReason: "responses"}
+	var rows strings.Builder
+	for i, e := range verdict.Endings {
+		require.NotEmpty(t, apis[e.Member])
+		assert.NotContains(t, verdict.Endings[:i], e, "twice")
+		means := string(e.Means)
+		if e.Means == verdict.Failure {
+			means = "**" + means + "**"
+		}
+		fmt.Fprintf(&rows, "| %s | `%s: %s` | %s | %s |\n", apis[e.Member], e.Member, e.Value, means, e.Engine)
+	}
+	inPage(t, "../../docs/retries.md", "|---|---|---|---|\n", "<!-- /endings -->", rows.String())
+}
+
+// inPage holds the rows between begin and end on a page, behind the mark that a test writes them.
+func inPage(t *testing.T, page, begin, end, rows string) {
+	t.Helper()
 	text, err := os.ReadFile(page)
 	require.NoError(t, err)
-	_, rest, found := strings.Cut(string(text), "<!-- Written by: PDKIT_UPDATE=1 go test -run TheTable ")
+	before, _, found := strings.Cut(string(text), end)
 	require.True(t, found)
-	at := strings.Index(rest, begin) + len(begin)
-	is, _, found := strings.Cut(rest[at:], end)
+	_, rest, found := strings.Cut(before[strings.LastIndex(before, "<!-- Written by: PDKIT_UPDATE=1"):], begin)
 	require.True(t, found)
 	if os.Getenv("PDKIT_UPDATE") == "1" {
-		now := strings.Replace(string(text), begin+is+end, begin+rows.String()+end, 1)
+		now := strings.Replace(string(text), begin+rest+end, begin+rows+end, 1)
 		require.NoError(t, os.WriteFile(page, []byte(now), 0o600))
 		return
 	}
-	assert.Equal(t, rows.String(), is, "PDKIT_UPDATE=1 writes it")
+	assert.Equal(t, rows, rest, "PDKIT_UPDATE=1 writes it")
 }
 
 func TestARefusalSpeaksOfTheRequestUnlessItIsKnown(t *testing.T) {

@@ -2,16 +2,12 @@
 
 package verdict
 
-import (
-	"bytes"
-	"strings"
-)
+import "bytes"
 
 // Tail keeps the end of a response that goes by, and finds in it that the engine gave up although the response looks
-// whole: vLLM's finish_reason "abort" when it is terminated (docs/protocols/nixl.md, recording 55b), SGLang's
-// {"type":"abort"}, the stop_reason that a connector declares (connector.Ending.FailureStop), and an error event after
-// the first token. A client's text cannot fake one, since quotes inside JSON strings are escaped. APIs whose responses
-// repeat a client's JSON are not searched: see connector.API.Guarded.
+// whole: a finish reason of Endings that is a failure (docs/protocols/nixl.md, recording 55b), and the stop_reason that
+// a connector declares (connector.Ending.FailureStop). A client's text cannot fake one, since quotes inside JSON
+// strings are escaped. Responses that repeat a client's JSON are not searched, but read: see Outer and EndsFailed.
 //
 // Such a mark stands in one of the last events. So not each piece of a stream is searched on its way: its end is kept,
 // and searched when [DONE] or the end comes. Then [DONE] is held back and the connection cut, and the client sees a
@@ -51,10 +47,7 @@ const (
 
 var (
 	doneLine = []byte("data: [DONE]")
-	null     = []byte("null")
 	nextDone = []byte("\ndata: [DONE]")
-	finish   = [][]byte{[]byte(`"finish_reason":`), []byte(`"finish_reason":{"type":`)}
-	stopped  = [][]byte{[]byte(`"stop_reason":`)}
 )
 
 // Stream looks at a stream's next piece; end says that it is the last. It returns the offset up to which the piece may
@@ -103,32 +96,6 @@ func (t *Tail) doneAt(piece []byte) (at int, ok bool) {
 	}
 	ok = bytes.HasPrefix(last[at:], doneLine) || bytes.HasPrefix(doneLine, last[at:])
 	return max(0, len(piece)-(len(last)-at)), ok
-}
-
-// errorMark begins an event that is an error. No text of a response looks like it, since line ends are escaped within
-// JSON.
-var errorMark = []byte("\ndata: {\"error\":")
-
-// ErrorAt returns where the first error event begins, or -1. One whose error is null is none.
-func ErrorAt(b []byte) int {
-	if startsWithError(b) {
-		return 0
-	}
-	for at := 0; ; at++ {
-		j := bytes.Index(b[at:], errorMark)
-		if j < 0 {
-			return -1
-		}
-		if at += j; startsWithError(b[at+1:]) {
-			return at + 1
-		}
-	}
-}
-
-func startsWithError(b []byte) bool {
-	value, ok := bytes.CutPrefix(b, errorMark[1:])
-	value = bytes.TrimLeft(value, " \t")
-	return ok && !bytes.HasPrefix(null, value[:min(len(value), len(null))]) // b may end within it
 }
 
 // Done reports whether the response's end, of which piece is the last, holds [DONE].
@@ -205,7 +172,7 @@ func (t *Tail) makeRoom(n int) {
 	}
 }
 
-func (t *Tail) search(b []byte) { t.failed = t.failed || t.GaveUp(b) >= 0 || ErrorAt(b) >= 0 }
+func (t *Tail) search(b []byte) { t.failed = t.failed || t.GaveUp(b) >= 0 }
 
 // forget drops the first n bytes.
 func (t *Tail) forget(n int) {
@@ -219,48 +186,7 @@ func (t *Tail) forget(n int) {
 }
 
 // GaveUp returns the offset of the first mark, or -1.
-func (t *Tail) GaveUp(b []byte) int {
-	at := value(b, "abort", 1, finish) // b is rare in text
-	if at < 0 && t.stop != "" {
-		at = value(b, t.stop, 0, stopped)
-	}
-	return at
-}
-
-// value returns the offset of the first string word that follows one of the texts in before, or -1. It searches for the
-// word without its quotes, since quotes are everywhere, and without its first skip bytes.
-func value(b []byte, word string, skip int, before [][]byte) int {
-	for from := 0; ; from++ {
-		j := strings.Index(view(b[from:]), word[skip:])
-		if j < 0 {
-			return -1
-		}
-		from += j
-		at, end := from-skip, from+len(word)-skip
-		if at > 0 && b[at-1] == '"' && string(b[at:from]) == word[:skip] && end < len(b) && b[end] == '"' &&
-			follows(b[:at-1], before) {
-			return at - 1
-		}
-	}
-}
-
-// follows reports whether b, white space left out, ends with one of the suffixes.
-func follows(b []byte, suffixes [][]byte) bool {
-	var packed [48]byte
-	n := len(packed)
-	for i := len(b) - 1; i >= 0 && n > 0; i-- {
-		if c := b[i]; c != ' ' && c != '\t' {
-			n--
-			packed[n] = c
-		}
-	}
-	for _, s := range suffixes {
-		if bytes.HasSuffix(packed[n:], s) {
-			return true
-		}
-	}
-	return false
-}
+func (t *Tail) GaveUp(b []byte) int { return failedReason(b, t.stop) }
 
 func eventStart(b []byte, at int) int {
 	if i := bytes.LastIndex(b[:at], []byte("\n\n")); i >= 0 {

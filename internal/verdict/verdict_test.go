@@ -16,7 +16,6 @@ import (
 const (
 	tokens = `data: {"choices":[{"text":"a"}]}` + "\n\n"
 	abort  = `data: {"choices":[{"text":"","finish_reason": "abort"}]}` + "\n\n"
-	fault  = `data: {"error":{"message":"load failed"}}` + "\n\n"
 	done   = "data: [DONE]\n\n"
 )
 
@@ -42,9 +41,8 @@ func TestAStreamThatGaveUpIsNotDone(t *testing.T) {
 		stream string
 		whole  bool
 	}{
-		"whole":                  {tokens + done, true},
-		"aborted":                {tokens + abort + done, false},
-		"failed after the first": {tokens + fault + done, false},
+		"whole":   {tokens + done, true},
+		"aborted": {tokens + abort + done, false},
 		"recomputed": {tokens + `data: {"choices":[{"stop_reason":"recomputed"}]}` + "\n\n" + done,
 			false},
 		"the client's own words": {`data: {"choices":[{"text":"\"finish_reason\":\"abort\""}]}` + "\n\n" + done,
@@ -71,15 +69,13 @@ func TestTheEndOfALongStreamIsKept(t *testing.T) {
 		for _, n := range []int{1, 7, 100, 300, 999, 1024, 2047, 2500, 3071, 3072, 3073, 4095, 4096, 6000} {
 			assert.NotContains(t, pass(stream, n), "[DONE]\n", "in pieces of %d after %d events", n, before)
 		}
-		for _, mark := range []string{abort, fault} {
-			tail, cut := verdict.NewTail(true, ""), -1
-			for _, piece := range slices.Concat(slices.Repeat([]string{event}, before), []string{mark},
-				slices.Repeat([]string{event}, 40), []string{done}) {
-				assert.Equal(t, -1, cut)
-				cut = tail.Stream([]byte(piece), piece == done)
-			}
-			assert.Equal(t, 0, cut, "after %d events: %s", before, mark)
+		tail, cut := verdict.NewTail(true, ""), -1
+		for _, piece := range slices.Concat(slices.Repeat([]string{event}, before), []string{abort},
+			slices.Repeat([]string{event}, 40), []string{done}) {
+			assert.Equal(t, -1, cut)
+			cut = tail.Stream([]byte(piece), piece == done)
 		}
+		assert.Equal(t, 0, cut, "after %d events", before)
 	}
 }
 
@@ -141,27 +137,15 @@ func TestMarksOutsideOfTheLastBytes(t *testing.T) {
 		pieces []string
 		whole  bool
 	}{
-		"more than 3 KB after the mark":  {[]string{abort, event(1400), event(1400), event(1400), done}, false},
-		"more than 3 KB after the error": {[]string{fault, event(1400), event(1400), event(1400), done}, false},
-		"an error of more than 3 KB": {[]string{event(100),
-			`data: {"error":{"message":"` + strings.Repeat("x", 3100) + `"}}` + "\n\n", done}, false},
+		"more than 3 KB after the mark": {[]string{abort, event(1400), event(1400), event(1400), done}, false},
 		"a large piece after the mark":  {[]string{event(100), abort, event(3900), event(3900), done}, false},
-		"a large piece after the error": {[]string{event(100), fault, event(3900), event(3900), done}, false},
 		"within a large piece": {[]string{event(100), event(3900) + abort + event(3900), event(3900), done},
 			false},
 		"early in the last piece": {[]string{event(100), abort + event(3900) + done}, false},
 		"cut, before a large piece": {[]string{event(100), abort[:len(abort)-9], abort[len(abort)-9:] + event(3900),
 			event(3900), done}, false},
-		"an error that is cut, before a large piece": {[]string{event(100), fault[:9], fault[9:] + event(3900),
-			event(3900), done}, false},
 		"cut, before a piece of as much as is kept": {[]string{event(3000) + abort[:len(abort)-9],
 			abort[len(abort)-9:] + event(3072-9), event(3000), event(3000), done}, false},
-		"an error that is cut, before such a piece": {[]string{event(3000) + fault[:9],
-			fault[9:] + event(3072-len(fault)+9), event(3000), event(3000), done}, false},
-		"no error, cut by what is searched": {[]string{event(100), event(256-15) + `data: {"error":null,"choices":[]}` +
-			"\n\n" + event(3900), done}, true},
-		"no error": {slices.Concat([]string{`data: {"error": null,"choices":[{"text":"a"}]}` + "\n\n"},
-			slices.Repeat([]string{event(300)}, 20), []string{done}), true},
 		"the end of one piece is not the end of another": {[]string{event(3000), event(60), event(60), event(60),
 			`data: {"choices":[{"text":"hi","finish_reason":`,
 			`null}]}` + "\n\n" + event(1000) + `data: {"choices":[{"text":` + last, event(100), done}, true},
@@ -178,15 +162,13 @@ func TestMarksOutsideOfTheLastBytes(t *testing.T) {
 // Clients stop reading at [DONE]: it is held back also where more follows it in the same read.
 func TestBytesBehindTheEndDoNotHideIt(t *testing.T) {
 	for _, more := range []string{done, ": a comment that is longer than the end\n\n", strings.Repeat("x", 5000)} {
-		for _, mark := range []string{abort, fault} {
-			tail := verdict.NewTail(true, "")
-			assert.Equal(t, -1, tail.Stream([]byte(tokens+mark), false))
-			assert.Zero(t, tail.Stream([]byte(done+more), false), "%q %.50q", mark, more)
-			tail = verdict.NewTail(true, "")
-			assert.Equal(t, -1, tail.Stream([]byte(mark), false))
-			assert.Equal(t, len(tokens), tail.Stream([]byte(tokens+done+more), false), "%q %.50q", mark, more)
-		}
 		tail := verdict.NewTail(true, "")
+		assert.Equal(t, -1, tail.Stream([]byte(tokens+abort), false))
+		assert.Zero(t, tail.Stream([]byte(done+more), false), "%.50q", more)
+		tail = verdict.NewTail(true, "")
+		assert.Equal(t, -1, tail.Stream([]byte(abort), false))
+		assert.Equal(t, len(tokens), tail.Stream([]byte(tokens+done+more), false), "%.50q", more)
+		tail = verdict.NewTail(true, "")
 		assert.Equal(t, -1, tail.Stream([]byte(tokens+done+more), true))
 	}
 }

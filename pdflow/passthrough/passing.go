@@ -223,7 +223,7 @@ func (x *passing) relay(resp *http.Response) *pdflow.Error {
 	rc := http.NewResponseController(x.w)
 	if isStream(resp.Header) {
 		faults := new(sse.Faults)
-		faults.Watch(from, x.clean)
+		faults.Watch(from, nil, x.clean)
 		from = faults
 	}
 	buf := make([]byte, 32<<10)

@@ -22,12 +22,16 @@ const maxHead = 64 << 10
 // Config says how a response is read.
 type Config struct {
 	Events      bool   // a stream of server-sent events
-	Guarded     bool   // the engine's signs of failure are looked for: see connector.API.Guarded
+	Guarded     bool   // the response's bytes are enough to find its finish reason: see connector.API.Guarded
 	FailureStop string // the stop_reason with which the engine gives up, "" for none
 	Deciding    bool   // the response decides whether a prefill is needed: the head is all of it, up to 64 KB
 	Shared      bool   // the reader may keep pieces for longer than until its next call
 	Length      int64  // of the response in bytes as the client is told it, -1 if it is not
 	Depth       int    // of Withheld in an event, in objects around it
+
+	// Endings are the names of the events that end a stream that is not Guarded. Without them nothing says how a
+	// response ends that is not Guarded.
+	Endings []string
 
 	Rewrite  func(data []byte) ([]byte, error) // the change of each event, or of a whole response; nil: none
 	Mark     []byte                            // what each event has that Rewrite changes; nil: it may change all
@@ -73,7 +77,8 @@ type Stream struct {
 	withheld sse.Withheld
 	faults   sse.Faults
 	tail     verdict.Tail
-	waits    waiter // resp, if it can wait without a buffer; nil where src, but for faults, may hold parts
+	outer    verdict.Outer // of a whole response that is not Guarded
+	waits    waiter        // resp, if it can wait without a buffer; nil where src, but for faults, may hold parts
 
 	n          int    // bytes of the head in the buffer
 	judged     int    // how much of the head has been looked at
@@ -108,7 +113,7 @@ func (s *Stream) chain() {
 		s.src = s.rewriter
 	}
 	if s.Events {
-		s.faults.Watch(s.src, s.fault)
+		s.faults.Watch(s.src, s.Endings, s.fault)
 		s.src = &s.faults
 	}
 	if s.Withheld != nil {
@@ -121,12 +126,16 @@ func (s *Stream) chain() {
 	}
 }
 
-// fault makes an error within a stream what it would be without one.
+// fault makes an error within a stream what it would be without one, and ends the stream behind it. An ending that is a
+// failure ends it, too, and is not passed on.
 func (s *Stream) fault(event, data []byte) ([]byte, error) {
-	if !verdict.IsError(data) && !sse.Named(event, "error") {
-		return data, nil
+	switch {
+	case verdict.IsError(data) || sse.Named(event, "error"):
+		return s.Owner.Fault(data), failure(aborted)
+	case s.Endings != nil && verdict.EndsFailed(data):
+		return nil, failure(aborted)
 	}
-	return s.Owner.Fault(data), nil
+	return data, nil
 }
 
 // Of is a response that is there already.
@@ -184,6 +193,10 @@ func (s *Stream) judge() *Failure {
 		return failure(aborted)
 	}
 	if !s.Events {
+		if s.Endings != nil && s.outer.GaveUp(head[s.judged:]) >= 0 {
+			return failure(aborted)
+		}
+		s.judged = s.n
 		return nil
 	}
 	for !s.known {
@@ -288,6 +301,9 @@ func (s *Stream) gaveUp(piece []byte, end bool) int {
 	case !s.Guarded:
 		if !end {
 			s.tail.Keep(piece)
+		}
+		if !s.Events && s.Endings != nil {
+			return s.outer.GaveUp(piece)
 		}
 		return -1
 	case s.Events:
