@@ -3,6 +3,7 @@
 package enginesim
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
@@ -61,6 +62,10 @@ const (
 	// FaultSurplus serves the request and sends one response more on its connection, 200 with Body, Delay after its
 	// own.
 	FaultSurplus = FaultKind(server.EffectSurplus)
+	// FaultEnding ends the response, whole or streamed, after AfterChunks tokens of each choice, or with its last one,
+	// with an ending by which the request's API says that the engine gave up: Ending. The status is 200, the response is
+	// well-formed, and a prefill leg has no handoff.
+	FaultEnding = FaultKind(server.EffectEnding)
 )
 
 // String returns the kind's name without Fault, as in ResetStream.
@@ -69,7 +74,8 @@ func (k FaultKind) String() string {
 		FaultStall: "Stall", FaultStallStream: "StallStream", FaultGarbage: "Garbage", FaultRedirect: "Redirect",
 		FaultOversize: "Oversize", FaultDelay: "Delay", FaultMutateHandoff: "MutateHandoff",
 		FaultLoadFailure: "LoadFailure", FaultKill: "Kill", FaultTerminate: "Terminate", FaultDeath: "Death",
-		FaultRefuse: "Refuse", FaultCorruptKV: "CorruptKV", FaultSurplus: "Surplus"}[k]
+		FaultRefuse: "Refuse", FaultCorruptKV: "CorruptKV", FaultSurplus: "Surplus",
+		FaultEnding: "Ending"}[k]
 	if !ok {
 		return fmt.Sprintf("FaultKind(%d)", int(k))
 	}
@@ -106,7 +112,13 @@ type Fault struct {
 	Size        int
 	Location    string
 	Mutate      func(handoff map[string]any)
+	// Ending is a finish_reason, by default "abort". In the Messages API it is a stop_reason, by default "null", which
+	// stands for null; in the Responses API a status, by default "cancelled". SGLang's Messages API has "end_turn" for
+	// each.
+	Ending string
 }
+
+var endings = map[string]string{"/v1/messages": "null", "/v1/responses": "cancelled"}
 
 type faultBook struct {
 	mu      sync.Mutex
@@ -153,6 +165,7 @@ func (b *faultBook) strike(path string, body []byte) *server.Effect {
 		return &server.Effect{
 			Kind: server.EffectKind(f.Kind), Status: f.Status, Header: f.Header, Body: f.Body, Size: f.Size,
 			AfterChunks: f.AfterChunks, Delay: f.Delay, Location: f.Location, Mutate: f.Mutate,
+			Ending: cmp.Or(f.Ending, endings[path], "abort"),
 		}
 	}
 	return nil

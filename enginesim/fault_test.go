@@ -354,3 +354,39 @@ func TestEachKindOfFaultHasAName(t *testing.T) {
 	assert.Equal(t, "ResetStream", enginesim.FaultResetStream.String())
 	assert.Equal(t, "FaultKind(99)", enginesim.FaultKind(99).String())
 }
+
+// TestAnEndingThatIsAFailure ends a response so in each API, whole and streamed, at each place.
+func TestAnEndingThatIsAFailure(t *testing.T) {
+	for path, says := range map[string][2]string{ // by default, and named
+		"/v1/completions":        {`"finish_reason":"abort"`, `"finish_reason":"error"`},
+		"/v1/chat/completions":   {`"finish_reason":"abort"`, `"finish_reason":"error"`},
+		"/inference/v1/generate": {`"finish_reason":"abort"`, `"finish_reason":"error"`},
+		"/v1/messages":           {`"stop_reason":null`, `"stop_reason":"error"`},
+		"/v1/responses":          {`"status":"cancelled"`, `"status":"error"`},
+	} {
+		s := simtest.New(t)
+		for _, stream := range []bool{true, false} {
+			for _, after := range []int{0, 3, 24, 100} {
+				for i, ending := range []string{"", "error"} {
+					s.O.Inject(enginesim.Fault{Kind: enginesim.FaultEnding, AfterChunks: after, Ending: ending})
+					body := simtest.Request(path, "x", 24)
+					if stream {
+						body = simtest.Streamed(body)
+					}
+					a := s.Post(t.Context(), s.O, path, body)
+					require.NoError(t, a.Err)
+					assert.Equal(t, 200, a.Status)
+					switch {
+					case path == "/v1/messages" && !stream && ending == "": // as vLLM leaves it out
+						assert.NotContains(t, a.Body, "stop_reason")
+					default:
+						assert.Contains(t, a.Body, says[i], "%s after %d", path, after)
+					}
+				}
+			}
+		}
+	}
+	s := simtest.New(t)
+	s.P.Inject(enginesim.Fault{Kind: enginesim.FaultEnding, Leg: enginesim.LegPrefill})
+	assert.Empty(t, s.Prefill(simtest.Completion("x")), "there is no handoff")
+}

@@ -90,8 +90,11 @@ func (f *messagesFormat) Whole(outs []*core.Outcome) any {
 	if d.tools == nil {
 		content = append(content, python.Object{"type", "text", "text", o.Text})
 	}
-	b := f.body(content, "stop_reason", f.reason(o.Reason), "usage", f.used(o))
-	if o.Params != nil {
+	b := f.body(content)
+	if reason := f.reason(o.Reason); reason != nil {
+		b = append(b, "stop_reason", reason)
+	}
+	if b = append(b, "usage", f.used(o)); o.Params != nil {
 		b = append(b, "kv_transfer_params", o.Params)
 	}
 	return b
@@ -101,10 +104,16 @@ func toolUse(id, name string, input json.RawMessage) python.Object {
 	return python.Object{"type", "tool_use", "id", id, "name", name, "input", input}
 }
 
-func (f *messagesFormat) reason(reason string) string {
+// reason is the stop_reason. vLLM has null for an abort, and no member in a whole response; SGLang has end_turn.
+func (f *messagesFormat) reason(reason string) any {
 	reason = f.call.demand.reason(reason)
-	if r, ok := messagesReasons[reason]; ok {
+	switch r, ok := messagesReasons[reason]; {
+	case ok:
 		return r
+	case f.undone:
+		return "end_turn"
+	case reason == "abort", reason == "null":
+		return nil
 	}
 	return reason
 }
@@ -151,7 +160,7 @@ func (f *messagesFormat) callStep(s core.Step) {
 func (f *messagesFormat) end(outs []*core.Outcome) {
 	o, sse := outs[0], f.call.sse
 	sse.typed("content_block_stop", map[string]any{"index": f.within.at})
-	sse.typed("message_delta", map[string]any{"delta": map[string]string{"stop_reason": f.reason(o.Reason)},
+	sse.typed("message_delta", map[string]any{"delta": map[string]any{"stop_reason": f.reason(o.Reason)},
 		"usage": f.used(o)})
 	sse.typed("message_stop", map[string]any{})
 	if !f.undone {

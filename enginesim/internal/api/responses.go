@@ -96,8 +96,12 @@ func (f *responsesFormat) body(status string, output []any, o *core.Outcome) pyt
 	var incomplete, usage, params any
 	if o != nil {
 		usage, params = f.usage(o), o.Params
-		if o.Reason != core.ReasonStop {
+		switch o.Reason {
+		case core.ReasonStop, "abort": // vLLM calls an abort complete, but for gpt-oss
+		case core.ReasonLength:
 			status, incomplete = "incomplete", map[string]string{"reason": "max_output_tokens"}
+		default:
+			status = o.Reason
 		}
 	}
 	tools, choice := q.Tools, any("auto")
@@ -154,8 +158,15 @@ func (f *responsesFormat) Whole(outs []*core.Outcome) any {
 	if d.tools == nil {
 		output = append(output, f.itemOf(o.Text))
 	}
-	return f.body("completed", output, o)
+	b := f.body("completed", output, o)
+	if o.Reason == failed { // as SGLang writes it
+		b = append(b, "error", python.Object{"code", "server_error", "message", "Generation aborted"})
+	}
+	return b
 }
+
+// failed is a status, and a part of an event's name.
+const failed = "failed"
 
 // send writes one typed event with its number.
 func (f *responsesFormat) send(kind string, fields map[string]any) {
@@ -229,5 +240,9 @@ func (f *responsesFormat) end(outs []*core.Outcome) {
 		f.send("response.content_part.done", f.at(map[string]any{"part": f.part(f.text)}))
 		f.send("response.output_item.done", map[string]any{"output_index": 0, "item": f.itemOf(f.text)})
 	}
-	f.send("response.completed", map[string]any{"response": f.Whole(outs)})
+	kind := "response.completed"
+	if outs[0].Reason == failed {
+		kind = "response." + failed
+	}
+	f.send(kind, map[string]any{"response": f.Whole(outs)})
 }

@@ -141,7 +141,7 @@ func (f *sglangFormat) response(before python.Object, i int, text string, tokens
 	case core.ReasonLength:
 		finish = map[string]any{"type": "length", "length": len(tokens)}
 	default:
-		finish = map[string]any{"type": "abort", "message": "Abort in waiting queue",
+		finish = map[string]any{"type": reason, "message": "Abort in waiting queue",
 			"status_code": http.StatusInternalServerError}
 	}
 	meta := python.Object{"id", g.Name, "finish_reason", finish, "prompt_tokens", len(g.Prompt)}

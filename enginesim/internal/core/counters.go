@@ -147,7 +147,7 @@ func (c *Counters) ended(r *running, reason string) {
 	case reasonAbort:
 		c.successAbort++
 		c.Aborted++
-	case reasonError:
+	default:
 		c.Errors++
 	}
 	c.histograms.Observe("request_prompt_tokens", float64(s.Prompt))

@@ -39,6 +39,8 @@ type Generation struct {
 	Local      bool // compute the prompt here, whatever Params say: prompt logprobs are asked for
 	Mutate     func(map[string]any)
 	FailLoad   bool
+	Ending     string // the response ends so after EndAfter tokens, or at its end if that comes before
+	EndAfter   int
 	Corrupt    bool // flip a bit of the KV that is handed off, or that comes from another engine
 	// Guide, if it is not nil, gives the token in place of the one that the model would make, and TokenEOS at the end.
 	Guide func(free int32) int32
@@ -288,6 +290,10 @@ func (r *running) decode(ctx context.Context) error {
 		if !c.Gate.Pass() {
 			return ErrKilled
 		}
+		if g.Ending != "" && len(r.out.Tokens) == g.EndAfter {
+			r.out.Reason = g.Ending
+			return r.send(Step{Reason: g.Ending})
+		}
 		token := c.model.next(s.digest, g.Variant)
 		if g.Guide != nil {
 			token = g.Guide(token)
@@ -305,6 +311,9 @@ func (r *running) decode(ctx context.Context) error {
 		c.Stats.Add(&c.Stats.GenerationTokens, 1)
 		st := Step{Token: token, HasOne: true}
 		st.Text, st.Reason, st.Stop = text.take(token, len(r.out.Tokens))
+		if st.Reason != "" && g.Ending != "" {
+			st.Reason, st.Stop = g.Ending, nil
+		}
 		if err := r.send(st); err != nil {
 			return err
 		}

@@ -39,6 +39,7 @@ const (
 	EffectRefuse
 	EffectCorruptKV
 	EffectSurplus
+	EffectEnding
 )
 
 // Effect is a scripted fault that strikes a request.
@@ -51,6 +52,7 @@ type Effect struct {
 	Delay       time.Duration
 	Size        int
 	Location    string
+	Ending      string
 	Mutate      func(handoff map[string]any)
 }
 
@@ -62,6 +64,9 @@ func arm(c *api.Call, f *Effect) {
 	for _, g := range c.Gens {
 		g.FailLoad = f.Kind == EffectLoadFailure
 		g.Corrupt = f.Kind == EffectCorruptKV
+		if f.Kind == EffectEnding {
+			g.Ending, g.EndAfter = f.Ending, f.AfterChunks
+		}
 		if f.Kind == EffectMutateHandoff {
 			g.Mutate = f.Mutate
 		}
