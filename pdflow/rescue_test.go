@@ -123,7 +123,7 @@ func TestARescuedStreamIsByteForByteTheUndisturbedOne(t *testing.T) {
 		require.Equal(t, sameOf(want.body), sameOf(undisturbed.body), "%s: rescue changes what nobody disturbs", c.name)
 		for k := 1; k < strings.Count(want.body, "\n\n"); k++ { // the last is [DONE]
 			for _, kind := range []enginesim.FaultKind{enginesim.FaultResetStream, enginesim.FaultKill,
-				enginesim.FaultTerminate, enginesim.FaultDeath} {
+				enginesim.FaultTerminate, enginesim.FaultDeath, enginesim.FaultEnding} {
 				got := x.struck(c, kind, k)
 				require.NoError(t, got.err, "%s, fault %d after event %d", c.name, kind, k)
 				require.Equal(t, sameOf(want.body), sameOf(got.body), "%s, fault %d after event %d", c.name, kind, k)

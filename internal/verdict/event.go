@@ -29,13 +29,15 @@ func IsError(data []byte) bool {
 	return e.Exists() && e.Type != gjson.Null
 }
 
-// IsPreamble knows the events that engines send before they have a token: chat's chunk with nothing but a role, and the
-// opening events of the Responses and Messages APIs. A failed load shows only after them.
+// IsPreamble knows the events that engines send before they have a token: chat's chunk with nothing but a role, and those
+// of the Responses and Messages APIs that open a response or its parts, or close parts that got no token. A failed load
+// shows only after them.
 func IsPreamble(data []byte) bool {
 	s := view(data)
 	switch gjson.Get(s, "type").String() {
 	case "response.created", "response.in_progress", "response.queued", "message_start", "ping", "content_block_start",
-		"content_block_stop", "response.output_item.added", "response.content_part.added":
+		"content_block_stop", "response.output_item.added", "response.content_part.added", "response.output_text.done",
+		"response.content_part.done", "response.output_item.done":
 		return true
 	}
 	if !bytes.Contains(data, []byte(`"role"`)) {
