@@ -133,9 +133,12 @@ func (b *Body) readHead(ctx context.Context) *Error {
 
 // erroneous is an error event, as it would be without a stream.
 func (b *Body) erroneous(data []byte) *Error {
-	e := b.failed(CodeDecodeFailed, "the decode engine reported an error instead of a response")
-	e.Status = 500
-	e.engine = &engineError{status: 500, said: verdict.FaultOf(data, b.a.private())}
+	o := b.a.out.Decode
+	o.Status = verdict.StatusOf(data)
+	e := b.a.refused(&o, nil, data)
+	if e.Code == CodeDecodeFailed {
+		e.Message = "the decode engine reported an error instead of a response"
+	}
 	return e
 }
 

@@ -209,6 +209,47 @@ func TestARequestThatAllGiveUpIsAnError(t *testing.T) {
 	assert.Equal(t, "decode_failed", code)
 }
 
+// In a stream that has not begun, an error has the status that it has without one: a client's mistake is the client's to
+// see, and no fault of the engine.
+func TestAnErrorInAStreamHasTheStatusThatItHasWithoutOne(t *testing.T) {
+	for _, c := range []struct {
+		path, body, event string
+		status            int
+		code              pdflow.Code
+	}{
+		{"/v1/completions", completion("a", `"stream":true`),
+			chunk(`{"error":{"message":"too long","type":"BadRequestError","code":400}}`) + chunk("[DONE]"),
+			400, pdflow.CodeDecodeRejected},
+		{"/v1/completions", completion("a", `"stream":true`),
+			chunk(`{"error":{"message":"queue is full","type":"SERVICE_UNAVAILABLE","code":503}}`), 503, pdflow.CodeDecodeFailed},
+		{"/v1/completions", completion("a", `"stream":true`), chunk(`{"error":{"message":"x","code":"400"}}`),
+			500, pdflow.CodeDecodeFailed},
+		{"/v1/messages", `{"max_tokens":9,"stream":true,"messages":[{"role":"user","content":"a"}]}`,
+			typed("error", `{"type":"error","error":{"type":"invalid_request_error","message":"too long"}}`),
+			400, pdflow.CodeDecodeRejected},
+		{"/generate", `{"text":"a","stream":true}`,
+			chunk(`{"text":"","meta_info":{"finish_reason":{"type":"abort","message":"too \"long\"","status_code":400}}}`) +
+				chunk("[DONE]"), 400, pdflow.CodeDecodeRejected},
+		{"/generate", `{"text":"a","stream":true}`,
+			chunk(`{"text":"","meta_info":{"finish_reason":{"type":"abort","message":"no memory","status_code":500}}}`),
+			500, pdflow.CodeDecodeFailed},
+		{"/generate", `{"text":"a","stream":true}`,
+			chunk(`{"text":"","meta_info":{"finish_reason":{"type":"abort","message":"Aborted","status_code":null}}}`),
+			502, pdflow.CodeDecodeFailed},
+	} {
+		x := script(t, &fake{more: func(t *connector.Traits) { t.APIs = append(connector.APIs(), connector.APISGLang) }},
+			answer(ok), func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
+				w.Header().Set("Content-Type", "text/event-stream")
+				_, _ = io.WriteString(w, c.event)
+			})
+		r := post(t, x.url, c.path, c.body)
+		assert.Equal(t, c.status, r.status, "%s: %s", c.event, r.body)
+		last := x.seen.list()[len(x.seen.list())-1]
+		assert.Equal(t, c.code, last.Err.Code, c.event)
+		assert.Equal(t, c.status >= 500, last.Err.EngineFault(), c.event)
+	}
+}
+
 // A client may cancel what it runs in the background: that says nothing of the engine.
 func TestAClientMayCancelWhatRunsInTheBackground(t *testing.T) {
 	for _, answered := range []string{`{"object":"response","status":"cancelled"}`, `{"object":"response","status":"queued"}`} {

@@ -29,6 +29,32 @@ func IsError(data []byte) bool {
 	return e.Exists() && e.Type != gjson.Null
 }
 
+// errorStatus are the statuses of Anthropic's errors that say more than that the engine failed.
+var errorStatus = map[string]int{"invalid_request_error": 400, "rate_limit_error": 429, "overloaded_error": 503}
+
+// StatusOf returns the status that an engine would have given an error if it had not begun a stream before: the error's
+// code, which vLLM and SGLang write as a number, or what Anthropic's type means. It is 500 for all else.
+func StatusOf(data []byte) int {
+	e := gjson.Get(view(data), "error")
+	if code := e.Get("code"); code.Type == gjson.Number && code.Num >= 400 && code.Num < 600 {
+		return int(code.Num)
+	}
+	if status := errorStatus[e.Get("type").Str]; status != 0 && gjson.Get(view(data), "type").Str == "error" {
+		return status
+	}
+	return 500
+}
+
+// Abort returns the error for which SGLang's /generate has aborted a request in a stream, nil without one. ending begins
+// with the finish reason: {"type":"abort","message":"…","status_code":400}. Without a stream it is the status.
+func Abort(ending []byte) []byte {
+	status, message := gjson.Get(view(ending), "status_code"), gjson.Get(view(ending), "message")
+	if ending[0] != '{' || status.Type != gjson.Number || message.Type != gjson.String || !gjson.Valid(message.Raw) {
+		return nil
+	}
+	return []byte(`{"error":{"message":` + message.Raw + `,"code":` + status.Raw + `}}`)
+}
+
 // IsPreamble knows the events that engines send before they have a token: chat's chunk with nothing but a role, and those
 // of the Responses and Messages APIs that open a response or its parts, or close parts that got no token. A failed load
 // shows only after them.

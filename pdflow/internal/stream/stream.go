@@ -189,8 +189,10 @@ func (s *Stream) Head() error {
 // judge looks at what has been read so far.
 func (s *Stream) judge() *Failure {
 	head := s.buffer.buf[:s.n]
-	if s.Guarded && s.tail.GaveUp(head) >= 0 {
-		return failure(aborted)
+	if s.Guarded {
+		if at := s.tail.GaveUp(head); at >= 0 {
+			return &Failure{Message: aborted, Event: verdict.Abort(head[at:])}
+		}
 	}
 	if !s.Events {
 		if s.Endings != nil && s.outer.GaveUp(head[s.judged:]) >= 0 {
