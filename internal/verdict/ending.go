@@ -160,7 +160,7 @@ func failedReason(b []byte, stop string) int {
 // firstString is a value that is a string, or the type of one that is an object; "" if it is neither, or cut.
 func firstString(value []byte) string {
 	if value[0] == '{' {
-		return gjson.Get(view(value), "type").Str
+		return gjson.Get(string(value[:min(len(value), markReach)]), "type").Str // a copy, since gjson may keep it
 	}
 	if end := bytes.IndexByte(value[1:], '"'); value[0] == '"' && end >= 0 {
 		return view(value[1 : 1+end])

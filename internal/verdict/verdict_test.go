@@ -225,3 +225,13 @@ func TestUsage(t *testing.T) {
 		assert.True(t, strings.HasPrefix(got, want), "%s: %s", end, got)
 	}
 }
+
+// Each piece of each stream is searched.
+func TestASearchAllocatesNothing(t *testing.T) {
+	event := `data: {"choices":[{"text":"a","finish_reason":null,"stop_reason":null}]}` + "\n\n"
+	piece, outer := []byte(strings.Repeat(event, 200)), verdict.Outer{}
+	tail := verdict.NewTail(true, "recomputed")
+	tail.Stream(piece, false)
+	assert.Zero(t, testing.AllocsPerRun(100, func() { tail.Stream(piece, false) }))
+	assert.Zero(t, testing.AllocsPerRun(100, func() { outer.GaveUp(piece) }))
+}
