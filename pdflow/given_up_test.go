@@ -69,7 +69,7 @@ var givenUps = map[string]givenUp{
 	"responses": {connector.APIResponses, `{"input":"a","metadata":{"status":"failed"}`,
 		`{"object":"response","metadata":{"status":"failed"},"status":"incomplete"}`,
 		`{"object":"response","metadata":{"status":"failed"},"output":[],"status":"cancelled"}`,
-		typed("response.created", `{"type":"response.created","response":{"metadata":{"status":"failed"},"status":"queued"}}`),
+		typed("response.created", `{"type":"response.created","response":{"metadata":{"status":"failed"}}}`),
 		typed("response.output_text.delta", `{"type":"response.output_text.delta","delta":"a"}`),
 		typed("response.completed", `{"response":{"metadata":{},"status":"cancelled"},"type":"response.completed"}`)},
 	"responses, failed": {connector.APIResponses, `{"input":"a"`, `{"object":"response","status":"completed"}`,
@@ -115,21 +115,22 @@ func (f *fakeFleet) asks(x *givenUp, more string) (string, error) {
 	return b.String(), err
 }
 
+func withSGLang(t *connector.Traits) { t.APIs = append(connector.APIs(), connector.APISGLang) }
+
 // givingUp starts a fleet whose engines p0 and d0 answer so, and the others well.
 func givingUp(t *testing.T, x *givenUp, p0, d0, good response, opts ...pdflow.Option) *fakeFleet {
 	t.Helper()
-	return newFakeFleet(t, &fake{more: func(t *connector.Traits) { t.APIs = append(connector.APIs(), connector.APISGLang) }},
-		"p0 p1 d0 d1", config.Retry{MaxAttempts: 3}, func(host string, _ int) response {
-			switch host {
-			case "p0":
-				return p0
-			case "d0":
-				return d0
-			case "p1":
-				return whole(x.good)
-			}
-			return good
-		}, opts...)
+	return newFakeFleet(t, &fake{more: withSGLang}, "p0 p1 d0 d1", config.Retry{MaxAttempts: 3}, func(host string, _ int) response {
+		switch host {
+		case "p0":
+			return p0
+		case "d0":
+			return d0
+		case "p1":
+			return whole(x.good)
+		}
+		return good
+	}, opts...)
 }
 
 func TestARequestThatAnEngineGivesUpGoesToAnother(t *testing.T) {
@@ -167,7 +168,7 @@ func TestARequestThatAnEngineGivesUpGoesToAnother(t *testing.T) {
 						assert.Equal(t, string(leg[:1])+"0", o.Err.Endpoint, name)
 						assert.True(t, o.Err.EngineFault(), name)
 					}
-					assert.Contains(t, []int{2, 3, 4}, failed, "%s, %s: the picker then avoids it, %s", name, leg, f.hosts())
+					assert.Contains(t, []int{2, 3, 4}, failed, "%s, %s: the picker then avoids it", name, leg)
 					assert.Equal(t, failed, f.told.why("pd.retries", string(code), "failed"), name)
 				})
 			}
@@ -221,27 +222,27 @@ func TestAnErrorInAStreamHasTheStatusThatItHasWithoutOne(t *testing.T) {
 			chunk(`{"error":{"message":"too long","type":"BadRequestError","code":400}}`) + chunk("[DONE]"),
 			400, pdflow.CodeDecodeRejected},
 		{"/v1/completions", completion("a", `"stream":true`),
-			chunk(`{"error":{"message":"queue is full","type":"SERVICE_UNAVAILABLE","code":503}}`), 503, pdflow.CodeDecodeFailed},
+			chunk(`{"error":{"message":"queue is full","type":"SERVICE_UNAVAILABLE","code":503}}`),
+			503, pdflow.CodeDecodeFailed},
 		{"/v1/completions", completion("a", `"stream":true`), chunk(`{"error":{"message":"x","code":"400"}}`),
 			500, pdflow.CodeDecodeFailed},
 		{"/v1/messages", `{"max_tokens":9,"stream":true,"messages":[{"role":"user","content":"a"}]}`,
 			typed("error", `{"type":"error","error":{"type":"invalid_request_error","message":"too long"}}`),
 			400, pdflow.CodeDecodeRejected},
 		{"/generate", `{"text":"a","stream":true}`,
-			chunk(`{"text":"","meta_info":{"finish_reason":{"type":"abort","message":"too \"long\"","status_code":400}}}`) +
+			chunk(`{"text":"","meta_info":{"finish_reason":{"type":"abort","message":"\"long\"","status_code":400}}}`) +
 				chunk("[DONE]"), 400, pdflow.CodeDecodeRejected},
 		{"/generate", `{"text":"a","stream":true}`,
-			chunk(`{"text":"","meta_info":{"finish_reason":{"type":"abort","message":"no memory","status_code":500}}}`),
+			chunk(`{"text":"","meta_info":{"finish_reason":{"type":"abort","message":"full","status_code":500}}}`),
 			500, pdflow.CodeDecodeFailed},
 		{"/generate", `{"text":"a","stream":true}`,
 			chunk(`{"text":"","meta_info":{"finish_reason":{"type":"abort","message":"Aborted","status_code":null}}}`),
 			502, pdflow.CodeDecodeFailed},
 	} {
-		x := script(t, &fake{more: func(t *connector.Traits) { t.APIs = append(connector.APIs(), connector.APISGLang) }},
-			answer(ok), func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
-				w.Header().Set("Content-Type", "text/event-stream")
-				_, _ = io.WriteString(w, c.event)
-			})
+		x := script(t, &fake{more: withSGLang}, answer(ok), func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, c.event)
+		})
 		r := post(t, x.url, c.path, c.body)
 		assert.Equal(t, c.status, r.status, "%s: %s", c.event, r.body)
 		last := x.seen.list()[len(x.seen.list())-1]
@@ -252,7 +253,8 @@ func TestAnErrorInAStreamHasTheStatusThatItHasWithoutOne(t *testing.T) {
 
 // A client may cancel what it runs in the background: that says nothing of the engine.
 func TestAClientMayCancelWhatRunsInTheBackground(t *testing.T) {
-	for _, answered := range []string{`{"object":"response","status":"cancelled"}`, `{"object":"response","status":"queued"}`} {
+	for _, status := range []string{"cancelled", "queued"} {
+		answered := `{"object":"response","status":"` + status + `"}`
 		x := script(t, &fake{}, answer(ok), answer(answered))
 		r := post(t, x.url, "/v1/responses", `{"input":"a","background":true}`)
 		assert.Equal(t, 200, r.status)
@@ -288,7 +290,7 @@ func TestAnEngineThatEndsWithAFailureIsNotTheLastWord(t *testing.T) {
 				continue
 			}
 			for _, e := range []*enginesim.Engine{x.d, other} {
-				e.Inject(enginesim.Fault{Kind: enginesim.FaultEnding, Leg: enginesim.LegDecode, Path: path, AfterChunks: 3})
+				e.Inject(enginesim.Fault{Kind: enginesim.FaultEnding, Leg: enginesim.LegDecode, AfterChunks: 3})
 			}
 			r := post(t, x.url, path, body+stream+"}")
 			assert.Error(t, r.err, "%s: %s", path, r.body)

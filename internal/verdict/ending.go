@@ -49,8 +49,8 @@ var Endings = []Ending{
 	{FinishReason, "cache_threshold", GoesOn, "vLLM with llm-d, a decode engine that asks for a prefill"},
 	{FinishReason, "abort", Failure, "vLLM 0.32.0 (vllm/v1/request.py): terminated, paused, asleep or scaled down " +
 		"(#57082); SGLang 0.5.23 (managers/schedule_batch.py): no memory, a transfer that failed, `/abort_request`"},
-	{FinishReason, "error", Failure, "vLLM 0.32.0 (vllm/v1/engine/__init__.py): KV that could not be loaded, of which " +
-		"most of its APIs make 500; engines that pass it on (tt-inference-server#3273)"},
+	{FinishReason, "error", Failure, "vLLM 0.32.0 (vllm/v1/engine/__init__.py): KV that could not be loaded, of " +
+		"which most of its APIs make 500; engines that pass it on (tt-inference-server#3273)"},
 	{FinishReason, "cancelled", Failure, "TensorRT-LLM (executor/result.py)"},
 	{FinishReason, "timeout", Failure, "TensorRT-LLM (executor/result.py): the engine's own limit"},
 	{StopReason, "end_turn", Complete, "all; also an `abort` of SGLang 0.5.23 (anthropic/serving.py) and of " +

@@ -45,8 +45,8 @@ func StatusOf(data []byte) int {
 	return 500
 }
 
-// Abort returns the error for which SGLang's /generate has aborted a request in a stream, nil without one. ending begins
-// with the finish reason: {"type":"abort","message":"…","status_code":400}. Without a stream it is the status.
+// Abort returns the error for which SGLang's /generate has aborted a request in a stream, nil without one. ending
+// begins with the finish reason: {"type":"abort","message":"…","status_code":400}. Without a stream it is the status.
 func Abort(ending []byte) []byte {
 	status, message := gjson.Get(view(ending), "status_code"), gjson.Get(view(ending), "message")
 	if ending[0] != '{' || status.Type != gjson.Number || message.Type != gjson.String || !gjson.Valid(message.Raw) {
@@ -55,8 +55,8 @@ func Abort(ending []byte) []byte {
 	return []byte(`{"error":{"message":` + message.Raw + `,"code":` + status.Raw + `}}`)
 }
 
-// IsPreamble knows the events that engines send before they have a token: chat's chunk with nothing but a role, and those
-// of the Responses and Messages APIs that open a response or its parts, or close parts that got no token. A failed load
+// IsPreamble knows the events that engines send before they have a token: chat's chunk with nothing but a role, and
+// those of the Responses and Messages APIs that open a response or its parts, or close parts that got no token. A failed load
 // shows only after them.
 func IsPreamble(data []byte) bool {
 	s := view(data)

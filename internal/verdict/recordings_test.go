@@ -48,7 +48,8 @@ func TestRecordedEndings(t *testing.T) {
 			fails := len(x.Response.Lines) == 0 && verdict.WholeFailed(x.Response.Body, guarded, "")
 			for _, line := range x.Response.Lines {
 				data, _ := strings.CutPrefix(line, "data: ")
-				fails = fails || guarded && tail.GaveUp([]byte(data)) >= 0 || !guarded && verdict.EndsFailed([]byte(data))
+				fails = fails || guarded && tail.GaveUp([]byte(data)) >= 0 ||
+					!guarded && verdict.EndsFailed([]byte(data))
 			}
 			if fails {
 				failed[filepath.Base(file)] = true

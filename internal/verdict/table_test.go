@@ -44,8 +44,7 @@ func TestTheTable(t *testing.T) {
 	inPage(t, page, begin, end, rows.String())
 }
 
-// TestTheTableOfEndings does so with the endings. Those of one member that mean the same share a row where their engines
-// do.
+// TestTheTableOfEndings does so with the endings.
 func TestTheTableOfEndings(t *testing.T) {
 	apis := map[string]string{verdict.FinishReason: "chat, completions, both generate APIs",
 		verdict.StopReason: "messages", verdict.Status: "responses", verdict.IncompleteReason: "responses"}
