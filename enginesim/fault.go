@@ -63,8 +63,8 @@ const (
 	// own.
 	FaultSurplus = FaultKind(server.EffectSurplus)
 	// FaultEnding ends the response, whole or streamed, after AfterChunks tokens of each choice, or with its last,
-	// with an ending by which the request's API says that the engine gave up: Ending. The status is 200, the response is
-	// well-formed, and a prefill leg has no handoff.
+	// with an ending by which the request's API says that the engine gave up: Ending. The status is 200, the response
+	// is well-formed, and a prefill leg has no handoff.
 	FaultEnding = FaultKind(server.EffectEnding)
 )
 

@@ -120,17 +120,18 @@ func withSGLang(t *connector.Traits) { t.APIs = append(connector.APIs(), connect
 // givingUp starts a fleet whose engines p0 and d0 answer so, and the others well.
 func givingUp(t *testing.T, x *givenUp, p0, d0, good response, opts ...pdflow.Option) *fakeFleet {
 	t.Helper()
-	return newFakeFleet(t, &fake{more: withSGLang}, "p0 p1 d0 d1", config.Retry{MaxAttempts: 3}, func(host string, _ int) response {
-		switch host {
-		case "p0":
-			return p0
-		case "d0":
-			return d0
-		case "p1":
-			return whole(x.good)
-		}
-		return good
-	}, opts...)
+	return newFakeFleet(t, &fake{more: withSGLang}, "p0 p1 d0 d1", config.Retry{MaxAttempts: 3},
+		func(host string, _ int) response {
+			switch host {
+			case "p0":
+				return p0
+			case "d0":
+				return d0
+			case "p1":
+				return whole(x.good)
+			}
+			return good
+		}, opts...)
 }
 
 func TestARequestThatAnEngineGivesUpGoesToAnother(t *testing.T) {
@@ -210,8 +211,8 @@ func TestARequestThatAllGiveUpIsAnError(t *testing.T) {
 	assert.Equal(t, "decode_failed", code)
 }
 
-// In a stream that has not begun, an error has the status that it has without one: a client's mistake is the client's to
-// see, and no fault of the engine.
+// In a stream that has not begun, an error has the status that it has without one: a client's mistake is for the client
+// to see, and no fault of the engine.
 func TestAnErrorInAStreamHasTheStatusThatItHasWithoutOne(t *testing.T) {
 	for _, c := range []struct {
 		path, body, event string
@@ -239,10 +240,11 @@ func TestAnErrorInAStreamHasTheStatusThatItHasWithoutOne(t *testing.T) {
 			chunk(`{"text":"","meta_info":{"finish_reason":{"type":"abort","message":"Aborted","status_code":null}}}`),
 			502, pdflow.CodeDecodeFailed},
 	} {
-		x := script(t, &fake{more: withSGLang}, answer(ok), func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
-			w.Header().Set("Content-Type", "text/event-stream")
-			_, _ = io.WriteString(w, c.event)
-		})
+		x := script(t, &fake{more: withSGLang}, answer(ok),
+			func(_ *scripted, w http.ResponseWriter, _ *http.Request, _ string) {
+				w.Header().Set("Content-Type", "text/event-stream")
+				_, _ = io.WriteString(w, c.event)
+			})
 		r := post(t, x.url, c.path, c.body)
 		assert.Equal(t, c.status, r.status, "%s: %s", c.event, r.body)
 		last := x.seen.list()[len(x.seen.list())-1]

@@ -51,8 +51,9 @@ func TestAStreamThatEndsWithAnErrorIsCut(t *testing.T) {
 	for path, body := range map[string]string{
 		"/v1/completions":      `{"model":"tiny","stream":true,"prompt":"a","max_tokens":12}`,
 		"/v1/chat/completions": `{"model":"tiny","stream":true,"messages":[{"role":"user","content":"a"}]}`,
-		"/v1/messages":         `{"model":"tiny","stream":true,"max_tokens":9,"messages":[{"role":"user","content":"a"}]}`,
-		"/v1/responses":        `{"model":"tiny","stream":true,"input":"a","metadata":{"status":"completed"}}`,
+		"/v1/messages": `{"model":"tiny","stream":true,"max_tokens":9,` +
+			`"messages":[{"role":"user","content":"a"}]}`,
+		"/v1/responses": `{"model":"tiny","stream":true,"input":"a","metadata":{"status":"completed"}}`,
 	} {
 		d.Inject(enginesim.Fault{Kind: enginesim.FaultEnding, Leg: enginesim.LegDecode, AfterChunks: 4})
 		resp, err := http.Post(g.client+path, "application/json", strings.NewReader(body))

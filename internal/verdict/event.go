@@ -56,8 +56,8 @@ func Abort(ending []byte) []byte {
 }
 
 // IsPreamble knows the events that engines send before they have a token: chat's chunk with nothing but a role, and
-// those of the Responses and Messages APIs that open a response or its parts, or close parts that got no token. A failed load
-// shows only after them.
+// those of the Responses and Messages APIs that open a response or its parts, or close parts that got no token. A
+// failed load shows only after them.
 func IsPreamble(data []byte) bool {
 	s := view(data)
 	switch gjson.Get(s, "type").String() {
