@@ -64,6 +64,7 @@ type PickInput struct {
 	RequestID string
 	Attempt   int      // 1 for the first
 	Avoid     []string // IDs of engines that failed in earlier attempts: used only if no others are there
+	Full      []string // those of Avoid that have not failed, but are at their limits: preferred to ones in a cooldown
 	Single    bool     // one engine for the whole request: only Pick.Decode is wanted
 	Encode    int      // engines wanted for an encode stage, 0 for none
 

@@ -2,12 +2,17 @@
 
 package pick
 
-import "github.com/pdkit/pdkit/pdflow"
+import (
+	"slices"
+
+	"github.com/pdkit/pdkit/pdflow"
+)
 
 // The ranks of a target for an attempt, best first. A picker takes the best target there is, so that the last engines
 // of a role are used whatever they have done.
 const (
 	good        = iota
+	full        // the engine is well, and has as many requests as it may: see pdflow.PickInput.Full
 	recovering  // the engine or the pair has had its share of picks; see cooldowns
 	coolingDown // the engine is in a cooldown, or the pair is, or all engines that it could be paired with are
 	lacking     // the engine has said that it does not have the model
@@ -69,15 +74,20 @@ func (q *query) rank(t *target) int {
 }
 
 func (q *query) rankAlone(t *target) int {
-	switch {
-	case q.clean:
+	if q.clean {
 		return good
-	case q.in.Avoids(t.endpoint.ID):
+	}
+	id, known := t.endpoint.ID, good
+	switch avoid := q.in.Avoids(id); {
+	case avoid && slices.Contains(q.in.Full, id):
+		known = full
+	case avoid:
 		return avoided
-	case q.missing[t.endpoint.ID]:
+	}
+	if q.missing[id] {
 		return lacking
 	}
-	return q.cooldowns.engine(t.endpoint.ID, q.roll)
+	return max(known, q.cooldowns.engine(id, q.roll))
 }
 
 // rankWith ranks t as the partner of peer.
