@@ -72,8 +72,8 @@ type admission struct {
 	engines map[string]*engine
 	crowded int // engines that are at a limit
 	queue   queue
-	// means of a prefill leg's seconds at an engine that is not crowded, and of their squares; 0: not known
-	service, squares float64
+	// means of a prefill leg's seconds at an engine that is not crowded, and of their squares
+	service, squares average
 }
 
 // New puts limits around a picker. Flows that are given the same Picker share its limits and its queue.
@@ -185,13 +185,18 @@ func (p *Picker) arrive(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick,
 			return pick, nil, err
 		}
 	}
-	if reason := p.refusal(priority); reason != "" {
+	ahead, _ := p.queue.ahead(priority)
+	if ahead >= p.o.Queue {
+		return pdflow.Pick{}, nil, p.refused(ctx, reasonFull)
+	}
+	over := p.over()
+	if reason := p.refusal(ahead + over); reason != "" {
 		return pdflow.Pick{}, nil, p.refused(ctx, reason)
 	}
 	if p.queue.len() >= p.o.Queue {
 		p.queue.dropLast()
 	}
-	w := p.queue.add(priority)
+	w := p.queue.add(priority, over)
 	w.named = [2]string{prefillRole: in.Prefill, decodeRole: in.Decode}
 	if in.Single {
 		w.named[prefillRole] = ""
@@ -201,9 +206,7 @@ func (p *Picker) arrive(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick,
 
 // try picks, and takes the places at the engines. It returns false if there is no room. The caller holds p.mu.
 func (p *Picker) try(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, bool, error) {
-	again := *in
-	again.Avoid = p.without(in.Avoid)
-	pick, err := p.inner.Pick(ctx, &again)
+	pick, err := p.inner.Pick(ctx, p.without(*in))
 	if err != nil {
 		return pick, false, err
 	}
@@ -237,7 +240,7 @@ func (p *Picker) wait(ctx context.Context, in *pdflow.PickInput, w *waiter) (pdf
 		case <-changed:
 		case <-poll:
 		case <-timeout.C:
-			return pdflow.Pick{}, p.refused(ctx, reasonTimeout)
+			return pdflow.Pick{}, p.timedOut(ctx)
 		case <-ctx.Done():
 			return pdflow.Pick{}, ctx.Err()
 		}
@@ -271,6 +274,12 @@ func (a *admission) wakeNext() {
 	}
 }
 
+func (a *admission) timedOut(ctx context.Context) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.refused(ctx, reasonTimeout)
+}
+
 // turn tries to pick if it is the request's turn.
 func (p *Picker) turn(ctx context.Context, in *pdflow.PickInput, w *waiter) (pdflow.Pick, bool, error) {
 	p.mu.Lock()
@@ -284,7 +293,7 @@ func (p *Picker) turn(ctx context.Context, in *pdflow.PickInput, w *waiter) (pdf
 	}
 	pick, ok, err := p.try(ctx, in)
 	if ok {
-		p.queue.granted(time.Now())
+		p.queue.granted(w)
 		p.tel.waited(ctx, time.Since(w.since))
 	}
 	return pick, ok, err
@@ -298,8 +307,9 @@ func (a *admission) leave(w *waiter) {
 	a.wakeNext()
 }
 
+// refused returns the error of a request that is refused. The caller holds a.mu.
 func (a *admission) refused(ctx context.Context, reason string) error {
 	a.tel.refused(ctx, reason)
-	return &pdflow.Error{Code: pdflow.CodeOverloaded, Phase: "pick", RetryAfter: leastRetryAfter,
+	return &pdflow.Error{Code: pdflow.CodeOverloaded, Phase: "pick", RetryAfter: a.retryAfter(),
 		Message: "more requests than the engines can serve; try again later"}
 }

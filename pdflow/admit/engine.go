@@ -81,21 +81,23 @@ func (a *admission) atLimit(e *engine) bool {
 	return e.crowded
 }
 
-// without adds the engines that are at a limit to those that a pick avoids.
-func (a *admission) without(avoid []string) []string {
+// without adds the engines that are at a limit to those that a pick avoids. It tells the picker which these are: it
+// must not send to an engine in a cooldown what the others have no room for.
+func (a *admission) without(in pdflow.PickInput) *pdflow.PickInput {
 	if a.crowded == 0 {
-		return avoid
+		return &in
 	}
-	all := append(make([]string, 0, len(avoid)+a.crowded), avoid...)
+	all := append(make([]string, 0, len(in.Avoid)+a.crowded), in.Avoid...)
 	for _, e := range a.engines {
-		if e.crowded && a.atLimit(e) {
+		if e.crowded && a.atLimit(e) && !in.Avoids(e.id) {
 			all = append(all, e.id)
 			for role := range e.limits {
 				e.limits[role].reached = e.limits[role].reached || a.full(e, role)
 			}
 		}
 	}
-	return all
+	in.Full, in.Avoid = all[len(in.Avoid):], all
+	return &in
 }
 
 // hasRoom reports whether both engines of a pick have room. If not, it notes which has not.
@@ -185,7 +187,8 @@ func (x *place) release(role int, s *sample) {
 	if s != nil && a.o.Adaptive && (role == prefillRole || e.load.IsZero()) {
 		s.crowd = x.crowd[role]
 		if uncrowded := e.limits[role].learn(*s); uncrowded && role == prefillRole {
-			a.service, a.squares = mean(a.service, s.took, 64), mean(a.squares, s.took*s.took, 64)
+			a.service.add(s.took, 64)
+			a.squares.add(s.took*s.took, 64)
 		}
 	}
 	a.atLimit(e)

@@ -11,10 +11,11 @@ const (
 )
 
 const (
-	tolerance   = 3     // times the latency of an engine that is not crowded
-	queueing    = 1.25  // of a streamed response: its whole time over the time that it would take without waiting
-	window      = 10    // samples before the limit moves
+	spare       = 1. / 3 // of the requests that run: how many may wait at the engine, so that it never idles
+	leastSpare  = 2
+	window      = 10    // samples before the limit moves, or as many as the limit, up to twice that
 	leastSample = 0.001 // seconds: what is shorter is noise
+	fewer       = 0.75  // of the requests in flight: then the latency must be shorter, or the engine is slower
 )
 
 // Kinds of latency, each with a reference of its own.
@@ -33,14 +34,23 @@ type sample struct {
 
 // limiter is the limit of one engine in one role.
 type limiter struct {
-	limit   float64    // requests in flight; 0: none
-	most    float64    // limit never exceeds this; 0: none
-	base    [2]float64 // seconds, by kind: the latency of an engine that is not crowded; 0: not known
-	scores  float64    // sum over the window: the latency over the greatest one that is good
-	targets float64    // sum over the window: how many requests in flight would have had that latency
-	n       int        // samples in the window
-	good    float64    // samples of good windows since the limit moved
-	reached bool       // requests had to go elsewhere, or to wait, since the limit moved
+	limit float64    // requests in flight; 0: none
+	most  float64    // limit never exceeds this; 0: none
+	base  [2]average // seconds, by kind: the latency of an engine that is not crowded
+
+	seen    readings // sums over the window
+	n       int      // samples in the window
+	good    int      // samples of good windows since the limit moved
+	found   bool     // the limit has been too high, so now it is about right; before, it grows fast
+	reached bool     // requests had to go elsewhere, or to wait, since the limit moved
+	crowded readings // when the limit began to shrink; zero: it has not since the last good window
+}
+
+// readings are means over requests, or their sums.
+type readings struct {
+	crowd  float64 // requests in flight
+	wanted float64 // how many in flight would keep the engine busy
+	slow   float64 // latency, as a multiple of base
 }
 
 func newLimiter(adaptive bool, most, first int) limiter {
@@ -53,31 +63,69 @@ func newLimiter(adaptive bool, most, first int) limiter {
 
 // learn learns from a request. It returns whether the engine was not crowded.
 func (l *limiter) learn(s sample) (uncrowded bool) {
-	took := max(s.took, leastSample)
-	uncrowded = s.crowd <= max(leastLimit, int(l.limit/8))
-	if uncrowded || l.base[s.kind] == 0 {
-		l.base[s.kind] = mean(l.base[s.kind], took, 16)
+	took, base, few := max(s.took, leastSample), &l.base[s.kind], l.limit/8
+	if l.found {
+		few = l.limit / 2
 	}
-	score := took / l.base[s.kind] / tolerance
+	uncrowded = s.crowd <= max(leastLimit, int(few))
+	if uncrowded || base.n == 0 {
+		base.add(took, 16)
+	}
+	if float64(s.crowd-1) >= l.limit {
+		return uncrowded // it came before the limit shrank, and tells nothing of what is in flight now
+	}
+	slow := max(1, took/base.mean)
 	if s.rest > 0 {
-		// Of n requests, those that run are n*rest/(rest+waiting): by Little's law, as both sets are left at one rate.
-		score = (1 + max(took-l.base[s.kind], 0)/s.rest) / queueing
+		slow = 1 + max(took-base.mean, 0)/s.rest
 	}
-	l.scores += score
-	l.targets += float64(s.crowd) / score
-	if l.n++; l.n < window {
-		return uncrowded
+	// Of n requests in flight n/slow run and the others wait: by Little's law, as both sets are left at one rate.
+	crowd := float64(s.crowd)
+	running := crowd / slow
+	l.seen.crowd += crowd
+	l.seen.wanted += running + max(leastSpare, spare*running)
+	l.seen.slow += slow
+	if l.n++; l.n >= min(max(window, int(l.limit)), 2*window) {
+		l.move(s.kind)
+		l.seen, l.n = readings{}, 0
 	}
-	switch n := float64(l.n); {
-	case l.scores > n:
-		l.set(min(l.limit, max(l.targets/n, l.limit/2)))
-	case l.reached:
-		if l.good += n; l.good >= l.limit { // by then the requests of the last step have ended, and have told
+	return uncrowded
+}
+
+// move sets the limit at the end of a window.
+func (l *limiter) move(kind int) {
+	n := float64(l.n)
+	now, was := readings{l.seen.crowd / n, l.seen.wanted / n, l.seen.slow / n}, l.crowded
+	share := now.crowd / max(was.crowd, 1)
+	switch {
+	case now.crowd <= now.wanted:
+		l.crowded = readings{}
+		l.widen(now.crowd)
+	case was.crowd > 0 && share < fewer && now.slow > was.slow*(1+share)/2:
+		// With fewer requests the latency is as long: they do not wait, the engine has become slower. If the limit
+		// went on shrinking, the engine would idle.
+		l.base[kind].mean *= now.slow
+		l.crowded = readings{}
+		l.set(was.crowd)
+	default:
+		if was.crowd == 0 || share < fewer {
+			l.crowded = now
+		}
+		l.found = true
+		l.set(min(l.limit, max(now.wanted, now.crowd/2)))
+	}
+}
+
+// widen lets the limit grow after a good window, if requests have reached it: fast until it has been too high once.
+func (l *limiter) widen(crowd float64) {
+	switch {
+	case !l.reached:
+	case l.found:
+		if l.good += l.n; float64(l.good) >= l.limit { // by then the requests of the last step have ended
 			l.grow()
 		}
+	case crowd > l.limit/2: // fewer tell nothing of so many
+		l.set(l.limit + float64(l.n))
 	}
-	l.scores, l.targets, l.n = 0, 0, 0
-	return uncrowded
 }
 
 // told learns from what an engine says of itself. n of its requests are ours.

@@ -13,7 +13,7 @@ import (
 // The reasons for which requests are refused: values of the metric's attribute pd.reason.
 const (
 	reasonFull    = "queue_full" // as many wait as may
-	reasonWait    = "wait"       // it would have to wait too long, by the pace at which others leave the queue
+	reasonWait    = "wait"       // it would have to wait too long, or more of them wait than keep the engines busy
 	reasonTimeout = "timeout"    // it has waited too long
 )
 
@@ -32,9 +32,9 @@ func PriorityHeader(name string) func(*pdflow.PickInput) int {
 // queue are the requests that wait, in the order of their priorities, and those of one priority in that of their
 // arrival.
 type queue struct {
-	l    list.List // of *waiter
-	last time.Time // when the last request left for an engine, while others waited; zero: the queue was empty since
-	gap  float64   // mean seconds between two such moments; 0: not known
+	l list.List // of *waiter
+	// Means over those that have left for an engine: how many seconds each waited, until how many places were free.
+	waits, places average
 
 	standing bool      // the queue has been too long and arrivals still exceed what is served
 	refusal  time.Time // the last refusal while standing
@@ -46,6 +46,7 @@ type waiter struct {
 	at    *list.Element
 
 	priority int
+	places   int       // at engines that had to get free when it came, its own included
 	dropped  bool      // another request has taken its place
 	named    [2]string // IDs of the engines that the request names, by role; "": any
 }
@@ -61,9 +62,11 @@ func (q *queue) ahead(priority int) (n int, last *list.Element) {
 	return n, last
 }
 
-func (q *queue) add(priority int) *waiter {
-	w := &waiter{wake: make(chan struct{}, 1), since: time.Now(), priority: priority}
-	if _, last := q.ahead(priority); last != nil {
+// add queues a request. over is how many places must get free before the first of the queue may go.
+func (q *queue) add(priority, over int) *waiter {
+	ahead, last := q.ahead(priority)
+	w := &waiter{wake: make(chan struct{}, 1), since: time.Now(), priority: priority, places: over + ahead + 1}
+	if last != nil {
 		w.at = q.l.InsertAfter(w, last)
 	} else {
 		w.at = q.l.PushFront(w)
@@ -89,9 +92,7 @@ func (q *queue) dropLast() {
 }
 
 func (q *queue) remove(w *waiter) {
-	if q.l.Remove(w.at); q.l.Len() == 0 {
-		q.last = time.Time{}
-	}
+	q.l.Remove(w.at)
 }
 
 func (w *waiter) rouse() {
@@ -102,62 +103,92 @@ func (w *waiter) rouse() {
 }
 
 // granted notes that a request leaves for an engine.
-func (q *queue) granted(now time.Time) {
-	if !q.last.IsZero() {
-		q.gap = mean(q.gap, now.Sub(q.last).Seconds(), 16)
-	}
-	q.last = now
+func (q *queue) granted(w *waiter) {
+	q.waits.add(time.Since(w.since).Seconds(), 16)
+	q.places.add(float64(w.places), 16)
 }
 
-// mean moves an average over about so many samples towards a sample. 0 is no average yet.
-func mean(old, sample, over float64) float64 {
-	if old == 0 {
-		return sample
-	}
-	return old + (sample-old)/over
+// gap is the mean time from one place that gets free to the next, in seconds; 0: not known. Places may get free many at
+// a time, as a batch ends, so the time between two of them would not tell it.
+func (q *queue) gap() float64 { return q.waits.mean / max(q.places.mean, 1) }
+
+// average is a mean over about as many of the latest samples as add is told.
+type average struct {
+	mean float64
+	n    int
 }
 
-// How long the wait in the queue may get with adaptive limits, in units of a.unit. The wait at an engine to which a
-// share of 0.8 of what it can serve is offered exceeds x units with a probability of about exp(-x/2) (Kingman's law of
-// congestion), so a load that can be served is not refused. A queue that got so long is cut short from then on, since
-// it only has to keep the engines busy, until nobody has been refused for a while.
+func (a *average) add(sample float64, over int) {
+	a.n = min(a.n+1, over)
+	a.mean += (sample - a.mean) / float64(a.n)
+}
+
+// How many requests may wait with adaptive limits. The wait at an engine to which a share of 0.8 of what it can serve is
+// offered exceeds the time of x requests with a probability of about exp(-x/2) (Kingman's law of congestion), so a load
+// that can be served is not refused. A queue that got so long is cut short from then on, since it only has to keep the
+// engines busy, until nobody has been refused for a while. The numbers hold whatever an engine's pace is, so they bound
+// the wait from the first second on, in which no pace is known. A fleet whose pace is known to be high may have more in
+// the queue: as many as leave within unnoticed.
 const (
-	burst    = 24
-	standing = 8
-	calm     = 64
+	burst     = 24
+	standing  = 8
+	calm      = 64
+	unnoticed = 0.1 // seconds
 )
 
-// unit is the mean square of an uncrowded prefill's time over its mean, in seconds: prompts that differ much make
-// longer queues. It is at least the time in which a request leaves the queue, if decode engines are the narrow place.
-func (a *admission) unit() float64 {
-	return max(a.squares/a.service, a.queue.gap)
+// differ is by how much prompts that differ make the queue longer: the mean square of an uncrowded prefill's time over
+// the square of its mean.
+func (a *admission) differ() float64 {
+	if a.service.n == 0 {
+		return 1
+	}
+	return a.squares.mean / (a.service.mean * a.service.mean)
 }
 
-// refusal returns why a request that arrives now must not wait, "" if it may. The caller holds a.mu.
-func (a *admission) refusal(priority int) string {
+// refusal returns why a request that arrives now must not wait, "" if it may. ahead is how many places at engines must
+// get free before its own. The caller holds a.mu.
+func (a *admission) refusal(ahead int) string {
 	q := &a.queue
-	ahead, _ := q.ahead(priority)
-	if ahead >= a.o.Queue {
-		return reasonFull
-	}
-	wait := float64(ahead+1) * q.gap
-	if wait > a.o.QueueTimeout.Seconds() {
+	gap := q.gap()
+	if float64(ahead+1)*gap > a.o.QueueTimeout.Seconds() {
 		return reasonWait
 	}
-	if !a.o.Adaptive || a.service == 0 || q.gap == 0 {
+	if !a.o.Adaptive {
 		return ""
 	}
-	now, unit := time.Now(), a.unit()
-	if q.standing && now.Sub(q.refusal).Seconds() > calm*unit {
+	now, differ := time.Now(), a.differ()
+	if q.standing && now.Sub(q.refusal).Seconds() > calm*differ*gap {
 		q.standing = false
 	}
-	most := float64(burst)
+	most := burst * differ
 	if q.standing {
-		most = standing
+		most = standing * differ
 	}
-	if wait <= most*unit {
+	if gap > 0 {
+		most = max(most, unnoticed/gap)
+	}
+	if float64(ahead+1) <= most {
 		return ""
 	}
 	q.standing, q.refusal = true, now
 	return reasonWait
+}
+
+// over returns how many requests must leave their engines before the queue moves: those above limits that have shrunk.
+func (a *admission) over() int {
+	var over [2]int
+	for _, e := range a.engines {
+		for role := range e.limits {
+			if l := int(e.limits[role].limit); l > 0 {
+				over[role] += max(0, e.inFlight[role]-l)
+			}
+		}
+	}
+	return max(over[prefillRole], over[decodeRole])
+}
+
+// retryAfter is when all that wait now will have been served, at the queue's pace.
+func (a *admission) retryAfter() time.Duration {
+	wait := float64(a.queue.len()+a.over()) * a.queue.gap()
+	return max(leastRetryAfter, time.Duration(wait*float64(time.Second)))
 }
