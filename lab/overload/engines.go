@@ -17,17 +17,18 @@ import (
 )
 
 // pair is a model of two engines, and the round tripper that reaches them. P computes one prompt after the other, in
-// the order of arrival. As real engines do, it drops requests whose client has left, and what it has computed for them
-// is lost. D gives each of its slots to one request for a fixed time; the others wait.
+// the order of arrival, or some of them at a time. As real engines do, it drops requests whose client has left, and what
+// it has computed for them is lost. D gives each of its slots to one request for a fixed time; the others wait.
 type pair struct {
 	prefill time.Duration // for one prompt
 	differ  bool          // prompts do
 	prompts atomic.Int64
+	slower  atomic.Int64  // times as long as at first; 0: as at first
 	decode  time.Duration // for one response
 
-	// What is free, with the time since when it is: P's turn, and D's slots. An engine on a busy machine that wakes up
+	// What is free, with the time since when it is: P's turns, and D's slots. An engine on a busy machine that wakes up
 	// late does not serve less for it, since its work begins when it could have begun.
-	turn, slots chan time.Time
+	turns, slots chan time.Time
 }
 
 // narrow says what bounds the rate at which a pair serves.
@@ -36,35 +37,45 @@ type narrow string
 const (
 	narrowPrefill narrow = "prefill" // P's time for a prompt, which is always the same
 	narrowPrompts narrow = "prompts" // the same time on average: a few long prompts among short ones
+	narrowBatch   narrow = "batch"   // P's time for a prompt, which is long, while it computes 16 of them at a time
 	narrowDecode  narrow = "decode"  // D's slots
 )
+
+const batch = 16
 
 // newPair makes engines that together serve rate requests a second.
 func newPair(rate float64, decode time.Duration, by narrow) *pair {
 	slots, prefill := rate*decode.Seconds(), float64(time.Second)/rate
-	if by == narrowDecode {
+	turns := 1
+	switch by {
+	case narrowDecode:
 		prefill /= 1.5
-	} else {
+	case narrowBatch:
+		turns, prefill = batch, prefill*batch
+		fallthrough
+	default:
 		slots *= 1.5
 	}
 	p := &pair{prefill: time.Duration(prefill), differ: by == narrowPrompts, decode: decode,
-		turn: make(chan time.Time, 1), slots: make(chan time.Time, int(slots))}
-	p.turn <- time.Time{}
-	for range cap(p.slots) {
-		p.slots <- time.Time{}
+		turns: make(chan time.Time, turns), slots: make(chan time.Time, int(slots))}
+	for _, free := range []chan time.Time{p.turns, p.slots} {
+		for range cap(free) {
+			free <- time.Time{}
+		}
 	}
 	return p
 }
 
 // prompt is P's time for one prompt. Where prompts differ, one in ten takes seven times as long as the others.
 func (p *pair) prompt() time.Duration {
+	took := p.prefill * time.Duration(max(1, p.slower.Load()))
 	switch {
 	case !p.differ:
-		return p.prefill
+		return took
 	case p.prompts.Add(1)%10 == 0:
-		return p.prefill * 70 / 16
+		return took * 70 / 16
 	}
-	return p.prefill * 10 / 16
+	return took * 10 / 16
 }
 
 const (
@@ -72,13 +83,32 @@ const (
 	decodeHost  = "decode"
 )
 
-// endpoints are the engines' entries.
-func (*pair) endpoints() (list []discovery.Endpoint) {
-	for host, role := range map[string]discovery.Role{prefillHost: discovery.RolePrefill,
-		decodeHost: discovery.RoleDecode} {
+// endpoints are the engines' entries, at these hosts.
+func endpoints(prefill, decode string) (list []discovery.Endpoint) {
+	for host, role := range map[string]discovery.Role{prefill: discovery.RolePrefill, decode: discovery.RoleDecode} {
 		list = append(list, discovery.Endpoint{ID: host, URL: &url.URL{Scheme: "http", Host: host}, Role: role})
 	}
 	return list
+}
+
+// engine serves one of the two over HTTP.
+func (p *pair) engine(name string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.URL.Host = name
+		resp, err := p.RoundTrip(r)
+		if err != nil {
+			return // the gateway has left
+		}
+		defer resp.Body.Close()
+		w.Header()["Content-Type"] = resp.Header["Content-Type"]
+		b := make([]byte, 4096)
+		for err == nil {
+			var n int
+			n, err = resp.Body.Read(b)
+			_, _ = w.Write(b[:n])
+			_ = http.NewResponseController(w).Flush()
+		}
+	})
 }
 
 // RoundTrip sends a leg to its engine.
@@ -90,16 +120,16 @@ func (p *pair) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.URL.Host == decodeHost {
 		return p.serveDecode(r)
 	}
-	begin, err := hold(r.Context(), p.turn)
+	begin, err := hold(r.Context(), p.turns)
 	if err != nil {
 		return nil, err
 	}
 	end := begin.Add(p.prompt())
 	if err := sleepUntil(r.Context(), end); err != nil {
-		p.turn <- time.Now()
+		p.turns <- time.Now()
 		return nil, err
 	}
-	p.turn <- end
+	p.turns <- end
 	return respond(r, "application/json", io.NopCloser(strings.NewReader(`{"choices":[{"text":"a"}]}`))), nil
 }
 

@@ -6,9 +6,10 @@
 //	go run ./lab/overload
 //
 // The flow, its picker and the admission are the real ones, and time is real. The engines are a model (engines.go). The
-// package's test runs the same in simulated time, and writes docs/reliability/overload.md and overload.png:
+// package's test runs the same in simulated time, and 60 s of it over HTTP in real time, and writes
+// docs/reliability/overload.md and overload.png. It takes 90 s, and wants a quiet machine, too:
 //
-//	PDKIT_UPDATE=1 go test -run TestOverload ./overload
+//	PDKIT_UPDATE=1 go test -run TestOverloadsPage ./overload
 package main
 
 import (
@@ -20,6 +21,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -56,12 +58,12 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	fs.DurationVar(&r.decode, "decode", 200*time.Millisecond, "decode's time for one response")
 	fs.DurationVar(&r.timeout, "timeout", 2*time.Second, "timeouts.prefill")
 	by := fs.String("narrow", string(narrowPrefill), "what bounds the engines: prefill, prompts (they differ in "+
-		"length) or decode")
+		"length), batch (prefill computes 16 at a time) or decode")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
 	r.by = narrow(*by)
-	known := r.by == narrowPrefill || r.by == narrowPrompts || r.by == narrowDecode
+	known := slices.Contains([]narrow{narrowPrefill, narrowPrompts, narrowBatch, narrowDecode}, r.by)
 	if !known || fs.NArg() > 0 || r.capacity < 1 || r.lasts < time.Second || r.decode <= 0 || r.timeout <= 0 {
 		return errors.New("a flag is out of range; see -help")
 	}
@@ -75,7 +77,7 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		fmt.Fprintf(stderr, "%.1f of capacity: %.1f/s served, with admission %.1f/s\n", load, p.without.goodput,
 			p.with.goodput)
 	}
-	text := page(r, points, "go run ./lab/overload "+strings.Join(args, " "), "Time is real.")
+	text := page(r, points, nil, "go run ./lab/overload "+strings.Join(args, " "), "Time is real.")
 	if *out == "" {
 		_, err := io.WriteString(stdout, text)
 		return err
@@ -83,6 +85,12 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	return errors.Join(os.MkdirAll(*out, 0o750),
 		os.WriteFile(filepath.Join(*out, "overload.md"), []byte(text), 0o600),
 		drawing(filepath.Join(*out, "overload.png"), r, points))
+}
+
+// coldStart is three times the capacity, offered to engines of which nothing is known yet, by clients that give up.
+func coldStart(by narrow) run {
+	return run{by: by, capacity: 80, load: 3, lasts: 20 * time.Second, decode: 200 * time.Millisecond,
+		timeout: 10 * time.Second, patience: 4 * time.Second, limits: &admit.Options{Adaptive: true}}
 }
 
 // both measures a load without and with admission, at the same time: each has engines of its own.

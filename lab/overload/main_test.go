@@ -58,6 +58,63 @@ func TestOverloadCollapsesWithoutAdmissionAndDoesNotWithIt(t *testing.T) {
 	}
 }
 
+// The queue must not fill before its pace is known, whatever the engines' time for one prompt is: that made clients of
+// little patience give up, and refused the others only because the queue was full.
+func TestAnOverloadIsBoundedFromItsFirstSecond(t *testing.T) {
+	for _, by := range []narrow{narrowPrefill, narrowPrompts, narrowBatch, narrowDecode} {
+		t.Run(string(by), func(t *testing.T) {
+			over := cold(t, by, 0)
+			usual := quantile(inBubble(t, by, .5, &admit.Options{Adaptive: true}).took, .5)
+			for i, s := range over.seconds[:10] {
+				if i > 0 {
+					assert.Greater(t, s.served, 70, "second %d", i)
+				}
+				assert.Less(t, quantile(s.took, .95), usual+.7, "second %d", i)
+			}
+			assert.Less(t, quantile(over.took, .95), usual+.5)
+		})
+	}
+}
+
+// An engine that becomes slower is not taken for one that has too much to do: its limit would shrink until it idles.
+func TestASlowerEngineKeepsItsGoodput(t *testing.T) {
+	for _, by := range []narrow{narrowPrefill, narrowBatch} {
+		over := cold(t, by, 4)
+		served := 0
+		for _, s := range over.seconds[6:10] {
+			served += s.served
+		}
+		assert.Greater(t, served, 4*80/4*8/10, "%s: of what it can serve", by)
+	}
+}
+
+// cold offers three times the capacity to engines of which nothing is known yet.
+func cold(t *testing.T, by narrow, slower int64) (res *result) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		var err error
+		r := coldStart(by)
+		r.lasts, r.slower = 10*time.Second, slower
+		res, err = measure(t.Context(), r, 1)
+		require.NoError(t, err)
+	})
+	assert.Zero(t, res.gone+int(res.full)+res.failed)
+	return res
+}
+
+// Over HTTP and in real time the same happens. The bounds are wide, since other programs run beside this one.
+func TestAnOverloadIsBoundedOverHTTP(t *testing.T) {
+	r := coldStart(narrowBatch)
+	r.capacity, r.lasts, r.http = 20, 4*time.Second, true
+	res, err := measure(t.Context(), r, 1)
+	require.NoError(t, err)
+	t.Log(coldRow(r, res))
+	assert.Zero(t, int(res.full)+res.failed)
+	assert.Less(t, res.gone, res.offered/20)
+	assert.Greater(t, res.served, 20*2)
+	assert.Greater(t, res.refused, res.offered/4)
+}
+
 func TestTheReportHasATableAndAPlot(t *testing.T) {
 	r := run{by: narrowPrefill, capacity: 80, lasts: 4 * time.Second, decode: 200 * time.Millisecond,
 		timeout: 2 * time.Second, load: 2}
@@ -67,7 +124,7 @@ func TestTheReportHasATableAndAPlot(t *testing.T) {
 		p, err = both(t.Context(), r, 2)
 		require.NoError(t, err)
 	})
-	assert.Regexp(t, `\n\| 2\.0 \| \d+\.\d/s \| \d+ \| \d+\.\d % \| \d\d\.\d/s \|`, page(r, []point{p}, "", ""))
+	assert.Regexp(t, `\n\| 2\.0 \| \d+\.\d/s \| \d+ \| \d+\.\d % \| \d\d\.\d/s \|`, page(r, []point{p}, nil, "", ""))
 	file := filepath.Join(t.TempDir(), "overload.png")
 	require.NoError(t, drawing(file, r, []point{p}))
 	data, err := os.ReadFile(file)
@@ -87,13 +144,14 @@ func TestOverloadIsToldAtOnce(t *testing.T) {
 // refusals measures refusals over HTTP, in sorted seconds.
 func refusals(t *testing.T) []float64 {
 	t.Helper()
-	flow, stop, err := gateway(t.Context(), run{by: narrowPrefill, capacity: .001, decode: time.Minute,
+	g, err := open(t.Context(), run{by: narrowPrefill, capacity: .001, decode: time.Minute,
 		timeout: time.Hour, limits: &admit.Options{PrefillLimit: 1, Queue: -1}})
 	require.NoError(t, err)
+	flow := g.flow
 	server := httptest.NewServer(flow)
 	ctx, cancel := context.WithCancel(t.Context())
 	held := make(chan error)
-	go func() { _, err := request(ctx, flow); held <- err }()
+	go func() { _, err := g.send(ctx); held <- err }()
 	require.Eventually(t, func() bool { return len(flow.Sessions()) == 1 && flow.Sessions()[0].Phase == "prefill" },
 		20*time.Second, time.Millisecond)
 	var took []float64
@@ -110,7 +168,7 @@ func refusals(t *testing.T) []float64 {
 	cancel()
 	require.Error(t, <-held)
 	server.Close()
-	stop()
+	g.stop()
 	slices.Sort(took)
 	return took
 }
@@ -131,9 +189,26 @@ func TestOverloadsPage(t *testing.T) {
 			require.NoError(t, err)
 		})
 	}
+	var rows []string
+	for _, by := range []narrow{narrowPrefill, narrowBatch, narrowDecode} {
+		for _, real := range []bool{false, true} {
+			r := coldStart(by)
+			r.http = real
+			row := func(t *testing.T) {
+				res, err := measure(t.Context(), r, 1)
+				require.NoError(t, err)
+				rows = append(rows, coldRow(r, res))
+			}
+			if real {
+				row(t)
+			} else {
+				synctest.Test(t, row)
+			}
+		}
+	}
 	about := fmt.Sprintf("Time is simulated (testing/synctest), so what waits for nothing takes no time; in real "+
 		"time, 99 %% of 2,000 refusals over HTTP took less than %.2f ms.", 1000*quantile(refusals(t), .99))
-	require.NoError(t, os.WriteFile(folder+"overload.md", []byte(page(r, points,
-		"PDKIT_UPDATE=1 go test -run TestOverload ./overload", about)), 0o644))
+	require.NoError(t, os.WriteFile(folder+"overload.md", []byte(page(r, points, rows,
+		"PDKIT_UPDATE=1 go test -run TestOverloadsPage ./overload", about)), 0o644))
 	require.NoError(t, drawing(folder+"overload.png", r, points))
 }

@@ -8,6 +8,7 @@ import (
 	"image/color"
 	"math"
 	"os"
+	"slices"
 	"strings"
 
 	"gonum.org/v1/plot"
@@ -30,18 +31,33 @@ One prefill and one decode engine serve %.0f requests a second. Requests come at
 |---|---|---|---|---|---|---|---|---|
 `
 
+const pageWhy = `
+Without admission the queue in front of the prefill engine grows until each request in it runs into its timeout just when its turn comes: the engine is busy all the time, with prompts whose clients get 504. With admission few requests wait, and the rest know at once.
+`
+
+//nolint:lll // prose: one paragraph a line
+const pageCold = `
+## From the first second
+
+Three times the capacity comes at once, to engines of which the gateway knows nothing yet. Clients give up after 4 s. *prefill* is the pair above. *batch* takes 200 ms for a prompt and computes 16 of them at a time, so a request that waits for nothing takes 400 ms. With *decode* the decode engine is the narrow place: it has 16 slots, of 200 ms each. Simulated, all are calls in simulated time; over HTTP, clients, gateway and engines speak HTTP over loopback in real time, in one process. Latencies are p50, p95 and p99 until the response's end, in milliseconds, of requests that came in the first second, and of those that came later.
+
+| engines | time | first second | later | responses in each second after the first | refused | of these: queue full | gave up | failed |
+|---|---|---|---|---|---|---|---|---|
+%s
+Until the first responses have come, the gateway knows neither the engines' pace nor how many requests they compute at a time. So a queue that is bounded by a time it cannot estimate yet would fill. Adaptive bounds the number of requests that wait for engines, which holds at any pace.
+`
+
 //nolint:lll // prose: one paragraph a line
 const pageTail = `
-Without admission the queue in front of the prefill engine grows until each request in it runs into its timeout just when its turn comes: the engine is busy all the time, with prompts whose clients get 504. With admission few requests wait, and the rest know at once.
-
 ## What the limits do
 
 - Admission is off by default, although nothing is refused at 0.8 of capacity: a gateway should refuse requests only if its operator asked for that. A gateway without it says when goodput collapses, that is when a quarter of the attempts of the last 10 s came too late: by a line of the log, the metric ` + "`pd.goodput.collapsing`" + ` and the alert [PDGoodputCollapses](../runbook.md#pdgoodputcollapses).
 - Admission decides when the picker picks the pair, before the flow sends anything. It does not refuse a request's further attempts.
 - ` + "`inFlightPerPrefill`" + ` counts until the prefill leg has ended, ` + "`inFlightPerDecode`" + ` until the response has. With mode fixed they are the limits; with adaptive the limits never get higher. The documentation of package ` + "`pdflow/admit`" + ` says how adaptive finds them.
+- An engine at its limit is preferred to one in a cooldown: requests wait for it, and a dead engine does not get what the others have no room for.
 - With the gateway's ` + "`-inspect`" + `, each decode engine's own load counts too, read every second: one whose KV cache is above 95 % gets nothing while it serves other requests, and adaptive takes an engine's own queue for a limit that was too high.
-- ` + "`queue`" + ` requests per ModelServer wait for at most ` + "`queueTimeout`" + `, first come first served. Admission refuses a request at its arrival if, at the queue's pace, it would wait longer; adaptive does so from a wait of 24 prefills on, then of 8 until the overload is over. Which client sent a request does not count, and its priority only where ` + "`priorityHeader`" + ` names a header that a proxy in front sets or takes away: the least number goes first, and takes the last one's place in a full queue.
-- Refused: 503, code ` + "`overloaded`" + `, ` + "`Retry-After: 1`" + `. ` + "`fallback`" + ` does not apply, since it would send the request to the same engines.
+- ` + "`queue`" + ` requests per ModelServer wait for at most ` + "`queueTimeout`" + `, first come first served. Admission refuses a request at its arrival if, at the queue's pace, it would wait longer; adaptive does so where 24 requests wait already, then 8 until the overload is over: more if prompts differ in length, and as many as leave within 100 ms if the fleet's pace is known to be higher. Which client sent a request does not count, and its priority only where ` + "`priorityHeader`" + ` names a header that a proxy in front sets or takes away: the least number goes first, and takes the last one's place in a full queue.
+- Refused: 503, code ` + "`overloaded`" + `, and ` + "`Retry-After`" + `: when all that wait will have been served, at the queue's pace, and at least 1 s. ` + "`fallback`" + ` does not apply, since it would send the request to the same engines.
 - Metrics: ` + "`pd.admission.queued`, `pd.admission.wait`, `pd.admission.refused`" + ` ([metrics.md](../metrics.md)).
 
 ` + "`lab/overload`" + `'s test runs the same loads in simulated time, also with prompts that differ in length and with decode as the narrow place: without admission goodput falls below 40 % of capacity; with it nothing is refused at 0.8 of capacity, and at 3 times capacity goodput stays above 80 %, the p99 below twice that of 0.8, and refusals below 5 ms.
@@ -49,7 +65,7 @@ Without admission the queue in front of the prefill engine grows until each requ
 
 // page is the table, as Markdown.
 // by is the command that made it, and about says what time it is measured in.
-func page(r run, points []point, by, about string) string {
+func page(r run, points []point, cold []string, by, about string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, pageHead, by, r.capacity, r.lasts, r.timeout, about)
 	ms := func(sorted []float64) string {
@@ -65,6 +81,10 @@ func page(r run, points []point, by, about string) string {
 		fmt.Fprintf(&b, "| %.1f | %.1f/s | %s | %s | %.1f/s | %s | %s | %s | %s |\n", p.load, p.without.goodput,
 			ms(p.without.took), share(p.without.failed, p.without), p.with.goodput, ms(p.with.took), ms(p.with.first),
 			share(p.with.refused, p.with), ms(p.with.refusing))
+	}
+	b.WriteString(pageWhy)
+	if len(cold) > 0 {
+		fmt.Fprintf(&b, pageCold, strings.Join(cold, ""))
 	}
 	b.WriteString(pageTail)
 	return b.String()
@@ -149,4 +169,25 @@ func write(file string, picture vgimg.PngCanvas) error {
 	}
 	_, err = picture.WriteTo(f)
 	return errors.Join(err, f.Close())
+}
+
+// coldRow is a row of the table of cold starts.
+func coldRow(r run, res *result) string {
+	ms := func(sorted []float64) string {
+		return fmt.Sprintf("%.0f, %.0f, %.0f", 1000*quantile(sorted, .5), 1000*quantile(sorted, .95),
+			1000*quantile(sorted, .99))
+	}
+	var later []float64
+	least, most := math.MaxInt, 0
+	for _, s := range res.seconds[1:int(r.lasts.Seconds())] {
+		later = append(later, s.took...)
+		least, most = min(least, s.served), max(most, s.served)
+	}
+	slices.Sort(later)
+	how := "simulated"
+	if r.http {
+		how = "over HTTP"
+	}
+	return fmt.Sprintf("| %s | %s | %s | %s | %d to %d | %d | %d | %d | %d |\n", r.by, how, ms(res.seconds[0].took),
+		ms(later), least, most, res.refused, res.full, res.gone, res.failed)
 }
