@@ -189,6 +189,23 @@ func TestEachPolicyAvoidsWhatFailedWhileOthersAreThere(t *testing.T) {
 	})
 }
 
+// Full engines are taken after those with room, and before those that have failed.
+func TestEachPolicyPrefersFullEnginesToOnesInACooldown(t *testing.T) {
+	eachPolicy(t, func(t *testing.T, policy pick.Policy) {
+		p := pick.New(newFleet(t, many(3, 1)...).Set, policy)
+		mustPick(t, p, input(t, 0)).Done(failed(pdflow.LegPrefill, "p0"))
+		for i := range 40 {
+			in := input(t, i)
+			in.Avoid, in.Full = []string{"p1"}, []string{"p1"}
+			require.Equal(t, "p2+d0", pair(t, p, in))
+			in.Avoid = []string{"p2", "p1"} // the request has failed at p2
+			require.Equal(t, "p1+d0", pair(t, p, in))
+			in.Avoid, in.Full = []string{"p2", "p1", "d0"}, []string{"p1", "d0"}
+			require.Equal(t, "p1+d0", pair(t, p, in))
+		}
+	})
+}
+
 func TestEachPolicyLetsEnginesAndPairsRest(t *testing.T) {
 	eachPolicy(t, func(t *testing.T, policy pick.Policy) {
 		p := pick.New(newFleet(t, many(2, 2)...).Set, policy)
