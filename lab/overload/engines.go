@@ -17,13 +17,13 @@ import (
 )
 
 // pair is a model of two engines, and the round tripper that reaches them. P computes one prompt after the other, in
-// the order of arrival, or some of them at a time. As real engines do, it drops requests whose client has left, and what
-// it has computed for them is lost. D gives each of its slots to one request for a fixed time; the others wait.
+// the order of arrival, or some of them at a time. As real engines do, it drops requests whose client has left, and
+// what it has computed for them is lost. D gives each of its slots to one request for a fixed time; the others wait.
 type pair struct {
 	prefill time.Duration // for one prompt
 	differ  bool          // prompts do
 	prompts atomic.Int64
-	slower  atomic.Int64  // times as long as at first; 0: as at first
+	slower  atomic.Int64  // prompts take so many times as long as at first; 0: as long
 	decode  time.Duration // for one response
 
 	// What is free, with the time since when it is: P's turns, and D's slots. An engine on a busy machine that wakes up

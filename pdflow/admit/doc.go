@@ -17,12 +17,12 @@
 //
 // The limits are fixed numbers, or found by measuring (Options.Adaptive). A prefill engine's limit, and that of a
 // decode engine of which no load is known, follows the engine's latency. By Little's law the latency tells how many of
-// the requests in flight run at the engine, and how many wait there: compared with the latency that it has with few
-// requests in flight, since one that is learnt under overload grows with the queue. The limit becomes what runs, and a
-// third more to wait, at least two. It begins at 16 for prefill and 256 for decode, grows fast until it has been too
-// high once, then by an eighth while requests reach it. Where it shrinks and the latency does not, the engine has become
-// slower: that is its latency from now on. A decode engine whose load is known (Options.Load) says itself how many
-// requests run and how many wait: the limit becomes what runs.
+// the requests in flight run at the engine, and how many wait there: it is compared with the latency that the engine
+// has with few requests in flight, since one that is learnt under overload grows with the queue. The limit becomes
+// what runs, and a third more to wait, at least two. It begins at 16 for prefill and 256 for decode, grows fast until
+// it has been too high once, then by an eighth while requests reach it. Where the limit shrinks and the latency does
+// not, the engine has become slower, and that is its latency from now on. A decode engine whose load is known
+// (Options.Load) says itself how many requests run and how many wait: the limit becomes what runs.
 //
 // With Adaptive the number of requests that wait is bounded, too, at first by 24, and during an overload by 8. This
 // bounds the wait before any pace is known, in the first second of an overload.

@@ -123,17 +123,17 @@ func (a *average) add(sample float64, over int) {
 	a.mean += (sample - a.mean) / float64(a.n)
 }
 
-// How many requests may wait with adaptive limits. The wait at an engine to which a share of 0.8 of what it can serve is
-// offered exceeds the time of x requests with a probability of about exp(-x/2) (Kingman's law of congestion), so a load
-// that can be served is not refused. A queue that got so long is cut short from then on, since it only has to keep the
-// engines busy, until nobody has been refused for a while. The numbers hold whatever an engine's pace is, so they bound
-// the wait from the first second on, in which no pace is known. A fleet whose pace is known to be high may have more in
-// the queue: as many as leave within unnoticed.
+// How many requests may wait with adaptive limits. The wait at an engine to which a share of 0.8 of what it can serve
+// is offered exceeds the time of x requests with a probability of about exp(-x/2) (Kingman's law of congestion), so a
+// load that can be served is not refused. A queue that got so long is cut short from then on, since it only has to keep
+// the engines busy, until nobody has been refused for a while. The numbers hold whatever an engine's pace is, so they
+// bound the wait from the first second on, in which no pace is known. A fleet whose pace is known to be high may have
+// more in the queue: as many as leave within the seconds of unnoticed.
 const (
 	burst     = 24
 	standing  = 8
 	calm      = 64
-	unnoticed = 0.1 // seconds
+	unnoticed = 0.1
 )
 
 // differ is by how much prompts that differ make the queue longer: the mean square of an uncrowded prefill's time over
