@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pdkit/pdkit/enginesim/internal/api"
 	"github.com/pdkit/pdkit/enginesim/internal/core"
 	"github.com/pdkit/pdkit/enginesim/internal/proto"
 )
@@ -35,6 +36,11 @@ type Config struct {
 	// Adapters are LoRA adapters that the engine is launched with. /v1/models lists them with Model as their parent.
 	// See Engine.LoadAdapter.
 	Adapters []string
+	// KeepResponses keeps each response of /v1/responses in memory until the engine ends, unless its request says
+	// store: false, as vLLM does with VLLM_ENABLE_RESPONSES_API_STORE=1: for previous_response_id, for
+	// GET /v1/responses/ID (stream and starting_after for one in the background), for POST /v1/responses/ID/cancel, and
+	// for background. Without it vLLM knows no response by its id, and refuses background.
+	KeepResponses bool
 	// Connector is the KV connector: "none", "nixl" (pull), or another one of pdkit's connector names. Default "nixl"
 	// when KVRole is set, else "none".
 	Connector string
@@ -94,6 +100,13 @@ type Config struct {
 	ExitDelay time.Duration
 	// KeepRequests bounds Requests. Default 1024; negative keeps none.
 	KeepRequests int
+}
+
+func (c Config) kept() *api.Kept {
+	if c.KeepResponses {
+		return api.NewKept()
+	}
+	return nil
 }
 
 // core is what the engine core needs of the configuration.

@@ -45,8 +45,8 @@ func (l *requestLog) add(r *http.Request, body []byte) {
 	}
 }
 
-// Requests gives the requests the engine received, oldest first: the last Config.KeepRequests of them. POST requests
-// only; probes are not kept.
+// Requests gives the requests the engine received, oldest first: the last Config.KeepRequests of them. POST requests,
+// and GET of a response; probes are not kept.
 func (e *Engine) Requests() []Request {
 	e.log.mu.Lock()
 	defer e.log.mu.Unlock()

@@ -37,6 +37,8 @@ type Call struct {
 	streamParams bool // Engine.StreamParams
 	anyOptions   bool // stream_options may stand without stream
 	demand       demand
+	Background   bool  // nobody waits for the response
+	kept         *Kept // where the response is kept; nil: nowhere
 
 	sse  *SSE
 	made []int // tokens of each generation that a stream has written

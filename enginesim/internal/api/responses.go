@@ -5,6 +5,7 @@ package api
 import (
 	"encoding/json"
 	"net/http"
+	"slices"
 
 	"github.com/pdkit/pdkit/enginesim/internal/core"
 	"github.com/pdkit/pdkit/enginesim/internal/python"
@@ -19,6 +20,9 @@ type responsesRequest struct {
 	TopP            *float64        `json:"top_p"`
 	Metadata        json.RawMessage `json:"metadata"`
 	User            *string         `json:"user"`
+	Store           *bool           `json:"store"`
+	Background      bool            `json:"background"`
+	Previous        *string         `json:"previous_response_id"`
 	Text            struct {
 		Format json.RawMessage `json:"format"`
 	} `json:"text"`
@@ -26,7 +30,7 @@ type responsesRequest struct {
 
 // parseResponses reads a /v1/responses request. Its ids come from the body alone: the header X-Request-Id is not read
 // there.
-func parseResponses(_ *Engine, _ *http.Request, body []byte) (*Call, *Error) {
+func parseResponses(e *Engine, _ *http.Request, body []byte) (*Call, *Error) {
 	var q responsesRequest
 	c, bad := decodeCall(body, &q, &q.sampling)
 	if bad != nil {
@@ -39,6 +43,13 @@ func parseResponses(_ *Engine, _ *http.Request, body []byte) (*Call, *Error) {
 	if bad != nil {
 		return nil, bad
 	}
+	if messages, bad = q.follow(e.Kept, messages); bad != nil {
+		return nil, bad
+	}
+	if q.Store == nil || *q.Store {
+		c.kept = e.Kept
+	}
+	c.Background = q.Background
 	if q.Instructions != nil {
 		messages = append([]chatMessage{{Role: "system", Content: chatContent(*q.Instructions)}}, messages...)
 	}
@@ -46,7 +57,7 @@ func parseResponses(_ *Engine, _ *http.Request, body []byte) (*Call, *Error) {
 		c.id = "resp_" + core.RandomHex(8)
 	}
 	c.chat(&q.sampling, &q.tooling, c.id+"_0", render(messages, q.Tools, true), q.Text.Format)
-	c.format = &responsesFormat{call: c, q: &q, message: "msg_" + core.RandomHex(8)}
+	c.format = &responsesFormat{call: c, q: &q, messages: messages, message: "msg_" + core.RandomHex(8)}
 	return c, nil
 }
 
@@ -63,14 +74,37 @@ func responsesInput(raw json.RawMessage) ([]chatMessage, *Error) {
 	return messages, nil
 }
 
+// follow returns the messages behind those of the response that the request names, if it names one.
+func (q *responsesRequest) follow(kept *Kept, messages []chatMessage) ([]chatMessage, *Error) {
+	switch {
+	case q.Background && q.Store != nil && !*q.Store:
+		return nil, BadField("", "value_error", "Value error, background can only be used when `store` is true", "{}")
+	case q.Background && kept == nil:
+		return nil, invalidResponse(http.StatusBadRequest, "background", "This vLLM engine does not support "+
+			"`store=True` and therefore does not support the background mode. To enable these features, set the "+
+			"environment variable `VLLM_ENABLE_RESPONSES_API_STORE=1` when launching the vLLM server.")
+	case q.Previous == nil:
+		return messages, nil
+	}
+	before, bad := kept.get(*q.Previous)
+	if bad != nil {
+		return nil, bad
+	}
+	kept.mu.Lock()
+	defer kept.mu.Unlock()
+	said := chatMessage{Role: "assistant", Content: chatContent(before.output)}
+	return slices.Concat(before.input, []chatMessage{said}, messages), nil
+}
+
 type responsesFormat struct {
-	call    *Call
-	q       *responsesRequest
-	message string // its id
-	seq     int
-	text    string
-	within  calling
-	made    []responsesCall // in the stream so far
+	call     *Call
+	q        *responsesRequest
+	messages []chatMessage
+	message  string // its id
+	seq      int
+	text     string
+	within   calling
+	made     []responsesCall // in the stream so far
 }
 
 type responsesCall struct {
@@ -114,8 +148,8 @@ func (f *responsesFormat) body(status string, output []any, o *core.Outcome) pyt
 	return python.Object{"id", c.id, "created_at", c.created, "incomplete_details", incomplete,
 		"instructions", q.Instructions, "metadata", q.Metadata, "model", c.model, "object", "response",
 		"output", output, "parallel_tool_calls", true, "temperature", float(q.Temperature, 1), "tool_choice", choice,
-		"tools", tools, "top_p", float(q.TopP, 1), "background", false, "max_output_tokens", c.Gens[0].MaxTokens,
-		"max_tool_calls", nil, "previous_response_id", nil, "prompt", nil, "reasoning", nil, "service_tier", "auto",
+		"tools", tools, "top_p", float(q.TopP, 1), "background", q.Background, "max_output_tokens", c.Gens[0].MaxTokens,
+		"max_tool_calls", nil, "previous_response_id", q.Previous, "prompt", nil, "reasoning", nil, "service_tier", "auto",
 		"status", status, "text", nil, "top_logprobs", nil, "truncation", "disabled", "usage", usage, "user", q.User,
 		"presence_penalty", float(nil, 0), "frequency_penalty", float(nil, 0), "kv_transfer_params", params,
 		"ec_transfer_params", nil, "input_messages", nil, "output_messages", nil}
@@ -162,6 +196,7 @@ func (f *responsesFormat) Whole(outs []*core.Outcome) any {
 	if o.Reason == failed { // as SGLang writes it
 		b = append(b, "error", python.Object{"code", "server_error", "message", "Generation aborted"})
 	}
+	f.call.kept.keep(f, b, o)
 	return b
 }
 

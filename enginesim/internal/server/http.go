@@ -37,6 +37,9 @@ func (n *Node) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		n.post(w, r)
 		return
 	}
+	if n.response(w, r) {
+		return
+	}
 	if s, ok := n.Conn.(surface); ok && s.Serve(w, r) {
 		return
 	}
@@ -97,6 +100,8 @@ func (n *Node) post(w http.ResponseWriter, r *http.Request) {
 	}
 	parse := n.parser(r.URL.Path)
 	switch {
+	case n.response(w, r):
+		return
 	case parse == nil && !n.knownPost(r.URL.Path):
 		api.WriteError(w, api.ErrNotFound())
 		return
@@ -169,6 +174,10 @@ func (n *Node) serve(ctx context.Context, w http.ResponseWriter, r *http.Request
 		return
 	}
 	c.Came(r, body)
+	if c.Background {
+		n.serveBackground(ctx, w, c)
+		return
+	}
 	arm(c, fault)
 	if c.Stream {
 		n.serveStream(ctx, w, c, fault)
