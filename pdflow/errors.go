@@ -26,6 +26,7 @@ const (
 	CodeInvalid         Code = "invalid_request"        // 400: the client's body or header
 	CodeUnsupported     Code = "unsupported"            // 400: two engines cannot carry it, and the policy says refuse
 	CodeNotFound        Code = "not_found"              // 404: no such path or model
+	CodeNoResponse      Code = "response_not_found"     // 404: no engine has the response that the request refers to
 	CodeBodyTimeout     Code = "body_timeout"           // 408: the client's body did not come
 	CodeTooLarge        Code = "body_too_large"         // 413
 	CodeMediaType       Code = "unsupported_media_type" // 415
@@ -144,7 +145,7 @@ func (e *Error) HTTPStatus() int {
 	switch e.Code {
 	case CodeInvalid, CodeUnsupported:
 		return http.StatusBadRequest
-	case CodeNotFound:
+	case CodeNotFound, CodeNoResponse:
 		return http.StatusNotFound
 	case CodeBodyTimeout:
 		return http.StatusRequestTimeout
@@ -200,7 +201,7 @@ func (e *Error) fallbackable() bool {
 func (e *Error) errorType() string {
 	switch e.Code {
 	case CodePrefillRejected, CodeDecodeRejected, CodeInvalid, CodeUnsupported, CodeTooLarge, CodeMediaType,
-		CodeNotFound, CodeBodyTimeout:
+		CodeNotFound, CodeNoResponse, CodeBodyTimeout:
 		return "invalid_request_error"
 	case CodeNoEndpoint, CodeDraining, CodeOverloaded:
 		return "service_unavailable_error"

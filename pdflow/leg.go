@@ -212,6 +212,9 @@ func (a *attempt) sendDecode(ctx context.Context, leg *connector.Leg, o *LegOutc
 		return nil, b.failed(CodeDecodeFailed, "the decode engine does not go on with the stream")
 	}
 	o.FirstByte = time.Now()
+	if a.f.opts.responses != nil && a.s.API == connector.APIResponses {
+		a.learnResponse(b)
+	}
 	return b, nil
 }
 

@@ -120,6 +120,7 @@ func (o *options) checkMux() error {
 		{len(o.forward) > 0, "WithForwardHeaders"},
 		{o.adapters != nil, "WithAdapters"},
 		{o.models != nil, "WithModel"},
+		{o.responses != nil, "WithResponses"},
 		{measured.TracerProvider != nil || measured.Propagator != nil || measured.SpanName != nil ||
 			measured.GenAI != "" || measured.Usage,
 			"WithTelemetry, but for Logger, MeterProvider and Attributes,"},

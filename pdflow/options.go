@@ -18,6 +18,7 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/internal/modelname"
+	"github.com/pdkit/pdkit/pdflow/responses"
 )
 
 // errorHandler writes an error to the client: see WithErrorHandler.
@@ -40,6 +41,7 @@ type options struct {
 	adapters     func(model string) bool
 	models       *modelname.Names // nil: clients name models as engines do
 	engineUsage  bool             // the client gets the counts that D tells
+	responses    *responses.Index // nil: nobody knows who has which
 }
 
 // clientSide are the options of a flow and of a Mux.

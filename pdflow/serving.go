@@ -89,6 +89,14 @@ func (x *serving) run() (*Body, *Error) {
 	if e != nil {
 		return nil, e
 	}
+	if x.f.opts.responses != nil && x.req.API == connector.APIResponses {
+		return x.atMaker(member)
+	}
+	return x.serve(member)
+}
+
+// serve is run where member is what check returned.
+func (x *serving) serve(member string) (*Body, *Error) {
 	if member == "" {
 		body, e := x.try()
 		if e == nil || e.Code != CodeUnsupported || x.given != nil {

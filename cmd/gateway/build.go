@@ -137,7 +137,7 @@ func (g *gateway) buildModel(ms *modelServer, before []*pool) (*model, error) {
 		m.recent.goodput = &goodput{log: g.log, model: ms.Model()}
 	}
 	opts := append(g.tel.options(), pdflow.WithBudget(g.budget),
-		pdflow.WithForwardHeaders(cfg.gateway.ForwardHeaders...),
+		pdflow.WithForwardHeaders(cfg.gateway.ForwardHeaders...), pdflow.WithResponses(m.has),
 		pdflow.WithObserver(m.pool.answers()), pdflow.WithObserver(m.recent.observer()),
 		pdflow.WithTelemetry(pdflow.Telemetry{Logger: m.probes.log, GenAI: cfg.genAI,
 			Attributes: []attribute.KeyValue{attribute.String("gen_ai.request.model", ms.Model())}}))

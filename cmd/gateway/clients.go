@@ -37,7 +37,8 @@ func (g *gateway) passthrough(spec gatewaySpec) (*passthrough.Handler, error) {
 		Budget:  g.budget,
 		Paths:   spec.PassthroughPaths,
 		Allow: func(r *http.Request) bool {
-			return spec.Passthrough != "" || r.Method == http.MethodGet && r.URL.Path == modelsPath
+			return spec.Passthrough != "" || r.Method == http.MethodGet && r.URL.Path == modelsPath ||
+				passthrough.OfResponse(r)
 		},
 		All: func() (all []*passthrough.Engines) {
 			for _, m := range g.models() {
@@ -72,7 +73,7 @@ func notYet() *pdflow.Error {
 // pass says how requests that are no inference reach the model's engines.
 func (m *model) pass(headers []string) *passthrough.Engines {
 	e := &passthrough.Engines{Set: m.set, Picker: m.picker, Transport: m.legs, Timeouts: m.Main.Timeouts(),
-		ForwardHeaders: slices.Clone(headers), ModelNames: maps.Clone(m.Spec.ModelNames),
+		Responses: m.has, ForwardHeaders: slices.Clone(headers), ModelNames: maps.Clone(m.Spec.ModelNames),
 		Adapters: m.Spec.Adapters.Serves(m.set)}
 	if model := m.Model(); len(e.ModelNames) > 0 && model != "*" {
 		e.ModelNames[model] = m.ServedModel() // listed, too, since requests may name it

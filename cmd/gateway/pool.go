@@ -23,6 +23,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow/health"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 	"github.com/pdkit/pdkit/pdflow/pick"
+	"github.com/pdkit/pdkit/pdflow/responses"
 	"github.com/pdkit/pdkit/transport"
 )
 
@@ -35,7 +36,8 @@ type pool struct {
 	log      *slog.Logger
 	listed   *listing // nil unless the engines are a static list
 	set      *discovery.Set
-	choosing pdflow.Picker // what picker is around
+	choosing pdflow.Picker    // what picker is around
+	has      *responses.Index // which engine has which response
 	picker   *attest.Quarantine
 	prober   *health.Prober
 	probes   probeBook
@@ -129,6 +131,7 @@ func (g *gateway) poolFor(ms *modelServer, before []*pool) (*pool, error) {
 		source = inspect.Wrap(source, o)
 	}
 	p.set = discovery.NewSet(source)
+	p.has = responses.New(p.set, p.legs)
 	p.choosing = pick.New(p.set, cfg.pick)
 	p.picker = attest.NewQuarantine(p.choosing)
 	for _, other := range slices.Backward(before) { // the first one serves the model now

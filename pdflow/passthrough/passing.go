@@ -36,6 +36,7 @@ type passing struct {
 	engines *Engines
 	limits  config.Timeouts
 	outcome pdflow.Outcome
+	maker   string             // the ID of the engine that the request is for; "": any
 	engine  discovery.Endpoint // that serves it
 	asked   string             // the model that the client has named, where the engine got another name
 	models  *modelname.Names   // what the response is named by; nil: by what the engine says
@@ -47,6 +48,7 @@ type passing struct {
 var (
 	errSilent     = errors.New("the engine is silent")
 	errMayPrefill = errors.New("the picker named an engine that can prefill")
+	errNoResponse = errors.New("the engine does not have the response")
 	errRedirect   = errors.New("the engine did not answer with a response")
 	errEncoded    = errors.New("the response is compressed")
 )
@@ -75,7 +77,10 @@ func (x *passing) run() *pdflow.Error {
 		return e
 	}
 	choice, err := x.engines.pick(x.r.Context(), &pdflow.PickInput{Request: x.body.request(), Header: x.r.Header,
-		RequestID: x.id, Attempt: 1, Single: true})
+		RequestID: x.id, Attempt: 1, Single: true, Decode: x.maker})
+	if x.maker != "" && errors.Is(err, pdflow.CodeNotFound) { // it has left
+		return noResponse(err)
+	}
 	if err != nil {
 		return &pdflow.Error{Code: pdflow.CodeNoEndpoint, Message: "no engine is ready for this model",
 			RetryAfter: time.Second, Err: err}
@@ -96,6 +101,9 @@ func (x *passing) run() *pdflow.Error {
 	defer x.silence.Stop()
 	x.w.Header().Set("X-PD-Mode", string(pdflow.ModeAggregated))
 	resp, err := x.send(choice.Decode, body)
+	if x.lost(err) {
+		return x.note(noResponse(err))
+	}
 	if err != nil {
 		return x.failed(pdflow.CodeDecodeFailed, "the engine could not be reached or did not answer", err)
 	}
@@ -134,7 +142,9 @@ func (x *passing) send(to discovery.Endpoint, body *payload) (*http.Response, er
 	}
 	switch {
 	case resp.StatusCode >= 400 && x.r.Method != http.MethodHead:
-		x.rewriteError(resp)
+		if f := x.rewriteError(resp); x.isNoResponse(resp.StatusCode, f) {
+			return nil, errNoResponse
+		}
 	case intake.Encoded(resp.Header): // nobody asked for it, and what clients must not see could not be found in it
 		_ = resp.Body.Close()
 		return nil, errEncoded
@@ -146,15 +156,16 @@ func (x *passing) send(to discovery.Endpoint, body *payload) (*http.Response, er
 const maxErrorBody = 1 << 20
 
 // rewriteError leaves of an engine's error what a client may know, as a flow does.
-func (x *passing) rewriteError(resp *http.Response) {
+func (x *passing) rewriteError(resp *http.Response) *verdict.Fault {
 	x.limit(x.limits.Idle)
 	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody)) // of a broken one, the status is what matters
 	x.silence.Stop()
 	_ = resp.Body.Close()
-	body = x.fault(body, resp.StatusCode)
+	body, said := x.fault(body, resp.StatusCode)
 	resp.Body = io.NopCloser(bytes.NewReader(body))
 	resp.Header = http.Header{"Content-Type": {"application/json"}, "Content-Length": {strconv.Itoa(len(body))},
 		"Retry-After": resp.Header["Retry-After"]}
+	return said
 }
 
 // clean leaves of an error within a stream what a client may know.
@@ -165,11 +176,12 @@ func (x *passing) clean(event, data []byte) ([]byte, error) {
 	if failed := verdict.Failed(data, x.private()); failed != nil {
 		return failed, nil
 	}
-	return x.fault(data, http.StatusInternalServerError), nil
+	data, _ = x.fault(data, http.StatusInternalServerError)
+	return data, nil
 }
 
 // fault is an engine's error as a client may read it.
-func (x *passing) fault(body []byte, status int) []byte {
+func (x *passing) fault(body []byte, status int) ([]byte, *verdict.Fault) {
 	f := verdict.FaultOf(body, x.private())
 	if f == nil {
 		f = &verdict.Fault{Message: "the engine refused the request", Code: pdflow.CodeDecodeRejected}
@@ -185,7 +197,7 @@ func (x *passing) fault(body []byte, status int) []byte {
 		object = map[string]any{"type": "error", "error": map[string]any{"type": f.Type, "message": f.Message}}
 	}
 	body, _ = json.Marshal(object) // strings and numbers only
-	return body
+	return body, f
 }
 
 // private returns what no client may read in an engine's text.

@@ -27,6 +27,7 @@ import (
 	"github.com/pdkit/pdkit/internal/modelname"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/internal/names"
+	"github.com/pdkit/pdkit/pdflow/responses"
 )
 
 // Engines are those of one model. Picker and Transport must not be nil. Make them once, not for each request.
@@ -56,6 +57,9 @@ type Engines struct {
 
 	// DecodeOnly lets no engine serve that can prefill: see PrefillPairOnly of connector.Traits.
 	DecodeOnly bool
+
+	// Responses says which engine has the response that a path names. nil: any engine gets such a request.
+	Responses *responses.Index
 
 	names  names.Index
 	bind   sync.Once
@@ -120,6 +124,10 @@ type Options struct {
 // (Authorization, X-Api-Key, Engines.ForwardHeaders). An engine that fails, or takes longer than two seconds, is left
 // out. 32 engines are asked at once, for all clients together; if so many clients ask that no engine's turn comes, the
 // response is 503. GET /v1/models/NAME of a name in Engines.ModelNames is its entry of that list.
+//
+// What refers to a response by its path ([OfResponse]) goes to the decode engine that made it, of whatever model, where
+// Engines.Responses can tell which one that is. If no engine has it the error is of pdflow.CodeNoResponse; if its
+// engine is not ready, of pdflow.CodeNoEndpoint.
 //
 // All else goes to one decode engine of the model that the body names. A body must be one JSON object; below /v1/audio/
 // and on Options.Paths it may be a form (multipart/form-data). The engine gets the client's query, the header of
@@ -211,6 +219,9 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	x := &passing{w: w, r: r, id: id, body: b, limits: h.o.Timeouts}
+	if OfResponse(r) && h.toMaker(x) {
+		return
+	}
 	model := ""
 	if req := b.request(); req != nil {
 		model = req.Model

@@ -18,7 +18,6 @@ import (
 // OpenAI's API of audio.
 var served = []string{
 	"GET /v1/models", "GET /v1/models/*",
-	"GET /v1/responses/*", "DELETE /v1/responses/*", "POST /v1/responses/*/cancel",
 	"POST /v1/messages/count_tokens",
 	"POST /v1/chat/completions/render", "POST /v1/completions/render", "POST /v1/responses/render",
 	"POST /v1/messages/render", "POST /v1/chat/completions/derender", "POST /v1/completions/derender",
@@ -59,6 +58,12 @@ func (h *Handler) serves(r *http.Request) bool {
 	return !inference && h.passes(r) && (h.o.Allow == nil || h.o.Allow(r))
 }
 
+// OfResponse reports whether a request refers to a response of the Responses API by its path: GET, HEAD and DELETE below
+// /v1/responses/ID, and POST on /v1/responses/ID/cancel.
+func OfResponse(r *http.Request) bool { return listed(ofResponse, r) }
+
+var ofResponse = []string{"GET /v1/responses/*", "DELETE /v1/responses/*", "POST /v1/responses/*/cancel"}
+
 // passes reports whether a request may go to an engine. Any spelling of a path that an engine might read as another one
 // (encoded bytes, dots, doubled slashes, a slash at the end, parameters) may not.
 func (h *Handler) passes(r *http.Request) bool {
@@ -66,7 +71,7 @@ func (h *Handler) passes(r *http.Request) bool {
 	if r.URL.EscapedPath() != p || path.Clean(p) != p || !plain(p, "") {
 		return false
 	}
-	return listed(served, r) || h.added(r)
+	return listed(served, r) || OfResponse(r) || h.added(r)
 }
 
 // added reports whether the host has added a request's method and path to what passes.

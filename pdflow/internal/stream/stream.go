@@ -231,6 +231,25 @@ func (s *Stream) Significant() []byte {
 	return s.buffer.buf[:s.n]
 }
 
+// First returns the data of the first event, whatever it holds, or the head of a response that is not streamed. It is
+// valid until Next.
+func (s *Stream) First() []byte {
+	head := s.buffer.buf[:s.n]
+	if !s.Events {
+		return head
+	}
+	for {
+		event, rest, ok := sse.Next(head)
+		if !ok {
+			return nil
+		}
+		if data := sse.Data(event); len(data) > 0 {
+			return data
+		}
+		head = rest
+	}
+}
+
 // Begun reports whether a first event with content came.
 func (s *Stream) Begun() bool { return s.known }
 
