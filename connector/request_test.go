@@ -216,6 +216,8 @@ func TestUnsupported(t *testing.T) {
 		{"a response in the background", resp, `{"background":true}`, "background"},
 		{"not in the background", resp, `{"background":false}`, ""},
 		{"the follow-up of a stored response", resp, `{"previous_response_id":"resp_1"}`, "previous_response_id"},
+		{"a turn of a stored conversation", resp, `{"conversation":{"id":"conv_1"}}`, "conversation"},
+		{"a turn of none", resp, `{"conversation":null}`, ""},
 		{"the follow-up of none", resp, `{"previous_response_id":null}`, ""},
 		{"background elsewhere means nothing", msg, `{"background":true,"previous_response_id":"x"}`, ""},
 		{"n of 1", chat, `{"n":1}`, ""},

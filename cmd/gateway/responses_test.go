@@ -32,8 +32,10 @@ func startKeepers(t *testing.T, gateway string) *keepers {
 	k := &keepers{}
 	var entries []string
 	for range 2 {
-		keeps := enginesim.Config{Model: "m", KeepResponses: true, Listen: freeport.Loopback(t)}
-		p, d, err := enginesim.Pair(enginesim.Config{Model: "m"}, keeps)
+		port, err := freeport.One() // of engines that end, and whose addresses are asked afterwards
+		require.NoError(t, err)
+		p, d, err := enginesim.Pair(enginesim.Config{Model: "m"},
+			enginesim.Config{KeepResponses: true, Listen: "127.0.0.1:" + port})
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
 		k.d = append(k.d, d)
@@ -117,7 +119,6 @@ func TestWhatRefersToAResponseGoesToItsEngine(t *testing.T) {
 	second := start(t, k.yaml)
 	k.followed(second, ids)
 	assert.LessOrEqual(t, k.asked(), 4*len(ids), "the second asks each engine once for each")
-	assert.NoError(t, k.d[0].CheckKV())
 }
 
 func TestAResponseIsLostWithItsEngine(t *testing.T) {
@@ -219,7 +220,7 @@ func TestAFloodOfUnknownResponsesIsBounded(t *testing.T) {
 func TestResponsesInTheBackgroundAreReadAndCancelled(t *testing.T) {
 	k := startKeepers(t, "")
 	for _, p := range []*program{k.program, start(t, k.yaml)} {
-		long, _ := k.respond(`,"background":true,"max_output_tokens":20000`)
+		long, _ := k.respond(`,"background":true,"min_tokens":4`)
 		status, _, body := do(t, http.MethodPost, p.client+responsesPath+"/"+long+"/cancel", "")
 		assert.Equal(t, http.StatusOK, status, body)
 		assert.Equal(t, "cancelled", gjson.Get(body, "status").String())
@@ -254,7 +255,7 @@ func TestResponsesThatNobodyStores(t *testing.T) {
 	assert.Equal(t, "disaggregated", mode)
 	status, body := k.get(id)
 	isNoResponse(t, status, body)
-	for _, member := range []string{`"x":1`, `"previous_response_id":null`, `"previous_response_id":""`} {
+	for _, member := range []string{`"x":1`, `"previous_response_id":null`} {
 		_, mode = k.respond("," + member)
 		assert.Equal(t, "disaggregated", mode, member)
 	}

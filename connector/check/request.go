@@ -51,7 +51,7 @@ func (r *Rules) Carries(a connector.API) bool {
 //     what the limit of tokens leaves, which differs between the legs, and D answers wrongly to P's prompt
 //     (vllm/renderers/params.py);
 //   - use_beam_search: vLLM loses the transfer members on both legs;
-//   - background, previous_response_id of /v1/responses: only one engine has the response's state;
+//   - background, previous_response_id, conversation of /v1/responses: only one engine has the response's state;
 //   - n, best_of above 1 if the handoff is not for MultiUse: the first reader frees the blocks.
 //
 // A member in Traits.Carries is no reason. The error is a *[connector.RequestError] if D would refuse the request

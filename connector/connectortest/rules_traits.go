@@ -20,7 +20,8 @@ import (
 var carriable = []string{
 	"prompt", "prompt_embeds", "text", "input_ids", "prompt_logprobs", "echo", "truncate_prompt_tokens",
 	"use_beam_search",
-	"prompt_logprob_token_ids", "skip_reading_prefix_cache", "background", "previous_response_id", "truncation",
+	"prompt_logprob_token_ids", "skip_reading_prefix_cache", "background", "previous_response_id", "conversation",
+	"truncation",
 }
 
 // checkTraits looks at the declaration alone.

@@ -241,8 +241,10 @@ func (r *Request) keptResponse() string {
 	if r.truthy("background") {
 		return "background"
 	}
-	if _, ok := r.Field("previous_response_id"); ok {
-		return "previous_response_id"
+	for _, name := range [...]string{"previous_response_id", "conversation"} {
+		if _, ok := r.Field(name); ok {
+			return name
+		}
 	}
 	// Null does not count as absent here: vLLM compares the value with "disabled".
 	if raw, ok := r.Doc.Get("truncation"); ok && string(raw) != `"disabled"` {
