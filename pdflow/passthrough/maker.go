@@ -16,11 +16,13 @@ import (
 	"github.com/pdkit/pdkit/pdflow/responses"
 )
 
+const responsesPath = "/v1/responses/"
+
 // toMaker sends a request to the engine that made the response which its path names, of whatever model: the request
 // names none. A response that this engine has no more is looked for once more. It reports false where no engines can
 // tell who made it.
 func (h *Handler) toMaker(x *passing) bool {
-	id, _, _ := strings.Cut(strings.TrimPrefix(x.r.URL.Path, "/v1/responses/"), "/")
+	id, _, _ := strings.Cut(strings.TrimPrefix(x.r.URL.Path, responsesPath), "/")
 	var all []*Engines
 	for _, e := range h.o.All() {
 		if e != nil && e.Responses != nil && e.Picker != nil && e.Transport != nil {
@@ -102,7 +104,12 @@ func (x *passing) lost(err error) bool {
 	return x.maker != "" && (errors.Is(err, errNoResponse) || errors.Is(err, syscall.ECONNREFUSED))
 }
 
-// isNoResponse reports whether an engine's refusal says so, and not that it does not know the path.
-func (x *passing) isNoResponse(status int, said *verdict.Fault) bool {
-	return x.maker != "" && status == http.StatusNotFound && verdict.ScopeOf(status, said) == verdict.ScopeRequest
+// isNoResponse reports whether an engine's refusal says so, and not that the engine does not know what is below it.
+func (x *passing) isNoResponse(status int, said []byte) bool {
+	if x.maker == "" || status != http.StatusNotFound {
+		return false
+	}
+	_, below, _ := strings.Cut(strings.TrimPrefix(x.r.URL.Path, responsesPath), "/")
+	f := verdict.FaultOf(said, x.private())
+	return verdict.ScopeOf(status, f) == verdict.ScopeRequest && (f != nil || below == "")
 }

@@ -49,6 +49,7 @@ var (
 	errSilent     = errors.New("the engine is silent")
 	errMayPrefill = errors.New("the picker named an engine that can prefill")
 	errNoResponse = errors.New("the engine does not have the response")
+	errOther      = errors.New("the picker named another engine than the request does")
 	errRedirect   = errors.New("the engine did not answer with a response")
 	errEncoded    = errors.New("the response is compressed")
 )
@@ -142,7 +143,7 @@ func (x *passing) send(to discovery.Endpoint, body *payload) (*http.Response, er
 	}
 	switch {
 	case resp.StatusCode >= 400 && x.r.Method != http.MethodHead:
-		if f := x.rewriteError(resp); x.isNoResponse(resp.StatusCode, f) {
+		if said := x.rewriteError(resp); x.isNoResponse(resp.StatusCode, said) {
 			return nil, errNoResponse
 		}
 	case intake.Encoded(resp.Header): // nobody asked for it, and what clients must not see could not be found in it
@@ -155,13 +156,13 @@ func (x *passing) send(to discovery.Endpoint, body *payload) (*http.Response, er
 // maxErrorBody is as much of an engine's error as is read.
 const maxErrorBody = 1 << 20
 
-// rewriteError leaves of an engine's error what a client may know, as a flow does.
-func (x *passing) rewriteError(resp *http.Response) *verdict.Fault {
+// rewriteError leaves of an engine's error what a client may know, as a flow does. It returns what the engine said.
+func (x *passing) rewriteError(resp *http.Response) (said []byte) {
 	x.limit(x.limits.Idle)
-	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody)) // of a broken one, the status is what matters
+	said, _ = io.ReadAll(io.LimitReader(resp.Body, maxErrorBody)) // of a broken one, the status is what matters
 	x.silence.Stop()
 	_ = resp.Body.Close()
-	body, said := x.fault(body, resp.StatusCode)
+	body := x.fault(said, resp.StatusCode)
 	resp.Body = io.NopCloser(bytes.NewReader(body))
 	resp.Header = http.Header{"Content-Type": {"application/json"}, "Content-Length": {strconv.Itoa(len(body))},
 		"Retry-After": resp.Header["Retry-After"]}
@@ -176,12 +177,11 @@ func (x *passing) clean(event, data []byte) ([]byte, error) {
 	if failed := verdict.Failed(data, x.private()); failed != nil {
 		return failed, nil
 	}
-	data, _ = x.fault(data, http.StatusInternalServerError)
-	return data, nil
+	return x.fault(data, http.StatusInternalServerError), nil
 }
 
 // fault is an engine's error as a client may read it.
-func (x *passing) fault(body []byte, status int) ([]byte, *verdict.Fault) {
+func (x *passing) fault(body []byte, status int) []byte {
 	f := verdict.FaultOf(body, x.private())
 	if f == nil {
 		f = &verdict.Fault{Message: "the engine refused the request", Code: pdflow.CodeDecodeRejected}
@@ -197,7 +197,7 @@ func (x *passing) fault(body []byte, status int) ([]byte, *verdict.Fault) {
 		object = map[string]any{"type": "error", "error": map[string]any{"type": f.Type, "message": f.Message}}
 	}
 	body, _ = json.Marshal(object) // strings and numbers only
-	return body, f
+	return body
 }
 
 // private returns what no client may read in an engine's text.

@@ -80,6 +80,9 @@ func (e *Engines) modelNames() (*modelname.Names, error) {
 func (e *Engines) pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
 	e.bind.Do(func() { e.picker = e.Picker.Bind(nil, connector.Serving{PrefillPairOnly: e.DecodeOnly}) })
 	choice, err := e.picker.Pick(ctx, in)
+	if err == nil && in.Decode != "" && choice.Decode.ID != in.Decode {
+		err = errOther
+	}
 	if err == nil && e.DecodeOnly && choice.Decode.Role.Has(discovery.RolePrefill) {
 		err = errMayPrefill
 	}
@@ -110,8 +113,8 @@ type Options struct {
 
 // Handler serves
 //
-//   - GET and HEAD on /v1/models and below it; GET, HEAD and DELETE below /v1/responses/, and POST on
-//     /v1/responses/ID/cancel,
+//   - GET and HEAD on /v1/models and below it,
+//   - what refers to a response: see [OfResponse],
 //   - POST on /v1/embeddings, /v1/score, /v1/rerank, /v1/classify, /v1/tokenize, /v1/detokenize, /tokenize,
 //     /detokenize, /score, /rerank and /pooling, on /v1/messages/count_tokens, on /render below the paths of
 //     chat/completions, completions, responses and messages, on /derender below the first two, and below /v1/audio/,
@@ -125,7 +128,7 @@ type Options struct {
 // out. 32 engines are asked at once, for all clients together; if so many clients ask that no engine's turn comes, the
 // response is 503. GET /v1/models/NAME of a name in Engines.ModelNames is its entry of that list.
 //
-// What refers to a response by its path ([OfResponse]) goes to the decode engine that made it, of whatever model, where
+// What refers to a response goes to the decode engine that made it, of whatever model, where
 // Engines.Responses can tell which one that is. If no engine has it the error is of pdflow.CodeNoResponse; if its
 // engine is not ready, of pdflow.CodeNoEndpoint.
 //
