@@ -12,6 +12,8 @@
 // (output_config.format, text.format) is JSON, the text is JSON of that schema. The strings and numbers in it are the
 // model's own, and so depend on the KV, too. With tool_choice "auto" it writes text.
 //
+// With [Config.KeepResponses] an engine remembers its responses of /v1/responses, and no other engine knows them.
+//
 // This package is the face. The rooms behind it are internal: core has the KV, the scheduler, and the pipe and the
 // lookup buffer through which KV moves between two engines over TCP; api has a file for each client API; proto has what
 // the protocols of pdkit's connectors share, and a package for each family of them; server runs one life of an engine.

@@ -27,7 +27,8 @@ type keepers struct {
 	yaml string
 }
 
-func startKeepers(t *testing.T, gateway string) *keepers {
+// startKeepers starts them; itl is the time between two tokens.
+func startKeepers(t *testing.T, itl time.Duration) *keepers {
 	t.Helper()
 	k := &keepers{}
 	var entries []string
@@ -35,13 +36,13 @@ func startKeepers(t *testing.T, gateway string) *keepers {
 		port, err := freeport.One() // of engines that end, and whose addresses are asked afterwards
 		require.NoError(t, err)
 		p, d, err := enginesim.Pair(enginesim.Config{Model: "m"},
-			enginesim.Config{KeepResponses: true, Listen: "127.0.0.1:" + port})
+			enginesim.Config{KeepResponses: true, Listen: "127.0.0.1:" + port, ITL: itl})
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
 		k.d = append(k.d, d)
 		entries = append(entries, entry(p.URL(), "prefill", nil), entry(d.URL(), "decode", nil))
 	}
-	k.yaml = gatewayYAML(gateway) + serverYAML("m", "  kvConnector: {type: nixl}\n", entries...)
+	k.yaml = gatewayYAML("") + serverYAML("m", "  kvConnector: {type: nixl}\n", entries...)
 	k.program = start(t, k.yaml)
 	return k
 }
@@ -80,8 +81,10 @@ func (k *keepers) made(n int) (ids []string) {
 func (k *keepers) followed(p *program, ids []string) {
 	k.t.Helper()
 	for _, id := range ids {
-		_, mode := p.respond(`,"previous_response_id":"` + id + `"`)
-		assert.Equal(k.t, "aggregated", mode, "P cannot see what the request refers to")
+		for range 2 { // round robin would miss the engine
+			_, mode := p.respond(`,"previous_response_id":"` + id + `"`)
+			assert.Equal(k.t, "aggregated", mode, "P cannot see what the request refers to")
+		}
 		status, body := p.get(id)
 		assert.Equal(k.t, http.StatusOK, status, body)
 		assert.Equal(k.t, id, gjson.Get(body, "id").String())
@@ -109,7 +112,7 @@ func isNoResponse(t *testing.T, status int, body string) {
 
 // What refers to a response goes to the engine that made it, also by another gateway, and after a restart.
 func TestWhatRefersToAResponseGoesToItsEngine(t *testing.T) {
-	k := startKeepers(t, "")
+	k := startKeepers(t, 0)
 	ids := k.made(12)
 	k.followed(k.program, ids)
 	assert.Equal(t, len(ids), k.asked(), "only the clients ask: who made what is known")
@@ -122,7 +125,7 @@ func TestWhatRefersToAResponseGoesToItsEngine(t *testing.T) {
 }
 
 func TestAResponseIsLostWithItsEngine(t *testing.T) {
-	k := startKeepers(t, "")
+	k := startKeepers(t, 0)
 	ids := k.made(12)
 	at := map[string]int{}
 	for _, id := range ids {
@@ -161,7 +164,7 @@ func TestAResponseIsLostWithItsEngine(t *testing.T) {
 
 // An engine that does not answer may have the response. That it is lost would be a lie.
 func TestAnEngineThatIsNotReadyKeepsItsResponses(t *testing.T) {
-	k := startKeepers(t, "")
+	k := startKeepers(t, 0)
 	ids := k.made(6)
 	for _, d := range k.d {
 		d.Freeze()
@@ -185,7 +188,7 @@ func TestAnEngineThatIsNotReadyKeepsItsResponses(t *testing.T) {
 
 // Who asks for one wrong id after another must not have all engines asked for each.
 func TestAFloodOfUnknownResponsesIsBounded(t *testing.T) {
-	k := startKeepers(t, "")
+	k := startKeepers(t, 0)
 	known := k.made(3)
 	began := time.Now()
 	var clients sync.WaitGroup
@@ -218,9 +221,9 @@ func TestAFloodOfUnknownResponsesIsBounded(t *testing.T) {
 }
 
 func TestResponsesInTheBackgroundAreReadAndCancelled(t *testing.T) {
-	k := startKeepers(t, "")
+	k := startKeepers(t, 100*time.Millisecond)
 	for _, p := range []*program{k.program, start(t, k.yaml)} {
-		long, _ := k.respond(`,"background":true,"min_tokens":4`)
+		long, _ := k.respond(`,"background":true`)
 		status, _, body := do(t, http.MethodPost, p.client+responsesPath+"/"+long+"/cancel", "")
 		assert.Equal(t, http.StatusOK, status, body)
 		assert.Equal(t, "cancelled", gjson.Get(body, "status").String())
@@ -246,7 +249,7 @@ func TestResponsesInTheBackgroundAreReadAndCancelled(t *testing.T) {
 }
 
 func TestResponsesThatNobodyStores(t *testing.T) {
-	k := startKeepers(t, "")
+	k := startKeepers(t, 0)
 	for _, id := range []string{"resp_x", "..%2fx", strings.Repeat("x", 300)} {
 		status, body := k.get(id)
 		assert.Equal(t, http.StatusNotFound, status, id, body)
