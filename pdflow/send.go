@@ -26,7 +26,7 @@ const writeEvery = 2 * time.Second
 // connection or has ended the response in an error (see [Flow.ServeHTTP]): the host writes nothing more. A host whose
 // writers hide their connection may panic with [http.ErrAbortHandler] then, to have net/http cut it.
 func (resp *Response) Send(w http.ResponseWriter, r *http.Request) error {
-	return resp.send(w, r, resp.Body.flow().limits.Write)
+	return resp.send(w, r, resp.Body.request().f.limits.Write)
 }
 
 // send is Send with a limit of each write, not above 0 for none.
@@ -39,24 +39,10 @@ func (resp *Response) send(w http.ResponseWriter, r *http.Request, limit time.Du
 	}
 	resp.writeHead(w)
 	b.a.x.phase.Store(phaseStream)
-	rc, bound := http.NewResponseController(w), limit > 0
-	start, due := time.Now(), time.Duration(0) // due is when the deadline that is set passes, since start
+	out := clientWriter{w: w, x: b.request(), limit: max(limit, 0), each: r.ProtoAtLeast(2, 0)}
 	for ; ; piece, err = b.next() {
 		if len(piece) > 0 {
-			if now := time.Since(start); bound && now+limit > due {
-				due = now + limit + writeEvery
-				if rc.SetWriteDeadline(start.Add(due)) != nil {
-					bound = false
-					b.flow().warnOfWriter(w)
-				}
-			}
-			_, werr := w.Write(piece)
-			if werr == nil && (b.sse || err != nil) {
-				werr = rc.Flush()
-			}
-			if errors.Is(werr, http.ErrNotSupported) {
-				b.flow().warnOfWriter(w)
-			} else if werr != nil {
+			if werr := out.write(piece, b.sse || err != nil); werr != nil {
 				err = b.fail("the client left", werr)
 			}
 		}
@@ -68,10 +54,49 @@ func (resp *Response) send(w http.ResponseWriter, r *http.Request, limit time.Du
 			cutShort(w, r, b, limit, e)
 			return e
 		}
-		if bound {
-			_ = rc.SetWriteDeadline(time.Time{}) // the connection serves more requests
-		}
+		out.unlimit() // the connection serves more requests
 		return nil
+	}
+}
+
+// clientWriter writes a response to its client, each piece within a limit. It lies on the stack of each stream.
+type clientWriter struct {
+	w     http.ResponseWriter
+	x     *serving      // since whose start due is counted
+	limit time.Duration // 0: none
+	due   time.Duration // when the deadline that is set passes; 0: none is set
+	each  bool          // a deadline ends with its write: over HTTP/2 it ends the stream, also while nothing is written
+}
+
+// write writes a piece, which goes out at once if flush is true.
+func (c *clientWriter) write(piece []byte, flush bool) error {
+	rc := http.NewResponseController(c.w)
+	if now := time.Since(c.x.tel.Start); c.limit > 0 && now+c.limit > c.due {
+		c.due = now + c.limit + writeEvery
+		if rc.SetWriteDeadline(c.x.tel.Start.Add(c.due)) != nil {
+			c.limit = 0
+			c.x.f.warnOfWriter(c.w)
+		}
+	}
+	_, err := c.w.Write(piece)
+	if err == nil && flush {
+		err = rc.Flush()
+	}
+	if c.each {
+		c.unlimit()
+	}
+	if errors.Is(err, http.ErrNotSupported) {
+		c.x.f.warnOfWriter(c.w)
+		return nil
+	}
+	return err
+}
+
+// unlimit lifts the deadline of the last write.
+func (c *clientWriter) unlimit() {
+	if c.limit > 0 && c.due > 0 {
+		c.due = 0
+		_ = http.NewResponseController(c.w).SetWriteDeadline(time.Time{})
 	}
 }
 
@@ -96,12 +121,12 @@ func (b *Body) fail(message string, err error) *Error {
 	return b.err
 }
 
-// flow is the flow that the client asked. Another one may serve, if the first fell back to it.
-func (b *Body) flow() *Flow {
+// request is what the client asked. Another flow may serve it, if the first fell back to that.
+func (b *Body) request() *serving {
 	if b.outer != nil {
-		return b.outer.f
+		return b.outer
 	}
-	return b.a.f
+	return b.x
 }
 
 // warnOfWriter logs, once for each type of writer, that middleware hides what a stream needs.

@@ -220,3 +220,18 @@ func TestAServersWriteTimeoutEndsOnlyWhatTheFlowDoesNotBound(t *testing.T) {
 		})
 	}
 }
+
+// The limit of a write is not one of the silence after it: over HTTP/2, net/http resets a stream when its write
+// deadline passes, also while nothing is written.
+func TestAStreamMayBeSilentForLongerThanAWriteMayTake(t *testing.T) {
+	for _, p := range protocols() {
+		t.Run(p.name, func(t *testing.T) {
+			t.Parallel()
+			x := script(t, &fake{}, answer(ok), stream(2500*time.Millisecond, `{"choices":[{"index":0,"text":"begun"}]}`),
+				pdflow.WithTimeouts(config.Timeouts{Write: 100 * time.Millisecond}))
+			text, whole := p.ask(t, p.listen(t, x.flow), "/v1/completions", completion("a", `"stream":true`))
+			assert.Contains(t, text, "[DONE]")
+			assert.True(t, whole)
+		})
+	}
+}

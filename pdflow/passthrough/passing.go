@@ -252,6 +252,10 @@ func (x *passing) relay(resp *http.Response) *pdflow.Error {
 			if werr == nil {
 				werr = rc.Flush()
 			}
+			if x.limits.Write > 0 && x.r.ProtoAtLeast(2, 0) {
+				// over HTTP/2 a deadline that passes ends the stream, also while nothing is written
+				_ = rc.SetWriteDeadline(time.Time{})
+			}
 			if werr != nil && !errors.Is(werr, http.ErrNotSupported) {
 				return x.note(&pdflow.Error{Code: pdflow.CodeClientGone, Message: "the client left", Err: werr})
 			}

@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -401,6 +402,36 @@ func TestASlowClientIsNoSilenceOfTheEngine(t *testing.T) {
 		assert.Nil(t, e.outcome(t).Err)
 		assert.Equal(t, "data: x\n\ndata: x\n\n", w.Body.String())
 		assert.True(t, w.deadline.IsZero(), "the connection serves more requests")
+	})
+}
+
+// resets is a client over HTTP/2: net/http resets the stream when the write deadline passes, written or not.
+type resets struct {
+	*httptest.ResponseRecorder
+	timer *time.Timer
+	reset atomic.Bool
+}
+
+func (s *resets) SetWriteDeadline(d time.Time) error {
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+	if !d.IsZero() {
+		s.timer = time.AfterFunc(time.Until(d), func() { s.reset.Store(true) })
+	}
+	return nil
+}
+
+func TestASilentStreamOutlivesItsWriteLimitOverHTTP2(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEngine(t, streams(io.EOF, time.Second, 50*time.Second))
+		e.Timeouts.Write = 30 * time.Second
+		w := &resets{ResponseRecorder: httptest.NewRecorder()}
+		r := post("/v1/embeddings", `{}`)
+		r.Proto, r.ProtoMajor, r.ProtoMinor = "HTTP/2.0", 2, 0
+		handler(t, e.find, nil).ServeHTTP(w, r)
+		assert.False(t, w.reset.Load())
+		assert.Nil(t, e.outcome(t).Err)
 	})
 }
 
