@@ -64,12 +64,12 @@ func (h *handler) serve(w http.ResponseWriter, r *http.Request) {
 	held := h.budget.hold()
 	defer held.giveBack()
 	resp, own, e := h.accept(w, r, ids[0], held)
-	defer own.held.giveBack()
+	defer own.end()
 	if e != nil {
-		own.handler.fail(w, r, e)
+		own.handler.fail(w, r, e, own.alive)
 		return
 	}
-	if resp.send(w, r, own.handler.writeTimeout) != nil {
+	if resp.send(w, r, own.handler.writeTimeout, own.alive) != nil {
 		cut.Abort(r)
 	}
 }
@@ -78,6 +78,12 @@ func (h *handler) serve(w http.ResponseWriter, r *http.Request) {
 type ownHandler struct {
 	handler *handler // which tells its errors, and bounds its writes
 	held    *holding // of the flow's own budget
+	alive   *keepAlive
+}
+
+func (o *ownHandler) end() {
+	o.alive.close()
+	o.held.giveBack()
 }
 
 // accept finds the flow for a request, and has it run. serve sends the response, since a stream keeps all the stack
@@ -94,13 +100,16 @@ func (h *handler) accept(w http.ResponseWriter, r *http.Request, id string, held
 	for {
 		c := call{req: req, header: r.Header, id: id, held: held}
 		if h != &flow.handler {
-			if own, e = h.enter(w, r, flow, &c); e != nil {
+			before := own.alive
+			own, e = h.enter(w, r, flow, &c)
+			if own.alive = before; e != nil {
 				told.RequestID = c.id
 				flow.handler.refusals.tell(r.Context(), told, e)
 				return nil, own, e
 			}
 		}
-		resp, e := flow.do(r.Context(), &c)
+		own.alive = flow.keepAlive(w, r, &c, own.handler.writeTimeout, own.alive)
+		resp, e := flow.do(own.alive.context(r), &c)
 		if e == nil || e.Code != CodeDraining {
 			return resp, own, e
 		}
@@ -110,6 +119,7 @@ func (h *handler) accept(w http.ResponseWriter, r *http.Request, id string, held
 			return nil, own, e
 		}
 		own.held.giveBack()
+		own.alive.stop()
 		flow = next
 	}
 }
@@ -192,7 +202,12 @@ func (h *handler) idsOf(r *http.Request) []string {
 	return newIDs()
 }
 
-func (h *handler) fail(w http.ResponseWriter, r *http.Request, e *Error) {
+func (h *handler) fail(w http.ResponseWriter, r *http.Request, e *Error, alive *keepAlive) {
+	if alive.begun() {
+		alive.stop()
+		h.failEarly(w, r, e)
+		return
+	}
 	if e.Code == CodeClientGone {
 		// If this handler only returned, net/http would send a 200, which a client that closed nothing but its sending
 		// side would see. The error reaches such a client only where the writer hides the connection (see package cut).

@@ -117,6 +117,7 @@ func (o *options) checkMux() error {
 		{len(o.checkers) > 0, "WithRequestCheckers"},
 		{o.unsupported != "", "WithUnsupported"},
 		{o.maxRescues > 0, "WithRescue"},
+		{o.keepAlive > 0, "WithKeepAlive"},
 		{len(o.forward) > 0, "WithForwardHeaders"},
 		{o.adapters != nil, "WithAdapters"},
 		{o.models != nil, "WithModel"},

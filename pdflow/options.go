@@ -37,6 +37,7 @@ type options struct {
 	observers    []Observer
 	telemetry    Telemetry
 	maxRescues   int // of one request
+	keepAlive    time.Duration
 	forward      []string
 	adapters     func(model string) bool
 	models       *modelname.Names // nil: clients name models as engines do
@@ -172,7 +173,8 @@ func WithMaxBody(n int64) Option {
 }
 
 // WithErrorHandler has h write errors to clients. The flow has set X-Request-Id and, for an aggregated or fallen-back
-// request, X-PD-Mode; nothing has been written. Default: [Error.Send].
+// request, X-PD-Mode; nothing has been written. Default: [Error.Send]. For streams that [WithKeepAlive] has begun, w is
+// not the client's.
 func WithErrorHandler(h func(w http.ResponseWriter, r *http.Request, e *Error)) Option {
 	return optionFunc(func(o *options) error {
 		o.errorHandler = h

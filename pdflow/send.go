@@ -26,42 +26,46 @@ const writeEvery = 2 * time.Second
 // connection or has ended the response in an error (see [Flow.ServeHTTP]): the host writes nothing more. A host whose
 // writers hide their connection may panic with [http.ErrAbortHandler] then, to have net/http cut it.
 func (resp *Response) Send(w http.ResponseWriter, r *http.Request) error {
-	return resp.send(w, r, resp.Body.request().f.limits.Write)
+	return resp.send(w, r, resp.Body.request().f.limits.Write, nil)
 }
 
-// send is Send with a limit of each write, not above 0 for none.
-func (resp *Response) send(w http.ResponseWriter, r *http.Request, limit time.Duration) error {
+// send is Send with a limit of each write, not above 0 for none, and with what has kept the client waiting.
+func (resp *Response) send(w http.ResponseWriter, r *http.Request, limit time.Duration, alive *keepAlive) error {
 	b := resp.Body
 	defer b.Close()
 	piece, err := b.next()
 	if errors.Is(err, errClosedBody) {
 		return &Error{Code: CodeInternal, Phase: "stream", Message: "the response was closed before it was sent"}
 	}
-	resp.writeHead(w)
+	if !alive.begun() {
+		resp.writeHead(w)
+	} else if !b.sse {
+		piece, err = nil, b.fail("", b.failed(CodeDecodeFailed, "the decode engine's response is no stream"))
+	}
 	b.a.x.phase.Store(phaseStream)
-	out := clientWriter{w: w, x: b.request(), limit: max(limit, 0), each: r.ProtoAtLeast(2, 0)}
+	writes := writeLimit{x: b.request(), limit: max(limit, 0), each: r.ProtoAtLeast(2, 0)}
 	for ; ; piece, err = b.next() {
 		if len(piece) > 0 {
-			if werr := out.write(piece, b.sse || err != nil); werr != nil {
+			if werr := alive.through(&writes, w, piece, err != nil, b.sse); werr != nil {
 				err = b.fail("the client left", werr)
 			}
 		}
 		if err == nil {
 			continue
 		}
+		alive.stop()
 		if !errors.Is(err, io.EOF) {
 			e := b.fail("the request was ended", err) // by Steps.End, unless it has failed
-			cutShort(w, r, b, limit, e)
+			cutShort(w, r, b, writes.limit, e, alive.begun())
 			return e
 		}
-		out.unlimit() // the connection serves more requests
+		writes.lift(w) // the connection serves more requests
 		return nil
 	}
 }
 
-// clientWriter writes a response to its client, each piece within a limit. It lies on the stack of each stream.
-type clientWriter struct {
-	w     http.ResponseWriter
+// writeLimit bounds each write of a response. It lies on the stack of each stream.
+type writeLimit struct {
 	x     *serving      // since whose start due is counted
 	limit time.Duration // 0: none
 	due   time.Duration // when the deadline that is set passes; 0: none is set
@@ -69,34 +73,34 @@ type clientWriter struct {
 }
 
 // write writes a piece, which goes out at once if flush is true.
-func (c *clientWriter) write(piece []byte, flush bool) error {
-	rc := http.NewResponseController(c.w)
-	if now := time.Since(c.x.tel.Start); c.limit > 0 && now+c.limit > c.due {
-		c.due = now + c.limit + writeEvery
-		if rc.SetWriteDeadline(c.x.tel.Start.Add(c.due)) != nil {
-			c.limit = 0
-			c.x.f.warnOfWriter(c.w)
+func (l *writeLimit) write(w http.ResponseWriter, piece []byte, flush bool) error {
+	rc := http.NewResponseController(w)
+	if now := time.Since(l.x.tel.Start); l.limit > 0 && now+l.limit > l.due {
+		l.due = now + l.limit + writeEvery
+		if rc.SetWriteDeadline(l.x.tel.Start.Add(l.due)) != nil {
+			l.limit = 0
+			l.x.f.warnOfWriter(w)
 		}
 	}
-	_, err := c.w.Write(piece)
+	_, err := w.Write(piece)
 	if err == nil && flush {
 		err = rc.Flush()
 	}
-	if c.each {
-		c.unlimit()
+	if l.each {
+		l.lift(w)
 	}
 	if errors.Is(err, http.ErrNotSupported) {
-		c.x.f.warnOfWriter(c.w)
+		l.x.f.warnOfWriter(w)
 		return nil
 	}
 	return err
 }
 
-// unlimit lifts the deadline of the last write.
-func (c *clientWriter) unlimit() {
-	if c.limit > 0 && c.due > 0 {
-		c.due = 0
-		_ = http.NewResponseController(c.w).SetWriteDeadline(time.Time{})
+// lift ends the deadline of the last write.
+func (l *writeLimit) lift(w http.ResponseWriter) {
+	if l.limit > 0 && l.due > 0 {
+		l.due = 0
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Time{})
 	}
 }
 
@@ -110,11 +114,16 @@ func (resp *Response) writeHead(w http.ResponseWriter) {
 	w.WriteHeader(resp.Status)
 }
 
-// fail ends the response by the client's side, unless it has failed before, and returns its error.
+// fail ends the response by the client's side, or with err if that is an *Error, unless it has failed before. It returns
+// the response's error.
 func (b *Body) fail(message string, err error) *Error {
 	b.lock()
 	defer b.unlock()
-	if b.err == nil {
+	if b.err != nil {
+		return b.err
+	}
+	var own bool
+	if b.err, own = errors.AsType[*Error](err); !own {
 		b.err = &Error{Code: CodeClientGone, Leg: LegDecode, Phase: "stream", Connector: b.a.f.name,
 			Message: message, Err: err}
 	}
