@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/config"
+	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/pdflow"
 )
 
@@ -383,5 +386,119 @@ func TestASuccessorServesBehindAnEarlyHead(t *testing.T) {
 				assert.True(t, strings.HasPrefix(w.Body.String(), keepAlive))
 			})
 		})
+	}
+}
+
+// A failure after an early head reaches the client before the connection is cut, over each protocol and whoever
+// recovers.
+func TestAnEarlyHeadsErrorArrivesBeforeTheCut(t *testing.T) {
+	for _, p := range protocols() {
+		for host, around := range map[string]func(http.Handler) http.Handler{
+			"nobody recovers": plain, "a middleware recovers": unwrapped,
+		} {
+			t.Run(p.name+", "+host, func(t *testing.T) {
+				x := script(t, &fake{}, func(x *scripted, w http.ResponseWriter, r *http.Request, body string) {
+					time.Sleep(200 * time.Millisecond)
+					status(500)(x, w, r, body)
+				}, answer(ok), pdflow.WithKeepAlive(50*time.Millisecond))
+				c := p.listen(t, around(x.flow))
+				text, whole := p.ask(t, c, "/v1/completions", completion("a", `"stream":true`))
+				assert.Contains(t, text, ": keep-alive\n")
+				assert.Contains(t, text, `data: {"error":{"code":"prefill_failed"`)
+				assert.NotContains(t, text, "recovered")
+				assert.False(t, whole)
+			})
+		}
+	}
+}
+
+// balancer passes connections on, and cuts one on which its server sends nothing for a time.
+func balancer(t *testing.T, to string, idle time.Duration) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	var all sync.WaitGroup
+	t.Cleanup(func() { _ = l.Close(); all.Wait() })
+	all.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			s, err := net.Dial("tcp", strings.TrimPrefix(to, "http://"))
+			if err != nil {
+				_ = c.Close()
+				continue
+			}
+			all.Go(func() { _, _ = io.Copy(s, c); _ = s.Close() })
+			all.Go(func() {
+				defer c.Close()
+				defer s.Close()
+				for b := make([]byte, 4096); ; {
+					_ = s.SetReadDeadline(time.Now().Add(idle))
+					n, err := s.Read(b)
+					if err != nil {
+						return
+					}
+					if _, err = c.Write(b[:n]); err != nil {
+						return
+					}
+				}
+			})
+		}
+	})
+	return "http://" + l.Addr().String()
+}
+
+// A balancer in front cuts what it takes for dead: with a slow prefill that was every request.
+func TestABalancerDoesNotCutWhoIsKeptAlive(t *testing.T) {
+	for name, after := range map[string]time.Duration{"without": 0, "with": 100 * time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			x := start(t, setup{opts: []pdflow.Option{pdflow.WithKeepAlive(after)}})
+			x.p.Inject(enginesim.Fault{Kind: enginesim.FaultDelay, Delay: 1500 * time.Millisecond})
+			r := post(t, balancer(t, x.url, 500*time.Millisecond), "/v1/completions", completion(longPrompt, `"stream":true`))
+			if x.idle(); after == 0 {
+				require.Error(t, r.err)
+				return
+			}
+			require.Equal(t, alone(t, "/v1/completions", completion(longPrompt, "")), r.text(t))
+			require.NoError(t, x.p.CheckKV())
+		})
+	}
+}
+
+// A client that leaves while it waits frees both engines, and the flow has nothing left of it.
+func TestAClientThatLeavesBehindAnEarlyHeadFreesTheEngines(t *testing.T) {
+	x := start(t, setup{opts: []pdflow.Option{pdflow.WithKeepAlive(20 * time.Millisecond)}})
+	x.p.Inject(enginesim.Fault{Kind: enginesim.FaultStall})
+	ctx, leave := context.WithCancel(t.Context())
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, x.url+"/v1/completions",
+		strings.NewReader(completion(longPrompt, `"stream":true`)))
+	require.NoError(t, err)
+	r.Header.Set("Content-Type", "application/json")
+	resp, err := client.Do(r)
+	require.NoError(t, err)
+	_, err = io.ReadFull(resp.Body, make([]byte, 3*len(keepAlive)))
+	require.NoError(t, err)
+	leave()
+	_ = resp.Body.Close()
+	x.idle()
+	require.Eventually(t, func() bool { return len(x.seen.list()) == 1 && len(x.flow.Sessions()) == 0 }, 20*time.Second,
+		time.Millisecond)
+	require.Equal(t, pdflow.CodeClientGone, x.seen.list()[0].Err.Code)
+}
+
+// Rescue goes on as ever, and its client is kept alive while the second prefill runs.
+func TestAStreamIsRescuedWhileItsClientIsKeptAlive(t *testing.T) {
+	x, _ := rescuing(t, pdflow.WithKeepAlive(50*time.Millisecond))
+	plain := start(t, setup{})
+	for _, c := range rescueCases(9)[:2] {
+		want := post(t, plain.url, c.path, c.body, "X-Request-Id", "same")
+		x.p.Inject(enginesim.Fault{Kind: enginesim.FaultDelay, Delay: 200 * time.Millisecond, Count: 2})
+		got := x.struck(c, enginesim.FaultResetStream, 4)
+		require.NoError(t, got.err)
+		require.Equal(t, sameOf(want.body), sameOf(strings.ReplaceAll(got.body, keepAlive, "")))
+		require.True(t, strings.HasPrefix(got.body, keepAlive))
+		require.Greater(t, strings.LastIndex(got.body, keepAlive), strings.Index(got.body, "data:"), "in mid-stream")
 	}
 }
