@@ -178,6 +178,7 @@ func (b *builder) flow(c *Connector) (*pdflow.Flow, error) {
 		pdflow.WithRetry(c.Retry()),
 		pdflow.WithUnsupported(c.Spec.Unsupported),
 		pdflow.WithRescue(b.m.Spec.Rescue.perRequest()),
+		pdflow.WithKeepAlive(time.Duration(b.m.Spec.KeepAlive.After)),
 		pdflow.WithRequestCheckers(b.requestCheckers()...))
 	opts = append(opts, b.m.namedModels()...)
 	if b.m.Spec.Usage == UsageEngine {

@@ -77,6 +77,7 @@ func Read(raw []byte) (*ModelServer, error) {
 	}
 	m.checkModelNames()
 	m.checkRescue()
+	m.checkKeepAlive()
 	m.checkUsage()
 	m.checkAdmission()
 	m.keepApart()

@@ -41,6 +41,7 @@ type Spec struct {
 	Encoder          Encoder           `json:"encoder"`
 	Rollout          Rollout           `json:"rollout"`
 	Rescue           Rescue            `json:"rescue"`
+	KeepAlive        KeepAlive         `json:"keepAlive"`
 	Usage            Usage             `json:"usage"` // whose count of cached tokens clients get: corrected or engine
 	Admission        Admission         `json:"admission"`
 	Discovery        Discovery         `json:"discovery"`
