@@ -24,6 +24,7 @@ type failures struct {
 	refused, unknown, bad, unavailable string // 400, 404, 502, 503
 	cut, cutStream                     string // what breaks before its end
 	types                              bool   // the client tells the type that the response names
+	late                               string // an error event behind an early head
 }
 
 // matrix has each client, the APIs it speaks and what it can ask for.
@@ -38,24 +39,24 @@ var matrix = map[string]struct {
 }{
 	clientstest.OpenAIPython: {[]string{"chat", "completions", "responses"}, true, "completions", true, failures{
 		"BadRequestError", "NotFoundError", "InternalServerError", "InternalServerError",
-		"APIConnectionError", "APIConnectionError", false}, nil},
+		"APIConnectionError", "APIConnectionError", false, "APIError"}, nil},
 	clientstest.OpenAINode: {[]string{"chat", "completions", "responses"}, true, "completions", true, failures{
 		"BadRequestError", "NotFoundError", "InternalServerError", "InternalServerError",
-		"TypeError", "TypeError", false}, nil},
+		"TypeError", "TypeError", false, "APIError"}, nil},
 	clientstest.OpenAIGo: {[]string{"chat", "completions", "responses"}, true, "completions", true, failures{
 		"openai.Error", "openai.Error", "openai.Error", "openai.Error",
-		"io.ErrUnexpectedEOF", "io.ErrUnexpectedEOF", false}, nil},
+		"io.ErrUnexpectedEOF", "io.ErrUnexpectedEOF", false, "ssestream.StreamError"}, nil},
 	clientstest.Anthropic: {[]string{"messages"}, false, "", true, failures{
 		"BadRequestError", "NotFoundError", "InternalServerError", "ServiceUnavailableError",
-		"APIConnectionError", "RemoteProtocolError", true}, nil},
+		"APIConnectionError", "RemoteProtocolError", true, "APIStatusError"}, nil},
 	clientstest.LangChain: {[]string{"chat", "completions"}, true, "completions", false, failures{
 		"OpenAIInvalidRequestError", "OpenAIModelNotFoundError", "OpenAIAPIError", "OpenAIAPIError",
-		"OpenAIConnectionError", "OpenAIConnectionError", false}, &failures{
+		"OpenAIConnectionError", "OpenAIConnectionError", false, "APIError"}, &failures{
 		"BadRequestError", "NotFoundError", "InternalServerError", "InternalServerError",
-		"APIConnectionError", "APIConnectionError", false}},
+		"APIConnectionError", "APIConnectionError", false, "APIError"}},
 	clientstest.AISDK: {[]string{"chat", "completions"}, false, "", true, failures{
 		"AI_APICallError", "AI_APICallError", "AI_APICallError", "AI_APICallError",
-		"AI_APICallError", "AI_APICallError", false}, nil},
+		"AI_APICallError", "AI_APICallError", false, "AI_APICallError"}, nil},
 }
 
 var (
@@ -70,6 +71,7 @@ var (
 type site struct {
 	*program
 	p, d, alone *enginesim.Engine
+	slow        *enginesim.Engine // prefills for the model kept, which has keep-alive
 }
 
 func newSite(t *testing.T) *site {
@@ -77,11 +79,14 @@ func newSite(t *testing.T) *site {
 	shape := enginesim.Config{MaxModelLen: 8192, ITL: time.Millisecond}
 	p, d := simPair(t, shape, shape)
 	alone := newSim(t, enginesim.Config{MaxModelLen: 8192})
+	slow, slowD := simPair(t, enginesim.Config{Model: "kept"}, enginesim.Config{Model: "kept"})
 	none := filepath.Join(t.TempDir(), "none.yaml")
 	require.NoError(t, os.WriteFile(none, []byte("endpoints: []\n"), 0o600))
 	g := start(t, gatewayYAML("")+simYAML("", p, d)+
+		serverYAML("kept", "  keepAlive: {after: 100ms}\n  kvConnector: {type: nixl, timeouts: {prefill: 2s}, "+
+			"retry: {maxAttempts: 1}}\n", entry(slow.URL(), "prefill", nil), entry(slowD.URL(), "decode", nil))+
 		serverYAML("dark", "  kvConnector: {type: nixl}\n  discovery: {file: {path: "+none+"}}\n"))
-	return &site{g, p, d, alone}
+	return &site{g, p, d, alone, slow}
 }
 
 // said is what the decode engine has said to its last request: the same request to the engine alone says it again.
@@ -212,6 +217,7 @@ func TestClientLibraries(t *testing.T) {
 					failing = *client.completions
 				}
 				s.fails(t, c, api, failing)
+				s.waits(t, c, api, failing.late)
 				s.isLeft(t, c, api)
 			}
 		})
@@ -299,6 +305,26 @@ func (s *site) fails(t *testing.T, c *clientstest.Client, api string, f failures
 			})
 		}
 	}
+}
+
+// waits has the client wait for a slow prefill, and then for one that fails, behind comments and pings.
+func (s *site) waits(t *testing.T, c *clientstest.Client, api, late string) {
+	t.Run(api+"/kept alive", func(t *testing.T) {
+		q := clientstest.Question{URL: s.client, API: api, Model: "kept", Prompt: api + " is kept alive"}
+		want := c.Ask(t, q) // whole: it has no comments
+		require.Nil(t, want.Error)
+		q.Stream = true
+		s.slow.Inject(enginesim.Fault{Kind: enginesim.FaultDelay, Delay: 500 * time.Millisecond})
+		got := c.Ask(t, q)
+		require.Nil(t, got.Error)
+		assert.Equal(t, want.Texts, got.Texts)
+
+		s.slow.Inject(enginesim.Fault{Kind: enginesim.FaultStall})
+		got = c.Ask(t, q)
+		require.NotNil(t, got.Error, "%q was taken for whole", got.Texts)
+		assert.Equal(t, late, got.Error.Class)
+		assert.Contains(t, got.Error.Message, "the engines did not answer in time")
+	})
 }
 
 // isLeft lets the client leave, in the stream and before an unstreamed answer: no leg goes on, and no KV is held.
