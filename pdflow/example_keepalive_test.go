@@ -20,7 +20,8 @@ func ExampleWithKeepAlive() {
 	prefill, decode := exampleEngines()
 	defer prefill.Close()
 	defer decode.Close()
-	flow := exampleFlow(prefill, decode, pdflow.WithKeepAlive(100*time.Millisecond)) // where a balancer waits 60 s: 15 s
+	after := 100 * time.Millisecond // where a balancer waits 60 s: 15 s
+	flow := exampleFlow(prefill, decode, pdflow.WithKeepAlive(after))
 	defer flow.Shutdown(context.Background())
 	prefill.Inject(enginesim.Fault{Kind: enginesim.FaultDelay, Delay: 500 * time.Millisecond})
 

@@ -123,13 +123,12 @@ func (k *keepAlive) tick() {
 
 // write writes to the client, its head first if it has none.
 func (k *keepAlive) write() error {
+	if slices.Contains(hiddenMethods(k.w), "Flush") { // nothing would go out
+		k.f.warnOfWriter(k.w)
+		return nil
+	}
 	rc := http.NewResponseController(k.w)
 	if !k.head {
-		if slices.Contains(hiddenMethods(k.w), "Flush") {
-			k.f.warnOfWriter(k.w)
-			k.between = false // nothing would go out
-			return nil
-		}
 		h := k.w.Header()
 		h["Content-Type"], h["Cache-Control"], h["X-Accel-Buffering"] = earlyType, noCache, noBuffering
 		k.early, k.head = true, true

@@ -113,7 +113,8 @@ func TestAClientThatWaitsIsKeptAlive(t *testing.T) {
 			inFakeTime(t, "p0 d0", slowPrefill(50*time.Second, streaming(0, io.EOF, c.stream)),
 				func(t *testing.T, f *fakeFleet, w *keptClient) {
 					w.serves(f.flow, path)
-					assert.Equal(t, []string{"15s: " + c.beat, "30s: " + c.beat, "45s: " + c.beat, "50s: " + c.stream}, w.came)
+					assert.Equal(t, []string{"15s: " + c.beat, "30s: " + c.beat, "45s: " + c.beat, "50s: " + c.stream},
+						w.came)
 					assert.Equal(t, http.StatusOK, w.Code)
 					h := w.Result().Header
 					assert.Equal(t, "text/event-stream; charset=utf-8", h.Get("Content-Type"))
@@ -222,7 +223,9 @@ func TestAFailureAfterTheHeadIsAnErrorEvent(t *testing.T) {
 
 // The host's own error text is in the event.
 func TestAnErrorHandlerWritesTheEventsData(t *testing.T) {
-	for body, want := range map[string]string{"{\n\"error\": \"mine\"\n}": `data: {"error":"mine"}`, "no JSON": `"message":`} {
+	for body, want := range map[string]string{
+		"{\n\"error\": \"mine\"\n}": `data: {"error":"mine"}`, "no JSON": `"message":`,
+	} {
 		inFakeTime(t, "p0 d0", func(string, int) response { return after(20*time.Second, replies(500)) },
 			func(t *testing.T, f *fakeFleet, w *keptClient) {
 				w.serves(f.flow, "/v1/completions")
@@ -282,7 +285,8 @@ func TestAStreamThatBreaksAfterAnEarlyHeadTellsIt(t *testing.T) {
 		"never a stream": replies(200),
 	} {
 		t.Run(name, func(t *testing.T) {
-			inFakeTime(t, "p0 d0", slowPrefill(20*time.Second, decode), func(t *testing.T, f *fakeFleet, w *keptClient) {
+			answer := slowPrefill(20*time.Second, decode)
+			inFakeTime(t, "p0 d0", answer, func(t *testing.T, f *fakeFleet, w *keptClient) {
 				w.serves(f.flow, "/v1/completions")
 				assert.Contains(t, w.Body.String(), "\n\ndata: {\"error\":{")
 				assert.NotContains(t, w.Body.String(), "[DONE]")
@@ -336,27 +340,31 @@ func TestAResponseAndKeepAliveMayMeet(t *testing.T) {
 	}
 }
 
-// Where a head cannot be taken back, or would not go out, there is none.
+// Where a late error could not be told, or nothing would go out, nothing is written: before a stream, and within it.
 func TestWhereNothingIsKeptAlive(t *testing.T) {
-	for name, serve := range map[string]func(*keptClient, http.Handler){
-		"over HTTP/1.0": func(w *keptClient, h http.Handler) {
-			w.serves(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				r.Proto, r.ProtoMinor = "HTTP/1.0", 0
-				h.ServeHTTP(w, r)
-			}), "/v1/completions")
+	for name, change := range map[string]func(*http.Request, http.ResponseWriter) http.ResponseWriter{
+		"over HTTP/1.0": func(r *http.Request, w http.ResponseWriter) http.ResponseWriter {
+			r.Proto, r.ProtoMinor = "HTTP/1.0", 0
+			return w
 		},
-		"a writer that cannot flush": func(w *keptClient, h http.Handler) {
-			w.serves(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { h.ServeHTTP(opaque{w}, r) }),
-				"/v1/completions")
+		"a writer that cannot flush": func(_ *http.Request, w http.ResponseWriter) http.ResponseWriter {
+			return opaque{w}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inFakeTime(t, "p0 d0", func(string, int) response { return after(40*time.Second, replies(500)) },
-				func(t *testing.T, f *fakeFleet, w *keptClient) {
-					serve(w, f.flow)
-					assert.Equal(t, http.StatusBadGateway, w.Code)
-					assert.Len(t, w.came, 1)
+			for status, answer := range map[int]func(string, int) response{
+				200: slowPrefill(40*time.Second, streaming(40*time.Second, io.EOF, begun)),
+				502: func(string, int) response { return after(40*time.Second, replies(500)) },
+			} {
+				inFakeTime(t, "p0 d0", answer, func(t *testing.T, f *fakeFleet, w *keptClient) {
+					w.serves(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+						f.flow.ServeHTTP(change(r, w), r)
+					}), "/v1/completions")
+					assert.Equal(t, status, w.Code)
+					assert.Equal(t, status == 200, f.seen.list()[0].Err == nil)
+					assert.NotContains(t, w.Body.String(), keepAlive)
 				})
+			}
 		})
 	}
 }
@@ -370,7 +378,8 @@ func TestASuccessorServesBehindAnEarlyHead(t *testing.T) {
 				first := newFakeFleet(t, &fake{}, "p0 d0", config.Retry{}, func(string, int) response { return hangs },
 					pdflow.WithKeepAlive(15*time.Second), limits)
 				second := newFakeFleet(t, &fake{}, "p1 d1", config.Retry{},
-					slowPrefill(20*time.Second, streaming(0, io.EOF, begun+ended)), pdflow.WithKeepAlive(successor), limits)
+					slowPrefill(20*time.Second, streaming(0, io.EOF, begun+ended)),
+					pdflow.WithKeepAlive(successor), limits)
 				m := newMux(t)
 				require.NoError(t, m.SetRoutes(map[string]pdflow.Server{"": first.flow}))
 				go func() {
@@ -456,7 +465,8 @@ func TestABalancerDoesNotCutWhoIsKeptAlive(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			x := start(t, setup{opts: []pdflow.Option{pdflow.WithKeepAlive(after)}})
 			x.p.Inject(enginesim.Fault{Kind: enginesim.FaultDelay, Delay: 1500 * time.Millisecond})
-			r := post(t, balancer(t, x.url, 500*time.Millisecond), "/v1/completions", completion(longPrompt, `"stream":true`))
+			front := balancer(t, x.url, 500*time.Millisecond)
+			r := post(t, front, "/v1/completions", completion(longPrompt, `"stream":true`))
 			if x.idle(); after == 0 {
 				require.Error(t, r.err)
 				return

@@ -114,8 +114,8 @@ func (resp *Response) writeHead(w http.ResponseWriter) {
 	w.WriteHeader(resp.Status)
 }
 
-// fail ends the response by the client's side, or with err if that is an *Error, unless it has failed before. It returns
-// the response's error.
+// fail ends the response by the client's side, or with err if that is an *Error, unless it has failed before. It
+// returns the response's error.
 func (b *Body) fail(message string, err error) *Error {
 	b.lock()
 	defer b.unlock()

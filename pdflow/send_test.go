@@ -227,7 +227,8 @@ func TestAStreamMayBeSilentForLongerThanAWriteMayTake(t *testing.T) {
 	for _, p := range protocols() {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
-			x := script(t, &fake{}, answer(ok), stream(2500*time.Millisecond, `{"choices":[{"index":0,"text":"begun"}]}`),
+			decode := stream(2500*time.Millisecond, `{"choices":[{"index":0,"text":"begun"}]}`)
+			x := script(t, &fake{}, answer(ok), decode,
 				pdflow.WithTimeouts(config.Timeouts{Write: 100 * time.Millisecond}))
 			text, whole := p.ask(t, p.listen(t, x.flow), "/v1/completions", completion("a", `"stream":true`))
 			assert.Contains(t, text, "[DONE]")

@@ -148,8 +148,8 @@ var abouts = map[string]string{
 		"one engine, `refuse` answers 400",
 	"spec.rescue.mode": "`on` lets greedy streams go on at another pair when their decode engine dies: see " +
 		"[rescue](reliability/rescue.md)",
-	"spec.keepAlive.after": "after how much silence the client of a streamed request gets a comment (a `ping` event on " +
-		"`/v1/messages`), and the response's head with the first one: see [troubleshooting](troubleshooting.md)",
+	"spec.keepAlive.after": "after how much silence the client of a streamed request gets a comment (a `ping` event " +
+		"on `/v1/messages`), and the response's head with the first one: see [troubleshooting](troubleshooting.md)",
 	"spec.usage": "`corrected` gives clients prefill's count of cached tokens where decode's engine counts what it " +
 		"took over; `engine` leaves responses as they are: see [the prompt's members](protocols/prompt-members.md)",
 	"spec.attestation.mode": "`report` finds engines and pairs that corrupt KV, by synthetic probes, and tells " +
