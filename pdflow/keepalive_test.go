@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/config"
+	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/pdflow"
 )
@@ -283,6 +284,27 @@ func TestASilentStreamIsKeptAlive(t *testing.T) {
 	}
 }
 
+// A response is whole before its legs have ended: nothing is written behind its end.
+func TestNothingIsWrittenBehindTheEndOfAStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		together := &fake{order: connector.Together}
+		f := newFakeFleet(t, together, "p0 d0", config.Retry{}, func(host string, _ int) response {
+			if host == "d0" {
+				return after(20*time.Second, streaming(0, io.EOF, begun+ended))
+			}
+			return func(r *http.Request) (*http.Response, error) { // which takes its time to end
+				<-r.Context().Done()
+				time.Sleep(40 * time.Second)
+				return nil, r.Context().Err()
+			}
+		}, pdflow.WithKeepAlive(15*time.Second), pdflow.WithTimeouts(config.Timeouts{Prefill: time.Hour,
+			Decode: time.Hour}))
+		w := newKeptClient()
+		w.serves(f.flow, "/v1/completions")
+		assert.Equal(t, keepAlive+begun+ended, w.Body.String())
+	})
+}
+
 // A stream whose head was early breaks: the client gets the error, and no end.
 func TestAStreamThatBreaksAfterAnEarlyHeadTellsIt(t *testing.T) {
 	for name, decode := range map[string]response{
@@ -405,25 +427,28 @@ func TestASuccessorServesBehindAnEarlyHead(t *testing.T) {
 	}
 }
 
-// A failure after an early head reaches the client before the connection is cut, over each protocol and whoever
-// recovers.
+// A failure after an early head, also in mid-stream, reaches the client before the connection is cut, over each
+// protocol and whoever recovers.
 func TestAnEarlyHeadsErrorArrivesBeforeTheCut(t *testing.T) {
 	for _, p := range protocols() {
 		for host, around := range map[string]func(http.Handler) http.Handler{
 			"nobody recovers": plain, "a middleware recovers": unwrapped,
 		} {
-			t.Run(p.name+", "+host, func(t *testing.T) {
-				x := script(t, &fake{}, func(x *scripted, w http.ResponseWriter, r *http.Request, body string) {
-					time.Sleep(200 * time.Millisecond)
-					status(500)(x, w, r, body)
-				}, answer(ok), pdflow.WithKeepAlive(50*time.Millisecond))
-				c := p.listen(t, around(x.flow))
-				text, whole := p.ask(t, c, "/v1/completions", completion("a", `"stream":true`))
-				assert.Contains(t, text, ": keep-alive\n")
-				assert.Contains(t, text, `data: {"error":{"code":"prefill_failed"`)
-				assert.NotContains(t, text, "recovered")
-				assert.False(t, whole)
-			})
+			for code, prefill := range map[string]handler{"prefill_failed": status(500), "stream_broken": answer(ok)} {
+				t.Run(p.name+", "+host+", "+code, func(t *testing.T) {
+					x := script(t, &fake{}, func(x *scripted, w http.ResponseWriter, r *http.Request, body string) {
+						time.Sleep(200 * time.Millisecond)
+						prefill(x, w, r, body)
+					}, breaks("text/event-stream", "", begun), pdflow.WithKeepAlive(50*time.Millisecond))
+					c := p.listen(t, around(x.flow))
+					text, whole := p.ask(t, c, "/v1/completions", completion("a", `"stream":true`))
+					assert.Contains(t, text, ": keep-alive\n")
+					assert.Contains(t, text, `data: {"error":{"code":"`+code+`"`)
+					assert.Equal(t, code == "stream_broken", strings.Contains(text, begun))
+					assert.NotContains(t, text, "recovered")
+					assert.False(t, whole)
+				})
+			}
 		}
 	}
 }
