@@ -305,6 +305,26 @@ func TestNothingIsWrittenBehindTheEndOfAStream(t *testing.T) {
 	})
 }
 
+// What keep-alive writes takes no limit from the write that follows.
+func TestAWriteBesideKeepAliveHasItsLimit(t *testing.T) {
+	decode := func(*http.Request) (*http.Response, error) {
+		out, in := io.Pipe()
+		go func() {
+			_, _ = io.WriteString(in, begun)
+			time.Sleep(1500 * time.Millisecond)
+			_, _ = io.WriteString(in, ended)
+			_ = in.Close()
+		}()
+		return &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: out,
+			ContentLength: -1, TransferEncoding: []string{"chunked"}}, nil
+	}
+	inFakeTime(t, "p0 d0", slowPrefill(0, decode), func(t *testing.T, f *fakeFleet, w *keptClient) {
+		w.serves(f.flow, "/v1/completions")
+		assert.Equal(t, begun+keepAlive+ended, w.Body.String())
+		assert.Zero(t, w.unbound)
+	}, pdflow.WithKeepAlive(time.Second))
+}
+
 // A stream whose head was early breaks: the client gets the error, and no end.
 func TestAStreamThatBreaksAfterAnEarlyHeadTellsIt(t *testing.T) {
 	for name, decode := range map[string]response{
@@ -406,7 +426,7 @@ func TestASuccessorServesBehindAnEarlyHead(t *testing.T) {
 				first := newFakeFleet(t, &fake{}, "p0 d0", config.Retry{}, func(string, int) response { return hangs },
 					pdflow.WithKeepAlive(15*time.Second), limits)
 				second := newFakeFleet(t, &fake{}, "p1 d1", config.Retry{},
-					slowPrefill(20*time.Second, streaming(0, io.EOF, begun+ended)),
+					slowPrefill(10*time.Second, streaming(0, io.EOF, begun+ended)),
 					pdflow.WithKeepAlive(successor), limits)
 				m := newMux(t)
 				require.NoError(t, m.SetRoutes(map[string]pdflow.Server{"": first.flow}))
