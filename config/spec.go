@@ -58,6 +58,8 @@ type Timeouts struct {
 	Prefill time.Duration `json:"prefill"` // the prefill leg, until its whole response is read; default 60 s
 	// oldest handoff that decode may use, from P's last byte; default: the lease less 5 s, see Resolve
 	Handoff time.Duration `json:"handoff"`
+	// from P's last byte to D's first event, of streams and where P answers first; default [None]: Decode alone limits it
+	Transfer time.Duration `json:"transfer"`
 	// the decode leg (together: from P's response), until its first byte; default 600 s
 	Decode      time.Duration `json:"decode"`
 	Idle        time.Duration `json:"idle"`        // silence of a response until its engine is probed; default 60 s
@@ -88,9 +90,9 @@ func (t Timeouts) Resolve(lease time.Duration) Timeouts {
 		handoff = None
 	}
 	return t.Or(Timeouts{
-		Connect: 2 * time.Second, Prefill: 60 * time.Second, Handoff: handoff, Decode: 600 * time.Second,
-		Idle: 60 * time.Second, Silence: 10 * time.Minute, Cleanup: 5 * time.Second, HealthCheck: 2 * time.Second,
-		Body: 60 * time.Second, Write: 30 * time.Second, Steps: 15 * time.Minute,
+		Connect: 2 * time.Second, Prefill: 60 * time.Second, Handoff: handoff, Transfer: None,
+		Decode: 600 * time.Second, Idle: 60 * time.Second, Silence: 10 * time.Minute, Cleanup: 5 * time.Second,
+		HealthCheck: 2 * time.Second, Body: 60 * time.Second, Write: 30 * time.Second, Steps: 15 * time.Minute,
 	})
 }
 
@@ -103,10 +105,10 @@ func (t Timeouts) Or(other Timeouts) Timeouts {
 	return t
 }
 
-func (t *Timeouts) all() [11]*time.Duration {
+func (t *Timeouts) all() [12]*time.Duration {
 	return [...]*time.Duration{
-		&t.Connect, &t.Prefill, &t.Handoff, &t.Decode, &t.Idle, &t.Silence, &t.Cleanup, &t.HealthCheck, &t.Body,
-		&t.Write, &t.Steps,
+		&t.Connect, &t.Prefill, &t.Handoff, &t.Transfer, &t.Decode, &t.Idle, &t.Silence, &t.Cleanup, &t.HealthCheck,
+		&t.Body, &t.Write, &t.Steps,
 	}
 }
 
@@ -125,6 +127,7 @@ type timeoutsJSON struct {
 	Connect     *Duration `json:"connect,omitempty"`
 	Prefill     *Duration `json:"prefill,omitempty"`
 	Handoff     *Duration `json:"handoff,omitempty"`
+	Transfer    *Duration `json:"transfer,omitempty"`
 	Decode      *Duration `json:"decode,omitempty"`
 	Idle        *Duration `json:"idle,omitempty"`
 	Silence     *Duration `json:"silence,omitempty"`
@@ -136,15 +139,15 @@ type timeoutsJSON struct {
 func (t *Timeouts) UnmarshalJSON(raw []byte) error {
 	var in timeoutsJSON
 	err := Decode(raw, &in)
-	*t = Timeouts{given(in.Connect), given(in.Prefill), given(in.Handoff), given(in.Decode), given(in.Idle),
-		given(in.Silence), given(in.Cleanup), given(in.HealthCheck), t.Body, t.Write, t.Steps}
+	*t = Timeouts{given(in.Connect), given(in.Prefill), given(in.Handoff), given(in.Transfer),
+		given(in.Decode), given(in.Idle), given(in.Silence), given(in.Cleanup), given(in.HealthCheck), t.Body, t.Write, t.Steps}
 	return err
 }
 
 // MarshalJSON writes what UnmarshalJSON reads.
 func (t Timeouts) MarshalJSON() ([]byte, error) {
-	return json.Marshal(timeoutsJSON{told(t.Connect), told(t.Prefill), told(t.Handoff), told(t.Decode), told(t.Idle),
-		told(t.Silence), told(t.Cleanup), told(t.HealthCheck)})
+	return json.Marshal(timeoutsJSON{told(t.Connect), told(t.Prefill), told(t.Handoff), told(t.Transfer), told(t.Decode),
+		told(t.Idle), told(t.Silence), told(t.Cleanup), told(t.HealthCheck)})
 }
 
 // given is a duration of a JSON document, where 0 is no limit and what is left out is the default.

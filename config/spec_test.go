@@ -41,8 +41,9 @@ func TestSpecDefaults(t *testing.T) {
 		spec, err := config.ParseSpec(json.RawMessage(raw))
 		require.NoError(t, err, raw)
 		assert.Equal(t, config.Timeouts{
-			Connect: 2 * time.Second, Prefill: time.Minute, Handoff: 25 * time.Second, Decode: 10 * time.Minute,
-			Idle: time.Minute, Silence: 10 * time.Minute, Cleanup: 5 * time.Second, HealthCheck: 2 * time.Second,
+			Connect: 2 * time.Second, Prefill: time.Minute, Handoff: 25 * time.Second, Transfer: config.None,
+			Decode: 10 * time.Minute,
+			Idle:   time.Minute, Silence: 10 * time.Minute, Cleanup: 5 * time.Second, HealthCheck: 2 * time.Second,
 			Body:  time.Minute,
 			Write: 30 * time.Second, Steps: 15 * time.Minute,
 		}, spec.Timeouts.Resolve(30*time.Second))

@@ -43,9 +43,11 @@ type running struct {
 	cancel context.CancelCauseFunc
 	watch  live.Watchdog // limits the phase that runs
 	silent silence
-	held   *holding // bytes of the responses of P and of encode engines
-	legs   struct{ prefill, decode telemetry.Leg }
-	bg     sync.WaitGroup // legs that run beside the one the caller waits for
+	// the phase that runs, D's until its first event, has Timeouts.Transfer as its limit
+	transfers atomic.Bool
+	held      *holding // bytes of the responses of P and of encode engines
+	legs      struct{ prefill, decode telemetry.Leg }
+	bg        sync.WaitGroup // legs that run beside the one the caller waits for
 }
 
 // picked tells the picker. Both may be nil.
@@ -385,7 +387,7 @@ func (a *attempt) failed(e *Error) []string {
 	case LegDecode:
 		// A failed KV load shows on D, but its cause may be either engine: a P that was killed after it answered looks
 		// like this (docs/protocols/nixl.md, recording 52).
-		if a.p.Load() != nil && e.Status >= 500 && e.Code == CodeDecodeFailed {
+		if a.p.Load() != nil && e.Status >= 500 && e.Code == CodeDecodeFailed || e.hung() {
 			return []string{a.s.Decode.ID, a.s.Prefill.ID}
 		}
 		return []string{a.s.Decode.ID}

@@ -62,7 +62,7 @@ const (
 type Error struct {
 	Code       Code
 	Leg        LegKind       // "" where no leg is at fault
-	Phase      string        // what was being done: connect, send, response, handoff, event, stream …
+	Phase      string        // what was being done: connect, send, response, handoff, event, transfer, stream …
 	Connector  string        // connector's name
 	Endpoint   string        // the engine's ID, for operators: not written to clients
 	Status     int           // the engine's status, 0 if it gave none
@@ -179,6 +179,9 @@ func (e *Error) EngineFault() bool {
 // adapter, say, that only others have loaded. [pick.New]'s pickers remember it for that engine and that model.
 func (e *Error) ModelMissing() bool { return e.scope == verdict.ScopeModel }
 
+// hung reports whether D did not begin in time although P had answered: their transfer may never end.
+func (e *Error) hung() bool { return e.Code == CodeTimeout && e.Phase == phaseTransfer }
+
 // retryable reports whether another pair, with a new prefill, may serve the request. Of timeouts attempt.retryReason
 // decides. A connection that could not be made in time is no timeout, but a failed leg.
 func (e *Error) retryable() bool {
@@ -194,7 +197,8 @@ func (e *Error) nobody() bool { return e.Code == CodeNoEndpoint || e.Code == Cod
 
 // fallbackable reports whether the fallback policy applies, because no pair could serve with KV transfer.
 func (e *Error) fallbackable() bool {
-	return e.retryable() || e.Code == CodeNoEndpoint || e.Code == CodePrefillRejected && e.scope != verdict.ScopeRequest
+	return e.retryable() || e.hung() || e.Code == CodeNoEndpoint ||
+		e.Code == CodePrefillRejected && e.scope != verdict.ScopeRequest
 }
 
 // errorType is the "type" member of OpenAI's error object.

@@ -148,6 +148,9 @@ func (a *attempt) decode(ctx context.Context, leg *connector.Leg) (*Body, *Error
 	body, e := a.sendDecode(ctx, leg, o)
 	if e != nil {
 		e.Connector = a.f.name
+		if e.Code == CodeTimeout && e.Leg == LegDecode && !e.caller && a.sent && a.transfers.Load() {
+			e.Phase, e.Message = phaseTransfer, "decode did not begin in time after prefill had answered"
+		}
 		o.Err, o.End = e, time.Now()
 		a.legEnded(o, nil)
 		return nil, e
@@ -157,9 +160,28 @@ func (a *attempt) decode(ctx context.Context, leg *connector.Leg) (*Body, *Error
 
 // decodeInTime is decode while no prefill leg runs.
 func (a *attempt) decodeInTime(ctx context.Context, leg *connector.Leg) (*Body, *Error) {
-	a.watch.Limit(a.f.limits.Decode)
+	a.watch.Limit(a.decodeLimit())
 	defer a.watch.Relax()
 	return a.decode(ctx, leg)
+}
+
+// phaseTransfer is the phase of an error that says that D, which has what P answered, did not begin in time.
+const phaseTransfer = "transfer"
+
+// decodeLimit is for how long D may go on without its first event. Once P has answered, D waits for the transfer of the
+// KV, which has a limit of its own. A response that is no stream has its first event when its last token is made, so
+// that limit would cut long ones.
+func (a *attempt) decodeLimit() time.Duration {
+	most, p := a.f.limits.Decode, a.p.Load()
+	if a.f.limits.Transfer <= 0 || p == nil || !a.s.Request.Stream {
+		return most
+	}
+	left := max(time.Until(p.At.Add(a.f.limits.Transfer)), 1)
+	if most > 0 && most < left {
+		return most
+	}
+	a.transfers.Store(true)
+	return left
 }
 
 func (a *attempt) sendDecode(ctx context.Context, leg *connector.Leg, o *LegOutcome) (*Body, *Error) {

@@ -21,7 +21,7 @@ const (
 	retryNotAccepted = "not_accepted" // retried: the engine that failed has not got the request
 	retryFailed      = "failed"       // retried: an engine failed
 	retryElsewhere   = "elsewhere"    // retried, whatever the limits: the engine that refused speaks for itself alone
-	retryTimeout     = "timeout"      // retried if prefill ran out of time, else not
+	retryTimeout     = "timeout"      // retried if prefill or the transfer of its KV ran out of time, else not
 	retryFinal       = "final"        // not: another pair would fail the same way
 	retryOrphan      = "orphan"       // not: decode waits for this prefill, and prefill is not free before that ends
 	retryGiven       = "given"        // not: the caller has chosen the engines
@@ -29,7 +29,7 @@ const (
 	retryAttempts    = "attempts"     // not: Retry.MaxAttempts
 	retryFallback    = "fallback"     // not: a decode engine serves the request alone
 	overBudget       = "budget"       // not: Retry.Budget
-	retryNoPair      = "no_pair"      // not, although it may be: no other engines are there
+	retryNoPair      = "no_pair"      // not, although it may be: no other engines, or no other pair, are there
 )
 
 // mayRetry reports whether to retry after the attempt has failed with e, and why. If so, the request holds a part of
@@ -60,7 +60,7 @@ func (a *attempt) mayRetry(e *Error) (again bool, reason string) {
 		x.drew = e.Endpoint
 	}
 	if e.Code == CodeTimeout {
-		x.timedOut = e
+		x.timedOut, x.timedOutAt = e, [2]string{a.s.Prefill.ID, a.s.Decode.ID}
 	}
 	return true, reason
 }
@@ -93,7 +93,7 @@ func (a *attempt) retryReason(e *Error) (reason string, ok bool) {
 			return retryNotAccepted, true
 		case e.Leg == LegPrefill && a.orphaned():
 			return retryOrphan, false
-		case e.Leg == LegPrefill:
+		case e.Leg == LegPrefill, e.hung():
 			return retryTimeout, true
 		}
 		return retryTimeout, false
@@ -170,14 +170,15 @@ func (x *serving) giveRetryBack() {
 	}
 }
 
-// admit looks at a pick before anything is sent. It refuses the engine at which this request's prefill ran out of time:
-// that means that no other is there, and the engine has enough to do. It refuses those that have refused the request
-// while others might have taken it. And it waits as long as an engine of the pick has
+// admit looks at a pick before anything is sent. It refuses the engine at which this request's prefill ran out of time,
+// and the pair whose transfer did: that means that no other is there, and the engine has enough to do. It refuses those
+// that have refused the request while others might have taken it. And it waits as long as an engine of the pick has
 // asked for by Retry-After, but no longer than the longest pause.
 func (x *serving) admit(p *Pick) *Error {
 	last := x.timedOut
 	switch {
-	case last != nil && last.Endpoint == p.Prefill.ID && p.Prefill.ID != "":
+	case last != nil && last.hung() && x.timedOutAt == [2]string{p.Prefill.ID, p.Decode.ID}:
+	case last != nil && !last.hung() && last.Endpoint == p.Prefill.ID && p.Prefill.ID != "":
 	case slices.Contains(x.refusedBy, p.Decode.ID), p.Prefill.ID != "" && slices.Contains(x.refusedBy, p.Prefill.ID):
 		last = x.refusal
 	default:

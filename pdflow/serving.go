@@ -48,7 +48,8 @@ type tries struct {
 	holdsRetry bool                 // of the flow's retries
 	retryCause live.Cause           // of that
 	drew       string               // ID of the first engine that has answered the body with an error
-	timedOut   *Error               // of the last prefill that ran out of time and was to be retried elsewhere
+	timedOut   *Error               // of the last attempt that ran out of time and was to be retried elsewhere
+	timedOutAt [2]string            // IDs of its engines
 	refusal    *Error               // of the last engine that spoke for itself alone
 	refusedBy  []string             // IDs of all such engines
 	busyUntil  map[string]time.Time // engines that asked to be left alone, by ID

@@ -98,7 +98,7 @@ func (a *attempt) join(prefilled <-chan prefillEnd, decoded <-chan decodeEnd) (*
 				}
 				return nil, end.e
 			}
-			a.watch.Limit(a.f.limits.Decode)
+			a.watch.Limit(a.decodeLimit())
 		case end := <-decoded:
 			if end.e == nil && end.body.s == nil && prefilled != nil {
 				// The host has seen D's status and no token. Without P's KV, D would send none and wait.

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pdflow_test
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/config"
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+// transferLimit is Timeouts.Transfer of these tests.
+const transferLimit = 3 * time.Second
+
+// heads answers with the head of a stream, and no event of it.
+func heads(r *http.Request) (*http.Response, error) {
+	out, in := io.Pipe()
+	context.AfterFunc(r.Context(), func() { _ = in.CloseWithError(r.Context().Err()) })
+	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}},
+		ContentLength: -1, Body: out}, nil
+}
+
+// A transfer that never ends is found transferLimit after prefill's response, not after Timeouts.Decode. It is the
+// pair's fault, and nothing has reached the client: so another pair is tried, with a new prefill, and never the same.
+func TestATransferThatNeverEndsIsTriedAtAnotherPair(t *testing.T) {
+	serial := &fake{order: connector.PrefillThenDecode}
+	two := config.Retry{MaxAttempts: 2}
+	for name, c := range map[string]struct {
+		conn    connector.KVConnector
+		engines string
+		retry   config.Retry
+		answers map[string]response
+		body    string
+		want    string // legs, then code, then the reason of each failed attempt
+		took    time.Duration
+	}{
+		"another pair is there": {serial, "p0 p1 d0 d1", two, map[string]response{"d0": hangs}, "",
+			"p0,d0,p1,d1; timeout", transferLimit},
+		"D has sent its head": {serial, "p0 p1 d0 d1", two, map[string]response{"d0": heads}, "",
+			"p0,d0,p1,d1; timeout", transferLimit},
+		"another D": {serial, "p0 d0 d1", two, map[string]response{"d0": hangs}, "",
+			"p0,d0,p0,d1; timeout", transferLimit},
+		"another P": {serial, "p0 p1 d0", two, map[string]response{"d0": hangs}, "",
+			"p0,d0,p1,d0 timeout; timeout, attempts", 2 * transferLimit},
+		"no other pair": {serial, "p0 d0", two, map[string]response{"d0": hangs}, "",
+			"p0,d0 timeout; timeout", transferLimit},
+		"final by policy": {serial, "p0 p1 d0 d1", config.Retry{MaxAttempts: 2, TimeoutFinal: true},
+			map[string]response{"d0": hangs}, "",
+			"p0,d0 timeout; timeout", transferLimit},
+		"counted from P's last byte": {serial, "p0 p1 d0 d1", two,
+			map[string]response{"p0": after(5*time.Second, replies(200)), "d0": hangs}, "",
+			"p0,d0,p1,d1; timeout", 5*time.Second + transferLimit},
+		"both legs together, P has answered": {&fake{order: connector.Together}, "p0 p1 d0 d1", two,
+			map[string]response{"p0": after(5*time.Second, replies(200)), "d0": hangs}, "",
+			"d0,d1,p0,p1; timeout", 5*time.Second + transferLimit},
+		"D sends its first event in time": {serial, "p0 p1 d0 d1", two,
+			map[string]response{"d0": after(transferLimit-time.Millisecond, replies(200))}, "",
+			"p0,d0; ", transferLimit - time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFakeFleet(t, c.conn, c.engines, c.retry, func(host string, _ int) response {
+					if answer := c.answers[host]; answer != nil {
+						return answer
+					}
+					return replies(200)
+				}, pdflow.WithTimeouts(config.Timeouts{Transfer: transferLimit, Decode: time.Hour}))
+				began := time.Now()
+				err := f.do(`{"prompt":"hi","stream":true}`)
+				require.InDelta(t, c.took, time.Since(began), float64(100*time.Millisecond), "with a pause of 50 ms")
+				legs := strings.Fields(f.hosts())
+				if c.conn.Traits().Order == connector.Together {
+					slices.Sort(legs)
+				}
+				got := strings.Join(legs, ",")
+				if err != nil {
+					got += " " + string(codeOf(err))
+				}
+				var reasons []string
+				for _, o := range f.seen.list() {
+					if e := o.Err; e != nil {
+						reasons = append(reasons, o.Retry)
+						require.Equal(t, "transfer", e.Phase)
+						require.Equal(t, pdflow.LegDecode, e.Leg)
+						require.False(t, o.Orphan, "P has given what D waits for")
+						require.True(t, e.EngineFault())
+					}
+				}
+				require.Equal(t, c.want, got+"; "+strings.Join(reasons, ", "))
+			})
+		})
+	}
+}
+
+// With fallback: decode, a decode engine serves alone what no pair could transfer.
+func TestATransferThatNeverEndsFallsBackToDecodeAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeFleet(t, &fake{}, "p0 d0 d1", config.Retry{MaxAttempts: 1}, func(host string, _ int) response {
+			if host == "d0" {
+				return hangs
+			}
+			return replies(200)
+		}, pdflow.WithTimeouts(config.Timeouts{Transfer: transferLimit}), pdflow.WithFallback(config.FallbackDecode))
+		require.NoError(t, f.do(`{"prompt":"hi","stream":true}`))
+		require.Equal(t, "p0 d0 d1", f.hosts())
+	})
+}
