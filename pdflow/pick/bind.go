@@ -100,6 +100,7 @@ func (s *state) follow(snap *discovery.Snapshot) {
 	if s.snap != nil {
 		s.cooldowns.follow(s.snap, snap)
 	}
+	s.cooldowns.count(snap)
 	if s.snap = snap; s.policy.needs.loads {
 		s.known.follow(snap)
 	}

@@ -36,7 +36,7 @@ type cooldowns struct {
 	n    atomic.Int64 // entries of m: 0 in the common case, and then no pick takes the lock
 	mu   sync.RWMutex
 	m    map[cooldownKey]cooldown
-
+	hangs
 	missing missing
 }
 
@@ -55,6 +55,10 @@ type cooldown struct {
 
 	refused distinct // bodies that drew 429 or 503
 	share   share
+
+	timedOut *timedOut // the last attempt that ran out of time; nil: none
+	hung     bool      // the cooldown does not end before a synthetic probe or a request has served
+	passed   time.Time // when a synthetic probe has served; zero: a request has served since, or there was none
 }
 
 // Cooldown is an engine or a pair that a picker prefers others to, for operators.
@@ -62,6 +66,9 @@ type Cooldown struct {
 	Engine string // the prefill engine of a pair, otherwise the engine
 	Decode string // the decode engine of a pair; "": Engine alone
 	Left   time.Duration
+	// Requests ran out of time there. After Left, which may be 0, a synthetic probe or one request has to be served
+	// before others are sent: see [Prober].
+	Hung bool
 }
 
 // Cooldowns lists the cooldowns that run now, in no order. It returns nil for a picker that [New] has not made.
@@ -77,8 +84,8 @@ func (c *cooldowns) list(now time.Time) []Cooldown {
 	defer c.mu.RUnlock()
 	var all []Cooldown
 	for key, x := range c.m {
-		if left := x.until.Sub(now); left > 0 {
-			all = append(all, Cooldown{key.engine, key.decode, left})
+		if left := x.until.Sub(now); left > 0 || x.hung {
+			all = append(all, Cooldown{key.engine, key.decode, max(left, 0), x.hung})
 		}
 	}
 	return all
@@ -137,7 +144,7 @@ func (c *cooldowns) rank(key cooldownKey, roll uint64) int {
 		return good
 	}
 	switch now := time.Now(); {
-	case now.Before(x.until):
+	case now.Before(x.until), x.hung && !c.triable(&x):
 		return coolingDown
 	case float64(scramble(roll+x.salt)>>11) >= x.share.at(now)*(1<<53):
 		return recovering
@@ -167,14 +174,13 @@ func (c *cooldowns) done(o *pdflow.Outcome) {
 			c.missing.served(o.Session.Request.Model, o.Prefill.Endpoint, o.Decode.Endpoint)
 		}
 		if c.n.Load() > 0 {
-			c.served(cooldownKey{engine: o.Prefill.Endpoint}, cooldownKey{engine: o.Decode.Endpoint},
-				cooldownKey{o.Prefill.Endpoint, o.Decode.Endpoint})
+			c.served(o.Prefill.Endpoint, o.Decode.Endpoint, o.Decode.FirstByte)
 		}
 		return
 	}
-	e, body := o.Err, drawnBy(o)
+	e, body, late := o.Err, drawnBy(o), timeoutOf(o)
 	if o.Orphan && o.Session != nil {
-		c.fault(cooldownKey{o.Session.Prefill.ID, o.Session.Decode.ID}, body, 0)
+		c.fault(cooldownKey{o.Session.Prefill.ID, o.Session.Decode.ID}, body, 0, late)
 	}
 	switch p, d := o.Prefill.Endpoint, o.Decode.Endpoint; {
 	case e.Endpoint == "":
@@ -184,12 +190,17 @@ func (c *cooldowns) done(o *pdflow.Outcome) {
 		c.overloaded(cooldownKey{engine: e.Endpoint}, bodyOf(o))
 	case !e.EngineFault():
 	case afterHandoff(o):
-		c.fault(cooldownKey{p, d}, body, 0)
-		c.fault(cooldownKey{engine: d}, body, hashName(p))
-		c.fault(cooldownKey{engine: p}, body, hashName(d))
+		c.handoffFailed(p, d, body, late)
 	default:
-		c.fault(cooldownKey{engine: e.Endpoint}, body, 0)
+		c.fault(cooldownKey{engine: e.Endpoint}, body, 0, late)
 	}
+}
+
+// handoffFailed notes that a pair failed after prefill had served.
+func (c *cooldowns) handoffFailed(p, d string, body uint64, late *timedOut) {
+	c.fault(cooldownKey{p, d}, body, 0, late)
+	c.fault(cooldownKey{engine: d}, body, hashName(p), late)
+	c.fault(cooldownKey{engine: p}, body, hashName(d), late)
 }
 
 // afterHandoff reports whether decode failed to make use of what prefill gave it: it answered with an error, or not in
@@ -240,19 +251,37 @@ func (c *cooldowns) change(key cooldownKey, do func(x *cooldown, now time.Time))
 }
 
 // fault starts a cooldown, or only notes the body and the peer if these may have drawn the fault and no others have.
-func (c *cooldowns) fault(key cooldownKey, body, peer uint64) {
+// late is not nil if the attempt ran out of time.
+func (c *cooldowns) fault(key cooldownKey, body, peer uint64, late *timedOut) {
 	c.change(key, func(x *cooldown, now time.Time) {
 		if now.Before(x.until) {
 			return // several failures during a cooldown are one fault
 		}
+		if x.hung && (late == nil || late.since.Before(x.timedOut.since)) || late != nil && late.since.Before(x.passed) {
+			return // no news: the engine has answered, or the attempt began before the cooldown, or before a probe
+		}
 		x.bodies.add(body)
 		x.peers.add(peer)
-		if x.bodies.more && x.peers.more {
-			x.length = min(max(2*x.length, cooldownFirst), cooldownMost)
-			x.until, x.bodies, x.peers = now.Add(x.length), distinct{}, distinct{}
-			x.share = share{from: x.until, start: recoveredShare, slow: x.length}
+		if late != nil {
+			x.note(late)
+			c.wakeProbers()
 		}
+		if !x.hung && !(x.bodies.more && x.peers.more) {
+			return
+		}
+		if x.hung = late != nil && (x.hung || c.mayHang(key)); x.hung {
+			x.hang(now)
+			return
+		}
+		x.length = min(max(2*x.length, cooldownFirst), cooldownMost)
+		x.start(now)
 	})
+}
+
+// start starts a cooldown of x.length.
+func (x *cooldown) start(now time.Time) {
+	x.until, x.bodies, x.peers = now.Add(x.length), distinct{}, distinct{}
+	x.share = share{from: x.until, start: recoveredShare, slow: min(x.length, shareTime)}
 }
 
 // overloaded halves an engine's share, unless only one body draws such responses.
@@ -267,6 +296,7 @@ func (c *cooldowns) overloaded(key cooldownKey, body uint64) {
 
 // ready gives an engine that was not ready its share little by little.
 func (c *cooldowns) ready(id string) {
+	c.restarted(id)
 	c.change(cooldownKey{engine: id}, func(x *cooldown, now time.Time) {
 		x.share = share{from: now, start: recoveredShare, slow: shareTime}
 	})
@@ -291,19 +321,26 @@ func (c *cooldowns) follow(old, now *discovery.Snapshot) {
 }
 
 // served ends the cooldowns of engines that have served, and drops old entries. An engine that served during its
-// cooldown was never out of order. One that recovers keeps its share: it serves what it gets.
-func (c *cooldowns) served(keys ...cooldownKey) {
+// cooldown was never out of order. One that recovers keeps its share: it serves what it gets. first is when the
+// response began, zero if that is not known.
+func (c *cooldowns) served(p, d string, first time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
-	for _, key := range keys {
+	for _, key := range keysOf(p, d) {
 		x, ok := c.m[key]
 		switch {
 		case !ok:
+		case x.timedOut != nil && (p == "" || !first.IsZero() && first.Before(x.timedOut.since)):
+			// it says nothing of what ran out of time: its own transfer was over before, or there was none
+		case x.hung:
+			x.length, x.passed = 0, time.Time{}
+			x.recover(now)
+			c.m[key] = x
 		case now.Before(x.until) || x.share.at(now) == 1 && x.refused == (distinct{}):
 			delete(c.m, key)
 		default:
-			x.length, x.bodies, x.peers = 0, distinct{}, distinct{}
+			x.length, x.bodies, x.peers, x.timedOut, x.passed = 0, distinct{}, distinct{}, nil, time.Time{}
 			c.m[key] = x
 		}
 	}
@@ -311,11 +348,18 @@ func (c *cooldowns) served(keys ...cooldownKey) {
 	c.n.Store(int64(len(c.m)))
 }
 
-// sweep drops entries that were not changed for cooldownMost after the end of their cooldown, so that engines that left
-// the set leave nothing behind. The caller holds c.mu.
+// sweep drops entries that were not changed for a while after the end of their cooldown, so that engines that left the
+// set leave nothing behind. The caller holds c.mu.
 func (c *cooldowns) sweep(now time.Time) {
 	for key, x := range c.m {
-		if now.Sub(x.until) > cooldownMost && now.Sub(x.last) > cooldownMost {
+		keep := cooldownMost
+		switch {
+		case x.hung, x.length > cooldownMost:
+			keep = hungKept
+		case x.timedOut != nil, !x.passed.IsZero():
+			keep = timeoutKept
+		}
+		if now.Sub(x.until) > keep && now.Sub(x.last) > keep {
 			delete(c.m, key)
 		}
 	}

@@ -52,8 +52,8 @@ func TestCooldownsAreListedUntilTheyEnd(t *testing.T) {
 			Err: &pdflow.Error{Code: pdflow.CodeClientGone}})
 		p.cooldowns.done(&pdflow.Outcome{Err: &pdflow.Error{Code: pdflow.CodeDecodeFailed, Endpoint: "x"}})
 		time.Sleep(cooldownFirst / 4)
-		require.ElementsMatch(t, []Cooldown{{"p", "d", cooldownFirst * 3 / 4}, {"x", "", cooldownFirst * 3 / 4}},
-			Cooldowns(p))
+		require.ElementsMatch(t, []Cooldown{{Engine: "p", Decode: "d", Left: cooldownFirst * 3 / 4},
+			{Engine: "x", Left: cooldownFirst * 3 / 4}}, Cooldowns(p))
 		time.Sleep(cooldownFirst)
 		require.Empty(t, Cooldowns(p))
 		require.Nil(t, Cooldowns(nil), "of another kind of picker nothing is known")

@@ -134,8 +134,31 @@ func (p *picker) pick(t *table, in *pdflow.PickInput) (out pdflow.Pick, found fi
 	return p.pickFrom(t.part(in), in, in.Attempt > 1)
 }
 
-// pickFrom picks some of a part's engines. strict says that they must have the model, for all that is known.
+// pickFrom picks some of a part's engines. strict says that they must have the model, for all that is known. Where some
+// have hung, one pick tries them: of several that have chosen them, the first does, and the others choose again.
 func (p *picker) pickFrom(from *part, in *pdflow.PickInput, strict bool) (out pdflow.Pick, found finding) {
+	for range triesMost {
+		out, found = p.pickOnce(from, in, strict)
+		if found != pair {
+			return out, found
+		}
+		release, ok := p.cooldowns.try(out.Prefill.ID, out.Decode.ID)
+		if release != nil {
+			done := out.Done
+			out.Done = func(o *pdflow.Outcome) { done(o); release() }
+		}
+		if ok {
+			return out, found
+		}
+		out.Done(&pdflow.Outcome{Err: &pdflow.Error{Code: pdflow.CodeCanceled}})
+	}
+	return p.pickOnce(from, in, strict)
+}
+
+// triesMost is how often a pick loses against others before it takes what it is given.
+const triesMost = 3
+
+func (p *picker) pickOnce(from *part, in *pdflow.PickInput, strict bool) (out pdflow.Pick, found finding) {
 	l, single := from.candidates(in, p.pairing.serving)
 	l, other := p.named(l, in, single)
 	if l == nil || len(l.targets) == 0 {
