@@ -66,6 +66,9 @@ const (
 	// with an ending by which the request's API says that the engine gave up: Ending. The status is 200, the response
 	// is well-formed, and a prefill leg has no handoff.
 	FaultEnding = FaultKind(server.EffectEnding)
+	// FaultHangTransfer lets the transfer of the KV from the other engine never end: the request holds its blocks until
+	// its client leaves, and the engine serves all else and is well. With Peer it is one pair that hangs.
+	FaultHangTransfer = FaultKind(server.EffectHangTransfer)
 )
 
 // String returns the kind's name without Fault, as in ResetStream.
@@ -75,7 +78,7 @@ func (k FaultKind) String() string {
 		FaultOversize: "Oversize", FaultDelay: "Delay", FaultMutateHandoff: "MutateHandoff",
 		FaultLoadFailure: "LoadFailure", FaultKill: "Kill", FaultTerminate: "Terminate", FaultDeath: "Death",
 		FaultRefuse: "Refuse", FaultCorruptKV: "CorruptKV", FaultSurplus: "Surplus",
-		FaultEnding: "Ending"}[k]
+		FaultEnding: "Ending", FaultHangTransfer: "HangTransfer"}[k]
 	if !ok {
 		return fmt.Sprintf("FaultKind(%d)", int(k))
 	}

@@ -158,6 +158,29 @@ func TestScriptedLoadFailure(t *testing.T) {
 	assert.Equal(t, "[DONE]", events[1])
 }
 
+// TestHungTransfer is one of a pair: D waits for its KV until the client leaves, and serves all else.
+func TestHungTransfer(t *testing.T) {
+	s := simtest.New(t)
+	body := simtest.Completion("x")
+	s.D.Inject(enginesim.Fault{Kind: enginesim.FaultHangTransfer, Leg: enginesim.LegDecode, Peer: "another",
+		Count: -1})
+	s.Right(body, s.Decode(body, s.Prefill(body)))
+	s.D.Inject(enginesim.Fault{Kind: enginesim.FaultHangTransfer, Leg: enginesim.LegDecode, Peer: s.P.EngineID(),
+		Count: -1})
+	body = simtest.Completion("y")
+	handoff := s.Prefill(body)
+	leave := s.Waits(simtest.Leg(body, handoff))
+	assert.Positive(t, s.D.Stats().UsedBlocks, "its blocks are there")
+	s.Alive(s.D)
+	assert.Equal(t, 200, s.Ask(s.D, simtest.Completion("z")).Status)
+	leave()
+	require.NoError(t, s.D.WaitIdle(t.Context()))
+	assert.Zero(t, s.D.Stats().UsedBlocks)
+	assert.Equal(t, 8, s.P.Stats().PinnedBlocks, "P keeps its own until the lease ends")
+	s.D.ClearFaults()
+	s.Right(body, s.Decode(body, s.Prefill(body)))
+}
+
 // TestRefusedPortOpensAgain with the engine's memory untouched.
 func TestRefusedPortOpensAgain(t *testing.T) {
 	s := simtest.New(t, simtest.OwnPorts(t))

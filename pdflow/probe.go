@@ -40,7 +40,8 @@ func (f *Flow) Probe(ctx context.Context, prefill, decode discovery.Endpoint, mo
 		Prompt      string `json:"prompt"`
 		MaxTokens   int    `json:"max_tokens"`
 		Temperature int    `json:"temperature"`
-	}{model, prompt.String(), probeTokens, 0}) // cannot fail: these are strings and numbers
+		Stream      bool   `json:"stream"` // so that Timeouts.Transfer limits it, too
+	}{model, prompt.String(), probeTokens, 0, true}) // cannot fail: these are strings and numbers
 	resp, err := f.Do(ctx, &Request{API: connector.APICompletions, Header: header, Body: body,
 		Pick: &Pick{Prefill: prefill, Decode: decode}})
 	if err != nil {

@@ -219,6 +219,8 @@ func (m *model) start(ctx context.Context, g *gateway) error {
 		m.parts.Go(func() { ended(m.probes.log, "synthetic probe", prober.Run(m.ctx)) })
 	}
 	m.startAttestation(g)
+	pairs := m.pairProber(g)
+	m.parts.Go(func() { ended(m.probes.log, "probes of pairs that ran out of time", pairs.Run(m.ctx)) })
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"net/http"
 
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow/pick"
 	"github.com/pdkit/pdkit/pdflow/reuse"
 )
 
@@ -45,6 +46,26 @@ func (g *gateway) syntheticProber(m *model) (*reuse.SyntheticProber, error) {
 		o.Meter = g.tel.meters
 	}
 	return reuse.NewSyntheticProber(o)
+}
+
+// pairProber makes what tries a model's pairs, at which requests ran out of time, before a client does.
+func (m *model) pairProber(g *gateway) *pick.Prober {
+	log := g.log.With("model", m.Model())
+	p := &pick.Prober{Picker: m.choosing, Flows: m.flows.All(), Model: m.Model(),
+		OnProbe: func(prefill, decode string, err error) {
+			switch {
+			case g.draining.Load():
+			case err == nil:
+				log.Info("a pair serves after requests ran out of time there", "prefill", prefill, "decode", decode)
+			default:
+				log.Warn("a pair at which requests ran out of time does not serve a synthetic probe", "prefill", prefill,
+					"decode", decode, "error", err)
+			}
+		}}
+	if g.tel.meters != nil {
+		p.Meter = g.tel.meters
+	}
+	return p
 }
 
 var errNoPair = errors.New("no pair of engines is ready")

@@ -8,6 +8,10 @@ import (
 	"net/http"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 )
@@ -25,6 +29,10 @@ type Prober struct {
 	Flows   []*pdflow.Flow // those that ask the picker; a probe goes out by that of the request's connector
 	Header  http.Header    // the client's header, for engines that want an Authorization; nil allowed
 	Timeout time.Duration  // of one probe; default 10 s
+	// Meter has the counter pd.pair.probes, by pd.result: served, timed_out, failed (by another fault) or refused. Nil:
+	// no metrics. Model is its gen_ai.request.model.
+	Meter metric.MeterProvider
+	Model string
 	// OnProbe is called after each probe, from Run's goroutine, with the IDs of the pair; nil allowed.
 	OnProbe func(prefill, decode string, err error)
 }
@@ -38,13 +46,25 @@ func (p *Prober) Run(ctx context.Context) error {
 	if !ok {
 		return errors.New("pick: a Prober needs a picker of New")
 	}
+	meter := p.Meter
+	if meter == nil {
+		meter = noop.NewMeterProvider()
+	}
+	probes, err := meter.Meter("github.com/pdkit/pdkit/pdflow/pick").Int64Counter("pd.pair.probes",
+		metric.WithUnit("{probe}"), metric.WithDescription("Synthetic probes of pairs that ran out of time, by result"))
+	if err != nil {
+		return err
+	}
 	c := &own.cooldowns
 	c.probers.Add(1)
 	defer c.probers.Add(-1)
 	for ctx.Err() == nil {
 		t, release, wait, wake := c.next(time.Now())
 		if t != nil {
-			p.try(ctx, own, t)
+			if result := p.try(ctx, own, t); result != "" {
+				probes.Add(ctx, 1, metric.WithAttributes(attribute.String("pd.result", result),
+					attribute.String("gen_ai.request.model", p.Model)))
+			}
 			release()
 			wait, wake = probePause, nil
 		}
@@ -112,8 +132,17 @@ func (x *cooldown) due(now time.Time) time.Time {
 	return x.timedOut.probed.Add(timeoutKept / 8)
 }
 
-// try sends a probe through a pair, and lets the picker learn from it.
-func (p *Prober) try(ctx context.Context, own *picker, t *timedOut) {
+// The results of probes, as the counter has them.
+const (
+	probeServed  = "served"
+	probeLate    = "timed_out"
+	probeFailed  = "failed"
+	probeRefused = "refused"
+)
+
+// try sends a probe through a pair, and lets the picker learn from it. The result is "" if none was sent, or ctx has
+// ended.
+func (p *Prober) try(ctx context.Context, own *picker, t *timedOut) (result string) {
 	c := &own.cooldowns
 	var ends [2]*discovery.Endpoint
 	snap := own.set.Load()
@@ -128,24 +157,39 @@ func (p *Prober) try(ctx context.Context, own *picker, t *timedOut) {
 	}
 	began := time.Now()
 	if ends[0] == nil || ends[1] == nil { // they are back when they are ready
-		c.probed(t, began, errNotReady)
-		return
+		c.probed(t, began, probeFailed, nil)
+		return ""
 	}
-	ctx, cancel := context.WithTimeout(ctx, p.timeout())
+	limited, cancel := context.WithTimeout(ctx, p.timeout())
 	defer cancel()
 	err := errNoFlow
 	for _, f := range p.Flows {
 		if f.Connector().Traits().Name != t.connector {
 			continue
 		}
-		if err = f.Probe(ctx, *ends[0], *ends[1], t.model, p.Header); err != nil {
+		if err = f.Probe(limited, *ends[0], *ends[1], t.model, p.Header); err != nil {
 			break
 		}
 	}
-	c.probed(t, began, err)
-	if p.OnProbe != nil && !errors.Is(err, pdflow.CodeClientGone) {
+	if ctx.Err() != nil {
+		return ""
+	}
+	e, _ := errors.AsType[*pdflow.Error](err)
+	switch {
+	case err == nil:
+		result = probeServed
+	case e != nil && e.Code == pdflow.CodeTimeout:
+		result = probeLate
+	case e != nil && e.EngineFault():
+		result = probeFailed
+	default:
+		result = probeRefused
+	}
+	c.probed(t, began, result, e)
+	if p.OnProbe != nil {
 		p.OnProbe(t.prefill, t.decode, err)
 	}
+	return result
 }
 
 func (p *Prober) timeout() time.Duration {
@@ -155,24 +199,19 @@ func (p *Prober) timeout() time.Duration {
 	return 10 * time.Second
 }
 
-var (
-	errNotReady = errors.New("pick: the engines of the pair are not ready")
-	errNoFlow   = errors.New("pick: no flow has the connector")
-)
+var errNoFlow = errors.New("pick: no flow has the connector")
 
-// probed learns from a probe.
-func (c *cooldowns) probed(t *timedOut, began time.Time, err error) {
-	e, _ := errors.AsType[*pdflow.Error](err)
+// probed learns from a probe. e is not nil if it was late.
+func (c *cooldowns) probed(t *timedOut, began time.Time, result string, e *pdflow.Error) {
 	late := &timedOut{prefill: t.prefill, decode: t.decode, model: t.model, connector: t.connector, since: began}
 	switch {
-	case err == nil:
-	case e != nil && e.Code == pdflow.CodeTimeout && e.Leg == pdflow.LegDecode:
+	case result != probeLate:
+	case e.Leg == pdflow.LegDecode:
 		c.handoffFailed(t.prefill, t.decode, 0, late)
-	case e != nil && e.Code == pdflow.CodeTimeout:
+	default:
 		c.fault(cooldownKey{engine: t.prefill}, 0, 0, late)
 		c.fault(cooldownKey{t.prefill, t.decode}, 0, 0, late) // if both legs ran, it is the pair's
 	}
-	failed := errors.Is(err, errNotReady) || e != nil && (e.EngineFault() || e.Code == pdflow.CodeTimeout)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
@@ -181,12 +220,12 @@ func (c *cooldowns) probed(t *timedOut, began time.Time, err error) {
 		switch {
 		case !ok || x.timedOut == nil || x.timedOut.refused || !x.passed.IsZero():
 			continue
-		case err == nil && x.hung:
+		case result == probeServed && x.hung:
 			x.passed = began
 			x.recover(now)
-		case err == nil:
+		case result == probeServed:
 			x.passed, x.timedOut, x.bodies, x.peers = began, nil, distinct{}, distinct{}
-		case !failed:
+		case result == probeRefused:
 			x.timedOut.refused = true
 		default:
 			if x.timedOut.probed = now; x.hung && now.After(x.until) { // it has failed otherwise than by a timeout

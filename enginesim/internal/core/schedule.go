@@ -41,6 +41,7 @@ type Generation struct {
 	FailLoad   bool
 	Ending     string // the response ends so after EndAfter tokens, or at its end if that comes before
 	EndAfter   int
+	HangLoad   bool // the KV that comes from another engine never does
 	Corrupt    bool // flip a bit of the KV that is handed off, or that comes from another engine
 	// Guide, if it is not nil, gives the token in place of the one that the model would make, and TokenEOS at the end.
 	Guide func(free int32) int32
@@ -264,6 +265,11 @@ func (r *running) load(ctx context.Context) error {
 	}
 	r.core.Stats.Add(&r.core.Stats.loading, 1)
 	defer r.core.Stats.Add(&r.core.Stats.loading, -1)
+	if r.g.HangLoad {
+		<-ctx.Done()
+		r.t.Dropped(false)
+		return ctxErr(ctx)
+	}
 	return r.t.Load(ctx, r.s)
 }
 

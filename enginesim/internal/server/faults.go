@@ -40,6 +40,7 @@ const (
 	EffectCorruptKV
 	EffectSurplus
 	EffectEnding
+	EffectHangTransfer
 )
 
 // Effect is a scripted fault that strikes a request.
@@ -64,6 +65,7 @@ func arm(c *api.Call, f *Effect) {
 	for _, g := range c.Gens {
 		g.FailLoad = f.Kind == EffectLoadFailure
 		g.Corrupt = f.Kind == EffectCorruptKV
+		g.HangLoad = f.Kind == EffectHangTransfer
 		if f.Kind == EffectEnding {
 			g.Ending, g.EndAfter = f.Ending, f.AfterChunks
 		}
