@@ -79,7 +79,7 @@ type liveEndpoint struct {
 	Engine  *engineLoad `json:"engine,omitempty"` // what it says of itself, with -inspect
 	Prefill *occupancy  `json:"prefill,omitempty"`
 	Decode  *occupancy  `json:"decode,omitempty"`
-	State   string      `json:"state,omitempty"` // cooldown, quarantine
+	State   string      `json:"state,omitempty"` // cooldown, hung, quarantine
 	Left    float64     `json:"left,omitempty"`  // ms until the cooldown ends
 }
 

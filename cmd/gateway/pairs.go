@@ -130,7 +130,7 @@ type livePair struct {
 	Reused   int64    `json:"reused"`             // prompt tokens that decode did not compute, where its response tells
 	Handoff  *float64 `json:"handoff,omitempty"`  // ms from prefill's response to the decode leg, in the gateway
 	Transfer *float64 `json:"transfer,omitempty"` // ms from prefill's response to the first token of a stream
-	State    string   `json:"state,omitempty"`    // cooldown, quarantine
+	State    string   `json:"state,omitempty"`    // cooldown, hung (one after timeouts), quarantine
 	Left     float64  `json:"left,omitempty"`     // ms until the cooldown ends
 }
 
@@ -164,8 +164,8 @@ func (t *pairTable) counted() ([]livePair, otherPairs) {
 	return all, t.others
 }
 
-// stateRank orders pairs for the list of the busiest: one in quarantine goes first, then one in a cooldown.
-var stateRank = map[string]int{"quarantine": 0, "cooldown": 1, "": 2}
+// stateRank orders pairs for the list of the busiest: one in quarantine goes first, then those in a cooldown.
+var stateRank = map[string]int{"quarantine": 0, "hung": 1, "cooldown": 2, "": 3}
 
 // busiest returns the busiest of the counted pairs and those of which states says something, in the order of their
 // names. The ones that are not returned are added to others, which is nil if there is none.
@@ -204,6 +204,9 @@ func (m *model) livePairs() (pairs []livePair, others *otherPairs, engines map[s
 	states, engines := map[pairKey]livePair{}, map[string]livePair{}
 	for _, c := range pick.Cooldowns(m.choosing) {
 		s := livePair{Prefill: c.Engine, Decode: c.Decode, State: "cooldown", Left: milliseconds(c.Left)}
+		if c.Hung {
+			s.State = "hung"
+		}
 		if c.Decode == "" {
 			engines[c.Engine] = s
 		} else {

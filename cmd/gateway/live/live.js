@@ -186,7 +186,9 @@ const well = (e) => e.healthy && e.phase === "ready";
 
 // troubles are what is wrong with an engine, the worst first. One that drains is well, and a cooldown alone comes with
 // few faults.
-const words = ["draining", "cooldown", "slow", "overloaded", "cut streams", "failing", "quarantine", "not ready"];
+const words = [
+  "draining", "cooldown", "slow", "overloaded", "cut streams", "failing", "hung", "quarantine", "not ready",
+];
 function troubles(e) {
   const out = ((e.recent || {}).marks || []).map((mark) => ({ ...mark, text: mark.word }));
   if (e.state) out.push({ word: e.state, text: stands(e) });
