@@ -160,10 +160,15 @@ func (m *modelServer) printConnector(w io.Writer, title, path string, o *modelse
 		handoff += " of a lease of " + lease.String()
 	}
 	row(
-		w, "  timeouts", fmt.Sprintf("connect %s, prefill %s, handoff %s, decode %s, idle %s, cleanup %s, "+
-			"healthCheck %s",
-			span(limits.Connect, "none"), span(limits.Prefill, "none"), handoff, span(limits.Decode, "none"),
-			span(limits.Idle, "none"), span(limits.Cleanup, "none"), span(limits.HealthCheck, "none")))
+		w, "  timeouts", fmt.Sprintf("connect %s, prefill %s, handoff %s, transfer %s, decode %s, idle %s, "+
+			"cleanup %s, healthCheck %s",
+			span(limits.Connect, "none"), span(limits.Prefill, "none"), handoff, span(limits.Transfer, "none"),
+			span(limits.Decode, "none"), span(limits.Idle, "none"), span(limits.Cleanup, "none"),
+			span(limits.HealthCheck, "none")))
+	if limits.Transfer <= 0 && lease > 0 && (limits.Decode <= 0 || limits.Decode > lease) {
+		row(w, "  recommended", fmt.Sprintf("timeouts.transfer: P keeps KV that nobody reads for %s; without it a transfer "+
+			"that never ends is found after decode, %s", lease, span(limits.Decode, "never")))
+	}
 	a := o.Retry()
 	if a.MaxAttempts == 1 {
 		row(w, "  retry", "1 attempt")

@@ -50,6 +50,7 @@ var defaults = map[string]string{
 	"spec.kvConnector.timeouts.decode":             "600s",
 	"spec.kvConnector.timeouts.idle":               "60s",
 	"spec.kvConnector.timeouts.silence":            "10m",
+	"spec.kvConnector.timeouts.transfer":           "none",
 	"spec.kvConnector.timeouts.cleanup":            "5s",
 	"spec.kvConnector.timeouts.healthCheck":        "2s",
 	"spec.kvConnector.retry.maxAttempts":           "2",
@@ -131,7 +132,9 @@ var abouts = map[string]string{
 		"P's response; of a lease under 10s the default is half",
 	"spec.kvConnector.timeouts.idle": "silence of a response in mid-stream; then the engine is probed, and the " +
 		"response cut if the engine is not well",
-	"spec.kvConnector.timeouts.silence":     "silence of a response in mid-stream whose engine is well",
+	"spec.kvConnector.timeouts.silence": "silence of a response in mid-stream whose engine is well",
+	"spec.kvConnector.timeouts.transfer": "from P's last byte to D's first event, of streams; then another pair is tried: " +
+		"see [retries](retries.md#a-pair-that-hangs)",
 	"spec.kvConnector.timeouts.cleanup":     "what a connector does after a failed request",
 	"spec.kvConnector.timeouts.healthCheck": "one probe of an engine",
 	"spec.kvConnector.retry.maxAttempts":    "attempts at pairs of engines, the first included; at least 1",

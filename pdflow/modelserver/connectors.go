@@ -98,6 +98,7 @@ func (m *ModelServer) check(path string, c *Connector) {
 		m.fault(path+".fallback", "is decode, but a decode engine of "+c.Name+" cannot serve alone",
 			"write fallback: error, or fall back to another connector")
 	}
+	m.checkTransfer(path+".timeouts.transfer", c)
 	for i, e := range m.Endpoints {
 		if m.isOthers(e, c) {
 			continue
@@ -105,6 +106,19 @@ func (m *ModelServer) check(path string, c *Connector) {
 		if err := check.Of(c.KVConnector).CheckEndpoint(e); err != nil {
 			m.faults = append(m.faults, config.Within(fmt.Sprintf("%s[%d]", staticPath, i), err))
 		}
+	}
+}
+
+// checkTransfer tells of a limit that comes too late: after decode's, or after P has given up.
+func (m *ModelServer) checkTransfer(path string, c *Connector) {
+	limits, lease := c.Timeouts(), c.Lease()
+	switch {
+	case limits.Transfer <= 0:
+	case limits.Decode > 0 && limits.Transfer >= limits.Decode:
+		m.note(true, path, fmt.Sprintf("is not shorter than decode, %s", limits.Decode), "write less, or remove it")
+	case lease > 0 && limits.Transfer > lease:
+		m.note(false, path, fmt.Sprintf("is longer than P keeps KV that nobody reads, %s", lease),
+			"write at most that, unless decode engines renew P's lease for requests in their queue")
 	}
 }
 

@@ -184,6 +184,26 @@ func TestNotesTellWhatIsOddOrWithoutEffect(t *testing.T) {
 	assert.Equal(t, "spec.kvConnector.type", ms.Notes[1].Path)
 }
 
+// A limit of the transfer that comes after the engines have given up, or after decode's own, is told.
+func TestATransferLimitThatComesTooLateIsTold(t *testing.T) {
+	for timeouts, want := range map[string]string{
+		`{"transfer":"20s"}`:                "",
+		`{"transfer":"40s"}`:                "is longer than P keeps KV that nobody reads, 30s",
+		`{"transfer":"20s","decode":"15s"}`: "is not shorter than decode, 15s",
+		`{"decode":"15s"}`:                  "",
+		`{"transfer":"0s"}`:                 "",
+	} {
+		ms := read(t, `{"kvConnector":{"type":"nixl","timeouts":`+timeouts+`}}`)
+		var got string
+		for _, n := range ms.Notes {
+			if n.Path == "spec.kvConnector.timeouts.transfer" {
+				got = n.Problem
+			}
+		}
+		assert.Equal(t, want, got, timeouts)
+	}
+}
+
 // The engines that are asked for are those that serve, or one of each role where something else lists them.
 func TestSettingsWithoutEffectAreTheCallersToName(t *testing.T) {
 	list := `,"discovery":{"static":{"endpoints":[{"url":"http://p:1","role":"prefill"},` +
