@@ -58,7 +58,8 @@ type Timeouts struct {
 	Prefill time.Duration `json:"prefill"` // the prefill leg, until its whole response is read; default 60 s
 	// oldest handoff that decode may use, from P's last byte; default: the lease less 5 s, see Resolve
 	Handoff time.Duration `json:"handoff"`
-	// from P's last byte to D's first event, of streams and where P answers first; default [None]: Decode alone limits it
+	// from P's last byte to D's first event, where P answers first; of a response that is no stream, until a synthetic
+	// probe asks whether the pair hangs; default [None]: Decode alone limits it
 	Transfer time.Duration `json:"transfer"`
 	// the decode leg (together: from P's response), until its first byte; default 600 s
 	Decode      time.Duration `json:"decode"`

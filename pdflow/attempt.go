@@ -240,9 +240,10 @@ func (a *attempt) caller(ctx context.Context) connector.Caller {
 	}
 }
 
-// Expire ends the attempt because a phase ran out of time, unless it is the silence of an engine that is well.
+// Expire ends the attempt because a phase ran out of time, unless it is the silence of an engine that is well, or of a
+// pair.
 func (a *attempt) Expire() {
-	if !a.mayBeSilent() {
+	if !a.mayBeSilent() && !a.mayGenerate() {
 		a.cancel(errPhaseTimeout)
 	}
 }

@@ -89,6 +89,7 @@ type inFlight struct {
 	retries     *live.Retries
 	rescueQueue rescue.Queue
 	probes      probes
+	pairProbes  probes // of pairs whose response is no stream, and late
 	further     further
 	doubts      doubts
 }

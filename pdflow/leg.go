@@ -165,25 +165,6 @@ func (a *attempt) decodeInTime(ctx context.Context, leg *connector.Leg) (*Body, 
 	return a.decode(ctx, leg)
 }
 
-// phaseTransfer is the phase of an error that says that D, which has what P answered, did not begin in time.
-const phaseTransfer = "transfer"
-
-// decodeLimit is for how long D may go on without its first event. Once P has answered, D waits for the transfer of the
-// KV, which has a limit of its own. A response that is no stream has its first event when its last token is made, so
-// that limit would cut long ones.
-func (a *attempt) decodeLimit() time.Duration {
-	most, p := a.f.limits.Decode, a.p.Load()
-	if a.f.limits.Transfer <= 0 || p == nil || !a.s.Request.Stream {
-		return most
-	}
-	left := max(time.Until(p.At.Add(a.f.limits.Transfer)), 1)
-	if most > 0 && most < left {
-		return most
-	}
-	a.transfers.Store(true)
-	return left
-}
-
 func (a *attempt) sendDecode(ctx context.Context, leg *connector.Leg, o *LegOutcome) (*Body, *Error) {
 	if a.asksUsage() {
 		leg.SetAt([]string{"stream_options", "include_usage"}, jsonTrue)

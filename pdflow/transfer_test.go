@@ -4,6 +4,7 @@ package pdflow_test
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"slices"
@@ -97,6 +98,49 @@ func TestATransferThatNeverEndsIsTriedAtAnotherPair(t *testing.T) {
 					}
 				}
 				require.Equal(t, c.want, got+"; "+strings.Join(reasons, ", "))
+			})
+		})
+	}
+}
+
+// A response that is no stream has its first byte when its last token is made. So a synthetic probe of the pair tells,
+// when the time is over, whether D may be at work: then it has the rest of Timeouts.Decode.
+func TestAPairIsProbedWhereALongResponseIsNoStream(t *testing.T) {
+	for name, c := range map[string]struct {
+		hangs bool     // the pair, whatever it is asked
+		long  response // d0's to the client
+		want  string   // legs, then code and phase
+		took  time.Duration
+	}{
+		"the pair is well": {false, after(time.Minute, replies(200)), "p0 d0 p0 d0", time.Minute},
+		"the pair hangs":   {true, hangs, "p0 d0 p0 d0 p1 d1", 2 * transferLimit},
+		"the pair is well, and the response never comes": {false, hangs,
+			"p0 d0 p0 d0; timeout send", 2 * time.Minute},
+		"it is in time": {true, after(transferLimit/2, replies(200)), "p0 d0", transferLimit / 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFakeFleet(t, &fake{}, "p0 p1 d0 d1", config.Retry{MaxAttempts: 2},
+					func(host string, nth int) response {
+						switch {
+						case host == "d0" && nth == 1:
+							return c.long
+						case host == "d0" && c.hangs:
+							return hangs
+						}
+						return replies(200)
+					}, pdflow.WithTimeouts(config.Timeouts{Transfer: transferLimit, Decode: 2 * time.Minute}))
+				began := time.Now()
+				err := f.do(`{"prompt":"hi"}`)
+				require.InDelta(t, c.took, time.Since(began), float64(100*time.Millisecond), "with a pause of 50 ms")
+				got := f.hosts()
+				if err != nil {
+					got += "; " + string(codeOf(err))
+					if e, ok := errors.AsType[*pdflow.Error](err); ok {
+						got += " " + e.Phase
+					}
+				}
+				require.Equal(t, c.want, got)
 			})
 		})
 	}

@@ -133,7 +133,7 @@ var abouts = map[string]string{
 	"spec.kvConnector.timeouts.idle": "silence of a response in mid-stream; then the engine is probed, and the " +
 		"response cut if the engine is not well",
 	"spec.kvConnector.timeouts.silence": "silence of a response in mid-stream whose engine is well",
-	"spec.kvConnector.timeouts.transfer": "from P's last byte to D's first event, of streams; then another pair is tried: " +
+	"spec.kvConnector.timeouts.transfer": "from P's last byte to D's first event; then another pair is tried: " +
 		"see [retries](retries.md#a-pair-that-hangs)",
 	"spec.kvConnector.timeouts.cleanup":     "what a connector does after a failed request",
 	"spec.kvConnector.timeouts.healthCheck": "one probe of an engine",
