@@ -146,6 +146,8 @@ func (c *cooldowns) rank(key cooldownKey, roll uint64) int {
 	switch now := time.Now(); {
 	case now.Before(x.until), x.hung && !c.triable(&x):
 		return coolingDown
+	case x.hung: // one request at a time tries it
+		return good
 	case float64(scramble(roll+x.salt)>>11) >= x.share.at(now)*(1<<53):
 		return recovering
 	}

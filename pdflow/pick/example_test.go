@@ -5,10 +5,12 @@ package pick_test
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
+	"github.com/pdkit/pdkit/connector/plainhttp"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/static"
 	"github.com/pdkit/pdkit/pdflow"
@@ -177,4 +179,31 @@ func ExampleFunc() {
 	}
 	fmt.Println(flow.Ready(context.Background()))
 	// Output: <nil>
+}
+
+// A prober beside a flow tries pairs at which requests ran out of time, before the flow sends clients there again.
+func ExampleProber() {
+	set, stop := running(map[string]discovery.Endpoint{
+		"p": {Role: discovery.RolePrefill}, "d1": {Role: discovery.RoleDecode}, "d2": {Role: discovery.RoleDecode},
+	})
+	defer stop()
+	picker := pick.New(set, pick.LeastLoad())
+	transfers, err := plainhttp.New(nil)
+	if err != nil {
+		panic(err)
+	}
+	flow, err := pdflow.New(transfers, picker, pdflow.WithTimeouts(config.Timeouts{Transfer: 30 * time.Second}))
+	if err != nil {
+		panic(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background()) // the program's
+	prober := pick.Prober{Picker: picker, Flows: []*pdflow.Flow{flow}, OnProbe: func(prefill, decode string, err error) {
+		fmt.Println("probed", prefill, decode, err)
+	}}
+	ended := make(chan error)
+	go func() { ended <- prober.Run(ctx) }()
+	// … serve …
+	cancel()
+	fmt.Println(<-ended, flow.Shutdown(context.Background()))
+	// Output: <nil> <nil>
 }

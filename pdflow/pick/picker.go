@@ -64,7 +64,9 @@ type state struct {
 // cooldown of one second, which doubles with each further fault up to 8 s. So does an engine at which two different
 // bodies failed while it served no request, since one body alone may draw a fault from every engine, and a pair that
 // left an orphan or whose decode engine failed after prefill. After a cooldown, and when it is ready again, an engine
-// gets a tenth of its picks, then more and more; one that answers 429 or 503 gets fewer for 8 s. An engine that has
+// gets a tenth of its picks, then more and more; one that answers 429 or 503 gets fewer for 8 s. A pair or an engine at
+// which requests ran out of time gets a longer cooldown, 8 s to 4 minutes, after which something has to be served there
+// first: see [Prober]. Such cooldowns take at most half of the pairs. An engine that has
 // answered that it does not have a model (pdflow.Error.ModelMissing) is not picked for that model for 10 s. If only
 // such engines are left, the picker uses them. An engine whose attribute dpSize is 2 to 1,024 counts as that many
 // targets, and the pick names the rank on each leg. If no pair is found, the error says what the nearest prefill and
