@@ -21,6 +21,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 	"github.com/pdkit/pdkit/pdflow/passthrough"
+	"github.com/pdkit/pdkit/pdflow/pick"
 	"github.com/pdkit/pdkit/pdflow/reuse"
 )
 
@@ -197,8 +198,12 @@ func (m *model) start(ctx context.Context, g *gateway) error {
 	m.ctx, m.stop = context.WithCancel(ctx)
 	err := errors.Join(m.flows.Start(m.ctx), m.pool.start(ctx))
 	var prober *reuse.SyntheticProber
+	var pairs *pick.Prober
 	if err == nil {
 		prober, err = g.syntheticProber(m)
+	}
+	if err == nil {
+		pairs, err = m.pairProber(g)
 	}
 	if err != nil {
 		m.stop()
@@ -219,7 +224,6 @@ func (m *model) start(ctx context.Context, g *gateway) error {
 		m.parts.Go(func() { ended(m.probes.log, "synthetic probe", prober.Run(m.ctx)) })
 	}
 	m.startAttestation(g)
-	pairs := m.pairProber(g)
 	m.parts.Go(func() { ended(m.probes.log, "probes of pairs that ran out of time", pairs.Run(m.ctx)) })
 	return nil
 }

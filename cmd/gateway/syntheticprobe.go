@@ -49,23 +49,25 @@ func (g *gateway) syntheticProber(m *model) (*reuse.SyntheticProber, error) {
 }
 
 // pairProber makes what tries a model's pairs, at which requests ran out of time, before a client does.
-func (m *model) pairProber(g *gateway) *pick.Prober {
+func (m *model) pairProber(g *gateway) (*pick.Prober, error) {
 	log := g.log.With("model", m.Model())
-	p := &pick.Prober{Picker: m.choosing, Flows: m.flows.All(), Model: m.Model(),
-		OnProbe: func(prefill, decode string, err error) {
-			switch {
-			case g.draining.Load():
-			case err == nil:
-				log.Info("a pair serves after requests ran out of time there", "prefill", prefill, "decode", decode)
-			default:
-				log.Warn("a pair at which requests ran out of time does not serve a synthetic probe", "prefill", prefill,
-					"decode", decode, "error", err)
-			}
-		}}
-	if g.tel.meters != nil {
-		p.Meter = g.tel.meters
+	count, err := g.tel.pairProbes(m.Model())
+	if err != nil {
+		return nil, err
 	}
-	return p
+	return &pick.Prober{Picker: m.choosing, Flows: m.flows.All(),
+		OnProbe: func(prefill, decode string, r pick.ProbeResult, err error) {
+			if g.draining.Load() {
+				return
+			}
+			count(string(r))
+			if r == pick.ProbeServed {
+				log.Info("a pair serves after requests ran out of time there", "prefill", prefill, "decode", decode)
+				return
+			}
+			log.Warn("a pair at which requests ran out of time does not serve a synthetic probe", "prefill", prefill,
+				"decode", decode, "result", string(r), "error", err)
+		}}, nil
 }
 
 var errNoPair = errors.New("no pair of engines is ready")

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"go.opentelemetry.io/otel/attribute"
 	otelprometheus "go.opentelemetry.io/otel/exporters/prometheus"
 	"go.opentelemetry.io/otel/exporters/stdout/stdouttrace"
 	"go.opentelemetry.io/otel/metric"
@@ -132,6 +133,19 @@ func (t *telemetry) observeBytes(budget *pdflow.Budget) error {
 			return nil
 		}))
 	return errors.Join(err, refusedErr)
+}
+
+// pairProbes returns what counts a model's probes of pairs that ran out of time.
+func (t *telemetry) pairProbes(model string) (count func(result string), err error) {
+	if t.meters == nil {
+		return func(string) {}, nil
+	}
+	probes, err := t.meters.Meter(meterName).Int64Counter("pd.pair.probes", metric.WithUnit("{probe}"),
+		metric.WithDescription("Synthetic probes of pairs that ran out of time, by result"))
+	return func(result string) {
+		probes.Add(context.Background(), 1, metric.WithAttributes(attribute.String("pd.result", result),
+			attribute.String("gen_ai.request.model", model)))
+	}, err
 }
 
 // handler serves the metrics in Prometheus' format.

@@ -197,9 +197,8 @@ func ExampleProber() {
 		panic(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background()) // the program's
-	prober := pick.Prober{Picker: picker, Flows: []*pdflow.Flow{flow}, OnProbe: func(prefill, decode string, err error) {
-		fmt.Println("probed", prefill, decode, err)
-	}}
+	prober := pick.Prober{Picker: picker, Flows: []*pdflow.Flow{flow},
+		OnProbe: func(prefill, decode string, r pick.ProbeResult, _ error) { fmt.Println(prefill, decode, r) }}
 	ended := make(chan error)
 	go func() { ended <- prober.Run(ctx) }()
 	// … serve …

@@ -8,10 +8,6 @@ import (
 	"net/http"
 	"time"
 
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
-
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 )
@@ -29,12 +25,8 @@ type Prober struct {
 	Flows   []*pdflow.Flow // those that ask the picker; a probe goes out by that of the request's connector
 	Header  http.Header    // the client's header, for engines that want an Authorization; nil allowed
 	Timeout time.Duration  // of one probe; default 10 s
-	// Meter has the counter pd.pair.probes, by pd.result: served, timed_out, failed (by another fault) or refused. Nil:
-	// no metrics. Model is its gen_ai.request.model.
-	Meter metric.MeterProvider
-	Model string
 	// OnProbe is called after each probe, from Run's goroutine, with the IDs of the pair; nil allowed.
-	OnProbe func(prefill, decode string, err error)
+	OnProbe func(prefill, decode string, r ProbeResult, err error)
 }
 
 // probePause is the shortest time between two probes.
@@ -46,25 +38,13 @@ func (p *Prober) Run(ctx context.Context) error {
 	if !ok {
 		return errors.New("pick: a Prober needs a picker of New")
 	}
-	meter := p.Meter
-	if meter == nil {
-		meter = noop.NewMeterProvider()
-	}
-	probes, err := meter.Meter("github.com/pdkit/pdkit/pdflow/pick").Int64Counter("pd.pair.probes",
-		metric.WithUnit("{probe}"), metric.WithDescription("Synthetic probes of pairs that ran out of time, by result"))
-	if err != nil {
-		return err
-	}
 	c := &own.cooldowns
 	c.probers.Add(1)
 	defer c.probers.Add(-1)
 	for ctx.Err() == nil {
 		t, release, wait, wake := c.next(time.Now())
 		if t != nil {
-			if result := p.try(ctx, own, t); result != "" {
-				probes.Add(ctx, 1, metric.WithAttributes(attribute.String("pd.result", result),
-					attribute.String("gen_ai.request.model", p.Model)))
-			}
+			p.try(ctx, own, t)
 			release()
 			wait, wake = probePause, nil
 		}
@@ -132,17 +112,19 @@ func (x *cooldown) due(now time.Time) time.Time {
 	return x.timedOut.probed.Add(timeoutKept / 8)
 }
 
-// The results of probes, as the counter has them.
+// ProbeResult is what came of a probe of a [Prober].
+type ProbeResult string
+
+// The results.
 const (
-	probeServed  = "served"
-	probeLate    = "timed_out"
-	probeFailed  = "failed"
-	probeRefused = "refused"
+	ProbeServed   ProbeResult = "served"
+	ProbeTimedOut ProbeResult = "timed_out"
+	ProbeFailed   ProbeResult = "failed" // another fault of an engine
+	ProbeRefused  ProbeResult = "refused"
 )
 
-// try sends a probe through a pair, and lets the picker learn from it. The result is "" if none was sent, or ctx has
-// ended.
-func (p *Prober) try(ctx context.Context, own *picker, t *timedOut) (result string) {
+// try sends a probe through a pair, and lets the picker learn from it.
+func (p *Prober) try(ctx context.Context, own *picker, t *timedOut) {
 	c := &own.cooldowns
 	var ends [2]*discovery.Endpoint
 	snap := own.set.Load()
@@ -157,8 +139,8 @@ func (p *Prober) try(ctx context.Context, own *picker, t *timedOut) (result stri
 	}
 	began := time.Now()
 	if ends[0] == nil || ends[1] == nil { // they are back when they are ready
-		c.probed(t, began, probeFailed, nil)
-		return ""
+		c.probed(t, began, ProbeFailed, nil)
+		return
 	}
 	limited, cancel := context.WithTimeout(ctx, p.timeout())
 	defer cancel()
@@ -172,24 +154,24 @@ func (p *Prober) try(ctx context.Context, own *picker, t *timedOut) (result stri
 		}
 	}
 	if ctx.Err() != nil {
-		return ""
+		return
 	}
+	var result ProbeResult
 	e, _ := errors.AsType[*pdflow.Error](err)
 	switch {
 	case err == nil:
-		result = probeServed
+		result = ProbeServed
 	case e != nil && e.Code == pdflow.CodeTimeout:
-		result = probeLate
+		result = ProbeTimedOut
 	case e != nil && e.EngineFault():
-		result = probeFailed
+		result = ProbeFailed
 	default:
-		result = probeRefused
+		result = ProbeRefused
 	}
 	c.probed(t, began, result, e)
 	if p.OnProbe != nil {
-		p.OnProbe(t.prefill, t.decode, err)
+		p.OnProbe(t.prefill, t.decode, result, err)
 	}
-	return result
 }
 
 func (p *Prober) timeout() time.Duration {
@@ -202,10 +184,10 @@ func (p *Prober) timeout() time.Duration {
 var errNoFlow = errors.New("pick: no flow has the connector")
 
 // probed learns from a probe. e is not nil if it was late.
-func (c *cooldowns) probed(t *timedOut, began time.Time, result string, e *pdflow.Error) {
+func (c *cooldowns) probed(t *timedOut, began time.Time, result ProbeResult, e *pdflow.Error) {
 	late := &timedOut{prefill: t.prefill, decode: t.decode, model: t.model, connector: t.connector, since: began}
 	switch {
-	case result != probeLate:
+	case result != ProbeTimedOut:
 	case e.Leg == pdflow.LegDecode:
 		c.handoffFailed(t.prefill, t.decode, 0, late)
 	default:
@@ -220,12 +202,12 @@ func (c *cooldowns) probed(t *timedOut, began time.Time, result string, e *pdflo
 		switch {
 		case !ok || x.timedOut == nil || x.timedOut.refused || !x.passed.IsZero():
 			continue
-		case result == probeServed && x.hung:
+		case result == ProbeServed && x.hung:
 			x.passed = began
 			x.recover(now)
-		case result == probeServed:
+		case result == ProbeServed:
 			x.passed, x.timedOut, x.bodies, x.peers = began, nil, distinct{}, distinct{}
-		case result == probeRefused:
+		case result == ProbeRefused:
 			x.timedOut.refused = true
 		default:
 			if x.timedOut.probed = now; x.hung && now.After(x.until) { // it has failed otherwise than by a timeout
