@@ -141,14 +141,15 @@ func (t *Timeouts) UnmarshalJSON(raw []byte) error {
 	var in timeoutsJSON
 	err := Decode(raw, &in)
 	*t = Timeouts{given(in.Connect), given(in.Prefill), given(in.Handoff), given(in.Transfer),
-		given(in.Decode), given(in.Idle), given(in.Silence), given(in.Cleanup), given(in.HealthCheck), t.Body, t.Write, t.Steps}
+		given(in.Decode), given(in.Idle), given(in.Silence), given(in.Cleanup), given(in.HealthCheck), t.Body,
+		t.Write, t.Steps}
 	return err
 }
 
 // MarshalJSON writes what UnmarshalJSON reads.
 func (t Timeouts) MarshalJSON() ([]byte, error) {
-	return json.Marshal(timeoutsJSON{told(t.Connect), told(t.Prefill), told(t.Handoff), told(t.Transfer), told(t.Decode),
-		told(t.Idle), told(t.Silence), told(t.Cleanup), told(t.HealthCheck)})
+	return json.Marshal(timeoutsJSON{told(t.Connect), told(t.Prefill), told(t.Handoff), told(t.Transfer),
+		told(t.Decode), told(t.Idle), told(t.Silence), told(t.Cleanup), told(t.HealthCheck)})
 }
 
 // given is a duration of a JSON document, where 0 is no limit and what is left out is the default.

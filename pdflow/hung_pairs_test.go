@@ -121,7 +121,7 @@ func TestAProbeSaysWhetherAPairServes(t *testing.T) {
 		require.InDelta(t, 20*time.Second, time.Since(began), float64(time.Second), "Timeouts.Transfer")
 		ctx, stop := context.WithTimeout(t.Context(), time.Second)
 		defer stop()
-		require.ErrorIs(t, f.flow.Probe(ctx, ends["p0"], ends["d0"], "m", nil), pdflow.CodeTimeout, "the caller's limit")
+		require.ErrorIs(t, f.flow.Probe(ctx, ends["p0"], ends["d0"], "m", nil), pdflow.CodeTimeout, "the caller's")
 		f.refuses = true
 		require.ErrorIs(t, f.flow.Probe(t.Context(), ends["p0"], ends["d1"], "m", nil), pdflow.CodePrefillRejected)
 		require.Empty(t, f.legs, "no client's")

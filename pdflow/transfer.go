@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A transfer of KV may never end while both engines are well: a notice that is lost, a write that was not posted. D then
-// waits for minutes, or for ever. So once P has answered, D has Timeouts.Transfer for its first event. A response that
+// A transfer of KV may never end while both engines are well: a notice that is lost, a write that was not posted. D
+// then waits for minutes, or for ever. So once P has answered, D has Timeouts.Transfer for its first event. A response that
 // is no stream has its first byte when its last token is made: when the time is over, a synthetic probe tells whether
 // the pair transfers.
 

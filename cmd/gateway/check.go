@@ -166,8 +166,8 @@ func (m *modelServer) printConnector(w io.Writer, title, path string, o *modelse
 			span(limits.Decode, "none"), span(limits.Idle, "none"), span(limits.Cleanup, "none"),
 			span(limits.HealthCheck, "none")))
 	if limits.Transfer <= 0 && lease > 0 && (limits.Decode <= 0 || limits.Decode > lease) {
-		row(w, "  recommended", fmt.Sprintf("timeouts.transfer: P keeps KV that nobody reads for %s; without it a transfer "+
-			"that never ends is found after decode, %s", lease, span(limits.Decode, "never")))
+		row(w, "  recommended", fmt.Sprintf("timeouts.transfer: P keeps KV that nobody reads for %s; without it a "+
+			"transfer that never ends is found after decode, %s", lease, span(limits.Decode, "never")))
 	}
 	a := o.Retry()
 	if a.MaxAttempts == 1 {

@@ -31,7 +31,8 @@ func (p *program) clients(n int, late time.Duration) (hit, failed int64) {
 				}
 				began := time.Now()
 				resp, err := http.Post(p.client+"/v1/completions", "application/json", strings.NewReader(
-					fmt.Sprintf(`{"model":"tiny","stream":true,"max_tokens":4,"prompt":"client %d of %s"}`, i, p.t.Name())))
+					fmt.Sprintf(`{"model":"tiny","stream":true,"max_tokens":4,"prompt":"client %d of %s"}`, i,
+						p.t.Name())))
 				if err == nil {
 					_, err = io.Copy(io.Discard, resp.Body)
 					_ = resp.Body.Close()
@@ -49,8 +50,8 @@ func (p *program) clients(n int, late time.Duration) (hit, failed int64) {
 	return hits.Load(), fails.Load()
 }
 
-// Of two P and two D one pair hangs, and all engines are ready. The gateway finds it after timeouts.transfer, serves its
-// clients at other pairs, sends nobody there any more, and goes back to it when a probe has been served.
+// Of two P and two D one pair hangs, and all engines are ready. The gateway finds it after timeouts.transfer, serves
+// its clients at other pairs, sends nobody there any more, and goes back to it when a probe has been served.
 func TestAPairThatHangsIsProbedBeforeAClientIsSentThere(t *testing.T) {
 	t.Parallel()
 	p1, d1 := startPair(t)

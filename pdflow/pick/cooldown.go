@@ -259,7 +259,8 @@ func (c *cooldowns) fault(key cooldownKey, body, peer uint64, late *timedOut) {
 		if now.Before(x.until) {
 			return // several failures during a cooldown are one fault
 		}
-		if x.hung && (late == nil || late.since.Before(x.timedOut.since)) || late != nil && late.since.Before(x.passed) {
+		if x.hung && (late == nil || late.since.Before(x.timedOut.since)) ||
+			late != nil && late.since.Before(x.passed) {
 			return // no news: the engine has answered, or the attempt began before the cooldown, or before a probe
 		}
 		x.bodies.add(body)

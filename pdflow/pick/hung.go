@@ -12,10 +12,10 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// A pair whose transfer never ends, or an engine whose scheduler stands still, costs each client the whole of a timeout,
-// although both engines answer their health probes. So a cooldown after timeouts is longer than others, and does not end
-// by itself: something has to be served first. That is a synthetic probe if there is a [Prober], and else a request,
-// but one at a time.
+// A pair whose transfer never ends, or an engine whose scheduler stands still, costs each client the whole of a
+// timeout, although both engines answer their health probes. So a cooldown after timeouts is longer than others, and
+// does not end by itself: something has to be served first. That is a synthetic probe if there is a [Prober], and else
+// a request, but one at a time.
 const (
 	hungFirst   = cooldownMost
 	hungMost    = 4 * time.Minute
@@ -93,7 +93,8 @@ func (c *cooldowns) triable(x *cooldown) bool {
 }
 
 // mayHang reports whether a cooldown may last until something is served. Together such cooldowns take at most half of
-// the pairs: where more run out of time, their requests are at fault, or all have too much to do. The caller holds c.mu.
+// the pairs: where more run out of time, their requests are at fault, or all have too much to do. The caller holds
+// c.mu.
 func (c *cooldowns) mayHang(key cooldownKey) bool {
 	taken := c.weight(key)
 	for other, x := range c.m {
@@ -112,8 +113,8 @@ func (c *cooldowns) weight(key cooldownKey) int {
 	return c.partners[key.engine]
 }
 
-// try marks what has hung among the engines of a pick as being tried by it. release ends that: it must follow, unless it
-// is nil, as where nothing has hung. ok is false if another pick has been faster. p is "" if d serves alone.
+// try marks what has hung among the engines of a pick as being tried by it. release ends that: it must follow, unless
+// it is nil, as where nothing has hung. ok is false if another pick has been faster. p is "" if d serves alone.
 func (c *cooldowns) try(p, d string) (release func(), ok bool) {
 	if c.n.Load() == 0 {
 		return nil, true
@@ -171,8 +172,8 @@ func (c *cooldowns) restarted(id string) {
 	}
 }
 
-// count learns from a new snapshot how many pairs there can be. What connectors and attributes forbid is not known here,
-// so it may be fewer.
+// count learns from a new snapshot how many pairs there can be. What connectors and attributes forbid is not known
+// here, so it may be fewer.
 func (c *cooldowns) count(snap *discovery.Snapshot) {
 	type group struct{ prefills, decodes int }
 	groups := map[string]group{}
@@ -185,7 +186,8 @@ func (c *cooldowns) count(snap *discovery.Snapshot) {
 	for i := range snap.Endpoints {
 		e := &snap.Endpoints[i]
 		g := groups[e.Group]
-		groups[e.Group] = group{g.prefills + ready(e, discovery.RolePrefill), g.decodes + ready(e, discovery.RoleDecode)}
+		g.prefills, g.decodes = g.prefills+ready(e, discovery.RolePrefill), g.decodes+ready(e, discovery.RoleDecode)
+		groups[e.Group] = g
 	}
 	pairs, partners := 0, make(map[string]int, len(snap.Endpoints))
 	for i := range snap.Endpoints {

@@ -45,8 +45,8 @@ func fleetOf(prefills, decodes int) *cooldowns {
 	return c
 }
 
-// Somebody whose prompts, a new one each time, run out of time at every pair and every engine while nobody else is there
-// leaves half of the pairs, which have a cooldown of 8 s at the most.
+// Somebody whose prompts, a new one each time, run out of time at every pair and every engine while nobody else is
+// there leaves half of the pairs, which have a cooldown of 8 s at the most.
 func TestCooldownsAfterTimeoutsTakeAtMostHalfOfThePairs(t *testing.T) {
 	for _, leg := range []pdflow.LegKind{pdflow.LegPrefill, pdflow.LegDecode} {
 		for _, size := range [][2]int{{1, 1}, {1, 2}, {2, 1}, {2, 2}, {3, 3}, {2, 5}} {
@@ -75,8 +75,8 @@ func TestCooldownsAfterTimeoutsTakeAtMostHalfOfThePairs(t *testing.T) {
 	}
 }
 
-// Each cooldown after timeouts is twice as long as the one before, give or take a tenth, up to hungMost, and one request
-// that runs out of time begins the next; one that is served ends them all. What began before says nothing.
+// Each cooldown after timeouts is twice as long as the one before, give or take a tenth, up to hungMost, and one
+// request that runs out of time begins the next; one that is served ends them all. What began before says nothing.
 func TestCooldownsAfterTimeoutsGrowToMinutes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := fleetOf(2, 2)
