@@ -10,9 +10,9 @@ import (
 )
 
 // A transfer of KV may never end while both engines are well: a notice that is lost, a write that was not posted. D
-// then waits for minutes, or for ever. So once P has answered, D has Timeouts.Transfer for its first event. A response that
-// is no stream has its first byte when its last token is made: when the time is over, a synthetic probe tells whether
-// the pair transfers.
+// then waits for minutes, or for ever. So once P has answered, D has Timeouts.Transfer for its first event. A response
+// that is no stream has its first byte when its last token is made: when the time is over, a synthetic probe tells
+// whether the pair transfers.
 
 // phaseTransfer is the phase of an error that says that D, which has what P answered, did not begin in time.
 const phaseTransfer = "transfer"
