@@ -210,10 +210,12 @@ func TestAPairThatHangsCostsFewClients(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := newHungFleet(t, "p0 p1 d0 d1", c.limits, onePair)
 				f.refuses = strings.Contains(name, "refused")
+				stop := func() {}
 				if c.probes {
-					defer f.probing(t)()
+					stop = f.probing(t)
 				}
 				f.serve(c.period, shortly(30*time.Minute), numbered)
+				stop()
 				t.Log("hit", f.hit, "wrong", f.wrong, "last", f.last, "probe legs", f.probes, f.legs)
 				assert.LessOrEqual(t, f.hit, c.most)
 				assert.LessOrEqual(t, f.wrong, c.wrong)
@@ -330,8 +332,9 @@ func TestProbesThatPassWhereClientsHangAreNotBelieved(t *testing.T) {
 		f := newHungFleet(t, "p0 p1 d0 d1", transfer20, func(p, d, prompt string) bool {
 			return onePair(p, d, prompt) && strings.Contains(prompt, "client")
 		})
-		defer f.probing(t)()
+		stop := f.probing(t)
 		f.serve(time.Second/4, shortly(30*time.Minute), numbered)
+		stop()
 		t.Log("hit", f.hit, "wrong", f.wrong, "last", f.last, "probe legs", f.probes, f.legs)
 		require.Less(t, f.hit, 60)
 	})
