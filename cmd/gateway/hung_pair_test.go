@@ -59,8 +59,8 @@ func TestAPairThatHangsIsProbedBeforeAClientIsSentThere(t *testing.T) {
 	d1.Inject(enginesim.Fault{Kind: enginesim.FaultHangTransfer, Leg: enginesim.LegDecode, Peer: p1.EngineID(),
 		Count: -1})
 	const transfer = time.Second
-	g := start(t, gatewayYAML("")+simYAML(fmt.Sprintf("  kvConnector: {type: nixl, timeouts: {transfer: %s}, retry: {budget: 1}}\n",
-		transfer), p1, d1, p2, d2))
+	spec := fmt.Sprintf("  kvConnector: {type: nixl, timeouts: {transfer: %s}, retry: {budget: 1}}\n", transfer)
+	g := start(t, gatewayYAML("")+simYAML(spec, p1, d1, p2, d2))
 	hit, failed := g.clients(60, transfer)
 	t.Log("hit", hit)
 	assert.Positive(t, hit)
