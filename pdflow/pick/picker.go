@@ -140,7 +140,8 @@ func (p *picker) pick(t *table, in *pdflow.PickInput) (out pdflow.Pick, found fi
 // have hung, one pick tries them: of several that have chosen them, the first does, and the others choose again.
 func (p *picker) pickFrom(from *part, in *pdflow.PickInput, strict bool) (out pdflow.Pick, found finding) {
 	for range triesMost {
-		out, found = p.pickOnce(from, in, strict)
+		out = pdflow.Pick{}
+		found = p.pickOnce(from, in, strict, &out)
 		if found != pair {
 			return out, found
 		}
@@ -154,24 +155,27 @@ func (p *picker) pickFrom(from *part, in *pdflow.PickInput, strict bool) (out pd
 		}
 		out.Done(&pdflow.Outcome{Err: &pdflow.Error{Code: pdflow.CodeCanceled}})
 	}
-	return p.pickOnce(from, in, strict)
+	out = pdflow.Pick{}
+	found = p.pickOnce(from, in, strict, &out)
+	return out, found
 }
 
 // triesMost is how often a pick loses against others before it takes what it is given.
 const triesMost = 3
 
-func (p *picker) pickOnce(from *part, in *pdflow.PickInput, strict bool) (out pdflow.Pick, found finding) {
+// pickOnce fills out, since a Pick is large, and each stream keeps the stack that its request needed at most.
+func (p *picker) pickOnce(from *part, in *pdflow.PickInput, strict bool, out *pdflow.Pick) finding {
 	l, single := from.candidates(in, p.pairing.serving)
 	l, other := p.named(l, in, single)
 	if l == nil || len(l.targets) == 0 {
-		return out, nobody
+		return nobody
 	}
 	q := p.query(in, single)
 	defer p.release(q)
 	q.second = other
 	first := p.choose(l, q)
 	if first == nil {
-		return out, nobody
+		return nobody
 	}
 	var second *target
 	if !single {
@@ -184,7 +188,7 @@ func (p *picker) pickOnce(from *part, in *pdflow.PickInput, strict bool) (out pd
 		q.peer = nil
 	}
 	if strict && (q.missing[first.endpoint.ID] || second != nil && q.missing[second.endpoint.ID]) {
-		return out, withoutModel
+		return withoutModel
 	}
 	prefill, decode := second, first
 	if first.leg == prefillLeg {
@@ -206,7 +210,7 @@ func (p *picker) pickOnce(from *part, in *pdflow.PickInput, strict bool) (out pd
 		t := p.ticket(q, prefill, decode)
 		out.Done, out.PrefillDone = t.done, t.ended
 	}
-	return out, pair
+	return pair
 }
 
 // candidates returns the engines of which one is chosen first. single is true if it serves the whole request.
