@@ -69,7 +69,8 @@ func (e *Engine) boot() (*server.Node, error) {
 		API: api.Engine{Model: cfg.Model, MaxModelLen: cfg.MaxModelLen, DefaultMaxTokens: cfg.DefaultMaxTokens,
 			StreamParams: cfg.StreamParams, Adapters: api.NewAdapters(cfg.Adapters), Kept: cfg.kept(), Ranks: ranks},
 		Extra: cfg.Extra, Listen: cfg.Listen, KeepAlive: cfg.KeepAlive, ExitDelay: cfg.ExitDelay,
-		HandshakeTimeout: cfg.HandshakeTimeout, APIServers: cfg.APIServers, Received: e.log.add, Strike: e.faults.strike,
+		HandshakeTimeout: cfg.HandshakeTimeout, APIServers: cfg.APIServers,
+		Received: e.log.add, Strike: e.faults.strike,
 		Connect: func(c *core.Core, n *server.Node) (core.Connector, error) {
 			return starters()[cfg.Connector](&proto.Host{
 				ID: id, Model: cfg.Model, Role: cfg.KVRole, Extra: cfg.Extra, SideChannel: cfg.SideChannel,

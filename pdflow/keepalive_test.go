@@ -191,9 +191,9 @@ func TestFailoverGoesOnBehindKeepAlive(t *testing.T) {
 			return after(20*time.Second, replies(200))
 		}
 		return streaming(0, io.EOF, begun+ended)
-	}, func(t *testing.T, f *fakeFleet, w *keptClient) {
+	}, func(t *testing.T, f *fakeFleet, _ *keptClient) {
 		for range 2 { // one of them begins with p0
-			w = newKeptClient()
+			w := newKeptClient()
 			w.serves(f.flow, "/v1/completions")
 			assert.True(t, strings.HasSuffix(w.Body.String(), keepAlive+begun+ended), w.Body.String())
 			assert.Equal(t, 1, strings.Count(w.Body.String(), "begun"))

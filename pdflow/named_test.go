@@ -36,22 +36,24 @@ func TestANamedEngineIsKeptOverAllAttempts(t *testing.T) {
 		want    string // legs, then the code
 		how     string // hedge, fallback or stream
 	}{
-		"its D":                  {in: d1, want: "p0 d1"},
-		"its P":                  {in: p1, want: "p1 d0"},
-		"both":                   {in: pdflow.Request{Prefill: "p1", Decode: "d1"}, want: "p1 d1"},
-		"its D, and a P fails":   {in: d1, answers: engines{"p0": bad}, want: "p0 p1 d1"},
-		"its P, and a D fails":   {in: p1, answers: engines{"d0": bad}, want: "p1 d0 p1 d1"},
-		"its D fails":            {in: d1, answers: noD, want: "p0 d1 p1 d1 decode_failed"},
-		"its P fails":            {in: p1, answers: engines{"p1": bad}, want: "p1 p1 prefill_failed"},
+		"its D":                {in: d1, want: "p0 d1"},
+		"its P":                {in: p1, want: "p1 d0"},
+		"both":                 {in: pdflow.Request{Prefill: "p1", Decode: "d1"}, want: "p1 d1"},
+		"its D, and a P fails": {in: d1, answers: engines{"p0": bad}, want: "p0 p1 d1"},
+		"its P, and a D fails": {in: p1, answers: engines{"d0": bad}, want: "p1 d0 p1 d1"},
+		"its D fails":          {in: d1, answers: noD, want: "p0 d1 p1 d1 decode_failed"},
+		"its P fails": {in: p1, answers: engines{"p1": bad},
+			want: "p1 p1 prefill_failed"}, //nolint:dupword // legs
 		"its P runs out of time": {in: p1, answers: engines{"p1": hangs}, want: "p1 timeout"},
 		"its D, and no P serves": {in: d1, answers: engines{"p0": bad, "p1": bad}, how: "fallback", want: "p0 p1 d1"},
 		"its D fails, and alone, too": {in: d1, answers: noD, how: "fallback",
-			want: "p0 d1 p1 d1 d1 decode_failed"},
-		"its P fails, and any D may": {in: p1, answers: engines{"p1": bad}, how: "fallback", want: "p1 p1 d0"},
-		"its D is not listed":        {in: pdflow.Request{Decode: "gone"}, how: "fallback", want: "not_found"},
-		"its P is not listed":        {in: pdflow.Request{Prefill: "gone"}, how: "fallback", want: "not_found"},
-		"its D, and a P is slow":     {in: d1, answers: engines{"p0": slow}, how: "hedge", want: "p0 p1 d1"},
-		"its P is slow":              {in: p0, answers: engines{"p0": slow}, how: "hedge", want: "p0 d0"},
+			want: "p0 d1 p1 d1 d1 decode_failed"}, //nolint:dupword // legs
+		"its P fails, and any D may": {in: p1, answers: engines{"p1": bad}, how: "fallback",
+			want: "p1 p1 d0"}, //nolint:dupword // legs
+		"its D is not listed":    {in: pdflow.Request{Decode: "gone"}, how: "fallback", want: "not_found"},
+		"its P is not listed":    {in: pdflow.Request{Prefill: "gone"}, how: "fallback", want: "not_found"},
+		"its D, and a P is slow": {in: d1, answers: engines{"p0": slow}, how: "hedge", want: "p0 p1 d1"},
+		"its P is slow":          {in: p0, answers: engines{"p0": slow}, how: "hedge", want: "p0 d0"},
 		"its P, and a D breaks its stream": {in: p1, answers: engines{"d0": lost, "d1": rest}, how: "stream",
 			want: "p1 d0 p1 d1"},
 		"its D breaks its stream, and lives": {in: d1, answers: engines{"d1": oneAfterTheOther(lost, rest)},

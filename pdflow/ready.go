@@ -45,8 +45,8 @@ func (f *Flow) Ready(ctx context.Context) error {
 // tellOfReady logs that Ready is of no use, for operators whose readiness probe asks it.
 func (f *Flow) tellOfReady() {
 	if f.picker.Changed() == nil {
-		f.opts.telemetry.Logger.Info("the picker does not tell which engines are there: the flow counts as ready without "+
-			"any, and does not wait for them", "connector", f.name)
+		f.opts.telemetry.Logger.Info("the picker does not tell which engines are there: the flow counts as ready "+
+			"without any, and does not wait for them", "connector", f.name)
 	}
 }
 

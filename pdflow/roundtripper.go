@@ -123,7 +123,7 @@ func (t *roundTripper) read(r *http.Request, told Refusal) bodyRead {
 	case <-r.Context().Done():
 	case <-expired:
 	}
-	go r.Body.Close() //nolint:errcheck // it may wait for Read
+	go r.Body.Close() // it may wait for Read
 	if r.Context().Err() != nil {
 		return bodyRead{told: told, e: t.f.whyEnded(r.Context(), "", "body")}
 	}

@@ -34,14 +34,16 @@ var fieldCases = []Case{
 	{ID: "field/api-key", Severity: Should, Check: header("X-Api-Key", "conform"),
 		Rule: "X-Api-Key reaches both engines: clients of the Messages API have their key there."},
 	{ID: "field/orders", Severity: Must, Check: orders,
-		Rule: "Orders to engines reach none: load or unload an adapter, forget the cache, sleep, new weights, profile."},
+		Rule: "Orders to engines reach none: load or unload an adapter, forget the cache, sleep, new weights, " +
+			"profile."},
 	{ID: "field/heads", Severity: Must, Check: heads,
 		Rule: "520 clients that announce bodies of 32 MB and send none keep no other client from its answer."},
 	{ID: "field/processes", Severity: Should, Check: processes,
-		Rule: "One request after another, after a burst, reaches at least two of eight API servers behind an engine's " +
-			"port."},
+		Rule: "One request after another, after a burst, reaches at least two of eight API servers behind an " +
+			"engine's port."},
 	{ID: "field/surplus-response", Severity: Must, Check: surplusResponse,
-		Rule: "An engine sends a response too many, some milliseconds late: no client gets the response to another's request."},
+		Rule: "An engine sends a response too many, some milliseconds late: no client gets the response to another's " +
+			"request."},
 	{ID: "field/silence-within", Severity: Must, Check: silenceWithin,
 		Rule: "A stream that is silent for 5 s between two events goes on: a tool parser holds a call's arguments " +
 			"back until they are whole."},
@@ -167,9 +169,9 @@ func processes(ctx context.Context, s *Scene) error {
 }
 
 // ofAnother is the response that nobody asked for.
-const ofAnother = `{"id":"cmpl-of-another","object":"text_completion","created":1,"model":"tiny","choices":[{"index":0,` +
-	`"text":"of another client","finish_reason":"length"}],"usage":{"prompt_tokens":1,"completion_tokens":1,` +
-	`"total_tokens":2}}`
+const ofAnother = `{"id":"cmpl-of-another","object":"text_completion","created":1,"model":"tiny","choices":[` +
+	`{"index":0,"text":"of another client","finish_reason":"length"}],"usage":{"prompt_tokens":1,` +
+	`"completion_tokens":1,"total_tokens":2}}`
 
 // surplusResponse sends requests without a pause: on a connection that is idle when the surplus response comes, anybody
 // sees it.

@@ -257,5 +257,5 @@ func TestTheCauseOfAnIncidentIsNamed(t *testing.T) {
 				Replace(x.names), x.then)
 	}
 	fmt.Fprintf(&b, "%s%s", end, tail)
-	assert.NoError(t, os.WriteFile(page, b.Bytes(), 0o644)) //nolint:gosec // a page
+	assert.NoError(t, os.WriteFile(page, b.Bytes(), 0o644))
 }

@@ -197,7 +197,8 @@ func TestTheSpansOfAModel(t *testing.T) {
 	r.readKV(liveKV{Taken: 1000, Bytes: 1}, at(3*time.Second)) // what was counted before is not of this hour
 	r.readKV(liveKV{Taken: 1500, Bytes: 4}, at(8*time.Second))
 	minute, hour, past, engines := r.spans(at(10 * time.Second))
-	want := modelCount{Served: 8, Failed: 3, Refused: 1, Left: 1, Attempts: 20, Broken: 12, Mended: 8, Taken: 500, Bytes: 3}
+	want := modelCount{Served: 8, Failed: 3, Refused: 1, Left: 1, Attempts: 20, Broken: 12, Mended: 8, Taken: 500,
+		Bytes: 3}
 	counted := func(s liveSpan) modelCount { s.first = histogram{}; return s.modelCount }
 	assert.Equal(t, want, counted(minute))
 	assert.Equal(t, want, counted(hour))

@@ -117,7 +117,7 @@ func TestWhatRefersToAResponseGoesToItsEngine(t *testing.T) {
 	k.followed(k.program, ids)
 	assert.Equal(t, len(ids), k.asked(), "only the clients ask: who made what is known")
 	for _, d := range k.d {
-		assert.NotZero(t, len(d.Requests()), "both make some")
+		assert.NotEmpty(t, d.Requests(), "both make some")
 	}
 	second := start(t, k.yaml)
 	k.followed(second, ids)

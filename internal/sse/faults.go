@@ -5,6 +5,7 @@ package sse
 import (
 	"bytes"
 	"io"
+	"slices"
 )
 
 // Faults passes a stream on, and puts each event that may tell an error through a function: one whose data has the word
@@ -125,7 +126,7 @@ func (f *Faults) findEnd(b []byte, at int) int {
 		from = line + len(named)
 		name := bytes.TrimPrefix(b[from:], space)
 		n := bytes.IndexByte(name, '\n')
-		if n < 0 || line > 0 && b[line-1] != '\n' || !f.isEnd(bytes.TrimSuffix(name[:n], cr)) {
+		if n < 0 || line > 0 && !bytes.HasSuffix(b[:line], []byte("\n")) || !f.isEnd(bytes.TrimSuffix(name[:n], cr)) {
 			continue
 		}
 		start := f.end(b[:line])
@@ -143,12 +144,7 @@ func (f *Faults) findEnd(b []byte, at int) int {
 }
 
 func (f *Faults) isEnd(name []byte) bool {
-	for _, end := range f.ends {
-		if string(name) == end {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(f.ends, func(end string) bool { return string(name) == end })
 }
 
 var (

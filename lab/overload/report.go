@@ -31,6 +31,7 @@ One prefill and one decode engine serve %.0f requests a second. Requests come at
 |---|---|---|---|---|---|---|---|---|
 `
 
+//nolint:lll // prose: one paragraph a line
 const pageWhy = `
 Without admission the queue in front of the prefill engine grows until each request in it runs into its timeout just when its turn comes: the engine is busy all the time, with prompts whose clients get 504. With admission few requests wait, and the rest know at once.
 `

@@ -74,8 +74,9 @@ func (w *world) startAt(entrance string, stream, greedy bool, prefill, decode st
 	if entrance == byHandler {
 		prefill, decode = "", ""
 	}
-	c := &client{prefill: prefill, decode: decode, w: w, name: "client " + strconv.Itoa(len(w.clients)), entrance: entrance, stream: stream,
-		greedy: greedy, over: make(chan struct{}), stop: make(chan struct{}), done: make(chan struct{})}
+	c := &client{prefill: prefill, decode: decode, w: w, name: "client " + strconv.Itoa(len(w.clients)),
+		entrance: entrance, stream: stream, greedy: greedy,
+		over: make(chan struct{}), stop: make(chan struct{}), done: make(chan struct{})}
 	c.ctx, c.cancel = context.WithCancelCause(context.Background())
 	c.late = w.draining != nil
 	w.mu.Lock()

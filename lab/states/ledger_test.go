@@ -288,7 +288,8 @@ func (b *ledger) check(w *world) {
 			if last := i == len(list)-1; s.out.Final != last {
 				breach("Final is not told of the last attempt, and of no other")
 			}
-			if x := s.out.Session; c.decode != "" && c.decode != x.Decode.ID || c.prefill != "" && c.prefill != x.Prefill.ID {
+			x := s.out.Session
+			if c.decode != "" && c.decode != x.Decode.ID || c.prefill != "" && c.prefill != x.Prefill.ID {
 				breach("an attempt left the engine that its request names")
 			}
 		}

@@ -243,7 +243,7 @@ func TestFaultsOfTheEngine(t *testing.T) {
 		"redirects": answers(http.StatusTemporaryRedirect, ""),
 		"switches":  answers(http.StatusSwitchingProtocols, ""),
 		"partial":   answers(http.StatusPartialContent, "{}"),
-		"is compressed": func(*http.Request) (*http.Response, error) { // what a client must not see cannot be found in it
+		"is compressed": func(*http.Request) (*http.Response, error) { // what no client may see cannot be found in it
 			r := response(200, "text/event-stream", strings.NewReader("\x1f\x8b10.0.0.1"))
 			r.Header.Set("Content-Encoding", "gzip")
 			return r, nil

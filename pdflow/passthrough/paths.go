@@ -58,8 +58,8 @@ func (h *Handler) serves(r *http.Request) bool {
 	return !inference && h.passes(r) && (h.o.Allow == nil || h.o.Allow(r))
 }
 
-// OfResponse reports whether a request refers to a response of the Responses API by its path: GET, HEAD and DELETE below
-// /v1/responses/ID, and POST on /v1/responses/ID/cancel.
+// OfResponse reports whether a request refers to a response of the Responses API by its path: GET, HEAD and DELETE
+// below /v1/responses/ID, and POST on /v1/responses/ID/cancel.
 func OfResponse(r *http.Request) bool { return listed(ofResponse, r) }
 
 var ofResponse = []string{"GET /v1/responses/*", "DELETE /v1/responses/*", "POST /v1/responses/*/cancel"}

@@ -149,8 +149,9 @@ func (f *responsesFormat) body(status string, output []any, o *core.Outcome) pyt
 		"instructions", q.Instructions, "metadata", q.Metadata, "model", c.model, "object", "response",
 		"output", output, "parallel_tool_calls", true, "temperature", float(q.Temperature, 1), "tool_choice", choice,
 		"tools", tools, "top_p", float(q.TopP, 1), "background", q.Background, "max_output_tokens", c.Gens[0].MaxTokens,
-		"max_tool_calls", nil, "previous_response_id", q.Previous, "prompt", nil, "reasoning", nil, "service_tier", "auto",
-		"status", status, "text", nil, "top_logprobs", nil, "truncation", "disabled", "usage", usage, "user", q.User,
+		"max_tool_calls", nil, "previous_response_id", q.Previous, "prompt", nil, "reasoning", nil,
+		"service_tier", "auto", "status", status, "text", nil, "top_logprobs", nil, "truncation", "disabled",
+		"usage", usage, "user", q.User,
 		"presence_penalty", float(nil, 0), "frequency_penalty", float(nil, 0), "kv_transfer_params", params,
 		"ec_transfer_params", nil, "input_messages", nil, "output_messages", nil}
 }

@@ -102,7 +102,7 @@ type acceptedKey struct{}
 func (n *Node) accepted(ctx context.Context, conn net.Conn) context.Context {
 	a := &accepted{Conn: conn}
 	if n.cfg.APIServers > 1 {
-		a.process = rand.IntN(n.cfg.APIServers) //nolint:gosec // guards nothing
+		a.process = rand.IntN(n.cfg.APIServers)
 	}
 	return context.WithValue(ctx, acceptedKey{}, a)
 }
