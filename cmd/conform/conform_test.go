@@ -85,6 +85,7 @@ var mutants = map[string]string{
 	"ends at once":                  "drain/prefill drain/stream",
 	"exits with 1":                  "drain/exit",
 	"forgets max_completion_tokens": "wire/max-completion-tokens",
+	"forgets who made a response":   "field/stored-responses",
 	"gives up for good":             "retry/recovers",
 	"hangs during the drain":        "drain/new-requests",
 	"has no health path":            "wire/health",

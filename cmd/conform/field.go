@@ -47,6 +47,9 @@ var fieldCases = []Case{
 	{ID: "field/silence-within", Severity: Must, Check: silenceWithin,
 		Rule: "A stream that is silent for 5 s between two events goes on: a tool parser holds a call's arguments " +
 			"back until they are whole."},
+	{ID: "field/stored-responses", Severity: Should, Check: storedResponses,
+		Rule: "GET /v1/responses/ID and previous_response_id reach the decode engine that made the response: only that " +
+			"one knows it."},
 	{ID: "field/names-in-errors", Severity: Should, Check: namesInErrors,
 		Rule: "Addresses in the text of an engine's error do not reach the client."},
 }
@@ -230,6 +233,29 @@ func namesInErrors(ctx context.Context, s *Scene) error {
 			Body: string(text)})
 		if a := s.post(ctx, completions, body()); strings.Contains(string(a.body), peer) {
 			return breach("no engine's address in the response", "one, with status %d", a.status)
+		}
+	}
+	return nil
+}
+
+func storedResponses(ctx context.Context, s *Scene) error {
+	const path = "/v1/responses"
+	for range 4 {
+		made := s.post(ctx, path, object("model", model, "input", prompt(50), "max_output_tokens", 4))
+		var r struct{ ID string }
+		switch {
+		case made.status == http.StatusNotFound || made.status == http.StatusMethodNotAllowed:
+			return errSkip("the gateway does not serve the Responses API")
+		case made.status != http.StatusOK || json.Unmarshal(made.body, &r) != nil || r.ID == "":
+			return breach("a response", "%s", made)
+		}
+		if ok, what := s.answers(ctx, http.MethodGet, path+"/"+r.ID, ""); !ok {
+			return breach("GET of the response to answer with 200", "%.60s", what[strings.Index(what, " ")+1:])
+		}
+		next := s.post(ctx, path, object("model", model, "input", prompt(50), "max_output_tokens", 4,
+			"previous_response_id", r.ID))
+		if next.status != http.StatusOK {
+			return breach("a response to what follows", "%s", next)
 		}
 	}
 	return nil

@@ -17,6 +17,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,6 +35,7 @@ type proxy struct {
 	last            map[string]json.RawMessage // the handoff of each prompt, for the fault that uses it again
 	draining        atomic.Bool
 	gone            atomic.Bool
+	makers          sync.Map        // of responses, by their ids: URLs
 	announced       atomic.Int64    // bytes of bodies
 	life            context.Context // ends with the gateway
 }
@@ -142,6 +144,10 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		p.fail(w, http.StatusServiceUnavailable, "no memory")
 		return
 	}
+	if r.URL.Path == "/v1/responses" {
+		p.respond(w, r)
+		return
+	}
 	if r.URL.Path != completions && r.URL.Path != chats && !p.is("obeys") {
 		p.fail(w, http.StatusNotFound, "not found")
 		return
@@ -174,7 +180,7 @@ func (p *proxy) get(w http.ResponseWriter, r *http.Request) {
 		}
 		return
 	}
-	resp, err := p.send(r, p.decode[0]+r.URL.Path, nil)
+	resp, err := p.send(r, p.maker(r.URL.Path)+r.URL.Path, nil)
 	if err != nil || p.is("has no models") {
 		p.fail(w, http.StatusNotFound, "not found")
 	}
@@ -182,6 +188,43 @@ func (p *proxy) get(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(w, resp.Body)
 		_ = resp.Body.Close()
 	}
+}
+
+// respond has one decode engine serve a request of the Responses API alone: the one that it refers to, if any.
+func (p *proxy) respond(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	var m struct {
+		Previous string `json:"previous_response_id"`
+	}
+	if err != nil || json.Unmarshal(body, &m) != nil {
+		p.fail(w, http.StatusBadRequest, "wrong")
+		return
+	}
+	url := p.maker("/" + m.Previous)
+	if m.Previous == "" || p.is("forgets who made a response") {
+		url = p.decode[int(p.turn.Add(1))%2]
+	}
+	resp, err := p.send(r, url+r.URL.Path, body)
+	if err != nil {
+		p.fail(w, http.StatusBadGateway, "no engine could serve the request")
+		return
+	}
+	defer resp.Body.Close()
+	text, _ := io.ReadAll(resp.Body)
+	var made struct{ ID string }
+	if json.Unmarshal(text, &made) == nil {
+		p.makers.Store(made.ID, url)
+	}
+	w.WriteHeader(resp.StatusCode)
+	_, _ = w.Write(text)
+}
+
+// maker returns the engine that made the response of a path.
+func (p *proxy) maker(path string) string {
+	if url, ok := p.makers.Load(path[strings.LastIndex(path, "/")+1:]); ok && !p.is("forgets who made a response") {
+		return url.(string) //nolint:forcetypeassert // nothing else is stored
+	}
+	return p.decode[int(p.turn.Load())%2]
 }
 
 // notObject refuses what is no JSON object.

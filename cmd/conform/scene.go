@@ -60,7 +60,8 @@ func (s *Scene) start(ctx context.Context, g Gateway) error {
 		listen = [2][]string{r.Prefill, r.Decode}
 	}
 	config := enginesim.Config{Model: model, Seed: 1, BytesPerToken: 8, BlockSize: 128, Blocks: 1 << 14,
-		MaxModelLen: 1 << 21, Connector: "nixl", APIServers: apiServers}
+		MaxModelLen: 1 << 21, Connector: "nixl", APIServers: apiServers,
+		KeepResponses: true}
 	for side, addresses := range listen {
 		for _, address := range addresses {
 			c := config
