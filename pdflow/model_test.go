@@ -50,7 +50,8 @@ var modelForms = map[connector.API]struct{ whole, stream string }{
 			"\n\n",
 	},
 	connector.APIMessages: {
-		`{"id":"m","type":"message","content":[{"type":"tool_use","input":{"model":"big"}}],"model":"M"}`,
+		`{"id":"m","type":"message","content":[{"type":"tool_use","input":{"model":"big"}}],"model":"M",` +
+			`"stop_reason":"tool_use"}`,
 		"event: message_start\n" + `data: {"type":"message_start","message":{"id":"m","model":"M","content":[]}}` +
 			"\n\n" + "event: content_block_start\n" + `data: {"type":"content_block_start","index":0,"content_block":` +
 			`{"type":"tool_use","input":{"model":"big"}}}` + "\n\n" +

@@ -233,7 +233,7 @@ func TestAFlowAsksThePickerThatIsBoundToItsConnector(t *testing.T) {
 	bound := picker.bound[0]
 	assert.Same(t, conn, bound.conn)
 	assert.Equal(t, connector.Serving{PairOnly: true}, bound.serving)
-	assert.Equal(t, []string{"Ready", "Pick", "Changed", "Pick", "Changed"}, bound.calls)
+	assert.Equal(t, []string{"Changed", "Ready", "Pick", "Changed", "Pick", "Changed"}, bound.calls)
 	require.NoError(t, flow.Shutdown(t.Context()))
 }
 

@@ -54,7 +54,7 @@ func TestATransferThatNeverEndsIsTriedAtAnotherPair(t *testing.T) {
 		"another P": {serial, "p0 p1 d0", two, map[string]response{"d0": hangs}, "",
 			"p0,d0,p1,d0 timeout; timeout, attempts", 2 * transferLimit},
 		"no other pair": {serial, "p0 d0", two, map[string]response{"d0": hangs}, "",
-			"p0,d0 timeout; timeout", transferLimit},
+			"p0,d0 timeout; no_pair", transferLimit},
 		"final by policy": {serial, "p0 p1 d0 d1", config.Retry{MaxAttempts: 2, TimeoutFinal: true},
 			map[string]response{"d0": hangs}, "",
 			"p0,d0 timeout; timeout", transferLimit},

@@ -122,6 +122,15 @@ func WholeFailed(body []byte, guarded bool, stop string) bool {
 	return o.GaveUp(body) >= 0
 }
 
+// PrefillFailed is WholeFailed for a response that is only wanted for its handoff: it may lack an ending.
+func PrefillFailed(body []byte, guarded bool, stop string) bool {
+	if guarded {
+		return failedReason(body, stop) >= 0
+	}
+	o := Outer{stopped: true}
+	return o.GaveUp(body) >= 0
+}
+
 var (
 	reasonKey  = []byte(`_reason"`) // ends the names finish_reason and stop_reason; text has few underscores
 	isNull     = []byte(":null")
