@@ -48,8 +48,8 @@ var fieldCases = []Case{
 		Rule: "A stream that is silent for 5 s between two events goes on: a tool parser holds a call's arguments " +
 			"back until they are whole."},
 	{ID: "field/stored-responses", Severity: Should, Check: storedResponses,
-		Rule: "GET /v1/responses/ID and previous_response_id reach the decode engine that made the response: only that " +
-			"one knows it."},
+		Rule: "GET /v1/responses/ID and previous_response_id reach the decode engine that made the response: only " +
+			"that one knows it."},
 	{ID: "field/names-in-errors", Severity: Should, Check: namesInErrors,
 		Rule: "Addresses in the text of an engine's error do not reach the client."},
 }
