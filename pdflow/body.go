@@ -124,7 +124,7 @@ func (b *Body) readHead(ctx context.Context) *Error {
 	if f, ok := errors.AsType[*stream.Failure](err); !ok {
 		return b.a.sendError(ctx, &b.a.out.Decode, "response", err)
 	} else if f.Event != nil {
-		return b.erroneous(f.Event)
+		return b.a.doubt(b.erroneous(f.Event))
 	} else if f.Foreign {
 		return b.a.cannotCarry(errForeign)
 	}

@@ -71,13 +71,14 @@ type Error struct {
 	Message    string        // safe to show a client
 	Err        error         // cause
 
-	api    connector.API // of a request to Do; elsewhere the request's path tells it
-	caller bool          // the caller's own deadline: no fault of an engine
-	mode   Mode          // how the request was served when it failed
-	engine *engineError  // the engine's own error, to be passed on
-	wait   time.Duration // for which the engine wants to be left alone: its Retry-After
-	scope  verdict.Scope // of what the engine's refusal speaks
-	proven bool          // another engine serves what this one refuses
+	api     connector.API // of a request to Do; elsewhere the request's path tells it
+	caller  bool          // the caller's own deadline: no fault of an engine
+	mode    Mode          // how the request was served when it failed
+	engine  *engineError  // the engine's own error, to be passed on
+	wait    time.Duration // for which the engine wants to be left alone: its Retry-After
+	scope   verdict.Scope // of what the engine's refusal speaks
+	doubted bool          // the engine has refused each of its last requests
+	proven  bool          // another engine serves what this one refuses
 }
 
 // engineError is what passes of an engine's response with an error status.

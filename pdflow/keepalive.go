@@ -5,6 +5,7 @@ package pdflow
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -140,7 +141,10 @@ func (k *keepAlive) write() error {
 	if _, err := k.w.Write(k.beat); err != nil {
 		return err
 	}
-	return rc.Flush()
+	if err := rc.Flush(); !errors.Is(err, http.ErrNotSupported) {
+		return err
+	}
+	return nil
 }
 
 // begun reports whether the response's head has gone out. If not, it will be the handler's.

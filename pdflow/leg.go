@@ -114,7 +114,7 @@ func (a *attempt) sendPrefill(ctx context.Context, leg *connector.Leg, o *LegOut
 		return nil, e
 	}
 	if !serves(o.Status) {
-		return nil, a.refused(o, header, body)
+		return nil, a.doubt(a.refused(o, header, body))
 	}
 	p := &connector.PrefillResult{Status: o.Status, Header: header, Body: body, At: time.Now()}
 	switch _, isError := p.Field("error"); {
@@ -195,7 +195,7 @@ func (a *attempt) sendDecode(ctx context.Context, leg *connector.Leg, o *LegOutc
 			return nil, a.sendError(ctx, o, "response", err)
 		}
 		o.ResponseBytes = int64(len(body))
-		return nil, a.refused(o, resp.Header, body)
+		return nil, a.doubt(a.refused(o, resp.Header, body))
 	}
 	encoded := intake.Encoded(resp.Header)
 	b := newBody(a, resp)
@@ -280,15 +280,25 @@ func (a *attempt) refused(o *LegOutcome, header http.Header, body []byte) *Error
 		}
 	}
 	if rejected || leg == LegDecode && status >= 500 && status < 600 {
-		e.engine = &engineError{status: status, retryAfter: header.Get("Retry-After"),
-			said: verdict.FaultOf(body, a.private())}
-		if e.scope = a.scopeOf(status, e.engine.said); rejected && e.scope == verdict.ScopeRequest &&
-			status != http.StatusTooManyRequests {
-			ask, fault := a.f.doubts.refused(o.Endpoint)
-			if e.proven = fault; ask {
-				e.scope = verdict.ScopeEngine
-			}
+		private := a.private()
+		said := verdict.FaultOf(body, private)
+		e.engine = &engineError{status: status, retryAfter: header.Get("Retry-After"), said: said}
+		if private.Models != nil { // an engine's name for its model may be one of the words that tell the scope
+			private.Models = nil
+			said = verdict.FaultOf(body, private)
 		}
+		e.scope = a.scopeOf(status, said)
+	}
+	return e
+}
+
+// doubt has an engine's refusals believed for as long as it serves others, too: see doubts. An engine that the request
+// names is the only one that can be asked.
+func (a *attempt) doubt(e *Error) *Error {
+	x, rejected := a.x, e.Code == CodePrefillRejected || e.Code == CodeDecodeRejected
+	named := x.given != nil || e.Leg == LegPrefill && x.prefill != "" || e.Leg == LegDecode && x.decode != ""
+	if rejected && e.scope == verdict.ScopeRequest && e.Status != http.StatusTooManyRequests && !named {
+		e.doubted, e.proven = a.f.doubts.refused(e.Endpoint)
 	}
 	return e
 }

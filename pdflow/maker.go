@@ -113,7 +113,7 @@ func (x *serving) inConversation(member string) (*Body, *Error) {
 	switch {
 	case e == nil && body.a != nil:
 		x.f.opts.responses.Learn(id, body.a.s.Decode.ID)
-	case e != nil && x.decode != "":
+	case e != nil && x.decode != "" && (e.lost() || e.nobody()):
 		x.f.opts.responses.Forget(id, x.decode)
 	}
 	return body, e

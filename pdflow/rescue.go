@@ -163,7 +163,7 @@ func (r *rescuer) goOn(b *Body, broken *resume.Stream, e *Error) (next *Body, fa
 		}
 	}()
 	x.tries = tries{rest: rest, before: old.s.Attempt, avoid: append(x.avoid, old.failed(e)...),
-		timedOut: x.timedOut, busyUntil: x.busyUntil} // what is known of engines
+		timedOut: x.timedOut, timedOutAt: x.timedOutAt, busyUntil: x.busyUntil} // what is known of engines
 	next, failure = x.try()
 	if failure != nil {
 		return nil, failure

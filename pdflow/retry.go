@@ -139,10 +139,10 @@ func (a *attempt) speaksForItself(e *Error) bool {
 	if e.Leg == LegEncode { // another pick may name the same encode engines
 		return false
 	}
-	switch n := len(a.x.refusedBy); e.scope {
-	case verdict.ScopeModel:
+	switch n := len(a.x.refusedBy); {
+	case e.scope == verdict.ScopeModel:
 		return n == 0 || n < maxElsewhere && a.f.further.take(time.Now())
-	case verdict.ScopeEngine, verdict.ScopeContext:
+	case e.scope == verdict.ScopeEngine, e.scope == verdict.ScopeContext, e.doubted:
 		return n == 0
 	}
 	return false

@@ -156,6 +156,12 @@ func (x *serving) thenDecodesAlone(e *Error) bool {
 	return x.fallsBack(e) && x.f.opts.fallback == config.FallbackDecode
 }
 
+// thenServesAggregated reports whether a pair that cannot carry the request is followed by one engine.
+func (x *serving) thenServesAggregated(e *Error) bool {
+	return e.Code == CodeUnsupported && x.alone == "" && x.given == nil && x.rest == nil &&
+		x.f.opts.unsupported != config.UnsupportedRefuse
+}
+
 // fallsBack reports whether a failure may be followed by a fallback.
 func (x *serving) fallsBack(e *Error) bool {
 	return x.alone == "" && x.given == nil && e.fallbackable()
@@ -235,7 +241,7 @@ func (x *serving) attempt(n int) (*Body, *Error) {
 	x.giveRetryBack()
 	if e != nil {
 		x.again, a.out.Retry = a.mayRetry(e)
-		a.out.Final = !x.again && !x.thenDecodesAlone(e)
+		a.out.Final = !x.again && !x.thenDecodesAlone(e) && !x.thenServesAggregated(e)
 		if x.failure = e; !x.again && a.out.Retry != "" {
 			x.tel.NotRetried(a.out.Retry, e.failure())
 		}

@@ -41,11 +41,16 @@ func (a *attempt) mayGenerate() bool {
 		return false
 	}
 	p, d := a.s.Prefill, a.s.Decode
-	if !a.f.pairProbes.well(a.ctx, p.ID+" "+d.ID, func(ctx context.Context) bool {
-		ctx, stop := context.WithTimeout(ctx, transferProbe)
+	if !a.f.pairProbes.well(a.ctx, p.ID+" "+d.ID, func(outer context.Context) (well bool) {
+		ctx, stop := context.WithTimeout(outer, transferProbe)
 		defer stop()
-		err := a.f.Probe(ctx, p, d, a.s.Request.Model, nil)
-		return err == nil || !errors.Is(err, CodeTimeout) // any other answer says nothing of the transfer
+		_ = a.guard(LegDecode, "probe", func() error {
+			err := a.f.Probe(ctx, p, d, a.s.Request.Model, nil)
+			// any other answer says nothing of the transfer, and that the client has left nothing of the pair
+			well = err == nil || outer.Err() == nil && !errors.Is(err, CodeTimeout)
+			return nil
+		})
+		return well
 	}) && a.watch.Over() && a.ctx.Err() == nil {
 		return false
 	}

@@ -30,7 +30,8 @@ func IsError(data []byte) bool {
 }
 
 // errorStatus are the statuses of Anthropic's errors that say more than that the engine failed.
-var errorStatus = map[string]int{"invalid_request_error": 400, "rate_limit_error": 429, "overloaded_error": 503}
+var errorStatus = map[string]int{"invalid_request_error": 400, "authentication_error": 401, "permission_error": 403,
+	"not_found_error": 404, "request_too_large": 413, "rate_limit_error": 429, "overloaded_error": 503}
 
 // StatusOf returns the status that an engine would have given an error if it had not begun a stream before: the error's
 // code, which vLLM and SGLang write as a number, or what Anthropic's type means. It is 500 for all else.

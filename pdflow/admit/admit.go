@@ -293,7 +293,9 @@ func (p *Picker) turn(ctx context.Context, in *pdflow.PickInput, w *waiter) (pdf
 	}
 	pick, ok, err := p.try(ctx, in)
 	if ok {
-		p.queue.granted(w)
+		if w.named == [2]string{} { // else its wait tells of one engine
+			p.queue.granted(w)
+		}
 		p.tel.waited(ctx, time.Since(w.since))
 	}
 	return pick, ok, err

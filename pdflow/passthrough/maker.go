@@ -38,6 +38,9 @@ func (h *Handler) toMaker(x *passing) bool {
 			break
 		}
 		x.limits = x.engines.Timeouts.Or(h.o.Timeouts).Resolve(0)
+		if e = x.exchange(""); e != nil {
+			break
+		}
 		e = x.run()
 		gone := e != nil && e.Code == pdflow.CodeNoResponse
 		if gone || x.r.Method == http.MethodDelete && x.outcome.Decode.Status/100 == 2 {

@@ -38,10 +38,16 @@ type timedOut struct {
 	model, connector string    // of the request
 	since            time.Time // when the attempt began, or the cooldown after it
 
-	trial   bool      // a request or a probe is under way that decides
+	trial   time.Time // a request or a probe is under way that decides, since then; zero: none
 	refused bool      // the engines refuse probes, so a request decides
 	probed  time.Time // when the last probe ended; zero: there was none
 }
+
+// trialMost is how long a trial keeps others away: longer than the default of Timeouts.Decode. One whose stream still
+// runs then has been served.
+const trialMost = 12 * time.Minute
+
+func (t *timedOut) tried() bool { return !t.trial.IsZero() && time.Since(t.trial) < trialMost }
 
 // timeoutOf returns what is known of an attempt that ran out of time at a pair; nil for any other.
 func timeoutOf(o *pdflow.Outcome) *timedOut {
@@ -89,7 +95,7 @@ func (x *cooldown) recover(now time.Time) {
 
 // triable reports whether a request may be sent to what has hung and whose cooldown is over. The caller holds c.mu.
 func (c *cooldowns) triable(x *cooldown) bool {
-	return !x.timedOut.trial && (c.probers.Load() == 0 || x.timedOut.refused)
+	return !x.timedOut.tried() && (c.probers.Load() == 0 || x.timedOut.refused)
 }
 
 // mayHang reports whether a cooldown may last until something is served. Together such cooldowns take at most half of
@@ -128,7 +134,7 @@ func (c *cooldowns) try(p, d string) (release func(), ok bool) {
 		if !x.hung || now.Before(x.until) { // the latter is picked only where nothing better is there
 			continue
 		}
-		if x.timedOut.trial {
+		if x.timedOut.tried() {
 			return nil, false
 		}
 		if c.triable(&x) {
@@ -147,13 +153,13 @@ func keysOf(p, d string) [3]cooldownKey { return [...]cooldownKey{{engine: p}, {
 // trying begins a trial. The caller holds c.mu, and release takes it.
 func (c *cooldowns) trying(all []*timedOut) (release func()) {
 	for _, t := range all {
-		t.trial = true
+		t.trial = time.Now()
 	}
 	return func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		for _, t := range all {
-			t.trial = false
+			t.trial = time.Time{}
 		}
 		c.wakeProbers()
 	}

@@ -68,7 +68,7 @@ func (c *cooldowns) next(now time.Time) (t *timedOut, release func(), wait time.
 	c.n.Store(int64(len(c.m)))
 	wait = time.Hour
 	for key, x := range c.m {
-		if !c.decides(key, &x) || x.timedOut.trial {
+		if !c.decides(key, &x) || x.timedOut.tried() {
 			continue
 		}
 		if left := x.due(now).Sub(now); left < wait {
@@ -154,6 +154,10 @@ func (p *Prober) try(ctx context.Context, own *picker, t *timedOut) {
 		}
 	}
 	if ctx.Err() != nil {
+		return
+	}
+	if errors.Is(err, errNoFlow) { // a reload has changed the connector: the pair waits for the next probe
+		c.probed(t, began, ProbeFailed, nil)
 		return
 	}
 	var result ProbeResult

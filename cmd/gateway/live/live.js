@@ -187,7 +187,7 @@ const well = (e) => e.healthy && e.phase === "ready";
 // troubles are what is wrong with an engine, the worst first. One that drains is well, and a cooldown alone comes with
 // few faults.
 const words = [
-  "draining", "cooldown", "slow", "overloaded", "cut streams", "failing", "hung", "quarantine", "not ready",
+  "draining", "cooldown", "slow", "overloaded", "cut streams", "lacks the model", "failing", "hung", "quarantine", "not ready",
 ];
 function troubles(e) {
   const out = ((e.recent || {}).marks || []).map((mark) => ({ ...mark, text: mark.word }));
