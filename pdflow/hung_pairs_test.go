@@ -232,13 +232,16 @@ func TestOneClientAtATimeTriesWhatHung(t *testing.T) {
 		f := newHungFleet(t, "p0 p1 d0 d1", transfer20, onePair)
 		f.serve(time.Second/4, time.Minute, numbered)
 		f.reset()
+		var all sync.WaitGroup
 		for range 200 { // as many come at the same time, again and again
 			for range 20 { // some of them at the pair
-				go f.client("x")
+				all.Go(func() { f.client("x") })
 			}
 			time.Sleep(5 * time.Second)
 		}
-		time.Sleep(time.Minute)
+		all.Wait()
+		f.mu.Lock()
+		defer f.mu.Unlock()
 		require.Equal(t, 1, f.most)
 		require.Positive(t, f.hit)
 		require.Zero(t, f.wrong)
