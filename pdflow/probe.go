@@ -30,7 +30,8 @@ var errProbe = errors.New("pdflow: the engines did not serve the synthetic probe
 // for the client's header (an Authorization for the engines), and may be nil. An error is an [*Error] where a request
 // would fail with one: CodeTimeout if ctx's deadline was over. The picker is neither asked nor told. It may be called
 // concurrently.
-func (f *Flow) Probe(ctx context.Context, prefill, decode discovery.Endpoint, model string, header http.Header) (err error) {
+func (f *Flow) Probe(ctx context.Context, prefill, decode discovery.Endpoint, model string,
+	header http.Header) (err error) {
 	defer func() {
 		if r := recover(); r != nil { // of a connector or a transport: nobody else is there for it
 			err = f.crashed(nil, "probe", r)
