@@ -19,7 +19,7 @@ const (
 )
 
 // goodput sees that the attempts of a model without admission come too late: they run out of time, or their clients
-// leave while they wait for the first byte. If more requests come than engines can serve, each request waits until
+// leave while they wait for the first byte, or sooner after it than they had waited for it. If more requests come than engines can serve, each request waits until
 // it is too late, and in the end hardly one is served (docs/reliability/overload.md). A nil goodput sees nothing.
 type goodput struct {
 	log   *slog.Logger
@@ -44,9 +44,13 @@ func (g *goodput) add(o *pdflow.Outcome, now time.Time) {
 	}
 	late := false
 	if e := o.Err; e != nil {
-		waited := now.Sub(o.Session.CreatedAt)
-		late = e.Code == pdflow.CodeTimeout ||
-			e.Code == pdflow.CodeClientGone && o.Decode.FirstByte.IsZero() && waited >= gaveUpAfter
+		begun := o.Decode.FirstByte
+		if begun.IsZero() {
+			begun = now
+		}
+		waited, read := begun.Sub(o.Session.CreatedAt), now.Sub(begun)
+		// Where engines serve in the order of arrival, each request begins just before its client gives up.
+		late = e.Code == pdflow.CodeTimeout || e.Code == pdflow.CodeClientGone && waited >= gaveUpAfter && read < waited
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()

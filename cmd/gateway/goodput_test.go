@@ -22,7 +22,8 @@ import (
 
 // Each second of a case is how many requests are served, run out of time, and are left by their clients after 4 s.
 func TestGoodputThatCollapsesIsTold(t *testing.T) {
-	type second struct{ served, timeouts, left, refused int }
+	// early: clients that leave soon after a late first byte; readers: those that leave a stream that began in time
+	type second struct{ served, timeouts, left, refused, early, readers int }
 	over := func(s second, seconds int) []second {
 		all := make([]second, seconds)
 		for i := range all {
@@ -41,6 +42,8 @@ func TestGoodputThatCollapsesIsTold(t *testing.T) {
 		"as at 3 times":                {over(second{served: 15, timeouts: 190}, 30), true, 1},
 		"none is served":               {over(second{timeouts: 210}, 30), true, 1},
 		"clients give up":              {over(second{served: 10, left: 100}, 30), true, 1},
+		"clients give up, once served": {over(second{served: 10, early: 100}, 30), true, 1},
+		"clients have read enough":     {over(second{served: 10, readers: 100}, 30), false, 0},
 		"clients' own faults":          {over(second{served: 10, refused: 100}, 30), false, 0},
 		"a handful":                    {over(second{timeouts: 1}, 15), false, 0},
 		"for minutes":                  {over(second{timeouts: 20}, 150), true, 3},
@@ -51,16 +54,22 @@ func TestGoodputThatCollapsesIsTold(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				log := &logBuffer{}
 				g := &goodput{log: slog.New(slog.NewTextHandler(log, nil)), model: "m"}
-				add := func(n int, e *pdflow.Error) {
+				add := func(n int, e *pdflow.Error, read ...time.Duration) {
 					for range n {
-						g.add(&pdflow.Outcome{Err: e,
-							Session: &connector.Session{CreatedAt: time.Now().Add(-4 * time.Second)}}, time.Now())
+						o := &pdflow.Outcome{Err: e,
+							Session: &connector.Session{CreatedAt: time.Now().Add(-4 * time.Second)}}
+						for _, d := range read {
+							o.Decode.FirstByte = time.Now().Add(-d)
+						}
+						g.add(o, time.Now())
 					}
 				}
 				for _, s := range c.seconds {
 					add(s.served, nil)
 					add(s.timeouts, &pdflow.Error{Code: pdflow.CodeTimeout})
 					add(s.left, &pdflow.Error{Code: pdflow.CodeClientGone})
+					add(s.early, &pdflow.Error{Code: pdflow.CodeClientGone}, time.Second)
+					add(s.readers, &pdflow.Error{Code: pdflow.CodeClientGone}, 3*time.Second)
 					add(s.refused, &pdflow.Error{Code: pdflow.CodePrefillRejected})
 					time.Sleep(time.Second)
 				}

@@ -58,7 +58,7 @@ func TestAPairThatHangsIsProbedBeforeAClientIsSentThere(t *testing.T) {
 	p2, d2 := startPair(t)
 	d1.Inject(enginesim.Fault{Kind: enginesim.FaultHangTransfer, Leg: enginesim.LegDecode, Peer: p1.EngineID(),
 		Count: -1})
-	const transfer = time.Second
+	const transfer = 2 * time.Second
 	spec := fmt.Sprintf("  kvConnector: {type: nixl, timeouts: {transfer: %s}, retry: {budget: 1}}\n", transfer)
 	g := start(t, gatewayYAML("")+simYAML(spec, p1, d1, p2, d2))
 	hit, failed := g.clients(60, transfer)
