@@ -19,8 +19,9 @@ const (
 )
 
 // goodput sees that the attempts of a model without admission come too late: they run out of time, or their clients
-// leave while they wait for the first byte, or sooner after it than they had waited for it. If more requests come than engines can serve, each request waits until
-// it is too late, and in the end hardly one is served (docs/reliability/overload.md). A nil goodput sees nothing.
+// leave while they wait for the first byte, or sooner after it than they had waited for it. If more requests come than
+// engines can serve, each request waits until it is too late, and in the end hardly one is served
+// (docs/reliability/overload.md). A nil goodput sees nothing.
 type goodput struct {
 	log   *slog.Logger
 	model string
