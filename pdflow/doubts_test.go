@@ -127,3 +127,24 @@ func TestWhatEveryEngineRefusesIsSeldomAskedTwice(t *testing.T) {
 		assert.Equal(t, 20, legs["p0"])
 	})
 }
+
+// An engine that a request names is the only one that can be asked: however often it refuses, its word is the client's.
+func TestTheRefusalsOfANamedEngineAreItsWord(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeFleet(t, &fake{}, "p0 p1 d0 d1", config.Retry{MaxAttempts: 2}, func(host string, _ int) response {
+			if host == "d1" {
+				return replies(400)
+			}
+			return replies(200)
+		})
+		for range 2*8 + 2 {
+			require.Equal(t, string(pdflow.CodeDecodeRejected), f.doAs(&pdflow.Request{API: connector.APICompletions,
+				Body: []byte(`{"prompt":"hi"}`), Decode: "d1"}))
+		}
+		for _, o := range f.seen.list() {
+			require.Equal(t, "final", o.Retry)
+			require.False(t, o.Err.EngineFault())
+		}
+		synctest.Wait()
+	})
+}

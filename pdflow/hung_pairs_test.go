@@ -342,3 +342,26 @@ func TestProbesThatPassWhereClientsHangAreNotBelieved(t *testing.T) {
 		require.Less(t, f.hit, 60)
 	})
 }
+
+// Nobody but the probe's caller is there for a panic of a host's transport, and that may be a timer.
+func TestAProbeWhoseResponsePanicsFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeFleet(t, &fake{}, "p0 d0", config.Retry{}, func(host string, _ int) response {
+			if host == "p0" {
+				return replies(200)
+			}
+			return func(*http.Request) (*http.Response, error) {
+				token := "data: {\"choices\":[{\"index\":0,\"text\":\"a\",\"finish_reason\":null}]}\n\n"
+				return &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {"text/event-stream"}},
+					ContentLength: -1, Body: io.NopCloser(io.MultiReader(strings.NewReader(token), panics{}))}, nil
+			}
+		})
+		p, d := endpoint(t, "http://p0", discovery.RolePrefill), endpoint(t, "http://d0", discovery.RoleDecode)
+		require.ErrorIs(t, f.flow.Probe(t.Context(), p, d, "m", nil), pdflow.CodeInternal)
+		synctest.Wait()
+	})
+}
+
+type panics struct{}
+
+func (panics) Read([]byte) (int, error) { panic("boom") }

@@ -122,7 +122,7 @@ func (a *attempt) sendPrefill(ctx context.Context, leg *connector.Leg, o *LegOut
 		return nil, a.unusable(o, p.Err(), "the prefill engine answered with an error")
 	case p.Err() != nil && !contract.API(a.s.API).ListResponse(body):
 		return nil, a.unusable(o, p.Err(), "the prefill engine's response is not one JSON object")
-	case verdict.PrefillFailed(body, contract.API(a.s.API).Guarded, a.failureStop()):
+	case verdict.WholeFailed(body, contract.API(a.s.API).Guarded, a.failureStop(), true):
 		return nil, a.unusable(o, nil, "the prefill engine aborted the request")
 	}
 	return p, nil

@@ -172,6 +172,16 @@ func TestOneConversationStaysAtOneEngine(t *testing.T) {
 	for range 3 {
 		assert.Equal(t, []int{first, other}, []int{turn(`{"id":"conv_1"}`), turn(`"conv_2"`)})
 	}
+	for i := range 4 {
+		for range i {
+			_, err := m.ask("") // round robin goes on
+			require.NoError(t, err)
+		}
+		m.d[first].Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: http.StatusBadRequest})
+		_, err := m.ask(`,"conversation":"conv_1"`)
+		require.Error(t, err)
+		assert.Equal(t, first, turn(`"conv_1"`), "a fault of the client's own says nothing of the engine")
+	}
 	m.d[first].Kill()
 	_, err := m.ask(`,"conversation":"conv_1"`)
 	require.Error(t, err)

@@ -53,6 +53,7 @@ func (f *Flow) Probe(ctx context.Context, prefill, decode discovery.Endpoint, mo
 	if err != nil {
 		return err
 	}
+	defer resp.Body.Close() // also after a panic, or the request would never end
 	_, err = io.Copy(io.Discard, io.LimitReader(resp.Body, probeResponse))
 	if err = errors.Join(err, resp.Body.Close()); err != nil {
 		return err

@@ -113,21 +113,13 @@ func word(r gjson.Result) string {
 }
 
 // WholeFailed reports whether a whole response is one that its engine gave up. guarded is the API's; stop is the
-// stop_reason with which the engine gives up, "" for none.
-func WholeFailed(body []byte, guarded bool, stop string) bool {
+// stop_reason with which the engine gives up, "" for none. Of a prefill's response only the handoff is wanted: it may
+// lack an ending.
+func WholeFailed(body []byte, guarded bool, stop string, prefill bool) bool {
 	if guarded {
 		return failedReason(body, stop) >= 0
 	}
-	var o Outer
-	return o.GaveUp(body) >= 0
-}
-
-// PrefillFailed is WholeFailed for a response that is only wanted for its handoff: it may lack an ending.
-func PrefillFailed(body []byte, guarded bool, stop string) bool {
-	if guarded {
-		return failedReason(body, stop) >= 0
-	}
-	o := Outer{stopped: true}
+	o := Outer{stopped: prefill}
 	return o.GaveUp(body) >= 0
 }
 

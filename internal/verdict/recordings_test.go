@@ -45,7 +45,7 @@ func TestRecordedEndings(t *testing.T) {
 			}
 			read++
 			guarded, tail := api.Info().Guarded, verdict.NewTail(true, "")
-			fails := len(x.Response.Lines) == 0 && verdict.WholeFailed(x.Response.Body, guarded, "")
+			fails := len(x.Response.Lines) == 0 && verdict.WholeFailed(x.Response.Body, guarded, "", false)
 			for _, line := range x.Response.Lines {
 				data, _ := strings.CutPrefix(line, "data: ")
 				fails = fails || guarded && tail.GaveUp([]byte(data)) >= 0 ||

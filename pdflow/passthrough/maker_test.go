@@ -65,6 +65,9 @@ func (k *keeper) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	id, below, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/v1/responses/"), "/")
 	status, body := http.StatusOK, fmt.Sprintf(`{"id":%q}`, id)
+	if k.ModelNames != nil {
+		body = fmt.Sprintf(`{"id":%q,"model":"big"}`, id)
+	}
 	switch {
 	case k.has[id] != r.URL.Host:
 		status, body = http.StatusNotFound, `{"error":{"message":"Response with id 'x' not found.",`+
@@ -119,6 +122,18 @@ func TestAResponseIsFoundAmongAllModels(t *testing.T) {
 	assert.Equal(t, http.StatusNotFound, status)
 	assert.Contains(t, body, `"code":"response_not_found"`)
 	assert.Len(t, n.sent(), 3, "deleted, so it is looked for")
+}
+
+// A stored response names its model as clients do.
+func TestAStoredResponseHasTheClientsName(t *testing.T) {
+	k := newKeeper(t, "d0", "d1")
+	k.ModelNames = map[string]string{"gpt-4o": "big"}
+	k.has["resp_1"] = "d1"
+	h := handler(t, func(string) (*passthrough.Engines, *pdflow.Error) { return k.Engines, nil },
+		&passthrough.Options{All: func() []*passthrough.Engines { return []*passthrough.Engines{k.Engines} }})
+	status, body := refer(h, http.MethodGet, "/v1/responses/resp_1")
+	assert.Equal(t, http.StatusOK, status)
+	assert.JSONEq(t, `{"id":"resp_1","model":"gpt-4o"}`, body)
 }
 
 func TestAResponseThatItsEngineHasNoMore(t *testing.T) {

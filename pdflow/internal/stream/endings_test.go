@@ -160,7 +160,7 @@ func TestAnEndThatIsAFailureFailsTheWholeResponse(t *testing.T) {
 		for value, fails := range s.endings() {
 			body := fmt.Sprintf(s.whole, value)
 			name := fmt.Sprint(i, " ", s.api.Info().Name, " ", body)
-			assert.Equal(t, fails, verdict.WholeFailed([]byte(body), s.api.Info().Guarded, ""), name)
+			assert.Equal(t, fails, verdict.WholeFailed([]byte(body), s.api.Info().Guarded, "", false), name)
 			for i := range len(body) {
 				got, before, after := ends(t, s.config(false), []string{body[:i], body[i:]})
 				require.Equal(t, fails, before || after, name)
@@ -224,7 +224,7 @@ func TestNobodyCanFakeAnEnding(t *testing.T) {
 			require.Equal(t, strings.Join(c.parts, ""), got, name)
 		}
 		if !c.events {
-			require.False(t, verdict.WholeFailed([]byte(c.parts[0]), c.api.Info().Guarded, ""), name)
+			require.False(t, verdict.WholeFailed([]byte(c.parts[0]), c.api.Info().Guarded, "", false), name)
 		}
 	}
 }
