@@ -12,7 +12,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/discovery/inspect"
+	"github.com/pdkit/pdkit/pdflow/capacity"
 )
 
 const meterName = "github.com/pdkit/pdkit/cmd/gateway"
@@ -50,6 +50,13 @@ func (t *telemetry) observeModels(models func() []*model) error {
 	seconds := counter("pd.engine.kv.transfer.duration", "s", "Time that the moves of pd.engine.kv.bytes took")
 	failed := counter("pd.engine.kv.failures", "{transfer}", "Moves of KV that failed, as the engines count them")
 	expired := counter("pd.engine.kv.expired", "{request}", "Requests whose KV nobody read within the lease")
+	throughput := gauge("pd.capacity.tokens", "{token}/s",
+		"Prompt tokens that the engines compute and tokens that they make, in a second, over the last minute")
+	backlog := gauge("pd.capacity.backlog", "{token}", "Tokens of the requests that wait in the engines")
+	saturation := gauge("pd.capacity.saturation", "1",
+		"The engines' throughput as a share of what they can do, or their mean KV usage if that is more")
+	wanted := gauge("pd.capacity.engines.wanted", "{endpoint}",
+		"Engines that the load needs: the tokens that come and wait, and the KV. It falls after 10 minutes only")
 	collapsing := gauge("pd.goodput.collapsing", "{model}", "1 where admission is off and a quarter of the attempts "+
 		"of the last 10 s came too late: they ran out of time, or their clients gave up; else 0")
 	totals := t.engines
@@ -75,23 +82,28 @@ func (t *telemetry) observeModels(models func() []*model) error {
 				observe(inFlight, doing[phase], attribute.String("pd.phase", phase))
 			}
 			for role, s := range totals.of(m) {
-				r := attribute.String("pd.role", role)
-				observe(running, s.running, r)
-				observe(waiting, s.waiting, r)
-				observe(usage, s.usage, r)
-				observe(held, s.now.Memory, r, attribute.String("pd.medium", "memory"))
-				observe(held, s.now.Disk, r, attribute.String("pd.medium", "disk"))
-				observe(prompt, s.counted.Taken, r, attribute.String("pd.source", "taken"))
-				observe(prompt, s.counted.Computed, r, attribute.String("pd.source", "computed"))
-				observe(bytes, s.counted.Bytes, r)
-				observe(seconds, s.counted.Seconds, r)
-				observe(failed, s.counted.Failed, r)
-				observe(expired, s.counted.Expired, r)
+				r := attribute.String("pd.role", role.String())
+				observe(running, float64(s.Running), r)
+				observe(waiting, float64(s.Waiting), r)
+				observe(usage, s.KVUsage, r)
+				observe(held, s.Held.Memory, r, attribute.String("pd.medium", "memory"))
+				observe(held, s.Held.Disk, r, attribute.String("pd.medium", "disk"))
+				observe(prompt, s.Counted.Taken, r, attribute.String("pd.source", "taken"))
+				observe(prompt, s.Counted.Computed, r, attribute.String("pd.source", "computed"))
+				observe(bytes, s.Counted.Bytes, r)
+				observe(seconds, s.Counted.Seconds, r)
+				observe(failed, s.Counted.Failed, r)
+				observe(expired, s.Counted.Expired, r)
+				observe(throughput, s.Throughput, r)
+				observe(backlog, s.Backlog, r)
+				observe(saturation, s.Saturation, r)
+				observe(wanted, float64(s.Wanted), r)
 			}
 		}
 		totals.keep(all)
 		return nil
-	}, collapsing, endpoints, inFlight, running, waiting, usage, held, prompt, bytes, seconds, failed, expired)
+	}, collapsing, endpoints, inFlight, running, waiting, usage, held, prompt, bytes, seconds, failed, expired,
+		throughput, backlog, saturation, wanted)
 	return errors.Join(append(errs, err)...)
 }
 
@@ -117,88 +129,25 @@ func (m *model) doing() map[string]float64 {
 	return n
 }
 
-// engineTotals adds up what engines count. An engine that was restarted begins at zero again, and one that leaves takes
-// its counts along: the totals only rise.
+// engineTotals measures the engines of each model.
 type engineTotals struct {
 	mu     sync.Mutex
-	models map[string]*modelTotals
+	models map[string]*capacity.Meter
 }
 
-type modelTotals struct {
-	last  map[string]inspect.KV // by engine
-	roles map[string]*roleTotal
-}
-
-// roleTotal is what the engines of one role say together.
-type roleTotal struct {
-	running, waiting, usage float64
-	now                     inspect.KV // Memory and Disk
-	counted                 inspect.KV // since the gateway knows the engines
-}
-
-// of returns the totals of a model by role; nil if its engines are not asked.
-func (t *engineTotals) of(m *model) map[string]roleTotal {
+// of returns what a model's engines say together, by role; nil if they are not asked.
+func (t *engineTotals) of(m *model) map[discovery.Role]capacity.Role {
 	if m.inspected == nil {
 		return nil
 	}
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	all := t.models[m.Model()]
-	if all == nil {
-		all = &modelTotals{roles: map[string]*roleTotal{}}
-		t.models[m.Model()] = all
+	meter := t.models[m.Model()]
+	if meter == nil {
+		meter = capacity.New(nil)
+		t.models[m.Model()] = meter
 	}
-	for _, r := range all.roles {
-		*r = roleTotal{counted: r.counted}
-	}
-	last := make(map[string]inspect.KV, len(all.last))
-	endpoints := m.set.Load().Endpoints
-	for i := range endpoints {
-		e := &endpoints[i]
-		if reading, ok := m.inspected.Reading(e.ID); ok && !reading.Load.At.IsZero() {
-			old, known := all.last[e.ID]
-			all.add(e, &reading.Load, old, known)
-			last[e.ID] = reading.Load.KV
-		} else if old, known := all.last[e.ID]; known {
-			last[e.ID] = old // it does not answer now
-		}
-	}
-	all.last = last
-	out := make(map[string]roleTotal, len(all.roles))
-	for role, r := range all.roles {
-		out[role] = *r
-	}
-	return out
-}
-
-// add adds one engine's word. What it had counted before the gateway first asked is not the gateway's to show.
-func (t *modelTotals) add(e *discovery.Endpoint, load *inspect.Load, old inspect.KV, known bool) {
-	r := t.roles[e.Role.String()]
-	if r == nil {
-		r = &roleTotal{}
-		t.roles[e.Role.String()] = r
-	}
-	r.running += float64(load.Running)
-	r.waiting += float64(load.Waiting)
-	r.usage = max(r.usage, load.KVUsage)
-	r.now.Memory += load.KV.Memory
-	r.now.Disk += load.KV.Disk
-	if !known {
-		return
-	}
-	rise := func(total *float64, now, before float64) {
-		if now < before { // restarted
-			before = 0
-		}
-		*total += now - before
-	}
-	kv := &load.KV
-	rise(&r.counted.Taken, kv.Taken, old.Taken)
-	rise(&r.counted.Computed, kv.Computed, old.Computed)
-	rise(&r.counted.Bytes, kv.Bytes, old.Bytes)
-	rise(&r.counted.Seconds, kv.Seconds, old.Seconds)
-	rise(&r.counted.Failed, kv.Failed, old.Failed)
-	rise(&r.counted.Expired, kv.Expired, old.Expired)
+	t.mu.Unlock()
+	return meter.Observe(time.Now(), m.set.Load().Endpoints, m.inspected.Reading)
 }
 
 // keep forgets models that are served no more.

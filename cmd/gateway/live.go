@@ -207,10 +207,10 @@ func (m *model) readKV(totals *engineTotals, now time.Time) *liveKV {
 	}
 	kv := &liveKV{}
 	for role, s := range roles {
-		if role != discovery.RolePrefill.String() {
-			kv.Taken += s.counted.Taken
+		if role != discovery.RolePrefill {
+			kv.Taken += s.Counted.Taken
 		}
-		kv.Bytes = max(kv.Bytes, s.counted.Bytes) // both sides of a move may count it
+		kv.Bytes = max(kv.Bytes, s.Counted.Bytes) // both sides of a move may count it
 	}
 	m.recent.readKV(*kv, now)
 	return kv

@@ -13,8 +13,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/discovery/inspect"
 	"github.com/pdkit/pdkit/enginesim"
 )
 
@@ -86,30 +84,17 @@ func TestMetricsOfEngines(t *testing.T) {
 	g.sample(`pd_engine_kv_bytes_total\{` + of + `\}`)
 	g.sample(`pd_engine_kv_transfer_duration_seconds_total\{` + of + `\}`)
 	g.sample(`pd_engine_prompt_tokens_total\{` + of + `,pd_source="taken"\}`)
+	g.sample(`pd_capacity_tokens_per_second\{` + of + `\}`)
 	require.EventuallyWithT(t, func(c *assert.CollectT) { // the engine may have been asked while it served
 		page := g.page("/metrics")
 		for _, series := range []string{"pd_engine_requests_running{" + of + "} 0",
 			"pd_engine_requests_waiting{" + of + "} 0",
+			"pd_capacity_backlog{" + of + "} 0", "pd_capacity_saturation_ratio{" + of + "} 0",
+			"pd_capacity_engines_wanted{" + of + "} 1",
 			"pd_engine_kv_failures_total{" + of + "} 0", "pd_engine_kv_expired_total{" + of + "} 0"} {
 			assert.Contains(c, page, series)
 		}
 	}, 20*time.Second, 10*time.Millisecond)
-}
-
-// An engine that starts again counts from zero, and the totals go on.
-func TestTotalsOfEnginesOnlyRise(t *testing.T) {
-	var m modelTotals
-	m.roles = map[string]*roleTotal{}
-	e := &discovery.Endpoint{ID: "d", Role: discovery.RoleDecode}
-	load := func(bytes float64) *inspect.Load { return &inspect.Load{KV: inspect.KV{Bytes: bytes}} }
-	for _, step := range []struct {
-		now, old float64
-		known    bool
-		want     float64
-	}{{100, 0, false, 0}, {130, 100, true, 30}, {130, 130, true, 30}, {5, 130, true, 35}} {
-		m.add(e, load(step.now), inspect.KV{Bytes: step.old}, step.known)
-		assert.InDelta(t, step.want, m.roles["decode"].counted.Bytes, 0)
-	}
 }
 
 func TestAdmissionTellsHowLongRequestsWaited(t *testing.T) {

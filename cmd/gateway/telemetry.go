@@ -23,6 +23,7 @@ import (
 
 	"github.com/pdkit/pdkit/cmd/otlp"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/capacity"
 )
 
 // telemetry is where metrics and spans go. A nil provider records nothing, and costs nothing.
@@ -38,7 +39,7 @@ type telemetry struct {
 // to. Both are also sent to where the environment variables of OpenTelemetry's SDK say. What it returns must be closed,
 // also after an error.
 func newTelemetry(ctx context.Context, metrics bool, trace string) (*telemetry, error) {
-	t := &telemetry{engines: &engineTotals{models: map[string]*modelTotals{}}}
+	t := &telemetry{engines: &engineTotals{models: map[string]*capacity.Meter{}}}
 	from := otlp.NewResource(ctx, "pdkit-gateway")
 	return t, errors.Join(t.trace(ctx, from, trace), t.measure(ctx, from, metrics))
 }

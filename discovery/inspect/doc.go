@@ -21,7 +21,8 @@
 //     The KV usage and the queue (vllm:kv_cache_usage_perc, vllm:num_requests_running, vllm:num_requests_waiting; of
 //     SGLang sglang:token_usage, sglang:num_running_reqs, sglang:num_queue_reqs) become the [Load] of a [Reading],
 //     and so does what they count of KV (vllm:prompt_tokens_by_source_total, vllm:nixl_…, sglang:kv_transfer_…,
-//     lmcache:local_…; see [KV]).
+//     lmcache:local_…), of tokens (vllm:generation_tokens_total, sglang:realtime_tokens_total) and of requests
+//     (vllm:request_success_total, sglang:num_requests_total); see [KV].
 //     They are no attributes, since each request would then change the list and cause a new snapshot.
 //   - GET <bootstrap>/query of Mooncake, where the list has the attribute bootstrapPort or bootstrapURL (vLLM's
 //     mooncake_connector; {"<rank>": {"engine_id": …}}): the engine ids of a [Reading], and dpSize where /metrics says

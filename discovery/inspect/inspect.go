@@ -78,10 +78,14 @@ type Load struct {
 type KV struct {
 	Taken    float64 // prompt tokens whose KV came from another engine or from a store
 	Computed float64 // prompt tokens that the engine computed itself
-	Bytes    float64 // of KV moved: NIXL's reader or writer, SGLang's prefill engine
-	Seconds  float64 // that these moves took
-	Failed   float64 // moves that failed
-	Expired  float64 // requests whose KV nobody read within the lease
+
+	Generated float64 // tokens that the engine made
+	Requests  float64 // that ended, well or not
+
+	Bytes   float64 // of KV moved: NIXL's reader or writer, SGLang's prefill engine
+	Seconds float64 // that these moves took
+	Failed  float64 // moves that failed
+	Expired float64 // requests whose KV nobody read within the lease
 
 	Memory, Disk float64 // bytes that LMCache holds now, in memory and on disk
 }

@@ -50,7 +50,11 @@ var names = map[string][]sample{
 	},
 	"sglang:realtime_tokens_total": {
 		{"mode", "prefill_compute", func(m *metrics, v float64) { m.kv.Computed += v }},
+		{"mode", "decode", func(m *metrics, v float64) { m.kv.Generated += v }},
 	},
+	"vllm:generation_tokens_total":         {{count: func(m *metrics, v float64) { m.kv.Generated += v }}},
+	"vllm:request_success_total":           {{count: func(m *metrics, v float64) { m.kv.Requests += v }}},
+	"sglang:num_requests_total":            {{count: func(m *metrics, v float64) { m.kv.Requests += v }}},
 	"vllm:nixl_bytes_transferred_sum":      {{count: func(m *metrics, v float64) { m.kv.Bytes += v }}},
 	"vllm:nixl_xfer_time_seconds_sum":      {{count: func(m *metrics, v float64) { m.kv.Seconds += v }}},
 	"vllm:nixl_num_failed_transfers_total": {{count: func(m *metrics, v float64) { m.kv.Failed += v }}},

@@ -27,7 +27,11 @@ vllm:nixl_bytes_transferred_count{engine="0"} 3
 vllm:nixl_xfer_time_seconds_sum{engine="0"} 0.25
 vllm:nixl_num_failed_transfers_total{engine="0"} 2
 vllm:nixl_num_kv_expired_reqs_total{engine="0"} 1
-`, KV{Taken: 100, Computed: 7, Bytes: 4.096e12, Seconds: 0.25, Failed: 2, Expired: 1},
+vllm:generation_tokens_total{engine="0"} 5
+vllm:generation_tokens_total{engine="1"} 6
+vllm:request_success_total{engine="0",finished_reason="stop"} 2
+vllm:request_success_total{engine="0",finished_reason="length"} 3
+`, KV{Taken: 100, Computed: 7, Generated: 11, Requests: 5, Bytes: 4.096e12, Seconds: 0.25, Failed: 2, Expired: 1},
 		},
 		"SGLang": {
 			`sglang:token_usage{tp_rank="0"} 0.1
@@ -36,7 +40,8 @@ sglang:kv_transfer_total_mb_sum{tp_rank="1"} 1.5
 sglang:kv_transfer_latency_ms_sum{tp_rank="0"} 20
 sglang:realtime_tokens_total{mode="prefill_compute"} 12
 sglang:realtime_tokens_total{mode="decode"} 40
-`, KV{Computed: 12, Bytes: 1.5 * (1 << 20), Seconds: 0.02},
+sglang:num_requests_total{tp_rank="0"} 3
+`, KV{Computed: 12, Generated: 40, Requests: 3, Bytes: 1.5 * (1 << 20), Seconds: 0.02},
 		},
 		"LMCache in vLLM": {
 			`vllm:num_requests_running 0
