@@ -16,21 +16,21 @@ type Options struct {
 	Window time.Duration // over which rates are taken; default 1 minute
 	Stale  time.Duration // after which what an engine said counts no more; default 1 minute
 
-	// Target is the share of its speed, and of its KV memory, that an engine is to use: what is above it is the room for
-	// bursts and for an engine that fails. Default 0.65 of prefill engines, at which prompts arrive at random and queue,
-	// and 0.85 of others.
+	// Target is the share of its speed, and of its KV memory, that an engine is to use: what is above it is the room
+	// for bursts and for an engine that fails. Default 0.65 of prefill engines, at which prompts arrive at random and
+	// queue, and 0.85 of others.
 	Target float64
 	// Drain is how long the backlog may take. Default 30 s.
 	Drain time.Duration
-	// Down is for how long fewer engines must be wanted before Wanted falls. Default 10 minutes: an engine takes minutes
-	// to load its model.
+	// Down is for how long fewer engines must be wanted before Wanted falls. Default 10 minutes: an engine takes
+	// minutes to load its model.
 	Down time.Duration
 	// Tolerance is the share of the engines by which they may differ from what is wanted without a change. Default 0.1,
 	// as of Kubernetes' HorizontalPodAutoscaler.
 	Tolerance float64
 
-	// Speed is what one engine of each role serves at most, in tokens a second: prompt tokens computed and tokens made. A
-	// role without an entry learns it from engines in which requests wait.
+	// Speed is what one engine of each role serves at most, in tokens a second: prompt tokens computed and tokens made.
+	// A role without an entry learns it from engines in which requests wait.
 	Speed map[discovery.Role]float64
 }
 
@@ -119,8 +119,8 @@ func New(o *Options) *Meter {
 }
 
 // Observe takes what the engines have said, and returns what it means, by role. reading is that of an [inspect.Source],
-// which asks for [inspect.Metrics]. It may be called at any pace; rates are taken between the times at which engines were
-// asked, so that several readers, and several gateways, come to the same figures.
+// which asks for [inspect.Metrics]. It may be called at any pace; rates are taken between the times at which engines
+// were asked, so that several readers, and several gateways, come to the same figures.
 func (m *Meter) Observe(now time.Time, engines []discovery.Endpoint,
 	reading func(id string) (inspect.Reading, bool)) map[discovery.Role]Role {
 	m.mu.Lock()

@@ -36,8 +36,8 @@ func (m *Meter) target(role discovery.Role) float64 {
 	return cmp.Or(m.o.Target, 0.85)
 }
 
-// wanted is how many engines the figures ask for, before any is held. What engines that have not told might say is taken
-// to be as much as the others.
+// wanted is how many engines the figures ask for, before any is held. What engines that have not told might say is
+// taken to be as much as the others.
 func (m *Meter) wanted(s *Role, usage, target float64) (int, Reason) {
 	if s.Told == 0 {
 		return s.Engines, Unknown
