@@ -132,7 +132,11 @@ func (g *gateway) poolFor(ms *modelServer, before []*pool) (*pool, error) {
 	}
 	p.set = discovery.NewSet(source)
 	p.has = responses.New(p.set, p.legs)
-	p.choosing = pick.New(p.set, cfg.pick)
+	var opts []pick.Option
+	if every := cmp.Or(o.LoadInterval, o.Interval); p.inspected != nil && every <= loadEveryMost {
+		opts = append(opts, pick.WithLoad(func(id string) inspect.Load { return p.fresh(id, 3*every) }))
+	}
+	p.choosing = pick.New(p.set, cfg.pick, opts...)
 	p.picker = attest.NewQuarantine(p.choosing)
 	for _, other := range slices.Backward(before) { // the first one serves the model now
 		p.picker.Adopt(other.picker)
@@ -144,6 +148,19 @@ func (g *gateway) poolFor(ms *modelServer, before []*pool) (*pool, error) {
 	p.prober = health.New(p.set, &health.Options{Timeout: timeout, Client: p.legs, Observe: p.probes.observe})
 	p.users.Add(1)
 	return p, nil
+}
+
+// loadEveryMost is how seldom engines may say how busy they are so that pickers go by it. What they said longer ago would
+// send all gateways to the same engine.
+const loadEveryMost = 5 * time.Second
+
+// fresh is what an engine has said of its load, if that is not old.
+func (p *pool) fresh(id string, old time.Duration) inspect.Load {
+	r, _ := p.inspected.Reading(id)
+	if time.Since(r.Load.At) > old {
+		return inspect.Load{}
+	}
+	return r.Load
 }
 
 // start starts discovery and health probes, until the last user's release or ctx's end. Of several users the first

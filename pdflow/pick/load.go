@@ -20,6 +20,7 @@ type slot struct {
 	load   atomic.Int64
 	served atomic.Int64
 	met    [metMost]atomic.Uint32 // slots of the prefill engines that it was paired with, 0 for none; see Sticky
+	others others                 // see WithLoad
 	seen   uint64                 // the number of the snapshot in which the registry last saw it
 
 	mu  sync.Mutex // held while load changes, so that it changes together with the totals of the lists that count it
@@ -123,6 +124,7 @@ func (s *state) ticket(q *query, prefill, decode *target) *ticket {
 			t.slots[i] = e.slot
 			e.slot.served.Add(1)
 			e.slot.add(q.cost[i])
+			s.counted(e.slot, leg(i), q.cost[i], 1)
 		}
 		t.open[i].Store(true)
 	}
@@ -139,6 +141,7 @@ func (t *ticket) endLeg(leg leg) bool {
 	}
 	if t.slots[leg] != nil {
 		t.slots[leg].add(-t.cost[leg])
+		t.s.counted(t.slots[leg], leg, 0, -1)
 	}
 	if t.legs.Add(-1) == 0 {
 		t.s.tickets.Put(t)

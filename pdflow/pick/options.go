@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 
 	"github.com/pdkit/pdkit/connector/attr"
+	"github.com/pdkit/pdkit/discovery/inspect"
 )
 
 // Option is an option of [New].
@@ -21,6 +22,7 @@ type options struct {
 	slack      int64
 	memory     int
 	block      int
+	load       func(id string) inspect.Load
 }
 
 func newOptions(opts []Option) *options {

@@ -35,6 +35,8 @@ type state struct {
 	cooldowns    cooldowns
 	cooldownDone func(*pdflow.Outcome)
 	picks        atomic.Uint64
+	heard        atomic.Uint64   // engines, one after another
+	means        [2]atomic.Int64 // tokens of a request, by leg
 	queries      sync.Pool
 	tickets      sync.Pool
 	names        names.Index
@@ -99,6 +101,9 @@ func (p *picker) NamesEngine(word string) bool { return p.names.Has(p.set.Load()
 // Pick does not block.
 func (p *picker) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
 	t := p.load()
+	if t.tellers != nil {
+		p.hearNext(t.tellers)
+	}
 	choice, found := p.pick(t, in)
 	if found != pair && t.snap != p.set.Load() { // the newer snapshot may have a pair
 		t = p.rebuild()
@@ -172,7 +177,7 @@ func (p *picker) pickOnce(from *part, in *pdflow.PickInput, strict bool, out *pd
 	}
 	q := p.query(in, single)
 	defer p.release(q)
-	q.second = other
+	q.second, q.tellers = other, from.tellers
 	first := p.choose(l, q)
 	if first == nil {
 		return nobody
@@ -249,9 +254,14 @@ func (p *picker) Ready(in *pdflow.PickInput) error {
 	return nil
 }
 
-// choose returns the policy's choice if that is good, else the best target of the list.
+// choose returns the policy's choice if that is good, else the best target of the list. Where the engine that is chosen
+// has news of its load, the policy chooses once more.
 func (s *state) choose(l *list, q *query) *target {
-	if t := s.chooser.choose(l, q); t != nil && q.rank(t) == good {
+	t := s.chooser.choose(l, q)
+	if t != nil && q.tellers != nil && s.hear(q.tellers.byID[t.endpoint.ID]) {
+		t = s.chooser.choose(l, q)
+	}
+	if t != nil && q.rank(t) == good {
 		return t
 	}
 	return q.scan(l)
@@ -280,7 +290,7 @@ func (s *state) query(in *pdflow.PickInput, single bool) *query {
 }
 
 func (s *state) release(q *query) {
-	q.in, q.peer, q.best, q.memo, q.missing = nil, nil, best{}, nil, nil
+	q.in, q.peer, q.best, q.memo, q.missing, q.tellers = nil, nil, best{}, nil, nil, nil
 	s.queries.Put(q)
 }
 

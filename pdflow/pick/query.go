@@ -30,11 +30,12 @@ type query struct {
 	clean     bool            // nothing is in a cooldown, to be avoided or without the model: the common case
 	missing   map[string]bool // engines that do not have the model; nil: none
 	random    uint64
-	roll      uint64  // the same for the whole pick
-	number    uint64  // of the pick, counted by the picker
-	peer      *target // the target chosen for the other leg; nil while the first leg is chosen
-	second    string  // not "": the ID of the engine that the request names for the leg that is chosen second
-	best      best    // of Score: both engines, which it chooses together
+	roll      uint64   // the same for the whole pick
+	number    uint64   // of the pick, counted by the picker
+	peer      *target  // the target chosen for the other leg; nil while the first leg is chosen
+	second    string   // not "": the ID of the engine that the request names for the leg that is chosen second
+	tellers   *tellers // with WithLoad
+	best      best     // of Score: both engines, which it chooses together
 	cost      [2]int64
 
 	prompt prompt

@@ -25,6 +25,7 @@ type table struct {
 	adapters map[string]*part
 	lists    []*list // the lists of all parts, with those of partners
 	joined   bool    // its lists count loads
+	tellers  *tellers
 }
 
 // part holds the engines that can serve some requests: all engines, or those of one model.
@@ -38,8 +39,9 @@ type part struct {
 	encodes   []*discovery.Endpoint
 	positions map[positionKey]*atomic.Uint64
 	ready     [2]int // ready engines of each leg
-	unfit     int    // ready engines that the connector cannot use
-	nearest   gap    // if there are no pairs: the greatest gap between two engines of one group
+	tellers   *tellers
+	unfit     int // ready engines that the connector cannot use
+	nearest   gap // if there are no pairs: the greatest gap between two engines of one group
 }
 
 // positionKey identifies a list, so that the list of the next snapshot goes on at the same position.
@@ -73,8 +75,12 @@ func ranksOf(e *discovery.Endpoint) int {
 // newTable makes the table of a snapshot by a picker's rules. old is the picker's last table, nil for its first.
 func newTable(snap *discovery.Snapshot, old *table, s *state, rules *pairing) *table {
 	t := &table{snap: snap}
+	if s.opts.load != nil && s.policy.needs.loads {
+		t.tellers = newTellers(snap, &s.known)
+	}
 	build := func(endpoints []*discovery.Endpoint, was *part) *part {
-		b := &builder{part: &part{listed: len(endpoints), positions: map[positionKey]*atomic.Uint64{}}, was: was,
+		b := &builder{part: &part{listed: len(endpoints), tellers: t.tellers,
+			positions: map[positionKey]*atomic.Uint64{}}, was: was,
 			table: t, pairing: rules, needs: s.policy.needs, first: s.policy.first, known: &s.known,
 			classes: map[classKey]*class{}}
 		return b.build(endpoints)
