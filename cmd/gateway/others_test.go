@@ -22,7 +22,7 @@ func TestRequestsThatOthersHaveSentCount(t *testing.T) {
 	g := start(t, gatewayYAML("")+simYAML("", p, busy, nil, idle), "-pick", "least-load", "-inspect", "50ms")
 	const body = `{"model":"tiny","prompt":"hi","max_tokens":%n,"stream":true}`
 	ask := func(url, tokens string) {
-		resp, err := http.Post(url+"/v1/completions", "application/json", //nolint:noctx // ends with its engine
+		resp, err := http.Post(url+"/v1/completions", "application/json",
 			strings.NewReader(strings.Replace(body, "%n", tokens, 1)))
 		if assert.NoError(t, err) {
 			t.Cleanup(func() { _ = resp.Body.Close() })

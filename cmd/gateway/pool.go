@@ -150,8 +150,8 @@ func (g *gateway) poolFor(ms *modelServer, before []*pool) (*pool, error) {
 	return p, nil
 }
 
-// loadEveryMost is how seldom engines may say how busy they are so that pickers go by it. What they said longer ago would
-// send all gateways to the same engine.
+// loadEveryMost is how seldom engines may say how busy they are so that pickers go by it. What they said longer ago
+// would send all gateways to the same engine.
 const loadEveryMost = 5 * time.Second
 
 // fresh is what an engine has said of its load, if that is not old.
