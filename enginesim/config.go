@@ -36,6 +36,9 @@ type Config struct {
 	// Adapters are LoRA adapters that the engine is launched with. /v1/models lists them with Model as their parent.
 	// See Engine.LoadAdapter.
 	Adapters []string
+	// ListedToo are other models that /v1/models lists before this one, with their adapters, as a router does that
+	// stands before engines of several models. The engine answers 404 to requests for them.
+	ListedToo map[string][]string
 	// KeepResponses keeps each response of /v1/responses in memory until the engine ends, unless its request says
 	// store: false, as vLLM does with VLLM_ENABLE_RESPONSES_API_STORE=1: for previous_response_id, for
 	// GET /v1/responses/ID (stream and starting_after for one in the background), for POST /v1/responses/ID/cancel, and

@@ -67,7 +67,8 @@ func (e *Engine) boot() (*server.Node, error) {
 	return server.Start(server.Config{
 		Core: cfg.core(),
 		API: api.Engine{Model: cfg.Model, MaxModelLen: cfg.MaxModelLen, DefaultMaxTokens: cfg.DefaultMaxTokens,
-			StreamParams: cfg.StreamParams, Adapters: api.NewAdapters(cfg.Adapters), Kept: cfg.kept(), Ranks: ranks},
+			StreamParams: cfg.StreamParams, Adapters: api.NewAdapters(cfg.Adapters), ListedToo: cfg.ListedToo,
+			Kept: cfg.kept(), Ranks: ranks},
 		Extra: cfg.Extra, Listen: cfg.Listen, KeepAlive: cfg.KeepAlive, ExitDelay: cfg.ExitDelay,
 		HandshakeTimeout: cfg.HandshakeTimeout, APIServers: cfg.APIServers,
 		Received: e.log.add, Strike: e.faults.strike,

@@ -69,3 +69,37 @@ func TestRequestsNameAdapters(t *testing.T) {
 	gone, _ := ask("n-lora")
 	assert.Equal(t, http.StatusNotFound, gone, "nobody has it any more")
 }
+
+// The engines of two base models stand behind something that lists the models and adapters of both, as routers do. An
+// adapter goes where its parent is, by the engines' name for that: not to the model that comes first in the alphabet.
+func TestAnAdapterBelongsToItsParentAlone(t *testing.T) {
+	config := gatewayYAML("")
+	engines := map[string]*enginesim.Engine{} // D of each model
+	for model, other := range map[string]string{"m": "n", "n": "m"} {
+		launched := enginesim.Config{Model: model, Adapters: []string{model + "-lora"},
+			ListedToo: map[string][]string{other: {other + "-lora"}}}
+		p, d, err := enginesim.Pair(launched, launched)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = p.Close(); _ = d.Close() })
+		engines[model] = d
+		public := "big-" + other // so that the alphabet of the public names is not that of the engines'
+		config += serverYAML(public, "  modelNames: {"+public+": "+model+"}\n  kvConnector: {type: nixl}\n",
+			entry(p.URL(), "prefill", nil), entry(d.URL(), "decode", nil))
+	}
+	g := start(t, config)
+	for model, d := range engines {
+		eventually(t, func() bool {
+			status, _, _ := g.complete(`{"model":"` + model + `-lora","prompt":"hello","max_tokens":4}`)
+			return status == http.StatusOK
+		}, model)
+		before := d.Stats().Requests
+		for range 10 {
+			status, _, response := g.complete(`{"model":"` + model + `-lora","prompt":"hello","max_tokens":4}`)
+			require.Equal(t, http.StatusOK, status, response)
+			require.Contains(t, response, `"model":"`+model+`-lora"`)
+		}
+		assert.GreaterOrEqual(t, d.Stats().Requests, before+10)
+	}
+	_, _, metrics := do(t, http.MethodGet, g.admin+"/metrics", "")
+	assert.NotContains(t, metrics, `pd_reason="elsewhere"`, "no engine was asked for an adapter of the other model")
+}

@@ -158,7 +158,8 @@ var abouts = map[string]string{
 	"spec.attestation.mode": "`report` finds engines and pairs that corrupt KV, by synthetic probes, and tells " +
 		"them; `quarantine` also keeps requests away from them: see [attestation](attestation.md)",
 	"spec.adapters": "LoRA adapters of the model, which requests name in its place: `auto` asks the engines every " +
-		"few seconds which they have loaded, `off` has none; or their names",
+		"few seconds which they have loaded with this model as their `parent`, by the engines' name for it " +
+		"([picking](picking.md)), `off` has none; or their names",
 	"spec.modelNames": "names by which clients ask for the model or an adapter, each with that by which the engines " +
 		"serve it; `\"*\"` stands for all other names. Clients " +
 		"get their own back, and `/v1/models` lists them",

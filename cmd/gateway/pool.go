@@ -71,7 +71,7 @@ func poolKey(ms *modelServer) string {
 	limits := ms.Main.Timeouts()
 	found := ms.Spec.Discovery
 	found.Static = modelserver.Static{}
-	key, err := json.Marshal([]any{ms.Model(), ms.Namespace, ms.owner != nil, found, ms.FoundBy,
+	key, err := json.Marshal([]any{ms.Model(), ms.ServedModel(), ms.Namespace, ms.owner != nil, found, ms.FoundBy,
 		ms.Spec.WorkloadSelector, ms.Spec.WorkloadPort, limits.Connect, limits.HealthCheck, ms.Spec.TLS,
 		ms.AdmitOptions() != nil, ms.Spec.Adapters.Auto()})
 	if err != nil { // JSON that has been read can be written
@@ -114,6 +114,9 @@ func (g *gateway) poolFor(ms *modelServer, before []*pool) (*pool, error) {
 		p.announced.users.Add(1)
 	}
 	o := &inspect.Options{Ask: inspect.All, Interval: cfg.inspect, Client: p.legs}
+	if served := ms.ServedModel(); served != "*" {
+		o.Model = served
+	}
 	switch follow := ms.Spec.Adapters.Auto(); {
 	case cfg.inspect > 0:
 		if follow {

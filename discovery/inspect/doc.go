@@ -12,8 +12,11 @@
 // These are the questions, and the engines whose responses are known (tests play recorded responses):
 //
 //   - GET /v1/models: the first model that is nobody's adapter (vLLM 0.32.0: data[].id, data[].parent) becomes Model.
-//     Its max_model_len becomes the attribute maxModelLen, and the adapters of any model the attribute adapters,
-//     separated by commas. Adapters come and go while an engine runs: they are asked for in each visit.
+//     Its max_model_len becomes the attribute maxModelLen, and its adapters the attribute adapters, separated by
+//     commas. Where the list or [Options] name a model, that is the one that is meant, whatever comes first; otherwise
+//     the adapters are those of any model. An adapter's parent is one of its model's names (several of
+//     --served-model-name have the same data[].root) or that root. Adapters come and go while an engine runs: they
+//     are asked for in each visit.
 //   - GET /version: vLLM 0.32.0's {"version": "0.32.0"} becomes Version.
 //   - GET /metrics: the engine label of vLLM's gauges becomes the attribute dpSize, if it counts from 0 without a gap.
 //     If it counts from a higher number, the other ranks are in other pods or at other ports, and it becomes

@@ -88,40 +88,60 @@ func goodText(s string) bool {
 
 // models is what /v1/models says.
 type models struct {
-	name     string // of the first model that is not an adapter of another one
+	name     string // the wanted model, if it is listed, else the first that is not an adapter of another one
 	length   int    // of its context, in tokens; 0: not said
 	adapters []string
 }
 
-func parseModels(body []byte) (m models, err error) {
+// card is one model of /v1/models. Engines list a model once for each of its names, with the same root.
+type card struct {
+	ID     string  `json:"id"`
+	Parent *string `json:"parent"`
+	Root   string  `json:"root"`
+	Length *int    `json:"max_model_len"`
+}
+
+func (c *card) isAdapter() bool { return c.Parent != nil && *c.Parent != "" }
+
+// parseModels reads the response. If a model is wanted, adapters of another one are left out.
+func parseModels(body []byte, wanted string) (m models, err error) {
 	var list struct {
-		Data []struct {
-			ID     string  `json:"id"`
-			Parent *string `json:"parent"`
-			Length *int    `json:"max_model_len"`
-		} `json:"data"`
+		Data []card `json:"data"`
 	}
 	if json.Unmarshal(body, &list) != nil {
 		return m, errSenseless
 	}
-	for _, one := range list.Data {
-		switch isAdapter := one.Parent != nil && *one.Parent != ""; {
-		case !goodText(one.ID):
-		case !isAdapter && m.name == "":
-			m.name = one.ID
-			if one.Length != nil && *one.Length > 0 {
-				m.length = *one.Length
-			}
-		case isAdapter && len(m.adapters) < maxAdapters && !strings.Contains(one.ID, ","):
-			m.adapters = append(m.adapters, one.ID)
+	var own *card
+	for i := range list.Data {
+		c := &list.Data[i]
+		if goodText(c.ID) && !c.isAdapter() && (own == nil || c.ID == wanted && own.ID != wanted) {
+			own = c
 		}
 	}
-	if m.name == "" {
+	if own == nil {
 		return m, errSenseless
+	}
+	if m.name = own.ID; own.Length != nil && *own.Length > 0 {
+		m.length = *own.Length
+	}
+	for i := range list.Data {
+		c := &list.Data[i]
+		if c.isAdapter() && goodText(c.ID) && !strings.Contains(c.ID, ",") && len(m.adapters) < maxAdapters &&
+			(wanted == "" || own.isParent(*c.Parent, list.Data)) {
+			m.adapters = append(m.adapters, c.ID)
+		}
 	}
 	slices.Sort(m.adapters)
 	m.adapters = slices.Compact(m.adapters)
 	return m, nil
+}
+
+// isParent reports whether a name of an adapter's parent is one of the model's. vLLM takes any name for it
+// (--lora-modules with base_model_name), mostly that of the weights, which is the model's root.
+func (c *card) isParent(name string, all []card) bool {
+	return name == c.ID || c.Root != "" && (name == c.Root || slices.ContainsFunc(all, func(other card) bool {
+		return other.ID == name && other.Root == c.Root && !other.isAdapter()
+	}))
 }
 
 func parseVersion(body []byte) (string, error) {

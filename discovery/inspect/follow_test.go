@@ -116,6 +116,44 @@ func TestHostileEnginesOverTheNetwork(t *testing.T) {
 	}
 }
 
+// An engine may serve several models, each with adapters. Only those of the model for which it is listed count, by any
+// of the names that the engine has for it.
+func TestAdaptersOfAnotherModelAreLeftOut(t *testing.T) {
+	const cards = `{"data":[{"id":"n","root":"/w/n","parent":null,"max_model_len":512},
+		{"id":"m","root":"org/m","parent":null,"max_model_len":4096},
+		{"id":"alias","root":"org/m","parent":null,"max_model_len":4096},
+		{"id":"of-n","parent":"n"},{"id":"of-m","parent":"m"},{"id":"of-alias","parent":"alias"},
+		{"id":"of-weights","parent":"org/m"},{"id":"of-adapter","root":"org/m","parent":"of-m"},
+		{"id":"of-nobody","parent":"x"}]}`
+	for name, c := range map[string]struct {
+		listed, served string
+		want           string
+		length         string
+	}{
+		"nobody says which":                    {"", "", "of-adapter,of-alias,of-m,of-n,of-nobody,of-weights", "512"},
+		"the options say it":                   {"", "m", "of-alias,of-m,of-weights", "4096"},
+		"the list says it":                     {"m", "", "of-alias,of-m,of-weights", "4096"},
+		"by another name":                      {"", "alias", "of-alias,of-m,of-weights", "4096"},
+		"another model":                        {"", "n", "of-n", "512"},
+		"the options count more":               {"m", "n", "of-n", "512"},
+		"a name that the engine does not list": {"", "y", "of-n", "512"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				client := vllm("a:1")
+				client.set("a:1/v1/models", cards)
+				e := endpoint(t, "a:1", nil)
+				e.Model = c.listed
+				w := run(t, client, inspect.Options{Interval: time.Hour, Model: c.served})
+				w.list.Publish(e)
+				settle()
+				assert.Equal(t, c.want, w.one(t).Attribute("adapters"))
+				assert.Equal(t, c.length, w.one(t).Attribute("maxModelLen"))
+			})
+		})
+	}
+}
+
 // Adapters are loaded and unloaded while the engine runs, and lost when it restarts.
 func TestAdaptersAreFollowed(t *testing.T) {
 	card := func(id, parent string) string {

@@ -31,6 +31,10 @@ const (
 type Options struct {
 	Ask Questions // default All
 
+	// Model is by which name the engines serve the model for which they are listed. Adapters of another model, which
+	// an engine may serve beside it, are left out. "": the list's Model; without that, too, adapters of all models.
+	Model string
+
 	Interval     time.Duration // between two full visits of one engine, with a jitter of 5 %; default 30 s
 	LoadInterval time.Duration // between two readings of /metrics and of adapters; default: only in full visits
 	Timeout      time.Duration // of one question with its whole response; default 2 s

@@ -3,6 +3,7 @@
 package inspect
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -134,7 +135,7 @@ func (v *visit) models(ctx context.Context, r *Reading) {
 		return
 	}
 	v.get(ctx, "/v1/models", maxModels, func(b []byte) error {
-		m, err := parseModels(b)
+		m, err := parseModels(b, cmp.Or(v.s.o.Model, v.e.Model))
 		if unknown {
 			r.Model = m.name
 		}

@@ -4,7 +4,9 @@ package api
 
 import (
 	"encoding/json"
+	"maps"
 	"net/http"
+	"slices"
 
 	"github.com/pdkit/pdkit/enginesim/internal/core"
 	"github.com/pdkit/pdkit/enginesim/internal/python"
@@ -20,7 +22,14 @@ func Models(e *Engine, created int64) any {
 		return python.Object{"id", name, "object", "model", "created", created, "owned_by", "vllm", "root", root,
 			"parent", parent, "max_model_len", length, "permission", []python.Object{permission}}
 	}
-	data := []python.Object{card(e.Model, e.Model, nil, e.MaxModelLen)}
+	var data []python.Object
+	for _, model := range slices.Sorted(maps.Keys(e.ListedToo)) {
+		data = append(data, card(model, model, nil, e.MaxModelLen))
+		for _, name := range e.ListedToo[model] {
+			data = append(data, card(name, "/adapters/"+name, model, nil))
+		}
+	}
+	data = append(data, card(e.Model, e.Model, nil, e.MaxModelLen))
 	for _, name := range e.Adapters.names() {
 		data = append(data, card(name, "/adapters/"+name, e.Model, nil))
 	}

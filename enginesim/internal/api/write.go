@@ -17,8 +17,9 @@ type Engine struct {
 	DefaultMaxTokens int
 	StreamParams     bool // chunks have kv_transfer_params, as from vLLM 0.33.0 on
 	Adapters         *Adapters
-	Kept             *Kept // responses; nil: they are not kept
-	Ranks            int   // data-parallel ranks that a request may name; 0 allows any number
+	ListedToo        map[string][]string // other models of /v1/models, with their adapters
+	Kept             *Kept               // responses; nil: they are not kept
+	Ranks            int                 // data-parallel ranks that a request may name; 0 allows any number
 	// Media does the engine's part of the encode stage for a chat and returns the chat's ec_transfer_params.
 	Media func(ctx context.Context, body []byte) any
 }
