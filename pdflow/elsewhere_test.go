@@ -89,6 +89,12 @@ func TestWhoseWordARefusalIs(t *testing.T) {
 			"p0 p1 d0", 200},
 		"as OpenAI": {404, `{"error":{"message":"no","param":"model","code":"model_not_found"}}`, "p0 p1 d0", 200},
 		"Messages":  {404, `{"type":"error","error":{"type":"x","message":"` + lost + `"}}`, "p0 p1 d0", 200},
+		"SGLang, Responses": {404, `{"error":{"message":"The model 'a' does not exist","type":` +
+			`"invalid_request_error","param":"model","code":404}}`, "p0 p1 d0", 200},
+		"a proxy's 413": {413, `<html>too large</html>`, "p0 p1 d0", 200},
+		"too many":      {429, `{"error":{"message":"slow down"}}`, "p0", 429},
+		"a response that is lost": {404, `{"error":{"message":"Response with id 'r' not found.","type":` +
+			`"invalid_request_error","param":"response_id","code":404}}`, "p0", 404},
 		"SGLang": {400, `{"message":"The following requested LoRA adapters are not loaded: a\n"}`,
 			"p0 p1 d0", 200},
 		"SGLang without LoRA": {400, `{"message":"LoRA adapter 'a' was requested, but LoRA is not enabled."}`,

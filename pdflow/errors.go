@@ -199,7 +199,7 @@ func (e *Error) nobody() bool { return e.Code == CodeNoEndpoint || e.Code == Cod
 // fallbackable reports whether the fallback policy applies, because no pair could serve with KV transfer.
 func (e *Error) fallbackable() bool {
 	return e.retryable() || e.hung() || e.Code == CodeNoEndpoint ||
-		e.Code == CodePrefillRejected && e.scope != verdict.ScopeRequest
+		e.Code == CodePrefillRejected && e.scope.OfEngine()
 }
 
 // errorType is the "type" member of OpenAI's error object.

@@ -297,7 +297,7 @@ func (a *attempt) refused(o *LegOutcome, header http.Header, body []byte) *Error
 func (a *attempt) doubt(e *Error) *Error {
 	x, rejected := a.x, e.Code == CodePrefillRejected || e.Code == CodeDecodeRejected
 	named := x.given != nil || e.Leg == LegPrefill && x.prefill != "" || e.Leg == LegDecode && x.decode != ""
-	if rejected && e.scope == verdict.ScopeRequest && e.Status != http.StatusTooManyRequests && !named {
+	if rejected && e.scope == verdict.ScopeRequest && !named {
 		e.doubted, e.proven = a.f.doubts.refused(e.Endpoint)
 	}
 	return e

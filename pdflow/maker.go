@@ -11,7 +11,6 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/internal/jsonedit"
-	"github.com/pdkit/pdkit/internal/verdict"
 	"github.com/pdkit/pdkit/pdflow/responses"
 )
 
@@ -89,7 +88,7 @@ func (e *Error) lost() bool {
 	case e.Leg != LegDecode:
 		return false
 	case e.Status == http.StatusNotFound:
-		return e.scope == verdict.ScopeRequest
+		return !e.scope.OfEngine()
 	}
 	return errors.Is(e.Err, syscall.ECONNREFUSED)
 }

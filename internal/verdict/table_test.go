@@ -14,32 +14,50 @@ import (
 	"github.com/pdkit/pdkit/internal/verdict"
 )
 
+// meaning is what a refusal means for a pair of engines, for the engine, and for the client.
+type meaning struct{ pair, engine, client string }
+
+var meanings = map[verdict.Scope]meaning{
+	verdict.ScopeModel: {"it is given up; up to 8 other engines are asked, and D is not if P says so",
+		"is avoided for this model for 10 s, and for no other one; no cooldown", "an answer; this one if all say so"},
+	verdict.ScopeContext: {"if the attributes `maxModelLen` of P and D are known and differ, one other engine is " +
+		"asked; with `fallback: decode` D serves alone if P refuses", "no cooldown",
+		"an answer; this one if the next engine says so, too, or nobody has a longer context"},
+	verdict.ScopeEngine: {"it is given up; one other engine is asked", "no cooldown",
+		"an answer; this one if the other engine says so, too"},
+	verdict.ScopeResponse: {"none: the request goes to the engine that made the response", "no cooldown",
+		"404 `response_not_found`"},
+	verdict.ScopeBusy: {"503: another one, within the limits; 429: no other is tried",
+		"gets fewer requests for 8 s; Retry-After is heeded", "an answer; this one, with Retry-After, if none is left"},
+	verdict.ScopeNone: {"serves the request", "nothing is known of it",
+		"the base model's answer, whatever it has named"},
+}
+
 // TestTheTable holds the table of docs/retries.md against the code that decides, and writes it with PDKIT_UPDATE=1.
 func TestTheTable(t *testing.T) {
-	const page, begin, end = "../../docs/retries.md", "|---|---|---|\n", "<!-- /refusals -->"
-	does := map[verdict.Scope]string{
-		verdict.ScopeModel: "asks up to 8 others; the picker avoids the engine for this model for 10 s",
-		verdict.ScopeContext: "asks one other, if the attributes `maxModelLen` of P and D are known and differ; with " +
-			"`fallback: decode` D serves alone if P refuses",
-		verdict.ScopeEngine: "asks one other",
-	}
+	const page, begin, end = "../../docs/retries.md", "|---|---|---|---|---|---|---|\n", "<!-- /refusals -->"
 	var rows strings.Builder
-	for _, r := range verdict.Refusals {
+	for i, r := range verdict.Refusals {
+		assert.NotContains(t, verdict.Refusals[:i], r, "twice")
+		assert.NotContains(t, []string{r.Engine, r.Version, r.Source}, "")
 		answer := fmt.Sprint(r.Status)
 		for _, member := range [][2]string{{"type", r.Type}, {"param", r.Param}, {"code", r.Code}} {
 			if member[1] != "" {
 				answer += fmt.Sprintf(", `%s: %s`", member[0], member[1])
 			}
 		}
-		if text := strings.ReplaceAll(r.Message, "`", ""); text != "" {
-			answer += ", “" + text + "…"
-			if r.Holds != "" {
-				answer += " " + r.Holds + "…"
+		for _, text := range []string{r.Message, r.Holds} {
+			if text = strings.ReplaceAll(text, "`", ""); text != "" {
+				answer += ", “" + text + "…”"
 			}
-			answer += "”"
 		}
-		fmt.Fprintf(&rows, "| %s | %s | %s |\n", answer, r.Engine, does[r.Scope])
-		require.NotEmpty(t, does[r.Scope])
+		if r.Scope == verdict.ScopeNone {
+			answer += " for an unknown model"
+		}
+		m, known := meanings[r.Scope]
+		require.True(t, known, r.Scope)
+		fmt.Fprintf(&rows, "| %s | %s | %s | %s | %s | %s | %s |\n", r.Engine, r.Version, answer, m.pair, m.engine,
+			m.client, r.Source)
 	}
 	inPage(t, page, begin, end, rows.String())
 }
@@ -81,7 +99,7 @@ func inPage(t *testing.T, page, begin, end, rows string) {
 func TestARefusalSpeaksOfTheRequestUnlessItIsKnown(t *testing.T) {
 	for status, said := range map[int]*verdict.Fault{
 		400: {Message: "The model `m` does not exist."}, // a status of another meaning
-		404: {Type: "NotFoundError", Param: "response_id", Message: "Response with id 'r' not found."},
+		404: {Type: "NotFoundError", Param: "tool", Message: "Tool with id 'r' not found."},
 		422: nil, 409: {}, 403: nil,
 	} {
 		assert.Equal(t, verdict.ScopeRequest, verdict.ScopeOf(status, said), status)

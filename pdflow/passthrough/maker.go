@@ -114,5 +114,5 @@ func (x *passing) isNoResponse(status int, said []byte) bool {
 	}
 	_, below, _ := strings.Cut(strings.TrimPrefix(x.r.URL.Path, responsesPath), "/")
 	f := verdict.FaultOf(said, x.private())
-	return verdict.ScopeOf(status, f) == verdict.ScopeRequest && (f != nil || below == "")
+	return !verdict.ScopeOf(status, f).OfEngine() && (f != nil || below == "")
 }
