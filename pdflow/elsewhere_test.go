@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -172,6 +173,54 @@ func TestAPromptThatOnlyOneEngineHasRoomForIsServedThere(t *testing.T) {
 			if c.known {
 				require.Equal(t, pdflow.ModeFallback, seen.list()[len(seen.list())-1].Mode)
 			}
+		})
+	}
+}
+
+// Nobody can count the tokens of a text without a tokenizer. So an engine may refuse it as too long, and then those are
+// asked that have a longer context than it, and no others: they would refuse it, too.
+func TestAPromptTooLongForAnEngineGoesToLongerContexts(t *testing.T) {
+	const tooLong = `{"error":{"message":"This model's maximum context length is 9 tokens.","param":"input_tokens"}}`
+	for name, c := range map[string]struct {
+		engines string // with the lengths of their contexts
+		p, d    int    // tokens for which the engines must have room
+		legs    string
+		want    int
+	}{
+		"a longer pair":              {"p0:500 d0:500 p1:4000 d1:4000", 2000, 2000, "p0 p1 d1", 200},
+		"step by step":               {"p0:500 p1:1000 p2:2000 p3:4000 d0:4000", 3000, 3000, "p0 p1 p2 p3 d0", 200},
+		"all are alike":              {"p0:500 d0:500 p1:500 d1:500", 2000, 2000, "p0", 400},
+		"all are too short":          {"p0:500 d0:500 p1:1000 d1:1000", 2000, 2000, "p0 p1", 400},
+		"no other prefill is longer": {"p0:500 p1:500 d0:4000", 2000, 2000, "p0", 400},
+		"the limit of tokens":        {"p0:500 d0:500 p1:500 d1:4000", 1, 2000, "p0 d0 p1 d1", 200},
+		"a length is not known":      {"p0:500 d0:500 p1 d1", 2000, 2000, "p0 p1 d1", 200},
+		"no length is known":         {"p0 p1 d0", 1 << 20, 1 << 20, "p0", 400},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				length := map[string]int{}
+				for engine := range strings.FieldsSeq(c.engines) {
+					id, n, _ := strings.Cut(engine, ":")
+					length[id] = 1 << 16
+					if n != "" {
+						length[id], _ = strconv.Atoi(n)
+					}
+				}
+				f := newFakeFleet(t, &fake{}, c.engines, config.Retry{MaxAttempts: 1}, func(host string, _ int) response {
+					if host[0] == 'p' && length[host] < c.p || host[0] == 'd' && length[host] < c.d {
+						return saysNo(400, tooLong)
+					}
+					return replies(200)
+				})
+				status := 200
+				if err := f.do(`{"model":"a","prompt":"hi"}`); err != nil {
+					e := new(pdflow.Error)
+					require.ErrorAs(t, err, &e)
+					status = e.HTTPStatus()
+				}
+				assert.Equal(t, c.legs, f.hosts())
+				assert.Equal(t, c.want, status)
+			})
 		})
 	}
 }

@@ -77,6 +77,8 @@ type Error struct {
 	engine  *engineError  // the engine's own error, to be passed on
 	wait    time.Duration // for which the engine wants to be left alone: its Retry-After
 	scope   verdict.Scope // of what the engine's refusal speaks
+	short   int           // the length of the refusing engine's context, if it speaks of that
+	all     bool          // the decode engine's is no longer
 	doubted bool          // the engine has refused each of its last requests
 	proven  bool          // another engine serves what this one refuses
 }
@@ -199,7 +201,7 @@ func (e *Error) nobody() bool { return e.Code == CodeNoEndpoint || e.Code == Cod
 // fallbackable reports whether the fallback policy applies, because no pair could serve with KV transfer.
 func (e *Error) fallbackable() bool {
 	return e.retryable() || e.hung() || e.Code == CodeNoEndpoint ||
-		e.Code == CodePrefillRejected && e.scope.OfEngine()
+		e.Code == CodePrefillRejected && e.scope.OfEngine() && !e.all
 }
 
 // errorType is the "type" member of OpenAI's error object.

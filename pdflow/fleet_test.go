@@ -78,7 +78,8 @@ func (f *fakeFleet) do(body string) error {
 	return err
 }
 
-// newFakeFleet starts a flow for engines of these names: p… prefill, d… decode.
+// newFakeFleet starts a flow for engines of these names: p… prefill, d… decode. A colon and the length of an engine's
+// context may follow a name.
 func newFakeFleet(t *testing.T, c connector.KVConnector, names string, retry config.Retry,
 	answer func(host string, nth int) response, opts ...pdflow.Option) *fakeFleet {
 	t.Helper()
@@ -98,7 +99,12 @@ func newFakeFleetOf(t *testing.T, asks func(context.Context, pdflow.Picker, *pdf
 		if name[0] == 'd' {
 			role = discovery.RoleDecode
 		}
-		eps = append(eps, endpoint(t, "http://"+name, role))
+		name, context, known := strings.Cut(name, ":")
+		e := endpoint(t, "http://"+name, role)
+		if known {
+			e.Attributes = map[string]string{"maxModelLen": context}
+		}
+		eps = append(eps, e)
 	}
 	f := &fakeFleet{answer: answer, n: map[string]int{}, seen: &outcomes{}}
 	var err error

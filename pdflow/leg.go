@@ -287,7 +287,8 @@ func (a *attempt) refused(o *LegOutcome, header http.Header, body []byte) *Error
 			private.Models = nil
 			said = verdict.FaultOf(body, private)
 		}
-		e.scope = a.scopeOf(status, said)
+		e.scope = verdict.ScopeOf(status, said)
+		a.compareContexts(e)
 	}
 	return e
 }

@@ -68,6 +68,10 @@ type PickInput struct {
 	Single    bool     // one engine for the whole request: only Pick.Decode is wanted
 	Encode    int      // engines wanted for an encode stage, 0 for none
 
+	// TooShort is the length, in tokens, of the context of an engine that has refused the request as too long: engines
+	// with a longer one, or one that is not known, are preferred. 0: none has.
+	TooShort int
+
 	// IDs of engines that are chosen already: the picker chooses the other engine of the pair, and ranks. "" leaves the
 	// choice to it; with Single, Prefill says nothing. No other engine may take their place, not even if they are in
 	// Avoid. The error is an *[Error] of [CodeNoEndpoint] if such an engine is known and cannot serve now, and of

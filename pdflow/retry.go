@@ -3,6 +3,7 @@
 package pdflow
 
 import (
+	"math"
 	"math/rand/v2"
 	"net/http"
 	"slices"
@@ -11,6 +12,8 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/config"
+	"github.com/pdkit/pdkit/connector/attr"
+	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/internal/contract"
 	"github.com/pdkit/pdkit/internal/verdict"
 	"github.com/pdkit/pdkit/pdflow/internal/live"
@@ -43,7 +46,7 @@ func (a *attempt) mayRetry(e *Error) (again bool, reason string) {
 	case x.given != nil:
 		return false, retryGiven
 	case reason == retryElsewhere:
-		x.refusal, x.refusedBy = e, append(x.refusedBy, e.Endpoint)
+		x.refusal, x.refusedBy, x.tooShort = e, append(x.refusedBy, e.Endpoint), max(x.tooShort, e.short)
 		return true, reason
 	case e.answered() && x.drew != "" && x.drew != e.Endpoint:
 		x.f.retries.Drawn()
@@ -109,8 +112,9 @@ func (a *attempt) retryReason(e *Error) (reason string, ok bool) {
 	return retryFailed, true
 }
 
-// maxElsewhere is how many engines that do not have a model are asked for it one after the other. Which engines have
-// one is known where discovery/inspect lists it, and pickers remember those that have not.
+// maxElsewhere is how many engines that do not have a model, or have each a longer context than the one before, are
+// asked one after the other. Which engines have a model is known where discovery/inspect lists it, and pickers remember
+// those that have not.
 const maxElsewhere = 8
 
 // furtherASecond is how many requests of a flow may be sent to a third engine, and to further ones, in a second: who
@@ -140,27 +144,45 @@ func (a *attempt) speaksForItself(e *Error) bool {
 		return false
 	}
 	switch n := len(a.x.refusedBy); {
-	case e.scope == verdict.ScopeModel:
+	case e.scope == verdict.ScopeModel, e.scope == verdict.ScopeContext:
 		return n == 0 || n < maxElsewhere && a.f.further.take(time.Now())
-	case e.scope == verdict.ScopeEngine, e.scope == verdict.ScopeContext, e.doubted:
+	case e.scope == verdict.ScopeEngine, e.doubted:
 		return n == 0
 	}
 	return false
 }
 
-// scopeOf says of what a refusal speaks. One about the context's length speaks of the engine only where engines are
-// known to differ in that.
-func (a *attempt) scopeOf(status int, said *verdict.Fault) verdict.Scope {
-	scope := verdict.ScopeOf(status, said)
-	p, d := a.s.Prefill.Attribute(attrMaxModelLen), a.s.Decode.Attribute(attrMaxModelLen)
-	if scope == verdict.ScopeContext && (p == d || p == "" || d == "") {
-		return verdict.ScopeRequest
+// compareContexts completes a refusal about the context's length. It speaks of the request alone where that length is
+// not known: then nobody can say which engines have a longer one.
+func (a *attempt) compareContexts(e *Error) {
+	if e.scope != verdict.ScopeContext {
+		return
 	}
-	return scope
+	if e.short = contextOf(&a.s.Decode); e.Leg == LegPrefill {
+		d := e.short
+		e.short = contextOf(&a.s.Prefill)
+		e.all = d > 0 && d <= e.short
+	}
+	if e.short == 0 {
+		e.scope = verdict.ScopeRequest
+	}
+}
+
+// tooShortAgain reports whether a pick's engines have no longer context than one that was too short. P need have one
+// only for the prompt: decode may have refused because of the limit of tokens.
+func (x *serving) tooShortAgain(p *Pick) bool {
+	short := func(e *discovery.Endpoint) bool { n := contextOf(e); return n > 0 && n <= x.tooShort }
+	return x.tooShort > 0 && (short(&p.Decode) || x.refusal.Leg == LegPrefill && short(&p.Prefill))
 }
 
 // attrMaxModelLen is the attribute of an endpoint with the length of its context, in tokens: discovery/inspect adds it.
 const attrMaxModelLen = "maxModelLen"
+
+// contextOf returns that length; 0 if it is not known.
+func contextOf(e *discovery.Endpoint) int {
+	n, _ := attr.Int(*e, attrMaxModelLen, 0, 1, math.MaxInt) // nonsense says nothing
+	return n
+}
 
 // giveRetryBack gives back what mayRetry took.
 func (x *serving) giveRetryBack() {
@@ -179,7 +201,8 @@ func (x *serving) admit(p *Pick) *Error {
 	switch {
 	case last != nil && last.hung() && x.timedOutAt == [2]string{p.Prefill.ID, p.Decode.ID}:
 	case last != nil && !last.hung() && last.Endpoint == p.Prefill.ID && p.Prefill.ID != "":
-	case slices.Contains(x.refusedBy, p.Decode.ID), p.Prefill.ID != "" && slices.Contains(x.refusedBy, p.Prefill.ID):
+	case slices.Contains(x.refusedBy, p.Decode.ID), p.Prefill.ID != "" && slices.Contains(x.refusedBy, p.Prefill.ID),
+		x.tooShortAgain(p):
 		last = x.refusal
 	default:
 		last = nil

@@ -52,6 +52,7 @@ type tries struct {
 	timedOutAt [2]string            // IDs of its engines
 	refusal    *Error               // of the last engine that spoke for itself alone
 	refusedBy  []string             // IDs of all such engines
+	tooShort   int                  // the length of the context of the last engine that refused because of that
 	busyUntil  map[string]time.Time // engines that asked to be left alone, by ID
 }
 
@@ -315,7 +316,7 @@ func (x *serving) pick(ctx context.Context, n int, p *Pick) *Error {
 	}
 	req := x.request()
 	in := &PickInput{Request: req, Header: x.header, RequestID: x.id, Attempt: n, Avoid: x.avoid, Single: x.alone != "",
-		Prefill: x.prefill, Decode: x.decode}
+		Prefill: x.prefill, Decode: x.decode, TooShort: x.tooShort}
 	if x.f.traits.Ending.PrefillFinishes {
 		in.Avoid = slices.Concat(x.avoid, x.f.runningOn.full())
 	}

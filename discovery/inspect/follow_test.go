@@ -154,6 +154,19 @@ func TestAdaptersOfAnotherModelAreLeftOut(t *testing.T) {
 	}
 }
 
+// The length of the context is told by the same response, whoever has asked for it.
+func TestTheContextIsKnownWithoutAdapters(t *testing.T) {
+	for _, ask := range []inspect.Questions{inspect.Models, inspect.Adapters} {
+		synctest.Test(t, func(t *testing.T) {
+			client := vllm("a:1")
+			client.set("a:1/v1/models", `{"data":[{"id":"m","max_model_len":4096},{"id":"lora","parent":"m"}]}`)
+			e := visited(t, client, inspect.Options{Interval: time.Hour, Ask: ask}).one(t)
+			assert.Equal(t, "4096", e.Attribute("maxModelLen"))
+			assert.Equal(t, ask == inspect.Adapters, e.Attribute("adapters") != "")
+		})
+	}
+}
+
 // Adapters are loaded and unloaded while the engine runs, and lost when it restarts.
 func TestAdaptersAreFollowed(t *testing.T) {
 	card := func(id, parent string) string {

@@ -139,8 +139,8 @@ func (v *visit) models(ctx context.Context, r *Reading) {
 		if unknown {
 			r.Model = m.name
 		}
-		if err == nil && follow {
-			r.listed, r.MaxModelLen, r.Adapters = true, m.length, m.adapters
+		if r.MaxModelLen = m.length; err == nil && follow {
+			r.listed, r.Adapters = true, m.adapters
 		}
 		return err
 	})

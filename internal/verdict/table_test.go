@@ -20,9 +20,9 @@ type meaning struct{ pair, engine, client string }
 var meanings = map[verdict.Scope]meaning{
 	verdict.ScopeModel: {"it is given up; up to 8 other engines are asked, and D is not if P says so",
 		"is avoided for this model for 10 s, and for no other one; no cooldown", "an answer; this one if all say so"},
-	verdict.ScopeContext: {"if the attributes `maxModelLen` of P and D are known and differ, one other engine is " +
-		"asked; with `fallback: decode` D serves alone if P refuses", "no cooldown",
-		"an answer; this one if the next engine says so, too, or nobody has a longer context"},
+	verdict.ScopeContext: {"if the engine's `maxModelLen` is known: it is given up, and up to 8 engines with longer " +
+		"contexts are asked; with `fallback: decode` D serves alone if P refuses and D's is longer", "no cooldown",
+		"an answer; this one if nobody has a longer context"},
 	verdict.ScopeEngine: {"it is given up; one other engine is asked", "no cooldown",
 		"an answer; this one if the other engine says so, too"},
 	verdict.ScopeResponse: {"none: the request goes to the engine that made the response", "no cooldown",

@@ -27,6 +27,7 @@ type target struct {
 	lonely   bool  // its only possible peer is its own engine
 	peers    *list // all targets of the other leg that it can form a pair with; nil on the second leg
 	slot     *slot // nil if the policy needs no loads
+	context  int64 // tokens; 0: not known
 }
 
 // list is the targets that a policy chooses from, with the indexes that the policy needs. Only its counters change.

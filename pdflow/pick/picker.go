@@ -69,8 +69,10 @@ type state struct {
 // gets a tenth of its picks, then more and more; one that answers 429 or 503 gets fewer for 8 s. A pair or an engine at
 // which requests ran out of time gets a longer cooldown, 8 s to 4 minutes, after which something has to be served there
 // first: see [Prober]. Such cooldowns take at most half of the pairs. An engine that has
-// answered that it does not have a model (pdflow.Error.ModelMissing) is not picked for that model for 10 s. If only
-// such engines are left, the picker uses them. An engine whose attribute dpSize is 2 to 1,024 counts as that many
+// answered that it does not have a model (pdflow.Error.ModelMissing) is not picked for that model for 10 s. Where the
+// attribute maxModelLen differs between engines, one is not picked whose context is shorter than a prompt of token ids,
+// than the request's limit of tokens, or than what has just been too short for it. If only such engines are left, the
+// picker uses them. An engine whose attribute dpSize is 2 to 1,024 counts as that many
 // targets, and the pick names the rank on each leg. If no pair is found, the error says what the nearest prefill and
 // decode engines lack to form one, without their names.
 //
@@ -175,7 +177,7 @@ func (p *picker) pickOnce(from *part, in *pdflow.PickInput, strict bool, out *pd
 	if l == nil || len(l.targets) == 0 {
 		return nobody
 	}
-	q := p.query(in, single)
+	q := p.query(in, single, from.room(in))
 	defer p.release(q)
 	q.second, q.tellers = other, from.tellers
 	first := p.choose(l, q)
@@ -267,16 +269,16 @@ func (s *state) choose(l *list, q *query) *target {
 	return q.scan(l)
 }
 
-func (s *state) query(in *pdflow.PickInput, single bool) *query {
+func (s *state) query(in *pdflow.PickInput, single bool, room [2]int64) *query {
 	q, _ := s.queries.Get().(*query)
 	if q == nil {
 		q = &query{opts: s.opts, cooldowns: &s.cooldowns}
 	}
-	q.in, q.single = in, single
+	q.in, q.single, q.room = in, single, room
 	if in.Request != nil {
 		q.missing = s.cooldowns.missing.engines(in.Request.Model)
 	}
-	q.clean = len(in.Avoid) == 0 && q.missing == nil && s.cooldowns.n.Load() == 0
+	q.clean = len(in.Avoid) == 0 && q.missing == nil && room == [2]int64{} && s.cooldowns.n.Load() == 0
 	q.number = s.picks.Add(1) - 1
 	q.random = s.opts.seed + scramble(q.number)
 	q.roll = q.random

@@ -15,7 +15,7 @@ const (
 	full        // the engine is well, and has as many requests as it may: see pdflow.PickInput.Full
 	recovering  // the engine or the pair has had its share of picks; see cooldowns
 	coolingDown // the engine is in a cooldown, or the pair is, or all engines that it could be paired with are
-	lacking     // the engine has said that it does not have the model
+	lacking     // the engine has said that it does not have the model, or its context is too short for the request
 	avoided     // the engine failed this very request, or all engines that it could be paired with did
 	lonely      // it can be paired with no engine, and would serve the whole request
 	never       // it is the engine of the other leg
@@ -29,6 +29,7 @@ type query struct {
 	cooldowns *cooldowns
 	clean     bool            // nothing is in a cooldown, to be avoided or without the model: the common case
 	missing   map[string]bool // engines that do not have the model; nil: none
+	room      [2]int64        // tokens that an engine's context must hold, by leg; 0: any does
 	random    uint64
 	roll      uint64   // the same for the whole pick
 	number    uint64   // of the pick, counted by the picker
@@ -85,7 +86,7 @@ func (q *query) rankAlone(t *target) int {
 	case avoid:
 		return avoided
 	}
-	if q.missing[id] {
+	if q.missing[id] || t.context > 0 && q.room[t.leg] > t.context {
 		return lacking
 	}
 	return max(known, q.cooldowns.engine(id, q.roll))

@@ -41,6 +41,7 @@ type part struct {
 	ready     [2]int // ready engines of each leg
 	tellers   *tellers
 	unfit     int // ready engines that the connector cannot use
+	contexts  [2]contexts
 	nearest   gap // if there are no pairs: the greatest gap between two engines of one group
 }
 
@@ -289,6 +290,7 @@ func (b *builder) endpoint(e *discovery.Endpoint) {
 			continue
 		}
 		b.ready[side]++
+		b.contexts[side].add(contextOf(e))
 		c.legs[side] = append(c.legs[side], targets(e, ranks, leg(side), slots)...)
 	}
 }
@@ -310,9 +312,9 @@ func (b *builder) class(e *discovery.Endpoint) *class {
 
 // targets returns an endpoint's targets for one leg, one per rank.
 func targets(e *discovery.Endpoint, ranks int, side leg, slots []*slot) []target {
-	list := make([]target, ranks)
+	list, context := make([]target, ranks), int64(contextOf(e))
 	for r := range list {
-		list[r] = target{endpoint: e, rank: int32(r), leg: side}
+		list[r] = target{endpoint: e, rank: int32(r), leg: side, context: context}
 		if ranks == 1 {
 			list[r].rank = -1
 		}

@@ -25,8 +25,16 @@ func costOf(r *connector.ClientRequest) [2]int64 {
 	return [2]int64{prompt, prompt + limitOf(r)}
 }
 
-// limitOf returns the request's token limit, which each API keeps in another member.
+// limitOf returns the request's token limit, or a usual one.
 func limitOf(r *connector.ClientRequest) int64 {
+	if n := limitIn(r); n > 0 {
+		return min(n, limitMost)
+	}
+	return limitUsual
+}
+
+// limitIn returns the request's token limit, which each API keeps in another member; 0 if it has none.
+func limitIn(r *connector.ClientRequest) int64 {
 	for _, name := range [...]string{"max_completion_tokens", "max_tokens", "max_output_tokens"} {
 		if raw, ok := r.Field(name); ok {
 			n, ok := jsonedit.Int(raw)
@@ -34,18 +42,18 @@ func limitOf(r *connector.ClientRequest) int64 {
 				n = gjson.ParseBytes(raw).Int() // 16.0 is a limit, too
 			}
 			if n > 0 {
-				return min(n, limitMost)
+				return n
 			}
 		}
 	}
 	if raw, ok := r.Field("sampling_params"); ok {
 		for _, name := range [...]string{"max_tokens", "max_new_tokens"} {
 			if n := gjson.GetBytes(raw, name).Int(); n > 0 {
-				return min(n, limitMost)
+				return n
 			}
 		}
 	}
-	return limitUsual
+	return 0
 }
 
 // promptMembers are the members of a body that chat templates and tokenizers put before the messages, in this order.
