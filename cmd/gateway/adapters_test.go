@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/enginesim"
 )
@@ -102,4 +103,27 @@ func TestAnAdapterBelongsToItsParentAlone(t *testing.T) {
 	}
 	_, _, metrics := do(t, http.MethodGet, g.admin+"/metrics", "")
 	assert.NotContains(t, metrics, `pd_reason="elsewhere"`, "no engine was asked for an adapter of the other model")
+}
+
+// SGLang takes an adapter's name in place of its model's for the base model's: both legs must ask for the adapter in
+// SGLang's own way (sgl-project/sglang issue 11551).
+func TestAnAdapterOfSGLangIsAskedForInItsWay(t *testing.T) {
+	launched := enginesim.Config{Model: "m", Adapters: []string{"sql"}, Connector: "sglang"}
+	p, d := simPair(t, launched, launched)
+	bootstrap, _ := bootstrapPort(p, d)
+	g := start(t, gatewayYAML("")+serverYAML("m", "  kvConnector: {type: sglang}\n",
+		entry(p.URL(), "prefill", bootstrap), as("decode", d)))
+	eventually(t, func() bool {
+		status, _, _ := g.complete(`{"model":"sql","prompt":"hello","max_tokens":4}`)
+		return status == http.StatusOK
+	}, "listed")
+	status, _, _ := g.complete(`{"model":"m","prompt":"hello","max_tokens":4}`)
+	require.Equal(t, http.StatusOK, status)
+	for _, e := range []*enginesim.Engine{p, d} {
+		asked := map[string]bool{}
+		for _, r := range e.Requests() {
+			asked[gjson.GetBytes(r.Body, "model").Str+" "+gjson.GetBytes(r.Body, "lora_path").Str] = true
+		}
+		assert.Equal(t, map[string]bool{"sql sql": true, "m ": true}, asked)
+	}
 }

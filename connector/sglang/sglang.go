@@ -141,6 +141,7 @@ func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connec
 	if !c.uncaps {
 		limit(leg)
 	}
+	adapter(s, leg)
 	leg.NoStream()
 	return nil
 }
@@ -148,7 +149,28 @@ func (c *Connector) Prefill(_ context.Context, s *connector.Session, leg *connec
 // Decode gives D the client's request with the same rendezvous.
 func (c *Connector) Decode(_ context.Context, s *connector.Session, _ *connector.PrefillResult,
 	leg *connector.Leg) error {
+	adapter(s, leg)
 	return c.rendezvous(s, leg, "disagg_prefill_dp_rank")
+}
+
+// adapter asks for the LoRA adapter that the request names as its model, if an engine of the pair lists one of that
+// name (attribute adapters). SGLang lists adapters as models, and yet takes the name of one for the base model's: it
+// reads an adapter from model only as BASE:ADAPTER (entrypoints/openai/serving_base.py of 0.5.23,
+// _parse_model_parameter).
+func adapter(s *connector.Session, leg *connector.Leg) {
+	r := leg.Request()
+	if r.API != connector.APIChat && r.API != connector.APICompletions || !lists(s.Prefill, r.Model) &&
+		!lists(s.Decode, r.Model) {
+		return
+	}
+	if _, given := r.Field("lora_path"); !given {
+		leg.Set("lora_path", connector.Quote(r.Model))
+	}
+}
+
+func lists(e discovery.Endpoint, model string) bool {
+	all := e.Attribute("adapters")
+	return all != "" && slices.Contains(strings.Split(all, ","), model)
 }
 
 // limit asks for one token. /v1/responses takes two off max_output_tokens and refuses what is below zero then

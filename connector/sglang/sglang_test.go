@@ -201,6 +201,33 @@ func TestMembersThatWouldPartTheLegsGo(t *testing.T) {
 	}
 }
 
+// SGLang lists adapters as models, and answers a request for one by that name alone from the base model, with 200.
+func TestAnAdapterThatAnEngineListsIsAskedFor(t *testing.T) {
+	c := open(t, ``)
+	const asks = `"lora_path":"sql"`
+	for _, k := range []struct {
+		rule string
+		api  connector.API
+		body string
+		p, d string // the adapters that the engines list
+		want bool
+	}{
+		{"a chat", connector.APIChat, `{"model":"sql","messages":[]}`, "law,sql", "law,sql", true},
+		{"completions", connector.APICompletions, `{"model":"sql","prompt":"a"}`, "sql", "sql", true},
+		{"D has lost it, and says so", connector.APICompletions, `{"model":"sql","prompt":"a"}`, "sql", "law", true},
+		{"the base model", connector.APIChat, `{"model":"m","messages":[]}`, "sql", "sql", false},
+		{"as SGLang reads it", connector.APIChat, `{"model":"m:sql","messages":[]}`, "sql", "sql", false},
+		{"nothing is listed", connector.APIChat, `{"model":"sql","messages":[]}`, "", "", false},
+		{"the client asks itself", connector.APIChat, `{"model":"sql","messages":[],"lora_path":"law"}`, "sql", "sql",
+			false},
+		{"an API that has no such member", connector.APIResponses, `{"model":"sql","input":"a"}`, "sql", "sql", false},
+	} {
+		s := session(t, k.api, k.body, map[string]string{"adapters": k.p}, map[string]string{"adapters": k.d})
+		assert.Equal(t, k.want, strings.Contains(play.Prefill(t, c, s).Body, asks), k.rule)
+		assert.Equal(t, k.want, strings.Contains(play.Decode(t, c, s, nil).Body, asks), k.rule)
+	}
+}
+
 func TestUnsupported(t *testing.T) {
 	c := open(t, ``)
 	for _, k := range []struct {

@@ -71,7 +71,8 @@ var Refusals = []Refusal{
 		Status: http.StatusBadRequest, Message: "LoRA adapter '", Holds: "was requested, but LoRA is not enabled",
 		Scope: ScopeModel},
 	{Engine: "SGLang", Version: "0.5.23", Source: "python/sglang/srt/entrypoints/openai/serving_base.py: chat and " +
-		"completions take any `model` for the base model; an adapter is asked for as `BASE:ADAPTER` or by `lora_path`",
+		"completions take any `model` for the base model; an adapter is asked for as `BASE:ADAPTER` or by `lora_path`, " +
+		"which the connector adds",
 		Status: http.StatusOK, Scope: ScopeNone},
 	{Engine: "TensorRT-LLM", Version: trtVersions, Source: trtServer + ": no API reads `model`; the response names " +
 		"the engine's own, which is all that `/v1/models` lists; an adapter is asked for by `lora_request`",
@@ -114,8 +115,8 @@ var Refusals = []Refusal{
 
 	{Engine: "SGLang", Version: "0.5 to 0.5.23", Source: "python/sglang/srt/managers/scheduler.py: its queue is " +
 		"full, or a request waited in it too long", Status: http.StatusServiceUnavailable, Scope: ScopeBusy},
-	{Engine: "vLLM", Version: "0.32.0", Source: "vllm/entrypoints/serve/elastic_ep/middleware.py: its ranks are being " +
-		"scaled", Status: http.StatusServiceUnavailable, Message: "The model is currently scaling", Scope: ScopeBusy},
+	{Engine: "vLLM", Version: "0.32.0", Source: "vllm/entrypoints/serve/elastic_ep/middleware.py: its ranks are " +
+		"being scaled", Status: http.StatusServiceUnavailable, Message: "The model is currently scaling", Scope: ScopeBusy},
 	{Engine: before, Version: "-", Source: "RFC 9110, section 15.6.4; while weights load, the engines themselves " +
 		"have no listener, and the connection is refused", Status: http.StatusServiceUnavailable, Scope: ScopeBusy},
 	{Engine: before, Version: "-", Source: "RFC 6585, section 4; none of the engines writes it",
