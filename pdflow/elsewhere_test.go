@@ -206,7 +206,8 @@ func TestAPromptTooLongForAnEngineGoesToLongerContexts(t *testing.T) {
 						length[id], _ = strconv.Atoi(n)
 					}
 				}
-				f := newFakeFleet(t, &fake{}, c.engines, config.Retry{MaxAttempts: 1}, func(host string, _ int) response {
+				once := config.Retry{MaxAttempts: 1}
+				f := newFakeFleet(t, &fake{}, c.engines, once, func(host string, _ int) response {
 					if host[0] == 'p' && length[host] < c.p || host[0] == 'd' && length[host] < c.d {
 						return saysNo(400, tooLong)
 					}

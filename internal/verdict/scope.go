@@ -43,7 +43,7 @@ type Refusal struct {
 const (
 	vllmModels   = "vllm/entrypoints/serve/engine/serving.py"
 	vllmParams   = "vllm/renderers/params.py"
-	sglangTokens = "python/sglang/srt/managers/tokenizer_manager.py"
+	sglangChecks = "python/sglang/srt/managers/tokenizer_manager.py"
 	sglangAnswer = "python/sglang/srt/entrypoints/openai/serving_responses.py"
 	trtServer    = "tensorrt_llm/serve/openai_server.py"
 	trtVersions  = "1.2, 1.3.0rc"
@@ -65,14 +65,14 @@ var Refusals = []Refusal{
 	{Engine: "SGLang", Version: "0.5 to 0.5.23", Source: "python/sglang/srt/lora/lora_registry.py",
 		Status: http.StatusBadRequest, Message: "The following requested LoRA adapters are not loaded",
 		Scope: ScopeModel},
-	{Engine: "SGLang", Version: "0.5 to 0.5.23", Source: sglangTokens, Status: http.StatusBadRequest,
+	{Engine: "SGLang", Version: "0.5 to 0.5.23", Source: sglangChecks, Status: http.StatusBadRequest,
 		Message: "Got LoRA adapter that has never been loaded", Scope: ScopeModel},
-	{Engine: "SGLang", Version: "0.5 to 0.5.23", Source: sglangTokens + ", launched without --enable-lora",
+	{Engine: "SGLang", Version: "0.5 to 0.5.23", Source: sglangChecks + ", launched without --enable-lora",
 		Status: http.StatusBadRequest, Message: "LoRA adapter '", Holds: "was requested, but LoRA is not enabled",
 		Scope: ScopeModel},
 	{Engine: "SGLang", Version: "0.5.23", Source: "python/sglang/srt/entrypoints/openai/serving_base.py: chat and " +
-		"completions take any `model` for the base model; an adapter is asked for as `BASE:ADAPTER` or by `lora_path`, " +
-		"which the connector adds",
+		"completions take any `model` for the base model; an adapter is asked for as `BASE:ADAPTER` or by " +
+		"`lora_path`, which the connector adds",
 		Status: http.StatusOK, Scope: ScopeNone},
 	{Engine: "TensorRT-LLM", Version: trtVersions, Source: trtServer + ": no API reads `model`; the response names " +
 		"the engine's own, which is all that `/v1/models` lists; an adapter is asked for by `lora_request`",
@@ -85,9 +85,9 @@ var Refusals = []Refusal{
 	{Engine: "vLLM", Version: "0.32.0", Source: "vllm/entrypoints/serve/utils/api_utils.py",
 		Status: http.StatusBadRequest, Message: "Input length (", Holds: "exceeds model's maximum context length",
 		Scope: ScopeContext},
-	{Engine: "SGLang", Version: "0.5 to 0.5.23", Source: sglangTokens, Status: http.StatusBadRequest,
+	{Engine: "SGLang", Version: "0.5 to 0.5.23", Source: sglangChecks, Status: http.StatusBadRequest,
 		Message: "The input (", Holds: "is longer than the model's context length", Scope: ScopeContext},
-	{Engine: "SGLang", Version: "0.5 to 0.5.23", Source: sglangTokens + ", prompt and `max_tokens` together",
+	{Engine: "SGLang", Version: "0.5 to 0.5.23", Source: sglangChecks + ", prompt and `max_tokens` together",
 		Status: http.StatusBadRequest, Message: "Requested token count exceeds the model's maximum context length",
 		Scope: ScopeContext},
 	{Engine: "SGLang", Version: "0.5 to 0.5.23", Source: "python/sglang/srt/managers/utils.py: the context or all " +
@@ -116,7 +116,8 @@ var Refusals = []Refusal{
 	{Engine: "SGLang", Version: "0.5 to 0.5.23", Source: "python/sglang/srt/managers/scheduler.py: its queue is " +
 		"full, or a request waited in it too long", Status: http.StatusServiceUnavailable, Scope: ScopeBusy},
 	{Engine: "vLLM", Version: "0.32.0", Source: "vllm/entrypoints/serve/elastic_ep/middleware.py: its ranks are " +
-		"being scaled", Status: http.StatusServiceUnavailable, Message: "The model is currently scaling", Scope: ScopeBusy},
+		"being scaled", Status: http.StatusServiceUnavailable, Message: "The model is currently scaling",
+		Scope: ScopeBusy},
 	{Engine: before, Version: "-", Source: "RFC 9110, section 15.6.4; while weights load, the engines themselves " +
 		"have no listener, and the connection is refused", Status: http.StatusServiceUnavailable, Scope: ScopeBusy},
 	{Engine: before, Version: "-", Source: "RFC 6585, section 4; none of the engines writes it",

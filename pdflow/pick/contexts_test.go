@@ -32,12 +32,14 @@ func TestAnEngineWithoutRoomForTheRequestIsNotPicked(t *testing.T) {
 			alone    string
 		}{
 			{"a text", connector.APICompletions, `{"prompt":"hi"}`, 0, any4, "d0 d1"},
-			{"a long text", connector.APICompletions, `{"prompt":"` + strings.Repeat("a", 9000) + `"}`, 0, any4, "d0 d1"},
+			{"a long text", connector.APICompletions, `{"prompt":"` + strings.Repeat("a", 9000) + `"}`, 0, any4,
+				"d0 d1"},
 			{"ids that fit", connector.APICompletions, `{"prompt":` + ids(100) + `}`, 0, any4, "d0 d1"},
 			{"ids", connector.APICompletions, `{"prompt":` + ids(101) + `}`, 0, "p1+d1", "d1"},
 			{"ids of generate", connector.APIGenerate, `{"token_ids":` + ids(101) + `}`, 0, "p1+d1", "d1"},
 			{"ids of SGLang", connector.APISGLang, `{"input_ids":` + ids(101) + `}`, 0, "p1+d1", "d1"},
-			{"several prompts", connector.APICompletions, `{"prompt":[` + ids(60) + `,` + ids(60) + `]}`, 0, any4, "d0 d1"},
+			{"several prompts", connector.APICompletions, `{"prompt":[` + ids(60) + `,` + ids(60) + `]}`, 0, any4,
+				"d0 d1"},
 			{"a limit that fits", connector.APIChat, `{"max_tokens":100}`, 0, any4, "d0 d1"},
 			{"a limit", connector.APIChat, `{"max_tokens":101}`, 0, "p0+d1 p1+d1", "d1"},
 			{"a nested limit", connector.APIGenerate, `{"token_ids":[1],"sampling_params":{"max_tokens":101}}`, 0,
