@@ -25,7 +25,9 @@ type Options struct {
 	PrefillLimit int // requests in flight at one prefill engine, until its leg has ended; 0: no limit
 	DecodeLimit  int // requests in flight at one decode engine, until the response's end; 0: no limit
 
-	Queue        int           // requests that may wait; default [DefaultQueue]; negative: none
+	// Queue is how many requests may wait; default [DefaultQueue]; negative: none. Those that wait for an engine that
+	// they name ([pdflow.PickInput]) are counted for each such engine by itself, and take nobody else's place.
+	Queue        int
 	QueueTimeout time.Duration // how long one may wait; default [DefaultQueueTimeout]
 
 	// Priority returns a request's priority. Of those that wait the one with the least goes first, as vLLM schedules by
@@ -185,7 +187,11 @@ func (p *Picker) arrive(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick,
 			return pick, nil, err
 		}
 	}
-	ahead, _ := p.queue.ahead(priority)
+	named := [2]string{prefillRole: in.Prefill, decodeRole: in.Decode}
+	if in.Single {
+		named[prefillRole] = ""
+	}
+	rivals, ahead, last := p.rivals(named, priority)
 	if ahead >= p.o.Queue {
 		return pdflow.Pick{}, nil, p.refused(ctx, reasonFull)
 	}
@@ -193,15 +199,10 @@ func (p *Picker) arrive(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick,
 	if reason := p.refusal(ahead + over); reason != "" {
 		return pdflow.Pick{}, nil, p.refused(ctx, reason)
 	}
-	if p.queue.len() >= p.o.Queue {
-		p.queue.dropLast()
+	if rivals >= p.o.Queue {
+		p.queue.drop(last)
 	}
-	w := p.queue.add(priority, over)
-	w.named = [2]string{prefillRole: in.Prefill, decodeRole: in.Decode}
-	if in.Single {
-		w.named[prefillRole] = ""
-	}
-	return pdflow.Pick{}, w, nil
+	return pdflow.Pick{}, p.queue.add(&waiter{priority: priority, places: over + ahead + 1, named: named}), nil
 }
 
 // try picks, and takes the places at the engines. It returns false if there is no room. The caller holds p.mu.
@@ -251,21 +252,37 @@ func (p *Picker) wait(ctx context.Context, in *pdflow.PickInput, w *waiter) (pdf
 // one engine do not hold up those that others can serve. Nil: there is none. The caller holds a.mu.
 func (a *admission) next() *waiter {
 	for at := a.queue.l.Front(); at != nil; at = at.Next() {
-		if w := waiterAt(at); !a.waitsForNamed(w) {
+		if w := waiterAt(at); !a.waitsForNamed(w, [2]string{}) {
 			return w
 		}
 	}
 	return nil
 }
 
-// waitsForNamed reports whether an engine that a request names has no room.
-func (a *admission) waitsForNamed(w *waiter) bool {
+// waitsForNamed reports whether an engine that a request names has no room, but for those that another one names, too.
+func (a *admission) waitsForNamed(w *waiter, but [2]string) bool {
 	for role, id := range w.named {
-		if e := a.engines[id]; id != "" && e != nil && a.full(e, role) {
+		if e := a.engines[id]; id != "" && id != but[role] && e != nil && a.full(e, role) {
 			return true
 		}
 	}
 	return false
+}
+
+// rivals returns how many requests wait for what one that arrives would wait for, how many of them are ahead of it, and
+// the last of them. Those that wait for a full engine which they name, and this one does not, take no place of its own.
+// The caller holds a.mu.
+func (a *admission) rivals(named [2]string, priority int) (all, ahead int, last *waiter) {
+	for at := a.queue.l.Front(); at != nil; at = at.Next() {
+		w := waiterAt(at)
+		if a.waitsForNamed(w, named) {
+			continue
+		}
+		if all, last = all+1, w; w.priority <= priority {
+			ahead++
+		}
+	}
+	return all, ahead, last
 }
 
 func (a *admission) wakeNext() {

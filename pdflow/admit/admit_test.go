@@ -173,6 +173,62 @@ func TestARequestWaitsForTheEngineThatItNames(t *testing.T) {
 	})
 }
 
+// Requests that wait for one engine, as the follow-ups of its responses, take no place in the queue of those that others
+// can serve, nor of those that wait for another engine. For each engine no more wait than the queue holds.
+func TestWhoWaitsForANamedEngineTakesNobodysPlace(t *testing.T) {
+	for name, o := range map[string]admit.Options{"fixed": {DecodeLimit: 1, PrefillLimit: 100, Queue: 4},
+		"adaptive": {DecodeLimit: 1, PrefillLimit: 100, Queue: 4, Adaptive: true},
+		"priority": {DecodeLimit: 1, PrefillLimit: 100, Queue: 4, Priority: admit.PriorityHeader("X-Priority")}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := newPicker(t, &fleet{prefill: []string{"p"}, decode: []string{"d0", "d1", "d2"}}, &o)
+				ctx, leave := context.WithCancel(t.Context())
+				defer synctest.Wait()
+				defer leave()
+				refused := 0
+				arrive := func(decode string) {
+					go func() {
+						x, err := p.Pick(ctx, &pdflow.PickInput{Attempt: 1, Decode: decode,
+							Header: http.Header{"X-Priority": {map[string]string{"d0": "5"}[decode]}}})
+						if err != nil && ctx.Err() == nil {
+							overloaded(t, err)
+							refused++
+						} else if x.Decode.ID == "d2" {
+							x.Done(&pdflow.Outcome{})
+						}
+					}()
+					synctest.Wait()
+				}
+				for range 20 {
+					arrive("d0")
+				}
+				require.Equal(t, 4, p.Queued())
+				require.Equal(t, 15, refused)
+				arrive("d1")
+				arrive("d1")
+				require.Equal(t, 5, p.Queued(), "d1's own queue")
+				for range 10 {
+					arrive("")
+				}
+				require.Equal(t, 5, p.Queued(), "d2 serves them")
+				held := pickOf(t, p)
+				require.Equal(t, "d2", held.Decode.ID)
+				for range 4 {
+					arrive("")
+				}
+				require.Equal(t, 9, p.Queued())
+				require.Equal(t, 15, refused)
+				arrive("")
+				require.Equal(t, 9, p.Queued())
+				require.Equal(t, 16, refused)
+				held.Done(&pdflow.Outcome{})
+				synctest.Wait()
+				require.Equal(t, 5, p.Queued(), "those that d2 served have not waited for the others")
+			})
+		})
+	}
+}
+
 func TestAFullEngineIsPassedBy(t *testing.T) {
 	f := &fleet{prefill: []string{"p1", "p2"}, decode: []string{"d1", "d2", "d3"}}
 	p := newPicker(t, f, &admit.Options{PrefillLimit: 2, DecodeLimit: 1, Queue: -1})

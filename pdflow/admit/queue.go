@@ -53,19 +53,13 @@ type waiter struct {
 
 func (q *queue) len() int { return q.l.Len() }
 
-// ahead returns how many requests would be ahead of one that arrives, and the last of them, nil for none.
-func (q *queue) ahead(priority int) (n int, last *list.Element) {
-	n, last = q.l.Len(), q.l.Back()
-	for last != nil && waiterAt(last).priority > priority {
-		n, last = n-1, last.Prev()
+// add queues a request behind those of its priority.
+func (q *queue) add(w *waiter) *waiter {
+	w.wake, w.since = make(chan struct{}, 1), time.Now()
+	last := q.l.Back()
+	for last != nil && waiterAt(last).priority > w.priority {
+		last = last.Prev()
 	}
-	return n, last
-}
-
-// add queues a request. over is how many places must get free before the first of the queue may go.
-func (q *queue) add(priority, over int) *waiter {
-	ahead, last := q.ahead(priority)
-	w := &waiter{wake: make(chan struct{}, 1), since: time.Now(), priority: priority, places: over + ahead + 1}
 	if last != nil {
 		w.at = q.l.InsertAfter(w, last)
 	} else {
@@ -83,9 +77,8 @@ func waiterAt(e *list.Element) *waiter {
 	return w
 }
 
-// dropLast takes the last request out of the queue, which that request finds when it wakes.
-func (q *queue) dropLast() {
-	w := waiterAt(q.l.Back())
+// drop takes a request out of the queue, which that request finds when it wakes.
+func (q *queue) drop(w *waiter) {
 	w.dropped = true
 	q.l.Remove(w.at)
 	w.rouse()
@@ -187,8 +180,10 @@ func (a *admission) over() int {
 	return max(over[prefillRole], over[decodeRole])
 }
 
-// retryAfter is when all that wait now will have been served, at the queue's pace.
+// retryAfter is when all that wait now will have been served, at the queue's pace, but for those that wait for an
+// engine that they name.
 func (a *admission) retryAfter() time.Duration {
-	wait := float64(a.queue.len()+a.over()) * a.queue.gap()
+	rivals, _, _ := a.rivals([2]string{}, 0)
+	wait := float64(rivals+a.over()) * a.queue.gap()
 	return max(leastRetryAfter, time.Duration(wait*float64(time.Second)))
 }
