@@ -60,6 +60,20 @@ func TestAnAdapterThatSomeEnginesLackIsServedByTheOthers(t *testing.T) {
 	require.Equal(t, 200, ask("a-lora").status, "loaded since, on engines that had said that they lack it")
 }
 
+// What an engine lacks is remembered by the engines' name for it, whichever of the clients' names a request has.
+func TestAnAdapterWithSeveralNamesIsAskedForOnceAtAnEngineThatLacksIt(t *testing.T) {
+	x, have := twoPairs(t, pdflow.WithRetry(config.Retry{MaxAttempts: 1}), pdflow.WithModel("a-lora", "x", "y"))
+	for i := range 10 {
+		name := string("xy"[i%2])
+		r := post(t, x.url, "/v1/completions", `{"model":"`+name+`","prompt":"`+longPrompt+`","max_tokens":8}`)
+		require.Equal(t, 200, r.status, r.body)
+		require.Contains(t, r.body, `"model":"`+name+`"`)
+	}
+	assert.Len(t, x.p.Requests(), 1, "once for both names")
+	assert.LessOrEqual(t, len(have[0].Requests()), 11)
+	assert.Len(t, x.d.Requests(), 2, "and once more to let go of the KV")
+}
+
 // The client sees the 404 when nobody has the model, and a name that nobody has costs each engine little.
 func TestAModelThatNobodyHasIsTheClientsError(t *testing.T) {
 	x, others := twoPairs(t)

@@ -111,7 +111,7 @@ func (x *serving) inConversation(member string) (*Body, *Error) {
 	body, e := x.serve(member)
 	switch {
 	case e == nil && body.a != nil:
-		x.f.opts.responses.Learn(id, body.a.s.Decode.ID)
+		x.f.opts.responses.Learn(id, body.a.s.Decode.ID, "")
 	case e != nil && x.decode != "" && (e.lost() || e.nobody()):
 		x.f.opts.responses.Forget(id, x.decode)
 	}
@@ -135,5 +135,9 @@ func (a *attempt) learnResponse(b *Body) {
 	if b.sse {
 		path = "response.id"
 	}
-	a.f.opts.responses.Learn(gjson.GetBytes(b.s.First(), path).Str, a.s.Decode.ID)
+	model := ""
+	if a.f.opts.models.Hides() {
+		model = a.x.model()
+	}
+	a.f.opts.responses.Learn(gjson.GetBytes(b.s.First(), path).Str, a.s.Decode.ID, model)
 }

@@ -127,7 +127,7 @@ func TestAResponseThatItsEngineHasForgotten(t *testing.T) {
 	id, err = m.ask("")
 	require.NoError(t, err)
 	i := m.of(id)
-	m.index.Learn(id, strings.TrimPrefix(m.d[1-i].URL(), "http://"))
+	m.index.Learn(id, strings.TrimPrefix(m.d[1-i].URL(), "http://"), "")
 	next, err := m.ask(`,"previous_response_id":"` + id + `"`)
 	require.NoError(t, err)
 	assert.Equal(t, i, m.of(next))

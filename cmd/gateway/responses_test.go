@@ -3,6 +3,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"strings"
@@ -50,8 +51,17 @@ func startKeepers(t *testing.T, itl time.Duration) *keepers {
 // respond asks for a response and returns its id. more are further members.
 func (p *program) respond(more string) (id, mode string) {
 	p.t.Helper()
+	return p.respondAs("m", more)
+}
+
+// respondAs does so for a model by that name; "": the request names none.
+func (p *program) respondAs(model, more string) (id, mode string) {
+	p.t.Helper()
+	if model != "" {
+		more += `,"model":"` + model + `"`
+	}
 	status, h, body := do(p.t, http.MethodPost, p.client+responsesPath,
-		`{"model":"m","input":"hello","max_output_tokens":4`+more+`}`)
+		`{"input":"hello","max_output_tokens":4`+more+`}`)
 	require.Equal(p.t, http.StatusOK, status, body)
 	if strings.Contains(more, `"stream":true`) {
 		_, body, _ = strings.Cut(body, "data: ")
@@ -122,6 +132,35 @@ func TestWhatRefersToAResponseGoesToItsEngine(t *testing.T) {
 	second := start(t, k.yaml)
 	k.followed(second, ids)
 	assert.LessOrEqual(t, k.asked(), 4*len(ids), "the second asks each engine once for each")
+}
+
+// A model may have several names: a response keeps the one by which it was made, as long as the gateway remembers it.
+func TestAStoredResponseHasTheNameItWasMadeBy(t *testing.T) {
+	k := startKeepers(t, 0)
+	p, yaml := k.named(map[string]string{"first": "m", "second": "m"})
+	for _, name := range []string{"first", "second", "m"} {
+		for _, more := range []string{"", `,"stream":true`, `,"background":true`} {
+			id, _ := p.respondAs(name, more)
+			status, body := p.get(id)
+			require.Equal(t, http.StatusOK, status, body)
+			assert.Equal(t, name, gjson.Get(body, "model").String(), more)
+			if more == "" {
+				_, body = start(t, yaml).get(id)
+				assert.Equal(t, "m", gjson.Get(body, "model").String(), "after a restart")
+			}
+		}
+	}
+	id, _ := p.respondAs("", "")
+	_, body := p.get(id)
+	assert.Equal(t, "m", gjson.Get(body, "model").String())
+}
+
+// named starts a gateway in which clients have names for the keepers' model.
+func (k *keepers) named(names map[string]string) (p *program, yaml string) {
+	given, err := json.Marshal(names)
+	require.NoError(k.t, err)
+	yaml = strings.Replace(k.yaml, "  kvConnector:", "  modelNames: "+string(given)+"\n  kvConnector:", 1)
+	return start(k.t, yaml), yaml
 }
 
 func TestAResponseIsLostWithItsEngine(t *testing.T) {

@@ -21,8 +21,11 @@ func (m *ModelServer) ServedModel() string {
 	return cmp.Or(m.Spec.ModelNames[m.Model()], m.Spec.ModelNames[anyName], m.Model())
 }
 
-// namedModels are the options by which flows exchange the names.
+// namedModels are the options by which flows exchange the names. Requests may name Model, too.
 func (m *ModelServer) namedModels() (opts []pdflow.Option) {
+	if len(m.Spec.ModelNames) > 0 && m.Model() != anyName {
+		opts = append(opts, pdflow.WithModel(m.ServedModel(), m.Model()))
+	}
 	for _, name := range slices.Sorted(maps.Keys(m.Spec.ModelNames)) {
 		if served := m.Spec.ModelNames[name]; name == anyName {
 			opts = append(opts, pdflow.WithModel(served))

@@ -41,6 +41,9 @@ func (h *Handler) toMaker(x *passing) bool {
 		if e = x.exchange(""); e != nil {
 			break
 		}
+		if x.models != nil {
+			x.asked = x.engines.Responses.Model(id) // "": a name of the model's
+		}
 		e = x.run()
 		gone := e != nil && e.Code == pdflow.CodeNoResponse
 		if gone || x.r.Method == http.MethodDelete && x.outcome.Decode.Status/100 == 2 {

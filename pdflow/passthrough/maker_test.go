@@ -144,7 +144,7 @@ func TestAResponseThatItsEngineHasNoMore(t *testing.T) {
 		"the engine has ended":     func() { k.gone["m1"] = true },
 	} {
 		k.has, k.gone = map[string]string{"resp_1": "m1"}, map[string]bool{}
-		k.Responses.Learn("resp_1", "m1")
+		k.Responses.Learn("resp_1", "m1", "")
 		status, _ := refer(h, "GET", "/v1/responses/resp_1")
 		assert.Equal(t, http.StatusOK, status, name)
 		lose()
@@ -154,7 +154,7 @@ func TestAResponseThatItsEngineHasNoMore(t *testing.T) {
 		time.Sleep(1100 * time.Millisecond) // what was found out is remembered
 	}
 	k.has, k.gone = map[string]string{"resp_2": "m0"}, map[string]bool{}
-	k.Responses.Learn("resp_2", "m1")
+	k.Responses.Learn("resp_2", "m1", "")
 	status, _ := refer(h, "GET", "/v1/responses/resp_2")
 	assert.Equal(t, http.StatusOK, status, "another engine has it")
 }
@@ -169,7 +169,7 @@ func TestAHostThatServesNobodyNow(t *testing.T) {
 	assert.Equal(t, http.StatusServiceUnavailable, status, body)
 	k.gone["m0"] = true
 	k.Set.SetHealthy("m0", false)
-	k.Responses.Learn("resp_1", "m0")
+	k.Responses.Learn("resp_1", "m0", "")
 	status, body = refer(h, "GET", "/v1/responses/resp_2")
 	assert.Equal(t, http.StatusServiceUnavailable, status, body)
 }

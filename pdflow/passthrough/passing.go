@@ -38,7 +38,7 @@ type passing struct {
 	outcome pdflow.Outcome
 	maker   string             // the ID of the engine that the request is for; "": any
 	engine  discovery.Endpoint // that serves it
-	asked   string             // the model that the client has named, where the engine got another name
+	asked   string             // the model that the client has named, now or for a stored response, where names differ
 	models  *modelname.Names   // what the response is named by; nil: by what the engine says
 
 	ctx     context.Context // of the engine's side

@@ -27,6 +27,7 @@ import (
 // Limits of what an index remembers.
 const (
 	maxKnown = 1 << 16 // responses; the oldest goes, and is found again by asking
+	maxModel = 256     // bytes of a model's name; of a longer one nothing is remembered
 	maxID    = 256     // bytes of an id; a longer one is not remembered, and nobody has it
 )
 
@@ -45,8 +46,8 @@ type Index struct {
 	send http.RoundTripper
 
 	mu     sync.Mutex
-	known  map[string]string // engines' IDs by responses' ids
-	order  []string          // of known, a ring once it is full
+	known  map[string]made // by responses' ids
+	order  []string        // of known, a ring once it is full
 	oldest int
 
 	searches searches
@@ -54,18 +55,26 @@ type Index struct {
 
 // New makes an index that asks the decode engines of set through send, which must not follow redirects.
 func New(set *discovery.Set, send http.RoundTripper) *Index {
-	return &Index{set: set, send: send, known: map[string]string{},
+	return &Index{set: set, send: send, known: map[string]made{},
 		searches: searches{slots: make(chan struct{}, asksAtOnce), running: map[searchKey]*search{}}}
 }
 
-// Learn remembers that an engine has a response.
-func (x *Index) Learn(id, engine string) {
+// made is how a response was made.
+type made struct{ engine, model string }
+
+// Learn remembers that an engine has a response. model is the name by which the client asked for the model, where
+// clients have other names for it than engines (pdflow.WithModel); "" if that is not known.
+func (x *Index) Learn(id, engine, model string) {
 	if id == "" || len(id) > maxID {
 		return
 	}
+	if len(model) > maxModel {
+		model = ""
+	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if _, again := x.known[id]; !again {
+	was, again := x.known[id]
+	if !again {
 		id = strings.Clone(id) // else what it was read from would be kept
 		if len(x.order) < maxKnown {
 			x.order = append(x.order, id)
@@ -75,22 +84,25 @@ func (x *Index) Learn(id, engine string) {
 			x.oldest = (x.oldest + 1) % maxKnown
 		}
 	}
-	x.known[id] = engine
+	if model != was.model && model != "" {
+		was.model = strings.Clone(model)
+	}
+	x.known[id] = made{engine, was.model}
 }
 
 // Forget forgets that an engine has a response: it was deleted, or the engine says that it has none of that id.
 func (x *Index) Forget(id, engine string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.known[id] == engine {
-		x.known[id] = "" // its place in the ring stays
+	if m := x.known[id]; m.engine == engine {
+		x.known[id] = made{model: m.model} // its place in the ring stays
 	}
 }
 
 // Known returns the ID of the engine that has a response, if that is remembered and the engine is ready.
 func (x *Index) Known(id string) (engine string, ok bool) {
 	x.mu.Lock()
-	engine = x.known[id]
+	engine = x.known[id].engine
 	x.mu.Unlock()
 	if engine == "" {
 		return "", false
@@ -99,6 +111,13 @@ func (x *Index) Known(id string) (engine string, ok bool) {
 		return e.ID == engine && e.Phase == discovery.PhaseReady
 	})
 	return engine, ready
+}
+
+// Model returns the name by which the client asked for a response's model, "" if it is not remembered.
+func (x *Index) Model(id string) string {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.known[id].model
 }
 
 // Find returns the ID of the decode engine that has a response. If that is not known, or if its engine is not ready, it

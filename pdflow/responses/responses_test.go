@@ -146,7 +146,7 @@ func TestTheClientsKeysAreSent(t *testing.T) {
 
 func TestWhatIsKnownIsNotAskedFor(t *testing.T) {
 	f, x := newFleet(t, says(404), says(404))
-	x.Learn("resp_1", "d1")
+	x.Learn("resp_1", "d1", "")
 	engine, err := x.Find(t.Context(), "resp_1", nil)
 	assert.Equal(t, "d1", engine)
 	require.NoError(t, err)
@@ -157,25 +157,41 @@ func TestWhatIsKnownIsNotAskedFor(t *testing.T) {
 	x.Forget("resp_1", "d1")
 	_, err = x.Find(t.Context(), "resp_1", client)
 	assert.ErrorIs(t, err, responses.ErrNotFound)
-	x.Learn("resp_1", "d1")
+	x.Learn("resp_1", "d1", "")
 	_, known = x.Known("resp_1")
 	assert.True(t, known)
-	x.Learn("resp_2", "gone")
+	x.Learn("resp_2", "gone", "")
 	_, err = x.Find(t.Context(), "resp_2", client)
 	assert.ErrorIs(t, err, responses.ErrNotFound, "its engine has left")
+}
+
+// The name by which a client has asked for a response's model is kept when its engine is looked for once more.
+func TestTheNameByWhichAModelWasAskedFor(t *testing.T) {
+	_, x := newFleet(t, says(404), says(200))
+	assert.Empty(t, x.Model("resp_1"))
+	x.Learn("resp_1", "d0", "gpt-4o")
+	x.Forget("resp_1", "d0")
+	assert.Equal(t, "gpt-4o", x.Model("resp_1"))
+	_, err := x.Find(t.Context(), "resp_1", client)
+	require.NoError(t, err)
+	assert.Equal(t, "gpt-4o", x.Model("resp_1"))
+	x.Learn("resp_1", "d1", "other")
+	assert.Equal(t, "other", x.Model("resp_1"))
+	x.Learn("resp_2", "d1", strings.Repeat("x", 257))
+	assert.Empty(t, x.Model("resp_2"), "a client may choose it")
 }
 
 // An engine that fails its health probes is asked itself.
 func TestAnEngineThatIsNotReady(t *testing.T) {
 	f, x := newFleet(t, says(404), says(200))
-	x.Learn("resp_1", "d1")
+	x.Learn("resp_1", "d1", "")
 	f.set.SetHealthy("d1", false)
 	engine, err := x.Find(t.Context(), "resp_1", client)
 	assert.Equal(t, "d1", engine)
 	require.NoError(t, err)
 	assert.Equal(t, 2, f.n)
 	f.ask[1] = fails(&net.OpError{Op: "dial", Err: syscall.ECONNREFUSED})
-	x.Learn("resp_2", "d1")
+	x.Learn("resp_2", "d1", "")
 	_, err = x.Find(t.Context(), "resp_2", client)
 	assert.ErrorIs(t, err, responses.ErrNotFound)
 }
@@ -183,7 +199,7 @@ func TestAnEngineThatIsNotReady(t *testing.T) {
 func TestIDsThatNoEngineGives(t *testing.T) {
 	f, x := newFleet(t, says(200))
 	for _, id := range []string{"", ".", "..", "a/b", "a b", "a%2f", "a?b", "ä", strings.Repeat("a", 257)} {
-		x.Learn(id, "d0")
+		x.Learn(id, "d0", "")
 		if strings.ContainsAny(id, "/?% ") {
 			x.Forget(id, "d0")
 		}
@@ -197,7 +213,7 @@ func TestIDsThatNoEngineGives(t *testing.T) {
 func TestWhatIsRememberedIsBounded(t *testing.T) {
 	_, x := newFleet(t, says(404))
 	for i := range 1<<16 + 10 {
-		x.Learn(fmt.Sprint("resp_", i), "d0")
+		x.Learn(fmt.Sprint("resp_", i), "d0", "")
 	}
 	_, known := x.Known("resp_9")
 	assert.False(t, known)
@@ -267,7 +283,7 @@ func TestAClientThatLeavesAndAnEngineThatIsSilent(t *testing.T) {
 func Example() {
 	set := exampleSet("d0", "d1")
 	index := responses.New(set, exampleEngines{"d1": "resp_2"})
-	index.Learn("resp_1", "d0")
+	index.Learn("resp_1", "d0", "")
 	for _, id := range []string{"resp_1", "resp_2", "resp_3"} {
 		engine, err := index.Find(context.Background(), id, func() http.Header { return http.Header{} })
 		fmt.Println(id, engine, err)

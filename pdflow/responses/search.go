@@ -176,7 +176,7 @@ func (x *Index) run(ctx context.Context, s *search, id string, header http.Heade
 	wg.Wait()
 	switch {
 	case best == has:
-		x.Learn(id, s.engine)
+		x.Learn(id, s.engine, "")
 	case best == refused:
 	case best == unknown || ctx.Err() != nil:
 		s.engine, s.err = "", ErrUnavailable
