@@ -275,6 +275,69 @@ func TestHowAStreamEnds(t *testing.T) {
 	}
 }
 
+// Clients have names of their own for models also where the response goes past the flow: streamed, with response_body_mode
+// STREAMED, so that Envoy puts what the server writes in the place of what decode has written.
+func TestClientsNamesForModels(t *testing.T) {
+	streamed := []string{"response_body_mode: NONE", "response_body_mode: STREAMED"}
+	fails := &enginesim.Fault{Kind: enginesim.FaultStatus, Status: 400, Count: -1,
+		Body: `{"error":{"message":"big at 10.0.0.7:8000 cannot do it","type":"BadRequestError"}}`}
+	for name, c := range map[string]struct {
+		changes        []string
+		path, more     string
+		fault          *enginesim.Fault
+		status         int
+		holds, without string
+	}{
+		"streamed": {streamed, "/v1/completions", `"prompt":"hello","stream":true`, nil, 200, "data: [DONE]", "big"},
+		"streamed, chat": {streamed, "/v1/chat/completions",
+			`"messages":[{"role":"user","content":"x"}],"stream":true`, nil, 200, "data: [DONE]", "big"},
+		"streamed, responses": {streamed, "/v1/responses", `"input":"hello","stream":true`, nil, 200,
+			"response.completed", "big"},
+		"whole":       {streamed, "/v1/completions", `"prompt":"hello"`, nil, 200, `"choices"`, "big"},
+		"whole, NONE": {nil, "/v1/completions", `"prompt":"hello"`, nil, 200, `"choices"`, "big"},
+		"an error":    {streamed, "/v1/completions", `"prompt":"hello","stream":true`, fails, 400, "gpt-4o at ", "10.0.0.7"},
+		"streamed, NONE": {nil, "/v1/completions", `"prompt":"hello","stream":true`, nil, 400, "response_body_mode",
+			"big"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := nixlWorld(t, enginesim.Config{Model: "big"}, enginesim.Config{Model: "big"},
+				pdflow.WithModel("big", "gpt-4o", "other"))
+			if c.fault != nil {
+				w.d.Inject(*c.fault)
+			}
+			status, header, body := ask(t, w.envoy(c.changes...)+c.path, `{"model":"gpt-4o",`+c.more+`}`)
+			assert.Equal(t, c.status, status, body)
+			assert.Contains(t, body, c.holds)
+			assert.NotContains(t, body, c.without)
+			if status == http.StatusOK {
+				assert.Equal(t, "disaggregated", header.Get("X-Pd-Mode"))
+				assert.Contains(t, body, `"model":"gpt-4o"`)
+				assert.Equal(t, []pdflow.Code{""}, w.wait(1))
+			}
+		})
+	}
+}
+
+// An event reaches the client before the next one comes, and a stream that is cut does not look whole.
+func TestARenamedStreamGoesOnAsItComes(t *testing.T) {
+	w := nixlWorld(t, enginesim.Config{Model: "big"}, enginesim.Config{Model: "big", ITL: time.Second},
+		pdflow.WithModel("big", "gpt-4o"))
+	w.d.Inject(enginesim.Fault{Kind: enginesim.FaultResetStream, AfterChunks: 2})
+	resp, err := post(t, t.Context(), w.envoy("response_body_mode: NONE", "response_body_mode: STREAMED")+
+		"/v1/completions", `{"model":"gpt-4o",`+completion(true)[1:])
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	begin := time.Now()
+	first := make([]byte, 4096)
+	n, err := resp.Body.Read(first)
+	require.NoError(t, err)
+	assert.Less(t, time.Since(begin), 900*time.Millisecond)
+	assert.Contains(t, string(first[:n]), `"model":"gpt-4o"`)
+	assert.True(t, strings.HasSuffix(string(first[:n]), "\n\n"), "an event at a time")
+	_, err = io.Copy(io.Discard, resp.Body)
+	require.Error(t, err)
+}
+
 func TestABodyOverTheLimit(t *testing.T) {
 	w := nixlWorld(t, enginesim.Config{}, enginesim.Config{})
 	url := w.envoy()

@@ -36,14 +36,28 @@ func proceed(m *extproc.ProcessingRequest) *extproc.ProcessingResponse {
 		return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ResponseTrailers{
 			ResponseTrailers: &extproc.TrailersResponse{}}}
 	}
-	return respond(nil)
+	return respond(nil, false)
 }
 
-// respond lets the head of a response through, with further headers.
-func respond(h http.Header) *extproc.ProcessingResponse {
+// replace puts another piece of a response in the place of one.
+func replace(piece []byte) *extproc.ProcessingResponse {
+	m := &extproc.BodyMutation{Mutation: &extproc.BodyMutation_Body{Body: piece}}
+	if len(piece) == 0 {
+		m.Mutation = &extproc.BodyMutation_ClearBody{ClearBody: true}
+	}
+	return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ResponseBody{
+		ResponseBody: &extproc.BodyResponse{Response: &extproc.CommonResponse{BodyMutation: m}}}}
+}
+
+// respond lets the head of a response through, with further headers, and without a length if its body changes.
+func respond(h http.Header, changes bool) *extproc.ProcessingResponse {
+	m := &extproc.HeaderMutation{SetHeaders: setAll(nil, h)}
+	if changes {
+		m.RemoveHeaders = []string{"content-length"}
+	}
 	return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ResponseHeaders{
 		ResponseHeaders: &extproc.HeadersResponse{Response: &extproc.CommonResponse{
-			HeaderMutation: &extproc.HeaderMutation{SetHeaders: setAll(nil, h)}}}}}
+			HeaderMutation: m}}}}
 }
 
 // decodeLeg puts a decode step in the place of the client's request. Only what the step sends remains of the client's

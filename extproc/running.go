@@ -13,6 +13,8 @@ import (
 	"time"
 
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/pdkit/pdkit/pdflow"
 )
@@ -23,13 +25,14 @@ type running struct {
 	envoy    stream
 	r        *http.Request // the client's, without its body
 	streamed bool          // the client wants a stream
-	endSeen  bool          // Envoy shows the response's body, and so its end
+	bodySeen bool          // Envoy shows the response's body, and so its end, and takes another in its place
 
 	cancel context.CancelFunc
 	steps  *pdflow.Steps
-	given  *pdflow.Step         // decode, once Envoy has it
-	head   *extproc.HttpHeaders // of decode's response, once it has come
-	legs   sync.WaitGroup       // those that the server sends
+	given  *pdflow.Step                       // decode, once Envoy has it
+	head   *extproc.HttpHeaders               // of decode's response, once it has come
+	rename func([]byte, bool) ([]byte, error) // of pdflow.Response
+	legs   sync.WaitGroup                     // those that the server sends
 }
 
 // next is what the flow wants: one of the three.
@@ -57,7 +60,9 @@ func (x *running) run(flow *pdflow.Flow, in *pdflow.Request) error {
 		return fail(x.envoy, x.r, invalid(err))
 	}
 	defer steps.End(context.Canceled) // where nothing better is known
-	x.steps = steps
+	if x.steps = steps; x.streamed && x.bodySeen {
+		steps.Renames()
+	}
 	wanted, inbox := make(chan next), make(chan message)
 	go x.pump(ctx, wanted)
 	go x.receive(ctx, inbox)
@@ -77,7 +82,8 @@ func (x *running) run(flow *pdflow.Flow, in *pdflow.Request) error {
 			case n.resp.Body != nil:
 				return x.whole(n.resp)
 			default:
-				if err := x.envoy.Send(respond(x.ownHeader(n.resp))); err != nil {
+				x.rename = n.resp.Rename
+				if err := x.envoy.Send(respond(x.ownHeader(n.resp), x.rename != nil)); err != nil {
 					return err
 				}
 				return x.follow(ctx, inbox)
@@ -102,8 +108,28 @@ func (x *running) proceed(m *extproc.ProcessingRequest) error {
 	if _, more := m.Request.(*extproc.ProcessingRequest_RequestBody); more {
 		return errStreamed
 	}
+	if x.rename == nil {
+		return x.envoy.Send(proceed(m))
+	}
+	switch body := m.GetResponseBody(); {
+	case body != nil:
+		changed, err := x.rename(body.Body, body.EndOfStream)
+		if err != nil {
+			x.steps.End(err)
+			return errBroken
+		}
+		return x.envoy.Send(replace(changed))
+	case m.GetResponseTrailers() != nil: // nothing can follow them
+		if rest, err := x.rename(nil, true); err != nil || len(rest) > 0 {
+			x.steps.End(errBroken)
+			return errBroken
+		}
+	}
 	return x.envoy.Send(proceed(m))
 }
+
+// errBroken has Envoy cut a response whose head has gone to the client.
+var errBroken = status.Error(codes.Aborted, "the response cannot be passed on")
 
 // pump gives run what the flow wants.
 func (x *running) pump(ctx context.Context, to chan<- next) {
@@ -151,6 +177,9 @@ func (x *running) take(step *pdflow.Step) (*pdflow.Error, error) {
 		x.given = step
 		return nil, x.envoy.Send(decodeLeg(x.r.Header, step, body))
 	case step.Leg == pdflow.LegDecode && x.streamed:
+		if x.steps.Renames(); step.Relayable() { // it is the model's name alone
+			return errNamed, nil
+		}
 		return errStream, nil
 	}
 	x.legs.Go(func() {
@@ -171,13 +200,17 @@ var (
 	// errStream: the flow must read decode's response, and Envoy takes a response of the server's only whole.
 	errStream = &pdflow.Error{Code: pdflow.CodeUnsupported, Param: "stream",
 		Message: "this connector's response cannot be streamed here; send the request without it"}
+	// errNamed: Envoy does not show the response, in which the model's name is to be changed.
+	errNamed = &pdflow.Error{Code: pdflow.CodeUnsupported, Param: "stream",
+		Message: "a response by this model name cannot be streamed here, since processing_mode.response_body_mode is not " +
+			"STREAMED; send the request without it"}
 )
 
 // follow waits until Envoy has passed the response on.
 func (x *running) follow(ctx context.Context, inbox <-chan message) error {
 	keep := time.NewTicker(time.Minute)
 	defer keep.Stop()
-	whole := !x.endSeen || x.head.EndOfStream
+	whole := !x.bodySeen || x.head.EndOfStream
 	for {
 		select {
 		case in := <-inbox:

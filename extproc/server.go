@@ -105,7 +105,7 @@ func (s *Server) Process(envoy stream) error {
 			Message: "no such model is served here"})
 	}
 	x := &running{s: s, envoy: envoy, r: r, streamed: req.Stream}
-	x.endSeen = first.GetProtocolConfig().GetResponseBodyMode() != mode.ProcessingMode_NONE
+	x.bodySeen = first.GetProtocolConfig().GetResponseBodyMode() != mode.ProcessingMode_NONE
 	return x.run(flow, &pdflow.Request{API: api, Header: r.Header, Body: body})
 }
 

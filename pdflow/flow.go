@@ -237,6 +237,13 @@ type Response struct {
 	Body      *Body
 	Mode      Mode
 	RequestID string
+
+	// Rename, of a response that the caller relays, makes of each piece of its body what the client gets, with the name
+	// by which the client asked for the model and with the flow's words for an engine's error. last is true with the
+	// last piece, which may be empty. What Rename returns is valid until its next call and may be empty, since it holds
+	// back an event, or a response that is no stream, until that is whole. After an error the caller cuts the response.
+	// The client gets no Content-Length. One goroutine may call it. Nil: nothing is to be changed. See [Steps.Renames].
+	Rename func(piece []byte, last bool) ([]byte, error)
 }
 
 // Do runs a request and returns once the response's first event is known. The error is an *[Error]. The context covers

@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
@@ -41,6 +42,7 @@ type Steps struct {
 	resp *Response
 	err  *Error
 
+	renames atomic.Bool
 	once    sync.Once
 	mu      sync.Mutex
 	calls   live.Watchdog // expires when the caller has forgotten the request
@@ -91,7 +93,7 @@ func (s *Steps) Next(ctx context.Context) (*Step, *Response, error) {
 		}
 		if s.resp.Body.s == nil {
 			r := *s.resp
-			r.Body = nil
+			r.Body, r.Rename = nil, r.Body.renamer()
 			return nil, &r, nil
 		}
 		return nil, s.resp, nil
@@ -391,7 +393,8 @@ func (st *Step) giveUp() {
 // sees nothing more of it until End. It is for hosts, like an Envoy, whose responses go another way. While a prefill
 // runs beside decode, Next returns only when that has ended, and the caller passes nothing on before. The error is
 // of [CodeUnsupported] for a leg that is not decode, where the connector changes decode's response or the flow the
-// model's name in it ([WithModel]), and where decode's response decides whether a prefill follows.
+// model's name in it ([WithModel], unless [Steps.Renames] was called), and where decode's response decides whether a
+// prefill follows.
 func (st *Step) Relay(status int) error {
 	st.s.touch()
 	if !st.Relayable() {
@@ -415,7 +418,7 @@ func (relayedBody) Close() error             { return nil }
 
 // relayable reports whether decode's response may go past the flow.
 func (a *attempt) relayable() bool {
-	if a.f.order == connector.DecodeFirst && a.p.Load() == nil || a.x.names != nil {
+	if a.f.order == connector.DecodeFirst && a.p.Load() == nil || a.x.names != nil && !a.x.sender.steps.renames.Load() {
 		return false
 	}
 	return !(a.twoLegs() && a.f.traits.Handoff.FromDecode) &&
