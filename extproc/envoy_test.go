@@ -275,8 +275,8 @@ func TestHowAStreamEnds(t *testing.T) {
 	}
 }
 
-// Clients have names of their own for models also where the response goes past the flow: streamed, with response_body_mode
-// STREAMED, so that Envoy puts what the server writes in the place of what decode has written.
+// Clients have names of their own for models also where the response goes past the flow: streamed, with
+// response_body_mode STREAMED, so that Envoy puts what the server writes in the place of what decode has written.
 func TestClientsNamesForModels(t *testing.T) {
 	streamed := []string{"response_body_mode: NONE", "response_body_mode: STREAMED"}
 	fails := &enginesim.Fault{Kind: enginesim.FaultStatus, Status: 400, Count: -1,
@@ -295,7 +295,8 @@ func TestClientsNamesForModels(t *testing.T) {
 			"response.completed", "big"},
 		"whole":       {streamed, "/v1/completions", `"prompt":"hello"`, nil, 200, `"choices"`, "big"},
 		"whole, NONE": {nil, "/v1/completions", `"prompt":"hello"`, nil, 200, `"choices"`, "big"},
-		"an error":    {streamed, "/v1/completions", `"prompt":"hello","stream":true`, fails, 400, "gpt-4o at ", "10.0.0.7"},
+		"an error": {streamed, "/v1/completions", `"prompt":"hello","stream":true`, fails, 400, "gpt-4o at ",
+			"10.0.0.7"},
 		"streamed, NONE": {nil, "/v1/completions", `"prompt":"hello","stream":true`, nil, 400, "response_body_mode",
 			"big"},
 	} {

@@ -202,8 +202,8 @@ var (
 		Message: "this connector's response cannot be streamed here; send the request without it"}
 	// errNamed: Envoy does not show the response, in which the model's name is to be changed.
 	errNamed = &pdflow.Error{Code: pdflow.CodeUnsupported, Param: "stream",
-		Message: "a response by this model name cannot be streamed here, since processing_mode.response_body_mode is not " +
-			"STREAMED; send the request without it"}
+		Message: "a response by this model name cannot be streamed here, since processing_mode.response_body_mode is " +
+			"not STREAMED; send the request without it"}
 )
 
 // follow waits until Envoy has passed the response on.
