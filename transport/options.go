@@ -56,7 +56,9 @@ type Options struct {
 	// that those of a burst do not end together. A request that runs is never cut: an older connection ends after its
 	// response. Where several processes listen on an engine's port, as vLLM's API servers do, the system chooses one
 	// for each new connection, and all share the load only if connections end. 0 means 5 min, a negative value no
-	// limit. It does not hold for HTTP/2.
+	// limit. It does not hold for HTTP/2. With NetHTTP it is all that spreads single requests over the processes: of
+	// an engine's idle connections net/http takes the one used last, and offers no choice (this package takes any that
+	// is surely alive).
 	MaxConnectionAge time.Duration
 
 	// MaxIdlePerHost is how many unused connections are kept for each engine. 0 means 256, a negative value keeps none.
