@@ -30,6 +30,8 @@ type conn struct {
 	paused   time.Time   // when that was
 	id       string      // the last request's X-Request-Id
 	echo     echo        // of its requests' ids
+	begun    time.Time   // when the last request got it
+	long     bool        // it had it for long
 	since    time.Time   // when it became idle
 	ends     time.Time   // it serves no request that begins later; zero: no limit
 	stop     func() bool // detaches abort from the request's context; nil between requests
@@ -44,7 +46,8 @@ type conn struct {
 }
 
 func (t *Transport) newConn(key hostKey, raw net.Conn, secured *tls.Conn) *conn {
-	c := &conn{raw: raw, rw: raw, key: key, t: t, paused: time.Now(), ends: t.options.connectionEnds(),
+	now := time.Now()
+	c := &conn{raw: raw, rw: raw, key: key, t: t, paused: now, begun: now, ends: t.options.connectionEnds(),
 		quietCheck: rawsocket.QuietCheck(raw)}
 	// abort closes the socket under TLS without TLS's close_notify alert, which would wait for a write that hangs.
 	c.abort = func() { _ = raw.Close() }

@@ -58,6 +58,7 @@ func (p *pool) pop(key hostKey, now time.Time) *conn {
 	}
 	c := idle[i]
 	p.hosts[key] = slices.Delete(idle, i, i+1)
+	c.begun = now
 	if c.unpaused++; now.Sub(c.since) >= minPause {
 		c.unpaused, c.paused = 0, now
 	}
@@ -76,7 +77,7 @@ func (p *pool) choose(idle []*conn, now time.Time) int {
 	const some = 16 // to look at all of a large burst's would take long
 	last, first := -1, max(paused, len(idle)-some)
 	for i, c := range slices.Backward(idle[first:]) {
-		if c.unpaused < fewUnpaused {
+		if c.first() {
 			return first + i
 		}
 		if last < 0 && c.mayServe(now) {
@@ -86,7 +87,7 @@ func (p *pool) choose(idle []*conn, now time.Time) int {
 	switch {
 	case last >= 0:
 		return last
-	case len(idle)-paused > maxPausing:
+	case len(idle)-paused > maxLong, len(idle)-paused > maxPausing && !idle[paused].long:
 		return paused
 	}
 	return paused - 1
@@ -104,6 +105,7 @@ func idleSince(idle []*conn, t time.Time) int {
 // put keeps c, or closes it if the pool is full.
 func (p *pool) put(c *conn) {
 	c.since = time.Now()
+	c.long = c.since.Sub(c.begun) >= long
 	p.mu.Lock()
 	idle := p.hosts[c.key]
 	if p.closed || len(idle) >= p.limit || tooOld(c.ends, c.since) {

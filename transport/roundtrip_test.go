@@ -100,6 +100,7 @@ func TestASlowlyReadBodyIsWrittenToItsEnd(t *testing.T) {
 	tr := newTransport(t, nil)
 	for range 2 {
 		assert.Equal(t, "ok", exchange(t, tr, post(t, e.url(), strings.Repeat("x", 32<<20))))
+		time.Sleep(2 * minPause) // which a connection needs after a long exchange
 	}
 	assert.EqualValues(t, 1, e.accepted.Load())
 }

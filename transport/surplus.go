@@ -15,6 +15,10 @@ import (
 // On a kept connection nothing but their order tells which response is to which request. An engine that sends one
 // response too many shifts all that follow: each client gets the response of the client before. So such an engine gets
 // no kept connections for a while, and where it repeats the ids of requests, they are compared.
+//
+// Nothing else in a response tells. Date and created are whole seconds of another machine's clock, the model is the same
+// for all, or has another name than the request gives it, and how soon a response may begin after its request depends on
+// the engine.
 
 // errMisplaced is a response that is not to the request that was sent.
 var errMisplaced = errors.New("transport: the response is to another request")
@@ -85,17 +89,26 @@ func unasked(b []byte) bool {
 // A response that nobody asked for is seen if it comes while the connection is idle. If one request follows another at
 // once, the connection is never idle, and responses stay shifted for as long as that goes on. So the pool prefers
 // connections that were idle for minPause, and a connection that went without such a pause for too long must have one.
-// For that an engine has a few connections more.
+// For that an engine has a few connections more. After an exchange that took as long as those of inference do, a pause
+// needs at most one connection more for each five, so that one has a pause in any case.
 const (
 	minPause    = 10 * time.Millisecond
 	fewUnpaused = 2                      // requests that followed at once: so many a connection serves in any case,
 	unpausedFor = 100 * time.Millisecond // others only for so long since its last pause, or for minPause each,
 	maxUnpaused = 24                     // and no more than so many
 	maxPausing  = 2                      // connections to an engine that pause while a request opens another
+	long        = 5 * minPause           // for an exchange
+	maxLong     = 16                     // as maxPausing, after long exchanges
 )
+
+// first reports whether an idle connection has hardly served a request yet without a pause.
+func (c *conn) first() bool { return c.unpaused < fewUnpaused && !c.long }
 
 // mayServe reports whether an idle connection may serve the next request without a pause.
 func (c *conn) mayServe(now time.Time) bool {
+	if c.long {
+		return false
+	}
 	limit := max(unpausedFor, time.Duration(c.unpaused)*minPause)
 	return c.unpaused < fewUnpaused || c.unpaused < maxUnpaused && now.Sub(c.paused) < limit
 }
