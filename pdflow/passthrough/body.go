@@ -51,7 +51,11 @@ func (h *Handler) read(w http.ResponseWriter, r *http.Request, budget intake.Tak
 	if fault != nil || len(raw) == 0 {
 		return nil, refusal(fault)
 	}
-	if boundary := h.boundaryOf(r); boundary != "" {
+	if boundary, form := h.boundaryOf(r); form {
+		if boundary == "" {
+			return nil, &pdflow.Error{Code: pdflow.CodeMediaType,
+				Message: "Content-Type must have the form's boundary: multipart/form-data; boundary=…"}
+		}
 		if fault := intake.CheckEncoding(r.Header); fault != nil {
 			return nil, refusal(fault)
 		}
@@ -117,18 +121,15 @@ const (
 	maxName  = 128     // bytes of its name
 )
 
-// boundaryOf returns what parts a form, "" where the body is none or the path takes none. Of the listed paths those of
+// boundaryOf returns what parts a form. It reports false where the body is none or the path takes none. Of the listed paths those of
 // audio take one: a file and fields (OpenAI's API; /v1/audio/transcriptions of vLLM 0.32.0 and SGLang 0.5.23).
-func (h *Handler) boundaryOf(r *http.Request) string {
+func (h *Handler) boundaryOf(r *http.Request) (boundary string, form bool) {
 	types := r.Header["Content-Type"]
 	if len(types) != 1 || !match("/v1/audio/*", r.URL.Path) && !h.added(r) {
-		return ""
+		return "", false
 	}
 	media, params, err := mime.ParseMediaType(types[0])
-	if err != nil || media != "multipart/form-data" {
-		return ""
-	}
-	return params["boundary"]
+	return params["boundary"], err == nil && media == "multipart/form-data"
 }
 
 // readForm reads the fields of a form, and not its files.
