@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -56,21 +57,23 @@ type list struct {
 	body    []byte // nil: too many lists were asked for
 }
 
-// listed reports whether a request is for the list, or for its entry of a model that engines do not know by this name.
-func (h *Handler) listed(r *http.Request) (model string, ok bool) {
-	model, below := strings.CutPrefix(r.URL.Path, modelsPath+"/")
-	switch {
-	case r.Method != http.MethodGet:
-		return "", false
-	case !below:
-		return "", r.URL.Path == modelsPath
+// listsModels reports whether a request is for the list, or for its entry of a model. vLLM has no path for one model, and
+// engines do not know the names that clients may have.
+func listsModels(r *http.Request) (model string, ok bool) {
+	if model, ok = strings.CutPrefix(r.URL.Path, modelsPath+"/"); !ok {
+		model, ok = "", r.URL.Path == modelsPath
 	}
-	engines, _ := h.find(model)
-	if engines == nil {
-		return "", false
+	return model, ok && r.Method == http.MethodGet
+}
+
+// spells reports whether a path is written as engines read it. Clients of OpenAI's API write the slash in a model's name
+// as %2F.
+func spells(u *url.URL) bool {
+	escaped := u.EscapedPath()
+	if strings.HasPrefix(escaped, modelsPath+"/") {
+		escaped = strings.NewReplacer("%2F", "/", "%2f", "/").Replace(escaped)
 	}
-	names, err := engines.modelNames()
-	return model, err == nil && names.Has(model)
+	return escaped == u.Path
 }
 
 // list answers with the union of what the ready decode engines list, or with its entry of a model.

@@ -142,12 +142,31 @@ func TestModelsAreListedByTheClientsNames(t *testing.T) {
 				assert.NotContains(t, w.Body.String(), "big")
 				w = do(h, httptest.NewRequest(http.MethodGet, "/v1/models/gpt-4o", nil))
 				assert.Contains(t, w.Body.String(), `{"id":"gpt-4o"`)
+				w = do(h, httptest.NewRequest(http.MethodGet, "/v1/models/big", nil))
+				assert.Equal(t, http.StatusNotFound, w.Code, "no client has this name")
 			}
 			if name == "for what nobody serves" {
 				w = do(h, httptest.NewRequest(http.MethodGet, "/v1/models/a", nil))
 				assert.Equal(t, http.StatusNotFound, w.Code)
 			}
 		})
+	}
+}
+
+// vLLM lists its models and has no path for one of them; OpenAI's clients write a slash in its name as %2F.
+func TestOneModelIsItsEntryOfTheList(t *testing.T) {
+	engines := (&fleet{t: t, lists: map[string]string{"d": `{"data":[{"id":"org/m","object":"model"}]}`},
+		asked: map[string]int{}}).engines("decode@d")
+	h := handler(t, func(string) (*passthrough.Engines, *pdflow.Error) { return engines, nil }, nil)
+	for target, status := range map[string]int{"/v1/models/org/m": 200, "/v1/models/org%2Fm": 200,
+		"/v1/models/org%2fm": 200, "/v1/models/m": 404, "/v1/models/org%2Fx": 404} {
+		w := do(h, httptest.NewRequest(http.MethodGet, target, nil))
+		assert.Equal(t, status, w.Code, target)
+		if status == http.StatusOK {
+			assert.JSONEq(t, `{"id":"org/m","object":"model"}`, w.Body.String())
+		} else {
+			assert.Contains(t, w.Body.String(), `"param":"model"`)
+		}
 	}
 }
 

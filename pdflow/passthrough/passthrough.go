@@ -113,7 +113,7 @@ type Options struct {
 
 // Handler serves
 //
-//   - GET and HEAD on /v1/models and below it,
+//   - GET and HEAD on /v1/models and below it, where a slash in a model's name may be written as %2F,
 //   - what refers to a response: see [OfResponse],
 //   - POST on /v1/embeddings, /v1/score, /v1/rerank, /v1/classify, /v1/tokenize, /v1/detokenize, /tokenize,
 //     /detokenize, /score, /rerank and /pooling, on /v1/messages/count_tokens, on /render below the paths of
@@ -126,7 +126,7 @@ type Options struct {
 // GET /v1/models is the union of what the ready decode engines list. It is kept for two seconds for each key of clients
 // (Authorization, X-Api-Key, Engines.ForwardHeaders). An engine that fails, or takes longer than two seconds, is left
 // out. 32 engines are asked at once, for all clients together; if so many clients ask that no engine's turn comes, the
-// response is 503. GET /v1/models/NAME of a name in Engines.ModelNames is its entry of that list.
+// response is 503. GET /v1/models/NAME is its entry of that list.
 //
 // What refers to a response goes to the decode engine that made it, of whatever model, where
 // Engines.Responses can tell which one that is. If no engine has it the error is of pdflow.CodeNoResponse; if its
@@ -210,7 +210,7 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request) {
 		// from being read as another request.
 		w.Header().Set("Connection", "close")
 	}
-	if model, listed := h.listed(r); listed {
+	if model, lists := listsModels(r); lists {
 		h.list(w, r, id, model)
 		return
 	}

@@ -68,7 +68,7 @@ var ofResponse = []string{"GET /v1/responses/*", "DELETE /v1/responses/*", "POST
 // (encoded bytes, dots, doubled slashes, a slash at the end, parameters) may not.
 func (h *Handler) passes(r *http.Request) bool {
 	p := r.URL.Path
-	if r.URL.EscapedPath() != p || path.Clean(p) != p || !plain(p, "") {
+	if !spells(r.URL) || path.Clean(p) != p || !plain(p, "") {
 		return false
 	}
 	return listed(served, r) || OfResponse(r) || h.added(r)

@@ -35,8 +35,8 @@ func served(t *testing.T, h *passthrough.Handler, method, target string) bool {
 func TestWhatPassesIsListed(t *testing.T) {
 	h := handler(t, unknown, nil)
 	for method, targets := range map[string][]string{
-		"GET": {"/v1/models", "/v1/models/meta-llama/Llama-3.1-8B", "/v1/models/load-test", "/v1/responses/resp_1",
-			"/v1/responses/resp_1/input_items"},
+		"GET": {"/v1/models", "/v1/models/meta-llama/Llama-3.1-8B", "/v1/models/meta-llama%2FLlama-3.1-8B",
+			"/v1/models/load-test", "/v1/responses/resp_1", "/v1/responses/resp_1/input_items"},
 		"HEAD":   {"/v1/models", "/v1/responses/resp_1"},
 		"DELETE": {"/v1/responses/resp_1"},
 		"POST": {"/v1/responses/resp_1/cancel", "/v1/messages/count_tokens", "/v1/chat/completions/render",
@@ -62,6 +62,10 @@ func TestWhatPassesIsListed(t *testing.T) {
 		"TRACE": false, "CONNECT": false, "post": false, "PRI": false,
 	} {
 		assert.Equal(t, want, served(t, h, method, "/v1/embeddings"), method)
+	}
+	for _, target := range []string{"/v1/models/..%2f..%2fsleep", "/v1/models/a%2F%2Fb", "/v1/models/a%2F",
+		"/v1/models/%61", "/v1/models/a%252Fb", "/v1/models%2Fa"} {
+		assert.False(t, served(t, h, http.MethodGet, target), target)
 	}
 	for _, method := range []string{"POST", "DELETE", "PUT"} {
 		assert.False(t, served(t, h, method, "/v1/models/m"), "%s could unload it", method)
