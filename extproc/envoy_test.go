@@ -276,7 +276,8 @@ func TestHowAStreamEnds(t *testing.T) {
 }
 
 // Clients have names of their own for models also where the response goes past the flow: streamed, with
-// response_body_mode STREAMED, so that Envoy puts what the server writes in the place of what decode has written.
+// response_body_mode STREAMED, so that Envoy puts what the server writes in the place of what decode has written
+// (kubernetes-sigs/gateway-api-inference-extension issue 1625).
 func TestClientsNamesForModels(t *testing.T) {
 	streamed := []string{"response_body_mode: NONE", "response_body_mode: STREAMED"}
 	fails := &enginesim.Fault{Kind: enginesim.FaultStatus, Status: 400, Count: -1,
