@@ -38,7 +38,8 @@ func TestARelayedResponseHasTheClientsName(t *testing.T) {
 		"nothing": {200, "true", "", "", ""},
 		"an error event": {200, "true", `data: {"error":{"message":"big failed at 10.0.0.7","code":500}}` + "\n\n",
 			"", `gpt-4o failed at`},
-		"a refusal":            {400, "true", `{"error":{"message":"big cannot do it at 10.0.0.7"}}`, "", `"gpt-4o cannot`},
+		"a refusal": {400, "true", `{"error":{"message":"big cannot do it at 10.0.0.7"}}`, "",
+			`"gpt-4o cannot`},
 		"no JSON":              {500, "true", "big fell over", "", "the decode engine answered with an error"},
 		"a refusal, no stream": {404, "false", `{"error":{"message":"no big"}}`, "", `"no gpt-4o"`},
 	} {

@@ -16,9 +16,9 @@ import (
 // response too many shifts all that follow: each client gets the response of the client before. So such an engine gets
 // no kept connections for a while, and where it repeats the ids of requests, they are compared.
 //
-// Nothing else in a response tells. Date and created are whole seconds of another machine's clock, the model is the same
-// for all, or has another name than the request gives it, and how soon a response may begin after its request depends on
-// the engine.
+// Nothing else in a response tells. Date and created are whole seconds of another machine's clock, the model is the
+// same for all, or has another name than the request gives it, and how soon a response may begin after its request
+// depends on the engine.
 
 // errMisplaced is a response that is not to the request that was sent.
 var errMisplaced = errors.New("transport: the response is to another request")

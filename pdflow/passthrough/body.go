@@ -121,8 +121,9 @@ const (
 	maxName  = 128     // bytes of its name
 )
 
-// boundaryOf returns what parts a form. It reports false where the body is none or the path takes none. Of the listed paths those of
-// audio take one: a file and fields (OpenAI's API; /v1/audio/transcriptions of vLLM 0.32.0 and SGLang 0.5.23).
+// boundaryOf returns what parts a form. It reports false where the body is none or the path takes none. Of the listed
+// paths those of audio take one: a file and fields (OpenAI's API; /v1/audio/transcriptions of vLLM 0.32.0 and SGLang
+// 0.5.23).
 func (h *Handler) boundaryOf(r *http.Request) (boundary string, form bool) {
 	types := r.Header["Content-Type"]
 	if len(types) != 1 || !match("/v1/audio/*", r.URL.Path) && !h.added(r) {

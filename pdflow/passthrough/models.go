@@ -57,8 +57,8 @@ type list struct {
 	body    []byte // nil: too many lists were asked for
 }
 
-// listsModels reports whether a request is for the list, or for its entry of a model. vLLM has no path for one model, and
-// engines do not know the names that clients may have.
+// listsModels reports whether a request is for the list, or for its entry of a model. vLLM has no path for one model,
+// and engines do not know the names that clients may have.
 func listsModels(r *http.Request) (model string, ok bool) {
 	if model, ok = strings.CutPrefix(r.URL.Path, modelsPath+"/"); !ok {
 		model, ok = "", r.URL.Path == modelsPath
@@ -66,8 +66,8 @@ func listsModels(r *http.Request) (model string, ok bool) {
 	return model, ok && r.Method == http.MethodGet
 }
 
-// spells reports whether a path is written as engines read it. Clients of OpenAI's API write the slash in a model's name
-// as %2F.
+// spells reports whether a path is written as engines read it. Clients of OpenAI's API write the slash in a model's
+// name as %2F.
 func spells(u *url.URL) bool {
 	escaped := u.EscapedPath()
 	if strings.HasPrefix(escaped, modelsPath+"/") {
