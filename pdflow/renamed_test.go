@@ -14,8 +14,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-// A host that relays a response gives its pieces to Rename, and the client reads its own name for the model, however the
-// pieces are cut.
+// A host that relays a response gives its pieces to Rename, and the client reads its own name for the model, however
+// the pieces are cut.
 func TestARelayedResponseHasTheClientsName(t *testing.T) {
 	const (
 		chunk = `data: {"model":"big","choices":[]}` + "\n\n"

@@ -134,8 +134,8 @@ func TestResponsesStayShiftedOnlyUntilAConnectionPauses(t *testing.T) {
 	assert.Zero(t, failed)
 }
 
-// After a response that took long a connection pauses in any case, since that needs few connections more: what comes too
-// much within the pause is seen before any client gets it, whether the engine repeats ids or not.
+// After a response that took long a connection pauses in any case, since that needs few connections more: what comes
+// too much within the pause is seen before any client gets it, whether the engine repeats ids or not.
 func TestAConnectionPausesAfterAResponseThatTookLong(t *testing.T) {
 	ownOnly(t, "gives a connection to the next request at once")
 	e := newEngine(t, surplus{late: 3 * time.Millisecond, takes: 60 * time.Millisecond}.serve)

@@ -173,8 +173,8 @@ func TestARequestWaitsForTheEngineThatItNames(t *testing.T) {
 	})
 }
 
-// Requests that wait for one engine, as the follow-ups of its responses, take no place in the queue of those that others
-// can serve, nor of those that wait for another engine. For each engine no more wait than the queue holds.
+// Requests that wait for one engine, as the follow-ups of its responses, take no place in the queue of those that
+// others can serve, nor of those that wait for another engine. For each engine no more wait than the queue holds.
 func TestWhoWaitsForANamedEngineTakesNobodysPlace(t *testing.T) {
 	for name, o := range map[string]admit.Options{"fixed": {DecodeLimit: 1, PrefillLimit: 100, Queue: 4},
 		"adaptive": {DecodeLimit: 1, PrefillLimit: 100, Queue: 4, Adaptive: true},
