@@ -15,8 +15,8 @@ func (s *Set) merge(source int) string {
 	for _, p := range s.parts {
 		total += len(p.endpoints)
 	}
-	marked := make(map[string]*url.URL, len(s.unhealthy))
-	for id := range s.unhealthy {
+	marked := make(map[string]*url.URL, len(s.probed))
+	for id := range s.probed {
 		marked[id] = s.base[s.index[id]].URL
 	}
 	base := make([]Endpoint, 0, total)
@@ -47,6 +47,7 @@ func (s *Set) merge(source int) string {
 	for id, was := range marked {
 		if at, ok := s.index[id]; !ok || !sameURL(base[at].URL, was) {
 			delete(s.unhealthy, id)
+			delete(s.probed, id)
 		}
 	}
 	return faults.String()

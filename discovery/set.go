@@ -8,6 +8,7 @@ import (
 	"iter"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // Set merges the snapshots of its sources into one, and marks endpoints that fail their health probes. All methods are
@@ -38,6 +39,7 @@ type Set struct {
 	base      []Endpoint          // the merged list, without the verdicts of health probes
 	index     map[string]int      // ID to its place in base
 	unhealthy map[string]struct{} // IDs with a bad verdict, all of them in index
+	probed    map[string]time.Time // when the last verdict came, by ID, all of them in index
 }
 
 // view is one published version.
@@ -61,6 +63,7 @@ func NewSet(sources ...Source) *Set {
 		parts:     make([]part, len(sources)),
 		index:     map[string]int{},
 		unhealthy: map[string]struct{}{},
+		probed:    map[string]time.Time{},
 	}
 	s.view.Store(&view{snap: &Snapshot{}, changed: make(chan struct{})})
 	return s
@@ -124,8 +127,11 @@ func (s *Set) SetHealthy(id string, healthy bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	i, listed := s.index[id]
-	_, marked := s.unhealthy[id]
-	if !listed || marked == !healthy {
+	if !listed {
+		return
+	}
+	s.probed[id] = time.Now()
+	if _, marked := s.unhealthy[id]; marked == !healthy {
 		return
 	}
 	if healthy {
@@ -136,6 +142,16 @@ func (s *Set) SetHealthy(id string, healthy bool) {
 	if s.base[i].Phase == PhaseReady {
 		s.publish()
 	}
+}
+
+// Healthy returns the last verdict of [Set.SetHealthy] about an endpoint, and when it came: the zero time if there is
+// none.
+func (s *Set) Healthy(id string) (healthy bool, at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at = s.probed[id]
+	_, marked := s.unhealthy[id]
+	return !marked && !at.IsZero(), at
 }
 
 // replace stores a source's new snapshot. The set publishes if the snapshot differs from the last one, or is the first.

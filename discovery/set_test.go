@@ -244,6 +244,39 @@ func TestVerdictsOfProbes(t *testing.T) {
 	})
 }
 
+// What is fresh saves a probe to whoever wants to know how an engine is.
+func TestAVerdictHasATime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := discoverytest.NewManual()
+		set, _ := run(t, m)
+		publish(m, endpoint(t, "a"))
+		is := func(healthy bool, age time.Duration) {
+			t.Helper()
+			h, at := set.Healthy("a")
+			assert.Equal(t, healthy, h)
+			assert.Equal(t, age, time.Since(at))
+		}
+		healthy, at := set.Healthy("a")
+		assert.True(t, !healthy && at.IsZero(), "nobody has probed it")
+		set.SetHealthy("a", true)
+		time.Sleep(time.Second)
+		is(true, time.Second)
+		set.SetHealthy("a", true)
+		is(true, 0)
+		set.SetHealthy("a", false)
+		time.Sleep(time.Second)
+		is(false, time.Second)
+		publish(m, endpoint(t, "a", zone("z")))
+		is(false, time.Second)
+		publish(m, endpoint(t, "a", func(e *discovery.Endpoint) { e.URL.Host = "moved:1" }))
+		healthy, at = set.Healthy("a")
+		assert.True(t, !healthy && at.IsZero(), "of another address")
+		set.SetHealthy("nobody", true)
+		_, at = set.Healthy("nobody")
+		assert.True(t, at.IsZero())
+	})
+}
+
 func TestAFailedSourceKeepsItsListAndIsWatchedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := discoverytest.NewManual()
