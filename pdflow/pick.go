@@ -57,6 +57,15 @@ type EngineNamer interface {
 	NamesEngine(word string) bool
 }
 
+// EngineHealth is a [Picker] that knows how its engines are. A flow asks it about an engine that is silent in
+// mid-stream ([WithTimeouts]), and probes the engine where nothing is known. The pickers of package pdflow/pick are. One
+// that asks another picker hands the question on.
+type EngineHealth interface {
+	// EngineHealth tells, by its ID, whether an engine is well. known is false unless something has shown it within the
+	// last seconds. It may be called concurrently.
+	EngineHealth(id string) (well, known bool)
+}
+
 // PickInput is what a picker may look at.
 type PickInput struct {
 	Request   *connector.ClientRequest // model, API, body

@@ -157,6 +157,15 @@ func (p recentPicker) NamesEngine(word string) bool {
 	return ok && n.NamesEngine(word)
 }
 
+// EngineHealth asks the inner picker: see pdflow.EngineHealth.
+func (p recentPicker) EngineHealth(id string) (well, known bool) {
+	h, ok := p.Picker.(pdflow.EngineHealth)
+	if !ok {
+		return false, false
+	}
+	return h.EngineHealth(id)
+}
+
 // Bind binds the picker. What is remembered is the model's, of all its flows.
 func (p recentPicker) Bind(c connector.KVConnector, serving connector.Serving) pdflow.Picker {
 	return recentPicker{p.Picker.Bind(c, serving), p.r}

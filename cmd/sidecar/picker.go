@@ -54,6 +54,15 @@ func (p *picker) NamesEngine(word string) bool {
 	return ok && n.NamesEngine(word)
 }
 
+// EngineHealth asks the inner picker: see pdflow.EngineHealth.
+func (p *picker) EngineHealth(id string) (well, known bool) {
+	h, ok := p.Picker.(pdflow.EngineHealth)
+	if !ok {
+		return false, false
+	}
+	return h.EngineHealth(id)
+}
+
 // Pick does not block.
 func (p *picker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
 	out, err := p.Picker.Pick(ctx, in)

@@ -111,6 +111,15 @@ func (p *Picker) NamesEngine(word string) bool {
 	return ok && n.NamesEngine(word)
 }
 
+// EngineHealth asks the inner picker: see [pdflow.EngineHealth].
+func (p *Picker) EngineHealth(id string) (well, known bool) {
+	h, ok := p.inner.(pdflow.EngineHealth)
+	if !ok {
+		return false, false
+	}
+	return h.EngineHealth(id)
+}
+
 // Close ends the picker's metrics.
 func (p *Picker) Close() error { return p.tel.close() }
 

@@ -44,6 +44,15 @@ func (q *Quarantine) NamesEngine(word string) bool {
 	return ok && n.NamesEngine(word)
 }
 
+// EngineHealth asks the inner picker: see [pdflow.EngineHealth].
+func (q *Quarantine) EngineHealth(id string) (well, known bool) {
+	h, ok := q.inner.(pdflow.EngineHealth)
+	if !ok {
+		return false, false
+	}
+	return h.EngineHealth(id)
+}
+
 // Adopt keeps requests away from what another quarantine keeps them away from now, and from nothing else, until a
 // prober says otherwise; with nil, from nothing. A picker that replaces another one begins so, and a quarantine whose
 // prober has ended is released so.

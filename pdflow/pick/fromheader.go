@@ -103,6 +103,9 @@ func (f *fromHeader) Changed() <-chan struct{} { return f.set.Changed() }
 // NamesEngine reports whether a word names an engine of the set. Those of decode the flow knows.
 func (f *fromHeader) NamesEngine(word string) bool { return f.names.Has(f.set.Load(), word) }
 
+// EngineHealth tells what the set's health probes have shown.
+func (f *fromHeader) EngineHealth(id string) (well, known bool) { return healthIn(f.set, id) }
+
 // Ready tells whether a request that names the right engine would find it. Where decode serves alone, none is needed.
 func (f *fromHeader) Ready(*pdflow.PickInput) error {
 	if !f.o.PairOnly {

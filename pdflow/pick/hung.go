@@ -111,6 +111,16 @@ func (c *cooldowns) mayHang(key cooldownKey) bool {
 	return 2*taken <= c.pairs
 }
 
+// hangsNow reports whether an engine, and not only a pair of it, has hung and has not been served at since.
+func (c *cooldowns) hangsNow(id string) bool {
+	if c.n.Load() == 0 {
+		return false
+	}
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.m[cooldownKey{engine: id}].hung
+}
+
 // weight is how many pairs a cooldown takes.
 func (c *cooldowns) weight(key cooldownKey) int {
 	if key.decode != "" {

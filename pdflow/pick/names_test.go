@@ -32,3 +32,28 @@ func TestPickersKnowEnginesByName(t *testing.T) {
 		}
 	}
 }
+
+// Each picker knows what health probes have shown, and so does one around another.
+func TestPickersKnowHowEnginesAre(t *testing.T) {
+	e, err := discovery.New("http://decode-7:8100", discovery.RoleDecode)
+	require.NoError(t, err)
+	set := newFleet(t, e).Set
+	limits, err := admit.New(attest.NewQuarantine(pick.New(set, pick.RoundRobin())), nil)
+	require.NoError(t, err)
+	for _, p := range []pdflow.Picker{limits, pick.FromHeader(set, discovery.Endpoint{}, nil)} {
+		health, ok := p.Bind(nil, connector.Serving{}).(pdflow.EngineHealth)
+		require.True(t, ok)
+		_, known := health.EngineHealth("nobody")
+		assert.False(t, known)
+		for _, well := range []bool{true, false} {
+			set.SetHealthy(e.ID, well)
+			is, known := health.EngineHealth(e.ID)
+			assert.True(t, known)
+			assert.Equal(t, well, is)
+		}
+	}
+	functions, err := admit.New(pick.Func(nil), nil)
+	require.NoError(t, err)
+	_, known := functions.EngineHealth(e.ID)
+	assert.False(t, known, "nobody to ask")
+}

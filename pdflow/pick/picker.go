@@ -6,6 +6,7 @@ import (
 	"context"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
@@ -99,6 +100,26 @@ func (p *picker) Changed() <-chan struct{} { return p.set.Changed() }
 
 // NamesEngine reports whether a word names an engine of the set.
 func (p *picker) NamesEngine(word string) bool { return p.names.Has(p.set.Load(), word) }
+
+// EngineHealth tells what the set's health probes have shown. An engine is not well, either, where requests ran out of
+// time and nothing was served since: its server may answer although its scheduler stands still.
+func (p *picker) EngineHealth(id string) (well, known bool) {
+	if p.cooldowns.hangsNow(id) {
+		return false, true
+	}
+	return healthIn(p.set, id)
+}
+
+// probeFresh is how long the verdict of a health probe is fresh: package pdflow/health probes each 2 s by default, and
+// engines that serve every fourth time.
+const probeFresh = 10 * time.Second
+
+// healthIn is what a set knows of an engine. One that its source calls not ready may be draining, or be loading a
+// model beside the streams that it has.
+func healthIn(set *discovery.Set, id string) (well, known bool) {
+	well, at := set.Healthy(id)
+	return well, !at.IsZero() && time.Since(at) < probeFresh
+}
 
 // Pick does not block.
 func (p *picker) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
