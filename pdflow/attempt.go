@@ -42,7 +42,7 @@ type running struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	watch  live.Watchdog // limits the phase that runs
-	silent silence
+	silent live.Silence
 	// the phase that runs, D's until its first event, has Timeouts.Transfer as its limit
 	transfers atomic.Bool
 	held      *holding // bytes of the responses of P and of encode engines

@@ -245,9 +245,7 @@ func (b *Body) piece() ([]byte, error) {
 	if b.s == nil {
 		return nil, io.EOF
 	}
-	if !b.a.silent.streams.Load() {
-		b.a.silent.streams.Store(true)
-	}
+	b.a.silent.Stream()
 	b.a.watch.Limit(b.a.f.limits.Idle)
 	piece, err := b.s.Next()
 	b.a.watch.Relax() // from here on the client may be slow, not the engine

@@ -88,8 +88,8 @@ type inFlight struct {
 	runningOn   runningOn
 	retries     *live.Retries
 	rescueQueue rescue.Queue
-	probes      probes
-	pairProbes  probes // of pairs whose response is no stream, and late
+	probes      live.Probes // of engines that are silent
+	pairProbes  live.Probes // of pairs whose response is no stream, and late
 	further     further
 	doubts      doubts
 }

@@ -37,7 +37,7 @@ func (x *serving) info() SessionInfo {
 		Age: time.Since(x.tel.Start)}
 	if a := x.current.Load(); a != nil {
 		i.ID, i.Attempt, i.Prefill, i.Decode = a.s.ID, a.s.Attempt, a.s.Prefill.ID, a.s.Decode.ID
-		i.Silent = a.silentFor()
+		i.Silent = a.silent.For(&a.watch)
 		if exp := a.expires.Load(); exp != 0 {
 			i.ExpiresAt = time.Unix(0, exp)
 		}

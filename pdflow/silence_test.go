@@ -19,6 +19,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
 // silentEngines are a pair in fake time. D sends an event, is silent for a while, and then sends the rest.
@@ -180,4 +181,141 @@ func TestManySilentStreamsProbeTheirEngineOnce(t *testing.T) {
 		}
 		require.NoError(t, flow.Shutdown(t.Context()))
 	})
+}
+
+// What a health checker has seen within the last seconds is asked first, and so is what the picker knows: an engine
+// whose scheduler stands still answers its probes all the same.
+func TestASilentEngineIsProbedOnlyIfNothingIsKnownOfIt(t *testing.T) {
+	for name, c := range map[string]struct {
+		know   func(set *discovery.Set, picker pdflow.Picker, at time.Duration)
+		cut    bool
+		probes int32
+	}{
+		"nothing": {func(*discovery.Set, pdflow.Picker, time.Duration) {}, false, 2}, // in two silences
+		"well": {func(s *discovery.Set, _ pdflow.Picker, _ time.Duration) { s.SetHealthy("d0", true) },
+			false, 0},
+		"ill": {func(s *discovery.Set, _ pdflow.Picker, at time.Duration) { s.SetHealthy("d0", at == 0) }, true, 0},
+		"long ago": {func(s *discovery.Set, _ pdflow.Picker, at time.Duration) {
+			if at < 40*time.Second {
+				s.SetHealthy("d0", at == 0)
+			}
+		}, false, 2},
+		"requests run out of time there": {func(s *discovery.Set, p pdflow.Picker, at time.Duration) {
+			s.SetHealthy("d0", true)
+			if at == 50*time.Second {
+				for _, prompt := range []string{"a", "b"} {
+					outOfTime(t, p, prompt)
+				}
+			}
+		}, true, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				e := &silentEngines{silent: 90 * time.Second, health: func(context.Context, int32) int { return 200 }}
+				set := setOf(t, named(t, "p0"), named(t, "d0"), named(t, "d1"))
+				picker := pick.New(set, pick.RoundRobin())
+				flow, err := pdflow.New(&fake{}, picker, pdflow.WithTransport(e),
+					pdflow.WithRetry(config.Retry{MaxAttempts: 1}))
+				require.NoError(t, err)
+				known := make(chan struct{})
+				ctx, stop := context.WithCancel(t.Context())
+				go func() {
+					defer close(known)
+					for at := time.Duration(0); ctx.Err() == nil; at += 5 * time.Second {
+						c.know(set, picker, at)
+						time.Sleep(5 * time.Second)
+					}
+				}()
+				resp, err := flow.Do(t.Context(), &pdflow.Request{API: connector.APICompletions, Decode: "d0",
+					Body: []byte(`{"prompt":"hi","stream":true}`)})
+				require.NoError(t, err)
+				_, err = io.ReadAll(resp.Body)
+				require.NoError(t, resp.Body.Close())
+				if c.cut {
+					require.ErrorIs(t, err, pdflow.CodeTimeout)
+				} else {
+					require.NoError(t, err)
+				}
+				assert.Equal(t, c.probes, e.probes.Load())
+				stop()
+				<-known
+				require.NoError(t, flow.Shutdown(t.Context()))
+			})
+		})
+	}
+}
+
+// named is an engine whose ID is its host, p… or d….
+func named(t *testing.T, name string) discovery.Endpoint {
+	t.Helper()
+	role := discovery.RolePrefill
+	if name[0] == 'd' {
+		role = discovery.RoleDecode
+	}
+	e := endpoint(t, "http://"+name, role)
+	e.ID = name
+	return e
+}
+
+// outOfTime tells a picker that a request ran out of time at d0.
+func outOfTime(t *testing.T, p pdflow.Picker, prompt string) {
+	t.Helper()
+	r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"prompt":"`+prompt+`"}`))
+	require.NoError(t, err)
+	choice, err := p.Pick(t.Context(), &pdflow.PickInput{Request: r, Attempt: 1, Decode: "d0"})
+	require.NoError(t, err)
+	s := &connector.Session{Request: r, Prefill: choice.Prefill, Decode: choice.Decode, CreatedAt: time.Now()}
+	choice.Done(&pdflow.Outcome{Session: s, Decode: pdflow.LegOutcome{Leg: pdflow.LegDecode, Endpoint: "d0"},
+		Err: &pdflow.Error{Code: pdflow.CodeTimeout, Leg: pdflow.LegDecode, Endpoint: "d0"}})
+}
+
+// A host that sends the legs by itself has the same watchdog. It has no hand free for a probe while it reads the
+// response: that goes out by the flow's own transport.
+func TestStreamsOfStepsMayBeSilent(t *testing.T) {
+	for name, c := range map[string]struct {
+		silent time.Duration
+		status int
+		cut    time.Duration // after the silence began; 0: the stream is whole
+	}{
+		"well":         {90 * time.Second, 200, 0},
+		"ill":          {90 * time.Second, 503, time.Minute},
+		"for too long": {11 * time.Minute, 200, 10 * time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				e := &silentEngines{silent: c.silent, health: func(context.Context, int32) int { return c.status }}
+				var sent atomic.Int32
+				flow, err := pdflow.New(&fake{}, always(pdflow.Pick{
+					Prefill: endpoint(t, "http://p0", discovery.RolePrefill),
+					Decode:  endpoint(t, "http://d0", discovery.RoleDecode)}), pdflow.WithTransport(e))
+				require.NoError(t, err)
+				steps, err := flow.Begin(t.Context(), &pdflow.Request{API: connector.APICompletions,
+					Body: []byte(`{"prompt":"hi","stream":true}`)})
+				require.NoError(t, err)
+				for {
+					step, resp, err := steps.Next(t.Context())
+					require.NoError(t, err)
+					if step != nil {
+						sent.Add(1)
+						step.Send(e)
+						continue
+					}
+					began := time.Now()
+					text, err := io.ReadAll(resp.Body)
+					if c.cut == 0 {
+						require.NoError(t, err)
+						assert.Contains(t, string(text), "[DONE]")
+					} else {
+						require.ErrorIs(t, err, pdflow.CodeTimeout)
+						assert.Equal(t, c.cut, time.Since(began))
+					}
+					break
+				}
+				steps.End(nil)
+				assert.Equal(t, int32(2), sent.Load(), "no probe is the host's to send")
+				assert.Positive(t, e.probes.Load())
+				require.NoError(t, flow.Shutdown(t.Context()))
+			})
+		})
+	}
 }

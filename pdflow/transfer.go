@@ -37,11 +37,11 @@ func (a *attempt) decodeLimit() time.Duration {
 // mayGenerate reports whether D, whose time to begin is over, may be at work on a response that is no stream: then it
 // has the rest of Timeouts.Decode. Its caller is the watch.
 func (a *attempt) mayGenerate() bool {
-	if !a.transfers.Load() || a.s.Request.Stream || a.silent.streams.Load() {
+	if !a.transfers.Load() || a.s.Request.Stream || a.silent.Streams() {
 		return false
 	}
 	p, d := a.s.Prefill, a.s.Decode
-	if !a.f.pairProbes.well(a.ctx, p.ID+" "+d.ID, func(outer context.Context) (well bool) {
+	if !a.f.pairProbes.Well(a.ctx, p.ID+" "+d.ID, func(outer context.Context) (well bool) {
 		ctx, stop := context.WithTimeout(outer, transferProbe)
 		defer stop()
 		_ = a.guard(LegDecode, "probe", func() error {

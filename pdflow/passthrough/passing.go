@@ -23,6 +23,7 @@ import (
 	"github.com/pdkit/pdkit/internal/sse"
 	"github.com/pdkit/pdkit/internal/verdict"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/internal/live"
 	"github.com/pdkit/pdkit/pdflow/internal/names"
 	"github.com/pdkit/pdkit/transport"
 )
@@ -41,8 +42,10 @@ type passing struct {
 	asked   string             // the model that the client has named, now or for a stored response, where names differ
 	models  *modelname.Names   // what the response is named by; nil: by what the engine says
 
-	ctx     context.Context // of the engine's side
-	silence *time.Timer     // ends ctx when the engine has been silent for too long
+	ctx    context.Context // of the engine's side
+	cancel context.CancelCauseFunc
+	watch  *live.Watchdog // of this run: ends ctx when the engine has been silent for too long
+	silent live.Silence
 }
 
 var (
@@ -95,11 +98,12 @@ func (x *passing) run() *pdflow.Error {
 			choice.Done(&x.outcome)
 		}
 	}()
-	ctx, cancel := context.WithCancelCause(x.r.Context())
-	defer cancel(nil)
-	x.ctx = ctx
-	x.silence = time.AfterFunc(1<<62, func() { cancel(errSilent) })
-	defer x.silence.Stop()
+	x.ctx, x.cancel = context.WithCancelCause(x.r.Context())
+	x.watch = new(live.Watchdog)
+	x.watch.Init(x, time.Now())
+	defer x.watch.Wait()
+	defer x.cancel(nil)
+	defer x.watch.Stop()
 	x.w.Header().Set("X-PD-Mode", string(pdflow.ModeAggregated))
 	resp, err := x.send(choice.Decode, body)
 	if x.lost(err) {
@@ -129,8 +133,8 @@ func (x *passing) send(to discovery.Endpoint, body *payload) (*http.Response, er
 		req.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(body.open()), nil }
 		req.Body, _ = req.GetBody()
 	}
-	req.Header = (&pdflow.Request{Header: x.r.Header, RequestID: x.id}).EngineHeader(x.engines.ForwardHeaders...)
-	x.limit(x.limits.Decode)
+	req.Header = x.engineHeader()
+	x.watch.Limit(x.limits.Decode)
 	resp, err := x.engines.Transport.RoundTrip(req)
 	if err != nil {
 		return nil, err
@@ -158,9 +162,9 @@ const maxErrorBody = 1 << 20
 
 // rewriteError leaves of an engine's error what a client may know, as a flow does. It returns what the engine said.
 func (x *passing) rewriteError(resp *http.Response) (said []byte) {
-	x.limit(x.limits.Idle)
+	x.watch.Limit(x.limits.Idle)
 	said, _ = io.ReadAll(io.LimitReader(resp.Body, maxErrorBody)) // of a broken one, the status is what matters
-	x.silence.Stop()
+	x.watch.Relax()
 	_ = resp.Body.Close()
 	body := x.fault(said, resp.StatusCode)
 	resp.Body = io.NopCloser(bytes.NewReader(body))
@@ -213,11 +217,32 @@ func (x *passing) private() verdict.Private {
 	return p
 }
 
-// limit bounds the engine's silence from now on.
-func (x *passing) limit(d time.Duration) {
-	if d > 0 {
-		x.silence.Reset(d)
+// Expire ends the engine's side, unless it is silent within a response and well: see live.Silence.
+func (x *passing) Expire() {
+	if yes, _ := x.silent.GoesOn(x.ctx, x.watch, x.limits.Idle, x.limits.Silence, x.engineWell); !yes {
+		x.cancel(errSilent)
 	}
+}
+
+// engineWell asks how the engine is: the picker, and where that does not know, the engine.
+func (x *passing) engineWell() bool {
+	e := x.engines
+	if h, ok := e.picker.(pdflow.EngineHealth); ok {
+		if well, known := h.EngineHealth(x.engine.ID); known {
+			return well
+		}
+	}
+	return e.probes.Well(x.ctx, x.engine.ID, func(ctx context.Context) bool {
+		return live.Healthy(ctx, x.engine.URL, x.limits.HealthCheck, func(r *http.Request) (*http.Response, error) {
+			r.Header = x.engineHeader()
+			return e.Transport.RoundTrip(r)
+		})
+	})
+}
+
+// engineHeader is what the engine gets of the client's header.
+func (x *passing) engineHeader() http.Header {
+	return (&pdflow.Request{Header: x.r.Header, RequestID: x.id}).EngineHeader(x.engines.ForwardHeaders...)
 }
 
 // relayed are the headers of an engine's response that the client gets.
@@ -239,10 +264,11 @@ func (x *passing) relay(resp *http.Response) *pdflow.Error {
 		from = faults
 	}
 	buf := make([]byte, 32<<10)
+	x.silent.Stream()
 	for {
-		x.limit(x.limits.Idle)
+		x.watch.Limit(x.limits.Idle)
 		n, err := from.Read(buf)
-		x.silence.Stop() // from here on the client may be slow, not the engine
+		x.watch.Relax() // from here on the client may be slow, not the engine
 		x.outcome.Decode.ResponseBytes += int64(n)
 		if n > 0 {
 			if x.limits.Write > 0 {

@@ -26,6 +26,7 @@ import (
 	"github.com/pdkit/pdkit/internal/intake"
 	"github.com/pdkit/pdkit/internal/modelname"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/internal/live"
 	"github.com/pdkit/pdkit/pdflow/internal/names"
 	"github.com/pdkit/pdkit/pdflow/responses"
 )
@@ -37,8 +38,9 @@ type Engines struct {
 	Picker    pdflow.Picker     // chooses the decode engine of each request
 	Transport http.RoundTripper // sends to engines. It must not follow redirects
 
-	// Timeouts are Decode, until the response's head; Idle, between two reads of it; and Write, of one write to the
-	// client. Zero is Options.Timeouts.
+	// Timeouts are Decode, until the response's head; Idle, between two reads of it, after which the engine's health is
+	// asked as a flow does (pdflow.WithTimeouts); Silence, of an engine that is well; HealthCheck, of such a probe; and
+	// Write, of one write to the client. Zero is Options.Timeouts.
 	Timeouts config.Timeouts
 
 	// Members are what the connectors of these engines say in Traits.Members. They are removed from bodies, and so are
@@ -62,6 +64,7 @@ type Engines struct {
 	Responses *responses.Index
 
 	names  names.Index
+	probes live.Probes // of engines that are silent
 	bind   sync.Once
 	picker pdflow.Picker // Picker, bound to DecodeOnly
 

@@ -360,7 +360,7 @@ func TestSilenceBetweenPieces(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			e := newEngine(t, streams(io.EOF, c.waits...))
-			e.Timeouts.Idle = c.idle
+			e.Timeouts.Idle, e.Timeouts.Silence = c.idle, second
 			w := do(handler(t, e.find, nil), post("/v1/embeddings", `{}`))
 			assert.Equal(t, c.broken != "", strings.Contains(w.Body.String(), `"code":"`+string(c.broken)+`"`), name)
 			if o := e.outcome(t); c.broken != "" {
@@ -368,6 +368,73 @@ func TestSilenceBetweenPieces(t *testing.T) {
 			} else {
 				assert.Nil(t, o.Err, name)
 			}
+		})
+	}
+}
+
+// knowing is a picker that knows how its engines are.
+type knowing struct {
+	*engine
+	well bool
+}
+
+func (k *knowing) Bind(connector.KVConnector, connector.Serving) pdflow.Picker { return k }
+func (k *knowing) EngineHealth(id string) (well, known bool)                   { return k.well, id != "" }
+
+// The stream of a response that a client asks for once more (GET /v1/responses/{id}?stream=true) is as silent as the
+// first one: a tool parser holds arguments back, and hidden reasoning sends nothing.
+func TestAnEngineThatIsWellMayBeSilent(t *testing.T) {
+	const limit = 2 * time.Second
+	status := func(code int) func(*http.Request) (*http.Response, error) {
+		return func(*http.Request) (*http.Response, error) { return response(code, "", http.NoBody), nil }
+	}
+	for name, c := range map[string]struct {
+		silent time.Duration
+		health func(*http.Request) (*http.Response, error)
+		knows  map[bool]bool // of the picker: its answer
+		cut    time.Duration // 0: the stream is whole
+		probes int32
+	}{
+		"well":         {5 * limit / 2, status(200), nil, 0, 2},
+		"no /health":   {3 * limit / 2, status(404), nil, 0, 1},
+		"ill":          {5 * limit, status(500), nil, limit, 1},
+		"for too long": {6 * limit, status(200), nil, 5 * limit, 4},
+		"frozen": {5 * limit, func(r *http.Request) (*http.Response, error) {
+			<-r.Context().Done()
+			return nil, r.Context().Err()
+		}, nil, limit + 500*time.Millisecond, 1},
+		"a transport that panics": {5 * limit, func(*http.Request) (*http.Response, error) { panic("boom") }, nil, limit, 1},
+		"known to be well":        {5 * limit / 2, status(500), map[bool]bool{true: true}, 0, 0},
+		"known to be ill":         {5 * limit / 2, status(200), map[bool]bool{true: false}, limit, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var probes atomic.Int32
+				e := newEngine(t, func(r *http.Request) (*http.Response, error) {
+					if r.URL.Path == "/base/health" {
+						probes.Add(1)
+						assert.Equal(t, "Bearer key", r.Header.Get("Authorization"), "engines may want it here, too")
+						return c.health(r)
+					}
+					return streams(io.EOF, time.Second, c.silent)(r)
+				})
+				e.Timeouts = config.Timeouts{Idle: limit, Silence: 5 * limit, HealthCheck: time.Second / 2}
+				if well, known := c.knows[true]; known {
+					e.Picker = &knowing{e, well}
+				}
+				r := httptest.NewRequest(http.MethodGet, "/v1/responses/r?stream=true", nil)
+				r.Header.Set("Authorization", "Bearer key")
+				begun := time.Now()
+				w := do(handler(t, e.find, nil), r)
+				assert.Equal(t, c.probes, probes.Load())
+				if c.cut == 0 {
+					assert.Equal(t, "data: x\n\ndata: x\n\n", w.Body.String())
+					assert.Nil(t, e.outcome(t).Err)
+					return
+				}
+				assert.Equal(t, c.cut+time.Second, time.Since(begun))
+				assert.Equal(t, pdflow.CodeTimeout, e.outcome(t).Err.Code)
+			})
 		})
 	}
 }
