@@ -232,6 +232,17 @@ func TestAnErrorInAStreamHasTheStatusThatItHasWithoutOne(t *testing.T) {
 		{"/v1/messages", `{"max_tokens":9,"stream":true,"messages":[{"role":"user","content":"a"}]}`,
 			typed("error", `{"type":"error","error":{"type":"invalid_request_error","message":"too long"}}`),
 			400, pdflow.CodeDecodeRejected},
+		// what it has beside Anthropic's members, or in place of them, decides here, too
+		{"/v1/messages", `{"max_tokens":9,"stream":true,"messages":[{"role":"user","content":"a"}]}`,
+			chunk(`{"error":{"message":"too long","type":"BadRequestError","param":"input_tokens","code":400}}`),
+			400, pdflow.CodeDecodeRejected},
+		{"/v1/messages", `{"max_tokens":9,"stream":true,"messages":[{"role":"user","content":"a"}]}`,
+			typed("error", `{"type":"error","error":{"type":"BadRequestError","message":"too long","code":400}}`),
+			400, pdflow.CodeDecodeRejected},
+		{"/v1/messages", `{"max_tokens":9,"stream":true,"messages":[{"role":"user","content":"a"}]}`,
+			typed("error", `{"message":"overloaded"}`), 500, pdflow.CodeDecodeFailed},
+		{"/v1/completions", completion("a", `"stream":true`), chunk(`{"id":"` + strings.Repeat("x", 3<<10) +
+			`","error":{"message":"too long","code":400}}`), 400, pdflow.CodeDecodeRejected},
 		{"/generate", `{"text":"a","stream":true}`,
 			chunk(`{"text":"","meta_info":{"finish_reason":{"type":"abort","message":"\"long\"","status_code":400}}}`) +
 				chunk("[DONE]"), 400, pdflow.CodeDecodeRejected},

@@ -84,6 +84,7 @@ type Stream struct {
 	judged     int    // how much of the head has been looked at
 	known      bool   // the first event with content is in the head
 	firstEvent []byte // its data, until Next
+	engines    []byte // the data of an error event, as the engine wrote it
 	ended      bool   // the engine's bytes are at their end
 	unframed   bool   // nothing but the connection's end tells the response's
 	received   int64
@@ -131,6 +132,9 @@ func (s *Stream) chain() {
 func (s *Stream) fault(event, data []byte) ([]byte, error) {
 	switch {
 	case verdict.IsError(data) || sse.Named(event, "error"):
+		if !s.known { // else nobody judges it any more
+			s.engines = bytes.Clone(data)
+		}
 		return s.Owner.Fault(data), failure(aborted)
 	case s.Endings != nil && verdict.EndsFailed(data):
 		return nil, failure(aborted)
@@ -213,7 +217,10 @@ func (s *Stream) judge() *Failure {
 		switch {
 		case len(data) == 0 || verdict.IsPreamble(data) || bytes.Equal(data, sse.Done):
 		case verdict.IsError(data):
-			return &Failure{Event: data}
+			if s.engines == nil { // too long to be made anew
+				s.engines = data
+			}
+			return &Failure{Event: s.engines}
 		default:
 			s.known, s.firstEvent = true, data
 		}
