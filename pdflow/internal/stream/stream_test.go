@@ -75,6 +75,17 @@ func read(c Config, p *pieces, unframed bool) (got string, headErr, endErr error
 	}
 }
 
+// What clients get of an error lacks members that tell its status.
+func TestAnErrorIsJudgedAsItsEngineWroteIt(t *testing.T) {
+	long := `data: {"id":"` + strings.Repeat("x", 3<<10)
+	for _, said := range [][]string{{fault}, {role, fault[:20], fault[20:]}, {long, `",` + fault[len("data: {"):]}} {
+		_, err, _ := read(Config{Events: true, Guarded: true}, &pieces{left: said}, false)
+		f, ok := errors.AsType[*Failure](err)
+		require.True(t, ok)
+		require.Contains(t, string(f.Event), `"code":500`)
+	}
+}
+
 func TestTheHeadIsJudgedBeforeAnythingGoesOut(t *testing.T) {
 	broke := errors.New("broke")
 	for name, c := range map[string]struct {
