@@ -278,7 +278,7 @@ func (b *Body) broke(err error) *Error {
 		return b.failed(CodeStreamBroken, err.Error())
 	}
 	if errors.Is(err, resume.ErrGaveUp) {
-		return b.failed(CodeStreamBroken, "the decode engine aborted the request")
+		return b.failed(CodeStreamBroken, errGaveUp)
 	}
 	e := b.a.sendError(b.a.ctx, &b.a.out.Decode, "stream", err)
 	if e.Code == CodeDecodeFailed {
@@ -349,11 +349,13 @@ func relayedResponse(a *attempt, status int) *Body {
 	return &Body{a: a, x: a.x, status: status}
 }
 
-// hostEnded notes how a response ended that a host has: by being forgotten or, if it was relayed, as err says; nil is
-// whole.
-func (b *Body) hostEnded(err error) {
+// hostEnded notes how a response ended that a host has: by being forgotten or, if it was relayed, by the engine's giving
+// up, or as err says; nil is whole.
+func (b *Body) hostEnded(err error, gaveUp bool) {
 	switch {
 	case b.err != nil || b.closed:
+	case gaveUp:
+		b.err = b.failed(CodeStreamBroken, errGaveUp)
 	case errors.Is(err, errForgotten):
 		b.err = b.a.f.whyEnded(b.a.ctx, LegDecode, "stream")
 	case b.s != nil || b.a.ctx.Err() != nil:

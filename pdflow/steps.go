@@ -47,6 +47,7 @@ type Steps struct {
 	mu      sync.Mutex
 	calls   live.Watchdog // expires when the caller has forgotten the request
 	waiting int           // calls of the caller that wait for an engine
+	relayed *relayed      // nil before Step.Passed was called
 }
 
 // Begin begins a request whose legs the caller sends: see [Steps]. The error is an *[Error]. ctx covers the whole
@@ -125,9 +126,16 @@ func (s *Steps) End(err error) {
 		b := s.resp.Body
 		b.lockToClose(cmp.Or(err, context.Canceled))
 		defer b.mu.Unlock()
-		b.hostEnded(err)
+		b.hostEnded(err, s.gaveUp())
 		b.close()
 	})
+}
+
+// gaveUp reports whether the engine gave the request up in a response that the caller relays.
+func (s *Steps) gaveUp() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.relayed != nil && s.relayed.failed
 }
 
 // WriteError writes an error of Next to a client as ServeHTTP would: with the flow's error handler, the request's ID
@@ -190,9 +198,10 @@ type Step struct {
 }
 
 type stepState struct {
-	mu    sync.Mutex
-	taken bool
-	done  bool // a result was given, or nobody waits for one
+	mu     sync.Mutex
+	taken  bool
+	done   bool // a result was given, or nobody waits for one
+	serves bool // the caller relays a response that is no error's
 }
 
 type stepResult struct {
@@ -390,7 +399,7 @@ func (st *Step) giveUp() {
 }
 
 // Relay tells that decode answered with status, and that the caller passes that response on by itself, so that the flow
-// sees nothing more of it until End. It is for hosts, like an Envoy, whose responses go another way. While a prefill
+// sees nothing more of it until End but what [Step.Passed] tells. It is for hosts, like an Envoy, whose responses go another way. While a prefill
 // runs beside decode, Next returns only when that has ended, and the caller passes nothing on before. The error is
 // of [CodeUnsupported] for a leg that is not decode, where the connector changes decode's response or the flow the
 // model's name in it ([WithModel], unless [Steps.Renames] was called), and where decode's response decides whether a
@@ -403,6 +412,7 @@ func (st *Step) Relay(status int) error {
 	}
 	st.mu.Lock()
 	defer st.mu.Unlock()
+	st.serves = serves(status)
 	st.finish(&http.Response{StatusCode: status, Header: http.Header{}, Body: relayedBody{}}, nil)
 	return nil
 }
