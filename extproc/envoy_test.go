@@ -232,6 +232,7 @@ func TestHowAStreamEnds(t *testing.T) {
 		changes []string
 		leave   bool
 		broken  bool
+		gaveUp  bool // with a finish_reason
 		want    pdflow.Code
 	}{
 		"NONE, whole":                 {},
@@ -240,6 +241,8 @@ func TestHowAStreamEnds(t *testing.T) {
 		"STREAMED, whole":             {changes: streamed},
 		"STREAMED, the client leaves": {changes: streamed, leave: true, want: pdflow.CodeClientGone},
 		"STREAMED, decode breaks":     {changes: streamed, broken: true, want: pdflow.CodeClientGone},
+		"NONE, decode gives up":       {gaveUp: true},
+		"STREAMED, decode gives up":   {changes: streamed, gaveUp: true, want: pdflow.CodeStreamBroken},
 	} {
 		t.Run(name, func(t *testing.T) {
 			itl := 20 * time.Millisecond
@@ -249,6 +252,9 @@ func TestHowAStreamEnds(t *testing.T) {
 			w := nixlWorld(t, enginesim.Config{}, enginesim.Config{ITL: itl})
 			if c.broken {
 				w.d.Inject(enginesim.Fault{Kind: enginesim.FaultResetStream, AfterChunks: 3})
+			}
+			if c.gaveUp {
+				w.d.Inject(enginesim.Fault{Kind: enginesim.FaultEnding, AfterChunks: 3})
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
@@ -261,11 +267,12 @@ func TestHowAStreamEnds(t *testing.T) {
 				assert.Len(t, w.flow.Sessions(), 1, "the request lasts as long as its stream")
 				cancel()
 			}
-			_, err = io.Copy(io.Discard, resp.Body)
-			if !c.leave && !c.broken {
+			text, err := io.ReadAll(resp.Body)
+			if !c.leave && !c.broken && (!c.gaveUp || c.changes == nil) {
 				assert.NoError(t, err)
 			} else {
 				assert.Error(t, err, "a cut stream does not look whole")
+				assert.NotContains(t, string(text), "[DONE]")
 			}
 			assert.Equal(t, []pdflow.Code{c.want}, w.wait(1))
 			if c.leave {
@@ -338,6 +345,21 @@ func TestARenamedStreamGoesOnAsItComes(t *testing.T) {
 	assert.True(t, strings.HasSuffix(string(first[:n]), "\n\n"), "an event at a time")
 	_, err = io.Copy(io.Discard, resp.Body)
 	require.Error(t, err)
+}
+
+// A whole response whose finish_reason says that decode gave up is not passed on, where Envoy shows it.
+func TestAWholeResponseThatDecodeGaveUpIsCut(t *testing.T) {
+	w := nixlWorld(t, enginesim.Config{}, enginesim.Config{})
+	w.d.Inject(enginesim.Fault{Kind: enginesim.FaultEnding, AfterChunks: 3, Ending: "error"})
+	resp, err := post(t, t.Context(), w.envoy("response_body_mode: NONE", "response_body_mode: STREAMED")+
+		"/v1/completions", completion(false))
+	if err == nil { // else the connection was cut before the response's head
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		assert.True(t, err != nil || resp.StatusCode == http.StatusBadGateway, "%d: %s", resp.StatusCode, text)
+		assert.NotContains(t, string(text), "choices")
+	}
+	assert.Equal(t, []pdflow.Code{pdflow.CodeStreamBroken}, w.wait(1))
 }
 
 func TestABodyOverTheLimit(t *testing.T) {

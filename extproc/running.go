@@ -221,7 +221,11 @@ func (x *running) follow(ctx context.Context, inbox <-chan message) error {
 			case in.err != nil:
 				return nil // the client left, or decode broke: Envoy does not say which
 			}
-			whole = whole || in.m.GetResponseBody().GetEndOfStream() || in.m.GetResponseTrailers() != nil
+			body := in.m.GetResponseBody()
+			if err := x.given.Passed(body.GetBody(), body.GetEndOfStream()); body != nil && err != nil {
+				return x.fail(err) // of a response that has begun: Envoy cuts it
+			}
+			whole = whole || body.GetEndOfStream() || in.m.GetResponseTrailers() != nil
 			if err := x.proceed(in.m); err != nil {
 				return err
 			}

@@ -220,6 +220,51 @@ func TestTheDecodeLeg(t *testing.T) {
 	assert.Equal(t, []pdflow.Code{""}, w.wait(1))
 }
 
+// Where Envoy shows the response's body, an end that is an error is a failure, and the rest is not passed on.
+func TestAnEndThatIsAnErrorIsCut(t *testing.T) {
+	for name, c := range map[string]struct {
+		pieces []string
+		want   pdflow.Code
+	}{
+		"whole": {[]string{chunk(`{"choices":[{"text":"a","finish_reason":null}]}`),
+			chunk(`{"choices":[{"text":"a","finish_reason":"stop"}]}`) + chunk("[DONE]")}, ""},
+		"given up": {[]string{chunk(`{"choices":[{"text":"a","finish_reason":null}]}`),
+			chunk(`{"choices":[{"text":"a","finish_reason":"abort"}]}`) + chunk("[DONE]")}, pdflow.CodeStreamBroken},
+		"an error in place of a stream": {[]string{chunk(`{"error":{"message":"x"}}`) + chunk("[DONE]")},
+			pdflow.CodeStreamBroken},
+		"given up in a piece that is cut": {[]string{`data: {"choices":[{"text":"a","finish_rea`,
+			`son":"abort"}]}` + "\n\n"}, pdflow.CodeStreamBroken},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := fakeWorld(t, &fake{}, answers(`{"id":"x"}`), nil)
+			p := w.play()
+			head := requestHead(clientHead())
+			head.ProtocolConfig.ResponseBodyMode = mode.ProcessingMode_STREAMED
+			p.send(head)
+			require.NotNil(t, p.recv().GetRequestHeaders())
+			p.send(requestBody(`{"prompt":"hi","stream":true}`))
+			require.NotNil(t, p.recv().GetRequestBody())
+			p.send(responseHead("200"))
+			require.NotNil(t, p.recv().GetResponseHeaders())
+			for i, piece := range c.pieces {
+				last := i == len(c.pieces)-1
+				p.send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_ResponseBody{
+					ResponseBody: &extprocv3.HttpBody{Body: []byte(piece), EndOfStream: last}}})
+				got := p.recv()
+				if last && c.want != "" {
+					assert.Equal(t, "pdkit_stream_broken", got.GetImmediateResponse().GetDetails())
+				} else {
+					assert.NotNil(t, got.GetResponseBody())
+				}
+			}
+			require.NoError(t, p.stream.CloseSend())
+			assert.Equal(t, []pdflow.Code{c.want}, w.wait(1))
+		})
+	}
+}
+
+func chunk(data string) string { return "data: " + data + "\n\n" }
+
 // A response that the flow must read reaches the client whole, and a stream of that kind is refused before decode is
 // asked.
 func TestResponsesThatAreNotRelayed(t *testing.T) {
