@@ -15,7 +15,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// WithKeepAlive has ServeHTTP write to the client of a streamed request whenever it has had nothing for it for that
+// WithKeepAlive has ServeHTTP, Middleware and a [Mux] write to the client of a streamed request whenever it has had nothing for it for that
 // long, so that no balancer in between ends a connection that is well: comments, and ping events on /v1/messages. The
 // first one comes with the head of the response, status 200, while waits for engines, attempts and retries go on behind
 // it; later ones stand between the events of a stream whose engine is silent. Default, and 0: never.
@@ -25,7 +25,12 @@ import (
 // [WithErrorHandler] writes as its body is that event's data, if it is JSON.
 //
 // Requests that are not streamed, and those over HTTP/1.0 or behind a writer that cannot flush, are served without it.
-// So are those of [Flow.Do], [Flow.Begin] and [Flow.RoundTripper], whose callers write to the client themselves.
+//
+// [Response.Send] writes while a stream is silent, and no head before there is one: until [Flow.Do] returns, nobody has
+// told the flow where the client is. A host may write by itself meanwhile; one of [Steps] can end a wait of Next by its
+// context and call it again. [Flow.RoundTripper] keeps nobody alive: a status 200 before an engine has answered would
+// take the status of a failure away from the retries and the error handlers of the client or proxy around it. Put
+// ServeHTTP in that proxy's place.
 func WithKeepAlive(after time.Duration) Option {
 	return optionFunc(func(o *options) error {
 		o.keepAlive = after

@@ -3,6 +3,7 @@
 package pdflow
 
 import (
+	"context"
 	"errors"
 	"io"
 	"log/slog"
@@ -19,14 +20,21 @@ import (
 const writeEvery = 2 * time.Second
 
 // Send writes the response to the client of r as [Flow.ServeHTTP] does, for hosts that call [Flow.Do]: it sends the
-// head with X-Request-Id and X-PD-Mode, flushes each piece of a stream, bounds each write by Timeouts.Write, and
-// closes Body. Nothing of Body may have been read before.
+// head with X-Request-Id and X-PD-Mode, flushes each piece of a stream, bounds each write by Timeouts.Write, keeps the
+// client alive while a stream is silent ([WithKeepAlive]), and closes Body. Nothing of Body may have been read before.
 //
 // Without an error the client has got the whole response. With one, which is an *[Error], Send has cut the client's
 // connection or has ended the response in an error (see [Flow.ServeHTTP]): the host writes nothing more. A host whose
 // writers hide their connection may panic with [http.ErrAbortHandler] then, to have net/http cut it.
 func (resp *Response) Send(w http.ResponseWriter, r *http.Request) error {
-	return resp.send(w, r, resp.Body.request().f.limits.Write, nil)
+	x := resp.Body.request()
+	limit := x.f.limits.Write
+	alive := x.f.keepAlive(w, r, &x.call, limit, nil)
+	if alive != nil {
+		defer alive.close()
+		defer context.AfterFunc(alive.ctx, func() { resp.Body.x.Stop(context.Cause(alive.ctx)) })()
+	}
+	return resp.send(w, r, limit, alive)
 }
 
 // send is Send with a limit of each write, not above 0 for none, and with what has kept the client waiting.
