@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/config"
+	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/file"
 	"github.com/pdkit/pdkit/pdflow/admit"
@@ -166,8 +167,12 @@ func (m *modelServer) printConnector(w io.Writer, title, path string, o *modelse
 			span(limits.Decode, "none"), span(limits.Idle, "none"), span(limits.Cleanup, "none"),
 			span(limits.HealthCheck, "none")))
 	if limits.Transfer <= 0 && lease > 0 && (limits.Decode <= 0 || limits.Decode > lease) {
+		found := "after decode, " + span(limits.Decode, "never")
+		if o.KVConnector.Traits().Order == connector.Together && limits.Prefill > 0 {
+			found = fmt.Sprintf("after prefill, %s, where P answers when D has read it, else %s", limits.Prefill, found)
+		}
 		row(w, "  recommended", fmt.Sprintf("timeouts.transfer: P keeps KV that nobody reads for %s; without it a "+
-			"transfer that never ends is found after decode, %s", lease, span(limits.Decode, "never")))
+			"transfer that never ends is found %s", lease, found))
 	}
 	a := o.Retry()
 	if a.MaxAttempts == 1 {

@@ -29,6 +29,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
@@ -41,6 +42,10 @@ const Name = "sglang"
 
 // DefaultBootstrapPort is where P's bootstrap server listens (--disaggregation-bootstrap-port).
 const DefaultBootstrapPort = 8998
+
+// DefaultLease is how long P keeps KV for a D that does not ask for it (SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT), and D
+// waits for KV (SGLANG_DISAGGREGATION_WAITING_TIMEOUT): python/sglang/srt/environ.py of 0.5.23.
+const DefaultLease = 300 * time.Second
 
 func init() {
 	connector.Register(Name, func(raw json.RawMessage) (connector.KVConnector, error) {
@@ -58,6 +63,8 @@ type Options struct {
 	PrefillCap    *bool `json:"prefillCap"`    // limit P's leg to one token, as SGLang itself also does; default true
 	// How engines are launched to move KV: mooncake (the default), mooncake_tcp (without RDMA), nixl, ascend or mori.
 	TransferBackend string `json:"transferBackend"`
+	// The shorter one of the engines' two time-outs, if it is not DefaultLease.
+	LeaseDuration *config.Duration `json:"leaseDuration"`
 }
 
 // backends are SGLang's (arg_groups/choices.py of 0.5.23). fake moves nothing.
@@ -83,6 +90,10 @@ func New(o *Options) (*Connector, error) {
 		return nil, &config.FieldError{Path: "transferBackend", Problem: "is none that moves KV",
 			Remedy: strings.Join(backends, ", ")}
 	}
+	if d := o.LeaseDuration; d != nil && *d <= 0 {
+		return nil, &config.FieldError{Path: "leaseDuration", Problem: "is not above 0",
+			Remedy: "the engines' SGLANG_DISAGGREGATION_WAITING_TIMEOUT, 300s unless they set another"}
+	}
 	c := &Connector{port: o.BootstrapPort, uncaps: o.PrefillCap != nil && !*o.PrefillCap, given: *o}
 	if c.port == 0 {
 		c.port = DefaultBootstrapPort
@@ -104,7 +115,11 @@ func New(o *Options) (*Connector, error) {
 // try_ensure_parallel_info, _resolve_rank_mapping): the page size, the KV type, and the pipeline-parallel size, which
 // must be P's or 1. Tensor-parallel sizes are no rule: with data-parallel attention D compares the attention's own
 // size, which no attribute holds, and with MLA any size fits.
-func (*Connector) Traits() connector.Traits {
+func (c *Connector) Traits() connector.Traits {
+	lease := DefaultLease
+	if d := c.given.LeaseDuration; d != nil {
+		lease = time.Duration(*d)
+	}
 	return connector.Traits{
 		Name:       Name,
 		Order:      connector.Together,
@@ -122,6 +137,7 @@ func (*Connector) Traits() connector.Traits {
 			"prompt", "prompt_embeds", "text", "input_ids", "prompt_logprobs", "echo", "truncate_prompt_tokens",
 			"use_beam_search", "truncation",
 		},
+		Handoff: connector.Handoff{Lease: lease},
 		Serving: connector.Serving{PairOnly: true},
 		PairRules: []attr.PairRule{
 			attr.Same(attr.BlockSize), attr.Same(attr.KVCacheDtype),

@@ -186,21 +186,30 @@ func TestNotesTellWhatIsOddOrWithoutEffect(t *testing.T) {
 
 // A limit of the transfer that comes after the engines have given up, or after decode's own, is told.
 func TestATransferLimitThatComesTooLateIsTold(t *testing.T) {
-	for timeouts, want := range map[string]string{
-		`{"transfer":"20s"}`:                "",
-		`{"transfer":"40s"}`:                "is longer than P keeps KV that nobody reads, 30s",
-		`{"transfer":"20s","decode":"15s"}`: "is not shorter than decode, 15s",
-		`{"decode":"15s"}`:                  "",
-		`{"transfer":"0s"}`:                 "",
+	const late = "is longer than P keeps KV that nobody reads, "
+	for spec, want := range map[string]string{
+		`"nixl","timeouts":{"transfer":"20s"}`:                "",
+		`"nixl","timeouts":{"transfer":"40s"}`:                late + "30s",
+		`"nixl","timeouts":{"transfer":"20s","decode":"15s"}`: "is not shorter than decode, 15s",
+		`"nixl","timeouts":{"decode":"15s"}`:                  "",
+		`"nixl","timeouts":{"transfer":"0s"}`:                 "",
+
+		`"trtllm","timeouts":{"transfer":"61s"}`:                                          late + "1m0s",
+		`"trtllm","timeouts":{"transfer":"61s"},"config":{"leaseDuration":"2m"}`:          "",
+		`"trtllm","timeouts":{"transfer":"61s"},"config":{"dispatch":"generation-first"}`: late + "1m0s",
+
+		`"sglang","timeouts":{"transfer":"299s"}`:                                  "",
+		`"sglang","timeouts":{"transfer":"301s"}`:                                  late + "5m0s",
+		`"sglang","timeouts":{"transfer":"299s"},"config":{"leaseDuration":"90s"}`: late + "1m30s",
 	} {
-		ms := read(t, `{"kvConnector":{"type":"nixl","timeouts":`+timeouts+`}}`)
+		ms := read(t, `{"kvConnector":{"type":`+spec+`}}`)
 		var got string
 		for _, n := range ms.Notes {
 			if n.Path == "spec.kvConnector.timeouts.transfer" {
 				got = n.Problem
 			}
 		}
-		assert.Equal(t, want, got, timeouts)
+		assert.Equal(t, want, got, spec)
 	}
 }
 
