@@ -22,6 +22,7 @@ type scenario struct {
 	finishes bool          // a leg that P has got runs on after its attempt
 	rescues  int           // how often a stream may go on at another pair
 	hedge    time.Duration // after which a second prefill is sent; 0: none
+	transfer time.Duration // Timeouts.Transfer; 0: none
 }
 
 var scenarios = []scenario{
@@ -34,11 +35,21 @@ var scenarios = []scenario{
 	{name: "decode-then-prefill, not asked", order: connector.DecodeThenPrefill},
 }
 
+// transferring are the scenarios in which a transfer has a limit. All requests are streams: of others a synthetic probe
+// would have to tell whether D generates.
+var transferring = []scenario{
+	{name: "prefill-then-decode, transfer limit", order: connector.PrefillThenDecode, transfer: transferLimit},
+	{name: "together, transfer limit", order: connector.Together, transfer: transferLimit},
+	{name: "together, P finishes, transfer limit", order: connector.Together, finishes: true, transfer: transferLimit},
+}
+
 // rescuing are the scenarios with rescue or a hedged prefill, which only the random runs have.
 var rescuing = []scenario{
 	{name: "prefill-then-decode, rescue", order: connector.PrefillThenDecode, rescues: 1},
 	{name: "together, two rescues", order: connector.Together, rescues: 2},
 	{name: "together, P finishes, rescue", order: connector.Together, finishes: true, rescues: 1},
+	{name: "prefill-then-decode, rescue, transfer limit", order: connector.PrefillThenDecode, rescues: 1,
+		transfer: transferLimit},
 	{name: "prefill-then-decode, rescue, hedged", order: connector.PrefillThenDecode, rescues: 1, hedge: hedgeTime},
 }
 

@@ -78,7 +78,7 @@ const mostClients = 4
 // -rapid.seed make more runs, and one run again.
 func TestRandomSequencesOfEvents(t *testing.T) {
 	var runs, steps atomic.Int64
-	for _, s := range slices.Concat(scenarios, rescuing) {
+	for _, s := range slices.Concat(scenarios, transferring, rescuing) {
 		t.Run(s.name, func(t *testing.T) {
 			rapid.Check(t, func(rt *rapid.T) {
 				list := rapid.OneOf(rapid.SliceOfN(anyStep, 1, 20), rapid.SliceOfN(anyStep, 30, 100)).Draw(rt, "steps")
@@ -98,7 +98,7 @@ func TestRandomSequencesOfEvents(t *testing.T) {
 
 // random does the steps that are possible, and then lets everything end.
 func (w *world) random(list []step) (did []string) {
-	w.start(entrances[0], w.protocol.rescues > 0, true)
+	w.start(entrances[0], w.protocol.rescues > 0 || w.protocol.transfer > 0, true)
 	for _, s := range list {
 		synctest.Wait()
 		if what := w.step(s); what != "" {
@@ -149,7 +149,8 @@ func (w *world) step(s step) string {
 	case begin:
 		if len(w.clients) < mostClients {
 			named := [8][2]string{{"", "d1:1"}, {"p2:1", ""}}[s.Which/8]
-			c := w.startAt(entrances[s.Which%3], s.Which%2 == 1, s.Which%8 > 1, named[0], named[1])
+			stream := s.Which%2 == 1 || w.protocol.transfer > 0
+			c := w.startAt(entrances[s.Which%3], stream, s.Which%8 > 1, named[0], named[1])
 			return c.name + " asks by " + c.entrance
 		}
 	case fails:

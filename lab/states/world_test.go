@@ -25,14 +25,15 @@ import (
 
 // The limits of all runs. They differ, so that a run's clock tells which of them ended it.
 const (
-	leaseTime    = 10 * time.Second
-	handoffLimit = 6 * time.Second
-	prefillLimit = 9 * time.Second
-	decodeLimit  = 20 * time.Second
-	idleLimit    = 5 * time.Second
-	writeLimit   = 3 * time.Second
-	hedgeTime    = 2 * time.Second
-	forever      = 10 * time.Minute // no request may take so long
+	leaseTime     = 10 * time.Second
+	handoffLimit  = 6 * time.Second
+	prefillLimit  = 9 * time.Second
+	transferLimit = 4 * time.Second
+	decodeLimit   = 20 * time.Second
+	idleLimit     = 5 * time.Second
+	writeLimit    = 3 * time.Second
+	hedgeTime     = 2 * time.Second
+	forever       = 10 * time.Minute // no request may take so long
 )
 
 // maxAttempts is how many pairs a request tries.
@@ -104,7 +105,7 @@ func newWorld(s setting) *world {
 			pdflow.WithTransport(w.rt), pdflow.WithObserver(w.observer()),
 			pdflow.WithTelemetry(pdflow.Telemetry{TracerProvider: &w.spans, MeterProvider: &w.meter}),
 			pdflow.WithRescue(s.protocol.rescues),
-			pdflow.WithTimeouts(config.Timeouts{Prefill: prefillLimit, Handoff: handoffLimit, Decode: decodeLimit,
+			pdflow.WithTimeouts(config.Timeouts{Prefill: prefillLimit, Handoff: handoffLimit, Decode: decodeLimit, Transfer: s.protocol.transfer,
 				Idle: idleLimit, Silence: idleLimit, Write: writeLimit}),
 			pdflow.WithRetry(config.Retry{MaxAttempts: attempts, Hedge: s.protocol.hedge})))
 	}
