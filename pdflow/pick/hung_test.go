@@ -4,6 +4,9 @@ package pick
 
 import (
 	"fmt"
+	"io"
+	"net/http"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -129,6 +132,80 @@ func TestOnePickTriesWhatHung(t *testing.T) {
 		next, _, _, _ := c.next(time.Now())
 		require.NotNil(t, next, "an engine that is ready again is probed at once")
 	})
+}
+
+// A trial keeps others away for trialMost at the longest: a request that nobody ends must not hold a pair for ever.
+func TestATrialHasALimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := fleetOf(2, 2)
+		c.done(late(t, "a", "p0", "d0", pdflow.LegDecode))
+		c.done(late(t, "b", "p0", "d0", pdflow.LegDecode))
+		time.Sleep(hungMost)
+		_, ok := c.try("p0", "d0") // it is never released
+		require.True(t, ok)
+		time.Sleep(trialMost - time.Second)
+		require.Equal(t, coolingDown, c.pair("p0", "d0", 0))
+		c.probers.Add(1)
+		probe, _, _, _ := c.next(time.Now())
+		require.Nil(t, probe, "a prober waits, too")
+		c.probers.Add(-1)
+		time.Sleep(time.Second)
+		require.Equal(t, good, c.pair("p0", "d0", 0))
+		release, ok := c.try("p0", "d0")
+		require.True(t, ok && release != nil)
+		_, again := c.try("p0", "d0")
+		require.False(t, again, "one at a time")
+	})
+}
+
+// A reload may change the connector while a pair waits for its probe. Then it is probed by the flows that are there, and
+// not for ever by none.
+func TestAPairIsProbedByTheFlowsThatAReloadHasLeft(t *testing.T) {
+	for name, c := range map[string]struct {
+		flows   int
+		status  int
+		refused bool
+		served  bool
+	}{
+		"another connector serves":     {1, 200, false, true},
+		"another connector is refused": {1, 401, true, false},
+		"no flow":                      {0, 200, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				eps := endpoints("e", 1)
+				own, publish := pickerOf(t, RoundRobin())
+				publish(eps...)
+				own.load()
+				p := Prober{Picker: own}
+				for range c.flows {
+					flow, err := pdflow.New(named{"now"}, own, pdflow.WithTransport(says(c.status)))
+					require.NoError(t, err)
+					p.Flows = append(p.Flows, flow)
+				}
+				for _, prompt := range []string{"a", "b"} {
+					o := late(t, prompt, eps[0].ID, eps[1].ID, pdflow.LegDecode)
+					o.Connector = "before"
+					own.cooldowns.done(o)
+				}
+				key := cooldownKey{eps[0].ID, eps[1].ID}
+				require.NotNil(t, own.cooldowns.m[key].timedOut)
+				p.try(t.Context(), own, own.cooldowns.m[key].timedOut)
+				x := own.cooldowns.m[key]
+				require.Equal(t, c.served, x.timedOut == nil)
+				require.Equal(t, c.refused, x.timedOut != nil && x.timedOut.refused, "clients may try it")
+			})
+		})
+	}
+}
+
+// says is engines that answer each leg with a status, and with a completion.
+type says int
+
+func (s says) RoundTrip(*http.Request) (*http.Response, error) {
+	body := `{"choices":[{"index":0,"text":"a","finish_reason":"stop"}]}`
+	return &http.Response{StatusCode: int(s), Header: http.Header{"Content-Type": {"application/json"}},
+		ContentLength: int64(len(body)), Body: io.NopCloser(strings.NewReader(body))}, nil
 }
 
 func TestAProberNeedsAPickerOfNew(t *testing.T) {

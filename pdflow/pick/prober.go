@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/pdkit/pdkit/discovery"
@@ -21,10 +22,11 @@ import (
 // A probe that the engines refuse (a key that they want, an API that they lack) decides nothing, and neither do probes
 // after which requests ran out of time again: then one request at a time tries the pair, as without a prober.
 type Prober struct {
-	Picker  pdflow.Picker  // of [New], or bound from one
-	Flows   []*pdflow.Flow // those that ask the picker; a probe goes out by that of the request's connector
-	Header  http.Header    // the client's header, for engines that want an Authorization; nil allowed
-	Timeout time.Duration  // of one probe; default 10 s
+	Picker pdflow.Picker // of [New], or bound from one
+	// Those that ask the picker. A probe goes out by those of the request's connector, or by all if there is none now.
+	Flows   []*pdflow.Flow
+	Header  http.Header   // the client's header, for engines that want an Authorization; nil allowed
+	Timeout time.Duration // of one probe; default 10 s
 	// OnProbe is called after each probe, from Run's goroutine, with the IDs of the pair; nil allowed.
 	OnProbe func(prefill, decode string, r ProbeResult, err error)
 }
@@ -145,19 +147,12 @@ func (p *Prober) try(ctx context.Context, own *picker, t *timedOut) {
 	limited, cancel := context.WithTimeout(ctx, p.timeout())
 	defer cancel()
 	err := errNoFlow
-	for _, f := range p.Flows {
-		if f.Connector().Traits().Name != t.connector {
-			continue
-		}
+	for _, f := range p.flowsOf(t.connector) {
 		if err = f.Probe(limited, *ends[0], *ends[1], t.model, p.Header); err != nil {
 			break
 		}
 	}
 	if ctx.Err() != nil {
-		return
-	}
-	if errors.Is(err, errNoFlow) { // a reload has changed the connector: the pair waits for the next probe
-		c.probed(t, began, ProbeFailed, nil)
 		return
 	}
 	var result ProbeResult
@@ -178,6 +173,18 @@ func (p *Prober) try(ctx context.Context, own *picker, t *timedOut) {
 	}
 }
 
+// flowsOf returns the flows of a connector. Where a reload has taken that away, requests go to the pair by the others,
+// and so do probes: a pair that waited for a probe of the connector that has gone would wait for ever.
+func (p *Prober) flowsOf(name string) []*pdflow.Flow {
+	flows := slices.DeleteFunc(slices.Clone(p.Flows), func(f *pdflow.Flow) bool {
+		return f.Connector().Traits().Name != name
+	})
+	if len(flows) == 0 {
+		return p.Flows
+	}
+	return flows
+}
+
 func (p *Prober) timeout() time.Duration {
 	if p.Timeout > 0 {
 		return p.Timeout
@@ -185,7 +192,7 @@ func (p *Prober) timeout() time.Duration {
 	return 10 * time.Second
 }
 
-var errNoFlow = errors.New("pick: no flow has the connector")
+var errNoFlow = errors.New("pick: the prober has no flow")
 
 // probed learns from a probe. e is not nil if it was late.
 func (c *cooldowns) probed(t *timedOut, began time.Time, result ProbeResult, e *pdflow.Error) {
