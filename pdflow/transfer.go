@@ -45,7 +45,7 @@ func (a *attempt) mayGenerate() bool {
 		ctx, stop := context.WithTimeout(outer, transferProbe)
 		defer stop()
 		_ = a.guard(LegDecode, "probe", func() error {
-			err := a.f.Probe(ctx, p, d, a.s.Request.Model, nil)
+			err := a.f.Probe(ctx, p, d, a.s.Request.Model, a.x.probeHeader())
 			// any other answer says nothing of the transfer, and that the client has left nothing of the pair
 			well = err == nil || outer.Err() == nil && !errors.Is(err, CodeTimeout)
 			return nil

@@ -159,3 +159,107 @@ func TestATransferThatNeverEndsFallsBackToDecodeAlone(t *testing.T) {
 		require.Equal(t, "p0 d0 d1", f.hosts())
 	})
 }
+
+// A client that leaves while its pair is probed says nothing of the pair to others who wait for the same probe.
+func TestAClientThatLeavesItsProbeSaysNothingOfThePair(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeFleet(t, &fake{}, "p0 d0", config.Retry{MaxAttempts: 1}, func(host string, _ int) response {
+			if host == "d0" {
+				return hangs
+			}
+			return replies(200)
+		}, pdflow.WithTimeouts(config.Timeouts{Transfer: transferLimit, Decode: time.Hour}))
+		began := time.Now()
+		ask := func(ctx context.Context) <-chan error {
+			ended := make(chan error, 1)
+			go func() {
+				_, err := f.flow.Do(ctx, &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`)})
+				ended <- err
+			}()
+			return ended
+		}
+		ctx, leave := context.WithCancel(t.Context())
+		first := ask(ctx)
+		time.Sleep(time.Millisecond) // the first one's watch begins the probe
+		second := ask(t.Context())
+		time.Sleep(transferLimit + time.Second)
+		leave()
+		require.ErrorIs(t, <-first, pdflow.CodeClientGone)
+		require.ErrorIs(t, <-second, pdflow.CodeTimeout)
+		require.InDelta(t, 2*transferLimit+time.Second, time.Since(began), float64(100*time.Millisecond),
+			"a probe of its own, not Timeouts.Decode")
+	})
+}
+
+// Engines may want a key (vLLM's --api-key): a probe has that of the client for whom it is sent.
+func TestAProbeOfAPairHasItsClientsKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var ids []string
+		f := newFakeFleet(t, &fake{}, "p0 d0", config.Retry{MaxAttempts: 1}, func(host string, nth int) response {
+			return func(r *http.Request) (*http.Response, error) {
+				ids = append(ids, r.Header.Get("X-Request-Id"))
+				switch {
+				case r.Header.Get("Authorization") != "Bearer key":
+					return replies(http.StatusUnauthorized)(r)
+				case host == "d0":
+					return hangs(r)
+				}
+				return replies(200)(r)
+			}
+		}, pdflow.WithTimeouts(config.Timeouts{Transfer: transferLimit, Decode: time.Hour}))
+		began := time.Now()
+		_, err := f.flow.Do(t.Context(), &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`),
+			Header: http.Header{"Authorization": {"Bearer key"}, "X-Request-Id": {"mine"}}})
+		require.ErrorIs(t, err, pdflow.CodeTimeout)
+		require.InDelta(t, 2*transferLimit, time.Since(began), float64(100*time.Millisecond), "the probe hung, too")
+		require.Equal(t, []string{"mine", "mine"}, ids[:2])
+		require.NotContains(t, ids[2:], "mine", "a probe is a request of its own")
+	})
+}
+
+// A stream that is rescued knows at which pair its request ran out of time before, and does not go there again.
+func TestARescueKeepsAwayFromThePairThatHung(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pairs, picks, count := [][2]string{{"p0", "d0"}, {"p0", "d1"}, {"p0", "d0"}}, 0, &book{}
+		f := newFakeFleetOf(t, func(context.Context, pdflow.Picker, *pdflow.PickInput) (pdflow.Pick, error) {
+			pair := pairs[picks]
+			picks++
+			return pdflow.Pick{Prefill: named(t, pair[0]), Decode: named(t, pair[1])}, nil
+		}, &fake{}, "p0 d0 d1", config.Retry{MaxAttempts: 2, BackoffBase: time.Millisecond},
+			func(host string, _ int) response {
+				switch host {
+				case "d0":
+					return hangs
+				case "d1":
+					return streaming(time.Second, io.ErrUnexpectedEOF, token(10, "null", "[1,2,3]"), token(11, "null", "null"))
+				}
+				return replies(200)
+			}, pdflow.WithRescue(1), metered(count),
+			pdflow.WithTimeouts(config.Timeouts{Transfer: transferLimit, Decode: time.Hour}))
+		began := time.Now()
+		require.Error(t, f.do(completion("a", `"stream":true`)))
+		require.Equal(t, "p0 d0 p0 d1", f.hosts())
+		require.InDelta(t, transferLimit+time.Second, time.Since(began), float64(100*time.Millisecond))
+		require.Equal(t, []string{"failed timeout"}, count.rescues())
+	})
+}
+
+// What a connector cannot carry with a pair is served by one engine, and the pair's attempt is not the last one.
+func TestAPairThatCannotCarryARequestIsNotItsLastAttempt(t *testing.T) {
+	cannot := &fake{decode: func(*connector.Session, *connector.PrefillResult, *connector.Leg) error {
+		return &connector.UnsupportedError{Member: "tools"}
+	}}
+	for unsupported, want := range map[config.Unsupported][]bool{config.UnsupportedAggregate: {false, true},
+		config.UnsupportedRefuse: {true}} {
+		f := newFakeFleet(t, cannot, "p0 d0", config.Retry{MaxAttempts: 1}, func(string, int) response {
+			return replies(200)
+		}, pdflow.WithUnsupported(unsupported))
+		err := f.do(`{"prompt":"hi"}`)
+		require.Equal(t, unsupported == config.UnsupportedRefuse, err != nil, err)
+		var final []bool
+		for _, o := range f.seen.list() {
+			final = append(final, o.Final)
+		}
+		require.Equal(t, want, final)
+	}
+}
