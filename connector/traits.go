@@ -55,9 +55,12 @@ type Handoff struct {
 	Member string // a member of the response's body, with dots between nested names: "kv_transfer_params"
 	Header string // a header of the response
 
-	Lease        time.Duration // how long P keeps KV that nobody has read; 0: the handoff does not age
-	MultiUse     bool          // a handoff can be read many times, so several choices for one prompt can share it
-	ContentStore bool          // D finds the KV in a store by the prompt's tokens alone; the requests do not say where
+	Lease time.Duration // how long P keeps KV that nobody has read; 0: the handoff does not age
+	// How long the engines wait for a transfer before they give it up, where that is not the end of a Lease; 0: they
+	// wait for ever, or it is not known. Nothing but a check of settings asks for it.
+	TransferTimeout time.Duration
+	MultiUse        bool // a handoff can be read many times, so several choices for one prompt can share it
+	ContentStore    bool // D finds the KV in a store by the prompt's tokens alone; the requests do not say where
 
 	// D's response has Member, too, for a later request's prefill leg. So the flow lets no host relay that response.
 	// The flow empties Member in D's responses with or without FromDecode, wherever it reads them.

@@ -166,13 +166,17 @@ func (m *modelServer) printConnector(w io.Writer, title, path string, o *modelse
 			span(limits.Connect, "none"), span(limits.Prefill, "none"), handoff, span(limits.Transfer, "none"),
 			span(limits.Decode, "none"), span(limits.Idle, "none"), span(limits.Cleanup, "none"),
 			span(limits.HealthCheck, "none")))
-	if limits.Transfer <= 0 && lease > 0 && (limits.Decode <= 0 || limits.Decode > lease) {
+	if after := o.GivesUp(); limits.Transfer <= 0 && after > 0 && (limits.Decode <= 0 || limits.Decode > after) {
+		why := "P keeps KV that nobody reads for"
+		if lease <= 0 {
+			why = "the engines give a transfer up after"
+		}
 		found := "after decode, " + span(limits.Decode, "never")
 		if o.KVConnector.Traits().Order == connector.Together && limits.Prefill > 0 {
 			found = fmt.Sprintf("after prefill, %s, where P answers when D has read it, else %s", limits.Prefill, found)
 		}
-		row(w, "  recommended", fmt.Sprintf("timeouts.transfer: P keeps KV that nobody reads for %s; without it a "+
-			"transfer that never ends is found %s", lease, found))
+		row(w, "  recommended", fmt.Sprintf("timeouts.transfer: %s %s; without it a transfer that never ends is "+
+			"found %s", why, after, found))
 	}
 	a := o.Retry()
 	if a.MaxAttempts == 1 {

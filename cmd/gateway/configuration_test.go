@@ -130,8 +130,8 @@ var abouts = map[string]string{
 	"spec.kvConnector.config": "the connector's own settings; `parameters` is another word for it",
 	"spec.kvConnector.timeouts.handoff": "the oldest handoff that decode may still use, from the last byte of " +
 		"P's response; of a lease under 10s the default is half",
-	"spec.kvConnector.timeouts.idle": "silence of a response in mid-stream; then the engine is probed, and the " +
-		"response cut if the engine is not well",
+	"spec.kvConnector.timeouts.idle": "silence of a response in mid-stream; then the engine's health is asked, and " +
+		"the response cut if the engine is not well",
 	"spec.kvConnector.timeouts.silence": "silence of a response in mid-stream whose engine is well",
 	"spec.kvConnector.timeouts.transfer": "from P's last byte to D's first event; then another pair is tried: " +
 		"see [retries](retries.md#a-pair-that-hangs)",

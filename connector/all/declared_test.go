@@ -67,10 +67,10 @@ var declared = []struct{ typ, config, declares, refuses string }{
 	{"p2pnccl", ``, "prefill-then-decode, own id, pair only, reuse in usage, orphans", once + " sglang:text"},
 	{"pynccl", ``, "prefill-then-decode", once + " sglang:text"}, // the buffer gives a prompt's KV once
 	// a leg that is closed is aborted by its engine, which tells the other, so there are no orphans
-	{"sglang", ``, "together, lease 5m0s, pair only", "n best_of background generate:bootstrap_room"},
-	{"trtllm", ``, "prefill-then-decode, handoff choices.0.disaggregated_params, lease 1m0s",
+	{"sglang", ``, "together, transfer timeout 5m0s, pair only", "n best_of background generate:bootstrap_room"},
+	{"trtllm", ``, "prefill-then-decode, handoff choices.0.disaggregated_params, transfer timeout 1m0s",
 		fmt.Sprintf(two, "disaggregated_params")}, // D is asked when P has the KV, so there are no orphans
-	{"trtllm", `{"dispatch":"generation-first"}`, "together, lease 1m0s, orphans",
+	{"trtllm", `{"dispatch":"generation-first"}`, "together, transfer timeout 1m0s, orphans",
 		fmt.Sprintf(two, "disaggregated_params")},
 	{"lmcache", ``, store, shared + " sglang:text"},
 	// a chunk is there once, for one D: no store
@@ -139,6 +139,7 @@ func declaration(d connector.Traits) string {
 	}{
 		{"handoff " + h.Member, h.Member != ""}, {"handoff header " + h.Header, h.Header != ""},
 		{"lease " + h.Lease.String(), h.Lease != 0},
+		{"transfer timeout " + h.TransferTimeout.String(), h.TransferTimeout != 0},
 		{"failure stop " + d.Ending.FailureStop, d.Ending.FailureStop != ""},
 		{"many readers", h.MultiUse}, {"store", h.ContentStore}, {"from decode", h.FromDecode},
 		{"own id", d.OwnRequestID},

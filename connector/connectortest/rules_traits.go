@@ -59,8 +59,8 @@ func checkTraits(t *trial) error {
 		}
 	}
 	switch {
-	case d.Handoff.Lease < 0:
-		return errors.New("its Lease is negative")
+	case d.Handoff.Lease < 0 || d.Handoff.TransferTimeout < 0:
+		return errors.New("its Lease or its TransferTimeout is negative")
 	case d.Handoff.Member != "" && d.Handoff.Header != "":
 		return errors.New("its Handoff is both a member and a header")
 	case d.Handoff.ContentStore && (d.Handoff.Named() || d.OwnRequestID || d.Serving.PairOnly):

@@ -35,7 +35,7 @@
 //   - OwnRequestID, EndsByLength: the legs are so exactly if it is declared;
 //   - Attributes: the legs fail without each of them, and without no other.
 //
-// Lease, PairOnly, Orphans, PrefillFinishes, RefusalReleases, RefusalHolds and FailureStop are facts about engines,
+// Lease, TransferTimeout, PairOnly, Orphans, PrefillFinishes, RefusalReleases, RefusalHolds and FailureStop are facts about engines,
 // which no leg shows.
 //
 // Whatever the protocol does otherwise than most is said in [Harness.Except], one exception each, so that a reader of

@@ -5,6 +5,7 @@ package multi
 import (
 	"cmp"
 	"slices"
+	"time"
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/attr"
@@ -25,9 +26,8 @@ func merge(children []Child, order connector.Order) connector.Traits {
 		t.Carries = slices.DeleteFunc(slices.Clone(t.Carries),
 			func(m string) bool { return !slices.Contains(c.Carries, m) })
 		t.Members = union(t.Members, c.Members)
-		if c.Handoff.Lease > 0 && (t.Handoff.Lease == 0 || c.Handoff.Lease < t.Handoff.Lease) {
-			t.Handoff.Lease = c.Handoff.Lease
-		}
+		t.Handoff.Lease = shorter(t.Handoff.Lease, c.Handoff.Lease)
+		t.Handoff.TransferTimeout = shorter(t.Handoff.TransferTimeout, c.Handoff.TransferTimeout)
 		if h := &c.Handoff; h.Named() { // of only one child
 			t.Handoff.Member, t.Handoff.Header, t.Handoff.FromDecode = h.Member, h.Header, h.FromDecode
 		}
@@ -99,4 +99,12 @@ func anyOf(children [][]attr.PairRule) (rules []attr.PairRule) {
 		}
 	}
 	return rules
+}
+
+// shorter returns the shorter of two times, of which 0 is none.
+func shorter(a, b time.Duration) time.Duration {
+	if a == 0 || b > 0 && b < a {
+		return b
+	}
+	return a
 }

@@ -43,9 +43,9 @@ const Name = "sglang"
 // DefaultBootstrapPort is where P's bootstrap server listens (--disaggregation-bootstrap-port).
 const DefaultBootstrapPort = 8998
 
-// DefaultLease is how long P keeps KV for a D that does not ask for it (SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT), and D
+// DefaultTransferTimeout is how long P keeps KV for a D that does not ask for it (SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT), and D
 // waits for KV (SGLANG_DISAGGREGATION_WAITING_TIMEOUT): python/sglang/srt/environ.py of 0.5.23.
-const DefaultLease = 300 * time.Second
+const DefaultTransferTimeout = 300 * time.Second
 
 func init() {
 	connector.Register(Name, func(raw json.RawMessage) (connector.KVConnector, error) {
@@ -63,8 +63,8 @@ type Options struct {
 	PrefillCap    *bool `json:"prefillCap"`    // limit P's leg to one token, as SGLang itself also does; default true
 	// How engines are launched to move KV: mooncake (the default), mooncake_tcp (without RDMA), nixl, ascend or mori.
 	TransferBackend string `json:"transferBackend"`
-	// The shorter one of the engines' two time-outs, if it is not DefaultLease.
-	LeaseDuration *config.Duration `json:"leaseDuration"`
+	// The shorter one of the engines' two time-outs, if it is not DefaultTransferTimeout.
+	TransferTimeout *config.Duration `json:"transferTimeout"`
 }
 
 // backends are SGLang's (arg_groups/choices.py of 0.5.23). fake moves nothing.
@@ -90,8 +90,8 @@ func New(o *Options) (*Connector, error) {
 		return nil, &config.FieldError{Path: "transferBackend", Problem: "is none that moves KV",
 			Remedy: strings.Join(backends, ", ")}
 	}
-	if d := o.LeaseDuration; d != nil && *d <= 0 {
-		return nil, &config.FieldError{Path: "leaseDuration", Problem: "is not above 0",
+	if d := o.TransferTimeout; d != nil && *d <= 0 {
+		return nil, &config.FieldError{Path: "transferTimeout", Problem: "is not above 0",
 			Remedy: "the engines' SGLANG_DISAGGREGATION_WAITING_TIMEOUT, 300s unless they set another"}
 	}
 	c := &Connector{port: o.BootstrapPort, uncaps: o.PrefillCap != nil && !*o.PrefillCap, given: *o}
@@ -116,9 +116,9 @@ func New(o *Options) (*Connector, error) {
 // must be P's or 1. Tensor-parallel sizes are no rule: with data-parallel attention D compares the attention's own
 // size, which no attribute holds, and with MLA any size fits.
 func (c *Connector) Traits() connector.Traits {
-	lease := DefaultLease
-	if d := c.given.LeaseDuration; d != nil {
-		lease = time.Duration(*d)
+	timeout := DefaultTransferTimeout
+	if d := c.given.TransferTimeout; d != nil {
+		timeout = time.Duration(*d)
 	}
 	return connector.Traits{
 		Name:       Name,
@@ -137,7 +137,7 @@ func (c *Connector) Traits() connector.Traits {
 			"prompt", "prompt_embeds", "text", "input_ids", "prompt_logprobs", "echo", "truncate_prompt_tokens",
 			"use_beam_search", "truncation",
 		},
-		Handoff: connector.Handoff{Lease: lease},
+		Handoff: connector.Handoff{TransferTimeout: timeout},
 		Serving: connector.Serving{PairOnly: true},
 		PairRules: []attr.PairRule{
 			attr.Same(attr.BlockSize), attr.Same(attr.KVCacheDtype),

@@ -263,7 +263,7 @@ func TestSettings(t *testing.T) {
 		`{"bootstrapPort":-1}`: "bootstrapPort", `{"bootstrapPort":70000}`: "bootstrapPort",
 		`{"bootstrapPort":65536}`: "bootstrapPort", `{"bootstrapPort":"1"}`: "bootstrapPort",
 		`{"transferBackend":"fake"}`: "transferBackend", `{"transferBackend":1}`: "transferBackend",
-		`{"leaseDuration":"0s"}`: "leaseDuration", `{"leaseDuration":"-1s"}`: "leaseDuration",
+		`{"transferTimeout":"0s"}`: "transferTimeout", `{"transferTimeout":"-1s"}`: "transferTimeout",
 		`{"prefillCap":1}`: "prefillCap", `{"prefillCap":"no"}`: "prefillCap", `{"bootstrapport":1}`: "bootstrapport",
 	})
 }

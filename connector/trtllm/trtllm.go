@@ -52,10 +52,10 @@ const (
 // ServerInfoTTL is how long a response of P's /server_info is used.
 const ServerInfoTTL = 30 * time.Second
 
-// DefaultLease is how long a context server keeps KV that nobody reads, and a generation server waits for it:
+// DefaultTransferTimeout is how long a context server keeps KV that nobody reads, and a generation server waits for it:
 // kv_transfer_timeout_ms of cache_transceiver_config (tensorrt_llm/llmapi/llm_args.py, 60000 since TensorRT-LLM #8459;
 // before that there was no limit).
-const DefaultLease = 60 * time.Second
+const DefaultTransferTimeout = 60 * time.Second
 
 func init() {
 	connector.Register(Name, func(raw json.RawMessage) (connector.KVConnector, error) {
@@ -72,8 +72,8 @@ type Options struct {
 	Dispatch  string `json:"dispatch"`  // context-first (default) or generation-first
 	MachineID int    `json:"machineID"` // 0 to 1023, another one for each gateway
 	AuthKey   string `json:"authKey"`   // the servers' internal_request_auth_key; "" signs nothing
-	// The servers' kv_transfer_timeout_ms, if it is not DefaultLease.
-	LeaseDuration *config.Duration `json:"leaseDuration"`
+	// The servers' kv_transfer_timeout_ms, if it is not DefaultTransferTimeout.
+	TransferTimeout *config.Duration `json:"transferTimeout"`
 }
 
 // Connector is the connector "trtllm".
@@ -107,8 +107,8 @@ func New(o *Options) (connector.KVConnector, error) {
 		return nil, &config.FieldError{Path: "machineID", Problem: "is not from 0 to 1023",
 			Remedy: "another number for each gateway"}
 	}
-	if d := o.LeaseDuration; d != nil && *d <= 0 {
-		return nil, &config.FieldError{Path: "leaseDuration", Problem: "is not above 0",
+	if d := o.TransferTimeout; d != nil && *d <= 0 {
+		return nil, &config.FieldError{Path: "transferTimeout", Problem: "is not above 0",
 			Remedy: "the servers' kv_transfer_timeout_ms, 60s unless they set another"}
 	}
 	c := &Connector{machine: uint64(o.MachineID), signer: newSigner(o.AuthKey), together: o.Dispatch == GenerationFirst,
@@ -133,11 +133,11 @@ func (c *Connector) Traits() connector.Traits {
 		RawPrefill: true, // P needs the client's limit
 		APIs:       []connector.API{connector.APIChat, connector.APICompletions},
 		Members:    []string{paramsMember},
-		Handoff:    connector.Handoff{Member: "choices.0." + paramsMember, Lease: DefaultLease},
+		Handoff:    connector.Handoff{Member: "choices.0." + paramsMember, TransferTimeout: DefaultTransferTimeout},
 		PairRules:  []attr.PairRule{attr.Same(attr.BlockSize), attr.Same(attr.KVCacheDtype)},
 	}
-	if d := c.given.LeaseDuration; d != nil {
-		t.Handoff.Lease = time.Duration(*d)
+	if d := c.given.TransferTimeout; d != nil {
+		t.Handoff.TransferTimeout = time.Duration(*d)
 	}
 	if c.together {
 		t.Order, t.Ending.Orphans, t.Handoff.Member = connector.Together, true, ""

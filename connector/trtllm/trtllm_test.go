@@ -181,7 +181,7 @@ func TestSettings(t *testing.T) {
 	play.Refuses(t, "TensorRT-LLM", map[string]string{
 		`{"dispatch":"both"}`: "dispatch", `{"machineID":1024}`: "machineID", `{"machineID":-1}`: "machineID",
 		`{"machineId":1}`: "machineId", `{"authKey":7}`: "authKey",
-		`{"leaseDuration":"0s"}`: "leaseDuration", `{"leaseDuration":"-1s"}`: "leaseDuration",
+		`{"transferTimeout":"0s"}`: "transferTimeout", `{"transferTimeout":"-1s"}`: "transferTimeout",
 	})
 }
 

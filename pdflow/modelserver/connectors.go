@@ -3,6 +3,7 @@
 package modelserver
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/url"
@@ -51,6 +52,12 @@ func (c *Connector) traits() (t connector.Traits) {
 
 // Lease is how long the connector's handoff lives, 0 where it does not expire.
 func (c *Connector) Lease() time.Duration { return c.traits().Handoff.Lease }
+
+// GivesUp is how long the engines wait for a transfer before they give it up, 0 where that is not known: the protocol's
+// TransferTimeout, else its lease.
+func (c *Connector) GivesUp() time.Duration {
+	return cmp.Or(c.traits().Handoff.TransferTimeout, c.Lease())
+}
 
 // open opens the connector that the spec at path names, and those that it falls back to.
 func (m *ModelServer) open(path string, spec config.Spec) *Connector {
@@ -111,14 +118,18 @@ func (m *ModelServer) check(path string, c *Connector) {
 
 // checkTransfer tells of a limit that comes too late: after decode's, or after P has given up.
 func (m *ModelServer) checkTransfer(path string, c *Connector) {
-	limits, lease := c.Timeouts(), c.Lease()
+	limits, after := c.Timeouts(), c.GivesUp()
 	switch {
 	case limits.Transfer <= 0:
 	case limits.Decode > 0 && limits.Transfer >= limits.Decode:
 		m.note(true, path, fmt.Sprintf("is not shorter than decode, %s", limits.Decode), "write less, or remove it")
-	case lease > 0 && limits.Transfer > lease:
-		m.note(false, path, fmt.Sprintf("is longer than P keeps KV that nobody reads, %s", lease),
+	case after <= 0 || limits.Transfer <= after:
+	case c.Lease() > 0:
+		m.note(false, path, fmt.Sprintf("is longer than P keeps KV that nobody reads, %s", after),
 			"write at most that, unless decode engines renew P's lease for requests in their queue")
+	default:
+		m.note(false, path, fmt.Sprintf("is longer than the engines wait for a transfer, %s", after),
+			"write at most that")
 	}
 }
 

@@ -186,7 +186,7 @@ func TestNotesTellWhatIsOddOrWithoutEffect(t *testing.T) {
 
 // A limit of the transfer that comes after the engines have given up, or after decode's own, is told.
 func TestATransferLimitThatComesTooLateIsTold(t *testing.T) {
-	const late = "is longer than P keeps KV that nobody reads, "
+	const late, waits = "is longer than P keeps KV that nobody reads, ", "is longer than the engines wait for a transfer, "
 	for spec, want := range map[string]string{
 		`"nixl","timeouts":{"transfer":"20s"}`:                "",
 		`"nixl","timeouts":{"transfer":"40s"}`:                late + "30s",
@@ -194,13 +194,13 @@ func TestATransferLimitThatComesTooLateIsTold(t *testing.T) {
 		`"nixl","timeouts":{"decode":"15s"}`:                  "",
 		`"nixl","timeouts":{"transfer":"0s"}`:                 "",
 
-		`"trtllm","timeouts":{"transfer":"61s"}`:                                          late + "1m0s",
-		`"trtllm","timeouts":{"transfer":"61s"},"config":{"leaseDuration":"2m"}`:          "",
-		`"trtllm","timeouts":{"transfer":"61s"},"config":{"dispatch":"generation-first"}`: late + "1m0s",
+		`"trtllm","timeouts":{"transfer":"61s"}`:                                          waits + "1m0s",
+		`"trtllm","timeouts":{"transfer":"61s"},"config":{"transferTimeout":"2m"}`:        "",
+		`"trtllm","timeouts":{"transfer":"61s"},"config":{"dispatch":"generation-first"}`: waits + "1m0s",
 
-		`"sglang","timeouts":{"transfer":"299s"}`:                                  "",
-		`"sglang","timeouts":{"transfer":"301s"}`:                                  late + "5m0s",
-		`"sglang","timeouts":{"transfer":"299s"},"config":{"leaseDuration":"90s"}`: late + "1m30s",
+		`"sglang","timeouts":{"transfer":"299s"}`:                                    "",
+		`"sglang","timeouts":{"transfer":"301s"}`:                                    waits + "5m0s",
+		`"sglang","timeouts":{"transfer":"299s"},"config":{"transferTimeout":"90s"}`: waits + "1m30s",
 	} {
 		ms := read(t, `{"kvConnector":{"type":`+spec+`}}`)
 		var got string
