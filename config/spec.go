@@ -63,7 +63,7 @@ type Timeouts struct {
 	Transfer time.Duration `json:"transfer"`
 	// the decode leg (together: from P's response), until its first byte; default 600 s
 	Decode      time.Duration `json:"decode"`
-	Idle        time.Duration `json:"idle"`        // silence of a response until its engine's health is asked; default 60 s
+	Idle        time.Duration `json:"idle"`        // silence until an engine's health is asked; default 60 s
 	Silence     time.Duration `json:"silence"`     // silence of a response whose engine is well; default 10 min
 	Cleanup     time.Duration `json:"cleanup"`     // a connector's cleaning up; default 5 s
 	HealthCheck time.Duration `json:"healthCheck"` // one probe of package pdflow/health; default 2 s

@@ -349,8 +349,8 @@ func relayedResponse(a *attempt, status int) *Body {
 	return &Body{a: a, x: a.x, status: status}
 }
 
-// hostEnded notes how a response ended that a host has: by being forgotten or, if it was relayed, by the engine's giving
-// up, or as err says; nil is whole.
+// hostEnded notes how a response ended that a host has: by being forgotten or, if it was relayed, by the engine's
+// giving up, or as err says; nil is whole.
 func (b *Body) hostEnded(err error, gaveUp bool) {
 	switch {
 	case b.err != nil || b.closed:

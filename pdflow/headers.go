@@ -82,7 +82,8 @@ func (x *serving) fillAbsent(r *http.Request) {
 	maps.Copy(r.Header, own)
 }
 
-// probeHeader is the client's header for a synthetic probe on its behalf: an engine that wants a key wants it here, too.
+// probeHeader is the client's header for a synthetic probe on its behalf: an engine that wants a key wants it here,
+// too.
 func (x *serving) probeHeader() http.Header {
 	h := maps.Clone(x.header)
 	delete(h, headerRequestID) // the probe is another request

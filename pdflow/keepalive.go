@@ -15,10 +15,11 @@ import (
 	"github.com/pdkit/pdkit/connector"
 )
 
-// WithKeepAlive has ServeHTTP, Middleware and a [Mux] write to the client of a streamed request whenever it has had nothing for it for that
-// long, so that no balancer in between ends a connection that is well: comments, and ping events on /v1/messages. The
-// first one comes with the head of the response, status 200, while waits for engines, attempts and retries go on behind
-// it; later ones stand between the events of a stream whose engine is silent. Default, and 0: never.
+// WithKeepAlive has ServeHTTP, Middleware and a [Mux] write to the client of a streamed request whenever it has had
+// nothing for it for that long, so that no balancer in between ends a connection that is well: comments, and ping
+// events on /v1/messages. The first one comes with the head of the response, status 200, while waits for engines,
+// attempts and retries go on behind it; later ones stand between the events of a stream whose engine is silent.
+// Default, and 0: never.
 //
 // What is not known when the head goes out is not told: it has no X-PD-Mode. An error after it has neither a status nor
 // a Retry-After: it is an error event in the shape of the client's API, and then the connection is cut. What a

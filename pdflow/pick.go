@@ -58,8 +58,8 @@ type EngineNamer interface {
 }
 
 // EngineHealth is a [Picker] that knows how its engines are. A flow asks it about an engine that is silent in
-// mid-stream ([WithTimeouts]), and probes the engine where nothing is known. The pickers of package pdflow/pick are. One
-// that asks another picker hands the question on.
+// mid-stream ([WithTimeouts]), and probes the engine where nothing is known. The pickers of package pdflow/pick are.
+// One that asks another picker hands the question on.
 type EngineHealth interface {
 	// EngineHealth tells, by its ID, whether an engine is well. known is false unless something has shown it within the
 	// last seconds. It may be called concurrently.

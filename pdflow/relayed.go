@@ -10,12 +10,13 @@ import (
 	"github.com/pdkit/pdkit/internal/verdict"
 )
 
-// Passed tells of the next piece of a response that the caller relays ([Step.Relay]), before the caller passes it on, so
-// that an end that is an error counts as one: a finish_reason "abort" or "error", an error event, and their like in each
-// API (docs/retries.md). last says that the response ends with it. The error, of [CodeStreamBroken], says that the
+// Passed tells of the next piece of a response that the caller relays ([Step.Relay]), before the caller passes it on,
+// so that an end that is an error counts as one: a finish_reason "abort" or "error", an error event, and their like in
+// each API (docs/retries.md). last says that the response ends with it. The error, of [CodeStreamBroken], says that the
 // engine gave the request up: the caller passes neither this piece nor more, and cuts the response so that no client
-// takes it for whole. Whatever the caller does, and whatever End is told, the request counts as failed. Before
-// Relay, and of a response whose status is an error's, pieces say nothing. Who does not call Passed leaves such ends to the client.
+// takes it for whole. Whatever the caller does, and whatever End is told, the request counts as failed. Before Relay,
+// and of a response whose status is an error's, pieces say nothing. Who does not call Passed leaves such ends to the
+// client.
 func (st *Step) Passed(piece []byte, last bool) error {
 	st.s.touch()
 	st.mu.Lock()

@@ -399,11 +399,11 @@ func (st *Step) giveUp() {
 }
 
 // Relay tells that decode answered with status, and that the caller passes that response on by itself, so that the flow
-// sees nothing more of it until End but what [Step.Passed] tells. It is for hosts, like an Envoy, whose responses go another way. While a prefill
-// runs beside decode, Next returns only when that has ended, and the caller passes nothing on before. The error is
-// of [CodeUnsupported] for a leg that is not decode, where the connector changes decode's response or the flow the
-// model's name in it ([WithModel], unless [Steps.Renames] was called), and where decode's response decides whether a
-// prefill follows.
+// sees nothing more of it until End but what [Step.Passed] tells. It is for hosts, like an Envoy, whose responses go
+// another way. While a prefill runs beside decode, Next returns only when that has ended, and the caller passes nothing
+// on before. The error is of [CodeUnsupported] for a leg that is not decode, where the connector changes decode's
+// response or the flow the model's name in it ([WithModel], unless [Steps.Renames] was called), and where decode's
+// response decides whether a prefill follows.
 func (st *Step) Relay(status int) error {
 	st.s.touch()
 	if !st.Relayable() {

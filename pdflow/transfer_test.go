@@ -173,7 +173,8 @@ func TestAClientThatLeavesItsProbeSaysNothingOfThePair(t *testing.T) {
 		ask := func(ctx context.Context) <-chan error {
 			ended := make(chan error, 1)
 			go func() {
-				_, err := f.flow.Do(ctx, &pdflow.Request{API: connector.APICompletions, Body: []byte(`{"prompt":"hi"}`)})
+				_, err := f.flow.Do(ctx, &pdflow.Request{API: connector.APICompletions,
+					Body: []byte(`{"prompt":"hi"}`)})
 				ended <- err
 			}()
 			return ended
@@ -231,7 +232,8 @@ func TestARescueKeepsAwayFromThePairThatHung(t *testing.T) {
 				case "d0":
 					return hangs
 				case "d1":
-					return streaming(time.Second, io.ErrUnexpectedEOF, token(10, "null", "[1,2,3]"), token(11, "null", "null"))
+					return streaming(time.Second, io.ErrUnexpectedEOF, token(10, "null", "[1,2,3]"),
+						token(11, "null", "null"))
 				}
 				return replies(200)
 			}, pdflow.WithRescue(1), metered(count),

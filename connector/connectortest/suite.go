@@ -35,8 +35,8 @@
 //   - OwnRequestID, EndsByLength: the legs are so exactly if it is declared;
 //   - Attributes: the legs fail without each of them, and without no other.
 //
-// Lease, TransferTimeout, PairOnly, Orphans, PrefillFinishes, RefusalReleases, RefusalHolds and FailureStop are facts about engines,
-// which no leg shows.
+// Lease, TransferTimeout, PairOnly, Orphans, PrefillFinishes, RefusalReleases, RefusalHolds and FailureStop are facts
+// about engines, which no leg shows.
 //
 // Whatever the protocol does otherwise than most is said in [Harness.Except], one exception each, so that a reader of
 // the test sees it. The suite plays sessions as package pdflow does, without a network: a [connector.Preparer] calls

@@ -43,8 +43,9 @@ const Name = "sglang"
 // DefaultBootstrapPort is where P's bootstrap server listens (--disaggregation-bootstrap-port).
 const DefaultBootstrapPort = 8998
 
-// DefaultTransferTimeout is how long P keeps KV for a D that does not ask for it (SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT), and D
-// waits for KV (SGLANG_DISAGGREGATION_WAITING_TIMEOUT): python/sglang/srt/environ.py of 0.5.23.
+// DefaultTransferTimeout is how long P keeps KV for a D that does not ask for it
+// (SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT), and D waits for KV (SGLANG_DISAGGREGATION_WAITING_TIMEOUT):
+// python/sglang/srt/environ.py of 0.5.23.
 const DefaultTransferTimeout = 300 * time.Second
 
 func init() {

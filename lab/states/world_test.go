@@ -105,8 +105,8 @@ func newWorld(s setting) *world {
 			pdflow.WithTransport(w.rt), pdflow.WithObserver(w.observer()),
 			pdflow.WithTelemetry(pdflow.Telemetry{TracerProvider: &w.spans, MeterProvider: &w.meter}),
 			pdflow.WithRescue(s.protocol.rescues),
-			pdflow.WithTimeouts(config.Timeouts{Prefill: prefillLimit, Handoff: handoffLimit, Decode: decodeLimit, Transfer: s.protocol.transfer,
-				Idle: idleLimit, Silence: idleLimit, Write: writeLimit}),
+			pdflow.WithTimeouts(config.Timeouts{Prefill: prefillLimit, Handoff: handoffLimit, Decode: decodeLimit,
+				Transfer: s.protocol.transfer, Idle: idleLimit, Silence: idleLimit, Write: writeLimit}),
 			pdflow.WithRetry(config.Retry{MaxAttempts: attempts, Hedge: s.protocol.hedge})))
 	}
 	w.flow, w.next = make1(), make1()

@@ -186,7 +186,8 @@ func TestNotesTellWhatIsOddOrWithoutEffect(t *testing.T) {
 
 // A limit of the transfer that comes after the engines have given up, or after decode's own, is told.
 func TestATransferLimitThatComesTooLateIsTold(t *testing.T) {
-	const late, waits = "is longer than P keeps KV that nobody reads, ", "is longer than the engines wait for a transfer, "
+	const late = "is longer than P keeps KV that nobody reads, "
+	const waits = "is longer than the engines wait for a transfer, "
 	for spec, want := range map[string]string{
 		`"nixl","timeouts":{"transfer":"20s"}`:                "",
 		`"nixl","timeouts":{"transfer":"40s"}`:                late + "30s",

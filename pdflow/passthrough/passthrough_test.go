@@ -403,9 +403,10 @@ func TestAnEngineThatIsWellMayBeSilent(t *testing.T) {
 			<-r.Context().Done()
 			return nil, r.Context().Err()
 		}, nil, limit + 500*time.Millisecond, 1},
-		"a transport that panics": {5 * limit, func(*http.Request) (*http.Response, error) { panic("boom") }, nil, limit, 1},
-		"known to be well":        {5 * limit / 2, status(500), map[bool]bool{true: true}, 0, 0},
-		"known to be ill":         {5 * limit / 2, status(200), map[bool]bool{true: false}, limit, 0},
+		"a transport that panics": {5 * limit, func(*http.Request) (*http.Response, error) { panic("boom") }, nil,
+			limit, 1},
+		"known to be well": {5 * limit / 2, status(500), map[bool]bool{true: true}, 0, 0},
+		"known to be ill":  {5 * limit / 2, status(200), map[bool]bool{true: false}, limit, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -158,8 +158,8 @@ func TestATrialHasALimit(t *testing.T) {
 	})
 }
 
-// A reload may change the connector while a pair waits for its probe. Then it is probed by the flows that are there, and
-// not for ever by none.
+// A reload may change the connector while a pair waits for its probe. Then it is probed by the flows that are there,
+// and not for ever by none.
 func TestAPairIsProbedByTheFlowsThatAReloadHasLeft(t *testing.T) {
 	for name, c := range map[string]struct {
 		flows   int

@@ -12,8 +12,8 @@ import (
 )
 
 // An engine may be silent for minutes in mid-stream, and be well: a tool parser holds a call's arguments back until
-// they are whole, and hidden reasoning sends nothing. So when a stream has been silent for as long as Timeouts.Idle, its
-// engine's health is asked for: one that is well may be silent up to Timeouts.Silence.
+// they are whole, and hidden reasoning sends nothing. So when a stream has been silent for as long as Timeouts.Idle,
+// its engine's health is asked for: one that is well may be silent up to Timeouts.Silence.
 
 // Silence is what is known of a stream that its engine is silent in.
 type Silence struct {
