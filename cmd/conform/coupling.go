@@ -28,6 +28,9 @@ var couplingCases = []Case{
 		Rule:  "The same where the member is missing, as with an engine that runs without its connector."},
 	{ID: "coupling/handoff-incomplete", Severity: Should, Check: incomplete,
 		Rule: "A handoff without remote_block_ids does not reach D: vLLM's engine core dies of it."},
+	{ID: "coupling/handoff-null-members", Severity: Should, Check: nullMembers,
+		Rule: "Each member of the handoff is null in turn: null is absent, so that a handoff whose block ids, engine, " +
+			"request, host or port is null does not reach D, and no answer is wrong or D's own work."},
 	{ID: "coupling/prefill-garbage", Severity: Must, Check: onAllP(enginesim.Fault{Kind: enginesim.FaultGarbage}),
 		Rule: "P answers 200 with what is not JSON: the same."},
 	{ID: "coupling/handoff-null-once", Severity: Must,
@@ -92,6 +95,32 @@ func incomplete(ctx context.Context, s *Scene) error {
 	for _, d := range s.legs(s.D) {
 		if params, ok := d.members["kv_transfer_params"].(map[string]any); ok && params["remote_block_ids"] == nil {
 			return breach("no decode leg with such a handoff", "one was sent")
+		}
+	}
+	return nil
+}
+
+// needed are the members without which vLLM's decode engine dies or hangs (docs/protocols/nixl.md, section 3).
+var needed = []string{"remote_block_ids", "remote_engine_id", "remote_request_id", "remote_host", "remote_port"}
+
+func nullMembers(ctx context.Context, s *Scene) error {
+	for _, name := range append(needed, "do_remote_prefill", "do_remote_decode", "tp_size", "dcp_size", "pp_size",
+		"remote_num_tokens", "transfer_mode", "remote_prefill_cached_tokens") {
+		for _, p := range s.P {
+			p.ClearFaults()
+		}
+		everywhere(s.P, enginesim.Fault{Kind: enginesim.FaultMutateHandoff,
+			Mutate: func(handoff map[string]any) { handoff[name] = nil }})
+		s.mark()
+		content := body()
+		if err := s.honest(ctx, s.post(ctx, completions, content), content); err != nil {
+			return err
+		}
+		for _, d := range s.legs(s.D) {
+			params, ok := d.members["kv_transfer_params"].(map[string]any)
+			if ok && params[name] == nil && slices.Contains(needed, name) {
+				return breach("no decode leg whose handoff has "+name+" null", "one was sent")
+			}
 		}
 	}
 	return nil

@@ -139,7 +139,15 @@ func cause(err error) string {
 
 func (a answer) broken() bool { return a.err != nil }
 
-func (a answer) streamed() bool { return bytes.HasPrefix(bytes.TrimSpace(a.body), []byte("data:")) }
+// streamed reports whether the first line that is no comment is an event's.
+func (a answer) streamed() bool {
+	for line := range bytes.Lines(a.body) {
+		if line = bytes.TrimSpace(line); len(line) > 0 && line[0] != ':' {
+			return bytes.HasPrefix(line, []byte("data:"))
+		}
+	}
+	return false
+}
 
 // events are the data of a stream's events.
 func (a answer) events() (all []string) {
@@ -170,6 +178,9 @@ type chunk struct {
 	Usage *struct {
 		PromptTokens     int `json:"prompt_tokens"`
 		CompletionTokens int `json:"completion_tokens"`
+		Details          struct {
+			Cached *int `json:"cached_tokens"`
+		} `json:"prompt_tokens_details"`
 	}
 }
 

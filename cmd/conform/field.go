@@ -17,12 +17,15 @@ import (
 
 // fieldCases are what people who run such fleets have reported.
 var fieldCases = []Case{
+	{ID: "field/adapter", Severity: Should, Check: adapterServes,
+		Rule: "An adapter that all engines have loaded at run time, and list in /v1/models with the model as its " +
+			"parent, serves within 15 s."},
 	{ID: "field/adapter-on-one-prefill", Severity: Should,
-		Check: elsewhere(func(s *Scene) *enginesim.Engine { return s.P[0] }, http.StatusNotFound, noModel),
-		Rule: "One prefill engine has lost an adapter and answers 404 for it: the other serves the requests, none is " +
-			"lost."},
+		Check: adapterLost(func(s *Scene) *enginesim.Engine { return s.P[0] }),
+		Rule: "One prefill engine has lost the adapter and answers 404 for it: the other serves the requests, none " +
+			"is lost."},
 	{ID: "field/adapter-on-one-decode", Severity: Should,
-		Check: elsewhere(func(s *Scene) *enginesim.Engine { return s.D[0] }, http.StatusNotFound, noModel),
+		Check: adapterLost(func(s *Scene) *enginesim.Engine { return s.D[0] }),
 		Rule:  "The same of one decode engine."},
 	{ID: "field/key-of-one-engine", Severity: Should,
 		Check: elsewhere(func(s *Scene) *enginesim.Engine { return s.P[0] }, http.StatusUnauthorized,
@@ -31,6 +34,9 @@ var fieldCases = []Case{
 	{ID: "field/error-ending", Severity: Must, Check: errorEnding,
 		Rule: `D ends a response by finish_reason "error": the client gets 5xx, a broken connection, or the right ` +
 			"answer of a further attempt, never such a response as a good one."},
+	{ID: "field/error-ending-stream", Severity: Must, Check: errorEndingStream,
+		Rule: `D ends a stream by finish_reason "error" or "abort", after its first tokens or before: the client sees ` +
+			"an error event, a broken connection, or the right answer of a further attempt."},
 	{ID: "field/api-key", Severity: Should, Check: header("X-Api-Key", "conform"),
 		Rule: "X-Api-Key reaches both engines: clients of the Messages API have their key there."},
 	{ID: "field/orders", Severity: Must, Check: orders,
@@ -47,16 +53,24 @@ var fieldCases = []Case{
 	{ID: "field/silence-within", Severity: Must, Check: silenceWithin,
 		Rule: "A stream that is silent for 5 s between two events goes on: a tool parser holds a call's arguments " +
 			"back until they are whole."},
+	{ID: "field/slow-prefill", Severity: Should, Check: slowPrefill,
+		Rule: "Prefill takes 6 s: the stream comes whole, and what the client gets before its first event, if " +
+			"anything, are comments of SSE."},
+	{ID: "field/slow-prefill-fails", Severity: Must, Check: slowPrefillFails,
+		Rule: "Prefill takes 6 s and then breaks at each engine: the client gets 5xx, an error event or a broken " +
+			"connection, whatever it got before."},
+	{ID: "field/hanging-pair", Severity: Should, Check: hangingPair,
+		Rule: "The transfers of one of four pairs never end, and all engines answer their health paths: each client " +
+			"has an answer or an error within 15 s, and each that comes afterwards its answer within 5 s."},
+	{ID: "field/cached-tokens", Severity: Should, Check: cachedTokens,
+		Rule: "The cached tokens of the usage, if it has any, are those of P's prefix cache, not all that D took over " +
+			"(vLLM before 0.31): they are billed."},
 	{ID: "field/stored-responses", Severity: Should, Check: storedResponses,
 		Rule: "GET /v1/responses/ID and previous_response_id reach the decode engine that made the response: only " +
 			"that one knows it."},
 	{ID: "field/names-in-errors", Severity: Should, Check: namesInErrors,
 		Rule: "Addresses in the text of an engine's error do not reach the client."},
 }
-
-// noModel is what vLLM answers for a model that it does not serve.
-const noModel = `{"error":{"message":"The model ` + "`" + model + "`" + ` does not exist.","type":"NotFoundError",` +
-	`"param":"model","code":404}}`
 
 // elsewhere has one engine refuse all requests with what says something of that engine only.
 func elsewhere(of func(*Scene) *enginesim.Engine, status int, text string) func(context.Context, *Scene) error {
@@ -90,6 +104,27 @@ func errorEnding(ctx context.Context, s *Scene) error {
 		return nil
 	}
 	return s.whole(ctx, a, completions, content)
+}
+
+func errorEndingStream(ctx context.Context, s *Scene) error {
+	for _, ending := range []string{"error", "abort"} {
+		for _, tokens := range []int{3, 0} {
+			for _, d := range s.D {
+				d.ClearFaults()
+				d.Inject(enginesim.Fault{Kind: enginesim.FaultEnding, Leg: enginesim.LegDecode, Ending: ending,
+					AfterChunks: tokens})
+			}
+			content := body("stream", true)
+			a := s.post(ctx, completions, content)
+			if a.broken() || a.failedEvent() || a.status >= http.StatusInternalServerError {
+				continue
+			}
+			if err := s.whole(ctx, a, completions, content); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func orders(ctx context.Context, s *Scene) error {
@@ -209,13 +244,6 @@ func surplusResponse(ctx context.Context, s *Scene) error {
 		}
 	}
 	return nil
-}
-
-func silenceWithin(ctx context.Context, s *Scene) error {
-	everywhere(s.D, enginesim.Fault{Kind: enginesim.FaultStallStream, AfterChunks: 3, Delay: 5 * time.Second,
-		Leg: enginesim.LegDecode})
-	content := body("stream", true)
-	return s.whole(ctx, s.post(ctx, completions, content), completions, content)
 }
 
 func namesInErrors(ctx context.Context, s *Scene) error {

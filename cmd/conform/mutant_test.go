@@ -38,6 +38,7 @@ type proxy struct {
 	makers          sync.Map        // of responses, by their ids: URLs
 	announced       atomic.Int64    // bytes of bodies
 	life            context.Context // ends with the gateway
+	hung            sync.Map        // pairs whose transfer did not begin in time
 }
 
 // gateway starts proxies within the test.
@@ -170,6 +171,10 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		p.notObject(w, body)
 		return
 	}
+	if p.is("knows one model") && string(members["model"]) != `"`+model+`"` {
+		p.fail(w, http.StatusNotFound, "no such model")
+		return
+	}
 	p.disaggregate(w, r, p.mend(members, body), body)
 }
 
@@ -279,6 +284,9 @@ func (p *proxy) disaggregate(w http.ResponseWriter, r *http.Request, m map[strin
 	if p.is("never retries") {
 		attempts = 1
 	}
+	if p.is("keeps alive by text") && m["stream"] != nil {
+		_, _ = io.WriteString(w, "wait\n\n")
+	}
 	var handoff json.RawMessage
 	for attempt := 1; ; attempt++ {
 		n := int(p.turn.Add(1))
@@ -291,7 +299,11 @@ func (p *proxy) disaggregate(w http.ResponseWriter, r *http.Request, m map[strin
 				continue
 			}
 		}
-		if p.decodeLeg(w, r, m, handoff, p.decode[(n/2+attempt)%2], last) || r.Context().Err() != nil {
+		pair := []string{p.prefill[n%2], p.decode[(n/2+attempt)%2]}
+		if _, hung := p.hung.Load(strings.Join(pair, " ")); hung {
+			pair[1] = p.decode[(n/2+attempt+1)%2]
+		}
+		if p.decodeLeg(w, r, m, handoff, pair, last) || r.Context().Err() != nil {
 			return
 		}
 	}
@@ -367,13 +379,19 @@ func (p *proxy) prefillLeg(w http.ResponseWriter, r *http.Request, m map[string]
 		return nil, p.lastly(w, last, errors.New("bad response"))
 	}
 	var answer struct {
+		chunk
 		Params json.RawMessage `json:"kv_transfer_params"`
 	}
 	_ = json.Unmarshal(text, &answer)
+	if answer.Usage != nil && answer.Usage.Details.Cached != nil && !p.is("bills what decode took over") &&
+		bytes.HasSuffix(answer.Params, []byte("}")) && !bytes.Contains(answer.Params, []byte("cached_tokens")) {
+		answer.Params = fmt.Appendf(answer.Params[:len(answer.Params)-1:len(answer.Params)-1],
+			`,"remote_prefill_cached_tokens":%d}`, *answer.Usage.Details.Cached)
+	}
 	if p.is("drops the handoff") {
 		return json.RawMessage("null"), false
 	}
-	if !p.is("relays anything") && !bytes.Contains(answer.Params, []byte(`"remote_block_ids"`)) {
+	if !p.usable(answer.Params) {
 		return nil, p.lastly(w, last, errors.New("no handoff"))
 	}
 	if answer.Params == nil {
@@ -383,6 +401,19 @@ func (p *proxy) prefillLeg(w http.ResponseWriter, r *http.Request, m map[string]
 		p.last[string(m["prompt"])] = answer.Params
 	}
 	return p.handoff(answer.Params), false
+}
+
+// usable reports whether a handoff has what D needs.
+func (p *proxy) usable(params json.RawMessage) bool {
+	var members map[string]any
+	_ = json.Unmarshal(params, &members)
+	for _, name := range append(needed, "do_remote_prefill") {
+		value, given := members[name]
+		if !given || value == nil && !p.is("relays nulls") {
+			return p.is("relays anything")
+		}
+	}
+	return true
 }
 
 // handoff applies the faults of relaying.
@@ -410,41 +441,13 @@ func (p *proxy) lastly(w http.ResponseWriter, last bool, err error) bool {
 		if p.is("tells addresses") {
 			message = err.Error()
 		}
+		if p.is("ends failures well") {
+			_, _ = io.WriteString(w, ": wait\n\ndata: [DONE]\n\n")
+			return true
+		}
 		p.fail(w, http.StatusBadGateway, message)
 	}
 	return last
-}
-
-// decodeLeg reports whether the client has its answer.
-func (p *proxy) decodeLeg(w http.ResponseWriter, r *http.Request, m map[string]json.RawMessage,
-	handoff json.RawMessage, url string, last bool) bool {
-	leg := p.clone(m)
-	if leg["kv_transfer_params"] = handoff; string(handoff) == "null" {
-		delete(leg, "kv_transfer_params")
-	}
-	text, _ := json.Marshal(leg)
-	resp, err := p.send(r, url+r.URL.Path, text)
-	if err != nil {
-		return p.lastly(w, last, err)
-	}
-	defer resp.Body.Close()
-	if (resp.StatusCode >= 500 || p.speaksForItself(resp)) && !last {
-		return false
-	}
-	if resp.Header.Get("Content-Type") == "application/json" {
-		text, err := io.ReadAll(resp.Body)
-		if bytes.Contains(text, []byte(`"finish_reason":"error"`)) && !p.is("relays any ending") {
-			return p.lastly(w, last, errors.New("the engine failed"))
-		}
-		text = p.withoutAddresses(resp.StatusCode, text)
-		resp.ContentLength = max(resp.ContentLength, int64(len(text))) // of a response that was cut, the engine's
-		if resp.StatusCode >= 400 {
-			resp.ContentLength = int64(len(text))
-		}
-		resp.Body = io.NopCloser(io.MultiReader(bytes.NewReader(text), ends{err}))
-	}
-	p.copy(w, resp)
-	return true
 }
 
 // ends is a reader that ends with an error; nil is its end.
@@ -465,102 +468,4 @@ func (p *proxy) withoutAddresses(status int, text []byte) []byte {
 		return text
 	}
 	return address.ReplaceAll(text, []byte("(address)"))
-}
-
-// copy sends D's response to the client.
-func (p *proxy) copy(w http.ResponseWriter, resp *http.Response) {
-	w.Header().Set("Content-Type", resp.Header.Get("Content-Type"))
-	if p.is("tells no type") {
-		w.Header().Set("Content-Type", "text/plain")
-	}
-	status := resp.StatusCode
-	if status == http.StatusBadRequest && p.is("answers decode's 400 with 200") {
-		status = http.StatusOK
-	}
-	if n := resp.ContentLength; n >= 0 && !p.altersText() {
-		w.Header().Set("Content-Length", strconv.FormatInt(n, 10))
-	}
-	w.WriteHeader(status)
-	if p.is("copies without flushing") || p.is("discards cut streams") {
-		all, err := io.ReadAll(resp.Body)
-		if err != nil && p.is("discards cut streams") {
-			panic(http.ErrAbortHandler)
-		}
-		_, _ = w.Write(all)
-		p.end(w, err)
-		return
-	}
-	buffer := make([]byte, 64<<10)
-	for n := 0; ; n++ {
-		k, err := resp.Body.Read(buffer)
-		if err == nil || k > 0 {
-			if _, bad := w.Write(p.text(buffer[:k])); bad != nil && p.is("copies without cancelling") {
-				_, _ = io.Copy(io.Discard, resp.Body)
-			}
-			_ = http.NewResponseController(w).Flush()
-		}
-		if err != nil {
-			p.end(w, err)
-			return
-		}
-	}
-}
-
-func (p *proxy) altersText() bool {
-	return slices.Contains([]string{"rewrites events", "swallows errors", "loses the usage", "answers half",
-		"swaps answers"}, p.fault)
-}
-
-func (p *proxy) text(data []byte) []byte {
-	switch p.fault {
-	case "rewrites events":
-		return bytes.ReplaceAll(data, []byte(`"model"`), []byte(`"the_model"`))
-	case "swallows errors":
-		if bytes.Contains(data, []byte(`"error"`)) {
-			return []byte("data: [DONE]\n\n")
-		}
-	case "loses the usage":
-		return bytes.ReplaceAll(data, []byte(`"usage"`), []byte(`"usages"`))
-	case "swaps answers":
-		return bytes.ReplaceAll(data, []byte(`"text":"`), []byte(`"text":"x`))
-	}
-	return data
-}
-
-// end ends a response that D has ended, or broken.
-func (p *proxy) end(w http.ResponseWriter, err error) {
-	if errors.Is(err, io.EOF) || err == nil {
-		return
-	}
-	if p.is("makes cuts clean") {
-		_, _ = io.WriteString(w, "data: [DONE]\n\n")
-		return
-	}
-	if p.is("answers half") {
-		return
-	}
-	_ = http.NewResponseController(w).Flush()
-	panic(http.ErrAbortHandler)
-}
-
-// send sends a leg.
-func (p *proxy) send(r *http.Request, url string, body []byte) (*http.Response, error) {
-	ctx := r.Context()
-	if p.is("copies without cancelling") {
-		ctx = p.life
-	}
-	req, err := http.NewRequestWithContext(ctx, r.Method, url, bytes.NewReader(body))
-	if err != nil {
-		return nil, err
-	}
-	if p.is("copies all headers") {
-		maps.Copy(req.Header, r.Header)
-	}
-	for _, name := range []string{"Authorization", "X-Api-Key", "X-Request-Id", "Traceparent"} {
-		if v := r.Header.Get(name); v != "" && !p.is("drops headers") && (name != "X-Api-Key" || !p.is("drops keys")) {
-			req.Header.Set(name, v)
-		}
-	}
-	req.Header.Set("Content-Type", "application/json")
-	return p.engines.Do(req)
 }

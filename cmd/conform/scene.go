@@ -117,6 +117,7 @@ func (s *Scene) close() {
 func (s *Scene) renew(ctx context.Context) error {
 	for _, e := range s.engines() {
 		e.ClearFaults()
+		e.UnloadAdapter(adapter)
 		if e.Dead() {
 			if err := e.Restart(); err != nil {
 				return err

@@ -146,6 +146,48 @@ func usage(ctx context.Context, s *Scene) error {
 	return nil
 }
 
+// cachedTokens asks for the same prompt again and again. P's of vLLM before 0.31 do not tell D what they had in their
+// cache, so that D counts all that it takes over.
+func cachedTokens(ctx context.Context, s *Scene) error {
+	everywhere(s.P, enginesim.Fault{Kind: enginesim.FaultMutateHandoff, Mutate: func(handoff map[string]any) {
+		delete(handoff, "remote_prefill_cached_tokens")
+	}})
+	text, told := prompt(300), false
+	had := map[*enginesim.Engine]bool{}
+	for i := range 6 {
+		pairs := []any{"prompt", text, "stream", i%2 == 1}
+		if i%2 == 1 {
+			pairs = append(pairs, "stream_options", map[string]bool{"include_usage": true})
+		}
+		s.mark()
+		content := body(pairs...)
+		a := s.post(ctx, completions, content)
+		if err := s.whole(ctx, a, completions, content); err != nil {
+			return err
+		}
+		warm := false
+		for _, p := range s.P {
+			if len(s.legs([]*enginesim.Engine{p})) > 0 {
+				warm, had[p] = had[p], true
+			}
+		}
+		for _, c := range a.chunks() {
+			if c.Usage == nil || c.Usage.Details.Cached == nil {
+				continue
+			}
+			told = true
+			if n := *c.Usage.Details.Cached; (n > 0) != warm || n >= c.Usage.PromptTokens {
+				return breach("the count of P's cache", "%d of %d tokens, P had seen the prompt: %v", n,
+					c.Usage.PromptTokens, warm)
+			}
+		}
+	}
+	if !told {
+		return errSkip("the usage tells no cached tokens")
+	}
+	return nil
+}
+
 // ownOfResponse differs from one response to the next.
 var ownOfResponse = regexp.MustCompile(`"id": ?"[^"]*"|"created": ?\d+`)
 
