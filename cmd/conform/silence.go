@@ -5,6 +5,7 @@ package conform
 import (
 	"context"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -43,10 +44,20 @@ func slowPrefillFails(ctx context.Context, s *Scene) error {
 	return s.honest(ctx, s.post(ctx, completions, content), content)
 }
 
-// hangingPair lets the first prefill and the first decode engine never exchange KV. Engines' own limits are minutes.
+// hangingPair lets the pair that has served a request never exchange KV again. Engines' own limits are minutes.
 func hangingPair(ctx context.Context, s *Scene) error {
-	s.D[0].Inject(enginesim.Fault{Kind: enginesim.FaultHangTransfer, Leg: enginesim.LegDecode, Peer: s.P[0].EngineID(),
-		Count: -1})
+	content := body()
+	if err := s.whole(ctx, s.post(ctx, completions, content), completions, content); err != nil {
+		return err
+	}
+	used := func(e *enginesim.Engine) bool { return len(s.legs([]*enginesim.Engine{e})) > 0 }
+	p, d := slices.IndexFunc(s.P, used), slices.IndexFunc(s.D, used)
+	if p < 0 || d < 0 {
+		return errSkip("the request was not disaggregated")
+	}
+	peer, hangs := s.P[p].EngineID(), s.D[d]
+	hangs.Inject(enginesim.Fault{Kind: enginesim.FaultHangTransfer, Leg: enginesim.LegDecode, Peer: peer, Count: -1})
+	s.mark()
 	wave := func(within time.Duration, errorsToo bool) error {
 		ctx, cancel := context.WithTimeout(ctx, within)
 		defer cancel()
@@ -78,9 +89,9 @@ func hangingPair(ctx context.Context, s *Scene) error {
 		return err
 	}
 	met := false
-	for _, l := range s.legs(s.D[:1]) {
+	for _, l := range s.legs([]*enginesim.Engine{hangs}) {
 		params, _ := l.members["kv_transfer_params"].(map[string]any)
-		met = met || params["remote_engine_id"] == s.P[0].EngineID()
+		met = met || params["remote_engine_id"] == peer
 	}
 	if !met {
 		return errSkip("no request reached that pair")

@@ -212,7 +212,14 @@ func (m *model) readKV(totals *engineTotals, now time.Time) *liveKV {
 		}
 		kv.Bytes = max(kv.Bytes, s.Counted.Bytes) // both sides of a move may count it
 	}
-	m.recent.readKV(*kv, now)
+	leases := map[string]float64{}
+	endpoints := m.set.Load().Endpoints
+	for i := range endpoints {
+		if r, ok := m.inspected.Reading(endpoints[i].ID); ok && !r.Load.At.IsZero() {
+			leases[endpoints[i].ID] = r.Load.KV.Expired
+		}
+	}
+	m.recent.readKV(*kv, leases, now)
 	return kv
 }
 

@@ -151,3 +151,30 @@ func TestTheLiveViewNamesTheSickEngines(t *testing.T) {
 		assert.Greater(c, hour.Mended, hour.Failed)
 	}, 20*time.Second, 50*time.Millisecond)
 }
+
+// A prefill engine that does not serve the model, and one whose KV nobody reads in time, are named by their words, in
+// the list and in the table.
+func TestTheLiveViewNamesAModelThatIsMissingAndALeaseThatIsOver(t *testing.T) {
+	t.Parallel()
+	chromium(t)
+	f := newPlayed(t, func(c *enginesim.Config) { c.Lease = 500 * time.Millisecond })
+	for _, d := range f.d {
+		d.Inject(enginesim.Fault{Kind: enginesim.FaultDelay, Leg: enginesim.LegDecode, Delay: time.Second, Count: -1,
+			Share: .5})
+	}
+	f.p[0].Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: 404, Leg: enginesim.LegPrefill, Count: -1,
+		Body: `{"error":{"message":"The model ` + "`tiny`" + ` does not exist.","type":"NotFoundError",` +
+			`"param":"model","code":404}}`})
+	f.serve(t, gatewayYAML("")+simYAML("", f.engines...))
+	b := openBrowser(t, f.admin+"/debug/live/", 1280, 900, false, false)
+	named := `[...document.querySelectorAll(".sick li")].map((li) => li.innerText.replace(/\s+/g, " ")).join("\n")`
+	rows := `[...document.querySelectorAll(".card tbody")[0].rows].map((row) => row.innerText.replace(/\s+/g, " "))`
+	for _, x := range []struct{ id, word, says string }{
+		{strings.TrimPrefix(f.p[0].URL(), "http://"), "lacks the model", "attempts were told that it does not serve"},
+		{strings.TrimPrefix(f.p[1].URL(), "http://"), "lease over", "attempts was not read within its lease"},
+	} {
+		b.until(fmt.Sprintf(`new RegExp(%q, "m").test(%s)`, "^"+x.word+" "+x.id+" prefill .*"+x.says+".* since", named))
+		assert.Regexp(t, x.word+" since [0-9:]+", eval[string](b, fmt.Sprintf(`%s.find((row) => row.includes(%q))`, rows,
+			x.id)))
+	}
+}

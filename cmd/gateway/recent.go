@@ -211,11 +211,12 @@ func (r *recent) requestEnded(code pdflow.Code, first time.Duration, broken int6
 	}
 }
 
-// readKV is told what the model's engines have counted.
-func (r *recent) readKV(kv liveKV, now time.Time) {
+// readKV is told what the model's engines have counted, and for each how many leases have ended without a read.
+func (r *recent) readKV(kv liveKV, leases map[string]float64, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.windows.readKV(kv, now)
+	r.windows.readLeases(leases, now)
 }
 
 // count and keep are for who holds r.mu.

@@ -20,6 +20,7 @@ const (
 	faultFailing engineFault = iota // it breaks connections, answers with errors or garbage, or not in time
 	faultCut                        // it breaks streams off
 	faultBusy                       // it answers 429 or 503
+	faultLease                      // its KV was read by nobody within its lease
 	faultLacks                      // it says that it does not serve the model
 	faultSlow                       // its first tokens come late
 	faultKinds
@@ -35,6 +36,7 @@ var markRules = [faultKinds]struct {
 	faultFailing: {"failing", 3, .02},
 	faultCut:     {"cut streams", 3, .02},
 	faultBusy:    {"overloaded", 3, .02},
+	faultLease:   {"lease over", 3, .02},
 	faultLacks:   {"lacks the model", 3, .02},
 	faultSlow:    {"slow", 5, .1},
 }
@@ -46,7 +48,7 @@ func (f engineFault) marked(n, of uint32, has bool) bool {
 		rule.least, rule.share = rule.least/2, rule.share/2
 	}
 	enough := float64(n) >= rule.least && float64(n) >= rule.share*float64(of)
-	return n > 0 && (enough || f != faultSlow && 2*n >= of)
+	return n > 0 && (enough || f != faultSlow && f != faultLease && 2*n >= of)
 }
 
 // An engine's first token is late if it takes longer than lateTimes the percentile lateThan of an other engine of its
@@ -62,7 +64,8 @@ const (
 // engineCount is what an engine did in a time.
 type engineCount struct {
 	attempts uint32
-	faults   [faultKinds]uint32 // that are the engine's own; not faultSlow
+	faults   [faultKinds]uint32 // that are the engine's own; not faultSlow and faultLease
+	leases   uint32             // that ended before decode read the KV, of attempts that the gateway had not given up
 	shared   uint32             // decode failed with what prefill gave it: the fault of either
 	// its own part of the time to the first token: of prefill until its response, of decode from there on, or from
 	// the beginning of its leg where that is later
@@ -70,7 +73,7 @@ type engineCount struct {
 }
 
 func (c *engineCount) add(o *engineCount) {
-	c.attempts, c.shared = c.attempts+o.attempts, c.shared+o.shared
+	c.attempts, c.shared, c.leases = c.attempts+o.attempts, c.shared+o.shared, c.leases+o.leases
 	for i, n := range o.faults {
 		c.faults[i] += n
 	}
@@ -86,6 +89,33 @@ type engineWindow struct {
 	limit  float64                                     // ms after which a first token is late; 0: not known
 	blamed bool                                        // for the faults that it shares
 	since  [faultKinds]time.Time                       // it has the mark; zero: it has not
+
+	unread   uint32    // attempts that may have left KV to its lease, and whose lease has not been seen to end
+	unreadAt time.Time // the last of them
+}
+
+// unreadKept is how long a lease may last: 480 s in vLLM before 0.22.
+const unreadKept = 10 * time.Minute
+
+// readLeases is told how many leases have ended without a read, as prefill engines count them. Those of attempts that
+// failed before decode's response are no news: nobody was to read their KV any more.
+func (w *windows) readLeases(ended map[string]float64, now time.Time) {
+	w.advance(now)
+	for id, n := range ended {
+		e := w.engines[id]
+		before, known := w.leases[id]
+		if e == nil || !known || n <= before {
+			continue // nobody has used it, or it has begun to count anew
+		}
+		if now.Sub(e.unreadAt) > unreadKept {
+			e.unread = 0
+		}
+		more := uint32(n - before)
+		given := min(e.unread, more)
+		e.unread -= given
+		e.slots[w.slot%minuteSlots].leases += more - given
+	}
+	w.leases = ended
 }
 
 // struck returns how many of a minute's attempts a fault struck, or of its first tokens.
@@ -95,6 +125,8 @@ func (e *engineWindow) struck(kind engineFault, c *engineCount) (n, of uint32) {
 		return c.faults[kind] + c.shared, c.attempts
 	case kind == faultSlow && e.limit > 0:
 		return c.first.over(e.limit), c.first.count()
+	case kind == faultLease:
+		return c.leases, c.attempts
 	}
 	return c.faults[kind], c.attempts
 }
@@ -171,6 +203,10 @@ func (w *windows) engineAttempt(o *pdflow.Outcome, now time.Time) {
 		if p.Err == nil && p.End.After(p.Start) {
 			c.first.observe(p.End.Sub(p.Start))
 		}
+		if o.Err != nil && o.Decode.FirstByte.IsZero() {
+			x := w.engines[s.Prefill.ID]
+			x.unread, x.unreadAt = x.unread+1, now
+		}
 	}
 	if d := &o.Decode; d.Endpoint == s.Decode.ID && d.Endpoint != "" {
 		c := w.engine(&s.Decode, now)
@@ -224,6 +260,10 @@ func (w *windows) engineAttempt(o *pdflow.Outcome, now time.Time) {
 	}
 }
 
+// leaseRemedy is what an operator does where leases end.
+const leaseRemedy = "decode reads KV later than prefill keeps it, and may get another prompt's: raise the engines' " +
+	"kv_lease_duration, or find the decode engine that is slow, see docs/runbook.md#pdhandoffsunread"
+
 // mark gives each engine the marks of its last minute, and takes away those that are over.
 func (w *windows) mark(now time.Time) {
 	minutes := make(map[string]*engineCount, len(w.engines))
@@ -258,8 +298,12 @@ func (w *windows) mark(now time.Time) {
 				w.log.Info("engine is well again", "model", w.model, "endpoint", id, "fault", markRules[kind].word)
 			case marked && !has:
 				e.since[kind] = now
-				w.log.Warn("engine is not well", "model", w.model, "endpoint", id, "fault", markRules[kind].word,
-					"attempts", n, "of", of)
+				more := []any{}
+				if kind == faultLease {
+					more = []any{"remedy", leaseRemedy}
+				}
+				w.log.Warn("engine is not well", append([]any{"model", w.model, "endpoint", id,
+					"fault", markRules[kind].word, "attempts", n, "of", of}, more...)...)
 			}
 		}
 	}

@@ -29,6 +29,7 @@ type windows struct {
 	engines map[string]*engineWindow
 	kv      liveKV // the engines' counts when they were last read
 	kvKnown bool
+	leases  map[string]float64 // of prefill engines, that have ended without a read, when they were last read
 }
 
 // modelCount is what a model did in a time.

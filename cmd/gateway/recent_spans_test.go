@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -194,8 +195,8 @@ func TestTheSpansOfAModel(t *testing.T) {
 	}
 	r.requestEnded(pdflow.CodeOverloaded, 0, 0, at(3*time.Second))
 	r.requestEnded(pdflow.CodeClientGone, 0, 0, at(3*time.Second))
-	r.readKV(liveKV{Taken: 1000, Bytes: 1}, at(3*time.Second)) // what was counted before is not of this hour
-	r.readKV(liveKV{Taken: 1500, Bytes: 4}, at(8*time.Second))
+	r.readKV(liveKV{Taken: 1000, Bytes: 1}, nil, at(3*time.Second)) // what was counted before is not of this hour
+	r.readKV(liveKV{Taken: 1500, Bytes: 4}, nil, at(8*time.Second))
 	minute, hour, past, engines := r.spans(at(10 * time.Second))
 	want := modelCount{Served: 8, Failed: 3, Refused: 1, Left: 1, Attempts: 20, Broken: 12, Mended: 8, Taken: 500,
 		Bytes: 3}
@@ -254,6 +255,49 @@ func TestTheHistogramOfTimes(t *testing.T) {
 	}
 	assert.EqualValues(t, 3, h[0]+h[len(h)-1])
 	assert.Nil(t, new(histogram).percentiles())
+}
+
+// A lease that ends before decode has read the KV is the mark of the prefill engine. It is none where the attempt had
+// failed before that, where the engine has begun to count anew, and for what it counted before the gateway asked.
+func TestTheMarkOfLeases(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		fails bool
+		first float64 // leases that have ended when the engine is first asked, and then
+		then  float64
+		want  []liveMark
+	}{
+		"all are well":             {false, 7, 7, nil},
+		"decode is late":           {false, 7, 11, []liveMark{{Word: "lease over", Count: 4, Of: 20}}},
+		"one":                      {false, 7, 8, nil},
+		"decode fails":             {true, 7, 27, nil},
+		"decode fails and is late": {true, 7, 32, []liveMark{{Word: "lease over", Count: 5, Of: 20}}},
+		"it was started again":     {false, 70, 20, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var log strings.Builder
+			r, begin := newRecent("m", slog.New(slog.NewTextHandler(&log, nil))), time.Unix(6000, 0)
+			r.readKV(liveKV{}, map[string]float64{"P": c.first}, begin)
+			for range 20 {
+				o := legsOf(t, "P", "D", begin, 0)
+				if c.fails {
+					decodeFails(o, pdflow.CodeDecodeFailed, "connect")
+				}
+				r.add(o, 0, begin)
+			}
+			r.readKV(liveKV{}, map[string]float64{"P": c.then}, begin.Add(time.Second))
+			_, _, _, engines := r.spans(begin.Add(10 * time.Second))
+			var got []liveMark
+			for _, m := range engines["P"].Marks {
+				if m.Since = (time.Time{}); m.Word == "lease over" {
+					got = append(got, m)
+				}
+			}
+			assert.Equal(t, c.want, got)
+			assert.Equal(t, c.want != nil, strings.Contains(log.String(), "kv_lease_duration"))
+		})
+	}
 }
 
 // Engines come and go: the one that was used longest ago leaves its place.

@@ -187,7 +187,8 @@ const well = (e) => e.healthy && e.phase === "ready";
 // troubles are what is wrong with an engine, the worst first. One that drains is well, and a cooldown alone comes with
 // few faults.
 const words = [
-  "draining", "cooldown", "slow", "overloaded", "cut streams", "lacks the model", "failing", "hung", "quarantine", "not ready",
+  "draining", "cooldown", "slow", "overloaded", "lease over", "cut streams", "lacks the model", "failing", "hung", "quarantine",
+  "not ready",
 ];
 function troubles(e) {
   const out = ((e.recent || {}).marks || []).map((mark) => ({ ...mark, text: mark.word }));
@@ -217,6 +218,7 @@ function says(e, x) {
   const share = x.of ? percent(x.count, x.of) + " of " + number(x.of) : "";
   const why = { failing: share + " attempts failed", "cut streams": share + " attempts ended in a cut stream",
     overloaded: share + " attempts got status 429 or 503",
+    "lease over": "the KV of " + share + " attempts was not read within its lease",
     "lacks the model": share + " attempts were told that it does not serve the model", "not ready": e.lastProbeFault };
   if (x.word === "slow" && r.first) {
     why.slow = share + " first tokens came later than " + duration(r.limit || 0) + ": p50 " + duration(r.first.p50) +
