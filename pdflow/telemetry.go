@@ -44,13 +44,20 @@ func (a *attempt) span(ctx context.Context, operation string, e *discovery.Endpo
 	return ctx, func(e *Error) { end(codeLabel(e)) }
 }
 
+// failedLoad reports whether decode has answered with an error of its own, which says that it has not got prefill's KV:
+// it had no room, its load failed, or it never looked (docs/protocols/nixl.md, recordings 57 and 52).
+func (a *attempt) failedLoad() bool {
+	e := a.out.Err
+	return e.Leg == LegDecode && e.Code == CodeDecodeFailed && (a.out.Decode.Status >= 500 || e.Status >= 500)
+}
+
 // recordEnd counts an attempt that has ended.
 func (a *attempt) recordEnd() {
 	a.x.tel.Session(string(a.out.Mode), a.out.Alone, codeLabel(a.out.Err))
 	switch {
 	case a.out.Err == nil:
 		a.x.tel.Tokens(telemetry.Usage(a.out.Usage))
-	case a.p.Load() != nil && a.f.traits.Handoff.Lease > 0 && (a.out.Decode.Status == 0 || a.unread):
+	case a.p.Load() != nil && a.f.traits.Handoff.Lease > 0 && (a.out.Decode.Status == 0 || a.unread || a.failedLoad()):
 		a.x.tel.Expired()
 	}
 }

@@ -322,7 +322,7 @@ func (s *state) release(q *query) {
 func encoders(all []*discovery.Endpoint, q *query) []discovery.Endpoint {
 	want := min(q.in.Encode, len(all))
 	chosen := make([]discovery.Endpoint, 0, want)
-	for rank := good; rank <= avoided && len(chosen) == 0; rank++ {
+	for rank := good; rank <= lacking && len(chosen) == 0; rank++ {
 		for i := 0; i < len(all) && len(chosen) < want; i++ {
 			e := all[(q.number+uint64(i))%uint64(len(all))]
 			if q.rankAlone(&target{endpoint: e}) == rank {

@@ -15,8 +15,9 @@ const (
 	full        // the engine is well, and has as many requests as it may: see pdflow.PickInput.Full
 	recovering  // the engine or the pair has had its share of picks; see cooldowns
 	coolingDown // the engine is in a cooldown, or the pair is, or all engines that it could be paired with are
-	lacking     // the engine has said that it does not have the model, or its context is too short for the request
 	avoided     // the engine failed this very request, or all engines that it could be paired with did
+	lacking     // the engine has said that it does not have the model, or its context is too short for the request, or
+	// either is so of all that it could be paired with
 	lonely      // it can be paired with no engine, and would serve the whole request
 	never       // it is the engine of the other leg
 )
@@ -69,7 +70,7 @@ func (q *query) rank(t *target) int {
 		return good
 	}
 	own := q.rankAlone(t)
-	if own == avoided {
+	if own == lacking {
 		return own
 	}
 	return max(own, q.rankPeers(t))
@@ -80,14 +81,15 @@ func (q *query) rankAlone(t *target) int {
 		return good
 	}
 	id, known := t.endpoint.ID, good
+	// One that has the model, and room for the prompt, may have failed just once.
+	if q.missing[id] || t.context > 0 && q.room[t.leg] > t.context {
+		return lacking
+	}
 	switch avoid := q.in.Avoids(id); {
 	case avoid && slices.Contains(q.in.Full, id):
 		known = full
 	case avoid:
 		return avoided
-	}
-	if q.missing[id] || t.context > 0 && q.room[t.leg] > t.context {
-		return lacking
 	}
 	return max(known, q.cooldowns.engine(id, q.roll))
 }
@@ -210,7 +212,7 @@ func (q *query) scan(l *list) *target {
 // rankApart returns the rank of a target whatever its peers have done: its own, or that of the best of its pairs.
 func (q *query) rankApart(t *target) int {
 	own := q.rankAlone(t)
-	if q.peer != nil || q.single || own == avoided || len(t.peers.targets) == 0 {
+	if q.peer != nil || q.single || own == lacking || len(t.peers.targets) == 0 {
 		return own
 	}
 	best := never
