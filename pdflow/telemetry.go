@@ -33,7 +33,7 @@ func (e *Error) failure() telemetry.Failure {
 	if e == nil {
 		return telemetry.Failure{}
 	}
-	return telemetry.Failure{Code: string(e.Code), Leg: string(e.Leg)}
+	return telemetry.Failure{Code: string(e.Code), Leg: string(e.Leg), Endpoint: e.Endpoint, Status: e.Status}
 }
 
 // span opens a span for a part of an attempt that is no leg of its own, and returns what ends it. Its requests, if it

@@ -130,7 +130,7 @@ func (t *Instruments) makeAll(m metric.Meter) (errs []error) {
 			"Attempts whose handoff became too old, or was left to its lease"},
 		{&t.retries, "pd.retries", "{attempt}", "Attempts after the first, by why they were made"},
 		{&t.hedges, "pd.hedges", "{attempt}", "Second prefills beside slow ones, by what came of them"},
-		{&t.unretried, "pd.retries.skipped", "{attempt}", "Failed attempts that were not retried, by the reason"},
+		{&t.unretried, "pd.retries.skipped", "{attempt}", "Attempts that failed before decode's first byte and were not retried, by the reason"},
 		{&t.fallbacks, "pd.fallbacks", "{request}", "Requests served otherwise than configured"},
 		{&t.unsupported, "pd.unsupported", "{request}",
 			"Requests that two engines cannot carry, by the member that prevents it"},

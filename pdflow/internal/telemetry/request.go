@@ -28,7 +28,11 @@ type Request struct {
 }
 
 // Failure is why something failed; zero if it has not.
-type Failure struct{ Code, Leg string }
+type Failure struct {
+	Code, Leg string
+	Endpoint  string // of the engine that failed; in spans only
+	Status    int    // of its response
+}
 
 // Usage are the tokens of an attempt that has served: see pdflow.Usage.
 type Usage struct{ Input, Output, Cached, Reused int64 }
@@ -169,6 +173,12 @@ func (x *Request) tell(counter metric.Int64Counter, event, reason string, f Fail
 		if f.Code != "" {
 			attributes = append(attributes, attribute.String("error.type", f.Code))
 		}
+		if f.Endpoint != "" {
+			attributes = append(attributes, attribute.String("pd.endpoint", f.Endpoint))
+		}
+		if f.Status != 0 {
+			attributes = append(attributes, attribute.Int("http.response.status_code", f.Status))
+		}
 		x.span.AddEvent(event, trace.WithAttributes(append(attributes, attribute.String("pd.reason", reason))...))
 	}
 }
@@ -287,8 +297,11 @@ func (l *Leg) End(e *LegEnd) {
 	if l.span == nil {
 		return
 	}
-	l.span.SetAttributes(attribute.Int("http.response.status_code", e.Status),
-		attribute.Int64("pd.request.bytes", e.RequestBytes), attribute.Int64("pd.response.bytes", e.ResponseBytes))
+	if e.Status != 0 { // it has answered
+		l.span.SetAttributes(attribute.Int("http.response.status_code", e.Status))
+	}
+	l.span.SetAttributes(attribute.Int64("pd.request.bytes", e.RequestBytes),
+		attribute.Int64("pd.response.bytes", e.ResponseBytes))
 	if !e.FirstByte.IsZero() {
 		l.span.SetAttributes(attribute.Float64("pd.time_to_first_byte", e.FirstByte.Sub(e.Start).Seconds()))
 	}
