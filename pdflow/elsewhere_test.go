@@ -87,6 +87,40 @@ func TestAModelThatNobodyHasIsTheClientsError(t *testing.T) {
 	assert.Empty(t, others[1].Requests())
 }
 
+// One prefill engine lacks the model, and the other one fails once: the request is retried there, since nobody else can
+// serve it. The 404 of the first says nothing of it.
+func TestARequestThatFailedIsRetriedWhereTheModelIs(t *testing.T) {
+	no := saysNo(404, "{\"error\":{\"message\":\"The model `m` does not exist.\",\"type\":\"NotFoundError\","+
+		`"param":"model","code":404}}`)
+	for name, failing := range map[string]string{"prefill fails": "p1", "decode fails": "d0"} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				fails := false
+				f := newFakeFleet(t, &fake{}, "p0 p1 d0", config.Retry{MaxAttempts: 2}, func(host string, _ int) response {
+					switch {
+					case host == "p0":
+						return no
+					case host == failing && fails:
+						fails = false
+						return replies(500)
+					}
+					return replies(200)
+				})
+				const body = `{"model":"m","prompt":"hi"}`
+				for range 4 { // it is learnt who lacks the model
+					require.NoError(t, f.do(body))
+				}
+				for range 4 {
+					fails = true
+					require.NoError(t, f.do(body))
+					require.False(t, fails)
+				}
+				time.Sleep(time.Minute)
+			})
+		})
+	}
+}
+
 // Which answers are asked for at another engine, and of whom they speak.
 func TestWhoseWordARefusalIs(t *testing.T) {
 	vllm := func(text, kind, param string) string {
