@@ -96,7 +96,8 @@ func TestARequestThatFailedIsRetriedWhereTheModelIs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				fails := false
-				f := newFakeFleet(t, &fake{}, "p0 p1 d0", config.Retry{MaxAttempts: 2}, func(host string, _ int) response {
+				twice := config.Retry{MaxAttempts: 2}
+				f := newFakeFleet(t, &fake{}, "p0 p1 d0", twice, func(host string, _ int) response {
 					switch {
 					case host == "p0":
 						return no

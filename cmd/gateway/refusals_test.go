@@ -22,8 +22,8 @@ func TestABadRequestIsRefusedByTheFirstEngineHoweverOftenItComes(t *testing.T) {
 		p.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: 422, Body: text, Count: -1,
 			Header: http.Header{"Retry-After": {"7"}}})
 	}
-	g := start(t, gatewayYAML("")+simYAML("  kvConnector: {type: nixl, retry: {maxAttempts: 4, budget: 1}}\n", p1, d1, p2,
-		d2))
+	g := start(t, gatewayYAML("")+simYAML("  kvConnector: {type: nixl, retry: {maxAttempts: 4, budget: 1}}\n", p1, d1,
+		p2, d2))
 	asked := func() int { return len(p1.Requests()) + len(p2.Requests()) }
 	more := 0
 	for range 20 {

@@ -70,7 +70,7 @@ func asks(url, path, body string) (a asked) {
 	return a
 }
 
-// What is slow, hangs, has another name and is remembered, all at once: comments keep clients while prefill is slow, one
+// What is slow, hangs, has another name and is remembered, at once: comments keep clients while prefill is slow, one
 // of four pairs hangs, clients know the model by another name, and ask for the responses that they stored.
 // No client gets a wrong text, another's response or the engines' name of the model, and nothing is left behind.
 // -together 10m plays it for longer.
@@ -114,7 +114,8 @@ func TestAllTogether(t *testing.T) {
 		clients.Go(func() {
 			for i := 0; time.Now().Before(end); i++ {
 				body := func(model, input string) string {
-					return fmt.Sprintf(`{"model":%q,"max_output_tokens":6,"input":"client %d asks %d%s`, model, n, i, input)
+					return fmt.Sprintf(`{"model":%q,"max_output_tokens":6,"input":"client %d asks %d%s`, model, n, i,
+						input)
 				}
 				if i%2 == 0 {
 					text := fmt.Sprintf(`"stream":true,"max_tokens":6,"prompt":"client %d asks %d"}`, n, i)
@@ -133,10 +134,12 @@ func TestAllTogether(t *testing.T) {
 			}
 		})
 	}
-	d1.Inject(enginesim.Fault{Kind: enginesim.FaultHangTransfer, Leg: enginesim.LegDecode, Peer: p1.EngineID(), Count: -1})
+	d1.Inject(enginesim.Fault{Kind: enginesim.FaultHangTransfer, Leg: enginesim.LegDecode, Peer: p1.EngineID(),
+		Count: -1})
 	for time.Now().Before(end) {
 		for _, p := range []*enginesim.Engine{p1, p2} {
-			p.Inject(enginesim.Fault{Kind: enginesim.FaultDelay, Leg: enginesim.LegPrefill, Delay: 300 * time.Millisecond})
+			p.Inject(enginesim.Fault{Kind: enginesim.FaultDelay, Leg: enginesim.LegPrefill,
+				Delay: 300 * time.Millisecond})
 		}
 		time.Sleep(200 * time.Millisecond)
 	}

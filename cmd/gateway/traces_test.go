@@ -93,8 +93,8 @@ func TestATraceTellsTheStoryOfARetry(t *testing.T) {
 	for _, d := range []*enginesim.Engine{d1, d2} {
 		d.Inject(enginesim.Fault{Kind: enginesim.FaultStatus, Status: 500, Leg: enginesim.LegDecode})
 	}
-	g := start(t, gatewayYAML("")+simYAML("  kvConnector: {type: nixl, retry: {maxAttempts: 3, budget: 1}}\n", p1, d1, p2,
-		d2), "-trace", file)
+	g := start(t, gatewayYAML("")+simYAML("  kvConnector: {type: nixl, retry: {maxAttempts: 3, budget: 1}}\n", p1, d1,
+		p2, d2), "-trace", file)
 	status, _, _ := g.complete(`{"model":"tiny","prompt":"hi","max_tokens":2}`)
 	require.Equal(t, http.StatusInternalServerError, status)
 	got := strings.Join(story(t, file), "\n")
