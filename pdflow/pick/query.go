@@ -18,8 +18,8 @@ const (
 	avoided     // the engine failed this very request, or all engines that it could be paired with did
 	lacking     // the engine has said that it does not have the model, or its context is too short for the request, or
 	// either is so of all that it could be paired with
-	lonely      // it can be paired with no engine, and would serve the whole request
-	never       // it is the engine of the other leg
+	lonely // it can be paired with no engine, and would serve the whole request
+	never  // it is the engine of the other leg
 )
 
 // query is the state of one pick. It is pooled, so policies must not keep it.
