@@ -122,8 +122,8 @@ func TestAnAdapterOfSGLangIsAskedForInItsWay(t *testing.T) {
 	for _, e := range []*enginesim.Engine{p, d} {
 		asked := map[string]bool{}
 		for _, r := range e.Requests() {
-			asked[gjson.GetBytes(r.Body, "model").Str+" "+gjson.GetBytes(r.Body, "lora_path").Str] = true
+			asked[gjson.GetBytes(r.Body, "model").Str+"/"+gjson.GetBytes(r.Body, "lora_path").Str] = true
 		}
-		assert.Equal(t, map[string]bool{"sql sql": true, "m ": true}, asked)
+		assert.Equal(t, map[string]bool{"sql/sql": true, "m/": true}, asked)
 	}
 }
