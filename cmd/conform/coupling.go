@@ -29,8 +29,8 @@ var couplingCases = []Case{
 	{ID: "coupling/handoff-incomplete", Severity: Should, Check: incomplete,
 		Rule: "A handoff without remote_block_ids does not reach D: vLLM's engine core dies of it."},
 	{ID: "coupling/handoff-null-members", Severity: Should, Check: nullMembers,
-		Rule: "Each member of the handoff is null in turn: null is absent, so that a handoff whose block ids, engine, " +
-			"request, host or port is null does not reach D, and no answer is wrong or D's own work."},
+		Rule: "Each member of the handoff is null in turn: null is absent, so that a handoff whose block ids, " +
+			"engine, request, host or port is null does not reach D, and no answer is wrong or D's own work."},
 	{ID: "coupling/prefill-garbage", Severity: Must, Check: onAllP(enginesim.Fault{Kind: enginesim.FaultGarbage}),
 		Rule: "P answers 200 with what is not JSON: the same."},
 	{ID: "coupling/handoff-null-once", Severity: Must,

@@ -35,8 +35,8 @@ var fieldCases = []Case{
 		Rule: `D ends a response by finish_reason "error": the client gets 5xx, a broken connection, or the right ` +
 			"answer of a further attempt, never such a response as a good one."},
 	{ID: "field/error-ending-stream", Severity: Must, Check: errorEndingStream,
-		Rule: `D ends a stream by finish_reason "error" or "abort", after its first tokens or before: the client sees ` +
-			"an error event, a broken connection, or the right answer of a further attempt."},
+		Rule: `D ends a stream by finish_reason "error" or "abort", after its first tokens or before: the client ` +
+			"sees an error event, a broken connection, or the right answer of a further attempt."},
 	{ID: "field/api-key", Severity: Should, Check: header("X-Api-Key", "conform"),
 		Rule: "X-Api-Key reaches both engines: clients of the Messages API have their key there."},
 	{ID: "field/orders", Severity: Must, Check: orders,
@@ -63,8 +63,8 @@ var fieldCases = []Case{
 		Rule: "The transfers of one of four pairs never end, and all engines answer their health paths: each client " +
 			"has an answer or an error within 15 s, and each that comes afterwards its answer within 5 s."},
 	{ID: "field/cached-tokens", Severity: Should, Check: cachedTokens,
-		Rule: "The cached tokens of the usage, if it has any, are those of P's prefix cache, not all that D took over " +
-			"(vLLM before 0.31): they are billed."},
+		Rule: "The cached tokens of the usage, if it has any, are those of P's prefix cache, not all that D took " +
+			"over (vLLM before 0.31): they are billed."},
 	{ID: "field/stored-responses", Severity: Should, Check: storedResponses,
 		Rule: "GET /v1/responses/ID and previous_response_id reach the decode engine that made the response: only " +
 			"that one knows it."},

@@ -38,7 +38,7 @@ func asks(url, path, body string) (a asked) {
 	if body == "" {
 		method = http.MethodGet
 	}
-	r, err := http.NewRequest(method, url+path, strings.NewReader(body)) //nolint:noctx // it ends
+	r, err := http.NewRequest(method, url+path, strings.NewReader(body))
 	if err != nil {
 		return a
 	}
@@ -158,9 +158,8 @@ func TestAllTogether(t *testing.T) {
 		}
 	}, 20*time.Second, 100*time.Millisecond)
 	for _, e := range []*enginesim.Engine{p1, p2, d1, d2} {
-		var fault *enginesim.KVFault
 		for _, err := range unwrapped(e.CheckKV()) {
-			if errors.As(err, &fault) {
+			if fault, ok := errors.AsType[*enginesim.KVFault](err); ok {
 				assert.Contains(t, []enginesim.KVFaultKind{enginesim.KVLeak, enginesim.KVNoTransfer}, fault.Kind,
 					"a pair that hung leaves a lease, and a response that refers to another is computed where that is")
 			}
