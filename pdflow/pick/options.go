@@ -23,6 +23,7 @@ type options struct {
 	memory     int
 	block      int
 	load       func(id string) inspect.Load
+	candidates bool
 }
 
 func newOptions(opts []Option) *options {

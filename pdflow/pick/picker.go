@@ -89,6 +89,11 @@ func New(set *discovery.Set, policy Policy, opts ...Option) pdflow.Picker {
 	}
 	s := &state{set: set, policy: policy, opts: newOptions(opts)}
 	s.chooser = policy.make(s.opts)
+	if s.opts.candidates {
+		_, index := s.chooser.(*prefixes)
+		n := &s.policy.needs
+		n.loads, n.tree, n.index, n.indexPeers = true, true, n.index || index, n.indexPeers || index
+	}
 	s.learner, _ = s.chooser.(learner)
 	s.cooldowns.seed, s.cooldownDone = s.opts.seed, s.cooldowns.done
 	s.known.seed = s.opts.seed

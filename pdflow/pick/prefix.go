@@ -135,8 +135,33 @@ func (p *prefixes) choose(l *list, q *query) *target {
 
 // chosen records the whole prompt at the time of the pick, since the next request with it may come before this one has
 // a response.
-func (p *prefixes) chosen(q *query, first, _ *target) {
+func (p *prefixes) chosen(q *query, first, second *target) {
 	for _, key := range q.prompt.chain {
 		p.own(key, first.slot.id)
+		if second != nil && q.opts.candidates {
+			p.own(key, second.slot.id)
+		}
+	}
+}
+
+// match finds the engines that lately got a beginning of the prompt, the longest first.
+func (p *prefixes) match(q *query, c *Candidates) {
+	x := &q.prompt
+	x.readPrompt(p.seed, p.block, q.in.Request)
+	x.owners = x.owners[:0]
+	for _, key := range x.chain {
+		owners, known := p.owners(key)
+		if !known {
+			break
+		}
+		x.owners = append(x.owners, owners)
+	}
+	for i := len(x.owners) - 1; i >= 0 && len(c.matches) < 2*CandidatesMost; i-- {
+		for _, owner := range x.owners[i] {
+			known := func(m match) bool { return m.slot == owner }
+			if owner != 0 && !slices.ContainsFunc(c.matches, known) {
+				c.matches = append(c.matches, match{owner, (i + 1) * p.block / bytesPerToken})
+			}
+		}
 	}
 }

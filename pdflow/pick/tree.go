@@ -83,3 +83,31 @@ func (t *tree) search(node int, q *query, budget *int) int32 {
 	}
 	return t.better(t.search(2*node, q, budget), t.search(2*node+1, q, budget))
 }
+
+// some adds the least loaded target, and the winners beside its way through the tournament, of which one is the next
+// one, until to has most. Of the others it may miss some that are less loaded.
+func (t *tree) some(q *query, l *list, to []place, most int) []place {
+	if len(t.targets) < 2 || len(to) >= most {
+		return to
+	}
+	var beside [32]int32
+	n := 0
+	winner := t.nodes[1].Load()
+	to = add(to, q, l, t.targets[winner])
+	for node := len(t.targets) + int(winner); node > 1 && n < len(beside); node /= 2 {
+		beside[n] = t.nodes[node^1].Load()
+		n++
+	}
+	for n > 0 && len(to) < most {
+		best := 0
+		for i := 1; i < n; i++ {
+			if t.better(beside[best], beside[i]) == beside[i] {
+				best = i
+			}
+		}
+		to = add(to, q, l, t.targets[beside[best]])
+		n--
+		beside[best] = beside[n]
+	}
+	return to
+}
