@@ -94,7 +94,7 @@ func newAttempt(x *serving, n int, mode Mode, pick *Pick) *attempt {
 	s.Attempt, s.Encode, s.Header = n, pick.Encode, x.header
 	contract.SetRanks(s, pick.PrefillRank, pick.DecodeRank)
 	a := &attempt{x: x, f: x.f, s: s, picked: picked{pick.Done, pick.PrefillDone},
-		out: Outcome{Session: s, Connector: x.f.name, Mode: mode, Alone: pick.Alone, Final: true,
+		out: Outcome{Session: s, Connector: x.f.name, Mode: mode, Reason: pick.Reason, Final: true,
 			Prefill: LegOutcome{Leg: LegPrefill}, Decode: LegOutcome{Leg: LegDecode}}}
 	a.ctx, a.cancel, a.held = x.life.Context, x.life.Cancel, x.f.opts.budget.hold()
 	a.watch.Init(a, s.CreatedAt)

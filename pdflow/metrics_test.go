@@ -177,12 +177,12 @@ func TestAttemptsAreCountedByTheirOutcome(t *testing.T) {
 	assert.Len(t, b.of("pd.retries error.type=prefill_failed pd.leg=prefill pd.reason=failed"), 1)
 }
 
-// Who counts how requests are served learns why one engine served what two could.
-func TestAPickSaysWhyOneEngineServes(t *testing.T) {
+// Who counts how requests are served learns why one engine served what two could, or why two did.
+func TestAPickSaysWhyOneEngineServesOrTwo(t *testing.T) {
 	b := &book{}
 	x := script(t, &fake{}, answer(ok), answer(ok), metered(b))
-	for _, pick := range []pdflow.Pick{{Decode: x.pair.Decode, Alone: "no_header"},
-		{Prefill: x.pair.Prefill, Decode: x.pair.Decode, Alone: "two engines do"}} {
+	for _, pick := range []pdflow.Pick{{Decode: x.pair.Decode, Reason: "no_header"},
+		{Prefill: x.pair.Prefill, Decode: x.pair.Decode, Reason: "interference"}} {
 		resp, err := x.flow.Do(t.Context(), &pdflow.Request{API: connector.APICompletions,
 			Body: []byte(`{"prompt":"hi"}`), Pick: &pick})
 		require.NoError(t, err)
@@ -191,7 +191,8 @@ func TestAPickSaysWhyOneEngineServes(t *testing.T) {
 	}
 	for _, name := range []string{"pd.attempts", "pd.request.duration"} {
 		assert.Len(t, b.of(name+" pd.mode=aggregated pd.reason=no_header"), 1)
-		assert.Len(t, b.of(name+" pd.mode=disaggregated"), 1)
+		assert.Len(t, b.of(name+" pd.mode=disaggregated pd.reason=interference"), 1)
 	}
-	assert.Equal(t, "no_header", x.seen.list()[0].Alone)
+	assert.Equal(t, "no_header", x.seen.list()[0].Reason)
+	assert.Equal(t, "interference", x.seen.list()[1].Reason)
 }

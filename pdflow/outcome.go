@@ -56,7 +56,7 @@ type Outcome struct {
 	Session   *connector.Session
 	Connector string
 	Mode      Mode
-	Alone     string // why the picker let one engine serve: Pick.Alone
+	Reason    string // why the picker let one engine serve, or two: Pick.Reason
 	Prefill   LegOutcome
 	Decode    LegOutcome
 	// from the last byte of P's response until the flow makes the decode leg of it; 0 if D's leg does not wait for P,

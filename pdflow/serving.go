@@ -300,7 +300,7 @@ func (x *serving) begin(n int) (*attempt, *Error) {
 	case pick.Prefill.URL == nil:
 		mode = ModeAggregated
 	default:
-		mode, pick.Alone = ModeDisaggregated, ""
+		mode = ModeDisaggregated
 	}
 	return newAttempt(x, n, mode, &pick), nil
 }
@@ -395,14 +395,14 @@ func (x *serving) end(e *Error) {
 // recordEnd records the end of the request.
 func (x *serving) recordEnd(e *Error) {
 	var u telemetry.Usage
-	alone := ""
+	reason := ""
 	if a := x.current.Load(); a != nil {
-		alone = a.out.Alone
+		reason = a.out.Reason
 		if e == nil {
 			u = telemetry.Usage(a.out.Usage)
 		}
 	}
-	x.tel.End(string(x.served()), alone, codeLabel(e), u)
+	x.tel.End(string(x.served()), reason, codeLabel(e), u)
 }
 
 // log tells failures as warnings, and the rest for debugging only.

@@ -25,6 +25,7 @@ type SessionInfo struct {
 	Attempt   int           `json:"attempt"`
 	Prefill   string        `json:"prefill,omitempty"` // endpoint IDs
 	Decode    string        `json:"decode,omitempty"`
+	Reason    string        `json:"reason,omitempty"` // why the picker let one engine serve, or two
 	Phase     string        `json:"phase"`
 	Age       time.Duration `json:"ageNanoseconds"`
 	// for how long decode has sent nothing in mid-stream, if that is longer than Timeouts.Idle
@@ -37,7 +38,7 @@ func (x *serving) info() SessionInfo {
 		Age: time.Since(x.tel.Start)}
 	if a := x.current.Load(); a != nil {
 		i.ID, i.Attempt, i.Prefill, i.Decode = a.s.ID, a.s.Attempt, a.s.Prefill.ID, a.s.Decode.ID
-		i.Silent = a.silent.For(&a.watch)
+		i.Silent, i.Reason = a.silent.For(&a.watch), a.out.Reason
 		if exp := a.expires.Load(); exp != 0 {
 			i.ExpiresAt = time.Unix(0, exp)
 		}

@@ -53,7 +53,7 @@ func (a *attempt) failedLoad() bool {
 
 // recordEnd counts an attempt that has ended.
 func (a *attempt) recordEnd() {
-	a.x.tel.Session(string(a.out.Mode), a.out.Alone, codeLabel(a.out.Err))
+	a.x.tel.Session(string(a.out.Mode), a.out.Reason, codeLabel(a.out.Err))
 	switch {
 	case a.out.Err == nil:
 		a.x.tel.Tokens(telemetry.Usage(a.out.Usage))

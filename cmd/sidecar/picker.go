@@ -69,7 +69,7 @@ func (p *picker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, e
 	if err != nil {
 		return out, err
 	}
-	if out.Alone == pick.NoHeader {
+	if out.Reason == pick.NoHeader {
 		p.toldAlone.Do(func() {
 			p.log.Warn("requests name no prefill engine: the decode engine serves them alone. The metrics count them",
 				"header", pick.PrefillerHeader, "pd_reason", pick.NoHeader)

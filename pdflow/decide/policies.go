@@ -14,6 +14,12 @@ const (
 	ReasonUnknown      = "unknown"      // the policy lacks figures
 )
 
+// The reasons of [Picker].
+const (
+	reasonDoubtful = "doubtful" // predictions were wrong lately, and the inner picker decides
+	reasonChanged  = "changed"  // what was decided could not be picked any more, and the inner picker decides
+)
+
 // Always splits each request. Which engines serve is the scheduler's choice.
 func Always() Policy {
 	return Func(func(_ *Input, out *Decision) {

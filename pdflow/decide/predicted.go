@@ -28,6 +28,7 @@ const (
 	tail          = 0.01 // a stream misses its ITL if more of its gaps than that are too long
 	weightOfUse   = 0.05
 	steepness     = 1.7 // of the logistic that is like a normal distribution
+	certain       = 30  // of the logistic's argument, from which on it is 1
 	hopeless      = 0.1 // an option with a smaller chance cannot meet the objectives
 	leastRetry    = time.Second
 	oldestFigure  = 4.0 // seconds
@@ -175,10 +176,7 @@ func (q *request) look(c *Candidate, decodes bool, v *view) {
 	if !(s.PerPrompt > 0) || c.KV.Total > 0 && q.in.Prompt > c.KV.Total {
 		return
 	}
-	v.known, v.alone, v.cached = true, c.Alone, float64(min(c.Cached, q.in.Prompt))
-	if !c.CachedExact {
-		v.cached *= approximate
-	}
+	v.known, v.alone, v.cached = true, c.Alone, c.has(q.in.Prompt)
 	v.spread = perSecond * min(max(c.Age.Seconds(), 0), oldestFigure)
 	if !q.in.Exact {
 		v.spread += perEstimate
@@ -207,7 +205,9 @@ func (q *request) look(c *Candidate, decodes bool, v *view) {
 		v.room = ends * q.output * v.itl / max(running, 1)
 	}
 	spread := deviationITL + v.spread
-	v.meets = chance(q.itl, v.itl, spread)
+	if decodes || c.Alone {
+		v.meets = chance(q.itl, v.itl, spread)
+	}
 	if c.Running > 0 {
 		calm, gap := chance(q.itl, now, spread), now+s.PerPrompt*min(own, budget)
 		v.joined = running * (calm - v.meets + weightOfUse*(v.itl-now)/q.itl)
@@ -221,7 +221,20 @@ func chance(o, t, spread float64) float64 {
 	if t <= 0 {
 		return 1
 	}
-	return 1 / (1 + math.Exp(-steepness*(o-t)/(spread*t)))
+	x := steepness * (o - t) / (spread * t)
+	if x > certain {
+		return 1
+	}
+	return 1 / (1 + math.Exp(-x))
+}
+
+// has is how many of a prompt's tokens an engine is taken to have in its cache.
+func (c *Candidate) has(prompt int) float64 {
+	n := float64(min(c.Cached, prompt))
+	if !c.CachedExact {
+		n *= approximate
+	}
+	return n
 }
 
 // start is where a loop over n candidates begins, so that of equal ones each is taken now and then.

@@ -136,7 +136,7 @@ func (f *fromHeader) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick,
 	case !named && f.o.PairOnly:
 		return pdflow.Pick{}, f.refused("is missing, and the decode engine here serves no request alone")
 	case !named:
-		pick.Alone = NoHeader
+		pick.Reason = NoHeader
 	case !in.Single:
 		pick.Prefill = *prefill
 	}

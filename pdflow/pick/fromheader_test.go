@@ -65,7 +65,7 @@ func TestWithoutTheHeaderDecodeServesAlone(t *testing.T) {
 		for _, in.Single = range []bool{true, false} {
 			chosen, err := p.Pick(t.Context(), in)
 			require.NoError(t, err)
-			assert.Equal(t, "no_header", chosen.Alone, "it has gone round the scheduler")
+			assert.Equal(t, "no_header", chosen.Reason, "it has gone round the scheduler")
 		}
 		assert.Equal(t, "+local", pair(t, p, in))
 	}
@@ -73,7 +73,7 @@ func TestWithoutTheHeaderDecodeServesAlone(t *testing.T) {
 	for _, in.Single = range []bool{true, false} {
 		chosen, err := p.Pick(t.Context(), in)
 		require.NoError(t, err)
-		assert.Empty(t, chosen.Alone)
+		assert.Empty(t, chosen.Reason)
 	}
 	p = pick.FromHeader(sidecarSet(t), localDecode(t), &pick.HeaderOptions{PairOnly: true})
 	for _, single := range []bool{true, false} {

@@ -57,12 +57,12 @@ func (t *Instruments) Request(ctx context.Context, r *connector.ClientRequest, m
 	return x, ctx
 }
 
-// End ends the request. alone is why its picker let one engine serve, "" if it has not said. u are its tokens if it was
+// End ends the request. reason is why its picker let one engine serve, or two, "" if it has not said. u are its tokens if it was
 // served.
-func (x *Request) End(mode, alone, code string, u Usage) {
+func (x *Request) End(mode, reason, code string, u Usage) {
 	if x.recorded {
 		took := time.Since(x.Start).Seconds()
-		x.requests.Record(x.client, took, x.set(labels{mode: mode, reason: alone, code: code}).record...)
+		x.requests.Record(x.client, took, x.set(labels{mode: mode, reason: reason, code: code}).record...)
 		if x.genAI != nil {
 			x.genAI.requests.Record(x.client, took, x.genAI.with(x.api, code))
 		}
@@ -71,8 +71,8 @@ func (x *Request) End(mode, alone, code string, u Usage) {
 		return
 	}
 	x.span.SetAttributes(attribute.String("pd.mode", mode))
-	if alone != "" {
-		x.span.SetAttributes(attribute.String("pd.reason", alone))
+	if reason != "" {
+		x.span.SetAttributes(attribute.String("pd.reason", reason))
 	}
 	if u.Input > 0 || u.Output > 0 {
 		x.span.SetAttributes(attribute.Int64("gen_ai.usage.input_tokens", u.Input),
@@ -108,9 +108,9 @@ func endSpan(s trace.Span, code string) {
 }
 
 // Session counts an attempt that has ended.
-func (x *Request) Session(mode, alone, code string) {
+func (x *Request) Session(mode, reason, code string) {
 	if x.recorded {
-		x.sessions.Add(x.client, 1, x.set(labels{mode: mode, reason: alone, code: code}).add...)
+		x.sessions.Add(x.client, 1, x.set(labels{mode: mode, reason: reason, code: code}).add...)
 	}
 }
 

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package decide
+
+import (
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+const (
+	prefillRole = iota
+	decodeRole
+)
+
+const (
+	loadMost    = 5 * time.Second  // an older load of an engine says nothing any more
+	forgetAfter = 10 * time.Minute // without requests, an engine may be forgotten
+)
+
+// books are what the picker knows of engines: what it has sent to each, and how fast each was.
+type books struct {
+	mu      sync.RWMutex
+	engines map[string]*engine
+
+	learning sync.Mutex
+	fleet    engineLines // of all engines, for one of which too little is known
+	transfer ratio       // seconds after prefill, by tokens that decode fetched
+	errors   [2]meanError
+	ledger   ledger
+}
+
+// ledger is what was learnt of the fleet, as decisions read it.
+type ledger struct {
+	speed     speed
+	perToken  atomic.Uint64 // seconds of transfer, a float64
+	isDubious atomic.Bool
+}
+
+// engine is one engine. Its counters are of what this picker has sent.
+type engine struct {
+	prefilling atomic.Int64 // prompt tokens whose prefill leg runs
+	prefills   atomic.Int64
+	running    atomic.Int64 // requests that have it as their decode engine
+	context    atomic.Int64 // tokens of their prompts
+	// when the prefill of requests that it serves alone will be over, in Unix nanoseconds: no report tells
+	busyUntil atomic.Int64
+	used      atomic.Int64 // Unix nanoseconds
+	speed     speed
+	lines     engineLines // books.learning is held
+}
+
+// speed is a Speed that is read while it changes.
+type speed [4]atomic.Uint64
+
+func (s *speed) store(v Speed) {
+	for i, x := range [4]float64{v.Base, v.PerRequest, v.PerContext, v.PerPrompt} {
+		s[i].Store(math.Float64bits(x))
+	}
+}
+
+func (s *speed) load() Speed {
+	at := func(i int) float64 { return math.Float64frombits(s[i].Load()) }
+	return Speed{at(0), at(1), at(2), at(3)}
+}
+
+func (b *books) init() { b.engines = map[string]*engine{} }
+
+func (b *books) engine(id string, now time.Time) *engine {
+	b.mu.RLock()
+	e := b.engines[id]
+	b.mu.RUnlock()
+	if e != nil {
+		return e
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if e = b.engines[id]; e != nil {
+		return e
+	}
+	for old, x := range b.engines { // engines come and go under new IDs
+		if x.prefills.Load() == 0 && x.running.Load() == 0 && now.UnixNano()-x.used.Load() > int64(forgetAfter) {
+			delete(b.engines, old)
+		}
+	}
+	e = &engine{}
+	e.used.Store(now.UnixNano())
+	b.engines[id] = e
+	return e
+}
+
+// figures fills what is known of an engine in a role.
+func (b *books) figures(o *Options, at *discovery.Endpoint, role int, in *Input, c *Candidate, now time.Time) {
+	e := b.engine(at.ID, now)
+	*c = Candidate{Running: int(e.running.Load()), Context: int(e.context.Load())}
+	c.Speed = e.known(b)
+	total := 0
+	if o.Engine != nil {
+		f := o.Engine(at)
+		if f.Speed.PerPrompt > 0 {
+			c.Speed = f.Speed
+		}
+		total = f.KVTokens
+	}
+	sent := int(e.prefilling.Load())
+	if ahead := time.Duration(e.busyUntil.Load() - now.UnixNano()); ahead > 0 && c.Speed.PerPrompt > 0 {
+		sent += int(ahead.Seconds() / c.Speed.PerPrompt)
+	}
+	c.QueueTokens = sent
+	if o.Load == nil {
+		return
+	}
+	l := o.Load(at.ID)
+	age := now.Sub(l.At)
+	if l.At.IsZero() || age > loadMost {
+		return
+	}
+	c.Age = max(age, 0)
+	if total > 0 {
+		c.KV = Memory{Free: int((1 - l.KVUsage) * float64(total)), Total: total}
+	}
+	if role == prefillRole { // what others have sent is taken to be like this request
+		c.QueueTokens += max(0, l.Running+l.Waiting-int(e.prefills.Load())-c.Running) * in.Prompt
+		return
+	}
+	c.Queue = l.Waiting
+	if l.Running > c.Running {
+		mean := in.Prompt
+		if c.Running > 0 {
+			mean = c.Context / c.Running
+		}
+		c.Context += (l.Running - c.Running) * mean
+		c.Running = l.Running
+	}
+}
+
+// known is an engine's speed. What it lacks is the fleet's.
+func (e *engine) known(b *books) Speed {
+	s, all := e.speed.load(), b.ledger.speed.load()
+	if s.PerPrompt <= 0 {
+		s.PerPrompt = all.PerPrompt
+	}
+	if s.Base <= 0 && s.PerRequest <= 0 {
+		s.Base, s.PerRequest = all.Base, all.PerRequest
+	}
+	return s
+}
+
+// link fills in what transfers take, if that was learnt.
+func (b *books) link(in *Input) {
+	if in.Link > 0 && in.TokenBytes > 0 {
+		return
+	}
+	if perToken := math.Float64frombits(b.ledger.perToken.Load()); perToken > 0 {
+		in.TokenBytes, in.Link = 1, 1/perToken
+	}
+}
+
+// doubtful reports whether predictions were so wrong lately that they count for nothing.
+func (b *books) doubtful() bool { return b.ledger.isDubious.Load() }
+
+// engineLines are what an engine's requests have told.
+type engineLines struct {
+	prefill line // seconds by prompt tokens, with those before them
+	step    line // seconds between two tokens, by requests that generate
+}
+
+// speed is what the lines say. A prefill leg has its overhead in it, which belongs to the engine's step where no step
+// is known.
+func (l *engineLines) speed() Speed {
+	var s Speed
+	if base, per, ok := l.step.fit(); ok {
+		s.Base, s.PerRequest = base, per
+	}
+	if base, per, ok := l.prefill.fit(); ok {
+		if per <= 0 && l.prefill.x > 0 {
+			base, per = 0, l.prefill.y/l.prefill.x
+		}
+		s.PerPrompt = per
+		if s.Base <= 0 {
+			s.Base = base
+		}
+	}
+	return s
+}
+
+const (
+	keeps     = 0.98 // of each sum at the next sample: about 50 samples count
+	leastSeen = 4    // samples
+)
+
+// line is a line through samples, of which later ones count more.
+type line struct{ n, x, y, xx, xy float64 }
+
+func (l *line) add(x, y float64) {
+	l.n, l.x, l.y = l.n*keeps+1, l.x*keeps+x, l.y*keeps+y
+	l.xx, l.xy = l.xx*keeps+x*x, l.xy*keeps+x*y
+}
+
+// fit returns the line y = base + per·x with neither below 0. Samples that are all alike give a level line.
+func (l *line) fit() (base, per float64, ok bool) {
+	if l.n < leastSeen*keeps*keeps*keeps {
+		return 0, 0, false
+	}
+	mx, my := l.x/l.n, l.y/l.n
+	if spread := l.xx/l.n - mx*mx; spread > 0.01*mx*mx && spread > 0 {
+		per = max(0, (l.xy/l.n-mx*my)/spread)
+	}
+	if base = my - per*mx; base < 0 {
+		base, per = 0, my/mx
+	}
+	return base, per, true
+}
+
+// ratio is a line through zero.
+type ratio struct{ n, xx, xy float64 }
+
+func (r *ratio) add(x, y float64) {
+	r.n, r.xx, r.xy = r.n*keeps+1, r.xx*keeps+x*x, r.xy*keeps+x*y
+}
+
+// meanError is the mean relative error of predictions.
+type meanError struct{ n, sum float64 }
+
+func (m *meanError) add(predicted, came float64) {
+	m.n, m.sum = m.n*keeps+1, m.sum*keeps+math.Abs(predicted-came)/max(came, 1e-6)
+}
+
+func (m *meanError) mean() float64 {
+	if m.n == 0 {
+		return 0
+	}
+	return m.sum / m.n
+}
+
+const (
+	leastCompared = 20  // predictions, before they may be given up
+	trustAgain    = 0.8 // of the bound
+)
+
+// seen is what one attempt has told.
+type seen struct {
+	prefill, decode *engine
+	alone           bool
+	crowd           float64 // requests at the decode engine, this one included
+	work            float64 // prompt tokens to compute, with those before them
+	fetched         float64 // tokens that decode had to fetch
+	ttft, itl       float64 // predicted, in seconds; 0: nothing
+	prefillTook     float64 // 0: not known
+	afterPrefill    float64 // from prefill's end to the first token; 0: not known
+	ttftCame        float64 // 0: not known
+	itlCame         float64 // 0: not known
+}
+
+// learn takes over what an attempt has told.
+func (b *books) learn(s *seen, bound float64) {
+	b.learning.Lock()
+	defer b.learning.Unlock()
+	add := func(e *engine, take func(*engineLines)) {
+		take(&e.lines)
+		e.speed.store(e.lines.speed())
+		take(&b.fleet)
+	}
+	switch {
+	case s.alone && s.ttftCame > 0:
+		add(s.decode, func(l *engineLines) { l.prefill.add(s.work, s.ttftCame) })
+	case !s.alone && s.prefillTook > 0:
+		add(s.prefill, func(l *engineLines) { l.prefill.add(s.work, s.prefillTook) })
+	}
+	if s.itlCame > 0 {
+		add(s.decode, func(l *engineLines) { l.step.add(s.crowd, s.itlCame) })
+	}
+	b.ledger.speed.store(b.fleet.speed())
+	if step := s.decode.known(b); s.afterPrefill > 0 && s.fetched > 0 {
+		b.transfer.add(s.fetched, max(0, s.afterPrefill-step.Base-step.PerRequest*s.crowd))
+		if b.transfer.n >= leastSeen-1 {
+			b.ledger.perToken.Store(math.Float64bits(b.transfer.xy / b.transfer.xx))
+		}
+	}
+	for i, x := range [2][2]float64{{s.ttft, s.ttftCame}, {s.itl, s.itlCame}} {
+		if x[0] > 0 && x[1] > 0 {
+			b.errors[i].add(x[0], x[1])
+		}
+	}
+	if bound > 0 {
+		b.judge(bound)
+	}
+}
+
+// judge gives up predictions that are wrong, and trusts them again.
+func (b *books) judge(bound float64) {
+	dubious := b.ledger.isDubious.Load()
+	if dubious {
+		bound *= trustAgain
+	}
+	worst := 0.0
+	for i := range b.errors {
+		if b.errors[i].n >= leastCompared*trustAgain {
+			worst = max(worst, b.errors[i].mean())
+		}
+	}
+	b.ledger.isDubious.Store(worst > bound)
+}
+
+// meanErrors are the mean relative errors of TTFT and ITL, and how many predictions each is of.
+func (b *books) meanErrors() (mean, n [2]float64) {
+	b.learning.Lock()
+	defer b.learning.Unlock()
+	for i := range b.errors {
+		mean[i], n[i] = b.errors[i].mean(), b.errors[i].n
+	}
+	return mean, n
+}
+
+// tell reads an attempt's outcome.
+func (s *seen) tell(o *pdflow.Outcome, at time.Time) {
+	d := &o.Decode
+	if d.FirstByte.IsZero() || d.End.IsZero() || o.Session == nil || o.Session.Request == nil ||
+		!o.Session.Request.Stream || o.Resumed > 0 {
+		return
+	}
+	s.ttftCame = d.FirstByte.Sub(at).Seconds()
+	if o.Usage.Output > 1 {
+		s.itlCame = d.End.Sub(d.FirstByte).Seconds() / float64(o.Usage.Output-1)
+	}
+	if !s.alone && !o.Prefill.End.IsZero() {
+		s.afterPrefill = max(0, d.FirstByte.Sub(o.Prefill.End).Seconds())
+	}
+}

@@ -1,0 +1,396 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package decide
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/inspect"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
+)
+
+// Options are the settings of [New]. Zero values mean the defaults.
+type Options struct {
+	// DryRun lets the inner picker decide as if nothing were around it, and counts what the policy would have decided.
+	DryRun bool
+
+	// Class returns what a request's client was promised. Nil: the policy's own objectives, and no request is refused.
+	Class func(in *pdflow.PickInput) Class
+
+	// Tokens returns how long a request's prompt is, and whether that was counted. Nil, or 0 tokens: token ids in the
+	// body are counted, and of text four bytes are a token.
+	Tokens func(in *pdflow.PickInput) (tokens int, exact bool)
+
+	// Cache knows what engines have in their prefix caches. Nil: what the inner picker remembers to have sent, if its
+	// policy is pick.PrefixAffinity.
+	Cache Cache
+
+	// Engine returns what is known of an engine beforehand. Nil, or a zero speed: speeds are learnt from what requests
+	// took. It is called for each candidate, and must be quick.
+	Engine func(e *discovery.Endpoint) Facts
+
+	TokenBytes int     // of KV cache for one token; see Input. 0: what a token's transfer takes is learnt
+	Link       float64 // bytes a second
+
+	// Load says how busy an engine is, by its ID, as admit.Options has it. An older one than 5 s counts for nothing.
+	Load func(id string) inspect.Load
+
+	// ErrorBound is the mean relative error of the policy's predictions, of TTFT or of ITL, from which on they count
+	// for nothing: the inner picker then decides, until the error is a fifth below the bound. Default 1; negative: the
+	// policy always counts. A policy that predicts nothing always counts, too.
+	ErrorBound float64
+
+	MeterProvider metric.MeterProvider // nil: no metrics
+	Attributes    []attribute.KeyValue // of all metrics
+}
+
+// Facts are what a host knows of an engine.
+type Facts struct {
+	Speed    Speed
+	KVTokens int // of its KV cache; 0: not known
+}
+
+// Cache knows what engines have in their prefix caches. It must be quick, and safe for concurrent use.
+type Cache interface {
+	// Match fills found with engines that have a beginning of a request's prompt, the longest first, and returns how
+	// many it has filled. It must not allocate where a decision must not.
+	Match(in *pdflow.PickInput, found []Cached) int
+}
+
+// Cached is what one engine has of a prompt.
+type Cached struct {
+	Engine string // its ID
+	Tokens int
+	Exact  bool // the engine has told so
+}
+
+// defaultBound is Options.ErrorBound: predictions that are wrong by as much as they say.
+const defaultBound = 1
+
+// source is a picker that tells its candidates: those of package pick do.
+type source interface {
+	Candidates(in *pdflow.PickInput, c *pick.Candidates)
+}
+
+// Picker is a [pdflow.Picker] that decides by a policy. Make it with [New].
+type Picker struct {
+	inner   pdflow.Picker
+	source  source // nil: the inner picker does not tell
+	serving connector.Serving
+	*shared
+}
+
+// shared is what all pickers share that were bound from one.
+type shared struct {
+	policy  Policy
+	o       Options
+	books   books
+	tel     *telemetry
+	scratch sync.Pool
+	tickets sync.Pool
+}
+
+// New puts a policy around a picker. The candidates are at most eight engines of each role: see pick.WithCandidates,
+// without which, and with pickers of other packages, the pair that the inner picker chooses is the only one. The inner
+// picker then picks what was decided, so its rules, cooldowns and loads hold, and what it remembers goes on.
+//
+// A request that one engine must serve (PickInput.Single), and engines that the caller has named, stay as they are. A
+// retry is decided anew, among the engines that have not failed it, and is never refused. Pick.Reason is the
+// decision's.
+func New(p pdflow.Picker, policy Policy, o *Options) (*Picker, error) {
+	if p == nil || policy == nil {
+		return nil, errors.New("decide: New needs a picker and a policy")
+	}
+	if o == nil {
+		o = &Options{}
+	}
+	s := &shared{policy: policy, o: *o}
+	if s.o.ErrorBound == 0 {
+		s.o.ErrorBound = defaultBound
+	}
+	s.books.init()
+	var err error
+	s.tel, err = newTelemetry(s)
+	out := &Picker{inner: p, shared: s}
+	out.source, _ = p.(source)
+	return out, err
+}
+
+// Bind binds the inner picker. What is learnt of engines is the same for all flows.
+func (p *Picker) Bind(c connector.KVConnector, serving connector.Serving) pdflow.Picker {
+	out := &Picker{inner: p.inner.Bind(c, serving), serving: serving, shared: p.shared}
+	out.source, _ = out.inner.(source)
+	return out
+}
+
+// NamesEngine asks the inner picker: see [pdflow.EngineNamer].
+func (p *Picker) NamesEngine(word string) bool {
+	n, ok := p.inner.(pdflow.EngineNamer)
+	return ok && n.NamesEngine(word)
+}
+
+// Changed is the inner picker's.
+func (p *Picker) Changed() <-chan struct{} { return p.inner.Changed() }
+
+// Ready is the inner picker's.
+func (p *Picker) Ready(in *pdflow.PickInput) error { return p.inner.Ready(in) }
+
+// Close ends the picker's metrics.
+func (p *Picker) Close() error { return p.tel.close() }
+
+// scratch is the memory of one Pick.
+type scratch struct {
+	candidates pick.Candidates
+	found      [pick.CandidatesMost]Cached
+	ids        [pick.CandidatesMost]string
+	lists      [2][pick.CandidatesMost]Candidate // as candidates has them
+	pair       [2][1]Candidate
+	in         Input
+	asked      pdflow.PickInput // of the inner picker
+	decision   Decision
+}
+
+// Pick decides, and has the inner picker pick what was decided.
+func (p *Picker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+	x, _ := p.scratch.Get().(*scratch)
+	if x == nil {
+		x = &scratch{}
+	}
+	defer p.put(x)
+	now := time.Now()
+	x.candidates.Prefill, x.candidates.Decode = x.candidates.Prefill[:0], x.candidates.Decode[:0]
+	x.in = Input{Rand: rand.Uint64(), TokenBytes: p.o.TokenBytes, Link: p.o.Link}
+	x.in.Prompt, x.in.Exact = p.prompt(in)
+	if in.Single {
+		out, err := p.inner.Pick(ctx, in)
+		return p.count(x, &out, now, false), err
+	}
+	p.books.link(&x.in)
+	if p.o.Class != nil {
+		x.in.Class = p.o.Class(in)
+	}
+	x.in.Class.Refusable = x.in.Class.Refusable && in.Attempt <= 1
+	if p.source == nil {
+		return p.decideOnPair(ctx, in, x, now)
+	}
+	p.candidates(in, x, now)
+	if len(x.in.Decode) == 0 { // what is to be done where no engine is good is the inner picker's business
+		out, err := p.inner.Pick(ctx, in)
+		return p.count(x, &out, now, false), err
+	}
+	p.policy.Decide(&x.in, &x.decision)
+	if p.o.DryRun || p.books.doubtful() {
+		return p.pickUndecided(ctx, in, x, now)
+	}
+	return p.pickDecided(ctx, in, x, now)
+}
+
+func (p *Picker) put(x *scratch) {
+	x.asked = pdflow.PickInput{}
+	p.scratch.Put(x)
+}
+
+// pickUndecided picks as if there were no policy. What the policy predicts of that pair is compared all the same.
+func (p *Picker) pickUndecided(ctx context.Context, in *pdflow.PickInput, x *scratch, now time.Time) (pdflow.Pick, error) {
+	decision := x.decision
+	out, err := p.inner.Pick(ctx, in)
+	if err != nil {
+		return out, err
+	}
+	p.foresee(x, &out, now)
+	ttft, itl := x.decision.TTFT, x.decision.ITL
+	x.decision = decision
+	x.decision.TTFT, x.decision.ITL = ttft, itl
+	if !p.o.DryRun {
+		x.decision.Action, x.decision.Reason = Undecided, reasonDoubtful
+		out.Reason = reasonDoubtful
+	}
+	return p.count(x, &out, now, true), nil
+}
+
+// foresee has the policy predict what was picked.
+func (p *Picker) foresee(x *scratch, out *pdflow.Pick, now time.Time) {
+	x.in.Prefill, x.in.Decode = nil, x.one(p, decodeRole, &out.Decode, now)
+	x.in.Decode[0].Alone, x.in.Decode[0].Apart = out.Prefill.URL == nil, 0
+	if out.Prefill.URL != nil {
+		x.in.Prefill = x.one(p, prefillRole, &out.Prefill, now)
+		x.in.Prefill[0].Alone = false
+	}
+	x.in.Class.Refusable = false
+	p.policy.Decide(&x.in, &x.decision)
+}
+
+// one is the list of a single engine.
+func (x *scratch) one(p *Picker, role int, e *discovery.Endpoint, now time.Time) []Candidate {
+	c := &x.pair[role][0]
+	if known := x.candidate(role, e.ID); known != nil {
+		*c = *known
+	} else {
+		p.books.figures(&p.o, e, role, &x.in, c, now)
+	}
+	return x.pair[role][:]
+}
+
+// candidate is what the policy was told of an engine, nil if it was told nothing.
+func (x *scratch) candidate(role int, id string) *Candidate {
+	from := x.candidates.Prefill
+	if role == decodeRole {
+		from = x.candidates.Decode
+	}
+	for i := range min(len(from), len(x.lists[role])) {
+		if from[i].Endpoint.ID == id {
+			return &x.lists[role][i]
+		}
+	}
+	return nil
+}
+
+// decideOnPair decides on what an inner picker has picked that tells no candidates.
+func (p *Picker) decideOnPair(ctx context.Context, in *pdflow.PickInput, x *scratch, now time.Time) (pdflow.Pick, error) {
+	out, err := p.inner.Pick(ctx, in)
+	if err != nil {
+		return out, err
+	}
+	refusable := x.in.Class.Refusable
+	p.foresee(x, &out, now)
+	if out.Prefill.URL == nil {
+		return p.count(x, &out, now, false), nil
+	}
+	split := x.decision
+	x.in.Class.Refusable = refusable
+	x.in.Decode[0].Alone = in.Encode == 0 && p.servesAlone(&out.Decode) &&
+		(in.Prefill == "" || in.Prefill == out.Decode.ID)
+	p.policy.Decide(&x.in, &x.decision)
+	if dry, doubtful := p.o.DryRun, p.books.doubtful(); dry || doubtful {
+		x.decision.TTFT, x.decision.ITL = split.TTFT, split.ITL
+		if !dry {
+			x.decision.Action, x.decision.Reason, out.Reason = Undecided, reasonDoubtful, reasonDoubtful
+		}
+		return p.count(x, &out, now, true), nil
+	}
+	switch x.decision.Action {
+	case DecodeAlone, Refuse:
+		x.decision.Decode = Any
+		if out.Done != nil {
+			out.Done(&pdflow.Outcome{Err: &pdflow.Error{Code: pdflow.CodeCanceled}})
+		}
+		if x.decision.Action == Refuse {
+			return pdflow.Pick{}, p.refuse(x)
+		}
+		x.asked = *in
+		x.asked.Single, x.asked.Prefill, x.asked.Decode = true, "", out.Decode.ID
+		return p.pickAsked(ctx, in, x, now)
+	}
+	out.Reason = x.decision.Reason
+	return p.count(x, &out, now, true), nil
+}
+
+// servesAlone reports whether a decode engine may serve a whole request, by the connector's rules.
+func (p *Picker) servesAlone(e *discovery.Endpoint) bool {
+	switch {
+	case p.serving.PairOnly:
+		return e.Role.Has(discovery.RoleBoth)
+	case p.serving.PrefillPairOnly:
+		return !e.Role.Has(discovery.RolePrefill)
+	}
+	return true
+}
+
+// candidates fills the policy's input.
+func (p *Picker) candidates(in *pdflow.PickInput, x *scratch, now time.Time) {
+	c := &x.candidates
+	c.Random, c.Want = x.in.Rand, x.ids[:0]
+	found := x.found[:0]
+	if p.o.Cache != nil {
+		found = x.found[:min(p.o.Cache.Match(in, x.found[:]), len(x.found))]
+		for i := range found {
+			c.Want = append(c.Want, found[i].Engine)
+		}
+	}
+	p.source.Candidates(in, c)
+	for role, from := range [2][]pick.Candidate{c.Prefill, c.Decode} {
+		n := min(len(from), pick.CandidatesMost)
+		for i := range n {
+			y := &x.lists[role][i]
+			p.books.figures(&p.o, from[i].Endpoint, role, &x.in, y, now)
+			y.Cached, y.CachedExact, y.Alone, y.Apart = from[i].Cached, false, from[i].Alone, from[i].Apart
+			for k := range found {
+				if found[k].Engine == from[i].Endpoint.ID {
+					y.Cached, y.CachedExact = found[k].Tokens, found[k].Exact
+				}
+			}
+		}
+		if role == prefillRole {
+			x.in.Prefill = x.lists[role][:n]
+		} else {
+			x.in.Decode = x.lists[role][:n]
+		}
+	}
+}
+
+// pickDecided has the inner picker pick what was decided.
+func (p *Picker) pickDecided(ctx context.Context, in *pdflow.PickInput, x *scratch, now time.Time) (pdflow.Pick, error) {
+	d := &x.decision
+	x.asked = *in
+	id := func(from []pick.Candidate, i int, named string) string {
+		if named != "" || i < 0 || i >= len(from) {
+			return named
+		}
+		return from[i].Endpoint.ID
+	}
+	switch d.Action {
+	case Refuse:
+		if x.in.Class.Refusable {
+			return pdflow.Pick{}, p.refuse(x)
+		}
+	case DecodeAlone:
+		x.asked.Decode = id(x.candidates.Decode, d.Decode, in.Decode)
+		if x.asked.Decode == "" {
+			x.asked.Decode = in.Prefill // of a caller that has chosen this engine for all that one engine does
+		}
+		x.asked.Single, x.asked.Prefill = true, ""
+	case PrefillAlone:
+		x.asked.Decode = id(x.candidates.Prefill, d.Prefill, in.Prefill)
+		x.asked.Single, x.asked.Prefill = true, ""
+	default:
+		x.asked.Prefill = id(x.candidates.Prefill, d.Prefill, in.Prefill)
+		x.asked.Decode = id(x.candidates.Decode, d.Decode, in.Decode)
+	}
+	return p.pickAsked(ctx, in, x, now)
+}
+
+// pickAsked picks as x.asked says. What has changed since the candidates were told must fail no request.
+func (p *Picker) pickAsked(ctx context.Context, in *pdflow.PickInput, x *scratch, now time.Time) (pdflow.Pick, error) {
+	out, err := p.inner.Pick(ctx, &x.asked)
+	if err != nil {
+		if out, err = p.inner.Pick(ctx, in); err != nil {
+			return out, err
+		}
+		x.decision = undecided(reasonChanged)
+		out.Reason = reasonChanged
+		return p.count(x, &out, now, true), nil
+	}
+	if x.asked.Single {
+		out.Prefill, out.PrefillRank, out.Encode = discovery.Endpoint{}, discovery.Rank{}, nil
+	}
+	if x.decision.Reason != "" {
+		out.Reason = x.decision.Reason
+	}
+	return p.count(x, &out, now, true), nil
+}
+
+func (p *Picker) refuse(x *scratch) error {
+	p.tel.count(Refuse, x.decision.Reason)
+	return &pdflow.Error{Code: pdflow.CodeOverloaded, Phase: "pick", RetryAfter: x.decision.RetryAfter,
+		Message: "no engine can serve the request in the time that was promised; try again later"}
+}

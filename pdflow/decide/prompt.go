@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package decide
+
+import (
+	"bytes"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/internal/jsonedit"
+	"github.com/pdkit/pdkit/pdflow"
+)
+
+const bytesPerToken = 4 // of text, as package pick counts
+
+// beside are members that chat templates put into the prompt, beside the one that the API names.
+var beside = [...]string{"tools", "system", "instructions"}
+
+// prompt returns how many tokens a request's prompt has, and whether they were counted.
+func (s *shared) prompt(in *pdflow.PickInput) (tokens int, exact bool) {
+	if s.o.Tokens != nil {
+		if tokens, exact = s.o.Tokens(in); tokens > 0 {
+			return tokens, exact
+		}
+	}
+	if in.Request == nil {
+		return 1, false
+	}
+	return promptTokens(in.Request)
+}
+
+// promptTokens counts token ids, of one prompt or of a list with one; of text it takes four bytes for a token.
+func promptTokens(r *connector.ClientRequest) (tokens int, exact bool) {
+	size := 0
+	for _, name := range [...]string{r.API.PromptMember(), "input_ids"} {
+		raw, ok := r.Field(name)
+		if !ok || name == "" {
+			continue
+		}
+		if ids := countIDs(raw); ids > 0 {
+			return ids, true
+		}
+		size += len(raw)
+	}
+	if size == 0 {
+		size = len(r.Body())
+	} else {
+		for _, name := range beside {
+			if raw, ok := r.Field(name); ok {
+				size += len(raw)
+			}
+		}
+	}
+	return size/bytesPerToken + 1, false
+}
+
+// countIDs returns how many numbers a JSON array of numbers has, or the only array in it. 0: it is something else.
+func countIDs(raw []byte) int {
+	if jsonedit.Kind(raw) != jsonedit.Array {
+		return 0
+	}
+	inner := bytes.TrimLeft(raw, "[ \t\r\n")
+	if len(inner) == 0 || inner[0] < '0' || inner[0] > '9' {
+		return 0
+	}
+	return bytes.Count(inner, []byte{','}) + 1
+}

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package decide
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+)
+
+const scope = "github.com/pdkit/pdkit/pdflow/decide"
+
+// kind is a decision as metrics know it.
+type kind struct {
+	action Action
+	reason string
+}
+
+// kindsMost bounds the series that a policy of the host can make by its reasons.
+const kindsMost = 64
+
+// telemetry counts in memory, and tells when it is asked: that costs requests nothing.
+type telemetry struct {
+	registered metric.Registration
+	mu         sync.RWMutex
+	counts     map[kind]*atomic.Int64
+}
+
+func newTelemetry(s *shared) (*telemetry, error) {
+	mp := s.o.MeterProvider
+	if mp == nil {
+		mp = noop.NewMeterProvider()
+	}
+	m := mp.Meter(scope)
+	t := &telemetry{counts: map[kind]*atomic.Int64{}}
+	var errs [4]error
+	var decisions metric.Int64ObservableCounter
+	var wrong, doubtful metric.Float64ObservableGauge
+	decisions, errs[0] = m.Int64ObservableCounter("pd.decisions", metric.WithUnit("{attempt}"),
+		metric.WithDescription("Attempts by what was decided for them, or would have been in a dry run"))
+	wrong, errs[1] = m.Float64ObservableGauge("pd.decision.error", metric.WithUnit("1"),
+		metric.WithDescription("Mean relative error of what was predicted lately, of TTFT and of ITL"))
+	doubtful, errs[2] = m.Float64ObservableGauge("pd.decision.doubtful", metric.WithUnit("1"),
+		metric.WithDescription("1 where the error is above its bound, and each request is split"))
+	if err := errors.Join(errs[:]...); err != nil {
+		return nil, err
+	}
+	base := metric.WithAttributeSet(attribute.NewSet(s.o.Attributes...))
+	with := func(more ...attribute.KeyValue) metric.ObserveOption {
+		return metric.WithAttributeSet(attribute.NewSet(append(slices.Clone(s.o.Attributes), more...)...))
+	}
+	var err error
+	t.registered, err = m.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		t.mu.RLock()
+		for k, n := range t.counts {
+			o.ObserveInt64(decisions, n.Load(), with(attribute.String("pd.action", k.action.String()),
+				attribute.String("pd.reason", k.reason), attribute.Bool("pd.dry_run", s.o.DryRun)))
+		}
+		t.mu.RUnlock()
+		mean, n := s.books.meanErrors()
+		for i, objective := range [2]string{"ttft", "itl"} {
+			if n[i] > 0 {
+				o.ObserveFloat64(wrong, mean[i], with(attribute.String("pd.objective", objective)))
+			}
+		}
+		is := 0.0
+		if s.books.doubtful() {
+			is = 1
+		}
+		o.ObserveFloat64(doubtful, is, base)
+		return nil
+	}, decisions, wrong, doubtful)
+	return t, err
+}
+
+func (t *telemetry) count(a Action, reason string) {
+	k := kind{a, reason}
+	t.mu.RLock()
+	n := t.counts[k]
+	t.mu.RUnlock()
+	if n == nil {
+		t.mu.Lock()
+		if len(t.counts) >= kindsMost {
+			k.reason = "other"
+		}
+		if n = t.counts[k]; n == nil {
+			n = new(atomic.Int64)
+			t.counts[k] = n
+		}
+		t.mu.Unlock()
+	}
+	n.Add(1)
+}
+
+func (t *telemetry) close() error { return t.registered.Unregister() }
