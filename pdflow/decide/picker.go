@@ -3,9 +3,11 @@
 package decide
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -79,7 +81,7 @@ const defaultBound = 1
 
 // source is a picker that tells its candidates: those of package pick do.
 type source interface {
-	Candidates(in *pdflow.PickInput, c *pick.Candidates)
+	Candidates(in *pdflow.PickInput, c *pick.Candidates) (tells bool)
 }
 
 // Picker is a [pdflow.Picker] that decides by a policy. Make it with [New].
@@ -157,6 +159,7 @@ type scratch struct {
 	pair       [2][1]Candidate
 	in         Input
 	asked      pdflow.PickInput // of the inner picker
+	picked     pdflow.Pick      // by it
 	decision   Decision
 }
 
@@ -180,10 +183,9 @@ func (p *Picker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, e
 		x.in.Class = p.o.Class(in)
 	}
 	x.in.Class.Refusable = x.in.Class.Refusable && in.Attempt <= 1
-	if p.source == nil {
+	if p.source == nil || !p.candidates(in, x, now) {
 		return p.decideOnPair(ctx, in, x, now)
 	}
-	p.candidates(in, x, now)
 	if len(x.in.Decode) == 0 { // what is to be done where no engine is good is the inner picker's business
 		out, err := p.inner.Pick(ctx, in)
 		return p.count(x, &out, now, false), err
@@ -196,7 +198,7 @@ func (p *Picker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, e
 }
 
 func (p *Picker) put(x *scratch) {
-	x.asked = pdflow.PickInput{}
+	x.asked, x.picked = pdflow.PickInput{}, pdflow.Pick{}
 	p.scratch.Put(x)
 }
 
@@ -207,7 +209,7 @@ func (p *Picker) pickUndecided(ctx context.Context, in *pdflow.PickInput, x *scr
 	if err != nil {
 		return out, err
 	}
-	p.foresee(x, &out, now)
+	p.foresee(x, out, now)
 	ttft, itl := x.decision.TTFT, x.decision.ITL
 	x.decision = decision
 	x.decision.TTFT, x.decision.ITL = ttft, itl
@@ -219,7 +221,9 @@ func (p *Picker) pickUndecided(ctx context.Context, in *pdflow.PickInput, x *scr
 }
 
 // foresee has the policy predict what was picked.
-func (p *Picker) foresee(x *scratch, out *pdflow.Pick, now time.Time) {
+func (p *Picker) foresee(x *scratch, picked pdflow.Pick, now time.Time) {
+	x.picked = picked // here, where it costs no memory of its own
+	out := &x.picked
 	x.in.Prefill, x.in.Decode = nil, x.one(p, decodeRole, &out.Decode, now)
 	x.in.Decode[0].Alone, x.in.Decode[0].Apart = out.Prefill.URL == nil, 0
 	if out.Prefill.URL != nil {
@@ -262,7 +266,7 @@ func (p *Picker) decideOnPair(ctx context.Context, in *pdflow.PickInput, x *scra
 		return out, err
 	}
 	refusable := x.in.Class.Refusable
-	p.foresee(x, &out, now)
+	p.foresee(x, out, now)
 	if out.Prefill.URL == nil {
 		return p.count(x, &out, now, false), nil
 	}
@@ -278,9 +282,11 @@ func (p *Picker) decideOnPair(ctx context.Context, in *pdflow.PickInput, x *scra
 		}
 		return p.count(x, &out, now, true), nil
 	}
+	if !x.in.allows(&x.decision) {
+		x.decision = undecided(reasonNotAllowed)
+	}
 	switch x.decision.Action {
 	case DecodeAlone, Refuse:
-		x.decision.Decode = Any
 		if out.Done != nil {
 			out.Done(&pdflow.Outcome{Err: &pdflow.Error{Code: pdflow.CodeCanceled}})
 		}
@@ -291,7 +297,9 @@ func (p *Picker) decideOnPair(ctx context.Context, in *pdflow.PickInput, x *scra
 		x.asked.Single, x.asked.Prefill, x.asked.Decode = true, "", out.Decode.ID
 		return p.pickAsked(ctx, in, x, now)
 	}
-	out.Reason = x.decision.Reason
+	if x.decision.Reason != "" {
+		out.Reason = x.decision.Reason
+	}
 	return p.count(x, &out, now, true), nil
 }
 
@@ -306,8 +314,8 @@ func (p *Picker) servesAlone(e *discovery.Endpoint) bool {
 	return true
 }
 
-// candidates fills the policy's input.
-func (p *Picker) candidates(in *pdflow.PickInput, x *scratch, now time.Time) {
+// candidates fills the policy's input, if the inner picker tells its candidates.
+func (p *Picker) candidates(in *pdflow.PickInput, x *scratch, now time.Time) bool {
 	c := &x.candidates
 	c.Random, c.Want = x.in.Rand, x.ids[:0]
 	found := x.found[:0]
@@ -317,7 +325,9 @@ func (p *Picker) candidates(in *pdflow.PickInput, x *scratch, now time.Time) {
 			c.Want = append(c.Want, found[i].Engine)
 		}
 	}
-	p.source.Candidates(in, c)
+	if !p.source.Candidates(in, c) {
+		return false
+	}
 	for role, from := range [2][]pick.Candidate{c.Prefill, c.Decode} {
 		n := min(len(from), pick.CandidatesMost)
 		for i := range n {
@@ -336,37 +346,60 @@ func (p *Picker) candidates(in *pdflow.PickInput, x *scratch, now time.Time) {
 			x.in.Decode = x.lists[role][:n]
 		}
 	}
+	return true
 }
 
-// pickDecided has the inner picker pick what was decided.
+// pickDecided has the inner picker pick what was decided, if it may be done.
 func (p *Picker) pickDecided(ctx context.Context, in *pdflow.PickInput, x *scratch, now time.Time) (pdflow.Pick, error) {
 	d := &x.decision
+	if !x.in.allows(d) {
+		*d = undecided(reasonNotAllowed)
+	}
 	x.asked = *in
-	id := func(from []pick.Candidate, i int, named string) string {
-		if named != "" || i < 0 || i >= len(from) {
-			return named
+	switch d.Action {
+	case Refuse:
+		return pdflow.Pick{}, p.refuse(x)
+	case DecodeAlone, PrefillAlone:
+		from, i := x.candidates.Decode, d.Decode
+		if d.Action == PrefillAlone {
+			from, i = x.candidates.Prefill, d.Prefill
 		}
-		return from[i].Endpoint.ID
+		// A caller that has chosen one engine has chosen it for all that one engine does.
+		x.asked.Single, x.asked.Prefill = true, ""
+		x.asked.Decode = chosen(from, i, cmp.Or(in.Decode, in.Prefill))
+	default:
+		x.asked.Prefill = chosen(x.candidates.Prefill, d.Prefill, in.Prefill)
+		x.asked.Decode = chosen(x.candidates.Decode, d.Decode, in.Decode)
+	}
+	return p.pickAsked(ctx, in, x, now)
+}
+
+// chosen is the ID of an engine that the caller has named, or the policy has chosen.
+func chosen(from []pick.Candidate, i int, named string) string {
+	if named != "" || i < 0 {
+		return named
+	}
+	return from[i].Endpoint.ID
+}
+
+// allows reports whether a decision can be carried out. A policy of the host may say anything.
+func (in *Input) allows(d *Decision) bool {
+	if d.Prefill >= len(in.Prefill) || d.Decode >= len(in.Decode) {
+		return false
 	}
 	switch d.Action {
 	case Refuse:
-		if x.in.Class.Refusable {
-			return pdflow.Pick{}, p.refuse(x)
-		}
+		return in.Class.Refusable
 	case DecodeAlone:
-		x.asked.Decode = id(x.candidates.Decode, d.Decode, in.Decode)
-		if x.asked.Decode == "" {
-			x.asked.Decode = in.Prefill // of a caller that has chosen this engine for all that one engine does
-		}
-		x.asked.Single, x.asked.Prefill = true, ""
+		return d.Decode >= 0 && in.Decode[d.Decode].Alone || d.Decode < 0 && anyAlone(in.Decode)
 	case PrefillAlone:
-		x.asked.Decode = id(x.candidates.Prefill, d.Prefill, in.Prefill)
-		x.asked.Single, x.asked.Prefill = true, ""
-	default:
-		x.asked.Prefill = id(x.candidates.Prefill, d.Prefill, in.Prefill)
-		x.asked.Decode = id(x.candidates.Decode, d.Decode, in.Decode)
+		return d.Prefill >= 0 && in.Prefill[d.Prefill].Alone
 	}
-	return p.pickAsked(ctx, in, x, now)
+	return d.Prefill < 0 || d.Decode < 0 || in.Decode[d.Decode].Apart>>d.Prefill&1 == 0
+}
+
+func anyAlone(all []Candidate) bool {
+	return slices.ContainsFunc(all, func(c Candidate) bool { return c.Alone })
 }
 
 // pickAsked picks as x.asked says. What has changed since the candidates were told must fail no request.

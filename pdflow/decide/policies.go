@@ -16,8 +16,9 @@ const (
 
 // The reasons of [Picker].
 const (
-	reasonDoubtful = "doubtful" // predictions were wrong lately, and the inner picker decides
-	reasonChanged  = "changed"  // what was decided could not be picked any more, and the inner picker decides
+	reasonDoubtful   = "doubtful"    // predictions were wrong lately, and the inner picker decides
+	reasonNotAllowed = "not_allowed" // the policy has decided what the connector or the request forbids
+	reasonChanged    = "changed"     // what was decided could not be picked any more, and the inner picker decides
 )
 
 // Always splits each request. Which engines serve is the scheduler's choice.

@@ -63,12 +63,12 @@ func WithCandidates() Option { return func(o *options) { o.candidates = true } }
 // request, that is no engines to avoid, none at its limit, and none in a cooldown. Where a role has more than
 // CandidatesMost, it takes up to three of those that have most of the prompt, then the least loaded, and two by chance.
 // A request that may be picked for one engine only, or whose engines are not good, has none: then Pick decides.
-// Nothing that Pick does depends on it. Without [WithCandidates] there are no candidates.
-func (p *picker) Candidates(in *pdflow.PickInput, c *Candidates) {
+// Nothing that Pick does depends on it. Without [WithCandidates] it returns false.
+func (p *picker) Candidates(in *pdflow.PickInput, c *Candidates) (tells bool) {
 	c.Prefill, c.Decode, c.firsts, c.seconds = c.Prefill[:0], c.Decode[:0], c.firsts[:0], c.seconds[:0]
 	c.asides, c.matches = c.asides[:0], c.matches[:0]
 	if !p.opts.candidates || in.Single {
-		return
+		return p.opts.candidates
 	}
 	t := p.load()
 	from := t.loaded(in, p.pairing.serving)
@@ -78,7 +78,7 @@ func (p *picker) Candidates(in *pdflow.PickInput, c *Candidates) {
 	all, single := from.candidates(in, p.pairing.serving)
 	l, other := p.named(all, in, single)
 	if single || l == nil {
-		return
+		return true
 	}
 	q := p.peek(in, c.Random)
 	defer p.release(q)
@@ -96,6 +96,7 @@ func (p *picker) Candidates(in *pdflow.PickInput, c *Candidates) {
 	c.firsts = c.some(c.firsts, q, l, room)
 	c.partners(q, other, room)
 	c.fill(p, q)
+	return true
 }
 
 // peek is a query that leaves the picker's own numbers as they are.

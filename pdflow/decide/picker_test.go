@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package decide_test
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/inspect"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/admit"
+	"github.com/pdkit/pdkit/pdflow/decide"
+	"github.com/pdkit/pdkit/pdflow/pick"
+)
+
+// spy keeps what a policy was asked.
+type spy struct {
+	decide.Policy
+	in []decide.Input
+}
+
+func (s *spy) Decide(in *decide.Input, out *decide.Decision) {
+	copied := *in
+	copied.Prefill = append([]decide.Candidate{}, in.Prefill...)
+	copied.Decode = append([]decide.Candidate{}, in.Decode...)
+	s.in = append(s.in, copied)
+	s.Policy.Decide(in, out)
+}
+
+func (s *spy) last() *decide.Input { return &s.in[len(s.in)-1] }
+
+func TestAShortPromptStaysAtDecode(t *testing.T) {
+	p := around(t, newSet(t, engines(2, "")...), decide.Threshold(100, 0), nil)
+	x := mustPick(t, p, &pdflow.PickInput{Request: completion(t, text(200))})
+	assert.Nil(t, x.Prefill.URL)
+	assert.Equal(t, discovery.RoleDecode, x.Decode.Role)
+	assert.Equal(t, decide.ReasonShort, x.Reason)
+	x = mustPick(t, p, &pdflow.PickInput{Request: completion(t, text(2000))})
+	assert.NotNil(t, x.Prefill.URL)
+	assert.Empty(t, x.Reason)
+}
+
+func TestTokenIDsAreCountedAndTextIsEstimated(t *testing.T) {
+	ids := func(n int) string { return "[" + strings.TrimSuffix(strings.Repeat("12, ", n), ", ") + "]" }
+	for prompt, want := range map[string]decide.Input{
+		ids(70):             {Prompt: 70, Exact: true},
+		"[" + ids(70) + "]": {Prompt: 70, Exact: true},
+		text(398):           {Prompt: 101},
+		`["` + "one" + `"]`: {Prompt: 2},
+		`[]`:                {Prompt: 1},
+	} {
+		policy := &spy{Policy: decide.Always()}
+		p := around(t, newSet(t, engines(1, "")...), policy, nil)
+		_, err := p.Pick(t.Context(), &pdflow.PickInput{Request: completion(t, prompt)})
+		require.NoError(t, err)
+		assert.Equal(t, want.Prompt, policy.last().Prompt, prompt)
+		assert.Equal(t, want.Exact, policy.last().Exact, prompt)
+	}
+	r, err := connector.ParseRequest(connector.APIChat, []byte(`{"model":"m","messages":[{"role":"user","content":"`+
+		strings.Repeat("w", 367)+`"}],"tools":[{"type":"function"}],"stream":true}`))
+	require.NoError(t, err)
+	policy := &spy{Policy: decide.Always()}
+	mustPick(t, around(t, newSet(t, engines(1, "")...), policy, nil), &pdflow.PickInput{Request: r})
+	assert.Equal(t, 105, policy.last().Prompt, "templates put the tools into the prompt")
+	policy = &spy{Policy: decide.Always()}
+	o := &decide.Options{Tokens: func(*pdflow.PickInput) (int, bool) { return 7, true }}
+	mustPick(t, around(t, newSet(t, engines(1, "")...), policy, o), &pdflow.PickInput{Request: r})
+	assert.Equal(t, 7, policy.last().Prompt, "a host that tokenizes knows better")
+}
+
+func TestAtMostEightEnginesOfARoleAreCandidates(t *testing.T) {
+	policy := &spy{Policy: decide.Predicted(decide.PredictedOptions{})}
+	p := around(t, newSet(t, engines(100, "")...), policy, &decide.Options{Engine: h100s})
+	served := map[string]bool{}
+	for range 300 {
+		x := mustPick(t, p, &pdflow.PickInput{Request: completion(t, text(8000))})
+		assert.Len(t, policy.last().Prefill, 8)
+		assert.Len(t, policy.last().Decode, 8)
+		served[x.Prefill.ID] = true
+	}
+	delete(served, "") // an idle decode engine serves alone
+	assert.Len(t, served, 100, "the least loaded are among them")
+	policy = &spy{Policy: decide.Always()}
+	mustPick(t, around(t, newSet(t, engines(3, "")...), policy, nil), &pdflow.PickInput{})
+	assert.Len(t, policy.last().Prefill, 3)
+}
+
+func TestAnEngineThatFailedOrIsFullIsNoCandidate(t *testing.T) {
+	policy := &spy{Policy: decide.Predicted(decide.PredictedOptions{})}
+	p := around(t, newSet(t, engines(3, "")...), policy, &decide.Options{Engine: h100s})
+	for _, in := range []pdflow.PickInput{{Avoid: []string{"p1", "d0"}}, {Avoid: []string{"p1", "d0"}, Full: []string{"p1", "d0"}}} {
+		for range 50 {
+			x := mustPick(t, p, &in)
+			assert.NotEqual(t, "p1", x.Prefill.ID)
+			assert.NotEqual(t, "d0", x.Decode.ID)
+			assert.Len(t, policy.last().Prefill, 2)
+		}
+	}
+	asked := len(policy.in)
+	x := mustPick(t, p, &pdflow.PickInput{Avoid: []string{"p0", "p1", "p2"}})
+	assert.NotEmpty(t, x.Prefill.ID, "an engine that failed serves where there is no other")
+	assert.Len(t, policy.in, asked, "nothing is left to decide")
+}
+
+func TestEnginesThatAreNamedStayAndOneEngineStaysOne(t *testing.T) {
+	p := around(t, newSet(t, engines(4, "")...), decide.Predicted(decide.PredictedOptions{}),
+		&decide.Options{Engine: h100s})
+	for range 20 {
+		x := mustPick(t, p, &pdflow.PickInput{Prefill: "p2", Decode: "d3"})
+		assert.Equal(t, [2]string{"p2", "d3"}, [2]string{x.Prefill.ID, x.Decode.ID})
+		x = mustPick(t, p, &pdflow.PickInput{Prefill: "p2"})
+		assert.Equal(t, "p2", x.Prefill.ID)
+		x = mustPick(t, p, &pdflow.PickInput{Decode: "d3"})
+		assert.Equal(t, "d3", x.Decode.ID)
+		x = mustPick(t, p, &pdflow.PickInput{Decode: "d1", Single: true})
+		assert.Nil(t, x.Prefill.URL)
+		assert.Equal(t, "d1", x.Decode.ID)
+		assert.Empty(t, x.Reason)
+	}
+	_, err := p.Pick(t.Context(), &pdflow.PickInput{Decode: "gone"})
+	require.ErrorIs(t, err, pdflow.CodeNotFound)
+}
+
+func TestPairsStayWithinTheirGroup(t *testing.T) {
+	var eps []discovery.Endpoint
+	for i := range 12 {
+		group := "group=" + strconv.Itoa(i%6)
+		eps = append(eps, engine("p"+strconv.Itoa(i), discovery.RolePrefill, group),
+			engine("d"+strconv.Itoa(i), discovery.RoleDecode, group))
+	}
+	policy := &spy{Policy: decide.Predicted(decide.PredictedOptions{})}
+	p := around(t, newSet(t, eps...), policy, &decide.Options{Engine: h100s})
+	reasons := map[string]int{}
+	for range 200 {
+		x := mustPick(t, p, &pdflow.PickInput{Request: completion(t, text(8000))})
+		if reasons[x.Reason]++; x.Prefill.URL != nil {
+			assert.Equal(t, x.Prefill.Group, x.Decode.Group)
+		}
+	}
+	assert.Zero(t, reasons["changed"], "what is decided can be picked")
+}
+
+func TestTurnTwoGoesWhereTheKVIs(t *testing.T) {
+	policy := &spy{Policy: decide.Threshold(200, 0)}
+	inner := pick.New(newSet(t, engines(4, "")...), pick.PrefixAffinity(), pick.WithCandidates())
+	outer, err := decide.New(inner, policy, nil)
+	require.NoError(t, err)
+	p := outer.Bind(nil, anyAlone)
+	first := mustPick(t, p, &pdflow.PickInput{Request: completion(t, text(8000))})
+	require.NotNil(t, first.Prefill.URL)
+	second := mustPick(t, p, &pdflow.PickInput{Request: completion(t, text(8100))})
+	assert.Nil(t, second.Prefill.URL)
+	assert.Equal(t, first.Decode.ID, second.Decode.ID, "it has fetched the KV of turn 1")
+	assert.Equal(t, decide.ReasonCached, second.Reason)
+	for _, c := range policy.last().Decode {
+		assert.False(t, c.CachedExact)
+	}
+	other := mustPick(t, p, &pdflow.PickInput{Request: completion(t, strings.Replace(text(8100), "word", "else", 1))})
+	assert.NotNil(t, other.Prefill.URL)
+}
+
+// index is a cache that knows one engine.
+type index struct{ decide.Cached }
+
+func (x index) Match(_ *pdflow.PickInput, found []decide.Cached) int { return copy(found, []decide.Cached{x.Cached}) }
+
+func TestAnIndexOfKVIsAsked(t *testing.T) {
+	policy := &spy{Policy: decide.Threshold(1024, 0)}
+	p := around(t, newSet(t, engines(100, "")...), policy, &decide.Options{Cache: index{decide.Cached{Engine: "d73",
+		Tokens: 1990, Exact: true}}})
+	for range 20 {
+		x := mustPick(t, p, &pdflow.PickInput{Request: completion(t, text(8000))})
+		assert.Equal(t, "d73", x.Decode.ID, "of a hundred engines the one that has the prompt is a candidate")
+		assert.Nil(t, x.Prefill.URL)
+	}
+	assert.True(t, policy.last().Decode[0].CachedExact)
+}
+
+func TestADryRunChangesNoChoice(t *testing.T) {
+	set := newSet(t, engines(20, "")...)
+	for _, name := range pick.Policies() {
+		inner, err := pick.ParsePolicy(name)
+		require.NoError(t, err)
+		plain := pick.New(set, inner, pick.WithSeed(7), pick.WithCandidates())
+		outer, err := decide.New(pick.New(set, inner, pick.WithSeed(7), pick.WithCandidates()), decide.Never(),
+			&decide.Options{DryRun: true})
+		require.NoError(t, err)
+		dry := outer.Bind(nil, anyAlone)
+		for i := range 200 {
+			in := &pdflow.PickInput{Request: completion(t, text(100*(i%9)+300))}
+			want, got := mustPick(t, plain, in), mustPick(t, dry, in)
+			require.Equal(t, [3]string{want.Prefill.ID, want.Decode.ID, ""}, [3]string{got.Prefill.ID, got.Decode.ID, got.Reason})
+			if i%3 > 0 {
+				want.Done(&pdflow.Outcome{})
+				got.Done(&pdflow.Outcome{})
+			}
+		}
+	}
+}
+
+func TestARefusalSaysWhenToComeAgain(t *testing.T) {
+	o := &decide.Options{Engine: h100s, Class: func(*pdflow.PickInput) decide.Class {
+		return decide.Class{TTFT: time.Millisecond, Refusable: true}
+	}}
+	p := around(t, newSet(t, engines(2, "")...), decide.Predicted(decide.PredictedOptions{}), o)
+	in := &pdflow.PickInput{Request: completion(t, text(8000)), Attempt: 1}
+	_, err := p.Pick(t.Context(), in)
+	var e *pdflow.Error
+	require.ErrorAs(t, err, &e)
+	assert.Equal(t, pdflow.CodeOverloaded, e.Code)
+	assert.Equal(t, time.Second, e.RetryAfter)
+	in.Attempt = 2
+	mustPick(t, p, in) // it was admitted
+}
+
+func TestAPickerThatTellsNoCandidatesIsAskedForAPair(t *testing.T) {
+	set := newSet(t, engines(2, "")...)
+	for name, inner := range map[string]pdflow.Picker{
+		"without WithCandidates": pick.New(set, pick.RoundRobin()),
+		"a host's": pick.Func(func(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+			out := pdflow.Pick{Prefill: engine("p0", discovery.RolePrefill, ""), Decode: engine("d0", discovery.RoleDecode, "")}
+			if in.Single {
+				out.Prefill = discovery.Endpoint{}
+			}
+			return out, nil
+		}),
+	} {
+		outer, err := decide.New(inner, decide.Threshold(1000, 0), nil)
+		require.NoError(t, err, name)
+		p := outer.Bind(nil, anyAlone)
+		x := mustPick(t, p, &pdflow.PickInput{Request: completion(t, text(100))})
+		assert.Nil(t, x.Prefill.URL, name)
+		assert.Equal(t, decide.ReasonShort, x.Reason, name)
+		x = mustPick(t, p, &pdflow.PickInput{Request: completion(t, text(8000))})
+		assert.NotNil(t, x.Prefill.URL, name)
+		x = mustPick(t, outer.Bind(nil, connector.Serving{PairOnly: true}), &pdflow.PickInput{Request: completion(t, text(100))})
+		assert.NotNil(t, x.Prefill.URL, name)
+	}
+}
+
+func TestLoadsOfEnginesCountBesideWhatWasSent(t *testing.T) {
+	policy := &spy{Policy: decide.Predicted(decide.PredictedOptions{})}
+	at := time.Now()
+	o := &decide.Options{Engine: func(*discovery.Endpoint) decide.Facts { return decide.Facts{Speed: h100, KVTokens: 1000} },
+		Load: func(id string) inspect.Load {
+			return map[string]inspect.Load{"p0": {At: at, Waiting: 3}, "d0": {At: at, Running: 5, Waiting: 2, KVUsage: 0.75},
+				"d1": {At: at.Add(-time.Minute), Running: 9}}[id]
+		}}
+	p := around(t, newSet(t, engines(2, "")...), policy, o)
+	mustPick(t, p, &pdflow.PickInput{Request: completion(t, text(396))})
+	seen := map[int]bool{}
+	for _, c := range policy.last().Prefill {
+		seen[c.QueueTokens] = true
+	}
+	assert.Equal(t, map[int]bool{0: true, 300: true}, seen, "three requests of others are taken to be like this one")
+	for _, c := range policy.last().Decode {
+		if c.Running > 0 {
+			assert.Equal(t, decide.Memory{Free: 250, Total: 1000}, c.KV)
+			assert.Equal(t, [3]int{2, 5, 500}, [3]int{c.Queue, c.Running, c.Context})
+			assert.Positive(t, c.Age)
+		} else {
+			assert.Zero(t, c.KV, "a load of a minute ago says nothing")
+		}
+	}
+}
+
+func TestWhatIsInFlightCountsUntilItHasEnded(t *testing.T) {
+	policy := &spy{Policy: decide.Always()}
+	p := around(t, newSet(t, engines(1, "")...), policy, nil)
+	in := &pdflow.PickInput{Request: completion(t, text(396))}
+	first, second := mustPick(t, p, in), mustPick(t, p, in)
+	mustPick(t, p, in)
+	assert.Equal(t, 200, policy.last().Prefill[0].QueueTokens)
+	assert.Equal(t, [2]int{2, 200}, [2]int{policy.last().Decode[0].Running, policy.last().Decode[0].Context})
+	first.PrefillDone(&pdflow.LegOutcome{})
+	mustPick(t, p, in).Done(&pdflow.Outcome{})
+	assert.Equal(t, 200, policy.last().Prefill[0].QueueTokens, "two of three")
+	first.Done(&pdflow.Outcome{})
+	second.Done(&pdflow.Outcome{PrefillRuns: true})
+	mustPick(t, p, in)
+	assert.Equal(t, 200, policy.last().Prefill[0].QueueTokens, "a leg that runs on counts")
+	assert.Equal(t, 1, policy.last().Decode[0].Running)
+	second.PrefillDone(&pdflow.LegOutcome{})
+	mustPick(t, p, in)
+	assert.Equal(t, 200, policy.last().Prefill[0].QueueTokens, "the third one and the one before this")
+}
+
+func TestLimitsCanBePutAroundDecisions(t *testing.T) {
+	inner, err := decide.New(pick.New(newSet(t, engines(2, "")...), pick.TwoChoices(), pick.WithCandidates()),
+		decide.Threshold(1000, 0), nil)
+	require.NoError(t, err)
+	outer, err := admit.New(inner, &admit.Options{DecodeLimit: 1, Queue: -1})
+	require.NoError(t, err)
+	p := outer.Bind(nil, anyAlone)
+	in := &pdflow.PickInput{Request: completion(t, text(100)), Attempt: 1}
+	a, b := mustPick(t, p, in), mustPick(t, p, in)
+	assert.NotEqual(t, a.Decode.ID, b.Decode.ID)
+	_, err = p.Pick(t.Context(), in)
+	require.ErrorIs(t, err, pdflow.CodeOverloaded)
+	a.Done(&pdflow.Outcome{})
+	x := mustPick(t, p, in)
+	assert.Equal(t, a.Decode.ID, x.Decode.ID)
+	assert.Nil(t, x.Prefill.URL)
+}
+
+func TestAPickWithADecisionAllocatesNothing(t *testing.T) {
+	if raceDetector {
+		t.Skip("the race detector allocates")
+	}
+	set := newSet(t, engines(500, "")...)
+	for _, inner := range []pick.Policy{pick.TwoChoices(), pick.PrefixAffinity(), pick.LeastLoad()} {
+		for name, policy := range map[string]decide.Policy{"threshold": decide.Threshold(100, 0),
+			"predicted": decide.Predicted(decide.PredictedOptions{})} {
+			for _, dry := range []bool{false, true} {
+				outer, err := decide.New(pick.New(set, inner, pick.WithCandidates()), policy,
+					&decide.Options{Engine: h100s, DryRun: dry})
+				require.NoError(t, err)
+				p, in, out := outer.Bind(nil, anyAlone), &pdflow.PickInput{Request: completion(t, text(2000))}, &pdflow.Outcome{}
+				once := func() { mustPick(t, p, in).Done(out) }
+				for range 2000 { // each engine has been met
+					once()
+				}
+				assert.Less(t, testing.AllocsPerRun(500, once), 0.5, "%s %s %t", inner, name, dry)
+			}
+		}
+	}
+}
+
+// BenchmarkPick is Pick and Done among a thousand engines.
+func BenchmarkPick(b *testing.B) {
+	set := newSet(b, engines(500, "")...)
+	for name, policy := range map[string]decide.Policy{"without": nil, "threshold": decide.Threshold(1024, 0),
+		"predicted": decide.Predicted(decide.PredictedOptions{})} {
+		b.Run(name, func(b *testing.B) {
+			p := pick.New(set, pick.TwoChoices(), pick.WithCandidates())
+			if policy != nil {
+				outer, err := decide.New(p, policy, &decide.Options{Engine: h100s})
+				require.NoError(b, err)
+				p = outer
+			}
+			p = p.Bind(nil, anyAlone)
+			in, out := &pdflow.PickInput{Request: completion(b, text(2000))}, &pdflow.Outcome{}
+			for range 2000 {
+				mustPick(b, p, in).Done(out)
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				x, err := p.Pick(context.Background(), in)
+				if err != nil {
+					b.Fatal(err)
+				}
+				x.Done(out)
+			}
+		})
+	}
+}
