@@ -223,11 +223,11 @@ func (r *ratio) add(x, y float64) {
 	r.n, r.xx, r.xy = r.n*keeps+1, r.xx*keeps+x*x, r.xy*keeps+x*y
 }
 
-// meanError is the mean relative error of predictions.
+// meanError is the mean relative error of predictions: 1 is twice or half of what came.
 type meanError struct{ n, sum float64 }
 
 func (m *meanError) add(predicted, came float64) {
-	m.n, m.sum = m.n*keeps+1, m.sum*keeps+math.Abs(predicted-came)/max(came, 1e-6)
+	m.n, m.sum = m.n*keeps+1, m.sum*keeps+math.Abs(predicted-came)/max(min(predicted, came), leastTime)
 }
 
 func (m *meanError) mean() float64 {
@@ -238,8 +238,9 @@ func (m *meanError) mean() float64 {
 }
 
 const (
-	leastCompared = 20  // predictions, before they may be given up
-	trustAgain    = 0.8 // of the bound
+	leastTime     = 1e-4 // seconds, of which a prediction is wrong by so many times
+	leastCompared = 20   // predictions, before they may be given up
+	trustAgain    = 0.8  // of the bound
 )
 
 // seen is what one attempt has told.

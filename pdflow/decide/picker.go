@@ -48,8 +48,9 @@ type Options struct {
 	Load func(id string) inspect.Load
 
 	// ErrorBound is the mean relative error of the policy's predictions, of TTFT or of ITL, from which on they count
-	// for nothing: the inner picker then decides, until the error is a fifth below the bound. Default 1; negative: the
-	// policy always counts. A policy that predicts nothing always counts, too.
+	// for nothing: the inner picker then decides, until the error is a fifth below the bound. An error of 1, the
+	// default, is a prediction of twice or half of what comes. Negative: the policy always counts, as one does that
+	// predicts nothing. TTFT is compared for streams, and ITL for those whose length the engine's response tells.
 	ErrorBound float64
 
 	MeterProvider metric.MeterProvider // nil: no metrics
@@ -78,6 +79,21 @@ type Cached struct {
 
 // defaultBound is Options.ErrorBound: predictions that are wrong by as much as they say.
 const defaultBound = 1
+
+// State is what a [Picker] has decided and predicted, for operators.
+type State struct {
+	Decisions []Count
+	// Mean relative errors of what was predicted lately; 0: nothing was compared
+	TTFTError, ITLError float64
+	Doubtful            bool // an error is above its bound: the inner picker decides
+}
+
+// Count is how many attempts had a decision, or would have had it in a dry run.
+type Count struct {
+	Action Action
+	Reason string
+	N      int64
+}
 
 // source is a picker that tells its candidates: those of package pick do.
 type source interface {
@@ -146,6 +162,12 @@ func (p *Picker) Changed() <-chan struct{} { return p.inner.Changed() }
 
 // Ready is the inner picker's.
 func (p *Picker) Ready(in *pdflow.PickInput) error { return p.inner.Ready(in) }
+
+// State returns what the picker has decided since New, in no order. It is safe for concurrent use.
+func (p *Picker) State() State {
+	mean, _ := p.books.meanErrors()
+	return State{Decisions: p.tel.list(), TTFTError: mean[0], ITLError: mean[1], Doubtful: p.books.doubtful()}
+}
 
 // Close ends the picker's metrics.
 func (p *Picker) Close() error { return p.tel.close() }

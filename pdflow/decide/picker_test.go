@@ -170,7 +170,9 @@ func TestTurnTwoGoesWhereTheKVIs(t *testing.T) {
 // index is a cache that knows one engine.
 type index struct{ decide.Cached }
 
-func (x index) Match(_ *pdflow.PickInput, found []decide.Cached) int { return copy(found, []decide.Cached{x.Cached}) }
+func (x index) Match(_ *pdflow.PickInput, found []decide.Cached) int {
+	return copy(found, []decide.Cached{x.Cached})
+}
 
 func TestAnIndexOfKVIsAsked(t *testing.T) {
 	policy := &spy{Policy: decide.Threshold(1024, 0)}

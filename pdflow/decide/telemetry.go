@@ -57,12 +57,10 @@ func newTelemetry(s *shared) (*telemetry, error) {
 	}
 	var err error
 	t.registered, err = m.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		t.mu.RLock()
-		for k, n := range t.counts {
-			o.ObserveInt64(decisions, n.Load(), with(attribute.String("pd.action", k.action.String()),
-				attribute.String("pd.reason", k.reason), attribute.Bool("pd.dry_run", s.o.DryRun)))
+		for _, c := range t.list() {
+			o.ObserveInt64(decisions, c.N, with(attribute.String("pd.action", c.Action.String()),
+				attribute.String("pd.reason", c.Reason), attribute.Bool("pd.dry_run", s.o.DryRun)))
 		}
-		t.mu.RUnlock()
 		mean, n := s.books.meanErrors()
 		for i, objective := range [2]string{"ttft", "itl"} {
 			if n[i] > 0 {
@@ -96,6 +94,16 @@ func (t *telemetry) count(a Action, reason string) {
 		t.mu.Unlock()
 	}
 	n.Add(1)
+}
+
+func (t *telemetry) list() []Count {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	all := make([]Count, 0, len(t.counts))
+	for k, n := range t.counts {
+		all = append(all, Count{k.action, k.reason, n.Load()})
+	}
+	return all
 }
 
 func (t *telemetry) close() error { return t.registered.Unregister() }
