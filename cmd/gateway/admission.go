@@ -24,11 +24,12 @@ type admission struct {
 // admitting returns the picker of the model's flows, with limits where its ModelServer has any. What passes to engines
 // and is no inference does not count.
 func (m *model) admitting(tel *telemetry) (pdflow.Picker, error) {
+	inner, err := m.deciding(tel)
 	limits := m.AdmitOptions()
-	if limits == nil {
-		return m.picker, nil
+	if err != nil || limits == nil {
+		return inner, err
 	}
-	key, err := json.Marshal(m.Spec.Admission)
+	key, err := json.Marshal([]any{m.Spec.Admission, m.decisionKey()})
 	if err != nil {
 		return nil, err
 	}
@@ -44,7 +45,7 @@ func (m *model) admitting(tel *telemetry) (pdflow.Picker, error) {
 				return r.Load
 			}
 		}
-		picker, err := admit.New(m.picker, limits)
+		picker, err := admit.New(inner, limits)
 		if err != nil {
 			return nil, err
 		}

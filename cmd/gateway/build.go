@@ -47,6 +47,7 @@ type model struct {
 	*modelServer
 	*pool
 	admission   *admission   // nil where it is off
+	decision    *decision    // nil where each request is split
 	attestation *attestation // set by startAttestation
 	flows       *modelserver.Flows
 	passing     *passthrough.Engines // for requests that are no inference
@@ -131,7 +132,7 @@ func (g *gateway) buildModel(ms *modelServer, before []*pool) (*model, error) {
 	cfg, main := g.cfg.Load(), ms.Main.Timeouts().Connect
 	picker, err := m.admitting(g.tel)
 	if err != nil {
-		engines.release()
+		m.release()
 		return nil, err
 	}
 	if m.admission == nil {
@@ -140,7 +141,7 @@ func (g *gateway) buildModel(ms *modelServer, before []*pool) (*model, error) {
 	opts := append(g.tel.options(), pdflow.WithBudget(g.budget),
 		pdflow.WithForwardHeaders(cfg.gateway.ForwardHeaders...), pdflow.WithResponses(m.has),
 		pdflow.WithObserver(m.pool.answers()), pdflow.WithObserver(m.recent.observer()),
-		pdflow.WithTelemetry(pdflow.Telemetry{Logger: m.probes.log, GenAI: cfg.genAI,
+		pdflow.WithTelemetry(pdflow.Telemetry{Logger: m.probes.log, GenAI: cfg.genAI, Usage: ms.Predicts(),
 			Attributes: []attribute.KeyValue{attribute.String("gen_ai.request.model", ms.Model())}}))
 	if serves := ms.Spec.Adapters.Serves(m.set); serves != nil {
 		opts = append(opts, pdflow.WithAdapters(serves))
@@ -257,6 +258,7 @@ func (m *model) end() {
 
 func (m *model) release() {
 	m.admission.release()
+	m.decision.release()
 	m.pool.release()
 }
 

@@ -90,6 +90,7 @@ func printModel(w io.Writer, cfg *configuration, m *modelServer) {
 		row(w, "name", fmt.Sprintf("%q is %q at the engines", name, m.Spec.ModelNames[name]))
 	}
 	m.printAdmission(w)
+	m.printDecision(w)
 	kind := m.FoundBy
 	endpoints := m.Endpoints
 	defer func() { m.printTLS(w, endpoints) }()

@@ -265,6 +265,7 @@ func (r *modelSet) settle() {
 		if before[model] != o {
 			// a form that is never served leaves its limits and its findings to nobody
 			o.model.pool.admission, o.model.pool.attestation = o.model.admission, o.model.attestation
+			o.model.pool.decision = o.model.decision
 			r.g.log.Info("a ModelServer is served", "name", o.name, "model", model, "connector", o.model.Main.Name,
 				"generation", o.generation)
 		}

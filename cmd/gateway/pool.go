@@ -46,6 +46,7 @@ type pool struct {
 	announced   *announced      // nil unless engines announce themselves
 	inspected   *inspect.Source // nil unless engines are asked
 	admission   *admission      // of the model that is served; nil: it has none
+	decision    *decision       // likewise
 	attestation *attestation    // likewise
 
 	users atomic.Int64    // models
@@ -73,7 +74,7 @@ func poolKey(ms *modelServer) string {
 	found.Static = modelserver.Static{}
 	key, err := json.Marshal([]any{ms.Model(), ms.ServedModel(), ms.Namespace, ms.owner != nil, found, ms.FoundBy,
 		ms.Spec.WorkloadSelector, ms.Spec.WorkloadPort, limits.Connect, limits.HealthCheck, ms.Spec.TLS,
-		ms.AdmitOptions() != nil, ms.Spec.Adapters.Auto()})
+		ms.AdmitOptions() != nil, ms.Decides(), ms.Spec.Adapters.Auto()})
 	if err != nil { // JSON that has been read can be written
 		panic(err)
 	}
@@ -124,7 +125,7 @@ func (g *gateway) poolFor(ms *modelServer, before []*pool) (*pool, error) {
 		} else {
 			o.Ask &^= inspect.Adapters
 		}
-		if ms.AdmitOptions() != nil {
+		if ms.AdmitOptions() != nil || ms.Decides() {
 			o.LoadInterval = time.Second
 		}
 		p.inspected = inspect.Wrap(source, o)
@@ -135,11 +136,15 @@ func (g *gateway) poolFor(ms *modelServer, before []*pool) (*pool, error) {
 	}
 	p.set = discovery.NewSet(source)
 	p.has = responses.New(p.set, p.legs)
-	var opts []pick.Option
+	var choosing []pick.Option
 	if every := cmp.Or(o.LoadInterval, o.Interval); p.inspected != nil && every <= loadEveryMost {
-		opts = append(opts, pick.WithLoad(func(id string) inspect.Load { return p.fresh(id, 3*every) }))
+		load := func(id string) inspect.Load { return p.fresh(id, 3*every) }
+		choosing = append(choosing, pick.WithLoad(load))
 	}
-	p.choosing = pick.New(p.set, cfg.pick, opts...)
+	if ms.Decides() {
+		choosing = append(choosing, pick.WithCandidates())
+	}
+	p.choosing = pick.New(p.set, cfg.pick, choosing...)
 	p.picker = attest.NewQuarantine(p.choosing)
 	for _, other := range slices.Backward(before) { // the first one serves the model now
 		p.picker.Adopt(other.picker)

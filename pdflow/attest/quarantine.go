@@ -10,6 +10,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
 // Quarantine is a picker that keeps requests away from engines and pairs that corrupt KV, by asking another picker to
@@ -144,6 +145,33 @@ func abandon(p pdflow.Pick) {
 	if p.Done != nil {
 		p.Done(&pdflow.Outcome{Err: &pdflow.Error{Code: pdflow.CodeCanceled}, Final: true})
 	}
+}
+
+// Candidates are the inner picker's, without those that are named: see pick.WithCandidates.
+func (q *Quarantine) Candidates(in *pdflow.PickInput, c *pick.Candidates) (tells bool) {
+	inner, ok := q.inner.(interface {
+		Candidates(*pdflow.PickInput, *pick.Candidates) bool
+	})
+	if !ok {
+		return false
+	}
+	s := q.state.Load()
+	if s == nil {
+		return inner.Candidates(in, c)
+	}
+	x := *in
+	x.Avoid = slices.Concat(in.Avoid, s.engines)
+	tells = inner.Candidates(&x, c)
+	for _, pair := range s.pairs {
+		for i := range c.Decode {
+			for k := range c.Prefill {
+				if (Suspect{c.Prefill[k].Endpoint.ID, c.Decode[i].Endpoint.ID}) == pair {
+					c.Decode[i].Apart |= 1 << k
+				}
+			}
+		}
+	}
+	return tells
 }
 
 // Changed is the inner picker's.

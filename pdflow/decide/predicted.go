@@ -9,14 +9,18 @@ import (
 
 // PredictedOptions are the settings of [Predicted]. Zero values mean the defaults.
 type PredictedOptions struct {
-	TTFT, ITL time.Duration // objectives of requests whose class has none; default 2 s and 100 ms
+	TTFT, ITL time.Duration // objectives of requests whose class has none; default [DefaultTTFT] and [DefaultITL]
 	Chunk     int           // tokens that a step takes at most (vLLM's max_num_batched_tokens); default 2048
 	Output    int           // tokens of a usual response here; default 256
 }
 
+// The objectives of requests that have none of their own.
 const (
-	predictedTTFT   = 2 * time.Second
-	predictedITL    = 100 * time.Millisecond
+	DefaultTTFT = 2 * time.Second
+	DefaultITL  = 100 * time.Millisecond
+)
+
+const (
 	predictedChunk  = 2048
 	predictedOutput = 256
 
@@ -76,7 +80,7 @@ const (
 //
 // A candidate whose speed is not known is left out. Without any pair or engine left the request is undecided.
 func Predicted(o PredictedOptions) Policy {
-	p := &predicted{ttft: predictedTTFT.Seconds(), itl: predictedITL.Seconds(), chunk: predictedChunk,
+	p := &predicted{ttft: DefaultTTFT.Seconds(), itl: DefaultITL.Seconds(), chunk: predictedChunk,
 		output: predictedOutput}
 	if o.TTFT > 0 {
 		p.ttft = o.TTFT.Seconds()

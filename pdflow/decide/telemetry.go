@@ -46,8 +46,8 @@ func newTelemetry(s *shared) (*telemetry, error) {
 		metric.WithDescription("Attempts by what was decided for them, or would have been in a dry run"))
 	wrong, errs[1] = m.Float64ObservableGauge("pd.decision.error", metric.WithUnit("1"),
 		metric.WithDescription("Mean relative error of what was predicted lately, of TTFT and of ITL"))
-	doubtful, errs[2] = m.Float64ObservableGauge("pd.decision.doubtful", metric.WithUnit("1"),
-		metric.WithDescription("1 where the error is above its bound, and each request is split"))
+	doubtful, errs[2] = m.Float64ObservableGauge("pd.decision.doubtful", metric.WithUnit("{model}"),
+		metric.WithDescription("1 where the error is above its bound, so that nothing is decided"))
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
 	}

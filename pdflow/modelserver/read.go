@@ -80,6 +80,7 @@ func Read(raw []byte) (*ModelServer, error) {
 	m.checkKeepAlive()
 	m.checkUsage()
 	m.checkAdmission()
+	m.checkDecision()
 	m.keepApart()
 	for _, p := range m.opened {
 		m.check(p.path, p.Connector)

@@ -44,6 +44,7 @@ type Spec struct {
 	KeepAlive        KeepAlive         `json:"keepAlive"`
 	Usage            Usage             `json:"usage"` // whose count of cached tokens clients get: corrected or engine
 	Admission        Admission         `json:"admission"`
+	Decision         Decision          `json:"decision"`
 	Discovery        Discovery         `json:"discovery"`
 	TLS              TLS               `json:"tls"`
 }
