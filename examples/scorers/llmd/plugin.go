@@ -58,9 +58,8 @@ func (p *plugin) ProcessResults(_ context.Context, r *InferenceRequest, done res
 
 // decide asks the policy about endpoints, as far as the router knows them.
 func (p *plugin) decide(r *InferenceRequest, prefill, decode []Endpoint) (d decide.Decision) {
-	in := decide.Input{Prompt: r.RequestSizeBytes / 4, Class: decide.Class{Refusable: true},
-		Prefill: p.candidates(prefill, false), Decode: p.candidates(decode, true)}
-	p.policy.Decide(&in, &d)
+	p.policy.Decide(&decide.Input{Prompt: r.RequestSizeBytes / 4, Class: decide.Class{Refusable: true},
+		Prefill: p.candidates(prefill, false), Decode: p.candidates(decode, true)}, &d)
 	return d
 }
 
