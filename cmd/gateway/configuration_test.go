@@ -209,6 +209,7 @@ func TestThePageListsEverySetting(t *testing.T) {
 	for _, path := range slices.Concat(slices.Collect(maps.Keys(defaults)), slices.Collect(maps.Keys(abouts))) {
 		assert.True(t, known[path], "%s is no setting any more", path)
 	}
+	b.WriteString(decisionsAbout)
 	example, err := os.ReadFile("testdata/configuration.yaml")
 	require.NoError(t, err)
 	fmt.Fprintf(&b, "\n## The examples as one file\n\n```yaml\n%s```\n", example)
@@ -228,6 +229,26 @@ const pageHead = `# Configuration
 cmd/gateway reads a stream of YAML documents: at most one of kind Gateway, and one of kind ModelServer for each model. pdctl and programs that import pdflow/modelserver read ModelServers in the same way, and a Kubernetes cluster can hold them as objects.
 
 An unknown field, a wrong type and a value out of range are faults; a field that is null counts as left out. A duration is a string in Go's syntax (` + "`30s`, `1m30s`" + `), a quantity one in Kubernetes' (` + "`8Gi`, `500M`" + `). In ` + "`timeouts`" + `, 0 is no limit.
+`
+
+const decisionsAbout = `
+## Decisions
+
+` + "`spec.decision`" + ` says which requests are split between a prefill and a decode engine ([when to split](picking.md#when-to-split)).
+
+| mode | what happens |
+|---|---|
+| ` + "`always`" + ` | each request is split, as without ` + "`decision`" + `. It costs nothing |
+| ` + "`never`" + ` | a decode engine serves each request alone |
+| ` + "`threshold`" + ` | a decode engine serves alone a prompt of fewer than ` + "`minPromptTokens`" + ` tokens, or one of which fewer than ` + "`uncachedTokens`" + ` are not in its prefix cache. One of the two must be given. What is in the caches is known with ` + "`-pick prefix`" + ` only, as far as the gateway remembers what it has sent |
+| ` + "`predicted`" + ` | first the thresholds, where any is given. For all other requests the gateway predicts TTFT and ITL of each choice among at most eight engines of each role, and takes the one with the best chance to meet ` + "`objectives`" + ` and the least harm to the streams that run already. It learns the engines' speeds from the requests that it serves, and splits each request until it has |
+
+- A response that one engine has made says ` + "`X-PD-Mode: aggregated`" + `. ` + "`pd_attempts_total`" + ` has the reason, ` + "`pd_decisions_total`" + ` all decisions.
+- ` + "`dryRun: true`" + ` counts what would have been decided (` + "`pd_decisions_total{pd_dry_run=\"true\"}`" + `) and changes nothing: each request is split, and its legs are the same to the byte. It is the way to begin.
+- What a protocol forbids stays forbidden. With ` + "`sglang`, `p2pnccl` and `moriio`" + ` (in the modes in which its decode engines wait for each request's KV) only engines of role ` + "`both`" + ` serve alone. Requests with media for an encode engine are always split.
+- ` + "`predicted`" + ` compares what it predicts with what comes, and shows the mean error (` + "`pd_decision_error_ratio`" + `). If predictions of TTFT or of ITL are wrong by a factor of two, it splits each request until they are right again (` + "`pd_decision_doubtful`" + ` is 1 then). For this it asks decode engines for the token counts of streams whose clients did not, and takes them out again; not in a dry run.
+- With ` + "`spec.admission`, `predicted`" + ` also refuses a request that no choice can serve within ` + "`objectives`" + `: 503 with Retry-After, code ` + "`overloaded`" + `. A retry is never refused.
+- A change of ` + "`decision`" + ` forgets what was learnt; one from or to ` + "`always`" + ` also the loads and prefixes that the picker knows. No request is lost.
 `
 
 const gatewayAbout = "The program's own settings. `apiVersion` is `pdkit.dev/v1alpha1`; `metadata` and `status` are " +
