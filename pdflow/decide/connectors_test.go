@@ -78,8 +78,8 @@ func TestWhatAConnectorForbidsStaysForbidden(t *testing.T) {
 					p, err := decide.New(pick.New(set, inner, o...), policy, &decide.Options{Engine: h100s})
 					require.NoError(t, err)
 					bound := p.Bind(conn, serving)
-					for _, in := range []*pdflow.PickInput{{}, {Encode: 1}, {Single: true}, {Attempt: 2, Avoid: []string{"d0"}},
-						{Decode: "d1"}, {Prefill: "p1"}} {
+					for _, in := range []*pdflow.PickInput{{}, {Encode: 1}, {Single: true},
+						{Attempt: 2, Avoid: []string{"d0"}}, {Decode: "d1"}, {Prefill: "p1"}} {
 						in.Request = completion(t, text(100))
 						x, err := bound.Pick(t.Context(), in)
 						at := []any{"%s, %s, %+v: %s+%s %v", typ, name, in, x.Prefill.ID, x.Decode.ID, err}

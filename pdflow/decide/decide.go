@@ -47,7 +47,7 @@ const CandidatesMost = 64
 // Candidate is one engine, as far as it is known. Zero is the honest value of what is not known.
 type Candidate struct {
 	Queue       int // requests that wait
-	QueueTokens int // prompt tokens to be computed before this request's; 0 with a Queue: the queue is like this request
+	QueueTokens int // prompt tokens to be computed before this request's; 0 with a Queue: it is like this request
 	Running     int // requests that generate
 	Context     int // tokens of KV cache that these hold
 	KV          Memory

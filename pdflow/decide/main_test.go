@@ -47,7 +47,7 @@ func engine(id string, role discovery.Role, attributes string) discovery.Endpoin
 	}
 	e.ID = id
 	e.Attributes = map[string]string{}
-	for _, a := range strings.Fields(attributes) {
+	for a := range strings.FieldsSeq(attributes) {
 		name, value, _ := strings.Cut(a, "=")
 		if name == "group" {
 			e.Group = value
@@ -78,9 +78,9 @@ func completion(t testing.TB, prompt string) *connector.ClientRequest {
 func text(n int) string { return strconv.Quote(strings.Repeat("word ", n/5+1)[:n]) }
 
 // around makes a picker, bound to rules that forbid nothing.
-func around(t testing.TB, set *discovery.Set, policy decide.Policy, o *decide.Options, with ...pick.Option) pdflow.Picker {
+func around(t testing.TB, set *discovery.Set, policy decide.Policy, o *decide.Options) pdflow.Picker {
 	t.Helper()
-	p, err := decide.New(pick.New(set, pick.TwoChoices(), append(with, pick.WithCandidates(), pick.WithSeed(1))...),
+	p, err := decide.New(pick.New(set, pick.TwoChoices(), pick.WithCandidates(), pick.WithSeed(1)),
 		policy, o)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, p.Close()) })

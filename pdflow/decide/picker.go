@@ -183,6 +183,7 @@ type scratch struct {
 	asked      pdflow.PickInput // of the inner picker
 	picked     pdflow.Pick      // by it
 	decision   Decision
+	now        time.Time
 }
 
 // Pick decides, and has the inner picker pick what was decided.
@@ -192,31 +193,31 @@ func (p *Picker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, e
 		x = &scratch{}
 	}
 	defer p.put(x)
-	now := time.Now()
+	x.now = time.Now()
 	x.candidates.Prefill, x.candidates.Decode = x.candidates.Prefill[:0], x.candidates.Decode[:0]
 	x.in = Input{Rand: rand.Uint64(), TokenBytes: p.o.TokenBytes, Link: p.o.Link}
 	x.in.Prompt, x.in.Exact = p.prompt(in)
 	if in.Single {
 		out, err := p.inner.Pick(ctx, in)
-		return p.count(x, &out, now, false), err
+		return p.count(x, &out, false), err
 	}
 	p.books.link(&x.in)
 	if p.o.Class != nil {
 		x.in.Class = p.o.Class(in)
 	}
 	x.in.Class.Refusable = x.in.Class.Refusable && in.Attempt <= 1
-	if p.source == nil || !p.candidates(in, x, now) {
-		return p.decideOnPair(ctx, in, x, now)
+	if p.source == nil || !p.candidates(in, x) {
+		return p.decideOnPair(ctx, in, x)
 	}
 	if len(x.in.Decode) == 0 { // what is to be done where no engine is good is the inner picker's business
 		out, err := p.inner.Pick(ctx, in)
-		return p.count(x, &out, now, false), err
+		return p.count(x, &out, false), err
 	}
 	p.policy.Decide(&x.in, &x.decision)
 	if p.o.DryRun || p.books.doubtful() {
-		return p.pickUndecided(ctx, in, x, now)
+		return p.pickUndecided(ctx, in, x)
 	}
-	return p.pickDecided(ctx, in, x, now)
+	return p.pickDecided(ctx, in, x)
 }
 
 func (p *Picker) put(x *scratch) {
@@ -225,13 +226,13 @@ func (p *Picker) put(x *scratch) {
 }
 
 // pickUndecided picks as if there were no policy. What the policy predicts of that pair is compared all the same.
-func (p *Picker) pickUndecided(ctx context.Context, in *pdflow.PickInput, x *scratch, now time.Time) (pdflow.Pick, error) {
+func (p *Picker) pickUndecided(ctx context.Context, in *pdflow.PickInput, x *scratch) (pdflow.Pick, error) {
 	decision := x.decision
 	out, err := p.inner.Pick(ctx, in)
 	if err != nil {
 		return out, err
 	}
-	p.foresee(x, out, now)
+	p.foresee(x, out)
 	ttft, itl := x.decision.TTFT, x.decision.ITL
 	x.decision = decision
 	x.decision.TTFT, x.decision.ITL = ttft, itl
@@ -239,17 +240,17 @@ func (p *Picker) pickUndecided(ctx context.Context, in *pdflow.PickInput, x *scr
 		x.decision.Action, x.decision.Reason = Undecided, reasonDoubtful
 		out.Reason = reasonDoubtful
 	}
-	return p.count(x, &out, now, true), nil
+	return p.count(x, &out, true), nil
 }
 
 // foresee has the policy predict what was picked.
-func (p *Picker) foresee(x *scratch, picked pdflow.Pick, now time.Time) {
+func (p *Picker) foresee(x *scratch, picked pdflow.Pick) {
 	x.picked = picked // here, where it costs no memory of its own
 	out := &x.picked
-	x.in.Prefill, x.in.Decode = nil, x.one(p, decodeRole, &out.Decode, now)
+	x.in.Prefill, x.in.Decode = nil, x.one(p, decodeRole, &out.Decode)
 	x.in.Decode[0].Alone, x.in.Decode[0].Apart = out.Prefill.URL == nil, 0
 	if out.Prefill.URL != nil {
-		x.in.Prefill = x.one(p, prefillRole, &out.Prefill, now)
+		x.in.Prefill = x.one(p, prefillRole, &out.Prefill)
 		x.in.Prefill[0].Alone = false
 	}
 	x.in.Class.Refusable = false
@@ -257,12 +258,12 @@ func (p *Picker) foresee(x *scratch, picked pdflow.Pick, now time.Time) {
 }
 
 // one is the list of a single engine.
-func (x *scratch) one(p *Picker, role int, e *discovery.Endpoint, now time.Time) []Candidate {
+func (x *scratch) one(p *Picker, role int, e *discovery.Endpoint) []Candidate {
 	c := &x.pair[role][0]
 	if known := x.candidate(role, e.ID); known != nil {
 		*c = *known
 	} else {
-		p.books.figures(&p.o, e, role, &x.in, c, now)
+		p.books.figures(&p.o, e, role, &x.in, c, x.now)
 	}
 	return x.pair[role][:]
 }
@@ -282,15 +283,15 @@ func (x *scratch) candidate(role int, id string) *Candidate {
 }
 
 // decideOnPair decides on what an inner picker has picked that tells no candidates.
-func (p *Picker) decideOnPair(ctx context.Context, in *pdflow.PickInput, x *scratch, now time.Time) (pdflow.Pick, error) {
+func (p *Picker) decideOnPair(ctx context.Context, in *pdflow.PickInput, x *scratch) (pdflow.Pick, error) {
 	out, err := p.inner.Pick(ctx, in)
 	if err != nil {
 		return out, err
 	}
 	refusable := x.in.Class.Refusable
-	p.foresee(x, out, now)
+	p.foresee(x, out)
 	if out.Prefill.URL == nil {
-		return p.count(x, &out, now, false), nil
+		return p.count(x, &out, false), nil
 	}
 	split := x.decision
 	x.in.Class.Refusable = refusable
@@ -302,7 +303,7 @@ func (p *Picker) decideOnPair(ctx context.Context, in *pdflow.PickInput, x *scra
 		if !dry {
 			x.decision.Action, x.decision.Reason, out.Reason = Undecided, reasonDoubtful, reasonDoubtful
 		}
-		return p.count(x, &out, now, true), nil
+		return p.count(x, &out, true), nil
 	}
 	if !x.in.allows(&x.decision) {
 		x.decision = undecided(reasonNotAllowed)
@@ -317,12 +318,12 @@ func (p *Picker) decideOnPair(ctx context.Context, in *pdflow.PickInput, x *scra
 		}
 		x.asked = *in
 		x.asked.Single, x.asked.Prefill, x.asked.Decode = true, "", out.Decode.ID
-		return p.pickAsked(ctx, in, x, now)
+		return p.pickAsked(ctx, in, x)
 	}
 	if x.decision.Reason != "" {
 		out.Reason = x.decision.Reason
 	}
-	return p.count(x, &out, now, true), nil
+	return p.count(x, &out, true), nil
 }
 
 // servesAlone reports whether a decode engine may serve a whole request, by the connector's rules.
@@ -337,7 +338,7 @@ func (p *Picker) servesAlone(e *discovery.Endpoint) bool {
 }
 
 // candidates fills the policy's input, if the inner picker tells its candidates.
-func (p *Picker) candidates(in *pdflow.PickInput, x *scratch, now time.Time) bool {
+func (p *Picker) candidates(in *pdflow.PickInput, x *scratch) bool {
 	c := &x.candidates
 	c.Random, c.Want = x.in.Rand, x.ids[:0]
 	found := x.found[:0]
@@ -354,7 +355,7 @@ func (p *Picker) candidates(in *pdflow.PickInput, x *scratch, now time.Time) boo
 		n := min(len(from), pick.CandidatesMost)
 		for i := range n {
 			y := &x.lists[role][i]
-			p.books.figures(&p.o, from[i].Endpoint, role, &x.in, y, now)
+			p.books.figures(&p.o, from[i].Endpoint, role, &x.in, y, x.now)
 			y.Cached, y.CachedExact, y.Alone, y.Apart = from[i].Cached, false, from[i].Alone, from[i].Apart
 			for k := range found {
 				if found[k].Engine == from[i].Endpoint.ID {
@@ -372,7 +373,7 @@ func (p *Picker) candidates(in *pdflow.PickInput, x *scratch, now time.Time) boo
 }
 
 // pickDecided has the inner picker pick what was decided, if it may be done.
-func (p *Picker) pickDecided(ctx context.Context, in *pdflow.PickInput, x *scratch, now time.Time) (pdflow.Pick, error) {
+func (p *Picker) pickDecided(ctx context.Context, in *pdflow.PickInput, x *scratch) (pdflow.Pick, error) {
 	d := &x.decision
 	if !x.in.allows(d) {
 		*d = undecided(reasonNotAllowed)
@@ -393,7 +394,7 @@ func (p *Picker) pickDecided(ctx context.Context, in *pdflow.PickInput, x *scrat
 		x.asked.Prefill = chosen(x.candidates.Prefill, d.Prefill, in.Prefill)
 		x.asked.Decode = chosen(x.candidates.Decode, d.Decode, in.Decode)
 	}
-	return p.pickAsked(ctx, in, x, now)
+	return p.pickAsked(ctx, in, x)
 }
 
 // chosen is the ID of an engine that the caller has named, or the policy has chosen.
@@ -425,7 +426,7 @@ func anyAlone(all []Candidate) bool {
 }
 
 // pickAsked picks as x.asked says. What has changed since the candidates were told must fail no request.
-func (p *Picker) pickAsked(ctx context.Context, in *pdflow.PickInput, x *scratch, now time.Time) (pdflow.Pick, error) {
+func (p *Picker) pickAsked(ctx context.Context, in *pdflow.PickInput, x *scratch) (pdflow.Pick, error) {
 	out, err := p.inner.Pick(ctx, &x.asked)
 	if err != nil {
 		if out, err = p.inner.Pick(ctx, in); err != nil {
@@ -433,7 +434,7 @@ func (p *Picker) pickAsked(ctx context.Context, in *pdflow.PickInput, x *scratch
 		}
 		x.decision = undecided(reasonChanged)
 		out.Reason = reasonChanged
-		return p.count(x, &out, now, true), nil
+		return p.count(x, &out, true), nil
 	}
 	if x.asked.Single {
 		out.Prefill, out.PrefillRank, out.Encode = discovery.Endpoint{}, discovery.Rank{}, nil
@@ -441,7 +442,7 @@ func (p *Picker) pickAsked(ctx context.Context, in *pdflow.PickInput, x *scratch
 	if x.decision.Reason != "" {
 		out.Reason = x.decision.Reason
 	}
-	return p.count(x, &out, now, true), nil
+	return p.count(x, &out, true), nil
 }
 
 func (p *Picker) refuse(x *scratch) error {

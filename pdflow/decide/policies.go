@@ -6,7 +6,7 @@ package decide
 const (
 	ReasonPolicy       = "policy"       // [Always] or [Never]
 	ReasonShort        = "short"        // the prompt is shorter than the threshold
-	ReasonCached       = "cached"       // decode has so much of the prompt that the rest is below the threshold, or fast
+	ReasonCached       = "cached"       // decode has so much of the prompt that the rest is short, or fast
 	ReasonFaster       = "faster"       // the first token comes earlier
 	ReasonInterference = "interference" // prefill there would slow down requests that generate
 	ReasonOnly         = "only"         // there is no other option

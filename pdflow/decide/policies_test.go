@@ -5,6 +5,7 @@ package decide_test
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -46,6 +47,7 @@ func TestAlwaysAndNeverLeaveTheEnginesToTheScheduler(t *testing.T) {
 }
 
 func TestTheThresholdCountsWhatDecodeHasNotCached(t *testing.T) {
+	const alone, undecided = decide.DecodeAlone, decide.Undecided
 	for name, c := range map[string]struct {
 		prompt, uncached, least int // and the policy's thresholds
 		cached                  [2]int
@@ -53,20 +55,21 @@ func TestTheThresholdCountsWhatDecodeHasNotCached(t *testing.T) {
 		decode                  int
 		reason                  string
 	}{
-		"a long prompt":                       {4000, 1024, 0, [2]int{}, decide.Undecided, decide.Any, ""},
-		"a short one":                         {1000, 1024, 0, [2]int{}, decide.DecodeAlone, decide.Any, decide.ReasonShort},
-		"a long one, mostly cached":           {4000, 1024, 0, [2]int{0, 3000}, decide.DecodeAlone, 1, decide.ReasonCached},
-		"the engine with most":                {4000, 1024, 0, [2]int{3500, 3000}, decide.DecodeAlone, 0, decide.ReasonCached},
-		"exactly the threshold":               {1024, 1024, 0, [2]int{}, decide.Undecided, decide.Any, ""},
-		"off":                                 {1, 0, 0, [2]int{}, decide.Undecided, decide.Any, ""},
-		"by the prompt":                       {500, 0, 512, [2]int{}, decide.DecodeAlone, decide.Any, decide.ReasonShort},
-		"by the prompt, and more cached":      {500, 0, 512, [2]int{0, 900}, decide.DecodeAlone, 1, decide.ReasonShort},
-		"not by the prompt, with some cached": {600, 0, 512, [2]int{0, 500}, decide.Undecided, decide.Any, ""},
+		"a long prompt":                       {4000, 1024, 0, [2]int{}, undecided, decide.Any, ""},
+		"a short one":                         {1000, 1024, 0, [2]int{}, alone, decide.Any, decide.ReasonShort},
+		"a long one, mostly cached":           {4000, 1024, 0, [2]int{0, 3000}, alone, 1, decide.ReasonCached},
+		"the engine with most":                {4000, 1024, 0, [2]int{3500, 3000}, alone, 0, decide.ReasonCached},
+		"exactly the threshold":               {1024, 1024, 0, [2]int{}, undecided, decide.Any, ""},
+		"off":                                 {1, 0, 0, [2]int{}, undecided, decide.Any, ""},
+		"by the prompt":                       {500, 0, 512, [2]int{}, alone, decide.Any, decide.ReasonShort},
+		"by the prompt, and more cached":      {500, 0, 512, [2]int{0, 900}, alone, 1, decide.ReasonShort},
+		"not by the prompt, with some cached": {600, 0, 512, [2]int{0, 500}, undecided, decide.Any, ""},
 	} {
 		in := fleet(c.prompt)
 		in.Decode[0].Cached, in.Decode[1].Cached = c.cached[0], c.cached[1]
 		got := decided(decide.Threshold(c.uncached, c.least), in)
-		assert.Equal(t, decide.Decision{Action: c.want, Prefill: decide.Any, Decode: c.decode, Reason: c.reason}, got, name)
+		want := decide.Decision{Action: c.want, Prefill: decide.Any, Decode: c.decode, Reason: c.reason}
+		assert.Equal(t, want, got, name)
 	}
 }
 
@@ -156,7 +159,8 @@ func TestAPairThatCannotExchangeKVIsNotChosen(t *testing.T) {
 func TestDecodeEnginesWithoutMemoryAreLeftOut(t *testing.T) {
 	p := decide.Predicted(decide.PredictedOptions{})
 	in := fleet(4000)
-	in.Decode[0].KV, in.Decode[1].KV = decide.Memory{Free: 1000, Total: 65_000}, decide.Memory{Free: 9000, Total: 85_000}
+	in.Decode[0].KV = decide.Memory{Free: 1000, Total: 65_000}
+	in.Decode[1].KV = decide.Memory{Free: 9000, Total: 85_000}
 	assert.Equal(t, 1, decided(p, in).Decode)
 	in.Decode[0].KV, in.Decode[1].KV = decide.Memory{Free: 4500, Total: 65_000}, decide.Memory{Free: 3000, Total: 3000}
 	assert.Equal(t, 0, decided(p, in).Decode, "the prompt never fits into the other one")
@@ -268,7 +272,7 @@ func TestMoreLoadNeverPredictsLess(t *testing.T) {
 			"slower":  func(in *decide.Input) { in.Prefill[0].Speed.PerPrompt *= 2 },
 		} {
 			more := *in
-			more.Prefill, more.Decode = append([]decide.Candidate{}, in.Prefill...), append([]decide.Candidate{}, in.Decode...)
+			more.Prefill, more.Decode = slices.Clone(in.Prefill), slices.Clone(in.Decode)
 			change(&more)
 			after := decided(p, &more)
 			assert.GreaterOrEqual(t, after.TTFT, before.TTFT, name)

@@ -136,7 +136,8 @@ func (p *predicted) Decide(in *Input, out *Decision) {
 		q.itl = in.Class.ITL.Seconds()
 	}
 	var ps, ds [CandidatesMost]view
-	prefills, decodes := in.Prefill[:min(len(in.Prefill), CandidatesMost)], in.Decode[:min(len(in.Decode), CandidatesMost)]
+	prefills := in.Prefill[:min(len(in.Prefill), CandidatesMost)]
+	decodes := in.Decode[:min(len(in.Decode), CandidatesMost)]
 	for i := range prefills {
 		q.look(&prefills[i], false, &ps[i])
 	}
@@ -173,8 +174,8 @@ type request struct {
 	ttft, itl float64
 }
 
-// look computes a view of an engine. What waits at a decode engine and has no prompt tokens to compute waits for memory;
-// at a prefill engine it is requests like this one.
+// look computes a view of an engine. What waits at a decode engine and has no prompt tokens to compute waits for
+// memory; at a prefill engine it is requests like this one.
 func (q *request) look(c *Candidate, decodes bool, v *view) {
 	s := &c.Speed
 	if !(s.PerPrompt > 0) || c.KV.Total > 0 && q.in.Prompt > c.KV.Total {

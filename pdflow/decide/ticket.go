@@ -30,7 +30,7 @@ type ticket struct {
 }
 
 // count counts a pick at its engines until it has ended.
-func (s *shared) count(x *scratch, out *pdflow.Pick, now time.Time, decided bool) pdflow.Pick {
+func (s *shared) count(x *scratch, out *pdflow.Pick, decided bool) pdflow.Pick {
 	if out.Decode.URL == nil {
 		return *out
 	}
@@ -39,8 +39,10 @@ func (s *shared) count(x *scratch, out *pdflow.Pick, now time.Time, decided bool
 		t = &ticket{s: s}
 		t.done, t.prefillDone = t.end, t.endPrefill
 	}
+	now := x.now
 	d := s.books.engine(out.Decode.ID, now)
-	t.at, t.prompt, t.decided, t.action, t.reason = now, int64(x.in.Prompt), decided, x.decision.Action, x.decision.Reason
+	t.at, t.prompt, t.decided = now, int64(x.in.Prompt), decided
+	t.action, t.reason = x.decision.Action, x.decision.Reason
 	t.engines, t.seen = [2]*engine{decodeRole: d}, seen{decode: d, alone: out.Prefill.URL == nil}
 	if decided {
 		t.seen.ttft, t.seen.itl = x.decision.TTFT.Seconds(), x.decision.ITL.Seconds()

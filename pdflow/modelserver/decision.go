@@ -45,7 +45,8 @@ const (
 // UnmarshalJSON reads a mode.
 func (m *DecisionMode) UnmarshalJSON(raw []byte) error {
 	var s string
-	modes := []string{string(DecisionAlways), string(DecisionThreshold), string(DecisionPredicted), string(DecisionNever)}
+	modes := []string{string(DecisionAlways), string(DecisionThreshold), string(DecisionPredicted),
+		string(DecisionNever)}
 	if json.Unmarshal(raw, &s) != nil || !slices.Contains(modes, s) {
 		return &config.FieldError{Problem: "is not a known mode", Remedy: config.Suggest(s, modes)}
 	}
@@ -58,7 +59,10 @@ func (m *ModelServer) Decides() bool { return !m.Spec.Decision.always() }
 
 // Predicts reports whether the policy compares what it predicts with what comes, for which it needs streams' token
 // counts. A dry run does without them, since decode is asked for them.
-func (m *ModelServer) Predicts() bool { d := &m.Spec.Decision; return d.Mode == DecisionPredicted && !d.DryRun }
+func (m *ModelServer) Predicts() bool {
+	d := &m.Spec.Decision
+	return d.Mode == DecisionPredicted && !d.DryRun
+}
 
 // Decision returns the policy for the model's picker, and options for package decide; nil where each request is split.
 // Requests may be refused where the model has admission.

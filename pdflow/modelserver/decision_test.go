@@ -16,7 +16,8 @@ import (
 func TestDecision(t *testing.T) {
 	speed := decide.Speed{Base: 0.01, PerPrompt: 30e-6}
 	in := &decide.Input{Prompt: 300, Exact: true, Class: decide.Class{},
-		Prefill: []decide.Candidate{{Speed: speed}}, Decode: []decide.Candidate{{Speed: speed, Alone: true, Running: 50}}}
+		Prefill: []decide.Candidate{{Speed: speed}},
+		Decode:  []decide.Candidate{{Speed: speed, Alone: true, Running: 50}}}
 	for decision, want := range map[string]string{
 		`{"mode":"never"}`:                                  "decode_alone policy",
 		`{"mode":"threshold","minPromptTokens":301}`:        "decode_alone short",
@@ -52,28 +53,30 @@ func TestDecision(t *testing.T) {
 
 func TestFaultsOfADecision(t *testing.T) {
 	for decision, fault := range map[string]string{
-		`{"mode":"thresold"}`:                              "spec.decision.mode: is not a known mode; did you mean threshold?",
-		`{"mode":false}`:                                   "spec.decision.mode: is not a known mode; ",
-		`{"mode":"threshold"}`:                             "spec.decision: has no threshold; ",
-		`{"mode":"threshold","minPromptTokens":-1}`:        "spec.decision.minPromptTokens: is negative; ",
-		`{"mode":"threshold","uncachedTokens":-1}`:         "spec.decision.uncachedTokens: is negative; ",
-		`{"mode":"predicted","objectives":{"ttft":"-1s"}}`: "spec.decision.objectives.ttft: ",
-		`{"mode":"predicted","objectives":{"ttfb":"1s"}}`:  "spec.decision.objectives.ttfb: ",
-		`{"mode":"threshold","minPromptToken":1}`:          "spec.decision.minPromptToken: ",
+		`"mode":"thresold"`:                              "mode: is not a known mode; did you mean threshold?",
+		`"mode":false`:                                   "mode: is not a known mode; ",
+		`"mode":"threshold"`:                             "has no threshold; ",
+		`"mode":"threshold","minPromptTokens":-1`:        "minPromptTokens: is negative; ",
+		`"mode":"threshold","uncachedTokens":-1`:         "uncachedTokens: is negative; ",
+		`"mode":"predicted","objectives":{"ttft":"-1s"}`: "objectives.ttft: ",
+		`"mode":"predicted","objectives":{"ttfb":"1s"}`:  "objectives.ttfb: ",
+		`"mode":"threshold","minPromptToken":1`:          "minPromptToken: ",
 	} {
-		_, err := modelserver.Read(object(`{"model":"m","decision":` + decision + `}`))
+		_, err := modelserver.Read(object(`{"model":"m","decision":{` + decision + `}}`))
 		require.Error(t, err, decision)
-		assert.Contains(t, lines(err)[0], fault)
+		assert.Regexp(t, `^spec\.decision[.:] ?`+fault, lines(err)[0])
 	}
 	for spec, note := range map[string]string{
-		`"decision":{"minPromptTokens":3}`:                                               "spec.decision: its mode is always",
-		`"decision":{"mode":"never","uncachedTokens":3}`:                                 "spec.decision.uncachedTokens: the mode is never",
-		`"decision":{"mode":"threshold","minPromptTokens":3,"objectives":{"ttft":"1s"}}`: "spec.decision.objectives: the mode is threshold",
-		`"kvConnector":{"type":"sglang"},"decision":{"mode":"never"}`:                    "spec.decision: a decode engine of sglang serves no request alone",
+		`"decision":{"minPromptTokens":3}`:               ": its mode is always",
+		`"decision":{"mode":"never","uncachedTokens":3}`: ".uncachedTokens: the mode is never",
+		`"decision":{"mode":"threshold","minPromptTokens":3,"objectives":{"ttft":"1s"}}`: ".objectives: the mode is " +
+			"threshold",
+		`"kvConnector":{"type":"sglang"},"decision":{"mode":"never"}`: ": a decode engine of sglang serves no request " +
+			"alone",
 	} {
 		ms := read(t, `{"model":"m",`+spec+`}`)
 		require.NotEmpty(t, ms.Notes, spec)
-		assert.Contains(t, ms.Notes[len(ms.Notes)-1].Error(), note)
+		assert.Contains(t, ms.Notes[len(ms.Notes)-1].Error(), "spec.decision"+note)
 	}
 	ms := read(t, `{"model":"m","decision":{"mode":"predicted","objectives":{"itl":"40ms"}}}`)
 	assert.Equal(t, 40*time.Millisecond, time.Duration(ms.Spec.Decision.Objectives.ITL))

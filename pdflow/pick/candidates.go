@@ -3,8 +3,6 @@
 package pick
 
 import (
-	"slices"
-
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 )
@@ -87,9 +85,9 @@ func (p *picker) Candidates(in *pdflow.PickInput, c *Candidates) (tells bool) {
 		prefixes.match(q, c)
 	}
 	room := CandidatesMost
-	if boths := from.boths; p.pairing.serving.PairOnly && len(boths.targets) > 0 && in.Prefill == "" && in.Decode == "" {
+	if p.pairing.serving.PairOnly && len(from.boths.targets) > 0 && in.Prefill == "" && in.Decode == "" {
 		q.single = true
-		c.asides = c.some(c.asides, q, boths, asidesMost)
+		c.asides = c.some(c.asides, q, from.boths, asidesMost)
 		q.single = false
 		room -= len(c.asides)
 	}
@@ -144,7 +142,7 @@ func (c *Candidates) some(to []place, q *query, l *list, n int) []place {
 
 // add adds a target that is good, unless its engine is there.
 func add(to []place, q *query, l *list, t *target) []place {
-	if has(to, t.endpoint) || q.in.Full != nil && slices.Contains(q.in.Full, t.endpoint.ID) || !q.fits(t) {
+	if has(to, t.endpoint) || !q.fits(t) {
 		return to
 	}
 	return append(to, place{t, l})

@@ -13,7 +13,8 @@ import (
 var _ ScorePlugin = (*plugin)(nil)
 
 func TestThePodWithTheEarliestFirstTokenHasTheBestScore(t *testing.T) {
-	idle, busy, behind, conversation := &PodInfo{0, 1, 0.1}, &PodInfo{0, 60, 0.8}, &PodInfo{4, 8, 0.3}, &PodInfo{0, 8, 0.3}
+	idle, busy := &PodInfo{0, 1, 0.1}, &PodInfo{0, 60, 0.8}
+	behind, conversation := &PodInfo{4, 8, 0.3}, &PodInfo{0, 8, 0.3}
 	p := &plugin{policy: decide.Predicted(decide.PredictedOptions{}),
 		speed:    decide.Speed{Base: 6.83e-3, PerRequest: 4.42e-6, PerContext: 76.2e-9, PerPrompt: 31.4e-6},
 		kvTokens: 400_000, prompt: func(*Context) int { return 4000 },

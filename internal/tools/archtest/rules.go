@@ -134,8 +134,8 @@ type dependency struct {
 }
 
 // measuring are the packages that record metrics.
-var measuring = []string{"pdflow", "pdflow/internal/telemetry", "pdflow/admit", "pdflow/attest", "pdflow/reuse",
-	"transport", "internal/..."}
+var measuring = []string{"pdflow", "pdflow/internal/telemetry", "pdflow/admit", "pdflow/attest", "pdflow/decide",
+	"pdflow/reuse", "transport", "internal/..."}
 
 // dependencies must be the same as the table in CONTRIBUTING.md; a test compares go.mod with both.
 var dependencies = []dependency{
