@@ -122,6 +122,9 @@ type shared struct {
 // without which, and with pickers of other packages, the pair that the inner picker chooses is the only one. The inner
 // picker then picks what was decided, so its rules, cooldowns and loads hold, and what it remembers goes on.
 //
+// Put limits (package admit) around the picker that New returns, not inside: a pick that is decided otherwise is given
+// back.
+//
 // A request that one engine must serve (PickInput.Single), and engines that the caller has named, stay as they are. A
 // retry is decided anew, among the engines that have not failed it, and is never refused. Pick.Reason is the
 // decision's.

@@ -71,8 +71,8 @@ func TestFaultsOfADecision(t *testing.T) {
 		`"decision":{"mode":"never","uncachedTokens":3}`: ".uncachedTokens: the mode is never",
 		`"decision":{"mode":"threshold","minPromptTokens":3,"objectives":{"ttft":"1s"}}`: ".objectives: the mode is " +
 			"threshold",
-		`"kvConnector":{"type":"sglang"},"decision":{"mode":"never"}`: ": a decode engine of sglang serves no request " +
-			"alone",
+		`"kvConnector":{"type":"sglang"},"decision":{"mode":"never"}`: ": a decode engine of sglang serves no " +
+			"request alone",
 	} {
 		ms := read(t, `{"model":"m",`+spec+`}`)
 		require.NotEmpty(t, ms.Notes, spec)
