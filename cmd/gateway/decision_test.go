@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 
@@ -12,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// prompts of so many tokens, as the gateway estimates them.
+// prompt is a completion of so many tokens, as the gateway estimates them.
 func prompt(tokens int) string {
 	return fmt.Sprintf(`{"model":"m","prompt":%q}`, strings.Repeat("word", tokens-1))
 }
@@ -73,4 +74,42 @@ func TestPredictionsAreComparedWithStreams(t *testing.T) {
 		g.stream("/v1/completions", `{"model":"m","stream":true,"prompt":"`+strings.Repeat("word", 99)+`"}`).rest(t)
 	}
 	g.sample(`pd_decision_error_ratio\{gen_ai_request_model="m",pd_objective="ttft"\}`)
+}
+
+func TestCheckSaysWhatIsDecided(t *testing.T) {
+	p, d := entry("http://127.0.0.1:8100", "prefill", nil), entry("http://127.0.0.1:8200", "decode", nil)
+	for spec, want := range map[string]string{
+		"": "",
+		"  decision: {mode: threshold, minPromptTokens: 256, uncachedTokens: 512}\n": "threshold, prompts below 256 " +
+			"tokens stay at decode, and those with fewer than 512 that are not cached",
+		"  decision: {mode: predicted, objectives: {ttft: 1s}, dryRun: true}\n": "predicted, TTFT of 1s, ITL of 100ms, " +
+			"counted only",
+		"  decision: {mode: predicted}\n  admission: {mode: adaptive}\n": "predicted, TTFT of 2s, ITL of 100ms, " +
+			"may refuse",
+	} {
+		code, out, errs := check(t, "-config", write(t, serverYAML("m", spec, p, d)))
+		require.Equal(t, exitOK, code, errs)
+		if want == "" {
+			assert.NotContains(t, out, "decision")
+			continue
+		}
+		assert.Regexp(t, `decision +`+want+"\n", out)
+	}
+}
+
+// A model that begins to decide, or ends it, loses no request.
+func TestAReloadChangesWhatIsDecided(t *testing.T) {
+	g, p, d := startHTTP(t, "", "")
+	mode := func() string {
+		status, header, body := g.complete(prompt(50))
+		require.Equal(t, http.StatusOK, status, body)
+		return header.Get("X-PD-Mode")
+	}
+	assert.Equal(t, "disaggregated", mode())
+	for spec, want := range map[string]string{"  decision: {mode: never}\n": "aggregated",
+		"  decision: {mode: never}\n  admission: {mode: adaptive}\n":                          "aggregated",
+		"  decision: {mode: threshold, minPromptTokens: 10}\n  admission: {mode: adaptive}\n": "disaggregated"} {
+		require.NoError(t, os.WriteFile(g.file, []byte(gatewayYAML("")+pairYAML("m", p, d, spec)), 0o600))
+		eventually(t, func() bool { return mode() == want }, spec)
+	}
 }

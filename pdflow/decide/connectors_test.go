@@ -97,6 +97,7 @@ func TestWhatAConnectorForbidsStaysForbidden(t *testing.T) {
 						case serving.PrefillPairOnly:
 							require.Equal(t, discovery.RoleDecode, x.Decode.Role, at...)
 						}
+						require.NotEqual(t, "changed", x.Reason, at...) // what is decided can be picked
 						plain, err := undecided.Pick(t.Context(), in)
 						require.NoError(t, err, at...)
 						plain.Done(&pdflow.Outcome{})
