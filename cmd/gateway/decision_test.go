@@ -82,8 +82,8 @@ func TestCheckSaysWhatIsDecided(t *testing.T) {
 		"": "",
 		"  decision: {mode: threshold, minPromptTokens: 256, uncachedTokens: 512}\n": "threshold, prompts below 256 " +
 			"tokens stay at decode, and those with fewer than 512 that are not cached",
-		"  decision: {mode: predicted, objectives: {ttft: 1s}, dryRun: true}\n": "predicted, TTFT of 1s, ITL of 100ms, " +
-			"counted only",
+		"  decision: {mode: predicted, objectives: {ttft: 1s}, dryRun: true}\n": "predicted, TTFT of 1s, ITL of " +
+			"100ms, counted only",
 		"  decision: {mode: predicted}\n  admission: {mode: adaptive}\n": "predicted, TTFT of 2s, ITL of 100ms, " +
 			"may refuse",
 	} {

@@ -198,6 +198,7 @@ func (p *Picker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, e
 	defer p.put(x)
 	x.now = time.Now()
 	x.candidates.Prefill, x.candidates.Decode = x.candidates.Prefill[:0], x.candidates.Decode[:0]
+	//nolint:gosec // it breaks ties, and is no secret
 	x.in = Input{Rand: rand.Uint64(), TokenBytes: p.o.TokenBytes, Link: p.o.Link}
 	x.in.Prompt, x.in.Exact = p.prompt(in)
 	if in.Single {

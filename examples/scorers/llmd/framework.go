@@ -19,50 +19,66 @@ import (
 //
 // A plugin of llm-d's imports those, and names PrefixCacheMatchInfo of
 // pkg/epp/framework/plugins/datalayer/attribute/prefix (08e7a938ac3d527b7c8f4f5ff59cbe9ea79f7527).
+
 type (
+	// TypedName is a plugin's type and name.
 	TypedName struct{ Type, Name string }
-	Plugin    interface{ TypedName() TypedName }
-	DataKey   struct{ dataType, producerName string }
+	// Plugin is what all plugins are.
+	Plugin interface{ TypedName() TypedName }
+	// DataKey is the name of what a producer puts at endpoints.
+	DataKey struct{ dataType, producerName string }
+	// Cloneable is what can be put there.
 	Cloneable interface{ Clone() Cloneable }
 
+	// InferenceRequest is a client's request.
 	InferenceRequest struct {
 		RequestID, TargetModel string
 		RequestSizeBytes       int
 	}
+	// Metrics is what the router has read of an endpoint's metrics.
 	Metrics struct {
 		RunningRequestsSize, WaitingQueueSize int
 		KVCacheUsagePercent                   float64
 		KvCacheMaxTokenCapacity               int
 		UpdateTime                            time.Time
 	}
+	// Endpoint is one inference server.
 	Endpoint interface {
 		GetMetrics() *Metrics
 		String() string
 		Get(key DataKey) (Cloneable, bool)
 		Put(key DataKey, value Cloneable)
 	}
+	// ProfileRunResult is what a profile has chosen.
 	ProfileRunResult struct{ TargetEndpoints []Endpoint }
+	// SchedulingResult is what the router does.
 	SchedulingResult struct {
 		ProfileResults     map[string]*ProfileRunResult
 		PrimaryProfileName string
 	}
-	SchedulerProfile interface{} // the framework runs it
-	ScorerCategory   string
+	// SchedulerProfile is a profile, which the framework runs.
+	SchedulerProfile any
+	// ScorerCategory is what a scorer prefers.
+	ScorerCategory string
 
+	// DataProducer is asked before all others.
 	DataProducer interface {
 		Plugin
 		Produces() map[DataKey]any
 		Produce(ctx context.Context, request *InferenceRequest, pods []Endpoint) error
 	}
+	// Scorer is asked for 0 to 1 for each endpoint.
 	Scorer interface {
 		Plugin
 		Category() ScorerCategory
 		Score(ctx context.Context, request *InferenceRequest, pods []Endpoint) map[Endpoint]float64
 	}
+	// Admitter is asked whether a request is admitted.
 	Admitter interface {
 		Plugin
 		Admit(ctx context.Context, request *InferenceRequest, pods []Endpoint) error
 	}
+	// ProfileHandler is asked which profiles run, and what their results mean.
 	ProfileHandler interface {
 		Plugin
 		Pick(ctx context.Context, request *InferenceRequest, profiles map[string]SchedulerProfile,

@@ -70,8 +70,9 @@ func (p *plugin) candidates(pods []Endpoint, alone bool) (all []decide.Candidate
 		c := decide.Candidate{Queue: m.WaitingQueueSize, Running: m.RunningRequestsSize, Context: used, Speed: p.speed,
 			Age: time.Since(m.UpdateTime), Alone: alone,
 			KV: decide.Memory{Free: m.KvCacheMaxTokenCapacity - used, Total: m.KvCacheMaxTokenCapacity}}
-		if match, ok := pod.Get(matchKey); ok {
-			c.Cached, c.CachedExact = 16*match.(*PrefixCacheMatchInfo).MatchBlocksUnweighted(), true
+		match, _ := pod.Get(matchKey)
+		if info, ok := match.(*PrefixCacheMatchInfo); ok {
+			c.Cached, c.CachedExact = 16*info.MatchBlocksUnweighted(), true
 		}
 		all = append(all, c)
 	}
