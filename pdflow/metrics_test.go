@@ -186,6 +186,8 @@ func TestAPickSaysWhyOneEngineServesOrTwo(t *testing.T) {
 		resp, err := x.flow.Do(t.Context(), &pdflow.Request{API: connector.APICompletions,
 			Body: []byte(`{"prompt":"hi"}`), Pick: &pick})
 		require.NoError(t, err)
+		require.Len(t, x.flow.Sessions(), 1)
+		assert.Equal(t, pick.Reason, x.flow.Sessions()[0].Reason)
 		_, err = io.Copy(io.Discard, resp.Body)
 		require.NoError(t, errors.Join(err, resp.Body.Close()))
 	}
