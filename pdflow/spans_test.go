@@ -44,7 +44,7 @@ func TestEachStageHasItsSpan(t *testing.T) {
 	x := &tree{}
 	encode := endpoint(t, serve(t, says(200, `{}`)), discovery.RoleEncode)
 	s := script(t, &stages{}, answer(ok), status(500), traced(x))
-	s.pair.Encode = []discovery.Endpoint{encode}
+	s.pair.Encode, s.pair.Reason = []discovery.Endpoint{encode}, "interference"
 	_, err := s.flow.Do(t.Context(), &pdflow.Request{API: connector.APIChat,
 		Body: []byte(`{"model":"m","messages":[{"role":"user","content":"secret"}]}`), Pick: &s.pair})
 	require.ErrorIs(t, err, pdflow.CodeDecodeFailed)
@@ -55,6 +55,7 @@ func TestEachStageHasItsSpan(t *testing.T) {
 		case "pd.request":
 			assert.Equal(t, "chat", n.attributes["gen_ai.operation.name"])
 			assert.Equal(t, "decode_failed", n.attributes["error.type"])
+			assert.Equal(t, "interference", n.attributes["pd.reason"])
 		case "pd.encode":
 			assert.Equal(t, encode.ID, n.attributes["pd.endpoint"])
 		}
