@@ -82,7 +82,16 @@ var help = kong.Vars{
 		"prefixes knows those prompts already.",
 	"bench_rounds": "With two servers: the load goes to them in slices A B B A, so many times; each gives a ratio.",
 	"bench_header": "A header for each request, like an Authorization.",
-	"completion":   "Print the script with which a shell completes pdctl's commands and flags.",
+	"simulate": "Replay a trace over a fleet of modelled engines in virtual time, with each picking policy: reuse, " +
+		"TTFT, ITL, balance.",
+	"simulate_trace": "Replay this file of JSON lines (cmd/pdctl/README.md), also in the form of Mooncake's published " +
+		"traces, or mooncake for its trace of conversations; otherwise a trace is generated.",
+	"simulate_requests": "Send so many requests: a longer trace is cut, a shorter one begins anew with other texts.",
+	"simulate_policies": "The policies, comma separated, as for the gateway's -pick; all otherwise.",
+	"simulate_step": "Microseconds of an engine's step: for the step, for each request in it, for each token of context, " +
+		"and for each token of a prompt. Usual is Llama-3.1-8B on an H100.",
+	"simulate_link": "Gigabytes a second of KV within a zone and between two; one number is for both, 0 is without bound.",
+	"completion":    "Print the script with which a shell completes pdctl's commands and flags.",
 }
 
 // ends are the exit statuses of commands. --help and README.md have these texts, and a test returns each of them.
@@ -94,6 +103,7 @@ var ends = map[string]string{
 	"conform": "0; 1 if a rule that must hold is broken; 2 if the gateway does not start; 130 after Ctrl-C",
 	"bench": "0; 1 if requests failed; 2 for a wrong command line or a server that does not answer; 130 after " +
 		"Ctrl-C, with the report so far",
+	"simulate":   "0; 2 for a wrong command line, or a trace that cannot be read; 130 after Ctrl-C",
 	"completion": "0; 2 for another shell",
 }
 
@@ -110,6 +120,8 @@ var examples = map[string][]string{
 	"bench": {"pdctl bench --url http://127.0.0.1:8000 --rate 10 --slo-ttft 500ms --slo-tpot 50ms",
 		"pdctl bench --url http://127.0.0.1:8000 --concurrency 1,2,4,8,16 --duration 1m --html curve.html",
 		"pdctl bench --url http://a:8000 --url http://b:8000 --clients 16 --html report.html"},
+	"simulate": {"pdctl simulate --policies round-robin,prefix --slo-ttft 500ms --slo-tpot 15ms",
+		"pdctl simulate --trace mooncake --requests 100000 --speed 20 --prefill 32 --decode 32 --policies two-choices"},
 	"completion": {"source <(pdctl completion bash)", "pdctl completion fish > ~/.config/fish/completions/pdctl.fish"},
 }
 
@@ -124,4 +136,5 @@ func (*verifyCmd) Help() string     { return details("verify") }
 func (*watchCmd) Help() string      { return details("watch") }
 func (*conformCmd) Help() string    { return details("conform") }
 func (*benchCmd) Help() string      { return details("bench") }
+func (*simulateCmd) Help() string   { return details("simulate") }
 func (*completionCmd) Help() string { return details("completion") }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package simulate
 
 import (
 	"errors"
@@ -15,24 +15,24 @@ import (
 	"gonum.org/v1/plot/vg"
 )
 
-// draw writes the three plots of docs/picking.md.
-func draw(folder string, results []*result) error {
+// Draw writes the three plots of docs/picking.md.
+func Draw(folder string, results []*Result) error {
 	return errors.Join(os.MkdirAll(folder, 0o750),
 		bars(filepath.Join(folder, "picking-reuse.png"), "Prompt tokens found in the prefill engine's cache", "%",
-			results, (*result).reuse),
+			results, (*Result).Reuse),
 		bars(filepath.Join(folder, "picking-balance.png"), "Most loaded prefill engine over the mean (computing time)",
 			"max / mean", results,
-			func(r *result) float64 { return imbalance(r.prefillLoad) }),
+			func(r *Result) float64 { return imbalance(r.PrefillBusy) }),
 		tails(filepath.Join(folder, "picking-tail.png"), results))
 }
 
 // bars draws a bar for each policy.
-func bars(file, title, axis string, results []*result, of func(*result) float64) error {
+func bars(file, title, axis string, results []*Result, of func(*Result) float64) error {
 	p := plot.New()
 	p.Title.Text, p.Y.Label.Text, p.Y.Min = title, axis, 0
 	values, names := make(plotter.Values, len(results)), make([]string, len(results))
 	for i, r := range results {
-		values[i], names[i] = of(r), r.policy
+		values[i], names[i] = of(r), r.Policy
 	}
 	b, err := plotter.NewBarChart(values, vg.Points(28))
 	if err != nil {
@@ -56,7 +56,7 @@ var palette = []color.Color{
 }
 
 // tails draws, for each time, the share of requests that wait longer than that for their first token. Lower is better.
-func tails(file string, results []*result) error {
+func tails(file string, results []*Result) error {
 	p := plot.New()
 	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = "Time to first token", "seconds",
 		"share of requests that wait longer"
@@ -64,10 +64,10 @@ func tails(file string, results []*result) error {
 	p.Legend.Top, p.Legend.XOffs, p.Legend.ThumbnailWidth = true, vg.Points(-8), vg.Points(30)
 	p.Title.Padding = vg.Points(8)
 	for i, r := range results {
-		n := len(r.first)
+		n := len(r.TTFT)
 		var points plotter.XYs
 		for k := 0; k < n*999/1000; k += max(n/500, 1) {
-			points = append(points, plotter.XY{X: r.first[k], Y: 1 - float64(k)/float64(n)})
+			points = append(points, plotter.XY{X: r.TTFT[k], Y: 1 - float64(k)/float64(n)})
 		}
 		if len(points) == 0 {
 			continue
@@ -78,7 +78,7 @@ func tails(file string, results []*result) error {
 		}
 		line.Color, line.Dashes, line.Width = palette[i%len(palette)], plotutil.Dashes(i/len(palette)), vg.Points(1.5)
 		p.Add(line)
-		p.Legend.Add(r.policy, line)
+		p.Legend.Add(r.Policy, line)
 	}
 	p.Add(plotter.NewGrid())
 	return p.Save(20*vg.Centimeter, 12*vg.Centimeter, file)
