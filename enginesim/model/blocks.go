@@ -9,7 +9,7 @@ import "slices"
 // have the numbers 1 to n; 0 is both ends of the list of free blocks.
 type blocks struct {
 	meta    []block
-	cached  table
+	table   table
 	free    int
 	used    int
 	bounded bool
@@ -67,10 +67,7 @@ func (b *blocks) take() int32 {
 	}
 	id := b.meta[0].next
 	b.hold(id)
-	if m := &b.meta[id]; m.key != 0 {
-		b.cached.remove(m.key)
-		m.key = 0
-	}
+	b.meta[id].key = 0
 	return id
 }
 
@@ -78,7 +75,7 @@ func (b *blocks) take() int32 {
 // free.
 func (b *blocks) match(keys []uint64) (hits, free int) {
 	for _, key := range keys {
-		id := b.cached.get(key)
+		id := b.lookup(key)
 		if id == 0 {
 			break
 		}
@@ -88,13 +85,6 @@ func (b *blocks) match(keys []uint64) (hits, free int) {
 		hits++
 	}
 	return hits, free
-}
-
-// remember lets later requests find a block by its key.
-func (b *blocks) remember(id int32, key uint64) {
-	if m := &b.meta[id]; key != 0 && m.key == 0 && b.cached.add(key, id) {
-		m.key = key
-	}
 }
 
 // release drops a reference of each block. The last blocks of a request become free first: others share its beginning,
@@ -109,10 +99,12 @@ func (b *blocks) release(ids []int32) {
 	}
 }
 
-// table is a hash table from keys to blocks: open, with linear probing. Keys are hashes already.
+// table is a hash table from keys to blocks: open, with linear probing. Keys that follow one another lie side by side,
+// so that a caller who numbers the blocks of a long text in a row has them in few lines of the processor's cache.
+// Nothing is removed: an entry is stale if its block has another key by now, and goes when the table is made anew.
 type table struct {
 	slots []entry // a power of two
-	count int
+	count int     // with stale ones
 }
 
 type entry struct {
@@ -121,65 +113,66 @@ type entry struct {
 }
 
 func (t *table) slot(key uint64) int {
-	return int(key * 0x9e3779b97f4a7c15 >> 32 & uint64(len(t.slots)-1))
+	return int((key>>16*0x9e3779b97f4a7c15>>32 + key) & uint64(len(t.slots)-1))
 }
 
-// get returns the block of a key, 0 if there is none.
-func (t *table) get(key uint64) int32 {
-	if t.count == 0 || key == 0 {
+// find returns the entry of a key, or the empty one where it belongs.
+func (t *table) find(key uint64) *entry {
+	for i := t.slot(key); ; i = (i + 1) & (len(t.slots) - 1) {
+		if e := &t.slots[i]; e.key == key || e.key == 0 {
+			return e
+		}
+	}
+}
+
+// lookup returns the block of a key, 0 if there is none.
+func (b *blocks) lookup(key uint64) int32 {
+	if b.table.count == 0 || key == 0 {
 		return 0
 	}
-	for i := t.slot(key); ; i = (i + 1) & (len(t.slots) - 1) {
-		if e := t.slots[i]; e.key == key || e.key == 0 {
-			return e.id
-		}
+	if e := b.table.find(key); e.key == key && b.meta[e.id].key == key {
+		return e.id
 	}
+	return 0
 }
 
-// add reports whether the key was new.
-func (t *table) add(key uint64, id int32) bool {
+// remember lets later requests find a block by its key, unless one is found by it already.
+func (b *blocks) remember(id int32, key uint64) {
+	t, m := &b.table, &b.meta[id]
+	if key == 0 || m.key != 0 {
+		return
+	}
 	if 2*t.count >= len(t.slots) {
-		old := t.slots
-		t.slots, t.count = make([]entry, max(64, 2*len(old))), 0
-		for _, e := range old {
-			if e.key != 0 {
-				t.add(e.key, e.id)
-			}
-		}
+		b.rebuild()
 	}
-	for i := t.slot(key); ; i = (i + 1) & (len(t.slots) - 1) {
-		switch t.slots[i].key {
-		case key:
-			return false
-		case 0:
-			t.slots[i] = entry{key, id}
-			t.count++
-			return true
-		}
+	switch e := t.find(key); {
+	case e.key == 0:
+		*e = entry{key, id}
+		t.count++
+	case b.meta[e.id].key == key:
+		return
+	default:
+		e.id = id
 	}
+	m.key = key
 }
 
-func (t *table) remove(key uint64) {
-	mask := len(t.slots) - 1
-	i := t.slot(key)
-	for ; t.slots[i].key != key; i = (i + 1) & mask {
-		if t.slots[i].key == 0 {
-			return
-		}
+// rebuild makes the table anew, without stale entries and with room for as many new ones as there are blocks.
+func (b *blocks) rebuild() {
+	size := 64
+	for size < 4*len(b.meta) {
+		size *= 2
 	}
-	t.count--
-	for j := i; ; { // close the gap: move back each entry that was put further because its slot was taken
-		t.slots[i] = entry{}
-		for {
-			j = (j + 1) & mask
-			if t.slots[j].key == 0 {
-				return
-			}
-			if home := t.slot(t.slots[j].key); (j-home)&mask >= (j-i)&mask {
-				break
-			}
+	if len(b.table.slots) == size {
+		clear(b.table.slots)
+	} else {
+		b.table.slots = make([]entry, size)
+	}
+	b.table.count = 0
+	for id, m := range b.meta {
+		if m.key != 0 {
+			*b.table.find(m.key) = entry{m.key, int32(id)} //nolint:gosec // 2^30 blocks at most
+			b.table.count++
 		}
-		t.slots[i] = t.slots[j]
-		i = j
 	}
 }

@@ -104,7 +104,7 @@ func (e *Engine) hits(r *Request) (hits, idle int) {
 // take holds the cached blocks of a request.
 func (e *Engine) take(r *Request, hits, from int) {
 	for _, key := range r.Keys[:hits] {
-		id := e.blocks.cached.get(key)
+		id := e.blocks.lookup(key)
 		e.blocks.hold(id)
 		r.blocks = append(r.blocks, id)
 	}

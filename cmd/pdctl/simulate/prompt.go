@@ -38,14 +38,21 @@ func prompt(e *entry, round, blockSize int) (keys []uint64, tokens int) {
 	chain, content, filled := uint64(1), uint64(0), 0
 	add := func(id uint64, size int) {
 		id = mix(id, uint64(round)) //nolint:gosec // not below 0
+		whole := false              // the last block was one of this segment, which says where the next one is
 		for at := 0; at < size; {
 			n := min(block-filled, size-at)
+			if whole && n == block {
+				chain++ // in a row: see the table of enginesim/model
+				keys = append(keys, chain)
+				at += n
+				continue
+			}
 			content = mix(content^id, uint64(at)<<32|uint64(n)) //nolint:gosec // not below 0
 			at, filled = at+n, filled+n
 			if filled == block {
-				chain = mix(chain, content) | 1
+				chain = mix(chain, content)>>2 | 1<<62
 				keys = append(keys, chain)
-				content, filled = 0, 0
+				content, filled, whole = 0, 0, n == block
 			}
 		}
 	}
