@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -23,7 +24,7 @@ import (
 )
 
 // interrupted is the exit status of a real pdctl that gets Ctrl-C when it has sent its first request, to a server that
-// does not answer. SERVER in args is that server.
+// does not answer, or when it has written a file. SERVER and FILE in args are these.
 func interrupted(t *testing.T, args ...string) int {
 	t.Helper()
 	asked := make(chan struct{}, 100)
@@ -34,17 +35,16 @@ func interrupted(t *testing.T, args ...string) int {
 	defer server.Close()
 	self, err := os.Executable()
 	require.NoError(t, err)
+	file := filepath.Join(t.TempDir(), "file")
 	for i := range args {
-		args[i] = strings.ReplaceAll(args[i], "SERVER", server.URL)
+		args[i] = strings.ReplaceAll(strings.ReplaceAll(args[i], "SERVER", server.URL), "FILE", file)
 	}
 	cmd := exec.CommandContext(t.Context(), self, args...)
 	cmd.Env = append(os.Environ(), "PDCTL_TEST_AS_PROGRAM=1")
 	require.NoError(t, cmd.Start())
-	select {
-	case <-asked:
-	case <-time.After(20 * time.Second):
-		t.Error("no request of ", args)
-	}
+	written := func() bool { _, err := os.Stat(file); return err == nil }
+	assert.Eventually(t, func() bool { return len(asked) > 0 || written() }, 20*time.Second, 5*time.Millisecond,
+		"no request of %v", args)
 	sent := time.Now()
 	require.NoError(t, cmd.Process.Signal(os.Interrupt))
 	_ = cmd.Wait()
@@ -87,6 +87,7 @@ func TestExitStatusesAreThoseOfThePage(t *testing.T) {
 			"--url x --cmd y"},
 		"bench": {"--clients 1 --requests 1 --url " + p.URL(), "--clients 1 --requests 1 --model m --url " + wrong,
 			"--clients 1"},
+		"simulate":   {"--duration 1 --policies prefix", "--policies fastest"},
 		"completion": {"bash", "tcsh"},
 	}
 	interrupts := map[string]string{
@@ -94,6 +95,8 @@ func TestExitStatusesAreThoseOfThePage(t *testing.T) {
 		"watch":   "--admin SERVER",
 		"conform": "--only wire/chat --engines " + fourPorts(t) + " --url SERVER",
 		"bench":   "--clients 1 --url SERVER",
+
+		"simulate": "--requests 10000000 --policies prefix --write FILE",
 	}
 	for command, text := range ends {
 		t.Run(command, func(t *testing.T) {
@@ -137,6 +140,8 @@ func TestEveryCommandWritesJSON(t *testing.T) {
 		"watch":   "--once --admin " + admin(t, 200, recorded),
 		"conform": "--only wire/chat --timeout 5s --engines " + fourPorts(t) + " --url " + wrongGateway(t),
 		"bench":   "--clients 1 --requests 1 --url " + p.URL(),
+
+		"simulate": "--duration 1",
 	} {
 		_, out, _ := pdctl(t, "", append([]string{command, "--json"}, strings.Fields(args)...)...)
 		var v any

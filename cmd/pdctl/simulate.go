@@ -20,15 +20,15 @@ type simulateCmd struct {
 	Trace    string  `placeholder:"FILE" help:"${simulate_trace}"`
 	Requests int     `placeholder:"N" help:"${simulate_requests}"`
 	Speed    float64 `default:"1" placeholder:"X" help:"Let the requests come so many times as fast."`
-	Rate     float64 `default:"12" placeholder:"N" help:"New conversations a second of the generated trace."`
-	Duration float64 `default:"240" placeholder:"SECONDS" help:"For how long conversations of the generated trace begin."`
+	Rate     float64 `default:"24" placeholder:"N" help:"New conversations a second of the generated trace."`
+	Duration float64 `default:"120" placeholder:"SECONDS" help:"For how long conversations of the generated trace begin."`
 	Write    string  `placeholder:"FILE" help:"Write the trace to this file."`
 	Seed     uint64  `default:"1" placeholder:"N" help:"Of the generated trace and of the policies. The same seed gives the same output."`
 
 	Policies []string `placeholder:"POLICY" help:"${simulate_policies}"`
 
-	Prefill    int       `default:"5" placeholder:"N" help:"Prefill engines."`
-	Decode     int       `default:"4" placeholder:"N" help:"Decode engines."`
+	Prefill    int       `default:"4" placeholder:"N" help:"Prefill engines."`
+	Decode     int       `default:"7" placeholder:"N" help:"Decode engines."`
 	Zones      int       `default:"2" placeholder:"N" help:"The engines are distributed over them by turns."`
 	Step       []float64 `default:"6830,4.42,0.0762,31.4" placeholder:"US" help:"${simulate_step}"`
 	StepTokens int       `default:"8192" placeholder:"N" help:"Tokens that a step computes at most; longer prompts are computed in chunks."`

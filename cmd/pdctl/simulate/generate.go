@@ -24,7 +24,7 @@ type Generated struct {
 
 // Usual is the usual generated trace.
 func Usual() Generated {
-	return Generated{Rate: 12, Seconds: 240, systems: 24, systemBytes: 24 << 10, turns: 6, think: 12, single: .25}
+	return Generated{Rate: 24, Seconds: 120, systems: 24, systemBytes: 24 << 10, turns: 6, think: 12, single: .25}
 }
 
 // Trace generates the trace. The same seed gives the same one.

@@ -36,7 +36,7 @@ type Fleet struct {
 // zones.
 func UsualFleet() Fleet {
 	return Fleet{
-		Prefill: 5, Decode: 4, PrefillSpec: model.Llama8B(), DecodeSpec: model.Llama8B(), Zones: 2,
+		Prefill: 4, Decode: 7, PrefillSpec: model.Llama8B(), DecodeSpec: model.Llama8B(), Zones: 2,
 		Link:      model.Link{Latency: .001, BytesPerSecond: 20e9},
 		CrossLink: model.Link{Latency: .001, BytesPerSecond: 5e9},
 		Handshake: 150 * time.Millisecond,
