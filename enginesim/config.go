@@ -13,6 +13,7 @@ import (
 	"github.com/pdkit/pdkit/enginesim/internal/api"
 	"github.com/pdkit/pdkit/enginesim/internal/core"
 	"github.com/pdkit/pdkit/enginesim/internal/proto"
+	"github.com/pdkit/pdkit/enginesim/model"
 )
 
 // KV roles, as in vLLM's kv_transfer_config.
@@ -89,6 +90,13 @@ type Config struct {
 	PrefillRate float64
 	// ITL is the time between two tokens of a response; 0 is none.
 	ITL time.Duration
+	// Timing lets requests take the time that a modelled engine takes, in place of PrefillRate and ITL: steps with a
+	// budget of tokens, prompts in chunks between the tokens of others. The engine's own blocks, cache and preemption
+	// decide what is computed; where Blocks, BlockSize and MaxRunning are zero, they are those of Timing.
+	Timing *model.Spec
+	// Link is how KV comes from other engines, with Timing: what one engine fetches queues, and a token has
+	// Timing.BytesPerToken.
+	Link model.Link
 
 	// Listen is the HTTP address, SideChannel that of the KV side channel. Default "127.0.0.1:0" for both. Restart uses
 	// the ports again.
@@ -118,7 +126,8 @@ func (c Config) core() core.Config {
 	return core.Config{
 		Seed: c.Seed, Blocks: c.Blocks, BlockSize: c.BlockSize, BytesPerToken: c.BytesPerToken,
 		MaxRunning: c.MaxRunning, Lease: c.Lease,
-		PrefillRate: c.PrefillRate, ITL: c.ITL, Recompute: c.LoadFailure == LoadFailureRecompute, Alone: alone,
+		PrefillRate: c.PrefillRate, ITL: c.ITL, Timing: c.Timing, Link: c.Link,
+		Recompute: c.LoadFailure == LoadFailureRecompute, Alone: alone,
 		MustLoad: c.KVRole == RoleConsumer && !alone,
 	}
 }
@@ -132,6 +141,11 @@ func (c Config) withDefaults() (Config, error) {
 		}
 	}
 	setDefault(&c.KVRole, RoleBoth)
+	if c.Timing != nil {
+		setDefault(&c.Blocks, c.Timing.Blocks)
+		setDefault(&c.BlockSize, c.Timing.BlockSize)
+		setDefault(&c.MaxRunning, c.Timing.MaxRunning)
+	}
 	setDefault(&c.BlockSize, 32)
 	setDefault(&c.Blocks, 4096)
 	setDefault(&c.BytesPerToken, 16)
@@ -182,6 +196,17 @@ func (c Config) validate() error {
 	}
 	if c.BlockSize > 0 && c.BytesPerToken > core.MaxFrame/c.BlockSize {
 		bad("BlockSize times BytesPerToken is more than the %d bytes of a frame", core.MaxFrame)
+	}
+	if c.Timing != nil {
+		if err := c.Timing.Validate(); err != nil {
+			errs = append(errs, err)
+		}
+		if c.PrefillRate != 0 || c.ITL != 0 {
+			bad("Timing takes the place of PrefillRate and ITL")
+		}
+	}
+	if c.Link.Latency < 0 || c.Link.BytesPerSecond < 0 {
+		bad("a Link's numbers must not be negative")
 	}
 	if c.PrefillRate < 0 || c.ITL < 0 || c.Lease < 0 || c.HandshakeTimeout < 0 || c.KeepAlive < 0 || c.ExitDelay < 0 {
 		bad("durations and rates must not be negative")

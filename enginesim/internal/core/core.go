@@ -9,6 +9,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/pdkit/pdkit/enginesim/model"
 )
 
 // Config is what an engine core is made with.
@@ -21,6 +23,8 @@ type Config struct {
 	Lease         time.Duration // how long a handoff pins its blocks
 	PrefillRate   float64       // tokens per second; 0 is instant
 	ITL           time.Duration // between two tokens
+	Timing        *model.Spec   // in place of these two: how long steps take; nil for none
+	Link          model.Link    // with Timing: how KV comes from other engines
 	Recompute     bool          // a prompt whose KV could not be loaded is computed
 	Alone         bool          // the engine has no connector
 	MustLoad      bool          // the ledger notes a prompt that is computed here as a breach
@@ -32,7 +36,8 @@ type Core struct {
 	BlockSize, BlockBytes int
 	Die                   func() // ends the engine after an error that its core does not survive
 	Gate                  Gate   // shut while the engine is frozen
-	model                 model
+	model                 toyModel
+	pace                  *pacer // nil without Timing
 
 	mu      sync.Mutex
 	pool    *blockPool
@@ -48,7 +53,7 @@ func New(cfg Config, die func()) *Core {
 	size := cfg.BlockSize * cfg.BytesPerToken
 	c := &Core{
 		cfg: cfg, Die: die, BlockSize: cfg.BlockSize, BlockBytes: size,
-		model: model{seed: cfg.Seed, width: cfg.BytesPerToken}, pool: newBlockPool(cfg.Blocks, size),
+		model: toyModel{seed: cfg.Seed, width: cfg.BytesPerToken}, pace: newPacer(cfg.Timing, cfg.Link), pool: newBlockPool(cfg.Blocks, size),
 		leases: leaseBook{held: map[string]*lease{}}, Ledger: newLedger(), Stats: newCounters(cfg.Alone),
 	}
 	c.Gate.Init()

@@ -29,19 +29,19 @@ func Mix(a, b uint64) uint64 {
 	return hi ^ lo
 }
 
-// model is the deterministic toy model. The KV of one token is width bytes: the first word is the state of the sequence
+// toyModel is the deterministic toy model. The KV of one token is width bytes: the first word is the state of the sequence
 // up to and including that token, taken from the KV of the token before as it lies in memory, and the rest is spread
 // from it. So a block's content follows from its tokens, from what the previous block really holds, and from the seed.
-type model struct {
+type toyModel struct {
 	seed  uint64
 	width int // bytes of KV per token, a multiple of 8
 }
 
 // start is the state before the first token.
-func (m model) start() uint64 { return Mix(m.seed, mixB) }
+func (m toyModel) start() uint64 { return Mix(m.seed, mixB) }
 
 // write puts the KV of token into entry and returns the state it holds.
-func (m model) write(entry []byte, before uint64, token int32) uint64 {
+func (m toyModel) write(entry []byte, before uint64, token int32) uint64 {
 	state := Mix(before, uint64(uint32(token))+m.seed)
 	binary.LittleEndian.PutUint64(entry, state)
 	for at := 8; at < m.width; at += 8 {
@@ -52,7 +52,7 @@ func (m model) write(entry []byte, before uint64, token int32) uint64 {
 
 // fold takes the KV of whole tokens into a running digest. Every byte counts: a block that is stale, swapped or another
 // prompt's changes all that follows.
-func (m model) fold(digest uint64, entries []byte) uint64 {
+func (m toyModel) fold(digest uint64, entries []byte) uint64 {
 	for len(entries) >= 8 {
 		digest = Mix(digest, binary.LittleEndian.Uint64(entries))
 		entries = entries[8:]
@@ -61,11 +61,11 @@ func (m model) fold(digest uint64, entries []byte) uint64 {
 }
 
 // state reads the state that an entry holds.
-func (m model) state(entry []byte) uint64 { return binary.LittleEndian.Uint64(entry) }
+func (m toyModel) state(entry []byte) uint64 { return binary.LittleEndian.Uint64(entry) }
 
 // next is the token after a sequence with this digest: always printable ASCII, so a request ends by its limit or its
 // stop strings alone. variant is 0 for the greedy response; children of n > 1 and seeded sampling use other values.
-func (m model) next(digest, variant uint64) int32 {
+func (m toyModel) next(digest, variant uint64) int32 {
 	h := Mix(digest, m.seed+1)
 	if variant != 0 {
 		h = Mix(h, variant)
@@ -74,7 +74,7 @@ func (m model) next(digest, variant uint64) int32 {
 }
 
 // digestStart is the digest of an empty sequence.
-func (m model) digestStart() uint64 { return Mix(m.seed, 1) }
+func (m toyModel) digestStart() uint64 { return Mix(m.seed, 1) }
 
 // Tokenise gives one token per byte.
 func Tokenise(text string) []int32 {

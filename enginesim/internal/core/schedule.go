@@ -100,6 +100,7 @@ func (c *Core) Generate(ctx context.Context, conn Connector, g *Generation, emit
 	defer c.release(s)
 
 	run := &running{core: c, g: g, s: s, t: t, begun: time.Now(), emit: emit, out: &Outcome{}}
+	defer func() { run.turn.leave() }()
 	err := run.arrive(ctx)
 	if err == nil && run.out.Reason == "" {
 		err = run.prefill(ctx)
@@ -185,6 +186,7 @@ type running struct {
 	out   *Outcome
 	begun time.Time
 	text  strings.Builder
+	turn  *turn // in the engine's steps; nil without Config.Timing
 
 	placed, first time.Time
 }
@@ -235,6 +237,11 @@ func (r *running) prefill(ctx context.Context) error {
 			return err
 		}
 	}
+	if external && promised >= s.Prompt {
+		if err := r.step(ctx); err != nil {
+			return err
+		}
+	}
 	if !external || promised < s.Prompt {
 		from := s.Computed
 		if !external {
@@ -270,11 +277,30 @@ func (r *running) load(ctx context.Context) error {
 		r.t.Dropped(false)
 		return ctxErr(ctx)
 	}
-	return r.t.Load(ctx, r.s)
+	before := r.s.Computed
+	err := r.t.Load(ctx, r.s)
+	if p := r.core.pace; p != nil && err == nil {
+		err = p.fetched(ctx, r.s.Computed-before)
+	}
+	return err
+}
+
+// step takes the time of the engine's steps until the next token, if there is a Config.Timing.
+func (r *running) step(ctx context.Context) error {
+	p := r.core.pace
+	if p == nil {
+		return nil
+	}
+	r.turn.leave() // it was preempted
+	r.turn = p.join(len(r.s.Tokens), r.s.Computed, max(r.g.MaxTokens-len(r.out.Tokens), 1))
+	return r.turn.token(ctx)
 }
 
 // compute works out what the sequence misses, at the configured speed.
 func (r *running) compute(ctx context.Context) error {
+	if err := r.step(ctx); err != nil {
+		return err
+	}
 	if rate := r.core.cfg.PrefillRate; rate > 0 {
 		missing := len(r.s.Tokens) - r.s.Computed
 		if err := Sleep(ctx, time.Duration(float64(missing)/rate*float64(time.Second))); err != nil {
@@ -326,6 +352,11 @@ func (r *running) decode(ctx context.Context) error {
 		if st.Reason != "" {
 			r.out.Reason, r.out.Stop = st.Reason, st.Stop
 			return nil
+		}
+		if r.turn != nil {
+			if err := r.turn.token(ctx); err != nil {
+				return err
+			}
 		}
 		if err := Sleep(ctx, c.cfg.ITL); err != nil {
 			return err
