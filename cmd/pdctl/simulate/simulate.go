@@ -167,16 +167,22 @@ func (r *replay) route(_ *virtual.Fleet, i int, _ *virtual.Arrival) (virtual.Rou
 		}
 		in.Header = http.Header{"X-Session-Id": {session}}
 	}
-	pair, err := r.picker.Pick(r.ctx, in)
+	return Route(r.ctx, r.picker, r.places, in)
+}
+
+// Route asks a picker for a request's pair. places are the engines' places in the fleet, by ID. A request that the
+// picker refuses for overload is refused.
+func Route(ctx context.Context, picker pdflow.Picker, places map[string]int, in *pdflow.PickInput) (virtual.Route, error) {
+	pair, err := picker.Pick(ctx, in)
 	if errors.Is(err, pdflow.CodeOverloaded) {
 		return virtual.Route{Refuse: true}, nil
 	}
 	if err != nil {
 		return virtual.Route{}, err
 	}
-	route := virtual.Route{Decode: r.places[pair.Decode.ID]}
+	route := virtual.Route{Decode: places[pair.Decode.ID]}
 	if pair.Prefill.URL != nil {
-		route.Split, route.Prefill = true, r.places[pair.Prefill.ID]
+		route.Split, route.Prefill = true, places[pair.Prefill.ID]
 	}
 	if pair.PrefillDone != nil {
 		route.PrefillDone = func() { pair.PrefillDone(nil) }

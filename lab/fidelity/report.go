@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"slices"
+)
+
+// comparison is a load in virtual and in real time.
+type comparison struct{ virtual, real *result }
+
+// Objectives that goodput counts by, in seconds: about what nine in ten requests reach.
+const (
+	ttftMost = .4
+	tpotMost = .03
+)
+
+const head = "| policy | round | TTFT p50 | error | TTFT p99 | error | ITL p50 | error | ITL p99 | error | goodput | error | " +
+	"same pair |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|\n"
+
+func quantile(values []float64, q float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[int(q*float64(len(sorted)-1))]
+}
+
+// good is the share of requests that met the objectives, in percent.
+func (r *result) good() float64 {
+	n := 0
+	for i := range r.ttft {
+		if r.ttft[i] <= ttftMost && r.tpot[i] <= tpotMost {
+			n++
+		}
+	}
+	return 100 * float64(n) / float64(len(r.ttft))
+}
+
+// errors are by how much virtual time is off real time, as shares: of TTFT and ITL at p50 and p99.
+func (c *comparison) errors() (ttft50, ttft99, itl50, itl99 float64) {
+	off := func(virtual, real float64) float64 { return virtual/real - 1 }
+	return off(quantile(c.virtual.ttft, .5), quantile(c.real.ttft, .5)),
+		off(quantile(c.virtual.ttft, .99), quantile(c.real.ttft, .99)),
+		off(c.virtual.gaps.Quantile(.5), c.real.gaps.Quantile(.5)),
+		off(c.virtual.gaps.Quantile(.99), c.real.gaps.Quantile(.99))
+}
+
+// alike is the share of requests that went to the same pair, in percent.
+func (c *comparison) alike() float64 {
+	n := 0
+	for i := range c.virtual.pairs {
+		if c.virtual.pairs[i] == c.real.pairs[i] {
+			n++
+		}
+	}
+	return 100 * float64(n) / float64(len(c.virtual.pairs))
+}
+
+// row shows what real time gave, and how far virtual time was off.
+func (c *comparison) row(policy string, round int) string {
+	a, b, x, y := c.errors()
+	r := c.real
+	return fmt.Sprintf("| `%s` | %d | %.0f ms | %+.1f %% | %.0f ms | %+.1f %% | %.1f ms | %+.1f %% | %.1f ms | %+.1f %% | "+
+		"%.1f %% | %+.1f | %.1f %% |\n", policy, round, 1000*quantile(r.ttft, .5), 100*a, 1000*quantile(r.ttft, .99), 100*b,
+		1000*r.gaps.Quantile(.5), 100*x, 1000*r.gaps.Quantile(.99), 100*y, r.good(), c.virtual.good()-r.good(), c.alike())
+}
