@@ -95,7 +95,8 @@ func TestWithTimingKVTakesItsTimeOverTheLink(t *testing.T) {
 	prompt := strings.Repeat("d", 320)
 	first := ask(p, map[string]any{"prompt": prompt, "max_tokens": 1,
 		"kv_transfer_params": map[string]any{"do_remote_decode": true}})
-	got := stream(t, d, simtest.Obj{"prompt": prompt, "max_tokens": 2, "kv_transfer_params": first["kv_transfer_params"]})
+	got := stream(t, d, simtest.Obj{"prompt": prompt, "max_tokens": 2,
+		"kv_transfer_params": first["kv_transfer_params"]})
 	require.NotEmpty(t, got)
 	assert.GreaterOrEqual(t, got[0], 400*time.Millisecond, "320 KB over the link, and a step")
 	assert.NoError(t, p.CheckKV())

@@ -84,14 +84,18 @@ var help = kong.Vars{
 	"bench_header": "A header for each request, like an Authorization.",
 	"simulate": "Replay a trace over a fleet of modelled engines in virtual time, with each picking policy: reuse, " +
 		"TTFT, ITL, balance.",
-	"simulate_trace": "Replay this file of JSON lines (cmd/pdctl/README.md), also in the form of Mooncake's published " +
-		"traces, or mooncake for its trace of conversations; otherwise a trace is generated.",
+	"simulate_trace": "Replay this file of JSON lines (cmd/pdctl/README.md), also in the form of Mooncake's " +
+		"published traces, or mooncake for its trace of conversations; otherwise a trace is generated.",
 	"simulate_requests": "Send so many requests: a longer trace is cut, a shorter one begins anew with other texts.",
 	"simulate_policies": "The policies, comma separated, as for the gateway's -pick; all otherwise.",
-	"simulate_step": "Microseconds of an engine's step: for the step, for each request in it, for each token of context, " +
-		"and for each token of a prompt. Usual is Llama-3.1-8B on an H100.",
-	"simulate_link": "Gigabytes a second of KV within a zone and between two; one number is for both, 0 is without bound.",
-	"completion":    "Print the script with which a shell completes pdctl's commands and flags.",
+	"simulate_seed":     "Of the generated trace and of the policies. The same seed gives the same output.",
+	"simulate_budget":   "Tokens that a step computes at most; longer prompts are computed in chunks.",
+	"simulate_step": "Microseconds of an engine's step: for the step, for each request in it, for each token of " +
+		"context, and for each token of a prompt. Usual is Llama-3.1-8B on an H100.",
+	"simulate_link": "Gigabytes a second of KV within a zone and between two; one number is for both, 0 is without " +
+		"bound.",
+	"simulate_handshake": "By how much the first transfer of a pair takes longer.",
+	"completion":         "Print the script with which a shell completes pdctl's commands and flags.",
 }
 
 // ends are the exit statuses of commands. --help and README.md have these texts, and a test returns each of them.

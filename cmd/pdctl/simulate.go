@@ -21,9 +21,9 @@ type simulateCmd struct {
 	Requests int     `placeholder:"N" help:"${simulate_requests}"`
 	Speed    float64 `default:"1" placeholder:"X" help:"Let the requests come so many times as fast."`
 	Rate     float64 `default:"24" placeholder:"N" help:"New conversations a second of the generated trace."`
-	Duration float64 `default:"120" placeholder:"SECONDS" help:"For how long conversations of the generated trace begin."`
+	Duration float64 `default:"120" placeholder:"SECONDS" help:"How long the generated trace is."`
 	Write    string  `placeholder:"FILE" help:"Write the trace to this file."`
-	Seed     uint64  `default:"1" placeholder:"N" help:"Of the generated trace and of the policies. The same seed gives the same output."`
+	Seed     uint64  `default:"1" placeholder:"N" help:"${simulate_seed}"`
 
 	Policies []string `placeholder:"POLICY" help:"${simulate_policies}"`
 
@@ -31,14 +31,14 @@ type simulateCmd struct {
 	Decode     int       `default:"7" placeholder:"N" help:"Decode engines."`
 	Zones      int       `default:"2" placeholder:"N" help:"The engines are distributed over them by turns."`
 	Step       []float64 `default:"6830,4.42,0.0762,31.4" placeholder:"US" help:"${simulate_step}"`
-	StepTokens int       `default:"8192" placeholder:"N" help:"Tokens that a step computes at most; longer prompts are computed in chunks."`
+	StepTokens int       `default:"8192" placeholder:"N" help:"${simulate_budget}"`
 	MaxRunning int       `default:"1024" placeholder:"N" help:"Requests that an engine runs at once."`
 	Blocks     int       `default:"25700" placeholder:"N" help:"Blocks of an engine's KV memory."`
 	BlockSize  int       `default:"16" placeholder:"N" help:"Tokens of a block."`
 
 	Link      []float64     `default:"20,5" placeholder:"GB/S" help:"${simulate_link}"`
 	KVBytes   float64       `name:"kv-bytes" default:"131072" placeholder:"N" help:"Bytes of KV of a token."`
-	Handshake time.Duration `default:"150ms" placeholder:"TIME" help:"By how much the first transfer of a pair takes longer."`
+	Handshake time.Duration `default:"150ms" placeholder:"TIME" help:"${simulate_handshake}"`
 
 	SLOTTFT time.Duration `name:"slo-ttft" placeholder:"TIME" help:"${bench_slo_ttft}"`
 	SLOTPOT time.Duration `name:"slo-tpot" aliases:"slo-itl" placeholder:"TIME" help:"${bench_slo_tpot}"`

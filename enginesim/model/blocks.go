@@ -171,7 +171,7 @@ func (b *blocks) rebuild() {
 	b.table.count = 0
 	for id, m := range b.meta {
 		if m.key != 0 {
-			*b.table.find(m.key) = entry{m.key, int32(id)} //nolint:gosec // 2^30 blocks at most
+			*b.table.find(m.key) = entry{m.key, int32(id)}
 			b.table.count++
 		}
 	}

@@ -69,7 +69,7 @@ func (e *Engine) Spec() Spec { return e.spec }
 // Stats gives the counters.
 func (e *Engine) Stats() Stats { return e.stats }
 
-// Waiting, Running and UsedBlocks are the gauges that engines tell. A request whose KV is on its way waits.
+// Waiting is the number of requests that have not begun; one whose KV is on its way is not among them.
 func (e *Engine) Waiting() int { return len(e.waiting) + len(e.ready) }
 
 // Running is the number of requests that are computed.

@@ -74,7 +74,7 @@ func small() model.Spec {
 
 // workload makes requests of conversations that share beginnings, at a mean rate.
 func workload(seed uint64, n int, rate float64) []arrival {
-	r := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // a workload, no secret
+	r := rand.New(rand.NewPCG(seed, 1))
 	var all []arrival
 	at := 0.0
 	for i := range n {
@@ -105,9 +105,9 @@ func TestTheMeanWaitIsThatOfMD1(t *testing.T) {
 		}
 		t.Run(fmt.Sprintf("load %.2f", c.rho), func(t *testing.T) {
 			t.Parallel()
-			e := engine(t, model.Spec{StepTime: model.StepTime{PerPrefillToken: service / 100}, MaxRunning: 1, BlockSize: 100,
-				NoPrefixCache: true})
-			r := rand.New(rand.NewPCG(7, 1)) //nolint:gosec // arrivals, no secret
+			e := engine(t, model.Spec{StepTime: model.StepTime{PerPrefillToken: service / 100}, MaxRunning: 1,
+				BlockSize: 100, NoPrefixCache: true})
+			r := rand.New(rand.NewPCG(7, 1))
 			sum, lindley, wait, before := 0.0, 0.0, 0.0, 0.0
 			at := 0.0
 			var came []float64 // of those that have not ended; they end in the order in which they came

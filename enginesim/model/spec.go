@@ -7,8 +7,8 @@
 // were free for longest, preemption of the request that came last, and recomputation of what it had. [StepTime] is how
 // long a step takes. [Link] is how long KV takes from one engine to another.
 //
-// The same engine runs in virtual time (package enginesim/virtual) and in real time (enginesim.Config.Timing). All times
-// are in seconds.
+// The same engine runs in virtual time (package enginesim/virtual) and in real time (enginesim.Config.Timing). All
+// times are in seconds.
 package model
 
 import (
@@ -73,12 +73,12 @@ func (s *Spec) Validate() error {
 //
 // Decode is by the coefficients that BLIS has fitted for its model "trained-physics" (github.com/inference-sim/
 // inference-sim at f90a1e3a, defaults.yaml and sim/latency/trained_physics_model.go): 13.96 GB of layers' weights at
-// 3.35 TB/s, times 1.3625, and 32 layers of 32.1 µs, and 126 µs are 6.83 ms for a step; 4.42 µs for a request; 128 KiB of
-// KV at 3.35 TB/s, times 1.947, are 0.0762 µs for a token of context.
+// 3.35 TB/s, times 1.3625, and 32 layers of 32.1 µs, and 126 µs are 6.83 ms for a step; 4.42 µs for a request; 128 KiB
+// of KV at 3.35 TB/s, times 1.947, are 0.0762 µs for a token of context.
 //
 // Prefill is by roofline: 13.96 GFLOP for a token, at 989.5 TFLOP/s and a share of 0.45 in use (hardware_config.json
-// there, mfuPrefill), are 31.4 µs. BLIS's own coefficient for prefill, 0.152 of the time at the chip's peak, is 6.6 times
-// faster than the chip can be.
+// there, mfuPrefill), are 31.4 µs. BLIS's own coefficient for prefill, 0.152 of the time at the chip's peak, is 6.6
+// times faster than the chip can be.
 //
 // Memory: 90 % of 80 GB without weights and activations leave 54 GB, which are 25,700 blocks of 16 tokens.
 func Llama8B() Spec {

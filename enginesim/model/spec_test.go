@@ -15,7 +15,7 @@ import (
 
 func TestAFitFindsTheTermsOfTheSteps(t *testing.T) {
 	want := model.Llama8B().StepTime
-	r := rand.New(rand.NewPCG(1, 1)) //nolint:gosec // noise, no secret
+	r := rand.New(rand.NewPCG(1, 1))
 	var exact, noisy []model.Observation
 	for range 400 {
 		l := model.Load{Requests: 1 + r.IntN(200), PrefillTokens: r.IntN(2) * r.IntN(8192)}
@@ -25,8 +25,11 @@ func TestAFitFindsTheTermsOfTheSteps(t *testing.T) {
 	}
 	got, err := model.Fit(exact)
 	require.NoError(t, err)
-	for i, x := range []float64{got.Base, got.PerRequest, got.PerContextToken, got.PerPrefillToken} {
-		assert.InEpsilon(t, []float64{want.Base, want.PerRequest, want.PerContextToken, want.PerPrefillToken}[i], x, 1e-6)
+	terms := func(t model.StepTime) []float64 {
+		return []float64{t.Base, t.PerRequest, t.PerContextToken, t.PerPrefillToken}
+	}
+	for i, x := range terms(got) {
+		assert.InEpsilon(t, terms(want)[i], x, 1e-6)
 	}
 	got, err = model.Fit(noisy)
 	require.NoError(t, err)
@@ -39,7 +42,8 @@ func TestAFitFindsTheTermsOfTheSteps(t *testing.T) {
 func TestAFitLeavesOutWhatTheStepsDoNotShow(t *testing.T) {
 	var same, falling []model.Observation
 	for i := range 10 {
-		same = append(same, model.Observation{Load: model.Load{Requests: 1, PrefillTokens: 100 * i}, Seconds: .01 + .001*float64(i)})
+		same = append(same, model.Observation{Load: model.Load{Requests: 1, PrefillTokens: 100 * i},
+			Seconds: .01 + .001*float64(i)})
 		falling = append(falling, model.Observation{Load: model.Load{Requests: 1 + i}, Seconds: .02 - .001*float64(i)})
 	}
 	got, err := model.Fit(same)

@@ -13,8 +13,8 @@ func (e *Engine) plan(now float64) {
 	if budget == 0 {
 		budget = math.MaxInt
 	}
-	short, lost := false, false // a request that runs found no budget; one has lost its blocks
-	for i := 0; i < len(e.running); i++ {
+	short, lost := false, false           // a request that runs found no budget; one has lost its blocks
+	for i := 0; i < len(e.running); i++ { //nolint:intrange // preempt shortens it
 		r := e.running[i]
 		n := min(r.missing(), budget)
 		if n == 0 {
@@ -212,10 +212,9 @@ func (e *Engine) finish(at float64) {
 
 // token counts what the stretch has made of a response.
 func (e *Engine) token(r *Request, s span, at float64) {
-	switch {
-	case r.made == 0:
+	if r.made == 0 {
 		e.tell(First, at, r, 1)
-	default:
+	} else {
 		e.Gaps.Add(s.after(1)-r.last, 1)
 		if e.EachStep {
 			e.tell(Token, at, r, s.steps)

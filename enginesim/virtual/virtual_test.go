@@ -20,7 +20,7 @@ import (
 // conversations come at a mean rate; prompts of 16 groups share a beginning.
 func conversations(seed uint64, n int, rate float64) iter.Seq[virtual.Arrival] {
 	return func(yield func(virtual.Arrival) bool) {
-		r := rand.New(rand.NewPCG(seed, 2)) //nolint:gosec // a workload, no secret
+		r := rand.New(rand.NewPCG(seed, 2))
 		at := 0.0
 		for i := range n {
 			at += r.ExpFloat64() / rate
@@ -131,15 +131,10 @@ func TestFasterLinksAndFewerRequestsAreNeverSlower(t *testing.T) {
 }
 
 func TestOneEngineServesAloneAndARouterRefuses(t *testing.T) {
-	r := run(t, fleet(1, 20e9), conversations(1, 30, 2), func(f *virtual.Fleet, i int, a *virtual.Arrival) (virtual.Route, error) {
-		if i%3 == 0 {
-			return virtual.Route{Refuse: true}, nil
-		}
-		if f.Engine(0).Running() > 0 && i == 100 {
-			return virtual.Route{}, context.Canceled
-		}
-		return virtual.Route{Decode: i % 2}, nil
-	})
+	router := func(_ *virtual.Fleet, i int, _ *virtual.Arrival) (virtual.Route, error) {
+		return virtual.Route{Decode: i % 2, Refuse: i%3 == 0}, nil
+	}
+	r := run(t, fleet(1, 20e9), conversations(1, 30, 2), router)
 	served := 0
 	for i, o := range r.Outcomes {
 		require.Equal(t, i%3 == 0, o.Refused)

@@ -49,7 +49,8 @@ func newLoad(seed uint64, n int, rate float64) []request {
 		}
 		text.WriteString(strings.Repeat("word ", 20+r.IntN(120)))
 		q := request{at: at, prompt: text.String(), output: 10 + r.IntN(70)}
-		q.body, _ = json.Marshal(map[string]any{"model": "tiny", "prompt": q.prompt, "max_tokens": q.output, "stream": true})
+		q.body, _ = json.Marshal(map[string]any{"model": "tiny", "prompt": q.prompt, "max_tokens": q.output,
+			"stream": true})
 		all[i] = q
 	}
 	return all

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command fidelity compares a simulation in virtual time with the same engines, requests and policy in real time: a flow
-// sends the requests over HTTP to simulated engines that take the model's time (enginesim.Config.Timing). It writes the
-// table of docs/simulation.md. Run it from the repository root, on a quiet machine; each round of each policy takes some
-// minutes:
+// Command fidelity compares a simulation in virtual time with the same engines, requests and policy in real time: a
+// flow sends the requests over HTTP to simulated engines that take the model's time (enginesim.Config.Timing). It
+// writes the table of docs/simulation.md. Run it from the repository root, on a quiet machine; each round of each
+// policy takes some minutes:
 //
 //	go run ./lab/fidelity
 package main
@@ -67,9 +67,9 @@ func compare(ctx context.Context, policy pick.Policy, load []request, seed uint6
 	if err != nil {
 		return nil, err
 	}
-	real, err := inRealTime(ctx, policy, load, seed)
+	actual, err := inRealTime(ctx, policy, load, seed)
 	if err != nil {
 		return nil, err
 	}
-	return &comparison{virtual, real}, nil
+	return &comparison{virtual, actual}, nil
 }

@@ -16,8 +16,8 @@ const (
 	tpotMost = .03
 )
 
-const head = "| policy | round | TTFT p50 | error | TTFT p99 | error | ITL p50 | error | ITL p99 | error | goodput | error | " +
-	"same pair |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|\n"
+const head = "| policy | round | TTFT p50 | error | TTFT p99 | error | ITL p50 | error | ITL p99 | error | " +
+	"goodput | error | same pair |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|\n"
 
 func quantile(values []float64, q float64) float64 {
 	sorted := slices.Sorted(slices.Values(values))
@@ -37,7 +37,7 @@ func (r *result) good() float64 {
 
 // errors are by how much virtual time is off real time, as shares: of TTFT and ITL at p50 and p99.
 func (c *comparison) errors() (ttft50, ttft99, itl50, itl99 float64) {
-	off := func(virtual, real float64) float64 { return virtual/real - 1 }
+	off := func(virtual, actual float64) float64 { return virtual/actual - 1 }
 	return off(quantile(c.virtual.ttft, .5), quantile(c.real.ttft, .5)),
 		off(quantile(c.virtual.ttft, .99), quantile(c.real.ttft, .99)),
 		off(c.virtual.gaps.Quantile(.5), c.real.gaps.Quantile(.5)),
@@ -59,7 +59,9 @@ func (c *comparison) alike() float64 {
 func (c *comparison) row(policy string, round int) string {
 	a, b, x, y := c.errors()
 	r := c.real
-	return fmt.Sprintf("| `%s` | %d | %.0f ms | %+.1f %% | %.0f ms | %+.1f %% | %.1f ms | %+.1f %% | %.1f ms | %+.1f %% | "+
-		"%.1f %% | %+.1f | %.1f %% |\n", policy, round, 1000*quantile(r.ttft, .5), 100*a, 1000*quantile(r.ttft, .99), 100*b,
-		1000*r.gaps.Quantile(.5), 100*x, 1000*r.gaps.Quantile(.99), 100*y, r.good(), c.virtual.good()-r.good(), c.alike())
+	ms := func(seconds, off float64) string { return fmt.Sprintf("%.4g ms | %+.1f %%", 1000*seconds, 100*off) }
+	return fmt.Sprintf("| `%s` | %d | %s | %s | %s | %s | %.1f %% | %+.1f | %.1f %% |\n", policy, round,
+		ms(quantile(r.ttft, .5), a), ms(quantile(r.ttft, .99), b), ms(r.gaps.Quantile(.5), x),
+		ms(r.gaps.Quantile(.99), y),
+		r.good(), c.virtual.good()-r.good(), c.alike())
 }

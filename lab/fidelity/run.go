@@ -68,7 +68,8 @@ func newPicker(ctx context.Context, urls [4]string, policy pick.Policy, seed uin
 }
 
 func inVirtualTime(ctx context.Context, policy pick.Policy, load []request, seed uint64) (*result, error) {
-	picker, stop, err := newPicker(ctx, [4]string{"http://p0:1", "http://p1:1", "http://d0:1", "http://d1:1"}, policy, seed)
+	urls := [4]string{"http://p0:1", "http://p1:1", "http://d0:1", "http://d1:1"}
+	picker, stop, err := newPicker(ctx, urls, policy, seed)
 	if err != nil {
 		return nil, err
 	}
@@ -186,7 +187,8 @@ func inRealTime(ctx context.Context, policy pick.Policy, load []request, seed ui
 
 // ask sends a request and returns when its tokens came.
 func ask(ctx context.Context, flow *pdflow.Flow, i int, body []byte) (tokens []time.Time, err error) {
-	resp, err := flow.Do(ctx, &pdflow.Request{API: connector.APICompletions, Body: body, RequestID: strconv.Itoa(i + 1)})
+	resp, err := flow.Do(ctx, &pdflow.Request{API: connector.APICompletions, Body: body,
+		RequestID: strconv.Itoa(i + 1)})
 	if err != nil {
 		return nil, err
 	}

@@ -30,7 +30,8 @@ func Usual() Generated {
 // Trace generates the trace. The same seed gives the same one.
 func (g Generated) Trace(seed uint64) (*Trace, error) {
 	if !(g.Rate > 0 && g.Seconds > 0 && g.Rate*g.Seconds < 1e7) {
-		return nil, errors.New("the rate and the length of a generated trace are above 0, and it has below 10⁷ conversations")
+		return nil, errors.New("the rate and the length of a generated trace are above 0, and it has fewer than 10⁷ " +
+			"conversations")
 	}
 	r := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // the same trace each time
 	sizes := make([]int, g.systems)
@@ -57,7 +58,8 @@ func (g Generated) Trace(seed uint64) (*Trace, error) {
 		for turn := range 1 + r.IntN(g.turns) {
 			segments = append(segments, segment{fmt.Sprintf("%s question %d", session, turn), 100 + r.IntN(1500)})
 			out, answer := output(r), fmt.Sprintf("%s answer %d", session, turn)
-			all = append(all, entry{At: when, Session: session, Segments: slices.Clone(segments), Answer: answer, Output: out})
+			all = append(all, entry{At: when, Session: session, Segments: slices.Clone(segments), Answer: answer,
+				Output: out})
 			segments = append(segments, segment{answer, out * tokenBytes})
 			when += 4 + r.ExpFloat64()*g.think
 		}

@@ -37,8 +37,8 @@ func prompt(e *entry, round, blockSize int) (keys []uint64, tokens int) {
 	keys = make([]uint64, 0, all/block)
 	chain, content, filled := uint64(1), uint64(0), 0
 	add := func(id uint64, size int) {
-		id = mix(id, uint64(round)) //nolint:gosec // not below 0
-		whole := false              // the last block was one of this segment, which says where the next one is
+		id = mix(id, uint64(round))
+		whole := false // the last block was one of this segment, which says where the next one is
 		for at := 0; at < size; {
 			n := min(block-filled, size-at)
 			if whole && n == block {
@@ -47,7 +47,7 @@ func prompt(e *entry, round, blockSize int) (keys []uint64, tokens int) {
 				at += n
 				continue
 			}
-			content = mix(content^id, uint64(at)<<32|uint64(n)) //nolint:gosec // not below 0
+			content = mix(content^id, uint64(at)<<32|uint64(n))
 			at, filled = at+n, filled+n
 			if filled == block {
 				chain = mix(chain, content)>>2 | 1<<62
@@ -70,7 +70,7 @@ type writer struct{ body []byte }
 func (w *writer) request(e *entry, round int) (*connector.ClientRequest, error) {
 	w.body = append(w.body[:0], `{"model":"m","prompt":"`...)
 	e.pieces(func(id uint64, size int) {
-		x := mix(id, uint64(round)) //nolint:gosec // not below 0
+		x := mix(id, uint64(round))
 		for ; size > 0; size -= 8 {
 			x += 0x9e3779b97f4a7c15
 			letters := mix(x, 0)&0x0f0f0f0f0f0f0f0f + 0x6161616161616161 // eight of a to p

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -110,7 +111,7 @@ func (r *Result) cells(slo *SLO) []string {
 	row := []string{fmt.Sprintf("%.1f %%", r.Reuse()), fmt.Sprintf("%.2f", imbalance(r.PrefillBusy)),
 		fmt.Sprintf("%.2f", imbalance(r.DecodeTokens)), ms(quantile(r.TTFT, .5)), ms(quantile(r.TTFT, .99)),
 		fmt.Sprintf("%.1f ms", 1000*r.ITLP50), fmt.Sprintf("%.1f ms", 1000*r.ITLP99),
-		fmt.Sprintf("%.2f s", quantile(r.E2E, .99)), fmt.Sprint(r.Pairs),
+		fmt.Sprintf("%.2f s", quantile(r.E2E, .99)), strconv.Itoa(r.Pairs),
 		fmt.Sprintf("%.0f %%", 100*float64(r.Crossed)/float64(max(len(r.TTFT), 1)))}
 	if slo != nil {
 		row = append(row, fmt.Sprintf("%.2f/s", r.Goodput(*slo)))
@@ -129,10 +130,11 @@ func Text(w io.Writer, f Fleet, t *Trace, results []*Result, slo *SLO, markdown 
 		e, at, _ := t.at(i)
 		tokens, out, last = tokens+(e.size()+tokenBytes-1)/tokenBytes, out+e.Output, at
 	}
-	fmt.Fprintf(w, "%d requests in %.0f s, %d tokens of prompt and %d of response on average; %d prefill and %d decode "+
-		"engines in %d zones\n\n", t.requests, last, tokens/t.requests, out/t.requests, f.Prefill, f.Decode, f.Zones)
-	head := []string{"policy", "reused", "prefill max/mean", "decode max/mean", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99",
-		"total p99", "pairs used", "between zones"}
+	fmt.Fprintf(w, "%d requests in %.0f s, %d tokens of prompt and %d of response on average; %d prefill and %d "+
+		"decode engines in %d zones\n\n", t.requests, last, tokens/t.requests, out/t.requests, f.Prefill,
+		f.Decode, f.Zones)
+	head := []string{"policy", "reused", "prefill max/mean", "decode max/mean", "TTFT p50", "TTFT p99", "ITL p50",
+		"ITL p99", "total p99", "pairs used", "between zones"}
 	if slo != nil {
 		head = append(head, "goodput")
 	}

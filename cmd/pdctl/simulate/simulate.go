@@ -32,8 +32,8 @@ type Fleet struct {
 }
 
 // UsualFleet has different numbers of prefill and decode engines: with equal numbers round robin would always make the
-// same pairs. The engines are 8B models on an H100 each, the links 200 Gbit/s within a zone and a quarter of that between
-// zones.
+// same pairs. The engines are 8B models on an H100 each, the links 200 Gbit/s within a zone and a quarter of that
+// between zones.
 func UsualFleet() Fleet {
 	return Fleet{
 		Prefill: 4, Decode: 7, PrefillSpec: model.Llama8B(), DecodeSpec: model.Llama8B(), Zones: 2,
@@ -172,7 +172,9 @@ func (r *replay) route(_ *virtual.Fleet, i int, _ *virtual.Arrival) (virtual.Rou
 
 // Route asks a picker for a request's pair. places are the engines' places in the fleet, by ID. A request that the
 // picker refuses for overload is refused.
-func Route(ctx context.Context, picker pdflow.Picker, places map[string]int, in *pdflow.PickInput) (virtual.Route, error) {
+func Route(
+	ctx context.Context, picker pdflow.Picker, places map[string]int, in *pdflow.PickInput,
+) (virtual.Route, error) {
 	pair, err := picker.Pick(ctx, in)
 	if errors.Is(err, pdflow.CodeOverloaded) {
 		return virtual.Route{Refuse: true}, nil

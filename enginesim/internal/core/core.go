@@ -53,7 +53,8 @@ func New(cfg Config, die func()) *Core {
 	size := cfg.BlockSize * cfg.BytesPerToken
 	c := &Core{
 		cfg: cfg, Die: die, BlockSize: cfg.BlockSize, BlockBytes: size,
-		model: toyModel{seed: cfg.Seed, width: cfg.BytesPerToken}, pace: newPacer(cfg.Timing, cfg.Link), pool: newBlockPool(cfg.Blocks, size),
+		model: toyModel{seed: cfg.Seed, width: cfg.BytesPerToken}, pace: newPacer(cfg.Timing, cfg.Link),
+		pool:   newBlockPool(cfg.Blocks, size),
 		leases: leaseBook{held: map[string]*lease{}}, Ledger: newLedger(), Stats: newCounters(cfg.Alone),
 	}
 	c.Gate.Init()

@@ -29,9 +29,10 @@ func Mix(a, b uint64) uint64 {
 	return hi ^ lo
 }
 
-// toyModel is the deterministic toy model. The KV of one token is width bytes: the first word is the state of the sequence
-// up to and including that token, taken from the KV of the token before as it lies in memory, and the rest is spread
-// from it. So a block's content follows from its tokens, from what the previous block really holds, and from the seed.
+// toyModel is the deterministic toy model. The KV of one token is width bytes: the first word is the state of the
+// sequence up to and including that token, taken from the KV of the token before as it lies in memory, and the rest is
+// spread from it. So a block's content follows from its tokens, from what the previous block really holds, and from the
+// seed.
 type toyModel struct {
 	seed  uint64
 	width int // bytes of KV per token, a multiple of 8
