@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/enginesim/model"
+	"github.com/pdkit/pdkit/enginesim/pace"
 )
 
 // Config is what an engine core is made with.
@@ -37,7 +38,7 @@ type Core struct {
 	Die                   func() // ends the engine after an error that its core does not survive
 	Gate                  Gate   // shut while the engine is frozen
 	model                 toyModel
-	pace                  *pacer // nil without Timing
+	pace                  *pace.Engine // nil without Timing
 
 	mu      sync.Mutex
 	pool    *blockPool
@@ -53,12 +54,27 @@ func New(cfg Config, die func()) *Core {
 	size := cfg.BlockSize * cfg.BytesPerToken
 	c := &Core{
 		cfg: cfg, Die: die, BlockSize: cfg.BlockSize, BlockBytes: size,
-		model: toyModel{seed: cfg.Seed, width: cfg.BytesPerToken}, pace: newPacer(cfg.Timing, cfg.Link),
+		model: toyModel{seed: cfg.Seed, width: cfg.BytesPerToken}, pace: newPace(&cfg),
 		pool:   newBlockPool(cfg.Blocks, size),
 		leases: leaseBook{held: map[string]*lease{}}, Ledger: newLedger(), Stats: newCounters(cfg.Alone),
 	}
 	c.Gate.Init()
 	return c
+}
+
+// newPace makes what lets generations take their time; nil without Timing. Memory is the core's own: the model has no
+// bound of blocks and places, and is told what is cached.
+func newPace(cfg *Config) *pace.Engine {
+	if cfg.Timing == nil {
+		return nil
+	}
+	s := *cfg.Timing
+	s.Blocks, s.MaxRunning, s.NoPrefixCache = 0, 0, true
+	e, err := pace.New(s, cfg.Link)
+	if err != nil {
+		panic(err) // enginesim.Start has validated it
+	}
+	return e
 }
 
 // Blocks is how many blocks of KV there are.

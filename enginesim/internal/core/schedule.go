@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/enginesim/internal/python"
+	"github.com/pdkit/pdkit/enginesim/model"
+	"github.com/pdkit/pdkit/enginesim/pace"
 )
 
 // Finish reasons.
@@ -100,7 +102,7 @@ func (c *Core) Generate(ctx context.Context, conn Connector, g *Generation, emit
 	defer c.release(s)
 
 	run := &running{core: c, g: g, s: s, t: t, begun: time.Now(), emit: emit, out: &Outcome{}}
-	defer func() { run.turn.leave() }()
+	defer func() { run.turn.Leave() }()
 	err := run.arrive(ctx)
 	if err == nil && run.out.Reason == "" {
 		err = run.prefill(ctx)
@@ -186,7 +188,7 @@ type running struct {
 	out   *Outcome
 	begun time.Time
 	text  strings.Builder
-	turn  *turn // in the engine's steps; nil without Config.Timing
+	turn  *pace.Turn // in the engine's steps; nil without Config.Timing
 
 	placed, first time.Time
 }
@@ -280,7 +282,7 @@ func (r *running) load(ctx context.Context) error {
 	before := r.s.Computed
 	err := r.t.Load(ctx, r.s)
 	if p := r.core.pace; p != nil && err == nil {
-		err = p.fetched(ctx, r.s.Computed-before)
+		err = p.Fetch(ctx, r.s.Computed-before)
 	}
 	return err
 }
@@ -291,9 +293,14 @@ func (r *running) step(ctx context.Context) error {
 	if p == nil {
 		return nil
 	}
-	r.turn.leave() // it was preempted
-	r.turn = p.join(len(r.s.Tokens), r.s.Computed, max(r.g.MaxTokens-len(r.out.Tokens), 1))
-	return r.turn.token(ctx)
+	r.turn.Leave() // it was preempted
+	turn, err := p.Join(&model.Request{Prompt: len(r.s.Tokens), Cached: r.s.Computed,
+		Output: max(r.g.MaxTokens-len(r.out.Tokens), 1)})
+	if err != nil {
+		return err
+	}
+	r.turn = turn
+	return turn.Token(ctx)
 }
 
 // compute works out what the sequence misses, at the configured speed.
@@ -354,7 +361,7 @@ func (r *running) decode(ctx context.Context) error {
 			return nil
 		}
 		if r.turn != nil {
-			if err := r.turn.token(ctx); err != nil {
+			if err := r.turn.Token(ctx); err != nil {
 				return err
 			}
 		}
