@@ -9,26 +9,25 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/enginesim/model"
+	"github.com/pdkit/pdkit/enginesim/pace"
 )
 
-// pair is a model of two engines, and the round tripper that reaches them. P computes one prompt after the other, in
-// the order of arrival, or some of them at a time. As real engines do, it drops requests whose client has left, and
-// what it has computed for them is lost. D gives each of its slots to one request for a fixed time; the others wait.
+// pair is two modelled engines (enginesim/pace), and the round tripper that reaches them. P computes one prompt after the
+// other, in the order of arrival, or some of them at a time. As real engines do, it drops requests whose client has
+// left, and what it has computed for them is lost. D makes a token of each response at a time, of as many as it has
+// places for; the others wait.
 type pair struct {
-	prefill time.Duration // for one prompt
-	differ  bool          // prompts do
+	differ  bool // prompts do
+	steps   int  // of P for a prompt
 	prompts atomic.Int64
-	slower  atomic.Int64  // prompts take so many times as long as at first; 0: as long
-	decode  time.Duration // for one response
+	slower  atomic.Int64 // prompts take so many times as long as at first; 0: as long
 
-	// What is free, with the time since when it is: P's turns, and D's slots. An engine on a busy machine that wakes up
-	// late does not serve less for it, since its work begins when it could have begun.
-	turns, slots chan time.Time
+	prefill, decode *pace.Engine
 }
 
 // narrow says what bounds the rate at which a pair serves.
@@ -38,44 +37,57 @@ const (
 	narrowPrefill narrow = "prefill" // P's time for a prompt, which is always the same
 	narrowPrompts narrow = "prompts" // the same time on average: a few long prompts among short ones
 	narrowBatch   narrow = "batch"   // P's time for a prompt, which is long, while it computes 16 of them at a time
-	narrowDecode  narrow = "decode"  // D's slots
+	narrowDecode  narrow = "decode"  // D's places
 )
 
-const batch = 16
+const (
+	batch  = 16
+	tokens = 8    // of a response
+	usual  = 1600 // tokens of a prompt on average
+)
 
 // newPair makes engines that together serve rate requests a second.
-func newPair(rate float64, decode time.Duration, by narrow) *pair {
-	slots, prefill := rate*decode.Seconds(), float64(time.Second)/rate
-	turns := 1
+func newPair(rate float64, decode time.Duration, by narrow) (*pair, error) {
+	places, prompt := rate*decode.Seconds(), 1/rate
+	p := model.Spec{MaxRunning: 1, BlockSize: 16, NoPrefixCache: true}
+	steps := 1
 	switch by {
 	case narrowDecode:
-		prefill /= 1.5
+		prompt /= 1.5
 	case narrowBatch:
-		turns, prefill = batch, prefill*batch
+		p.MaxRunning, steps = batch, batch
 		fallthrough
 	default:
-		slots *= 1.5
+		places *= 1.5
 	}
-	p := &pair{prefill: time.Duration(prefill), differ: by == narrowPrompts, decode: decode,
-		turns: make(chan time.Time, turns), slots: make(chan time.Time, int(slots))}
-	for _, free := range []chan time.Time{p.turns, p.slots} {
-		for range cap(free) {
-			free <- time.Time{}
-		}
+	if p.PerPrefillToken = prompt / usual; by == narrowBatch {
+		p.Base, p.PerPrefillToken = prompt, 0
 	}
-	return p
+	d := model.Spec{MaxRunning: int(places), BlockSize: 16, NoPrefixCache: true}
+	d.Base = decode.Seconds() / tokens
+	prefills, err := pace.New(p, model.Link{})
+	if err != nil {
+		return nil, err
+	}
+	decodes, err := pace.New(d, model.Link{})
+	return &pair{differ: by == narrowPrompts, steps: steps, prefill: prefills, decode: decodes}, err
 }
 
-// prompt is P's time for one prompt. Where prompts differ, one in ten takes seven times as long as the others.
-func (p *pair) prompt() time.Duration {
-	took := p.prefill * time.Duration(max(1, p.slower.Load()))
+// prompt is a request at P. Where prompts differ, one in ten is seven times as long as the others.
+func (p *pair) prompt() *model.Request {
+	slower := int(max(1, p.slower.Load()))
+	n := usual * slower
 	switch {
 	case !p.differ:
-		return took
 	case p.prompts.Add(1)%10 == 0:
-		return took * 70 / 16
+		n = n * 70 / 16
+	default:
+		n = n * 10 / 16
 	}
-	return took * 10 / 16
+	if p.steps > 1 {
+		return &model.Request{Prompt: n, Cached: n, Output: p.steps * slower}
+	}
+	return &model.Request{Prompt: n, Output: 1}
 }
 
 const (
@@ -120,27 +132,32 @@ func (p *pair) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.URL.Host == decodeHost {
 		return p.serveDecode(r)
 	}
-	begin, err := hold(r.Context(), p.turns)
+	prompt := p.prompt()
+	steps := prompt.Output
+	turn, err := p.prefill.Join(prompt)
 	if err != nil {
 		return nil, err
 	}
-	end := begin.Add(p.prompt())
-	if err := sleepUntil(r.Context(), end); err != nil {
-		p.turns <- time.Now()
-		return nil, err
+	defer turn.Leave()
+	for range steps {
+		if err := turn.Token(r.Context()); err != nil {
+			return nil, err
+		}
 	}
-	p.turns <- end
 	return respond(r, "application/json", io.NopCloser(strings.NewReader(`{"choices":[{"text":"a"}]}`))), nil
 }
 
+// serveDecode answers once the first token is there.
 func (p *pair) serveDecode(r *http.Request) (*http.Response, error) {
-	begin, err := hold(r.Context(), p.slots)
+	turn, err := p.decode.Join(&model.Request{Prompt: 1, Cached: 1, Output: tokens})
 	if err != nil {
 		return nil, err
 	}
-	s := &stream{ctx: r.Context(), next: begin, step: p.decode / (tokens - 1)}
-	s.end = sync.OnceFunc(func() { p.slots <- s.next })
-	return respond(r, "text/event-stream", s), nil
+	if err := turn.Token(r.Context()); err != nil {
+		turn.Leave()
+		return nil, err
+	}
+	return respond(r, "text/event-stream", &stream{ctx: r.Context(), turn: turn}), nil
 }
 
 func respond(r *http.Request, kind string, body io.ReadCloser) *http.Response {
@@ -148,17 +165,13 @@ func respond(r *http.Request, kind string, body io.ReadCloser) *http.Response {
 		Header: http.Header{"Content-Type": {kind}}, Body: body, ContentLength: -1, Request: r}
 }
 
-// stream is D's response: the first token at once, the last after the time for a response.
+// stream is D's response, whose first token is there.
 type stream struct {
 	ctx  context.Context
-	next time.Time     // of the token that was sent last
-	step time.Duration // between two tokens
+	turn *pace.Turn
 	sent int
 	rest string
-	end  func()
 }
-
-const tokens = 8
 
 func (s *stream) Read(b []byte) (int, error) {
 	if s.rest == "" {
@@ -166,8 +179,7 @@ func (s *stream) Read(b []byte) (int, error) {
 		case s.sent > tokens:
 			return 0, io.EOF
 		case s.sent > 1:
-			s.next = s.next.Add(s.step)
-			if err := sleepUntil(s.ctx, s.next); err != nil {
+			if err := s.turn.Token(s.ctx); err != nil {
 				return 0, err
 			}
 		}
@@ -182,22 +194,8 @@ func (s *stream) Read(b []byte) (int, error) {
 }
 
 func (s *stream) Close() error {
-	s.end()
+	s.turn.Leave()
 	return nil
-}
-
-// hold waits for one of what is free. It returns when it could have had it: when it came, or when that got free.
-func hold(ctx context.Context, free chan time.Time) (time.Time, error) {
-	came := time.Now()
-	select {
-	case since := <-free:
-		if since.After(came) {
-			return since, nil
-		}
-		return came, nil
-	case <-ctx.Done():
-		return came, ctx.Err()
-	}
 }
 
 func sleepUntil(ctx context.Context, at time.Time) error {

@@ -155,7 +155,11 @@ type gateway struct {
 
 // open makes a gateway.
 func open(ctx context.Context, r run) (*gateway, error) {
-	g := &gateway{engines: newPair(r.capacity, r.decode, r.by)}
+	engines, err := newPair(r.capacity, r.decode, r.by)
+	if err != nil {
+		return nil, err
+	}
+	g := &gateway{engines: engines}
 	options := []pdflow.Option{pdflow.WithTimeouts(config.Timeouts{Prefill: r.timeout})}
 	prefill, decode := prefillHost, decodeHost
 	if r.http {
