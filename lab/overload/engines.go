@@ -17,9 +17,9 @@ import (
 	"github.com/pdkit/pdkit/enginesim/pace"
 )
 
-// pair is two modelled engines (enginesim/pace), and the round tripper that reaches them. P computes one prompt after the
-// other, in the order of arrival, or some of them at a time. As real engines do, it drops requests whose client has
-// left, and what it has computed for them is lost. D makes a token of each response at a time, of as many as it has
+// pair is two modelled engines (enginesim/pace), and the round tripper that reaches them. P computes one prompt after
+// the other, in the order of arrival, or some of them at a time. As real engines do, it drops requests whose client has
+// left, and what it has computed for them is lost. D makes a token of each response in each step, of as many as it has
 // places for; the others wait.
 type pair struct {
 	differ  bool // prompts do
