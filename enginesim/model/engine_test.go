@@ -333,6 +333,28 @@ func TestARequestWhoseClientLeavesGivesItsBlocksBack(t *testing.T) {
 	require.Error(t, e.Add(&model.Request{Output: 2}, 9))
 }
 
+func TestAStepComputesNoMoreTokensThanItsBudget(t *testing.T) {
+	e := engine(t, model.Spec{StepTime: model.StepTime{PerRequest: 1}, StepTokens: 2, BlockSize: 16})
+	var all []arrival
+	for i := range 4 {
+		all = append(all, arrival{0, &model.Request{ID: i, Prompt: 1, Output: 5}})
+	}
+	serve(t, e, all, nil)
+	assert.InDelta(t, 20, e.Stats().Busy, 1e-9, "a request that gets no token is in no step")
+	assert.GreaterOrEqual(t, e.Stats().Steps, 10)
+}
+
+// Others share a prompt's beginning, not its end: the end is evicted first.
+func TestTheEndOfAPromptIsEvictedFirst(t *testing.T) {
+	spec := small()
+	spec.Blocks = 10
+	e := engine(t, spec)
+	keys := []uint64{11, 12, 13, 14, 15, 16, 17, 18}
+	serve(t, e, []arrival{{0, &model.Request{ID: 1, Prompt: 128, Output: 1, Keys: keys}},
+		{1, &model.Request{ID: 2, Prompt: 96, Output: 1}}}, nil)
+	assert.Equal(t, 64, e.Known(keys), "two blocks were unused, and four are gone")
+}
+
 func BenchmarkEngine(b *testing.B) {
 	spec := model.Llama8B()
 	for b.Loop() {

@@ -148,6 +148,15 @@ func TestOneEngineServesAloneAndARouterRefuses(t *testing.T) {
 	require.Zero(t, r.Pairs)
 }
 
+func TestTheFirstTransferOfAPairTakesAHandshakeLonger(t *testing.T) {
+	c := fleet(1, 20e9)
+	with := run(t, c, conversations(1, 3, .01), turns(1))
+	c.Handshake = 0
+	without := run(t, c, conversations(1, 3, .01), turns(1))
+	assert.InDelta(t, .1, with.Outcomes[0].TTFT()-without.Outcomes[0].TTFT(), 1e-9)
+	assert.InDelta(t, 0, with.Outcomes[1].TTFT()-without.Outcomes[1].TTFT(), 1e-9)
+}
+
 func TestWhatCannotBeIsSaid(t *testing.T) {
 	at := func(times ...float64) iter.Seq[virtual.Arrival] {
 		return func(yield func(virtual.Arrival) bool) {
