@@ -13,14 +13,10 @@ func (e *Engine) plan(now float64) {
 	if budget == 0 {
 		budget = math.MaxInt
 	}
-	short, lost := false, false           // a request that runs found no budget; one has lost its blocks
+	lost := false // a request has lost its blocks
 	for i := 0; i < len(e.running); i++ { //nolint:intrange // preempt shortens it
 		r := e.running[i]
-		n := min(r.missing(), budget)
-		if n == 0 {
-			short = true
-			break
-		}
+		n := min(r.missing(), budget) // above 0: requests begin only while budget is left
 		for !e.grow(r, r.computed+n) {
 			last := e.running[len(e.running)-1]
 			e.preempt(last, now)
@@ -38,7 +34,7 @@ func (e *Engine) plan(now float64) {
 	if !lost {
 		e.begin(now, budget)
 	}
-	e.start(now, !short && !lost)
+	e.start(now, !lost)
 }
 
 // begin lets requests begin that have come or whose KV has, as far as the budget goes.
