@@ -13,7 +13,7 @@ func (e *Engine) plan(now float64) {
 	if budget == 0 {
 		budget = math.MaxInt
 	}
-	lost := false // a request has lost its blocks
+	lost := false                         // a request has lost its blocks
 	for i := 0; i < len(e.running); i++ { //nolint:intrange // preempt shortens it
 		r := e.running[i]
 		n := min(r.missing(), budget) // above 0: requests begin only while budget is left
