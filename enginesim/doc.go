@@ -21,8 +21,8 @@
 // Responses, errors, metrics and the ways to fail follow exchanges recorded from vLLM 0.32.0. What was not recorded is
 // made after vLLM's sources and may differ in detail: the events of responses, messages and generate streams, the texts
 // of errors beyond those in testdata, and whole responses cut short by SIGTERM. Where a real engine computes prompts in
-// batches, here each request takes its own time, unless [Config.Timing] says what steps take: package model has the
-// time and the memory of an engine as values, package virtual runs a fleet of them without a clock, package pace in real
-// time. [Engine.Inject] scripts faults; [Engine.CheckKV] tells whether every
-// handoff was used exactly once.
+// batches, here each request takes its own time, unless [Config.Timing] says what steps take. Package
+// model has the time and the memory of an engine as values; package virtual runs a fleet of them without a clock,
+// package pace one in real time. [Engine.Inject] scripts faults; [Engine.CheckKV] tells whether every handoff was used
+// exactly once.
 package enginesim

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pace lets goroutines take the time that a modelled engine takes (package enginesim/model), in real time, or in
-// the time of a testing/synctest bubble. enginesim's engines are paced by it, and so can be a test's own server.
+// Package pace lets goroutines take the time that a modelled engine takes (package enginesim/model), in real time, or
+// in the time of a testing/synctest bubble. enginesim's engines are paced by it, and so can be a test's own server.
 package pace
 
 import (
@@ -34,7 +34,8 @@ func New(spec model.Spec, link model.Link) (*Engine, error) {
 		return nil, err
 	}
 	e.EachStep = true
-	return &Engine{link: link, spec: spec, epoch: time.Now(), engine: e, tokens: map[*model.Request]chan<- struct{}{}}, nil
+	return &Engine{link: link, spec: spec, epoch: time.Now(), engine: e,
+		tokens: map[*model.Request]chan<- struct{}{}}, nil
 }
 
 // Turn is a request's place in the engine's steps. One goroutine at a time may use it.

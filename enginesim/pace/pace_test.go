@@ -46,7 +46,9 @@ func TestTokensComeWhenTheModelSays(t *testing.T) {
 		var wg sync.WaitGroup
 		begun := time.Now()
 		for i := range 60 {
-			request := func() *model.Request { return &model.Request{ID: i, Prompt: 50 + i*37%900, Output: 1 + i*11%90} }
+			request := func() *model.Request {
+				return &model.Request{ID: i, Prompt: 50 + i*37%900, Output: 1 + i*11%90}
+			}
 			at := time.Since(begun).Seconds()
 			for next, ok := alone.Next(); ok && next <= at; next, ok = alone.Next() {
 				read(next)
@@ -84,8 +86,8 @@ func TestTokensComeWhenTheModelSays(t *testing.T) {
 
 func TestALeftTurnFreesItsPlaceAndAFetchQueues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e, err := pace.New(model.Spec{StepTime: model.StepTime{Base: 1}, MaxRunning: 1, BlockSize: 16, BytesPerToken: 10},
-			model.Link{Latency: .5, BytesPerSecond: 100})
+		e, err := pace.New(model.Spec{StepTime: model.StepTime{Base: 1}, MaxRunning: 1, BlockSize: 16,
+			BytesPerToken: 10}, model.Link{Latency: .5, BytesPerSecond: 100})
 		require.NoError(t, err)
 		first, err := e.Join(&model.Request{Prompt: 1, Output: 100})
 		require.NoError(t, err)

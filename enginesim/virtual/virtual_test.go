@@ -110,7 +110,7 @@ func TestEachRequestIsComputedOnceMovedAndServed(t *testing.T) {
 
 func TestFasterLinksAndFewerRequestsAreNeverSlower(t *testing.T) {
 	mean := func(rate, bandwidth float64) (sum float64) {
-		r := run(t, fleet(2, bandwidth), conversations(3, 1500, rate), turns(2))
+		r := run(t, fleet(2, bandwidth), conversations(3, 600, rate), turns(2))
 		for _, o := range r.Outcomes {
 			sum += o.TTFT() / float64(len(r.Outcomes))
 		}

@@ -45,7 +45,7 @@ func results(t *testing.T, f Fleet, seed uint64, seconds float64, policies ...pi
 
 func TestPrefixAffinityReusesMoreThanRoundRobinWithoutAWorseTail(t *testing.T) {
 	for seed := range uint64(2) {
-		r := results(t, documented(), seed, 40, pick.RoundRobin(), pick.PrefixAffinity())
+		r := results(t, documented(), seed, 30, pick.RoundRobin(), pick.PrefixAffinity())
 		turns, prefix := r[0], r[1]
 		require.Greater(t, prefix.Reuse(), turns.Reuse()+5)
 		for _, q := range []float64{.5, .9, .99} {
@@ -74,13 +74,13 @@ func TestASimulationIsTheSameEachTime(t *testing.T) {
 	for _, name := range pick.Policies() {
 		p, err := pick.ParsePolicy(name)
 		require.NoError(t, err)
-		r := results(t, UsualFleet(), 1, 4, p, p)
+		r := results(t, UsualFleet(), 1, 1, p, p)
 		require.Equal(t, r[0], r[1], name)
 	}
 }
 
 func TestStickyPairsMeetSeldomAndZonesStayApart(t *testing.T) {
-	r := results(t, UsualFleet(), 1, 10, pick.TwoChoices(), pick.Sticky(), pick.ZoneFirst(""))
+	r := results(t, UsualFleet(), 1, 5, pick.TwoChoices(), pick.Sticky(), pick.ZoneFirst(""))
 	require.Less(t, r[1].Pairs, r[0].Pairs)
 	require.Less(t, r[2].Crossed, r[0].Crossed/10)
 }
