@@ -53,6 +53,11 @@ type Options struct {
 	// predicts nothing. TTFT is compared for streams, and ITL for those whose length the engine's response tells.
 	ErrorBound float64
 
+	// Now is the time, and Rand a number by chance, for simulations. Nil: those of package time and math/rand/v2. Both
+	// are called concurrently.
+	Now  func() time.Time
+	Rand func() uint64
+
 	MeterProvider metric.MeterProvider // nil: no metrics
 	Attributes    []attribute.KeyValue // of all metrics
 }
@@ -139,6 +144,12 @@ func New(p pdflow.Picker, policy Policy, o *Options) (*Picker, error) {
 	if s.o.ErrorBound == 0 {
 		s.o.ErrorBound = defaultBound
 	}
+	if s.o.Now == nil {
+		s.o.Now = time.Now
+	}
+	if s.o.Rand == nil {
+		s.o.Rand = rand.Uint64 // it breaks ties, and is no secret
+	}
 	s.books.init()
 	var err error
 	s.tel, err = newTelemetry(s)
@@ -196,10 +207,9 @@ func (p *Picker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, e
 		x = &scratch{}
 	}
 	defer p.put(x)
-	x.now = time.Now()
+	x.now = p.o.Now()
 	x.candidates.Prefill, x.candidates.Decode = x.candidates.Prefill[:0], x.candidates.Decode[:0]
-	//nolint:gosec // it breaks ties, and is no secret
-	x.in = Input{Rand: rand.Uint64(), TokenBytes: p.o.TokenBytes, Link: p.o.Link}
+	x.in = Input{Rand: p.o.Rand(), TokenBytes: p.o.TokenBytes, Link: p.o.Link}
 	x.in.Prompt, x.in.Exact = p.prompt(in)
 	if in.Single {
 		out, err := p.inner.Pick(ctx, in)

@@ -20,11 +20,19 @@ type Generated struct {
 	turns         int     // at most
 	think         float64 // seconds between a response's request and the next, on average
 	single        float64 // share of requests whose prompt shares nothing
+	singleBytes   int     // of the largest of these; the smallest has a thirteenth of it
 }
 
 // Usual is the usual generated trace.
 func Usual() Generated {
-	return Generated{Rate: 24, Seconds: 120, systems: 24, systemBytes: 24 << 10, turns: 6, think: 12, single: .25}
+	return Generated{Rate: 24, Seconds: 120, systems: 24, systemBytes: 24 << 10, turns: 6, think: 12, single: .25,
+		singleBytes: 13_000}
+}
+
+// Short is a generated trace of short prompts, most of which share nothing.
+func Short() Generated {
+	return Generated{Rate: 48, Seconds: 60, systems: 8, systemBytes: 2 << 10, turns: 3, think: 12, single: .7,
+		singleBytes: 3000}
 }
 
 // Trace generates the trace. The same seed gives the same one.
@@ -49,7 +57,7 @@ func (g Generated) Trace(seed uint64) (*Trace, error) {
 		session := "s" + strconv.Itoa(n)
 		if r.Float64() < g.single {
 			all = append(all, entry{At: at, Session: session,
-				Segments: []segment{{session, 1000 + r.IntN(12_000)}}, Output: output(r)})
+				Segments: []segment{{session, g.singleBytes/13 + r.IntN(g.singleBytes*12/13)}}, Output: output(r)})
 			continue
 		}
 		system, _ := slices.BinarySearch(shares, r.Float64()*sum)

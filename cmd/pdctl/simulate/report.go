@@ -28,6 +28,7 @@ type Result struct {
 	Pairs        int // different pairs that have served a request
 	Crossed      int // requests whose KV went from zone to zone
 	Refused      int
+	Split        int // served by two engines
 	Failed       int     // they fit no engine's memory
 	Lasted       float64 // seconds until the last response ended
 
@@ -52,6 +53,9 @@ func newResult(policy string, f *Fleet, out *virtual.Result) *Result {
 		r.ttft = append(r.ttft, o.TTFT())
 		r.tpot = append(r.tpot, o.TPOT())
 		r.E2E = append(r.E2E, o.End-o.At)
+		if o.Prefill >= 0 {
+			r.Split++
+		}
 		if o.Prefill >= 0 && o.Prefill%f.Zones != o.Decode%f.Zones {
 			r.Crossed++
 		}
@@ -189,3 +193,6 @@ func (r *Result) Figures(slo *SLO) Figures {
 	}
 	return f
 }
+
+// TTFTP99 is the 99th percentile of the time to the first token, in seconds.
+func (r *Result) TTFTP99() float64 { return quantile(r.TTFT, .99) }

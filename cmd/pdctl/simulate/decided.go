@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package simulate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/inspect"
+	"github.com/pdkit/pdkit/enginesim/model"
+	"github.com/pdkit/pdkit/enginesim/virtual"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/decide"
+	"github.com/pdkit/pdkit/pdflow/pick"
+)
+
+// Deciding is how requests are decided on: by the picker that a gateway has, with package decide around it.
+type Deciding struct {
+	Policy   decide.Policy
+	Pick     pick.Policy // of the picker within
+	Class    decide.Class
+	Gateways int           // requests come to them by turns, and each knows its own; 0: one
+	Lag      time.Duration // how old it is what engines say of their load
+	// Wrong is by how much the pickers' idea of the engines' speed is wrong: 0.5 says half as long again for prefill, and
+	// half as long for decode.
+	Wrong float64
+}
+
+// Decide replays the trace with a decider. The same seed gives the same result.
+func Decide(ctx context.Context, f Fleet, t *Trace, by Deciding, seed uint64) (*Result, error) {
+	if err := f.check(); err != nil {
+		return nil, err
+	}
+	all, err := f.endpoints()
+	if err != nil {
+		return nil, err
+	}
+	set, stop, err := listed(ctx, all)
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
+	d := &decided{fleet: &f, by: &by, places: map[string]int{}, set: set, seed: seed,
+		said: make([][]telling, len(all))}
+	for i := range all {
+		d.places[all[i].ID] = i
+	}
+	for range max(by.Gateways, 1) {
+		r, err := d.gateway(ctx, t)
+		if err != nil {
+			return nil, err
+		}
+		d.gateways = append(d.gateways, r)
+	}
+	out, err := virtual.Run(ctx, f.config(), d.gateways[0].arrivals(f.PrefillSpec.BlockSize), d.route)
+	if err != nil {
+		return nil, err
+	}
+	return newResult("", &f, out), nil
+}
+
+// decided is a run with deciders.
+type decided struct {
+	fleet    *Fleet
+	by       *Deciding
+	set      *discovery.Set
+	seed     uint64
+	places   map[string]int
+	gateways []*replay
+	said     [][]telling // by each engine, the last one last
+
+	now     time.Time
+	running *virtual.Fleet
+	arrival *virtual.Arrival
+}
+
+// telling is what an engine says at a time.
+type telling struct {
+	at time.Time
+	g  model.Gauges
+}
+
+// gateway makes one gateway's picker.
+func (d *decided) gateway(ctx context.Context, t *Trace) (*replay, error) {
+	n := d.seed + uint64(len(d.gateways)) //nolint:gosec // few
+	chance := rand.New(rand.NewPCG(n, 2)) //nolint:gosec // the same each time
+	inner := pick.New(d.set, d.by.Pick, pick.WithSeed(n), pick.WithCandidates())
+	picker, err := decide.New(inner, d.by.Policy, &decide.Options{
+		Class: func(*pdflow.PickInput) decide.Class { return d.by.Class },
+		Tokens: func(*pdflow.PickInput) (int, bool) {
+			return d.arrival.Prompt, true
+		},
+		Cache:      d,
+		Engine:     d.facts,
+		TokenBytes: int(d.fleet.PrefillSpec.BytesPerToken),
+		Link:       d.fleet.Link.BytesPerSecond,
+		Load:       d.load,
+		ErrorBound: -1,
+		Now:        func() time.Time { return d.now },
+		Rand:       chance.Uint64,
+	})
+	return &replay{ctx: ctx, trace: t, picker: picker, places: d.places}, err
+}
+
+// facts are an engine's speed and memory, as the gateway takes them to be.
+func (d *decided) facts(e *discovery.Endpoint) decide.Facts {
+	s := d.fleet.spec(d.places[e.ID])
+	slow, fast := 1+d.by.Wrong, 1-d.by.Wrong
+	return decide.Facts{
+		Speed: decide.Speed{Base: s.Base * fast, PerRequest: s.PerRequest * fast, PerContext: s.PerContextToken * fast,
+			PerPrompt: s.PerPrefillToken * slow},
+		KVTokens: s.Blocks * s.BlockSize,
+	}
+}
+
+// spec is that of the engine at a place.
+func (f *Fleet) spec(place int) *model.Spec {
+	if place < f.Prefill {
+		return &f.PrefillSpec
+	}
+	return &f.DecodeSpec
+}
+
+// load is what an engine said of itself a lag ago.
+func (d *decided) load(id string) inspect.Load {
+	all := d.said[d.places[id]]
+	for i := len(all) - 1; i >= 0; i-- {
+		if t := all[i]; d.now.Sub(t.at) >= d.by.Lag {
+			return inspect.Load{At: t.at, KVUsage: t.g.KVUsage, Running: t.g.Running, Waiting: t.g.Waiting}
+		}
+	}
+	return inspect.Load{}
+}
+
+// Match tells which engines have a beginning of the arrival's prompt.
+func (d *decided) Match(_ *pdflow.PickInput, found []decide.Cached) int {
+	n := 0
+	for _, e := range d.set.Load().Endpoints {
+		tokens := d.running.Engine(d.places[e.ID]).Known(d.arrival.Keys)
+		if tokens == 0 {
+			continue
+		}
+		at := n
+		for at > 0 && found[at-1].Tokens < tokens {
+			at--
+		}
+		if at == len(found) {
+			continue
+		}
+		if n < len(found) {
+			n++
+		}
+		copy(found[at+1:n], found[at:n-1])
+		found[at] = decide.Cached{Engine: e.ID, Tokens: tokens, Exact: true}
+	}
+	return n
+}
+
+// tell lets the engines say how busy they are. What nobody can hear any more is forgotten.
+func (d *decided) tell() {
+	for i := range d.said {
+		all := d.said[i]
+		for len(all) > 1 && d.now.Sub(all[1].at) >= d.by.Lag {
+			all = all[1:]
+		}
+		d.said[i] = append(all, telling{d.now, d.running.Engine(i).Gauges()})
+	}
+}
+
+func (d *decided) route(f *virtual.Fleet, i int, a *virtual.Arrival) (virtual.Route, error) {
+	d.running, d.arrival = f, a
+	d.now = time.Unix(0, 0).Add(time.Duration(f.Now() * float64(time.Second)))
+	d.tell()
+	r, err := d.gateways[i%len(d.gateways)].route(f, i, a)
+	if err != nil && !errors.Is(err, pdflow.CodeOverloaded) {
+		return r, fmt.Errorf("request %d: %w", i, err)
+	}
+	return r, err
+}

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package model
+
+// Gauges are what an engine says of its load.
+type Gauges struct {
+	Waiting, Running int     // requests
+	KVUsage          float64 // of its blocks, 0 to 1; 0 without a bound
+}
+
+// Gauges reads them. They are those of the last event: a stretch of decode steps changes none but KVUsage.
+func (e *Engine) Gauges() Gauges {
+	g := Gauges{Waiting: e.Waiting(), Running: e.Running()}
+	if e.spec.Blocks > 0 {
+		g.KVUsage = float64(e.UsedBlocks()) / float64(e.spec.Blocks)
+	}
+	return g
+}
