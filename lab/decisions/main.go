@@ -117,7 +117,7 @@ func (c *cell) run(ctx context.Context, requests int) error {
 			split: float64(r.Split) / float64(requests)}
 		return nil
 	}
-	decider := decide.Predicted(decide.PredictedOptions{})
+	decider := decide.Predicted(decide.PredictedOptions{Chunk: f.DecodeSpec.StepTokens})
 	for _, x := range []struct {
 		to *figure
 		d  simulate.Deciding
@@ -157,13 +157,19 @@ func main() {
 	if *only != "" {
 		all = slices.DeleteFunc(all, func(c *cell) bool { return c.w.name != *only })
 	}
+	if f := os.Getenv("RATIO"); f != "" {
+		all = slices.DeleteFunc(all, func(c *cell) bool { return fmt.Sprint(c.pd) != f })
+	}
 	n := 0
 	all = slices.DeleteFunc(all, func(*cell) bool { n++; return (n-1)%*every != 0 })
 	if err := runAll(context.Background(), all, *requests); err != nil {
 		log.Fatal(err)
 	}
 	if *folder == "" {
-		fmt.Print(table(all))
+		if os.Getenv("SUM") == "" {
+			fmt.Print(table(all))
+		}
+		fmt.Println(summary(all))
 		return
 	}
 	if err := os.WriteFile(filepath.Join(*folder, "decisions.md"), []byte(page(all, *requests)), 0o600); err != nil {

@@ -31,6 +31,7 @@ type books struct {
 	fleet    engineLines // of all engines, for one of which too little is known
 	transfer ratio       // seconds after prefill, by tokens that decode fetched
 	errors   [2]meanError
+	told     [2]told // of prefill, and of ITL, by the host's speeds
 	ledger   ledger
 }
 
@@ -38,6 +39,7 @@ type books struct {
 type ledger struct {
 	speed     speed
 	perToken  atomic.Uint64 // seconds of transfer, a float64
+	scales    scales
 	isDubious atomic.Bool
 }
 
@@ -45,8 +47,14 @@ type ledger struct {
 type engine struct {
 	prefilling atomic.Int64 // prompt tokens whose prefill leg runs
 	prefills   atomic.Int64
-	running    atomic.Int64 // requests that have it as their decode engine
+	running    atomic.Int64 // requests that have it as their decode engine, and whose prefill leg does not run
 	context    atomic.Int64 // tokens of their prompts
+	coming     atomic.Int64 // requests that have it as their decode engine, and whose prefill leg runs
+	arriving   atomic.Int64 // tokens of their prompts
+	unsent     atomic.Int64 // tokens of KV that will move from it, or to it, when a prefill leg has ended
+	// when the KV of prefill legs that have ended will have moved, in Unix nanoseconds
+	movedUntil atomic.Int64
+	beside     rate // of prompt tokens that it computes for requests that it serves alone
 	// when the prefill of requests that it serves alone will be over, in Unix nanoseconds: no report tells
 	busyUntil atomic.Int64
 	used      atomic.Int64 // Unix nanoseconds
@@ -96,13 +104,18 @@ func (b *books) engine(id string, now time.Time) *engine {
 // figures fills what is known of an engine in a role.
 func (b *books) figures(o *Options, at *discovery.Endpoint, role int, in *Input, c *Candidate, now time.Time) {
 	e := b.engine(at.ID, now)
-	*c = Candidate{Running: int(e.running.Load()), Context: int(e.context.Load())}
+	*c = Candidate{Running: int(max(0, e.running.Load())), Context: int(max(0, e.context.Load())),
+		Coming: int(max(0, e.coming.Load())), ComingContext: int(max(0, e.arriving.Load())), Prefilled: e.beside.at(now)}
 	c.Speed = e.known(b)
+	c.Moving = int(max(0, e.unsent.Load()))
+	if left := time.Duration(e.movedUntil.Load() - now.UnixNano()); left > 0 && in.TokenBytes > 0 && in.Link > 0 {
+		c.Moving += int(left.Seconds() * in.Link / float64(in.TokenBytes))
+	}
 	total := 0
 	if o.Engine != nil {
 		f := o.Engine(at)
 		if f.Speed.PerPrompt > 0 {
-			c.Speed = f.Speed
+			c.Speed = b.ledger.scales.of(f.Speed)
 		}
 		total = f.KVTokens
 	}
@@ -124,7 +137,10 @@ func (b *books) figures(o *Options, at *discovery.Endpoint, role int, in *Input,
 		c.KV = Memory{Free: int((1 - l.KVUsage) * float64(total)), Total: total}
 	}
 	if role == prefillRole { // what others have sent is taken to be like this request
-		c.QueueTokens += max(0, l.Running+l.Waiting-int(e.prefills.Load())-c.Running) * in.Prompt
+		own := int(e.prefills.Load())
+		others := max(0, l.Running+l.Waiting-own-c.Running)
+		c.QueueTokens += others * in.Prompt
+		c.Moving += c.Moving * others / max(own, 1)
 		return
 	}
 	c.Queue = l.Waiting
@@ -134,7 +150,76 @@ func (b *books) figures(o *Options, at *discovery.Endpoint, role int, in *Input,
 			mean = c.Context / c.Running
 		}
 		c.Context += (l.Running - c.Running) * mean
+		c.Prefilled *= float64(l.Running) / float64(max(c.Running, 1))
 		c.Running = l.Running
+	}
+}
+
+// scales are by how much longer prefill and decode's steps take than the host has said; 0 is as long.
+type scales [2]atomic.Uint64
+
+func (s *scales) at(i int) float64 {
+	if bits := s[i].Load(); bits != 0 {
+		return math.Float64frombits(bits)
+	}
+	return 1
+}
+
+func (s *scales) of(v Speed) Speed {
+	step := s.at(decodeRole)
+	return Speed{Base: v.Base * step, PerRequest: v.PerRequest * step, PerContext: v.PerContext * step,
+		PerPrompt: v.PerPrompt * s.at(prefillRole)}
+}
+
+// told compares what the host's speeds say with what came.
+type told struct{ n, said, came float64 }
+
+const scaleMost = 8 // times; more is no error of the speeds
+
+// add returns by how much longer it takes, once that is known.
+func (t *told) add(said, came float64) (scale float64, ok bool) {
+	t.n, t.said, t.came = t.n*keeps+1, t.said*keeps+said, t.came*keeps+came
+	return min(scaleMost, max(1/float64(scaleMost), t.came/t.said)), t.n >= leastSeen*keeps*keeps*keeps
+}
+
+// rate is how much comes in a second, of which later seconds count more.
+type rate struct {
+	mu   sync.Mutex
+	last time.Time
+	sum  float64
+}
+
+// lately is the time after which a rate counts e times less.
+const lately = 30 * time.Second
+
+func (r *rate) add(x float64, now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.sum, r.last = r.decayed(now)+x, now
+}
+
+func (r *rate) decayed(now time.Time) float64 {
+	if r.sum == 0 {
+		return 0
+	}
+	return r.sum * math.Exp(-max(0, now.Sub(r.last).Seconds())/lately.Seconds())
+}
+
+func (r *rate) at(now time.Time) float64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.decayed(now) / lately.Seconds()
+}
+
+// move takes note that KV begins to move.
+func (e *engine) move(tokens int64, perToken float64, now time.Time) {
+	e.unsent.Add(-tokens)
+	takes := int64(float64(tokens) * perToken * float64(time.Second))
+	for {
+		until := e.movedUntil.Load()
+		if e.movedUntil.CompareAndSwap(until, max(until, now.UnixNano())+takes) {
+			return
+		}
 	}
 }
 
@@ -252,6 +337,8 @@ type seen struct {
 	fetched         float64 // tokens that decode had to fetch
 	ttft, itl       float64 // predicted, in seconds; 0: nothing
 	prefillTook     float64 // 0: not known
+	saidPrefill     float64 // what the host's speed says of that
+	saidITL         float64 // what it says of ITL
 	afterPrefill    float64 // from prefill's end to the first token; 0: not known
 	ttftCame        float64 // 0: not known
 	itlCame         float64 // 0: not known
@@ -280,6 +367,13 @@ func (b *books) learn(s *seen, bound float64) {
 		b.transfer.add(s.fetched, max(0, s.afterPrefill-step.Base-step.PerRequest*s.crowd))
 		if b.transfer.n >= leastSeen-1 {
 			b.ledger.perToken.Store(math.Float64bits(b.transfer.xy / b.transfer.xx))
+		}
+	}
+	for i, x := range [2][2]float64{{s.saidPrefill, s.prefillTook}, {s.saidITL, s.itlCame}} {
+		if x[0] > 0 && x[1] > 0 {
+			if scale, ok := b.told[i].add(x[0], x[1]); ok {
+				b.ledger.scales[i].Store(math.Float64bits(scale))
+			}
 		}
 	}
 	for i, x := range [2][2]float64{{s.ttft, s.ttftCame}, {s.itl, s.itlCame}} {

@@ -48,11 +48,21 @@ const CandidatesMost = 64
 type Candidate struct {
 	Queue       int // requests that wait
 	QueueTokens int // prompt tokens to be computed before this request's; 0 with a Queue: it is like this request
-	Running     int // requests that generate
+	Running     int // requests that generate, or that it prefills for itself
 	Context     int // tokens of KV cache that these hold
-	KV          Memory
-	Speed       Speed
-	Age         time.Duration // of these figures
+
+	Coming        int // requests that will generate here when another engine has computed their prompts
+	ComingContext int // tokens of their prompts
+	// Moving are the tokens of KV that a prefill engine has still to send, or a decode engine to get: also those of prompts
+	// that are yet to be computed.
+	Moving int
+	// Prefilled is how many prompt tokens a second a decode engine has computed lately, beside its requests that
+	// generate.
+	Prefilled float64
+
+	KV    Memory
+	Speed Speed
+	Age   time.Duration // of these figures
 
 	Cached      int  // tokens of this prompt's beginning in the engine's prefix cache
 	CachedExact bool // the engine has told so; else it is what was sent there lately
@@ -74,6 +84,11 @@ type Memory struct {
 type Speed struct {
 	Base, PerRequest, PerContext float64
 	PerPrompt                    float64 // 0: the engine's speed is not known
+}
+
+// step is a decode step's time in seconds, with what prefill takes of the engine's time beside it: see [Predicted].
+func (s *Speed) step(requests, context, prefilled float64) float64 {
+	return (s.Base + s.PerRequest*requests + s.PerContext*context) / (1 - min(prefilled*s.PerPrompt, busiest))
 }
 
 // Action is what is to be done.

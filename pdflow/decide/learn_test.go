@@ -141,3 +141,45 @@ func TestDecisionsAreCountedOnceTheirAttemptHasEnded(t *testing.T) {
 		}
 	})
 }
+
+// What a host says of its engines' speed may be wrong: what requests took says by how much.
+func TestTheHostsSpeedsAreCorrected(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		policy := &spy{Policy: decide.Predicted(decide.PredictedOptions{})}
+		p := around(t, newSet(t, engines(2, "")...), policy, &decide.Options{Engine: h100s,
+			Class: func(*pdflow.PickInput) decide.Class { return decide.Class{ITL: 30 * time.Millisecond} }})
+		w := &world{perPrompt: 2 * 31400 * time.Nanosecond, step: 3 * 6830 * time.Microsecond} // not those of h100
+		r := rand.New(rand.NewPCG(1, 1))
+		for range 60 {
+			w.serve(t, p, 4000+r.IntN(4000))
+		}
+		for _, c := range policy.last().Decode {
+			assert.InEpsilon(t, 3*h100.Base, c.Speed.Base, 0.2)
+		}
+		for _, c := range policy.last().Prefill {
+			assert.InEpsilon(t, 2*h100.PerPrompt, c.Speed.PerPrompt, 0.1)
+		}
+	})
+}
+
+// KV that is to move counts until it has moved, by the speed of the link.
+func TestKVThatIsToMoveCountsUntilItHasMoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		policy := &spy{Policy: decide.Always()}
+		p := around(t, newSet(t, engines(1, "")...), policy,
+			&decide.Options{Engine: h100s, TokenBytes: 1000, Link: 100_000}) // 100 tokens a second
+		in := &pdflow.PickInput{Request: completion(t, text(796))} // 200 tokens
+		moving := func() [2]int {
+			x := mustPick(t, p, in)
+			x.PrefillDone(nil)
+			x.Done(&pdflow.Outcome{Err: &pdflow.Error{}})
+			return [2]int{policy.last().Prefill[0].Moving, policy.last().Decode[0].Moving}
+		}
+		first := mustPick(t, p, in)
+		mustPick(t, p, in)
+		assert.Equal(t, [2]int{200, 200}, [2]int{policy.last().Prefill[0].Moving, policy.last().Decode[0].Moving})
+		first.PrefillDone(&pdflow.LegOutcome{})
+		time.Sleep(time.Second)
+		assert.Equal(t, [2]int{300, 300}, moving(), "half of the first, and the second, which is not computed yet")
+	})
+}

@@ -101,6 +101,7 @@ func TestAChainAsksUntilAPolicyHasDecided(t *testing.T) {
 func TestAnIdleDecodeEngineServesAloneAndABusyOneIsSpared(t *testing.T) {
 	p := decide.Predicted(decide.PredictedOptions{})
 	in := fleet(500)
+	in.Class.ITL = 20 * time.Millisecond
 	got := decided(p, in)
 	assert.Equal(t, decide.Split, got.Action, "32 streams run at each decode engine")
 	assert.Equal(t, decide.ReasonInterference, got.Reason)
@@ -111,12 +112,14 @@ func TestAnIdleDecodeEngineServesAloneAndABusyOneIsSpared(t *testing.T) {
 	assert.Equal(t, decide.ReasonFaster, got.Reason)
 	// one step, and 500 tokens
 	assert.InDelta(t, (6.83e-3 + 500*31.4e-6), got.TTFT.Seconds(), 1e-6)
-	assert.InDelta(t, (6.83e-3 + 4.42e-6 + 500*0.0762e-6), got.ITL.Seconds(), 1e-6)
+	beside := 1 - 500*31.4e-6/30 // what prefill leaves of 30 s
+	assert.InDelta(t, (6.83e-3+4.42e-6+500*0.0762e-6)/beside, got.ITL.Seconds(), 1e-6)
 }
 
 func TestPrefillMovesToDecodeWherePrefillEnginesAreBehind(t *testing.T) {
 	p := decide.Predicted(decide.PredictedOptions{})
 	in := fleet(2000)
+	in.Class.ITL = 50 * time.Millisecond
 	assert.Equal(t, decide.Split, decided(p, in).Action)
 	in.Prefill[0].QueueTokens, in.Prefill[1].QueueTokens = 200_000, 300_000 // 6 s and 9 s
 	got := decided(p, in)
@@ -124,9 +127,36 @@ func TestPrefillMovesToDecodeWherePrefillEnginesAreBehind(t *testing.T) {
 	assert.Less(t, got.TTFT, 200*time.Millisecond)
 }
 
+// A decode engine that prefills for half of its time makes tokens half as fast.
+func TestADecodeEngineThatPrefillsMuchIsSpared(t *testing.T) {
+	p := decide.Predicted(decide.PredictedOptions{})
+	in := fleet(1000)
+	in.Class.ITL = 20 * time.Millisecond
+	calm := decided(p, in).ITL
+	in.Decode[0].Prefilled = 0.5 / h100.PerPrompt
+	assert.Equal(t, 1, decided(p, in).Decode)
+	in.Decode[1].Prefilled = in.Decode[0].Prefilled
+	assert.InEpsilon(t, 2*calm.Seconds(), decided(p, in).ITL.Seconds(), 0.01)
+}
+
+// Requests that come soon count, and of a long queue before prefill only some: they do not come at once.
+func TestRequestsThatComeSoonCount(t *testing.T) {
+	p := decide.Predicted(decide.PredictedOptions{})
+	in := fleet(1000)
+	in.Decode[0].Coming, in.Decode[0].ComingContext = 8, 8*2000
+	assert.Equal(t, 1, decided(p, in).Decode)
+	in.Decode[1].Coming, in.Decode[1].ComingContext = 8, 8*2000
+	eight := decided(p, in).ITL
+	for i := range in.Decode {
+		in.Decode[i].Coming, in.Decode[i].ComingContext = 800, 800*2000
+	}
+	assert.Less(t, decided(p, in).ITL, eight+time.Millisecond)
+}
+
 func TestThePairWithTheCacheIsChosenUnlessItsQueueIsLonger(t *testing.T) {
 	p := decide.Predicted(decide.PredictedOptions{})
 	in := fleet(8000)
+	in.Decode[0].Alone, in.Decode[1].Alone = false, false
 	in.Prefill[1].Cached, in.Prefill[1].CachedExact = 7000, true
 	assert.Equal(t, 1, decided(p, in).Prefill)
 	in.Prefill[1].QueueTokens = 20_000
@@ -136,7 +166,17 @@ func TestThePairWithTheCacheIsChosenUnlessItsQueueIsLonger(t *testing.T) {
 func TestASlowLinkSpeaksAgainstASplit(t *testing.T) {
 	p := decide.Predicted(decide.PredictedOptions{})
 	in := fleet(6000)
+	in.Class.ITL = 50 * time.Millisecond
 	assert.Equal(t, decide.Split, decided(p, in).Action)
+	in.Prefill[0].Moving, in.Prefill[1].Moving = 200_000, 300_000 // 2.6 s and 3.9 s
+	assert.Equal(t, decide.DecodeAlone, decided(p, in).Action, "what is sent before takes too long")
+	in.Prefill[1].Moving = 0
+	got := decided(p, in)
+	assert.Equal(t, decide.Split, got.Action)
+	assert.Equal(t, 1, got.Prefill)
+	in.Decode[0].Moving, in.Decode[1].Moving = 300_000, 0
+	assert.Equal(t, 1, decided(p, in).Decode, "what is fetched before, too")
+	in.Decode[0].Moving = 0
 	in.Link = 100e6 // 6000 tokens of 128 KiB take 7.9 s
 	assert.Equal(t, decide.DecodeAlone, decided(p, in).Action)
 	in.Decode[0].Cached, in.Decode[0].CachedExact = 5990, true

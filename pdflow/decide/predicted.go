@@ -29,7 +29,8 @@ const (
 	perSecond     = 0.5  // added for each second of the figures' age, for 4 s at most
 	perEstimate   = 0.15 // added where the prompt's tokens are an estimate
 	approximate   = 0.75 // of cached tokens that the engine has not told: some are evicted
-	tail          = 0.01 // a stream misses its ITL if more of its gaps than that are too long
+	weightOfGap   = 0.1  // of a gap that is too long, in the streams that run beside prefill
+	busiest       = 0.9  // share of a decode engine's time that prefill takes at most
 	weightOfUse   = 0.05
 	steepness     = 1.7 // of the logistic that is like a normal distribution
 	certain       = 30  // of the logistic's argument, from which on it is 1
@@ -40,36 +41,36 @@ const (
 
 // Predicted predicts the TTFT and ITL of each option for each pair of candidates, and takes the option with the best
 // chance to meet the objectives, less the harm that it does to the requests that run already. All times are in seconds,
-// s(c) is an engine's step for what runs there, u = prompt − cached tokens (at least 1; of cached tokens that are not
-// exact three quarters count), Q its QueueTokens, R its Running.
+// u = prompt − cached tokens (at least 1; of cached tokens that are not exact three quarters count), Q is QueueTokens,
+// and R and Context are those of the requests that generate, and of those that come soon: at most a quarter as many, and
+// two.
 //
-//	s(c)         = Base + PerRequest·R + PerContext·Context                 a decode step: see [Speed]
-//	s'(c)        = Base + PerRequest·(R+1) + PerContext·(Context+prompt)    with this request
+//	s(c)         = (Base + PerRequest·R + PerContext·Context)/(1 − PerPrompt·Prefilled)   a decode step: see [Speed]
+//	s'(c)        = the same with this request
+//	s"(c)        = the same, and with its prompt among what is prefilled: Prefilled + u/30 s
 //	prefill(c)   = ⌈(Q+u)/(Chunk−R)⌉·s(c) + PerPrompt·(Q+u)                 chunked, first come first served
-//	transfer(d)  = (prompt − cached at d)·TokenBytes / Link                 d fetches what it has not
+//	moved(c)     = Moving·TokenBytes / Link                                 KV moves first come first served, too
+//	fetch(d)     = (prompt − cached at d)·TokenBytes / Link                 d fetches what it has not
 //	room(d)      = Output·s'(d)/R · max(Queue, R·(prompt−Free)/Context)     waits for ends; Queue only if Q is 0
-//	gap(d, n)    = s(d) + PerPrompt·min(n, Chunk−R)                         a step that has prefill in it
+//	gap(d, n)    = Base + … + PerPrompt·min(n, Chunk−R)                     a step that has prefill in it
 //
-//	TTFT split   = prefill(p) + transfer(d) + room(d) + s'(d) + gap(d, Q) − s(d)
+//	TTFT split   = max(prefill(p), moved(p), moved(d)) + fetch(d) + room(d) + s'(d) + PerPrompt·min(Q, Chunk−R)
 //	TTFT alone   = prefill(d) + room(d)
-//	ITL          = s'(d)
+//	ITL          = s'(d) split, s"(d) alone
 //
 // The chance to meet an objective o with a prediction t is logistic, F(o,t) = 1/(1 + exp(−1.7·(o−t)/(σ·t))), which is
 // within 0.01 of a normal distribution of deviation σ·t. σ is 0.25 for TTFT and 0.1 for ITL, and more for old figures
-// and an estimated prompt. The harm is counted in requests that will miss their objective for this one:
+// and an estimated prompt. The harm is counted in requests that will miss their objective for this one, and a tenth of
+// one for a gap in all streams that is too long:
 //
-//	slowed(d)    = R·(F(ITL, s(d)) − F(ITL, s'(d)))                                            by one more request
-//	stalled(c,u) = R·(F(ITL, s(c)) − F(ITL, gap(c, u)))·min(1, ⌈u/(Chunk−R)⌉/(0.01·Output))    by prefill beside them
-//
-//	split        F(TTFT, …)·F(ITL, …) − slowed(d) − stalled(p, u) − 0.05·used
-//	alone        F(TTFT, …)·F(ITL, …) − slowed(d) − stalled(d, u) − 0.05·used
+//	split        F(TTFT, …)·F(ITL, …) − R·(F(ITL, s(d)) − F(ITL, s'(d))) − 0.05·used
+//	alone        F(TTFT, …)·F(ITL, …) − R·(F(ITL, s(d)) − F(ITL, s"(d))) − 0.1·(1 − F(ITL, gap(d, u))) − 0.05·used
 //
 // used is which part of the objectives the option uses up, of this request and of those that run beside it. It decides
 // between options that all meet them, and between those of which none does:
 //
-//	used         = TTFT/o + R·(s'(d) − s(d))/o + R·PerPrompt·u/(Output·o)         the last where prefill runs, p or d
+//	used         = TTFT/o + R·(s'(d) − s(d))/o
 //
-// A stream counts as stalled whose gaps are too long for more than one in a hundred tokens, which is what a p99 says.
 // If no option has a chance above a tenth, and the class may be refused, the request is refused, until the best option
 // could meet the objectives again.
 //
@@ -108,14 +109,18 @@ type view struct {
 	known   bool
 	alone   bool
 	prefill float64 // until its first token, if it prefills here
-	arrive  float64 // of the first token, once prefill has ended elsewhere
+	arrive  float64 // of the first token, once the KV has come
+	fetch   float64 // of the KV that it has not
 	room    float64
 	itl     float64
-	meets   float64 // the chance that ITL is met
-	joined  float64 // the cost of one more request that generates
-	stalled float64 // the cost of its prefill
-	spread  float64 // added to σ
-	cached  float64
+	meets   float64  // the chance that ITL is met
+	joined  float64  // the cost of one more request that generates
+	moved   float64  // when all has moved that moves before: from it, or to it
+	here    struct { // where it prefills, too
+		itl, meets, cost float64
+	}
+	spread float64 // added to σ
+	cached float64
 }
 
 // option is the best option of one action so far.
@@ -187,17 +192,23 @@ func (q *request) look(c *Candidate, decodes bool, v *view) {
 		v.spread += perEstimate
 	}
 	running, context := float64(c.Running), float64(c.Context)
-	now := s.Base + s.PerRequest*running + s.PerContext*context
-	v.itl = now + s.PerRequest + s.PerContext*q.prompt
+	bare := s.step(running, context, 0)
+	if c.Coming > 0 { // where more come than that, they wait for prefill, and as many will have ended
+		soon := min(float64(c.Coming), 2+running/4)
+		running, context = running+soon, context+soon/float64(c.Coming)*float64(c.ComingContext)
+	}
+	now := s.step(running, context, c.Prefilled)
+	v.itl = s.step(running+1, context+q.prompt, c.Prefilled)
 	budget := float64(max(q.chunk-c.Running, 1))
 	own, ahead := max(q.prompt-v.cached, 1), float64(c.QueueTokens)
 	if ahead == 0 && !decodes {
 		ahead = float64(c.Queue) * q.prompt
 	}
-	v.prefill = math.Ceil((ahead+own)/budget)*now + s.PerPrompt*(ahead+own)
+	v.prefill = math.Ceil((ahead+own)/budget)*bare + s.PerPrompt*(ahead+own)
 	v.arrive = v.itl + s.PerPrompt*min(ahead, budget)
 	if q.in.Link > 0 {
-		v.arrive += (q.prompt - v.cached) * float64(q.in.TokenBytes) / q.in.Link
+		perToken := float64(q.in.TokenBytes) / q.in.Link
+		v.moved, v.fetch = float64(c.Moving)*perToken, (q.prompt-v.cached)*perToken
 	}
 	ends := float64(0)
 	if c.KV.Total > 0 && context > 0 {
@@ -210,14 +221,19 @@ func (q *request) look(c *Candidate, decodes bool, v *view) {
 		v.room = ends * q.output * v.itl / max(running, 1)
 	}
 	spread := deviationITL + v.spread
-	if decodes || c.Alone {
-		v.meets = chance(q.itl, v.itl, spread)
+	v.meets = chance(q.itl, v.itl, spread)
+	if running > 0 {
+		v.joined = running * (chance(q.itl, now, spread) - v.meets + weightOfUse*(v.itl-now)/q.itl)
 	}
-	if c.Running > 0 {
-		calm, gap := chance(q.itl, now, spread), now+s.PerPrompt*min(own, budget)
-		v.joined = running * (calm - v.meets + weightOfUse*(v.itl-now)/q.itl)
-		v.stalled = running * ((calm-chance(q.itl, gap, spread))*min(1, math.Ceil(own/budget)/(tail*q.output)) +
-			weightOfUse*s.PerPrompt*own/(q.output*q.itl))
+	if !c.Alone {
+		return
+	}
+	more := c.Prefilled + own/lately.Seconds()
+	h := &v.here
+	h.itl = s.step(running+1, context+q.prompt, more)
+	if h.meets = chance(q.itl, h.itl, spread); running > 0 {
+		calm, gap := chance(q.itl, now, spread), bare+s.PerPrompt*min(own, budget)
+		h.cost = running*(calm-h.meets+weightOfUse*(h.itl-now)/q.itl) + weightOfGap*(1-chance(q.itl, gap, spread))
 	}
 }
 
@@ -257,9 +273,9 @@ func (o *option) found() bool { return !math.IsInf(o.score, -1) }
 // alone takes the option that one engine serves, if it is better.
 func (q *request) alone(v *view, prefill, decode int, best *option) {
 	ttft := v.prefill + v.room
-	meets := chance(q.ttft, ttft, deviationTTFT+v.spread) * v.meets
-	if score := meets - v.joined - v.stalled - weightOfUse*ttft/q.ttft; score > best.score {
-		*best = option{score: score, chance: meets, ttft: ttft, itl: v.itl, prefill: prefill, decode: decode,
+	meets := chance(q.ttft, ttft, deviationTTFT+v.spread) * v.here.meets
+	if score := meets - v.here.cost - weightOfUse*ttft/q.ttft; score > best.score {
+		*best = option{score: score, chance: meets, ttft: ttft, itl: v.here.itl, prefill: prefill, decode: decode,
 			cached: v.cached}
 	}
 }
@@ -277,13 +293,13 @@ func (q *request) pairs(ps []view, d *view, j int, apart uint64, best *option) {
 		}
 		p := &ps[i]
 		if !p.known || apart>>i&1 != 0 ||
-			last != nil && p.prefill >= last.prefill && p.stalled >= last.stalled && p.spread >= last.spread {
+			last != nil && p.prefill >= last.prefill && p.moved >= last.moved && p.spread >= last.spread {
 			continue
 		}
 		last = p
-		ttft := p.prefill + d.arrive + d.room
+		ttft := max(p.prefill, p.moved, d.moved) + d.fetch + d.arrive + d.room
 		meets := chance(q.ttft, ttft, deviationTTFT+max(p.spread, d.spread)) * d.meets
-		if score := meets - d.joined - p.stalled - weightOfUse*ttft/q.ttft; score > best.score {
+		if score := meets - d.joined - weightOfUse*ttft/q.ttft; score > best.score {
 			*best = option{score: score, chance: meets, ttft: ttft, itl: d.itl, prefill: i, decode: j, cached: p.cached}
 		}
 	}

@@ -15,8 +15,11 @@ type ticket struct {
 	s            *shared
 	at           time.Time
 	engines      [2]*engine
-	prompt       int64 // tokens
-	own          int64 // of them, those that prefill computes
+	prompt       int64   // tokens
+	own          int64   // of them, those that prefill computes
+	perToken     float64 // seconds that a token's KV takes from engine to engine
+	step         Speed   // of the decode engine, as the host says, and scaled
+	scale        float64
 	seen         seen
 	decided      bool // by the policy
 	action       Action
@@ -47,21 +50,38 @@ func (s *shared) count(x *scratch, out *pdflow.Pick, decided bool) pdflow.Pick {
 	if decided {
 		t.seen.ttft, t.seen.itl = x.decision.TTFT.Seconds(), x.decision.ITL.Seconds()
 	}
+	t.step = Speed{}
+	if c := x.candidate(decodeRole, out.Decode.ID); c != nil && s.o.Engine != nil {
+		t.step = c.Speed
+		t.scale, t.seen.saidITL = s.books.ledger.scales.at(decodeRole), t.seen.itl
+	}
 	t.inner, t.innerPrefill = out.Done, out.PrefillDone
 	t.reports.Store(1)
 	cached := x.cached(out)
 	t.seen.fetched = float64(t.prompt) - cached[decodeRole]
-	t.seen.crowd = float64(d.running.Add(1))
-	d.context.Add(t.prompt)
+	t.perToken = 0
+	if x.in.Link > 0 {
+		t.perToken = float64(x.in.TokenBytes) / x.in.Link
+	}
 	d.used.Store(now.UnixNano())
 	if t.seen.alone {
+		t.seen.crowd = float64(d.running.Add(1))
+		d.context.Add(t.prompt)
 		t.own = max(t.prompt-int64(cached[decodeRole]), 1)
 		t.seen.work = float64(t.own) + d.occupy(float64(t.own), d.known(&s.books), now)
+		d.beside.add(float64(t.own), now)
 	} else {
+		t.seen.crowd = float64(d.coming.Add(1) + d.running.Load())
+		d.arriving.Add(t.prompt)
+		d.unsent.Add(int64(t.seen.fetched))
 		p := s.books.engine(out.Prefill.ID, now)
 		t.own = max(t.prompt-int64(cached[prefillRole]), 1)
 		t.engines[prefillRole], t.seen.prefill = p, p
+		p.unsent.Add(int64(t.seen.fetched))
 		t.seen.work = float64(p.prefilling.Add(t.own))
+		if c := x.candidate(prefillRole, out.Prefill.ID); c != nil {
+			t.seen.saidPrefill = t.seen.work * c.Speed.PerPrompt / s.books.ledger.scales.at(prefillRole)
+		}
 		p.prefills.Add(1)
 		p.used.Store(now.UnixNano())
 		t.prefills.Store(true)
@@ -111,8 +131,16 @@ func (t *ticket) endPrefill(o *pdflow.LegOutcome) {
 
 func (t *ticket) endLeg(o *pdflow.LegOutcome) {
 	p := t.engines[prefillRole]
+	d := t.engines[decodeRole]
 	p.prefilling.Add(-t.own)
 	p.prefills.Add(-1)
+	d.coming.Add(-1)
+	d.arriving.Add(-t.prompt)
+	d.running.Add(1)
+	d.context.Add(t.prompt)
+	now := t.s.o.Now()
+	p.move(int64(t.seen.fetched), t.perToken, now)
+	d.move(int64(t.seen.fetched), t.perToken, now)
 	if o != nil && o.Err == nil {
 		t.seen.prefillTook = o.Duration().Seconds()
 	}
@@ -123,6 +151,10 @@ func (t *ticket) endLeg(o *pdflow.LegOutcome) {
 func (t *ticket) end(o *pdflow.Outcome) {
 	defer t.report() // also when the inner picker panics
 	d := t.engines[decodeRole]
+	if t.seen.saidITL > 0 { // what runs there has changed since: the mean of both is what the speed says
+		now := t.step.step(float64(d.running.Load()), float64(d.context.Load()), d.beside.at(t.s.o.Now()))
+		t.seen.saidITL = (t.seen.saidITL + now) / 2 / t.scale
+	}
 	d.running.Add(-1)
 	d.context.Add(-t.prompt)
 	if !o.PrefillRuns && t.prefills.CompareAndSwap(true, false) {

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/inspect"
 	"github.com/pdkit/pdkit/enginesim/model"
@@ -46,6 +47,11 @@ func Decide(ctx context.Context, f Fleet, t *Trace, by Deciding, seed uint64) (*
 	defer stop()
 	d := &decided{fleet: &f, by: &by, places: map[string]int{}, set: set, seed: seed,
 		said: make([][]telling, len(all))}
+	r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"model":"m","prompt":"x","stream":true}`))
+	if err != nil {
+		return nil, err
+	}
+	d.session = &connector.Session{Request: r}
 	for i := range all {
 		d.places[all[i].ID] = i
 	}
@@ -73,6 +79,7 @@ type decided struct {
 	gateways []*replay
 	said     [][]telling // by each engine, the last one last
 
+	session *connector.Session
 	now     time.Time
 	running *virtual.Fleet
 	arrival *virtual.Arrival
@@ -172,12 +179,46 @@ func (d *decided) tell() {
 }
 
 func (d *decided) route(f *virtual.Fleet, i int, a *virtual.Arrival) (virtual.Route, error) {
-	d.running, d.arrival = f, a
-	d.now = time.Unix(0, 0).Add(time.Duration(f.Now() * float64(time.Second)))
+	d.running, d.arrival, d.now = f, a, at(f.Now())
 	d.tell()
-	r, err := d.gateways[i%len(d.gateways)].route(f, i, a)
-	if err != nil && !errors.Is(err, pdflow.CodeOverloaded) {
-		return r, fmt.Errorf("request %d: %w", i, err)
+	r := d.gateways[i%len(d.gateways)]
+	e, _, round := r.trace.at(i)
+	request, err := r.writer.request(e, round)
+	if err != nil {
+		return virtual.Route{}, err
 	}
-	return r, err
+	got, err := r.picker.Pick(r.ctx, &pdflow.PickInput{Request: request, Attempt: 1})
+	if errors.Is(err, pdflow.CodeOverloaded) {
+		return virtual.Route{Refuse: true}, nil
+	}
+	if err != nil {
+		return virtual.Route{}, fmt.Errorf("request %d: %w", i, err)
+	}
+	// What has become of it is told as a flow tells it.
+	out := &pdflow.Outcome{Session: d.session, Decode: pdflow.LegOutcome{Start: d.now}}
+	to := virtual.Route{Decode: d.places[got.Decode.ID]}
+	if got.Prefill.URL != nil {
+		to.Split, to.Prefill = true, d.places[got.Prefill.ID]
+		to.PrefillDone = func() {
+			d.now = at(f.Now())
+			out.Prefill = pdflow.LegOutcome{Start: out.Decode.Start, End: d.now}
+			out.Decode.Start = d.now
+			got.PrefillDone(&out.Prefill)
+		}
+	}
+	to.Done = func() {
+		d.now = at(f.Now())
+		o := f.Outcome(i)
+		out.Decode.FirstByte, out.Decode.End, out.Usage.Output = at(o.First), at(o.End), int64(o.Output)
+		if o.Failed {
+			out.Err = &pdflow.Error{Code: pdflow.CodeDecodeFailed}
+		}
+		got.Done(out)
+	}
+	return to, nil
+}
+
+// at is a time of the simulation.
+func at(seconds float64) time.Time {
+	return time.Unix(0, 0).Add(time.Duration(seconds * float64(time.Second)))
 }

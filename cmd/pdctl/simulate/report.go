@@ -28,7 +28,7 @@ type Result struct {
 	Pairs        int // different pairs that have served a request
 	Crossed      int // requests whose KV went from zone to zone
 	Refused      int
-	Split        int // served by two engines
+	Split        int     // served by two engines
 	Failed       int     // they fit no engine's memory
 	Lasted       float64 // seconds until the last response ended
 
