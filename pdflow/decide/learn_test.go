@@ -148,6 +148,11 @@ func TestTheHostsSpeedsAreCorrected(t *testing.T) {
 		policy := &spy{Policy: decide.Predicted(decide.PredictedOptions{})}
 		p := around(t, newSet(t, engines(2, "")...), policy, &decide.Options{Engine: h100s,
 			Class: func(*pdflow.PickInput) decide.Class { return decide.Class{ITL: 30 * time.Millisecond} }})
+		for range 6 { // streams that run, for which prefill beside them would be too long
+			if x := mustPick(t, p, &pdflow.PickInput{Request: completion(t, text(40))}); x.PrefillDone != nil {
+				x.PrefillDone(nil)
+			}
+		}
 		w := &world{perPrompt: 2 * 31400 * time.Nanosecond, step: 3 * 6830 * time.Microsecond} // not those of h100
 		r := rand.New(rand.NewPCG(1, 1))
 		for range 60 {
