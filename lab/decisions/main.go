@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command decisions makes docs/decisions.md: when it pays to split a request between a prefill and a decode engine. It
-// replays three traces over fleets of eight modelled engines in virtual time, with the gateway's own picker and decider:
-// see cmd/pdctl/simulate. The same code gives the same page.
+// replays three traces over fleets of eight modelled engines in virtual time, with the gateway's own picker and
+// decider: see cmd/pdctl/simulate. The same code gives the same page.
 //
 //	go run ./lab/decisions -o docs
 package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"log"
@@ -151,14 +152,11 @@ func main() {
 	folder := flag.String("o", "", "write decisions.md and its plots to this folder")
 	requests := flag.Int("requests", 1500, "of each run")
 	only := flag.String("only", "", "only the cells of this workload")
-	every := flag.Int("every", 1, "only each so manieth cell")
+	every := flag.Int("every", 1, "only each nth cell")
 	flag.Parse()
 	all := cells()
 	if *only != "" {
 		all = slices.DeleteFunc(all, func(c *cell) bool { return c.w.name != *only })
-	}
-	if f := os.Getenv("RATIO"); f != "" {
-		all = slices.DeleteFunc(all, func(c *cell) bool { return fmt.Sprint(c.pd) != f })
 	}
 	n := 0
 	all = slices.DeleteFunc(all, func(*cell) bool { n++; return (n-1)%*every != 0 })
@@ -166,13 +164,11 @@ func main() {
 		log.Fatal(err)
 	}
 	if *folder == "" {
-		if os.Getenv("SUM") == "" {
-			fmt.Print(table(all))
-		}
-		fmt.Println(summary(all))
+		fmt.Print(page(all, *requests))
 		return
 	}
-	if err := os.WriteFile(filepath.Join(*folder, "decisions.md"), []byte(page(all, *requests)), 0o600); err != nil {
+	err := os.WriteFile(filepath.Join(*folder, "decisions.md"), []byte(page(all, *requests)), 0o600)
+	if err := errors.Join(err, picture(filepath.Join(*folder, "decisions.png"), all)); err != nil {
 		log.Fatal(err)
 	}
 }

@@ -4,55 +4,129 @@ package main
 
 import (
 	"fmt"
-	"os"
+	"slices"
 	"strings"
 )
+
+// share is how much of the best of the others the decider reaches.
+func (c *cell) share(x figure) float64 { return x.good / max(c.rival(), 1e-9) }
+
+// keeps reports whether a policy's p99 of the time between tokens is within the objective; a class of the histogram is
+// 4 % wide.
+func (c *cell) keeps(x figure) bool { return x.itl <= 1.04*c.w.slo.TPOT.Seconds() }
+
+// The bars: of the decider, and with wrong speeds, old loads and two gateways.
+const (
+	near   = 0.97
+	robust = 0.9
+)
+
+// misses are the cells below a bar.
+func misses(all []*cell) (below, withErrors, late []*cell) {
+	for _, c := range all {
+		if c.share(c.decider) < near {
+			below = append(below, c)
+		}
+		if c.share(c.robust) < robust {
+			withErrors = append(withErrors, c)
+		}
+		if !c.keeps(c.decider) && (c.keeps(c.always) || c.keeps(c.never)) {
+			late = append(late, c)
+		}
+	}
+	return below, withErrors, late
+}
+
+// page is docs/decisions.md.
+func page(all []*cell, requests int) string {
+	var b strings.Builder
+	best := 0
+	for _, c := range all {
+		if c.decider.good >= c.rival() {
+			best++
+		}
+	}
+	below, withErrors, late := misses(all)
+	fmt.Fprintf(&b, `# Whether to split a request
+
+<!-- Written by lab/decisions: go run ./lab/decisions -o docs -->
+
+A request can be split between a prefill and a decode engine, or be served by a decode engine alone. Which is better depends on the load, on the numbers of engines, on the link between them and on the prompts. This page shows it for %d cells: 3 workloads × 4 ratios of 8 engines × 3 loads × 3 links, %d requests each, in virtual time. The engines are Llama-3.1-8B on an H100 ([enginesim/model](../enginesim/model)), and the pickers and policies are those of the gateway ([pdflow/decide](../pdflow/decide)). The same code gives the same page.
+
+`+"`always`"+` splits each request, `+"`never`"+` none, and `+"`threshold`"+` those with more than 512, 2,048 or 8,192 tokens that decode has not cached, whichever is best in that cell. The *decider* is `+"`decide.Predicted`"+` (`+"`spec.decision: {mode: predicted}`"+`). Figures are shares of the requests whose TTFT and time between tokens met the objectives:
+
+| workload | prompts | objectives | times as fast as the trace: low, usual, high |
+|---|---|---|---|
+`, len(all), requests)
+	for i := range workloads {
+		w := &workloads[i]
+		fmt.Fprintf(&b, "| %s | %s | TTFT %v, time between tokens %v | %.1f, %.1f, %.1f |\n", w.name, w.what, w.slo.TTFT,
+			w.slo.TPOT, w.speeds[0], w.speeds[1], w.speeds[2])
+	}
+	fmt.Fprintf(&b, "\nThe decider is at least as good as the best of the three in %d cells, and reaches %.0f %% of it in %d. "+
+		"With wrong speeds (prefill 50 %% too long, decode 50 %% too short), loads that are 1 s old and two gateways it "+
+		"reaches %.0f %% of what the best of the three has without all that in %d.\n\n![Goodput](decisions.png)\n\n",
+		best, 100*near, len(all)-len(below), 100*robust, len(all)-len(withErrors))
+	b.WriteString("## When splitting pays\n\nThe mean over workloads and loads:\n\n" +
+		"| prefill:decode | link | always | never | best threshold | decider | of its requests split |\n" +
+		"|---|---|---|---|---|---|---|\n")
+	for _, pd := range ratios {
+		for _, link := range links {
+			some := slices.DeleteFunc(slices.Clone(all), func(c *cell) bool { return c.pd != pd || c.link != link })
+			mean := func(of func(*cell) float64) string {
+				sum := 0.0
+				for _, c := range some {
+					sum += of(c)
+				}
+				return percent(sum / float64(max(len(some), 1)))
+			}
+			fmt.Fprintf(&b, "| %d:%d | %.0f Gbit/s | %s | %s | %s | %s | %s |\n", pd[0], pd[1], link*8/1e9,
+				mean(func(c *cell) float64 { return c.always.good }), mean(func(c *cell) float64 { return c.never.good }),
+				mean(func(c *cell) float64 { return c.threshold.good }),
+				mean(func(c *cell) float64 { return c.decider.good }),
+				mean(func(c *cell) float64 { return c.decider.split }))
+		}
+	}
+	b.WriteString("\n`never` leaves the prefill engines idle: its figures say what the decode engines of that ratio can do " +
+		"alone.\n\n")
+	list(&b, "Where the decider is below 97 % of the best of the three", below, func(c *cell) string {
+		return fmt.Sprintf("%.2f", c.share(c.decider))
+	})
+	list(&b, "Where it is below 90 % with errors", withErrors, func(c *cell) string {
+		return fmt.Sprintf("%.2f", c.share(c.robust))
+	})
+	list(&b, "Where one token in a hundred comes later than the objective, and `always` or `never` kept it", late,
+		func(c *cell) string {
+			return fmt.Sprintf("p99 %.0f ms at %s good; always %.0f ms at %s, never %.0f ms at %s", 1e3*c.decider.itl,
+				percent(c.decider.good), 1e3*c.always.itl, percent(c.always.good), 1e3*c.never.itl, percent(c.never.good))
+		})
+	b.WriteString("## All cells\n\n" + table(all))
+	return b.String()
+}
+
+func list(b *strings.Builder, title string, all []*cell, says func(*cell) string) {
+	fmt.Fprintf(b, "## %s\n\n", title)
+	for _, c := range all {
+		fmt.Fprintf(b, "- %s: %s\n", c, says(c))
+	}
+	if len(all) == 0 {
+		b.WriteString("None.\n")
+	}
+	b.WriteString("\n")
+}
 
 // table is the map as text.
 func table(all []*cell) string {
 	var b strings.Builder
-	b.WriteString("| workload | P:D | load | link | always | never | threshold | decider | with errors | of the best | ITL p99: always, never, decider |\n")
-	b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|\n")
+	b.WriteString("The number behind a threshold is its tokens. The last columns are the p99 of the time between tokens, in " +
+		"milliseconds.\n\n| cell | always | never | threshold | decider | with errors | always | never | decider |\n" +
+		"|---|---|---|---|---|---|---|---|---|\n")
 	for _, c := range all {
-		fmt.Fprintf(&b, "| %s | %d:%d | %s | %.0f | %s | %s | %s (%d) | %s | %s | %.2f / %.2f | %.0f, %.0f, %.0f |\n", c.w.name, c.pd[0], c.pd[1],
-			loads[c.load], c.link*8/1e9, percent(c.always.good), percent(c.never.good), percent(c.threshold.good), c.best,
-			percent(c.decider.good), percent(c.robust.good), c.decider.good/max(c.rival(), 1e-9), c.robust.good/max(c.rival(), 1e-9), 1e3*c.always.itl, 1e3*c.never.itl, 1e3*c.decider.itl)
-		if os.Getenv("DBG") != "" {
-			fmt.Fprintf(&b, "      split %.2f ttftp99 always %.2f decider %.2f\n", c.decider.split, c.always.p99, c.decider.p99)
-		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s (%d) | %s | %s | %.0f | %.0f | %.0f |\n", c, percent(c.always.good),
+			percent(c.never.good), percent(c.threshold.good), c.best, percent(c.decider.good), percent(c.robust.good),
+			1e3*c.always.itl, 1e3*c.never.itl, 1e3*c.decider.itl)
 	}
 	return b.String()
 }
 
 func percent(x float64) string { return fmt.Sprintf("%.1f %%", 100*x) }
-
-func page(all []*cell, requests int) string { return table(all) }
-
-func (c *cell) late(itl float64) bool { return itl > c.w.slo.TPOT.Seconds()*1.04 } // a bin of the histogram
-
-func summary(all []*cell) string {
-	var b strings.Builder
-	best, near, robust, kept := 0, 0, 0, 0
-	for _, c := range all {
-		if c.decider.good >= c.rival() {
-			best++
-		}
-		if c.decider.good >= 0.97*c.rival() {
-			near++
-		} else {
-			fmt.Fprintf(&b, "below: %s %.3f\n", c, c.decider.good/c.rival())
-		}
-		if c.robust.good >= 0.9*c.rival() {
-			robust++
-		} else {
-			fmt.Fprintf(&b, "with errors: %s %.3f\n", c, c.robust.good/c.rival())
-		}
-		if c.late(c.decider.itl) && !(c.late(c.always.itl) && c.late(c.never.itl)) {
-			fmt.Fprintf(&b, "itl: %s always %.0f (%.2f) never %.0f (%.2f) decider %.0f (%.2f)\n", c, 1e3*c.always.itl, c.always.good, 1e3*c.never.itl, c.never.good, 1e3*c.decider.itl, c.decider.good)
-		} else {
-			kept++
-		}
-	}
-	fmt.Fprintf(&b, "%d cells: best %d, near %d, robust %d, itl kept %d\n", len(all), best, near, robust, kept)
-	return b.String()
-}

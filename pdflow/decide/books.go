@@ -31,7 +31,7 @@ type books struct {
 	fleet    engineLines // of all engines, for one of which too little is known
 	transfer ratio       // seconds after prefill, by tokens that decode fetched
 	errors   [2]meanError
-	told     [2]told // of prefill, and of ITL, by the host's speeds
+	told     [3]told // of prefill, of ITL and of transfers, by the host's speeds
 	ledger   ledger
 }
 
@@ -155,8 +155,11 @@ func (b *books) figures(o *Options, at *discovery.Endpoint, role int, in *Input,
 	}
 }
 
-// scales are by how much longer prefill and decode's steps take than the host has said; 0 is as long.
-type scales [2]atomic.Uint64
+// linkScale is the place of transfers in scales, behind the roles.
+const linkScale = decodeRole + 1
+
+// scales are by how much longer prefill, decode's steps and transfers take than the host has said; 0 is as long.
+type scales [3]atomic.Uint64
 
 func (s *scales) at(i int) float64 {
 	if bits := s[i].Load(); bits != 0 {
@@ -174,7 +177,10 @@ func (s *scales) of(v Speed) Speed {
 // told compares what the host's speeds say with what came.
 type told struct{ n, said, came float64 }
 
-const scaleMost = 8 // times; more is no error of the speeds
+const (
+	scaleMost     = 8    // times; more is no error of the speeds
+	shortTransfer = 0.05 // seconds
+)
 
 // add returns by how much longer it takes, once that is known.
 func (t *told) add(said, came float64) (scale float64, ok bool) {
@@ -211,14 +217,14 @@ func (r *rate) at(now time.Time) float64 {
 	return r.decayed(now) / lately.Seconds()
 }
 
-// move takes note that KV begins to move.
-func (e *engine) move(tokens int64, perToken float64, now time.Time) {
+// move takes note that KV begins to move, and returns when it will have moved, in Unix nanoseconds.
+func (e *engine) move(tokens int64, perToken float64, now time.Time) int64 {
 	e.unsent.Add(-tokens)
 	takes := int64(float64(tokens) * perToken * float64(time.Second))
 	for {
 		until := e.movedUntil.Load()
-		if e.movedUntil.CompareAndSwap(until, max(until, now.UnixNano())+takes) {
-			return
+		if then := max(until, now.UnixNano()) + takes; e.movedUntil.CompareAndSwap(until, then) {
+			return then
 		}
 	}
 }
@@ -238,6 +244,7 @@ func (e *engine) known(b *books) Speed {
 // link fills in what transfers take, if that was learnt.
 func (b *books) link(in *Input) {
 	if in.Link > 0 && in.TokenBytes > 0 {
+		in.Link /= b.ledger.scales.at(linkScale)
 		return
 	}
 	if perToken := math.Float64frombits(b.ledger.perToken.Load()); perToken > 0 {
@@ -339,6 +346,7 @@ type seen struct {
 	prefillTook     float64 // 0: not known
 	saidPrefill     float64 // what the host's speed says of that
 	saidITL         float64 // what it says of ITL
+	saidTransfer    float64 // what its link says of the time from prefill's end until the KV is there
 	afterPrefill    float64 // from prefill's end to the first token; 0: not known
 	ttftCame        float64 // 0: not known
 	itlCame         float64 // 0: not known
@@ -363,15 +371,25 @@ func (b *books) learn(s *seen, bound float64) {
 		add(s.decode, func(l *engineLines) { l.step.add(s.crowd, s.itlCame) })
 	}
 	b.ledger.speed.store(b.fleet.speed())
-	if step := s.decode.known(b); s.afterPrefill > 0 && s.fetched > 0 {
-		b.transfer.add(s.fetched, max(0, s.afterPrefill-step.Base-step.PerRequest*s.crowd))
+	step := s.decode.known(b)
+	transfer := max(0, s.afterPrefill-step.Base-step.PerRequest*s.crowd)
+	if s.afterPrefill > 0 && s.fetched > 0 {
+		b.transfer.add(s.fetched, transfer)
 		if b.transfer.n >= leastSeen-1 {
 			b.ledger.perToken.Store(math.Float64bits(b.transfer.xy / b.transfer.xx))
 		}
 	}
-	for i, x := range [2][2]float64{{s.saidPrefill, s.prefillTook}, {s.saidITL, s.itlCame}} {
+	if s.saidTransfer <= 0 {
+		transfer = 0
+	}
+	said := [3][2]float64{{s.saidPrefill, s.prefillTook}, {s.saidITL, s.itlCame}, {s.saidTransfer + shortTransfer, transfer}}
+	for i, x := range said {
 		if x[0] > 0 && x[1] > 0 {
-			if scale, ok := b.told[i].add(x[0], x[1]); ok {
+			scale, ok := b.told[i].add(x[0], x[1])
+			if i == linkScale { // what a short transfer takes longer is no speed of the link
+				scale = max(1, scale)
+			}
+			if ok {
 				b.ledger.scales[i].Store(math.Float64bits(scale))
 			}
 		}

@@ -53,8 +53,8 @@ type Candidate struct {
 
 	Coming        int // requests that will generate here when another engine has computed their prompts
 	ComingContext int // tokens of their prompts
-	// Moving are the tokens of KV that a prefill engine has still to send, or a decode engine to get: also those of prompts
-	// that are yet to be computed.
+	// Moving are the tokens of KV that a prefill engine has still to send, or a decode engine to get: also those of
+	// prompts that are yet to be computed.
 	Moving int
 	// Prefilled is how many prompt tokens a second a decode engine has computed lately, beside its requests that
 	// generate.

@@ -42,8 +42,8 @@ const (
 // Predicted predicts the TTFT and ITL of each option for each pair of candidates, and takes the option with the best
 // chance to meet the objectives, less the harm that it does to the requests that run already. All times are in seconds,
 // u = prompt − cached tokens (at least 1; of cached tokens that are not exact three quarters count), Q is QueueTokens,
-// and R and Context are those of the requests that generate, and of those that come soon: at most a quarter as many, and
-// two.
+// and R and Context are those of the requests that generate, and of those that come soon: at most a quarter as many,
+// and two.
 //
 //	s(c)         = (Base + PerRequest·R + PerContext·Context)/(1 − PerPrompt·Prefilled)   a decode step: see [Speed]
 //	s'(c)        = the same with this request

@@ -20,6 +20,7 @@ type ticket struct {
 	perToken     float64 // seconds that a token's KV takes from engine to engine
 	step         Speed   // of the decode engine, as the host says, and scaled
 	scale        float64
+	roomy        bool // the decode engine has memory for it, so that nothing but its transfer waits
 	seen         seen
 	decided      bool // by the policy
 	action       Action
@@ -59,7 +60,10 @@ func (s *shared) count(x *scratch, out *pdflow.Pick, decided bool) pdflow.Pick {
 	t.reports.Store(1)
 	cached := x.cached(out)
 	t.seen.fetched = float64(t.prompt) - cached[decodeRole]
-	t.perToken = 0
+	t.perToken, t.roomy = 0, true
+	if c := x.candidate(decodeRole, out.Decode.ID); c != nil {
+		t.roomy = c.Queue == 0 && (c.KV.Total == 0 || c.KV.Free > 4*x.in.Prompt)
+	}
 	if x.in.Link > 0 {
 		t.perToken = float64(x.in.TokenBytes) / x.in.Link
 	}
@@ -139,8 +143,10 @@ func (t *ticket) endLeg(o *pdflow.LegOutcome) {
 	d.running.Add(1)
 	d.context.Add(t.prompt)
 	now := t.s.o.Now()
-	p.move(int64(t.seen.fetched), t.perToken, now)
-	d.move(int64(t.seen.fetched), t.perToken, now)
+	then := max(p.move(int64(t.seen.fetched), t.perToken, now), d.move(int64(t.seen.fetched), t.perToken, now))
+	if t.perToken > 0 && t.s.o.Link > 0 && t.roomy {
+		t.seen.saidTransfer = time.Duration(then-now.UnixNano()).Seconds() / t.s.books.ledger.scales.at(linkScale)
+	}
 	if o != nil && o.Err == nil {
 		t.seen.prefillTook = o.Duration().Seconds()
 	}

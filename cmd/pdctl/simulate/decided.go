@@ -26,8 +26,8 @@ type Deciding struct {
 	Class    decide.Class
 	Gateways int           // requests come to them by turns, and each knows its own; 0: one
 	Lag      time.Duration // how old it is what engines say of their load
-	// Wrong is by how much the pickers' idea of the engines' speed is wrong: 0.5 says half as long again for prefill, and
-	// half as long for decode.
+	// Wrong is by how much the pickers' idea of the engines' speed is wrong: 0.5 says half as long again for prefill,
+	// and half as long for decode.
 	Wrong float64
 }
 
