@@ -38,6 +38,12 @@ type Config struct {
 	// is closed, which happens when the peer has gone, was closed to make room, or by Close.
 	Peer func(gone <-chan struct{}) func(body []byte) (told bool)
 
+	// Serve, if it is not nil, is called in place of Peer for each accepted peer, and reads its messages, within Limits.
+	// The connection ends when Serve returns; Serve must return soon after a method of c has failed. useful keeps the
+	// peer from being closed to make room.
+	Serve  func(c *Conn, useful func())
+	Limits Limits
+
 	// Refused is called for each connection that was closed because its peer does not speak ZMTP 3, has another socket
 	// type, sends too large frames, is too slow, or is one too many. Several goroutines may call it at once.
 	Refused func()
@@ -197,6 +203,10 @@ func (l *Listener) serve(conn net.Conn, p *peer) {
 	}
 	if err == nil {
 		err = conn.SetDeadline(time.Time{})
+	}
+	if err == nil && l.cfg.Serve != nil {
+		l.cfg.Serve(newConn(conn, r, l.cfg.Limits), func() { l.told(conn) })
+		return
 	}
 	if err == nil {
 		take, known := l.cfg.Peer(p.gone), false

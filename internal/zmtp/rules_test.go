@@ -75,7 +75,7 @@ func TestWhatFramesMayBe(t *testing.T) {
 		"longer":                {"\x02\x00\x00\x00\x00\x00\x00\x10\x01" + strings.Repeat("a", maxFrame+1), errPeer, 0},
 		"longer than all there": {"\x02\xff\xff\xff\xff\xff\xff\xff\xff", errPeer, 0},
 		"unknown bits":          {"\x08\x01a", errPeer, 0},
-		"cut":                   {"\x00\x05abc", io.ErrUnexpectedEOF, 5},
+		"cut":                   {"\x00\x05abc", io.ErrUnexpectedEOF, 3},
 	} {
 		_, body, err := readFrame(bufio.NewReader(strings.NewReader(c.frame)), make([]byte, 256))
 		assert.ErrorIs(t, err, c.want, name)

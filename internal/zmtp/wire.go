@@ -115,32 +115,47 @@ func socketType(data []byte) string {
 
 // readFrame reads one frame into buf, or into a larger one. A frame above maxFrame is an error.
 func readFrame(r *bufio.Reader, buf []byte) (flags byte, body []byte, err error) {
-	if flags, err = r.ReadByte(); err != nil {
+	flags, size, err := readHeader(r)
+	if err != nil {
 		return 0, nil, err
 	}
-	var size uint64
-	if flags&frameLong != 0 {
-		var long [8]byte
-		if _, err = io.ReadFull(r, long[:]); err != nil {
-			return 0, nil, err
-		}
-		size = binary.BigEndian.Uint64(long[:])
-	} else {
-		short, err := r.ReadByte()
-		if err != nil {
-			return 0, nil, err
-		}
-		size = uint64(short)
-	}
-	if size > maxFrame || flags&^(frameMore|frameLong|frameCommand) != 0 {
+	if size > maxFrame {
 		return 0, nil, errPeer
 	}
-	if uint64(cap(buf)) < size {
-		buf = make([]byte, size)
-	}
-	body = buf[:size]
-	_, err = io.ReadFull(r, body)
+	body, err = readBody(r, buf[:0], int(size))
 	return flags, body, err
+}
+
+// readHeader reads a frame's flags and the size of its body.
+func readHeader(r *bufio.Reader) (flags byte, size uint64, err error) {
+	if flags, err = r.ReadByte(); err != nil {
+		return 0, 0, err
+	}
+	if flags&^(frameMore|frameLong|frameCommand) != 0 {
+		return 0, 0, errPeer
+	}
+	if flags&frameLong == 0 {
+		short, err := r.ReadByte()
+		return flags, uint64(short), err
+	}
+	var long [8]byte
+	_, err = io.ReadFull(r, long[:])
+	return flags, binary.BigEndian.Uint64(long[:]), err
+}
+
+// readBody appends a frame's body to buf, which grows only as fast as the body comes: a header alone takes no memory.
+func readBody(r *bufio.Reader, buf []byte, size int) ([]byte, error) {
+	for size > 0 {
+		n := min(size, 64<<10)
+		buf = slices.Grow(buf, n)
+		read, err := io.ReadFull(r, buf[len(buf):len(buf)+n])
+		buf = buf[:len(buf)+read]
+		if err != nil {
+			return buf, err
+		}
+		size -= n
+	}
+	return buf, nil
 }
 
 // readMessages calls each for every message of one frame, until the connection ends. For a message of several frames it
