@@ -12,6 +12,7 @@ import (
 
 	"github.com/pdkit/pdkit/enginesim/internal/api"
 	"github.com/pdkit/pdkit/enginesim/internal/core"
+	"github.com/pdkit/pdkit/enginesim/internal/kvevents"
 	"github.com/pdkit/pdkit/enginesim/internal/proto"
 	"github.com/pdkit/pdkit/enginesim/model"
 )
@@ -111,6 +112,55 @@ type Config struct {
 	ExitDelay time.Duration
 	// KeepRequests bounds Requests. Default 1024; negative keeps none.
 	KeepRequests int
+
+	// KVEvents publishes which blocks the prefix cache holds, as vLLM does with --kv-events-config. nil publishes
+	// nothing.
+	KVEvents *KVEvents
+}
+
+// KVEvents is how an engine publishes KV-cache events: three frames a batch (topic, sequence number, msgpack) from a
+// ZeroMQ PUB socket, and past batches from a ROUTER. The events are vLLM's BlockStored and BlockRemoved, as maps, with
+// integer hashes that are no vLLM's. GET /kv_event_sources says where they are.
+type KVEvents struct {
+	// Endpoint is the address of the PUB socket, HOST:PORT. Default "127.0.0.1:0". Restart uses the port again.
+	Endpoint string
+	// Connect makes the PUB socket connect to Endpoint, where a reader must have bound a SUB socket.
+	Connect bool
+	// Replay is the address of the ROUTER, HOST:PORT. Default "127.0.0.1:0"; "none" offers no replay. Restart uses the
+	// port again.
+	Replay string
+	// Topic is the first frame of each message. Default "".
+	Topic string
+	// BufferSteps is how many batches a replay has. Default 10000.
+	BufferSteps int
+	// Queue is how many messages may wait for a slow subscriber; those above are dropped, as ZeroMQ does it at its
+	// high-water mark. Default 100000.
+	Queue int
+	// Rank is the data-parallel rank. Default 0.
+	Rank int
+	// Arrays sends events as arrays, as vLLM did before vllm-project/vllm#42892.
+	Arrays bool
+	// OldReplay leaves the topic frame out of a replay, as vLLM did before vllm-project/vllm#45177.
+	OldReplay bool
+}
+
+// publisher starts the publisher, nil without one.
+func (c *Config) publisher() (*kvevents.Publisher, error) {
+	e := c.KVEvents
+	if e == nil {
+		return nil, nil //nolint:nilnil // there is none, and that is no fault
+	}
+	replay := e.Replay
+	if replay == "none" {
+		replay = ""
+	}
+	p, err := kvevents.Start(kvevents.Config{Endpoint: e.Endpoint, Replay: replay, Connect: e.Connect, Topic: e.Topic,
+		Steps: e.BufferSteps, Queue: e.Queue, Arrays: e.Arrays, OldReplay: e.OldReplay, Rank: e.Rank,
+		BlockSize: c.BlockSize})
+	if err != nil {
+		return nil, fmt.Errorf("enginesim: KVEvents: %w", err)
+	}
+	return p, nil
 }
 
 func (c Config) kept() *api.Kept {
@@ -159,6 +209,14 @@ func (c Config) withDefaults() (Config, error) {
 	setDefault(&c.KeepAlive, 5*time.Second)
 	setDefault(&c.ExitDelay, 50*time.Millisecond)
 	setDefault(&c.KeepRequests, 1024)
+	if c.KVEvents != nil {
+		e := *c.KVEvents
+		setDefault(&e.Endpoint, "127.0.0.1:0")
+		setDefault(&e.Replay, "127.0.0.1:0")
+		setDefault(&e.BufferSteps, 10_000)
+		setDefault(&e.Queue, 100_000)
+		c.KVEvents = &e
+	}
 	if c.BlockSize > 0 && c.Blocks > 0 {
 		setDefault(&c.MaxModelLen, min(32768, c.BlockSize*c.Blocks))
 	}
@@ -210,6 +268,9 @@ func (c Config) validate() error {
 	}
 	if c.PrefillRate < 0 || c.ITL < 0 || c.Lease < 0 || c.HandshakeTimeout < 0 || c.KeepAlive < 0 || c.ExitDelay < 0 {
 		bad("durations and rates must not be negative")
+	}
+	if e := c.KVEvents; e != nil && (e.BufferSteps < 1 || e.Queue < 1 || e.Rank < 0) {
+		bad("KVEvents: BufferSteps and Queue must be positive, and Rank not negative")
 	}
 	return errors.Join(errs...)
 }

@@ -45,6 +45,14 @@ func Start(cfg Config) (*Engine, error) {
 	if c, ok := n.Conn.(interface{ SideAddress() string }); ok {
 		e.cfg.SideChannel = c.SideAddress()
 	}
+	if p := n.KVEvents(); p != nil {
+		kept := *e.cfg.KVEvents
+		kept.Endpoint = p.Endpoint()
+		if p.Replay() != "" {
+			kept.Replay = p.Replay()
+		}
+		e.cfg.KVEvents = &kept
+	}
 	if c, ok := n.Conn.(interface{ Keeps() map[string]string }); ok {
 		extra := map[string]string{}
 		maps.Copy(extra, e.cfg.Extra)
@@ -63,6 +71,10 @@ func (e *Engine) boot() (*server.Node, error) {
 	}
 	id := e.id
 	e.mu.Unlock()
+	events, err := cfg.publisher()
+	if err != nil {
+		return nil, err
+	}
 	ranks, _ := strconv.Atoi(cfg.Extra["data_parallel_size_local"]) // the connector refuses what is no number
 	return server.Start(server.Config{
 		Core: cfg.core(),
@@ -71,7 +83,7 @@ func (e *Engine) boot() (*server.Node, error) {
 			Kept: cfg.kept(), Ranks: ranks},
 		Extra: cfg.Extra, Listen: cfg.Listen, KeepAlive: cfg.KeepAlive, ExitDelay: cfg.ExitDelay,
 		HandshakeTimeout: cfg.HandshakeTimeout, APIServers: cfg.APIServers,
-		Received: e.log.add, Strike: e.faults.strike,
+		Received: e.log.add, Strike: e.faults.strike, KVEvents: events,
 		Connect: func(c *core.Core, n *server.Node) (core.Connector, error) {
 			return starters()[cfg.Connector](&proto.Host{
 				ID: id, Model: cfg.Model, Role: cfg.KVRole, Extra: cfg.Extra, SideChannel: cfg.SideChannel,
@@ -107,6 +119,30 @@ func (e *Engine) Bootstrap() string {
 		return c.BootstrapURL()
 	}
 	return ""
+}
+
+// KVEvents are the addresses, HOST:PORT, of the PUB socket of KV-cache events and of the ROUTER that replays them; "" for
+// what the engine does not have. They stay the same over Restart.
+func (e *Engine) KVEvents() (events, replay string) {
+	p := e.current().KVEvents()
+	if p == nil {
+		return "", ""
+	}
+	return p.Endpoint(), p.Replay()
+}
+
+// DropKVEvents loses the next n batches of KV-cache events on their way to subscribers; a replay still has them.
+func (e *Engine) DropKVEvents(n int) {
+	if p := e.current().KVEvents(); p != nil {
+		p.Drop(n)
+	}
+}
+
+// DropKVConnections breaks the connections of the subscribers to KV-cache events. They may connect again.
+func (e *Engine) DropKVConnections() {
+	if p := e.current().KVEvents(); p != nil {
+		p.DropConnections()
+	}
 }
 
 // EngineID is the id that handoffs of this engine name.

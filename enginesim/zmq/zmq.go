@@ -2,7 +2,7 @@
 
 // Package zmq has ZeroMQ sockets that send: those by which engines tell a gateway something. It shares no code with the
 // gateway's side, and has what such an engine uses of ZMTP 3.0 (rfc.zeromq.org/spec/23): TCP, the mechanism NULL, the
-// sockets PUSH and DEALER.
+// sockets PUSH, DEALER and PUB that connect ([Dial]), and the bound sockets PUB and ROUTER ([Listener]).
 package zmq
 
 import (
@@ -35,7 +35,8 @@ type Socket struct {
 	mu sync.Mutex
 }
 
-// Dial connects a socket of a type, "PUSH" or "DEALER", to a TCP address, HOST:PORT. The error is that of the
+// Dial connects a socket of a type, "PUSH", "DEALER" or "PUB" (which sends all messages: the SUB socket at the address
+// filters them), to a TCP address, HOST:PORT. The error is that of the
 // connection, or tells that the peer is no ZMTP 3 socket. The peer learns the identity, if it is not "".
 func Dial(ctx context.Context, socketType, address, identity string) (*Socket, error) {
 	var d net.Dialer
@@ -113,14 +114,7 @@ func frame(to []byte, flags byte, body []byte) []byte {
 
 // Send sends a message of one or more frames. It waits for the connection, never for the peer's program.
 func (s *Socket) Send(frames ...[]byte) error {
-	var out []byte
-	for i, body := range frames {
-		flags := byte(more)
-		if i == len(frames)-1 {
-			flags = 0
-		}
-		out = frame(out, flags, body)
-	}
+	out := encode(frames)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_, err := s.conn.Write(out)

@@ -29,6 +29,21 @@ type Config struct {
 	Recompute     bool          // a prompt whose KV could not be loaded is computed
 	Alone         bool          // the engine has no connector
 	MustLoad      bool          // the ledger notes a prompt that is computed here as a breach
+	Events        Events        // is told of the prefix cache's blocks; nil: nobody is
+}
+
+// Events is told what happens to the blocks of the prefix cache. Its methods must not wait.
+type Events interface {
+	Stored(s StoredBlock)
+	Removed(key TokenKey)
+}
+
+// StoredBlock is a block that has become full.
+type StoredBlock struct {
+	Key, Parent TokenKey // Parent is that of the block before
+	First       bool     // it has no block before
+	Tokens      []int32  // valid until Stored returns
+	Salt        string   // the request's salt, and for an adapter a zero byte and its name
 }
 
 // Core is an engine core: the KV memory, the scheduler's queue and the leases of handed-off blocks, under one lock.
@@ -57,6 +72,9 @@ func New(cfg Config, die func()) *Core {
 		model: toyModel{seed: cfg.Seed, width: cfg.BytesPerToken}, pace: newPace(&cfg),
 		pool:   newBlockPool(cfg.Blocks, size),
 		leases: leaseBook{held: map[string]*lease{}}, Ledger: newLedger(), Stats: newCounters(cfg.Alone),
+	}
+	if cfg.Events != nil {
+		c.pool.removed = cfg.Events.Removed
 	}
 	c.Gate.Init()
 	return c
@@ -248,8 +266,21 @@ func (c *Core) computeBlock(s *Sequence, upto int) {
 	s.digest = c.model.fold(s.digest, memory[at*width:end*width])
 	s.Computed += end - at
 	if end == size && block < len(s.Keys) {
-		c.pool.remember(s.Blocks[block], s.Keys[block])
+		c.remember(s, block)
 	}
+}
+
+// remember puts a sequence's full block into the prefix cache. The caller holds the lock.
+func (c *Core) remember(s *Sequence, block int) {
+	if !c.pool.remember(s.Blocks[block], s.Keys[block]) || c.cfg.Events == nil {
+		return
+	}
+	stored := StoredBlock{Key: s.Keys[block], First: block == 0, Salt: s.salt,
+		Tokens: s.Tokens[block*c.BlockSize : (block+1)*c.BlockSize]}
+	if block > 0 {
+		stored.Parent = s.Keys[block-1]
+	}
+	c.cfg.Events.Stored(stored)
 }
 
 // Fill writes KV from elsewhere into the blocks that follow the cached ones, and counts the tokens up to upto as
@@ -266,7 +297,7 @@ func (c *Core) Fill(s *Sequence, contents [][]byte, upto int) {
 	}
 	c.absorb(s, upto)
 	for i := first; i < upto/c.BlockSize && i < len(s.Keys); i++ {
-		c.pool.remember(s.Blocks[i], s.Keys[i])
+		c.remember(s, i)
 	}
 }
 

@@ -13,6 +13,8 @@ type blockPool struct {
 	meta   []blockMeta
 	cached map[TokenKey]int32
 	free   int
+
+	removed func(TokenKey) // is told of a key that leaves the prefix cache; nil: nobody is
 }
 
 type blockMeta struct {
@@ -94,6 +96,9 @@ func (p *blockPool) forget(id int32) {
 	if m.keyed {
 		delete(p.cached, m.key)
 		m.keyed = false
+		if p.removed != nil {
+			p.removed(m.key)
+		}
 	}
 }
 
@@ -113,12 +118,13 @@ func (p *blockPool) release(ids []int32) {
 	}
 }
 
-// remember puts a full block into the prefix cache, unless its key is there.
-func (p *blockPool) remember(id int32, key TokenKey) {
+// remember puts a full block into the prefix cache, unless its key is there. It reports whether it did.
+func (p *blockPool) remember(id int32, key TokenKey) bool {
 	m := &p.meta[id]
 	if _, known := p.cached[key]; known || m.keyed {
-		return
+		return false
 	}
 	p.cached[key] = id
 	m.key, m.keyed = key, true
+	return true
 }

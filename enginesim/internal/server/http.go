@@ -8,6 +8,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"strconv"
 	"strings"
 
 	"github.com/pdkit/pdkit/enginesim/internal/api"
@@ -49,7 +50,7 @@ func (n *Node) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	get, ok := map[string]func(http.ResponseWriter){
 		"/health": n.health, "/ping": n.health, "/version": n.version, "/load": n.load, "/v1/models": n.models,
-		"/metrics": n.metrics,
+		"/metrics": n.metrics, "/kv_event_sources": n.kvEventSources,
 	}[r.URL.Path]
 	switch {
 	case !ok && !n.knownPost(r.URL.Path):
@@ -134,6 +135,16 @@ func (n *Node) load(w http.ResponseWriter) {
 
 func (n *Node) models(w http.ResponseWriter) {
 	api.WriteJSON(w, http.StatusOK, python.Encode(api.Models(&n.cfg.API, n.started.Unix())))
+}
+
+// kvEventSources says where each data-parallel rank publishes KV-cache events. The wildcard is vLLM's: a reader puts in
+// the engine's host.
+func (n *Node) kvEventSources(w http.ResponseWriter) {
+	sources := map[string]any{}
+	if p := n.cfg.KVEvents; p != nil {
+		sources[strconv.Itoa(p.Rank())] = p.Source()
+	}
+	api.WriteJSON(w, http.StatusOK, python.Encode(sources))
 }
 
 // Adapters are those that this life of the engine has loaded.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/pdkit/pdkit/enginesim/internal/api"
 	"github.com/pdkit/pdkit/enginesim/internal/core"
+	"github.com/pdkit/pdkit/enginesim/internal/kvevents"
 )
 
 // Config is what a node needs to run an engine and to serve it.
@@ -23,11 +24,12 @@ type Config struct {
 	Core             core.Config
 	API              api.Engine
 	Extra            map[string]string
-	Listen           string        // the HTTP address
-	KeepAlive        time.Duration // of idle HTTP connections
-	ExitDelay        time.Duration // a dead engine still answers 503 and 500 for that long
-	HandshakeTimeout time.Duration // bounds the release of a handoff that a refused request names
-	APIServers       int           // processes behind the port; not above 1: one
+	Listen           string              // the HTTP address
+	KeepAlive        time.Duration       // of idle HTTP connections
+	ExitDelay        time.Duration       // a dead engine still answers 503 and 500 for that long
+	HandshakeTimeout time.Duration       // bounds the release of a handoff that a refused request names
+	APIServers       int                 // processes behind the port; not above 1: one
+	KVEvents         *kvevents.Publisher // the node's from here on, whether it starts or not; nil: none
 	// Connect makes the connector.
 	Connect func(*core.Core, *Node) (core.Connector, error)
 	// Received is called with each POST request.
@@ -70,9 +72,13 @@ type handled struct{ cancel context.CancelCauseFunc }
 // Start starts a life of an engine. It serves when Start returns.
 func Start(cfg Config) (*Node, error) {
 	n := &Node{cfg: cfg, started: time.Now(), open: map[net.Conn]http.ConnState{}, requests: map[*handled]struct{}{}}
+	if cfg.KVEvents != nil {
+		cfg.Core.Events = cfg.KVEvents
+	}
 	n.Core = core.New(cfg.Core, n.die)
 	ln, err := net.Listen("tcp", cfg.Listen)
 	if err != nil {
+		n.closeKVEvents()
 		return nil, fmt.Errorf("enginesim: %w", err)
 	}
 	n.Addr = ln.Addr()
@@ -80,6 +86,7 @@ func Start(cfg Config) (*Node, error) {
 	n.cfg.API.Media = n.media.encode
 	if n.Conn, err = cfg.Connect(n.Core, n); err != nil {
 		_ = ln.Close()
+		n.closeKVEvents()
 		return nil, fmt.Errorf("enginesim: %w", err)
 	}
 	n.server = &http.Server{
@@ -299,9 +306,19 @@ func (n *Node) stop(grace time.Duration) {
 	_ = n.server.Close()
 	n.serving.Wait()
 	n.conns.Wait()
+	n.closeKVEvents()
 	n.Conn.Close()
 	n.Core.Close()
 }
+
+func (n *Node) closeKVEvents() {
+	if n.cfg.KVEvents != nil {
+		n.cfg.KVEvents.Close()
+	}
+}
+
+// KVEvents publishes the events of the engine's blocks; nil: nobody does.
+func (n *Node) KVEvents() *kvevents.Publisher { return n.cfg.KVEvents }
 
 // Refuse closes the port and its connections, or opens the port again.
 func (n *Node) Refuse(refuse bool) {
@@ -355,5 +372,8 @@ func (n *Node) Pass() bool { return n.Core.Gate.Pass() }
 // Freeze stops the engine as SIGSTOP does, or lets it go on.
 func (n *Node) Freeze(frozen bool) {
 	n.Core.Freeze(frozen)
+	if n.cfg.KVEvents != nil {
+		n.cfg.KVEvents.Freeze(frozen)
+	}
 	n.Conn.Freeze(frozen)
 }
