@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kvevents
+
+import (
+	"encoding/json"
+	"net"
+	"strconv"
+	"strings"
+
+	"github.com/pdkit/pdkit/discovery"
+)
+
+// Attributes of endpoints.
+const (
+	attrEvents      = "kvEvents"
+	attrReplay      = "kvEventsReplay"
+	attrSize        = "dpSize"
+	attrSizeLocal   = "dpSizeLocal"
+	attrStartRank   = "dpStartRank"
+	off             = "off"
+	maxRanks        = 1024
+	errNoAddress    = plainError("kvEvents and kvEventsReplay must be tcp://HOST:PORT")
+	errNoEvents     = plainError("the engine publishes no events")
+	errConnects     = plainError("the engine's socket connects: it needs an address to listen at")
+	errNonsense     = plainError("the response makes no sense")
+	errBadStatus    = plainError("the response is an error")
+	errTooManyRanks = plainError("there are too many ranks")
+)
+
+// address says where one rank publishes.
+type address struct {
+	rank           int
+	events, replay string // HOST:PORT; replay may be ""
+	topic          string
+}
+
+// CheckAttributes returns what is wrong with the attributes kvEvents and kvEventsReplay of an entry, or nil.
+func CheckAttributes(e discovery.Endpoint) error {
+	_, err := ofAttributes(e)
+	return err
+}
+
+// ofAttributes returns the addresses that an entry names, none if it names none.
+func ofAttributes(e discovery.Endpoint) ([]address, error) {
+	events, replays := list(e.Attribute(attrEvents)), list(e.Attribute(attrReplay))
+	if len(events) == 0 || len(events) == 1 && events[0] == off {
+		return nil, nil
+	}
+	first, n := 0, 1
+	if size, err := strconv.Atoi(strings.TrimSpace(e.Attribute(attrSizeLocal))); err == nil && size > 0 {
+		n = size
+		first, _ = strconv.Atoi(strings.TrimSpace(e.Attribute(attrStartRank)))
+	} else if size, err := strconv.Atoi(strings.TrimSpace(e.Attribute(attrSize))); err == nil && size > 0 {
+		n = size
+	}
+	if len(events) > 1 {
+		n = len(events)
+	}
+	if n > maxRanks || first < 0 || first > maxRanks {
+		return nil, errTooManyRanks
+	}
+	var found []address
+	for i := range n {
+		a := address{rank: first + i}
+		var ok bool
+		if a.events, ok = at(events, i, a.rank, e.Host()); !ok {
+			return nil, errNoAddress
+		}
+		if len(replays) > 0 {
+			if a.replay, ok = at(replays, i, a.rank, e.Host()); !ok {
+				return nil, errNoAddress
+			}
+		}
+		found = append(found, a)
+	}
+	return found, nil
+}
+
+func list(text string) (items []string) {
+	for item := range strings.SplitSeq(text, ",") {
+		if item = strings.TrimSpace(item); item != "" {
+			items = append(items, item)
+		}
+	}
+	return items
+}
+
+// at returns the address of a rank: its own of several, or the one of rank 0 with the rank added to the port.
+func at(all []string, i, rank int, host string) (string, bool) {
+	if len(all) > 1 {
+		if i >= len(all) {
+			return "", false
+		}
+		return parseAddress(all[i], host, 0)
+	}
+	return parseAddress(all[0], host, rank)
+}
+
+// parseAddress reads tcp://HOST:PORT. A wildcard stands for the engine's host.
+func parseAddress(text, host string, rank int) (string, bool) {
+	rest, ok := strings.CutPrefix(text, "tcp://")
+	if !ok {
+		return "", false
+	}
+	name, portText, err := net.SplitHostPort(rest)
+	if err != nil {
+		return "", false
+	}
+	port, err := strconv.Atoi(portText)
+	if err != nil || port < 1 || port+rank > 65535 {
+		return "", false
+	}
+	switch name {
+	case "", "*", "0.0.0.0", "::":
+		name = host
+	}
+	return net.JoinHostPort(name, strconv.Itoa(port+rank)), name != ""
+}
+
+// ofVLLM reads the response of GET /kv_event_sources: rank → configuration, with the rank's own ports. Only ports are
+// taken from it.
+func ofVLLM(body []byte, host string) ([]address, error) {
+	var ranks map[string]struct {
+		On       *bool   `json:"enable_kv_cache_events"`
+		Kind     string  `json:"publisher"`
+		Endpoint string  `json:"endpoint"`
+		Replay   *string `json:"replay_endpoint"`
+		Topic    string  `json:"topic"`
+	}
+	if json.Unmarshal(body, &ranks) != nil {
+		return nil, errNonsense
+	}
+	if len(ranks) > maxRanks {
+		return nil, errTooManyRanks
+	}
+	var found []address
+	connects := false
+	for text, r := range ranks {
+		rank, err := strconv.Atoi(text)
+		if err != nil || rank < 0 || rank > maxRanks {
+			return nil, errNonsense
+		}
+		if r.On != nil && !*r.On || r.Kind == "null" || r.Endpoint == "" {
+			continue
+		}
+		a := address{rank: rank, topic: r.Topic}
+		if r.Replay != nil {
+			a.replay, _ = portAt(*r.Replay, host)
+		}
+		// vLLM's rule of what it binds (_is_bind_endpoint)
+		if !strings.Contains(r.Endpoint, "*") && !strings.Contains(r.Endpoint, "::") {
+			connects = true
+		} else if at, ok := portAt(r.Endpoint, host); ok {
+			a.events = at
+		} else {
+			return nil, errNonsense
+		}
+		found = append(found, a)
+	}
+	if connects {
+		return found, errConnects
+	}
+	if len(found) == 0 {
+		return nil, errNoEvents
+	}
+	return found, nil
+}
+
+// portAt puts the host into an address that an engine has named.
+func portAt(text, host string) (string, bool) {
+	i := strings.LastIndexByte(text, ':')
+	if i < 0 || !strings.HasPrefix(text, "tcp://") {
+		return "", false
+	}
+	port, err := strconv.Atoi(text[i+1:])
+	if err != nil || port < 1 || port > 65535 {
+		return "", false
+	}
+	return net.JoinHostPort(host, strconv.Itoa(port)), true
+}
+
+// ofSGLang reads the member kv_events of GET /server_info.
+func ofSGLang(body []byte, host string) ([]address, error) {
+	var info struct {
+		Events *struct {
+			Kind  string `json:"publisher"`
+			Port  int    `json:"endpoint_port_base"`
+			Topic string `json:"topic"`
+			Size  int    `json:"dp_size"`
+		} `json:"kv_events"`
+	}
+	if json.Unmarshal(body, &info) != nil {
+		return nil, errNonsense
+	}
+	e := info.Events
+	if e == nil || e.Kind == "null" || e.Port == 0 {
+		return nil, errNoEvents
+	}
+	if e.Size > maxRanks {
+		return nil, errTooManyRanks
+	}
+	if e.Port < 1 || e.Port+e.Size > 65535 {
+		return nil, errNonsense
+	}
+	var found []address
+	for rank := range max(e.Size, 1) {
+		found = append(found, address{rank: rank, topic: e.Topic,
+			events: net.JoinHostPort(host, strconv.Itoa(e.Port+rank))})
+	}
+	return found, nil
+}
