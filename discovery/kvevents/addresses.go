@@ -44,7 +44,7 @@ func CheckAttributes(e discovery.Endpoint) error {
 // ofAttributes returns the addresses that an entry names, none if it names none.
 func ofAttributes(e discovery.Endpoint) ([]address, error) {
 	events, replays := list(e.Attribute(attrEvents)), list(e.Attribute(attrReplay))
-	if len(events) == 0 || len(events) == 1 && events[0] == off {
+	if len(events)+len(replays) == 0 || len(events) == 1 && events[0] == off {
 		return nil, nil
 	}
 	first, n := 0, 1
@@ -54,8 +54,8 @@ func ofAttributes(e discovery.Endpoint) ([]address, error) {
 	} else if size, err := strconv.Atoi(strings.TrimSpace(e.Attribute(attrSize))); err == nil && size > 0 {
 		n = size
 	}
-	if len(events) > 1 {
-		n = len(events)
+	if most := max(len(events), len(replays)); most > 1 {
+		n = most
 	}
 	if n > maxRanks || first < 0 || first > maxRanks {
 		return nil, errTooManyRanks
@@ -64,8 +64,10 @@ func ofAttributes(e discovery.Endpoint) ([]address, error) {
 	for i := range n {
 		a := address{rank: first + i}
 		var ok bool
-		if a.events, ok = at(events, i, a.rank, e.Host()); !ok {
-			return nil, errNoAddress
+		if len(events) > 0 {
+			if a.events, ok = at(events, i, a.rank, e.Host()); !ok {
+				return nil, errNoAddress
+			}
 		}
 		if len(replays) > 0 {
 			if a.replay, ok = at(replays, i, a.rank, e.Host()); !ok {

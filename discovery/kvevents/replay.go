@@ -23,26 +23,26 @@ const (
 )
 
 // replayIfWanted runs a replay if one is wanted and may begin now. Live messages wait meanwhile: the engine's publisher
-// sends none while it replays. The error is that of ctx alone.
-func (st *stream) replayIfWanted(ctx context.Context) error {
+// sends none while it replays. ran says that time has passed.
+func (st *stream) replayIfWanted(ctx context.Context) (ran bool) {
 	if !st.wanted || time.Now().Before(st.notBefore) {
-		return ctx.Err()
+		return false
 	}
 	if st.replayAt() == "" {
 		st.s.sink.ReplayEnd(st.src, false, time.Now())
 		st.wanted, st.applied, st.notBefore = false, false, time.Now().Add(st.s.t.replayPause)
-		return ctx.Err()
+		return false
 	}
 	select {
 	case st.s.slots <- struct{}{}:
 		defer func() { <-st.s.slots }()
 	default:
-		return ctx.Err() // others are at it
+		return false // others are at it
 	}
 	var err error
 	for range maxReplays {
 		if err = st.replay(ctx); ctx.Err() != nil {
-			return ctx.Err()
+			return true
 		}
 		if again := st.s.sink.ReplayEnd(st.src, err == nil, time.Now()); err != nil || !again {
 			break
@@ -57,7 +57,7 @@ func (st *stream) replayIfWanted(ctx context.Context) error {
 		st.applied = false
 	}
 	_, st.wanted = st.s.sink.ReplayFrom(st.src)
-	return nil
+	return true
 }
 
 // replay asks for the batches from the one that the sink names to the last one. A ROUTER drops what a slow reader has

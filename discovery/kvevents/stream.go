@@ -83,8 +83,8 @@ func (st *stream) live(ctx context.Context, c *zmtp.Conn, first [][]byte) error 
 	st.wanted = true // also of a process that may be the same: batches may be missing
 	heard, asked := time.Now(), false
 	for {
-		if err := st.replayIfWanted(ctx); err != nil {
-			return err
+		if st.replayIfWanted(ctx) {
+			heard, asked = time.Now(), false // nobody has listened meanwhile
 		}
 		pongs := c.Pongs()
 		come, err := c.Wait(time.Now().Add(st.tick()))
