@@ -2,7 +2,142 @@
 
 package kvindex
 
-import "time"
+import (
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Index knows which engines hold which blocks. Its methods may be called concurrently, with these bounds: the live
+// batches of one source come in one after the other, and so do the answers of its replay. Live batches and a replay may
+// come beside each other. Match waits for neither.
+type Index struct {
+	hash   *hasher
+	maxLag time.Duration
+	blocks int // of one source at most
+
+	models    atomic.Pointer[map[string]*model] // a new map for each change
+	scratches sync.Pool
+
+	mu      sync.RWMutex
+	streams map[string][]*stream // by engine
+}
+
+// Option is an option of [New].
+type Option func(*Index)
+
+// WithMaxLag says how much later than usual a batch may come, by the engine's clock in it, before the state is
+// [Incomplete]: 1 s without this option.
+func WithMaxLag(d time.Duration) Option { return func(x *Index) { x.maxLag = d } }
+
+// WithMaxBlocks bounds what is kept of one source, so that an engine that tells nonsense takes no more memory: 4 million
+// blocks without this option. A block takes about 50 bytes. Blocks above the bound are left out.
+func WithMaxBlocks(n int) Option { return func(x *Index) { x.blocks = n } }
+
+// New returns an empty index.
+func New(opts ...Option) *Index {
+	x := &Index{hash: newHasher(), maxLag: time.Second, blocks: 4 << 20, streams: map[string][]*stream{}}
+	x.models.Store(&map[string]*model{})
+	for _, opt := range opts {
+		opt(x)
+	}
+	return x
+}
+
+// stream returns a source's stream, and makes it if it is new or the engine now has another model. It is locked.
+func (x *Index) stream(src Source) *stream {
+	for {
+		x.mu.RLock()
+		s := x.find(src)
+		x.mu.RUnlock()
+		if s == nil || s.source.Model != src.Model {
+			s = x.replace(src)
+		}
+		s.mu.Lock()
+		if !s.gone {
+			return s
+		}
+		s.mu.Unlock()
+	}
+}
+
+// find returns the stream of a source's engine and rank.
+func (x *Index) find(src Source) *stream {
+	for _, s := range x.streams[src.Engine] {
+		if s.source.Rank == src.Rank {
+			return s
+		}
+	}
+	return nil
+}
+
+func (x *Index) replace(src Source) *stream {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if old := x.find(src); old != nil {
+		if old.source.Model == src.Model {
+			return old
+		}
+		x.end(old)
+		x.streams[src.Engine] = slices.DeleteFunc(x.streams[src.Engine], func(s *stream) bool { return s == old })
+	}
+	models := *x.models.Load()
+	m := models[src.Model]
+	if m == nil {
+		m = &model{columns: map[*stream][]*column{}}
+		m.look()
+		models = maps.Clone(models)
+		models[src.Model] = m
+		x.models.Store(&models)
+	}
+	s := &stream{index: x, source: src, model: m, status: Status{Reason: reasonNone}}
+	m.streams++
+	x.streams[src.Engine] = append(x.streams[src.Engine], s)
+	return s
+}
+
+// end empties a stream, and drops its model if that has no other. x.mu is held.
+func (x *Index) end(s *stream) {
+	s.mu.Lock()
+	s.gone = true
+	s.reset()
+	s.mu.Unlock()
+	if s.model.streams--; s.model.streams == 0 {
+		models := maps.Clone(*x.models.Load())
+		delete(models, s.source.Model)
+		x.models.Store(&models)
+	}
+}
+
+// Forget drops all that is known of an engine, with all its ranks. Call it when the engine has left the fleet.
+func (x *Index) Forget(engine string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, s := range x.streams[engine] {
+		x.end(s)
+	}
+	delete(x.streams, engine)
+}
+
+// State tells what can be said of the view of an engine: the worst of its ranks', and Unknown if it has none. It waits
+// for a batch that is being applied.
+func (x *Index) State(engine string) Status {
+	x.mu.RLock()
+	streams := slices.Clone(x.streams[engine])
+	x.mu.RUnlock()
+	worst := Status{Reason: reasonNone}
+	for i, s := range streams {
+		s.mu.Lock()
+		status := s.status
+		s.mu.Unlock()
+		if i == 0 || status.State < worst.State || status.State == worst.State && status.Since.After(worst.Since) {
+			worst = status
+		}
+	}
+	return worst
+}
 
 // Source names a stream of events: one data-parallel rank of one engine. Each rank has a stream of its own, with its
 // own sequence numbers.
