@@ -8,7 +8,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -43,6 +45,7 @@ type entry struct {
 	replays  int
 	asked    uint64 // the first batch of the replay that runs
 	answered bool
+	again    bool // a replay has shown another process
 }
 
 func newBook() *book { return &book{streams: map[Source]*entry{}} }
@@ -100,9 +103,8 @@ func (b *book) Replayed(src Source, seq uint64, payload []byte, _ time.Time) err
 	case first && e.next > 0 && seq == e.next-1 && string(payload) == e.last:
 		e.lost = false
 	case first && e.next > 0: // another process, or a hole
-		*e = entry{needed: true, aside: e.aside, replays: e.replays, answered: true}
-		e.whole = seq == 0
-		e.take(seq, string(payload))
+		*e = entry{needed: true, aside: e.aside, replays: e.replays, answered: true, again: true}
+	case e.again:
 	default:
 		if first {
 			e.whole = seq == 0
@@ -117,9 +119,10 @@ func (b *book) ReplayEnd(src Source, whole bool, _ time.Time) bool {
 	defer b.mu.Unlock()
 	e := b.of(src)
 	e.replays++
-	if !whole {
+	again := e.again
+	if e.again = false; !whole || again {
 		e.whole = false
-		return false
+		return again
 	}
 	if !e.answered && e.asked == 0 && e.next == 0 {
 		e.whole = true
@@ -170,7 +173,9 @@ func (b *book) get(src Source) entry {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if e := b.streams[src]; e != nil {
-		return *e
+		copied := *e
+		copied.aside, copied.batches = maps.Clone(e.aside), slices.Clone(e.batches)
+		return copied
 	}
 	return entry{}
 }
