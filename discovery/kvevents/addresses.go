@@ -22,7 +22,6 @@ const (
 	maxRanks        = 1024
 	errNoAddress    = plainError("kvEvents and kvEventsReplay must be tcp://HOST:PORT")
 	errNoEvents     = plainError("the engine publishes no events")
-	errConnects     = plainError("the engine's socket connects: it needs an address to listen at")
 	errNonsense     = plainError("the response makes no sense")
 	errBadStatus    = plainError("the response is an error")
 	errTooManyRanks = plainError("there are too many ranks")
@@ -121,8 +120,9 @@ func parseAddress(text, host string, rank int) (string, bool) {
 }
 
 // ofVLLM reads the response of GET /kv_event_sources: rank → configuration, with the rank's own ports. Only ports are
-// taken from it.
-func ofVLLM(body []byte, host string) ([]address, error) {
+// taken from it. An address without a wildcard is one of a socket that connects, or one that vLLM was told to choose
+// (tcp://*:0): ours reports whether it connects to a port of this process.
+func ofVLLM(body []byte, host string, ours func(port string) bool) ([]address, error) {
 	var ranks map[string]struct {
 		On       *bool   `json:"enable_kv_cache_events"`
 		Kind     string  `json:"publisher"`
@@ -137,7 +137,6 @@ func ofVLLM(body []byte, host string) ([]address, error) {
 		return nil, errTooManyRanks
 	}
 	var found []address
-	connects := false
 	for text, r := range ranks {
 		rank, err := strconv.Atoi(text)
 		if err != nil || rank < 0 || rank > maxRanks {
@@ -150,18 +149,16 @@ func ofVLLM(body []byte, host string) ([]address, error) {
 		if r.Replay != nil {
 			a.replay, _ = portAt(*r.Replay, host)
 		}
-		// vLLM's rule of what it binds (_is_bind_endpoint)
-		if !strings.Contains(r.Endpoint, "*") && !strings.Contains(r.Endpoint, "::") {
-			connects = true
-		} else if at, ok := portAt(r.Endpoint, host); ok {
-			a.events = at
-		} else {
+		at, ok := portAt(r.Endpoint, host)
+		if !ok {
 			return nil, errNonsense
 		}
+		// vLLM binds what has a wildcard (_is_bind_endpoint)
+		wildcard := strings.Contains(r.Endpoint, "*") || strings.Contains(r.Endpoint, "::")
+		if _, port, _ := net.SplitHostPort(at); wildcard || !ours(port) {
+			a.events = at
+		}
 		found = append(found, a)
-	}
-	if connects {
-		return found, errConnects
 	}
 	if len(found) == 0 {
 		return nil, errNoEvents

@@ -71,10 +71,12 @@ func TestWhereVLLMSaysThatItPublishes(t *testing.T) {
 		"another":  {`{"0":{"endpoint":"ipc://*"}}`, nil, errNonsense},
 		"bad port": {`{"0":{"endpoint":"tcp://*:99999"}}`, nil, errNonsense},
 		"many":     {`{"5000":{"endpoint":"tcp://*:1"}}`, nil, errNonsense},
-		"connecting": {`{"0":{"endpoint":"tcp://10.0.0.9:5557","replay_endpoint":"tcp://*:5657"}}`,
-			[]address{{0, "", "h:5657", ""}}, errConnects},
+		"a port that vLLM chose": {`{"0":{"endpoint":"tcp://10.0.0.9:41234","replay_endpoint":"tcp://10.0.0.9:4444"}}`,
+			[]address{{0, "h:41234", "h:4444", ""}}, nil},
+		"a socket that connects here": {`{"0":{"endpoint":"tcp://10.0.0.9:5999","replay_endpoint":"tcp://*:5657"}}`,
+			[]address{{0, "", "h:5657", ""}}, nil},
 	} {
-		got, err := ofVLLM([]byte(c.body), "h")
+		got, err := ofVLLM([]byte(c.body), "h", func(port string) bool { return port == "5999" })
 		assert.Equal(t, c.want, got, name)
 		assert.Equal(t, c.err, err, name)
 	}
@@ -105,7 +107,7 @@ func FuzzResponses(f *testing.F) {
 	f.Add([]byte(`{"0":{"endpoint":"tcp://*:5557","replay_endpoint":"tcp://x:1"}}`))
 	f.Add([]byte(`{"kv_events":{"publisher":"zmq","endpoint_port_base":5557,"dp_size":2}}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
-		vllm, _ := ofVLLM(body, "h")
+		vllm, _ := ofVLLM(body, "h", func(string) bool { return false })
 		sglang, _ := ofSGLang(body, "h")
 		for _, a := range append(vllm, sglang...) {
 			for _, at := range []string{a.events, a.replay} {

@@ -183,7 +183,7 @@ func (en *engine) find() (found []address, asked bool, err error) {
 	switch {
 	case err != nil:
 	case status == http.StatusOK:
-		found, err = ofVLLM(body, host)
+		found, err = ofVLLM(body, host, en.s.listen.has)
 	case status == http.StatusNotFound:
 		if body, status, err = en.get("/server_info"); err == nil {
 			if found, err = nil, errBadStatus; status == http.StatusOK {
@@ -194,9 +194,6 @@ func (en *engine) find() (found []address, asked bool, err error) {
 		}
 	default:
 		err = errBadStatus
-	}
-	if errors.Is(err, errConnects) && en.s.listen != nil {
-		err = nil
 	}
 	if err != nil {
 		return nil, true, err

@@ -46,6 +46,12 @@ func (l *listening) open(ctx context.Context) error {
 	return nil
 }
 
+// has reports whether a port is one of those that are listened at.
+func (l *listening) has(port string) bool {
+	n, err := strconv.Atoi(port)
+	return l != nil && err == nil && n >= l.port && n < l.port+max(l.s.o.ListenRanks, 1)
+}
+
 func (l *listening) close() {
 	for _, ln := range l.listeners {
 		ln.Close()
