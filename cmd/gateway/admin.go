@@ -117,6 +117,9 @@ type debugEndpoint struct {
 	LastFault string `json:"lastProbeFault,omitempty"`
 	Load      int    `json:"load"` // requests in flight that use it
 
+	// how much of its KV is known from its events: exact, incomplete or unknown; "" without spec.kvEvents
+	KVEvents string `json:"kvEvents,omitempty"`
+
 	IllSince *time.Time `json:"illSince,omitempty"` // when its health probes began to fail; nil: it is healthy
 }
 
@@ -187,7 +190,8 @@ func (m *model) debug(r modelReadiness) debugModel {
 		p := m.probes.of(e.ID)
 		x := debugEndpoint{ID: e.ID, URL: e.URL.String(), Role: e.Role.String(),
 			Phase: e.Phase.String(), Group: e.Group, Zone: e.Zone,
-			Healthy: p.healthy, LastFault: p.failure, Load: load[e.ID]}
+			Healthy: p.healthy, LastFault: p.failure, Load: load[e.ID],
+			KVEvents: m.kv.word(e.ID)}
 		if !p.healthy {
 			x.IllSince = &p.since
 		}

@@ -101,7 +101,7 @@ func build(cfg *configuration, tel *telemetry, log *slog.Logger) (*gateway, erro
 			return nil, err
 		}
 	}
-	return g, errors.Join(tel.observeModels(g.models), tel.observeBytes(g.budget))
+	return g, errors.Join(tel.observeModels(g.models), tel.observeKVEvents(g.models), tel.observeBytes(g.budget))
 }
 
 // models are those that are served now.

@@ -40,6 +40,7 @@ type pool struct {
 	has      *responses.Index // which engine has which response
 	picker   *attest.Quarantine
 	prober   *health.Prober
+	kv       *kvEvents // nil: nobody subscribes to the engines' events
 	probes   probeBook
 	legs     *transport.Transport // of the main flow, and of what the gateway itself asks engines
 
@@ -74,7 +75,7 @@ func poolKey(ms *modelServer) string {
 	found.Static = modelserver.Static{}
 	key, err := json.Marshal([]any{ms.Model(), ms.ServedModel(), ms.Namespace, ms.owner != nil, found, ms.FoundBy,
 		ms.Spec.WorkloadSelector, ms.Spec.WorkloadPort, limits.Connect, limits.HealthCheck, ms.Spec.TLS,
-		ms.AdmitOptions() != nil, ms.Decides(), ms.Spec.Adapters.Auto()})
+		ms.AdmitOptions() != nil, ms.Decides(), ms.Spec.Adapters.Auto(), ms.Spec.KVEvents})
 	if err != nil { // JSON that has been read can be written
 		panic(err)
 	}
@@ -136,6 +137,9 @@ func (g *gateway) poolFor(ms *modelServer, before []*pool) (*pool, error) {
 	}
 	p.set = discovery.NewSet(source)
 	p.has = responses.New(p.set, p.legs)
+	if p.kv, err = newKVEvents(ms.Spec.KVEvents, ms.Model(), p.set, p.legs, p.probes.log); err != nil {
+		return nil, fmt.Errorf("spec.kvEvents: %w", err)
+	}
 	var choosing []pick.Option
 	if every := cmp.Or(o.LoadInterval, o.Interval); p.inspected != nil && every <= loadEveryMost {
 		load := func(id string) inspect.Load { return p.fresh(id, 3*every) }
@@ -184,6 +188,9 @@ func (p *pool) start(ctx context.Context) error {
 	p.set.OnError(func(err error) { p.probes.log.Warn("discovery", "error", err) })
 	p.parts.Go(func() { ended(p.probes.log, "discovery", p.set.Run(p.life)) })
 	p.parts.Go(func() { ended(p.probes.log, "health", p.prober.Run(p.life)) })
+	if p.kv != nil {
+		p.parts.Go(func() { p.kv.run(p.life, p.set) })
+	}
 	p.parts.Go(func() {
 		for snap := range p.set.Changes(p.life) {
 			p.probes.keep(snap.Endpoints)

@@ -71,6 +71,7 @@ func Read(raw []byte) (*ModelServer, error) {
 		m.readEncoder()
 	}
 	m.checkAttestation()
+	m.checkKVEvents()
 	m.Main = m.open("spec.kvConnector", m.Spec.KVConnector)
 	if m.Has("spec.rollout") {
 		m.readRollout()

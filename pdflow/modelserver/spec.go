@@ -38,6 +38,7 @@ type Spec struct {
 	TrafficPolicy    json.RawMessage   `json:"trafficPolicy"` // without effect: kvConnector has retries and timeouts
 	KVConnector      config.Spec       `json:"kvConnector"`
 	Attestation      Attestation       `json:"attestation"`
+	KVEvents         KVEvents          `json:"kvEvents"`
 	Encoder          Encoder           `json:"encoder"`
 	Rollout          Rollout           `json:"rollout"`
 	Rescue           Rescue            `json:"rescue"`
