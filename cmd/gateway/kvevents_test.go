@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/enginesim"
+)
+
+// kvWords returns what /debug/pd says of the engines' KV, in the order of the list.
+func (p *program) kvWords() (words []string) {
+	p.t.Helper()
+	var page struct {
+		Models []struct {
+			Endpoints []struct{ KVEvents string }
+		}
+	}
+	require.NoError(p.t, json.Unmarshal([]byte(p.page("/debug/pd")), &page))
+	for _, e := range page.Models[0].Endpoints {
+		words = append(words, e.KVEvents)
+	}
+	return words
+}
+
+func (p *program) knowsKV(words ...string) {
+	p.t.Helper()
+	eventually(p.t, func() bool { return assert.ObjectsAreEqual(words, p.kvWords()) }, words)
+}
+
+// publishing is a pair whose engines publish their events.
+func publishing(t *testing.T) (p, d *enginesim.Engine) {
+	t.Helper()
+	return simPair(t, enginesim.Config{KVEvents: &enginesim.KVEvents{}},
+		enginesim.Config{Listen: "127.0.0.1:" + unusedPort(t), SideChannel: "127.0.0.1:" + unusedPort(t),
+			KVEvents: &enginesim.KVEvents{Endpoint: "127.0.0.1:" + unusedPort(t), Replay: "127.0.0.1:" + unusedPort(t)}})
+}
+
+func TestTheGatewayFollowsTheKVOfItsEngines(t *testing.T) {
+	t.Parallel()
+	p, d := publishing(t)
+	g := start(t, gatewayYAML("")+simYAML("  kvEvents: {mode: ask, tokens: engines, tokensTimeout: 1s}\n", p, d))
+	g.knowsKV("exact", "exact")
+	status, _, _ := g.complete(fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":8}`, strings.Repeat("abcd", 100)))
+	require.Equal(t, 200, status)
+	g.shows(`pd_kv_events_batches_total{`)
+	g.shows(`pd_kv_events_lag_seconds{`)
+	g.shows(`pd_kv_events_prompts_total{`)
+	eventually(t, func() bool {
+		page := g.page("/metrics")
+		return strings.Contains(page, `pd_state="exact"`) && strings.Contains(page, `pd_outcome="whole"`)
+	})
+	d.Kill()
+	began := time.Now()
+	g.knowsKV("exact", "unknown")
+	t.Log("unknown after", time.Since(began))
+	g.shows(`pd_kv_events_connections_lost_total{`)
+	require.NoError(t, d.Restart())
+	g.knowsKV("exact", "exact")
+}
+
+func TestNobodyFollowsTheKVUnlessAsked(t *testing.T) {
+	t.Parallel()
+	for spec, want := range map[string]string{"": "", "  kvEvents: {mode: off}\n": "",
+		"  kvEvents: {mode: entries}\n": "unknown"} {
+		p, d := publishing(t)
+		g := start(t, gatewayYAML("")+simYAML(spec, p, d))
+		time.Sleep(50 * time.Millisecond)
+		assert.Equal(t, []string{want, want}, g.kvWords())
+	}
+}
+
+func TestEntriesSayWhereTheirEnginesPublish(t *testing.T) {
+	t.Parallel()
+	p, d := publishing(t)
+	entryOf := func(e *enginesim.Engine, role string) string {
+		events, replay := e.KVEvents()
+		return entry(e.URL(), role, map[string]string{"kvEvents": "tcp://" + events, "kvEventsReplay": "tcp://" + replay})
+	}
+	g := start(t, gatewayYAML("")+serverYAML("tiny", nixlConnector+"  kvEvents: {mode: entries}\n",
+		entryOf(p, "prefill"), entryOf(d, "decode")))
+	g.knowsKV("exact", "exact")
+}
