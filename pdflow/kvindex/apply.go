@@ -93,6 +93,9 @@ type where struct {
 // where reads an event's medium and group; ok is false if its group is of no use.
 func (s *stream) where(e *event) (w where, ok bool) {
 	w = where{medium: e.text(fieldMedium), group: -1}
+	if len(w.medium) == 0 {
+		w.medium = mediumDevice
+	}
 	w.tier = tierOf(w.medium)
 	if e.fields[fieldGroup] != nil {
 		r := reader{b: e.fields[fieldGroup]}
@@ -110,6 +113,9 @@ func (s *stream) where(e *event) (w where, ok bool) {
 	}
 	return w, full(e.text(fieldSpec))
 }
+
+// mediumDevice is the medium of events that name none.
+var mediumDevice = []byte("GPU")
 
 // lacking notes that an event could not be used.
 func (s *stream) lacking(w where, reason string) {

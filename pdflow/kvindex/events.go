@@ -222,7 +222,7 @@ func full(spec []byte) bool {
 // tierOf tells where blocks of a medium lie.
 func tierOf(medium []byte) Tier {
 	switch string(medium) {
-	case "", "GPU", "gpu", "cuda", "device":
+	case "GPU", "gpu", "cuda":
 		return TierDevice
 	case "CPU", "cpu", "CPU_PINNED", "cpu_pinned":
 		return TierHost

@@ -303,7 +303,7 @@ func (s *stream) goOn() {
 func (x *Index) Lost(src Source, now time.Time) {
 	s := x.stream(src)
 	defer s.mu.Unlock()
-	s.doubt, s.replay = true, replayNone
+	s.doubt, s.live, s.replay = true, false, replayNone
 	s.aside, s.asideSize = nil, 0
 	s.settle(now)
 }
