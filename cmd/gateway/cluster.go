@@ -194,6 +194,10 @@ func parseObject(ms kubernetes.ModelServer, owner *rest.Config) (*modelServer, e
 	if t := m.Spec.TLS; t.CAFile != "" || t.CertFile != "" {
 		l.fault(doc, "spec.tls", "names files of the gateway's host", "leave all but serverName out")
 	}
+	if m.Spec.KVEvents.Listen != "" {
+		l.fault(doc, "spec.kvEvents.listen", "is not allowed in a cluster's object",
+			"leave it out, or write the ModelServer into the gateway's file")
+	}
 	if k := m.Spec.Discovery.Kubernetes; k.Kubeconfig != "" || k.Namespace != "" && k.Namespace != ms.Namespace {
 		l.fault(doc, "spec.discovery.kubernetes", "leads to another cluster or namespace",
 			"leave kubeconfig and namespace out")

@@ -64,6 +64,11 @@ var defaults = map[string]string{
 	"spec.kvConnector.unsupported":                 "aggregate",
 	"spec.attestation.mode":                        "off",
 	"spec.attestation.every":                       "1s",
+	"spec.kvEvents.mode":                           "off",
+	"spec.kvEvents.listen":                         "no listener",
+	"spec.kvEvents.ranks":                          "one port",
+	"spec.kvEvents.tokens":                         "off",
+	"spec.kvEvents.tokensTimeout":                  "250ms",
 	"spec.encoder.type":                            required,
 	"spec.rollout.weight":                          required,
 	"spec.rollout.kvConnector":                     required,
@@ -161,6 +166,9 @@ var abouts = map[string]string{
 		"on `/v1/messages`), and the response's head with the first one: see [troubleshooting](troubleshooting.md)",
 	"spec.usage": "`corrected` gives clients prefill's count of cached tokens where decode's engine counts what it " +
 		"took over; `engine` leaves responses as they are: see [the prompt's members](protocols/prompt-members.md)",
+	"spec.kvEvents.mode": "`entries` subscribes to the KV-cache events of engines whose entries have the attribute " +
+		"kvEvents; `ask` also to those of the others that say where they publish: see [KV events](kv-events.md)",
+	"spec.kvEvents.tokens": "`engines` asks them which tokens a prompt has, before the pick; `off` asks nobody",
 	"spec.attestation.mode": "`report` finds engines and pairs that corrupt KV, by synthetic probes, and tells " +
 		"them; `quarantine` also keeps requests away from them: see [attestation](attestation.md)",
 	"spec.adapters": "LoRA adapters of the model, which requests name in its place: `auto` asks the engines every " +

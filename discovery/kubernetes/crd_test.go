@@ -151,6 +151,9 @@ func TestSchemaHasEveryFieldThatIsRead(t *testing.T) {
 	spec = copied(t, spec)
 	// what package modelserver reads
 	part(t, spec, "properties")["discovery"] = tree{"type": "object", "x-kubernetes-preserve-unknown-fields": true}
+	events := part(t, spec, "properties", "kvEvents", "properties")
+	assert.Equal(t, []string{"mode", "tokens", "tokensTimeout"}, names(events), "nor are listeners for engines' events")
+	events["listen"], events["ranks"] = tree{"type": "string"}, tree{"type": "integer"}
 	for _, fault := range differ(spec, reflect.TypeFor[modelserver.Spec](), "spec") {
 		t.Error(fault)
 	}
