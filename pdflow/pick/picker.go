@@ -126,16 +126,16 @@ func healthIn(set *discovery.Set, id string) (well, known bool) {
 	return well, !at.IsZero() && time.Since(at) < probeFresh
 }
 
-// Pick does not block.
-func (p *picker) Pick(_ context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+// Pick does not block, unless the policy is [KV], whose tokens may have to be asked for.
+func (p *picker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
 	t := p.load()
 	if t.tellers != nil {
 		p.hearNext(t.tellers)
 	}
-	choice, found := p.pick(t, in)
+	choice, found := p.pick(ctx, t, in)
 	if found != pair && t.snap != p.set.Load() { // the newer snapshot may have a pair
 		t = p.rebuild()
-		choice, found = p.pick(t, in)
+		choice, found = p.pick(ctx, t, in)
 	}
 	switch found {
 	case nobody:
@@ -160,21 +160,22 @@ const (
 
 // pick picks engines that have loaded the adapter that the request names, or else from all that can serve it: they may
 // load it.
-func (p *picker) pick(t *table, in *pdflow.PickInput) (out pdflow.Pick, found finding) {
+func (p *picker) pick(ctx context.Context, t *table, in *pdflow.PickInput) (out pdflow.Pick, found finding) {
 	if from := t.loaded(in, p.pairing.serving); from != nil {
-		if out, found = p.pickFrom(from, in, true); found == pair {
+		if out, found = p.pickFrom(ctx, from, in, true); found == pair {
 			return out, found
 		}
 	}
-	return p.pickFrom(t.part(in), in, in.Attempt > 1)
+	return p.pickFrom(ctx, t.part(in), in, in.Attempt > 1)
 }
 
 // pickFrom picks some of a part's engines. strict says that they must have the model, for all that is known. Where some
 // have hung, one pick tries them: of several that have chosen them, the first does, and the others choose again.
-func (p *picker) pickFrom(from *part, in *pdflow.PickInput, strict bool) (out pdflow.Pick, found finding) {
+func (p *picker) pickFrom(ctx context.Context, from *part, in *pdflow.PickInput, strict bool) (out pdflow.Pick,
+	found finding) {
 	for range triesMost {
 		out = pdflow.Pick{}
-		found = p.pickOnce(from, in, strict, &out)
+		found = p.pickOnce(ctx, from, in, strict, &out)
 		if found != pair {
 			return out, found
 		}
@@ -189,7 +190,7 @@ func (p *picker) pickFrom(from *part, in *pdflow.PickInput, strict bool) (out pd
 		out.Done(&pdflow.Outcome{Err: &pdflow.Error{Code: pdflow.CodeCanceled}})
 	}
 	out = pdflow.Pick{}
-	found = p.pickOnce(from, in, strict, &out)
+	found = p.pickOnce(ctx, from, in, strict, &out)
 	return out, found
 }
 
@@ -197,13 +198,13 @@ func (p *picker) pickFrom(from *part, in *pdflow.PickInput, strict bool) (out pd
 const triesMost = 3
 
 // pickOnce fills out, since a Pick is large, and each stream keeps the stack that its request needed at most.
-func (p *picker) pickOnce(from *part, in *pdflow.PickInput, strict bool, out *pdflow.Pick) finding {
+func (p *picker) pickOnce(ctx context.Context, from *part, in *pdflow.PickInput, strict bool, out *pdflow.Pick) finding {
 	l, single := from.candidates(in, p.pairing.serving)
 	l, other := p.named(l, in, single)
 	if l == nil || len(l.targets) == 0 {
 		return nobody
 	}
-	q := p.query(in, single, from.room(in))
+	q := p.query(ctx, in, single, from.room(in))
 	defer p.release(q)
 	q.second, q.tellers = other, from.tellers
 	first := p.choose(l, q)
@@ -295,12 +296,12 @@ func (s *state) choose(l *list, q *query) *target {
 	return q.scan(l)
 }
 
-func (s *state) query(in *pdflow.PickInput, single bool, room [2]int64) *query {
+func (s *state) query(ctx context.Context, in *pdflow.PickInput, single bool, room [2]int64) *query {
 	q, _ := s.queries.Get().(*query)
 	if q == nil {
 		q = &query{opts: s.opts, cooldowns: &s.cooldowns}
 	}
-	q.in, q.single, q.room = in, single, room
+	q.ctx, q.in, q.single, q.room = ctx, in, single, room
 	if in.Request != nil {
 		q.missing = s.cooldowns.missing.engines(in.Request.Model)
 	}
@@ -318,7 +319,7 @@ func (s *state) query(in *pdflow.PickInput, single bool, room [2]int64) *query {
 }
 
 func (s *state) release(q *query) {
-	q.in, q.peer, q.best, q.memo, q.missing, q.tellers = nil, nil, best{}, nil, nil, nil
+	q.ctx, q.in, q.peer, q.best, q.memo, q.missing, q.tellers = nil, nil, nil, best{}, nil, nil, nil
 	s.queries.Put(q)
 }
 

@@ -17,8 +17,8 @@ type Policy struct {
 	make  func(*options) chooser
 }
 
-// String returns the policy's name as [ParsePolicy] reads it, without a =VALUE. For [Score], which that cannot read, it
-// returns score.
+// String returns the policy's name as [ParsePolicy] reads it, without a =VALUE. For [Score] and [KV], which that cannot
+// read, it returns score and kv.
 func (p Policy) String() string {
 	if p.make == nil {
 		return RoundRobin().name
@@ -129,6 +129,9 @@ func ParsePolicy(s string) (Policy, error) {
 		return ZoneFirst(value), nil
 	case "sticky":
 		return Sticky(), nil
+	}
+	if name == "kv" {
+		return Policy{}, fmt.Errorf("policy: kv needs an index of what engines hold: see pick.KV")
 	}
 	return Policy{}, fmt.Errorf("policy: want one of %s", strings.Join(Policies(), ", "))
 }

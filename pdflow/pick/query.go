@@ -3,6 +3,7 @@
 package pick
 
 import (
+	"context"
 	"slices"
 
 	"github.com/pdkit/pdkit/pdflow"
@@ -24,6 +25,7 @@ const (
 
 // query is the state of one pick. It is pooled, so policies must not keep it.
 type query struct {
+	ctx       context.Context // of the pick, for KV, which asks for the prompt's tokens
 	in        *pdflow.PickInput
 	single    bool // one engine serves the whole request
 	opts      *options

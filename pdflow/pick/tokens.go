@@ -7,6 +7,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/internal/jsonedit"
+	"github.com/pdkit/pdkit/pdflow/kvindex"
 )
 
 const (
@@ -65,6 +66,9 @@ var promptMembers = [...]string{"tools", "system", "instructions"}
 type prompt struct {
 	chain  []uint64
 	owners [][ownersMost]uint32 // of the blocks that the policy knows
+
+	query kvindex.Query // of KV
+	hits  []kvindex.Hit
 }
 
 // blocksMost bounds the work for one prompt. With blocks of 256 bytes, only the first 32 KB of a prompt count.

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package pick_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/kvindex"
+	"github.com/pdkit/pdkit/pdflow/pick"
+)
+
+// fakeTokens gives the bytes of a body's prompt as its tokens.
+type fakeTokens struct {
+	err     error
+	inexact bool
+	asked   int
+}
+
+func (f *fakeTokens) Tokens(ctx context.Context, r *connector.ClientRequest) (ids []uint32, exact bool, err error) {
+	f.asked++
+	if ctx == nil {
+		return nil, false, errors.New("no context")
+	}
+	prompt, _ := r.Field("prompt")
+	for _, b := range prompt {
+		ids = append(ids, uint32(b))
+	}
+	return ids, !f.inexact, f.err
+}
+
+// fakeIndex holds the same for each prompt.
+type fakeIndex struct {
+	hits []kvindex.Hit
+	last kvindex.Query
+}
+
+func (f *fakeIndex) Match(q *kvindex.Query, dst []kvindex.Hit) []kvindex.Hit {
+	f.last = *q
+	return append(dst, f.hits...)
+}
+
+func completion(t *testing.T, body string) *pdflow.PickInput {
+	t.Helper()
+	r, err := connector.ParseRequest(connector.APICompletions, []byte(body))
+	require.NoError(t, err)
+	return &pdflow.PickInput{Request: r}
+}
+
+func TestKVPicksTheEnginesThatHoldMost(t *testing.T) {
+	index, tokens := &fakeIndex{}, &fakeTokens{}
+	p := pick.New(newFleet(t, many(4, 4)...).Set, pick.KV(pick.KVOptions{Index: index, Tokens: tokens}))
+	in := completion(t, `{"model":"m","prompt":"hello","cache_salt":"salty"}`)
+	index.hits = []kvindex.Hit{{Engine: "d1", Tokens: 16}, {Engine: "d2", Tokens: 32}, {Engine: "gone", Tokens: 500},
+		{Engine: "p0", Tokens: 160}, {Engine: "p2", Tokens: 320}, {Engine: "p3", Tokens: 16}}
+	for range 10 {
+		x := mustPick(t, p, in)
+		require.Equal(t, "p2+d2", x.Prefill.ID+"+"+x.Decode.ID)
+		x.Done(&pdflow.Outcome{})
+	}
+	require.Equal(t, "m", index.last.Model)
+	require.Equal(t, "salty", index.last.Salt)
+	require.Empty(t, index.last.LoRA)
+	require.Len(t, index.last.Tokens, len(`"hello"`))
+
+	in.Avoid = []string{"p2", "d2"}
+	require.Equal(t, "p0+d1", pair(t, p, in), "the next best")
+	in.Avoid, in.Single = nil, true
+	require.Equal(t, "+d2", pair(t, p, in))
+}
+
+func TestKVSpreadsWhatSeveralHold(t *testing.T) {
+	index := &fakeIndex{hits: []kvindex.Hit{{Engine: "p0", Tokens: 64}, {Engine: "p1", Tokens: 64}, {Engine: "p2", Tokens: 48}}}
+	p := pick.New(newFleet(t, many(4, 1)...).Set, pick.KV(pick.KVOptions{Index: index, Tokens: &fakeTokens{}}))
+	seen := map[string]int{}
+	for range 10 {
+		seen[mustPick(t, p, completion(t, `{"prompt":"hello"}`)).Prefill.ID]++
+	}
+	require.Equal(t, map[string]int{"p0": 5, "p1": 5}, seen)
+}
+
+func TestKVDoesNotOverloadTheEngineThatHolds(t *testing.T) {
+	index := &fakeIndex{hits: []kvindex.Hit{{Engine: "p0", Tokens: 64}}}
+	p := pick.New(newFleet(t, many(4, 1)...).Set, pick.KV(pick.KVOptions{Index: index, Tokens: &fakeTokens{}}),
+		pick.WithBound(1.25, 0))
+	seen := map[string]int{}
+	for range 40 {
+		seen[mustPick(t, p, completion(t, `{"prompt":"`+strings.Repeat("a", 4000)+`"}`)).Prefill.ID]++
+	}
+	require.Len(t, seen, 4)
+	require.LessOrEqual(t, seen["p0"], 15)
+}
+
+func TestKVKnowsAdaptersByTheBaseModel(t *testing.T) {
+	index := &fakeIndex{}
+	p := pick.New(newFleet(t, many(1, 1)...).Set, pick.KV(pick.KVOptions{Index: index, Tokens: &fakeTokens{}, Model: "base",
+		Adapter: func(m string) bool { return m == "ada" }}))
+	mustPick(t, p, completion(t, `{"model":"ada","prompt":"x"}`))
+	require.Equal(t, [2]string{"base", "ada"}, [2]string{index.last.Model, index.last.LoRA})
+	mustPick(t, p, completion(t, `{"model":"other-name","prompt":"x"}`))
+	require.Equal(t, [2]string{"base", ""}, [2]string{index.last.Model, index.last.LoRA})
+}
+
+// What the index does not know is chosen by what was sent lately.
+func TestKVWithoutHitsIsPrefix(t *testing.T) {
+	for name, c := range map[string]struct {
+		tokens *fakeTokens
+		asks   bool
+	}{
+		"nobody holds it":   {&fakeTokens{}, true},
+		"tokens not known":  {&fakeTokens{err: errors.New("no")}, false},
+		"tokens not exact":  {&fakeTokens{inexact: true}, false},
+		"nothing to ask of": {nil, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			index := &fakeIndex{}
+			o := pick.KVOptions{Index: index, Tokens: c.tokens}
+			if c.tokens == nil {
+				o.Tokens = &fakeTokens{}
+			}
+			p := pick.New(newFleet(t, many(8, 1)...).Set, pick.KV(o))
+			if c.tokens == nil {
+				mustPick(t, p, &pdflow.PickInput{})
+				return
+			}
+			in := completion(t, `{"model":"m","prompt":"`+strings.Repeat("long ", 400)+`"}`)
+			first := mustPick(t, p, in)
+			first.Done(&pdflow.Outcome{})
+			for range 5 {
+				x := mustPick(t, p, in)
+				require.Equal(t, first.Prefill.ID, x.Prefill.ID)
+				x.Done(&pdflow.Outcome{})
+			}
+			require.Equal(t, c.asks, index.last.Model == "m")
+		})
+	}
+}
+
+// A prompt that the index has led to an engine is remembered for the time until its blocks are announced.
+func TestKVRemembersWhatItSent(t *testing.T) {
+	index := &fakeIndex{hits: []kvindex.Hit{{Engine: "p5", Tokens: 16}}}
+	p := pick.New(newFleet(t, many(8, 1)...).Set, pick.KV(pick.KVOptions{Index: index, Tokens: &fakeTokens{}}))
+	in := completion(t, `{"model":"m","prompt":"`+strings.Repeat("long ", 400)+`"}`)
+	mustPick(t, p, in).Done(&pdflow.Outcome{})
+	index.hits = nil
+	require.Equal(t, "p5", mustPick(t, p, in).Prefill.ID)
+}
+
+func TestKVChoosesTheRankThatHolds(t *testing.T) {
+	f := newFleet(t, ep("p", prefill, "dpSize=4"), ep("q", prefill), ep("d", decode))
+	index := &fakeIndex{hits: []kvindex.Hit{{Engine: "p", Rank: 1, Tokens: 16}, {Engine: "p", Rank: 3, Tokens: 64}}}
+	p := pick.New(f.Set, pick.KV(pick.KVOptions{Index: index, Tokens: &fakeTokens{}}))
+	for range 5 {
+		x := mustPick(t, p, completion(t, `{"prompt":"x"}`))
+		rank, ok := x.PrefillRank.Get()
+		require.True(t, ok)
+		require.Equal(t, 3, rank)
+		x.Done(&pdflow.Outcome{})
+	}
+}
+
+func TestAKVPickAllocatesNothing(t *testing.T) {
+	if raceDetector {
+		t.Skip("the race detector allocates")
+	}
+	index := kvindex.New()
+	in := completion(t, `{"model":"m","prompt":"hello"}`)
+	ids := make([]uint32, 64)
+	p := pick.New(newFleet(t, many(8, 8)...).Set, pick.KV(pick.KVOptions{Index: index, Tokens: given(ids)}))
+	require.Zero(t, testing.AllocsPerRun(100, func() { mustPick(t, p, in).Done(&pdflow.Outcome{}) }))
+}
+
+type given []uint32
+
+func (g given) Tokens(context.Context, *connector.ClientRequest) ([]uint32, bool, error) {
+	return g, true, nil
+}
+
+func TestAPolicyThatNeedsAnIndexHasNoName(t *testing.T) {
+	_, err := pick.ParsePolicy("kv")
+	require.ErrorContains(t, err, "pick.KV")
+	require.Equal(t, "kv", pick.KV(pick.KVOptions{}).String())
+	require.NotContains(t, pick.Policies(), "kv")
+}
