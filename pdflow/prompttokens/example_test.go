@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package prompttokens_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+
+	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/static"
+	"github.com/pdkit/pdkit/enginesim"
+	"github.com/pdkit/pdkit/pdflow/prompttokens"
+)
+
+// An engine tells which token ids the prompt of a request has. Those of the simulated engines are bytes.
+func Example() {
+	engine, err := enginesim.Start(enginesim.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer engine.Close()
+	entry, err := discovery.New(engine.URL(), discovery.RoleBoth)
+	if err != nil {
+		log.Fatal(err)
+	}
+	list, err := static.New(entry)
+	if err != nil {
+		log.Fatal(err)
+	}
+	set := discovery.NewSet(list)
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = set.Run(ctx) }()
+	_ = set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return len(s.Endpoints) > 0 })
+
+	request, err := connector.ParseRequest(connector.APICompletions, []byte(`{"model":"tiny","prompt":"Hi!"}`))
+	if err != nil {
+		log.Fatal(err)
+	}
+	ids, exact, err := prompttokens.New(set, &prompttokens.Options{Timeout: 10e9}).Tokens(ctx, request)
+	fmt.Println(ids, exact, err)
+	stop()
+	<-done
+	// Output: [72 105 33] true <nil>
+}
