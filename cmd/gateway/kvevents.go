@@ -47,7 +47,7 @@ func newKVEvents(spec modelserver.KVEvents, model string, set *discovery.Set, cl
 			Timeout: time.Duration(spec.TokensTimeout)})
 	}
 	var err error
-	k.reader, err = kvevents.New(indexSink{k.index}, o)
+	k.reader, err = kvevents.New(k.index.Sink(), o)
 	return k, err
 }
 
@@ -106,29 +106,6 @@ func (k *kvEvents) word(engine string) string {
 
 var stateWords = map[kvindex.State]string{kvindex.Exact: "exact", kvindex.Incomplete: "incomplete",
 	kvindex.Unknown: "unknown"}
-
-// indexSink gives events to an index.
-type indexSink struct{ index *kvindex.Index }
-
-func (s indexSink) Apply(src kvevents.Source, seq uint64, payload []byte, now time.Time) (bool, error) {
-	return s.index.Apply(kvindex.Source(src), seq, payload, now)
-}
-
-func (s indexSink) ReplayFrom(src kvevents.Source) (uint64, bool) {
-	return s.index.ReplayFrom(kvindex.Source(src))
-}
-
-func (s indexSink) Replayed(src kvevents.Source, seq uint64, payload []byte, now time.Time) error {
-	return s.index.Replayed(kvindex.Source(src), seq, payload, now)
-}
-
-func (s indexSink) ReplayEnd(src kvevents.Source, whole bool, now time.Time) bool {
-	return s.index.ReplayEnd(kvindex.Source(src), whole, now)
-}
-
-func (s indexSink) Lost(src kvevents.Source, now time.Time) { s.index.Lost(kvindex.Source(src), now) }
-
-func (s indexSink) Forget(engine string) { s.index.Forget(engine) }
 
 // observeKVEvents shows how much of the engines' KV is known, and how the streams go.
 func (t *telemetry) observeKVEvents(models func() []*model) error {

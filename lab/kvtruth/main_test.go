@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/enginesim"
+)
+
+// The index is right about a simulated engine whose cache is small, so that blocks are evicted all the time.
+func TestTheIndexSaysWhatASimulatedEngineCounts(t *testing.T) {
+	e, err := enginesim.Start(enginesim.Config{BlockSize: 16, Blocks: 96, KVEvents: &enginesim.KVEvents{}})
+	require.NoError(t, err)
+	defer e.Close()
+	found, err := (&run{model: "tiny", requests: 40, longest: 600, seed: 7}).do(t.Context(), e.URL())
+	require.NoError(t, err)
+	t.Log(found)
+	assert.Equal(t, found.Requests, found.Exact)
+	assert.Equal(t, found.Exact, found.Right, "%s", found)
+	assert.Positive(t, found.Cached)
+}
+
+// PDKIT_KV_ENGINE is the URL of a real engine that publishes its events: see README.md of lab/engines.
+func TestTheIndexSaysWhatARealEngineCounts(t *testing.T) {
+	url := os.Getenv("PDKIT_KV_ENGINE")
+	if url == "" {
+		t.Skip("no PDKIT_KV_ENGINE")
+	}
+	found, err := (&run{model: "tiny", requests: 50, longest: 600, seed: 7}).do(t.Context(), url)
+	require.NoError(t, err)
+	t.Log(found)
+	assert.GreaterOrEqual(t, 100*found.Right, 99*found.Exact, "%s", found)
+	assert.Positive(t, found.Exact)
+}
