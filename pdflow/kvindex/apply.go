@@ -7,7 +7,7 @@ import "slices"
 // content is what a source holds, as its events tell.
 type content struct {
 	columns  []*column
-	blocks   int    // names in all columns
+	blocks   int    // entries of all columns
 	ignored  uint64 // groups of a kind that tells of no prefix, by their number
 	unusable string // why an event about device memory could not be used; "" if all could
 
@@ -45,12 +45,13 @@ func (s *stream) reset() {
 // empty takes all blocks out of the columns.
 func (s *stream) empty() {
 	for _, c := range s.columns {
-		for _, key := range c.refs.keys {
-			if key != 0 {
+		for i, key := range c.refs.keys {
+			if key != 0 && c.refs.counts[i] > 0 {
 				c.page.clear(key, c.bit)
 			}
 		}
 		c.refs, c.doubles = refs{}, nil
+		c.told()
 	}
 	s.blocks, s.unusable = 0, ""
 }
@@ -173,7 +174,7 @@ type lookahead struct {
 // storedBlocks adds the blocks of an event whose tokens have been read.
 func (s *stream) storedBlocks(e *event, w where, hashes reader, n int, cl class, ahead lookahead) {
 	h := s.index.hash
-	key, ok := s.parent(e, w, cl)
+	before, ok := s.parent(e, w, cl)
 	if !ok {
 		s.lacking(w, unusableParent)
 		return
@@ -188,7 +189,10 @@ func (s *stream) storedBlocks(e *event, w where, hashes reader, n int, cl class,
 		s.lacking(w, unusableTooMany)
 		return
 	}
-	again := string(e.text(fieldOrigin)) == "REUSED"
+	again, key, first := string(e.text(fieldOrigin)) == "REUSED", before.key, e.fields[fieldParent] == nil
+	if first {
+		before = link{}
+	}
 	for i := range n {
 		key = h.run(key, s.tokens[i*cl.block:(i+1)*cl.block])
 		if ahead.after {
@@ -202,7 +206,7 @@ func (s *stream) storedBlocks(e *event, w where, hashes reader, n int, cl class,
 		if m >= 0 {
 			key = h.extras(key, &extras, e.text(fieldLoRA))
 		}
-		if i == 0 && e.fields[fieldParent] == nil {
+		if i == 0 && first {
 			if salt := e.text(fieldSalt); len(salt) > 0 {
 				key = h.text(key, textExtra, salt)
 			}
@@ -213,26 +217,29 @@ func (s *stream) storedBlocks(e *event, w where, hashes reader, n int, cl class,
 			s.lacking(w, unusableHash)
 			return
 		}
-		s.add(w, c, h.name(hash), key, again)
+		name := h.name(hash)
+		s.add(w, c, name, key, before, again)
+		before = link{name, key}
 	}
 }
 
-// parent returns the key before an event's first block.
-func (s *stream) parent(e *event, w where, cl class) (key uint64, ok bool) {
+// parent returns the block before an event's first one. Where that is a prompt's first it has a key and no name.
+func (s *stream) parent(e *event, w where, cl class) (before link, ok bool) {
 	h := s.index.hash
 	if e.fields[fieldParent] == nil {
 		if lora := e.text(fieldLoRA); len(lora) > 0 || e.fields[fieldLoRAID] == nil {
-			return h.root(lora), true
+			return link{key: h.root(lora)}, true
 		}
-		return h.text(h.root(nil), textOther, e.fields[fieldLoRAID]), true // an adapter without a name
+		return link{key: h.text(h.root(nil), textOther, e.fields[fieldLoRAID])}, true // an adapter without a name
 	}
 	r := reader{b: e.fields[fieldParent]}
 	hash, ok := h.hash(&r)
 	if !ok {
-		return 0, false
+		return link{}, false
 	}
-	key = s.known(h.name(hash), w, cl)
-	return key, key != 0
+	name := h.name(hash)
+	key := s.known(name, w, cl)
+	return link{name, key}, key != 0
 }
 
 // known returns the key of a block: from the column that an event is about, or from others of the same class, since a
@@ -265,7 +272,10 @@ func (s *stream) storedElsewhere(w where, block int, hashes reader, n int) {
 			}
 			if key := from.refs.key(name); key != 0 {
 				if c := s.column(w, from.page.class); c != nil {
-					s.add(w, c, name, key, false)
+					before, ok := from.refs.before(name)
+					s.add(w, c, name, key, before, false)
+					c.refs.blurred = c.refs.blurred || !ok
+					c.told()
 					found = true
 				}
 				break
@@ -278,19 +288,21 @@ func (s *stream) storedElsewhere(w where, block int, hashes reader, n int) {
 }
 
 // add counts a block in a column.
-func (s *stream) add(w where, c *column, name, key uint64, again bool) {
-	if s.blocks >= s.index.blocks && c.refs.key(name) == 0 {
+func (s *stream) add(w where, c *column, name, key uint64, before link, again bool) {
+	if s.blocks >= s.index.blocks && !c.refs.holds(name) {
 		s.lacking(w, unusableTooMany)
 		return
 	}
-	fresh, ok := c.refs.add(name, key, again)
+	s.blocks -= c.refs.used
+	fresh, ok := c.refs.add(name, key, before, again)
+	s.blocks += c.refs.used
 	if !ok {
 		s.lacking(w, unusableHash)
 	}
 	if !fresh {
 		return
 	}
-	s.blocks++
+	c.told()
 	if c.page.set(key, c.bit) {
 		if c.doubles == nil {
 			c.doubles = map[uint64]int{}
@@ -349,12 +361,14 @@ func (s *stream) drop(w where, name uint64, remaining int) bool {
 		if c.group != w.group || c.medium != string(w.medium) {
 			continue
 		}
+		s.blocks -= c.refs.used
 		key, gone, known := c.refs.drop(name, remaining)
+		s.blocks += c.refs.used
 		if !known {
 			continue
 		}
 		if gone {
-			s.blocks--
+			c.told()
 			if more := c.doubles[key]; more > 1 {
 				c.doubles[key] = more - 1
 			} else if more == 1 {

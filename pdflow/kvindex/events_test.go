@@ -382,3 +382,47 @@ func TestABatchThatIsNoneIsAnError(t *testing.T) {
 		assert.Equal(t, Status{State: Exact, Since: began.Add(time.Second), Heard: began.Add(time.Second)}, x.State("a"))
 	}
 }
+
+// Engines evict the end of a prompt first. Where one does not, Match looks at each block, until nothing follows the gap.
+func TestAGapInAPrefixIsSeenAndForgotten(t *testing.T) {
+	x, p := New(), tokensOf(16*40, 1)
+	h := make([]u64, 40)
+	for i := range h {
+		h[i] = u64(i + 1)
+	}
+	feed(t, x, engineA, storedEvent(h, nil, p, 16))
+	c := x.find(engineA).columns[0]
+	closed := func(want bool) {
+		t.Helper()
+		assert.Equal(t, want, c.refs.closed())
+		assert.Equal(t, want, c.page.open.Load() == 0)
+	}
+	tokens := func(want int) {
+		t.Helper()
+		assert.Equal(t, 16*want, held(x, "a", Query{Tokens: p}).Tokens)
+	}
+	closed(true)
+	tokens(40)
+	feed(t, x, engineA, removedEvent(h[38:39]), removedEvent(h[2:5]))
+	closed(false)
+	tokens(2)
+	feed(t, x, engineA, storedEvent(h[2:4], h[1], p[32:64], 16))
+	closed(false)
+	tokens(4)
+	feed(t, x, engineA, storedEvent(h[4:5], h[3], p[64:80], 16))
+	closed(false)
+	tokens(38)
+	feed(t, x, engineA, removedEvent(h[39:]))
+	closed(true)
+	tokens(38)
+	assert.Equal(t, 38, c.refs.used)
+
+	feed(t, x, engineA, removedEvent(h[10:11]))
+	closed(false)
+	feed(t, x, engineA, storedEvent([]u64{99}, h[10], tokensOf(16, 7), 16)) // its parent is known, though it is gone
+	assert.Equal(t, Exact, x.State("a").State)
+	feed(t, x, engineA, removedEvent(h[11:38]), removedEvent([]u64{99}))
+	closed(true)
+	tokens(10)
+	assert.Equal(t, 10, c.refs.used)
+}

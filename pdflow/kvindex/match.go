@@ -17,7 +17,7 @@ type scratch struct {
 
 // batchBlocks is how many blocks are hashed before they are looked up, so that their places in memory are fetched
 // beside each other.
-const batchBlocks = 32
+const batchBlocks = 64
 
 // Match appends to dst what engines hold of a prompt's beginning: one Hit for each rank that holds at least a block, in
 // the order of engines and ranks. At most len(q.Tokens)-1 tokens count, in whole blocks, because an engine computes the
@@ -89,10 +89,7 @@ func (sc *scratch) class(h *hasher, c viewClass, pages []*page, q *Query, key ui
 		some := false
 		for i, p := range pages {
 			if alive[i] != 0 {
-				for _, key := range keys {
-					sc.sink ^= p.touch(key)
-				}
-				alive[i] = p.walk(keys, done, alive[i], (*[64]int32)(lengths[64*i:]))
+				alive[i] = sc.batch(p, keys, done, alive[i], (*[64]int32)(lengths[64*i:]))
 				some = some || alive[i] != 0
 			}
 		}
@@ -104,6 +101,37 @@ func (sc *scratch) class(h *hasher, c viewClass, pages []*page, q *Query, key ui
 		for left := alive[i]; left != 0; left &= left - 1 {
 			lengths[64*i+bits.TrailingZeros64(left)] = int32(max(blocks, 0))
 		}
+	}
+}
+
+// batch looks keys up that follow each other, and writes down where a column's prefix ends. It returns the columns whose
+// prefix goes on.
+func (sc *scratch) batch(p *page, keys []uint64, done int, alive uint64, lengths *[64]int32) uint64 {
+	if alive&p.open.Load() == 0 {
+		left := alive & p.columns(keys[len(keys)-1])
+		p.halve(keys, done, alive&^left, lengths)
+		return left
+	}
+	for _, key := range keys {
+		sc.sink ^= p.touch(key)
+	}
+	return p.walk(keys, done, alive, lengths)
+}
+
+// halve looks for the first of the keys that a column does not have, by halves, for columns that have no block without
+// the block before it, and not the last of the keys.
+func (p *page) halve(keys []uint64, done int, gone uint64, lengths *[64]int32) {
+	for gone != 0 {
+		if len(keys) == 1 {
+			for ; gone != 0; gone &= gone - 1 {
+				lengths[bits.TrailingZeros64(gone)] = int32(done)
+			}
+			return
+		}
+		middle := len(keys) / 2
+		later := gone & p.columns(keys[middle-1])
+		p.halve(keys[:middle], done, gone&^later, lengths)
+		keys, done, gone = keys[middle:], done+middle, later
 	}
 }
 

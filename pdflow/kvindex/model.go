@@ -35,6 +35,16 @@ type column struct {
 	doubles map[uint64]int
 }
 
+// told tells the page whether the column is closed.
+func (c *column) told() {
+	switch open := c.page.open.Load()&c.bit != 0; {
+	case open && c.refs.closed():
+		c.page.open.And(^c.bit)
+	case !open && !c.refs.closed():
+		c.page.open.Or(c.bit)
+	}
+}
+
 // view is what Match reads.
 type view struct {
 	classes []viewClass

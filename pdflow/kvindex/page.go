@@ -16,7 +16,8 @@ import (
 type page struct {
 	class  class
 	shards [shardCount]shard
-	used   uint64 // columns that are in use; guarded by the model's lock
+	open   atomic.Uint64 // columns that may hold a block without the block before it
+	used   uint64        // columns that are in use; guarded by the model's lock
 }
 
 // class is what blocks must have in common to be looked up by one key.

@@ -173,7 +173,8 @@ func TestAKVPickAllocatesNothing(t *testing.T) {
 	in := completion(t, `{"model":"m","prompt":"hello"}`)
 	ids := make([]uint32, 64)
 	p := pick.New(newFleet(t, many(8, 8)...).Set, pick.KV(pick.KVOptions{Index: index, Tokens: given(ids)}))
-	require.Zero(t, testing.AllocsPerRun(100, func() { mustPick(t, p, in).Done(&pdflow.Outcome{}) }))
+	outcome := &pdflow.Outcome{}
+	require.Zero(t, testing.AllocsPerRun(100, func() { mustPick(t, p, in).Done(outcome) }))
 }
 
 type given []uint32
