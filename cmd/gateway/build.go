@@ -59,7 +59,7 @@ type model struct {
 }
 
 // asked is the model that the gateway's own requests name; "" where it serves all names.
-func (m *model) asked() string {
+func (m *modelServer) asked() string {
 	if m.Model() == "*" {
 		return ""
 	}

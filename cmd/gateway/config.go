@@ -35,6 +35,7 @@ type flagSettings struct {
 	syntheticProbe time.Duration // period of checks that KV is reused; 0: none
 	inspect        time.Duration // period at which engines are asked for what their list lacks; 0: never
 	pick           pick.Policy   // the zero policy takes engines in turn
+	pickKV         bool          // in place of pick, the engines' events choose, where a model follows them
 	netHTTP        bool          // net/http's client speaks to the engines
 	pprof          bool          // the admin address serves Go's profiles
 	genAI          string        // gen_ai.provider.name of metrics by those conventions; "": none

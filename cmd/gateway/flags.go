@@ -48,8 +48,15 @@ func parseFlags(args []string, stderr io.Writer) (flags, error) {
 	fs.DurationVar(&f.inspect, "inspect", 0,
 		"ask engines at this `PERIOD` for what their list lacks: model, version, data-parallel ranks; 0: never")
 	fs.Func("pick", "the `POLICY` by which pairs are chosen: "+strings.Join(pick.Policies(), ", ")+
-		" (default round-robin); session=HEADER and zone=ZONE name theirs",
-		func(s string) (err error) { f.pick, err = pick.ParsePolicy(s); return err })
+		" (default round-robin), or kv (spec.kvEvents; prefix for a model without); session=HEADER and zone=ZONE "+
+		"name theirs",
+		func(s string) (err error) {
+			if f.pickKV = s == "kv"; f.pickKV {
+				s = "prefix"
+			}
+			f.pick, err = pick.ParsePolicy(s)
+			return err
+		})
 	fs.Func("http-client", "the `CLIENT` that speaks HTTP/1.1 to the engines: own (default) or nethttp, which is "+
 		"net/http's", func(s string) error {
 		if f.netHTTP = s == "nethttp"; !f.netHTTP && s != "own" {

@@ -17,6 +17,7 @@ import (
 	"github.com/pdkit/pdkit/discovery/kvevents"
 	"github.com/pdkit/pdkit/pdflow/kvindex"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
+	"github.com/pdkit/pdkit/pdflow/pick"
 	"github.com/pdkit/pdkit/pdflow/prompttokens"
 )
 
@@ -49,6 +50,19 @@ func newKVEvents(spec modelserver.KVEvents, model string, set *discovery.Set, cl
 	var err error
 	k.reader, err = kvevents.New(k.index.Sink(), o)
 	return k, err
+}
+
+// policy chooses the engines that hold most of a prompt. Where nobody is asked for a prompt's tokens, it knows those of
+// requests that give them.
+func (k *kvEvents) policy(model string, adapter func(string) bool) pick.Policy {
+	tokens := k.tokens
+	if tokens == nil {
+		tokens = prompttokens.New(discovery.NewSet(), nil)
+	}
+	if model == "" {
+		adapter = nil // the request's name is that of a model
+	}
+	return pick.KV(pick.KVOptions{Index: k.index, Tokens: tokens, Model: model, Adapter: adapter})
 }
 
 // run follows the engines until ctx ends. An address that is in use is tried again, since the pool that this one takes

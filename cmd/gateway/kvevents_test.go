@@ -5,6 +5,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -87,4 +88,38 @@ func TestEntriesSayWhereTheirEnginesPublish(t *testing.T) {
 	g := start(t, gatewayYAML("")+serverYAML("tiny", nixlConnector+"  kvEvents: {mode: entries}\n",
 		entryOf(p, "prefill"), entryOf(d, "decode")))
 	g.knowsKV("exact", "exact")
+}
+
+// A later request goes to the engines that hold the beginning of its prompt, whatever the turn is.
+func TestPickKVSendsAPromptToWhoHoldsIt(t *testing.T) {
+	t.Parallel()
+	var engines []*enginesim.Engine
+	for range 3 {
+		p, d := publishing(t)
+		engines = append(engines, p, d)
+	}
+	g := start(t, gatewayYAML("")+simYAML("  kvEvents: {mode: ask, tokens: engines, tokensTimeout: 10s}\n", engines...),
+		"-pick", "kv")
+	exact := []string{"exact", "exact", "exact", "exact", "exact", "exact"}
+	g.knowsKV(exact...)
+	prompt := strings.Repeat("a long conversation ", 40)
+	held := engines[2] // one that the gateway has sent nothing
+	status, _, _ := do(t, "POST", held.URL()+"/v1/completions", fmt.Sprintf(
+		`{"model":"tiny","prompt":%q,"max_tokens":1,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false}}`,
+		prompt))
+	require.Equal(t, 200, status)
+	batches := regexp.MustCompile(`pd_kv_events_batches_total\{[^}]*\} [1-9]`)
+	eventually(t, func() bool { return batches.MatchString(g.page("/metrics")) })
+	for turn := range 4 { // each goes there, also the first, of which the gateway itself has seen nothing
+		seen := len(held.Requests())
+		status, _, _ := g.complete(fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":4}`, prompt+fmt.Sprint(turn)))
+		require.Equal(t, 200, status)
+		posted := 0
+		for _, r := range held.Requests()[seen:] {
+			if r.Path == "/v1/completions" {
+				posted++
+			}
+		}
+		assert.Equal(t, 1, posted, "turn %d", turn)
+	}
 }

@@ -137,7 +137,7 @@ func (g *gateway) poolFor(ms *modelServer, before []*pool) (*pool, error) {
 	}
 	p.set = discovery.NewSet(source)
 	p.has = responses.New(p.set, p.legs)
-	if p.kv, err = newKVEvents(ms.Spec.KVEvents, ms.Model(), p.set, p.legs, p.probes.log); err != nil {
+	if p.kv, err = newKVEvents(ms.Spec.KVEvents, ms.asked(), p.set, p.legs, p.probes.log); err != nil {
 		return nil, fmt.Errorf("spec.kvEvents: %w", err)
 	}
 	var choosing []pick.Option
@@ -148,7 +148,11 @@ func (g *gateway) poolFor(ms *modelServer, before []*pool) (*pool, error) {
 	if ms.Decides() {
 		choosing = append(choosing, pick.WithCandidates())
 	}
-	p.choosing = pick.New(p.set, cfg.pick, choosing...)
+	policy := cfg.pick
+	if cfg.pickKV && p.kv != nil {
+		policy = p.kv.policy(ms.asked(), ms.Spec.Adapters.Serves(p.set))
+	}
+	p.choosing = pick.New(p.set, policy, choosing...)
 	p.picker = attest.NewQuarantine(p.choosing)
 	for _, other := range slices.Backward(before) { // the first one serves the model now
 		p.picker.Adopt(other.picker)
