@@ -382,8 +382,8 @@ func (s *stream) drop(w where, name uint64, remaining int) bool {
 	return false
 }
 
-// readTokens reads an event's n tokens into s.tokens. Of pairs (an EAGLE cache of SGLang) it takes the first of each, and
-// after says that the second of the last one follows.
+// readTokens reads an event's n tokens into s.tokens. Of pairs (an EAGLE cache of SGLang) it takes the first of each,
+// and after says that the second of the last one follows.
 func (s *stream) readTokens(r reader, n int) (after, ok bool) {
 	s.tokens, s.odd = slices.Grow(s.tokens[:0], n+1)[:n], n
 	var second uint64
@@ -439,8 +439,8 @@ func (s *stream) runList(key uint64, r *reader) uint64 {
 }
 
 // extras goes on with the next block's extra keys: a list of the adapter's name, [identifier, offset] of each image and
-// the like, the salt, and a digest of embeddings. The adapter is in the root already. What has another form is hashed as
-// it comes, and no query meets it.
+// the like, the salt, and a digest of embeddings. The adapter is in the root already. What has another form is hashed
+// as it comes, and no query meets it.
 func (h *hasher) extras(key uint64, r *reader, lora []byte) uint64 {
 	before := r.b
 	list := r.head()

@@ -102,7 +102,8 @@ const (
 
 // The names of fields, and the order of those that an array has: vLLM before 0.23.
 var fieldNames = [fieldCount]string{"block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium",
-	"lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window", "locality", "ownership",
+	"lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window", "locality",
+	"ownership",
 	"session_id", "lookahead_token_ids", "cache_salt", "origin", "remaining_copy_counts"}
 
 var (
@@ -195,8 +196,8 @@ func (e *event) list(f field) (r reader, n int) {
 	return r, v.n
 }
 
-// hash reads a hash of an engine: an integer is its 64 bits, signed or not, and bytes are hashed, since their last eight
-// alone could be made alike by a client.
+// hash reads a hash of an engine: an integer is its 64 bits, signed or not, and bytes are hashed, since their last
+// eight alone could be made alike by a client.
 func (h *hasher) hash(r *reader) (hash uint64, ok bool) {
 	v := r.head()
 	switch v.kind {

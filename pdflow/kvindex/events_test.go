@@ -92,16 +92,21 @@ func TestEachFormOfAnEventIsRead(t *testing.T) {
 	two := []u64{1 << 63, 7}
 	for name, payload := range map[string][]byte{
 		"maps": message(storedEvent(two, nil, p, 16)),
-		"arrays": message([]any{"BlockStored", two, nil, p, 16, nil, "GPU", nil, []any{nil, nil}, 0, "full_attention", nil,
+		"arrays": message([]any{"BlockStored", two, nil, p, 16, nil, "GPU", nil, []any{nil, nil}, 0, "full_attention",
+			nil,
 			"LOCAL", nil, "session", nil, "of tomorrow"}),
-		"short arrays":   message([]any{"BlockStored", two, nil, p, 16}),
-		"a map of maps":  wire(nil).put(pairs{"data_parallel_rank", 0, "events", []any{storedEvent(two, nil, p, 16)}, "ts", 1.5}),
-		"no rank":        wire(nil).put([]any{1, []any{storedEvent(two, nil, p, 16)}}),
-		"more in it":     wire(nil).put([]any{1.5, []any{storedEvent(two, nil, p, 16)}, 0, pairs{"x", 1}}),
-		"unknown fields": message(storedEvent(two, nil, p, 16, "of_tomorrow", pairs{"a", []any{1, "b"}}, "extension", raw{0xd4, 1, 2})),
-		"unknown events": message(pairs{"type", "BlockMigrated", "block_hashes", two}, []any{"Other", 1}, []any{}, pairs{},
+		"short arrays": message([]any{"BlockStored", two, nil, p, 16}),
+		"a map of maps": wire(nil).put(pairs{"data_parallel_rank", 0, "events", []any{storedEvent(two, nil, p, 16)},
+			"ts", 1.5}),
+		"no rank":    wire(nil).put([]any{1, []any{storedEvent(two, nil, p, 16)}}),
+		"more in it": wire(nil).put([]any{1.5, []any{storedEvent(two, nil, p, 16)}, 0, pairs{"x", 1}}),
+		"unknown fields": message(storedEvent(two, nil, p, 16, "of_tomorrow", pairs{"a", []any{1, "b"}}, "extension",
+			raw{0xd4, 1, 2})),
+		"unknown events": message(pairs{"type", "BlockMigrated", "block_hashes", two}, []any{"Other", 1}, []any{},
+			pairs{},
 			"text", 5, storedEvent(two, nil, p, 16)),
-		"any order": message(pairs{"token_ids", p, "block_size", 16, "parent_block_hash", nil, "block_hashes", two, "type", "BlockStored"}),
+		"any order": message(pairs{"token_ids", p, "block_size", 16, "parent_block_hash", nil, "block_hashes", two,
+			"type", "BlockStored"}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			x := New()
@@ -124,13 +129,16 @@ func TestHashesComeInEachForm(t *testing.T) {
 	for name, h := range map[string][]any{
 		"unsigned": {u64(1 << 63), u64(2), 3},
 		"signed":   {-5, -6, -7}, // SGLang
-		"bytes":    {bin("0123456789abcdef0123456789abcdef"), bin("1123456789abcdef0123456789abcdef"), bin("0123456789abcdee")},
+		"bytes": {bin("0123456789abcdef0123456789abcdef"), bin("1123456789abcdef0123456789abcdef"),
+			bin("0123456789abcdee")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			x := New()
 			feed(t, x, engineA,
-				pairs{"type", "BlockStored", "block_hashes", h[:2], "parent_block_hash", nil, "token_ids", p[:32], "block_size", 16},
-				pairs{"type", "BlockStored", "block_hashes", h[2:], "parent_block_hash", h[1], "token_ids", p[32:], "block_size", 16})
+				pairs{"type", "BlockStored", "block_hashes", h[:2], "parent_block_hash", nil, "token_ids", p[:32],
+					"block_size", 16},
+				pairs{"type", "BlockStored", "block_hashes", h[2:], "parent_block_hash", h[1], "token_ids", p[32:],
+					"block_size", 16})
 			assert.Equal(t, 48, held(x, "a", Query{Tokens: p}).Tokens)
 			feed(t, x, engineA, pairs{"type", "BlockRemoved", "block_hashes", h[1:2]})
 			assert.Equal(t, 16, held(x, "a", Query{Tokens: p}).Tokens)
@@ -152,7 +160,8 @@ func TestABlockIsHeldUntilItIsRemovedAsOftenAsItWasStored(t *testing.T) {
 // Two fields that are proposed for vLLM (vllm-project/vllm#51699 and #48933).
 func TestReusedBlocksAndRemainingCopiesAreCountedAsTold(t *testing.T) {
 	x, p := New(), tokensOf(16, 1)
-	feed(t, x, engineA, storedEvent([]u64{1}, nil, p, 16, "origin", "NEW"), storedEvent([]u64{1}, nil, p, 16, "origin", "REUSED"),
+	feed(t, x, engineA, storedEvent([]u64{1}, nil, p, 16, "origin", "NEW"), storedEvent([]u64{1}, nil, p, 16, "origin",
+		"REUSED"),
 		removedEvent([]u64{1}))
 	assert.Zero(t, held(x, "a", Query{Tokens: p}))
 	feed(t, x, engineA, storedEvent([]u64{1}, nil, p, 16), storedEvent([]u64{1}, nil, p, 16),
@@ -165,7 +174,8 @@ func TestReusedBlocksAndRemainingCopiesAreCountedAsTold(t *testing.T) {
 // Hashes of an engine can differ by what its events do not tell, as a LoRA's path.
 func TestTwoHashesOfOneBlockAreTwoCopies(t *testing.T) {
 	x, p := New(), tokensOf(16, 1)
-	feed(t, x, engineA, storedEvent([]u64{1}, nil, p, 16), storedEvent([]u64{2}, nil, p, 16), storedEvent([]u64{3}, nil, p, 16),
+	feed(t, x, engineA, storedEvent([]u64{1}, nil, p, 16), storedEvent([]u64{2}, nil, p, 16), storedEvent([]u64{3}, nil,
+		p, 16),
 		removedEvent([]u64{1}), removedEvent([]u64{3}))
 	assert.Equal(t, 16, held(x, "a", Query{Tokens: p}).Tokens)
 	feed(t, x, engineA, removedEvent([]u64{2}))
@@ -177,14 +187,16 @@ func TestTenantsAndAdaptersHaveBlocksOfTheirOwn(t *testing.T) {
 	feed(t, x, engineA,
 		storedEvent([]u64{1, 2}, nil, p, 16, "lora_name", "ada", "extra_keys", []any{[]any{"ada"}, []any{"ada"}}),
 		storedEvent([]u64{3, 4}, nil, p, 16, "extra_keys", []any{[]any{"salty"}, nil}),
-		storedEvent([]u64{5, 6}, nil, p, 16, "lora_name", "ada", "extra_keys", []any{[]any{"ada", "salty2"}, []any{"ada"}}),
+		storedEvent([]u64{5, 6}, nil, p, 16, "lora_name", "ada", "extra_keys", []any{[]any{"ada", "salty2"},
+			[]any{"ada"}}),
 		storedEvent([]u64{7, 8}, nil, p, 16, "cache_salt", "sglang"),
 	)
 	for _, q := range []Query{{LoRA: "ada"}, {Salt: "salty"}, {LoRA: "ada", Salt: "salty2"}, {Salt: "sglang"}} {
 		q.Tokens = p
 		assert.Equal(t, 32, held(x, "a", q).Tokens, q)
 	}
-	for _, q := range []Query{{}, {LoRA: "bob"}, {Salt: "ada"}, {LoRA: "ada", Salt: "salty"}, {Salt: "salty2"}, {LoRA: "salty"}} {
+	for _, q := range []Query{{}, {LoRA: "bob"}, {Salt: "ada"}, {LoRA: "ada", Salt: "salty"}, {Salt: "salty2"},
+		{LoRA: "salty"}} {
 		q.Tokens = p
 		assert.Zero(t, held(x, "a", q), q)
 	}
@@ -194,8 +206,10 @@ func TestTenantsAndAdaptersHaveBlocksOfTheirOwn(t *testing.T) {
 func TestImagesArePartOfABlock(t *testing.T) {
 	x, p := New(), tokensOf(64, 1)
 	feed(t, x, engineA, storedEvent([]u64{1, 2, 3, 4}, nil, p, 16, "extra_keys",
-		[]any{[]any{[]any{"cat", 10}, "salty"}, []any{[]any{"cat", -6}, []any{"dog", 14}}, []any{[]any{"dog", -2}}, nil}))
-	q := Query{Tokens: p, Salt: "salty", Media: []Media{{Key: "cat", Offset: 10, Length: 10}, {Key: "dog", Offset: 30, Length: 8}}}
+		[]any{[]any{[]any{"cat", 10}, "salty"}, []any{[]any{"cat", -6}, []any{"dog", 14}}, []any{[]any{"dog", -2}},
+			nil}))
+	q := Query{Tokens: p, Salt: "salty", Media: []Media{{Key: "cat", Offset: 10, Length: 10}, {Key: "dog", Offset: 30,
+		Length: 8}}}
 	assert.Equal(t, 64, held(x, "a", q).Tokens)
 	q.Media[1].Key = "fox"
 	assert.Equal(t, 16, held(x, "a", q).Tokens)
@@ -242,9 +256,11 @@ func TestTiersAreTold(t *testing.T) {
 		storedEvent([]u64{100, 101}, nil, p, 256, "medium", "cpu"), // LMCache's chunks
 		storedEvent(h[:8], nil, nil, 16, "medium", "STORAGE"),      // copied, and told without tokens
 		removedEvent(h[4:], "medium", "GPU"))
-	assert.Equal(t, Hit{Engine: "a", Device: 64, Tokens: 512, Tier: TierHost, Exact: true}, held(x, "a", Query{Tokens: p}))
+	assert.Equal(t, Hit{Engine: "a", Device: 64, Tokens: 512, Tier: TierHost, Exact: true}, held(x, "a",
+		Query{Tokens: p}))
 	feed(t, x, engineA, removedEvent([]u64{100}, "medium", "cpu"))
-	assert.Equal(t, Hit{Engine: "a", Device: 64, Tokens: 128, Tier: TierStorage, Exact: true}, held(x, "a", Query{Tokens: p}))
+	assert.Equal(t, Hit{Engine: "a", Device: 64, Tokens: 128, Tier: TierStorage, Exact: true}, held(x, "a",
+		Query{Tokens: p}))
 	feed(t, x, engineA, removedEvent(h[2:3], "medium", "STORAGE"))
 	assert.Equal(t, Hit{Engine: "a", Device: 64, Tokens: 64, Exact: true}, held(x, "a", Query{Tokens: p}))
 }
@@ -280,8 +296,9 @@ func TestTokensAfterABlockBelongToIt(t *testing.T) {
 		ahead[i] = p[16*(i+1) : 16*(i+1)+1]
 	}
 	for name, e := range map[string]pairs{
-		"pairs of SGLang": {"type", "BlockStored", "block_hashes", h, "parent_block_hash", nil, "token_ids", list, "block_size", 16},
-		"vLLM":            storedEvent(h, nil, p[:64], 16, "lookahead_token_ids", ahead),
+		"pairs of SGLang": {"type", "BlockStored", "block_hashes", h, "parent_block_hash", nil, "token_ids", list,
+			"block_size", 16},
+		"vLLM": storedEvent(h, nil, p[:64], 16, "lookahead_token_ids", ahead),
 	} {
 		t.Run(name, func(t *testing.T) {
 			x := New()
@@ -304,7 +321,8 @@ func TestTokensThatAreNoNumbersMatchNothing(t *testing.T) {
 		odd[i] = int(p[i])
 	}
 	odd[20] = "image"
-	feed(t, x, engineA, pairs{"type", "BlockStored", "block_hashes", []u64{1, 2, 3}, "parent_block_hash", nil, "token_ids", odd,
+	feed(t, x, engineA, pairs{"type", "BlockStored", "block_hashes", []u64{1, 2, 3}, "parent_block_hash", nil,
+		"token_ids", odd,
 		"block_size", 16})
 	assert.Equal(t, 16, held(x, "a", Query{Tokens: p}).Tokens)
 	feed(t, x, engineA, removedEvent([]u64{3}), removedEvent([]u64{1, 2}))
@@ -317,21 +335,26 @@ func TestWhatCannotBePlacedMakesTheViewIncomplete(t *testing.T) {
 		event  any
 		reason string
 	}{
-		"unknown parent":      {storedEvent([]u64{5}, u64(77), p[:16], 16), unusableParent},
-		"too many tokens":     {storedEvent([]u64{5}, nil, p, 16), unusableLengths},
-		"too few tokens":      {storedEvent([]u64{5, 6, 7, 8, 9}, nil, p, 16), unusableLengths},
-		"no block size":       {storedEvent([]u64{5}, nil, p[:16], 0), unusableLengths},
-		"no tokens":           {storedEvent([]u64{5}, nil, nil, 16), unusableTokens},
-		"no hashes":           {pairs{"type", "BlockStored", "token_ids", p, "block_size", 16}, unusableLengths},
-		"strange hashes":      {pairs{"type", "BlockStored", "block_hashes", []any{1.5}, "token_ids", p[:16], "block_size", 16}, unusableHash},
-		"two blocks, a hash":  {storedEvent([]u64{1}, nil, p[16:32], 16), unusableHash},
-		"pairs that differ":   {pairs{"type", "BlockStored", "block_hashes", []u64{9}, "token_ids", []any{[]any{1, 2}, []any{3, 4}}, "block_size", 2}, unusableTokens},
-		"extra keys":          {storedEvent([]u64{5}, nil, p[:16], 16, "extra_keys", []any{nil, nil}), unusableExtraKey},
-		"unknown removal":     {removedEvent([]u64{5}), unusableRemoved},
-		"removal, no hashes":  {pairs{"type", "BlockRemoved"}, unusableHash},
-		"an unknown kind":     {storedEvent([]u64{5}, nil, p[:16], 16, "group_idx", 3, "kv_cache_spec_kind", "unknown"), unusableKind},
-		"a group far away":    {storedEvent([]u64{5}, nil, p[:16], 16, "group_idx", 64), unusableTooMany},
-		"lookahead is uneven": {storedEvent([]u64{5, 6}, nil, p[:32], 16, "lookahead_token_ids", []any{[]any{1}, []any{}}), unusableTokens},
+		"unknown parent":  {storedEvent([]u64{5}, u64(77), p[:16], 16), unusableParent},
+		"too many tokens": {storedEvent([]u64{5}, nil, p, 16), unusableLengths},
+		"too few tokens":  {storedEvent([]u64{5, 6, 7, 8, 9}, nil, p, 16), unusableLengths},
+		"no block size":   {storedEvent([]u64{5}, nil, p[:16], 0), unusableLengths},
+		"no tokens":       {storedEvent([]u64{5}, nil, nil, 16), unusableTokens},
+		"no hashes":       {pairs{"type", "BlockStored", "token_ids", p, "block_size", 16}, unusableLengths},
+		"strange hashes": {pairs{"type", "BlockStored", "block_hashes", []any{1.5}, "token_ids", p[:16],
+			"block_size", 16}, unusableHash},
+		"two blocks, a hash": {storedEvent([]u64{1}, nil, p[16:32], 16), unusableHash},
+		"pairs that differ": {pairs{"type", "BlockStored", "block_hashes", []u64{9}, "token_ids", []any{[]any{1, 2},
+			[]any{3, 4}}, "block_size", 2}, unusableTokens},
+		"extra keys": {storedEvent([]u64{5}, nil, p[:16], 16, "extra_keys", []any{nil, nil}),
+			unusableExtraKey},
+		"unknown removal":    {removedEvent([]u64{5}), unusableRemoved},
+		"removal, no hashes": {pairs{"type", "BlockRemoved"}, unusableHash},
+		"an unknown kind": {storedEvent([]u64{5}, nil, p[:16], 16, "group_idx", 3, "kv_cache_spec_kind", "unknown"),
+			unusableKind},
+		"a group far away": {storedEvent([]u64{5}, nil, p[:16], 16, "group_idx", 64), unusableTooMany},
+		"lookahead is uneven": {storedEvent([]u64{5, 6}, nil, p[:32], 16, "lookahead_token_ids", []any{[]any{1},
+			[]any{}}), unusableTokens},
 	} {
 		t.Run(name, func(t *testing.T) {
 			x := New()
@@ -344,7 +367,8 @@ func TestWhatCannotBePlacedMakesTheViewIncomplete(t *testing.T) {
 	}
 	t.Run("in another medium", func(t *testing.T) {
 		x := New()
-		feed(t, x, engineA, storedEvent([]u64{1}, nil, p[:16], 16), storedEvent([]u64{5}, u64(77), p[:16], 16, "medium", "CPU"),
+		feed(t, x, engineA, storedEvent([]u64{1}, nil, p[:16], 16), storedEvent([]u64{5}, u64(77), p[:16], 16, "medium",
+			"CPU"),
 			storedEvent([]u64{6}, nil, nil, 0, "medium", "CPU"), removedEvent([]u64{8}, "medium", "CPU"))
 		assert.Equal(t, Exact, x.State("a").State, "it tells of device memory")
 	})
@@ -370,8 +394,10 @@ func TestAnEngineHasAtMostSoManyMedia(t *testing.T) {
 
 func TestABatchThatIsNoneIsAnError(t *testing.T) {
 	good := message(storedEvent([]u64{1}, nil, tokensOf(16, 1), 16))
-	for _, payload := range [][]byte{nil, {}, {0xc0}, {0xc1}, {0x93}, []byte("text"), wire(nil).put([]any{1.5}), wire(nil).put(pairs{"ts", 1}),
-		wire(nil).put([]any{1.5, "no list"}), {0x92, 0, 0xdd, 0xff, 0xff, 0xff, 0xff}, {0xdf, 0xff, 0xff, 0xff, 0xff}, good[:len(good)-2],
+	for _, payload := range [][]byte{nil, {}, {0xc0}, {0xc1}, {0x93}, []byte("text"), wire(nil).put([]any{1.5}),
+		wire(nil).put(pairs{"ts", 1}),
+		wire(nil).put([]any{1.5, "no list"}), {0x92, 0, 0xdd, 0xff, 0xff, 0xff, 0xff}, {0xdf, 0xff, 0xff, 0xff, 0xff},
+		good[:len(good)-2],
 		good[:40]} {
 		x := New()
 		_, err := x.Apply(engineA, 0, payload, began)
@@ -379,11 +405,13 @@ func TestABatchThatIsNoneIsAnError(t *testing.T) {
 		assert.Equal(t, reasonPayload, x.State("a").Reason)
 		_, err = x.Apply(engineA, 1, message(clearedEvent), began.Add(time.Second))
 		require.NoError(t, err)
-		assert.Equal(t, Status{State: Exact, Since: began.Add(time.Second), Heard: began.Add(time.Second)}, x.State("a"))
+		assert.Equal(t, Status{State: Exact, Since: began.Add(time.Second), Heard: began.Add(time.Second)},
+			x.State("a"))
 	}
 }
 
-// Engines evict the end of a prompt first. Where one does not, Match looks at each block, until nothing follows the gap.
+// Engines evict the end of a prompt first. Where one does not, Match looks at each block, until nothing follows the
+// gap.
 func TestAGapInAPrefixIsSeenAndForgotten(t *testing.T) {
 	x, p := New(), tokensOf(16*40, 1)
 	h := make([]u64, 40)

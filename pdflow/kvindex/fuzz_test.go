@@ -14,13 +14,17 @@ func FuzzApply(f *testing.F) {
 	p := tokensOf(64, 1)
 	h := []u64{1, 2, 3, 4}
 	for _, payload := range [][]byte{
-		message(storedEvent(h, nil, p, 16, "medium", "GPU", "extra_keys", []any{[]any{[]any{"cat", 10}, "salt"}, nil, nil, nil})),
+		message(storedEvent(h, nil, p, 16, "medium", "GPU", "extra_keys", []any{[]any{[]any{"cat", 10}, "salt"}, nil,
+			nil, nil})),
 		message(storedEvent(h[:2], nil, p[:32], 16), storedEvent(h[2:], u64(2), p[32:], 16), removedEvent(h[1:3])),
-		message([]any{"BlockStored", h, nil, p, 16, nil, "CPU", "lora", nil, 0, "full_attention"}, []any{"BlockRemoved", h, "CPU", 0}),
+		message([]any{"BlockStored", h, nil, p, 16, nil, "CPU", "lora", nil, 0, "full_attention"}, []any{"BlockRemoved",
+			h, "CPU", 0}),
 		message(storedEvent(h, nil, nil, 16, "medium", "CPU"), clearedEvent),
 		message(storedEvent(h[:2], nil, p[:4], 2, "lookahead_token_ids", []any{p[:1], p[:1]})),
-		message(pairs{"type", "BlockStored", "block_hashes", []any{-1, bin("x")}, "token_ids", []any{[]any{1, 2}, []any{2, 3}}, "block_size", 1}),
-		wire(nil).put(pairs{"ts", 1.5, "events", []any{storedEvent(h, nil, p, 16, "group_idx", 1, "kv_cache_spec_kind", "mamba")}}),
+		message(pairs{"type", "BlockStored", "block_hashes", []any{-1, bin("x")}, "token_ids", []any{[]any{1, 2},
+			[]any{2, 3}}, "block_size", 1}),
+		wire(nil).put(pairs{"ts", 1.5, "events", []any{storedEvent(h, nil, p, 16, "group_idx", 1, "kv_cache_spec_kind",
+			"mamba")}}),
 	} {
 		f.Add(payload, payload)
 	}

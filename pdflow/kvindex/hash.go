@@ -10,11 +10,11 @@ import (
 
 // hasher makes the keys of the index. A key stands for a block and all blocks before it.
 //
-// A piece of 16 tokens is hashed by NH, the universal hash of UMAC and VMAC: two different pieces of one length have the
-// same 128 bits with a probability of 2^-64, whatever they are, as long as the secret is one. They are then mixed into
-// the key of the block before by multiplications to 128 bits, folded to 64. Two prompts of 10^7 blocks that are looked
-// up look alike with a probability near 10^-12. It would cost a wrong choice of an engine, and nothing else: engines
-// compare what they hold by hashes of their own.
+// A piece of 16 tokens is hashed by NH, the universal hash of UMAC and VMAC: two different pieces of one length have
+// the same 128 bits with a probability of 2^-64, whatever they are, as long as the secret is one. They are then mixed
+// into the key of the block before by multiplications to 128 bits, folded to 64. Two prompts of 10^7 blocks that are
+// looked up look alike with a probability near 10^-12. It would cost a wrong choice of an engine, and nothing else:
+// engines compare what they hold by hashes of their own.
 //
 // maphash does the same with two copies of each block, and cannot go on from a key.
 type hasher struct {
@@ -68,7 +68,8 @@ func (h *hasher) whole(key uint64, t *[pieceTokens]uint32) uint64 {
 
 func pair(a, b uint32) uint64 { return uint64(a) | uint64(b)<<32 }
 
-// run goes on with tokens. How many there are must follow from what the key is used for: a table has blocks of one size.
+// run goes on with tokens. How many there are must follow from what the key is used for: a table has blocks of one
+// size.
 func (h *hasher) run(key uint64, tokens []uint32) uint64 {
 	for len(tokens) >= pieceTokens {
 		key = h.whole(key, (*[pieceTokens]uint32)(tokens))

@@ -32,8 +32,8 @@ type Option func(*Index)
 // [Incomplete]: 1 s without this option.
 func WithMaxLag(d time.Duration) Option { return func(x *Index) { x.maxLag = d } }
 
-// WithMaxBlocks bounds what is kept of one source, so that an engine that tells nonsense takes no more memory: 4 million
-// blocks without this option. A block takes about 50 bytes. Blocks above the bound are left out.
+// WithMaxBlocks bounds what is kept of one source, so that an engine that tells nonsense takes no more memory: 4
+// million blocks without this option. A block takes about 50 bytes. Blocks above the bound are left out.
 func WithMaxBlocks(n int) Option { return func(x *Index) { x.blocks = n } }
 
 // New returns an empty index.
@@ -147,9 +147,10 @@ type Source struct {
 	Rank   int    // 0 where the engine has no ranks
 }
 
-// Tier is where an engine holds a block, the fastest first.
+// Tier is where an engine holds a block.
 type Tier uint8
 
+// The tiers, the fastest first.
 const (
 	TierDevice  Tier = iota // the accelerator's memory: medium GPU, or none given
 	TierHost                // the host's memory: CPU, CPU_PINNED, and LMCache's cpu
@@ -159,13 +160,15 @@ const (
 // State is what can be said of the index's view of an engine.
 type State uint8
 
+// The states, the worst first.
 const (
-	// Unknown: there is no stream, or it was lost and nothing has shown yet what was missed. Match may be wrong both
-	// ways.
+	// Unknown says that there is no stream, or that it was lost and nothing has shown yet what was missed. Match may be
+	// wrong both ways.
 	Unknown State = iota
-	// Incomplete: events are missing, or could not be used. Match may be wrong both ways.
+	// Incomplete says that events are missing, or could not be used. Match may be wrong both ways.
 	Incomplete
-	// Exact: each event from the engine's start was applied. Match tells what the engine holds in device memory.
+	// Exact says that each event from the engine's start was applied: Match tells what the engine holds in device
+	// memory.
 	Exact
 )
 

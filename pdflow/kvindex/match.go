@@ -104,8 +104,8 @@ func (sc *scratch) class(h *hasher, c viewClass, pages []*page, q *Query, key ui
 	}
 }
 
-// batch looks keys up that follow each other, and writes down where a column's prefix ends. It returns the columns whose
-// prefix goes on.
+// batch looks keys up that follow each other, and writes down where a column's prefix ends. It returns the columns
+// whose prefix goes on.
 func (sc *scratch) batch(p *page, keys []uint64, done int, alive uint64, lengths *[64]int32) uint64 {
 	if alive&p.open.Load() == 0 {
 		left := alive & p.columns(keys[len(keys)-1])

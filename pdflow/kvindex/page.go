@@ -11,8 +11,8 @@ import (
 // page holds the blocks of up to 64 columns: for each key the set of columns that hold the block, as bits. So one
 // look-up answers for all of them. A column is what one rank of an engine holds in one medium.
 //
-// Readers take no lock: a slot's key never changes once it is set, and when a shard needs another array, it gets a whole
-// one. Writers of a shard take turns. The arrays have no pointers, so the collector does not look into them.
+// Readers take no lock: a slot's key never changes once it is set, and when a shard needs another array, it gets a
+// whole one. Writers of a shard take turns. The arrays have no pointers, so the collector does not look into them.
 type page struct {
 	class  class
 	shards [shardCount]shard

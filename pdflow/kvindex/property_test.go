@@ -213,7 +213,8 @@ func TestMatchIsTheTruthWhileTheStateSaysExact(t *testing.T) {
 			status := x.State(f.source.Engine)
 			checks++
 			if settled && f.buffer == 1<<30 {
-				require.Equal(t, Exact, status.State, "seed %d: %s, %+v, sent %d", seed, status.Reason, x.find(f.source).place, len(f.sent))
+				require.Equal(t, Exact, status.State, "seed %d: %s, %+v, sent %d", seed, status.Reason,
+					x.find(f.source).place, len(f.sent))
 			}
 			if status.State != Exact {
 				return
@@ -233,7 +234,8 @@ func TestMatchIsTheTruthWhileTheStateSaysExact(t *testing.T) {
 						require.True(t, hit.Exact)
 					}
 				}
-				require.Equal(t, want, got, "seed %d, %s at batch %d of %d, prompt %v", seed, f.source.Engine, s.next, len(f.sent),
+				require.Equal(t, want, got, "seed %d, %s at batch %d of %d, prompt %v", seed, f.source.Engine, s.next,
+					len(f.sent),
 					prompt)
 			}
 		}

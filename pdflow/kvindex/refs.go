@@ -10,9 +10,9 @@ import (
 // refs is what a column holds, by the hashes of its engine. For each it has the index's key, and how often it was
 // announced: an engine that computes a prompt twice at once announces its blocks twice, and removes them twice.
 //
-// It also knows whether some block is held without the block before it. Engines evict the last blocks of a prompt first,
-// so that is rare, and without it Match can look for a prefix by halves. A block that is gone while others follow it
-// stays as a ghost: it is not held (its count is 0), and goes when the last of those that follow it goes.
+// It also knows whether some block is held without the block before it. Engines evict the last blocks of a prompt
+// first, so that is rare, and without it Match can look for a prefix by halves. A block that is gone while others
+// follow it stays as a ghost: it is not held (its count is 0), and goes when the last of those that follow it goes.
 //
 // It is an open table in arrays without pointers. One goroutine at a time may use it.
 type refs struct {

@@ -98,7 +98,10 @@ func BenchmarkMatch32kTokens64Engines(b *testing.B) {
 		name   string
 		prompt func() []uint32
 	}{
-		{"HeldByAllForHalfAndByNoneAfter", func() []uint32 { return append(shared, tokensOf(8*chain, rand.IntN(1e6)+1e6)...) }},
+		{"HeldByAllForHalfAndByNoneAfter", func() []uint32 {
+			return append(shared, tokensOf(8*chain,
+				rand.IntN(1e6)+1e6)...)
+		}},
 		{"HeldByOne", func() []uint32 { return append(promptOf(rand.IntN(64), rand.IntN(75)), 1) }},
 		{"HeldByNone", func() []uint32 { return tokensOf(16*chain, rand.IntN(1e6)+1e6) }},
 	} {
@@ -140,8 +143,10 @@ func BenchmarkApply(b *testing.B) {
 		for i := range hashes {
 			hashes[i] = u64(rand.Uint64())
 		}
-		payload := message(removedEvent(old, "medium", "GPU"), storedEvent(hashes, nil, tokensOf(16*blocks, seq), 16, "medium",
-			"GPU", "lora_name", nil, "extra_keys", make([]any, blocks), "group_idx", 0, "kv_cache_spec_kind", "full_attention"))
+		payload := message(removedEvent(old, "medium", "GPU"), storedEvent(hashes, nil, tokensOf(16*blocks, seq), 16,
+			"medium",
+			"GPU", "lora_name", nil, "extra_keys", make([]any, blocks), "group_idx", 0, "kv_cache_spec_kind",
+			"full_attention"))
 		b.StartTimer()
 		if _, err := x.Apply(src, uint64(seq), payload, began); err != nil {
 			b.Fatal(err)

@@ -162,8 +162,8 @@ func (s *stream) catchUp() {
 	s.aside = slices.Delete(s.aside, 0, n)
 }
 
-// hear notes when a batch came, and how late. The two clocks differ, so the quickest batch counts as no delay; as clocks
-// drift, that grows by a thousandth.
+// hear notes when a batch came, and how late. The two clocks differ, so the quickest batch counts as no delay; as
+// clocks drift, that grows by a thousandth.
 func (s *stream) hear(sent float64, now time.Time) {
 	s.status.Heard = now
 	if sent <= 0 {
@@ -179,9 +179,9 @@ func (s *stream) hear(sent float64, now time.Time) {
 	s.late = s.status.Lag > s.index.maxLag
 }
 
-// ReplayFrom returns the number of the first batch to ask an engine for, and whether a replay is needed now. That is the
-// last batch that the index has, so that it sees by the answer whether the engine is still the same process; 0 for a new
-// source. A replay that is not needed does no harm: it shows whether the last batches were lost.
+// ReplayFrom returns the number of the first batch to ask an engine for, and whether a replay is needed now. That is
+// the last batch that the index has, so that it sees by the answer whether the engine is still the same process; 0 for
+// a new source. A replay that is not needed does no harm: it shows whether the last batches were lost.
 func (x *Index) ReplayFrom(src Source) (from uint64, needed bool) {
 	s := x.stream(src)
 	defer s.mu.Unlock()

@@ -211,7 +211,8 @@ func TestALostConnectionToTheSameProcessCostsNothing(t *testing.T) {
 	}
 	s.now = s.now.Add(time.Second)
 	s.x.Lost(engineA, s.now)
-	assert.Equal(t, Status{State: Unknown, Since: s.now, Heard: began, Reason: reasonLost, Lag: s.x.State("a").Lag}, s.x.State("a"))
+	assert.Equal(t, Status{State: Unknown, Since: s.now, Heard: began, Reason: reasonLost, Lag: s.x.State("a").Lag},
+		s.x.State("a"))
 	s.answer(2, 5)
 	assert.False(t, s.x.ReplayEnd(engineA, true, s.now))
 	s.want(Exact, 5)
@@ -276,7 +277,8 @@ func TestTheStateIsThatOfTheWorstRank(t *testing.T) {
 	x.ReplayEnd(rank, false, began)
 	assert.Equal(t, Incomplete, x.State("a").State)
 	hits := x.Match(&Query{Model: "m", Tokens: append(p, 1)}, nil)
-	assert.Equal(t, []Hit{{Engine: "a", Device: 16, Tokens: 16, Exact: true}, {Engine: "a", Rank: 1, Device: 16, Tokens: 16}}, hits)
+	assert.Equal(t, []Hit{{Engine: "a", Device: 16, Tokens: 16, Exact: true}, {Engine: "a", Rank: 1, Device: 16,
+		Tokens: 16}}, hits)
 }
 
 func TestAnEngineWithAnotherModelIsAnotherOne(t *testing.T) {

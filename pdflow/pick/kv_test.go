@@ -76,7 +76,8 @@ func TestKVPicksTheEnginesThatHoldMost(t *testing.T) {
 }
 
 func TestKVSpreadsWhatSeveralHold(t *testing.T) {
-	index := &fakeIndex{hits: []kvindex.Hit{{Engine: "p0", Tokens: 64}, {Engine: "p1", Tokens: 64}, {Engine: "p2", Tokens: 48}}}
+	index := &fakeIndex{hits: []kvindex.Hit{{Engine: "p0", Tokens: 64}, {Engine: "p1", Tokens: 64}, {Engine: "p2",
+		Tokens: 48}}}
 	p := pick.New(newFleet(t, many(4, 1)...).Set, pick.KV(pick.KVOptions{Index: index, Tokens: &fakeTokens{}}))
 	seen := map[string]int{}
 	for range 10 {
@@ -99,7 +100,8 @@ func TestKVDoesNotOverloadTheEngineThatHolds(t *testing.T) {
 
 func TestKVKnowsAdaptersByTheBaseModel(t *testing.T) {
 	index := &fakeIndex{}
-	p := pick.New(newFleet(t, many(1, 1)...).Set, pick.KV(pick.KVOptions{Index: index, Tokens: &fakeTokens{}, Model: "base",
+	p := pick.New(newFleet(t, many(1, 1)...).Set, pick.KV(pick.KVOptions{Index: index, Tokens: &fakeTokens{},
+		Model:   "base",
 		Adapter: func(m string) bool { return m == "ada" }}))
 	mustPick(t, p, completion(t, `{"model":"ada","prompt":"x"}`))
 	require.Equal(t, [2]string{"base", "ada"}, [2]string{index.last.Model, index.last.LoRA})

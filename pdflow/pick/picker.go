@@ -198,7 +198,8 @@ func (p *picker) pickFrom(ctx context.Context, from *part, in *pdflow.PickInput,
 const triesMost = 3
 
 // pickOnce fills out, since a Pick is large, and each stream keeps the stack that its request needed at most.
-func (p *picker) pickOnce(ctx context.Context, from *part, in *pdflow.PickInput, strict bool, out *pdflow.Pick) finding {
+func (p *picker) pickOnce(ctx context.Context, from *part, in *pdflow.PickInput, strict bool,
+	out *pdflow.Pick) finding {
 	l, single := from.candidates(in, p.pairing.serving)
 	l, other := p.named(l, in, single)
 	if l == nil || len(l.targets) == 0 {
