@@ -42,9 +42,11 @@ sub.connect(f"tcp://127.0.0.1:{EVENTS}")
 
 wire = bytearray()
 raw = socket.create_connection(("127.0.0.1", EVENTS))
-raw.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48) + b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB"
-            + b"\x00\x01\x01")
 raw.settimeout(0.2)
+for part in (b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48), b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB",
+             b"\x00\x01\x01"):
+    raw.sendall(part)
+    time.sleep(0.2)
 done = threading.Event()
 
 
