@@ -49,7 +49,7 @@ func unhex(t *testing.T, s string) []byte {
 
 const block0 = "cd7c51bc5a8fc8643f383a2b9e01522fba7473c669e9270c7b0bf7bf7fd01682"
 
-// The vectors were made by hand from vLLM 0.33.0's encoding: docs/protocols/kv-events.md.
+// The vectors were made by hand from the structs of vLLM 0.33.0 (vllm/distributed/kv_events.py).
 func TestTheBytesOfVLLMAreRead(t *testing.T) {
 	x := New()
 	first := make([]uint32, 16)
