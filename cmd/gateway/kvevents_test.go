@@ -41,7 +41,8 @@ func publishing(t *testing.T) (p, d *enginesim.Engine) {
 	t.Helper()
 	return simPair(t, enginesim.Config{KVEvents: &enginesim.KVEvents{}},
 		enginesim.Config{Listen: "127.0.0.1:" + unusedPort(t), SideChannel: "127.0.0.1:" + unusedPort(t),
-			KVEvents: &enginesim.KVEvents{Endpoint: "127.0.0.1:" + unusedPort(t), Replay: "127.0.0.1:" + unusedPort(t)}})
+			KVEvents: &enginesim.KVEvents{Endpoint: "127.0.0.1:" + unusedPort(t),
+				Replay: "127.0.0.1:" + unusedPort(t)}})
 }
 
 func TestTheGatewayFollowsTheKVOfItsEngines(t *testing.T) {
@@ -83,7 +84,8 @@ func TestEntriesSayWhereTheirEnginesPublish(t *testing.T) {
 	p, d := publishing(t)
 	entryOf := func(e *enginesim.Engine, role string) string {
 		events, replay := e.KVEvents()
-		return entry(e.URL(), role, map[string]string{"kvEvents": "tcp://" + events, "kvEventsReplay": "tcp://" + replay})
+		return entry(e.URL(), role,
+			map[string]string{"kvEvents": "tcp://" + events, "kvEventsReplay": "tcp://" + replay})
 	}
 	g := start(t, gatewayYAML("")+serverYAML("tiny", nixlConnector+"  kvEvents: {mode: entries}\n",
 		entryOf(p, "prefill"), entryOf(d, "decode")))
@@ -105,8 +107,8 @@ func TestPickKVSendsAPromptToWhoHoldsIt(t *testing.T) {
 	prompt := strings.Repeat("a long conversation ", 40)
 	held := engines[2] // one that the gateway has sent nothing
 	status, _, _ := do(t, "POST", held.URL()+"/v1/completions", fmt.Sprintf(
-		`{"model":"tiny","prompt":%q,"max_tokens":1,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false}}`,
-		prompt))
+		`{"model":"tiny","prompt":%q,"max_tokens":1,`+
+			`"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false}}`, prompt))
 	require.Equal(t, 200, status)
 	batches := regexp.MustCompile(`pd_kv_events_batches_total\{[^}]*\} [1-9]`)
 	eventually(t, func() bool { return batches.MatchString(g.page("/metrics")) })

@@ -66,7 +66,7 @@ func (s *Subscriber) follow(ctx context.Context, endpoints []discovery.Endpoint,
 	defer s.mu.Unlock()
 	for id, e := range wanted {
 		en := &engine{s: s, e: e, done: make(chan struct{}), replays: map[int]string{}, bound: map[int]*boundStream{}}
-		en.ctx, en.stop = context.WithCancel(ctx)
+		en.ctx, en.stop = context.WithCancel(ctx) //nolint:fatcontext // each engine has one of its own
 		s.engines[id] = en
 		running.Go(func() {
 			defer close(en.done)

@@ -56,7 +56,10 @@ func TestAnEngineIsAskedWhereItPublishes(t *testing.T) {
 		eventually(t, "the past", func() bool { n := len(b.get(src).batches); return n > 0 && b.exact(src, n) })
 		old := b.get(src).batches
 		complete(t, e, 640)
-		eventually(t, "what is new", func() bool { n := len(b.get(src).batches); return n > len(old) && b.exact(src, n) })
+		eventually(t, "what is new", func() bool {
+			n := len(b.get(src).batches)
+			return n > len(old) && b.exact(src, n)
+		})
 		require.NoError(t, e.Restart())
 		complete(t, e, 64)
 		eventually(t, "the new life", func() bool {

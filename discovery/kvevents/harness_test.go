@@ -283,8 +283,9 @@ func (p *publisher) set(f func(p *publisher)) {
 
 // quick are the limits of time of tests.
 var quick = timing{
-	dial: 5 * time.Second, settle: 5 * time.Millisecond, heartbeat: 100 * time.Millisecond, silence: 400 * time.Millisecond,
-	idle: 100 * time.Millisecond, replayIdle: 400 * time.Millisecond, replayWhole: 15 * time.Second,
+	dial: 5 * time.Second, settle: 5 * time.Millisecond, heartbeat: 100 * time.Millisecond,
+	silence: 400 * time.Millisecond,
+	idle:    100 * time.Millisecond, replayIdle: 400 * time.Millisecond, replayWhole: 15 * time.Second,
 	replayPause: 300 * time.Millisecond, firstBackoff: 10 * time.Millisecond, lastBackoff: 100 * time.Millisecond,
 	ask: time.Second, askAgain: 200 * time.Millisecond,
 }

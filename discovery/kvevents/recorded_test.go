@@ -100,7 +100,7 @@ func TestTheReplayOfARealEngine(t *testing.T) {
 		seq, payload, ok := answer(frames)
 		require.True(t, ok)
 		if i == len(r.Replay)-1 {
-			assert.EqualValues(t, uint64(endMark), seq)
+			assert.Equal(t, uint64(endMark), seq)
 			continue
 		}
 		assert.EqualValues(t, i, seq)

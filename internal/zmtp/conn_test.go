@@ -109,9 +109,10 @@ func TestAMessageHasLimits(t *testing.T) {
 		says string
 		ok   bool
 	}{
-		"within them":           {"\x01\x01a\x01\x01b\x00\x01c", true},
-		"too many frames":       {"\x01\x01a\x01\x01b\x01\x01c\x00\x01d", false},
-		"too many bytes":        {"\x01\xffa" + string(make([]byte, 254)) + "\x00\xff" + string(make([]byte, 255)), false},
+		"within them":     {"\x01\x01a\x01\x01b\x00\x01c", true},
+		"too many frames": {"\x01\x01a\x01\x01b\x01\x01c\x00\x01d", false},
+		"too many bytes": {"\x01\xffa" + string(make([]byte, 254)) + "\x00\xff" + string(make([]byte, 255)),
+			false},
 		"a header alone":        {"\x02\x7f\xff\xff\xff\xff\xff\xff\xff", false},
 		"it never ends":         {"\x01\x01a", false},
 		"unknown bits":          {"\x08\x01a", false},

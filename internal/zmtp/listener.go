@@ -38,8 +38,8 @@ type Config struct {
 	// is closed, which happens when the peer has gone, was closed to make room, or by Close.
 	Peer func(gone <-chan struct{}) func(body []byte) (told bool)
 
-	// Serve, if it is not nil, is called in place of Peer for each accepted peer, and reads its messages, within Limits.
-	// The connection ends when Serve returns; Serve must return soon after a method of c has failed. useful keeps the
+	// Serve, if it is not nil, is called in place of Peer for each accepted peer, and reads its messages, within
+	// Limits. The connection ends when Serve returns; Serve must return soon after a method of c has failed. useful keeps the
 	// peer from being closed to make room.
 	Serve  func(c *Conn, useful func())
 	Limits Limits

@@ -70,10 +70,7 @@ type result struct {
 func (r result) String() string {
 	text := fmt.Sprintf("%d requests, %d with an exact state; of these %d predicted as the response says; "+
 		"%d of %d prompt tokens were cached", r.Requests, r.Exact, r.Right, r.Cached, r.Prompt)
-	for _, w := range r.Wrong {
-		text += "\n" + w
-	}
-	return text
+	return strings.Join(append([]string{text}, r.Wrong...), "\n")
 }
 
 func (r *run) do(ctx context.Context, url string) (*result, error) {
@@ -102,6 +99,7 @@ func (r *run) do(ctx context.Context, url string) (*result, error) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	tokens := prompttokens.New(set, &prompttokens.Options{Timeout: 10 * time.Second})
+	defer tokens.Close()
 	found := &result{}
 	random := rand.New(rand.NewPCG(r.seed, 1)) //nolint:gosec // the same prompts again
 	var known []string

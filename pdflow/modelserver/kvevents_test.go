@@ -18,9 +18,9 @@ func TestKVEventsAreRead(t *testing.T) {
 		`{"mode":false}`:     "",
 		`{"mode":"entries"}`: "",
 		`{"mode":"ask","listen":"10.0.0.1:5557","ranks":2,"tokens":"engines","tokensTimeout":"1s"}`: "",
-		`{"mode":"maybe"}`:                            "spec.kvEvents.mode: is not a known mode; write off, entries or ask",
+		`{"mode":"maybe"}`:                            "spec.kvEvents.mode: is not a known mode; write off, entries",
 		`{"listen":"5557"}`:                           "spec.kvEvents.listen: is not an address",
-		`{"mode":"ask","listen":"a:65535","ranks":2}`: "spec.kvEvents.listen: is not an address with a port for each rank",
+		`{"mode":"ask","listen":"a:65535","ranks":2}`: "spec.kvEvents.listen: is not an address with a port",
 		`{"mode":"ask","ranks":-1}`:                   "spec.kvEvents.ranks: is not a number of ranks",
 		`{"mode":"ask","tokens":"me"}`:                "spec.kvEvents.tokens: is not known; write off or engines",
 		`{"mode":"ask","tokensTimeout":"0s"}`:         "spec.kvEvents.tokensTimeout: is not a time above 0",
@@ -39,8 +39,9 @@ func TestKVEventsAreRead(t *testing.T) {
 func TestAnEntryWhoseAddressOfEventsIsWrongIsAFault(t *testing.T) {
 	read := func(address, mode string) (*modelserver.ModelServer, error) {
 		return modelserver.Read(fmt.Appendf(nil, `{"apiVersion":"networking.matrixinfer.ai/v1alpha1",`+
-			`"kind":"ModelServer","spec":{"model":"m","kvConnector":{"type":"http"},"kvEvents":{"mode":%q},"discovery":`+
-			`{"static":{"endpoints":[{"url":"http://a:1","role":"both","attributes":{"kvEvents":%q}}]}}}}`, mode, address))
+			`"kind":"ModelServer","spec":{"model":"m","kvConnector":{"type":"http"},"kvEvents":{"mode":%q},`+
+			`"discovery":{"static":{"endpoints":[{"url":"http://a:1","role":"both","attributes":{"kvEvents":%q}}]}}}}`,
+			mode, address))
 	}
 	_, err := read("5557", "ask")
 	assert.ErrorContains(t, err, "kvEvents and kvEventsReplay must be tcp://HOST:PORT; write tcp://*:5557")

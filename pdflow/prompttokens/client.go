@@ -15,6 +15,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -38,7 +39,7 @@ var (
 
 // Options are a client's options; the zero value has usable defaults.
 type Options struct {
-	Client http.RoundTripper // asks the engines; nil is http.DefaultTransport
+	Client http.RoundTripper // asks the engines; nil is one of its own, which Close closes
 	Header http.Header       // sent with each question, for example an Authorization
 	// Timeout is how long a request waits for its tokens at most. Default 250 ms.
 	Timeout time.Duration
@@ -58,6 +59,7 @@ type Counts struct {
 type Client struct {
 	set  *discovery.Set
 	o    Options
+	own  *http.Transport // nil if Options.Client is there
 	turn atomic.Uint64
 
 	asked, failed, hits atomic.Int64
@@ -76,17 +78,26 @@ func New(set *discovery.Set, o *Options) *Client {
 	if o != nil {
 		c.o = *o
 	}
-	if c.o.Client == nil {
-		c.o.Client = http.DefaultTransport
-	}
 	if c.o.Timeout <= 0 {
 		c.o.Timeout = 250 * time.Millisecond
 	}
 	if c.o.CacheBytes <= 0 {
 		c.o.CacheBytes = 32 << 20
 	}
+	if c.o.Client == nil {
+		c.own = &http.Transport{DialContext: (&net.Dialer{Timeout: c.o.Timeout}).DialContext,
+			TLSHandshakeTimeout: c.o.Timeout, MaxIdleConnsPerHost: 16, IdleConnTimeout: 30 * time.Second}
+		c.o.Client = c.own
+	}
 	c.cache.limit = c.o.CacheBytes
 	return c
+}
+
+// Close closes idle connections of the client's own. It may be used afterwards, too.
+func (c *Client) Close() {
+	if c.own != nil {
+		c.own.CloseIdleConnections()
+	}
 }
 
 // Counts returns what the client has done.

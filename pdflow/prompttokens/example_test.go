@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"log"
+	"time"
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
@@ -39,8 +40,10 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	ids, exact, err := prompttokens.New(set, &prompttokens.Options{Timeout: 10e9}).Tokens(ctx, request)
+	client := prompttokens.New(set, &prompttokens.Options{Timeout: 10 * time.Second})
+	ids, exact, err := client.Tokens(ctx, request)
 	fmt.Println(ids, exact, err)
+	client.Close()
 	stop()
 	<-done
 	// Output: [72 105 33] true <nil>
