@@ -86,7 +86,8 @@ func TestTheLiveViewIsBounded(t *testing.T) {
 	for i := range l.Endpoints {
 		l.Endpoints[i] = liveEndpoint{debugEndpoint: debugEndpoint{ID: podName("prefill", i),
 			URL: "http://10.123.123.123:8000", Role: "prefill", Phase: "terminating", Group: "inference/group-a",
-			Zone: "europe-west4-a", Healthy: true, LastFault: strings.Repeat("f", 64), Load: 1000, IllSince: &now},
+			Zone: "europe-west4-a", Healthy: true, LastFault: strings.Repeat("f", 64), Load: 1000, IllSince: &now,
+			KVEvents: "incomplete"},
 			Recent: &liveRecent{1234567, 1234567, &percentiles{*ms(0), *ms(1)}, marks, *ms(0), percents},
 			Engine: &engineLoad{Running: 1000, Waiting: 1000, KVUsage: 0.8765432109876543, Taken: 12345678901,
 				Bytes: 1234567890123456},

@@ -187,12 +187,13 @@ const well = (e) => e.healthy && e.phase === "ready";
 // troubles are what is wrong with an engine, the worst first. One that drains is well, and a cooldown alone comes with
 // few faults.
 const words = [
-  "draining", "cooldown", "slow", "overloaded", "lease over", "cut streams", "lacks the model", "failing", "hung", "quarantine",
-  "not ready",
+  "KV incomplete", "KV unknown", "draining", "cooldown", "slow", "overloaded", "lease over", "cut streams", "lacks the model", "failing",
+  "hung", "quarantine", "not ready",
 ];
 function troubles(e) {
   const out = ((e.recent || {}).marks || []).map((mark) => ({ ...mark, text: mark.word }));
   if (e.state) out.push({ word: e.state, text: stands(e) });
+  if (e.kvEvents && e.kvEvents !== "exact") out.push({ word: "KV " + e.kvEvents, text: "KV " + e.kvEvents });
   if (!well(e)) {
     const word = e.phase === "draining" ? "draining" : "not ready";
     out.push({ word, text: word, since: e.illSince });
