@@ -18,7 +18,7 @@
 //   - The attribute kvEvents of its entry, "tcp://HOST:PORT" of rank 0, or one address for each rank, separated by
 //     commas. A host of * is the engine's own. Rank n is n ports above (attributes dpSize, or dpSizeLocal and
 //     dpStartRank). The attribute kvEventsReplay is the ROUTER's address in the same form; alone it is that
-//     of an engine whose PUB socket connects. "off" as kvEvents subscribes to nothing.
+//     of an engine which does not say it, or whose PUB socket connects. "off" as kvEvents subscribes to nothing.
 //   - GET /kv_event_sources of vLLM (entrypoints/serve/instrumentator/basic.py), if Options.Client is there.
 //   - GET /server_info of SGLang (http_server.py, the member kv_events). It does not name the ROUTER.
 //

@@ -170,36 +170,48 @@ func (en *engine) stream(rank int) *stream {
 }
 
 // find returns where the engine publishes, and whether it was asked. Addresses without events are of sockets that
-// connect.
+// connect. The entry may name the replay alone, of which SGLang does not speak.
 func (en *engine) find() (found []address, asked bool, err error) {
-	if found, err := ofAttributes(en.e); err != nil || len(found) > 0 {
-		return found, false, err
+	entry, err := ofAttributes(en.e)
+	if err != nil || len(entry) > 0 && entry[0].events != "" || en.s.o.Client == nil {
+		return entry, false, err
 	}
-	if en.s.o.Client == nil {
-		return nil, false, nil
-	}
-	host := en.e.Host()
-	body, status, err := en.get("/kv_event_sources")
-	switch {
-	case err != nil:
-	case status == http.StatusOK:
-		found, err = ofVLLM(body, host, en.s.listen.has)
-	case status == http.StatusNotFound:
-		if body, status, err = en.get("/server_info"); err == nil {
-			if found, err = nil, errBadStatus; status == http.StatusOK {
-				found, err = ofSGLang(body, host)
-			} else if status == http.StatusNotFound {
-				err = errNoEvents
-			}
+	if found, err = en.ask(); err != nil {
+		if len(entry) > 0 && errors.Is(err, errNoEvents) {
+			return entry, false, nil
 		}
-	default:
-		err = errBadStatus
-	}
-	if err != nil {
 		return nil, true, err
 	}
 	slices.SortFunc(found, func(a, b address) int { return a.rank - b.rank })
+	for i := range found {
+		for _, a := range entry {
+			if a.rank == found[i].rank && found[i].replay == "" {
+				found[i].replay = a.replay
+			}
+		}
+	}
 	return found, true, nil
+}
+
+// ask asks the engine where it publishes.
+func (en *engine) ask() ([]address, error) {
+	host := en.e.Host()
+	body, status, err := en.get("/kv_event_sources")
+	if err == nil && status == http.StatusOK {
+		return ofVLLM(body, host, en.s.listen.has)
+	}
+	if err == nil && status == http.StatusNotFound {
+		if body, status, err = en.get("/server_info"); err == nil && status == http.StatusOK {
+			return ofSGLang(body, host)
+		}
+	}
+	switch {
+	case err != nil:
+		return nil, err
+	case status == http.StatusNotFound:
+		return nil, errNoEvents
+	}
+	return nil, errBadStatus
 }
 
 // maxBody bounds a response, in bytes. SGLang's /server_info holds all its arguments and its state.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -199,4 +200,20 @@ func TestOptionsThatCannotBe(t *testing.T) {
 	require.NoError(t, err)
 	assert.EqualError(t, s.Run(t.Context(), discovery.NewSet()),
 		"kvevents: listen: the engine cannot be reached, or broke off")
+}
+
+// SGLang says where its events are, and the entry where the replay is.
+func TestAnEntryMayNameTheReplayAlone(t *testing.T) {
+	p := newPublisher(t, "a")
+	p.publish(3)
+	_, port, err := net.SplitHostPort(p.pub.Addr())
+	require.NoError(t, err)
+	b := newBook()
+	begin(t, b, &Options{Client: roundTripper(func(r *http.Request) (*http.Response, error) {
+		if r.URL.Path == "/server_info" {
+			return response(200, `{"kv_events":{"publisher":"zmq","endpoint_port_base":`+port+`,"dp_size":1}}`), nil
+		}
+		return response(404, ""), nil
+	})}, endpoint(t, "p", map[string]string{"kvEventsReplay": "tcp://" + p.router.Addr()}))
+	eventually(t, "exact", func() bool { return b.exact(first, 3) })
 }
