@@ -121,8 +121,8 @@ func (e *Engine) Bootstrap() string {
 	return ""
 }
 
-// KVEvents are the addresses, HOST:PORT, of the PUB socket of KV-cache events and of the ROUTER that replays them; "" for
-// what the engine does not have. They stay the same over Restart.
+// KVEvents are the addresses, HOST:PORT, of the PUB socket of KV-cache events and of the ROUTER that replays them; ""
+// for what the engine does not have. They stay the same over Restart.
 func (e *Engine) KVEvents() (events, replay string) {
 	p := e.current().KVEvents()
 	if p == nil {

@@ -95,7 +95,8 @@ func generateKV(t *testing.T, e *enginesim.Engine, body string) {
 }
 
 func TestEnginesPublishTheirBlocksAsVLLMDoes(t *testing.T) {
-	e, err := enginesim.Start(enginesim.Config{BlockSize: 4, KVEvents: &enginesim.KVEvents{Topic: "kv@x@tiny", Rank: 2}})
+	e, err := enginesim.Start(enginesim.Config{BlockSize: 4,
+		KVEvents: &enginesim.KVEvents{Topic: "kv@x@tiny", Rank: 2}})
 	require.NoError(t, err)
 	defer e.Close()
 	events, _ := e.KVEvents()
@@ -169,7 +170,7 @@ func TestEvictedBlocksAreAnnounced(t *testing.T) {
 						kind, hashes = ev.(map[string]any)["type"].(string), ev.(map[string]any)["block_hashes"].([]any)
 					}
 					for _, h := range hashes {
-						assert.Equal(t, kind == "BlockRemoved", held[fmt.Sprint(h)], "each is stored once and removed once")
+						assert.Equal(t, kind == "BlockRemoved", held[fmt.Sprint(h)], "stored once, removed once")
 						if held[fmt.Sprint(h)] = kind == "BlockStored"; kind == "BlockRemoved" {
 							delete(held, fmt.Sprint(h))
 						}

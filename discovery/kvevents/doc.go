@@ -10,8 +10,8 @@
 // Each data-parallel rank of an engine has a stream of its own (vLLM 0.32.0, distributed/kv_events.py; SGLang 0.5.23,
 // disaggregation/kv_events.py): a ZeroMQ PUB socket sends three frames a batch, a topic, a sequence number that begins
 // with 0 when the engine starts (8 bytes, big endian), and msgpack. A ROUTER sends past batches again, from a number
-// on. The package reads the frames, connects again after a loss, and asks for replays; the sink reads the batches, and says
-// when a replay is needed.
+// on. The package reads the frames, connects again after a loss, and asks for replays; the sink reads the batches, and
+// says when a replay is needed.
 //
 // Where an engine publishes is known from one of these, in this order:
 //

@@ -284,7 +284,7 @@ func readFrame(r *bufio.Reader) (flags byte, body []byte, err error) {
 	if flags, err = r.ReadByte(); err != nil {
 		return 0, nil, err
 	}
-	size := uint64(0)
+	var size uint64
 	if flags&long != 0 {
 		var b [8]byte
 		if _, err := io.ReadFull(r, b[:]); err != nil {

@@ -39,8 +39,8 @@ type Config struct {
 	Peer func(gone <-chan struct{}) func(body []byte) (told bool)
 
 	// Serve, if it is not nil, is called in place of Peer for each accepted peer, and reads its messages, within
-	// Limits. The connection ends when Serve returns; Serve must return soon after a method of c has failed. useful keeps the
-	// peer from being closed to make room.
+	// Limits. The connection ends when Serve returns; Serve must return soon after a method of c has failed. useful
+	// keeps the peer from being closed to make room.
 	Serve  func(c *Conn, useful func())
 	Limits Limits
 
