@@ -66,6 +66,23 @@ func TestNoBatchFallsBetweenSubscriptionAndReplay(t *testing.T) {
 	}
 }
 
+// An engine that is slow to take the subscription would send the batches after the replay to nobody.
+func TestNoReplayBeginsBeforeTheEngineHasSeenTheSubscription(t *testing.T) {
+	p := newPublisher(t, "a")
+	p.publish(1)
+	p.pub.Freeze(true)
+	b := newBook()
+	s := begin(t, b, nil, p.endpoint(t, "p"))
+	eventually(t, "connected", func() bool { return s.Counts().Streams == 1 })
+	connected := time.Now()
+	time.Sleep(quick.heartbeat / 2)
+	if time.Since(connected) < quick.heartbeat*3/4 { // else the machine is busy
+		p.set(func(p *publisher) { assert.Empty(t, p.requests) })
+	}
+	p.pub.Freeze(false)
+	eventually(t, "exact", func() bool { return b.exact(first, 1) })
+}
+
 func TestAGapIsFilledByReplay(t *testing.T) {
 	p := newPublisher(t, "a")
 	b := newBook()
