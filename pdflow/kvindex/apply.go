@@ -152,9 +152,9 @@ func (s *stream) stored(e *event) {
 		return
 	}
 	ahead := lookahead{after: look}
-	if list, n := e.list(fieldLookahead); n >= 0 {
+	if list, lists := e.list(fieldLookahead); lists >= 0 {
 		ahead.list = list
-		if ahead.n, ok = sameLengths(list, n); !ok {
+		if ahead.n, ok = sameLengths(list, lists); !ok || lists != n {
 			s.lacking(w, unusableTokens)
 			return
 		}
@@ -430,7 +430,10 @@ func sameLengths(r reader, n int) (length int, ok bool) {
 func (s *stream) runList(key uint64, r *reader) uint64 {
 	begin := len(s.tokens)
 	for range r.head().n {
-		n, _ := r.int()
+		n, ok := r.int()
+		if !ok {
+			key = s.index.hash.text(key, textOther, nil) // so that no query meets it
+		}
 		s.tokens = append(s.tokens, uint32(n))
 	}
 	key = s.index.hash.run(key, s.tokens[begin:])

@@ -57,6 +57,9 @@ func readBatch(payload []byte) (b batch, err error) {
 	if r.bad || !found {
 		return batch{}, errPayload
 	}
+	if !(b.sent > 0 && b.sent < 1e11) { // no number, or no time
+		b.sent = 0
+	}
 	return b, nil
 }
 

@@ -4,6 +4,7 @@ package kvindex
 
 import (
 	"encoding/hex"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -305,6 +306,9 @@ func TestTokensAfterABlockBelongToIt(t *testing.T) {
 			feed(t, x, engineA, e)
 			assert.Equal(t, 64, held(x, "a", Query{Tokens: p}).Tokens)
 			assert.Equal(t, Exact, x.State("a").State)
+			zero := slices.Clone(p)
+			zero[16] = 0
+			assert.Zero(t, held(x, "a", Query{Tokens: zero}).Tokens)
 			other := slices.Clone(p)
 			other[48]++
 			assert.Equal(t, 32, held(x, "a", Query{Tokens: other}).Tokens)
@@ -353,6 +357,10 @@ func TestWhatCannotBePlacedMakesTheViewIncomplete(t *testing.T) {
 		"an unknown kind": {storedEvent([]u64{5}, nil, p[:16], 16, "group_idx", 3, "kv_cache_spec_kind", "unknown"),
 			unusableKind},
 		"a group far away": {storedEvent([]u64{5}, nil, p[:16], 16, "group_idx", 64), unusableTooMany},
+		"lookahead is short": {
+			storedEvent([]u64{5, 6}, nil, p[:32], 16, "lookahead_token_ids", []any{[]any{1}}),
+			unusableTokens,
+		},
 		"lookahead is uneven": {storedEvent([]u64{5, 6}, nil, p[:32], 16, "lookahead_token_ids", []any{[]any{1},
 			[]any{}}), unusableTokens},
 	} {
@@ -453,4 +461,23 @@ func TestAGapInAPrefixIsSeenAndForgotten(t *testing.T) {
 	closed(true)
 	tokens(10)
 	assert.Equal(t, 10, c.refs.used)
+}
+
+func TestTimesThatAreNoneTellNothing(t *testing.T) {
+	for _, sent := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), -5, 1e300} {
+		x := New()
+		payload := wire(nil).put([]any{sent, []any{clearedEvent}})
+		for seq := range uint64(3) {
+			_, err := x.Apply(engineA, seq, payload, began)
+			require.NoError(t, err)
+		}
+		assert.Equal(t, Status{State: Exact, Since: began, Heard: began}, x.State("a"))
+	}
+}
+
+func TestLookaheadThatIsNoNumberMatchesNothing(t *testing.T) {
+	x, p := New(), tokensOf(16, 1)
+	feed(t, x, engineA, storedEvent([]u64{1}, nil, p, 16, "lookahead_token_ids", []any{[]any{"image"}}))
+	assert.Zero(t, held(x, "a", Query{Tokens: append(p, 0)}))
+	assert.Equal(t, Exact, x.State("a").State)
 }
