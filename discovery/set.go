@@ -36,9 +36,9 @@ type Set struct {
 
 	mu        sync.Mutex
 	parts     []part
-	base      []Endpoint          // the merged list, without the verdicts of health probes
-	index     map[string]int      // ID to its place in base
-	unhealthy map[string]struct{} // IDs with a bad verdict, all of them in index
+	base      []Endpoint           // the merged list, without the verdicts of health probes
+	index     map[string]int       // ID to its place in base
+	unhealthy map[string]struct{}  // IDs with a bad verdict, all of them in index
 	probed    map[string]time.Time // when the last verdict came, by ID, all of them in index
 }
 

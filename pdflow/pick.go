@@ -115,8 +115,8 @@ type Pick struct {
 	// leg was never begun.
 	PrefillDone func(*LegOutcome)
 
-	// Reason is why the picker has chosen one engine or two, in a word like no_header; "" if there is nothing to say. It
-	// is Outcome.Reason, SessionInfo.Reason and pd.reason of metrics and spans, so let it have few values.
+	// Reason is why the picker has chosen one engine or two, in a word like no_header; "" if there is nothing to say.
+	// It is Outcome.Reason, SessionInfo.Reason and pd.reason of metrics and spans, so let it have few values.
 	Reason string
 
 	// The data-parallel ranks that Session.PrefillRank and Session.DecodeRank give to the connector. Zero leaves the

@@ -105,7 +105,8 @@ func (b *books) engine(id string, now time.Time) *engine {
 func (b *books) figures(o *Options, at *discovery.Endpoint, role int, in *Input, c *Candidate, now time.Time) {
 	e := b.engine(at.ID, now)
 	*c = Candidate{Running: int(max(0, e.running.Load())), Context: int(max(0, e.context.Load())),
-		Coming: int(max(0, e.coming.Load())), ComingContext: int(max(0, e.arriving.Load())), Prefilled: e.beside.at(now)}
+		Coming: int(max(0, e.coming.Load())), ComingContext: int(max(0, e.arriving.Load())),
+		Prefilled: e.beside.at(now)}
 	c.Speed = e.known(b)
 	c.Moving = int(max(0, e.unsent.Load()))
 	if left := time.Duration(e.movedUntil.Load() - now.UnixNano()); left > 0 && in.TokenBytes > 0 && in.Link > 0 {
@@ -382,7 +383,8 @@ func (b *books) learn(s *seen, bound float64) {
 	if s.saidTransfer <= 0 {
 		transfer = 0
 	}
-	said := [3][2]float64{{s.saidPrefill, s.prefillTook}, {s.saidITL, s.itlCame}, {s.saidTransfer + shortTransfer, transfer}}
+	said := [3][2]float64{{s.saidPrefill, s.prefillTook}, {s.saidITL, s.itlCame},
+		{s.saidTransfer + shortTransfer, transfer}}
 	for i, x := range said {
 		if x[0] > 0 && x[1] > 0 {
 			scale, ok := b.told[i].add(x[0], x[1])

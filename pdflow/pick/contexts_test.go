@@ -77,7 +77,8 @@ func TestAContextThatIsNotKnownIsNotTooShort(t *testing.T) {
 	for range 10 {
 		assert.Equal(t, "d1", mustPick(t, p, &pdflow.PickInput{Request: r}).Decode.ID)
 	}
-	assert.Equal(t, "d0", mustPick(t, p, &pdflow.PickInput{Request: r, Avoid: []string{"d1"}}).Decode.ID)
+	// One that has failed may have failed just once, and one without room refuses for sure.
+	assert.Equal(t, "d1", mustPick(t, p, &pdflow.PickInput{Request: r, Avoid: []string{"d1"}}).Decode.ID)
 	f.replace(ep("p", prefill), ep("d0", decode, "maxModelLen=100"))
 	assert.Equal(t, "d0", mustPick(t, p, &pdflow.PickInput{Request: r}).Decode.ID)
 }

@@ -57,8 +57,8 @@ func (t *Instruments) Request(ctx context.Context, r *connector.ClientRequest, m
 	return x, ctx
 }
 
-// End ends the request. reason is why its picker let one engine serve, or two, "" if it has not said. u are its tokens if it was
-// served.
+// End ends the request. reason is why its picker let one engine serve, or two, "" if it has not said. u are its tokens
+// if it was served.
 func (x *Request) End(mode, reason, code string, u Usage) {
 	if x.recorded {
 		took := time.Since(x.Start).Seconds()
