@@ -26,6 +26,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
+const requestsUsual = 1500 // of each run
+
 // workload is a trace with its objectives.
 type workload struct {
 	name, what string
@@ -150,7 +152,7 @@ func (c *cell) rival() float64 { return max(c.always.good, c.never.good, c.thres
 func main() {
 	log.SetFlags(0)
 	folder := flag.String("o", "", "write decisions.md and its plots to this folder")
-	requests := flag.Int("requests", 1500, "of each run")
+	requests := flag.Int("requests", requestsUsual, "of each run")
 	only := flag.String("only", "", "only the cells of this workload")
 	every := flag.Int("every", 1, "only each nth cell")
 	flag.Parse()

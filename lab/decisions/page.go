@@ -122,11 +122,15 @@ func table(all []*cell) string {
 		"milliseconds.\n\n| cell | always | never | threshold | decider | with errors | always | never | decider |\n" +
 		"|---|---|---|---|---|---|---|---|---|\n")
 	for _, c := range all {
-		fmt.Fprintf(&b, "| %s | %s | %s | %s (%d) | %s | %s | %.0f | %.0f | %.0f |\n", c, percent(c.always.good),
-			percent(c.never.good), percent(c.threshold.good), c.best, percent(c.decider.good), percent(c.robust.good),
-			1e3*c.always.itl, 1e3*c.never.itl, 1e3*c.decider.itl)
+		b.WriteString(c.row())
 	}
 	return b.String()
+}
+
+func (c *cell) row() string {
+	return fmt.Sprintf("| %s | %s | %s | %s (%d) | %s | %s | %.0f | %.0f | %.0f |\n", c, percent(c.always.good),
+		percent(c.never.good), percent(c.threshold.good), c.best, percent(c.decider.good), percent(c.robust.good),
+		1e3*c.always.itl, 1e3*c.never.itl, 1e3*c.decider.itl)
 }
 
 func percent(x float64) string { return fmt.Sprintf("%.1f %%", 100*x) }
