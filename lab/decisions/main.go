@@ -136,7 +136,8 @@ func (c *cell) run(ctx context.Context, requests int) error {
 	}
 	for _, tokens := range thresholds {
 		var x figure
-		if err := try(&x, simulate.Deciding{Policy: decide.Chain(decide.Threshold(tokens, 0), decide.Always())}); err != nil {
+		policy := decide.Chain(decide.Threshold(tokens, 0), decide.Always())
+		if err := try(&x, simulate.Deciding{Policy: policy}); err != nil {
 			return err
 		}
 		if c.best == 0 || x.good > c.threshold.good {

@@ -3,10 +3,16 @@
 package main
 
 import (
+	_ "embed"
 	"fmt"
 	"slices"
 	"strings"
 )
+
+// intro is the page's beginning, with the numbers of cells and of requests.
+//
+//go:embed intro.txt
+var intro string
 
 // share is how much of the best of the others the decider reaches.
 func (c *cell) share(x figure) float64 { return x.good / max(c.rival(), 1e-9) }
@@ -47,25 +53,16 @@ func page(all []*cell, requests int) string {
 		}
 	}
 	below, withErrors, late := misses(all)
-	fmt.Fprintf(&b, `# Whether to split a request
-
-<!-- Written by lab/decisions: go run ./lab/decisions -o docs -->
-
-A request can be split between a prefill and a decode engine, or be served by a decode engine alone. Which is better depends on the load, on the numbers of engines, on the link between them and on the prompts. This page shows it for %d cells: 3 workloads × 4 ratios of 8 engines × 3 loads × 3 links, %d requests each, in virtual time. The engines are Llama-3.1-8B on an H100 ([enginesim/model](../enginesim/model)), and the pickers and policies are those of the gateway ([pdflow/decide](../pdflow/decide)). The same code gives the same page.
-
-`+"`always`"+` splits each request, `+"`never`"+` none, and `+"`threshold`"+` those with more than 512, 2,048 or 8,192 tokens that decode has not cached, whichever is best in that cell. The *decider* is `+"`decide.Predicted`"+` (`+"`spec.decision: {mode: predicted}`"+`). Figures are shares of the requests whose TTFT and time between tokens met the objectives:
-
-| workload | prompts | objectives | times as fast as the trace: low, usual, high |
-|---|---|---|---|
-`, len(all), requests)
+	fmt.Fprintf(&b, intro, len(all), requests)
 	for i := range workloads {
 		w := &workloads[i]
-		fmt.Fprintf(&b, "| %s | %s | TTFT %v, time between tokens %v | %.1f, %.1f, %.1f |\n", w.name, w.what, w.slo.TTFT,
-			w.slo.TPOT, w.speeds[0], w.speeds[1], w.speeds[2])
+		fmt.Fprintf(&b, "| %s | %s | TTFT %v, time between tokens %v | %.2f, %.2f, %.2f |\n", w.name, w.what,
+			w.slo.TTFT, w.slo.TPOT, w.speeds[0], w.speeds[1], w.speeds[2])
 	}
-	fmt.Fprintf(&b, "\nThe decider is at least as good as the best of the three in %d cells, and reaches %.0f %% of it in %d. "+
-		"With wrong speeds (prefill 50 %% too long, decode 50 %% too short), loads that are 1 s old and two gateways it "+
-		"reaches %.0f %% of what the best of the three has without all that in %d.\n\n![Goodput](decisions.png)\n\n",
+	fmt.Fprintf(&b, "\nThe decider is at least as good as the best of the three in %d cells, and reaches %.0f %% of "+
+		"it in %d. With wrong speeds (prefill 50 %% too long, decode 50 %% too short), loads that are 1 s old and two "+
+		"gateways it reaches %.0f %% of what the best of the three has without all that in %d.\n\n"+
+		"![Goodput](decisions.png)\n\n",
 		best, 100*near, len(all)-len(below), 100*robust, len(all)-len(withErrors))
 	b.WriteString("## When splitting pays\n\nThe mean over workloads and loads:\n\n" +
 		"| prefill:decode | link | always | never | best threshold | decider | of its requests split |\n" +
@@ -81,14 +78,15 @@ A request can be split between a prefill and a decode engine, or be served by a 
 				return percent(sum / float64(max(len(some), 1)))
 			}
 			fmt.Fprintf(&b, "| %d:%d | %.0f Gbit/s | %s | %s | %s | %s | %s |\n", pd[0], pd[1], link*8/1e9,
-				mean(func(c *cell) float64 { return c.always.good }), mean(func(c *cell) float64 { return c.never.good }),
+				mean(func(c *cell) float64 { return c.always.good }),
+				mean(func(c *cell) float64 { return c.never.good }),
 				mean(func(c *cell) float64 { return c.threshold.good }),
 				mean(func(c *cell) float64 { return c.decider.good }),
 				mean(func(c *cell) float64 { return c.decider.split }))
 		}
 	}
-	b.WriteString("\n`never` leaves the prefill engines idle: its figures say what the decode engines of that ratio can do " +
-		"alone.\n\n")
+	b.WriteString("\n`never` leaves the prefill engines idle: its figures say what the decode engines of that ratio " +
+		"can do alone.\n\n")
 	list(&b, "Where the decider is below 97 % of the best of the three", below, func(c *cell) string {
 		return fmt.Sprintf("%.2f", c.share(c.decider))
 	})
@@ -97,8 +95,8 @@ A request can be split between a prefill and a decode engine, or be served by a 
 	})
 	list(&b, "Where one token in a hundred comes later than the objective, and `always` or `never` kept it", late,
 		func(c *cell) string {
-			return fmt.Sprintf("p99 %.0f ms at %s good; always %.0f ms at %s, never %.0f ms at %s", 1e3*c.decider.itl,
-				percent(c.decider.good), 1e3*c.always.itl, percent(c.always.good), 1e3*c.never.itl, percent(c.never.good))
+			says := func(x figure) string { return fmt.Sprintf("%.0f ms at %s", 1e3*x.itl, percent(x.good)) }
+			return fmt.Sprintf("p99 %s good; always %s, never %s", says(c.decider), says(c.always), says(c.never))
 		})
 	b.WriteString("## All cells\n\n" + table(all))
 	return b.String()
@@ -118,8 +116,9 @@ func list(b *strings.Builder, title string, all []*cell, says func(*cell) string
 // table is the map as text.
 func table(all []*cell) string {
 	var b strings.Builder
-	b.WriteString("The number behind a threshold is its tokens. The last columns are the p99 of the time between tokens, in " +
-		"milliseconds.\n\n| cell | always | never | threshold | decider | with errors | always | never | decider |\n" +
+	b.WriteString("The number behind a threshold is its tokens. The last columns are the p99 of the time between " +
+		"tokens, in milliseconds.\n\n" +
+		"| cell | always | never | threshold | decider | with errors | always | never | decider |\n" +
 		"|---|---|---|---|---|---|---|---|---|\n")
 	for _, c := range all {
 		b.WriteString(c.row())

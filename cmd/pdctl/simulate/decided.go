@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
@@ -93,7 +94,7 @@ type telling struct {
 
 // gateway makes one gateway's picker.
 func (d *decided) gateway(ctx context.Context, t *Trace) (*replay, error) {
-	n := d.seed + uint64(len(d.gateways)) //nolint:gosec // few
+	n := d.seed + uint64(len(d.gateways))
 	chance := rand.New(rand.NewPCG(n, 2)) //nolint:gosec // the same each time
 	inner := pick.New(d.set, d.by.Pick, pick.WithSeed(n), pick.WithCandidates())
 	picker, err := decide.New(inner, d.by.Policy, &decide.Options{
@@ -135,8 +136,8 @@ func (f *Fleet) spec(place int) *model.Spec {
 // load is what an engine said of itself a lag ago.
 func (d *decided) load(id string) inspect.Load {
 	all := d.said[d.places[id]]
-	for i := len(all) - 1; i >= 0; i-- {
-		if t := all[i]; d.now.Sub(t.at) >= d.by.Lag {
+	for _, t := range slices.Backward(all) {
+		if d.now.Sub(t.at) >= d.by.Lag {
 			return inspect.Load{At: t.at, KVUsage: t.g.KVUsage, Running: t.g.Running, Waiting: t.g.Waiting}
 		}
 	}
