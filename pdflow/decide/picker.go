@@ -171,6 +171,15 @@ func (p *Picker) NamesEngine(word string) bool {
 	return ok && n.NamesEngine(word)
 }
 
+// EngineHealth asks the inner picker: see [pdflow.EngineHealth].
+func (p *Picker) EngineHealth(id string) (well, known bool) {
+	h, ok := p.inner.(pdflow.EngineHealth)
+	if !ok {
+		return false, false
+	}
+	return h.EngineHealth(id)
+}
+
 // Changed is the inner picker's.
 func (p *Picker) Changed() <-chan struct{} { return p.inner.Changed() }
 

@@ -78,7 +78,7 @@ func (p *picker) Candidates(in *pdflow.PickInput, c *Candidates) (tells bool) {
 	if single || l == nil {
 		return true
 	}
-	q := p.peek(in, c.Random)
+	q := p.peek(in, from.room(in), c.Random)
 	defer p.release(q)
 	q.second = other
 	if prefixes, ok := p.chooser.(*prefixes); ok {
@@ -98,16 +98,16 @@ func (p *picker) Candidates(in *pdflow.PickInput, c *Candidates) (tells bool) {
 }
 
 // peek is a query that leaves the picker's own numbers as they are.
-func (p *picker) peek(in *pdflow.PickInput, random uint64) *query {
+func (p *picker) peek(in *pdflow.PickInput, room [2]int64, random uint64) *query {
 	q, _ := p.queries.Get().(*query)
 	if q == nil {
 		q = &query{opts: p.opts, cooldowns: &p.cooldowns}
 	}
-	q.in, q.single, q.number, q.random, q.roll = in, false, 0, random, random
+	q.in, q.single, q.room, q.number, q.random, q.roll = in, false, room, 0, random, random
 	if in.Request != nil {
 		q.missing = p.cooldowns.missing.engines(in.Request.Model)
 	}
-	q.clean = len(in.Avoid) == 0 && q.missing == nil && p.cooldowns.n.Load() == 0
+	q.clean = len(in.Avoid) == 0 && q.missing == nil && room == [2]int64{} && p.cooldowns.n.Load() == 0
 	return q
 }
 

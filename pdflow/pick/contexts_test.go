@@ -3,6 +3,7 @@
 package pick_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -81,4 +82,23 @@ func TestAContextThatIsNotKnownIsNotTooShort(t *testing.T) {
 	assert.Equal(t, "d1", mustPick(t, p, &pdflow.PickInput{Request: r, Avoid: []string{"d1"}}).Decode.ID)
 	f.replace(ep("p", prefill), ep("d0", decode, "maxModelLen=100"))
 	assert.Equal(t, "d0", mustPick(t, p, &pdflow.PickInput{Request: r}).Decode.ID)
+}
+
+// Engines without room are no candidates either, also after a request that needs more or less.
+func TestCandidatesHaveRoom(t *testing.T) {
+	f := newFleet(t, ep("p", prefill), ep("d0", decode, "maxModelLen=100"), ep("d1", decode, "maxModelLen=100000"))
+	p, ok := pick.New(f.Set, pick.TwoChoices(), pick.WithCandidates()).(interface {
+		Candidates(in *pdflow.PickInput, c *pick.Candidates)
+	})
+	require.True(t, ok)
+	for tokens, want := range map[int]int{5000: 1, 5: 2} {
+		r, err := connector.ParseRequest(connector.APIChat, fmt.Appendf(nil, `{"max_tokens":%d}`, tokens))
+		require.NoError(t, err)
+		for range 3 {
+			var c pick.Candidates
+			p.Candidates(&pdflow.PickInput{Request: r}, &c)
+			require.Len(t, c.Decode, want)
+			assert.True(t, want == 2 || c.Decode[0].Endpoint.ID == "d1")
+		}
+	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/admit"
 	"github.com/pdkit/pdkit/pdflow/attest"
+	"github.com/pdkit/pdkit/pdflow/decide"
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
@@ -22,7 +23,9 @@ func TestPickersKnowEnginesByName(t *testing.T) {
 	require.NoError(t, err)
 	e.ID = "llm/rank-7"
 	set := newFleet(t, e).Set
-	limits, err := admit.New(attest.NewQuarantine(pick.New(set, pick.RoundRobin())), nil)
+	decider, err := decide.New(attest.NewQuarantine(pick.New(set, pick.RoundRobin())), decide.Always(), nil)
+	require.NoError(t, err)
+	limits, err := admit.New(decider, nil)
 	require.NoError(t, err)
 	for _, p := range []pdflow.Picker{limits, pick.FromHeader(set, discovery.Endpoint{}, nil)} {
 		names, ok := p.Bind(nil, connector.Serving{}).(pdflow.EngineNamer)
@@ -38,7 +41,9 @@ func TestPickersKnowHowEnginesAre(t *testing.T) {
 	e, err := discovery.New("http://decode-7:8100", discovery.RoleDecode)
 	require.NoError(t, err)
 	set := newFleet(t, e).Set
-	limits, err := admit.New(attest.NewQuarantine(pick.New(set, pick.RoundRobin())), nil)
+	decider, err := decide.New(attest.NewQuarantine(pick.New(set, pick.RoundRobin())), decide.Always(), nil)
+	require.NoError(t, err)
+	limits, err := admit.New(decider, nil)
 	require.NoError(t, err)
 	for _, p := range []pdflow.Picker{limits, pick.FromHeader(set, discovery.Endpoint{}, nil)} {
 		health, ok := p.Bind(nil, connector.Serving{}).(pdflow.EngineHealth)
