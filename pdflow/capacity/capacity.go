@@ -81,7 +81,8 @@ type Meter struct {
 // engine is what is known of one engine.
 type engine struct {
 	last    inspect.KV
-	samples []sample // those of the window, the oldest first
+	at      time.Time // of last
+	samples []sample  // those of the window, the oldest first
 
 }
 
@@ -143,6 +144,9 @@ func (m *Meter) Observe(now time.Time, engines []discovery.Endpoint,
 		if e.Phase != discovery.PhaseDraining {
 			s.Engines++
 		}
+		if e.Phase == discovery.PhaseReady {
+			s.ready++
+		}
 		if r, ok := reading(e.ID); ok && !r.Load.At.IsZero() {
 			m.take(now, e, &r.Load, s)
 		}
@@ -164,6 +168,7 @@ func (m *Meter) Observe(now time.Time, engines []discovery.Endpoint,
 // sum adds up the engines of a role.
 type sum struct {
 	Role
+	ready    int     // engines that serve; others are loading the model, and take no load yet
 	usage    float64 // of all that told
 	requests float64 // a second, that ended
 }
@@ -173,6 +178,7 @@ func (m *Meter) take(now time.Time, e *discovery.Endpoint, load *inspect.Load, s
 	r := m.roles[e.Role]
 	known := m.engines[e.ID]
 	switch {
+	case known != nil && !load.At.After(known.at): // known, or older: several may have asked the engine
 	case known == nil: // what it counted before is not this meter's to tell
 		known = &engine{}
 		m.engines[e.ID] = known
@@ -182,7 +188,9 @@ func (m *Meter) take(now time.Time, e *discovery.Endpoint, load *inspect.Load, s
 	default:
 		add(&r.counted, &load.KV, &known.last)
 	}
-	known.last = load.KV
+	if load.At.After(known.at) {
+		known.last, known.at = load.KV, load.At
+	}
 	known.sample(load, m.o.Window, r)
 	if e.Phase == discovery.PhaseDraining || now.Sub(load.At) > m.o.Stale {
 		return

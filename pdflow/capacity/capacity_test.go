@@ -135,7 +135,8 @@ func TestWithoutAWordAsManyEnginesAreWantedAsThereAre(t *testing.T) {
 func TestAnEngineThatSaysNothingIsTakenToBeAsBusy(t *testing.T) {
 	f := newFleet(&capacity.Options{Speed: map[discovery.Role]float64{discovery.RolePrefill: 1000}},
 		discovery.RolePrefill, 1)
-	f.engines = append(f.engines, discovery.Endpoint{ID: "silent", Role: discovery.RolePrefill})
+	f.engines = append(f.engines, discovery.Endpoint{ID: "silent", Role: discovery.RolePrefill,
+		Phase: discovery.PhaseReady})
 	for range 60 {
 		f.now = f.now.Add(time.Second)
 		r := f.said[f.engines[0].ID]
@@ -186,4 +187,43 @@ func TestADrainingEngineIsNoCapacity(t *testing.T) {
 	d := f.roles[discovery.RoleDecode]
 	assert.Equal(t, 1, d.Engines)
 	assert.Equal(t, 1, d.Running)
+}
+
+// An engine that is loading its model is no reason for one more.
+func TestEnginesThatLoadAreNoLoad(t *testing.T) {
+	f := newFleet(&capacity.Options{Speed: map[discovery.Role]float64{discovery.RolePrefill: 1000}},
+		discovery.RolePrefill, 2)
+	f.run(60, load(850, 1, 3, 0))
+	two := f.roles[discovery.RolePrefill].Wanted
+	f.engines = append(f.engines, discovery.Endpoint{ID: "new", Role: discovery.RolePrefill,
+		Phase: discovery.PhaseNotReady})
+	f.said["new"] = inspect.Reading{}
+	f.observe()
+	p := f.roles[discovery.RolePrefill]
+	assert.Equal(t, 3, p.Engines)
+	assert.Equal(t, two, p.Wanted)
+
+	f = newFleet(nil, discovery.RolePrefill, 1) // and where no speed is known
+	f.engines = append(f.engines, discovery.Endpoint{ID: "new", Role: discovery.RolePrefill,
+		Phase: discovery.PhaseNotReady})
+	f.said["new"] = inspect.Reading{}
+	f.now = f.now.Add(time.Second)
+	f.said["prefill0"] = inspect.Reading{Load: inspect.Load{At: f.now, Waiting: 5}}
+	f.observe()
+	assert.Equal(t, 2, f.roles[discovery.RolePrefill].Wanted)
+}
+
+// While a configuration changes, two sources ask an engine. The older word is no restart of the engine.
+func TestAnOlderWordIsNoRestart(t *testing.T) {
+	f := newFleet(nil, discovery.RoleDecode, 1)
+	id := f.engines[0].ID
+	for _, step := range []struct {
+		seconds     int
+		bytes, want float64
+	}{{10, 100, 0}, {30, 160, 60}, {20, 130, 60}, {40, 170, 70}, {30, 160, 70}} {
+		at := f.now.Add(time.Duration(step.seconds) * time.Second)
+		f.said[id] = inspect.Reading{Load: inspect.Load{At: at, KV: inspect.KV{Bytes: step.bytes}}}
+		f.observe()
+		assert.InDelta(t, step.want, f.roles[discovery.RoleDecode].Counted.Bytes, 0)
+	}
 }

@@ -25,7 +25,7 @@ func (m *Meter) judge(now time.Time, role discovery.Role, s *sum) {
 			s.Saturation = max(usage, s.Throughput/(s.Speed*float64(s.Told)))
 		}
 	}
-	n, why := m.wanted(&s.Role, usage, m.target(role))
+	n, why := m.wanted(s, usage, m.target(role))
 	s.Wanted, s.Reason = r.hold(now, m.o.Down, n, why, s.Engines)
 }
 
@@ -36,13 +36,14 @@ func (m *Meter) target(role discovery.Role) float64 {
 	return cmp.Or(m.o.Target, 0.85)
 }
 
-// wanted is how many engines the figures ask for, before any is held. What engines that have not told might say is
-// taken to be as much as the others.
-func (m *Meter) wanted(s *Role, usage, target float64) (int, Reason) {
+// wanted is how many engines the figures ask for, before any is held. What ready engines that have not told might say
+// is taken to be as much as the others. Engines that are loading the model serve nothing yet: else each of them would
+// ask for more.
+func (m *Meter) wanted(s *sum, usage, target float64) (int, Reason) {
 	if s.Told == 0 {
 		return s.Engines, Unknown
 	}
-	all := float64(s.Engines) / float64(s.Told)
+	all := max(1, float64(s.ready)/float64(s.Told))
 	most, why := all*usage*float64(s.Told)/target, Memory
 	if s.Speed > 0 {
 		one := s.Speed * target
@@ -52,7 +53,7 @@ func (m *Meter) wanted(s *Role, usage, target float64) (int, Reason) {
 		if n := all * (s.Throughput + s.Backlog/m.o.Drain.Seconds()) / one; s.Backlog > 0 && n > most {
 			most, why = n, Backlog
 		}
-	} else if n := float64(s.Engines + 1); s.Waiting > 0 && n > most {
+	} else if n := float64(max(s.ready, s.Told) + 1); s.Waiting > 0 && n > most {
 		most, why = n, Waiting
 	}
 	if math.Abs(most-float64(s.Engines)) <= m.o.Tolerance*float64(s.Engines) {
