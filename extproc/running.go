@@ -222,10 +222,13 @@ func (x *running) follow(ctx context.Context, inbox <-chan message) error {
 				return nil // the client left, or decode broke: Envoy does not say which
 			}
 			body := in.m.GetResponseBody()
-			if err := x.given.Passed(body.GetBody(), body.GetEndOfStream()); body != nil && err != nil {
-				return x.fail(err) // of a response that has begun: Envoy cuts it
+			last := body.GetEndOfStream() || in.m.GetResponseTrailers() != nil
+			if body != nil || last {
+				if err := x.given.Passed(body.GetBody(), last); err != nil {
+					return x.fail(err) // of a response that has begun: Envoy cuts it
+				}
 			}
-			whole = whole || body.GetEndOfStream() || in.m.GetResponseTrailers() != nil
+			whole = whole || last
 			if err := x.proceed(in.m); err != nil {
 				return err
 			}

@@ -223,17 +223,20 @@ func TestTheDecodeLeg(t *testing.T) {
 // Where Envoy shows the response's body, an end that is an error is a failure, and the rest is not passed on.
 func TestAnEndThatIsAnErrorIsCut(t *testing.T) {
 	for name, c := range map[string]struct {
-		pieces []string
-		want   pdflow.Code
+		pieces   []string
+		want     pdflow.Code
+		trailers bool // end the response
 	}{
 		"whole": {[]string{chunk(`{"choices":[{"text":"a","finish_reason":null}]}`),
-			chunk(`{"choices":[{"text":"a","finish_reason":"stop"}]}`) + chunk("[DONE]")}, ""},
+			chunk(`{"choices":[{"text":"a","finish_reason":"stop"}]}`) + chunk("[DONE]")}, "", false},
 		"given up": {[]string{chunk(`{"choices":[{"text":"a","finish_reason":null}]}`),
-			chunk(`{"choices":[{"text":"a","finish_reason":"abort"}]}`) + chunk("[DONE]")}, pdflow.CodeStreamBroken},
+			chunk(`{"choices":[{"text":"a","finish_reason":"abort"}]}`) + chunk("[DONE]")}, pdflow.CodeStreamBroken, false},
 		"an error in place of a stream": {[]string{chunk(`{"error":{"message":"x"}}`) + chunk("[DONE]")},
-			pdflow.CodeStreamBroken},
+			pdflow.CodeStreamBroken, false},
 		"given up in a piece that is cut": {[]string{`data: {"choices":[{"text":"a","finish_rea`,
-			`son":"abort"}]}` + "\n\n"}, pdflow.CodeStreamBroken},
+			`son":"abort"}]}` + "\n\n"}, pdflow.CodeStreamBroken, false},
+		"given up in an event that trailers end": {[]string{chunk(`{"choices":[{"text":"a","finish_reason":null}]}`),
+			`data: {"choices":[{"text":"a","finish_reason":"abort"}]}`}, pdflow.CodeStreamBroken, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := fakeWorld(t, &fake{}, answers(`{"id":"x"}`), nil)
@@ -247,7 +250,7 @@ func TestAnEndThatIsAnErrorIsCut(t *testing.T) {
 			p.send(responseHead("200"))
 			require.NotNil(t, p.recv().GetResponseHeaders())
 			for i, piece := range c.pieces {
-				last := i == len(c.pieces)-1
+				last := i == len(c.pieces)-1 && !c.trailers
 				p.send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_ResponseBody{
 					ResponseBody: &extprocv3.HttpBody{Body: []byte(piece), EndOfStream: last}}})
 				got := p.recv()
@@ -256,6 +259,11 @@ func TestAnEndThatIsAnErrorIsCut(t *testing.T) {
 				} else {
 					assert.NotNil(t, got.GetResponseBody())
 				}
+			}
+			if c.trailers {
+				p.send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_ResponseTrailers{
+					ResponseTrailers: &extprocv3.HttpTrailers{}}})
+				assert.Equal(t, "pdkit_stream_broken", p.recv().GetImmediateResponse().GetDetails())
 			}
 			require.NoError(t, p.stream.CloseSend())
 			assert.Equal(t, []pdflow.Code{c.want}, w.wait(1))
