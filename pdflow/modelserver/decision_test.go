@@ -23,7 +23,8 @@ func TestDecision(t *testing.T) {
 		`{"mode":"threshold","minPromptTokens":301}`:        "decode_alone short",
 		`{"mode":"threshold","minPromptTokens":300}`:        "undecided ",
 		`{"mode":"threshold","uncachedTokens":301}`:         "decode_alone short",
-		`{"mode":"predicted"}`:                              "split interference",
+		`{"mode":"predicted"}`:                              "decode_alone faster",
+		`{"mode":"predicted","objectives":{"itl":"15ms"}}`:  "split interference",
 		`{"mode":"predicted","minPromptTokens":301}`:        "decode_alone short",
 		`{"mode":"predicted","objectives":{"ttft":"19ms"}}`: "decode_alone faster",
 	} {
