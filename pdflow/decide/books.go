@@ -205,6 +205,14 @@ func (r *rate) add(x float64, now time.Time) {
 	r.sum, r.last = r.decayed(now)+x, now
 }
 
+// takeBack takes back what was added before.
+func (r *rate) takeBack(x float64, added, now time.Time) {
+	x *= math.Exp(-max(0, now.Sub(added).Seconds()) / lately.Seconds())
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.sum, r.last = max(0, r.decayed(now)-x), now
+}
+
 func (r *rate) decayed(now time.Time) float64 {
 	if r.sum == 0 {
 		return 0

@@ -188,3 +188,52 @@ func TestKVThatIsToMoveCountsUntilItHasMoved(t *testing.T) {
 		assert.Equal(t, [2]int{300, 300}, moving(), "half of the first, and the second, which is not computed yet")
 	})
 }
+
+// A pick that is given back has cost its engines nothing, and neither has a prefill that failed.
+func TestWhatIsGivenBackIsNoWork(t *testing.T) {
+	gone := &pdflow.Error{Code: pdflow.CodeCanceled}
+	for name, c := range map[string]struct {
+		policy decide.Policy
+		end    func(x *pdflow.Pick)
+	}{
+		"a pair": {policy: decide.Always(), end: func(x *pdflow.Pick) { x.Done(&pdflow.Outcome{Err: gone}) }},
+		"a leg":  {policy: decide.Always(), end: func(x *pdflow.Pick) { x.PrefillDone(nil); x.Done(&pdflow.Outcome{}) }},
+		"a prefill that failed": {policy: decide.Always(), end: func(x *pdflow.Pick) {
+			x.PrefillDone(&pdflow.LegOutcome{Err: gone})
+			x.Done(&pdflow.Outcome{Err: gone})
+		}},
+		"one engine": {policy: decide.Never(), end: func(x *pdflow.Pick) {
+			time.Sleep(time.Millisecond)
+			x.Done(&pdflow.Outcome{Err: gone})
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				policy := &spy{Policy: c.policy}
+				p := around(t, newSet(t, engines(1, "")...), policy,
+					&decide.Options{TokenBytes: 1000, Link: 100_000}) // 100 tokens a second
+				w := &world{overhead: time.Millisecond, perPrompt: time.Millisecond, step: time.Millisecond}
+				for n := range 8 {
+					w.serve(t, p, 50+n*20)
+				}
+				time.Sleep(time.Hour)
+				in := &pdflow.PickInput{Request: completion(t, text(796)), Attempt: 1} // 200 tokens
+				for range 10 {
+					x := mustPick(t, p, in)
+					c.end(&x)
+				}
+				mustPick(t, p, in)
+				for _, y := range append(policy.last().Prefill, policy.last().Decode...) {
+					assert.Zero(t, y.Moving)
+					assert.Zero(t, y.QueueTokens)
+					assert.InDelta(t, 0, y.Prefilled, 1e-9)
+				}
+				time.Sleep(time.Second)
+				mustPick(t, p, in)
+				if d := policy.last().Decode[0]; d.Running > 0 {
+					assert.Positive(t, d.Prefilled, "what is served counts")
+				}
+			})
+		})
+	}
+}

@@ -3,6 +3,7 @@
 package decide
 
 import (
+	"net/http"
 	"sync/atomic"
 	"time"
 
@@ -20,7 +21,8 @@ type ticket struct {
 	perToken     float64 // seconds that a token's KV takes from engine to engine
 	step         Speed   // of the decode engine, as the host says, and scaled
 	scale        float64
-	roomy        bool // the decode engine has memory for it, so that nothing but its transfer waits
+	roomy        bool  // the decode engine has memory for it, so that nothing but its transfer waits
+	until, takes int64 // when its prefill will be over where it is served alone, and for how long, in nanoseconds
 	seen         seen
 	decided      bool // by the policy
 	action       Action
@@ -72,7 +74,9 @@ func (s *shared) count(x *scratch, out *pdflow.Pick, decided bool) pdflow.Pick {
 		t.seen.crowd = float64(d.running.Add(1))
 		d.context.Add(t.prompt)
 		t.own = max(t.prompt-int64(cached[decodeRole]), 1)
-		t.seen.work = float64(t.own) + d.occupy(float64(t.own), d.known(&s.books), now)
+		var before float64
+		before, t.until, t.takes = d.occupy(float64(t.own), d.known(&s.books), now)
+		t.seen.work = float64(t.own) + before
 		d.beside.add(float64(t.own), now)
 	} else {
 		t.seen.crowd = float64(d.coming.Add(1) + d.running.Load())
@@ -106,19 +110,27 @@ func (x *scratch) cached(out *pdflow.Pick) (tokens [2]float64) {
 	return tokens
 }
 
-// occupy adds prompt tokens to those that an engine computes for requests that it serves alone, and returns how many
-// are before them.
-func (e *engine) occupy(tokens float64, s Speed, now time.Time) float64 {
+// occupy adds prompt tokens to those that an engine computes for requests that it serves alone. It returns how many are
+// before them, until when they take, in Unix nanoseconds, and for how long.
+func (e *engine) occupy(tokens float64, s Speed, now time.Time) (before float64, until, takes int64) {
 	if s.PerPrompt <= 0 {
-		return 0
+		return 0, 0, 0
 	}
+	takes = int64(tokens * s.PerPrompt * float64(time.Second))
 	for {
-		until := e.busyUntil.Load()
-		from := max(until, now.UnixNano())
-		if e.busyUntil.CompareAndSwap(until, from+int64(tokens*s.PerPrompt*float64(time.Second))) {
-			return time.Duration(from-now.UnixNano()).Seconds() / s.PerPrompt
+		was := e.busyUntil.Load()
+		from := max(was, now.UnixNano())
+		if e.busyUntil.CompareAndSwap(was, from+takes) {
+			return time.Duration(from-now.UnixNano()).Seconds() / s.PerPrompt, from + takes, takes
 		}
 	}
+}
+
+// takeBack takes back what a request was to occupy that was served alone, and has come to nothing.
+func (t *ticket) takeBack(now time.Time) {
+	d := t.engines[decodeRole]
+	d.busyUntil.Add(-min(t.takes, max(0, t.until-now.UnixNano()))) // the time before has passed
+	d.beside.takeBack(float64(t.own), t.at, now)
 }
 
 // endPrefill is told that the prefill leg has ended.
@@ -142,14 +154,17 @@ func (t *ticket) endLeg(o *pdflow.LegOutcome) {
 	d.arriving.Add(-t.prompt)
 	d.running.Add(1)
 	d.context.Add(t.prompt)
+	if o == nil || o.Err != nil { // it was given back, or there is no KV: nothing moves
+		p.unsent.Add(-int64(t.seen.fetched))
+		d.unsent.Add(-int64(t.seen.fetched))
+		return
+	}
 	now := t.s.o.Now()
 	then := max(p.move(int64(t.seen.fetched), t.perToken, now), d.move(int64(t.seen.fetched), t.perToken, now))
 	if t.perToken > 0 && t.s.o.Link > 0 && t.roomy {
 		t.seen.saidTransfer = time.Duration(then-now.UnixNano()).Seconds() / t.s.books.ledger.scales.at(linkScale)
 	}
-	if o != nil && o.Err == nil {
-		t.seen.prefillTook = o.Duration().Seconds()
-	}
+	t.seen.prefillTook = o.Duration().Seconds()
 }
 
 // end is told that the attempt has ended. A prefill leg that runs on is reported later, and one that was never begun is
@@ -166,6 +181,10 @@ func (t *ticket) end(o *pdflow.Outcome) {
 	if !o.PrefillRuns && t.prefills.CompareAndSwap(true, false) {
 		t.endLeg(nil)
 		defer t.report()
+	}
+	// An engine whose response has begun has prefilled, however that ends.
+	if d := &o.Decode; t.seen.alone && o.Err != nil && (d.FirstByte.IsZero() || d.Status >= http.StatusBadRequest) {
+		t.takeBack(t.s.o.Now())
 	}
 	if t.decided && o.Session != nil {
 		t.s.tel.count(t.action, t.reason)
