@@ -32,7 +32,8 @@ func (w *world) serve(t *testing.T, p pdflow.Picker, tokens int) (x pdflow.Pick,
 	in := &pdflow.PickInput{Request: completion(t, ids), Attempt: 1}
 	at := time.Now()
 	x = mustPick(t, p, in)
-	o := &pdflow.Outcome{Session: &connector.Session{Request: in.Request}, Usage: pdflow.Usage{Output: 11}}
+	o := &pdflow.Outcome{Session: &connector.Session{Request: in.Request}, Mode: pdflow.ModeAggregated,
+		Usage: pdflow.Usage{Output: 11}}
 	compute := w.overhead + time.Duration(tokens)*w.perPrompt
 	if x.Prefill.URL != nil {
 		o.Prefill.Start = time.Now()
@@ -135,6 +136,9 @@ func TestDecisionsAreCountedOnceTheirAttemptHasEnded(t *testing.T) {
 			w.serve(t, p, 1000)
 			given := mustPick(t, p, &pdflow.PickInput{})
 			given.Done(&pdflow.Outcome{Err: &pdflow.Error{Code: pdflow.CodeOverloaded}}) // given back
+			given = mustPick(t, p, &pdflow.PickInput{})
+			given.Done(&pdflow.Outcome{Session: &connector.Session{}, // by a flow
+				Err: &pdflow.Error{Code: pdflow.CodeCanceled}})
 			assert.ElementsMatch(t, []decide.Count{{Action: decide.DecodeAlone, Reason: decide.ReasonShort, N: 2},
 				{Action: decide.Undecided, N: 1}}, outer.State().Decisions)
 			require.NoError(t, outer.Close())

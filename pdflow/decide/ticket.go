@@ -186,7 +186,7 @@ func (t *ticket) end(o *pdflow.Outcome) {
 	if d := &o.Decode; t.seen.alone && o.Err != nil && (d.FirstByte.IsZero() || d.Status >= http.StatusBadRequest) {
 		t.takeBack(t.s.o.Now())
 	}
-	if t.decided && o.Session != nil {
+	if t.decided && o.Mode != "" { // not a pick that is given back unused
 		t.s.tel.count(t.action, t.reason)
 	}
 	if o.Err == nil && !o.PrefillRuns {
