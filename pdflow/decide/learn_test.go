@@ -107,9 +107,12 @@ func TestPredictionsAreComparedAndWrongOnesCountForNothing(t *testing.T) {
 			}
 		}
 		require.True(t, outer.State().Doubtful)
-		x, _ = w.serve(t, p, 100)
+		x, _ = w.serve(t, p, 2000)
 		assert.NotNil(t, x.Prefill.URL, "as if there were no policy")
 		assert.Equal(t, "doubtful", x.Reason)
+		x, _ = w.serve(t, p, 100)
+		assert.Nil(t, x.Prefill.URL)
+		assert.Equal(t, decide.ReasonShort, x.Reason, "a threshold predicts nothing")
 
 		for range 1000 { // what is predicted is compared all the same
 			if run(1); !outer.State().Doubtful {

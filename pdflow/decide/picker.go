@@ -48,9 +48,10 @@ type Options struct {
 	Load func(id string) inspect.Load
 
 	// ErrorBound is the mean relative error of the policy's predictions, of TTFT or of ITL, from which on they count
-	// for nothing: the inner picker then decides, until the error is a fifth below the bound. An error of 1, the
-	// default, is a prediction of twice or half of what comes. Negative: the policy always counts, as one does that
-	// predicts nothing. TTFT is compared for streams, and ITL for those whose length the engine's response tells.
+	// for nothing: where a decision has any, the inner picker then decides, until the error is a fifth below the bound.
+	// Decisions without predictions, as those of [Threshold], always count. An error of 1, the default, is a prediction
+	// of twice or half of what comes. Negative: all decisions count. TTFT is compared for streams, and ITL for those
+	// whose length the engine's response tells.
 	ErrorBound float64
 
 	// Now is the time, and Rand a number by chance, for simulations. Nil: those of package time and math/rand/v2. Both
@@ -90,7 +91,7 @@ type State struct {
 	Decisions []Count
 	// Mean relative errors of what was predicted lately; 0: nothing was compared
 	TTFTError, ITLError float64
-	Doubtful            bool // an error is above its bound: the inner picker decides
+	Doubtful            bool // an error is above its bound: decisions by predictions do not count
 }
 
 // Count is how many attempts had a decision, or would have had it in a dry run.
@@ -237,11 +238,14 @@ func (p *Picker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, e
 		return p.count(x, &out, false), err
 	}
 	p.policy.Decide(&x.in, &x.decision)
-	if p.o.DryRun || p.books.doubtful() {
+	if p.o.DryRun || p.doubts(&x.decision) {
 		return p.pickUndecided(ctx, in, x)
 	}
 	return p.pickDecided(ctx, in, x)
 }
+
+// doubts reports whether a decision counts for nothing. One without predictions, as by a threshold, always counts.
+func (p *Picker) doubts(d *Decision) bool { return d.TTFT+d.ITL != 0 && p.books.doubtful() }
 
 func (p *Picker) put(x *scratch) {
 	x.asked, x.picked = pdflow.PickInput{}, pdflow.Pick{}
@@ -321,7 +325,7 @@ func (p *Picker) decideOnPair(ctx context.Context, in *pdflow.PickInput, x *scra
 	x.in.Decode[0].Alone = in.Encode == 0 && p.servesAlone(&out.Decode) &&
 		(in.Prefill == "" || in.Prefill == out.Decode.ID)
 	p.policy.Decide(&x.in, &x.decision)
-	if dry, doubtful := p.o.DryRun, p.books.doubtful(); dry || doubtful {
+	if dry, doubtful := p.o.DryRun, p.doubts(&x.decision); dry || doubtful {
 		x.decision.TTFT, x.decision.ITL = split.TTFT, split.ITL
 		if !dry {
 			x.decision.Action, x.decision.Reason, out.Reason = Undecided, reasonDoubtful, reasonDoubtful

@@ -47,7 +47,7 @@ func newTelemetry(s *shared) (*telemetry, error) {
 	wrong, errs[1] = m.Float64ObservableGauge("pd.decision.error", metric.WithUnit("1"),
 		metric.WithDescription("Mean relative error of what was predicted lately, of TTFT and of ITL"))
 	doubtful, errs[2] = m.Float64ObservableGauge("pd.decision.doubtful", metric.WithUnit("{model}"),
-		metric.WithDescription("1 where the error is above its bound, so that nothing is decided"))
+		metric.WithDescription("1 where the error is above its bound, so that no prediction counts"))
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
 	}
