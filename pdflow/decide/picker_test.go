@@ -106,9 +106,65 @@ func TestAnEngineThatFailedOrIsFullIsNoCandidate(t *testing.T) {
 		}
 	}
 	asked := len(policy.in)
-	x := mustPick(t, p, &pdflow.PickInput{Avoid: []string{"p0", "p1", "p2"}})
+	x := mustPick(t, p, &pdflow.PickInput{Avoid: []string{"d0", "d1", "d2"}})
 	assert.NotEmpty(t, x.Prefill.ID, "an engine that failed serves where there is no other")
 	assert.Len(t, policy.in, asked, "nothing is left to decide")
+	policy.Policy = decide.Always()
+	x = mustPick(t, p, &pdflow.PickInput{Avoid: []string{"p0", "p1", "p2"}})
+	assert.NotEmpty(t, x.Prefill.ID)
+}
+
+// A request that a decode engine is to serve alone needs no prefill engine that is good, or any.
+func TestADecodeEngineServesAloneWherePrefillIsNot(t *testing.T) {
+	short, long := completion(t, text(100)), completion(t, text(8000))
+	both := []discovery.Endpoint{engine("d0", discovery.RoleDecode, ""), engine("b0", discovery.RoleBoth, "")}
+	for name, c := range map[string]struct {
+		engines []discovery.Endpoint
+		policy  decide.Policy
+		serving connector.Serving
+		in      pdflow.PickInput
+		want    string // the engine that serves alone; "": none does
+	}{
+		"never":            {policy: decide.Never(), in: pdflow.PickInput{Request: long}, want: "d0"},
+		"a short prompt":   {policy: decide.Threshold(0, 100), in: pdflow.PickInput{Request: short}, want: "d0"},
+		"a long prompt":    {policy: decide.Threshold(0, 100), in: pdflow.PickInput{Request: long}},
+		"always":           {policy: decide.Always(), in: pdflow.PickInput{Request: short}},
+		"decode is named":  {policy: decide.Never(), in: pdflow.PickInput{Request: long, Decode: "d0"}, want: "d0"},
+		"prefill is named": {policy: decide.Never(), in: pdflow.PickInput{Request: long, Prefill: "p0"}},
+		"an encode stage":  {policy: decide.Never(), in: pdflow.PickInput{Request: long, Encode: 1}},
+		"pairs only":       {policy: decide.Never(), serving: connector.Serving{PairOnly: true}},
+		"predicted": {policy: decide.Predicted(decide.PredictedOptions{}), in: pdflow.PickInput{Request: long},
+			want: "d0"},
+		"prefill dies of it": {policy: decide.Never(), serving: connector.Serving{PrefillPairOnly: true},
+			engines: both, in: pdflow.PickInput{Request: long, Avoid: []string{"b0"}}, want: "d0"},
+	} {
+		for _, there := range []bool{false, true} {
+			eps := c.engines
+			if eps == nil {
+				eps = []discovery.Endpoint{engine("d0", discovery.RoleDecode, "")}
+			}
+			in := c.in
+			if there {
+				eps = append([]discovery.Endpoint{engine("p0", discovery.RolePrefill, "")}, eps...)
+				in.Avoid = append([]string{"p0"}, in.Avoid...)
+			}
+			for _, policy := range []pick.Policy{pick.TwoChoices(), pick.PrefixAffinity(), pick.LeastLoad()} {
+				outer, err := decide.New(pick.New(newSet(t, eps...), policy, pick.WithCandidates()), c.policy,
+					&decide.Options{Engine: h100s})
+				require.NoError(t, err)
+				x, err := outer.Bind(nil, c.serving).Pick(t.Context(), &in)
+				if c.want == "" {
+					assert.Equal(t, there, err == nil, name)
+					assert.Equal(t, there, x.Prefill.URL != nil, name)
+					continue
+				}
+				require.NoError(t, err, name)
+				assert.Nil(t, x.Prefill.URL, name)
+				assert.Equal(t, c.want, x.Decode.ID, name)
+				assert.NotEmpty(t, x.Reason, name)
+			}
+		}
+	}
 }
 
 func TestEnginesThatAreNamedStayAndOneEngineStaysOne(t *testing.T) {

@@ -3,6 +3,7 @@
 package pick
 
 import (
+	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
 )
@@ -28,7 +29,7 @@ type Candidates struct {
 	Prefill, Decode []Candidate
 
 	firsts, seconds []place // of the leg that the policy chooses first, and of the other one
-	asides          []place // that are in no pair
+	asides          []place // that are in no pair, or in none that is good
 	matches         []match
 }
 
@@ -60,7 +61,8 @@ func WithCandidates() Option { return func(o *options) { o.candidates = true } }
 // Candidates fills c with engines of which Pick could choose a pair, or one to serve alone: those that are good for the
 // request, that is no engines to avoid, none at its limit, and none in a cooldown. Where a role has more than
 // CandidatesMost, it takes up to three of those that have most of the prompt, then the least loaded, and two by chance.
-// A request that may be picked for one engine only, or whose engines are not good, has none: then Pick decides.
+// Where no pair is good, Decode has the engines that may serve alone, and Prefill none. A request that may be picked
+// for one engine only, or whose engines are not good, has no candidates: then Pick decides.
 // Nothing that Pick does depends on it. Without [WithCandidates] it returns false.
 func (p *picker) Candidates(in *pdflow.PickInput, c *Candidates) (tells bool) {
 	c.Prefill, c.Decode, c.firsts, c.seconds = c.Prefill[:0], c.Decode[:0], c.firsts[:0], c.seconds[:0]
@@ -75,7 +77,7 @@ func (p *picker) Candidates(in *pdflow.PickInput, c *Candidates) (tells bool) {
 	}
 	all, single := from.candidates(in, p.pairing.serving)
 	l, other := p.named(all, in, single)
-	if single || l == nil {
+	if single {
 		return true
 	}
 	q := p.peek(in, from.room(in), c.Random)
@@ -91,10 +93,35 @@ func (p *picker) Candidates(in *pdflow.PickInput, c *Candidates) (tells bool) {
 		q.single = false
 		room -= len(c.asides)
 	}
-	c.firsts = c.some(c.firsts, q, l, room)
-	c.partners(q, other, room)
+	if l != nil {
+		c.firsts = c.some(c.firsts, q, l, room)
+	}
+	if c.partners(q, other, room); len(c.firsts) == 0 {
+		c.alone(q, t, p.pairing.serving)
+	}
 	c.fill(p, q)
 	return true
+}
+
+// alone adds decode engines that may serve the request alone, where no pair can.
+func (c *Candidates) alone(q *query, t *table, serving connector.Serving) {
+	if serving.PairOnly || q.in.Prefill != "" || q.in.Encode > 0 {
+		return
+	}
+	in := *q.in
+	in.Single = true
+	from := t.loaded(&in, serving)
+	if from == nil {
+		from = t.part(&in)
+	}
+	l, _ := from.candidates(&in, serving)
+	if in.Decode != "" {
+		l = l.of(in.Decode)
+	}
+	if l != nil {
+		q.single, q.second, q.room = true, "", from.room(&in)
+		c.asides = c.some(c.asides, q, l, CandidatesMost)
+	}
 }
 
 // peek is a query that leaves the picker's own numbers as they are.
