@@ -241,7 +241,7 @@ func (c *Candidates) fill(p *picker, q *query) {
 	for _, x := range ps {
 		e := x.t.endpoint
 		alone := e.Role.Has(discovery.RoleDecode) && servesAlone(e, serving) && q.in.Encode == 0 &&
-			(q.in.Decode == "" || q.in.Decode == e.ID)
+			(q.in.Decode == "" || q.in.Decode == e.ID) && (x.t.context == 0 || q.room[decodeLeg] <= x.t.context)
 		c.Prefill = append(c.Prefill, Candidate{Endpoint: e, Cached: c.cached(x.t), Alone: alone})
 	}
 	for _, x := range ds {

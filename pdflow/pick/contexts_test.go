@@ -104,3 +104,26 @@ func TestCandidatesHaveRoom(t *testing.T) {
 		}
 	}
 }
+
+// A prefill engine that has room for the prompt may have none for the response.
+func TestAPrefillEngineServesAloneWhatItHasRoomFor(t *testing.T) {
+	f := newFleet(t, ep("b0", both, "maxModelLen=100"), ep("b1", both, "maxModelLen=100000"))
+	p, ok := pick.New(f.Set, pick.TwoChoices(), pick.WithCandidates()).(interface {
+		Candidates(in *pdflow.PickInput, c *pick.Candidates) bool
+	})
+	require.True(t, ok)
+	for tokens, want := range map[int]bool{5000: false, 5: true} {
+		r, err := connector.ParseRequest(connector.APIChat, fmt.Appendf(nil, `{"max_tokens":%d}`, tokens))
+		require.NoError(t, err)
+		var c pick.Candidates
+		p.Candidates(&pdflow.PickInput{Request: r}, &c)
+		found := false
+		for _, x := range c.Prefill {
+			if x.Endpoint.ID == "b0" {
+				found = true
+				assert.Equal(t, want, x.Alone, tokens)
+			}
+		}
+		assert.True(t, found, tokens)
+	}
+}
