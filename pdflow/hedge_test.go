@@ -127,6 +127,30 @@ func TestASecondPrefillRunsBesideASlowOne(t *testing.T) {
 	}
 }
 
+// A picker is told what the second prefill is, which is of no use at one engine alone.
+func TestTheSecondPrefillIsPickedAsOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := pick.New(setOf(t, endpoint(t, "http://p0", discovery.RolePrefill),
+			endpoint(t, "http://p1", discovery.RolePrefill), endpoint(t, "http://d0", discovery.RoleDecode)),
+			pick.RoundRobin(), pick.WithSeed(1))
+		var pairs []bool
+		told := func(ctx context.Context, inner pdflow.Picker, in *pdflow.PickInput) (pdflow.Pick, error) {
+			pairs = append(pairs, in.Pair)
+			return inner.Pick(ctx, in)
+		}
+		f := &fakeFleet{n: map[string]int{}, answer: func(host string, _ int) response {
+			return after(2*time.Second, replies(map[bool]int{true: 200, false: 500}[host == "d0"]))
+		}}
+		var err error
+		f.flow, err = pdflow.New(&storing{}, around{inner, told}, pdflow.WithTransport(f),
+			pdflow.WithRetry(config.Retry{Hedge: time.Second, MaxAttempts: 2}))
+		require.NoError(t, err)
+		require.Error(t, f.do(`{"prompt":"hi"}`))
+		require.Equal(t, []bool{false, true, false, true}, pairs)
+		require.NoError(t, f.flow.Shutdown(t.Context()))
+	})
+}
+
 // The loser is cancelled once the winner's prefill has served, and not only when decode has.
 func TestTheSlowerPrefillIsCancelledBeforeDecodeServes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -204,7 +204,10 @@ func TestWhatIsGivenBackIsNoWork(t *testing.T) {
 		end    func(x *pdflow.Pick)
 	}{
 		"a pair": {policy: decide.Always(), end: func(x *pdflow.Pick) { x.Done(&pdflow.Outcome{Err: gone}) }},
-		"a leg":  {policy: decide.Always(), end: func(x *pdflow.Pick) { x.PrefillDone(nil); x.Done(&pdflow.Outcome{}) }},
+		"a leg": {policy: decide.Always(), end: func(x *pdflow.Pick) {
+			x.PrefillDone(nil)
+			x.Done(&pdflow.Outcome{})
+		}},
 		"a prefill that failed": {policy: decide.Always(), end: func(x *pdflow.Pick) {
 			x.PrefillDone(&pdflow.LegOutcome{Err: gone})
 			x.Done(&pdflow.Outcome{Err: gone})

@@ -131,9 +131,9 @@ type shared struct {
 // Put limits (package admit) around the picker that New returns, not inside: a pick that is decided otherwise is given
 // back.
 //
-// A request that one engine must serve (PickInput.Single), and engines that the caller has named, stay as they are. A
-// retry is decided anew, among the engines that have not failed it, and is never refused. Pick.Reason is the
-// decision's.
+// A request that one engine must serve (PickInput.Single), a second prefill beside a slow one (PickInput.Pair), and
+// engines that the caller has named, stay as they are. A retry is decided anew, among the engines that have not failed
+// it, and is never refused. Pick.Reason is the decision's.
 func New(p pdflow.Picker, policy Policy, o *Options) (*Picker, error) {
 	if p == nil || policy == nil {
 		return nil, errors.New("decide: New needs a picker and a policy")
@@ -221,7 +221,7 @@ func (p *Picker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, e
 	x.candidates.Prefill, x.candidates.Decode = x.candidates.Prefill[:0], x.candidates.Decode[:0]
 	x.in = Input{Rand: p.o.Rand(), TokenBytes: p.o.TokenBytes, Link: p.o.Link}
 	x.in.Prompt, x.in.Exact = p.prompt(in)
-	if in.Single {
+	if in.Single || in.Pair {
 		out, err := p.inner.Pick(ctx, in)
 		return p.count(x, &out, false), err
 	}

@@ -186,6 +186,19 @@ func TestEnginesThatAreNamedStayAndOneEngineStaysOne(t *testing.T) {
 	require.ErrorIs(t, err, pdflow.CodeNotFound)
 }
 
+// A second prefill beside a slow one belongs to a request that was decided already.
+func TestASecondPrefillIsNotDecided(t *testing.T) {
+	refuse := decide.Func(func(_ *decide.Input, out *decide.Decision) {
+		*out = decide.Decision{Action: decide.Refuse, Prefill: decide.Any, Decode: decide.Any}
+	})
+	o := &decide.Options{Class: func(*pdflow.PickInput) decide.Class { return decide.Class{Refusable: true} }}
+	for name, policy := range map[string]decide.Policy{"alone": decide.Never(), "refused": refuse} {
+		p := around(t, newSet(t, engines(2, "")...), policy, o)
+		in := &pdflow.PickInput{Request: completion(t, text(100)), Attempt: 1, Avoid: []string{"p0"}, Pair: true}
+		assert.Equal(t, "p1", mustPick(t, p, in).Prefill.ID, name)
+	}
+}
+
 func TestPairsStayWithinTheirGroup(t *testing.T) {
 	var eps []discovery.Endpoint
 	for i := range 12 {

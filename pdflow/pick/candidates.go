@@ -119,7 +119,7 @@ func (c *Candidates) alone(q *query, t *table, serving connector.Serving) {
 		l = l.of(in.Decode)
 	}
 	if l != nil {
-		q.single, q.second, q.room = true, "", from.room(&in)
+		q.single, q.second = true, ""
 		c.asides = c.some(c.asides, q, l, CandidatesMost)
 	}
 }
