@@ -253,7 +253,7 @@ const decisionsAbout = `
 
 - A response that one engine has made says ` + "`X-PD-Mode: aggregated`" + `. ` + "`pd_attempts_total`" + ` has the reason, ` + "`pd_decisions_total`" + ` all decisions.
 - ` + "`dryRun: true`" + ` counts what would have been decided (` + "`pd_decisions_total{pd_dry_run=\"true\"}`" + `) and changes nothing: each request is split, and its legs are the same to the byte. It is the way to begin.
-- A request that a decode engine may serve alone needs no prefill engine that is well, or any. ` + "`/readyz`" + ` asks for a pair in each mode.
+- A request that a decode engine may serve alone needs no prefill engine that is well, or any. ` + "`/readyz`" + ` asks for a pair, except with ` + "`never`" + `.
 - What a protocol forbids stays forbidden. With ` + "`sglang`, `p2pnccl` and `moriio`" + ` (in the modes in which its decode engines wait for each request's KV) only engines of role ` + "`both`" + ` serve alone. Requests with media for an encode engine are always split.
 - ` + "`predicted`" + ` compares what it predicts with what comes, and shows the mean error (` + "`pd_decision_error_ratio`" + `). If predictions of TTFT or of ITL are wrong by a factor of two, they count for nothing until they are right again: the thresholds decide, and each other request is split (` + "`pd_decision_doubtful`" + ` is 1 then). For this it asks decode engines for the token counts of streams whose clients did not, and takes them out again; not in a dry run.
 - With ` + "`spec.admission`, `predicted`" + ` also refuses a request that no choice can serve within ` + "`objectives`" + `: 503 with Retry-After, code ` + "`overloaded`" + `. A retry is never refused.

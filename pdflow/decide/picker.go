@@ -184,8 +184,26 @@ func (p *Picker) EngineHealth(id string) (well, known bool) {
 // Changed is the inner picker's.
 func (p *Picker) Changed() <-chan struct{} { return p.inner.Changed() }
 
-// Ready is the inner picker's.
-func (p *Picker) Ready(in *pdflow.PickInput) error { return p.inner.Ready(in) }
+// Ready is the inner picker's. Where one engine serves a prompt of any length alone, as with [Never], it need not have
+// prefill engines.
+func (p *Picker) Ready(in *pdflow.PickInput) error {
+	err := p.inner.Ready(in)
+	if err == nil || p.source == nil || p.o.DryRun || in.Single || in.Pair || in.Prefill != "" || in.Encode > 0 {
+		return err
+	}
+	x, d := Input{Prompt: longestPrompt, Decode: []Candidate{{Alone: true}}}, Decision{}
+	if p.policy.Decide(&x, &d); d.Action != DecodeAlone {
+		return err
+	}
+	alone := *in
+	alone.Single = true
+	if !p.source.Candidates(&alone, &pick.Candidates{}) || p.inner.Ready(&alone) != nil {
+		return err
+	}
+	return nil
+}
+
+const longestPrompt = 1 << 30 // tokens; no threshold is above it
 
 // State returns what the picker has decided since New, in no order. It is safe for concurrent use.
 func (p *Picker) State() State {

@@ -186,6 +186,35 @@ func TestEnginesThatAreNamedStayAndOneEngineStaysOne(t *testing.T) {
 	require.ErrorIs(t, err, pdflow.CodeNotFound)
 }
 
+func TestADecodeEngineIsReadyAloneIfItServesEachRequest(t *testing.T) {
+	for name, c := range map[string]struct {
+		policy  decide.Policy
+		role    discovery.Role
+		serving connector.Serving
+		o       decide.Options
+		in      pdflow.PickInput
+		ready   bool
+	}{
+		"never":      {policy: decide.Never(), role: discovery.RoleDecode, ready: true},
+		"always":     {policy: decide.Always(), role: discovery.RoleDecode},
+		"some":       {policy: decide.Threshold(1e6, 1e6), role: discovery.RoleDecode},
+		"dry":        {policy: decide.Never(), role: discovery.RoleDecode, o: decide.Options{DryRun: true}},
+		"encode":     {policy: decide.Never(), role: discovery.RoleDecode, in: pdflow.PickInput{Encode: 1}},
+		"no decode":  {policy: decide.Never(), role: discovery.RolePrefill},
+		"pairs only": {policy: decide.Never(), role: discovery.RoleDecode, serving: connector.Serving{PairOnly: true}},
+	} {
+		outer, err := decide.New(pick.New(newSet(t, engine("e", c.role, "")), pick.TwoChoices(), pick.WithCandidates()),
+			c.policy, &c.o)
+		require.NoError(t, err)
+		p := outer.Bind(nil, c.serving)
+		assert.Equal(t, c.ready, p.Ready(&c.in) == nil, name)
+		_, err = p.Pick(t.Context(), &c.in)
+		if name != "some" { // of these the short ones are served
+			assert.Equal(t, c.ready, err == nil, name)
+		}
+	}
+}
+
 // A second prefill beside a slow one belongs to a request that was decided already.
 func TestASecondPrefillIsNotDecided(t *testing.T) {
 	refuse := decide.Func(func(_ *decide.Input, out *decide.Decision) {
