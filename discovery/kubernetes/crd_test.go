@@ -167,6 +167,8 @@ func TestDifferFindsWhatIsMissingAndWhatIsOfAnotherType(t *testing.T) {
 	delete(kv, "parameters")
 	part(t, kv, "retry", "properties", "maxAttempts")["type"] = "string"
 	part(t, spec, "properties")["zone"] = tree{"type": "string"}
+	events := part(t, spec, "properties", "kvEvents", "properties") // as TestSchemaHasEveryFieldThatIsRead has it
+	events["listen"], events["ranks"] = tree{"type": "string"}, tree{"type": "integer"}
 	part(t, spec, "properties", "workloadSelector", "properties", "matchLabels",
 		"additionalProperties")["type"] = "integer"
 	const in = "spec.rollout.kvConnector.fallbackConnector"

@@ -85,6 +85,9 @@ func modelServers(t testing.TB, stream []byte) (list []*unstructured.Unstructure
 		for _, field := range []string{"kubeconfig", "namespace"} {
 			unstructured.RemoveNestedField(o.Object, "spec", "discovery", "kubernetes", field)
 		}
+		for _, field := range []string{"listen", "ranks"} {
+			unstructured.RemoveNestedField(o.Object, "spec", "kvEvents", field)
+		}
 		if o.GetName() == "" {
 			o.SetName(fmt.Sprint("unnamed-", len(list)))
 		}
