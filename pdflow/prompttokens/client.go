@@ -67,7 +67,7 @@ type Client struct {
 	mu     sync.Mutex
 	cache  cache
 	asking map[key]*call
-	lacks  map[string]string // engine's ID → its URL: it has no …/render
+	lacks  map[string]string // engine's ID → its URL: it has no …/render, or forbids it
 	row    int               // questions that failed in a row
 	pause  time.Time         // nobody is asked before
 }
@@ -119,6 +119,9 @@ const (
 func (c *Client) Tokens(ctx context.Context, r *connector.ClientRequest) (ids []uint32, exact bool, err error) {
 	if ids, given, err := own(r); given || err != nil {
 		return ids, err == nil, err
+	}
+	if len(c.set.Load().Endpoints) == 0 {
+		return nil, false, ErrNoEngine
 	}
 	client := ctx
 	ctx, cancel := context.WithTimeoutCause(ctx, c.o.Timeout, ErrFailed)
@@ -211,7 +214,7 @@ func (c *Client) ask(ctx context.Context, r *connector.ClientRequest) (t tokens,
 		}
 		var status int
 		t, status, err = c.post(ctx, e, info.Path+"/render", body)
-		if status != http.StatusNotFound {
+		if status != http.StatusNotFound && !forbids(status) { // a key may guard /v1 alone
 			return t, err
 		}
 		c.mu.Lock()
@@ -276,6 +279,8 @@ func (c *Client) post(ctx context.Context, e *discovery.Endpoint, path string, b
 	}
 	defer resp.Body.Close()
 	switch {
+	case forbids(resp.StatusCode):
+		return t, resp.StatusCode, ErrFailed // whatever the request is
 	case resp.StatusCode >= 400 && resp.StatusCode < 500 && resp.StatusCode != http.StatusTooManyRequests:
 		return t, resp.StatusCode, ErrUnsupported // the engine refuses the request, or has no such path
 	case resp.StatusCode != http.StatusOK:
@@ -287,6 +292,10 @@ func (c *Client) post(ctx context.Context, e *discovery.Endpoint, path string, b
 	}
 	t, err = read(answer)
 	return t, resp.StatusCode, err
+}
+
+func forbids(status int) bool {
+	return status == http.StatusUnauthorized || status == http.StatusForbidden
 }
 
 // read takes the tokens out of a response: {"token_ids", "features"}, a list of one of these, or {"tokens"}.

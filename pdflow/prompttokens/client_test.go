@@ -120,6 +120,50 @@ func TestTokensThatTheRequestGivesNeedNobody(t *testing.T) {
 	assert.ErrorIs(t, err, prompttokens.ErrNoEngine)
 }
 
+// A request whose tokens nobody can be asked for costs nothing.
+func TestWithoutEnginesNothingIsHashed(t *testing.T) {
+	c := prompttokens.New(discovery.NewSet(), nil)
+	r := request(t, connector.APIChat, `{"model":"m","messages":[{"role":"user","content":"x"}]}`)
+	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _, _ = c.Tokens(t.Context(), r) }))
+	_, _, err := c.Tokens(t.Context(), r)
+	assert.ErrorIs(t, err, prompttokens.ErrNoEngine)
+}
+
+// An engine's key may guard /v1 alone.
+func TestTokenizeIsAskedWhereRenderIsForbidden(t *testing.T) {
+	for _, status := range []int{401, 403} {
+		var asked []string
+		c := prompttokens.New(engines(t, "http://127.0.0.1:1"), &prompttokens.Options{Timeout: 20 * time.Second,
+			Client: roundTripper(func(r *http.Request) (*http.Response, error) {
+				if asked = append(asked, r.URL.Path); r.URL.Path == "/tokenize" {
+					return answer(200, `{"tokens":[1,2]}`), nil
+				}
+				return answer(status, `{}`), nil
+			})})
+		for _, prompt := range []string{"a", "b"} {
+			ids, exact, err := c.Tokens(t.Context(), request(t, connector.APICompletions,
+				`{"model":"m","prompt":"`+prompt+`"}`))
+			require.NoError(t, err)
+			assert.Equal(t, []uint32{1, 2}, ids)
+			assert.True(t, exact)
+		}
+		assert.Equal(t, []string{"/v1/completions/render", "/tokenize", "/tokenize"}, asked)
+	}
+}
+
+func TestEnginesThatForbidAllAreLeftInPeace(t *testing.T) {
+	for _, status := range []int{401, 403} {
+		c := prompttokens.New(engines(t, "http://127.0.0.1:1"), &prompttokens.Options{Timeout: 20 * time.Second,
+			Client: roundTripper(func(*http.Request) (*http.Response, error) { return answer(status, `{}`), nil })})
+		for i := range 5 {
+			_, _, err := c.Tokens(t.Context(), request(t, connector.APICompletions,
+				fmt.Sprintf(`{"model":"m","prompt":"%d"}`, i)))
+			assert.ErrorIs(t, err, []error{prompttokens.ErrFailed, prompttokens.ErrPaused}[i/3])
+		}
+		assert.EqualValues(t, 3, c.Counts().Failed)
+	}
+}
+
 // Only text has tokens that nothing else is mixed into.
 func TestImagesAreNotExact(t *testing.T) {
 	for path, body := range map[string]string{
