@@ -66,7 +66,7 @@ func (k *kv) choose(l *list, q *query) *target {
 		}
 		for _, t := range engine.targets {
 			switch {
-			case t.rank >= 0 && int(t.rank) != hit.Rank, q.rank(t) != good, q.over(l, t):
+			case !t.is(hit.Rank), q.rank(t) != good, q.over(l, t):
 			case best == nil, hit.Tokens > most, lessLoaded(t, best):
 				best, most = t, hit.Tokens
 			}
@@ -106,3 +106,6 @@ func (k *kv) match(q *query) {
 	c.hits = k.Index.Match(&c.query, c.hits)
 	c.query = kvindex.Query{}
 }
+
+// is reports whether a target may be that rank of its engine, among all ranks of the engine.
+func (t *target) is(rank int) bool { return t.rank < 0 || int(t.start+t.rank) == rank }

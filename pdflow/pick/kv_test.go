@@ -167,6 +167,21 @@ func TestKVChoosesTheRankThatHolds(t *testing.T) {
 	}
 }
 
+// Events tell ranks of the whole engine, of which a URL may have the later ones.
+func TestKVChoosesTheRankBehindTheURL(t *testing.T) {
+	f := newFleet(t, ep("p", prefill, "dpSize=8", "dpSizeLocal=2", "dpStartRank=4"), ep("q", prefill), ep("d", decode))
+	index := &fakeIndex{hits: []kvindex.Hit{{Engine: "p", Rank: 0, Tokens: 64}, {Engine: "p", Rank: 5, Tokens: 16}}}
+	p := pick.New(f.Set, pick.KV(pick.KVOptions{Index: index, Tokens: &fakeTokens{}}))
+	for range 5 {
+		x := mustPick(t, p, completion(t, `{"prompt":"x"}`))
+		require.Equal(t, "p", x.Prefill.ID)
+		rank, ok := x.PrefillRank.Get()
+		require.True(t, ok)
+		require.Equal(t, 1, rank)
+		x.Done(&pdflow.Outcome{})
+	}
+}
+
 func TestAKVPickAllocatesNothing(t *testing.T) {
 	if raceDetector {
 		t.Skip("the race detector allocates")

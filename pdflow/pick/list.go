@@ -22,7 +22,8 @@ func (l leg) other() leg { return 1 - l }
 // target is what a policy chooses: one data-parallel rank of one engine, or a whole engine if its ranks are not known.
 type target struct {
 	endpoint *discovery.Endpoint
-	rank     int32 // -1: the engine's ranks are not known
+	rank     int32 // behind the engine's URL; -1: the engine's ranks are not known
+	start    int32 // the first rank behind the URL, among those of the whole engine
 	leg      leg
 	lonely   bool  // its only possible peer is its own engine
 	peers    *list // all targets of the other leg that it can form a pair with; nil on the second leg

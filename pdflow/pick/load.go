@@ -84,7 +84,8 @@ func (r *registry) follow(snap *discovery.Snapshot) {
 	r.rounds++
 	for i := range snap.Endpoints {
 		e := &snap.Endpoints[i]
-		slots, ranks := r.slots[e.ID], ranksOf(e)
+		slots := r.slots[e.ID]
+		ranks, _ := ranksOf(e)
 		if len(slots) != ranks {
 			slots = slices.Clone(slots[:min(len(slots), ranks)])
 			for k := len(slots); k < ranks; k++ {

@@ -65,12 +65,12 @@ const (
 // memory. For a larger one, the connector's sessions choose ranks.
 const ranksMost = 1024
 
-// ranksOf returns how many targets an endpoint has.
-func ranksOf(e *discovery.Endpoint) int {
+// ranksOf returns how many targets an endpoint has, and which rank of the whole engine the first one is.
+func ranksOf(e *discovery.Endpoint) (n, start int) {
 	if ranks, err := attr.RanksOf(*e); err == nil && ranks.Local <= ranksMost {
-		return ranks.Local
+		return ranks.Local, ranks.Start
 	}
-	return 1
+	return 1, 0
 }
 
 // newTable makes the table of a snapshot by a picker's rules. old is the picker's last table, nil for its first.
@@ -270,7 +270,7 @@ func (b *builder) endpoint(e *discovery.Endpoint) {
 	if e.Role&discovery.RoleBoth == 0 {
 		return
 	}
-	ranks, slots := ranksOf(e), b.known.slots[e.ID]
+	slots := b.known.slots[e.ID]
 	unfit := b.pairing.unfit(e)
 	if unfit {
 		b.unfit++
@@ -278,7 +278,7 @@ func (b *builder) endpoint(e *discovery.Endpoint) {
 	// An engine of role both that runs without the connector is in no pair. A decode engine in no pair may serve alone.
 	if unfit || both && b.pairing.serving.PairOnly {
 		if e.Role.Has(discovery.RoleDecode) {
-			for _, t := range targets(e, ranks, decodeLeg, slots) {
+			for _, t := range targets(e, decodeLeg, slots) {
 				b.alone = append(b.alone, &t)
 			}
 		}
@@ -291,7 +291,7 @@ func (b *builder) endpoint(e *discovery.Endpoint) {
 		}
 		b.ready[side]++
 		b.contexts[side].add(contextOf(e))
-		c.legs[side] = append(c.legs[side], targets(e, ranks, leg(side), slots)...)
+		c.legs[side] = append(c.legs[side], targets(e, leg(side), slots)...)
 	}
 }
 
@@ -311,10 +311,11 @@ func (b *builder) class(e *discovery.Endpoint) *class {
 }
 
 // targets returns an endpoint's targets for one leg, one per rank.
-func targets(e *discovery.Endpoint, ranks int, side leg, slots []*slot) []target {
+func targets(e *discovery.Endpoint, side leg, slots []*slot) []target {
+	ranks, start := ranksOf(e)
 	list, context := make([]target, ranks), int64(contextOf(e))
 	for r := range list {
-		list[r] = target{endpoint: e, rank: int32(r), leg: side, context: context}
+		list[r] = target{endpoint: e, rank: int32(r), start: int32(start), leg: side, context: context}
 		if ranks == 1 {
 			list[r].rank = -1
 		}
