@@ -66,6 +66,20 @@ type EngineHealth interface {
 	EngineHealth(id string) (well, known bool)
 }
 
+// Preparer is a [Picker] whose Pick has to ask somebody about a request. One that asks another picker hands the question
+// on; if it calls that one's Pick under a lock, or several times, it first calls Prepare, without the lock.
+type Preparer interface {
+	// Prepare returns in, or a copy that has the answers: Pick waits for none with it, in the request's further tries,
+	// too. It may be called concurrently, and takes a bounded time.
+	Prepare(ctx context.Context, in *PickInput) *PickInput
+}
+
+// Prompt is what is known of the tokens of a request's prompt. The zero value: nothing, and nobody is to be asked.
+type Prompt struct {
+	IDs   []uint32 // read only
+	Exact bool     // the engine will have the same
+}
+
 // PickInput is what a picker may look at.
 type PickInput struct {
 	Request   *connector.ClientRequest // model, API, body
@@ -81,6 +95,9 @@ type PickInput struct {
 	// TooShort is the length, in tokens, of the context of an engine that has refused the request as too long: engines
 	// with a longer one, or one that is not known, are preferred. 0: none has.
 	TooShort int
+
+	// Prompt is what a [Preparer] has found. Nil: it was not asked.
+	Prompt *Prompt
 
 	// IDs of engines that are chosen already: the picker chooses the other engine of the pair, and ranks. "" leaves the
 	// choice to it; with Single, Prefill says nothing. No other engine may take their place, not even if they are in

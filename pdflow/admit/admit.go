@@ -82,7 +82,8 @@ type admission struct {
 //
 // The limits hold one lock while they call the inner picker's Pick, and the Done of a pick that they give back because
 // its engines are full. Both must be quick, since all other requests wait for the lock, and must not call the Picker
-// that New returns: such a call would never return.
+// that New returns: such a call would never return. An inner picker that has to ask somebody is a [pdflow.Preparer]: it
+// does so before the lock, once for all tries.
 func New(p pdflow.Picker, o *Options) (*Picker, error) {
 	if p == nil {
 		return nil, errors.New("admit: New needs a picker")
@@ -118,6 +119,14 @@ func (p *Picker) EngineHealth(id string) (well, known bool) {
 		return false, false
 	}
 	return h.EngineHealth(id)
+}
+
+// Prepare has the inner picker prepare: see [pdflow.Preparer].
+func (p *Picker) Prepare(ctx context.Context, in *pdflow.PickInput) *pdflow.PickInput {
+	if inner, ok := p.inner.(pdflow.Preparer); ok {
+		return inner.Prepare(ctx, in)
+	}
+	return in
 }
 
 // Close ends the picker's metrics.
@@ -176,6 +185,7 @@ func (p *Picker) Ready(in *pdflow.PickInput) error { return p.inner.Ready(in) }
 // Pick picks engines that have room for the request, and waits for them if there are none. A request's further attempts
 // do not wait: the request has been admitted.
 func (p *Picker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+	in = p.Prepare(ctx, in)
 	pick, w, err := p.arrive(ctx, in)
 	if w == nil {
 		return pick, err

@@ -54,6 +54,14 @@ func (q *Quarantine) EngineHealth(id string) (well, known bool) {
 	return h.EngineHealth(id)
 }
 
+// Prepare has the inner picker prepare: see [pdflow.Preparer].
+func (q *Quarantine) Prepare(ctx context.Context, in *pdflow.PickInput) *pdflow.PickInput {
+	if inner, ok := q.inner.(pdflow.Preparer); ok {
+		return inner.Prepare(ctx, in)
+	}
+	return in
+}
+
 // Adopt keeps requests away from what another quarantine keeps them away from now, and from nothing else, until a
 // prober says otherwise; with nil, from nothing. A picker that replaces another one begins so, and a quarantine whose
 // prober has ended is released so.
@@ -107,7 +115,7 @@ func (q *Quarantine) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pic
 
 // around picks another pair than those that are named, if it can.
 func (q *Quarantine) around(ctx context.Context, in *pdflow.PickInput, s *quarantined) (pdflow.Pick, error) {
-	x := *in
+	x := *q.Prepare(ctx, in)
 	x.Avoid = slices.Concat(in.Avoid, s.engines)
 	pick, err := q.inner.Pick(ctx, &x)
 	if err != nil || !s.bad(pick) {

@@ -181,6 +181,14 @@ func (p *Picker) EngineHealth(id string) (well, known bool) {
 	return h.EngineHealth(id)
 }
 
+// Prepare has the inner picker prepare: see [pdflow.Preparer].
+func (p *Picker) Prepare(ctx context.Context, in *pdflow.PickInput) *pdflow.PickInput {
+	if inner, ok := p.inner.(pdflow.Preparer); ok {
+		return inner.Prepare(ctx, in)
+	}
+	return in
+}
+
 // Changed is the inner picker's.
 func (p *Picker) Changed() <-chan struct{} { return p.inner.Changed() }
 
@@ -235,6 +243,7 @@ func (p *Picker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, e
 		x = &scratch{}
 	}
 	defer p.put(x)
+	in = p.Prepare(ctx, in)
 	x.now = p.o.Now()
 	x.candidates.Prefill, x.candidates.Decode = x.candidates.Prefill[:0], x.candidates.Decode[:0]
 	x.in = Input{Rand: p.o.Rand(), TokenBytes: p.o.TokenBytes, Link: p.o.Link}
@@ -401,7 +410,7 @@ func (p *Picker) candidates(in *pdflow.PickInput, x *scratch) bool {
 		for i := range n {
 			y := &x.lists[role][i]
 			p.books.figures(&p.o, from[i].Endpoint, role, &x.in, y, x.now)
-			y.Cached, y.CachedExact, y.Alone, y.Apart = from[i].Cached, false, from[i].Alone, from[i].Apart
+			y.Cached, y.CachedExact, y.Alone, y.Apart = from[i].Cached, from[i].Exact, from[i].Alone, from[i].Apart
 			for k := range found {
 				if found[k].Engine == from[i].Endpoint.ID {
 					y.Cached, y.CachedExact = found[k].Tokens, found[k].Exact

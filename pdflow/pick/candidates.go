@@ -36,8 +36,11 @@ type Candidates struct {
 // Candidate is an engine that could serve a request.
 type Candidate struct {
 	Endpoint *discovery.Endpoint // of the set's snapshot: read only
-	Cached   int                 // tokens of the prompt's beginning that were sent there lately, with [PrefixAffinity]
-	Alone    bool                // it may serve the whole request, by the connector's rules and the request's
+	// Cached are tokens of the prompt's beginning: with [PrefixAffinity] those that were sent there lately, with [KV],
+	// if PickInput.Prompt is exact, those that the engines' events tell of. Exact says that its events tell all.
+	Cached int
+	Exact  bool
+	Alone  bool // it may serve the whole request, by the connector's rules and the request's
 	// Of a decode engine: bit i is set if the engine cannot be picked together with Prefill[i].
 	Apart uint64
 }
@@ -48,10 +51,43 @@ type place struct {
 	peers *list // of the second leg: the list that it was found in
 }
 
-// match is an engine that lately got a beginning of the prompt.
+// match is an engine that lately got a beginning of the prompt, or holds one.
 type match struct {
 	slot   uint32
+	engine string // not "": it is told by its ID, in place of slot
+	rank   int
 	tokens int
+	exact  bool
+}
+
+func (m *match) is(t *target) bool {
+	if m.engine != "" {
+		return t.endpoint.ID == m.engine && t.is(m.rank)
+	}
+	return t.slot != nil && t.slot.id == m.slot
+}
+
+// in returns the match's target in a list; nil if it has none.
+func (m *match) in(l *list) *target {
+	if m.engine == "" {
+		if at, ok := l.index[m.slot]; ok {
+			return l.targets[at]
+		}
+		return nil
+	}
+	if some := l.of(m.engine); some != nil {
+		for _, t := range some.targets {
+			if t.is(m.rank) {
+				return t
+			}
+		}
+	}
+	return nil
+}
+
+// matcher is a chooser that knows which engines got a beginning of a prompt, or hold one.
+type matcher interface {
+	match(q *query, c *Candidates)
 }
 
 // WithCandidates lets the picker say which engines it could choose (method Candidates), as package decide asks for.
@@ -83,8 +119,8 @@ func (p *picker) Candidates(in *pdflow.PickInput, c *Candidates) (tells bool) {
 	q := p.peek(in, from.room(in), c.Random)
 	defer p.release(q)
 	q.second = other
-	if prefixes, ok := p.chooser.(*prefixes); ok {
-		prefixes.match(q, c)
+	if m, ok := p.chooser.(matcher); ok {
+		m.match(q, c)
 	}
 	room := CandidatesMost
 	if p.pairing.serving.PairOnly && len(from.boths.targets) > 0 && in.Prefill == "" && in.Decode == "" {
@@ -153,8 +189,8 @@ func (c *Candidates) some(to []place, q *query, l *list, n int) []place {
 		}
 	}
 	for cached, i := 0, 0; i < len(c.matches) && cached < min(cachedMost, n/2); i++ {
-		if at, ok := l.index[c.matches[i].slot]; ok {
-			to, cached = add(to, q, l, l.targets[at]), cached+1
+		if t := c.matches[i].in(l); t != nil {
+			to, cached = add(to, q, l, t), cached+1
 		}
 	}
 	to = l.tree.some(q, l, to, most-min(randomMost, n/2))
@@ -242,12 +278,15 @@ func (c *Candidates) fill(p *picker, q *query) {
 		e := x.t.endpoint
 		alone := e.Role.Has(discovery.RoleDecode) && servesAlone(e, serving) && q.in.Encode == 0 &&
 			(q.in.Decode == "" || q.in.Decode == e.ID) && (x.t.context == 0 || q.room[decodeLeg] <= x.t.context)
-		c.Prefill = append(c.Prefill, Candidate{Endpoint: e, Cached: c.cached(x.t), Alone: alone})
+		y := c.candidate(x.t)
+		y.Alone = alone
+		c.Prefill = append(c.Prefill, y)
 	}
 	for _, x := range ds {
 		e := x.t.endpoint
 		alone := servesAlone(e, serving) && q.in.Encode == 0 && (q.in.Prefill == "" || q.in.Prefill == e.ID)
-		y := Candidate{Endpoint: e, Cached: c.cached(x.t), Alone: alone}
+		y := c.candidate(x.t)
+		y.Alone = alone
 		for i := range ps {
 			if !q.together(&ps[i], &x) {
 				y.Apart |= 1 << i
@@ -256,8 +295,9 @@ func (c *Candidates) fill(p *picker, q *query) {
 		c.Decode = append(c.Decode, y)
 	}
 	for _, x := range c.asides {
-		c.Decode = append(c.Decode, Candidate{Endpoint: x.t.endpoint, Cached: c.cached(x.t), Alone: q.in.Encode == 0,
-			Apart: 1<<len(ps) - 1})
+		y := c.candidate(x.t)
+		y.Alone, y.Apart = q.in.Encode == 0, 1<<len(ps)-1
+		c.Decode = append(c.Decode, y)
 	}
 }
 
@@ -276,11 +316,14 @@ func (q *query) together(p, d *place) bool {
 	return q.clean || q.cooldowns.pair(p.t.endpoint.ID, d.t.endpoint.ID, q.roll) == good
 }
 
-func (c *Candidates) cached(t *target) int {
+// candidate returns what is told of a target.
+func (c *Candidates) candidate(t *target) Candidate {
+	out := Candidate{Endpoint: t.endpoint}
 	for i := range c.matches {
-		if t.slot != nil && c.matches[i].slot == t.slot.id {
-			return c.matches[i].tokens
+		if m := &c.matches[i]; m.is(t) {
+			out.Cached, out.Exact = m.tokens, m.exact
+			break
 		}
 	}
-	return 0
+	return out
 }

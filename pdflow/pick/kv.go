@@ -4,10 +4,12 @@ package pick
 
 import (
 	"context"
+	"slices"
 
 	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/kvindex"
 )
 
@@ -51,7 +53,7 @@ type kv struct {
 
 func (k *kv) choose(l *list, q *query) *target {
 	if q.peer == nil {
-		k.match(q)
+		k.find(l, q)
 	}
 	var best *target
 	most := 0
@@ -81,16 +83,36 @@ func (k *kv) choose(l *list, q *query) *target {
 	return k.prefixes.choose(l, q)
 }
 
-// match asks the index. It leaves no hits where it cannot.
-func (k *kv) match(q *query) {
-	c := &q.prompt
-	c.hits = c.hits[:0]
-	r := q.in.Request
-	if r == nil {
+// find asks the index for a choice among several targets. It leaves no hits where it cannot.
+func (k *kv) find(l *list, q *query) {
+	q.prompt.hits = q.prompt.hits[:0]
+	prompt := q.in.Prompt
+	if q.in.Request == nil || !several(l, q.second, q.single) {
 		return
 	}
-	ids, exact, err := k.Tokens.Tokens(q.ctx, r)
-	if err != nil || !exact {
+	if prompt != nil {
+		k.look(q, prompt.IDs, prompt.Exact)
+	} else if ids, exact, err := k.Tokens.Tokens(q.ctx, q.in.Request); err == nil {
+		k.look(q, ids, exact)
+	}
+}
+
+// several reports whether a list, or that of the partners of its only target, leaves a choice.
+func several(l *list, second string, single bool) bool {
+	if len(l.targets) != 1 || single {
+		return len(l.targets) > 1
+	}
+	peers := l.targets[0].peers
+	if second != "" {
+		peers = peers.of(second)
+	}
+	return peers != nil && len(peers.targets) > 1
+}
+
+// look asks the index about the tokens of a prompt.
+func (k *kv) look(q *query, ids []uint32, exact bool) {
+	c, r := &q.prompt, q.in.Request
+	if !exact {
 		return
 	}
 	c.query = kvindex.Query{Model: r.Model, Tokens: ids}
@@ -105,6 +127,31 @@ func (k *kv) match(q *query) {
 	}
 	c.hits = k.Index.Match(&c.query, c.hits)
 	c.query = kvindex.Query{}
+}
+
+// ask finds the tokens of a request's prompt.
+func (k *kv) ask(ctx context.Context, r *connector.ClientRequest) (p pdflow.Prompt) {
+	if ids, exact, err := k.Tokens.Tokens(ctx, r); err == nil {
+		p = pdflow.Prompt{IDs: ids, Exact: exact}
+	}
+	return p
+}
+
+// match finds the engines that hold a beginning of the prompt, those with most of it first. It asks for no tokens.
+func (k *kv) match(q *query, c *Candidates) {
+	q.prompt.hits = q.prompt.hits[:0]
+	if p := q.in.Prompt; p != nil && q.in.Request != nil {
+		k.look(q, p.IDs, p.Exact)
+	}
+	for i := range q.prompt.hits {
+		hit := &q.prompt.hits[i]
+		c.matches = append(c.matches, match{engine: hit.Engine, rank: hit.Rank, tokens: hit.Tokens, exact: hit.Exact})
+	}
+	if len(c.matches) == 0 {
+		k.prefixes.match(q, c)
+		return
+	}
+	slices.SortFunc(c.matches, func(a, b match) int { return b.tokens - a.tokens })
 }
 
 // is reports whether a target may be that rank of its engine, among all ranks of the engine.

@@ -5,13 +5,23 @@ package pick_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/inspect"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/admit"
+	"github.com/pdkit/pdkit/pdflow/attest"
+	"github.com/pdkit/pdkit/pdflow/decide"
 	"github.com/pdkit/pdkit/pdflow/kvindex"
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
@@ -100,7 +110,7 @@ func TestKVDoesNotOverloadTheEngineThatHolds(t *testing.T) {
 
 func TestKVKnowsAdaptersByTheBaseModel(t *testing.T) {
 	index := &fakeIndex{}
-	p := pick.New(newFleet(t, many(1, 1)...).Set, pick.KV(pick.KVOptions{Index: index, Tokens: &fakeTokens{},
+	p := pick.New(newFleet(t, many(2, 1)...).Set, pick.KV(pick.KVOptions{Index: index, Tokens: &fakeTokens{},
 		Model:   "base",
 		Adapter: func(m string) bool { return m == "ada" }}))
 	mustPick(t, p, completion(t, `{"model":"ada","prompt":"x"}`))
@@ -180,6 +190,139 @@ func TestKVChoosesTheRankBehindTheURL(t *testing.T) {
 		require.Equal(t, 1, rank)
 		x.Done(&pdflow.Outcome{})
 	}
+}
+
+// waiting tells no tokens until it is let go, and fails then.
+type waiting struct {
+	asked atomic.Int64
+	let   chan struct{}
+}
+
+func (w *waiting) Tokens(ctx context.Context, r *connector.ClientRequest) ([]uint32, bool, error) {
+	w.asked.Add(1)
+	if r.Model == "slow" {
+		select {
+		case <-w.let:
+		case <-ctx.Done():
+		}
+	}
+	return nil, false, errors.New("no tokens")
+}
+
+// limited is the pickers of a program around one that chooses by the engines' events.
+func limited(t *testing.T, tokens pick.PromptTokens, o *admit.Options, eps ...discovery.Endpoint) *admit.Picker {
+	t.Helper()
+	inner := pick.New(newFleet(t, eps...).Set, pick.KV(pick.KVOptions{Index: &fakeIndex{}, Tokens: tokens}),
+		pick.WithCandidates())
+	decider, err := decide.New(attest.NewQuarantine(inner), decide.Never(), nil)
+	require.NoError(t, err)
+	p, err := admit.New(decider, o)
+	require.NoError(t, err)
+	bound, ok := p.Bind(nil, connector.Serving{}).(*admit.Picker)
+	require.True(t, ok)
+	return bound
+}
+
+func TestNobodyWaitsForTheTokensOfAnother(t *testing.T) {
+	tokens := &waiting{let: make(chan struct{})}
+	p := limited(t, tokens, &admit.Options{PrefillLimit: 10}, many(2, 2)...)
+	var slow sync.WaitGroup
+	slow.Go(func() {
+		_, err := p.Pick(t.Context(), completion(t, `{"model":"slow","prompt":"x"}`))
+		assert.NoError(t, err)
+	})
+	require.Eventually(t, func() bool { return tokens.asked.Load() == 1 }, 10*time.Second, time.Millisecond)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		mustPick(t, p, completion(t, `{"model":"m","prompt":"x"}`)).Done(&pdflow.Outcome{})
+		p.State()
+	}()
+	select {
+	case <-done:
+	case <-time.After(5 * time.Second):
+		t.Error("a pick waits")
+	}
+	close(tokens.let)
+	slow.Wait()
+	<-done
+}
+
+func TestTokensAreAskedForOnceWhileARequestWaits(t *testing.T) {
+	tokens := &waiting{}
+	p := limited(t, tokens, &admit.Options{DecodeLimit: 1, Load: func(string) inspect.Load {
+		return inspect.Load{}
+	}}, many(1, 2)...)
+	in := completion(t, `{"model":"m","prompt":"x"}`)
+	first := mustPick(t, p, in)
+	mustPick(t, p, in)
+	var waits sync.WaitGroup
+	waits.Go(func() {
+		_, err := p.Pick(t.Context(), in)
+		assert.NoError(t, err)
+	})
+	require.Eventually(t, func() bool { return p.Queued() == 1 }, 10*time.Second, time.Millisecond)
+	time.Sleep(200 * time.Millisecond) // some tries of the queue's head
+	first.Done(&pdflow.Outcome{})
+	waits.Wait()
+	require.EqualValues(t, 3, tokens.asked.Load(), "once a request")
+}
+
+func TestWithoutAChoiceNobodyIsAskedForTokens(t *testing.T) {
+	tokens := &fakeTokens{}
+	f := newFleet(t, ep("p0", prefill, "group=a"), ep("d0", decode, "group=a"))
+	p := pick.New(f.Set, pick.KV(pick.KVOptions{Index: &fakeIndex{}, Tokens: tokens}))
+	in := completion(t, `{"model":"m","prompt":"x"}`)
+	require.Equal(t, "p0+d0", pair(t, p, in))
+	f.replace(many(2, 2)...)
+	in.Prefill, in.Decode = "p0", "d1"
+	require.Equal(t, "p0+d1", pair(t, p, in))
+	preparer, ok := p.(pdflow.Preparer)
+	require.True(t, ok)
+	prepared := preparer.Prepare(t.Context(), in)
+	require.Zero(t, tokens.asked)
+	prepared.Prefill = ""
+	pair(t, p, prepared)
+	require.Zero(t, tokens.asked, "it is prepared")
+	in.Prefill = ""
+	pair(t, p, in)
+	require.Equal(t, 1, tokens.asked)
+}
+
+// What a decider is told of the prompt comes from the events, or else from what was sent lately.
+func TestCandidatesTellWhatTheEventsTell(t *testing.T) {
+	index := &fakeIndex{}
+	p := pick.New(newFleet(t, many(30, 2)...).Set, pick.KV(pick.KVOptions{Index: index, Tokens: &fakeTokens{}}),
+		pick.WithCandidates())
+	in := completion(t, `{"model":"m","prompt":"`+strings.Repeat("long ", 400)+`"}`)
+	sent := mustPick(t, p, in)
+	sent.Done(&pdflow.Outcome{})
+	teller, ok := p.(interface {
+		Candidates(in *pdflow.PickInput, c *pick.Candidates) bool
+		pdflow.Preparer
+	})
+	require.True(t, ok)
+	var c pick.Candidates
+	cached := func(in *pdflow.PickInput) map[string]pick.Candidate {
+		require.True(t, teller.Candidates(in, &c))
+		found := map[string]pick.Candidate{}
+		for _, x := range slices.Concat(c.Prefill, c.Decode) {
+			if x.Cached > 0 {
+				found[x.Endpoint.ID] = pick.Candidate{Cached: x.Cached, Exact: x.Exact}
+			}
+		}
+		return found
+	}
+	approximate := cached(in)
+	require.Len(t, approximate, 2)
+	require.Positive(t, approximate[sent.Prefill.ID].Cached)
+	require.False(t, approximate[sent.Decode.ID].Exact)
+
+	index.hits = []kvindex.Hit{{Engine: "p7", Tokens: 16}, {Engine: "p21", Tokens: 64, Exact: true},
+		{Engine: "d1", Tokens: 32, Exact: true}}
+	require.Equal(t, approximate, cached(in), "nobody has asked for its tokens")
+	require.Equal(t, map[string]pick.Candidate{"p7": {Cached: 16}, "p21": {Cached: 64, Exact: true},
+		"d1": {Cached: 32, Exact: true}}, cached(teller.Prepare(t.Context(), in)))
 }
 
 func TestAKVPickAllocatesNothing(t *testing.T) {

@@ -90,7 +90,7 @@ func New(set *discovery.Set, policy Policy, opts ...Option) pdflow.Picker {
 	s := &state{set: set, policy: policy, opts: newOptions(opts)}
 	s.chooser = policy.make(s.opts)
 	if s.opts.candidates {
-		_, index := s.chooser.(*prefixes)
+		_, index := s.chooser.(matcher)
 		n := &s.policy.needs
 		n.loads, n.tree, n.index, n.indexPeers = true, true, n.index || index, n.indexPeers || index
 	}
@@ -126,7 +126,38 @@ func healthIn(set *discovery.Set, id string) (well, known bool) {
 	return well, !at.IsZero() && time.Since(at) < probeFresh
 }
 
-// Pick does not block, unless the policy is [KV], whose tokens may have to be asked for.
+// asker is a chooser that asks for the tokens of a prompt.
+type asker interface {
+	ask(ctx context.Context, r *connector.ClientRequest) pdflow.Prompt
+}
+
+// Prepare asks for the tokens that [KV] needs, where there is a choice.
+func (p *picker) Prepare(ctx context.Context, in *pdflow.PickInput) *pdflow.PickInput {
+	a, ok := p.chooser.(asker)
+	if !ok || in.Prompt != nil {
+		return in
+	}
+	out := *in
+	out.Prompt = &pdflow.Prompt{}
+	if in.Request != nil && p.choice(in) {
+		*out.Prompt = a.ask(ctx, in.Request)
+	}
+	return &out
+}
+
+// choice reports whether there are several engines, or ranks, to choose from.
+func (p *picker) choice(in *pdflow.PickInput) bool {
+	t := p.load()
+	from := t.loaded(in, p.pairing.serving)
+	if from == nil {
+		from = t.part(in)
+	}
+	l, single := from.candidates(in, p.pairing.serving)
+	l, second := p.named(l, in, single)
+	return l != nil && several(l, second, single)
+}
+
+// Pick does not block, unless the policy is [KV] and Prepare was not called: then it asks for the prompt's tokens.
 func (p *picker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
 	t := p.load()
 	if t.tellers != nil {

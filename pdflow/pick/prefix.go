@@ -160,7 +160,7 @@ func (p *prefixes) match(q *query, c *Candidates) {
 		for _, owner := range x.owners[i] {
 			known := func(m match) bool { return m.slot == owner }
 			if owner != 0 && !slices.ContainsFunc(c.matches, known) {
-				c.matches = append(c.matches, match{owner, (i + 1) * p.block / bytesPerToken})
+				c.matches = append(c.matches, match{slot: owner, tokens: (i + 1) * p.block / bytesPerToken})
 			}
 		}
 	}
