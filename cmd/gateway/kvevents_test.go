@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/enginesim"
+	"github.com/pdkit/pdkit/pdflow/modelserver"
 )
 
 // kvWords returns what /debug/pd says of the engines' KV, in the order of the list.
@@ -90,6 +91,20 @@ func TestEntriesSayWhereTheirEnginesPublish(t *testing.T) {
 	g := start(t, gatewayYAML("")+serverYAML("tiny", nixlConnector+"  kvEvents: {mode: entries}\n",
 		entryOf(p, "prefill"), entryOf(d, "decode")))
 	g.knowsKV("exact", "exact")
+}
+
+// Names of adapters tell how a prompt is looked up, so a model that has others needs another pool.
+func TestAdaptersArePartOfWhatFollowsEvents(t *testing.T) {
+	key := func(mode, adapters string) string {
+		m, err := modelserver.Read([]byte(`{"apiVersion":"networking.matrixinfer.ai/v1alpha1","kind":"ModelServer",` +
+			`"spec":{"model":"m","kvEvents":{"mode":"` + mode + `"},"adapters":` + adapters + `}}`))
+		require.NoError(t, err)
+		return poolKey(&modelServer{ModelServer: m})
+	}
+	for mode, same := range map[string]bool{"off": true, "entries": false, "ask": false} {
+		assert.Equal(t, same, key(mode, `["one"]`) == key(mode, `["other"]`), mode)
+		assert.NotEqual(t, key(mode, `["one"]`), key(mode, `"auto"`), mode)
+	}
 }
 
 // A later request goes to the engines that hold the beginning of its prompt, whatever the turn is.

@@ -73,9 +73,13 @@ func poolKey(ms *modelServer) string {
 	limits := ms.Main.Timeouts()
 	found := ms.Spec.Discovery
 	found.Static = modelserver.Static{}
+	var adapters any = ms.Spec.Adapters.Auto()
+	if ms.Spec.KVEvents.Mode.On() { // policy kv looks prompts up by their names
+		adapters = ms.Spec.Adapters
+	}
 	key, err := json.Marshal([]any{ms.Model(), ms.ServedModel(), ms.Namespace, ms.owner != nil, found, ms.FoundBy,
 		ms.Spec.WorkloadSelector, ms.Spec.WorkloadPort, limits.Connect, limits.HealthCheck, ms.Spec.TLS,
-		ms.AdmitOptions() != nil, ms.Decides(), ms.Spec.Adapters.Auto(), ms.Spec.KVEvents})
+		ms.AdmitOptions() != nil, ms.Decides(), adapters, ms.Spec.KVEvents})
 	if err != nil { // JSON that has been read can be written
 		panic(err)
 	}
