@@ -185,7 +185,10 @@ func (p *Picker) Ready(in *pdflow.PickInput) error { return p.inner.Ready(in) }
 // Pick picks engines that have room for the request, and waits for them if there are none. A request's further attempts
 // do not wait: the request has been admitted.
 func (p *Picker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
-	in = p.Prepare(ctx, in)
+	in, err := p.prepare(ctx, in)
+	if err != nil {
+		return pdflow.Pick{}, err
+	}
 	pick, w, err := p.arrive(ctx, in)
 	if w == nil {
 		return pick, err
@@ -193,12 +196,32 @@ func (p *Picker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, e
 	return p.wait(ctx, in, w)
 }
 
+// prepare has the inner picker prepare, before the lock, unless the request is refused anyway.
+func (p *Picker) prepare(ctx context.Context, in *pdflow.PickInput) (*pdflow.PickInput, error) {
+	if _, asks := p.inner.(pdflow.Preparer); !asks {
+		return in, nil
+	}
+	if err := p.early(ctx, in); err != nil {
+		return nil, err
+	}
+	return p.Prepare(ctx, in), nil
+}
+
+// early refuses a request that would have to wait and must not.
+func (p *Picker) early(ctx context.Context, in *pdflow.PickInput) error {
+	priority := p.priority(in)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if in.Attempt > 1 || p.next() == nil {
+		return nil
+	}
+	_, _, err := p.place(ctx, in, priority)
+	return err
+}
+
 // arrive picks at once if nobody waits and engines have room. Otherwise it queues the request, or refuses it.
 func (p *Picker) arrive(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, *waiter, error) {
-	priority := 0
-	if p.o.Priority != nil {
-		priority = p.o.Priority(in)
-	}
+	priority := p.priority(in)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.next() == nil || in.Attempt > 1 {
@@ -206,22 +229,42 @@ func (p *Picker) arrive(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick,
 			return pick, nil, err
 		}
 	}
+	w, loses, err := p.place(ctx, in, priority)
+	if err != nil {
+		return pdflow.Pick{}, nil, err
+	}
+	if loses != nil {
+		p.queue.drop(loses)
+	}
+	return pdflow.Pick{}, p.queue.add(w), nil
+}
+
+func (p *Picker) priority(in *pdflow.PickInput) int {
+	if p.o.Priority == nil {
+		return 0
+	}
+	return p.o.Priority(in)
+}
+
+// place finds a request's place in the queue, and which other request loses its own, or refuses it. The caller holds
+// p.mu.
+func (p *Picker) place(ctx context.Context, in *pdflow.PickInput, priority int) (w, loses *waiter, err error) {
 	named := [2]string{prefillRole: in.Prefill, decodeRole: in.Decode}
 	if in.Single {
 		named[prefillRole] = ""
 	}
 	rivals, ahead, last := p.rivals(named, priority)
 	if ahead >= p.o.Queue {
-		return pdflow.Pick{}, nil, p.refused(ctx, reasonFull)
+		return nil, nil, p.refused(ctx, reasonFull)
 	}
 	over := p.over()
 	if reason := p.refusal(ahead + over); reason != "" {
-		return pdflow.Pick{}, nil, p.refused(ctx, reason)
+		return nil, nil, p.refused(ctx, reason)
 	}
 	if rivals >= p.o.Queue {
-		p.queue.drop(last)
+		loses = last
 	}
-	return pdflow.Pick{}, p.queue.add(&waiter{priority: priority, places: over + ahead + 1, named: named}), nil
+	return &waiter{priority: priority, places: over + ahead + 1, named: named}, loses, nil
 }
 
 // try picks, and takes the places at the engines. It returns false if there is no room. The caller holds p.mu.

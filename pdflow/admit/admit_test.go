@@ -88,6 +88,38 @@ func full(t *testing.T, p *admit.Picker) {
 	overloaded(t, err)
 }
 
+// preparing is a picker that has to ask about requests.
+type preparing struct {
+	pdflow.Picker
+	prepared atomic.Int64
+}
+
+func (p *preparing) Prepare(_ context.Context, in *pdflow.PickInput) *pdflow.PickInput {
+	p.prepared.Add(1)
+	return in
+}
+
+// What a full queue refuses makes no engine work.
+func TestWhatIsRefusedAtOnceIsNotPrepared(t *testing.T) {
+	inner := &preparing{Picker: pick.Func(onePair().Pick)}
+	p, err := admit.New(inner, &admit.Options{PrefillLimit: 1, Queue: 1})
+	require.NoError(t, err)
+	defer p.Close()
+	pickOf(t, p)
+	ctx, leave := context.WithCancel(t.Context())
+	var waits sync.WaitGroup
+	waits.Go(func() {
+		_, err := p.Pick(ctx, &pdflow.PickInput{Attempt: 1})
+		assert.ErrorIs(t, err, context.Canceled)
+	})
+	require.Eventually(t, func() bool { return p.Queued() == 1 }, 10*time.Second, time.Millisecond)
+	full(t, p)
+	leave()
+	waits.Wait()
+	assert.EqualValues(t, 2, inner.prepared.Load())
+	assert.EqualValues(t, 1, p.State().Refused["queue_full"])
+}
+
 func TestRequestsWaitInOrderForAPrefillEngine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPicker(t, onePair(), &admit.Options{PrefillLimit: 1})
