@@ -29,12 +29,13 @@ type Options struct {
 	// Class returns what a request's client was promised. Nil: the policy's own objectives, and no request is refused.
 	Class func(in *pdflow.PickInput) Class
 
-	// Tokens returns how long a request's prompt is, and whether that was counted. Nil, or 0 tokens: token ids in the
-	// body are counted, and of text four bytes are a token.
+	// Tokens returns how long a request's prompt is, and whether that was counted. Nil, or 0 tokens: token ids that the
+	// inner picker has found (PickInput.Prompt), or that are in the body, are counted, and of text four bytes are a
+	// token.
 	Tokens func(in *pdflow.PickInput) (tokens int, exact bool)
 
 	// Cache knows what engines have in their prefix caches. Nil: what the inner picker remembers to have sent, if its
-	// policy is pick.PrefixAffinity.
+	// policy is pick.PrefixAffinity, or what engines' events tell, if it is pick.KV.
 	Cache Cache
 
 	// Engine returns what is known of an engine beforehand. Nil, or a zero speed: speeds are learnt from what requests

@@ -4,6 +4,7 @@ package decide_test
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/admit"
 	"github.com/pdkit/pdkit/pdflow/decide"
+	"github.com/pdkit/pdkit/pdflow/kvindex"
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
@@ -74,6 +76,10 @@ func TestTokenIDsAreCountedAndTextIsEstimated(t *testing.T) {
 	o := &decide.Options{Tokens: func(*pdflow.PickInput) (int, bool) { return 7, true }}
 	mustPick(t, around(t, newSet(t, engines(1, "")...), policy, o), &pdflow.PickInput{Request: r})
 	assert.Equal(t, 7, policy.last().Prompt, "a host that tokenizes knows better")
+	mustPick(t, around(t, newSet(t, engines(1, "")...), policy, nil), &pdflow.PickInput{Request: r,
+		Prompt: &pdflow.Prompt{IDs: make([]uint32, 90), Exact: true}})
+	assert.Equal(t, 90, policy.last().Prompt, "the engines' tokenizer has told")
+	assert.True(t, policy.last().Exact)
 }
 
 func TestAtMostEightEnginesOfARoleAreCandidates(t *testing.T) {
@@ -283,6 +289,33 @@ func TestAnIndexOfKVIsAsked(t *testing.T) {
 		assert.Nil(t, x.Prefill.URL)
 	}
 	assert.True(t, policy.last().Decode[0].CachedExact)
+}
+
+// held is what engines' events tell of each prompt, which has seven tokens.
+type held []kvindex.Hit
+
+func (h held) Match(_ *kvindex.Query, dst []kvindex.Hit) []kvindex.Hit { return append(dst, h...) }
+
+func (held) Tokens(context.Context, *connector.ClientRequest) (ids []uint32, exact bool, err error) {
+	return make([]uint32, 7), true, nil
+}
+
+func TestWhatEventsTellIsKnownToThePolicy(t *testing.T) {
+	policy := &spy{Policy: decide.Always()}
+	h := held{{Engine: "p1", Tokens: 6, Exact: true}, {Engine: "d1", Tokens: 5}}
+	inner := pick.New(newSet(t, engines(2, "")...), pick.KV(pick.KVOptions{Index: h, Tokens: h}), pick.WithCandidates())
+	outer, err := decide.New(inner, policy, nil)
+	require.NoError(t, err)
+	mustPick(t, outer.Bind(nil, anyAlone), &pdflow.PickInput{Request: completion(t, text(800))})
+	in := policy.last()
+	assert.Equal(t, 7, in.Prompt)
+	told := map[int]bool{}
+	for _, c := range slices.Concat(in.Prefill, in.Decode) {
+		if c.Cached > 0 {
+			told[c.Cached] = c.CachedExact
+		}
+	}
+	assert.Equal(t, map[int]bool{6: true, 5: false}, told)
 }
 
 func TestADryRunChangesNoChoice(t *testing.T) {

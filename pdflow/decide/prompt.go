@@ -22,6 +22,9 @@ func (s *shared) prompt(in *pdflow.PickInput) (tokens int, exact bool) {
 			return tokens, exact
 		}
 	}
+	if p := in.Prompt; p != nil && len(p.IDs) > 0 {
+		return len(p.IDs), p.Exact
+	}
 	if in.Request == nil {
 		return 1, false
 	}
