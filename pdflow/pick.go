@@ -66,8 +66,8 @@ type EngineHealth interface {
 	EngineHealth(id string) (well, known bool)
 }
 
-// Preparer is a [Picker] whose Pick has to ask somebody about a request. One that asks another picker hands the question
-// on; if it calls that one's Pick under a lock, or several times, it first calls Prepare, without the lock.
+// Preparer is a [Picker] whose Pick has to ask somebody about a request. A picker around another one hands Prepare on;
+// if it calls that one's Pick under a lock, or several times, it first calls Prepare, without the lock.
 type Preparer interface {
 	// Prepare returns in, or a copy that has the answers: Pick waits for none with it, in the request's further tries,
 	// too. It may be called concurrently, and takes a bounded time.
