@@ -109,14 +109,9 @@ func TestTokensThatTheRequestGivesNeedNobody(t *testing.T) {
 		assert.Equal(t, []uint32{1, 2, 70000}, ids)
 		assert.True(t, exact)
 	}
-	for api, body := range map[connector.API]string{
-		connector.APICompletions: `{"model":"m","prompt":["a","b"]}`,
-		connector.APISGLang:      `{"text":"a"}`,
-	} {
-		_, _, err := c.Tokens(t.Context(), request(t, api, body))
-		assert.ErrorIs(t, err, prompttokens.ErrUnsupported)
-	}
-	_, _, err := c.Tokens(t.Context(), request(t, connector.APICompletions, `{"model":"m","prompt":"a"}`))
+	_, _, err := c.Tokens(t.Context(), request(t, connector.APISGLang, `{"text":"a"}`))
+	require.ErrorIs(t, err, prompttokens.ErrNoEngine, "nobody is there to say that it has no way to ask")
+	_, _, err = c.Tokens(t.Context(), request(t, connector.APICompletions, `{"model":"m","prompt":"a"}`))
 	assert.ErrorIs(t, err, prompttokens.ErrNoEngine)
 }
 
