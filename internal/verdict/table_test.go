@@ -28,7 +28,8 @@ var meanings = map[verdict.Scope]meaning{
 	verdict.ScopeResponse: {"none: the request goes to the engine that made the response", "no cooldown",
 		"404 `response_not_found`"},
 	verdict.ScopeBusy: {"503: another one, within the limits; 429: no other is tried",
-		"gets fewer requests for 8 s; Retry-After is heeded", "an answer; if none is left, D's own with Retry-After, and for a 503 of P 502"},
+		"gets fewer requests for 8 s; Retry-After is heeded",
+		"an answer; if none is left, D's own with Retry-After, and for a 503 of P 502"},
 	verdict.ScopeNone: {"serves the request", "nothing is known of it",
 		"the base model's answer, whatever it has named"},
 }

@@ -201,7 +201,7 @@ func TestEnginesThatLoadAreNoLoad(t *testing.T) {
 	f.observe()
 	p := f.roles[discovery.RolePrefill]
 	assert.Equal(t, 3, p.Engines)
-	assert.Equal(t, two, p.Wanted)
+	assert.Equal(t, p.Wanted, two, "as before")
 
 	f = newFleet(nil, discovery.RolePrefill, 1) // and where no speed is known
 	f.engines = append(f.engines, discovery.Endpoint{ID: "new", Role: discovery.RolePrefill,
