@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"os"
+	"runtime"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -14,6 +15,9 @@ import (
 // The page has what the code gives: some cells are played again. Where one differs, play all with
 // go run ./lab/decisions -o docs.
 func TestThePageHasWhatTheCodeGives(t *testing.T) {
+	if runtime.GOARCH != "amd64" {
+		t.Skip("where products are added in one step, the last digits differ")
+	}
 	text, err := os.ReadFile("../../docs/decisions.md")
 	require.NoError(t, err)
 	all := cells()

@@ -43,11 +43,14 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	found, err := r.do(ctx, *engine)
+	if err == nil {
+		fmt.Println(found)
+		err = found.judge()
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "kvtruth:", err)
 		os.Exit(1) //nolint:gocritic // the signal's handler ends with the process
 	}
-	fmt.Println(found)
 }
 
 // run is what is to be done.
@@ -65,6 +68,15 @@ type result struct {
 	Cached   int // tokens that responses call cached
 	Prompt   int // tokens of all prompts
 	Wrong    []string
+}
+
+// judge is an error where the index claimed to be exact and was wrong more often than once in a hundred times, or never
+// claimed it.
+func (r result) judge() error {
+	if r.Exact == 0 || 100*r.Right < 99*r.Exact {
+		return errors.New("the index is not what the engine counts")
+	}
+	return nil
 }
 
 func (r result) String() string {
