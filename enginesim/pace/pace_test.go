@@ -124,12 +124,12 @@ func ExampleEngine() {
 	if err != nil {
 		panic(err)
 	}
+	begun := time.Now()
 	turn, err := e.Join(&model.Request{Prompt: 100, Output: 3})
 	if err != nil {
 		panic(err)
 	}
 	defer turn.Leave()
-	begun := time.Now()
 	for range 3 {
 		_ = turn.Token(context.Background())
 	}
