@@ -66,14 +66,8 @@ func (w *world) start(c connector.KVConnector, prefill, decode string, attribute
 	pe.Attributes = attributes
 	de, err := discovery.New(decode, discovery.RoleDecode)
 	require.NoError(t, err)
-	list, err := static.New(pe, de)
+	set, err := static.NewSet(pe, de)
 	require.NoError(t, err)
-	set := discovery.NewSet(list)
-	ctx, cancel := context.WithCancel(context.Background())
-	var running sync.WaitGroup
-	running.Go(func() { _ = set.Run(ctx) })
-	t.Cleanup(func() { cancel(); running.Wait() })
-	require.NoError(t, set.WaitReady(t.Context(), func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 2 }))
 	w.flow, err = pdflow.New(c, pick.New(set, pick.RoundRobin()),
 		append(opts, pdflow.WithObserver(pdflow.Observer{SessionEnd: w.SessionEnd}))...)
 	require.NoError(t, err)

@@ -41,8 +41,7 @@ func ExampleWithResponses() {
 	}
 	defer prefill.Close()
 	defer decode.Close()
-	set, stop := exampleSet(prefill, decode)
-	stop()
+	set := exampleSet(prefill, decode)
 	conn, err := nixl.New(nil)
 	if err != nil {
 		log.Fatal(err)

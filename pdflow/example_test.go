@@ -50,16 +50,8 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	engines, err := static.New(p, d)
+	set, err := static.NewSet(p, d)
 	if err != nil {
-		log.Fatal(err)
-	}
-	set := discovery.NewSet(engines)
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	go set.Run(ctx)
-	known := func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 2 }
-	if err := set.WaitReady(ctx, known); err != nil { // a request waits for engines, too, but for a moment only
 		log.Fatal(err)
 	}
 
@@ -71,7 +63,7 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer flow.Shutdown(ctx)
+	defer flow.Shutdown(context.Background())
 
 	gateway := httptest.NewServer(flow) // or http.ListenAndServe("127.0.0.1:8000", flow)
 	defer gateway.Close()
@@ -272,8 +264,7 @@ func ExampleFlow_Split() {
 	prefill, decode := exampleEngines()
 	defer prefill.Close()
 	defer decode.Close()
-	set, stop := exampleSet(prefill, decode)
-	defer stop()
+	set := exampleSet(prefill, decode)
 
 	current, err := plainhttp.New(nil)
 	if err != nil {
@@ -497,27 +488,19 @@ func exampleEngines() (prefill, decode *enginesim.Engine) {
 }
 
 // exampleSet is a set that knows the engines.
-func exampleSet(prefill, decode *enginesim.Engine) (set *discovery.Set, stop func()) {
+func exampleSet(prefill, decode *enginesim.Engine) *discovery.Set {
 	p, _ := discovery.New(prefill.URL(), discovery.RolePrefill)
 	d, _ := discovery.New(decode.URL(), discovery.RoleDecode)
-	engines, err := static.New(p, d)
+	set, err := static.NewSet(p, d)
 	if err != nil {
 		log.Fatal(err)
 	}
-	set = discovery.NewSet(engines)
-	ctx, cancel := context.WithCancel(context.Background())
-	go set.Run(ctx)
-	both := func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 2 }
-	if err := set.WaitReady(ctx, both); err != nil {
-		log.Fatal(err)
-	}
-	return set, cancel
+	return set
 }
 
 // exampleFlow is a flow over a set that knows the engines.
 func exampleFlow(prefill, decode *enginesim.Engine, opts ...pdflow.Option) *pdflow.Flow {
-	set, stop := exampleSet(prefill, decode)
-	stop() // a set keeps what it knows
+	set := exampleSet(prefill, decode)
 	conn, err := nixl.New(nil)
 	if err != nil {
 		log.Fatal(err)

@@ -129,14 +129,8 @@ func newFlow(t *testing.T, c connector.KVConnector, eps []discovery.Endpoint, op
 // setOf is a set that knows these endpoints.
 func setOf(t *testing.T, eps ...discovery.Endpoint) *discovery.Set {
 	t.Helper()
-	src, err := static.New(eps...)
+	set, err := static.NewSet(eps...)
 	require.NoError(t, err)
-	set := discovery.NewSet(src)
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan struct{})
-	go func() { defer close(ended); _ = set.Run(ctx) }()
-	t.Cleanup(func() { cancel(); <-ended })
-	require.NoError(t, set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return len(s.Endpoints) == len(eps) }))
 	return set
 }
 

@@ -199,33 +199,17 @@ func headers(lines []string) (http.Header, error) {
 // pairFlow runs both legs in this program.
 func pairFlow(ctx context.Context, conn connector.KVConnector, endpoints []discovery.Endpoint) (*pdflow.Flow, func(),
 	error) {
-	source, err := static.New(endpoints...)
+	set, err := static.NewSet(endpoints...)
 	if err != nil {
-		return nil, nil, err
-	}
-	set := discovery.NewSet(source)
-	listing, stop := context.WithCancel(ctx)
-	ended := make(chan struct{})
-	go func() { defer close(ended); _ = set.Run(listing) }() // a static list cannot fail
-	if err := set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return len(s.Endpoints) > 0 }); err != nil {
-		stop()
-		<-ended
 		return nil, nil, err
 	}
 	flow, err := pdflow.New(conn, pick.New(set, pick.RoundRobin()), pdflow.WithRetry(config.Retry{MaxAttempts: 1}))
 	if err == nil {
 		err = flow.Start(ctx)
 	}
-	if err != nil {
-		stop()
-		<-ended
-		return nil, nil, err
-	}
 	return flow, func() {
 		rest, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()
 		_ = flow.Shutdown(rest) // nothing is in flight
-		stop()
-		<-ended
-	}, nil
+	}, err
 }

@@ -77,13 +77,8 @@ func (x *pair) serve() {
 	prefill := play.Engine(t, x.p.URL(), discovery.RolePrefill, nil)
 	decode := play.Engine(t, x.d.URL(), discovery.RoleDecode, map[string]string{"receiverHost": host,
 		"receiverInitPorts": strconv.Itoa(init), "receiverAllocPorts": strconv.Itoa(alloc)})
-	src, err := static.New(prefill, decode)
+	set, err := static.NewSet(prefill, decode)
 	require.NoError(t, err)
-	set := discovery.NewSet(src)
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan struct{})
-	go func() { defer close(ended); _ = set.Run(ctx) }()
-	require.NoError(t, set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 2 }))
 	tr := transport.New(nil)
 	flow, err := pdflow.New(keepOpen{x.c}, pick.New(set, pick.RoundRobin()), pdflow.WithTransport(tr),
 		pdflow.WithRetry(config.Retry{MaxAttempts: 2, BackoffBase: time.Millisecond}))
@@ -97,8 +92,6 @@ func (x *pair) serve() {
 		defer stop()
 		assert.NoError(t, flow.Shutdown(ctx), "a request was left in flight")
 		_ = tr.Close()
-		cancel()
-		<-ended
 	})
 }
 

@@ -61,23 +61,20 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	list, err := static.New(entry)
+	set, err := static.NewSet(entry)
 	if err != nil {
 		log.Fatal(err)
 	}
-	set := discovery.NewSet(list)
 	sink := &counting{batches: make(chan uint64, 100)}
 	subscriber, err := kvevents.New(sink, &kvevents.Options{Client: http.DefaultTransport})
 	if err != nil {
 		log.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	done := make(chan struct{}, 2)
-	go func() { _ = set.Run(ctx); done <- struct{}{} }()
-	go func() { _ = subscriber.Run(ctx, set); done <- struct{}{} }()
+	done := make(chan struct{})
+	go func() { defer close(done); _ = subscriber.Run(ctx, set) }()
 	fmt.Println("batch", <-sink.batches)
 	stop()
-	<-done
 	<-done
 	// Output: batch 0
 }

@@ -293,9 +293,8 @@ var quick = timing{
 // begin runs a subscriber over endpoints until the test ends.
 func begin(t *testing.T, sink Sink, o *Options, endpoints ...discovery.Endpoint) *Subscriber {
 	t.Helper()
-	source, err := static.New(endpoints...)
+	set, err := static.NewSet(endpoints...)
 	require.NoError(t, err)
-	set := discovery.NewSet(source)
 	return beginWith(t, sink, o, set)
 }
 

@@ -53,3 +53,22 @@ func (s *Source) Watch(ctx context.Context, publish func(discovery.Snapshot)) er
 	<-ctx.Done()
 	return nil
 }
+
+// NewSet returns a set of these endpoints, in their order. It has them already, so nobody needs to run it. NewSet
+// refuses what [New] refuses.
+func NewSet(endpoints ...discovery.Endpoint) (*discovery.Set, error) {
+	source, err := New(endpoints...)
+	if err != nil {
+		return nil, err
+	}
+	// A set keeps what it knows when Run has ended.
+	ctx, listed := context.WithCancel(context.Background())
+	defer listed()
+	set := discovery.NewSet(discovery.SourceFunc(func(ctx context.Context, publish func(discovery.Snapshot)) error {
+		return source.Watch(ctx, func(s discovery.Snapshot) {
+			publish(s)
+			listed()
+		})
+	}))
+	return set, set.Run(ctx)
+}

@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -35,44 +36,42 @@ func TestRulesOfSources(t *testing.T) {
 	}})
 }
 
-// load returns what a set makes of the source.
-func load(t *testing.T, s *static.Source) []discovery.Endpoint {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	set := discovery.NewSet(s)
-	done := make(chan error)
-	go func() { done <- set.Run(ctx) }()
-	synctest.Wait()
-	cancel()
-	require.NoError(t, <-done)
-	require.EqualValues(t, 1, set.Load().Version)
-	return set.Load().Endpoints
-}
-
 func TestTheListIsKeptAsGiven(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p, d := endpoint(t, "http://p:1", discovery.RolePrefill), endpoint(t, "http://d:1/base", discovery.RoleDecode)
-		p.ID, p.Zone, p.Attributes = "prefill-0", "z1", map[string]string{"bootstrapPort": "8998"}
-		d.ID, d.Phase = "", discovery.PhaseDraining
-		s, err := static.New(p, d)
-		require.NoError(t, err)
+	p, d := endpoint(t, "http://p:1", discovery.RolePrefill), endpoint(t, "http://d:1/base", discovery.RoleDecode)
+	p.ID, p.Zone, p.Attributes = "prefill-0", "z1", map[string]string{"bootstrapPort": "8998"}
+	d.ID, d.Phase = "", discovery.PhaseDraining
+	set, err := static.NewSet(p, d)
+	require.NoError(t, err)
 
-		p.Attributes["bootstrapPort"], p.URL.Host = "1", "altered:1" // the caller's own from here on
-		got := load(t, s)
-		require.Len(t, got, 2)
-		assert.Equal(t, "prefill-0", got[0].ID)
-		assert.Equal(t, "http://p:1", got[0].URL.String())
-		assert.Equal(t, "8998", got[0].Attribute("bootstrapPort"))
-		assert.Equal(t, "d:1/base", got[1].ID, "an endpoint without an ID is called by its address")
-		assert.Equal(t, discovery.PhaseDraining, got[1].Phase)
-	})
+	p.Attributes["bootstrapPort"], p.URL.Host = "1", "altered:1" // the caller's own from here on
+	got := set.Load().Endpoints
+	require.Len(t, got, 2)
+	assert.Equal(t, "prefill-0", got[0].ID)
+	assert.Equal(t, "http://p:1", got[0].URL.String())
+	assert.Equal(t, "8998", got[0].Attribute("bootstrapPort"))
+	assert.Equal(t, "d:1/base", got[1].ID, "an endpoint without an ID is called by its address")
+	assert.Equal(t, discovery.PhaseDraining, got[1].Phase)
 }
 
 func TestAnEmptyListIsAList(t *testing.T) {
+	set, err := static.NewSet()
+	require.NoError(t, err)
+	assert.Empty(t, set.Load().Endpoints)
+	assert.EqualValues(t, 1, set.Load().Version, "it is known that there are none")
+}
+
+// A program that runs all its sets may run this one, too.
+func TestASetOfAListMayBeRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, err := static.New()
+		set, err := static.NewSet(endpoint(t, "http://d:1", discovery.RoleDecode))
 		require.NoError(t, err)
-		assert.Empty(t, load(t, s))
+		set.OnError(func(err error) { t.Error(err) })
+		set.SetHealthy("d:1", false)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		require.NoError(t, set.Run(ctx))
+		assert.EqualValues(t, 2, set.Load().Version, "the same list changes nothing")
+		assert.Equal(t, discovery.PhaseNotReady, set.Load().Endpoints[0].Phase)
 	})
 }
 
@@ -105,7 +104,7 @@ func TestWhatNewRefuses(t *testing.T) {
 		}), `user info is not allowed`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := static.New(endpoint(t, "http://p:1", discovery.RolePrefill), c.second)
+			_, err := static.NewSet(endpoint(t, "http://p:1", discovery.RolePrefill), c.second)
 			require.Error(t, err)
 			assert.Contains(t, err.Error(), c.want)
 			assert.NotContains(t, err.Error(), "secret")

@@ -10,7 +10,6 @@
 package main
 
 import (
-	"context"
 	"flag"
 	"log"
 	"net/http"
@@ -43,7 +42,7 @@ func main() {
 		log.Fatal(err)
 	}
 	o.keys, o.rate, o.burst = strings.Fields(string(text)), rate.Limit(*perSecond), 10
-	flow, err := newFlow(context.Background(), &o)
+	flow, err := newFlow(&o)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -59,8 +58,8 @@ type options struct {
 	forwardKey      bool // to the engines
 }
 
-// newFlow makes a flow over the two engines. Its list of engines is kept up to date until ctx ends.
-func newFlow(ctx context.Context, o *options) (*pdflow.Flow, error) {
+// newFlow makes a flow over the two engines.
+func newFlow(o *options) (*pdflow.Flow, error) {
 	p, err := discovery.New(o.prefill, discovery.RolePrefill)
 	if err != nil {
 		return nil, err
@@ -69,7 +68,7 @@ func newFlow(ctx context.Context, o *options) (*pdflow.Flow, error) {
 	if err != nil {
 		return nil, err
 	}
-	source, err := static.New(p, d)
+	set, err := static.NewSet(p, d)
 	if err != nil {
 		return nil, err
 	}
@@ -77,8 +76,6 @@ func newFlow(ctx context.Context, o *options) (*pdflow.Flow, error) {
 	if err != nil {
 		return nil, err
 	}
-	set := discovery.NewSet(source)
-	go func() { _ = set.Run(ctx) }() // its error is always nil
 	return pdflow.New(conn, pick.New(set, pick.RoundRobin()), pdflow.WithRequestID(requestID))
 }
 

@@ -44,10 +44,9 @@ func start(t *testing.T, o options) *world {
 	if o.burst == 0 {
 		o.rate, o.burst = 1000, 1000
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	flow, err := newFlow(ctx, &o)
+	flow, err := newFlow(&o)
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return flow.Ready(ctx) == nil }, 20*time.Second, time.Millisecond)
+	require.NoError(t, flow.Ready(t.Context()))
 	server := httptest.NewUnstartedServer(handler(flow, &o))
 	server.Config.Protocols = new(http.Protocols)
 	server.Config.Protocols.SetHTTP1(true)
@@ -59,7 +58,6 @@ func start(t *testing.T, o options) *world {
 		last, stop := context.WithTimeout(context.Background(), 20*time.Second)
 		defer stop()
 		require.NoError(t, flow.Shutdown(last))
-		cancel()
 	})
 	return &world{p, d, server.URL}
 }

@@ -11,7 +11,6 @@
 package main
 
 import (
-	"context"
 	"flag"
 	"log"
 	"net/http"
@@ -30,17 +29,16 @@ func main() {
 	listen := flag.String("listen", "127.0.0.1:8000", "where clients connect")
 	flag.Parse()
 
-	flow := handler(context.Background(), *prefill, *decode)
+	flow := handler(*prefill, *decode)
 	server := http.Server{Addr: *listen, Handler: flow, ReadHeaderTimeout: 10 * time.Second}
 	log.Fatal(server.ListenAndServe())
 }
 
-// handler serves the OpenAI paths over the two engines until ctx ends.
-func handler(ctx context.Context, prefill, decode string) *pdflow.Flow {
+// handler serves the OpenAI paths over the two engines.
+func handler(prefill, decode string) *pdflow.Flow {
 	p := must(discovery.New(prefill, discovery.RolePrefill))
 	d := must(discovery.New(decode, discovery.RoleDecode))
-	set := discovery.NewSet(must(static.New(p, d)))
-	go func() { _ = set.Run(ctx) }() // keeps the set up to date until ctx ends; its error is always nil
+	set := must(static.NewSet(p, d))
 	return must(pdflow.New(must(nixl.New(nil)), pick.New(set, pick.RoundRobin())))
 }
 

@@ -25,10 +25,8 @@ func TestTheHandlerServesOverBothEngines(t *testing.T) {
 	require.NoError(t, err)
 	defer d.Close()
 	defer p.Close()
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	flow := handler(ctx, p.URL(), d.URL())
-	require.Eventually(t, func() bool { return flow.Ready(ctx) == nil }, 20*time.Second, time.Millisecond)
+	flow := handler(p.URL(), d.URL())
+	require.NoError(t, flow.Ready(t.Context()))
 	gateway := httptest.NewServer(flow)
 	defer gateway.Close()
 	defer func() {

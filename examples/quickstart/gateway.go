@@ -39,10 +39,8 @@ type lab struct {
 	ends                   []func() error // what stop calls, in reverse order
 }
 
-// newHandler makes the gateway. It is all that a program of yours would need. It follows the set of engines until ctx
-// ends.
-func newHandler(ctx context.Context, conn connector.KVConnector, prefillURL, decodeURL string,
-	o legs) (*pdflow.Flow, error) {
+// newHandler makes the gateway. It is all that a program of yours would need.
+func newHandler(conn connector.KVConnector, prefillURL, decodeURL string, o legs) (*pdflow.Flow, error) {
 	p, err := discovery.New(prefillURL, discovery.RolePrefill)
 	if err != nil {
 		return nil, err
@@ -51,12 +49,10 @@ func newHandler(ctx context.Context, conn connector.KVConnector, prefillURL, dec
 	if err != nil {
 		return nil, err
 	}
-	engines, err := static.New(p, d)
+	set, err := static.NewSet(p, d)
 	if err != nil {
 		return nil, err
 	}
-	set := discovery.NewSet(engines)
-	go func() { _ = set.Run(ctx) }()
 	return pdflow.New(conn, pick.New(set, pick.RoundRobin()),
 		pdflow.WithObserver(pdflow.Observer{SessionEnd: o.SessionEnd}))
 }
@@ -90,9 +86,7 @@ func start(ctx context.Context, conn connector.KVConnector, listen string) (_ *l
 	}
 	l.atEnd(l.alone.Close)
 
-	watching, stopWatching := context.WithCancel(ctx)
-	l.atEnd(func() error { stopWatching(); return nil })
-	flow, err := newHandler(watching, conn, l.prefill.URL(), l.decode.URL(), l.legs)
+	flow, err := newHandler(conn, l.prefill.URL(), l.decode.URL(), l.legs)
 	if err != nil {
 		return nil, err
 	}

@@ -15,10 +15,10 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/static"
 	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/enginesim/model"
 	"github.com/pdkit/pdkit/enginesim/virtual"
-	lab "github.com/pdkit/pdkit/lab/internal/endpoints"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
@@ -55,25 +55,24 @@ func engines(urls [4]string) (all []discovery.Endpoint, err error) {
 
 var names = [4]string{"p0", "p1", "d0", "d1"}
 
-func newPicker(ctx context.Context, urls [4]string, policy pick.Policy, seed uint64) (pdflow.Picker, func(), error) {
+func newPicker(urls [4]string, policy pick.Policy, seed uint64) (pdflow.Picker, error) {
 	all, err := engines(urls)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	set, stop, err := lab.Run(ctx, all...)
+	set, err := static.NewSet(all...)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	return pick.New(set, policy, pick.WithSeed(seed)), stop, nil
+	return pick.New(set, policy, pick.WithSeed(seed)), nil
 }
 
 func inVirtualTime(ctx context.Context, policy pick.Policy, load []request, seed uint64) (*result, error) {
 	urls := [4]string{"http://p0:1", "http://p1:1", "http://d0:1", "http://d1:1"}
-	picker, stop, err := newPicker(ctx, urls, policy, seed)
+	picker, err := newPicker(urls, policy, seed)
 	if err != nil {
 		return nil, err
 	}
-	defer stop()
 	conn, err := nixl.New(nil)
 	if err != nil {
 		return nil, err
@@ -126,11 +125,10 @@ func inRealTime(ctx context.Context, policy pick.Policy, load []request, seed ui
 		defer e.Close()
 		urls[i] = e.URL()
 	}
-	picker, stop, err := newPicker(ctx, urls, policy, seed)
+	picker, err := newPicker(urls, policy, seed)
 	if err != nil {
 		return nil, err
 	}
-	defer stop()
 	conn, err := nixl.New(nil)
 	if err != nil {
 		return nil, err

@@ -90,20 +90,19 @@ func (r *run) do(ctx context.Context, url string) (*result, error) {
 	if err != nil {
 		return nil, err
 	}
-	list, err := static.New(e)
+	set, err := static.NewSet(e)
 	if err != nil {
 		return nil, err
 	}
-	set, index := discovery.NewSet(list), kvindex.New()
+	index := kvindex.New()
 	reader, err := kvevents.New(index.Sink(), &kvevents.Options{Model: r.model, Client: http.DefaultTransport})
 	if err != nil {
 		return nil, err
 	}
 	following, stop := context.WithCancel(ctx)
-	done := make(chan struct{}, 2)
-	go func() { _ = set.Run(following); done <- struct{}{} }()
-	go func() { _ = reader.Run(following, set); done <- struct{}{} }()
-	defer func() { stop(); <-done; <-done }()
+	done := make(chan struct{})
+	go func() { defer close(done); _ = reader.Run(following, set) }()
+	defer func() { stop(); <-done }()
 	for deadline := time.Now().Add(time.Minute); index.State(e.ID).State != kvindex.Exact; {
 		if time.Now().After(deadline) || ctx.Err() != nil {
 			return nil, fmt.Errorf("the index is not exact: %s", index.State(e.ID).Reason)

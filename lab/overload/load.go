@@ -17,7 +17,7 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/plainhttp"
-	lab "github.com/pdkit/pdkit/lab/internal/endpoints"
+	"github.com/pdkit/pdkit/discovery/static"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/admit"
 	"github.com/pdkit/pdkit/pdflow/pick"
@@ -171,11 +171,10 @@ func open(ctx context.Context, r run) (*gateway, error) {
 	if err != nil {
 		return nil, err
 	}
-	set, stop, err := lab.Run(ctx, endpoints(prefill, decode)...)
+	set, err := static.NewSet(endpoints(prefill, decode)...)
 	if err != nil {
 		return nil, err
 	}
-	g.ends = append(g.ends, stop)
 	picker := pick.New(set, pick.RoundRobin())
 	if r.limits != nil {
 		if g.limits, err = admit.New(picker, r.limits); err != nil {

@@ -16,8 +16,8 @@ import (
 
 	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/static"
 	"github.com/pdkit/pdkit/lab/internal/apis"
-	"github.com/pdkit/pdkit/lab/internal/endpoints"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
@@ -101,11 +101,10 @@ func measureInMemory(ctx context.Context, n int) (*inMemory, error) {
 		return m, nil
 	}
 	q := quiet{on: make(chan struct{})}
-	flow, stop, err := flowOver(ctx, q)
+	flow, err := flowOver(q)
 	if err != nil {
 		return nil, err
 	}
-	defer stop()
 	var opened, whole atomic.Int64
 	var all sync.WaitGroup
 	body := []byte(`{"model":"tiny","prompt":"` + strings.Repeat("word ", 60) + `","max_tokens":2,"stream":true}`)
@@ -145,28 +144,24 @@ func measureInMemory(ctx context.Context, n int) (*inMemory, error) {
 }
 
 // flowOver is a flow over a pair of engines behind a round tripper.
-func flowOver(ctx context.Context, rt http.RoundTripper) (flow *pdflow.Flow, stop func(), err error) {
+func flowOver(rt http.RoundTripper) (*pdflow.Flow, error) {
 	c, err := nixl.New(nil)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	p, err := discovery.New("http://p:1", discovery.RolePrefill)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	d, err := discovery.New("http://d:1", discovery.RoleDecode)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	set, stop, err := endpoints.Run(ctx, p, d)
+	set, err := static.NewSet(p, d)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	flow, err = pdflow.New(c, pick.New(set, pick.RoundRobin()), pdflow.WithTransport(rt))
-	if err != nil {
-		stop()
-	}
-	return flow, stop, err
+	return pdflow.New(c, pick.New(set, pick.RoundRobin()), pdflow.WithTransport(rt))
 }
 
 func memory() (m runtime.MemStats) {

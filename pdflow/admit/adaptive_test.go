@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"net/url"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -95,15 +94,8 @@ func TestInAnOverloadADeadEngineDoesNotGetTheRest(t *testing.T) {
 			engines = append(engines,
 				discovery.Endpoint{ID: id, URL: &url.URL{Scheme: "http", Host: id}, Role: role})
 		}
-		source, err := static.New(engines...)
+		set, err := static.NewSet(engines...)
 		require.NoError(t, err)
-		set := discovery.NewSet(source)
-		ctx, stop := context.WithCancel(t.Context())
-		var running sync.WaitGroup
-		running.Go(func() { _ = set.Run(ctx) })
-		defer running.Wait()
-		defer stop()
-		require.NoError(t, set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 3 }))
 		p, err := admit.New(pick.New(set, pick.RoundRobin()).Bind(nil, connector.Serving{}),
 			&admit.Options{PrefillLimit: 2})
 		require.NoError(t, err)
@@ -116,7 +108,7 @@ func TestInAnOverloadADeadEngineDoesNotGetTheRest(t *testing.T) {
 				r, err := connector.ParseRequest(connector.APICompletions,
 					fmt.Appendf(nil, `{"model":"m","prompt":"%d"}`, i))
 				assert.NoError(t, err)
-				x, err := p.Pick(ctx, &pdflow.PickInput{Attempt: 1, Request: r})
+				x, err := p.Pick(t.Context(), &pdflow.PickInput{Attempt: 1, Request: r})
 				if err != nil {
 					return
 				}

@@ -561,32 +561,25 @@ func TestFlowsShareTheLimitsOfTheirPicker(t *testing.T) {
 	for id, role := range map[string]discovery.Role{"p": discovery.RolePrefill, "d": discovery.RoleDecode} {
 		engines = append(engines, discovery.Endpoint{ID: id, URL: &url.URL{Scheme: "http", Host: id}, Role: role})
 	}
-	source, err := static.New(engines...)
+	set, err := static.NewSet(engines...)
 	require.NoError(t, err)
-	set := discovery.NewSet(source)
-	ctx, stop := context.WithCancel(t.Context())
-	var running sync.WaitGroup
-	running.Go(func() { _ = set.Run(ctx) })
-	defer running.Wait()
-	defer stop()
-	require.NoError(t, set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 2 }))
 	p, err := admit.New(pick.New(set, pick.RoundRobin()), &admit.Options{PrefillLimit: 1, Queue: -1})
 	require.NoError(t, err)
 	defer p.Close()
 	main, other := p.Bind(nil, connector.Serving{}), p.Bind(nil, connector.Serving{PairOnly: true})
-	x, err := main.Pick(ctx, &pdflow.PickInput{Attempt: 1})
+	x, err := main.Pick(t.Context(), &pdflow.PickInput{Attempt: 1})
 	require.NoError(t, err)
-	_, err = other.Pick(ctx, &pdflow.PickInput{Attempt: 1})
+	_, err = other.Pick(t.Context(), &pdflow.PickInput{Attempt: 1})
 	require.ErrorIs(t, err, pdflow.CodeOverloaded)
 	busy := p.State().Engines
 	assert.Equal(t, 1, busy[0].Prefill.InFlight+busy[1].Prefill.InFlight, "whichever of the pickers is asked")
 	x.Done(&pdflow.Outcome{})
-	x, err = other.Pick(ctx, &pdflow.PickInput{Attempt: 1})
+	x, err = other.Pick(t.Context(), &pdflow.PickInput{Attempt: 1})
 	require.NoError(t, err)
 	x.Done(&pdflow.Outcome{})
 
-	_, err = main.Pick(ctx, &pdflow.PickInput{Attempt: 1, Single: true})
+	_, err = main.Pick(t.Context(), &pdflow.PickInput{Attempt: 1, Single: true})
 	require.NoError(t, err)
-	_, err = other.Pick(ctx, &pdflow.PickInput{Attempt: 1, Single: true})
+	_, err = other.Pick(t.Context(), &pdflow.PickInput{Attempt: 1, Single: true})
 	require.ErrorIs(t, err, pdflow.CodeUnsupported, "its rules are the inner picker's")
 }

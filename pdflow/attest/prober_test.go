@@ -54,20 +54,14 @@ func startEngines(t testing.TB, conn connector.KVConnector, config enginesim.Con
 	}
 	f.prefills = begin(p, enginesim.RoleProducer, "p", discovery.RolePrefill)
 	f.decodes = begin(d, enginesim.RoleConsumer, "d", discovery.RoleDecode)
-	source, err := static.New(list...)
+	var err error
+	f.set, err = static.NewSet(list...)
 	require.NoError(t, err)
-	f.set = discovery.NewSet(source)
-	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	wg.Go(func() { _ = f.set.Run(ctx) })
-	require.NoError(t, f.set.WaitReady(t.Context(), func(s *discovery.Snapshot) bool { return len(s.Endpoints) > 0 }))
 	f.quarantine = attest.NewQuarantine(pick.New(f.set, pick.Random(), pick.WithSeed(1)))
 	f.flow, err = pdflow.New(conn, f.quarantine)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		assert.NoError(t, f.flow.Shutdown(context.Background()))
-		cancel()
-		wg.Wait()
 	})
 	return f
 }

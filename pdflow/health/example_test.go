@@ -25,14 +25,12 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	listed, err := static.New(e)
+	set, err := static.NewSet(e)
 	if err != nil {
 		log.Fatal(err)
 	}
-	set := discovery.NewSet(listed)
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 2)
-	go func() { done <- set.Run(ctx) }()
+	done := make(chan error)
 
 	prober := health.New(set, &health.Options{Interval: 10 * time.Millisecond})
 	go func() { done <- prober.Run(ctx) }()
@@ -42,7 +40,6 @@ func ExampleNew() {
 	})
 	fmt.Println("known, and not ready:", err == nil)
 	cancel()
-	<-done
 	<-done
 	// Output:
 	// known, and not ready: true

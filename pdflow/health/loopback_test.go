@@ -28,16 +28,13 @@ func serve(t testing.TB, o *health.Options, urls ...string) *discovery.Set {
 		require.NoError(t, err)
 		endpoints = append(endpoints, e)
 	}
-	src, err := static.New(endpoints...)
+	set, err := static.NewSet(endpoints...)
 	require.NoError(t, err)
-	set := discovery.NewSet(src)
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 2)
-	go func() { done <- set.Run(ctx) }()
+	done := make(chan error)
 	go func() { done <- health.New(set, o).Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		assert.NoError(t, <-done)
 		assert.NoError(t, <-done)
 	})
 	return set

@@ -246,17 +246,12 @@ func TestSettingsWithoutEffectAreTheCallersToName(t *testing.T) {
 // served is an object's flows over simulated engines, and where they serve.
 func served(t *testing.T, spec string, engines ...discovery.Endpoint) (*modelserver.Flows, string) {
 	t.Helper()
-	src, err := static.New(engines...)
+	set, err := static.NewSet(engines...)
 	require.NoError(t, err)
-	set := discovery.NewSet(src)
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan struct{})
-	go func() { defer close(ended); _ = set.Run(ctx) }()
-	t.Cleanup(func() { cancel(); <-ended })
 	ms := read(t, spec)
 	flows, err := ms.Flows(pick.New(set, pick.RoundRobin()), nil)
 	require.NoError(t, err)
-	require.NoError(t, flows.Start(ctx))
+	require.NoError(t, flows.Start(t.Context()))
 	mux, err := pdflow.NewMux()
 	require.NoError(t, err)
 	require.NoError(t, mux.SetRoutes(map[string]pdflow.Server{ms.Model(): flows.Server}))
@@ -265,7 +260,6 @@ func served(t *testing.T, spec string, engines ...discovery.Endpoint) (*modelser
 		server.Close()
 		require.NoError(t, flows.Shutdown(context.Background()))
 	})
-	require.NoError(t, set.WaitReady(t.Context(), func(s *discovery.Snapshot) bool { return s.Version > 0 }))
 	return flows, server.URL
 }
 

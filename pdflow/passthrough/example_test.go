@@ -84,17 +84,10 @@ func exampleSet(url string) *discovery.Set {
 	if err != nil {
 		log.Fatal(err)
 	}
-	source, err := static.New(e)
+	set, err := static.NewSet(e)
 	if err != nil {
 		log.Fatal(err)
 	}
-	set := discovery.NewSet(source)
-	ctx, stop := context.WithCancel(context.Background())
-	go set.Run(ctx)
-	if err := set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return s.Version > 0 }); err != nil {
-		log.Fatal(err)
-	}
-	stop() // a set keeps what it knows
 	return set
 }
 

@@ -3,7 +3,6 @@
 package passthrough_test
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -43,14 +42,8 @@ func newKeeper(t *testing.T, hosts ...string) *keeper {
 		require.NoError(t, err)
 		engines = append(engines, e)
 	}
-	source, err := static.New(engines...)
+	set, err := static.NewSet(engines...)
 	require.NoError(t, err)
-	set := discovery.NewSet(source)
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	go func() { defer close(ended); _ = set.Run(ctx) }()
-	t.Cleanup(func() { stop(); <-ended })
-	require.NoError(t, set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return s.Version > 0 }))
 	k.Engines = &passthrough.Engines{Set: set, Picker: pick.New(set, pick.RoundRobin()), Transport: k,
 		Responses: responses.New(set, k)}
 	return k

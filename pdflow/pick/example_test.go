@@ -17,8 +17,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
-// running returns a set of engines, each with its role and some attributes, and what ends it.
-func running(engines map[string]discovery.Endpoint) (set *discovery.Set, stop func()) {
+// known returns a set of engines, each with its role and some attributes.
+func known(engines map[string]discovery.Endpoint) *discovery.Set {
 	var all []discovery.Endpoint
 	for id, like := range engines {
 		e, err := discovery.New("http://"+id+":8000", like.Role)
@@ -28,30 +28,22 @@ func running(engines map[string]discovery.Endpoint) (set *discovery.Set, stop fu
 		e.ID, e.Attributes, e.Model = id, like.Attributes, like.Model
 		all = append(all, e)
 	}
-	source, err := static.New(all...)
+	set, err := static.NewSet(all...)
 	if err != nil {
 		panic(err)
 	}
-	set = discovery.NewSet(source)
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan struct{})
-	go func() { defer close(ended); _ = set.Run(ctx) }()
-	if err := set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return s.Version > 0 }); err != nil {
-		panic(err)
-	}
-	return set, func() { cancel(); <-ended }
+	return set
 }
 
 // Only engines of the same tensor-parallel size form pairs. A connector that needs this declares it itself (see
 // [connector.Traits]); the option is for rules that only the fleet's owner knows.
 func ExampleNew() {
 	tp := func(size string) map[string]string { return map[string]string{"tpSize": size} }
-	set, stop := running(map[string]discovery.Endpoint{
+	set := known(map[string]discovery.Endpoint{
 		"p-small": {Role: discovery.RolePrefill, Attributes: tp("2")},
 		"p-large": {Role: discovery.RolePrefill, Attributes: tp("8")},
 		"d":       {Role: discovery.RoleDecode, Attributes: tp("8")},
 	})
-	defer stop()
 
 	picker := pick.New(set, pick.TwoChoices(), pick.WithRules(attr.Same("tpSize")))
 	pair, err := picker.Pick(context.Background(), &pdflow.PickInput{})
@@ -68,13 +60,12 @@ func ExampleNew() {
 // each find their own.
 func ExampleNew_rollout() {
 	run := func(name string) map[string]string { return map[string]string{"connector": name} }
-	set, stop := running(map[string]discovery.Endpoint{
+	set := known(map[string]discovery.Endpoint{
 		"p-old": {Role: discovery.RolePrefill, Attributes: run("NixlConnector")},
 		"d-old": {Role: discovery.RoleDecode, Attributes: run("NixlConnector")},
 		"p-new": {Role: discovery.RolePrefill, Attributes: run("lmcache")},
 		"d-new": {Role: discovery.RoleDecode, Attributes: run("lmcache")},
 	})
-	defer stop()
 
 	picker := pick.New(set, pick.LeastLoad()) // one for both, so that they see each other's load
 	for _, spec := range []config.Spec{{Type: "nixl"}, {Type: "lmcache"}} {
@@ -97,13 +88,12 @@ func ExampleNew_rollout() {
 
 // Several base models behind one picker.
 func ExampleByModel() {
-	set, stop := running(map[string]discovery.Endpoint{
+	set := known(map[string]discovery.Endpoint{
 		"p-small": {Role: discovery.RolePrefill, Model: "small"},
 		"d-small": {Role: discovery.RoleDecode, Model: "small"},
 		"p-large": {Role: discovery.RolePrefill, Model: "large"},
 		"d-large": {Role: discovery.RoleDecode, Model: "large"},
 	})
-	defer stop()
 
 	picker := pick.New(set, pick.PrefixAffinity(), pick.ByModel())
 	request, err := connector.ParseRequest(connector.APICompletions, []byte(`{"model":"large","prompt":"Hello"}`))
@@ -122,11 +112,10 @@ func ExampleByModel() {
 // A host that knows which pair is best says only that. Here the engines that hold a session's KV are best, unless they
 // have failed the request: that is the picker's to see.
 func ExampleScore() {
-	set, stop := running(map[string]discovery.Endpoint{
+	set := known(map[string]discovery.Endpoint{
 		"p-0": {Role: discovery.RolePrefill}, "p-1": {Role: discovery.RolePrefill},
 		"d-0": {Role: discovery.RoleDecode}, "d-1": {Role: discovery.RoleDecode},
 	})
-	defer stop()
 
 	holds := map[string]bool{"p-1": true, "d-0": true}
 	picker := pick.New(set, pick.Score(func(_ *pdflow.PickInput, p, d *discovery.Endpoint) (score float64) {
@@ -183,10 +172,9 @@ func ExampleFunc() {
 
 // A prober beside a flow tries pairs at which requests ran out of time, before the flow sends clients there again.
 func ExampleProber() {
-	set, stop := running(map[string]discovery.Endpoint{
+	set := known(map[string]discovery.Endpoint{
 		"p": {Role: discovery.RolePrefill}, "d1": {Role: discovery.RoleDecode}, "d2": {Role: discovery.RoleDecode},
 	})
-	defer stop()
 	picker := pick.New(set, pick.LeastLoad())
 	transfers, err := plainhttp.New(nil)
 	if err != nil {

@@ -36,14 +36,8 @@ func engines(t *testing.T, urls ...string) *discovery.Set {
 		require.NoError(t, err)
 		all = append(all, e)
 	}
-	source, err := static.New(all...)
+	set, err := static.NewSet(all...)
 	require.NoError(t, err)
-	set := discovery.NewSet(source)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() { defer close(done); _ = set.Run(ctx) }()
-	t.Cleanup(func() { cancel(); <-done })
-	require.NoError(t, set.WaitReady(t.Context(), func(s *discovery.Snapshot) bool { return s.Version > 0 }))
 	return set
 }
 

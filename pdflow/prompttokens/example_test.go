@@ -26,25 +26,18 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	list, err := static.New(entry)
+	set, err := static.NewSet(entry)
 	if err != nil {
 		log.Fatal(err)
 	}
-	set := discovery.NewSet(list)
-	ctx, stop := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() { defer close(done); _ = set.Run(ctx) }()
-	_ = set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return len(s.Endpoints) > 0 })
 
 	request, err := connector.ParseRequest(connector.APICompletions, []byte(`{"model":"tiny","prompt":"Hi!"}`))
 	if err != nil {
 		log.Fatal(err)
 	}
 	client := prompttokens.New(set, &prompttokens.Options{Timeout: 10 * time.Second})
-	ids, exact, err := client.Tokens(ctx, request)
+	ids, exact, err := client.Tokens(context.Background(), request)
 	fmt.Println(ids, exact, err)
 	client.Close()
-	stop()
-	<-done
 	// Output: [72 105 33] true <nil>
 }

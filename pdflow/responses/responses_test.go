@@ -82,14 +82,8 @@ func newFleet(t *testing.T, ask ...saying) (*fleet, *responses.Index) {
 	}
 	p, err := discovery.New("http://p:1", discovery.RolePrefill)
 	require.NoError(t, err)
-	source, err := static.New(append(engines, p)...)
+	f.set, err = static.NewSet(append(engines, p)...)
 	require.NoError(t, err)
-	f.set = discovery.NewSet(source)
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	go func() { defer close(ended); _ = f.set.Run(ctx) }()
-	t.Cleanup(func() { stop(); <-ended })
-	require.NoError(t, f.set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return s.Version > 0 }))
 	return f, responses.New(f.set, f)
 }
 
@@ -311,13 +305,6 @@ func exampleSet(hosts ...string) *discovery.Set {
 		e, _ := discovery.New("http://"+host, discovery.RoleDecode) // a good URL
 		engines = append(engines, e)
 	}
-	source, _ := static.New(engines...)
-	set := discovery.NewSet(source)
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan struct{})
-	go func() { defer close(ended); _ = set.Run(ctx) }()
-	_ = set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return s.Version > 0 })
-	stop()
-	<-ended
+	set, _ := static.NewSet(engines...)
 	return set
 }

@@ -26,14 +26,10 @@ func ExampleVerify() {
 	defer decode.Close()
 	p, _ := discovery.New(prefill.URL(), discovery.RolePrefill)
 	d, _ := discovery.New(decode.URL(), discovery.RoleDecode)
-	engines, err := static.New(p, d)
+	set, err := static.NewSet(p, d)
 	if err != nil {
 		log.Fatal(err)
 	}
-	set := discovery.NewSet(engines)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() { defer close(done); set.Run(ctx) }()
 
 	conn, err := nixl.New(nil)
 	if err != nil {
@@ -43,16 +39,14 @@ func ExampleVerify() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	report, err := reuse.Verify(ctx, reuse.Target{
+	report, err := reuse.Verify(context.Background(), reuse.Target{
 		Ask: reuse.Flow(flow, nil), Connector: conn, Prefill: []string{prefill.URL()}, Decode: []string{decode.URL()},
 	}, reuse.Options{})
 	if err != nil {
 		log.Fatal(err)
 	}
 	fmt.Println(report.Verdict, report.Reused == report.PromptTokens, "texts that differ:", report.Different)
-	flow.Shutdown(ctx)
-	cancel()
-	<-done
+	flow.Shutdown(context.Background())
 	// Output:
 	// reused true texts that differ: 0
 }

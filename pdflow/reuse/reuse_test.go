@@ -56,14 +56,8 @@ func start(t *testing.T, c connector.KVConnector, prefill, decode enginesim.Conf
 // over is a flow over two engines.
 func over(t *testing.T, c connector.KVConnector, one, other discovery.Endpoint, opts ...pdflow.Option) *pdflow.Flow {
 	t.Helper()
-	src, err := static.New(one, other)
+	set, err := static.NewSet(one, other)
 	require.NoError(t, err)
-	set := discovery.NewSet(src)
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan struct{})
-	go func() { defer close(ended); _ = set.Run(ctx) }()
-	t.Cleanup(func() { cancel(); <-ended })
-	require.NoError(t, set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return len(s.Endpoints) == 2 }))
 	flow, err := pdflow.New(c, pick.New(set, pick.RoundRobin()), opts...)
 	require.NoError(t, err)
 	t.Cleanup(func() {

@@ -13,6 +13,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/inspect"
+	"github.com/pdkit/pdkit/discovery/static"
 	"github.com/pdkit/pdkit/enginesim/model"
 	"github.com/pdkit/pdkit/enginesim/virtual"
 	"github.com/pdkit/pdkit/pdflow"
@@ -41,11 +42,10 @@ func Decide(ctx context.Context, f Fleet, t *Trace, by Deciding, seed uint64) (*
 	if err != nil {
 		return nil, err
 	}
-	set, stop, err := listed(ctx, all)
+	set, err := static.NewSet(all...)
 	if err != nil {
 		return nil, err
 	}
-	defer stop()
 	d := &decided{fleet: &f, by: &by, places: map[string]int{}, set: set, seed: seed,
 		said: make([][]telling, len(all))}
 	r, err := connector.ParseRequest(connector.APICompletions, []byte(`{"model":"m","prompt":"x","stream":true}`))

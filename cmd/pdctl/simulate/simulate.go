@@ -92,11 +92,10 @@ func Run(ctx context.Context, f Fleet, t *Trace, policy pick.Policy, seed uint64
 	if err != nil {
 		return nil, err
 	}
-	set, stop, err := listed(ctx, all)
+	set, err := static.NewSet(all...)
 	if err != nil {
 		return nil, err
 	}
-	defer stop()
 	r := &replay{ctx: ctx, trace: t, picker: pick.New(set, policy, pick.WithSeed(seed)), places: map[string]int{}}
 	for i := range all {
 		r.places[all[i].ID] = i
@@ -106,29 +105,6 @@ func Run(ctx context.Context, f Fleet, t *Trace, policy pick.Policy, seed uint64
 		return nil, fmt.Errorf("policy %s: %w", policy, err)
 	}
 	return newResult(policy.String(), &f, out), nil
-}
-
-// listed returns a running set of these engines. stop ends it.
-func listed(ctx context.Context, all []discovery.Endpoint) (set *discovery.Set, stop func(), err error) {
-	source, err := static.New(all...)
-	if err != nil {
-		return nil, nil, err
-	}
-	set = discovery.NewSet(source)
-	running, cancel := context.WithCancel(ctx)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_ = set.Run(running) // static sources do not fail
-	}()
-	stop = func() {
-		cancel()
-		<-ended
-	}
-	if err = set.WaitReady(ctx, func(s *discovery.Snapshot) bool { return len(s.Endpoints) == len(all) }); err != nil {
-		stop()
-	}
-	return set, stop, err
 }
 
 // replay asks the picker at each arrival of the trace.

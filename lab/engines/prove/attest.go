@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/lab/internal/endpoints"
+	"github.com/pdkit/pdkit/discovery/static"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/attest"
 	"github.com/pdkit/pdkit/pdflow/pick"
@@ -144,16 +144,15 @@ func newest(parent string) (name string) {
 }
 
 func (f *flipper) prober(ctx context.Context, p *pair) (*attest.Prober, func(), error) {
-	set, end, err := endpoints.Run(ctx, p.endpoints...)
+	set, err := static.NewSet(p.endpoints...)
 	if err != nil {
 		return nil, nil, err
 	}
 	flow, err := pdflow.New(p.conn, pick.New(set, pick.RoundRobin()), pdflow.WithTransport(f))
 	if err != nil {
-		end()
 		return nil, nil, err
 	}
 	prober, err := attest.New(attest.Options{Flow: flow, Model: "tiny",
 		Endpoints: func() []discovery.Endpoint { return p.endpoints }})
-	return prober, func() { _ = flow.Shutdown(ctx); end() }, err // nothing is in flight
+	return prober, func() { _ = flow.Shutdown(ctx) }, err // nothing is in flight
 }
