@@ -56,67 +56,78 @@ func TestCheckEndsWithItsContext(t *testing.T) {
 	require.ErrorIs(t, connectortest.Check(ctx, toy), context.Canceled)
 }
 
+// Rules that tell of a fault of the harness. Each has a name, so that a case need not run the others.
+const (
+	legs        = "every client API gives two well-formed legs"
+	decodeKeeps = "decode is the client's request but for the protocol's own members, byte for byte"
+	name        = "the name is lower case and the registered one"
+	malformed   = "a malformed prefill response never becomes a decode leg"
+	pairs       = "rules about pairs are constant, forbid something, and part no engine from its like"
+	settings    = "configurations are read strictly"
+	undeclared  = "decode reads nothing of P's response that Traits does not declare"
+)
+
 func TestAFaultOfTheHarnessIsSaid(t *testing.T) {
 	for name, c := range map[string]struct {
 		spoil func(h *connectortest.Harness)
 		says  string
+		rule  string // that says it
 	}{
 		"neither New nor Name": {func(h *connectortest.Harness) { h.New, h.Name = nil, "" },
-			"the harness: it has neither New nor Name"},
+			"the harness: it has neither New nor Name", legs},
 		"a bad Config": {func(h *connectortest.Harness) { h.Config = json.RawMessage(`{"blockSise":1}`) },
-			"with the harness's Config: blockSise: unknown field"},
+			"with the harness's Config: blockSise: unknown field", legs},
 		"New gives nothing": {func(h *connectortest.Harness) {
 			//nolint:nilnil // that is the fault
 			h.New = func(json.RawMessage) (connector.KVConnector, error) { return nil, nil }
-		}, "with the harness's Config: it is nil"},
+		}, "with the harness's Config: it is nil", legs},
 		"Needs that the response lacks": {func(h *connectortest.Harness) { h.Needs = []string{"remote_port"} },
-			"its Response to chat has no kv_transfer_params.remote_port"},
-		"no Call": {func(h *connectortest.Harness) { h.Call = nil }, "the harness has no Call"},
+			"its Response to chat has no kv_transfer_params.remote_port", malformed},
+		"no Call": {func(h *connectortest.Harness) { h.Call = nil }, "the harness has no Call", legs},
 		"no Response": {func(h *connectortest.Harness) { h.Response = nil },
-			"the harness has no Response, but Traits declares a handoff in P's response (member kv_transfer_params)"},
+			"the harness has no Response, but Traits declares a handoff in P's response (member kv_transfer_params)",
+			legs},
 		"Needs of a handoff that is not declared": {func(h *connectortest.Harness) { h.New = wrong.Undeclared },
-			"the harness has Needs, but Traits declares no handoff in a member"},
+			"the harness has Needs, but Traits declares no handoff in a member", legs},
 		"a handoff that is not declared": {func(h *connectortest.Harness) { h.New, h.Needs = wrong.Undeclared, nil },
-			"the harness: its Response has a Handoff, but Traits declares none"},
+			"the harness: its Response has a Handoff, but Traits declares none", undeclared},
 		"a response that is bad": {func(h *connectortest.Harness) {
 			h.Response = func(*connector.Session, []byte) connectortest.Response { return connectortest.Response{} }
-		}, "every client API gives two well-formed legs: chat, plain: calling Decode: no usable KV handoff"},
+		}, "chat, plain: calling Decode: no usable KV handoff", legs},
 		"a member of the protocol's that is excused": {func(h *connectortest.Harness) {
 			h.Except.Rewrites = []string{"kv_ticket"}
 		},
-			"Except.Rewrites has kv_ticket, which is no client API's member"},
+			"Except.Rewrites has kv_ticket, which is no client API's member", decodeKeeps},
 		"a member that is excused for nothing": {func(h *connectortest.Harness) {
 			h.Except.Rewrites = []string{"prompt"}
 		},
-			"Except.Rewrites has prompt, but each leg has the client's"},
+			"Except.Rewrites has prompt, but each leg has the client's", decodeKeeps},
 		"a name that is not registered": {func(h *connectortest.Harness) { h.Name = "other" },
-			`its Name is "conformance-toy", but the harness says "other"`},
+			`its Name is "conformance-toy", but the harness says "other"`, name},
 		"a response that is not bad": {func(h *connectortest.Harness) {
 			h.BadResponses = []connectortest.Response{{Handoff: `{"remote_blocks":[1],"remote_token":"t"}`}}
-		}, "it is BadResponses[0] became a decode leg"},
+		}, "it is BadResponses[0] became a decode leg", malformed},
 		"a configuration that is not bad": {func(h *connectortest.Harness) {
 			h.BadConfig = []json.RawMessage{json.RawMessage(`{}`)}
 		},
-			"BadConfig[0]: it is accepted"},
+			"BadConfig[0]: it is accepted", settings},
 		"a value of one's own that no rule is about": {func(h *connectortest.Harness) {
 			h.Except.OwnValues = map[string]string{"mode": "read"}
 		},
-			"the harness says that mode has one value, but no rule is about it"},
+			"the harness says that mode has one value, but no rule is about it", pairs},
 		"a value of one's own that others share": {func(h *connectortest.Harness) {
 			h.Except.OwnValues = map[string]string{"tpSize": "3"}
 		},
-			`the harness says that only engines of "3" form pairs with their equals, but others do`},
+			`the harness says that only engines of "3" form pairs with their equals, but others do`, pairs},
 		"an empty object that is refused": {func(h *connectortest.Harness) { h.Except.PassesEmpty = true },
-			"Except.PassesEmpty is set, but the connector keeps the rule"},
+			"Except.PassesEmpty is set, but the connector keeps the rule", malformed},
 		"an exception that is none": {func(h *connectortest.Harness) { h.Except.NeedsConfig = true },
-			"is accepted, but the harness says that it needs one"},
+			"is accepted, but the harness says that it needs one", settings},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := toy
 			c.spoil(&h)
-			err := connectortest.Check(t.Context(), h)
-			require.Error(t, err)
-			assert.Contains(t, err.Error(), c.says)
+			require.ErrorContains(t, connectortest.CheckRule(t.Context(), h, c.rule), c.says)
 		})
 	}
 }
