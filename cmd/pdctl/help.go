@@ -91,7 +91,8 @@ var help = kong.Vars{
 	"simulate_seed":     "Of the generated trace and of the policies. The same seed gives the same output.",
 	"simulate_budget":   "Tokens that a step computes at most; longer prompts are computed in chunks.",
 	"simulate_step": "Microseconds of an engine's step: for the step, for each request in it, for each token of " +
-		"context, and for each token of a prompt. Usual is Llama-3.1-8B on an H100.",
+		"context, for each token of a prompt, and, if attention counts, for each pair of such a token and one before " +
+		"it. Usual is Llama-3.1-8B on an H100.",
 	"simulate_link": "Gigabytes a second of KV within a zone and between two; one number is for both, 0 is without " +
 		"bound.",
 	"simulate_handshake": "By how much the first transfer of a pair takes longer.",

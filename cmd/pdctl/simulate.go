@@ -111,8 +111,11 @@ func (c *simulateCmd) report(out io.Writer, f simulate.Fleet, t *simulate.Trace,
 }
 
 func (c *simulateCmd) fleet() (f simulate.Fleet, err error) {
-	if len(c.Step) != 4 || len(c.Link) < 1 || len(c.Link) > 2 {
-		return f, errors.New("--step has four numbers, --link one or two")
+	if len(c.Step) == 4 {
+		c.Step = append(c.Step, 0)
+	}
+	if len(c.Step) != 5 || len(c.Link) < 1 || len(c.Link) > 2 {
+		return f, errors.New("--step has four or five numbers, --link one or two")
 	}
 	if c.SLOTTFT < 0 || c.SLOTPOT < 0 || min(c.Link[0], c.Link[len(c.Link)-1]) < 0 {
 		return f, errors.New("an SLO and the speed of a link cannot be negative")
@@ -120,7 +123,7 @@ func (c *simulateCmd) fleet() (f simulate.Fleet, err error) {
 	const us = 1e-6
 	spec := model.Spec{
 		StepTime: model.StepTime{Base: c.Step[0] * us, PerRequest: c.Step[1] * us, PerContextToken: c.Step[2] * us,
-			PerPrefillToken: c.Step[3] * us},
+			PerPrefillToken: c.Step[3] * us, PerAttention: c.Step[4] * us},
 		StepTokens: c.StepTokens, MaxRunning: c.MaxRunning, Blocks: c.Blocks, BlockSize: c.BlockSize,
 		BytesPerToken: c.KVBytes,
 	}

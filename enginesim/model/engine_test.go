@@ -281,6 +281,18 @@ func TestPrefillSlowsDecodeDownByItsChunks(t *testing.T) {
 	assert.Less(t, gap(64, false), gap(256, false))
 }
 
+// Each token of a prompt attends to itself and to all before it, whatever the chunks are.
+func TestTheAttentionOfAPromptGrowsWithTheSquareOfItsLength(t *testing.T) {
+	for _, chunk := range []int{0, 64, 100} {
+		e := engine(t, model.Spec{StepTime: model.StepTime{PerAttention: 1}, StepTokens: chunk, BlockSize: 16})
+		keys := []uint64{1, 2, 3, 4}
+		serve(t, e, []arrival{{0, &model.Request{ID: 1, Prompt: 300, Output: 5, Keys: keys}}}, nil)
+		assert.InDelta(t, 300*301/2, e.Stats().Busy, 1e-6, "chunks of %d", chunk)
+		serve(t, e, []arrival{{1e6, &model.Request{ID: 2, Prompt: 300, Output: 1, Keys: keys}}}, nil)
+		assert.InDelta(t, 300*301-64*65/2, e.Stats().Busy, 1e-6, "what is cached is not computed")
+	}
+}
+
 func TestKVFromElsewhereIsNotComputed(t *testing.T) {
 	spec := small()
 	e := engine(t, spec)

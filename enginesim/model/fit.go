@@ -14,6 +14,9 @@ type Observation struct {
 	Seconds float64
 }
 
+// row is what a step says of each term of StepTime.
+type row [5]float64
+
 // Fit finds the step time that explains observed steps best: least squares of the relative errors, no term below 0. The
 // observations must differ in what they compute: a term that none of them shows apart from the others is 0. At least
 // four are needed.
@@ -22,25 +25,25 @@ func Fit(steps []Observation) (StepTime, error) {
 		return StepTime{}, errors.New("model: four observed steps are needed at least")
 	}
 	// Columns are scaled, since terms differ by five orders of magnitude.
-	var scale [4]float64
-	rows := make([][4]float64, len(steps))
+	var scale row
+	rows := make([]row, len(steps))
 	for i, s := range steps {
-		if !(s.Seconds > 0) || math.IsInf(s.Seconds, 0) || min(s.Requests, s.ContextTokens, s.PrefillTokens) < 0 {
+		if !(s.Seconds > 0) || math.IsInf(s.Seconds, 0) || min(s.Requests, s.ContextTokens, s.PrefillTokens, s.Attention) < 0 {
 			return StepTime{}, errors.New("model: an observed step has no time, or a number below 0")
 		}
-		rows[i] = [4]float64{1 / s.Seconds, float64(s.Requests) / s.Seconds, float64(s.ContextTokens) / s.Seconds,
-			float64(s.PrefillTokens) / s.Seconds}
+		rows[i] = row{1 / s.Seconds, float64(s.Requests) / s.Seconds, float64(s.ContextTokens) / s.Seconds,
+			float64(s.PrefillTokens) / s.Seconds, float64(s.Attention) / s.Seconds}
 		for k, x := range rows[i] {
 			scale[k] = max(scale[k], x)
 		}
 	}
-	used := make([]int, 0, 4)
+	used := make([]int, 0, len(scale))
 	for k := range scale {
 		if scale[k] > 0 {
 			used = append(used, k)
 		}
 	}
-	var terms [4]float64
+	var terms row
 	for len(used) > 0 {
 		found, dependent := solve(rows, scale, used)
 		if dependent >= 0 {
@@ -62,12 +65,13 @@ func Fit(steps []Observation) (StepTime, error) {
 		}
 		break
 	}
-	return StepTime{Base: terms[0], PerRequest: terms[1], PerContextToken: terms[2], PerPrefillToken: terms[3]}, nil
+	return StepTime{Base: terms[0], PerRequest: terms[1], PerContextToken: terms[2], PerPrefillToken: terms[3],
+		PerAttention: terms[4]}, nil
 }
 
 // solve finds the scaled terms of the used columns by the normal equations of rows·terms = 1. dependent is the place of
 // a column that follows from those before it, or -1.
-func solve(rows [][4]float64, scale [4]float64, used []int) (found []float64, dependent int) {
+func solve(rows []row, scale row, used []int) (found []float64, dependent int) {
 	n := len(used)
 	m := make([][]float64, n)
 	for i := range m {

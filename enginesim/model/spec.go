@@ -21,20 +21,23 @@ type Load struct {
 	Requests      int // in the step
 	ContextTokens int // computed before, by all requests of the step: the step reads their KV
 	PrefillTokens int // of prompts, and of what is computed anew after a preemption
+	Attention     int // pairs of such a token with itself and with each token before it
 }
 
-// StepTime is how long a step takes, in seconds: a sum of four terms. [Fit] finds them from steps that were observed.
+// StepTime is how long a step takes, in seconds: a sum of five terms. [Fit] finds them from steps that were observed.
 type StepTime struct {
 	Base            float64
 	PerRequest      float64
 	PerContextToken float64
 	PerPrefillToken float64
+	// PerAttention makes long prompts take more than in proportion: their attention grows with the square of the length.
+	PerAttention float64
 }
 
 // Seconds is the time of a step.
 func (t StepTime) Seconds(l Load) float64 {
 	return t.Base + t.PerRequest*float64(l.Requests) + t.PerContextToken*float64(l.ContextTokens) +
-		t.PerPrefillToken*float64(l.PrefillTokens)
+		t.PerPrefillToken*float64(l.PrefillTokens) + t.PerAttention*float64(l.Attention)
 }
 
 // Spec describes an engine.
@@ -55,9 +58,10 @@ type Spec struct {
 // Validate tells what is wrong with a spec.
 func (s *Spec) Validate() error {
 	switch t := s.StepTime; {
-	case !(t.Base >= 0 && t.PerRequest >= 0 && t.PerContextToken >= 0 && t.PerPrefillToken >= 0):
+	case !(t.Base >= 0 && t.PerRequest >= 0 && t.PerContextToken >= 0 && t.PerPrefillToken >= 0 &&
+		t.PerAttention >= 0):
 		return errors.New("model: the terms of a step's time are 0 or more")
-	case t.Base+t.PerRequest <= 0 && t.PerContextToken+t.PerPrefillToken <= 0:
+	case t.Base+t.PerRequest <= 0 && t.PerContextToken+t.PerPrefillToken+t.PerAttention <= 0:
 		return errors.New("model: a step takes no time")
 	case s.StepTokens < 0 || s.MaxRunning < 0 || s.Blocks < 0 || !(s.BytesPerToken >= 0):
 		return errors.New("model: StepTokens, MaxRunning, Blocks and BytesPerToken are 0 or more")

@@ -15,18 +15,20 @@ import (
 
 func TestAFitFindsTheTermsOfTheSteps(t *testing.T) {
 	want := model.Llama8B().StepTime
+	want.PerAttention = 1e-9
 	r := rand.New(rand.NewPCG(1, 1))
 	var exact, noisy []model.Observation
 	for range 400 {
 		l := model.Load{Requests: 1 + r.IntN(200), PrefillTokens: r.IntN(2) * r.IntN(8192)}
 		l.ContextTokens = l.Requests * r.IntN(4000)
+		l.Attention = l.PrefillTokens * (r.IntN(8192) + l.PrefillTokens/2)
 		exact = append(exact, model.Observation{Load: l, Seconds: want.Seconds(l)})
 		noisy = append(noisy, model.Observation{Load: l, Seconds: want.Seconds(l) * (1 + .03*r.NormFloat64())})
 	}
 	got, err := model.Fit(exact)
 	require.NoError(t, err)
 	terms := func(t model.StepTime) []float64 {
-		return []float64{t.Base, t.PerRequest, t.PerContextToken, t.PerPrefillToken}
+		return []float64{t.Base, t.PerRequest, t.PerContextToken, t.PerPrefillToken, t.PerAttention}
 	}
 	for i, x := range terms(got) {
 		assert.InEpsilon(t, terms(want)[i], x, 1e-6)

@@ -140,6 +140,7 @@ func (e *Engine) start(now float64, alike bool) {
 		load.ContextTokens += s.r.computed
 		if s.r.missing() > 1 {
 			load.PrefillTokens += s.n
+			load.Attention += s.n*s.r.computed + s.n*(s.n+1)/2
 			alike = false
 			continue
 		}
