@@ -6,11 +6,13 @@ import (
 	"bytes"
 	"math"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/pdkit/pdkit/enginesim/model"
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
@@ -21,27 +23,68 @@ func TestVirtualTimeIsLikeRealTime(t *testing.T) {
 	if testing.Short() {
 		t.Skip("15 s of real time")
 	}
-	load := newLoad(1, 150, 12)
-	c, err := compare(t.Context(), pick.RoundRobin(), load, 1)
+	load := newLoad("tiny", "", 1, 150, 12)
+	c, err := compare(t.Context(), nil, pick.RoundRobin(), load, 1)
 	require.NoError(t, err)
-	t.Log(c.row("round-robin", 1))
+	by := objectives{400 * time.Millisecond, 30 * time.Millisecond}
+	t.Log(c.row("round-robin", 1, by))
 	ttft, _, itl, _ := c.errors()
 	assert.Less(t, math.Abs(ttft), .3)
 	assert.Less(t, math.Abs(itl), .3)
-	assert.InDelta(t, c.real.good(), c.virtual.good(), 25)
+	assert.InDelta(t, c.real.good(by), c.virtual.good(by), 25)
 	assert.Greater(t, c.alike(), 80.)
 }
 
+// What is measured of engines over HTTP is the model that paces them, and predicts another load. The bounds are wide,
+// as above.
+func TestAFitOfEnginesFindsTheirModelAndPredictsALoad(t *testing.T) {
+	if testing.Short() {
+		t.Skip("20 s of real time")
+	}
+	slow := spec()
+	slow.Base, slow.PerPrefillToken, slow.PerAttention = .02, 4e-4, 2e-7
+	p, d := spec(), slow
+	truth, stop, err := paced(1, []model.Spec{p, d}, model.Link{Latency: .01, BytesPerSecond: 5e8})
+	require.NoError(t, err)
+	defer stop()
+	var out bytes.Buffer
+	limits := model.Spec{StepTokens: 512, MaxRunning: 256}
+	f, err := fit(t.Context(), &out, truth.urls, "tiny", limits, 1)
+	t.Log("\n" + out.String())
+	require.NoError(t, err)
+	for i, want := range truth.specs {
+		got := f.specs[i]
+		assert.Equal(t, want.Blocks, got.Blocks)
+		assert.Equal(t, want.BlockSize, got.BlockSize)
+		for _, load := range []model.Load{{Requests: 1}, {Requests: 6, ContextTokens: 1200},
+			{Requests: 1, PrefillTokens: 400, Attention: 80_000}, {Requests: 1, PrefillTokens: 400, Attention: 400_000},
+			{Requests: 3, ContextTokens: 300, PrefillTokens: 300}} {
+			assert.InEpsilon(t, want.Seconds(load), got.Seconds(load), .3, "%+v", load)
+		}
+	}
+	kv := func(l model.Link, s model.Spec) float64 {
+		return l.Transfer(&model.Port{}, &model.Port{}, 400*s.BytesPerToken, 0)
+	}
+	assert.InEpsilon(t, kv(truth.link, p), kv(f.link, f.specs[0]), .5)
+
+	c, err := compare(t.Context(), f, pick.RoundRobin(), newLoad("tiny", "", 1, 40, 5), 1)
+	require.NoError(t, err)
+	ttft, itl := typical([]*comparison{c})
+	t.Log(c.row("round-robin", 1, objectives{}))
+	assert.Less(t, ttft, .3)
+	assert.Less(t, itl, .3)
+}
+
 func TestALoadIsTheSameEachTime(t *testing.T) {
-	a, b := newLoad(1, 100, 10), newLoad(1, 100, 10)
+	a, b := newLoad("tiny", "", 1, 100, 10), newLoad("tiny", "", 1, 100, 10)
 	require.Equal(t, a, b)
-	require.NotEqual(t, a, newLoad(2, 100, 10))
+	require.NotEqual(t, a, newLoad("tiny", "", 2, 100, 10))
 	shared := map[uint64]int{}
 	for _, q := range a {
-		for _, key := range q.keys() {
+		for _, key := range q.keys(spec().BlockSize) {
 			shared[key]++
 		}
-		require.Less(t, len(q.prompt)+q.output, 2000*blockSize)
+		require.Less(t, len(q.prompt)+q.output, spec().Blocks*spec().BlockSize)
 	}
 	most := 0
 	for _, n := range shared {
@@ -51,7 +94,8 @@ func TestALoadIsTheSameEachTime(t *testing.T) {
 }
 
 func TestWrongFlagsAreRefused(t *testing.T) {
-	for _, args := range [][]string{{"-requests", "0"}, {"-policies", "fastest"}, {"-rate", "0"}, {"more"}, {"-x"}} {
+	for _, args := range [][]string{{"-requests", "0"}, {"-policies", "fastest"}, {"-rate", "0"}, {"more"}, {"-x"},
+		{"-engines", "http://127.0.0.1:1"}, {"-engines", "http://127.0.0.1:1,http://127.0.0.1:1"}} {
 		require.Error(t, command(t.Context(), args, &bytes.Buffer{}), args)
 	}
 }

@@ -4,17 +4,16 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"slices"
+	"time"
 )
 
 // comparison is a load in virtual and in real time.
 type comparison struct{ virtual, real *result }
 
-// Objectives that goodput counts by, in seconds: about what nine in ten requests reach.
-const (
-	ttftMost = .4
-	tpotMost = .03
-)
+// objectives are what goodput counts by: about what nine in ten requests reach.
+type objectives struct{ ttft, tpot time.Duration }
 
 const head = "| policy | round | TTFT p50 | error | TTFT p99 | error | ITL p50 | error | ITL p99 | error | " +
 	"goodput | error | same pair |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|\n"
@@ -25,10 +24,10 @@ func quantile(values []float64, q float64) float64 {
 }
 
 // good is the share of requests that met the objectives, in percent.
-func (r *result) good() float64 {
+func (r *result) good(by objectives) float64 {
 	n := 0
 	for i := range r.ttft {
-		if r.ttft[i] <= ttftMost && r.tpot[i] <= tpotMost {
+		if r.ttft[i] <= by.ttft.Seconds() && r.tpot[i] <= by.tpot.Seconds() {
 			n++
 		}
 	}
@@ -44,6 +43,16 @@ func (c *comparison) errors() (ttft50, ttft99, itl50, itl99 float64) {
 		off(c.virtual.gaps.Quantile(.99), c.real.gaps.Quantile(.99))
 }
 
+// typical are the medians of the errors of TTFT and ITL at p50, without their signs.
+func typical(all []*comparison) (ttft, itl float64) {
+	var a, b []float64
+	for _, c := range all {
+		t, _, i, _ := c.errors()
+		a, b = append(a, math.Abs(t)), append(b, math.Abs(i))
+	}
+	return quantile(a, .5), quantile(b, .5)
+}
+
 // alike is the share of requests that went to the same pair, in percent.
 func (c *comparison) alike() float64 {
 	n := 0
@@ -56,12 +65,12 @@ func (c *comparison) alike() float64 {
 }
 
 // row shows what real time gave, and how far virtual time was off.
-func (c *comparison) row(policy string, round int) string {
+func (c *comparison) row(policy string, round int, by objectives) string {
 	a, b, x, y := c.errors()
 	r := c.real
 	ms := func(seconds, off float64) string { return fmt.Sprintf("%.4g ms | %+.1f %%", 1000*seconds, 100*off) }
 	return fmt.Sprintf("| `%s` | %d | %s | %s | %s | %s | %.1f %% | %+.1f | %.1f %% |\n", policy, round,
 		ms(quantile(r.ttft, .5), a), ms(quantile(r.ttft, .99), b), ms(r.gaps.Quantile(.5), x),
 		ms(r.gaps.Quantile(.99), y),
-		r.good(), c.virtual.good()-r.good(), c.alike())
+		r.good(by), c.virtual.good(by)-r.good(by), c.alike())
 }

@@ -7,9 +7,12 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/cmd/pdctl/simulate"
 	"github.com/pdkit/pdkit/connector"
@@ -36,29 +39,59 @@ func newResult(n int) *result {
 	return &result{ttft: make([]float64, n), tpot: make([]float64, n), pairs: make([][2]string, n)}
 }
 
-// engines are the entries of two prefill and two decode engines.
-func engines(urls [4]string) (all []discovery.Endpoint, err error) {
-	for i, url := range urls {
+// fleet is prefill engines and, after them, decode engines.
+type fleet struct {
+	prefill int
+	specs   []model.Spec
+	link    model.Link
+	urls    []string // in real time
+}
+
+// paced starts simulated engines, of which the first ones prefill.
+func paced(prefill int, specs []model.Spec, link model.Link) (f *fleet, stop func(), err error) {
+	f = &fleet{prefill: prefill, specs: specs, link: link}
+	var all []*enginesim.Engine
+	stop = func() {
+		for _, e := range all {
+			_ = e.Close()
+		}
+	}
+	for i := range specs {
+		cfg := enginesim.Config{Timing: &specs[i], Link: link, KVRole: enginesim.RoleProducer, KeepRequests: -1}
+		if i >= prefill {
+			cfg.KVRole = enginesim.RoleConsumer
+		}
+		e, err := enginesim.Start(cfg)
+		if err != nil {
+			stop()
+			return nil, nil, err
+		}
+		all, f.urls = append(all, e), append(f.urls, e.URL())
+	}
+	return f, stop, nil
+}
+
+// name is an engine's ID in discovery.
+func (f *fleet) name(i int) string {
+	if i < f.prefill {
+		return "p" + strconv.Itoa(i)
+	}
+	return "d" + strconv.Itoa(i-f.prefill)
+}
+
+func (f *fleet) picker(policy pick.Policy, seed uint64) (pdflow.Picker, error) {
+	var all []discovery.Endpoint
+	for i, url := range f.urls {
 		role := discovery.RolePrefill
-		if i >= 2 {
+		if i >= f.prefill {
 			role = discovery.RoleDecode
 		}
 		e, err := discovery.New(url, role)
 		if err != nil {
 			return nil, err
 		}
-		e.ID = names[i]
+		e.ID = f.name(i)
 		all = append(all, e)
-	}
-	return all, nil
-}
-
-var names = [4]string{"p0", "p1", "d0", "d1"}
-
-func newPicker(urls [4]string, policy pick.Policy, seed uint64) (pdflow.Picker, error) {
-	all, err := engines(urls)
-	if err != nil {
-		return nil, err
 	}
 	set, err := static.NewSet(all...)
 	if err != nil {
@@ -67,9 +100,8 @@ func newPicker(urls [4]string, policy pick.Policy, seed uint64) (pdflow.Picker, 
 	return pick.New(set, policy, pick.WithSeed(seed)), nil
 }
 
-func inVirtualTime(ctx context.Context, policy pick.Policy, load []request, seed uint64) (*result, error) {
-	urls := [4]string{"http://p0:1", "http://p1:1", "http://d0:1", "http://d1:1"}
-	picker, err := newPicker(urls, policy, seed)
+func (f *fleet) inVirtualTime(ctx context.Context, policy pick.Policy, load []request, seed uint64) (*result, error) {
+	picker, err := f.picker(policy, seed)
 	if err != nil {
 		return nil, err
 	}
@@ -79,15 +111,15 @@ func inVirtualTime(ctx context.Context, policy pick.Policy, load []request, seed
 	}
 	picker = picker.Bind(conn, conn.Traits().Serving)
 	places := map[string]int{}
-	for i, name := range names {
-		places[name] = i
+	for i := range f.specs {
+		places[f.name(i)] = i
 	}
-	s := spec()
-	cfg := virtual.Config{Engines: []model.Spec{s, s, s, s}, Link: func(int, int) model.Link { return link }}
+	cfg := virtual.Config{Engines: f.specs, Link: func(int, int) model.Link { return f.link }}
+	blockSize := f.specs[0].BlockSize
 	out, err := virtual.Run(ctx, cfg, func(yield func(virtual.Arrival) bool) {
 		for i := range load {
 			q := &load[i]
-			if !yield(virtual.Arrival{At: q.at, Prompt: len(q.prompt), Output: q.output, Keys: q.keys()}) {
+			if !yield(virtual.Arrival{At: q.at, Prompt: len(q.prompt), Output: q.output, Keys: q.keys(blockSize)}) {
 				return
 			}
 		}
@@ -105,49 +137,41 @@ func inVirtualTime(ctx context.Context, policy pick.Policy, load []request, seed
 	r.gaps = out.Gaps
 	for i := range out.Outcomes {
 		o := &out.Outcomes[i]
-		r.ttft[i], r.tpot[i], r.pairs[i] = o.TTFT(), o.TPOT(), [2]string{names[max(o.Prefill, 0)], names[o.Decode]}
+		r.ttft[i], r.tpot[i], r.pairs[i] = o.TTFT(), o.TPOT(), [2]string{f.name(max(o.Prefill, 0)), f.name(o.Decode)}
 	}
 	return r, nil
 }
 
-func inRealTime(ctx context.Context, policy pick.Policy, load []request, seed uint64) (*result, error) {
-	s := spec()
-	var urls [4]string
-	for i := range urls {
-		cfg := enginesim.Config{Timing: &s, Link: link, KVRole: enginesim.RoleProducer, KeepRequests: -1}
-		if i >= 2 {
-			cfg.KVRole = enginesim.RoleConsumer
-		}
-		e, err := enginesim.Start(cfg)
-		if err != nil {
-			return nil, err
-		}
-		defer e.Close()
-		urls[i] = e.URL()
-	}
-	picker, err := newPicker(urls, policy, seed)
+// flow is what sends requests to the engines in real time; ended is told of each.
+func (f *fleet) flow(
+	ctx context.Context, policy pick.Policy, seed uint64, ended func(*connector.Session),
+) (flow *pdflow.Flow, stop func(), err error) {
+	picker, err := f.picker(policy, seed)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	conn, err := nixl.New(nil)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		flow, err = pdflow.New(conn, picker, pdflow.WithObserver(pdflow.Observer{
+			SessionEnd: func(_ context.Context, o *pdflow.Outcome) { ended(o.Session) }}))
 	}
+	return flow, func() { _ = flow.Shutdown(context.WithoutCancel(ctx)) }, err
+}
+
+func (f *fleet) inRealTime(ctx context.Context, policy pick.Policy, load []request, seed uint64) (*result, error) {
 	r := newResult(len(load))
 	var mu sync.Mutex
-	flow, err := pdflow.New(conn, picker, pdflow.WithObserver(pdflow.Observer{
-		SessionEnd: func(_ context.Context, o *pdflow.Outcome) {
-			if i, err := strconv.Atoi(o.Session.RequestID); err == nil {
-				mu.Lock()
-				defer mu.Unlock()
-				r.pairs[i-1] = [2]string{o.Session.Prefill.ID, o.Session.Decode.ID}
-			}
-		},
-	}))
+	flow, stop, err := f.flow(ctx, policy, seed, func(s *connector.Session) {
+		if i, err := strconv.Atoi(s.RequestID); err == nil {
+			mu.Lock()
+			defer mu.Unlock()
+			r.pairs[i] = [2]string{s.Prefill.ID, s.Decode.ID}
+		}
+	})
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = flow.Shutdown(context.WithoutCancel(ctx)) }()
+	defer stop()
 	var wg sync.WaitGroup
 	begun := time.Now()
 	for i := range load {
@@ -186,16 +210,27 @@ func inRealTime(ctx context.Context, policy pick.Policy, load []request, seed ui
 // ask sends a request and returns when its tokens came.
 func ask(ctx context.Context, flow *pdflow.Flow, i int, body []byte) (tokens []time.Time, err error) {
 	resp, err := flow.Do(ctx, &pdflow.Request{API: connector.APICompletions, Body: body,
-		RequestID: strconv.Itoa(i + 1)})
+		RequestID: strconv.Itoa(i)})
 	if err != nil {
 		return nil, err
 	}
 	defer resp.Body.Close()
-	lines := bufio.NewScanner(resp.Body)
+	return arrivals(resp.Body, nil)
+}
+
+// arrivals are when the tokens of a streamed completion came. An engine that is behind sends several in one event.
+// heard is told how many there are, if it is not nil.
+func arrivals(events io.Reader, heard func(tokens int)) (tokens []time.Time, err error) {
+	lines := bufio.NewScanner(events)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
-		if bytes.HasPrefix(lines.Bytes(), []byte("data: {")) {
-			tokens = append(tokens, time.Now())
+		data, _ := bytes.CutPrefix(lines.Bytes(), []byte("data: "))
+		now := time.Now()
+		for range gjson.GetBytes(data, "choices.0.token_ids.#").Int() {
+			tokens = append(tokens, now)
+			if heard != nil {
+				heard(len(tokens))
+			}
 		}
 	}
 	return tokens, lines.Err()
