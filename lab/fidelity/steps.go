@@ -218,7 +218,7 @@ func earlier(a, b time.Time) time.Time {
 	return b
 }
 
-// fitLink finds what KV takes from the prefill engine to the decode engine, with all that HTTP and the flow take: by how
+// fitLink finds what KV takes from prefill to decode, with all that HTTP and the flow take: by how
 // much a request that both serve takes longer than its prompt at the one alone, and a step at the other.
 func (f *fleet) fitLink(
 	ctx context.Context, p *probe, prefill, decode *measured, times int,
