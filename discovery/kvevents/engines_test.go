@@ -138,7 +138,7 @@ func TestSubscriptionsFollowTheList(t *testing.T) {
 		return []discovery.Endpoint{changed}
 	}
 	b, l := newBook(), make(listed)
-	s := beginWith(t, b, nil, discovery.NewSet(l))
+	s := beginWith(t, &quick, b, nil, discovery.NewSet(l))
 	l <- with(func(e *discovery.Endpoint) { e.Phase = discovery.PhaseNotReady })
 	l <- with(func(e *discovery.Endpoint) { e.Role = discovery.RoleEncode })
 	time.Sleep(50 * time.Millisecond)

@@ -283,26 +283,39 @@ func (p *publisher) set(f func(p *publisher)) {
 
 // quick are the limits of time of tests.
 var quick = timing{
-	dial: 5 * time.Second, settle: 5 * time.Millisecond, heartbeat: 100 * time.Millisecond,
-	silence: 400 * time.Millisecond,
-	idle:    100 * time.Millisecond, replayIdle: 400 * time.Millisecond, replayWhole: 15 * time.Second,
-	replayPause: 300 * time.Millisecond, firstBackoff: 10 * time.Millisecond, lastBackoff: 100 * time.Millisecond,
+	dial: 5 * time.Second, settle: 5 * time.Millisecond, noPongs: 100 * time.Millisecond,
+	heartbeat: 300 * time.Millisecond, silence: 900 * time.Millisecond,
+	idle: 100 * time.Millisecond, prompt: 300 * time.Millisecond, replayIdle: 400 * time.Millisecond,
+	replayWhole: 15 * time.Second, firstPause: 300 * time.Millisecond, replayPause: 300 * time.Millisecond,
+	firstBackoff: 10 * time.Millisecond, lastBackoff: 100 * time.Millisecond,
 	ask: time.Second, askAgain: 200 * time.Millisecond,
 }
 
 // begin runs a subscriber over endpoints until the test ends.
 func begin(t *testing.T, sink Sink, o *Options, endpoints ...discovery.Endpoint) *Subscriber {
 	t.Helper()
-	set, err := static.NewSet(endpoints...)
-	require.NoError(t, err)
-	return beginWith(t, sink, o, set)
+	return beginAt(t, &quick, sink, o, endpoints...)
 }
 
-func beginWith(t *testing.T, sink Sink, o *Options, set *discovery.Set) *Subscriber {
+// patient are limits that no busy machine passes by itself.
+var patient = func() timing {
+	t := quick
+	t.heartbeat, t.silence, t.idle, t.prompt = time.Second, time.Minute, 5*time.Second, 5*time.Second
+	return t
+}()
+
+func beginAt(t *testing.T, at *timing, sink Sink, o *Options, endpoints ...discovery.Endpoint) *Subscriber {
+	t.Helper()
+	set, err := static.NewSet(endpoints...)
+	require.NoError(t, err)
+	return beginWith(t, at, sink, o, set)
+}
+
+func beginWith(t *testing.T, at *timing, sink Sink, o *Options, set *discovery.Set) *Subscriber {
 	t.Helper()
 	s, err := New(sink, o)
 	require.NoError(t, err)
-	s.t = quick
+	s.t = *at
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { assert.NoError(t, set.Run(ctx)) })

@@ -107,22 +107,29 @@ type counters struct {
 type timing struct {
 	dial         time.Duration // a connection with its handshake, and one message
 	settle       time.Duration // from the PONG after a subscription to the replay
-	heartbeat    time.Duration // a silent peer is asked for a sign of life
+	noPongs      time.Duration // for the first PONG, of a peer that may answer none
+	heartbeat    time.Duration // a silent peer is asked for a sign of life, and doubted after as much time again
 	silence      time.Duration // a peer that gave signs of life before is lost after so long without one
 	idle         time.Duration // of a live stream, before the tail is checked
+	prompt       time.Duration // a step of a check of the tail, before the peer is doubted
 	replayIdle   time.Duration // between two messages of a replay
 	replayWhole  time.Duration // a replay in all
-	replayPause  time.Duration // after a replay that failed
+	firstPause   time.Duration // after a replay that failed; it doubles up to replayPause
+	replayPause  time.Duration // also after a replay that the engine does not offer
 	firstBackoff time.Duration // before connecting again; it doubles up to lastBackoff
 	lastBackoff  time.Duration
 	ask          time.Duration // one question to an engine
 	askAgain     time.Duration // where does it publish, if it said so before
 }
 
+// A sink that claims to know all of an engine must not do so for a second while it does not: heartbeat twice, and idle
+// with prompt, are below that.
 var usual = timing{
-	dial: 10 * time.Second, settle: 20 * time.Millisecond, heartbeat: time.Second, silence: 4 * time.Second,
-	idle: time.Second, replayIdle: 2 * time.Second, replayWhole: 2 * time.Minute, replayPause: 30 * time.Second,
-	firstBackoff: 100 * time.Millisecond, lastBackoff: 5 * time.Second, ask: 5 * time.Second, askAgain: time.Minute,
+	dial: 3 * time.Second, settle: 20 * time.Millisecond, noPongs: time.Second, heartbeat: 400 * time.Millisecond,
+	silence: 4 * time.Second, idle: 500 * time.Millisecond, prompt: 300 * time.Millisecond,
+	replayIdle: 2 * time.Second, replayWhole: 2 * time.Minute,
+	firstPause: time.Second, replayPause: 30 * time.Second,
+	firstBackoff: 100 * time.Millisecond, lastBackoff: 2 * time.Second, ask: 5 * time.Second, askAgain: time.Minute,
 }
 
 // replaysAtOnce bounds replays that run at a time: each holds up one engine's publisher, and takes a core here.

@@ -94,7 +94,7 @@ func TestARealPublisherIsReadWithoutAGap(t *testing.T) {
 			p := startReal(t, map[string]any{"old": old, "topic": "kv@p@m", "size": 300})
 			p.say(t, map[string]any{"publish": 500})
 			b := newBook()
-			s := begin(t, b, nil, p.endpoint(t))
+			s := beginAt(t, &patient, b, nil, p.endpoint(t))
 			p.say(t, map[string]any{"publish": 500, "pause": 0.001}) // while the subscription begins
 			eventually(t, "all", func() bool { return b.exact(first, 1000) })
 			assert.Equal(t, 1, b.get(first).replays, "no gap had to be mended")
@@ -111,7 +111,7 @@ func TestAReplayOfAROUTERThatDropsGetsAll(t *testing.T) {
 	p := startReal(t, map[string]any{"size": 20_000, "sndhwm": 100})
 	p.say(t, map[string]any{"publish": 600})
 	b := newBook()
-	s := begin(t, b, nil, p.endpoint(t))
+	s := beginAt(t, &patient, b, nil, p.endpoint(t))
 	eventually(t, "all", func() bool { return b.exact(first, 600) })
 	assert.Zero(t, s.Counts().Failed)
 }
@@ -120,7 +120,7 @@ func TestAKilledPublisherIsLostWithinASecond(t *testing.T) {
 	p := startReal(t, map[string]any{})
 	p.say(t, map[string]any{"publish": 3})
 	b := newBook()
-	begin(t, b, nil, p.endpoint(t))
+	beginAt(t, &patient, b, nil, p.endpoint(t))
 	eventually(t, "exact", func() bool { return b.exact(first, 3) })
 	require.NoError(t, p.cmd.Process.Kill())
 	began := time.Now()

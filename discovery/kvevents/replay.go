@@ -48,13 +48,16 @@ func (st *stream) replayIfWanted(ctx context.Context) (ran bool) {
 			break
 		}
 	}
+	st.replayed = time.Now()
+	st.came = st.replayed
 	if err != nil {
 		st.s.n.failed.Add(1)
 		st.s.observe(st.src, "replay", err)
-		st.notBefore = time.Now().Add(st.s.t.replayPause)
+		st.pause = min(max(2*st.pause, st.s.t.firstPause), st.s.t.replayPause)
+		st.notBefore = st.came.Add(st.pause)
 	} else {
 		st.s.n.replays.Add(1)
-		st.applied = false
+		st.applied, st.doubted, st.pause = false, false, 0
 	}
 	_, st.wanted = st.s.sink.ReplayFrom(st.src)
 	return true
@@ -66,8 +69,8 @@ func (st *stream) replayIfWanted(ctx context.Context) (ran bool) {
 func (st *stream) replay(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, st.s.t.replayWhole)
 	defer cancel()
-	from, _ := st.s.sink.ReplayFrom(st.src)
-	r := round{st: st, next: from}
+	from, needed := st.s.sink.ReplayFrom(st.src)
+	r := round{st: st, next: from, check: !needed}
 	for {
 		before := r.next
 		err := r.ask(ctx)
@@ -82,15 +85,16 @@ func (st *stream) replay(ctx context.Context) error {
 
 // round is one request of a replay.
 type round struct {
-	st   *stream
-	next uint64 // the batch to ask for
+	st    *stream
+	next  uint64 // the batch to ask for
+	check bool   // no batch is known to be missing, so that the sink's view counts until the engine does not respond
 }
 
 // ask asks once, and returns nil if the end mark came and no batch was missing before it, apart from those that have
 // left the engine's buffer, before the first one.
 func (r *round) ask(ctx context.Context) error {
 	s := r.st.s
-	c, err := zmtp.Dial(ctx, r.st.replayAt(), "DEALER", []string{"ROUTER"}, s.limits())
+	c, err := r.dial(ctx)
 	if err != nil {
 		return err
 	}
@@ -101,7 +105,7 @@ func (r *round) ask(ctx context.Context) error {
 		return err
 	}
 	for first := true; ; {
-		come, err := c.Wait(time.Now().Add(s.t.replayIdle))
+		come, err := r.wait(c)
 		if err != nil {
 			return err
 		}
@@ -132,6 +136,39 @@ func (r *round) ask(ctx context.Context) error {
 		}
 		r.next = seq + 1
 	}
+}
+
+// dial connects to the ROUTER.
+func (r *round) dial(ctx context.Context) (*zmtp.Conn, error) {
+	s := r.st.s
+	limits := s.limits()
+	if r.check {
+		limits.Time = s.t.prompt
+	}
+	c, err := zmtp.Dial(ctx, r.st.replayAt(), "DEALER", []string{"ROUTER"}, limits)
+	if err != nil && r.check && ctx.Err() == nil {
+		r.doubt()
+		c, err = zmtp.Dial(ctx, r.st.replayAt(), "DEALER", []string{"ROUTER"}, s.limits())
+	}
+	return c, err
+}
+
+// wait waits for the next message, and reports whether one is there.
+func (r *round) wait(c *zmtp.Conn) (bool, error) {
+	began, t := time.Now(), &r.st.s.t
+	if r.check {
+		if come, err := c.Wait(began.Add(t.prompt)); come || err != nil {
+			r.check = false // it responds
+			return come, err
+		}
+		r.doubt()
+	}
+	return c.Wait(began.Add(t.replayIdle))
+}
+
+func (r *round) doubt() {
+	r.check = false
+	r.st.doubt()
 }
 
 // answer reads a message of a replay: empty, topic, sequence number, payload. vLLM before vllm-project/vllm#45177 sends

@@ -23,10 +23,15 @@ type stream struct {
 	src      Source
 	replayAt func() string // where to ask for replays; "" is nowhere
 
+	replayed  time.Time     // when the last replay ended
+	notBefore time.Time     // no replay begins earlier
+	pause     time.Duration // after the last replay, which failed; 0 if it did not
+
 	// of the connection at hand
-	wanted    bool      // a replay is needed, as far as is known
-	notBefore time.Time // no replay begins earlier
-	applied   bool      // batches came since the last replay
+	wanted  bool      // a replay is needed, as far as is known
+	applied bool      // batches came since the last replay
+	came    time.Time // the last batch, or the end of the last replay
+	doubted bool      // the sink has been told that batches may be missing
 }
 
 func (s *Subscriber) limits() zmtp.Limits {
@@ -80,14 +85,15 @@ func (st *stream) live(ctx context.Context, c *zmtp.Conn, first [][]byte) error 
 	if err := st.active(ctx, c); err != nil {
 		return err
 	}
-	st.wanted = true // also of a process that may be the same: batches may be missing
-	heard, asked := time.Now(), false
+	st.wanted, st.doubted, st.came = true, false, time.Now() // it may be the same process, and batches may be missing
+	heard := time.Now()
+	var asked time.Time // when a PING was sent that has not been answered
 	for {
 		if st.replayIfWanted(ctx) {
-			heard, asked = time.Now(), false // nobody has listened meanwhile
+			heard, asked = time.Now(), time.Time{} // nobody has listened meanwhile
 		}
 		pongs := c.Pongs()
-		come, err := c.Wait(time.Now().Add(st.tick()))
+		come, err := c.Wait(st.until(heard, asked))
 		if err != nil {
 			return err
 		}
@@ -99,40 +105,80 @@ func (st *stream) live(ctx context.Context, c *zmtp.Conn, first [][]byte) error 
 				return err
 			}
 			st.apply(frames)
-			heard, asked = time.Now(), false
-			continue
 		case c.Pongs() > pongs:
-			heard, asked = now, false
 		case c.Pongs() > 0 && now.Sub(heard) > st.s.t.silence:
 			return errSilent
-		case !asked && now.Sub(heard) > st.s.t.heartbeat || now.Sub(heard) > 2*st.s.t.heartbeat:
+		case now.Before(heard.Add(st.s.t.heartbeat)) || now.Before(asked.Add(st.s.t.heartbeat)):
+			st.checkTail(now)
+			continue
+		default:
+			if c.Pongs() > 0 && !asked.IsZero() {
+				st.doubt()
+			}
 			if err := c.Ping(); err != nil {
 				return err
 			}
-			asked = true
+			asked = now
+			continue
 		}
-		if st.applied && now.Sub(heard) > st.s.t.idle {
-			st.wanted = true // the last batches may have been dropped, which no later one shows
-		}
+		heard, asked = now, time.Time{}
+		st.wanted = st.wanted || st.doubted
+		st.checkTail(now)
 	}
 }
 
-// tick is how long the stream waits for a message before it looks at its other duties.
-func (st *stream) tick() time.Duration {
-	t := &st.s.t
-	if st.wanted && time.Now().After(st.notBefore) { // it waits for its turn
-		return t.settle
+// checkTail asks for a replay some time after the last batch: those after it may have been dropped, which no later one
+// shows.
+func (st *stream) checkTail(now time.Time) {
+	if st.applied && now.Sub(st.came) >= st.s.t.idle {
+		st.wanted = true
 	}
-	return min(t.heartbeat, t.idle) / 2
+}
+
+// doubt tells the sink that batches may be missing: the engine gives no sign of life, or does not respond. The next
+// sign of life asks for a replay. On a machine that is too busy to see signs of life in time, it does so now and then.
+func (st *stream) doubt() {
+	if st.doubted {
+		return
+	}
+	st.doubted = true
+	st.s.sink.Lost(st.src, time.Now())
+	if again := st.replayed.Add(st.s.t.firstPause); st.notBefore.Before(again) {
+		st.notBefore = again
+	}
+}
+
+// until is how long the stream waits for a message before it looks at its other duties.
+func (st *stream) until(heard, asked time.Time) time.Time {
+	t := &st.s.t
+	end := heard.Add(t.heartbeat)
+	if !asked.IsZero() {
+		end = asked.Add(t.heartbeat)
+	}
+	also := func(at time.Time) {
+		if at.Before(end) {
+			end = at
+		}
+	}
+	switch {
+	case st.wanted:
+		also(st.notBefore)
+	case st.applied:
+		also(st.came.Add(t.idle))
+	}
+	if least := time.Now().Add(t.settle); end.Before(least) { // a replay waits for its turn
+		return least
+	}
+	return end
 }
 
 // active waits until the engine has seen the subscription: libzmq answers a PING after what came before it. A peer that
-// answers none, and is no libzmq, is given a heartbeat's time.
+// answers none, and is no libzmq, is given some time.
 func (st *stream) active(ctx context.Context, c *zmtp.Conn) error {
 	if err := c.Ping(); err != nil {
 		return err
 	}
-	for end := time.Now().Add(st.s.t.heartbeat); c.Pongs() == 0 && time.Now().Before(end); {
+	for end := time.Now().Add(st.s.t.noPongs); c.Pongs() == 0 && time.Now().Before(end); {
 		come, err := c.Wait(end)
 		if err != nil {
 			return err
@@ -163,7 +209,7 @@ func (st *stream) apply(frames [][]byte) {
 		n.malformed.Add(1)
 	}
 	st.wanted = st.wanted || replay
-	st.applied = true
+	st.applied, st.came = true, time.Now()
 }
 
 func isTimeout(err error) bool {

@@ -75,8 +75,8 @@ func TestNoReplayBeginsBeforeTheEngineHasSeenTheSubscription(t *testing.T) {
 	s := begin(t, b, nil, p.endpoint(t, "p"))
 	eventually(t, "connected", func() bool { return s.Counts().Streams == 1 })
 	connected := time.Now()
-	time.Sleep(quick.heartbeat / 2)
-	if time.Since(connected) < quick.heartbeat*3/4 { // else the machine is busy
+	time.Sleep(quick.noPongs / 2)
+	if time.Since(connected) < quick.noPongs*3/4 { // else the machine is busy
 		p.set(func(p *publisher) { assert.Empty(t, p.requests) })
 	}
 	p.pub.Freeze(false)
@@ -199,6 +199,36 @@ func TestASilentEngineIsLost(t *testing.T) {
 	p.pub.Freeze(true)
 	defer p.pub.Freeze(false)
 	eventually(t, "lost", func() bool { return s.Counts().Lost > 0 })
+}
+
+// Batches may be missing as soon as an engine gives no sign of life; the connection may still be good.
+func TestASilentEngineIsDoubtedBeforeItIsLost(t *testing.T) {
+	p := newPublisher(t, "a")
+	b := newBook()
+	s := beginAt(t, &patient, b, nil, p.endpoint(t, "p"))
+	eventually(t, "exact", func() bool { return b.exact(first, 0) })
+	p.pub.Freeze(true)
+	began := time.Now()
+	eventually(t, "doubted", func() bool { return !b.exact(first, 0) })
+	assert.GreaterOrEqual(t, time.Since(began), patient.heartbeat)
+	p.pub.Freeze(false)
+	eventually(t, "exact again", func() bool { return b.exact(first, 0) })
+	assert.Zero(t, s.Counts().Lost)
+}
+
+// A replay that checks whether the last batches have come is no reason to claim meanwhile that they have.
+func TestAnEngineThatDoesNotReplayIsDoubted(t *testing.T) {
+	p := newPublisher(t, "a")
+	b := newBook()
+	s := begin(t, b, nil, p.endpoint(t, "p"))
+	eventually(t, "exact", func() bool { return b.exact(first, 0) })
+	p.router.Freeze(true)
+	p.publish(1)
+	eventually(t, "live", func() bool { return b.exact(first, 1) })
+	eventually(t, "doubted", func() bool { return !b.exact(first, 1) })
+	p.router.Freeze(false)
+	eventually(t, "exact again", func() bool { return b.exact(first, 1) })
+	assert.Zero(t, s.Counts().Lost)
 }
 
 func TestMessagesOfAnotherFormAreCountedAndNothingElse(t *testing.T) {
