@@ -87,7 +87,7 @@ var help = kong.Vars{
 	"simulate_trace": "Replay this file of JSON lines (cmd/pdctl/README.md), also in the form of Mooncake's " +
 		"published traces, or mooncake for its trace of conversations; otherwise a trace is generated.",
 	"simulate_requests": "Send so many requests: a longer trace is cut, a shorter one begins anew with other texts.",
-	"simulate_policies": "The policies, comma separated, as for the gateway's -pick; all otherwise.",
+	"simulate_policies": "The policies, comma separated, as for the gateway's -pick; all but kv otherwise.",
 	"simulate_seed":     "Of the generated trace and of the policies. The same seed gives the same output.",
 	"simulate_budget":   "Tokens that a step computes at most; longer prompts are computed in chunks.",
 	"simulate_step": "Microseconds of an engine's step: for the step, for each request in it, for each token of " +

@@ -79,11 +79,7 @@ func (c *simulateCmd) Run(s streams) error {
 	}
 	results := make([]*simulate.Result, 0, len(names))
 	for _, name := range names {
-		policy, err := pick.ParsePolicy(name)
-		if err != nil {
-			return err
-		}
-		r, err := simulate.Run(ctx, fleet, trace, policy, c.Seed)
+		r, err := c.replay(ctx, fleet, trace, name)
 		if err != nil {
 			return orInterrupted(ctx, err)
 		}
@@ -93,6 +89,19 @@ func (c *simulateCmd) Run(s streams) error {
 		return err
 	}
 	return simulate.Draw(c.Plots, results)
+}
+
+// replay replays the trace with a policy.
+func (c *simulateCmd) replay(ctx context.Context, f simulate.Fleet, t *simulate.Trace, name string) (*simulate.Result,
+	error) {
+	if name == "kv" {
+		return simulate.RunKV(ctx, f, t, c.Seed)
+	}
+	policy, err := pick.ParsePolicy(name)
+	if err != nil {
+		return nil, err
+	}
+	return simulate.Run(ctx, f, t, policy, c.Seed)
 }
 
 func (c *simulateCmd) report(out io.Writer, f simulate.Fleet, t *simulate.Trace, results []*simulate.Result) error {

@@ -85,6 +85,11 @@ func (f *Fleet) config() virtual.Config {
 
 // Run replays the trace with a policy's picker. The same seed gives the same result.
 func Run(ctx context.Context, f Fleet, t *Trace, policy pick.Policy, seed uint64) (*Result, error) {
+	return run(ctx, f, t, policy, seed, nil)
+}
+
+// run is Run; k is to know what the engines hold, or nil.
+func run(ctx context.Context, f Fleet, t *Trace, policy pick.Policy, seed uint64, k *known) (*Result, error) {
 	if err := f.check(); err != nil {
 		return nil, err
 	}
@@ -100,7 +105,11 @@ func Run(ctx context.Context, f Fleet, t *Trace, policy pick.Policy, seed uint64
 	for i := range all {
 		r.places[all[i].ID] = i
 	}
-	out, err := virtual.Run(ctx, f.config(), r.arrivals(f.PrefillSpec.BlockSize), r.route)
+	route := r.route
+	if k != nil {
+		k.replay, route = r, k.route
+	}
+	out, err := virtual.Run(ctx, f.config(), r.arrivals(f.PrefillSpec.BlockSize), route)
 	if err != nil {
 		return nil, fmt.Errorf("policy %s: %w", policy, err)
 	}

@@ -202,3 +202,23 @@ func TestThePlotsAreDrawn(t *testing.T) {
 		require.True(t, strings.HasPrefix(string(b), "\x89PNG"))
 	}
 }
+
+// Which engine holds a prompt, and whether it has evicted it, is known by events; where it was sent is a guess.
+func TestEventsReuseNotLessThanTheGuess(t *testing.T) {
+	f := documented()
+	f.PrefillSpec.Blocks = 4000 // so that the guess is wrong now and then
+	g := Usual()
+	g.Seconds = 30
+	trace, err := g.Trace(1)
+	require.NoError(t, err)
+	guess, err := Run(t.Context(), f, trace, pick.PrefixAffinity(), 1)
+	require.NoError(t, err)
+	kv, err := RunKV(t.Context(), f, trace, 1)
+	require.NoError(t, err)
+	again, err := RunKV(t.Context(), f, trace, 1)
+	require.NoError(t, err)
+	assert.Equal(t, kv.Reuse(), again.Reuse(), "the same seed gives the same")
+	assert.Equal(t, "kv", kv.Policy)
+	t.Log(guess.Reuse(), kv.Reuse())
+	assert.GreaterOrEqual(t, kv.Reuse(), guess.Reuse())
+}
