@@ -4,48 +4,58 @@
 // it asks the index how many tokens of the prompt are cached, and after it reads cached_tokens of the response's usage.
 //
 //	go run ./lab/kvtruth -engine http://127.0.0.1:8000 -model tiny
+//	go run ./lab/kvtruth -faults
+//	go run ./lab/kvtruth -compare 2
 //
 // The engine must publish KV-cache events and say where (GET /kv_event_sources), have …/render or /tokenize, and count
 // cached tokens (vLLM: --enable-prompt-tokens-details). Nobody else may send it requests meanwhile.
+//
+// With -faults the command starts a vLLM of lab/engines by itself, loses its events, kills it and starts it again, and
+// prints how long the index claimed to be exact and was not, when it is exact again, and what its predictions are worth
+// then. With -compare it sends the same conversations to some vLLMs through a gateway, once with each of the policies
+// round-robin, prefix and kv, and prints how many tokens of their prompts were cached. PDKIT_ENGINES_DIR is where
+// lab/engines/install.sh has put the engines.
 package main
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
-	"io"
-	"math/rand/v2"
-	"net/http"
 	"os"
 	"os/signal"
 	"strings"
 	"time"
 
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/discovery/kvevents"
-	"github.com/pdkit/pdkit/discovery/static"
 	"github.com/pdkit/pdkit/pdflow/kvindex"
-	"github.com/pdkit/pdkit/pdflow/prompttokens"
 )
 
 func main() {
 	var r run
-	engine := flag.String("engine", "", "the engine's `URL`")
+	url := flag.String("engine", "", "the engine's `URL`")
+	faults := flag.Bool("faults", false, "play the faults with a real engine of this program's own")
+	engines := flag.Int("compare", 0, "compare policies on `N` real engines of this program's own")
+	only := flag.String("only", "", "play only the fault whose name contains `TEXT`")
 	flag.StringVar(&r.model, "model", "tiny", "the model's `NAME`")
-	flag.IntVar(&r.requests, "requests", 50, "how many requests")
+	flag.IntVar(&r.requests, "requests", 50, "how many requests, with -faults after each fault")
 	flag.IntVar(&r.longest, "longest", 600, "characters of the longest prompt")
 	flag.Uint64Var(&r.seed, "seed", 1, "of the prompts")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	found, err := r.do(ctx, *engine)
-	if err == nil {
-		fmt.Println(found)
-		err = found.judge()
+	var err error
+	switch {
+	case *engines > 0:
+		err = r.compare(ctx, *engines)
+	case *faults:
+		err = realFaults(ctx, &r, *only)
+	default:
+		var found *result
+		if found, err = r.do(ctx, *url); err == nil {
+			fmt.Println(found)
+			err = found.judge()
+		}
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "kvtruth:", err)
@@ -85,127 +95,45 @@ func (r result) String() string {
 	return strings.Join(append([]string{text}, r.Wrong...), "\n")
 }
 
+// do sends requests to an engine that says where it publishes.
 func (r *run) do(ctx context.Context, url string) (*result, error) {
 	e, err := discovery.New(url, discovery.RoleBoth)
 	if err != nil {
 		return nil, err
 	}
-	set, err := static.NewSet(e)
+	v, err := watch(ctx, e, r.model)
 	if err != nil {
 		return nil, err
 	}
-	index := kvindex.New()
-	reader, err := kvevents.New(index.Sink(), &kvevents.Options{Model: r.model, Client: http.DefaultTransport})
-	if err != nil {
+	defer v.close()
+	if _, err := v.becomes(ctx, true, time.Now(), time.Minute); err != nil {
 		return nil, err
 	}
-	following, stop := context.WithCancel(ctx)
-	done := make(chan struct{})
-	go func() { defer close(done); _ = reader.Run(following, set) }()
-	defer func() { stop(); <-done }()
-	for deadline := time.Now().Add(time.Minute); index.State(e.ID).State != kvindex.Exact; {
-		if time.Now().After(deadline) || ctx.Err() != nil {
-			return nil, fmt.Errorf("the index is not exact: %s", index.State(e.ID).Reason)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	tokens := prompttokens.New(set, &prompttokens.Options{Timeout: 10 * time.Second})
-	defer tokens.Close()
 	found := &result{}
-	random := rand.New(rand.NewPCG(r.seed, 1)) //nolint:gosec // the same prompts again
-	var known []string
+	prompts := r.prompts()
 	for range r.requests {
-		prompt := r.prompt(random, known)
-		known = append(known, prompt)
-		if err := r.one(ctx, e, index, tokens, prompt, found); err != nil {
+		if err := v.compare(ctx, prompts.next(), found); err != nil {
 			return nil, err
 		}
 	}
 	return found, nil
 }
 
-// prompt is a new prompt, or one that begins as an earlier one does.
-func (r *run) prompt(random *rand.Rand, known []string) string {
-	n := 40 + random.IntN(r.longest-40)
-	text := ""
-	if len(known) > 0 && random.IntN(3) > 0 {
-		old := known[random.IntN(len(known))]
-		text = old[:random.IntN(len(old)+1)]
-	}
-	var b strings.Builder
-	b.WriteString(text)
-	for b.Len() < n {
-		fmt.Fprintf(&b, "%x ", random.Uint32())
-	}
-	return b.String()[:max(n, len(text))]
-}
-
-func (r *run) one(ctx context.Context, e discovery.Endpoint, index *kvindex.Index, tokens *prompttokens.Client,
-	prompt string, found *result) error {
-	body, err := json.Marshal(map[string]any{"model": r.model, "prompt": prompt, "max_tokens": 24, "temperature": 0})
-	if err != nil {
-		return err
-	}
-	request, err := connector.ParseRequest(connector.APICompletions, body)
-	if err != nil {
-		return err
-	}
-	ids, exact, err := tokens.Tokens(ctx, request)
-	if err != nil {
-		return err
-	}
-	predicted := 0
-	state := index.State(e.ID)
-	for _, hit := range index.Match(&kvindex.Query{Model: r.model, Tokens: ids}, nil) {
-		predicted = hit.Device
-	}
-	cached, n, err := ask(ctx, e.URL.String(), body)
-	if err != nil {
-		return err
-	}
-	if n != len(ids) {
-		return fmt.Errorf("the engine counts %d tokens of a prompt that it rendered as %d", n, len(ids))
-	}
-	found.Requests++
-	found.Cached += cached
-	found.Prompt += n
-	if state.State != kvindex.Exact || !exact {
-		return nil
-	}
-	found.Exact++
-	if cached == predicted {
-		found.Right++
-	} else {
-		found.Wrong = append(found.Wrong, fmt.Sprintf("request %d: predicted %d, cached %d, of %d tokens",
-			found.Requests, predicted, cached, n))
-	}
-	time.Sleep(200 * time.Millisecond) // the events of a request come after its response
-	return nil
-}
-
-func ask(ctx context.Context, url string, body []byte) (cached, prompt int, err error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/completions", bytes.NewReader(body))
-	if err != nil {
-		return 0, 0, err
-	}
-	r.Header.Set("Content-Type", "application/json")
-	resp, err := http.DefaultClient.Do(r)
-	if err != nil {
-		return 0, 0, err
-	}
-	defer resp.Body.Close()
-	answer, err := io.ReadAll(resp.Body)
-	if err != nil || resp.StatusCode != http.StatusOK {
-		return 0, 0, errors.Join(err, fmt.Errorf("the engine answered %d", resp.StatusCode))
-	}
-	var a struct {
-		Usage struct {
-			Prompt  int `json:"prompt_tokens"`
-			Details struct {
-				Cached int `json:"cached_tokens"`
-			} `json:"prompt_tokens_details"`
+// becomes waits until the index claims that the engine's state is exact, or that it is not, and returns when it did so
+// first after began.
+func (v *view) becomes(ctx context.Context, exact bool, began time.Time, patience time.Duration) (time.Time, error) {
+	for deadline := time.Now().Add(patience); ; {
+		if at, ok := v.changed(exact, began); ok {
+			return at, nil
 		}
+		if time.Now().After(deadline) || ctx.Err() != nil {
+			status := v.index.State(v.engine.ID)
+			return time.Time{}, fmt.Errorf("after %s the index is still %s: %s", patience, words[status.State],
+				status.Reason)
+		}
+		time.Sleep(watchEvery)
 	}
-	err = json.Unmarshal(answer, &a)
-	return a.Usage.Details.Cached, a.Usage.Prompt, err
 }
+
+var words = map[kvindex.State]string{kvindex.Exact: "exact", kvindex.Incomplete: "incomplete",
+	kvindex.Unknown: "unknown"}

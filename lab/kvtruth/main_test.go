@@ -28,3 +28,20 @@ func TestTheIndexSaysWhatASimulatedEngineCounts(t *testing.T) {
 	found.Exact = 0
 	require.Error(t, found.judge(), "it never claimed to know")
 }
+
+// Whatever happens to an engine, its events or its reader, the index stops claiming to be exact within a second, and is
+// right when it claims it again.
+func TestTheIndexIsRightAfterEachFault(t *testing.T) {
+	b := &bench{run: &run{model: "tiny", requests: 5, longest: 600, seed: 7}, block: 16, steps: 300, many: 100}
+	var err error
+	b.engine, err = startSimulated(b.steps)
+	require.NoError(t, err)
+	defer b.engine.Close()
+	require.NoError(t, b.connect())
+	rows, err := b.all(t.Context(), faults)
+	t.Log("\n" + table(rows))
+	require.NoError(t, err)
+	for _, row := range rows {
+		assert.NoError(t, row.judge())
+	}
+}
