@@ -20,12 +20,17 @@ const (
 const (
 	loadMost    = 5 * time.Second  // an older load of an engine says nothing any more
 	forgetAfter = 10 * time.Minute // without requests, an engine may be forgotten
+	// Where the host tells no speeds, an engine that has taught nothing for as long is taken to be like the fleet: else
+	// one that was slow once would get no request any more, and never be known to be fast again.
+	tryAgain = 2 * time.Minute
 )
 
 // books are what the picker knows of engines: what it has sent to each, and how fast each was.
 type books struct {
-	mu      sync.RWMutex
-	engines map[string]*engine
+	began     time.Time // times of engines are after it: a clock that is set does not change them
+	hostTells bool      // the speeds of engines
+	mu        sync.RWMutex
+	engines   map[string]*engine
 
 	learning sync.Mutex
 	fleet    engineLines // of all engines, for one of which too little is known
@@ -52,12 +57,13 @@ type engine struct {
 	coming     atomic.Int64 // requests that have it as their decode engine, and whose prefill leg runs
 	arriving   atomic.Int64 // tokens of their prompts
 	unsent     atomic.Int64 // tokens of KV that will move from it, or to it, when a prefill leg has ended
-	// when the KV of prefill legs that have ended will have moved, in Unix nanoseconds
+	// when the KV of prefill legs that have ended will have moved: see books.clock
 	movedUntil atomic.Int64
 	beside     rate // of prompt tokens that it computes for requests that it serves alone
-	// when the prefill of requests that it serves alone will be over, in Unix nanoseconds: no report tells
+	// when the prefill of requests that it serves alone will be over: no report tells
 	busyUntil atomic.Int64
-	used      atomic.Int64 // Unix nanoseconds
+	used      atomic.Int64
+	taught    atomic.Int64 // when it last taught how fast it is
 	speed     speed
 	lines     engineLines // books.learning is held
 }
@@ -76,7 +82,15 @@ func (s *speed) load() Speed {
 	return Speed{at(0), at(1), at(2), at(3)}
 }
 
-func (b *books) init() { b.engines = map[string]*engine{} }
+func (b *books) init(o *Options) {
+	b.engines, b.began, b.hostTells = map[string]*engine{}, o.Now(), o.Engine != nil
+	if b.began.IsZero() { // a simulation that has not begun
+		b.began = time.Unix(0, 0)
+	}
+}
+
+// clock returns a time as nanoseconds.
+func (b *books) clock(now time.Time) int64 { return int64(now.Sub(b.began)) }
 
 func (b *books) engine(id string, now time.Time) *engine {
 	b.mu.RLock()
@@ -91,12 +105,12 @@ func (b *books) engine(id string, now time.Time) *engine {
 		return e
 	}
 	for old, x := range b.engines { // engines come and go under new IDs
-		if x.prefills.Load() == 0 && x.running.Load() == 0 && now.UnixNano()-x.used.Load() > int64(forgetAfter) {
+		if x.prefills.Load() == 0 && x.running.Load() == 0 && b.clock(now)-x.used.Load() > int64(forgetAfter) {
 			delete(b.engines, old)
 		}
 	}
 	e = &engine{}
-	e.used.Store(now.UnixNano())
+	e.used.Store(b.clock(now))
 	b.engines[id] = e
 	return e
 }
@@ -107,9 +121,9 @@ func (b *books) figures(o *Options, at *discovery.Endpoint, role int, in *Input,
 	*c = Candidate{Running: int(max(0, e.running.Load())), Context: int(max(0, e.context.Load())),
 		Coming: int(max(0, e.coming.Load())), ComingContext: int(max(0, e.arriving.Load())),
 		Prefilled: e.beside.at(now)}
-	c.Speed = e.known(b)
+	c.Speed = e.known(b, now)
 	c.Moving = int(max(0, e.unsent.Load()))
-	if left := time.Duration(e.movedUntil.Load() - now.UnixNano()); left > 0 && in.TokenBytes > 0 && in.Link > 0 {
+	if left := time.Duration(e.movedUntil.Load() - b.clock(now)); left > 0 && in.TokenBytes > 0 && in.Link > 0 {
 		c.Moving += int(left.Seconds() * in.Link / float64(in.TokenBytes))
 	}
 	total := 0
@@ -121,7 +135,7 @@ func (b *books) figures(o *Options, at *discovery.Endpoint, role int, in *Input,
 		total = f.KVTokens
 	}
 	sent := int(e.prefilling.Load())
-	if ahead := time.Duration(e.busyUntil.Load() - now.UnixNano()); ahead > 0 && c.Speed.PerPrompt > 0 {
+	if ahead := time.Duration(e.busyUntil.Load() - b.clock(now)); ahead > 0 && c.Speed.PerPrompt > 0 {
 		sent += int(ahead.Seconds() / c.Speed.PerPrompt)
 	}
 	c.QueueTokens = sent
@@ -226,21 +240,28 @@ func (r *rate) at(now time.Time) float64 {
 	return r.decayed(now) / lately.Seconds()
 }
 
-// move takes note that KV begins to move, and returns when it will have moved, in Unix nanoseconds.
-func (e *engine) move(tokens int64, perToken float64, now time.Time) int64 {
+// move takes note that KV begins to move now, and returns when it will have moved.
+func (e *engine) move(tokens int64, perToken float64, now int64) int64 {
 	e.unsent.Add(-tokens)
 	takes := int64(float64(tokens) * perToken * float64(time.Second))
 	for {
 		until := e.movedUntil.Load()
-		if then := max(until, now.UnixNano()) + takes; e.movedUntil.CompareAndSwap(until, then) {
+		if then := max(until, now) + takes; e.movedUntil.CompareAndSwap(until, then) {
 			return then
 		}
 	}
 }
 
+// isOld reports whether what was learnt then says nothing any more.
+func (b *books) isOld(then, now int64) bool { return !b.hostTells && now-then > int64(tryAgain) }
+
 // known is an engine's speed. What it lacks is the fleet's.
-func (e *engine) known(b *books) Speed {
-	s, all := e.speed.load(), b.ledger.speed.load()
+func (e *engine) known(b *books, now time.Time) Speed {
+	all := b.ledger.speed.load()
+	if b.isOld(e.taught.Load(), b.clock(now)) {
+		return all
+	}
+	s := e.speed.load()
 	if s.PerPrompt <= 0 {
 		s.PerPrompt = all.PerPrompt
 	}
@@ -292,12 +313,18 @@ func (l *engineLines) speed() Speed {
 const (
 	keeps     = 0.98 // of each sum at the next sample: about 50 samples count
 	leastSeen = 4    // samples
+	// A sample is at most so many times what the others say, so that a request that hung for minutes is not the speed of
+	// the next hundred. What has really become slower is followed all the same, in a few samples more.
+	outlier = 32
 )
 
 // line is a line through samples, of which later ones count more.
 type line struct{ n, x, y, xx, xy float64 }
 
 func (l *line) add(x, y float64) {
+	if base, per, ok := l.fit(); ok && base+per*x > 0 {
+		y = min(y, outlier*(base+per*x))
+	}
 	l.n, l.x, l.y = l.n*keeps+1, l.x*keeps+x, l.y*keeps+y
 	l.xx, l.xy = l.xx*keeps+x*x, l.xy*keeps+x*y
 }
@@ -321,14 +348,21 @@ func (l *line) fit() (base, per float64, ok bool) {
 type ratio struct{ n, xx, xy float64 }
 
 func (r *ratio) add(x, y float64) {
+	if said := r.xy * x; r.n >= leastSeen-1 && said > 0 {
+		y = min(y, outlier*said/r.xx)
+	}
 	r.n, r.xx, r.xy = r.n*keeps+1, r.xx*keeps+x*x, r.xy*keeps+x*y
 }
 
 // meanError is the mean relative error of predictions: 1 is twice or half of what came.
-type meanError struct{ n, sum float64 }
+type meanError struct {
+	n, sum float64
+	at     int64 // of the last one
+}
 
-func (m *meanError) add(predicted, came float64) {
-	m.n, m.sum = m.n*keeps+1, m.sum*keeps+math.Abs(predicted-came)/max(min(predicted, came), leastTime)
+func (m *meanError) add(predicted, came float64, at int64) {
+	wrong := math.Abs(predicted-came) / max(min(predicted, came), leastTime)
+	m.n, m.sum, m.at = m.n*keeps+1, m.sum*keeps+min(wrong, mostWrong), at
 }
 
 func (m *meanError) mean() float64 {
@@ -340,6 +374,7 @@ func (m *meanError) mean() float64 {
 
 const (
 	leastTime     = 1e-4 // seconds, of which a prediction is wrong by so many times
+	mostWrong     = 10   // a prediction that is wrong by more counts as this: one of them says nothing of the next
 	leastCompared = 20   // predictions, before they may be given up
 	trustAgain    = 0.8  // of the bound
 )
@@ -362,10 +397,14 @@ type seen struct {
 }
 
 // learn takes over what an attempt has told.
-func (b *books) learn(s *seen, bound float64) {
+func (b *books) learn(s *seen, bound float64, now time.Time) {
 	b.learning.Lock()
 	defer b.learning.Unlock()
+	clock := b.clock(now)
 	add := func(e *engine, take func(*engineLines)) {
+		if b.isOld(e.taught.Swap(clock), clock) {
+			e.lines = engineLines{}
+		}
 		take(&e.lines)
 		e.speed.store(e.lines.speed())
 		take(&b.fleet)
@@ -380,7 +419,7 @@ func (b *books) learn(s *seen, bound float64) {
 		add(s.decode, func(l *engineLines) { l.step.add(s.crowd, s.itlCame) })
 	}
 	b.ledger.speed.store(b.fleet.speed())
-	step := s.decode.known(b)
+	step := s.decode.known(b, now)
 	transfer := max(0, s.afterPrefill-step.Base-step.PerRequest*s.crowd)
 	if s.afterPrefill > 0 && s.fetched > 0 {
 		b.transfer.add(s.fetched, transfer)
@@ -406,24 +445,24 @@ func (b *books) learn(s *seen, bound float64) {
 	}
 	for i, x := range [2][2]float64{{s.ttft, s.ttftCame}, {s.itl, s.itlCame}} {
 		if x[0] > 0 && x[1] > 0 {
-			b.errors[i].add(x[0], x[1])
+			b.errors[i].add(x[0], x[1], clock)
 		}
 	}
 	if bound > 0 {
-		b.judge(bound)
+		b.judge(bound, clock)
 	}
 }
 
-// judge gives up predictions that are wrong, and trusts them again.
-func (b *books) judge(bound float64) {
+// judge gives up predictions that are wrong, and trusts them again. Errors of what is not compared any more do not count.
+func (b *books) judge(bound float64, now int64) {
 	dubious := b.ledger.isDubious.Load()
 	if dubious {
 		bound *= trustAgain
 	}
 	worst := 0.0
 	for i := range b.errors {
-		if b.errors[i].n >= leastCompared*trustAgain {
-			worst = max(worst, b.errors[i].mean())
+		if e := &b.errors[i]; e.n >= leastCompared*trustAgain && !b.isOld(e.at, now) {
+			worst = max(worst, e.mean())
 		}
 	}
 	b.ledger.isDubious.Store(worst > bound)

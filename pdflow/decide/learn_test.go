@@ -23,6 +23,7 @@ type world struct {
 	overhead           time.Duration // of a prefill leg
 	perPrompt, perSent time.Duration // for a token: computed, and transferred
 	step               time.Duration
+	slow               string // an engine that takes a second more
 }
 
 // serve plays one request, by the picker's own clock, and returns how long its first token took.
@@ -35,6 +36,9 @@ func (w *world) serve(t *testing.T, p pdflow.Picker, tokens int) (x pdflow.Pick,
 	o := &pdflow.Outcome{Session: &connector.Session{Request: in.Request}, Mode: pdflow.ModeAggregated,
 		Usage: pdflow.Usage{Output: 11}}
 	compute := w.overhead + time.Duration(tokens)*w.perPrompt
+	if w.slow != "" && (w.slow == x.Decode.ID || w.slow == x.Prefill.ID) {
+		compute += time.Second
+	}
 	if x.Prefill.URL != nil {
 		o.Prefill.Start = time.Now()
 		time.Sleep(compute)

@@ -152,7 +152,7 @@ func New(p pdflow.Picker, policy Policy, o *Options) (*Picker, error) {
 	if s.o.Rand == nil {
 		s.o.Rand = rand.Uint64 // it breaks ties, and is no secret
 	}
-	s.books.init()
+	s.books.init(&s.o)
 	var err error
 	s.tel, err = newTelemetry(s)
 	out := &Picker{inner: p, shared: s}

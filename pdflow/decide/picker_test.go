@@ -342,16 +342,21 @@ func TestADryRunChangesNoChoice(t *testing.T) {
 }
 
 func TestARefusalSaysWhenToComeAgain(t *testing.T) {
+	waiting := 100
 	o := &decide.Options{Engine: h100s, Class: func(*pdflow.PickInput) decide.Class {
-		return decide.Class{TTFT: time.Millisecond, Refusable: true}
-	}}
-	p := around(t, newSet(t, engines(2, "")...), decide.Predicted(decide.PredictedOptions{}), o)
-	in := &pdflow.PickInput{Request: completion(t, text(8000)), Attempt: 1}
+		return decide.Class{TTFT: 200 * time.Millisecond, Refusable: true}
+	}, Load: func(string) inspect.Load { return inspect.Load{At: time.Now(), Running: 1, Waiting: waiting} }}
+	p := around(t, newSet(t, engines(1, "")...), decide.Predicted(decide.PredictedOptions{}), o)
+	in := &pdflow.PickInput{Request: completion(t, text(2000)), Attempt: 1}
 	_, err := p.Pick(t.Context(), in)
 	var e *pdflow.Error
 	require.ErrorAs(t, err, &e)
 	assert.Equal(t, pdflow.CodeOverloaded, e.Code)
-	assert.Equal(t, time.Second, e.RetryAfter)
+	assert.InDelta(t, 1.5, e.RetryAfter.Seconds(), 0.5)
+	waiting = 100_000
+	_, err = p.Pick(t.Context(), in)
+	require.ErrorAs(t, err, &e)
+	assert.Equal(t, time.Minute, e.RetryAfter, "by then, all may be different")
 	in.Attempt = 2
 	mustPick(t, p, in) // it was admitted
 }

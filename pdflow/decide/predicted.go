@@ -36,7 +36,8 @@ const (
 	certain       = 30  // of the logistic's argument, from which on it is 1
 	hopeless      = 0.1 // an option with a smaller chance cannot meet the objectives
 	leastRetry    = time.Second
-	oldestFigure  = 4.0 // seconds
+	mostRetry     = time.Minute // by then, other engines and other requests are there
+	oldestFigure  = 4.0         // seconds
 )
 
 // Predicted predicts the TTFT and ITL of each option for each pair of candidates, and takes the option with the best
@@ -71,8 +72,9 @@ const (
 //
 //	used         = TTFT/o + R·(s'(d) − s(d))/o
 //
-// If no option has a chance above a tenth, and the class may be refused, the request is refused, until the best option
-// could meet the objectives again.
+// If no option has a chance above a tenth, the class may be refused, and idle engines would have a better chance, the
+// request is refused, until the best option could meet the objectives again. What no engine could ever meet is no reason
+// to refuse.
 //
 // Sources: the linear step and its coefficients are those of BLIS (inference-sim) and Vidur (arXiv:2405.05465), which
 // fit such sums to vLLM; chunked prefill's effect on decode steps is Sarathi-Serve's (arXiv:2403.02310), the separation
@@ -140,17 +142,23 @@ func (p *predicted) Decide(in *Input, out *Decision) {
 	if in.Class.ITL > 0 {
 		q.itl = in.Class.ITL.Seconds()
 	}
+	split, alone, there := q.options()
+	q.choose(&split, &alone, &there, out)
+}
+
+// options are the best pair, the best decode engine and the best prefill engine to serve alone.
+func (q *request) options() (split, alone, there option) {
 	var ps, ds [CandidatesMost]view
-	prefills := in.Prefill[:min(len(in.Prefill), CandidatesMost)]
-	decodes := in.Decode[:min(len(in.Decode), CandidatesMost)]
+	prefills := q.in.Prefill[:min(len(q.in.Prefill), CandidatesMost)]
+	decodes := q.in.Decode[:min(len(q.in.Decode), CandidatesMost)]
 	for i := range prefills {
 		q.look(&prefills[i], false, &ps[i])
 	}
 	for i := range decodes {
 		q.look(&decodes[i], true, &ds[i])
 	}
-	split, alone, there := none, none, none
-	for k, j := 0, start(in.Rand, len(decodes)); k < len(decodes); k, j = k+1, j+1 {
+	split, alone, there = none, none, none
+	for k, j := 0, start(q.in.Rand, len(decodes)); k < len(decodes); k, j = k+1, j+1 {
 		if j == len(decodes) {
 			j = 0
 		}
@@ -168,7 +176,7 @@ func (p *predicted) Decide(in *Input, out *Decision) {
 			q.alone(&ps[i], i, Any, &there)
 		}
 	}
-	q.choose(&split, &alone, &there, out)
+	return split, alone, there
 }
 
 // request is one request, with its objectives.
@@ -319,14 +327,35 @@ func (q *request) choose(split, alone, there *option, out *Decision) {
 		return
 	}
 	out.TTFT, out.ITL = seconds(best.ttft), seconds(best.itl)
-	if q.in.Class.Refusable && max(split.chance, alone.chance, there.chance) < hopeless {
+	if q.in.Class.Refusable && max(split.chance, alone.chance, there.chance) < hopeless && q.idleMeet() {
 		out.Action, out.Reason = Refuse, ReasonObjectives
 		soonest := min(split.orNever(), alone.orNever(), there.orNever())
-		out.RetryAfter = max(seconds(soonest-q.ttft), leastRetry)
+		out.RetryAfter = min(max(seconds(soonest-q.ttft), leastRetry), mostRetry)
 		return
 	}
 	out.Action, out.Prefill, out.Decode = action, best.prefill, best.decode
 	out.Reason = reason(action, best, split, alone, there)
+}
+
+// idleMeet reports whether the engines could meet the objectives if they had nothing else to do.
+func (q *request) idleMeet() bool {
+	var ps, ds [CandidatesMost]Candidate
+	in := *q.in
+	in.Prefill, in.Decode = idle(in.Prefill, &ps), idle(in.Decode, &ds)
+	at := *q
+	at.in = &in
+	split, alone, there := at.options()
+	return max(split.chance, alone.chance, there.chance) >= hopeless
+}
+
+func idle(all []Candidate, as *[CandidatesMost]Candidate) []Candidate {
+	n := min(len(all), len(as))
+	for i := range n {
+		c := &all[i]
+		as[i] = Candidate{KV: Memory{Free: c.KV.Total, Total: c.KV.Total}, Speed: c.Speed, Cached: c.Cached,
+			CachedExact: c.CachedExact, Alone: c.Alone, Apart: c.Apart}
+	}
+	return as[:n]
 }
 
 // reason says why an option is better than that of the other kind, with one engine or two.

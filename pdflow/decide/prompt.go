@@ -10,7 +10,11 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 )
 
-const bytesPerToken = 4 // of text, as package pick counts
+const (
+	bytesPerToken = 4    // of text, as package pick counts
+	mediaLeast    = 1024 // bytes of a picture or a sound in a prompt: less is counted as text
+	mediaTokens   = 1024 // of one, in a usual model and size
+)
 
 // beside are members that chat templates put into the prompt, beside the one that the API names.
 var beside = [...]string{"tools", "system", "instructions"}
@@ -32,6 +36,7 @@ func (s *shared) prompt(in *pdflow.PickInput) (tokens int, exact bool) {
 }
 
 // promptTokens counts token ids, of one prompt or of a list with one; of text it takes four bytes for a token.
+// A picture or a sound in the body is not as many tokens as its bytes would be.
 func promptTokens(r *connector.ClientRequest) (tokens int, exact bool) {
 	size := 0
 	for _, name := range [...]string{r.API.PromptMember(), "input_ids"} {
@@ -42,7 +47,7 @@ func promptTokens(r *connector.ClientRequest) (tokens int, exact bool) {
 		if ids := countIDs(raw); ids > 0 {
 			return ids, true
 		}
-		size += len(raw)
+		size += textBytes(r.API, raw)
 	}
 	if size == 0 {
 		size = len(r.Body())
@@ -54,6 +59,35 @@ func promptTokens(r *connector.ClientRequest) (tokens int, exact bool) {
 		}
 	}
 	return size/bytesPerToken + 1, false
+}
+
+// textBytes is about how many bytes of text a member has, or is worth. A string that is a data URL, or the member data of
+// a picture or sound, is worth mediaTokens.
+func textBytes(api connector.API, raw []byte) int {
+	size := len(raw)
+	if size < mediaLeast || api != connector.APIChat && api != connector.APIResponses && api != connector.APIMessages {
+		return size
+	}
+	from := 0 // after the quote before
+	for {
+		n := bytes.IndexByte(raw[from:], '"')
+		if n < 0 {
+			return size
+		}
+		if n >= mediaLeast && (bytes.HasPrefix(raw[from:], dataURL) || isData(raw[:from-1])) {
+			size += mediaTokens*bytesPerToken - n
+		}
+		from += n + 1
+	}
+}
+
+var dataURL = []byte("data:")
+
+// isData reports whether what stands before a string makes it the value of a member data.
+func isData(before []byte) bool {
+	before = bytes.TrimRight(before, " \t\r\n")
+	name, ok := bytes.CutSuffix(before, []byte{':'})
+	return ok && bytes.HasSuffix(bytes.TrimRight(name, " \t\r\n"), []byte(`"data"`))
 }
 
 // countIDs returns how many numbers a JSON array of numbers has, or the only array in it. 0: it is something else.

@@ -22,7 +22,7 @@ type ticket struct {
 	step         Speed   // of the decode engine, as the host says, and scaled
 	scale        float64
 	roomy        bool  // the decode engine has memory for it, so that nothing but its transfer waits
-	until, takes int64 // when its prefill will be over where it is served alone, and for how long, in nanoseconds
+	until, takes int64 // when its prefill will be over where it is served alone, and for how long: see books.clock
 	seen         seen
 	decided      bool // by the policy
 	action       Action
@@ -45,7 +45,7 @@ func (s *shared) count(x *scratch, out *pdflow.Pick, decided bool) pdflow.Pick {
 		t = &ticket{s: s}
 		t.done, t.prefillDone = t.end, t.endPrefill
 	}
-	now := x.now
+	now, clock := x.now, s.books.clock(x.now)
 	d := s.books.engine(out.Decode.ID, now)
 	t.at, t.prompt, t.decided = now, int64(x.in.Prompt), decided
 	t.action, t.reason = x.decision.Action, x.decision.Reason
@@ -69,13 +69,13 @@ func (s *shared) count(x *scratch, out *pdflow.Pick, decided bool) pdflow.Pick {
 	if x.in.Link > 0 {
 		t.perToken = float64(x.in.TokenBytes) / x.in.Link
 	}
-	d.used.Store(now.UnixNano())
+	d.used.Store(clock)
 	if t.seen.alone {
 		t.seen.crowd = float64(d.running.Add(1))
 		d.context.Add(t.prompt)
 		t.own = max(t.prompt-int64(cached[decodeRole]), 1)
 		var before float64
-		before, t.until, t.takes = d.occupy(float64(t.own), d.known(&s.books), now)
+		before, t.until, t.takes = d.occupy(float64(t.own), d.known(&s.books, now), clock)
 		t.seen.work = float64(t.own) + before
 		d.beside.add(float64(t.own), now)
 	} else {
@@ -91,7 +91,7 @@ func (s *shared) count(x *scratch, out *pdflow.Pick, decided bool) pdflow.Pick {
 			t.seen.saidPrefill = t.seen.work * c.Speed.PerPrompt / s.books.ledger.scales.at(prefillRole)
 		}
 		p.prefills.Add(1)
-		p.used.Store(now.UnixNano())
+		p.used.Store(clock)
 		t.prefills.Store(true)
 		t.reports.Store(2)
 		out.PrefillDone = t.prefillDone
@@ -111,26 +111,25 @@ func (x *scratch) cached(out *pdflow.Pick) (tokens [2]float64) {
 }
 
 // occupy adds prompt tokens to those that an engine computes for requests that it serves alone. It returns how many are
-// before them, until when they take, in Unix nanoseconds, and for how long.
-func (e *engine) occupy(tokens float64, s Speed, now time.Time) (before float64, until, takes int64) {
+// before them, until when they take, and for how long.
+func (e *engine) occupy(tokens float64, s Speed, now int64) (before float64, until, takes int64) {
 	if s.PerPrompt <= 0 {
 		return 0, 0, 0
 	}
 	takes = int64(tokens * s.PerPrompt * float64(time.Second))
 	for {
 		was := e.busyUntil.Load()
-		from := max(was, now.UnixNano())
+		from := max(was, now)
 		if e.busyUntil.CompareAndSwap(was, from+takes) {
-			return time.Duration(from-now.UnixNano()).Seconds() / s.PerPrompt, from + takes, takes
+			return time.Duration(from-now).Seconds() / s.PerPrompt, from + takes, takes
 		}
 	}
 }
 
-// takeBack takes back what a request was to occupy that was served alone, and has come to nothing.
-func (t *ticket) takeBack(now time.Time) {
-	d := t.engines[decodeRole]
-	d.busyUntil.Add(-min(t.takes, max(0, t.until-now.UnixNano()))) // the time before has passed
-	d.beside.takeBack(float64(t.own), t.at, now)
+// idle takes back the time that a request was to occupy that was served alone, and has ended before.
+func (t *ticket) idle(now time.Time) {
+	// the time before has passed
+	t.engines[decodeRole].busyUntil.Add(-min(t.takes, max(0, t.until-t.s.books.clock(now))))
 }
 
 // endPrefill is told that the prefill leg has ended.
@@ -159,10 +158,10 @@ func (t *ticket) endLeg(o *pdflow.LegOutcome) {
 		d.unsent.Add(-int64(t.seen.fetched))
 		return
 	}
-	now := t.s.o.Now()
+	now := t.s.books.clock(t.s.o.Now())
 	then := max(p.move(int64(t.seen.fetched), t.perToken, now), d.move(int64(t.seen.fetched), t.perToken, now))
 	if t.perToken > 0 && t.s.o.Link > 0 && t.roomy {
-		t.seen.saidTransfer = time.Duration(then-now.UnixNano()).Seconds() / t.s.books.ledger.scales.at(linkScale)
+		t.seen.saidTransfer = time.Duration(then-now).Seconds() / t.s.books.ledger.scales.at(linkScale)
 	}
 	t.seen.prefillTook = o.Duration().Seconds()
 }
@@ -182,16 +181,22 @@ func (t *ticket) end(o *pdflow.Outcome) {
 		t.endLeg(nil)
 		defer t.report()
 	}
-	// An engine whose response has begun has prefilled, however that ends.
-	if d := &o.Decode; t.seen.alone && o.Err != nil && (d.FirstByte.IsZero() || d.Status >= http.StatusBadRequest) {
-		t.takeBack(t.s.o.Now())
+	if t.seen.alone {
+		now := t.s.o.Now()
+		if o.Err != nil || !t.s.books.hostTells { // by a speed that was learnt it may have been thought to take too long
+			t.idle(now)
+		}
+		// An engine whose response has begun has prefilled, however that ends.
+		if leg := &o.Decode; o.Err != nil && (leg.FirstByte.IsZero() || leg.Status >= http.StatusBadRequest) {
+			d.beside.takeBack(float64(t.own), t.at, now)
+		}
 	}
 	if t.decided && o.Mode != "" { // not a pick that is given back unused
 		t.s.tel.count(t.action, t.reason)
 	}
 	if o.Err == nil && !o.PrefillRuns {
 		t.seen.tell(o, t.at)
-		t.s.books.learn(&t.seen, t.s.o.ErrorBound)
+		t.s.books.learn(&t.seen, t.s.o.ErrorBound, t.s.o.Now())
 	}
 	if t.inner != nil {
 		t.inner(o)
