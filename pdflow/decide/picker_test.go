@@ -342,17 +342,17 @@ func TestADryRunChangesNoChoice(t *testing.T) {
 }
 
 func TestARefusalSaysWhenToComeAgain(t *testing.T) {
-	waiting := 100
+	waiting := 30
 	o := &decide.Options{Engine: h100s, Class: func(*pdflow.PickInput) decide.Class {
 		return decide.Class{TTFT: 200 * time.Millisecond, Refusable: true}
-	}, Load: func(string) inspect.Load { return inspect.Load{At: time.Now(), Running: 1, Waiting: waiting} }}
+	}, Load: func(string) inspect.Load { return inspect.Load{At: time.Now(), Running: 64, Waiting: waiting} }}
 	p := around(t, newSet(t, engines(1, "")...), decide.Predicted(decide.PredictedOptions{}), o)
 	in := &pdflow.PickInput{Request: completion(t, text(2000)), Attempt: 1}
 	_, err := p.Pick(t.Context(), in)
 	var e *pdflow.Error
 	require.ErrorAs(t, err, &e)
 	assert.Equal(t, pdflow.CodeOverloaded, e.Code)
-	assert.InDelta(t, 1.5, e.RetryAfter.Seconds(), 0.5)
+	assert.InDelta(t, 3, e.RetryAfter.Seconds(), 2)
 	waiting = 100_000
 	_, err = p.Pick(t.Context(), in)
 	require.ErrorAs(t, err, &e)
