@@ -10,6 +10,7 @@ package prompttokens
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -17,6 +18,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -35,6 +37,8 @@ var (
 	ErrNoEngine    = errors.New("prompttokens: no engine is ready")
 	ErrPaused      = errors.New("prompttokens: engines have failed to answer, and are not asked for a while")
 	ErrFailed      = errors.New("prompttokens: the engine did not answer with tokens in time")
+
+	errModel = errors.New("prompttokens: the engine does not have the model")
 )
 
 // Options are a client's options; the zero value has usable defaults.
@@ -67,14 +71,17 @@ type Client struct {
 	mu     sync.Mutex
 	cache  cache
 	asking map[key]*call
-	lacks  map[string]string // engine's ID → its URL: it has no …/render, or forbids it
-	row    int               // questions that failed in a row
-	pause  time.Time         // nobody is asked before
+	lacks  map[path]string // → its URL: it has no such path, or forbids it
+	row    int             // questions that failed in a row
+	pause  time.Time       // nobody is asked before
 }
+
+// path is one that an engine may have.
+type path struct{ engine, path string }
 
 // New makes a client that asks the engines of a set.
 func New(set *discovery.Set, o *Options) *Client {
-	c := &Client{set: set, asking: map[key]*call{}, lacks: map[string]string{}}
+	c := &Client{set: set, asking: map[key]*call{}, lacks: map[path]string{}}
 	if o != nil {
 		c.o = *o
 	}
@@ -110,6 +117,8 @@ const (
 	// do not hold up each request.
 	failuresInRow = 3
 	pauseFor      = 5 * time.Second
+	// An adapter that is not listed is asked for at so many engines.
+	enginesMost = 3
 	// maxAnswer bounds a response, in bytes: a million tokens in 7 digits and a comma, twice.
 	maxAnswer = 16 << 20
 )
@@ -190,16 +199,30 @@ func (c *Client) ask(ctx context.Context, r *connector.ClientRequest) (t tokens,
 	if r.API == connector.APIUnknown || !strings.HasPrefix(info.Path, "/v1/") {
 		return t, ErrUnsupported
 	}
-	e := c.next()
-	if e == nil {
-		return t, ErrNoEngine
-	}
 	c.mu.Lock()
-	paused, renders := time.Now().Before(c.pause), c.lacks[e.ID] != e.URL.String()
+	paused := time.Now().Before(c.pause)
 	c.mu.Unlock()
 	if paused {
 		return t, ErrPaused
 	}
+	for range enginesMost {
+		e := c.next(r.Model)
+		if e == nil {
+			return t, cmp.Or(err, ErrNoEngine)
+		}
+		if t, err = c.askOne(ctx, e, r, info.Path+"/render"); !errors.Is(err, errModel) {
+			break
+		}
+	}
+	if errors.Is(err, errModel) {
+		err = ErrUnsupported
+	}
+	return t, err
+}
+
+// askOne asks an engine.
+func (c *Client) askOne(ctx context.Context, e *discovery.Endpoint, r *connector.ClientRequest, render string) (
+	t tokens, err error) {
 	c.asked.Add(1)
 	defer func() {
 		if err != nil && !errors.Is(context.Cause(ctx), context.Canceled) { // else its client has left
@@ -207,21 +230,25 @@ func (c *Client) ask(ctx context.Context, r *connector.ClientRequest) (t tokens,
 		}
 		c.judge(err)
 	}()
+	at, url := path{e.ID, render}, e.URL.String()
+	c.mu.Lock()
+	renders := c.lacks[at] != url
+	c.mu.Unlock()
 	if renders {
 		body, err := contract.Body(contract.NewLeg(r))
 		if err != nil {
 			return t, ErrUnsupported
 		}
 		var status int
-		t, status, err = c.post(ctx, e, info.Path+"/render", body)
-		if status != http.StatusNotFound && !forbids(status) { // a key may guard /v1 alone
+		t, status, err = c.post(ctx, e, render, body)
+		if status != http.StatusNotFound && !forbids(status) || errors.Is(err, errModel) { // a key may guard /v1 alone
 			return t, err
 		}
 		c.mu.Lock()
 		if len(c.lacks) > 10_000 { // engines come and go
 			clear(c.lacks)
 		}
-		c.lacks[e.ID] = e.URL.String()
+		c.lacks[at] = url
 		c.mu.Unlock()
 	}
 	body, exact := tokenizeBody(r)
@@ -238,7 +265,7 @@ func (c *Client) judge(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
-	case err == nil || errors.Is(err, ErrUnsupported):
+	case err == nil || errors.Is(err, ErrUnsupported) || errors.Is(err, errModel):
 		c.row = 0
 	case errors.Is(err, context.Canceled):
 	default:
@@ -248,17 +275,23 @@ func (c *Client) judge(err error) {
 	}
 }
 
-// next returns a ready engine, in turn.
-func (c *Client) next() *discovery.Endpoint {
+// next returns a ready engine, in turn: one that lists the model among its adapters, if any does.
+func (c *Client) next(model string) (other *discovery.Endpoint) {
 	all := c.set.Load().Endpoints
 	from := c.turn.Add(1)
 	for i := range all {
 		e := &all[(from+uint64(i))%uint64(len(all))]
-		if e.Phase == discovery.PhaseReady && (e.Role.Has(discovery.RoleDecode) || e.Role.Has(discovery.RolePrefill)) {
+		if e.Phase != discovery.PhaseReady || !e.Role.Has(discovery.RoleDecode) && !e.Role.Has(discovery.RolePrefill) {
+			continue
+		}
+		if slices.Contains(strings.Split(e.Attribute("adapters"), ","), model) {
 			return e
 		}
+		if other == nil {
+			other = e
+		}
 	}
-	return nil
+	return other
 }
 
 func (c *Client) post(ctx context.Context, e *discovery.Endpoint, path string, body []byte) (t tokens, status int,
@@ -281,6 +314,8 @@ func (c *Client) post(ctx context.Context, e *discovery.Endpoint, path string, b
 	switch {
 	case forbids(resp.StatusCode):
 		return t, resp.StatusCode, ErrFailed // whatever the request is
+	case resp.StatusCode == http.StatusNotFound && refusesModel(resp.Body):
+		return t, resp.StatusCode, errModel
 	case resp.StatusCode >= 400 && resp.StatusCode < 500 && resp.StatusCode != http.StatusTooManyRequests:
 		return t, resp.StatusCode, ErrUnsupported // the engine refuses the request, or has no such path
 	case resp.StatusCode != http.StatusOK:
@@ -292,6 +327,12 @@ func (c *Client) post(ctx context.Context, e *discovery.Endpoint, path string, b
 	}
 	t, err = read(answer)
 	return t, resp.StatusCode, err
+}
+
+// refusesModel reports whether a 404 is about the request's model, as vLLM writes it, and not about the path.
+func refusesModel(body io.Reader) bool {
+	b, _ := io.ReadAll(io.LimitReader(body, 64<<10))
+	return gjson.GetBytes(b, "error").IsObject()
 }
 
 func forbids(status int) bool {

@@ -275,3 +275,40 @@ func TestTheCacheIsBoundedByBytes(t *testing.T) {
 	assert.EqualValues(t, 2, ask("c", "d"), "b makes room, then a or c")
 	assert.EqualValues(t, 1, ask("d", "b"))
 }
+
+// A path that an engine lacks, and a model that it lacks, are no reason to ask for others otherwise: see
+// llm-d/llm-d-router#1861.
+func TestWhatAnEngineLacksIsThePathOrTheModel(t *testing.T) {
+	var paths []string
+	const model = `{"error":{"message":"The model does not exist.","type":"NotFoundError","code":404}}`
+	c := prompttokens.New(engines(t, "http://a:1", "http://b:1"), &prompttokens.Options{Client: roundTripper(
+		func(r *http.Request) (*http.Response, error) {
+			body, _ := io.ReadAll(r.Body)
+			paths = append(paths, r.URL.Host+r.URL.Path)
+			switch {
+			case strings.Contains(string(body), "lora") && r.URL.Host == "a:1":
+				return answer(404, model), nil
+			case r.URL.Path == "/v1/messages/render":
+				return answer(404, `{"detail":"Not Found"}`), nil
+			}
+			return answer(200, `{"token_ids":[1,2],"features":null}`), nil
+		})})
+	ask := func(api connector.API, model string, n int) error {
+		_, _, err := c.Tokens(t.Context(), request(t, api, fmt.Sprintf(
+			`{"model":%q,"max_tokens":1,"messages":[{"role":"user","content":"%d"}]}`, model, n)))
+		return err
+	}
+	for n := range 4 {
+		require.ErrorIs(t, ask(connector.APIMessages, "m", n), prompttokens.ErrUnsupported)
+		require.NoError(t, ask(connector.APIChat, "lora", n), "another engine has it")
+	}
+	paths = nil
+	for n := range 4 {
+		require.ErrorIs(t, ask(connector.APIMessages, "m", 10+n), prompttokens.ErrUnsupported)
+		require.NoError(t, ask(connector.APIChat, "m", n))
+	}
+	require.Len(t, paths, 4)
+	for _, path := range paths {
+		assert.Contains(t, path, "/v1/chat/completions/render")
+	}
+}
