@@ -91,7 +91,10 @@ func (x *Index) Apply(src Source, seq uint64, payload []byte, now time.Time) (re
 		s.restart()
 	}
 	s.live, s.last = true, seq
-	s.hear(b.sent, now)
+	if !s.heardAt.IsZero() || !s.begun || seq >= s.next { // else it waited while a replay ran
+		s.hear(b.sent, now)
+	}
+	s.status.Heard = now
 	if !s.begun && seq == 0 {
 		s.begin(0)
 	}
@@ -163,9 +166,8 @@ func (s *stream) catchUp() {
 }
 
 // hear notes when a batch came, and how late. The two clocks differ, so the quickest batch counts as no delay; as
-// clocks drift, that grows by a thousandth.
+// clocks drift, that grows by a thousandth. After a replay it counts anew.
 func (s *stream) hear(sent float64, now time.Time) {
-	s.status.Heard = now
 	if sent <= 0 {
 		return
 	}
@@ -276,8 +278,11 @@ func (x *Index) ReplayEnd(src Source, whole bool, now time.Time) (again bool) {
 		s.begin(0) // it has sent nothing yet
 	}
 	s.late = false
-	s.catchUp()
-	return s.behind()
+	if s.catchUp(); s.behind() {
+		return true
+	}
+	s.heardAt = time.Time{} // all is there, so the next batch is not late: a clock may have been set
+	return false
 }
 
 // goOn continues with live batches without those that are missing.

@@ -268,6 +268,25 @@ func TestBatchesThatComeLateMakeTheViewIncomplete(t *testing.T) {
 	s.want(Exact, 4)
 }
 
+// A clock that was set, here or at the engine, makes batches look late until a replay has shown that all are there.
+func TestAClockThatIsSetMakesBatchesLateUntilTheNextReplay(t *testing.T) {
+	s := newScript(t, New(), 6, 1)
+	s.live(0)
+	s.live(1)
+	s.now = s.now.Add(time.Hour)
+	s.live(2)
+	s.want(Incomplete, 3)
+	s.answer(2, 3)
+	assert.False(t, s.x.ReplayEnd(engineA, true, s.now))
+	s.want(Exact, 3)
+	s.live(2) // it waited while the replay ran
+	s.live(3)
+	s.want(Exact, 4)
+	s.now = s.now.Add(3 * time.Second)
+	s.live(4)
+	s.want(Incomplete, 5)
+}
+
 func TestTheStateIsThatOfTheWorstRank(t *testing.T) {
 	x, p := New(), tokensOf(16, 1)
 	feed(t, x, engineA, storedEvent([]u64{1}, nil, p, 16))
