@@ -48,7 +48,7 @@ type Candidate struct {
 // place is a target among the candidates.
 type place struct {
 	t     *target
-	peers *list // of the second leg: the list that it was found in
+	peers *list // that it was found in
 }
 
 // match is an engine that lately got a beginning of the prompt, or holds one.
@@ -60,11 +60,20 @@ type match struct {
 	exact  bool
 }
 
-func (m *match) is(t *target) bool {
-	if m.engine != "" {
-		return t.endpoint.ID == m.engine && t.is(m.rank)
+// is reports whether the match is that of an engine, or of one of its ranks: the engine's candidate stands for all of
+// them, and the pick then finds the rank.
+func (m *match) is(x *place) bool {
+	t := x.t
+	switch {
+	case m.engine != "":
+		return t.endpoint.ID == m.engine
+	case t.slot == nil || t.slot.id == m.slot:
+		return t.slot != nil
+	case t.rank < 0 || x.peers == nil:
+		return false
 	}
-	return t.slot != nil && t.slot.id == m.slot
+	at, ok := x.peers.index[m.slot]
+	return ok && x.peers.targets[at].endpoint == t.endpoint
 }
 
 // in returns the match's target in a list; nil if it has none.
@@ -278,14 +287,14 @@ func (c *Candidates) fill(p *picker, q *query) {
 		e := x.t.endpoint
 		alone := e.Role.Has(discovery.RoleDecode) && servesAlone(e, serving) && q.in.Encode == 0 &&
 			(q.in.Decode == "" || q.in.Decode == e.ID) && (x.t.context == 0 || q.room[decodeLeg] <= x.t.context)
-		y := c.candidate(x.t)
+		y := c.candidate(&x)
 		y.Alone = alone
 		c.Prefill = append(c.Prefill, y)
 	}
 	for _, x := range ds {
 		e := x.t.endpoint
 		alone := servesAlone(e, serving) && q.in.Encode == 0 && (q.in.Prefill == "" || q.in.Prefill == e.ID)
-		y := c.candidate(x.t)
+		y := c.candidate(&x)
 		y.Alone = alone
 		for i := range ps {
 			if !q.together(&ps[i], &x) {
@@ -295,7 +304,7 @@ func (c *Candidates) fill(p *picker, q *query) {
 		c.Decode = append(c.Decode, y)
 	}
 	for _, x := range c.asides {
-		y := c.candidate(x.t)
+		y := c.candidate(&x)
 		y.Alone, y.Apart = q.in.Encode == 0, 1<<len(ps)-1
 		c.Decode = append(c.Decode, y)
 	}
@@ -316,11 +325,11 @@ func (q *query) together(p, d *place) bool {
 	return q.clean || q.cooldowns.pair(p.t.endpoint.ID, d.t.endpoint.ID, q.roll) == good
 }
 
-// candidate returns what is told of a target.
-func (c *Candidates) candidate(t *target) Candidate {
-	out := Candidate{Endpoint: t.endpoint}
+// candidate returns what is told of a place.
+func (c *Candidates) candidate(x *place) Candidate {
+	out := Candidate{Endpoint: x.t.endpoint}
 	for i := range c.matches {
-		if m := &c.matches[i]; m.is(t) {
+		if m := &c.matches[i]; m.is(x) {
 			out.Cached, out.Exact = m.tokens, m.exact
 			break
 		}

@@ -325,6 +325,29 @@ func TestCandidatesTellWhatTheEventsTell(t *testing.T) {
 		"d1": {Cached: 32, Exact: true}}, cached(teller.Prepare(t.Context(), in)))
 }
 
+// The candidate of an engine with ranks stands for all of them: what one of them holds is the engine's.
+func TestACandidateHasWhatOneOfItsRanksHolds(t *testing.T) {
+	in := completion(t, `{"model":"m","prompt":"`+strings.Repeat("long ", 400)+`"}`)
+	in.Prompt = &pdflow.Prompt{IDs: make([]uint32, 2000), Exact: true}
+	index := &fakeIndex{}
+	for name, policy := range map[string]pick.Policy{"prefix": pick.PrefixAffinity(),
+		"kv": pick.KV(pick.KVOptions{Index: index, Tokens: &fakeTokens{}})} {
+		p := pick.New(newFleet(t, many(1, 1, "dpSize=4")...).Set, policy, pick.WithCandidates())
+		teller, ok := p.(interface {
+			Candidates(in *pdflow.PickInput, c *pick.Candidates) bool
+		})
+		require.True(t, ok)
+		for range 8 { // on any rank
+			sent := mustPick(t, p, in)
+			rank, _ := sent.DecodeRank.Get()
+			index.hits = []kvindex.Hit{{Engine: "d0", Tokens: 1024, Rank: rank, Exact: true}}
+			var c pick.Candidates
+			require.True(t, teller.Candidates(in, &c))
+			require.Positive(t, c.Decode[0].Cached, "%s: rank %d", name, rank)
+		}
+	}
+}
+
 func TestAKVPickAllocatesNothing(t *testing.T) {
 	if raceDetector {
 		t.Skip("the race detector allocates")
