@@ -276,15 +276,15 @@ func TestAClockThatIsSetMakesBatchesLateUntilTheNextReplay(t *testing.T) {
 	s.now = s.now.Add(time.Hour)
 	s.live(2)
 	s.want(Incomplete, 3)
-	s.answer(2, 3)
+	s.answer(2, 4)
 	assert.False(t, s.x.ReplayEnd(engineA, true, s.now))
-	s.want(Exact, 3)
-	s.live(2) // it waited while the replay ran
-	s.live(3)
+	s.live(3) // it waited while the replay ran
 	s.want(Exact, 4)
-	s.now = s.now.Add(3 * time.Second)
 	s.live(4)
-	s.want(Incomplete, 5)
+	s.want(Exact, 5)
+	s.now = s.now.Add(3 * time.Second)
+	s.live(5)
+	s.want(Incomplete, 6)
 }
 
 func TestTheStateIsThatOfTheWorstRank(t *testing.T) {
