@@ -10,6 +10,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
 // picking is what a client's request meets at the pickers. A flow asks a picker again until engines come or its wait
@@ -123,21 +124,21 @@ func writeError(w http.ResponseWriter, r *http.Request, e *pdflow.Error) {
 
 // recentPicker measures how long requests wait for their engines, and remembers each attempt when it ends.
 type recentPicker struct {
-	pdflow.Picker
+	pick.Around
 	r *recent
 }
 
 // Pick asks the picker. What it refuses is remembered when the request ends: see failed.
-func (p recentPicker) Pick(ctx context.Context, in *pdflow.PickInput) (pick pdflow.Pick, err error) {
+func (p recentPicker) Pick(ctx context.Context, in *pdflow.PickInput) (out pdflow.Pick, err error) {
 	request := pickingOf(ctx)
 	begin := request.asks(p.r, in)
-	if pick, err = p.Picker.Pick(ctx, in); err != nil {
-		return pick, err
+	if out, err = p.Picker.Pick(ctx, in); err != nil {
+		return out, err
 	}
 	waited := time.Since(begin)
 	request.picked()
-	done := pick.Done
-	pick.Done = func(o *pdflow.Outcome) {
+	done := out.Done
+	out.Done = func(o *pdflow.Outcome) {
 		defer func() {
 			if o.Session != nil && o.Mode != "" { // not a pick that is given back unused
 				request.attempted(o)
@@ -148,25 +149,10 @@ func (p recentPicker) Pick(ctx context.Context, in *pdflow.PickInput) (pick pdfl
 			done(o)
 		}
 	}
-	return pick, nil
-}
-
-// NamesEngine asks the inner picker: see pdflow.EngineNamer.
-func (p recentPicker) NamesEngine(word string) bool {
-	n, ok := p.Picker.(pdflow.EngineNamer)
-	return ok && n.NamesEngine(word)
-}
-
-// EngineHealth asks the inner picker: see pdflow.EngineHealth.
-func (p recentPicker) EngineHealth(id string) (well, known bool) {
-	h, ok := p.Picker.(pdflow.EngineHealth)
-	if !ok {
-		return false, false
-	}
-	return h.EngineHealth(id)
+	return out, nil
 }
 
 // Bind binds the picker. What is remembered is the model's, of all its flows.
 func (p recentPicker) Bind(c connector.KVConnector, serving connector.Serving) pdflow.Picker {
-	return recentPicker{p.Picker.Bind(c, serving), p.r}
+	return recentPicker{pick.Around{Picker: p.Picker.Bind(c, serving)}, p.r}
 }

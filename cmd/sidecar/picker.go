@@ -31,12 +31,12 @@ type rankKey struct{}
 // picker takes the prefill engine from its header, the decode engine from the rank that the client has called, and the
 // encode engines from their header.
 type picker struct {
-	pdflow.Picker // of pick.FromHeader
-	set           *discovery.Set
-	decode        []discovery.Endpoint // by rank
-	encode        bool                 // there is an encode stage
-	anyone        bool                 // the list has no roles, so each engine may encode
-	log           *slog.Logger
+	pick.Around // pick.FromHeader
+	set         *discovery.Set
+	decode      []discovery.Endpoint // by rank
+	encode      bool                 // there is an encode stage
+	anyone      bool                 // the list has no roles, so each engine may encode
+	log         *slog.Logger
 
 	toldEncode, toldAlone *sync.Once
 }
@@ -46,21 +46,6 @@ func (p *picker) Bind(c connector.KVConnector, serving connector.Serving) pdflow
 	bound := *p
 	bound.Picker = p.Picker.Bind(c, serving)
 	return &bound
-}
-
-// NamesEngine asks the picker of the header: see pdflow.EngineNamer.
-func (p *picker) NamesEngine(word string) bool {
-	n, ok := p.Picker.(pdflow.EngineNamer)
-	return ok && n.NamesEngine(word)
-}
-
-// EngineHealth asks the inner picker: see pdflow.EngineHealth.
-func (p *picker) EngineHealth(id string) (well, known bool) {
-	h, ok := p.Picker.(pdflow.EngineHealth)
-	if !ok {
-		return false, false
-	}
-	return h.EngineHealth(id)
 }
 
 // Pick does not block.

@@ -15,6 +15,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery/inspect"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
 // Options are the settings of [New]. Zero values mean the defaults.
@@ -58,11 +59,15 @@ const (
 	leastRetryAfter = time.Second
 )
 
-// Picker is a [pdflow.Picker] that admits requests. Make it with [New].
+// Picker is a [pdflow.Picker] that admits requests. Make it with [New]. It is ready whenever the inner picker is: an
+// overloaded fleet is ready.
 type Picker struct {
-	inner pdflow.Picker
+	inner
 	*admission
 }
+
+// inner is the picker that is asked.
+type inner = pick.Around
 
 // admission is what all pickers share that were bound from one: requests of all their flows are in the same queue, and
 // count at the same engines.
@@ -98,35 +103,12 @@ func New(p pdflow.Picker, o *Options) (*Picker, error) {
 	a.o.Queue, a.o.QueueTimeout = cmp.Or(a.o.Queue, DefaultQueue), cmp.Or(a.o.QueueTimeout, DefaultQueueTimeout)
 	var err error
 	a.tel, err = newTelemetry(a)
-	return &Picker{p, a}, err
+	return &Picker{inner{Picker: p}, a}, err
 }
 
 // Bind binds the inner picker. The limits are the same for all flows.
 func (p *Picker) Bind(c connector.KVConnector, serving connector.Serving) pdflow.Picker {
-	return &Picker{p.inner.Bind(c, serving), p.admission}
-}
-
-// NamesEngine asks the inner picker: see [pdflow.EngineNamer].
-func (p *Picker) NamesEngine(word string) bool {
-	n, ok := p.inner.(pdflow.EngineNamer)
-	return ok && n.NamesEngine(word)
-}
-
-// EngineHealth asks the inner picker: see [pdflow.EngineHealth].
-func (p *Picker) EngineHealth(id string) (well, known bool) {
-	h, ok := p.inner.(pdflow.EngineHealth)
-	if !ok {
-		return false, false
-	}
-	return h.EngineHealth(id)
-}
-
-// Prepare has the inner picker prepare: see [pdflow.Preparer].
-func (p *Picker) Prepare(ctx context.Context, in *pdflow.PickInput) *pdflow.PickInput {
-	if inner, ok := p.inner.(pdflow.Preparer); ok {
-		return inner.Prepare(ctx, in)
-	}
-	return in
+	return &Picker{inner{Picker: p.inner.Bind(c, serving)}, p.admission}
 }
 
 // Close ends the picker's metrics.
@@ -176,12 +158,6 @@ func (p *Picker) State() State {
 	return s
 }
 
-// Changed is the inner picker's: closed at the next change of its engines.
-func (p *Picker) Changed() <-chan struct{} { return p.inner.Changed() }
-
-// Ready is the inner picker's: an overloaded fleet is ready.
-func (p *Picker) Ready(in *pdflow.PickInput) error { return p.inner.Ready(in) }
-
 // Pick picks engines that have room for the request, and waits for them if there are none. A request's further attempts
 // do not wait: the request has been admitted.
 func (p *Picker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
@@ -198,7 +174,7 @@ func (p *Picker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, e
 
 // prepare has the inner picker prepare, before the lock, unless the request is refused anyway.
 func (p *Picker) prepare(ctx context.Context, in *pdflow.PickInput) (*pdflow.PickInput, error) {
-	if _, asks := p.inner.(pdflow.Preparer); !asks {
+	if _, asks := p.inner.Picker.(pdflow.Preparer); !asks {
 		return in, nil
 	}
 	if err := p.early(ctx, in); err != nil {

@@ -17,9 +17,12 @@ import (
 // avoid them as it avoids engines that failed the request. So no role is ever emptied: where only such engines are
 // left, they serve. A [Prober] says which they are, and goes on to probe them.
 type Quarantine struct {
-	inner pdflow.Picker
+	inner
 	state *atomic.Pointer[quarantined] // of all quarantines that were bound from one
 }
+
+// inner is the picker that is asked.
+type inner = pick.Around
 
 // quarantined is what to keep away from.
 type quarantined struct {
@@ -30,36 +33,13 @@ type quarantined struct {
 
 // NewQuarantine returns a picker around another one. It keeps away from nothing before a prober has it among its
 // options.
-func NewQuarantine(inner pdflow.Picker) *Quarantine {
-	return &Quarantine{inner, new(atomic.Pointer[quarantined])}
+func NewQuarantine(p pdflow.Picker) *Quarantine {
+	return &Quarantine{inner{Picker: p}, new(atomic.Pointer[quarantined])}
 }
 
 // Bind binds the inner picker. What the quarantine keeps away from is the same for all flows.
 func (q *Quarantine) Bind(c connector.KVConnector, serving connector.Serving) pdflow.Picker {
-	return &Quarantine{q.inner.Bind(c, serving), q.state}
-}
-
-// NamesEngine asks the inner picker: see [pdflow.EngineNamer].
-func (q *Quarantine) NamesEngine(word string) bool {
-	n, ok := q.inner.(pdflow.EngineNamer)
-	return ok && n.NamesEngine(word)
-}
-
-// EngineHealth asks the inner picker: see [pdflow.EngineHealth].
-func (q *Quarantine) EngineHealth(id string) (well, known bool) {
-	h, ok := q.inner.(pdflow.EngineHealth)
-	if !ok {
-		return false, false
-	}
-	return h.EngineHealth(id)
-}
-
-// Prepare has the inner picker prepare: see [pdflow.Preparer].
-func (q *Quarantine) Prepare(ctx context.Context, in *pdflow.PickInput) *pdflow.PickInput {
-	if inner, ok := q.inner.(pdflow.Preparer); ok {
-		return inner.Prepare(ctx, in)
-	}
-	return in
+	return &Quarantine{inner{Picker: q.inner.Bind(c, serving)}, q.state}
 }
 
 // Adopt keeps requests away from what another quarantine keeps them away from now, and from nothing else, until a
@@ -157,7 +137,7 @@ func abandon(p pdflow.Pick) {
 
 // Candidates are the inner picker's, without those that are named: see pick.WithCandidates.
 func (q *Quarantine) Candidates(in *pdflow.PickInput, c *pick.Candidates) (tells bool) {
-	inner, ok := q.inner.(interface {
+	inner, ok := q.inner.Picker.(interface {
 		Candidates(*pdflow.PickInput, *pick.Candidates) bool
 	})
 	if !ok {
@@ -181,9 +161,3 @@ func (q *Quarantine) Candidates(in *pdflow.PickInput, c *pick.Candidates) (tells
 	}
 	return tells
 }
-
-// Changed is the inner picker's.
-func (q *Quarantine) Changed() <-chan struct{} { return q.inner.Changed() }
-
-// Ready is the inner picker's.
-func (q *Quarantine) Ready(in *pdflow.PickInput) error { return q.inner.Ready(in) }

@@ -109,11 +109,14 @@ type source interface {
 
 // Picker is a [pdflow.Picker] that decides by a policy. Make it with [New].
 type Picker struct {
-	inner   pdflow.Picker
+	inner
 	source  source // nil: the inner picker does not tell
 	serving connector.Serving
 	*shared
 }
+
+// inner is the picker that is asked.
+type inner = pick.Around
 
 // shared is what all pickers share that were bound from one.
 type shared struct {
@@ -155,43 +158,17 @@ func New(p pdflow.Picker, policy Policy, o *Options) (*Picker, error) {
 	s.books.init(&s.o)
 	var err error
 	s.tel, err = newTelemetry(s)
-	out := &Picker{inner: p, shared: s}
+	out := &Picker{inner: inner{Picker: p}, shared: s}
 	out.source, _ = p.(source)
 	return out, err
 }
 
 // Bind binds the inner picker. What is learnt of engines is the same for all flows.
 func (p *Picker) Bind(c connector.KVConnector, serving connector.Serving) pdflow.Picker {
-	out := &Picker{inner: p.inner.Bind(c, serving), serving: serving, shared: p.shared}
-	out.source, _ = out.inner.(source)
+	out := &Picker{inner: inner{Picker: p.inner.Bind(c, serving)}, serving: serving, shared: p.shared}
+	out.source, _ = out.inner.Picker.(source)
 	return out
 }
-
-// NamesEngine asks the inner picker: see [pdflow.EngineNamer].
-func (p *Picker) NamesEngine(word string) bool {
-	n, ok := p.inner.(pdflow.EngineNamer)
-	return ok && n.NamesEngine(word)
-}
-
-// EngineHealth asks the inner picker: see [pdflow.EngineHealth].
-func (p *Picker) EngineHealth(id string) (well, known bool) {
-	h, ok := p.inner.(pdflow.EngineHealth)
-	if !ok {
-		return false, false
-	}
-	return h.EngineHealth(id)
-}
-
-// Prepare has the inner picker prepare: see [pdflow.Preparer].
-func (p *Picker) Prepare(ctx context.Context, in *pdflow.PickInput) *pdflow.PickInput {
-	if inner, ok := p.inner.(pdflow.Preparer); ok {
-		return inner.Prepare(ctx, in)
-	}
-	return in
-}
-
-// Changed is the inner picker's.
-func (p *Picker) Changed() <-chan struct{} { return p.inner.Changed() }
 
 // Ready is the inner picker's. Where one engine serves a prompt of any length alone, as with [Never], it need not have
 // prefill engines.

@@ -194,3 +194,29 @@ func ExampleProber() {
 	fmt.Println(<-ended, flow.Shutdown(context.Background()))
 	// Output: <nil> <nil>
 }
+
+// telling is a picker around another one, which hands on all that it does not do otherwise.
+type telling struct{ pick.Around }
+
+func (n telling) Bind(c connector.KVConnector, serving connector.Serving) pdflow.Picker {
+	return telling{pick.Around{Picker: n.Picker.Bind(c, serving)}}
+}
+
+func (n telling) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+	out, err := n.Picker.Pick(ctx, in)
+	fmt.Println("decode is", out.Decode.ID)
+	return out, err
+}
+
+// A picker that tells what another one picks.
+func ExampleAround() {
+	set := known(map[string]discovery.Endpoint{"p0": {Role: discovery.RolePrefill}, "d0": {Role: discovery.RoleDecode}})
+	var picker pdflow.Picker = telling{pick.Around{Picker: pick.New(set, pick.RoundRobin())}}
+	if _, err := picker.Bind(nil, connector.Serving{}).Pick(context.Background(), &pdflow.PickInput{}); err != nil {
+		panic(err)
+	}
+	fmt.Println(picker.(pdflow.EngineNamer).NamesEngine("d0"), picker.Ready(&pdflow.PickInput{}))
+	// Output:
+	// decode is d0
+	// true <nil>
+}
