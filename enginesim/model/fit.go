@@ -28,7 +28,8 @@ func Fit(steps []Observation) (StepTime, error) {
 	var scale row
 	rows := make([]row, len(steps))
 	for i, s := range steps {
-		if !(s.Seconds > 0) || math.IsInf(s.Seconds, 0) || min(s.Requests, s.ContextTokens, s.PrefillTokens, s.Attention) < 0 {
+		least := min(s.Requests, s.ContextTokens, s.PrefillTokens, s.Attention)
+		if !(s.Seconds > 0) || math.IsInf(s.Seconds, 0) || least < 0 {
 			return StepTime{}, errors.New("model: an observed step has no time, or a number below 0")
 		}
 		rows[i] = row{1 / s.Seconds, float64(s.Requests) / s.Seconds, float64(s.ContextTokens) / s.Seconds,

@@ -30,7 +30,7 @@ type StepTime struct {
 	PerRequest      float64
 	PerContextToken float64
 	PerPrefillToken float64
-	// PerAttention makes long prompts take more than in proportion: their attention grows with the square of the length.
+	// PerAttention makes long prompts take more than in proportion: attention grows with the square of their length.
 	PerAttention float64
 }
 

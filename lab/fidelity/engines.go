@@ -66,12 +66,14 @@ func (m *measured) row(engine string) string {
 	for _, o := range m.steps {
 		off = append(off, math.Abs(t.Seconds(o.Load)/o.Seconds-1))
 	}
-	row := "| " + engine
+	var row strings.Builder
+	row.WriteString("| " + engine)
 	for _, ms := range []float64{1e3 * t.Base, 1e3 * t.PerRequest, 1e6 * t.PerContextToken, 1e3 * t.PerPrefillToken,
 		1e6 * t.PerAttention, 1e3 * m.overhead} {
-		row += fmt.Sprintf(" | %.3g ms", ms)
+		fmt.Fprintf(&row, " | %.3g ms", ms)
 	}
-	return row + fmt.Sprintf(" | %.1f %% | %.1f %% |", 100*quantile(off, .5), 100*slices.Max(off))
+	fmt.Fprintf(&row, " | %.1f %% | %.1f %% |", 100*quantile(off, .5), 100*slices.Max(off))
+	return row.String()
 }
 
 var (
