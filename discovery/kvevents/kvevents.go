@@ -125,7 +125,7 @@ type timing struct {
 // A sink that claims to know all of an engine must not do so for a second while it does not: heartbeat twice, and idle
 // with prompt, are below that.
 var usual = timing{
-	dial: 3 * time.Second, settle: 20 * time.Millisecond, noPongs: time.Second, heartbeat: 400 * time.Millisecond,
+	dial: 3 * time.Second, settle: 20 * time.Millisecond, noPongs: time.Second, heartbeat: 300 * time.Millisecond,
 	silence: 4 * time.Second, idle: 500 * time.Millisecond, prompt: 300 * time.Millisecond,
 	replayIdle: 2 * time.Second, replayWhole: 2 * time.Minute,
 	firstPause: time.Second, replayPause: 30 * time.Second,

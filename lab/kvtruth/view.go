@@ -176,7 +176,12 @@ func (v *view) request(ctx context.Context, prompt string, length int) (body []b
 	if err != nil {
 		return nil, nil, err
 	}
-	ids, exact, err := v.tokens.Tokens(ctx, request)
+	exact := false
+	for range 3 { // a connection to an engine that was killed meanwhile breaks
+		if ids, exact, err = v.tokens.Tokens(ctx, request); err == nil {
+			break
+		}
+	}
 	if err == nil && !exact {
 		err = errors.New("the prompt's tokens are not known exactly")
 	}
