@@ -10,6 +10,7 @@ import (
 
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/internal/inflight"
 )
 
 const (
@@ -36,7 +37,8 @@ type books struct {
 	fleet    engineLines // of all engines, for one of which too little is known
 	transfer ratio       // seconds after prefill, by tokens that decode fetched
 	errors   [2]meanError
-	told     [3]told // of prefill, of ITL and of transfers, by the host's speeds
+	others   [2]inflight.Mean // requests of others at an engine, by role
+	told     [3]told          // of prefill, of ITL and of transfers, by the host's speeds
 	ledger   ledger
 }
 
@@ -63,7 +65,8 @@ type engine struct {
 	// when the prefill of requests that it serves alone will be over: no report tells
 	busyUntil atomic.Int64
 	used      atomic.Int64
-	taught    atomic.Int64 // when it last taught how fast it is
+	taught    atomic.Int64    // when it last taught how fast it is
+	here      inflight.Engine // requests that it prefills or generates for
 	speed     speed
 	lines     engineLines // books.learning is held
 }
@@ -144,29 +147,33 @@ func (b *books) figures(o *Options, at *discovery.Endpoint, role int, in *Input,
 	}
 	l := o.Load(at.ID)
 	age := now.Sub(l.At)
-	if l.At.IsZero() || age > loadMost {
-		return
+	others, sent, right := 0, 0, !l.At.IsZero() && age <= loadMost
+	if right {
+		c.Age = max(age, 0)
+		others, sent, right = e.here.Others(l.Running+l.Waiting, l.At)
 	}
-	c.Age = max(age, 0)
-	if total > 0 {
-		c.KV = Memory{Free: int((1 - l.KVUsage) * float64(total)), Total: total}
+	if !right { // it would look idle to everybody
+		others = int(b.others[role].Value() + 0.5)
+	} else if b.others[role].Add(others); total > 0 {
+		free := int((1-l.KVUsage)*float64(total)) - max(0, sent)*in.Prompt
+		c.KV = Memory{Free: max(0, free), Total: total}
 	}
 	if role == prefillRole { // what others have sent is taken to be like this request
-		own := int(e.prefills.Load())
-		others := max(0, l.Running+l.Waiting-own-c.Running)
 		c.QueueTokens += others * in.Prompt
-		c.Moving += c.Moving * others / max(own, 1)
+		c.Moving += c.Moving * others / max(int(e.prefills.Load()), 1)
 		return
 	}
-	c.Queue = l.Waiting
-	if l.Running > c.Running {
+	if right {
+		c.Queue = l.Waiting
+	}
+	if others > 0 {
 		mean := in.Prompt
 		if c.Running > 0 {
 			mean = c.Context / c.Running
 		}
-		c.Context += (l.Running - c.Running) * mean
-		c.Prefilled *= float64(l.Running) / float64(max(c.Running, 1))
-		c.Running = l.Running
+		c.Context += others * mean
+		c.Prefilled *= float64(c.Running+others) / float64(max(c.Running, 1))
+		c.Running += others
 	}
 }
 

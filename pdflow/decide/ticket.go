@@ -72,6 +72,7 @@ func (s *shared) count(x *scratch, out *pdflow.Pick, decided bool) pdflow.Pick {
 	d.used.Store(clock)
 	if t.seen.alone {
 		t.seen.crowd = float64(d.running.Add(1))
+		s.has(d, 1, now)
 		d.context.Add(t.prompt)
 		t.own = max(t.prompt-int64(cached[decodeRole]), 1)
 		var before float64
@@ -91,6 +92,7 @@ func (s *shared) count(x *scratch, out *pdflow.Pick, decided bool) pdflow.Pick {
 			t.seen.saidPrefill = t.seen.work * c.Speed.PerPrompt / s.books.ledger.scales.at(prefillRole)
 		}
 		p.prefills.Add(1)
+		s.has(p, 1, now)
 		p.used.Store(clock)
 		t.prefills.Store(true)
 		t.reports.Store(2)
@@ -144,6 +146,13 @@ func (t *ticket) endPrefill(o *pdflow.LegOutcome) {
 	}
 }
 
+// has notes what an engine can speak of.
+func (s *shared) has(e *engine, n int, now time.Time) {
+	if s.o.Load != nil {
+		e.here.Add(n, now)
+	}
+}
+
 func (t *ticket) endLeg(o *pdflow.LegOutcome) {
 	p := t.engines[prefillRole]
 	d := t.engines[decodeRole]
@@ -153,15 +162,18 @@ func (t *ticket) endLeg(o *pdflow.LegOutcome) {
 	d.arriving.Add(-t.prompt)
 	d.running.Add(1)
 	d.context.Add(t.prompt)
+	now := t.s.o.Now()
+	t.s.has(p, -1, now)
+	t.s.has(d, 1, now)
 	if o == nil || o.Err != nil { // it was given back, or there is no KV: nothing moves
 		p.unsent.Add(-int64(t.seen.fetched))
 		d.unsent.Add(-int64(t.seen.fetched))
 		return
 	}
-	now := t.s.books.clock(t.s.o.Now())
-	then := max(p.move(int64(t.seen.fetched), t.perToken, now), d.move(int64(t.seen.fetched), t.perToken, now))
+	clock := t.s.books.clock(now)
+	then := max(p.move(int64(t.seen.fetched), t.perToken, clock), d.move(int64(t.seen.fetched), t.perToken, clock))
 	if t.perToken > 0 && t.s.o.Link > 0 && t.roomy {
-		t.seen.saidTransfer = time.Duration(then-now).Seconds() / t.s.books.ledger.scales.at(linkScale)
+		t.seen.saidTransfer = time.Duration(then-clock).Seconds() / t.s.books.ledger.scales.at(linkScale)
 	}
 	t.seen.prefillTook = o.Duration().Seconds()
 }
@@ -177,6 +189,7 @@ func (t *ticket) end(o *pdflow.Outcome) {
 	}
 	d.running.Add(-1)
 	d.context.Add(-t.prompt)
+	t.s.has(d, -1, t.s.o.Now())
 	if !o.PrefillRuns && t.prefills.CompareAndSwap(true, false) {
 		t.endLeg(nil)
 		defer t.report()

@@ -15,13 +15,14 @@ import (
 // slot is the state of one rank of one engine. It lives as long as the engine is listed, over many snapshots, and
 // all pickers of a state share it.
 type slot struct {
-	id     uint32 // a picker never uses an id twice
-	hash   uint64 // of the engine's ID and the rank
-	load   atomic.Int64
-	served atomic.Int64
-	met    [metMost]atomic.Uint32 // slots of the prefill engines that it was paired with, 0 for none; see Sticky
-	others others                 // see WithLoad
-	seen   uint64                 // the number of the snapshot in which the registry last saw it
+	id      uint32 // a picker never uses an id twice
+	hash    uint64 // of the engine's ID and the rank
+	load    atomic.Int64
+	served  atomic.Int64
+	met     [metMost]atomic.Uint32 // slots of the prefill engines that it was paired with, 0 for none; see Sticky
+	others  *others                // of its engine, nil without WithLoad
+	foreign atomic.Int64           // tokens of others' requests, part of load
+	seen    uint64                 // the number of the snapshot in which the registry last saw it
 
 	mu  sync.Mutex // held while load changes, so that it changes together with the totals of the lists that count it
 	cur []member   // its places in the tables in use: one per picker, or two while a new table replaces one
@@ -70,6 +71,7 @@ func (l *list) leave() {
 // registry holds the slots of all engines in the newest snapshot that any picker has loaded.
 type registry struct {
 	seed   uint64
+	told   bool // engines say how busy they are: see WithLoad
 	ids    uint32
 	rounds uint64
 	slots  map[string][]*slot // by endpoint and rank
@@ -88,9 +90,16 @@ func (r *registry) follow(snap *discovery.Snapshot) {
 		ranks, _ := ranksOf(e)
 		if len(slots) != ranks {
 			slots = slices.Clone(slots[:min(len(slots), ranks)])
+			var known *others
+			if len(slots) > 0 {
+				known = slots[0].others
+			} else if r.told {
+				known = &others{}
+			}
 			for k := len(slots); k < ranks; k++ {
 				r.ids++
-				slots = append(slots, &slot{id: r.ids, hash: hashBytes(r.seed+uint64(k), []byte(e.ID))})
+				slots = append(slots, &slot{id: r.ids, hash: hashBytes(r.seed+uint64(k), []byte(e.ID)),
+					others: known})
 			}
 			r.slots[e.ID] = slots
 		}
@@ -108,12 +117,13 @@ type ticket struct {
 	slots [2]*slot
 	cost  [2]int64
 	open  [2]atomic.Bool
+	there atomic.Int32             // whether the decode engine has the request
 	legs  atomic.Int32             // that hold load
 	ended func(*pdflow.LegOutcome) // made once per ticket, like done, so that a pick allocates nothing
 	done  func(*pdflow.Outcome)    //
 }
 
-func (s *state) ticket(q *query, prefill, decode *target) *ticket {
+func (s *state) ticket(q *query, prefill, decode *target, late bool) *ticket {
 	t, _ := s.tickets.Get().(*ticket)
 	if t == nil {
 		t = &ticket{s: s}
@@ -125,11 +135,16 @@ func (s *state) ticket(q *query, prefill, decode *target) *ticket {
 			t.slots[i] = e.slot
 			e.slot.served.Add(1)
 			e.slot.add(q.cost[i])
-			s.counted(e.slot, leg(i), q.cost[i], 1)
+			if s.opts.load != nil {
+				s.counted(leg(i), q.cost[i])
+			}
 		}
 		t.open[i].Store(true)
 	}
 	t.legs.Store(int32(len(t.open)))
+	if s.opts.load != nil {
+		t.begin(late)
+	}
 	return t
 }
 
@@ -142,7 +157,9 @@ func (t *ticket) endLeg(leg leg) bool {
 	}
 	if t.slots[leg] != nil {
 		t.slots[leg].add(-t.cost[leg])
-		t.s.counted(t.slots[leg], leg, 0, -1)
+	}
+	if t.s.opts.load != nil {
+		t.left(leg)
 	}
 	if t.legs.Add(-1) == 0 {
 		t.s.tickets.Put(t)

@@ -5,6 +5,7 @@ package pick
 import (
 	"crypto/rand"
 	"encoding/binary"
+	"time"
 
 	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/discovery/inspect"
@@ -23,11 +24,12 @@ type options struct {
 	memory     int
 	block      int
 	load       func(id string) inspect.Load
+	now        func() time.Time
 	candidates bool
 }
 
 func newOptions(opts []Option) *options {
-	o := &options{bound: 1.25, slack: 4096, memory: 4 << 20, block: 256}
+	o := &options{bound: 1.25, slack: 4096, memory: 4 << 20, block: 256, now: time.Now}
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // crypto/rand ends the program rather than fail
 	o.seed = binary.LittleEndian.Uint64(b[:])

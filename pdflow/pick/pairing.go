@@ -20,6 +20,7 @@ type pairing struct {
 	serving    connector.Serving // which engines may serve alone
 	decisive   []string          // the attributes that rules look at, in the order in which the rules are checked
 	anyVersion bool
+	late       bool // decode engines get requests when their prefill has ended
 }
 
 // newPairing reads the connector's traits. c may be nil.
@@ -27,6 +28,7 @@ func newPairing(c connector.KVConnector, serving connector.Serving, o *options) 
 	p := &pairing{rules: &check.Rules{}, serving: serving, anyVersion: o.anyVersion}
 	if c != nil {
 		p.rules = check.Of(c)
+		p.late = p.rules.Traits.Order == connector.PrefillThenDecode
 	}
 	p.rules.Traits.PairRules = slices.Concat(o.rules, p.rules.Traits.PairRules)
 	p.decisive = []string{attr.Connector, attr.Network}

@@ -11,6 +11,7 @@ import (
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/internal/inflight"
 	"github.com/pdkit/pdkit/pdflow/internal/names"
 )
 
@@ -36,8 +37,9 @@ type state struct {
 	cooldowns    cooldowns
 	cooldownDone func(*pdflow.Outcome)
 	picks        atomic.Uint64
-	heard        atomic.Uint64   // engines, one after another
-	means        [2]atomic.Int64 // tokens of a request, by leg
+	heard        atomic.Uint64    // engines, one after another
+	means        [2]atomic.Int64  // tokens of a request, by leg
+	strangers    [2]inflight.Mean // requests of others at an engine, by leg
 	queries      sync.Pool
 	tickets      sync.Pool
 	names        names.Index
@@ -96,7 +98,7 @@ func New(set *discovery.Set, policy Policy, opts ...Option) pdflow.Picker {
 	}
 	s.learner, _ = s.chooser.(learner)
 	s.cooldowns.seed, s.cooldownDone = s.opts.seed, s.cooldowns.done
-	s.known.seed = s.opts.seed
+	s.known.seed, s.known.told = s.opts.seed, s.opts.load != nil
 	return s.bind(newPairing(nil, connector.Serving{}, s.opts))
 }
 
@@ -273,7 +275,7 @@ func (p *picker) pickOnce(ctx context.Context, from *part, in *pdflow.PickInput,
 		p.learner.chosen(q, first, second)
 	}
 	if out.Done = p.cooldownDone; p.policy.needs.loads {
-		t := p.ticket(q, prefill, decode)
+		t := p.ticket(q, prefill, decode, p.pairing.late)
 		out.Done, out.PrefillDone = t.done, t.ended
 	}
 	return pair

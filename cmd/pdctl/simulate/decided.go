@@ -7,10 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
+	"sort"
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/connector/nixl"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/inspect"
 	"github.com/pdkit/pdkit/discovery/static"
@@ -18,13 +19,15 @@ import (
 	"github.com/pdkit/pdkit/enginesim/virtual"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/decide"
+	"github.com/pdkit/pdkit/pdflow/kvindex"
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
 // Deciding is how requests are decided on: by the picker that a gateway has, with package decide around it.
 type Deciding struct {
-	Policy   decide.Policy
-	Pick     pick.Policy // of the picker within
+	Policy   decide.Policy // nil: the picker alone, which knows engines' loads by pick.WithLoad
+	Pick     pick.Policy   // of the picker within
+	KV       bool          // Pick is pick.KV instead, with an index that knows what engines hold now
 	Class    decide.Class
 	Gateways int           // requests come to them by turns, and each knows its own; 0: one
 	Lag      time.Duration // how old it is what engines say of their load
@@ -96,13 +99,26 @@ type telling struct {
 func (d *decided) gateway(ctx context.Context, t *Trace) (*replay, error) {
 	n := d.seed + uint64(len(d.gateways))
 	chance := rand.New(rand.NewPCG(n, 2)) //nolint:gosec // the same each time
-	inner := pick.New(d.set, d.by.Pick, pick.WithSeed(n), pick.WithCandidates())
+	policy, options := d.by.Pick, []pick.Option{pick.WithSeed(n)}
+	if d.by.KV {
+		policy = pick.KV(pick.KVOptions{Index: d, Tokens: d})
+	}
+	if d.by.Policy == nil {
+		protocol, err := nixl.New(nil)
+		if err != nil {
+			return nil, err
+		}
+		inner := pick.New(d.set, policy, append(options, pick.WithLoad(d.load),
+			pick.WithNow(func() time.Time { return d.now }))...).Bind(protocol, connector.Serving{})
+		return &replay{ctx: ctx, trace: t, picker: inner, places: d.places}, nil
+	}
+	inner := pick.New(d.set, policy, append(options, pick.WithCandidates())...)
 	picker, err := decide.New(inner, d.by.Policy, &decide.Options{
 		Class: func(*pdflow.PickInput) decide.Class { return d.by.Class },
 		Tokens: func(*pdflow.PickInput) (int, bool) {
 			return d.arrival.Prompt, true
 		},
-		Cache:      d,
+		Cache:      known{d},
 		Engine:     d.facts,
 		TokenBytes: int(d.fleet.PrefillSpec.BytesPerToken),
 		Link:       d.fleet.Link.BytesPerSecond,
@@ -136,16 +152,34 @@ func (f *Fleet) spec(place int) *model.Spec {
 // load is what an engine said of itself a lag ago.
 func (d *decided) load(id string) inspect.Load {
 	all := d.said[d.places[id]]
-	for _, t := range slices.Backward(all) {
-		if d.now.Sub(t.at) >= d.by.Lag {
-			return inspect.Load{At: t.at, KVUsage: t.g.KVUsage, Running: t.g.Running, Waiting: t.g.Waiting}
-		}
+	i := sort.Search(len(all), func(i int) bool { return d.now.Sub(all[i].at) < d.by.Lag })
+	if i == 0 {
+		return inspect.Load{}
 	}
-	return inspect.Load{}
+	t := &all[i-1]
+	return inspect.Load{At: t.at, KVUsage: t.g.KVUsage, Running: t.g.Running, Waiting: t.g.Waiting}
 }
 
-// Match tells which engines have a beginning of the arrival's prompt.
-func (d *decided) Match(_ *pdflow.PickInput, found []decide.Cached) int {
+// Tokens are those of no prompt: what is asked with them is the arrival.
+func (*decided) Tokens(context.Context, *connector.ClientRequest) ([]uint32, bool, error) {
+	return nil, true, nil
+}
+
+// Match tells package pick which engines have a beginning of the arrival's prompt.
+func (d *decided) Match(_ *kvindex.Query, hits []kvindex.Hit) []kvindex.Hit {
+	for _, e := range d.set.Load().Endpoints {
+		if n := d.running.Engine(d.places[e.ID]).Known(d.arrival.Keys); n > 0 {
+			hits = append(hits, kvindex.Hit{Engine: e.ID, Device: n, Tokens: n, Exact: true})
+		}
+	}
+	return hits
+}
+
+// known tells package decide the same.
+type known struct{ *decided }
+
+// Match fills found with the engines that have most of it.
+func (d known) Match(_ *pdflow.PickInput, found []decide.Cached) int {
 	n := 0
 	for _, e := range d.set.Load().Endpoints {
 		tokens := d.running.Engine(d.places[e.ID]).Known(d.arrival.Keys)
