@@ -156,7 +156,14 @@ func main() {
 	requests := flag.Int("requests", requestsUsual, "of each run")
 	only := flag.String("only", "", "only the cells of this workload")
 	every := flag.Int("every", 1, "only each nth cell")
+	herding := flag.String("herd", "", "write herding.md and its plot to this folder, and nothing else")
 	flag.Parse()
+	if *herding != "" {
+		if err := herd(context.Background(), *herding); err != nil {
+			log.Fatal(err)
+		}
+		return
+	}
 	all := cells()
 	if *only != "" {
 		all = slices.DeleteFunc(all, func(c *cell) bool { return c.w.name != *only })

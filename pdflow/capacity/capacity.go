@@ -177,6 +177,11 @@ type sum struct {
 func (m *Meter) take(now time.Time, e *discovery.Endpoint, load *inspect.Load, s *sum) {
 	r := m.roles[e.Role]
 	known := m.engines[e.ID]
+	if known != nil {
+		filled := *load
+		load = &filled
+		complete(&load.KV, &known.last)
+	}
 	switch {
 	case known != nil && !load.At.After(known.at): // known, or older: several may have asked the engine
 	case known == nil: // what it counted before is not this meter's to tell
@@ -245,21 +250,42 @@ func (r *role) learn(speed float64) {
 	r.speed += (speed - r.speed) / 8
 }
 
+// complete fills in what an engine did not say this time, as it was: else it would look restarted, and all that it has
+// ever counted would come anew with its next word. An engine that was restarted counts less of everything.
+func complete(now, before *inspect.KV) {
+	missing, goesOn := false, false
+	for _, x := range pairs(now, before) {
+		missing = missing || *x[0] == 0 && *x[1] > 0
+		goesOn = goesOn || *x[0] >= *x[1] && *x[1] > 0
+	}
+	for _, x := range pairs(now, before) {
+		if missing && goesOn && *x[0] == 0 {
+			*x[0] = *x[1]
+		}
+	}
+}
+
+// pairs are the counters of both.
+func pairs(a, b *inspect.KV) [8][2]*float64 {
+	return [8][2]*float64{{&a.Taken, &b.Taken}, {&a.Computed, &b.Computed}, {&a.Generated, &b.Generated},
+		{&a.Requests, &b.Requests}, {&a.Bytes, &b.Bytes}, {&a.Seconds, &b.Seconds}, {&a.Failed, &b.Failed},
+		{&a.Expired, &b.Expired}}
+}
+
 // restarted reports whether an engine counts less than it did.
 func restarted(now, before *inspect.KV) bool {
-	return now.Taken < before.Taken || now.Computed < before.Computed || now.Generated < before.Generated ||
-		now.Requests < before.Requests || now.Bytes < before.Bytes || now.Seconds < before.Seconds ||
-		now.Failed < before.Failed || now.Expired < before.Expired
+	for _, x := range pairs(now, before) {
+		if *x[0] < *x[1] {
+			return true
+		}
+	}
+	return false
 }
 
 // add adds what was counted since before.
 func add(total, now, before *inspect.KV) {
-	total.Taken += now.Taken - before.Taken
-	total.Computed += now.Computed - before.Computed
-	total.Generated += now.Generated - before.Generated
-	total.Requests += now.Requests - before.Requests
-	total.Bytes += now.Bytes - before.Bytes
-	total.Seconds += now.Seconds - before.Seconds
-	total.Failed += now.Failed - before.Failed
-	total.Expired += now.Expired - before.Expired
+	all, since := pairs(total, total), pairs(now, before)
+	for i := range all {
+		*all[i][0] += *since[i][0] - *since[i][1]
+	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/inspect"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/internal/inflight"
 )
@@ -37,8 +38,8 @@ type books struct {
 	fleet    engineLines // of all engines, for one of which too little is known
 	transfer ratio       // seconds after prefill, by tokens that decode fetched
 	errors   [2]meanError
-	others   [2]inflight.Mean // requests of others at an engine, by role
-	told     [3]told          // of prefill, of ITL and of transfers, by the host's speeds
+	others   [2]inflight.Fleet // requests of others at an engine, by role
+	told     [3]told           // of prefill, of ITL and of transfers, by the host's speeds
 	ledger   ledger
 }
 
@@ -147,23 +148,23 @@ func (b *books) figures(o *Options, at *discovery.Endpoint, role int, in *Input,
 	}
 	l := o.Load(at.ID)
 	age := now.Sub(l.At)
-	others, sent, right := 0, 0, !l.At.IsZero() && age <= loadMost
-	if right {
-		c.Age = max(age, 0)
-		others, sent, right = e.here.Others(l.Running+l.Waiting, l.At)
+	if age > loadMost {
+		l = inspect.Load{}
 	}
-	if !right { // it would look idle to everybody
-		others = int(b.others[role].Value() + 0.5)
-	} else if b.others[role].Add(others); total > 0 {
-		free := int((1-l.KVUsage)*float64(total)) - max(0, sent)*in.Prompt
-		c.KV = Memory{Free: max(0, free), Total: total}
+	x, known := b.others[role].Others(&e.here, l.Running+l.Waiting, l.At, now)
+	others := int(x + 0.5)
+	if known { // its own requests are known now
+		c.Age = time.Duration(x / (x + float64(max(c.Running, 1))) * float64(max(age, 0)))
+		if total > 0 {
+			c.KV = Memory{Free: int((1 - l.KVUsage) * float64(total)), Total: total}
+		}
 	}
 	if role == prefillRole { // what others have sent is taken to be like this request
 		c.QueueTokens += others * in.Prompt
 		c.Moving += c.Moving * others / max(int(e.prefills.Load()), 1)
 		return
 	}
-	if right {
+	if known {
 		c.Queue = l.Waiting
 	}
 	if others > 0 {

@@ -37,9 +37,9 @@ type state struct {
 	cooldowns    cooldowns
 	cooldownDone func(*pdflow.Outcome)
 	picks        atomic.Uint64
-	heard        atomic.Uint64    // engines, one after another
-	means        [2]atomic.Int64  // tokens of a request, by leg
-	strangers    [2]inflight.Mean // requests of others at an engine, by leg
+	heard        atomic.Uint64     // engines, one after another
+	means        [2]atomic.Int64   // tokens of a request, by leg
+	strangers    [2]inflight.Fleet // requests of others at an engine, by leg
 	queries      sync.Pool
 	tickets      sync.Pool
 	names        names.Index

@@ -81,22 +81,8 @@ func (s *state) hear(t *teller) bool {
 	if !said.At.IsZero() {
 		at = said.At.UnixNano()
 	}
-	before := known.at.Load()
-	if at != 0 && (before == at || !known.at.CompareAndSwap(before, at)) {
-		return false
-	}
-	known.at.Store(at)
-	mean := &s.strangers[t.leg]
-	n, right := 0, false
-	if at != 0 {
-		if n, _, right = known.own.Others(said.Running+said.Waiting, said.At); right {
-			mean.Add(n)
-		}
-	}
-	foreign := float64(n)
-	if !right {
-		foreign = mean.Value()
-	}
+	before := known.at.Swap(at)
+	foreign, _ := s.strangers[t.leg].Others(&known.own, said.Running+said.Waiting, said.At, s.opts.now())
 	cost := float64(cmp.Or(s.means[t.leg].Load(), limitUsual))
 	each := int64(foreign * cost / float64(len(t.slots)))
 	for _, slot := range t.slots {

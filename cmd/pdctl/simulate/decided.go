@@ -29,7 +29,7 @@ type Deciding struct {
 	Pick     pick.Policy   // of the picker within
 	KV       bool          // Pick is pick.KV instead, with an index that knows what engines hold now
 	Class    decide.Class
-	Gateways int           // requests come to them by turns, and each knows its own; 0: one
+	Gateways int           // requests come to them by chance, and each knows its own; 0: one
 	Lag      time.Duration // how old it is what engines say of their load
 	// Wrong is by how much the pickers' idea of the engines' speed is wrong: 0.5 says half as long again for prefill,
 	// and half as long for decode.
@@ -216,7 +216,7 @@ func (d *decided) tell() {
 func (d *decided) route(f *virtual.Fleet, i int, a *virtual.Arrival) (virtual.Route, error) {
 	d.running, d.arrival, d.now = f, a, at(f.Now())
 	d.tell()
-	r := d.gateways[i%len(d.gateways)]
+	r := d.gateways[mix(uint64(i), d.seed)%uint64(len(d.gateways))]
 	e, _, round := r.trace.at(i)
 	request, err := r.writer.request(e, round)
 	if err != nil {

@@ -57,39 +57,56 @@ func (e *Engine) at(t time.Time) int32 {
 	return e.past[k%ticks]
 }
 
-// Others is how many requests of others an engine has that said at a time how many it has in all. sent is how many of
-// the gateway's own came since, less those that ended. known is false where the engine cannot be right, since the
-// gateway had far more there itself: its figures have stopped, or count something else. A few requests may have ended
-// at the engine whose clients still read.
-func (e *Engine) Others(total int, at time.Time) (others, sent int, known bool) {
+// Fleet is what the engines of one role have of others' requests. The zero value has heard of none.
+type Fleet struct {
+	mu     sync.Mutex
+	heard  time.Time
+	n      float64
+	others float64 // of an engine, on average
+	own    float64
+}
+
+const (
+	window    = 64               // reports weigh in a mean
+	forgotten = 10 * time.Second // without a report
+	most      = 16               // times as many as the gateway itself: what others are taken to have sent since
+)
+
+// Others is how many requests of others an engine has that said at a time how many it has in all: those that it had
+// then, and as many more, or fewer, as have come to it since from this gateway, times the others' share of all. Others
+// choose by the same figures and send it as much; without that, four gateways would each fill the emptiest engine.
+//
+// known is false where the engine said nothing (at is zero), or cannot be right, since the gateway itself had far more
+// there: its figures have stopped, or count something else. Then it has as many as others of its role. Else it would
+// look idle to every gateway, and get everything. A few requests may have ended at the engine whose clients still read.
+func (f *Fleet) Others(e *Engine, total int, at, now time.Time) (others float64, known bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if now.Sub(f.heard) > forgotten {
+		f.n, f.others, f.own = 0, 0, 0
+	}
+	if at.IsZero() {
+		return f.others, false
+	}
+	then, sent := e.since(at)
+	if 2*total+4 < then {
+		return f.others, false
+	}
+	others = float64(max(0, total-then))
+	f.heard, f.n = now, min(f.n+1, window)
+	f.others += (others - f.others) / f.n
+	f.own += (float64(then) - f.own) / f.n
+	return max(0, others+float64(sent)*f.ratio()), true
+}
+
+// ratio is how many requests others have at an engine for each of the gateway's own. From few of its own that cannot be
+// told.
+func (f *Fleet) ratio() float64 { return min(f.others*f.own/((f.own+1)*(f.own+1)), most) }
+
+// since is how many of the gateway's requests there were at a time, and how many more there are now.
+func (e *Engine) since(at time.Time) (then, sent int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	then := e.at(at)
-	return max(0, total-int(then)), int(e.own - then), 2*total+4 >= int(then)
-}
-
-// Mean is the mean of what engines have of others, by what was heard lately: so many has an engine that does not say,
-// or is wrong. Else it would look idle to every gateway. The zero value is 0.
-type Mean struct {
-	mu   sync.Mutex
-	n    float64
-	mean float64
-}
-
-// window is how many reports weigh in a mean.
-const window = 32
-
-// Add takes in what one engine has.
-func (m *Mean) Add(others int) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.n = min(m.n+1, window)
-	m.mean += (float64(others) - m.mean) / m.n
-}
-
-// Value is the mean.
-func (m *Mean) Value() float64 {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.mean
+	n := e.at(at)
+	return int(n), int(e.own - n)
 }
