@@ -178,6 +178,9 @@ func (m *Meter) take(now time.Time, e *discovery.Endpoint, load *inspect.Load, s
 	r := m.roles[e.Role]
 	known := m.engines[e.ID]
 	if known != nil {
+		if known.at.Sub(now) > m.o.Stale { // the clock has gone back: what comes now is no older word
+			known.at, known.samples = time.Time{}, known.samples[:0]
+		}
 		filled := *load
 		load = &filled
 		complete(&load.KV, &known.last)

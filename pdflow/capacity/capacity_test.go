@@ -227,3 +227,63 @@ func TestAnOlderWordIsNoRestart(t *testing.T) {
 		assert.InDelta(t, step.want, f.roles[discovery.RoleDecode].Counted.Bytes, 0)
 	}
 }
+
+// A page that lacks a counter for a while is no restart: what the engine has ever counted does not come anew.
+func TestACounterThatStopsAndComesBackCountsOnce(t *testing.T) {
+	f := newFleet(nil, discovery.RolePrefill, 1)
+	f.run(30, load(1000, 1, 0, 0.1))
+	id := f.engines[0].ID
+	full := f.said[id]
+	lacking := full
+	lacking.Load.KV.Computed = 0
+	f.now = f.now.Add(time.Second)
+	lacking.Load.At = f.now
+	f.said[id] = lacking
+	f.observe()
+	f.said[id] = full
+	f.run(1, load(2000, 1, 0, 0.1))
+	p := f.roles[discovery.RolePrefill]
+	assert.InDelta(t, 31_000, p.Counted.Computed, 1, "29 seconds, and the two with the pause")
+	assert.InDelta(t, 1000, p.Throughput, 50)
+}
+
+// A restarted engine counts from 0: what it had counted stays, and no rate is below 0.
+func TestARestartLosesNothingAndCountsNothingTwice(t *testing.T) {
+	f := newFleet(nil, discovery.RolePrefill, 1)
+	f.run(30, load(1000, 1, 0, 0.1))
+	f.said[f.engines[0].ID] = inspect.Reading{}
+	f.run(30, load(1000, 1, 0, 0.1))
+	p := f.roles[discovery.RolePrefill]
+	assert.InDelta(t, 59_000, p.Counted.Computed, 1)
+	assert.InDelta(t, 1000, p.Throughput, 1)
+}
+
+func TestAClockThatGoesBackStopsNothing(t *testing.T) {
+	f := newFleet(nil, discovery.RolePrefill, 2)
+	f.run(60, load(8000, 4, 6, 0.1))
+	f.now = f.now.Add(-time.Hour)
+	f.run(60, load(1000, 1, 0, 0.1))
+	p := f.roles[discovery.RolePrefill]
+	assert.InDelta(t, 2000, p.Throughput, 100)
+	f.now = f.now.Add(2 * time.Hour)
+	f.run(62, load(500, 1, 0, 0.1))
+	assert.InDelta(t, 1000, f.roles[discovery.RolePrefill].Throughput, 100)
+}
+
+func TestAFleetComesBackFromZero(t *testing.T) {
+	f := newFleet(nil, discovery.RolePrefill, 2)
+	f.run(60, load(1000, 1, 0, 0.1))
+	counted := f.roles[discovery.RolePrefill].Counted.Computed
+	f.engines = nil
+	f.run(60, inspect.Load{})
+	p := f.roles[discovery.RolePrefill]
+	assert.Equal(t, [2]int{0, 0}, [2]int{p.Engines, p.Wanted})
+	assert.InDelta(t, counted, p.Counted.Computed, 0)
+	f.said = map[string]inspect.Reading{}
+	f.add(discovery.RolePrefill, 1)
+	f.run(30, load(1000, 1, 0, 0.1))
+	p = f.roles[discovery.RolePrefill]
+	assert.InDelta(t, counted+29_000, p.Counted.Computed, 1)
+	assert.InDelta(t, 1000, p.Throughput, 1)
+	assert.Equal(t, 1, p.Wanted)
+}
