@@ -65,7 +65,7 @@ func (m *Meter) wanted(s *sum, usage, target float64) (int, Reason) {
 // hold returns the most that was wanted within down, so that a pause of the load takes no engine away. What was wanted
 // while there were more engines than now is no reason for more than there are.
 func (r *role) hold(now time.Time, down time.Duration, n int, why Reason, engines int) (int, Reason) {
-	for len(r.wanted) > 0 && (now.Sub(r.wanted[0].at) > down || r.wanted[0].at.Sub(now) > down) { // or the clock went back
+	for len(r.wanted) > 0 && now.Sub(r.wanted[0].at).Abs() > down { // long ago, or the clock has gone back
 		r.wanted = r.wanted[1:]
 	}
 	for len(r.wanted) > 0 && r.wanted[len(r.wanted)-1].n <= n {

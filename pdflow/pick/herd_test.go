@@ -116,7 +116,8 @@ func TestWhatStillPrefillsIsNotSubtracted(t *testing.T) {
 	var w words
 	protocol, err := nixl.New(nil)
 	require.NoError(t, err)
-	p := pick.New(newFleet(t, many(1, 2)...).Set, pick.LeastLoad(), pick.WithSeed(1), pick.WithLoad(w.of), pick.WithNow(w.clock)).
+	p := pick.New(newFleet(t, many(1, 2)...).Set, pick.LeastLoad(), pick.WithSeed(1), pick.WithLoad(w.of),
+		pick.WithNow(w.clock)).
 		Bind(protocol, connector.Serving{})
 	_, _ = picks(t, p, 20) // ten each, all of which prefill
 	w.say("d0", 10)        // of others

@@ -73,7 +73,8 @@ func TestTheRequestsOfOthersCount(t *testing.T) {
 	for _, policy := range []pick.Policy{pick.LeastLoad(), pick.TwoChoices()} {
 		t.Run(policy.String(), func(t *testing.T) {
 			var w words
-			p := pick.New(newFleet(t, many(1, 2)...).Set, policy, pick.WithSeed(1), pick.WithLoad(w.of), pick.WithNow(w.clock))
+			p := pick.New(newFleet(t, many(1, 2)...).Set, policy, pick.WithSeed(1), pick.WithLoad(w.of),
+				pick.WithNow(w.clock))
 			w.say("d1", 0)
 			w.say("d0", 10)
 			shares, done := picks(t, p, 20)
@@ -92,7 +93,8 @@ func TestTheRequestsOfOthersCount(t *testing.T) {
 // An engine that says how many requests it has speaks of the picker's own, too.
 func TestOwnRequestsDoNotCountTwice(t *testing.T) {
 	var w words
-	p := pick.New(newFleet(t, many(1, 2)...).Set, pick.LeastLoad(), pick.WithSeed(1), pick.WithLoad(w.of), pick.WithNow(w.clock))
+	p := pick.New(newFleet(t, many(1, 2)...).Set, pick.LeastLoad(), pick.WithSeed(1), pick.WithLoad(w.of),
+		pick.WithNow(w.clock))
 	_, _ = picks(t, p, 20)
 	w.say("d0", 10)
 	shares, _ := picks(t, p, 20)
@@ -106,7 +108,8 @@ func TestOwnRequestsDoNotCountTwice(t *testing.T) {
 // Of many engines few are heard with each pick, and the one that is to be chosen is always among them.
 func TestTheEngineThatIsToBeChosenIsHeard(t *testing.T) {
 	var w words
-	p := pick.New(newFleet(t, many(1, 40)...).Set, pick.LeastLoad(), pick.WithSeed(1), pick.WithLoad(w.of), pick.WithNow(w.clock))
+	p := pick.New(newFleet(t, many(1, 40)...).Set, pick.LeastLoad(), pick.WithSeed(1), pick.WithLoad(w.of),
+		pick.WithNow(w.clock))
 	_, done := picks(t, p, 40)
 	for _, end := range done {
 		end(&pdflow.Outcome{})
@@ -122,7 +125,8 @@ func TestTheEngineThatIsToBeChosenIsHeard(t *testing.T) {
 // An engine of which nobody says anything, or nothing any more, has as many of others' requests as those that speak.
 func TestWithoutAWordAnEngineIsLikeTheOthers(t *testing.T) {
 	var w words
-	p := pick.New(newFleet(t, many(1, 2)...).Set, pick.LeastLoad(), pick.WithSeed(1), pick.WithLoad(w.of), pick.WithNow(w.clock))
+	p := pick.New(newFleet(t, many(1, 2)...).Set, pick.LeastLoad(), pick.WithSeed(1), pick.WithLoad(w.of),
+		pick.WithNow(w.clock))
 	_, done := picks(t, p, 1)
 	done[0](&pdflow.Outcome{})
 	w.say("d0", 100)
@@ -142,7 +146,8 @@ func TestWithoutAWordAnEngineIsLikeTheOthers(t *testing.T) {
 func TestRanksShareTheRequestsOfOthers(t *testing.T) {
 	var w words
 	eps := append(many(1, 1), ep("ranks", discovery.RoleDecode, "dpSize=2"))
-	p := pick.New(newFleet(t, eps...).Set, pick.LeastLoad(), pick.WithSeed(1), pick.WithLoad(w.of), pick.WithNow(w.clock))
+	p := pick.New(newFleet(t, eps...).Set, pick.LeastLoad(), pick.WithSeed(1), pick.WithLoad(w.of),
+		pick.WithNow(w.clock))
 	_, done := picks(t, p, 1)
 	done[0](&pdflow.Outcome{})
 	w.say("d0", 0)
@@ -156,7 +161,8 @@ func TestLoadsAreHeardWithoutAllocations(t *testing.T) {
 		t.Skip("the race detector allocates")
 	}
 	var w words
-	p := pick.New(newFleet(t, many(4, 4)...).Set, pick.LeastLoad(), pick.WithSeed(1), pick.WithLoad(w.of), pick.WithNow(w.clock))
+	p := pick.New(newFleet(t, many(4, 4)...).Set, pick.LeastLoad(), pick.WithSeed(1), pick.WithLoad(w.of),
+		pick.WithNow(w.clock))
 	in, ended, n := &pdflow.PickInput{}, &pdflow.Outcome{}, 0
 	w.say("d0", 1)
 	assert.Zero(t, testing.AllocsPerRun(200, func() {
@@ -170,7 +176,8 @@ func TestLoadsAreHeardWithoutAllocations(t *testing.T) {
 // Many picks, and engines that speak meanwhile, leave no load behind.
 func TestLoadsOfOthersGoAway(t *testing.T) {
 	var w words
-	p := pick.New(newFleet(t, many(2, 4)...).Set, pick.LeastLoad(), pick.WithSeed(1), pick.WithLoad(w.of), pick.WithNow(w.clock))
+	p := pick.New(newFleet(t, many(2, 4)...).Set, pick.LeastLoad(), pick.WithSeed(1), pick.WithLoad(w.of),
+		pick.WithNow(w.clock))
 	var running sync.WaitGroup
 	for g := range 4 {
 		running.Go(func() {
