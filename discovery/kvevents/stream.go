@@ -89,8 +89,9 @@ func (st *stream) live(ctx context.Context, c *zmtp.Conn, first [][]byte) error 
 	heard := time.Now()
 	var asked time.Time // when a PING was sent that has not been answered
 	for {
-		if st.replayIfWanted(ctx) {
-			heard, asked = time.Now(), time.Time{} // nobody has listened meanwhile
+		began := time.Now()
+		if st.replayIfWanted(ctx) && time.Since(began) > st.s.t.heartbeat {
+			heard, asked = time.Now(), time.Time{} // nobody has listened for long
 		}
 		pongs := c.Pongs()
 		come, err := c.Wait(st.until(heard, asked))
