@@ -46,11 +46,13 @@ func startVLLM(dir string, kib, steps int) (*vllm, error) {
 		}
 		ports = append(ports, strconv.Itoa(port))
 	}
-	v := &vllm{http: "127.0.0.1:" + ports[0], events: "127.0.0.1:" + ports[1], replay: "127.0.0.1:" + ports[2], dir: dir}
+	v := &vllm{http: "127.0.0.1:" + ports[0], events: "127.0.0.1:" + ports[1], replay: "127.0.0.1:" + ports[2],
+		dir: dir}
 	events := fmt.Sprintf(`{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:%s",`+
 		`"replay_endpoint":"tcp://*:%s","hwm":%d,"buffer_steps":%d}`, ports[1], ports[2], highWater, steps)
 	v.args = []string{"lab/engines/engine.sh", "encode", ports[0], ports[3], "VLLM_SERVER_DEV_MODE=1",
-		"--kv-events-config", events, "--block-size", strconv.Itoa(vllmBlock), "--kv-cache-memory-bytes", strconv.Itoa(kib << 10)}
+		"--kv-events-config", events, "--block-size", strconv.Itoa(vllmBlock),
+		"--kv-cache-memory-bytes", strconv.Itoa(kib << 10)}
 	if err := v.Restart(); err != nil {
 		_ = v.Close()
 		return nil, err

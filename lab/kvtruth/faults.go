@@ -76,7 +76,7 @@ var faults = []fault{
 			if err := b.engine.Restart(); err != nil {
 				return began, err
 			}
-			err := b.busy(ctx, int(before)) //nolint:gosec // a few hundred; each request is a batch or more
+			err := b.busy(ctx, int(before)) // each request is a batch or more
 			b.both(func(r *relay) { r.held = false })
 			return began, err
 		}},
@@ -174,7 +174,7 @@ func (b *bench) kill() time.Time {
 	return began
 }
 
-// loses loses what the engine sends while it serves some requests.
+// loses drops what the engine sends while it serves some requests.
 func (b *bench) loses(ctx context.Context, requests int) error {
 	b.events.set(func() { b.events.lose = true })
 	err := b.busy(ctx, requests)
