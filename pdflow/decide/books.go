@@ -321,8 +321,8 @@ func (l *engineLines) speed() Speed {
 const (
 	keeps     = 0.98 // of each sum at the next sample: about 50 samples count
 	leastSeen = 4    // samples
-	// A sample is at most so many times what the others say, so that a request that hung for minutes is not the speed of
-	// the next hundred. What has really become slower is followed all the same, in a few samples more.
+	// A sample is at most so many times what the others say, so that a request that hung for minutes is not the speed
+	// of the next hundred. What has really become slower is followed all the same, in a few samples more.
 	outlier = 32
 )
 
@@ -461,7 +461,8 @@ func (b *books) learn(s *seen, bound float64, now time.Time) {
 	}
 }
 
-// judge gives up predictions that are wrong, and trusts them again. Errors of what is not compared any more do not count.
+// judge gives up predictions that are wrong, and trusts them again. Errors of what is not compared any more do not
+// count.
 func (b *books) judge(bound float64, now int64) {
 	dubious := b.ledger.isDubious.Load()
 	if dubious {

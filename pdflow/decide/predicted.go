@@ -73,8 +73,8 @@ const (
 //	used         = TTFT/o + R·(s'(d) − s(d))/o
 //
 // If no option has a chance above a tenth, the class may be refused, and idle engines would have a better chance, the
-// request is refused, until the best option could meet the objectives again. What no engine could ever meet is no reason
-// to refuse.
+// request is refused, until the best option could meet the objectives again. What no engine could ever meet is no
+// reason to refuse.
 //
 // Sources: the linear step and its coefficients are those of BLIS (inference-sim) and Vidur (arXiv:2405.05465), which
 // fit such sums to vLLM; chunked prefill's effect on decode steps is Sarathi-Serve's (arXiv:2403.02310), the separation

@@ -61,8 +61,8 @@ func promptTokens(r *connector.ClientRequest) (tokens int, exact bool) {
 	return size/bytesPerToken + 1, false
 }
 
-// textBytes is about how many bytes of text a member has, or is worth. A string that is a data URL, or the member data of
-// a picture or sound, is worth mediaTokens.
+// textBytes is about how many bytes of text a member has, or is worth. A string that is a data URL, or the member data
+// of a picture or sound, is worth mediaTokens.
 func textBytes(api connector.API, raw []byte) int {
 	size := len(raw)
 	if size < mediaLeast || api != connector.APIChat && api != connector.APIResponses && api != connector.APIMessages {

@@ -130,7 +130,8 @@ func TestWhatNoIdleEngineCouldKeepIsNoReasonToRefuse(t *testing.T) {
 			Engine: h100s, Tokens: func(*pdflow.PickInput) (int, bool) { return 100_000, true }, // 3.1 s
 			Class: func(*pdflow.PickInput) decide.Class { return class }})
 		for range 10 {
-			if _, err := p.Pick(t.Context(), &pdflow.PickInput{Request: completion(t, `"hi"`), Attempt: 1}); err != nil {
+			in := &pdflow.PickInput{Request: completion(t, `"hi"`), Attempt: 1}
+			if _, err := p.Pick(t.Context(), in); err != nil {
 				n++
 			}
 		}

@@ -196,7 +196,8 @@ func (t *ticket) end(o *pdflow.Outcome) {
 	}
 	if t.seen.alone {
 		now := t.s.o.Now()
-		if o.Err != nil || !t.s.books.hostTells { // by a speed that was learnt it may have been thought to take too long
+		// By a speed that was learnt, it may have been thought to take too long.
+		if o.Err != nil || !t.s.books.hostTells {
 			t.idle(now)
 		}
 		// An engine whose response has begun has prefilled, however that ends.
