@@ -55,6 +55,10 @@ type Options struct {
 	// whose length the engine's response tells.
 	ErrorBound float64
 
+	// Recorder keeps decisions with what they were decided on. With one, all figures are rounded, by 0.4 % at most, so that
+	// few bytes hold exactly what the policy had. Nil: nothing is kept or rounded.
+	Recorder Recorder
+
 	// Now is the time, and Rand a number by chance, for simulations. Nil: those of package time and math/rand/v2. Both
 	// are called concurrently.
 	Now  func() time.Time
@@ -211,16 +215,20 @@ type scratch struct {
 	asked      pdflow.PickInput // of the inner picker
 	picked     pdflow.Pick      // by it
 	decision   Decision
+	recorded   *Recorded // nil: the decision is not kept, or an attempt has it
 	now        time.Time
 }
 
 // Pick decides, and has the inner picker pick what was decided.
-func (p *Picker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
+func (p *Picker) Pick(ctx context.Context, in *pdflow.PickInput) (picked pdflow.Pick, err error) {
 	x, _ := p.scratch.Get().(*scratch)
 	if x == nil {
 		x = &scratch{}
 	}
-	defer p.put(x)
+	defer func() {
+		p.ended(x, err)
+		p.put(x)
+	}()
 	in = p.Prepare(ctx, in)
 	x.now = p.o.Now()
 	x.candidates.Prefill, x.candidates.Decode = x.candidates.Prefill[:0], x.candidates.Decode[:0]
@@ -231,6 +239,9 @@ func (p *Picker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, e
 		return p.count(x, &out, false), err
 	}
 	p.books.link(&x.in)
+	if p.o.Recorder != nil {
+		x.in.Link = shortFloat(x.in.Link)
+	}
 	if p.o.Class != nil {
 		x.in.Class = p.o.Class(in)
 	}
@@ -242,11 +253,20 @@ func (p *Picker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, e
 		out, err := p.inner.Pick(ctx, in)
 		return p.count(x, &out, false), err
 	}
-	p.policy.Decide(&x.in, &x.decision)
+	p.decide(in, x)
 	if p.o.DryRun || p.doubts(&x.decision) {
 		return p.pickUndecided(ctx, in, x)
 	}
 	return p.pickDecided(ctx, in, x)
+}
+
+// decide asks the policy, and records what it says.
+func (p *Picker) decide(in *pdflow.PickInput, x *scratch) {
+	if p.o.Recorder != nil {
+		x.in.Rand &= shortRand
+	}
+	p.policy.Decide(&x.in, &x.decision)
+	p.record(in, x)
 }
 
 // doubts reports whether a decision counts for nothing. One without predictions, as by a threshold, always counts.
@@ -260,6 +280,7 @@ func (p *Picker) put(x *scratch) {
 // pickUndecided picks as if there were no policy. What the policy predicts of that pair is compared all the same.
 func (p *Picker) pickUndecided(ctx context.Context, in *pdflow.PickInput, x *scratch) (pdflow.Pick, error) {
 	decision := x.decision
+	x.instead(p.ignores())
 	out, err := p.inner.Pick(ctx, in)
 	if err != nil {
 		return out, err
@@ -295,7 +316,9 @@ func (x *scratch) one(p *Picker, role int, e *discovery.Endpoint) []Candidate {
 	if known := x.candidate(role, e.ID); known != nil {
 		*c = *known
 	} else {
-		p.books.figures(&p.o, e, role, &x.in, c, x.now)
+		if p.books.figures(&p.o, e, role, &x.in, c, x.now); p.o.Recorder != nil {
+			c.shorten()
+		}
 	}
 	return x.pair[role][:]
 }
@@ -329,8 +352,9 @@ func (p *Picker) decideOnPair(ctx context.Context, in *pdflow.PickInput, x *scra
 	x.in.Class.Refusable = refusable
 	x.in.Decode[0].Alone = in.Encode == 0 && p.servesAlone(&out.Decode) &&
 		(in.Prefill == "" || in.Prefill == out.Decode.ID)
-	p.policy.Decide(&x.in, &x.decision)
+	p.decide(in, x)
 	if dry, doubtful := p.o.DryRun, p.doubts(&x.decision); dry || doubtful {
+		x.instead(p.ignores())
 		x.decision.TTFT, x.decision.ITL = split.TTFT, split.ITL
 		if !dry {
 			x.decision.Action, x.decision.Reason, out.Reason = Undecided, reasonDoubtful, reasonDoubtful
@@ -339,6 +363,7 @@ func (p *Picker) decideOnPair(ctx context.Context, in *pdflow.PickInput, x *scra
 	}
 	if !x.in.allows(&x.decision) {
 		x.decision = undecided(reasonNotAllowed)
+		x.instead(reasonNotAllowed)
 	}
 	switch x.decision.Action {
 	case DecodeAlone, Refuse:
@@ -394,6 +419,9 @@ func (p *Picker) candidates(in *pdflow.PickInput, x *scratch) bool {
 					y.Cached, y.CachedExact = found[k].Tokens, found[k].Exact
 				}
 			}
+			if p.o.Recorder != nil {
+				y.shorten()
+			}
 		}
 		if role == prefillRole {
 			x.in.Prefill = x.lists[role][:n]
@@ -409,6 +437,7 @@ func (p *Picker) pickDecided(ctx context.Context, in *pdflow.PickInput, x *scrat
 	d := &x.decision
 	if !x.in.allows(d) {
 		*d = undecided(reasonNotAllowed)
+		x.instead(reasonNotAllowed)
 	}
 	x.asked = *in
 	switch d.Action {
@@ -465,6 +494,7 @@ func (p *Picker) pickAsked(ctx context.Context, in *pdflow.PickInput, x *scratch
 			return out, err
 		}
 		x.decision = undecided(reasonChanged)
+		x.instead(reasonChanged)
 		out.Reason = reasonChanged
 		return p.count(x, &out, true), nil
 	}

@@ -27,6 +27,7 @@ type ticket struct {
 	decided      bool // by the policy
 	action       Action
 	reason       string
+	recorded     *Recorded // nil: the decision is not kept
 	prefills     atomic.Bool  // the prefill leg counts
 	reports      atomic.Int32 // that are to come
 	inner        func(*pdflow.Outcome)
@@ -59,6 +60,9 @@ func (s *shared) count(x *scratch, out *pdflow.Pick, decided bool) pdflow.Pick {
 		t.scale, t.seen.saidITL = s.books.ledger.scales.at(decodeRole), t.seen.itl
 	}
 	t.inner, t.innerPrefill = out.Done, out.PrefillDone
+	if t.recorded, x.recorded = x.recorded, nil; t.recorded != nil {
+		t.recorded.Prefill, t.recorded.Decode = out.Prefill.ID, out.Decode.ID
+	}
 	t.reports.Store(1)
 	cached := x.cached(out)
 	t.seen.fetched = float64(t.prompt) - cached[decodeRole]
@@ -212,6 +216,7 @@ func (t *ticket) end(o *pdflow.Outcome) {
 		t.seen.tell(o, t.at)
 		t.s.books.learn(&t.seen, t.s.o.ErrorBound, t.s.o.Now())
 	}
+	t.endRecorded(o)
 	if t.inner != nil {
 		t.inner(o)
 	}

@@ -51,34 +51,18 @@ func (s *Spec) Policy() (decide.Policy, error) {
 	return nil, fmt.Errorf("the mode %.20q is not known", s.Mode)
 }
 
-// Entry is one recorded decision.
+// Entry is one recorded decision, with what it was decided on and what came of it.
 type Entry struct {
-	At       time.Duration   // since Header.Began
-	Attempt  int             // of its request: above 1, it is a retry
-	Engines  [2][]string     // IDs of Input.Prefill and Input.Decode, in their order
-	Input    decide.Input    // exactly as the policy had it
-	Decision decide.Decision // exactly as the policy gave it
-	// Instead is why the decision was not followed: dry_run, doubtful, not_allowed or changed, as in the reasons of
-	// pd_decisions_total. "": it was.
-	Instead         string
-	Prefill, Decode string // IDs of the engines that served; "": none. One that served alone is Decode
-	Result          Result
-	Prefixes        []Prefix // of the prompt, the shortest first
+	At time.Duration // since Header.Began; below 0: decided before the file began
+	decide.Recorded
+	Prefixes []Prefix // of the prompt, the shortest first
+	line     int
 }
 
-// Result is what came of a decision.
-type Result struct {
-	TTFT   time.Duration // from the decision to the first byte of a stream; 0: not known
-	ITL    time.Duration // mean between two tokens of a stream; 0: not known
-	Took   time.Duration // from the decision to the end
-	Output int           // tokens; 0: not known
-	Cached int           // tokens of the prompt that prefill found in its cache; 0: none, or not known
-	Error  string        // the code of a failure, like decode_failed; overloaded: it was refused. "": it was served
-}
-
-// Prefix is a beginning of a prompt. Two prompts with the same Hash have the same beginning, as far as 24 bits tell for
-// two that have the same next shorter one, and 40 bits for the shortest. Hashes of two recorders cannot be compared.
+// Prefix is a beginning of a prompt. Two prompts whose prefixes have the same Hash begin with the same bytes. Chance
+// makes two beginnings alike once in 2^40 for the shortest ones, and once in 2^24 for longer ones that have the next
+// shorter one in common. Hashes of two recorders have different keys, and cannot be compared.
 type Prefix struct {
-	Hash   uint64 // of this beginning, and of all shorter ones
-	Tokens int    // of it: an estimate, by its share of the prompt's bytes
+	Hash   uint64
+	Tokens int // an estimate: the prompt's tokens by the prefix's share of its bytes
 }
