@@ -48,6 +48,7 @@ type ledger struct {
 	speed     speed
 	perToken  atomic.Uint64 // seconds of transfer, a float64
 	scales    scales
+	settled   atomic.Uint64 // Input.Link of decisions that are recorded, a float64
 	isDubious atomic.Bool
 }
 
@@ -69,6 +70,7 @@ type engine struct {
 	taught    atomic.Int64    // when it last taught how fast it is
 	here      inflight.Engine // requests that it prefills or generates for
 	speed     speed
+	settled   speed       // that decisions are made on, where they are recorded
 	lines     engineLines // books.learning is held
 }
 
@@ -137,6 +139,9 @@ func (b *books) figures(o *Options, at *discovery.Endpoint, role int, in *Input,
 			c.Speed = b.ledger.scales.of(f.Speed)
 		}
 		total = f.KVTokens
+	}
+	if o.Recorder != nil {
+		e.settled.settle(&c.Speed)
 	}
 	sent := int(e.prefilling.Load())
 	if ahead := time.Duration(e.busyUntil.Load() - b.clock(now)); ahead > 0 && c.Speed.PerPrompt > 0 {

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"math"
 	"math/bits"
+	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/pdkit/pdkit/connector"
@@ -136,7 +138,7 @@ func (t *ticket) endRecorded(o *pdflow.Outcome) {
 }
 
 const (
-	significant = 8 // bits, of figures that are recorded
+	significant = 8 // bits, of whole numbers that are recorded
 	shortAge    = 10 * time.Millisecond
 	shortRand   = 1<<16 - 1
 )
@@ -147,10 +149,6 @@ func (c *Candidate) shorten() {
 	for _, n := range [...]*int{&c.Queue, &c.QueueTokens, &c.Running, &c.Context, &c.Coming, &c.ComingContext, &c.Moving,
 		&c.KV.Free, &c.Cached} {
 		*n = short(*n)
-	}
-	s := &c.Speed
-	for _, x := range [...]*float64{&s.Base, &s.PerRequest, &s.PerContext, &s.PerPrompt} {
-		*x = shortFloat(*x)
 	}
 	c.Prefilled = float64(short(int(math.Round(c.Prefilled))))
 	c.Age = c.Age.Round(shortAge)
@@ -164,7 +162,23 @@ func short(n int) int {
 	return (n + 1<<(e-1)) >> e << e
 }
 
-func shortFloat(x float64) float64 {
-	const cut = 52 - (significant - 1)
-	return math.Float64frombits((math.Float64bits(x) + 1<<(cut-1)) &^ (1<<cut - 1))
+// settle makes a speed change by steps of 2 %. What is learnt moves by less with each request, and a record has a line
+// for each change.
+func (s *speed) settle(v *Speed) {
+	for i, x := range [...]*float64{&v.Base, &v.PerRequest, &v.PerContext, &v.PerPrompt} {
+		*x = settle(&s[i], *x)
+	}
+}
+
+func settle(last *atomic.Uint64, x float64) float64 {
+	const step, digits = 0.02, 3
+	old := math.Float64frombits(last.Load())
+	if math.Abs(x-old) <= step*old {
+		return old
+	}
+	if round, err := strconv.ParseFloat(strconv.FormatFloat(x, 'g', digits, 64), 64); err == nil {
+		x = round
+	}
+	last.Store(math.Float64bits(x))
+	return x
 }

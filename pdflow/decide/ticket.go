@@ -27,7 +27,7 @@ type ticket struct {
 	decided      bool // by the policy
 	action       Action
 	reason       string
-	recorded     *Recorded // nil: the decision is not kept
+	recorded     *Recorded    // nil: the decision is not kept
 	prefills     atomic.Bool  // the prefill leg counts
 	reports      atomic.Int32 // that are to come
 	inner        func(*pdflow.Outcome)

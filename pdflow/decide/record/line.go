@@ -16,6 +16,7 @@ import (
 const (
 	lineMost   = 400  // bytes of a decision's line, with its end
 	windowMost = 1000 // lines of engines, to which a decision refers back
+	linesKept  = 8    // of an engine
 	ageUnit    = 10 * time.Millisecond
 )
 
@@ -37,13 +38,13 @@ type linkLine struct {
 type encoder struct {
 	out     []byte // lines
 	lines   uint64 // of engines and links, so far
-	engines map[string]engineLine
+	engines map[string][]engineLine // the last ones
 	link    linkLine
 	refs    [2][]uint64
 	packer  packer
 }
 
-func newEncoder() *encoder { return &encoder{engines: map[string]engineLine{}} }
+func newEncoder() *encoder { return &encoder{engines: map[string][]engineLine{}} }
 
 // header begins a file.
 func (e *encoder) header(h *Header) error {
@@ -69,7 +70,7 @@ func (e *encoder) entry(at time.Duration, r *decide.Recorded, b *beginnings) (ok
 	}
 	for _, id := range [...]string{r.Prefill, r.Decode} { // the scheduler may have picked others
 		if id != "" && !slices.Contains(r.Engines[0], id) && !slices.Contains(r.Engines[1], id) {
-			if _, ok := e.engine(id, &decide.Candidate{Speed: e.engines[id].speed}); !ok {
+			if _, ok := e.engine(id, &decide.Candidate{Speed: e.last(id).speed}); !ok {
 				return false
 			}
 		}
@@ -98,22 +99,28 @@ func finite(all ...float64) bool {
 	return true
 }
 
-// engine writes a line for an engine, if what the last one says is old.
+// engine writes a line for an engine, unless one of its last lines says the same: decisions are written in the order of
+// their ends, so that old speeds come again.
 func (e *encoder) engine(id string, c *decide.Candidate) (number uint64, ok bool) {
-	last, known := e.engines[id]
+	old := e.engines[id]
 	memory := c.KV.Total
-	if memory == 0 {
-		memory = last.memory
-	}
-	if known && last.speed == c.Speed && last.memory == memory && e.lines-last.number < windowMost/2 {
-		return last.number, true
+	for _, x := range slices.Backward(old) {
+		if memory == 0 {
+			memory = x.memory
+		}
+		if x.speed == c.Speed && x.memory == memory && e.lines-x.number < windowMost/2 {
+			return x.number, true
+		}
 	}
 	s := &c.Speed
 	if !finite(s.Base, s.PerRequest, s.PerContext, s.PerPrompt) {
 		return 0, false
 	}
 	e.lines++
-	e.engines[id] = engineLine{e.lines, *s, memory}
+	if len(old) == linesKept {
+		old = slices.Delete(old, 0, 1)
+	}
+	e.engines[id] = append(old, engineLine{e.lines, *s, memory})
 	b := append(e.out, `{"engine":`...)
 	b = strconv.AppendUint(b, e.lines, 10)
 	b = appendString(append(b, `,"id":`...), id)
@@ -127,6 +134,14 @@ func (e *encoder) engine(id string, c *decide.Candidate) (number uint64, ok bool
 	b = append(b, `],"kv":`...)
 	e.out = append(strconv.AppendInt(b, int64(memory), 10), "}\n"...)
 	return e.lines, true
+}
+
+// last is the last line of an engine.
+func (e *encoder) last(id string) (x engineLine) {
+	if all := e.engines[id]; len(all) > 0 {
+		x = all[len(all)-1]
+	}
+	return x
 }
 
 func (e *encoder) linkOf(in *decide.Input) (ok bool) {
@@ -248,7 +263,7 @@ func (e *encoder) served(r *decide.Recorded, id string) {
 		}
 	}
 	e.packer.number(place + 1)
-	e.packer.number(e.lines - e.engines[id].number)
+	e.packer.number(e.lines - e.last(id).number)
 }
 
 // column writes by how many lines the decision refers back to its engines.

@@ -41,10 +41,16 @@ func family(in *pdflow.PickInput) []byte {
 		return []byte(in.RequestID)
 	}
 	raw := text(in.Request)
-	if i := bytes.Index(raw[:min(len(raw), lookMost)], []byte(`"user"`)); i >= 0 {
-		raw = raw[i:]
+	raw = raw[:min(len(raw), lookMost)]
+	i := bytes.Index(raw, []byte(`"user"`))
+	if i < 0 {
+		return raw[:min(len(raw), block)]
 	}
-	return raw[:min(len(raw), block)]
+	raw = raw[i:min(len(raw), i+block)]
+	if end := bytes.IndexByte(raw, '}'); end >= 0 { // of the message, behind which the next turn goes on
+		raw = raw[:end]
+	}
+	return raw
 }
 
 // sampler says which requests are recorded.

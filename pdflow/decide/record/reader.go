@@ -103,7 +103,7 @@ func (r *reader) entries(yield func(*Entry, error) bool) {
 		}
 		if len(bytes.TrimSpace(line)) > 0 {
 			entry, problem := r.read(line)
-			if problem != "" && !whole {
+			if problem == Damaged && !whole {
 				problem = Cut
 			}
 			if problem != "" && !yield(nil, &LineError{r.line, problem}) || problem == Second ||
