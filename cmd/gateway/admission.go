@@ -23,8 +23,8 @@ type admission struct {
 
 // admitting returns the picker of the model's flows, with limits where its ModelServer has any. What passes to engines
 // and is no inference does not count.
-func (m *model) admitting(tel *telemetry) (pdflow.Picker, error) {
-	inner, err := m.deciding(tel)
+func (m *model) admitting(tel *telemetry, to *recording) (pdflow.Picker, error) {
+	inner, err := m.deciding(tel, to)
 	limits := m.AdmitOptions()
 	if err != nil || limits == nil {
 		return inner, err

@@ -101,7 +101,8 @@ func build(cfg *configuration, tel *telemetry, log *slog.Logger) (*gateway, erro
 			return nil, err
 		}
 	}
-	return g, errors.Join(tel.observeModels(g.models), tel.observeKVEvents(g.models), tel.observeBytes(g.budget))
+	return g, errors.Join(tel.observeModels(g.models), tel.observeKVEvents(g.models),
+		tel.observeRecords(g.models), tel.observeBytes(g.budget))
 }
 
 // models are those that are served now.
@@ -130,7 +131,7 @@ func (g *gateway) buildModel(ms *modelServer, before []*pool) (*model, error) {
 	}
 	m := &model{modelServer: ms, pool: engines, recent: newRecent(ms.Model(), g.log)}
 	cfg, main := g.cfg.Load(), ms.Main.Timeouts().Connect
-	picker, err := m.admitting(g.tel)
+	picker, err := m.admitting(g.tel, &cfg.recording)
 	if err != nil {
 		m.release()
 		return nil, err

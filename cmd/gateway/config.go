@@ -38,6 +38,7 @@ type flagSettings struct {
 	pickKV         bool          // in place of pick, the engines' events choose, where a model follows them
 	netHTTP        bool          // net/http's client speaks to the engines
 	pprof          bool          // the admin address serves Go's profiles
+	recording      recording     // of decisions
 	genAI          string        // gen_ai.provider.name of metrics by those conventions; "": none
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/pdkit/pdkit/discovery/inspect"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/decide"
+	"github.com/pdkit/pdkit/pdflow/decide/record"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 )
 
@@ -22,12 +23,13 @@ import (
 // change is about the policy itself.
 type decision struct {
 	*decide.Picker
-	key   string
-	users atomic.Int64 // models
+	recorder *record.Recorder // nil: nothing is recorded
+	key      string
+	users    atomic.Int64 // models
 }
 
 // deciding returns the picker that the model's limits, if it has any, are put around.
-func (m *model) deciding(tel *telemetry) (pdflow.Picker, error) {
+func (m *model) deciding(tel *telemetry, to *recording) (pdflow.Picker, error) {
 	policy, o := m.Decision()
 	if policy == nil {
 		return m.picker, nil
@@ -48,11 +50,15 @@ func (m *model) deciding(tel *telemetry) (pdflow.Picker, error) {
 				return r.Load
 			}
 		}
+		recorder := to.recorder(m)
+		if recorder != nil {
+			o.Recorder = recorder
+		}
 		picker, err := decide.New(m.picker, policy, o)
 		if err != nil {
 			return nil, err
 		}
-		m.decision = &decision{Picker: picker, key: string(key)}
+		m.decision = &decision{Picker: picker, recorder: recorder, key: string(key)}
 	}
 	m.decision.users.Add(1)
 	return m.decision, nil
@@ -63,8 +69,12 @@ func (m *modelServer) decisionKey() any { return []any{m.Spec.Decision, m.AdmitO
 
 // release ends the metrics after the last user. d may be nil.
 func (d *decision) release() {
-	if d != nil && d.users.Add(-1) == 0 {
-		_ = d.Close() // never fails
+	if d == nil || d.users.Add(-1) > 0 {
+		return
+	}
+	_ = d.Close() // never fails
+	if d.recorder != nil {
+		d.recorder.Close()
 	}
 }
 

@@ -40,6 +40,9 @@ func parseFlags(args []string, stderr io.Writer) (flags, error) {
 	fs.TextVar(&f.level, "log-level", slog.LevelInfo, "debug, info, warn or error")
 	fs.BoolVar(&f.check, "check", false, "check the configuration, print what it means, and end")
 	fs.StringVar(&f.trace, "trace", "", "write the spans of each request to `FILE` as JSON lines")
+	fs.StringVar(&f.recording.folder, "record-decisions", "",
+		"record the decisions of spec.decision in `FOLDER`, for pdctl replay; \"\": nowhere")
+	fs.Float64Var(&f.recording.share, "record-share", 1, "the `SHARE` of conversations that is recorded")
 	fs.BoolVar(&f.pprof, "pprof", false, "serve Go's profiles under /debug/pprof/ of the admin address")
 	fs.StringVar(&f.genAI, "gen-ai", "", "also record metrics by OpenTelemetry's conventions for generative AI, "+
 		"with `PROVIDER` as gen_ai.provider.name: vllm, sglang …")
@@ -99,6 +102,7 @@ func (f flags) override(cfg *configuration) error {
 				Remedy: "write a period like 1m, or 0 for never"})
 		}
 	}
+	errs = append(errs, f.recording.check())
 	if f.listen != nil {
 		g.Listen = *f.listen
 		errs = append(errs, checkAddress("-listen", g.Listen))

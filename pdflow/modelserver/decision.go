@@ -10,6 +10,7 @@ import (
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/decide"
+	"github.com/pdkit/pdkit/pdflow/decide/record"
 )
 
 // Decision says which requests are split between two engines: see package decide.
@@ -64,6 +65,13 @@ func (m *ModelServer) Predicts() bool {
 	return d.Mode == DecisionPredicted && !d.DryRun
 }
 
+// DecisionSpec is the policy as a record of its decisions names it: see package record.
+func (m *ModelServer) DecisionSpec() record.Spec {
+	d := &m.Spec.Decision
+	return record.Spec{Mode: string(d.Mode), MinPromptTokens: d.MinPromptTokens, UncachedTokens: d.UncachedTokens,
+		TTFT: time.Duration(d.Objectives.TTFT), ITL: time.Duration(d.Objectives.ITL)}
+}
+
 // Decision returns the policy for the model's picker, and options for package decide; nil where each request is split.
 // Requests may be refused where the model has admission.
 func (m *ModelServer) Decision() (decide.Policy, *decide.Options) {
@@ -72,18 +80,15 @@ func (m *ModelServer) Decision() (decide.Policy, *decide.Options) {
 		return nil, nil
 	}
 	o := &decide.Options{DryRun: d.DryRun}
-	threshold := decide.Threshold(d.UncachedTokens, d.MinPromptTokens)
-	switch d.Mode {
-	case DecisionNever:
-		return decide.Never(), o
-	case DecisionThreshold:
-		return threshold, o
-	}
-	if m.AdmitOptions() != nil {
+	if d.Mode == DecisionPredicted && m.AdmitOptions() != nil {
 		o.Class = func(*pdflow.PickInput) decide.Class { return decide.Class{Refusable: true} }
 	}
-	return decide.Chain(threshold, decide.Predicted(decide.PredictedOptions{TTFT: time.Duration(d.Objectives.TTFT),
-		ITL: time.Duration(d.Objectives.ITL)})), o
+	spec := m.DecisionSpec()
+	policy, err := spec.Policy()
+	if err != nil {
+		return nil, nil // a mode that UnmarshalJSON has not read
+	}
+	return policy, o
 }
 
 func (d *Decision) always() bool { return d.Mode == "" || d.Mode == DecisionAlways }

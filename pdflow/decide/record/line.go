@@ -36,8 +36,8 @@ type linkLine struct {
 
 // encoder writes the lines of one file.
 type encoder struct {
-	out     []byte // lines
-	lines   uint64 // of engines and links, so far
+	out     []byte                  // lines
+	lines   uint64                  // of engines and links, so far
 	engines map[string][]engineLine // the last ones
 	link    linkLine
 	refs    [2][]uint64

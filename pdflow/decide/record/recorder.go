@@ -21,12 +21,14 @@ type Options struct {
 	// Open makes a file. The recorder calls it, from one goroutine, for the first decision, when a file is full, and
 	// again after a fault.
 	Open     func() (io.WriteCloser, error)
-	MaxBytes int64           // of a file; default 64 MiB
+	MaxBytes int64           // of a file; default [FileBytes]
 	Failed   func(err error) // is told of a file that cannot be opened or written; nil: nobody is
 }
 
+// FileBytes is the size of a file after which another one is begun, unless Options.MaxBytes says otherwise.
+const FileBytes = 64 << 20
+
 const (
-	fileBytes  = 64 << 20
 	queueMost  = 1024             // decisions that wait to be written
 	heldMost   = 32 << 20         // bytes of requests that wait to be hashed
 	bufferMost = 32 << 10         // bytes that are written at once
@@ -53,7 +55,7 @@ type Recorder struct {
 // New starts a recorder. Close ends it.
 func New(o Options) *Recorder {
 	if o.MaxBytes <= 0 {
-		o.MaxBytes = fileBytes
+		o.MaxBytes = FileBytes
 	}
 	o.Header.Version, o.Header.Arch = Version, runtime.GOARCH
 	r := &Recorder{o: o, sampler: newSampler(o.Header.Share), queue: make(chan *decide.Recorded, queueMost),
