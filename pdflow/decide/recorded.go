@@ -146,19 +146,25 @@ const (
 // shorten rounds a candidate's figures, so that few bytes record exactly what is decided on: by 0.4 % at most, which is
 // far less than what any of them is wrong by.
 func (c *Candidate) shorten() {
-	for _, n := range [...]*int{&c.Queue, &c.QueueTokens, &c.Running, &c.Context, &c.Coming, &c.ComingContext, &c.Moving,
-		&c.KV.Free, &c.Cached} {
-		*n = short(*n)
-	}
+	c.Queue, c.QueueTokens, c.Running = short(c.Queue), short(c.QueueTokens), short(c.Running)
+	c.Context, c.Coming, c.ComingContext = short(c.Context), short(c.Coming), short(c.ComingContext)
+	c.Moving, c.KV.Free, c.Cached = short(c.Moving), short(c.KV.Free), short(c.Cached)
 	c.Prefilled = float64(short(int(math.Round(c.Prefilled))))
 	c.Age = c.Age.Round(shortAge)
 }
 
 func short(n int) int {
-	e := bits.Len(uint(n)) - significant
-	if n < 0 || e <= 0 {
+	if uint(n) < 1<<significant {
 		return n
 	}
+	return shorter(n)
+}
+
+func shorter(n int) int {
+	if n < 0 {
+		return n
+	}
+	e := bits.Len(uint(n)) - significant
 	return (n + 1<<(e-1)) >> e << e
 }
 

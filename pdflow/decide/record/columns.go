@@ -38,9 +38,9 @@ func figure(c *decide.Candidate, column int) int64 {
 	case 9:
 		return int64(c.Age)
 	case 10:
-		return int64(math.Float64bits(c.Prefilled)) //nolint:gosec // all bits
+		return int64(math.Float64bits(c.Prefilled))
 	}
-	return int64(c.Apart) //nolint:gosec // all bits
+	return int64(c.Apart)
 }
 
 func setFigure(c *decide.Candidate, column int, v int64) {
@@ -66,9 +66,9 @@ func setFigure(c *decide.Candidate, column int, v int64) {
 	case 9:
 		c.Age = time.Duration(v)
 	case 10:
-		c.Prefilled = math.Float64frombits(uint64(v)) //nolint:gosec // all bits
+		c.Prefilled = math.Float64frombits(uint64(v))
 	default:
-		c.Apart = uint64(v) //nolint:gosec // all bits
+		c.Apart = uint64(v)
 	}
 }
 
@@ -81,7 +81,7 @@ func short(column int, v int64) (c uint64, ok bool) {
 		}
 		v /= int64(ageUnit)
 	case 10:
-		x := math.Float64frombits(uint64(v)) //nolint:gosec // see figure
+		x := math.Float64frombits(uint64(v))
 		if x != math.Trunc(x) || x < 0 || x > 1<<52 || v < 0 {
 			return 0, false
 		}
@@ -95,12 +95,12 @@ func short(column int, v int64) (c uint64, ok bool) {
 
 // long is what short made c of.
 func long(column int, c uint64) int64 {
-	v := int64(decode(c)) //nolint:gosec // of a few bits, or wrong
+	v := int64(decode(c))
 	switch column {
 	case 9:
 		v *= int64(ageUnit)
 	case 10:
-		v = int64(math.Float64bits(float64(v))) //nolint:gosec // all bits
+		v = int64(math.Float64bits(float64(v)))
 	}
 	return v
 }
@@ -129,11 +129,11 @@ func candidates(p *packer, list []decide.Candidate) {
 			}
 			width = max(width, bits.Len64(c))
 		}
-		p.bits(uint64(width), 4) //nolint:gosec // rawWidth at most
+		p.bits(uint64(width), 4)
 		for i := range list {
 			v := figure(&list[i], column)
 			if width == rawWidth {
-				p.bits(uint64(v), 64) //nolint:gosec // all bits
+				p.bits(uint64(v), 64)
 				continue
 			}
 			c, _ := short(column, v)
@@ -154,11 +154,11 @@ func unpackCandidates(u *unpacker, list []decide.Candidate) {
 		if there>>column&1 == 0 {
 			continue
 		}
-		width := int(u.bits(4)) //nolint:gosec // 15 at most
+		width := int(u.bits(4))
 		for i := range list {
 			v := int64(0)
 			if width == rawWidth {
-				v = int64(u.bits(64)) //nolint:gosec // all bits
+				v = int64(u.bits(64))
 			} else {
 				v = long(column, u.bits(width))
 			}

@@ -231,8 +231,8 @@ func (e *encoder) pack(r *decide.Recorded, b *beginnings) {
 	e.column(e.refs[1])
 	candidates(p, in.Prefill)
 	candidates(p, in.Decode)
-	p.number(uint64(b.size)) //nolint:gosec // bytes
-	p.number(uint64(b.n))    //nolint:gosec // not below 0
+	p.number(uint64(b.size))
+	p.number(uint64(b.n))
 	for i := range b.n {
 		p.bits(b.bits[i], levelBits(i))
 	}
@@ -240,11 +240,11 @@ func (e *encoder) pack(r *decide.Recorded, b *beginnings) {
 
 // signed makes small numbers of small ones on both sides of 0.
 func signed(v int64) uint64 {
-	return uint64(v)<<1 ^ uint64(v>>63) //nolint:gosec // the sign goes to the lowest bit
+	return uint64(v)<<1 ^ uint64(v>>63)
 }
 
 func unsigned(v uint64) int64 {
-	return int64(v>>1) ^ -int64(v&1) //nolint:gosec // see signed
+	return int64(v>>1) ^ -int64(v&1)
 }
 
 // served writes which engine served: 0 none, else its place in both lists, or behind them its number.
@@ -272,7 +272,7 @@ func (e *encoder) column(numbers []uint64) {
 	for _, n := range numbers {
 		width = max(width, bits.Len64(e.lines-n))
 	}
-	e.packer.bits(uint64(width), 4) //nolint:gosec // 10 at most
+	e.packer.bits(uint64(width), 4)
 	for _, n := range numbers {
 		e.packer.bits(e.lines-n, width)
 	}

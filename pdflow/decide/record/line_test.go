@@ -26,7 +26,8 @@ func busy(r *rand.Rand, decodes bool) decide.Candidate {
 		return v >> cut << cut
 	}
 	c := decide.Candidate{
-		QueueTokens: short(8192, 65_536), Moving: short(8192, 32_768), KV: decide.Memory{Free: short(30_000, 400_000), Total: 411_200},
+		QueueTokens: short(8192, 65_536), Moving: short(8192, 32_768),
+		KV:    decide.Memory{Free: short(30_000, 400_000), Total: 411_200},
 		Speed: decide.Speed{Base: 6.83e-3, PerRequest: 4.42e-6, PerContext: 76.2e-9, PerPrompt: 31.4e-6},
 		Age:   time.Duration(r.IntN(100)) * ageUnit, Cached: short(500, 8192), CachedExact: true, Alone: decodes,
 	}

@@ -86,7 +86,7 @@ func (u *unpacker) bits(n int) (v uint64) {
 				u.wrong = true
 				return 0
 			}
-			u.acc |= uint64(d) << u.n //nolint:gosec // not below 0
+			u.acc |= uint64(d) << u.n
 			u.n += pairBits
 			u.in = u.in[2:]
 		}
@@ -114,11 +114,11 @@ func (u *unpacker) number() (v uint64) {
 // upTo reads a number of a list's entries, which may not be more than most.
 func (u *unpacker) upTo(most int) int {
 	v := u.number()
-	if v > uint64(most) { //nolint:gosec // not below 0
+	if v > uint64(most) {
 		u.wrong = true
 		return 0
 	}
-	return int(v) //nolint:gosec // not above most
+	return int(v)
 }
 
 func (u *unpacker) bool() bool { return u.bits(1) == 1 }
@@ -132,7 +132,7 @@ const (
 // with the bits below the highest one. ok is false if it would lose some.
 func code(v uint64) (c uint64, ok bool) {
 	e := max(bits.Len64(v)-codeBits, 0)
-	c = uint64(e)<<(codeBits-1) + v>>e //nolint:gosec // not below 0
+	c = uint64(e)<<(codeBits-1) + v>>e
 	return c, decode(c) == v && c < 1<<(rawWidth-1)
 }
 

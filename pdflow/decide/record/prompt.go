@@ -128,7 +128,7 @@ func (b *beginnings) prefixes(prompt int) []Prefix {
 	all := make([]Prefix, b.n)
 	hash := uint64(0)
 	for i := range all {
-		hash = (hash ^ b.bits[i] ^ uint64(i)<<firstBits) * 0x9e3779b97f4a7c15 //nolint:gosec // spreads the bits
+		hash = (hash ^ b.bits[i] ^ uint64(i)<<firstBits) * 0x9e3779b97f4a7c15
 		hash ^= hash >> 32
 		size := float64(int(block) << i)
 		all[i] = Prefix{Hash: hash, Tokens: int(float64(prompt) * size / max(float64(b.size), size))}

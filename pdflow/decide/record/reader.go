@@ -168,10 +168,12 @@ func (r *reader) entry(l *line) (*Entry, Problem) {
 	if !(*l.At > -timeMost && *l.At < timeMost) {
 		return nil, Damaged
 	}
-	e := &Entry{At: duration(*l.At, time.Second), Recorded: decide.Recorded{Attempt: max(l.Attempt, 1), Instead: l.Instead}}
+	e := &Entry{At: duration(*l.At, time.Second)}
+	e.Attempt, e.Instead = max(l.Attempt, 1), l.Instead
 	e.Time, e.line = r.began.Add(e.At), r.line
-	e.Result = decide.Result{TTFT: duration(l.Result[0], time.Millisecond), ITL: duration(l.Result[1], time.Millisecond),
-		Took: duration(l.Result[2], time.Millisecond), Output: count(l.Result[3]), Cached: count(l.Result[4]), Error: l.Error}
+	e.Result = decide.Result{TTFT: duration(l.Result[0], time.Millisecond),
+		ITL: duration(l.Result[1], time.Millisecond), Took: duration(l.Result[2], time.Millisecond),
+		Output: count(l.Result[3]), Cached: count(l.Result[4]), Error: l.Error}
 	e.Decision.Reason = l.Reason
 	found := false
 	for a := decide.Undecided; a <= decide.Refuse; a++ {
@@ -218,7 +220,7 @@ func (r *reader) unpack(u *unpacker, e *Entry) Problem {
 		}
 	}
 	for role, list := range [2][]decide.Candidate{in.Prefill, in.Decode} {
-		width := int(u.bits(4)) //nolint:gosec // 15 at most
+		width := int(u.bits(4))
 		for i := range list {
 			x := r.engine(lines - u.bits(width))
 			if x == nil {

@@ -33,6 +33,7 @@ const (
 	heldMost   = 32 << 20         // bytes of requests that wait to be hashed
 	bufferMost = 32 << 10         // bytes that are written at once
 	pause      = 10 * time.Second // after a fault, before the next try
+	interval   = 20 * time.Millisecond
 )
 
 // Recorder is a [decide.Recorder] that writes files. It samples families of prompts, so that conversations stay whole.
@@ -101,30 +102,33 @@ func (r *Recorder) Close() {
 	<-r.closed
 }
 
+// run looks for decisions at intervals. To be woken for each one would cost its request more than all else.
 func (r *Recorder) run(f *file) {
 	defer close(r.closed)
 	defer f.close()
+	look := time.NewTicker(interval)
+	defer look.Stop()
+	for closing := false; ; {
+		r.writeAll(f)
+		f.flush()
+		if closing {
+			return
+		}
+		select {
+		case <-look.C:
+		case <-r.closing:
+			closing = true
+		}
+	}
+}
+
+func (r *Recorder) writeAll(f *file) {
 	for {
 		select {
 		case x := <-r.queue:
 			r.write(f, x)
-			continue
 		default:
-		}
-		f.flush() // nothing waits
-		select {
-		case x := <-r.queue:
-			r.write(f, x)
-		case <-r.closing:
-			for {
-				select {
-				case x := <-r.queue:
-					r.write(f, x)
-					continue
-				default:
-				}
-				return
-			}
+			return
 		}
 	}
 }
