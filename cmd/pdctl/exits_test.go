@@ -76,7 +76,7 @@ func TestExitStatusesAreThoseOfThePage(t *testing.T) {
 	require.NoError(t, err)
 	p, d := simulated(t, enginesim.Config{}, enginesim.Config{})
 	pair := " --prefill " + p.URL() + " --decode " + d.URL() + " --model tiny --probes 1"
-	wrong := wrongGateway(t)
+	wrong, changed := wrongGateway(t), changedDecisions(t)
 	cases := map[string][]string{
 		"render": {"-f " + documents + "2-nixl.yaml", "-f /none"},
 		"check": {"testdata/compose.yaml", "-f " + documents + "4-lmcache.yaml testdata/kthena-1069.yaml",
@@ -88,6 +88,7 @@ func TestExitStatusesAreThoseOfThePage(t *testing.T) {
 		"bench": {"--clients 1 --requests 1 --url " + p.URL(), "--clients 1 --requests 1 --model m --url " + wrong,
 			"--clients 1"},
 		"simulate":   {"--duration 1 --policies prefix", "--policies fastest"},
+		"replay":     {"testdata/decisions.jsonl --verify", changed + " --verify", "/none --verify"},
 		"completion": {"bash", "tcsh"},
 	}
 	interrupts := map[string]string{
@@ -141,6 +142,7 @@ func TestEveryCommandWritesJSON(t *testing.T) {
 		"conform": "--only wire/chat --timeout 5s --engines " + fourPorts(t) + " --url " + wrongGateway(t),
 		"bench":   "--clients 1 --requests 1 --url " + p.URL(),
 
+		"replay":   "testdata/decisions.jsonl --verify",
 		"simulate": "--duration 1",
 	} {
 		_, out, _ := pdctl(t, "", append([]string{command, "--json"}, strings.Fields(args)...)...)

@@ -96,7 +96,12 @@ var help = kong.Vars{
 	"simulate_link": "Gigabytes a second of KV within a zone and between two; one number is for both, 0 is without " +
 		"bound.",
 	"simulate_handshake": "By how much the first transfer of a pair takes longer.",
-	"completion":         "Print the script with which a shell completes pdctl's commands and flags.",
+	"replay": "Decide again what a gateway has decided and recorded (-record-decisions). Ends with 1 if a decision " +
+		"is another one.",
+	"replay_files": "Files of a gateway's folder; - is standard input.",
+	"replay_verify": "Evaluate each decision with the policy that is named in its file, by this program's code, and " +
+		"show the first difference.",
+	"completion": "Print the script with which a shell completes pdctl's commands and flags.",
 }
 
 // ends are the exit statuses of commands. --help and README.md have these texts, and a test returns each of them.
@@ -109,6 +114,7 @@ var ends = map[string]string{
 	"bench": "0; 1 if requests failed; 2 for a wrong command line or a server that does not answer; 130 after " +
 		"Ctrl-C, with the report so far",
 	"simulate":   "0; 2 for a wrong command line, or a trace that cannot be read; 130 after Ctrl-C",
+	"replay":     "0 if all decisions are alike; 1 if one is not; 2 if none could be read",
 	"completion": "0; 2 for another shell",
 }
 
@@ -127,6 +133,7 @@ var examples = map[string][]string{
 		"pdctl bench --url http://a:8000 --url http://b:8000 --clients 16 --html report.html"},
 	"simulate": {"pdctl simulate --policies round-robin,prefix --slo-ttft 500ms --slo-tpot 15ms",
 		"pdctl simulate --trace mooncake --requests 100000 --speed 20 --prefill 32 --decode 32 --policies two-choices"},
+	"replay":     {"pdctl replay decisions/m.*.jsonl --verify"},
 	"completion": {"source <(pdctl completion bash)", "pdctl completion fish > ~/.config/fish/completions/pdctl.fish"},
 }
 
@@ -142,4 +149,5 @@ func (*watchCmd) Help() string      { return details("watch") }
 func (*conformCmd) Help() string    { return details("conform") }
 func (*benchCmd) Help() string      { return details("bench") }
 func (*simulateCmd) Help() string   { return details("simulate") }
+func (*replayCmd) Help() string     { return details("replay") }
 func (*completionCmd) Help() string { return details("completion") }

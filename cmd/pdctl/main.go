@@ -3,7 +3,7 @@
 // Pdctl is pdkit's tool for operators. It prints the settings with which engines must be launched for a gateway's
 // configuration (render), reports what does not fit together in engines that run or are planned (check), proves that
 // KV is reused (verify), shows a gateway at work (watch), tests any gateway from outside (conform), measures how
-// fast it is (bench), and tells what a fleet of engines would do (simulate).
+// fast it is (bench), tells what a fleet of engines would do (simulate), and verifies recorded decisions (replay).
 // See README.md.
 package main
 
@@ -45,6 +45,7 @@ type cli struct {
 
 	Bench      benchCmd      `cmd:"" help:"${bench}"`
 	Simulate   simulateCmd   `cmd:"" help:"${simulate}"`
+	Replay     replayCmd     `cmd:"" help:"${replay}"`
 	Completion completionCmd `cmd:"" help:"${completion}"`
 
 	Version kong.VersionFlag `help:"Print the version and end."`
@@ -63,6 +64,7 @@ Examples:
   pdctl conform --cmd 'my-gateway --port {port} --prefill {prefill} --decode {decode}'
   pdctl bench --url http://127.0.0.1:8000 --rate 10 --slo-ttft 500ms --slo-tpot 50ms
   pdctl simulate --prefill 6 --decode 3 --policies round-robin,prefix
+  pdctl replay decisions/m.*.jsonl --verify
 
 Exit status: 0; 1 if faults were found or requests failed; 2 for a wrong command line, or an input or gateway that
 cannot be read; 130 after Ctrl-C, where a command had not ended. Each command's --help tells its own.

@@ -57,7 +57,7 @@ func TestThePageTellsEveryCommandAndFormat(t *testing.T) {
 	code, help, _ := pdctl(t, "", "--help")
 	assert.Equal(t, exitOK, code)
 	for _, command := range []string{"render", "check", "verify", "watch", "conform", "bench", "simulate",
-		"completion"} {
+		"replay", "completion"} {
 		assert.Contains(t, help, command)
 		assert.Contains(t, string(page), "`pdctl "+command)
 	}

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+const recordedDecisions = "testdata/decisions.jsonl" // of version 1, by a threshold of 100 tokens
+
+// changedDecisions is a record whose policy has another threshold than the one that decided.
+func changedDecisions(t *testing.T) string {
+	t.Helper()
+	raw, err := os.ReadFile(recordedDecisions)
+	require.NoError(t, err)
+	other := strings.Replace(string(raw), `"minPromptTokens":100`, `"minPromptTokens":1`, 1)
+	require.NotEqual(t, string(raw), other)
+	file := filepath.Join(t.TempDir(), "changed.jsonl")
+	require.NoError(t, os.WriteFile(file, []byte(other), 0o600))
+	return file
+}
+
+func TestRecordedDecisionsAreVerified(t *testing.T) {
+	code, out, errs := pdctl(t, "", "replay", recordedDecisions, "--verify")
+	assert.Equal(t, exitOK, code, errs)
+	assert.Regexp(t, `^testdata/decisions.jsonl: model m, mode threshold, 1 of conversations from 20\S+\n`+
+		`  (\d+) of (\d+) decisions are alike: 100 %\n$`, out)
+
+	raw, err := os.ReadFile(recordedDecisions)
+	require.NoError(t, err)
+	code, out, errs = pdctl(t, string(raw[:len(raw)-20]), "replay", "-", "--verify")
+	assert.Equal(t, exitOK, code, errs)
+	assert.Contains(t, out, "  not read: 1 × a line that is cut off\n")
+	assert.Contains(t, out, "100 %")
+}
+
+func TestADecisionThatIsAnotherNowIsShown(t *testing.T) {
+	code, out, errs := pdctl(t, "", "replay", changedDecisions(t), "--verify")
+	assert.Equal(t, exitFaults, code, errs)
+	assert.Regexp(t, `\d+ of \d+ decisions are alike: \d\S* %
+  The first difference: line \d+, decided at 20\S+ on a prompt of \d+ tokens:
+  recorded: decode_alone at \S+, short
+  now: +undecided between any and any\n$`, out)
+}
+
+func TestReplayNeedsARecord(t *testing.T) {
+	for _, c := range [][2]string{{"replay_test.go", "does not begin as a record"}, {"/none", "no such file"}} {
+		code, _, errs := pdctl(t, "", "replay", c[0], "--verify")
+		assert.Equal(t, exitUsage, code)
+		assert.Contains(t, errs, c[1])
+	}
+	code, _, errs := pdctl(t, "", "replay", recordedDecisions)
+	assert.Equal(t, exitUsage, code)
+	assert.Contains(t, errs, "--verify")
+}
