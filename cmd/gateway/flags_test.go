@@ -35,20 +35,22 @@ func TestFlagsOverrideTheFile(t *testing.T) {
 func TestAWrongCommandLineEndsWith2(t *testing.T) {
 	file := write(t, modelYAML(""))
 	for args, says := range map[string]string{
-		"":                                    "-config FILE is missing",
-		"-config=":                            "-config FILE is missing",
-		"-config=FILE extra":                  "unexpected argument",
-		"-config=FILE -nonsense":              "there is no flag -nonsense",
-		"-config=FILE -log-level=loud":        "loud",
-		"-config=FILE -listen=8000":           "-listen: is not an address",
-		"-config=FILE -admin=nowhere":         "-admin: is not an address",
-		"-config=FILE -listen=127.0.0.1:9000": "-admin: is the address of listen too",
-		"-config=FILE -synthetic-probe=often": "often",
-		"-config=FILE -synthetic-probe=-1s":   "-synthetic-probe: is negative",
-		"-config=FILE -inspect=-1s":           "-inspect: is negative",
-		"-config=FILE -http-client=curl":      "must be own or nethttp",
-		"-config=FILE -pick=fastest":          "want one of round-robin",
-		"-config=FILE.none":                   "file: cannot be read",
+		"":                                                 "-config FILE is missing",
+		"-config=":                                         "-config FILE is missing",
+		"-config=FILE extra":                               "unexpected argument",
+		"-config=FILE -nonsense":                           "there is no flag -nonsense",
+		"-config=FILE -log-level=loud":                     "loud",
+		"-config=FILE -listen=8000":                        "-listen: is not an address",
+		"-config=FILE -admin=nowhere":                      "-admin: is not an address",
+		"-config=FILE -listen=127.0.0.1:9000":              "-admin: is the address of listen too",
+		"-config=FILE -synthetic-probe=often":              "often",
+		"-config=FILE -synthetic-probe=-1s":                "-synthetic-probe: is negative",
+		"-config=FILE -inspect=-1s":                        "-inspect: is negative",
+		"-config=FILE -http-client=curl":                   "must be own or nethttp",
+		"-config=FILE -pick=fastest":                       "want one of round-robin",
+		"-config=FILE -record-decisions=FILE":              "-record-decisions: is no folder",
+		"-config=FILE -record-decisions=. -record-share=0": "-record-share: is no share",
+		"-config=FILE.none":                                "file: cannot be read",
 	} {
 		code, stdout, stderr := check(t, strings.Fields(strings.Replace(args, "FILE", file, 1))...)
 		assert.Equal(t, exitWrong, code, args)

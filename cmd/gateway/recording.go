@@ -36,13 +36,15 @@ const (
 
 func (r *recording) check() error {
 	if !(r.share > 0 && r.share <= 1) && r.folder != "" {
-		return &config.FieldError{Path: "-record-share", Problem: "is no share", Remedy: "write a number above 0, up to 1"}
+		return &config.FieldError{Path: "-record-share", Problem: "is no share",
+			Remedy: "write a number above 0, up to 1"}
 	}
 	if r.folder == "" {
 		return nil
 	}
 	if info, err := os.Stat(r.folder); err != nil || !info.IsDir() {
-		return &config.FieldError{Path: "-record-decisions", Problem: "is no folder", Remedy: "make it, or name another"}
+		return &config.FieldError{Path: "-record-decisions", Problem: "is no folder",
+			Remedy: "make it, or name another"}
 	}
 	return nil
 }
@@ -54,8 +56,9 @@ func (r *recording) recorder(m *model) *record.Recorder {
 	}
 	files := &recordedFiles{folder: r.folder, name: url.PathEscape(m.Model()) + "."}
 	return record.New(record.Options{
-		Header: record.Header{Model: m.Model(), Share: r.share, Policy: m.DecisionSpec(), DryRun: m.Spec.Decision.DryRun},
-		Open:   files.open,
+		Header: record.Header{Model: m.Model(), Share: r.share, Policy: m.DecisionSpec(),
+			DryRun: m.Spec.Decision.DryRun},
+		Open: files.open,
 		Failed: func(err error) {
 			if at, ok := errors.AsType[*fs.PathError](err); ok {
 				err = at.Err
