@@ -96,9 +96,12 @@ var help = kong.Vars{
 	"simulate_link": "Gigabytes a second of KV within a zone and between two; one number is for both, 0 is without " +
 		"bound.",
 	"simulate_handshake": "By how much the first transfer of a pair takes longer.",
-	"replay": "Decide again what a gateway has decided and recorded (-record-decisions). Ends with 1 if a decision " +
-		"is another one.",
-	"replay_files": "Files of a gateway's folder; - is standard input.",
+	"replay": "Decide again what a gateway has decided and recorded (-record-decisions), and end with 1 if a decision " +
+		"is another one (--verify). Or tell in virtual time what another policy or number of engines would have done.",
+	"replay_policy":   "always, never, threshold or predicted, as spec.decision has it.",
+	"replay_uncached": "With threshold and predicted: a prompt is not split of which fewer tokens are not cached.",
+	"replay_slo":      "Goodput counts by this, and not by the recorded objectives; predicted goes by it, too.",
+	"replay_files":    "Files of a gateway's folder; - is standard input.",
 	"replay_verify": "Evaluate each decision with the policy that is named in its file, by this program's code, and " +
 		"show the first difference.",
 	"completion": "Print the script with which a shell completes pdctl's commands and flags.",
@@ -133,7 +136,8 @@ var examples = map[string][]string{
 		"pdctl bench --url http://a:8000 --url http://b:8000 --clients 16 --html report.html"},
 	"simulate": {"pdctl simulate --policies round-robin,prefix --slo-ttft 500ms --slo-tpot 15ms",
 		"pdctl simulate --trace mooncake --requests 100000 --speed 20 --prefill 32 --decode 32 --policies two-choices"},
-	"replay":     {"pdctl replay decisions/m.*.jsonl --verify"},
+	"replay": {"pdctl replay decisions/m.*.jsonl --verify",
+		"pdctl replay decisions/m.*.jsonl --policy predicted --prefill 3 --decode 5"},
 	"completion": {"source <(pdctl completion bash)", "pdctl completion fish > ~/.config/fish/completions/pdctl.fish"},
 }
 

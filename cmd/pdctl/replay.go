@@ -18,6 +18,8 @@ type replayCmd struct {
 	Files  []string `arg:"" name:"file" help:"${replay_files}"`
 	Verify bool     `help:"${replay_verify}"`
 	JSON   bool     `name:"json" help:"Write the result as JSON."`
+
+	whatIf
 }
 
 // verified is the result of a file.
@@ -30,10 +32,13 @@ type verified struct {
 	First     string                 `json:"firstDifference,omitempty"`
 }
 
-// Run verifies the files.
+// Run verifies the files, or plays them with another set-up.
 func (c *replayCmd) Run(s streams) error {
-	if !c.Verify {
-		return errors.New("say what to do with the decisions: --verify")
+	switch asked := c.asked(); {
+	case c.Verify == asked:
+		return errors.New("say what to do with the decisions: --verify, or another set-up, as --policy or --decode")
+	case asked:
+		return c.answer(c.Files, c.JSON, s)
 	}
 	all := make([]verified, 0, len(c.Files))
 	decisions, alike := 0, 0

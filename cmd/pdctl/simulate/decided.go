@@ -3,6 +3,7 @@
 package simulate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,7 +20,6 @@ import (
 	"github.com/pdkit/pdkit/enginesim/virtual"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/decide"
-	"github.com/pdkit/pdkit/pdflow/kvindex"
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
@@ -34,10 +34,24 @@ type Deciding struct {
 	// Wrong is by how much the pickers' idea of the engines' speed is wrong: 0.5 says half as long again for prefill,
 	// and half as long for decode.
 	Wrong float64
+
+	// What a recording tells of a gateway's set-up; the zero value is one that knows all that there is to know.
+	pairsOnly   bool // the connector lets no decode engine serve alone
+	approximate bool // of caches they know what was sent, not what engines tell
+	unread      bool // they do not read what engines say of their load
+	learns      bool // they learn speeds and the link from what requests take, and doubt predictions that are wrong
 }
 
 // Decide replays the trace with a decider. The same seed gives the same result.
 func Decide(ctx context.Context, f Fleet, t *Trace, by Deciding, seed uint64) (*Result, error) {
+	out, err := decidedOn(ctx, f, t, by, seed)
+	if err != nil {
+		return nil, err
+	}
+	return newResult("", &f, out), nil
+}
+
+func decidedOn(ctx context.Context, f Fleet, t *Trace, by Deciding, seed uint64) (*virtual.Result, error) {
 	if err := f.check(); err != nil {
 		return nil, err
 	}
@@ -59,6 +73,7 @@ func Decide(ctx context.Context, f Fleet, t *Trace, by Deciding, seed uint64) (*
 	for i := range all {
 		d.places[all[i].ID] = i
 	}
+	d.known.places = d.places
 	for range max(by.Gateways, 1) {
 		r, err := d.gateway(ctx, t)
 		if err != nil {
@@ -66,11 +81,7 @@ func Decide(ctx context.Context, f Fleet, t *Trace, by Deciding, seed uint64) (*
 		}
 		d.gateways = append(d.gateways, r)
 	}
-	out, err := virtual.Run(ctx, f.config(), d.gateways[0].arrivals(f.PrefillSpec.BlockSize), d.route)
-	if err != nil {
-		return nil, err
-	}
-	return newResult("", &f, out), nil
+	return virtual.Run(ctx, f.config(), d.gateways[0].arrivals(f.PrefillSpec.BlockSize), d.route)
 }
 
 // decided is a run with deciders.
@@ -80,13 +91,13 @@ type decided struct {
 	set      *discovery.Set
 	seed     uint64
 	places   map[string]int
+	known    known
 	gateways []*replay
 	said     [][]telling // by each engine, the last one last
 
 	session *connector.Session
 	now     time.Time
-	running *virtual.Fleet
-	arrival *virtual.Arrival
+	entry   *entry // of the trace, which the arrival is
 }
 
 // telling is what an engine says at a time.
@@ -101,7 +112,7 @@ func (d *decided) gateway(ctx context.Context, t *Trace) (*replay, error) {
 	chance := rand.New(rand.NewPCG(n, 2)) //nolint:gosec // the same each time
 	policy, options := d.by.Pick, []pick.Option{pick.WithSeed(n)}
 	if d.by.KV {
-		policy = pick.KV(pick.KVOptions{Index: d, Tokens: d})
+		policy = pick.KV(pick.KVOptions{Index: &d.known, Tokens: &d.known})
 	}
 	if d.by.Policy == nil {
 		protocol, err := nixl.New(nil)
@@ -113,21 +124,33 @@ func (d *decided) gateway(ctx context.Context, t *Trace) (*replay, error) {
 		return &replay{ctx: ctx, trace: t, picker: inner, places: d.places}, nil
 	}
 	inner := pick.New(d.set, policy, append(options, pick.WithCandidates())...)
-	picker, err := decide.New(inner, d.by.Policy, &decide.Options{
-		Class: func(*pdflow.PickInput) decide.Class { return d.by.Class },
+	o := &decide.Options{
+		Class: func(*pdflow.PickInput) decide.Class { return cmp.Or(d.entry.class, d.by.Class) },
 		Tokens: func(*pdflow.PickInput) (int, bool) {
-			return d.arrival.Prompt, true
+			return d.known.arrival.Prompt, !d.entry.estimated
 		},
-		Cache:      known{d},
 		Engine:     d.facts,
 		TokenBytes: int(d.fleet.PrefillSpec.BytesPerToken),
 		Link:       d.fleet.Link.BytesPerSecond,
-		Load:       d.load,
 		ErrorBound: -1,
 		Now:        func() time.Time { return d.now },
 		Rand:       chance.Uint64,
-	})
-	return &replay{ctx: ctx, trace: t, picker: picker, places: d.places}, err
+	}
+	if !d.by.approximate {
+		o.Cache = d
+	}
+	if !d.by.unread {
+		o.Load = d.load
+	}
+	if d.by.learns {
+		o.Engine, o.TokenBytes, o.Link, o.ErrorBound = nil, 0, 0, 0
+	}
+	picker, err := decide.New(inner, d.by.Policy, o)
+	if err != nil {
+		return nil, err
+	}
+	bound := picker.Bind(nil, connector.Serving{PairOnly: d.by.pairsOnly})
+	return &replay{ctx: ctx, trace: t, picker: bound, places: d.places}, nil
 }
 
 // facts are an engine's speed and memory, as the gateway takes them to be.
@@ -160,29 +183,11 @@ func (d *decided) load(id string) inspect.Load {
 	return inspect.Load{At: t.at, KVUsage: t.g.KVUsage, Running: t.g.Running, Waiting: t.g.Waiting}
 }
 
-// Tokens are those of no prompt: what is asked with them is the arrival.
-func (*decided) Tokens(context.Context, *connector.ClientRequest) ([]uint32, bool, error) {
-	return nil, true, nil
-}
-
-// Match tells package pick which engines have a beginning of the arrival's prompt.
-func (d *decided) Match(_ *kvindex.Query, hits []kvindex.Hit) []kvindex.Hit {
-	for _, e := range d.set.Load().Endpoints {
-		if n := d.running.Engine(d.places[e.ID]).Known(d.arrival.Keys); n > 0 {
-			hits = append(hits, kvindex.Hit{Engine: e.ID, Device: n, Tokens: n, Exact: true})
-		}
-	}
-	return hits
-}
-
-// known tells package decide the same.
-type known struct{ *decided }
-
-// Match fills found with the engines that have most of it.
-func (d known) Match(_ *pdflow.PickInput, found []decide.Cached) int {
+// Match tells package decide which engines have most of the arrival's prompt.
+func (d *decided) Match(_ *pdflow.PickInput, found []decide.Cached) int {
 	n := 0
 	for _, e := range d.set.Load().Endpoints {
-		tokens := d.running.Engine(d.places[e.ID]).Known(d.arrival.Keys)
+		tokens := d.known.fleet.Engine(d.places[e.ID]).Known(d.known.arrival.Keys)
 		if tokens == 0 {
 			continue
 		}
@@ -209,15 +214,16 @@ func (d *decided) tell() {
 		for len(all) > 1 && d.now.Sub(all[1].at) >= d.by.Lag {
 			all = all[1:]
 		}
-		d.said[i] = append(all, telling{d.now, d.running.Engine(i).Gauges()})
+		d.said[i] = append(all, telling{d.now, d.known.fleet.Engine(i).Gauges()})
 	}
 }
 
 func (d *decided) route(f *virtual.Fleet, i int, a *virtual.Arrival) (virtual.Route, error) {
-	d.running, d.arrival, d.now = f, a, at(f.Now())
+	d.known.fleet, d.known.arrival, d.now = f, a, at(f.Now())
 	d.tell()
 	r := d.gateways[mix(uint64(i), d.seed)%uint64(len(d.gateways))]
 	e, _, round := r.trace.at(i)
+	d.entry = e
 	request, err := r.writer.request(e, round)
 	if err != nil {
 		return virtual.Route{}, err

@@ -22,7 +22,7 @@ func RunKV(ctx context.Context, f Fleet, t *Trace, seed uint64) (*Result, error)
 
 // known tells what the engines hold of the prompt of an arrival.
 type known struct {
-	*replay
+	places  map[string]int // of engines, by ID
 	fleet   *virtual.Fleet
 	arrival *virtual.Arrival
 }
@@ -41,10 +41,4 @@ func (k *known) Match(_ *kvindex.Query, dst []kvindex.Hit) []kvindex.Hit {
 	}
 	slices.SortFunc(dst, func(a, b kvindex.Hit) int { return strings.Compare(a.Engine, b.Engine) })
 	return dst
-}
-
-// route asks the picker, who may ask for what is known of this arrival.
-func (k *known) route(f *virtual.Fleet, i int, a *virtual.Arrival) (virtual.Route, error) {
-	k.fleet, k.arrival = f, a
-	return k.replay.route(f, i, a)
 }

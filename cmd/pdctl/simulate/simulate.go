@@ -107,7 +107,11 @@ func run(ctx context.Context, f Fleet, t *Trace, policy pick.Policy, seed uint64
 	}
 	route := r.route
 	if k != nil {
-		k.replay, route = r, k.route
+		k.places = r.places
+		route = func(f *virtual.Fleet, i int, a *virtual.Arrival) (virtual.Route, error) {
+			k.fleet, k.arrival = f, a
+			return r.route(f, i, a)
+		}
 	}
 	out, err := virtual.Run(ctx, f.config(), r.arrivals(f.PrefillSpec.BlockSize), route)
 	if err != nil {

@@ -15,6 +15,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/pdkit/pdkit/pdflow/decide"
 )
 
 // Trace is a list of requests, in the order of time.
@@ -38,6 +40,10 @@ type entry struct {
 	InputLength  int     `json:"input_length,omitempty"`
 	OutputLength int     `json:"output_length,omitempty"`
 	HashIDs      []int32 `json:"hash_ids,omitempty"`
+
+	// Of a recorded request: what its client was promised, and that its length is an estimate.
+	class     decide.Class
+	estimated bool
 }
 
 type segment struct {
