@@ -19,7 +19,7 @@ import (
 
 // whatIf is another set-up, which recorded requests are played with. What it does not say stays as it was.
 type whatIf struct {
-	Policy          string        `placeholder:"MODE" enum:",always,never,threshold,predicted" default:"" help:"${replay_policy}"`
+	Policy          string        `placeholder:"MODE" help:"${replay_policy}"`
 	MinPromptTokens int           `placeholder:"N" help:"With threshold and predicted: a shorter prompt is not split."`
 	UncachedTokens  int           `placeholder:"N" help:"${replay_uncached}"`
 	Prefill         int           `placeholder:"N" help:"Prefill engines."`
@@ -38,15 +38,14 @@ func (c *whatIf) asked() bool {
 
 // answered is the result for other programs.
 type answered struct {
-	Recorded  simulate.Shown `json:"recorded"`
-	Replayed  simulate.Shown `json:"replayed"` // the same set-up, in virtual time
-	WhatIf    simulate.Shown `json:"whatIf"`
-	Share     float64        `json:"share"` // of the requests that were recorded
-	Unread    int            `json:"unread"`
-	Assumed   int            `json:"assumedLengths"`
-	Prefill   [2]int         `json:"prefill"` // engines, before and after
-	Decode    [2]int         `json:"decode"`
-	StepTimes [2][4]float64  `json:"stepTimes"` // of both roles, in seconds: see --step of simulate
+	Recorded simulate.Shown `json:"recorded"`
+	Replayed simulate.Shown `json:"replayed"` // the same set-up, in virtual time
+	WhatIf   simulate.Shown `json:"whatIf"`
+	Share    float64        `json:"share"` // of the requests that were recorded
+	Unread   int            `json:"unread"`
+	Assumed  int            `json:"assumedLengths"`
+	Prefill  [2]int         `json:"prefill"` // engines, before and after
+	Decode   [2]int         `json:"decode"`
 }
 
 // answer plays the files' requests, with the set-up that they were recorded with and with the other one.
@@ -89,13 +88,6 @@ func (c *whatIf) answer(files []string, asJSON bool, s streams) error {
 		return orInterrupted(ctx, err)
 	}
 	a.Prefill, a.Decode = [2]int{r.Fleet.Prefill, f.Prefill}, [2]int{r.Fleet.Decode, f.Decode}
-	for i, t := range [2]*simulate.Fleet{&r.Fleet, &r.Fleet} {
-		x := t.PrefillSpec.StepTime
-		if i == 1 {
-			x = t.DecodeSpec.StepTime
-		}
-		a.StepTimes[i] = [4]float64{x.Base, x.PerRequest, x.PerContextToken, x.PerPrefillToken}
-	}
 	if asJSON {
 		return writeJSON(s.out, a)
 	}
@@ -180,7 +172,7 @@ func (a *answered) print(out io.Writer, mode, otherMode string) error {
 		return err
 	}
 	if a.Share < 1 {
-		fmt.Fprintf(out, "\nOf the conversations %.3g %% were recorded; those that were not are played as copies of these.\n",
+		fmt.Fprintf(out, "\nOf the conversations %.3g %% were recorded; the others are played as copies of these.\n",
 			100*a.Share)
 	}
 	if a.Assumed > 0 {

@@ -122,7 +122,7 @@ func keysOf(r *connector.ClientRequest) []uint64 {
 // inRealTime plays a load, and records it.
 func inRealTime(
 	ctx context.Context, s setUp, load []request,
-) (r *paced.Result, recorded io.Reader, err error) {
+) (r *paced.Result, recorded []byte, err error) {
 	fleet := &paced.Fleet{Prefill: s.prefill, Specs: slices.Repeat([]model.Spec{engine()}, s.prefill+s.decode), Link: link}
 	stop, err := fleet.Start()
 	if err != nil {
@@ -170,7 +170,7 @@ func inRealTime(
 	if written, lost := recorder.Counts(); err == nil && written != int64(len(load)) {
 		err = fmt.Errorf("of %d decisions %d were recorded, and %d lost", len(load), written, lost)
 	}
-	return r, &file, err
+	return r, file.Bytes(), err
 }
 
 type closer struct{ io.Writer }

@@ -34,9 +34,10 @@ type Recorded struct {
 
 // What a recording does not tell of engines.
 const (
-	calm       = .9   // of the link's speeds that decisions knew: it was learnt while transfers waited for others, too
-	usualStep  = 2048 // tokens: vLLM's max_num_batched_tokens for most cards
-	usualBlock = 16
+	calm        = .9   // of the link's speeds that decisions knew: it was learnt while transfers waited for others, too
+	usualStep   = 2048 // tokens: vLLM's max_num_batched_tokens for most cards
+	usualBlock  = 16
+	usualBlocks = 25_000
 )
 
 // ReadRecorded makes a trace of recorded decisions. The same seed gives the same one.
@@ -135,6 +136,9 @@ func (r *Recorded) setUp(all []*record.Entry) error {
 				PerContextToken: median(k.context), PerPrefillToken: median(k.prompt)},
 			StepTokens: usualStep, BlockSize: usualBlock, Blocks: int(median(k.memory)) / usualBlock,
 			BytesPerToken: median(tokenBytes),
+		}
+		if len(k.memory) == 0 { // without a bound nothing but what is in use would stay cached
+			specs[role].Blocks = usualBlocks
 		}
 		// Engines that came for others that went were not there at the same time.
 		there := 0.
