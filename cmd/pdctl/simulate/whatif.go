@@ -111,6 +111,10 @@ func (r *Recorded) Fit(ctx context.Context, seed uint64) error {
 	defer func() { r.Trace.requests = whole }()
 	p, d := &r.Fleet.PrefillSpec.StepTime, &r.Fleet.DecodeSpec.StepTime
 	terms := [3][]*float64{{&d.Base, &d.PerRequest, &d.PerContextToken}, {&p.PerPrefillToken}, {&d.PerPrefillToken}}
+	if r.By.learns { // of the short prompts that one engine serves little is learnt: engines are taken to be alike
+		d.PerPrefillToken = p.PerPrefillToken
+		terms[1], terms[2] = append(terms[1], &d.PerPrefillToken), nil
+	}
 	want, best, least := medians(r.came), r.Fleet, math.Inf(1)
 	for range fittings {
 		all, err := r.replay(ctx, r.Fleet, r.By, seed)
