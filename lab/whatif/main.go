@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command whatif tries predictions of `pdctl replay` for real. A flow with a decider sends a load over HTTP to simulated
-// engines that take a model's time, and records its decisions. From that file alone it is predicted what another set-up
-// would have done with the same requests; then they are sent again, to that set-up. It writes the table of
-// docs/what-if.md. Run it from the repository root, on a quiet machine; a round takes about three minutes:
+// Command whatif tries predictions of `pdctl replay` for real. A flow with a decider sends a load over HTTP to
+// simulated engines that take a model's time, and records its decisions. From that file alone it is predicted what
+// another set-up would have done with the same requests; then they are sent again, to that set-up. It writes the table
+// of docs/what-if.md. Run it from the repository root, on a quiet machine; a round takes about three minutes:
 //
 //	go run ./lab/whatif
 package main

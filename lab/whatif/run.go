@@ -123,7 +123,8 @@ func keysOf(r *connector.ClientRequest) []uint64 {
 func inRealTime(
 	ctx context.Context, s setUp, load []request,
 ) (r *paced.Result, recorded []byte, err error) {
-	fleet := &paced.Fleet{Prefill: s.prefill, Specs: slices.Repeat([]model.Spec{engine()}, s.prefill+s.decode), Link: link}
+	specs := slices.Repeat([]model.Spec{engine()}, s.prefill+s.decode)
+	fleet := &paced.Fleet{Prefill: s.prefill, Specs: specs, Link: link}
 	stop, err := fleet.Start()
 	if err != nil {
 		return nil, nil, err
@@ -141,9 +142,10 @@ func inRealTime(
 	var file bytes.Buffer
 	recorder := record.New(record.Options{Header: record.Header{Model: "tiny", Share: 1, Policy: s.policy},
 		Open: func() (io.WriteCloser, error) { return closer{&file}, nil }})
+	class := decide.Class{TTFT: objectives.TTFT, ITL: objectives.TPOT}
 	was := &sent{blocks: map[string]map[uint64]bool{}}
 	picker, err := decide.New(pick.New(set, pick.PrefixAffinity(), pick.WithCandidates()), policy, &decide.Options{
-		Class: func(*pdflow.PickInput) decide.Class { return decide.Class{TTFT: objectives.TTFT, ITL: objectives.TPOT} },
+		Class: func(*pdflow.PickInput) decide.Class { return class },
 		Tokens: func(in *pdflow.PickInput) (int, bool) {
 			return len(gjson.GetBytes(in.Request.Body(), "prompt").String()), true
 		},
