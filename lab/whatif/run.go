@@ -130,11 +130,10 @@ func inRealTime(
 		return nil, nil, err
 	}
 	defer stop()
-	set, stopped, err := fleet.Set(ctx)
+	set, err := fleet.Set()
 	if err != nil {
 		return nil, nil, err
 	}
-	defer stopped()
 	policy, err := s.policy.Policy()
 	if err != nil {
 		return nil, nil, err

@@ -16,9 +16,9 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/static"
 	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/enginesim/model"
-	"github.com/pdkit/pdkit/lab/internal/endpoints"
 	"github.com/pdkit/pdkit/pdflow"
 )
 
@@ -62,8 +62,8 @@ func (f *Fleet) Name(i int) string {
 	return "d" + strconv.Itoa(i-f.Prefill)
 }
 
-// Set is a running set of the engines. stop ends it.
-func (f *Fleet) Set(ctx context.Context) (set *discovery.Set, stop func(), err error) {
+// Set is a set of the engines.
+func (f *Fleet) Set() (*discovery.Set, error) {
 	var all []discovery.Endpoint
 	for i, url := range f.URLs {
 		role := discovery.RolePrefill
@@ -72,12 +72,12 @@ func (f *Fleet) Set(ctx context.Context) (set *discovery.Set, stop func(), err e
 		}
 		e, err := discovery.New(url, role)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		e.ID = f.Name(i)
 		all = append(all, e)
 	}
-	return endpoints.Run(ctx, all...)
+	return static.NewSet(all...)
 }
 
 // Result is what clients saw of a load, in seconds, by request. A request that was refused has no times.
