@@ -96,7 +96,7 @@ func (c *curve) run(ctx context.Context, gateways int, lag time.Duration) (float
 func (c *curve) share(g, lag int) float64 { return c.good[g][lag] / max(c.good[0][0], 1e-9) }
 
 // herd writes the page and its plot.
-func herd(ctx context.Context, folder string) error {
+func herding(ctx context.Context, folder string) error {
 	all := curves()
 	for _, c := range all {
 		for g, n := range herdGateways() {
@@ -108,8 +108,10 @@ func herd(ctx context.Context, folder string) error {
 			}
 		}
 	}
-	return errors.Join(os.WriteFile(filepath.Join(folder, "herding.md"), []byte(herdPage(all)), 0o600),
-		herdPicture(filepath.Join(folder, "herding.png"), all))
+	if err := write(folder, "herding.md", herdPage(all)); err != nil || folder == "" {
+		return err
+	}
+	return herdPicture(filepath.Join(folder, "herding.png"), all)
 }
 
 func herdPage(all []*curve) string {

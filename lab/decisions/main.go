@@ -2,9 +2,11 @@
 
 // Command decisions makes docs/decisions.md: when it pays to split a request between a prefill and a decode engine. It
 // replays three traces over fleets of eight modelled engines in virtual time, with the gateway's own picker and
-// decider: see cmd/pdctl/simulate. The same code gives the same page.
+// decider: see cmd/pdctl/simulate. It also makes docs/literature.md: what four publications claim, tried in the same
+// way. The same code gives the same pages.
 //
 //	go run ./lab/decisions -o docs
+//	go run ./lab/decisions -literature -o docs
 package main
 
 import (
@@ -17,6 +19,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -152,35 +155,53 @@ func (c *cell) rival() float64 { return max(c.always.good, c.never.good, c.thres
 
 func main() {
 	log.SetFlags(0)
-	folder := flag.String("o", "", "write decisions.md and its plots to this folder")
+	folder := flag.String("o", "", "write the pages and their plots to this folder")
 	requests := flag.Int("requests", requestsUsual, "of each run")
 	only := flag.String("only", "", "only the cells of this workload")
 	every := flag.Int("every", 1, "only each nth cell")
-	herding := flag.String("herd", "", "write herding.md and its plot to this folder, and nothing else")
+	pages := flag.String("pages", "decisions,herding,literature", "of these, which")
 	flag.Parse()
-	if *herding != "" {
-		if err := herd(context.Background(), *herding); err != nil {
+	ctx := context.Background()
+	for name := range strings.SplitSeq(*pages, ",") {
+		var err error
+		switch name {
+		case "decisions":
+			err = decisions(ctx, *folder, *only, *every, *requests)
+		case "herding":
+			err = herding(ctx, *folder)
+		case "literature":
+			err = writeLiterature(ctx, *folder)
+		default:
+			err = fmt.Errorf("there is no page %q", name)
+		}
+		if err != nil {
 			log.Fatal(err)
 		}
-		return
 	}
+}
+
+// write writes a page to the folder, or prints it.
+func write(folder, name, page string) error {
+	if folder == "" {
+		fmt.Print(page)
+		return nil
+	}
+	return os.WriteFile(filepath.Join(folder, name), []byte(page), 0o600)
+}
+
+// decisions makes the map, or a part of it.
+func decisions(ctx context.Context, folder, only string, every, requests int) error {
 	all := cells()
-	if *only != "" {
-		all = slices.DeleteFunc(all, func(c *cell) bool { return c.w.name != *only })
+	if only != "" {
+		all = slices.DeleteFunc(all, func(c *cell) bool { return c.w.name != only })
 	}
 	n := 0
-	all = slices.DeleteFunc(all, func(*cell) bool { n++; return (n-1)%*every != 0 })
-	if err := runAll(context.Background(), all, *requests); err != nil {
-		log.Fatal(err)
+	all = slices.DeleteFunc(all, func(*cell) bool { n++; return (n-1)%every != 0 })
+	err := errors.Join(runAll(ctx, all, requests), write(folder, "decisions.md", page(all, requests)))
+	if err != nil || folder == "" {
+		return err
 	}
-	if *folder == "" {
-		fmt.Print(page(all, *requests))
-		return
-	}
-	err := os.WriteFile(filepath.Join(*folder, "decisions.md"), []byte(page(all, *requests)), 0o600)
-	if err := errors.Join(err, picture(filepath.Join(*folder, "decisions.png"), all)); err != nil {
-		log.Fatal(err)
-	}
+	return picture(filepath.Join(folder, "decisions.png"), all)
 }
 
 // runAll fills all cells, as many at a time as there are processors.

@@ -194,5 +194,8 @@ func (r *Result) Figures(slo *SLO) Figures {
 	return f
 }
 
+// TTFTs are the times to the first token in seconds, of the requests that were served, in the order of arrival.
+func (r *Result) TTFTs() []float64 { return r.ttft }
+
 // TTFTP99 is the 99th percentile of the time to the first token, in seconds.
 func (r *Result) TTFTP99() float64 { return quantile(r.TTFT, .99) }
