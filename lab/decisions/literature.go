@@ -8,6 +8,7 @@ import (
 	_ "embed"
 	"encoding/json"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -276,13 +277,14 @@ func literature(ctx context.Context) (string, error) {
 	return b.String() + sections.String(), nil
 }
 
-// change is how the last policy differs from the first.
+// change is how the last policy differs from the first, by the milliseconds of the table.
 func (t *trial) change(all []shown) string {
 	was, is := t.of.of(&all[0]), t.of.of(&all[len(all)-1])
 	if t.of.isShare {
 		return fmt.Sprintf("%s: %s to %s", t.of.name, percent(was), percent(is))
 	}
-	return fmt.Sprintf("%s %s", t.of.name, strings.Replace(fmt.Sprintf("%+.0f %%", 100*(is/was-1)), "-", "−", 1))
+	less := 100 * (math.Round(1e3*is)/math.Round(1e3*was) - 1)
+	return fmt.Sprintf("%s %s", t.of.name, strings.Replace(fmt.Sprintf("%+.0f %%", less), "-", "−", 1))
 }
 
 func anchor(title string) string { return strings.ReplaceAll(strings.ToLower(title), " ", "-") }
@@ -292,8 +294,8 @@ func tableOf(all []shown) string {
 	b.WriteString("| policy | TTFT mean | p50 | p95 | time between tokens p99 | met the objectives | split | " +
 		"refused |\n|---|---|---|---|---|---|---|---|\n")
 	for _, s := range all {
-		fmt.Fprintf(&b, "| %s | %.0f ms | %.0f ms | %.0f ms | %.0f ms | %s | %s | %s |\n", s.name, 1e3*s.mean,
-			1e3*s.p50, 1e3*s.p95, 1e3*s.itl, percent(s.good), percent(s.split), percent(s.refused))
+		fmt.Fprintf(&b, "| %s | %.0f ms | %.0f ms | %.0f ms | %.1f ms | %s | %.0f %% | %s |\n", s.name, 1e3*s.mean,
+			1e3*s.p50, 1e3*s.p95, 1e3*s.itl, percent(s.good), 100*s.split, percent(s.refused))
 	}
 	return b.String()
 }

@@ -14,7 +14,6 @@ var (
 	meanTTFT = measure{"TTFT mean", func(s *shown) float64 { return s.mean }, false}
 	p95TTFT  = measure{"TTFT p95", func(s *shown) float64 { return s.p95 }, false}
 	missed   = measure{"missed the objectives or refused", func(s *shown) float64 { return 1 - s.good }, true}
-	refused  = measure{"refused", func(s *shown) float64 { return s.refused }, true}
 )
 
 // talks are the conversations of the trial of turn 2: as in a chat, later questions are short.
@@ -49,9 +48,9 @@ func papers() []paper {
 			gains: trial{what: "2 prefill and 2 decode engines, Mooncake's trace at 0.3 times its speed, 10 Gbit/s:",
 				of: p95TTFT, trace: simulate.Mooncake, speed: 0.3, requests: 700, pd: [2]int{2, 2}, link: 1.25e9,
 				slo: long, policies: deflection},
-			loses: trial{what: "3 prefill engines and 1 that decodes, 50 Gbit/s. Decode has no room, and prompts " +
-				"that it computes wait for its memory:", of: missed, trace: simulate.Mooncake, speed: 0.3, requests: 500,
-				pd: [2]int{3, 1}, link: 6.25e9, slo: long, policies: deflection},
+			loses: trial{what: "3 prefill engines and 1 that decodes, 50 Gbit/s. Decode alone is above " +
+				"the objective, and gets prompts to compute, too:", of: missed, trace: simulate.Mooncake, speed: 0.3,
+				requests: 500, pd: [2]int{3, 1}, link: 6.25e9, slo: long, policies: deflection},
 		},
 		{
 			name: "Turn 2 at decode", claim: "TTFT of turn 2 and later −68 %", text: turn2Text,
@@ -59,8 +58,9 @@ func papers() []paper {
 				"that of turn 2 and later:", of: meanTTFT, trace: talks.trace, counts: talks.isLater(), speed: 1,
 				requests: 1200, pd: [2]int{2, 2}, link: 6.25e9, slo: talk, policies: turn2},
 			loses: trial{what: "three new conversations a second. What is still to be computed of each turn, the " +
-				"response before it included, slows down the streams:", of: missed, trace: talks.trace, counts: talks.isLater(),
-				speed: 3, requests: 1200, pd: [2]int{2, 2}, link: 6.25e9, slo: talk, policies: turn2},
+				"response before it included, slows down the streams:", of: missed, trace: talks.trace,
+				counts: talks.isLater(), speed: 3, requests: 1200, pd: [2]int{2, 2}, link: 6.25e9, slo: talk,
+				policies: turn2},
 		},
 		{
 			name:  "Early rejection by prediction",
@@ -68,10 +68,11 @@ func papers() []paper {
 			text:  rejectionText,
 			gains: trial{what: "Mooncake's trace at 6 times its speed:", of: missed, trace: simulate.Mooncake, speed: 6,
 				requests: 1500, pd: [2]int{8, 8}, link: 50e9, slo: overload, refuses: true, policies: refusals},
-			loses: trial{what: "at its own speed, with an objective of TTFT that the longest prompts cannot meet on " +
-				"idle engines: they are refused, and would else have been served late:", of: refused,
-				trace: simulate.Mooncake, speed: 1, requests: 300, pd: [2]int{8, 8}, link: 50e9,
-				slo: simulate.SLO{TTFT: time.Second, TPOT: 35 * time.Millisecond}, refuses: true, policies: refusals},
+			loses: trial{what: "no place was found from 1 to 9 times its speed. At 3 times, with objectives of 5 s " +
+				"and 25 ms, there is nothing to refuse, and nothing is gained:", of: missed,
+				trace: simulate.Mooncake, speed: 3, requests: 1500, pd: [2]int{8, 8}, link: 50e9,
+				slo: simulate.SLO{TTFT: 5 * time.Second, TPOT: 25 * time.Millisecond}, refuses: true,
+				policies: refusals},
 		},
 	}
 }
