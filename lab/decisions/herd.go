@@ -121,7 +121,7 @@ func herdPage(all []*curve) string {
 	for _, c := range all {
 		for g, n := range herdGateways() {
 			fmt.Fprintf(&b, "| %s | %d |", c.name, n)
-			for i := range herdLags() {
+			for i := range c.good[g] {
 				fmt.Fprintf(&b, " %s (%.0f) |", percent(c.good[g][i]), 100*c.share(g, i))
 			}
 			b.WriteString("\n")
@@ -147,7 +147,7 @@ func herdPicture(file string, all []*curve) error {
 		p.NominalX("0", "0.1 s", "1 s", "5 s")
 		for i, c := range all {
 			var points plotter.XYs
-			for lag := range herdLags() {
+			for lag := range c.good[g] {
 				points = append(points, plotter.XY{X: float64(lag), Y: 100 * c.share(g, lag)})
 			}
 			line, err := plotter.NewLine(points)
@@ -162,7 +162,8 @@ func herdPicture(file string, all []*curve) error {
 		plots[0] = append(plots[0], p)
 	}
 	img := vgimg.New(27*vg.Centimeter, 9*vg.Centimeter)
-	for i, c := range plot.Align(plots, draw.Tiles{Rows: 1, Cols: len(plots[0]), PadX: vg.Points(8)}, draw.New(img))[0] {
+	tiles := draw.Tiles{Rows: 1, Cols: len(plots[0]), PadX: vg.Points(8)}
+	for i, c := range plot.Align(plots, tiles, draw.New(img))[0] {
 		plots[0][i].Draw(c)
 	}
 	f, err := os.OpenFile(file, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
