@@ -20,7 +20,7 @@ import (
 // planted are words of clients: what their prompts say, their keys, headers and names.
 var planted = []string{"sesame", "prompt", "planted", "Bearer", "X-Tenant", "acme-inc"}
 
-// sends sends requests of many lengths, in conversations, with the planted words.
+// sends has clients send requests of many lengths, in conversations, with the planted words.
 func (p *program) sends(n int) {
 	var clients sync.WaitGroup
 	for c := range 4 {

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-const recordedDecisions = "testdata/decisions.jsonl" // of version 1, by a threshold of 100 tokens
+const recordedDecisions = "../../pdflow/decide/record/testdata/decisions.jsonl" // of version 1, by a threshold of 100 tokens
 
 // changedDecisions is a record whose policy has another threshold than the one that decided.
 func changedDecisions(t *testing.T) string {
@@ -29,7 +29,7 @@ func changedDecisions(t *testing.T) string {
 func TestRecordedDecisionsAreVerified(t *testing.T) {
 	code, out, errs := pdctl(t, "", "replay", recordedDecisions, "--verify")
 	assert.Equal(t, exitOK, code, errs)
-	assert.Regexp(t, `^testdata/decisions.jsonl: model m, mode threshold, 1 of conversations from 20\S+\n`+
+	assert.Regexp(t, `^\S+/decisions.jsonl: model m, mode threshold, 1 of conversations from 20\S+\n`+
 		`  (\d+) of (\d+) decisions are alike: 100 %\n$`, out)
 
 	raw, err := os.ReadFile(recordedDecisions)

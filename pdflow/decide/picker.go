@@ -55,8 +55,8 @@ type Options struct {
 	// whose length the engine's response tells.
 	ErrorBound float64
 
-	// Recorder keeps decisions with what they were decided on. With one, figures are rounded by 0.4 % at most, and speeds
-	// by 2 %, so that few bytes hold exactly what the policy had. Nil: nothing is kept or rounded.
+	// Recorder keeps decisions with what they were decided on. With one, figures are rounded by 0.4 % at most, and
+	// speeds by 2 %, so that few bytes hold exactly what the policy had. Nil: nothing is kept or rounded.
 	Recorder Recorder
 
 	// Now is the time, and Rand a number by chance, for simulations. Nil: those of package time and math/rand/v2. Both

@@ -156,7 +156,7 @@ func unpackCandidates(u *unpacker, list []decide.Candidate) {
 		}
 		width := int(u.bits(4))
 		for i := range list {
-			v := int64(0)
+			var v int64
 			if width == rawWidth {
 				v = int64(u.bits(64))
 			} else {

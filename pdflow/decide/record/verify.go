@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"runtime"
 	"strings"
 
 	"github.com/pdkit/pdkit/pdflow/decide"
@@ -95,6 +94,3 @@ func (e *Entry) words(d *decide.Decision) string {
 	}
 	return text
 }
-
-// OtherArch reports whether the file is of an architecture that may add floating point numbers with another last digit.
-func (h *Header) OtherArch() bool { return h.Arch != runtime.GOARCH }
