@@ -88,7 +88,7 @@ func TestExitStatusesAreThoseOfThePage(t *testing.T) {
 		"bench": {"--clients 1 --requests 1 --url " + p.URL(), "--clients 1 --requests 1 --model m --url " + wrong,
 			"--clients 1"},
 		"simulate":   {"--duration 1 --policies prefix", "--policies fastest"},
-		"replay":     {"../../pdflow/decide/record/testdata/decisions.jsonl --verify", changed + " --verify", "/none --verify"},
+		"replay":     {recordedDecisions + " --verify", changed + " --verify", "/none --verify"},
 		"completion": {"bash", "tcsh"},
 	}
 	interrupts := map[string]string{
@@ -142,7 +142,7 @@ func TestEveryCommandWritesJSON(t *testing.T) {
 		"conform": "--only wire/chat --timeout 5s --engines " + fourPorts(t) + " --url " + wrongGateway(t),
 		"bench":   "--clients 1 --requests 1 --url " + p.URL(),
 
-		"replay":   "../../pdflow/decide/record/testdata/decisions.jsonl --verify",
+		"replay":   recordedDecisions + " --verify",
 		"simulate": "--duration 1",
 	} {
 		_, out, _ := pdctl(t, "", append([]string{command, "--json"}, strings.Fields(args)...)...)

@@ -97,7 +97,8 @@ var help = kong.Vars{
 		"bound.",
 	"simulate_handshake": "By how much the first transfer of a pair takes longer.",
 	"replay": "Decide again what a gateway has decided and recorded (-record-decisions), and end with 1 if a " +
-		"decision is another one (--verify). Or tell in virtual time what another policy or number of engines would have done.",
+		"decision is another one (--verify). Or tell in virtual time what another policy or number of engines would " +
+		"have done.",
 	"replay_policy":   "always, never, threshold or predicted, as spec.decision has it.",
 	"replay_uncached": "With threshold and predicted: a prompt is not split of which fewer tokens are not cached.",
 	"replay_slo":      "Goodput counts by this, and not by the recorded objectives; predicted goes by it, too.",
