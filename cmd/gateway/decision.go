@@ -56,6 +56,9 @@ func (m *model) deciding(tel *telemetry, to *recording) (pdflow.Picker, error) {
 		}
 		picker, err := decide.New(m.picker, policy, o)
 		if err != nil {
+			if recorder != nil {
+				recorder.Close()
+			}
 			return nil, err
 		}
 		m.decision = &decision{Picker: picker, recorder: recorder, key: string(key)}

@@ -22,8 +22,8 @@ type whatIf struct {
 	Policy          string        `placeholder:"MODE" help:"${replay_policy}"`
 	MinPromptTokens int           `placeholder:"N" help:"With threshold and predicted: a shorter prompt is not split."`
 	UncachedTokens  int           `placeholder:"N" help:"${replay_uncached}"`
-	Prefill         int           `placeholder:"N" help:"Prefill engines."`
-	Decode          int           `placeholder:"N" help:"Decode engines."`
+	Prefill         *int          `placeholder:"N" help:"Prefill engines."`
+	Decode          *int          `placeholder:"N" help:"Decode engines."`
 	SLOTTFT         time.Duration `name:"slo-ttft" placeholder:"TIME" help:"${replay_slo}"`
 	SLOTPOT         time.Duration `name:"slo-tpot" aliases:"slo-itl" placeholder:"TIME" help:"${bench_slo_tpot}"`
 
@@ -33,7 +33,30 @@ type whatIf struct {
 }
 
 func (c *whatIf) asked() bool {
-	return c.Policy != "" || c.MinPromptTokens != 0 || c.UncachedTokens != 0 || c.Prefill != 0 || c.Decode != 0
+	return c.Policy != "" || c.MinPromptTokens != 0 || c.UncachedTokens != 0 || c.Prefill != nil || c.Decode != nil
+}
+
+// enginesMost are those of one role that are played: each takes memory and time.
+const enginesMost = 4096
+
+func (c *whatIf) check() error {
+	for _, x := range [...]struct {
+		flag string
+		n    *int
+	}{{"--prefill", c.Prefill}, {"--decode", c.Decode}} {
+		if x.n != nil && (*x.n < 1 || *x.n > enginesMost) {
+			return fmt.Errorf("%s has a number of engines from 1 to %d", x.flag, enginesMost)
+		}
+	}
+	switch {
+	case c.MinPromptTokens < 0 || c.UncachedTokens < 0:
+		return errors.New("--min-prompt-tokens and --uncached-tokens are not below 0")
+	case c.SLOTTFT < 0 || c.SLOTPOT < 0:
+		return errors.New("--slo-ttft and --slo-tpot are not below 0")
+	case c.StepTokens < 1:
+		return errors.New("--step-tokens is above 0")
+	}
+	return nil
 }
 
 // answered is the result for other programs.
@@ -50,6 +73,9 @@ type answered struct {
 
 // answer plays the files' requests, with the set-up that they were recorded with and with the other one.
 func (c *whatIf) answer(files []string, asJSON bool, s streams) error {
+	if err := c.check(); err != nil {
+		return err
+	}
 	ctx, stop := interruptible()
 	defer stop()
 	h, entries, err := recordedIn(files, s.in)
@@ -73,7 +99,12 @@ func (c *whatIf) answer(files []string, asJSON bool, s streams) error {
 		return orInterrupted(ctx, err)
 	}
 	f, by := r.Fleet, r.By
-	f.Prefill, f.Decode = cmp.Or(c.Prefill, f.Prefill), cmp.Or(c.Decode, f.Decode)
+	if c.Prefill != nil {
+		f.Prefill = *c.Prefill
+	}
+	if c.Decode != nil {
+		f.Decode = *c.Decode
+	}
 	spec := h.Policy
 	if c.Policy != "" {
 		spec = record.Spec{Mode: c.Policy, TTFT: spec.TTFT, ITL: spec.ITL}
@@ -115,7 +146,7 @@ func recordedIn(files []string, in io.Reader) (first record.Header, all iter.Seq
 		switch {
 		case i == 0:
 			first = h
-		case h.Policy != first.Policy || h.Share != first.Share || h.Model != first.Model:
+		case h.Policy != first.Policy || h.DryRun != first.DryRun || h.Share != first.Share || h.Model != first.Model:
 			return first, nil, fmt.Errorf("%s: it has another model, policy or share than %s", name, files[0])
 		}
 		for e, err := range some {

@@ -116,6 +116,7 @@ type Picker struct {
 	inner
 	source  source // nil: the inner picker does not tell
 	serving connector.Serving
+	early   bool // decode engines get their requests before prefill has ended
 	*shared
 }
 
@@ -169,7 +170,8 @@ func New(p pdflow.Picker, policy Policy, o *Options) (*Picker, error) {
 
 // Bind binds the inner picker. What is learnt of engines is the same for all flows.
 func (p *Picker) Bind(c connector.KVConnector, serving connector.Serving) pdflow.Picker {
-	out := &Picker{inner: inner{Picker: p.inner.Bind(c, serving)}, serving: serving, shared: p.shared}
+	out := &Picker{inner: inner{Picker: p.inner.Bind(c, serving)}, serving: serving, shared: p.shared,
+		early: c != nil && c.Traits().Order != connector.PrefillThenDecode}
 	out.source, _ = out.inner.Picker.(source)
 	return out
 }
@@ -217,6 +219,7 @@ type scratch struct {
 	decision   Decision
 	recorded   *Recorded // nil: the decision is not kept, or an attempt has it
 	now        time.Time
+	early      bool // see Picker
 }
 
 // Pick decides, and has the inner picker pick what was decided.
@@ -230,6 +233,7 @@ func (p *Picker) Pick(ctx context.Context, in *pdflow.PickInput) (picked pdflow.
 		p.put(x)
 	}()
 	in = p.Prepare(ctx, in)
+	x.early = p.early
 	x.now = p.o.Now()
 	x.candidates.Prefill, x.candidates.Decode = x.candidates.Prefill[:0], x.candidates.Decode[:0]
 	x.in = Input{Rand: p.o.Rand(), TokenBytes: p.o.TokenBytes, Link: p.o.Link}

@@ -68,13 +68,13 @@ func textBytes(api connector.API, raw []byte) int {
 	if size < mediaLeast || api != connector.APIChat && api != connector.APIResponses && api != connector.APIMessages {
 		return size
 	}
-	from := 0 // after the quote before
+	from := 0 // after the quote before, if there is one
 	for {
 		n := bytes.IndexByte(raw[from:], '"')
 		if n < 0 {
 			return size
 		}
-		if n >= mediaLeast && (bytes.HasPrefix(raw[from:], dataURL) || isData(raw[:from-1])) {
+		if from > 0 && n >= mediaLeast && (bytes.HasPrefix(raw[from:], dataURL) || isData(raw[:from-1])) {
 			size += mediaTokens*bytesPerToken - n
 		}
 		from += n + 1

@@ -113,6 +113,8 @@ func (p *Picker) ended(x *scratch, err error) {
 		r.Result.Error = string(e.Code)
 	} else if code, ok := errors.AsType[pdflow.Code](err); ok {
 		r.Result.Error = string(code)
+	} else if err != nil { // a host's picker may say anything
+		r.Result.Error = string(pdflow.CodeInternal)
 	}
 	p.o.Recorder.End(r)
 }

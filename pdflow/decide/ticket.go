@@ -29,6 +29,7 @@ type ticket struct {
 	reason       string
 	recorded     *Recorded    // nil: the decision is not kept
 	prefills     atomic.Bool  // the prefill leg counts
+	here         atomic.Int32 // whether the decode engine has the request
 	reports      atomic.Int32 // that are to come
 	inner        func(*pdflow.Outcome)
 	innerPrefill func(*pdflow.LegOutcome)
@@ -76,6 +77,7 @@ func (s *shared) count(x *scratch, out *pdflow.Pick, decided bool) pdflow.Pick {
 	d.used.Store(clock)
 	if t.seen.alone {
 		t.seen.crowd = float64(d.running.Add(1))
+		t.here.Store(there)
 		s.has(d, 1, now)
 		d.context.Add(t.prompt)
 		t.own = max(t.prompt-int64(cached[decodeRole]), 1)
@@ -97,6 +99,10 @@ func (s *shared) count(x *scratch, out *pdflow.Pick, decided bool) pdflow.Pick {
 		}
 		p.prefills.Add(1)
 		s.has(p, 1, now)
+		if t.here.Store(coming); x.early {
+			t.here.Store(there)
+			s.has(d, 1, now)
+		}
 		p.used.Store(clock)
 		t.prefills.Store(true)
 		t.reports.Store(2)
@@ -150,6 +156,13 @@ func (t *ticket) endPrefill(o *pdflow.LegOutcome) {
 	}
 }
 
+// Whether the decode engine of a ticket has its request.
+const (
+	coming = iota
+	there
+	gone
+)
+
 // has notes what an engine can speak of.
 func (s *shared) has(e *engine, n int, now time.Time) {
 	if s.o.Load != nil {
@@ -168,7 +181,9 @@ func (t *ticket) endLeg(o *pdflow.LegOutcome) {
 	d.context.Add(t.prompt)
 	now := t.s.o.Now()
 	t.s.has(p, -1, now)
-	t.s.has(d, 1, now)
+	if t.here.CompareAndSwap(coming, there) {
+		t.s.has(d, 1, now)
+	}
 	if o == nil || o.Err != nil { // it was given back, or there is no KV: nothing moves
 		p.unsent.Add(-int64(t.seen.fetched))
 		d.unsent.Add(-int64(t.seen.fetched))
@@ -193,7 +208,9 @@ func (t *ticket) end(o *pdflow.Outcome) {
 	}
 	d.running.Add(-1)
 	d.context.Add(-t.prompt)
-	t.s.has(d, -1, t.s.o.Now())
+	if t.here.Swap(gone) == there {
+		t.s.has(d, -1, t.s.o.Now())
+	}
 	if !o.PrefillRuns && t.prefills.CompareAndSwap(true, false) {
 		t.endLeg(nil)
 		defer t.report()

@@ -205,11 +205,16 @@ func (c *Client) ask(ctx context.Context, r *connector.ClientRequest) (t tokens,
 	if paused {
 		return t, ErrPaused
 	}
+	var last *discovery.Endpoint
 	for range enginesMost {
 		e := c.next(r.Model)
 		if e == nil {
 			return t, cmp.Or(err, ErrNoEngine)
 		}
+		if last != nil && last.ID == e.ID { // it is the only one that may know
+			break
+		}
+		last = e
 		if t, err = c.askOne(ctx, e, r, info.Path+"/render"); !errors.Is(err, errModel) {
 			break
 		}

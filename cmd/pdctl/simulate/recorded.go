@@ -5,6 +5,7 @@ package simulate
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"iter"
 	"math"
 	"math/rand/v2"
@@ -32,6 +33,13 @@ type Recorded struct {
 	came []shown
 }
 
+// What is played of a file, which may come from anybody, at most.
+const (
+	playedMost = 5e6 // requests
+	tokensMost = 1 << 24
+	longest    = 366 * 24 * time.Hour
+)
+
 // What a recording does not tell of engines.
 const (
 	calm        = .9   // of the link's speeds that decisions knew: it was learnt while transfers waited for others, too
@@ -52,13 +60,24 @@ func ReadRecorded(h *record.Header, entries iter.Seq2[*record.Entry, error], see
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, e)
+		if e.Attempt <= 1 { // the outcome of a retry is that of other engines' faults
+			all = append(all, e)
+		}
 	}
 	if len(all) == 0 {
 		return nil, errors.New("the file has no decisions")
 	}
 	if !(h.Share > 0 && h.Share <= 1) {
 		return nil, errors.New("the file does not say which share of the requests it has")
+	}
+	if played := float64(len(all)) / h.Share; played > playedMost {
+		return nil, fmt.Errorf("the file stands for %.3g requests, and at most %g are played: take fewer files", played,
+			float64(playedMost))
+	}
+	for _, e := range all {
+		if e.Input.Prompt > tokensMost || e.Result.Output > tokensMost || !(e.At.Abs() < longest) {
+			return nil, errors.New("the file has a request of more tokens than any engine takes, or of another year")
+		}
 	}
 	slices.SortStableFunc(all, func(a, b *record.Entry) int { return cmp.Compare(a.At, b.At) })
 	r := &Recorded{Copies: 1 / h.Share, Unread: unread}

@@ -38,22 +38,21 @@ func (s *shown) good(slo SLO) bool {
 
 func newShown(all []shown, slo SLO) Shown {
 	out := Shown{Requests: len(all)}
-	share := 1 / float64(max(len(all), 1))
 	var ttft, itl []float64
 	for i := range all {
 		s := &all[i]
 		if s.split {
-			out.Split += share
+			out.Split++
 		}
 		switch {
 		case s.refused:
-			out.Refused += share
+			out.Refused++
 			continue
 		case s.failed:
-			out.Failed += share
+			out.Failed++
 			continue
 		case s.good(slo):
-			out.Goodput += share
+			out.Goodput++
 		}
 		if s.ttft > 0 {
 			ttft = append(ttft, s.ttft)
@@ -61,6 +60,9 @@ func newShown(all []shown, slo SLO) Shown {
 		if s.itl > 0 {
 			itl = append(itl, s.itl)
 		}
+	}
+	for _, n := range [...]*float64{&out.Split, &out.Refused, &out.Failed, &out.Goodput} {
+		*n /= float64(max(len(all), 1))
 	}
 	slices.Sort(ttft)
 	slices.Sort(itl)

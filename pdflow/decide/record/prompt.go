@@ -46,9 +46,12 @@ func family(in *pdflow.PickInput) []byte {
 	if i < 0 {
 		return raw[:min(len(raw), block)]
 	}
-	raw = raw[i:min(len(raw), i+block)]
-	if end := bytes.IndexByte(raw, '}'); end >= 0 { // of the message, behind which the next turn goes on
-		raw = raw[:end]
+	// Its text stands behind that, or before, where members are in the order of their names.
+	before := raw[max(0, i-block):i]
+	before = before[bytes.LastIndexByte(before, '{')+1:]
+	raw = raw[i-len(before) : min(len(raw), i+block)]
+	if end := bytes.IndexByte(raw[len(before):], '}'); end >= 0 { // of the message, behind which the next turn goes on
+		raw = raw[:len(before)+end]
 	}
 	return raw
 }

@@ -82,7 +82,13 @@ func (r *Recorder) Sample(in *pdflow.PickInput) *decide.Recorded {
 // End implements [decide.Recorder].
 func (r *Recorder) End(x *decide.Recorded) {
 	size := size(x)
-	if r.held.Add(size) <= heldMost {
+	closing := false
+	select {
+	case <-r.closing: // nobody reads the queue any more
+		closing = true
+	default:
+	}
+	if r.held.Add(size) <= heldMost && !closing {
 		select {
 		case r.queue <- x:
 			return

@@ -38,6 +38,12 @@ type files struct {
 	full int   // bytes of a file, after which Write fails; 0: never
 }
 
+func (f *files) set(fail error, full int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.fail, f.full = fail, full
+}
+
 type memory struct {
 	f *files
 	b *bytes.Buffer
@@ -203,7 +209,7 @@ func TestEachDecisionIsVerified(t *testing.T) {
 		"doubtful": {record.Spec{Mode: "predicted"}, decide.Options{ErrorBound: 1e-3}, `"instead":"doubtful"`},
 		"dry run": {record.Spec{Mode: "predicted"}, decide.Options{DryRun: true, ErrorBound: -1},
 			`"instead":"dry_run"`},
-		"refused": {record.Spec{Mode: "predicted", TTFT: time.Millisecond}, decide.Options{Class: refusable,
+		"refused": {record.Spec{Mode: "predicted", TTFT: 60 * time.Millisecond}, decide.Options{Class: refusable,
 			ErrorBound: -1}, `"action":"refuse","reason":"objectives","error":"overloaded"`},
 		"again": {record.Spec{Mode: "never"}, decide.Options{}, `"attempt":2`},
 	} {
@@ -379,11 +385,12 @@ func TestAFileThatCannotBeWrittenIsTold(t *testing.T) {
 		for range 8 {
 			end()
 		}
+		synctest.Wait()
 		assert.Len(t, told, 1, "once, and not for each decision")
 		_, lost := r.Counts()
 		assert.Equal(t, int64(8), lost)
 
-		f.fail, f.full = nil, 1000
+		f.set(nil, 1000)
 		time.Sleep(time.Minute)
 		for range 20 {
 			x := r.Sample(&pdflow.PickInput{})
@@ -391,8 +398,9 @@ func TestAFileThatCannotBeWrittenIsTold(t *testing.T) {
 			r.End(x)
 		}
 		time.Sleep(time.Second)
+		synctest.Wait()
 		assert.Len(t, told, 2, "the disk is full")
-		f.full = 0
+		f.set(nil, 0)
 		time.Sleep(time.Minute)
 		end()
 		r.Close()
