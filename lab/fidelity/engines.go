@@ -16,12 +16,13 @@ import (
 	"sync"
 
 	"github.com/pdkit/pdkit/enginesim/model"
+	"github.com/pdkit/pdkit/lab/internal/paced"
 )
 
 // fit measures a prefill and a decode engine, which do nothing else meanwhile, and makes the fleet that their steps and
 // the link between them show. What engines do not tell, the bounds of a step, is in limits.
 func fit(ctx context.Context, out io.Writer, urls []string, name string, limits model.Spec, times int) (*fleet, error) {
-	f := &fleet{prefill: 1, urls: urls}
+	f := &fleet{paced.Fleet{Prefill: 1, URLs: urls}}
 	if len(urls) != 2 {
 		return nil, errors.New("one prefill and one decode engine are needed")
 	}
@@ -36,7 +37,7 @@ func fit(ctx context.Context, out io.Writer, urls []string, name string, limits 
 		if s.Blocks, s.BlockSize, err = blocks(ctx, url); err != nil {
 			return nil, err
 		}
-		f.specs, probes[i] = append(f.specs, s), &probe{url: url, model: name}
+		f.Specs, probes[i] = append(f.Specs, s), &probe{url: url, model: name}
 		wg.Go(func() { shown[i], errs[i] = probes[i].measure(ctx, times) })
 	}
 	wg.Wait()
@@ -45,17 +46,17 @@ func fit(ctx context.Context, out io.Writer, urls []string, name string, limits 
 	}
 	for i, m := range shown {
 		fmt.Fprintln(out, m.row([]string{"prefill", "decode"}[i]))
-		f.specs[i].StepTime, f.specs[i].BytesPerToken = m.time, 1
+		f.Specs[i].StepTime, f.Specs[i].BytesPerToken = m.time, 1
 	}
 	var err error
-	if f.link, err = f.fitLink(ctx, probes[0], shown[0], shown[1], times); err != nil {
+	if f.Link, err = f.fitLink(ctx, probes[0], shown[0], shown[1], times); err != nil {
 		return nil, err
 	}
 	kv := 0.0
-	if f.link.BytesPerSecond > 0 {
-		kv = 1e6 / f.link.BytesPerSecond
+	if f.Link.BytesPerSecond > 0 {
+		kv = 1e6 / f.Link.BytesPerSecond
 	}
-	fmt.Fprintf(out, "\nBetween them: %.3g ms, and %.3g ms for 1,000 tokens of KV\n\n", 1e3*f.link.Latency, kv)
+	fmt.Fprintf(out, "\nBetween them: %.3g ms, and %.3g ms for 1,000 tokens of KV\n\n", 1e3*f.Link.Latency, kv)
 	return f, nil
 }
 

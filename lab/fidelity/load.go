@@ -3,31 +3,17 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
-	"hash/fnv"
 	"math/rand/v2"
 	"strings"
 
 	"github.com/pdkit/pdkit/enginesim/model"
+	"github.com/pdkit/pdkit/lab/internal/paced"
 )
 
-// request is one of a load. The engines take each byte of a prompt for a token: simulated ones always do, and real ones
-// with the model of lab/engines.
-type request struct {
-	at     float64
-	prompt string
-	output int
-	body   []byte
-}
+type request = paced.Request
 
-// spec is an engine whose steps are so long that what HTTP, the flow and the machine take is small beside them.
-func spec() model.Spec {
-	return model.Spec{
-		StepTime:   model.StepTime{Base: .01, PerRequest: 2e-4, PerContextToken: 1e-6, PerPrefillToken: 2e-4},
-		StepTokens: 512, MaxRunning: 256, Blocks: 2000, BlockSize: 16, BytesPerToken: 1e5,
-	}
-}
+func spec() model.Spec { return paced.Spec(2000) }
 
 // link moves 1,000 tokens in 50 ms.
 var link = model.Link{Latency: .002, BytesPerSecond: 2e9}
@@ -49,26 +35,8 @@ func newLoad(name, salt string, seed uint64, n int, rate float64) []request {
 			fmt.Fprintf(&text, "%06d", i)
 		}
 		text.WriteString(strings.Repeat("word ", 20+r.IntN(120)))
-		all[i] = request{at: at, prompt: text.String(), output: 10 + r.IntN(70)}
-		all[i].body = body(name, all[i].prompt, all[i].output, salt)
+		all[i] = request{At: at, Prompt: text.String(), Output: 10 + r.IntN(70)}
+		all[i].Body = paced.Body(name, all[i].Prompt, all[i].Output, salt)
 	}
 	return all
-}
-
-// body asks for a streamed completion whose events tell how many tokens each brings. Only requests with the same salt
-// share what engines have cached.
-func body(name, prompt string, output int, salt string) []byte {
-	b, _ := json.Marshal(map[string]any{"model": name, "prompt": prompt, "max_tokens": output, "stream": true,
-		"temperature": 0, "return_token_ids": true, "cache_salt": salt})
-	return b
-}
-
-// keys are those of the prompt's full blocks.
-func (q *request) keys(blockSize int) (keys []uint64) {
-	h := fnv.New64a()
-	for i := blockSize; i <= len(q.prompt); i += blockSize {
-		_, _ = h.Write([]byte(q.prompt[i-blockSize : i]))
-		keys = append(keys, h.Sum64()|1)
-	}
-	return keys
 }

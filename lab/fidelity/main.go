@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"github.com/pdkit/pdkit/enginesim/model"
+	"github.com/pdkit/pdkit/lab/internal/paced"
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
@@ -126,9 +127,9 @@ func (p *plan) run(ctx context.Context, out io.Writer) error {
 func compare(ctx context.Context, f *fleet, policy pick.Policy, load []request, seed uint64) (*comparison, error) {
 	if f == nil {
 		s := spec()
-		var stop func()
-		var err error
-		if f, stop, err = paced(2, []model.Spec{s, s, s, s}, link); err != nil {
+		f = &fleet{paced.Fleet{Prefill: 2, Specs: []model.Spec{s, s, s, s}, Link: link}}
+		stop, err := f.Start()
+		if err != nil {
 			return nil, err
 		}
 		defer stop()

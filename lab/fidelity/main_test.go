@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pdkit/pdkit/enginesim/model"
+	"github.com/pdkit/pdkit/lab/internal/paced"
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
@@ -44,16 +45,17 @@ func TestAFitOfEnginesFindsTheirModelAndPredictsALoad(t *testing.T) {
 	slow := spec()
 	slow.Base, slow.PerPrefillToken, slow.PerAttention = .02, 4e-4, 2e-7
 	p, d := spec(), slow
-	truth, stop, err := paced(1, []model.Spec{p, d}, model.Link{Latency: .01, BytesPerSecond: 5e8})
+	truth := paced.Fleet{Prefill: 1, Specs: []model.Spec{p, d}, Link: model.Link{Latency: .01, BytesPerSecond: 5e8}}
+	stop, err := truth.Start()
 	require.NoError(t, err)
 	defer stop()
 	var out bytes.Buffer
 	limits := model.Spec{StepTokens: 512, MaxRunning: 256}
-	f, err := fit(t.Context(), &out, truth.urls, "tiny", limits, 1)
+	f, err := fit(t.Context(), &out, truth.URLs, "tiny", limits, 1)
 	t.Log("\n" + out.String())
 	require.NoError(t, err)
-	for i, want := range truth.specs {
-		got := f.specs[i]
+	for i, want := range truth.Specs {
+		got := f.Specs[i]
 		assert.Equal(t, want.Blocks, got.Blocks)
 		assert.Equal(t, want.BlockSize, got.BlockSize)
 		for _, load := range []model.Load{{Requests: 1}, {Requests: 6, ContextTokens: 1200},
@@ -65,7 +67,7 @@ func TestAFitOfEnginesFindsTheirModelAndPredictsALoad(t *testing.T) {
 	kv := func(l model.Link, s model.Spec) float64 {
 		return l.Transfer(&model.Port{}, &model.Port{}, 400*s.BytesPerToken, 0)
 	}
-	assert.InEpsilon(t, kv(truth.link, p), kv(f.link, f.specs[0]), .5)
+	assert.InEpsilon(t, kv(truth.Link, p), kv(f.Link, f.Specs[0]), .5)
 
 	c, err := compare(t.Context(), f, pick.RoundRobin(), newLoad("tiny", "", 1, 40, 5), 1)
 	require.NoError(t, err)
@@ -81,10 +83,10 @@ func TestALoadIsTheSameEachTime(t *testing.T) {
 	require.NotEqual(t, a, newLoad("tiny", "", 2, 100, 10))
 	shared := map[uint64]int{}
 	for _, q := range a {
-		for _, key := range q.keys(spec().BlockSize) {
+		for _, key := range q.Keys(spec().BlockSize) {
 			shared[key]++
 		}
-		require.Less(t, len(q.prompt)+q.output, spec().Blocks*spec().BlockSize)
+		require.Less(t, len(q.Prompt)+q.Output, spec().Blocks*spec().BlockSize)
 	}
 	most := 0
 	for _, n := range shared {

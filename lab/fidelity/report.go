@@ -26,21 +26,21 @@ func quantile(values []float64, q float64) float64 {
 // good is the share of requests that met the objectives, in percent.
 func (r *result) good(by objectives) float64 {
 	n := 0
-	for i := range r.ttft {
-		if r.ttft[i] <= by.ttft.Seconds() && r.tpot[i] <= by.tpot.Seconds() {
+	for i := range r.TTFT {
+		if r.TTFT[i] <= by.ttft.Seconds() && r.TPOT[i] <= by.tpot.Seconds() {
 			n++
 		}
 	}
-	return 100 * float64(n) / float64(len(r.ttft))
+	return 100 * float64(n) / float64(len(r.TTFT))
 }
 
 // errors are by how much virtual time is off real time, as shares: of TTFT and ITL at p50 and p99.
 func (c *comparison) errors() (ttft50, ttft99, itl50, itl99 float64) {
 	off := func(virtual, actual float64) float64 { return virtual/actual - 1 }
-	return off(quantile(c.virtual.ttft, .5), quantile(c.real.ttft, .5)),
-		off(quantile(c.virtual.ttft, .99), quantile(c.real.ttft, .99)),
-		off(c.virtual.gaps.Quantile(.5), c.real.gaps.Quantile(.5)),
-		off(c.virtual.gaps.Quantile(.99), c.real.gaps.Quantile(.99))
+	return off(quantile(c.virtual.TTFT, .5), quantile(c.real.TTFT, .5)),
+		off(quantile(c.virtual.TTFT, .99), quantile(c.real.TTFT, .99)),
+		off(c.virtual.Gaps.Quantile(.5), c.real.Gaps.Quantile(.5)),
+		off(c.virtual.Gaps.Quantile(.99), c.real.Gaps.Quantile(.99))
 }
 
 // typical are the medians of the errors of TTFT and ITL at p50, without their signs.
@@ -70,7 +70,7 @@ func (c *comparison) row(policy string, round int, by objectives) string {
 	r := c.real
 	ms := func(seconds, off float64) string { return fmt.Sprintf("%.4g ms | %+.1f %%", 1000*seconds, 100*off) }
 	return fmt.Sprintf("| `%s` | %d | %s | %s | %s | %s | %.1f %% | %+.1f | %.1f %% |\n", policy, round,
-		ms(quantile(r.ttft, .5), a), ms(quantile(r.ttft, .99), b), ms(r.gaps.Quantile(.5), x),
-		ms(r.gaps.Quantile(.99), y),
+		ms(quantile(r.TTFT, .5), a), ms(quantile(r.TTFT, .99), b), ms(r.Gaps.Quantile(.5), x),
+		ms(r.Gaps.Quantile(.99), y),
 		r.good(by), c.virtual.good(by)-r.good(by), c.alike())
 }

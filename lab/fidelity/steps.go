@@ -17,6 +17,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/enginesim/model"
+	"github.com/pdkit/pdkit/lab/internal/paced"
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
@@ -50,7 +51,7 @@ type probe struct {
 func (p *probe) salt() string { return fmt.Sprint(time.Now().UnixNano(), p.prompts.Add(1)) }
 
 func (p *probe) body(prompt, output int, salt string) []byte {
-	return body(p.model, strings.Repeat("word ", prompt/5+1)[:prompt], output, salt)
+	return paced.Body(p.model, strings.Repeat("word ", prompt/5+1)[:prompt], output, salt)
 }
 
 // stream sends a prompt and returns when that was, and when its tokens came. heard is told of each token, if not nil.
@@ -72,7 +73,7 @@ func (p *probe) stream(
 	if resp.StatusCode != http.StatusOK {
 		return sent, nil, errors.New("an engine answered " + resp.Status)
 	}
-	tokens, err = arrivals(resp.Body, heard)
+	tokens, err = paced.Arrivals(resp.Body, heard)
 	if err == nil && len(tokens) != output {
 		err = fmt.Errorf("an engine made %d tokens, not %d", len(tokens), output)
 	}
@@ -233,14 +234,13 @@ func (f *fleet) fitLink(
 		if err != nil {
 			return o, err
 		}
-		sent := time.Now()
-		tokens, err := ask(ctx, flow, 0, p.body(prompt, 2, p.salt()))
-		if err != nil || len(tokens) == 0 {
+		r, err := paced.Play(ctx, flow, []request{{Body: p.body(prompt, 2, p.salt()), Output: 2}})
+		if err != nil || r.Refused > 0 {
 			return o, errors.Join(errors.New("the engines did not serve a request together"), err)
 		}
 		o.PrefillTokens = prompt // Fit is to find a constant, and seconds for each token
 		step := decode.time.Seconds(model.Load{Requests: 1, ContextTokens: prompt})
-		o.Seconds = tokens[0].Sub(sent).Seconds() - one.Seconds - step
+		o.Seconds = r.TTFT[0] - one.Seconds - step
 		return o, nil
 	}
 	if _, err := both(moved[0]); err != nil { // the first one pays the handshake

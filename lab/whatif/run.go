@@ -29,14 +29,8 @@ const blockSize = 16
 
 type request = paced.Request
 
-// engine is one whose steps are so long that what HTTP, the flow and the machine take is small beside them: 5,000
-// tokens of prompt a second.
-func engine() model.Spec {
-	return model.Spec{
-		StepTime:   model.StepTime{Base: .01, PerRequest: 2e-4, PerContextToken: 1e-6, PerPrefillToken: 2e-4},
-		StepTokens: 512, MaxRunning: 256, Blocks: 20_000, BlockSize: blockSize, BytesPerToken: 1e5,
-	}
-}
+// engine has memory for more than it is sent.
+func engine() model.Spec { return paced.Spec(20_000) }
 
 // link moves 10,000 tokens a second.
 var link = model.Link{Latency: .002, BytesPerSecond: 1e9}
@@ -54,7 +48,8 @@ func newLoad(seed uint64, n int, rate float64) []request {
 		}
 		fmt.Fprintf(&text, "%03d.%06d.", seed, i)
 		text.WriteString(strings.Repeat("word ", 20+r.IntN(380)))
-		all[i] = paced.NewRequest(at, text.String(), 10+r.IntN(70))
+		all[i] = request{At: at, Prompt: text.String(), Output: 10 + r.IntN(70)}
+		all[i].Body = paced.Body("tiny", all[i].Prompt, all[i].Output, "")
 	}
 	return all
 }

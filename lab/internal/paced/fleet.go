@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strconv"
 	"sync"
 	"time"
@@ -27,7 +28,7 @@ type Fleet struct {
 	Prefill int
 	Specs   []model.Spec
 	Link    model.Link
-	URLs    []string // in real time
+	URLs    []string // of engines that run: those that Start has started, or real ones
 }
 
 // Start starts the engines. Those that decode serve alone, too.
@@ -85,7 +86,6 @@ type Result struct {
 	TTFT, TPOT []float64
 	Refused    int
 	Gaps       model.Histogram
-	Late       float64 // by how much the latest request left after its time
 }
 
 // Play sends a load through a flow in real time. RequestID is the place in the load.
@@ -105,7 +105,6 @@ func Play(ctx context.Context, flow *pdflow.Flow, load []Request) (*Result, erro
 		if ctx.Err() != nil {
 			break
 		}
-		r.Late = max(r.Late, (time.Since(begun) - at).Seconds())
 		wg.Go(func() {
 			tokens, err := ask(ctx, flow, i, load[i].Body)
 			mu.Lock()
@@ -140,13 +139,22 @@ func ask(ctx context.Context, flow *pdflow.Flow, i int, body []byte) (tokens []t
 		return nil, err
 	}
 	defer resp.Body.Close()
-	lines := bufio.NewScanner(resp.Body)
+	return Arrivals(resp.Body, nil)
+}
+
+// Arrivals are when the tokens of a streamed completion came. An engine that is behind sends several in one event.
+// heard is told how many there are, if it is not nil.
+func Arrivals(events io.Reader, heard func(tokens int)) (tokens []time.Time, err error) {
+	lines := bufio.NewScanner(events)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		data, _ := bytes.CutPrefix(lines.Bytes(), []byte("data: "))
 		now := time.Now()
 		for range gjson.GetBytes(data, "choices.0.token_ids.#").Int() {
 			tokens = append(tokens, now)
+			if heard != nil {
+				heard(len(tokens))
+			}
 		}
 	}
 	return tokens, lines.Err()

@@ -6,9 +6,21 @@ package paced
 import (
 	"encoding/json"
 	"hash/fnv"
+
+	"github.com/pdkit/pdkit/enginesim/model"
 )
 
-// Request is one of a load. The simulated engines take each byte of a prompt for a token.
+// Spec is an engine whose steps are so long that what HTTP, the flow and the machine take is small beside them: 5,000
+// tokens of prompt a second.
+func Spec(blocks int) model.Spec {
+	return model.Spec{
+		StepTime:   model.StepTime{Base: .01, PerRequest: 2e-4, PerContextToken: 1e-6, PerPrefillToken: 2e-4},
+		StepTokens: 512, MaxRunning: 256, Blocks: blocks, BlockSize: 16, BytesPerToken: 1e5,
+	}
+}
+
+// Request is one of a load. The engines take each byte of a prompt for a token: simulated ones always do, and real ones
+// with the model of lab/engines.
 type Request struct {
 	At     float64 // seconds
 	Prompt string
@@ -16,12 +28,16 @@ type Request struct {
 	Body   []byte
 }
 
-// NewRequest makes a streamed completion, whose events tell how many tokens each brings.
-func NewRequest(at float64, prompt string, output int) Request {
-	q := Request{At: at, Prompt: prompt, Output: output}
-	q.Body, _ = json.Marshal(map[string]any{"model": "tiny", "prompt": prompt, "max_tokens": output, "stream": true,
-		"return_token_ids": true, "stream_options": map[string]bool{"include_usage": true}})
-	return q
+// Body asks for a streamed completion whose events tell how many tokens each brings. Engines share what they cached
+// only among requests with the same salt, which may be empty.
+func Body(name, prompt string, output int, salt string) []byte {
+	m := map[string]any{"model": name, "prompt": prompt, "max_tokens": output, "stream": true, "temperature": 0,
+		"return_token_ids": true, "stream_options": map[string]bool{"include_usage": true}}
+	if salt != "" {
+		m["cache_salt"] = salt
+	}
+	b, _ := json.Marshal(m)
+	return b
 }
 
 // Keys are those of the prompt's full blocks.
