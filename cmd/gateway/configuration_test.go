@@ -248,16 +248,17 @@ const decisionsAbout = `
 |---|---|
 | ` + "`always`" + ` | each request is split, as without ` + "`decision`" + `. It costs nothing |
 | ` + "`never`" + ` | a decode engine serves each request alone |
-| ` + "`threshold`" + ` | a decode engine serves alone a prompt of fewer than ` + "`minPromptTokens`" + ` tokens, or one of which fewer than ` + "`uncachedTokens`" + ` are not in its prefix cache. One of the two must be given. What is in the caches is known with ` + "`-pick prefix`" + ` only, as far as the gateway remembers what it has sent |
-| ` + "`predicted`" + ` | first the thresholds, where any is given. For all other requests the gateway predicts TTFT and ITL of each choice among at most eight engines of each role, and takes the one with the best chance to meet ` + "`objectives`" + ` and the least harm to the streams that run already. It learns the engines' speeds from the requests that it serves, and splits each request until it has |
+| ` + "`threshold`" + ` | a decode engine serves alone a prompt of fewer than ` + "`minPromptTokens`" + ` tokens, or one of which fewer than ` + "`uncachedTokens`" + ` are not in its prefix cache. One of the two must be given. What is in the caches is known with ` + "`-pick prefix`" + `, as far as the gateway remembers what it has sent, and with ` + "`-pick kv`" + `, as the engines' events tell. With any other policy nothing is known, and ` + "`uncachedTokens`" + ` is compared with the whole prompt |
+| ` + "`predicted`" + ` | first the thresholds, where any is given. For all other requests the gateway predicts TTFT and ITL of each choice among at most eight engines of each role, and takes the one with the best chance to meet ` + "`objectives`" + ` and the least harm to the streams that run already. It learns the engines' speeds from the requests that it serves, and splits each request until it has. An engine that has taught it nothing for two minutes is taken to be like the others |
 
 - A response that one engine has made says ` + "`X-PD-Mode: aggregated`" + `. ` + "`pd_attempts_total`" + ` has the reason, ` + "`pd_decisions_total`" + ` all decisions.
 - ` + "`dryRun: true`" + ` counts what would have been decided (` + "`pd_decisions_total{pd_dry_run=\"true\"}`" + `) and changes nothing: each request is split, and its legs are the same to the byte. It is the way to begin.
 - A request that a decode engine may serve alone needs no prefill engine that is well, or any. ` + "`/readyz`" + ` asks for a pair, except with ` + "`never`" + `.
 - What a protocol forbids stays forbidden. With ` + "`sglang`, `p2pnccl` and `moriio`" + ` (in the modes in which its decode engines wait for each request's KV) only engines of role ` + "`both`" + ` serve alone. Requests with media for an encode engine are always split.
 - ` + "`predicted`" + ` compares what it predicts with what comes, and shows the mean error (` + "`pd_decision_error_ratio`" + `). If predictions of TTFT or of ITL are wrong by a factor of two, they count for nothing until they are right again: the thresholds decide, and each other request is split (` + "`pd_decision_doubtful`" + ` is 1 then). For this it asks decode engines for the token counts of streams whose clients did not, and takes them out again; not in a dry run.
-- With ` + "`spec.admission`, `predicted`" + ` also refuses a request that no choice can serve within ` + "`objectives`" + `: 503 with Retry-After, code ` + "`overloaded`" + `. A retry is never refused.
+- With ` + "`spec.admission`, `predicted`" + ` also refuses a request that no choice can serve within ` + "`objectives`" + `, but that idle engines could: 503 with Retry-After (a minute at most), code ` + "`overloaded`" + `. A retry is never refused.
 - A change of ` + "`decision`" + ` forgets what was learnt; one from or to ` + "`always`" + ` also the loads and prefixes that the picker knows. No request is lost.
+- ` + "`-record-decisions FOLDER`" + ` keeps decisions, to be verified and played again ([record](record.md)).
 `
 
 const gatewayAbout = "The program's own settings. `apiVersion` is `pdkit.dev/v1alpha1`; `metadata` and `status` are " +

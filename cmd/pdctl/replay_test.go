@@ -12,7 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-const recordedDecisions = "../../pdflow/decide/record/testdata/decisions.jsonl" // of version 1, by a threshold of 100 tokens
+// recordedDecisions are of version 1, by a threshold of 100 tokens.
+const recordedDecisions = "../../pdflow/decide/record/testdata/decisions.jsonl"
 
 // changedDecisions is a record whose policy has another threshold than the one that decided.
 func changedDecisions(t *testing.T) string {
@@ -58,4 +59,10 @@ func TestReplayNeedsARecord(t *testing.T) {
 	code, _, errs := pdctl(t, "", "replay", recordedDecisions)
 	assert.Equal(t, exitUsage, code)
 	assert.Contains(t, errs, "--verify")
+	for flag, words := range map[string]string{"--prefill=0": "--prefill has a number of engines from 1 to 4096",
+		"--decode=1000000": "--decode has a number", "--min-prompt-tokens=-4": "not below 0"} {
+		code, _, errs := pdctl(t, "", "replay", recordedDecisions, flag)
+		assert.Equal(t, exitUsage, code)
+		assert.Contains(t, errs, words)
+	}
 }

@@ -116,6 +116,11 @@ func TestPicturesInAPromptAreNotText(t *testing.T) {
 		assert.Less(t, policy.last().Prompt, 5000, api)
 		assert.Greater(t, policy.last().Prompt, 200, api)
 	}
+	late := `{"model":"m","messages":[` + strings.Repeat(" ", 2000) + `{"role":"user","content":"hi"}]}`
+	r, err := connector.ParseRequest(connector.APIChat, []byte(late))
+	require.NoError(t, err)
+	mustPick(t, around(t, newSet(t, engines(1, "")...), decide.Always(), nil), &pdflow.PickInput{Request: r})
+
 	long := strconv.Quote(strings.Repeat("文章很长没有空格", 10_000))
 	policy := &spy{Policy: decide.Always()}
 	mustPick(t, around(t, newSet(t, engines(1, "")...), policy, nil), &pdflow.PickInput{Request: completion(t, long)})

@@ -308,6 +308,15 @@ func TestWhatAnEngineLacksIsThePathOrTheModel(t *testing.T) {
 		require.NoError(t, ask(connector.APIChat, "m", n))
 	}
 	require.Len(t, paths, 4)
+	one := prompttokens.New(engines(t, "http://a:1"), &prompttokens.Options{Client: roundTripper(
+		func(*http.Request) (*http.Response, error) {
+			paths = append(paths, "again")
+			return answer(404, model), nil
+		})})
+	_, _, err := one.Tokens(t.Context(), request(t, connector.APIChat, `{"model":"lora","messages":[{"role":"user"}]}`))
+	require.ErrorIs(t, err, prompttokens.ErrUnsupported)
+	require.Len(t, paths, 5, "the only engine is asked once")
+	paths = paths[:4]
 	for _, path := range paths {
 		assert.Contains(t, path, "/v1/chat/completions/render")
 	}

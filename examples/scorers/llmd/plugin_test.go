@@ -96,6 +96,6 @@ func TestTheRouterSplitsWherePrefillIsTheBetterPlace(t *testing.T) {
 func TestTheRouterRefusesWhatNobodyCanServeInTime(t *testing.T) {
 	p := &plugin{decide.Predicted(decide.PredictedOptions{TTFT: 100 * time.Millisecond}),
 		decide.Speed{Base: 6.83e-3, PerPrompt: 31.4e-6}, decoded(0)}
-	err := p.Admit(t.Context(), &InferenceRequest{RequestSizeBytes: 400_000}, []Endpoint{newPod("d0", 20, 200)})
+	err := p.Admit(t.Context(), &InferenceRequest{RequestSizeBytes: 8_000}, []Endpoint{newPod("d0", 200, 200)})
 	assert.ErrorContains(t, err, "try again in ")
 }

@@ -341,6 +341,17 @@ func TestConversationsAreSampledWhole(t *testing.T) {
 		require.Equal(t, []bool{turns[0], turns[0], turns[0]}, turns, "conversation %d", c)
 	}
 	assert.InDelta(t, 150, taken, 50)
+
+	taken = 0 // of a client that writes members in the order of their names
+	for c := range 600 {
+		q, err := connector.ParseRequest(connector.APIChat,
+			fmt.Appendf(nil, `{"messages":[{"content":"question %d","role":"user"}],"model":"m"}`, c))
+		require.NoError(t, err)
+		if r.Sample(&pdflow.PickInput{Request: q}) != nil {
+			taken++
+		}
+	}
+	assert.InDelta(t, 150, taken, 50)
 }
 
 // Beginnings that two prompts have in common have the same hashes, and no others.
