@@ -14,7 +14,7 @@ import (
 
 	"github.com/pdkit/pdkit/enginesim/model"
 	"github.com/pdkit/pdkit/lab/internal/paced"
-	"github.com/pdkit/pdkit/lab/internal/realtime"
+	"github.com/pdkit/pdkit/lab/internal/realtimetest"
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
@@ -27,7 +27,7 @@ func TestVirtualTimeIsLikeRealTime(t *testing.T) {
 	}
 	load := newLoad("tiny", "", 1, 150, 12)
 	by := objectives{400 * time.Millisecond, 30 * time.Millisecond}
-	realtime.Try(t, func(check assert.TestingT) {
+	realtimetest.Try(t, func(check assert.TestingT) {
 		c, err := compare(t.Context(), nil, pick.RoundRobin(), load, 1)
 		require.NoError(t, err)
 		t.Log(c.row("round-robin", 1, by))
@@ -52,7 +52,7 @@ func TestAFitOfEnginesFindsTheirModelAndPredictsALoad(t *testing.T) {
 	stop, err := truth.Start()
 	require.NoError(t, err)
 	defer stop()
-	realtime.Try(t, func(check assert.TestingT) {
+	realtimetest.Try(t, func(check assert.TestingT) {
 		var out bytes.Buffer
 		limits := model.Spec{StepTokens: 512, MaxRunning: 256}
 		f, err := fit(t.Context(), &out, truth.URLs, "tiny", limits, 1)
@@ -63,7 +63,8 @@ func TestAFitOfEnginesFindsTheirModelAndPredictsALoad(t *testing.T) {
 			assert.Equal(check, want.Blocks, got.Blocks)
 			assert.Equal(check, want.BlockSize, got.BlockSize)
 			for _, load := range []model.Load{{Requests: 1}, {Requests: 6, ContextTokens: 1200},
-				{Requests: 1, PrefillTokens: 400, Attention: 80_000}, {Requests: 1, PrefillTokens: 400, Attention: 400_000},
+				{Requests: 1, PrefillTokens: 400, Attention: 80_000},
+				{Requests: 1, PrefillTokens: 400, Attention: 400_000},
 				{Requests: 3, ContextTokens: 300, PrefillTokens: 300}} {
 				assert.InEpsilon(check, want.Seconds(load), got.Seconds(load), .3, "%+v", load)
 			}

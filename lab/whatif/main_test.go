@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/pdkit/pdkit/lab/internal/realtime"
+	"github.com/pdkit/pdkit/lab/internal/realtimetest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -23,7 +23,7 @@ func TestWhatIsPredictedOfAChangeIsWhatItDoes(t *testing.T) {
 	}
 	c := changes[1]
 	require.Equal(t, "ratio", c.name)
-	realtime.Try(t, func(check assert.TestingT) {
+	realtimetest.Try(t, func(check assert.TestingT) {
 		p, err := try(t.Context(), newLoad(1, 70, 7), []change{c})
 		require.NoError(t, err)
 		t.Log(p.rows(1))

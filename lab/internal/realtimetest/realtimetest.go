@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package realtime is for tests of what takes real time. A machine that stands still for a moment is no fault.
-package realtime
+// Package realtimetest is for tests of what takes real time. A machine that stands still for a moment is no fault.
+package realtimetest
 
 import (
 	"fmt"
