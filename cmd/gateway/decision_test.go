@@ -52,7 +52,8 @@ func TestADryRunChangesNoByteOfALeg(t *testing.T) {
 	for _, body := range []string{prompt(50), `{"model":"m","stream":true,"prompt":"hi"}`} {
 		var legs []seen
 		for _, spec := range []string{"", "  decision: {mode: never, dryRun: true}\n",
-			"  decision: {mode: predicted, dryRun: true}\n"} {
+			"  decision: {mode: predicted, dryRun: true}\n",
+			"  decision: {mode: threshold, minPromptTokens: 1000, dryRun: true}\n"} {
 			g, p, d := startHTTP(t, "", spec)
 			status, _, text := g.complete(body, "X-Request-Id", "same")
 			require.Equal(t, http.StatusOK, status, text)

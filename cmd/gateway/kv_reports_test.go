@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/enginesim"
+)
+
+const followed = "  kvEvents: {mode: ask, tokens: engines, tokensTimeout: 10s}\n"
+
+// publishers are n pairs whose engines publish their events.
+func publishers(t *testing.T, n int, change func(*enginesim.Config)) (engines []*enginesim.Engine) {
+	t.Helper()
+	for range n {
+		c := enginesim.Config{KVEvents: &enginesim.KVEvents{}}
+		if change != nil {
+			change(&c)
+		}
+		p, d := simPair(t, c, c)
+		engines = append(engines, p, d)
+	}
+	return engines
+}
+
+func (p *program) exact(n int) {
+	p.t.Helper()
+	words := make([]string, n)
+	for i := range words {
+		words[i] = "exact"
+	}
+	p.knowsKV(words...)
+}
+
+// posted counts the requests of a path that reached an engine.
+func posted(e *enginesim.Engine, path string) (n int) {
+	for _, r := range e.Requests() {
+		if r.Path == path {
+			n++
+		}
+	}
+	return n
+}
+
+// ai-dynamo/dynamo#11723, llm-d/llm-d#1466: what decode holds decides, and is known by its events.
+func TestTurnTwoStaysAtTheDecodeEngineThatHoldsTurnOne(t *testing.T) {
+	t.Parallel()
+	engines := publishers(t, 2, nil)
+	g := start(t, gatewayYAML("")+simYAML(followed+"  decision: {mode: threshold, uncachedTokens: 100}\n", engines...),
+		"-pick", "kv")
+	g.exact(4)
+	long := strings.Repeat("a long conversation ", 100)
+	say := func(text string) string {
+		status, header, body := g.complete(fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":4}`, text))
+		require.Equal(t, http.StatusOK, status, body)
+		return header.Get("X-PD-Mode")
+	}
+	assert.Equal(t, "disaggregated", say(long))
+	eventually(t, func() bool { return say(long+" and more") == "aggregated" })
+	assert.Positive(t, sum(g.page("/metrics"), "pd_decisions_total", `pd_reason="cached"`), grepPD(g.page("/metrics")))
+}
+
+// llm-d/llm-d-router#1861: /v1/messages and /v1/responses are tokenized by no engine; that must not harm chats.
+func TestAnAPIThatEnginesDoNotRenderIsNoReasonToAskNoMore(t *testing.T) {
+	t.Parallel()
+	engines := publishers(t, 2, nil)
+	g := start(t, gatewayYAML("")+simYAML(followed, engines...), "-pick", "kv")
+	g.exact(4)
+	for i := range 4 {
+		status, _, body := do(t, "POST", g.client+"/v1/responses", fmt.Sprintf(`{"model":"tiny","input":"hi %d"}`, i))
+		require.Equal(t, http.StatusOK, status, body)
+	}
+	for i := range 8 {
+		status, _, body := do(t, "POST", g.client+"/v1/chat/completions", fmt.Sprintf(
+			`{"model":"tiny","messages":[{"role":"user","content":"hi %d"}],"max_tokens":2}`, i))
+		require.Equal(t, http.StatusOK, status, body)
+	}
+	n := 0
+	for _, e := range engines {
+		n += posted(e, "/v1/chat/completions/render")
+	}
+	assert.Equal(t, 8, n)
+}
+
+// vllm-project/production-stack#1035: a prefix that all requests share must not send all to one engine, once that has
+// more than its share of the tokens in flight.
+func TestAPromptThatAllShareDoesNotSendAllToOneEngine(t *testing.T) {
+	t.Parallel()
+	engines := publishers(t, 3, func(c *enginesim.Config) { c.ITL = time.Millisecond })
+	g := start(t, gatewayYAML("")+simYAML(followed, engines...), "-pick", "kv")
+	g.exact(6)
+	shared := strings.Repeat("the same system prompt ", 10)
+	var all sync.WaitGroup
+	for i := range 20 {
+		all.Go(func() {
+			do(t, "POST", g.client+"/v1/completions", fmt.Sprintf(
+				`{"model":"tiny","prompt":%q,"max_tokens":2000}`, shared+fmt.Sprint(i)))
+		})
+		time.Sleep(3 * time.Millisecond)
+	}
+	all.Wait()
+	for i, e := range engines {
+		if i%2 == 1 {
+			assert.Positive(t, posted(e, "/v1/completions"))
+		}
+	}
+}
+
+// An adapter that some engines lack: those are not asked for tokens, and the others still are.
+func TestAnAdapterThatAnEngineLacksIsNoReasonToAskNoMore(t *testing.T) {
+	t.Parallel()
+	engines := publishers(t, 2, nil)
+	engines[0].LoadAdapter("lora")
+	engines[1].LoadAdapter("lora")
+	g := start(t, gatewayYAML("")+simYAML(followed+"  adapters: auto\n", engines...), "-pick", "kv")
+	g.exact(4)
+	eventually(t, func() bool {
+		status, _, _ := g.complete(`{"model":"lora","prompt":"hi","max_tokens":2}`)
+		return status == http.StatusOK
+	})
+	for i := range 8 {
+		status, _, body := g.complete(fmt.Sprintf(`{"model":"lora","prompt":"hi %d","max_tokens":2}`, i))
+		require.Equal(t, http.StatusOK, status, body)
+	}
+	before := 0
+	for _, e := range engines {
+		before += posted(e, "/v1/completions/render")
+	}
+	for i := range 8 {
+		status, _, body := g.complete(fmt.Sprintf(`{"model":"tiny","prompt":"ho %d","max_tokens":2}`, i))
+		require.Equal(t, http.StatusOK, status, body)
+	}
+	after := 0
+	for _, e := range engines {
+		after += posted(e, "/v1/completions/render")
+	}
+	assert.Equal(t, 8, after-before)
+}
