@@ -204,12 +204,17 @@ func pairFlow(ctx context.Context, conn connector.KVConnector, endpoints []disco
 		return nil, nil, err
 	}
 	flow, err := pdflow.New(conn, pick.New(set, pick.RoundRobin()), pdflow.WithRetry(config.Retry{MaxAttempts: 1}))
-	if err == nil {
-		err = flow.Start(ctx)
+	if err != nil {
+		return nil, nil, err
 	}
-	return flow, func() {
+	end := func() {
 		rest, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()
 		_ = flow.Shutdown(rest) // nothing is in flight
-	}, err
+	}
+	if err := flow.Start(ctx); err != nil {
+		end()
+		return nil, nil, err
+	}
+	return flow, end, nil
 }

@@ -18,7 +18,7 @@ type Shown struct {
 	TTFTP99  float64 `json:"ttftP99"`
 	ITLP50   float64 `json:"itlP50"`
 	ITLP99   float64 `json:"itlP99"`
-	Goodput  float64 `json:"goodput"` // share of the requests that met both objectives
+	Goodput  float64 `json:"goodput"` // share of the requests that met both objectives, of those with a known TTFT
 	Split    float64 `json:"split"`   // share of the requests that two engines served
 	Refused  float64 `json:"refused"`
 	Failed   float64 `json:"failed"`
@@ -39,6 +39,7 @@ func (s *shown) good(slo SLO) bool {
 func newShown(all []shown, slo SLO) Shown {
 	out := Shown{Requests: len(all)}
 	var ttft, itl []float64
+	unknown := 0
 	for i := range all {
 		s := &all[i]
 		if s.split {
@@ -51,6 +52,8 @@ func newShown(all []shown, slo SLO) Shown {
 		case s.failed:
 			out.Failed++
 			continue
+		case s.ttft == 0: // it was not streamed
+			unknown++
 		case s.good(slo):
 			out.Goodput++
 		}
@@ -61,9 +64,10 @@ func newShown(all []shown, slo SLO) Shown {
 			itl = append(itl, s.itl)
 		}
 	}
-	for _, n := range [...]*float64{&out.Split, &out.Refused, &out.Failed, &out.Goodput} {
+	for _, n := range [...]*float64{&out.Split, &out.Refused, &out.Failed} {
 		*n /= float64(max(len(all), 1))
 	}
+	out.Goodput /= float64(max(len(all)-unknown, 1))
 	slices.Sort(ttft)
 	slices.Sort(itl)
 	out.TTFTP50, out.TTFTP99 = quantile(ttft, .5), quantile(ttft, .99)
