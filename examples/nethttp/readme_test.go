@@ -67,12 +67,13 @@ var commands = map[string]func(t *testing.T){
 	"go get github.com/pdkit/pdkit": func(t *testing.T) {
 		contains(t, "../../internal/tools/release/rehearse.go", `"get", m.path`)
 	},
-	"go install github.com/pdkit/pdkit/cmd/gateway@latest github.com/pdkit/pdkit/cmd/pdctl@latest " +
-		"github.com/pdkit/pdkit/cmd/sidecar@latest": func(t *testing.T) {
-		for _, program := range []string{"gateway", "pdctl", "sidecar"} {
-			contains(t, "../../internal/tools/release/rehearse.go", `cmd/`+program+`"`)
-		}
-	},
+	"go install github.com/pdkit/pdkit/cmd/gateway@latest": installed("gateway"),
+	"go install github.com/pdkit/pdkit/cmd/pdctl@latest":   installed("pdctl"),
+	"go install github.com/pdkit/pdkit/cmd/sidecar@latest": installed("sidecar"),
+}
+
+func installed(program string) func(*testing.T) {
+	return func(t *testing.T) { contains(t, "../../internal/tools/release/rehearse.go", `cmd/`+program+`"`) }
 }
 
 func inTestScript(part string) func(*testing.T) {
