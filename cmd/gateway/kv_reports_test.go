@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -89,30 +87,6 @@ func TestAnAPIThatEnginesDoNotRenderIsNoReasonToAskNoMore(t *testing.T) {
 		n += posted(e, "/v1/chat/completions/render")
 	}
 	assert.Equal(t, 8, n)
-}
-
-// vllm-project/production-stack#1035: a prefix that all requests share must not send all to one engine, once that has
-// more than its share of the tokens in flight.
-func TestAPromptThatAllShareDoesNotSendAllToOneEngine(t *testing.T) {
-	t.Parallel()
-	engines := publishers(t, 3, func(c *enginesim.Config) { c.ITL = time.Millisecond })
-	g := start(t, gatewayYAML("")+simYAML(followed, engines...), "-pick", "kv")
-	g.exact(6)
-	shared := strings.Repeat("the same system prompt ", 10)
-	var all sync.WaitGroup
-	for i := range 20 {
-		all.Go(func() {
-			do(t, "POST", g.client+"/v1/completions", fmt.Sprintf(
-				`{"model":"tiny","prompt":%q,"max_tokens":2000}`, shared+fmt.Sprint(i)))
-		})
-		time.Sleep(3 * time.Millisecond)
-	}
-	all.Wait()
-	for i, e := range engines {
-		if i%2 == 1 {
-			assert.Positive(t, posted(e, "/v1/completions"))
-		}
-	}
 }
 
 // An adapter that some engines lack: those are not asked for tokens, and the others still are.

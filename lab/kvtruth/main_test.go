@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/enginesim"
+	"github.com/pdkit/pdkit/lab/internal/realtimetest"
 )
 
 // The index is right about a simulated engine whose cache is small, so that blocks are evicted all the time.
@@ -34,19 +35,22 @@ func TestTheIndexSaysWhatASimulatedEngineCounts(t *testing.T) {
 // Whatever happens to an engine, its events or its reader, the index stops claiming to be exact within a second, and is
 // right when it claims it again.
 func TestTheIndexIsRightAfterEachFault(t *testing.T) {
-	b := &bench{run: &run{model: "tiny", requests: 5, longest: 600, seed: 7}, block: 16, steps: 300}
-	var err error
-	b.engine, err = startSimulated(b.steps)
-	require.NoError(t, err)
-	defer b.engine.Close()
-	require.NoError(t, b.connect())
 	played := slices.DeleteFunc(slices.Clone(faults), func(f fault) bool {
 		return strings.Contains(f.name, "slow reader") // how slow depends on the machine
 	})
-	rows, err := b.all(t.Context(), played)
-	t.Log("\n" + table(rows))
-	require.NoError(t, err)
-	for _, row := range rows {
-		assert.NoError(t, row.judge())
-	}
+	// A simulated engine is back at once, so a request may come in the second in which nobody can know of its restart.
+	realtimetest.Try(t, func(check assert.TestingT) {
+		b := &bench{run: &run{model: "tiny", requests: 5, longest: 600, seed: 7}, block: 16, steps: 300}
+		var err error
+		b.engine, err = startSimulated(b.steps)
+		require.NoError(t, err)
+		defer b.engine.Close()
+		require.NoError(t, b.connect())
+		rows, err := b.all(t.Context(), played)
+		t.Log("\n" + table(rows))
+		assert.NoError(check, err)
+		for _, row := range rows {
+			assert.NoError(check, row.judge())
+		}
+	})
 }
