@@ -93,10 +93,10 @@ func workload(seed uint64, n int, rate float64) []arrival {
 	return all
 }
 
-// An engine that serves one request at a time, each in the same time, is the queue M/D/1, whose mean wait is known. Waits
-// of such a queue are so alike from one to the next that their mean needs millions of them: the engine has each wait of
-// Lindley's recursion, request by request, and the recursion, which is a sum and a maximum, goes on alone until its mean
-// is that of the formula.
+// An engine that serves one request at a time, each in the same time, is the queue M/D/1, whose mean wait is known.
+// Waits of such a queue are so alike from one to the next that their mean needs millions of them: the engine has each
+// wait of Lindley's recursion, request by request, and the recursion, which is a sum and a maximum, goes on alone until
+// its mean is that of the formula.
 func TestTheMeanWaitIsThatOfMD1(t *testing.T) {
 	const service = .1
 	for _, c := range []struct {

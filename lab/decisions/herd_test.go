@@ -15,7 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Some places of the curves are played again. Where one differs, play all with go run ./lab/decisions -o docs -pages herding.
+// Some places of the curves are played again. Where one differs, play all with go run ./lab/decisions -o docs -pages
+// herding.
 func TestTheCurvesHaveWhatTheCodeGives(t *testing.T) {
 	if runtime.GOARCH != "amd64" {
 		t.Skip("where products are added in one step, the last digits differ")

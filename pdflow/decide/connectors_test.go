@@ -5,6 +5,7 @@ package decide_test
 import (
 	"encoding/json"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -16,6 +17,7 @@ import (
 	"github.com/pdkit/pdkit/connector/check"
 	"github.com/pdkit/pdkit/connector/names"
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/discovery/inspect"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/decide"
 	"github.com/pdkit/pdkit/pdflow/pick"
@@ -49,6 +51,34 @@ func eager() map[string]decide.Policy {
 		"prefill alone": forced(decide.Decision{Action: decide.PrefillAlone, Prefill: 0}),
 		"no such":       forced(decide.Decision{Action: decide.Split, Prefill: 99, Decode: 99}),
 		"refuse":        forced(decide.Decision{Action: decide.Refuse})}
+}
+
+// What an engine says of a request that this picker has sent is nobody else's, whether decode engines get it while the
+// prefill runs or after it, and also where the prefill runs on after the attempt has ended.
+func TestOwnRequestsAreNotTakenForOthers(t *testing.T) {
+	for typ, there := range map[string]int{"nixl": 0, "mooncake": 1} { // at the decode engine before prefill has ended
+		conn, err := connector.Open(config.Spec{Type: typ})
+		require.NoError(t, err)
+		now, running := time.Now(), there
+		policy := &spy{Policy: decide.Always()}
+		p := around(t, newSet(t, engines(1, full)...), policy, &decide.Options{Now: func() time.Time { return now },
+			Load: func(id string) inspect.Load {
+				if id != "d0" {
+					return inspect.Load{At: now, Running: 1}
+				}
+				return inspect.Load{At: now, Running: running}
+			}}).Bind(conn, conn.Traits().Serving)
+		in := &pdflow.PickInput{Request: completion(t, text(396))}
+		first := mustPick(t, p, in)
+		now = now.Add(time.Second)
+		mustPick(t, p, in).Done(&pdflow.Outcome{})
+		assert.Zero(t, policy.last().Decode[0].Running, typ)
+		first.Done(&pdflow.Outcome{PrefillRuns: true})
+		now, running = now.Add(time.Second), 1 // one of others has come
+		mustPick(t, p, in).Done(&pdflow.Outcome{})
+		assert.Equal(t, 1, policy.last().Decode[0].Running, typ)
+		first.PrefillDone(&pdflow.LegOutcome{})
+	}
 }
 
 // A policy decides within what a connector allows, whatever it wants: of all connectors there are.

@@ -67,8 +67,8 @@ func picks(t testing.TB, p pdflow.Picker, n int) (shares map[string]int, done []
 	return shares, done
 }
 
-// Ten requests of others run at d0, so most of the next twenty go to d1. When they have left, and the engine says so, d0
-// gets as much as d1.
+// Ten requests of others run at d0, so most of the next twenty go to d1. When they have left, and the engine says so,
+// d0 gets as much as d1.
 func TestTheRequestsOfOthersCount(t *testing.T) {
 	for _, policy := range []pick.Policy{pick.LeastLoad(), pick.TwoChoices()} {
 		t.Run(policy.String(), func(t *testing.T) {

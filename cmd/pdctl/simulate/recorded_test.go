@@ -21,7 +21,8 @@ import (
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
-// taken is a run in virtual time that was recorded as a gateway does it. Only families of prompts are that keep accepts.
+// taken is a run in virtual time that was recorded as a gateway does it. Only families of prompts are that keep
+// accepts.
 func taken(
 	t *testing.T, f Fleet, trace *Trace, mode record.Spec, share float64, keep func(family uint64) bool,
 ) (*Recorded, Shown) {

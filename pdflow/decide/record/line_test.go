@@ -125,7 +125,7 @@ func TestWhatIsReadIsWhatWasWritten(t *testing.T) {
 				c.KV.Total = 0
 			}
 			x.Input.Class = decide.Class{TTFT: -1, ITL: time.Duration(r.Int64()), Refusable: true}
-			x.Decision.RetryAfter, x.Decision.Prefill, x.Attempt = -7, 1<<40, 3
+			x.Decision.RetryAfter, x.Decision.Prefill, x.Attempt = -7, 1<<30, 3
 			x.Decision.Reason, x.Instead, x.Result.Error = "a \"host's\"\nown", "dry_run", "decode_failed"
 			x.Prefill = "elsewhere"
 			x.Decode = ""

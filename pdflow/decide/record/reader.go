@@ -238,7 +238,7 @@ func (r *reader) unpack(u *unpacker, e *Entry) Problem {
 		u.lacks = u.lacks || x.number != lines-link+1
 		in.TokenBytes, in.Link = x.tokenBytes, x.link
 	}
-	b := beginnings{size: u.upTo(1 << 40), n: u.upTo(levelsMost)}
+	b := beginnings{size: u.upTo(math.MaxInt32), n: u.upTo(levelsMost)}
 	for i := range b.n {
 		b.bits[i] = u.bits(levelBits(i))
 	}
