@@ -73,9 +73,15 @@ type Load struct {
 	At      time.Time // zero: the engine did not say
 	KVUsage float64   // 0 to 1, of the fullest rank
 	Running int       // requests, of all ranks
-	Waiting int       // requests in the queue, of all ranks
-	KV      KV
+	Waiting int       // requests in the queue, of all ranks, with those that fetch KV
+	// Fetching is how many of those that wait have their KV on its way from another engine. A vLLM before 0.32.0 does
+	// not tell, nor does a prefill engine.
+	Fetching int
+	KV       KV
 }
+
+// Queued is how many requests wait for the engine itself: for its time or its memory.
+func (l *Load) Queued() int { return max(0, l.Waiting-l.Fetching) }
 
 // KV is what an engine has counted since it started, of all ranks, and what it holds now. Zero is also what an engine
 // says that does not count it; a value that falls says that the engine was restarted.

@@ -18,6 +18,7 @@ type metrics struct {
 	usage   float64
 	running float64
 	waiting float64
+	fetches float64
 	load    bool // the page has at least one of the three
 	kv      KV
 }
@@ -40,9 +41,16 @@ var names = map[string][]sample{
 	"sglang:token_usage":         {{count: (*metrics).use}},
 	"vllm:num_requests_running":  {{count: func(m *metrics, v float64) { m.running, m.load = m.running+v, true }}},
 	"sglang:num_running_reqs":    {{count: func(m *metrics, v float64) { m.running, m.load = m.running+v, true }}},
-	"vllm:num_requests_waiting":  {{count: func(m *metrics, v float64) { m.waiting, m.load = m.waiting+v, true }}},
-	"sglang:num_queue_reqs":      {{count: func(m *metrics, v float64) { m.waiting, m.load = m.waiting+v, true }}},
+	"vllm:num_requests_waiting":  {{count: (*metrics).wait}},
+	"sglang:num_queue_reqs":      {{count: (*metrics).wait}},
 	"process_start_time_seconds": {{count: func(m *metrics, v float64) { m.started = v }}},
+
+	// vLLM counts those that fetch KV among those that wait. SGLang does not, nor those that wait for a place in
+	// decode's memory or for its word (0.5.23's metrics_reporter.py).
+	"vllm:num_requests_kv_fetch_by_stage":     {{"stage", "in_progress", (*metrics).fetch}},
+	"sglang:num_decode_transfer_queue_reqs":   {{count: (*metrics).wait}, {count: (*metrics).fetch}},
+	"sglang:num_decode_prealloc_queue_reqs":   {{count: (*metrics).wait}},
+	"sglang:num_prefill_bootstrap_queue_reqs": {{count: (*metrics).wait}},
 
 	"vllm:prompt_tokens_by_source_total": {
 		{"source", "external_kv_transfer", func(m *metrics, v float64) { m.kv.Taken += v }},
@@ -64,6 +72,10 @@ var names = map[string][]sample{
 	"lmcache:local_cache_usage":            {{count: func(m *metrics, v float64) { m.kv.Memory += v }}},
 	"lmcache:local_storage_usage":          {{count: func(m *metrics, v float64) { m.kv.Disk += v }}},
 }
+
+func (m *metrics) wait(v float64) { m.waiting, m.load = m.waiting+v, true }
+
+func (m *metrics) fetch(v float64) { m.fetches += v }
 
 func (m *metrics) use(v float64) {
 	if v <= 1 {
@@ -96,6 +108,9 @@ func parseMetrics(r io.Reader) (*metrics, error) {
 		if rank := labels["tp_rank"]; rank != "" && rank != "0" {
 			continue // SGLang can be set to export the same value from each tensor-parallel rank
 		}
+		if labels["priority"] != "" {
+			continue // with priorities, SGLang counts what each has beside the sum of all
+		}
 		if strings.HasPrefix(name, "vllm:") {
 			m.vllm = true
 			if n, err := strconv.Atoi(labels["engine"]); err == nil && n >= 0 && n < maxRanks {
@@ -108,7 +123,7 @@ func parseMetrics(r io.Reader) (*metrics, error) {
 			}
 		}
 	}
-	if lines.Err() != nil || m.running > maxSum || m.waiting > maxSum {
+	if lines.Err() != nil || m.running > maxSum || m.waiting > maxSum || m.fetches > maxSum {
 		return nil, errSenseless
 	}
 	return m, nil

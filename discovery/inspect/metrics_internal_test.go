@@ -5,6 +5,7 @@ package inspect
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -60,4 +61,42 @@ lmcache:local_storage_usage{worker_id="0"} 5e9
 			assert.Equal(t, c.want, m.kv)
 		})
 	}
+}
+
+// Requests whose KV is on its way are told apart from those that wait for the engine. With priorities, SGLang gives each
+// beside the sum of all.
+func TestRequestsThatFetchAreTold(t *testing.T) {
+	for name, c := range map[string]struct {
+		page string
+		want Load
+	}{
+		"vLLM": {`vllm:num_requests_running{engine="0"} 2
+vllm:num_requests_waiting{engine="0"} 5
+vllm:num_requests_kv_fetch_by_stage{engine="0",stage="waiting_to_start"} 1
+vllm:num_requests_kv_fetch_by_stage{engine="0",stage="in_progress"} 3
+vllm:num_requests_kv_fetch_by_stage{engine="0",stage="completed_waiting"} 1
+`, Load{Running: 2, Waiting: 5, Fetching: 3}},
+		"SGLang's decode engine": {`sglang:num_running_reqs{priority="",tp_rank="0"} 3
+sglang:num_running_reqs{priority="1",tp_rank="0"} 2
+sglang:num_running_reqs{priority="2",tp_rank="0"} 1
+sglang:num_queue_reqs{tp_rank="0"} 1
+sglang:num_decode_prealloc_queue_reqs{tp_rank="0"} 2
+sglang:num_decode_transfer_queue_reqs{tp_rank="0"} 4
+sglang:num_decode_transfer_queue_reqs{tp_rank="1"} 4
+`, Load{Running: 3, Waiting: 7, Fetching: 4}},
+		"SGLang's prefill engine": {`sglang:num_running_reqs 1
+sglang:num_queue_reqs 2
+sglang:num_prefill_bootstrap_queue_reqs 5
+sglang:num_prefill_inflight_queue_reqs 9
+`, Load{Running: 1, Waiting: 7}},
+	} {
+		m, err := parseMetrics(strings.NewReader(c.page))
+		require.NoError(t, err)
+		c.want.At = time.Unix(1, 0)
+		got := m.loadAt(c.want.At)
+		assert.Equal(t, c.want, got, name)
+		assert.Equal(t, c.want.Waiting-c.want.Fetching, got.Queued(), name)
+	}
+	_, err := parseMetrics(strings.NewReader("sglang:num_decode_transfer_queue_reqs 1e10\n"))
+	require.Error(t, err)
 }

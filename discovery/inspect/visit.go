@@ -175,7 +175,8 @@ func (m *metrics) loadAt(now time.Time) Load {
 	if !m.load {
 		return Load{}
 	}
-	return Load{At: now, KVUsage: m.usage, Running: int(m.running), Waiting: int(m.waiting), KV: m.kv}
+	return Load{At: now, KVUsage: m.usage, Running: int(m.running), Waiting: int(m.waiting), Fetching: int(m.fetches),
+		KV: m.kv}
 }
 
 // bootstrap returns the address of P's Mooncake server, by the list's attributes; nil without one.

@@ -18,14 +18,15 @@ type Engine struct {
 	// Gaps are the times between two tokens of a response, all responses together.
 	Gaps Histogram
 
-	spec    Spec
-	blocks  *blocks
-	waiting []*Request // the first one came first
-	ready   []*Request // whose KV has come
-	running []*Request // in the order in which they began
-	batch   []share    // of the stretch under way
-	span    span
-	stats   Stats
+	spec     Spec
+	blocks   *blocks
+	waiting  []*Request // the first one came first
+	ready    []*Request // whose KV has come
+	running  []*Request // in the order in which they began
+	batch    []share    // of the stretch under way
+	fetching int        // requests whose KV is on its way
+	span     span
+	stats    Stats
 
 	stuck bool // the first one that waits found no room, and nothing was freed since
 
@@ -132,6 +133,7 @@ func (e *Engine) Loaded(r *Request, now float64) {
 	if r.state != fetching {
 		return
 	}
+	e.fetching--
 	e.stats.Fetched += r.Prompt - r.computed
 	r.computed = r.Prompt - 1 // the last token is computed here: the response begins from it
 	r.state = waiting
@@ -159,6 +161,9 @@ func (e *Engine) Remove(r *Request, now float64) {
 	is := func(x *Request) bool { return x == r }
 	switch r.state {
 	case waiting, fetching, holding:
+		if r.state == fetching {
+			e.fetching--
+		}
 		e.waiting = slices.DeleteFunc(e.waiting, is)
 		e.ready = slices.DeleteFunc(e.ready, is)
 		e.free(r)

@@ -378,3 +378,19 @@ func BenchmarkEngine(b *testing.B) {
 		serve(b, e, workload(1, 1000, 20), nil)
 	}
 }
+
+// A request that fetches waits, and is told apart.
+func TestRequestsThatFetchAreTold(t *testing.T) {
+	e := engine(t, small())
+	a := &model.Request{ID: 1, Prompt: 32, Output: 2, Fetch: true}
+	b := &model.Request{ID: 2, Prompt: 32, Output: 2, Fetch: true}
+	require.NoError(t, e.Add(a, 0))
+	require.NoError(t, e.Add(b, 0))
+	e.Advance(0)
+	told := func() [3]int { g := e.Gauges(); return [3]int{g.Running, g.Waiting, g.Fetching} }
+	assert.Equal(t, [3]int{0, 2, 2}, told())
+	e.Remove(b, 0)
+	assert.Equal(t, [3]int{0, 1, 1}, told())
+	e.Loaded(a, 0)
+	assert.Equal(t, [3]int{1, 0, 0}, told())
+}

@@ -75,6 +75,7 @@ func (e *Engine) begin(now float64, budget int) {
 		if fetch {
 			e.grow(r, r.Prompt)
 			r.state = fetching
+			e.fetching++
 			e.tell(Placed, now, r, n)
 			continue
 		}

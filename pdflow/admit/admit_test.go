@@ -443,6 +443,9 @@ func TestADecodeEnginesOwnQueueIsItsLimit(t *testing.T) {
 			done = x.Done
 		}
 		time.Sleep(time.Second)
+		load = inspect.Load{At: time.Now(), Running: 20, Waiting: 10, Fetching: 10}
+		done = pickOf(t, p).Done // KV on its way is no queue
+		time.Sleep(time.Second)
 		load = inspect.Load{At: time.Now(), Running: 20, Waiting: 10}
 		full(t, p)
 		done(&pdflow.Outcome{})

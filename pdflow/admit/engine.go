@@ -69,7 +69,7 @@ func (a *admission) full(e *engine, role int) bool {
 		}
 		if a.o.Adaptive && fresh && load.At.After(e.load) {
 			e.load = load.At
-			l.told(n, load.Running, load.Waiting)
+			l.told(n, load.Running, load.Queued())
 		}
 	}
 	return l.limit > 0 && float64(n) >= l.limit

@@ -205,7 +205,7 @@ func (m *Meter) take(now time.Time, e *discovery.Endpoint, load *inspect.Load, s
 	}
 	s.Told++
 	s.Running += load.Running
-	s.Waiting += load.Waiting
+	s.Waiting += load.Queued()
 	s.KVUsage = max(s.KVUsage, load.KVUsage)
 	s.usage += load.KVUsage
 	s.Held.Memory += load.KV.Memory
@@ -218,7 +218,7 @@ func (m *Meter) take(now time.Time, e *discovery.Endpoint, load *inspect.Load, s
 // sample remembers what the engine says, and what it served if it had all that it could do.
 func (e *engine) sample(load *inspect.Load, window time.Duration, r *role) {
 	now := sample{load.At, load.KV.Computed + load.KV.Generated, load.KV.Requests,
-		load.Waiting > 0 && load.Waiting*10 >= load.Running}
+		load.Queued() > 0 && load.Queued()*10 >= load.Running}
 	if n := len(e.samples); n > 0 {
 		before := &e.samples[n-1]
 		if !now.at.After(before.at) {

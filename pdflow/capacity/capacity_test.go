@@ -44,6 +44,7 @@ func (f *fleet) run(seconds int, each inspect.Load) {
 			id := f.engines[i].ID
 			r := f.said[id]
 			r.Load.At, r.Load.Running, r.Load.Waiting, r.Load.KVUsage = f.now, each.Running, each.Waiting, each.KVUsage
+			r.Load.Fetching = each.Fetching
 			r.Load.KV.Computed += each.KV.Computed
 			r.Load.KV.Generated += each.KV.Generated
 			r.Load.KV.Requests += each.KV.Requests
@@ -89,6 +90,17 @@ func TestMoreEnginesAreWantedAtOnceAndFewerLater(t *testing.T) {
 	p = f.roles[discovery.RolePrefill]
 	assert.Equal(t, 2, p.Wanted)
 	assert.Equal(t, capacity.Throughput, p.Reason)
+}
+
+// Requests whose KV is on its way wait for no decode engine.
+func TestRequestsThatFetchAreNoBacklog(t *testing.T) {
+	f := newFleet(&capacity.Options{Target: 0.8}, discovery.RoleDecode, 2)
+	busy := load(8000, 4, 6, 0.1)
+	busy.Fetching = 6
+	f.run(60, busy)
+	d := f.roles[discovery.RoleDecode]
+	assert.Zero(t, d.Backlog+float64(d.Waiting))
+	assert.Zero(t, d.Speed, "nor do they say what its limit is")
 }
 
 // The memory of decode engines is full before their time is.
