@@ -97,7 +97,8 @@ type decided struct {
 
 	session *connector.Session
 	now     time.Time
-	entry   *entry // of the trace, which the arrival is
+	told    time.Time // what engines say has been so since
+	entry   *entry    // of the trace, which the arrival is
 }
 
 // telling is what an engine says at a time.
@@ -180,7 +181,8 @@ func (d *decided) load(id string) inspect.Load {
 		return inspect.Load{}
 	}
 	t := &all[i-1]
-	return inspect.Load{At: t.at, KVUsage: t.g.KVUsage, Running: t.g.Running, Waiting: t.g.Waiting}
+	return inspect.Load{At: d.now.Add(-d.by.Lag), KVUsage: t.g.KVUsage, Running: t.g.Running, Waiting: t.g.Waiting,
+		Fetching: t.g.Fetching}
 }
 
 // Match tells package decide which engines have most of the arrival's prompt.
@@ -214,8 +216,9 @@ func (d *decided) tell() {
 		for len(all) > 1 && d.now.Sub(all[1].at) >= d.by.Lag {
 			all = all[1:]
 		}
-		d.said[i] = append(all, telling{d.now, d.known.fleet.Engine(i).Gauges()})
+		d.said[i] = append(all, telling{d.told, d.known.fleet.Engine(i).Gauges()})
 	}
+	d.told = d.now
 }
 
 func (d *decided) route(f *virtual.Fleet, i int, a *virtual.Arrival) (virtual.Route, error) {
@@ -244,11 +247,13 @@ func (d *decided) route(f *virtual.Fleet, i int, a *virtual.Arrival) (virtual.Ro
 			d.now = at(f.Now())
 			out.Prefill = pdflow.LegOutcome{Start: out.Decode.Start, End: d.now}
 			out.Decode.Start = d.now
+			d.tell()
 			got.PrefillDone(&out.Prefill)
 		}
 	}
 	to.Done = func() {
 		d.now = at(f.Now())
+		d.tell()
 		o := f.Outcome(i)
 		out.Decode.FirstByte, out.Decode.End, out.Usage.Output = at(o.First), at(o.End), int64(o.Output)
 		if o.Failed {

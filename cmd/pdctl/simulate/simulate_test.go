@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/pdkit/pdkit/pdflow/decide"
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
@@ -221,4 +223,36 @@ func TestEventsReuseNotLessThanTheGuess(t *testing.T) {
 	assert.Equal(t, "kv", kv.Policy)
 	t.Log(guess.Reuse(), kv.Reuse())
 	assert.GreaterOrEqual(t, kv.Reuse(), guess.Reuse())
+}
+
+// heard remembers of how many requests of others policies were told.
+type heard struct {
+	decide.Policy
+	age time.Duration
+}
+
+func (h *heard) Decide(in *decide.Input, out *decide.Decision) {
+	for _, c := range append(slices.Clone(in.Prefill), in.Decode...) {
+		h.age = max(h.age, c.Age)
+	}
+	h.Policy.Decide(in, out)
+}
+
+// Engines speak at any time, not only when requests come: a gateway alone knows all that they have to do, however old
+// their word is, also where requests come in bursts of some seconds, as in Mooncake's trace.
+func TestAGatewayAloneHearsOfNoOthers(t *testing.T) {
+	trace, err := Mooncake()
+	require.NoError(t, err)
+	require.NoError(t, trace.Repeat(300))
+	f := UsualFleet()
+	f.Prefill, f.Decode, f.Zones = 6, 2, 1
+	policy := &heard{Policy: decide.Predicted(decide.PredictedOptions{})}
+	by := Deciding{Policy: policy, Pick: pick.PrefixAffinity(), Lag: time.Second}
+	_, err = Decide(t.Context(), f, trace, by, 1)
+	require.NoError(t, err)
+	assert.Zero(t, policy.age, "the age of what others have sent")
+	by.Gateways = 2
+	_, err = Decide(t.Context(), f, trace, by, 1)
+	require.NoError(t, err)
+	assert.Positive(t, policy.age)
 }
