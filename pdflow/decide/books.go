@@ -20,7 +20,7 @@ const (
 )
 
 const (
-	loadMost    = 5 * time.Second  // an older load of an engine says nothing any more
+	loadMost    = 2 * time.Second  // an older load of an engine is worse than none: docs/herding.md
 	forgetAfter = 10 * time.Minute // without requests, an engine may be forgotten
 	// Where the host tells no speeds, an engine that has taught nothing for as long is taken to be like the fleet: else
 	// one that was slow once would get no request any more, and never be known to be fast again.
@@ -41,6 +41,8 @@ type books struct {
 	others   [2]inflight.Fleet // requests of others at an engine, by role
 	told     [3]told           // of prefill, of ITL and of transfers, by the host's speeds
 	ledger   ledger
+
+	works, prompts usual // tokens that prefill computes of a request, and tokens of a prompt
 }
 
 // ledger is what was learnt of the fleet, as decisions read it.
@@ -128,10 +130,11 @@ func (b *books) figures(o *Options, at *discovery.Endpoint, role int, in *Input,
 		Coming: int(max(0, e.coming.Load())), ComingContext: int(max(0, e.arriving.Load())),
 		Prefilled: e.beside.at(now)}
 	c.Speed = e.known(b, now)
-	c.Moving = int(max(0, e.unsent.Load()))
+	moving := 0
 	if left := time.Duration(e.movedUntil.Load() - b.clock(now)); left > 0 && in.TokenBytes > 0 && in.Link > 0 {
-		c.Moving += int(left.Seconds() * in.Link / float64(in.TokenBytes))
+		moving = int(left.Seconds() * in.Link / float64(in.TokenBytes))
 	}
+	c.Moving = int(max(0, e.unsent.Load())) + moving
 	total := 0
 	if o.Engine != nil {
 		f := o.Engine(at)
@@ -157,30 +160,62 @@ func (b *books) figures(o *Options, at *discovery.Endpoint, role int, in *Input,
 		l = inspect.Load{}
 	}
 	x, known := b.others[role].Others(&e.here, l.Running+l.Waiting, l.At, now)
-	others := int(x + 0.5)
 	if known { // its own requests are known now
 		c.Age = time.Duration(x / (x + float64(max(c.Running, 1))) * float64(max(age, 0)))
 		if total > 0 {
 			c.KV = Memory{Free: int((1 - l.KVUsage) * float64(total)), Total: total}
 		}
 	}
-	if role == prefillRole { // what others have sent is taken to be like this request
-		c.QueueTokens += others * in.Prompt
-		c.Moving += c.Moving * others / max(int(e.prefills.Load()), 1)
+	others := int(x + 0.5)
+	if role == prefillRole { // what others have sent is taken to be like what this gateway sends
+		c.QueueTokens += others * b.works.or(in.Prompt)
+		c.Moving += others * b.prompts.or(in.Prompt)
+		// What it holds is what it computes and what is yet to be fetched, whoever has sent it.
+		if known && at.Role == discovery.RolePrefill {
+			c.Moving = max(c.Moving, c.KV.Total-c.KV.Free-c.Context)
+		}
 		return
 	}
-	if known {
-		c.Queue = l.Waiting
+	mean := b.prompts.or(in.Prompt)
+	if c.Running > 0 {
+		mean = c.Context / c.Running
+	}
+	if known { // it has said so of a time before: more or fewer are there now
+		since := c.Running + others - l.Running - l.Waiting
+		c.Queue = max(0, l.Queued()+min(0, since))
+		c.KV.Free = max(0, c.KV.Free-max(0, since)*mean)
+		c.Moving += max(0, l.Fetching*mean-moving)
 	}
 	if others > 0 {
-		mean := in.Prompt
-		if c.Running > 0 {
-			mean = c.Context / c.Running
-		}
 		c.Context += others * mean
 		c.Prefilled *= float64(c.Running+others) / float64(max(c.Running, 1))
 		c.Running += others
 	}
+}
+
+// usual is a mean of tokens, of about the last hundred requests.
+type usual struct{ bits atomic.Uint64 }
+
+func (u *usual) add(tokens int64) {
+	for {
+		was := u.bits.Load()
+		mean := math.Float64frombits(was)
+		if was == 0 {
+			mean = float64(tokens)
+		}
+		mean += (float64(tokens) - mean) / 64
+		if u.bits.CompareAndSwap(was, math.Float64bits(mean)) {
+			return
+		}
+	}
+}
+
+// or is the mean, or else what is given.
+func (u *usual) or(tokens int) int {
+	if bits := u.bits.Load(); bits != 0 {
+		return int(math.Float64frombits(bits))
+	}
+	return tokens
 }
 
 // linkScale is the place of transfers in scales, behind the roles.

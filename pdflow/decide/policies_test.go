@@ -153,14 +153,29 @@ func TestRequestsThatComeSoonCount(t *testing.T) {
 	assert.Less(t, decided(p, in).ITL, eight+time.Millisecond)
 }
 
-func TestThePairWithTheCacheIsChosenUnlessItsQueueIsLonger(t *testing.T) {
+// What an engine has need not be computed again while the objective is met: its time is other requests'.
+func TestThePairWithTheCacheIsChosenUnlessItsQueueIsTooLong(t *testing.T) {
 	p := decide.Predicted(decide.PredictedOptions{})
 	in := fleet(8000)
 	in.Decode[0].Alone, in.Decode[1].Alone = false, false
 	in.Prefill[1].Cached, in.Prefill[1].CachedExact = 7000, true
 	assert.Equal(t, 1, decided(p, in).Prefill)
 	in.Prefill[1].QueueTokens = 20_000
+	assert.Equal(t, 1, decided(p, in).Prefill)
+	in.Prefill[1].QueueTokens = 60_000
 	assert.Equal(t, 0, decided(p, in).Prefill)
+}
+
+// Where a decode engine has most of the prompt, another one that is idle does not compute it again.
+func TestAnIdleEngineDoesNotComputeWhatABusyOneHas(t *testing.T) {
+	p := decide.Predicted(decide.PredictedOptions{})
+	in := fleet(8000)
+	in.Prefill = nil
+	in.Decode[0].Running, in.Decode[0].Context = 40, 40*2000
+	in.Decode[0].Cached, in.Decode[0].CachedExact = 7500, true
+	out := decided(p, in)
+	assert.Equal(t, 0, out.Decode)
+	assert.Equal(t, decide.DecodeAlone, out.Action)
 }
 
 func TestASlowLinkSpeaksAgainstASplit(t *testing.T) {

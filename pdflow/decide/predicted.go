@@ -64,8 +64,14 @@ const (
 // and an estimated prompt. The harm is counted in requests that will miss their objective for this one, and a tenth of
 // one for a gap in all streams that is too long:
 //
-//	split        F(TTFT, …)·F(ITL, …) − R·(F(ITL, s(d)) − F(ITL, s'(d))) − 0.05·used
-//	alone        F(TTFT, …)·F(ITL, …) − R·(F(ITL, s(d)) − F(ITL, s"(d))) − 0.1·(1 − F(ITL, gap(d, u))) − 0.05·used
+//	split        F(TTFT, …)·F(ITL, …) − R·(F(ITL, s(d)) − F(ITL, s'(d))) − work(p) − 0.05·used
+//	alone        F(TTFT, …)·F(ITL, …) − R·(F(ITL, s(d)) − F(ITL, s"(d))) − 0.1·(1 − F(ITL, gap(d, u))) − work(d) − 0.05·used
+//
+// work is the time that the prompt's prefill takes from requests that are yet to come: one whose tokens are not cached
+// here and that takes the whole objective costs one of them. Without it, prompts go to whoever is idle, are computed
+// where nobody has cached them, and a fleet that would serve all computes half as much again.
+//
+//	work(c)      = PerPrompt·u/o
 //
 // used is which part of the objectives the option uses up, of this request and of those that run beside it. It decides
 // between options that all meet them, and between those of which none does:
@@ -109,6 +115,7 @@ type predicted struct {
 // view is what one engine means to one request, in seconds.
 type view struct {
 	known   bool
+	work    float64 // the cost of its time for the prompt
 	alone   bool
 	prefill float64 // until its first token, if it prefills here
 	arrive  float64 // of the first token, once the KV has come
@@ -213,6 +220,7 @@ func (q *request) look(c *Candidate, decodes bool, v *view) {
 		ahead = float64(c.Queue) * q.prompt
 	}
 	v.prefill = math.Ceil((ahead+own)/budget)*bare + s.PerPrompt*(ahead+own)
+	v.work = s.PerPrompt * own / q.ttft
 	v.arrive = v.itl + s.PerPrompt*min(ahead, budget)
 	if q.in.Link > 0 {
 		perToken := float64(q.in.TokenBytes) / q.in.Link
@@ -282,7 +290,7 @@ func (o *option) found() bool { return !math.IsInf(o.score, -1) }
 func (q *request) alone(v *view, prefill, decode int, best *option) {
 	ttft := v.prefill + v.room
 	meets := chance(q.ttft, ttft, deviationTTFT+v.spread) * v.here.meets
-	if score := meets - v.here.cost - weightOfUse*ttft/q.ttft; score > best.score {
+	if score := meets - v.here.cost - v.work - weightOfUse*ttft/q.ttft; score > best.score {
 		*best = option{score: score, chance: meets, ttft: ttft, itl: v.here.itl, prefill: prefill, decode: decode,
 			cached: v.cached}
 	}
@@ -301,13 +309,14 @@ func (q *request) pairs(ps []view, d *view, j int, apart uint64, best *option) {
 		}
 		p := &ps[i]
 		if !p.known || apart>>i&1 != 0 ||
-			last != nil && p.prefill >= last.prefill && p.moved >= last.moved && p.spread >= last.spread {
+			last != nil && p.prefill >= last.prefill && p.moved >= last.moved && p.spread >= last.spread &&
+				p.work >= last.work {
 			continue
 		}
 		last = p
 		ttft := max(p.prefill, p.moved, d.moved) + d.fetch + d.arrive + d.room
 		meets := chance(q.ttft, ttft, deviationTTFT+max(p.spread, d.spread)) * d.meets
-		if score := meets - d.joined - weightOfUse*ttft/q.ttft; score > best.score {
+		if score := meets - d.joined - p.work - weightOfUse*ttft/q.ttft; score > best.score {
 			*best = option{score: score, chance: meets, ttft: ttft, itl: d.itl, prefill: i, decode: j, cached: p.cached}
 		}
 	}

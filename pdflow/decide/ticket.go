@@ -75,6 +75,7 @@ func (s *shared) count(x *scratch, out *pdflow.Pick, decided bool) pdflow.Pick {
 		t.perToken = float64(x.in.TokenBytes) / x.in.Link
 	}
 	d.used.Store(clock)
+	s.books.prompts.add(t.prompt)
 	if t.seen.alone {
 		t.seen.crowd = float64(d.running.Add(1))
 		t.here.Store(there)
@@ -91,6 +92,7 @@ func (s *shared) count(x *scratch, out *pdflow.Pick, decided bool) pdflow.Pick {
 		d.unsent.Add(int64(t.seen.fetched))
 		p := s.books.engine(out.Prefill.ID, now)
 		t.own = max(t.prompt-int64(cached[prefillRole]), 1)
+		s.books.works.add(t.own)
 		t.engines[prefillRole], t.seen.prefill = p, p
 		p.unsent.Add(int64(t.seen.fetched))
 		t.seen.work = float64(p.prefilling.Add(t.own))

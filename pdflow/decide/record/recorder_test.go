@@ -209,7 +209,7 @@ func TestEachDecisionIsVerified(t *testing.T) {
 		"doubtful": {record.Spec{Mode: "predicted"}, decide.Options{ErrorBound: 1e-3}, `"instead":"doubtful"`},
 		"dry run": {record.Spec{Mode: "predicted"}, decide.Options{DryRun: true, ErrorBound: -1},
 			`"instead":"dry_run"`},
-		"refused": {record.Spec{Mode: "predicted", TTFT: 60 * time.Millisecond}, decide.Options{Class: refusable,
+		"refused": {record.Spec{Mode: "predicted", TTFT: 50 * time.Millisecond}, decide.Options{Class: refusable,
 			ErrorBound: -1}, `"action":"refuse","reason":"objectives","error":"overloaded"`},
 		"again": {record.Spec{Mode: "never"}, decide.Options{}, `"attempt":2`},
 	} {
