@@ -10,6 +10,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -66,9 +67,9 @@ type cell struct {
 	load int
 	link float64
 
-	always, never, decider, robust figure
-	threshold                      figure // the best one
-	best                           int    // its tokens
+	always, never, decider, patient, robust figure // patient is the decider that refuses none
+	threshold                               figure // the best one
+	best                                    int    // its tokens
 }
 
 // figure is what a policy has shown in a cell.
@@ -77,6 +78,8 @@ type figure struct {
 	itl   float64 // seconds, p99 over all tokens
 	p99   float64 // seconds, of TTFT
 	split float64 // share of the requests that were split
+
+	refused float64 // share of the requests
 }
 
 // cells are all cells, in the order of the page.
@@ -113,14 +116,15 @@ func (c *cell) run(ctx context.Context, requests int) error {
 	f.Prefill, f.Decode, f.Zones = c.pd[0], c.pd[1], 1
 	f.Link = model.Link{Latency: .001, BytesPerSecond: c.link}
 	f.CrossLink = f.Link
+	class := decide.Class{TTFT: c.w.slo.TTFT, ITL: c.w.slo.TPOT, Refusable: true}
 	try := func(to *figure, d simulate.Deciding) error {
-		d.Pick, d.Class = pick.PrefixAffinity(), decide.Class{TTFT: c.w.slo.TTFT, ITL: c.w.slo.TPOT}
+		d.Pick, d.Class = pick.PrefixAffinity(), cmp.Or(d.Class, class)
 		r, err := simulate.Decide(ctx, f, t, d, 1)
 		if err != nil {
 			return err
 		}
 		*to = figure{good: r.Goodput(c.w.slo) * r.Lasted / float64(requests), itl: r.ITLP99, p99: r.TTFTP99(),
-			split: float64(r.Split) / float64(requests)}
+			split: float64(r.Split) / float64(requests), refused: float64(r.Refused) / float64(requests)}
 		return nil
 	}
 	decider := decide.Predicted(decide.PredictedOptions{Chunk: f.DecodeSpec.StepTokens})
@@ -131,6 +135,7 @@ func (c *cell) run(ctx context.Context, requests int) error {
 		{&c.always, simulate.Deciding{Policy: decide.Always()}},
 		{&c.never, simulate.Deciding{Policy: decide.Never()}},
 		{&c.decider, simulate.Deciding{Policy: decider}},
+		{&c.patient, simulate.Deciding{Policy: decider, Class: decide.Class{TTFT: class.TTFT, ITL: class.ITL}}},
 		{&c.robust, simulate.Deciding{Policy: decider, Gateways: 2, Lag: time.Second, Wrong: 0.5}},
 	} {
 		if err := try(x.to, x.d); err != nil {

@@ -52,6 +52,12 @@ func page(all []*cell, requests int) string {
 			best++
 		}
 	}
+	patient := 0
+	for _, c := range all {
+		if c.share(c.patient) >= near {
+			patient++
+		}
+	}
 	below, withErrors, late := misses(all)
 	fmt.Fprintf(&b, intro, len(all), requests)
 	for i := range workloads {
@@ -60,13 +66,13 @@ func page(all []*cell, requests int) string {
 			w.slo.TTFT, w.slo.TPOT, w.speeds[0], w.speeds[1], w.speeds[2])
 	}
 	fmt.Fprintf(&b, "\nThe decider is at least as good as the best of the three in %d cells, and reaches %.0f %% of "+
-		"it in %d. With wrong speeds (prefill 50 %% too long, decode 50 %% too short), loads that are 1 s old and two "+
+		"it in %d. Without refusing it does so in %d. With wrong speeds (prefill 50 %% too long, decode 50 %% too short), loads that are 1 s old and two "+
 		"gateways it reaches %.0f %% of what the best of the three has without all that in %d.\n\n"+
 		"![Goodput](decisions.png)\n\n",
-		best, 100*near, len(all)-len(below), 100*robust, len(all)-len(withErrors))
+		best, 100*near, len(all)-len(below), patient, 100*robust, len(all)-len(withErrors))
 	b.WriteString("## When splitting pays\n\nThe mean over workloads and loads:\n\n" +
-		"| prefill:decode | link | always | never | best threshold | decider | of its requests split |\n" +
-		"|---|---|---|---|---|---|---|\n")
+		"| prefill:decode | link | always | never | best threshold | decider | of its requests split | refused |\n" +
+		"|---|---|---|---|---|---|---|---|\n")
 	for _, pd := range ratios {
 		for _, link := range links {
 			some := slices.DeleteFunc(slices.Clone(all), func(c *cell) bool { return c.pd != pd || c.link != link })
@@ -77,12 +83,13 @@ func page(all []*cell, requests int) string {
 				}
 				return percent(sum / float64(max(len(some), 1)))
 			}
-			fmt.Fprintf(&b, "| %d:%d | %.0f Gbit/s | %s | %s | %s | %s | %s |\n", pd[0], pd[1], link*8/1e9,
+			fmt.Fprintf(&b, "| %d:%d | %.0f Gbit/s | %s | %s | %s | %s | %s | %s |\n", pd[0], pd[1], link*8/1e9,
 				mean(func(c *cell) float64 { return c.always.good }),
 				mean(func(c *cell) float64 { return c.never.good }),
 				mean(func(c *cell) float64 { return c.threshold.good }),
 				mean(func(c *cell) float64 { return c.decider.good }),
-				mean(func(c *cell) float64 { return c.decider.split }))
+				mean(func(c *cell) float64 { return c.decider.split }),
+				mean(func(c *cell) float64 { return c.decider.refused }))
 		}
 	}
 	b.WriteString("\n`never` leaves the prefill engines idle: its figures say what the decode engines of that ratio " +
@@ -118,8 +125,8 @@ func table(all []*cell) string {
 	var b strings.Builder
 	b.WriteString("The number behind a threshold is its tokens. The last columns are the p99 of the time between " +
 		"tokens, in milliseconds.\n\n" +
-		"| cell | always | never | threshold | decider | with errors | always | never | decider |\n" +
-		"|---|---|---|---|---|---|---|---|---|\n")
+		"| cell | always | never | threshold | decider | refused | without refusing | with errors | always | " +
+		"never | decider |\n|---|---|---|---|---|---|---|---|---|---|---|\n")
 	for _, c := range all {
 		b.WriteString(c.row())
 	}
@@ -127,8 +134,9 @@ func table(all []*cell) string {
 }
 
 func (c *cell) row() string {
-	return fmt.Sprintf("| %s | %s | %s | %s (%d) | %s | %s | %.0f | %.0f | %.0f |\n", c, percent(c.always.good),
-		percent(c.never.good), percent(c.threshold.good), c.best, percent(c.decider.good), percent(c.robust.good),
+	return fmt.Sprintf("| %s | %s | %s | %s (%d) | %s | %s | %s | %s | %.0f | %.0f | %.0f |\n", c,
+		percent(c.always.good), percent(c.never.good), percent(c.threshold.good), c.best, percent(c.decider.good),
+		percent(c.decider.refused), percent(c.patient.good), percent(c.robust.good),
 		1e3*c.always.itl, 1e3*c.never.itl, 1e3*c.decider.itl)
 }
 
