@@ -15,12 +15,13 @@ import (
 const (
 	attrEvents      = "kvEvents"
 	attrReplay      = "kvEventsReplay"
+	attrLoad        = "loadEvents"
 	attrSize        = "dpSize"
 	attrSizeLocal   = "dpSizeLocal"
 	attrStartRank   = "dpStartRank"
 	off             = "off"
 	maxRanks        = 1024
-	errNoAddress    = plainError("kvEvents and kvEventsReplay must be tcp://HOST:PORT")
+	errNoAddress    = plainError("kvEvents, kvEventsReplay and loadEvents must be tcp://HOST:PORT")
 	errNoEvents     = plainError("the engine publishes no events")
 	errNonsense     = plainError("the response makes no sense")
 	errBadStatus    = plainError("the response is an error")
@@ -31,10 +32,10 @@ const (
 type address struct {
 	rank           int
 	events, replay string // HOST:PORT; replay may be ""
-	topic          string
+	load           string // HOST:PORT of its load stream; "" is none
 }
 
-// CheckAttributes returns what is wrong with the attributes kvEvents and kvEventsReplay of an entry, or nil.
+// CheckAttributes returns what is wrong with an entry's attributes kvEvents, kvEventsReplay and loadEvents, or nil.
 func CheckAttributes(e discovery.Endpoint) error {
 	_, err := ofAttributes(e)
 	return err
@@ -42,8 +43,9 @@ func CheckAttributes(e discovery.Endpoint) error {
 
 // ofAttributes returns the addresses that an entry names, none if it names none.
 func ofAttributes(e discovery.Endpoint) ([]address, error) {
-	events, replays := list(e.Attribute(attrEvents)), list(e.Attribute(attrReplay))
-	if len(events)+len(replays) == 0 || len(events) == 1 && events[0] == off {
+	lists := [3][]string{list(e.Attribute(attrEvents)), list(e.Attribute(attrReplay)), list(e.Attribute(attrLoad))}
+	most := max(len(lists[0]), len(lists[1]), len(lists[2]))
+	if most == 0 || len(lists[0]) == 1 && lists[0][0] == off {
 		return nil, nil
 	}
 	first, n := 0, 1
@@ -53,7 +55,7 @@ func ofAttributes(e discovery.Endpoint) ([]address, error) {
 	} else if size, err := strconv.Atoi(strings.TrimSpace(e.Attribute(attrSize))); err == nil && size > 0 {
 		n = size
 	}
-	if most := max(len(events), len(replays)); most > 1 {
+	if most > 1 {
 		n = most
 	}
 	if n > maxRanks || first < 0 || first > maxRanks {
@@ -62,14 +64,9 @@ func ofAttributes(e discovery.Endpoint) ([]address, error) {
 	var found []address
 	for i := range n {
 		a := address{rank: first + i}
-		var ok bool
-		if len(events) > 0 {
-			if a.events, ok = at(events, i, a.rank, e.Host()); !ok {
-				return nil, errNoAddress
-			}
-		}
-		if len(replays) > 0 {
-			if a.replay, ok = at(replays, i, a.rank, e.Host()); !ok {
+		for k, to := range [3]*string{&a.events, &a.replay, &a.load} {
+			var ok bool
+			if *to, ok = at(lists[k], i, a.rank, e.Host()); !ok {
 				return nil, errNoAddress
 			}
 		}
@@ -87,8 +84,12 @@ func list(text string) (items []string) {
 	return items
 }
 
-// at returns the address of a rank: its own of several, or the one of rank 0 with the rank added to the port.
+// at returns the address of a rank: its own of several, or the one of rank 0 with the rank added to the port; "" where
+// there is none.
 func at(all []string, i, rank int, host string) (string, bool) {
+	if len(all) == 0 {
+		return "", true
+	}
 	if len(all) > 1 {
 		if i >= len(all) {
 			return "", false
@@ -128,7 +129,6 @@ func ofVLLM(body []byte, host string, ours func(port string) bool) ([]address, e
 		Kind     string  `json:"publisher"`
 		Endpoint string  `json:"endpoint"`
 		Replay   *string `json:"replay_endpoint"`
-		Topic    string  `json:"topic"`
 	}
 	if json.Unmarshal(body, &ranks) != nil {
 		return nil, errNonsense
@@ -145,7 +145,7 @@ func ofVLLM(body []byte, host string, ours func(port string) bool) ([]address, e
 		if r.On != nil && !*r.On || r.Kind == "null" || r.Endpoint == "" {
 			continue
 		}
-		a := address{rank: rank, topic: r.Topic}
+		a := address{rank: rank}
 		if r.Replay != nil {
 			a.replay, _ = portAt(*r.Replay, host)
 		}
@@ -183,10 +183,10 @@ func portAt(text, host string) (string, bool) {
 func ofSGLang(body []byte, host string) ([]address, error) {
 	var info struct {
 		Events *struct {
-			Kind  string `json:"publisher"`
-			Port  int    `json:"endpoint_port_base"`
-			Topic string `json:"topic"`
-			Size  int    `json:"dp_size"`
+			Kind string `json:"publisher"`
+			Port int    `json:"endpoint_port_base"`
+			Load int    `json:"load_endpoint_port_base"`
+			Size int    `json:"dp_size"`
 		} `json:"kv_events"`
 	}
 	if json.Unmarshal(body, &info) != nil {
@@ -202,10 +202,15 @@ func ofSGLang(body []byte, host string) ([]address, error) {
 	if e.Port < 1 || e.Port+e.Size > 65535 {
 		return nil, errNonsense
 	}
+	base := func(port, rank int) string {
+		if port < 1 || port+e.Size > 65535 {
+			return ""
+		}
+		return net.JoinHostPort(host, strconv.Itoa(port+rank))
+	}
 	var found []address
 	for rank := range max(e.Size, 1) {
-		found = append(found, address{rank: rank, topic: e.Topic,
-			events: net.JoinHostPort(host, strconv.Itoa(e.Port+rank))})
+		found = append(found, address{rank: rank, events: base(e.Port, rank), load: base(e.Load, rank)})
 	}
 	return found, nil
 }

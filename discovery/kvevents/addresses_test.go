@@ -33,6 +33,11 @@ func TestWhereAnEntrySaysThatItsEnginePublishes(t *testing.T) {
 			[]address{{0, "a:1", "a:3", ""}, {1, "b:2", "b:4", ""}}, false},
 		"a socket that connects": {map[string]string{"kvEventsReplay": "tcp://*:5657"},
 			[]address{{0, "", "127.0.0.1:5657", ""}}, false},
+		"a load stream": {map[string]string{"kvEvents": "tcp://*:5557", "loadEvents": "tcp://*:5559", "dpSize": "2"},
+			[]address{{0, "127.0.0.1:5557", "", "127.0.0.1:5559"}, {1, "127.0.0.1:5558", "", "127.0.0.1:5560"}}, false},
+		"a load stream alone": {map[string]string{"loadEvents": "tcp://a:1,tcp://b:2"},
+			[]address{{0, "", "", "a:1"}, {1, "", "", "b:2"}}, false},
+		"a load stream without a port": {map[string]string{"loadEvents": "tcp://*"}, nil, true},
 		"lists of two lengths": {map[string]string{"kvEvents": "tcp://a:1,tcp://b:2,tcp://c:1",
 			"kvEventsReplay": "tcp://a:3,tcp://b:4"}, nil, true},
 		"another transport": {map[string]string{"kvEvents": "ipc:///tmp/x"}, nil, true},
@@ -62,9 +67,9 @@ func TestWhereVLLMSaysThatItPublishes(t *testing.T) {
 		"no JSON":    {`x`, nil, errNonsense},
 		"not a rank": {`{"a":{"endpoint":"tcp://*:1"}}`, nil, errNonsense},
 		"one": {`{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557",` +
-			`"replay_endpoint":"tcp://*:5657"` + tail + `}`, []address{{0, "h:5557", "h:5657", "kv"}}, nil},
+			`"replay_endpoint":"tcp://*:5657"` + tail + `}`, []address{{0, "h:5557", "h:5657", ""}}, nil},
 		"no replay": {`{"2":{"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":null` + tail + `}`,
-			[]address{{2, "h:5557", "", "kv"}}, nil},
+			[]address{{2, "h:5557", "", ""}}, nil},
 		"its host is not believed": {`{"0":{"endpoint":"tcp://[::]:7","replay_endpoint":"tcp://evil.example:22"}}`,
 			[]address{{0, "h:7", "h:22", ""}}, nil},
 		"off":      {`{"0":{"enable_kv_cache_events":false,"endpoint":"tcp://*:5557"}}`, nil, errNoEvents},
@@ -94,6 +99,11 @@ func TestWhereSGLangSaysThatItPublishes(t *testing.T) {
 		"no JSON": {`x`, nil, errNonsense},
 		"two ranks": {`{"kv_events":{"publisher":"zmq","endpoint_host":"*","endpoint_port_base":5557,"topic":"",` +
 			`"block_size":1,"dp_size":2}}`, []address{{0, "h:5557", "", ""}, {1, "h:5558", "", ""}}, nil},
+		"a load stream": {`{"kv_events":{"publisher":"zmq","endpoint_port_base":5557,"dp_size":2,` +
+			`"load_endpoint_port_base":5559,"load_topic":"load"}}`,
+			[]address{{0, "h:5557", "", "h:5559"}, {1, "h:5558", "", "h:5560"}}, nil},
+		"a load stream at no port": {`{"kv_events":{"publisher":"zmq","endpoint_port_base":5557,"dp_size":2,` +
+			`"load_endpoint_port_base":65535}}`, []address{{0, "h:5557", "", ""}, {1, "h:5558", "", ""}}, nil},
 		"bad port": {`{"kv_events":{"publisher":"zmq","endpoint_port_base":65535,"dp_size":2}}`, nil, errNonsense},
 		"many":     {`{"kv_events":{"publisher":"zmq","endpoint_port_base":1,"dp_size":5000}}`, nil, errTooManyRanks},
 	} {
@@ -111,7 +121,7 @@ func FuzzResponses(f *testing.F) {
 		vllm, _ := ofVLLM(body, "h", func(string) bool { return false })
 		sglang, _ := ofSGLang(body, "h")
 		for _, a := range append(vllm, sglang...) {
-			for _, at := range []string{a.events, a.replay} {
+			for _, at := range []string{a.events, a.replay, a.load} {
 				assert.True(t, at == "" || at[:2] == "h:", at)
 			}
 		}

@@ -3,6 +3,7 @@
 package kvevents
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -77,7 +78,7 @@ func (s *Subscriber) follow(ctx context.Context, endpoints []discovery.Endpoint,
 
 // same reports whether the engine is where it was.
 func (en *engine) same(e discovery.Endpoint) bool {
-	for _, name := range []string{attrEvents, attrReplay, attrSize, attrSizeLocal, attrStartRank} {
+	for _, name := range []string{attrEvents, attrReplay, attrLoad, attrSize, attrSizeLocal, attrStartRank} {
 		if en.e.Attribute(name) != e.Attribute(name) {
 			return false
 		}
@@ -130,6 +131,7 @@ func (en *engine) run() {
 func (en *engine) streams(found []address, asked bool) {
 	ctx, stop := context.WithCancel(en.ctx)
 	var running sync.WaitGroup
+	defer en.s.loads.forget(en.e.ID)
 	defer running.Wait()
 	defer stop()
 	en.mu.Lock()
@@ -143,6 +145,7 @@ func (en *engine) streams(found []address, asked bool) {
 			running.Go(func() { en.stream(a.rank).connect(ctx, a.events) })
 		}
 	}
+	en.followLoads(ctx, found, &running)
 	for {
 		if !asked {
 			<-ctx.Done()
@@ -170,7 +173,7 @@ func (en *engine) stream(rank int) *stream {
 }
 
 // find returns where the engine publishes, and whether it was asked. Addresses without events are of sockets that
-// connect. The entry may name the replay alone, of which SGLang does not speak.
+// connect. The entry may name the replay or the load alone.
 func (en *engine) find() (found []address, asked bool, err error) {
 	entry, err := ofAttributes(en.e)
 	if err != nil || len(entry) > 0 && entry[0].events != "" || en.s.o.Client == nil {
@@ -185,8 +188,9 @@ func (en *engine) find() (found []address, asked bool, err error) {
 	slices.SortFunc(found, func(a, b address) int { return a.rank - b.rank })
 	for i := range found {
 		for _, a := range entry {
-			if a.rank == found[i].rank && found[i].replay == "" {
-				found[i].replay = a.replay
+			if a.rank == found[i].rank {
+				found[i].replay = cmp.Or(found[i].replay, a.replay)
+				found[i].load = cmp.Or(a.load, found[i].load)
 			}
 		}
 	}

@@ -289,6 +289,7 @@ var quick = timing{
 	replayWhole: 15 * time.Second, firstPause: 300 * time.Millisecond, replayPause: 300 * time.Millisecond,
 	firstBackoff: 10 * time.Millisecond, lastBackoff: 100 * time.Millisecond,
 	ask: time.Second, askAgain: 200 * time.Millisecond,
+	loadOld: time.Second, loadSilence: 2 * time.Second,
 }
 
 // begin runs a subscriber over endpoints until the test ends.
@@ -301,6 +302,7 @@ func begin(t *testing.T, sink Sink, o *Options, endpoints ...discovery.Endpoint)
 var patient = func() timing {
 	t := quick
 	t.heartbeat, t.silence, t.idle, t.prompt = time.Second, time.Minute, 5*time.Second, 5*time.Second
+	t.loadSilence = time.Minute
 	return t
 }()
 

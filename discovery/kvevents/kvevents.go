@@ -54,14 +54,17 @@ type Options struct {
 	Listen string
 	// ListenRanks is how many ports are listened at. Default 1.
 	ListenRanks int
+	// Loads reads the load streams of SGLang's engines, too, for [Subscriber.Load].
+	Loads bool
 	// Observe is called when a stream has begun (err is nil), and when one is broken, cannot be reached, or fails to be
-	// replayed. Several goroutines may call it at once. The error is an *[Error].
+	// replayed; of a load stream, when it fails for the first time since it told anything. Several goroutines may call
+	// it at once. The error is an *[Error].
 	Observe func(src Source, err error)
 }
 
 // Error is why a stream or its replay failed. Its text has no address.
 type Error struct {
-	Op  string // find, connect, read, replay, listen
+	Op  string // find, connect, read, replay, listen, load
 	Err error
 }
 
@@ -91,7 +94,7 @@ type Counts struct {
 	Streams   int64 // that are connected now
 	Batches   int64 // that were read, live and from replays
 	Bytes     int64 // of their payloads
-	Malformed int64 // messages that were no batch
+	Malformed int64 // messages that were no batch, or no load
 	Lost      int64 // connections that broke
 	Replays   int64 // that came to their end
 	Failed    int64 // replays that did not
@@ -120,6 +123,8 @@ type timing struct {
 	lastBackoff  time.Duration
 	ask          time.Duration // one question to an engine
 	askAgain     time.Duration // where does it publish, if it said so before
+	loadOld      time.Duration // what a rank said of its load counts for so long
+	loadSilence  time.Duration // then its load stream is connected anew
 }
 
 // A sink that claims to know all of an engine must not do so for a second while it does not: heartbeat twice, and idle
@@ -130,6 +135,7 @@ var usual = timing{
 	replayIdle: 2 * time.Second, replayWhole: 2 * time.Minute,
 	firstPause: time.Second, replayPause: 30 * time.Second,
 	firstBackoff: 100 * time.Millisecond, lastBackoff: 2 * time.Second, ask: 5 * time.Second, askAgain: time.Minute,
+	loadOld: 3 * time.Second, loadSilence: 10 * time.Second,
 }
 
 // replaysAtOnce bounds replays that run at a time: each holds up one engine's publisher, and takes a core here.
@@ -142,6 +148,7 @@ type Subscriber struct {
 	t     timing
 	slots chan struct{} // one for each replay that runs
 	n     counters
+	loads loads
 
 	listen *listening // nil without Options.Listen
 

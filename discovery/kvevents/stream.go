@@ -38,28 +38,34 @@ func (s *Subscriber) limits() zmtp.Limits {
 	return zmtp.Limits{Frames: 8, Bytes: maxMessage, Time: s.t.dial}
 }
 
-// connect reads the events at an address, and connects again when the connection breaks, until ctx ends.
+// connect reads the events at an address until ctx ends.
 func (st *stream) connect(ctx context.Context, address string) {
-	t := &st.s.t
-	pause := t.firstBackoff
+	st.s.connect(ctx, address, st.s.limits(), func(c *zmtp.Conn) error { return st.live(ctx, c, nil) },
+		func(op string, err error) { st.s.observe(st.src, op, err) })
+}
+
+// connect lets live read a publisher's connection to its end, and connects again when it breaks, until ctx ends.
+func (s *Subscriber) connect(ctx context.Context, address string, limits zmtp.Limits, live func(*zmtp.Conn) error,
+	failed func(op string, err error)) {
+	pause := s.t.firstBackoff
 	for ctx.Err() == nil {
-		c, err := zmtp.Dial(ctx, address, "SUB", []string{"PUB", "XPUB"}, st.s.limits())
+		c, err := zmtp.Dial(ctx, address, "SUB", []string{"PUB", "XPUB"}, limits)
 		op := "connect"
 		if err == nil {
 			began := time.Now()
-			op, err = "read", st.live(ctx, c, nil)
-			if time.Since(began) > t.lastBackoff {
-				pause = t.firstBackoff
+			op, err = "read", live(c)
+			if time.Since(began) > s.t.lastBackoff {
+				pause = s.t.firstBackoff
 			}
 		}
 		if ctx.Err() != nil {
 			return
 		}
-		st.s.observe(st.src, op, err)
+		failed(op, err)
 		if wait(ctx, jitter(pause)) != nil {
 			return
 		}
-		pause = min(2*pause, t.lastBackoff)
+		pause = min(2*pause, s.t.lastBackoff)
 	}
 }
 

@@ -44,7 +44,7 @@ func TestAnEntryWhoseAddressOfEventsIsWrongIsAFault(t *testing.T) {
 			mode, address))
 	}
 	_, err := read("5557", "ask")
-	assert.ErrorContains(t, err, "kvEvents and kvEventsReplay must be tcp://HOST:PORT; write tcp://*:5557")
+	assert.ErrorContains(t, err, "kvEvents, kvEventsReplay and loadEvents must be tcp://HOST:PORT; write tcp://*:5557")
 	m, err := read("", "entries")
 	assert.NoError(t, err)
 	if assert.Len(t, m.Notes, 1) {

@@ -1,8 +1,8 @@
 """Publishes KV-cache events with libzmq, in the order of steps of vLLM 0.32.0's publisher thread: it looks at the ROUTER, then
 publishes what is queued; an idle one looks at the ROUTER ten times a second.
 
-Commands come as lines of JSON: {"publish": n}, {"skip": n} (kept for a replay, and sent to nobody), {"hwm": n} before the first,
-{"end": true}. The first line that is printed has the ports.
+Commands come as lines of JSON: {"publish": n}, {"skip": n} (kept for a replay, and sent to nobody), {"send": hex} (this payload),
+{"hwm": n} before the first, {"end": true}. The first line that is printed has the ports.
 """
 import json
 import struct
@@ -58,7 +58,9 @@ def publisher():
         if kind == "end":
             return
         payload = b"a%d" % seq + b"." * options.get("size", 0)
-        if kind == "publish":
+        if kind not in ("publish", "skip"):
+            payload = bytes.fromhex(kind)
+        if kind != "skip":
             pub.send_multipart([topic, seq.to_bytes(8, "big"), payload])
         kept.append((seq, payload))
         seq += 1
@@ -73,6 +75,8 @@ for line in sys.stdin:
             queue.put(kind)
             if command.get("pause"):
                 time.sleep(command["pause"])
+    if command.get("send"):
+        queue.put(command["send"])
     if command.get("end"):
         break
 queue.put("end")
