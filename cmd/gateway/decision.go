@@ -12,7 +12,6 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 
-	"github.com/pdkit/pdkit/discovery/inspect"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/decide"
 	"github.com/pdkit/pdkit/pdflow/decide/record"
@@ -44,11 +43,8 @@ func (m *model) deciding(tel *telemetry, to *recording) (pdflow.Picker, error) {
 		if tel.meters != nil {
 			o.MeterProvider = tel.meters
 		}
-		if from := m.inspected; from != nil {
-			o.Load = func(id string) inspect.Load {
-				r, _ := from.Reading(id)
-				return r.Load
-			}
+		if m.inspected != nil {
+			o.Load = m.pool.load
 		}
 		recorder := to.recorder(m)
 		if recorder != nil {

@@ -33,13 +33,15 @@ type kvEvents struct {
 }
 
 // newKVEvents makes the subscriptions of a model. They begin with run.
-func newKVEvents(spec modelserver.KVEvents, model string, set *discovery.Set, client http.RoundTripper,
+// loads are read where pickers go by what engines say of their load.
+func newKVEvents(spec modelserver.KVEvents, model string, loads bool, set *discovery.Set, client http.RoundTripper,
 	log *slog.Logger) (*kvEvents, error) {
 	if !spec.Mode.On() {
 		return nil, nil //nolint:nilnil // there are none, and that is no fault
 	}
 	k := &kvEvents{index: kvindex.New(), log: log, ill: map[kvevents.Source]string{}}
-	o := &kvevents.Options{Model: model, Listen: spec.Listen, ListenRanks: spec.Ranks, Observe: k.observe}
+	o := &kvevents.Options{Model: model, Listen: spec.Listen, ListenRanks: spec.Ranks, Loads: loads,
+		Observe: k.observe}
 	if spec.Mode == modelserver.KVEventsAsk {
 		o.Client = client
 	}
@@ -89,6 +91,12 @@ func (k *kvEvents) run(ctx context.Context, set *discovery.Set) {
 
 // observe logs a stream's trouble once, and its end.
 func (k *kvEvents) observe(src kvevents.Source, err error) {
+	var e *kvevents.Error
+	if errors.As(err, &e) && e.Op == "load" {
+		k.log.Warn("an engine's load stream: what its metrics say counts until it comes again", "endpoint", src.Engine,
+			"rank", src.Rank, "error", err.Error())
+		return
+	}
 	text := ""
 	if err != nil {
 		text = err.Error()

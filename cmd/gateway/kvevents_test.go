@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/enginesim"
+	"github.com/pdkit/pdkit/enginesim/zmq"
 	"github.com/pdkit/pdkit/pdflow/modelserver"
 )
 
@@ -139,4 +140,55 @@ func TestPickKVSendsAPromptToWhoHoldsIt(t *testing.T) {
 		}
 		assert.Equal(t, 1, posted, "turn %d", turn)
 	}
+}
+
+// An engine's load stream tells of others' requests long before the engine is asked again. These engines' metrics say
+// that nobody is there.
+func TestPicksGoByTheLoadThatEnginesPublish(t *testing.T) {
+	t.Parallel()
+	var engines []*enginesim.Engine
+	var tellers []*zmq.Listener
+	var entries []string
+	p, d := simPair(t, enginesim.Config{}, enginesim.Config{})
+	_, other := simPair(t, enginesim.Config{}, enginesim.Config{})
+	for _, e := range []*enginesim.Engine{d, other} {
+		pub, err := zmq.ListenPUB("127.0.0.1:0", 100)
+		require.NoError(t, err)
+		t.Cleanup(pub.Close)
+		engines, tellers = append(engines, e), append(tellers, pub)
+		entries = append(entries, entry(e.URL(), "decode", map[string]string{"loadEvents": "tcp://" + pub.Addr()}))
+	}
+	g := start(t, gatewayYAML("")+serverYAML("tiny", nixlConnector+"  kvEvents: {mode: entries}\n",
+		append(entries, entry(p.URL(), "prefill", nil))...), "-pick", "least-load", "-inspect", "5s")
+	running := func() (n []int) {
+		state, _ := g.live()
+		for _, e := range state.Models[0].Endpoints[:2] {
+			if e.Engine != nil {
+				n = append(n, e.Engine.Running)
+			}
+		}
+		return n
+	}
+	for busy, loads := range [][]int{{50, 0}, {0, 50}} {
+		told := func() bool {
+			for i, n := range loads {
+				tellers[i].Publish([]byte("load"), make([]byte, 8),
+					[]byte("\x96\xa8LoadStat"+string(rune(n))+"\x00\x00\x00\xc0"))
+			}
+			return assert.ObjectsAreEqual(loads, running())
+		}
+		eventually(t, told)
+		before := engines[busy].Stats().Requests
+		for range 6 {
+			status, _, answer := g.complete(`{"model":"tiny","prompt":"hi","max_tokens":2}`)
+			require.Equal(t, 200, status, answer)
+			eventually(t, told)
+		}
+		assert.Equal(t, before, engines[busy].Stats().Requests, loads)
+	}
+	for _, pub := range tellers {
+		pub.Close()
+	}
+	eventually(t, func() bool { return assert.ObjectsAreEqual([]int{0, 0}, running()) }, "what the metrics say")
+	assert.Contains(t, g.log.String(), "an engine's load stream")
 }

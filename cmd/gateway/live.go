@@ -274,10 +274,10 @@ func (m *model) engineLoad(id string) *engineLoad {
 	if m.inspected == nil {
 		return nil
 	}
-	r, ok := m.inspected.Reading(id)
-	if !ok || r.Load.At.IsZero() {
+	l := m.pool.load(id)
+	if l.At.IsZero() {
 		return nil
 	}
-	return &engineLoad{Running: r.Load.Running, Waiting: r.Load.Waiting, KVUsage: r.Load.KVUsage,
-		Taken: r.Load.KV.Taken, Bytes: r.Load.KV.Bytes}
+	return &engineLoad{Running: l.Running, Waiting: l.Waiting, KVUsage: l.KVUsage, Taken: l.KV.Taken,
+		Bytes: l.KV.Bytes}
 }

@@ -141,7 +141,8 @@ func (g *gateway) poolFor(ms *modelServer, before []*pool) (*pool, error) {
 	}
 	p.set = discovery.NewSet(source)
 	p.has = responses.New(p.set, p.legs)
-	if p.kv, err = newKVEvents(ms.Spec.KVEvents, ms.asked(), p.set, p.legs, p.probes.log); err != nil {
+	if p.kv, err = newKVEvents(ms.Spec.KVEvents, ms.asked(), p.inspected != nil, p.set, p.legs,
+		p.probes.log); err != nil {
 		return nil, fmt.Errorf("spec.kvEvents: %w", err)
 	}
 	var choosing []pick.Option
@@ -176,11 +177,21 @@ const loadEveryMost = 5 * time.Second
 
 // fresh is what an engine has said of its load, if that is not old.
 func (p *pool) fresh(id string, old time.Duration) inspect.Load {
-	r, _ := p.inspected.Reading(id)
-	if time.Since(r.Load.At) > old {
+	l := p.load(id)
+	if time.Since(l.At) > old {
 		return inspect.Load{}
 	}
-	return r.Load
+	return l
+}
+
+// load is what an engine has said of its load, by which pickers go. Limits and capacity learn from what it responds when
+// it is asked.
+func (p *pool) load(id string) inspect.Load {
+	r, _ := p.inspected.Reading(id)
+	if p.kv == nil {
+		return r.Load
+	}
+	return p.kv.reader.Load(id, r.Load)
 }
 
 // start starts discovery and health probes, until the last user's release or ctx's end. Of several users the first
