@@ -184,8 +184,8 @@ func (p *pool) fresh(id string, old time.Duration) inspect.Load {
 	return l
 }
 
-// load is what an engine has said of its load, by which pickers go. Limits and capacity learn from what it responds when
-// it is asked.
+// load is what an engine has said of its load, by which pickers go. Limits and capacity learn from what it responds
+// when it is asked.
 func (p *pool) load(id string) inspect.Load {
 	r, _ := p.inspected.Reading(id)
 	if p.kv == nil {

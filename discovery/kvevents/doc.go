@@ -23,8 +23,9 @@
 //   - GET /server_info of SGLang (http_server.py, the member kv_events). It does not name the ROUTER.
 //
 // SGLang's engines can also tell their load, many times a second, by a stream for each rank beside the events
-// (--load-publish-endpoint, from 0.5.19 on). With Options.Loads these are read, too, and [Subscriber.Load] says how busy
-// an engine is. The attribute loadEvents has the address in the form of kvEvents; else /server_info names the port.
+// (--load-publish-endpoint, from 0.5.19 on). With Options.Loads these are read, too, and [Subscriber.Load] says how
+// busy an engine is. The attribute loadEvents has the address in the form of kvEvents; else /server_info names the
+// port.
 //
 // Of what an engine responds only ports are believed, so that no engine can lead the subscriber elsewhere. An engine
 // whose socket connects (vLLM binds only addresses with *, "::" or ipc://) needs Options.Listen.

@@ -43,37 +43,43 @@ type rankLoad struct {
 // Waiting is still what polled says, while it is not much older than the stream: in the stream a decode engine counts
 // requests as waiting whose KV is on its way, too. KV is polled's.
 func (s *Subscriber) Load(engine string, polled inspect.Load) inspect.Load {
-	l := &s.loads
-	if l.engines.Load() == 0 {
+	said := s.loads.sum(engine, s.t.loadOld)
+	if said.at.IsZero() {
 		return polled
 	}
-	now, at, requests, usage, known := time.Now(), time.Time{}, 0, 0., true
-	l.mu.RLock()
-	ranks := l.of[engine]
-	for i := range ranks {
-		r := &ranks[i]
-		if now.Sub(r.at) > s.t.loadOld {
-			at = time.Time{}
-			break
-		}
-		if r.at.After(at) {
-			at = r.at
-		}
-		requests, usage, known = requests+r.requests, max(usage, r.usage), known && r.usage >= 0
-	}
-	l.mu.RUnlock()
-	if at.IsZero() {
-		return polled
-	}
-	if at.Sub(polled.At) > polledOld {
+	if said.at.Sub(polled.At) > polledOld {
 		polled.Waiting, polled.KVUsage = 0, 0
 	}
-	polled.At, polled.Waiting = at, min(polled.Waiting, requests)
-	polled.Running = requests - polled.Waiting
-	if known {
-		polled.KVUsage = usage
+	polled.At, polled.Waiting = said.at, min(polled.Waiting, said.requests)
+	polled.Running = said.requests - polled.Waiting
+	if said.usage >= 0 {
+		polled.KVUsage = said.usage
 	}
 	return polled
+}
+
+// sum adds up what an engine's ranks have said. It is nothing where one of them has said nothing lately.
+func (l *loads) sum(engine string, lately time.Duration) (all rankLoad) {
+	if l.engines.Load() == 0 {
+		return all
+	}
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	ranks, unknown := l.of[engine], false
+	for i := range ranks {
+		r := &ranks[i]
+		if time.Since(r.at) > lately {
+			return rankLoad{}
+		}
+		if r.at.After(all.at) {
+			all.at = r.at
+		}
+		all.requests, all.usage, unknown = all.requests+r.requests, max(all.usage, r.usage), unknown || r.usage < 0
+	}
+	if unknown {
+		all.usage = -1
+	}
+	return all
 }
 
 func (l *loads) begin(engine string, ranks int) {
