@@ -183,10 +183,11 @@ func portAt(text, host string) (string, bool) {
 func ofSGLang(body []byte, host string) ([]address, error) {
 	var info struct {
 		Events *struct {
-			Kind string `json:"publisher"`
-			Port int    `json:"endpoint_port_base"`
-			Load int    `json:"load_endpoint_port_base"`
-			Size int    `json:"dp_size"`
+			Kind   string `json:"publisher"`
+			Port   int    `json:"endpoint_port_base"`
+			Replay int    `json:"replay_endpoint_port_base"` // newer than the rest
+			Load   int    `json:"load_endpoint_port_base"`
+			Size   int    `json:"dp_size"`
 		} `json:"kv_events"`
 	}
 	if json.Unmarshal(body, &info) != nil {
@@ -210,7 +211,7 @@ func ofSGLang(body []byte, host string) ([]address, error) {
 	}
 	var found []address
 	for rank := range max(e.Size, 1) {
-		found = append(found, address{rank: rank, events: base(e.Port, rank), load: base(e.Load, rank)})
+		found = append(found, address{rank, base(e.Port, rank), base(e.Replay, rank), base(e.Load, rank)})
 	}
 	return found, nil
 }

@@ -99,6 +99,8 @@ func TestWhereSGLangSaysThatItPublishes(t *testing.T) {
 		"no JSON": {`x`, nil, errNonsense},
 		"two ranks": {`{"kv_events":{"publisher":"zmq","endpoint_host":"*","endpoint_port_base":5557,"topic":"",` +
 			`"block_size":1,"dp_size":2}}`, []address{{0, "h:5557", "", ""}, {1, "h:5558", "", ""}}, nil},
+		"a replay": {`{"kv_events":{"publisher":"zmq","endpoint_port_base":5557,"dp_size":1,` +
+			`"replay_endpoint_port_base":5657}}`, []address{{0, "h:5557", "h:5657", ""}}, nil},
 		"a load stream": {`{"kv_events":{"publisher":"zmq","endpoint_port_base":5557,"dp_size":2,` +
 			`"load_endpoint_port_base":5559,"load_topic":"load"}}`,
 			[]address{{0, "h:5557", "", "h:5559"}, {1, "h:5558", "", "h:5560"}}, nil},

@@ -20,7 +20,7 @@
 //     dpStartRank). The attribute kvEventsReplay is the ROUTER's address in the same form; alone it is that
 //     of an engine which does not say it, or whose PUB socket connects. "off" as kvEvents subscribes to nothing.
 //   - GET /kv_event_sources of vLLM (entrypoints/serve/instrumentator/basic.py), if Options.Client is there.
-//   - GET /server_info of SGLang (http_server.py, the member kv_events). It does not name the ROUTER.
+//   - GET /server_info of SGLang (runtime_context.py, the member kv_events). Older versions do not name the ROUTER.
 //
 // SGLang's engines can also tell their load, many times a second, by a stream for each rank beside the events
 // (--load-publish-endpoint, from 0.5.19 on). With Options.Loads these are read, too, and [Subscriber.Load] says how
