@@ -32,8 +32,7 @@ type kvEvents struct {
 	ill map[kvevents.Source]string // why a stream is broken, as it was logged
 }
 
-// newKVEvents makes the subscriptions of a model. They begin with run.
-// loads are read where pickers go by what engines say of their load.
+// newKVEvents makes the subscriptions of a model. They begin with run. With loads, engines' load streams are read, too.
 func newKVEvents(spec modelserver.KVEvents, model string, loads bool, set *discovery.Set, client http.RoundTripper,
 	log *slog.Logger) (*kvEvents, error) {
 	if !spec.Mode.On() {
@@ -93,7 +92,7 @@ func (k *kvEvents) run(ctx context.Context, set *discovery.Set) {
 func (k *kvEvents) observe(src kvevents.Source, err error) {
 	var e *kvevents.Error
 	if errors.As(err, &e) && e.Op == "load" {
-		k.log.Warn("an engine's load stream: what its metrics say counts until it comes again", "endpoint", src.Engine,
+		k.log.Warn("an engine's load stream broke: its metrics count until it comes again", "endpoint", src.Engine,
 			"rank", src.Rank, "error", err.Error())
 		return
 	}

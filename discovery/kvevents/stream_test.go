@@ -56,7 +56,7 @@ func TestNoBatchFallsBetweenSubscriptionAndReplay(t *testing.T) {
 			}
 		}()
 		b := newBook()
-		s := begin(t, b, nil, p.endpoint(t, "p"))
+		s := beginAt(t, &patient, b, nil, p.endpoint(t, "p"))
 		eventually(t, "a replay", func() bool { return s.Counts().Replays > 0 })
 		close(stop)
 		<-done
