@@ -302,7 +302,7 @@ func begin(t *testing.T, sink Sink, o *Options, endpoints ...discovery.Endpoint)
 var patient = func() timing {
 	t := quick
 	t.heartbeat, t.silence, t.idle, t.prompt = time.Second, time.Minute, 5*time.Second, 5*time.Second
-	t.loadSilence = time.Minute
+	t.loadOld, t.loadSilence = time.Minute, time.Minute
 	return t
 }()
 
