@@ -145,7 +145,15 @@ func TestPickKVSendsAPromptToWhoHoldsIt(t *testing.T) {
 // An engine's load stream tells of others' requests long before the engine is asked again. These engines' metrics say
 // that nobody is there.
 func TestPicksGoByTheLoadThatEnginesPublish(t *testing.T) {
-	t.Parallel()
+	for _, inspect := range []string{"5s", "50ms"} { // asked rarely, or more often than an idle engine tells its load
+		t.Run(inspect, func(t *testing.T) {
+			t.Parallel()
+			testPicksByLoadStreams(t, inspect)
+		})
+	}
+}
+
+func testPicksByLoadStreams(t *testing.T, inspect string) {
 	var engines []*enginesim.Engine
 	var tellers []*zmq.Listener
 	var entries []string
@@ -159,7 +167,7 @@ func TestPicksGoByTheLoadThatEnginesPublish(t *testing.T) {
 		entries = append(entries, entry(e.URL(), "decode", map[string]string{"loadEvents": "tcp://" + pub.Addr()}))
 	}
 	g := start(t, gatewayYAML("")+serverYAML("tiny", nixlConnector+"  kvEvents: {mode: entries}\n",
-		append(entries, entry(p.URL(), "prefill", nil))...), "-pick", "least-load", "-inspect", "5s")
+		append(entries, entry(p.URL(), "prefill", nil))...), "-pick", "least-load", "-inspect", inspect)
 	running := func() (n []int) {
 		state, _ := g.live()
 		for _, e := range state.Models[0].Endpoints[:2] {
@@ -181,6 +189,7 @@ func TestPicksGoByTheLoadThatEnginesPublish(t *testing.T) {
 			eventually(t, told)
 			before := engines[busy].Stats().Requests
 			for range 6 {
+				time.Sleep(200 * time.Millisecond)
 				status, _, answer := g.complete(`{"model":"tiny","prompt":"hi","max_tokens":2}`)
 				require.Equal(t, 200, status, answer)
 				told()

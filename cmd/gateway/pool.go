@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -175,24 +176,21 @@ func (g *gateway) poolFor(ms *modelServer, before []*pool) (*pool, error) {
 // would send all gateways to the same engine.
 const loadEveryMost = 5 * time.Second
 
-// fresh is what an engine has said of its load, if that is not old.
+// fresh is load without what is older than that where the engine was asked for it.
 func (p *pool) fresh(id string, old time.Duration) inspect.Load {
-	l := p.load(id)
-	if time.Since(l.At) > old {
-		return inspect.Load{}
-	}
-	return l
-}
-
-// load is what an engine has said of its load, by which pickers go. Limits and capacity learn from what it responds
-// when it is asked.
-func (p *pool) load(id string) inspect.Load {
 	r, _ := p.inspected.Reading(id)
+	if time.Since(r.Load.At) > old {
+		r.Load = inspect.Load{}
+	}
 	if p.kv == nil {
 		return r.Load
 	}
 	return p.kv.reader.Load(id, r.Load)
 }
+
+// load is what an engine has said of its load, by which pickers go. Limits and capacity learn from what it responds
+// when it is asked.
+func (p *pool) load(id string) inspect.Load { return p.fresh(id, math.MaxInt64) }
 
 // start starts discovery and health probes, until the last user's release or ctx's end. Of several users the first
 // starts them.
