@@ -481,3 +481,16 @@ func TestLookaheadThatIsNoNumberMatchesNothing(t *testing.T) {
 	assert.Zero(t, held(x, "a", Query{Tokens: append(p, 0)}))
 	assert.Equal(t, Exact, x.State("a").State)
 }
+
+// A block may be told to be in a medium after one that follows it, and still be without the one before it.
+func TestABlockIsNoPrefixWhateverOrderItsMediumIsToldIn(t *testing.T) {
+	x, p := New(), tokensOf(48, 1)
+	feed(t, x, engineA, storedEvent([]u64{1, 2, 3}, nil, p, 16),
+		storedEvent([]u64{3}, nil, nil, 16, "medium", "CPU"), storedEvent([]u64{2}, nil, nil, 16, "medium", "CPU"),
+		removedEvent([]u64{3, 2, 1}))
+	assert.Zero(t, held(x, "a", Query{Tokens: p}), "block 1 is in no medium")
+	feed(t, x, engineA, storedEvent([]u64{1}, nil, p[:16], 16, "medium", "CPU"))
+	assert.Equal(t, 48, held(x, "a", Query{Tokens: p}).Tokens)
+	feed(t, x, engineA, removedEvent([]u64{1, 2, 3}, "medium", "CPU"))
+	assert.Zero(t, x.find(engineA).blocks)
+}

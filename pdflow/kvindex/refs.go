@@ -109,43 +109,54 @@ func (t *refs) before(name uint64) (before link, ok bool) {
 // add counts a name once more, or not if it is only told again; fresh says that it was not held. Where it is known with
 // another key, or as often as can be counted, nothing changes and ok is false.
 func (t *refs) add(name, key uint64, before link, again bool) (fresh, ok bool) {
-	if at, found := t.find(name); found {
-		switch {
-		case t.keys[at] != key:
-			return false, false
-		case t.counts[at] == 0:
-			t.counts[at] = 1
-			t.ghosts--
-			return true, true
-		case again:
-			return false, true
-		case t.counts[at] == math.MaxUint16:
-			return false, false
-		}
+	t.room(2)
+	at, found := t.find(name)
+	switch {
+	case !found:
+		at = t.insert(name, key, 1)
+	case t.keys[at] != key:
+		return false, false
+	case t.counts[at] == 0:
+		t.counts[at] = 1
+		t.ghosts--
+	case again:
+		return false, true
+	case t.counts[at] == math.MaxUint16:
+		return false, false
+	default:
 		t.counts[at]++
 		return false, true
 	}
-	if (t.used+2)*5 > len(t.names)*4 {
-		t.resize(max((t.used+2)*3/2, refsLeast))
+	if before.key != 0 && t.up(at) == 0 { // a ghost may not have been told of it
+		t.follow(at, before)
 	}
-	t.insert(name, key, before.name>>upShift, 1)
-	if before.key == 0 {
-		return true, true
-	}
-	at, found := t.find(before.name)
-	if !found { // it is held in another medium
-		at = t.insert(before.name, before.key, 0, 0)
-		t.ghosts++
-	}
-	if t.kids[at] < math.MaxUint16 {
-		t.kids[at]++
-	}
-	t.blurred = t.blurred || before.name>>upShift == 0
 	return true, true
 }
 
+// room makes room for n entries.
+func (t *refs) room(n int) {
+	if (t.used+n)*5 > len(t.names)*4 {
+		t.resize(max((t.used+n)*3/2, refsLeast))
+	}
+}
+
+// follow notes the block before an entry's.
+func (t *refs) follow(at int, before link) {
+	up := before.name >> upShift
+	t.ups[at], t.downs[at] = uint32(up>>8), uint8(up)
+	b, found := t.find(before.name)
+	if !found { // it is held in another medium
+		b = t.insert(before.name, before.key, 0)
+		t.ghosts++
+	}
+	if t.kids[b] < math.MaxUint16 {
+		t.kids[b]++
+	}
+	t.blurred = t.blurred || up == 0
+}
+
 // insert adds an entry for which there is room.
-func (t *refs) insert(name, key, up uint64, count uint16) int {
+func (t *refs) insert(name, key uint64, count uint16) int {
 	at := t.home(name)
 	for t.keys[at] != 0 {
 		t.blurred = t.blurred || t.names[at]>>upShift == name>>upShift
@@ -154,7 +165,7 @@ func (t *refs) insert(name, key, up uint64, count uint16) int {
 		}
 	}
 	t.names[at], t.keys[at], t.counts[at], t.kids[at] = name, key, count, 0
-	t.ups[at], t.downs[at] = uint32(up>>8), uint8(up)
+	t.ups[at], t.downs[at] = 0, 0
 	t.used++
 	return at
 }
