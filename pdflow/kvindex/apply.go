@@ -10,6 +10,7 @@ type content struct {
 	blocks   int    // entries of all columns
 	ignored  uint64 // groups of a kind that tells of no prefix, by their number
 	unusable string // why an event about device memory could not be used; "" if all could
+	trtllm   trtllm
 
 	tokens []uint32 // memory for the tokens of one event
 	odd    int      // the first of them that is no number of 32 bits, as of TensorRT-LLM's images
@@ -39,7 +40,7 @@ func (s *stream) reset() {
 	if len(s.columns) > 0 {
 		s.model.drop(s)
 	}
-	s.columns, s.ignored = nil, 0
+	s.columns, s.ignored, s.trtllm = nil, 0, trtllm{}
 }
 
 // empty takes all blocks out of the columns.
@@ -64,6 +65,10 @@ func (s *stream) spoil(reason string) {
 
 // apply applies the events of a batch.
 func (s *stream) apply(b *batch) error {
+	if b.json != nil {
+		s.applyTRTLLM(b.json)
+		return nil
+	}
 	var e event
 	for range b.n {
 		e.next(&b.events)
@@ -271,13 +276,7 @@ func (s *stream) storedElsewhere(w where, block int, hashes reader, n int) {
 				continue
 			}
 			if key := from.refs.key(name); key != 0 {
-				if c := s.column(w, from.page.class); c != nil {
-					before, ok := from.refs.before(name)
-					s.add(w, c, name, key, before, false)
-					c.refs.blurred = c.refs.blurred || !ok
-					c.told()
-					found = true
-				}
+				found = s.copyFrom(from, w, name, key)
 				break
 			}
 		}
@@ -285,6 +284,19 @@ func (s *stream) storedElsewhere(w where, block int, hashes reader, n int) {
 			s.lacking(w, unusableTokens)
 		}
 	}
+}
+
+// copyFrom adds a block of another column; ok is false if there are too many columns.
+func (s *stream) copyFrom(from *column, w where, name, key uint64) (ok bool) {
+	c := s.column(w, from.page.class)
+	if c == nil {
+		return false
+	}
+	before, ok := from.refs.before(name)
+	s.add(w, c, name, key, before, false)
+	c.refs.blurred = c.refs.blurred || !ok
+	c.told()
+	return true
 }
 
 // add counts a block in a column.

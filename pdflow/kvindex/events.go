@@ -3,6 +3,7 @@
 package kvindex
 
 import (
+	"encoding/json"
 	"errors"
 	"math"
 )
@@ -10,8 +11,10 @@ import (
 // errPayload is the error of a message that is no batch of events.
 var errPayload = errors.New("kvindex: the message is no batch of events")
 
-// batch is a message's payload: an array of time, events and rank (vLLM and SGLang), or a map of the same.
+// batch is a message's payload: an array of time, events and rank (vLLM and SGLang), or a map of the same, or one event
+// of TensorRT-LLM.
 type batch struct {
+	json   []byte  // TensorRT-LLM's event; nil is none
 	sent   float64 // seconds since 1970 by the engine's clock; 0: not told
 	events reader
 	n      int // events
@@ -25,6 +28,12 @@ const (
 )
 
 func readBatch(payload []byte) (b batch, err error) {
+	if len(payload) > 0 && payload[0] == '{' { // msgpack has a number there
+		if !json.Valid(payload) { // which bounds how deep it goes
+			return batch{}, errPayload
+		}
+		return batch{json: payload}, nil
+	}
 	r := reader{b: payload}
 	head, found := r.head(), false
 	if head.kind != kindArray && head.kind != kindMap {

@@ -75,6 +75,7 @@ const (
 	reasonBegin   = "the first batches are missing"
 	reasonPayload = "a batch could not be read"
 	reasonLate    = "batches come late"
+	reasonBlock   = "how many tokens a block has is not known yet"
 )
 
 // Apply takes a live batch: the second and third frame of a message of an engine's PUB socket. Batches that came
@@ -327,6 +328,8 @@ func (s *stream) settle(now time.Time) {
 		state, reason = Incomplete, reasonBegin
 	case s.unusable != "":
 		state, reason = Incomplete, s.unusable
+	case s.trtllm.guess:
+		state, reason = Incomplete, reasonBlock
 	case s.late:
 		state, reason = Incomplete, reasonLate
 	}
