@@ -74,11 +74,14 @@ func New(cfg Config, die func()) *Core {
 		leases: leaseBook{held: map[string]*lease{}}, Ledger: newLedger(), Stats: newCounters(cfg.Alone),
 	}
 	if cfg.Events != nil {
-		c.pool.removed = cfg.Events.Removed
+		c.Tell(cfg.Events)
 	}
 	c.Gate.Init()
 	return c
 }
+
+// Tell says who is told of the prefix cache's blocks, before there are any.
+func (c *Core) Tell(events Events) { c.cfg.Events, c.pool.removed = events, events.Removed }
 
 // newPace makes what lets generations take their time; nil without Timing. Memory is the core's own: the model has no
 // bound of blocks and places, and is told what is cached.

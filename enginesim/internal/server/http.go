@@ -23,7 +23,7 @@ const maxBody = 256 << 20
 type surface interface {
 	// Parsers gives further APIs that make tokens, by path.
 	Parsers() map[string]api.Parser
-	// Serve answers a request that is no POST, and reports whether it did.
+	// Serve answers a request that makes no tokens, and reports whether it did.
 	Serve(w http.ResponseWriter, r *http.Request) bool
 }
 
@@ -104,7 +104,9 @@ func (n *Node) post(w http.ResponseWriter, r *http.Request) {
 	case n.response(w, r):
 		return
 	case parse == nil && !n.knownPost(r.URL.Path):
-		api.WriteError(w, api.ErrNotFound())
+		if s, ok := n.Conn.(surface); !ok || !s.Serve(w, r) {
+			api.WriteError(w, api.ErrNotFound())
+		}
 		return
 	case !isJSON(r):
 		api.WriteError(w, api.BadField("", "value_error", "Unsupported Media Type: Only application/json is allowed",

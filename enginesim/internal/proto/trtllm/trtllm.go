@@ -7,7 +7,8 @@
 // signed), kv_transfer_timeout_ms (60000: how long a context server keeps KV, and a generation server waits),
 // perf_metrics_max_requests (0: how many requests GET /perf_metrics tells of), transceiver_runtime: CPP, which names
 // the context server by encoded_opaque_state (default), or PYTHON, which names it by ctx_info_endpoint, and version:
-// 1.3 (default) or 1.2, which knows no ctx_usage. Either refuses parameters that it does not know.
+// 1.3 (default) or 1.2, which knows no ctx_usage. Either refuses parameters that it does not know. With
+// event_buffer_max_size (0) above 0, POST /kv_cache_events gives the KV-cache events.
 //
 // tells_no_id ("1") is for a context server whose response has no disagg_request_id.
 package trtllm
@@ -54,7 +55,8 @@ type trtllm struct {
 	noID    bool     // a response does not tell disagg_request_id
 	patient time.Duration
 
-	keep int // records
+	keep   int     // records
+	events *events // nil: nobody keeps any
 
 	mu      sync.Mutex
 	live    map[string]struct{} // ids of context requests that run
@@ -75,6 +77,10 @@ func Start(h *proto.Host) (core.Connector, error) {
 		c.known = known12
 	default:
 		set.Fail(errors.New("setting version of Extra is neither 1.2 nor 1.3"))
+	}
+	if most := set.Count("event_buffer_max_size", 0); most > 0 {
+		c.events = newEvents(most, h.Core.Blocks())
+		h.Core.Tell(c.events)
 	}
 	var err error
 	if c.Wire, err = proto.StartWire(set, proto.Options{Writes: true, Named: c.asked, Lease: c.patient}); err != nil {
@@ -97,6 +103,8 @@ func (c *trtllm) Serve(w http.ResponseWriter, r *http.Request) bool {
 		c.serverInfo(w)
 	case "GET /perf_metrics":
 		c.giveRecords(w)
+	case "POST /kv_cache_events":
+		c.events.take(w)
 	case "GET /metrics":
 		api.WriteJSON(w, http.StatusOK, []byte("[]"))
 	default:
