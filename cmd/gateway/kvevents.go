@@ -39,7 +39,7 @@ func newKVEvents(spec modelserver.KVEvents, model string, loads bool, set *disco
 		return nil, nil //nolint:nilnil // there are none, and that is no fault
 	}
 	k := &kvEvents{index: kvindex.New(), log: log, ill: map[kvevents.Source]string{}}
-	o := &kvevents.Options{Model: model, Listen: spec.Listen, ListenRanks: spec.Ranks, Loads: loads,
+	o := &kvevents.Options{Model: model, Listen: spec.Listen, ListenRanks: spec.Ranks, Loads: loads, Poll: client,
 		Observe: k.observe}
 	if spec.Mode == modelserver.KVEventsAsk {
 		o.Client = client

@@ -31,7 +31,7 @@ const (
 // address says where one rank publishes.
 type address struct {
 	rank           int
-	events, replay string // HOST:PORT; replay may be ""
+	events, replay string // HOST:PORT, or the URL where all ranks' events are to be taken; replay may be ""
 	load           string // HOST:PORT of its load stream; "" is none
 }
 
@@ -47,6 +47,13 @@ func ofAttributes(e discovery.Endpoint) ([]address, error) {
 	most := max(len(lists[0]), len(lists[1]), len(lists[2]))
 	if most == 0 || len(lists[0]) == 1 && lists[0][0] == off {
 		return nil, nil
+	}
+	if events := lists[0]; len(events) > 0 && strings.HasPrefix(events[0], "http") {
+		at, ok := pollAt(events[0], e.Host())
+		if !ok || len(events)+len(lists[1]) > 1 {
+			return nil, errNoPoll
+		}
+		return []address{{events: at}}, nil
 	}
 	first, n := 0, 1
 	if size, err := strconv.Atoi(strings.TrimSpace(e.Attribute(attrSizeLocal))); err == nil && size > 0 {

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -141,7 +142,9 @@ func (en *engine) streams(found []address, asked bool) {
 	}
 	en.mu.Unlock()
 	for _, a := range found {
-		if a.events != "" {
+		if strings.HasPrefix(a.events, "http") {
+			running.Go(func() { (&poller{en: en, url: a.events, ranks: map[int]*polled{}}).run(ctx) })
+		} else if a.events != "" {
 			running.Go(func() { en.stream(a.rank).connect(ctx, a.events) })
 		}
 	}
@@ -222,28 +225,34 @@ func (en *engine) ask() ([]address, error) {
 const maxBody = 2 << 20
 
 func (en *engine) get(path string) (body []byte, status int, err error) {
-	defer func() {
-		if recover() != nil {
-			err = plainError("the client panicked")
-		}
-	}()
 	ctx, cancel := context.WithTimeout(en.ctx, en.s.t.ask)
 	defer cancel()
 	u := *en.e.URL
 	u.Path, u.RawPath = strings.TrimRight(u.Path, "/")+path, ""
-	r := &http.Request{Method: http.MethodGet, URL: &u, Host: u.Host, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		Header: http.Header{"User-Agent": {"pdkit-kvevents"}}}
-	maps.Copy(r.Header, en.s.o.Header)
-	resp, err := en.s.o.Client.RoundTrip(r.WithContext(ctx))
+	resp, err := en.s.ask(ctx, en.s.o.Client, http.MethodGet, &u)
 	if err != nil {
 		return nil, 0, err
 	}
 	defer resp.Body.Close()
 	body, err = io.ReadAll(io.LimitReader(resp.Body, maxBody+1))
 	if err == nil && len(body) > maxBody {
-		err = plainError("the response is too large")
+		err = errTooMuch
 	}
 	return body, resp.StatusCode, err
+}
+
+// ask sends a request without a body.
+func (s *Subscriber) ask(ctx context.Context, client http.RoundTripper, method string, u *url.URL) (
+	resp *http.Response, err error) {
+	defer func() {
+		if recover() != nil {
+			err = plainError("the client panicked")
+		}
+	}()
+	r := &http.Request{Method: method, URL: u, Host: u.Host, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: http.Header{"User-Agent": {"pdkit-kvevents"}}}
+	maps.Copy(r.Header, s.o.Header)
+	return client.RoundTrip(r.WithContext(ctx))
 }
 
 // wait waits, and returns ctx's error if it ends first.

@@ -23,7 +23,7 @@ type Source struct {
 // Sink takes the events. Calls for one source come one at a time; those for several sources may come at once. Payloads
 // are valid until the call returns. now is the time at which the batch was read.
 type Sink interface {
-	// Apply takes one live batch. replay says that batches are missing, so that a replay is needed. An error says that
+	// Apply takes one live batch: msgpack, or of TensorRT-LLM the JSON of one event, whose event_id is seq. replay says that batches are missing, so that a replay is needed. An error says that
 	// the payload is no batch.
 	Apply(src Source, seq uint64, payload []byte, now time.Time) (replay bool, err error)
 	// ReplayFrom says with which batch a replay has to begin, and whether one is needed.
@@ -46,7 +46,10 @@ type Options struct {
 	Model string
 	// Client asks engines where they publish, if their entries do not say it; nil asks nobody.
 	Client http.RoundTripper
-	// Header is sent with each such question, for example an Authorization.
+	// Poll asks engines for their events that keep them until then (TensorRT-LLM); nil takes Client. It must not give
+	// up before the context ends: a response that is not read is lost.
+	Poll http.RoundTripper
+	// Header is sent with each request to an engine, for example an Authorization.
 	Header http.Header
 	// Listen is the address, HOST:PORT, at which rank 0 of engines connects whose sockets do not bind; rank n connects
 	// n ports above. "" listens nowhere. An engine is recognized by its topic, kv@ID@MODEL, where ID is its entry's ID,
@@ -113,10 +116,12 @@ type timing struct {
 	noPongs      time.Duration // for the first PONG, of a peer that may answer none
 	heartbeat    time.Duration // a silent peer is asked for a sign of life, and doubted after as much time again
 	silence      time.Duration // a peer that gave signs of life before is lost after so long without one
-	idle         time.Duration // of a live stream, before the tail is checked
+	idle         time.Duration // of a live stream, before the tail is checked, and of a poll, before it is doubted
 	prompt       time.Duration // a step of a check of the tail, before the peer is doubted
 	replayIdle   time.Duration // between two messages of a replay
 	replayWhole  time.Duration // a replay in all
+	poll         time.Duration // from one poll to the next
+	drain        time.Duration // a poll in all
 	firstPause   time.Duration // after a replay that failed; it doubles up to replayPause
 	replayPause  time.Duration // also after a replay that the engine does not offer
 	firstBackoff time.Duration // before connecting again; it doubles up to lastBackoff
@@ -132,7 +137,7 @@ type timing struct {
 var usual = timing{
 	dial: 3 * time.Second, settle: 20 * time.Millisecond, noPongs: time.Second, heartbeat: 300 * time.Millisecond,
 	silence: 4 * time.Second, idle: 500 * time.Millisecond, prompt: 300 * time.Millisecond,
-	replayIdle: 2 * time.Second, replayWhole: 2 * time.Minute,
+	replayIdle: 2 * time.Second, replayWhole: 2 * time.Minute, poll: 100 * time.Millisecond, drain: 30 * time.Second,
 	firstPause: time.Second, replayPause: 30 * time.Second,
 	firstBackoff: 100 * time.Millisecond, lastBackoff: 2 * time.Second, ask: 5 * time.Second, askAgain: time.Minute,
 	loadOld: 3 * time.Second, loadSilence: 10 * time.Second,
