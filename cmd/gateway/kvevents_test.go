@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/enginesim/zmq"
@@ -205,4 +206,45 @@ func testPicksByLoadStreams(t *testing.T, inspect string) {
 	}
 	eventually(t, func() bool { return assert.ObjectsAreEqual([]int{0, 0}, running()) }, "what the metrics say")
 	assert.Contains(t, g.log.String(), "an engine's load stream")
+}
+
+// TensorRT-LLM keeps its events until the gateway takes them. A prompt goes to who holds it, and its client is told how
+// much of it was there.
+func TestPickKVFollowsTensorRTLLM(t *testing.T) {
+	t.Parallel()
+	kept := enginesim.Config{Connector: "trtllm", Extra: map[string]string{"event_buffer_max_size": "1000"}}
+	var engines []*enginesim.Engine
+	var entries []string
+	for range 2 {
+		p, d := simPair(t, kept, kept)
+		for i, e := range []*enginesim.Engine{p, d} {
+			engines = append(engines, e)
+			entries = append(entries, entry(e.URL(), []string{"prefill", "decode"}[i],
+				map[string]string{"kvEvents": e.URL() + "/kv_cache_events"}))
+		}
+	}
+	g := start(t, gatewayYAML("")+serverYAML("tiny", "  kvConnector: {type: trtllm}\n  kvEvents: {mode: entries}\n",
+		entries...), "-pick", "kv")
+	g.knowsKV("exact", "exact", "exact", "exact")
+	prompt := strings.Trim(strings.Repeat("7,8,9,", 120), ",")
+	held := engines[2]
+	status, _, _ := do(t, "POST", held.URL()+"/v1/completions", `{"model":"tiny","prompt":[`+prompt+`],"max_tokens":1}`)
+	require.Equal(t, 200, status)
+	eventually(t, func() bool { return sum(g.page("/metrics"), "pd_kv_events_batches_total") > len(engines) })
+	for turn := range 4 {
+		status, _, body := g.complete(fmt.Sprintf(`{"model":"tiny","prompt":[%s,%d],"max_tokens":4}`, prompt, turn))
+		require.Equal(t, 200, status)
+		assert.EqualValues(t, 352, gjson.Get(body, "usage.prompt_tokens_details.cached_tokens").Int(), body)
+	}
+	assert.Zero(t, posted(engines[0], "/v1/completions"))
+	// Another reader takes events away. The log says so, and what to do.
+	_, _, _ = do(t, "POST", held.URL()+"/v1/completions", `{"model":"tiny","prompt":[1,`+prompt+`],"max_tokens":1}`)
+	for i := 0; !strings.Contains(fmt.Sprint(g.kvWords()), "incomplete"); i++ {
+		require.Less(t, i, 1000)
+		_, _, _ = do(t, "POST", held.URL()+"/v1/completions",
+			fmt.Sprintf(`{"model":"tiny","prompt":[%d,%s],"max_tokens":1}`, i%200+10, prompt))
+		_, _, _ = do(t, "POST", held.URL()+"/kv_cache_events", "")
+	}
+	g.knowsKV("exact", "exact", "incomplete", "exact")
+	g.logs(1, "let one gateway alone read them")
 }
