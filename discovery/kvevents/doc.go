@@ -19,6 +19,9 @@
 //     commas. A host of * is the engine's own. Rank n is n ports above (attributes dpSize, or dpSizeLocal and
 //     dpStartRank). The attribute kvEventsReplay is the ROUTER's address in the same form; alone it is that
 //     of an engine which does not say it, or whose PUB socket connects. "off" as kvEvents subscribes to nothing.
+//     An address http://HOST:PORT/kv_cache_events is another way, that of TensorRT-LLM: the engine keeps its events
+//     until a POST takes them. They are gone for all others then, so only the attribute says it, and one subscriber
+//     alone may read them.
 //   - GET /kv_event_sources of vLLM (entrypoints/serve/instrumentator/basic.py), if Options.Client is there.
 //   - GET /server_info of SGLang (runtime_context.py, the member kv_events). Older versions do not name the ROUTER.
 //

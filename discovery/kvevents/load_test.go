@@ -133,8 +133,8 @@ func (r *teller) tells(running, waiting, used, capacity byte) {
 
 func (r *teller) address() string { return "tcp://" + r.pub.Addr() }
 
-// polled is what an engine said of itself a moment ago.
-func polled() inspect.Load {
+// polledLoad is what an engine said of itself a moment ago.
+func polledLoad() inspect.Load {
 	return inspect.Load{At: time.Now(), Running: 1, Waiting: 2, KVUsage: .9, KV: inspect.KV{Taken: 7}}
 }
 
@@ -143,7 +143,7 @@ func is(t *testing.T, s *Subscriber, requests, waiting int, usage float64) inspe
 	t.Helper()
 	var l inspect.Load
 	eventually(t, fmt.Sprint(requests, waiting, usage), func() bool {
-		l = s.Load("p", polled())
+		l = s.Load("p", polledLoad())
 		return l.Running+l.Waiting == requests && l.Waiting == waiting && l.KVUsage == usage
 	})
 	assert.InDelta(t, 7, l.KV.Taken, 0, "what the stream does not tell is that of the poll")
@@ -165,7 +165,7 @@ func TestTheLoadOfAnEngineIsThatOfAllItsRanks(t *testing.T) {
 	a.tells(0, 1, 1, 200)
 	b.tells(0, 0, 1, 250)
 	is(t, s, 1, 1, .005) // fewer than the poll has seen waiting
-	old := polled()
+	old := polledLoad()
 	old.At = old.At.Add(-time.Minute)
 	assert.Zero(t, s.Load("p", old).Waiting, "it waited a minute ago")
 	assert.Equal(t, inspect.Load{}, s.Load("another", inspect.Load{}))

@@ -88,6 +88,23 @@ func TestTheBytesOfVLLMAreRead(t *testing.T) {
 	assert.Equal(t, Exact, x.State("a").State)
 }
 
+// TensorRT-LLM over ZeroMQ (#17023, _torch/pyexecutor/kv_cache_events.py): vLLM's maps, without groups and with signed
+// hashes.
+func TestTheStreamOfTensorRTLLMIsRead(t *testing.T) {
+	x, p := New(), tokensOf(64, 1)
+	for seq, e := range []pairs{
+		{"type", "BlockStored", "block_hashes", []any{-5, 7}, "parent_block_hash", nil, "token_ids", p,
+			"block_size", 32, "lora_id", nil, "medium", "GPU", "lora_name", nil},
+		{"type", "BlockRemoved", "block_hashes", []any{7}, "medium", "GPU"},
+	} {
+		_, err := x.Apply(Source{Engine: "a", Model: "m", Rank: 1}, uint64(seq),
+			wire(nil).put([]any{1.5, []any{e}, 1}), began)
+		require.NoError(t, err)
+		assert.Equal(t, Hit{Engine: "a", Rank: 1, Device: 64 - 32*seq, Tokens: 64 - 32*seq, Exact: true},
+			held(x, "a", Query{Tokens: p}))
+	}
+}
+
 func TestEachFormOfAnEventIsRead(t *testing.T) {
 	p := tokensOf(32, 1)
 	two := []u64{1 << 63, 7}
