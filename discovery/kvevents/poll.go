@@ -110,26 +110,32 @@ func (p *poller) poll(ctx context.Context) error {
 	if resp.StatusCode != http.StatusOK {
 		return errBadStatus
 	}
-	body := &bounded{r: io.LimitReader(resp.Body, maxDrain)}
+	if err := readList(io.LimitReader(resp.Body, maxDrain), maxMessage, p.apply); err != nil {
+		return err
+	}
+	slow.Stop()
+	p.vouch()
+	return nil
+}
+
+// readList reads a JSON list and hands on each of its members, which have at most so many bytes.
+func readList(r io.Reader, most int, member func([]byte)) error {
+	body := &bounded{r: r, left: most}
 	list := json.NewDecoder(body)
-	body.left = maxMessage
 	if begin, err := list.Token(); err != nil || begin != json.Delim('[') {
 		return orNonsense(err)
 	}
 	for list.More() {
-		var event json.RawMessage
-		if err := list.Decode(&event); err != nil {
+		var m json.RawMessage
+		if err := list.Decode(&m); err != nil {
 			return orNonsense(err)
 		}
-		slow.Reset(s.t.idle)
-		body.left = maxMessage
-		p.apply(event)
+		body.left = most
+		member(m)
 	}
 	if _, err := list.Token(); err != nil {
 		return orNonsense(err)
 	}
-	slow.Stop()
-	p.vouch()
 	return nil
 }
 
