@@ -23,8 +23,8 @@ type Source struct {
 // Sink takes the events. Calls for one source come one at a time; those for several sources may come at once. Payloads
 // are valid until the call returns. now is the time at which the batch was read.
 type Sink interface {
-	// Apply takes one live batch: msgpack, or of TensorRT-LLM the JSON of one event, whose event_id is seq. replay says that batches are missing, so that a replay is needed. An error says that
-	// the payload is no batch.
+	// Apply takes one live batch: msgpack, or of TensorRT-LLM the JSON of one event, whose event_id is seq. replay says
+	// that batches are missing, so that a replay is needed. An error says that the payload is no batch.
 	Apply(src Source, seq uint64, payload []byte, now time.Time) (replay bool, err error)
 	// ReplayFrom says with which batch a replay has to begin, and whether one is needed.
 	ReplayFrom(src Source) (from uint64, needed bool)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package kvindex knows which engine holds the KV of which prompts, from the events that engines publish
-// (KV-cache events: vLLM 0.33.0, vllm/distributed/kv_events.py; SGLang 0.5.23, sglang/srt/disaggregation/kv_events.py; TensorRT-LLM, as trtllm.go
-// says).
+// (KV-cache events: vLLM 0.33.0, vllm/distributed/kv_events.py; SGLang 0.5.23, sglang/srt/disaggregation/kv_events.py;
+// TensorRT-LLM's main of August 2026, as trtllm.go says).
 // docs/kv-index.md says how it works, and what it cannot know.
 //
 //	index := kvindex.New()

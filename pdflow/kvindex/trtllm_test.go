@@ -220,7 +220,8 @@ func TestEventsThatCannotBeUsedAreNoReasonToClaimMore(t *testing.T) {
 		"a hash of another": {trtStored([]u64{2}, nil, p[:16], 16, ""), unusableHash},
 		"no hash goes":      {`{"type":"removed","block_hashes":[null]}`, unusableHash},
 		"no hash moves":     {strings.Replace(trtMoved(1, 0, 1), ":1,", ":[],", 1), unusableHash},
-		"a hole":            {strings.Replace(good, `{"type":"unique_token",`, `{"type":"unique_token"},{`, 1), unusableLengths},
+		"a hole": {strings.Replace(good, `{"type":"unique_token",`, `{"type":"unique_token"},{`, 1),
+			unusableLengths},
 	} {
 		e := newTRT(t)
 		e.tell(trtCreated, good, c.event)
