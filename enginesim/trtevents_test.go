@@ -17,8 +17,9 @@ import (
 
 // TensorRT-LLM's events wait until somebody takes them, and are gone then. Those above the bound are lost.
 func TestTensorRTLLMKeepsItsEventsUntilTheyAreTaken(t *testing.T) {
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // an engine starts again
 	post := func(e *enginesim.Engine, path, body string) gjson.Result {
-		resp, err := http.Post(e.URL()+path, "application/json", strings.NewReader(body))
+		resp, err := client.Post(e.URL()+path, "application/json", strings.NewReader(body))
 		require.NoError(t, err)
 		defer resp.Body.Close()
 		b, err := io.ReadAll(resp.Body)
@@ -33,8 +34,8 @@ func TestTensorRTLLMKeepsItsEventsUntilTheyAreTaken(t *testing.T) {
 		t.Cleanup(func() { assert.NoError(t, e.Close()) })
 		return e
 	}
-	const path, prompt = "/kv_cache_events", `{"model":"tiny","prompt":"a prompt of more than three blocks of sixteen",` +
-		`"max_tokens":1}`
+	const path = "/kv_cache_events"
+	const prompt = `{"model":"tiny","prompt":"a prompt of more than three blocks of sixteen","max_tokens":1}`
 	e := start("100")
 	assert.Equal(t, `[{"event_id":0,"data":{"type":"created","num_blocks_per_cache_level":[4096,0]},`+
 		`"window_size":32768}]`, strings.ReplaceAll(post(e, path, "").Raw, " ", ""))
