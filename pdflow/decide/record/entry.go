@@ -16,7 +16,11 @@ const Version = 1
 type Header struct {
 	Version int       `json:"pdkitDecisions"`
 	Began   time.Time `json:"began"`
-	Model   string    `json:"model,omitempty"` // that clients name
+	// Recorder has another value for each [Recorder], and After tells how long after the first one of its files this one
+	// began, by a clock that nobody sets.
+	Recorder string        `json:"recorder,omitempty"`
+	After    time.Duration `json:"after,omitempty"` // in nanoseconds
+	Model    string        `json:"model,omitempty"` // that clients name
 	// Share is the part of requests that is recorded, from 0 to 1. All turns of a conversation are, or none.
 	Share  float64 `json:"share"`
 	Policy Spec    `json:"policy"`
@@ -53,10 +57,11 @@ func (s *Spec) Policy() (decide.Policy, error) {
 
 // Entry is one recorded decision, with what it was decided on and what came of it.
 type Entry struct {
-	At time.Duration // since Header.Began; below 0: decided before the file began
+	Header *Header       // of its file
+	Line   int           // of what was read; 1 is the first header
+	At     time.Duration // since Header.Began; below 0: decided before the file began
 	decide.Recorded
 	Prefixes []Prefix // of the prompt, the shortest first
-	line     int
 }
 
 // Prefix is a beginning of a prompt. Two prompts whose prefixes have the same Hash begin with the same bytes. Chance

@@ -28,47 +28,65 @@ type Problem string
 
 // The problems.
 const (
-	Cut     Problem = "cut off"           // the last line, of a writer that was killed
-	Damaged Problem = "damaged"           // it is no line that pdkit writes
-	Newer   Problem = "of a newer pdkit"  // a JSON object of a kind that is not known
-	Lost    Problem = "without an engine" // the line of one of its engines is damaged
-	Second  Problem = "another file's"    // a header in mid-file: the rest belongs to another file
+	Cut      Problem = "cut off"            // the last line, of a writer that was killed
+	Damaged  Problem = "damaged"            // it is no line that pdkit writes
+	Newer    Problem = "of a newer pdkit"   // a JSON object of a kind that is not known
+	Lost     Problem = "without an engine"  // the line of one of its engines is damaged
+	Headless Problem = "without its header" // of a file behind another one, whose first line is damaged
 )
+
+// ErrEmpty is what Read says of a file that has no decision because not even its header was written whole: the writer
+// was killed, or the disk was full.
+var ErrEmpty = errors.New("it is empty, or cut off before its first decision")
 
 func (e *LineError) Error() string { return fmt.Sprintf("line %d is %s", e.Line, string(e.Problem)) }
 
-const longestLine = 64 << 10 // bytes
+const (
+	longestLine = 64 << 10 // bytes
+	beginning   = `{"pdkitDecisions":`
+)
 
-// Read reads a file. The error says that it does not begin with the header of a version that is known. Entries come in
-// the order of their ends, with those that were decided before the file began at times below 0. They are the caller's
-// to keep. A line that cannot be read is a *[LineError] in the place of an entry, and the next lines go on; any other
-// error is the reader's, and the last.
+// Read reads a file, or several that were joined. The error says that it does not begin with the header of a version
+// that is known; [ErrEmpty] is one. Entries come in the order of their ends, with those that were decided before the
+// file began at times below 0. They are the caller's to keep. A line that cannot be read is a *[LineError] in the place
+// of an entry, and the next lines go on; any other error is the reader's, and the last.
 func Read(from io.Reader) (Header, iter.Seq2[*Entry, error], error) {
 	r := &reader{in: bufio.NewReaderSize(from, longestLine)}
-	line, _, err := r.next()
+	line, whole, err := r.next()
 	if err != nil && !errors.Is(err, io.EOF) {
 		return Header{}, nil, err
 	}
-	h, is := headerOf(line)
-	switch {
-	case !is:
-		return h, nil, errors.New("it does not begin as a record of decisions does")
-	case h.Version > Version:
-		return h, nil, fmt.Errorf("a newer pdkit has written it: its version is %d, and %d is the newest known here",
+	h, _ := headerIn(line)
+	switch text := bytes.Trim(line, "\x00 \r\n"); {
+	case h != nil && h.Version > Version:
+		return *h, nil, fmt.Errorf("a newer pdkit has written it: its version is %d, and %d is the newest known here",
 			h.Version, Version)
+	case h != nil:
+		r.header = h
+		return *h, r.entries, nil
+	case !whole && bytes.HasPrefix(text, []byte(beginning)[:min(len(text), len(beginning))]):
+		return Header{}, nil, ErrEmpty
 	}
-	r.began = h.Began
-	return h, r.entries, nil
+	return Header{}, nil, errors.New("it does not begin as a record of decisions does")
 }
 
-func headerOf(line []byte) (h Header, is bool) {
-	return h, json.Unmarshal(line, &h) == nil && h.Version > 0
+// headerIn returns the header that a line is, or has behind what was left of a file that was cut off before this one was
+// joined to it; nil: there is none.
+func headerIn(line []byte) (h *Header, behind bool) {
+	from := max(0, bytes.LastIndex(line, []byte(beginning)))
+	h = &Header{}
+	if json.Unmarshal(line[from:], h) != nil || h.Version <= 0 {
+		return nil, false
+	}
+	return h, from > 0
 }
 
 type reader struct {
 	in      *bufio.Reader
 	line    int
-	began   time.Time
+	header  *Header
+	skip    Problem // of all lines up to the next header
+	last    uint64  // number of an engine or link
 	engines [2 * windowMost]knownEngine
 	links   [2 * windowMost]linkLine
 }
@@ -78,20 +96,20 @@ type knownEngine struct {
 	id string
 }
 
-// next returns the next line, which is valid until the one after it. whole is false for the last one without an end.
+// next returns the next line, which is valid until the one after it. whole is false for the last one without an end. Of
+// a line that is too long it returns the end.
 func (r *reader) next() (line []byte, whole bool, err error) {
 	r.line++
 	line, err = r.in.ReadSlice('\n')
 	if errors.Is(err, bufio.ErrBufferFull) { // pdkit writes no such line
+		var before []byte
 		for errors.Is(err, bufio.ErrBufferFull) {
-			_, err = r.in.ReadSlice('\n')
+			before = append(before[:0], line[len(line)/2:]...)
+			line, err = r.in.ReadSlice('\n')
 		}
-		return []byte("?"), true, err
+		line = append(before, line...)
 	}
-	if err == nil {
-		return line, true, nil
-	}
-	return line, false, err
+	return line, err == nil, err
 }
 
 func (r *reader) entries(yield func(*Entry, error) bool) {
@@ -106,8 +124,7 @@ func (r *reader) entries(yield func(*Entry, error) bool) {
 			if problem == Damaged && !whole {
 				problem = Cut
 			}
-			if problem != "" && !yield(nil, &LineError{r.line, problem}) || problem == Second ||
-				entry != nil && !yield(entry, nil) {
+			if problem != "" && !yield(nil, &LineError{r.line, problem}) || entry != nil && !yield(entry, nil) {
 				return
 			}
 		}
@@ -115,6 +132,25 @@ func (r *reader) entries(yield func(*Entry, error) bool) {
 			return
 		}
 	}
+}
+
+// begin begins the next file of those that were joined.
+func (r *reader) begin(h *Header) {
+	*r = reader{in: r.in, line: r.line, header: h}
+	if h.Version > Version {
+		r.skip = Newer
+	}
+}
+
+// follows reports whether a number comes behind those that the file has, as all do. Else the header of another file is
+// missing before it.
+func (r *reader) follows(number uint64) bool {
+	if number <= r.last {
+		r.skip = Headless
+		return false
+	}
+	r.last = number
+	return true
 }
 
 // line has the members of all kinds of lines.
@@ -141,10 +177,14 @@ type line struct {
 // read reads a line. It returns neither an entry nor a problem for a line that entries refer to.
 func (r *reader) read(raw []byte) (*Entry, Problem) {
 	var l line
-	if json.Unmarshal(raw, &l) != nil {
-		return nil, Damaged
+	known := json.Unmarshal(raw, &l) == nil
+	number := max(l.Engine, l.Link)
+	if !known || number == 0 && (l.At == nil || l.Data == "") {
+		return nil, r.other(raw, known)
 	}
 	switch {
+	case r.skip != "" || number > 0 && !r.follows(number):
+		return nil, r.skip
 	case l.Engine > 0:
 		x := &r.engines[l.Engine%uint64(len(r.engines))]
 		x.engineLine = engineLine{l.Engine, decide.Speed{Base: l.Speed[0], PerRequest: l.Speed[1],
@@ -154,13 +194,25 @@ func (r *reader) read(raw []byte) (*Entry, Problem) {
 	case l.Link > 0:
 		r.links[l.Link%uint64(len(r.links))] = linkLine{l.Link, l.TokenBytes, l.BytesPerSecond}
 		return nil, ""
-	case l.At != nil && l.Data != "":
-		return r.entry(&l)
 	}
-	if _, is := headerOf(raw); is {
-		return nil, Second
+	return r.entry(&l)
+}
+
+// other reads a line that is of no decision: a header, or one that cannot be read.
+func (r *reader) other(raw []byte, known bool) Problem {
+	h, behind := headerIn(raw)
+	switch {
+	case h != nil:
+		if r.begin(h); behind {
+			return Cut
+		}
+		return ""
+	case r.skip != "":
+		return r.skip
+	case known:
+		return Newer
 	}
-	return nil, Newer
+	return Damaged
 }
 
 func (r *reader) entry(l *line) (*Entry, Problem) {
@@ -168,9 +220,9 @@ func (r *reader) entry(l *line) (*Entry, Problem) {
 	if !(*l.At > -timeMost && *l.At < timeMost) {
 		return nil, Damaged
 	}
-	e := &Entry{At: duration(*l.At, time.Second)}
+	e := &Entry{Header: r.header, Line: r.line, At: duration(*l.At, time.Second)}
 	e.Attempt, e.Instead = max(l.Attempt, 1), l.Instead
-	e.Time, e.line = r.began.Add(e.At), r.line
+	e.Time = r.header.Began.Add(e.At)
 	e.Result = decide.Result{TTFT: duration(l.Result[0], time.Millisecond),
 		ITL: duration(l.Result[1], time.Millisecond), Took: duration(l.Result[2], time.Millisecond),
 		Output: count(l.Result[3]), Cached: count(l.Result[4]), Error: l.Error}

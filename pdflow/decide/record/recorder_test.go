@@ -292,18 +292,13 @@ func TestAFileThatIsDamagedIsReadAsFarAsItGoes(t *testing.T) {
 		"a long line":    {with(decision, strings.Repeat("x", 1<<20)+"\n"), map[record.Problem]int{record.Damaged: 1}},
 		"another kind":   {with(decision, `{"weather":"fine"}`+"\n"), map[record.Problem]int{record.Newer: 1}},
 		"another action": {changed(`"action":"`, `"action":"x`), map[record.Problem]int{record.Newer: 1}},
-		"two files":      {whole + whole, map[record.Problem]int{record.Second: 1}},
 		"an empty line":  {with(decision, "\n"), map[record.Problem]int{}},
 	} {
 		report, err := record.Verify(strings.NewReader(c.text))
 		require.NoError(t, err, name)
 		assert.Equal(t, c.want, report.Problems, name)
 		assert.Nil(t, report.First, name)
-		want := all.Read - 1
-		if name == "two files" {
-			want = all.Read
-		}
-		assert.Equal(t, want, report.Alike, name)
+		assert.Equal(t, all.Read-1, report.Alike, name)
 	}
 	report, err := record.Verify(strings.NewReader(with(engine, "{}\n")))
 	require.NoError(t, err)
@@ -312,10 +307,50 @@ func TestAFileThatIsDamagedIsReadAsFarAsItGoes(t *testing.T) {
 	assert.Nil(t, report.First)
 	assert.Equal(t, all.Read, report.Alike+report.Problems[record.Lost])
 
-	for _, text := range []string{"", "{}", "garbage\n", `{"at":1}` + "\n",
+	for _, text := range []string{"{}", "garbage\n", `{"at":1}` + "\n", "\n",
 		strings.Replace(whole, `"pdkitDecisions":1`, `"pdkitDecisions":2`, 1)} {
 		_, err := record.Verify(strings.NewReader(text))
 		require.Error(t, err)
+		require.NotErrorIs(t, err, record.ErrEmpty)
+	}
+	// A gateway that was killed, a disk that was full, and a machine that lost its power.
+	for _, text := range []string{"", `{"pdk`, lines[0][:len(lines[0])-3], strings.Repeat("\x00", 1<<18)} {
+		_, err := record.Verify(strings.NewReader(text))
+		require.ErrorIs(t, err, record.ErrEmpty)
+	}
+}
+
+// Whatever was left of a file that was cut off, what stands behind it belongs to the next one's header, or to none.
+func TestFilesThatWereJoinedAreReadAsEachByItself(t *testing.T) {
+	recorded := func(spec record.Spec) string {
+		var f files
+		r := record.New(record.Options{Header: record.Header{Policy: spec, Share: 1}, Open: f.open})
+		newFleet(t, spec, decide.Options{Engine: h100}, r).serve(100)
+		r.Close()
+		return f.text(0)
+	}
+	a := recorded(record.Spec{Mode: "threshold", MinPromptTokens: 100})
+	b := recorded(record.Spec{Mode: "never"})
+	header, rest, _ := strings.Cut(b, "\n")
+	inA, inB, lines := strings.Count(a, `{"at":`), strings.Count(b, `{"at":`), strings.Count(rest, "\n")
+	type problems = map[record.Problem]int
+	for name, c := range map[string]struct {
+		text  string
+		alike int
+		want  problems
+	}{
+		"whole":         {a + b + a, 2*inA + inB, problems{}},
+		"cut off":         {a[:len(a)-9] + b, inA - 1 + inB, problems{record.Cut: 1}},
+		"only a header":   {a[:9] + b, inB, problems{}},
+		"no power":        {a + strings.Repeat("\x00", 2<<16-50) + b, inA + inB, problems{record.Cut: 1}},
+		"a newer one":     {a + strings.Replace(b, `s":1,`, `s":2,`, 1) + a, 2 * inA, problems{record.Newer: lines}},
+		"a header is bad": {a + header[9:] + "\n" + rest + b, inA + inB, problems{record.Damaged: 1, record.Headless: lines}},
+	} {
+		report, err := record.Verify(strings.NewReader(c.text))
+		require.NoError(t, err, name)
+		assert.Nil(t, report.First, "%s: %v", name, report.First)
+		assert.Equal(t, c.want, report.Problems, name)
+		assert.Equal(t, c.alike, report.Alike, name)
 	}
 }
 

@@ -22,23 +22,20 @@ type Report struct {
 
 // Difference is a decision that the policy decides otherwise.
 type Difference struct {
-	Line  int
 	Entry *Entry
 	Now   decide.Decision
 }
 
-// Verify evaluates each decision of a file with the policy that the file's header names, as the code at hand has it.
-// The error is that of [Read], or of the header's policy.
+// Verify evaluates each decision of a file with the policy that the file's header names, as the code at hand has it. Of
+// files that were joined, the report has the first one's header. The error is that of [Read], or of a header's policy.
 func Verify(from io.Reader) (*Report, error) {
 	h, entries, err := Read(from)
 	if err != nil {
 		return nil, err
 	}
-	policy, err := h.Policy.Policy()
-	if err != nil {
-		return nil, err
-	}
 	r := &Report{Header: h, Problems: map[Problem]int{}}
+	var last *Header
+	var policy decide.Policy
 	for e, err := range entries {
 		if bad, ok := errors.AsType[*LineError](err); ok {
 			r.Problems[bad.Problem]++
@@ -46,12 +43,18 @@ func Verify(from io.Reader) (*Report, error) {
 		} else if err != nil {
 			return r, err
 		}
+		if e.Header != last {
+			if policy, err = e.Header.Policy.Policy(); err != nil {
+				return nil, err
+			}
+			last = e.Header
+		}
 		r.Read++
 		var now decide.Decision
 		if policy.Decide(&e.Input, &now); now == e.Decision {
 			r.Alike++
 		} else if r.First == nil {
-			r.First = &Difference{Line: e.line, Entry: e, Now: now}
+			r.First = &Difference{Entry: e, Now: now}
 		}
 	}
 	return r, nil
@@ -61,7 +64,7 @@ func Verify(from io.Reader) (*Report, error) {
 func (d *Difference) String() string {
 	e := d.Entry
 	var b strings.Builder
-	fmt.Fprintf(&b, "line %d, decided at %s on a prompt of %d tokens:\n", d.Line,
+	fmt.Fprintf(&b, "line %d, decided at %s on a prompt of %d tokens:\n", e.Line,
 		e.Time.UTC().Format("2006-01-02T15:04:05.000Z"), e.Input.Prompt)
 	fmt.Fprintf(&b, "  recorded: %s\n  now:      %s", e.words(&e.Decision), e.words(&d.Now))
 	return b.String()
