@@ -111,6 +111,7 @@ func TestAFileThatWasMovedIsFollowedByAnotherOne(t *testing.T) {
 		for i := range 9 {
 			end(r)
 			time.Sleep(time.Second)
+			synctest.Wait()
 			*all[len(all)-1].gone = i%3 == 2
 		}
 		r.Close()

@@ -339,7 +339,7 @@ func TestFilesThatWereJoinedAreReadAsEachByItself(t *testing.T) {
 		alike int
 		want  problems
 	}{
-		"whole":         {a + b + a, 2*inA + inB, problems{}},
+		"whole":           {a + b + a, 2*inA + inB, problems{}},
 		"cut off":         {a[:len(a)-9] + b, inA - 1 + inB, problems{record.Cut: 1}},
 		"only a header":   {a[:9] + b, inB, problems{}},
 		"no power":        {a + strings.Repeat("\x00", 2<<16-50) + b, inA + inB, problems{record.Cut: 1}},
