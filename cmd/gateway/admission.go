@@ -33,8 +33,8 @@ func (m *model) admitting(tel *telemetry, to *recording) (pdflow.Picker, error) 
 	if err != nil {
 		return nil, err
 	}
-	m.admission = m.pool.admission
-	if m.admission == nil || m.admission.key != string(key) {
+	a := m.pool.admission
+	if a == nil || a.key != string(key) {
 		limits.Attributes = []attribute.KeyValue{attribute.String("gen_ai.request.model", m.Model())}
 		if tel.meters != nil {
 			limits.MeterProvider = tel.meters
@@ -49,9 +49,10 @@ func (m *model) admitting(tel *telemetry, to *recording) (pdflow.Picker, error) 
 		if err != nil {
 			return nil, err
 		}
-		m.admission = &admission{Picker: picker, key: string(key)}
+		a = &admission{Picker: picker, key: string(key)}
 	}
-	m.admission.users.Add(1)
+	a.users.Add(1)
+	m.admission = a // and from here on, release ends it
 	return m.admission, nil
 }
 

@@ -102,7 +102,7 @@ func build(cfg *configuration, tel *telemetry, log *slog.Logger) (*gateway, erro
 		}
 	}
 	return g, errors.Join(tel.observeModels(g.models), tel.observeKVEvents(g.models),
-		tel.observeRecords(g.models), tel.observeBytes(g.budget))
+		tel.observeBytes(g.budget))
 }
 
 // models are those that are served now.

@@ -37,8 +37,8 @@ func (m *model) deciding(tel *telemetry, to *recording) (pdflow.Picker, error) {
 	if err != nil {
 		return nil, err
 	}
-	m.decision = m.pool.decision
-	if m.decision == nil || m.decision.key != string(key) {
+	d := m.pool.decision
+	if d == nil || d.key != string(key) {
 		o.Attributes = []attribute.KeyValue{attribute.String("gen_ai.request.model", m.Model())}
 		if tel.meters != nil {
 			o.MeterProvider = tel.meters
@@ -46,7 +46,10 @@ func (m *model) deciding(tel *telemetry, to *recording) (pdflow.Picker, error) {
 		if m.inspected != nil {
 			o.Load = m.pool.load
 		}
-		recorder := to.recorder(m)
+		recorder, err := to.recorder(m, tel)
+		if err != nil {
+			return nil, err
+		}
 		if recorder != nil {
 			o.Recorder = recorder
 		}
@@ -57,9 +60,10 @@ func (m *model) deciding(tel *telemetry, to *recording) (pdflow.Picker, error) {
 			}
 			return nil, err
 		}
-		m.decision = &decision{Picker: picker, recorder: recorder, key: string(key)}
+		d = &decision{Picker: picker, recorder: recorder, key: string(key)}
 	}
-	m.decision.users.Add(1)
+	d.users.Add(1)
+	m.decision = d // and from here on, release ends it
 	return m.decision, nil
 }
 

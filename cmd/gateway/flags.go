@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"strconv"
 	"strings"
 	"time"
 
@@ -42,7 +43,12 @@ func parseFlags(args []string, stderr io.Writer) (flags, error) {
 	fs.StringVar(&f.trace, "trace", "", "write the spans of each request to `FILE` as JSON lines")
 	fs.StringVar(&f.recording.folder, "record-decisions", "",
 		"record the decisions of spec.decision in `FOLDER`, for pdctl replay; \"\": nowhere")
-	fs.Float64Var(&f.recording.share, "record-share", 1, "the `SHARE` of conversations that is recorded")
+	f.recording.share = 1
+	fs.Func("record-share", "the `SHARE` of conversations that is recorded (default 1)", func(s string) (err error) {
+		f.recording.shared = true
+		f.recording.share, err = strconv.ParseFloat(s, 64)
+		return err
+	})
 	fs.BoolVar(&f.pprof, "pprof", false, "serve Go's profiles under /debug/pprof/ of the admin address")
 	fs.StringVar(&f.genAI, "gen-ai", "", "also record metrics by OpenTelemetry's conventions for generative AI, "+
 		"with `PROVIDER` as gen_ai.provider.name: vllm, sglang …")
@@ -102,7 +108,7 @@ func (f flags) override(cfg *configuration) error {
 				Remedy: "write a period like 1m, or 0 for never"})
 		}
 	}
-	errs = append(errs, f.recording.check())
+	f.recording.note(cfg)
 	if f.listen != nil {
 		g.Listen = *f.listen
 		errs = append(errs, checkAddress("-listen", g.Listen))

@@ -53,7 +53,10 @@ func run(args []string, stdout, stderr io.Writer, signals <-chan os.Signal) int 
 		fmt.Fprintln(stdout, cmdline.Line("gateway"))
 		return exitOK
 	}
-	cfg, err := load(f.config, f.read)
+	var cfg *configuration
+	if err = f.recording.check(); err == nil {
+		cfg, err = load(f.config, f.read)
+	}
 	if err == nil && f.check {
 		err = cfg.unusable()
 	}
