@@ -44,6 +44,10 @@ func (c *replayCmd) Run(s streams) error {
 	decisions, alike := 0, 0
 	for _, name := range c.Files {
 		v, err := verifyFile(name, s.in)
+		if errors.Is(err, record.ErrEmpty) {
+			tellEmpty(name, s)
+			continue
+		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
@@ -68,15 +72,12 @@ func (c *replayCmd) Run(s streams) error {
 }
 
 func verifyFile(name string, in io.Reader) (verified, error) {
-	if name != "-" {
-		f, err := os.Open(name)
-		if err != nil {
-			return verified{}, errors.Unwrap(err)
-		}
-		defer f.Close()
-		in = f
+	from, err := opened(name, in)
+	if err != nil {
+		return verified{}, err
 	}
-	r, err := record.Verify(in)
+	defer from.Close()
+	r, err := record.Verify(from)
 	if err != nil {
 		return verified{}, err
 	}
@@ -87,13 +88,33 @@ func verifyFile(name string, in io.Reader) (verified, error) {
 	return v, nil
 }
 
+// opened opens a file; - is the standard input. The error does not have its name.
+func opened(name string, in io.Reader) (io.ReadCloser, error) {
+	if name == "-" {
+		return io.NopCloser(in), nil
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, errors.Unwrap(err)
+	}
+	return f, nil
+}
+
+func tellEmpty(name string, s streams) {
+	fmt.Fprintf(s.err, "pdctl: %s is not read: %v\n", name, record.ErrEmpty)
+}
+
+func printProblems(out io.Writer, before string, all map[record.Problem]int) {
+	for _, problem := range slices.Sorted(maps.Keys(all)) {
+		fmt.Fprintf(out, "%snot read: %d × a line that is %s\n", before, all[problem], problem)
+	}
+}
+
 func (v *verified) print(out io.Writer) {
 	h := &v.Header
 	fmt.Fprintf(out, "%s: model %s, mode %s, %g of conversations from %s\n", v.File, h.Model, h.Policy.Mode, h.Share,
 		h.Began.UTC().Format("2006-01-02T15:04:05Z"))
-	for _, problem := range slices.Sorted(maps.Keys(v.Problems)) {
-		fmt.Fprintf(out, "  not read: %d × a line that is %s\n", v.Problems[problem], problem)
-	}
+	printProblems(out, "  ", v.Problems)
 	if v.Decisions == 0 {
 		return
 	}

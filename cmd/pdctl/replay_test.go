@@ -3,8 +3,10 @@
 package main
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -64,5 +66,44 @@ func TestReplayNeedsARecord(t *testing.T) {
 		code, _, errs := pdctl(t, "", "replay", recordedDecisions, flag)
 		assert.Equal(t, exitUsage, code)
 		assert.Contains(t, errs, words)
+	}
+}
+
+// One of the files is of a gateway that was killed, one of a disk that was full, and one is two that were joined.
+func TestAFileThatWasCutOffEndsNoReplay(t *testing.T) {
+	raw, err := os.ReadFile(recordedTraffic(t))
+	require.NoError(t, err)
+	folder := t.TempDir()
+	var files []string
+	for name, text := range map[string][]byte{"a": raw, "b": nil, "c": raw[:9], "d": raw[:len(raw)-9],
+		"e": append(raw[:len(raw)-9:len(raw)-9], raw...)} {
+		files = append(files, filepath.Join(folder, name))
+		require.NoError(t, os.WriteFile(files[len(files)-1], text, 0o600))
+	}
+	slices.Sort(files)
+	told := func(errs string, more ...string) {
+		for _, name := range []string{"b", "c"} {
+			assert.Contains(t, errs, name+" is not read: it is empty, or cut off before its first decision\n")
+		}
+		for _, line := range more {
+			assert.Contains(t, errs, line+": not read: 1 × a line that is cut off\n")
+		}
+	}
+	code, out, errs := pdctl(t, "", append([]string{"replay", "--verify"}, files...)...)
+	assert.Equal(t, exitOK, code, errs)
+	assert.Equal(t, 3, strings.Count(out, "are alike: 100 %"), out)
+	assert.Contains(t, out, "159 of 159")
+	told(errs)
+	code, out, errs = pdctl(t, "", append([]string{"replay", "--policy=never", "--json"}, files...)...)
+	assert.Equal(t, exitOK, code, errs)
+	var a answered
+	require.NoError(t, json.Unmarshal([]byte(out), &a))
+	assert.Equal(t, 80+79+79+80, a.Recorded.Requests)
+	assert.Equal(t, 2, a.Unread)
+	told(errs, "d", "e")
+	for _, args := range [][]string{{"--verify"}, {"--policy=never"}} {
+		code, _, errs = pdctl(t, "", append([]string{"replay", files[1], files[2]}, args...)...)
+		assert.Equal(t, exitUsage, code)
+		assert.Contains(t, errs, "no decision")
 	}
 }

@@ -4,11 +4,10 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
-	"iter"
-	"os"
 	"text/tabwriter"
 	"time"
 
@@ -36,16 +35,13 @@ func (c *whatIf) asked() bool {
 	return c.Policy != "" || c.MinPromptTokens != 0 || c.UncachedTokens != 0 || c.Prefill != nil || c.Decode != nil
 }
 
-// enginesMost are those of one role that are played: each takes memory and time.
-const enginesMost = 4096
-
 func (c *whatIf) check() error {
 	for _, x := range [...]struct {
 		flag string
 		n    *int
 	}{{"--prefill", c.Prefill}, {"--decode", c.Decode}} {
-		if x.n != nil && (*x.n < 1 || *x.n > enginesMost) {
-			return fmt.Errorf("%s has a number of engines from 1 to %d", x.flag, enginesMost)
+		if x.n != nil && (*x.n < 1 || *x.n > simulate.EnginesMost) {
+			return fmt.Errorf("%s has a number of engines from 1 to %d", x.flag, simulate.EnginesMost)
 		}
 	}
 	switch {
@@ -78,14 +74,11 @@ func (c *whatIf) answer(files []string, asJSON bool, s streams) error {
 	}
 	ctx, stop := interruptible()
 	defer stop()
-	h, entries, err := recordedIn(files, s.in)
+	r, err := readRecorded(ctx, files, s, c.Seed)
 	if err != nil {
-		return err
+		return orInterrupted(ctx, err)
 	}
-	r, err := simulate.ReadRecorded(&h, entries, c.Seed)
-	if err != nil {
-		return err
-	}
+	h := &r.Header
 	if r.By.Pick, err = pick.ParsePolicy(c.Pick); err != nil {
 		return err
 	}
@@ -125,53 +118,53 @@ func (c *whatIf) answer(files []string, asJSON bool, s streams) error {
 	return a.print(s.out, h.Policy.Mode, spec.Mode)
 }
 
-// recordedIn reads the files of one gateway, one after the other.
-func recordedIn(files []string, in io.Reader) (first record.Header, all iter.Seq2[*record.Entry, error], err error) {
-	var entries []*record.Entry
-	unread := 0
-	for i, name := range files {
-		from := in
-		if name != "-" {
-			f, err := os.Open(name)
-			if err != nil {
-				return first, nil, err
+// readRecorded reads the files of one gateway, one after the other. What is wrong with a file that is not the end of all
+// is told.
+func readRecorded(ctx context.Context, files []string, s streams, seed uint64) (*simulate.Recorded, error) {
+	var name string
+	r, err := simulate.ReadRecorded(ctx, func(yield func(*record.Entry, error) bool) {
+		for _, name = range files {
+			if !recordedIn(name, s, yield) {
+				return
 			}
-			defer f.Close()
-			from = f
 		}
-		h, some, err := record.Read(from)
-		if err != nil {
-			return first, nil, fmt.Errorf("%s: %w", name, err)
+	}, seed)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	if r.SetBack > 0 {
+		fmt.Fprintf(s.err, "pdctl: of %d files the clock was set back, or they are in another order: each is played "+
+			"behind the one before it\n", r.SetBack)
+	}
+	return r, nil
+}
+
+// recordedIn yields the entries of a file, and what is wrong with its lines, which it tells at the end.
+func recordedIn(name string, s streams, yield func(*record.Entry, error) bool) (more bool) {
+	from, err := opened(name, s.in)
+	if err != nil {
+		return yield(nil, err)
+	}
+	defer from.Close()
+	_, entries, err := record.Read(from)
+	if errors.Is(err, record.ErrEmpty) {
+		tellEmpty(name, s)
+		return true
+	}
+	if err != nil {
+		return yield(nil, err)
+	}
+	problems := map[record.Problem]int{}
+	defer func() { printProblems(s.err, name+": ", problems) }()
+	for e, err := range entries {
+		if bad, is := errors.AsType[*record.LineError](err); is {
+			problems[bad.Problem]++
 		}
-		switch {
-		case i == 0:
-			first = h
-		case h.Policy != first.Policy || h.DryRun != first.DryRun || h.Share != first.Share || h.Model != first.Model:
-			return first, nil, fmt.Errorf("%s: it has another model, policy or share than %s", name, files[0])
-		}
-		for e, err := range some {
-			if _, is := errors.AsType[*record.LineError](err); is {
-				unread++
-				continue
-			} else if err != nil {
-				return first, nil, fmt.Errorf("%s: %w", name, err)
-			}
-			e.At += h.Began.Sub(first.Began)
-			entries = append(entries, e)
+		if !yield(e, err) {
+			return false
 		}
 	}
-	return first, func(yield func(*record.Entry, error) bool) {
-		for range unread {
-			if !yield(nil, &record.LineError{}) {
-				return
-			}
-		}
-		for _, e := range entries {
-			if !yield(e, nil) {
-				return
-			}
-		}
-	}, nil
+	return true
 }
 
 // print writes the answer as a table.

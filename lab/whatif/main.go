@@ -100,7 +100,7 @@ func try(ctx context.Context, load []request, changes []change) (*trial, error) 
 	if err != nil {
 		return nil, err
 	}
-	r, err := recorded(file)
+	r, err := recorded(ctx, file)
 	if err != nil {
 		return nil, err
 	}
@@ -129,7 +129,7 @@ func try(ctx context.Context, load []request, changes []change) (*trial, error) 
 		if err != nil {
 			return nil, err
 		}
-		r, err := recorded(file)
+		r, err := recorded(ctx, file)
 		if err != nil {
 			return nil, err
 		}
@@ -138,10 +138,10 @@ func try(ctx context.Context, load []request, changes []change) (*trial, error) 
 	return t, nil
 }
 
-func recorded(file []byte) (*simulate.Recorded, error) {
-	h, entries, err := record.Read(bytes.NewReader(file))
+func recorded(ctx context.Context, file []byte) (*simulate.Recorded, error) {
+	_, entries, err := record.Read(bytes.NewReader(file))
 	if err != nil {
 		return nil, err
 	}
-	return simulate.ReadRecorded(&h, entries, 1)
+	return simulate.ReadRecorded(ctx, entries, 1)
 }

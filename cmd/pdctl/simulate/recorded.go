@@ -4,6 +4,7 @@ package simulate
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"iter"
@@ -22,12 +23,14 @@ import (
 
 // Recorded is the traffic of a gateway that has recorded its decisions, and the set-up that it had.
 type Recorded struct {
-	Trace *Trace
-	Fleet Fleet    // with the speeds, memory and link that decisions were made by
-	By    Deciding // Policy nil: not known
+	Header record.Header // of the first file
+	Trace  *Trace
+	Fleet  Fleet    // with the speeds, memory and link that decisions were made by
+	By     Deciding // Policy nil: not known
 
 	Copies  float64 // so many requests are played for each recorded one, since only a part was recorded
 	Unread  int     // lines that could not be read
+	SetBack int     // files that began before the one that stands before them: they are played behind that
 	Assumed int     // responses of which no length was recorded: they get that of another one
 
 	came []shown
@@ -36,9 +39,17 @@ type Recorded struct {
 // What is played of a file, which may come from anybody, at most.
 const (
 	playedMost = 5e6 // requests
-	tokensMost = 1 << 24
+	tokensMost = 1e11
+	blocksMost = 1 << 25 // of KV, in the memory of all engines
 	longest    = 366 * 24 * time.Hour
+	promptLong = promptMost / tokenBytes // tokens
+	memoryMost = 1 << 28                 // tokens of an engine
+	stepMost   = 10.                     // seconds, of each term of a step
+	bytesMost  = 1e15
 )
+
+// EnginesMost are those of one role that are played: each takes memory and time.
+const EnginesMost = 4096
 
 // What a recording does not tell of engines.
 const (
@@ -46,41 +57,73 @@ const (
 	usualStep   = 2048 // tokens: vLLM's max_num_batched_tokens for most cards
 	usualBlock  = 16
 	usualBlocks = 25_000
+	lagMost     = 5 * time.Second // an older figure counts for nothing: see decide.Options.Load
 )
 
-// ReadRecorded makes a trace of recorded decisions. The same seed gives the same one.
-func ReadRecorded(h *record.Header, entries iter.Seq2[*record.Entry, error], seed uint64) (*Recorded, error) {
-	var all []*record.Entry
-	unread := 0
+// attempt is what is kept of a recorded decision.
+type attempt struct {
+	shown
+	at                     time.Duration
+	prompt, output, cached int
+	exact                  bool
+	own                    decide.Class
+	prefixes               []record.Prefix
+}
+
+// ReadRecorded makes a trace of recorded decisions, of one file or of several behind each other. The same seed gives the
+// same one. The error is a *[record.LineError] if a number is none that an engine or a client can have.
+func ReadRecorded(ctx context.Context, entries iter.Seq2[*record.Entry, error], seed uint64) (*Recorded, error) {
+	r := &Recorded{}
+	var all []attempt
+	var files clock
+	var seen fleetSeen
+	tokens := 0.
 	for e, err := range entries {
 		if _, is := errors.AsType[*record.LineError](err); is {
-			unread++
+			r.Unread++
 			continue
+		}
+		if err == nil && len(all)%1024 == 0 {
+			err = ctx.Err()
+		}
+		if err == nil {
+			err = files.check(e)
 		}
 		if err != nil {
 			return nil, err
 		}
-		if e.Attempt <= 1 { // the outcome of a retry is that of other engines' faults
-			all = append(all, e)
+		if e.Attempt > 1 { // the outcome of a retry is that of other engines' faults
+			continue
+		}
+		at := files.at(e)
+		if what := wild(e, at); what != "" {
+			return nil, &record.LineError{Line: e.Line, Problem: record.Problem("beyond what is played: " + what)}
+		}
+		seen.add(e, at)
+		a := attempt{at: at, prompt: max(1, e.Input.Prompt), output: e.Result.Output, cached: e.Result.Cached,
+			exact: e.Input.Exact, own: e.Input.Class, prefixes: e.Prefixes}
+		for _, candidates := range [2][]decide.Candidate{e.Input.Prefill, e.Input.Decode} {
+			for k := range candidates {
+				a.cached = max(a.cached, candidates[k].Cached)
+			}
+		}
+		refused := e.Result.Error == string(pdflow.CodeOverloaded)
+		a.shown = shown{ttft: e.Result.TTFT.Seconds(), itl: e.Result.ITL.Seconds(),
+			split: e.Prefill != "" && e.Result.Error == "", refused: refused,
+			failed: e.Result.Error != "" && !refused}
+		all = append(all, a)
+		tokens += float64(a.prompt)
+		if n, share := float64(len(all)), files.first.Share; n/share > playedMost || tokens/share > tokensMost {
+			return nil, fmt.Errorf("the files stand for more than %g requests or %g tokens, which is the most that is "+
+				"played: take fewer files", float64(playedMost), float64(tokensMost))
 		}
 	}
 	if len(all) == 0 {
 		return nil, errors.New("the file has no decisions")
 	}
-	if !(h.Share > 0 && h.Share <= 1) {
-		return nil, errors.New("the file does not say which share of the requests it has")
-	}
-	if played := float64(len(all)) / h.Share; played > playedMost {
-		return nil, fmt.Errorf("the file stands for %.3g requests, and at most %g are played: take fewer files", played,
-			float64(playedMost))
-	}
-	for _, e := range all {
-		if e.Input.Prompt > tokensMost || e.Result.Output > tokensMost || !(e.At.Abs() < longest) {
-			return nil, errors.New("the file has a request of more tokens than any engine takes, or of another year")
-		}
-	}
-	slices.SortStableFunc(all, func(a, b *record.Entry) int { return cmp.Compare(a.At, b.At) })
-	r := &Recorded{Copies: 1 / h.Share, Unread: unread}
+	r.SetBack = files.setBack
+	slices.SortStableFunc(all, func(a, b attempt) int { return cmp.Compare(a.at, b.at) })
+	h := files.first
 	policy, err := h.Policy.Policy()
 	if err != nil {
 		return nil, err
@@ -88,91 +131,219 @@ func ReadRecorded(h *record.Header, entries iter.Seq2[*record.Entry, error], see
 	if h.DryRun {
 		policy = decide.Always()
 	}
+	r.Header, r.Copies = *h, 1/h.Share
 	r.By = Deciding{Policy: policy, Pick: pick.PrefixAffinity(), Class: decide.Class{
 		TTFT: cmp.Or(h.Policy.TTFT, decide.DefaultTTFT), ITL: cmp.Or(h.Policy.ITL, decide.DefaultITL)}}
-	if err := r.setUp(all); err != nil {
+	if err := seen.setUp(r, all[len(all)-1].at-all[0].at); err != nil {
 		return nil, err
 	}
-	for _, e := range all {
-		refused := e.Result.Error == string(pdflow.CodeOverloaded)
-		r.came = append(r.came, shown{class: objectives(e.Input.Class, r.By.Class), ttft: e.Result.TTFT.Seconds(),
-			itl: e.Result.ITL.Seconds(), split: e.Prefill != "" && e.Result.Error == "", refused: refused,
-			failed: e.Result.Error != "" && !refused})
+	r.came = make([]shown, len(all))
+	for i := range all {
+		r.came[i] = all[i].shown
+		r.came[i].class = objectives(all[i].own, r.By.Class)
 	}
-	r.Trace, err = r.trace(all, rand.New(rand.NewPCG(seed, 3))) //nolint:gosec // the same trace each time
+	r.Trace, err = r.trace(ctx, all, rand.New(rand.NewPCG(seed, 3))) //nolint:gosec // the same trace each time
 	return r, err
 }
 
-// setUp finds the engines, and what decisions knew of them: of each number the median.
-func (r *Recorded) setUp(all []*record.Entry) error {
-	var known [2]struct {
-		base, request, context, prompt, memory []float64
-		engines                                map[string][2]time.Duration // when each was first seen, and last
-	}
-	var tokenBytes, link, age []float64
-	var alone, exact, read bool
-	for _, e := range all {
-		for role, candidates := range [2][]decide.Candidate{e.Input.Prefill, e.Input.Decode} {
-			k := &known[role]
-			for i := range candidates {
-				c := &candidates[i]
-				if s := c.Speed; s.PerPrompt > 0 {
-					k.base, k.request = append(k.base, s.Base), append(k.request, s.PerRequest)
-					k.context, k.prompt = append(k.context, s.PerContext), append(k.prompt, s.PerPrompt)
-				}
-				if c.KV.Total > 0 {
-					k.memory = append(k.memory, float64(c.KV.Total))
-				}
-				alone = alone || role == 1 && c.Alone
-				exact = exact || c.CachedExact
-				read = read || c.KV.Total > 0 || c.Age > 0
-				age = append(age, c.Age.Seconds())
-			}
-			if k.engines == nil {
-				k.engines = map[string][2]time.Duration{}
-			}
-			for _, id := range e.Engines[role] {
-				if seen, ok := k.engines[id]; ok {
-					k.engines[id] = [2]time.Duration{seen[0], e.At}
-				} else {
-					k.engines[id] = [2]time.Duration{e.At, e.At}
-				}
-			}
-		}
-		if e.Input.TokenBytes > 0 && e.Input.Link > 0 {
-			tokenBytes, link = append(tokenBytes, float64(e.Input.TokenBytes)), append(link, e.Input.Link)
+// wild is the number of a decision that is none of an engine or a client; "": there is none.
+func wild(e *record.Entry, at time.Duration) string {
+	in, x := &e.Input, &e.Result
+	for _, n := range [...]struct {
+		what        string
+		value, most float64
+	}{
+		{"its time", math.Abs(float64(at)), float64(longest)},
+		{"its prompt", float64(in.Prompt), promptLong},
+		{"its response", float64(x.Output), outputMost},
+		{"its cached tokens", float64(x.Cached), promptLong},
+		{"its times", float64(min(x.TTFT, x.ITL)), float64(longest)}, // the other one is tested next
+		{"its times", float64(max(x.TTFT, x.ITL)), float64(longest)},
+		{"its objectives", float64(min(in.Class.TTFT, in.Class.ITL)), float64(longest)},
+		{"its objectives", float64(max(in.Class.TTFT, in.Class.ITL)), float64(longest)},
+		{"the bytes of a token", float64(in.TokenBytes), bytesMost},
+		{"the link", in.Link, bytesMost},
+	} {
+		if !(n.value >= 0 && n.value <= n.most) {
+			return n.what
 		}
 	}
+	for _, candidates := range [2][]decide.Candidate{in.Prefill, in.Decode} {
+		for i := range candidates {
+			c := &candidates[i]
+			for _, term := range [...]float64{c.Speed.Base, c.Speed.PerRequest, c.Speed.PerContext, c.Speed.PerPrompt} {
+				if !(term >= 0 && term <= stepMost) {
+					return "an engine's speed"
+				}
+			}
+			if c.KV.Total < 0 || c.KV.Total > memoryMost || c.Cached < 0 || c.Cached > memoryMost {
+				return "an engine's memory"
+			}
+		}
+	}
+	return ""
+}
+
+// clock places the decisions of several files on one line of time, that of the first file.
+type clock struct {
+	first, last *record.Header
+	began       map[string]time.Duration // when each recorder began
+	from        time.Duration            // of the last file
+	end         time.Duration            // the last decision so far
+	setBack     int
+}
+
+// check turns to the entry's file. The error says that it is of something else than the first one.
+func (c *clock) check(e *record.Entry) error {
+	h := e.Header
+	if h == c.last {
+		return nil
+	}
+	if c.first == nil {
+		if !(h.Share > 0 && h.Share <= 1) {
+			return errors.New("the file does not say which share of the requests it has")
+		}
+		c.first, c.began = h, map[string]time.Duration{}
+	}
+	if f := c.first; h.Policy != f.Policy || h.DryRun != f.DryRun || h.Share != f.Share || h.Model != f.Model {
+		return fmt.Errorf("from line %d on, it has another model, policy or share than what is before it", e.Line)
+	}
+	before := c.from
+	if began, ok := c.began[h.Recorder]; ok && h.Recorder != "" {
+		c.from = began + h.After
+	} else {
+		if c.from = h.Began.Sub(c.first.Began); c.last != nil && c.from < before {
+			c.from = c.end
+			c.setBack++
+		}
+		c.began[h.Recorder] = c.from - h.After
+	}
+	c.last = h
+	return nil
+}
+
+func (c *clock) at(e *record.Entry) time.Duration {
+	at := c.from + e.At
+	c.end = max(c.end, at)
+	return at
+}
+
+// counts says how often each value came: of many decisions, few values differ.
+type counts[K comparable] map[K]int
+
+// quantile is that of one number of the values.
+func (c counts[K]) quantile(q float64, of func(K) float64) float64 {
+	keys, n := make([]K, 0, len(c)), 0
+	for k, times := range c {
+		keys, n = append(keys, k), n+times
+	}
+	slices.SortFunc(keys, func(a, b K) int { return cmp.Compare(of(a), of(b)) })
+	left := int(q * float64(n-1))
+	for _, k := range keys {
+		if left -= c[k]; left < 0 {
+			return of(k)
+		}
+	}
+	return 0
+}
+
+func itself(x float64) float64 { return x }
+
+// fleetSeen is what decisions knew of engines.
+type fleetSeen struct {
+	speeds             [2]counts[decide.Speed]
+	memory             [2]counts[float64]
+	engines            [2]map[string][2]time.Duration // when each was first seen, and last
+	link               counts[[2]float64]             // bytes of a token, and a second
+	age                counts[float64]
+	alone, exact, read bool
+}
+
+func (f *fleetSeen) add(e *record.Entry, at time.Duration) {
+	if f.age == nil {
+		f.age, f.link = counts[float64]{}, counts[[2]float64]{}
+		for role := range f.speeds {
+			f.speeds[role], f.memory[role] = counts[decide.Speed]{}, counts[float64]{}
+			f.engines[role] = map[string][2]time.Duration{}
+		}
+	}
+	for role, candidates := range [2][]decide.Candidate{e.Input.Prefill, e.Input.Decode} {
+		for i := range candidates {
+			c := &candidates[i]
+			if c.Speed.PerPrompt > 0 {
+				f.speeds[role][c.Speed]++
+			}
+			if c.KV.Total > 0 {
+				f.memory[role][float64(c.KV.Total)]++
+			}
+			f.alone = f.alone || role == 1 && c.Alone
+			f.exact = f.exact || c.CachedExact
+			f.read = f.read || c.KV.Total > 0 || c.Age > 0
+			f.age[min(max(0, c.Age), lagMost).Seconds()]++
+		}
+		for _, id := range e.Engines[role] {
+			seen, ok := f.engines[role][id]
+			if !ok {
+				seen = [2]time.Duration{at, at}
+			}
+			f.engines[role][id] = [2]time.Duration{min(seen[0], at), max(seen[1], at)}
+		}
+	}
+	if e.Input.TokenBytes > 0 && e.Input.Link > 0 {
+		f.link[[2]float64{float64(e.Input.TokenBytes), e.Input.Link}]++
+	}
+}
+
+// setUp makes the fleet, of what decisions knew of each number: the median.
+func (f *fleetSeen) setUp(r *Recorded, whole time.Duration) error {
 	var specs [2]model.Spec
 	var engines [2]int
-	for role := range known {
-		k := &known[role]
-		if len(k.prompt) == 0 {
+	for role, speeds := range f.speeds {
+		if len(speeds) == 0 {
 			return errors.New("the file does not tell how fast engines are: record for longer")
 		}
 		specs[role] = model.Spec{
-			StepTime: model.StepTime{Base: median(k.base), PerRequest: median(k.request),
-				PerContextToken: median(k.context), PerPrefillToken: median(k.prompt)},
-			StepTokens: usualStep, BlockSize: usualBlock, Blocks: int(median(k.memory)) / usualBlock,
-			BytesPerToken: median(tokenBytes),
+			StepTime: model.StepTime{
+				Base:            speeds.quantile(.5, func(s decide.Speed) float64 { return s.Base }),
+				PerRequest:      speeds.quantile(.5, func(s decide.Speed) float64 { return s.PerRequest }),
+				PerContextToken: speeds.quantile(.5, func(s decide.Speed) float64 { return s.PerContext }),
+				PerPrefillToken: speeds.quantile(.5, func(s decide.Speed) float64 { return s.PerPrompt })},
+			StepTokens: usualStep, BlockSize: usualBlock,
+			Blocks:        int(f.memory[role].quantile(.5, itself)) / usualBlock,
+			BytesPerToken: f.link.quantile(.5, func(x [2]float64) float64 { return x[0] }),
 		}
-		if len(k.memory) == 0 { // without a bound nothing but what is in use would stay cached
+		if len(f.memory[role]) == 0 { // without a bound nothing but what is in use would stay cached
 			specs[role].Blocks = usualBlocks
 		}
 		// Engines that came for others that went were not there at the same time.
-		there := 0.
-		for _, seen := range k.engines {
-			there += (seen[1] - seen[0]).Seconds()
+		there := time.Duration(0)
+		for _, seen := range f.engines[role] {
+			there += seen[1] - seen[0]
 		}
-		engines[role] = max(1, int(math.Round(there/(all[len(all)-1].At-all[0].At).Seconds())))
+		engines[role] = 1
+		if whole > 0 {
+			engines[role] = max(1, int(math.Round(there.Seconds()/whole.Seconds())))
+		}
 	}
 	// What was learnt of a prefill engine is what a leg takes beside its tokens, and no step.
 	r.By.learns = specs[0].PerRequest+specs[0].PerContextToken+specs[1].PerContextToken == 0
 	specs[0].Base = min(specs[0].Base, specs[1].Base)
 	r.Fleet = Fleet{Prefill: engines[0], Decode: engines[1], PrefillSpec: specs[0], DecodeSpec: specs[1], Zones: 1,
-		Link: model.Link{BytesPerSecond: quantile(slices.Sorted(slices.Values(link)), calm)}}
-	r.By.Lag = time.Duration(median(age) * float64(time.Second))
-	r.By.pairsOnly, r.By.approximate, r.By.unread = !alone, !exact, !read
+		Link: model.Link{BytesPerSecond: f.link.quantile(calm, func(x [2]float64) float64 { return x[1] })}}
+	r.By.Lag = time.Duration(f.age.quantile(.5, itself) * float64(time.Second))
+	r.By.pairsOnly, r.By.approximate, r.By.unread = !f.alone, !f.exact, !f.read
+	return r.Fleet.playable()
+}
+
+// playable says that a fleet takes more memory than there is for playing.
+func (f *Fleet) playable() error {
+	if n := max(f.Prefill, f.Decode); n > EnginesMost {
+		return fmt.Errorf("%d engines of one role are more than the %d that are played", n, EnginesMost)
+	}
+	if n := f.Prefill*f.PrefillSpec.Blocks + f.Decode*f.DecodeSpec.Blocks; n > blocksMost {
+		return fmt.Errorf("the engines have KV memory for %d tokens, and at most %d are played: take fewer engines",
+			n*usualBlock, blocksMost*usualBlock)
+	}
 	return nil
 }
 
@@ -185,24 +356,24 @@ const shifted = 30.
 // trace makes the requests. Where a part of them was recorded, whole conversations were, and so there are copies of
 // each conversation, at other times. What several conversations begin with, as a message of the system, is the same
 // text in all copies, since those that were not recorded began with it, too; all else is a copy's own.
-func (r *Recorded) trace(all []*record.Entry, chance *rand.Rand) (*Trace, error) {
+func (r *Recorded) trace(ctx context.Context, all []attempt, chance *rand.Rand) (*Trace, error) {
 	var lengths []int
-	for _, e := range all {
-		if e.Result.Output > 0 {
-			lengths = append(lengths, e.Result.Output)
+	for i := range all {
+		if n := all[i].output; n > 0 {
+			lengths = append(lengths, n)
 		}
 	}
 	if len(lengths) == 0 {
 		return nil, errors.New("the file has no length of any response")
 	}
 	prompts, texts, owners := make([]*asked, len(all)), texts{}, map[string]int{}
-	for i, e := range all {
-		out := e.Result.Output
+	for i := range all {
+		out := all[i].output
 		if out == 0 {
 			out = lengths[chance.IntN(len(lengths))]
 			r.Assumed++
 		}
-		prompts[i] = texts.of(e, i, out)
+		prompts[i] = texts.of(&all[i], i, out)
 		for _, s := range prompts[i].segments {
 			if owner, ok := owners[s.ID]; ok && owner != prompts[i].conversation {
 				owners[s.ID] = nobody
@@ -211,12 +382,15 @@ func (r *Recorded) trace(all []*record.Entry, chance *rand.Rand) (*Trace, error)
 			}
 		}
 	}
-	begin, whole := all[0].At.Seconds(), (all[len(all)-1].At - all[0].At).Seconds()
+	begin, whole := all[0].at.Seconds(), (all[len(all)-1].at - all[0].at).Seconds()
 	shift := min(shifted, whole/4)
 	copies := map[int][]float64{} // by how much later each of a conversation comes
 	var entries []entry
-	for i, e := range all {
-		a := prompts[i]
+	for i := range all {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		a, e := prompts[i], &all[i]
 		late, ok := copies[a.conversation]
 		if !ok {
 			late = make([]float64, int(r.Copies+chance.Float64()))
@@ -226,8 +400,8 @@ func (r *Recorded) trace(all []*record.Entry, chance *rand.Rand) (*Trace, error)
 			copies[a.conversation] = late
 		}
 		for k := range late {
-			x := entry{At: e.At.Seconds() - begin + late[k], Output: a.output, class: e.Input.Class,
-				estimated: !e.Input.Exact, Answer: copyOf(a.answer, k)}
+			x := entry{At: e.at.Seconds() - begin + late[k], Output: a.output, class: e.own,
+				estimated: !e.exact, Answer: copyOf(a.answer, k)}
 			if x.At < 0 || x.At > whole { // the whole time stays as busy as it was
 				x.At = max(0, x.At-2*late[k])
 			}
@@ -280,15 +454,9 @@ const (
 // of gives the segments of a prompt, and that of its response. Recorded hashes tell what it shares with others as far
 // as a power of two of blocks. How many tokens an engine had of it tells more: the whole turn before it, or else what
 // followed in the latest prompt with the same beginning.
-func (t texts) of(e *record.Entry, i, output int) *asked {
-	cached := e.Result.Cached
-	for _, candidates := range [2][]decide.Candidate{e.Input.Prefill, e.Input.Decode} {
-		for k := range candidates {
-			cached = max(cached, candidates[k].Cached)
-		}
-	}
-	a := &asked{prompt: e.Input.Prompt, output: output, answer: "answer " + strconv.Itoa(i),
-		conversation: i}
+func (t texts) of(e *attempt, i, output int) *asked {
+	cached := e.cached
+	a := &asked{prompt: e.prompt, output: output, answer: "answer " + strconv.Itoa(i), conversation: i}
 	done, last, shares := 0, &text{}, true
 	add := func(id string, to int) {
 		if to = min(to, a.prompt); to > done {
@@ -317,7 +485,7 @@ func (t texts) of(e *record.Entry, i, output int) *asked {
 			last.next = a.segments[n].ID
 		}
 	}
-	for _, p := range e.Prefixes {
+	for _, p := range e.prefixes {
 		x, known := t[p.Hash]
 		if !known {
 			x = &text{tokens: p.Tokens}

@@ -3,8 +3,10 @@
 package simulate
 
 import (
+	"context"
 	"errors"
 	"iter"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -68,14 +70,15 @@ func taken(
 		}
 	}
 	slices.Reverse(kept) // they come in the order of their ends
-	r, err := ReadRecorded(&record.Header{Share: share, Policy: mode}, read(kept), 1)
+	r, err := ReadRecorded(t.Context(), read(&record.Header{Share: share, Policy: mode}, kept), 1)
 	require.NoError(t, err)
 	return r, played(out, objective)
 }
 
-func read(all []*record.Entry) iter.Seq2[*record.Entry, error] {
+func read(h *record.Header, all []*record.Entry) iter.Seq2[*record.Entry, error] {
 	return func(yield func(*record.Entry, error) bool) {
 		for _, e := range all {
+			e.Header = h
 			if !yield(e, nil) {
 				return
 			}
@@ -192,27 +195,124 @@ func TestASampleIsScaledUp(t *testing.T) {
 	assert.Greater(t, shared, r.Trace.Requests()/4, "what conversations have in common stays so")
 }
 
-func TestWhatARecordingLacksIsSaid(t *testing.T) {
-	entry := func() *record.Entry {
-		c := []decide.Candidate{{Speed: decide.Speed{Base: .01, PerPrompt: 1e-4}, Alone: true}}
-		in := decide.Input{Prompt: 100, Prefill: c, Decode: c}
-		return &record.Entry{Recorded: decide.Recorded{Input: in, Result: decide.Result{Output: 9}}}
+func aDecision() *record.Entry {
+	c := func() []decide.Candidate {
+		return []decide.Candidate{{Speed: decide.Speed{Base: .01, PerPrompt: 1e-4}, Alone: true}}
 	}
+	in := decide.Input{Prompt: 100, Prefill: c(), Decode: c()}
+	return &record.Entry{Recorded: decide.Recorded{Input: in, Result: decide.Result{Output: 9}}}
+}
+
+func TestWhatARecordingLacksIsSaid(t *testing.T) {
 	for says, change := range map[string]func(*record.Header, *record.Entry){
 		"share":    func(h *record.Header, _ *record.Entry) { h.Share = 0 },
 		"mode":     func(h *record.Header, _ *record.Entry) { h.Policy.Mode = "guess" },
 		"how fast": func(_ *record.Header, e *record.Entry) { e.Input.Prefill = nil },
 		"length":   func(_ *record.Header, e *record.Entry) { e.Result.Output = 0 },
 	} {
-		h, e := &record.Header{Share: 1}, entry()
+		h, e := &record.Header{Share: 1}, aDecision()
 		change(h, e)
-		_, err := ReadRecorded(h, read([]*record.Entry{e}), 1)
+		_, err := ReadRecorded(t.Context(), read(h, []*record.Entry{e}), 1)
 		require.ErrorContains(t, err, says)
 	}
-	_, err := ReadRecorded(&record.Header{Share: 1}, read(nil), 1)
+	_, err := ReadRecorded(t.Context(), read(nil, nil), 1)
 	require.ErrorContains(t, err, "no decisions")
-	_, err = ReadRecorded(&record.Header{Share: 1}, func(yield func(*record.Entry, error) bool) {
+	_, err = ReadRecorded(t.Context(), func(yield func(*record.Entry, error) bool) {
 		yield(nil, errors.New("line 3"))
 	}, 1)
 	require.ErrorContains(t, err, "line 3")
+}
+
+// A file may come from anybody.
+func TestANumberThatNobodyCanHaveNamesItsLine(t *testing.T) {
+	huge, nan := 1<<40, math.NaN()
+	for what, change := range map[string]func(*record.Entry, *decide.Candidate){
+		"prompt":            func(e *record.Entry, _ *decide.Candidate) { e.Input.Prompt = huge },
+		"its prompt":        func(e *record.Entry, _ *decide.Candidate) { e.Input.Prompt = -1 },
+		"response":          func(e *record.Entry, _ *decide.Candidate) { e.Result.Output = huge },
+		"its cached":        func(e *record.Entry, _ *decide.Candidate) { e.Result.Cached = huge },
+		"time":              func(e *record.Entry, _ *decide.Candidate) { e.At = math.MinInt64 },
+		"its times":         func(e *record.Entry, _ *decide.Candidate) { e.Result.ITL = -1 },
+		"times":             func(e *record.Entry, _ *decide.Candidate) { e.Result.TTFT = math.MaxInt64 },
+		"objectives":        func(e *record.Entry, _ *decide.Candidate) { e.Input.Class.TTFT = -time.Hour },
+		"of a token":        func(e *record.Entry, _ *decide.Candidate) { e.Input.TokenBytes = -1 },
+		"link":              func(e *record.Entry, _ *decide.Candidate) { e.Input.Link = nan },
+		"speed":             func(_ *record.Entry, c *decide.Candidate) { c.Speed.PerPrompt = 1e300 },
+		"'s speed":          func(_ *record.Entry, c *decide.Candidate) { c.Speed.Base = nan },
+		"an engine's speed": func(_ *record.Entry, c *decide.Candidate) { c.Speed.PerContext = -1e-9 },
+		"memory":            func(_ *record.Entry, c *decide.Candidate) { c.KV.Total = huge },
+		"'s memory":         func(_ *record.Entry, c *decide.Candidate) { c.KV.Total = -16 },
+	} {
+		e := aDecision()
+		e.Line = 77
+		change(e, &e.Input.Decode[0])
+		_, err := ReadRecorded(t.Context(), read(&record.Header{Share: 1}, []*record.Entry{aDecision(), e}), 1)
+		require.ErrorContains(t, err, "line 77 is beyond what is played: ")
+		require.ErrorContains(t, err, what)
+	}
+	// What each decision may have, all together may not.
+	var all []*record.Entry
+	for i := range 3000 {
+		e := aDecision()
+		e.Input.Prompt, e.Input.Decode[0].KV.Total = promptLong, memoryMost
+		e.At, e.Engines[1] = time.Duration(i)*time.Second, many(3)
+		all = append(all, e)
+	}
+	_, err := ReadRecorded(t.Context(), read(&record.Header{Share: .01}, all), 1)
+	require.ErrorContains(t, err, "take fewer files")
+	_, err = ReadRecorded(t.Context(), read(&record.Header{Share: 1}, all[:3]), 1)
+	require.ErrorContains(t, err, "take fewer engines")
+	for _, e := range all {
+		e.Input.Prompt, e.Input.Decode[0].KV.Total = 100, 0
+	}
+	all[0].Engines[1], all[len(all)-1].Engines[1] = many(5000), many(5000)
+	_, err = ReadRecorded(t.Context(), read(&record.Header{Share: 1}, all), 1)
+	require.ErrorContains(t, err, "5000 engines of one role")
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = ReadRecorded(ctx, read(&record.Header{Share: 1}, all[1:9]), 1)
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+func many(n int) (ids []string) {
+	for i := range n {
+		ids = append(ids, "e"+strconv.Itoa(i))
+	}
+	return ids
+}
+
+// Files are on one line of time, whatever was done to the gateway's clock.
+func TestAClockThatWasSetMovesNoFile(t *testing.T) {
+	began := time.Unix(1e9, 0)
+	header := func(recorder string, at, after time.Duration) *record.Header {
+		return &record.Header{Share: 1, Recorder: recorder, Began: began.Add(at), After: after}
+	}
+	for name, c := range map[string]struct {
+		second, third *record.Header
+		want          []float64 // when the second decisions of each come, after the first of all
+		setBack       int
+	}{
+		"not set":           {header("a", 20*time.Second, 20*time.Second), header("b", time.Minute, 0), []float64{10, 30, 70}, 0},
+		"while it recorded": {header("a", -time.Hour, 20*time.Second), header("b", time.Minute, 0), []float64{10, 30, 70}, 0},
+		"while it was off":  {header("b", -time.Hour, 0), header("b", 9*time.Hour, time.Minute), []float64{10, 20, 80}, 1},
+		"of an older pdkit": {header("", time.Minute, 0), header("", 30*time.Second, 0), []float64{10, 70, 80}, 1},
+	} {
+		r, err := ReadRecorded(t.Context(), func(yield func(*record.Entry, error) bool) {
+			for _, h := range []*record.Header{header("a", 0, 0), c.second, c.third} {
+				for _, at := range []time.Duration{0, 10 * time.Second} {
+					e := aDecision()
+					if e.Header, e.At = h, at; h.Recorder == "" && at == 0 {
+						e.At = time.Second
+					}
+					yield(e, nil)
+				}
+			}
+		}, 1)
+		require.NoError(t, err)
+		assert.Equal(t, c.setBack, r.SetBack, name)
+		for i, at := range c.want {
+			assert.InDelta(t, at, r.Trace.entries[2*i+1].At, 1e-9, "%s: %d", name, i)
+		}
+	}
 }

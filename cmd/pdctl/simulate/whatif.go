@@ -87,6 +87,9 @@ func (r *Recorded) Replay(ctx context.Context, f Fleet, by Deciding, slo SLO, se
 }
 
 func (r *Recorded) replay(ctx context.Context, f Fleet, by Deciding, seed uint64) ([]shown, error) {
+	if err := f.playable(); err != nil {
+		return nil, err
+	}
 	out, err := decidedOn(ctx, f, r.Trace, by, seed)
 	if err != nil {
 		return nil, err
