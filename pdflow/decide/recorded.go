@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math"
 	"math/bits"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -67,7 +68,7 @@ func (p *Picker) record(in *pdflow.PickInput, x *scratch) {
 	r.Input = x.in
 	r.Input.Prefill, r.Input.Decode = ps, ds
 	for role, list := range [2][]Candidate{ps, ds} {
-		ids := r.Engines[role][:0]
+		ids := slices.Grow(r.Engines[role][:0], len(list))
 		for i := range list {
 			ids = append(ids, x.id(role, i))
 		}
@@ -151,8 +152,8 @@ func (c *Candidate) shorten() {
 	c.Queue, c.QueueTokens, c.Running = short(c.Queue), short(c.QueueTokens), short(c.Running)
 	c.Context, c.Coming, c.ComingContext = short(c.Context), short(c.Coming), short(c.ComingContext)
 	c.Moving, c.KV.Free, c.Cached = short(c.Moving), short(c.KV.Free), short(c.Cached)
-	c.Prefilled = float64(short(int(math.Round(c.Prefilled))))
-	c.Age = c.Age.Round(shortAge)
+	c.Prefilled = float64(short(int(c.Prefilled + .5)))
+	c.Age = (c.Age + shortAge/2) / shortAge * shortAge
 }
 
 func short(n int) int {

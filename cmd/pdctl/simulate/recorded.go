@@ -366,7 +366,7 @@ func (r *Recorded) trace(ctx context.Context, all []attempt, chance *rand.Rand) 
 	if len(lengths) == 0 {
 		return nil, errors.New("the file has no length of any response")
 	}
-	prompts, texts, owners := make([]*asked, len(all)), texts{}, map[string]int{}
+	prompts, texts, owners := make([]*asked, len(all)), textsOf(all), map[string]int{}
 	for i := range all {
 		out := all[i].output
 		if out == 0 {
@@ -377,7 +377,7 @@ func (r *Recorded) trace(ctx context.Context, all []attempt, chance *rand.Rand) 
 		for _, s := range prompts[i].segments {
 			if owner, ok := owners[s.ID]; ok && owner != prompts[i].conversation {
 				owners[s.ID] = nobody
-			} else if !ok {
+			} else if !ok && r.Copies > 1 { // only copies have other texts
 				owners[s.ID] = prompts[i].conversation
 			}
 		}
@@ -385,7 +385,7 @@ func (r *Recorded) trace(ctx context.Context, all []attempt, chance *rand.Rand) 
 	begin, whole := all[0].at.Seconds(), (all[len(all)-1].at - all[0].at).Seconds()
 	shift := min(shifted, whole/4)
 	copies := map[int][]float64{} // by how much later each of a conversation comes
-	var entries []entry
+	entries := make([]entry, 0, len(all))
 	for i := range all {
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -405,11 +405,13 @@ func (r *Recorded) trace(ctx context.Context, all []attempt, chance *rand.Rand) 
 			if x.At < 0 || x.At > whole { // the whole time stays as busy as it was
 				x.At = max(0, x.At-2*late[k])
 			}
-			for _, s := range a.segments {
-				if owners[s.ID] != nobody {
+			if x.Segments = a.segments; k > 0 {
+				x.Segments = slices.Clone(a.segments)
+			}
+			for n := range x.Segments {
+				if s := &x.Segments[n]; k > 0 && owners[s.ID] != nobody {
 					s.ID = copyOf(s.ID, k)
 				}
-				x.Segments = append(x.Segments, s)
 			}
 			entries = append(entries, x)
 		}
@@ -428,12 +430,31 @@ func copyOf(id string, k int) string {
 }
 
 // texts tells which segments prompts are of.
-type texts map[uint64]*text // by the hash of a beginning
+type texts map[uint64]*text // by the hash of a beginning that several prompts have
 
 type text struct {
-	tokens int
+	id     string
+	tokens int      // 0: no prompt with it was seen yet
 	next   string   // the segment that followed in the latest prompt
 	ended  []*asked // prompts of which no longer beginning has a hash
+}
+
+// textsOf finds what several prompts begin with. Most beginnings are those of one prompt, and need no memory.
+func textsOf(all []attempt) texts {
+	var hashes []uint64
+	for i := range all {
+		for _, p := range all[i].prefixes {
+			hashes = append(hashes, p.Hash)
+		}
+	}
+	slices.Sort(hashes)
+	t := texts{}
+	for i := 1; i < len(hashes); i++ {
+		if h := hashes[i]; h == hashes[i-1] && t[h] == nil {
+			t[h] = &text{id: strconv.FormatUint(h, 36)}
+		}
+	}
+	return t
 }
 
 // asked is an earlier prompt, with its response.
@@ -485,17 +506,23 @@ func (t texts) of(e *attempt, i, output int) *asked {
 			last.next = a.segments[n].ID
 		}
 	}
+	own := false
 	for _, p := range e.prefixes {
-		x, known := t[p.Hash]
-		if !known {
-			x = &text{tokens: p.Tokens}
-			t[p.Hash] = x
+		x := t[p.Hash]
+		if own = x == nil; own { // and so is all that is longer
+			break
 		}
-		follow(strconv.FormatUint(p.Hash, 36), x.tokens, known)
+		known := x.tokens > 0
+		if !known {
+			x.tokens = p.Tokens
+		}
+		follow(x.id, x.tokens, known)
 		last = x
 	}
 	follow("rest "+strconv.Itoa(i), a.prompt, false)
-	last.ended = append(last.ended, a)
+	if !own {
+		last.ended = append(last.ended, a)
+	}
 	return a
 }
 
