@@ -51,8 +51,8 @@ func TestAWrongCommandLineEndsWith2(t *testing.T) {
 		"-config=FILE -record-decisions=FILE":                "-record-decisions: is no folder",
 		"-config=FILE -record-decisions=. -record-share=0":   "-record-share: is no share",
 		"-config=FILE -record-decisions=. -record-share=NaN": "-record-share: is no share",
-		"-config=FILE -record-decisions=/sys":                "-record-decisions: is a folder that the gateway may not write to",
-		"-config=FILE -record-share=1":                       "-record-share: records nothing without -record-decisions",
+		"-config=FILE -record-decisions=/sys":                "-record-decisions: is a folder that the gateway may not",
+		"-config=FILE -record-share=1":                       "-record-share: records nothing without",
 		"-config=FILE.none":                                  "file: cannot be read",
 	} {
 		code, stdout, stderr := check(t, strings.Fields(strings.Replace(args, "FILE", file, 1))...)

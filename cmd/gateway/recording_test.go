@@ -229,7 +229,8 @@ func TestRecordingOfNothingIsSaid(t *testing.T) {
 	assert.Contains(t, stdout, says)
 	g := start(t, without, folder)
 	g.logs(1, "no model has decisions to record")
-	_, stdout, _ = check(t, "-config", write(t, gatewayYAML("")+pairYAML("m", p, d, "  decision: {mode: never}\n")), folder)
+	with := gatewayYAML("") + pairYAML("m", p, d, "  decision: {mode: never}\n")
+	_, stdout, _ = check(t, "-config", write(t, with), folder)
 	assert.NotContains(t, stdout, says)
 }
 

@@ -118,8 +118,8 @@ func (c *whatIf) answer(files []string, asJSON bool, s streams) error {
 	return a.print(s.out, h.Policy.Mode, spec.Mode)
 }
 
-// readRecorded reads the files of one gateway, one after the other. What is wrong with a file that is not the end of all
-// is told.
+// readRecorded reads the files of one gateway, one after the other. What is wrong with a file, and does not end all, is
+// told.
 func readRecorded(ctx context.Context, files []string, s streams, seed uint64) (*simulate.Recorded, error) {
 	var name string
 	r, err := simulate.ReadRecorded(ctx, func(yield func(*record.Entry, error) bool) {

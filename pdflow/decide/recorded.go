@@ -153,7 +153,7 @@ func (c *Candidate) shorten() {
 	c.Context, c.Coming, c.ComingContext = short(c.Context), short(c.Coming), short(c.ComingContext)
 	c.Moving, c.KV.Free, c.Cached = short(c.Moving), short(c.KV.Free), short(c.Cached)
 	c.Prefilled = float64(short(int(c.Prefilled + .5)))
-	c.Age = (c.Age + shortAge/2) / shortAge * shortAge
+	c.Age -= (c.Age+shortAge/2)%shortAge - shortAge/2
 }
 
 func short(n int) int {

@@ -70,8 +70,8 @@ type attempt struct {
 	prefixes               []record.Prefix
 }
 
-// ReadRecorded makes a trace of recorded decisions, of one file or of several behind each other. The same seed gives the
-// same one. The error is a *[record.LineError] if a number is none that an engine or a client can have.
+// ReadRecorded makes a trace of recorded decisions, of one file or of several behind each other. The same seed gives
+// the same one. The error is a *[record.LineError] if a number is none that an engine or a client can have.
 func ReadRecorded(ctx context.Context, entries iter.Seq2[*record.Entry, error], seed uint64) (*Recorded, error) {
 	r := &Recorded{}
 	var all []attempt

@@ -293,9 +293,12 @@ func TestAClockThatWasSetMovesNoFile(t *testing.T) {
 		want          []float64 // when the second decisions of each come, after the first of all
 		setBack       int
 	}{
-		"not set":           {header("a", 20*time.Second, 20*time.Second), header("b", time.Minute, 0), []float64{10, 30, 70}, 0},
-		"while it recorded": {header("a", -time.Hour, 20*time.Second), header("b", time.Minute, 0), []float64{10, 30, 70}, 0},
-		"while it was off":  {header("b", -time.Hour, 0), header("b", 9*time.Hour, time.Minute), []float64{10, 20, 80}, 1},
+		"not set": {header("a", 20*time.Second, 20*time.Second), header("b", time.Minute, 0),
+			[]float64{10, 30, 70}, 0},
+		"while it recorded": {header("a", -time.Hour, 20*time.Second), header("b", time.Minute, 0),
+			[]float64{10, 30, 70}, 0},
+		"while it was off": {header("b", -time.Hour, 0), header("b", 9*time.Hour, time.Minute),
+			[]float64{10, 20, 80}, 1},
 		"of an older pdkit": {header("", time.Minute, 0), header("", 30*time.Second, 0), []float64{10, 70, 80}, 1},
 	} {
 		r, err := ReadRecorded(t.Context(), func(yield func(*record.Entry, error) bool) {

@@ -16,8 +16,8 @@ const Version = 1
 type Header struct {
 	Version int       `json:"pdkitDecisions"`
 	Began   time.Time `json:"began"`
-	// Recorder has another value for each [Recorder], and After tells how long after the first one of its files this one
-	// began, by a clock that nobody sets.
+	// Recorder has another value for each [Recorder], and After tells how long after the first one of its files this
+	// one began, by a clock that nobody sets.
 	Recorder string        `json:"recorder,omitempty"`
 	After    time.Duration `json:"after,omitempty"` // in nanoseconds
 	Model    string        `json:"model,omitempty"` // that clients name

@@ -70,8 +70,8 @@ func Read(from io.Reader) (Header, iter.Seq2[*Entry, error], error) {
 	return Header{}, nil, errors.New("it does not begin as a record of decisions does")
 }
 
-// headerIn returns the header that a line is, or has behind what was left of a file that was cut off before this one was
-// joined to it; nil: there is none.
+// headerIn returns the header that a line is, or has behind what was left of a file that was cut off before this one
+// was joined to it; nil: there is none.
 func headerIn(line []byte) (h *Header, behind bool) {
 	from := max(0, bytes.LastIndex(line, []byte(beginning)))
 	h = &Header{}

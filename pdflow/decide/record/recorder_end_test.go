@@ -72,8 +72,9 @@ func (s stuck) Close() error                { return nil }
 func TestADiskThatHangsKeepsNobodyFromClosing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		disk, told := stuck{make(chan struct{})}, []error{}
-		r := record.New(record.Options{Header: record.Header{Share: 1}, Failed: func(err error) { told = append(told, err) },
-			Open: func() (io.WriteCloser, error) { return disk, nil }})
+		r := record.New(record.Options{Header: record.Header{Share: 1},
+			Open:   func() (io.WriteCloser, error) { return disk, nil },
+			Failed: func(err error) { told = append(told, err) }})
 		for range 5 {
 			end(r)
 			time.Sleep(time.Second)

@@ -339,12 +339,13 @@ func TestFilesThatWereJoinedAreReadAsEachByItself(t *testing.T) {
 		alike int
 		want  problems
 	}{
-		"whole":           {a + b + a, 2*inA + inB, problems{}},
-		"cut off":         {a[:len(a)-9] + b, inA - 1 + inB, problems{record.Cut: 1}},
-		"only a header":   {a[:9] + b, inB, problems{}},
-		"no power":        {a + strings.Repeat("\x00", 2<<16-50) + b, inA + inB, problems{record.Cut: 1}},
-		"a newer one":     {a + strings.Replace(b, `s":1,`, `s":2,`, 1) + a, 2 * inA, problems{record.Newer: lines}},
-		"a header is bad": {a + header[9:] + "\n" + rest + b, inA + inB, problems{record.Damaged: 1, record.Headless: lines}},
+		"whole":         {a + b + a, 2*inA + inB, problems{}},
+		"cut off":       {a[:len(a)-9] + b, inA - 1 + inB, problems{record.Cut: 1}},
+		"only a header": {a[:9] + b, inB, problems{}},
+		"no power":      {a + strings.Repeat("\x00", 2<<16-50) + b, inA + inB, problems{record.Cut: 1}},
+		"a newer one":   {a + strings.Replace(b, `s":1,`, `s":2,`, 1) + a, 2 * inA, problems{record.Newer: lines}},
+		"a header is bad": {a + header[9:] + "\n" + rest + b, inA + inB,
+			problems{record.Damaged: 1, record.Headless: lines}},
 	} {
 		report, err := record.Verify(strings.NewReader(c.text))
 		require.NoError(t, err, name)
