@@ -256,6 +256,11 @@ func TestTheCountOfRecordsIsThatOfTheProgram(t *testing.T) {
 	g.sends(4)
 	g.shows(fmt.Sprintf(metric, "lost", 4))
 	g.shows(fmt.Sprintf(metric, "written", 12))
+	g.configure(yaml("{mode: never}"))
+	g.logs(3, reloadedLine)
+	g.sends(4)
+	g.shows(`pd_decisions_total{gen_ai_request_model="tiny",pd_action="decode_alone",pd_dry_run="false",` +
+		`pd_reason="policy"} 12` + "\n")
 }
 
 // What a form of a model had from the one before stays that one's, if the form cannot be built.

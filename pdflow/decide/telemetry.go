@@ -25,11 +25,20 @@ type kind struct {
 // kindsMost bounds the series that a policy of the host can make by its reasons.
 const kindsMost = 64
 
-// telemetry counts in memory, and tells when it is asked: that costs requests nothing.
+// counted is how often a decision was made.
+type counted struct {
+	n  atomic.Int64
+	as []metric.AddOption
+}
+
+// telemetry counts decisions for State, and for the program's counter, which goes on where another picker follows this
+// one.
 type telemetry struct {
+	s          *shared
+	decisions  metric.Int64Counter
 	registered metric.Registration
 	mu         sync.RWMutex
-	counts     map[kind]*atomic.Int64
+	counts     map[kind]*counted
 }
 
 func newTelemetry(s *shared) (*telemetry, error) {
@@ -38,11 +47,10 @@ func newTelemetry(s *shared) (*telemetry, error) {
 		mp = noop.NewMeterProvider()
 	}
 	m := mp.Meter(scope)
-	t := &telemetry{counts: map[kind]*atomic.Int64{}}
-	var errs [4]error
-	var decisions metric.Int64ObservableCounter
+	t := &telemetry{s: s, counts: map[kind]*counted{}}
+	var errs [3]error
 	var wrong, doubtful metric.Float64ObservableGauge
-	decisions, errs[0] = m.Int64ObservableCounter("pd.decisions", metric.WithUnit("{attempt}"),
+	t.decisions, errs[0] = m.Int64Counter("pd.decisions", metric.WithUnit("{attempt}"),
 		metric.WithDescription("Attempts by what was decided for them, or would have been in a dry run"))
 	wrong, errs[1] = m.Float64ObservableGauge("pd.decision.error", metric.WithUnit("1"),
 		metric.WithDescription("Mean relative error of what was predicted lately, of TTFT and of ITL"))
@@ -51,30 +59,27 @@ func newTelemetry(s *shared) (*telemetry, error) {
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
 	}
-	base := metric.WithAttributeSet(attribute.NewSet(s.o.Attributes...))
-	with := func(more ...attribute.KeyValue) metric.ObserveOption {
-		return metric.WithAttributeSet(attribute.NewSet(append(slices.Clone(s.o.Attributes), more...)...))
-	}
 	var err error
 	t.registered, err = m.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		for _, c := range t.list() {
-			o.ObserveInt64(decisions, c.N, with(attribute.String("pd.action", c.Action.String()),
-				attribute.String("pd.reason", c.Reason), attribute.Bool("pd.dry_run", s.o.DryRun)))
-		}
 		mean, n := s.books.meanErrors()
 		for i, objective := range [2]string{"ttft", "itl"} {
 			if n[i] > 0 {
-				o.ObserveFloat64(wrong, mean[i], with(attribute.String("pd.objective", objective)))
+				o.ObserveFloat64(wrong, mean[i], t.with(attribute.String("pd.objective", objective)))
 			}
 		}
 		is := 0.0
 		if s.books.doubtful() {
 			is = 1
 		}
-		o.ObserveFloat64(doubtful, is, base)
+		o.ObserveFloat64(doubtful, is, t.with())
 		return nil
-	}, decisions, wrong, doubtful)
+	}, wrong, doubtful)
 	return t, err
+}
+
+// with are the attributes of all metrics, and more.
+func (t *telemetry) with(more ...attribute.KeyValue) metric.MeasurementOption {
+	return metric.WithAttributeSet(attribute.NewSet(append(slices.Clone(t.s.o.Attributes), more...)...))
 }
 
 func (t *telemetry) count(a Action, reason string) {
@@ -88,12 +93,14 @@ func (t *telemetry) count(a Action, reason string) {
 			k.reason = "other"
 		}
 		if n = t.counts[k]; n == nil {
-			n = new(atomic.Int64)
+			n = &counted{as: []metric.AddOption{t.with(attribute.String("pd.action", k.action.String()),
+				attribute.String("pd.reason", k.reason), attribute.Bool("pd.dry_run", t.s.o.DryRun))}}
 			t.counts[k] = n
 		}
 		t.mu.Unlock()
 	}
-	n.Add(1)
+	n.n.Add(1)
+	t.decisions.Add(context.Background(), 1, n.as...)
 }
 
 func (t *telemetry) list() []Count {
@@ -101,7 +108,7 @@ func (t *telemetry) list() []Count {
 	defer t.mu.RUnlock()
 	all := make([]Count, 0, len(t.counts))
 	for k, n := range t.counts {
-		all = append(all, Count{k.action, k.reason, n.Load()})
+		all = append(all, Count{k.action, k.reason, n.n.Load()})
 	}
 	return all
 }
