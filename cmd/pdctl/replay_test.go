@@ -101,6 +101,7 @@ func TestAFileThatWasCutOffEndsNoReplay(t *testing.T) {
 	assert.Equal(t, 80+79+79+80, a.Recorded.Requests)
 	assert.Equal(t, 2, a.Unread)
 	told(errs, "d", "e")
+	assert.Contains(t, errs, "d: the first of these is line ")
 	for _, args := range [][]string{{"--verify"}, {"--policy=never"}} {
 		code, _, errs = pdctl(t, "", append([]string{"replay", files[1], files[2]}, args...)...)
 		assert.Equal(t, exitUsage, code)

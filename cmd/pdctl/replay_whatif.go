@@ -154,11 +154,16 @@ func recordedIn(name string, s streams, yield func(*record.Entry, error) bool) (
 	if err != nil {
 		return yield(nil, err)
 	}
-	problems := map[record.Problem]int{}
-	defer func() { printProblems(s.err, name+": ", problems) }()
+	problems, first := map[record.Problem]int{}, 0
+	defer func() {
+		if printProblems(s.err, name+": ", problems); first > 0 {
+			fmt.Fprintf(s.err, "%s: the first of these is line %d\n", name, first)
+		}
+	}()
 	for e, err := range entries {
 		if bad, is := errors.AsType[*record.LineError](err); is {
 			problems[bad.Problem]++
+			first = cmp.Or(first, bad.Line)
 		}
 		if !yield(e, err) {
 			return false

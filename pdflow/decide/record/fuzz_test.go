@@ -21,6 +21,7 @@ func FuzzRead(f *testing.F) {
 	require.NoError(f, err)
 	f.Add(raw)
 	f.Add(raw[:len(raw)/2])
+	f.Add(append(raw[:len(raw)/2:len(raw)/2], raw...)) // cut off, and joined
 	policy := decide.Predicted(decide.PredictedOptions{TTFT: time.Second})
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		_, _ = record.Verify(bytes.NewReader(raw))
