@@ -102,6 +102,10 @@ type Config struct {
 	// Listen is the HTTP address, SideChannel that of the KV side channel. Default "127.0.0.1:0" for both. Restart uses
 	// the ports again.
 	Listen, SideChannel string
+	// APIKey is what requests must have as Authorization: Bearer, as the engines' --api-key has it: below /v1, /v2,
+	// /inference and /cohere, as vLLM 0.32.0 guards them; with the connector "sglang" everywhere but below /health,
+	// /ready and /metrics. Others get 401. "": none.
+	APIKey string
 	// APIServers is how many processes accept connections at Listen, as vLLM's --api-server-count has it: each
 	// connection belongs to one of them, and Request.Process tells which got a request. They share one engine. Default
 	// 1.

@@ -83,6 +83,7 @@ func (e *Engine) boot() (*server.Node, error) {
 			Kept: cfg.kept(), Ranks: ranks},
 		Extra: cfg.Extra, Listen: cfg.Listen, KeepAlive: cfg.KeepAlive, ExitDelay: cfg.ExitDelay,
 		HandshakeTimeout: cfg.HandshakeTimeout, APIServers: cfg.APIServers,
+		APIKey: cfg.APIKey, SGLang: cfg.Connector == "sglang",
 		Received: e.log.add, Strike: e.faults.strike, KVEvents: events,
 		Connect: func(c *core.Core, n *server.Node) (core.Connector, error) {
 			return starters()[cfg.Connector](&proto.Host{

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,6 +20,33 @@ import (
 )
 
 const fieldBody = `{"model":"m","prompt":"a b c","max_tokens":4,"stream":true}`
+
+// vLLM 0.32.0 guards four prefixes, SGLang 0.5.23 all but three.
+func TestAnAPIKeyGuardsWhatTheEnginesGuard(t *testing.T) {
+	for connector, free := range map[string][]string{
+		"nixl":   {"/health", "/metrics", "/version", "/kv_event_sources", "/tokenize"},
+		"sglang": {"/health", "/health_generate", "/metrics"},
+	} {
+		e, err := enginesim.Start(enginesim.Config{Connector: connector, APIKey: "k"})
+		require.NoError(t, err)
+		defer e.Close()
+		for _, path := range []string{"/health", "/health_generate", "/metrics", "/version", "/kv_event_sources",
+			"/tokenize", "/server_info", "/v1/models", "/v1/completions", "/inference/v1/generate"} {
+			for _, authorization := range []string{"", "Bearer x", "k", "bearer k"} {
+				r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, e.URL()+path, http.NoBody)
+				require.NoError(t, err)
+				r.Header.Set("Authorization", authorization)
+				resp, err := http.DefaultClient.Do(r)
+				require.NoError(t, err)
+				require.NoError(t, resp.Body.Close())
+				guarded := connector == "sglang" || strings.HasPrefix(path, "/v1") || path[1] == 'i'
+				refused := guarded && !slices.Contains(free, path) && authorization != "bearer k"
+				assert.Equal(t, refused, resp.StatusCode == http.StatusUnauthorized, "%s %s %q", connector, path,
+					authorization)
+			}
+		}
+	}
+}
 
 // Connections, not requests, are spread over the processes behind a port: who keeps one connection meets one process.
 func TestAConnectionBelongsToOneOfTheAPIServers(t *testing.T) {

@@ -219,6 +219,7 @@ type Request struct {
 	RequestID string      // "": see ID
 	Pick      *Pick       // a pair that the caller has chosen: the picker is not asked, and there is one attempt
 	AnyPair   bool        // Pick need not keep the connector's rules about pairs and entries, PrefillPairOnly apart
+	Pair      bool        // two engines are to serve it if they can: no picker decides otherwise. See [PickInput]
 
 	// Instead of Pick: the ID of an engine of the picker's set that is to prefill, or to decode. The picker chooses the
 	// other engine, by its rules. Retries, hedges, rescues and the fallback keep the named engine, which may be asked
@@ -269,6 +270,7 @@ type call struct {
 	id     string
 	given  *Pick    // not nil: the caller has chosen the engines
 	any    bool     // given need not keep the connector's rules
+	pair   bool     // two engines are to serve it
 	mode   Mode     // not "": another flow fell back to this one
 	sender *sender  // nil: the flow's own
 	held   *holding // the body, in the budget; nil: it is not counted
@@ -300,7 +302,7 @@ func (f *Flow) callOf(in *Request) (call, *Error) {
 	if err != nil {
 		return call{}, invalid(err).of(in.API)
 	}
-	c := call{req: req, header: in.Header, id: in.ID(), given: in.Pick, any: in.AnyPair,
+	c := call{req: req, header: in.Header, id: in.ID(), given: in.Pick, any: in.AnyPair, pair: in.Pair,
 		prefill: in.Prefill, decode: in.Decode}
 	if in.RequestID != "" && !validRequestID(in.RequestID) {
 		return call{}, wrongCall("RequestID", "must be 1 to 128 letters, digits or -_.:").of(in.API)

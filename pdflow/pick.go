@@ -89,7 +89,7 @@ type PickInput struct {
 	Avoid     []string // IDs of engines that failed in earlier attempts: used only if no others are there
 	Full      []string // those of Avoid that have not failed, but are at their limits: preferred to ones in a cooldown
 	Single    bool     // one engine for the whole request: only Pick.Decode is wanted
-	Pair      bool     // a second prefill beside a slow one: of use only if another engine decodes; never with Single
+	Pair      bool     // of use only if two engines serve (a second prefill, a synthetic probe); never with Single
 	Encode    int      // engines wanted for an encode stage, 0 for none
 
 	// TooShort is the length, in tokens, of the context of an engine that has refused the request as too long: engines

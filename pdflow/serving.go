@@ -316,7 +316,7 @@ func (x *serving) pick(ctx context.Context, n int, p *Pick) *Error {
 	}
 	req := x.request()
 	in := &PickInput{Request: req, Header: x.header, RequestID: x.id, Attempt: n, Avoid: x.avoid, Single: x.alone != "",
-		Pair: x.racing != nil, Prefill: x.prefill, Decode: x.decode, TooShort: x.tooShort}
+		Pair: x.racing != nil || x.pair && x.alone == "", Prefill: x.prefill, Decode: x.decode, TooShort: x.tooShort}
 	if x.f.traits.Ending.PrefillFinishes {
 		in.Avoid = slices.Concat(x.avoid, x.f.runningOn.full())
 	}

@@ -61,6 +61,7 @@ func (m *model) startAttestation(g *gateway) {
 	var prober *attest.Prober
 	o := attest.Options{
 		Flow: m.flows.Main, Model: m.asked(), Every: time.Duration(a.Every), Hold: g.draining.Load,
+		Header:    m.asking.own,
 		Endpoints: func() []discovery.Endpoint { return m.set.Load().Endpoints },
 		OnFinding: func(f attest.Finding, released bool) {
 			if released {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"net/http"
 	"path/filepath"
 	"runtime/debug"
 	"time"
@@ -32,14 +33,15 @@ type configuration struct {
 
 // flagSettings are those of the command line that no file has.
 type flagSettings struct {
-	syntheticProbe time.Duration // period of checks that KV is reused; 0: none
-	inspect        time.Duration // period at which engines are asked for what their list lacks; 0: never
-	pick           pick.Policy   // the zero policy takes engines in turn
-	pickKV         bool          // in place of pick, the engines' events choose, where a model follows them
-	netHTTP        bool          // net/http's client speaks to the engines
-	pprof          bool          // the admin address serves Go's profiles
-	recording      recording     // of decisions
-	genAI          string        // gen_ai.provider.name of metrics by those conventions; "": none
+	syntheticProbe time.Duration      // period of checks that KV is reused; 0: none
+	inspect        time.Duration      // period at which engines are asked for what their list lacks; 0: never
+	pick           pick.Policy        // the zero policy takes engines in turn
+	pickKV         bool               // in place of pick, the engines' events choose, where a model follows them
+	netHTTP        bool               // net/http's client speaks to the engines
+	pprof          bool               // the admin address serves Go's profiles
+	recording      recording          // of decisions
+	engineKey      func() http.Header // of what the gateway itself asks engines; nil: they want none
+	genAI          string             // gen_ai.provider.name of metrics by those conventions; "": none
 }
 
 // note is a remark on a well-formed configuration.

@@ -15,6 +15,7 @@ import (
 	"github.com/pdkit/pdkit/cmd/internal/cmdline"
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/pdflow/pick"
+	"github.com/pdkit/pdkit/transport"
 )
 
 // flags are the command line. Listen and admin override the file where they are given, "" for admin included.
@@ -56,6 +57,11 @@ func parseFlags(args []string, stderr io.Writer) (flags, error) {
 		"check at this `PERIOD` that decode engines reuse KV (metric pd_reuse_ratio); 0: never")
 	fs.DurationVar(&f.inspect, "inspect", 0,
 		"ask engines at this `PERIOD` for what their list lacks: model, version, data-parallel ranks; 0: never")
+	fs.Func("engine-key-file", "send the key in `FILE` with what the gateway itself asks engines that have --api-key "+
+		"(clients' requests have their own); the file is read again when it changes", func(s string) (err error) {
+		f.engineKey, err = transport.KeyFile(s)
+		return err
+	})
 	fs.Func("pick", "the `POLICY` by which pairs are chosen: "+strings.Join(pick.Policies(), ", ")+
 		" (default round-robin), or kv (spec.kvEvents; prefix for a model without); session=HEADER and zone=ZONE "+
 		"name theirs",

@@ -43,7 +43,8 @@ type pool struct {
 	prober   *health.Prober
 	kv       *kvEvents // nil: nobody subscribes to the engines' events
 	probes   probeBook
-	legs     *transport.Transport // of the main flow, and of what the gateway itself asks engines
+	legs     *transport.Transport // of the main flow, and below asking
+	asking   *asking
 
 	announced   *announced      // nil unless engines announce themselves
 	inspected   *inspect.Source // nil unless engines are asked
@@ -110,6 +111,7 @@ func (g *gateway) poolFor(ms *modelServer, before []*pool) (*pool, error) {
 	if p.legs, err = ms.NewTransport(limits.Connect, cfg.netHTTP); err != nil {
 		return nil, err
 	}
+	p.asking = newAsking(p.legs, cfg.engineKey, p.probes.log)
 	p.listed, _ = source.(*listing)
 	if own, ok := source.(*registration.Source); ok {
 		p.announced = &announced{Source: own, at: ms.Spec.Discovery.Registration}
@@ -120,7 +122,7 @@ func (g *gateway) poolFor(ms *modelServer, before []*pool) (*pool, error) {
 		}
 		p.announced.users.Add(1)
 	}
-	o := &inspect.Options{Ask: inspect.All, Interval: cfg.inspect, Client: p.legs}
+	o := &inspect.Options{Ask: inspect.All, Interval: cfg.inspect, Client: p.asking}
 	if served := ms.ServedModel(); served != "*" {
 		o.Model = served
 	}
@@ -142,7 +144,7 @@ func (g *gateway) poolFor(ms *modelServer, before []*pool) (*pool, error) {
 	}
 	p.set = discovery.NewSet(source)
 	p.has = responses.New(p.set, p.legs)
-	if p.kv, err = newKVEvents(ms.Spec.KVEvents, ms.asked(), p.inspected != nil, p.set, p.legs,
+	if p.kv, err = newKVEvents(ms.Spec.KVEvents, ms.asked(), p.inspected != nil, p.set, p.asking,
 		p.probes.log); err != nil {
 		return nil, fmt.Errorf("spec.kvEvents: %w", err)
 	}
@@ -167,7 +169,7 @@ func (g *gateway) poolFor(ms *modelServer, before []*pool) (*pool, error) {
 	if timeout == config.None {
 		timeout = time.Hour // the prober knows no probe without an end
 	}
-	p.prober = health.New(p.set, &health.Options{Timeout: timeout, Client: p.legs, Observe: p.probes.observe})
+	p.prober = health.New(p.set, &health.Options{Timeout: timeout, Client: p.asking, Observe: p.probes.observe})
 	p.users.Add(1)
 	return p, nil
 }

@@ -55,7 +55,7 @@ func (m *model) pairProber(g *gateway) (*pick.Prober, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &pick.Prober{Picker: m.choosing, Flows: m.flows.All(),
+	return &pick.Prober{Picker: m.choosing, Flows: m.flows.All(), Header: m.asking.own,
 		OnProbe: func(prefill, decode string, r pick.ProbeResult, err error) {
 			if g.draining.Load() {
 				return
@@ -74,8 +74,8 @@ var errNoPair = errors.New("no pair of engines is ready")
 
 // reuseTarget is the model's main flow and the engines that are ready now.
 func (m *model) reuseTarget() (reuse.Target, error) {
-	t := reuse.Target{Ask: reuse.Flow(m.flows.Main, nil), Connector: m.flows.Main.Connector(), Model: m.served(),
-		Client: &http.Client{Transport: m.legs,
+	t := reuse.Target{Ask: reuse.Flow(m.flows.Main, m.asking.own()), Connector: m.flows.Main.Connector(), Model: m.served(),
+		Client: &http.Client{Transport: m.asking,
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
 	for _, e := range m.set.Load().Endpoints {
 		if e.Phase != discovery.PhaseReady {

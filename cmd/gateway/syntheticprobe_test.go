@@ -36,6 +36,24 @@ func TestTheSyntheticProbeTellsWhetherKVIsReused(t *testing.T) {
 	}
 }
 
+// A decision to keep prompts at decode is about clients' requests: a probe that it kept there would look like lost KV.
+func TestASyntheticProbeIsSplitWhateverIsDecided(t *testing.T) {
+	t.Parallel()
+	for _, decision := range []string{"never", "predicted", "threshold, minPromptTokens: 100000"} {
+		t.Run(decision, func(t *testing.T) {
+			t.Parallel()
+			g, _, _ := startSim(t, "  decision: {mode: "+decision+"}\n", "-synthetic-probe", "20ms")
+			for n := range 4 {
+				eventually(t, func() bool { return sum(g.page("/metrics"), "pd_reuse_checks_total") > n })
+			}
+			page := g.page("/metrics")
+			require.Equal(t, sum(page, "pd_reuse_checks_total"), sum(page, "pd_reuse_checks_total",
+				`pd_verdict="reused"`), grepPD(page))
+			require.NotContains(t, g.log.String(), "level=WARN")
+		})
+	}
+}
+
 // While the gateway drains it serves no probes, which says nothing of the engines.
 func TestTheSyntheticProbeIsSilentWhileDraining(t *testing.T) {
 	p, d := startPair(t)

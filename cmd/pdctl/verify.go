@@ -20,6 +20,7 @@ import (
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/pick"
 	"github.com/pdkit/pdkit/pdflow/reuse"
+	"github.com/pdkit/pdkit/transport"
 )
 
 type verifyCmd struct {
@@ -56,12 +57,12 @@ func (c *verifyCmd) Run(s streams) error {
 	defer cancel()
 	client, engines := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
 		&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	key := func() http.Header { return nil }
 	if c.EngineKey != "" {
-		key, err := os.ReadFile(c.EngineKey)
-		if err != nil {
-			return errors.New("--engine-key: the file cannot be read")
+		if key, err = transport.KeyFile(c.EngineKey); err != nil {
+			return fmt.Errorf("--engine-key: %w", err)
 		}
-		engines.Transport = keyed{engines.Transport, "Bearer " + strings.TrimSpace(string(key))}
+		engines.Transport = transport.WithHeader(engines.Transport, key)
 	}
 	for _, address := range []struct {
 		flag string
@@ -98,11 +99,7 @@ func (c *verifyCmd) Run(s streams) error {
 			return err
 		}
 		defer end()
-		header := http.Header{}
-		if k, ok := engines.Transport.(keyed); ok {
-			header.Set("Authorization", k.authorization)
-		}
-		t.Ask = reuse.Flow(flow, header)
+		t.Ask = reuse.Flow(flow, key())
 	}
 	report, err := reuse.Verify(ctx, t, reuse.Options{Probes: c.Probes, Tokens: c.Tokens})
 	if err != nil {
@@ -120,18 +117,6 @@ func (c *verifyCmd) Run(s streams) error {
 		return errFaults
 	}
 	return nil
-}
-
-// keyed adds a key to each request.
-type keyed struct {
-	http.RoundTripper
-	authorization string
-}
-
-func (k keyed) RoundTrip(r *http.Request) (*http.Response, error) {
-	r = r.Clone(r.Context())
-	r.Header.Set("Authorization", k.authorization)
-	return k.RoundTripper.RoundTrip(r)
 }
 
 // read reads the file, if there is one, and overrides it by the flags.

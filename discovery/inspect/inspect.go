@@ -41,10 +41,8 @@ type Options struct {
 	Concurrency  int           // engines visited at once; a visit asks one question after another; default 8
 
 	// Client sends the questions. The default has connections of its own, no proxy and no redirects. A client must not
-	// follow redirects, and must be safe for concurrent use.
+	// follow redirects, and must be safe for concurrent use. For engines that want a key see transport.WithHeader.
 	Client http.RoundTripper
-	// Header is sent with each question, for engines that want a key.
-	Header http.Header
 
 	// Observe is called with an *[Error] for each question that failed or whose response made no sense. Several
 	// goroutines call it, and it must be quick.

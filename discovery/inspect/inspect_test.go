@@ -23,6 +23,7 @@ import (
 	"github.com/pdkit/pdkit/discovery/discoverytest"
 	"github.com/pdkit/pdkit/discovery/inspect"
 	"github.com/pdkit/pdkit/discovery/static"
+	"github.com/pdkit/pdkit/transport"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -137,7 +138,9 @@ func run(t *testing.T, client *engines, o inspect.Options) *world {
 	t.Helper()
 	var mu sync.Mutex
 	errs := &[]error{}
-	o.Client = client
+	if o.Client == nil {
+		o.Client = client
+	}
 	o.Observe = func(_ string, err error) { mu.Lock(); defer mu.Unlock(); *errs = append(*errs, err) }
 	list := discoverytest.NewManual()
 	src := inspect.Wrap(list, &o)
@@ -273,7 +276,9 @@ func TestMooncakesServerIsAskedWhereTheListNamesIt(t *testing.T) {
 		"URL": {"bootstrapURL": "http://a:8998/"}} {
 		inBubble(t, name, func(t *testing.T) {
 			client := &engines{bodies: map[string]string{"a:8998/query": mooncake}}
-			w := run(t, client, inspect.Options{Header: http.Header{"Authorization": {"Bearer k"}}})
+			w := run(t, client, inspect.Options{Client: transport.WithHeader(client, func() http.Header {
+				return http.Header{"Authorization": {"Bearer k"}}
+			})})
 			w.list.Publish(endpoint(t, "a:1", attributes))
 			settle()
 			r, _ := w.Reading("a:1")

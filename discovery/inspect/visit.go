@@ -246,10 +246,8 @@ func (v *visit) request(ctx context.Context, base *url.URL, path string) *http.R
 	u := *base
 	u.Path, u.RawPath = u.Path+path, ""
 	header := http.Header{"User-Agent": {"pdkit-inspect"}}
-	if base == v.e.URL { // a key for engines is not for their Mooncake server
-		for name, values := range v.s.o.Header {
-			header[http.CanonicalHeaderKey(name)] = values
-		}
+	if base != v.e.URL {
+		header["Authorization"] = nil // a key for engines, which a client may add, is not for their Mooncake server
 	}
 	r := &http.Request{Method: http.MethodGet, URL: &u, Host: u.Host, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 		Header: header}

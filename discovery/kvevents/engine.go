@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"maps"
 	"math/rand/v2"
 	"net/http"
 	"net/url"
@@ -251,7 +250,6 @@ func (s *Subscriber) ask(ctx context.Context, client http.RoundTripper, method s
 	}()
 	r := &http.Request{Method: method, URL: u, Host: u.Host, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 		Header: http.Header{"User-Agent": {"pdkit-kvevents"}}}
-	maps.Copy(r.Header, s.o.Header)
 	return client.RoundTrip(r.WithContext(ctx))
 }
 

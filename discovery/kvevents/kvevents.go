@@ -44,13 +44,12 @@ type Sink interface {
 type Options struct {
 	// Model is the sources' model; "" takes each endpoint's own.
 	Model string
-	// Client asks engines where they publish, if their entries do not say it; nil asks nobody.
+	// Client asks engines where they publish, if their entries do not say it; nil asks nobody. For engines that want a
+	// key see transport.WithHeader.
 	Client http.RoundTripper
 	// Poll asks engines for their events that keep them until then (TensorRT-LLM); nil takes Client. It must not give
 	// up before the context ends: a response that is not read is lost.
 	Poll http.RoundTripper
-	// Header is sent with each request to an engine, for example an Authorization.
-	Header http.Header
 	// Listen is the address, HOST:PORT, at which rank 0 of engines connects whose sockets do not bind; rank n connects
 	// n ports above. "" listens nowhere. An engine is recognized by its topic, kv@ID@MODEL, where ID is its entry's ID,
 	// host and port, or host; or else by the address that it connects from, if no other engine has it.

@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"net/http"
@@ -41,7 +42,6 @@ type Result struct {
 var (
 	errNoPair      = errors.New("attest: no two engines can form a pair")
 	errNoReference = errors.New("attest: no engine can serve alone, and there is no second pair to compare with")
-	errStatus      = errors.New("attest: an engine did not answer a synthetic probe with 200")
 	errNotJSON     = errors.New("attest: the response to a synthetic probe is not that of a completion")
 )
 
@@ -119,7 +119,11 @@ func (p *Prober) ask(ctx context.Context, pick pdflow.Pick, text string) (*respo
 	raw, _ := json.Marshal(body) // cannot fail: these are strings and numbers
 	ctx, cancel := context.WithTimeout(ctx, p.o.Timeout)
 	defer cancel()
-	resp, err := p.o.Flow.Do(ctx, &pdflow.Request{API: connector.APICompletions, Header: p.o.Header, Body: raw,
+	var header http.Header
+	if p.o.Header != nil {
+		header = p.o.Header()
+	}
+	resp, err := p.o.Flow.Do(ctx, &pdflow.Request{API: connector.APICompletions, Header: header, Body: raw,
 		Pick: &pick, AnyPair: pick.Prefill.URL == nil && slices.ContainsFunc(p.o.Alone,
 			func(e discovery.Endpoint) bool { return e.ID == pick.Decode.ID })})
 	if err != nil {
@@ -130,7 +134,7 @@ func (p *Prober) ask(ctx context.Context, pick pdflow.Pick, text string) (*respo
 		return nil, "", err
 	}
 	if resp.Status != http.StatusOK {
-		return nil, "", errStatus
+		return nil, "", fmt.Errorf("attest: an engine answered a synthetic probe with %d", resp.Status)
 	}
 	r, err := parse(data)
 	return r, resp.Mode, err

@@ -27,7 +27,7 @@ type Options struct {
 	Flow      *pdflow.Flow                // carries the probes, to pairs that the prober chooses
 	Endpoints func() []discovery.Endpoint // the engines known now; those that are ready are probed
 	Model     string                      // the model to ask for; "": none
-	Header    http.Header                 // the client's header, for engines that want an Authorization; nil allowed
+	Header    func() http.Header          // of each request, for engines that want an Authorization; nil: none
 
 	// Alone are engines outside the fleet that a probe is compared with. Without them the prober asks engines of the
 	// fleet that are not of the pair; the prefill engine where KV goes through a store; and a second pair where no

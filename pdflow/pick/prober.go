@@ -25,8 +25,8 @@ type Prober struct {
 	Picker pdflow.Picker // of [New], or bound from one
 	// Those that ask the picker. A probe goes out by those of the request's connector, or by all if there is none now.
 	Flows   []*pdflow.Flow
-	Header  http.Header   // the client's header, for engines that want an Authorization; nil allowed
-	Timeout time.Duration // of one probe; default 10 s
+	Header  func() http.Header // of each probe, for engines that want an Authorization; nil: none
+	Timeout time.Duration      // of one probe; default 10 s
 	// OnProbe is called after each probe, from Run's goroutine, with the IDs of the pair; nil allowed.
 	OnProbe func(prefill, decode string, r ProbeResult, err error)
 }
@@ -146,9 +146,13 @@ func (p *Prober) try(ctx context.Context, own *picker, t *timedOut) {
 	}
 	limited, cancel := context.WithTimeout(ctx, p.timeout())
 	defer cancel()
+	var header http.Header
+	if p.Header != nil {
+		header = p.Header()
+	}
 	err := errNoFlow
 	for _, f := range p.flowsOf(t.connector) {
-		if err = f.Probe(limited, *ends[0], *ends[1], t.model, p.Header); err != nil {
+		if err = f.Probe(limited, *ends[0], *ends[1], t.model, header); err != nil {
 			break
 		}
 	}

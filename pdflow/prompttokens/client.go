@@ -43,8 +43,9 @@ var (
 
 // Options are a client's options; the zero value has usable defaults.
 type Options struct {
-	Client http.RoundTripper // asks the engines; nil is one of its own, which Close closes
-	Header http.Header       // sent with each question, for example an Authorization
+	// Client asks the engines; nil is one of its own, which Close closes. For engines that want a key see
+	// transport.WithHeader.
+	Client http.RoundTripper
 	// Timeout is how long a request waits for its tokens at most. Default 250 ms.
 	Timeout time.Duration
 	// CacheBytes bounds the memory of tokens that are kept for the same request: its other picks, and repetitions.
@@ -304,13 +305,9 @@ func (c *Client) post(ctx context.Context, e *discovery.Endpoint, path string, b
 	u := *e.URL
 	u.Path, u.RawPath = u.Path+path, ""
 	r := &http.Request{Method: http.MethodPost, URL: &u, Host: u.Host, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		Header: c.o.Header.Clone(), Body: io.NopCloser(bytes.NewReader(body)), ContentLength: int64(len(body)),
+		Header: http.Header{"Content-Type": {"application/json"}, "User-Agent": {"pdkit-prompttokens"}},
+		Body:   io.NopCloser(bytes.NewReader(body)), ContentLength: int64(len(body)),
 		GetBody: func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(body)), nil }}
-	if r.Header == nil {
-		r.Header = http.Header{}
-	}
-	r.Header.Set("Content-Type", "application/json")
-	r.Header.Set("User-Agent", "pdkit-prompttokens")
 	resp, err := c.o.Client.RoundTrip(r.WithContext(ctx))
 	if err != nil {
 		return t, 0, errors.Join(ErrFailed, ctx.Err())

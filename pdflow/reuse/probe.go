@@ -48,11 +48,12 @@ func Gateway(base string, client *http.Client, header http.Header) Asker {
 	}
 }
 
-// Flow returns an Asker that sends requests through a flow of this program. header stands for the client's header (an
-// Authorization for the engines); it may be nil.
+// Flow returns an Asker that sends requests through a flow of this program, to two engines whatever its picker decides
+// of clients' requests. header stands for the client's header (an Authorization for the engines); it may be nil.
 func Flow(f *pdflow.Flow, header http.Header) Asker {
 	return func(ctx context.Context, body []byte) (int, string, []byte, error) {
-		resp, err := f.Do(ctx, &pdflow.Request{API: connector.APICompletions, Header: header, Body: body})
+		resp, err := f.Do(ctx, &pdflow.Request{API: connector.APICompletions, Header: header, Body: body,
+			Pair: true})
 		if err != nil {
 			var e *pdflow.Error
 			if !errors.As(err, &e) {

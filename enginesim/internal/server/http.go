@@ -8,6 +8,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -34,6 +35,10 @@ func (n *Node) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		panic(http.ErrAbortHandler)
 	}
 	w.Header().Set("Server", "uvicorn")
+	if !n.allowed(r) {
+		api.WriteJSON(w, http.StatusUnauthorized, []byte(`{"error":"Unauthorized"}`))
+		return
+	}
 	if r.Method == http.MethodPost {
 		n.post(w, r)
 		return
@@ -61,6 +66,23 @@ func (n *Node) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		get(w)
 	}
+}
+
+// allowed reports whether a request has the key that its path wants: vllm/entrypoints/serve/middleware/authenticate.py
+// of 0.32.0, sglang/srt/utils/auth.py of 0.5.23.
+func (n *Node) allowed(r *http.Request) bool {
+	below := func(prefixes ...string) bool {
+		return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(r.URL.Path, p) })
+	}
+	guarded := below("/v1", "/v2", "/inference", "/cohere")
+	if n.cfg.SGLang {
+		guarded = !below("/health", "/ready", "/metrics")
+	}
+	if n.cfg.APIKey == "" || !guarded || r.Method == http.MethodOptions {
+		return true
+	}
+	scheme, key, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	return strings.EqualFold(scheme, "Bearer") && key == n.cfg.APIKey
 }
 
 // parser returns the API of a path, nil if there is none.

@@ -28,6 +28,8 @@ type Config struct {
 	KeepAlive        time.Duration       // of idle HTTP connections
 	ExitDelay        time.Duration       // a dead engine still answers 503 and 500 for that long
 	HandshakeTimeout time.Duration       // bounds the release of a handoff that a refused request names
+	APIKey           string              // see allowed; "": none
+	SGLang           bool                // the key guards what SGLang's does
 	APIServers       int                 // processes behind the port; not above 1: one
 	KVEvents         *kvevents.Publisher // the node's from here on, whether it starts or not; nil: none
 	// Connect makes the connector.

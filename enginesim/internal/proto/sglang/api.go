@@ -43,9 +43,12 @@ func (c *sglangDisagg) Serve(w http.ResponseWriter, r *http.Request) bool {
 	case "GET /health_generate":
 		api.WriteHealth(w, c.Host.Ended() == nil)
 	case "GET /server_info", "GET /get_server_info":
-		api.WriteJSON(w, http.StatusOK,
-			python.Encode(map[string]any{"disaggregation_mode": mode, "dp_size": c.ranks,
-				"page_size": c.Core.BlockSize, "served_model_name": c.Host.Model}))
+		info := map[string]any{"disaggregation_mode": mode, "dp_size": c.ranks, "page_size": c.Core.BlockSize,
+			"served_model_name": c.Host.Model}
+		for setting, port := range c.Keeps() {
+			info[setting] = json.RawMessage(port) // a number
+		}
+		api.WriteJSON(w, http.StatusOK, python.Encode(info))
 	case "GET /metrics":
 		c.metrics(w)
 	case "GET /model_info", "GET /get_model_info":
