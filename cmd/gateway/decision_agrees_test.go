@@ -13,6 +13,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/pdkit/pdkit/connector"
+	"github.com/pdkit/pdkit/enginesim"
 )
 
 // With events, a decision and limits at once, the header, the metrics and the engines' own counts agree.
@@ -154,5 +155,116 @@ func TestWhichSideAModelNeedsDependsOnWhatIsDecided(t *testing.T) {
 		status, _, said = g.complete(prompt(50))
 		assert.Equal(t, http.StatusServiceUnavailable, status, "%s %s", decision, said)
 		assert.Equal(t, before, e.count(), "nothing is sent")
+	}
+}
+
+// decisions are the modes that may keep a request at decode.
+var decisions = []string{"never", "threshold, minPromptTokens: 100000", "predicted"}
+
+// gets returns which of the engines got requests of a path since the last call, by their index.
+func gets(engines []*enginesim.Engine, path string, seen []int) (by []int) {
+	for i, e := range engines {
+		n := posted(e, path)
+		if n > seen[i] {
+			by = append(by, i)
+		}
+		seen[i] = n
+	}
+	return by
+}
+
+// What refers to a response is served where the response is, by one engine or two.
+func TestWhatRefersToAResponseGoesToItsEngineWhateverIsDecided(t *testing.T) {
+	t.Parallel()
+	for _, decision := range decisions {
+		t.Run(decision, func(t *testing.T) {
+			t.Parallel()
+			c := enginesim.Config{KeepResponses: true, KeepRequests: 4096}
+			p1, d1 := simPair(t, c, c)
+			p2, d2 := simPair(t, c, c)
+			p3, d3 := simPair(t, c, c)
+			alone := newSim(t, enginesim.Config{KeepResponses: true})
+			g := start(t, gatewayYAML("")+simYAML("  decision: {mode: "+decision+"}\n", p1, d1, p2, d2, p3, d3),
+				"-inspect", "100ms")
+			ask := func(url string, i int, more string) gjson.Result {
+				status, _, body := do(t, http.MethodPost, url+responsesPath, fmt.Sprintf(
+					`{"model":"tiny","input":"%d %s","max_output_tokens":4%s}`, i, strings.Repeat("word ", i*20), more))
+				require.Equal(t, http.StatusOK, status, body)
+				return gjson.Parse(body)
+			}
+			d, seen := []*enginesim.Engine{d1, d2, d3}, make([]int, 3)
+			for i := range 12 {
+				first, want := ask(g.client, i, ""), ask(alone.URL(), i, "")
+				at := gets(d, responsesPath, seen)
+				require.Len(t, at, 1)
+				for range 2 {
+					refers := func(r gjson.Result) string { return `,"previous_response_id":"` + r.Get("id").Str + `"` }
+					first, want = ask(g.client, i, refers(first)), ask(alone.URL(), i, refers(want))
+					assert.Equal(t, at, gets(d, responsesPath, seen))
+					assert.Equal(t, want.Get("output.#.content").Raw, first.Get("output.#.content").Raw)
+				}
+				status, _, body := do(t, http.MethodGet, g.client+responsesPath+"/"+first.Get("id").Str, "")
+				assert.Equal(t, http.StatusOK, status, body)
+			}
+		})
+	}
+}
+
+// A decision that names no engine leaves the choice to the policy of -pick, also where one engine serves.
+func TestASessionKeepsItsDecodeEngineWhereADecisionNamesNone(t *testing.T) {
+	t.Parallel()
+	for _, decision := range []string{"never", "threshold, minPromptTokens: 30"} {
+		t.Run(decision, func(t *testing.T) {
+			t.Parallel()
+			c := enginesim.Config{KeepRequests: 4096}
+			p1, d1 := simPair(t, c, c)
+			p2, d2 := simPair(t, c, c)
+			p3, d3 := simPair(t, c, c)
+			g := start(t, gatewayYAML("")+simYAML("  decision: {mode: "+decision+"}\n", p1, d1, p2, d2, p3, d3),
+				"-pick", "session=X-S")
+			d, seen := []*enginesim.Engine{d1, d2, d3}, make([]int, 3)
+			modes := map[string]bool{}
+			for s := range 4 {
+				var home []int
+				for i := range 6 { // short and long in turn
+					status, h, body := g.complete(fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":2}`,
+						strings.Repeat("word ", 1+40*(i%2))), "X-S", fmt.Sprint("session ", s))
+					require.Equal(t, http.StatusOK, status, body)
+					modes[h.Get("X-PD-Mode")] = true
+					at := gets(d, "/v1/completions", seen)
+					if i == 0 {
+						home = at
+					}
+					assert.Equal(t, home, at)
+				}
+			}
+			assert.Len(t, modes, map[bool]int{true: 1, false: 2}[decision == "never"])
+		})
+	}
+}
+
+// Media go through the encode stage, and so to two engines, whatever is decided of texts.
+func TestMediaAreEncodedWhateverIsDecided(t *testing.T) {
+	t.Parallel()
+	for _, decision := range decisions {
+		t.Run(decision, func(t *testing.T) {
+			t.Parallel()
+			x := startStage(t, "nixl", "  decision: {mode: "+decision+"}\n")
+			for i := range 3 {
+				body := chatOf(imageOfACat+","+strings.Replace(imageOfADog, "dog", fmt.Sprint("dog", i), 1), i%2 == 0)
+				status, h, got := do(t, http.MethodPost, x.gateway.client+"/v1/chat/completions", body)
+				require.Equal(t, http.StatusOK, status, got)
+				assert.Equal(t, "disaggregated", h.Get("X-PD-Mode"))
+				_, _, want := do(t, http.MethodPost, x.alone.URL()+"/v1/chat/completions", body)
+				assert.Equal(t, texts(t, want), texts(t, got))
+			}
+			assert.EqualValues(t, 6, x.e.Stats().MediaEncoded)
+			assert.Zero(t, x.p.Stats().MediaComputed+x.d.Stats().MediaComputed)
+			if decision != "predicted" {
+				status, h, got := x.gateway.complete(`{"model":"tiny","prompt":"words","max_tokens":2}`)
+				require.Equal(t, http.StatusOK, status, got)
+				assert.Equal(t, "aggregated", h.Get("X-PD-Mode"))
+			}
+		})
 	}
 }

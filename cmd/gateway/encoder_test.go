@@ -20,7 +20,7 @@ type stage struct {
 	e *enginesim.Engine
 }
 
-func startStage(t *testing.T, kind string) stage {
+func startStage(t *testing.T, kind string, spec ...string) stage {
 	t.Helper()
 	producer, consumer := map[string]string{"ec_role": "ec_producer"}, map[string]string{"ec_role": "ec_consumer"}
 	switch kind {
@@ -33,7 +33,7 @@ func startStage(t *testing.T, kind string) stage {
 	}
 	e := newSim(t, enginesim.Config{Extra: producer, Listen: "127.0.0.1:" + unusedPort(t)})
 	return stage{hybrid(t, enginesim.Config{Extra: consumer}, enginesim.Config{},
-		"  kvConnector: {type: nixl, retry: {maxAttempts: 1}}\n  encoder: {type: "+kind+"}\n",
+		"  kvConnector: {type: nixl, retry: {maxAttempts: 1}}\n  encoder: {type: "+kind+"}\n"+strings.Join(spec, ""),
 		entry(e.URL(), "encode", nil)), e}
 }
 

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -118,4 +119,63 @@ func TestAnAdapterThatAnEngineLacksIsNoReasonToAskNoMore(t *testing.T) {
 		after += posted(e, "/v1/completions/render")
 	}
 	assert.Equal(t, 8, after-before)
+}
+
+// A dry run asks nobody twice, and leaves the pick to the events.
+func TestADryRunByEventsLeavesThePickAlone(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []string{"never", "threshold, uncachedTokens: 100", "predicted"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			engines := publishers(t, 3, nil)
+			g := start(t, gatewayYAML("")+simYAML(followed+"  decision: {mode: "+mode+", dryRun: true}\n", engines...),
+				"-pick", "kv")
+			g.exact(6)
+			long := strings.Repeat("a long conversation ", 60)
+			say := func(text string) {
+				status, h, body := g.complete(fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":2}`, text))
+				require.Equal(t, http.StatusOK, status, body)
+				assert.Equal(t, "disaggregated", h.Get("X-PD-Mode"))
+			}
+			seen, p := make([]int, 3), []*enginesim.Engine{engines[0], engines[2], engines[4]}
+			say(long)
+			home := gets(p, "/v1/completions", seen)
+			batches := func() int { return sum(g.page("/metrics"), "pd_kv_events_batches_total") }
+			eventually(t, func() bool { return batches() >= 2 }, "of P and of D")
+			for turn := range 6 {
+				say(fmt.Sprint(long, turn))
+				assert.Equal(t, home, gets(p, "/v1/completions", seen))
+			}
+			page := g.page("/metrics")
+			assert.Equal(t, 7, sum(page, "pd_decisions_total"), grepPD(page))
+			assert.Equal(t, 7, sum(page, "pd_kv_events_prompts_total"), "each prompt is asked for once")
+			assert.Equal(t, 7, sum(page, "pd_attempts_total", `pd_mode="disaggregated"`))
+		})
+	}
+}
+
+// llm-d/llm-d-router#2853: without a replay, too, an engine that has restarted holds nothing of before.
+func TestARestartedEngineWithoutReplayHoldsNothing(t *testing.T) {
+	t.Parallel()
+	engines := publishers(t, 2, func(c *enginesim.Config) { c.KVEvents = &enginesim.KVEvents{Replay: "none"} })
+	g := start(t, gatewayYAML("")+simYAML(followed+"  decision: {mode: threshold, uncachedTokens: 100}\n", engines...),
+		"-pick", "kv")
+	say := func(text string) string {
+		status, header, body := g.complete(fmt.Sprintf(`{"model":"tiny","prompt":%q,"max_tokens":4}`, text))
+		require.Equal(t, http.StatusOK, status, body)
+		return header.Get("X-PD-Mode")
+	}
+	held, n := "", 0
+	eventually(t, func() bool { // the first events come when the subscription stands
+		n++
+		held = fmt.Sprint(n, strings.Repeat(" a long conversation", 100))
+		say(held)
+		time.Sleep(20 * time.Millisecond)
+		return say(held+" and more") == "aggregated"
+	}, "decode holds it")
+	for _, e := range engines {
+		require.NoError(t, e.Restart())
+	}
+	eventually(t, func() bool { return sum(g.page("/metrics"), "pd_kv_events_connections_lost_total") >= 4 })
+	assert.Equal(t, "disaggregated", say(held+" and then"), "nobody holds it")
 }
