@@ -74,7 +74,8 @@ var errNoPair = errors.New("no pair of engines is ready")
 
 // reuseTarget is the model's main flow and the engines that are ready now.
 func (m *model) reuseTarget() (reuse.Target, error) {
-	t := reuse.Target{Ask: reuse.Flow(m.flows.Main, m.asking.own()), Connector: m.flows.Main.Connector(), Model: m.served(),
+	t := reuse.Target{Ask: reuse.Flow(m.flows.Main, m.asking.own()), Connector: m.flows.Main.Connector(),
+		Model: m.served(),
 		Client: &http.Client{Transport: m.asking,
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}}
 	for _, e := range m.set.Load().Endpoints {

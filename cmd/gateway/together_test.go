@@ -86,7 +86,8 @@ var (
 	forms = []form{
 		{name: "always"},
 		{name: "predicted", spec: "  decision: {mode: predicted}\n", args: []string{"-pick", "prefix"}},
-		{name: "events", spec: followed + "  decision: {mode: predicted}\n", args: []string{"-pick", "kv"}, events: true},
+		{name: "events", spec: followed + "  decision: {mode: predicted}\n", args: []string{"-pick", "kv"},
+			events: true},
 	}
 	formName = flag.String("together-form", forms[time.Now().YearDay()%len(forms)].name,
 		"what TestAllTogether decides by: always, predicted or events; by default the day's")
@@ -121,8 +122,8 @@ func (c *crowd) start(t *testing.T) {
 		entries = append(entries, entry(e.URL(), []string{"prefill", "decode"}[i/2], nil))
 	}
 	c.g = start(t, gatewayYAML("")+serverYAML("public", "  modelNames: {public: served}\n  keepAlive: {after: 100ms}\n"+
-		"  kvConnector: {type: nixl, timeouts: {transfer: 700ms, decode: 20s}, retry: {budget: 1}}\n"+c.spec, entries...),
-		c.args...)
+		"  kvConnector: {type: nixl, timeouts: {transfer: 700ms, decode: 20s}, retry: {budget: 1}}\n"+c.spec,
+		entries...), c.args...)
 }
 
 func (c *crowd) judge(t *testing.T, a, want asked, what string) bool {
@@ -254,7 +255,7 @@ func (c *crowd) nothingIsLeft(t *testing.T) {
 		for _, err := range unwrapped(e.CheckKV()) {
 			if fault, ok := errors.AsType[*enginesim.KVFault](err); ok {
 				assert.Contains(t, []enginesim.KVFaultKind{enginesim.KVLeak, enginesim.KVNoTransfer}, fault.Kind,
-					"a pair that hung leaves a lease, and what is decided or refers to another is computed where that is")
+					"a pair that hung leaves a lease; what is decided, or refers to another, is computed where that is")
 			}
 		}
 	}

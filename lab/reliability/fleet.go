@@ -47,6 +47,7 @@ type fleet struct {
 	admin   string
 
 	patience time.Duration // of a client, for a whole response
+	decides  bool          // see fleetOptions
 }
 
 // model is an order at work.
@@ -70,6 +71,8 @@ type fleetOptions struct {
 	tune   func(o *order, cfg *enginesim.Config)
 	retry  int            // attempts at a pair
 	limits gateway.Object // timeouts
+	// requests stay at decode where that is predicted to be faster, and pairs are picked by the engines' KV-cache events
+	decides bool
 }
 
 // shortTimeouts let an engine that is gone be left within seconds.
@@ -84,7 +87,7 @@ func openFleet(ctx context.Context, opt fleetOptions) (f *fleet, err error) {
 	if opt.limits == nil {
 		opt.limits = shortTimeouts
 	}
-	f = &fleet{patience: patience,
+	f = &fleet{patience: patience, decides: opt.decides,
 		client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true,
 			IdleConnTimeout: 4 * time.Second}}} // less than the 5 s after which the lone engines close
 	if f.dir, err = os.MkdirTemp("", "pdkit-reliability-"); err != nil {
@@ -113,6 +116,7 @@ func openFleet(ctx context.Context, opt fleetOptions) (f *fleet, err error) {
 	number := 2
 	for _, o := range opt.orders(net.JoinHostPort(here, callback)) {
 		m := &model{order: o, dir: filepath.Join(f.dir, o.name)}
+		o.publishes = opt.decides
 		f.models = append(f.models, m)
 		if err := os.Mkdir(m.dir, 0o750); err != nil {
 			return nil, err
@@ -174,10 +178,15 @@ func (m *model) write(list string) error {
 func (f *fleet) configuration(opt fleetOptions, listen, admin string) ([]byte, error) {
 	var servers []gateway.Object
 	for _, m := range f.models {
-		servers = append(servers, gateway.Object{"model": m.name,
+		server := gateway.Object{"model": m.name,
 			"kvConnector": gateway.Object{"type": m.name, "config": m.settings, "timeouts": opt.limits,
 				"retry": gateway.Object{"maxAttempts": opt.retry}},
-			"discovery": gateway.Object{"file": gateway.Object{"path": filepath.Join(m.dir, "endpoints.yaml")}}})
+			"discovery": gateway.Object{"file": gateway.Object{"path": filepath.Join(m.dir, "endpoints.yaml")}}}
+		if f.decides {
+			server["decision"] = gateway.Object{"mode": "predicted"}
+			server["kvEvents"] = gateway.Object{"mode": "ask", "tokens": "engines"}
+		}
+		servers = append(servers, server)
 	}
 	return gateway.Config(listen, admin, servers...)
 }
@@ -201,7 +210,11 @@ func (f *fleet) startGateway(ctx context.Context, opt fleetOptions) error {
 	if err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), binary, "-config", file) // #nosec G204 -- built above
+	args := []string{"-config", file}
+	if f.decides {
+		args = append(args, "-pick", "kv")
+	}
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), binary, args...) // #nosec G204 -- built above
 	// Go's own target for garbage: the gateway's default has a floor under the heap, which hides what grows.
 	cmd.Env = append(os.Environ(), "GOGC=100")
 	f.url, f.admin = "http://"+listen, "http://"+admin

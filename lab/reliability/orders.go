@@ -31,6 +31,8 @@ type order struct {
 	lone     string // the connector of the lone engine
 	store    bool   // engines share a folder
 	blocks   int    // of a decode engine; 0: the default of these runs
+	// engines publish their KV-cache events
+	publishes bool
 }
 
 // lease is how long the engines keep KV for another one. It is longer than prefill, the handoff's age and decode's
@@ -65,6 +67,8 @@ const (
 	portSide      = 5600
 	portBootstrap = 8900
 	portNotice    = 30000
+	portEvents    = 20000 // of KV-cache events
+	portReplay    = 21000
 )
 
 // engineConfig is the configuration of an engine of the order at an address. moves counts how often it has moved.
@@ -97,6 +101,9 @@ func (o *order) engineConfig(role, ip, dir string, moves int) enginesim.Config {
 		extra["shared_storage_path"] = filepath.Join(dir, "store")
 	}
 	cfg.Extra = extra
+	if o.publishes {
+		cfg.KVEvents = &enginesim.KVEvents{Endpoint: join(ip, portEvents+moves), Replay: join(ip, portReplay+moves)}
+	}
 	return cfg
 }
 

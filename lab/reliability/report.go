@@ -50,6 +50,10 @@ func (c *chaos) report(w io.Writer) {
 		"requests, streamed or not, over all APIs that the order carries. A request is tried at up to three pairs. "+
 		"Each response is compared with that of an engine that serves alone.\n", c.took.Round(time.Second),
 		runtime.NumCPU(), c.seed, 4*len(c.fleet.models))
+	if c.fleet.decides {
+		p("The seed is odd: requests stay at decode where that is predicted to be faster (`decision: predicted`), and " +
+			"engines are picked by their KV-cache events (`-pick kv`).\n")
+	}
 	p("| order | legs | faults | requests | right | refused by code | cut, and told | cut as complete | left | wrong " +
 		"| silently cut | hung | lost |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|")
 	verdicts := []string{right, refused, cutAloud, cutAsDone, left, wrong, cutSilent, hung, lost}
