@@ -71,7 +71,7 @@ type fleetOptions struct {
 	tune   func(o *order, cfg *enginesim.Config)
 	retry  int            // attempts at a pair
 	limits gateway.Object // timeouts
-	// requests stay at decode where that is predicted to be faster, and pairs are picked by the engines' KV-cache events
+	// requests stay at decode where that is predicted to be faster, and the engines' KV-cache events choose pairs
 	decides bool
 }
 

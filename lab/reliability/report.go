@@ -51,8 +51,8 @@ func (c *chaos) report(w io.Writer) {
 		"Each response is compared with that of an engine that serves alone.\n", c.took.Round(time.Second),
 		runtime.NumCPU(), c.seed, 4*len(c.fleet.models))
 	if c.fleet.decides {
-		p("The seed is odd: requests stay at decode where that is predicted to be faster (`decision: predicted`), and " +
-			"engines are picked by their KV-cache events (`-pick kv`).\n")
+		p("The seed is odd: requests stay at decode where that is predicted to be faster (`decision: predicted`), " +
+			"and engines are picked by their KV-cache events (`-pick kv`).\n")
 	}
 	p("| order | legs | faults | requests | right | refused by code | cut, and told | cut as complete | left | wrong " +
 		"| silently cut | hung | lost |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|")
