@@ -24,6 +24,7 @@ import (
 	"github.com/pdkit/pdkit/discovery/static"
 	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/pdflow/kvindex"
+	"github.com/pdkit/pdkit/transport"
 )
 
 // fleet follows one engine.
@@ -46,8 +47,9 @@ func follow(t *testing.T, url string, quick bool) *fleet {
 		"/kv_cache_events"}
 	client := &http.Transport{}
 	f := &fleet{t: t, index: kvindex.New(), id: e.ID}
-	f.sub, err = kvevents.New(f.index.Sink(), &kvevents.Options{Poll: client,
-		Header: http.Header{"Authorization": {"Bearer x"}}, Observe: func(_ kvevents.Source, err error) {
+	f.sub, err = kvevents.New(f.index.Sink(), &kvevents.Options{
+		Poll: transport.WithHeader(client, func() http.Header { return http.Header{"Authorization": {"Bearer x"}} }),
+		Observe: func(_ kvevents.Source, err error) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			f.told = append(f.told, fmt.Sprint(err))
