@@ -147,7 +147,7 @@ func (g *gateway) buildModel(ms *modelServer, before []*pool) (*model, error) {
 	if serves := ms.Spec.Adapters.Serves(m.set); serves != nil {
 		opts = append(opts, pdflow.WithAdapters(serves))
 	}
-	m.flows, err = ms.Flows(recentPicker{pick.Around{Picker: picker}, m.recent}, &modelserver.FlowOptions{
+	m.flows, err = ms.Flows(recentPicker{pick.NewAround(picker), m.recent}, &modelserver.FlowOptions{
 		Transport: func(connect time.Duration) http.RoundTripper {
 			if connect == main {
 				return m.legs

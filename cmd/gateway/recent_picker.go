@@ -132,7 +132,7 @@ type recentPicker struct {
 func (p recentPicker) Pick(ctx context.Context, in *pdflow.PickInput) (out pdflow.Pick, err error) {
 	request := pickingOf(ctx)
 	begin := request.asks(p.r, in)
-	if out, err = p.Picker.Pick(ctx, in); err != nil {
+	if out, err = p.Around.Pick(ctx, in); err != nil {
 		return out, err
 	}
 	waited := time.Since(begin)
@@ -154,5 +154,5 @@ func (p recentPicker) Pick(ctx context.Context, in *pdflow.PickInput) (out pdflo
 
 // Bind binds the picker. What is remembered is the model's, of all its flows.
 func (p recentPicker) Bind(c connector.KVConnector, serving connector.Serving) pdflow.Picker {
-	return recentPicker{pick.Around{Picker: p.Picker.Bind(c, serving)}, p.r}
+	return recentPicker{pick.NewAround(p.Around.Bind(c, serving)), p.r}
 }

@@ -57,7 +57,7 @@ func build(f *flags, log *slog.Logger, tel *telemetry) (*sidecar, error) {
 		o.Sample = rand.IntN
 	}
 	s.legs = newEngines(f, s.set, s.decode)
-	picker := &picker{Around: pick.Around{Picker: pick.FromHeader(s.set, s.decode[0], o)}, set: s.set,
+	picker := &picker{Around: pick.NewAround(pick.FromHeader(s.set, s.decode[0], o)), set: s.set,
 		decode: s.decode, encode: f.ecConnector != "", anyone: f.pooled(), log: log,
 		toldEncode: new(sync.Once), toldAlone: new(sync.Once)}
 	s.flow, err = pdflow.New(conn, picker, append(tel.options(),

@@ -44,13 +44,13 @@ type picker struct {
 // Bind binds the picker of the header.
 func (p *picker) Bind(c connector.KVConnector, serving connector.Serving) pdflow.Picker {
 	bound := *p
-	bound.Picker = p.Picker.Bind(c, serving)
+	bound.Around = pick.NewAround(p.Around.Bind(c, serving))
 	return &bound
 }
 
 // Pick does not block.
 func (p *picker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
-	out, err := p.Picker.Pick(ctx, in)
+	out, err := p.Around.Pick(ctx, in)
 	if err != nil {
 		return out, err
 	}

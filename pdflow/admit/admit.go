@@ -63,6 +63,7 @@ const (
 // overloaded fleet is ready.
 type Picker struct {
 	inner
+	asks bool // the inner picker prepares
 	*admission
 }
 
@@ -103,12 +104,17 @@ func New(p pdflow.Picker, o *Options) (*Picker, error) {
 	a.o.Queue, a.o.QueueTimeout = cmp.Or(a.o.Queue, DefaultQueue), cmp.Or(a.o.QueueTimeout, DefaultQueueTimeout)
 	var err error
 	a.tel, err = newTelemetry(a)
-	return &Picker{inner{Picker: p}, a}, err
+	return a.around(p), err
 }
 
 // Bind binds the inner picker. The limits are the same for all flows.
 func (p *Picker) Bind(c connector.KVConnector, serving connector.Serving) pdflow.Picker {
-	return &Picker{inner{Picker: p.inner.Bind(c, serving)}, p.admission}
+	return p.around(p.inner.Bind(c, serving))
+}
+
+func (a *admission) around(p pdflow.Picker) *Picker {
+	_, asks := p.(pdflow.Preparer)
+	return &Picker{pick.NewAround(p), asks, a}
 }
 
 // Close ends the picker's metrics.
@@ -174,7 +180,7 @@ func (p *Picker) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, e
 
 // prepare has the inner picker prepare, before the lock, unless the request is refused anyway.
 func (p *Picker) prepare(ctx context.Context, in *pdflow.PickInput) (*pdflow.PickInput, error) {
-	if _, asks := p.inner.Picker.(pdflow.Preparer); !asks {
+	if !p.asks {
 		return in, nil
 	}
 	if err := p.early(ctx, in); err != nil {

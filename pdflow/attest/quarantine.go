@@ -18,11 +18,17 @@ import (
 // left, they serve. A [Prober] says which they are, and goes on to probe them.
 type Quarantine struct {
 	inner
+	tells source                       // nil: the inner picker does not tell its candidates
 	state *atomic.Pointer[quarantined] // of all quarantines that were bound from one
 }
 
 // inner is the picker that is asked.
 type inner = pick.Around
+
+// source is a picker that tells its candidates.
+type source interface {
+	Candidates(in *pdflow.PickInput, c *pick.Candidates) (tells bool)
+}
 
 // quarantined is what to keep away from.
 type quarantined struct {
@@ -34,12 +40,17 @@ type quarantined struct {
 // NewQuarantine returns a picker around another one. It keeps away from nothing before a prober has it among its
 // options.
 func NewQuarantine(p pdflow.Picker) *Quarantine {
-	return &Quarantine{inner{Picker: p}, new(atomic.Pointer[quarantined])}
+	return quarantine(p, new(atomic.Pointer[quarantined]))
 }
 
 // Bind binds the inner picker. What the quarantine keeps away from is the same for all flows.
 func (q *Quarantine) Bind(c connector.KVConnector, serving connector.Serving) pdflow.Picker {
-	return &Quarantine{inner{Picker: q.inner.Bind(c, serving)}, q.state}
+	return quarantine(q.inner.Bind(c, serving), q.state)
+}
+
+func quarantine(p pdflow.Picker, state *atomic.Pointer[quarantined]) *Quarantine {
+	tells, _ := p.(source)
+	return &Quarantine{pick.NewAround(p), tells, state}
 }
 
 // Adopt keeps requests away from what another quarantine keeps them away from now, and from nothing else, until a
@@ -137,19 +148,16 @@ func abandon(p pdflow.Pick) {
 
 // Candidates are the inner picker's, without those that are named: see pick.WithCandidates.
 func (q *Quarantine) Candidates(in *pdflow.PickInput, c *pick.Candidates) (tells bool) {
-	inner, ok := q.inner.Picker.(interface {
-		Candidates(*pdflow.PickInput, *pick.Candidates) bool
-	})
-	if !ok {
+	if q.tells == nil {
 		return false
 	}
 	s := q.state.Load()
 	if s == nil {
-		return inner.Candidates(in, c)
+		return q.tells.Candidates(in, c)
 	}
 	x := *in
 	x.Avoid = slices.Concat(in.Avoid, s.engines)
-	tells = inner.Candidates(&x, c)
+	tells = q.tells.Candidates(&x, c)
 	for _, pair := range s.pairs {
 		for i := range c.Decode {
 			for k := range c.Prefill {

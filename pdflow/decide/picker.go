@@ -163,16 +163,17 @@ func New(p pdflow.Picker, policy Policy, o *Options) (*Picker, error) {
 	s.books.init(&s.o)
 	var err error
 	s.tel, err = newTelemetry(s)
-	out := &Picker{inner: inner{Picker: p}, shared: s}
+	out := &Picker{inner: pick.NewAround(p), shared: s}
 	out.source, _ = p.(source)
 	return out, err
 }
 
 // Bind binds the inner picker. What is learnt of engines is the same for all flows.
 func (p *Picker) Bind(c connector.KVConnector, serving connector.Serving) pdflow.Picker {
-	out := &Picker{inner: inner{Picker: p.inner.Bind(c, serving)}, serving: serving, shared: p.shared,
+	bound := p.inner.Bind(c, serving)
+	out := &Picker{inner: pick.NewAround(bound), serving: serving, shared: p.shared,
 		early: c != nil && c.Traits().Order != connector.PrefillThenDecode}
-	out.source, _ = out.inner.Picker.(source)
+	out.source, _ = bound.(source)
 	return out
 }
 

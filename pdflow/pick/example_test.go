@@ -199,11 +199,11 @@ func ExampleProber() {
 type telling struct{ pick.Around }
 
 func (n telling) Bind(c connector.KVConnector, serving connector.Serving) pdflow.Picker {
-	return telling{pick.Around{Picker: n.Picker.Bind(c, serving)}}
+	return telling{pick.NewAround(n.Around.Bind(c, serving))}
 }
 
 func (n telling) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, error) {
-	out, err := n.Picker.Pick(ctx, in)
+	out, err := n.Around.Pick(ctx, in)
 	fmt.Println("decode is", out.Decode.ID)
 	return out, err
 }
@@ -211,7 +211,7 @@ func (n telling) Pick(ctx context.Context, in *pdflow.PickInput) (pdflow.Pick, e
 // A picker that tells what another one picks.
 func ExampleAround() {
 	set := known(map[string]discovery.Endpoint{"p0": {Role: discovery.RolePrefill}, "d0": {Role: discovery.RoleDecode}})
-	var picker pdflow.Picker = telling{pick.Around{Picker: pick.New(set, pick.RoundRobin())}}
+	var picker pdflow.Picker = telling{pick.NewAround(pick.New(set, pick.RoundRobin()))}
 	if _, err := picker.Bind(nil, connector.Serving{}).Pick(context.Background(), &pdflow.PickInput{}); err != nil {
 		panic(err)
 	}
