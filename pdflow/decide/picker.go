@@ -18,6 +18,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/inspect"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/internal/estimate"
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
@@ -239,6 +240,9 @@ func (p *Picker) Pick(ctx context.Context, in *pdflow.PickInput) (picked pdflow.
 	x.candidates.Prefill, x.candidates.Decode = x.candidates.Prefill[:0], x.candidates.Decode[:0]
 	x.in = Input{Rand: p.o.Rand(), TokenBytes: p.o.TokenBytes, Link: p.o.Link}
 	x.in.Prompt, x.in.Exact = p.prompt(in)
+	if in.Request != nil {
+		x.in.Limit = int(min(estimate.Limit(in.Request), longestPrompt))
+	}
 	if in.Single || in.Pair {
 		out, err := p.inner.Pick(ctx, in)
 		return p.count(x, &out, false), err
@@ -263,6 +267,22 @@ func (p *Picker) Pick(ctx context.Context, in *pdflow.PickInput) (picked pdflow.
 		return p.pickUndecided(ctx, in, x)
 	}
 	return p.pickDecided(ctx, in, x)
+}
+
+// prompt returns how many tokens a request's prompt has, and whether they were counted.
+func (s *shared) prompt(in *pdflow.PickInput) (tokens int, exact bool) {
+	if s.o.Tokens != nil {
+		if tokens, exact = s.o.Tokens(in); tokens > 0 {
+			return tokens, exact
+		}
+	}
+	if p := in.Prompt; p != nil && len(p.IDs) > 0 {
+		return len(p.IDs), p.Exact
+	}
+	if in.Request == nil {
+		return 1, false
+	}
+	return estimate.Prompt(in.Request)
 }
 
 // decide asks the policy, and records what it says.

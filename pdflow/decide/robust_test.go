@@ -127,6 +127,20 @@ func TestPicturesInAPromptAreNotText(t *testing.T) {
 	assert.Equal(t, len(long)/4+1, policy.last().Prompt)
 }
 
+// Policies are told the limit that the client gives the response, in whichever member its API has it.
+func TestPoliciesKnowTheClientsLimit(t *testing.T) {
+	for body, want := range map[string]int{
+		`{"model":"m","messages":[],"max_completion_tokens":40}`: 40, `{"model":"m","messages":[],"max_tokens":16.0}`: 16,
+		`{"model":"m","messages":[]}`: 0, `{"model":"m","messages":[],"max_tokens":9000000000000000000}`: 1 << 30,
+	} {
+		r, err := connector.ParseRequest(connector.APIChat, []byte(body))
+		require.NoError(t, err)
+		policy := &spy{Policy: decide.Always()}
+		mustPick(t, around(t, newSet(t, engines(1, "")...), policy, nil), &pdflow.PickInput{Request: r})
+		assert.Equal(t, want, policy.last().Limit, body)
+	}
+}
+
 // A promise that no engine could keep, however idle, is no reason to refuse: to try again later would not help.
 func TestWhatNoIdleEngineCouldKeepIsNoReasonToRefuse(t *testing.T) {
 	refused := func(class decide.Class) (n int) {

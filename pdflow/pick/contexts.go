@@ -10,6 +10,7 @@ import (
 	"github.com/pdkit/pdkit/connector/attr"
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/pdflow"
+	"github.com/pdkit/pdkit/pdflow/internal/estimate"
 )
 
 // attrMaxModelLen is the attribute of an endpoint with the length of its context, in tokens. discovery/inspect adds it.
@@ -62,7 +63,7 @@ func (p *part) room(in *pdflow.PickInput) (room [2]int64) {
 		prompt = int64(in.TooShort) + 1
 	}
 	if in.Request != nil {
-		prompt, limit = max(prompt, tokensIn(in.Request)), limitIn(in.Request)
+		prompt, limit = max(prompt, tokensIn(in.Request)), estimate.Limit(in.Request)
 	}
 	return [2]int64{c[prefillLeg].wants(prompt), c[decodeLeg].wants(max(prompt, limit))}
 }

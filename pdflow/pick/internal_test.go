@@ -4,6 +4,7 @@ package pick
 
 import (
 	"context"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -46,6 +47,21 @@ func TestTotalsFollowLoadsFromSnapshotToSnapshot(t *testing.T) {
 		open = open[len(open)/2:]
 		counted(t, flows...)
 	}
+}
+
+// An engine that has got a picture of a megabyte is not as busy as one that has got as many bytes of text.
+func TestAPictureIsNotAsMuchLoadAsItsBytesOfText(t *testing.T) {
+	cost := func(kind, value string) [2]int64 {
+		r, err := connector.ParseRequest(connector.APIChat, []byte(`{"messages":[{"role":"user","content":[{"type":"`+kind+
+			`","`+kind+`":`+value+`}]}],"max_tokens":100}`))
+		require.NoError(t, err)
+		return costOf(r)
+	}
+	bytes := strings.Repeat("iVBORw0KGgo+", 100_000)
+	picture := cost("image_url", `{"url":"data:image/png;base64,`+bytes+`"}`)
+	require.Less(t, picture[prefillLeg], int64(2000))
+	require.Equal(t, picture[prefillLeg]+100, picture[decodeLeg])
+	require.Greater(t, cost("text", `"`+bytes+`"`)[prefillLeg], int64(300_000))
 }
 
 // named is a connector of which nothing but its name matters.

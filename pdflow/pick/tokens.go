@@ -3,10 +3,10 @@
 package pick
 
 import (
-	"github.com/tidwall/gjson"
+	"cmp"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/internal/jsonedit"
+	"github.com/pdkit/pdkit/pdflow/internal/estimate"
 	"github.com/pdkit/pdkit/pdflow/kvindex"
 )
 
@@ -15,6 +15,7 @@ const (
 	limitUsual    = 256     // tokens of a response, if the request has no limit
 	limitMost     = 32_768  // a limit of a million is seldom reached, and must not make an engine look full
 	promptMost    = 1 << 20 // tokens
+	mayHaveMedia  = 4096    // tokens, by bytes: a smaller body is not looked into for pictures
 )
 
 // costOf estimates how many tokens a request costs on each leg: the prompt on prefill, prompt and response on decode.
@@ -22,39 +23,12 @@ func costOf(r *connector.ClientRequest) [2]int64 {
 	if r == nil {
 		return [2]int64{1, limitUsual}
 	}
-	prompt := int64(min(len(r.Body())/bytesPerToken+1, promptMost))
-	return [2]int64{prompt, prompt + limitOf(r)}
-}
-
-// limitOf returns the request's token limit, or a usual one.
-func limitOf(r *connector.ClientRequest) int64 {
-	if n := limitIn(r); n > 0 {
-		return min(n, limitMost)
+	tokens := len(r.Body())/bytesPerToken + 1
+	if tokens > mayHaveMedia {
+		tokens, _ = estimate.Prompt(r)
 	}
-	return limitUsual
-}
-
-// limitIn returns the request's token limit, which each API keeps in another member; 0 if it has none.
-func limitIn(r *connector.ClientRequest) int64 {
-	for _, name := range [...]string{"max_completion_tokens", "max_tokens", "max_output_tokens"} {
-		if raw, ok := r.Field(name); ok {
-			n, ok := jsonedit.Int(raw)
-			if !ok {
-				n = gjson.ParseBytes(raw).Int() // 16.0 is a limit, too
-			}
-			if n > 0 {
-				return n
-			}
-		}
-	}
-	if raw, ok := r.Field("sampling_params"); ok {
-		for _, name := range [...]string{"max_tokens", "max_new_tokens"} {
-			if n := gjson.GetBytes(raw, name).Int(); n > 0 {
-				return n
-			}
-		}
-	}
-	return 0
+	prompt := int64(min(tokens, promptMost))
+	return [2]int64{prompt, prompt + cmp.Or(min(estimate.Limit(r), limitMost), limitUsual)}
 }
 
 // promptMembers are the members of a body that chat templates and tokenizers put before the messages, in this order.

@@ -46,7 +46,8 @@ func busyFleet(r *rand.Rand, n int) *decide.Recorded {
 		x.Input.Decode = append(x.Input.Decode, busy(r, true))
 		x.Engines[1] = append(x.Engines[1], fmt.Sprintf("10.0.1.%d:8000", i))
 	}
-	x.Input.Prompt, x.Input.Rand, x.Input.TokenBytes, x.Input.Link = 7843, 54_321, 131_072, 2.5e9
+	x.Input.Prompt, x.Input.Limit, x.Input.Rand = 7843, 8192, 54_321
+	x.Input.TokenBytes, x.Input.Link = 131_072, 2.5e9
 	x.Decision = decide.Decision{Action: decide.DecodeAlone, Prefill: decide.Any, Decode: n - 1, TTFT: 1_274_318_226,
 		ITL: 31_417_333, Reason: decide.ReasonInterference}
 	if n > 0 {

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package decide
+// Package estimate tells from a request, without a tokenizer, how many tokens it is about.
+package estimate
 
 import (
 	"bytes"
 
+	"github.com/tidwall/gjson"
+
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/internal/jsonedit"
-	"github.com/pdkit/pdkit/pdflow"
 )
 
 const (
-	bytesPerToken = 4    // of text, as package pick counts
+	bytesPerToken = 4    // of text
 	mediaLeast    = 1024 // bytes of a picture or a sound in a prompt: less is counted as text
 	mediaTokens   = 1024 // of one, in a usual model and size
 )
@@ -19,25 +21,9 @@ const (
 // beside are members that chat templates put into the prompt, beside the one that the API names.
 var beside = [...]string{"tools", "system", "instructions"}
 
-// prompt returns how many tokens a request's prompt has, and whether they were counted.
-func (s *shared) prompt(in *pdflow.PickInput) (tokens int, exact bool) {
-	if s.o.Tokens != nil {
-		if tokens, exact = s.o.Tokens(in); tokens > 0 {
-			return tokens, exact
-		}
-	}
-	if p := in.Prompt; p != nil && len(p.IDs) > 0 {
-		return len(p.IDs), p.Exact
-	}
-	if in.Request == nil {
-		return 1, false
-	}
-	return promptTokens(in.Request)
-}
-
-// promptTokens counts token ids, of one prompt or of a list with one; of text it takes four bytes for a token.
-// A picture or a sound in the body is not as many tokens as its bytes would be.
-func promptTokens(r *connector.ClientRequest) (tokens int, exact bool) {
+// Prompt counts the prompt's token ids, of one prompt or of a list with one, and then it is exact; of text it takes four
+// bytes for a token. A picture or a sound in the body is not as many tokens as its bytes would be.
+func Prompt(r *connector.ClientRequest) (tokens int, exact bool) {
 	size := 0
 	for _, name := range [...]string{r.API.PromptMember(), "input_ids"} {
 		raw, ok := r.Field(name)
@@ -100,4 +86,27 @@ func countIDs(raw []byte) int {
 		return 0
 	}
 	return bytes.Count(inner, []byte{','}) + 1
+}
+
+// Limit returns the request's token limit, which each API keeps in another member; 0 if it has none.
+func Limit(r *connector.ClientRequest) int64 {
+	for _, name := range [...]string{"max_completion_tokens", "max_tokens", "max_output_tokens"} {
+		if raw, ok := r.Field(name); ok {
+			n, ok := jsonedit.Int(raw)
+			if !ok {
+				n = gjson.ParseBytes(raw).Int() // 16.0 is a limit, too
+			}
+			if n > 0 {
+				return n
+			}
+		}
+	}
+	if raw, ok := r.Field("sampling_params"); ok {
+		for _, name := range [...]string{"max_tokens", "max_new_tokens"} {
+			if n := gjson.GetBytes(raw, name).Int(); n > 0 {
+				return n
+			}
+		}
+	}
+	return 0
 }
