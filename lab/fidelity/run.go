@@ -107,7 +107,7 @@ func (f *fleet) inRealTime(ctx context.Context, policy pick.Policy, load []reque
 		return nil, err
 	}
 	defer stop()
-	if r.Result, err = paced.Play(ctx, flow, load); err == nil && r.Refused > 0 {
+	if r.Result, err = paced.Play(ctx, paced.Calls(flow), load); err == nil && r.Refused > 0 {
 		err = fmt.Errorf("%d requests were refused", r.Refused)
 	}
 	return r, err

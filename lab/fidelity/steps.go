@@ -3,7 +3,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -58,22 +57,14 @@ func (p *probe) body(prompt, output int, salt string) []byte {
 func (p *probe) stream(
 	ctx context.Context, prompt, output int, salt string, heard func(tokens int),
 ) (sent time.Time, tokens []time.Time, err error) {
-	url := strings.TrimSuffix(p.url, "/") + "/v1/completions"
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(p.body(prompt, output, salt)))
-	if err != nil {
-		return sent, nil, err
-	}
-	req.Header.Set("Content-Type", "application/json")
 	sent = time.Now()
-	resp, err := http.DefaultClient.Do(req)
+	send := paced.Posts(strings.TrimSuffix(p.url, "/"), http.DefaultClient)
+	from, err := send(ctx, 0, p.body(prompt, output, salt))
 	if err != nil {
-		return sent, nil, errors.New("an engine does not answer")
+		return sent, nil, fmt.Errorf("an engine does not serve: %w", err)
 	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return sent, nil, errors.New("an engine answered " + resp.Status)
-	}
-	tokens, err = paced.Arrivals(resp.Body, heard)
+	defer from.Close()
+	tokens, err = paced.Arrivals(from, heard)
 	if err == nil && len(tokens) != output {
 		err = fmt.Errorf("an engine made %d tokens, not %d", len(tokens), output)
 	}
@@ -234,7 +225,7 @@ func (f *fleet) fitLink(
 		if err != nil {
 			return o, err
 		}
-		r, err := paced.Play(ctx, flow, []request{{Body: p.body(prompt, 2, p.salt()), Output: 2}})
+		r, err := paced.Play(ctx, paced.Calls(flow), []request{{Body: p.body(prompt, 2, p.salt()), Output: 2}})
 		if err != nil || r.Refused > 0 {
 			return o, errors.Join(errors.New("the engines did not serve a request together"), err)
 		}

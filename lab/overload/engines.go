@@ -3,21 +3,17 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
-	"strings"
 	"sync/atomic"
 	"time"
 
-	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/enginesim/model"
 	"github.com/pdkit/pdkit/enginesim/pace"
 )
 
-// pair is two modelled engines (enginesim/pace), and the round tripper that reaches them. P computes one prompt after
+// pair is two modelled engines (enginesim/pace). P computes one prompt after
 // the other, in the order of arrival, or some of them at a time. As real engines do, it drops requests whose client has
 // left, and what it has computed for them is lost. D makes a token of each response in each step, of as many as it has
 // places for; the others wait.
@@ -90,121 +86,42 @@ func (p *pair) prompt() *model.Request {
 	return &model.Request{Prompt: n, Output: 1}
 }
 
-const (
-	prefillHost = "prefill"
-	decodeHost  = "decode"
-)
-
-// endpoints are the engines' entries, at these hosts.
-func endpoints(prefill, decode string) (list []discovery.Endpoint) {
-	for host, role := range map[string]discovery.Role{prefill: discovery.RolePrefill, decode: discovery.RoleDecode} {
-		list = append(list, discovery.Endpoint{ID: host, URL: &url.URL{Scheme: "http", Host: host}, Role: role})
+// servePrefill answers when the prompt is computed.
+func (p *pair) servePrefill(w http.ResponseWriter, r *http.Request) {
+	if serve(r, p.prefill, p.prompt(), func() {}) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"choices":[{"text":"a"}]}`)
 	}
-	return list
 }
 
-// engine serves one of the two over HTTP.
-func (p *pair) engine(name string) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		r.URL.Host = name
-		resp, err := p.RoundTrip(r)
-		if err != nil {
-			return // the gateway has left
+// serveDecode streams tokens.
+func (p *pair) serveDecode(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "text/event-stream")
+	sent := 0
+	serve(r, p.decode, &model.Request{Prompt: 1, Cached: 1, Output: tokens}, func() {
+		if sent++; sent < tokens {
+			_, _ = fmt.Fprintf(w, "data: {\"choices\":[{\"text\":\"%d\"}]}\n\n", sent)
+		} else {
+			_, _ = fmt.Fprintf(w, "data: {\"choices\":[{\"text\":\"%d\"}]}\n\ndata: [DONE]\n\n", sent)
 		}
-		defer resp.Body.Close()
-		w.Header()["Content-Type"] = resp.Header["Content-Type"]
-		b := make([]byte, 4096)
-		for err == nil {
-			var n int
-			n, err = resp.Body.Read(b)
-			_, _ = w.Write(b[:n])
-			_ = http.NewResponseController(w).Flush()
-		}
+		_ = http.NewResponseController(w).Flush()
 	})
 }
 
-// RoundTrip sends a leg to its engine.
-func (p *pair) RoundTrip(r *http.Request) (*http.Response, error) {
-	if r.Body != nil {
-		_, _ = io.Copy(io.Discard, r.Body)
-		_ = r.Body.Close()
-	}
-	if r.URL.Host == decodeHost {
-		return p.serveDecode(r)
-	}
-	prompt := p.prompt()
-	steps := prompt.Output
-	turn, err := p.prefill.Join(prompt)
+// serve has an engine make the tokens of a request, and tells of each. It returns false where the gateway has left.
+func serve(r *http.Request, e *pace.Engine, q *model.Request, made func()) bool {
+	_, _ = io.Copy(io.Discard, r.Body)
+	n := q.Output
+	turn, err := e.Join(q)
 	if err != nil {
-		return nil, err
+		panic(err) // the engines' own requests
 	}
 	defer turn.Leave()
-	for range steps {
-		if err := turn.Token(r.Context()); err != nil {
-			return nil, err
+	for range n {
+		if turn.Token(r.Context()) != nil {
+			return false
 		}
+		made()
 	}
-	return respond(r, "application/json", io.NopCloser(strings.NewReader(`{"choices":[{"text":"a"}]}`))), nil
-}
-
-// serveDecode answers once the first token is there.
-func (p *pair) serveDecode(r *http.Request) (*http.Response, error) {
-	turn, err := p.decode.Join(&model.Request{Prompt: 1, Cached: 1, Output: tokens})
-	if err != nil {
-		return nil, err
-	}
-	if err := turn.Token(r.Context()); err != nil {
-		turn.Leave()
-		return nil, err
-	}
-	return respond(r, "text/event-stream", &stream{ctx: r.Context(), turn: turn}), nil
-}
-
-func respond(r *http.Request, kind string, body io.ReadCloser) *http.Response {
-	return &http.Response{StatusCode: http.StatusOK, Status: "200 OK", Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		Header: http.Header{"Content-Type": {kind}}, Body: body, ContentLength: -1, Request: r}
-}
-
-// stream is D's response, whose first token is there.
-type stream struct {
-	ctx  context.Context
-	turn *pace.Turn
-	sent int
-	rest string
-}
-
-func (s *stream) Read(b []byte) (int, error) {
-	if s.rest == "" {
-		switch s.sent++; {
-		case s.sent > tokens:
-			return 0, io.EOF
-		case s.sent > 1:
-			if err := s.turn.Token(s.ctx); err != nil {
-				return 0, err
-			}
-		}
-		s.rest = fmt.Sprintf("data: {\"choices\":[{\"text\":\"%d\"}]}\n\n", s.sent)
-		if s.sent == tokens {
-			s.rest += "data: [DONE]\n\n"
-		}
-	}
-	n := copy(b, s.rest)
-	s.rest = s.rest[n:]
-	return n, nil
-}
-
-func (s *stream) Close() error {
-	s.turn.Leave()
-	return nil
-}
-
-func sleepUntil(ctx context.Context, at time.Time) error {
-	t := time.NewTimer(time.Until(at))
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return true
 }

@@ -9,15 +9,15 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"slices"
-	"strings"
-	"sync"
 	"time"
 
 	"github.com/pdkit/pdkit/config"
-	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/plainhttp"
+	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/static"
+	"github.com/pdkit/pdkit/lab/internal/paced"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/admit"
 	"github.com/pdkit/pdkit/pdflow/pick"
@@ -87,6 +87,9 @@ func (r *result) count(came, first, ended time.Duration, err error, lasts time.D
 	}
 }
 
+// body asks for a response of as many tokens as the engines make for all.
+const body = `{"model":"m","prompt":"hello","max_tokens":8,"stream":true}`
+
 // measure offers the load: requests come by chance (Poisson), and none waits for another.
 func measure(ctx context.Context, r run, seed uint64) (*result, error) {
 	g, err := open(ctx, r)
@@ -94,41 +97,22 @@ func measure(ctx context.Context, r run, seed uint64) (*result, error) {
 		return nil, err
 	}
 	defer g.stop()
-	var (
-		res   = &result{seconds: make([]second, int(r.lasts.Seconds())+1)}
-		mu    sync.Mutex
-		wg    sync.WaitGroup
-		rng   = rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // a load, no secret
-		begin = time.Now()
-		next  = begin
-	)
-	for {
-		next = next.Add(time.Duration(rng.ExpFloat64() / (r.capacity * r.load) * float64(time.Second)))
-		if next.Sub(begin) > r.lasts || sleepUntil(ctx, next) != nil {
-			break
-		}
-		if next.Sub(begin) > r.lasts/2 {
-			g.engines.slower.Store(r.slower)
-		}
-		res.offered++
-		wg.Go(func() {
-			came := time.Since(begin)
-			ctx, leave := ctx, context.CancelFunc(func() {})
-			if r.patience > 0 {
-				ctx, leave = context.WithTimeout(ctx, r.patience)
-			}
-			defer leave()
-			first, err := g.send(ctx)
-			if ctx.Err() != nil {
-				err = ctx.Err()
-			}
-			ended := time.Since(begin)
-			mu.Lock()
-			defer mu.Unlock()
-			res.count(min(came, r.lasts), first.Sub(begin), ended, err, r.lasts)
-		})
+	load := paced.Poisson(rand.New(rand.NewPCG(seed, 1)), r.capacity*r.load, r.lasts) //nolint:gosec // no secret
+	res := &result{offered: len(load), seconds: make([]second, int(r.lasts.Seconds())+1)}
+	for i := range load {
+		load[i].Body = []byte(body)
 	}
-	wg.Wait()
+	begun := time.Now()
+	slower := time.AfterFunc(r.lasts/2, func() { g.engines.slower.Store(r.slower) })
+	defer slower.Stop()
+	firsts := make([]time.Time, len(load))
+	err = paced.Offer(ctx, load, r.patience, g.send, func(i int, from io.Reader) error {
+		firsts[i] = time.Now() // a flow and an HTTP client return when the first byte is there
+		_, err := io.Copy(io.Discard, from)
+		return err
+	}, func(i int, sent time.Time, err error) {
+		res.count(min(sent.Sub(begun), r.lasts), firsts[i].Sub(begun), time.Since(begun), err, r.lasts)
+	})
 	if g.limits != nil {
 		res.full = g.limits.State().Refused["queue_full"]
 	}
@@ -138,18 +122,15 @@ func measure(ctx context.Context, r run, seed uint64) (*result, error) {
 	for _, s := range res.seconds {
 		slices.Sort(s.took)
 	}
-	return res, ctx.Err()
+	return res, err
 }
-
-const body = `{"model":"m","prompt":"hello","max_tokens":8,"stream":true}`
 
 // gateway is a flow before one pair of engines.
 type gateway struct {
 	flow    *pdflow.Flow
 	limits  *admit.Picker // nil: none
 	engines *pair
-	url     string // where the flow is served; "": nowhere
-	client  *http.Client
+	send    paced.Client
 	ends    []func()
 }
 
@@ -161,17 +142,24 @@ func open(ctx context.Context, r run) (*gateway, error) {
 	}
 	g := &gateway{engines: engines}
 	options := []pdflow.Option{pdflow.WithTimeouts(config.Timeouts{Prefill: r.timeout})}
-	prefill, decode := prefillHost, decodeHost
-	if r.http {
-		prefill, decode = g.serve(g.engines.engine(prefillHost)), g.serve(g.engines.engine(decodeHost))
-	} else {
-		options = append(options, pdflow.WithTransport(g.engines))
+	var list []discovery.Endpoint
+	called := paced.Handlers{}
+	for role, engine := range map[discovery.Role]http.Handler{discovery.RolePrefill: http.HandlerFunc(engines.servePrefill),
+		discovery.RoleDecode: http.HandlerFunc(engines.serveDecode)} {
+		host := role.String()
+		if called[host] = engine; r.http {
+			host = g.serve(engine)
+		}
+		list = append(list, discovery.Endpoint{ID: host, URL: &url.URL{Scheme: "http", Host: host}, Role: role})
+	}
+	if !r.http {
+		options = append(options, pdflow.WithTransport(called))
 	}
 	conn, err := plainhttp.New(nil)
 	if err != nil {
 		return nil, err
 	}
-	set, err := static.NewSet(endpoints(prefill, decode)...)
+	set, err := static.NewSet(list...)
 	if err != nil {
 		return nil, err
 	}
@@ -186,10 +174,10 @@ func open(ctx context.Context, r run) (*gateway, error) {
 		return nil, err
 	}
 	g.ends = append(g.ends, func() { _ = g.flow.Shutdown(ctx) })
-	if r.http {
-		g.url = "http://" + g.serve(g.flow) + "/v1/completions"
-		g.client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 1000}}
-		g.ends = append(g.ends, g.client.CloseIdleConnections)
+	if g.send = paced.Calls(g.flow); r.http {
+		client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 1000}}
+		g.send = paced.Posts("http://"+g.serve(g.flow), client)
+		g.ends = append(g.ends, client.CloseIdleConnections)
 	}
 	return g, nil
 }
@@ -205,52 +193,6 @@ func (g *gateway) stop() {
 	for _, end := range slices.Backward(g.ends) {
 		end()
 	}
-}
-
-// send sends one request and reads the response to its end.
-func (g *gateway) send(ctx context.Context) (first time.Time, err error) {
-	response := g.post
-	if g.url == "" {
-		response = g.do
-	}
-	from, err := response(ctx)
-	if err != nil {
-		return first, err
-	}
-	defer from.Close()
-	first = time.Now()
-	_, err = io.Copy(io.Discard, from)
-	return first, err
-}
-
-func (g *gateway) do(ctx context.Context) (io.ReadCloser, error) {
-	resp, err := g.flow.Do(ctx, &pdflow.Request{API: connector.APICompletions, Body: []byte(body)})
-	if err != nil {
-		return nil, err
-	}
-	return resp.Body, nil
-}
-
-func (g *gateway) post(ctx context.Context) (io.ReadCloser, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, g.url, strings.NewReader(body))
-	if err != nil {
-		return nil, err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := g.client.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	switch resp.StatusCode {
-	case http.StatusOK:
-		return resp.Body, nil
-	case http.StatusServiceUnavailable:
-		err = pdflow.CodeOverloaded
-	default:
-		err = errors.New(resp.Status)
-	}
-	_, _ = io.Copy(io.Discard, resp.Body)
-	return nil, errors.Join(err, resp.Body.Close())
 }
 
 // quantile of sorted values, 0 if there are none.

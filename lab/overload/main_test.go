@@ -163,7 +163,7 @@ func refusals(t *testing.T) []float64 {
 	server := httptest.NewServer(flow)
 	ctx, cancel := context.WithCancel(t.Context())
 	held := make(chan error)
-	go func() { _, err := g.send(ctx); held <- err }()
+	go func() { _, err := g.send(ctx, 0, []byte(body)); held <- err }()
 	require.Eventually(t, func() bool { return len(flow.Sessions()) == 1 && flow.Sessions()[0].Phase == "prefill" },
 		20*time.Second, time.Millisecond)
 	var took []float64

@@ -160,7 +160,7 @@ func inRealTime(
 	if err != nil {
 		return nil, nil, err
 	}
-	r, err = paced.Play(ctx, flow, load)
+	r, err = paced.Play(ctx, paced.Calls(flow), load)
 	_ = flow.Shutdown(context.WithoutCancel(ctx))
 	recorder.Close()
 	if written, lost := recorder.Counts(); err == nil && written != int64(len(load)) {

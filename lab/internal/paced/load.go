@@ -6,6 +6,8 @@ package paced
 import (
 	"encoding/json"
 	"hash/fnv"
+	"math/rand/v2"
+	"time"
 
 	"github.com/pdkit/pdkit/enginesim/model"
 )
@@ -26,6 +28,14 @@ type Request struct {
 	Prompt string
 	Output int // tokens
 	Body   []byte
+}
+
+// Poisson returns requests that come at random for a while, rate a second.
+func Poisson(r *rand.Rand, rate float64, lasts time.Duration) (load []Request) {
+	for at := r.ExpFloat64() / rate; at <= lasts.Seconds(); at += r.ExpFloat64() / rate {
+		load = append(load, Request{At: at})
+	}
+	return load
 }
 
 // Body asks for a streamed completion whose events tell how many tokens each brings. Engines share what they cached
