@@ -3,11 +3,9 @@
 package pdflow_test
 
 import (
-	"bytes"
 	"log/slog"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -15,49 +13,26 @@ import (
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/enginesim"
+	"github.com/pdkit/pdkit/internal/testhelp"
 	"github.com/pdkit/pdkit/pdflow"
 )
 
 // What logs, metrics and traces tell operators, and what they must not contain.
 
-// logBuffer collects log lines. It has a lock, since a request may log after its client has the response.
-type logBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *logBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *logBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
-}
-
-func (b *logBuffer) waitFor(t *testing.T, text string) {
-	t.Helper()
-	require.Eventually(t, func() bool { return strings.Contains(b.String(), text) }, 20*time.Second, time.Millisecond,
-		"%s", text)
-}
-
 func TestLogsTellFailuresWithoutWhatClientsSent(t *testing.T) {
-	out := &logBuffer{}
+	out := &testhelp.Log{}
 	logger := slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	x := start(t, setup{opts: []pdflow.Option{logsTo(logger)}})
 	post(t, x.url, "/v1/completions", completion("a secret prompt "+longPrompt, ""), "Authorization", "Bearer key",
 		"X-Request-Id", "one")
-	out.waitFor(t, "level=DEBUG msg=\"request served\" request_id=one connector=nixl mode=disaggregated")
+	out.WaitFor(t, "level=DEBUG msg=\"request served\" request_id=one connector=nixl mode=disaggregated")
 	x.p.Inject(
 		enginesim.Fault{Kind: enginesim.FaultStatus, Status: 500, Body: `{"error":{"message":"a secret prompt"}}`,
 			Count: -1},
 	)
 	post(t, x.url, "/v1/completions", completion("a secret prompt", ""), "Authorization", "Bearer key", "X-Request-Id",
 		"two")
-	out.waitFor(t, "level=WARN msg=\"request failed\" request_id=two")
+	out.WaitFor(t, "level=WARN msg=\"request failed\" request_id=two")
 	require.Contains(t, out.String(), "error.code=prefill_failed error.leg=prefill")
 	require.NotContains(t, out.String(), "secret")
 	require.NotContains(t, out.String(), "Bearer")

@@ -20,6 +20,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/internal/testhelp"
 )
 
 var atOnce = RetryPolicy{Max: 2, BackoffBase: time.Millisecond, BackoffMax: 2 * time.Millisecond}
@@ -120,7 +122,7 @@ func TestMaybeSentIsNotRetried(t *testing.T) {
 }
 
 func TestHopelessRequestsAreTriedOnce(t *testing.T) {
-	ca, stranger := newAuthority(t, "ca"), newAuthority(t, "stranger")
+	ca, stranger := testhelp.NewAuthority(t, "ca"), testhelp.NewAuthority(t, "stranger")
 	s := newTLSEngine(t, ca, nil, 0)
 	var dials atomic.Int32
 	tr := newTransport(t, &Options{

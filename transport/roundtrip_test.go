@@ -21,6 +21,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/internal/testhelp"
 )
 
 const tooLarge = "HTTP/1.1 413 Content Too Large\r\nContent-Length: 9\r\n\r\ntoo large"
@@ -326,8 +328,8 @@ func TestARoundTripAllocatesLittle(t *testing.T) {
 
 // TLS may have read more from the socket than the response. A look at the socket does not find those bytes.
 func TestWordsUnaskedUnderTLSAreSeen(t *testing.T) {
-	ca := newAuthority(t, "ca")
-	certPEM, keyPEM := ca.issue(t, "engine")
+	ca := testhelp.NewAuthority(t, "ca")
+	certPEM, keyPEM := ca.Issue(t, "engine")
 	cert, err := tls.X509KeyPair(certPEM, keyPEM)
 	require.NoError(t, err)
 	for _, row := range []struct {

@@ -17,6 +17,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/internal/testhelp"
 )
 
 // bothClients runs a test with this package's own HTTP/1.1 and with net/http's.
@@ -272,8 +274,8 @@ func TestWhatMakesAnEngineASuspect(t *testing.T) {
 
 // overTLS makes an engine's script one of an https engine, and returns what its clients need.
 func overTLS(t *testing.T, script func(*engine, net.Conn)) (string, func(*engine, net.Conn), *tls.Config) {
-	ca := newAuthority(t, "ca")
-	cert, err := tls.X509KeyPair(ca.issue(t, "engine"))
+	ca := testhelp.NewAuthority(t, "ca")
+	cert, err := tls.X509KeyPair(ca.Issue(t, "engine"))
 	require.NoError(t, err)
 	return "https", func(e *engine, c net.Conn) {
 		script(e, tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}}))

@@ -3,15 +3,8 @@
 package transport
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"io"
-	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -22,65 +15,15 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/internal/testhelp"
 )
-
-// authority issues certificates for tests.
-type authority struct {
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-	pem  []byte
-}
-
-func newAuthority(t testing.TB, name string) *authority {
-	t.Helper()
-	a := &authority{}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	require.NoError(t, err)
-	a.key = key
-	a.cert, err = x509.ParseCertificate(der)
-	require.NoError(t, err)
-	a.pem = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	return a
-}
-
-func (a *authority) pool() *x509.CertPool {
-	p := x509.NewCertPool()
-	p.AddCert(a.cert)
-	return p
-}
-
-// issue returns PEM of a certificate for 127.0.0.1 and engine.test.
-func (a *authority) issue(t testing.TB, name string) (cert, key []byte) {
-	t.Helper()
-	priv, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		KeyUsage:    x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: []string{"engine.test"},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, &priv.PublicKey, a.key)
-	require.NoError(t, err)
-	keyDER, err := x509.MarshalECPrivateKey(priv)
-	require.NoError(t, err)
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
-		pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: keyDER})
-}
 
 // newTLSEngine serves https with a certificate of ca, and answers with the name in the client's certificate. Clients
 // must be known to clients, if given.
-func newTLSEngine(t testing.TB, ca, clients *authority, maxVersion uint16) *httptest.Server {
+func newTLSEngine(t testing.TB, ca, clients *testhelp.Authority, maxVersion uint16) *httptest.Server {
 	t.Helper()
-	certPEM, keyPEM := ca.issue(t, "engine")
+	certPEM, keyPEM := ca.Issue(t, "engine")
 	cert, err := tls.X509KeyPair(certPEM, keyPEM)
 	require.NoError(t, err)
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -91,7 +34,7 @@ func newTLSEngine(t testing.TB, ca, clients *authority, maxVersion uint16) *http
 	s.TLS = &tls.Config{Certificates: []tls.Certificate{cert}, MaxVersion: maxVersion}
 	if clients != nil {
 		s.TLS.ClientAuth = tls.RequireAndVerifyClientCert
-		s.TLS.ClientCAs = clients.pool()
+		s.TLS.ClientCAs = clients.Pool()
 	}
 	s.Config.ErrorLog = quietLog()
 	s.StartTLS()
@@ -107,11 +50,11 @@ func write(t testing.TB, dir, name string, content []byte) string {
 }
 
 func TestBothSidesShowACertificate(t *testing.T) {
-	ca, clients := newAuthority(t, "engines"), newAuthority(t, "gateways")
+	ca, clients := testhelp.NewAuthority(t, "engines"), testhelp.NewAuthority(t, "gateways")
 	s := newTLSEngine(t, ca, clients, 0)
 	dir := t.TempDir()
-	cert, key := clients.issue(t, "gateway-1")
-	config, err := TLSFiles(write(t, dir, "ca.pem", ca.pem), write(t, dir, "tls.crt", cert),
+	cert, key := clients.Issue(t, "gateway-1")
+	config, err := TLSFiles(write(t, dir, "ca.PEM", ca.PEM), write(t, dir, "tls.crt", cert),
 		write(t, dir, "tls.key", key), "")
 	require.NoError(t, err)
 	tr := newTransport(t, &Options{GetTLS: config})
@@ -122,12 +65,12 @@ func TestBothSidesShowACertificate(t *testing.T) {
 }
 
 func TestANewCertificateIsShownOnceItIsWhole(t *testing.T) {
-	ca := newAuthority(t, "all")
+	ca := testhelp.NewAuthority(t, "all")
 	s := newTLSEngine(t, ca, ca, 0)
 	dir := t.TempDir()
-	cert, key := ca.issue(t, "first")
+	cert, key := ca.Issue(t, "first")
 	certFile, keyFile := write(t, dir, "tls.crt", cert), write(t, dir, "tls.key", key)
-	config, err := TLSFiles(write(t, dir, "ca.pem", ca.pem), certFile, keyFile, "")
+	config, err := TLSFiles(write(t, dir, "ca.PEM", ca.PEM), certFile, keyFile, "")
 	require.NoError(t, err)
 	tr := newTransport(t, &Options{GetTLS: config})
 	shown := func() string {
@@ -136,7 +79,7 @@ func TestANewCertificateIsShownOnceItIsWhole(t *testing.T) {
 	}
 	assert.Equal(t, "first", shown())
 
-	cert, key = ca.issue(t, "second")
+	cert, key = ca.Issue(t, "second")
 	write(t, dir, "tls.crt", cert)
 	assert.Equal(t, "first", shown(), "the new certificate does not fit the old key")
 	write(t, dir, "tls.key", key)
@@ -145,15 +88,15 @@ func TestANewCertificateIsShownOnceItIsWhole(t *testing.T) {
 	require.NoError(t, os.Remove(certFile))
 	assert.Equal(t, "second", shown(), "a missing file leaves the last good pair")
 
-	cert, key = ca.issue(t, "third")
+	cert, key = ca.Issue(t, "third")
 	require.NoError(t, os.Rename(write(t, dir, "new.key", key), keyFile))
 	require.NoError(t, os.Rename(write(t, dir, "new.crt", cert), certFile))
 	assert.Equal(t, "third", shown(), "files moved into place count as new")
 }
 
 func TestFailedHandshakesAreNotSent(t *testing.T) {
-	ca, stranger := newAuthority(t, "ca"), newAuthority(t, "stranger")
-	certPEM, keyPEM := stranger.issue(t, "unknown")
+	ca, stranger := testhelp.NewAuthority(t, "ca"), testhelp.NewAuthority(t, "stranger")
+	certPEM, keyPEM := stranger.Issue(t, "unknown")
 	unknown, err := tls.X509KeyPair(certPEM, keyPEM)
 	require.NoError(t, err)
 	plain := newServer(t, func(http.ResponseWriter, *http.Request) {})
@@ -167,15 +110,15 @@ func TestFailedHandshakesAreNotSent(t *testing.T) {
 		final  bool
 	}{
 		{"the engine's certificate is of an unknown authority", newTLSEngine(t, ca, nil, 0).URL,
-			&tls.Config{RootCAs: stranger.pool()}, KindTLS, true},
+			&tls.Config{RootCAs: stranger.Pool()}, KindTLS, true},
 		{"the engine's certificate has another name", newTLSEngine(t, ca, nil, 0).URL,
-			&tls.Config{RootCAs: ca.pool(), ServerName: "other.test"}, KindTLS, true},
+			&tls.Config{RootCAs: ca.Pool(), ServerName: "other.test"}, KindTLS, true},
 		{"the engine speaks TLS 1.1 at most", newTLSEngine(t, ca, nil, tls.VersionTLS11).URL,
-			&tls.Config{RootCAs: ca.pool(), MinVersion: tls.VersionTLS10}, KindTLS, false},
+			&tls.Config{RootCAs: ca.Pool(), MinVersion: tls.VersionTLS10}, KindTLS, false},
 		{"the engine rejects the client's certificate (TLS 1.2)", newTLSEngine(t, ca, ca, tls.VersionTLS12).URL,
-			&tls.Config{RootCAs: ca.pool(), Certificates: []tls.Certificate{unknown}}, KindTLS, false},
+			&tls.Config{RootCAs: ca.Pool(), Certificates: []tls.Certificate{unknown}}, KindTLS, false},
 		{"the engine misses the client's certificate (TLS 1.2)", newTLSEngine(t, ca, ca, tls.VersionTLS12).URL,
-			&tls.Config{RootCAs: ca.pool()}, KindTLS, false},
+			&tls.Config{RootCAs: ca.Pool()}, KindTLS, false},
 		{"the engine speaks plain HTTP", "https" + plain.URL[4:], nil, KindTLS, false},
 		{"the engine closes within the handshake", "https" + eof.url()[4:], nil, KindTLS, false},
 		{"the engine is silent within the handshake", "https" + silent.url()[4:], nil, KindConnectTimeout, false},
@@ -196,9 +139,9 @@ func TestFailedHandshakesAreNotSent(t *testing.T) {
 // With TLS 1.3 the request may be written before the engine's verdict on the client's certificate arrives. If
 // the transport reads the verdict, the request was surely not read; if a reset comes first, nobody knows.
 func TestARejectedCertificateUnderTLS13IsNeverTakenForAResponse(t *testing.T) {
-	ca := newAuthority(t, "ca")
+	ca := testhelp.NewAuthority(t, "ca")
 	s := newTLSEngine(t, ca, ca, tls.VersionTLS13)
-	tr := newTransport(t, &Options{TLS: &tls.Config{RootCAs: ca.pool()}, ConnectTimeout: 30 * time.Second})
+	tr := newTransport(t, &Options{TLS: &tls.Config{RootCAs: ca.Pool()}, ConnectTimeout: 30 * time.Second})
 	for range 20 {
 		_, err := tr.RoundTrip(post(t, s.URL, "x"))
 		var got *Error
@@ -213,10 +156,10 @@ func TestARejectedCertificateUnderTLS13IsNeverTakenForAResponse(t *testing.T) {
 }
 
 func TestServerNameReplacesTheHostInChecks(t *testing.T) {
-	ca := newAuthority(t, "ca")
+	ca := testhelp.NewAuthority(t, "ca")
 	s := newTLSEngine(t, ca, nil, 0)
 	dir := t.TempDir()
-	config, err := TLSFiles(write(t, dir, "ca.pem", ca.pem), "", "", "engine.test")
+	config, err := TLSFiles(write(t, dir, "ca.PEM", ca.PEM), "", "", "engine.test")
 	require.NoError(t, err)
 	resp, err := newTransport(t, &Options{GetTLS: config}).RoundTrip(post(t, s.URL, "x"))
 	require.NoError(t, err)
@@ -225,10 +168,10 @@ func TestServerNameReplacesTheHostInChecks(t *testing.T) {
 }
 
 func TestTLSFilesSaysWhichFileAndWhy(t *testing.T) {
-	ca := newAuthority(t, "ca")
+	ca := testhelp.NewAuthority(t, "ca")
 	dir := t.TempDir()
-	cert, key := ca.issue(t, "a")
-	_, otherKey := ca.issue(t, "b")
+	cert, key := ca.Issue(t, "a")
+	_, otherKey := ca.Issue(t, "b")
 	certFile, keyFile := write(t, dir, "tls.crt", cert), write(t, dir, "tls.key", key)
 	other := write(t, dir, "other.key", otherKey)
 	text := write(t, dir, "notes.txt", []byte("not PEM"))
@@ -265,36 +208,36 @@ func TestTLSBelow12IsNotSpoken(t *testing.T) {
 	assert.EqualValues(t, tls.VersionTLS13, tr.tls.MinVersion)
 }
 
-func trustOnly(a *authority) *tls.Config { return &tls.Config{RootCAs: a.pool()} }
+func trustOnly(a *testhelp.Authority) *tls.Config { return &tls.Config{RootCAs: a.Pool()} }
 
 // Engines get certificates of a new authority: once its file is there, new connections trust it and no longer the old.
 func TestNewAuthoritiesHoldForNewConnections(t *testing.T) {
-	old, next := newAuthority(t, "old"), newAuthority(t, "next")
+	old, next := testhelp.NewAuthority(t, "old"), testhelp.NewAuthority(t, "next")
 	before, after := newTLSEngine(t, old, nil, 0), newTLSEngine(t, next, nil, 0)
 	dir := t.TempDir()
-	file := write(t, dir, "ca.pem", old.pem)
+	file := write(t, dir, "ca.PEM", old.PEM)
 	config, err := TLSFiles(file, "", "", "")
 	require.NoError(t, err)
 	for _, netHTTP := range []bool{false, true} {
-		write(t, dir, "ca.pem", old.pem)
+		write(t, dir, "ca.PEM", old.PEM)
 		tr := newTransport(t, &Options{GetTLS: config, NetHTTP: netHTTP})
 		assert.Empty(t, exchange(t, tr, post(t, before.URL, "x")))
-		write(t, dir, "ca.pem", next.pem)
+		write(t, dir, "ca.PEM", next.PEM)
 		assert.Empty(t, exchange(t, tr, post(t, after.URL, "x")))
 		tr.CloseIdleConnections()
 		_, err = tr.RoundTrip(post(t, before.URL, "x"))
 		require.ErrorContains(t, err, "the engine's certificate is signed by an unknown authority")
-		write(t, dir, "ca.pem", []byte("half"))
+		write(t, dir, "ca.PEM", []byte("half"))
 		assert.Empty(t, exchange(t, tr, post(t, after.URL, "x")), "the last good one stays")
 	}
 }
 
 func TestAServersFilesAreReadAgain(t *testing.T) {
-	first, second, clients := newAuthority(t, "first"), newAuthority(t, "second"), newAuthority(t, "clients")
+	first, second, clients := testhelp.NewAuthority(t, "first"), testhelp.NewAuthority(t, "second"), testhelp.NewAuthority(t, "clients")
 	dir := t.TempDir()
-	cert, key := first.issue(t, "server")
+	cert, key := first.Issue(t, "server")
 	certFile, keyFile := write(t, dir, "tls.crt", cert), write(t, dir, "tls.key", key)
-	caFile := write(t, dir, "clients.pem", clients.pem)
+	caFile := write(t, dir, "clients.PEM", clients.PEM)
 	config, err := ServerTLSFiles(certFile, keyFile, caFile)
 	require.NoError(t, err)
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -305,11 +248,11 @@ func TestAServersFilesAreReadAgain(t *testing.T) {
 	s.Start()
 	defer s.Close()
 	url := "https" + s.URL[4:]
-	call := func(trusted, issuer *authority) (string, error) {
-		cert, key := issuer.issue(t, "client")
+	call := func(trusted, issuer *testhelp.Authority) (string, error) {
+		cert, key := issuer.Issue(t, "client")
 		pair, err := tls.X509KeyPair(cert, key)
 		require.NoError(t, err)
-		config := &tls.Config{RootCAs: trusted.pool(), Certificates: []tls.Certificate{pair}}
+		config := &tls.Config{RootCAs: trusted.Pool(), Certificates: []tls.Certificate{pair}}
 		tr := newTransport(t, &Options{TLS: config})
 		resp, err := tr.RoundTrip(post(t, url, "x"))
 		if err != nil {
@@ -323,10 +266,10 @@ func TestAServersFilesAreReadAgain(t *testing.T) {
 	_, err = call(first, second)
 	require.Error(t, err, "a client of another authority")
 
-	cert, key = second.issue(t, "server")
+	cert, key = second.Issue(t, "server")
 	write(t, dir, "tls.crt", cert)
 	write(t, dir, "tls.key", key)
-	write(t, dir, "clients.pem", second.pem)
+	write(t, dir, "clients.PEM", second.PEM)
 	_, err = call(second, second)
 	require.NoError(t, err)
 	_, err = call(first, second)

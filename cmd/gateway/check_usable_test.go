@@ -12,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/internal/testhelp"
 )
 
 // -check refuses what is well formed and cannot serve: `gateway -check && mv` must not let it through.
@@ -19,13 +21,13 @@ func TestCheckRefusesWhatCannotServe(t *testing.T) {
 	t.Chdir(t.TempDir())
 	const dir = "conf" // to which the paths in the configuration are relative
 	require.NoError(t, os.Mkdir(dir, 0o700))
-	a := newAuthority(t, "a")
-	a.issue(t, dir, "good")
-	a.life = -time.Minute
-	a.issue(t, dir, "expired")
+	a := testhelp.NewAuthority(t, "a")
+	issue(t, a, dir, "good")
+	a.Life = -time.Minute
+	issue(t, a, dir, "expired")
 	lists(t, filepath.Join(dir, "junk"), "junk\n")
 	lists(t, filepath.Join(dir, "empty"), "")
-	lists(t, filepath.Join(dir, "ca.pem"), string(a.pem))
+	lists(t, filepath.Join(dir, "ca.PEM"), string(a.PEM))
 	lists(t, filepath.Join(dir, "prefill.yaml"), `endpoints: [{url: "http://h:1", role: prefill}]`)
 	lists(t, filepath.Join(dir, "v1.yaml"), `endpoints: [{url: "http://h:1/v1", role: both}]`)
 	const head = "apiVersion: networking.matrixinfer.ai/v1alpha1\nkind: ModelServer\nspec:\n  model: m\n  "
@@ -34,7 +36,7 @@ func TestCheckRefusesWhatCannotServe(t *testing.T) {
 	front := list(p+", "+d) + "\n---\napiVersion: pdkit.dev/v1alpha1\nkind: Gateway\nspec: {"
 	secure := list(`{url: "https://h:1", role: both}`)
 	for name, c := range map[string]struct{ yaml, fault string }{
-		"good files": {front + "tls: {certFile: good.pem, keyFile: good-key.pem, clientCAFile: ca.pem}}", ""},
+		"good files": {front + "tls: {certFile: good.pem, keyFile: good-key.pem, clientCAFile: ca.PEM}}", ""},
 		"key missing": {front + "tls: {certFile: good.pem, keyFile: none}}",
 			":10: spec.tls: is of no use: transport: key file "},
 		"another's key":       {front + "tls: {certFile: good.pem, keyFile: expired-key.pem}}", "spec.tls: is of"},

@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/discovery/kubernetes/kubetest"
+	"github.com/pdkit/pdkit/internal/testhelp"
 )
 
 const asProgram = "PDKIT_TEST_AS_GATEWAY"
@@ -211,25 +212,8 @@ type program struct {
 	args          []string
 	signals       chan os.Signal
 	code          chan int
-	log           *logBuffer
+	log           *testhelp.Log
 	client, admin string
-}
-
-type logBuffer struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 var servingLine = regexp.MustCompile(`msg=serving listen=(\S+)(?: admin=(\S+))?`)
@@ -246,7 +230,7 @@ func start(t *testing.T, yaml string, args ...string) *program {
 func prepare(t *testing.T, yaml string, args ...string) *program {
 	t.Helper()
 	return &program{t: t, file: write(t, yaml), args: args, signals: make(chan os.Signal, 2), code: make(chan int, 1),
-		log: &logBuffer{}}
+		log: &testhelp.Log{}}
 }
 
 func (p *program) start() {

@@ -26,6 +26,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/enginesim"
+	"github.com/pdkit/pdkit/internal/testhelp"
 )
 
 // played is a fleet of two prefill and three decode engines, a gateway in front of it, and clients, while something
@@ -104,11 +105,11 @@ func newExpiring(t *testing.T, engine string) *expiring {
 	t.Helper()
 	target, err := url.Parse(engine)
 	require.NoError(t, err)
-	dir, a := t.TempDir(), newAuthority(t, "engines")
-	lists(t, filepath.Join(dir, "ca.pem"), string(a.pem))
+	dir, a := t.TempDir(), testhelp.NewAuthority(t, "engines")
+	lists(t, filepath.Join(dir, "ca.PEM"), string(a.PEM))
 	certificate := func(life time.Duration) *tls.Config {
-		a.life = life
-		a.issue(t, dir, "engine")
+		a.Life = life
+		issue(t, a, dir, "engine")
 		pair, err := tls.LoadX509KeyPair(filepath.Join(dir, "engine.pem"), filepath.Join(dir, "engine-key.pem"))
 		require.NoError(t, err)
 		return &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}}
@@ -116,7 +117,7 @@ func newExpiring(t *testing.T, engine string) *expiring {
 	var now atomic.Pointer[tls.Config]
 	now.Store(certificate(time.Hour))
 	e := &expiring{Server: httptest.NewUnstartedServer(httputil.NewSingleHostReverseProxy(target)),
-		ca: filepath.Join(dir, "ca.pem")}
+		ca: filepath.Join(dir, "ca.PEM")}
 	e.Config.ErrorLog = log.New(io.Discard, "", 0)
 	e.TLS = &tls.Config{MinVersion: tls.VersionTLS12,
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return now.Load(), nil }}

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/enginesim"
+	"github.com/pdkit/pdkit/internal/testhelp"
 )
 
 // The file lies behind two symbolic links, as in a Kubernetes ConfigMap, of which ..data is swapped. Then the folder
@@ -218,27 +219,27 @@ func TestSpoiltFilesOpenNothing(t *testing.T) {
 	e, d := newEngine(t), newEngine(t)
 	p := prepare(t, "", "-log-level", "debug")
 	dir := filepath.Dir(p.file)
-	own, others := newAuthority(t, "own"), newAuthority(t, "others")
-	own.issue(t, dir, "gateway")
-	own.issue(t, dir, "other")
-	own.issue(t, dir, "client")
-	others.issue(t, dir, "stranger")
+	own, others := testhelp.NewAuthority(t, "own"), testhelp.NewAuthority(t, "others")
+	issue(t, own, dir, "gateway")
+	issue(t, own, dir, "other")
+	issue(t, own, dir, "client")
+	issue(t, others, dir, "stranger")
 	config := func(certificate, ca string, attempts int) string {
 		return gatewayYAML(fmt.Sprintf(", registrationTokenFile: token, tls: {certFile: %s.pem, "+
 			"keyFile: gateway-key.pem, clientCAFile: %s}", certificate, ca)) + pairYAML("n", e, d, retries(attempts)) +
 			announcing("m", "http", "http: 127.0.0.1:0")
 	}
-	lists(t, filepath.Join(dir, "ca.pem"), string(own.pem))
+	lists(t, filepath.Join(dir, "ca.PEM"), string(own.PEM))
 	lists(t, filepath.Join(dir, "empty.pem"), "")
 	lists(t, filepath.Join(dir, "token"), "first-secret\n")
-	lists(t, p.file, config("gateway", "ca.pem", 2))
+	lists(t, p.file, config("gateway", "ca.PEM", 2))
 	p.start()
 	url := strings.Replace(p.client, "http:", "https:", 1) + "/v1/completions"
 	asks := func(name string) error {
 		pair, err := tls.LoadX509KeyPair(filepath.Join(dir, name+".pem"), filepath.Join(dir, name+"-key.pem"))
 		require.NoError(t, err)
 		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{
-			RootCAs: own.pool(), Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}}}
+			RootCAs: own.Pool(), Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}}}
 		resp, err := client.Post(url, "application/json", strings.NewReader(`{"model":"n","prompt":"x"}`))
 		if err != nil {
 			return err
@@ -251,15 +252,15 @@ func TestSpoiltFilesOpenNothing(t *testing.T) {
 		status, _, _ := do(t, http.MethodGet, api, "", "Authorization", authorization)
 		return status
 	}
-	for i, bad := range []string{config("other", "ca.pem", 3), config("gateway", "empty.pem", 3)} {
+	for i, bad := range []string{config("other", "ca.PEM", 3), config("gateway", "empty.pem", 3)} {
 		p.configure(bad)
 		p.logs(i+1, refusedLine)
 		require.NoError(t, asks("client"))
 		require.Error(t, asks("stranger"))
 	}
 	lists(t, filepath.Join(dir, "token"), "")
-	lists(t, filepath.Join(dir, "ca.pem"), "")
-	p.configure(config("gateway", "ca.pem", 4)) // ca.pem has nobody any more
+	lists(t, filepath.Join(dir, "ca.PEM"), "")
+	p.configure(config("gateway", "ca.PEM", 4)) // ca.PEM has nobody any more
 	p.logs(3, refusedLine)
 	require.NoError(t, asks("client"))
 	require.Error(t, asks("stranger"))

@@ -4,17 +4,9 @@ package main
 
 import (
 	"bytes"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"io"
 	"log"
-	"math/big"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -27,55 +19,16 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/pdkit/pdkit/internal/testhelp"
 )
 
-// authority issues certificates.
-type authority struct {
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-	pem  []byte
-	life time.Duration // of the certificates that it issues
-}
-
-var serials atomic.Int64
-
-func newAuthority(t *testing.T, name string) *authority {
+// issue writes a certificate of an authority for 127.0.0.1 and its key to DIR/NAME.pem and DIR/NAME-key.pem.
+func issue(t *testing.T, a *testhelp.Authority, dir, name string) {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	a := &authority{key: key, life: time.Hour}
-	a.cert = &x509.Certificate{SerialNumber: big.NewInt(serials.Add(1)), Subject: pkix.Name{CommonName: name},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true,
-		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
-	der, err := x509.CreateCertificate(rand.Reader, a.cert, a.cert, &key.PublicKey, key)
-	require.NoError(t, err)
-	a.pem = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	return a
-}
-
-// issue writes a certificate for 127.0.0.1 and its key to DIR/NAME.pem and DIR/NAME-key.pem.
-func (a *authority) issue(t *testing.T, dir, name string) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	template := &x509.Certificate{SerialNumber: big.NewInt(serials.Add(1)), Subject: pkix.Name{CommonName: name},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(a.life),
-		KeyUsage:    x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, &key.PublicKey, a.key)
-	require.NoError(t, err)
-	private, err := x509.MarshalECPrivateKey(key)
-	require.NoError(t, err)
-	lists(t, filepath.Join(dir, name+"-key.pem"),
-		string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: private})))
-	lists(t, filepath.Join(dir, name+".pem"), string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})))
-}
-
-func (a *authority) pool() *x509.CertPool {
-	p := x509.NewCertPool()
-	p.AppendCertsFromPEM(a.pem)
-	return p
+	cert, key := a.Issue(t, name)
+	lists(t, filepath.Join(dir, name+"-key.pem"), string(key))
+	lists(t, filepath.Join(dir, name+".pem"), string(cert))
 }
 
 // secured is an engine that speaks HTTPS, to clients of an authority only. What it is and whom it trusts may change.
@@ -96,15 +49,15 @@ func newSecured(t *testing.T) *secured {
 }
 
 // become gives the engine a certificate of an authority, and clients of this and the others.
-func (s *secured) become(t *testing.T, a *authority, clients ...*authority) {
+func (s *secured) become(t *testing.T, a *testhelp.Authority, clients ...*testhelp.Authority) {
 	t.Helper()
 	dir := t.TempDir()
-	a.issue(t, dir, "engine")
+	issue(t, a, dir, "engine")
 	pair, err := tls.LoadX509KeyPair(filepath.Join(dir, "engine.pem"), filepath.Join(dir, "engine-key.pem"))
 	require.NoError(t, err)
-	trusted := a.pool()
+	trusted := a.Pool()
 	for _, c := range clients {
-		trusted.AppendCertsFromPEM(c.pem)
+		trusted.AppendCertsFromPEM(c.PEM)
 	}
 	s.config.Store(&tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair},
 		SessionTicketsDisabled: true, ClientCAs: trusted, ClientAuth: tls.RequireAndVerifyClientCert})
@@ -120,36 +73,36 @@ const engineTLS = "  tls: {caFile: engines.pem, certFile: client.pem, keyFile: c
 // new connection to the gateway, and none fails: new authorities are trusted before certificates of theirs are used.
 func TestCertificatesChangeUnderTraffic(t *testing.T) {
 	t.Parallel()
-	first, second := newAuthority(t, "first"), newAuthority(t, "second")
-	both := string(append(bytes.Clone(first.pem), second.pem...))
+	first, second := testhelp.NewAuthority(t, "first"), testhelp.NewAuthority(t, "second")
+	both := string(append(bytes.Clone(first.PEM), second.PEM...))
 	e, d := newSecured(t), newSecured(t)
 	e.become(t, first)
 	d.become(t, first)
-	g := prepare(t, gatewayYAML(", tls: {certFile: gateway.pem, keyFile: gateway-key.pem, clientCAFile: clients.pem}")+
+	g := prepare(t, gatewayYAML(", tls: {certFile: gateway.pem, keyFile: gateway-key.pem, clientCAFile: clients.PEM}")+
 		pairYAML("m", e.engine, d.engine, engineTLS))
 	dir := filepath.Dir(g.file)
 	authorities := func(text string) {
 		lists(t, filepath.Join(dir, "engines.pem"), text)
-		lists(t, filepath.Join(dir, "clients.pem"), text)
+		lists(t, filepath.Join(dir, "clients.PEM"), text)
 	}
-	certificates := func(a *authority) {
-		a.issue(t, dir, "gateway")
-		a.issue(t, dir, "client")
+	certificates := func(a *testhelp.Authority) {
+		issue(t, a, dir, "gateway")
+		issue(t, a, dir, "client")
 	}
-	authorities(string(first.pem))
+	authorities(string(first.PEM))
 	certificates(first)
 	g.start()
 	url := "https" + strings.TrimPrefix(g.client, "http")
 
 	own := t.TempDir()
-	client := func(shown, trusted *authority) *http.Client {
-		shown.issue(t, own, "user")
+	client := func(shown, trusted *testhelp.Authority) *http.Client {
+		issue(t, shown, own, "user")
 		pair, err := tls.LoadX509KeyPair(filepath.Join(own, "user.pem"), filepath.Join(own, "user-key.pem"))
 		require.NoError(t, err)
 		return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{
-			MinVersion: tls.VersionTLS12, RootCAs: trusted.pool(), Certificates: []tls.Certificate{pair}}}}
+			MinVersion: tls.VersionTLS12, RootCAs: trusted.Pool(), Certificates: []tls.Certificate{pair}}}}
 	}
-	all := &authority{key: first.key, cert: first.cert, pem: []byte(both)}
+	all := &testhelp.Authority{PEM: []byte(both)}
 	tr := sendBy(t, client(first, all), url+"/v1/completions", func(int64) string { return completion }, 100)
 	pause := func() { time.Sleep(300 * time.Millisecond) }
 	pause()
@@ -167,12 +120,12 @@ func TestCertificatesChangeUnderTraffic(t *testing.T) {
 	assert.Empty(t, tr.end(), "of %d\n%s", tr.sent.Load(), g.log)
 	t.Logf("%d requests, none failed", tr.sent.Load())
 
-	authorities(string(second.pem))
+	authorities(string(second.PEM))
 	assert.Empty(t, ask(client(second, second), url+"/v1/completions", completion, "1"))
 	assert.NotEmpty(t, ask(client(first, second), url+"/v1/completions", completion, "2"), "a client of the old one")
 	assert.Contains(t, ask(client(second, first), url+"/v1/completions", completion, "3"), "unknown authority")
 	anonymous := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
-		TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: second.pool()}}}
+		TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: second.Pool()}}}
 	assert.NotEmpty(t, ask(anonymous, url+"/v1/completions", completion, "4"), "a client without a certificate")
 }
 
@@ -180,21 +133,21 @@ func TestCertificatesChangeUnderTraffic(t *testing.T) {
 // the log says it.
 func TestAnEngineOfAnotherAuthorityIsRefused(t *testing.T) {
 	t.Parallel()
-	right, wrong := newAuthority(t, "right"), newAuthority(t, "wrong")
+	right, wrong := testhelp.NewAuthority(t, "right"), testhelp.NewAuthority(t, "wrong")
 	e, d := newSecured(t), newSecured(t)
 	e.become(t, wrong, right)
 	d.become(t, wrong, right)
 	g := prepare(t, gatewayYAML("")+pairYAML("m", e.engine, d.engine, engineTLS))
 	dir := filepath.Dir(g.file)
-	lists(t, filepath.Join(dir, "engines.pem"), string(right.pem))
-	right.issue(t, dir, "client")
+	lists(t, filepath.Join(dir, "engines.pem"), string(right.PEM))
+	issue(t, right, dir, "client")
 	g.start()
 	status, _, body := g.complete(completion)
 	assert.Contains(t, []int{http.StatusBadGateway, http.StatusServiceUnavailable}, status)
 	assert.NotContains(t, body, "certificate")
 	g.logs(2, "the engine's certificate is signed by an unknown authority")
 	assert.Zero(t, e.count()+d.count())
-	lists(t, filepath.Join(dir, "engines.pem"), string(wrong.pem))
+	lists(t, filepath.Join(dir, "engines.pem"), string(wrong.PEM))
 	eventually(t, func() bool {
 		status, _, _ := g.complete(completion)
 		return status == http.StatusOK

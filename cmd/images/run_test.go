@@ -4,7 +4,6 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -16,7 +15,6 @@ import (
 	"regexp"
 	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -24,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/enginesim"
+	"github.com/pdkit/pdkit/internal/testhelp"
 )
 
 // podman is a container engine with a store of its own, in a folder of the test.
@@ -75,25 +74,8 @@ func (p podman) run(name, image string, args ...string) []string {
 // serving is a program that runs in a container.
 type serving struct {
 	addr string
-	log  *log
+	log  testhelp.Log
 	cmd  *exec.Cmd
-}
-
-type log struct {
-	mu   sync.Mutex
-	text bytes.Buffer // not embedded: its ReadFrom would write without the lock
-}
-
-func (l *log) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *log) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
 }
 
 var servingLine = regexp.MustCompile(`msg=serving listen=\S*:(\d+)`)
@@ -101,11 +83,11 @@ var servingLine = regexp.MustCompile(`msg=serving listen=\S*:(\d+)`)
 // start runs a container until its program says that it serves.
 func (p podman) start(t *testing.T, args []string) *serving {
 	t.Helper()
-	s := &serving{log: &log{}, cmd: p.command(context.WithoutCancel(t.Context()), args...)}
-	s.cmd.Stderr = s.log
+	s := &serving{cmd: p.command(context.WithoutCancel(t.Context()), args...)}
+	s.cmd.Stderr = &s.log
 	require.NoError(t, s.cmd.Start())
 	require.Eventually(t, func() bool { return servingLine.MatchString(s.log.String()) }, time.Minute,
-		10*time.Millisecond, "%s", s.log)
+		10*time.Millisecond, "%s", &s.log)
 	s.addr = "127.0.0.1:" + servingLine.FindStringSubmatch(s.log.String())[1]
 	return s
 }
@@ -208,6 +190,6 @@ func (p podman) drains(t *testing.T, name string, args []string, header http.Hea
 	require.NoError(t, err, "the stream is not cut")
 	assert.Contains(t, string(rest), "[DONE]")
 	require.NoError(t, <-stopped)
-	require.NoError(t, s.cmd.Wait(), "exit code 0 after a drain\n%s", s.log)
+	require.NoError(t, s.cmd.Wait(), "exit code 0 after a drain\n%s", &s.log)
 	assert.Contains(t, s.log.String(), "msg=drain") // drained, draining
 }

@@ -10,7 +10,6 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -21,6 +20,7 @@ import (
 
 	"github.com/pdkit/pdkit/cmd/otlp"
 	"github.com/pdkit/pdkit/cmd/otlp/otlptest"
+	"github.com/pdkit/pdkit/internal/testhelp"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -185,28 +185,10 @@ func TestMetricsReachTheCollector(t *testing.T) {
 	assert.Equal(t, "k", c.Header().Get("X-Key"))
 }
 
-type text struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (t *text) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.b.Write(p)
-}
-
-func (t *text) take() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	defer t.b.Reset()
-	return t.b.String()
-}
-
 // A colon in place of the equals sign is an easy mistake, and the SDK would write the key to standard error. A collector
 // may repeat the key that it refuses.
 func TestTheLogHasNoKeys(t *testing.T) {
-	log := &text{}
+	log := &testhelp.Log{}
 	otlp.LogTo(slog.New(slog.NewTextHandler(log, nil)))
 	t.Cleanup(func() { otlp.LogTo(slog.New(slog.DiscardHandler)) })
 	refuses := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -231,7 +213,7 @@ func TestTheLogHasNoKeys(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			only(t, c.env)
 			send(t, otlp.HTTP)
-			said := log.take()
+			said := log.Take()
 			assert.Contains(t, said, "level=WARN msg=telemetry error=")
 			assert.Contains(t, said, c.want)
 			assert.NotContains(t, strings.ToLower(said), "s3c", said)

@@ -27,6 +27,7 @@ import (
 
 	"github.com/pdkit/pdkit/discovery/kubernetes/kubetest"
 	"github.com/pdkit/pdkit/enginesim"
+	"github.com/pdkit/pdkit/internal/testhelp"
 )
 
 const asProgram = "PDKIT_TEST_AS_SIDECAR"
@@ -55,27 +56,10 @@ func command(ctx context.Context, t *testing.T, args ...string) *exec.Cmd {
 
 const header = "x-prefiller-host-port" // as llm-d's scheduler writes it
 
-type logBuffer struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
 // program is the sidecar, running inside the test.
 type program struct {
 	addr string // host:port
-	log  *logBuffer
+	log  *testhelp.Log
 	stop func() int
 }
 
@@ -83,7 +67,7 @@ var servingLine = regexp.MustCompile(`msg=serving listen=\S*:(\d+)`)
 
 func start(t *testing.T, env map[string]string, args ...string) *program {
 	t.Helper()
-	p := &program{log: &logBuffer{}}
+	p := &program{log: &testhelp.Log{}}
 	ctx, cancel := context.WithCancel(context.Background())
 	code := make(chan int, 1)
 	go func() { code <- run(ctx, args, func(name string) string { return env[name] }, io.Discard, p.log) }()

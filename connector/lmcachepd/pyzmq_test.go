@@ -7,9 +7,7 @@ import (
 	"context"
 	"encoding/hex"
 	"encoding/json"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"testing"
 	"time"
@@ -19,28 +17,10 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/lmcachepd"
+	"github.com/pdkit/pdkit/internal/testhelp"
 )
 
 // The tests of this file send notices with pyzmq and msgspec, as LMCache does.
-
-// python returns a Python that has both modules, or skips the test. With CI=true it must be there: testdata/install.sh
-// installs it.
-func python(t *testing.T) string {
-	t.Helper()
-	own, err := filepath.Abs("../../.tools/pyzmq/bin/python")
-	require.NoError(t, err)
-	for _, p := range []string{own, "python3"} {
-		if exec.CommandContext(t.Context(), p, "-c", "import zmq, msgspec").Run() == nil {
-			return p
-		}
-	}
-	const missing = "no Python with pyzmq and msgspec: run connector/lmcachepd/testdata/install.sh"
-	if os.Getenv("CI") == "true" {
-		t.Fatal(missing)
-	}
-	t.Skip(missing)
-	return ""
-}
 
 type sent struct {
 	First string // the first message, in hexadecimal digits
@@ -68,7 +48,7 @@ func begin(t *testing.T, python string, want map[string]any) (end func() sent) {
 }
 
 func TestNoticesOfARealSender(t *testing.T) {
-	py := python(t)
+	py := testhelp.Python(t)
 	c := start(t, lmcachepd.Options{NotifyTimeout: limit(30 * time.Second)})
 	const sessions = 500
 	var ids []string
@@ -90,7 +70,7 @@ func TestNoticesOfARealSender(t *testing.T) {
 
 // P may run before the gateway does: libzmq keeps its messages and connects again.
 func TestARealSenderThatIsThereFirst(t *testing.T) {
-	py := python(t)
+	py := testhelp.Python(t)
 	address := freePort(t)
 	end := begin(t, py, map[string]any{"address": address, "ids": []string{"a", "b"}})
 	time.Sleep(300 * time.Millisecond)
@@ -101,7 +81,7 @@ func TestARealSenderThatIsThereFirst(t *testing.T) {
 
 // An idle connection stays open for long, with heartbeats.
 func TestARealSendersHeartbeats(t *testing.T) {
-	py := python(t)
+	py := testhelp.Python(t)
 	c := start(t, lmcachepd.Options{})
 	got := begin(
 		t, py, map[string]any{"address": c.Addr(), "ids": []string{"a"}, "ranks": 3, "hold": 4, "heartbeat": 400},

@@ -10,7 +10,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -18,28 +17,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/discovery"
+	"github.com/pdkit/pdkit/internal/testhelp"
 )
 
 // The tests of this file subscribe to a publisher that is built on libzmq, as vLLM's is.
-
-// python returns a Python that has pyzmq, or skips the test. With CI=true it must be there:
-// connector/lmcachepd/testdata/install.sh installs it.
-func python(t *testing.T) string {
-	t.Helper()
-	own, err := filepath.Abs("../../.tools/pyzmq/bin/python")
-	require.NoError(t, err)
-	for _, p := range []string{own, "python3"} {
-		if exec.CommandContext(t.Context(), p, "-c", "import zmq").Run() == nil {
-			return p
-		}
-	}
-	const missing = "no Python with pyzmq: run connector/lmcachepd/testdata/install.sh"
-	if os.Getenv("CI") == "true" {
-		t.Fatal(missing)
-	}
-	t.Skip(missing)
-	return ""
-}
 
 // realPublisher is a publisher in a process of its own.
 type realPublisher struct {
@@ -52,7 +33,7 @@ func startReal(t *testing.T, options map[string]any) *realPublisher {
 	t.Helper()
 	text, err := json.Marshal(options)
 	require.NoError(t, err)
-	cmd := exec.Command(python(t), "testdata/publisher.py", string(text))
+	cmd := exec.Command(testhelp.Python(t), "testdata/publisher.py", string(text))
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	require.NoError(t, err)

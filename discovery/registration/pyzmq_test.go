@@ -19,29 +19,11 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/registration"
 	"github.com/pdkit/pdkit/enginesim/freeport"
+	"github.com/pdkit/pdkit/internal/testhelp"
 )
 
 // The engines of this file's tests announce themselves by pyzmq and libzmq, as real ones do: testdata/p2pnccl.py and
 // moriio.py.
-
-// python returns a Python that has both, or skips. Where CI=true it must be there: LMCache's install.sh makes it for
-// all tests.
-func python(t testing.TB) string {
-	t.Helper()
-	own, err := filepath.Abs("../../.tools/pyzmq/bin/python")
-	require.NoError(t, err)
-	for _, p := range []string{own, "python3"} {
-		if exec.CommandContext(t.Context(), p, "-c", "import zmq, msgspec").Run() == nil {
-			return p
-		}
-	}
-	const missing = "no Python with pyzmq and msgspec: run connector/lmcachepd/testdata/install.sh"
-	if os.Getenv("CI") == "true" {
-		t.Fatal(missing)
-	}
-	t.Skip(missing)
-	return ""
-}
 
 // sender is the process of an engine that announces itself.
 type sender struct {
@@ -100,7 +82,7 @@ func p2pWant(proxy string, message obj) obj {
 }
 
 func TestARealP2pNcclSender(t *testing.T) {
-	py := python(t)
+	py := testhelp.Python(t)
 	for network, listen := range map[string]string{"IPv4": "127.0.0.1:0", "IPv6": "[::1]:0"} {
 		t.Run(network, func(t *testing.T) {
 			t.Parallel()
@@ -129,7 +111,7 @@ func TestARealP2pNcclSender(t *testing.T) {
 }
 
 func TestARealMoRIIOSender(t *testing.T) {
-	py := python(t)
+	py := testhelp.Python(t)
 	message := obj{
 		"type": "D", "http_address": "fd00::6:8200", "zmq_address": "host:fd00::6,handshake:6301,notify:61005",
 		"dp_size": 2, "tp_size": 8, "transfer_mode": "WRITE",
