@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/internal/testhelp"
+	"github.com/pdkit/pdkit/internal/sharedtest"
 	"github.com/pdkit/pdkit/pdflow"
 )
 
@@ -87,7 +87,7 @@ func TestAMuxWithoutTelemetryTellsByThatOfItsFlows(t *testing.T) {
 	mux := newMux(t)
 	url := serve(t, mux)
 	require.Equal(t, 503, post(t, url, "/v1/completions", completion("hi", "")).status, "no flow, nobody to tell")
-	b, second, lines := &book{}, &book{}, &testhelp.Log{}
+	b, second, lines := &book{}, &book{}, &sharedtest.Log{}
 	x := script(t, &fake{}, answer(ok), answer(ok), metered(b), logsTo(slog.New(slog.NewTextHandler(lines, nil))))
 	y := script(t, &fake{}, answer(ok), answer(ok), metered(second))
 	require.NoError(t, mux.SetRoutes(map[string]pdflow.Server{"b": y.flow, "a": x.flow}))

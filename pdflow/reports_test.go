@@ -13,14 +13,14 @@ import (
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/internal/testhelp"
+	"github.com/pdkit/pdkit/internal/sharedtest"
 	"github.com/pdkit/pdkit/pdflow"
 )
 
 // What logs, metrics and traces tell operators, and what they must not contain.
 
 func TestLogsTellFailuresWithoutWhatClientsSent(t *testing.T) {
-	out := &testhelp.Log{}
+	out := &sharedtest.Log{}
 	logger := slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	x := start(t, setup{opts: []pdflow.Option{logsTo(logger)}})
 	post(t, x.url, "/v1/completions", completion("a secret prompt "+longPrompt, ""), "Authorization", "Bearer key",

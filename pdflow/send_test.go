@@ -19,7 +19,7 @@ import (
 
 	"github.com/pdkit/pdkit/config"
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/internal/testhelp"
+	"github.com/pdkit/pdkit/internal/sharedtest"
 	"github.com/pdkit/pdkit/pdflow"
 )
 
@@ -122,7 +122,7 @@ func TestAClientThatReadsNothingFreesDecode(t *testing.T) {
 }
 
 func TestAWriterThatCannotStreamIsLoggedOnceWithAllThatItLacks(t *testing.T) {
-	out := &testhelp.Log{}
+	out := &sharedtest.Log{}
 	x := start(t, setup{opts: []pdflow.Option{logsTo(slog.New(slog.NewTextHandler(out, nil)))}})
 	post(t, x.url, "/v1/completions", completion("a", `"stream":true`))
 	require.Empty(t, out.String(), "net/http's own writer can all")

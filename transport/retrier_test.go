@@ -21,7 +21,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/internal/testhelp"
+	"github.com/pdkit/pdkit/internal/sharedtest"
 )
 
 var atOnce = RetryPolicy{Max: 2, BackoffBase: time.Millisecond, BackoffMax: 2 * time.Millisecond}
@@ -122,7 +122,7 @@ func TestMaybeSentIsNotRetried(t *testing.T) {
 }
 
 func TestHopelessRequestsAreTriedOnce(t *testing.T) {
-	ca, stranger := testhelp.NewAuthority(t, "ca"), testhelp.NewAuthority(t, "stranger")
+	ca, stranger := sharedtest.NewAuthority(t, "ca"), sharedtest.NewAuthority(t, "stranger")
 	s := newTLSEngine(t, ca, nil, 0)
 	var dials atomic.Int32
 	tr := newTransport(t, &Options{

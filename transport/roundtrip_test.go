@@ -22,7 +22,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/internal/testhelp"
+	"github.com/pdkit/pdkit/internal/sharedtest"
 )
 
 const tooLarge = "HTTP/1.1 413 Content Too Large\r\nContent-Length: 9\r\n\r\ntoo large"
@@ -328,7 +328,7 @@ func TestARoundTripAllocatesLittle(t *testing.T) {
 
 // TLS may have read more from the socket than the response. A look at the socket does not find those bytes.
 func TestWordsUnaskedUnderTLSAreSeen(t *testing.T) {
-	ca := testhelp.NewAuthority(t, "ca")
+	ca := sharedtest.NewAuthority(t, "ca")
 	certPEM, keyPEM := ca.Issue(t, "engine")
 	cert, err := tls.X509KeyPair(certPEM, keyPEM)
 	require.NoError(t, err)

@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/internal/testhelp"
+	"github.com/pdkit/pdkit/internal/sharedtest"
 )
 
 // bothClients runs a test with this package's own HTTP/1.1 and with net/http's.
@@ -274,7 +274,7 @@ func TestWhatMakesAnEngineASuspect(t *testing.T) {
 
 // overTLS makes an engine's script one of an https engine, and returns what its clients need.
 func overTLS(t *testing.T, script func(*engine, net.Conn)) (string, func(*engine, net.Conn), *tls.Config) {
-	ca := testhelp.NewAuthority(t, "ca")
+	ca := sharedtest.NewAuthority(t, "ca")
 	cert, err := tls.X509KeyPair(ca.Issue(t, "engine"))
 	require.NoError(t, err)
 	return "https", func(e *engine, c net.Conn) {

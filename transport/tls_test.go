@@ -16,12 +16,12 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/internal/testhelp"
+	"github.com/pdkit/pdkit/internal/sharedtest"
 )
 
 // newTLSEngine serves https with a certificate of ca, and answers with the name in the client's certificate. Clients
 // must be known to clients, if given.
-func newTLSEngine(t testing.TB, ca, clients *testhelp.Authority, maxVersion uint16) *httptest.Server {
+func newTLSEngine(t testing.TB, ca, clients *sharedtest.Authority, maxVersion uint16) *httptest.Server {
 	t.Helper()
 	certPEM, keyPEM := ca.Issue(t, "engine")
 	cert, err := tls.X509KeyPair(certPEM, keyPEM)
@@ -50,7 +50,7 @@ func write(t testing.TB, dir, name string, content []byte) string {
 }
 
 func TestBothSidesShowACertificate(t *testing.T) {
-	ca, clients := testhelp.NewAuthority(t, "engines"), testhelp.NewAuthority(t, "gateways")
+	ca, clients := sharedtest.NewAuthority(t, "engines"), sharedtest.NewAuthority(t, "gateways")
 	s := newTLSEngine(t, ca, clients, 0)
 	dir := t.TempDir()
 	cert, key := clients.Issue(t, "gateway-1")
@@ -65,7 +65,7 @@ func TestBothSidesShowACertificate(t *testing.T) {
 }
 
 func TestANewCertificateIsShownOnceItIsWhole(t *testing.T) {
-	ca := testhelp.NewAuthority(t, "all")
+	ca := sharedtest.NewAuthority(t, "all")
 	s := newTLSEngine(t, ca, ca, 0)
 	dir := t.TempDir()
 	cert, key := ca.Issue(t, "first")
@@ -95,7 +95,7 @@ func TestANewCertificateIsShownOnceItIsWhole(t *testing.T) {
 }
 
 func TestFailedHandshakesAreNotSent(t *testing.T) {
-	ca, stranger := testhelp.NewAuthority(t, "ca"), testhelp.NewAuthority(t, "stranger")
+	ca, stranger := sharedtest.NewAuthority(t, "ca"), sharedtest.NewAuthority(t, "stranger")
 	certPEM, keyPEM := stranger.Issue(t, "unknown")
 	unknown, err := tls.X509KeyPair(certPEM, keyPEM)
 	require.NoError(t, err)
@@ -139,7 +139,7 @@ func TestFailedHandshakesAreNotSent(t *testing.T) {
 // With TLS 1.3 the request may be written before the engine's verdict on the client's certificate arrives. If
 // the transport reads the verdict, the request was surely not read; if a reset comes first, nobody knows.
 func TestARejectedCertificateUnderTLS13IsNeverTakenForAResponse(t *testing.T) {
-	ca := testhelp.NewAuthority(t, "ca")
+	ca := sharedtest.NewAuthority(t, "ca")
 	s := newTLSEngine(t, ca, ca, tls.VersionTLS13)
 	tr := newTransport(t, &Options{TLS: &tls.Config{RootCAs: ca.Pool()}, ConnectTimeout: 30 * time.Second})
 	for range 20 {
@@ -156,7 +156,7 @@ func TestARejectedCertificateUnderTLS13IsNeverTakenForAResponse(t *testing.T) {
 }
 
 func TestServerNameReplacesTheHostInChecks(t *testing.T) {
-	ca := testhelp.NewAuthority(t, "ca")
+	ca := sharedtest.NewAuthority(t, "ca")
 	s := newTLSEngine(t, ca, nil, 0)
 	dir := t.TempDir()
 	config, err := TLSFiles(write(t, dir, "ca.PEM", ca.PEM), "", "", "engine.test")
@@ -168,7 +168,7 @@ func TestServerNameReplacesTheHostInChecks(t *testing.T) {
 }
 
 func TestTLSFilesSaysWhichFileAndWhy(t *testing.T) {
-	ca := testhelp.NewAuthority(t, "ca")
+	ca := sharedtest.NewAuthority(t, "ca")
 	dir := t.TempDir()
 	cert, key := ca.Issue(t, "a")
 	_, otherKey := ca.Issue(t, "b")
@@ -208,11 +208,11 @@ func TestTLSBelow12IsNotSpoken(t *testing.T) {
 	assert.EqualValues(t, tls.VersionTLS13, tr.tls.MinVersion)
 }
 
-func trustOnly(a *testhelp.Authority) *tls.Config { return &tls.Config{RootCAs: a.Pool()} }
+func trustOnly(a *sharedtest.Authority) *tls.Config { return &tls.Config{RootCAs: a.Pool()} }
 
 // Engines get certificates of a new authority: once its file is there, new connections trust it and no longer the old.
 func TestNewAuthoritiesHoldForNewConnections(t *testing.T) {
-	old, next := testhelp.NewAuthority(t, "old"), testhelp.NewAuthority(t, "next")
+	old, next := sharedtest.NewAuthority(t, "old"), sharedtest.NewAuthority(t, "next")
 	before, after := newTLSEngine(t, old, nil, 0), newTLSEngine(t, next, nil, 0)
 	dir := t.TempDir()
 	file := write(t, dir, "ca.PEM", old.PEM)
@@ -233,7 +233,7 @@ func TestNewAuthoritiesHoldForNewConnections(t *testing.T) {
 }
 
 func TestAServersFilesAreReadAgain(t *testing.T) {
-	first, second, clients := testhelp.NewAuthority(t, "first"), testhelp.NewAuthority(t, "second"), testhelp.NewAuthority(t, "clients")
+	first, second, clients := sharedtest.NewAuthority(t, "first"), sharedtest.NewAuthority(t, "second"), sharedtest.NewAuthority(t, "clients")
 	dir := t.TempDir()
 	cert, key := first.Issue(t, "server")
 	certFile, keyFile := write(t, dir, "tls.crt", cert), write(t, dir, "tls.key", key)
@@ -248,7 +248,7 @@ func TestAServersFilesAreReadAgain(t *testing.T) {
 	s.Start()
 	defer s.Close()
 	url := "https" + s.URL[4:]
-	call := func(trusted, issuer *testhelp.Authority) (string, error) {
+	call := func(trusted, issuer *sharedtest.Authority) (string, error) {
 		cert, key := issuer.Issue(t, "client")
 		pair, err := tls.X509KeyPair(cert, key)
 		require.NoError(t, err)

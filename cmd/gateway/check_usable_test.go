@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/internal/testhelp"
+	"github.com/pdkit/pdkit/internal/sharedtest"
 )
 
 // -check refuses what is well formed and cannot serve: `gateway -check && mv` must not let it through.
@@ -21,7 +21,7 @@ func TestCheckRefusesWhatCannotServe(t *testing.T) {
 	t.Chdir(t.TempDir())
 	const dir = "conf" // to which the paths in the configuration are relative
 	require.NoError(t, os.Mkdir(dir, 0o700))
-	a := testhelp.NewAuthority(t, "a")
+	a := sharedtest.NewAuthority(t, "a")
 	issue(t, a, dir, "good")
 	a.Life = -time.Minute
 	issue(t, a, dir, "expired")

@@ -15,7 +15,7 @@ import (
 
 	"github.com/pdkit/pdkit/cmd/internal/cmdline"
 	"github.com/pdkit/pdkit/cmd/otlp/otlptest"
-	"github.com/pdkit/pdkit/internal/testhelp"
+	"github.com/pdkit/pdkit/internal/sharedtest"
 	"github.com/pdkit/pdkit/pdflow/pick"
 )
 
@@ -122,7 +122,7 @@ func TestAStartThatFailsEndsWith1(t *testing.T) {
 			if c.variable != "" {
 				t.Setenv(c.variable, c.value)
 			}
-			log := &testhelp.Log{}
+			log := &sharedtest.Log{}
 			args := append([]string{"-config", write(t, c.yaml)}, strings.Fields(c.flag)...)
 			assert.Equal(t, exitFailed, run(args, log, log, nil), log)
 			assert.Contains(t, log.String(), c.says)

@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/connector"
-	"github.com/pdkit/pdkit/internal/testhelp"
+	"github.com/pdkit/pdkit/internal/sharedtest"
 	"github.com/pdkit/pdkit/pdflow"
 )
 
@@ -53,7 +53,7 @@ func TestGoodputThatCollapsesIsTold(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				log := &testhelp.Log{}
+				log := &sharedtest.Log{}
 				g := &goodput{log: slog.New(slog.NewTextHandler(log, nil)), model: "m"}
 				add := func(n int, e *pdflow.Error, read ...time.Duration) {
 					for range n {

@@ -23,7 +23,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/discovery/kubernetes/kubetest"
-	"github.com/pdkit/pdkit/internal/testhelp"
+	"github.com/pdkit/pdkit/internal/sharedtest"
 )
 
 const asProgram = "PDKIT_TEST_AS_GATEWAY"
@@ -212,7 +212,7 @@ type program struct {
 	args          []string
 	signals       chan os.Signal
 	code          chan int
-	log           *testhelp.Log
+	log           *sharedtest.Log
 	client, admin string
 }
 
@@ -230,7 +230,7 @@ func start(t *testing.T, yaml string, args ...string) *program {
 func prepare(t *testing.T, yaml string, args ...string) *program {
 	t.Helper()
 	return &program{t: t, file: write(t, yaml), args: args, signals: make(chan os.Signal, 2), code: make(chan int, 1),
-		log: &testhelp.Log{}}
+		log: &sharedtest.Log{}}
 }
 
 func (p *program) start() {

@@ -26,7 +26,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/internal/testhelp"
+	"github.com/pdkit/pdkit/internal/sharedtest"
 )
 
 // played is a fleet of two prefill and three decode engines, a gateway in front of it, and clients, while something
@@ -105,7 +105,7 @@ func newExpiring(t *testing.T, engine string) *expiring {
 	t.Helper()
 	target, err := url.Parse(engine)
 	require.NoError(t, err)
-	dir, a := t.TempDir(), testhelp.NewAuthority(t, "engines")
+	dir, a := t.TempDir(), sharedtest.NewAuthority(t, "engines")
 	lists(t, filepath.Join(dir, "ca.PEM"), string(a.PEM))
 	certificate := func(life time.Duration) *tls.Config {
 		a.Life = life

@@ -25,7 +25,7 @@ import (
 
 	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/enginesim/freeport"
-	"github.com/pdkit/pdkit/internal/testhelp"
+	"github.com/pdkit/pdkit/internal/sharedtest"
 )
 
 // prometheusTool returns the path of a program that prometheus/install.sh has brought.
@@ -143,7 +143,7 @@ func watchedBy(t *testing.T, admin, every string) (w watcher) {
 	addr := "127.0.0.1:" + strconv.Itoa(port)
 	cmd := exec.CommandContext(t.Context(), server, "--config.file="+filepath.Join(dir, "prometheus.yml"),
 		"--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+addr)
-	log := &testhelp.Log{}
+	log := &sharedtest.Log{}
 	cmd.Stderr = log
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })

@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/internal/testhelp"
+	"github.com/pdkit/pdkit/internal/sharedtest"
 )
 
 // The file lies behind two symbolic links, as in a Kubernetes ConfigMap, of which ..data is swapped. Then the folder
@@ -219,7 +219,7 @@ func TestSpoiltFilesOpenNothing(t *testing.T) {
 	e, d := newEngine(t), newEngine(t)
 	p := prepare(t, "", "-log-level", "debug")
 	dir := filepath.Dir(p.file)
-	own, others := testhelp.NewAuthority(t, "own"), testhelp.NewAuthority(t, "others")
+	own, others := sharedtest.NewAuthority(t, "own"), sharedtest.NewAuthority(t, "others")
 	issue(t, own, dir, "gateway")
 	issue(t, own, dir, "other")
 	issue(t, own, dir, "client")

@@ -20,11 +20,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pdkit/pdkit/internal/testhelp"
+	"github.com/pdkit/pdkit/internal/sharedtest"
 )
 
 // issue writes a certificate of an authority for 127.0.0.1 and its key to DIR/NAME.pem and DIR/NAME-key.pem.
-func issue(t *testing.T, a *testhelp.Authority, dir, name string) {
+func issue(t *testing.T, a *sharedtest.Authority, dir, name string) {
 	t.Helper()
 	cert, key := a.Issue(t, name)
 	lists(t, filepath.Join(dir, name+"-key.pem"), string(key))
@@ -49,7 +49,7 @@ func newSecured(t *testing.T) *secured {
 }
 
 // become gives the engine a certificate of an authority, and clients of this and the others.
-func (s *secured) become(t *testing.T, a *testhelp.Authority, clients ...*testhelp.Authority) {
+func (s *secured) become(t *testing.T, a *sharedtest.Authority, clients ...*sharedtest.Authority) {
 	t.Helper()
 	dir := t.TempDir()
 	issue(t, a, dir, "engine")
@@ -73,7 +73,7 @@ const engineTLS = "  tls: {caFile: engines.pem, certFile: client.pem, keyFile: c
 // new connection to the gateway, and none fails: new authorities are trusted before certificates of theirs are used.
 func TestCertificatesChangeUnderTraffic(t *testing.T) {
 	t.Parallel()
-	first, second := testhelp.NewAuthority(t, "first"), testhelp.NewAuthority(t, "second")
+	first, second := sharedtest.NewAuthority(t, "first"), sharedtest.NewAuthority(t, "second")
 	both := string(append(bytes.Clone(first.PEM), second.PEM...))
 	e, d := newSecured(t), newSecured(t)
 	e.become(t, first)
@@ -85,7 +85,7 @@ func TestCertificatesChangeUnderTraffic(t *testing.T) {
 		lists(t, filepath.Join(dir, "engines.pem"), text)
 		lists(t, filepath.Join(dir, "clients.PEM"), text)
 	}
-	certificates := func(a *testhelp.Authority) {
+	certificates := func(a *sharedtest.Authority) {
 		issue(t, a, dir, "gateway")
 		issue(t, a, dir, "client")
 	}
@@ -95,14 +95,14 @@ func TestCertificatesChangeUnderTraffic(t *testing.T) {
 	url := "https" + strings.TrimPrefix(g.client, "http")
 
 	own := t.TempDir()
-	client := func(shown, trusted *testhelp.Authority) *http.Client {
+	client := func(shown, trusted *sharedtest.Authority) *http.Client {
 		issue(t, shown, own, "user")
 		pair, err := tls.LoadX509KeyPair(filepath.Join(own, "user.pem"), filepath.Join(own, "user-key.pem"))
 		require.NoError(t, err)
 		return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{
 			MinVersion: tls.VersionTLS12, RootCAs: trusted.Pool(), Certificates: []tls.Certificate{pair}}}}
 	}
-	all := &testhelp.Authority{PEM: []byte(both)}
+	all := &sharedtest.Authority{PEM: []byte(both)}
 	tr := sendBy(t, client(first, all), url+"/v1/completions", func(int64) string { return completion }, 100)
 	pause := func() { time.Sleep(300 * time.Millisecond) }
 	pause()
@@ -133,7 +133,7 @@ func TestCertificatesChangeUnderTraffic(t *testing.T) {
 // the log says it.
 func TestAnEngineOfAnotherAuthorityIsRefused(t *testing.T) {
 	t.Parallel()
-	right, wrong := testhelp.NewAuthority(t, "right"), testhelp.NewAuthority(t, "wrong")
+	right, wrong := sharedtest.NewAuthority(t, "right"), sharedtest.NewAuthority(t, "wrong")
 	e, d := newSecured(t), newSecured(t)
 	e.become(t, wrong, right)
 	d.become(t, wrong, right)

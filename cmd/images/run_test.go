@@ -22,7 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/internal/testhelp"
+	"github.com/pdkit/pdkit/internal/sharedtest"
 )
 
 // podman is a container engine with a store of its own, in a folder of the test.
@@ -74,7 +74,7 @@ func (p podman) run(name, image string, args ...string) []string {
 // serving is a program that runs in a container.
 type serving struct {
 	addr string
-	log  testhelp.Log
+	log  sharedtest.Log
 	cmd  *exec.Cmd
 }
 

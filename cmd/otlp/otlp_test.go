@@ -20,7 +20,7 @@ import (
 
 	"github.com/pdkit/pdkit/cmd/otlp"
 	"github.com/pdkit/pdkit/cmd/otlp/otlptest"
-	"github.com/pdkit/pdkit/internal/testhelp"
+	"github.com/pdkit/pdkit/internal/sharedtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -188,7 +188,7 @@ func TestMetricsReachTheCollector(t *testing.T) {
 // A colon in place of the equals sign is an easy mistake, and the SDK would write the key to standard error. A collector
 // may repeat the key that it refuses.
 func TestTheLogHasNoKeys(t *testing.T) {
-	log := &testhelp.Log{}
+	log := &sharedtest.Log{}
 	otlp.LogTo(slog.New(slog.NewTextHandler(log, nil)))
 	t.Cleanup(func() { otlp.LogTo(slog.New(slog.DiscardHandler)) })
 	refuses := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

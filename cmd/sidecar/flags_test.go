@@ -25,7 +25,7 @@ import (
 
 	"github.com/pdkit/pdkit/cmd/internal/cmdline"
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/internal/testhelp"
+	"github.com/pdkit/pdkit/internal/sharedtest"
 )
 
 func noEnv(string) string { return "" }
@@ -208,7 +208,7 @@ func TestWhatCannotBeBuiltEndsTheStart(t *testing.T) {
 		"--prefillers=p:1 --kv-connector=p2pnccl":             "zmqAddress",
 		"--prefillers=p:1 --forward-headers=X-A,cookie":       "Cookie must not reach engines",
 	} {
-		var said testhelp.Log
+		var said sharedtest.Log
 		assert.Equal(t, exitWrong, run(t.Context(), strings.Fields(args), noEnv, io.Discard, &said), args)
 		assert.Contains(t, said.String(), part, args)
 	}
@@ -216,7 +216,7 @@ func TestWhatCannotBeBuiltEndsTheStart(t *testing.T) {
 		"--cert-path":        {"--cert-path=" + t.TempDir()},
 		"--metrics-cert-dir": {"--metrics-port=1", "--metrics-cert-dir=" + t.TempDir()},
 	} {
-		var said testhelp.Log
+		var said sharedtest.Log
 		args = append(args, "--port=0", "--prefillers=p:1")
 		assert.Equal(t, exitFailed, run(t.Context(), args, noEnv, io.Discard, &said))
 		assert.Contains(t, said.String(), name)

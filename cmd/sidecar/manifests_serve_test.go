@@ -32,7 +32,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/internal/testhelp"
+	"github.com/pdkit/pdkit/internal/sharedtest"
 )
 
 // decodePod is a decode pod of a manifest on this machine: its sidecar is the built program with the container's
@@ -48,14 +48,14 @@ type decodePod struct {
 	prefill   string         // HOST:PORT, as the scheduler names it
 	p, d      *enginesim.Engine
 	cmd       *exec.Cmd
-	log       *testhelp.Log
+	log       *sharedtest.Log
 }
 
 // newDecodePod starts a pod's engines. The prefill engine has the address at, or any for "". If certificates is a
 // folder, they serve over TLS with the certificate there.
 func newDecodePod(t *testing.T, spec *corev1.PodSpec, at, certificates string) *decodePod {
 	t.Helper()
-	x := &decodePod{t: t, namespace: "ns", spec: spec, sidecar: &spec.InitContainers[0], log: &testhelp.Log{},
+	x := &decodePod{t: t, namespace: "ns", spec: spec, sidecar: &spec.InitContainers[0], log: &sharedtest.Log{},
 		scheme: "http", client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
 	x.p, x.d = twoEngines(t, enginesim.Config{Listen: at}, enginesim.Config{ITL: 20 * time.Millisecond})
 	prefill, decode := x.p.URL(), x.d.URL()

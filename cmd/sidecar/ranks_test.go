@@ -19,7 +19,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/enginesim/freeport"
-	"github.com/pdkit/pdkit/internal/testhelp"
+	"github.com/pdkit/pdkit/internal/sharedtest"
 )
 
 // ports returns the first of n free ports in a row. They are below the range from which systems choose free ports
@@ -141,7 +141,7 @@ func TestARankThatCannotListenEndsTheStart(t *testing.T) {
 	taken, err := net.Listen("tcp", ":"+strconv.Itoa(first+1))
 	require.NoError(t, err)
 	defer taken.Close()
-	var said testhelp.Log
+	var said sharedtest.Log
 	assert.Equal(
 		t, exitFailed, run(t.Context(), []string{"--port=" +
 			strconv.Itoa(first), "--data-parallel-size=2", "--secure-serving=false", "--prefillers=p:1"}, noEnv,

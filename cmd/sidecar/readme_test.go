@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/internal/testhelp"
+	"github.com/pdkit/pdkit/internal/sharedtest"
 )
 
 func readme(t *testing.T) string {
@@ -41,7 +41,7 @@ func TestTheCommandsInTheReadmeAreRun(t *testing.T) {
 	serve, found := strings.CutPrefix(free.Replace(commands[0][1]), "go run ./cmd/sidecar ")
 	require.True(t, found)
 
-	log := &testhelp.Log{}
+	log := &sharedtest.Log{}
 	cmd := command(t.Context(), t, strings.Fields(serve)...)
 	cmd.Stderr = log
 	require.NoError(t, cmd.Start())

@@ -27,7 +27,7 @@ import (
 
 	"github.com/pdkit/pdkit/discovery/kubernetes/kubetest"
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/internal/testhelp"
+	"github.com/pdkit/pdkit/internal/sharedtest"
 )
 
 const asProgram = "PDKIT_TEST_AS_SIDECAR"
@@ -59,7 +59,7 @@ const header = "x-prefiller-host-port" // as llm-d's scheduler writes it
 // program is the sidecar, running inside the test.
 type program struct {
 	addr string // host:port
-	log  *testhelp.Log
+	log  *sharedtest.Log
 	stop func() int
 }
 
@@ -67,7 +67,7 @@ var servingLine = regexp.MustCompile(`msg=serving listen=\S*:(\d+)`)
 
 func start(t *testing.T, env map[string]string, args ...string) *program {
 	t.Helper()
-	p := &program{log: &testhelp.Log{}}
+	p := &program{log: &sharedtest.Log{}}
 	ctx, cancel := context.WithCancel(context.Background())
 	code := make(chan int, 1)
 	go func() { code <- run(ctx, args, func(name string) string { return env[name] }, io.Discard, p.log) }()

@@ -19,7 +19,7 @@ import (
 	"github.com/pdkit/pdkit/cmd/internal/cmdline"
 	"github.com/pdkit/pdkit/cmd/otlp/otlptest"
 	"github.com/pdkit/pdkit/enginesim"
-	"github.com/pdkit/pdkit/internal/testhelp"
+	"github.com/pdkit/pdkit/internal/sharedtest"
 )
 
 var metricsLine = regexp.MustCompile(`msg=metrics listen=\S*:(\d+)`)
@@ -140,7 +140,7 @@ func TestNoSpansAreMadeWithoutTheFlag(t *testing.T) {
 func TestAnEndpointThatIsNoURLEndsWith1(t *testing.T) {
 	env := setenv(t, map[string]string{"OTEL_TRACES_EXPORTER": "otlp",
 		"OTEL_EXPORTER_OTLP_ENDPOINT": "http://user:s3cret@[::1"})
-	var said testhelp.Log
+	var said sharedtest.Log
 	assert.Equal(t, exitFailed, run(t.Context(), []string{"--port=0", "--prefillers=p:1", "--tracing"},
 		func(name string) string { return env[name] }, io.Discard, &said))
 	assert.Contains(t, said.String(), "--tracing: OTEL_EXPORTER_OTLP_ENDPOINT is no URL")
@@ -164,7 +164,7 @@ func TestATraceGoesOnToTheEngines(t *testing.T) {
 }
 
 func TestTheLogCanBeJSON(t *testing.T) {
-	var said testhelp.Log
+	var said sharedtest.Log
 	assert.Equal(t, exitFailed, run(t.Context(), []string{"--port=0", "--prefillers=p:1", "--cert-path=" +
 		t.TempDir(), "--zap-encoder=json"}, noEnv, io.Discard, &said))
 	first, last, _ := strings.Cut(said.String(), "\n")

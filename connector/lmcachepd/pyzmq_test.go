@@ -17,7 +17,7 @@ import (
 
 	"github.com/pdkit/pdkit/connector"
 	"github.com/pdkit/pdkit/connector/lmcachepd"
-	"github.com/pdkit/pdkit/internal/testhelp"
+	"github.com/pdkit/pdkit/internal/sharedtest"
 )
 
 // The tests of this file send notices with pyzmq and msgspec, as LMCache does.
@@ -48,7 +48,7 @@ func begin(t *testing.T, python string, want map[string]any) (end func() sent) {
 }
 
 func TestNoticesOfARealSender(t *testing.T) {
-	py := testhelp.Python(t)
+	py := sharedtest.Python(t)
 	c := start(t, lmcachepd.Options{NotifyTimeout: limit(30 * time.Second)})
 	const sessions = 500
 	var ids []string
@@ -70,7 +70,7 @@ func TestNoticesOfARealSender(t *testing.T) {
 
 // P may run before the gateway does: libzmq keeps its messages and connects again.
 func TestARealSenderThatIsThereFirst(t *testing.T) {
-	py := testhelp.Python(t)
+	py := sharedtest.Python(t)
 	address := freePort(t)
 	end := begin(t, py, map[string]any{"address": address, "ids": []string{"a", "b"}})
 	time.Sleep(300 * time.Millisecond)
@@ -81,7 +81,7 @@ func TestARealSenderThatIsThereFirst(t *testing.T) {
 
 // An idle connection stays open for long, with heartbeats.
 func TestARealSendersHeartbeats(t *testing.T) {
-	py := testhelp.Python(t)
+	py := sharedtest.Python(t)
 	c := start(t, lmcachepd.Options{})
 	got := begin(
 		t, py, map[string]any{"address": c.Addr(), "ids": []string{"a"}, "ranks": 3, "hold": 4, "heartbeat": 400},

@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pdkit/pdkit/discovery"
-	"github.com/pdkit/pdkit/internal/testhelp"
+	"github.com/pdkit/pdkit/internal/sharedtest"
 )
 
 // The tests of this file subscribe to a publisher that is built on libzmq, as vLLM's is.
@@ -33,7 +33,7 @@ func startReal(t *testing.T, options map[string]any) *realPublisher {
 	t.Helper()
 	text, err := json.Marshal(options)
 	require.NoError(t, err)
-	cmd := exec.Command(testhelp.Python(t), "testdata/publisher.py", string(text))
+	cmd := exec.Command(sharedtest.Python(t), "testdata/publisher.py", string(text))
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	require.NoError(t, err)

@@ -30,7 +30,7 @@ import (
 	"github.com/pdkit/pdkit/discovery/registration"
 	"github.com/pdkit/pdkit/enginesim"
 	"github.com/pdkit/pdkit/enginesim/freeport"
-	"github.com/pdkit/pdkit/internal/testhelp"
+	"github.com/pdkit/pdkit/internal/sharedtest"
 	"github.com/pdkit/pdkit/pdflow"
 	"github.com/pdkit/pdkit/pdflow/pick"
 	"github.com/pdkit/pdkit/transport"
@@ -59,7 +59,7 @@ func (f *fleet) SessionStart(_ context.Context, s *connector.Session) {
 
 func newFleet(t *testing.T, kv connector.KVConnector, sim enginesim.Config) *fleet {
 	t.Helper()
-	f := &fleet{t: t, python: testhelp.Python(t), config: sim}
+	f := &fleet{t: t, python: sharedtest.Python(t), config: sim}
 	f.config.ITL = 2 * time.Millisecond // so that requests are under way whenever something happens
 	f.source = start(t, registration.Options{Listen: "127.0.0.1:0", Expiry: 3 * time.Second})
 	f.set = watched(t, f.source)

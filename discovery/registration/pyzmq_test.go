@@ -19,7 +19,7 @@ import (
 	"github.com/pdkit/pdkit/discovery"
 	"github.com/pdkit/pdkit/discovery/registration"
 	"github.com/pdkit/pdkit/enginesim/freeport"
-	"github.com/pdkit/pdkit/internal/testhelp"
+	"github.com/pdkit/pdkit/internal/sharedtest"
 )
 
 // The engines of this file's tests announce themselves by pyzmq and libzmq, as real ones do: testdata/p2pnccl.py and
@@ -82,7 +82,7 @@ func p2pWant(proxy string, message obj) obj {
 }
 
 func TestARealP2pNcclSender(t *testing.T) {
-	py := testhelp.Python(t)
+	py := sharedtest.Python(t)
 	for network, listen := range map[string]string{"IPv4": "127.0.0.1:0", "IPv6": "[::1]:0"} {
 		t.Run(network, func(t *testing.T) {
 			t.Parallel()
@@ -111,7 +111,7 @@ func TestARealP2pNcclSender(t *testing.T) {
 }
 
 func TestARealMoRIIOSender(t *testing.T) {
-	py := testhelp.Python(t)
+	py := sharedtest.Python(t)
 	message := obj{
 		"type": "D", "http_address": "fd00::6:8200", "zmq_address": "host:fd00::6,handshake:6301,notify:61005",
 		"dp_size": 2, "tp_size": 8, "transfer_mode": "WRITE",

@@ -8,11 +8,9 @@ import (
 )
 
 // Special tokens of the toy tokenizer. Token ids 0 to 255 are bytes; these follow, as in the tiny model that the
-// recorded exchanges were made with.
+// recorded exchanges were made with: 256 begins a text, and 258 pads it, which no engine here does.
 const (
-	tokenBOS     = 256
 	TokenEOS     = 257
-	tokenPad     = 258
 	TokenIMStart = 259
 	TokenIMEnd   = 260
 	Vocabulary   = 261

@@ -102,7 +102,7 @@ var rules = []rule{
 	{
 		of: []string{"/..."},
 		except: []string{"connector/connectortest", "discovery/discoverytest", "enginesim/clientstest",
-			"enginesim/enginesimtest"},
+			"enginesim/enginesimtest", "internal/sharedtest"},
 		never: []string{"testing/...", "net/http/httptest"},
 		why: "package testing and httptest add flags to every program that links them; only packages named …test " +
 			"may",

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package testhelp has what tests of several packages need.
-package testhelp
+// Package sharedtest has what tests of several packages need.
+package sharedtest
 
 import (
 	"os"
