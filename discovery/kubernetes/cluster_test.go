@@ -162,8 +162,19 @@ type writer func([]byte) (int, error)
 
 func (w writer) Write(p []byte) (int, error) { return w(p) }
 
-func TestALongOutageOfTheAPIServer(t *testing.T) {
+// What the API server does is told in pdkit's words, and not in client-go's. The two run beside each other, since each
+// waits for a server of its own, and nothing else may, since client-go has one log.
+func TestOutagesOfTheAPIServer(t *testing.T) {
 	logged := quiet(t)
+	t.Run("beside each other", func(t *testing.T) {
+		t.Run("a long one", aLongOutage)
+		t.Run("a restart and a lost history are not told", aRestartAndALostHistory)
+	})
+	assert.Empty(t, logged())
+}
+
+func aLongOutage(t *testing.T) {
+	t.Parallel()
 	c := kubetest.Start(t)
 	ns := c.Namespace(t)
 	var ready []discoveryv1.Endpoint
@@ -215,11 +226,10 @@ func TestALongOutageOfTheAPIServer(t *testing.T) {
 			assert.GreaterOrEqual(t, len(snap.Endpoints), 2, "never emptied, nor in parts") // some come after others
 		}
 	}
-	assert.Empty(t, logged())
 }
 
-func TestARestartAndALostHistoryAreNotTold(t *testing.T) {
-	logged := quiet(t)
+func aRestartAndALostHistory(t *testing.T) {
+	t.Parallel()
 	c := kubetest.Start(t)
 	ns := c.Namespace(t)
 	c.Pod(t, ns, "p-0", prefillLabels(), nil)
@@ -243,7 +253,6 @@ func TestARestartAndALostHistoryAreNotTold(t *testing.T) {
 	s.list(t, fmt.Sprintf(line, "ready"))
 	assert.Empty(t, s.told())
 	assert.Len(t, s.published(), 3)
-	assert.Empty(t, logged())
 }
 
 // shortWatches has the server end each watch after some seconds. A reflector asks for minutes.
