@@ -25,7 +25,7 @@ func costOf(r *connector.ClientRequest) [2]int64 {
 	}
 	tokens := len(r.Body())/bytesPerToken + 1
 	if tokens > mayHaveMedia {
-		tokens, _ = estimate.Prompt(r)
+		tokens = estimate.Body(r)
 	}
 	prompt := int64(min(tokens, promptMost))
 	return [2]int64{prompt, prompt + cmp.Or(min(estimate.Limit(r), limitMost), limitUsual)}

@@ -47,6 +47,15 @@ func Prompt(r *connector.ClientRequest) (tokens int, exact bool) {
 	return size/bytesPerToken + 1, false
 }
 
+// Body is about how many tokens a request's body has, if a picture or a sound is not as many as its bytes would be.
+func Body(r *connector.ClientRequest) int {
+	size := len(r.Body())
+	if raw, ok := r.Field(r.API.PromptMember()); ok {
+		size += textBytes(r.API, raw) - len(raw)
+	}
+	return size/bytesPerToken + 1
+}
+
 // textBytes is about how many bytes of text a member has, or is worth. A string that is a data URL, or the member data
 // of a picture or sound, is worth mediaTokens.
 func textBytes(api connector.API, raw []byte) int {
