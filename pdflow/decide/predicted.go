@@ -265,8 +265,11 @@ func chance(o, t, spread float64) float64 {
 	return 1 / (1 + math.Exp(-x))
 }
 
-// has is how many of a prompt's tokens an engine is taken to have in its cache.
+// has is how many of a prompt's tokens an engine is taken to have in its cache; none, if it is nil.
 func (c *Candidate) has(prompt int) float64 {
+	if c == nil {
+		return 0
+	}
 	n := float64(min(c.Cached, prompt))
 	if !c.CachedExact {
 		n *= approximate

@@ -56,8 +56,9 @@ func (s *shared) count(x *scratch, out *pdflow.Pick, decided bool) pdflow.Pick {
 		t.seen.ttft, t.seen.itl = x.decision.TTFT.Seconds(), x.decision.ITL.Seconds()
 	}
 	t.step = Speed{}
-	if c := x.candidate(decodeRole, out.Decode.ID); c != nil && s.o.Engine != nil {
-		t.step = c.Speed
+	from, to := x.candidate(prefillRole, out.Prefill.ID), x.candidate(decodeRole, out.Decode.ID)
+	if to != nil && s.o.Engine != nil {
+		t.step = to.Speed
 		t.scale, t.seen.saidITL = s.books.ledger.scales.at(decodeRole), t.seen.itl
 	}
 	t.inner, t.innerPrefill = out.Done, out.PrefillDone
@@ -65,12 +66,10 @@ func (s *shared) count(x *scratch, out *pdflow.Pick, decided bool) pdflow.Pick {
 		t.recorded.Prefill, t.recorded.Decode = out.Prefill.ID, out.Decode.ID
 	}
 	t.reports.Store(1)
-	cached := x.cached(out)
-	t.seen.fetched = float64(t.prompt) - cached[decodeRole]
-	t.perToken, t.roomy = 0, true
-	if c := x.candidate(decodeRole, out.Decode.ID); c != nil {
-		t.roomy = c.Queue == 0 && (c.KV.Total == 0 || c.KV.Free > 4*x.in.Prompt)
-	}
+	cached := to.has(x.in.Prompt)
+	t.seen.fetched = float64(t.prompt) - cached
+	t.perToken = 0
+	t.roomy = to == nil || to.Queue == 0 && (to.KV.Total == 0 || to.KV.Free > 4*x.in.Prompt)
 	if x.in.Link > 0 {
 		t.perToken = float64(x.in.TokenBytes) / x.in.Link
 	}
@@ -81,7 +80,7 @@ func (s *shared) count(x *scratch, out *pdflow.Pick, decided bool) pdflow.Pick {
 		t.here.Store(there)
 		s.has(d, 1, now)
 		d.context.Add(t.prompt)
-		t.own = max(t.prompt-int64(cached[decodeRole]), 1)
+		t.own = max(t.prompt-int64(cached), 1)
 		var before float64
 		before, t.until, t.takes = d.occupy(float64(t.own), d.known(&s.books, now), clock)
 		t.seen.work = float64(t.own) + before
@@ -91,13 +90,13 @@ func (s *shared) count(x *scratch, out *pdflow.Pick, decided bool) pdflow.Pick {
 		d.arriving.Add(t.prompt)
 		d.unsent.Add(int64(t.seen.fetched))
 		p := s.books.engine(out.Prefill.ID, now)
-		t.own = max(t.prompt-int64(cached[prefillRole]), 1)
+		t.own = max(t.prompt-int64(from.has(x.in.Prompt)), 1)
 		s.books.works.add(t.own)
 		t.engines[prefillRole], t.seen.prefill = p, p
 		p.unsent.Add(int64(t.seen.fetched))
 		t.seen.work = float64(p.prefilling.Add(t.own))
-		if c := x.candidate(prefillRole, out.Prefill.ID); c != nil {
-			t.seen.saidPrefill = t.seen.work * c.Speed.PerPrompt / s.books.ledger.scales.at(prefillRole)
+		if from != nil {
+			t.seen.saidPrefill = t.seen.work * from.Speed.PerPrompt / s.books.ledger.scales.at(prefillRole)
 		}
 		p.prefills.Add(1)
 		s.has(p, 1, now)
@@ -112,16 +111,6 @@ func (s *shared) count(x *scratch, out *pdflow.Pick, decided bool) pdflow.Pick {
 	}
 	out.Done = t.done
 	return *out
-}
-
-// cached is how many tokens of the prompt the engines of a pick are taken to have.
-func (x *scratch) cached(out *pdflow.Pick) (tokens [2]float64) {
-	for role, id := range [2]string{out.Prefill.ID, out.Decode.ID} {
-		if c := x.candidate(role, id); c != nil {
-			tokens[role] = c.has(x.in.Prompt)
-		}
-	}
-	return tokens
 }
 
 // occupy adds prompt tokens to those that an engine computes for requests that it serves alone. It returns how many are

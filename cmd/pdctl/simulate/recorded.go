@@ -476,36 +476,8 @@ const (
 // as a power of two of blocks. How many tokens an engine had of it tells more: the whole turn before it, or else what
 // followed in the latest prompt with the same beginning.
 func (t texts) of(e *attempt, i, output int) *asked {
-	cached := e.cached
-	a := &asked{prompt: e.prompt, output: output, answer: "answer " + strconv.Itoa(i), conversation: i}
-	done, last, shares := 0, &text{}, true
-	add := func(id string, to int) {
-		if to = min(to, a.prompt); to > done {
-			a.segments = append(a.segments, segment{id, (to - done) * tokenBytes})
-			done = to
-		}
-	}
-	// A segment up to a number of tokens follows. If it is new, what engines had of it comes first.
-	follow := func(id string, to int, known bool) {
-		n := len(a.segments)
-		if shares && !known {
-			shares = false
-			if before := last.turn(cached); before != nil {
-				a.segments, a.conversation, done, n = nil, before.conversation, 0, 0
-				at := 0
-				answer := segment{before.answer, before.output * tokenBytes}
-				for _, s := range append(slices.Clone(before.segments), answer) {
-					at += s.Bytes / tokenBytes
-					add(s.ID, min(at, cached))
-				}
-			} else if last.next != "" {
-				add(last.next, min(cached, to))
-			}
-		}
-		if add(id, to); len(a.segments) > n && n > 0 {
-			last.next = a.segments[n].ID
-		}
-	}
+	r := &reading{asked: &asked{prompt: e.prompt, output: output, answer: "answer " + strconv.Itoa(i),
+		conversation: i}, cached: e.cached, last: &text{}, shares: true}
 	own := false
 	for _, p := range e.prefixes {
 		x := t[p.Hash]
@@ -516,14 +488,58 @@ func (t texts) of(e *attempt, i, output int) *asked {
 		if !known {
 			x.tokens = p.Tokens
 		}
-		follow(x.id, x.tokens, known)
-		last = x
+		r.follow(x.id, x.tokens, known)
+		r.last = x
 	}
-	follow("rest "+strconv.Itoa(i), a.prompt, false)
+	r.follow("rest "+strconv.Itoa(i), r.prompt, false)
 	if !own {
-		last.ended = append(last.ended, a)
+		r.last.ended = append(r.last.ended, r.asked)
 	}
-	return a
+	return r.asked
+}
+
+// reading is a prompt whose first tokens have their segments.
+type reading struct {
+	*asked
+	done   int   // tokens
+	cached int   // tokens that engines had of it
+	last   *text // its longest beginning so far that has a hash
+	shares bool  // earlier prompts have all of it so far
+}
+
+// add lets a segment follow, up to a number of tokens.
+func (r *reading) add(id string, to int) {
+	if to = min(to, r.prompt); to > r.done {
+		r.segments = append(r.segments, segment{id, (to - r.done) * tokenBytes})
+		r.done = to
+	}
+}
+
+// follow lets a segment follow, too. If it is new, what engines had of it comes first.
+func (r *reading) follow(id string, to int, known bool) {
+	n := len(r.segments)
+	if r.shares && !known {
+		r.shares = false
+		if before := r.last.turn(r.cached); before != nil {
+			n = 0
+			r.begin(before)
+		} else if r.last.next != "" {
+			r.add(r.last.next, min(r.cached, to))
+		}
+	}
+	if r.add(id, to); len(r.segments) > n && n > 0 {
+		r.last.next = r.segments[n].ID
+	}
+}
+
+// begin makes the prompt begin with the turn before it and its response, as far as engines had them.
+func (r *reading) begin(before *asked) {
+	r.segments, r.conversation, r.done = nil, before.conversation, 0
+	at := 0
+	for _, s := range append(slices.Clone(before.segments), segment{before.answer, before.output * tokenBytes}) {
+		at += s.Bytes / tokenBytes
+		r.add(s.ID, min(at, r.cached))
+	}
 }
 
 // turn is the latest prompt of which an engine has so many tokens, and hardly more.
