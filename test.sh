@@ -399,7 +399,7 @@ if [ $named = no ]; then
     turns=($TURNS)
     wanted="$wanted ${turns[day % ${#turns[@]}]} fuzz"
     DAY=$day DAY_OF_TURN=$((day / ${#turns[@]}))
-    if ! changed=$(git log --since='1 day ago' --format=%h -- '*go.mod' internal/tools/release cmd/images) ||
+    if ! changed=$(git log --since='1 day ago' --format=%h -- '*go.mod' internal/tools/release cmd/images ':!*_test.go') ||
       [ -n "$changed" ]; then
       wanted="$wanted release"
     fi

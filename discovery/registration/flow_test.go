@@ -290,6 +290,7 @@ type kind struct {
 // Engines come, leave and crash while requests run; no request fails that a ready pair could serve, and each is
 // answered as by an engine alone, so the addresses that were announced are those by which engines find each other's KV.
 func TestEnginesComeAndGoWhileRequestsRun(t *testing.T) {
+	t.Parallel()
 	for name, k := range kinds(t) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // each waits most of the time
@@ -322,6 +323,7 @@ func TestEnginesComeAndGoWhileRequestsRun(t *testing.T) {
 
 // Engines come back with the other role, or at another address, and fall silent without ending, while requests run.
 func TestEnginesComeBackAsOthersWhileRequestsRun(t *testing.T) {
+	t.Parallel()
 	for name, k := range kinds(t) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -79,6 +79,7 @@ func TestOnePeerCannotSpeakForTheEngineOfAnother(t *testing.T) {
 // An engine that comes back, in another shape, comes by another connection: the first one has ended, or is not heard
 // any more.
 func TestWhoComesBackSpeaksForItself(t *testing.T) {
+	t.Parallel()
 	for rule, c := range map[string]struct {
 		ends, keeps bool
 	}{
@@ -128,6 +129,7 @@ func TestWhoComesBackSpeaksForItself(t *testing.T) {
 
 // One connection speaks for 64 engines at once; those that have left are not counted.
 func TestARelayMaySpeakForOthersInTheirTurn(t *testing.T) {
+	t.Parallel()
 	s := start(t, registration.Options{Listen: "127.0.0.1:0", Expiry: 4 * time.Second})
 	set := watched(t, s)
 	send, _ := engine(t, s.Addr())

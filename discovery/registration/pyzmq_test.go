@@ -82,6 +82,7 @@ func p2pWant(proxy string, message obj) obj {
 }
 
 func TestARealP2pNcclSender(t *testing.T) {
+	t.Parallel()
 	py := sharedtest.Python(t)
 	for network, listen := range map[string]string{"IPv4": "127.0.0.1:0", "IPv6": "[::1]:0"} {
 		t.Run(network, func(t *testing.T) {

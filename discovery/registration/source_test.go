@@ -301,6 +301,7 @@ func TestAnEngineChangesItsRoleAndItsAddress(t *testing.T) {
 }
 
 func TestAnEngineThatFallsSilentDrainsAndLeaves(t *testing.T) {
+	t.Parallel()
 	s := start(t, registration.Options{Listen: "127.0.0.1:0", Expiry: 4 * time.Second})
 	set, h := recorded(t, s)
 	send, _ := engine(t, s.Addr())
