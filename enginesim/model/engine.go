@@ -64,9 +64,6 @@ func New(spec Spec) (*Engine, error) {
 	return &Engine{spec: spec, blocks: newBlocks(spec.Blocks)}, nil
 }
 
-// Spec is what the engine was made with.
-func (e *Engine) Spec() Spec { return e.spec }
-
 // Stats gives the counters.
 func (e *Engine) Stats() Stats { return e.stats }
 

@@ -42,9 +42,6 @@ const (
 	leaving // the client has left while a step ran
 )
 
-// Made is how many tokens of the response there are. With a decode stretch under way it has those before the stretch.
-func (r *Request) Made() int { return r.made }
-
 // Reused is how many tokens of the prompt the prefix cache had when the request first got its blocks.
 func (r *Request) Reused() int { return r.reused }
 

@@ -218,18 +218,6 @@ func (l *Listener) Publish(frames ...[]byte) {
 	}
 }
 
-// Subscribers counts the peers that have subscribed to a topic.
-func (l *Listener) Subscribers(topic string) (n int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for p := range l.peers {
-		if p.wants([]byte(topic)) {
-			n++
-		}
-	}
-	return n
-}
-
 // Drop closes the connections of all peers; they may connect again.
 func (l *Listener) Drop() {
 	l.mu.Lock()

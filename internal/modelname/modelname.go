@@ -92,15 +92,6 @@ func (n *Names) Of(asked string, adapter func(string) bool) Served {
 	return n.served[Any]
 }
 
-// Has reports whether a client's name is given.
-func (n *Names) Has(public string) bool {
-	if n == nil {
-		return false
-	}
-	_, given := n.served[public]
-	return given
-}
-
 // Public returns the names, sorted, by which clients may ask for what engines serve by this one; nil if there are none.
 func (n *Names) Public(served string) []string {
 	if n == nil {
