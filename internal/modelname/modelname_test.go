@@ -39,7 +39,6 @@ func TestWhatEnginesGetForAName(t *testing.T) {
 	assert.Zero(t, none.Of("a", nil))
 	assert.Empty(t, none.All())
 	assert.Empty(t, none.Public("a"))
-	assert.False(t, none.Has("a"))
 	assert.Equal(t, "a", none.Hide("a", "b"))
 }
 
