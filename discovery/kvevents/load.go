@@ -40,18 +40,18 @@ type rankLoad struct {
 //
 // A stream counts while each rank has told its load within the last 3 s. Then At is the time of the newest message,
 // Running and Waiting together are the requests of all ranks, and KVUsage is the fullest rank's. How many of them are
-// Waiting is still what polled says, while it is not much older than the stream: in the stream a decode engine counts
-// requests as waiting whose KV is on its way, too. KV is polled's.
+// Waiting, and of these Fetching, is still what polled says, while it is not much older than the stream, which does not
+// tell them apart. KV is polled's.
 func (s *Subscriber) Load(engine string, polled inspect.Load) inspect.Load {
 	said := s.loads.sum(engine, s.t.loadOld)
 	if said.at.IsZero() {
 		return polled
 	}
 	if said.at.Sub(polled.At) > polledOld {
-		polled.Waiting, polled.KVUsage = 0, 0
+		polled.Waiting, polled.Fetching, polled.KVUsage = 0, 0, 0
 	}
 	polled.At, polled.Waiting = said.at, min(polled.Waiting, said.requests)
-	polled.Running = said.requests - polled.Waiting
+	polled.Running, polled.Fetching = said.requests-polled.Waiting, min(polled.Fetching, polled.Waiting)
 	if said.usage >= 0 {
 		polled.KVUsage = said.usage
 	}
