@@ -233,7 +233,8 @@ func TestNewAuthoritiesHoldForNewConnections(t *testing.T) {
 }
 
 func TestAServersFilesAreReadAgain(t *testing.T) {
-	first, second, clients := sharedtest.NewAuthority(t, "first"), sharedtest.NewAuthority(t, "second"), sharedtest.NewAuthority(t, "clients")
+	first, second := sharedtest.NewAuthority(t, "first"), sharedtest.NewAuthority(t, "second")
+	clients := sharedtest.NewAuthority(t, "clients")
 	dir := t.TempDir()
 	cert, key := first.Issue(t, "server")
 	certFile, keyFile := write(t, dir, "tls.crt", cert), write(t, dir, "tls.key", key)

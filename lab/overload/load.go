@@ -144,8 +144,8 @@ func open(ctx context.Context, r run) (*gateway, error) {
 	options := []pdflow.Option{pdflow.WithTimeouts(config.Timeouts{Prefill: r.timeout})}
 	var list []discovery.Endpoint
 	called := paced.Handlers{}
-	for role, engine := range map[discovery.Role]http.Handler{discovery.RolePrefill: http.HandlerFunc(engines.servePrefill),
-		discovery.RoleDecode: http.HandlerFunc(engines.serveDecode)} {
+	for role, engine := range map[discovery.Role]http.HandlerFunc{
+		discovery.RolePrefill: engines.servePrefill, discovery.RoleDecode: engines.serveDecode} {
 		host := role.String()
 		if called[host] = engine; r.http {
 			host = g.serve(engine)

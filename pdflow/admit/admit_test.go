@@ -436,15 +436,12 @@ func TestADecodeEnginesOwnQueueIsItsLimit(t *testing.T) {
 		p := newPicker(t, onePair(), &admit.Options{Adaptive: true, Queue: -1, Load: func(string) inspect.Load {
 			return load
 		}})
-		done := func(*pdflow.Outcome) {}
 		for range 30 {
-			x := pickOf(t, p)
-			x.PrefillDone(&pdflow.LegOutcome{})
-			done = x.Done
+			pickOf(t, p).PrefillDone(&pdflow.LegOutcome{})
 		}
 		time.Sleep(time.Second)
 		load = inspect.Load{At: time.Now(), Running: 20, Waiting: 10, Fetching: 10}
-		done = pickOf(t, p).Done // KV on its way is no queue
+		done := pickOf(t, p).Done // KV on its way is no queue
 		time.Sleep(time.Second)
 		load = inspect.Load{At: time.Now(), Running: 20, Waiting: 10}
 		full(t, p)

@@ -65,7 +65,8 @@ const (
 // one for a gap in all streams that is too long:
 //
 //	split        F(TTFT, …)·F(ITL, …) − R·(F(ITL, s(d)) − F(ITL, s'(d))) − work(p) − 0.05·used
-//	alone        F(TTFT, …)·F(ITL, …) − R·(F(ITL, s(d)) − F(ITL, s"(d))) − 0.1·(1 − F(ITL, gap(d, u))) − work(d) − 0.05·used
+//	alone        F(TTFT, …)·F(ITL, …) − R·(F(ITL, s(d)) − F(ITL, s"(d))) − 0.1·(1 − F(ITL, gap(d, u)))
+//	             − work(d) − 0.05·used
 //
 // work is the time that the prompt's prefill takes from requests that are yet to come: one whose tokens are not cached
 // here and that takes the whole objective costs one of them. Without it, prompts go to whoever is idle, are computed

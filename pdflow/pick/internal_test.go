@@ -52,8 +52,9 @@ func TestTotalsFollowLoadsFromSnapshotToSnapshot(t *testing.T) {
 // An engine that has got a picture of a megabyte is not as busy as one that has got as many bytes of text.
 func TestAPictureIsNotAsMuchLoadAsItsBytesOfText(t *testing.T) {
 	cost := func(kind, value string) [2]int64 {
-		r, err := connector.ParseRequest(connector.APIChat, []byte(`{"messages":[{"role":"user","content":[{"type":"`+kind+
-			`","`+kind+`":`+value+`}]}],"max_tokens":100}`))
+		part := `{"type":"` + kind + `","` + kind + `":` + value + `}`
+		r, err := connector.ParseRequest(connector.APIChat, []byte(
+			`{"messages":[{"role":"user","content":[`+part+`]}],"max_tokens":100}`))
 		require.NoError(t, err)
 		return costOf(r)
 	}

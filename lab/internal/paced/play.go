@@ -62,7 +62,7 @@ func Posts(base string, c *http.Client) Client {
 	}
 }
 
-// Offer sends each request when its time has come, whether or not others have their responses, and has read read the
+// Offer sends each request when its time has come, whether or not others have their responses, and has read the
 // response. seen is told what became of the i-th: when it was sent, and with which error it ended; a client whose
 // patience (0: endless) is over leaves. Calls of seen do not overlap, and all have returned when Offer does.
 func Offer(

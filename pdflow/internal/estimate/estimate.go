@@ -21,8 +21,8 @@ const (
 // beside are members that chat templates put into the prompt, beside the one that the API names.
 var beside = [...]string{"tools", "system", "instructions"}
 
-// Prompt counts the prompt's token ids, of one prompt or of a list with one, and then it is exact; of text it takes four
-// bytes for a token. A picture or a sound in the body is not as many tokens as its bytes would be.
+// Prompt counts the prompt's token ids, of one prompt or of a list with one, and then it is exact. Four bytes of text
+// are taken for a token. A picture or a sound in the body is not as many tokens as its bytes would be.
 func Prompt(r *connector.ClientRequest) (tokens int, exact bool) {
 	size := 0
 	for _, name := range [...]string{r.API.PromptMember(), "input_ids"} {
