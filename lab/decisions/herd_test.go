@@ -36,6 +36,15 @@ func TestTheCurvesHaveWhatTheCodeGives(t *testing.T) {
 	}
 }
 
+// The page is what is written for its figures, whatever they are: its text has no fault of formatting.
+func TestThePageOfHerdingHasItsText(t *testing.T) {
+	text, err := os.ReadFile("../../docs/herding.md")
+	require.NoError(t, err)
+	head, _, _ := strings.Cut(herdPage(curves()), "| policy |")
+	assert.NotContains(t, head, "%!")
+	assert.True(t, strings.HasPrefix(string(text), head), "play all again, as above")
+}
+
 // Four gateways with figures that are a second old, or five, reach nearly what one reaches that knows all.
 func TestPickersOfSeveralGatewaysDoNotHerd(t *testing.T) {
 	for _, c := range curves()[:3] {
